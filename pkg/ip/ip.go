@@ -1,0 +1,92 @@
+// Package ip names the two IP families and the transport protocols that a
+// Service can have, in the numbers that the kernel uses for them.
+package ip
+
+import (
+	"fmt"
+	"net/netip"
+)
+
+// Family is an IP family. Everything above the kernel packages is written
+// once and parameterised by it.
+type Family uint8
+
+// The two families. The zero Family is neither.
+const (
+	IPv4 Family = 4
+	IPv6 Family = 6
+)
+
+// Families lists both, in the order in which they are programmed.
+var Families = []Family{IPv4, IPv6}
+
+// Of gives the family of an address. An IPv4-mapped IPv6 address counts as
+// IPv6: callers unmap what they read from outside before they store it.
+func Of(a netip.Addr) Family {
+	if a.Is4() {
+		return IPv4
+	}
+	return IPv6
+}
+
+// Bits is the length of a host prefix: 32 or 128.
+func (f Family) Bits() int {
+	if f == IPv4 {
+		return 32
+	}
+	return 128
+}
+
+// Unspecified is 0.0.0.0 or ::.
+func (f Family) Unspecified() netip.Addr {
+	if f == IPv4 {
+		return netip.IPv4Unspecified()
+	}
+	return netip.IPv6Unspecified()
+}
+
+func (f Family) String() string {
+	switch f {
+	case IPv4:
+		return "IPv4"
+	case IPv6:
+		return "IPv6"
+	}
+	return fmt.Sprintf("Family(%d)", uint8(f))
+}
+
+// Protocol is a transport protocol by its IANA number, as in the IP header.
+type Protocol uint8
+
+// The protocols of a ServicePort.
+const (
+	TCP  Protocol = 6
+	UDP  Protocol = 17
+	SCTP Protocol = 132
+)
+
+// Protocols lists those of a ServicePort.
+var Protocols = []Protocol{TCP, UDP, SCTP}
+
+// ParseProtocol reads the API's spelling ("TCP", "UDP", "SCTP").
+func ParseProtocol(s string) (Protocol, error) {
+	for _, p := range Protocols {
+		if p.String() == s {
+			return p, nil
+		}
+	}
+	return 0, fmt.Errorf("unknown protocol %q, want TCP, UDP or SCTP", s)
+}
+
+// String is the API's spelling.
+func (p Protocol) String() string {
+	switch p {
+	case TCP:
+		return "TCP"
+	case UDP:
+		return "UDP"
+	case SCTP:
+		return "SCTP"
+	}
+	return fmt.Sprintf("Protocol(%d)", uint8(p))
+}

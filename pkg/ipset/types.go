@@ -1,0 +1,123 @@
+// Package ipset programs the kernel's IP sets, which the rules of package nat
+// match in constant time however many Services there are.
+package ipset
+
+import (
+	"fmt"
+	"net/netip"
+
+	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
+	"github.com/kube-ipvs/kube-ipvs/pkg/kernel"
+)
+
+// Type is a set type of ipset(8).
+type Type string
+
+// The types in use.
+const (
+	HashIP        Type = "hash:ip"
+	HashNet       Type = "hash:net"
+	HashIPPort    Type = "hash:ip,port"
+	HashIPPortIP  Type = "hash:ip,port,ip"
+	HashIPPortNet Type = "hash:ip,port,net"
+	BitmapPort    Type = "bitmap:port" // ports 0 to 65535, no protocol
+)
+
+// Set is a set's name and make.
+type Set struct {
+	Name   string // at most 31 bytes
+	Type   Type
+	Family ip.Family // 0 for BitmapPort, which has none
+}
+
+// Entry is a member of a set. Which fields are used follows from the set's
+// type; the others are zero, so that entries compare with ==.
+type Entry struct {
+	Addr     netip.Addr   // hash:*, the first ip
+	Port     uint16       // *port*
+	Protocol ip.Protocol  // hash:*port*
+	Addr2    netip.Addr   // hash:ip,port,ip
+	Net      netip.Prefix // hash:ip,port,net and hash:net; masked; never /0 (the kernel refuses it)
+}
+
+// String is the entry as ipset(8) writes it, e.g. "10.96.0.1,tcp:443".
+func (e Entry) String() string {
+	s := ""
+	if e.Addr.IsValid() {
+		s = e.Addr.String()
+	}
+	switch {
+	case e.Protocol != 0:
+		s += fmt.Sprintf(",%s:%d", protocolName(e.Protocol), e.Port)
+	case e.Port != 0 || s == "" && !e.Net.IsValid():
+		s = fmt.Sprint(e.Port)
+	}
+	if e.Addr2.IsValid() {
+		s += "," + e.Addr2.String()
+	}
+	if e.Net.IsValid() {
+		if s != "" {
+			s += ","
+		}
+		s += e.Net.String()
+	}
+	return s
+}
+
+func protocolName(p ip.Protocol) string {
+	switch p {
+	case ip.TCP:
+		return "tcp"
+	case ip.UDP:
+		return "udp"
+	case ip.SCTP:
+		return "sctp"
+	}
+	return fmt.Sprint(uint8(p))
+}
+
+// Contents is a set and its members.
+type Contents struct {
+	Set
+	Entries map[Entry]struct{}
+}
+
+// State is every set of a network namespace, or some of them, by name.
+type State map[string]Contents
+
+// Op is what a Change does.
+type Op uint8
+
+// The operations. Apply makes the outcome true: creating a set that is there
+// with the same type and family succeeds, as do adding a member that is there
+// and deleting what is gone.
+const (
+	CreateSet Op = iota + 1
+	DestroySet
+	AddEntry
+	DeleteEntry
+)
+
+// Change is one operation on a set or on a member of it.
+type Change struct {
+	Op    Op
+	Set   Set
+	Entry Entry // AddEntry and DeleteEntry
+}
+
+func (c Change) String() string {
+	switch c.Op {
+	case CreateSet:
+		return "create set " + c.Set.Name
+	case DestroySet:
+		return "destroy set " + c.Set.Name
+	case AddEntry:
+		return "add " + c.Entry.String() + " to set " + c.Set.Name
+	case DeleteEntry:
+		return "delete " + c.Entry.String() + " from set " + c.Set.Name
+	}
+	return fmt.Sprintf("unknown operation %d on set %s", c.Op, c.Set.Name)
+}
+
+// Failure is a change that the kernel refused.
+type Failure = kernel.Failure[Change]

@@ -1,0 +1,121 @@
+// Package ipvs programs the kernel's IP Virtual Server: virtual servers (a
+// VIP and port) and, behind each, real servers (endpoints).
+package ipvs
+
+import (
+	"fmt"
+	"net/netip"
+	"strconv"
+
+	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
+	"github.com/kube-ipvs/kube-ipvs/pkg/kernel"
+)
+
+// Key identifies a virtual server as the kernel does: by protocol, address
+// and port, or by firewall mark and family.
+type Key struct {
+	Protocol ip.Protocol // 0 with FWMark
+	Addr     netip.Addr  // with FWMark: the unspecified address of the family
+	Port     uint16      // 0 with FWMark
+	FWMark   uint32      // the packet's whole mark; 0 for an address key
+}
+
+// Family is that of the virtual server.
+func (k Key) Family() ip.Family { return ip.Of(k.Addr) }
+
+// String is "TCP 10.96.0.1:443" or "FWM 0x200001 IPv4".
+func (k Key) String() string {
+	if k.FWMark != 0 {
+		return fmt.Sprintf("FWM %#x %s", k.FWMark, k.Family())
+	}
+	return k.Protocol.String() + " " + netip.AddrPortFrom(k.Addr, k.Port).String()
+}
+
+// Flags are IP_VS_SVC_F_* of <linux/ip_vs.h>, without IP_VS_SVC_F_HASHED,
+// which the kernel sets by itself.
+type Flags uint32
+
+// The flags that a virtual server can be given.
+const (
+	FlagPersistent Flags = 0x1  // session affinity by client address
+	FlagOnePacket  Flags = 0x4  // UDP: schedule each datagram anew
+	FlagSched1     Flags = 0x8  // scheduler's own: sh-fallback, mh-fallback
+	FlagSched2     Flags = 0x10 // scheduler's own: sh-port, mh-port
+	FlagSched3     Flags = 0x20
+)
+
+// VirtualServer is what can be set on a virtual server.
+type VirtualServer struct {
+	Scheduler string // rr, wrr, lc, mh, …
+	Flags     Flags
+	Timeout   uint32 // seconds of persistence; 0 without FlagPersistent
+}
+
+// RealServer is what can be set on a real server. The forwarding method is
+// always masquerading, as a Service maps ports.
+type RealServer struct {
+	Weight int // 0 drains: known connections go on, none are added
+}
+
+// Service is a virtual server and its real servers by address and port.
+type Service struct {
+	VirtualServer
+	RealServers map[netip.AddrPort]RealServer
+}
+
+// State is all of IPVS in one network namespace, or a part of it.
+type State map[Key]Service
+
+// Connections counts a real server's entries in the connection table.
+type Connections struct {
+	Active   int // TCP: established
+	Inactive int // all others: closing TCP, UDP, SCTP
+}
+
+// Timeouts are the connection table's, in whole seconds. 0 leaves the
+// kernel's value (900, 120, 300).
+type Timeouts struct{ TCP, TCPFin, UDP uint32 }
+
+// Op is what a Change does.
+type Op uint8
+
+// The operations. Apply makes the outcome true: an add of what is there
+// becomes an update, a delete of what is gone succeeds.
+const (
+	AddVirtualServer Op = iota + 1
+	UpdateVirtualServer
+	DeleteVirtualServer // with its real servers
+	AddRealServer
+	UpdateRealServer
+	DeleteRealServer
+)
+
+// Change is one operation on one virtual or real server.
+type Change struct {
+	Op            Op
+	Key           Key
+	VirtualServer VirtualServer  // Add and UpdateVirtualServer
+	Dest          netip.AddrPort // the real server's
+	RealServer    RealServer     // Add and UpdateRealServer
+}
+
+func (c Change) String() string {
+	switch c.Op {
+	case AddVirtualServer:
+		return "add virtual server " + c.Key.String()
+	case UpdateVirtualServer:
+		return "update virtual server " + c.Key.String()
+	case DeleteVirtualServer:
+		return "delete virtual server " + c.Key.String()
+	case AddRealServer:
+		return "add real server " + c.Dest.String() + " to " + c.Key.String()
+	case UpdateRealServer:
+		return "set weight " + strconv.Itoa(c.RealServer.Weight) + " of real server " + c.Dest.String() + " of " + c.Key.String()
+	case DeleteRealServer:
+		return "delete real server " + c.Dest.String() + " of " + c.Key.String()
+	}
+	return fmt.Sprintf("unknown operation %d on %s", c.Op, c.Key)
+}
+
+// Failure is a change that the kernel refused.
+type Failure = kernel.Failure[Change]

@@ -1,0 +1,85 @@
+// Package nat programs the iptables chains that mark, masquerade, accept and
+// reject service traffic. (They stand in the tables nat, filter and mangle;
+// the package is named for what they are for.)
+package nat
+
+import (
+	"fmt"
+
+	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
+	"github.com/kube-ipvs/kube-ipvs/pkg/kernel"
+)
+
+// Table is an iptables table.
+type Table string
+
+// The tables in use.
+const (
+	NAT    Table = "nat"
+	Filter Table = "filter"
+	Mangle Table = "mangle"
+)
+
+// Chain names a chain.
+type Chain struct {
+	Family ip.Family
+	Table  Table
+	Name   string
+}
+
+func (c Chain) String() string { return fmt.Sprintf("%s %s/%s", c.Family, c.Table, c.Name) }
+
+// Rule is a rule's text without "-A CHAIN", in exactly the form in which
+// iptables-save prints it, so that what was written and what is read back
+// compare as they are. A lab test holds each rule of the plan to that form,
+// on both the nft and the legacy back end.
+type Rule string
+
+// Jump is a rule of ours in a chain that is not ours (PREROUTING, INPUT, …).
+// Jumps stand at the chain's head, those of one chain in the order given.
+type Jump struct {
+	Chain Chain
+	Rule  Rule
+}
+
+// State is what we own of the ruleset: chains of ours with all their rules,
+// and jumps to them.
+type State struct {
+	Chains map[Chain][]Rule
+	Jumps  []Jump
+}
+
+// Op is what a Change does.
+type Op uint8
+
+// The operations. Those of one Apply take effect together in each table.
+const (
+	WriteChain  Op = iota + 1 // create if absent, and replace all rules
+	DeleteChain               // flush and remove
+	InsertJump                // at the head of the chain, once
+	DeleteJump                // every copy of it
+)
+
+// Change is one operation on a chain or on a jump.
+type Change struct {
+	Op    Op
+	Chain Chain
+	Rules []Rule // WriteChain: all rules; InsertJump, DeleteJump: the one
+}
+
+func (c Change) String() string {
+	switch c.Op {
+	case WriteChain:
+		return fmt.Sprintf("write chain %s (%d rules)", c.Chain, len(c.Rules))
+	case DeleteChain:
+		return fmt.Sprintf("delete chain %s", c.Chain)
+	case InsertJump:
+		return fmt.Sprintf("insert into %s: %s", c.Chain, c.Rules)
+	case DeleteJump:
+		return fmt.Sprintf("delete from %s: %s", c.Chain, c.Rules)
+	}
+	return fmt.Sprintf("unknown operation %d on %s", c.Op, c.Chain)
+}
+
+// Failure is a change that the kernel, or iptables, refused.
+type Failure = kernel.Failure[Change]

@@ -1,0 +1,76 @@
+package plan
+
+import (
+	"net/netip"
+
+	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
+)
+
+// Config is the configuration as far as it decides what stands in the kernel.
+// It is checked before it comes here: every value can work.
+type Config struct {
+	NodeName  string
+	Families  []ip.Family // which to program, IPv4 first
+	Scheduler string      // for virtual servers, never ""
+
+	MasqueradeAll  bool
+	MasqueradeMark uint32 // one bit; kubelet's and kube-proxy's is 0x4000
+	LocalTraffic   LocalTraffic
+
+	NodePortAddresses NodePortAddresses
+	ExcludeCIDRs      []netip.Prefix // virtual servers in them are never touched
+	StrictARP         bool
+
+	SNAT SNAT
+}
+
+// DetectLocalMode says how traffic of pods on this node is recognised.
+type DetectLocalMode string
+
+// The modes of kube-proxy's --detect-local-mode.
+const (
+	DetectNone                DetectLocalMode = "" // cannot be recognised
+	DetectClusterCIDR         DetectLocalMode = "ClusterCIDR"
+	DetectNodeCIDR            DetectLocalMode = "NodeCIDR" // the CIDRs come with the Node
+	DetectBridgeInterface     DetectLocalMode = "BridgeInterface"
+	DetectInterfaceNamePrefix DetectLocalMode = "InterfaceNamePrefix"
+)
+
+// LocalTraffic recognises traffic of pods. CIDRs or Interface are used
+// according to Mode.
+type LocalTraffic struct {
+	Mode      DetectLocalMode
+	CIDRs     []netip.Prefix // at most one per family
+	Interface string         // the bridge's name, or the prefix of names
+}
+
+// NodePortAddresses selects the addresses that node ports are served on. The
+// zero value selects every address of the node but loopback's.
+type NodePortAddresses struct {
+	Primary  bool           // only the Node's own, of each family
+	Prefixes []netip.Prefix // only addresses within one of them
+}
+
+// SNATMode says how traffic that must be masqueraded gets a path that is the
+// same both ways.
+type SNATMode string
+
+// The modes.
+const (
+	SNATAuto   SNATMode = "auto"   // a SNAT source where one is known, else reply routing
+	SNATSource SNATMode = "snat"   // only SNAT sources
+	SNATFWMark SNATMode = "fwmark" // only reply routing
+	SNATOff    SNATMode = "off"    // plain MASQUERADE, as kube-proxy does
+)
+
+// SNAT is the configuration of the symmetric paths.
+type SNAT struct {
+	Mode SNATMode
+	// Sources maps an interface's name to the addresses, at most one of each
+	// family, that traffic leaving by it is to carry.
+	Sources map[string][]netip.Addr
+	// Mark is the one bit that reply routing uses, and Priority that of its
+	// policy rules.
+	Mark     uint32
+	Priority int
+}

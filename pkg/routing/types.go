@@ -1,0 +1,163 @@
+// Package routing programs the kube-ipvs0 link, its addresses, and policy
+// rules and routes of ours; and it reads the node's interfaces, rules and
+// default routes, from which the plan learns where each flow leaves the node.
+package routing
+
+import (
+	"fmt"
+	"net/netip"
+
+	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
+	"github.com/kube-ipvs/kube-ipvs/pkg/kernel"
+)
+
+// DummyLink is the link that VIPs are bound to. Its name is kube-proxy's, as
+// other programs (CNIs, kubelet, node-IP detection) know it by that.
+const DummyLink = "kube-ipvs0"
+
+// Rule is a policy routing rule (ip-rule(8)).
+type Rule struct {
+	Family   ip.Family
+	Priority int
+	From, To netip.Prefix // invalid: all
+	IIf, OIf string       // "": any
+	Mark     uint32
+	Mask     uint32 // 0: no match on the mark
+	Table    int    // 254 is main, 255 local
+	Invert   bool   // "not"
+}
+
+func (r Rule) String() string {
+	s := fmt.Sprintf("%s rule %d:", r.Family, r.Priority)
+	if r.Invert {
+		s += " not"
+	}
+	if r.From.IsValid() {
+		s += " from " + r.From.String()
+	}
+	if r.To.IsValid() {
+		s += " to " + r.To.String()
+	}
+	if r.IIf != "" {
+		s += " iif " + r.IIf
+	}
+	if r.OIf != "" {
+		s += " oif " + r.OIf
+	}
+	if r.Mask != 0 {
+		s += fmt.Sprintf(" fwmark %#x/%#x", r.Mark, r.Mask)
+	}
+	return s + fmt.Sprintf(" lookup %d", r.Table)
+}
+
+// Route is a unicast or local route.
+type Route struct {
+	Family ip.Family
+	Table  int
+	Dst    netip.Prefix // the default route: 0.0.0.0/0 or ::/0
+	Link   string       // interface name
+	Via    netip.Addr   // invalid: on link
+	Src    netip.Addr   // preferred source; invalid: none
+	Local  bool         // type local
+	Metric int
+}
+
+func (r Route) String() string {
+	s := "route "
+	if r.Local {
+		s = "local route "
+	}
+	s += r.Dst.String()
+	if r.Via.IsValid() {
+		s += " via " + r.Via.String()
+	}
+	s += " dev " + r.Link
+	if r.Src.IsValid() {
+		s += " src " + r.Src.String()
+	}
+	return s + fmt.Sprintf(" table %d", r.Table)
+}
+
+// Address is one on an interface.
+type Address struct {
+	Prefix netip.Prefix // address and length, not masked
+	Global bool         // of global scope
+	Second bool         // IPv4 secondary; IPv6 temporary or deprecated
+}
+
+// Link is an interface as the plan needs to know it.
+type Link struct {
+	Index     int
+	Name      string
+	Type      string // "device", "veth", "dummy", "bridge", "macvlan", …
+	Master    string // the bridge or bond that it belongs to, or ""
+	Up        bool
+	Loopback  bool
+	Addresses []Address
+}
+
+// Inventory is the node's network as others made it: all links (kube-ipvs0
+// left out), all policy rules, and the default routes of every table.
+type Inventory struct {
+	Links    []Link  // by index
+	Rules    []Rule  // by family, then priority, in the kernel's order
+	Defaults []Route // by family, table, metric
+}
+
+// State is what we own: the dummy link, its addresses, and our rules and
+// routes.
+type State struct {
+	DummyLink bool
+	Addresses map[netip.Addr]struct{} // each as a host address on DummyLink
+	Rules     map[Rule]struct{}
+	Routes    map[Route]struct{}
+}
+
+// Op is what a Change does.
+type Op uint8
+
+// The operations. Apply makes the outcome true: adding what is there and
+// deleting what is gone succeed.
+const (
+	AddLink    Op = iota + 1 // DummyLink, down and without ARP
+	DeleteLink               // with its addresses
+	AddAddress
+	DeleteAddress
+	AddRule
+	DeleteRule
+	AddRoute
+	DeleteRoute
+)
+
+// Change is one operation.
+type Change struct {
+	Op      Op
+	Address netip.Addr // Add and DeleteAddress
+	Rule    Rule       // Add and DeleteRule
+	Route   Route      // Add and DeleteRoute
+}
+
+func (c Change) String() string {
+	switch c.Op {
+	case AddLink:
+		return "add link " + DummyLink
+	case DeleteLink:
+		return "delete link " + DummyLink
+	case AddAddress:
+		return "add address " + c.Address.String() + " to " + DummyLink
+	case DeleteAddress:
+		return "delete address " + c.Address.String() + " from " + DummyLink
+	case AddRule:
+		return "add " + c.Rule.String()
+	case DeleteRule:
+		return "delete " + c.Rule.String()
+	case AddRoute:
+		return "add " + c.Route.String()
+	case DeleteRoute:
+		return "delete " + c.Route.String()
+	}
+	return fmt.Sprintf("unknown operation %d", c.Op)
+}
+
+// Failure is a change that the kernel refused.
+type Failure = kernel.Failure[Change]

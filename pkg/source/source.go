@@ -1,0 +1,32 @@
+// Package source says what every source of Services delivers. The sources
+// themselves are in the folders below: apiserver and manifest.
+package source
+
+import (
+	"context"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	"k8s.io/apimachinery/pkg/types"
+)
+
+// Sink takes what a source delivers. Objects are handed over: neither side
+// changes them afterwards. Calls come from one goroutine at a time, return
+// soon, and may repeat what is known already.
+type Sink interface {
+	SetService(*corev1.Service)
+	DeleteService(types.NamespacedName)
+	SetEndpointSlice(*discoveryv1.EndpointSlice)
+	DeleteEndpointSlice(types.NamespacedName)
+	SetNode(*corev1.Node) // only ever the node that the proxy runs on
+	DeleteNode()
+	// Synced is called once, when all that existed at the start has been
+	// delivered. Until then nothing may be taken for deleted.
+	Synced()
+}
+
+// Source delivers to a sink until the context ends. An error means that it
+// cannot begin; what goes wrong later it reports and retries.
+type Source interface {
+	Run(ctx context.Context, sink Sink) error
+}

@@ -1,0 +1,114 @@
+package sysctl
+
+import (
+	"maps"
+	"sync"
+
+	"golang.org/x/sys/unix"
+)
+
+// Fake is a set of parameters in memory. It has the keys it was made with
+// and no others. It is safe for concurrent use; set the hooks before.
+type Fake struct {
+	// Refuse, if set, is asked before each write; its error refuses it.
+	Refuse func(Change) error
+	// FailObserve, if set, is asked before each Observe and Exists; its
+	// error is what they return.
+	FailObserve func() error
+
+	mu       sync.Mutex
+	values   State
+	observes int
+	writes   int
+}
+
+// NewFake makes one of the keys and values given, which it copies.
+func NewFake(values State) *Fake {
+	f := &Fake{values: make(State, len(values))}
+	maps.Copy(f.values, values)
+	return f
+}
+
+// Observe is like Proc's.
+func (f *Fake) Observe(keys []string) (State, error) {
+	if err := f.count(); err != nil {
+		return nil, err
+	}
+	return observe(f, keys)
+}
+
+// Exists is like Proc's.
+func (f *Fake) Exists(key string) (bool, error) {
+	if err := f.count(); err != nil {
+		return false, err
+	}
+	return exists(f, key)
+}
+
+// Apply is like Proc's.
+func (f *Fake) Apply(changes []Change) []Failure { return apply(f, changes) }
+
+// Set puts a value in place as another program would, and adds the key if it
+// is new.
+func (f *Fake) Set(key, value string) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.values[key] = value
+}
+
+// Values is a copy of all keys and values.
+func (f *Fake) Values() State {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return maps.Clone(f.values)
+}
+
+// Observes counts the calls of Observe and Exists.
+func (f *Fake) Observes() int {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.observes
+}
+
+// Writes counts the values written.
+func (f *Fake) Writes() int {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.writes
+}
+
+func (f *Fake) count() error {
+	f.mu.Lock()
+	f.observes++
+	f.mu.Unlock()
+	if f.FailObserve != nil {
+		return f.FailObserve()
+	}
+	return nil
+}
+
+func (f *Fake) read(key string) (string, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	value, ok := f.values[key]
+	if !ok {
+		return "", unix.ENOENT
+	}
+	return value, nil
+}
+
+func (f *Fake) write(key, value string) error {
+	if f.Refuse != nil {
+		if err := f.Refuse(Change{Key: key, Value: value}); err != nil {
+			return err
+		}
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if _, ok := f.values[key]; !ok {
+		return unix.ENOENT
+	}
+	f.values[key] = value
+	f.writes++
+	return nil
+}

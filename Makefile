@@ -1,0 +1,98 @@
+# Builds and tests kube-ipvs. `make help` lists what there is to make.
+
+SHELL := /bin/bash -o pipefail
+.DEFAULT_GOAL := build
+
+GO ?= go
+CACHE := $(abspath $(or $(KUBE_IPVS_CACHE),.cache))
+LAB := $(CACHE)/bin/lab
+E2E := $(CACHE)/bin/e2e.test
+STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.7.0
+
+KUBERNETES_VERSION := v1.36.3
+VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo unknown)
+COMMIT := $(shell git rev-parse HEAD 2>/dev/null)
+version_package := k8s.io/component-base/version
+ldflags = -s -w -X $(version_package).gitVersion=$(1) -X $(version_package).gitCommit=$(2)
+
+# The whole argument list of a test run in the lab, from RUN and TIMEOUT.
+RUN ?= .
+TIMEOUT ?= 40m
+CMD ?= sh -c "uname -r && ipvsadm -Ln"
+LABFLAGS ?=
+
+# $(call phase,text) prints a line with the seconds since make began.
+START := $(shell date +%s)
+phase = @printf '==> [%4ds] %s\n' $$(( $$(date +%s) - $(START) )) '$(1)'
+
+.PHONY: build test unit e2e lint lab demo deps peers peer-kube-proxy peer-kubectl clean help
+
+build: ## the program, bin/kube-ipvs, statically linked
+	$(call phase,building bin/kube-ipvs)
+	@CGO_ENABLED=0 $(GO) build -trimpath -ldflags '$(call ldflags,$(VERSION),$(COMMIT))' -o bin/kube-ipvs ./cmd/proxy
+
+test: ## all tests: unit, then e2e
+	@$(MAKE) --no-print-directory START=$(START) unit
+	@$(MAKE) --no-print-directory START=$(START) e2e
+
+unit: deps ## unit tests, with the race detector
+	$(call phase,unit tests)
+	@$(GO) test -race ./...
+	$(call phase,unit tests passed)
+
+e2e: build peers $(E2E) ## end-to-end tests in the lab; RUN=regexp selects, LAB=host|kvm|tcg forces a way
+	$(call phase,end-to-end tests in the lab)
+	@$(LAB) -apiserver -limit $(TIMEOUT) $(LABFLAGS) -- \
+		sh -c 'cd test/e2e && exec $$LAB_CACHE/bin/e2e.test -test.v -test.timeout $(TIMEOUT) -test.run "$$RUN"'
+	$(call phase,end-to-end tests passed)
+e2e: export RUN := $(RUN)
+
+.PHONY: $(E2E) $(LAB)
+$(E2E):
+	$(call phase,compiling the end-to-end tests)
+	@CGO_ENABLED=0 $(GO) test -c -tags e2e -o $@ ./test/e2e
+
+$(LAB):
+	@$(GO) build -o $@ ./test/e2e/cmd/lab
+
+deps: $(LAB) ## install what the machine lacks for the tests
+	@$(LAB) -deps
+
+lab: $(LAB) ## run CMD='...' with a kernel that has IPVS
+	@$(LAB) $(LABFLAGS) -- sh -c "$$LAB_CMD"
+lab: export LAB_CMD := $(value CMD)
+
+demo: build peers $(E2E) ## show the product at work
+	@$(LAB) -apiserver $(LABFLAGS) -- \
+		sh -c 'cd test/e2e && exec $$LAB_CACHE/bin/e2e.test -test.v -test.run "^TestDemo"'
+
+lint: ## gofmt, go vet, staticcheck
+	$(call phase,gofmt)
+	@unformatted=$$(gofmt -l cmd pkg test); if [ -n "$$unformatted" ]; then echo "not formatted:"; echo "$$unformatted"; exit 1; fi
+	$(call phase,go vet)
+	@$(GO) vet ./...
+	@$(GO) vet -tags e2e ./test/...
+	$(call phase,staticcheck)
+	@$(GO) run $(STATICCHECK) ./...
+	@$(GO) run $(STATICCHECK) -tags e2e ./test/...
+	$(call phase,lint passed)
+
+# Programs that the tests run beside the product, built from test/peers.
+PEERS := $(CACHE)/peers
+peers: $(PEERS)/etcd $(PEERS)/kube-apiserver ## etcd and kube-apiserver, for the lab
+peer-kube-proxy: $(PEERS)/kube-proxy ## kube-proxy, to compare with
+peer-kubectl: $(PEERS)/kubectl ## kubectl
+
+$(PEERS)/etcd: peer_package := go.etcd.io/etcd/server/v3
+$(addprefix $(PEERS)/,kube-apiserver kube-proxy kubectl): peer_package = k8s.io/kubernetes/cmd/$(@F)
+
+$(addprefix $(PEERS)/,etcd kubectl kube-apiserver kube-proxy): test/peers/go.mod test/peers/go.sum
+	$(call phase,building $(@F) (minutes the first time))
+	@cd test/peers && CGO_ENABLED=0 $(GO) build -trimpath \
+		-ldflags '$(call ldflags,$(KUBERNETES_VERSION),)' -o $@ $(peer_package)
+
+clean: ## remove what was built; the cache as well
+	@rm -rf bin $(CACHE)
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)

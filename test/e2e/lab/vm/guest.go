@@ -1,0 +1,39 @@
+package vm
+
+import (
+	"fmt"
+	"sort"
+	"strings"
+)
+
+// Where the guest sees what the host shares.
+const (
+	guestSource = "/src"
+	guestCache  = "/cache"
+	guestOut    = "/out"
+)
+
+// runScript is the shell script that the guest runs: environment, directory,
+// command.
+func runScript(dir string, env map[string]string, command []string) []byte {
+	var script strings.Builder
+	names := make([]string, 0, len(env))
+	for name := range env {
+		names = append(names, name)
+	}
+	sort.Strings(names)
+	for _, name := range names {
+		fmt.Fprintf(&script, "export %s=%s\n", name, quote(env[name]))
+	}
+	fmt.Fprintf(&script, "cd %s || exit 126\nexec", quote(dir))
+	for _, word := range command {
+		script.WriteString(" " + quote(word))
+	}
+	script.WriteString("\n")
+	return []byte(script.String())
+}
+
+// quote makes one word of s for a POSIX shell.
+func quote(s string) string {
+	return "'" + strings.ReplaceAll(s, "'", `'\''`) + "'"
+}

@@ -1,0 +1,95 @@
+package vm
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+)
+
+// guest is one run of a QEMU machine.
+type guest struct {
+	image *image
+	// accel is QEMU's accelerator: "kvm" or "tcg,thread=multi".
+	accel string
+	// source and cache are shared read-only, out is the guest's to write.
+	source, cache, out string
+	memory             string
+	stdout             io.Writer
+}
+
+// run boots the machine, which runs the script out/run, and returns the
+// script's exit code. It fails if the machine ends without having left one: QEMU
+// could not start, the guest's kernel panicked, or ctx ended.
+func (g *guest) run(ctx context.Context) (exitCode int, err error) {
+	console := filepath.Join(g.out, "console.log")
+	cmd := exec.CommandContext(ctx, "qemu-system-x86_64", g.arguments(console)...)
+	var complaint strings.Builder
+	// QEMU opens /dev/stdout anew, which would overwrite a plain file from its
+	// start: hiding what kind of writer this is makes it a pipe.
+	cmd.Stdout, cmd.Stderr = struct{ io.Writer }{g.stdout}, &complaint
+	// The guest must not outlive its runner, however that ends. Its own process
+	// group keeps a Ctrl-C for the runner to handle.
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL, Setpgid: true}
+	runErr := runOnLockedThread(cmd)
+	if ctx.Err() != nil {
+		return 0, context.Cause(ctx)
+	}
+	code, err := readExitCode(filepath.Join(g.out, "rc"))
+	if errors.Is(err, fs.ErrNotExist) {
+		return 0, g.explain(runErr, complaint.String(), console)
+	}
+	return code, err
+}
+
+func (g *guest) arguments(console string) []string {
+	args := []string{
+		"-accel", g.accel, "-cpu", "max", "-m", g.memory, "-smp", "2",
+		"-nodefaults", "-no-user-config", "-display", "none", "-no-reboot",
+		"-kernel", g.image.kernel, "-initrd", g.image.initrd,
+		"-append", "console=ttyS0 quiet panic=-1 mitigations=off tsc=reliable",
+		"-serial", "file:" + console,
+		"-device", "virtio-serial-pci", "-chardev", "file,id=out,path=/dev/stdout",
+		"-device", "virtserialport,chardev=out,name=lab.out",
+		"-netdev", "user,id=n0", "-device", "virtio-net-pci,netdev=n0,romfile=",
+	}
+	for _, share := range []struct{ tag, path, options string }{
+		{"src", g.source, ",readonly=on"}, {"cache", g.cache, ",readonly=on"}, {"out", g.out, ""},
+	} {
+		args = append(args, "-virtfs", fmt.Sprintf("local,path=%s,mount_tag=%s,security_model=none,multidevs=remap%s",
+			strings.ReplaceAll(share.path, ",", ",,"), share.tag, share.options))
+	}
+	return args
+}
+
+// explain turns a machine that ended without an exit code into an error, with
+// the end of what its kernel and QEMU had to say.
+func (g *guest) explain(runErr error, complaint, console string) error {
+	log, err := os.ReadFile(console)
+	if err != nil {
+		log = []byte(err.Error())
+	}
+	if runErr == nil {
+		runErr = errors.New("the guest ended")
+	}
+	return fmt.Errorf("no exit code from the guest: %w\n%s\nend of its console:\n%s", runErr, complaint, tail(log, 40))
+}
+
+func readExitCode(path string) (int, error) {
+	text, err := os.ReadFile(path)
+	if err != nil {
+		return 0, err
+	}
+	code, err := strconv.Atoi(strings.TrimSpace(string(text)))
+	if err != nil {
+		return 0, fmt.Errorf("exit code in %s: %w", path, err)
+	}
+	return code, nil
+}

@@ -16,6 +16,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/kube-ipvs/kube-ipvs/test/e2e/lab/control"
 	"github.com/kube-ipvs/kube-ipvs/test/e2e/lab/vm"
 )
 
@@ -30,25 +31,20 @@ directory.
 `
 
 func main() {
-	if len(os.Args) == 3 && os.Args[1] == vm.HostSetup {
-		fail(vm.EnterHostLab(os.Args[2]))
-	}
 	code, err := run()
 	if err != nil {
-		fail(err)
+		fmt.Fprintln(os.Stderr, "lab:", err)
+		code = exitLab
 	}
 	os.Exit(code)
 }
 
-func fail(err error) {
-	fmt.Fprintln(os.Stderr, "lab:", err)
-	os.Exit(exitLab)
-}
-
 type options struct {
-	config vm.Config
-	limit  time.Duration
-	deps   bool
+	config    vm.Config
+	out       string
+	limit     time.Duration
+	apiserver bool
+	deps      bool
 }
 
 func run() (exitCode int, err error) {
@@ -65,26 +61,63 @@ func run() (exitCode int, err error) {
 }
 
 func runCommand(ctx context.Context, opts *options) (exitCode int, err error) {
-	config := opts.config
-	lab, err := vm.Prepare(ctx, config)
+	lab, err := vm.Prepare(ctx, opts.config)
 	if err != nil {
 		return 0, err
 	}
-	if config.Out == "" {
-		if config.Out, err = os.MkdirTemp(config.Cache, "out-"); err != nil {
+	if lab.Way() == vm.Host && !vm.Inside() {
+		return vm.Reenter(ctx)
+	}
+	out := opts.out
+	if out == "" {
+		if out, err = os.MkdirTemp(opts.config.Cache, "out-"); err != nil {
 			return 0, err
 		}
-		defer removeUnlessUsed(config.Out, config.Log)
+		defer removeUnlessUsed(out, opts.config.Log)
 	}
-	lab.SetOut(config.Out)
+	env := map[string]string{}
+	if opts.apiserver {
+		server, err := startControl(ctx, opts, lab.Way())
+		if err != nil {
+			return 0, err
+		}
+		defer server.Stop()
+		if err := os.WriteFile(filepath.Join(out, kubeconfig), server.Kubeconfig(), 0o600); err != nil {
+			return 0, err
+		}
+		env["LAB_KUBECONFIG"] = filepath.Join(lab.Visible(out), kubeconfig)
+	}
+	return runLimited(ctx, opts, lab, out, env)
+}
+
+// kubeconfig is the name of the client configuration in the output directory.
+const kubeconfig = "kubeconfig"
+
+func startControl(ctx context.Context, opts *options, way vm.Way) (*control.Server, error) {
+	begin := time.Now()
+	listen := "127.0.0.1"
+	if way == vm.Host {
+		// Inside the lab's namespaces: nobody else can reach it.
+		listen = "0.0.0.0"
+	}
+	server, err := control.Start(ctx, control.Config{
+		Peers: filepath.Join(opts.config.Cache, "peers"), Listen: listen, Address: vm.HostAddress,
+	})
+	if err == nil {
+		opts.config.Log("the API server is ready after %.1f s", time.Since(begin).Seconds())
+	}
+	return server, err
+}
+
+func runLimited(ctx context.Context, opts *options, lab *vm.Lab, out string, env map[string]string) (int, error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, opts.limit,
 		fmt.Errorf("the command was stopped: it took longer than %s (see -limit)", opts.limit))
 	defer cancel()
 	begin := time.Now()
-	config.Log("running on %s: %s", lab.Way(), strings.Join(config.Command, " "))
-	code, err := lab.Run(ctx, nil)
+	opts.config.Log("running on %s: %s", lab.Way(), strings.Join(opts.config.Command, " "))
+	code, err := lab.Run(ctx, out, env)
 	if err == nil {
-		config.Log("exit code %d after %.1f s", code, time.Since(begin).Seconds())
+		opts.config.Log("exit code %d after %.1f s", code, time.Since(begin).Seconds())
 	}
 	return code, err
 }
@@ -98,9 +131,10 @@ func parseFlags() (*options, error) {
 	way := flag.String("way", os.Getenv("LAB"), "kernel to use: host, kvm or tcg; the best that works if empty")
 	flag.StringVar(&opts.config.Source, "src", ".", "checkout that the command works in")
 	flag.StringVar(&opts.config.Cache, "cache", os.Getenv("KUBE_IPVS_CACHE"), "directory for images (default .cache in the checkout)")
-	flag.StringVar(&opts.config.Out, "out", "", "directory that the command finds in $LAB_OUT (default: a new one in the cache)")
+	flag.StringVar(&opts.out, "out", "", "directory that the command finds in $LAB_OUT (default: a new one in the cache)")
 	flag.StringVar(&opts.config.Memory, "memory", "4G", "memory of a guest")
 	flag.DurationVar(&opts.limit, "limit", 20*time.Minute, "time that the command may take")
+	flag.BoolVar(&opts.apiserver, "apiserver", false, "run an API server, which the command finds by $LAB_KUBECONFIG")
 	flag.BoolVar(&opts.deps, "deps", false, "only install what the machine lacks for building and testing")
 	opts.config.Env = map[string]string{}
 	flag.Func("env", "NAME=VALUE for the command; may be repeated", func(text string) error {
@@ -124,17 +158,17 @@ func parseFlags() (*options, error) {
 	default:
 		return nil, fmt.Errorf("unknown way %q: not host, kvm or tcg", *way)
 	}
-	return opts, resolveDirectories(&opts.config)
+	return opts, resolveDirectories(&opts.config, &opts.out)
 }
 
-func resolveDirectories(config *vm.Config) (err error) {
+func resolveDirectories(config *vm.Config, out *string) (err error) {
 	if config.Source, err = filepath.Abs(config.Source); err != nil {
 		return err
 	}
 	if config.Cache == "" {
 		config.Cache = filepath.Join(config.Source, ".cache")
 	}
-	for _, dir := range []*string{&config.Cache, &config.Out} {
+	for _, dir := range []*string{&config.Cache, out} {
 		if *dir == "" {
 			continue
 		}
@@ -157,7 +191,7 @@ func logger(begin time.Time) vm.Logf {
 // removeUnlessUsed removes the output directory if it holds only the runner's
 // own files, and otherwise says where it is.
 func removeUnlessUsed(dir string, log vm.Logf) {
-	for _, own := range vm.OwnFiles {
+	for _, own := range append([]string{kubeconfig}, vm.OwnFiles...) {
 		if err := os.Remove(filepath.Join(dir, own)); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			log("%v", err)
 		}

@@ -7,14 +7,18 @@ import (
 	"io"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"strings"
 	"syscall"
+	"time"
 )
 
-// HostSetup is the argument by which the runner, started again inside fresh
-// namespaces, knows that it has to prepare them (see EnterHostLab).
-const HostSetup = "-host-setup"
+// insideMark is in the environment of a runner that runs inside the lab's own
+// namespaces.
+const insideMark = "LAB_INSIDE"
+
+// Inside tells whether this process runs inside the lab's own namespaces, where
+// Reenter has put it.
+func Inside() bool { return os.Getenv(insideMark) != "" }
 
 // hostModules are what a kernel must have for the lab's nodes.
 var hostModules = []string{
@@ -42,20 +46,30 @@ func hostIsNode(ctx context.Context) error {
 	return nil
 }
 
-// runInNamespaces runs the script in network and mount namespaces of its own,
-// by way of EnterHostLab.
-func runInNamespaces(ctx context.Context, script string, stdout io.Writer) (exitCode int, err error) {
-	cmd := exec.CommandContext(ctx, "/proc/self/exe", HostSetup, script)
-	cmd.Stdout, cmd.Stderr = stdout, stdout
+// Reenter runs this same program, with the same arguments, in network, mount and
+// process namespaces of its own, and returns its exit code. When that process
+// ends, the kernel ends everything that it has started.
+func Reenter(ctx context.Context) (exitCode int, err error) {
+	// By signal rather than by kill: the process inside has things to put away.
+	cmd := exec.CommandContext(ctx, "/proc/self/exe", os.Args[1:]...)
+	cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGTERM) }
+	cmd.WaitDelay = stopLimit
+	cmd.Env = append(os.Environ(), insideMark+"=1")
+	cmd.Stdout, cmd.Stderr = os.Stdout, os.Stderr
 	cmd.SysProcAttr = &syscall.SysProcAttr{
 		Cloneflags: syscall.CLONE_NEWNET | syscall.CLONE_NEWNS | syscall.CLONE_NEWPID,
 		Pdeathsig:  syscall.SIGKILL,
 		Setpgid:    true,
 	}
-	err = runOnLockedThread(cmd)
-	if ctx.Err() != nil {
-		return 0, context.Cause(ctx)
-	}
+	return exitCodeOf(runOnLockedThread(cmd))
+}
+
+// stopLimit is how long a process that was asked to end may take.
+const stopLimit = 10 * time.Second
+
+// exitCodeOf separates a command that ended with an exit code from one that did
+// not run to its end.
+func exitCodeOf(err error) (int, error) {
 	var exit *exec.ExitError
 	if errors.As(err, &exit) && exit.Exited() {
 		return exit.ExitCode(), nil
@@ -63,11 +77,9 @@ func runInNamespaces(ctx context.Context, script string, stdout io.Writer) (exit
 	return 0, err
 }
 
-// EnterHostLab prepares the namespaces that it finds itself in as the guest's
-// init script does a guest, and then becomes the shell that runs the script. It
-// returns only if it fails. As the first process of a process namespace, that
-// shell takes everything that it has started with it when it ends.
-func EnterHostLab(script string) error {
+// setUpNamespaces prepares the namespaces that this process was put in, as the
+// guest's init script does a guest.
+func setUpNamespaces(ctx context.Context) error {
 	if err := syscall.Mount("", "/", "", syscall.MS_REC|syscall.MS_PRIVATE, ""); err != nil {
 		return fmt.Errorf("make the mounts private: %w", err)
 	}
@@ -87,16 +99,23 @@ func EnterHostLab(script string) error {
 	}
 	for _, args := range [][]string{
 		{"link", "set", "lo", "up"},
-		// The address by which a VM's guest reaches the machine.
-		{"addr", "add", hostAddress + "/32", "dev", "lo"},
+		{"addr", "add", HostAddress + "/32", "dev", "lo"},
 	} {
-		if out, err := exec.Command(ip, args...).CombinedOutput(); err != nil {
+		if out, err := exec.CommandContext(ctx, ip, args...).CombinedOutput(); err != nil {
 			return fmt.Errorf("ip %s: %w: %s", strings.Join(args, " "), err, out)
 		}
 	}
-	shell, err := lookTool("sh")
-	if err != nil {
-		return err
+	return nil
+}
+
+// runHere runs the script in the namespaces that this process is in.
+func runHere(ctx context.Context, script string, stdout io.Writer) (exitCode int, err error) {
+	cmd := exec.CommandContext(ctx, "sh", script)
+	cmd.Stdout, cmd.Stderr = stdout, stdout
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL, Setpgid: true}
+	err = runOnLockedThread(cmd)
+	if ctx.Err() != nil {
+		return 0, context.Cause(ctx)
 	}
-	return syscall.Exec(shell, []string{filepath.Base(shell), script}, os.Environ())
+	return exitCodeOf(err)
 }

@@ -11,9 +11,10 @@ import (
 	"time"
 )
 
-// hostAddress is where a command in the lab reaches a server that listens on
-// the machine's loopback address.
-const hostAddress = "10.0.2.2"
+// HostAddress is where a command in the lab reaches a server that listens on
+// the machine's loopback address or, on the machine's own kernel, on any address
+// inside the lab's namespaces.
+const HostAddress = "10.0.2.2"
 
 // Way is how a command gets its kernel.
 type Way string
@@ -29,16 +30,13 @@ const (
 
 // Config says what to run and where.
 type Config struct {
+	// Way forces a way; if empty, the best that works is found.
+	Way Way
 	// Source is the checkout, seen by the command as its working directory. In a
 	// guest it can be written to, but the writing stays there.
 	Source string
 	// Cache holds images and built programs between runs.
 	Cache string
-	// Out is a directory that the command finds in $LAB_OUT, for what it wants
-	// to leave behind.
-	Out string
-	// Way forces a way; if empty, the best that works is found.
-	Way Way
 	// Memory is a guest's, in QEMU's notation.
 	Memory string
 	// Env is added to the command's environment.
@@ -65,52 +63,70 @@ func Prepare(ctx context.Context, config Config) (*Lab, error) {
 		lab.way = Host
 	}
 	if lab.way == Host {
-		return lab, ensureTools(ctx, config.Log, nodeTools)
+		return lab, lab.prepareHost(ctx)
 	}
-	if err := ensureTools(ctx, config.Log, vmTools); err != nil {
-		return nil, err
-	}
-	var err error
-	if lab.image, err = ensureImage(ctx, config.Cache, config.Log); err != nil {
-		return nil, err
-	}
-	if lab.way == "" {
-		lab.way = TCG
-		if lab.kvmBoots(ctx) {
-			lab.way = KVM
-		}
-	}
-	return lab, nil
+	return lab, lab.prepareGuest(ctx)
 }
 
-// SetOut sets the output directory, if Config did not.
-func (l *Lab) SetOut(dir string) { l.config.Out = dir }
+func (l *Lab) prepareHost(ctx context.Context) error {
+	if Inside() {
+		return setUpNamespaces(ctx)
+	}
+	return ensureTools(ctx, l.config.Log, nodeTools)
+}
 
-// OwnFiles are those that a run leaves in the output directory by itself.
-var OwnFiles = []string{"run", "rc", "console.log"}
+func (l *Lab) prepareGuest(ctx context.Context) (err error) {
+	if err = ensureTools(ctx, l.config.Log, vmTools); err != nil {
+		return err
+	}
+	if l.image, err = ensureImage(ctx, l.config.Cache, l.config.Log); err != nil {
+		return err
+	}
+	if l.way != "" {
+		return nil
+	}
+	l.way = TCG
+	if l.kvmBoots(ctx) {
+		l.way = KVM
+	}
+	return nil
+}
 
 // Way is how commands are run.
 func (l *Lab) Way() Way { return l.way }
 
-// Run runs the command and returns its exit code. An error means that there is
-// none, because the lab failed or ctx ended. extra is added to the environment.
-func (l *Lab) Run(ctx context.Context, extra map[string]string) (exitCode int, err error) {
-	env := maps.Clone(l.config.Env)
-	if env == nil {
-		env = map[string]string{}
-	}
+// OwnFiles are those that a run leaves in the output directory by itself.
+var OwnFiles = []string{"run", "rc", "console.log"}
+
+// Run runs the command with the output directory out, and returns its exit code.
+// extra is added to its environment. An error means that there is no exit code,
+// because the lab failed or ctx ended.
+func (l *Lab) Run(ctx context.Context, out string, extra map[string]string) (exitCode int, err error) {
+	env := map[string]string{"LAB": string(l.way)}
+	maps.Copy(env, l.config.Env)
 	maps.Copy(env, extra)
-	env["LAB"] = string(l.way)
+	dir := guestSource
+	env["LAB_SRC"], env["LAB_CACHE"], env["LAB_OUT"] = guestSource, guestCache, l.Visible(out)
 	if l.way == Host {
-		env["LAB_SRC"], env["LAB_CACHE"], env["LAB_OUT"] = l.config.Source, l.config.Cache, l.config.Out
-		script := filepath.Join(l.config.Out, "run")
-		if err := os.WriteFile(script, runScript(l.config.Source, env, l.config.Command), 0o755); err != nil {
-			return 0, err
-		}
-		return runInNamespaces(ctx, script, l.config.Stdout)
+		dir = l.config.Source
+		env["LAB_SRC"], env["LAB_CACHE"] = l.config.Source, l.config.Cache
 	}
-	env["LAB_SRC"], env["LAB_CACHE"], env["LAB_OUT"] = guestSource, guestCache, guestOut
-	return l.guest(l.way, l.config.Out, l.config.Stdout).runScript(ctx, runScript(guestSource, env, l.config.Command))
+	script := filepath.Join(out, "run")
+	if err := os.WriteFile(script, runScript(dir, env, l.config.Command), 0o755); err != nil {
+		return 0, err
+	}
+	if l.way == Host {
+		return runHere(ctx, script, l.config.Stdout)
+	}
+	return l.guest(l.way, out, l.config.Stdout).run(ctx)
+}
+
+// Visible is the path at which the command finds the output directory out.
+func (l *Lab) Visible(out string) string {
+	if l.way == Host {
+		return out
+	}
+	return guestOut
 }
 
 func (l *Lab) guest(way Way, out string, stdout io.Writer) *guest {
@@ -122,13 +138,6 @@ func (l *Lab) guest(way Way, out string, stdout io.Writer) *guest {
 		image: l.image, accel: accel, memory: l.config.Memory, stdout: stdout,
 		source: l.config.Source, cache: l.config.Cache, out: out,
 	}
-}
-
-func (g *guest) runScript(ctx context.Context, script []byte) (exitCode int, err error) {
-	if err := os.WriteFile(filepath.Join(g.out, "run"), script, 0o755); err != nil {
-		return 0, err
-	}
-	return g.run(ctx)
 }
 
 // kvmProbeLimit is generous for a boot that takes a second or two where KVM
@@ -175,7 +184,11 @@ func (l *Lab) probe(ctx context.Context, way Way) error {
 		return err
 	}
 	defer os.RemoveAll(out)
-	code, err := l.guest(way, out, io.Discard).runScript(ctx, runScript("/", nil, []string{"true"}))
+	script := runScript("/", nil, []string{"true"})
+	if err := os.WriteFile(filepath.Join(out, "run"), script, 0o755); err != nil {
+		return err
+	}
+	code, err := l.guest(way, out, io.Discard).run(ctx)
 	if err == nil && code != 0 {
 		err = fmt.Errorf("exit code %d", code)
 	}

@@ -1,0 +1,101 @@
+package control
+
+import (
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/base64"
+	"encoding/pem"
+	"fmt"
+	"math/big"
+	"net"
+	"os"
+	"path/filepath"
+	"time"
+)
+
+// identity is what the API server proves itself with, a certificate that is its
+// own authority, and the token that it takes from clients.
+type identity struct {
+	certificateFile, keyFile, tokenFile string
+	certificate                         []byte
+	token                               string
+	pool                                *x509.CertPool
+}
+
+// newIdentity makes an identity for a server at the addresses, with its files in
+// dir.
+func newIdentity(dir string, addresses ...string) (*identity, error) {
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		return nil, err
+	}
+	certificate, err := selfSigned(key, addresses)
+	if err != nil {
+		return nil, err
+	}
+	encodedKey, err := x509.MarshalECPrivateKey(key)
+	if err != nil {
+		return nil, err
+	}
+	id := &identity{
+		certificateFile: filepath.Join(dir, "server.crt"),
+		keyFile:         filepath.Join(dir, "server.key"),
+		tokenFile:       filepath.Join(dir, "tokens.csv"),
+		certificate:     pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: certificate}),
+		token:           rand.Text(),
+	}
+	if id.pool, err = newPool(id.certificate); err != nil {
+		return nil, err
+	}
+	for path, content := range map[string][]byte{
+		id.certificateFile: id.certificate,
+		id.keyFile:         pem.EncodeToMemory(&pem.Block{Type: "EC PRIVATE KEY", Bytes: encodedKey}),
+		id.tokenFile:       fmt.Appendf(nil, "%s,admin,admin,system:masters\n", id.token),
+	} {
+		if err := os.WriteFile(path, content, 0o600); err != nil {
+			return nil, err
+		}
+	}
+	return id, nil
+}
+
+func selfSigned(key *ecdsa.PrivateKey, addresses []string) ([]byte, error) {
+	now := time.Now()
+	template := &x509.Certificate{
+		SerialNumber:          big.NewInt(1),
+		Subject:               pkix.Name{CommonName: "kube-apiserver"},
+		NotBefore:             now.Add(-time.Hour),
+		NotAfter:              now.AddDate(0, 0, 7),
+		KeyUsage:              x509.KeyUsageDigitalSignature | x509.KeyUsageCertSign,
+		ExtKeyUsage:           []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
+		BasicConstraintsValid: true,
+		IsCA:                  true,
+	}
+	for _, address := range addresses {
+		template.IPAddresses = append(template.IPAddresses, net.ParseIP(address))
+	}
+	return x509.CreateCertificate(rand.Reader, template, template, key.Public(), key)
+}
+
+const kubeconfigFormat = `apiVersion: v1
+kind: Config
+current-context: lab
+contexts:
+- name: lab
+  context: {cluster: lab, user: admin}
+clusters:
+- name: lab
+  cluster:
+    server: %s
+    certificate-authority-data: %s
+users:
+- name: admin
+  user: {token: %q}
+`
+
+func (id *identity) kubeconfig(url string) []byte {
+	return fmt.Appendf(nil, kubeconfigFormat, url, base64.StdEncoding.EncodeToString(id.certificate), id.token)
+}

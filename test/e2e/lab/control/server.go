@@ -1,0 +1,254 @@
+// Package control starts the control plane that the lab's nodes talk to: etcd
+// and kube-apiserver, no controllers. What controllers would write
+// (EndpointSlices, statuses, Nodes) is for the tests to write.
+//
+// Like the runner that uses it, the package needs only the standard library.
+package control
+
+import (
+	"bytes"
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"time"
+)
+
+// Config says what to start and where to listen.
+type Config struct {
+	// Peers is the directory of the programs etcd and kube-apiserver.
+	Peers string
+	// Listen is the IP address that the API server listens on.
+	Listen string
+	// Address is the IP address by which its clients reach it.
+	Address string
+}
+
+// Server is a running control plane.
+type Server struct {
+	config    Config
+	dir       string
+	port      string
+	identity  *identity
+	processes []*process
+}
+
+// readyLimit is far above the few seconds that a start takes, for machines that
+// are busy with a build.
+const readyLimit = 2 * time.Minute
+
+// Start starts etcd and kube-apiserver and waits until the API server is ready.
+// The processes end with Stop, and with the caller's process.
+func Start(ctx context.Context, config Config) (*Server, error) {
+	dir, err := os.MkdirTemp("", "control-")
+	if err != nil {
+		return nil, err
+	}
+	server := &Server{config: config, dir: dir}
+	if err := server.start(ctx); err != nil {
+		server.Stop()
+		return nil, fmt.Errorf("start the API server: %w", err)
+	}
+	return server, nil
+}
+
+func (s *Server) start(ctx context.Context) (err error) {
+	if s.identity, err = newIdentity(s.dir, s.config.Address, "127.0.0.1"); err != nil {
+		return err
+	}
+	ports, err := freePorts(3)
+	if err != nil {
+		return err
+	}
+	s.port = ports[2]
+	etcd := "http://127.0.0.1:" + ports[0]
+	if err := s.launch("etcd", etcdArguments(s.dir, etcd, "http://127.0.0.1:"+ports[1])); err != nil {
+		return err
+	}
+	if err := s.launch("kube-apiserver", s.apiserverArguments(etcd)); err != nil {
+		return err
+	}
+	return s.waitReady(ctx)
+}
+
+func etcdArguments(dir, client, peer string) []string {
+	return []string{
+		"--data-dir", filepath.Join(dir, "etcd"), "--unsafe-no-fsync",
+		"--listen-client-urls", client, "--advertise-client-urls", client,
+		"--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer,
+		"--initial-cluster", "default=" + peer,
+	}
+}
+
+func (s *Server) apiserverArguments(etcd string) []string {
+	return []string{
+		"--etcd-servers", etcd,
+		"--bind-address", s.config.Listen, "--secure-port", s.port,
+		"--advertise-address", s.config.Address, "--endpoint-reconciler-type", "none",
+		"--tls-cert-file", s.identity.certificateFile, "--tls-private-key-file", s.identity.keyFile,
+		"--token-auth-file", s.identity.tokenFile, "--authorization-mode", "AlwaysAllow",
+		"--service-account-issuer", "https://kubernetes.default.svc",
+		"--service-account-key-file", s.identity.keyFile,
+		"--service-account-signing-key-file", s.identity.keyFile,
+		"--disable-admission-plugins", "ServiceAccount",
+		"--service-cluster-ip-range", "10.96.0.0/16,fd00:10:96::/112",
+	}
+}
+
+// Kubeconfig is a client configuration that reaches the server.
+func (s *Server) Kubeconfig() []byte {
+	return s.identity.kubeconfig("https://" + net.JoinHostPort(s.config.Address, s.port))
+}
+
+// Stop kills the processes and removes their data.
+func (s *Server) Stop() {
+	for i := len(s.processes) - 1; i >= 0; i-- {
+		s.processes[i].stop()
+	}
+	os.RemoveAll(s.dir)
+}
+
+func (s *Server) launch(program string, args []string) error {
+	p, err := startProcess(filepath.Join(s.config.Peers, program), filepath.Join(s.dir, program+".log"), args)
+	if err != nil {
+		return err
+	}
+	s.processes = append(s.processes, p)
+	return nil
+}
+
+// waitReady polls /readyz, for want of an event, until it answers 200 or a
+// process ends.
+func (s *Server) waitReady(ctx context.Context) error {
+	ctx, cancel := context.WithTimeoutCause(ctx, readyLimit, fmt.Errorf("not ready after %s", readyLimit))
+	defer cancel()
+	client := &http.Client{Transport: &http.Transport{TLSClientConfig: &tls.Config{RootCAs: s.identity.pool}}}
+	defer client.CloseIdleConnections()
+	tick := time.NewTicker(100 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		ready := s.isReady(ctx, client)
+		if ready == nil {
+			return nil
+		}
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("%w: %w", context.Cause(ctx), ready)
+		case <-tick.C:
+		}
+		for _, p := range s.processes {
+			if err := p.ended(); err != nil {
+				return err
+			}
+		}
+	}
+}
+
+func (s *Server) isReady(ctx context.Context, client *http.Client) error {
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "https://127.0.0.1:"+s.port+"/readyz", nil)
+	if err != nil {
+		return err
+	}
+	request.Header.Set("Authorization", "Bearer "+s.identity.token)
+	response, err := client.Do(request)
+	if err != nil {
+		return err
+	}
+	response.Body.Close()
+	if response.StatusCode != http.StatusOK {
+		return errors.New("/readyz: " + response.Status)
+	}
+	return nil
+}
+
+// freePorts returns ports that nobody listened on a moment ago.
+func freePorts(count int) ([]string, error) {
+	var ports []string
+	for range count {
+		listener, err := net.Listen("tcp", "127.0.0.1:0")
+		if err != nil {
+			return nil, err
+		}
+		// Open until all are found, so that they differ.
+		defer listener.Close()
+		_, port, err := net.SplitHostPort(listener.Addr().String())
+		if err != nil {
+			return nil, err
+		}
+		ports = append(ports, port)
+	}
+	return ports, nil
+}
+
+// process is a program in the background with its output in a file.
+type process struct {
+	cmd  *exec.Cmd
+	log  string
+	done chan struct{}
+}
+
+func startProcess(program, log string, args []string) (*process, error) {
+	if _, err := os.Stat(program); err != nil {
+		return nil, fmt.Errorf("%w (run: make peers)", err)
+	}
+	file, err := os.Create(log)
+	if err != nil {
+		return nil, err
+	}
+	defer file.Close()
+	cmd := exec.Command(program, args...)
+	cmd.Stdout, cmd.Stderr = file, file
+	// A group of its own keeps a Ctrl-C for the runner, which stops it in order;
+	// the signal is for a runner that is killed. It comes when the starting
+	// thread ends, and Go keeps its threads as long as the process lives.
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
+	if err := cmd.Start(); err != nil {
+		return nil, err
+	}
+	p := &process{cmd: cmd, log: log, done: make(chan struct{})}
+	go func() {
+		defer close(p.done)
+		// How it ended shows in its log, which is what ended reports.
+		_ = cmd.Wait()
+	}()
+	return p, nil
+}
+
+// ended returns an error with the end of the log if the process has ended.
+func (p *process) ended() error {
+	select {
+	case <-p.done:
+	default:
+		return nil
+	}
+	log, err := os.ReadFile(p.log)
+	if err != nil {
+		return err
+	}
+	lines := bytes.Split(bytes.TrimSpace(log), []byte("\n"))
+	end := bytes.Join(lines[max(0, len(lines)-15):], []byte("\n"))
+	return fmt.Errorf("%s ended (%s):\n%s", filepath.Base(p.cmd.Path), p.cmd.ProcessState, strings.TrimSpace(string(end)))
+}
+
+// stop kills the process: nothing of what it holds is wanted again.
+func (p *process) stop() {
+	_ = p.cmd.Process.Kill()
+	<-p.done
+}
+
+// newPool is a set of trusted roots with one member.
+func newPool(certificate []byte) (*x509.CertPool, error) {
+	pool := x509.NewCertPool()
+	if !pool.AppendCertsFromPEM(certificate) {
+		return nil, errors.New("the server's own certificate cannot be parsed")
+	}
+	return pool, nil
+}

@@ -46,7 +46,11 @@ type Jump struct {
 // and jumps to them.
 type State struct {
 	Chains map[Chain][]Rule
-	Jumps  []Jump
+	Jumps  []Jump // those at the head of their chain, in its order, each once
+	// Stray are the other jumps to chains of ours that Observe met: second
+	// copies, and those that stand behind a rule of somebody else. The same
+	// jump can be there more than once. A wanted state has none.
+	Stray []Jump
 }
 
 // Op is what a Change does.
@@ -66,6 +70,10 @@ type Change struct {
 	Chain Chain
 	Rules []Rule // WriteChain: all rules; InsertJump, DeleteJump: the one
 }
+
+func (c Change) jump() Jump { return Jump{Chain: c.Chain, Rule: c.Rules[0]} }
+
+func (c Change) isJump() bool { return c.Op == InsertJump || c.Op == DeleteJump }
 
 func (c Change) String() string {
 	switch c.Op {

@@ -1,0 +1,102 @@
+package nat
+
+import (
+	"fmt"
+	"regexp"
+	"slices"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
+)
+
+// chainName is stricter than iptables, which only refuses blanks and a
+// leading "-" or "!". Its length is XT_EXTENSION_MAXNAMELEN without the
+// closing zero.
+var chainName = regexp.MustCompile(`^[A-Za-z0-9_.:][A-Za-z0-9_.:-]{0,27}$`)
+
+// check parts the changes that can be tried from those that are known to be
+// refused, so that one of these does not take its whole table with it.
+func check(family ip.Family, rules ruleset, changes []Change) (sound []Change, refused []Failure) {
+	for _, c := range changes {
+		if err := checkChange(family, c); err != nil {
+			refused = append(refused, Failure{Change: c, Err: err})
+			continue
+		}
+		sound = append(sound, c)
+	}
+	for {
+		i, reference := referenced(rules, sound)
+		if i < 0 {
+			return sound, refused
+		}
+		err := fmt.Errorf("a rule of another program refers to the chain (%s): %w", reference, unix.EMLINK)
+		refused = append(refused, Failure{Change: sound[i], Err: err})
+		sound = slices.Delete(sound, i, i+1)
+	}
+}
+
+func checkChange(family ip.Family, c Change) error {
+	switch base := isBase(c.Chain.Name); {
+	case c.Chain.Family != family:
+		return fmt.Errorf("not a chain of %s: %w", family, unix.EAFNOSUPPORT)
+	case baseChains[c.Chain.Table] == nil:
+		return fmt.Errorf("table %q is not in use: %w", c.Chain.Table, unix.EINVAL)
+	case c.Op < WriteChain || c.Op > DeleteJump:
+		return fmt.Errorf("no such operation: %w", unix.EINVAL)
+	case c.isJump() && len(c.Rules) != 1:
+		return fmt.Errorf("%d rules where one belongs: %w", len(c.Rules), unix.EINVAL)
+	case !c.isJump() && base:
+		return fmt.Errorf("the chain is the kernel's: %w", unix.EINVAL)
+	case c.isJump() && !slices.Contains(baseChains[c.Chain.Table], c.Chain.Name):
+		return fmt.Errorf("not a base chain of the table: %w", unix.ENOENT)
+	case !chainName.MatchString(c.Chain.Name):
+		return fmt.Errorf("not a name for a chain: %w", unix.EINVAL)
+	}
+	return checkRules(c.Rules)
+}
+
+// checkRules lets no text through that would be more than one rule.
+func checkRules(rules []Rule) error {
+	for _, r := range rules {
+		if strings.ContainsAny(string(r), "\r\n\x00") {
+			return fmt.Errorf("rule %q is more than a line: %w", r, unix.EINVAL)
+		}
+		if _, err := words(string(r)); err != nil {
+			return fmt.Errorf("rule %q: %w: %w", r, err, unix.EINVAL)
+		}
+	}
+	return nil
+}
+
+// referenced finds a DeleteChain among the changes whose chain some rule
+// still refers to once all changes are made, and that rule; or -1. Without a
+// ruleset it finds none.
+func referenced(rules ruleset, changes []Change) (int, string) {
+	for i, c := range changes {
+		if c.Op != DeleteChain || rules[c.Chain.Table] == nil {
+			continue
+		}
+		for name, rs := range rules[c.Chain.Table].chains {
+			for _, r := range rs {
+				if strings.Contains(string(r), c.Chain.Name) && target(r) == c.Chain.Name &&
+					!goes(Jump{Chain{c.Chain.Family, c.Chain.Table, name}, r}, changes) {
+					return i, fmt.Sprintf("-A %s %s", name, r)
+				}
+			}
+		}
+	}
+	return -1, ""
+}
+
+// goes tells whether the changes remove a rule that stands. What they write
+// is not looked at: no plan refers to a chain that it deletes.
+func goes(j Jump, changes []Change) bool {
+	return slices.ContainsFunc(changes, func(c Change) bool {
+		if c.Chain != j.Chain {
+			return false
+		}
+		return !c.isJump() || c.Op == DeleteJump && c.Rules[0] == j.Rule
+	})
+}

@@ -1,0 +1,107 @@
+package nat
+
+import (
+	"cmp"
+	"slices"
+)
+
+// Diff lists the changes that make want of have: chains to write, then jumps
+// to insert, then jumps to delete, then chains to delete; within each by
+// family, table and name. Jumps that must be inserted into one chain come
+// last one first, as each goes to the chain's head.
+//
+// If somebody put a rule before ours, all our jumps of that chain are
+// inserted anew. A program that does the same never lets this come to rest;
+// it is for the caller to bound how often Diff is acted upon.
+func Diff(have, want State) []Change {
+	changes := writes(have, want)
+	inserts, deletes := jumps(have, want)
+	changes = append(changes, inserts...)
+	changes = append(changes, deletes...)
+	for _, c := range sortedChains(have.Chains) {
+		if _, ok := want.Chains[c]; !ok {
+			changes = append(changes, Change{Op: DeleteChain, Chain: c})
+		}
+	}
+	return changes
+}
+
+func writes(have, want State) []Change {
+	var changes []Change
+	for _, c := range sortedChains(want.Chains) {
+		if rules, ok := have.Chains[c]; !ok || !slices.Equal(rules, want.Chains[c]) {
+			changes = append(changes, Change{Op: WriteChain, Chain: c, Rules: want.Chains[c]})
+		}
+	}
+	return changes
+}
+
+func jumps(have, want State) (inserts, deletes []Change) {
+	heads, strays, wants := byChain(have.Jumps), byChain(have.Stray), byChain(want.Jumps)
+	all := map[Chain][]Rule{}
+	for _, m := range []map[Chain][]Rule{heads, strays, wants} {
+		for c := range m {
+			all[c] = nil
+		}
+	}
+	for _, c := range sortedChains(all) {
+		for _, r := range slices.Backward(absent(heads[c], strays[c], wants[c])) {
+			inserts = append(inserts, Change{Op: InsertJump, Chain: c, Rules: []Rule{r}})
+		}
+		for _, r := range unwanted(slices.Concat(heads[c], strays[c]), wants[c]) {
+			deletes = append(deletes, Change{Op: DeleteJump, Chain: c, Rules: []Rule{r}})
+		}
+	}
+	return inserts, deletes
+}
+
+// absent is the part of want, from its beginning, that has to be inserted at
+// the head of one chain so that all of want stands there. What of head and
+// stray is not wanted does not count, as it is deleted.
+func absent(head, stray, want []Rule) []Rule {
+	isWanted := func(r Rule) bool { return slices.Contains(want, r) }
+	if slices.ContainsFunc(stray, isWanted) {
+		return want
+	}
+	stands := slices.DeleteFunc(slices.Clone(head), func(r Rule) bool { return !isWanted(r) })
+	if n := len(want) - len(stands); n >= 0 && slices.Equal(want[n:], stands) {
+		return want[:n]
+	}
+	return want
+}
+
+// unwanted lists each rule that is not in want, once.
+func unwanted(rules, want []Rule) []Rule {
+	var out []Rule
+	for _, r := range rules {
+		if !slices.Contains(want, r) && !slices.Contains(out, r) {
+			out = append(out, r)
+		}
+	}
+	return out
+}
+
+func byChain(jumps []Jump) map[Chain][]Rule {
+	m := map[Chain][]Rule{}
+	for _, j := range jumps {
+		m[j.Chain] = append(m[j.Chain], j.Rule)
+	}
+	return m
+}
+
+func sortedChains(m map[Chain][]Rule) []Chain {
+	out := make([]Chain, 0, len(m))
+	for c := range m {
+		out = append(out, c)
+	}
+	slices.SortFunc(out, compareChains)
+	return out
+}
+
+func compareChains(a, b Chain) int {
+	return cmp.Or(
+		cmp.Compare(a.Family, b.Family),
+		cmp.Compare(a.Table, b.Table),
+		cmp.Compare(a.Name, b.Name),
+	)
+}

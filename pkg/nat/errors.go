@@ -1,0 +1,105 @@
+package nat
+
+import (
+	"fmt"
+	"regexp"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// refusal is what one of the iptables programs said when it failed.
+type refusal struct {
+	number unix.Errno // 0 if it could not be told
+	line   int        // of the input, from 1; 0 if it was not named
+	text   string     // of that line
+	output string
+}
+
+func (e *refusal) Error() string {
+	if e.line == 0 {
+		return e.output
+	}
+	return fmt.Sprintf("line %d, %q: %s", e.line, e.text, e.output)
+}
+
+// Unwrap lets errors.Is find the errno.
+func (e *refusal) Unwrap() error {
+	if e.number == 0 {
+		return nil
+	}
+	return e.number
+}
+
+// programError reads the standard error of a program that failed, and what it
+// was given. A kernel that refuses a table makes iptables-legacy-restore name
+// the line of the COMMIT.
+func programError(input, output string, err error) error {
+	if strings.TrimSpace(output) == "" {
+		return err
+	}
+	e := &refusal{number: number(output), output: oneLine(output)}
+	m := lineNumber.FindStringSubmatch(output)
+	if m == nil {
+		return e
+	}
+	lines := strings.Split(input, "\n")
+	if n, err := strconv.Atoi(m[1]); err == nil && n >= 1 && n <= len(lines) {
+		e.line, e.text = n, lines[n-1]
+	}
+	return e
+}
+
+// lineNumber finds it in "Error occurred at line: 3", "line 5: RULE_APPEND
+// failed" (both nf_tables) and "iptables-restore: line 7 failed" (legacy).
+var lineNumber = regexp.MustCompile(`\bline:? (\d+)`)
+
+// oneLine drops the lines that say nothing, as they would hide the others.
+func oneLine(output string) string {
+	var kept []string
+	for _, line := range strings.Split(output, "\n") {
+		line = strings.TrimSpace(line)
+		if line != "" && !strings.HasPrefix(line, "Try `ip") {
+			kept = append(kept, line)
+		}
+	}
+	return strings.Join(kept, "; ")
+}
+
+// phrases are what iptables says where it does not give strerror's words.
+var phrases = []struct {
+	text   string
+	number unix.Errno
+}{
+	{"doesn't exist", unix.ENOENT},
+	{"does not exist", unix.ENOENT},
+	{"no chain/target/match by that name", unix.ENOENT},
+	{"does a matching rule exist", unix.ENOENT},
+	{"holding the xtables lock", unix.EAGAIN},
+	{"you must be root", unix.EPERM},
+}
+
+// spoken are the numbers whose strerror text iptables gives on.
+var spoken = []unix.Errno{
+	unix.ENOENT, unix.EEXIST, unix.EBUSY, unix.EMLINK, unix.ELOOP,
+	unix.ENOTEMPTY, unix.EPERM, unix.EACCES, unix.EAGAIN, unix.ENOBUFS,
+	unix.ENOMEM, unix.ENOSPC, unix.EMSGSIZE, unix.EOPNOTSUPP, unix.EINVAL,
+}
+
+// number tells which errno an output speaks of. iptables has no other way to
+// tell: its exit status is 1, 2 or 4 for nearly everything.
+func number(output string) unix.Errno {
+	output = strings.ToLower(output)
+	for _, p := range phrases {
+		if strings.Contains(output, p.text) {
+			return p.number
+		}
+	}
+	for _, n := range spoken {
+		if strings.Contains(output, n.Error()) {
+			return n
+		}
+	}
+	return 0
+}

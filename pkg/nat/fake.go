@@ -1,0 +1,201 @@
+package nat
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"sync"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
+)
+
+// Fake is the ruleset of one family in memory. It takes the text that
+// iptables-restore takes and refuses what that and the kernel refuse, so
+// everything above the two programs is the same code as IPTables'. It is safe
+// for concurrent use; set the hooks before.
+type Fake struct {
+	// Refuse, if set, is asked before each change; its error refuses the
+	// change's whole table.
+	Refuse func(Change) error
+	// FailObserve, if set, is asked before each read of the ruleset, also of
+	// those that Apply makes; its error fails the read.
+	FailObserve func() error
+	// HasSet, if set, tells which IP sets there are. Without it all are.
+	HasSet func(name string) bool
+	// NoRandomFully makes it an iptables without --random-fully.
+	NoRandomFully bool
+
+	family   ip.Family
+	mu       sync.Mutex
+	rules    ruleset
+	saves    int
+	restores int
+}
+
+// NewFake makes one with the kernel's chains and no rules.
+func NewFake(family ip.Family) *Fake {
+	rules := ruleset{}
+	for name, chains := range baseChains {
+		rules[name] = newTable()
+		for _, c := range chains {
+			rules[name].chains[c] = nil
+			rules[name].policies[c] = "ACCEPT"
+		}
+	}
+	return &Fake{family: family, rules: rules}
+}
+
+// RandomFully is like IPTables'.
+func (f *Fake) RandomFully() bool { return !f.NoRandomFully }
+
+// Observe is like IPTables'.
+func (f *Fake) Observe(own Own) (State, error) { return observe(fakeBackend{f, nil}, f.family, own) }
+
+// Apply is like IPTables'.
+func (f *Fake) Apply(changes []Change) []Failure {
+	refused := map[Table]error{}
+	for _, c := range changes {
+		if f.Refuse == nil {
+			break
+		}
+		if err := f.Refuse(c); err != nil {
+			refused[c.Chain.Table] = fmt.Errorf("%s: %w", c, err)
+		}
+	}
+	return apply(fakeBackend{f, refused}, f.family, changes)
+}
+
+// Save is the whole ruleset as iptables-save prints it.
+func (f *Fake) Save() string {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.rules.render()
+}
+
+// Restore runs an input of iptables-restore --noflush, as another program
+// would.
+func (f *Fake) Restore(input string) error { return f.restore(input, nil) }
+
+// Saves counts the reads of the ruleset by Observe and Apply.
+func (f *Fake) Saves() int {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.saves
+}
+
+// Restores counts the inputs that Apply and Restore gave, refused ones too.
+func (f *Fake) Restores() int {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.restores
+}
+
+// fakeBackend is the Fake for the time of one call.
+type fakeBackend struct {
+	*Fake
+	refused map[Table]error // by Refuse
+}
+
+func (b fakeBackend) save() (string, error) {
+	b.mu.Lock()
+	b.saves++
+	b.mu.Unlock()
+	if b.FailObserve != nil {
+		if err := b.FailObserve(); err != nil {
+			return "", err
+		}
+	}
+	return b.Save(), nil
+}
+
+func (b fakeBackend) restore(input string) error { return b.Fake.restore(input, b.refused) }
+
+func (f *Fake) restore(input string, refused map[Table]error) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.restores++
+	return fakeRestore(f.rules, input, f.validate(refused))
+}
+
+// validate is what the kernel does at the COMMIT of a table.
+func (f *Fake) validate(refused map[Table]error) func(Table, *table) error {
+	return func(name Table, t *table) error {
+		if err := refused[name]; err != nil {
+			return err
+		}
+		for _, chain := range t.names() {
+			for _, r := range t.chains[chain] {
+				if err := f.validateRule(name, t, r); err != nil {
+					return fmt.Errorf("-A %s %s: %w", chain, r, err)
+				}
+			}
+		}
+		return noLoop(t)
+	}
+}
+
+// extensions are the targets that are not chains, and the only table that
+// each can stand in, if there is one.
+var extensions = map[string]Table{
+	"ACCEPT": "", "DROP": "", "RETURN": "", "MARK": "", "CONNMARK": "", "LOG": "", "NFLOG": "",
+	"MASQUERADE": NAT, "SNAT": NAT, "DNAT": NAT, "REDIRECT": NAT, "REJECT": Filter, "TCPMSS": "",
+}
+
+func (f *Fake) validateRule(name Table, t *table, r Rule) error {
+	for _, set := range arguments(r, "--match-set") {
+		if f.HasSet != nil && !f.HasSet(set) {
+			return fmt.Errorf("set %s does not exist: %w", set, unix.ENOENT)
+		}
+	}
+	to := target(r)
+	if only, ok := extensions[to]; ok {
+		if only != "" && only != name {
+			return fmt.Errorf("%s stands only in table %s: %w", to, only, unix.EINVAL)
+		}
+		return nil
+	}
+	if _, ok := t.chains[to]; !ok && to != "" || isBase(to) {
+		return fmt.Errorf("no chain or target %s: %w", to, unix.ENOENT)
+	}
+	return nil
+}
+
+// noLoop refuses chains that lead back to themselves.
+func noLoop(t *table) error {
+	done := map[string]bool{} // false: on the path
+	var visit func(string) error
+	visit = func(chain string) error {
+		if finished, seen := done[chain]; seen {
+			if !finished {
+				return fmt.Errorf("chain %s leads to itself: %w", chain, unix.ELOOP)
+			}
+			return nil
+		}
+		done[chain] = false
+		for _, r := range t.chains[chain] {
+			if to := target(r); t.chains[to] != nil {
+				if err := visit(to); err != nil {
+					return err
+				}
+			}
+		}
+		done[chain] = true
+		return nil
+	}
+	for _, chain := range t.names() {
+		if err := visit(chain); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (t *table) clone() *table {
+	c := &table{chains: map[string][]Rule{}, policies: maps.Clone(t.policies)}
+	for name, rules := range t.chains {
+		c.chains[name] = slices.Clone(rules)
+	}
+	return c
+}

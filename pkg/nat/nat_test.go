@@ -1,0 +1,282 @@
+package nat
+
+import (
+	"errors"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
+
+	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
+)
+
+// subject is an implementation under test, and a way to act beside it as
+// another program would.
+type subject struct {
+	family  ip.Family
+	Observe func(Own) (State, error)
+	Apply   func([]Change) []Failure
+	foreign func(input string) error
+}
+
+// subjects make the implementations by name; the end-to-end tests add the
+// real ones.
+var subjects = map[string]func(*testing.T) subject{
+	"fake IPv4": func(*testing.T) subject { return fakeSubject(ip.IPv4) },
+	"fake IPv6": func(*testing.T) subject { return fakeSubject(ip.IPv6) },
+}
+
+func fakeSubject(family ip.Family) subject {
+	f := NewFake(family)
+	f.HasSet = func(name string) bool { return name != "KUBE-ABSENT" }
+	return subject{family, f.Observe, f.Apply, f.Restore}
+}
+
+func each(t *testing.T, test func(*testing.T, subject)) {
+	for name, open := range subjects {
+		t.Run(name, func(t *testing.T) { test(t, open(t)) })
+	}
+}
+
+func (s subject) chain(t Table, name string) Chain { return Chain{s.family, t, name} }
+
+func (s subject) own() Own {
+	return Own{
+		Chains:   []Chain{s.chain(NAT, "KUBE-SERVICES"), s.chain(NAT, "KUBE-MARK-MASQ"), s.chain(Filter, "KUBE-FORWARD")},
+		Prefixes: []string{"KUBE-IPVS-"},
+	}
+}
+
+const (
+	portals = Rule(`-m comment --comment "kubernetes service portals" -j KUBE-SERVICES`)
+	first   = Rule("-j KUBE-IPVS-FIRST")
+)
+
+// wanted is a small plan: two jumps in one chain, one each in two others.
+func (s subject) wanted() State {
+	return State{
+		Chains: map[Chain][]Rule{
+			s.chain(NAT, "KUBE-SERVICES"):    {"-m addrtype --dst-type LOCAL -j RETURN", "-p tcp -j KUBE-MARK-MASQ"},
+			s.chain(NAT, "KUBE-MARK-MASQ"):   {"-j MARK --set-xmark 0x4000/0x4000"},
+			s.chain(NAT, "KUBE-IPVS-FIRST"):  nil,
+			s.chain(Filter, "KUBE-FORWARD"):  {"-m mark --mark 0x4000/0x4000 -j ACCEPT"},
+			s.chain(Mangle, "KUBE-IPVS-PRE"): {"-m mark --mark 0x1 -j RETURN"},
+		},
+		Jumps: []Jump{
+			{s.chain(Filter, "FORWARD"), `-m comment --comment "kubernetes forwarding rules" -j KUBE-FORWARD`},
+			{s.chain(Mangle, "PREROUTING"), "-j KUBE-IPVS-PRE"},
+			{s.chain(NAT, "PREROUTING"), first},
+			{s.chain(NAT, "PREROUTING"), portals},
+		},
+	}
+}
+
+func (s subject) observe(t *testing.T) State {
+	t.Helper()
+	have, err := s.Observe(s.own())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return have
+}
+
+// reach brings the ruleset to want and checks that nothing is left to do.
+func (s subject) reach(t *testing.T, want State) {
+	t.Helper()
+	if failures := s.Apply(Diff(s.observe(t), want)); len(failures) > 0 {
+		t.Fatal(failures)
+	}
+	have := s.observe(t)
+	if left := Diff(have, want); len(left) > 0 {
+		t.Fatalf("left to do: %v\nof %+v", left, have)
+	}
+}
+
+func (s subject) must(t *testing.T, input string) {
+	t.Helper()
+	if err := s.foreign(input); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestReachAndKeep(t *testing.T) {
+	each(t, func(t *testing.T, s subject) {
+		want := s.wanted()
+		s.reach(t, want)
+		if diff := cmp.Diff(want, s.observe(t)); diff != "" {
+			t.Errorf("state (-want +got):\n%s", diff)
+		}
+	})
+}
+
+// Each case is something that another program does to a ruleset that stands.
+func TestDriftIsRepaired(t *testing.T) {
+	pre := "*nat\n-I PREROUTING 1 -p udp -j ACCEPT\nCOMMIT\n"
+	for name, input := range map[string]string{
+		"rule before ours":   pre,
+		"rule between ours":  "*nat\n-I PREROUTING 2 -p udp -j ACCEPT\nCOMMIT\n",
+		"jump deleted":       "*nat\n-D PREROUTING " + string(portals) + "\nCOMMIT\n",
+		"first jump deleted": "*nat\n-D PREROUTING " + string(first) + "\nCOMMIT\n",
+		"jump doubled":       "*nat\n-A PREROUTING " + string(portals) + "\n-I PREROUTING 1 " + string(portals) + "\nCOMMIT\n",
+		"jumps swapped":      "*nat\n-D PREROUTING " + string(first) + "\n-I PREROUTING 2 " + string(first) + "\nCOMMIT\n",
+		"old jump at head":   "*nat\n-I PREROUTING 1 -p tcp -j KUBE-SERVICES\nCOMMIT\n",
+		"old jump behind":    "*nat\n-A PREROUTING -p udp -j ACCEPT\n-A PREROUTING -p tcp -j KUBE-SERVICES\n-A PREROUTING -p tcp -j KUBE-SERVICES\nCOMMIT\n",
+		"chain flushed":      "*nat\n-F KUBE-SERVICES\nCOMMIT\n",
+		"rule added":         "*filter\n-A KUBE-FORWARD -j DROP\nCOMMIT\n",
+		"chain deleted":      "*mangle\n-F PREROUTING\n-F KUBE-IPVS-PRE\n-X KUBE-IPVS-PRE\nCOMMIT\n",
+		"stale chains":       "*filter\n:KUBE-IPVS-OLD - [0:0]\n:KUBE-IPVS-OLDER - [0:0]\n-A KUBE-IPVS-OLD -j KUBE-IPVS-OLDER\n-A INPUT -j KUBE-IPVS-OLD\nCOMMIT\n",
+	} {
+		t.Run(name, func(t *testing.T) {
+			each(t, func(t *testing.T, s subject) {
+				s.reach(t, s.wanted())
+				s.must(t, input)
+				if len(Diff(s.observe(t), s.wanted())) == 0 {
+					t.Fatal("the drift is not seen")
+				}
+				s.reach(t, s.wanted())
+				want := s.wanted()
+				if diff := cmp.Diff(want, s.observe(t)); diff != "" {
+					t.Errorf("state (-want +got):\n%s", diff)
+				}
+			})
+		})
+	}
+}
+
+func TestForeignRulesAreKept(t *testing.T) {
+	each(t, func(t *testing.T, s subject) {
+		s.must(t, "*nat\n:CNI - [0:0]\n:KUBE-MARK-MASQ - [0:0]\n-A CNI -j KUBE-MARK-MASQ\n-A PREROUTING -j CNI\nCOMMIT\n")
+		s.reach(t, s.wanted())
+		state, err := s.Observe(Own{Chains: []Chain{s.chain(NAT, "CNI")}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if diff := cmp.Diff([]Rule{"-j KUBE-MARK-MASQ"}, state.Chains[s.chain(NAT, "CNI")]); diff != "" {
+			t.Errorf("foreign chain (-want +got):\n%s", diff)
+		}
+		if want := []Jump{{s.chain(NAT, "PREROUTING"), "-j CNI"}}; !slices.Equal(state.Stray, want) {
+			t.Errorf("foreign jump: %v, want it behind ours", state)
+		}
+	})
+}
+
+// A foreign rule that jumps to a chain of ours must not stop anything but the
+// deletion of that chain, and of those that it in turn refers to.
+func TestReferencedChainStays(t *testing.T) {
+	each(t, func(t *testing.T, s subject) {
+		s.reach(t, s.wanted())
+		s.must(t, "*nat\n:CNI - [0:0]\n-A CNI -j KUBE-SERVICES\nCOMMIT\n")
+		failures := s.Apply(Diff(s.observe(t), State{}))
+		var names []string
+		for _, f := range failures {
+			if !errors.Is(f, unix.EMLINK) {
+				t.Errorf("%v, want EMLINK", f)
+			}
+			names = append(names, f.Change.Chain.Name)
+		}
+		slices.Sort(names)
+		if want := []string{"KUBE-MARK-MASQ", "KUBE-SERVICES"}; !slices.Equal(names, want) {
+			t.Errorf("not deleted: %v, want %v", names, want)
+		}
+		s.must(t, "*nat\n-F CNI\nCOMMIT\n")
+		s.reach(t, State{})
+	})
+}
+
+// A fault in one table leaves the others applied, and its own as it was.
+func TestTablesFailAlone(t *testing.T) {
+	each(t, func(t *testing.T, s subject) {
+		want := s.wanted()
+		bad := Rule("-j KUBE-NOWHERE")
+		want.Chains[s.chain(Mangle, "KUBE-IPVS-PRE")] = []Rule{"-j RETURN", bad}
+		failures := s.Apply(Diff(s.observe(t), want))
+		if len(failures) != 2 {
+			t.Fatalf("failures = %v, want the two of table mangle", failures)
+		}
+		for _, f := range failures {
+			if f.Change.Chain.Table != Mangle || !strings.Contains(f.Error(), string(bad)) && !strings.Contains(f.Error(), "COMMIT") {
+				t.Errorf("%v, want it of mangle, with the rule", f)
+			}
+			t.Log(f)
+		}
+		have := s.observe(t)
+		if len(have.Chains) != 4 || len(have.Jumps) != 3 {
+			t.Errorf("%d chains, %d jumps, want 4 and 3: %v", len(have.Chains), len(have.Jumps), have)
+		}
+		s.reach(t, s.wanted())
+	})
+}
+
+func TestMissingSet(t *testing.T) {
+	each(t, func(t *testing.T, s subject) {
+		c := s.chain(NAT, "KUBE-SERVICES")
+		failures := s.Apply([]Change{{WriteChain, c, []Rule{"-j RETURN", "-m set --match-set KUBE-ABSENT dst,dst -j RETURN"}}})
+		if len(failures) != 1 || !errors.Is(failures[0], unix.ENOENT) || !strings.Contains(failures[0].Error(), "KUBE-ABSENT") {
+			t.Errorf("failures = %v, want ENOENT with the set's name", failures)
+		}
+		if have := s.observe(t); len(have.Chains) > 0 {
+			t.Errorf("left behind: %v", have)
+		}
+	})
+}
+
+func TestApplyIsIdempotent(t *testing.T) {
+	each(t, func(t *testing.T, s subject) {
+		c, old := s.chain(NAT, "KUBE-SERVICES"), s.chain(NAT, "KUBE-IPVS-GONE")
+		changes := []Change{
+			{WriteChain, c, []Rule{"-j RETURN"}},
+			{InsertJump, s.chain(NAT, "OUTPUT"), []Rule{portals}},
+			{DeleteJump, s.chain(NAT, "INPUT"), []Rule{portals}},
+			{DeleteChain, old, nil},
+		}
+		want := State{
+			Chains: map[Chain][]Rule{c: {"-j RETURN"}},
+			Jumps:  []Jump{{s.chain(NAT, "OUTPUT"), portals}},
+		}
+		for range 2 {
+			if failures := s.Apply(changes); len(failures) > 0 {
+				t.Fatal(failures)
+			}
+			if diff := cmp.Diff(want, s.observe(t)); diff != "" {
+				t.Errorf("state (-want +got):\n%s", diff)
+			}
+		}
+	})
+}
+
+// What no input may be made of is refused before it comes to iptables, and
+// takes nothing with it.
+func TestUnsoundChanges(t *testing.T) {
+	each(t, func(t *testing.T, s subject) {
+		other := ip.IPv4
+		if s.family == ip.IPv4 {
+			other = ip.IPv6
+		}
+		c := s.chain(NAT, "KUBE-SERVICES")
+		for _, bad := range []struct {
+			change Change
+			number unix.Errno
+		}{
+			{Change{WriteChain, Chain{other, NAT, "KUBE-X"}, nil}, unix.EAFNOSUPPORT},
+			{Change{WriteChain, s.chain("raw", "KUBE-X"), nil}, unix.EINVAL},
+			{Change{WriteChain, s.chain(NAT, "PREROUTING"), nil}, unix.EINVAL},
+			{Change{DeleteChain, s.chain(NAT, "OUTPUT"), nil}, unix.EINVAL},
+			{Change{WriteChain, s.chain(NAT, "KUBE X"), nil}, unix.EINVAL},
+			{Change{WriteChain, s.chain(NAT, strings.Repeat("X", 29)), nil}, unix.EINVAL},
+			{Change{WriteChain, c, []Rule{"-j RETURN\n-F OUTPUT"}}, unix.EINVAL},
+			{Change{WriteChain, c, []Rule{`-m comment --comment "open -j RETURN`}}, unix.EINVAL},
+			{Change{InsertJump, s.chain(NAT, "FORWARD"), []Rule{portals}}, unix.ENOENT},
+			{Change{InsertJump, s.chain(NAT, "KUBE-IPVS-X"), []Rule{portals}}, unix.ENOENT},
+			{Change{InsertJump, s.chain(NAT, "OUTPUT"), nil}, unix.EINVAL},
+			{Change{0, c, nil}, unix.EINVAL},
+		} {
+			good := Change{WriteChain, c, []Rule{"-j RETURN"}}
+			failures := s.Apply([]Change{bad.change, good})
+			if len(failures) != 1 || failures[0].Change.Op != bad.change.Op || !errors.Is(failures[0], bad.number) {
+				t.Errorf("%s: failures = %v, want %v", bad.change, failures, bad.number)
+			}
+		}
+	})
+}

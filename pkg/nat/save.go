@@ -1,0 +1,148 @@
+package nat
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+)
+
+// ruleset is all tables of a family.
+type ruleset map[Table]*table
+
+// table is one table's chains, base chains among them, by name.
+type table struct {
+	chains   map[string][]Rule
+	policies map[string]string // of base chains
+}
+
+func newTable() *table {
+	return &table{chains: map[string][]Rule{}, policies: map[string]string{}}
+}
+
+// names lists the chains in a fixed order; a table that is not there has none.
+func (t *table) names() []string {
+	if t == nil {
+		return nil
+	}
+	return slices.Sorted(maps.Keys(t.chains))
+}
+
+// parseSave reads the output of iptables-save. Whatever it does not know is
+// an error, and so is an end in mid-table: a part of a ruleset must not be
+// taken for the whole.
+func parseSave(text string) (ruleset, error) {
+	p := saveParser{rules: ruleset{}}
+	for i, line := range strings.Split(text, "\n") {
+		if err := p.line(strings.TrimSuffix(line, "\r")); err != nil {
+			return nil, fmt.Errorf("iptables-save, line %d: %w", i+1, err)
+		}
+	}
+	if p.table != nil {
+		return nil, fmt.Errorf("iptables-save: output ends before the COMMIT of table %s", p.name)
+	}
+	return p.rules, nil
+}
+
+type saveParser struct {
+	rules ruleset
+	name  Table
+	table *table // nil between tables
+}
+
+func (p *saveParser) line(line string) error {
+	switch {
+	case line == "":
+		return nil
+	case line[0] == '#':
+		return p.comment(line)
+	case line[0] == '*':
+		return p.begin(Table(line[1:]))
+	case p.table == nil:
+		return fmt.Errorf("%q stands outside of any table", line)
+	case line[0] == ':':
+		return p.chain(line[1:])
+	case strings.HasPrefix(line, "-A "):
+		return p.rule(line[len("-A "):])
+	case line == "COMMIT":
+		p.table = nil
+		return nil
+	}
+	return fmt.Errorf("%q is not understood", line)
+}
+
+// comment heeds the one comment that matters: iptables-nft prints it in place
+// of the rules of a table in which nft(8) made something that iptables cannot
+// show, and ends as if all were well.
+func (p *saveParser) comment(line string) error {
+	if strings.Contains(line, "is incompatible, use 'nft' tool") {
+		return fmt.Errorf("%s: a program wrote rules into this table with nft that iptables cannot read; it must use a table of another name", strings.TrimLeft(line, "# "))
+	}
+	return nil
+}
+
+func (p *saveParser) begin(name Table) error {
+	if p.table != nil {
+		return fmt.Errorf("table %s begins within table %s", name, p.name)
+	}
+	if name == "" || p.rules[name] != nil {
+		return fmt.Errorf("table %q has no name or comes twice", name)
+	}
+	p.name, p.table = name, newTable()
+	p.rules[name] = p.table
+	return nil
+}
+
+// chain reads "NAME POLICY [packets:bytes]"; the policy is "-" unless the
+// chain is a base chain.
+func (p *saveParser) chain(line string) error {
+	fields := strings.Fields(line)
+	if len(fields) != 3 {
+		return fmt.Errorf("chain %q, want a name, a policy and counters", line)
+	}
+	name, policy := fields[0], fields[1]
+	if _, ok := p.table.chains[name]; ok {
+		return fmt.Errorf("chain %s comes twice", name)
+	}
+	p.table.chains[name] = nil
+	if policy != "-" {
+		p.table.policies[name] = policy
+	}
+	return nil
+}
+
+func (p *saveParser) rule(line string) error {
+	name, rule, _ := strings.Cut(line, " ")
+	rules, ok := p.table.chains[name]
+	if !ok {
+		return fmt.Errorf("rule of chain %q, which is not declared", name)
+	}
+	if _, err := words(rule); err != nil {
+		return fmt.Errorf("rule %q: %w", rule, err)
+	}
+	p.table.chains[name] = append(rules, Rule(rule))
+	return nil
+}
+
+// render writes the ruleset as iptables-save does.
+func (rs ruleset) render() string {
+	var b strings.Builder
+	for _, name := range slices.Sorted(maps.Keys(rs)) {
+		t := rs[name]
+		fmt.Fprintf(&b, "*%s\n", name)
+		for _, chain := range t.names() {
+			policy := t.policies[chain]
+			if policy == "" {
+				policy = "-"
+			}
+			fmt.Fprintf(&b, ":%s %s [0:0]\n", chain, policy)
+		}
+		for _, chain := range t.names() {
+			for _, r := range t.chains[chain] {
+				fmt.Fprintln(&b, strings.TrimSuffix("-A "+chain+" "+string(r), " "))
+			}
+		}
+		b.WriteString("COMMIT\n")
+	}
+	return b.String()
+}

@@ -1,0 +1,66 @@
+package nat
+
+import (
+	"errors"
+	"slices"
+	"strings"
+)
+
+// words splits a rule as iptables-restore does: at blanks, except within
+// double quotes, where a backslash takes the next character as it is.
+func words(rule string) ([]string, error) {
+	var out []string
+	var word strings.Builder
+	inWord, quoted, escaped := false, false, false
+	for _, r := range rule {
+		switch {
+		case escaped:
+			word.WriteRune(r)
+			escaped = false
+		case quoted && r == '\\':
+			escaped = true
+		case r == '"':
+			quoted, inWord = !quoted, true
+		case !quoted && (r == ' ' || r == '\t'):
+			if inWord {
+				out = append(out, word.String())
+				word.Reset()
+				inWord = false
+			}
+		default:
+			word.WriteRune(r)
+			inWord = true
+		}
+	}
+	if quoted {
+		return nil, errors.New("a quotation mark is not closed")
+	}
+	if inWord {
+		out = append(out, word.String())
+	}
+	return out, nil
+}
+
+// target is the chain or the extension that a rule jumps or goes to, or "".
+func target(r Rule) string {
+	if to := arguments(r, "-j", "-g"); len(to) > 0 {
+		return to[0]
+	}
+	return ""
+}
+
+// arguments are the words that follow one of the options. A rule that cannot
+// be split has none; parseSave and check let no such rule through.
+func arguments(r Rule, options ...string) []string {
+	args, err := words(string(r))
+	if err != nil {
+		return nil
+	}
+	var out []string
+	for i := 0; i+1 < len(args); i++ {
+		if slices.Contains(options, args[i]) {
+			out = append(out, args[i+1])
+		}
+	}
+	return out
+}

@@ -1,0 +1,66 @@
+package plan
+
+import (
+	"slices"
+
+	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
+	"github.com/kube-ipvs/kube-ipvs/pkg/service"
+)
+
+// chosen are the endpoints of one port that may get traffic: those that the
+// whole cluster offers, and those on this node.
+type chosen struct {
+	cluster []service.Endpoint
+	local   []service.Endpoint
+}
+
+// choose picks a port's endpoints of one family. Ready ones are used, those
+// that topology prefers among them; where none is ready, those that terminate
+// but still serve (KEP-1669). Cluster and local are decided independently.
+func choose(facts *Facts, family ip.Family, all []service.Endpoint) chosen {
+	all = filter(all, func(e service.Endpoint) bool { return ip.Of(e.Addr.Addr()) == family })
+	ready := filter(all, func(e service.Endpoint) bool { return e.Ready })
+	draining := filter(all, func(e service.Endpoint) bool { return e.Serving && e.Terminating })
+	onNode := func(e service.Endpoint) bool { return e.Node != "" && e.Node == facts.NodeName }
+
+	c := chosen{cluster: nearest(facts, ready), local: filter(ready, onNode)}
+	if len(c.cluster) == 0 {
+		c.cluster = draining
+	}
+	if len(c.local) == 0 {
+		c.local = filter(draining, onNode)
+	}
+	return c
+}
+
+// nearest applies the hints of the EndpointSlice controller (KEP-2433,
+// KEP-3015): hints count only if every ready endpoint has one, and one of
+// them is for us; node before zone.
+func nearest(facts *Facts, ready []service.Endpoint) []service.Endpoint {
+	byNode := hinted(ready, facts.NodeName, func(e service.Endpoint) []string { return e.NodeHints })
+	if len(byNode) > 0 {
+		return byNode
+	}
+	byZone := hinted(ready, facts.Zone, func(e service.Endpoint) []string { return e.ZoneHints })
+	if len(byZone) > 0 {
+		return byZone
+	}
+	return ready
+}
+
+func hinted(ready []service.Endpoint, here string, hints func(service.Endpoint) []string) []service.Endpoint {
+	if here == "" || slices.ContainsFunc(ready, func(e service.Endpoint) bool { return len(hints(e)) == 0 }) {
+		return nil
+	}
+	return filter(ready, func(e service.Endpoint) bool { return slices.Contains(hints(e), here) })
+}
+
+func filter[T any](list []T, keep func(T) bool) []T {
+	var out []T
+	for _, e := range list {
+		if keep(e) {
+			out = append(out, e)
+		}
+	}
+	return out
+}

@@ -1,0 +1,139 @@
+package plan
+
+import (
+	"net/netip"
+	"slices"
+	"strings"
+
+	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
+	"github.com/kube-ipvs/kube-ipvs/pkg/routing"
+)
+
+// Kernel numbers of the routing tables that every node has.
+const (
+	tableMain  = 254
+	tableLocal = 255
+)
+
+// ENI is a secondary network interface that policy routing sends some pods'
+// traffic out by: a rule leads to a table of which the default route leaves by
+// it, and the main table's default route does not.
+type ENI struct {
+	Link    string
+	Table   int
+	Sources []netip.Prefix // what the rules send there; sorted
+	SNAT    netip.Addr     // what traffic leaving by it is to carry; invalid: not known
+}
+
+// enis finds them for one family, in the order of their names.
+func enis(cfg *Config, inv *routing.Inventory, family ip.Family) []ENI {
+	var out []ENI
+	for _, r := range inv.Defaults {
+		if r.Family != family || r.Table == tableMain || r.Link == "" || r.Link == mainLink(inv, family) {
+			continue
+		}
+		sources := sourcesOf(inv, family, r.Table)
+		if len(sources) == 0 || slices.ContainsFunc(out, func(e ENI) bool { return e.Link == r.Link }) {
+			continue
+		}
+		out = append(out, ENI{Link: r.Link, Table: r.Table, Sources: sources, SNAT: snatSource(cfg, inv, r)})
+	}
+	slices.SortFunc(out, func(a, b ENI) int { return strings.Compare(a.Link, b.Link) })
+	return out
+}
+
+// mainLink is the interface of the main table's default route, or "".
+func mainLink(inv *routing.Inventory, family ip.Family) string {
+	for _, r := range inv.Defaults {
+		if r.Family == family && r.Table == tableMain {
+			return r.Link
+		}
+	}
+	return ""
+}
+
+// sourcesOf lists whose traffic the rules send to a table.
+func sourcesOf(inv *routing.Inventory, family ip.Family, table int) []netip.Prefix {
+	var out []netip.Prefix
+	for _, r := range inv.Rules {
+		if r.Family == family && r.Table == table && r.From.IsValid() && r.From.Bits() > 0 && !r.Invert {
+			out = append(out, r.From)
+		}
+	}
+	slices.SortFunc(out, comparePrefixes)
+	return slices.Compact(out)
+}
+
+func comparePrefixes(a, b netip.Prefix) int {
+	if c := a.Addr().Compare(b.Addr()); c != 0 {
+		return c
+	}
+	return a.Bits() - b.Bits()
+}
+
+// snatSource chooses what traffic leaving by an ENI is to carry: what is
+// configured; the route's preferred source; the interface's own primary
+// address. An address that stands on another interface too is no choice, as
+// its replies come back there (Terway gives an ENI the node's address).
+func snatSource(cfg *Config, inv *routing.Inventory, r routing.Route) netip.Addr {
+	for _, a := range cfg.SNAT.Sources[r.Link] {
+		if ip.Of(a) == r.Family {
+			return a
+		}
+	}
+	for _, a := range []netip.Addr{r.Src, linkAddress(inv, r.Link, r.Family)} {
+		if a.IsValid() && !onOtherLink(inv, r.Link, a) {
+			return a
+		}
+	}
+	return netip.Addr{}
+}
+
+// linkAddress is an interface's primary address of global scope, or invalid.
+func linkAddress(inv *routing.Inventory, link string, family ip.Family) netip.Addr {
+	for _, l := range inv.Links {
+		if l.Name != link {
+			continue
+		}
+		for _, a := range l.Addresses {
+			if a.Global && !a.Second && ip.Of(a.Prefix.Addr()) == family {
+				return a.Prefix.Addr()
+			}
+		}
+	}
+	return netip.Addr{}
+}
+
+func onOtherLink(inv *routing.Inventory, link string, a netip.Addr) bool {
+	return slices.ContainsFunc(inv.Links, func(l routing.Link) bool {
+		return l.Name != link && slices.ContainsFunc(l.Addresses, func(b routing.Address) bool { return b.Prefix.Addr() == a })
+	})
+}
+
+// Paths says how masqueraded traffic of one family gets the same way both
+// ways.
+type Paths struct {
+	// SNAT lists the interfaces of which the source address is set.
+	SNAT []ENI
+	// ReplyRouted lists sources whose masqueraded flows are bound to the main
+	// table's interface instead, both ways.
+	ReplyRouted []netip.Prefix
+}
+
+// PathsOf applies the mode to the ENIs found.
+func PathsOf(cfg *Config, inv *routing.Inventory, family ip.Family) Paths {
+	var p Paths
+	for _, e := range enis(cfg, inv, family) {
+		known := e.SNAT.IsValid()
+		switch {
+		case cfg.SNAT.Mode == SNATOff:
+		case known && cfg.SNAT.Mode != SNATFWMark:
+			p.SNAT = append(p.SNAT, e)
+		case cfg.SNAT.Mode != SNATSource:
+			p.ReplyRouted = append(p.ReplyRouted, e.Sources...)
+		}
+	}
+	slices.SortFunc(p.ReplyRouted, comparePrefixes)
+	p.ReplyRouted = slices.Compact(p.ReplyRouted)
+	return p
+}

@@ -1,0 +1,152 @@
+// Package plan decides what shall stand in the kernel. It is pure: from a
+// Service, the node's facts and the configuration it computes plain values,
+// and the same input gives the same values in the same order. It knows no
+// clock, no netlink and no program.
+package plan
+
+import (
+	"maps"
+	"net/netip"
+	"slices"
+
+	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
+	"github.com/kube-ipvs/kube-ipvs/pkg/routing"
+)
+
+// Node is what the plan gets to know of the node that it plans for.
+type Node struct {
+	Zone      string         // label topology.kubernetes.io/zone, or ""
+	PodCIDRs  []netip.Prefix // spec.podCIDRs
+	Addresses []netip.Addr   // status.addresses, InternalIP before ExternalIP
+	Inventory routing.Inventory
+	Kernel    Version // of uname(2)
+}
+
+// Version is a kernel's, such as 6.1. The zero Version is unknown.
+type Version struct{ Major, Minor int }
+
+// AtLeast compares; an unknown version is taken for a new one.
+func (v Version) AtLeast(major, minor int) bool {
+	if v == (Version{}) {
+		return true
+	}
+	return v.Major > major || v.Major == major && v.Minor >= minor
+}
+
+// Facts are what Services' plans depend on besides the Services, derived from
+// the Node once, whenever it changes.
+type Facts struct {
+	NodeName  string
+	Zone      string
+	Primary   map[ip.Family]netip.Addr // the node's own address
+	NodePorts []netip.Addr             // addresses that node ports are served on
+	OnLinks   map[netip.Addr]bool      // addresses on any interface but kube-ipvs0
+}
+
+// Depends names the facts that a Service's plan was made from, so that a
+// change of the node costs only the Services that it changes.
+type Depends uint8
+
+// The facts, as bits of Depends.
+const (
+	OnZone Depends = 1 << iota
+	OnNodePorts
+	OnLinks
+	OnPrimary
+)
+
+// FactsOf derives the facts.
+func FactsOf(cfg *Config, n *Node) Facts {
+	f := Facts{
+		NodeName: cfg.NodeName,
+		Zone:     n.Zone,
+		Primary:  map[ip.Family]netip.Addr{},
+		OnLinks:  map[netip.Addr]bool{},
+	}
+	for _, l := range n.Inventory.Links {
+		for _, a := range l.Addresses {
+			f.OnLinks[a.Prefix.Addr()] = true
+		}
+	}
+	for _, family := range cfg.Families {
+		if a := primary(n, family); a.IsValid() {
+			f.Primary[family] = a
+		}
+	}
+	f.NodePorts = nodePortAddresses(cfg, n, f.Primary)
+	return f
+}
+
+// primary is the Node object's address; with no Node object, the one that the
+// main table's default route leaves with.
+func primary(n *Node, family ip.Family) netip.Addr {
+	for _, a := range n.Addresses {
+		if ip.Of(a) == family {
+			return a
+		}
+	}
+	link := mainLink(&n.Inventory, family)
+	if link == "" {
+		return firstGlobal(n, family)
+	}
+	return linkAddress(&n.Inventory, link, family)
+}
+
+func firstGlobal(n *Node, family ip.Family) netip.Addr {
+	for _, l := range n.Inventory.Links {
+		if a := linkAddress(&n.Inventory, l.Name, family); a.IsValid() && !l.Loopback {
+			return a
+		}
+	}
+	return netip.Addr{}
+}
+
+// nodePortAddresses applies nodePortAddresses. Loopback is never served, nor
+// is an IPv6 link-local address, which many nodes share.
+func nodePortAddresses(cfg *Config, n *Node, primary map[ip.Family]netip.Addr) []netip.Addr {
+	var out []netip.Addr
+	if cfg.NodePortAddresses.Primary {
+		for _, a := range primary {
+			out = append(out, a)
+		}
+	} else {
+		for _, l := range n.Inventory.Links {
+			for _, a := range l.Addresses {
+				if servesNodePorts(cfg, a.Prefix.Addr()) {
+					out = append(out, a.Prefix.Addr())
+				}
+			}
+		}
+	}
+	slices.SortFunc(out, netip.Addr.Compare)
+	return slices.Compact(out)
+}
+
+func servesNodePorts(cfg *Config, a netip.Addr) bool {
+	if a.IsLoopback() || a.Is6() && a.IsLinkLocalUnicast() {
+		return false
+	}
+	return len(cfg.NodePortAddresses.Prefixes) == 0 || containsAny(cfg.NodePortAddresses.Prefixes, a)
+}
+
+func containsAny(prefixes []netip.Prefix, a netip.Addr) bool {
+	return slices.ContainsFunc(prefixes, func(p netip.Prefix) bool { return p.Contains(a) })
+}
+
+// Changed tells which facts differ between two states of the node.
+func Changed(a, b *Facts) Depends {
+	var d Depends
+	if a.Zone != b.Zone {
+		d |= OnZone
+	}
+	if !slices.Equal(a.NodePorts, b.NodePorts) {
+		d |= OnNodePorts
+	}
+	if !maps.Equal(a.OnLinks, b.OnLinks) {
+		d |= OnLinks
+	}
+	if !maps.Equal(a.Primary, b.Primary) {
+		d |= OnPrimary
+	}
+	return d
+}

@@ -1,0 +1,79 @@
+package plan
+
+import (
+	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
+	"github.com/kube-ipvs/kube-ipvs/pkg/ipset"
+	"github.com/kube-ipvs/kube-ipvs/pkg/nat"
+	"github.com/kube-ipvs/kube-ipvs/pkg/routing"
+	"github.com/kube-ipvs/kube-ipvs/pkg/sysctl"
+)
+
+// NodePart is what stands in the kernel whatever Services there are.
+type NodePart struct {
+	Sysctls sysctl.State
+	Sets    []ipset.Set
+	Members []Member // of sets that no Service fills
+	NAT     nat.State
+	Rules   []routing.Rule
+}
+
+// NodeWide plans the node's part.
+func NodeWide(cfg *Config, n *Node) NodePart {
+	part := NodePart{
+		Sysctls: sysctls(cfg, n),
+		NAT:     nat.State{Chains: map[nat.Chain][]nat.Rule{}},
+	}
+	for _, family := range cfg.Families {
+		paths := PathsOf(cfg, &n.Inventory, family)
+		part.Sets = append(part.Sets, Sets(family)...)
+		addRuleset(&part.NAT, cfg, n, family, paths)
+		addReplyRouting(&part, cfg, family, paths)
+	}
+	return part
+}
+
+// sysctls without which IPVS does not serve Services rightly.
+func sysctls(cfg *Config, n *Node) sysctl.State {
+	s := sysctl.State{
+		// netfilter must know IPVS's connections, or masquerading them fails.
+		"net/ipv4/vs/conntrack": "1",
+		// A connection to a real server that is gone is given up at once, so
+		// that the client's next packet meets another one.
+		"net/ipv4/vs/expire_nodest_conn": "1",
+		// Session affinity ends with the endpoint that it led to.
+		"net/ipv4/vs/expire_quiescent_template": "1",
+		"net/ipv4/ip_forward":                   "1",
+	}
+	// Before 5.9 a client port that is used again waits for a second under
+	// mode 1; before 4.1 the parameter does not exist (kubernetes#81775).
+	if n.Kernel.AtLeast(4, 1) && !n.Kernel.AtLeast(5, 9) {
+		s["net/ipv4/vs/conn_reuse_mode"] = "0"
+	}
+	if cfg.StrictARP {
+		s["net/ipv4/conf/all/arp_ignore"] = "1"
+		s["net/ipv4/conf/all/arp_announce"] = "2"
+	}
+	return s
+}
+
+// addReplyRouting binds the masqueraded flows of some sources to the main
+// table's interface. Their mark is looked up before a CNI's rules by source,
+// and the reverse-path check must look it up too.
+func addReplyRouting(part *NodePart, cfg *Config, family ip.Family, paths Paths) {
+	if len(paths.ReplyRouted) == 0 {
+		return
+	}
+	if family == ip.IPv4 {
+		part.Sysctls["net/ipv4/conf/all/src_valid_mark"] = "1"
+	}
+	part.Rules = append(part.Rules, routing.Rule{
+		Family:   family,
+		Priority: cfg.SNAT.Priority,
+		Mark:     cfg.SNAT.Mark,
+		Mask:     cfg.SNAT.Mark,
+		Table:    tableMain,
+	})
+	for _, p := range paths.ReplyRouted {
+		part.Members = append(part.Members, Member{ReplyRoutedSources.In(family), ipset.Entry{Net: p}})
+	}
+}

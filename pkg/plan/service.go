@@ -1,0 +1,343 @@
+package plan
+
+import (
+	"cmp"
+	"net/netip"
+	"slices"
+
+	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
+	"github.com/kube-ipvs/kube-ipvs/pkg/ipset"
+	"github.com/kube-ipvs/kube-ipvs/pkg/ipvs"
+	"github.com/kube-ipvs/kube-ipvs/pkg/service"
+)
+
+// Part is what one Service needs in the kernel.
+type Part struct {
+	VirtualServers []VirtualServer // by key, each key once
+	Addresses      []netip.Addr    // to stand on kube-ipvs0; sorted
+	Members        []Member        // of sets; sorted by set and entry
+	HealthCheck    HealthCheck
+	Depends        Depends
+}
+
+// VirtualServer is one with its real servers.
+type VirtualServer struct {
+	Key ipvs.Key
+	ipvs.VirtualServer
+	RealServers []netip.AddrPort // all of weight 1; sorted
+}
+
+// Member is an entry of a set, of which the name says the family.
+type Member struct {
+	Set   string
+	Entry ipset.Entry
+}
+
+// HealthCheck is a Service's health check node port (0: none) and how many
+// endpoints on this node are ready, which is what it reports.
+type HealthCheck struct {
+	Port  uint16
+	Local int
+}
+
+// Service plans one Service for this node.
+func Service(cfg *Config, facts *Facts, s *service.Service) Part {
+	b := partBuilder{cfg: cfg, facts: facts, service: s, seen: map[ipvs.Key]bool{}}
+	if s.HealthCheckNodePort != 0 {
+		b.part.HealthCheck = HealthCheck{Port: s.HealthCheckNodePort, Local: b.readyHere()}
+	}
+	for _, family := range cfg.Families {
+		for i := range s.Ports {
+			b.addPort(family, &s.Ports[i])
+		}
+		b.addHealthCheckPort(family)
+	}
+	b.finish()
+	return b.part
+}
+
+// partBuilder gathers a Part. Methods that begin with add append to it.
+type partBuilder struct {
+	cfg     *Config
+	facts   *Facts
+	service *service.Service
+	part    Part
+	seen    map[ipvs.Key]bool
+}
+
+// addPort plans one port in one family. A VIP that stands in two of the
+// Service's lists is served once, in the order cluster IP, external IP, load
+// balancer, node port.
+func (b *partBuilder) addPort(family ip.Family, p *service.Port) {
+	eps := choose(b.facts, family, p.Endpoints)
+	b.addDependsOnZone(p)
+	b.addClusterIPs(family, p, eps)
+	b.addExternalIPs(family, p, eps)
+	b.addLoadBalancers(family, p, eps)
+	b.addNodePorts(family, p, eps)
+	b.addHairpin(family, p)
+}
+
+// addDependsOnZone notes that hints were there to be looked at.
+func (b *partBuilder) addDependsOnZone(p *service.Port) {
+	if slices.ContainsFunc(p.Endpoints, func(e service.Endpoint) bool { return len(e.ZoneHints) > 0 }) {
+		b.part.Depends |= OnZone
+	}
+}
+
+func (b *partBuilder) addClusterIPs(family ip.Family, p *service.Port, eps chosen) {
+	endpoints := eps.cluster
+	if b.service.InternalLocal {
+		// Strictly: with none on this node the connection is refused (KEP-2086,
+		// kubernetes#121371).
+		endpoints = eps.local
+	}
+	for _, a := range ofFamily(b.service.ClusterIPs, family) {
+		key := ipvs.Key{Protocol: p.Protocol, Addr: a, Port: p.Port}
+		if b.addVirtualServer(key, endpoints) {
+			b.addMember(ClusterIP, entryOf(key))
+			b.addAddress(a)
+		}
+	}
+}
+
+// external are the endpoints for traffic to an external address. With
+// externalTrafficPolicy Local and none here, the cluster's are kept for those
+// who come from inside, while the rules turn away everybody else
+// (NoLocalEndpoint).
+func (b *partBuilder) external(eps chosen) (endpoints []service.Endpoint, noLocal bool) {
+	if !b.service.ExternalLocal {
+		return eps.cluster, false
+	}
+	if len(eps.local) == 0 {
+		return eps.cluster, len(eps.cluster) > 0
+	}
+	return eps.local, false
+}
+
+func (b *partBuilder) addExternalIPs(family ip.Family, p *service.Port, eps chosen) {
+	set := ExternalIP
+	if b.service.ExternalLocal {
+		set = ExternalIPLocal
+	}
+	for _, a := range ofFamily(b.service.ExternalIPs, family) {
+		key := ipvs.Key{Protocol: p.Protocol, Addr: a, Port: p.Port}
+		if b.addExternal(key, eps) {
+			b.addMember(set, entryOf(key))
+			b.addAddressUnlessOnLink(a)
+		}
+	}
+}
+
+func (b *partBuilder) addLoadBalancers(family ip.Family, p *service.Port, eps chosen) {
+	for _, a := range ofFamily(b.service.LoadBalancers, family) {
+		key := ipvs.Key{Protocol: p.Protocol, Addr: a, Port: p.Port}
+		if !b.addExternal(key, eps) {
+			continue
+		}
+		b.addMember(LoadBalancer, entryOf(key))
+		if b.service.ExternalLocal {
+			b.addMember(LoadBalancerLocal, entryOf(key))
+		}
+		b.addSourceRanges(family, key)
+		b.addAddressUnlessOnLink(a)
+	}
+}
+
+// addExternal adds a virtual server for an address outside the cluster's own
+// range; false if the address is served already.
+func (b *partBuilder) addExternal(key ipvs.Key, eps chosen) bool {
+	endpoints, noLocal := b.external(eps)
+	if !b.addVirtualServer(key, endpoints) {
+		return false
+	}
+	if noLocal {
+		b.addMember(NoLocalEndpoint, entryOf(key))
+	}
+	return true
+}
+
+func (b *partBuilder) addNodePorts(family ip.Family, p *service.Port, eps chosen) {
+	if p.NodePort == 0 {
+		return
+	}
+	b.part.Depends |= OnNodePorts
+	for _, a := range ofFamily(b.facts.NodePorts, family) {
+		key := ipvs.Key{Protocol: p.Protocol, Addr: a, Port: p.NodePort}
+		if b.addExternal(key, eps) {
+			b.addMember(NodePorts, entryOf(key))
+			b.addNodePortMembers(family, key)
+		}
+	}
+}
+
+// addNodePortMembers fills kube-proxy's node port sets: bitmaps of ports, but
+// for SCTP, of which it keeps address and port.
+func (b *partBuilder) addNodePortMembers(family ip.Family, key ipvs.Key) {
+	set, local := nodePortSets(key.Protocol)
+	entry := ipset.Entry{Port: key.Port}
+	if key.Protocol == ip.SCTP {
+		entry = entryOf(key)
+	}
+	b.addMember(set, entry, family)
+	if b.service.ExternalLocal {
+		b.addMember(local, entry, family)
+	}
+}
+
+func nodePortSets(p ip.Protocol) (all, local SetName) {
+	switch p {
+	case ip.UDP:
+		return NodePortUDP, NodePortLocalUDP
+	case ip.SCTP:
+		return NodePortSCTP, NodePortLocalSCTP
+	}
+	return NodePortTCP, NodePortLocalTCP
+}
+
+// addSourceRanges restricts a load balancer's VIP. A range of everything
+// means no restriction at all. The node itself reaches the VIP with the VIP
+// as its source, so that it stands for the node where a range has the node's
+// address.
+func (b *partBuilder) addSourceRanges(family ip.Family, key ipvs.Key) {
+	ranges := filter(b.service.SourceRanges, func(p netip.Prefix) bool { return ip.Of(p.Addr()) == family })
+	everybody := slices.ContainsFunc(ranges, func(p netip.Prefix) bool { return p.Bits() == 0 })
+	if len(b.service.SourceRanges) == 0 || everybody {
+		return
+	}
+	b.part.Depends |= OnPrimary
+	b.addMember(LoadBalancerFW, entryOf(key))
+	for _, r := range ranges {
+		e := entryOf(key)
+		e.Net = r
+		b.addMember(SourceCIDR, e)
+	}
+	if node, ok := b.facts.Primary[family]; ok && containsAny(ranges, node) {
+		e := entryOf(key)
+		e.Addr2 = key.Addr
+		b.addMember(SourceIP, e)
+	}
+}
+
+// addHairpin lets endpoints on this node reach themselves through any VIP:
+// such a packet must be masqueraded, or the pod would answer itself directly.
+// All of them are listed, ready or not, as connections outlive readiness.
+func (b *partBuilder) addHairpin(family ip.Family, p *service.Port) {
+	for _, e := range p.Endpoints {
+		if b.onNode(e) && ip.Of(e.Addr.Addr()) == family {
+			b.addMember(LoopBack, ipset.Entry{
+				Addr: e.Addr.Addr(), Port: e.Addr.Port(), Protocol: p.Protocol, Addr2: e.Addr.Addr(),
+			})
+		}
+	}
+}
+
+// readyHere counts the addresses on this node that are ready for some port.
+func (b *partBuilder) readyHere() int {
+	here := map[netip.Addr]struct{}{}
+	for _, p := range b.service.Ports {
+		for _, e := range p.Endpoints {
+			if e.Ready && b.onNode(e) {
+				here[e.Addr.Addr()] = struct{}{}
+			}
+		}
+	}
+	return len(here)
+}
+
+func (b *partBuilder) onNode(e service.Endpoint) bool {
+	return e.Node != "" && e.Node == b.facts.NodeName
+}
+
+func (b *partBuilder) addHealthCheckPort(family ip.Family) {
+	if port := b.service.HealthCheckNodePort; port != 0 {
+		b.addMember(HealthCheckPort, ipset.Entry{Port: port}, family)
+	}
+}
+
+// addVirtualServer is false if the key is excluded or taken already.
+func (b *partBuilder) addVirtualServer(key ipvs.Key, endpoints []service.Endpoint) bool {
+	if b.seen[key] || containsAny(b.cfg.ExcludeCIDRs, key.Addr) {
+		return false
+	}
+	b.seen[key] = true
+	vs := VirtualServer{Key: key, VirtualServer: virtualServer(b.cfg, b.service)}
+	for _, e := range endpoints {
+		vs.RealServers = append(vs.RealServers, e.Addr)
+	}
+	b.part.VirtualServers = append(b.part.VirtualServers, vs)
+	return true
+}
+
+func virtualServer(cfg *Config, s *service.Service) ipvs.VirtualServer {
+	vs := ipvs.VirtualServer{Scheduler: cfg.Scheduler}
+	if s.AffinitySeconds > 0 {
+		vs.Flags |= ipvs.FlagPersistent
+		vs.Timeout = s.AffinitySeconds
+	}
+	if cfg.Scheduler == "mh" {
+		// Maglev hashing over the address alone would send everybody behind
+		// one NAT to one endpoint.
+		vs.Flags |= ipvs.FlagSched2
+	}
+	return vs
+}
+
+func (b *partBuilder) addAddress(a netip.Addr) {
+	b.part.Addresses = append(b.part.Addresses, a)
+	b.addMember(VIPs, ipset.Entry{Addr: a})
+}
+
+// addAddressUnlessOnLink leaves an address alone that is the node's own, so
+// that its SSH and 6443 go on (kubernetes#114815).
+func (b *partBuilder) addAddressUnlessOnLink(a netip.Addr) {
+	b.part.Depends |= OnLinks
+	if !b.facts.OnLinks[a] {
+		b.addAddress(a)
+	}
+}
+
+// addMember adds to the set of the entry's family; for entries without an
+// address, of the family given.
+func (b *partBuilder) addMember(set SetName, e ipset.Entry, family ...ip.Family) {
+	f := ip.IPv4
+	switch {
+	case e.Addr.IsValid():
+		f = ip.Of(e.Addr)
+	case len(family) > 0:
+		f = family[0]
+	}
+	b.part.Members = append(b.part.Members, Member{set.In(f), e})
+}
+
+// finish sorts everything, so that equal plans are equal values, and drops
+// what came twice.
+func (b *partBuilder) finish() {
+	p := &b.part
+	slices.SortFunc(p.VirtualServers, func(a, b VirtualServer) int { return CompareKeys(a.Key, b.Key) })
+	slices.SortFunc(p.Addresses, netip.Addr.Compare)
+	p.Addresses = slices.Compact(p.Addresses)
+	slices.SortFunc(p.Members, compareMembers)
+	p.Members = slices.Compact(p.Members)
+}
+
+// CompareKeys orders virtual servers by address, protocol, port, mark.
+func CompareKeys(a, b ipvs.Key) int {
+	return cmp.Or(a.Addr.Compare(b.Addr), cmp.Compare(a.Protocol, b.Protocol),
+		cmp.Compare(a.Port, b.Port), cmp.Compare(a.FWMark, b.FWMark))
+}
+
+func compareMembers(a, b Member) int {
+	return cmp.Or(cmp.Compare(a.Set, b.Set),
+		a.Entry.Addr.Compare(b.Entry.Addr), cmp.Compare(a.Entry.Protocol, b.Entry.Protocol),
+		cmp.Compare(a.Entry.Port, b.Entry.Port), a.Entry.Addr2.Compare(b.Entry.Addr2),
+		a.Entry.Net.Addr().Compare(b.Entry.Net.Addr()), cmp.Compare(a.Entry.Net.Bits(), b.Entry.Net.Bits()))
+}
+
+func ofFamily(list []netip.Addr, f ip.Family) []netip.Addr {
+	return filter(list, func(a netip.Addr) bool { return ip.Of(a) == f })
+}
+
+func entryOf(k ipvs.Key) ipset.Entry {
+	return ipset.Entry{Addr: k.Addr, Port: k.Port, Protocol: k.Protocol}
+}

@@ -1,0 +1,91 @@
+package plan
+
+import (
+	"strings"
+
+	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
+	"github.com/kube-ipvs/kube-ipvs/pkg/ipset"
+)
+
+// SetName is a set's name as it stands in IPv4; of IPv6 see In. The names are
+// kube-proxy's, but for those that begin with KUBE-IPVS- and end in a word
+// that it does not have: these are ours.
+type SetName string
+
+// The sets. Each rule of the chains below matches one of them.
+const (
+	LoopBack           SetName = "KUBE-LOOP-BACK"                 // endpoint, port, endpoint: a pod that reaches itself
+	ClusterIP          SetName = "KUBE-CLUSTER-IP"                // cluster IPs by port
+	ExternalIP         SetName = "KUBE-EXTERNAL-IP"               // external IPs, externalTrafficPolicy Cluster
+	ExternalIPLocal    SetName = "KUBE-EXTERNAL-IP-LOCAL"         // and Local
+	LoadBalancer       SetName = "KUBE-LOAD-BALANCER"             // load balancer IPs
+	LoadBalancerLocal  SetName = "KUBE-LOAD-BALANCER-LOCAL"       // those with externalTrafficPolicy Local
+	LoadBalancerFW     SetName = "KUBE-LOAD-BALANCER-FW"          // those with loadBalancerSourceRanges
+	SourceCIDR         SetName = "KUBE-LOAD-BALANCER-SOURCE-CIDR" // and the ranges that may come
+	SourceIP           SetName = "KUBE-LOAD-BALANCER-SOURCE-IP"   // and the VIP itself, where the node may come: its own packets carry the VIP
+	NodePortTCP        SetName = "KUBE-NODE-PORT-TCP"
+	NodePortLocalTCP   SetName = "KUBE-NODE-PORT-LOCAL-TCP"
+	NodePortUDP        SetName = "KUBE-NODE-PORT-UDP"
+	NodePortLocalUDP   SetName = "KUBE-NODE-PORT-LOCAL-UDP"
+	NodePortSCTP       SetName = "KUBE-NODE-PORT-SCTP-HASH"
+	NodePortLocalSCTP  SetName = "KUBE-NODE-PORT-LOCAL-SCTP-HASH"
+	HealthCheckPort    SetName = "KUBE-HEALTH-CHECK-NODE-PORT"
+	VIPs               SetName = "KUBE-IPVS-IPS"       // addresses on kube-ipvs0
+	NodePorts          SetName = "KUBE-IPVS-NODE-PORT" // every node address and node port that is served
+	NoLocalEndpoint    SetName = "KUBE-IPVS-NO-LOCAL"  // externalTrafficPolicy Local, and no endpoint on this node
+	ReplyRoutedSources SetName = "KUBE-IPVS-REPLY-SRC" // sources whose masqueraded flows take reply routing
+)
+
+var setTypes = []struct {
+	name SetName
+	kind ipset.Type
+}{
+	{LoopBack, ipset.HashIPPortIP},
+	{ClusterIP, ipset.HashIPPort},
+	{ExternalIP, ipset.HashIPPort},
+	{ExternalIPLocal, ipset.HashIPPort},
+	{LoadBalancer, ipset.HashIPPort},
+	{LoadBalancerLocal, ipset.HashIPPort},
+	{LoadBalancerFW, ipset.HashIPPort},
+	{SourceCIDR, ipset.HashIPPortNet},
+	{SourceIP, ipset.HashIPPortIP},
+	{NodePortTCP, ipset.BitmapPort},
+	{NodePortLocalTCP, ipset.BitmapPort},
+	{NodePortUDP, ipset.BitmapPort},
+	{NodePortLocalUDP, ipset.BitmapPort},
+	{NodePortSCTP, ipset.HashIPPort},
+	{NodePortLocalSCTP, ipset.HashIPPort},
+	{HealthCheckPort, ipset.BitmapPort},
+	{VIPs, ipset.HashIP},
+	{NodePorts, ipset.HashIPPort},
+	{NoLocalEndpoint, ipset.HashIPPort},
+	{ReplyRoutedSources, ipset.HashNet},
+}
+
+// maxSetName is IPSET_MAXNAMELEN without the closing zero.
+const maxSetName = 31
+
+// In is the set's name in a family: KUBE-X, or KUBE-6-X cut to what the
+// kernel takes, as kube-proxy has it.
+func (n SetName) In(f ip.Family) string {
+	if f == ip.IPv4 {
+		return string(n)
+	}
+	name := "KUBE-6-" + strings.TrimPrefix(string(n), "KUBE-")
+	if len(name) > maxSetName {
+		name = name[:maxSetName]
+	}
+	return name
+}
+
+// Sets lists every set of a family.
+func Sets(f ip.Family) []ipset.Set {
+	sets := make([]ipset.Set, len(setTypes))
+	for i, t := range setTypes {
+		sets[i] = ipset.Set{Name: t.name.In(f), Type: t.kind, Family: f}
+		if t.kind == ipset.BitmapPort {
+			sets[i].Family = 0
+		}
+	}
+	return sets
+}

@@ -1,0 +1,286 @@
+package service
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"sort"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/selection"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
+)
+
+// defaultAffinitySeconds is what the API server fills in for ClientIP
+// affinity without a configuration.
+const defaultAffinitySeconds = corev1.DefaultClientIPServiceAffinitySeconds
+
+// maxAffinitySeconds is the API's upper limit, one day.
+const maxAffinitySeconds = 86400
+
+// Selector is the label selector that every Service must meet to be ours, as
+// kube-proxy has it: the label names another proxy for the Service.
+func Selector() labels.Selector { return absent(labelProxyName) }
+
+// EndpointSliceSelector is the same for EndpointSlices; those of headless
+// Services carry a label of their own.
+func EndpointSliceSelector() labels.Selector {
+	return absent(labelProxyName, corev1.IsHeadlessService)
+}
+
+const labelProxyName = "service.kubernetes.io/service-proxy-name"
+
+func absent(keys ...string) labels.Selector {
+	s := labels.NewSelector()
+	for _, key := range keys {
+		// A constant key with no values is always a valid requirement.
+		r, err := labels.NewRequirement(key, selection.DoesNotExist, nil)
+		if err == nil {
+			s = s.Add(*r)
+		}
+	}
+	return s
+}
+
+// Proxied tells whether a Service gets virtual servers at all: it is not
+// headless, not of type ExternalName, and not some other proxy's.
+func Proxied(svc *corev1.Service) bool {
+	return svc.Spec.ClusterIP != corev1.ClusterIPNone &&
+		svc.Spec.ClusterIP != "" &&
+		svc.Spec.Type != corev1.ServiceTypeExternalName &&
+		Selector().Matches(labels.Set(svc.Labels))
+}
+
+// Owner names the Service that an EndpointSlice belongs to. It is false for
+// slices that are not ours: of another proxy, headless, of host names, or
+// without an owner.
+func Owner(slice *discoveryv1.EndpointSlice) (types.NamespacedName, bool) {
+	name := slice.Labels[discoveryv1.LabelServiceName]
+	ours := name != "" && slice.AddressType != discoveryv1.AddressTypeFQDN &&
+		EndpointSliceSelector().Matches(labels.Set(slice.Labels))
+	return types.NamespacedName{Namespace: slice.Namespace, Name: name}, ours
+}
+
+// builder collects what is wrong with an object while the rest of it is built.
+type builder struct {
+	object string
+	errs   []error
+}
+
+func (b *builder) errorf(field, format string, args ...any) {
+	b.errs = append(b.errs, fmt.Errorf("%s: %s: %s", b.object, field, fmt.Sprintf(format, args...)))
+}
+
+// Build makes the model of a Service from its API object and its
+// EndpointSlices, in any order. The error lists every field that could not be
+// used, each with the object's name; the Service is what remains without
+// those, and is to be programmed all the same.
+func Build(svc *corev1.Service, slices []*discoveryv1.EndpointSlice) (Service, error) {
+	b := &builder{object: fmt.Sprintf("Service %s/%s", svc.Namespace, svc.Name)}
+	s := Service{
+		Name:                types.NamespacedName{Namespace: svc.Namespace, Name: svc.Name},
+		UID:                 svc.UID,
+		Created:             svc.CreationTimestamp.Time,
+		ClusterIPs:          b.clusterIPs(svc),
+		ExternalIPs:         b.addresses("spec.externalIPs", svc.Spec.ExternalIPs),
+		LoadBalancers:       b.loadBalancers(svc),
+		SourceRanges:        b.sourceRanges(svc),
+		ExternalLocal:       svc.Spec.ExternalTrafficPolicy == corev1.ServiceExternalTrafficPolicyLocal,
+		InternalLocal:       svc.Spec.InternalTrafficPolicy != nil && *svc.Spec.InternalTrafficPolicy == corev1.ServiceInternalTrafficPolicyLocal,
+		AffinitySeconds:     b.affinity(svc),
+		HealthCheckNodePort: b.healthCheckNodePort(svc),
+	}
+	s.Ports = b.ports(svc, mergeSlices(b, slices))
+	return s, errors.Join(b.errs...)
+}
+
+func (b *builder) clusterIPs(svc *corev1.Service) []netip.Addr {
+	if len(svc.Spec.ClusterIPs) > 0 {
+		return b.addresses("spec.clusterIPs", svc.Spec.ClusterIPs)
+	}
+	return b.addresses("spec.clusterIP", []string{svc.Spec.ClusterIP})
+}
+
+// addresses parses a list; an address that stands twice counts once.
+func (b *builder) addresses(field string, list []string) []netip.Addr {
+	var out []netip.Addr
+	seen := map[netip.Addr]bool{}
+	for i, s := range list {
+		a, err := parseAddr(s)
+		if err != nil {
+			b.errorf(fmt.Sprintf("%s[%d]", field, i), "%v", err)
+			continue
+		}
+		if !seen[a] {
+			seen[a] = true
+			out = append(out, a)
+		}
+	}
+	return out
+}
+
+// parseAddr reads an address that can be a VIP or an endpoint. IPv4-mapped
+// IPv6 is read as the IPv4 address that it means, as kube-proxy does.
+func parseAddr(s string) (netip.Addr, error) {
+	a, err := netip.ParseAddr(s)
+	if err != nil {
+		return a, fmt.Errorf("%q is not an IP address", s)
+	}
+	a = a.Unmap()
+	switch {
+	case a.Zone() != "":
+		return a, fmt.Errorf("%q has a zone", s)
+	case a.IsUnspecified(), a.IsLoopback(), a.IsMulticast(), a.IsLinkLocalUnicast() && a.Is6():
+		return a, fmt.Errorf("%q is unspecified, loopback, link-local or multicast and cannot be served", s)
+	}
+	return a, nil
+}
+
+// loadBalancers takes the addresses whose traffic reaches the node with the
+// address still on it (ipMode VIP, the default; KEP-1860).
+func (b *builder) loadBalancers(svc *corev1.Service) []netip.Addr {
+	if svc.Spec.Type != corev1.ServiceTypeLoadBalancer {
+		return nil
+	}
+	var vips []string
+	for _, in := range svc.Status.LoadBalancer.Ingress {
+		proxied := in.IPMode != nil && *in.IPMode == corev1.LoadBalancerIPModeProxy
+		if in.IP != "" && !proxied {
+			vips = append(vips, in.IP)
+		}
+	}
+	return b.addresses("status.loadBalancer.ingress.ip", vips)
+}
+
+// sourceRanges gives nil only where every source of each family may come. A
+// list of which nothing can be used must not open the Service to everybody:
+// it gives one range that matches no real source.
+func (b *builder) sourceRanges(svc *corev1.Service) []netip.Prefix {
+	if svc.Spec.Type != corev1.ServiceTypeLoadBalancer || len(svc.Spec.LoadBalancerSourceRanges) == 0 {
+		return nil
+	}
+	var out []netip.Prefix
+	for i, s := range svc.Spec.LoadBalancerSourceRanges {
+		p, err := parsePrefix(s)
+		if err != nil {
+			b.errorf(fmt.Sprintf("spec.loadBalancerSourceRanges[%d]", i), "%v", err)
+			continue
+		}
+		out = append(out, p)
+	}
+	if len(out) == 0 {
+		return []netip.Prefix{noSource}
+	}
+	return out
+}
+
+// noSource is a range that no packet comes from.
+var noSource = netip.PrefixFrom(netip.AddrFrom4([4]byte{255, 255, 255, 255}), 32)
+
+// parsePrefix reads a CIDR; the API server has always let spaces around it
+// pass.
+func parsePrefix(s string) (netip.Prefix, error) {
+	p, err := netip.ParsePrefix(strings.TrimSpace(s))
+	if err != nil {
+		return p, fmt.Errorf("%q is not a CIDR", s)
+	}
+	if p.Addr().Is4In6() {
+		if p.Bits() < 96 {
+			return p, fmt.Errorf("%q mixes the families", s)
+		}
+		p = netip.PrefixFrom(p.Addr().Unmap(), p.Bits()-96)
+	}
+	return p.Masked(), nil
+}
+
+func (b *builder) affinity(svc *corev1.Service) uint32 {
+	if svc.Spec.SessionAffinity != corev1.ServiceAffinityClientIP {
+		return 0
+	}
+	c := svc.Spec.SessionAffinityConfig
+	if c == nil || c.ClientIP == nil || c.ClientIP.TimeoutSeconds == nil {
+		return uint32(defaultAffinitySeconds)
+	}
+	t := *c.ClientIP.TimeoutSeconds
+	if t <= 0 || t > maxAffinitySeconds {
+		b.errorf("spec.sessionAffinityConfig.clientIP.timeoutSeconds",
+			"%d is not within 1 and %d, using %d", t, maxAffinitySeconds, defaultAffinitySeconds)
+		return uint32(defaultAffinitySeconds)
+	}
+	return uint32(t)
+}
+
+func (b *builder) healthCheckNodePort(svc *corev1.Service) uint16 {
+	if svc.Spec.Type != corev1.ServiceTypeLoadBalancer ||
+		svc.Spec.ExternalTrafficPolicy != corev1.ServiceExternalTrafficPolicyLocal {
+		return 0
+	}
+	p, ok := b.port("spec.healthCheckNodePort", svc.Spec.HealthCheckNodePort, true)
+	if !ok {
+		return 0
+	}
+	return p
+}
+
+// port checks a port number; zero passes where the field is optional.
+func (b *builder) port(field string, n int32, optional bool) (uint16, bool) {
+	if n == 0 && optional {
+		return 0, true
+	}
+	if n < 1 || n > 65535 {
+		b.errorf(field, "%d is not a port", n)
+		return 0, false
+	}
+	return uint16(n), true
+}
+
+func (b *builder) ports(svc *corev1.Service, endpoints map[portKey][]Endpoint) []Port {
+	var out []Port
+	seen := map[[2]uint16]bool{}
+	for i, p := range svc.Spec.Ports {
+		port, ok := b.servicePort(fmt.Sprintf("spec.ports[%d]", i), p)
+		if !ok {
+			continue
+		}
+		id := [2]uint16{uint16(port.Protocol), port.Port}
+		if seen[id] {
+			b.errorf(fmt.Sprintf("spec.ports[%d]", i), "%s %d stands twice", port.Protocol, port.Port)
+			continue
+		}
+		seen[id] = true
+		port.Endpoints = endpoints[portKey{port.Name, port.Protocol}]
+		out = append(out, port)
+	}
+	return out
+}
+
+func (b *builder) servicePort(field string, p corev1.ServicePort) (Port, bool) {
+	protocol, err := parseProtocol(p.Protocol)
+	if err != nil {
+		b.errorf(field+".protocol", "%v", err)
+		return Port{}, false
+	}
+	number, ok := b.port(field+".port", p.Port, false)
+	if !ok {
+		return Port{}, false
+	}
+	// A node port that cannot be used costs only itself.
+	nodePort, _ := b.port(field+".nodePort", p.NodePort, true)
+	return Port{Name: p.Name, Protocol: protocol, Port: number, NodePort: nodePort}, true
+}
+
+func parseProtocol(p corev1.Protocol) (ip.Protocol, error) {
+	if p == "" {
+		return ip.TCP, nil
+	}
+	return ip.ParseProtocol(string(p))
+}
+
+func sortEndpoints(list []Endpoint) {
+	sort.Slice(list, func(i, j int) bool { return list[i].Addr.Compare(list[j].Addr) < 0 })
+}

@@ -1,0 +1,66 @@
+// Package service turns the API's objects into the proxy's own model of a
+// Service: addresses parsed, defaults resolved, what is not valid left out
+// and reported. It decides nothing; that is package plan's part.
+package service
+
+import (
+	"net/netip"
+	"time"
+
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
+)
+
+// Service is one Service with its endpoints.
+type Service struct {
+	Name    types.NamespacedName
+	UID     types.UID
+	Created time.Time
+
+	ClusterIPs    []netip.Addr // at most one of each family
+	ExternalIPs   []netip.Addr
+	LoadBalancers []netip.Addr   // those with ipMode VIP; Proxy's are the cloud's business
+	SourceRanges  []netip.Prefix // masked; nil: unrestricted
+
+	ExternalLocal bool // externalTrafficPolicy: Local
+	InternalLocal bool // internalTrafficPolicy: Local
+
+	AffinitySeconds     uint32 // 0: no session affinity
+	HealthCheckNodePort uint16 // 0: none
+
+	Ports []Port // in the API's order
+}
+
+// External tells whether anything but the cluster IPs leads to the Service.
+func (s *Service) External() bool {
+	if len(s.ExternalIPs) > 0 || len(s.LoadBalancers) > 0 {
+		return true
+	}
+	for _, p := range s.Ports {
+		if p.NodePort != 0 {
+			return true
+		}
+	}
+	return false
+}
+
+// Port is one port of a Service and the endpoints behind it.
+type Port struct {
+	Name      string
+	Protocol  ip.Protocol
+	Port      uint16
+	NodePort  uint16     // 0: none
+	Endpoints []Endpoint // of both families, by address and port
+}
+
+// Endpoint is one address and port behind a port of a Service.
+type Endpoint struct {
+	Addr        netip.AddrPort
+	Node        string // name of the node that it runs on, or ""
+	Ready       bool   // wants traffic; never true for a terminating one, unless unready ones are published
+	Serving     bool   // can answer
+	Terminating bool
+	ZoneHints   []string // zones that should use it; none: no hint
+	NodeHints   []string // nodes that should use it; none: no hint
+}

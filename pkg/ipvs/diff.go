@@ -1,0 +1,102 @@
+package ipvs
+
+import (
+	"cmp"
+	"maps"
+	"net/netip"
+	"slices"
+)
+
+// Diff lists the changes that lead from have to want. Both may be parts of
+// the kernel's state, as long as they are about the same keys.
+//
+// The order is the same for the same input, and such that no connection meets
+// less than before or after: first what is added (a virtual server directly
+// before its real servers), then updates, then real servers are deleted and,
+// last, virtual servers. Each object is changed at most once.
+func Diff(have, want State) []Change {
+	keys := slices.Collect(maps.Keys(want))
+	for key := range have {
+		if _, wanted := want[key]; !wanted {
+			keys = append(keys, key)
+		}
+	}
+	slices.SortFunc(keys, Key.Compare)
+	var p phases
+	for _, key := range keys {
+		p.service(key, find(have, key), find(want, key))
+	}
+	return p.changes()
+}
+
+// DiffService is Diff for one key. A nil service is one that is not there.
+func DiffService(key Key, have, want *Service) []Change {
+	var p phases
+	p.service(key, have, want)
+	return p.changes()
+}
+
+// Compare orders keys: those with a mark last, then by address, protocol and
+// port.
+func (k Key) Compare(other Key) int {
+	return cmp.Or(
+		cmp.Compare(k.FWMark, other.FWMark),
+		k.Addr.Compare(other.Addr),
+		cmp.Compare(k.Protocol, other.Protocol),
+		cmp.Compare(k.Port, other.Port),
+	)
+}
+
+func find(s State, key Key) *Service {
+	if service, ok := s[key]; ok {
+		return &service
+	}
+	return nil
+}
+
+// phases collects changes by the phase in which they are carried out.
+type phases struct {
+	adds, updates, deletes, removals []Change
+}
+
+func (p *phases) changes() []Change {
+	return slices.Concat(p.adds, p.updates, p.deletes, p.removals)
+}
+
+func (p *phases) service(key Key, have, want *Service) {
+	switch {
+	case have == nil && want == nil:
+	case want == nil:
+		p.removals = append(p.removals, Change{Op: DeleteVirtualServer, Key: key})
+	case have == nil:
+		p.adds = append(p.adds, Change{Op: AddVirtualServer, Key: key, VirtualServer: want.VirtualServer})
+		p.realServers(key, nil, want.RealServers)
+	default:
+		if have.VirtualServer != want.VirtualServer {
+			p.updates = append(p.updates, Change{Op: UpdateVirtualServer, Key: key, VirtualServer: want.VirtualServer})
+		}
+		p.realServers(key, have.RealServers, want.RealServers)
+	}
+}
+
+func (p *phases) realServers(key Key, have, want map[netip.AddrPort]RealServer) {
+	for _, dest := range sortedDests(want) {
+		rs := want[dest]
+		old, there := have[dest]
+		switch {
+		case !there:
+			p.adds = append(p.adds, Change{Op: AddRealServer, Key: key, Dest: dest, RealServer: rs})
+		case old != rs:
+			p.updates = append(p.updates, Change{Op: UpdateRealServer, Key: key, Dest: dest, RealServer: rs})
+		}
+	}
+	for _, dest := range sortedDests(have) {
+		if _, wanted := want[dest]; !wanted {
+			p.deletes = append(p.deletes, Change{Op: DeleteRealServer, Key: key, Dest: dest})
+		}
+	}
+}
+
+func sortedDests(m map[netip.AddrPort]RealServer) []netip.AddrPort {
+	return slices.SortedFunc(maps.Keys(m), netip.AddrPort.Compare)
+}

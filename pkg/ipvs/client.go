@@ -1,0 +1,328 @@
+package ipvs
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"net/netip"
+	"sync"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
+	"github.com/kube-ipvs/kube-ipvs/pkg/kernel"
+)
+
+// attempts is how often a call that may well succeed at once is made. Two
+// are enough for a change that meets another state than expected.
+const attempts = 4
+
+// flagHashed is IP_VS_SVC_F_HASHED: set by the kernel on every virtual server
+// that it has, and ignored in a request.
+const flagHashed Flags = 0x2
+
+// raw is IPVS as the kernel offers it: one state per network namespace, and
+// requests that it carries out or answers with an errno. What callers rely on
+// beyond that is in client, so that it is the same code for the kernel and
+// for the Fake.
+type raw interface {
+	// services dumps the virtual servers, without their real servers.
+	services() (map[Key]VirtualServer, error)
+	// destinations dumps the real servers of one virtual server. For one
+	// that is not there the kernel gives an empty dump, not an error.
+	destinations(Key) (map[netip.AddrPort]destination, error)
+	// execute carries out changes in order, as they are, and gives one
+	// answer for each.
+	execute([]Change) []error
+	timeouts() (Timeouts, error)
+	setTimeouts(Timeouts) error
+	close()
+}
+
+// destination is a real server and the connections to it.
+type destination struct {
+	RealServer
+	Connections
+}
+
+// client gives raw IPVS the semantics of this package. Its methods may be
+// called concurrently; they are carried out one at a time.
+type client struct {
+	mu  sync.Mutex
+	raw raw
+}
+
+// Close gives back the socket. No other method may be called after it.
+func (c *client) Close() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.raw.close()
+}
+
+// Observe reads every virtual server of the network namespace with its real
+// servers, whoever made them. After an error nothing is known: there is no
+// partial state. Transient errors have been retried.
+//
+// Connections and a real server's forwarding method are not part of State.
+func (c *client) Observe() (State, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return retry(c.observe)
+}
+
+func (c *client) observe() (State, error) {
+	services, err := c.raw.services()
+	if err != nil {
+		return nil, fmt.Errorf("list virtual servers: %w", err)
+	}
+	state := make(State, len(services))
+	for key, vs := range services {
+		dests, err := c.raw.destinations(key)
+		if err != nil {
+			return nil, fmt.Errorf("list real servers of %s: %w", key, err)
+		}
+		service := Service{VirtualServer: vs, RealServers: make(map[netip.AddrPort]RealServer, len(dests))}
+		for addr, dest := range dests {
+			service.RealServers[addr] = dest.RealServer
+		}
+		state[key] = service
+	}
+	return state, nil
+}
+
+// Connections counts the connections of each real server of a virtual
+// server. A virtual server that is not there has none.
+func (c *client) Connections(key Key) (map[netip.AddrPort]Connections, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if err := key.check(); err != nil {
+		return nil, fmt.Errorf("count connections: %w", err)
+	}
+	dests, err := retry(func() (map[netip.AddrPort]destination, error) { return c.raw.destinations(key) })
+	if err != nil {
+		return nil, fmt.Errorf("count connections of %s: %w", key, err)
+	}
+	counts := make(map[netip.AddrPort]Connections, len(dests))
+	for addr, dest := range dests {
+		counts[addr] = dest.Connections
+	}
+	return counts, nil
+}
+
+// Timeouts reads the connection table's timeouts.
+func (c *client) Timeouts() (Timeouts, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	t, err := retry(c.raw.timeouts)
+	if err != nil {
+		return Timeouts{}, fmt.Errorf("read timeouts: %w", err)
+	}
+	return t, nil
+}
+
+// SetTimeouts sets the connection table's timeouts; 0 leaves the present
+// value. Existing connections keep theirs until their next packet. Fails with
+// EINVAL for a timeout that the kernel cannot count in its ticks.
+func (c *client) SetTimeouts(t Timeouts) error {
+	if t == (Timeouts{}) {
+		return nil
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	_, err := retry(func() (struct{}, error) { return struct{}{}, c.raw.setTimeouts(t) })
+	if err != nil {
+		return fmt.Errorf("set timeouts %+v: %w", t, err)
+	}
+	return nil
+}
+
+// Probe finds out whether the kernel has a scheduler, loading its module if
+// need be and possible, by adding a virtual server and removing it. Its
+// address, 198.51.100.0:20000, is of a range for documentation; nothing is
+// ever sent there. An error says what can be done.
+func (c *client) Probe(scheduler string) error {
+	key := Key{Protocol: ip.TCP, Addr: netip.AddrFrom4([4]byte{198, 51, 100, 0}), Port: 20000}
+	add := Change{Op: AddVirtualServer, Key: key, VirtualServer: VirtualServer{Scheduler: scheduler}}
+	if err := kernel.Join(c.Apply([]Change{add})); err != nil {
+		return fmt.Errorf("probe scheduler %q: %w", scheduler, err)
+	}
+	return kernel.Join(c.Apply([]Change{{Op: DeleteVirtualServer, Key: key}}))
+}
+
+// Apply carries out changes in order and gives back those that failed; none
+// keeps another from being tried. What a change asks for is made true: what
+// is to be added and is there is updated, what is to be updated and is not
+// there is added, what is to be deleted and is not there counts as deleted. A
+// real server cannot be added to a virtual server that is not there (ESRCH).
+//
+// Changes that depend on each other must stand in Diff's order, and an object
+// must be changed at most once: whatever meets an unexpected state is made
+// true after all others have been tried.
+//
+// Fails with EINVAL for a key, an address or a combination that IPVS has no
+// use for, with ERANGE for a weight outside 0 to 65535, with ENOENT for a
+// scheduler that the kernel does not have, with EPERM without CAP_NET_ADMIN.
+func (c *client) Apply(changes []Change) []Failure {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	errs := make([]error, len(changes))
+	todo := make([]job, 0, len(changes))
+	for i, change := range changes {
+		if errs[i] = change.check(); errs[i] == nil {
+			todo = append(todo, job{i, change})
+		}
+	}
+	for range attempts {
+		todo = c.execute(todo, errs)
+	}
+	var failures []Failure
+	for i, err := range errs {
+		if err != nil {
+			failures = append(failures, Failure{Change: changes[i], Err: explain(changes[i], err)})
+		}
+	}
+	return failures
+}
+
+// job is a change on its way, and its index in Apply's argument.
+type job struct {
+	index  int
+	change Change
+}
+
+// execute carries out jobs, notes their errors, and gives back what is worth
+// to be tried next.
+func (c *client) execute(jobs []job, errs []error) []job {
+	if len(jobs) == 0 {
+		return nil
+	}
+	changes := make([]Change, len(jobs))
+	for i, j := range jobs {
+		changes[i] = j.change
+	}
+	var next []job
+	for i, err := range c.raw.execute(changes) {
+		again, ok := correct(changes[i], err)
+		if done(changes[i], err) {
+			err = nil
+		} else if ok {
+			next = append(next, job{jobs[i].index, again})
+		}
+		errs[jobs[i].index] = err
+	}
+	return next
+}
+
+// done tells whether the kernel's state is as the change wants it.
+func done(c Change, err error) bool {
+	switch c.Op {
+	case DeleteVirtualServer, DeleteRealServer:
+		return err == nil || kernel.IsNotExist(err)
+	}
+	return err == nil
+}
+
+// correct gives the change to make after c met err, if there is one. ESRCH
+// says that the virtual server is missing, ENOENT that the real server is (or
+// the scheduler: nothing to do about that).
+func correct(c Change, err error) (Change, bool) {
+	missingVS, missingRS := errors.Is(err, unix.ESRCH), errors.Is(err, unix.ENOENT)
+	switch {
+	case kernel.IsTransient(err):
+	case c.Op == AddVirtualServer && kernel.IsExist(err):
+		c.Op = UpdateVirtualServer
+	case c.Op == UpdateVirtualServer && missingVS:
+		c.Op = AddVirtualServer
+	case c.Op == AddRealServer && kernel.IsExist(err):
+		c.Op = UpdateRealServer
+	case c.Op == AddRealServer && missingVS:
+		// The virtual server may be added before, in the next round.
+	case c.Op == UpdateRealServer && (missingVS || missingRS):
+		c.Op = AddRealServer
+	default:
+		return Change{}, false
+	}
+	return c, true
+}
+
+// explain adds the cure to an errno that does not tell it.
+func explain(c Change, err error) error {
+	switch {
+	case c.VirtualServer.Scheduler != "" && errors.Is(err, unix.ENOENT):
+		return fmt.Errorf("the kernel has no scheduler %q (%w); load it with \"modprobe ip_vs_%[1]s\" on the node, or choose another", c.VirtualServer.Scheduler, err)
+	case kernel.IsPermission(err):
+		return fmt.Errorf("%w; IPVS needs the capability NET_ADMIN", err)
+	}
+	return err
+}
+
+// check refuses what the kernel would refuse, or take and never use, or what
+// does not survive the way there and back.
+func (c Change) check() error {
+	if err := c.Key.check(); err != nil {
+		return err
+	}
+	switch c.Op {
+	case AddVirtualServer, UpdateVirtualServer:
+		return c.checkVirtualServer()
+	case AddRealServer, UpdateRealServer:
+		if w := c.RealServer.Weight; w < 0 || w > math.MaxUint16 {
+			return fmt.Errorf("weight %d, want 0 to %d: %w", w, math.MaxUint16, unix.ERANGE)
+		}
+		return c.checkDest()
+	case DeleteRealServer:
+		return c.checkDest()
+	case DeleteVirtualServer:
+		return nil
+	}
+	return fmt.Errorf("unknown operation: %w", unix.EINVAL)
+}
+
+// checkVirtualServer refuses the port 0 (all ports) without persistence: the
+// kernel takes it, and then drops what arrives.
+func (c Change) checkVirtualServer() error {
+	if c.Key.FWMark == 0 && c.Key.Port == 0 && c.VirtualServer.Flags&FlagPersistent == 0 {
+		return fmt.Errorf("port 0 needs persistence or a mark: %w", unix.EINVAL)
+	}
+	return nil
+}
+
+// checkDest refuses a real server of the other family: masquerading cannot
+// translate between families.
+func (c Change) checkDest() error {
+	if !plain(c.Dest.Addr()) || ip.Of(c.Dest.Addr()) != c.Key.Family() {
+		return fmt.Errorf("address %s, want one of %s: %w", c.Dest.Addr(), c.Key.Family(), unix.EINVAL)
+	}
+	return nil
+}
+
+// check refuses a key that names nothing in the kernel.
+func (k Key) check() error {
+	switch {
+	case !plain(k.Addr):
+		return fmt.Errorf("virtual server's address %s: %w", k.Addr, unix.EINVAL)
+	case k.FWMark != 0 && (k != Key{Addr: k.Family().Unspecified(), FWMark: k.FWMark}):
+		return fmt.Errorf("mark %#x together with an address, a port or a protocol: %w", k.FWMark, unix.EINVAL)
+	case k.FWMark == 0 && k.Protocol == 0:
+		return fmt.Errorf("virtual server without a protocol: %w", unix.EINVAL)
+	}
+	return nil
+}
+
+// plain tells whether an address has one meaning in the kernel: it is not an
+// IPv4 address in IPv6 clothes, and has no zone.
+func plain(a netip.Addr) bool {
+	return a.IsValid() && !a.Is4In6() && a.Zone() == ""
+}
+
+// retry calls f again while its error is transient.
+func retry[T any](f func() (T, error)) (T, error) {
+	var value T
+	var err error
+	for range attempts {
+		if value, err = f(); err == nil || !kernel.IsTransient(err) {
+			break
+		}
+	}
+	return value, err
+}

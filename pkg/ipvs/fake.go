@@ -1,0 +1,262 @@
+package ipvs
+
+import (
+	"maps"
+	"math"
+	"net/netip"
+	"slices"
+	"sync"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
+)
+
+// Fake is IPVS in memory. It keeps state and refuses what the kernel refuses,
+// with the same errnos: the package's tests hold it and the kernel to one
+// table. Everything above the kernel's own semantics is the real code.
+//
+// The fields may be set before it is used. The methods that are not those of
+// Netlink may be called at any time.
+type Fake struct {
+	client
+
+	// Schedulers are those that the kernel has; NewFake gives the usual ones.
+	Schedulers []string
+	// Refuse is asked before each operation; an error that it gives is the
+	// kernel's answer, and nothing is done.
+	Refuse func(Change) error
+	// FailObserve is asked before each dump; an error fails that dump.
+	FailObserve func() error
+
+	kernel fakeKernel
+}
+
+// NewFake gives an empty IPVS.
+func NewFake() *Fake {
+	f := &Fake{Schedulers: []string{"rr", "wrr", "lc", "wlc", "sh", "dh", "sed", "nq", "mh", "fo", "ovf"}}
+	f.kernel = fakeKernel{
+		fake:   f,
+		vs:     map[Key]fakeService{},
+		counts: map[Op]int{},
+		limits: Timeouts{TCP: 900, TCPFin: 120, UDP: 300}, // the kernel's own
+	}
+	f.client.raw = &f.kernel
+	return f
+}
+
+// Dump is the state as text; see State.String.
+func (f *Fake) Dump() string {
+	k := &f.kernel
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return k.state().String()
+}
+
+// SetConnections sets the connection counts of a real server. They stay until
+// it is set again, deleted, or the virtual server is. It does nothing for a
+// real server that is not there.
+func (f *Fake) SetConnections(key Key, dest netip.AddrPort, c Connections) {
+	k := &f.kernel
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if d, ok := k.vs[key].dests[dest]; ok {
+		k.vs[key].dests[dest] = destination{d.RealServer, c}
+	}
+}
+
+// FailNext makes the kernel answer the next operations with errs, one each;
+// they are not carried out. A nil error lets one pass.
+func (f *Fake) FailNext(errs ...error) {
+	k := &f.kernel
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.failures = append(k.failures, errs...)
+}
+
+// Counts gives how many operations of each kind reached the kernel since the
+// last call, those refused included.
+func (f *Fake) Counts() map[Op]int {
+	k := &f.kernel
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	counts := k.counts
+	k.counts = map[Op]int{}
+	return counts
+}
+
+// fakeKernel is the raw side of a Fake.
+type fakeKernel struct {
+	fake *Fake
+
+	mu       sync.Mutex
+	vs       map[Key]fakeService
+	counts   map[Op]int
+	failures []error
+	limits   Timeouts
+}
+
+type fakeService struct {
+	VirtualServer
+	dests map[netip.AddrPort]destination
+}
+
+func (k *fakeKernel) close() {}
+
+func (k *fakeKernel) state() State {
+	state := make(State, len(k.vs))
+	for key, service := range k.vs {
+		rs := make(map[netip.AddrPort]RealServer, len(service.dests))
+		for addr, d := range service.dests {
+			rs[addr] = d.RealServer
+		}
+		state[key] = Service{VirtualServer: service.VirtualServer, RealServers: rs}
+	}
+	return state
+}
+
+func (k *fakeKernel) services() (map[Key]VirtualServer, error) {
+	if err := k.failDump(); err != nil {
+		return nil, err
+	}
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	services := make(map[Key]VirtualServer, len(k.vs))
+	for key, service := range k.vs {
+		services[key] = service.VirtualServer
+	}
+	return services, nil
+}
+
+func (k *fakeKernel) destinations(key Key) (map[netip.AddrPort]destination, error) {
+	if err := k.failDump(); err != nil {
+		return nil, err
+	}
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return maps.Clone(k.vs[key].dests), nil
+}
+
+func (k *fakeKernel) failDump() error {
+	if k.fake.FailObserve == nil {
+		return nil
+	}
+	return k.fake.FailObserve()
+}
+
+func (k *fakeKernel) timeouts() (Timeouts, error) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return k.limits, nil
+}
+
+func (k *fakeKernel) setTimeouts(t Timeouts) error {
+	// The kernel counts in ticks, of which there are 100 to 1000 a second.
+	const most = math.MaxInt32 / 100
+	if t.TCP > most || t.TCPFin > most || t.UDP > most {
+		return unix.EINVAL
+	}
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	set := func(have *uint32, want uint32) {
+		if want != 0 {
+			*have = want
+		}
+	}
+	set(&k.limits.TCP, t.TCP)
+	set(&k.limits.TCPFin, t.TCPFin)
+	set(&k.limits.UDP, t.UDP)
+	return nil
+}
+
+func (k *fakeKernel) execute(changes []Change) []error {
+	errs := make([]error, len(changes))
+	for i, c := range changes {
+		errs[i] = k.one(c)
+	}
+	return errs
+}
+
+func (k *fakeKernel) one(c Change) error {
+	if err := k.refuse(c); err != nil {
+		return err
+	}
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	switch c.Op {
+	case AddVirtualServer, UpdateVirtualServer, DeleteVirtualServer:
+		return k.virtualServer(c)
+	}
+	return k.realServer(c)
+}
+
+// refuse counts an operation and gives the error that a test asked for.
+func (k *fakeKernel) refuse(c Change) error {
+	k.mu.Lock()
+	k.counts[c.Op]++
+	var err error
+	if len(k.failures) > 0 {
+		err, k.failures = k.failures[0], k.failures[1:]
+	}
+	k.mu.Unlock()
+	if err == nil && k.fake.Refuse != nil {
+		err = k.fake.Refuse(c)
+	}
+	return err
+}
+
+func (k *fakeKernel) virtualServer(c Change) error {
+	service, there := k.vs[c.Key]
+	switch {
+	case c.Op == AddVirtualServer && there:
+		return unix.EEXIST
+	case c.Op != AddVirtualServer && !there:
+		return unix.ESRCH
+	case c.Op == DeleteVirtualServer:
+		delete(k.vs, c.Key)
+		return nil
+	case !slices.Contains(k.fake.Schedulers, c.VirtualServer.Scheduler):
+		return unix.ENOENT
+	}
+	if !there {
+		service.dests = map[netip.AddrPort]destination{}
+	}
+	service.VirtualServer = c.VirtualServer
+	service.Flags &^= flagHashed
+	k.vs[c.Key] = service
+	return nil
+}
+
+func (k *fakeKernel) realServer(c Change) error {
+	service, there := k.vs[c.Key]
+	if !there {
+		return unix.ESRCH
+	}
+	dest, there := service.dests[c.Dest]
+	switch {
+	case c.Op == AddRealServer && there:
+		return unix.EEXIST
+	case c.Op == AddRealServer && !usable(c.Dest.Addr()):
+		return unix.EINVAL
+	case c.Op != AddRealServer && !there:
+		return unix.ENOENT
+	case c.Op == DeleteRealServer:
+		delete(service.dests, c.Dest)
+		return nil
+	}
+	dest.RealServer = c.RealServer
+	service.dests[c.Dest] = dest
+	return nil
+}
+
+// usable tells whether the kernel takes an address as a real server's: one
+// that can be that of a single host, and for IPv6 not of a link only.
+func usable(a netip.Addr) bool {
+	switch {
+	case a.IsMulticast():
+		return false
+	case ip.Of(a) == ip.IPv4:
+		return a.As4()[0] != 0 && a != netip.AddrFrom4([4]byte{255, 255, 255, 255})
+	}
+	return !a.IsUnspecified() && !a.IsLinkLocalUnicast()
+}

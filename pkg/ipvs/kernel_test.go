@@ -1,0 +1,137 @@
+//go:build e2e
+
+package ipvs
+
+import (
+	"fmt"
+	"net"
+	"os/exec"
+	"runtime"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/moby/ipvs"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
+)
+
+func TestKernel(t *testing.T) {
+	for _, tt := range allTests {
+		t.Run(tt.name, func(t *testing.T) { tt.test(t, openKernel) })
+	}
+}
+
+// openKernel moves the test to a fresh network namespace, where it stays: the
+// thread is never unlocked, so the runtime ends it with the test.
+func openKernel(t testing.TB) *client {
+	t.Helper()
+	runtime.LockOSThread()
+	if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
+		t.Fatal(err)
+	}
+	// Without any link up there is no local table, and the kernel takes every
+	// real server's address for a broadcast address.
+	lo, err := netlink.LinkByName("lo")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := netlink.LinkSetUp(lo); err != nil {
+		t.Fatal(err)
+	}
+	n, err := New()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(n.Close)
+	return &n.client
+}
+
+// TestText compares State.String with the program whose form it has.
+func TestText(t *testing.T) {
+	c := openKernel(t)
+	sticky := service("rr", "192.0.2.1:80", "192.0.2.2:81=0")
+	sticky.Flags, sticky.Timeout = FlagPersistent, 10800
+	hashing := service("mh", "[2001:db8::1]:80")
+	hashing.Flags = FlagSched1 | FlagSched2
+	other := service("rr")
+	other.Flags = FlagSched1 | FlagSched3 | FlagOnePacket
+	mustApply(t, c, Diff(nil, State{
+		tcp1: sticky, tcp6: hashing, udp1: other,
+		key(ip.SCTP, "10.96.0.1:443"): service("rr"),
+		mark(ip.IPv4, 7):              service("rr", "192.0.2.1:80"),
+		mark(ip.IPv6, 7):              service("rr"),
+	}))
+	state, err := c.Observe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, err := exec.Command("ipvsadm", "-Sn").CombinedOutput()
+	if err != nil {
+		t.Fatal(err, string(out))
+	}
+	if d := cmp.Diff(sortedLines(string(out)), sortedLines(state.String())); d != "" {
+		t.Error(d)
+	}
+}
+
+func sortedLines(s string) []string {
+	lines := strings.Split(s, "\n")
+	for i := range lines {
+		lines[i] = strings.TrimSpace(lines[i])
+	}
+	slices.Sort(lines)
+	return lines
+}
+
+// TestConnectionIsCounted makes a connection through a virtual server.
+func TestConnectionIsCounted(t *testing.T) {
+	c := openKernel(t)
+	server, err := net.Listen("tcp4", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer server.Close()
+	vip := key(ip.TCP, "127.0.0.2:80")
+	mustApply(t, c, Diff(nil, State{vip: service("rr", server.Addr().String())}))
+	conn, err := net.DialTimeout("tcp4", "127.0.0.2:80", 5*time.Second)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	got, err := c.Connections(vip)
+	if err != nil || len(got) != 1 {
+		t.Fatal(got, err)
+	}
+	for _, n := range got {
+		if n != (Connections{Active: 1}) {
+			t.Errorf("%+v", n)
+		}
+	}
+}
+
+// TestTimedOutSocket ends a request that is never answered, and makes one
+// after it.
+func TestTimedOutSocket(t *testing.T) {
+	c := openKernel(t)
+	s := c.raw.(*socket)
+	s.timeout = 50 * time.Millisecond
+	err := s.call(func(*ipvs.Handle) error { time.Sleep(100 * time.Millisecond); return nil })
+	if err == nil {
+		t.Error("no time-out")
+	}
+	s.timeout = answerTimeout
+	mustApply(t, c, Diff(nil, State{tcp1: service("rr")}))
+}
+
+func BenchmarkApply(b *testing.B) {
+	c := openKernel(b)
+	for i := 0; b.Loop(); i++ {
+		k := key(ip.TCP, fmt.Sprintf("10.%d.%d.%d:443", i>>16&255, i>>8&255, i&255))
+		mustApply(b, c, Diff(nil, State{k: service("rr", "192.0.2.1:80", "192.0.2.2:80")}))
+	}
+}

@@ -1,0 +1,242 @@
+package ipvs
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os/exec"
+	"time"
+
+	"github.com/moby/ipvs"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
+)
+
+// answerTimeout bounds one request. Adding a virtual server can load a
+// scheduler's module, which takes seconds on a busy node.
+const answerTimeout = 15 * time.Second
+
+// Netlink programs IPVS in the network namespace in which it was made.
+type Netlink struct{ client }
+
+// New connects to the kernel, in the network namespace of the calling thread.
+// It fails, with an error that says the cure, if the kernel has no IPVS and
+// its module cannot be loaded.
+func New() (*Netlink, error) {
+	if err := require(); err != nil {
+		return nil, err
+	}
+	handle, err := ipvs.New("")
+	if err != nil {
+		return nil, fmt.Errorf("connect to IPVS: %w", err)
+	}
+	return &Netlink{client{raw: &socket{handle, answerTimeout}}}, nil
+}
+
+// require makes sure that IPVS is there before the library asks for it: the
+// library asks once in a process's life and remembers even that it failed.
+// Kernels from 5.9 on load the module when its netlink family is asked for,
+// also for a process in a container without modprobe.
+func require() error {
+	_, err := netlink.GenlFamilyGet("IPVS")
+	if errors.Is(err, unix.ENOENT) {
+		_ = exec.Command("modprobe", "ip_vs").Run() // the second look tells how it went
+		_, err = netlink.GenlFamilyGet("IPVS")
+	}
+	if errors.Is(err, unix.ENOENT) {
+		return fmt.Errorf("the kernel has no IPVS and its module cannot be loaded from here (%w); run \"modprobe ip_vs\" on the node", err)
+	}
+	if err != nil {
+		return fmt.Errorf("look for IPVS in the kernel: %w", err)
+	}
+	return nil
+}
+
+// socket is raw IPVS through a generic netlink socket. It belongs to a
+// client, whose lock it relies on.
+type socket struct {
+	handle  *ipvs.Handle // nil after a time-out
+	timeout time.Duration
+}
+
+func (s *socket) close() {
+	if s.handle != nil {
+		s.handle.Close()
+		s.handle = nil
+	}
+}
+
+// call makes one request. The library waits for an answer without end, even
+// past the socket's own time-out; closing the socket ends the wait. The next
+// request then gets a new socket, which stale answers cannot reach.
+//
+// The new socket is of the network namespace of whichever thread asks, as New
+// has it: the process must not have threads in several.
+func (s *socket) call(request func(*ipvs.Handle) error) error {
+	if s.handle == nil {
+		handle, err := ipvs.New("")
+		if err != nil {
+			return err
+		}
+		s.handle = handle
+	}
+	watchdog := time.AfterFunc(s.timeout, s.handle.Close)
+	err := request(s.handle)
+	if !watchdog.Stop() {
+		s.handle = nil
+		return fmt.Errorf("no answer from IPVS in %s: %w", s.timeout, unix.ETIMEDOUT)
+	}
+	return err
+}
+
+func (s *socket) services() (map[Key]VirtualServer, error) {
+	var list []*ipvs.Service
+	err := s.call(func(h *ipvs.Handle) (err error) {
+		list, err = h.GetServices()
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	services := make(map[Key]VirtualServer, len(list))
+	for _, service := range list {
+		key, err := keyOf(service)
+		if err != nil {
+			return nil, err
+		}
+		services[key] = VirtualServer{
+			Scheduler: service.SchedName,
+			Flags:     Flags(service.Flags) &^ flagHashed,
+			Timeout:   service.Timeout,
+		}
+	}
+	return services, nil
+}
+
+func (s *socket) destinations(key Key) (map[netip.AddrPort]destination, error) {
+	var list []*ipvs.Destination
+	err := s.call(func(h *ipvs.Handle) (err error) {
+		list, err = h.GetDestinations(serviceOf(key, VirtualServer{}))
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	dests := make(map[netip.AddrPort]destination, len(list))
+	for _, d := range list {
+		addr, ok := netip.AddrFromSlice(d.Address)
+		if !ok {
+			return nil, fmt.Errorf("real server's address %v: %w", d.Address, unix.EINVAL)
+		}
+		dests[netip.AddrPortFrom(addr, d.Port)] = destination{
+			RealServer:  RealServer{Weight: d.Weight},
+			Connections: Connections{Active: d.ActiveConnections, Inactive: d.InactiveConnections},
+		}
+	}
+	return dests, nil
+}
+
+// execute gives up on the rest after a time-out: a kernel that hangs is not
+// to be waited for once a change.
+func (s *socket) execute(changes []Change) []error {
+	errs := make([]error, len(changes))
+	for i, c := range changes {
+		errs[i] = s.call(func(h *ipvs.Handle) error { return send(h, c) })
+		if errors.Is(errs[i], unix.ETIMEDOUT) {
+			for j := range errs[i:] {
+				errs[i+j] = errs[i]
+			}
+			break
+		}
+	}
+	return errs
+}
+
+func send(h *ipvs.Handle, c Change) error {
+	service, dest := serviceOf(c.Key, c.VirtualServer), destinationOf(c)
+	switch c.Op {
+	case AddVirtualServer:
+		return h.NewService(service)
+	case UpdateVirtualServer:
+		return h.UpdateService(service)
+	case DeleteVirtualServer:
+		return h.DelService(service)
+	case AddRealServer:
+		return h.NewDestination(service, dest)
+	case UpdateRealServer:
+		return h.UpdateDestination(service, dest)
+	case DeleteRealServer:
+		return h.DelDestination(service, dest)
+	}
+	return unix.EINVAL
+}
+
+func (s *socket) timeouts() (Timeouts, error) {
+	var config *ipvs.Config
+	err := s.call(func(h *ipvs.Handle) (err error) {
+		config, err = h.GetConfig()
+		return err
+	})
+	if err != nil {
+		return Timeouts{}, err
+	}
+	return Timeouts{TCP: seconds(config.TimeoutTCP), TCPFin: seconds(config.TimeoutTCPFin), UDP: seconds(config.TimeoutUDP)}, nil
+}
+
+func (s *socket) setTimeouts(t Timeouts) error {
+	config := ipvs.Config{TimeoutTCP: duration(t.TCP), TimeoutTCPFin: duration(t.TCPFin), TimeoutUDP: duration(t.UDP)}
+	return s.call(func(h *ipvs.Handle) error { return h.SetConfig(&config) })
+}
+
+func seconds(d time.Duration) uint32    { return uint32(d / time.Second) }
+func duration(sec uint32) time.Duration { return time.Duration(sec) * time.Second }
+
+// serviceOf is a virtual server in the library's form. The persistence
+// granularity (Netmask) is one client address. For IPv4 it is a mask, for
+// IPv6 a prefix length.
+func serviceOf(key Key, vs VirtualServer) *ipvs.Service {
+	s := &ipvs.Service{
+		FWMark:        key.FWMark,
+		SchedName:     vs.Scheduler,
+		Flags:         uint32(vs.Flags),
+		Timeout:       vs.Timeout,
+		AddressFamily: unix.AF_INET,
+		Netmask:       0xffffffff,
+	}
+	if key.Family() == ip.IPv6 {
+		s.AddressFamily, s.Netmask = unix.AF_INET6, 128
+	}
+	if key.FWMark == 0 {
+		s.Protocol, s.Address, s.Port = uint16(key.Protocol), net.IP(key.Addr.AsSlice()), key.Port
+	}
+	return s
+}
+
+// destinationOf is a change's real server in the library's form. Thresholds
+// of connections are not used.
+func destinationOf(c Change) *ipvs.Destination {
+	return &ipvs.Destination{
+		Address:         net.IP(c.Dest.Addr().AsSlice()),
+		Port:            c.Dest.Port(),
+		Weight:          c.RealServer.Weight,
+		ConnectionFlags: ipvs.ConnectionFlagMasq,
+	}
+}
+
+func keyOf(s *ipvs.Service) (Key, error) {
+	if s.FWMark != 0 {
+		family := ip.IPv4
+		if s.AddressFamily == unix.AF_INET6 {
+			family = ip.IPv6
+		}
+		return Key{Addr: family.Unspecified(), FWMark: s.FWMark}, nil
+	}
+	addr, ok := netip.AddrFromSlice(s.Address)
+	if !ok {
+		return Key{}, fmt.Errorf("virtual server's address %v: %w", s.Address, unix.EINVAL)
+	}
+	return Key{Protocol: ip.Protocol(s.Protocol), Addr: addr, Port: s.Port}, nil
+}

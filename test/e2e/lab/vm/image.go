@@ -41,8 +41,6 @@ var guestTrees = []string{"etc/iproute2", "etc/protocols", "etc/services", "usr/
 // image is a kernel and the initial file system to boot it with.
 type image struct {
 	kernel, initrd string
-	// key changes with whatever went into the image.
-	key string
 }
 
 // ensureImage returns the image, building it if the cache has none for the
@@ -69,7 +67,7 @@ func ensureImage(ctx context.Context, cache string, log Logf) (*image, error) {
 			return nil, fmt.Errorf("build the guest image: %w", err)
 		}
 	}
-	return &image{kernel: filepath.Join(dir, "vmlinuz"), initrd: filepath.Join(dir, "initrd"), key: key}, nil
+	return &image{kernel: filepath.Join(dir, "vmlinuz"), initrd: filepath.Join(dir, "initrd")}, nil
 }
 
 // imageKey hashes what the image is made from: this package's lists and init

@@ -23,7 +23,7 @@ var wantedModules = []string{
 	"drivers/virtio/",
 	"fs/9p/", "fs/overlayfs/",
 	"net/802/", "net/8021q/", "net/9p/", "net/bridge/", "net/ipv4/", "net/ipv6/", "net/llc/",
-	"net/netfilter/", "net/packet/", "net/sched/", "net/sctp/",
+	"net/netfilter/", "net/netlink/", "net/packet/", "net/sched/", "net/sctp/", "net/xfrm/",
 }
 
 // stageModules copies the wanted modules, and what they depend on, from the

@@ -8,6 +8,7 @@ import (
 	"maps"
 	"os"
 	"path/filepath"
+	"strings"
 	"time"
 )
 
@@ -144,8 +145,8 @@ func (l *Lab) guest(way Way, out string, stdout io.Writer) *guest {
 // works. Where it does not, the guest hangs rather than fails.
 const kvmProbeLimit = 15 * time.Second
 
-// kvmBoots tries a guest with KVM. The answer is kept in the cache, under the
-// machine's kernel and the image.
+// kvmBoots tries a guest with KVM. The answer is kept in the cache, together with
+// the version of the machine's kernel that it is true for.
 func (l *Lab) kvmBoots(ctx context.Context) bool {
 	if device, err := os.OpenFile("/dev/kvm", os.O_RDWR, 0); err != nil {
 		return false
@@ -157,10 +158,9 @@ func (l *Lab) kvmBoots(ctx context.Context) bool {
 		return false
 	}
 	known := filepath.Join(l.config.Cache, "kvm")
-	question := fmt.Sprintf("%s%s\n", machine, l.image.key)
-	for _, answer := range []bool{true, false} {
-		if text, err := os.ReadFile(known); err == nil && string(text) == fmt.Sprint(question, answer, "\n") {
-			return answer
+	if text, err := os.ReadFile(known); err == nil {
+		if answer, ok := strings.CutPrefix(string(text), string(machine)); ok {
+			return answer == answerYes
 		}
 	}
 	l.config.Log("probing KVM, for at most %s", kvmProbeLimit)
@@ -171,10 +171,16 @@ func (l *Lab) kvmBoots(ctx context.Context) bool {
 	if err != nil {
 		l.config.Log("KVM does not boot the guest (%.80s): emulating", err)
 	}
+	answer := answerYes
+	if err != nil {
+		answer = "no\n"
+	}
 	// A probe whose answer cannot be kept is only made again.
-	_ = os.WriteFile(known, fmt.Append(nil, question, err == nil, "\n"), 0o644)
+	_ = os.WriteFile(known, append(machine, answer...), 0o644)
 	return err == nil
 }
+
+const answerYes = "yes\n"
 
 func (l *Lab) probe(ctx context.Context, way Way) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, kvmProbeLimit, errors.New("timed out"))

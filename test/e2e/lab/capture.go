@@ -1,0 +1,246 @@
+package lab
+
+import (
+	"encoding/binary"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// Packet is one packet as an interface saw it: coming in before any netfilter
+// hook, going out after all of them.
+type Packet struct {
+	At        time.Time
+	Interface string
+	Out       bool
+	Protocol  Protocol
+	From, To  netip.AddrPort
+	// Flags are TCP's, such as "SYN" or "SYN,ACK".
+	Flags string
+}
+
+func (p Packet) String() string {
+	direction := "in "
+	if p.Out {
+		direction = "out"
+	}
+	return fmt.Sprintf("%s %s %-14s %s %s > %s %s", p.At.Format("05.000"), direction, p.Interface, p.Protocol, p.From, p.To, p.Flags)
+}
+
+// flow is what a capture keeps: packets from or to one of the far ends.
+type flow struct {
+	protocol Protocol
+	ends     []netip.AddrPort
+}
+
+func (f flow) isRequest(p Packet) bool { return slices.Contains(f.ends, p.To) }
+func (f flow) isReply(p Packet) bool   { return slices.Contains(f.ends, p.From) }
+
+func (f flow) matches(p Packet) bool {
+	return p.Protocol == f.protocol && (f.isRequest(p) || f.isReply(p))
+}
+
+// Capture holds the packets of a flow that the interfaces of one namespace saw.
+type Capture struct {
+	host   *Namespace
+	flow   flow
+	socket *socket
+	names  map[int]string
+
+	mu      sync.Mutex
+	packets []Packet
+	// news is closed and replaced when a packet arrives.
+	news chan struct{}
+}
+
+// Watch begins to capture what goes to and comes from the servers at the
+// "address:port" ends, on all interfaces of the namespace. The ends are as they
+// are on the watched part of the way: behind the proxy, the backends'. What
+// passes after Watch has returned is seen.
+func (n *Namespace) Watch(protocol Protocol, ends ...string) *Capture {
+	n.lab.t.Helper()
+	c := &Capture{host: n, flow: flow{protocol: protocol}, names: map[int]string{}, news: make(chan struct{})}
+	for _, text := range ends {
+		end, err := netip.ParseAddrPort(text)
+		n.lab.must(err, "watch %s", text)
+		c.flow.ends = append(c.flow.ends, end)
+	}
+	var fd int
+	err := n.Do(func() (err error) {
+		fd, err = unix.Socket(unix.AF_PACKET, unix.SOCK_DGRAM|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, int(bigEndian(unix.ETH_P_ALL)))
+		return err
+	})
+	n.lab.must(err, "%s: packet socket", n.Name)
+	c.socket, err = wrapSocket(fd)
+	n.lab.must(err, "%s: packet socket", n.Name)
+	n.closers = append(n.closers, c.socket.close)
+	go c.run()
+	return c
+}
+
+// bigEndian turns a number into network byte order.
+func bigEndian(value uint16) uint16 {
+	return binary.NativeEndian.Uint16(binary.BigEndian.AppendUint16(nil, value))
+}
+
+func (c *Capture) run() {
+	buffer := make([]byte, 256)
+	for {
+		var length int
+		var from unix.Sockaddr
+		err := c.socket.whenReadable(func(fd int) (err error) {
+			length, from, err = unix.Recvfrom(fd, buffer, 0)
+			return err
+		})
+		if err != nil {
+			return
+		}
+		link, ok := from.(*unix.SockaddrLinklayer)
+		if !ok {
+			continue
+		}
+		if packet, ok := parsePacket(buffer[:length]); ok && c.flow.matches(packet) {
+			packet.At = time.Now()
+			packet.Interface = c.name(link.Ifindex)
+			packet.Out = link.Pkttype == unix.PACKET_OUTGOING
+			c.add(packet)
+		}
+	}
+}
+
+// name is an interface's; looked up once, as interfaces may be gone later.
+func (c *Capture) name(index int) string {
+	if name, ok := c.names[index]; ok {
+		return name
+	}
+	name := fmt.Sprintf("#%d", index)
+	if link, err := c.host.netlink.LinkByIndex(index); err == nil {
+		name = link.Attrs().Name
+	}
+	c.names[index] = name
+	return name
+}
+
+func (c *Capture) add(packet Packet) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.packets = append(c.packets, packet)
+	close(c.news)
+	c.news = make(chan struct{})
+}
+
+// Packets returns what was seen so far, in order.
+func (c *Capture) Packets() []Packet {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return slices.Clone(c.packets)
+}
+
+// Await waits for a packet that matches, and returns the first one.
+func (c *Capture) Await(limit time.Duration, match func(Packet) bool) (Packet, bool) {
+	timeout := time.After(limit)
+	for seen := 0; ; {
+		c.mu.Lock()
+		packets, news := c.packets, c.news
+		c.mu.Unlock()
+		for ; seen < len(packets); seen++ {
+			if match(packets[seen]) {
+				return packets[seen], true
+			}
+		}
+		select {
+		case <-news:
+		case <-timeout:
+			return Packet{}, false
+		}
+	}
+}
+
+// Path is the way of a flow through a host, from the first packet of each kind.
+// An empty field means that there was none.
+type Path struct {
+	// RequestIn and RequestOut are the interfaces by which requests entered and
+	// left; RequestSource is the source address with which they left.
+	RequestIn, RequestOut string
+	RequestSource         netip.Addr
+	// ReplyIn and ReplyOut are the same for replies. Replies that are un-NATed on
+	// the host do not leave it as part of the watched flow.
+	ReplyIn, ReplyOut string
+}
+
+// Path returns the way that the flow took so far.
+func (c *Capture) Path() (path Path) {
+	for _, p := range c.Packets() {
+		name := &path.RequestIn
+		switch {
+		case c.flow.isReply(p) && p.Out:
+			name = &path.ReplyOut
+		case c.flow.isReply(p):
+			name = &path.ReplyIn
+		case p.Out:
+			name = &path.RequestOut
+			if *name == "" {
+				path.RequestSource = p.From.Addr()
+			}
+		}
+		if *name == "" {
+			*name = p.Interface
+		}
+	}
+	return path
+}
+
+func (c *Capture) String() string {
+	var text strings.Builder
+	fmt.Fprintf(&text, "packets at %s:\n", c.host.Name)
+	for _, p := range c.Packets() {
+		fmt.Fprintln(&text, p)
+	}
+	return text.String()
+}
+
+// parsePacket reads an IP packet as far as the ports. Fragments other than the
+// first, and IPv6 extension headers, are not of interest here.
+func parsePacket(data []byte) (packet Packet, ok bool) {
+	if len(data) < 20 {
+		return packet, false
+	}
+	var from, to netip.Addr
+	var protocol byte
+	switch data[0] >> 4 {
+	case 4:
+		from, to = netip.AddrFrom4([4]byte(data[12:16])), netip.AddrFrom4([4]byte(data[16:20]))
+		protocol, data = data[9], data[min(len(data), int(data[0]&15)*4):]
+	case 6:
+		if len(data) < 40 {
+			return packet, false
+		}
+		from, to = netip.AddrFrom16([16]byte(data[8:24])), netip.AddrFrom16([16]byte(data[24:40]))
+		protocol, data = data[6], data[40:]
+	}
+	if len(data) < 4 || !from.IsValid() {
+		return packet, false
+	}
+	packet.From = netip.AddrPortFrom(from, binary.BigEndian.Uint16(data))
+	packet.To = netip.AddrPortFrom(to, binary.BigEndian.Uint16(data[2:]))
+	packet.Protocol, ok = map[byte]Protocol{unix.IPPROTO_TCP: TCP, unix.IPPROTO_UDP: UDP, unix.IPPROTO_SCTP: SCTP}[protocol]
+	if packet.Protocol == TCP && len(data) > 13 {
+		packet.Flags = tcpFlags(data[13])
+	}
+	return packet, ok
+}
+
+func tcpFlags(bits byte) string {
+	var flags []string
+	for i, name := range []string{"FIN", "SYN", "RST", "PSH", "ACK"} {
+		if bits&(1<<i) != 0 {
+			flags = append(flags, name)
+		}
+	}
+	return strings.Join(flags, ",")
+}

@@ -1,0 +1,224 @@
+package lab
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"net/netip"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// Outcome is how a request ended.
+type Outcome string
+
+// The outcomes that tests tell apart. Another error's outcome is its text.
+const (
+	OK          Outcome = "ok"
+	Refused     Outcome = "refused"
+	TimedOut    Outcome = "timeout"
+	Reset       Outcome = "reset"
+	Unreachable Outcome = "unreachable"
+)
+
+// Answer is what became of one request.
+type Answer struct {
+	// Server is the name of the server that answered.
+	Server string
+	// SeenSource is the source address that the server saw.
+	SeenSource netip.AddrPort
+	// Local is the client's own address.
+	Local   netip.AddrPort
+	Err     error
+	Elapsed time.Duration
+}
+
+// Outcome classifies the answer.
+func (a Answer) Outcome() Outcome {
+	switch {
+	case a.Err == nil:
+		return OK
+	case errors.Is(a.Err, unix.ECONNREFUSED):
+		return Refused
+	case errors.Is(a.Err, os.ErrDeadlineExceeded), errors.Is(a.Err, unix.ETIMEDOUT):
+		return TimedOut
+	case errors.Is(a.Err, unix.ECONNRESET), errors.Is(a.Err, unix.EPIPE), errors.Is(a.Err, io.EOF):
+		return Reset
+	case errors.Is(a.Err, unix.EHOSTUNREACH), errors.Is(a.Err, unix.ENETUNREACH):
+		return Unreachable
+	}
+	return Outcome(a.Err.Error())
+}
+
+func (a Answer) String() string {
+	if a.Err != nil {
+		return fmt.Sprintf("%s from %s after %s", a.Outcome(), a.Local, a.Elapsed.Round(time.Millisecond))
+	}
+	return fmt.Sprintf("%s from %s, seen as %s, after %s", a.Server, a.Local, a.SeenSource, a.Elapsed.Round(time.Millisecond))
+}
+
+// DialTimeout is long enough for a lost SYN to be sent again, once.
+const DialTimeout = 3 * time.Second
+
+// Dial sends one request to "address:port" and waits for the answer.
+func (n *Namespace) Dial(protocol Protocol, address string) Answer {
+	return n.DialWithin(DialTimeout, protocol, address)
+}
+
+// DialWithin is Dial with a time limit.
+func (n *Namespace) DialWithin(limit time.Duration, protocol Protocol, address string) Answer {
+	begin := time.Now()
+	c, err := n.Connect(limit, protocol, address)
+	if err != nil {
+		return Answer{Err: err, Elapsed: time.Since(begin)}
+	}
+	defer c.socket.reset()
+	answer := c.Ask(max(0, limit-time.Since(begin)))
+	answer.Elapsed = time.Since(begin)
+	return answer
+}
+
+// Connection is a client's connection, or for UDP a client's socket, that stays
+// open for further requests.
+type Connection struct {
+	protocol Protocol
+	socket   *socket
+}
+
+// Connect opens a connection to "address:port". Close it after use.
+func (n *Namespace) Connect(limit time.Duration, protocol Protocol, address string) (*Connection, error) {
+	to, err := netip.ParseAddrPort(address)
+	if err != nil {
+		return nil, err
+	}
+	s, err := n.openSocket(protocol, family(to.Addr()))
+	if err != nil {
+		return nil, err
+	}
+	if err := s.deadline(limit); err != nil {
+		s.close()
+		return nil, err
+	}
+	if err := s.connect(to); err != nil {
+		s.close()
+		return nil, err
+	}
+	return &Connection{protocol: protocol, socket: s}, nil
+}
+
+// Ask sends one request on the connection and waits for the answer. A datagram
+// is sent once: if it or its answer is lost, that is a time-out.
+func (c *Connection) Ask(limit time.Duration) (answer Answer) {
+	begin := time.Now()
+	answer.Local = c.socket.local()
+	defer func() { answer.Elapsed = time.Since(begin) }()
+	if answer.Err = c.socket.deadline(limit); answer.Err != nil {
+		return answer
+	}
+	if answer.Err = c.socket.send([]byte("who are you?\n")); answer.Err != nil {
+		return answer
+	}
+	buffer := make([]byte, 2048)
+	length, _, err := c.socket.receive(buffer)
+	if err == nil && length == 0 {
+		err = io.EOF
+	}
+	if answer.Err = err; err == nil {
+		answer.Server, answer.SeenSource, answer.Err = parseAnswer(string(buffer[:length]))
+	}
+	return answer
+}
+
+// Close closes the connection in order.
+func (c *Connection) Close() { c.socket.close() }
+
+func parseAnswer(text string) (server string, source netip.AddrPort, err error) {
+	server, seen, ok := strings.Cut(strings.TrimSpace(text), " ")
+	if !ok {
+		return "", netip.AddrPort{}, fmt.Errorf("an answer that no server of the lab gives: %q", text)
+	}
+	source, err = netip.ParseAddrPort(seen)
+	return server, source, err
+}
+
+// Load is a client that keeps sending requests, each on a new connection.
+type Load struct {
+	stop chan struct{}
+	done sync.WaitGroup
+	mu   sync.Mutex
+	// counts and answers are guarded by mu.
+	counts   map[Outcome]int
+	servers  map[string]int
+	failures []Answer
+}
+
+// Tally is what a load client has seen.
+type Tally struct {
+	Outcomes map[Outcome]int
+	// Servers counts the answers of each.
+	Servers map[string]int
+	// Failures are the first of the requests that were not answered.
+	Failures []Answer
+}
+
+// keptFailures are enough to see what went wrong.
+const keptFailures = 20
+
+// Load starts clients that keep sending requests to "address:port" until
+// stopped.
+func (n *Namespace) Load(clients int, protocol Protocol, address string) *Load {
+	l := &Load{stop: make(chan struct{}), counts: map[Outcome]int{}, servers: map[string]int{}}
+	for range clients {
+		l.done.Go(func() {
+			for !l.stopped() {
+				l.count(n.Dial(protocol, address))
+			}
+		})
+	}
+	n.closers = append(n.closers, func() { l.Stop() })
+	return l
+}
+
+func (l *Load) stopped() bool {
+	select {
+	case <-l.stop:
+		return true
+	default:
+		return false
+	}
+}
+
+func (l *Load) count(answer Answer) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.counts[answer.Outcome()]++
+	if answer.Err == nil {
+		l.servers[answer.Server]++
+	} else if len(l.failures) < keptFailures {
+		l.failures = append(l.failures, answer)
+	}
+}
+
+// Tally returns what was seen so far.
+func (l *Load) Tally() Tally {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return Tally{Outcomes: maps.Clone(l.counts), Servers: maps.Clone(l.servers), Failures: slices.Clone(l.failures)}
+}
+
+// Stop ends the clients, waits for their last requests, and returns the tally.
+func (l *Load) Stop() Tally {
+	l.mu.Lock()
+	if !l.stopped() {
+		close(l.stop)
+	}
+	l.mu.Unlock()
+	l.done.Wait()
+	return l.Tally()
+}

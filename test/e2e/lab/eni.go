@@ -1,0 +1,133 @@
+package lab
+
+import (
+	"fmt"
+	"net/netip"
+	"testing"
+)
+
+// ENIOptions are the variations of the ENI cluster.
+type ENIOptions struct {
+	// IPv6 builds the same cluster with IPv6 addresses.
+	IPv6 bool
+	// Eth1Address puts the secondary interface's own address on it, as some
+	// CNIs do. Otherwise eth1 has none.
+	Eth1Address bool
+	// CheckSources makes the fabric drop what does not come from the interface
+	// that its source address belongs to.
+	CheckSources bool
+}
+
+// ENICluster is the cluster of a CNI that gives pods the addresses of a
+// secondary network interface: everything from a pod is routed out by eth1,
+// everything else by eth0. Two backends are beyond the fabric.
+type ENICluster struct {
+	*Lab
+	Fabric *Fabric
+	Node   *Node
+	Pod    *Pod
+	// Eth0 and Eth1 are where the node's interfaces meet the fabric.
+	Eth0, Eth1 *Port
+	Backends   []*Server
+	// NodeAddress is eth0's, ENIAddress is eth1's primary one, whether the node
+	// carries it or not.
+	NodeAddress, ENIAddress netip.Addr
+	// VIP is the load balancer's "address:port"; Endpoints are the backends'.
+	VIP       string
+	Endpoints []string
+}
+
+// eniPlan holds the cluster's addresses.
+type eniPlan struct {
+	length                            int
+	nodeGateway, node                 string
+	eniGateway, eni, pod              string
+	vip                               string
+	backendGateways, backendAddresses []string
+}
+
+var (
+	eniPlan4 = eniPlan{
+		length: 24, nodeGateway: "10.12.97.1", node: "10.12.97.49",
+		eniGateway: "10.12.192.1", eni: "10.12.192.10", pod: "10.12.192.44",
+		vip:              "10.12.115.101",
+		backendGateways:  []string{"10.253.3.1", "10.253.4.1"},
+		backendAddresses: []string{"10.253.3.5", "10.253.4.194"},
+	}
+	eniPlan6 = eniPlan{
+		length: 64, nodeGateway: "fd00:12:97::1", node: "fd00:12:97::49",
+		eniGateway: "fd00:12:192::1", eni: "fd00:12:192::10", pod: "fd00:12:192::44",
+		vip:              "fd00:12:115::101",
+		backendGateways:  []string{"fd00:253:3::1", "fd00:253:4::1"},
+		backendAddresses: []string{"fd00:253:3::5", "fd00:253:4::194"},
+	}
+)
+
+// Ports of the ENI cluster's service.
+const (
+	eniServicePort = 80
+	eniBackendPort = 8000
+)
+
+func (p *eniPlan) prefix(address string) string { return fmt.Sprintf("%s/%d", address, p.length) }
+
+// NewENICluster builds the ENI cluster, without any proxy's rules.
+func NewENICluster(t testing.TB, options ENIOptions) *ENICluster {
+	t.Helper()
+	plan := &eniPlan4
+	if options.IPv6 {
+		plan = &eniPlan6
+	}
+	l := New(t)
+	c := &ENICluster{Lab: l, Fabric: l.Fabric("fabric"), Node: l.Node("node")}
+	c.Fabric.Uplink()
+	c.attachNode(plan, options)
+	c.addPod(plan)
+	c.addBackends(plan)
+	c.NodeAddress, c.ENIAddress = netip.MustParseAddr(plan.node), netip.MustParseAddr(plan.eni)
+	c.VIP = netip.AddrPortFrom(netip.MustParseAddr(plan.vip), eniServicePort).String()
+	// The cloud's load balancer is somewhere beyond the fabric, never here.
+	c.Fabric.Route("blackhole " + plan.vip)
+	if options.CheckSources {
+		c.Fabric.CheckSources()
+	}
+	return c
+}
+
+func (c *ENICluster) attachNode(plan *eniPlan, options ENIOptions) {
+	c.t.Helper()
+	primary := c.Fabric.Segment(plan.prefix(plan.nodeGateway))
+	c.Eth0 = primary.Attach(c.Node.Namespace, "eth0", plan.prefix(plan.node))
+	primary.DefaultRoute(c.Node.Namespace, "eth0")
+
+	secondary := c.Fabric.Segment(plan.prefix(plan.eniGateway))
+	c.Eth1 = secondary.Attach(c.Node.Namespace, "eth1")
+	if options.Eth1Address {
+		c.Node.Address("eth1", plan.eni)
+	}
+	c.Eth1.Own(plan.eni, plan.pod)
+	c.Node.Route(
+		fmt.Sprintf("%s dev eth1 table 1003", plan.eniGateway),
+		fmt.Sprintf("default via %s dev eth1 table 1003", plan.eniGateway),
+	)
+}
+
+func (c *ENICluster) addPod(plan *eniPlan) {
+	c.t.Helper()
+	c.Pod = c.Node.Pod("pod", "fsk7c22dbae71f7", plan.pod)
+	c.Node.Rule(
+		fmt.Sprintf("pref 1000 to %s lookup main", plan.pod),
+		fmt.Sprintf("pref 2000 from %s lookup 1003", plan.pod),
+	)
+}
+
+func (c *ENICluster) addBackends(plan *eniPlan) {
+	c.t.Helper()
+	for i, address := range plan.backendAddresses {
+		segment := c.Fabric.Segment(plan.prefix(plan.backendGateways[i]))
+		name := fmt.Sprintf("backend%d", i+1)
+		host := segment.Client(name, plan.prefix(address))
+		c.Backends = append(c.Backends, host.Serve(name, TCP, eniBackendPort))
+		c.Endpoints = append(c.Endpoints, netip.AddrPortFrom(netip.MustParseAddr(address), eniBackendPort).String())
+	}
+}

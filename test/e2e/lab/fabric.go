@@ -1,0 +1,218 @@
+package lab
+
+import (
+	"fmt"
+	"net/netip"
+	"regexp"
+	"strconv"
+	"strings"
+
+	"github.com/vishvananda/netlink"
+)
+
+// Fabric is the network outside the nodes: one layer-2 segment per subnet, and a
+// router between them. It can check sources as a cloud does.
+type Fabric struct {
+	*Namespace
+	checking bool
+	ports    []*Port
+}
+
+// Segment is one subnet of a fabric.
+type Segment struct {
+	fabric   *Fabric
+	bridge   string
+	gateways []netip.Prefix
+}
+
+// Port is where an interface of a host meets the fabric.
+type Port struct {
+	segment   *Segment
+	host      *Namespace
+	Interface string
+	name      string
+	owns      []netip.Prefix
+}
+
+// Fabric makes a fabric without segments.
+func (l *Lab) Fabric(name string) *Fabric {
+	l.t.Helper()
+	f := &Fabric{Namespace: l.Namespace(name)}
+	f.forward()
+	f.reversePath("0")
+	f.switchPlainly()
+	return f
+}
+
+// switchPlainly keeps what is switched out of the router's netfilter, which
+// br_netfilter would show it to.
+func (f *Fabric) switchPlainly() {
+	f.lab.t.Helper()
+	for _, name := range []string{"net.bridge.bridge-nf-call-iptables", "net.bridge.bridge-nf-call-ip6tables"} {
+		if _, err := f.readSysctl(name); err == nil {
+			f.Sysctl(name, "0")
+		}
+	}
+}
+
+// Segment adds a subnet; the router has the given addresses on it, such as
+// "10.12.97.1/24".
+func (f *Fabric) Segment(gateways ...string) *Segment {
+	f.lab.t.Helper()
+	s := &Segment{fabric: f, bridge: f.lab.linkName("br"), gateways: f.lab.prefixes(gateways)}
+	f.Link(&netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: s.bridge}})
+	f.Address(s.bridge, gateways...)
+	return s
+}
+
+// Attach connects a new interface of the host to the segment. The interface gets
+// the addresses, and a source check accepts them.
+func (s *Segment) Attach(host *Namespace, name string, addresses ...string) *Port {
+	f := s.fabric
+	f.lab.t.Helper()
+	port := &Port{segment: s, host: host, Interface: name, name: f.lab.linkName("port")}
+	host.connect(name, f.Namespace, port.name)
+	f.lab.must(f.netlink.LinkSetMaster(f.link(port.name), f.link(s.bridge)), "attach %s to %s", host.Name, s.bridge)
+	host.Address(name, addresses...)
+	for _, prefix := range f.lab.prefixes(addresses) {
+		port.owns = append(port.owns, netip.PrefixFrom(prefix.Addr(), prefix.Addr().BitLen()))
+	}
+	f.ports = append(f.ports, port)
+	f.installChecks()
+	return port
+}
+
+// Own assigns further addresses to the port, as a cloud assigns them to a
+// network interface: the fabric delivers them there, whether or not the host
+// answers for them, and a source check accepts them.
+func (p *Port) Own(addresses ...string) {
+	f := p.segment.fabric
+	f.lab.t.Helper()
+	mac := p.host.MAC(p.Interface)
+	for _, prefix := range f.lab.prefixes(addresses) {
+		f.Neighbour(p.segment.bridge, prefix.Addr(), mac)
+		p.owns = append(p.owns, prefix)
+	}
+	f.installChecks()
+}
+
+// Accept widens the port's source check without delivering anything there.
+func (p *Port) Accept(prefixes ...string) {
+	f := p.segment.fabric
+	f.lab.t.Helper()
+	p.owns = append(p.owns, f.lab.prefixes(prefixes)...)
+	f.installChecks()
+}
+
+// CheckSources makes the fabric drop packets that come from an interface with a
+// source address which is not that interface's, and count them.
+func (f *Fabric) CheckSources() {
+	f.lab.t.Helper()
+	f.checking = true
+	f.installChecks()
+}
+
+func (f *Fabric) installChecks() {
+	if !f.checking {
+		return
+	}
+	f.lab.t.Helper()
+	var rules strings.Builder
+	rules.WriteString("table netdev sources\ndelete table netdev sources\ntable netdev sources {\n")
+	for _, port := range f.ports {
+		port.writeCheck(&rules)
+	}
+	rules.WriteString("}\n")
+	f.Feed(rules.String(), "nft", "-f", "-")
+}
+
+// writeCheck writes the port's chain. IPv6 link-local and unspecified sources
+// are neighbour discovery's; ARP is neither family's.
+func (p *Port) writeCheck(rules *strings.Builder) {
+	v4, v6 := []string{"0.0.0.0"}, []string{"::", "fe80::/10"}
+	for _, prefix := range p.owns {
+		if prefix.Addr().Is4() {
+			v4 = append(v4, prefix.Masked().String())
+		} else {
+			v6 = append(v6, prefix.Masked().String())
+		}
+	}
+	fmt.Fprintf(rules, `	chain %[1]s {
+		type filter hook ingress device "%[1]s" priority 0;
+		ip saddr != { %[2]s } counter drop
+		ip6 saddr != { %[3]s } counter drop
+	}
+`, p.name, strings.Join(v4, ", "), strings.Join(v6, ", "))
+}
+
+var droppedPackets = regexp.MustCompile(`counter packets (\d+) `)
+
+// Spoofed is the number of packets that the source check has dropped at this
+// port since the port or an address was last added to the fabric.
+func (p *Port) Spoofed() int {
+	f := p.segment.fabric
+	f.lab.t.Helper()
+	dropped := 0
+	for _, match := range droppedPackets.FindAllStringSubmatch(f.Exec("nft", "list", "chain", "netdev", "sources", p.name), -1) {
+		packets, err := strconv.Atoi(match[1])
+		f.lab.must(err, "dropped packets")
+		dropped += packets
+	}
+	return dropped
+}
+
+// Client makes a host outside the cluster: one interface, eth0, and default
+// routes through the segment's router.
+func (s *Segment) Client(name string, addresses ...string) *Namespace {
+	lab := s.fabric.lab
+	lab.t.Helper()
+	client := lab.Namespace(name)
+	s.Attach(client, "eth0", addresses...)
+	s.DefaultRoute(client, "eth0")
+	return client
+}
+
+// DefaultRoute sends what the host knows no other way for through the segment's
+// router, for the families of which the segment has one.
+func (s *Segment) DefaultRoute(host *Namespace, name string) {
+	s.fabric.lab.t.Helper()
+	for _, gateway := range s.gateways {
+		host.Route(fmt.Sprintf("default via %s dev %s", gateway.Addr(), name))
+	}
+}
+
+// Uplink connects the fabric to the lab's root namespace, so that every host
+// with a default route reaches the API server there or beyond.
+func (f *Fabric) Uplink() {
+	lab := f.lab
+	lab.t.Helper()
+	const up, down = "100.127.255.1", "100.127.255.2"
+	name := lab.linkName(lab.prefix + "up")
+	f.connect("uplink", lab.root, name)
+	f.Address("uplink", down+"/30")
+	lab.root.Address(name, up+"/30")
+	f.Route("default via " + up)
+	lab.root.Sysctl("net.ipv4.ip_forward", "1")
+	f.Exec("iptables", "-w", "-t", "nat", "-A", "POSTROUTING", "-o", "uplink", "-j", "MASQUERADE")
+	rule := []string{"POSTROUTING", "-s", down, "!", "-o", name, "-j", "MASQUERADE"}
+	lab.root.Exec("iptables", append([]string{"-w", "-t", "nat", "-A"}, rule...)...)
+	f.closers = append(f.closers, func() {
+		if _, err := lab.root.TryExec("iptables", append([]string{"-w", "-t", "nat", "-D"}, rule...)...); err != nil {
+			lab.t.Log(err)
+		}
+	})
+}
+
+// forward makes the namespace a router.
+func (n *Namespace) forward() {
+	n.lab.t.Helper()
+	n.Sysctl("net.ipv4.ip_forward", "1")
+	n.Sysctl("net.ipv6.conf.all.forwarding", "1")
+}
+
+// reversePath sets rp_filter for all interfaces, those to come included.
+func (n *Namespace) reversePath(mode string) {
+	n.lab.t.Helper()
+	n.Sysctl("net.ipv4.conf.all.rp_filter", mode)
+	n.Sysctl("net.ipv4.conf.default.rp_filter", mode)
+}

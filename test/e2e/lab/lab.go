@@ -1,0 +1,131 @@
+// Package lab is the vocabulary of the end-to-end tests: a cluster is built from
+// network namespaces (a fabric, nodes, pods, clients), traffic is sent through
+// it and watched on its way.
+//
+// It runs as root inside the kernel lab (see test/e2e/README.md). Where building
+// fails, the test fails at once: what it needs of the kernel is not what it is
+// there to check. Everything is removed when the test ends.
+package lab
+
+import (
+	"fmt"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netns"
+	"golang.org/x/sys/unix"
+)
+
+// Lab is one test's set of namespaces.
+type Lab struct {
+	t          testing.TB
+	prefix     string
+	root       *Namespace
+	namespaces []*Namespace
+	nodes      []*Node
+	links      int
+}
+
+// labs counts the labs of this process, for names that do not collide.
+var labs atomic.Int32
+
+// New begins a lab. When the test ends, the state of all nodes is written to its
+// output if it failed, and all namespaces are removed.
+func New(t testing.TB) *Lab {
+	t.Helper()
+	if os.Getenv("LAB") == "" {
+		t.Fatal("this test changes the kernel it runs on: run it in the lab (make e2e)")
+	}
+	number := labs.Add(1)
+	l := &Lab{t: t, prefix: fmt.Sprintf("l%d-", number)}
+	root, err := netns.Get()
+	l.must(err, "open the root namespace")
+	handle, err := netlink.NewHandleAt(root, unix.NETLINK_ROUTE)
+	l.must(err, "netlink in the root namespace")
+	l.root = &Namespace{lab: l, Name: "root", file: root, netlink: handle}
+	t.Cleanup(l.close)
+	return l
+}
+
+func (l *Lab) close() {
+	if l.t.Failed() {
+		for _, node := range l.nodes {
+			l.keep(node.Name+".txt", node.Dump())
+		}
+	}
+	for i := len(l.namespaces) - 1; i >= 0; i-- {
+		l.namespaces[i].close()
+	}
+	l.root.netlink.Close()
+	l.root.file.Close()
+}
+
+// keep writes text to the test's output and to the output directory.
+func (l *Lab) keep(name, text string) {
+	l.t.Logf("%s:\n%s", name, text)
+	dir := filepath.Join(os.Getenv("LAB_OUT"), l.t.Name())
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		l.t.Log(err)
+		return
+	}
+	if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o644); err != nil {
+		l.t.Log(err)
+	}
+}
+
+// must ends the test if a step of building failed.
+func (l *Lab) must(err error, format string, args ...any) {
+	if err != nil {
+		l.t.Helper()
+		l.t.Fatalf("lab: %s: %v", fmt.Sprintf(format, args...), err)
+	}
+}
+
+// linkName makes a name for the far end of a link, which nobody asks for by
+// name.
+func (l *Lab) linkName(kind string) string {
+	l.links++
+	return fmt.Sprintf("%s%d", kind, l.links)
+}
+
+// Eventually waits until check returns nil, and fails the test with its last
+// error if that does not happen in time. For what has an event to wait for, wait
+// for that instead.
+func (l *Lab) Eventually(limit time.Duration, what string, check func() error) {
+	l.t.Helper()
+	deadline := time.Now().Add(limit)
+	for {
+		err := check()
+		if err == nil {
+			return
+		}
+		if time.Now().After(deadline) {
+			l.t.Fatalf("lab: %s: not within %s: %v", what, limit, err)
+		}
+		time.Sleep(50 * time.Millisecond)
+	}
+}
+
+func (l *Lab) prefixes(texts []string) []netip.Prefix {
+	l.t.Helper()
+	var prefixes []netip.Prefix
+	for _, text := range texts {
+		prefix, err := parsePrefix(text)
+		l.must(err, "address")
+		prefixes = append(prefixes, prefix)
+	}
+	return prefixes
+}
+
+// parsePrefix reads "10.0.0.1/24", or "10.0.0.1" for that address alone.
+func parsePrefix(text string) (netip.Prefix, error) {
+	if address, err := netip.ParseAddr(text); err == nil {
+		return netip.PrefixFrom(address, address.BitLen()), nil
+	}
+	return netip.ParsePrefix(text)
+}

@@ -1,0 +1,88 @@
+package lab
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// ownFiles prepares a process's own mount namespace: /sys shows the node's
+// interfaces, and /run holds the node's iptables lock.
+const ownFiles = `mount -t sysfs sys /sys && mount -t tmpfs run /run && exec "$@"`
+
+// proxyReadyLimit is generous: an emulated node is slow to start a large
+// program.
+const proxyReadyLimit = 60 * time.Second
+
+// proxyProgram is the kube-ipvs binary under test.
+func proxyProgram() string {
+	if path := os.Getenv("LAB_KUBE_IPVS"); path != "" {
+		return path
+	}
+	return filepath.Join(os.Getenv("LAB_SRC"), "bin/kube-ipvs")
+}
+
+// Peer is the path of a peer program, such as kube-proxy.
+func Peer(name string) string { return filepath.Join(os.Getenv("LAB_CACHE"), "peers", name) }
+
+// Kubeconfig is the path of the client configuration for the lab's API server.
+// Nodes reach that server if their fabric has an Uplink.
+func Kubeconfig() string { return os.Getenv("LAB_KUBECONFIG") }
+
+var kubeconfigServer = regexp.MustCompile(`(?m)^\s*server: (\S+)$`)
+
+// APIServer is the URL of the lab's API server.
+func APIServer(t testing.TB) string {
+	t.Helper()
+	config, err := os.ReadFile(Kubeconfig())
+	if err != nil {
+		t.Fatalf("lab: the API server's address: %v", err)
+	}
+	server := kubeconfigServer.FindSubmatch(config)
+	if server == nil {
+		t.Fatalf("lab: %s names no server", Kubeconfig())
+	}
+	return string(server[1])
+}
+
+// StartProxy runs kube-ipvs on the node and waits until ready returns nil. Its
+// log is part of the node's dump.
+func (n *Node) StartProxy(ready func(*Process) error, args ...string) *Process {
+	n.lab.t.Helper()
+	return n.StartProgram(ready, proxyProgram(), args...)
+}
+
+// StartProgram is StartProxy for another program, such as a peer.
+func (n *Node) StartProgram(ready func(*Process) error, program string, args ...string) *Process {
+	n.lab.t.Helper()
+	p := n.start(filepath.Base(program), inOwnMounts(program, args))
+	n.proxies = append(n.proxies, p)
+	n.lab.Eventually(proxyReadyLimit, n.Name+": "+p.Name+" is ready", func() error {
+		select {
+		case <-p.Done():
+			n.lab.t.Fatalf("%s: %s ended with exit code %d:\n%s", n.Name, p.Name, p.ExitCode(), p.Log())
+		default:
+		}
+		return ready(p)
+	})
+	return p
+}
+
+// RunProxy runs kube-ipvs on the node to its end, and returns its exit code and
+// output.
+func (n *Node) RunProxy(args ...string) (exitCode int, output string) {
+	n.lab.t.Helper()
+	p := n.start(filepath.Base(proxyProgram()), inOwnMounts(proxyProgram(), args))
+	n.proxies = append(n.proxies, p)
+	return p.ExitCode(), p.Log()
+}
+
+func inOwnMounts(program string, args []string) *exec.Cmd {
+	cmd := exec.Command("sh", append([]string{"-c", ownFiles, "sh", program}, args...)...)
+	cmd.SysProcAttr = &syscall.SysProcAttr{Unshareflags: syscall.CLONE_NEWNS}
+	return cmd
+}

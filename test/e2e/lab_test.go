@@ -1,0 +1,144 @@
+//go:build e2e
+
+package e2e
+
+import (
+	"testing"
+	"time"
+
+	"github.com/kube-ipvs/kube-ipvs/test/e2e/lab"
+)
+
+// TestLabAnswers checks the lab's own servers and clients: every protocol, both
+// families, through the router, and the ways in which a request can fail.
+func TestLabAnswers(t *testing.T) {
+	l := lab.New(t)
+	fabric := l.Fabric("fabric")
+	client := fabric.Segment("10.1.0.1/24", "fd00:1::1/64").Client("client", "10.1.0.9/24", "fd00:1::9/64")
+	server := fabric.Segment("10.2.0.1/24", "fd00:2::1/64").Client("server", "10.2.0.9/24", "fd00:2::9/64")
+	for _, protocol := range lab.Protocols {
+		server.Serve("server", protocol, 8000)
+		for address, source := range map[string]string{"10.2.0.9:8000": "10.1.0.9", "[fd00:2::9]:8000": "fd00:1::9"} {
+			answer := client.Dial(protocol, address)
+			if answer.Server != "server" || answer.SeenSource.Addr().String() != source {
+				t.Errorf("%s %s: %s (%v)", protocol, address, answer, answer.Err)
+			}
+		}
+		if answer := client.Dial(protocol, "10.2.0.9:8001"); answer.Outcome() != lab.Refused {
+			t.Errorf("%s to a closed port: %s", protocol, answer)
+		}
+	}
+	fabric.Route("blackhole 10.3.0.0/24")
+	if answer := client.DialWithin(time.Second, lab.TCP, "10.2.0.77:8000"); answer.Err == nil {
+		t.Errorf("an address that nobody has: %s", answer)
+	}
+	tally := client.Load(2, lab.TCP, "10.2.0.9:8000").Stop()
+	if tally.Outcomes[lab.OK] == 0 || len(tally.Failures) > 0 {
+		t.Errorf("load: %+v", tally)
+	}
+}
+
+// TestLabFabricDropsSpoofedSources checks that a fabric that checks sources lets
+// an interface use the addresses that it owns, and no others.
+func TestLabFabricDropsSpoofedSources(t *testing.T) {
+	l := lab.New(t)
+	fabric := l.Fabric("fabric")
+	left, right := fabric.Segment("10.1.0.1/24"), fabric.Segment("10.2.0.1/24")
+	right.Client("server", "10.2.0.9/24").Serve("server", lab.TCP, 8000)
+	host := l.Namespace("host")
+	port := left.Attach(host, "eth0", "10.1.0.9/24")
+	left.DefaultRoute(host, "eth0")
+	fabric.CheckSources()
+
+	if answer := host.Dial(lab.TCP, "10.2.0.9:8000"); answer.Err != nil {
+		t.Fatalf("with its own address: %s", answer)
+	}
+	if dropped := port.Spoofed(); dropped != 0 {
+		t.Errorf("%d packets with the right source were dropped", dropped)
+	}
+	host.Address("lo", "10.1.0.66/32")
+	host.Route("10.2.0.9 via 10.1.0.1 src 10.1.0.66")
+	if answer := host.DialWithin(time.Second, lab.TCP, "10.2.0.9:8000"); answer.Outcome() != lab.TimedOut {
+		t.Errorf("with another's address: %s", answer)
+	}
+	if port.Spoofed() == 0 {
+		t.Error("no packet was counted as spoofed")
+	}
+	port.Own("10.1.0.66")
+	if answer := host.Dial(lab.TCP, "10.2.0.9:8000"); answer.Err != nil {
+		t.Errorf("with an address that it was given: %s", answer)
+	}
+}
+
+// TestLabENIClusterUnderKubeProxy reproduces the report that the ENI cluster
+// comes from: under kube-proxy's rules a pod that calls the load balancer's
+// address waits in vain. The request leaves by the pods' interface with the
+// other one's address, and the reply comes in by that other interface, where the
+// reverse-path check drops it.
+func TestLabENIClusterUnderKubeProxy(t *testing.T) {
+	c := lab.NewENICluster(t, lab.ENIOptions{})
+	lab.KubeProxyRules(c.Node, c.VIP, c.Endpoints...)
+	onNode := c.Node.Watch(lab.TCP, c.Endpoints...)
+
+	answer := c.Pod.Dial(lab.TCP, c.VIP)
+	if answer.Outcome() != lab.TimedOut {
+		t.Errorf("the pod's request: %s, want a time-out", answer)
+	}
+	path := onNode.Path()
+	if path.RequestOut != "eth1" || path.RequestSource != c.NodeAddress || path.ReplyIn != "eth0" {
+		t.Errorf("path %+v, want out by eth1 as %s, back by eth0", path, c.NodeAddress)
+	}
+	if path.ReplyOut != "" {
+		t.Errorf("the reply was delivered by %s", path.ReplyOut)
+	}
+	t.Log(onNode)
+
+	// The set-up itself is sound: without the service, the pod reaches a backend.
+	if answer := c.Pod.Dial(lab.TCP, c.Endpoints[0]); answer.Server != "backend1" {
+		t.Errorf("the pod's direct request: %s", answer)
+	}
+}
+
+// TestLabENIClusterChecked shows the same on a fabric that checks sources: there
+// the request does not even get through.
+func TestLabENIClusterChecked(t *testing.T) {
+	for _, options := range []lab.ENIOptions{{CheckSources: true}, {CheckSources: true, IPv6: true}} {
+		c := lab.NewENICluster(t, options)
+		lab.KubeProxyRules(c.Node, c.VIP, c.Endpoints...)
+		if answer := c.Pod.Dial(lab.TCP, c.VIP); answer.Outcome() != lab.TimedOut {
+			t.Errorf("%+v: the pod's request: %s, want a time-out", options, answer)
+		}
+		if c.Eth1.Spoofed() == 0 {
+			t.Errorf("%+v: no packet was dropped for its source", options)
+		}
+	}
+}
+
+// TestLabThreeNodes checks that pods, nodes and the client of the ordinary
+// cluster reach each other, with their own addresses.
+func TestLabThreeNodes(t *testing.T) {
+	c := lab.NewThreeNodes(t)
+	from, to := c.Nodes[0].AddPod("from"), c.Nodes[1].AddPod("to")
+	to.Serve("to", lab.TCP, 8000)
+	for _, address := range []string{"10.244.2.2:8000", "[fd00:244:2::2]:8000"} {
+		for _, host := range []*lab.Namespace{from.Namespace, c.Nodes[1].Namespace, c.Nodes[2].Namespace, c.Client} {
+			answer := host.Dial(lab.TCP, address)
+			if answer.Server != "to" || answer.SeenSource != answer.Local {
+				t.Errorf("%s from %s: %s (%v)", address, host.Name, answer, answer.Err)
+			}
+		}
+	}
+}
+
+// TestLabUplink checks that a host behind the fabric reaches the API server.
+func TestLabUplink(t *testing.T) {
+	if lab.Kubeconfig() == "" {
+		t.Fatal("no API server: run the lab with -apiserver")
+	}
+	c := lab.NewThreeNodes(t)
+	server := lab.APIServer(t)
+	out := c.Nodes[0].Exec("curl", "-sk", "--max-time", "20", "-o", "/dev/null", "-w", "%{http_code}", server+"/readyz")
+	if out != "200" && out != "401" {
+		t.Errorf("%s answered %s", server, out)
+	}
+}

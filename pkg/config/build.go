@@ -1,0 +1,357 @@
+package config
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"math"
+	"math/bits"
+	"net/url"
+	"regexp"
+	"slices"
+	"strings"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/validation"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+	logsapi "k8s.io/component-base/logs/api/v1"
+	proxyv1alpha1 "k8s.io/kube-proxy/config/v1alpha1"
+
+	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
+	"github.com/kube-ipvs/kube-ipvs/pkg/ipvs"
+	"github.com/kube-ipvs/kube-ipvs/pkg/plan"
+)
+
+// What can be chosen. The first content type is the default.
+var (
+	contentTypes     = []string{"application/vnd.kubernetes.protobuf", "application/json"}
+	schedulers       = []string{"rr", "wrr", "lc", "wlc", "lblc", "lblcr", "dh", "sh", "mh", "sed", "nq", "fo", "ovf", "twos"}
+	detectLocalModes = []plan.DetectLocalMode{plan.DetectClusterCIDR, plan.DetectNodeCIDR, plan.DetectBridgeInterface, plan.DetectInterfaceNamePrefix}
+	snatModes        = []plan.SNATMode{plan.SNATAuto, plan.SNATSource, plan.SNATFWMark, plan.SNATOff}
+	minorVersion     = regexp.MustCompile(`^[0-9]+\.[0-9]+$`)
+)
+
+const (
+	// maxIPVSTimeout is what the kernel takes whatever its clock rate: it
+	// keeps timeouts as ticks in 31 bits.
+	maxIPVSTimeout = math.MaxInt32 / 1000 * time.Second
+	// maxTimeout is what fits in the kernel's other timeouts, in seconds.
+	maxTimeout = math.MaxInt32 / 1000 * time.Second
+
+	maxInterfaceName = 15
+	// maxInterfacePrefix leaves room for the + that rules write after it.
+	maxInterfacePrefix = maxInterfaceName - 1
+	// maxRulePriority is the last before the main table's rule.
+	maxRulePriority = 32765
+)
+
+// builder turns documents with defaults into a Config and gathers all errors.
+type builder struct {
+	path    func(flag, fieldPath string) *field.Path
+	proxy   *proxyv1alpha1.KubeProxyConfiguration
+	own     *KubeIPVSConfiguration
+	errs    field.ErrorList
+	notices []string
+}
+
+// err lists all errors, one a line; nil without any.
+func (b *builder) err() error {
+	if len(b.errs) == 0 {
+		return nil
+	}
+	lines := make([]string, len(b.errs))
+	for i, err := range b.errs {
+		lines[i] = err.Error()
+	}
+	return errors.New("invalid configuration: " + strings.Join(lines, "\n"))
+}
+
+func (b *builder) invalid(path *field.Path, value any, want string) {
+	b.errs = append(b.errs, field.Invalid(path, value, want))
+}
+
+// config builds all that follows from the two documents.
+func (b *builder) config() Config {
+	p := b.proxy
+	if p.Mode != "" && p.Mode != modeIPVS {
+		b.errs = append(b.errs, field.NotSupported(b.path("proxy-mode", "mode"), p.Mode, []string{modeIPVS}))
+	}
+	c := Config{
+		Plan:                        b.plan(),
+		BindAddress:                 b.addr(b.path("bind-address", "bindAddress"), cmp.Or(p.BindAddress, "0.0.0.0")),
+		Healthz:                     b.addrPort(b.path("healthz-bind-address", "healthzBindAddress"), p.HealthzBindAddress),
+		Metrics:                     b.addrPort(b.path("metrics-bind-address", "metricsBindAddress"), p.MetricsBindAddress),
+		BindAddressHardFail:         p.BindAddressHardFail,
+		Profiling:                   p.EnableProfiling,
+		ShowHiddenMetricsForVersion: p.ShowHiddenMetricsForVersion,
+		Source:                      b.source(),
+		Conntrack:                   b.conntrack(),
+		OOMScoreAdj:                 *p.OOMScoreAdj,
+	}
+	c.SyncPeriod, c.MinSyncPeriod = b.syncPeriods()
+	c.IPVSTimeouts = b.ipvsTimeouts()
+	if v := p.ShowHiddenMetricsForVersion; v != "" && !minorVersion.MatchString(v) {
+		b.invalid(b.path("show-hidden-metrics-for-version", "showHiddenMetricsForVersion"), v, "must be MAJOR.MINOR, such as 1.35")
+	}
+	b.inRange(b.path("oom-score-adj", "oomScoreAdj"), int(*p.OOMScoreAdj), -1000, 1000)
+	b.logging(&c)
+	c.Proxy, c.Own = *p, *b.own
+	return c
+}
+
+func (b *builder) plan() plan.Config {
+	p := b.proxy
+	scheduler := cmp.Or(p.IPVS.Scheduler, defaultScheduler)
+	if !slices.Contains(schedulers, scheduler) {
+		b.errs = append(b.errs, field.NotSupported(b.path("ipvs-scheduler", "ipvs.scheduler"), scheduler, schedulers))
+	}
+	c := plan.Config{
+		Families:          slices.Clone(ip.Families),
+		Scheduler:         scheduler,
+		MasqueradeAll:     p.IPTables.MasqueradeAll,
+		LocalTraffic:      b.localTraffic(),
+		NodePortAddresses: b.nodePortAddresses(),
+		ExcludeCIDRs:      b.prefixes(b.path("ipvs-exclude-cidrs", "ipvs.excludeCIDRs"), p.IPVS.ExcludeCIDRs),
+		StrictARP:         p.IPVS.StrictARP,
+	}
+	bit := int(*p.IPTables.MasqueradeBit)
+	if b.inRange(b.path("iptables-masquerade-bit", "iptables.masqueradeBit"), bit, 0, 31) {
+		c.MasqueradeMark = 1 << bit
+	}
+	c.SNAT = b.snat(c.MasqueradeMark)
+	return c
+}
+
+// localTraffic leaves out what the mode does not use, wrong or not, as
+// kube-proxy does.
+func (b *builder) localTraffic() plan.LocalTraffic {
+	t := plan.LocalTraffic{Mode: cmp.Or(plan.DetectLocalMode(b.proxy.DetectLocalMode), plan.DetectClusterCIDR)}
+	d := b.proxy.DetectLocal
+	switch t.Mode {
+	case plan.DetectClusterCIDR:
+		return b.clusterCIDR()
+	case plan.DetectNodeCIDR:
+	case plan.DetectBridgeInterface:
+		t.Interface = b.interfaceName(b.path("pod-bridge-interface", "detectLocal.bridgeInterface"), d.BridgeInterface, maxInterfaceName)
+	case plan.DetectInterfaceNamePrefix:
+		t.Interface = b.interfaceName(b.path("pod-interface-name-prefix", "detectLocal.interfaceNamePrefix"), d.InterfaceNamePrefix, maxInterfacePrefix)
+	default:
+		b.errs = append(b.errs, field.NotSupported(b.path("detect-local-mode", "detectLocalMode"), t.Mode, detectLocalModes))
+	}
+	return t
+}
+
+func (b *builder) clusterCIDR() plan.LocalTraffic {
+	path, value := b.path("cluster-cidr", "clusterCIDR"), b.proxy.ClusterCIDR
+	if value == "" {
+		b.notices = append(b.notices, path.String()+" is not set: traffic of this node's Pods is not told from other traffic, so none is masqueraded on its way to cluster IPs")
+		return plan.LocalTraffic{Mode: plan.DetectNone}
+	}
+	t := plan.LocalTraffic{Mode: plan.DetectClusterCIDR}
+	for _, s := range strings.Split(value, ",") {
+		if p, ok := b.prefix(path, s); ok {
+			t.CIDRs = append(t.CIDRs, p)
+		}
+	}
+	if n := strings.Count(value, ","); n > 1 || len(t.CIDRs) == 2 && ip.Of(t.CIDRs[0].Addr()) == ip.Of(t.CIDRs[1].Addr()) {
+		b.invalid(path, value, "must be one CIDR, or one of each family separated by a comma, such as 10.244.0.0/16,fd00:10:244::/56")
+	}
+	return t
+}
+
+func (b *builder) nodePortAddresses() plan.NodePortAddresses {
+	const primary = "primary"
+	path, values := b.path("nodeport-addresses", "nodePortAddresses"), b.proxy.NodePortAddresses
+	if !slices.Contains(values, primary) {
+		return plan.NodePortAddresses{Prefixes: b.prefixes(path, values)}
+	}
+	if len(values) > 1 {
+		b.invalid(path, strings.Join(values, ","), "must be either primary alone or CIDRs")
+	}
+	return plan.NodePortAddresses{Primary: true}
+}
+
+func (b *builder) syncPeriods() (period, least time.Duration) {
+	c := b.proxy.IPVS
+	period, least = c.SyncPeriod.Duration, c.MinSyncPeriod.Duration
+	path := b.path("ipvs-sync-period", "ipvs.syncPeriod")
+	leastPath := b.path("ipvs-min-sync-period", "ipvs.minSyncPeriod")
+	switch {
+	case period <= 0:
+		b.invalid(path, period.String(), "must be more than 0")
+	case least < 0:
+		b.invalid(leastPath, least.String(), "must not be negative")
+	case least > period:
+		b.invalid(leastPath, least.String(), fmt.Sprintf("must not be more than %s, which is %s", path, period))
+	}
+	return period, least
+}
+
+func (b *builder) ipvsTimeouts() ipvs.Timeouts {
+	c := b.proxy.IPVS
+	seconds := func(flag, fieldPath string, d metav1.Duration) uint32 {
+		return uint32(b.seconds(b.path(flag, fieldPath), d.Duration, maxIPVSTimeout) / time.Second)
+	}
+	return ipvs.Timeouts{
+		TCP:    seconds("ipvs-tcp-timeout", "ipvs.tcpTimeout", c.TCPTimeout),
+		TCPFin: seconds("ipvs-tcpfin-timeout", "ipvs.tcpFinTimeout", c.TCPFinTimeout),
+		UDP:    seconds("ipvs-udp-timeout", "ipvs.udpTimeout", c.UDPTimeout),
+	}
+}
+
+func (b *builder) conntrack() Conntrack {
+	c := b.proxy.Conntrack
+	seconds := func(flag, fieldPath string, d metav1.Duration) time.Duration {
+		return b.seconds(b.path(flag, fieldPath), d.Duration, maxTimeout)
+	}
+	b.inRange(b.path("conntrack-max-per-core", "conntrack.maxPerCore"), int(*c.MaxPerCore), 0, math.MaxInt32)
+	b.inRange(b.path("conntrack-min", "conntrack.min"), int(*c.Min), 0, math.MaxInt32)
+	return Conntrack{
+		MaxPerCore:     *c.MaxPerCore,
+		Min:            *c.Min,
+		TCPEstablished: seconds("conntrack-tcp-timeout-established", "conntrack.tcpEstablishedTimeout", *c.TCPEstablishedTimeout),
+		TCPCloseWait:   seconds("conntrack-tcp-timeout-close-wait", "conntrack.tcpCloseWaitTimeout", *c.TCPCloseWaitTimeout),
+		TCPBeLiberal:   c.TCPBeLiberal,
+		UDP:            seconds("conntrack-udp-timeout", "conntrack.udpTimeout", c.UDPTimeout),
+		UDPStream:      seconds("conntrack-udp-timeout-stream", "conntrack.udpStreamTimeout", c.UDPStreamTimeout),
+	}
+}
+
+func (b *builder) source() Source {
+	c := b.proxy.ClientConnection
+	s := Source{
+		Manifests:         b.own.Manifests,
+		Kubeconfig:        c.Kubeconfig,
+		ContentType:       cmp.Or(c.ContentType, contentTypes[0]),
+		AcceptContentType: c.AcceptContentTypes,
+		QPS:               c.QPS,
+		Burst:             int(c.Burst),
+		ConfigSyncPeriod:  b.proxy.ConfigSyncPeriod.Duration,
+	}
+	manifests := b.path("manifests", "manifests")
+	if s.Manifests != "" && s.Kubeconfig != "" {
+		b.invalid(manifests, s.Manifests, fmt.Sprintf("Services come either from manifests or from an API server: leave out one of this and %s", b.path("kubeconfig", "clientConnection.kubeconfig")))
+	}
+	if !slices.Contains(contentTypes, s.ContentType) {
+		b.errs = append(b.errs, field.NotSupported(b.path("kube-api-content-type", "clientConnection.contentType"), s.ContentType, contentTypes))
+	}
+	b.inRange(b.path("kube-api-burst", "clientConnection.burst"), s.Burst, 0, math.MaxInt32)
+	if math.IsNaN(float64(s.QPS)) || math.IsInf(float64(s.QPS), 0) {
+		b.invalid(b.path("kube-api-qps", "clientConnection.qps"), fmt.Sprint(s.QPS), "must be a finite number; negative for no limit")
+	}
+	if s.ConfigSyncPeriod <= 0 {
+		b.invalid(b.path("config-sync-period", "configSyncPeriod"), s.ConfigSyncPeriod.String(), "must be more than 0")
+	}
+	return s
+}
+
+// master checks the flag, which has no field in the file.
+func (b *builder) master(value string) string {
+	path := b.path("master", "")
+	if value == "" {
+		return ""
+	}
+	if b.own.Manifests != "" {
+		b.invalid(path, value, fmt.Sprintf("Services come either from manifests or from an API server: leave out one of this and %s", b.path("manifests", "manifests")))
+	}
+	if u, err := url.Parse(value); err != nil || strings.Contains(value, "://") && (u.Host == "" || u.Scheme != "http" && u.Scheme != "https") {
+		b.invalid(path, value, "must be a URL such as https://10.0.0.1:6443")
+	}
+	return value
+}
+
+// nodeName is the override or the host name, in the form that kubelet
+// registers it in.
+func (b *builder) nodeName(hostname func() (string, error)) string {
+	path := b.path("hostname-override", "hostnameOverride")
+	if override := b.proxy.HostnameOverride; override != "" {
+		name := strings.ToLower(strings.TrimSpace(override))
+		for _, want := range validation.IsDNS1123Subdomain(name) {
+			b.invalid(path, override, want)
+		}
+		return name
+	}
+	name, err := hostname()
+	name = strings.ToLower(strings.TrimSpace(name))
+	if err != nil || name == "" {
+		b.errs = append(b.errs, field.Required(path, fmt.Sprintf("the host name cannot be found (%v)", err)))
+	}
+	return name
+}
+
+// action finds the one thing to do.
+func (b *builder) action(o *Options) Action {
+	action, flag := Serve, ""
+	for _, a := range []struct {
+		set    bool
+		action Action
+	}{{o.action.cleanup, Cleanup}, {o.action.initOnly, InitOnly}, {o.action.once, Once}} {
+		switch name := "--" + string(a.action); {
+		case !a.set:
+		case flag != "":
+			b.invalid(field.NewPath(name), true, "cannot be combined with "+flag)
+		default:
+			action, flag = a.action, name
+		}
+	}
+	return action
+}
+
+// logging checks feature gates and logging together, as some formats are
+// behind gates.
+func (b *builder) logging(c *Config) {
+	gates, unknown, err := featureGates(b.proxy.FeatureGates)
+	if err != nil {
+		b.invalid(b.path("feature-gates", "featureGates"), fmt.Sprint(b.proxy.FeatureGates), err.Error())
+	}
+	if len(unknown) > 0 {
+		b.notices = append(b.notices, "feature gates that mean nothing here are ignored: "+strings.Join(unknown, ", "))
+	}
+	c.Features, c.Logging = gates, b.proxy.Logging
+	for _, err := range logsapi.Validate(&c.Logging, gates, b.path("logging", "logging")) {
+		b.errs = append(b.errs, loggingFlagError(err))
+	}
+}
+
+// loggingFlagError names the flag, if the path is a flag's: the library knows
+// only fields.
+func loggingFlagError(err *field.Error) *field.Error {
+	flags := map[string]string{
+		"--logging.format":                      "--logging-format",
+		"--logging.flushFrequency":              "--log-flush-frequency",
+		"--logging.verbosity":                   "--v",
+		"--logging.vmodule":                     "--vmodule",
+		"--logging.options.text.splitStream":    "--log-text-split-stream",
+		"--logging.options.text.infoBufferSize": "--log-text-info-buffer-size",
+		"--logging.options.json.splitStream":    "--log-json-split-stream",
+		"--logging.options.json.infoBufferSize": "--log-json-info-buffer-size",
+	}
+	if flag, ok := flags[err.Field]; ok {
+		err.Field = flag
+	}
+	return err
+}
+
+// snat builds the part about symmetric paths.
+func (b *builder) snat(masquerade uint32) plan.SNAT {
+	c := b.own.SNAT
+	path := b.path("snat-mode", "snat.mode")
+	mode := plan.SNATMode(c.Mode)
+	if !slices.Contains(snatModes, mode) {
+		b.errs = append(b.errs, field.NotSupported(path, mode, snatModes))
+	}
+	sources := b.path("snat-source", "snat.sources")
+	if len(c.Sources) > 0 && (mode == plan.SNATFWMark || mode == plan.SNATOff) {
+		b.errs = append(b.errs, field.Forbidden(sources, fmt.Sprintf("%s is %s, which uses no source address; must be auto or snat", path, mode)))
+	}
+	mark := b.path("reply-mark", "snat.mark")
+	switch {
+	case bits.OnesCount32(uint32(c.Mark)) != 1:
+		b.invalid(mark, c.Mark.String(), "must have exactly one bit set, such as 0x2000")
+	case uint32(c.Mark) == masquerade:
+		b.invalid(mark, c.Mark.String(), fmt.Sprintf("must differ from the bit of %s", b.path("iptables-masquerade-bit", "iptables.masqueradeBit")))
+	}
+	b.inRange(b.path("reply-rule-priority", "snat.priority"), c.Priority, 1, maxRulePriority)
+	return plan.SNAT{Mode: mode, Sources: b.sources(sources, c.Sources), Mark: uint32(c.Mark), Priority: c.Priority}
+}

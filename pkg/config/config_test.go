@@ -1,0 +1,451 @@
+package config
+
+import (
+	"errors"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+	"github.com/spf13/pflag"
+
+	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
+	"github.com/kube-ipvs/kube-ipvs/pkg/ipvs"
+	"github.com/kube-ipvs/kube-ipvs/pkg/plan"
+)
+
+// parse runs a command line.
+func parse(t *testing.T, args ...string) (Config, error) {
+	t.Helper()
+	o := NewOptions()
+	o.Hostname = func() (string, error) { return " Node-A\n", nil }
+	fs := pflag.NewFlagSet("test", pflag.ContinueOnError)
+	fs.SetOutput(&strings.Builder{})
+	for _, section := range o.Flags().FlagSets {
+		fs.AddFlagSet(section)
+	}
+	if err := fs.Parse(args); err != nil {
+		return Config{}, err
+	}
+	return o.Complete()
+}
+
+func mustParse(t *testing.T, args ...string) Config {
+	t.Helper()
+	c, err := parse(t, args...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
+// writeFile gives the name of a configuration file.
+func writeFile(t *testing.T, text string) string {
+	t.Helper()
+	name := filepath.Join(t.TempDir(), "config.yaml")
+	if err := os.WriteFile(name, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return name
+}
+
+const (
+	proxyHead = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n"
+	ownHead   = "---\napiVersion: kube-ipvs.io/v1alpha1\nkind: KubeIPVSConfiguration\n"
+)
+
+// compare leaves out what repeats the rest in another form.
+var compare = cmp.Options{
+	cmpopts.IgnoreFields(Config{}, "Proxy", "Own", "Features", "Logging"),
+	cmp.Comparer(func(a, b netip.Prefix) bool { return a == b }),
+	cmp.Comparer(func(a, b netip.AddrPort) bool { return a == b }),
+	cmp.Comparer(func(a, b netip.Addr) bool { return a == b }),
+	cmpopts.EquateEmpty(),
+}
+
+// defaults is what no flag at all gives.
+func defaults() Config {
+	return Config{
+		Plan: plan.Config{
+			NodeName:       "node-a",
+			Families:       []ip.Family{ip.IPv4, ip.IPv6},
+			Scheduler:      "rr",
+			MasqueradeMark: 0x4000,
+			SNAT:           plan.SNAT{Mode: plan.SNATAuto, Mark: 0x2000, Priority: 480},
+		},
+		SyncPeriod:    30 * time.Second,
+		MinSyncPeriod: time.Second,
+		Conntrack: Conntrack{
+			MaxPerCore: 32768, Min: 131072,
+			TCPEstablished: 24 * time.Hour, TCPCloseWait: time.Hour,
+		},
+		BindAddress: netip.MustParseAddr("0.0.0.0"),
+		Healthz:     netip.MustParseAddrPort("0.0.0.0:10256"),
+		Metrics:     netip.MustParseAddrPort("127.0.0.1:10249"),
+		Source: Source{
+			ContentType: "application/vnd.kubernetes.protobuf", QPS: 5, Burst: 10,
+			ConfigSyncPeriod: 15 * time.Minute,
+		},
+		OOMScoreAdj: -999,
+		Action:      Serve,
+		Notices: []string{
+			"--cluster-cidr is not set: traffic of this node's Pods is not told from other traffic, so none is masqueraded on its way to cluster IPs",
+		},
+	}
+}
+
+func TestDefaults(t *testing.T) {
+	got := mustParse(t)
+	if diff := cmp.Diff(defaults(), got, compare); diff != "" {
+		t.Error(diff)
+	}
+	if got.Logging.Format != "text" {
+		t.Errorf("logging format %q", got.Logging.Format)
+	}
+}
+
+func TestFlags(t *testing.T) {
+	pfx := netip.MustParsePrefix
+	for _, tc := range []struct {
+		args string
+		want func(*Config)
+	}{
+		{"--hostname-override=\tNode-B ", func(c *Config) { c.Plan.NodeName = "node-b" }},
+		{"--cluster-cidr=10.244.1.0/16,fd00::/56", func(c *Config) {
+			c.Plan.LocalTraffic = plan.LocalTraffic{Mode: plan.DetectClusterCIDR, CIDRs: []netip.Prefix{pfx("10.244.0.0/16"), pfx("fd00::/56")}}
+			c.Notices = nil
+		}},
+		{"--detect-local-mode=NodeCIDR", func(c *Config) { c.Plan.LocalTraffic.Mode = plan.DetectNodeCIDR; c.Notices = nil }},
+		{"--detect-local-mode=BridgeInterface --pod-bridge-interface=cni0 --cluster-cidr=wrong-but-unused", func(c *Config) {
+			c.Plan.LocalTraffic = plan.LocalTraffic{Mode: plan.DetectBridgeInterface, Interface: "cni0"}
+			c.Notices = nil
+		}},
+		{"--detect-local-mode=InterfaceNamePrefix --pod-interface-name-prefix=veth", func(c *Config) {
+			c.Plan.LocalTraffic = plan.LocalTraffic{Mode: plan.DetectInterfaceNamePrefix, Interface: "veth"}
+			c.Notices = nil
+		}},
+		{"--ipvs-scheduler=mh", func(c *Config) { c.Plan.Scheduler = "mh" }},
+		{"--ipvs-sync-period=1m --ipvs-min-sync-period=0", func(c *Config) { c.SyncPeriod = time.Minute; c.MinSyncPeriod = 0 }},
+		{"--ipvs-exclude-cidrs=10.9.0.0/16,fd09::/64", func(c *Config) {
+			c.Plan.ExcludeCIDRs = []netip.Prefix{pfx("10.9.0.0/16"), pfx("fd09::/64")}
+		}},
+		{"--ipvs-strict-arp", func(c *Config) { c.Plan.StrictARP = true }},
+		{"--ipvs-tcp-timeout=15m --ipvs-tcpfin-timeout=30s --ipvs-udp-timeout=5s", func(c *Config) {
+			c.IPVSTimeouts = ipvs.Timeouts{TCP: 900, TCPFin: 30, UDP: 5}
+		}},
+		{"--masquerade-all --iptables-masquerade-bit=5", func(c *Config) { c.Plan.MasqueradeAll = true; c.Plan.MasqueradeMark = 0x20 }},
+		{"--nodeport-addresses=primary", func(c *Config) { c.Plan.NodePortAddresses.Primary = true }},
+		{"--nodeport-addresses=192.168.0.0/16", func(c *Config) {
+			c.Plan.NodePortAddresses.Prefixes = []netip.Prefix{pfx("192.168.0.0/16")}
+		}},
+		{"--bind-address=fd00::1", func(c *Config) { c.BindAddress = netip.MustParseAddr("fd00::1") }},
+		{"--bind-address=", func(*Config) {}},
+		{"--proxy-mode=ipvs", func(*Config) {}},
+		{"--cleanup", func(c *Config) { c.Action = Cleanup }},
+		{"--init-only", func(c *Config) { c.Action = InitOnly }},
+		{"--once --manifests=/m", func(c *Config) { c.Action = Once; c.Source.Manifests = "/m" }},
+		{"--healthz-bind-address=[::]:1 --metrics-bind-address=::1", func(c *Config) {
+			c.Healthz, c.Metrics = netip.MustParseAddrPort("[::]:1"), netip.MustParseAddrPort("[::1]:10249")
+		}},
+		{"--healthz-bind-address= --metrics-bind-address=", func(c *Config) { c.Healthz, c.Metrics = netip.AddrPort{}, netip.AddrPort{} }},
+		{"--healthz-port=0 --metrics-port=7", func(c *Config) { c.Healthz, c.Metrics = netip.AddrPort{}, netip.MustParseAddrPort("127.0.0.1:7") }},
+		{"--bind-address-hard-fail --profiling", func(c *Config) { c.BindAddressHardFail, c.Profiling = true, true }},
+		{"--show-hidden-metrics-for-version=1.35", func(c *Config) { c.ShowHiddenMetricsForVersion = "1.35" }},
+		{"--conntrack-max-per-core=0 --conntrack-min=1", func(c *Config) { c.Conntrack.MaxPerCore, c.Conntrack.Min = 0, 1 }},
+		{"--conntrack-tcp-timeout-established=0 --conntrack-tcp-timeout-close-wait=2s", func(c *Config) {
+			c.Conntrack.TCPEstablished, c.Conntrack.TCPCloseWait = 0, 2*time.Second
+		}},
+		{"--conntrack-tcp-be-liberal --conntrack-udp-timeout=3s --conntrack-udp-timeout-stream=4s", func(c *Config) {
+			c.Conntrack.TCPBeLiberal, c.Conntrack.UDP, c.Conntrack.UDPStream = true, 3*time.Second, 4*time.Second
+		}},
+		{"--kubeconfig=/k --master=https://10.0.0.1:6443", func(c *Config) { c.Source.Kubeconfig, c.Source.Master = "/k", "https://10.0.0.1:6443" }},
+		{"--kube-api-qps=-1 --kube-api-burst=99 --kube-api-content-type=application/json", func(c *Config) {
+			c.Source.QPS, c.Source.Burst, c.Source.ContentType = -1, 99, "application/json"
+		}},
+		{"--config-sync-period=1h --oom-score-adj=-1000", func(c *Config) { c.Source.ConfigSyncPeriod, c.OOMScoreAdj = time.Hour, -1000 }},
+		{"--snat-mode=snat --snat-source=eth1=10.0.1.5 --snat-source=eth1=fd01::5,eth2=10.0.2.5", func(c *Config) {
+			c.Plan.SNAT.Mode = plan.SNATSource
+			c.Plan.SNAT.Sources = map[string][]netip.Addr{
+				"eth1": {netip.MustParseAddr("10.0.1.5"), netip.MustParseAddr("fd01::5")},
+				"eth2": {netip.MustParseAddr("10.0.2.5")},
+			}
+		}},
+		{"--snat-mode=fwmark --reply-mark=0x100 --reply-rule-priority=99", func(c *Config) {
+			c.Plan.SNAT = plan.SNAT{Mode: plan.SNATFWMark, Mark: 0x100, Priority: 99}
+		}},
+		{"--feature-gates=AllAlpha=false,ContextualLogging=true", func(*Config) {}},
+		{"--feature-gates=TopologyAwareHints=true", func(c *Config) {
+			c.Notices = append(c.Notices, "feature gates that mean nothing here are ignored: TopologyAwareHints")
+		}},
+		{"--iptables-sync-period=1m --iptables-localhost-nodeports", func(c *Config) {
+			c.Notices = append([]string{
+				"--iptables-localhost-nodeports has no effect: it is for another proxy mode or platform",
+				"--iptables-sync-period has no effect: it is for another proxy mode or platform",
+			}, c.Notices...)
+		}},
+	} {
+		t.Run(tc.args, func(t *testing.T) {
+			want := defaults()
+			tc.want(&want)
+			if diff := cmp.Diff(want, mustParse(t, strings.Split(tc.args, " ")...), compare); diff != "" {
+				t.Error(diff)
+			}
+		})
+	}
+}
+
+// TestFlagErrors has one wrong value of each flag, and what of the error helps
+// to put it right.
+func TestFlagErrors(t *testing.T) {
+	for _, tc := range []struct {
+		args string
+		want []string
+	}{
+		{"--hostname-override=a_b", []string{"--hostname-override: ", `"a_b"`}},
+		{"--hostname-override=\t", []string{"--hostname-override: ", "must consist of"}},
+		{"--cluster-cidr=10.0.0.0", []string{`--cluster-cidr: Invalid value: "10.0.0.0": must be a CIDR`}},
+		{"--cluster-cidr=10.0.0.0/8,11.0.0.0/8", []string{"--cluster-cidr: ", "one of each family"}},
+		{"--cluster-cidr=10.0.0.0/8,fd00::/8,fd01::/16", []string{"--cluster-cidr: ", "one of each family"}},
+		{"--detect-local-mode=Guess", []string{`--detect-local-mode: Unsupported value: "Guess"`, "NodeCIDR"}},
+		{"--detect-local-mode=BridgeInterface", []string{`--pod-bridge-interface: Invalid value: ""`, "1 to 15"}},
+		{"--detect-local-mode=InterfaceNamePrefix --pod-interface-name-prefix=abcdefghijklmno", []string{"--pod-interface-name-prefix: ", "1 to 14"}},
+		{"--ipvs-scheduler=random", []string{`--ipvs-scheduler: Unsupported value: "random"`, `"rr"`}},
+		{"--ipvs-sync-period=0", []string{`--ipvs-sync-period: Invalid value: "0s": must be more than 0`}},
+		{"--ipvs-min-sync-period=-1s", []string{`--ipvs-min-sync-period: Invalid value: "-1s"`, "negative"}},
+		{"--ipvs-min-sync-period=1m", []string{"--ipvs-min-sync-period: ", "not be more than --ipvs-sync-period, which is 30s"}},
+		{"--ipvs-sync-period=soon", []string{"--ipvs-sync-period", "soon"}},
+		{"--ipvs-exclude-cidrs=10.0.0.0/8,x", []string{`--ipvs-exclude-cidrs[1]: Invalid value: "x"`}},
+		{"--ipvs-tcp-timeout=1500ms", []string{`--ipvs-tcp-timeout: Invalid value: "1.5s": must be whole seconds`}},
+		{"--ipvs-tcpfin-timeout=-1s", []string{"--ipvs-tcpfin-timeout: "}},
+		{"--ipvs-udp-timeout=1000000h", []string{"--ipvs-udp-timeout: ", "at most"}},
+		{"--iptables-masquerade-bit=32", []string{"--iptables-masquerade-bit: Invalid value: 32: must be from 0 to 31"}},
+		{"--iptables-masquerade-bit=13", []string{`--reply-mark: Invalid value: "0x2000": must differ from the bit of --iptables-masquerade-bit`}},
+		{"--nodeport-addresses=primary,10.0.0.0/8", []string{"--nodeport-addresses: ", "primary alone or CIDRs"}},
+		{"--nodeport-addresses=::ffff:10.0.0.0/104", []string{"--nodeport-addresses[0]: "}},
+		{"--bind-address=node", []string{`--bind-address: Invalid value: "node": must be an IP address`}},
+		{"--proxy-mode=iptables", []string{`--proxy-mode: Unsupported value: "iptables": supported values: "ipvs"`}},
+		{"--healthz-bind-address=0.0.0.0:0", []string{"--healthz-bind-address: ", "0.0.0.0:10256"}},
+		{"--metrics-bind-address=localhost:1", []string{"--metrics-bind-address: "}},
+		{"--metrics-port=70000", []string{"--metrics-bind-address: ", "70000"}},
+		{"--show-hidden-metrics-for-version=v1", []string{"--show-hidden-metrics-for-version: ", "1.35"}},
+		{"--conntrack-max-per-core=-1", []string{"--conntrack-max-per-core: Invalid value: -1"}},
+		{"--conntrack-min=-1", []string{"--conntrack-min: Invalid value: -1"}},
+		{"--conntrack-tcp-timeout-established=-1s", []string{"--conntrack-tcp-timeout-established: "}},
+		{"--conntrack-tcp-timeout-close-wait=1ms", []string{"--conntrack-tcp-timeout-close-wait: "}},
+		{"--conntrack-udp-timeout=-1s", []string{"--conntrack-udp-timeout: "}},
+		{"--conntrack-udp-timeout-stream=-1s", []string{"--conntrack-udp-timeout-stream: "}},
+		{"--kube-api-burst=-1", []string{"--kube-api-burst: Invalid value: -1"}},
+		{"--kube-api-qps=NaN", []string{"--kube-api-qps: "}},
+		{"--kube-api-content-type=text/html", []string{`--kube-api-content-type: Unsupported value: "text/html"`}},
+		{"--config-sync-period=0", []string{"--config-sync-period: "}},
+		{"--oom-score-adj=1001", []string{"--oom-score-adj: Invalid value: 1001: must be from -1000 to 1000"}},
+		{"--feature-gates=ContextualLogging=maybe", []string{"--feature-gates"}},
+		{"--logging-format=xml", []string{`--logging-format: Invalid value: "xml"`}},
+		{"--master=ftp://x", []string{"--master: ", "https://"}},
+		{"--manifests=/m --kubeconfig=/k", []string{"--manifests: ", "leave out one", "--kubeconfig"}},
+		{"--manifests=/m --master=https://x", []string{"--master: ", "leave out one", "--manifests"}},
+		{"--once --cleanup", []string{"--once: ", "--cleanup"}},
+		{"--snat-mode=magic", []string{`--snat-mode: Unsupported value: "magic"`, "fwmark"}},
+		{"--snat-mode=off --snat-source=eth0=10.0.0.1", []string{"--snat-source: Forbidden: --snat-mode is off"}},
+		{"--snat-source=eth0", []string{`--snat-source: Invalid value: "eth0": must be IFACE=ADDRESS`}},
+		{"--snat-source=eth0=here", []string{`--snat-source[eth0]: Invalid value: "here"`}},
+		{"--snat-source=eth0=127.0.0.1", []string{"--snat-source[eth0]: "}},
+		{"--snat-source=eth0=10.0.0.1,eth0=10.0.0.2", []string{"--snat-source[eth0]: ", "only one of its family"}},
+		{"--snat-source=a/b=10.0.0.1", []string{"--snat-source[a/b]: ", "interface"}},
+		{"--reply-mark=0x3000", []string{`--reply-mark: Invalid value: "0x3000": must have exactly one bit`}},
+		{"--reply-mark=0", []string{"--reply-mark: "}},
+		{"--reply-mark=bit", []string{"--reply-mark", "0x2000"}},
+		{"--reply-rule-priority=0", []string{"--reply-rule-priority: Invalid value: 0: must be from 1 to 32765"}},
+		{"--config=/does/not/exist", []string{"--config: ", "/does/not/exist"}},
+		{"--proxy-mode=nftables --ipvs-scheduler=x --oom-score-adj=5000", []string{"--proxy-mode: ", "\n--ipvs-scheduler: ", "\n--oom-score-adj: "}},
+	} {
+		t.Run(tc.args, func(t *testing.T) {
+			_, err := parse(t, strings.Split(tc.args, " ")...)
+			checkError(t, err, tc.want)
+		})
+	}
+}
+
+func checkError(t *testing.T, err error, want []string) {
+	t.Helper()
+	if err == nil {
+		t.Fatal("no error")
+	}
+	for _, w := range want {
+		if !strings.Contains(err.Error(), w) {
+			t.Errorf("error lacks %q: %v", w, err)
+		}
+	}
+}
+
+func TestNoHostname(t *testing.T) {
+	o := NewOptions()
+	o.Hostname = func() (string, error) { return "", errors.New("no name") }
+	_, err := o.Complete()
+	checkError(t, err, []string{"--hostname-override: Required value", "no name"})
+}
+
+func TestKubeadmConfigMap(t *testing.T) {
+	want := defaults()
+	want.File = filepath.Join("testdata", "kubeadm.yaml")
+	want.Source.Kubeconfig = "/var/lib/kube-proxy/kubeconfig.conf"
+	want.MinSyncPeriod = 0
+	want.Plan.LocalTraffic = plan.LocalTraffic{
+		Mode:  plan.DetectClusterCIDR,
+		CIDRs: []netip.Prefix{netip.MustParsePrefix("10.244.0.0/16"), netip.MustParsePrefix("fd00:10:244::/56")},
+	}
+	want.Notices = nil
+	if diff := cmp.Diff(want, mustParse(t, "--config="+want.File), compare); diff != "" {
+		t.Error(diff)
+	}
+}
+
+func TestFile(t *testing.T) {
+	cluster := "clusterCIDR: 10.0.0.0/8\n"
+	for _, tc := range []struct {
+		name, file, args string
+		want             func(*Config)
+	}{
+		{"IPv6 bind address", proxyHead + cluster + "bindAddress: fd00::1\n", "", func(c *Config) {
+			c.BindAddress = netip.MustParseAddr("fd00::1")
+			c.Healthz, c.Metrics = netip.MustParseAddrPort("[::]:10256"), netip.MustParseAddrPort("[::1]:10249")
+		}},
+		{"bare address", proxyHead + cluster + "healthzBindAddress: 10.0.0.1\n", "", func(c *Config) {
+			c.Healthz = netip.MustParseAddrPort("10.0.0.1:10256")
+		}},
+		{"override wins, other flags do not", proxyHead + cluster + "hostnameOverride: X\n", "--hostname-override=Y --ipvs-scheduler=lc --cluster-cidr=nonsense", func(c *Config) {
+			c.Plan.NodeName = "y"
+			c.Notices = []string{"with --config the file's values count, not those of --cluster-cidr, --ipvs-scheduler"}
+		}},
+		{"host name of the file", proxyHead + cluster + "hostnameOverride: ' X'\n", "", func(c *Config) { c.Plan.NodeName = "x" }},
+		{"own document, hexadecimal number", proxyHead + cluster + ownHead + "snat: {mode: fwmark, mark: 0x100, priority: 7}\nmanifests: /m\n", "", func(c *Config) {
+			c.Plan.SNAT = plan.SNAT{Mode: plan.SNATFWMark, Mark: 0x100, Priority: 7}
+			c.Source.Manifests = "/m"
+		}},
+		{"own document, string, own flags win", proxyHead + cluster + ownHead + "snat: {mark: '0x100', sources: {eth1: [10.0.0.1]}}\n", "--reply-mark=0x200 --snat-source=eth2=10.0.0.2", func(c *Config) {
+			c.Plan.SNAT.Mark = 0x200
+			c.Plan.SNAT.Sources = map[string][]netip.Addr{"eth2": {netip.MustParseAddr("10.0.0.2")}}
+		}},
+		{"off without quotes", proxyHead + cluster + ownHead + "snat: {mode: off}\n", "", func(c *Config) { c.Plan.SNAT.Mode = plan.SNATOff }},
+		{"own sources", proxyHead + cluster + ownHead + "snat: {sources: {eth1: [10.0.0.1]}}\n", "", func(c *Config) {
+			c.Plan.SNAT.Sources = map[string][]netip.Addr{"eth1": {netip.MustParseAddr("10.0.0.1")}}
+		}},
+		{"own document first", strings.TrimPrefix(ownHead, "---\n") + "---\n" + proxyHead + cluster, "", func(*Config) {}},
+		{"unknown and repeated fields", proxyHead + cluster + "ipvs: {shceduler: lc}\nmode: ''\nmode: ipvs\n", "", func(c *Config) {
+			c.Notices = []string{
+				`FILE: document 1 (line 1): yaml: unmarshal errors: line 6: key "mode" already set in map: ignored`,
+				`FILE: document 1 (line 1): unknown field "ipvs.shceduler": ignored`,
+			}
+		}},
+		{"other modes", proxyHead + cluster + "iptables: {syncPeriod: 1s}\nnftables: {masqueradeAll: true}\nportRange: 1-2\n", "", func(c *Config) {
+			c.Notices = []string{
+				"FILE: iptables.syncPeriod has no effect: it is for another proxy mode or platform",
+				"FILE: nftables has no effect: it is for another proxy mode or platform",
+				"FILE: portRange has no effect: it is for another proxy mode or platform",
+			}
+		}},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			want := defaults()
+			want.File, want.MinSyncPeriod, want.Notices = writeFile(t, tc.file), 0, nil
+			want.Plan.LocalTraffic = plan.LocalTraffic{Mode: plan.DetectClusterCIDR, CIDRs: []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8")}}
+			tc.want(&want)
+			for i := range want.Notices {
+				want.Notices[i] = strings.ReplaceAll(want.Notices[i], "FILE", want.File)
+			}
+			got := mustParse(t, append([]string{"--config=" + want.File}, strings.Fields(tc.args)...)...)
+			if diff := cmp.Diff(want, got, compare); diff != "" {
+				t.Error(diff)
+			}
+		})
+	}
+}
+
+func TestFileErrors(t *testing.T) {
+	for _, tc := range []struct {
+		name, file, args string
+		want             []string
+	}{
+		{"empty", "# nothing\n", "", []string{"FILE: no document"}},
+		{"mode", proxyHead + "mode: nftables\n", "", []string{`FILE: mode: Unsupported value: "nftables": supported values: "ipvs"`}},
+		{"fields are named", proxyHead + "conntrack: {min: -1}\nipvs: {excludeCIDRs: [x], tcpTimeout: 1ms}\n", "", []string{"FILE: conntrack.min: ", "FILE: ipvs.excludeCIDRs[0]: ", "FILE: ipvs.tcpTimeout: "}},
+		{"override is named as flag", proxyHead + "mode: ipvs\n", "--hostname-override=a_b", []string{"--hostname-override: "}},
+		{"wrong type", proxyHead + "oomScoreAdj: low\n", "", []string{"FILE: document 1 (line 1): ", "oomScoreAdj"}},
+		{"no YAML", proxyHead + ": [", "", []string{"FILE: document 1 (line 1): "}},
+		{"other kind", "apiVersion: v1\nkind: Service\n", "", []string{"document 1", `kind "Service"`, "KubeProxyConfiguration"}},
+		{"twice", proxyHead + "---\n" + proxyHead, "", []string{"document 2 (line 4): a second KubeProxyConfiguration"}},
+		{"own document is strict", proxyHead + ownHead + "snat: {mod: off}\n", "", []string{"document 2", `unknown field "snat.mod"`}},
+		{"own fields are named", proxyHead + ownHead + "snat: {mode: x, mark: 3, sources: {eth0: [x]}}\n", "", []string{"FILE: snat.mode: ", "FILE: snat.mark: ", "FILE: snat.sources[eth0]: "}},
+		{"mark", proxyHead + ownHead + "snat: {mark: many}\n", "", []string{"document 2", `"many" is not a 32-bit mark`}},
+		{"logging", proxyHead + "logging: {format: xml}\n", "", []string{"FILE: logging.format: "}},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			name := writeFile(t, tc.file)
+			_, err := parse(t, append([]string{"--config=" + name}, strings.Fields(tc.args)...)...)
+			for i := range tc.want {
+				tc.want[i] = strings.ReplaceAll(tc.want[i], "FILE", name)
+			}
+			checkError(t, err, tc.want)
+		})
+	}
+}
+
+func TestLoggingFlagsWinOverFile(t *testing.T) {
+	name := writeFile(t, proxyHead+"logging: {verbosity: 2, format: json}\n")
+	c := mustParse(t, "--config="+name, "-v=6")
+	if c.Logging.Verbosity != 6 || c.Logging.Format != "json" {
+		t.Errorf("verbosity %d, format %q", c.Logging.Verbosity, c.Logging.Format)
+	}
+}
+
+// TestWrite reads back what was written.
+func TestWrite(t *testing.T) {
+	c := mustParse(t, "--cluster-cidr=10.0.0.0/8", "--ipvs-scheduler=sh", "--snat-source=eth1=10.0.0.1", "--reply-mark=0x100", "--proxy-mode=")
+	name := filepath.Join(t.TempDir(), "written.yaml")
+	if err := c.Write(name); err != nil {
+		t.Fatal(err)
+	}
+	c.File = name
+	read := mustParse(t, "--config="+name)
+	if diff := cmp.Diff(c, read, compare); diff != "" {
+		t.Error(diff)
+	}
+	off := mustParse(t, "--cluster-cidr=10.0.0.0/8", "--snat-mode=off")
+	if err := off.Write(name); err != nil {
+		t.Fatal(err)
+	}
+	if got := mustParse(t, "--config="+name).Plan.SNAT.Mode; got != plan.SNATOff {
+		t.Errorf("mode off became %q", got)
+	}
+	if err := c.Write(t.TempDir()); err == nil {
+		t.Error("a folder was written to")
+	}
+}
+
+func FuzzFile(f *testing.F) {
+	kubeadm, err := os.ReadFile(filepath.Join("testdata", "kubeadm.yaml"))
+	if err != nil {
+		f.Fatal(err)
+	}
+	f.Add(kubeadm)
+	f.Add([]byte(proxyHead + ownHead + "snat: {mark: '0x1', sources: {a: [1.1.1.1]}}\n"))
+	f.Add([]byte(proxyHead + "mode: ipvs\nfeatureGates: {AllAlpha: true}\nlogging: {vmodule: [{filePattern: a, verbosity: 1}]}\n"))
+	f.Fuzz(func(t *testing.T, text []byte) {
+		file, err := parseFile(text)
+		if err != nil {
+			return
+		}
+		o := NewOptions()
+		b := builder{path: o.path, proxy: &file.proxy, own: &file.own}
+		c := b.config()
+		if b.err() == nil {
+			if _, err := c.marshal(); err != nil {
+				t.Fatalf("accepted, but cannot be written: %v", err)
+			}
+		}
+	})
+}

@@ -1,0 +1,97 @@
+package config
+
+import (
+	"cmp"
+	"net"
+	"net/netip"
+	"strconv"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	logsapi "k8s.io/component-base/logs/api/v1"
+	proxyv1alpha1 "k8s.io/kube-proxy/config/v1alpha1"
+	"k8s.io/utils/ptr"
+)
+
+const (
+	proxyKind = "KubeProxyConfiguration"
+	modeIPVS  = "ipvs"
+
+	healthzPort = 10256
+	metricsPort = 10249
+
+	defaultScheduler = "rr"
+	// defaultFlagMinSyncPeriod is ipvs.minSyncPeriod's when no file is given.
+	// A file's is 0. kube-proxy differs in this way, so its users may rely on it.
+	defaultFlagMinSyncPeriod = time.Second
+)
+
+// setProxyDefaults fills in what a KubeProxyConfiguration leaves open, with
+// kube-proxy's values. Only in mode it differs: ours is ipvs.
+func setProxyDefaults(c *proxyv1alpha1.KubeProxyConfiguration) {
+	c.TypeMeta = metav1.TypeMeta{APIVersion: proxyv1alpha1.SchemeGroupVersion.String(), Kind: proxyKind}
+	c.Mode = cmp.Or(c.Mode, modeIPVS)
+	c.DetectLocalMode = cmp.Or(c.DetectLocalMode, "ClusterCIDR")
+	c.ConfigSyncPeriod.Duration = cmp.Or(c.ConfigSyncPeriod.Duration, 15*time.Minute)
+	setDefault(&c.OOMScoreAdj, -999)
+	setListenDefaults(c)
+	setModeDefaults(c)
+	setConntrackDefaults(&c.Conntrack)
+
+	c.ClientConnection.ContentType = cmp.Or(c.ClientConnection.ContentType, contentTypes[0])
+	c.ClientConnection.QPS = cmp.Or(c.ClientConnection.QPS, 5)
+	c.ClientConnection.Burst = cmp.Or(c.ClientConnection.Burst, 10)
+	if c.FeatureGates == nil {
+		c.FeatureGates = map[string]bool{}
+	}
+	logsapi.SetRecommendedLoggingConfiguration(&c.Logging)
+}
+
+// setListenDefaults sets the addresses, in the family of the bind address.
+func setListenDefaults(c *proxyv1alpha1.KubeProxyConfiguration) {
+	c.BindAddress = cmp.Or(c.BindAddress, "0.0.0.0")
+	any, loopback := "0.0.0.0", "127.0.0.1"
+	if a, err := netip.ParseAddr(c.BindAddress); err == nil && a.Is6() {
+		any, loopback = "::", "::1"
+	}
+	c.HealthzBindAddress = withPort(cmp.Or(c.HealthzBindAddress, any), healthzPort)
+	c.MetricsBindAddress = withPort(cmp.Or(c.MetricsBindAddress, loopback), metricsPort)
+}
+
+// withPort gives a bare address the port. Everything else it leaves.
+func withPort(s string, port int) string {
+	if _, err := netip.ParseAddr(s); err == nil {
+		return net.JoinHostPort(s, strconv.Itoa(port))
+	}
+	return s
+}
+
+// setModeDefaults sets the parts of the modes. Those of other modes matter
+// only where the configuration is shown.
+func setModeDefaults(c *proxyv1alpha1.KubeProxyConfiguration) {
+	for _, period := range []*metav1.Duration{&c.IPVS.SyncPeriod, &c.IPTables.SyncPeriod, &c.NFTables.SyncPeriod} {
+		period.Duration = cmp.Or(period.Duration, 30*time.Second)
+	}
+	for _, period := range []*metav1.Duration{&c.IPTables.MinSyncPeriod, &c.NFTables.MinSyncPeriod} {
+		period.Duration = cmp.Or(period.Duration, time.Second)
+	}
+	setDefault(&c.IPTables.MasqueradeBit, 14)
+	setDefault(&c.NFTables.MasqueradeBit, 14)
+	setDefault(&c.IPTables.LocalhostNodePorts, true)
+}
+
+func setConntrackDefaults(c *proxyv1alpha1.KubeProxyConntrackConfiguration) {
+	setDefault(&c.MaxPerCore, 32768)
+	setDefault(&c.Min, 131072)
+	setDefault(&c.TCPEstablishedTimeout, metav1.Duration{Duration: 24 * time.Hour})
+	// An hour, against the kernel's minute: a socket may stay half closed for
+	// long, and its last packets must still be translated.
+	setDefault(&c.TCPCloseWaitTimeout, metav1.Duration{Duration: time.Hour})
+}
+
+// setDefault sets a pointer that is nil.
+func setDefault[T any](p **T, value T) {
+	if *p == nil {
+		*p = ptr.To(value)
+	}
+}

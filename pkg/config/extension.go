@@ -1,0 +1,110 @@
+package config
+
+import (
+	"cmp"
+	"encoding/json"
+	"fmt"
+	"strconv"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/kube-ipvs/kube-ipvs/pkg/plan"
+)
+
+// The identity of our own document.
+const (
+	OwnAPIVersion = "kube-ipvs.io/v1alpha1"
+	OwnKind       = "KubeIPVSConfiguration"
+)
+
+// Defaults of our own settings. The mark and the priority are chosen clear of
+// those of kubelet, kube-proxy and the usual network plugins.
+const (
+	DefaultReplyMark         Mark = 0x2000
+	DefaultReplyRulePriority      = 480
+)
+
+// KubeIPVSConfiguration holds the settings that kube-proxy does not have. It
+// is a document of its own beside the KubeProxyConfiguration, so that
+// kube-proxy can go on reading the same file.
+type KubeIPVSConfiguration struct {
+	metav1.TypeMeta `json:",inline"`
+
+	// SNAT says how masqueraded traffic gets a path that is the same both ways.
+	SNAT SNATConfiguration `json:"snat"`
+	// Manifests is a folder of manifests that is read in place of an API
+	// server.
+	Manifests string `json:"manifests,omitempty"`
+}
+
+// SNATConfiguration is the part about symmetric paths.
+type SNATConfiguration struct {
+	// Mode is auto, snat, fwmark or off. Default auto.
+	Mode SNATMode `json:"mode"`
+	// Sources maps interfaces' names to the addresses, at most one of each
+	// family, that masqueraded traffic leaving by them is to carry.
+	Sources map[string][]string `json:"sources,omitempty"`
+	// Mark is the one bit that marks connections for reply routing. Default
+	// 0x2000.
+	Mark Mark `json:"mark"`
+	// Priority is that of the policy rules of reply routing. Default 480.
+	Priority int `json:"priority"`
+}
+
+// SNATMode is a plan.SNATMode. In a document, off may stand without quotes.
+type SNATMode plan.SNATMode
+
+// UnmarshalJSON reads a string, or false: that is what off is in YAML.
+func (m *SNATMode) UnmarshalJSON(text []byte) error {
+	if string(text) == "false" {
+		*m = SNATMode(plan.SNATOff)
+		return nil
+	}
+	return json.Unmarshal(text, (*string)(m))
+}
+
+// Mark is a firewall mark. In a document it is a number, or a string in any
+// base that Go knows ("0x2000"); it is written as a hexadecimal string.
+type Mark uint32
+
+// ParseMark reads a mark: decimal, or hexadecimal after 0x.
+func ParseMark(s string) (Mark, error) {
+	v, err := strconv.ParseUint(s, 0, 32)
+	if err != nil {
+		return 0, fmt.Errorf("%q is not a 32-bit mark such as %s", s, DefaultReplyMark)
+	}
+	return Mark(v), nil
+}
+
+func (m Mark) String() string { return fmt.Sprintf("%#x", uint32(m)) }
+
+// Set is ParseMark for a flag.
+func (m *Mark) Set(s string) (err error) {
+	*m, err = ParseMark(s)
+	return err
+}
+
+// Type names the flag's type in the help text.
+func (m *Mark) Type() string { return "mark" }
+
+// MarshalJSON writes "0x2000".
+func (m Mark) MarshalJSON() ([]byte, error) { return json.Marshal(m.String()) }
+
+// UnmarshalJSON reads a number or a string.
+func (m *Mark) UnmarshalJSON(text []byte) error {
+	s := string(text)
+	if len(text) > 0 && text[0] == '"' {
+		if err := json.Unmarshal(text, &s); err != nil {
+			return err
+		}
+	}
+	return m.Set(s)
+}
+
+// setOwnDefaults fills in what is not set.
+func setOwnDefaults(c *KubeIPVSConfiguration) {
+	c.TypeMeta = metav1.TypeMeta{APIVersion: OwnAPIVersion, Kind: OwnKind}
+	c.SNAT.Mode = cmp.Or(c.SNAT.Mode, SNATMode(plan.SNATAuto))
+	c.SNAT.Mark = cmp.Or(c.SNAT.Mark, DefaultReplyMark)
+	c.SNAT.Priority = cmp.Or(c.SNAT.Priority, DefaultReplyRulePriority)
+}

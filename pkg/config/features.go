@@ -1,0 +1,30 @@
+package config
+
+import (
+	"errors"
+	"maps"
+	"slices"
+
+	"k8s.io/component-base/featuregate"
+	logsapi "k8s.io/component-base/logs/api/v1"
+)
+
+// featureGates builds the gates that this program has and sets them. Others
+// are listed: those of Kubernetes are set cluster wide, and which of them exist
+// changes with each version.
+func featureGates(values map[string]bool) (featuregate.FeatureGate, []string, error) {
+	gates := featuregate.NewFeatureGate()
+	if err := logsapi.AddFeatureGates(gates); err != nil {
+		return gates, nil, err
+	}
+	known, unknown := map[string]bool{}, []string(nil)
+	all := gates.GetAll()
+	for _, name := range slices.Sorted(maps.Keys(values)) {
+		if _, ok := all[featuregate.Feature(name)]; ok {
+			known[name] = values[name]
+		} else {
+			unknown = append(unknown, name)
+		}
+	}
+	return gates, unknown, errors.Join(gates.SetFromMap(known))
+}

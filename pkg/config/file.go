@@ -1,0 +1,119 @@
+package config
+
+import (
+	"errors"
+	"fmt"
+	"os"
+
+	"k8s.io/apimachinery/pkg/api/equality"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	proxyv1alpha1 "k8s.io/kube-proxy/config/v1alpha1"
+
+	"github.com/kube-ipvs/kube-ipvs/pkg/document"
+)
+
+// file is what a configuration file says, with the defaults.
+type file struct {
+	proxy   proxyv1alpha1.KubeProxyConfiguration
+	own     KubeIPVSConfiguration
+	notices []string
+	found   map[metav1.TypeMeta]bool
+}
+
+// readFile reads a configuration file. It fails if the file cannot be read or
+// decoded, or holds a document of another kind or one kind twice.
+func readFile(name string) (*file, error) {
+	text, err := os.ReadFile(name)
+	if err != nil {
+		return nil, fmt.Errorf("--config: %w", err)
+	}
+	f, err := parseFile(text)
+	if err != nil {
+		return nil, fmt.Errorf("--config: %s: %w", name, err)
+	}
+	for i := range f.notices {
+		f.notices[i] = name + ": " + f.notices[i]
+	}
+	return f, nil
+}
+
+// parseFile is readFile for a text. All of its errors are joined.
+func parseFile(text []byte) (*file, error) {
+	f := &file{found: map[metav1.TypeMeta]bool{}}
+	docs := document.Split(text)
+	if len(docs) == 0 {
+		return nil, errors.New("no document")
+	}
+	var errs []error
+	for _, d := range docs {
+		if err := f.add(d); err != nil {
+			errs = append(errs, fmt.Errorf("%s: %w", d, err))
+		}
+	}
+	setProxyDefaults(&f.proxy)
+	setOwnDefaults(&f.own)
+	f.notices = append(f.notices, foreignFields(&f.proxy)...)
+	return f, errors.Join(errs...)
+}
+
+// add decodes one document into its place.
+func (f *file) add(d document.Document) error {
+	var kind metav1.TypeMeta
+	if _, err := d.Decode(&kind); err != nil {
+		return err
+	}
+	if f.found[kind] {
+		return fmt.Errorf("a second %s", kind.Kind)
+	}
+	f.found[kind] = true
+	switch kind {
+	case metav1.TypeMeta{APIVersion: proxyv1alpha1.SchemeGroupVersion.String(), Kind: proxyKind}:
+		return f.addProxy(d)
+	case metav1.TypeMeta{APIVersion: OwnAPIVersion, Kind: OwnKind}:
+		return f.addOwn(d)
+	}
+	return fmt.Errorf("apiVersion %q, kind %q: must be %s %s or %s %s", kind.APIVersion, kind.Kind,
+		proxyv1alpha1.SchemeGroupVersion, proxyKind, OwnAPIVersion, OwnKind)
+}
+
+// addProxy is as lenient with unknown fields as kube-proxy is: files in use
+// may be of any age.
+func (f *file) addProxy(d document.Document) error {
+	loose, err := d.Decode(&f.proxy)
+	for _, l := range loose {
+		f.notices = append(f.notices, fmt.Sprintf("%s: %v: ignored", d, l))
+	}
+	return err
+}
+
+// addOwn is strict: no file of ours is older than its fields.
+func (f *file) addOwn(d document.Document) error {
+	loose, err := d.Decode(&f.own)
+	return errors.Join(append(loose, err)...)
+}
+
+// foreignFields notices what is set, to other than the defaults, for other
+// modes and platforms.
+func foreignFields(c *proxyv1alpha1.KubeProxyConfiguration) []string {
+	var d proxyv1alpha1.KubeProxyConfiguration
+	setProxyDefaults(&d)
+	differ := func(a, b any) bool { return !equality.Semantic.DeepEqual(a, b) }
+	var notices []string
+	for _, f := range []struct {
+		field string
+		set   bool
+	}{
+		{"iptables.localhostNodePorts", differ(c.IPTables.LocalhostNodePorts, d.IPTables.LocalhostNodePorts)},
+		{"iptables.syncPeriod", differ(c.IPTables.SyncPeriod, d.IPTables.SyncPeriod)},
+		{"iptables.minSyncPeriod", differ(c.IPTables.MinSyncPeriod, d.IPTables.MinSyncPeriod)},
+		{"nftables", differ(c.NFTables, d.NFTables)},
+		{"winkernel", differ(c.Winkernel, d.Winkernel)},
+		{"portRange", c.PortRange != ""},
+		{"windowsRunAsService", c.WindowsRunAsService},
+	} {
+		if f.set {
+			notices = append(notices, f.field+" has no effect: it is for another proxy mode or platform")
+		}
+	}
+	return notices
+}

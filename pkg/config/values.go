@@ -1,0 +1,141 @@
+package config
+
+import (
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+	"strings"
+	"time"
+	"unicode"
+
+	"k8s.io/apimachinery/pkg/util/validation/field"
+
+	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
+)
+
+// The methods here read one value each. Of a wrong one they take a note and
+// give the zero value.
+
+func (b *builder) addr(path *field.Path, s string) netip.Addr {
+	a, err := netip.ParseAddr(s)
+	if err != nil || a.Zone() != "" || a.Is4In6() {
+		b.invalid(path, s, "must be an IP address such as 10.0.0.1 or fd00::1")
+		return netip.Addr{}
+	}
+	return a
+}
+
+// addrPort reads an address with a port; "" is none.
+func (b *builder) addrPort(path *field.Path, s string) netip.AddrPort {
+	if s == "" {
+		return netip.AddrPort{}
+	}
+	a, err := netip.ParseAddrPort(s)
+	if err != nil || a.Port() == 0 {
+		b.invalid(path, s, "must be an IP address and a port from 1 to 65535, such as 0.0.0.0:10256 or [::]:10256")
+		return netip.AddrPort{}
+	}
+	return a
+}
+
+func (b *builder) prefix(path *field.Path, s string) (netip.Prefix, bool) {
+	p, err := netip.ParsePrefix(strings.TrimSpace(s))
+	if err != nil || p.Addr().Is4In6() {
+		b.invalid(path, s, "must be a CIDR such as 10.0.0.0/8 or fd00::/8")
+		return netip.Prefix{}, false
+	}
+	return p.Masked(), true
+}
+
+func (b *builder) prefixes(path *field.Path, values []string) []netip.Prefix {
+	var prefixes []netip.Prefix
+	for i, s := range values {
+		if p, ok := b.prefix(path.Index(i), s); ok {
+			prefixes = append(prefixes, p)
+		}
+	}
+	return prefixes
+}
+
+// inRange says whether a number is within two bounds.
+func (b *builder) inRange(path *field.Path, v, low, high int) bool {
+	if v < low || v > high {
+		b.invalid(path, v, fmt.Sprintf("must be from %d to %d", low, high))
+		return false
+	}
+	return true
+}
+
+// seconds reads a timeout, which the kernel takes in whole seconds.
+func (b *builder) seconds(path *field.Path, d, most time.Duration) time.Duration {
+	if d < 0 || d > most || d%time.Second != 0 {
+		b.invalid(path, d.String(), fmt.Sprintf("must be whole seconds, at most %s; 0 leaves the kernel's", most))
+		return 0
+	}
+	return d
+}
+
+// interfaceName reads a name of an interface, or what names begin with.
+func (b *builder) interfaceName(path *field.Path, s string, most int) string {
+	bad := func(r rune) bool { return r == '/' || r == '+' || unicode.IsSpace(r) || unicode.IsControl(r) }
+	if s == "" || s == "." || s == ".." || len(s) > most || strings.ContainsFunc(s, bad) {
+		b.invalid(path, s, fmt.Sprintf("must be 1 to %d characters as in the name of an interface", most))
+		return ""
+	}
+	return s
+}
+
+// sourceFlags reads IFACE=ADDRESS.
+func (b *builder) sourceFlags(values []string) map[string][]string {
+	if len(values) == 0 {
+		return nil
+	}
+	sources := map[string][]string{}
+	for _, s := range values {
+		name, addr, ok := strings.Cut(s, "=")
+		if !ok || name == "" || addr == "" {
+			b.invalid(b.path("snat-source", "snat.sources"), s, "must be IFACE=ADDRESS, such as eth1=10.0.0.1")
+			continue
+		}
+		sources[name] = append(sources[name], addr)
+	}
+	return sources
+}
+
+// sources reads the addresses of each interface, at most one of each family.
+func (b *builder) sources(path *field.Path, values map[string][]string) map[string][]netip.Addr {
+	if len(values) == 0 {
+		return nil
+	}
+	sources := map[string][]netip.Addr{}
+	for _, name := range slices.Sorted(maps.Keys(values)) {
+		at := path.Key(name)
+		b.interfaceName(at, name, maxInterfaceName)
+		for _, s := range values[name] {
+			if a := b.sourceAddr(at, s, sources[name]); a.IsValid() {
+				sources[name] = append(sources[name], a)
+			}
+		}
+	}
+	return sources
+}
+
+// sourceAddr reads one address beside those that the interface has already.
+func (b *builder) sourceAddr(path *field.Path, s string, have []netip.Addr) netip.Addr {
+	a := b.addr(path, s)
+	if !a.IsValid() {
+		return a
+	}
+	if a.IsUnspecified() || a.IsLoopback() || a.IsMulticast() || a.IsLinkLocalUnicast() {
+		b.invalid(path, s, "must be an address that others can answer to")
+		return netip.Addr{}
+	}
+	for _, h := range have {
+		if ip.Of(h) == ip.Of(a) {
+			b.invalid(path, s, fmt.Sprintf("must be the only one of its family for this interface, but there is %s", h))
+			return netip.Addr{}
+		}
+	}
+	return a
+}

@@ -1,0 +1,34 @@
+package config
+
+import (
+	"fmt"
+	"os"
+
+	"sigs.k8s.io/yaml"
+)
+
+// Write puts the configuration, with its defaults, into a file that --config
+// can read. The KubeProxyConfiguration comes first, as kube-proxy reads only
+// that.
+func (c Config) Write(name string) error {
+	text, err := c.marshal()
+	if err != nil {
+		return err
+	}
+	if err := os.WriteFile(name, text, 0o644); err != nil {
+		return fmt.Errorf("--write-config-to: %w", err)
+	}
+	return nil
+}
+
+func (c Config) marshal() ([]byte, error) {
+	proxy, err := yaml.Marshal(c.Proxy)
+	if err != nil {
+		return nil, err
+	}
+	own, err := yaml.Marshal(c.Own)
+	if err != nil {
+		return nil, err
+	}
+	return append(append(proxy, "---\n"...), own...), nil
+}

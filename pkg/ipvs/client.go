@@ -13,9 +13,9 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/kernel"
 )
 
-// attempts is how often a call that may well succeed at once is made. Two
-// are enough for a change that meets another state than expected.
-const attempts = 4
+// rounds is how often Apply tries what is worth it. Two are enough for changes
+// that meet another state than expected; the others are for transient errors.
+const rounds = 4
 
 // flagHashed is IP_VS_SVC_F_HASHED: set by the kernel on every virtual server
 // that it has, and ignored in a request.
@@ -67,7 +67,12 @@ func (c *client) Close() {
 func (c *client) Observe() (State, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return retry(c.observe)
+	var state State
+	err := kernel.Retry(func() (err error) {
+		state, err = c.observe()
+		return err
+	})
+	return state, err
 }
 
 func (c *client) observe() (State, error) {
@@ -98,7 +103,11 @@ func (c *client) Connections(key Key) (map[netip.AddrPort]Connections, error) {
 	if err := key.check(); err != nil {
 		return nil, fmt.Errorf("count connections: %w", err)
 	}
-	dests, err := retry(func() (map[netip.AddrPort]destination, error) { return c.raw.destinations(key) })
+	var dests map[netip.AddrPort]destination
+	err := kernel.Retry(func() (err error) {
+		dests, err = c.raw.destinations(key)
+		return err
+	})
 	if err != nil {
 		return nil, fmt.Errorf("count connections of %s: %w", key, err)
 	}
@@ -113,7 +122,11 @@ func (c *client) Connections(key Key) (map[netip.AddrPort]Connections, error) {
 func (c *client) Timeouts() (Timeouts, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	t, err := retry(c.raw.timeouts)
+	var t Timeouts
+	err := kernel.Retry(func() (err error) {
+		t, err = c.raw.timeouts()
+		return err
+	})
 	if err != nil {
 		return Timeouts{}, fmt.Errorf("read timeouts: %w", err)
 	}
@@ -129,8 +142,7 @@ func (c *client) SetTimeouts(t Timeouts) error {
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	_, err := retry(func() (struct{}, error) { return struct{}{}, c.raw.setTimeouts(t) })
-	if err != nil {
+	if err := kernel.Retry(func() error { return c.raw.setTimeouts(t) }); err != nil {
 		return fmt.Errorf("set timeouts %+v: %w", t, err)
 	}
 	return nil
@@ -172,7 +184,7 @@ func (c *client) Apply(changes []Change) []Failure {
 			todo = append(todo, job{i, change})
 		}
 	}
-	for range attempts {
+	for range rounds {
 		todo = c.execute(todo, errs)
 	}
 	var failures []Failure
@@ -313,16 +325,4 @@ func (k Key) check() error {
 // IPv4 address in IPv6 clothes, and has no zone.
 func plain(a netip.Addr) bool {
 	return a.IsValid() && !a.Is4In6() && a.Zone() == ""
-}
-
-// retry calls f again while its error is transient.
-func retry[T any](f func() (T, error)) (T, error) {
-	var value T
-	var err error
-	for range attempts {
-		if value, err = f(); err == nil || !kernel.IsTransient(err) {
-			break
-		}
-	}
-	return value, err
 }

@@ -51,6 +51,22 @@ func IsTransient(err error) bool {
 	return isAny(err, unix.EINTR, unix.EAGAIN, unix.ENOBUFS, unix.EBUSY)
 }
 
+// attempts is how often Retry makes a call.
+const attempts = 4
+
+// Retry calls f until it succeeds or fails with an error that is not
+// transient, four times at most, and gives its last error. It does not pause:
+// what is transient here passes at once or not at all.
+func Retry(f func() error) error {
+	var err error
+	for range attempts {
+		if err = f(); err == nil || !IsTransient(err) {
+			break
+		}
+	}
+	return err
+}
+
 // IsPermission tells whether the process lacks a capability (CAP_NET_ADMIN).
 func IsPermission(err error) bool { return isAny(err, unix.EPERM, unix.EACCES) }
 

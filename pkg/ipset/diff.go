@@ -1,0 +1,122 @@
+package ipset
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
+)
+
+// Diff lists the changes that lead from have to want. Both may be parts of
+// the kernel's state, as long as they are about the same sets.
+//
+// The order is the same for the same input: sets are created, then members
+// added, then members deleted, then sets destroyed. A set that is wanted with
+// another type or family than it has is created anew with all its members;
+// that only succeeds once nothing refers to it.
+func Diff(have, want State) []Change {
+	var p phases
+	for _, name := range sortedNames(want) {
+		p.set(have[name], want[name])
+	}
+	for _, name := range sortedNames(have) {
+		if _, wanted := want[name]; !wanted {
+			p.destroys = append(p.destroys, Change{Op: DestroySet, Set: have[name].Set})
+		}
+	}
+	return p.changes()
+}
+
+// DiffEntries lists the changes that lead from have to want in one set that
+// is there: first members are added, then deleted.
+func DiffEntries(set Set, have, want map[Entry]struct{}) []Change {
+	var p phases
+	p.entries(set, have, want)
+	return p.changes()
+}
+
+// phases collects changes by the phase in which they are carried out.
+type phases struct {
+	creates, adds, deletes, destroys []Change
+}
+
+func (p *phases) changes() []Change {
+	return slices.Concat(p.creates, p.adds, p.deletes, p.destroys)
+}
+
+func (p *phases) set(have, want Contents) {
+	if have.Set == want.Set {
+		p.entries(want.Set, have.Entries, want.Entries)
+		return
+	}
+	p.creates = append(p.creates, Change{Op: CreateSet, Set: want.Set})
+	p.entries(want.Set, nil, want.Entries)
+}
+
+func (p *phases) entries(set Set, have, want map[Entry]struct{}) {
+	for _, e := range missing(have, want) {
+		p.adds = append(p.adds, Change{Op: AddEntry, Set: set, Entry: e})
+	}
+	for _, e := range missing(want, have) {
+		p.deletes = append(p.deletes, Change{Op: DeleteEntry, Set: set, Entry: e})
+	}
+}
+
+// missing lists what is in b and not in a.
+func missing(a, b map[Entry]struct{}) []Entry {
+	var list []Entry
+	for e := range b {
+		if _, ok := a[e]; !ok {
+			list = append(list, e)
+		}
+	}
+	slices.SortFunc(list, Entry.Compare)
+	return list
+}
+
+// Compare orders entries by their fields, as these stand in Entry.
+func (e Entry) Compare(other Entry) int {
+	return cmp.Or(
+		e.Addr.Compare(other.Addr),
+		cmp.Compare(e.Port, other.Port),
+		cmp.Compare(e.Protocol, other.Protocol),
+		e.Addr2.Compare(other.Addr2),
+		comparePrefixes(e.Net, other.Net),
+	)
+}
+
+func comparePrefixes(a, b netip.Prefix) int {
+	return cmp.Or(a.Addr().Compare(b.Addr()), cmp.Compare(a.Bits(), b.Bits()))
+}
+
+func sortedNames(s State) []string { return slices.Sorted(maps.Keys(s)) }
+
+// String is the state as "ipset restore" reads it, sorted by name and entry:
+//
+//	create KUBE-CLUSTER-IP hash:ip,port family inet
+//	add KUBE-CLUSTER-IP 10.96.0.1,tcp:443
+func (s State) String() string {
+	var b strings.Builder
+	for _, name := range sortedNames(s) {
+		contents := s[name]
+		fmt.Fprintf(&b, "create %s %s %s\n", name, contents.Type, contents.options())
+		for _, e := range missing(nil, contents.Entries) {
+			fmt.Fprintf(&b, "add %s %s\n", name, e)
+		}
+	}
+	return b.String()
+}
+
+func (s Set) options() string {
+	switch {
+	case s.Type == BitmapPort:
+		return "range 0-65535"
+	case s.Family == ip.IPv6:
+		return "family inet6"
+	}
+	return "family inet"
+}

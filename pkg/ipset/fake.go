@@ -1,0 +1,236 @@
+package ipset
+
+import (
+	"errors"
+	"maps"
+	"sync"
+
+	"golang.org/x/sys/unix"
+)
+
+// Fake is the kernel's sets in memory. It keeps state and refuses what the
+// kernel refuses, with the same errors: the package's tests hold it and the
+// kernel to one table. Everything above the kernel's own semantics is the real
+// code.
+//
+// The fields may be set before it is used. The methods that are not those of
+// Netlink may be called at any time.
+type Fake struct {
+	client
+
+	// Refuse is asked before each change; an error that it gives is the
+	// kernel's answer, and nothing is done.
+	Refuse func(Change) error
+	// FailObserve is asked before each dump; an error fails that dump.
+	FailObserve func() error
+
+	kernel fakeKernel
+}
+
+// NewFake gives a kernel without sets.
+func NewFake() *Fake {
+	f := &Fake{}
+	f.kernel = fakeKernel{fake: f, sets: map[string]listing{}, references: map[string]int{}, counts: map[Op]int{}}
+	f.client.raw = &f.kernel
+	return f
+}
+
+// Dump is all sets as text; see State.String.
+func (f *Fake) Dump() string {
+	k := &f.kernel
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	state := State{}
+	for name, set := range k.sets {
+		state[name] = set.Contents
+	}
+	return state.String()
+}
+
+// Reference makes a set be in use, as a rule that matches it does, so that it
+// cannot be destroyed. Release undoes one Reference.
+func (f *Fake) Reference(name string) { f.kernel.refer(name, 1) }
+
+// Release undoes one Reference.
+func (f *Fake) Release(name string) { f.kernel.refer(name, -1) }
+
+// FailNext makes the kernel answer the next changes with errs, one each; they
+// are not carried out. A nil error lets one pass.
+func (f *Fake) FailNext(errs ...error) {
+	k := &f.kernel
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.failures = append(k.failures, errs...)
+}
+
+// Counts gives how many changes of each kind reached the kernel since the
+// last call, those refused included.
+func (f *Fake) Counts() map[Op]int {
+	k := &f.kernel
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	counts := k.counts
+	k.counts = map[Op]int{}
+	return counts
+}
+
+// fakeKernel is the raw side of a Fake.
+type fakeKernel struct {
+	fake *Fake
+
+	mu         sync.Mutex
+	sets       map[string]listing
+	references map[string]int
+	counts     map[Op]int
+	failures   []error
+}
+
+func (k *fakeKernel) close() {}
+
+func (k *fakeKernel) refer(name string, n int) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.references[name] += n
+}
+
+// refuse counts a change and gives the error that a test asked for.
+func (k *fakeKernel) refuse(c Change) error {
+	k.mu.Lock()
+	k.counts[c.Op]++
+	var err error
+	if len(k.failures) > 0 {
+		err, k.failures = k.failures[0], k.failures[1:]
+	}
+	k.mu.Unlock()
+	if err == nil && k.fake.Refuse != nil {
+		err = k.fake.Refuse(c)
+	}
+	return err
+}
+
+func (k *fakeKernel) list(name string, members bool) ([]listing, error) {
+	if k.fake.FailObserve != nil {
+		if err := k.fake.FailObserve(); err != nil {
+			return nil, err
+		}
+	}
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if _, there := k.sets[name]; name != "" && !there {
+		return nil, unix.ENOENT
+	}
+	var sets []listing
+	for _, set := range k.sets {
+		if name != "" && set.Name != name {
+			continue
+		}
+		if members {
+			set.Entries = maps.Clone(set.Entries)
+		} else {
+			set.Entries = map[Entry]struct{}{}
+		}
+		sets = append(sets, set)
+	}
+	return sets, nil
+}
+
+func (k *fakeKernel) create(set Set, maxElem uint32) error {
+	if err := k.refuse(Change{Op: CreateSet, Set: set}); err != nil {
+		return err
+	}
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if _, there := k.sets[set.Name]; there {
+		return unix.EEXIST
+	}
+	if _, err := set.fields(); err != nil {
+		return ErrNoType
+	}
+	k.sets[set.Name] = listing{Contents{set, map[Entry]struct{}{}}, maxElem}
+	return nil
+}
+
+func (k *fakeKernel) destroy(name string) error {
+	if err := k.refuse(Change{Op: DestroySet, Set: Set{Name: name}}); err != nil {
+		return err
+	}
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if _, there := k.sets[name]; !there {
+		return unix.ENOENT
+	}
+	if k.references[name] > 0 {
+		return ErrBusy
+	}
+	delete(k.sets, name)
+	return nil
+}
+
+func (k *fakeKernel) swap(name, other string) error {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	a, there := k.sets[name]
+	if !there {
+		return unix.ENOENT
+	}
+	b, there := k.sets[other]
+	if !there {
+		return ErrNoOtherSet
+	}
+	if a.Type != b.Type || a.Family != b.Family {
+		return ErrTypeMismatch
+	}
+	a.Name, b.Name = b.Name, a.Name
+	k.sets[name], k.sets[other] = b, a
+	return nil
+}
+
+func (k *fakeKernel) add(set Set, e Entry) error {
+	if err := k.refuse(Change{Op: AddEntry, Set: set, Entry: e}); err != nil {
+		return err
+	}
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	there, err := k.find(set, e)
+	if err != nil {
+		return err
+	}
+	if _, member := there.Entries[e]; !member && there.Type != BitmapPort && len(there.Entries) >= int(there.maxElem) {
+		return ErrFull
+	}
+	there.Entries[e] = struct{}{}
+	return nil
+}
+
+func (k *fakeKernel) remove(set Set, e Entry) error {
+	if err := k.refuse(Change{Op: DeleteEntry, Set: set, Entry: e}); err != nil {
+		return err
+	}
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	there, err := k.find(set, e)
+	if err != nil {
+		return err
+	}
+	delete(there.Entries, e)
+	return nil
+}
+
+// find gives the set that an entry is for, or why it cannot be for it.
+func (k *fakeKernel) find(set Set, e Entry) (listing, error) {
+	there, ok := k.sets[set.Name]
+	if !ok {
+		return listing{}, unix.ENOENT
+	}
+	if there.Type == HashIP && e.Addr.IsValid() && e.Addr.IsUnspecified() {
+		return listing{}, ErrNullElement
+	}
+	err := there.checkEntry(e)
+	switch {
+	case errors.Is(err, ErrInvalidCIDR):
+		return listing{}, ErrInvalidCIDR
+	case err != nil:
+		return listing{}, ErrProtocol
+	}
+	return there, nil
+}

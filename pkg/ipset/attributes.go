@@ -1,0 +1,220 @@
+package ipset
+
+import (
+	"encoding/binary"
+	"fmt"
+	"net/netip"
+	"syscall"
+
+	"github.com/vishvananda/netlink/nl"
+	"golang.org/x/sys/unix"
+
+	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
+)
+
+// The flags of an attribute's type, as ints.
+const (
+	nested   = int(nl.NLA_F_NESTED)
+	netOrder = int(nl.NLA_F_NET_BYTEORDER)
+)
+
+// What the library does not name, of <linux/netfilter/ipset/ip_set.h>.
+const flagNoMatch = 1 << 2 // IPSET_FLAG_NOMATCH of a member
+
+func nameAttr(name string) *nl.RtAttr {
+	return nl.NewRtAttr(nl.IPSET_ATTR_SETNAME, nl.ZeroTerminated(name))
+}
+
+// entryAttr is a member in the kernel's form. Which attributes there are
+// follows from the set's type.
+func entryAttr(t Type, e Entry) *nl.RtAttr {
+	data := nl.NewRtAttr(nl.IPSET_ATTR_DATA|nested, nil)
+	switch t {
+	case HashNet:
+		data.AddChild(addrAttr(nl.IPSET_ATTR_IP, e.Net.Addr()))
+		data.AddRtAttr(nl.IPSET_ATTR_CIDR, nl.Uint8Attr(uint8(e.Net.Bits())))
+	case HashIP, HashIPPort, HashIPPortIP, HashIPPortNet:
+		data.AddChild(addrAttr(nl.IPSET_ATTR_IP, e.Addr))
+	}
+	switch t {
+	case HashIPPortIP:
+		data.AddChild(addrAttr(nl.IPSET_ATTR_IP2, e.Addr2))
+	case HashIPPortNet:
+		data.AddChild(addrAttr(nl.IPSET_ATTR_IP2, e.Net.Addr()))
+		// Always sent: without it the kernel takes a whole address.
+		data.AddRtAttr(nl.IPSET_ATTR_CIDR2, nl.Uint8Attr(uint8(e.Net.Bits())))
+	}
+	switch t {
+	case HashIPPort, HashIPPortIP, HashIPPortNet:
+		data.AddRtAttr(nl.IPSET_ATTR_PROTO, nl.Uint8Attr(uint8(e.Protocol)))
+		data.AddRtAttr(nl.IPSET_ATTR_PORT|netOrder, nl.BEUint16Attr(e.Port))
+	case BitmapPort:
+		data.AddRtAttr(nl.IPSET_ATTR_PORT|netOrder, nl.BEUint16Attr(e.Port))
+	}
+	return data
+}
+
+func addrAttr(attribute int, a netip.Addr) *nl.RtAttr {
+	family := nl.IPSET_ATTR_IPADDR_IPV4
+	if ip.Of(a) == ip.IPv6 {
+		family = nl.IPSET_ATTR_IPADDR_IPV6
+	}
+	attr := nl.NewRtAttr(attribute|nested, nil)
+	attr.AddRtAttr(family|netOrder, a.AsSlice())
+	return attr
+}
+
+// parseListings reads the messages of a dump. A set with many members takes
+// several; only its first says of what type it is.
+func parseListings(messages [][]byte) ([]listing, error) {
+	var sets []listing
+	for _, message := range messages {
+		if len(message) < nl.SizeofNfgenmsg {
+			return nil, malformed("message", message)
+		}
+		attributes, err := parse(message[nl.SizeofNfgenmsg:])
+		if err != nil {
+			return nil, err
+		}
+		if _, first := attributes[nl.IPSET_ATTR_TYPENAME]; first {
+			set, err := parseHeader(attributes)
+			if err != nil {
+				return nil, err
+			}
+			sets = append(sets, set)
+		}
+		if members := attributes[nl.IPSET_ATTR_ADT]; members != nil {
+			if len(sets) == 0 {
+				return nil, malformed("members without a set", members)
+			}
+			if err := sets[len(sets)-1].parseMembers(members); err != nil {
+				return nil, err
+			}
+		}
+	}
+	return sets, nil
+}
+
+func parseHeader(attributes attributes) (listing, error) {
+	set := listing{Contents: Contents{Entries: map[Entry]struct{}{}}}
+	set.Name = unix.ByteSliceToString(attributes[nl.IPSET_ATTR_SETNAME])
+	set.Type = Type(unix.ByteSliceToString(attributes[nl.IPSET_ATTR_TYPENAME]))
+	if family := attributes[nl.IPSET_ATTR_FAMILY]; len(family) == 1 {
+		set.Family = map[uint8]ip.Family{unix.AF_INET: ip.IPv4, unix.AF_INET6: ip.IPv6}[family[0]]
+	}
+	options, err := parse(attributes[nl.IPSET_ATTR_DATA])
+	if err != nil {
+		return listing{}, err
+	}
+	if maxElem := options[nl.IPSET_ATTR_MAXELEM]; len(maxElem) == 4 {
+		set.maxElem = binary.BigEndian.Uint32(maxElem)
+	}
+	return set, nil
+}
+
+// parseMembers adds the members of one message. It leaves out exceptions to a
+// net, which are no members, and all of a type that is not in use here.
+func (l *listing) parseMembers(data []byte) error {
+	used, err := l.fields()
+	if err != nil {
+		return nil
+	}
+	members, err := nl.ParseRouteAttr(data)
+	if err != nil {
+		return err
+	}
+	for _, member := range members {
+		attributes, err := parse(member.Value)
+		if err != nil {
+			return err
+		}
+		if flags := attributes[nl.IPSET_ATTR_CADT_FLAGS]; len(flags) == 4 && binary.BigEndian.Uint32(flags)&flagNoMatch != 0 {
+			continue
+		}
+		entry, err := parseEntry(l.Type, used, attributes)
+		if err != nil {
+			return err
+		}
+		l.Entries[entry] = struct{}{}
+	}
+	return nil
+}
+
+func parseEntry(t Type, used fields, attributes attributes) (e Entry, err error) {
+	if used.addr {
+		if e.Addr, err = parseAddr(attributes[nl.IPSET_ATTR_IP]); err != nil {
+			return e, err
+		}
+	}
+	if used.addr2 {
+		if e.Addr2, err = parseAddr(attributes[nl.IPSET_ATTR_IP2]); err != nil {
+			return e, err
+		}
+	}
+	if used.port {
+		if len(attributes[nl.IPSET_ATTR_PORT]) != 2 {
+			return e, malformed("port", attributes[nl.IPSET_ATTR_PORT])
+		}
+		e.Port = binary.BigEndian.Uint16(attributes[nl.IPSET_ATTR_PORT])
+	}
+	if used.protocol {
+		if len(attributes[nl.IPSET_ATTR_PROTO]) != 1 {
+			return e, malformed("protocol", attributes[nl.IPSET_ATTR_PROTO])
+		}
+		e.Protocol = ip.Protocol(attributes[nl.IPSET_ATTR_PROTO][0])
+	}
+	switch {
+	case !used.net:
+	case t == HashNet:
+		e.Net, err = parseNet(attributes[nl.IPSET_ATTR_IP], attributes[nl.IPSET_ATTR_CIDR])
+	default:
+		e.Net, err = parseNet(attributes[nl.IPSET_ATTR_IP2], attributes[nl.IPSET_ATTR_CIDR2])
+	}
+	return e, err
+}
+
+// parseNet takes a whole address if there is no length.
+func parseNet(address, length []byte) (netip.Prefix, error) {
+	addr, err := parseAddr(address)
+	if err != nil {
+		return netip.Prefix{}, err
+	}
+	bits := addr.BitLen()
+	if len(length) == 1 {
+		bits = int(length[0])
+	}
+	return netip.PrefixFrom(addr, bits), nil
+}
+
+func parseAddr(data []byte) (netip.Addr, error) {
+	attributes, err := parse(data)
+	if err != nil {
+		return netip.Addr{}, err
+	}
+	for _, family := range []uint16{nl.IPSET_ATTR_IPADDR_IPV4, nl.IPSET_ATTR_IPADDR_IPV6} {
+		if addr, ok := netip.AddrFromSlice(attributes[family]); ok {
+			return addr, nil
+		}
+	}
+	return netip.Addr{}, malformed("address", data)
+}
+
+// attributes are values by type, flags of the type left out.
+type attributes map[uint16][]byte
+
+func parse(data []byte) (attributes, error) {
+	list, err := nl.ParseRouteAttr(data)
+	if err != nil {
+		return nil, malformed("attributes", data)
+	}
+	m := make(attributes, len(list))
+	for _, a := range list {
+		m[a.Attr.Type&nl.NLA_TYPE_MASK] = a.Value
+	}
+	return m, nil
+}
+
+// malformed is the error for an answer that is not of the kernel's protocol.
+func malformed(what string, data []byte) error {
+	return fmt.Errorf("the kernel sent a malformed %s % x: %w", what, data, syscall.EBADMSG)
+}

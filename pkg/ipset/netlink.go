@@ -1,0 +1,156 @@
+package ipset
+
+import (
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/vishvananda/netlink/nl"
+	"github.com/vishvananda/netns"
+	"golang.org/x/sys/unix"
+
+	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
+)
+
+// Only the library's sockets and attributes are used, not its calls for sets:
+// these send a protocol with each port, which a bitmap refuses; they cannot
+// list names or headers alone; they print what they do not know; and they
+// panic at any error that is not an errno, an interrupted dump among them.
+
+// answerTimeout bounds one request. Creating a set can load its type's
+// module, which takes seconds on a busy node.
+const answerTimeout = 15 * time.Second
+
+const (
+	// IPSET_FLAG_LIST_HEADER of <linux/netfilter/ipset/ip_set.h>: no members.
+	flagListHeader = 1 << 2
+	// How hash sets begin; the kernel doubles the table as members come.
+	hashSize = 1024
+)
+
+// revisions are those of the types: as low as ipset(8) still reads, as nothing
+// of later ones is used.
+var revisions = map[Type]uint8{
+	HashIP: 0, HashNet: 0, HashIPPort: 1, HashIPPortIP: 1, HashIPPortNet: 2, BitmapPort: 0,
+}
+
+// Netlink programs the sets of the network namespace in which it was made.
+type Netlink struct{ client }
+
+// New connects to the kernel, in the network namespace of the calling thread.
+// It fails, with an error that says the cure, if the kernel has no sets and
+// their module cannot be loaded.
+func New() (*Netlink, error) {
+	sock, err := nl.GetNetlinkSocketAt(netns.None(), netns.None(), unix.NETLINK_NETFILTER)
+	if err != nil {
+		return nil, fmt.Errorf("connect to netfilter: %w", err)
+	}
+	timeout := unix.NsecToTimeval(answerTimeout.Nanoseconds())
+	err = errors.Join(sock.SetSendTimeout(&timeout), sock.SetReceiveTimeout(&timeout))
+	s := &socket{map[int]*nl.SocketHandle{unix.NETLINK_NETFILTER: {Socket: sock}}}
+	if err == nil {
+		_, err = s.list("", false)
+	}
+	if err != nil {
+		s.close()
+		return nil, fmt.Errorf("the kernel does not list its sets (%w); run \"modprobe ip_set\" on the node, and see that the process has NET_ADMIN", err)
+	}
+	return &Netlink{client{raw: s}}, nil
+}
+
+// socket is raw sets through a netlink socket. It belongs to a client, whose
+// lock it relies on.
+type socket struct {
+	sockets map[int]*nl.SocketHandle
+}
+
+func (s *socket) close() {
+	for _, handle := range s.sockets {
+		handle.Close()
+	}
+}
+
+// request makes one request and gives the messages of the answer.
+func (s *socket) request(command, flags int, attributes ...*nl.RtAttr) ([][]byte, error) {
+	req := nl.NewNetlinkRequest(unix.NFNL_SUBSYS_IPSET<<8|command, flags)
+	req.Sockets = s.sockets
+	req.AddData(&nl.Nfgenmsg{NfgenFamily: unix.AF_UNSPEC, Version: nl.NFNETLINK_V0})
+	req.AddData(nl.NewRtAttr(nl.IPSET_ATTR_PROTOCOL, nl.Uint8Attr(nl.IPSET_PROTOCOL)))
+	for _, attribute := range attributes {
+		req.AddData(attribute)
+	}
+	messages, err := req.Execute(unix.NETLINK_NETFILTER, 0)
+	if err != nil {
+		return nil, named(err) // an interrupted dump has messages as well
+	}
+	return messages, nil
+}
+
+func (s *socket) list(name string, members bool) ([]listing, error) {
+	var attributes []*nl.RtAttr
+	if name != "" {
+		attributes = append(attributes, nameAttr(name))
+	}
+	if !members {
+		attributes = append(attributes, nl.NewRtAttr(nl.IPSET_ATTR_FLAGS|netOrder, nl.BEUint32Attr(flagListHeader)))
+	}
+	messages, err := s.request(nl.IPSET_CMD_LIST, unix.NLM_F_ACK|unix.NLM_F_DUMP, attributes...)
+	if err != nil {
+		return nil, err
+	}
+	return parseListings(messages)
+}
+
+func (s *socket) create(set Set, maxElem uint32) error {
+	options := nl.NewRtAttr(nl.IPSET_ATTR_DATA|nested, nil)
+	if set.Type == BitmapPort {
+		options.AddRtAttr(nl.IPSET_ATTR_PORT_FROM|netOrder, nl.BEUint16Attr(0))
+		options.AddRtAttr(nl.IPSET_ATTR_PORT_TO|netOrder, nl.BEUint16Attr(65535))
+	} else {
+		options.AddRtAttr(nl.IPSET_ATTR_HASHSIZE|netOrder, nl.BEUint32Attr(hashSize))
+		options.AddRtAttr(nl.IPSET_ATTR_MAXELEM|netOrder, nl.BEUint32Attr(maxElem))
+	}
+	// NLM_F_EXCL, as the kernel compares more than the make with a set that
+	// is there.
+	_, err := s.request(nl.IPSET_CMD_CREATE, unix.NLM_F_ACK|unix.NLM_F_CREATE|unix.NLM_F_EXCL,
+		nameAttr(set.Name),
+		nl.NewRtAttr(nl.IPSET_ATTR_TYPENAME, nl.ZeroTerminated(string(set.Type))),
+		nl.NewRtAttr(nl.IPSET_ATTR_REVISION, nl.Uint8Attr(revisions[set.Type])),
+		nl.NewRtAttr(nl.IPSET_ATTR_FAMILY, nl.Uint8Attr(familyNumber(set.Family))),
+		options)
+	return err
+}
+
+// With NLM_F_EXCL kernels of all ages answer ENOENT for what is not there.
+func (s *socket) destroy(name string) error {
+	_, err := s.request(nl.IPSET_CMD_DESTROY, unix.NLM_F_ACK|unix.NLM_F_EXCL, nameAttr(name))
+	return err
+}
+
+func (s *socket) swap(name, other string) error {
+	_, err := s.request(nl.IPSET_CMD_SWAP, unix.NLM_F_ACK, nameAttr(name),
+		nl.NewRtAttr(nl.IPSET_ATTR_SETNAME2, nl.ZeroTerminated(other)))
+	return err
+}
+
+// Without NLM_F_EXCL the kernel takes a member that is there as added.
+func (s *socket) add(set Set, e Entry) error {
+	_, err := s.request(nl.IPSET_CMD_ADD, unix.NLM_F_ACK, nameAttr(set.Name), entryAttr(set.Type, e))
+	return err
+}
+
+// Without NLM_F_EXCL the kernel takes a member that is not there as removed.
+func (s *socket) remove(set Set, e Entry) error {
+	_, err := s.request(nl.IPSET_CMD_DEL, unix.NLM_F_ACK, nameAttr(set.Name), entryAttr(set.Type, e))
+	return err
+}
+
+func familyNumber(f ip.Family) uint8 {
+	switch f {
+	case ip.IPv4:
+		return unix.AF_INET
+	case ip.IPv6:
+		return unix.AF_INET6
+	}
+	return unix.AF_UNSPEC
+}

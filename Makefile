@@ -6,8 +6,9 @@ SHELL := /bin/bash -o pipefail
 GO ?= go
 CACHE := $(abspath $(or $(KUBE_IPVS_CACHE),.cache))
 LAB := $(CACHE)/bin/lab
-E2E := $(CACHE)/bin/e2e.test
-STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.7.0
+# Directories with tests behind the build tag e2e; E2E_PACKAGES='pkg/nat' narrows.
+E2E_PACKAGES ?= $(patsubst %/,%,$(sort $(dir $(shell grep -rl --include='*_test.go' '^//go:build e2e' pkg cmd test))))
+STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.2
 
 KUBERNETES_VERSION := v1.36.3
 VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo unknown)
@@ -15,8 +16,8 @@ COMMIT := $(shell git rev-parse HEAD 2>/dev/null)
 version_package := k8s.io/component-base/version
 ldflags = -s -w -X $(version_package).gitVersion=$(1) -X $(version_package).gitCommit=$(2)
 
-# The whole argument list of a test run in the lab, from RUN and TIMEOUT.
-RUN ?= .
+# What to run in the lab: RUN is a regular expression for tests.
+RUN ?=
 TIMEOUT ?= 40m
 CMD ?= sh -c "uname -r && ipvsadm -Ln"
 LABFLAGS ?=
@@ -40,17 +41,17 @@ unit: deps ## unit tests, with the race detector
 	@$(GO) test -race ./...
 	$(call phase,unit tests passed)
 
-e2e: build peers $(E2E) ## end-to-end tests in the lab; RUN=regexp selects, LAB=host|kvm|tcg forces a way
+e2e: build peers $(LAB) e2e-binaries ## end-to-end tests in the lab; RUN=regexp selects, LAB=host|kvm|tcg forces a way
 	$(call phase,end-to-end tests in the lab)
-	@$(LAB) -apiserver -limit $(TIMEOUT) $(LABFLAGS) -- \
-		sh -c 'cd test/e2e && exec $$LAB_CACHE/bin/e2e.test -test.v -test.timeout $(TIMEOUT) -test.run "$$RUN"'
+	@$(LAB) -apiserver -limit $(TIMEOUT) -env TIMEOUT=$(TIMEOUT) -env RUN="$$RUN" $(LABFLAGS) -- hack/e2e $(E2E_PACKAGES)
 	$(call phase,end-to-end tests passed)
-e2e: export RUN := $(RUN)
+e2e: export RUN := $(value RUN)
 
-.PHONY: $(E2E) $(LAB)
-$(E2E):
+.PHONY: e2e-binaries $(LAB)
+e2e-binaries: deps
 	$(call phase,compiling the end-to-end tests)
-	@CGO_ENABLED=0 $(GO) test -c -tags e2e -o $@ ./test/e2e
+	@mkdir -p $(CACHE)/e2e
+	@CGO_ENABLED=0 $(GO) test -c -tags e2e -o $(CACHE)/e2e/ $(addprefix ./,$(E2E_PACKAGES))
 
 $(LAB):
 	@$(GO) build -o $@ ./test/e2e/cmd/lab
@@ -62,19 +63,18 @@ lab: $(LAB) ## run CMD='...' with a kernel that has IPVS
 	@$(LAB) $(LABFLAGS) -- sh -c "$$LAB_CMD"
 lab: export LAB_CMD := $(value CMD)
 
-demo: build peers $(E2E) ## show the product at work
-	@$(LAB) -apiserver $(LABFLAGS) -- \
-		sh -c 'cd test/e2e && exec $$LAB_CACHE/bin/e2e.test -test.v -test.run "^TestDemo"'
+demo: build peers $(LAB) e2e-binaries ## show the product at work
+	@$(LAB) -apiserver -env RUN=^TestDemo $(LABFLAGS) -- hack/e2e test/e2e
 
 lint: ## gofmt, go vet, staticcheck
 	$(call phase,gofmt)
 	@unformatted=$$(gofmt -l cmd pkg test); if [ -n "$$unformatted" ]; then echo "not formatted:"; echo "$$unformatted"; exit 1; fi
 	$(call phase,go vet)
 	@$(GO) vet ./...
-	@$(GO) vet -tags e2e ./test/...
+	@$(GO) vet -tags e2e ./...
 	$(call phase,staticcheck)
 	@$(GO) run $(STATICCHECK) ./...
-	@$(GO) run $(STATICCHECK) -tags e2e ./test/...
+	@$(GO) run $(STATICCHECK) -tags e2e ./...
 	$(call phase,lint passed)
 
 # Programs that the tests run beside the product, built from test/peers.

@@ -28,12 +28,11 @@ func TestLabAnswers(t *testing.T) {
 			t.Errorf("%s to a closed port: %s", protocol, answer)
 		}
 	}
-	fabric.Route("blackhole 10.3.0.0/24")
 	if answer := client.DialWithin(time.Second, lab.TCP, "10.2.0.77:8000"); answer.Err == nil {
 		t.Errorf("an address that nobody has: %s", answer)
 	}
 	tally := client.Load(2, lab.TCP, "10.2.0.9:8000").Stop()
-	if tally.Outcomes[lab.OK] == 0 || len(tally.Failures) > 0 {
+	if tally.Outcomes[lab.OK] < 2 || len(tally.Failures) > 0 {
 		t.Errorf("load: %+v", tally)
 	}
 }

@@ -171,11 +171,12 @@ type Tally struct {
 const keptFailures = 20
 
 // Load starts clients that keep sending requests to "address:port" until
-// stopped.
+// stopped, at least one each.
 func (n *Namespace) Load(clients int, protocol Protocol, address string) *Load {
 	l := &Load{stop: make(chan struct{}), counts: map[Outcome]int{}, servers: map[string]int{}}
 	for range clients {
 		l.done.Go(func() {
+			l.count(n.Dial(protocol, address))
 			for !l.stopped() {
 				l.count(n.Dial(protocol, address))
 			}

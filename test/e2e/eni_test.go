@@ -1,0 +1,128 @@
+//go:build e2e
+
+package e2e
+
+import (
+	"fmt"
+	"net/netip"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/kube-ipvs/kube-ipvs/test/e2e/lab"
+)
+
+// eniManifests describe the ENI cluster's Service: a load balancer's address
+// and two backends beyond the fabric.
+func eniManifests(t testing.TB, c *lab.ENICluster) string {
+	t.Helper()
+	vip := netip.MustParseAddrPort(c.VIP)
+	clusterIP, family := "10.96.0.80", "IPv4"
+	if vip.Addr().Is6() {
+		clusterIP, family = "fd00:10:96::80", "IPv6"
+	}
+	svc := newLoadBalancer(newService("web", corev1.ProtocolTCP, int32(vip.Port()), clusterIP), vip.Addr().String())
+	var endpoints []endpoint
+	for _, e := range c.Endpoints {
+		endpoints = append(endpoints, endpoint{address: netip.MustParseAddrPort(e).Addr().String()})
+	}
+	port := netip.MustParseAddrPort(c.Endpoints[0]).Port()
+	return writeManifests(t, svc, newSlice(svc, family, int32(port), endpoints...))
+}
+
+// eniPath is where the ENI cluster's flows must pass: out and back by one
+// interface, as an address that belongs to it.
+type eniPath struct {
+	link   string
+	source netip.Addr
+}
+
+// TestENICluster is the report that this project comes from: a pod behind a
+// secondary interface calls a load balancer's address, under strict rp_filter
+// and on a fabric that drops sources that do not belong to the interface. It
+// times out under kube-proxy's rules (TestLabENIClusterUnderKubeProxy) and is
+// answered under ours, without any configuration.
+func TestENICluster(t *testing.T) {
+	for _, v6 := range []bool{false, true} {
+		for _, address := range []bool{true, false} {
+			name := fmt.Sprintf("IPv6=%v/eth1 has an address=%v", v6, address)
+			t.Run(name, func(t *testing.T) {
+				c := lab.NewENICluster(t, lab.ENIOptions{IPv6: v6, Eth1Address: address, CheckSources: true})
+				want := eniPath{"eth0", c.NodeAddress}
+				if address {
+					want = eniPath{"eth1", c.ENIAddress}
+				}
+				programENI(t, c)
+				checkENI(t, c, want)
+			})
+		}
+	}
+}
+
+// TestENIClusterConfiguredSource gives the address-less interface a source.
+func TestENIClusterConfiguredSource(t *testing.T) {
+	c := lab.NewENICluster(t, lab.ENIOptions{CheckSources: true})
+	programENI(t, c, "--snat-source", "eth1="+c.ENIAddress.String())
+	checkENI(t, c, eniPath{"eth1", c.ENIAddress})
+}
+
+// TestENIClusterOff shows that the cure is what cures: without it, the same
+// cluster times out.
+func TestENIClusterOff(t *testing.T) {
+	c := lab.NewENICluster(t, lab.ENIOptions{CheckSources: true, Eth1Address: true})
+	programENI(t, c, "--snat-mode", "off")
+	onNode := c.Node.Watch(lab.TCP, c.Endpoints...)
+	c.Pod.DialWithin(lab.DialTimeout, lab.TCP, c.VIP)
+	// MASQUERADE finds eth1's own address, where it has one.
+	if path := onNode.Path(); path.RequestSource != c.ENIAddress {
+		t.Errorf("path %+v", path)
+	}
+}
+
+func programENI(t *testing.T, c *lab.ENICluster, args ...string) {
+	t.Helper()
+	args = append([]string{"--manifests", eniManifests(t, c), "--once", "--hostname-override", "node"}, args...)
+	if code, output := c.Node.RunProxy(args...); code != 0 {
+		t.Fatalf("kube-ipvs --once ended with %d:\n%s", code, output)
+	}
+}
+
+// checkENI has the pod and the node call the load balancer's address, several
+// times, and looks at each packet's way.
+func checkENI(t *testing.T, c *lab.ENICluster, want eniPath) {
+	t.Helper()
+	onNode := c.Node.Watch(lab.TCP, c.Endpoints...)
+	answered := map[string]bool{}
+	for range 6 {
+		answer := c.Pod.Dial(lab.TCP, c.VIP)
+		if answer.Err != nil {
+			t.Fatalf("the pod's request: %s\n%s", answer, onNode)
+		}
+		if answer.SeenSource.Addr() != want.source {
+			t.Errorf("the backend saw %s, want %s", answer.SeenSource, want.source)
+		}
+		answered[answer.Server] = true
+	}
+	if len(answered) != len(c.Endpoints) {
+		t.Errorf("answered by %v, want all %d backends", answered, len(c.Endpoints))
+	}
+	for _, p := range onNode.Packets() {
+		fromUs := p.Out && (p.Interface == "eth0" || p.Interface == "eth1")
+		if fromUs && (p.Interface != want.link || p.From.Addr() != want.source) {
+			t.Errorf("left by another way: %s", p)
+		}
+		if !p.Out && p.Interface != want.link && p.From.Addr() != netip.MustParseAddrPort(c.VIP).Addr() && (p.Interface == "eth0" || p.Interface == "eth1") {
+			t.Errorf("came back by another way: %s", p)
+		}
+	}
+	if path := onNode.Path(); path.ReplyOut != c.Pod.HostInterface {
+		t.Errorf("path %+v, want the reply to leave by %s", path, c.Pod.HostInterface)
+	}
+	if n := c.Eth0.Spoofed() + c.Eth1.Spoofed(); n != 0 {
+		t.Errorf("the fabric dropped %d packets for their source", n)
+	}
+	// The node itself, whose requests have always left by eth0.
+	if answer := c.Node.Dial(lab.TCP, c.VIP); answer.Err != nil || answer.SeenSource.Addr() != c.NodeAddress {
+		t.Errorf("the node's request: %s, want source %s", answer, c.NodeAddress)
+	}
+}

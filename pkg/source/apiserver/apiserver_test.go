@@ -1,0 +1,153 @@
+package apiserver
+
+import (
+	"context"
+	"fmt"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes/fake"
+	k8stesting "k8s.io/client-go/testing"
+)
+
+// recorder is a sink that passes on what it is told, as text.
+type recorder chan string
+
+func (r recorder) SetService(s *corev1.Service) { r <- "set service " + s.Name }
+func (r recorder) DeleteService(n types.NamespacedName) {
+	r <- "delete service " + n.String()
+}
+func (r recorder) SetEndpointSlice(s *discoveryv1.EndpointSlice) { r <- "set slice " + s.Name }
+func (r recorder) DeleteEndpointSlice(n types.NamespacedName) {
+	r <- "delete slice " + n.String()
+}
+func (r recorder) SetNode(n *corev1.Node) { r <- "set node " + n.Name }
+func (r recorder) DeleteNode()            { r <- "delete node" }
+func (r recorder) Synced()                { r <- "synced" }
+
+// await reads until a text comes, and gives all that came before it.
+func (r recorder) await(t *testing.T, want string) []string {
+	t.Helper()
+	var before []string
+	for {
+		select {
+		case got := <-r:
+			if got == want {
+				return before
+			}
+			before = append(before, got)
+		case <-time.After(30 * time.Second):
+			t.Fatalf("%q did not come, only %q", want, before)
+		}
+	}
+}
+
+func meta(name string) metav1.ObjectMeta {
+	return metav1.ObjectMeta{Namespace: "default", Name: name}
+}
+
+// start runs a source on a fake API server, and gives the selectors that it
+// asked with.
+func start(t *testing.T, objects ...runtime.Object) (*fake.Clientset, recorder, func() map[string]string) {
+	client := fake.NewClientset(objects...)
+	asked := make(chan [2]string, 100)
+	client.PrependReactor("list", "*", func(a k8stesting.Action) (bool, runtime.Object, error) {
+		restrictions := a.(k8stesting.ListAction).GetListRestrictions()
+		asked <- [2]string{a.GetResource().Resource, fmt.Sprintf("labels %q fields %q", restrictions.Labels, restrictions.Fields)}
+		return false, nil, nil
+	})
+	ctx, cancel := context.WithCancel(t.Context())
+	sink := make(recorder, 100)
+	done := make(chan error, 1)
+	go func() { done <- New(client, "node1", 0).Run(ctx, sink) }()
+	t.Cleanup(func() {
+		cancel()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	})
+	return client, sink, func() map[string]string {
+		selectors := map[string]string{}
+		for len(asked) > 0 {
+			a := <-asked
+			selectors[a[0]] = a[1]
+		}
+		return selectors
+	}
+}
+
+func TestSyncedComesAfterEverything(t *testing.T) {
+	_, sink, _ := start(t, &corev1.Service{ObjectMeta: meta("web")}, &discoveryv1.EndpointSlice{ObjectMeta: meta("web-1")})
+	before := sink.await(t, "synced")
+	if len(before) != 2 {
+		t.Errorf("before the sync came %q, want the Service and the slice", before)
+	}
+}
+
+func TestSelectorsAreKubeProxys(t *testing.T) {
+	_, sink, selectors := start(t)
+	sink.await(t, "synced")
+	want := map[string]string{
+		"services":       `labels "!service.kubernetes.io/service-proxy-name" fields "spec.clusterIP!=None"`,
+		"endpointslices": `labels "!service.kubernetes.io/headless,!service.kubernetes.io/service-proxy-name" fields ""`,
+		"nodes":          `labels "" fields "metadata.name=node1"`,
+	}
+	got := selectors()
+	for resource, selector := range want {
+		if got[resource] != selector {
+			t.Errorf("%s: %s, want %s", resource, got[resource], selector)
+		}
+	}
+}
+
+func TestChangesAndDeletions(t *testing.T) {
+	client, sink, _ := start(t)
+	sink.await(t, "synced")
+	ctx := t.Context()
+	svc := &corev1.Service{ObjectMeta: meta("web")}
+	steps := []struct {
+		do   func() error
+		want string
+	}{
+		{func() error {
+			_, err := client.CoreV1().Services("default").Create(ctx, svc, metav1.CreateOptions{})
+			return err
+		}, "set service web"},
+		{func() error {
+			_, err := client.DiscoveryV1().EndpointSlices("default").Create(ctx, &discoveryv1.EndpointSlice{ObjectMeta: meta("web-1")}, metav1.CreateOptions{})
+			return err
+		}, "set slice web-1"},
+		{func() error {
+			_, err := client.CoreV1().Nodes().Create(ctx, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "node1"}}, metav1.CreateOptions{})
+			return err
+		}, "set node node1"},
+		{func() error { return client.CoreV1().Services("default").Delete(ctx, "web", metav1.DeleteOptions{}) }, "delete service default/web"},
+		{func() error {
+			return client.DiscoveryV1().EndpointSlices("default").Delete(ctx, "web-1", metav1.DeleteOptions{})
+		}, "delete slice default/web-1"},
+		{func() error { return client.CoreV1().Nodes().Delete(ctx, "node1", metav1.DeleteOptions{}) }, "delete node"},
+	}
+	for _, s := range steps {
+		if err := s.do(); err != nil {
+			t.Fatal(err)
+		}
+		sink.await(t, s.want)
+	}
+}
+
+func TestTrimDropsWhatIsNotRead(t *testing.T) {
+	svc := &corev1.Service{ObjectMeta: meta("web")}
+	svc.ManagedFields = []metav1.ManagedFieldsEntry{{Manager: "kubectl"}}
+	svc.Annotations = map[string]string{"keep": "this"}
+	if _, err := trim(svc); err != nil {
+		t.Fatal(err)
+	}
+	if svc.ManagedFields != nil || svc.Annotations["keep"] != "this" {
+		t.Errorf("left: %+v", svc.ObjectMeta)
+	}
+}

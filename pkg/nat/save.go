@@ -3,6 +3,7 @@ package nat
 import (
 	"fmt"
 	"maps"
+	"regexp"
 	"slices"
 	"strings"
 )
@@ -72,14 +73,17 @@ func (p *saveParser) line(line string) error {
 }
 
 // comment heeds the one comment that matters: iptables-nft prints it in place
-// of the rules of a table in which nft(8) made something that iptables cannot
-// show, and ends as if all were well.
+// of a table with a rule in it that nft(8) made and that iptables cannot show,
+// and ends as if all were well.
 func (p *saveParser) comment(line string) error {
-	if strings.Contains(line, "is incompatible, use 'nft' tool") {
-		return fmt.Errorf("%s: a program wrote rules into this table with nft that iptables cannot read; it must use a table of another name", strings.TrimLeft(line, "# "))
+	m := incompatible.FindStringSubmatch(line)
+	if m == nil || baseChains[Table(m[1])] == nil {
+		return nil
 	}
-	return nil
+	return fmt.Errorf("table %s has a rule made with nft that iptables cannot read (%s); move such rules to a table of another name", m[1], line)
 }
+
+var incompatible = regexp.MustCompile("^# Table `(.*)' is incompatible")
 
 func (p *saveParser) begin(name Table) error {
 	if p.table != nil {

@@ -1,0 +1,165 @@
+// Package conntrack deletes entries of the kernel's connection tracking table
+// that lead to endpoints which serve no longer. A UDP client that goes on
+// sending from one port keeps its entry alive, and with it the translation to
+// a dead endpoint, for as long as it sends.
+//
+// Unlike its siblings it has no state to compare: what is in the table is
+// made by packets. A caller names what must not be there.
+package conntrack
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"sync"
+
+	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
+	"github.com/kube-ipvs/kube-ipvs/pkg/kernel"
+)
+
+// Entry is a tracked connection, or what counts as one for a protocol without
+// connections.
+type Entry struct {
+	Protocol                 ip.Protocol
+	OriginalSrc, OriginalDst netip.AddrPort // of the client's packets as it sends them
+	ReplySrc, ReplyDst       netip.AddrPort // of the packets that answer: ReplySrc is the endpoint
+}
+
+func (e Entry) String() string {
+	return fmt.Sprintf("%s %s > %s, answered %s > %s", e.Protocol, e.OriginalSrc, e.OriginalDst, e.ReplySrc, e.ReplyDst)
+}
+
+// Match selects entries to delete: those whose packets are sent to
+// OriginalDst, and of these
+//   - those that ReplySrc answers, if it is set;
+//   - all except those that one of Keep answers, otherwise.
+//
+// So Keep with the serving endpoints deletes what leads to any other endpoint,
+// and what is not translated at all because it is older than the Service.
+type Match struct {
+	Protocol    ip.Protocol
+	OriginalDst netip.AddrPort
+	ReplySrc    netip.AddrPort
+	Keep        map[netip.AddrPort]struct{}
+}
+
+// raw is the table as the kernel offers it.
+type raw interface {
+	// dump reads one family's entries and gives those that are wanted.
+	dump(family ip.Family, wanted func(Entry) bool) ([]tracked, error)
+	// remove is ENOENT for an entry that is not there.
+	remove(ip.Family, tracked) error
+	close()
+}
+
+// tracked is an entry and what the kernel knows it by.
+type tracked struct {
+	Entry
+	identity []byte // attributes in the kernel's form; nil in a Fake
+}
+
+// client's methods may be called concurrently; they are carried out one at a
+// time.
+type client struct {
+	mu  sync.Mutex
+	raw raw
+}
+
+// Close gives back the socket. No other method may be called after it.
+func (c *client) Close() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.raw.close()
+}
+
+// Delete deletes all entries that one of the matches selects, and gives their
+// number. However many matches there are, the table is read once for each of
+// their families, which is what costs: a few microseconds an
+// entry.
+//
+// An entry that ends by itself meanwhile is no error. After an error some
+// entries may have been deleted, as many as the number says; nothing keeps the
+// others from being tried. Fails with EPERM without CAP_NET_ADMIN.
+func (c *client) Delete(matches []Match) (int, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	index := newIndex(matches)
+	deleted := 0
+	var errs []error
+	for _, family := range ip.Families {
+		if !index.has(family) {
+			continue
+		}
+		err := kernel.Retry(func() error {
+			n, err := c.delete(family, index)
+			deleted += n
+			return err
+		})
+		if err != nil {
+			errs = append(errs, fmt.Errorf("delete %s conntrack entries: %w", family, err))
+		}
+	}
+	return deleted, errors.Join(errs...)
+}
+
+func (c *client) delete(family ip.Family, index index) (int, error) {
+	entries, err := c.raw.dump(family, index.selects)
+	if err != nil {
+		return 0, fmt.Errorf("list: %w", err)
+	}
+	deleted := 0
+	for _, entry := range entries {
+		switch removeErr := c.raw.remove(family, entry); {
+		case removeErr == nil:
+			deleted++
+		case kernel.IsNotExist(removeErr):
+		case err == nil: // one tells enough
+			err = fmt.Errorf("%s: %w", entry, removeErr)
+		}
+	}
+	return deleted, err
+}
+
+// index finds the matches for an entry by what all of them ask for.
+type index map[destination][]Match
+
+type destination struct {
+	protocol ip.Protocol
+	addr     netip.AddrPort
+}
+
+func newIndex(matches []Match) index {
+	index := make(index, len(matches))
+	for _, m := range matches {
+		key := destination{m.Protocol, m.OriginalDst}
+		index[key] = append(index[key], m)
+	}
+	return index
+}
+
+func (i index) has(family ip.Family) bool {
+	for key := range i {
+		if key.addr.IsValid() && ip.Of(key.addr.Addr()) == family {
+			return true
+		}
+	}
+	return false
+}
+
+func (i index) selects(e Entry) bool {
+	for _, m := range i[destination{e.Protocol, e.OriginalDst}] {
+		if m.selects(e) {
+			return true
+		}
+	}
+	return false
+}
+
+// selects is asked only for entries to OriginalDst.
+func (m Match) selects(e Entry) bool {
+	if m.ReplySrc.IsValid() {
+		return m.ReplySrc == e.ReplySrc
+	}
+	_, keep := m.Keep[e.ReplySrc]
+	return !keep
+}

@@ -1,0 +1,107 @@
+//go:build e2e
+
+package conntrack
+
+import (
+	"errors"
+	"runtime"
+	"testing"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
+)
+
+func TestKernel(t *testing.T) { testDelete(t, openKernel) }
+
+// openKernel moves the test to a fresh network namespace, where it stays: the
+// thread is never unlocked, so the runtime ends it with the test.
+func openKernel(t testing.TB) table {
+	t.Helper()
+	runtime.LockOSThread()
+	if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
+		t.Fatal(err)
+	}
+	n, err := New()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(n.Close)
+	return table{
+		client: &n.client,
+		add: func(entries ...Entry) {
+			for _, e := range entries {
+				track(t, e)
+			}
+		},
+		entries: func() []Entry { return list(t, n.raw) },
+	}
+}
+
+// track makes an entry as if packets had.
+func track(t testing.TB, e Entry) {
+	t.Helper()
+	flow := &netlink.ConntrackFlow{
+		FamilyType: familyNumber(ip.Of(e.OriginalDst.Addr())),
+		Forward: netlink.IPTuple{
+			Protocol: uint8(e.Protocol),
+			SrcIP:    e.OriginalSrc.Addr().AsSlice(), SrcPort: e.OriginalSrc.Port(),
+			DstIP: e.OriginalDst.Addr().AsSlice(), DstPort: e.OriginalDst.Port(),
+		},
+		Reverse: netlink.IPTuple{
+			Protocol: uint8(e.Protocol),
+			SrcIP:    e.ReplySrc.Addr().AsSlice(), SrcPort: e.ReplySrc.Port(),
+			DstIP: e.ReplyDst.Addr().AsSlice(), DstPort: e.ReplyDst.Port(),
+		},
+		TimeOut: 100,
+	}
+	if err := netlink.ConntrackCreate(netlink.ConntrackTable, netlink.InetFamily(flow.FamilyType), flow); err != nil {
+		t.Fatalf("%s: %v", e, err)
+	}
+}
+
+func list(t testing.TB, r raw) []Entry {
+	t.Helper()
+	var entries []Entry
+	for _, family := range ip.Families {
+		all, err := r.dump(family, func(Entry) bool { return true })
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, e := range all {
+			entries = append(entries, e.Entry)
+		}
+	}
+	return entries
+}
+
+// TestGone deletes an entry that has ended since it was listed.
+func TestGone(t *testing.T) {
+	table := openKernel(t)
+	table.add(flow(ip.UDP, 1, "10.96.0.1:53", "192.0.2.1:53"))
+	entries, err := table.client.raw.dump(ip.IPv4, func(Entry) bool { return true })
+	if err != nil || len(entries) != 1 {
+		t.Fatal(entries, err)
+	}
+	for _, want := range []error{nil, unix.ENOENT} {
+		if err := table.client.raw.remove(ip.IPv4, entries[0]); !errors.Is(err, want) {
+			t.Errorf("%v, want %v", err, want)
+		}
+	}
+}
+
+func BenchmarkDelete(b *testing.B) {
+	table := openKernel(b)
+	const size = 20000
+	for i := range size {
+		table.add(flow(ip.UDP, uint16(i), "10.96.0.1:53", "192.0.2.1:53"))
+	}
+	gone := flow(ip.UDP, 1, "10.96.0.1:53", "192.0.2.9:53")
+	for b.Loop() {
+		if _, err := table.client.Delete([]Match{{Protocol: ip.UDP, OriginalDst: gone.OriginalDst, ReplySrc: gone.ReplySrc}}); err != nil {
+			b.Fatal(err)
+		}
+	}
+	b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N)/size, "ns/entry")
+}

@@ -1,0 +1,202 @@
+package conntrack
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"net/netip"
+	"syscall"
+	"time"
+
+	"github.com/vishvananda/netlink/nl"
+	"github.com/vishvananda/netns"
+	"golang.org/x/sys/unix"
+
+	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
+)
+
+// Only the library's sockets and attributes are used. Its call that deletes
+// keeps the whole table in memory and does not know the ports of SCTP.
+
+// answerTimeout bounds the wait for each part of an answer.
+const answerTimeout = 15 * time.Second
+
+// Of <linux/netfilter/nfnetlink_conntrack.h>, where the library has no name.
+const getStats = 5 // IPCTNL_MSG_CT_GET_STATS
+
+// Netlink deletes entries in the network namespace in which it was made.
+type Netlink struct{ client }
+
+// New connects to the kernel, in the network namespace of the calling thread.
+// It fails, with an error that says the cure, if the kernel does not give
+// access to connection tracking and the module that does cannot be loaded.
+func New() (*Netlink, error) {
+	sock, err := nl.GetNetlinkSocketAt(netns.None(), netns.None(), unix.NETLINK_NETFILTER)
+	if err != nil {
+		return nil, fmt.Errorf("connect to netfilter: %w", err)
+	}
+	timeout := unix.NsecToTimeval(answerTimeout.Nanoseconds())
+	err = errors.Join(sock.SetSendTimeout(&timeout), sock.SetReceiveTimeout(&timeout))
+	s := &socket{map[int]*nl.SocketHandle{unix.NETLINK_NETFILTER: {Socket: sock}}}
+	if err == nil {
+		// The answer looks like part of a dump that has no end: the
+		// acknowledgement is its end.
+		_, err = s.request(getStats, unix.AF_UNSPEC, unix.NLM_F_ACK).Execute(unix.NETLINK_NETFILTER, 0)
+	}
+	if err != nil {
+		s.close()
+		return nil, fmt.Errorf("the kernel gives no access to connection tracking (%w); run \"modprobe nf_conntrack_netlink\" on the node, and see that the process has NET_ADMIN", err)
+	}
+	return &Netlink{client{raw: s}}, nil
+}
+
+// socket is the table through a netlink socket. It belongs to a client, whose
+// lock it relies on.
+type socket struct {
+	sockets map[int]*nl.SocketHandle
+}
+
+func (s *socket) close() {
+	for _, handle := range s.sockets {
+		handle.Close()
+	}
+}
+
+func (s *socket) request(command int, family uint8, flags int) *nl.NetlinkRequest {
+	req := nl.NewNetlinkRequest(unix.NFNL_SUBSYS_CTNETLINK<<8|command, flags)
+	req.Sockets = s.sockets
+	req.AddData(&nl.Nfgenmsg{NfgenFamily: family, Version: nl.NFNETLINK_V0})
+	return req
+}
+
+// dump looks at each message as it comes, as the table can have millions of
+// entries.
+func (s *socket) dump(family ip.Family, wanted func(Entry) bool) ([]tracked, error) {
+	var entries []tracked
+	var malformed error
+	req := s.request(nl.IPCTNL_MSG_CT_GET, familyNumber(family), unix.NLM_F_DUMP)
+	err := req.ExecuteIter(unix.NETLINK_NETFILTER, 0, func(message []byte) bool {
+		list, err := parseMessage(message)
+		var entry Entry
+		if err == nil {
+			entry, err = parseEntry(list)
+		}
+		if err == nil && wanted(entry) {
+			entries = append(entries, tracked{entry, identity(list)})
+		}
+		malformed = err
+		return err == nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	return entries, malformed
+}
+
+func (s *socket) remove(family ip.Family, entry tracked) error {
+	req := s.request(nl.IPCTNL_MSG_CT_DELETE, familyNumber(family), unix.NLM_F_ACK)
+	req.AddRawData(entry.identity)
+	_, err := req.Execute(unix.NETLINK_NETFILTER, 0)
+	return err
+}
+
+func familyNumber(f ip.Family) uint8 {
+	if f == ip.IPv6 {
+		return unix.AF_INET6
+	}
+	return unix.AF_INET
+}
+
+func parseMessage(message []byte) ([]syscall.NetlinkRouteAttr, error) {
+	if len(message) < nl.SizeofNfgenmsg {
+		return nil, errMalformed
+	}
+	list, err := nl.ParseRouteAttr(message[nl.SizeofNfgenmsg:])
+	if err != nil {
+		return nil, errMalformed
+	}
+	return list, nil
+}
+
+func parseEntry(list []syscall.NetlinkRouteAttr) (entry Entry, err error) {
+	for _, a := range list {
+		switch a.Attr.Type & nl.NLA_TYPE_MASK {
+		case nl.CTA_TUPLE_ORIG:
+			entry.Protocol, entry.OriginalSrc, entry.OriginalDst, err = parseTuple(a.Value)
+		case nl.CTA_TUPLE_REPLY:
+			_, entry.ReplySrc, entry.ReplyDst, err = parseTuple(a.Value)
+		}
+		if err != nil {
+			return Entry{}, err
+		}
+	}
+	return entry, nil
+}
+
+// identity is what the kernel knows an entry by: the client's packets, the
+// zone, and a number, so that a successor is not met in its place.
+func identity(list []syscall.NetlinkRouteAttr) []byte {
+	var data []byte
+	for _, a := range list {
+		switch a.Attr.Type & nl.NLA_TYPE_MASK {
+		case nl.CTA_TUPLE_ORIG, nl.CTA_ZONE, nl.CTA_ID:
+			data = append(data, nl.NewRtAttr(int(a.Attr.Type), a.Value).Serialize()...)
+		}
+	}
+	return data
+}
+
+// parseTuple reads one direction's addresses. Ports are 0 for a protocol that
+// has none.
+func parseTuple(data []byte) (protocol ip.Protocol, src, dst netip.AddrPort, err error) {
+	tuple, err := parse(data)
+	if err != nil {
+		return 0, src, dst, err
+	}
+	addrs, err := parse(tuple[nl.CTA_TUPLE_IP])
+	if err != nil {
+		return 0, src, dst, err
+	}
+	proto, err := parse(tuple[nl.CTA_TUPLE_PROTO])
+	if err != nil || len(proto[nl.CTA_PROTO_NUM]) != 1 {
+		return 0, src, dst, errMalformed
+	}
+	src = netip.AddrPortFrom(addrs.addr(nl.CTA_IP_V4_SRC, nl.CTA_IP_V6_SRC), proto.port(nl.CTA_PROTO_SRC_PORT))
+	dst = netip.AddrPortFrom(addrs.addr(nl.CTA_IP_V4_DST, nl.CTA_IP_V6_DST), proto.port(nl.CTA_PROTO_DST_PORT))
+	return ip.Protocol(proto[nl.CTA_PROTO_NUM][0]), src, dst, nil
+}
+
+var errMalformed = fmt.Errorf("the kernel sent a malformed entry: %w", unix.EBADMSG)
+
+// attributes are the few values of a nest, by type. A slice of fixed size
+// instead of a map, as there are six of these for each entry of the table.
+type attributes [8][]byte
+
+func parse(data []byte) (attributes, error) {
+	var values attributes
+	list, err := nl.ParseRouteAttr(data)
+	if err != nil {
+		return values, errMalformed
+	}
+	for _, a := range list {
+		if kind := a.Attr.Type & nl.NLA_TYPE_MASK; int(kind) < len(values) {
+			values[kind] = a.Value
+		}
+	}
+	return values, nil
+}
+
+func (a *attributes) addr(v4, v6 int) netip.Addr {
+	if addr, ok := netip.AddrFromSlice(a[v4]); ok {
+		return addr
+	}
+	addr, _ := netip.AddrFromSlice(a[v6])
+	return addr
+}
+
+func (a *attributes) port(kind int) uint16 {
+	if len(a[kind]) != 2 {
+		return 0
+	}
+	return binary.BigEndian.Uint16(a[kind])
+}

@@ -1,0 +1,188 @@
+package apply
+
+import (
+	"errors"
+	"net/netip"
+	"slices"
+
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
+	"github.com/kube-ipvs/kube-ipvs/pkg/ipset"
+	"github.com/kube-ipvs/kube-ipvs/pkg/ipvs"
+	"github.com/kube-ipvs/kube-ipvs/pkg/nat"
+	"github.com/kube-ipvs/kube-ipvs/pkg/plan"
+	"github.com/kube-ipvs/kube-ipvs/pkg/routing"
+	"github.com/kube-ipvs/kube-ipvs/pkg/sysctl"
+)
+
+// Applier holds what is wanted and what the kernel has, and writes the
+// difference. It is for one goroutine; only Observe may run beside it.
+//
+// The order of use at the start is SetNode, BeginObserve and Adopt, Flush,
+// then Set and Flush for every Service, then Sweep and Flush.
+type Applier struct {
+	cfg    *plan.Config
+	kernel Kernel
+
+	parts   map[types.NamespacedName]ownedPart
+	servers ledger[ipvs.Key, *plan.VirtualServer]
+	members ledger[plan.Member, struct{}]
+	vips    ledger[netip.Addr, struct{}]
+	node    nodePart
+
+	have     have
+	foreign  ipvs.State                               // virtual servers that are not ours
+	draining map[ipvs.Key]map[netip.AddrPort]struct{} // real servers of weight 0 that wait for their connections to end
+	touched  *touched                                 // what was written since Observe began; nil when none runs
+	swept    bool                                     // all Services are known: what nobody wants may go
+}
+
+// ownedPart is what a Service wants.
+type ownedPart struct {
+	owner *Owner
+	part  plan.Part
+}
+
+// have is what the kernel holds of ours, as far as is known.
+type have struct {
+	servers   ipvs.State
+	sets      ipset.State
+	link      bool
+	addresses map[netip.Addr]struct{}
+	rules     map[routing.Rule]struct{}
+	sysctls   sysctl.State
+	nat       map[ip.Family]nat.State
+}
+
+// New makes an Applier that knows nothing of the kernel yet.
+func New(cfg *plan.Config, kernel Kernel) *Applier {
+	return &Applier{
+		cfg:      cfg,
+		kernel:   kernel,
+		parts:    map[types.NamespacedName]ownedPart{},
+		servers:  newLedger[ipvs.Key, *plan.VirtualServer](),
+		members:  newLedger[plan.Member, struct{}](),
+		vips:     newLedger[netip.Addr, struct{}](),
+		have:     have{servers: ipvs.State{}, sets: ipset.State{}, addresses: map[netip.Addr]struct{}{}, rules: map[routing.Rule]struct{}{}, sysctls: sysctl.State{}, nat: map[ip.Family]nat.State{}},
+		draining: map[ipvs.Key]map[netip.AddrPort]struct{}{},
+	}
+}
+
+// Problem is something that could not be programmed.
+type Problem struct {
+	// Owners are the Services that lack it; none if it is the node's, or
+	// nobody's any more.
+	Owners []types.NamespacedName
+	Err    error
+}
+
+// Problems are those of one Flush.
+type Problems []Problem
+
+// Err joins them, or is nil.
+func (p Problems) Err() error {
+	errs := make([]error, len(p))
+	for i := range p {
+		errs[i] = p[i].Err
+	}
+	return errors.Join(errs...)
+}
+
+// Set makes a part the one that a Service wants. Only what differs from its
+// part before becomes work.
+func (a *Applier) Set(owner *Owner, part plan.Part) {
+	old := a.parts[owner.Name].part
+	a.parts[owner.Name] = ownedPart{owner, part}
+	a.setServers(owner, old.VirtualServers, part.VirtualServers)
+	setAll(&a.members, owner, old.Members, part.Members)
+	setAll(&a.vips, owner, old.Addresses, part.Addresses)
+}
+
+// Delete takes back all that a Service wanted.
+func (a *Applier) Delete(name types.NamespacedName) {
+	if p, ok := a.parts[name]; ok {
+		a.Set(p.owner, plan.Part{})
+		delete(a.parts, name)
+	}
+}
+
+func (a *Applier) setServers(owner *Owner, old, want []plan.VirtualServer) {
+	before := make(map[ipvs.Key]*plan.VirtualServer, len(old))
+	for i := range old {
+		before[old[i].Key] = &old[i]
+	}
+	for i := range want {
+		vs := &want[i]
+		if was, ok := before[vs.Key]; !ok || !sameServer(was, vs) {
+			a.adoptForeign(vs.Key)
+			a.servers.put(vs.Key, owner, vs)
+		}
+		delete(before, vs.Key)
+	}
+	for key := range before {
+		a.servers.drop(key, owner)
+	}
+}
+
+func sameServer(a, b *plan.VirtualServer) bool {
+	return a.VirtualServer == b.VirtualServer && slices.Equal(a.RealServers, b.RealServers)
+}
+
+// adoptForeign takes over a virtual server of somebody else whose key a
+// Service claims.
+func (a *Applier) adoptForeign(key ipvs.Key) {
+	if s, ok := a.foreign[key]; ok {
+		a.have.servers[key] = s
+		delete(a.foreign, key)
+	}
+}
+
+// setAll puts and drops the keys in which two lists differ.
+func setAll[K comparable](l *ledger[K, struct{}], owner *Owner, old, want []K) {
+	before := make(map[K]struct{}, len(old))
+	for _, k := range old {
+		before[k] = struct{}{}
+	}
+	for _, k := range want {
+		if _, ok := before[k]; !ok {
+			l.put(k, owner, struct{}{})
+		}
+		delete(before, k)
+	}
+	for k := range before {
+		l.drop(k, owner)
+	}
+}
+
+// Conflicts lists the virtual servers that a Service wants and an older one
+// has.
+func (a *Applier) Conflicts(name types.NamespacedName) map[ipvs.Key]types.NamespacedName {
+	var out map[ipvs.Key]types.NamespacedName
+	for _, vs := range a.parts[name].part.VirtualServers {
+		owners := a.servers.owners(vs.Key)
+		if len(owners) > 1 && owners[0] != name {
+			if out == nil {
+				out = map[ipvs.Key]types.NamespacedName{}
+			}
+			out[vs.Key] = owners[0]
+		}
+	}
+	return out
+}
+
+// Retry has what the kernel refused to a Service tried again with the next
+// Flush; with the zero name, what it refused to the node, or to nobody.
+func (a *Applier) Retry(name types.NamespacedName) {
+	a.servers.retry(name)
+	a.members.retry(name)
+	a.vips.retry(name)
+}
+
+// Held counts what the kernel holds of ours.
+func (a *Applier) Held() (virtualServers, realServers, draining int) {
+	for _, s := range a.have.servers {
+		realServers += len(s.RealServers)
+	}
+	return len(a.have.servers), realServers, a.Draining()
+}

@@ -1,0 +1,589 @@
+package apply
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/kube-ipvs/kube-ipvs/pkg/conntrack"
+	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
+	"github.com/kube-ipvs/kube-ipvs/pkg/ipset"
+	"github.com/kube-ipvs/kube-ipvs/pkg/ipvs"
+	"github.com/kube-ipvs/kube-ipvs/pkg/nat"
+	"github.com/kube-ipvs/kube-ipvs/pkg/plan"
+	"github.com/kube-ipvs/kube-ipvs/pkg/routing"
+	"github.com/kube-ipvs/kube-ipvs/pkg/service"
+	"github.com/kube-ipvs/kube-ipvs/pkg/sysctl"
+)
+
+// world is an Applier over fakes, and a record of the order of its writes.
+type world struct {
+	t       *testing.T
+	cfg     plan.Config
+	facts   plan.Facts
+	applier *Applier
+	order   []string
+
+	ipvs      *ipvs.Fake
+	ipset     *ipset.Fake
+	nat       map[ip.Family]*nat.Fake
+	routing   *routing.Fake
+	sysctl    *sysctl.Fake
+	conntrack *conntrack.Fake
+	refuse    func(change string) error // asked of every change of every kind
+}
+
+func newWorld(t *testing.T) *world {
+	w := &world{
+		t: t,
+		cfg: plan.Config{
+			NodeName: "node1", Families: ip.Families, Scheduler: "rr", MasqueradeMark: 0x4000,
+			SNAT: plan.SNAT{Mode: plan.SNATAuto, Mark: 0x2000, Priority: 480},
+		},
+		ipvs: ipvs.NewFake(), ipset: ipset.NewFake(), routing: routing.NewFake(), conntrack: conntrack.NewFake(),
+		nat: map[ip.Family]*nat.Fake{ip.IPv4: nat.NewFake(ip.IPv4), ip.IPv6: nat.NewFake(ip.IPv6)},
+	}
+	part := plan.NodeWide(&w.cfg, &plan.Node{})
+	values := sysctl.State{}
+	for key := range part.Sysctls {
+		values[key] = "0"
+	}
+	w.sysctl = sysctl.NewFake(values)
+	w.hook()
+	w.restart()
+	return w
+}
+
+// hook has every write recorded, and refused where refuse says so.
+func (w *world) hook() {
+	ask := func(c fmt.Stringer) error {
+		if w.refuse != nil {
+			if err := w.refuse(c.String()); err != nil {
+				return err
+			}
+		}
+		w.order = append(w.order, c.String())
+		return nil
+	}
+	w.ipvs.Refuse = func(c ipvs.Change) error { return ask(c) }
+	w.ipset.Refuse = func(c ipset.Change) error { return ask(c) }
+	w.routing.Refuse = func(c routing.Change) error { return ask(c) }
+	w.sysctl.Refuse = func(c sysctl.Change) error { return ask(c) }
+	for _, f := range w.nat {
+		f.Refuse = func(c nat.Change) error { return ask(c) }
+	}
+}
+
+// restart makes a new Applier, as a new process would be, on the same kernel.
+func (w *world) restart() {
+	w.applier = New(&w.cfg, Kernel{
+		IPVS: w.ipvs, IPSet: w.ipset, Routing: w.routing, Sysctl: w.sysctl, Conntrack: w.conntrack,
+		NAT: map[ip.Family]NAT{ip.IPv4: w.nat[ip.IPv4], ip.IPv6: w.nat[ip.IPv6]},
+	})
+	node := plan.Node{}
+	w.facts = plan.FactsOf(&w.cfg, &node)
+	w.applier.SetNode(plan.NodeWide(&w.cfg, &node))
+}
+
+// start does what the proxy does when it begins.
+func (w *world) start(services ...service.Service) Problems {
+	w.t.Helper()
+	if _, err := w.observe(); err != nil {
+		w.t.Fatal(err)
+	}
+	problems := w.applier.Flush()
+	problems = append(problems, w.apply(services...)...)
+	w.applier.Sweep()
+	return append(problems, w.applier.Flush()...)
+}
+
+func (w *world) observe() (differences int, err error) {
+	o, err := w.applier.BeginObserve()()
+	if err != nil {
+		return 0, err
+	}
+	return w.applier.Adopt(o), nil
+}
+
+func (w *world) apply(services ...service.Service) Problems {
+	for i := range services {
+		s := &services[i]
+		w.applier.Set(&Owner{Name: s.Name, Created: s.Created}, plan.Service(&w.cfg, &w.facts, s))
+	}
+	return w.applier.Flush()
+}
+
+func (w *world) mustApply(services ...service.Service) {
+	w.t.Helper()
+	if err := w.apply(services...).Err(); err != nil {
+		w.t.Fatal(err)
+	}
+}
+
+// position is where a write stands in the order, or -1.
+func (w *world) position(text string) int {
+	return slices.IndexFunc(w.order, func(s string) bool { return strings.Contains(s, text) })
+}
+
+// kernel is all that the fakes hold, to compare.
+func (w *world) kernel() string {
+	return w.ipvs.Dump() + w.ipset.Dump() + w.routes() + w.nat[ip.IPv4].Save() + w.nat[ip.IPv6].Save()
+}
+
+// routes is what the fake routing holds of ours.
+func (w *world) routes() string {
+	s, err := w.routing.Observe(routing.Own{Priority: w.cfg.SNAT.Priority, Mask: w.cfg.SNAT.Mark})
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	return fmt.Sprintf("link %v\naddresses %v\nrules %v\n", s.DummyLink, slices.SortedFunc(maps.Keys(s.Addresses), netip.Addr.Compare), s.Rules)
+}
+
+// clusterIP is a Service of one TCP port 80 with endpoints given as
+// "10.244.0.2:8000".
+func clusterIP(name, vip string, endpoints ...string) service.Service {
+	s := service.Service{
+		Name:       types.NamespacedName{Namespace: "default", Name: name},
+		ClusterIPs: []netip.Addr{netip.MustParseAddr(vip)},
+		Ports:      []service.Port{{Protocol: ip.TCP, Port: 80}},
+	}
+	for _, e := range endpoints {
+		s.Ports[0].Endpoints = append(s.Ports[0].Endpoints, service.Endpoint{Addr: netip.MustParseAddrPort(e), Ready: true, Serving: true})
+	}
+	return s
+}
+
+func key(protocol ip.Protocol, s string) ipvs.Key {
+	a := netip.MustParseAddrPort(s)
+	return ipvs.Key{Protocol: protocol, Addr: a.Addr(), Port: a.Port()}
+}
+
+func (w *world) realServers(k ipvs.Key) map[netip.AddrPort]ipvs.RealServer {
+	w.t.Helper()
+	s, err := w.ipvs.Observe()
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	return s[k].RealServers
+}
+
+func TestStartWritesTheNodeBeforeAnyVirtualServer(t *testing.T) {
+	w := newWorld(t)
+	if err := w.start(clusterIP("web", "10.96.0.10", "10.244.0.2:8000")).Err(); err != nil {
+		t.Fatal(err)
+	}
+	want := []string{
+		"set sysctl net/ipv4/vs/conntrack",
+		"create set KUBE-CLUSTER-IP",
+		"write chain IPv4 nat/KUBE-POSTROUTING",
+		"insert into IPv4 nat/POSTROUTING",
+		"add 10.96.0.10,tcp:80 to set KUBE-CLUSTER-IP",
+		"add virtual server TCP 10.96.0.10:80",
+		"add real server 10.244.0.2:8000",
+		"add address 10.96.0.10",
+	}
+	for i := 1; i < len(want); i++ {
+		before, after := w.position(want[i-1]), w.position(want[i])
+		if before < 0 || after < before {
+			t.Errorf("%q at %d, then %q at %d\n%s", want[i-1], before, want[i], after, strings.Join(w.order, "\n"))
+		}
+	}
+}
+
+func TestChangeCostsWhatChanged(t *testing.T) {
+	w := newWorld(t)
+	w.start(clusterIP("a", "10.96.0.1", "10.244.0.2:8000"), clusterIP("b", "10.96.0.2", "10.244.0.3:8000"))
+	w.order = nil
+	w.mustApply(clusterIP("a", "10.96.0.1", "10.244.0.2:8000", "10.244.0.4:8000"))
+	want := []string{"add real server 10.244.0.4:8000 to TCP 10.96.0.1:80"}
+	if !slices.Equal(w.order, want) {
+		t.Errorf("wrote %q, want %q", w.order, want)
+	}
+	w.order = nil
+	w.mustApply(clusterIP("a", "10.96.0.1", "10.244.0.2:8000", "10.244.0.4:8000"))
+	if len(w.order) != 0 {
+		t.Errorf("nothing changed, and %q was written", w.order)
+	}
+}
+
+func TestRestartWritesNothing(t *testing.T) {
+	w := newWorld(t)
+	services := []service.Service{clusterIP("a", "10.96.0.1", "10.244.0.2:8000"), clusterIP("b", "fd00::2", "[fd00:1::3]:8000")}
+	w.start(services...)
+	w.order = nil
+	w.restart()
+	if err := w.start(services...).Err(); err != nil {
+		t.Fatal(err)
+	}
+	if len(w.order) != 0 {
+		t.Errorf("a restart wrote\n%s", strings.Join(w.order, "\n"))
+	}
+}
+
+func TestRestartRemovesWhatWentMeanwhile(t *testing.T) {
+	w := newWorld(t)
+	w.start(clusterIP("a", "10.96.0.1", "10.244.0.2:8000"))
+	alone := w.kernel()
+
+	w.mustApply(clusterIP("b", "10.96.0.2", "10.244.0.3:8000"))
+	w.restart()
+	w.start(clusterIP("a", "10.96.0.1", "10.244.0.2:8000"))
+	if got := w.kernel(); got != alone {
+		t.Errorf("left over:\n%s\nwant\n%s", got, alone)
+	}
+}
+
+func TestRemovalUnbindsFirst(t *testing.T) {
+	w := newWorld(t)
+	w.start(clusterIP("a", "10.96.0.1", "10.244.0.2:8000"))
+	w.order = nil
+	w.applier.Delete(types.NamespacedName{Namespace: "default", Name: "a"})
+	if err := w.applier.Flush().Err(); err != nil {
+		t.Fatal(err)
+	}
+	address, server, member := w.position("delete address"), w.position("delete virtual server"), w.position("from set KUBE-CLUSTER-IP")
+	if address < 0 || server < address || member < server {
+		t.Errorf("order %q", w.order)
+	}
+}
+
+func TestForeignVirtualServersAreLeftAlone(t *testing.T) {
+	w := newWorld(t)
+	foreign := key(ip.TCP, "192.168.7.7:80") // keepalived's
+	w.ipvs.Apply([]ipvs.Change{{Op: ipvs.AddVirtualServer, Key: foreign, VirtualServer: ipvs.VirtualServer{Scheduler: "wlc"}}})
+	w.start(clusterIP("a", "10.96.0.1", "10.244.0.2:8000"))
+	if differences, err := w.observe(); differences != 0 || err != nil {
+		t.Errorf("%d differences, %v", differences, err)
+	}
+	w.applier.Flush()
+	if s, _ := w.ipvs.Observe(); s[foreign].Scheduler != "wlc" {
+		t.Errorf("the foreign virtual server is gone: %v", s)
+	}
+}
+
+func TestDriftIsRepaired(t *testing.T) {
+	w := newWorld(t)
+	w.start(clusterIP("a", "10.96.0.1", "10.244.0.2:8000"))
+	want := w.kernel()
+	k, dest := key(ip.TCP, "10.96.0.1:80"), netip.MustParseAddrPort("10.244.0.2:8000")
+	set := ipset.Set{Name: "KUBE-CLUSTER-IP", Type: ipset.HashIPPort, Family: ip.IPv4}
+	entry := ipset.Entry{Addr: k.Addr, Port: 80, Protocol: ip.TCP}
+	chain := nat.Chain{Family: ip.IPv4, Table: nat.NAT, Name: "KUBE-SERVICES"}
+	drifts := map[string]func(){
+		"virtual server deleted": func() { w.ipvs.Apply([]ipvs.Change{{Op: ipvs.DeleteVirtualServer, Key: k}}) },
+		"real server deleted":    func() { w.ipvs.Apply([]ipvs.Change{{Op: ipvs.DeleteRealServer, Key: k, Dest: dest}}) },
+		"member deleted":         func() { w.ipset.Apply([]ipset.Change{{Op: ipset.DeleteEntry, Set: set, Entry: entry}}) },
+		"member added": func() {
+			e := entry
+			e.Port = 81
+			w.ipset.Apply([]ipset.Change{{Op: ipset.AddEntry, Set: set, Entry: e}})
+		},
+		"address deleted": func() { w.routing.Apply([]routing.Change{{Op: routing.DeleteAddress, Address: k.Addr}}) },
+		"address added": func() {
+			w.routing.Apply([]routing.Change{{Op: routing.AddAddress, Address: netip.MustParseAddr("10.96.9.9")}})
+		},
+		"link deleted":  func() { w.routing.Apply([]routing.Change{{Op: routing.DeleteLink}}) },
+		"chain emptied": func() { w.nat[ip.IPv4].Apply([]nat.Change{{Op: nat.WriteChain, Chain: chain}}) },
+	}
+	for name, drift := range drifts {
+		t.Run(name, func(t *testing.T) {
+			drift()
+			if w.kernel() == want {
+				t.Fatal("the drift changed nothing")
+			}
+			if _, err := w.observe(); err != nil {
+				t.Fatal(err)
+			}
+			if err := w.applier.Flush().Err(); err != nil {
+				t.Fatal(err)
+			}
+			if got := w.kernel(); got != want {
+				t.Errorf("not repaired:\n%s\nwant\n%s", got, want)
+			}
+		})
+	}
+}
+
+func TestFailedReadIsNoEmptyList(t *testing.T) {
+	for _, part := range []string{"ipvs", "ipset", "routing", "nat"} {
+		t.Run(part, func(t *testing.T) {
+			w := newWorld(t)
+			w.start(clusterIP("a", "10.96.0.1", "10.244.0.2:8000"))
+			want := w.kernel()
+			fail := func() error { return unix.EPERM }
+			switch part {
+			case "ipvs":
+				w.ipvs.FailObserve = fail
+			case "ipset":
+				w.ipset.FailObserve = fail
+			case "routing":
+				w.routing.FailObserve = fail
+			case "nat":
+				w.nat[ip.IPv6].FailObserve = fail
+			}
+			if _, err := w.observe(); !errors.Is(err, unix.EPERM) {
+				t.Errorf("error %v, want EPERM", err)
+			}
+			w.order = nil
+			w.applier.Flush()
+			w.ipvs.FailObserve, w.ipset.FailObserve, w.routing.FailObserve, w.nat[ip.IPv6].FailObserve = nil, nil, nil, nil
+			if got := w.kernel(); got != want || len(w.order) != 0 {
+				t.Errorf("wrote %q", w.order)
+			}
+		})
+	}
+}
+
+// TestEveryRefusalIsReportedAndRepaired refuses each write of a busy start in
+// turn. Each time the error must name the Service, everything that does not
+// need the refused write must be there, and the retry must leave the kernel
+// as if nothing had happened.
+func TestEveryRefusalIsReportedAndRepaired(t *testing.T) {
+	services := []service.Service{
+		clusterIP("a", "10.96.0.1", "10.244.0.2:8000"),
+		clusterIP("b", "10.96.0.2", "10.244.0.3:8000"),
+	}
+	reference := newWorld(t)
+	reference.start(services...)
+	want, writes := reference.kernel(), len(reference.order)
+	for n := range writes {
+		w := newWorld(t)
+		seen := 0
+		var refused string
+		w.refuse = func(change string) error {
+			seen++
+			if seen-1 == n {
+				refused = change
+				return unix.ENOMEM
+			}
+			return nil
+		}
+		problems := w.start(services...)
+		if len(problems) == 0 {
+			t.Errorf("nobody noticed that %q was refused", refused)
+		}
+		w.checkOthers(refused, problems, services)
+		w.recover(problems)
+		if got := w.kernel(); got != want {
+			t.Errorf("after the refusal of %q:\n%s\nwant\n%s", refused, got, want)
+		}
+	}
+	t.Logf("refused each of %d writes in turn", writes)
+}
+
+// checkOthers checks that a Service that is not to blame is served, and that
+// one of which something is missing is not half served.
+func (w *world) checkOthers(refused string, problems Problems, services []service.Service) {
+	w.t.Helper()
+	blamed := map[types.NamespacedName]bool{}
+	nodes := false
+	for _, p := range problems {
+		nodes = nodes || len(p.Owners) == 0
+		for _, o := range p.Owners {
+			blamed[o] = true
+		}
+	}
+	for _, s := range services {
+		k := ipvs.Key{Protocol: ip.TCP, Addr: s.ClusterIPs[0], Port: 80}
+		if _, bound := w.applier.have.addresses[k.Addr]; bound && len(w.realServers(k)) == 0 && !strings.Contains(refused, "real server") {
+			w.t.Errorf("refused %q: %s is bound without its virtual server", refused, k.Addr)
+		}
+		if !nodes && !blamed[s.Name] && len(w.realServers(k)) != 1 {
+			w.t.Errorf("refused %q: %s suffers, which is not to blame", refused, s.Name)
+		}
+	}
+}
+
+// recover does what the loop does after problems: compare, and try again.
+func (w *world) recover(problems Problems) {
+	w.t.Helper()
+	if _, err := w.observe(); err != nil {
+		w.t.Fatal(err)
+	}
+	for _, p := range problems {
+		for _, o := range p.Owners {
+			w.applier.Retry(o)
+		}
+	}
+	w.applier.Retry(types.NamespacedName{})
+	if err := w.applier.Flush().Err(); err != nil {
+		w.t.Errorf("the retry failed: %v", err)
+	}
+}
+
+func TestRefusedKeyIsNotTriedWithEveryChange(t *testing.T) {
+	w := newWorld(t)
+	w.start()
+	tries := 0
+	w.refuse = func(change string) error {
+		if strings.Contains(change, "virtual server TCP 10.96.0.1:80") {
+			tries++
+			return unix.ENOMEM
+		}
+		return nil
+	}
+	bad := clusterIP("bad", "10.96.0.1", "10.244.0.2:8000")
+	if len(w.apply(bad)) == 0 || tries == 0 {
+		t.Fatal("the refusal was not seen")
+	}
+	before := tries
+	w.apply(clusterIP("good", "10.96.0.2", "10.244.0.3:8000"))
+	if tries != before {
+		t.Error("another Service's change tried it again")
+	}
+	if _, bound := w.applier.have.addresses[bad.ClusterIPs[0]]; bound {
+		t.Error("its address was bound by another Service's change")
+	}
+	w.refuse = nil
+	w.applier.Retry(bad.Name)
+	if err := w.applier.Flush().Err(); err != nil || len(w.realServers(key(ip.TCP, "10.96.0.1:80"))) != 1 {
+		t.Errorf("after the retry: %v", err)
+	}
+}
+
+func TestSharedAddressStaysUntilTheLastServiceGoes(t *testing.T) {
+	w := newWorld(t)
+	shared := netip.MustParseAddr("192.0.2.1")
+	service := func(name, vip string, port uint16) service.Service {
+		s := clusterIP(name, vip, "10.244.0.2:8000")
+		s.ExternalIPs = []netip.Addr{shared}
+		s.Ports[0].Port = port
+		return s
+	}
+	w.start(service("a", "10.96.0.1", 80), service("b", "10.96.0.2", 443))
+	bound := func() bool { _, ok := w.applier.have.addresses[shared]; return ok }
+	w.applier.Delete(types.NamespacedName{Namespace: "default", Name: "a"})
+	w.applier.Flush()
+	if !bound() || len(w.realServers(key(ip.TCP, "192.0.2.1:443"))) != 1 {
+		t.Error("the address went with the first of its Services")
+	}
+	w.applier.Delete(types.NamespacedName{Namespace: "default", Name: "b"})
+	w.applier.Flush()
+	if bound() {
+		t.Error("the address stayed after the last of its Services")
+	}
+}
+
+func TestTCPRealServerDrains(t *testing.T) {
+	w := newWorld(t)
+	k, gone := key(ip.TCP, "10.96.0.1:80"), netip.MustParseAddrPort("10.244.0.2:8000")
+	w.start(clusterIP("a", "10.96.0.1", "10.244.0.2:8000", "10.244.0.3:8000"))
+	w.ipvs.SetConnections(k, gone, ipvs.Connections{Active: 1})
+	w.mustApply(clusterIP("a", "10.96.0.1", "10.244.0.3:8000"))
+	if rs, there := w.realServers(k)[gone]; !there || rs.Weight != 0 {
+		t.Fatalf("a real server with a connection: %v, there %v, want weight 0", rs, there)
+	}
+	if err := w.applier.Drain().Err(); err != nil {
+		t.Fatal(err)
+	}
+	if _, there := w.realServers(k)[gone]; !there {
+		t.Fatal("removed with a connection open")
+	}
+
+	// A restart goes on draining, without weight coming back.
+	w.restart()
+	w.start(clusterIP("a", "10.96.0.1", "10.244.0.3:8000"))
+	if rs := w.realServers(k)[gone]; rs.Weight != 0 || w.applier.Draining() != 1 {
+		t.Fatalf("after a restart: %v, %d draining", rs, w.applier.Draining())
+	}
+
+	// The endpoint comes back, and goes again.
+	w.mustApply(clusterIP("a", "10.96.0.1", "10.244.0.2:8000", "10.244.0.3:8000"))
+	if rs := w.realServers(k)[gone]; rs.Weight != 1 || w.applier.Draining() != 0 {
+		t.Fatalf("back again: %v, %d draining", rs, w.applier.Draining())
+	}
+	w.mustApply(clusterIP("a", "10.96.0.1", "10.244.0.3:8000"))
+	w.ipvs.SetConnections(k, gone, ipvs.Connections{Inactive: 1})
+	w.applier.Drain()
+	if _, there := w.realServers(k)[gone]; !there {
+		t.Fatal("removed while a connection is being closed")
+	}
+	w.ipvs.SetConnections(k, gone, ipvs.Connections{})
+	w.applier.Drain()
+	if _, there := w.realServers(k)[gone]; there || w.applier.Draining() != 0 {
+		t.Fatalf("still there after its last connection, %d draining", w.applier.Draining())
+	}
+}
+
+func TestUDPRealServerGoesAtOnceWithItsFlows(t *testing.T) {
+	w := newWorld(t)
+	udp := func(endpoints ...string) service.Service {
+		s := clusterIP("dns", "10.96.0.10", endpoints...)
+		s.Ports[0].Protocol, s.Ports[0].Port = ip.UDP, 53
+		return s
+	}
+	w.start(udp("10.244.0.2:53", "10.244.0.3:53"))
+	flow := func(client, endpoint string) conntrack.Entry {
+		c := netip.MustParseAddrPort(client)
+		return conntrack.Entry{
+			Protocol: ip.UDP, OriginalSrc: c, OriginalDst: netip.MustParseAddrPort("10.96.0.10:53"),
+			ReplySrc: netip.MustParseAddrPort(endpoint), ReplyDst: c,
+		}
+	}
+	gone, kept := flow("10.244.0.9:1000", "10.244.0.2:53"), flow("10.244.0.9:1001", "10.244.0.3:53")
+	w.conntrack.Add(gone, kept)
+	w.mustApply(udp("10.244.0.3:53"))
+	if rs := w.realServers(key(ip.UDP, "10.96.0.10:53")); len(rs) != 1 {
+		t.Errorf("real servers %v", rs)
+	}
+	if got := w.conntrack.Entries(); !slices.Equal(got, []conntrack.Entry{kept}) {
+		t.Errorf("flows left: %v, want %v", got, kept)
+	}
+}
+
+func TestWritesDuringAnObservationCount(t *testing.T) {
+	w := newWorld(t)
+	w.start(clusterIP("a", "10.96.0.1", "10.244.0.2:8000"))
+	read := w.applier.BeginObserve()
+	o, err := read()
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.mustApply(clusterIP("b", "10.96.0.2", "10.244.0.3:8000"))
+	w.applier.Delete(types.NamespacedName{Namespace: "default", Name: "a"})
+	w.applier.Flush()
+	if n := w.applier.Adopt(o); n != 0 {
+		t.Errorf("%d differences, all of them newer than the observation", n)
+	}
+}
+
+func TestSweepWaitsForAllServices(t *testing.T) {
+	w := newWorld(t)
+	w.start(clusterIP("a", "10.96.0.1", "10.244.0.2:8000"))
+	w.restart()
+	if _, err := w.observe(); err != nil {
+		t.Fatal(err)
+	}
+	w.applier.Flush()
+	if len(w.realServers(key(ip.TCP, "10.96.0.1:80"))) != 1 {
+		t.Error("a Service that is not known yet lost its virtual server")
+	}
+}
+
+func TestConflictIsTheOlderServices(t *testing.T) {
+	w := newWorld(t)
+	w.start()
+	older, younger := clusterIP("z", "10.96.0.1", "10.244.0.2:8000"), clusterIP("a", "10.96.0.1", "10.244.0.3:8000")
+	older.Created, younger.Created = owner("", 10).Created, owner("", 20).Created
+	w.mustApply(younger, older)
+	k := key(ip.TCP, "10.96.0.1:80")
+	// The younger one's endpoint drains, as it was served for a moment.
+	if rs := w.realServers(k); rs[netip.MustParseAddrPort("10.244.0.2:8000")].Weight != 1 {
+		t.Errorf("real servers %v", rs)
+	}
+	if c := w.applier.Conflicts(younger.Name); c[k] != older.Name {
+		t.Errorf("conflicts %v", c)
+	}
+	w.applier.Delete(older.Name)
+	w.applier.Flush()
+	if rs := w.realServers(k); rs[netip.MustParseAddrPort("10.244.0.3:8000")].Weight != 1 {
+		t.Errorf("the younger Service did not take over: %v", rs)
+	}
+}

@@ -1,0 +1,167 @@
+package apply
+
+import (
+	"fmt"
+	"net/netip"
+
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/kube-ipvs/kube-ipvs/pkg/ipset"
+	"github.com/kube-ipvs/kube-ipvs/pkg/kernel"
+	"github.com/kube-ipvs/kube-ipvs/pkg/plan"
+	"github.com/kube-ipvs/kube-ipvs/pkg/routing"
+)
+
+// flush is one pass over what is dirty.
+type flush struct {
+	*Applier
+	problems Problems
+}
+
+// Flush writes all that differs, in an order in which no VIP answers before
+// its rules and real servers stand, and none loses them before it has stopped
+// to answer. What fails stays to be tried again; the rest goes on.
+func (a *Applier) Flush() Problems {
+	f := &flush{Applier: a}
+	f.flushNode()
+	f.addMembers()
+	f.flushServers()
+	f.flushAddresses()
+	f.deleteServers()
+	f.deleteMembers()
+	return f.problems
+}
+
+// fail notes a problem of the owners of something.
+func (f *flush) fail(owners []types.NamespacedName, err error) {
+	f.problems = append(f.problems, Problem{owners, err})
+}
+
+// settle has changes applied, and calls done for each that was carried out
+// and failed for the others.
+func settle[C interface {
+	comparable
+	fmt.Stringer
+}](changes []C, apply func([]C) []kernel.Failure[C], done func(C), failed func(C, error)) {
+	if len(changes) == 0 {
+		return
+	}
+	failures := apply(changes)
+	refused := make(map[C]error, len(failures))
+	for _, f := range failures {
+		refused[f.Change] = f
+	}
+	for _, c := range changes {
+		if err, ok := refused[c]; ok {
+			failed(c, err)
+		} else {
+			done(c)
+		}
+	}
+}
+
+// addMembers adds members to sets, all sets in one go.
+func (f *flush) addMembers() {
+	var changes []ipset.Change
+	for m := range f.members.dirty {
+		_, wanted := f.members.want(m)
+		_, there := f.have.sets[m.Set].Entries[m.Entry]
+		switch {
+		case wanted && !there:
+			changes = append(changes, f.memberChange(ipset.AddEntry, m))
+		case wanted == there:
+			f.members.clean(m)
+		}
+	}
+	f.applyMembers(changes)
+}
+
+// deleteMembers removes members that nobody wants.
+func (f *flush) deleteMembers() {
+	var changes []ipset.Change
+	for m := range f.members.dirty {
+		if _, wanted := f.members.want(m); !wanted {
+			changes = append(changes, f.memberChange(ipset.DeleteEntry, m))
+		}
+	}
+	f.applyMembers(changes)
+}
+
+func (f *flush) memberChange(op ipset.Op, m plan.Member) ipset.Change {
+	return ipset.Change{Op: op, Set: f.setNamed(m.Set), Entry: m.Entry}
+}
+
+func (f *flush) applyMembers(changes []ipset.Change) {
+	settle(changes, f.kernel.IPSet.Apply, f.memberDone, func(c ipset.Change, err error) {
+		m := plan.Member{Set: c.Set.Name, Entry: c.Entry}
+		f.fail(f.members.owners(m), err)
+		f.members.refused(m)
+	})
+}
+
+func (f *flush) memberDone(c ipset.Change) {
+	m := plan.Member{Set: c.Set.Name, Entry: c.Entry}
+	f.members.clean(m)
+	f.touched.member(m)
+	entries := f.have.sets[m.Set].Entries
+	if c.Op == ipset.DeleteEntry {
+		delete(entries, m.Entry)
+		return
+	}
+	if entries == nil {
+		entries = map[ipset.Entry]struct{}{}
+		f.have.sets[m.Set] = ipset.Contents{Set: c.Set, Entries: entries}
+	}
+	entries[m.Entry] = struct{}{}
+}
+
+// flushAddresses binds VIPs, but for the blocked ones, and unbinds those that
+// nobody wants.
+func (f *flush) flushAddresses() {
+	var changes []routing.Change
+	blocked := f.blocked()
+	for addr := range f.vips.dirty {
+		_, wanted := f.vips.want(addr)
+		_, there := f.have.addresses[addr]
+		switch {
+		case wanted == there:
+			f.vips.clean(addr)
+		case wanted && !blocked[addr]:
+			changes = append(changes, routing.Change{Op: routing.AddAddress, Address: addr})
+		case there:
+			changes = append(changes, routing.Change{Op: routing.DeleteAddress, Address: addr})
+		}
+	}
+	settle(changes, f.kernel.Routing.Apply, f.addressDone, func(c routing.Change, err error) {
+		f.fail(f.vips.owners(c.Address), err)
+		f.vips.refused(c.Address)
+	})
+}
+
+// blocked are addresses that must not become local yet, as something that
+// they need was refused: a VIP that is local without its virtual server is
+// answered by whatever listens on 0.0.0.0.
+func (f *flush) blocked() map[netip.Addr]bool {
+	out := map[netip.Addr]bool{}
+	for m := range f.members.stuck {
+		if _, wanted := f.members.want(m); wanted {
+			out[m.Entry.Addr] = true
+		}
+	}
+	for key := range f.servers.stuck {
+		if _, there := f.have.servers[key]; !there {
+			out[key.Addr] = true
+		}
+	}
+	return out
+}
+
+func (f *flush) addressDone(c routing.Change) {
+	f.vips.clean(c.Address)
+	f.touched.address(c.Address)
+	if c.Op == routing.AddAddress {
+		f.have.addresses[c.Address] = struct{}{}
+	} else {
+		delete(f.have.addresses, c.Address)
+	}
+}

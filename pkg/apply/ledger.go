@@ -1,0 +1,131 @@
+package apply
+
+import (
+	"slices"
+	"strings"
+	"time"
+
+	"k8s.io/apimachinery/pkg/types"
+)
+
+// Owner is who wants something in the kernel: a Service, or the node itself
+// (NodeOwner).
+type Owner struct {
+	Name    types.NamespacedName
+	Created time.Time
+}
+
+// nodeOwner wants what no Service does. It comes before every Service.
+var nodeOwner = &Owner{}
+
+// before orders owners that want the same thing: the older one has it, and of
+// two of the same second the one whose name comes first, on every node alike.
+func (o *Owner) before(p *Owner) bool {
+	if !o.Created.Equal(p.Created) {
+		return o.Created.Before(p.Created)
+	}
+	return strings.Compare(o.Name.String(), p.Name.String()) < 0
+}
+
+// claim is what one owner wants under a key.
+type claim[V any] struct {
+	owner *Owner
+	value V
+}
+
+// ledger knows who wants what. Several owners may want the same key: for a
+// set's member or an address that is a count of references; for a virtual
+// server it is a conflict, which the first owner wins until it goes.
+//
+// A key is dirty from when its winning value may have changed until the
+// kernel is known to hold it.
+type ledger[K comparable, V any] struct {
+	claims map[K][]claim[V] // never empty; the winner first
+	dirty  map[K]struct{}
+	// stuck are keys that the kernel refused, and that wait for their retry
+	// so as not to be tried with every other change.
+	stuck map[K]struct{}
+}
+
+func newLedger[K comparable, V any]() ledger[K, V] {
+	return ledger[K, V]{claims: map[K][]claim[V]{}, dirty: map[K]struct{}{}, stuck: map[K]struct{}{}}
+}
+
+// mark makes a key dirty.
+func (l *ledger[K, V]) mark(key K) {
+	delete(l.stuck, key)
+	l.dirty[key] = struct{}{}
+}
+
+// clean says that the kernel holds what is wanted.
+func (l *ledger[K, V]) clean(key K) {
+	delete(l.stuck, key)
+	delete(l.dirty, key)
+}
+
+// refused puts a key aside until its retry.
+func (l *ledger[K, V]) refused(key K) {
+	delete(l.dirty, key)
+	l.stuck[key] = struct{}{}
+}
+
+// retry makes stuck keys dirty again: all those that an owner wants, or,
+// without a name, those that nobody but the node wants.
+func (l *ledger[K, V]) retry(name types.NamespacedName) {
+	for key := range l.stuck {
+		owners := l.owners(key)
+		if slices.Contains(owners, name) || len(owners) == 0 && name == nodeOwner.Name {
+			l.mark(key)
+		}
+	}
+}
+
+// put sets what an owner wants under a key.
+func (l *ledger[K, V]) put(key K, owner *Owner, value V) {
+	list := l.without(key, owner)
+	at, _ := slices.BinarySearchFunc(list, owner, func(c claim[V], o *Owner) int {
+		if c.owner.before(o) {
+			return -1
+		}
+		return 1
+	})
+	l.claims[key] = slices.Insert(list, at, claim[V]{owner, value})
+	l.mark(key)
+}
+
+// drop takes an owner's claim back.
+func (l *ledger[K, V]) drop(key K, owner *Owner) {
+	list := l.without(key, owner)
+	if len(list) == 0 {
+		delete(l.claims, key)
+	} else {
+		l.claims[key] = list
+	}
+	l.mark(key)
+}
+
+// without is the claims on a key, an owner's left out.
+func (l *ledger[K, V]) without(key K, owner *Owner) []claim[V] {
+	return slices.DeleteFunc(l.claims[key], func(c claim[V]) bool { return c.owner.Name == owner.Name })
+}
+
+// want is the winner's value.
+func (l *ledger[K, V]) want(key K) (V, bool) {
+	list := l.claims[key]
+	if len(list) == 0 {
+		var none V
+		return none, false
+	}
+	return list[0].value, true
+}
+
+// owners are all who want a key, the winner first. The node is not listed.
+func (l *ledger[K, V]) owners(key K) []types.NamespacedName {
+	var out []types.NamespacedName
+	for _, c := range l.claims[key] {
+		if c.owner != nodeOwner {
+			out = append(out, c.owner.Name)
+		}
+	}
+	return out
+}

@@ -1,0 +1,149 @@
+package apply
+
+import (
+	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
+	"github.com/kube-ipvs/kube-ipvs/pkg/ipset"
+	"github.com/kube-ipvs/kube-ipvs/pkg/nat"
+	"github.com/kube-ipvs/kube-ipvs/pkg/plan"
+	"github.com/kube-ipvs/kube-ipvs/pkg/routing"
+	"github.com/kube-ipvs/kube-ipvs/pkg/sysctl"
+)
+
+// nodePart is the wanted node-wide part, and whether it is to be compared
+// with the kernel.
+type nodePart struct {
+	plan.NodePart
+	dirty bool
+	sets  map[string]ipset.Set
+}
+
+// SetNode makes a part the wanted one for the node.
+func (a *Applier) SetNode(part plan.NodePart) {
+	setAll(&a.members, nodeOwner, a.node.Members, part.Members)
+	a.node = nodePart{NodePart: part, dirty: true, sets: map[string]ipset.Set{}}
+	for _, s := range part.Sets {
+		a.node.sets[s.Name] = s
+	}
+}
+
+func (a *Applier) setNamed(name string) ipset.Set {
+	if s, ok := a.node.sets[name]; ok {
+		return s
+	}
+	return ipset.Set{Name: name}
+}
+
+// flushNode brings the node-wide part up, each step before those that need
+// it: rules match sets, and a mark is looked up only once its rule is there.
+func (f *flush) flushNode() {
+	if !f.node.dirty {
+		return
+	}
+	before := len(f.problems)
+	f.flushSysctls()
+	f.flushLink()
+	f.flushSets()
+	f.flushRules(routing.AddRule)
+	f.flushNAT()
+	f.flushRules(routing.DeleteRule)
+	f.node.dirty = len(f.problems) > before
+}
+
+func (f *flush) flushSysctls() {
+	settle(sysctl.Diff(f.have.sysctls, f.node.Sysctls), f.kernel.Sysctl.Apply,
+		func(c sysctl.Change) { f.have.sysctls[c.Key] = c.Value },
+		func(_ sysctl.Change, err error) { f.fail(nil, err) })
+}
+
+func (f *flush) flushLink() {
+	if f.have.link {
+		return
+	}
+	settle([]routing.Change{{Op: routing.AddLink}}, f.kernel.Routing.Apply,
+		func(routing.Change) { f.have.link = true },
+		func(_ routing.Change, err error) { f.fail(nil, err) })
+}
+
+// flushSets creates the sets that are missing.
+func (f *flush) flushSets() {
+	var changes []ipset.Change
+	for _, s := range f.node.Sets {
+		if _, there := f.have.sets[s.Name]; !there {
+			changes = append(changes, ipset.Change{Op: ipset.CreateSet, Set: s})
+		}
+	}
+	settle(changes, f.kernel.IPSet.Apply, func(c ipset.Change) {
+		f.have.sets[c.Set.Name] = ipset.Contents{Set: c.Set, Entries: map[ipset.Entry]struct{}{}}
+	}, func(_ ipset.Change, err error) { f.fail(nil, err) })
+}
+
+// flushRules adds policy rules that are missing, or deletes those that are
+// not wanted.
+func (f *flush) flushRules(op routing.Op) {
+	want := map[routing.Rule]struct{}{}
+	for _, r := range f.node.Rules {
+		want[r] = struct{}{}
+	}
+	from, in := want, f.have.rules
+	if op == routing.DeleteRule {
+		from, in = f.have.rules, want
+	}
+	var changes []routing.Change
+	for r := range from {
+		if _, both := in[r]; !both {
+			changes = append(changes, routing.Change{Op: op, Rule: r})
+		}
+	}
+	settle(changes, f.kernel.Routing.Apply, func(c routing.Change) {
+		if op == routing.AddRule {
+			f.have.rules[c.Rule] = struct{}{}
+		} else {
+			delete(f.have.rules, c.Rule)
+		}
+	}, func(_ routing.Change, err error) { f.fail(nil, err) })
+}
+
+// flushNAT rewrites the rules that differ. The members that they need at once
+// are the node's own. After a refusal it is not known what stands; the
+// observation that follows an error tells.
+func (f *flush) flushNAT() {
+	f.addMembers()
+	for family, k := range f.kernel.NAT {
+		want := ofFamily(f.node.NAT, family)
+		changes := nat.Diff(f.have.nat[family], want)
+		if len(changes) == 0 {
+			continue
+		}
+		failures := k.Apply(changes)
+		for _, failure := range failures {
+			f.fail(nil, failure)
+		}
+		if len(failures) == 0 {
+			f.have.nat[family] = want
+		}
+	}
+}
+
+// own tells which chains are ours.
+func own(s nat.State) nat.Own {
+	var o nat.Own
+	for c := range s.Chains {
+		o.Chains = append(o.Chains, c)
+	}
+	return o
+}
+
+func ofFamily(s nat.State, family ip.Family) nat.State {
+	out := nat.State{Chains: map[nat.Chain][]nat.Rule{}}
+	for c, rules := range s.Chains {
+		if c.Family == family {
+			out.Chains[c] = rules
+		}
+	}
+	for _, j := range s.Jumps {
+		if j.Chain.Family == family {
+			out.Jumps = append(out.Jumps, j)
+		}
+	}
+	return out
+}

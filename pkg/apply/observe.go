@@ -1,0 +1,296 @@
+package apply
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+
+	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
+	"github.com/kube-ipvs/kube-ipvs/pkg/ipset"
+	"github.com/kube-ipvs/kube-ipvs/pkg/ipvs"
+	"github.com/kube-ipvs/kube-ipvs/pkg/nat"
+	"github.com/kube-ipvs/kube-ipvs/pkg/plan"
+	"github.com/kube-ipvs/kube-ipvs/pkg/routing"
+	"github.com/kube-ipvs/kube-ipvs/pkg/sysctl"
+)
+
+// Observation is all that the kernel held when it was read.
+type Observation struct {
+	servers ipvs.State
+	sets    ipset.State
+	routing routing.State
+	sysctls sysctl.State
+	nat     map[ip.Family]nat.State
+}
+
+// touched lists what was written while the kernel was being read: of this,
+// the reading may be older than the writing. A nil one lists nothing.
+type touched struct {
+	servers   map[ipvs.Key]struct{}
+	members   map[plan.Member]struct{}
+	addresses map[netip.Addr]struct{}
+}
+
+func (t *touched) server(k ipvs.Key) {
+	if t != nil {
+		t.servers[k] = struct{}{}
+	}
+}
+
+func (t *touched) member(m plan.Member) {
+	if t != nil {
+		t.members[m] = struct{}{}
+	}
+}
+
+func (t *touched) address(a netip.Addr) {
+	if t != nil {
+		t.addresses[a] = struct{}{}
+	}
+}
+
+// BeginObserve prepares for an Observe, and gives it. The function may run in
+// another goroutine, while Set and Flush go on; its result goes to Adopt.
+func (a *Applier) BeginObserve() func() (*Observation, error) {
+	a.touched = &touched{
+		servers:   map[ipvs.Key]struct{}{},
+		members:   map[plan.Member]struct{}{},
+		addresses: map[netip.Addr]struct{}{},
+	}
+	r := reader{
+		kernel:  a.kernel,
+		sets:    setNames(a.cfg),
+		routing: routing.Own{Priority: a.cfg.SNAT.Priority, Mask: a.cfg.SNAT.Mark},
+		sysctls: slices.Sorted(maps.Keys(a.node.Sysctls)),
+		nat:     own(a.node.NAT),
+	}
+	return r.observe
+}
+
+// reader knows what of the kernel is to be read.
+type reader struct {
+	kernel  Kernel
+	sets    map[string]bool
+	routing routing.Own
+	sysctls []string
+	nat     nat.Own
+}
+
+// observe reads the kernel. If any part cannot be read nothing is known:
+// a list that could not be read must never pass for an empty one. The
+// exception is a sysctl, which then is written, and that tells what is wrong.
+func (r reader) observe() (*Observation, error) {
+	o := Observation{nat: map[ip.Family]nat.State{}}
+	var errs [3]error
+	o.servers, errs[0] = r.kernel.IPVS.Observe()
+	o.sets, errs[1] = r.kernel.IPSet.Observe(func(name string) bool { return r.sets[name] })
+	o.routing, errs[2] = r.kernel.Routing.Observe(r.routing)
+	err := errors.Join(errs[:]...)
+	for family, k := range r.kernel.NAT {
+		s, natErr := k.Observe(r.nat)
+		o.nat[family], err = s, errors.Join(err, natErr)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("reading the kernel's state: %w", err)
+	}
+	o.sysctls = r.readSysctls()
+	return &o, nil
+}
+
+func (r reader) readSysctls() sysctl.State {
+	out := sysctl.State{}
+	for _, key := range r.sysctls {
+		if s, err := r.kernel.Sysctl.Observe([]string{key}); err == nil {
+			out[key] = s[key]
+		}
+	}
+	return out
+}
+
+func setNames(cfg *plan.Config) map[string]bool {
+	names := map[string]bool{}
+	for _, family := range cfg.Families {
+		for _, s := range plan.Sets(family) {
+			names[s.Name] = true
+		}
+	}
+	return names
+}
+
+// Adopt takes an observation for what the kernel has, but for what was
+// written since it began, and marks what differs from what is wanted. It
+// gives the number of differences found.
+func (a *Applier) Adopt(o *Observation) int {
+	t := a.touched
+	a.touched = nil
+	a.node.dirty = true
+	a.have.sysctls = o.sysctls
+	a.have.nat = o.nat
+	a.have.link = o.routing.DummyLink
+	a.have.rules = maps.Clone(o.routing.Rules)
+	if a.have.rules == nil {
+		a.have.rules = map[routing.Rule]struct{}{}
+	}
+	a.adoptServers(o, t)
+	a.adoptSets(o, t)
+	a.adoptAddresses(o, t)
+	return a.markDifferences()
+}
+
+// adoptServers sorts virtual servers into ours and those of others
+// (keepalived's, say), which are never touched. Ours are those whose address
+// and port one of our sets lists: members are written before the virtual
+// server and deleted after it, so that a crash leaves no doubt.
+func (a *Applier) adoptServers(o *Observation, t *touched) {
+	servers, foreign := ipvs.State{}, ipvs.State{}
+	for key, s := range o.servers {
+		_, wanted := a.servers.want(key)
+		switch _, written := t.servers[key]; {
+		case written:
+		case wanted || !a.excluded(key.Addr) && ours(key, o.sets):
+			servers[key] = s
+		default:
+			foreign[key] = s
+		}
+	}
+	for key := range t.servers {
+		if s, ok := a.have.servers[key]; ok {
+			servers[key] = s
+		}
+	}
+	a.have.servers, a.foreign = servers, foreign
+}
+
+func (a *Applier) excluded(addr netip.Addr) bool {
+	return slices.ContainsFunc(a.cfg.ExcludeCIDRs, func(p netip.Prefix) bool { return p.Contains(addr) })
+}
+
+// ours tells whether a set lists a virtual server. kube-proxy, whose node we
+// may be taking over, lists node ports by the port alone.
+func ours(key ipvs.Key, sets ipset.State) bool {
+	family := key.Family()
+	has := func(name plan.SetName, e ipset.Entry) bool {
+		_, ok := sets[name.In(family)].Entries[e]
+		return ok
+	}
+	full := ipset.Entry{Addr: key.Addr, Port: key.Port, Protocol: key.Protocol}
+	for _, name := range []plan.SetName{plan.ClusterIP, plan.LoadBalancer, plan.ExternalIP, plan.ExternalIPLocal, plan.NodePorts} {
+		if has(name, full) {
+			return true
+		}
+	}
+	if _, own := sets[plan.NodePorts.In(family)]; own {
+		return false
+	}
+	port := ipset.Entry{Port: key.Port}
+	switch key.Protocol {
+	case ip.TCP:
+		return has(plan.NodePortTCP, port)
+	case ip.UDP:
+		return has(plan.NodePortUDP, port)
+	}
+	return has(plan.NodePortSCTP, full)
+}
+
+func (a *Applier) adoptSets(o *Observation, t *touched) {
+	before := a.have.sets
+	a.have.sets = o.sets
+	for m := range t.members {
+		set, ok := a.have.sets[m.Set]
+		if !ok {
+			continue // the set is gone, and with it what was written
+		}
+		if _, there := before[m.Set].Entries[m.Entry]; there {
+			set.Entries[m.Entry] = struct{}{}
+		} else {
+			delete(set.Entries, m.Entry)
+		}
+	}
+}
+
+func (a *Applier) adoptAddresses(o *Observation, t *touched) {
+	before := a.have.addresses
+	a.have.addresses = map[netip.Addr]struct{}{}
+	for addr := range o.routing.Addresses {
+		if !a.excluded(addr) {
+			a.have.addresses[addr] = struct{}{}
+		}
+	}
+	for addr := range t.addresses {
+		if _, there := before[addr]; there {
+			a.have.addresses[addr] = struct{}{}
+		} else {
+			delete(a.have.addresses, addr)
+		}
+	}
+}
+
+// Sweep says that every Service is known from now on: what nobody wants is
+// to go.
+func (a *Applier) Sweep() int {
+	a.swept = true
+	return a.markDifferences()
+}
+
+// markDifferences marks what is wanted and not there, and, once swept, what
+// is there and not wanted.
+func (a *Applier) markDifferences() int {
+	a.markServers()
+	a.markMembers()
+	mark(&a.vips, a.have.addresses, a.swept)
+	return len(a.servers.dirty) + len(a.members.dirty) + len(a.vips.dirty)
+}
+
+func (a *Applier) markServers() {
+	f := &flush{Applier: a}
+	for key := range a.servers.claims {
+		if vs, _ := a.servers.want(key); len(f.serverChanges(key, vs)) > 0 {
+			a.servers.mark(key)
+		}
+	}
+	if !a.swept {
+		return
+	}
+	for key := range a.have.servers {
+		if _, wanted := a.servers.want(key); !wanted {
+			a.servers.mark(key)
+		}
+	}
+}
+
+func (a *Applier) markMembers() {
+	for m := range a.members.claims {
+		if _, there := a.have.sets[m.Set].Entries[m.Entry]; !there {
+			a.members.mark(m)
+		}
+	}
+	if !a.swept {
+		return
+	}
+	for name, set := range a.have.sets {
+		for e := range set.Entries {
+			m := plan.Member{Set: name, Entry: e}
+			if _, wanted := a.members.want(m); !wanted {
+				a.members.mark(m)
+			}
+		}
+	}
+}
+
+func mark[K comparable, V any](l *ledger[K, V], have map[K]struct{}, swept bool) {
+	for k := range l.claims {
+		if _, there := have[k]; !there {
+			l.mark(k)
+		}
+	}
+	if !swept {
+		return
+	}
+	for k := range have {
+		if _, wanted := l.want(k); !wanted {
+			l.mark(k)
+		}
+	}
+}

@@ -1,0 +1,154 @@
+package apply
+
+import (
+	"net/netip"
+
+	"github.com/kube-ipvs/kube-ipvs/pkg/conntrack"
+	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
+	"github.com/kube-ipvs/kube-ipvs/pkg/ipvs"
+	"github.com/kube-ipvs/kube-ipvs/pkg/plan"
+)
+
+// wantService is the wanted virtual server in the kernel package's form. All
+// real servers have weight 1, as the API has no weights.
+func wantService(vs *plan.VirtualServer) *ipvs.Service {
+	s := &ipvs.Service{VirtualServer: vs.VirtualServer, RealServers: make(map[netip.AddrPort]ipvs.RealServer, len(vs.RealServers))}
+	for _, rs := range vs.RealServers {
+		s.RealServers[rs] = ipvs.RealServer{Weight: 1}
+	}
+	return s
+}
+
+// flushServers adds and updates virtual and real servers, all additions
+// before the first removal, and takes away real servers that nobody wants.
+func (f *flush) flushServers() {
+	var grow, shrink []ipvs.Change
+	for key := range f.servers.dirty {
+		vs, wanted := f.servers.want(key)
+		if !wanted {
+			continue // deleteServers' part
+		}
+		changes := f.serverChanges(key, vs)
+		if len(changes) == 0 {
+			f.servers.clean(key)
+			continue
+		}
+		for _, c := range changes {
+			if c.Op == ipvs.DeleteRealServer || c.Op == ipvs.UpdateRealServer && c.RealServer.Weight == 0 {
+				shrink = append(shrink, c)
+			} else {
+				grow = append(grow, c)
+			}
+		}
+	}
+	f.applyServers(grow)
+	f.applyServers(shrink)
+}
+
+// serverChanges compares one virtual server. A TCP real server that nobody
+// wants is drained first: with weight 0 it keeps the connections that it has.
+// One that is draining already needs nothing.
+func (f *flush) serverChanges(key ipvs.Key, vs *plan.VirtualServer) []ipvs.Change {
+	var have *ipvs.Service
+	if s, ok := f.have.servers[key]; ok {
+		have = &s
+	}
+	all := ipvs.DiffService(key, have, wantService(vs))
+	changes := all[:0]
+	for _, c := range all {
+		if c.Op == ipvs.DeleteRealServer && key.Protocol == ip.TCP {
+			f.drain(key, c.Dest)
+			if have.RealServers[c.Dest].Weight == 0 {
+				continue
+			}
+			c.Op = ipvs.UpdateRealServer
+		}
+		changes = append(changes, c)
+	}
+	return changes
+}
+
+// deleteServers removes virtual servers that nobody wants.
+func (f *flush) deleteServers() {
+	var changes []ipvs.Change
+	for key := range f.servers.dirty {
+		if _, wanted := f.servers.want(key); wanted {
+			continue
+		}
+		if _, there := f.have.servers[key]; there {
+			changes = append(changes, ipvs.Change{Op: ipvs.DeleteVirtualServer, Key: key})
+		} else {
+			f.servers.clean(key)
+		}
+	}
+	f.applyServers(changes)
+}
+
+func (f *flush) applyServers(changes []ipvs.Change) {
+	settle(changes, f.kernel.IPVS.Apply, f.serverDone, func(c ipvs.Change, err error) {
+		f.fail(f.servers.owners(c.Key), err)
+		f.servers.refused(c.Key)
+	})
+	f.forgetFlows(changes)
+}
+
+// serverDone notes what the kernel has now. The key is clean once nothing
+// more is to be done for it, which the next pass finds out without a call to
+// the kernel.
+func (f *flush) serverDone(c ipvs.Change) {
+	f.touched.server(c.Key)
+	s := f.have.servers[c.Key]
+	switch c.Op {
+	case ipvs.AddVirtualServer, ipvs.UpdateVirtualServer:
+		s.VirtualServer = c.VirtualServer
+	case ipvs.DeleteVirtualServer:
+		delete(f.have.servers, c.Key)
+		delete(f.draining, c.Key)
+		f.servers.clean(c.Key)
+		return
+	case ipvs.AddRealServer, ipvs.UpdateRealServer:
+		if s.RealServers == nil {
+			s.RealServers = map[netip.AddrPort]ipvs.RealServer{}
+		}
+		s.RealServers[c.Dest] = c.RealServer
+		if c.RealServer.Weight > 0 {
+			f.undrain(c.Key, c.Dest)
+		}
+	case ipvs.DeleteRealServer:
+		delete(s.RealServers, c.Dest)
+	}
+	f.have.servers[c.Key] = s
+	if vs, wanted := f.servers.want(c.Key); wanted && len(f.serverChanges(c.Key, vs)) == 0 {
+		f.servers.clean(c.Key)
+	}
+}
+
+// forgetFlows drops conntrack's entries of UDP flows that lead to no real
+// server of theirs any more, or that are older than the virtual server. A
+// client that goes on sending from one port would be led nowhere for as long
+// as it sends (kubernetes#71514, #76664). What leads to a real server that
+// stays is kept.
+func (f *flush) forgetFlows(changes []ipvs.Change) {
+	stale := map[ipvs.Key]struct{}{}
+	for _, c := range changes {
+		if c.Key.Protocol == ip.UDP && (c.Op == ipvs.AddVirtualServer || c.Op == ipvs.DeleteRealServer || c.Op == ipvs.DeleteVirtualServer) {
+			stale[c.Key] = struct{}{}
+		}
+	}
+	if len(stale) == 0 {
+		return
+	}
+	matches := make([]conntrack.Match, 0, len(stale))
+	for key := range stale {
+		keep := map[netip.AddrPort]struct{}{}
+		for dest := range f.have.servers[key].RealServers {
+			keep[dest] = struct{}{}
+		}
+		matches = append(matches, conntrack.Match{
+			Protocol: key.Protocol, OriginalDst: netip.AddrPortFrom(key.Addr, key.Port), Keep: keep,
+		})
+	}
+	if _, err := f.kernel.Conntrack.Delete(matches); err != nil {
+		f.fail(nil, err)
+	}
+}

@@ -1,0 +1,135 @@
+package proxy
+
+import (
+	"sync"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	"k8s.io/apimachinery/pkg/types"
+)
+
+// inbox is the source.Sink: it files what the source delivers and notes what
+// there is to do about it. Any number of changes of one Service are one piece
+// of work until the loop takes it.
+type inbox struct {
+	mu      sync.Mutex
+	store   store
+	changed map[types.NamespacedName]struct{} // Services
+	node    bool                              // the Node has changed
+	network bool                              // the node's interfaces, addresses, rules or routes have
+	taken   bool                              // somebody may have removed an address, a rule or a link of ours
+
+	wake   chan struct{} // holds one token while there is work
+	synced chan struct{} // closed by Synced
+	once   sync.Once
+}
+
+func newInbox() *inbox {
+	return &inbox{
+		store:   newStore(),
+		changed: map[types.NamespacedName]struct{}{},
+		wake:    make(chan struct{}, 1),
+		synced:  make(chan struct{}),
+	}
+}
+
+// note changes the store under the lock, marks Services and wakes the loop.
+func (i *inbox) note(change func(*store) []types.NamespacedName) {
+	i.mu.Lock()
+	for _, name := range change(&i.store) {
+		i.changed[name] = struct{}{}
+	}
+	i.mu.Unlock()
+	i.signal()
+}
+
+func (i *inbox) signal() {
+	select {
+	case i.wake <- struct{}{}:
+	default: // it has not taken the last one yet
+	}
+}
+
+func (i *inbox) SetService(svc *corev1.Service) {
+	name := types.NamespacedName{Namespace: svc.Namespace, Name: svc.Name}
+	i.note(func(s *store) []types.NamespacedName {
+		s.services[name] = svc
+		return []types.NamespacedName{name}
+	})
+}
+
+func (i *inbox) DeleteService(name types.NamespacedName) {
+	i.note(func(s *store) []types.NamespacedName {
+		delete(s.services, name)
+		return []types.NamespacedName{name}
+	})
+}
+
+func (i *inbox) SetEndpointSlice(slice *discoveryv1.EndpointSlice) {
+	i.note(func(s *store) []types.NamespacedName { return s.setSlice(slice) })
+}
+
+func (i *inbox) DeleteEndpointSlice(name types.NamespacedName) {
+	i.note(func(s *store) []types.NamespacedName { return s.deleteSlice(name) })
+}
+
+func (i *inbox) SetNode(n *corev1.Node) { i.setNode(n) }
+
+func (i *inbox) DeleteNode() { i.setNode(nil) }
+
+func (i *inbox) setNode(n *corev1.Node) {
+	i.note(func(s *store) []types.NamespacedName {
+		s.node = n
+		i.node = true
+		return nil
+	})
+}
+
+func (i *inbox) Synced() { i.once.Do(func() { close(i.synced) }) }
+
+// networkChanged and somethingTaken are for the watch of the node's network.
+func (i *inbox) networkChanged() { i.set(&i.network) }
+
+func (i *inbox) somethingTaken() { i.set(&i.taken) }
+
+func (i *inbox) set(flag *bool) {
+	i.mu.Lock()
+	*flag = true
+	i.mu.Unlock()
+	i.signal()
+}
+
+// work is what the loop takes from the inbox.
+type work struct {
+	services             []types.NamespacedName
+	node, network, taken bool
+}
+
+func (i *inbox) take() work {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	w := work{node: i.node, network: i.network, taken: i.taken}
+	for name := range i.changed {
+		w.services = append(w.services, name)
+	}
+	clear(i.changed)
+	i.node, i.network, i.taken = false, false, false
+	return w
+}
+
+// get gives a Service and its slices as they stand now; nil if there is none.
+func (i *inbox) get(name types.NamespacedName) (*corev1.Service, []*discoveryv1.EndpointSlice) {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	svc := i.store.services[name]
+	if svc == nil {
+		return nil, nil
+	}
+	return svc, i.store.slicesOf(name)
+}
+
+func (i *inbox) getNode() *corev1.Node {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	return i.store.node
+}

@@ -1,0 +1,131 @@
+package proxy
+
+import (
+	"context"
+	"net/netip"
+	"reflect"
+	"slices"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/klog/v2"
+
+	"github.com/kube-ipvs/kube-ipvs/pkg/apply"
+	"github.com/kube-ipvs/kube-ipvs/pkg/plan"
+	"github.com/kube-ipvs/kube-ipvs/pkg/service"
+)
+
+// planService plans one Service as it stands now and hands its part over.
+func (p *Proxy) planService(ctx context.Context, name types.NamespacedName) {
+	delete(p.waiting, name)
+	svc, endpointSlices := p.inbox.get(name)
+	if svc == nil || !service.Proxied(svc) {
+		p.forget(name)
+		return
+	}
+	s, err := service.Build(svc, endpointSlices)
+	p.complain(ctx, name, err)
+	part := plan.Service(&p.Config, &p.facts, &s)
+	p.depends[name] = part.Depends
+	p.applier.Set(&apply.Owner{Name: name, Created: s.Created}, part)
+	p.reportConflicts(ctx, name)
+	if part.HealthCheck.Port != 0 {
+		p.HealthChecks.Set(name, part.HealthCheck)
+	} else {
+		p.HealthChecks.Delete(name)
+	}
+}
+
+func (p *Proxy) forget(name types.NamespacedName) {
+	delete(p.depends, name)
+	delete(p.reported, name)
+	p.retries.succeeded(name)
+	p.applier.Delete(name)
+	p.HealthChecks.Delete(name)
+}
+
+// reportConflicts tells of virtual servers that an older Service has.
+func (p *Proxy) reportConflicts(ctx context.Context, name types.NamespacedName) {
+	for key, winner := range p.applier.Conflicts(name) {
+		klog.FromContext(ctx).Info("Two Services claim one address and port, the older one has it",
+			"virtualServer", key.String(), "service", name, "winner", winner)
+	}
+}
+
+// renewAffected reads the node again and has those Services planned again
+// whose plan depends on what has changed.
+func (p *Proxy) renewAffected(ctx context.Context) {
+	p.renew = false
+	changed, err := p.renewNode()
+	if err != nil {
+		// What was known of the node holds until it can be read: a list of
+		// interfaces that failed is no empty one (kubernetes#129146).
+		p.renew = true
+		p.retries.failed(nobody, p.lastPass)
+		klog.FromContext(ctx).Error(err, "Cannot read the node's network, keeping what is known")
+		return
+	}
+	for name, depends := range p.depends {
+		if depends&changed != 0 {
+			p.waiting[name] = struct{}{}
+		}
+	}
+}
+
+// renewNode reads the node's network, and plans the node's part from this and
+// the Node object. It tells which facts have changed.
+func (p *Proxy) renewNode() (plan.Depends, error) {
+	inventory, err := p.Network.Inventory()
+	if err != nil {
+		return 0, err
+	}
+	node := p.inbox.getNode()
+	p.reportNode(node)
+	p.node = nodeOf(node)
+	p.node.Inventory = inventory
+	p.node.Kernel = p.KernelVersion
+	facts := plan.FactsOf(&p.Config, &p.node)
+	changed := plan.Changed(&p.facts, &facts)
+	p.facts = facts
+	if part := plan.NodeWide(&p.Config, &p.node); !reflect.DeepEqual(part, p.nodePart) {
+		p.nodePart = part
+		p.applier.SetNode(part)
+	}
+	return changed, nil
+}
+
+// deletionCandidateTaint is what the cluster autoscaler puts on a node that
+// it is about to remove (KEP-3836).
+const deletionCandidateTaint = "ToBeDeletedByClusterAutoscaler"
+
+func (p *Proxy) reportNode(n *corev1.Node) {
+	if n == nil {
+		p.Observer.Node(false, false, false)
+		return
+	}
+	doomed := slices.ContainsFunc(n.Spec.Taints, func(t corev1.Taint) bool { return t.Key == deletionCandidateTaint })
+	p.Observer.Node(true, n.DeletionTimestamp != nil, doomed)
+}
+
+// nodeOf takes from a Node what the plan needs. What cannot be parsed is left
+// out, as kubelet and the node controller wrote it.
+func nodeOf(n *corev1.Node) plan.Node {
+	var out plan.Node
+	if n == nil {
+		return out
+	}
+	out.Zone = n.Labels[corev1.LabelTopologyZone]
+	for _, c := range n.Spec.PodCIDRs {
+		if prefix, err := netip.ParsePrefix(c); err == nil {
+			out.PodCIDRs = append(out.PodCIDRs, prefix.Masked())
+		}
+	}
+	for _, kind := range []corev1.NodeAddressType{corev1.NodeInternalIP, corev1.NodeExternalIP} {
+		for _, a := range n.Status.Addresses {
+			if addr, err := netip.ParseAddr(a.Address); err == nil && a.Type == kind {
+				out.Addresses = append(out.Addresses, addr.Unmap())
+			}
+		}
+	}
+	return out
+}

@@ -1,0 +1,67 @@
+package proxy
+
+import (
+	"time"
+
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/util/flowcontrol"
+)
+
+// Retries begin soon, as most refusals pass, and end at a rate that a node
+// with a lasting fault can bear.
+const (
+	firstRetry = 100 * time.Millisecond
+	lastRetry  = 30 * time.Second
+)
+
+// retries holds what failed until it is due again, with a backoff of its own
+// for each Service. The zero name stands for the node.
+type retries struct {
+	backoff *flowcontrol.Backoff
+	due     map[types.NamespacedName]time.Time
+}
+
+func newRetries() *retries {
+	return &retries{
+		backoff: flowcontrol.NewBackOff(firstRetry, lastRetry),
+		due:     map[types.NamespacedName]time.Time{},
+	}
+}
+
+// failed sets the time of the next try.
+func (r *retries) failed(name types.NamespacedName, now time.Time) time.Duration {
+	id := name.String()
+	r.backoff.Next(id, now)
+	wait := r.backoff.Get(id)
+	r.due[name] = now.Add(wait)
+	return wait
+}
+
+// succeeded forgets earlier failures.
+func (r *retries) succeeded(name types.NamespacedName) {
+	delete(r.due, name)
+	r.backoff.DeleteEntry(name.String())
+}
+
+// take removes and gives those that are due.
+func (r *retries) take(now time.Time) []types.NamespacedName {
+	var out []types.NamespacedName
+	for name, at := range r.due {
+		if !at.After(now) {
+			out = append(out, name)
+			delete(r.due, name)
+		}
+	}
+	return out
+}
+
+// next is when the first is due; zero if none is.
+func (r *retries) next() time.Time {
+	var first time.Time
+	for _, at := range r.due {
+		if first.IsZero() || at.Before(first) {
+			first = at
+		}
+	}
+	return first
+}

@@ -587,3 +587,25 @@ func TestConflictIsTheOlderServices(t *testing.T) {
 		t.Errorf("the younger Service did not take over: %v", rs)
 	}
 }
+
+func TestCleanupLeavesTheNodeAsItWas(t *testing.T) {
+	w := newWorld(t)
+	foreign := key(ip.TCP, "192.168.7.7:80")
+	w.ipvs.Apply([]ipvs.Change{{Op: ipvs.AddVirtualServer, Key: foreign, VirtualServer: ipvs.VirtualServer{Scheduler: "wlc"}}})
+	input := "*nat\n-A POSTROUTING -o eth0 -j MASQUERADE\nCOMMIT\n"
+	if err := w.nat[ip.IPv4].Restore(input); err != nil {
+		t.Fatal(err)
+	}
+	before := w.kernel()
+	w.start(clusterIP("a", "10.96.0.1", "10.244.0.2:8000"))
+	if w.kernel() == before {
+		t.Fatal("nothing was programmed")
+	}
+	w.restart() // --cleanup is a process of its own
+	if err := w.applier.Cleanup(); err != nil {
+		t.Fatal(err)
+	}
+	if got := w.kernel(); got != before {
+		t.Errorf("left:\n%s\nwant\n%s", got, before)
+	}
+}

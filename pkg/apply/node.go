@@ -124,9 +124,10 @@ func (f *flush) flushNAT() {
 	}
 }
 
-// own tells which chains are ours.
+// own tells which chains are ours: those of the plan, and those that an
+// earlier version, or kube-proxy in IPVS mode, has left.
 func own(s nat.State) nat.Own {
-	var o nat.Own
+	o := nat.Own{Prefixes: []string{"KUBE-IPVS-"}}
 	for c := range s.Chains {
 		o.Chains = append(o.Chains, c)
 	}

@@ -4,7 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
-	"sort"
+	"slices"
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
@@ -12,6 +12,7 @@ import (
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/selection"
 	"k8s.io/apimachinery/pkg/types"
+	netutils "k8s.io/utils/net"
 
 	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
 )
@@ -80,7 +81,7 @@ func (b *builder) errorf(field, format string, args ...any) {
 // EndpointSlices, in any order. The error lists every field that could not be
 // used, each with the object's name; the Service is what remains without
 // those, and is to be programmed all the same.
-func Build(svc *corev1.Service, slices []*discoveryv1.EndpointSlice) (Service, error) {
+func Build(svc *corev1.Service, endpointSlices []*discoveryv1.EndpointSlice) (Service, error) {
 	b := &builder{object: fmt.Sprintf("Service %s/%s", svc.Namespace, svc.Name)}
 	s := Service{
 		Name:                types.NamespacedName{Namespace: svc.Namespace, Name: svc.Name},
@@ -95,7 +96,7 @@ func Build(svc *corev1.Service, slices []*discoveryv1.EndpointSlice) (Service, e
 		AffinitySeconds:     b.affinity(svc),
 		HealthCheckNodePort: b.healthCheckNodePort(svc),
 	}
-	s.Ports = b.ports(svc, mergeSlices(b, slices))
+	s.Ports = b.ports(svc, mergeSlices(b, endpointSlices))
 	return s, errors.Join(b.errs...)
 }
 
@@ -103,32 +104,41 @@ func (b *builder) clusterIPs(svc *corev1.Service) []netip.Addr {
 	if len(svc.Spec.ClusterIPs) > 0 {
 		return b.addresses("spec.clusterIPs", svc.Spec.ClusterIPs)
 	}
-	return b.addresses("spec.clusterIP", []string{svc.Spec.ClusterIP})
+	return b.address(nil, "spec.clusterIP", svc.Spec.ClusterIP)
 }
 
 // addresses parses a list; an address that stands twice counts once.
 func (b *builder) addresses(field string, list []string) []netip.Addr {
 	var out []netip.Addr
-	seen := map[netip.Addr]bool{}
 	for i, s := range list {
-		a, err := parseAddr(s)
-		if err != nil {
-			b.errorf(fmt.Sprintf("%s[%d]", field, i), "%v", err)
-			continue
-		}
-		if !seen[a] {
-			seen[a] = true
-			out = append(out, a)
-		}
+		out = b.address(out, fmt.Sprintf("%s[%d]", field, i), s)
 	}
 	return out
 }
 
+// address parses one and adds it to a list, unless it is there.
+func (b *builder) address(list []netip.Addr, field, s string) []netip.Addr {
+	a, err := parseAddr(s)
+	if err != nil {
+		b.errorf(field, "%v", err)
+		return list
+	}
+	if slices.Contains(list, a) {
+		return list
+	}
+	return append(list, a)
+}
+
 // parseAddr reads an address that can be a VIP or an endpoint. IPv4-mapped
-// IPv6 is read as the IPv4 address that it means, as kube-proxy does.
+// IPv6 is read as the IPv4 address that it means, as kube-proxy does; so are
+// leading zeros, which old objects may keep: all of Kubernetes takes the
+// number for a decimal one.
 func parseAddr(s string) (netip.Addr, error) {
 	a, err := netip.ParseAddr(s)
 	if err != nil {
+		a, _ = netip.AddrFromSlice(netutils.ParseIPSloppy(s))
+	}
+	if !a.IsValid() {
 		return a, fmt.Errorf("%q is not an IP address", s)
 	}
 	a = a.Unmap()
@@ -147,14 +157,14 @@ func (b *builder) loadBalancers(svc *corev1.Service) []netip.Addr {
 	if svc.Spec.Type != corev1.ServiceTypeLoadBalancer {
 		return nil
 	}
-	var vips []string
-	for _, in := range svc.Status.LoadBalancer.Ingress {
+	var vips []netip.Addr
+	for i, in := range svc.Status.LoadBalancer.Ingress {
 		proxied := in.IPMode != nil && *in.IPMode == corev1.LoadBalancerIPModeProxy
 		if in.IP != "" && !proxied {
-			vips = append(vips, in.IP)
+			vips = b.address(vips, fmt.Sprintf("status.loadBalancer.ingress[%d].ip", i), in.IP)
 		}
 	}
-	return b.addresses("status.loadBalancer.ingress.ip", vips)
+	return vips
 }
 
 // sourceRanges gives nil only where every source of each family may come. A
@@ -183,10 +193,13 @@ func (b *builder) sourceRanges(svc *corev1.Service) []netip.Prefix {
 var noSource = netip.PrefixFrom(netip.AddrFrom4([4]byte{255, 255, 255, 255}), 32)
 
 // parsePrefix reads a CIDR; the API server has always let spaces around it
-// pass.
+// pass, and leading zeros.
 func parsePrefix(s string) (netip.Prefix, error) {
 	p, err := netip.ParsePrefix(strings.TrimSpace(s))
 	if err != nil {
+		p = parseSloppyPrefix(strings.TrimSpace(s))
+	}
+	if !p.IsValid() {
 		return p, fmt.Errorf("%q is not a CIDR", s)
 	}
 	if p.Addr().Is4In6() {
@@ -196,6 +209,17 @@ func parsePrefix(s string) (netip.Prefix, error) {
 		p = netip.PrefixFrom(p.Addr().Unmap(), p.Bits()-96)
 	}
 	return p.Masked(), nil
+}
+
+// parseSloppyPrefix is invalid for what is no CIDR.
+func parseSloppyPrefix(s string) netip.Prefix {
+	_, n, err := netutils.ParseCIDRSloppy(s)
+	if err != nil {
+		return netip.Prefix{}
+	}
+	a, _ := netip.AddrFromSlice(n.IP)
+	bits, _ := n.Mask.Size()
+	return netip.PrefixFrom(a, bits)
 }
 
 func (b *builder) affinity(svc *corev1.Service) uint32 {
@@ -282,5 +306,5 @@ func parseProtocol(p corev1.Protocol) (ip.Protocol, error) {
 }
 
 func sortEndpoints(list []Endpoint) {
-	sort.Slice(list, func(i, j int) bool { return list[i].Addr.Compare(list[j].Addr) < 0 })
+	slices.SortFunc(list, func(a, b Endpoint) int { return a.Addr.Compare(b.Addr) })
 }

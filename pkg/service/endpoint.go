@@ -11,14 +11,13 @@ import (
 
 // newEndpoint reads an endpoint's conditions as the API defines them: nil
 // means "unknown", which for ready and serving counts as true, and for
-// terminating as false; serving falls back to ready.
+// terminating as false.
 func newEndpoint(e discoveryv1.Endpoint, addr netip.Addr, port uint16) Endpoint {
-	ready := deref(e.Conditions.Ready, true)
 	out := Endpoint{
 		Addr:        netip.AddrPortFrom(addr, port),
 		Node:        deref(e.NodeName, ""),
-		Ready:       ready,
-		Serving:     deref(e.Conditions.Serving, ready),
+		Ready:       deref(e.Conditions.Ready, true),
+		Serving:     deref(e.Conditions.Serving, true),
 		Terminating: deref(e.Conditions.Terminating, false),
 	}
 	if e.Hints == nil {

@@ -3,6 +3,8 @@ package service
 import (
 	"fmt"
 	"net/netip"
+	"slices"
+	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
@@ -20,15 +22,18 @@ type portKey struct {
 // mergeSlices gives the endpoints of each port over all slices. An address
 // and port that stands in several slices, as it does for a moment while the
 // controller moves it, counts once; one that is not terminating wins.
-func mergeSlices(b *builder, slices []*discoveryv1.EndpointSlice) map[portKey][]Endpoint {
+// Slices are taken by name, so that the order in which they come decides
+// nothing.
+func mergeSlices(b *builder, endpointSlices []*discoveryv1.EndpointSlice) map[portKey][]Endpoint {
 	m := merger{seen: map[portKey]map[netip.AddrPort]int{}, out: map[portKey][]Endpoint{}}
 	object := b.object
 	defer func() { b.object = object }()
-	for _, slice := range slices {
+	byName := slices.SortedStableFunc(slices.Values(endpointSlices), func(a, b *discoveryv1.EndpointSlice) int {
+		return strings.Compare(a.Name, b.Name)
+	})
+	for _, slice := range byName {
 		b.object = fmt.Sprintf("EndpointSlice %s/%s", slice.Namespace, slice.Name)
-		for i := range slice.Ports {
-			m.addPort(b, slice, i)
-		}
+		m.addSlice(b, slice)
 	}
 	for _, list := range m.out {
 		sortEndpoints(list)
@@ -41,44 +46,59 @@ type merger struct {
 	out  map[portKey][]Endpoint
 }
 
-// addPort adds all endpoints of a slice for one of its ports. A port without
-// a number means "every port" in the API, which a proxy cannot serve.
-func (m *merger) addPort(b *builder, slice *discoveryv1.EndpointSlice, i int) {
-	p := slice.Ports[i]
-	field := fmt.Sprintf("ports[%d]", i)
-	if p.Port == nil || *p.Port == 0 {
-		return
+// addSlice adds the endpoints of a slice for each of its ports. An address
+// that cannot be used is reported once, not for every port.
+func (m *merger) addSlice(b *builder, slice *discoveryv1.EndpointSlice) {
+	addrs := addressesOf(b, slice)
+	for i := range slice.Ports {
+		key, number, ok := endpointPort(b, slice, i)
+		if !ok {
+			continue
+		}
+		for j, addr := range addrs {
+			if addr.IsValid() {
+				m.put(key, newEndpoint(slice.Endpoints[j], addr, number))
+			}
+		}
 	}
-	number, ok := b.port(field+".port", *p.Port, false)
-	if !ok {
-		return
+}
+
+// addressesOf gives each endpoint's address, invalid where there is none that
+// can be used. Further addresses of an endpoint are no longer defined by the
+// API.
+func addressesOf(b *builder, slice *discoveryv1.EndpointSlice) []netip.Addr {
+	out := make([]netip.Addr, len(slice.Endpoints))
+	for j, e := range slice.Endpoints {
+		if len(e.Addresses) == 0 {
+			continue
+		}
+		addr, err := parseEndpointAddr(slice.AddressType, e.Addresses[0])
+		if err != nil {
+			b.errorf(fmt.Sprintf("endpoints[%d].addresses[0]", j), "%v", err)
+			continue
+		}
+		out[j] = addr
+	}
+	return out
+}
+
+// endpointPort reads one of a slice's ports. One without a number means
+// "every port" in the API, which a proxy cannot serve.
+func endpointPort(b *builder, slice *discoveryv1.EndpointSlice, i int) (key portKey, number uint16, ok bool) {
+	p := slice.Ports[i]
+	if p.Port == nil || *p.Port == 0 {
+		return key, 0, false
+	}
+	field := fmt.Sprintf("ports[%d]", i)
+	if number, ok = b.port(field+".port", *p.Port, false); !ok {
+		return key, 0, false
 	}
 	protocol, err := parseProtocol(deref(p.Protocol, corev1.ProtocolTCP))
 	if err != nil {
 		b.errorf(field+".protocol", "%v", err)
-		return
+		return key, 0, false
 	}
-	key := portKey{deref(p.Name, ""), protocol}
-	for j := range slice.Endpoints {
-		// An address that cannot be used is reported with the first port only.
-		m.addEndpoint(b, slice, j, key, number, i == 0)
-	}
-}
-
-func (m *merger) addEndpoint(b *builder, slice *discoveryv1.EndpointSlice, j int, key portKey, number uint16, report bool) {
-	e := slice.Endpoints[j]
-	// Further addresses of an endpoint are no longer defined by the API.
-	if len(e.Addresses) == 0 {
-		return
-	}
-	addr, err := parseEndpointAddr(slice.AddressType, e.Addresses[0])
-	if err != nil {
-		if report {
-			b.errorf(fmt.Sprintf("endpoints[%d].addresses[0]", j), "%v", err)
-		}
-		return
-	}
-	m.put(key, newEndpoint(e, addr, number))
+	return portKey{deref(p.Name, ""), protocol}, number, true
 }
 
 func (m *merger) put(key portKey, e Endpoint) {

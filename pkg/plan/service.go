@@ -132,15 +132,18 @@ func (b *partBuilder) addExternalIPs(family ip.Family, p *service.Port, eps chos
 func (b *partBuilder) addLoadBalancers(family ip.Family, p *service.Port, eps chosen) {
 	for _, a := range ofFamily(b.service.LoadBalancers, family) {
 		key := ipvs.Key{Protocol: p.Protocol, Addr: a, Port: p.Port}
-		if !b.addExternal(key, eps) {
-			continue
+		if b.addExternal(key, eps) {
+			b.addMember(LoadBalancer, entryOf(key))
+			if b.service.ExternalLocal {
+				b.addMember(LoadBalancerLocal, entryOf(key))
+			}
+			b.addAddressUnlessOnLink(a)
 		}
-		b.addMember(LoadBalancer, entryOf(key))
-		if b.service.ExternalLocal {
-			b.addMember(LoadBalancerLocal, entryOf(key))
+		// Also where the address is served already, as an external IP: that it
+		// stands in both lists must not lift the restriction.
+		if b.seen[key] {
+			b.addSourceRanges(family, key)
 		}
-		b.addSourceRanges(family, key)
-		b.addAddressUnlessOnLink(a)
 	}
 }
 
@@ -314,17 +317,11 @@ func (b *partBuilder) addMember(set SetName, e ipset.Entry, family ...ip.Family)
 // what came twice.
 func (b *partBuilder) finish() {
 	p := &b.part
-	slices.SortFunc(p.VirtualServers, func(a, b VirtualServer) int { return CompareKeys(a.Key, b.Key) })
+	slices.SortFunc(p.VirtualServers, func(a, b VirtualServer) int { return a.Key.Compare(b.Key) })
 	slices.SortFunc(p.Addresses, netip.Addr.Compare)
 	p.Addresses = slices.Compact(p.Addresses)
 	slices.SortFunc(p.Members, compareMembers)
 	p.Members = slices.Compact(p.Members)
-}
-
-// CompareKeys orders virtual servers by address, protocol, port, mark.
-func CompareKeys(a, b ipvs.Key) int {
-	return cmp.Or(a.Addr.Compare(b.Addr), cmp.Compare(a.Protocol, b.Protocol),
-		cmp.Compare(a.Port, b.Port), cmp.Compare(a.FWMark, b.FWMark))
 }
 
 func compareMembers(a, b Member) int {

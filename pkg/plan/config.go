@@ -48,7 +48,7 @@ type LocalTraffic struct {
 // zero value selects every address of the node but loopback's.
 type NodePortAddresses struct {
 	Primary  bool           // only the Node's own, of each family
-	Prefixes []netip.Prefix // only addresses within one of them
+	Prefixes []netip.Prefix // only addresses within one of them, if any is of the address's family
 }
 
 // SNATMode says how traffic that must be masqueraded gets a path that is the

@@ -20,7 +20,7 @@ const (
 // it, and the main table's default route does not.
 type ENI struct {
 	Link    string
-	Table   int
+	Table   int            // the first of those that lead there
 	Sources []netip.Prefix // what the rules send there; sorted
 	SNAT    netip.Addr     // what traffic leaving by it is to carry; invalid: not known
 }
@@ -33,13 +33,29 @@ func enis(cfg *Config, inv *routing.Inventory, family ip.Family) []ENI {
 			continue
 		}
 		sources := sourcesOf(inv, family, r.Table)
-		if len(sources) == 0 || slices.ContainsFunc(out, func(e ENI) bool { return e.Link == r.Link }) {
+		if len(sources) == 0 {
 			continue
 		}
-		out = append(out, ENI{Link: r.Link, Table: r.Table, Sources: sources, SNAT: snatSource(cfg, inv, r)})
+		e := ENI{Link: r.Link, Table: r.Table, Sources: sources, SNAT: snatSource(cfg, inv, r)}
+		if at := slices.IndexFunc(out, func(o ENI) bool { return o.Link == r.Link }); at >= 0 {
+			out[at].merge(e)
+			continue
+		}
+		out = append(out, e)
 	}
 	slices.SortFunc(out, func(a, b ENI) int { return strings.Compare(a.Link, b.Link) })
 	return out
+}
+
+// merge takes in another table that leads to the same interface. The SNAT
+// source is one for the interface: the first that is known.
+func (e *ENI) merge(o ENI) {
+	e.Sources = append(e.Sources, o.Sources...)
+	slices.SortFunc(e.Sources, comparePrefixes)
+	e.Sources = slices.Compact(e.Sources)
+	if !e.SNAT.IsValid() {
+		e.SNAT = o.SNAT
+	}
 }
 
 // mainLink is the interface of the main table's default route, or "".

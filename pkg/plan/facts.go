@@ -101,7 +101,7 @@ func firstGlobal(n *Node, family ip.Family) netip.Addr {
 	return netip.Addr{}
 }
 
-// nodePortAddresses applies nodePortAddresses. Loopback is never served, nor
+// nodePortAddresses applies NodePortAddresses. Loopback is never served, nor
 // is an IPv6 link-local address, which many nodes share.
 func nodePortAddresses(cfg *Config, n *Node, primary map[ip.Family]netip.Addr) []netip.Addr {
 	var out []netip.Addr
@@ -122,11 +122,15 @@ func nodePortAddresses(cfg *Config, n *Node, primary map[ip.Family]netip.Addr) [
 	return slices.Compact(out)
 }
 
+// servesNodePorts goes by the prefixes of the address's own family. With none
+// of it every address is served, as by kube-proxy: a list of IPv4 prefixes
+// says nothing about IPv6.
 func servesNodePorts(cfg *Config, a netip.Addr) bool {
 	if a.IsLoopback() || a.Is6() && a.IsLinkLocalUnicast() {
 		return false
 	}
-	return len(cfg.NodePortAddresses.Prefixes) == 0 || containsAny(cfg.NodePortAddresses.Prefixes, a)
+	prefixes := filter(cfg.NodePortAddresses.Prefixes, func(p netip.Prefix) bool { return ip.Of(p.Addr()) == ip.Of(a) })
+	return len(prefixes) == 0 || containsAny(prefixes, a)
 }
 
 func containsAny(prefixes []netip.Prefix, a netip.Addr) bool {

@@ -25,6 +25,10 @@ type Rule struct {
 	Mask     uint32 // 0: no match on the mark
 	Table    int    // 254 is main, 255 local
 	Invert   bool   // "not"
+	// Other tells that the rule has conditions that are not told here (type of
+	// service, ports, users, …), or does not simply look a table up (blackhole,
+	// goto, VRF, suppressed prefixes). Such a rule can be read, not written.
+	Other bool
 }
 
 func (r Rule) String() string {
@@ -47,6 +51,9 @@ func (r Rule) String() string {
 	if r.Mask != 0 {
 		s += fmt.Sprintf(" fwmark %#x/%#x", r.Mark, r.Mask)
 	}
+	if r.Other {
+		s += " …"
+	}
 	return s + fmt.Sprintf(" lookup %d", r.Table)
 }
 
@@ -59,7 +66,7 @@ type Route struct {
 	Via    netip.Addr   // invalid: on link
 	Src    netip.Addr   // preferred source; invalid: none
 	Local  bool         // type local
-	Metric int
+	Metric int          // lower is preferred; 0 lets the kernel choose (IPv6: 1024)
 }
 
 func (r Route) String() string {
@@ -91,7 +98,7 @@ type Link struct {
 	Name      string
 	Type      string // "device", "veth", "dummy", "bridge", "macvlan", …
 	Master    string // the bridge or bond that it belongs to, or ""
-	Up        bool
+	Up        bool   // set up by the administrator, with or without a carrier
 	Loopback  bool
 	Addresses []Address
 }
@@ -101,7 +108,7 @@ type Link struct {
 type Inventory struct {
 	Links    []Link  // by index
 	Rules    []Rule  // by family, then priority, in the kernel's order
-	Defaults []Route // by family, table, metric
+	Defaults []Route // by family, table, metric; one for each next hop
 }
 
 // State is what we own: the dummy link, its addresses, and our rules and
@@ -111,13 +118,18 @@ type State struct {
 	Addresses map[netip.Addr]struct{} // each as a host address on DummyLink
 	Rules     map[Rule]struct{}
 	Routes    map[Route]struct{}
+	// Misbound are addresses that Observe met on DummyLink with another scope
+	// than Apply gives them; kube-proxy leaves such. A wanted state has none.
+	Misbound map[netip.Addr]struct{}
 }
 
 // Op is what a Change does.
 type Op uint8
 
 // The operations. Apply makes the outcome true: adding what is there and
-// deleting what is gone succeed.
+// deleting what is gone succeed; an address that is misbound is bound anew,
+// and a route takes the place of one with the same destination, table and
+// metric.
 const (
 	AddLink    Op = iota + 1 // DummyLink, down and without ARP
 	DeleteLink               // with its addresses

@@ -1,0 +1,142 @@
+package routing
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"sync"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
+	"github.com/kube-ipvs/kube-ipvs/pkg/kernel"
+)
+
+// stack is what the kernel and the fake differ in. Each method is one request
+// and gives the errno that the kernel gives.
+type stack interface {
+	addLink() error
+	deleteLink() error
+	addAddress(netip.Addr) error // EEXIST also if the scope is another
+	deleteAddress(netip.Addr) error
+	misbound() (map[netip.Addr]struct{}, error) // of DummyLink
+	addRule(Rule) error
+	deleteRule(Rule) error
+	replaceRoute(Route) error
+	deleteRoute(Route) error
+}
+
+func apply(s stack, changes []Change) []Failure {
+	misbound := sync.OnceValues(s.misbound) // read once, and only if needed
+	var failures []Failure
+	for _, c := range changes {
+		if err := change(s, c, misbound); err != nil {
+			failures = append(failures, Failure{Change: c, Err: err})
+		}
+	}
+	return failures
+}
+
+func change(s stack, c Change, misbound func() (map[netip.Addr]struct{}, error)) error {
+	if err := check(c); err != nil {
+		return err
+	}
+	switch c.Op {
+	case AddLink:
+		return unless(kernel.IsExist, s.addLink())
+	case DeleteLink:
+		return unless(kernel.IsNotExist, s.deleteLink())
+	case AddAddress:
+		return bind(s, c.Address, misbound)
+	case DeleteAddress:
+		return unless(kernel.IsNotExist, s.deleteAddress(c.Address))
+	case AddRule:
+		return unless(kernel.IsExist, s.addRule(c.Rule))
+	case DeleteRule:
+		return unless(kernel.IsNotExist, s.deleteRule(c.Rule))
+	case AddRoute:
+		return s.replaceRoute(c.Route)
+	}
+	return unless(kernel.IsNotExist, s.deleteRoute(c.Route))
+}
+
+// bind adds an address. The kernel cannot change the scope of one that is
+// there, so that is removed for the moment between two requests.
+func bind(s stack, a netip.Addr, misbound func() (map[netip.Addr]struct{}, error)) error {
+	err := s.addAddress(a)
+	if !kernel.IsExist(err) {
+		return err
+	}
+	wrong, err := misbound()
+	if err != nil {
+		return err
+	}
+	if _, ok := wrong[a]; !ok {
+		return nil
+	}
+	if err := unless(kernel.IsNotExist, s.deleteAddress(a)); err != nil {
+		return err
+	}
+	return unless(kernel.IsExist, s.addAddress(a))
+}
+
+func unless(harmless func(error) bool, err error) error {
+	if harmless(err) {
+		return nil
+	}
+	return err
+}
+
+// check refuses what cannot be put into a request.
+func check(c Change) error {
+	ok := true
+	switch c.Op {
+	case AddLink, DeleteLink:
+	case AddAddress, DeleteAddress:
+		ok = c.Address.IsValid() && !c.Address.Is4In6() && c.Address.Zone() == ""
+	case AddRule, DeleteRule:
+		ok = !c.Rule.Other && c.Rule.Table > 0 && c.Rule.Priority > 0 &&
+			of(c.Rule.Family, c.Rule.From) && of(c.Rule.Family, c.Rule.To)
+	case AddRoute, DeleteRoute:
+		ok = c.Route.Table > 0 && c.Route.Link != "" &&
+			c.Route.Dst.IsValid() && of(c.Route.Family, c.Route.Dst)
+	default:
+		ok = false
+	}
+	if !ok {
+		return fmt.Errorf("not a sound change: %w", unix.EINVAL)
+	}
+	return nil
+}
+
+// of tells whether a prefix, if there is one, is masked and of the family,
+// and the family is one of the two.
+func of(f ip.Family, p netip.Prefix) bool {
+	if f != ip.IPv4 && f != ip.IPv6 {
+		return false
+	}
+	return !p.IsValid() || p.Masked() == p && ip.Of(p.Addr()) == f
+}
+
+// attempts is how often a read is tried that the kernel's changes disturb.
+const attempts = 10
+
+// errChanged tells that what was read does not fit together.
+var errChanged = errors.New("the network changed while it was read")
+
+// retry repeats a read after an error for which that helps. The last error is
+// given back; what was read along with it is dropped, as it may be a part.
+func retry[T any](read func() (T, error), again func(error) bool) (T, error) {
+	var zero T
+	var err error
+	for range attempts {
+		var v T
+		if v, err = read(); err == nil {
+			return v, nil
+		}
+		if !again(err) {
+			break
+		}
+	}
+	return zero, err
+}

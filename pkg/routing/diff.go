@@ -1,0 +1,105 @@
+package routing
+
+import (
+	"cmp"
+	"maps"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
+)
+
+// Diff lists the changes that make want of have, in a fixed order. Whatever
+// another change needs comes before it: the link, then addresses, then routes
+// (those to neighbours before those through gateways), then rules, which lead
+// to the routes. Deletions follow the other way round. If the link goes, its
+// addresses go with it and are not listed.
+func Diff(have, want State) []Change {
+	var changes []Change
+	if want.DummyLink && !have.DummyLink {
+		changes = append(changes, Change{Op: AddLink})
+	}
+	for _, a := range sorted(minus(want.Addresses, have.Addresses), netip.Addr.Compare) {
+		changes = append(changes, Change{Op: AddAddress, Address: a})
+	}
+	newRoutes := sorted(minus(want.Routes, have.Routes), compareRoutes)
+	for _, r := range newRoutes {
+		changes = append(changes, Change{Op: AddRoute, Route: r})
+	}
+	for _, r := range sorted(minus(want.Rules, have.Rules), compareRules) {
+		changes = append(changes, Change{Op: AddRule, Rule: r})
+	}
+	return append(changes, deletions(have, want, newRoutes)...)
+}
+
+func deletions(have, want State, newRoutes []Route) []Change {
+	var changes []Change
+	for _, r := range sorted(minus(have.Rules, want.Rules), compareRules) {
+		changes = append(changes, Change{Op: DeleteRule, Rule: r})
+	}
+	for _, r := range slices.Backward(sorted(minus(have.Routes, want.Routes), compareRoutes)) {
+		// A deletion that names no gateway would take the new route, too.
+		replaced := func(n Route) bool { return keyOf(n) == keyOf(r) }
+		if !slices.ContainsFunc(newRoutes, replaced) {
+			changes = append(changes, Change{Op: DeleteRoute, Route: r})
+		}
+	}
+	if have.DummyLink && !want.DummyLink {
+		return append(changes, Change{Op: DeleteLink})
+	}
+	bound := maps.Clone(have.Addresses)
+	if bound == nil {
+		bound = map[netip.Addr]struct{}{}
+	}
+	maps.Copy(bound, have.Misbound)
+	for _, a := range sorted(minus(bound, want.Addresses), netip.Addr.Compare) {
+		changes = append(changes, Change{Op: DeleteAddress, Address: a})
+	}
+	return changes
+}
+
+func minus[K comparable](a, b map[K]struct{}) []K {
+	var out []K
+	for k := range a {
+		if _, ok := b[k]; !ok {
+			out = append(out, k)
+		}
+	}
+	return out
+}
+
+func sorted[K any](keys []K, compare func(K, K) int) []K {
+	slices.SortFunc(keys, compare)
+	return keys
+}
+
+// routeKey is what the kernel keeps one route for.
+type routeKey struct {
+	family ip.Family
+	table  int
+	dst    netip.Prefix
+	metric int
+}
+
+func keyOf(r Route) routeKey { return routeKey{r.Family, r.Table, r.Dst, r.Metric} }
+
+func compareRoutes(a, b Route) int {
+	return cmp.Or(
+		cmp.Compare(a.Family, b.Family),
+		cmp.Compare(a.Table, b.Table),
+		a.Via.Compare(b.Via), // the invalid address, of a neighbour, is first
+		a.Dst.Addr().Compare(b.Dst.Addr()),
+		cmp.Compare(a.Dst.Bits(), b.Dst.Bits()),
+		cmp.Compare(a.Metric, b.Metric),
+		strings.Compare(a.String(), b.String()),
+	)
+}
+
+func compareRules(a, b Rule) int {
+	return cmp.Or(
+		cmp.Compare(a.Family, b.Family),
+		cmp.Compare(a.Priority, b.Priority),
+		strings.Compare(a.String(), b.String()),
+	)
+}

@@ -1,0 +1,105 @@
+package routing
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+)
+
+// Inventory reads the node's network. As with Observe, it is whole or an
+// error. Routes that the kernel does not use, over a link that is down, are
+// left out, and so are all but unicast and local ones.
+func (n *Netlink) Inventory() (Inventory, error) {
+	inv, err := retry(n.inventory, inconsistent)
+	if err != nil {
+		return Inventory{}, fmt.Errorf("read the node's network: %w", err)
+	}
+	return inv, nil
+}
+
+func (n *Netlink) inventory() (Inventory, error) {
+	links, err := n.dumpLinks()
+	if err != nil {
+		return Inventory{}, err
+	}
+	names := make(map[int]string, len(links))
+	for _, l := range links {
+		names[l.Attrs().Index] = l.Attrs().Name
+	}
+	inv := Inventory{}
+	if inv.Links, err = n.links(links, names); err != nil {
+		return Inventory{}, err
+	}
+	if inv.Rules, err = n.rules(); err != nil {
+		return Inventory{}, err
+	}
+	if inv.Defaults, err = n.routesWith(names, isDefault); err != nil {
+		return Inventory{}, err
+	}
+	inv.sort()
+	return inv, nil
+}
+
+func (n *Netlink) links(links []netlink.Link, names map[int]string) ([]Link, error) {
+	addrs, err := n.dumpAddresses(nil)
+	if err != nil {
+		return nil, err
+	}
+	byLink := map[int][]Address{}
+	for _, a := range addrs {
+		if names[a.LinkIndex] == "" {
+			return nil, fmt.Errorf("address on unknown link %d: %w", a.LinkIndex, errChanged)
+		}
+		if names[a.LinkIndex] != DummyLink {
+			byLink[a.LinkIndex] = append(byLink[a.LinkIndex], linkAddress(a))
+		}
+	}
+	var out []Link
+	for _, l := range links {
+		a := l.Attrs()
+		if a.Name == DummyLink {
+			continue
+		}
+		out = append(out, Link{
+			Index:     a.Index,
+			Name:      a.Name,
+			Type:      l.Type(),
+			Master:    names[a.MasterIndex],
+			Up:        a.RawFlags&unix.IFF_UP != 0,
+			Loopback:  a.RawFlags&unix.IFF_LOOPBACK != 0,
+			Addresses: byLink[a.Index],
+		})
+	}
+	return out, nil
+}
+
+// linkAddress reads the flags: IFA_F_SECONDARY of IPv4 is the same bit as
+// IFA_F_TEMPORARY of IPv6.
+func linkAddress(a netlink.Addr) Address {
+	return Address{
+		Prefix: prefix(a.IPNet),
+		Global: a.Scope == unix.RT_SCOPE_UNIVERSE,
+		Second: a.Flags&(unix.IFA_F_SECONDARY|unix.IFA_F_DEPRECATED) != 0,
+	}
+}
+
+// isDefault tells by the length of the destination, 0, or -1 if there is none.
+func isDefault(r netlink.Route) bool { return prefix(r.Dst).Bits() <= 0 }
+
+// sort keeps the kernel's order among equals.
+func (inv *Inventory) sort() {
+	slices.SortStableFunc(inv.Links, func(a, b Link) int { return cmp.Compare(a.Index, b.Index) })
+	sortRules(inv.Rules)
+	slices.SortStableFunc(inv.Defaults, func(a, b Route) int {
+		return cmp.Or(cmp.Compare(a.Family, b.Family), cmp.Compare(a.Table, b.Table), cmp.Compare(a.Metric, b.Metric))
+	})
+}
+
+func sortRules(rules []Rule) {
+	slices.SortStableFunc(rules, func(a, b Rule) int {
+		return cmp.Or(cmp.Compare(a.Family, b.Family), cmp.Compare(a.Priority, b.Priority))
+	})
+}

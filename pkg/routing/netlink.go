@@ -1,0 +1,244 @@
+package routing
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
+)
+
+// Protocol marks the rules and routes that Apply makes as this program's, for
+// people who read "ip rule" and "ip route", and for Watch. It is a number
+// that neither the kernel nor iproute2 has a name for.
+const Protocol = 81
+
+// addressScope is the scope that IPv4 addresses of DummyLink are given.
+//
+// MASQUERADE on a link without an address of its own takes the first address
+// of global scope that any link has (inet_select_addr). A VIP must not be it.
+// Link scope keeps VIPs out of that choice and changes nothing else: the
+// local route of the address, of scope host, is the same, so that packets to
+// the VIP are delivered and come to IPVS, and the node's own connections to
+// the VIP get the VIP as their source as they do with global scope. The
+// end-to-end tests show all of this.
+//
+// The scope of an IPv6 address follows from the address alone.
+const addressScope = netlink.SCOPE_LINK
+
+// requestLimit ends a request that the kernel does not answer. A dump of
+// 100,000 addresses takes less than a second.
+const requestLimit = time.Minute
+
+// Netlink is the kernel's routing, over one socket. It belongs to the network
+// namespace that the calling thread was in when New was called, and is safe
+// for concurrent use.
+type Netlink struct {
+	handle *netlink.Handle
+	scope  netlink.Scope // of IPv4 addresses on DummyLink
+	buffer int           // bytes, of Watch's socket
+}
+
+// New opens the socket.
+func New() (*Netlink, error) {
+	handle, err := netlink.NewHandle(unix.NETLINK_ROUTE)
+	if err != nil {
+		return nil, fmt.Errorf("netlink socket: %w", err)
+	}
+	if err := handle.SetSocketTimeout(requestLimit); err != nil {
+		handle.Close()
+		return nil, fmt.Errorf("netlink socket: %w", err)
+	}
+	return &Netlink{handle: handle, scope: addressScope, buffer: watchBuffer}, nil
+}
+
+// Close closes the socket; Watch is not affected.
+func (n *Netlink) Close() { n.handle.Close() }
+
+// Apply makes each change true and gives back those that the kernel refused:
+// ENODEV if the link of an address or route is missing, ENETDOWN or
+// ENETUNREACH if a route cannot lead where it says, EPERM without
+// CAP_NET_ADMIN, EACCES for an IPv6 address where IPv6 is disabled, EINVAL
+// for a change that makes no sense. The others are made.
+func (n *Netlink) Apply(changes []Change) []Failure {
+	return apply(&session{Netlink: n, links: map[string]int{}}, changes)
+}
+
+// session is the kernel for one Apply, within which the index of a link is
+// looked up once.
+type session struct {
+	*Netlink
+	links map[string]int
+}
+
+func (s *session) addLink() error {
+	delete(s.links, DummyLink)
+	return s.handle.LinkAdd(&netlink.Dummy{LinkAttrs: netlink.LinkAttrs{Name: DummyLink}})
+}
+
+func (s *session) deleteLink() error {
+	index, err := s.index(DummyLink)
+	if err != nil {
+		return err
+	}
+	delete(s.links, DummyLink)
+	return s.handle.LinkDel(&netlink.Dummy{LinkAttrs: netlink.LinkAttrs{Index: index}})
+}
+
+func (s *session) addAddress(a netip.Addr) error {
+	link, addr, err := s.onDummyLink(a)
+	if err != nil {
+		return err
+	}
+	err = s.handle.AddrAdd(link, addr)
+	if a.Is6() && errors.Is(err, unix.EACCES) {
+		return fmt.Errorf("%w (IPv6 is disabled: see net/ipv6/conf/%s/disable_ipv6)", err, DummyLink)
+	}
+	return err
+}
+
+func (s *session) deleteAddress(a netip.Addr) error {
+	link, addr, err := s.onDummyLink(a)
+	if err != nil {
+		return err
+	}
+	return s.handle.AddrDel(link, addr)
+}
+
+// onDummyLink makes the request's parts. Duplicate address detection is off:
+// every node holds the same VIPs, and nobody answers for them on the link.
+func (s *session) onDummyLink(a netip.Addr) (netlink.Link, *netlink.Addr, error) {
+	index, err := s.index(DummyLink)
+	if err != nil {
+		return nil, nil, err
+	}
+	addr := &netlink.Addr{IPNet: ipNet(netip.PrefixFrom(a, a.BitLen()))}
+	if a.Is4() {
+		addr.Scope = int(s.scope)
+	} else {
+		addr.Flags = unix.IFA_F_NODAD
+	}
+	return &netlink.Dummy{LinkAttrs: netlink.LinkAttrs{Index: index}}, addr, nil
+}
+
+func (s *session) misbound() (map[netip.Addr]struct{}, error) {
+	snap := snapshot{}
+	if err := s.readDummyLink(&snap); err != nil {
+		return nil, err
+	}
+	return Own{}.state(snap).Misbound, nil
+}
+
+func (s *session) addRule(r Rule) error {
+	rule := newRule(r)
+	rule.Protocol = Protocol
+	return s.handle.RuleAdd(rule)
+}
+
+func (s *session) deleteRule(r Rule) error { return s.handle.RuleDel(newRule(r)) }
+
+func (s *session) replaceRoute(r Route) error {
+	route, err := s.newRoute(r)
+	if err != nil {
+		return err
+	}
+	route.Protocol = Protocol
+	return s.handle.RouteReplace(route)
+}
+
+// deleteRoute leaves the scope open: a route that somebody else made can have
+// another than newRoute gives it.
+func (s *session) deleteRoute(r Route) error {
+	route, err := s.newRoute(r)
+	if err != nil {
+		return err
+	}
+	route.Scope = netlink.SCOPE_NOWHERE
+	return s.handle.RouteDel(route)
+}
+
+func newRule(r Rule) *netlink.Rule {
+	rule := netlink.NewRule()
+	rule.Family = familyNumber(r.Family)
+	rule.Priority = r.Priority
+	rule.Table = r.Table
+	rule.IifName, rule.OifName = r.IIf, r.OIf
+	rule.Invert = r.Invert
+	if r.From.IsValid() {
+		rule.Src = ipNet(r.From)
+	}
+	if r.To.IsValid() {
+		rule.Dst = ipNet(r.To)
+	}
+	if r.Mask != 0 {
+		rule.Mark, rule.Mask = r.Mark, &r.Mask
+	}
+	return rule
+}
+
+func (s *session) newRoute(r Route) (*netlink.Route, error) {
+	index, err := s.index(r.Link)
+	if err != nil {
+		return nil, err
+	}
+	route := &netlink.Route{
+		Family:    familyNumber(r.Family),
+		Table:     r.Table,
+		Dst:       ipNet(r.Dst),
+		LinkIndex: index,
+		Priority:  r.Metric,
+		Type:      unix.RTN_UNICAST,
+		Scope:     netlink.SCOPE_LINK,
+	}
+	if r.Via.IsValid() {
+		route.Gw = r.Via.AsSlice()
+		route.Scope = netlink.SCOPE_UNIVERSE
+	}
+	if r.Src.IsValid() {
+		route.Src = r.Src.AsSlice()
+	}
+	if r.Local {
+		route.Type = unix.RTN_LOCAL
+		route.Scope = netlink.SCOPE_HOST
+	}
+	return route, nil
+}
+
+// index finds a link's number; ENODEV if there is no such link.
+func (s *session) index(name string) (int, error) {
+	if i, ok := s.links[name]; ok {
+		return i, nil
+	}
+	link, err := s.linkByName(name)
+	if err != nil {
+		return 0, err
+	}
+	s.links[name] = link.Attrs().Index
+	return s.links[name], nil
+}
+
+// linkByName gives the kernel's number back for a link that is not there,
+// which the library hides.
+func (n *Netlink) linkByName(name string) (netlink.Link, error) {
+	link, err := n.handle.LinkByName(name)
+	if errors.As(err, &netlink.LinkNotFoundError{}) {
+		return nil, fmt.Errorf("link %s: %w", name, unix.ENODEV)
+	}
+	return link, err
+}
+
+func familyNumber(f ip.Family) int {
+	if f == ip.IPv6 {
+		return netlink.FAMILY_V6
+	}
+	return netlink.FAMILY_V4
+}
+
+func ipNet(p netip.Prefix) *net.IPNet {
+	return &net.IPNet{IP: p.Addr().AsSlice(), Mask: net.CIDRMask(p.Bits(), p.Addr().BitLen())}
+}

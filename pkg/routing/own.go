@@ -1,0 +1,74 @@
+package routing
+
+import (
+	"net/netip"
+
+	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
+)
+
+// Own tells which policy rules and routes are ours. The dummy link is, with
+// all its addresses and with every route on it that the kernel did not make.
+type Own struct {
+	// Priority and Mask: a rule with this priority that matches the mark under
+	// exactly this mask is ours. A Mask of 0 makes none ours.
+	Priority int
+	Mask     uint32
+	Table    int // every route in it is ours; 0: none
+}
+
+// snapshot is what the kernel holds, of which some is ours.
+type snapshot struct {
+	dummyLink bool
+	addresses []boundAddress // on DummyLink
+	rules     []Rule
+	routes    []Route // without those that the kernel made itself
+}
+
+type boundAddress struct {
+	prefix   netip.Prefix
+	misbound bool
+}
+
+func (o Own) state(snap snapshot) State {
+	s := State{
+		DummyLink: snap.dummyLink,
+		Addresses: map[netip.Addr]struct{}{},
+		Misbound:  map[netip.Addr]struct{}{},
+		Rules:     map[Rule]struct{}{},
+		Routes:    map[Route]struct{}{},
+	}
+	for _, a := range snap.addresses {
+		switch {
+		case !a.prefix.IsSingleIP() || a.prefix.Addr().IsLinkLocalUnicast():
+			// fe80::/64 is the kernel's own, made when the link is set up.
+			// Others' networks on the link take no VIP's place.
+		case a.misbound:
+			s.Misbound[a.prefix.Addr()] = struct{}{}
+		default:
+			s.Addresses[a.prefix.Addr()] = struct{}{}
+		}
+	}
+	for _, r := range snap.rules {
+		if o.Mask != 0 && r.Priority == o.Priority && r.Mask == o.Mask && !r.Other {
+			s.Rules[r] = struct{}{}
+		}
+	}
+	for _, r := range snap.routes {
+		if r.Link == DummyLink || o.Table != 0 && r.Table == o.Table {
+			s.Routes[normal(r)] = struct{}{}
+		}
+	}
+	return s
+}
+
+// kernelMetric6 is IP6_RT_PRIO_USER, the metric that the kernel gives an IPv6
+// route that was given none.
+const kernelMetric6 = 1024
+
+// normal is the route as it was written: the kernel's metric for none is 0.
+func normal(r Route) Route {
+	if r.Family == ip.IPv6 && r.Metric == kernelMetric6 {
+		r.Metric = 0
+	}
+	return r
+}

@@ -1,0 +1,235 @@
+package routing
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
+	"github.com/kube-ipvs/kube-ipvs/pkg/kernel"
+)
+
+// Observe reads what is ours. What the kernel did not tell whole, ten times
+// over because it changed meanwhile, is an error, and the State then empty.
+func (n *Netlink) Observe(own Own) (State, error) {
+	snap, err := retry(n.snapshot, inconsistent)
+	if err != nil {
+		return State{}, fmt.Errorf("read routing state: %w", err)
+	}
+	return own.state(snap), nil
+}
+
+// dump reads one list of the kernel's. The library gives what it has read of
+// a list that changed meanwhile, along with ErrDumpInterrupted; that may lack
+// anything.
+func dump[T any](read func() ([]T, error)) ([]T, error) {
+	return retry(read, func(err error) bool {
+		return errors.Is(err, netlink.ErrDumpInterrupted) || kernel.IsTransient(err)
+	})
+}
+
+// inconsistent tells that lists which were read one after the other do not
+// fit together.
+func inconsistent(err error) bool { return errors.Is(err, errChanged) }
+
+func (n *Netlink) dumpLinks() ([]netlink.Link, error) { return dump(n.handle.LinkList) }
+
+// dumpAddresses reads those of a link, or of all if it is nil.
+func (n *Netlink) dumpAddresses(link netlink.Link) ([]netlink.Addr, error) {
+	return dump(func() ([]netlink.Addr, error) { return n.handle.AddrList(link, netlink.FAMILY_ALL) })
+}
+
+func (n *Netlink) snapshot() (snapshot, error) {
+	snap := snapshot{}
+	if err := n.readDummyLink(&snap); err != nil {
+		return snapshot{}, err
+	}
+	var err error
+	if snap.rules, err = n.rules(); err != nil {
+		return snapshot{}, err
+	}
+	if snap.routes, err = n.routes(); err != nil {
+		return snapshot{}, err
+	}
+	return snap, nil
+}
+
+// readDummyLink refuses a link of another make that has the name: Apply could
+// neither use it nor make its own.
+func (n *Netlink) readDummyLink(snap *snapshot) error {
+	link, err := n.linkByName(DummyLink)
+	if errors.Is(err, unix.ENODEV) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	if link.Type() != "dummy" {
+		return fmt.Errorf("link %s is a %s, not a dummy: remove it: %w", DummyLink, link.Type(), unix.EEXIST)
+	}
+	snap.dummyLink = true
+	addrs, err := n.dumpAddresses(link)
+	if err != nil {
+		return err
+	}
+	for _, a := range addrs {
+		p := prefix(a.IPNet)
+		misbound := p.Addr().Is4() && a.Scope != int(n.scope)
+		snap.addresses = append(snap.addresses, boundAddress{p, misbound})
+	}
+	return nil
+}
+
+// rules reads those of both families. A kernel without IPv6 has none of it.
+func (n *Netlink) rules() ([]Rule, error) {
+	var out []Rule
+	for _, f := range ip.Families {
+		rules, err := dump(func() ([]netlink.Rule, error) { return n.handle.RuleList(familyNumber(f)) })
+		if errors.Is(err, unix.EAFNOSUPPORT) {
+			continue
+		}
+		if err != nil {
+			return nil, err
+		}
+		for _, r := range rules {
+			out = append(out, rule(f, r))
+		}
+	}
+	return out, nil
+}
+
+func rule(f ip.Family, r netlink.Rule) Rule {
+	out := Rule{
+		Family:   f,
+		Priority: r.Priority,
+		From:     prefix(r.Src),
+		To:       prefix(r.Dst),
+		IIf:      r.IifName,
+		OIf:      r.OifName,
+		Mark:     r.Mark,
+		Table:    r.Table,
+		Invert:   r.Invert,
+	}
+	if r.Mask != nil {
+		out.Mask = *r.Mask
+	}
+	// The table of a rule that does not look one up is 0.
+	out.Other = r.Table == 0 || r.Goto >= 0 || r.Tos != 0 || r.TunID != 0 || r.Flow > 0 ||
+		r.SuppressIfgroup >= 0 || r.SuppressPrefixlen >= 0 || r.IPProto != 0 ||
+		r.Sport != nil || r.Dport != nil || r.UIDRange != nil
+	return out
+}
+
+// routes reads those that the kernel did not make itself, with an address or
+// a link.
+func (n *Netlink) routes() ([]Route, error) {
+	names, err := n.linkNames()
+	if err != nil {
+		return nil, err
+	}
+	notByKernel := func(r netlink.Route) bool { return r.Protocol != unix.RTPROT_KERNEL }
+	return n.routesWith(names, notByKernel)
+}
+
+func (n *Netlink) linkNames() (map[int]string, error) {
+	links, err := n.dumpLinks()
+	if err != nil {
+		return nil, err
+	}
+	names := make(map[int]string, len(links))
+	for _, l := range links {
+		names[l.Attrs().Index] = l.Attrs().Name
+	}
+	return names, nil
+}
+
+// routesWith reads the routes of all tables that are wanted and that the
+// kernel uses. Routes to local addresses are many, one at least for each VIP,
+// so unwanted ones are dropped while they are read.
+func (n *Netlink) routesWith(names map[int]string, wanted func(netlink.Route) bool) ([]Route, error) {
+	var out []Route
+	for _, f := range ip.Families {
+		found, err := dump(func() ([]netlink.Route, error) { return n.dumpRoutes(f, wanted) })
+		if err != nil {
+			return nil, err
+		}
+		for _, r := range found {
+			routes, err := convert(f, r, names)
+			if err != nil {
+				return nil, err
+			}
+			out = append(out, routes...)
+		}
+	}
+	return out, nil
+}
+
+func (n *Netlink) dumpRoutes(f ip.Family, wanted func(netlink.Route) bool) ([]netlink.Route, error) {
+	var out []netlink.Route
+	err := n.handle.RouteListFilteredIter(familyNumber(f), &netlink.Route{}, netlink.RT_FILTER_TABLE, func(r netlink.Route) bool {
+		if (r.Type == unix.RTN_UNICAST || r.Type == unix.RTN_LOCAL) && wanted(r) {
+			out = append(out, r)
+		}
+		return true
+	})
+	return out, err
+}
+
+// convert gives a route for each next hop that is not dead: its link is up.
+// A link that is not known tells that the links changed after they were read.
+func convert(f ip.Family, r netlink.Route, names map[int]string) ([]Route, error) {
+	hops := r.MultiPath
+	if len(hops) == 0 {
+		hops = []*netlink.NexthopInfo{{LinkIndex: r.LinkIndex, Gw: r.Gw, Via: r.Via, Flags: r.Flags}}
+	}
+	var out []Route
+	for _, hop := range hops {
+		if hop.Flags&unix.RTNH_F_DEAD != 0 {
+			continue
+		}
+		name, ok := names[hop.LinkIndex]
+		if !ok {
+			return nil, fmt.Errorf("route on unknown link %d: %w", hop.LinkIndex, errChanged)
+		}
+		dst := prefix(r.Dst)
+		if !dst.IsValid() {
+			dst = netip.PrefixFrom(f.Unspecified(), 0)
+		}
+		out = append(out, Route{
+			Family: f,
+			Table:  r.Table,
+			Dst:    dst,
+			Link:   name,
+			Via:    gateway(hop),
+			Src:    address(r.Src),
+			Local:  r.Type == unix.RTN_LOCAL,
+			Metric: r.Priority,
+		})
+	}
+	return out, nil
+}
+
+// gateway can be an IPv6 address in an IPv4 route.
+func gateway(hop *netlink.NexthopInfo) netip.Addr {
+	if via, ok := hop.Via.(*netlink.Via); ok {
+		return address(via.Addr)
+	}
+	return address(hop.Gw)
+}
+
+func address(a net.IP) netip.Addr {
+	addr, _ := netip.AddrFromSlice(a)
+	return addr.Unmap()
+}
+
+func prefix(n *net.IPNet) netip.Prefix {
+	if n == nil {
+		return netip.Prefix{}
+	}
+	bits, _ := n.Mask.Size()
+	return netip.PrefixFrom(address(n.IP), bits)
+}

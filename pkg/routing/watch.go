@@ -1,0 +1,222 @@
+package routing
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"syscall"
+	"time"
+
+	"github.com/vishvananda/netlink/nl"
+	"golang.org/x/sys/unix"
+)
+
+// groups are what Watch subscribes to.
+var groups = []uint{
+	unix.RTNLGRP_LINK,
+	unix.RTNLGRP_IPV4_IFADDR, unix.RTNLGRP_IPV4_ROUTE, unix.RTNLGRP_IPV4_RULE,
+	unix.RTNLGRP_IPV6_IFADDR, unix.RTNLGRP_IPV6_ROUTE, unix.RTNLGRP_IPV6_RULE,
+}
+
+// Watch calls inventory when what Inventory reads may have changed, and own
+// when something of what Observe reads was taken away: DummyLink, an address
+// or a route on it, a policy rule, or a route that Apply made. It cannot tell
+// who did it, so Apply's own deletions lead to a call of own, too; what Apply
+// adds does not.
+//
+// Both are first called once the subscription stands, so that nothing between
+// an earlier read and it is missed; then also when the kernel dropped
+// messages because they were not read in time, and after a new subscription.
+// Changes that come while a callback runs lead to one more call, however many
+// they are. The callbacks are never called at the same time.
+//
+// Not told are routes other than default routes, which others have by the
+// thousand. That IPv4 routes go when their link is set down, of which the
+// kernel sends no message, is told by the message about the link.
+//
+// Watch returns the context's error when that ends, and otherwise only if it
+// cannot subscribe to begin with. It watches the network namespace that the
+// calling thread is in.
+func (n *Netlink) Watch(ctx context.Context, inventory, own func()) error {
+	socket, err := n.subscribe()
+	if err != nil {
+		return err
+	}
+	w := newWatcher()
+	notified := make(chan struct{})
+	go func() {
+		defer close(notified)
+		w.notify(ctx, inventory, own)
+	}()
+	for ctx.Err() == nil {
+		n.receive(ctx, w, socket)
+		socket = n.resubscribe(ctx)
+	}
+	<-notified
+	return ctx.Err()
+}
+
+// watchBuffer is large to spare reads of everything. The kernel takes it only
+// from CAP_NET_ADMIN; else its default must do.
+const watchBuffer = 4 << 20
+
+func (n *Netlink) subscribe() (*nl.NetlinkSocket, error) {
+	socket, err := nl.Subscribe(unix.NETLINK_ROUTE, groups...)
+	if err != nil {
+		return nil, fmt.Errorf("subscribe to network changes: %w", err)
+	}
+	_ = socket.SetReceiveBufferSize(n.buffer, true)
+	return socket, nil
+}
+
+// resubscribePause keeps a socket that cannot be had from being asked for in
+// a tight loop.
+const resubscribePause = time.Second
+
+// resubscribe tries until it succeeds or the context ends, then with nil.
+func (n *Netlink) resubscribe(ctx context.Context) *nl.NetlinkSocket {
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-time.After(resubscribePause):
+		}
+		if socket, err := n.subscribe(); err == nil {
+			return socket
+		}
+	}
+}
+
+// receive reads messages until the socket fails or the context ends, and
+// closes the socket.
+func (n *Netlink) receive(ctx context.Context, w *watcher, socket *nl.NetlinkSocket) {
+	stop := context.AfterFunc(ctx, socket.Close)
+	defer func() {
+		if stop() {
+			socket.Close()
+		}
+	}()
+	w.dummyLink = 0
+	if link, err := n.linkByName(DummyLink); err == nil {
+		w.dummyLink = int32(link.Attrs().Index)
+	}
+	w.all()
+	for {
+		messages, _, err := socket.Receive()
+		switch {
+		case errors.Is(err, unix.ENOBUFS): // messages were dropped
+			w.all()
+		case err != nil:
+			return
+		}
+		for _, m := range messages {
+			w.message(m)
+		}
+	}
+}
+
+// watcher sorts messages. Its channels hold one call that is due.
+type watcher struct {
+	inventory, own chan struct{}
+	dummyLink      int32 // index; 0: there is none
+}
+
+func newWatcher() *watcher {
+	return &watcher{inventory: make(chan struct{}, 1), own: make(chan struct{}, 1)}
+}
+
+func (w *watcher) all() {
+	due(w.inventory)
+	due(w.own)
+}
+
+func due(c chan struct{}) {
+	select {
+	case c <- struct{}{}:
+	default: // one is due already
+	}
+}
+
+func (w *watcher) notify(ctx context.Context, inventory, own func()) {
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-w.inventory:
+			inventory()
+		case <-w.own:
+			own()
+		}
+	}
+}
+
+func (w *watcher) message(m syscall.NetlinkMessage) {
+	switch m.Header.Type {
+	case unix.RTM_NEWLINK, unix.RTM_DELLINK:
+		w.link(m)
+	case unix.RTM_NEWADDR, unix.RTM_DELADDR:
+		w.address(m)
+	case unix.RTM_NEWROUTE, unix.RTM_DELROUTE:
+		w.route(m)
+	case unix.RTM_NEWRULE:
+		due(w.inventory)
+	case unix.RTM_DELRULE:
+		w.all()
+	}
+}
+
+// link heeds a message about an interface, not about a bridge's port, which
+// comes with it.
+func (w *watcher) link(m syscall.NetlinkMessage) {
+	if len(m.Data) < unix.SizeofIfInfomsg {
+		return
+	}
+	info := nl.DeserializeIfInfomsg(m.Data)
+	if info.Family == unix.AF_BRIDGE {
+		return
+	}
+	name := ""
+	if attrs, err := nl.ParseRouteAttrAsMap(m.Data[unix.SizeofIfInfomsg:]); err == nil {
+		name = unix.ByteSliceToString(attrs[unix.IFLA_IFNAME].Value)
+	}
+	switch {
+	case info.Index == w.dummyLink && name != DummyLink:
+		w.dummyLink = 0
+		w.all() // its new name makes it one of the inventory's
+	case info.Index == w.dummyLink && m.Header.Type == unix.RTM_DELLINK:
+		w.dummyLink = 0
+		due(w.own)
+	case name == DummyLink && m.Header.Type == unix.RTM_NEWLINK:
+		w.dummyLink = info.Index
+	default:
+		due(w.inventory)
+	}
+}
+
+func (w *watcher) address(m syscall.NetlinkMessage) {
+	if len(m.Data) < unix.SizeofIfAddrmsg {
+		return
+	}
+	switch info := nl.DeserializeIfAddrmsg(m.Data); {
+	case int32(info.Index) != w.dummyLink:
+		due(w.inventory)
+	case m.Header.Type == unix.RTM_DELADDR:
+		due(w.own)
+	}
+}
+
+func (w *watcher) route(m syscall.NetlinkMessage) {
+	if len(m.Data) < unix.SizeofRtMsg {
+		return
+	}
+	info := nl.DeserializeRtMsg(m.Data)
+	if info.Flags&unix.RTM_F_CLONED != 0 {
+		return
+	}
+	if info.Dst_len == 0 {
+		due(w.inventory)
+	}
+	if info.Protocol == Protocol && m.Header.Type == unix.RTM_DELROUTE {
+		due(w.own)
+	}
+}

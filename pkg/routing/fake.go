@@ -1,0 +1,308 @@
+package routing
+
+import (
+	"context"
+	"maps"
+	"net/netip"
+	"slices"
+	"sync"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
+)
+
+// Fake is a kernel's routing in memory. It refuses what the kernel refuses,
+// but does not look whether gateways can be reached. It is safe for
+// concurrent use; set the hooks before.
+type Fake struct {
+	// Refuse, if set, is asked before each change; its error refuses it.
+	Refuse func(Change) error
+	// FailObserve, if set, is asked before each Observe and Inventory; its
+	// error is what they return.
+	FailObserve func() error
+
+	mu        sync.Mutex
+	dummyLink bool
+	addresses map[netip.Addr]bool // true: misbound
+	rules     []Rule              // ours and others', in order
+	routes    map[routeKey]Route
+	inventory Inventory // Links and Defaults
+	watchers  []*watcher
+	observes  int
+	applied   int
+}
+
+// NewFake makes one with a loopback link and the kernel's own rules.
+func NewFake() *Fake {
+	f := &Fake{addresses: map[netip.Addr]bool{}, routes: map[routeKey]Route{}}
+	f.inventory.Links = []Link{{
+		Index: 1, Name: "lo", Type: "device", Up: true, Loopback: true,
+		Addresses: []Address{
+			{Prefix: netip.MustParsePrefix("127.0.0.1/8")},
+			{Prefix: netip.MustParsePrefix("::1/128")},
+		},
+	}}
+	for _, family := range ip.Families {
+		f.rules = append(f.rules,
+			Rule{Family: family, Priority: 0, Table: unix.RT_TABLE_LOCAL},
+			Rule{Family: family, Priority: 32766, Table: unix.RT_TABLE_MAIN})
+	}
+	return f
+}
+
+// Observe is like Netlink's.
+func (f *Fake) Observe(own Own) (State, error) {
+	if err := f.read(); err != nil {
+		return State{}, err
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	snap := snapshot{dummyLink: f.dummyLink, rules: f.rules}
+	for a, misbound := range f.addresses {
+		snap.addresses = append(snap.addresses, boundAddress{netip.PrefixFrom(a, a.BitLen()), misbound})
+	}
+	for _, r := range f.routes {
+		snap.routes = append(snap.routes, r)
+	}
+	return own.state(snap), nil
+}
+
+// Inventory is like Netlink's: what SetInventory gave, and the rules that
+// Apply made since.
+func (f *Fake) Inventory() (Inventory, error) {
+	if err := f.read(); err != nil {
+		return Inventory{}, err
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	inv := Inventory{
+		Links:    slices.Clone(f.inventory.Links),
+		Rules:    slices.Clone(f.rules),
+		Defaults: slices.Clone(f.inventory.Defaults),
+	}
+	for _, r := range f.routes {
+		if r.Dst.Bits() == 0 {
+			inv.Defaults = append(inv.Defaults, r)
+		}
+	}
+	inv.sort()
+	return inv, nil
+}
+
+// SetInventory puts the node's network in place of what there is, also of all
+// rules. It is copied no deeper than its lists.
+func (f *Fake) SetInventory(inv Inventory) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.inventory = Inventory{Links: slices.Clone(inv.Links), Defaults: slices.Clone(inv.Defaults)}
+	f.rules = slices.Clone(inv.Rules)
+	for _, w := range f.watchers {
+		w.all()
+	}
+}
+
+// Misbind gives an address to DummyLink with the scope that kube-proxy does.
+func (f *Fake) Misbind(a netip.Addr) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.addresses[a] = true
+}
+
+// Apply is like Netlink's.
+func (f *Fake) Apply(changes []Change) []Failure {
+	var failures []Failure
+	for _, c := range changes {
+		var err error
+		if f.Refuse != nil {
+			err = f.Refuse(c)
+		}
+		if err != nil {
+			failures = append(failures, Failure{Change: c, Err: err})
+			continue
+		}
+		failures = append(failures, f.Do(c)...)
+	}
+	return failures
+}
+
+// Do makes changes as another program would: without asking Refuse.
+func (f *Fake) Do(changes ...Change) []Failure {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.applied += len(changes)
+	return apply((*fakeStack)(f), changes)
+}
+
+// Watch is like Netlink's.
+func (f *Fake) Watch(ctx context.Context, inventory, own func()) error {
+	w := newWatcher()
+	w.all()
+	f.mu.Lock()
+	f.watchers = append(f.watchers, w)
+	f.mu.Unlock()
+	w.notify(ctx, inventory, own)
+	f.mu.Lock()
+	f.watchers = slices.DeleteFunc(f.watchers, func(other *watcher) bool { return other == w })
+	f.mu.Unlock()
+	return ctx.Err()
+}
+
+// Observes counts the calls of Observe and Inventory.
+func (f *Fake) Observes() int {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.observes
+}
+
+// Applied counts the changes that were tried, by Apply and by Do.
+func (f *Fake) Applied() int {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.applied
+}
+
+func (f *Fake) read() error {
+	f.mu.Lock()
+	f.observes++
+	f.mu.Unlock()
+	if f.FailObserve != nil {
+		return f.FailObserve()
+	}
+	return nil
+}
+
+// fakeStack is the Fake below Apply. Its lock is held.
+type fakeStack Fake
+
+// tell gives the watchers what the kernel's message about a change makes due.
+func (f *fakeStack) tell(inventory, own bool) {
+	for _, w := range f.watchers {
+		if inventory {
+			due(w.inventory)
+		}
+		if own {
+			due(w.own)
+		}
+	}
+}
+
+func (f *fakeStack) addLink() error {
+	if f.dummyLink {
+		return unix.EEXIST
+	}
+	f.dummyLink = true
+	return nil
+}
+
+func (f *fakeStack) deleteLink() error {
+	if !f.dummyLink {
+		return unix.ENODEV
+	}
+	f.tell(false, true)
+	f.dummyLink = false
+	clear(f.addresses)
+	maps.DeleteFunc(f.routes, func(_ routeKey, r Route) bool { return r.Link == DummyLink })
+	return nil
+}
+
+func (f *fakeStack) addAddress(a netip.Addr) error {
+	if !f.dummyLink {
+		return unix.ENODEV
+	}
+	if _, ok := f.addresses[a]; ok {
+		return unix.EEXIST
+	}
+	f.addresses[a] = false
+	return nil
+}
+
+func (f *fakeStack) deleteAddress(a netip.Addr) error {
+	if !f.dummyLink {
+		return unix.ENODEV
+	}
+	if _, ok := f.addresses[a]; !ok {
+		return unix.EADDRNOTAVAIL
+	}
+	f.tell(false, true)
+	delete(f.addresses, a)
+	return nil
+}
+
+func (f *fakeStack) misbound() (map[netip.Addr]struct{}, error) {
+	out := map[netip.Addr]struct{}{}
+	for a, misbound := range f.addresses {
+		if misbound {
+			out[a] = struct{}{}
+		}
+	}
+	return out, nil
+}
+
+func (f *fakeStack) addRule(r Rule) error {
+	if slices.Contains(f.rules, r) {
+		return unix.EEXIST
+	}
+	f.tell(true, false)
+	f.rules = append(f.rules, r)
+	sortRules(f.rules)
+	return nil
+}
+
+func (f *fakeStack) deleteRule(r Rule) error {
+	i := slices.Index(f.rules, r)
+	if i < 0 {
+		return unix.ENOENT
+	}
+	f.tell(true, true)
+	f.rules = slices.Delete(f.rules, i, i+1)
+	return nil
+}
+
+func (f *fakeStack) replaceRoute(r Route) error {
+	up, err := f.isUp(r.Link)
+	switch {
+	case err != nil:
+		return err
+	case !up && !r.Local:
+		return unix.ENETDOWN
+	case r.Src.IsValid() && !f.isLocal(r.Src):
+		return unix.EINVAL
+	}
+	f.tell(r.Dst.Bits() == 0, false)
+	f.routes[keyOf(r)] = r
+	return nil
+}
+
+func (f *fakeStack) deleteRoute(r Route) error {
+	if _, err := f.isUp(r.Link); err != nil {
+		return err
+	}
+	if f.routes[keyOf(r)] != r {
+		return unix.ESRCH
+	}
+	f.tell(r.Dst.Bits() == 0, true)
+	delete(f.routes, keyOf(r))
+	return nil
+}
+
+func (f *fakeStack) isUp(link string) (bool, error) {
+	if link == DummyLink && f.dummyLink {
+		return false, nil
+	}
+	for _, l := range f.inventory.Links {
+		if l.Name == link {
+			return l.Up, nil
+		}
+	}
+	return false, unix.ENODEV
+}
+
+func (f *fakeStack) isLocal(a netip.Addr) bool {
+	if _, ok := f.addresses[a]; ok {
+		return true
+	}
+	return slices.ContainsFunc(f.inventory.Links, func(l Link) bool {
+		return slices.ContainsFunc(l.Addresses, func(found Address) bool { return found.Prefix.Addr() == a })
+	})
+}

@@ -1,0 +1,387 @@
+//go:build e2e
+
+package routing
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netns"
+	"golang.org/x/sys/unix"
+
+	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
+)
+
+func init() {
+	subjects["kernel"] = kernelSubject
+	inNamespace = sideThread
+}
+
+func kernelSubject(t *testing.T) subject {
+	namespace(t)
+	ipCommands(t, "link add eth1 type dummy", "link set eth1 up", "-6 addr flush dev eth1")
+	n := open(t)
+	misbind := func(a netip.Addr) { ipCommands(t, fmt.Sprintf("addr add %s/32 dev %s", a, DummyLink)) }
+	others := func(changes ...Change) []Failure { return n.Apply(changes) }
+	return subject{n.Observe, n.Inventory, n.Apply, n.Watch, misbind, others}
+}
+
+func open(t *testing.T) *Netlink {
+	t.Helper()
+	n, err := New()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(n.Close)
+	return n
+}
+
+// namespace puts the test into a network namespace of its own, with lo up.
+// The thread is never unlocked, so that it ends with the test and the
+// namespace with it.
+func namespace(t *testing.T) {
+	t.Helper()
+	if os.Geteuid() != 0 {
+		t.Skip("needs root")
+	}
+	runtime.LockOSThread()
+	if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
+		t.Fatalf("new network namespace: %v", err)
+	}
+	ipCommands(t, "link set lo up")
+}
+
+// sideThread runs a function on a thread of its own in the namespace of the
+// caller.
+func sideThread(t *testing.T, f func()) {
+	here, err := netns.Get()
+	if err != nil {
+		t.Fatal(err)
+	}
+	go func() {
+		runtime.LockOSThread()
+		defer here.Close()
+		if err := netns.Set(here); err != nil {
+			t.Error(err)
+			return
+		}
+		f()
+	}()
+}
+
+// ipCommands runs ip(8), each command in the test's namespace.
+func ipCommands(t *testing.T, commands ...string) {
+	t.Helper()
+	for _, c := range commands {
+		command(t, "ip "+c)
+	}
+}
+
+func command(t *testing.T, line string) string {
+	t.Helper()
+	fields := strings.Fields(line)
+	out, err := exec.Command(fields[0], fields[1:]...).CombinedOutput()
+	if err != nil {
+		t.Fatalf("%s: %v: %s", line, err, out)
+	}
+	return string(out)
+}
+
+// The link is left as kube-proxy leaves it, and so is what is bound to it.
+func TestDummyLinkAsKubeProxyLeavesIt(t *testing.T) {
+	s := kernelSubject(t)
+	s.reach(t, wanted())
+	link := command(t, "ip -o link show "+DummyLink)
+	if !strings.Contains(link, "NOARP") || strings.Contains(link, "UP") {
+		t.Errorf("want it down and without ARP: %s", link)
+	}
+	addrs := command(t, "ip -o addr show "+DummyLink)
+	for _, want := range []string{"10.96.0.1/32 scope link", "fd00::1/128 scope global nodad"} {
+		if !strings.Contains(addrs, want) {
+			t.Errorf("want %s: %s", want, addrs)
+		}
+	}
+	for _, a := range []string{"10.96.0.1", "fd00::1", "10.12.116.77"} {
+		if got := command(t, "ip route get "+a); !strings.HasPrefix(got, "local "+a) || !strings.Contains(got, " dev lo ") {
+			t.Errorf("%s is not local: %s", a, got)
+		}
+	}
+	t.Log(command(t, "ip rule show"), command(t, "ip -details route show table 250"))
+}
+
+// A link that is set up gets an address of the kernel's, and routes; none of
+// this is ours to remove.
+func TestDummyLinkSetUp(t *testing.T) {
+	s := kernelSubject(t)
+	s.reach(t, wanted())
+	ipCommands(t, "link set "+DummyLink+" up", "addr add 192.0.2.1/24 dev "+DummyLink)
+	if left := Diff(s.observe(t), wanted()); len(left) > 0 {
+		t.Errorf("left to do: %v", left)
+	}
+	ipCommands(t, "link set "+DummyLink+" down")
+	s.reach(t, wanted())
+}
+
+func TestLinkOfAnotherMake(t *testing.T) {
+	s := kernelSubject(t)
+	ipCommands(t, "link add "+DummyLink+" type bridge")
+	if state, err := s.Observe(own); !errors.Is(err, unix.EEXIST) || state.DummyLink {
+		t.Errorf("Observe = %v, %v, want EEXIST alone", state, err)
+	}
+}
+
+func TestIPv6Disabled(t *testing.T) {
+	s := kernelSubject(t)
+	s.must(t, s.others(Change{Op: AddLink}))
+	path := filepath.Join("/proc/sys/net/ipv6/conf", DummyLink, "disable_ipv6")
+	if err := os.WriteFile(path, []byte("1"), 0); err != nil {
+		t.Fatal(err)
+	}
+	failures := s.Apply([]Change{{Op: AddAddress, Address: addr("fd00::1")}})
+	if len(failures) != 1 || !errors.Is(failures[0], unix.EACCES) || !strings.Contains(failures[0].Error(), "disable_ipv6") {
+		t.Errorf("failures = %v, want EACCES and the cure", failures)
+	}
+}
+
+// What addressScope is for: MASQUERADE out of a link without an address takes
+// a VIP that has global scope, and not one that has link scope. Delivery, and
+// the source of the node's own connections, are the same with both.
+func TestScopeOfVIPs(t *testing.T) {
+	for scope, want := range map[netlink.Scope]string{
+		netlink.SCOPE_LINK:     "10.12.97.49",
+		netlink.SCOPE_UNIVERSE: "10.96.0.1",
+	} {
+		t.Run(scope.String(), func(t *testing.T) {
+			namespace(t)
+			n := open(t)
+			n.scope = scope
+			// kube-ipvs0 comes before eth0 in the kernel's list of links.
+			state := State{DummyLink: true, Addresses: set(addr("10.96.0.1"))}
+			if failures := n.Apply(Diff(State{}, state)); len(failures) > 0 {
+				t.Fatal(failures)
+			}
+			if got := masqueradeSource(t); got != want {
+				t.Errorf("MASQUERADE took %s, want %s", got, want)
+			}
+			if got := connectSource(t, "10.96.0.1:80", "10.96.0.1:80"); got != "10.96.0.1" {
+				t.Errorf("a connection to a local VIP has the source %s", got)
+			}
+			command(t, "ipvsadm -A -t 10.96.0.1:81")
+			command(t, "ipvsadm -a -t 10.96.0.1:81 -r 127.0.0.1:8081 -m")
+			if got := connectSource(t, "127.0.0.1:8081", "10.96.0.1:81"); got != "10.96.0.1" {
+				t.Errorf("a connection through IPVS has the source %s", got)
+			}
+		})
+	}
+}
+
+// masqueradeSource sends a datagram out of a link without an address and
+// gives the source that it has at the other end.
+func masqueradeSource(t *testing.T) string {
+	ipCommands(t,
+		"link add eth0 type dummy", "addr add 10.12.97.49/24 dev eth0", "link set eth0 up",
+		"link add eth1 type dummy", "link set eth1 up",
+		"route add 198.51.100.0/24 dev eth1",
+	)
+	command(t, "iptables -t nat -A POSTROUTING -o eth1 -j MASQUERADE")
+	conn, err := net.DialUDP("udp", &net.UDPAddr{IP: net.IPv4(10, 12, 97, 49), Port: 999}, &net.UDPAddr{IP: net.IPv4(198, 51, 100, 7), Port: 7})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	if _, err := conn.Write([]byte("x")); err != nil {
+		t.Fatal(err)
+	}
+	return replyDestination(t, "198.51.100.7")
+}
+
+// replyDestination is where a reply of a peer would go, by the table of
+// connections: the source that the peer sees.
+func replyDestination(t *testing.T, peer string) string {
+	flows := command(t, "conntrack -L -p udp --orig-dst "+peer)
+	_, reply, _ := strings.Cut(flows, "src="+peer+" dst=")
+	source, _, _ := strings.Cut(reply, " ")
+	return source
+}
+
+// connectSource connects to an address and gives the source that the server,
+// which listens on another, sees.
+func connectSource(t *testing.T, listen, connect string) string {
+	listener, err := net.Listen("tcp", listen)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer listener.Close()
+	conn, err := net.DialTimeout("tcp", connect, 5*time.Second)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	accepted, err := listener.Accept()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer accepted.Close()
+	return netip.MustParseAddrPort(accepted.RemoteAddr().String()).Addr().String()
+}
+
+func TestInventory(t *testing.T) {
+	namespace(t)
+	ipCommands(t,
+		"link add "+DummyLink+" type dummy", "addr add 10.96.0.1/32 dev "+DummyLink,
+		"link add br0 type bridge", "link add veth0 type veth peer name veth1", "link set veth0 master br0",
+		"link add eth1 type dummy", "link set eth1 up", "-6 addr flush dev eth1",
+		"addr add 10.12.192.10/24 dev eth1", "addr add 10.12.192.11/24 dev eth1", "addr add 10.12.192.12/32 scope link dev eth1",
+		"-6 addr add fd00::10/64 dev eth1 nodad",
+		"rule add pref 1000 to 10.12.192.44 lookup main", "rule add pref 2000 from 10.12.192.44 lookup 1003",
+		"rule add pref 2000 not fwmark 0x80/0xff iif eth1 oif lo lookup 1003",
+		"rule add pref 2001 ipproto tcp dport 80 lookup 1003", "rule add pref 2002 lookup main suppress_prefixlength 0",
+		"rule add pref 2003 from 10.0.0.0/8 blackhole", "-6 rule add pref 600 fwmark 0x10/0x10 lookup 100",
+		"route add 10.12.192.1 dev eth1 table 1003", "route add default via 10.12.192.1 dev eth1 table 1003",
+		"route add default metric 7 nexthop via 10.12.192.1 dev eth1 nexthop via 10.12.192.2 dev eth1",
+		"route add unreachable default metric 9", "-6 route add default via fd00::1 dev eth1",
+	)
+	got, err := open(t).Inventory()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(wantedLinks(), names(got.Links), byValue); diff != "" {
+		t.Errorf("links (-want +got):\n%s", diff)
+	}
+	def := func(f ip.Family, table int, via string, metric int) Route {
+		return Route{Family: f, Table: table, Dst: netip.PrefixFrom(f.Unspecified(), 0), Link: "eth1", Via: addr(via), Metric: metric}
+	}
+	if diff := cmp.Diff([]Route{
+		def(ip.IPv4, 254, "10.12.192.1", 7), def(ip.IPv4, 254, "10.12.192.2", 7),
+		def(ip.IPv4, 1003, "10.12.192.1", 0), def(ip.IPv6, 254, "fd00::1", 1024),
+	}, got.Defaults, byValue); diff != "" {
+		t.Errorf("default routes (-want +got):\n%s", diff)
+	}
+	rule := func(priority, table int) Rule { return Rule{Family: ip.IPv4, Priority: priority, Table: table} }
+	to, from, not, tcp, suppress, blackhole := rule(1000, 254), rule(2000, 1003), rule(2000, 1003), rule(2001, 1003), rule(2002, 254), rule(2003, 0)
+	to.To, from.From = pfx("10.12.192.44/32"), pfx("10.12.192.44/32")
+	not.Invert, not.Mark, not.Mask, not.IIf, not.OIf = true, 0x80, 0xff, "eth1", "lo"
+	blackhole.From = pfx("10.0.0.0/8")
+	tcp.Other, suppress.Other, blackhole.Other = true, true, true
+	if diff := cmp.Diff([]Rule{
+		rule(0, 255), to, from, not, tcp, suppress, blackhole, rule(32766, 254), rule(32767, 253),
+		{Family: ip.IPv6, Table: 255}, {Family: ip.IPv6, Priority: 600, Mark: 0x10, Mask: 0x10, Table: 100}, {Family: ip.IPv6, Priority: 32766, Table: 254},
+	}, got.Rules, byValue); diff != "" {
+		t.Errorf("rules (-want +got):\n%s", diff)
+	}
+}
+
+// names drops the numbers of the links, which depend on the kernel.
+func names(links []Link) []Link {
+	out := slices.Clone(links)
+	for i := range out {
+		out[i].Index = 0
+	}
+	slices.SortFunc(out, func(a, b Link) int { return strings.Compare(a.Name, b.Name) })
+	return out
+}
+
+func wantedLinks() []Link {
+	return []Link{
+		{Name: "br0", Type: "bridge"},
+		{Name: "eth1", Type: "dummy", Up: true, Addresses: []Address{
+			{Prefix: pfx("10.12.192.12/32")}, // the kernel lists narrow scopes first
+			{Prefix: pfx("10.12.192.10/24"), Global: true},
+			{Prefix: pfx("10.12.192.11/24"), Global: true, Second: true},
+			{Prefix: pfx("fd00::10/64"), Global: true},
+		}},
+		{Name: "lo", Type: "device", Up: true, Loopback: true, Addresses: []Address{{Prefix: pfx("127.0.0.1/8")}, {Prefix: pfx("::1/128")}}},
+		{Name: "veth0", Type: "veth", Master: "br0"},
+		{Name: "veth1", Type: "veth"},
+	}
+}
+
+// While another thread keeps changing addresses, what is read is whole: the
+// addresses that stay are in each answer.
+func TestReadsAmidChanges(t *testing.T) {
+	s := kernelSubject(t)
+	const stay = 2000
+	want := State{DummyLink: true, Addresses: map[netip.Addr]struct{}{}}
+	for i := range stay {
+		want.Addresses[netip.AddrFrom4([4]byte{10, 96, byte(i >> 8), byte(i)})] = struct{}{}
+	}
+	s.must(t, s.Apply(Diff(empty(), want)))
+	ctx, cancel := context.WithCancel(context.Background())
+	ended := make(chan int)
+	other := open(t)
+	go func() {
+		rounds := 0
+		for ; ctx.Err() == nil; rounds++ {
+			other.Apply([]Change{{Op: AddAddress, Address: addr("10.97.0.1")}, {Op: DeleteAddress, Address: addr("10.97.0.1")}})
+		}
+		ended <- rounds
+	}()
+	whole, failed := 0, 0
+	for range 30 {
+		state, err := s.Observe(own)
+		if err != nil {
+			failed++
+			continue
+		}
+		whole++
+		for a := range want.Addresses {
+			if _, ok := state.Addresses[a]; !ok {
+				t.Fatalf("%s is missing among %d", a, len(state.Addresses))
+			}
+		}
+	}
+	cancel()
+	t.Logf("%d reads whole, %d given up, beside %d changes", whole, failed, 2*<-ended)
+}
+
+// Messages that overrun the socket's buffer lead to both calls, though none
+// of them would lead to a call of inventory.
+func TestWatchOverrun(t *testing.T) {
+	s := kernelSubject(t)
+	s.must(t, s.Apply([]Change{{Op: AddLink}}))
+	n := open(t)
+	n.buffer = 1
+	s.Watch = n.Watch
+	w := watch(t, s)
+	defer w.end()
+	w.expect("the beginning", true, true)
+	var adds []Change
+	for i := range 3000 {
+		adds = append(adds, Change{Op: AddAddress, Address: netip.AddrFrom4([4]byte{10, 98, byte(i >> 8), byte(i)})})
+	}
+	s.must(t, s.Apply(adds))
+	w.expect("the overrun", true, true)
+}
+
+// Binding is the kernel's own work, which grows with the square of the number
+// of addresses: it looks through those of the link for each new one.
+func TestManyAddresses(t *testing.T) {
+	s := kernelSubject(t)
+	s.must(t, s.Apply([]Change{{Op: AddLink}}))
+	var adds []Change
+	for i := range 10000 {
+		adds = append(adds, Change{Op: AddAddress, Address: netip.AddrFrom4([4]byte{10, 98, byte(i >> 8), byte(i)})})
+	}
+	for n, started := 0, time.Now(); n < len(adds); n += 2500 {
+		s.must(t, s.Apply(adds[n:n+2500]))
+		t.Logf("%d addresses bound in %s", n+2500, time.Since(started))
+	}
+	started := time.Now()
+	if state := s.observe(t); len(state.Addresses) != len(adds) {
+		t.Errorf("%d addresses", len(state.Addresses))
+	}
+	t.Logf("and read in %s", time.Since(started))
+}

@@ -1,0 +1,381 @@
+package routing
+
+import (
+	"context"
+	"errors"
+	"net/netip"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
+
+	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
+)
+
+// subject is an implementation under test, on a node with the links lo and
+// eth1, and ways to act beside it as another program would.
+type subject struct {
+	Observe   func(Own) (State, error)
+	Inventory func() (Inventory, error)
+	Apply     func([]Change) []Failure
+	Watch     func(ctx context.Context, inventory, own func()) error
+	misbind   func(netip.Addr)
+	others    func(...Change) []Failure
+}
+
+// subjects make the implementations by name; the end-to-end tests add the
+// real one.
+var subjects = map[string]func(*testing.T) subject{
+	"fake": func(*testing.T) subject {
+		f := NewFake()
+		inv, _ := f.Inventory()
+		inv.Links = append(inv.Links, Link{Index: 2, Name: "eth1", Type: "dummy", Up: true})
+		f.SetInventory(inv)
+		return subject{f.Observe, f.Inventory, f.Apply, f.Watch, f.Misbind, f.Do}
+	},
+}
+
+func each(t *testing.T, test func(*testing.T, subject)) {
+	for name, open := range subjects {
+		t.Run(name, func(t *testing.T) { test(t, open(t)) })
+	}
+}
+
+var (
+	addr = netip.MustParseAddr
+	pfx  = netip.MustParsePrefix
+	own  = Own{Priority: 512, Mask: 0x20000, Table: 250}
+)
+
+func set[K comparable](keys ...K) map[K]struct{} {
+	m := map[K]struct{}{}
+	for _, k := range keys {
+		m[k] = struct{}{}
+	}
+	return m
+}
+
+// wanted is a state with something of everything.
+func wanted() State {
+	return State{
+		DummyLink: true,
+		Addresses: set(addr("10.96.0.1"), addr("10.12.115.101"), addr("fd00::1")),
+		Misbound:  set[netip.Addr](),
+		Rules: set(
+			Rule{Family: ip.IPv4, Priority: 512, Mark: 0x20000, Mask: 0x20000, Table: 254},
+			Rule{Family: ip.IPv4, Priority: 512, Mark: 0x20000, Mask: 0x20000, Table: 250, To: pfx("10.0.0.0/8"), IIf: "eth1", Invert: true},
+			Rule{Family: ip.IPv6, Priority: 512, Mark: 0x20000, Mask: 0x20000, Table: 1003, From: pfx("fd00::/64")},
+		),
+		Routes: set(
+			Route{Family: ip.IPv4, Table: 250, Dst: pfx("10.12.192.1/32"), Link: "eth1"},
+			Route{Family: ip.IPv4, Table: 250, Dst: pfx("0.0.0.0/0"), Link: "eth1", Via: addr("10.12.192.1")},
+			Route{Family: ip.IPv4, Table: 255, Dst: pfx("10.12.116.0/24"), Link: DummyLink, Src: addr("10.96.0.1"), Local: true},
+			Route{Family: ip.IPv6, Table: 250, Dst: pfx("::/0"), Link: "lo", Local: true},
+			Route{Family: ip.IPv6, Table: 250, Dst: pfx("fd01::/64"), Link: "eth1", Metric: 7},
+		),
+	}
+}
+
+func (s subject) observe(t *testing.T) State {
+	t.Helper()
+	have, err := s.Observe(own)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return have
+}
+
+func (s subject) must(t *testing.T, failures []Failure) {
+	t.Helper()
+	for _, f := range failures {
+		t.Fatal(f)
+	}
+}
+
+var byValue = cmp.Options{
+	cmp.Comparer(func(a, b netip.Addr) bool { return a == b }),
+	cmp.Comparer(func(a, b netip.Prefix) bool { return a == b }),
+}
+
+// reach brings the state to want and checks that it is that.
+func (s subject) reach(t *testing.T, want State) {
+	t.Helper()
+	s.must(t, s.Apply(Diff(s.observe(t), want)))
+	if diff := cmp.Diff(want, s.observe(t), byValue); diff != "" {
+		t.Fatalf("state (-want +got):\n%s", diff)
+	}
+}
+
+func empty() State {
+	return State{Addresses: set[netip.Addr](), Misbound: set[netip.Addr](), Rules: set[Rule](), Routes: set[Route]()}
+}
+
+func TestReachAndLeave(t *testing.T) {
+	each(t, func(t *testing.T, s subject) {
+		before, err := s.Inventory()
+		if err != nil {
+			t.Fatal(err)
+		}
+		s.reach(t, empty())
+		s.reach(t, wanted())
+		s.reach(t, empty())
+		after, err := s.Inventory()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if diff := cmp.Diff(before, after, byValue); diff != "" {
+			t.Errorf("inventory (-before +after):\n%s", diff)
+		}
+	})
+}
+
+func TestDriftIsRepaired(t *testing.T) {
+	for name, drift := range map[string][]Change{
+		"address gone":  {{Op: DeleteAddress, Address: addr("10.96.0.1")}},
+		"address added": {{Op: AddAddress, Address: addr("10.96.0.2")}, {Op: AddAddress, Address: addr("fd00::2")}},
+		"link gone":     {{Op: DeleteLink}},
+		"rule gone":     {{Op: DeleteRule, Rule: Rule{Family: ip.IPv4, Priority: 512, Mark: 0x20000, Mask: 0x20000, Table: 254}}},
+		"rule added":    {{Op: AddRule, Rule: Rule{Family: ip.IPv6, Priority: 512, Mark: 0x20000, Mask: 0x20000, Table: 254}}},
+		"route gone":    {{Op: DeleteRoute, Route: Route{Family: ip.IPv6, Table: 250, Dst: pfx("fd01::/64"), Link: "eth1", Metric: 7}}},
+		"route added":   {{Op: AddRoute, Route: Route{Family: ip.IPv4, Table: 250, Dst: pfx("10.13.0.0/16"), Link: "eth1"}}},
+		"route changed": {{Op: AddRoute, Route: Route{Family: ip.IPv4, Table: 250, Dst: pfx("0.0.0.0/0"), Link: "eth1"}}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			each(t, func(t *testing.T, s subject) {
+				s.reach(t, wanted())
+				s.must(t, s.others(drift...))
+				if len(Diff(s.observe(t), wanted())) == 0 {
+					t.Fatal("the drift is not seen")
+				}
+				s.reach(t, wanted())
+			})
+		})
+	}
+}
+
+// Rules and routes of others look much like ours.
+func TestOthersAreNotOurs(t *testing.T) {
+	each(t, func(t *testing.T, s subject) {
+		s.must(t, s.others(
+			Change{Op: AddRule, Rule: Rule{Family: ip.IPv4, Priority: 512, To: pfx("10.12.192.44/32"), Table: 254}},
+			Change{Op: AddRule, Rule: Rule{Family: ip.IPv4, Priority: 512, Mark: 0x80, Mask: 0x80, Table: 254}},
+			Change{Op: AddRule, Rule: Rule{Family: ip.IPv4, Priority: 600, Mark: 0x20000, Mask: 0x20000, Table: 254}},
+			Change{Op: AddRoute, Route: Route{Family: ip.IPv4, Table: 254, Dst: pfx("10.13.0.0/16"), Link: "eth1"}},
+		))
+		if diff := cmp.Diff(empty(), s.observe(t), byValue); diff != "" {
+			t.Errorf("state (-want +got):\n%s", diff)
+		}
+	})
+}
+
+func TestApplyIsIdempotent(t *testing.T) {
+	each(t, func(t *testing.T, s subject) {
+		adds := Diff(empty(), wanted())
+		deletes := Diff(wanted(), State{DummyLink: true})
+		for range 2 {
+			s.must(t, s.Apply(adds))
+		}
+		if diff := cmp.Diff(wanted(), s.observe(t), byValue); diff != "" {
+			t.Errorf("state (-want +got):\n%s", diff)
+		}
+		deletes = append(deletes, Change{Op: DeleteLink})
+		for range 2 {
+			s.must(t, s.Apply(deletes))
+		}
+		if diff := cmp.Diff(empty(), s.observe(t), byValue); diff != "" {
+			t.Errorf("state (-want +got):\n%s", diff)
+		}
+		s.must(t, s.Apply(deletes[:len(deletes)-1])) // the link is gone, too
+	})
+}
+
+// kube-proxy leaves its addresses behind, bound with global scope.
+func TestMisboundAddresses(t *testing.T) {
+	each(t, func(t *testing.T, s subject) {
+		want := wanted()
+		s.must(t, s.others(Change{Op: AddLink}))
+		for _, a := range []string{"10.96.0.1", "10.96.0.99"} {
+			s.misbind(addr(a))
+		}
+		if diff := cmp.Diff(set(addr("10.96.0.1"), addr("10.96.0.99")), s.observe(t).Misbound, byValue); diff != "" {
+			t.Errorf("misbound (-want +got):\n%s", diff)
+		}
+		s.reach(t, want)
+	})
+}
+
+func TestRefusedChanges(t *testing.T) {
+	each(t, func(t *testing.T, s subject) {
+		s.must(t, s.others(Change{Op: AddLink}))
+		onLink := func(link string) Route {
+			return Route{Family: ip.IPv4, Table: 250, Dst: pfx("10.13.0.0/16"), Link: link}
+		}
+		withSource := onLink("eth1")
+		withSource.Src = addr("192.0.2.1")
+		for name, test := range map[string]struct {
+			change Change
+			number unix.Errno
+		}{
+			"route on no link":        {Change{Op: AddRoute, Route: onLink("eth9")}, unix.ENODEV},
+			"route on a down link":    {Change{Op: AddRoute, Route: onLink(DummyLink)}, unix.ENETDOWN},
+			"source of somebody else": {Change{Op: AddRoute, Route: withSource}, unix.EINVAL},
+			"no operation":            {Change{}, unix.EINVAL},
+			"no address":              {Change{Op: AddAddress}, unix.EINVAL},
+			"mapped address":          {Change{Op: AddAddress, Address: addr("::ffff:10.0.0.1")}, unix.EINVAL},
+			"rule of no family":       {Change{Op: AddRule, Rule: Rule{Priority: 1, Table: 254}}, unix.EINVAL},
+			"rule of two families":    {Change{Op: AddRule, Rule: Rule{Family: ip.IPv6, Priority: 1, Table: 254, To: pfx("10.0.0.0/8")}}, unix.EINVAL},
+			"unmasked prefix":         {Change{Op: AddRule, Rule: Rule{Family: ip.IPv4, Priority: 1, Table: 254, To: pfx("10.0.0.1/8")}}, unix.EINVAL},
+			"rule not fully known":    {Change{Op: DeleteRule, Rule: Rule{Family: ip.IPv4, Priority: 1, Table: 254, Other: true}}, unix.EINVAL},
+			"route without table":     {Change{Op: AddRoute, Route: Route{Family: ip.IPv4, Dst: pfx("10.0.0.0/8"), Link: "lo"}}, unix.EINVAL},
+		} {
+			good := Change{Op: AddAddress, Address: addr("10.96.0.1")}
+			failures := s.Apply([]Change{test.change, good})
+			if len(failures) != 1 || failures[0].Change != test.change || !errors.Is(failures[0], test.number) {
+				t.Errorf("%s: failures = %v, want %v", name, failures, test.number)
+			}
+		}
+		s.must(t, s.others(Change{Op: DeleteLink}))
+		failures := s.Apply([]Change{{Op: AddAddress, Address: addr("10.96.0.1")}})
+		if len(failures) != 1 || !errors.Is(failures[0], unix.ENODEV) {
+			t.Errorf("address without the link: failures = %v, want ENODEV", failures)
+		}
+	})
+}
+
+func TestWatch(t *testing.T) {
+	rule := Rule{Family: ip.IPv4, Priority: 1000, To: pfx("10.0.0.0/8"), Table: 254}
+	each(t, func(t *testing.T, s subject) {
+		s.reach(t, wanted())
+		w := watch(t, s)
+		defer w.end()
+		w.expect("the beginning", true, true)
+		for _, step := range []struct {
+			name           string
+			change         Change
+			inventory, own bool
+		}{
+			{"a VIP added", Change{Op: AddAddress, Address: addr("10.96.0.7")}, false, false},
+			{"a VIP deleted", Change{Op: DeleteAddress, Address: addr("10.96.0.7")}, false, true},
+			{"a rule added", Change{Op: AddRule, Rule: rule}, true, false},
+			{"a rule deleted", Change{Op: DeleteRule, Rule: rule}, true, true},
+			{"a default route added", Change{Op: AddRoute, Route: Route{Family: ip.IPv4, Table: 1003, Dst: pfx("0.0.0.0/0"), Link: "eth1"}}, true, false},
+			{"another route added", Change{Op: AddRoute, Route: Route{Family: ip.IPv4, Table: 254, Dst: pfx("10.13.0.0/16"), Link: "eth1"}}, false, false},
+			{"another route deleted", Change{Op: DeleteRoute, Route: Route{Family: ip.IPv4, Table: 254, Dst: pfx("10.13.0.0/16"), Link: "eth1"}}, false, true},
+			{"the link deleted", Change{Op: DeleteLink}, false, true},
+			{"the link added", Change{Op: AddLink}, false, false},
+			{"an address on the new link", Change{Op: DeleteAddress, Address: addr("10.96.0.1")}, false, false},
+		} {
+			s.must(t, s.others(step.change))
+			w.expect(step.name, step.inventory, step.own)
+		}
+	})
+}
+
+// watching is a Watch that runs.
+type watching struct {
+	t              *testing.T
+	inventory, own chan struct{}
+	end            func()
+}
+
+// watch runs Watch on the test's thread, as it is in the test's namespace.
+func watch(t *testing.T, s subject) watching {
+	ctx, cancel := context.WithCancel(context.Background())
+	w := watching{t: t, inventory: make(chan struct{}, 1), own: make(chan struct{}, 1)}
+	ended := make(chan error, 1)
+	inNamespace(t, func() {
+		ended <- s.Watch(ctx, func() { due(w.inventory) }, func() { due(w.own) })
+	})
+	w.end = func() {
+		cancel()
+		if err := <-ended; !errors.Is(err, context.Canceled) {
+			t.Errorf("Watch ended with %v", err)
+		}
+	}
+	return w
+}
+
+// inNamespace runs a function beside the test. The end-to-end tests see to it
+// that it is in the test's network namespace.
+var inNamespace = func(_ *testing.T, f func()) { go f() }
+
+// expect waits for the calls that are due and checks that there is no other.
+func (w watching) expect(when string, inventory, own bool) {
+	w.t.Helper()
+	for c, due := range map[chan struct{}]bool{w.inventory: inventory, w.own: own} {
+		name := "own"
+		if c == w.inventory {
+			name = "inventory"
+		}
+		wait := 100 * time.Millisecond
+		if due {
+			wait = 5 * time.Second
+		}
+		select {
+		case <-c:
+			if !due {
+				w.t.Errorf("%s: %s was called", when, name)
+			}
+		case <-time.After(wait):
+			if due {
+				w.t.Errorf("%s: %s was not called", when, name)
+			}
+		}
+	}
+	time.Sleep(50 * time.Millisecond) // further messages of the same change
+	for _, c := range []chan struct{}{w.inventory, w.own} {
+		for len(c) > 0 {
+			<-c
+		}
+	}
+}
+
+func TestFakeHooksAndCounters(t *testing.T) {
+	f := NewFake()
+	f.Refuse = func(c Change) error {
+		if c.Op == AddAddress {
+			return unix.ENOBUFS
+		}
+		return nil
+	}
+	failures := f.Apply([]Change{{Op: AddLink}, {Op: AddAddress, Address: addr("10.96.0.1")}})
+	if len(failures) != 1 || !errors.Is(failures[0], unix.ENOBUFS) || f.Applied() != 1 {
+		t.Errorf("failures = %v, %d applied", failures, f.Applied())
+	}
+	f.FailObserve = func() error { return unix.EINTR }
+	if state, err := f.Observe(own); !errors.Is(err, unix.EINTR) || state.DummyLink {
+		t.Errorf("Observe = %v, %v, want EINTR alone", state, err)
+	}
+	if inv, err := f.Inventory(); !errors.Is(err, unix.EINTR) || inv.Links != nil {
+		t.Errorf("Inventory = %v, %v, want EINTR alone", inv, err)
+	}
+	if f.Observes() != 2 {
+		t.Errorf("%d observes, want 2", f.Observes())
+	}
+}
+
+func TestFakeInventory(t *testing.T) {
+	f := NewFake()
+	want := Inventory{
+		Links:    []Link{{Index: 1, Name: "lo"}, {Index: 2, Name: "eth1", Up: true}},
+		Rules:    []Rule{{Family: ip.IPv4, Table: 255}, {Family: ip.IPv4, Priority: 2000, Table: 1003}},
+		Defaults: []Route{{Family: ip.IPv4, Table: 254, Dst: pfx("0.0.0.0/0"), Link: "eth1"}},
+	}
+	f.SetInventory(want)
+	ours := Rule{Family: ip.IPv4, Priority: 512, Mark: 1, Mask: 1, Table: 254}
+	route := Route{Family: ip.IPv4, Table: 250, Dst: pfx("0.0.0.0/0"), Link: "lo", Local: true}
+	if failures := f.Apply([]Change{{Op: AddRule, Rule: ours}, {Op: AddRoute, Route: route}}); len(failures) > 0 {
+		t.Fatal(failures)
+	}
+	got, err := f.Inventory()
+	if err != nil {
+		t.Fatal(err)
+	}
+	want.Rules = slices.Insert(want.Rules, 1, ours)
+	want.Defaults = slices.Insert(want.Defaults, 0, route)
+	if diff := cmp.Diff(want, got, byValue); diff != "" {
+		t.Errorf("inventory (-want +got):\n%s", diff)
+	}
+}

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"net/netip"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -173,11 +174,16 @@ func (s *Segment) Client(name string, addresses ...string) *Namespace {
 }
 
 // DefaultRoute sends what the host knows no other way for through the segment's
-// router, for the families of which the segment has one.
+// router, for the families of which the interface has an address in the subnet.
 func (s *Segment) DefaultRoute(host *Namespace, name string) {
 	s.fabric.lab.t.Helper()
+	addresses, err := host.netlink.AddrList(host.link(name), netlink.FAMILY_ALL)
+	s.fabric.lab.must(err, "%s: addresses of %s", host.Name, name)
 	for _, gateway := range s.gateways {
-		host.Route(fmt.Sprintf("default via %s dev %s", gateway.Addr(), name))
+		inSubnet := func(a netlink.Addr) bool { return ipNet(gateway.Masked()).Contains(a.IP) }
+		if slices.ContainsFunc(addresses, inSubnet) {
+			host.Route(fmt.Sprintf("default via %s dev %s", gateway.Addr(), name))
+		}
 	}
 }
 
@@ -186,21 +192,40 @@ func (s *Segment) DefaultRoute(host *Namespace, name string) {
 func (f *Fabric) Uplink() {
 	lab := f.lab
 	lab.t.Helper()
-	const up, down = "100.127.255.1", "100.127.255.2"
+	up, down := lab.uplinkAddresses()
 	name := lab.linkName(lab.prefix + "up")
 	f.connect("uplink", lab.root, name)
-	f.Address("uplink", down+"/30")
-	lab.root.Address(name, up+"/30")
-	f.Route("default via " + up)
+	f.Address("uplink", down.String()+"/30")
+	lab.root.Address(name, up.String()+"/30")
+	f.Route("default via " + up.String())
 	lab.root.Sysctl("net.ipv4.ip_forward", "1")
 	f.Exec("iptables", "-w", "-t", "nat", "-A", "POSTROUTING", "-o", "uplink", "-j", "MASQUERADE")
-	rule := []string{"POSTROUTING", "-s", down, "!", "-o", name, "-j", "MASQUERADE"}
+	rule := []string{"POSTROUTING", "-s", down.String(), "!", "-o", name, "-j", "MASQUERADE"}
 	lab.root.Exec("iptables", append([]string{"-w", "-t", "nat", "-A"}, rule...)...)
-	f.closers = append(f.closers, func() {
-		if _, err := lab.root.TryExec("iptables", append([]string{"-w", "-t", "nat", "-D"}, rule...)...); err != nil {
-			lab.t.Log(err)
-		}
-	})
+	f.closers = append(f.closers, func() { lab.closeUplink(name, rule) })
+}
+
+// uplinkAddresses are the ends of the uplink: a different pair for each lab of
+// the process, as a test may have several.
+func (l *Lab) uplinkAddresses() (up, down netip.Addr) {
+	base := l.number * 4
+	third, fourth := byte(base>>8), byte(base)
+	return netip.AddrFrom4([4]byte{100, 127, third, fourth + 1}), netip.AddrFrom4([4]byte{100, 127, third, fourth + 2})
+}
+
+// closeUplink removes what is in the root namespace. The kernel would remove the
+// link with the fabric's namespace, but only some time later.
+func (l *Lab) closeUplink(name string, rule []string) {
+	if _, err := l.root.TryExec("iptables", append([]string{"-w", "-t", "nat", "-D"}, rule...)...); err != nil {
+		l.t.Log(err)
+	}
+	link, err := l.root.netlink.LinkByName(name)
+	if err == nil {
+		err = l.root.netlink.LinkDel(link)
+	}
+	if err != nil {
+		l.t.Logf("lab: remove %s: %v", name, err)
+	}
 }
 
 // forward makes the namespace a router.

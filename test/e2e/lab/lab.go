@@ -24,6 +24,7 @@ import (
 // Lab is one test's set of namespaces.
 type Lab struct {
 	t          testing.TB
+	number     int
 	prefix     string
 	root       *Namespace
 	namespaces []*Namespace
@@ -41,8 +42,8 @@ func New(t testing.TB) *Lab {
 	if os.Getenv("LAB") == "" {
 		t.Fatal("this test changes the kernel it runs on: run it in the lab (make e2e)")
 	}
-	number := labs.Add(1)
-	l := &Lab{t: t, prefix: fmt.Sprintf("l%d-", number)}
+	number := int(labs.Add(1))
+	l := &Lab{t: t, number: number, prefix: fmt.Sprintf("l%d-", number)}
 	root, err := netns.Get()
 	l.must(err, "open the root namespace")
 	handle, err := netlink.NewHandleAt(root, unix.NETLINK_ROUTE)

@@ -132,13 +132,16 @@ func (n *Node) MacvlanPod(name, parent string, segment *Segment, addresses ...st
 	for _, prefix := range n.lab.prefixes(addresses) {
 		pod.Addresses = append(pod.Addresses, prefix.Addr())
 	}
+	// The interface is made beside its parent, whose name may be eth0 as well.
+	temporary := n.lab.linkName("macvlan")
 	err := n.netlink.LinkAdd(&netlink.Macvlan{
 		LinkAttrs: netlink.LinkAttrs{
-			Name: "eth0", ParentIndex: n.link(parent).Attrs().Index, Namespace: netlink.NsFd(pod.file),
+			Name: temporary, ParentIndex: n.link(parent).Attrs().Index, Namespace: netlink.NsFd(pod.file),
 		},
 		Mode: netlink.MACVLAN_MODE_BRIDGE,
 	})
 	n.lab.must(err, "%s: macvlan on %s", name, parent)
+	n.lab.must(pod.netlink.LinkSetName(pod.link(temporary), "eth0"), "%s: rename the macvlan", name)
 	pod.Up("eth0")
 	pod.Address("eth0", addresses...)
 	segment.DefaultRoute(pod.Namespace, "eth0")

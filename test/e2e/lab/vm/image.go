@@ -23,14 +23,14 @@ type Logf func(format string, args ...any)
 
 // imageFormat is part of an image's key: raise it when the code that builds the
 // image changes its result.
-const imageFormat = "2"
+const imageFormat = "3"
 
 //go:embed init.sh
 var initScript []byte
 
 // guestTools are the programs that the image holds besides busybox's.
 var guestTools = []string{
-	"bridge", "conntrack", "curl", "ethtool", "ip", "ipset", "ipvsadm", "ipvsadm-restore",
+	"bridge", "conntrack", "curl", "dash", "ethtool", "ip", "ipset", "ipvsadm", "ipvsadm-restore",
 	"ipvsadm-save", "kmod", "depmod", "insmod", "lsmod", "modinfo", "modprobe", "rmmod", "nft", "ss", "tc", "tcpdump",
 	"xtables-legacy-multi", "xtables-nft-multi",
 }
@@ -195,6 +195,8 @@ func makeSkeleton(stage string) error {
 		"bin": "usr/bin", "sbin": "usr/bin", "usr/sbin": "bin",
 		"lib": "usr/lib", "lib64": "usr/lib", "usr/lib64": "lib", "usr/lib/x86_64-linux-gnu": ".",
 		"var/run": "/run",
+		// Busybox's shell would run busybox's ip in place of the real one.
+		"usr/bin/sh": "dash",
 	} {
 		if err := os.Symlink(target, filepath.Join(stage, link)); err != nil {
 			return err
@@ -203,8 +205,9 @@ func makeSkeleton(stage string) error {
 	return os.WriteFile(filepath.Join(stage, "etc/passwd"), []byte("root:x:0:0:root:/root:/bin/sh\n"), 0o644)
 }
 
-// programDirs are where packages keep programs.
-var programDirs = []string{"usr/sbin", "usr/bin", "sbin", "bin"}
+// programDirs are where packages keep programs. What is linked from one to the
+// other is real in bin.
+var programDirs = []string{"usr/bin", "bin", "usr/sbin", "sbin"}
 
 func stageTools(root, stage string) error {
 	var binaries []string

@@ -1,4 +1,4 @@
-#!/bin/busybox sh
+#!/usr/bin/dash
 # The guest's first process: mounts what a system has, reaches the host, runs
 # /out/run with its output on the virtio port, leaves its exit code in /out/rc.
 export PATH=/usr/bin HOME=/root
@@ -45,7 +45,7 @@ for name in /sys/class/virtio-ports/*/name; do
 done
 [ -n "$port" ] || fail "no port for the output"
 
-setsid sh /out/run </dev/null >$port 2>&1
+setsid /usr/bin/dash /out/run </dev/null >$port 2>&1
 echo $? >/out/rc.new
 mv /out/rc.new /out/rc
 reboot -f

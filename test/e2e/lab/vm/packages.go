@@ -34,6 +34,7 @@ var (
 		{"ipset", []string{"ipset"}},
 		{"ipvsadm", []string{"ipvsadm"}},
 		{"conntrack", []string{"conntrack"}},
+		{"nft", []string{"nftables"}},
 		{"tcpdump", []string{"tcpdump"}},
 		{"curl", []string{"curl"}},
 		{"modprobe", []string{"kmod"}},
@@ -45,7 +46,7 @@ var (
 // guestPackages fill the guest's file system. They are unpacked into the
 // image, never installed on the machine.
 var guestPackages = []string{
-	"busybox-static", "conntrack", "curl", "ethtool", "ipset", "iproute2",
+	"busybox-static", "conntrack", "curl", "dash", "ethtool", "ipset", "iproute2",
 	"iptables", "ipvsadm", "kmod", "netbase", "nftables", "tcpdump",
 }
 

@@ -1,0 +1,177 @@
+package metrics
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"k8s.io/component-base/metrics"
+	"k8s.io/component-base/metrics/prometheus/slis"
+)
+
+func newRecorderFor(t *testing.T) (*Recorder, metrics.KubeRegistry) {
+	t.Helper()
+	registry := metrics.NewKubeRegistry()
+	r, err := New(registry.Register)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return r, registry
+}
+
+func TestRecorder(t *testing.T) {
+	r, registry := newRecorderFor(t)
+	r.Passed(20*time.Millisecond, 3, 2)
+	r.Passed(10*time.Millisecond, 4, 0)
+	r.Compared(time.Second, 5)
+	r.Compared(time.Second, 1)
+	r.Held(9, 9, 9)
+	r.Held(7, 21, 2)
+	r.Healthz(t.Context(), http.StatusOK)
+	r.Healthz(t.Context(), http.StatusServiceUnavailable)
+	r.Healthz(t.Context(), http.StatusOK)
+	r.Livez(t.Context(), http.StatusOK)
+
+	samples := map[string]string{
+		"kube_ipvs_planned_services_total":                  "7",
+		"kube_ipvs_problems_total":                          "2",
+		"kube_ipvs_drift_repaired_total":                    "6",
+		"kube_ipvs_virtual_servers":                         "7",
+		"kube_ipvs_real_servers":                            "21",
+		"kube_ipvs_draining_real_servers":                   "2",
+		"kube_ipvs_compare_duration_seconds_sum":            "2",
+		"kube_ipvs_compare_duration_seconds_count":          "2",
+		"kubeproxy_sync_proxy_rules_duration_seconds_sum":   "0.03",
+		"kubeproxy_sync_proxy_rules_duration_seconds_count": "2",
+		`kubeproxy_proxy_healthz_total{code="200"}`:         "2",
+		`kubeproxy_proxy_healthz_total{code="503"}`:         "1",
+		`kubeproxy_proxy_livez_total{code="200"}`:           "1",
+	}
+	text := scrape(t, registry)
+	for name, value := range samples {
+		if !strings.Contains(text, "\n"+name+" "+value+"\n") {
+			t.Errorf("%s is not %s in\n%s", name, value, text)
+		}
+	}
+}
+
+// scrape gives what a registry exports as text.
+func scrape(t *testing.T, registry metrics.KubeRegistry) string {
+	t.Helper()
+	w := httptest.NewRecorder()
+	metrics.HandlerFor(registry, metrics.HandlerOpts{}).ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/metrics", nil))
+	if w.Code != http.StatusOK {
+		t.Fatal(w.Body)
+	}
+	return w.Body.String()
+}
+
+// Alerts compare the two, to see that changes wait: a pass that failed must
+// not look like one that caught up.
+func TestTimestamps(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r, registry := newRecorderFor(t)
+		begin := time.Now()
+		r.Queued()
+		time.Sleep(time.Second)
+		r.Passed(time.Second, 1, 0)
+		wantTimes(t, registry, begin, begin.Add(time.Second))
+
+		time.Sleep(time.Second)
+		r.Queued()
+		r.Passed(time.Second, 1, 1)
+		wantTimes(t, registry, begin.Add(2*time.Second), begin.Add(time.Second))
+	})
+}
+
+func wantTimes(t *testing.T, registry metrics.KubeRegistry, queued, succeeded time.Time) {
+	t.Helper()
+	families, err := registry.Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := map[string]float64{}
+	for _, family := range families {
+		if strings.HasSuffix(family.GetName(), "_timestamp_seconds") {
+			got[family.GetName()] = family.GetMetric()[0].GetGauge().GetValue()
+		}
+	}
+	want := map[string]float64{
+		"kubeproxy_sync_proxy_rules_last_queued_timestamp_seconds": float64(queued.Unix()),
+		"kubeproxy_sync_proxy_rules_last_timestamp_seconds":        float64(succeeded.Unix()),
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("-want +got:\n%s", diff)
+	}
+}
+
+func TestRegisteredTwice(t *testing.T) {
+	_, registry := newRecorderFor(t)
+	if _, err := New(registry.Register); err == nil || !strings.Contains(err.Error(), "kube_ipvs_problems_total") {
+		t.Errorf("no error that names what is there already: %v", err)
+	}
+}
+
+func TestServiceLevelIndicators(t *testing.T) {
+	slis.Register(slis.Registry)
+	t.Cleanup(slis.ResetHealthMetrics)
+	r, _ := newRecorderFor(t)
+	r.Healthz(t.Context(), http.StatusServiceUnavailable)
+	r.Livez(t.Context(), http.StatusOK)
+	text := scrape(t, slis.Registry)
+	for _, want := range []string{
+		`kubernetes_healthcheck{name="proxy",type="healthz"} 0`,
+		`kubernetes_healthcheck{name="proxy",type="livez"} 1`,
+		`kubernetes_healthchecks_total{name="proxy",status="error",type="healthz"} 1`,
+	} {
+		if !strings.Contains(text, want) {
+			t.Errorf("no %s in\n%s", want, text)
+		}
+	}
+}
+
+// told is an Observer that writes down what it is told.
+type told struct{ events []string }
+
+func (o *told) note(format string, args ...any) {
+	o.events = append(o.events, fmt.Sprintf(format, args...))
+}
+
+func (o *told) Queued()                                { o.note("queued") }
+func (o *told) Passed(took time.Duration, s, p int)    { o.note("passed %s %d %d", took, s, p) }
+func (o *told) Compared(took time.Duration, diffs int) { o.note("compared %s %d", took, diffs) }
+func (o *told) Held(v, r, d int)                       { o.note("held %d %d %d", v, r, d) }
+func (o *told) Node(exists, deleting, excluded bool) {
+	o.note("node %t %t %t", exists, deleting, excluded)
+}
+
+func TestObservers(t *testing.T) {
+	var a, b told
+	o := Observers{&a, &b}
+	o.Queued()
+	o.Passed(time.Second, 1, 2)
+	o.Compared(time.Minute, 3)
+	o.Held(4, 5, 6)
+	o.Node(true, false, true)
+	want := []string{"queued", "passed 1s 1 2", "compared 1m0s 3", "held 4 5 6", "node true false true"}
+	for name, got := range map[string][]string{"first": a.events, "second": b.events} {
+		if diff := cmp.Diff(want, got); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", name, diff)
+		}
+	}
+}
+
+var (
+	_ Observer = (*Recorder)(nil)
+	_ Observer = Observers(nil)
+	_ interface {
+		Healthz(context.Context, int)
+		Livez(context.Context, int)
+	} = (*Recorder)(nil)
+)

@@ -126,9 +126,27 @@ func (p *Proxy) Run(ctx context.Context, src source.Source) error {
 	return p.loop(ctx, ended)
 }
 
-// Once programs what the source has delivered when it says that it is
-// synced, and gives all that could not be programmed.
+// Once programs what the source has, one time, and gives all that could not
+// be used or programmed.
 func (p *Proxy) Once(ctx context.Context, src source.Source) error {
+	unused := p.load(ctx, src)
+	select {
+	case <-p.inbox.synced:
+	default:
+		return unused
+	}
+	if err := p.begin(); err != nil {
+		return errors.Join(unused, err)
+	}
+	return errors.Join(unused, p.programAll(ctx).Err())
+}
+
+// load has the source deliver one time. A source that cannot is run until it
+// is synced.
+func (p *Proxy) load(ctx context.Context, src source.Source) error {
+	if l, ok := src.(source.Loader); ok {
+		return l.Load(ctx, p.inbox)
+	}
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	ended := make(chan error, 1)
@@ -139,11 +157,8 @@ func (p *Proxy) Once(ctx context.Context, src source.Source) error {
 	case err := <-ended:
 		return endOfSource(ctx, err)
 	case <-p.inbox.synced:
+		return nil
 	}
-	if err := p.begin(); err != nil {
-		return err
-	}
-	return p.programAll(ctx).Err()
 }
 
 // endOfSource makes an error of a source that stopped by itself.

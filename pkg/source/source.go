@@ -30,3 +30,10 @@ type Sink interface {
 type Source interface {
 	Run(ctx context.Context, sink Sink) error
 }
+
+// Loader is a source that can deliver all that it has one time. The error
+// tells what of it could not be used, the rest having been delivered; unless
+// Synced was called, nothing was.
+type Loader interface {
+	Load(ctx context.Context, sink Sink) error
+}

@@ -124,7 +124,7 @@ func (p *saveParser) rule(line string) error {
 	if _, err := words(rule); err != nil {
 		return fmt.Errorf("rule %q: %w", rule, err)
 	}
-	p.table.chains[name] = append(rules, Rule(rule))
+	p.table.chains[name] = append(rules, Rule(strings.TrimSpace(rule)))
 	return nil
 }
 

@@ -1,0 +1,430 @@
+package proxy
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"golang.org/x/sys/unix"
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/utils/ptr"
+
+	"github.com/kube-ipvs/kube-ipvs/pkg/apply"
+	"github.com/kube-ipvs/kube-ipvs/pkg/conntrack"
+	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
+	"github.com/kube-ipvs/kube-ipvs/pkg/ipset"
+	"github.com/kube-ipvs/kube-ipvs/pkg/ipvs"
+	"github.com/kube-ipvs/kube-ipvs/pkg/nat"
+	"github.com/kube-ipvs/kube-ipvs/pkg/plan"
+	"github.com/kube-ipvs/kube-ipvs/pkg/routing"
+	"github.com/kube-ipvs/kube-ipvs/pkg/source"
+	"github.com/kube-ipvs/kube-ipvs/pkg/sysctl"
+)
+
+// world is a proxy over fakes. Time is synctest's: it passes when everybody
+// waits, so a test that waits a minute takes no time and is exact.
+type world struct {
+	t       *testing.T
+	ipvs    *ipvs.Fake
+	routing *routing.Fake
+	sink    source.Sink
+	checks  map[types.NamespacedName]plan.HealthCheck
+	passes  []time.Time
+	compare int
+
+	mu     sync.Mutex
+	writes []string
+	refuse func(string) error
+}
+
+// Run is the world's source: it hands its sink to the test.
+func (w *world) Run(ctx context.Context, sink source.Sink) error {
+	w.sink = sink
+	<-ctx.Done()
+	return nil
+}
+
+func (w *world) Queued() {}
+func (w *world) Passed(_ time.Duration, _, _ int) {
+	w.passes = append(w.passes, time.Now())
+}
+func (w *world) Compared(time.Duration, int) { w.compare++ }
+func (w *world) Held(int, int, int)          {}
+func (w *world) Node(bool, bool, bool)       {}
+
+func (w *world) Set(n types.NamespacedName, c plan.HealthCheck) { w.checks[n] = c }
+func (w *world) Delete(n types.NamespacedName)                  { delete(w.checks, n) }
+
+// run starts a proxy in a bubble and calls the test once the source is asked.
+func run(t *testing.T, options func(*Options), test func(*world)) {
+	synctest.Test(t, func(t *testing.T) {
+		w := &world{t: t, ipvs: ipvs.NewFake(), routing: routing.NewFake(), checks: map[types.NamespacedName]plan.HealthCheck{}}
+		o := w.options()
+		if options != nil {
+			options(&o)
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		done := make(chan error, 1)
+		go func() { done <- New(o).Run(ctx, w) }()
+		synctest.Wait()
+		test(w)
+		cancel()
+		if err := <-done; err != nil {
+			t.Errorf("the proxy ended with %v", err)
+		}
+	})
+}
+
+func (w *world) options() Options {
+	cfg := plan.Config{
+		NodeName: "node1", Families: ip.Families, Scheduler: "rr", MasqueradeMark: 0x4000,
+		SNAT: plan.SNAT{Mode: plan.SNATAuto, Mark: 0x2000, Priority: 480},
+	}
+	values := sysctl.State{}
+	for key := range plan.NodeWide(&cfg, &plan.Node{}).Sysctls {
+		values[key] = "0"
+	}
+	ask := func(c fmt.Stringer) error {
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		if w.refuse != nil {
+			if err := w.refuse(c.String()); err != nil {
+				return err
+			}
+		}
+		w.writes = append(w.writes, c.String())
+		return nil
+	}
+	w.ipvs.Refuse = func(c ipvs.Change) error { return ask(c) }
+	w.routing.Refuse = func(c routing.Change) error { return ask(c) }
+	return Options{
+		Config: cfg,
+		Kernel: apply.Kernel{
+			IPVS: w.ipvs, IPSet: ipset.NewFake(), Routing: w.routing, Sysctl: sysctl.NewFake(values), Conntrack: conntrack.NewFake(),
+			NAT: map[ip.Family]apply.NAT{ip.IPv4: nat.NewFake(ip.IPv4), ip.IPv6: nat.NewFake(ip.IPv6)},
+		},
+		Network: w.routing, HealthChecks: w, Observer: w,
+		SyncPeriod: 30 * time.Second, DrainPeriod: 5 * time.Second,
+	}
+}
+
+// taken gives the writes since the last call.
+func (w *world) taken() []string {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	out := w.writes
+	w.writes = nil
+	return out
+}
+
+func (w *world) setRefuse(f func(string) error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.refuse = f
+}
+
+// service is a Service of one TCP port, and its slice.
+func (w *world) service(name, vip string, endpoints ...string) {
+	w.sink.SetService(&corev1.Service{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name},
+		Spec: corev1.ServiceSpec{
+			ClusterIP: vip, ClusterIPs: []string{vip},
+			Ports: []corev1.ServicePort{{Name: "http", Protocol: corev1.ProtocolTCP, Port: 80}},
+		},
+	})
+	w.slice(name, endpoints...)
+}
+
+func (w *world) slice(name string, endpoints ...string) {
+	s := &discoveryv1.EndpointSlice{
+		ObjectMeta:  metav1.ObjectMeta{Namespace: "default", Name: name + "-1", Labels: map[string]string{discoveryv1.LabelServiceName: name}},
+		AddressType: discoveryv1.AddressTypeIPv4,
+		Ports:       []discoveryv1.EndpointPort{{Name: ptr.To("http"), Port: ptr.To[int32](8000)}},
+	}
+	for _, e := range endpoints {
+		s.Endpoints = append(s.Endpoints, discoveryv1.Endpoint{Addresses: []string{e}})
+	}
+	w.sink.SetEndpointSlice(s)
+}
+
+func (w *world) synced() {
+	w.sink.Synced()
+	synctest.Wait()
+}
+
+// realServers counts those of a cluster IP's port 80 that have weight.
+func (w *world) realServers(vip string) int {
+	s, err := w.ipvs.Observe()
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	n := 0
+	for _, rs := range s[ipvs.Key{Protocol: ip.TCP, Addr: netip.MustParseAddr(vip), Port: 80}].RealServers {
+		if rs.Weight > 0 {
+			n++
+		}
+	}
+	return n
+}
+
+func TestNothingIsWrittenBeforeTheSourceIsSynced(t *testing.T) {
+	run(t, nil, func(w *world) {
+		w.service("web", "10.96.0.10", "10.244.0.2")
+		time.Sleep(time.Hour)
+		if got := w.taken(); len(got) != 0 {
+			t.Errorf("wrote %q", got)
+		}
+		w.synced()
+		if w.realServers("10.96.0.10") != 1 {
+			t.Error("not programmed after the sync")
+		}
+	})
+}
+
+func TestAPIServersServiceIsFirst(t *testing.T) {
+	run(t, nil, func(w *world) {
+		for i := range 600 {
+			w.service(fmt.Sprintf("a%d", i), fmt.Sprintf("10.96.%d.%d", 1+i/200, 1+i%200), "10.244.0.2")
+		}
+		w.service("kubernetes", "10.96.0.1", "192.168.0.1")
+		w.synced()
+		servers := 0
+		for _, write := range w.taken() {
+			if strings.HasPrefix(write, "add virtual server") {
+				servers++
+				if first := "add virtual server TCP 10.96.0.1:80"; servers == 1 && write != first {
+					t.Errorf("first came %q, want %q", write, first)
+				}
+			}
+		}
+		if servers != 601 {
+			t.Errorf("%d virtual servers, want 601", servers)
+		}
+	})
+}
+
+func TestChangesAreCoalesced(t *testing.T) {
+	run(t, func(o *Options) { o.MinSyncPeriod = 10 * time.Second }, func(w *world) {
+		w.service("web", "10.96.0.10")
+		w.synced()
+		time.Sleep(20 * time.Second)
+		w.passes = nil
+		for i := range 20 {
+			w.slice("web", fmt.Sprintf("10.244.0.%d", 2+i))
+			time.Sleep(time.Second)
+		}
+		time.Sleep(20 * time.Second)
+		if n := len(w.passes); n < 2 || n > 3 {
+			t.Errorf("%d passes for 20 changes in 20 s, want one each 10 s", n)
+		}
+		for i := 1; i < len(w.passes); i++ {
+			if d := w.passes[i].Sub(w.passes[i-1]); d < 10*time.Second {
+				t.Errorf("two passes within %s", d)
+			}
+		}
+		if w.realServers("10.96.0.10") != 1 {
+			t.Error("the last change is missing")
+		}
+	})
+}
+
+func TestFirstChangeAfterAPauseIsAtOnce(t *testing.T) {
+	run(t, func(o *Options) { o.MinSyncPeriod = 10 * time.Second }, func(w *world) {
+		w.service("web", "10.96.0.10")
+		w.synced()
+		time.Sleep(time.Minute)
+		w.slice("web", "10.244.0.2")
+		synctest.Wait()
+		if w.realServers("10.96.0.10") != 1 {
+			t.Error("the change waits")
+		}
+	})
+}
+
+func TestRefusedServiceIsRetriedWithBackoffAndOthersGoOn(t *testing.T) {
+	run(t, nil, func(w *world) {
+		tries := 0
+		w.setRefuse(func(change string) error {
+			if strings.HasPrefix(change, "add virtual server TCP 10.96.0.10:80") {
+				tries++
+				return unix.ENOMEM
+			}
+			return nil
+		})
+		w.service("bad", "10.96.0.10", "10.244.0.2")
+		w.service("good", "10.96.0.11", "10.244.0.3")
+		w.synced()
+		if w.realServers("10.96.0.11") != 1 {
+			t.Error("another Service suffers")
+		}
+		time.Sleep(time.Second)
+		if tries < 2 || tries > 8 {
+			t.Errorf("%d tries within the first second, want a few", tries)
+		}
+		time.Sleep(10 * time.Minute)
+		before := tries
+		time.Sleep(10 * time.Minute)
+		if n := tries - before; n < 10 || n > 45 {
+			t.Errorf("%d tries in ten late minutes, want about one each 30 s", n)
+		}
+		w.setRefuse(nil)
+		time.Sleep(time.Minute)
+		if w.realServers("10.96.0.10") != 1 {
+			t.Error("not programmed once the kernel accepts it")
+		}
+	})
+}
+
+func TestUnreadableKernelIsNotWritten(t *testing.T) {
+	broken := true
+	var mu sync.Mutex
+	fail := func() error {
+		mu.Lock()
+		defer mu.Unlock()
+		if broken {
+			return unix.EPERM
+		}
+		return nil
+	}
+	run(t, nil, func(w *world) {
+		w.ipvs.FailObserve = fail
+		w.service("web", "10.96.0.10", "10.244.0.2")
+		w.synced()
+		time.Sleep(time.Minute)
+		if got := w.taken(); len(got) != 0 {
+			t.Errorf("wrote %q without knowing what is there", got)
+		}
+		mu.Lock()
+		broken = false
+		mu.Unlock()
+		time.Sleep(time.Minute)
+		if w.realServers("10.96.0.10") != 1 {
+			t.Error("not programmed once the kernel can be read")
+		}
+	})
+}
+
+func TestDriftIsRepairedWithinAPeriod(t *testing.T) {
+	run(t, nil, func(w *world) {
+		w.service("web", "10.96.0.10", "10.244.0.2")
+		w.synced()
+		key := ipvs.Key{Protocol: ip.TCP, Addr: netip.MustParseAddr("10.96.0.10"), Port: 80}
+		w.ipvs.Apply([]ipvs.Change{{Op: ipvs.DeleteVirtualServer, Key: key}})
+		time.Sleep(31 * time.Second)
+		if w.realServers("10.96.0.10") != 1 {
+			t.Error("the virtual server did not come back")
+		}
+	})
+}
+
+func TestTakenAddressComesBackSoon(t *testing.T) {
+	run(t, nil, func(w *world) {
+		w.service("web", "10.96.0.10", "10.244.0.2")
+		w.synced()
+		time.Sleep(10 * time.Second)
+		address := netip.MustParseAddr("10.96.0.10")
+		w.taken()
+		w.routing.Do(routing.Change{Op: routing.DeleteAddress, Address: address})
+		time.Sleep(4 * time.Second)
+		if got := strings.Join(w.taken(), "\n"); !strings.Contains(got, "add address 10.96.0.10") {
+			t.Errorf("within seconds was written %q", got)
+		}
+	})
+}
+
+func TestIdleWritesNothing(t *testing.T) {
+	run(t, nil, func(w *world) {
+		w.service("web", "10.96.0.10", "10.244.0.2")
+		w.synced()
+		w.taken()
+		w.passes = nil
+		time.Sleep(time.Hour)
+		if got := w.taken(); len(got) != 0 || len(w.passes) != 0 {
+			t.Errorf("in an idle hour: %d passes, wrote %q", len(w.passes), got)
+		}
+		if w.compare < 100 {
+			t.Errorf("compared %d times in an hour, want every 30 s", w.compare)
+		}
+	})
+}
+
+// TestNodeChangeCostsTheServicesThatDependOnIt gives the node a new address:
+// only the Service with a node port is written.
+func TestNodeChangeCostsTheServicesThatDependOnIt(t *testing.T) {
+	run(t, nil, func(w *world) {
+		w.service("web", "10.96.0.10", "10.244.0.2")
+		w.sink.SetService(&corev1.Service{
+			ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "np"},
+			Spec: corev1.ServiceSpec{
+				Type: corev1.ServiceTypeNodePort, ClusterIP: "10.96.0.11", ClusterIPs: []string{"10.96.0.11"},
+				Ports: []corev1.ServicePort{{Name: "http", Protocol: corev1.ProtocolTCP, Port: 80, NodePort: 30080}},
+			},
+		})
+		w.synced()
+		w.taken()
+		inventory, err := w.routing.Inventory()
+		if err != nil {
+			t.Fatal(err)
+		}
+		inventory.Links = append(inventory.Links, routing.Link{
+			Index: 2, Name: "eth0", Type: "device", Up: true,
+			Addresses: []routing.Address{{Prefix: netip.MustParsePrefix("192.168.0.7/24"), Global: true}},
+		})
+		w.routing.SetInventory(inventory)
+		synctest.Wait()
+		want := "add virtual server TCP 192.168.0.7:30080"
+		if got := w.taken(); len(got) != 1 || got[0] != want {
+			t.Errorf("wrote %q, want %q", got, want)
+		}
+	})
+}
+
+func TestSliceThatChangesItsServiceChangesBoth(t *testing.T) {
+	run(t, nil, func(w *world) {
+		w.service("a", "10.96.0.10", "10.244.0.2")
+		w.service("b", "10.96.0.11")
+		w.synced()
+		w.sink.SetEndpointSlice(&discoveryv1.EndpointSlice{
+			ObjectMeta:  metav1.ObjectMeta{Namespace: "default", Name: "a-1", Labels: map[string]string{discoveryv1.LabelServiceName: "b"}},
+			AddressType: discoveryv1.AddressTypeIPv4,
+			Ports:       []discoveryv1.EndpointPort{{Name: ptr.To("http"), Port: ptr.To[int32](8000)}},
+			Endpoints:   []discoveryv1.Endpoint{{Addresses: []string{"10.244.0.2"}}},
+		})
+		synctest.Wait()
+		if a, b := w.realServers("10.96.0.10"), w.realServers("10.96.0.11"); a != 0 || b != 1 {
+			t.Errorf("%d and %d real servers, want 0 and 1", a, b)
+		}
+	})
+}
+
+func TestHealthCheckPortFollowsTheService(t *testing.T) {
+	run(t, nil, func(w *world) {
+		name := types.NamespacedName{Namespace: "default", Name: "lb"}
+		svc := &corev1.Service{
+			ObjectMeta: metav1.ObjectMeta{Namespace: name.Namespace, Name: name.Name},
+			Spec: corev1.ServiceSpec{
+				Type: corev1.ServiceTypeLoadBalancer, ClusterIP: "10.96.0.12", ClusterIPs: []string{"10.96.0.12"},
+				ExternalTrafficPolicy: corev1.ServiceExternalTrafficPolicyLocal, HealthCheckNodePort: 30333,
+				Ports: []corev1.ServicePort{{Name: "http", Protocol: corev1.ProtocolTCP, Port: 80}},
+			},
+		}
+		w.sink.SetService(svc)
+		w.synced()
+		if got := w.checks[name]; got != (plan.HealthCheck{Port: 30333}) {
+			t.Errorf("check %+v", got)
+		}
+		w.sink.DeleteService(name)
+		synctest.Wait()
+		if _, left := w.checks[name]; left {
+			t.Error("the check is still served")
+		}
+	})
+}

@@ -5,6 +5,7 @@ package document
 import (
 	"bytes"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"strings"
 
@@ -12,16 +13,39 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// Document is one document of a file.
+// Document is one document of a file, or one item of a document that is a
+// list.
 type Document struct {
 	Number int // in the file, from 1; empty documents are not counted
-	Line   int // of its first line that is not empty, from 1
+	Line   int // of the document's first line that is not empty, from 1
+	Item   int // in the list, from 1; 0 for a document of its own
 	data   []byte
 }
 
-// String is "document 2 (line 14)".
+// String is "document 2 (line 14)", and with an item "document 2 (line 14),
+// item 3".
 func (d Document) String() string {
-	return fmt.Sprintf("document %d (line %d)", d.Number, d.Line)
+	s := fmt.Sprintf("document %d (line %d)", d.Number, d.Line)
+	if d.Item > 0 {
+		s += fmt.Sprintf(", item %d", d.Item)
+	}
+	return s
+}
+
+// Items takes a list (as the API's kind List) apart. It fails if the document
+// cannot be decoded; without field items it is empty.
+func (d Document) Items() ([]Document, error) {
+	var list struct {
+		Items []json.RawMessage `json:"items"`
+	}
+	if _, err := d.Decode(&list); err != nil {
+		return nil, err
+	}
+	items := make([]Document, len(list.Items))
+	for i, text := range list.Items {
+		items[i] = Document{Number: d.Number, Line: d.Line, Item: i + 1, data: text}
+	}
+	return items, nil
 }
 
 // Split cuts a file at its document markers, without parsing it: a document
@@ -85,7 +109,7 @@ func (d Document) Decode(into any) (loose []error, err error) {
 	}
 	unknown, err := kjson.UnmarshalStrict(text, into)
 	if err != nil {
-		return nil, fmt.Errorf("%s", strings.TrimPrefix(err.Error(), "json: "))
+		return nil, errors.New(strings.TrimPrefix(err.Error(), "json: "))
 	}
 	return append(twice, unknown...), nil
 }
@@ -102,16 +126,16 @@ func (d Document) toJSON() (text []byte, twice []error, err error) {
 	}
 	text, looseErr := yaml.YAMLToJSON(d.data)
 	if looseErr != nil {
-		return nil, nil, looseErr
+		return nil, nil, flatten(looseErr)
 	}
-	return text, []error{fmt.Errorf("%s", flatten(err))}, nil
+	return text, []error{flatten(err)}, nil
 }
 
 // flatten puts a YAML parser's list of errors on one line.
-func flatten(err error) string {
+func flatten(err error) error {
 	lines := strings.Split(strings.ReplaceAll(err.Error(), "error converting YAML to JSON: ", ""), "\n")
 	for i := range lines {
 		lines[i] = strings.TrimSpace(lines[i])
 	}
-	return strings.Join(lines, " ")
+	return errors.New(strings.Join(lines, " "))
 }

@@ -87,6 +87,26 @@ func TestDecode(t *testing.T) {
 	}
 }
 
+func TestItems(t *testing.T) {
+	items, err := Split([]byte("items:\n- name: a\n- count: x\n- name: c\n"))[0].Items()
+	if err != nil || len(items) != 3 {
+		t.Fatal(items, err)
+	}
+	var v thing
+	if _, err := items[1].Decode(&v); err == nil {
+		t.Error("item 2 is broken, but no error")
+	}
+	if _, err := items[2].Decode(&v); err != nil || v.Name != "c" {
+		t.Errorf("item 3: %v, %v", v, err)
+	}
+	if got, want := items[2].String(), "document 1 (line 1), item 3"; got != want {
+		t.Errorf("%q, want %q", got, want)
+	}
+	if _, err := Split([]byte("items: 1\n"))[0].Items(); err == nil {
+		t.Error("items that are no list, but no error")
+	}
+}
+
 func FuzzDecode(f *testing.F) {
 	for _, s := range []string{"a: 1\n---\nname: b\n", "{}\n...\n", "--- [\n", "%\n---\n%\n", "\ufeff---\n", "a: &a [*a]\n", "{\"name\":1}"} {
 		f.Add([]byte(s))

@@ -1,0 +1,172 @@
+package manifest
+
+import (
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"io/fs"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+// folder is what the files of a directory say, and, of what they no longer say
+// in a way that can be read, what they last said.
+type folder struct {
+	dir, nodeName string
+	files         map[string]*file
+}
+
+// file is one of them. A file that cannot be read has the objects that it had
+// when it could.
+type file struct {
+	hash    [sha256.Size]byte
+	objects []object
+	errs    []error
+	ignored []metav1.TypeMeta
+}
+
+// view is all of a folder at one time.
+type view struct {
+	objects map[key]metav1.Object // those that are the proxy's
+	errs    []error               // in the order of the files
+	ignored []string              // kinds that are not read
+}
+
+// scan reads the files that have changed. It fails if the directory cannot be
+// read; then nothing changes.
+func (f *folder) scan() error {
+	names, err := f.list()
+	if err != nil {
+		return err
+	}
+	files := make(map[string]*file, len(names))
+	for _, name := range names {
+		if file := f.read(name); file != nil {
+			files[name] = file
+		}
+	}
+	f.files = files
+	return nil
+}
+
+// list gives the names of the manifests, links to them included. Hidden files
+// are left out: they are editors', or what a ConfigMap's links point to.
+func (f *folder) list() ([]string, error) {
+	entries, err := os.ReadDir(f.dir)
+	if err != nil {
+		return nil, err
+	}
+	var names []string
+	for _, e := range entries {
+		name := e.Name()
+		if strings.HasPrefix(name, ".") || !slices.Contains([]string{".yaml", ".yml", ".json"}, filepath.Ext(name)) {
+			continue
+		}
+		if info, err := os.Stat(filepath.Join(f.dir, name)); err == nil && info.IsDir() {
+			continue
+		}
+		names = append(names, name)
+	}
+	return names, nil
+}
+
+// read gives a file's new state, nil for one that is gone.
+func (f *folder) read(name string) *file {
+	path, old := filepath.Join(f.dir, name), f.files[name]
+	text, err := os.ReadFile(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		// A link that leads nowhere is still there, and is a fault.
+		if _, linkErr := os.Lstat(path); errors.Is(linkErr, fs.ErrNotExist) {
+			return nil
+		}
+	}
+	if err != nil {
+		return unreadable(path, err, old)
+	}
+	hash := sha256.Sum256(text)
+	if old != nil && old.hash == hash {
+		return old
+	}
+	return renewed(path, hash, parse(text, f.nodeName), old)
+}
+
+// unreadable keeps what a file had. Its hash is none, so that it is parsed as
+// soon as it can be read again.
+func unreadable(path string, err error, old *file) *file {
+	var pathErr *fs.PathError
+	if errors.As(err, &pathErr) {
+		err = pathErr.Err
+	}
+	if old == nil || len(old.objects) == 0 {
+		return &file{errs: []error{fmt.Errorf("%s: cannot be read: %w", path, err)}}
+	}
+	return &file{
+		objects: old.objects,
+		errs:    []error{fmt.Errorf("%s: cannot be read: %w; what was last good stays", path, err)},
+	}
+}
+
+// renewed is a file after a change. Of an object that is broken now, and of all
+// that might be behind a document that cannot be read at all, the last good
+// version stays: a slip of the pen must not take a Service down.
+func renewed(path string, hash [sha256.Size]byte, p parsed, old *file) *file {
+	f := &file{hash: hash, objects: p.objects, ignored: p.ignored}
+	here := map[key]bool{}
+	for _, o := range p.objects {
+		here[o.key] = true
+	}
+	for _, problem := range p.problems {
+		kept := old.missing(here, problem)
+		for _, o := range kept {
+			here[o.key] = true
+		}
+		f.objects = append(f.objects, kept...)
+		f.errs = append(f.errs, problem.errorf(path, len(kept) > 0))
+	}
+	return f
+}
+
+// missing lists the objects that a problem may hide.
+func (f *file) missing(here map[key]bool, p problem) []object {
+	if f == nil {
+		return nil
+	}
+	var hidden []object
+	for _, o := range f.objects {
+		if !here[o.key] && (!p.known || o.key == p.key) {
+			hidden = append(hidden, o)
+		}
+	}
+	return hidden
+}
+
+// view puts the files together. Where two define the same object, the first
+// counts, in the order of the files' names and in a file from top to bottom.
+func (f *folder) view() view {
+	v := view{objects: map[key]metav1.Object{}}
+	first := map[key]string{}
+	for _, name := range slices.Sorted(maps.Keys(f.files)) {
+		file, path := f.files[name], filepath.Join(f.dir, name)
+		v.errs = append(v.errs, file.errs...)
+		for _, o := range file.objects {
+			where := fmt.Sprintf("%s: %s", path, o.where)
+			if other, ok := first[o.key]; ok {
+				v.errs = append(v.errs, fmt.Errorf("%s: %s is ignored: it is defined already in %s", where, o.key, other))
+				continue
+			}
+			first[o.key] = where
+			if o.meta != nil {
+				v.objects[o.key] = o.meta
+			}
+		}
+		for _, kind := range file.ignored {
+			v.ignored = append(v.ignored, strings.TrimPrefix(kind.APIVersion+" "+kind.Kind, " "))
+		}
+	}
+	return v
+}

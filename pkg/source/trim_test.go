@@ -1,0 +1,50 @@
+package source
+
+import (
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+func TestTrim(t *testing.T) {
+	node := &corev1.Node{
+		ObjectMeta: metav1.ObjectMeta{
+			Name:          "n",
+			Labels:        map[string]string{"zone": "z"},
+			ManagedFields: []metav1.ManagedFieldsEntry{{Manager: "kubelet"}},
+			Annotations: map[string]string{
+				"kubectl.kubernetes.io/last-applied-configuration": "{}",
+				"endpoints.kubernetes.io/last-change-trigger-time": "2020-01-01T00:00:00Z",
+				"kube-ipvs.io/scheduler":                           "lc",
+			},
+		},
+		Spec: corev1.NodeSpec{PodCIDRs: []string{"10.0.0.0/24"}},
+		Status: corev1.NodeStatus{
+			Addresses:  []corev1.NodeAddress{{Type: corev1.NodeInternalIP, Address: "10.0.0.1"}},
+			Images:     []corev1.ContainerImage{{Names: []string{"a"}}},
+			Conditions: []corev1.NodeCondition{{Type: corev1.NodeReady}},
+		},
+	}
+	want := &corev1.Node{
+		ObjectMeta: metav1.ObjectMeta{
+			Name:   "n",
+			Labels: map[string]string{"zone": "z"},
+			Annotations: map[string]string{
+				"endpoints.kubernetes.io/last-change-trigger-time": "2020-01-01T00:00:00Z",
+				"kube-ipvs.io/scheduler":                           "lc",
+			},
+		},
+		Spec:   corev1.NodeSpec{PodCIDRs: []string{"10.0.0.0/24"}},
+		Status: corev1.NodeStatus{Addresses: []corev1.NodeAddress{{Type: corev1.NodeInternalIP, Address: "10.0.0.1"}}},
+	}
+	Trim(node)
+	if diff := cmp.Diff(want, node); diff != "" {
+		t.Error(diff)
+	}
+	service := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Annotations: map[string]string{"a": "b"}}}
+	if Trim(service); service.Annotations != nil {
+		t.Errorf("annotations: %v", service.Annotations)
+	}
+}

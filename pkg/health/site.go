@@ -1,0 +1,88 @@
+// Package health answers those who ask over HTTP how this node fares: load
+// balancers, the kubelet, and people with questions.
+package health
+
+import (
+	"context"
+	"net"
+	"net/http"
+	"time"
+)
+
+// How long to wait before an address is tried again: doubling from the first
+// to the last, which is short, as the address may be kube-proxy's until
+// somebody stops it.
+const (
+	firstRetry = 250 * time.Millisecond
+	lastRetry  = 5 * time.Second
+)
+
+// headerTimeout bounds a client that sends nothing, idleTimeout one that
+// sends nothing more.
+const (
+	headerTimeout = 10 * time.Second
+	idleTimeout   = 90 * time.Second
+)
+
+// listenFunc is net.Listen.
+type listenFunc func(network, address string) (net.Listener, error)
+
+// site serves HTTP on one address.
+type site struct {
+	address  string
+	handler  http.Handler
+	listen   listenFunc
+	hardFail bool        // a failure is an error, rather than reported and tried again
+	report   func(error) // is told of a failure once, and with nil when it is over
+}
+
+// run serves until the context ends, and returns when the address is free
+// again. The error is nil but for hardFail.
+func (s *site) run(ctx context.Context) error {
+	wait, failing := firstRetry, false
+	for ctx.Err() == nil {
+		err := s.serve(ctx, func() {
+			if failing {
+				s.report(nil)
+			}
+			wait, failing = firstRetry, false
+		})
+		if ctx.Err() != nil {
+			break
+		}
+		if s.hardFail {
+			return err
+		}
+		if !failing {
+			s.report(err)
+			failing = true
+		}
+		sleep(ctx, wait)
+		wait = min(2*wait, lastRetry)
+	}
+	return nil
+}
+
+// serve serves once, until the context ends or the listener fails. It calls
+// listening as soon as it is.
+func (s *site) serve(ctx context.Context, listening func()) error {
+	l, err := s.listen("tcp", s.address)
+	if err != nil {
+		return err
+	}
+	listening()
+	server := http.Server{Handler: s.handler, ReadHeaderTimeout: headerTimeout, IdleTimeout: idleTimeout}
+	defer server.Close() // of the connections, if the listener has failed
+	defer context.AfterFunc(ctx, func() { server.Close() })()
+	return server.Serve(l)
+}
+
+// sleep returns early if the context ends.
+func sleep(ctx context.Context, d time.Duration) {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-ctx.Done():
+	case <-t.C:
+	}
+}

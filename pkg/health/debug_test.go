@@ -1,0 +1,58 @@
+package health
+
+import (
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/component-base/configz"
+	"k8s.io/kube-proxy/config/v1alpha1"
+)
+
+func TestMetricsServer(t *testing.T) {
+	config, err := configz.New("kubeproxy.config.k8s.io")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer configz.Delete("kubeproxy.config.k8s.io")
+	shown := v1alpha1.KubeProxyConfiguration{ClusterCIDR: "10.244.0.0/16"}
+	shown.SetGroupVersionKind(schema.GroupVersionKind{Group: "kubeproxy.config.k8s.io", Version: "v1alpha1", Kind: "KubeProxyConfiguration"})
+	if err := config.Set(&shown); err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct {
+		path      string
+		profiling bool
+		code      int
+		has       string
+	}{
+		{"/metrics", false, 200, "process_start_time_seconds"},
+		{"/metrics/slis", false, 200, "process_start_time_seconds"},
+		{"/healthz", false, 200, "ok"},
+		{"/proxyMode", false, 200, "ipvs"},
+		{"/configz", false, 200, `"clusterCIDR":"10.244.0.0/16"`},
+		{"/debug/pprof/", false, 404, ""},
+		{"/debug/pprof/goroutine", false, 404, ""},
+		{"/debug/pprof/", true, 200, "goroutine"},
+		{"/debug/pprof/goroutine?debug=1", true, 200, "goroutine profile"},
+		{"/debug/pprof/cmdline", true, 200, ""},
+		{"/", true, 404, ""},
+	} {
+		w := httptest.NewRecorder()
+		NewMetricsServer(c.profiling).Handler().ServeHTTP(w, httptest.NewRequest(http.MethodGet, c.path, nil))
+		if w.Code != c.code || !strings.Contains(w.Body.String(), c.has) {
+			t.Errorf("%s, profiling %t: %d, want %d with %q, in\n%s", c.path, c.profiling, w.Code, c.code, c.has, w.Body)
+		}
+	}
+}
+
+// Programs compare it as a whole.
+func TestProxyMode(t *testing.T) {
+	w := httptest.NewRecorder()
+	NewMetricsServer(false).Handler().ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/proxyMode", nil))
+	if got := w.Body.String(); got != "ipvs" {
+		t.Errorf("%q", got)
+	}
+}

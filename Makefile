@@ -11,7 +11,8 @@ E2E_PACKAGES ?= $(patsubst %/,%,$(sort $(dir $(shell grep -rl --include='*_test.
 STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.2
 
 KUBERNETES_VERSION := v1.36.3
-VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo unknown)
+# component-base takes nothing for a version that is not one.
+VERSION ?= $(or $(shell git describe --tags --match 'v[0-9]*' --dirty 2>/dev/null),v0.1.0-dev+$(or $(shell git rev-parse --short HEAD 2>/dev/null),unknown))
 COMMIT := $(shell git rev-parse HEAD 2>/dev/null)
 version_package := k8s.io/component-base/version
 ldflags = -s -w -X $(version_package).gitVersion=$(1) -X $(version_package).gitCommit=$(2)

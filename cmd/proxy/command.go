@@ -1,0 +1,60 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"os/signal"
+
+	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
+	cliflag "k8s.io/component-base/cli/flag"
+	logsapi "k8s.io/component-base/logs/api/v1"
+	"k8s.io/component-base/version/verflag"
+	"k8s.io/klog/v2"
+
+	"github.com/kube-ipvs/kube-ipvs/pkg/config"
+)
+
+// newCommand makes the command line. run is called with a configuration in
+// which every value can work; its context ends with SIGTERM or SIGINT.
+func newCommand(run func(context.Context, config.Config) error) *cobra.Command {
+	opts := config.NewOptions()
+	cmd := &cobra.Command{
+		Use:           "kube-ipvs",
+		Short:         "Serves Kubernetes Services on a node, with IPVS",
+		Long:          "kube-ipvs runs on every node in the place of kube-proxy. It follows Services and\nEndpointSlices, from an API server or from a folder of manifests, and programs\nIPVS, IP sets and iptables so that the node serves them.",
+		SilenceUsage:  true,
+		SilenceErrors: true, // cli.Run prints the error
+		Args:          cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			verflag.PrintAndExitIfRequested()
+			return runCommand(cmd.Context(), opts, run)
+		},
+	}
+	sets := opts.Flags()
+	verflag.AddFlags(sets.FlagSet("general"))
+	for _, fs := range sets.FlagSets {
+		cmd.Flags().AddFlagSet(fs)
+	}
+	cliflag.SetUsageAndHelpFunc(cmd, sets, 100)
+	return cmd
+}
+
+func runCommand(ctx context.Context, opts *config.Options, run func(context.Context, config.Config) error) error {
+	cfg, err := opts.Complete()
+	if err != nil {
+		return err
+	}
+	if path := opts.WriteConfigTo(); path != "" {
+		return cfg.Write(path)
+	}
+	if err := logsapi.ValidateAndApply(&cfg.Logging, cfg.Features); err != nil {
+		return fmt.Errorf("logging: %w", err)
+	}
+	for _, notice := range cfg.Notices {
+		klog.FromContext(ctx).Info(notice)
+	}
+	ctx, stop := signal.NotifyContext(ctx, unix.SIGTERM, unix.SIGINT)
+	defer stop()
+	return run(ctx, cfg)
+}

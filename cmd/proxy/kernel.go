@@ -1,0 +1,98 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"golang.org/x/sys/unix"
+	"k8s.io/klog/v2"
+
+	"github.com/kube-ipvs/kube-ipvs/pkg/apply"
+	"github.com/kube-ipvs/kube-ipvs/pkg/config"
+	"github.com/kube-ipvs/kube-ipvs/pkg/conntrack"
+	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
+	"github.com/kube-ipvs/kube-ipvs/pkg/ipset"
+	"github.com/kube-ipvs/kube-ipvs/pkg/ipvs"
+	"github.com/kube-ipvs/kube-ipvs/pkg/nat"
+	"github.com/kube-ipvs/kube-ipvs/pkg/plan"
+	"github.com/kube-ipvs/kube-ipvs/pkg/routing"
+	"github.com/kube-ipvs/kube-ipvs/pkg/sysctl"
+)
+
+// machine is the real kernel.
+type machine struct {
+	apply.Kernel
+	ipvs    *ipvs.Netlink
+	routing *routing.Netlink
+}
+
+// openKernel opens every kernel interface. What is missing is an error that
+// says the cure, but for a whole family, which is then left out.
+func openKernel(ctx context.Context, cfg *config.Config) (*machine, error) {
+	var m machine
+	var errs [4]error
+	m.ipvs, errs[0] = ipvs.New()
+	sets, err := ipset.New()
+	errs[1] = err
+	m.routing, errs[2] = routing.New()
+	flows, err := conntrack.New()
+	errs[3] = err
+	if err := errors.Join(errs[:]...); err != nil {
+		return nil, err
+	}
+	m.Kernel = apply.Kernel{
+		IPVS: m.ipvs, IPSet: sets, Routing: m.routing, Conntrack: flows,
+		Sysctl: sysctl.New(), NAT: map[ip.Family]apply.NAT{},
+	}
+	if err := m.openNAT(ctx, &cfg.Plan); err != nil {
+		return nil, err
+	}
+	return &m, nil
+}
+
+// openNAT finds iptables for each family, and drops the family for which
+// there is none: many kernels have no IPv6.
+func (m *machine) openNAT(ctx context.Context, cfg *plan.Config) error {
+	var usable []ip.Family
+	var errs []error
+	for _, family := range cfg.Families {
+		tables, err := nat.New(family)
+		if err == nil {
+			_, err = tables.Observe(nat.Own{})
+		}
+		if err != nil {
+			errs = append(errs, err)
+			klog.FromContext(ctx).Info("Not serving a family", "family", family.String(), "reason", err.Error())
+			continue
+		}
+		m.NAT[family] = tables
+		usable = append(usable, family)
+	}
+	if len(usable) == 0 {
+		return errors.Join(errs...)
+	}
+	cfg.Families = usable
+	return nil
+}
+
+// prepare checks that the scheduler exists, and sets the time-outs.
+func (m *machine) prepare(cfg *config.Config) error {
+	if err := m.ipvs.Probe(cfg.Plan.Scheduler); err != nil {
+		return fmt.Errorf("--ipvs-scheduler %s: %w", cfg.Plan.Scheduler, err)
+	}
+	return m.ipvs.SetTimeouts(cfg.IPVSTimeouts)
+}
+
+// kernelVersion reads uname(2); the zero version is one that cannot be read.
+func kernelVersion() plan.Version {
+	var u unix.Utsname
+	var v plan.Version
+	if unix.Uname(&u) != nil {
+		return v
+	}
+	if _, err := fmt.Sscanf(unix.ByteSliceToString(u.Release[:]), "%d.%d", &v.Major, &v.Minor); err != nil {
+		return plan.Version{}
+	}
+	return v
+}

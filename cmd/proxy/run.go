@@ -1,0 +1,132 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
+	"k8s.io/component-base/metrics/legacyregistry"
+	"k8s.io/klog/v2"
+
+	"github.com/kube-ipvs/kube-ipvs/pkg/apply"
+	"github.com/kube-ipvs/kube-ipvs/pkg/config"
+	"github.com/kube-ipvs/kube-ipvs/pkg/health"
+	"github.com/kube-ipvs/kube-ipvs/pkg/metrics"
+	"github.com/kube-ipvs/kube-ipvs/pkg/plan"
+	"github.com/kube-ipvs/kube-ipvs/pkg/proxy"
+	"github.com/kube-ipvs/kube-ipvs/pkg/source"
+	"github.com/kube-ipvs/kube-ipvs/pkg/source/apiserver"
+	"github.com/kube-ipvs/kube-ipvs/pkg/source/manifest"
+)
+
+// drainPeriod is how often draining real servers are looked at. kube-proxy
+// takes a minute, for which a pod that is gone stays in the kernel.
+const drainPeriod = 5 * time.Second
+
+// run does what the configuration says.
+func run(ctx context.Context, cfg config.Config) error {
+	kernel, err := openKernel(ctx, &cfg)
+	if err != nil {
+		return err
+	}
+	if cfg.Action == config.Cleanup {
+		return cleanup(&cfg, kernel)
+	}
+	if err := kernel.prepare(&cfg); err != nil {
+		return err
+	}
+	if cfg.Action == config.InitOnly {
+		return nil
+	}
+	return serve(ctx, &cfg, kernel)
+}
+
+// cleanup takes away all that is ours.
+func cleanup(cfg *config.Config, kernel *machine) error {
+	applier := apply.New(&cfg.Plan, kernel.Kernel)
+	applier.SetNode(plan.NodeWide(&cfg.Plan, &plan.Node{}))
+	return applier.Cleanup()
+}
+
+// serve programs the kernel, once or until the context ends. What is in the
+// kernel goes on serving afterwards.
+func serve(ctx context.Context, cfg *config.Config, kernel *machine) error {
+	recorder, err := metrics.New(legacyregistry.Register)
+	if err != nil {
+		return err
+	}
+	state := health.NewServer(cfg.SyncPeriod, recorder)
+	checks := health.NewHealthChecks(ctx, nil, state.Healthy)
+	defer checks.Close()
+	p := proxy.New(proxy.Options{
+		Config:        cfg.Plan,
+		Kernel:        kernel.Kernel,
+		KernelVersion: kernelVersion(),
+		Network:       kernel.routing,
+		HealthChecks:  checks,
+		Observer:      metrics.Observers{recorder, state},
+		MinSyncPeriod: cfg.MinSyncPeriod,
+		SyncPeriod:    cfg.SyncPeriod,
+		DrainPeriod:   drainPeriod,
+	})
+	src, err := newSource(cfg)
+	if err != nil {
+		return err
+	}
+	if cfg.Action == config.Once {
+		return p.Once(ctx, src)
+	}
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	answer(ctx, cancel, cfg, state)
+	err = p.Run(ctx, src)
+	klog.FromContext(ctx).Info("Stopping, and leaving the kernel as it is programmed")
+	if cause := context.Cause(ctx); err == nil && !errors.Is(cause, context.Canceled) {
+		return cause
+	}
+	return err
+}
+
+// answer serves those who ask for the proxy's state. Where an address must be
+// had and cannot, the program ends.
+func answer(ctx context.Context, cancel context.CancelCauseFunc, cfg *config.Config, state *health.Server) {
+	go func() {
+		if err := state.Run(ctx, cfg.Healthz, cfg.BindAddressHardFail); err != nil {
+			cancel(err)
+		}
+	}()
+}
+
+// newSource makes the source that the configuration names.
+func newSource(cfg *config.Config) (source.Source, error) {
+	if dir := cfg.Source.Manifests; dir != "" {
+		return manifest.New(dir, cfg.Plan.NodeName), nil
+	}
+	client, err := newClient(&cfg.Source)
+	if err != nil {
+		return nil, err
+	}
+	return apiserver.New(client, cfg.Plan.NodeName, cfg.Source.ConfigSyncPeriod), nil
+}
+
+// newClient connects to the API server: by a kubeconfig, or with the Pod's
+// service account.
+func newClient(s *config.Source) (kubernetes.Interface, error) {
+	var c *rest.Config
+	var err error
+	if s.Kubeconfig == "" && s.Master == "" {
+		c, err = rest.InClusterConfig()
+	} else {
+		c, err = clientcmd.BuildConfigFromFlags(s.Master, s.Kubeconfig)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("configuring the API server's client (--kubeconfig, --master): %w", err)
+	}
+	c.ContentType, c.AcceptContentTypes = s.ContentType, s.AcceptContentType
+	c.QPS, c.Burst = s.QPS, s.Burst
+	return kubernetes.NewForConfig(c)
+}

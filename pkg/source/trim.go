@@ -4,6 +4,7 @@ import (
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
@@ -16,8 +17,14 @@ const AnnotationPrefix = "kube-ipvs.io/"
 func Trim(object metav1.Object) {
 	object.SetManagedFields(nil)
 	object.SetAnnotations(ours(object.GetAnnotations()))
-	if node, ok := object.(*corev1.Node); ok {
-		node.Status = corev1.NodeStatus{Addresses: node.Status.Addresses}
+	switch o := object.(type) {
+	case *corev1.Node:
+		o.Status = corev1.NodeStatus{Addresses: o.Status.Addresses}
+	case *discoveryv1.EndpointSlice:
+		for i := range o.Endpoints {
+			o.Endpoints[i].TargetRef = nil
+			o.Endpoints[i].DeprecatedTopology = nil
+		}
 	}
 }
 

@@ -5,6 +5,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
@@ -41,6 +42,13 @@ func TestTrim(t *testing.T) {
 	}
 	Trim(node)
 	if diff := cmp.Diff(want, node); diff != "" {
+		t.Error(diff)
+	}
+	slice := &discoveryv1.EndpointSlice{Endpoints: []discoveryv1.Endpoint{{
+		Addresses: []string{"10.0.0.1"}, TargetRef: &corev1.ObjectReference{Name: "pod"}, DeprecatedTopology: map[string]string{"a": "b"},
+	}}}
+	Trim(slice)
+	if diff := cmp.Diff([]discoveryv1.Endpoint{{Addresses: []string{"10.0.0.1"}}}, slice.Endpoints); diff != "" {
 		t.Error(diff)
 	}
 	service := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Annotations: map[string]string{"a": "b"}}}

@@ -126,21 +126,10 @@ func handler[T object](mu *sync.Mutex, set func(T), remove func(types.Namespaced
 	}
 }
 
-// trim drops what the proxy never reads before it is kept in memory.
+// trim is source.Trim before an informer keeps an object.
 func trim(obj any) (any, error) {
-	o, ok := obj.(metav1.Object)
-	if !ok {
-		return obj, nil
-	}
-	o.SetManagedFields(nil)
-	switch o := obj.(type) {
-	case *corev1.Node:
-		o.Status.Images = nil
-		o.Status.VolumesAttached, o.Status.VolumesInUse = nil, nil
-	case *discoveryv1.EndpointSlice:
-		for i := range o.Endpoints {
-			o.Endpoints[i].TargetRef = nil
-		}
+	if o, ok := obj.(metav1.Object); ok {
+		source.Trim(o)
 	}
 	return obj, nil
 }

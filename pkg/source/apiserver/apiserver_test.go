@@ -3,6 +3,7 @@ package apiserver
 import (
 	"context"
 	"fmt"
+	"sync"
 	"testing"
 	"time"
 
@@ -13,6 +14,9 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes/fake"
 	k8stesting "k8s.io/client-go/testing"
+	"k8s.io/client-go/tools/cache"
+
+	"github.com/kube-ipvs/kube-ipvs/pkg/source"
 )
 
 // recorder is a sink that passes on what it is told, as text.
@@ -140,14 +144,85 @@ func TestChangesAndDeletions(t *testing.T) {
 	}
 }
 
-func TestTrimDropsWhatIsNotRead(t *testing.T) {
+// TestTombstone deletes what went while the watch was broken: of it only the
+// key is sure.
+func TestTombstone(t *testing.T) {
+	sink := make(recorder, 100)
+	var mu sync.Mutex
+	h := handler(&mu, sink.SetService, sink.DeleteService)
+	h.OnDelete(cache.DeletedFinalStateUnknown{Key: "default/web", Obj: &corev1.Service{ObjectMeta: meta("web")}})
+	h.OnDelete(cache.DeletedFinalStateUnknown{Key: "default/gone"})
+	sink.await(t, "delete service default/web")
+	sink.await(t, "delete service default/gone")
+}
+
+func TestTrimsBeforeItDelivers(t *testing.T) {
 	svc := &corev1.Service{ObjectMeta: meta("web")}
 	svc.ManagedFields = []metav1.ManagedFieldsEntry{{Manager: "kubectl"}}
-	svc.Annotations = map[string]string{"keep": "this"}
-	if _, err := trim(svc); err != nil {
-		t.Fatal(err)
-	}
-	if svc.ManagedFields != nil || svc.Annotations["keep"] != "this" {
-		t.Errorf("left: %+v", svc.ObjectMeta)
+	svc.Annotations = map[string]string{"drop": "this", source.AnnotationPrefix + "keep": "this"}
+	client := fake.NewClientset(svc)
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	sink := trimmed{recorder: make(recorder, 100), services: make(chan *corev1.Service, 1)}
+	go func() { _ = New(client, "node1", 0).Run(ctx, sink) }()
+	got := <-sink.services
+	if got.ManagedFields != nil || len(got.Annotations) != 1 {
+		t.Errorf("left: %+v", got.ObjectMeta)
 	}
 }
+
+// trimmed is a recorder that shows Services.
+type trimmed struct {
+	recorder
+	services chan *corev1.Service
+}
+
+func (s trimmed) SetService(svc *corev1.Service) { s.services <- svc }
+
+// TestResync delivers again what has not changed.
+func TestResync(t *testing.T) {
+	client := fake.NewClientset(&corev1.Service{ObjectMeta: meta("web")})
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	sink := make(recorder, 100)
+	// A second is the shortest that informers know.
+	go func() { _ = New(client, "node1", time.Second).Run(ctx, sink) }()
+	sink.await(t, "set service web")
+	sink.await(t, "set service web")
+}
+
+// TestOneCallAtATime lets all three kinds arrive at once; the race detector
+// would see two calls meet.
+func TestOneCallAtATime(t *testing.T) {
+	var objects []runtime.Object
+	for i := range 50 {
+		objects = append(objects,
+			&corev1.Service{ObjectMeta: meta(fmt.Sprintf("s%d", i))},
+			&discoveryv1.EndpointSlice{ObjectMeta: meta(fmt.Sprintf("e%d", i))})
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	sink := &counter{synced: make(chan int, 1)}
+	done := make(chan error, 1)
+	go func() { done <- New(fake.NewClientset(objects...), "node1", 0).Run(ctx, sink) }()
+	if calls := <-sink.synced; calls != 100 {
+		t.Errorf("%d calls before the sync, want 100", calls)
+	}
+	cancel()
+	if err := <-done; err != nil {
+		t.Error(err)
+	}
+}
+
+// counter counts calls, with nothing to protect the number.
+type counter struct {
+	calls  int
+	synced chan int
+}
+
+func (c *counter) SetService(*corev1.Service)                  { c.calls++ }
+func (c *counter) DeleteService(types.NamespacedName)          { c.calls++ }
+func (c *counter) SetEndpointSlice(*discoveryv1.EndpointSlice) { c.calls++ }
+func (c *counter) DeleteEndpointSlice(types.NamespacedName)    { c.calls++ }
+func (c *counter) SetNode(*corev1.Node)                        { c.calls++ }
+func (c *counter) DeleteNode()                                 { c.calls++ }
+func (c *counter) Synced()                                     { c.synced <- c.calls }

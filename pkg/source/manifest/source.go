@@ -30,12 +30,16 @@ const (
 	recheck = 30 * time.Second
 )
 
-// Source is a folder of manifests. It implements source.Source.
+// Source is a folder of manifests. It implements source.Source and
+// source.Loader.
 type Source struct {
 	dir, nodeName string
 }
 
-var _ source.Source = (*Source)(nil)
+var (
+	_ source.Source = (*Source)(nil)
+	_ source.Loader = (*Source)(nil)
+)
 
 // New reads the folder dir and, of the Nodes in it, only the one with the
 // given name.

@@ -64,7 +64,10 @@ func (b *builder) err() error {
 	for i, err := range b.errs {
 		lines[i] = err.Error()
 	}
-	return errors.New("invalid configuration: " + strings.Join(lines, "\n"))
+	if len(lines) == 1 {
+		return errors.New("invalid configuration: " + lines[0])
+	}
+	return errors.New("invalid configuration:\n" + strings.Join(lines, "\n"))
 }
 
 func (b *builder) invalid(path *field.Path, value any, want string) {

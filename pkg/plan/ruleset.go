@@ -54,8 +54,9 @@ func (r *ruleset) match(set SetName, flags string) string {
 	return fmt.Sprintf("-m set --match-set %s %s", set.In(r.family), flags)
 }
 
-// rule joins a match, a comment and a target. iptables-save prints addresses
-// and interfaces first, so a match begins with those.
+// rule joins a match, a comment of several words (one alone would be printed
+// without quotes) and a target. iptables-save prints addresses and interfaces
+// first, so a match begins with those.
 func rule(comment, match, target string) nat.Rule {
 	if match != "" {
 		match += " "
@@ -178,7 +179,7 @@ func (r *ruleset) notFrom(cidrs []netip.Prefix) (func(match string) string, bool
 func (r *ruleset) loadBalancer() {
 	r.chain(nat.NAT, "KUBE-LOAD-BALANCER",
 		rule("externalTrafficPolicy Local", r.match(LoadBalancerLocal, "dst,dst"), "RETURN"),
-		rule("masquerade", "", "KUBE-MARK-MASQ"))
+		rule("source is masqueraded", "", "KUBE-MARK-MASQ"))
 }
 
 // nodePort is the same for node ports, protocol by protocol:
@@ -196,7 +197,7 @@ func (r *ruleset) nodePort() {
 		proto := "-p " + strings.ToLower(p.String()) + " "
 		rules = append(rules,
 			rule("externalTrafficPolicy Local", proto+r.match(local, flags), "RETURN"),
-			rule("masquerade", proto+r.match(all, flags), "KUBE-MARK-MASQ"))
+			rule("source is masqueraded", proto+r.match(all, flags), "KUBE-MARK-MASQ"))
 	}
 	r.chain(nat.NAT, "KUBE-NODE-PORT", rules...)
 }
@@ -289,7 +290,7 @@ func (r *ruleset) virtualAddresses(n *Node) {
 		rules = append(rules, rule("served by IPVS", r.match(set, "dst,dst"), "RETURN"))
 	}
 	rules = append(rules,
-		rule("ping", echo, "RETURN"),
+		rule("ping is answered", echo, "RETURN"),
 		rule("no such port on this VIP", "-m conntrack --ctstate NEW "+r.match(VIPs, "dst"), "REJECT --reject-with "+reject))
 	r.chain(nat.Filter, "KUBE-IPVS-FILTER", rules...)
 

@@ -118,6 +118,7 @@ func (p *Proxy) Run(ctx context.Context, src source.Source) error {
 		return endOfSource(ctx, err)
 	case <-p.inbox.synced:
 	}
+	p.Observer.Queued()
 	for !p.start(ctx) {
 		if !sleep(ctx, p.retries.failed(nobody, time.Now())) {
 			return nil
@@ -257,7 +258,6 @@ func (p *Proxy) loop(ctx context.Context, ended <-chan error) error {
 		case err := <-ended:
 			return endOfSource(ctx, err)
 		case <-p.inbox.wake:
-			p.Observer.Queued()
 		case o := <-p.observed:
 			p.compare(ctx, o)
 		case <-timer.C:
@@ -296,6 +296,9 @@ func (p *Proxy) turn(ctx context.Context, now time.Time) {
 	}
 	for _, name := range w.services {
 		p.waiting[name] = struct{}{}
+	}
+	if len(p.waiting) > 0 || p.renew {
+		p.Observer.Queued()
 	}
 	if retry := p.retries.take(now); len(retry) > 0 || p.passDue(now) {
 		p.pass(ctx, retry)

@@ -39,6 +39,7 @@ type world struct {
 	checks  map[types.NamespacedName]plan.HealthCheck
 	passes  []time.Time
 	compare int
+	queued  bool // since the last pass
 
 	mu     sync.Mutex
 	writes []string
@@ -52,8 +53,9 @@ func (w *world) Run(ctx context.Context, sink source.Sink) error {
 	return nil
 }
 
-func (w *world) Queued() {}
+func (w *world) Queued() { w.queued = true }
 func (w *world) Passed(_ time.Duration, _, _ int) {
+	w.queued = false
 	w.passes = append(w.passes, time.Now())
 }
 func (w *world) Compared(time.Duration, int) { w.compare++ }
@@ -349,6 +351,9 @@ func TestIdleWritesNothing(t *testing.T) {
 		time.Sleep(time.Hour)
 		if got := w.taken(); len(got) != 0 || len(w.passes) != 0 {
 			t.Errorf("in an idle hour: %d passes, wrote %q", len(w.passes), got)
+		}
+		if w.queued {
+			t.Error("work is said to be waiting, and there is none")
 		}
 		if w.compare < 100 {
 			t.Errorf("compared %d times in an hour, want every 30 s", w.compare)

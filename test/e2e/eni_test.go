@@ -91,7 +91,7 @@ func programENI(t *testing.T, c *lab.ENICluster, args ...string) {
 // times, and looks at each packet's way.
 func checkENI(t *testing.T, c *lab.ENICluster, want eniPath) {
 	t.Helper()
-	onNode := c.Node.Watch(lab.TCP, c.Endpoints...)
+	onNode := c.Node.Watch(lab.TCP, append([]string{c.VIP}, c.Endpoints...)...)
 	answered := map[string]bool{}
 	for range 6 {
 		answer := c.Pod.Dial(lab.TCP, c.VIP)

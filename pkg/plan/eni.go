@@ -68,11 +68,12 @@ func mainLink(inv *routing.Inventory, family ip.Family) string {
 	return ""
 }
 
-// sourcesOf lists whose traffic the rules send to a table.
+// sourcesOf lists whose traffic the rules send to a table. A rule that is not
+// wholly known may send only some of it there, or none.
 func sourcesOf(inv *routing.Inventory, family ip.Family, table int) []netip.Prefix {
 	var out []netip.Prefix
 	for _, r := range inv.Rules {
-		if r.Family == family && r.Table == table && r.From.IsValid() && r.From.Bits() > 0 && !r.Invert {
+		if r.Family == family && r.Table == table && r.From.IsValid() && r.From.Bits() > 0 && !r.Invert && !r.Other {
 			out = append(out, r.From)
 		}
 	}

@@ -1,0 +1,322 @@
+package plan_test
+
+import (
+	"fmt"
+	"net/netip"
+	"strings"
+	"testing"
+
+	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
+	"github.com/kube-ipvs/kube-ipvs/pkg/plan"
+)
+
+// The hosts around the node of testdata/cluster.yaml, and the addresses of
+// Services there: cluster IPs begin with "c/", external IPs with "x/", load
+// balancers with "l/".
+var hosts = map[string][2]string{
+	"node":     {"192.0.2.11", "2001:db8::11"},
+	"bridge":   {"10.244.1.1", "fd00:244:1::1"}, // the node's end of the pods' bridge
+	"loopback": {"127.0.0.1", "::1"},
+	"pod":      {"10.244.1.7", "fd00:244:1::7"}, // on this node, no endpoint
+	"server":   {"10.244.1.5", "fd00:244:1::5"}, // an endpoint on this node
+	"remote":   {"10.244.2.5", "fd00:244:2::5"}, // and on node-2
+	"farpod":   {"10.244.2.7", "fd00:244:2::7"},
+	"node-2":   {"192.0.2.12", "2001:db8::12"},
+	"client":   {"100.64.9.9", "2001:db8:64:9::9"},
+	"friend":   {"100.64.7.7", "2001:db8:64:7::7"}, // within a source range
+}
+
+func init() {
+	for i, name := range []string{
+		"web", "here", "away", "lb", "ranges", "ranges-node", "empty", "inside", "datagrams", "datagrams-here",
+	} {
+		n := 10 + i
+		hosts["c/"+name] = [2]string{fmt.Sprintf("10.96.0.%d", n), fmt.Sprintf("fd00:96::%d", n)}
+		hosts["x/"+name] = [2]string{fmt.Sprintf("198.51.100.%d", n), fmt.Sprintf("2001:db8:51::%d", n)}
+		hosts["l/"+name] = [2]string{fmt.Sprintf("203.0.113.%d", n), fmt.Sprintf("2001:db8:113::%d", n)}
+	}
+}
+
+// names are the hosts of one family.
+type names ip.Family
+
+func (n names) addr(name string) netip.Addr {
+	pair, ok := hosts[name]
+	if !ok {
+		panic("no host " + name)
+	}
+	if ip.Family(n) == ip.IPv6 {
+		return netip.MustParseAddr(pair[1])
+	}
+	return netip.MustParseAddr(pair[0])
+}
+
+func (n names) name(a netip.Addr) string {
+	for name := range hosts {
+		if n.addr(name) == a {
+			return name
+		}
+	}
+	return a.String()
+}
+
+// flow is a connection: "client eth0" comes in by eth0, and "node" is from
+// the node itself. The destination is "HOST:PORT", with another protocol than
+// TCP behind it, or "HOST ping".
+type flow struct{ from, to, want string }
+
+func (f flow) packet(n names) packet {
+	source := strings.Fields(f.from)
+	p := packet{src: n.addr(source[0]), sport: 40000, protocol: ip.TCP}
+	if len(source) > 1 {
+		p.in = source[1]
+	}
+	to := strings.Fields(f.to)
+	where, port, _ := strings.Cut(to[0], ":")
+	p.dst = n.addr(where)
+	switch {
+	case len(to) > 1 && to[1] == "ping":
+		p.protocol, p.sport = icmp, 0
+		return p
+	case len(to) > 1:
+		var err error
+		if p.protocol, err = ip.ParseProtocol(to[1]); err != nil {
+			panic(err)
+		}
+	}
+	p.dport = uint16(number(port))
+	return p
+}
+
+// The hosts of a local connection to a VIP: it is a local address, so the
+// kernel chooses it as the source as well.
+var flows = []flow{
+	// Cluster IPs: masqueraded for who is no pod, and for a pod that reaches itself.
+	{"pod cni0", "c/web:80", "server:8080 by cni0 as pod, remote:8080 by eth0 as pod"},
+	{"farpod eth0", "c/web:80", "server:8080 by cni0 as farpod, remote:8080 by eth0 as farpod"},
+	{"server cni0", "c/web:80", "server:8080 by cni0 as bridge, remote:8080 by eth0 as server"},
+	{"client eth0", "c/web:80", "server:8080 by cni0 as bridge, remote:8080 by eth0 as node"},
+	{"c/web", "c/web:80", "server:8080 by cni0 as bridge, remote:8080 by eth0 as node"},
+	{"node", "c/web:80", "server:8080 by cni0 as bridge, remote:8080 by eth0 as node"},
+	{"loopback", "c/web:80", "server:8080 by cni0 as loopback, remote:8080 by eth0 as loopback"},
+	{"pod cni0", "c/datagrams:53 UDP", "remote:53 by eth0 as pod"},
+	{"client eth0", "c/datagrams:53 UDP", "remote:53 by eth0 as node"},
+	{"client eth0", "c/datagrams:54 SCTP", "remote:54 by eth0 as node"},
+
+	// Nothing else answers on a VIP, but for ping.
+	{"pod cni0", "c/web:81", "REJECT"},
+	{"client eth0", "c/web:22", "REJECT"},
+	{"client eth0", "c/web:80 UDP", "REJECT"},
+	{"client eth0", "c/datagrams:53", "REJECT"},
+	{"client eth0", "c/datagrams:54 UDP", "REJECT"},
+	{"client eth0", "l/lb:443", "REJECT"},
+	{"client eth0", "l/here:30081", "REJECT"},
+	{"client eth0", "x/web:8080", "REJECT"},
+	{"client eth0", "c/web ping", "LOCAL"},
+	{"client eth0", "l/lb ping", "LOCAL"},
+
+	// The node's own ports are not our business.
+	{"client eth0", "node:22", "LOCAL"},
+	{"client eth0", "node:80", "LOCAL"},
+	{"client eth0", "node ping", "LOCAL"},
+	{"client eth0", "node:32011", "LOCAL"},
+	{"client eth0", "remote:8080", "FORWARD"},
+
+	// External IPs and node ports are masqueraded for everybody.
+	{"client eth0", "x/web:80", "server:8080 by cni0 as bridge, remote:8080 by eth0 as node"},
+	{"pod cni0", "x/web:80", "server:8080 by cni0 as bridge, remote:8080 by eth0 as node"},
+	{"x/web", "x/web:80", "server:8080 by cni0 as bridge, remote:8080 by eth0 as node"},
+	{"client eth0", "node:30080", "server:8080 by cni0 as bridge, remote:8080 by eth0 as node"},
+	{"pod cni0", "bridge:30080", "server:8080 by cni0 as bridge, remote:8080 by eth0 as node"},
+	{"node", "node:30080", "server:8080 by cni0 as bridge, remote:8080 by eth0 as node"},
+	{"client eth0", "node:30053 UDP", "remote:53 by eth0 as node"},
+	{"client eth0", "node:30054 SCTP", "remote:54 by eth0 as node"},
+	{"client eth0", "node:30053", "LOCAL"},
+	{"client eth0", "node:30080 UDP", "LOCAL"},
+	{"client eth0", "node:30054 UDP", "LOCAL"},
+
+	// So are load balancer IPs.
+	{"client eth0", "l/lb:80", "remote:8080 by eth0 as node"},
+	{"pod cni0", "l/lb:80", "remote:8080 by eth0 as node"},
+	{"l/lb", "l/lb:80", "remote:8080 by eth0 as node"},
+
+	// externalTrafficPolicy Local keeps the client's address, where there is
+	// an endpoint on this node.
+	{"client eth0", "l/here:80", "server:8080 by cni0 as client"},
+	{"client eth0", "x/here:80", "server:8080 by cni0 as client"},
+	{"client eth0", "node:30081", "server:8080 by cni0 as client"},
+	{"client eth0", "node:30153 UDP", "server:53 by cni0 as client"},
+	{"client eth0", "node:30154 SCTP", "server:54 by cni0 as client"},
+	{"pod cni0", "l/here:80", "server:8080 by cni0 as pod"},
+	{"server cni0", "l/here:80", "server:8080 by cni0 as bridge"},
+	{"server cni0", "node:30081", "server:8080 by cni0 as bridge"},
+	{"l/here", "l/here:80", "server:8080 by cni0 as l/here"},
+	{"client eth0", "c/here:80", "server:8080 by cni0 as bridge, remote:8080 by eth0 as node"},
+
+	// Where there is none, who comes from outside is turned away, and who
+	// comes from inside is led on, with an address that is answered.
+	{"client eth0", "l/away:80", "DROP"},
+	{"client eth0", "x/away:80", "DROP"},
+	{"client eth0", "node:30082", "DROP"},
+	{"node-2 eth0", "node:30082", "DROP"},
+	{"pod cni0", "l/away:80", "remote:8080 by eth0 as node"},
+	{"pod cni0", "x/away:80", "remote:8080 by eth0 as node"},
+	{"pod cni0", "node:30082", "remote:8080 by eth0 as node"},
+	{"l/away", "l/away:80", "remote:8080 by eth0 as node"},
+	{"x/away", "x/away:80", "remote:8080 by eth0 as node"},
+	{"node", "node:30082", "remote:8080 by eth0 as node"},
+	{"client eth0", "c/away:80", "remote:8080 by eth0 as node"},
+	{"client eth0", "node:32012", "LOCAL"},
+
+	// Source ranges hold for load balancer IPs, on every path.
+	{"friend eth0", "l/ranges:80", "remote:8080 by eth0 as node"},
+	{"client eth0", "l/ranges:80", "DROP"},
+	{"pod cni0", "l/ranges:80", "DROP"},
+	{"l/ranges", "l/ranges:80", "DROP"},
+	{"node", "l/ranges:80", "DROP"},
+	{"client eth0", "c/ranges:80", "remote:8080 by eth0 as node"},
+	{"client eth0", "l/ranges:443", "REJECT"},
+	{"l/ranges-node", "l/ranges-node:80", "remote:8080 by eth0 as node"},
+	{"node-2 eth0", "l/ranges-node:80", "remote:8080 by eth0 as node"},
+	{"client eth0", "l/ranges-node:80", "DROP"},
+
+	// Without endpoints a Service refuses.
+	{"client eth0", "l/empty:80", "REFUSED"},
+	{"client eth0", "node:30086", "REFUSED"},
+	{"pod cni0", "c/empty:80", "REFUSED"},
+	{"c/empty", "c/empty:80", "REFUSED"},
+	{"pod cni0", "c/inside:80", "REFUSED"},
+}
+
+func TestFlows(t *testing.T) {
+	s := load(t, "cluster")
+	for _, family := range ip.Families {
+		t.Run(family.String(), func(t *testing.T) { checkFlows(t, newHost(t, s, family), flows) })
+	}
+}
+
+func checkFlows(t *testing.T, h *host, flows []flow) {
+	n := names(h.family)
+	for _, f := range flows {
+		if got := h.from(f.packet(n)).text(n.name); got != f.want {
+			t.Errorf("from %s to %s:\n got %s\nwant %s", f.from, f.to, got, f.want)
+		}
+	}
+}
+
+// How pods are recognised decides what is masqueraded on its way to a cluster
+// IP, and who may go on from a node without an endpoint.
+func TestFlowsByDetection(t *testing.T) {
+	const kept, masqueraded = "remote:8080 by eth0 as pod", "remote:8080 by eth0 as node"
+	for _, tc := range []struct {
+		name  string
+		set   func(*scenario)
+		flows []flow
+	}{
+		{"not at all", func(s *scenario) { s.config.LocalTraffic = plan.LocalTraffic{} }, []flow{
+			{"pod cni0", "c/away:80", kept},
+			{"client eth0", "c/away:80", "remote:8080 by eth0 as client"},
+			{"c/away", "c/away:80", masqueraded},
+			{"node", "l/away:80", masqueraded},
+			{"client eth0", "l/away:80", "DROP"},
+			{"pod cni0", "l/away:80", "DROP"},
+		}},
+		{"by the bridge", func(s *scenario) {
+			s.config.LocalTraffic = plan.LocalTraffic{Mode: plan.DetectBridgeInterface, Interface: "cni0"}
+		}, []flow{
+			{"pod cni0", "c/away:80", kept},
+			{"client eth0", "c/away:80", masqueraded},
+			{"farpod eth0", "c/away:80", masqueraded},
+			{"c/away", "c/away:80", masqueraded},
+			{"pod cni0", "l/away:80", masqueraded},
+			{"farpod eth0", "l/away:80", "DROP"},
+			{"l/away", "l/away:80", masqueraded},
+		}},
+		{"by the interface's name", func(s *scenario) {
+			s.config.LocalTraffic = plan.LocalTraffic{Mode: plan.DetectInterfaceNamePrefix, Interface: "veth"}
+		}, []flow{
+			{"pod veth1a2b", "c/away:80", kept},
+			{"pod vet", "c/away:80", masqueraded},
+			{"node", "c/away:80", masqueraded},
+			{"pod veth1a2b", "l/away:80", masqueraded},
+		}},
+		{"by the Node's CIDRs", func(s *scenario) {
+			s.config.LocalTraffic = plan.LocalTraffic{Mode: plan.DetectNodeCIDR}
+			s.node.PodCIDRs = prefixes([]string{"10.244.1.0/24", "fd00:244:1::/64"})
+		}, []flow{
+			{"pod cni0", "c/away:80", kept},
+			{"farpod eth0", "c/away:80", masqueraded},
+		}},
+		{"by the Node's CIDRs, which it does not have", func(s *scenario) {
+			s.config.LocalTraffic = plan.LocalTraffic{Mode: plan.DetectNodeCIDR}
+		}, []flow{
+			{"client eth0", "c/away:80", "remote:8080 by eth0 as client"},
+			{"c/away", "c/away:80", masqueraded},
+		}},
+		{"masquerade all", func(s *scenario) { s.config.MasqueradeAll = true }, []flow{
+			{"pod cni0", "c/away:80", masqueraded},
+			{"client eth0", "l/here:80", "server:8080 by cni0 as client"},
+		}},
+	} {
+		for _, family := range ip.Families {
+			t.Run(tc.name+" "+family.String(), func(t *testing.T) {
+				s := load(t, "cluster")
+				tc.set(s)
+				checkFlows(t, newHost(t, s, family), tc.flows)
+			})
+		}
+	}
+}
+
+// A packet that is answered must come back by the interface that it left by:
+// the fabric delivers each address of an interface there, and the node drops
+// what comes in where it would not send to.
+func TestSymmetricPaths(t *testing.T) {
+	const eth0, eth1, eth2 = "10.12.97.49", "10.12.192.10", "10.12.99.10"
+	fabric := map[string]string{eth0: "eth0", eth1: "eth1", "10.12.98.10": "eth1", eth2: "eth2"}
+	for _, tc := range []struct {
+		scenario, pod string
+		mode          plan.SNATMode
+		want          string
+	}{
+		{"eni", "10.12.192.44", plan.SNATOff, "by eth1 as 10.12.97.49, back by eth0: dropped"},
+		{"eni", "10.12.192.44", plan.SNATSource, "by eth1 as 10.12.97.49, back by eth0: dropped"},
+		{"eni", "10.12.192.44", plan.SNATFWMark, "by eth0 as 10.12.97.49, back by eth0: passes"},
+		{"eni", "10.12.192.44", plan.SNATAuto, "by eth0 as 10.12.97.49, back by eth0: passes"},
+		{"eni-configured", "10.12.192.44", plan.SNATAuto, "by eth1 as 10.12.192.10, back by eth1: passes"},
+		{"eni-configured", "10.12.192.44", plan.SNATSource, "by eth1 as 10.12.192.10, back by eth1: passes"},
+		{"eni-address", "10.12.192.44", plan.SNATOff, "by eth1 as 10.12.192.10, back by eth1: passes"},
+		{"eni-address", "10.12.192.44", plan.SNATSource, "by eth1 as 10.12.192.10, back by eth1: passes"},
+		{"eni-address", "10.12.192.44", plan.SNATFWMark, "by eth0 as 10.12.97.49, back by eth0: passes"},
+		{"eni-address", "10.12.192.44", plan.SNATAuto, "by eth1 as 10.12.192.10, back by eth1: passes"},
+		{"aws", "10.12.98.44", plan.SNATAuto, "by eth1 as 10.12.98.10, back by eth1: passes"},
+		{"aws", "10.12.99.44", plan.SNATAuto, "by eth2 as 10.12.99.10, back by eth2: passes"},
+		{"aws", "10.12.97.44", plan.SNATAuto, "by eth0 as 10.12.97.49, back by eth0: passes"},
+		{"aws", "10.12.99.44", plan.SNATFWMark, "by eth0 as 10.12.97.49, back by eth0: passes"},
+		{"aws", "10.12.97.44", plan.SNATFWMark, "by eth0 as 10.12.97.49, back by eth0: passes"},
+		{"terway", "10.12.192.44", plan.SNATSource, "by eth1 as 10.12.97.49, back by eth0: dropped"},
+		{"terway", "10.12.192.44", plan.SNATAuto, "by eth0 as 10.12.97.49, back by eth0: passes"},
+	} {
+		t.Run(fmt.Sprintf("%s %s %s", tc.scenario, tc.mode, tc.pod), func(t *testing.T) {
+			s := load(t, tc.scenario)
+			s.config.SNAT.Mode = tc.mode
+			h := newHost(t, s, ip.IPv4)
+			pod := netip.MustParseAddr(tc.pod)
+			out := h.from(packet{
+				src: pod, sport: 40000, in: "veth0",
+				dst: netip.MustParseAddr("10.12.115.101"), dport: 80, protocol: ip.TCP,
+			})
+			if len(out.sent) != 2 {
+				t.Fatalf("not sent to the two servers: %+v", out)
+			}
+			for _, sent := range out.sent {
+				by := fabric[sent.source.String()]
+				verdict := map[bool]string{true: "passes", false: "dropped"}[h.replyPasses(pod, sent, by)]
+				got := fmt.Sprintf("by %s as %s, back by %s: %s", sent.link, sent.source, by, verdict)
+				if got != tc.want {
+					t.Errorf("to %s:\n got %s\nwant %s", sent.to, got, tc.want)
+				}
+			}
+		})
+	}
+}

@@ -1,0 +1,244 @@
+package plan_test
+
+import (
+	"cmp"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
+	"github.com/kube-ipvs/kube-ipvs/pkg/ipvs"
+	"github.com/kube-ipvs/kube-ipvs/pkg/nat"
+	"github.com/kube-ipvs/kube-ipvs/pkg/plan"
+	"github.com/kube-ipvs/kube-ipvs/pkg/routing"
+)
+
+// host is a node on which the plan of a scenario stands, in one family.
+type host struct {
+	*firewall
+	family    ip.Family
+	inventory *routing.Inventory
+	main      []routing.Route // of the main table, but for its defaults
+	rules     []routing.Rule
+	validMark bool // src_valid_mark: the reverse-path check looks at the mark
+	servers   map[ipvs.Key][]netip.AddrPort
+	bound     map[netip.Addr]bool // addresses on kube-ipvs0
+}
+
+func newHost(t *testing.T, s *scenario, family ip.Family) *host {
+	t.Helper()
+	part := plan.NodeWide(&s.config, &s.node)
+	facts := plan.FactsOf(&s.config, &s.node)
+	h := &host{
+		family: family, inventory: &s.node.Inventory,
+		validMark: part.Sysctls["net/ipv4/conf/all/src_valid_mark"] == "1",
+		servers:   map[ipvs.Key][]netip.AddrPort{},
+		bound:     map[netip.Addr]bool{},
+	}
+	var members []plan.Member
+	for i := range s.services {
+		p := plan.Service(&s.config, &facts, &s.services[i])
+		members = append(members, p.Members...)
+		for _, vs := range p.VirtualServers {
+			h.servers[vs.Key] = vs.RealServers
+		}
+		for _, a := range p.Addresses {
+			h.bound[a] = true
+		}
+	}
+	local := map[netip.Addr]bool{}
+	for a := range h.bound {
+		local[a] = true
+	}
+	for a := range facts.OnLinks {
+		local[a] = true
+	}
+	h.firewall = newFirewall(t, family, part, members, local)
+	h.addRoutes(s)
+	h.addRules(part.Rules)
+	return h
+}
+
+func (h *host) addRoutes(s *scenario) {
+	h.main = slices.Clone(s.routes)
+	for _, l := range s.node.Inventory.Links {
+		for _, a := range l.Addresses {
+			h.main = append(h.main, routing.Route{Dst: a.Prefix.Masked(), Link: l.Name})
+		}
+	}
+	slices.SortStableFunc(h.main, func(a, b routing.Route) int { return cmp.Compare(b.Dst.Bits(), a.Dst.Bits()) })
+}
+
+func (h *host) addRules(ours []routing.Rule) {
+	for _, r := range slices.Concat(h.inventory.Rules, ours, []routing.Rule{{Family: h.family, Priority: 32766, Table: 254}}) {
+		if r.Family == h.family {
+			h.rules = append(h.rules, r)
+		}
+	}
+	slices.SortStableFunc(h.rules, func(a, b routing.Rule) int { return cmp.Compare(a.Priority, b.Priority) })
+}
+
+// route gives the interface that a packet leaves by.
+func (h *host) route(src, dst netip.Addr, mark uint32) string {
+	for _, r := range h.rules {
+		if r.From.IsValid() && !r.From.Contains(src) || r.To.IsValid() && !r.To.Contains(dst) || mark&r.Mask != r.Mark {
+			continue
+		}
+		if link := h.lookUp(r.Table, dst); link != "" {
+			return link
+		}
+	}
+	h.t.Fatalf("no route from %s to %s", src, dst)
+	return ""
+}
+
+func (h *host) lookUp(table int, dst netip.Addr) string {
+	if table == 254 {
+		for _, r := range h.main {
+			if r.Dst.Contains(dst) {
+				return r.Link
+			}
+		}
+	}
+	for _, r := range h.inventory.Defaults {
+		if r.Family == h.family && r.Table == table {
+			return r.Link
+		}
+	}
+	return ""
+}
+
+// address is what MASQUERADE takes: the interface's first address, or, if it
+// has none, the first of any other.
+func (h *host) address(link string) netip.Addr {
+	var other netip.Addr
+	for _, l := range h.inventory.Links {
+		for _, a := range l.Addresses {
+			if ip.Of(a.Prefix.Addr()) != h.family || !a.Global {
+				continue
+			}
+			if l.Name == link {
+				return a.Prefix.Addr()
+			}
+			if !other.IsValid() {
+				other = a.Prefix.Addr()
+			}
+		}
+	}
+	return other
+}
+
+// outcome is what becomes of the first packet of a connection.
+type outcome struct {
+	verdict string // DROP, REJECT; REFUSED without real servers; FORWARD, LOCAL if IPVS does not serve it
+	sent    []sent // one for each real server
+}
+
+// sent is a packet on its way to a real server.
+type sent struct {
+	to     netip.AddrPort
+	source netip.Addr
+	link   string
+	connmk uint32
+}
+
+// from sends a packet that comes in by an interface, or that the node itself
+// sends if the interface is "".
+func (h *host) from(p packet) outcome {
+	if p.in == "" {
+		return h.fromItself(p)
+	}
+	h.mustAccept(nat.Mangle, "PREROUTING", &p)
+	h.mustAccept(nat.NAT, "PREROUTING", &p)
+	if !h.local[p.dst] {
+		return outcome{verdict: "FORWARD"}
+	}
+	for _, table := range []nat.Table{nat.Mangle, nat.Filter} {
+		if got := h.hook(table, "INPUT", &p); got.verdict != "ACCEPT" {
+			return outcome{verdict: got.verdict}
+		}
+	}
+	return h.serve(p)
+}
+
+// fromItself: IPVS takes the packet before filter OUTPUT sees it.
+func (h *host) fromItself(p packet) outcome {
+	if got := h.hook(nat.Mangle, "OUTPUT", &p); got.verdict != "ACCEPT" {
+		return outcome{verdict: got.verdict}
+	}
+	h.mustAccept(nat.NAT, "OUTPUT", &p)
+	return h.serve(p)
+}
+
+func (h *host) mustAccept(table nat.Table, chain string, p *packet) {
+	if got := h.hook(table, chain, p); got.verdict != "ACCEPT" {
+		h.t.Fatalf("%s in %s %s", got.verdict, table, chain)
+	}
+}
+
+func (h *host) serve(p packet) outcome {
+	servers, served := h.servers[ipvs.Key{Protocol: p.protocol, Addr: p.dst, Port: p.dport}]
+	switch {
+	case !served:
+		return outcome{verdict: "LOCAL"}
+	case len(servers) == 0:
+		return outcome{verdict: "REFUSED"}
+	}
+	var out outcome
+	for _, to := range servers {
+		out.sent = append(out.sent, h.send(p, to))
+	}
+	return out
+}
+
+// send is what is left after IPVS has changed the destination: local output
+// once more, where a drop would lose the packet, and postrouting.
+func (h *host) send(p packet, to netip.AddrPort) sent {
+	p.dst, p.dport = to.Addr(), to.Port()
+	p.in, p.out = "", h.route(p.src, to.Addr(), p.mark)
+	h.mustAccept(nat.Mangle, "OUTPUT", &p)
+	got := h.hook(nat.NAT, "POSTROUTING", &p)
+	out := sent{to: to, source: p.src, link: p.out, connmk: p.connmk}
+	switch got.verdict {
+	case "SNAT":
+		out.source = got.source
+	case "MASQUERADE":
+		out.source = h.address(p.out)
+	case "ACCEPT":
+		return out
+	default:
+		h.t.Fatalf("%s in POSTROUTING", got.verdict)
+	}
+	if p.mark&0x4000 != 0 && p.src != p.dst {
+		h.t.Errorf("the packet to %s leaves with the masquerade mark", to)
+	}
+	return out
+}
+
+// replyPasses tells whether the reply passes the strict reverse-path check,
+// where it comes in by the interface that the fabric delivers to. The check
+// comes after the source is restored, and so asks for the way to the server
+// from the client's address.
+func (h *host) replyPasses(client netip.Addr, s sent, by string) bool {
+	reply := packet{src: s.to.Addr(), dst: s.source, protocol: ip.TCP, in: by, connmk: s.connmk}
+	h.mustAccept(nat.Mangle, "PREROUTING", &reply)
+	mark := reply.mark
+	if !h.validMark {
+		mark = 0
+	}
+	return h.route(client, s.to.Addr(), mark) == by
+}
+
+// text shows an outcome with hosts by their names.
+func (o outcome) text(name func(netip.Addr) string) string {
+	if o.verdict != "" {
+		return o.verdict
+	}
+	var out []string
+	for _, s := range o.sent {
+		out = append(out, fmt.Sprintf("%s:%d by %s as %s", name(s.to.Addr()), s.to.Port(), s.link, name(s.source)))
+	}
+	return strings.Join(out, ", ")
+}

@@ -1,0 +1,298 @@
+package plan_test
+
+import (
+	"fmt"
+	"math/rand"
+	"net/netip"
+	"reflect"
+	"slices"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
+	"github.com/kube-ipvs/kube-ipvs/pkg/ipset"
+	"github.com/kube-ipvs/kube-ipvs/pkg/ipvs"
+	"github.com/kube-ipvs/kube-ipvs/pkg/plan"
+	"github.com/kube-ipvs/kube-ipvs/pkg/routing"
+	"github.com/kube-ipvs/kube-ipvs/pkg/service"
+)
+
+// rounds of each property. The seed is the round, so that a failure can be
+// had again.
+const rounds = 1000
+
+// generator makes Services and nodes out of few values, so that these meet:
+// addresses that stand twice, VIPs that the node has, zones that match.
+type generator struct{ *rand.Rand }
+
+func (g generator) coin() bool { return g.Intn(2) == 0 }
+
+// some gives some of a list, in any order.
+func some[T any](g generator, list ...T) []T {
+	out := slices.Clone(list)
+	g.Shuffle(len(out), func(i, j int) { out[i], out[j] = out[j], out[i] })
+	return out[:g.Intn(len(out)+1)]
+}
+
+func (g generator) addrs(list ...string) []netip.Addr {
+	var out []netip.Addr
+	for _, a := range some(g, list...) {
+		out = append(out, netip.MustParseAddr(a))
+	}
+	return out
+}
+
+func (g generator) config() plan.Config {
+	cfg := defaultConfig()
+	cfg.Families = [][]ip.Family{{ip.IPv4}, {ip.IPv6}, ip.Families}[g.Intn(3)]
+	cfg.NodePortAddresses.Primary = g.coin()
+	if g.Intn(4) == 0 {
+		cfg.ExcludeCIDRs = prefixes([]string{"203.0.113.0/24"})
+	}
+	return cfg
+}
+
+func (g generator) node() plan.Node {
+	return plan.Node{
+		Zone:      []string{"a", "b", ""}[g.Intn(3)],
+		Addresses: g.addrs("192.0.2.11", "10.9.0.1", "2001:db8::11"),
+		Inventory: routing.Inventory{Links: g.links()},
+	}
+}
+
+func (g generator) service() service.Service {
+	s := service.Service{
+		Name:            types.NamespacedName{Namespace: "default", Name: "web"},
+		ClusterIPs:      g.addrs("10.96.0.10", "fd00:96::10"),
+		ExternalIPs:     g.addrs("10.96.0.10", "192.0.2.11", "198.51.100.7", "203.0.113.5", "2001:db8::11"),
+		LoadBalancers:   g.addrs("192.0.2.11", "198.51.100.7", "203.0.113.5", "2001:db8:113::5"),
+		SourceRanges:    prefixes(some(g, "192.0.2.0/24", "10.0.0.0/8", "2001:db8::/64", "0.0.0.0/0")),
+		ExternalLocal:   g.coin(),
+		InternalLocal:   g.coin(),
+		AffinitySeconds: uint32(g.Intn(2) * 60),
+	}
+	if g.coin() {
+		s.HealthCheckNodePort = 32000
+	}
+	for i, protocol := range some(g, ip.Protocols...) {
+		s.Ports = append(s.Ports, service.Port{
+			Name: fmt.Sprint(i), Protocol: protocol, Port: 80, NodePort: uint16(g.Intn(2) * 30080), Endpoints: g.endpoints(),
+		})
+	}
+	return s
+}
+
+// endpoints are sorted, as package service has them.
+func (g generator) endpoints() []service.Endpoint {
+	var out []service.Endpoint
+	for _, a := range g.addrs("10.244.1.5", "10.244.1.6", "10.244.2.5", "fd00:244:1::5", "fd00:244:2::5") {
+		e := service.Endpoint{
+			Addr: netip.AddrPortFrom(a, 8080), Node: []string{"node-1", "node-2", ""}[g.Intn(3)],
+			Ready: g.Intn(3) > 0, Serving: g.coin(), Terminating: g.coin(),
+			ZoneHints: some(g, "a", "b"), NodeHints: some(g, "node-1", "node-2"),
+		}
+		out = append(out, e)
+	}
+	slices.SortFunc(out, func(a, b service.Endpoint) int { return a.Addr.Compare(b.Addr) })
+	return out
+}
+
+// links are addresses by interface; each change of them is a change of facts.
+func (g generator) links() []routing.Link {
+	var out []routing.Link
+	for i, a := range g.addrs("192.0.2.11", "198.51.100.7", "10.9.0.1", "2001:db8::11", "fe80::1") {
+		out = append(out, routing.Link{Index: i + 1, Name: fmt.Sprintf("eth%d", i), Addresses: []routing.Address{
+			{Prefix: netip.PrefixFrom(a, a.BitLen()), Global: !a.IsLinkLocalUnicast()},
+		}})
+	}
+	return out
+}
+
+var planByValue = cmp.Options{
+	cmpopts.EquateComparable(netip.Addr{}, netip.AddrPort{}, netip.Prefix{}), cmpopts.EquateEmpty(),
+}
+
+func property(t *testing.T, check func(t *testing.T, g generator)) {
+	for seed := range int64(rounds) {
+		check(t, generator{rand.New(rand.NewSource(seed))})
+		if t.Failed() {
+			t.Fatalf("with seed %d", seed)
+		}
+	}
+}
+
+func TestDeterministic(t *testing.T) {
+	property(t, func(t *testing.T, g generator) {
+		cfg, node, s := g.config(), g.node(), g.service()
+		facts := plan.FactsOf(&cfg, &node)
+		want := plan.Service(&cfg, &facts, &s)
+
+		again := s
+		again.ClusterIPs, again.ExternalIPs = shuffled(g, s.ClusterIPs), shuffled(g, s.ExternalIPs)
+		again.LoadBalancers, again.SourceRanges = shuffled(g, s.LoadBalancers), shuffled(g, s.SourceRanges)
+		again.Ports = shuffled(g, s.Ports)
+		facts = plan.FactsOf(&cfg, &node)
+		if diff := cmp.Diff(want, plan.Service(&cfg, &facts, &again), planByValue); diff != "" {
+			t.Errorf("input in another order (-want +got)\n%s", diff)
+		}
+		if !reflect.DeepEqual(plan.NodeWide(&cfg, &node), plan.NodeWide(&cfg, &node)) {
+			t.Error("the node's part differs from itself")
+		}
+	})
+}
+
+func shuffled[T any](g generator, list []T) []T {
+	out := slices.Clone(list)
+	g.Shuffle(len(out), func(i, j int) { out[i], out[j] = out[j], out[i] })
+	return out
+}
+
+func TestInvariants(t *testing.T) {
+	property(t, func(t *testing.T, g generator) {
+		cfg, node, s := g.config(), g.node(), g.service()
+		facts := plan.FactsOf(&cfg, &node)
+		part := plan.Service(&cfg, &facts, &s)
+		checkServers(t, &cfg, &facts, &part)
+		checkAddresses(t, &part)
+		checkMembers(t, &part)
+	})
+}
+
+// checkServers: each key once, sorted, of a family that is served and not
+// excluded; real servers of the same family, sorted; the address local.
+func checkServers(t *testing.T, cfg *plan.Config, facts *plan.Facts, part *plan.Part) {
+	for i, vs := range part.VirtualServers {
+		if i > 0 && part.VirtualServers[i-1].Key.Compare(vs.Key) >= 0 {
+			t.Errorf("%s stands twice or out of order", vs.Key)
+		}
+		if !slices.Contains(cfg.Families, vs.Key.Family()) {
+			t.Errorf("%s is of a family that is not served", vs.Key)
+		}
+		for _, p := range cfg.ExcludeCIDRs {
+			if p.Contains(vs.Key.Addr) {
+				t.Errorf("%s is excluded", vs.Key)
+			}
+		}
+		for j, rs := range vs.RealServers {
+			if ip.Of(rs.Addr()) != vs.Key.Family() || j > 0 && vs.RealServers[j-1].Compare(rs) >= 0 {
+				t.Errorf("%s: real server %s is of another family, or stands twice or out of order", vs.Key, rs)
+			}
+		}
+		if !slices.Contains(part.Addresses, vs.Key.Addr) && !facts.OnLinks[vs.Key.Addr] && !slices.Contains(facts.NodePorts, vs.Key.Addr) {
+			t.Errorf("%s is neither bound nor on an interface", vs.Key)
+		}
+	}
+}
+
+func checkAddresses(t *testing.T, part *plan.Part) {
+	var vips []netip.Addr
+	for _, m := range part.Members {
+		if m.Set == plan.VIPs.In(ip.IPv4) || m.Set == plan.VIPs.In(ip.IPv6) {
+			vips = append(vips, m.Entry.Addr)
+		}
+	}
+	slices.SortFunc(vips, netip.Addr.Compare)
+	if !slices.Equal(vips, part.Addresses) {
+		t.Errorf("bound are %v, but in %s are %v", part.Addresses, plan.VIPs, vips)
+	}
+	for _, a := range part.Addresses {
+		if !slices.ContainsFunc(part.VirtualServers, func(vs plan.VirtualServer) bool { return vs.Key.Addr == a }) {
+			t.Errorf("%s is bound for no virtual server", a)
+		}
+	}
+}
+
+// checkMembers: each once; and what names a virtual server names one that is
+// there, or a rule would act on what IPVS does not serve.
+func checkMembers(t *testing.T, part *plan.Part) {
+	seen := map[plan.Member]bool{}
+	keys := map[ipvs.Key]bool{}
+	for _, vs := range part.VirtualServers {
+		keys[vs.Key] = true
+	}
+	for _, m := range part.Members {
+		if seen[m] {
+			t.Errorf("%s is in %s twice", m.Entry, m.Set)
+		}
+		seen[m] = true
+		if m.Entry.Net.IsValid() && m.Entry.Net.Bits() == 0 {
+			t.Errorf("%s: the kernel refuses %s", m.Set, m.Entry)
+		}
+		loopBack := m.Set == plan.LoopBack.In(ip.IPv4) || m.Set == plan.LoopBack.In(ip.IPv6)
+		key := ipvs.Key{Protocol: m.Entry.Protocol, Addr: m.Entry.Addr, Port: m.Entry.Port}
+		if m.Entry.Protocol != 0 && !loopBack && !keys[key] {
+			t.Errorf("%s is in %s, but no virtual server", m.Entry, m.Set)
+		}
+	}
+}
+
+// A change of the node that a Service's plan does not depend on, by what this
+// says, never changes it.
+func TestDependsIsComplete(t *testing.T) {
+	told := map[plan.Depends]int{}
+	property(t, func(t *testing.T, g generator) {
+		cfg, s, before, after := g.config(), g.service(), g.node(), g.node()
+		switch g.Intn(4) { // mostly one change at a time
+		case 0:
+			after.Inventory, after.Addresses = before.Inventory, before.Addresses
+		case 1:
+			after.Zone, after.Addresses = before.Zone, before.Addresses
+		case 2:
+			after.Zone, after.Inventory = before.Zone, before.Inventory
+		}
+		a, b := plan.FactsOf(&cfg, &before), plan.FactsOf(&cfg, &after)
+		was, is := plan.Service(&cfg, &a, &s), plan.Service(&cfg, &b, &s)
+		changed := plan.Changed(&a, &b)
+		if was.Depends&changed != 0 {
+			told[changed]++
+			return
+		}
+		if diff := cmp.Diff(was, is, planByValue); diff != "" {
+			t.Errorf("depends on %s, and %s changed (-was +is)\n%s", dependsText(was.Depends), dependsText(changed), diff)
+		}
+	})
+	for _, d := range []plan.Depends{plan.OnZone, plan.OnPrimary, plan.OnLinks, plan.OnLinks | plan.OnNodePorts} {
+		if told[d] == 0 {
+			t.Errorf("never met a Service that depends on %s", dependsText(d))
+		}
+	}
+}
+
+// The restriction of a load balancer IP does not depend on what else the
+// address is: with ranges, nobody reaches it by a rule that lets all pass.
+func TestSourceRangesHold(t *testing.T) {
+	property(t, func(t *testing.T, g generator) {
+		cfg, node, s := g.config(), g.node(), g.service()
+		s.SourceRanges = prefixes([]string{"10.0.0.0/8"})
+		facts := plan.FactsOf(&cfg, &node)
+		part := plan.Service(&cfg, &facts, &s)
+		for _, vs := range part.VirtualServers {
+			k := vs.Key
+			entry := ipset.Entry{Addr: k.Addr, Port: k.Port, Protocol: k.Protocol}
+			restricted := plan.Member{Set: plan.LoadBalancerFW.In(k.Family()), Entry: entry}
+			if slices.Contains(s.LoadBalancers, k.Addr) && k.Port == 80 && !slices.Contains(part.Members, restricted) {
+				t.Errorf("%s is open to everybody", k)
+			}
+		}
+	})
+}
+
+func BenchmarkServiceOf2Endpoints(b *testing.B) {
+	cfg := defaultConfig()
+	node := *manyLinks(3)
+	facts := plan.FactsOf(&cfg, &node)
+	s := service.Service{
+		ClusterIPs: []netip.Addr{netip.MustParseAddr("10.96.0.10")},
+		Ports: []service.Port{{Protocol: ip.TCP, Port: 80, Endpoints: []service.Endpoint{
+			{Addr: netip.MustParseAddrPort("10.244.1.5:8080"), Node: "node-1", Ready: true, Serving: true},
+			{Addr: netip.MustParseAddrPort("10.244.2.5:8080"), Node: "node-2", Ready: true, Serving: true},
+		}}},
+	}
+	b.ReportAllocs()
+	for b.Loop() {
+		plan.Service(&cfg, &facts, &s)
+	}
+}

@@ -1,0 +1,140 @@
+package plan_test
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
+	"github.com/kube-ipvs/kube-ipvs/pkg/nat"
+	"github.com/kube-ipvs/kube-ipvs/pkg/plan"
+	"github.com/kube-ipvs/kube-ipvs/pkg/service"
+)
+
+// text is a whole plan as it can be read: what stands on the node anyway, and
+// then each Service's part.
+func text(cfg *plan.Config, n *plan.Node, services []service.Service) string {
+	facts := plan.FactsOf(cfg, n)
+	var w writer
+	w.facts(&facts)
+	w.node(cfg, plan.NodeWide(cfg, n))
+	for i := range services {
+		w.line("")
+		w.line("Service %s", services[i].Name)
+		w.part(plan.Service(cfg, &facts, &services[i]))
+	}
+	return w.String()
+}
+
+type writer struct{ strings.Builder }
+
+func (w *writer) line(format string, args ...any) { fmt.Fprintf(w, format+"\n", args...) }
+
+func (w *writer) facts(f *plan.Facts) {
+	w.line("Facts of %s", f.NodeName)
+	w.line("  zone %q", f.Zone)
+	for _, family := range ip.Families {
+		if a, ok := f.Primary[family]; ok {
+			w.line("  primary %s", a)
+		}
+	}
+	for _, a := range f.NodePorts {
+		w.line("  node ports on %s", a)
+	}
+	w.line("")
+}
+
+func (w *writer) node(cfg *plan.Config, part plan.NodePart) {
+	w.line("Node")
+	for _, key := range slices.Sorted(maps.Keys(part.Sysctls)) {
+		w.line("  sysctl %s = %s", key, part.Sysctls[key])
+	}
+	for _, s := range part.Sets {
+		w.line("  set %s %s %s", s.Name, s.Type, s.Family)
+	}
+	w.members(part.Members)
+	for _, r := range part.Rules {
+		w.line("  %s", r)
+	}
+	for _, family := range cfg.Families {
+		for _, table := range []nat.Table{nat.Mangle, nat.NAT, nat.Filter} {
+			w.line("")
+			w.line("%s *%s", family, table)
+			w.rules(&part.NAT, family, table)
+		}
+	}
+	if n := len(part.NAT.Stray); n > 0 {
+		w.line("%d stray jumps, where a wanted state has none", n)
+	}
+}
+
+func (w *writer) rules(state *nat.State, family ip.Family, table nat.Table) {
+	for _, j := range state.Jumps {
+		if j.Chain.Family == family && j.Chain.Table == table {
+			w.line("-A %s %s", j.Chain.Name, j.Rule)
+		}
+	}
+	byName := func(a, b nat.Chain) int { return cmp.Compare(a.Name, b.Name) }
+	for _, c := range slices.SortedFunc(maps.Keys(state.Chains), byName) {
+		if c.Family != family || c.Table != table {
+			continue
+		}
+		w.line(":%s", c.Name)
+		for _, r := range state.Chains[c] {
+			w.line("-A %s %s", c.Name, r)
+		}
+	}
+}
+
+func (w *writer) members(list []plan.Member) {
+	for _, m := range list {
+		w.line("  %s %s", m.Set, m.Entry)
+	}
+}
+
+func (w *writer) part(p plan.Part) {
+	for _, vs := range p.VirtualServers {
+		w.line("  %s %s%s", vs.Key, vs.Scheduler, options(vs))
+		for _, rs := range vs.RealServers {
+			w.line("    → %s", rs)
+		}
+	}
+	for _, a := range p.Addresses {
+		w.line("  address %s", a)
+	}
+	w.members(p.Members)
+	if p.HealthCheck != (plan.HealthCheck{}) {
+		w.line("  health check on %d: %d local", p.HealthCheck.Port, p.HealthCheck.Local)
+	}
+	w.line("  depends on %s", dependsText(p.Depends))
+}
+
+func options(vs plan.VirtualServer) string {
+	s := ""
+	if vs.Flags != 0 {
+		s += fmt.Sprintf(" flags %#x", uint32(vs.Flags))
+	}
+	if vs.Timeout != 0 {
+		s += fmt.Sprintf(" timeout %d", vs.Timeout)
+	}
+	return s
+}
+
+func dependsText(d plan.Depends) string {
+	var out []string
+	for _, bit := range []struct {
+		d    plan.Depends
+		name string
+	}{{plan.OnZone, "zone"}, {plan.OnNodePorts, "node ports"}, {plan.OnLinks, "links"}, {plan.OnPrimary, "primary"}} {
+		if d&bit.d != 0 {
+			out = append(out, bit.name)
+			d &^= bit.d
+		}
+	}
+	if d != 0 {
+		out = append(out, fmt.Sprintf("unknown bits %#x", uint8(d)))
+	}
+	return strings.Join(append(out, "itself"), ", ")
+}

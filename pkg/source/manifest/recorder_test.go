@@ -21,8 +21,8 @@ func newRecorder() *recorder {
 }
 
 func (r *recorder) set(kind string, o metav1.Object) {
+	r.objects <- o // first, so that it is there for who has seen the call
 	r.calls <- "set " + key{kind, types.NamespacedName{Namespace: o.GetNamespace(), Name: o.GetName()}}.String()
-	r.objects <- o
 }
 
 func (r *recorder) SetService(s *corev1.Service)                  { r.set(kindService, s) }

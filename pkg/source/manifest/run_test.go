@@ -167,6 +167,46 @@ func TestRunLostFolder(t *testing.T) {
 	r.expect(t, "set Service default/d")
 }
 
+// TestRunRemovedFolder makes a new folder after the old one is gone, which
+// file systems like to give the same number.
+func TestRunRemovedFolder(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "m")
+	mkdir(t, dir)
+	r := run(t, dir)
+	r.expect(t, "synced")
+	for i := range 3 {
+		remove(t, dir)
+		mkdir(t, dir+".next")
+		write(t, dir+".next", "a.yaml", manifestOf("a", fmt.Sprintf("10.0.0.%d", i+1)))
+		rename(t, dir+".next", dir)
+		r.expect(t, "set Service default/a")
+		write(t, dir, "b.yaml", manifestOf("b", "10.0.1.1"))
+		r.expect(t, "set Service default/b")
+		remove(t, filepath.Join(dir, "b.yaml"))
+		r.expect(t, "delete Service default/b")
+	}
+}
+
+// TestUnchangedFileCostsNothing looks at whether it was parsed again.
+func TestUnchangedFileCostsNothing(t *testing.T) {
+	dir := t.TempDir()
+	f := folder{dir: dir, nodeName: "n1"}
+	write(t, dir, "a.yaml", manifestOf("a", "10.0.0.1"))
+	for range 2 {
+		if err := f.scan(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	before := f.files["a.yaml"]
+	replace(t, dir, "a.yaml", manifestOf("a", "10.0.0.1"))
+	if err := f.scan(); err != nil {
+		t.Fatal(err)
+	}
+	if f.files["a.yaml"] != before {
+		t.Error("the same text was parsed again")
+	}
+}
+
 // TestRunLinkedFolder swaps a link to the folder.
 func TestRunLinkedFolder(t *testing.T) {
 	top := t.TempDir()

@@ -4,11 +4,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/netip"
 	"time"
 
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
+	"k8s.io/component-base/configz"
 	"k8s.io/component-base/metrics/legacyregistry"
 	"k8s.io/klog/v2"
 
@@ -36,9 +38,11 @@ func run(ctx context.Context, cfg config.Config) error {
 	if cfg.Action == config.Cleanup {
 		return cleanup(&cfg, kernel)
 	}
+	setOOMScore(ctx, cfg.OOMScoreAdj)
 	if err := kernel.prepare(&cfg); err != nil {
 		return err
 	}
+	setConntrack(ctx, &cfg.Conntrack, kernel.Sysctl)
 	if cfg.Action == config.InitOnly {
 		return nil
 	}
@@ -80,6 +84,9 @@ func serve(ctx context.Context, cfg *config.Config, kernel *machine) error {
 	if cfg.Action == config.Once {
 		return p.Once(ctx, src)
 	}
+	if z, err := configz.New("kubeproxy.config.k8s.io"); err == nil {
+		z.Set(&cfg.Proxy)
+	}
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	answer(ctx, cancel, cfg, state)
@@ -94,11 +101,13 @@ func serve(ctx context.Context, cfg *config.Config, kernel *machine) error {
 // answer serves those who ask for the proxy's state. Where an address must be
 // had and cannot, the program ends.
 func answer(ctx context.Context, cancel context.CancelCauseFunc, cfg *config.Config, state *health.Server) {
-	go func() {
-		if err := state.Run(ctx, cfg.Healthz, cfg.BindAddressHardFail); err != nil {
+	serve := func(run func(context.Context, netip.AddrPort, bool) error, address netip.AddrPort) {
+		if err := run(ctx, address, cfg.BindAddressHardFail); err != nil {
 			cancel(err)
 		}
-	}()
+	}
+	go serve(state.Run, cfg.Healthz)
+	go serve(health.NewMetricsServer(cfg.Profiling).Run, cfg.Metrics)
 }
 
 // newSource makes the source that the configuration names.

@@ -57,6 +57,16 @@ func (l *ledger[K, V]) mark(key K) {
 	l.dirty[key] = struct{}{}
 }
 
+// compared notes what an observation found. A key that waits for its retry
+// goes on waiting.
+func (l *ledger[K, V]) compared(key K, differs bool) {
+	if _, waits := l.stuck[key]; differs && !waits {
+		l.mark(key)
+	} else if !differs {
+		l.clean(key)
+	}
+}
+
 // clean says that the kernel holds what is wanted.
 func (l *ledger[K, V]) clean(key K) {
 	delete(l.stuck, key)

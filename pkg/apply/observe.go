@@ -218,6 +218,13 @@ func (a *Applier) adoptAddresses(o *Observation, t *touched) {
 			a.have.addresses[addr] = struct{}{}
 		}
 	}
+	// kube-proxy binds with another scope. What is wanted of it is bound anew,
+	// what is not wanted goes.
+	for addr := range o.routing.Misbound {
+		if _, wanted := a.vips.want(addr); !wanted && !a.excluded(addr) {
+			a.have.addresses[addr] = struct{}{}
+		}
+	}
 	for addr := range t.addresses {
 		if _, there := before[addr]; there {
 			a.have.addresses[addr] = struct{}{}
@@ -239,32 +246,30 @@ func (a *Applier) Sweep() int {
 func (a *Applier) markDifferences() int {
 	a.markServers()
 	a.markMembers()
-	mark(&a.vips, a.have.addresses, a.swept)
+	a.markVIPs()
 	return len(a.servers.dirty) + len(a.members.dirty) + len(a.vips.dirty)
 }
 
 func (a *Applier) markServers() {
 	f := &flush{Applier: a}
 	for key := range a.servers.claims {
-		if vs, _ := a.servers.want(key); len(f.serverChanges(key, vs)) > 0 {
-			a.servers.mark(key)
-		}
+		vs, _ := a.servers.want(key)
+		a.servers.compared(key, len(f.serverChanges(key, vs)) > 0)
 	}
 	if !a.swept {
 		return
 	}
 	for key := range a.have.servers {
 		if _, wanted := a.servers.want(key); !wanted {
-			a.servers.mark(key)
+			a.servers.compared(key, true)
 		}
 	}
 }
 
 func (a *Applier) markMembers() {
 	for m := range a.members.claims {
-		if _, there := a.have.sets[m.Set].Entries[m.Entry]; !there {
-			a.members.mark(m)
-		}
+		_, there := a.have.sets[m.Set].Entries[m.Entry]
+		a.members.compared(m, !there)
 	}
 	if !a.swept {
 		return
@@ -273,24 +278,23 @@ func (a *Applier) markMembers() {
 		for e := range set.Entries {
 			m := plan.Member{Set: name, Entry: e}
 			if _, wanted := a.members.want(m); !wanted {
-				a.members.mark(m)
+				a.members.compared(m, true)
 			}
 		}
 	}
 }
 
-func mark[K comparable, V any](l *ledger[K, V], have map[K]struct{}, swept bool) {
-	for k := range l.claims {
-		if _, there := have[k]; !there {
-			l.mark(k)
-		}
+func (a *Applier) markVIPs() {
+	for addr := range a.vips.claims {
+		_, there := a.have.addresses[addr]
+		a.vips.compared(addr, !there)
 	}
-	if !swept {
+	if !a.swept {
 		return
 	}
-	for k := range have {
-		if _, wanted := l.want(k); !wanted {
-			l.mark(k)
+	for addr := range a.have.addresses {
+		if _, wanted := a.vips.want(addr); !wanted {
+			a.vips.compared(addr, true)
 		}
 	}
 }

@@ -85,8 +85,12 @@ func (f *flush) deleteServers() {
 }
 
 func (f *flush) applyServers(changes []ipvs.Change) {
+	reported := map[ipvs.Key]bool{} // what follows from the first refusal is no news
 	settle(changes, f.kernel.IPVS.Apply, f.serverDone, func(c ipvs.Change, err error) {
-		f.fail(f.servers.owners(c.Key), err)
+		if !reported[c.Key] {
+			f.fail(f.servers.owners(c.Key), err)
+		}
+		reported[c.Key] = true
 		f.servers.refused(c.Key)
 	})
 	f.forgetFlows(changes)

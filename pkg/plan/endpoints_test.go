@@ -1,0 +1,132 @@
+package plan_test
+
+import (
+	"fmt"
+	"net/netip"
+	"strings"
+	"testing"
+
+	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
+	"github.com/kube-ipvs/kube-ipvs/pkg/ipvs"
+	"github.com/kube-ipvs/kube-ipvs/pkg/plan"
+	"github.com/kube-ipvs/kube-ipvs/pkg/service"
+)
+
+// backends reads endpoints 10.0.0.1, 10.0.0.2 and so on, each told as NODE
+// STATE, where the state is ready, draining (terminating, but serving),
+// unready or gone, and then hints: zone=ZONE or node=NODE.
+func backends(list ...string) []service.Endpoint {
+	var out []service.Endpoint
+	for i, text := range list {
+		words := strings.Fields(text)
+		e := service.Endpoint{
+			Addr:        netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 0, 0, byte(i + 1)}), 80),
+			Node:        words[0],
+			Ready:       words[1] == "ready",
+			Serving:     words[1] == "ready" || words[1] == "draining",
+			Terminating: words[1] == "draining" || words[1] == "gone",
+		}
+		for _, hint := range words[2:] {
+			if zone, ok := strings.CutPrefix(hint, "zone="); ok {
+				e.ZoneHints = append(e.ZoneHints, zone)
+			} else {
+				e.NodeHints = append(e.NodeHints, strings.TrimPrefix(hint, "node="))
+			}
+		}
+		out = append(out, e)
+	}
+	return out
+}
+
+// The node is node-1 in zone a. Endpoints are shown by their last number,
+// those of the cluster IP before those of a node port with
+// externalTrafficPolicy Local, which takes the cluster's if it has none.
+func TestChosenEndpoints(t *testing.T) {
+	for _, tc := range []struct {
+		name    string
+		in      []service.Endpoint
+		cluster string
+		local   string
+	}{
+		{"none", nil, "", ""},
+		{"ready", backends("node-1 ready", "node-2 ready"), "1 2", "1"},
+		{"ready here only", backends("node-1 ready"), "1", "1"},
+		{"ready elsewhere only", backends("node-2 ready"), "1", "1"},
+		{"unready", backends("node-1 unready", "node-2 unready"), "", ""},
+		{"draining while others are ready", backends("node-1 draining", "node-2 ready"), "2", "1"},
+		{"all draining", backends("node-1 draining", "node-2 draining", "node-2 gone"), "1 2", "1"},
+		{"all gone", backends("node-1 gone", "node-2 gone"), "", ""},
+		{"unready is not draining", backends("node-1 unready", "node-2 draining"), "2", "2"},
+
+		{"zone", backends("node-1 ready zone=a", "node-2 ready zone=a", "node-3 ready zone=b"), "1 2", "1"},
+		{"zone, one of several", backends("node-2 ready zone=b zone=a", "node-3 ready zone=b"), "1", "1"},
+		{"zone, one has no hint", backends("node-2 ready zone=a", "node-3 ready"), "1 2", "1 2"},
+		{"zone, none is for us", backends("node-2 ready zone=b", "node-3 ready zone=c"), "1 2", "1 2"},
+		{"zone, who is not ready needs no hint", backends("node-2 ready zone=a", "node-3 ready zone=b", "node-3 draining"), "1", "1"},
+		{"hints do not bind local traffic", backends("node-1 ready zone=b", "node-2 ready zone=a"), "2", "1"},
+		{"node before zone", backends("node-1 ready zone=a node=node-1", "node-2 ready zone=a node=node-2"), "1", "1"},
+		{"node, one has none: by zone", backends("node-1 ready zone=b node=node-1", "node-2 ready zone=a"), "2", "1"},
+		{"node, none is for us: by zone", backends("node-2 ready zone=a node=node-2", "node-3 ready zone=b node=node-3"), "1", "1"},
+		{"hints do not bind draining ones", backends("node-2 draining zone=b", "node-3 draining zone=a"), "1 2", "1 2"},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			cfg := defaultConfig()
+			node := netip.MustParseAddr("192.0.2.11")
+			facts := plan.Facts{NodeName: "node-1", Zone: "a", NodePorts: []netip.Addr{node}}
+			vip := netip.MustParseAddr("10.96.0.10")
+			part := plan.Service(&cfg, &facts, &service.Service{
+				ClusterIPs: []netip.Addr{vip}, ExternalLocal: true,
+				Ports: []service.Port{{Protocol: ip.TCP, Port: 80, NodePort: 30080, Endpoints: tc.in}},
+			})
+			if got := numbers(part, ipvs.Key{Protocol: ip.TCP, Addr: vip, Port: 80}); got != tc.cluster {
+				t.Errorf("the cluster's: %q, want %q", got, tc.cluster)
+			}
+			if got := numbers(part, ipvs.Key{Protocol: ip.TCP, Addr: node, Port: 30080}); got != tc.local {
+				t.Errorf("this node's: %q, want %q", got, tc.local)
+			}
+		})
+	}
+}
+
+// numbers shows a virtual server's real servers by their last number.
+func numbers(part plan.Part, key ipvs.Key) string {
+	var out []string
+	for _, vs := range part.VirtualServers {
+		for _, rs := range vs.RealServers {
+			if vs.Key == key {
+				out = append(out, fmt.Sprint(rs.Addr().As4()[3]))
+			}
+		}
+	}
+	return strings.Join(out, " ")
+}
+
+// Who is not known to be on this node is not on it: a Service without node
+// names must not be taken for local where the node has no name either.
+func TestEndpointsWithoutNode(t *testing.T) {
+	cfg := defaultConfig()
+	part := plan.Service(&cfg, &plan.Facts{}, &service.Service{
+		HealthCheckNodePort: 32000,
+		Ports: []service.Port{{Protocol: ip.TCP, Port: 80, Endpoints: []service.Endpoint{
+			{Addr: netip.MustParseAddrPort("10.0.0.1:80"), Ready: true, Serving: true},
+		}}},
+	})
+	if part.HealthCheck.Local != 0 {
+		t.Errorf("%d local endpoints", part.HealthCheck.Local)
+	}
+}
+
+// A pod that is behind two ports is one endpoint to a load balancer.
+func TestHealthCheckCountsAddresses(t *testing.T) {
+	cfg := defaultConfig()
+	part := plan.Service(&cfg, &plan.Facts{NodeName: "node-1"}, &service.Service{
+		HealthCheckNodePort: 32000,
+		Ports: []service.Port{
+			{Protocol: ip.TCP, Port: 80, Endpoints: backends("node-1 ready", "node-1 draining", "node-2 ready")},
+			{Protocol: ip.UDP, Port: 80, Endpoints: backends("node-1 ready", "node-1 ready", "node-2 ready")},
+		},
+	})
+	if want := (plan.HealthCheck{Port: 32000, Local: 2}); part.HealthCheck != want {
+		t.Errorf("got %+v, want %+v", part.HealthCheck, want)
+	}
+}

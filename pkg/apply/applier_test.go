@@ -45,7 +45,7 @@ func newWorld(t *testing.T) *world {
 		t: t,
 		cfg: plan.Config{
 			NodeName: "node1", Families: ip.Families, Scheduler: "rr", MasqueradeMark: 0x4000,
-			SNAT: plan.SNAT{Mode: plan.SNATAuto, Mark: 0x2000, Priority: 480},
+			SNAT: plan.SNAT{Mode: plan.SNATAuto, Mark: 0x3060, Priority: 480},
 		},
 		ipvs: ipvs.NewFake(), ipset: ipset.NewFake(), routing: routing.NewFake(), conntrack: conntrack.NewFake(),
 		nat: map[ip.Family]*nat.Fake{ip.IPv4: nat.NewFake(ip.IPv4), ip.IPv6: nat.NewFake(ip.IPv6)},

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"math"
-	"math/bits"
 	"net/url"
 	"regexp"
 	"slices"
@@ -349,11 +348,14 @@ func (b *builder) snat(masquerade uint32) plan.SNAT {
 		b.errs = append(b.errs, field.Forbidden(sources, fmt.Sprintf("%s is %s, which uses no source address; must be auto or snat", path, mode)))
 	}
 	mark := b.path("reply-mark", "snat.mark")
+	if c.Mark == DefaultReplyMark {
+		c.Mark &^= Mark(masquerade) // the other bits are enough
+	}
 	switch {
-	case bits.OnesCount32(uint32(c.Mark)) != 1:
-		b.invalid(mark, c.Mark.String(), "must have exactly one bit set, such as 0x2000")
-	case uint32(c.Mark) == masquerade:
-		b.invalid(mark, c.Mark.String(), fmt.Sprintf("must differ from the bit of %s", b.path("iptables-masquerade-bit", "iptables.masqueradeBit")))
+	case c.Mark == 0:
+		b.invalid(mark, c.Mark.String(), fmt.Sprintf("must have at least one bit set, such as %s", DefaultReplyMark))
+	case uint32(c.Mark)&masquerade != 0:
+		b.invalid(mark, c.Mark.String(), fmt.Sprintf("must not have the bit of %s", b.path("iptables-masquerade-bit", "iptables.masqueradeBit")))
 	}
 	b.inRange(b.path("reply-rule-priority", "snat.priority"), c.Priority, 1, maxRulePriority)
 	return plan.SNAT{Mode: mode, Sources: b.sources(sources, c.Sources), Mark: uint32(c.Mark), Priority: c.Priority}

@@ -75,7 +75,7 @@ func defaults() Config {
 			Families:       []ip.Family{ip.IPv4, ip.IPv6},
 			Scheduler:      "rr",
 			MasqueradeMark: 0x4000,
-			SNAT:           plan.SNAT{Mode: plan.SNATAuto, Mark: 0x2000, Priority: 480},
+			SNAT:           plan.SNAT{Mode: plan.SNATAuto, Mark: 0x3060, Priority: 480},
 		},
 		SyncPeriod:    30 * time.Second,
 		MinSyncPeriod: time.Second,
@@ -137,7 +137,9 @@ func TestFlags(t *testing.T) {
 		{"--ipvs-tcp-timeout=15m --ipvs-tcpfin-timeout=30s --ipvs-udp-timeout=5s", func(c *Config) {
 			c.IPVSTimeouts = ipvs.Timeouts{TCP: 900, TCPFin: 30, UDP: 5}
 		}},
-		{"--masquerade-all --iptables-masquerade-bit=5", func(c *Config) { c.Plan.MasqueradeAll = true; c.Plan.MasqueradeMark = 0x20 }},
+		{"--masquerade-all --iptables-masquerade-bit=5", func(c *Config) {
+			c.Plan.MasqueradeAll, c.Plan.MasqueradeMark, c.Plan.SNAT.Mark = true, 0x20, 0x3040
+		}},
 		{"--nodeport-addresses=primary", func(c *Config) { c.Plan.NodePortAddresses.Primary = true }},
 		{"--nodeport-addresses=192.168.0.0/16", func(c *Config) {
 			c.Plan.NodePortAddresses.Prefixes = []netip.Prefix{pfx("192.168.0.0/16")}
@@ -223,7 +225,7 @@ func TestFlagErrors(t *testing.T) {
 		{"--ipvs-tcpfin-timeout=-1s", []string{"--ipvs-tcpfin-timeout: "}},
 		{"--ipvs-udp-timeout=1000000h", []string{"--ipvs-udp-timeout: ", "at most"}},
 		{"--iptables-masquerade-bit=32", []string{"--iptables-masquerade-bit: Invalid value: 32: must be from 0 to 31"}},
-		{"--iptables-masquerade-bit=13", []string{`--reply-mark: Invalid value: "0x2000": must differ from the bit of --iptables-masquerade-bit`}},
+		{"--iptables-masquerade-bit=13 --reply-mark=0x2000", []string{`--reply-mark: Invalid value: "0x2000": must not have the bit of --iptables-masquerade-bit`}},
 		{"--nodeport-addresses=primary,10.0.0.0/8", []string{"--nodeport-addresses: ", "primary alone or CIDRs"}},
 		{"--nodeport-addresses=::ffff:10.0.0.0/104", []string{"--nodeport-addresses[0]: "}},
 		{"--bind-address=node", []string{`--bind-address: Invalid value: "node": must be an IP address`}},
@@ -256,9 +258,9 @@ func TestFlagErrors(t *testing.T) {
 		{"--snat-source=eth0=127.0.0.1", []string{"--snat-source[eth0]: "}},
 		{"--snat-source=eth0=10.0.0.1,eth0=10.0.0.2", []string{"--snat-source[eth0]: ", "only one of its family"}},
 		{"--snat-source=a/b=10.0.0.1", []string{"--snat-source[a/b]: ", "interface"}},
-		{"--reply-mark=0x3000", []string{`--reply-mark: Invalid value: "0x3000": must have exactly one bit`}},
+		{"--reply-mark=0xc000", []string{`--reply-mark: Invalid value: "0xc000": must not have the bit of --iptables-masquerade-bit`}},
 		{"--reply-mark=0", []string{"--reply-mark: "}},
-		{"--reply-mark=bit", []string{"--reply-mark", "0x2000"}},
+		{"--reply-mark=bit", []string{"--reply-mark", "0x3060"}},
 		{"--reply-rule-priority=0", []string{"--reply-rule-priority: Invalid value: 0: must be from 1 to 32765"}},
 		{"--config=/does/not/exist", []string{"--config: ", "/does/not/exist"}},
 		{"--proxy-mode=nftables --ipvs-scheduler=x --oom-score-adj=5000", []string{"--proxy-mode: ", "\n--ipvs-scheduler: ", "\n--oom-score-adj: "}},
@@ -379,7 +381,7 @@ func TestFileErrors(t *testing.T) {
 		{"other kind", "apiVersion: v1\nkind: Service\n", "", []string{"document 1", `kind "Service"`, "KubeProxyConfiguration"}},
 		{"twice", proxyHead + "---\n" + proxyHead, "", []string{"document 2 (line 4): a second KubeProxyConfiguration"}},
 		{"own document is strict", proxyHead + ownHead + "snat: {mod: off}\n", "", []string{"document 2", `unknown field "snat.mod"`}},
-		{"own fields are named", proxyHead + ownHead + "snat: {mode: x, mark: 3, sources: {eth0: [x]}}\n", "", []string{"FILE: snat.mode: ", "FILE: snat.mark: ", "FILE: snat.sources[eth0]: "}},
+		{"own fields are named", proxyHead + ownHead + "snat: {mode: x, mark: 0x4001, sources: {eth0: [x]}}\n", "", []string{"FILE: snat.mode: ", "FILE: snat.mark: ", "FILE: snat.sources[eth0]: "}},
 		{"mark", proxyHead + ownHead + "snat: {mark: many}\n", "", []string{"document 2", `"many" is not a 32-bit mark`}},
 		{"logging", proxyHead + "logging: {format: xml}\n", "", []string{"FILE: logging.format: "}},
 	} {

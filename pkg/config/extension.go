@@ -20,7 +20,10 @@ const (
 // Defaults of our own settings. The mark and the priority are chosen clear of
 // those of kubelet, kube-proxy and the usual network plugins.
 const (
-	DefaultReplyMark         Mark = 0x2000
+	// DefaultReplyMark has room for 15 interfaces in bits that Kubernetes
+	// (0x4000, 0x8000), AWS and Cilium (0x80, 0xf00), Terway (0x10) and Calico
+	// (0xffff0000) leave alone.
+	DefaultReplyMark         Mark = 0x3060
 	DefaultReplyRulePriority      = 480
 )
 
@@ -44,8 +47,8 @@ type SNATConfiguration struct {
 	// Sources maps interfaces' names to the addresses, at most one of each
 	// family, that masqueraded traffic leaving by them is to carry.
 	Sources map[string][]string `json:"sources,omitempty"`
-	// Mark is the one bit that marks connections for reply routing. Default
-	// 0x2000.
+	// Mark is the bits that bind connections to interfaces for reply routing:
+	// n bits tell 2^n-1 interfaces apart. Default 0x3060.
 	Mark Mark `json:"mark"`
 	// Priority is that of the policy rules of reply routing. Default 480.
 	Priority int `json:"priority"`

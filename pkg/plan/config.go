@@ -69,8 +69,9 @@ type SNAT struct {
 	// Sources maps an interface's name to the addresses, at most one of each
 	// family, that traffic leaving by it is to carry.
 	Sources map[string][]netip.Addr
-	// Mark is the one bit that reply routing uses, and Priority that of its
-	// policy rules.
+	// Mark is the bits that reply routing uses, which need not be adjacent: n
+	// of them tell 2^n-1 interfaces apart, the main table's among them.
+	// Priority is that of its policy rules.
 	Mark     uint32
 	Priority int
 }

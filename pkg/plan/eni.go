@@ -127,20 +127,23 @@ func onOtherLink(inv *routing.Inventory, link string, a netip.Addr) bool {
 	})
 }
 
-// Paths says how masqueraded traffic of one family gets the same way both
-// ways.
+// Paths says how the traffic of one family gets the same way both ways.
 type Paths struct {
 	// SNAT lists the interfaces of which the source address is set.
 	SNAT []ENI
 	// ReplyRouted lists sources whose masqueraded flows are bound to the main
 	// table's interface instead, both ways.
 	ReplyRouted []netip.Prefix
+	// Bound lists the interfaces that answer what enters by them, the main
+	// table's first. It is empty where there is no ENI: then there is one way.
+	Bound []Binding
 }
 
 // PathsOf applies the mode to the ENIs found.
 func PathsOf(cfg *Config, inv *routing.Inventory, family ip.Family) Paths {
 	var p Paths
-	for _, e := range enis(cfg, inv, family) {
+	found := enis(cfg, inv, family)
+	for _, e := range found {
 		known := e.SNAT.IsValid()
 		switch {
 		case cfg.SNAT.Mode == SNATOff:
@@ -152,5 +155,8 @@ func PathsOf(cfg *Config, inv *routing.Inventory, family ip.Family) Paths {
 	}
 	slices.SortFunc(p.ReplyRouted, comparePrefixes)
 	p.ReplyRouted = slices.Compact(p.ReplyRouted)
+	if cfg.SNAT.Mode == SNATAuto || cfg.SNAT.Mode == SNATFWMark {
+		p.Bound = bindings(cfg, inv, family, found)
+	}
 	return p
 }

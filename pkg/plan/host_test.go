@@ -222,7 +222,7 @@ func (h *host) send(p packet, to netip.AddrPort) sent {
 // comes after the source is restored, and so asks for the way to the server
 // from the client's address.
 func (h *host) replyPasses(client netip.Addr, s sent, by string) bool {
-	reply := packet{src: s.to.Addr(), dst: s.source, protocol: ip.TCP, in: by, connmk: s.connmk}
+	reply := packet{src: s.to.Addr(), dst: s.source, protocol: ip.TCP, in: by, connmk: s.connmk, reply: true}
 	h.mustAccept(nat.Mangle, "PREROUTING", &reply)
 	mark := reply.mark
 	if !h.validMark {

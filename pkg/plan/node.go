@@ -1,7 +1,6 @@
 package plan
 
 import (
-	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
 	"github.com/kube-ipvs/kube-ipvs/pkg/ipset"
 	"github.com/kube-ipvs/kube-ipvs/pkg/nat"
 	"github.com/kube-ipvs/kube-ipvs/pkg/routing"
@@ -54,26 +53,4 @@ func sysctls(cfg *Config, n *Node) sysctl.State {
 		s["net/ipv4/conf/all/arp_announce"] = "2"
 	}
 	return s
-}
-
-// addReplyRouting binds the masqueraded flows of some sources to the main
-// table's interface. Their mark is looked up before a CNI's rules by source,
-// and the reverse-path check must look it up too.
-func addReplyRouting(part *NodePart, cfg *Config, family ip.Family, paths Paths) {
-	if len(paths.ReplyRouted) == 0 {
-		return
-	}
-	if family == ip.IPv4 {
-		part.Sysctls["net/ipv4/conf/all/src_valid_mark"] = "1"
-	}
-	part.Rules = append(part.Rules, routing.Rule{
-		Family:   family,
-		Priority: cfg.SNAT.Priority,
-		Mark:     cfg.SNAT.Mark,
-		Mask:     cfg.SNAT.Mark,
-		Table:    tableMain,
-	})
-	for _, p := range paths.ReplyRouted {
-		part.Members = append(part.Members, Member{ReplyRoutedSources.In(family), ipset.Entry{Net: p}})
-	}
 }

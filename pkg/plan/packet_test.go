@@ -20,6 +20,7 @@ type packet struct {
 	sport, dport uint16
 	in, out      string // interfaces
 	mark, connmk uint32
+	reply        bool // of the connection's direction
 }
 
 // icmp stands for an echo request of either family.
@@ -219,7 +220,9 @@ func (c *compiler) match(option string) (func(*packet) bool, error) {
 	case "--mark":
 		return c.marked(arg)
 	case "--ctstate":
-		return func(*packet) bool { return slices.Contains(strings.Split(arg, ","), "NEW") }, nil
+		return func(p *packet) bool { return !p.reply && slices.Contains(strings.Split(arg, ","), "NEW") }, nil
+	case "--ctdir":
+		return func(p *packet) bool { return p.reply == (arg == "REPLY") }, nil
 	case "--src-type":
 		return c.fw.ofType(arg)
 	case "--icmp-type", "--icmpv6-type":
@@ -381,17 +384,41 @@ func (c *compiler) expect(option string, args ...string) error {
 	return nil
 }
 
-// setMark is --set-xmark: the bits of the mask are cleared, then the value is
-// XORed in.
+// setMark is --set-xmark (the bits of the mask are cleared, then the value is
+// XORed in), or copies the masked bits from one mark to the other.
 func (c *compiler) setMark(name string) (func(*packet), error) {
-	if err := c.expect("--set-xmark"); err != nil {
-		return nil, err
+	switch option := c.next(); {
+	case option == "--set-xmark":
+		value, mask, err := valueMask(c.next())
+		if name == "CONNMARK" {
+			return func(p *packet) { p.connmk = p.connmk&^mask ^ value }, err
+		}
+		return func(p *packet) { p.mark = p.mark&^mask ^ value }, err
+	case name == "CONNMARK" && option == "--save-mark":
+		mask, err := c.markMask()
+		return func(p *packet) { p.connmk = p.connmk&^mask | p.mark&mask }, err
+	case name == "CONNMARK" && option == "--restore-mark":
+		mask, err := c.markMask()
+		return func(p *packet) { p.mark = p.mark&^mask | p.connmk&mask }, err
 	}
-	value, mask, err := valueMask(c.next())
-	if name == "CONNMARK" {
-		return func(p *packet) { p.connmk = p.connmk&^mask ^ value }, err
+	return nil, fmt.Errorf("unknown option of %s", name)
+}
+
+// markMask reads the two masks of a copy, which must be the same.
+func (c *compiler) markMask() (uint32, error) {
+	var masks [2]uint32
+	for i, option := range []string{"--nfmask", "--ctmask"} {
+		if err := c.expect(option); err != nil {
+			return 0, err
+		}
+		if _, err := fmt.Sscanf(c.next(), "0x%x", &masks[i]); err != nil {
+			return 0, err
+		}
 	}
-	return func(p *packet) { p.mark = p.mark&^mask ^ value }, err
+	if masks[0] != masks[1] {
+		return 0, fmt.Errorf("different masks %#x", masks)
+	}
+	return masks[0], nil
 }
 
 // The simulator has to refuse what it does not know.

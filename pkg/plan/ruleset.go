@@ -68,7 +68,7 @@ func rule(comment, match, target string) nat.Rule {
 //
 //	nat    PREROUTING, OUTPUT → KUBE-SERVICES; POSTROUTING → KUBE-POSTROUTING
 //	mangle PREROUTING → KUBE-IPVS-RESTORE; INPUT → KUBE-IPVS-BIND
-//	mangle OUTPUT → KUBE-PROXY-FIREWALL
+//	mangle FORWARD → KUBE-IPVS-RETURN; OUTPUT → KUBE-PROXY-FIREWALL, KUBE-IPVS-RETURN
 //	filter INPUT → KUBE-NODE-PORT, KUBE-PROXY-FIREWALL, KUBE-IPVS-FILTER
 //	filter FORWARD → KUBE-PROXY-FIREWALL, KUBE-FORWARD
 //
@@ -82,7 +82,9 @@ func (r *ruleset) jumps() {
 
 	r.jump(nat.Mangle, "PREROUTING", "KUBE-IPVS-RESTORE", "kubernetes reply routing")
 	r.jump(nat.Mangle, "INPUT", "KUBE-IPVS-BIND", "kubernetes reply routing")
+	r.jump(nat.Mangle, "FORWARD", "KUBE-IPVS-RETURN", "kubernetes reply routing")
 	r.jump(nat.Mangle, "OUTPUT", "KUBE-PROXY-FIREWALL", "kubernetes load balancer source ranges")
+	r.jump(nat.Mangle, "OUTPUT", "KUBE-IPVS-RETURN", "kubernetes reply routing")
 
 	r.jump(nat.Filter, "INPUT", "KUBE-NODE-PORT", "kubernetes health check service ports")
 	r.jump(nat.Filter, "INPUT", "KUBE-PROXY-FIREWALL", "kubernetes load balancer source ranges")
@@ -299,30 +301,4 @@ func (r *ruleset) virtualAddresses(n *Node) {
 		outside = notLocal(outside)
 	}
 	r.chain(nat.Filter, "KUBE-IPVS-INSIDE", rule("only pods and nodes", outside, "DROP"))
-}
-
-// replyRouting binds masqueraded flows of some sources to the main table's
-// interface. The first packet gets the bit once the nat table has decided to
-// masquerade it, and before IPVS sends it on; conntrack keeps it; every later
-// packet of the flow, both ways, gets it back before it is routed:
-//
-//	-A KUBE-IPVS-BIND -m mark --mark 0x4000/0x4000 -m set --match-set KUBE-IPVS-REPLY-SRC src -j CONNMARK --set-xmark 0x2000/0x2000
-//	-A KUBE-IPVS-BIND -m connmark --mark 0x2000/0x2000 -j MARK --set-xmark 0x2000/0x2000
-//	-A KUBE-IPVS-RESTORE -m connmark --mark 0x2000/0x2000 -j MARK --set-xmark 0x2000/0x2000
-//
-// The chains are empty, but there, where no source needs them.
-func (r *ruleset) replyRouting() {
-	var bind, restore []nat.Rule
-	if len(r.paths.ReplyRouted) > 0 {
-		masq, bit := r.cfg.MasqueradeMark, r.cfg.SNAT.Mark
-		mark := nat.Rule(fmt.Sprintf("-m connmark --mark %#x/%#x -j MARK --set-xmark %#x/%#x", bit, bit, bit, bit))
-		bind = []nat.Rule{
-			nat.Rule(fmt.Sprintf("-m mark --mark %#x/%#x %s -j CONNMARK --set-xmark %#x/%#x",
-				masq, masq, r.match(ReplyRoutedSources, "src"), bit, bit)),
-			mark,
-		}
-		restore = []nat.Rule{mark}
-	}
-	r.chain(nat.Mangle, "KUBE-IPVS-BIND", bind...)
-	r.chain(nat.Mangle, "KUBE-IPVS-RESTORE", restore...)
 }

@@ -112,7 +112,7 @@ func defaultConfig() plan.Config {
 		Families:       []ip.Family{ip.IPv4},
 		Scheduler:      "rr",
 		MasqueradeMark: 0x4000,
-		SNAT:           plan.SNAT{Mode: plan.SNATAuto, Mark: 0x2000, Priority: 480},
+		SNAT:           plan.SNAT{Mode: plan.SNATAuto, Mark: 0x3060, Priority: 480},
 	}
 }
 

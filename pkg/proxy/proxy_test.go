@@ -89,7 +89,7 @@ func run(t *testing.T, options func(*Options), test func(*world)) {
 func (w *world) options() Options {
 	cfg := plan.Config{
 		NodeName: "node1", Families: ip.Families, Scheduler: "rr", MasqueradeMark: 0x4000,
-		SNAT: plan.SNAT{Mode: plan.SNATAuto, Mark: 0x2000, Priority: 480},
+		SNAT: plan.SNAT{Mode: plan.SNATAuto, Mark: 0x3060, Priority: 480},
 	}
 	values := sysctl.State{}
 	for key := range plan.NodeWide(&cfg, &plan.Node{}).Sysctls {

@@ -1,0 +1,193 @@
+package plan
+
+import (
+	"fmt"
+	"math/bits"
+	"slices"
+
+	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
+	"github.com/kube-ipvs/kube-ipvs/pkg/ipset"
+	"github.com/kube-ipvs/kube-ipvs/pkg/nat"
+	"github.com/kube-ipvs/kube-ipvs/pkg/routing"
+)
+
+// Reply routing: a flow is bound to an interface by a value in some bits of
+// its conntrack mark, and a policy rule leads packets with that value on their
+// own mark out by the interface. docs/eni.md shows a flow's way through it.
+
+// Binding is an interface that flows can be bound to.
+type Binding struct {
+	Link  string
+	Table int    // of which the default route leaves by it
+	Mark  uint32 // its value, within SNAT.Mark
+}
+
+// bindings gives the main table's interface the first value, and the ENIs
+// those that follow, in the order in which the kernel made them, so that one
+// that is plugged in later changes no other's. ENIs for which the bits do not
+// suffice are not bound.
+func bindings(cfg *Config, inv *routing.Inventory, family ip.Family, found []ENI) []Binding {
+	main := mainLink(inv, family)
+	if len(found) == 0 || main == "" {
+		return nil
+	}
+	found = slices.Clone(found)
+	slices.SortStableFunc(found, func(a, b ENI) int { return linkIndex(inv, a.Link) - linkIndex(inv, b.Link) })
+	out := []Binding{{Link: main, Table: tableMain}}
+	for _, e := range found {
+		out = append(out, Binding{Link: e.Link, Table: e.Table})
+	}
+	out = out[:min(len(out), 1<<bits.OnesCount32(cfg.SNAT.Mark)-1)]
+	for i := range out {
+		out[i].Mark = deposit(uint32(i+1), cfg.SNAT.Mark)
+	}
+	return out
+}
+
+// deposit spreads the low bits of a value over the bits of a mask, lowest
+// first.
+func deposit(value, mask uint32) uint32 {
+	var out uint32
+	for ; mask != 0; mask &= mask - 1 {
+		if value&1 != 0 {
+			out |= mask & -mask
+		}
+		value >>= 1
+	}
+	return out
+}
+
+func linkIndex(inv *routing.Inventory, name string) int {
+	at := slices.IndexFunc(inv.Links, func(l routing.Link) bool { return l.Name == name })
+	if at < 0 {
+		return 0
+	}
+	return inv.Links[at].Index
+}
+
+// addReplyRouting adds what the chains below need: a policy rule for each
+// value, which is looked up before a CNI's rules by source, and the sources
+// whose masqueraded flows are bound. The reverse-path check must look at the
+// mark too.
+func addReplyRouting(part *NodePart, cfg *Config, family ip.Family, paths Paths) {
+	if len(paths.Bound) == 0 {
+		return
+	}
+	if family == ip.IPv4 {
+		part.Sysctls["net/ipv4/conf/all/src_valid_mark"] = "1"
+		part.Sysctls["net/ipv4/vs/snat_reroute"] = "1"
+	}
+	for _, b := range paths.Bound {
+		part.Rules = append(part.Rules, routing.Rule{
+			Family:   family,
+			Priority: cfg.SNAT.Priority,
+			Mark:     b.Mark,
+			Mask:     cfg.SNAT.Mark,
+			Table:    b.Table,
+		})
+	}
+	for _, p := range paths.ReplyRouted {
+		part.Members = append(part.Members, Member{ReplyRoutedSources.In(family), ipset.Entry{Net: p}})
+	}
+}
+
+// replyRouting writes the chains that bind flows and mark their packets. They
+// are empty where there is no ENI.
+func (r *ruleset) replyRouting() {
+	var restore, enter, entry, bind, reply []nat.Rule
+	if len(r.paths.Bound) > 0 {
+		restore, enter, entry = r.restoreRules(), r.enterRules(), r.entryRules()
+		bind, reply = r.bindRules(), r.returnRules()
+	}
+	r.chain(nat.Mangle, "KUBE-IPVS-RESTORE", restore...)
+	r.chain(nat.Mangle, "KUBE-IPVS-ENTER", enter...)
+	r.chain(nat.Mangle, "KUBE-IPVS-ENTRY", entry...)
+	r.chain(nat.Mangle, "KUBE-IPVS-BIND", bind...)
+	r.chain(nat.Mangle, "KUBE-IPVS-RETURN", reply...)
+}
+
+// masked is a value of a binding under the mask, as iptables writes it.
+func (r *ruleset) masked(value uint32) string {
+	return fmt.Sprintf("%#x/%#x", value, r.cfg.SNAT.Mark)
+}
+
+// main is the value of the main table's interface.
+func (r *ruleset) main() string { return r.masked(r.paths.Bound[0].Mark) }
+
+// restoreRules stand in PREROUTING. What is bound to the main table's
+// interface has the mark on every packet, both ways: a pod's own packets are
+// routed by it after IPVS has changed their destination, and an answer's
+// reverse path is looked up by it once the masquerading is undone. And what
+// enters by any of the interfaces is looked at:
+//
+//	-A KUBE-IPVS-RESTORE -m connmark --mark 0x20/0x3060 -j MARK --set-xmark 0x20/0x3060
+//	-A KUBE-IPVS-RESTORE -i eth0 -j KUBE-IPVS-ENTER
+//	-A KUBE-IPVS-RESTORE -i eth1 -j KUBE-IPVS-ENTER
+func (r *ruleset) restoreRules() []nat.Rule {
+	rules := []nat.Rule{nat.Rule(fmt.Sprintf("-m connmark --mark %s -j MARK --set-xmark %s", r.main(), r.main()))}
+	for _, b := range r.paths.Bound {
+		rules = append(rules, nat.Rule("-i "+b.Link+" -j KUBE-IPVS-ENTER"))
+	}
+	return rules
+}
+
+// enterRules pick what is for a Service from outside:
+//
+//	-A KUBE-IPVS-ENTER -m set --match-set KUBE-LOAD-BALANCER dst,dst -j KUBE-IPVS-ENTRY     (and the other three)
+func (r *ruleset) enterRules() []nat.Rule {
+	var rules []nat.Rule
+	for _, set := range []SetName{LoadBalancer, ExternalIP, ExternalIPLocal, NodePorts} {
+		rules = append(rules, rule("from outside", r.match(set, "dst,dst"), "KUBE-IPVS-ENTRY"))
+	}
+	return rules
+}
+
+// entryRules mark such a packet with the interface that it entered by, and
+// bind its flow. Without the mark the strict reverse-path check would drop it
+// at an ENI, as the way back to the client is looked up in the main table:
+//
+//	-A KUBE-IPVS-ENTRY -i eth0 -j MARK --set-xmark 0x20/0x3060
+//	-A KUBE-IPVS-ENTRY -i eth1 -j MARK --set-xmark 0x40/0x3060
+//	-A KUBE-IPVS-ENTRY -m conntrack --ctstate NEW -j CONNMARK --save-mark --nfmask 0x3060 --ctmask 0x3060
+func (r *ruleset) entryRules() []nat.Rule {
+	var rules []nat.Rule
+	for _, b := range r.paths.Bound {
+		rules = append(rules, nat.Rule(fmt.Sprintf("-i %s -j MARK --set-xmark %s", b.Link, r.masked(b.Mark))))
+	}
+	return append(rules, nat.Rule(fmt.Sprintf("-m conntrack --ctstate NEW -j CONNMARK --save-mark --nfmask %#[1]x --ctmask %#[1]x", r.cfg.SNAT.Mark)))
+}
+
+// bindRules stand in INPUT, behind the reverse-path check and before IPVS. A
+// new flow that the nat table has decided to masquerade, from a source that
+// cannot be given an address of its interface, is bound to the main table's.
+// What entered by an ENI loses the mark, or IPVS would send it out there again
+// instead of to its endpoint:
+//
+//	-A KUBE-IPVS-BIND -m mark --mark 0x4000/0x4000 -m set --match-set KUBE-IPVS-REPLY-SRC src -j CONNMARK --set-xmark 0x20/0x3060
+//	-A KUBE-IPVS-BIND -m connmark --mark 0x20/0x3060 -j MARK --set-xmark 0x20/0x3060
+//	-A KUBE-IPVS-BIND -i eth1 -j MARK --set-xmark 0x0/0x3060
+func (r *ruleset) bindRules() []nat.Rule {
+	masq := r.cfg.MasqueradeMark
+	rules := []nat.Rule{
+		nat.Rule(fmt.Sprintf("-m mark --mark %#x/%#x %s -j CONNMARK --set-xmark %s",
+			masq, masq, r.match(ReplyRoutedSources, "src"), r.main())),
+		nat.Rule(fmt.Sprintf("-m connmark --mark %s -j MARK --set-xmark %s", r.main(), r.main())),
+	}
+	for _, b := range r.paths.Bound[1:] {
+		rules = append(rules, nat.Rule(fmt.Sprintf("-i %s -j MARK --set-xmark %s", b.Link, r.masked(0))))
+	}
+	return rules
+}
+
+// returnRules stand in FORWARD, and in OUTPUT for endpoints in the node's own
+// network. An answer gets its flow's mark before IPVS gives it the VIP as its
+// source and routes it anew (snat_reroute), and not sooner: in PREROUTING the
+// reverse-path check would look for the endpoint beyond the client's
+// interface:
+//
+//	-A KUBE-IPVS-RETURN -m connmark ! --mark 0x0/0x3060 -m conntrack --ctdir REPLY -j CONNMARK --restore-mark --nfmask 0x3060 --ctmask 0x3060
+func (r *ruleset) returnRules() []nat.Rule {
+	return []nat.Rule{nat.Rule(fmt.Sprintf(
+		"-m connmark ! --mark %s -m conntrack --ctdir REPLY -j CONNMARK --restore-mark --nfmask %#[2]x --ctmask %#[2]x",
+		r.masked(0), r.cfg.SNAT.Mark))}
+}

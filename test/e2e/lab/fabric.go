@@ -177,7 +177,9 @@ func (s *Segment) Client(name string, addresses ...string) *Namespace {
 // router, for the families of which the interface has an address in the subnet.
 func (s *Segment) DefaultRoute(host *Namespace, name string) {
 	s.fabric.lab.t.Helper()
-	addresses, err := host.netlink.AddrList(host.link(name), netlink.FAMILY_ALL)
+	addresses, err := whole(func() ([]netlink.Addr, error) {
+		return host.netlink.AddrList(host.link(name), netlink.FAMILY_ALL)
+	})
 	s.fabric.lab.must(err, "%s: addresses of %s", host.Name, name)
 	for _, gateway := range s.gateways {
 		inSubnet := func(a netlink.Addr) bool { return ipNet(gateway.Masked()).Contains(a.IP) }

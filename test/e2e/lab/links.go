@@ -1,6 +1,7 @@
 package lab
 
 import (
+	"errors"
 	"fmt"
 	"net"
 	"net/netip"
@@ -251,4 +252,14 @@ func (n *Namespace) connect(name string, peer *Namespace, peerName string) {
 	n.lab.must(n.netlink.LinkAdd(veth), "connect %s %s to %s %s", n.Name, name, peer.Name, peerName)
 	n.Up(name)
 	peer.Up(peerName)
+}
+
+// whole reads a list again for as long as something changed meanwhile.
+func whole[T any](list func() ([]T, error)) ([]T, error) {
+	for {
+		out, err := list()
+		if !errors.Is(err, netlink.ErrDumpInterrupted) {
+			return out, err
+		}
+	}
 }

@@ -40,7 +40,7 @@ func (l *Lab) Node(name string) *Node {
 func (n *Node) ReversePath(mode string) {
 	n.lab.t.Helper()
 	n.reversePath(mode)
-	links, err := n.netlink.LinkList()
+	links, err := whole(n.netlink.LinkList)
 	n.lab.must(err, "%s: interfaces", n.Name)
 	for _, link := range links {
 		// As in sysctl(8), dots and slashes change places.

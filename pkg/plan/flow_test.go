@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
+	"github.com/kube-ipvs/kube-ipvs/pkg/nat"
 	"github.com/kube-ipvs/kube-ipvs/pkg/plan"
 )
 
@@ -318,5 +319,26 @@ func TestSymmetricPaths(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// TestInvalidIsNotSentUnmasqueraded sends what conntrack cannot place, which
+// the nat table does not see.
+func TestInvalidIsNotSentUnmasqueraded(t *testing.T) {
+	for _, tc := range []struct{ scenario, dst, want string }{
+		{"eni", "10.12.115.101:80", "DROP"},
+		{"external-local", "203.0.113.5:80", "ACCEPT"}, // the client's address is kept
+		{"external-local", "198.51.100.7:80", "ACCEPT"},
+		{"loadbalancer", "203.0.113.5:80", "DROP"},
+	} {
+		h := newHost(t, load(t, tc.scenario), ip.IPv4)
+		dst := netip.MustParseAddrPort(tc.dst)
+		p := packet{
+			src: netip.MustParseAddr("10.12.192.44"), sport: 40000, in: "veth0", invalid: true,
+			dst: dst.Addr(), dport: dst.Port(), protocol: ip.TCP,
+		}
+		if got := h.hook(nat.Filter, "INPUT", &p); got.verdict != tc.want {
+			t.Errorf("%s: %s, want %s", tc.dst, got.verdict, tc.want)
+		}
 	}
 }

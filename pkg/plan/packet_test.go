@@ -21,6 +21,15 @@ type packet struct {
 	in, out      string // interfaces
 	mark, connmk uint32
 	reply        bool // of the connection's direction
+	invalid      bool // conntrack cannot place it
+}
+
+// state is conntrack's: a packet here is a connection's first, or none's.
+func (p *packet) state() string {
+	if p.invalid {
+		return "INVALID"
+	}
+	return "NEW"
 }
 
 // icmp stands for an echo request of either family.
@@ -220,7 +229,7 @@ func (c *compiler) match(option string) (func(*packet) bool, error) {
 	case "--mark":
 		return c.marked(arg)
 	case "--ctstate":
-		return func(p *packet) bool { return !p.reply && slices.Contains(strings.Split(arg, ","), "NEW") }, nil
+		return func(p *packet) bool { return !p.reply && slices.Contains(strings.Split(arg, ","), p.state()) }, nil
 	case "--ctdir":
 		return func(p *packet) bool { return p.reply == (arg == "REPLY") }, nil
 	case "--src-type":

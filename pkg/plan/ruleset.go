@@ -32,6 +32,7 @@ func addRuleset(state *nat.State, cfg *Config, n *Node, family ip.Family, paths 
 	r.firewall()
 	r.forward()
 	r.virtualAddresses(n)
+	r.invalid()
 	r.replyRouting()
 }
 
@@ -274,6 +275,7 @@ func (r *ruleset) forward() {
 // outside to a node without an endpoint, under externalTrafficPolicy Local:
 //
 //	-A KUBE-NODE-PORT -p tcp -m set --match-set KUBE-HEALTH-CHECK-NODE-PORT dst -j ACCEPT
+//	-A KUBE-IPVS-FILTER -m conntrack --ctstate INVALID -j KUBE-IPVS-INVALID
 //	-A KUBE-IPVS-FILTER -m set --match-set KUBE-IPVS-NO-LOCAL dst,dst -j KUBE-IPVS-INSIDE
 //	-A KUBE-IPVS-FILTER -m set --match-set KUBE-LOAD-BALANCER dst,dst -j RETURN     (and the other three)
 //	-A KUBE-IPVS-FILTER -p icmp -m icmp --icmp-type 8 -j RETURN
@@ -287,7 +289,10 @@ func (r *ruleset) virtualAddresses(n *Node) {
 	if r.family == ip.IPv6 {
 		echo, reject = "-p ipv6-icmp -m icmp6 --icmpv6-type 128", "icmp6-port-unreachable"
 	}
-	rules := []nat.Rule{rule("no endpoint on this node", r.match(NoLocalEndpoint, "dst,dst"), "KUBE-IPVS-INSIDE")}
+	rules := []nat.Rule{
+		rule("no connection of ours", "-m conntrack --ctstate INVALID", "KUBE-IPVS-INVALID"),
+		rule("no endpoint on this node", r.match(NoLocalEndpoint, "dst,dst"), "KUBE-IPVS-INSIDE"),
+	}
 	for _, set := range []SetName{LoadBalancer, ClusterIP, ExternalIP, ExternalIPLocal} {
 		rules = append(rules, rule("served by IPVS", r.match(set, "dst,dst"), "RETURN"))
 	}
@@ -301,4 +306,31 @@ func (r *ruleset) virtualAddresses(n *Node) {
 		outside = notLocal(outside)
 	}
 	r.chain(nat.Filter, "KUBE-IPVS-INSIDE", rule("only pods and nodes", outside, "DROP"))
+}
+
+// invalid drops what conntrack cannot place, such as a FIN that comes when the
+// connection is forgotten, if it would have to be masqueraded: the nat table
+// does not see it, while IPVS would still send it on, with the client's own
+// address, to an endpoint that knows the connection by another. Where the
+// client's address is kept, it passes: there conntrack may see only half of a
+// flow, and all of it would look wrong:
+//
+//	-A KUBE-IPVS-INVALID -m set --match-set KUBE-LOAD-BALANCER-LOCAL dst,dst -j RETURN
+//	-A KUBE-IPVS-INVALID -p tcp -m set --match-set KUBE-NODE-PORT-LOCAL-TCP dst -m set --match-set KUBE-IPVS-NODE-PORT dst,dst -j RETURN
+//	-A KUBE-IPVS-INVALID -m set --match-set KUBE-LOAD-BALANCER dst,dst -j DROP     (and external IPs, node ports)
+func (r *ruleset) invalid() {
+	const kept = "client address kept"
+	rules := []nat.Rule{rule(kept, r.match(LoadBalancerLocal, "dst,dst"), "RETURN")}
+	for _, p := range ip.Protocols {
+		_, local := nodePortSets(p)
+		flags := "dst"
+		if p == ip.SCTP {
+			flags = "dst,dst"
+		}
+		rules = append(rules, rule(kept, "-p "+strings.ToLower(p.String())+" "+r.match(local, flags)+" "+r.match(NodePorts, "dst,dst"), "RETURN"))
+	}
+	for _, set := range []SetName{LoadBalancer, ExternalIP, NodePorts} {
+		rules = append(rules, rule("cannot be masqueraded", r.match(set, "dst,dst"), "DROP"))
+	}
+	r.chain(nat.Filter, "KUBE-IPVS-INVALID", rules...)
 }

@@ -5,7 +5,8 @@ SHELL := /bin/bash -o pipefail
 
 GO ?= go
 CACHE := $(abspath $(or $(KUBE_IPVS_CACHE),.cache))
-LAB := $(CACHE)/bin/lab
+# Not LAB, which is the user's: it forces a kind of kernel.
+LAB_PROGRAM := $(CACHE)/bin/lab
 # Directories with tests behind the build tag e2e; E2E_PACKAGES='pkg/nat' narrows.
 E2E_PACKAGES ?= $(patsubst %/,%,$(sort $(dir $(shell grep -rl --include='*_test.go' '^//go:build e2e' pkg cmd test))))
 STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.2
@@ -16,6 +17,11 @@ VERSION ?= $(or $(shell git describe --tags --match 'v[0-9]*' --dirty 2>/dev/nul
 COMMIT := $(shell git rev-parse HEAD 2>/dev/null)
 version_package := k8s.io/component-base/version
 ldflags = -s -w -X $(version_package).gitVersion=$(1) -X $(version_package).gitCommit=$(2)
+
+# One way to compile everything but race tests, so that the programs share what
+# is in the build cache.
+go_build = CGO_ENABLED=0 $(GO) build -trimpath
+go_test_binary = CGO_ENABLED=0 $(GO) test -c -trimpath -ldflags '-s -w' -tags e2e
 
 # What to run in the lab: RUN is a regular expression for tests.
 RUN ?=
@@ -31,7 +37,7 @@ phase = @printf '==> [%4ds] %s\n' $$(( $$(date +%s) - $(START) )) '$(1)'
 
 build: ## the program, bin/kube-ipvs, statically linked
 	$(call phase,building bin/kube-ipvs)
-	@CGO_ENABLED=0 $(GO) build -trimpath -ldflags '$(call ldflags,$(VERSION),$(COMMIT))' -o bin/kube-ipvs ./cmd/proxy
+	@$(go_build) -ldflags '$(call ldflags,$(VERSION),$(COMMIT))' -o bin/kube-ipvs ./cmd/proxy
 
 test: ## all tests: unit, then e2e
 	@$(MAKE) --no-print-directory START=$(START) unit
@@ -42,30 +48,44 @@ unit: deps ## unit tests, with the race detector
 	@$(GO) test -race ./...
 	$(call phase,unit tests passed)
 
-e2e: build peers $(LAB) e2e-binaries ## end-to-end tests in the lab; RUN=regexp selects, LAB=host|kvm|tcg forces a way
+e2e: build peers $(LAB_PROGRAM) e2e-binaries ## end-to-end tests in the lab; RUN=regexp selects, LAB=host|kvm|tcg forces a way
 	$(call phase,end-to-end tests in the lab)
-	@$(LAB) -apiserver -limit $(TIMEOUT) -env TIMEOUT=$(TIMEOUT) -env RUN="$$RUN" $(LABFLAGS) -- hack/e2e $(E2E_PACKAGES)
+	@$(LAB_PROGRAM) -apiserver -limit $(TIMEOUT) -env TIMEOUT=$(TIMEOUT) -env RUN="$$LAB_RUN" $(LABFLAGS) -- hack/e2e $(E2E_PACKAGES)
 	$(call phase,end-to-end tests passed)
-e2e: export RUN := $(value RUN)
+# Under another name: make would expand the dollar signs of a RUN= that it was given.
+e2e: export LAB_RUN := $(value RUN)
 
-.PHONY: e2e-binaries $(LAB)
+.PHONY: e2e-binaries $(LAB_PROGRAM)
 e2e-binaries: deps
 	$(call phase,compiling the end-to-end tests)
 	@mkdir -p $(CACHE)/e2e
-	@CGO_ENABLED=0 $(GO) test -c -tags e2e -o $(CACHE)/e2e/ $(addprefix ./,$(E2E_PACKAGES))
+	@$(go_test_binary) -o $(CACHE)/e2e/ $(addprefix ./,$(E2E_PACKAGES))
 
-$(LAB):
-	@$(GO) build -o $@ ./test/e2e/cmd/lab
+$(LAB_PROGRAM):
+	@$(go_build) -o $@ ./test/e2e/cmd/lab
 
-deps: $(LAB) ## install what the machine lacks for the tests
-	@$(LAB) -deps
+deps: $(LAB_PROGRAM) ## install what the machine lacks for the tests
+	@$(LAB_PROGRAM) -deps
 
-lab: $(LAB) ## run CMD='...' with a kernel that has IPVS
-	@$(LAB) $(LABFLAGS) -- sh -c "$$LAB_CMD"
+lab: $(LAB_PROGRAM) ## run CMD='...' with a kernel that has IPVS
+	@$(LAB_PROGRAM) $(LABFLAGS) -- sh -c "$$LAB_CMD"
 lab: export LAB_CMD := $(value CMD)
 
-demo: build peers $(LAB) e2e-binaries ## show the product at work
-	@$(LAB) -apiserver -env RUN=^TestDemo $(LABFLAGS) -- hack/e2e test/e2e
+demo: $(LAB_PROGRAM) ## see it at work: one cluster, under kube-proxy's rules and under kube-ipvs
+	@$(MAKE) --no-print-directory START=$(START) -j3 build demo-binary image
+	$(call phase,the demo)
+	@$(LAB_PROGRAM) $(LABFLAGS) -- hack/demo
+	$(call phase,the demo has shown what it should)
+
+.PHONY: demo-binary image
+demo-binary:
+	$(call phase,compiling the demo)
+	@mkdir -p $(CACHE)/e2e
+	@$(go_test_binary) -o $(CACHE)/e2e/ ./test/e2e/demo
+
+image:
+	$(call phase,preparing a kernel to run on)
+	@$(LAB_PROGRAM) -prepare
 
 lint: ## gofmt, go vet, staticcheck
 	$(call phase,gofmt)
@@ -89,7 +109,7 @@ $(addprefix $(PEERS)/,kube-apiserver kube-proxy kubectl): peer_package = k8s.io/
 
 $(addprefix $(PEERS)/,etcd kubectl kube-apiserver kube-proxy): test/peers/go.mod test/peers/go.sum
 	$(call phase,building $(@F) (minutes the first time))
-	@cd test/peers && CGO_ENABLED=0 $(GO) build -trimpath \
+	@cd test/peers && $(go_build) \
 		-ldflags '$(call ldflags,$(KUBERNETES_VERSION),)' -o $@ $(peer_package)
 
 clean: ## remove what was built; the cache as well

@@ -45,6 +45,7 @@ type options struct {
 	limit     time.Duration
 	apiserver bool
 	deps      bool
+	prepare   bool
 }
 
 func run() (exitCode int, err error) {
@@ -56,6 +57,10 @@ func run() (exitCode int, err error) {
 	defer stop()
 	if opts.deps {
 		return 0, vm.InstallDependencies(ctx, opts.config.Log)
+	}
+	if opts.prepare {
+		_, err := vm.Prepare(ctx, opts.config)
+		return 0, err
 	}
 	return runCommand(ctx, opts)
 }
@@ -136,6 +141,7 @@ func parseFlags() (*options, error) {
 	flag.DurationVar(&opts.limit, "limit", 20*time.Minute, "time that the command may take")
 	flag.BoolVar(&opts.apiserver, "apiserver", false, "run an API server, which the command finds by $LAB_KUBECONFIG")
 	flag.BoolVar(&opts.deps, "deps", false, "only install what the machine lacks for building and testing")
+	flag.BoolVar(&opts.prepare, "prepare", false, "only prepare what a later command needs: programs, image, kind of guest")
 	opts.config.Env = map[string]string{}
 	flag.Func("env", "NAME=VALUE for the command; may be repeated", func(text string) error {
 		name, value, ok := strings.Cut(text, "=")
@@ -148,7 +154,7 @@ func parseFlags() (*options, error) {
 	flag.Parse()
 
 	opts.config.Command = flag.Args()
-	if len(opts.config.Command) == 0 && !opts.deps {
+	if len(opts.config.Command) == 0 && !opts.deps && !opts.prepare {
 		flag.Usage()
 		return nil, errors.New("no command")
 	}

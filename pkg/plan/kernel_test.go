@@ -1,0 +1,86 @@
+//go:build e2e
+
+package plan_test
+
+import (
+	"net/netip"
+	"slices"
+	"testing"
+
+	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
+	"github.com/kube-ipvs/kube-ipvs/pkg/nat"
+	"github.com/kube-ipvs/kube-ipvs/pkg/nat/nattest"
+	"github.com/kube-ipvs/kube-ipvs/pkg/plan"
+	"github.com/kube-ipvs/kube-ipvs/pkg/routing"
+)
+
+// TestCanonicalRules holds every rule of the plan, whatever the configuration
+// and the network, to the text in which iptables-save prints it. A rule that is
+// printed otherwise would be taken for a difference, and written again with
+// every look at the kernel.
+func TestCanonicalRules(t *testing.T) {
+	for _, family := range ip.Families {
+		rules := map[nat.Table][]nat.Rule{}
+		for _, cfg := range everyConfig() {
+			part := plan.NodeWide(&cfg, secondaryInterfaces())
+			for table, more := range nattest.Rules(family, part.NAT) {
+				rules[table] = append(rules[table], more...)
+				slices.Sort(rules[table])
+				rules[table] = slices.Compact(rules[table])
+			}
+		}
+		for _, table := range []nat.Table{nat.NAT, nat.Filter, nat.Mangle} {
+			if len(rules[table]) == 0 {
+				t.Errorf("%s: no rules in table %s", family, table)
+			}
+		}
+		nattest.CheckCanonical(t, family, rules)
+	}
+}
+
+// everyConfig varies whatever the rules depend on.
+func everyConfig() []plan.Config {
+	var out []plan.Config
+	for _, mode := range []plan.SNATMode{plan.SNATAuto, plan.SNATSource, plan.SNATFWMark, plan.SNATOff} {
+		for _, local := range []plan.LocalTraffic{
+			{},
+			{Mode: plan.DetectClusterCIDR, CIDRs: prefixes([]string{"10.244.0.0/16", "fd00:244::/32"})},
+			{Mode: plan.DetectNodeCIDR},
+			{Mode: plan.DetectBridgeInterface, Interface: "cni0"},
+			{Mode: plan.DetectInterfaceNamePrefix, Interface: "veth"},
+		} {
+			for _, all := range []bool{false, true} {
+				c := defaultConfig()
+				c.Families = ip.Families
+				c.SNAT.Mode, c.LocalTraffic, c.MasqueradeAll = mode, local, all
+				out = append(out, c)
+			}
+		}
+	}
+	return out
+}
+
+// secondaryInterfaces is a node with two of them in each family: eth1, of which
+// the source address is known, and eth2, of which it is not.
+func secondaryInterfaces() *plan.Node {
+	n := &plan.Node{PodCIDRs: prefixes([]string{"10.244.1.0/24", "fd00:244:1::/64"})}
+	inv := &n.Inventory
+	inv.Links = []routing.Link{
+		parseLink(1, "eth0", []string{"10.12.97.49/24", "fd00:97::49/64"}),
+		parseLink(2, "eth1", []string{"10.12.192.10/24", "fd00:192::10/64"}),
+		parseLink(3, "eth2", nil),
+	}
+	for _, family := range ip.Families {
+		inv.Defaults = append(inv.Defaults, defaultRoute(family, "eth0", 254))
+		for table, link := range map[int]string{1001: "eth1", 1002: "eth2"} {
+			inv.Defaults = append(inv.Defaults, defaultRoute(family, link, table))
+			pods := map[ip.Family]string{ip.IPv4: "10.12.192.0/28", ip.IPv6: "fd00:192:1::/80"}[family]
+			inv.Rules = append(inv.Rules, routing.Rule{Family: family, Priority: table, From: netip.MustParsePrefix(pods), Table: table})
+		}
+	}
+	return n
+}
+
+func defaultRoute(family ip.Family, link string, table int) routing.Route {
+	return routing.Route{Family: family, Table: table, Link: link, Dst: netip.PrefixFrom(family.Unspecified(), 0)}
+}

@@ -69,6 +69,15 @@ func (n *BridgeNode) PodSubnets() []string {
 	return []string{fmt.Sprintf("10.244.%d.0/24", n.Number), fmt.Sprintf("fd00:244:%d::/64", n.Number)}
 }
 
+// Gateways are the node's addresses on the pods' side, IPv4 first.
+func (n *BridgeNode) Gateways() []netip.Addr {
+	var addresses []netip.Addr
+	for _, prefix := range n.Bridge.gateways {
+		addresses = append(addresses, prefix.Addr())
+	}
+	return addresses
+}
+
 // routePods tells everybody else where the node's pods are.
 func (c *ThreeNodes) routePods(node *BridgeNode) {
 	c.t.Helper()

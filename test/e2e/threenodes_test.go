@@ -1,0 +1,462 @@
+//go:build e2e
+
+package e2e
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
+
+	"github.com/kube-ipvs/kube-ipvs/test/e2e/lab"
+)
+
+// TestThreeNodes is the main job: what Services mean, as packets meet it, on
+// three nodes that follow one API server. The parts share the cluster, each with
+// Services of its own, so each also sees proxies that are told of something new.
+func TestThreeNodes(t *testing.T) {
+	c := newCluster(t)
+	c.startProxies()
+	for _, part := range []struct {
+		name string
+		test func(*testing.T, *cluster)
+	}{
+		{"every way is answered", testEveryWay},
+		{"no endpoints", testNoEndpoints},
+		{"session affinity", testSessionAffinity},
+		{"external traffic policy Local", testExternalLocal},
+		{"internal traffic policy Local", testInternalLocal},
+		{"terminating endpoints", testTerminating},
+		{"Services that are not ours", testNotOurs},
+		{"only the Services' ports", testOtherPorts},
+		{"ping", testPing},
+		{"source ranges", testSourceRanges},
+	} {
+		t.Run(part.name, func(t *testing.T) { part.test(t, c) })
+	}
+}
+
+// way is an address and port of a Service, by family.
+type way struct {
+	name      string
+	addresses []string
+	port      uint16
+	// entry is the node that the client outside is led to. Pods and nodes have
+	// every VIP on their own node, so this is not theirs unless the address is the
+	// node's own (a node port).
+	entry    *lab.BridgeNode
+	nodePort bool
+	// keeps says that a pod's source is kept.
+	keeps bool
+}
+
+// ways are those of newExposed(_, n).
+func (c *cluster) ways(n int) []way {
+	node1, node3 := c.Nodes[0], c.Nodes[2]
+	nodePort := uint16(30000 + n)
+	return []way{
+		{name: "cluster IP", addresses: clusterIPs(n), port: 80, entry: node1, keeps: true},
+		{name: "load balancer IP", addresses: balancerIPs(n), port: 80, entry: node1},
+		{name: "external IP", addresses: externalIPs(n), port: 80, entry: node3},
+		{name: "node port of node1", addresses: nodeIPs(node1), port: nodePort, entry: node1, nodePort: true},
+		{name: "node port of node3", addresses: nodeIPs(node3), port: nodePort, entry: node3, nodePort: true},
+	}
+}
+
+func nodeIPs(node *lab.BridgeNode) []string { return []string{node.IPv4.String(), node.IPv6.String()} }
+
+// caller is where requests come from.
+type caller struct {
+	name string
+	*lab.Namespace
+	pod  *lab.Pod        // nil if it is none
+	node *lab.BridgeNode // the one that it is on, or is; nil outside
+}
+
+func (c *cluster) callers() []caller {
+	node1, node3 := c.Nodes[0], c.Nodes[2]
+	return []caller{
+		{"a pod beside an endpoint", c.caller1.Namespace, c.caller1, node1},
+		{"a pod far from endpoints", c.caller3.Namespace, c.caller3, node3},
+		{"an endpoint", c.web1.Namespace, c.web1, node1},
+		{"a node with an endpoint", node1.Namespace, nil, node1},
+		{"a node without endpoints", node3.Namespace, nil, node3},
+		{"a client outside", c.Client, nil, nil},
+	}
+}
+
+// source is what an endpoint is to see as the source of a request: the caller's
+// own address, or that of the node which sends it on, on the side where the
+// endpoint is. family is 0 for IPv4 and 1 for IPv6.
+func (w way) source(from caller, endpoint *lab.Pod, family int) netip.Addr {
+	if w.keeps && from.pod != nil && from.pod != endpoint {
+		return from.pod.Addresses[family]
+	}
+	by := from.node
+	if by == nil || w.nodePort {
+		by = w.entry
+	}
+	if by.Node == endpoint.Node {
+		return by.Gateways()[family]
+	}
+	return netip.MustParseAddr(nodeIPs(by)[family])
+}
+
+// testEveryWay has every caller take every way, with every protocol in both
+// families: all endpoints answer, and see the source that they should.
+func testEveryWay(t *testing.T, c *cluster) {
+	svc := newExposed("everyway", 1)
+	c.serve(t, svc, dualStackSlices(svc, webPort, ready(c.web1), ready(c.web2)), 2, 2, 2)
+	for _, w := range c.ways(1) {
+		for _, from := range c.callers() {
+			for _, protocol := range lab.Protocols {
+				for family, ip := range w.addresses {
+					if err := c.checkAnswers(w, from, protocol, family, at(ip, w.port)); err != nil {
+						t.Errorf("%s, from %s, %s: %v", w.name, from.name, protocol, err)
+					}
+				}
+			}
+		}
+	}
+}
+
+// manyRequests are enough to meet each of two endpoints, by round robin.
+const manyRequests = 4
+
+func (c *cluster) checkAnswers(w way, from caller, protocol lab.Protocol, family int, address string) error {
+	endpoints := map[string]*lab.Pod{"web1": c.web1, "web2": c.web2}
+	answered := map[string]bool{}
+	for range manyRequests {
+		answer := from.Dial(protocol, address)
+		endpoint := endpoints[answer.Server]
+		if endpoint == nil {
+			return fmt.Errorf("%s: %s", address, answer)
+		}
+		if want := w.source(from, endpoint, family); answer.SeenSource.Addr() != want {
+			return fmt.Errorf("%s: %s, want source %s", address, answer, want)
+		}
+		answered[answer.Server] = true
+	}
+	if len(answered) != len(endpoints) {
+		return fmt.Errorf("%s: answered by %v alone", address, slices.Collect(maps.Keys(answered)))
+	}
+	return nil
+}
+
+// refusalLimit is how long to wait for an answer that shall not come. A refusal
+// may take more than a second: a TCP client does not hear one that comes while it
+// is still sending, as between namespaces, and asks again.
+const refusalLimit = 2500 * time.Millisecond
+
+// refused tells whether a request was turned away at once. On the node itself a
+// datagram is, without having been sent at all.
+func refused(answer lab.Answer) bool {
+	return answer.Outcome() == lab.Refused || errors.Is(answer.Err, unix.EPERM)
+}
+
+// testNoEndpoints has every caller take every way to a Service without endpoints.
+// They are refused; only SCTP, to which ICMP's word is advice, tries on in vain.
+func testNoEndpoints(t *testing.T, c *cluster) {
+	c.serve(t, newExposed("noendpoints", 2), nil, 0, 0, 0)
+	var requests sync.WaitGroup
+	for _, w := range c.ways(2) {
+		for _, from := range c.callers() {
+			for _, protocol := range lab.Protocols {
+				for _, ip := range w.addresses {
+					requests.Go(func() {
+						answer := from.DialWithin(refusalLimit, protocol, at(ip, w.port))
+						inVain := protocol == lab.SCTP && answer.Outcome() == lab.TimedOut
+						if !refused(answer) && !inVain {
+							t.Errorf("%s, from %s, %s %s: %s, want refused", w.name, from.name, protocol, ip, answer)
+						}
+					})
+				}
+			}
+		}
+	}
+	requests.Wait()
+}
+
+// testSessionAffinity has each caller meet one endpoint again and again, for as
+// long as the Service says.
+func testSessionAffinity(t *testing.T, c *cluster) {
+	svc := newDualStack("affinity", 3)
+	svc.Spec.SessionAffinity = corev1.ServiceAffinityClientIP
+	svc.Spec.SessionAffinityConfig = &corev1.SessionAffinityConfig{ClientIP: &corev1.ClientIPConfig{TimeoutSeconds: ptr.To(int32(100))}}
+	c.serve(t, svc, dualStackSlices(svc, webPort, ready(c.web1), ready(c.web2)), 2, 2, 2)
+	table := readIPVS(c.Nodes[0].Node)
+	for _, ip := range clusterIPs(3) {
+		for _, protocol := range lab.Protocols {
+			vs := virtualServer{protocol, netip.MustParseAddrPort(at(ip, 80))}
+			if words := table[vs].options; !strings.Contains(words+" ", "-p 100 ") {
+				t.Errorf("%v is programmed with %q, want a timeout of 100 s", vs, words)
+			}
+			answered := map[string]int{}
+			for range 2 * manyRequests {
+				answered[c.caller1.Dial(protocol, at(ip, 80)).Server]++
+			}
+			if len(answered) != 1 || answered[""] > 0 {
+				t.Errorf("%s %s: answered by %v, want one endpoint", protocol, ip, answered)
+			}
+		}
+	}
+}
+
+// testExternalLocal keeps the client's address, on the node with an endpoint. On
+// the others whoever comes from outside gets no answer, as a load balancer that
+// looks at the health check would not send them there; pods and nodes are served.
+func testExternalLocal(t *testing.T, c *cluster) {
+	svc := newExposed("externallocal", 4)
+	svc.Spec.ExternalTrafficPolicy = corev1.ServiceExternalTrafficPolicyLocal
+	c.serve(t, svc, dualStackSlices(svc, webPort, ready(c.web1)), 1, 1, 1)
+	node1, node3 := c.Nodes[0], c.Nodes[2]
+	outside, pod1, pod3 := c.Client, c.caller1.Namespace, c.caller3.Namespace
+	var requests sync.WaitGroup
+	clientIPs, node3IPs := []string{"198.51.100.9", "fd00:51::9"}, nodeIPs(node3)
+	for _, test := range []struct {
+		name      string
+		from      *lab.Namespace
+		addresses []string
+		port      uint16
+		source    []string // nil: no answer
+	}{
+		{"load balancer IP, outside", outside, balancerIPs(4), 80, clientIPs},
+		{"node port here, outside", outside, nodeIPs(node1), 30004, clientIPs},
+		{"node port elsewhere, outside", outside, node3IPs, 30004, nil},
+		{"external IP elsewhere, outside", outside, externalIPs(4), 80, nil},
+		{"load balancer IP, pod here", pod1, balancerIPs(4), 80, texts(c.caller1.Addresses)},
+		{"load balancer IP, pod elsewhere", pod3, balancerIPs(4), 80, node3IPs},
+		{"external IP, pod elsewhere", pod3, externalIPs(4), 80, node3IPs},
+		{"load balancer IP, node elsewhere", node3.Namespace, balancerIPs(4), 80, node3IPs},
+		{"cluster IP, pod elsewhere", pod3, clusterIPs(4), 80, texts(c.caller3.Addresses)},
+	} {
+		for family, ip := range test.addresses {
+			for _, protocol := range []lab.Protocol{lab.TCP, lab.UDP} {
+				requests.Go(func() {
+					answer := test.from.DialWithin(refusalLimit, protocol, at(ip, test.port))
+					switch {
+					case test.source == nil && answer.Outcome() != lab.TimedOut:
+						t.Errorf("%s, %s %s: %s, want no answer", test.name, protocol, ip, answer)
+					case test.source != nil && (answer.Server != "web1" || answer.SeenSource.Addr().String() != test.source[family]):
+						t.Errorf("%s, %s %s: %s, want source %s", test.name, protocol, ip, answer, test.source[family])
+					}
+				})
+			}
+		}
+	}
+	requests.Wait()
+	// An external IP that leads to the endpoint's node keeps the client's address too.
+	c.Fabric.Route(externalIPs(4)[0] + " via " + node1.IPv4.String())
+	if answer := outside.Dial(lab.TCP, at(externalIPs(4)[0], 80)); answer.SeenSource.Addr().String() != clientIPs[0] {
+		t.Errorf("external IP, outside: %s, want source %s", answer, clientIPs[0])
+	}
+}
+
+func texts(addresses []netip.Addr) []string {
+	var out []string
+	for _, a := range addresses {
+		out = append(out, a.String())
+	}
+	return out
+}
+
+// testInternalLocal answers on the endpoint's node and refuses on the others.
+func testInternalLocal(t *testing.T, c *cluster) {
+	svc := newDualStack("internallocal", 5)
+	svc.Spec.InternalTrafficPolicy = ptr.To(corev1.ServiceInternalTrafficPolicyLocal)
+	c.serve(t, svc, dualStackSlices(svc, webPort, ready(c.web1), ready(c.web2)), 1, 1, 0)
+	for _, ip := range clusterIPs(5) {
+		for range manyRequests {
+			if answer := c.caller1.Dial(lab.TCP, at(ip, 80)); answer.Server != "web1" {
+				t.Errorf("%s beside web1: %s", ip, answer)
+			}
+		}
+		if answer := c.caller3.Dial(lab.TCP, at(ip, 80)); answer.Outcome() != lab.Refused {
+			t.Errorf("%s far from endpoints: %s, want refused", ip, answer)
+		}
+	}
+}
+
+// testTerminating leaves an endpoint that terminates alone while another is
+// ready, and uses it when none is.
+func testTerminating(t *testing.T, c *cluster) {
+	svc := newDualStack("terminating", 6)
+	c.serve(t, svc, dualStackSlices(svc, webPort, terminating(c.web1), ready(c.web2)), 1, 1, 1)
+	check := func(want string) {
+		t.Helper()
+		for _, ip := range clusterIPs(6) {
+			for range manyRequests {
+				if answer := c.caller3.Dial(lab.TCP, at(ip, 80)); answer.Server != want {
+					t.Errorf("%s: %s, want %s", ip, answer, want)
+				}
+			}
+		}
+	}
+	check("web2")
+	notReady := podEndpoint{c.web2, endpoint{notReady: true}}
+	for _, slice := range dualStackSlices(svc, webPort, terminating(c.web1), notReady) {
+		c.api.setSlice(slice)
+	}
+	c.awaitRealServer(svc, c.web1)
+	check("web1")
+}
+
+// awaitRealServer waits until a pod is the only active real server of a Service.
+func (c *cluster) awaitRealServer(svc *corev1.Service, pod *lab.Pod) {
+	for _, node := range c.Nodes {
+		c.Eventually(syncLimit, node.Name+" uses "+pod.Name, func() error {
+			table := readIPVS(node.Node)
+			for family, ip := range svc.Spec.ClusterIPs {
+				entry := table[virtualServer{lab.TCP, netip.MustParseAddrPort(at(ip, 80))}]
+				to := netip.AddrPortFrom(pod.Addresses[family], webPort)
+				if entry.active() != 1 || !strings.Contains(entry.realServers[to], "-w 1") {
+					return fmt.Errorf("%s has %v", ip, entry.realServers)
+				}
+			}
+			return nil
+		})
+	}
+}
+
+// testNotOurs has Services that are no proxy's, or another proxy's. They are
+// created before one that is served, so that they have been seen by then.
+func testNotOurs(t *testing.T, c *cluster) {
+	headless := newDualStack("headless", 7)
+	headless.Spec.ClusterIP, headless.Spec.ClusterIPs = corev1.ClusterIPNone, []string{corev1.ClusterIPNone}
+	another := newDualStack("another", 8)
+	another.Labels = map[string]string{"service.kubernetes.io/service-proxy-name": "another"}
+	external := &corev1.Service{
+		ObjectMeta: metav1.ObjectMeta{Name: "externalname"},
+		Spec:       corev1.ServiceSpec{Type: corev1.ServiceTypeExternalName, ExternalName: "example.org"},
+	}
+	for _, svc := range []*corev1.Service{headless, another, external} {
+		for _, slice := range dualStackSlices(svc, webPort+1, ready(c.web1)) {
+			slice.Labels = withLabels(slice.Labels, svc.Labels)
+			c.api.addSlice(slice)
+		}
+		c.api.addService(svc)
+	}
+	ours := newDualStack("ours", 9)
+	c.serve(t, ours, dualStackSlices(ours, webPort, ready(c.web1)), 1, 1, 1)
+	for i, node := range c.Nodes {
+		if found := serversOn(readIPVS(node.Node), webPort+1); len(found) > 0 {
+			t.Errorf("%s serves %v", node.Name, found)
+		}
+		for _, ip := range clusterIPs(8) {
+			if vips(node.Node)[netip.MustParseAddr(ip)] {
+				t.Errorf("%s has another proxy's %s", node.Name, ip)
+			}
+		}
+		for _, svc := range []*corev1.Service{headless, another, external} {
+			if log := c.proxies[i].Log(); strings.Contains(log, c.api.namespace+"/"+svc.Name) {
+				t.Errorf("%s complains of %s:\n%s", node.Name, svc.Name, log)
+			}
+		}
+	}
+}
+
+func withLabels(labels, more map[string]string) map[string]string {
+	maps.Copy(labels, more)
+	return labels
+}
+
+// serversOn lists the virtual servers that lead to real servers on a port.
+func serversOn(table ipvsTable, port uint16) []virtualServer {
+	var found []virtualServer
+	for vs, entry := range table {
+		for to := range entry.realServers {
+			if to.Port() == port {
+				found = append(found, vs)
+			}
+		}
+	}
+	return found
+}
+
+// testOtherPorts knocks at ports that no Service has. What listens there on all
+// of the node's addresses is the node's, and not to be had by a VIP.
+func testOtherPorts(t *testing.T, c *cluster) {
+	svc := newExposed("otherports", 10)
+	c.serve(t, svc, dualStackSlices(svc, webPort, ready(c.web1)), 1, 1, 1)
+	node1 := c.Nodes[0]
+	const hostPort, closedPort = 9000, 9001
+	var requests sync.WaitGroup
+	for _, protocol := range []lab.Protocol{lab.TCP, lab.UDP} {
+		node1.Serve("host", protocol, hostPort)
+		for _, ip := range node1.Gateways() {
+			if answer := c.caller1.Dial(protocol, at(ip.String(), hostPort)); answer.Server != "host" {
+				t.Errorf("the host's own %s %s: %s", protocol, ip, answer)
+			}
+		}
+		for _, ip := range slices.Concat(clusterIPs(10), balancerIPs(10)) {
+			for _, from := range []*lab.Namespace{c.caller1.Namespace, node1.Namespace, c.Client} {
+				for _, port := range []uint16{hostPort, closedPort} {
+					requests.Go(func() {
+						if answer := from.Dial(protocol, at(ip, port)); !refused(answer) {
+							t.Errorf("%s %s from %s: %s, want refused", protocol, at(ip, port), from.Name, answer)
+						}
+					})
+				}
+			}
+		}
+	}
+	requests.Wait()
+}
+
+// testPing has VIPs answer to ping, as addresses that people look for do.
+func testPing(t *testing.T, c *cluster) {
+	svc := newExposed("ping", 11)
+	c.serve(t, svc, dualStackSlices(svc, webPort, ready(c.web1)), 1, 1, 1)
+	for _, ip := range slices.Concat(clusterIPs(11), balancerIPs(11), externalIPs(11)) {
+		for _, from := range []*lab.Namespace{c.caller1.Namespace, c.Nodes[0].Namespace, c.Client} {
+			if _, err := from.TryExec("ping", "-c", "1", "-W", "3", ip); err != nil {
+				t.Errorf("%s: %v", from.Name, err)
+			}
+		}
+	}
+}
+
+// testSourceRanges lets only those come to a load balancer's address whom the
+// Service lists, nodes and pods included.
+func testSourceRanges(t *testing.T, c *cluster) {
+	svc := newLoadBalancer(newDualStack("sourceranges", 12), balancerIPs(12)...)
+	node1, node3 := c.Nodes[0], c.Nodes[2]
+	svc.Spec.LoadBalancerSourceRanges = []string{
+		"198.51.100.0/24", "fd00:51::/64", node1.IPv4.String() + "/32", node1.IPv6.String() + "/128",
+	}
+	var requests sync.WaitGroup
+	stranger := c.Fabric.Segment("198.51.101.1/24", "fd00:52::1/64").Client("stranger", "198.51.101.9/24", "fd00:52::9/64")
+	c.serve(t, svc, dualStackSlices(svc, webPort, ready(c.web2)), 1, 1, 1)
+	for _, test := range []struct {
+		from *lab.Namespace
+		may  bool
+	}{
+		{c.Client, true}, {stranger, false}, {node1.Namespace, true}, {node3.Namespace, false}, {c.caller1.Namespace, false},
+	} {
+		for family, ip := range balancerIPs(12) {
+			for _, protocol := range lab.Protocols {
+				requests.Go(func() {
+					answer := test.from.DialWithin(refusalLimit, protocol, at(ip, 80))
+					if answered := answer.Server == "web2"; answered != test.may {
+						t.Errorf("%s %s from %s: %s, want an answer: %v", protocol, ip, test.from.Name, answer, test.may)
+					}
+					// The cluster IP has no such list.
+					if answer := test.from.Dial(protocol, at(clusterIPs(12)[family], 80)); answer.Server != "web2" {
+						t.Errorf("the cluster IP over %s from %s: %s", protocol, test.from.Name, answer)
+					}
+				})
+			}
+		}
+	}
+	requests.Wait()
+}

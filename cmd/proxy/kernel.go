@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os/exec"
+	"strings"
 
 	"golang.org/x/sys/unix"
 	"k8s.io/klog/v2"
@@ -23,6 +25,7 @@ import (
 // machine is the real kernel.
 type machine struct {
 	apply.Kernel
+	sysctl  *sysctl.Proc
 	ipvs    *ipvs.Netlink
 	routing *routing.Netlink
 }
@@ -41,9 +44,10 @@ func openKernel(ctx context.Context, cfg *config.Config) (*machine, error) {
 	if err := errors.Join(errs[:]...); err != nil {
 		return nil, err
 	}
+	m.sysctl = sysctl.New()
 	m.Kernel = apply.Kernel{
 		IPVS: m.ipvs, IPSet: sets, Routing: m.routing, Conntrack: flows,
-		Sysctl: sysctl.New(), NAT: map[ip.Family]apply.NAT{},
+		Sysctl: m.sysctl, NAT: map[ip.Family]apply.NAT{},
 	}
 	if err := m.openNAT(ctx, &cfg.Plan); err != nil {
 		return nil, err
@@ -95,4 +99,19 @@ func kernelVersion() plan.Version {
 		return plan.Version{}
 	}
 	return v
+}
+
+// bridgeNetfilter tells whether br_netfilter is there.
+func (m *machine) bridgeNetfilter() bool {
+	there, err := m.sysctl.Exists("net/bridge/bridge-nf-call-iptables")
+	return err == nil && there
+}
+
+// loadBridgeNetfilter loads br_netfilter where that is possible. Without it
+// flows between pods on one bridge are masqueraded.
+func loadBridgeNetfilter(ctx context.Context) {
+	if output, err := exec.CommandContext(ctx, "modprobe", "br_netfilter").CombinedOutput(); err != nil {
+		klog.FromContext(ctx).Info("Cannot load br_netfilter; pods that reach each other through a Service on one bridge are masqueraded",
+			"reason", err.Error(), "output", strings.TrimSpace(string(output)))
+	}
 }

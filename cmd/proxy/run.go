@@ -42,6 +42,9 @@ func run(ctx context.Context, cfg config.Config) error {
 	if err := kernel.prepare(&cfg); err != nil {
 		return err
 	}
+	if !kernel.bridgeNetfilter() {
+		loadBridgeNetfilter(ctx)
+	}
 	setConntrack(ctx, &cfg.Conntrack, kernel.Sysctl)
 	if cfg.Action == config.InitOnly {
 		return nil
@@ -67,15 +70,16 @@ func serve(ctx context.Context, cfg *config.Config, kernel *machine) error {
 	checks := health.NewHealthChecks(ctx, nil, state.Healthy)
 	defer checks.Close()
 	p := proxy.New(proxy.Options{
-		Config:        cfg.Plan,
-		Kernel:        kernel.Kernel,
-		KernelVersion: kernelVersion(),
-		Network:       kernel.routing,
-		HealthChecks:  checks,
-		Observer:      metrics.Observers{recorder, state},
-		MinSyncPeriod: cfg.MinSyncPeriod,
-		SyncPeriod:    cfg.SyncPeriod,
-		DrainPeriod:   drainPeriod,
+		Config:          cfg.Plan,
+		Kernel:          kernel.Kernel,
+		KernelVersion:   kernelVersion(),
+		BridgeNetfilter: kernel.bridgeNetfilter,
+		Network:         kernel.routing,
+		HealthChecks:    checks,
+		Observer:        metrics.Observers{recorder, state},
+		MinSyncPeriod:   cfg.MinSyncPeriod,
+		SyncPeriod:      cfg.SyncPeriod,
+		DrainPeriod:     drainPeriod,
 	})
 	src, err := newSource(cfg)
 	if err != nil {

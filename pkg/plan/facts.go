@@ -20,6 +20,9 @@ type Node struct {
 	Addresses []netip.Addr   // status.addresses, InternalIP before ExternalIP
 	Inventory routing.Inventory
 	Kernel    Version // of uname(2)
+	// BridgeNetfilter tells whether the kernel can show bridged packets to
+	// netfilter (br_netfilter).
+	BridgeNetfilter bool
 }
 
 // Version is a kernel's, such as 6.1. The zero Version is unknown.

@@ -52,5 +52,6 @@ func sysctls(cfg *Config, n *Node) sysctl.State {
 		s["net/ipv4/conf/all/arp_ignore"] = "1"
 		s["net/ipv4/conf/all/arp_announce"] = "2"
 	}
+	addBridgeSysctls(s, cfg, n)
 	return s
 }

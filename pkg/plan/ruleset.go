@@ -28,7 +28,7 @@ func addRuleset(state *nat.State, cfg *Config, n *Node, family ip.Family, paths 
 	r.loadBalancer()
 	r.nodePort()
 	r.markMasquerade()
-	r.postrouting()
+	r.postrouting(n)
 	r.firewall()
 	r.forward()
 	r.virtualAddresses(n)
@@ -225,13 +225,15 @@ func (r *ruleset) markMasquerade() {
 //
 // MASQUERADE alone would take an address of any other interface where eth1
 // has none, and the answer would come in there.
-func (r *ruleset) postrouting() {
+func (r *ruleset) postrouting(n *Node) {
 	m := r.cfg.MasqueradeMark
 	rules := []nat.Rule{
 		rule("a pod that reaches itself", r.match(LoopBack, "dst,dst,src"), "MASQUERADE --random-fully"),
-		nat.Rule(fmt.Sprintf("-m mark ! --mark %#x/%#x -j RETURN", m, m)),
-		nat.Rule(fmt.Sprintf("-j MARK --set-xmark %#x/0x0", m)),
 	}
+	rules = append(rules, r.bridgeRules(n)...)
+	rules = append(rules,
+		nat.Rule(fmt.Sprintf("-m mark ! --mark %#x/%#x -j RETURN", m, m)),
+		nat.Rule(fmt.Sprintf("-j MARK --set-xmark %#x/0x0", m)))
 	for _, e := range r.paths.SNAT {
 		rules = append(rules, rule("SNAT source of this interface", "-o "+e.Link,
 			"SNAT --to-source "+e.SNAT.String()+" --random-fully"))

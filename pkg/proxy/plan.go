@@ -84,6 +84,7 @@ func (p *Proxy) renewNode() (plan.Depends, error) {
 	p.node = nodeOf(node)
 	p.node.Inventory = inventory
 	p.node.Kernel = p.KernelVersion
+	p.node.BridgeNetfilter = p.BridgeNetfilter()
 	facts := plan.FactsOf(&p.Config, &p.node)
 	changed := plan.Changed(&p.facts, &facts)
 	p.facts = facts

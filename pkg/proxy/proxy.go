@@ -45,9 +45,12 @@ type Options struct {
 	Config        plan.Config
 	Kernel        apply.Kernel
 	KernelVersion plan.Version
-	Network       Network
-	HealthChecks  HealthChecks
-	Observer      Observer
+	// BridgeNetfilter tells whether br_netfilter is there. It may be loaded at
+	// any time.
+	BridgeNetfilter func() bool
+	Network         Network
+	HealthChecks    HealthChecks
+	Observer        Observer
 
 	MinSyncPeriod time.Duration // least time between two passes; 0: none
 	SyncPeriod    time.Duration // time between two comparisons with the kernel

@@ -114,7 +114,8 @@ func (w *world) options() Options {
 			IPVS: w.ipvs, IPSet: ipset.NewFake(), Routing: w.routing, Sysctl: sysctl.NewFake(values), Conntrack: conntrack.NewFake(),
 			NAT: map[ip.Family]apply.NAT{ip.IPv4: nat.NewFake(ip.IPv4), ip.IPv6: nat.NewFake(ip.IPv6)},
 		},
-		Network: w.routing, HealthChecks: w, Observer: w,
+		BridgeNetfilter: func() bool { return true },
+		Network:         w.routing, HealthChecks: w, Observer: w,
 		SyncPeriod: 30 * time.Second, DrainPeriod: 5 * time.Second,
 	}
 }

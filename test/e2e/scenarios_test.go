@@ -1,0 +1,141 @@
+//go:build e2e
+
+package e2e
+
+import (
+	"fmt"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/kube-ipvs/kube-ipvs/test/e2e/lab"
+)
+
+// podRanges hold the pod subnets of lab.ThreeNodes.
+const podRanges = "10.244.0.0/16,fd00:244::/48"
+
+// programNode runs kube-ipvs once on a node of the three, from manifests.
+func programNode(t *testing.T, n *lab.BridgeNode, dir string) {
+	t.Helper()
+	args := []string{"--manifests", dir, "--once", "--hostname-override", n.Name, "--cluster-cidr", podRanges}
+	if code, output := n.RunProxy(args...); code != 0 {
+		t.Fatalf("%s: kube-ipvs --once ended with %d:\n%s", n.Name, code, output)
+	}
+}
+
+// TestScenario3PodsOnABridge is "Kubernetes the Hard Way": a pod calls a
+// cluster IP of which the endpoint is on its own bridge. What is switched
+// passes the node's netfilter by, unless br_netfilter shows it; then the pod
+// gets an answer from an address that it never asked.
+func TestScenario3PodsOnABridge(t *testing.T) {
+	c := lab.NewThreeNodes(t)
+	node := c.Nodes[0]
+	client, server := node.AddPod("caller"), node.AddPod("server")
+	for _, protocol := range []lab.Protocol{lab.TCP, lab.UDP} {
+		server.Serve("server", protocol, 53)
+	}
+	svc := newService("dns", corev1.ProtocolUDP, 53, "10.32.0.10")
+	svc.Spec.Ports = append(svc.Spec.Ports, corev1.ServicePort{Name: "tcp", Protocol: corev1.ProtocolTCP, Port: 53})
+	dir := writeManifests(t, svc, newSlice(svc, "IPv4", 53, endpoint{address: server.Addresses[0].String(), node: node.Name}))
+
+	const bridged = "net.bridge.bridge-nf-call-iptables"
+	node.Sysctl(bridged, "0")
+	// As kube-proxy leaves it: nothing is masqueraded between pods.
+	node.Exec("ip", "link", "add", "kube-ipvs0", "type", "dummy")
+	node.Exec("ip", "address", "add", "10.32.0.10/32", "dev", "kube-ipvs0")
+	node.Exec("ipvsadm", "-A", "-t", "10.32.0.10:53", "-s", "rr")
+	node.Exec("ipvsadm", "-a", "-t", "10.32.0.10:53", "-r", server.Addresses[0].String()+":53", "-m")
+	node.Sysctl("net.ipv4.vs.conntrack", "1")
+	if answer := client.Dial(lab.TCP, "10.32.0.10:53"); answer.Outcome() != lab.TimedOut {
+		t.Errorf("without br_netfilter, under kube-proxy's rules: %s, want a time-out", answer)
+	}
+
+	programNode(t, node, dir)
+	if got := node.ReadSysctl(bridged); got != "1" {
+		t.Errorf("%s is %s, want 1", bridged, got)
+	}
+	for _, protocol := range []lab.Protocol{lab.TCP, lab.UDP} {
+		for range 3 {
+			answer := client.Dial(protocol, "10.32.0.10:53")
+			if answer.Server != "server" || answer.SeenSource.Addr() != client.Addresses[0] {
+				t.Errorf("%s: %s, want the server to see the pod", protocol, answer)
+			}
+		}
+	}
+}
+
+// TestScenario5ExternalTrafficPolicyLocal is the Alibaba Cloud report: a node
+// without an endpoint, seen from outside and from inside.
+func TestScenario5ExternalTrafficPolicyLocal(t *testing.T) {
+	c := lab.NewThreeNodes(t)
+	with, without := c.Nodes[0], c.Nodes[1]
+	pod := with.AddPod("backend")
+	pod.Serve("backend", lab.TCP, 8000)
+	inside := without.AddPod("inside")
+	const vip = "192.168.1.200"
+	svc := newLoadBalancer(newService("web", corev1.ProtocolTCP, 80, "10.96.0.80"), vip)
+	svc.Spec.ExternalTrafficPolicy = corev1.ServiceExternalTrafficPolicyLocal
+	svc.Spec.Ports[0].NodePort = 30080
+	svc.Spec.HealthCheckNodePort = 30081
+	dir := writeManifests(t, svc, newSlice(svc, "IPv4", 8000, endpoint{address: pod.Addresses[0].String(), node: with.Name}))
+	for _, n := range []*lab.BridgeNode{with, without} {
+		programNode(t, n, dir)
+	}
+	to := func(n *lab.BridgeNode) string { return fmt.Sprintf("%s:30080", n.IPv4) }
+
+	if answer := c.Client.Dial(lab.TCP, to(without)); answer.Outcome() != lab.TimedOut {
+		t.Errorf("NodePort of the node without an endpoint, from outside: %s, want no answer", answer)
+	}
+	if answer := c.Client.Dial(lab.TCP, to(with)); answer.SeenSource.Addr() != answer.Local.Addr() || answer.Err != nil {
+		t.Errorf("NodePort of the node with one, from outside: %s, want the client's address kept", answer)
+	}
+	if answer := without.Dial(lab.TCP, to(without)); answer.Err != nil {
+		t.Errorf("its own NodePort, from the node without an endpoint: %s", answer)
+	}
+	for _, from := range []struct {
+		host   *lab.Namespace
+		source string // who the endpoint sees
+	}{
+		{without.Namespace, without.IPv4.String()}, // not the VIP, which is local there
+		{inside.Namespace, without.IPv4.String()},
+	} {
+		answer := from.host.Dial(lab.TCP, vip+":80")
+		if answer.Err != nil || answer.SeenSource.Addr().String() != from.source {
+			t.Errorf("the VIP from %s, on the node without an endpoint: %s, want source %s", from.host.Name, answer, from.source)
+		}
+	}
+	if answer := with.Dial(lab.TCP, vip+":80"); answer.Err != nil {
+		t.Errorf("the VIP from the node with an endpoint: %s", answer)
+	}
+}
+
+// TestScenario6ClusterIP is a three-node kind cluster: only what comes from
+// outside the pods' range is masqueraded, and a pod can reach itself.
+func TestScenario6ClusterIP(t *testing.T) {
+	c := lab.NewThreeNodes(t)
+	c.Nodes[0].AddPod("other")
+	client := c.Nodes[0].AddPod("caller") // 10.244.1.3
+	nginx := c.Nodes[1].AddPod("nginx")   // 10.244.2.2
+	nginx.Serve("nginx", lab.TCP, 80)
+	const vip = "10.96.34.82"
+	svc := newService("nginx", corev1.ProtocolTCP, 80, vip)
+	dir := writeManifests(t, svc, newSlice(svc, "IPv4", 80, endpoint{address: nginx.Addresses[0].String(), node: c.Nodes[1].Name}))
+	for _, n := range c.Nodes {
+		programNode(t, n, dir)
+	}
+	c.Fabric.Route(vip + " via " + c.Nodes[2].IPv4.String())
+	for _, from := range []struct {
+		host   *lab.Namespace
+		source string
+	}{
+		{client.Namespace, "10.244.1.3"},
+		{c.Nodes[0].Namespace, c.Nodes[0].IPv4.String()},
+		{nginx.Namespace, "10.244.2.1"},      // itself: the bridge's address
+		{c.Client, c.Nodes[2].IPv4.String()}, // outside: the node that it came through
+	} {
+		answer := from.host.Dial(lab.TCP, vip+":80")
+		if answer.Server != "nginx" || answer.SeenSource.Addr().String() != from.source {
+			t.Errorf("from %s: %s, want source %s", from.host.Name, answer, from.source)
+		}
+	}
+}

@@ -26,8 +26,9 @@ type ENI struct {
 }
 
 // enis finds them for one family, in the order of their names.
-func enis(cfg *Config, inv *routing.Inventory, family ip.Family) []ENI {
+func enis(cfg *Config, n *Node, family ip.Family) []ENI {
 	var out []ENI
+	inv := &n.Inventory
 	for _, r := range inv.Defaults {
 		if r.Family != family || r.Table == tableMain || r.Link == "" || r.Link == mainLink(inv, family) {
 			continue
@@ -36,7 +37,7 @@ func enis(cfg *Config, inv *routing.Inventory, family ip.Family) []ENI {
 		if len(sources) == 0 {
 			continue
 		}
-		e := ENI{Link: r.Link, Table: r.Table, Sources: sources, SNAT: snatSource(cfg, inv, r)}
+		e := ENI{Link: r.Link, Table: r.Table, Sources: sources, SNAT: snatSource(cfg, n, r)}
 		if at := slices.IndexFunc(out, func(o ENI) bool { return o.Link == r.Link }); at >= 0 {
 			out[at].merge(e)
 			continue
@@ -90,16 +91,26 @@ func comparePrefixes(a, b netip.Prefix) int {
 
 // snatSource chooses what traffic leaving by an ENI is to carry: what is
 // configured; the route's preferred source; the interface's own primary
-// address. An address that stands on another interface too is no choice, as
-// its replies come back there (Terway gives an ENI the node's address).
-func snatSource(cfg *Config, inv *routing.Inventory, r routing.Route) netip.Addr {
-	for _, a := range cfg.SNAT.Sources[r.Link] {
-		if ip.Of(a) == r.Family {
+// address; what the Node's annotation says. An address that stands on another
+// interface too is no choice, as its replies come back there (Terway gives an
+// ENI the node's address).
+func snatSource(cfg *Config, n *Node, r routing.Route) netip.Addr {
+	inv := &n.Inventory
+	if a := sourceIn(cfg.SNAT.Sources, r); a.IsValid() {
+		return a
+	}
+	for _, a := range []netip.Addr{r.Src, linkAddress(inv, r.Link, r.Family), sourceIn(n.SNATSources, r)} {
+		if a.IsValid() && !onOtherLink(inv, r.Link, a) {
 			return a
 		}
 	}
-	for _, a := range []netip.Addr{r.Src, linkAddress(inv, r.Link, r.Family)} {
-		if a.IsValid() && !onOtherLink(inv, r.Link, a) {
+	return netip.Addr{}
+}
+
+// sourceIn is a mapping's address for the route's interface and family.
+func sourceIn(sources map[string][]netip.Addr, r routing.Route) netip.Addr {
+	for _, a := range sources[r.Link] {
+		if ip.Of(a) == r.Family {
 			return a
 		}
 	}
@@ -140,9 +151,9 @@ type Paths struct {
 }
 
 // PathsOf applies the mode to the ENIs found.
-func PathsOf(cfg *Config, inv *routing.Inventory, family ip.Family) Paths {
+func PathsOf(cfg *Config, n *Node, family ip.Family) Paths {
 	var p Paths
-	found := enis(cfg, inv, family)
+	found := enis(cfg, n, family)
 	for _, e := range found {
 		known := e.SNAT.IsValid()
 		switch {
@@ -156,7 +167,7 @@ func PathsOf(cfg *Config, inv *routing.Inventory, family ip.Family) Paths {
 	slices.SortFunc(p.ReplyRouted, comparePrefixes)
 	p.ReplyRouted = slices.Compact(p.ReplyRouted)
 	if cfg.SNAT.Mode == SNATAuto || cfg.SNAT.Mode == SNATFWMark {
-		p.Bound = bindings(cfg, inv, family, found)
+		p.Bound = bindings(cfg, &n.Inventory, family, found)
 	}
 	return p
 }

@@ -20,6 +20,9 @@ type Node struct {
 	Addresses []netip.Addr   // status.addresses, InternalIP before ExternalIP
 	Inventory routing.Inventory
 	Kernel    Version // of uname(2)
+	// SNATSources are the ENIs' primary addresses by interface, from the
+	// Node's annotation.
+	SNATSources map[string][]netip.Addr
 	// BridgeNetfilter tells whether the kernel can show bridged packets to
 	// netfilter (br_netfilter).
 	BridgeNetfilter bool

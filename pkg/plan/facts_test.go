@@ -203,7 +203,7 @@ func TestPathsOf(t *testing.T) {
 			if tc.change != nil {
 				tc.change(s)
 			}
-			paths := plan.PathsOf(&s.config, &s.node.Inventory, ip.IPv4)
+			paths := plan.PathsOf(&s.config, &s.node, ip.IPv4)
 			sources := []string{}
 			for _, e := range paths.SNAT {
 				sources = append(sources, e.Link+" "+e.SNAT.String())
@@ -220,10 +220,10 @@ func TestPathsByFamily(t *testing.T) {
 	s := withNetwork("link eth0 10.0.0.1/24 2001:db8::1/64", "link eth1 2001:db8:1::1/64",
 		"default dev eth0 via 10.0.0.254", "default dev eth0 via 2001:db8::fe", "default dev eth1 via 2001:db8:1::fe table 101",
 		"rule 9 from 2001:db8:1::8 lookup 101")
-	if p := plan.PathsOf(&s.config, &s.node.Inventory, ip.IPv4); len(p.SNAT)+len(p.ReplyRouted) > 0 {
+	if p := plan.PathsOf(&s.config, &s.node, ip.IPv4); len(p.SNAT)+len(p.ReplyRouted) > 0 {
 		t.Errorf("IPv4 has %+v", p)
 	}
-	p := plan.PathsOf(&s.config, &s.node.Inventory, ip.IPv6)
+	p := plan.PathsOf(&s.config, &s.node, ip.IPv6)
 	if len(p.SNAT) != 1 || p.SNAT[0].SNAT != netip.MustParseAddr("2001:db8:1::1") {
 		t.Errorf("IPv6 has %+v", p)
 	}

@@ -23,7 +23,7 @@ func NodeWide(cfg *Config, n *Node) NodePart {
 		NAT:     nat.State{Chains: map[nat.Chain][]nat.Rule{}},
 	}
 	for _, family := range cfg.Families {
-		paths := PathsOf(cfg, &n.Inventory, family)
+		paths := PathsOf(cfg, n, family)
 		part.Sets = append(part.Sets, Sets(family)...)
 		addRuleset(&part.NAT, cfg, n, family, paths)
 		addReplyRouting(&part, cfg, family, paths)

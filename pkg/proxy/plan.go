@@ -2,7 +2,6 @@ package proxy
 
 import (
 	"context"
-	"net/netip"
 	"reflect"
 	"slices"
 
@@ -56,7 +55,7 @@ func (p *Proxy) reportConflicts(ctx context.Context, name types.NamespacedName) 
 // whose plan depends on what has changed.
 func (p *Proxy) renewAffected(ctx context.Context) {
 	p.renew = false
-	changed, err := p.renewNode()
+	changed, err := p.renewNode(ctx)
 	if err != nil {
 		// What was known of the node holds until it can be read: a list of
 		// interfaces that failed is no empty one (kubernetes#129146).
@@ -74,14 +73,15 @@ func (p *Proxy) renewAffected(ctx context.Context) {
 
 // renewNode reads the node's network, and plans the node's part from this and
 // the Node object. It tells which facts have changed.
-func (p *Proxy) renewNode() (plan.Depends, error) {
+func (p *Proxy) renewNode(ctx context.Context) (plan.Depends, error) {
 	inventory, err := p.Network.Inventory()
 	if err != nil {
 		return 0, err
 	}
 	node := p.inbox.getNode()
 	p.reportNode(node)
-	p.node = nodeOf(node)
+	p.node, err = nodeOf(node)
+	p.complainOfNode(ctx, err)
 	p.node.Inventory = inventory
 	p.node.Kernel = p.KernelVersion
 	p.node.BridgeNetfilter = p.BridgeNetfilter()
@@ -106,27 +106,4 @@ func (p *Proxy) reportNode(n *corev1.Node) {
 	}
 	doomed := slices.ContainsFunc(n.Spec.Taints, func(t corev1.Taint) bool { return t.Key == deletionCandidateTaint })
 	p.Observer.Node(true, n.DeletionTimestamp != nil, doomed)
-}
-
-// nodeOf takes from a Node what the plan needs. What cannot be parsed is left
-// out, as kubelet and the node controller wrote it.
-func nodeOf(n *corev1.Node) plan.Node {
-	var out plan.Node
-	if n == nil {
-		return out
-	}
-	out.Zone = n.Labels[corev1.LabelTopologyZone]
-	for _, c := range n.Spec.PodCIDRs {
-		if prefix, err := netip.ParsePrefix(c); err == nil {
-			out.PodCIDRs = append(out.PodCIDRs, prefix.Masked())
-		}
-	}
-	for _, kind := range []corev1.NodeAddressType{corev1.NodeInternalIP, corev1.NodeExternalIP} {
-		for _, a := range n.Status.Addresses {
-			if addr, err := netip.ParseAddr(a.Address); err == nil && a.Type == kind {
-				out.Addresses = append(out.Addresses, addr.Unmap())
-			}
-		}
-	}
-	return out
 }

@@ -6,7 +6,6 @@ package proxy
 import (
 	"context"
 	"errors"
-	"fmt"
 	"time"
 
 	"k8s.io/apimachinery/pkg/types"
@@ -139,7 +138,7 @@ func (p *Proxy) Once(ctx context.Context, src source.Source) error {
 	default:
 		return unused
 	}
-	if err := p.begin(); err != nil {
+	if err := p.begin(ctx); err != nil {
 		return errors.Join(unused, err)
 	}
 	return errors.Join(unused, p.programAll(ctx).Err())
@@ -207,7 +206,7 @@ func sleep(ctx context.Context, d time.Duration) bool {
 // false if the kernel cannot be read, of which nothing must be assumed.
 func (p *Proxy) start(ctx context.Context) bool {
 	began := time.Now()
-	if err := p.begin(); err != nil {
+	if err := p.begin(ctx); err != nil {
 		klog.FromContext(ctx).Error(err, "Cannot begin, trying again")
 		return false
 	}
@@ -219,8 +218,8 @@ func (p *Proxy) start(ctx context.Context) bool {
 }
 
 // begin learns what the node and the kernel are like.
-func (p *Proxy) begin() error {
-	if _, err := p.renewNode(); err != nil {
+func (p *Proxy) begin(ctx context.Context) error {
+	if _, err := p.renewNode(ctx); err != nil {
 		return err
 	}
 	observation, err := p.applier.BeginObserve()()
@@ -420,19 +419,29 @@ func (p *Proxy) compare(ctx context.Context, o observed) {
 	p.settle(ctx, p.applier.Flush())
 }
 
-// complain reports what is wrong with an object, once for each complaint.
+// complain reports what is wrong with a Service, once for each complaint.
 func (p *Proxy) complain(ctx context.Context, name types.NamespacedName, err error) {
-	text := ""
-	if err != nil {
-		text = fmt.Sprint(err)
+	if p.news(name, err) {
+		klog.FromContext(ctx).Error(err, "Parts of a Service cannot be used, serving the rest", "service", name)
 	}
-	if text == p.reported[name] {
-		return
+}
+
+func (p *Proxy) complainOfNode(ctx context.Context, err error) {
+	if p.news(nobody, err) {
+		klog.FromContext(ctx).Error(err, "Parts of the Node cannot be used, using the rest", "node", p.Config.NodeName)
 	}
-	if text == "" {
+}
+
+// news tells whether an error is another one than the last.
+func (p *Proxy) news(name types.NamespacedName, err error) bool {
+	if err == nil {
 		delete(p.reported, name)
-		return
+		return false
+	}
+	text := err.Error()
+	if p.reported[name] == text {
+		return false
 	}
 	p.reported[name] = text
-	klog.FromContext(ctx).Error(err, "Parts of a Service cannot be used, serving the rest", "service", name)
+	return true
 }

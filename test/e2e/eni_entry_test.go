@@ -114,7 +114,5 @@ func programEntry(t *testing.T, c *lab.ENICluster, tc entryCase) {
 		}
 	}
 	dir := writeManifests(t, svc, newSlice(svc, family, 8000, endpoints...))
-	if code, output := c.Node.RunProxy("--manifests", dir, "--once", "--hostname-override", "node"); code != 0 {
-		t.Fatalf("kube-ipvs --once ended with %d:\n%s", code, output)
-	}
+	runOnce(t, c.Node, dir)
 }

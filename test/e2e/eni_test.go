@@ -5,9 +5,11 @@ package e2e
 import (
 	"fmt"
 	"net/netip"
+	"path/filepath"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/kube-ipvs/kube-ipvs/test/e2e/lab"
 )
@@ -66,6 +68,22 @@ func TestENIClusterConfiguredSource(t *testing.T) {
 	checkENI(t, c, eniPath{"eth1", c.ENIAddress})
 }
 
+// TestENIClusterAnnotatedSource has the Node say which address the interface
+// is to use.
+func TestENIClusterAnnotatedSource(t *testing.T) {
+	c := lab.NewENICluster(t, lab.ENIOptions{CheckSources: true})
+	dir := eniManifests(t, c)
+	writeManifest(t, filepath.Join(dir, "node.yaml"), &corev1.Node{
+		TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Node"},
+		ObjectMeta: metav1.ObjectMeta{
+			Name:        "node",
+			Annotations: map[string]string{"kube-ipvs.io/snat-sources": "eth1=" + c.ENIAddress.String()},
+		},
+	})
+	runOnce(t, c.Node, dir)
+	checkENI(t, c, eniPath{"eth1", c.ENIAddress})
+}
+
 // TestENIClusterOff shows that the cure is what cures: without it, the same
 // cluster times out.
 func TestENIClusterOff(t *testing.T) {
@@ -81,9 +99,15 @@ func TestENIClusterOff(t *testing.T) {
 
 func programENI(t *testing.T, c *lab.ENICluster, args ...string) {
 	t.Helper()
-	args = append([]string{"--manifests", eniManifests(t, c), "--once", "--hostname-override", "node"}, args...)
-	if code, output := c.Node.RunProxy(args...); code != 0 {
-		t.Fatalf("kube-ipvs --once ended with %d:\n%s", code, output)
+	runOnce(t, c.Node, eniManifests(t, c), args...)
+}
+
+// runOnce programs a node from manifests.
+func runOnce(t *testing.T, n *lab.Node, dir string, args ...string) {
+	t.Helper()
+	args = append([]string{"--manifests", dir, "--once", "--hostname-override", n.Name}, args...)
+	if code, output := n.RunProxy(args...); code != 0 {
+		t.Fatalf("%s: kube-ipvs --once ended with %d:\n%s", n.Name, code, output)
 	}
 }
 

@@ -14,15 +14,6 @@ import (
 // podRanges hold the pod subnets of lab.ThreeNodes.
 const podRanges = "10.244.0.0/16,fd00:244::/48"
 
-// programNode runs kube-ipvs once on a node of the three, from manifests.
-func programNode(t *testing.T, n *lab.BridgeNode, dir string) {
-	t.Helper()
-	args := []string{"--manifests", dir, "--once", "--hostname-override", n.Name, "--cluster-cidr", podRanges}
-	if code, output := n.RunProxy(args...); code != 0 {
-		t.Fatalf("%s: kube-ipvs --once ended with %d:\n%s", n.Name, code, output)
-	}
-}
-
 // TestScenario3PodsOnABridge is "Kubernetes the Hard Way": a pod calls a
 // cluster IP of which the endpoint is on its own bridge. What is switched
 // passes the node's netfilter by, unless br_netfilter shows it; then the pod
@@ -50,7 +41,7 @@ func TestScenario3PodsOnABridge(t *testing.T) {
 		t.Errorf("without br_netfilter, under kube-proxy's rules: %s, want a time-out", answer)
 	}
 
-	programNode(t, node, dir)
+	runOnce(t, node.Node, dir, "--cluster-cidr", podRanges)
 	if got := node.ReadSysctl(bridged); got != "1" {
 		t.Errorf("%s is %s, want 1", bridged, got)
 	}
@@ -79,7 +70,7 @@ func TestScenario5ExternalTrafficPolicyLocal(t *testing.T) {
 	svc.Spec.HealthCheckNodePort = 30081
 	dir := writeManifests(t, svc, newSlice(svc, "IPv4", 8000, endpoint{address: pod.Addresses[0].String(), node: with.Name}))
 	for _, n := range []*lab.BridgeNode{with, without} {
-		programNode(t, n, dir)
+		runOnce(t, n.Node, dir, "--cluster-cidr", podRanges)
 	}
 	to := func(n *lab.BridgeNode) string { return fmt.Sprintf("%s:30080", n.IPv4) }
 
@@ -121,7 +112,7 @@ func TestScenario6ClusterIP(t *testing.T) {
 	svc := newService("nginx", corev1.ProtocolTCP, 80, vip)
 	dir := writeManifests(t, svc, newSlice(svc, "IPv4", 80, endpoint{address: nginx.Addresses[0].String(), node: c.Nodes[1].Name}))
 	for _, n := range c.Nodes {
-		programNode(t, n, dir)
+		runOnce(t, n.Node, dir, "--cluster-cidr", podRanges)
 	}
 	c.Fabric.Route(vip + " via " + c.Nodes[2].IPv4.String())
 	for _, from := range []struct {

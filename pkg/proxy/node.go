@@ -1,0 +1,72 @@
+package proxy
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/kube-ipvs/kube-ipvs/pkg/plan"
+	"github.com/kube-ipvs/kube-ipvs/pkg/source"
+)
+
+// AnnotationSNATSources on a Node maps interfaces that carry no address of
+// their own to the ENI's primary address, one for each family:
+// "eth1=10.12.192.10,eth1=fd00:12:192::10,eth2=10.12.193.10".
+const AnnotationSNATSources = source.AnnotationPrefix + "snat-sources"
+
+// nodeOf takes from a Node what the plan needs. The error names the fields
+// that cannot be used; the rest is.
+func nodeOf(n *corev1.Node) (plan.Node, error) {
+	var out plan.Node
+	if n == nil {
+		return out, nil
+	}
+	var errs []error
+	out.Zone = n.Labels[corev1.LabelTopologyZone]
+	for _, c := range n.Spec.PodCIDRs {
+		prefix, err := netip.ParsePrefix(c)
+		if err != nil {
+			errs = append(errs, fmt.Errorf("spec.podCIDRs: %q is not a CIDR", c))
+			continue
+		}
+		out.PodCIDRs = append(out.PodCIDRs, prefix.Masked())
+	}
+	for _, kind := range []corev1.NodeAddressType{corev1.NodeInternalIP, corev1.NodeExternalIP} {
+		for _, a := range n.Status.Addresses {
+			if a.Type != kind {
+				continue
+			}
+			addr, err := netip.ParseAddr(a.Address)
+			if err != nil {
+				errs = append(errs, fmt.Errorf("status.addresses: %q is not an IP address", a.Address))
+				continue
+			}
+			out.Addresses = append(out.Addresses, addr.Unmap())
+		}
+	}
+	var err error
+	out.SNATSources, err = snatSources(n.Annotations[AnnotationSNATSources])
+	return out, errors.Join(append(errs, err)...)
+}
+
+// snatSources reads the annotation.
+func snatSources(text string) (map[string][]netip.Addr, error) {
+	if text == "" {
+		return nil, nil
+	}
+	out := map[string][]netip.Addr{}
+	var errs []error
+	for _, item := range strings.Split(text, ",") {
+		link, address, ok := strings.Cut(strings.TrimSpace(item), "=")
+		addr, err := netip.ParseAddr(address)
+		if !ok || err != nil || link == "" {
+			errs = append(errs, fmt.Errorf("metadata.annotations[%s]: %q is not INTERFACE=ADDRESS", AnnotationSNATSources, item))
+			continue
+		}
+		out[link] = append(out[link], addr.Unmap())
+	}
+	return out, errors.Join(errs...)
+}

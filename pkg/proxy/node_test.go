@@ -1,0 +1,49 @@
+package proxy
+
+import (
+	"net/netip"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/kube-ipvs/kube-ipvs/pkg/plan"
+)
+
+func TestNodeOf(t *testing.T) {
+	n := &corev1.Node{
+		ObjectMeta: metav1.ObjectMeta{
+			Name:        "node1",
+			Labels:      map[string]string{corev1.LabelTopologyZone: "a"},
+			Annotations: map[string]string{AnnotationSNATSources: "eth1=10.12.192.10, eth1=fd00:12:192::10,eth2"},
+		},
+		Spec: corev1.NodeSpec{PodCIDRs: []string{"10.244.1.7/24", "nonsense"}},
+		Status: corev1.NodeStatus{Addresses: []corev1.NodeAddress{
+			{Type: corev1.NodeExternalIP, Address: "203.0.113.1"},
+			{Type: corev1.NodeHostName, Address: "node1"},
+			{Type: corev1.NodeInternalIP, Address: "192.168.0.1"},
+			{Type: corev1.NodeInternalIP, Address: "192.168.0"},
+		}},
+	}
+	got, err := nodeOf(n)
+	want := plan.Node{
+		Zone:      "a",
+		PodCIDRs:  []netip.Prefix{netip.MustParsePrefix("10.244.1.0/24")},
+		Addresses: []netip.Addr{netip.MustParseAddr("192.168.0.1"), netip.MustParseAddr("203.0.113.1")},
+		SNATSources: map[string][]netip.Addr{
+			"eth1": {netip.MustParseAddr("10.12.192.10"), netip.MustParseAddr("fd00:12:192::10")},
+		},
+	}
+	compare := cmp.Comparer(func(a, b netip.Addr) bool { return a == b })
+	comparePrefix := cmp.Comparer(func(a, b netip.Prefix) bool { return a == b })
+	if diff := cmp.Diff(want, got, compare, comparePrefix); diff != "" {
+		t.Error(diff)
+	}
+	for _, field := range []string{"spec.podCIDRs", "status.addresses", AnnotationSNATSources} {
+		if err == nil || !strings.Contains(err.Error(), field) {
+			t.Errorf("the error does not name %s: %v", field, err)
+		}
+	}
+}

@@ -25,7 +25,7 @@ import (
 
 // world is an Applier over fakes, and a record of the order of its writes.
 type world struct {
-	t       *testing.T
+	t       testing.TB
 	cfg     plan.Config
 	facts   plan.Facts
 	applier *Applier
@@ -40,7 +40,7 @@ type world struct {
 	refuse    func(change string) error // asked of every change of every kind
 }
 
-func newWorld(t *testing.T) *world {
+func newWorld(t testing.TB) *world {
 	w := &world{
 		t: t,
 		cfg: plan.Config{
@@ -607,5 +607,42 @@ func TestCleanupLeavesTheNodeAsItWas(t *testing.T) {
 	}
 	if got := w.kernel(); got != before {
 		t.Errorf("left:\n%s\nwant\n%s", got, before)
+	}
+}
+
+// BenchmarkOneEndpointOfMany changes one endpoint of a Service, among many
+// Services and among many endpoints.
+func BenchmarkOneEndpointOfMany(b *testing.B) {
+	for _, size := range []struct{ services, endpoints int }{{100, 2}, {10000, 2}, {1, 1000}, {1, 5000}} {
+		b.Run(fmt.Sprintf("services=%d/endpoints=%d", size.services, size.endpoints), func(b *testing.B) {
+			w := newWorld(b)
+			var services []service.Service
+			for i := range size.services {
+				services = append(services, clusterIP(fmt.Sprint(i), fmt.Sprintf("10.96.%d.%d", i/250, 1+i%250), endpoints(size.endpoints)...))
+			}
+			w.start(services...)
+			all := endpoints(size.endpoints + 1)
+			b.ReportAllocs()
+			for i := 0; b.Loop(); i++ {
+				w.mustApply(clusterIP("0", "10.96.0.1", all[:size.endpoints+i%2]...))
+			}
+		})
+	}
+}
+
+func endpoints(n int) []string {
+	out := make([]string, n)
+	for i := range out {
+		out[i] = fmt.Sprintf("10.%d.%d.%d:8000", 244+i/62500, i/250%250, 1+i%250)
+	}
+	return out
+}
+
+func TestServiceOfThousandsOfEndpoints(t *testing.T) {
+	w := newWorld(t)
+	w.start()
+	w.mustApply(clusterIP("big", "10.96.0.1", endpoints(5000)...))
+	if n := len(w.realServers(key(ip.TCP, "10.96.0.1:80"))); n != 5000 {
+		t.Errorf("%d real servers", n)
 	}
 }

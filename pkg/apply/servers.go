@@ -93,12 +93,26 @@ func (f *flush) applyServers(changes []ipvs.Change) {
 		reported[c.Key] = true
 		f.servers.refused(c.Key)
 	})
+	f.cleanServers(changes)
 	f.forgetFlows(changes)
 }
 
-// serverDone notes what the kernel has now. The key is clean once nothing
-// more is to be done for it, which the next pass finds out without a call to
-// the kernel.
+// cleanServers finds the virtual servers for which nothing is left to do.
+// Each is compared once, however many of its real servers have changed.
+func (f *flush) cleanServers(changes []ipvs.Change) {
+	seen := map[ipvs.Key]bool{}
+	for _, c := range changes {
+		if seen[c.Key] {
+			continue
+		}
+		seen[c.Key] = true
+		if vs, wanted := f.servers.want(c.Key); wanted && len(f.serverChanges(c.Key, vs)) == 0 {
+			f.servers.clean(c.Key)
+		}
+	}
+}
+
+// serverDone notes what the kernel has now.
 func (f *flush) serverDone(c ipvs.Change) {
 	f.touched.server(c.Key)
 	s := f.have.servers[c.Key]
@@ -122,9 +136,6 @@ func (f *flush) serverDone(c ipvs.Change) {
 		delete(s.RealServers, c.Dest)
 	}
 	f.have.servers[c.Key] = s
-	if vs, wanted := f.servers.want(c.Key); wanted && len(f.serverChanges(c.Key, vs)) == 0 {
-		f.servers.clean(c.Key)
-	}
 }
 
 // forgetFlows drops conntrack's entries of UDP flows that lead to no real

@@ -62,6 +62,7 @@ e2e-binaries: deps
 	@$(go_test_binary) -o $(CACHE)/e2e/ $(addprefix ./,$(E2E_PACKAGES))
 
 $(LAB_PROGRAM):
+	$(if $(wildcard $@),,$(call phase,building the runner of the lab))
 	@$(go_build) -o $@ ./test/e2e/cmd/lab
 
 deps: $(LAB_PROGRAM) ## install what the machine lacks for the tests
@@ -87,9 +88,12 @@ image:
 	$(call phase,preparing a kernel to run on)
 	@$(LAB_PROGRAM) -prepare
 
-lint: ## gofmt, go vet, staticcheck
+lint: ## gofmt, go vet, staticcheck, go mod
 	$(call phase,gofmt)
 	@unformatted=$$(gofmt -l cmd pkg test); if [ -n "$$unformatted" ]; then echo "not formatted:"; echo "$$unformatted"; exit 1; fi
+	$(call phase,go mod)
+	@$(GO) mod tidy -diff
+	@$(GO) mod verify
 	$(call phase,go vet)
 	@$(GO) vet ./...
 	@$(GO) vet -tags e2e ./...

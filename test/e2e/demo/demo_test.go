@@ -102,7 +102,9 @@ func TestDemo(t *testing.T) {
 	}
 	printTable(rows)
 	fmt.Print(states.String())
-	if !t.Failed() {
+	if t.Failed() {
+		fmt.Print("\nThis is not what it should be:\n\n")
+	} else {
 		fmt.Print(conclusion)
 	}
 }

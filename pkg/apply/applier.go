@@ -35,6 +35,7 @@ type Applier struct {
 	foreign  ipvs.State                               // virtual servers that are not ours
 	draining map[ipvs.Key]map[netip.AddrPort]struct{} // real servers of weight 0 that wait for their connections to end
 	touched  *touched                                 // what was written since Observe began; nil when none runs
+	unbound  bool                                     // an address was unbound since TookAddresses was last called
 	swept    bool                                     // all Services are known: what nobody wants may go
 }
 

@@ -163,5 +163,14 @@ func (f *flush) addressDone(c routing.Change) {
 		f.have.addresses[c.Address] = struct{}{}
 	} else {
 		delete(f.have.addresses, c.Address)
+		f.unbound = true
 	}
+}
+
+// TookAddresses tells whether an address was unbound since it was last asked.
+// The kernel reports that in the same way as if somebody else had done it.
+func (a *Applier) TookAddresses() bool {
+	took := a.unbound
+	a.unbound = false
+	return took
 }

@@ -60,6 +60,11 @@ type Options struct {
 // because something seems to have been taken away.
 const minComparePeriod = 3 * time.Second
 
+// ownEcho is for how long after we unbound an address the news of something
+// taken away is taken for ours. What somebody else took at the same moment is
+// found by the periodic comparison.
+const ownEcho = time.Second
+
 // nobody stands for the node itself among the names of Services.
 var nobody types.NamespacedName
 
@@ -82,6 +87,7 @@ type Proxy struct {
 	lastPass   time.Time
 	compareAt  time.Time
 	comparedAt time.Time
+	tookAt     time.Time // when we last unbound an address
 	drainAt    time.Time
 	observed   chan observed // nil while no observation runs
 }
@@ -293,7 +299,10 @@ func (p *Proxy) nextWake() time.Time {
 func (p *Proxy) turn(ctx context.Context, now time.Time) {
 	w := p.inbox.take()
 	p.renew = p.renew || w.node || w.network
-	if w.taken {
+	if p.applier.TookAddresses() {
+		p.tookAt = now
+	}
+	if w.taken && now.Sub(p.tookAt) > ownEcho {
 		p.compareSoon(now)
 	}
 	for _, name := range w.services {
@@ -314,9 +323,8 @@ func (p *Proxy) turn(ctx context.Context, now time.Time) {
 	}
 }
 
-// compareSoon has the kernel compared after something was taken away. Our own
-// deletions are told of in the same way, so this is no more often than every
-// few seconds.
+// compareSoon has the kernel compared after somebody took something away, but
+// no more often than every few seconds.
 func (p *Proxy) compareSoon(now time.Time) {
 	at := p.comparedAt.Add(minComparePeriod)
 	if at.Before(now) {

@@ -350,6 +350,26 @@ func TestTakenAddressComesBackSoon(t *testing.T) {
 	})
 }
 
+// TestOwnRemovalIsNoDrift deletes Services. The kernel tells of each address
+// that goes; to read everything because of that would cost what exists.
+func TestOwnRemovalIsNoDrift(t *testing.T) {
+	run(t, nil, func(w *world) {
+		for i := range 10 {
+			w.service(fmt.Sprintf("web%d", i), fmt.Sprintf("10.96.0.%d", 10+i), "10.244.0.2")
+		}
+		w.synced()
+		w.sleep(time.Second)
+		w.compare = 0
+		for i := range 10 {
+			w.sink.DeleteService(types.NamespacedName{Namespace: "default", Name: fmt.Sprintf("web%d", i)})
+			w.sleep(2 * time.Second)
+		}
+		if w.compare != 0 {
+			t.Errorf("compared the whole kernel %d times because of ten deletions", w.compare)
+		}
+	})
+}
+
 func TestIdleWritesNothing(t *testing.T) {
 	run(t, nil, func(w *world) {
 		w.service("web", "10.96.0.10", "10.244.0.2")

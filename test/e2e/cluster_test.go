@@ -32,6 +32,7 @@ type cluster struct {
 	web1, web2       *lab.Pod
 	caller1, caller3 *lab.Pod
 	proxies          [3]*lab.Process
+	flags            []string // more of them, for the proxies
 }
 
 // webPort is the endpoints' port, of every protocol.
@@ -142,6 +143,9 @@ type podEndpoint struct {
 func ready(pod *lab.Pod) podEndpoint       { return podEndpoint{pod: pod} }
 func terminating(pod *lab.Pod) podEndpoint { return podEndpoint{pod, endpoint{terminating: true}} }
 
+// podCIDRs hold the pods of all nodes.
+const podCIDRs = "10.244.0.0/16,fd00:244::/32"
+
 // startProxies runs kube-ipvs on every node, and waits until each has programmed
 // what there is.
 func (c *cluster) startProxies() {
@@ -150,12 +154,12 @@ func (c *cluster) startProxies() {
 	}
 }
 
-func (c *cluster) startProxy(i int, args ...string) {
+func (c *cluster) startProxy(i int) {
 	node := c.Nodes[i]
-	args = append([]string{
+	args := append([]string{
 		"--hostname-override", node.Name, "--kubeconfig", lab.Kubeconfig(),
-		"--cluster-cidr", "10.244.0.0/16,fd00:244::/32",
-	}, args...)
+		"--cluster-cidr", podCIDRs,
+	}, c.flags...)
 	c.proxies[i] = node.StartProxy(func(*lab.Process) error { return hasPassed(node.Node) }, args...)
 }
 

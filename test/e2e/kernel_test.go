@@ -3,7 +3,10 @@
 package e2e
 
 import (
+	"fmt"
 	"net/netip"
+	"regexp"
+	"slices"
 	"strings"
 
 	"github.com/kube-ipvs/kube-ipvs/test/e2e/lab"
@@ -68,4 +71,62 @@ func vips(node *lab.Node) map[netip.Addr]bool {
 		}
 	}
 	return found
+}
+
+// kernelState is all that a proxy programs, in a form in which equal states are
+// equal texts: what the kernel numbers, counts or orders by itself is left out.
+func kernelState(node *lab.Node) string {
+	var text strings.Builder
+	section := func(title string, lines []string) {
+		fmt.Fprintf(&text, "### %s\n%s\n", title, strings.Join(lines, "\n"))
+	}
+	section("ipvs", sortedLines(node.Exec("ipvsadm", "-Sn")))
+	section("sets", sortedLines(randomSeed.ReplaceAllString(node.Exec("ipset", "save"), "")))
+	for _, program := range []string{"iptables-save", "ip6tables-save"} {
+		section(program, rulesOf(node.Exec(program)))
+	}
+	section("links", linksOf(node))
+	section("rules", strings.Split(node.Exec("ip", "rule")+node.Exec("ip", "-6", "rule"), "\n"))
+	for _, name := range programmedSysctls {
+		section(name, []string{node.ReadSysctl(name)})
+	}
+	return text.String()
+}
+
+var programmedSysctls = []string{
+	"net.ipv4.ip_forward", "net.ipv4.vs.conntrack", "net.ipv4.vs.expire_nodest_conn",
+	"net.ipv4.vs.expire_quiescent_template", "net.ipv4.conf.all.src_valid_mark",
+	"net.ipv4.conf.all.arp_ignore", "net.ipv4.conf.all.arp_announce",
+}
+
+var (
+	randomSeed = regexp.MustCompile(` initval 0x[0-9a-f]+`)
+	counters   = regexp.MustCompile(`\[\d+:\d+\]`)
+)
+
+func sortedLines(text string) []string {
+	lines := strings.Split(strings.TrimSpace(text), "\n")
+	slices.Sort(lines)
+	return lines
+}
+
+// rulesOf leaves out counters and remarks. The order of rules has a meaning.
+func rulesOf(saved string) []string {
+	return slices.DeleteFunc(strings.Split(counters.ReplaceAllString(saved, ""), "\n"), func(line string) bool {
+		return line == "" || strings.HasPrefix(line, "#")
+	})
+}
+
+// linksOf lists the node's interfaces, and the addresses on kube-ipvs0.
+func linksOf(node *lab.Node) []string {
+	var names []string
+	for _, line := range strings.Split(strings.TrimSpace(node.Exec("ip", "-o", "link")), "\n") {
+		name, _, _ := strings.Cut(strings.Fields(line)[1], "@")
+		names = append(names, name)
+	}
+	for ip := range vips(node) {
+		names = append(names, ip.String())
+	}
+	slices.Sort(names)
+	return names
 }

@@ -1,0 +1,231 @@
+//go:build e2e
+
+package e2e
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/kube-ipvs/kube-ipvs/test/e2e/lab"
+)
+
+// rollout is a Service whose pods are replaced one after the other.
+type rollout struct {
+	*cluster
+	t    *testing.T
+	svc  *corev1.Service
+	pods []*lab.Pod // all that serve, whether or not they are endpoints
+	live []podEndpoint
+	next int
+}
+
+// TestChurn replaces a Service's pods while clients keep connecting, as a rollout
+// does, and has the proxy stopped, killed and started again meanwhile. Nobody
+// notices: no connection fails, and one that is open stays open.
+func TestChurn(t *testing.T) {
+	r := newRollout(t)
+	var loads []*lab.Load
+	for _, w := range r.waysIn() {
+		loads = append(loads, w.from.Load(1, lab.TCP, w.address))
+	}
+	long := r.openConnections()
+
+	r.replace(7)
+	r.restart(syscall.SIGTERM)
+	r.replace(3)
+	r.restart(syscall.SIGKILL)
+	r.replace(3)
+
+	for _, load := range loads {
+		tally := load.Stop()
+		if len(tally.Failures) > 0 || len(tally.Outcomes) != 1 {
+			t.Errorf("%v, the first failures: %v", tally.Outcomes, tally.Failures)
+		}
+		if len(tally.Servers) < len(r.pods) {
+			t.Errorf("answered by %v alone", tally.Servers)
+		}
+		t.Log(tally.Outcomes, tally.Servers)
+	}
+	for _, l := range long {
+		if answer := l.Ask(lab.DialTimeout); answer.Err != nil {
+			t.Errorf("a connection that was open all the time: %s", answer)
+		}
+		l.Close()
+	}
+}
+
+// newRollout has six pods, of which two are endpoints.
+func newRollout(t *testing.T) *rollout {
+	r := &rollout{cluster: newCluster(t), t: t, svc: newExposed("rollout", 1)}
+	r.pods = []*lab.Pod{r.web1, r.web2}
+	for i, node := range []*lab.BridgeNode{r.Nodes[0], r.Nodes[1], r.Nodes[2], r.Nodes[0]} {
+		pod := node.AddPod(fmt.Sprintf("web%d", i+3))
+		pod.Serve(pod.Name, lab.TCP, webPort)
+		pod.Serve(pod.Name, lab.UDP, webPort)
+		r.pods = append(r.pods, pod)
+	}
+	r.live, r.next = []podEndpoint{ready(r.web1), ready(r.web2)}, 2
+	// Every step is to be a change of its own, though they follow quickly.
+	r.flags = []string{"--ipvs-min-sync-period", "100ms"}
+	r.startProxies()
+	r.serve(t, r.svc, dualStackSlices(r.svc, webPort, r.live...), 2, 2, 2)
+	return r
+}
+
+// wayIn is an address that a client keeps asking.
+type wayIn struct {
+	from    *lab.Namespace
+	address string
+}
+
+func (r *rollout) waysIn() []wayIn {
+	return []wayIn{
+		{r.caller3.Namespace, at(clusterIPs(1)[0], 80)},
+		{r.caller3.Namespace, at(clusterIPs(1)[1], 80)},
+		{r.Client, at(nodeIPs(r.Nodes[2])[0], 30001)},
+		{r.Client, at(balancerIPs(1)[0], 80)},
+	}
+}
+
+// openConnections opens one to each endpoint.
+func (r *rollout) openConnections() []*lab.Connection {
+	var open []*lab.Connection
+	for range r.live {
+		connection, err := r.caller3.Connect(lab.DialTimeout, lab.TCP, at(clusterIPs(1)[0], 80))
+		if err != nil {
+			r.t.Fatal(err)
+		}
+		open = append(open, connection)
+	}
+	return open
+}
+
+// replace replaces the oldest pod several times: a new one becomes ready, the
+// old one terminates, and is gone from the slices. It goes on serving until every
+// node has been told, as pods do that end gracefully.
+func (r *rollout) replace(times int) {
+	for range times {
+		added := r.pods[r.next%len(r.pods)]
+		r.next++
+		r.set(append(r.live, ready(added))...)
+		r.set(append([]podEndpoint{terminating(r.live[0].pod)}, r.live[1:]...)...)
+		r.set(r.live[1:]...)
+	}
+}
+
+// set makes these the endpoints and waits until every node has them.
+func (r *rollout) set(endpoints ...podEndpoint) {
+	r.live = slices.Clone(endpoints)
+	for _, slice := range dualStackSlices(r.svc, webPort, endpoints...) {
+		r.api.setSlice(slice)
+	}
+	for _, node := range r.Nodes {
+		r.Eventually(syncLimit, node.Name+" has the endpoints", func() error { return r.has(node.Node) })
+	}
+}
+
+func (r *rollout) has(node *lab.Node) error {
+	table := readIPVS(node)
+	for family, ip := range r.svc.Spec.ClusterIPs {
+		entry := table[virtualServer{lab.TCP, netip.MustParseAddrPort(at(ip, 80))}]
+		want := map[netip.AddrPort]bool{}
+		for _, e := range r.live {
+			if !e.terminating {
+				want[netip.AddrPortFrom(e.pod.Addresses[family], webPort)] = true
+			}
+		}
+		for to := range want {
+			if !strings.Contains(entry.realServers[to], "-w 1") {
+				return fmt.Errorf("%s lacks %s: %v", ip, to, entry.realServers)
+			}
+		}
+		if entry.active() != len(want) {
+			return fmt.Errorf("%s has %v", ip, entry.realServers)
+		}
+	}
+	return nil
+}
+
+// restart ends the proxies of the two nodes that have clients, sees that the
+// kernel goes on, and starts them again. What the new process finds as it should
+// be it leaves alone.
+func (r *rollout) restart(signal syscall.Signal) {
+	for _, i := range []int{0, 2} {
+		if err := r.proxies[i].Signal(signal); err != nil {
+			r.t.Fatal(err)
+		}
+		code := r.proxies[i].ExitCode()
+		if signal == syscall.SIGTERM && code != 0 {
+			r.t.Errorf("the proxy ended with %d:\n%s", code, r.proxies[i].Log())
+		}
+		before := kernelState(r.Nodes[i].Node)
+		events := r.Nodes[i].Start("ip", "monitor", "address", "link")
+		r.startProxy(i)
+		if after := kernelState(r.Nodes[i].Node); !sameButDrained(before, after) {
+			r.t.Errorf("%s: the restart has changed the kernel:\n%s\nto\n%s", r.Nodes[i].Name, before, after)
+		}
+		events.Stop()
+		if log := events.Log(); strings.Contains(log, "kube-ipvs0") {
+			r.t.Errorf("%s: the restart has rewritten addresses:\n%s", r.Nodes[i].Name, log)
+		}
+	}
+}
+
+// sameButDrained compares two states without the real servers that drain, which
+// go when they have drained.
+func sameButDrained(a, b string) bool {
+	return slices.Equal(withoutDraining(a), withoutDraining(b))
+}
+
+func withoutDraining(state string) []string {
+	return slices.DeleteFunc(strings.Split(state, "\n"), func(line string) bool { return strings.HasSuffix(line, "-w 0") })
+}
+
+// TestUDPChurn removes an endpoint from under clients that keep their sockets:
+// once the change is in the kernel, nothing goes to that endpoint any more, and
+// their datagrams are answered by another.
+func TestUDPChurn(t *testing.T) {
+	r := newRollout(t)
+	for _, w := range r.waysIn() {
+		sockets, removed := r.openSockets(w), r.live[0].pod
+		met := 0
+		for _, socket := range sockets {
+			answer := socket.Ask(lab.DialTimeout)
+			if answer.Err != nil {
+				t.Errorf("%s before the change: %s", w.address, answer)
+			}
+			if answer.Server == removed.Name {
+				met++
+			}
+		}
+		if met == 0 {
+			t.Errorf("%s: no client has met %s", w.address, removed.Name)
+		}
+		r.replace(1)
+		for _, socket := range sockets {
+			if answer := socket.Ask(lab.DialTimeout); answer.Err != nil || answer.Server == removed.Name {
+				t.Errorf("%s after %s was removed: %s", w.address, removed.Name, answer)
+			}
+			socket.Close()
+		}
+	}
+}
+
+// openSockets opens as many as meet every endpoint.
+func (r *rollout) openSockets(w wayIn) []*lab.Connection {
+	var sockets []*lab.Connection
+	for range manyRequests {
+		socket, err := w.from.Connect(lab.DialTimeout, lab.UDP, w.address)
+		if err != nil {
+			r.t.Fatal(err)
+		}
+		sockets = append(sockets, socket)
+	}
+	return sockets
+}

@@ -40,7 +40,8 @@ build: ## the program, bin/kube-ipvs, statically linked
 	@$(go_build) -ldflags '$(call ldflags,$(VERSION),$(COMMIT))' -o bin/kube-ipvs ./cmd/proxy
 
 test: ## all tests: unit, then e2e
-	@$(MAKE) --no-print-directory START=$(START) unit
+	@$(MAKE) --no-print-directory START=$(START) deps
+	@$(MAKE) --no-print-directory START=$(START) -j2 unit image
 	@$(MAKE) --no-print-directory START=$(START) e2e
 
 unit: deps ## unit tests, with the race detector
@@ -48,7 +49,7 @@ unit: deps ## unit tests, with the race detector
 	@$(GO) test -race ./...
 	$(call phase,unit tests passed)
 
-e2e: build peers $(LAB_PROGRAM) e2e-binaries ## end-to-end tests in the lab; RUN=regexp selects, LAB=host|kvm|tcg forces a way
+e2e: build e2e-binaries peers ## end-to-end tests in the lab; RUN=regexp selects, LAB=host|kvm|tcg forces a way
 	$(call phase,end-to-end tests in the lab)
 	@$(LAB_PROGRAM) -apiserver -limit $(TIMEOUT) -env TIMEOUT=$(TIMEOUT) -env RUN="$$LAB_RUN" $(LABFLAGS) -- hack/e2e $(E2E_PACKAGES)
 	$(call phase,end-to-end tests passed)

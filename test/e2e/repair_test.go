@@ -1,0 +1,132 @@
+//go:build e2e
+
+package e2e
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"k8s.io/apimachinery/pkg/runtime"
+
+	"github.com/kube-ipvs/kube-ipvs/test/e2e/lab"
+)
+
+// loneNode is a node with a folder of manifests: no API server, and nobody to
+// talk to. The kernel's state is all that counts.
+func loneNode(t *testing.T) (l *lab.Lab, node *lab.Node, flags []string) {
+	t.Helper()
+	l = lab.New(t)
+	node = l.Node("node")
+	node.Bridge("eth0", "192.168.50.11/24", "fd00:50::11/64")
+	svc := newExposed("web", 1)
+	objects := []runtime.Object{svc}
+	for i, family := range []string{"IPv4", "IPv6"} {
+		a := []string{"10.244.1.2", "fd00:244:1::2"}[i]
+		objects = append(objects, newSlice(svc, family, webPort, endpoint{address: a, node: "node"}))
+	}
+	return l, node, []string{"--manifests", writeManifests(t, objects...), "--hostname-override", "node", "--cluster-cidr", podCIDRs}
+}
+
+// makeForeign puts into the kernel what is nobody's business but its owner's.
+func makeForeign(node *lab.Node) {
+	node.Feed("-A -t 10.12.0.1:80 -s wrr\n-a -t 10.12.0.1:80 -r 10.12.0.2:80 -m -w 3\n", "ipvsadm", "-R")
+	for _, program := range []string{"iptables", "ip6tables"} {
+		node.Exec(program, "-w", "-t", "nat", "-N", "OTHERS")
+		node.Exec(program, "-w", "-t", "nat", "-A", "OTHERS", "-j", "RETURN")
+		node.Exec(program, "-w", "-t", "nat", "-A", "PREROUTING", "-j", "OTHERS")
+		node.Exec(program, "-w", "-A", "INPUT", "-p", "tcp", "--dport", "6666", "-j", "DROP")
+	}
+	node.Exec("ipset", "create", "OTHERS", "hash:ip")
+	node.Exec("ipset", "add", "OTHERS", "10.12.0.3")
+	node.Exec("ip", "rule", "add", "pref", "77", "from", "10.12.0.4", "lookup", "main")
+	node.Exec("ip", "link", "add", "others0", "type", "dummy")
+}
+
+// TestCleanup takes away everything that was programmed, and nothing else.
+func TestCleanup(t *testing.T) {
+	_, node, flags := loneNode(t)
+	makeForeign(node)
+	before := withoutEmpty(kernelState(node))
+	if code, output := node.RunProxy(append(flags, "--once")...); code != 0 {
+		t.Fatalf("kube-ipvs --once ended with %d:\n%s", code, output)
+	}
+	programmed := kernelState(node)
+	for _, want := range []string{clusterIPs(1)[0], clusterIPs(1)[1], "KUBE-SERVICES", "kube-ipvs0"} {
+		if !strings.Contains(programmed, want) {
+			t.Errorf("%s was not programmed:\n%s", want, programmed)
+		}
+	}
+	if code, output := node.RunProxy("--cleanup"); code != 0 {
+		t.Errorf("kube-ipvs --cleanup ended with %d:\n%s", code, output)
+	}
+	if diff := cmp.Diff(before, withoutEmpty(kernelState(node))); diff != "" {
+		t.Errorf("before (-), after (+):\n%s", diff)
+	}
+	if code, output := node.RunProxy("--cleanup"); code != 0 {
+		t.Errorf("a second time, it ended with %d:\n%s", code, output)
+	}
+}
+
+// withoutEmpty drops what is no more than a look at a table leaves behind: its
+// name and its chains without rules, and parameters, which --cleanup leaves set as
+// kube-proxy's does, as others may count on them by then.
+func withoutEmpty(state string) string {
+	var kept []string
+	for _, line := range strings.Split(state, "\n") {
+		switch {
+		case strings.HasPrefix(line, "### net."):
+			return strings.Join(kept, "\n")
+		case line == "COMMIT", strings.HasPrefix(line, "*"):
+		case strings.HasPrefix(line, ":") && !strings.Contains(line, " - "):
+		default:
+			kept = append(kept, line)
+		}
+	}
+	return strings.Join(kept, "\n")
+}
+
+// repairLimit is a few of the sync periods that TestRepair sets, on a node that
+// may be busy.
+const repairLimit = 12 * time.Second
+
+// TestRepair breaks what is programmed, piece by piece, behind the proxy's back.
+// It is whole again within a sync period or two; what is others' is as it was.
+func TestRepair(t *testing.T) {
+	l, node, flags := loneNode(t)
+	makeForeign(node)
+	node.StartProxy(func(*lab.Process) error { return hasPassed(node) }, append(flags, "--ipvs-sync-period", "2s")...)
+	whole := kernelState(node)
+	for _, damage := range []struct{ name, command string }{
+		{"a virtual server", "ipvsadm -D -t " + at(clusterIPs(1)[0], 80)},
+		{"a virtual server of IPv6", "ipvsadm -D -u " + at(clusterIPs(1)[1], 80)},
+		{"a real server", "ipvsadm -d -t " + at(clusterIPs(1)[0], 80) + " -r 10.244.1.2:8000"},
+		{"the scheduler", "ipvsadm -E -t " + at(balancerIPs(1)[0], 80) + " -s wlc"},
+		{"a set's member", "ipset del KUBE-CLUSTER-IP 10.96.1.1,tcp:80"},
+		{"a member too many", "ipset add KUBE-CLUSTER-IP 10.96.1.200,tcp:80"},
+		{"all members", "ipset flush KUBE-6-LOAD-BALANCER"},
+		{"a chain's rules", "iptables -w -t nat -F KUBE-SERVICES"},
+		{"a jump", "iptables -w -t nat -D POSTROUTING 1"},
+		{"all rules of a table", "ip6tables -w -F"},
+		{"an address", "ip address del 10.96.1.1/32 dev kube-ipvs0"},
+		{"the interface", "ip link del kube-ipvs0"},
+		{"a parameter", "sysctl -w net.ipv4.vs.conntrack=0"},
+	} {
+		t.Run(damage.name, func(t *testing.T) {
+			words := strings.Fields(damage.command)
+			node.Exec(words[0], words[1:]...)
+			if strings.Contains(damage.command, "ip6tables") {
+				// The others' rule was in that table, and is theirs to restore.
+				node.Exec("ip6tables", "-w", "-A", "INPUT", "-p", "tcp", "--dport", "6666", "-j", "DROP")
+			}
+			l.Eventually(repairLimit, damage.name+" is repaired", func() error {
+				if diff := cmp.Diff(whole, kernelState(node)); diff != "" {
+					return fmt.Errorf("wanted (-), there (+):\n%s", diff)
+				}
+				return nil
+			})
+		})
+	}
+}

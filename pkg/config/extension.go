@@ -23,8 +23,8 @@ const (
 	// DefaultReplyMark has room for 15 interfaces in bits that Kubernetes
 	// (0x4000, 0x8000), AWS and Cilium (0x80, 0xf00), Terway (0x10) and Calico
 	// (0xffff0000) leave alone.
-	DefaultReplyMark Mark = 0x3060
-	DefaultReplyRulePriority int = 480
+	DefaultReplyMark         Mark = 0x3060
+	DefaultReplyRulePriority int  = 480
 )
 
 // KubeIPVSConfiguration holds the settings that kube-proxy does not have. It

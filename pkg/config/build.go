@@ -109,9 +109,12 @@ func (b *builder) plan() plan.Config {
 		b.errs = append(b.errs, field.NotSupported(b.path("ipvs-scheduler", "ipvs.scheduler"), scheduler, schedulers))
 	}
 	c := plan.Config{
-		Families:          slices.Clone(ip.Families),
-		Scheduler:         scheduler,
-		MasqueradeAll:     p.IPTables.MasqueradeAll,
+		Families:      slices.Clone(ip.Families),
+		Scheduler:     scheduler,
+		MasqueradeAll: p.IPTables.MasqueradeAll,
+
+		MasqueradeExternalLocal: b.own.MasqueradeExternalLocal,
+
 		LocalTraffic:      b.localTraffic(),
 		NodePortAddresses: b.nodePortAddresses(),
 		ExcludeCIDRs:      b.prefixes(b.path("ipvs-exclude-cidrs", "ipvs.excludeCIDRs"), p.IPVS.ExcludeCIDRs),

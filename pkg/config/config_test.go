@@ -176,6 +176,7 @@ func TestFlags(t *testing.T) {
 				"eth2": {netip.MustParseAddr("10.0.2.5")},
 			}
 		}},
+		{"--masquerade-external-local", func(c *Config) { c.Plan.MasqueradeExternalLocal, c.Own.MasqueradeExternalLocal = true, true }},
 		{"--snat-mode=fwmark --reply-mark=0x100 --reply-rule-priority=99", func(c *Config) {
 			c.Plan.SNAT = plan.SNAT{Mode: plan.SNATFWMark, Mark: 0x100, Priority: 99}
 		}},

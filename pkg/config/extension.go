@@ -35,6 +35,10 @@ type KubeIPVSConfiguration struct {
 
 	// SNAT says how masqueraded traffic gets a path that is the same both ways.
 	SNAT SNATConfiguration `json:"snat"`
+	// MasqueradeExternalLocal masquerades external traffic under
+	// externalTrafficPolicy Local too, for pods that would answer past the
+	// node.
+	MasqueradeExternalLocal bool `json:"masqueradeExternalLocal,omitempty"`
 	// Manifests is a folder of manifests that is read in place of an API
 	// server.
 	Manifests string `json:"manifests,omitempty"`

@@ -37,6 +37,8 @@ func (o *Options) ownFlags() *pflag.FlagSet {
 		"How masqueraded traffic gets the same path both ways: auto, snat (by its source address), fwmark (by reply routing) or off.")
 	fs.StringSliceVar(&o.sources, "snat-source", nil,
 		"IFACE=ADDRESS: source address of masqueraded traffic that leaves by the interface. Can be repeated.")
+	fs.BoolVar(&o.own.MasqueradeExternalLocal, "masquerade-external-local", false,
+		"Masquerade external traffic under externalTrafficPolicy Local too, for pods that would answer past the node. The Service annotation kube-ipvs.io/masquerade does it for one Service.")
 	fs.Var(&o.own.SNAT.Mark, "reply-mark", "The bits that bind connections to interfaces for reply routing; n bits tell 2^n-1 interfaces apart.")
 	fs.IntVar(&o.own.SNAT.Priority, "reply-rule-priority", o.own.SNAT.Priority,
 		"Priority of the policy rules of reply routing.")

@@ -145,6 +145,9 @@ func (o *Options) overOwn(file *KubeIPVSConfiguration) *KubeIPVSConfiguration {
 	if o.set("snat-mode") {
 		file.SNAT.Mode = o.own.SNAT.Mode
 	}
+	if o.set("masquerade-external-local") {
+		file.MasqueradeExternalLocal = o.own.MasqueradeExternalLocal
+	}
 	if o.set("reply-mark") {
 		file.SNAT.Mark = o.own.SNAT.Mark
 	}

@@ -13,7 +13,12 @@ type Config struct {
 	Families  []ip.Family // which to program, IPv4 first
 	Scheduler string      // for virtual servers, never ""
 
-	MasqueradeAll  bool
+	MasqueradeAll bool
+	// MasqueradeExternalLocal masquerades external traffic under
+	// externalTrafficPolicy Local too, for every Service; see
+	// service.AnnotationMasquerade.
+	MasqueradeExternalLocal bool
+
 	MasqueradeMark uint32 // one bit; kubelet's and kube-proxy's is 0x4000
 	LocalTraffic   LocalTraffic
 

@@ -115,9 +115,15 @@ func (b *partBuilder) external(eps chosen) (endpoints []service.Endpoint, noLoca
 	return eps.local, false
 }
 
+// keepsClient tells whether external traffic reaches the endpoints with the
+// client's address.
+func (b *partBuilder) keepsClient() bool {
+	return b.service.ExternalLocal && !b.service.Masquerade && !b.cfg.MasqueradeExternalLocal
+}
+
 func (b *partBuilder) addExternalIPs(family ip.Family, p *service.Port, eps chosen) {
 	set := ExternalIP
-	if b.service.ExternalLocal {
+	if b.keepsClient() {
 		set = ExternalIPLocal
 	}
 	for _, a := range ofFamily(b.service.ExternalIPs, family) {
@@ -134,7 +140,7 @@ func (b *partBuilder) addLoadBalancers(family ip.Family, p *service.Port, eps ch
 		key := ipvs.Key{Protocol: p.Protocol, Addr: a, Port: p.Port}
 		if b.addExternal(key, eps) {
 			b.addMember(LoadBalancer, entryOf(key))
-			if b.service.ExternalLocal {
+			if b.keepsClient() {
 				b.addMember(LoadBalancerLocal, entryOf(key))
 			}
 			b.addAddressUnlessOnLink(a)
@@ -183,7 +189,7 @@ func (b *partBuilder) addNodePortMembers(family ip.Family, key ipvs.Key) {
 		entry = entryOf(key)
 	}
 	b.addMember(set, entry, family)
-	if b.service.ExternalLocal {
+	if b.keepsClient() {
 		b.addMember(local, entry, family)
 	}
 }

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+	"strconv"
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
@@ -92,6 +93,7 @@ func Build(svc *corev1.Service, endpointSlices []*discoveryv1.EndpointSlice) (Se
 		LoadBalancers:       b.loadBalancers(svc),
 		SourceRanges:        b.sourceRanges(svc),
 		ExternalLocal:       svc.Spec.ExternalTrafficPolicy == corev1.ServiceExternalTrafficPolicyLocal,
+		Masquerade:          b.masquerade(svc),
 		InternalLocal:       svc.Spec.InternalTrafficPolicy != nil && *svc.Spec.InternalTrafficPolicy == corev1.ServiceInternalTrafficPolicyLocal,
 		AffinitySeconds:     b.affinity(svc),
 		HealthCheckNodePort: b.healthCheckNodePort(svc),
@@ -237,6 +239,18 @@ func (b *builder) affinity(svc *corev1.Service) uint32 {
 		return uint32(defaultAffinitySeconds)
 	}
 	return uint32(t)
+}
+
+func (b *builder) masquerade(svc *corev1.Service) bool {
+	text, set := svc.Annotations[AnnotationMasquerade]
+	if !set {
+		return false
+	}
+	masquerade, err := strconv.ParseBool(text)
+	if err != nil {
+		b.errorf("metadata.annotations["+AnnotationMasquerade+"]", "%q is neither true nor false", text)
+	}
+	return masquerade
 }
 
 func (b *builder) healthCheckNodePort(svc *corev1.Service) uint16 {

@@ -188,6 +188,9 @@ func TestBuildErrors(t *testing.T) {
 		{"cluster IPs", func(s *corev1.Service, _ *discoveryv1.EndpointSlice) {
 			s.Spec.ClusterIPs = []string{"10.96.0.10", "::"}
 		}, []string{service + `spec.clusterIPs[1]: "::" is unspecified, loopback, link-local or multicast and cannot be served`}},
+		{"masquerade", func(s *corev1.Service, _ *discoveryv1.EndpointSlice) {
+			s.Annotations = map[string]string{AnnotationMasquerade: "perhaps"}
+		}, []string{service + `metadata.annotations[kube-ipvs.io/masquerade]: "perhaps" is neither true nor false`}},
 		{"external IPs", func(s *corev1.Service, _ *discoveryv1.EndpointSlice) {
 			s.Spec.ExternalIPs = []string{"127.0.0.1", "192.0.2.1", "fe80::1", "fe80::1%eth0", "224.0.0.1"}
 		}, []string{

@@ -12,6 +12,13 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
 )
 
+// AnnotationMasquerade on a Service, "true", has its external traffic
+// masqueraded under externalTrafficPolicy Local too. Its endpoints see the
+// node instead of the client, but answer through it: pods with a way of their
+// own to the client (macvlan, a second interface) would answer directly, and
+// the client knows no such connection.
+const AnnotationMasquerade = "kube-ipvs.io/masquerade"
+
 // Service is one Service with its endpoints.
 type Service struct {
 	Name    types.NamespacedName
@@ -24,6 +31,7 @@ type Service struct {
 	SourceRanges  []netip.Prefix // masked; nil: unrestricted
 
 	ExternalLocal bool // externalTrafficPolicy: Local
+	Masquerade    bool // even then; see AnnotationMasquerade
 	InternalLocal bool // internalTrafficPolicy: Local
 
 	AffinitySeconds     uint32 // 0: no session affinity

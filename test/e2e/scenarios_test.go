@@ -14,6 +14,49 @@ import (
 // podRanges hold the pod subnets of lab.ThreeNodes.
 const podRanges = "10.244.0.0/16,fd00:244::/48"
 
+// TestScenario2DirectlyAttachedPods is the home lab: the pod has an interface of
+// its own on the clients' network. Under externalTrafficPolicy Local it sees
+// the client's address and answers by that interface, past the node that the
+// client asked. The Service's annotation has it masqueraded.
+func TestScenario2DirectlyAttachedPods(t *testing.T) {
+	c := lab.NewThreeNodes(t)
+	node := c.Nodes[0]
+	pod := node.AddPod("pod")
+	c.Segment.Attach(pod.Namespace, "net1", "192.168.50.77/24")
+	pod.Serve("pod", lab.TCP, 8000)
+	client := c.Segment.Client("lan", "192.168.50.99/24")
+	const vip = "192.168.50.200"
+	svc := newLoadBalancer(newService("web", corev1.ProtocolTCP, 80, "10.96.0.80"), vip)
+	svc.Spec.ExternalTrafficPolicy = corev1.ServiceExternalTrafficPolicyLocal
+	slice := newSlice(svc, "IPv4", 8000, endpoint{address: pod.Addresses[0].String(), node: node.Name})
+
+	for _, tc := range []struct {
+		name       string
+		annotation string
+		args       []string
+		want       lab.Outcome
+	}{
+		{"as kube-proxy has it", "", nil, lab.TimedOut},
+		{"by annotation", "true", nil, lab.OK},
+		{"as kube-proxy has it, again", "false", nil, lab.TimedOut},
+		{"by configuration", "", []string{"--masquerade-external-local"}, lab.OK},
+	} {
+		svc.Annotations = map[string]string{}
+		if tc.annotation != "" {
+			svc.Annotations["kube-ipvs.io/masquerade"] = tc.annotation
+		}
+		dir := writeManifests(t, svc, slice)
+		runOnce(t, node.Node, dir, append(tc.args, "--cluster-cidr", podRanges)...)
+		if answer := client.Dial(lab.TCP, vip+":80"); answer.Outcome() != tc.want {
+			t.Errorf("%s: %s, want %s", tc.name, answer, tc.want)
+		}
+	}
+	// The node sees only one half of this.
+	if output, err := client.TryExec("ping", "-c", "1", "-W", "3", pod.Addresses[0].String()); err != nil {
+		t.Errorf("ping of the pod: %v\n%s", err, output)
+	}
+}
+
 // TestScenario3PodsOnABridge is "Kubernetes the Hard Way": a pod calls a
 // cluster IP of which the endpoint is on its own bridge. What is switched
 // passes the node's netfilter by, unless br_netfilter shows it; then the pod

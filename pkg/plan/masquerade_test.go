@@ -1,0 +1,46 @@
+package plan_test
+
+import (
+	"testing"
+
+	"github.com/kube-ipvs/kube-ipvs/pkg/plan"
+)
+
+// TestMasqueradeOfLocalTraffic asks for masquerading under
+// externalTrafficPolicy Local, of one Service or of all: then none of the sets
+// that keep the client's address has a member.
+func TestMasqueradeOfLocalTraffic(t *testing.T) {
+	keeping := map[string]bool{}
+	for _, family := range defaultConfig().Families {
+		for _, set := range []plan.SetName{
+			plan.LoadBalancerLocal, plan.ExternalIPLocal,
+			plan.NodePortLocalTCP, plan.NodePortLocalUDP, plan.NodePortLocalSCTP,
+		} {
+			keeping[set.In(family)] = true
+		}
+	}
+	for name, ask := range map[string]func(*scenario){
+		"nobody": func(*scenario) {},
+		"the Services": func(s *scenario) {
+			for i := range s.services {
+				s.services[i].Masquerade = true
+			}
+		},
+		"the node": func(s *scenario) { s.config.MasqueradeExternalLocal = true },
+	} {
+		s := load(t, "external-local")
+		ask(s)
+		facts := plan.FactsOf(&s.config, &s.node)
+		kept := 0
+		for i := range s.services {
+			for _, m := range plan.Service(&s.config, &facts, &s.services[i]).Members {
+				if keeping[m.Set] {
+					kept++
+				}
+			}
+		}
+		if (kept > 0) != (name == "nobody") {
+			t.Errorf("asked by %s: %d members keep the client's address", name, kept)
+		}
+	}
+}

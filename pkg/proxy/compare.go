@@ -1,0 +1,68 @@
+package proxy
+
+import (
+	"context"
+	"time"
+
+	"k8s.io/klog/v2"
+
+	"github.com/kube-ipvs/kube-ipvs/pkg/apply"
+)
+
+// minComparePeriod is the least time between two comparisons that are made
+// because something seems to have been taken away.
+const minComparePeriod = 3 * time.Second
+
+// ownEcho is for how long after we unbound an address the news of something
+// taken away is taken for ours. What somebody else took at the same moment is
+// found by the periodic comparison.
+const ownEcho = time.Second
+
+// observed is what an observation of the kernel came to.
+type observed struct {
+	observation *apply.Observation
+	err         error
+	took        time.Duration
+}
+
+// compareSoon has the kernel compared after somebody took something away, but
+// no more often than every few seconds.
+func (p *Proxy) compareSoon(now time.Time) {
+	at := p.comparedAt.Add(minComparePeriod)
+	if at.Before(now) {
+		at = now
+	}
+	if at.Before(p.compareAt) {
+		p.compareAt = at
+	}
+}
+
+// observe reads the kernel beside the loop, which goes on meanwhile.
+func (p *Proxy) observe() {
+	read := p.applier.BeginObserve()
+	result := make(chan observed, 1)
+	p.observed = result
+	go func() {
+		began := time.Now()
+		o, err := read()
+		result <- observed{o, err, time.Since(began)}
+	}()
+}
+
+// compare takes the result of an observation and repairs what differs.
+func (p *Proxy) compare(ctx context.Context, o observed) {
+	p.observed = nil
+	p.comparedAt = time.Now()
+	p.compareAt = time.Now().Add(p.SyncPeriod)
+	if o.err != nil {
+		p.compareAt = time.Now().Add(p.retries.failed(nobody, time.Now()))
+		klog.FromContext(ctx).Error(o.err, "Cannot compare the kernel with the plan, trying again")
+		return
+	}
+	differences := p.applier.Adopt(o.observation)
+	if differences > 0 {
+		klog.FromContext(ctx).Info("The kernel differs from the plan, repairing it", "differences", differences)
+	}
+	p.Observer.Compared(o.took, differences)
+	p.settle(ctx, p.applier.Flush())
+}

@@ -1,0 +1,142 @@
+package proxy
+
+import (
+	"context"
+	"time"
+
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/klog/v2"
+
+	"github.com/kube-ipvs/kube-ipvs/pkg/apply"
+)
+
+// loop serves until the context ends.
+func (p *Proxy) loop(ctx context.Context, ended <-chan error) error {
+	timer := time.NewTimer(0)
+	defer timer.Stop()
+	for {
+		timer.Reset(time.Until(p.nextWake()))
+		select {
+		case <-ctx.Done():
+			return nil
+		case err := <-ended:
+			return endOfSource(ctx, err)
+		case <-p.inbox.wake:
+		case o := <-p.observed:
+			p.compare(ctx, o)
+		case <-timer.C:
+		}
+		p.turn(ctx, time.Now())
+	}
+}
+
+// nextWake is when there is something to do without anything happening.
+func (p *Proxy) nextWake() time.Time {
+	next := time.Now().Add(p.SyncPeriod)
+	sooner := func(t time.Time) {
+		if !t.IsZero() && t.Before(next) {
+			next = t
+		}
+	}
+	if p.observed == nil {
+		sooner(p.compareAt)
+	}
+	if len(p.waiting) > 0 || p.renew {
+		sooner(p.lastPass.Add(p.MinSyncPeriod))
+	}
+	if p.applier.Draining() > 0 {
+		sooner(p.drainAt)
+	}
+	sooner(p.retries.next())
+	return next
+}
+
+// turn does what is due.
+func (p *Proxy) turn(ctx context.Context, now time.Time) {
+	w := p.inbox.take()
+	p.renew = p.renew || w.node || w.network
+	if p.applier.TookAddresses() {
+		p.tookAt = now
+	}
+	if w.taken && now.Sub(p.tookAt) > ownEcho {
+		p.compareSoon(now)
+	}
+	for _, name := range w.services {
+		p.waiting[name] = struct{}{}
+	}
+	if len(p.waiting) > 0 || p.renew {
+		p.Observer.Queued()
+	}
+	if retry := p.retries.take(now); len(retry) > 0 || p.passDue(now) {
+		p.pass(ctx, retry)
+	}
+	if p.applier.Draining() > 0 && !now.Before(p.drainAt) {
+		p.drainAt = now.Add(p.DrainPeriod)
+		p.settle(ctx, p.applier.Drain())
+	}
+	if p.observed == nil && !now.Before(p.compareAt) {
+		p.observe()
+	}
+}
+
+func (p *Proxy) passDue(now time.Time) bool {
+	return (len(p.waiting) > 0 || p.renew) && !now.Before(p.lastPass.Add(p.MinSyncPeriod))
+}
+
+// pass plans and programs the Services that wait, and what is to be tried
+// again.
+func (p *Proxy) pass(ctx context.Context, retry []types.NamespacedName) {
+	began := time.Now()
+	if p.renew {
+		p.renewAffected(ctx)
+	}
+	count := len(p.waiting)
+	for name := range p.waiting {
+		p.planService(ctx, name)
+	}
+	for _, name := range retry {
+		p.applier.Retry(name)
+	}
+	problems := p.applier.Flush()
+	p.settle(ctx, problems)
+	for _, name := range retry {
+		if _, again := p.retries.due[name]; !again {
+			p.retries.succeeded(name)
+		}
+	}
+	p.lastPass = time.Now()
+	p.Observer.Passed(time.Since(began), count, len(problems))
+}
+
+// settle has what failed tried again, and the kernel compared before that:
+// after an error it is not certain what it holds.
+func (p *Proxy) settle(ctx context.Context, problems apply.Problems) {
+	failed := map[types.NamespacedName]time.Duration{}
+	for _, problem := range problems {
+		names := problem.Owners
+		if len(names) == 0 {
+			names = []types.NamespacedName{nobody}
+		}
+		for _, name := range names {
+			if _, done := failed[name]; !done {
+				failed[name] = p.retries.failed(name, time.Now())
+			}
+			logProblem(ctx, name, problem.Err, failed[name])
+		}
+	}
+	for _, wait := range failed {
+		if at := time.Now().Add(wait / 2); at.Before(p.compareAt) {
+			p.compareAt = at
+		}
+	}
+	p.Observer.Held(p.applier.Held())
+}
+
+func logProblem(ctx context.Context, name types.NamespacedName, err error, wait time.Duration) {
+	logger := klog.FromContext(ctx)
+	if name == nobody {
+		logger.Error(err, "Cannot program the node", "retryIn", wait)
+		return
+	}
+	logger.Error(err, "Cannot program Service", "service", name, "retryIn", wait)
+}

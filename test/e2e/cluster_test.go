@@ -180,19 +180,15 @@ func (c *cluster) serve(t *testing.T, svc *corev1.Service, slices []*discoveryv1
 		c.api.addSlice(slice)
 	}
 	c.api.addService(svc)
-	c.awaitServed(svc, realServers...)
-}
-
-// awaitServed waits for a Service. A VIP is the last of what a proxy programs
-// for it, so that everything stands when its addresses do.
-func (c *cluster) awaitServed(svc *corev1.Service, realServers ...int) {
 	for i, node := range c.Nodes {
-		c.Eventually(syncLimit, node.Name+" serves "+svc.Name, func() error {
+		lab.Eventually(t, syncLimit, node.Name+" serves "+svc.Name, func() error {
 			return served(node.Node, svc, realServers[i])
 		})
 	}
 }
 
+// served tells what is missing. A VIP is the last of what a proxy programs for a
+// Service, so that everything stands when its addresses do.
 func served(node *lab.Node, svc *corev1.Service, realServers int) error {
 	table, addresses := readIPVS(node), vips(node)
 	for _, ip := range addressesOf(svc) {
@@ -204,7 +200,7 @@ func served(node *lab.Node, svc *corev1.Service, realServers int) error {
 		for _, port := range svc.Spec.Ports {
 			vs := virtualServer{lab.Protocol(port.Protocol), netip.AddrPortFrom(netip.MustParseAddr(text), uint16(port.Port))}
 			if entry, ok := table[vs]; !ok || entry.active() != realServers {
-				return fmt.Errorf("%v has %+v, want %d real servers", vs, entry, realServers)
+				return fmt.Errorf("%s has %s, want %d real servers", vs, entry, realServers)
 			}
 		}
 	}

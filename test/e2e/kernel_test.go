@@ -21,6 +21,8 @@ type virtualServer struct {
 	address  netip.AddrPort
 }
 
+func (vs virtualServer) String() string { return fmt.Sprintf("%s %s", vs.protocol, vs.address) }
+
 // ipvsTable is what ipvsadm -Sn prints: of each virtual server the words that
 // describe it, and those of its real servers, by their addresses.
 type ipvsTable map[virtualServer]ipvsEntry
@@ -46,6 +48,8 @@ func readIPVS(node *lab.Node) ipvsTable {
 	}
 	return table
 }
+
+func (e ipvsEntry) String() string { return fmt.Sprintf("[%s] %v", e.options, e.realServers) }
 
 // active counts the real servers that get new connections.
 func (e ipvsEntry) active() int {

@@ -16,10 +16,9 @@ import (
 
 // loneNode is a node with a folder of manifests: no API server, and nobody to
 // talk to. The kernel's state is all that counts.
-func loneNode(t *testing.T) (l *lab.Lab, node *lab.Node, flags []string) {
+func loneNode(t *testing.T) (node *lab.Node, flags []string) {
 	t.Helper()
-	l = lab.New(t)
-	node = l.Node("node")
+	node = lab.New(t).Node("node")
 	node.Bridge("eth0", "192.168.50.11/24", "fd00:50::11/64")
 	svc := newExposed("web", 1)
 	objects := []runtime.Object{svc}
@@ -27,7 +26,7 @@ func loneNode(t *testing.T) (l *lab.Lab, node *lab.Node, flags []string) {
 		a := []string{"10.244.1.2", "fd00:244:1::2"}[i]
 		objects = append(objects, newSlice(svc, family, webPort, endpoint{address: a, node: "node"}))
 	}
-	return l, node, []string{"--manifests", writeManifests(t, objects...), "--hostname-override", "node", "--cluster-cidr", podCIDRs}
+	return node, []string{"--manifests", writeManifests(t, objects...), "--hostname-override", "node", "--cluster-cidr", podCIDRs}
 }
 
 // makeForeign puts into the kernel what is nobody's business but its owner's.
@@ -47,7 +46,7 @@ func makeForeign(node *lab.Node) {
 
 // TestCleanup takes away everything that was programmed, and nothing else.
 func TestCleanup(t *testing.T) {
-	_, node, flags := loneNode(t)
+	node, flags := loneNode(t)
 	makeForeign(node)
 	before := withoutEmpty(kernelState(node))
 	if code, output := node.RunProxy(append(flags, "--once")...); code != 0 {
@@ -95,7 +94,7 @@ const repairLimit = 12 * time.Second
 // TestRepair breaks what is programmed, piece by piece, behind the proxy's back.
 // It is whole again within a sync period or two; what is others' is as it was.
 func TestRepair(t *testing.T) {
-	l, node, flags := loneNode(t)
+	node, flags := loneNode(t)
 	makeForeign(node)
 	node.StartProxy(func(*lab.Process) error { return hasPassed(node) }, append(flags, "--ipvs-sync-period", "2s")...)
 	whole := kernelState(node)
@@ -121,7 +120,7 @@ func TestRepair(t *testing.T) {
 				// The others' rule was in that table, and is theirs to restore.
 				node.Exec("ip6tables", "-w", "-A", "INPUT", "-p", "tcp", "--dport", "6666", "-j", "DROP")
 			}
-			l.Eventually(repairLimit, damage.name+" is repaired", func() error {
+			lab.Eventually(t, repairLimit, damage.name+" is repaired", func() error {
 				if diff := cmp.Diff(whole, kernelState(node)); diff != "" {
 					return fmt.Errorf("wanted (-), there (+):\n%s", diff)
 				}

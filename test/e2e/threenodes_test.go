@@ -199,7 +199,7 @@ func testSessionAffinity(t *testing.T, c *cluster) {
 		for _, protocol := range lab.Protocols {
 			vs := virtualServer{protocol, netip.MustParseAddrPort(at(ip, 80))}
 			if words := table[vs].options; !strings.Contains(words+" ", "-p 100 ") {
-				t.Errorf("%v is programmed with %q, want a timeout of 100 s", vs, words)
+				t.Errorf("%s is programmed with %q, want a timeout of 100 s", vs, words)
 			}
 			answered := map[string]int{}
 			for range 2 * manyRequests {
@@ -307,14 +307,15 @@ func testTerminating(t *testing.T, c *cluster) {
 	for _, slice := range dualStackSlices(svc, webPort, terminating(c.web1), notReady) {
 		c.api.setSlice(slice)
 	}
-	c.awaitRealServer(svc, c.web1)
+	c.awaitRealServer(t, svc, c.web1)
 	check("web1")
 }
 
 // awaitRealServer waits until a pod is the only active real server of a Service.
-func (c *cluster) awaitRealServer(svc *corev1.Service, pod *lab.Pod) {
+func (c *cluster) awaitRealServer(t *testing.T, svc *corev1.Service, pod *lab.Pod) {
+	t.Helper()
 	for _, node := range c.Nodes {
-		c.Eventually(syncLimit, node.Name+" uses "+pod.Name, func() error {
+		lab.Eventually(t, syncLimit, node.Name+" uses "+pod.Name, func() error {
 			table := readIPVS(node.Node)
 			for family, ip := range svc.Spec.ClusterIPs {
 				entry := table[virtualServer{lab.TCP, netip.MustParseAddrPort(at(ip, 80))}]

@@ -99,6 +99,12 @@ func (l *Lab) linkName(kind string) string {
 // for that instead.
 func (l *Lab) Eventually(limit time.Duration, what string, check func() error) {
 	l.t.Helper()
+	Eventually(l.t, limit, what, check)
+}
+
+// Eventually is the same for a part of the lab's test, which alone fails.
+func Eventually(t testing.TB, limit time.Duration, what string, check func() error) {
+	t.Helper()
 	deadline := time.Now().Add(limit)
 	for {
 		err := check()
@@ -106,7 +112,7 @@ func (l *Lab) Eventually(limit time.Duration, what string, check func() error) {
 			return
 		}
 		if time.Now().After(deadline) {
-			l.t.Fatalf("lab: %s: not within %s: %v", what, limit, err)
+			t.Fatalf("lab: %s: not within %s: %v", what, limit, err)
 		}
 		time.Sleep(50 * time.Millisecond)
 	}

@@ -20,8 +20,9 @@ type Counter interface {
 
 // Server answers /healthz and /livez: whether the proxy keeps up with what
 // there is to program, and for /healthz also whether the node is one that
-// load balancers should use. It learns both as the proxy's Observer; until it
-// is told anything, all is well.
+// load balancers should use, which it is not before everything was programmed
+// for the first time. It learns both as the proxy's Observer; until it is told
+// anything, nothing is wrong.
 type Server struct {
 	late    time.Duration
 	counter Counter
@@ -149,7 +150,9 @@ func (s state) times(code int) livezBody {
 
 func (s *Server) healthz(w http.ResponseWriter, r *http.Request) {
 	st := s.look(time.Now())
-	code := status(st.healthy && st.eligible)
+	// A node that has not programmed anything yet is no place to send traffic
+	// to, though nothing is wrong with it.
+	code := status(st.healthy && st.eligible && !st.passed.IsZero())
 	s.counter.Healthz(r.Context(), code)
 	answerJSON(w, code, healthzBody{st.times(code), st.eligible})
 }

@@ -52,8 +52,10 @@ func wantCodes(t *testing.T, s *Server, healthz, livez int) {
 func TestStuck(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := NewServer(syncPeriod, &counts{})
-		wantCodes(t, s, 200, 200)
+		wantCodes(t, s, 503, 200) // nothing is programmed yet, and nothing is wrong
 		time.Sleep(time.Hour)
+		wantCodes(t, s, 503, 200)
+		s.Passed(time.Second, 1, 0)
 		wantCodes(t, s, 200, 200)
 
 		s.Queued()
@@ -86,6 +88,7 @@ func TestNode(t *testing.T) {
 	} {
 		t.Run(fmt.Sprintf("%+v", c), func(t *testing.T) {
 			s := NewServer(syncPeriod, &counts{})
+			s.Passed(time.Second, 1, 0)
 			s.Node(c.exists, c.deleting, c.excluded)
 			wantCodes(t, s, c.healthz, 200)
 			s.Node(true, false, false)
@@ -131,6 +134,7 @@ type runner interface {
 // servers are both, listening with a function.
 func servers(listen listenFunc) map[string]runner {
 	healthz, metrics := NewServer(syncPeriod, &counts{}), NewMetricsServer(false)
+	healthz.Passed(time.Second, 1, 0)
 	healthz.listen, metrics.listen = listen, listen
 	return map[string]runner{"healthz": healthz, "metrics": metrics}
 }

@@ -29,6 +29,8 @@ go_test_binary = $(GO) test -c -ldflags '-s -w' -tags e2e
 # What to run in the lab: RUN is a regular expression for tests.
 RUN ?=
 TIMEOUT ?= 40m
+# How many labs share the end-to-end tests: an emulated one leaves a core half idle.
+LABS ?= $(if $(RUN),1,2)
 CMD ?= sh -c "uname -r && ipvsadm -Ln"
 LABFLAGS ?=
 
@@ -54,7 +56,7 @@ unit: deps ## unit tests, with the race detector; lint has go vet
 
 e2e: build e2e-binaries peers ## end-to-end tests in the lab; RUN=regexp selects, LAB=host|kvm|tcg forces a way
 	$(call phase,end-to-end tests in the lab)
-	@$(LAB_PROGRAM) -apiserver -limit $(TIMEOUT) -env TIMEOUT=$(TIMEOUT) -env RUN="$$LAB_RUN" $(LABFLAGS) -- hack/e2e $(E2E_PACKAGES)
+	@hack/labs $(LABS) $(LAB_PROGRAM) -apiserver -limit $(TIMEOUT) -env TIMEOUT=$(TIMEOUT) -env RUN="$$LAB_RUN" $(LABFLAGS) -- hack/e2e $(E2E_PACKAGES)
 	$(call phase,end-to-end tests passed)
 # Under another name: make would expand the dollar signs of a RUN= that it was given.
 e2e: export LAB_RUN := $(value RUN)

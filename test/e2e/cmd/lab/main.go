@@ -137,6 +137,7 @@ func parseFlags() (*options, error) {
 	flag.StringVar(&opts.config.Source, "src", ".", "checkout that the command works in")
 	flag.StringVar(&opts.config.Cache, "cache", os.Getenv("KUBE_IPVS_CACHE"), "directory for images (default .cache in the checkout)")
 	flag.StringVar(&opts.out, "out", "", "directory that the command finds in $LAB_OUT (default: a new one in the cache)")
+	flag.StringVar(&opts.config.Shared, "shared", "", "directory that the command finds in $LAB_SHARED, for several labs in common (default: the one of -out)")
 	flag.StringVar(&opts.config.Memory, "memory", "4G", "memory of a guest")
 	flag.DurationVar(&opts.limit, "limit", 20*time.Minute, "time that the command may take")
 	flag.BoolVar(&opts.apiserver, "apiserver", false, "run an API server, which the command finds by $LAB_KUBECONFIG")
@@ -164,17 +165,19 @@ func parseFlags() (*options, error) {
 	default:
 		return nil, fmt.Errorf("unknown way %q: not host, kvm or tcg", *way)
 	}
-	return opts, resolveDirectories(&opts.config, &opts.out)
+	return opts, resolveDirectories(&opts.config, &opts.out, &opts.config.Shared)
 }
 
-func resolveDirectories(config *vm.Config, out *string) (err error) {
+// resolveDirectories makes the directories' names absolute, and those that may
+// not be there yet.
+func resolveDirectories(config *vm.Config, optional ...*string) (err error) {
 	if config.Source, err = filepath.Abs(config.Source); err != nil {
 		return err
 	}
 	if config.Cache == "" {
 		config.Cache = filepath.Join(config.Source, ".cache")
 	}
-	for _, dir := range []*string{&config.Cache, out} {
+	for _, dir := range append(optional, &config.Cache) {
 		if *dir == "" {
 			continue
 		}

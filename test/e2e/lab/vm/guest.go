@@ -11,6 +11,7 @@ const (
 	guestSource = "/src"
 	guestCache  = "/cache"
 	guestOut    = "/out"
+	guestShared = "/shared"
 )
 
 // runScript is the shell script that the guest runs: environment, directory,

@@ -24,10 +24,14 @@ ln -s /proc/self/fd/2 /dev/stderr
 echo /sbin/modprobe >/proc/sys/kernel/modprobe
 hostname lab
 
-modprobe -a -q virtio_pci virtio_net virtio_console 9p 9pnet_virtio overlay ip_vs ip_vs_rr dummy veth
+# sctp is here because namespaces that are older than the module were seen not to
+# answer their first associations.
+modprobe -a -q virtio_pci virtio_net virtio_console 9p 9pnet_virtio overlay ip_vs ip_vs_rr dummy veth sctp
 
 share="-t 9p -o trans=virtio,version=9p2000.L,msize=512000"
 mount $share out /out || fail "cannot mount the output directory"
+mkdir -p /shared
+mount $share shared /shared || fail "cannot mount the shared directory"
 mount $share,ro,cache=loose cache /cache || fail "cannot mount the cache"
 mkdir /mnt/src /mnt/upper /mnt/work
 mount $share,ro,cache=loose src /mnt/src || fail "cannot mount the source tree"

@@ -19,8 +19,9 @@ type guest struct {
 	image *image
 	// accel is QEMU's accelerator: "kvm" or "tcg,thread=multi".
 	accel string
-	// source and cache are shared read-only, out is the guest's to write.
-	source, cache, out string
+	// source and cache are shared read-only; out and shared are the guest's to
+	// write, shared together with other guests.
+	source, cache, out, shared string
 	memory             string
 	stdout             io.Writer
 }
@@ -61,7 +62,7 @@ func (g *guest) arguments(console string) []string {
 		"-netdev", "user,id=n0", "-device", "virtio-net-pci,netdev=n0,romfile=",
 	}
 	for _, share := range []struct{ tag, path, options string }{
-		{"src", g.source, ",readonly=on"}, {"cache", g.cache, ",readonly=on"}, {"out", g.out, ""},
+		{"src", g.source, ",readonly=on"}, {"cache", g.cache, ",readonly=on"}, {"out", g.out, ""}, {"shared", g.shared, ""},
 	} {
 		args = append(args, "-virtfs", fmt.Sprintf("local,path=%s,mount_tag=%s,security_model=none,multidevs=remap%s",
 			strings.ReplaceAll(share.path, ",", ",,"), share.tag, share.options))

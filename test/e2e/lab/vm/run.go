@@ -1,6 +1,7 @@
 package vm
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -38,6 +39,9 @@ type Config struct {
 	Source string
 	// Cache holds images and built programs between runs.
 	Cache string
+	// Shared is a directory that several labs may have in common, for their
+	// commands to write to. If empty, a run's output directory stands for it.
+	Shared string
 	// Memory is a guest's, in QEMU's notation.
 	Memory string
 	// Env is added to the command's environment.
@@ -108,9 +112,11 @@ func (l *Lab) Run(ctx context.Context, out string, extra map[string]string) (exi
 	maps.Copy(env, extra)
 	dir := guestSource
 	env["LAB_SRC"], env["LAB_CACHE"], env["LAB_OUT"] = guestSource, guestCache, l.Visible(out)
+	env["LAB_SHARED"] = guestShared
 	if l.way == Host {
 		dir = l.config.Source
 		env["LAB_SRC"], env["LAB_CACHE"] = l.config.Source, l.config.Cache
+		env["LAB_SHARED"] = cmp.Or(l.config.Shared, out)
 	}
 	script := filepath.Join(out, "run")
 	if err := os.WriteFile(script, runScript(dir, env, l.config.Command), 0o755); err != nil {
@@ -137,7 +143,7 @@ func (l *Lab) guest(way Way, out string, stdout io.Writer) *guest {
 	}
 	return &guest{
 		image: l.image, accel: accel, memory: l.config.Memory, stdout: stdout,
-		source: l.config.Source, cache: l.config.Cache, out: out,
+		source: l.config.Source, cache: l.config.Cache, out: out, shared: cmp.Or(l.config.Shared, out),
 	}
 }
 

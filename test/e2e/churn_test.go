@@ -36,11 +36,11 @@ func TestChurn(t *testing.T) {
 	}
 	long := r.openConnections()
 
-	r.replace(7)
+	r.replace(3)
 	r.restart(syscall.SIGTERM)
-	r.replace(3)
+	r.replace(1)
 	r.restart(syscall.SIGKILL)
-	r.replace(3)
+	r.replace(1)
 
 	for _, load := range loads {
 		tally := load.Stop()

@@ -26,6 +26,7 @@ import (
 type machine struct {
 	apply.Kernel
 	sysctl  *sysctl.Proc
+	record  *sysctl.Recorded // nil where nothing can be recorded
 	ipvs    *ipvs.Netlink
 	routing *routing.Netlink
 }
@@ -78,6 +79,27 @@ func (m *machine) openNAT(ctx context.Context, cfg *plan.Config) error {
 	}
 	cfg.Families = usable
 	return nil
+}
+
+// recordSysctls has the values that kernel parameters had before kept in a
+// folder. Where that cannot be, Services matter more, and it is said.
+func (m *machine) recordSysctls(ctx context.Context, folder string) {
+	identity, err := sysctl.Identity()
+	if err == nil {
+		m.record, err = sysctl.Record(m.sysctl, folder, identity)
+	}
+	if err != nil {
+		klog.FromContext(ctx).Error(err, "Cannot record kernel parameters in --state-dir, --cleanup will leave them as they are")
+		return
+	}
+	m.Sysctl = m.record
+}
+
+func (m *machine) restoreSysctls() error {
+	if m.record == nil {
+		return nil
+	}
+	return m.record.Restore()
 }
 
 // prepare checks that the scheduler exists, and sets the time-outs.

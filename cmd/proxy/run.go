@@ -35,6 +35,7 @@ func run(ctx context.Context, cfg config.Config) error {
 	if err != nil {
 		return err
 	}
+	kernel.recordSysctls(ctx, cfg.StateDir)
 	if cfg.Action == config.Cleanup {
 		return cleanup(&cfg, kernel)
 	}
@@ -52,11 +53,12 @@ func run(ctx context.Context, cfg config.Config) error {
 	return serve(ctx, &cfg, kernel)
 }
 
-// cleanup takes away all that is ours.
+// cleanup takes away all that is ours, and puts kernel parameters back last:
+// what they were changed for is gone by then.
 func cleanup(cfg *config.Config, kernel *machine) error {
 	applier := apply.New(&cfg.Plan, kernel.Kernel)
 	applier.SetNode(plan.NodeWide(&cfg.Plan, &plan.Node{}))
-	return applier.Cleanup()
+	return errors.Join(applier.Cleanup(), kernel.restoreSysctls())
 }
 
 // serve programs the kernel, once or until the context ends. What is in the

@@ -89,6 +89,7 @@ func (b *builder) config() Config {
 		ShowHiddenMetricsForVersion: p.ShowHiddenMetricsForVersion,
 		Source:                      b.source(),
 		Conntrack:                   b.conntrack(),
+		StateDir:                    b.absolute(b.path("state-dir", "stateDir"), b.own.StateDir),
 		OOMScoreAdj:                 *p.OOMScoreAdj,
 	}
 	c.SyncPeriod, c.MinSyncPeriod = b.syncPeriods()

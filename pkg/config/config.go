@@ -38,6 +38,10 @@ type Config struct {
 
 	Source Source
 
+	// StateDir is a folder for what must outlive the process: the values of
+	// kernel parameters before they were changed.
+	StateDir string
+
 	OOMScoreAdj int32 // -1000 to 1000
 	Action      Action
 	// File is the configuration file, "" without one.

@@ -90,6 +90,7 @@ func defaults() Config {
 			ContentType: "application/vnd.kubernetes.protobuf", QPS: 5, Burst: 10,
 			ConfigSyncPeriod: 15 * time.Minute,
 		},
+		StateDir:    "/run/kube-ipvs",
 		OOMScoreAdj: -999,
 		Action:      Serve,
 		Notices: []string{
@@ -169,6 +170,7 @@ func TestFlags(t *testing.T) {
 			c.Source.QPS, c.Source.Burst, c.Source.ContentType = -1, 99, "application/json"
 		}},
 		{"--config-sync-period=1h --oom-score-adj=-1000", func(c *Config) { c.Source.ConfigSyncPeriod, c.OOMScoreAdj = time.Hour, -1000 }},
+		{"--state-dir=/var/lib/own", func(c *Config) { c.StateDir = "/var/lib/own" }},
 		{"--snat-mode=snat --snat-source=eth1=10.0.1.5 --snat-source=eth1=fd01::5,eth2=10.0.2.5", func(c *Config) {
 			c.Plan.SNAT.Mode = plan.SNATSource
 			c.Plan.SNAT.Sources = map[string][]netip.Addr{
@@ -260,6 +262,7 @@ func TestFlagErrors(t *testing.T) {
 		{"--snat-source=eth0=10.0.0.1,eth0=10.0.0.2", []string{"--snat-source[eth0]: ", "only one of its family"}},
 		{"--snat-source=a/b=10.0.0.1", []string{"--snat-source[a/b]: ", "interface"}},
 		{"--reply-mark=0xc000", []string{`--reply-mark: Invalid value: "0xc000": must not have the bit of --iptables-masquerade-bit`}},
+		{"--state-dir=run", []string{`--state-dir: Invalid value: "run": must be an absolute path such as /run/kube-ipvs`}},
 		{"--reply-mark=0", []string{"--reply-mark: "}},
 		{"--reply-mark=bit", []string{"--reply-mark", "0x3060"}},
 		{"--reply-rule-priority=0", []string{"--reply-rule-priority: Invalid value: 0: must be from 1 to 32765"}},

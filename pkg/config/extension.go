@@ -25,6 +25,10 @@ const (
 	// (0xffff0000) leave alone.
 	DefaultReplyMark         Mark = 0x3060
 	DefaultReplyRulePriority int  = 480
+
+	// DefaultStateDir is below /run, which is empty after a boot, as are the
+	// kernel's parameters.
+	DefaultStateDir = "/run/kube-ipvs"
 )
 
 // KubeIPVSConfiguration holds the settings that kube-proxy does not have. It
@@ -42,6 +46,10 @@ type KubeIPVSConfiguration struct {
 	// Manifests is a folder of manifests that is read in place of an API
 	// server.
 	Manifests string `json:"manifests,omitempty"`
+	// StateDir is a folder, this node's own, that outlives the process and not
+	// the machine's next boot. Kernel parameters' earlier values are kept there
+	// for --cleanup. Default /run/kube-ipvs.
+	StateDir string `json:"stateDir"`
 }
 
 // SNATConfiguration is the part about symmetric paths.
@@ -111,6 +119,7 @@ func (m *Mark) UnmarshalJSON(text []byte) error {
 // setOwnDefaults fills in what is not set.
 func setOwnDefaults(c *KubeIPVSConfiguration) {
 	c.TypeMeta = metav1.TypeMeta{APIVersion: OwnAPIVersion, Kind: OwnKind}
+	c.StateDir = cmp.Or(c.StateDir, DefaultStateDir)
 	c.SNAT.Mode = cmp.Or(c.SNAT.Mode, SNATMode(plan.SNATAuto))
 	c.SNAT.Mark = cmp.Or(c.SNAT.Mark, DefaultReplyMark)
 	c.SNAT.Priority = cmp.Or(c.SNAT.Priority, DefaultReplyRulePriority)

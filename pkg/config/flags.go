@@ -31,6 +31,8 @@ func (o *Options) ownFlags() *pflag.FlagSet {
 	fs := newFlagSet()
 	fs.StringVar(&o.own.Manifests, "manifests", "",
 		"Folder of YAML and JSON manifests (Service, EndpointSlice, Node) that is read and watched in place of an API server.")
+	fs.StringVar(&o.own.StateDir, "state-dir", o.own.StateDir,
+		"Folder, this node's own, in which kernel parameters' earlier values are kept for --cleanup.")
 	fs.BoolVar(&o.action.once, "once", false,
 		"Program the kernel one time and exit; not with 0 if anything could not be programmed.")
 	fs.StringVar((*string)(&o.own.SNAT.Mode), "snat-mode", string(o.own.SNAT.Mode),

@@ -142,6 +142,9 @@ func (o *Options) overOwn(file *KubeIPVSConfiguration) *KubeIPVSConfiguration {
 	if o.set("manifests") {
 		file.Manifests = o.own.Manifests
 	}
+	if o.set("state-dir") {
+		file.StateDir = o.own.StateDir
+	}
 	if o.set("snat-mode") {
 		file.SNAT.Mode = o.own.SNAT.Mode
 	}

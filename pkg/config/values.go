@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"maps"
 	"net/netip"
+	"path/filepath"
 	"slices"
 	"strings"
 	"time"
@@ -82,6 +83,14 @@ func (b *builder) interfaceName(path *field.Path, s string, most int) string {
 	if s == "" || s == "." || s == ".." || len(s) > most || strings.ContainsFunc(s, bad) {
 		b.invalid(path, s, fmt.Sprintf("must be 1 to %d characters as in the name of an interface", most))
 		return ""
+	}
+	return s
+}
+
+// absolute reads the path of a folder.
+func (b *builder) absolute(path *field.Path, s string) string {
+	if !filepath.IsAbs(s) {
+		b.invalid(path, s, "must be an absolute path such as "+DefaultStateDir)
 	}
 	return s
 }

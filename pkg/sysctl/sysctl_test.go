@@ -13,17 +13,10 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
 )
 
-// parameters is what the tests of both implementations ask of one.
-type parameters interface {
-	Observe([]string) (State, error)
-	Exists(string) (bool, error)
-	Apply([]Change) []Failure
-}
-
 const vlanKey = "net/ipv4/conf/eth0.100/rp_filter"
 
 // each runs a test against files in a directory and against the fake.
-func each(t *testing.T, test func(*testing.T, parameters)) {
+func each(t *testing.T, test func(*testing.T, Parameters)) {
 	values := State{
 		"net/ipv4/ip_forward": "0",
 		"net/ipv4/tcp_rmem":   "4096\t131072\t6291456",
@@ -46,7 +39,7 @@ func each(t *testing.T, test func(*testing.T, parameters)) {
 }
 
 func TestObserve(t *testing.T) {
-	each(t, func(t *testing.T, p parameters) {
+	each(t, func(t *testing.T, p Parameters) {
 		got, err := p.Observe([]string{"net/ipv4/tcp_rmem", vlanKey})
 		if err != nil {
 			t.Fatal(err)
@@ -67,7 +60,7 @@ func TestMissingKey(t *testing.T) {
 		"net/ipv6/conf/all/forwarding":            "IPv6 is disabled",
 		"net/ipv4/no_parameter_of_any_kernel_yet": "no such parameter",
 	} {
-		each(t, func(t *testing.T, p parameters) {
+		each(t, func(t *testing.T, p Parameters) {
 			state, err := p.Observe([]string{"net/ipv4/ip_forward", key})
 			if state != nil || !errors.Is(err, unix.ENOENT) || !strings.Contains(err.Error(), cure) {
 				t.Errorf("Observe(%s) = %v, %v; want no values and ENOENT with %q", key, state, err, cure)
@@ -85,7 +78,7 @@ func TestMissingKey(t *testing.T) {
 
 func TestBadKey(t *testing.T) {
 	for _, key := range []string{"", ".", "/etc/passwd", "../etc/passwd", "net/../../x", "net//ipv4"} {
-		each(t, func(t *testing.T, p parameters) {
+		each(t, func(t *testing.T, p Parameters) {
 			if _, err := p.Observe([]string{key}); !errors.Is(err, unix.EINVAL) {
 				t.Errorf("Observe(%q): %v, want EINVAL", key, err)
 			}
@@ -98,7 +91,7 @@ func TestBadKey(t *testing.T) {
 
 func TestApplyThenNothingLeft(t *testing.T) {
 	want := State{"net/ipv4/ip_forward": "1", vlanKey: "2", "net/ipv4/tcp_rmem": "4096 131072 6291456"}
-	each(t, func(t *testing.T, p parameters) {
+	each(t, func(t *testing.T, p Parameters) {
 		keys := []string{"net/ipv4/ip_forward", vlanKey, "net/ipv4/tcp_rmem"}
 		have, err := p.Observe(keys)
 		if err != nil {
@@ -118,7 +111,7 @@ func TestApplyThenNothingLeft(t *testing.T) {
 }
 
 func TestOneFailureLeavesTheOthersApplied(t *testing.T) {
-	each(t, func(t *testing.T, p parameters) {
+	each(t, func(t *testing.T, p Parameters) {
 		failures := p.Apply([]Change{{"net/ipv4/vs/conntrack", "1"}, {"net/ipv4/ip_forward", "1"}})
 		if len(failures) != 1 || failures[0].Change.Key != "net/ipv4/vs/conntrack" {
 			t.Errorf("failures = %v", failures)

@@ -12,6 +12,7 @@ import (
 // and may run a proxy and pods.
 type Node struct {
 	*Namespace
+	runDir  string // the /run of its programs
 	proxies []*Process
 }
 
@@ -28,7 +29,7 @@ type Pod struct {
 // Node makes a node without interfaces.
 func (l *Lab) Node(name string) *Node {
 	l.t.Helper()
-	n := &Node{Namespace: l.Namespace(name)}
+	n := &Node{Namespace: l.Namespace(name), runDir: l.t.TempDir()}
 	n.forward()
 	n.reversePath("1")
 	l.nodes = append(l.nodes, n)

@@ -11,8 +11,9 @@ import (
 )
 
 // ownFiles prepares a process's own mount namespace: /sys shows the node's
-// interfaces, and /run holds the node's iptables lock.
-const ownFiles = `mount -t sysfs sys /sys && mount -t tmpfs run /run && exec "$@"`
+// interfaces, and /run is the node's, with its iptables lock and what the proxy
+// keeps there for its next process.
+const ownFiles = `mount -t sysfs sys /sys && mount --bind "$0" /run && exec "$@"`
 
 // proxyReadyLimit is generous: an emulated node is slow to start a large
 // program.
@@ -59,7 +60,7 @@ func (n *Node) StartProxy(ready func(*Process) error, args ...string) *Process {
 // StartProgram is StartProxy for another program, such as a peer.
 func (n *Node) StartProgram(ready func(*Process) error, program string, args ...string) *Process {
 	n.lab.t.Helper()
-	p := n.start(filepath.Base(program), inOwnMounts(program, args))
+	p := n.start(filepath.Base(program), n.inOwnMounts(program, args))
 	n.proxies = append(n.proxies, p)
 	n.lab.Eventually(proxyReadyLimit, n.Name+": "+p.Name+" is ready", func() error {
 		select {
@@ -76,13 +77,13 @@ func (n *Node) StartProgram(ready func(*Process) error, program string, args ...
 // output.
 func (n *Node) RunProxy(args ...string) (exitCode int, output string) {
 	n.lab.t.Helper()
-	p := n.start(filepath.Base(proxyProgram()), inOwnMounts(proxyProgram(), args))
+	p := n.start(filepath.Base(proxyProgram()), n.inOwnMounts(proxyProgram(), args))
 	n.proxies = append(n.proxies, p)
 	return p.ExitCode(), p.Log()
 }
 
-func inOwnMounts(program string, args []string) *exec.Cmd {
-	cmd := exec.Command("sh", append([]string{"-c", ownFiles, "sh", program}, args...)...)
+func (n *Node) inOwnMounts(program string, args []string) *exec.Cmd {
+	cmd := exec.Command("sh", append([]string{"-c", ownFiles, n.runDir, program}, args...)...)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Unshareflags: syscall.CLONE_NEWNS}
 	return cmd
 }

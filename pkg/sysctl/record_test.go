@@ -1,0 +1,113 @@
+package sysctl
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
+)
+
+const forwardKey, markKey = "net/ipv4/ip_forward", "net/ipv4/conf/all/src_valid_mark"
+
+// recorded opens the folder's record as a new process would.
+func recorded(t *testing.T, f *Fake, folder, identity string) *Recorded {
+	t.Helper()
+	r, err := Record(f, folder, identity)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return r
+}
+
+func mustApply(t *testing.T, r *Recorded, changes ...Change) {
+	t.Helper()
+	if failures := r.Apply(changes); len(failures) > 0 {
+		t.Fatal(failures)
+	}
+}
+
+func TestRestore(t *testing.T) {
+	for _, c := range []struct {
+		name   string
+		before string
+		then   func(t *testing.T, f *Fake, open func() *Recorded)
+		want   string
+	}{
+		{"what was changed", "0", func(*testing.T, *Fake, func() *Recorded) {}, "0"},
+		{"what was right already", "1", func(*testing.T, *Fake, func() *Recorded) {}, "1"},
+		{"after a restart that changed nothing", "0", func(t *testing.T, _ *Fake, open func() *Recorded) {
+			mustApply(t, open(), Change{markKey, "1"})
+		}, "0"},
+		{"after a restart with another value", "0", func(t *testing.T, _ *Fake, open func() *Recorded) {
+			mustApply(t, open(), Change{markKey, "2"})
+		}, "0"},
+		{"what somebody set since", "0", func(_ *testing.T, f *Fake, _ func() *Recorded) { f.Set(markKey, "5") }, "5"},
+		{"what somebody set before we set it again", "0", func(t *testing.T, f *Fake, open func() *Recorded) {
+			f.Set(markKey, "5")
+			mustApply(t, open(), Change{markKey, "1"})
+		}, "5"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			f := NewFake(State{markKey: c.before, forwardKey: "0"})
+			folder := t.TempDir()
+			open := func() *Recorded { return recorded(t, f, folder, "me") }
+			mustApply(t, open(), Change{markKey, "1"})
+			c.then(t, f, open)
+			f.Set(forwardKey, "1") // somebody else's
+			if err := open().Restore(); err != nil {
+				t.Fatal(err)
+			}
+			if diff := cmp.Diff(State{markKey: c.want, forwardKey: "1"}, f.Values()); diff != "" {
+				t.Errorf("values (-want +got):\n%s", diff)
+			}
+			if left, _ := filepath.Glob(filepath.Join(folder, "*")); len(left) > 0 {
+				t.Errorf("left behind: %v", left)
+			}
+		})
+	}
+}
+
+// TestRestoreOfAnother has a shared folder hold another node's values.
+func TestRestoreOfAnother(t *testing.T) {
+	f, folder := NewFake(State{markKey: "0"}), t.TempDir()
+	mustApply(t, recorded(t, f, folder, "me"), Change{markKey, "1"})
+	if err := recorded(t, f, folder, "another").Restore(); err != nil {
+		t.Fatal(err)
+	}
+	if got := f.Values()[markKey]; got != "1" {
+		t.Errorf("%s is %s, want it left", markKey, got)
+	}
+}
+
+func TestRestoreIsTriedAgain(t *testing.T) {
+	f, folder := NewFake(State{markKey: "0"}), t.TempDir()
+	mustApply(t, recorded(t, f, folder, "me"), Change{markKey, "1"})
+	f.Refuse = func(Change) error { return unix.EROFS }
+	if err := recorded(t, f, folder, "me").Restore(); !errors.Is(err, unix.EROFS) {
+		t.Errorf("Restore: %v, want EROFS", err)
+	}
+	f.Refuse = nil
+	if err := recorded(t, f, folder, "me").Restore(); err != nil || f.Values()[markKey] != "0" {
+		t.Errorf("Restore: %v, %v", err, f.Values())
+	}
+}
+
+func TestNothingIsWrittenUnrecorded(t *testing.T) {
+	f, folder := NewFake(State{markKey: "0"}), t.TempDir()
+	r := recorded(t, f, folder, "me")
+	if err := os.RemoveAll(folder); err != nil {
+		t.Fatal(err)
+	}
+	if failures := r.Apply([]Change{{markKey, "1"}}); len(failures) != 1 || f.Writes() != 0 {
+		t.Errorf("failures %v, %d writes", failures, f.Writes())
+	}
+}
+
+func TestIdentity(t *testing.T) {
+	if id, err := Identity(); err != nil || id == "" {
+		t.Errorf("%q, %v", id, err)
+	}
+}

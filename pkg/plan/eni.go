@@ -167,7 +167,7 @@ func PathsOf(cfg *Config, n *Node, family ip.Family) Paths {
 	slices.SortFunc(p.ReplyRouted, comparePrefixes)
 	p.ReplyRouted = slices.Compact(p.ReplyRouted)
 	if cfg.SNAT.Mode == SNATAuto || cfg.SNAT.Mode == SNATFWMark {
-		p.Bound = bindings(cfg, &n.Inventory, family, found)
+		p.Bound = bindings(cfg, n, family, found)
 	}
 	return p
 }

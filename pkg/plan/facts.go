@@ -20,6 +20,8 @@ type Node struct {
 	Addresses []netip.Addr   // status.addresses, InternalIP before ExternalIP
 	Inventory routing.Inventory
 	Kernel    Version // of uname(2)
+	// Bound are the interfaces' values in the plans before; see Remember.
+	Bound []Binding
 	// SNATSources are the ENIs' primary addresses by interface, from the
 	// Node's annotation.
 	SNATSources map[string][]netip.Addr

@@ -14,6 +14,7 @@ type NodePart struct {
 	Members []Member // of sets that no Service fills
 	NAT     nat.State
 	Rules   []routing.Rule
+	Bound   []Binding // what the rules are for
 }
 
 // NodeWide plans the node's part.

@@ -2,8 +2,6 @@ package plan
 
 import (
 	"fmt"
-	"math/bits"
-	"slices"
 
 	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
 	"github.com/kube-ipvs/kube-ipvs/pkg/ipset"
@@ -17,52 +15,11 @@ import (
 
 // Binding is an interface that flows can be bound to.
 type Binding struct {
-	Link  string
-	Table int    // of which the default route leaves by it
-	Mark  uint32 // its value, within SNAT.Mark
-}
-
-// bindings gives the main table's interface the first value, and the ENIs
-// those that follow, in the order in which the kernel made them, so that one
-// that is plugged in later changes no other's. ENIs for which the bits do not
-// suffice are not bound.
-func bindings(cfg *Config, inv *routing.Inventory, family ip.Family, found []ENI) []Binding {
-	main := mainLink(inv, family)
-	if len(found) == 0 || main == "" {
-		return nil
-	}
-	found = slices.Clone(found)
-	slices.SortStableFunc(found, func(a, b ENI) int { return linkIndex(inv, a.Link) - linkIndex(inv, b.Link) })
-	out := []Binding{{Link: main, Table: tableMain}}
-	for _, e := range found {
-		out = append(out, Binding{Link: e.Link, Table: e.Table})
-	}
-	out = out[:min(len(out), 1<<bits.OnesCount32(cfg.SNAT.Mark)-1)]
-	for i := range out {
-		out[i].Mark = deposit(uint32(i+1), cfg.SNAT.Mark)
-	}
-	return out
-}
-
-// deposit spreads the low bits of a value over the bits of a mask, lowest
-// first.
-func deposit(value, mask uint32) uint32 {
-	var out uint32
-	for ; mask != 0; mask &= mask - 1 {
-		if value&1 != 0 {
-			out |= mask & -mask
-		}
-		value >>= 1
-	}
-	return out
-}
-
-func linkIndex(inv *routing.Inventory, name string) int {
-	at := slices.IndexFunc(inv.Links, func(l routing.Link) bool { return l.Name == name })
-	if at < 0 {
-		return 0
-	}
-	return inv.Links[at].Index
+	Family ip.Family
+	Link   string
+	Index  int    // the kernel's number of the interface, which outlives its name
+	Table  int    // of which the default route leaves by it
+	Mark   uint32 // its value, within SNAT.Mark
 }
 
 // addReplyRouting adds what the chains below need: a policy rule for each
@@ -86,6 +43,7 @@ func addReplyRouting(part *NodePart, cfg *Config, family ip.Family, paths Paths)
 			Table:    b.Table,
 		})
 	}
+	part.Bound = append(part.Bound, paths.Bound...)
 	for _, p := range paths.ReplyRouted {
 		part.Members = append(part.Members, Member{ReplyRoutedSources.In(family), ipset.Entry{Net: p}})
 	}

@@ -83,12 +83,15 @@ func (p *Proxy) renewNode(ctx context.Context) (plan.Depends, error) {
 	p.node, err = nodeOf(node)
 	p.complainOfNode(ctx, err)
 	p.node.Inventory = inventory
+	p.node.Bound = p.bound
 	p.node.Kernel = p.KernelVersion
 	p.node.BridgeNetfilter = p.BridgeNetfilter()
 	facts := plan.FactsOf(&p.Config, &p.node)
 	changed := plan.Changed(&p.facts, &facts)
 	p.facts = facts
-	if part := plan.NodeWide(&p.Config, &p.node); !reflect.DeepEqual(part, p.nodePart) {
+	part := plan.NodeWide(&p.Config, &p.node)
+	p.bound = plan.Remember(p.bound, part.Bound)
+	if !reflect.DeepEqual(part, p.nodePart) {
 		p.nodePart = part
 		p.applier.SetNode(part)
 	}

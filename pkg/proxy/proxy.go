@@ -69,6 +69,7 @@ type Proxy struct {
 	node     plan.Node
 	facts    plan.Facts
 	nodePart plan.NodePart
+	bound    []plan.Binding // the values of interfaces in all plans so far
 	depends  map[types.NamespacedName]plan.Depends
 	reported map[types.NamespacedName]string // last complaint about each object
 

@@ -1,0 +1,109 @@
+package plan_test
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
+	"github.com/kube-ipvs/kube-ipvs/pkg/plan"
+	"github.com/kube-ipvs/kube-ipvs/pkg/routing"
+)
+
+// eniNode follows a node on which ENIs come and go.
+type eniNode struct {
+	t *testing.T
+	scenario
+}
+
+func newENINode(t *testing.T) *eniNode {
+	n := &eniNode{t: t, scenario: *withNetwork("link eth0 10.0.0.1/24", "default dev eth0 via 10.0.0.254")}
+	n.node.Inventory.Links[0].Index = 1
+	return n
+}
+
+// plug adds an interface, with the index as its table.
+func (n *eniNode) plug(name string, index int) {
+	inv := &n.node.Inventory
+	more := withNetwork("link "+name, fmt.Sprintf("default dev %s via 10.0.%d.254 table %d", name, index, 1000+index),
+		fmt.Sprintf("rule 2000 from 10.0.%d.8 lookup %d", index, 1000+index)).node.Inventory
+	more.Links[0].Index = index
+	inv.Links = append(inv.Links, more.Links...)
+	inv.Defaults = append(inv.Defaults, more.Defaults...)
+	inv.Rules = append(inv.Rules, more.Rules...)
+}
+
+func (n *eniNode) unplug(name string) {
+	inv := &n.node.Inventory
+	inv.Links = slices.DeleteFunc(inv.Links, func(l routing.Link) bool { return l.Name == name })
+	inv.Defaults = slices.DeleteFunc(inv.Defaults, func(r routing.Route) bool { return r.Link == name })
+}
+
+func (n *eniNode) rename(from, to string) {
+	inv := &n.node.Inventory
+	for i := range inv.Links {
+		if inv.Links[i].Name == from {
+			inv.Links[i].Name = to
+		}
+	}
+	for i := range inv.Defaults {
+		if inv.Defaults[i].Link == from {
+			inv.Defaults[i].Link = to
+		}
+	}
+}
+
+// renew plans, and has the rules stand in the kernel.
+func (n *eniNode) renew(want string) {
+	n.t.Helper()
+	part := plan.NodeWide(&n.config, &n.node)
+	n.node.Bound = plan.Remember(n.node.Bound, part.Bound)
+	inv := &n.node.Inventory
+	inv.Rules = slices.DeleteFunc(inv.Rules, func(r routing.Rule) bool { return r.Mask != 0 })
+	inv.Rules = append(inv.Rules, part.Rules...)
+	var got []string
+	for _, b := range part.Bound {
+		if b.Family == ip.IPv4 {
+			got = append(got, fmt.Sprintf("%s %#x", b.Link, b.Mark))
+		}
+	}
+	if text := strings.Join(got, ", "); text != want {
+		n.t.Errorf("bound: %s, want %s", text, want)
+	}
+}
+
+// restart forgets what only the process knew.
+func (n *eniNode) restart() { n.node.Bound = nil }
+
+func TestValuesStay(t *testing.T) {
+	n := newENINode(t)
+	n.plug("eth1", 2)
+	n.plug("eth2", 3)
+	n.plug("eth3", 4)
+	n.renew("eth0 0x20, eth1 0x40, eth2 0x60, eth3 0x1000")
+	n.unplug("eth2")
+	n.renew("eth0 0x20, eth1 0x40, eth3 0x1000")
+	n.restart()
+	n.renew("eth0 0x20, eth1 0x40, eth3 0x1000")
+	n.unplug("eth1")
+	n.rename("eth3", "ens7")
+	n.renew("eth0 0x20, ens7 0x1000")
+}
+
+func TestValuesAreNotReusedAtOnce(t *testing.T) {
+	n := newENINode(t)
+	n.config.SNAT.Mark = 0x60 // three values
+	n.plug("eth1", 2)
+	n.renew("eth0 0x20, eth1 0x40")
+	n.unplug("eth1")
+	n.plug("eth2", 3)
+	n.renew("eth0 0x20, eth2 0x60")
+	n.plug("eth1", 2)
+	n.renew("eth0 0x20, eth1 0x40, eth2 0x60") // the same interface as before
+	n.unplug("eth2")
+	n.plug("eth3", 4)
+	n.renew("eth0 0x20, eth1 0x40, eth3 0x60") // there is no other
+	n.plug("eth4", 5)
+	n.renew("eth0 0x20, eth1 0x40, eth3 0x60") // there is none at all
+}

@@ -3,6 +3,7 @@
 package ipvs
 
 import (
+	"errors"
 	"fmt"
 	"net"
 	"os/exec"
@@ -128,10 +129,79 @@ func TestTimedOutSocket(t *testing.T) {
 	mustApply(t, c, Diff(nil, State{tcp1: service("rr")}))
 }
 
+// TestUnansweredWrite waits for an answer that never comes.
+func TestUnansweredWrite(t *testing.T) {
+	openKernel(t)
+	w, err := newWriter(50 * time.Millisecond)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer w.close()
+	if err := w.answers(1, make([]error, 1)); !errors.Is(err, unix.EAGAIN) {
+		t.Errorf("%v, want %v", err, unix.EAGAIN)
+	}
+}
+
+// TestManyChanges makes more changes than go into one write, of which some
+// are refused: each has its own answer.
+func TestManyChanges(t *testing.T) {
+	c := openKernel(t)
+	var changes []Change
+	for i := range 3*batchSize + 1 {
+		vs := VirtualServer{Scheduler: "rr"}
+		if i%50 == 49 {
+			vs.Scheduler = "nosuch"
+		}
+		changes = append(changes, Change{Op: AddVirtualServer, Key: numbered(i), VirtualServer: vs})
+	}
+	var refused []Key
+	for _, failure := range c.Apply(changes) {
+		refused = append(refused, failure.Change.Key)
+	}
+	if !slices.Equal(refused, []Key{numbered(49), numbered(99), numbered(149)}) {
+		t.Errorf("refused: %v", refused)
+	}
+	state, err := c.Observe()
+	if err != nil || len(state) != len(changes)-len(refused) {
+		t.Errorf("%d virtual servers, %v", len(state), err)
+	}
+}
+
+func numbered(i int) Key {
+	return key(ip.TCP, fmt.Sprintf("10.%d.%d.%d:443", i>>16&255, i>>8&255, i&255))
+}
+
+// BenchmarkApply programs a virtual server with two real servers, by itself and
+// as one of many; BenchmarkLibrary does what Apply did when it used the
+// library's way of writing.
 func BenchmarkApply(b *testing.B) {
-	c := openKernel(b)
+	for _, at := range []int{1, 1000} {
+		b.Run(fmt.Sprint(at), func(b *testing.B) {
+			c := openKernel(b)
+			for i := 0; b.Loop(); {
+				want := State{}
+				for range at {
+					want[numbered(i)] = service("rr", "192.0.2.1:80", "192.0.2.2:80")
+					i++
+				}
+				mustApply(b, c, Diff(nil, want))
+			}
+			b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N*at), "ns/service")
+		})
+	}
+}
+
+func BenchmarkLibrary(b *testing.B) {
+	s := openKernel(b).raw.(*socket)
 	for i := 0; b.Loop(); i++ {
-		k := key(ip.TCP, fmt.Sprintf("10.%d.%d.%d:443", i>>16&255, i>>8&255, i&255))
-		mustApply(b, c, Diff(nil, State{k: service("rr", "192.0.2.1:80", "192.0.2.2:80")}))
+		vs := serviceOf(numbered(i))
+		vs.SchedName, vs.Netmask = "rr", 0xffffffff
+		err := s.handle.NewService(vs)
+		for _, address := range []string{"192.0.2.1", "192.0.2.2"} {
+			err = errors.Join(err, s.handle.NewDestination(vs, &ipvs.Destination{Address: net.ParseIP(address), Port: 80, Weight: 1}))
+		}
+		if err != nil {
+			b.Fatal(err)
+		}
 	}
 }

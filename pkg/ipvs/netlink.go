@@ -6,6 +6,7 @@ import (
 	"net"
 	"net/netip"
 	"os/exec"
+	"slices"
 	"time"
 
 	"github.com/moby/ipvs"
@@ -33,7 +34,7 @@ func New() (*Netlink, error) {
 	if err != nil {
 		return nil, fmt.Errorf("connect to IPVS: %w", err)
 	}
-	return &Netlink{client{raw: &socket{handle, answerTimeout}}}, nil
+	return &Netlink{client{raw: &socket{handle: handle, timeout: answerTimeout}}}, nil
 }
 
 // require makes sure that IPVS is there before the library asks for it: the
@@ -55,10 +56,11 @@ func require() error {
 	return nil
 }
 
-// socket is raw IPVS through a generic netlink socket. It belongs to a
-// client, whose lock it relies on.
+// socket is raw IPVS through generic netlink sockets: the library's, which
+// reads, and one that writes. It belongs to a client, whose lock it relies on.
 type socket struct {
 	handle  *ipvs.Handle // nil after a time-out
+	writer  *writer      // nil before the first change, and after a time-out
 	timeout time.Duration
 }
 
@@ -66,6 +68,10 @@ func (s *socket) close() {
 	if s.handle != nil {
 		s.handle.Close()
 		s.handle = nil
+	}
+	if s.writer != nil {
+		s.writer.close()
+		s.writer = nil
 	}
 }
 
@@ -119,7 +125,7 @@ func (s *socket) services() (map[Key]VirtualServer, error) {
 func (s *socket) destinations(key Key) (map[netip.AddrPort]destination, error) {
 	var list []*ipvs.Destination
 	err := s.call(func(h *ipvs.Handle) (err error) {
-		list, err = h.GetDestinations(serviceOf(key, VirtualServer{}))
+		list, err = h.GetDestinations(serviceOf(key))
 		return err
 	})
 	if err != nil {
@@ -142,36 +148,40 @@ func (s *socket) destinations(key Key) (map[netip.AddrPort]destination, error) {
 // execute gives up on the rest after a time-out: a kernel that hangs is not
 // to be waited for once a change.
 func (s *socket) execute(changes []Change) []error {
-	errs := make([]error, len(changes))
-	for i, c := range changes {
-		errs[i] = s.call(func(h *ipvs.Handle) error { return send(h, c) })
-		if errors.Is(errs[i], unix.ETIMEDOUT) {
-			for j := range errs[i:] {
-				errs[i+j] = errs[i]
-			}
-			break
+	errs := make([]error, 0, len(changes))
+	for batch := range slices.Chunk(changes, batchSize) {
+		answers, err := s.write(batch)
+		if err != nil {
+			answers = slices.Repeat([]error{err}, len(batch))
+		}
+		errs = append(errs, answers...)
+		if errors.Is(err, unix.ETIMEDOUT) {
+			return append(errs, slices.Repeat([]error{err}, len(changes)-len(errs))...)
 		}
 	}
 	return errs
 }
 
-func send(h *ipvs.Handle, c Change) error {
-	service, dest := serviceOf(c.Key, c.VirtualServer), destinationOf(c)
-	switch c.Op {
-	case AddVirtualServer:
-		return h.NewService(service)
-	case UpdateVirtualServer:
-		return h.UpdateService(service)
-	case DeleteVirtualServer:
-		return h.DelService(service)
-	case AddRealServer:
-		return h.NewDestination(service, dest)
-	case UpdateRealServer:
-		return h.UpdateDestination(service, dest)
-	case DeleteRealServer:
-		return h.DelDestination(service, dest)
+// write has one batch carried out. After an error, of which nobody knows which
+// changes it has left undone, the next batch gets a new socket, as in call.
+func (s *socket) write(batch []Change) ([]error, error) {
+	if s.writer == nil {
+		w, err := newWriter(s.timeout)
+		if err != nil {
+			return nil, err
+		}
+		s.writer = w
 	}
-	return unix.EINVAL
+	errs, err := s.writer.write(batch)
+	if err == nil {
+		return errs, nil
+	}
+	s.writer.close()
+	s.writer = nil
+	if errors.Is(err, unix.EAGAIN) {
+		err = fmt.Errorf("no answer from IPVS in %s: %w", s.timeout, unix.ETIMEDOUT)
+	}
+	return nil, err
 }
 
 func (s *socket) timeouts() (Timeouts, error) {
@@ -194,36 +204,16 @@ func (s *socket) setTimeouts(t Timeouts) error {
 func seconds(d time.Duration) uint32    { return uint32(d / time.Second) }
 func duration(sec uint32) time.Duration { return time.Duration(sec) * time.Second }
 
-// serviceOf is a virtual server in the library's form. The persistence
-// granularity (Netmask) is one client address. For IPv4 it is a mask, for
-// IPv6 a prefix length.
-func serviceOf(key Key, vs VirtualServer) *ipvs.Service {
-	s := &ipvs.Service{
-		FWMark:        key.FWMark,
-		SchedName:     vs.Scheduler,
-		Flags:         uint32(vs.Flags),
-		Timeout:       vs.Timeout,
-		AddressFamily: unix.AF_INET,
-		Netmask:       0xffffffff,
-	}
+// serviceOf names a virtual server in the library's form.
+func serviceOf(key Key) *ipvs.Service {
+	s := &ipvs.Service{FWMark: key.FWMark, AddressFamily: unix.AF_INET}
 	if key.Family() == ip.IPv6 {
-		s.AddressFamily, s.Netmask = unix.AF_INET6, 128
+		s.AddressFamily = unix.AF_INET6
 	}
 	if key.FWMark == 0 {
 		s.Protocol, s.Address, s.Port = uint16(key.Protocol), net.IP(key.Addr.AsSlice()), key.Port
 	}
 	return s
-}
-
-// destinationOf is a change's real server in the library's form. Thresholds
-// of connections are not used.
-func destinationOf(c Change) *ipvs.Destination {
-	return &ipvs.Destination{
-		Address:         net.IP(c.Dest.Addr().AsSlice()),
-		Port:            c.Dest.Port(),
-		Weight:          c.RealServer.Weight,
-		ConnectionFlags: ipvs.ConnectionFlagMasq,
-	}
 }
 
 func keyOf(s *ipvs.Service) (Key, error) {

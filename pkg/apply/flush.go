@@ -109,10 +109,10 @@ func (f *flush) memberDone(c ipset.Change) {
 		return
 	}
 	if entries == nil {
-		entries = map[ipset.Entry]struct{}{}
+		entries = map[ipset.Entry]uint32{}
 		f.have.sets[m.Set] = ipset.Contents{Set: c.Set, Entries: entries}
 	}
-	entries[m.Entry] = struct{}{}
+	entries[m.Entry] = c.Mark
 }
 
 // flushAddresses binds VIPs, but for the blocked ones, and unbinds those that

@@ -73,7 +73,7 @@ func (f *flush) flushSets() {
 		}
 	}
 	settle(changes, f.kernel.IPSet.Apply, func(c ipset.Change) {
-		f.have.sets[c.Set.Name] = ipset.Contents{Set: c.Set, Entries: map[ipset.Entry]struct{}{}}
+		f.have.sets[c.Set.Name] = ipset.Contents{Set: c.Set, Entries: map[ipset.Entry]uint32{}}
 	}, func(_ ipset.Change, err error) { f.fail(nil, err) })
 }
 

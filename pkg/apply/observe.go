@@ -202,8 +202,8 @@ func (a *Applier) adoptSets(o *Observation, t *touched) {
 		if !ok {
 			continue // the set is gone, and with it what was written
 		}
-		if _, there := before[m.Set].Entries[m.Entry]; there {
-			set.Entries[m.Entry] = struct{}{}
+		if mark, there := before[m.Set].Entries[m.Entry]; there {
+			set.Entries[m.Entry] = mark
 		} else {
 			delete(set.Entries, m.Entry)
 		}

@@ -21,19 +21,22 @@ const (
 // What the library does not name, of <linux/netfilter/ipset/ip_set.h>.
 const flagNoMatch = 1 << 2 // IPSET_FLAG_NOMATCH of a member
 
+// wholeMark is the mask under which a member's mark is written on a packet.
+const wholeMark = 0xffffffff
+
 func nameAttr(name string) *nl.RtAttr {
 	return nl.NewRtAttr(nl.IPSET_ATTR_SETNAME, nl.ZeroTerminated(name))
 }
 
 // entryAttr is a member in the kernel's form. Which attributes there are
 // follows from the set's type.
-func entryAttr(t Type, e Entry) *nl.RtAttr {
+func entryAttr(t Type, e Entry, mark uint32) *nl.RtAttr {
 	data := nl.NewRtAttr(nl.IPSET_ATTR_DATA|nested, nil)
 	switch t {
 	case HashNet:
 		data.AddChild(addrAttr(nl.IPSET_ATTR_IP, e.Net.Addr()))
 		data.AddRtAttr(nl.IPSET_ATTR_CIDR, nl.Uint8Attr(uint8(e.Net.Bits())))
-	case HashIP, HashIPPort, HashIPPortIP, HashIPPortNet:
+	case HashIP, HashIPPort, HashIPPortMark, HashIPPortIP, HashIPPortNet:
 		data.AddChild(addrAttr(nl.IPSET_ATTR_IP, e.Addr))
 	}
 	switch t {
@@ -45,11 +48,14 @@ func entryAttr(t Type, e Entry) *nl.RtAttr {
 		data.AddRtAttr(nl.IPSET_ATTR_CIDR2, nl.Uint8Attr(uint8(e.Net.Bits())))
 	}
 	switch t {
-	case HashIPPort, HashIPPortIP, HashIPPortNet:
+	case HashIPPort, HashIPPortMark, HashIPPortIP, HashIPPortNet:
 		data.AddRtAttr(nl.IPSET_ATTR_PROTO, nl.Uint8Attr(uint8(e.Protocol)))
 		data.AddRtAttr(nl.IPSET_ATTR_PORT|netOrder, nl.BEUint16Attr(e.Port))
 	case BitmapPort:
 		data.AddRtAttr(nl.IPSET_ATTR_PORT|netOrder, nl.BEUint16Attr(e.Port))
+	}
+	if mark != 0 {
+		data.AddRtAttr(nl.IPSET_ATTR_SKBMARK|netOrder, binary.BigEndian.AppendUint64(nil, uint64(mark)<<32|wholeMark))
 	}
 	return data
 }
@@ -96,7 +102,7 @@ func parseListings(messages [][]byte) ([]listing, error) {
 }
 
 func parseHeader(attributes attributes) (listing, error) {
-	set := listing{Contents: Contents{Entries: map[Entry]struct{}{}}}
+	set := listing{Contents: Contents{Entries: map[Entry]uint32{}}}
 	set.Name = unix.ByteSliceToString(attributes[nl.IPSET_ATTR_SETNAME])
 	set.Type = Type(unix.ByteSliceToString(attributes[nl.IPSET_ATTR_TYPENAME]))
 	if family := attributes[nl.IPSET_ATTR_FAMILY]; len(family) == 1 {
@@ -106,8 +112,9 @@ func parseHeader(attributes attributes) (listing, error) {
 	if err != nil {
 		return listing{}, err
 	}
-	if maxElem := options[nl.IPSET_ATTR_MAXELEM]; len(maxElem) == 4 {
-		set.maxElem = binary.BigEndian.Uint32(maxElem)
+	set.maxElem = number(options[nl.IPSET_ATTR_MAXELEM])
+	if number(options[nl.IPSET_ATTR_CADT_FLAGS])&nl.IPSET_FLAG_WITH_SKBINFO != 0 && set.Type+withMarks == HashIPPortMark {
+		set.Type = HashIPPortMark
 	}
 	return set, nil
 }
@@ -128,16 +135,32 @@ func (l *listing) parseMembers(data []byte) error {
 		if err != nil {
 			return err
 		}
-		if flags := attributes[nl.IPSET_ATTR_CADT_FLAGS]; len(flags) == 4 && binary.BigEndian.Uint32(flags)&flagNoMatch != 0 {
+		if number(attributes[nl.IPSET_ATTR_CADT_FLAGS])&flagNoMatch != 0 {
 			continue
 		}
 		entry, err := parseEntry(l.Type, used, attributes)
 		if err != nil {
 			return err
 		}
-		l.Entries[entry] = struct{}{}
+		l.Entries[entry] = parseMark(attributes[nl.IPSET_ATTR_SKBMARK])
 	}
 	return nil
+}
+
+// number is a 32-bit attribute, or 0 if it is not there.
+func number(data []byte) uint32 {
+	if len(data) != 4 {
+		return 0
+	}
+	return binary.BigEndian.Uint32(data)
+}
+
+// parseMark takes no notice of a mark under another mask: it is none of ours.
+func parseMark(data []byte) uint32 {
+	if len(data) != 8 || uint32(binary.BigEndian.Uint64(data)) != wholeMark {
+		return 0
+	}
+	return uint32(binary.BigEndian.Uint64(data) >> 32)
 }
 
 func parseEntry(t Type, used fields, attributes attributes) (e Entry, err error) {

@@ -34,8 +34,9 @@ type raw interface {
 	// swap exchanges the members of two sets of one make; references stay
 	// with the names.
 	swap(name, other string) error
-	// add succeeds if the member is there; the set being full is ErrFull.
-	add(Set, Entry) error
+	// add succeeds if the member is there, and then replaces its mark; the set
+	// being full is ErrFull.
+	add(Set, Entry, uint32) error
 	// remove succeeds if the member is not there.
 	remove(Set, Entry) error
 	close()
@@ -155,7 +156,7 @@ func (c *client) apply(change Change) error {
 	case DestroySet:
 		return gone(c.raw.destroy(change.Set.Name))
 	case AddEntry:
-		return c.add(change.Set, change.Entry)
+		return c.add(change)
 	default: // check lets nothing else pass
 		return gone(c.raw.remove(change.Set, change.Entry))
 	}
@@ -167,7 +168,7 @@ func (c *client) create(set Set) error {
 		return err
 	}
 	there, err := c.one(set.Name, false)
-	if err != nil || there.Set == set {
+	if err != nil || there.fits(set) {
 		return err
 	}
 	if err := gone(c.raw.destroy(set.Name)); err != nil {
@@ -176,15 +177,16 @@ func (c *client) create(set Set) error {
 	return c.raw.create(set, defaultMaxElem)
 }
 
-func (c *client) add(set Set, entry Entry) error {
-	err := c.raw.add(set, entry)
+func (c *client) add(change Change) error {
+	set := change.Set
+	err := c.raw.add(set, change.Entry, change.Mark)
 	if !errors.Is(err, ErrFull) || set.Type == BitmapPort {
 		return err
 	}
 	if err := c.grow(set); err != nil {
 		return fmt.Errorf("%w, and cannot be grown: %w", ErrFull, err)
 	}
-	return c.raw.add(set, entry)
+	return c.raw.add(set, change.Entry, change.Mark)
 }
 
 // grow doubles a set's capacity. A temporary set that was left behind by a
@@ -204,8 +206,8 @@ func (c *client) grow(set Set) error {
 	// Whichever of the two sets has the temporary name in the end is not
 	// needed. Should it stay, Observe shows it.
 	defer func() { _ = c.raw.destroy(temporary.Name) }()
-	for entry := range full.Entries {
-		if err := c.raw.add(temporary, entry); err != nil {
+	for entry, mark := range full.Entries {
+		if err := c.raw.add(temporary, entry, mark); err != nil {
 			return err
 		}
 	}
@@ -224,6 +226,12 @@ func gone(err error) error {
 		return nil
 	}
 	return err
+}
+
+// fits tells whether a set can be used as one of another make. It can have
+// extensions that are not asked for.
+func (s Set) fits(as Set) bool {
+	return s == as || s.Name == as.Name && s.Family == as.Family && s.Type == as.Type+withMarks
 }
 
 // kind is a set's type and family in words.
@@ -246,7 +254,12 @@ func (c Change) check() error {
 	case CreateSet:
 		_, err := c.Set.fields()
 		return err
-	case AddEntry, DeleteEntry:
+	case AddEntry:
+		if (c.Mark != 0) != c.Set.Type.hasMarks() {
+			return fmt.Errorf("mark %#x of a member of a %s: %w", c.Mark, c.Set.kind(), unix.EINVAL)
+		}
+		return c.Set.checkEntry(c.Entry)
+	case DeleteEntry:
 		return c.Set.checkEntry(c.Entry)
 	}
 	return fmt.Errorf("unknown operation: %w", unix.EINVAL)
@@ -259,12 +272,13 @@ type fields struct{ addr, port, protocol, addr2, net bool }
 // type cannot have.
 func (s Set) fields() (fields, error) {
 	used, ok := map[Type]fields{
-		HashIP:        {addr: true},
-		HashNet:       {net: true},
-		HashIPPort:    {addr: true, port: true, protocol: true},
-		HashIPPortIP:  {addr: true, port: true, protocol: true, addr2: true},
-		HashIPPortNet: {addr: true, port: true, protocol: true, net: true},
-		BitmapPort:    {port: true},
+		HashIP:         {addr: true},
+		HashNet:        {net: true},
+		HashIPPort:     {addr: true, port: true, protocol: true},
+		HashIPPortMark: {addr: true, port: true, protocol: true},
+		HashIPPortIP:   {addr: true, port: true, protocol: true, addr2: true},
+		HashIPPortNet:  {addr: true, port: true, protocol: true, net: true},
+		BitmapPort:     {port: true},
 	}[s.Type]
 	if !ok {
 		return fields{}, fmt.Errorf("set type %q: %w", s.Type, unix.EINVAL)

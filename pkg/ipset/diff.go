@@ -33,7 +33,7 @@ func Diff(have, want State) []Change {
 
 // DiffEntries lists the changes that lead from have to want in one set that
 // is there: first members are added, then deleted.
-func DiffEntries(set Set, have, want map[Entry]struct{}) []Change {
+func DiffEntries(set Set, have, want map[Entry]uint32) []Change {
 	var p phases
 	p.entries(set, have, want)
 	return p.changes()
@@ -49,7 +49,7 @@ func (p *phases) changes() []Change {
 }
 
 func (p *phases) set(have, want Contents) {
-	if have.Set == want.Set {
+	if have.fits(want.Set) {
 		p.entries(want.Set, have.Entries, want.Entries)
 		return
 	}
@@ -57,25 +57,21 @@ func (p *phases) set(have, want Contents) {
 	p.entries(want.Set, nil, want.Entries)
 }
 
-func (p *phases) entries(set Set, have, want map[Entry]struct{}) {
-	for _, e := range missing(have, want) {
-		p.adds = append(p.adds, Change{Op: AddEntry, Set: set, Entry: e})
+func (p *phases) entries(set Set, have, want map[Entry]uint32) {
+	for _, e := range sorted(want) {
+		if mark, there := have[e]; !there || mark != want[e] {
+			p.adds = append(p.adds, Change{Op: AddEntry, Set: set, Entry: e, Mark: want[e]})
+		}
 	}
-	for _, e := range missing(want, have) {
-		p.deletes = append(p.deletes, Change{Op: DeleteEntry, Set: set, Entry: e})
+	for _, e := range sorted(have) {
+		if _, wanted := want[e]; !wanted {
+			p.deletes = append(p.deletes, Change{Op: DeleteEntry, Set: set, Entry: e})
+		}
 	}
 }
 
-// missing lists what is in b and not in a.
-func missing(a, b map[Entry]struct{}) []Entry {
-	var list []Entry
-	for e := range b {
-		if _, ok := a[e]; !ok {
-			list = append(list, e)
-		}
-	}
-	slices.SortFunc(list, Entry.Compare)
-	return list
+func sorted(entries map[Entry]uint32) []Entry {
+	return slices.SortedFunc(maps.Keys(entries), Entry.Compare)
 }
 
 // Compare orders entries by their fields, as these stand in Entry.
@@ -104,8 +100,8 @@ func (s State) String() string {
 	for _, name := range sortedNames(s) {
 		contents := s[name]
 		fmt.Fprintf(&b, "create %s %s %s\n", name, contents.Type, contents.options())
-		for _, e := range missing(nil, contents.Entries) {
-			fmt.Fprintf(&b, "add %s %s\n", name, e)
+		for _, e := range sorted(contents.Entries) {
+			fmt.Fprintf(&b, "add %s %s\n", name, withMark(e, contents.Entries[e]))
 		}
 	}
 	return b.String()

@@ -37,6 +37,14 @@ func TestDiff(t *testing.T) {
 			},
 		},
 		{
+			name: "marks",
+			have: state(contents(marks4, "10.0.0.1,tcp:1 0x9", "10.0.0.2,tcp:1 0xb", "10.0.0.3,tcp:1 0xd")),
+			want: state(contents(marks4, "10.0.0.1,tcp:1 0x9", "10.0.0.2,tcp:1 0x19")),
+			changes: []string{
+				"add 10.0.0.2,tcp:1 skbmark 0x19 to set marks", "delete 10.0.0.3,tcp:1 from set marks",
+			},
+		},
+		{
 			name:    "another type: all anew",
 			have:    state(contents(vips4, "10.0.0.1,tcp:1")),
 			want:    state(contents(Set{"vips", HashNet, ip.IPv4}, "10.0.0.0/8")),

@@ -23,6 +23,7 @@ const (
 	ErrNoOtherSet   Error = 4101 // the second set to swap is not there
 	ErrTypeMismatch Error = 4102 // sets to swap are of different makes
 	ErrInvalidCIDR  Error = 4104 // a /0, which no set can hold
+	ErrNoMarks      Error = 4114 // a mark for a member of a set without
 	ErrFull         Error = 4352 // of a bitmap: port outside its range
 	ErrNullElement  Error = 4353 // the unspecified address
 	ErrInvalidProto Error = 4354
@@ -47,6 +48,8 @@ func (e Error) Error() string {
 		return "sets are of different types or families"
 	case ErrInvalidCIDR:
 		return "invalid prefix length (no set can hold a /0)"
+	case ErrNoMarks:
+		return "the set's members carry no marks"
 	case ErrFull:
 		return "set is full"
 	case ErrNullElement:
@@ -80,5 +83,5 @@ func explain(c Change, err error) error {
 // module is the kernel module of a set type: ip_set_hash_ipport of
 // hash:ip,port.
 func module(t Type) string {
-	return "ip_set_" + strings.NewReplacer(":", "_", ",", "").Replace(string(t))
+	return "ip_set_" + strings.NewReplacer(":", "_", ",", "").Replace(t.kernel())
 }

@@ -127,7 +127,7 @@ func (k *fakeKernel) list(name string, members bool) ([]listing, error) {
 		if members {
 			set.Entries = maps.Clone(set.Entries)
 		} else {
-			set.Entries = map[Entry]struct{}{}
+			set.Entries = map[Entry]uint32{}
 		}
 		sets = append(sets, set)
 	}
@@ -146,7 +146,7 @@ func (k *fakeKernel) create(set Set, maxElem uint32) error {
 	if _, err := set.fields(); err != nil {
 		return ErrNoType
 	}
-	k.sets[set.Name] = listing{Contents{set, map[Entry]struct{}{}}, maxElem}
+	k.sets[set.Name] = listing{Contents{set, map[Entry]uint32{}}, maxElem}
 	return nil
 }
 
@@ -177,7 +177,7 @@ func (k *fakeKernel) swap(name, other string) error {
 	if !there {
 		return ErrNoOtherSet
 	}
-	if a.Type != b.Type || a.Family != b.Family {
+	if a.Type.kernel() != b.Type.kernel() || a.Family != b.Family {
 		return ErrTypeMismatch
 	}
 	a.Name, b.Name = b.Name, a.Name
@@ -185,8 +185,8 @@ func (k *fakeKernel) swap(name, other string) error {
 	return nil
 }
 
-func (k *fakeKernel) add(set Set, e Entry) error {
-	if err := k.refuse(Change{Op: AddEntry, Set: set, Entry: e}); err != nil {
+func (k *fakeKernel) add(set Set, e Entry, mark uint32) error {
+	if err := k.refuse(Change{Op: AddEntry, Set: set, Entry: e, Mark: mark}); err != nil {
 		return err
 	}
 	k.mu.Lock()
@@ -198,7 +198,10 @@ func (k *fakeKernel) add(set Set, e Entry) error {
 	if _, member := there.Entries[e]; !member && there.Type != BitmapPort && len(there.Entries) >= int(there.maxElem) {
 		return ErrFull
 	}
-	there.Entries[e] = struct{}{}
+	if mark != 0 && !there.Type.hasMarks() {
+		return ErrNoMarks
+	}
+	there.Entries[e] = mark
 	return nil
 }
 

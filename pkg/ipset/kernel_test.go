@@ -80,6 +80,9 @@ func TestSave(t *testing.T) {
 	for _, line := range []string{
 		"create vips hash:ip,port family inet hashsize 1024 maxelem 65536",
 		"add vips 10.96.0.1,tcp:443",
+		"create marks hash:ip,port family inet hashsize 1024 maxelem 65536 skbinfo",
+		"add marks 10.96.0.1,tcp:443 skbmark 0x9\n",
+		"add marks6 fd00:96::1,udp:53 skbmark 0x400b\n",
 		"create ports bitmap:port range 0-65535",
 		"add ports 30000",
 		"add ranges6 fd00::1,tcp:80,2001:db8::/32",
@@ -105,11 +108,12 @@ add macs 00:11:22:33:44:55
 `, "ipset", "restore")
 	want := state(contents(vips4, "10.0.0.1,tcp:1"), contents(nets4, "10.0.0.0/8"), contents(ports, "1", "2", "3"))
 	mustApply(t, c, Diff(nil, want))
+	want["vips"] = contents(Set{"vips", HashIPPortMark, ip.IPv4}, "10.0.0.1,tcp:1") // none of whose marks is ours
 	want["macs"] = Contents{Set: Set{"macs", "hash:mac", 0}}
 	wantState(t, c, want)
 	add := Change{Op: AddEntry, Set: nets4, Entry: entry("10.1.0.0/16")}
 	mustApply(t, c, []Change{add})
-	want["nets"].Entries[add.Entry] = struct{}{}
+	want["nets"].Entries[add.Entry] = 0
 	wantState(t, c, want)
 	mustApply(t, c, []Change{{Op: DestroySet, Set: Set{Name: "macs"}}})
 }
@@ -118,9 +122,9 @@ add macs 00:11:22:33:44:55
 // many messages.
 func TestManyMembers(t *testing.T) {
 	c := openKernel(t)
-	want := Contents{Set: vips4, Entries: map[Entry]struct{}{}}
+	want := Contents{Set: vips4, Entries: map[Entry]uint32{}}
 	for i := range uint32(defaultMaxElem + 10) {
-		want.Entries[many(i)] = struct{}{}
+		want.Entries[many(i)] = 0
 	}
 	mustApply(t, c, Diff(nil, state(want)))
 	got, err := c.Observe(nil)

@@ -14,7 +14,8 @@ import (
 
 // Only the library's sockets and attributes are used, not its calls for sets:
 // these send a protocol with each port, which a bitmap refuses; they cannot
-// list names or headers alone; they print what they do not know; and they
+// list names or headers alone; of marks they read and write only the sets'
+// flag, not the members' values; they print what they do not know; and they
 // panic at any error that is not an errno, an interrupted dump among them.
 
 // answerTimeout bounds one request. Creating a set can load its type's
@@ -32,6 +33,7 @@ const (
 // of later ones is used.
 var revisions = map[Type]uint8{
 	HashIP: 0, HashNet: 0, HashIPPort: 1, HashIPPortIP: 1, HashIPPortNet: 2, BitmapPort: 0,
+	HashIPPortMark: 5,
 }
 
 // Netlink programs the sets of the network namespace in which it was made.
@@ -110,11 +112,14 @@ func (s *socket) create(set Set, maxElem uint32) error {
 		options.AddRtAttr(nl.IPSET_ATTR_HASHSIZE|netOrder, nl.BEUint32Attr(hashSize))
 		options.AddRtAttr(nl.IPSET_ATTR_MAXELEM|netOrder, nl.BEUint32Attr(maxElem))
 	}
+	if set.Type.hasMarks() {
+		options.AddRtAttr(nl.IPSET_ATTR_CADT_FLAGS|netOrder, nl.BEUint32Attr(nl.IPSET_FLAG_WITH_SKBINFO))
+	}
 	// NLM_F_EXCL, as the kernel compares more than the make with a set that
 	// is there.
 	_, err := s.request(nl.IPSET_CMD_CREATE, unix.NLM_F_ACK|unix.NLM_F_CREATE|unix.NLM_F_EXCL,
 		nameAttr(set.Name),
-		nl.NewRtAttr(nl.IPSET_ATTR_TYPENAME, nl.ZeroTerminated(string(set.Type))),
+		nl.NewRtAttr(nl.IPSET_ATTR_TYPENAME, nl.ZeroTerminated(set.Type.kernel())),
 		nl.NewRtAttr(nl.IPSET_ATTR_REVISION, nl.Uint8Attr(revisions[set.Type])),
 		nl.NewRtAttr(nl.IPSET_ATTR_FAMILY, nl.Uint8Attr(familyNumber(set.Family))),
 		options)
@@ -134,14 +139,14 @@ func (s *socket) swap(name, other string) error {
 }
 
 // Without NLM_F_EXCL the kernel takes a member that is there as added.
-func (s *socket) add(set Set, e Entry) error {
-	_, err := s.request(nl.IPSET_CMD_ADD, unix.NLM_F_ACK, nameAttr(set.Name), entryAttr(set.Type, e))
+func (s *socket) add(set Set, e Entry, mark uint32) error {
+	_, err := s.request(nl.IPSET_CMD_ADD, unix.NLM_F_ACK, nameAttr(set.Name), entryAttr(set.Type, e, mark))
 	return err
 }
 
 // Without NLM_F_EXCL the kernel takes a member that is not there as removed.
 func (s *socket) remove(set Set, e Entry) error {
-	_, err := s.request(nl.IPSET_CMD_DEL, unix.NLM_F_ACK, nameAttr(set.Name), entryAttr(set.Type, e))
+	_, err := s.request(nl.IPSET_CMD_DEL, unix.NLM_F_ACK, nameAttr(set.Name), entryAttr(set.Type, e, 0))
 	return err
 }
 

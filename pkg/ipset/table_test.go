@@ -42,6 +42,8 @@ var (
 	nets6   = Set{"nets6", HashNet, ip.IPv6}
 	vips4   = Set{"vips", HashIPPort, ip.IPv4}
 	vips6   = Set{"vips6", HashIPPort, ip.IPv6}
+	marks4  = Set{"marks", HashIPPortMark, ip.IPv4}
+	marks6  = Set{"marks6", HashIPPortMark, ip.IPv6}
 	loops4  = Set{"loops", HashIPPortIP, ip.IPv4}
 	loops6  = Set{"loops6", HashIPPortIP, ip.IPv6}
 	ranges4 = Set{"ranges", HashIPPortNet, ip.IPv4}
@@ -72,10 +74,18 @@ func entry(s string) Entry {
 	return e
 }
 
+// marked reads an entry and its mark: "10.96.0.1,tcp:443 0x9", or without.
+func marked(s string) (e Entry, mark uint32) {
+	s, number, _ := strings.Cut(s, " ")
+	fmt.Sscan(number, &mark)
+	return entry(s), mark
+}
+
 func contents(set Set, entries ...string) Contents {
-	c := Contents{Set: set, Entries: map[Entry]struct{}{}}
+	c := Contents{Set: set, Entries: map[Entry]uint32{}}
 	for _, s := range entries {
-		c.Entries[entry(s)] = struct{}{}
+		e, mark := marked(s)
+		c.Entries[e] = mark
 	}
 	return c
 }
@@ -94,6 +104,7 @@ func everything() State {
 		contents(addrs4, "10.96.0.1", "10.96.0.2"), contents(addrs6, "fd00:96::1"),
 		contents(nets4, "10.0.0.0/8", "192.0.2.1/32"), contents(nets6, "2001:db8::/32", "2001:db8::1/128"),
 		contents(vips4, "10.96.0.1,tcp:443", "10.96.0.1,udp:53", "10.96.0.1,sctp:53"), contents(vips6, "fd00:96::1,udp:53"),
+		contents(marks4, "10.96.0.1,tcp:443 0x9", "10.96.0.1,sctp:443 0xffffffff"), contents(marks6, "fd00:96::1,udp:53 0x400b"),
 		contents(loops4, "192.0.2.1,tcp:80,192.0.2.1"), contents(loops6, "2001:db8::1,tcp:80,2001:db8::1"),
 		contents(ranges4, "203.0.113.1,tcp:80,10.0.0.0/8", "203.0.113.1,tcp:80,192.0.2.1/32"), contents(ranges6, "fd00::1,tcp:80,2001:db8::/32"),
 		contents(ports, "0", "30000", "65535"),
@@ -102,8 +113,9 @@ func everything() State {
 
 // testErrnos asks the raw side: what the kernel itself answers.
 func testErrnos(t *testing.T, open func(testing.TB) (*client, references)) {
-	add := func(set Set, e string) func(raw) error {
-		return func(r raw) error { return r.add(set, entry(e)) }
+	add := func(set Set, text string) func(raw) error {
+		e, mark := marked(text)
+		return func(r raw) error { return r.add(set, e, mark) }
 	}
 	remove := func(set Set, e string) func(raw) error {
 		return func(r raw) error { return r.remove(set, entry(e)) }
@@ -126,6 +138,8 @@ func testErrnos(t *testing.T, open func(testing.TB) (*client, references)) {
 		{"add to what is not there", add(renamed(vips4, "none"), "10.0.0.1,tcp:1"), unix.ENOENT},
 		{"remove from what is not there", remove(renamed(vips4, "none"), "10.0.0.1,tcp:1"), unix.ENOENT},
 		{"add what is there", add(vips4, "10.96.0.1,tcp:443"), nil},
+		{"add what is there, with another mark", add(marks4, "10.96.0.1,tcp:443 0xb"), nil},
+		{"a mark where members have none", add(vips4, "10.96.0.1,tcp:443 0xb"), ErrNoMarks},
 		{"add a port that is there", add(ports, "30000"), nil},
 		{"remove what is not there", remove(vips4, "10.96.0.9,tcp:443"), nil},
 		{"remove a port that is not there", remove(ports, "30001"), nil},
@@ -182,7 +196,7 @@ func testApply(t *testing.T, open func(testing.TB) (*client, references)) {
 	change := func(op Op, set Set, e string) Change {
 		c := Change{Op: op, Set: set}
 		if e != "" {
-			c.Entry = entry(e)
+			c.Entry, c.Mark = marked(e)
 		}
 		return c
 	}
@@ -206,6 +220,19 @@ func testApply(t *testing.T, open func(testing.TB) (*client, references)) {
 			name:    "another type is replaced",
 			changes: []Change{change(CreateSet, net4("vips"), ""), change(AddEntry, net4("vips"), "10.0.0.0/8")},
 			want:    state(contents(net4("vips"), "10.0.0.0/8")),
+		},
+		{
+			name: "marks",
+			changes: []Change{
+				change(CreateSet, marks4, ""), change(AddEntry, marks4, "10.0.0.1,tcp:1 0x9"), change(AddEntry, marks4, "10.0.0.2,tcp:1 0xd"),
+				change(AddEntry, marks4, "10.0.0.3,tcp:1 0x19"), change(AddEntry, marks4, "10.0.0.1,tcp:1 0xb"), change(DeleteEntry, marks4, "10.0.0.2,tcp:1"),
+			},
+			want: state(before, contents(marks4, "10.0.0.1,tcp:1 0xb", "10.0.0.3,tcp:1 0x19")),
+		},
+		{
+			name:    "what has no marks is replaced by what has",
+			changes: []Change{change(CreateSet, Set{"vips", HashIPPortMark, ip.IPv4}, ""), change(AddEntry, Set{"vips", HashIPPortMark, ip.IPv4}, "10.0.0.1,tcp:1 0x9")},
+			want:    state(contents(Set{"vips", HashIPPortMark, ip.IPv4}, "10.0.0.1,tcp:1 0x9")),
 		},
 		{
 			name:    "another family is replaced",
@@ -234,13 +261,15 @@ func testApply(t *testing.T, open func(testing.TB) (*client, references)) {
 				change(AddEntry, vips4, "10.0.0.1,tcp:1,10.0.0.1"),
 				change(AddEntry, net4("vips"), "10.0.0.1/8"),
 				change(AddEntry, net4("vips"), "0.0.0.0/0"),
+				change(AddEntry, vips4, "10.0.0.1,tcp:1 0x9"),
+				change(AddEntry, Set{"vips", HashIPPortMark, ip.IPv4}, "10.0.0.1,tcp:1"),
 				{Op: 77, Set: vips4},
 				change(AddEntry, vips4, "10.0.0.2,tcp:2"),
 				change(CreateSet, Set{strings.Repeat("x", 31), HashIP, ip.IPv4}, ""),
 			},
 			fail: []error{
 				unix.EINVAL, unix.EINVAL, unix.EINVAL, unix.EINVAL, unix.EINVAL, unix.ENOENT, unix.EINVAL, unix.EINVAL,
-				unix.EINVAL, unix.EINVAL, unix.EINVAL, unix.EINVAL, unix.EINVAL, ErrInvalidCIDR, unix.EINVAL,
+				unix.EINVAL, unix.EINVAL, unix.EINVAL, unix.EINVAL, unix.EINVAL, ErrInvalidCIDR, unix.EINVAL, unix.EINVAL, unix.EINVAL,
 			},
 			want: state(contents(vips4, "10.0.0.1,tcp:1", "10.0.0.2,tcp:2"), contents(Set{strings.Repeat("x", 31), HashIP, ip.IPv4})),
 		},
@@ -284,7 +313,7 @@ func testInUse(t *testing.T, open func(testing.TB) (*client, references)) {
 // testGrow fills sets to their brim.
 func testGrow(t *testing.T, open func(testing.TB) (*client, references)) {
 	long := Set{strings.Repeat("x", maxNameLength), HashIPPort, ip.IPv4}
-	for _, set := range []Set{vips4, long} {
+	for _, set := range []Set{vips4, long, marks4} {
 		c, refs := open(t)
 		if err := c.raw.create(set, 4); err != nil {
 			t.Fatal(err)
@@ -292,12 +321,16 @@ func testGrow(t *testing.T, open func(testing.TB) (*client, references)) {
 		refs.Reference(set.Name)
 		leftover := set
 		leftover.Name = temporaryName(set.Name)
-		mustApply(t, c, Diff(nil, state(contents(leftover, "10.9.9.9,tcp:9"))))
+		var mark uint32
+		if set.Type.hasMarks() {
+			mark = 0x9
+		}
+		mustApply(t, c, []Change{{Op: CreateSet, Set: leftover}, {Op: AddEntry, Set: leftover, Entry: entry("10.9.9.9,tcp:9"), Mark: mark}})
 		want := contents(set)
 		for i := range 20 {
 			e := entry(fmt.Sprintf("10.0.0.%d,udp:53", i))
-			want.Entries[e] = struct{}{}
-			mustApply(t, c, []Change{{Op: AddEntry, Set: set, Entry: e}})
+			want.Entries[e] = mark
+			mustApply(t, c, []Change{{Op: AddEntry, Set: set, Entry: e, Mark: mark}})
 		}
 		wantState(t, c, state(want))
 		sets, err := c.raw.list(set.Name, false)

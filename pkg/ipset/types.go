@@ -5,6 +5,7 @@ package ipset
 import (
 	"fmt"
 	"net/netip"
+	"strings"
 
 	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
 	"github.com/kube-ipvs/kube-ipvs/pkg/kernel"
@@ -15,13 +16,25 @@ type Type string
 
 // The types in use.
 const (
-	HashIP        Type = "hash:ip"
-	HashNet       Type = "hash:net"
-	HashIPPort    Type = "hash:ip,port"
-	HashIPPortIP  Type = "hash:ip,port,ip"
-	HashIPPortNet Type = "hash:ip,port,net"
-	BitmapPort    Type = "bitmap:port" // ports 0 to 65535, no protocol
+	HashIP     Type = "hash:ip"
+	HashNet    Type = "hash:net"
+	HashIPPort Type = "hash:ip,port"
+	// HashIPPortMark is hash:ip,port of which each member carries a mark, that
+	// "-j SET --map-mark" writes on packets.
+	HashIPPortMark Type = "hash:ip,port" + withMarks
+	HashIPPortIP   Type = "hash:ip,port,ip"
+	HashIPPortNet  Type = "hash:ip,port,net"
+	BitmapPort     Type = "bitmap:port" // ports 0 to 65535, no protocol
 )
+
+// withMarks is how ipset(8) asks for marks. To the kernel they are no part of
+// the type, but an extension of the set.
+const withMarks = " skbinfo"
+
+// kernel is the type's name without its extension.
+func (t Type) kernel() string { return strings.TrimSuffix(string(t), withMarks) }
+
+func (t Type) hasMarks() bool { return strings.HasSuffix(string(t), withMarks) }
 
 // Set is a set's name and make.
 type Set struct {
@@ -64,6 +77,14 @@ func (e Entry) String() string {
 	return s
 }
 
+// withMark is an entry with the mark that it carries, as ipset(8) writes both.
+func withMark(e Entry, mark uint32) string {
+	if mark == 0 {
+		return e.String()
+	}
+	return fmt.Sprintf("%s skbmark %#x", e, mark)
+}
+
 func protocolName(p ip.Protocol) string {
 	switch p {
 	case ip.TCP:
@@ -76,10 +97,11 @@ func protocolName(p ip.Protocol) string {
 	return fmt.Sprint(uint8(p))
 }
 
-// Contents is a set and its members.
+// Contents is a set and its members, each with the mark that it carries: 0 but
+// for HashIPPortMark.
 type Contents struct {
 	Set
-	Entries map[Entry]struct{}
+	Entries map[Entry]uint32
 }
 
 // State is every set of a network namespace, or some of them, by name.
@@ -89,8 +111,8 @@ type State map[string]Contents
 type Op uint8
 
 // The operations. Apply makes the outcome true: creating a set that is there
-// with the same type and family succeeds, as do adding a member that is there
-// and deleting what is gone.
+// with the same type and family succeeds, as do adding a member that is there,
+// which then carries the mark given, and deleting what is gone.
 const (
 	CreateSet Op = iota + 1
 	DestroySet
@@ -102,7 +124,8 @@ const (
 type Change struct {
 	Op    Op
 	Set   Set
-	Entry Entry // AddEntry and DeleteEntry
+	Entry Entry  // AddEntry and DeleteEntry
+	Mark  uint32 // AddEntry to a HashIPPortMark: what the member carries
 }
 
 func (c Change) String() string {
@@ -112,7 +135,7 @@ func (c Change) String() string {
 	case DestroySet:
 		return "destroy set " + c.Set.Name
 	case AddEntry:
-		return "add " + c.Entry.String() + " to set " + c.Set.Name
+		return "add " + withMark(c.Entry, c.Mark) + " to set " + c.Set.Name
 	case DeleteEntry:
 		return "delete " + c.Entry.String() + " from set " + c.Set.Name
 	}

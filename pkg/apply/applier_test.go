@@ -361,6 +361,10 @@ func TestEveryRefusalIsReportedAndRepaired(t *testing.T) {
 			seen++
 			if seen-1 == n {
 				refused = change
+			}
+			// As often as it is tried: members that are refused together are
+			// tried one by one.
+			if change == refused {
 				return unix.ENOMEM
 			}
 			return nil
@@ -370,6 +374,7 @@ func TestEveryRefusalIsReportedAndRepaired(t *testing.T) {
 			t.Errorf("nobody noticed that %q was refused", refused)
 		}
 		w.checkOthers(refused, problems, services)
+		w.refuse = nil
 		w.recover(problems)
 		if got := w.kernel(); got != want {
 			t.Errorf("after the refusal of %q:\n%s\nwant\n%s", refused, got, want)

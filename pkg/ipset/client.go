@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 	"sync"
 
 	"golang.org/x/sys/unix"
@@ -34,11 +35,11 @@ type raw interface {
 	// swap exchanges the members of two sets of one make; references stay
 	// with the names.
 	swap(name, other string) error
-	// add succeeds if the member is there, and then replaces its mark; the set
-	// being full is ErrFull.
-	add(Set, Entry, uint32) error
-	// remove succeeds if the member is not there.
-	remove(Set, Entry) error
+	// members adds members to one set, or removes them, in order, up to the
+	// first that is refused; all changes are of one kind. A member that is
+	// there is added, which replaces its mark, and one that is not there is
+	// removed. The set being full is ErrFull.
+	members([]Change) error
 	close()
 }
 
@@ -113,8 +114,9 @@ func (c *client) one(name string, members bool) (listing, error) {
 	return sets[0], nil
 }
 
-// Apply carries out changes in order and gives back those that failed; none
-// keeps another from being tried. What a change asks for is made true: a set
+// Apply carries out changes and gives back those that failed; none keeps
+// another from being tried. The order is that of the changes, but that members
+// for one set are brought together if only those for other sets come between. What a change asks for is made true: a set
 // that is there with the type and family that it should have is created, a
 // set or member that is not there is deleted, a member that is there is
 // added. Whether a set has extensions (comments, counters) makes no
@@ -136,17 +138,68 @@ func (c *client) one(name string, members bool) (listing, error) {
 func (c *client) Apply(changes []Change) []Failure {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	var failures []Failure
-	for _, change := range changes {
-		err := change.check()
-		if err == nil {
-			err = kernel.Retry(func() error { return c.apply(change) })
+	errs := make([]error, len(changes))
+	for _, batch := range batches(changes) {
+		// If one of several is refused, it turns out below which.
+		if len(batch) > 1 && c.applyTogether(changes, batch) == nil {
+			continue
 		}
+		for _, i := range batch {
+			errs[i] = c.applyAlone(changes[i])
+		}
+	}
+	var failures []Failure
+	for i, err := range errs {
 		if err != nil {
-			failures = append(failures, Failure{Change: change, Err: explain(change, err)})
+			failures = append(failures, Failure{Change: changes[i], Err: explain(changes[i], err)})
 		}
 	}
 	return failures
+}
+
+// batchSize is how many members go to the kernel in one request. Their
+// attribute must not exceed 64 KiB.
+const batchSize = 256
+
+// batches puts together, by their indexes, what can go in one request: members
+// to be added to one set, or to be removed from it, if nothing else comes
+// between but the same for other sets.
+func batches(changes []Change) [][]int {
+	var out [][]int
+	open := map[Set]int{} // the set's batch
+	for i, c := range changes {
+		if i > 0 && c.Op != changes[i-1].Op {
+			clear(open)
+		}
+		at, ok := open[c.Set]
+		if !ok || !c.isOfMember() || len(out[at]) == batchSize {
+			at = len(out)
+			open[c.Set] = at
+			out = append(out, nil)
+		}
+		out[at] = append(out[at], i)
+	}
+	return out
+}
+
+func (c Change) isOfMember() bool { return c.Op == AddEntry || c.Op == DeleteEntry }
+
+func (c *client) applyTogether(changes []Change, batch []int) error {
+	together := make([]Change, len(batch))
+	for i, at := range batch {
+		together[i] = changes[at]
+		if err := together[i].check(); err != nil {
+			return err
+		}
+	}
+	return c.raw.members(together)
+}
+
+func (c *client) applyAlone(change Change) error {
+	if err := change.check(); err != nil {
+		return err
+	}
+	return kernel.Retry(func() error { return c.apply(change) })
 }
 
 func (c *client) apply(change Change) error {
@@ -158,7 +211,7 @@ func (c *client) apply(change Change) error {
 	case AddEntry:
 		return c.add(change)
 	default: // check lets nothing else pass
-		return gone(c.raw.remove(change.Set, change.Entry))
+		return gone(c.raw.members([]Change{change}))
 	}
 }
 
@@ -179,14 +232,14 @@ func (c *client) create(set Set) error {
 
 func (c *client) add(change Change) error {
 	set := change.Set
-	err := c.raw.add(set, change.Entry, change.Mark)
+	err := c.raw.members([]Change{change})
 	if !errors.Is(err, ErrFull) || set.Type == BitmapPort {
 		return err
 	}
 	if err := c.grow(set); err != nil {
 		return fmt.Errorf("%w, and cannot be grown: %w", ErrFull, err)
 	}
-	return c.raw.add(set, change.Entry, change.Mark)
+	return c.raw.members([]Change{change})
 }
 
 // grow doubles a set's capacity. A temporary set that was left behind by a
@@ -206,8 +259,12 @@ func (c *client) grow(set Set) error {
 	// Whichever of the two sets has the temporary name in the end is not
 	// needed. Should it stay, Observe shows it.
 	defer func() { _ = c.raw.destroy(temporary.Name) }()
+	var copies []Change
 	for entry, mark := range full.Entries {
-		if err := c.raw.add(temporary, entry, mark); err != nil {
+		copies = append(copies, Change{Op: AddEntry, Set: temporary, Entry: entry, Mark: mark})
+	}
+	for batch := range slices.Chunk(copies, batchSize) {
+		if err := c.raw.members(batch); err != nil {
 			return err
 		}
 	}

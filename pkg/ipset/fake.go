@@ -185,37 +185,36 @@ func (k *fakeKernel) swap(name, other string) error {
 	return nil
 }
 
-func (k *fakeKernel) add(set Set, e Entry, mark uint32) error {
-	if err := k.refuse(Change{Op: AddEntry, Set: set, Entry: e, Mark: mark}); err != nil {
-		return err
+func (k *fakeKernel) members(changes []Change) error {
+	for _, c := range changes {
+		if err := k.refuse(c); err != nil {
+			return err
+		}
+		if err := k.member(c); err != nil {
+			return err
+		}
 	}
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	there, err := k.find(set, e)
-	if err != nil {
-		return err
-	}
-	if _, member := there.Entries[e]; !member && there.Type != BitmapPort && len(there.Entries) >= int(there.maxElem) {
-		return ErrFull
-	}
-	if mark != 0 && !there.Type.hasMarks() {
-		return ErrNoMarks
-	}
-	there.Entries[e] = mark
 	return nil
 }
 
-func (k *fakeKernel) remove(set Set, e Entry) error {
-	if err := k.refuse(Change{Op: DeleteEntry, Set: set, Entry: e}); err != nil {
-		return err
-	}
+func (k *fakeKernel) member(c Change) error {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	there, err := k.find(set, e)
+	there, err := k.find(c.Set, c.Entry)
 	if err != nil {
 		return err
 	}
-	delete(there.Entries, e)
+	if c.Op == DeleteEntry {
+		delete(there.Entries, c.Entry)
+		return nil
+	}
+	if _, member := there.Entries[c.Entry]; !member && there.Type != BitmapPort && len(there.Entries) >= int(there.maxElem) {
+		return ErrFull
+	}
+	if c.Mark != 0 && !there.Type.hasMarks() {
+		return ErrNoMarks
+	}
+	there.Entries[c.Entry] = c.Mark
 	return nil
 }
 

@@ -146,10 +146,20 @@ func many(i uint32) Entry {
 }
 
 func BenchmarkAdd(b *testing.B) {
-	c := openKernel(b)
-	mustApply(b, c, []Change{{Op: CreateSet, Set: vips4}})
-	for i := uint32(0); b.Loop(); i++ {
-		mustApply(b, c, []Change{{Op: AddEntry, Set: vips4, Entry: many(i)}})
+	for _, at := range []int{1, 10000} {
+		b.Run(fmt.Sprint(at), func(b *testing.B) {
+			c := openKernel(b)
+			mustApply(b, c, []Change{{Op: CreateSet, Set: vips4}})
+			for i := uint32(0); b.Loop(); {
+				changes := make([]Change, at)
+				for j := range changes {
+					changes[j] = Change{Op: AddEntry, Set: vips4, Entry: many(i)}
+					i++
+				}
+				mustApply(b, c, changes)
+			}
+			b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N*at), "ns/member")
+		})
 	}
 }
 

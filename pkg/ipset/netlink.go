@@ -138,15 +138,30 @@ func (s *socket) swap(name, other string) error {
 	return err
 }
 
-// Without NLM_F_EXCL the kernel takes a member that is there as added.
-func (s *socket) add(set Set, e Entry, mark uint32) error {
-	_, err := s.request(nl.IPSET_CMD_ADD, unix.NLM_F_ACK, nameAttr(set.Name), entryAttr(set.Type, e, mark))
-	return err
-}
-
-// Without NLM_F_EXCL the kernel takes a member that is not there as removed.
-func (s *socket) remove(set Set, e Entry) error {
-	_, err := s.request(nl.IPSET_CMD_DEL, unix.NLM_F_ACK, nameAttr(set.Name), entryAttr(set.Type, e, 0))
+// Without NLM_F_EXCL the kernel takes a member that is there as added, and one
+// that is not there as removed.
+func (s *socket) members(changes []Change) error {
+	command := nl.IPSET_CMD_ADD
+	if changes[0].Op == DeleteEntry {
+		command = nl.IPSET_CMD_DEL
+	}
+	entries := make([]*nl.RtAttr, len(changes))
+	for i, c := range changes {
+		entries[i] = entryAttr(c.Set.Type, c.Entry, c.Mark)
+	}
+	set := nameAttr(changes[0].Set.Name)
+	if len(entries) == 1 {
+		_, err := s.request(command, unix.NLM_F_ACK, set, entries[0])
+		return err
+	}
+	list := nl.NewRtAttr(nl.IPSET_ATTR_ADT|nested, nil)
+	for _, entry := range entries {
+		list.AddChild(entry)
+	}
+	// The kernel takes a list only from who wants to know at which line it
+	// fails. That it says in a copy of the request.
+	line := nl.NewRtAttr(nl.IPSET_ATTR_LINENO|netOrder, nl.BEUint32Attr(0))
+	_, err := s.request(command, unix.NLM_F_ACK, set, line, list)
 	return err
 }
 

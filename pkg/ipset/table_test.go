@@ -115,10 +115,10 @@ func everything() State {
 func testErrnos(t *testing.T, open func(testing.TB) (*client, references)) {
 	add := func(set Set, text string) func(raw) error {
 		e, mark := marked(text)
-		return func(r raw) error { return r.add(set, e, mark) }
+		return func(r raw) error { return r.members([]Change{{Op: AddEntry, Set: set, Entry: e, Mark: mark}}) }
 	}
 	remove := func(set Set, e string) func(raw) error {
-		return func(r raw) error { return r.remove(set, entry(e)) }
+		return func(r raw) error { return r.members([]Change{{Op: DeleteEntry, Set: set, Entry: entry(e)}}) }
 	}
 	create := func(set Set) func(raw) error { return func(r raw) error { return r.create(set, 4) } }
 	renamed := func(set Set, name string) Set { set.Name = name; return set }

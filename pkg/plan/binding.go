@@ -16,12 +16,17 @@ import (
 // bindings gives the main table's interface the first value, and each ENI the
 // one that it had, or a free one. ENIs for which the bits do not suffice are
 // not bound.
+//
+// Where there was an ENI the main table's interface stays bound: an ENI that is
+// set down and up again, to be renamed, say, is none for a moment. A packet of
+// a masqueraded flow that then left by the ENI, for want of its mark, would
+// have the kernel forget the flow (nf_nat_oif_changed).
 func bindings(cfg *Config, n *Node, family ip.Family, found []ENI) []Binding {
+	a := assignment{cfg: cfg, node: n, family: family, taken: map[uint32]bool{}}
 	main := mainLink(&n.Inventory, family)
-	if len(found) == 0 || main == "" {
+	if main == "" || len(found) == 0 && !a.remembered(a.value(1)) {
 		return nil
 	}
-	a := assignment{cfg: cfg, node: n, family: family, taken: map[uint32]bool{}}
 	out := []Binding{{Family: family, Link: main, Index: linkIndex(&n.Inventory, main), Table: tableMain, Mark: a.value(1)}}
 	a.taken[out[0].Mark] = true
 	for _, e := range found {

@@ -89,6 +89,10 @@ func TestValuesStay(t *testing.T) {
 	n.unplug("eth1")
 	n.rename("eth3", "ens7")
 	n.renew("eth0 0x20, ens7 0x1000")
+	n.unplug("ens7")
+	n.renew("eth0 0x20") // flows that are bound to it go on
+	n.restart()
+	n.renew("")
 }
 
 func TestValuesAreNotReusedAtOnce(t *testing.T) {

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"strings"
 	"testing"
 	"time"
 
@@ -16,51 +17,195 @@ import (
 // subscription takes well under a second of it.
 const followLimit = 20 * time.Second
 
-// TestENIFollowed changes the ENI under a running proxy: its address comes and
-// goes, the pod's rule goes and comes, the interface itself is unplugged. Each
-// time the pod's next connections take the way that is right then, and the
-// periodic comparison, which is an hour away, has no part in it.
-func TestENIFollowed(t *testing.T) {
-	c := lab.NewENICluster(t, lab.ENIOptions{CheckSources: true})
-	vip := netip.MustParseAddrPort(c.VIP).Addr().String()
-	c.Node.StartProxy(func(*lab.Process) error {
-		if _, err := c.Node.TryExec("ip", "address", "show", "to", vip, "dev", "kube-ipvs0"); err != nil {
-			return err
-		}
-		if answer := c.Node.Dial(lab.TCP, c.VIP); answer.Err != nil {
-			return answer.Err
-		}
-		return nil
-	}, "--manifests", eniManifests(t, c), "--hostname-override", "node", "--ipvs-sync-period", "1h", "--ipvs-min-sync-period", "0s")
+// followedENI is the ENI cluster under a running proxy, of which the periodic
+// comparison is an hour away and has no part in what is tested.
+type followedENI struct {
+	*lab.ENICluster
+	t     *testing.T
+	proxy *lab.Process
+	args  []string
+	open  map[string]*lab.Connection // by who has it
 
-	seenAs := func(when string, source netip.Addr) {
-		t.Helper()
-		c.Eventually(followLimit, when, func() error {
-			answer := c.Pod.DialWithin(time.Second, lab.TCP, c.VIP)
-			if answer.Err == nil && answer.SeenSource.Addr() != source {
-				return fmt.Errorf("seen as %s, want %s", answer.SeenSource, source)
-			}
+	onNode *lab.Capture
+}
+
+func followENI(t *testing.T, options lab.ENIOptions) *followedENI {
+	t.Helper()
+	c := lab.NewENICluster(t, options)
+	f := &followedENI{ENICluster: c, t: t, open: map[string]*lab.Connection{}}
+	f.args = []string{"--manifests", eniManifests(t, c), "--hostname-override", "node", "--ipvs-sync-period", "1h", "--ipvs-min-sync-period", "0s"}
+	f.start()
+	f.onNode = c.Node.Watch(lab.TCP, append([]string{c.VIP}, c.Endpoints...)...)
+	return f
+}
+
+func (f *followedENI) start() {
+	f.t.Helper()
+	f.proxy = f.Node.StartProxy(func(*lab.Process) error {
+		if answer := f.Node.Dial(lab.TCP, f.VIP); answer.Err != nil {
 			return answer.Err
-		})
+		}
+		return hasPassed(f.Node)
+	}, f.args...)
+}
+
+// seenAs waits until a pod's new connections reach the backends as an address.
+func (f *followedENI) seenAs(when string, pod *lab.Pod, source netip.Addr) {
+	f.t.Helper()
+	begin := time.Now()
+	f.Eventually(followLimit, when, func() error {
+		answer := pod.DialWithin(time.Second, lab.TCP, f.VIP)
+		if answer.Err == nil && answer.SeenSource.Addr() != source {
+			return fmt.Errorf("seen as %s, want %s", answer.SeenSource, source)
+		}
+		return answer.Err
+	})
+	f.t.Logf("%s: after %s", when, time.Since(begin).Round(time.Millisecond))
+	f.undisturbed(when)
+}
+
+// connect opens a connection that is to live through all that follows.
+func (f *followedENI) connect(who string, from *lab.Namespace) {
+	f.t.Helper()
+	c, err := from.Connect(lab.DialTimeout, lab.TCP, f.VIP)
+	if err != nil {
+		f.t.Fatalf("%s: %v", who, err)
 	}
-	seenAs("without an address: over the primary interface", c.NodeAddress)
-	c.Node.Address("eth1", c.ENIAddress.String())
-	seenAs("with an address: by eth1", c.ENIAddress)
-	c.Node.Exec("ip", "address", "del", c.ENIAddress.String()+"/32", "dev", "eth1")
-	seenAs("without it again", c.NodeAddress)
+	f.open[who] = c
+	f.t.Cleanup(c.Close)
+	f.undisturbed(who + " has connected")
+}
 
-	pod := c.Pod.Addresses[0].String()
-	c.Node.Exec("ip", "rule", "del", "pref", "2000", "from", pod)
-	c.Eventually(followLimit, "no ENI any more", func() error {
-		if rules := c.Node.Exec("ip", "rule", "show", "pref", "480"); rules != "" {
+func (f *followedENI) undisturbed(when string) {
+	f.t.Helper()
+	for who, c := range f.open {
+		begin := time.Now()
+		if answer := c.Ask(lab.DialTimeout); answer.Err != nil {
+			f.t.Fatalf("%s: the open connection of %s: %s\n%s", when, who, answer, f.onNode.Since(begin))
+		}
+	}
+}
+
+// tables waits until our policy rules lead to these tables, and gives them.
+func (f *followedENI) tables(when string, want ...string) string {
+	f.t.Helper()
+	var rules string
+	f.Eventually(followLimit, when, func() error {
+		rules = f.Node.Exec("ip", "rule", "show", "pref", "480")
+		for _, table := range want {
+			if !strings.Contains(rules, "lookup "+table) {
+				return fmt.Errorf("none leads to %s: %s", table, rules)
+			}
+		}
+		if strings.Count(rules, "lookup") != len(want) {
 			return errors.New(rules)
 		}
 		return nil
 	})
-	c.Node.Exec("ip", "rule", "add", "pref", "2000", "from", pod, "lookup", "1003")
-	seenAs("the pod is routed by the ENI again", c.NodeAddress)
-	c.Node.Exec("ip", "link", "del", "eth1")
-	if answer := c.Node.Dial(lab.TCP, c.VIP); answer.Err != nil {
+	f.undisturbed(when)
+	return rules
+}
+
+// TestENIFollowed changes the ENI under a running proxy: its address comes,
+// changes and goes, pods' rules come and go, the interface gets another name,
+// and is unplugged. Each time the pods' next connections take the way that is
+// right then, and those that are open go on.
+func TestENIFollowed(t *testing.T) {
+	f := followENI(t, lab.ENIOptions{})
+	const other = "10.12.192.11"
+	f.Eth1.Own(other)
+	second := f.Node.Pod("second", "", "10.12.192.45")
+	f.Eth1.Own("10.12.192.45")
+	f.Fabric.CheckSources()
+
+	f.seenAs("without an address: over the primary interface", f.Pod, f.NodeAddress)
+	f.connect("the pod, over the primary interface", f.Pod.Namespace)
+	f.connect("the node", f.Node.Namespace)
+	f.followAddresses(other)
+	f.Node.Rule("pref 1000 to 10.12.192.45 lookup main", "pref 2000 from 10.12.192.45 lookup 1003")
+	f.seenAs("another pod's rule", second, f.NodeAddress)
+	f.followRename()
+
+	f.Node.Exec("ip", "rule", "del", "pref", "2000", "from", "10.12.192.45")
+	pod := f.Pod.Addresses[0].String()
+	f.Node.Exec("ip", "rule", "del", "pref", "2000", "from", pod)
+	f.tables("no ENI any more", "main")
+	f.Node.Rule("pref 2000 from " + pod + " lookup 1003")
+	f.seenAs("the pod is routed by the ENI again", f.Pod, f.NodeAddress)
+	f.Node.Exec("ip", "link", "del", "ens6")
+	if answer := f.Node.Dial(lab.TCP, f.VIP); answer.Err != nil {
 		t.Errorf("the node, after the ENI was unplugged: %s", answer)
+	}
+}
+
+// followAddresses gives eth1 its address, and another one in its place.
+func (f *followedENI) followAddresses(other string) {
+	f.t.Helper()
+	f.Node.Address("eth1", f.ENIAddress.String())
+	f.seenAs("with an address: by eth1", f.Pod, f.ENIAddress)
+	f.Node.Address("eth1", other)
+	f.Node.Exec("ip", "address", "del", f.ENIAddress.String()+"/32", "dev", "eth1")
+	f.seenAs("with another address", f.Pod, netip.MustParseAddr(other))
+	f.Node.Exec("ip", "address", "del", other+"/32", "dev", "eth1")
+	f.seenAs("without it again", f.Pod, f.NodeAddress)
+}
+
+// followRename gives eth1 another name, for which older kernels want it down;
+// its routes go with that, and the CNI makes them again.
+func (f *followedENI) followRename() {
+	f.t.Helper()
+	before := f.tables("before the ENI is renamed", "main", "1003")
+	f.Node.Down("eth1")
+	f.Node.Exec("ip", "link", "set", "eth1", "name", "ens6")
+	f.Node.Up("ens6")
+	f.Node.Route("10.12.192.1 dev ens6 table 1003", "default via 10.12.192.1 dev ens6 table 1003")
+	f.Node.Address("ens6", f.ENIAddress.String())
+	f.seenAs("by its new name", f.Pod, f.ENIAddress)
+	f.Node.Exec("ip", "address", "del", f.ENIAddress.String()+"/32", "dev", "ens6")
+	f.seenAs("by its new name, without an address", f.Pod, f.NodeAddress)
+	if after := f.tables("after the ENI was renamed", "main", "1003"); after != before {
+		f.t.Errorf("the ENI had\n%sand has after it was renamed\n%s", before, after)
+	}
+}
+
+// plugIn adds another ENI, with a rule for a pod, and leaves it to the fabric
+// to check sources.
+func (f *followedENI) plugIn(number int) *lab.Port {
+	f.t.Helper()
+	link, table, subnet := fmt.Sprintf("eth%d", number), 1002+number, fmt.Sprintf("10.12.%d.", 191+number)
+	port := f.Fabric.Segment(subnet+"1/24").Attach(f.Node.Namespace, link)
+	port.Own(subnet + "10")
+	f.Node.Route(fmt.Sprintf("%s1 dev %s table %d", subnet, link, table), fmt.Sprintf("default via %s1 dev %s table %d", subnet, link, table))
+	f.Node.Rule(fmt.Sprintf("pref 2000 from %s44 lookup %d", subnet, table))
+	return port
+}
+
+// TestENIValueStays removes the middle one of three ENIs while a client from
+// outside has a connection open that entered by the youngest: it goes on, also
+// across a restart of the proxy.
+func TestENIValueStays(t *testing.T) {
+	f := followENI(t, lab.ENIOptions{})
+	f.plugIn(2)
+	youngest := f.plugIn(3)
+	vip := netip.MustParseAddrPort(f.VIP).Addr().String()
+	f.Fabric.Route(vip + " via 10.12.194.10")
+	client := f.Fabric.Segment("198.51.100.1/24").Client("client", "198.51.100.9/24")
+	youngest.Accept(vip)
+	f.Fabric.CheckSources()
+	f.tables("three ENIs", "main", "1003", "1004", "1005")
+	f.connect("the client, by the youngest", client)
+	f.connect("the pod, over the primary interface", f.Pod.Namespace)
+
+	f.Node.Exec("ip", "link", "del", "eth2")
+	left := f.tables("without the middle one", "main", "1003", "1005")
+	f.proxy.Terminate()
+	f.start()
+	if rules := f.tables("after a restart", "main", "1003", "1005"); rules != left {
+		t.Errorf("the restart made\n%sof\n%s", rules, left)
+	}
+	for _, p := range f.onNode.Packets() {
+		if p.From.Addr().String() == vip && p.Out && p.Interface != "eth3" && p.Interface != f.Pod.HostInterface {
+			t.Errorf("an answer left by another interface: %s", p)
+		}
 	}
 }

@@ -195,11 +195,16 @@ func (c *Capture) Path() (path Path) {
 	return path
 }
 
-func (c *Capture) String() string {
+func (c *Capture) String() string { return c.Since(time.Time{}) }
+
+// Since lists the packets from a moment on, for people.
+func (c *Capture) Since(begin time.Time) string {
 	var text strings.Builder
 	fmt.Fprintf(&text, "packets at %s:\n", c.host.Name)
 	for _, p := range c.Packets() {
-		fmt.Fprintln(&text, p)
+		if !p.At.Before(begin) {
+			fmt.Fprintln(&text, p)
+		}
 	}
 	return text.String()
 }

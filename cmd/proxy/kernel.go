@@ -123,10 +123,16 @@ func kernelVersion() plan.Version {
 	return v
 }
 
-// bridgeNetfilter tells whether br_netfilter is there.
+// bridgeNetfilter tells whether br_netfilter shows bridged packets to the
+// rules of every family that is served, or can be made to.
 func (m *machine) bridgeNetfilter() bool {
-	there, err := m.sysctl.Exists("net/bridge/bridge-nf-call-iptables")
-	return err == nil && there
+	for family := range m.NAT {
+		key := plan.BridgeSysctls[family]
+		if have, err := m.sysctl.Observe([]string{key}); err != nil || have[key] != "1" && !m.sysctl.Writable(key) {
+			return false
+		}
+	}
+	return true
 }
 
 // loadBridgeNetfilter loads br_netfilter where that is possible. Without it

@@ -33,6 +33,7 @@ type Applier struct {
 
 	have     have
 	foreign  ipvs.State                               // virtual servers that are not ours
+	marks    []nat.MarkUse                            // rules of others that have to do with marks
 	draining map[ipvs.Key]map[netip.AddrPort]struct{} // real servers of weight 0 that wait for their connections to end
 	touched  *touched                                 // what was written since Observe began; nil when none runs
 	unbound  bool                                     // an address was unbound since TookAddresses was last called

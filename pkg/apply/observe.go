@@ -63,7 +63,7 @@ func (a *Applier) BeginObserve() func() (*Observation, error) {
 		kernel:  a.kernel,
 		sets:    setNames(a.cfg),
 		routing: routing.Own{Priority: a.cfg.SNAT.Priority, Mask: a.cfg.SNAT.Mark},
-		sysctls: slices.Sorted(maps.Keys(a.node.Sysctls)),
+		sysctls: slices.Concat(slices.Sorted(maps.Keys(a.node.Sysctls)), a.node.Watched),
 		nat:     own(a.node.NAT),
 	}
 	return r.observe
@@ -128,6 +128,10 @@ func (a *Applier) Adopt(o *Observation) int {
 	a.node.dirty = true
 	a.have.sysctls = o.sysctls
 	a.have.nat = o.nat
+	a.marks = nil
+	for _, family := range a.cfg.Families {
+		a.marks = append(a.marks, o.nat[family].Marks...)
+	}
 	a.have.link = o.routing.DummyLink
 	a.have.rules = maps.Clone(o.routing.Rules)
 	if a.have.rules == nil {
@@ -137,6 +141,12 @@ func (a *Applier) Adopt(o *Observation) int {
 	a.adoptSets(o, t)
 	a.adoptAddresses(o, t)
 	return a.markDifferences()
+}
+
+// Seen is what the last observation found of others' doing, with the
+// parameters as they were set since.
+func (a *Applier) Seen() plan.Seen {
+	return plan.Seen{Marks: a.marks, Sysctls: a.have.sysctls}
 }
 
 // adoptServers sorts virtual servers into ours and those of others

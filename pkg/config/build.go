@@ -339,6 +339,28 @@ func loggingFlagError(err *field.Error) *field.Error {
 	return err
 }
 
+// kubeletDropMark is the bit of KUBE-MARK-DROP. Kubelets before 1.28 drop
+// whatever carries it.
+const kubeletDropMark = 0x8000
+
+// markBits are the bits of the mark that a setting takes.
+type markBits struct {
+	setting string
+	bits    uint32
+}
+
+// apart refuses each setting that takes a bit of one before it. Kubernetes
+// lets its own two marks be the same.
+func (b *builder) apart(marks ...markBits) {
+	for i, m := range marks {
+		for _, other := range marks[:i] {
+			if m.bits&other.bits != 0 && m.bits != kubeletDropMark {
+				b.invalid(field.NewPath(m.setting), Mark(m.bits).String(), "must not have a bit of "+other.setting)
+			}
+		}
+	}
+}
+
 // snat builds the part about symmetric paths.
 func (b *builder) snat(masquerade uint32) plan.SNAT {
 	c := b.own.SNAT
@@ -355,12 +377,13 @@ func (b *builder) snat(masquerade uint32) plan.SNAT {
 	if c.Mark == DefaultReplyMark {
 		c.Mark &^= Mark(masquerade) // the other bits are enough
 	}
-	switch {
-	case c.Mark == 0:
+	if c.Mark == 0 {
 		b.invalid(mark, c.Mark.String(), fmt.Sprintf("must have at least one bit set, such as %s", DefaultReplyMark))
-	case uint32(c.Mark)&masquerade != 0:
-		b.invalid(mark, c.Mark.String(), fmt.Sprintf("must not have the bit of %s", b.path("iptables-masquerade-bit", "iptables.masqueradeBit")))
 	}
+	b.apart(
+		markBits{b.path("iptables-masquerade-bit", "iptables.masqueradeBit").String(), masquerade},
+		markBits{"kubelet's mark for packets to drop", kubeletDropMark},
+		markBits{mark.String(), uint32(c.Mark)})
 	b.inRange(b.path("reply-rule-priority", "snat.priority"), c.Priority, 1, maxRulePriority)
 	return plan.SNAT{Mode: mode, Sources: b.sources(sources, c.Sources), Mark: uint32(c.Mark), Priority: c.Priority}
 }

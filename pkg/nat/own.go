@@ -49,9 +49,11 @@ func (o Own) state(family ip.Family, rules ruleset) State {
 			switch {
 			case o.has(c):
 				s.Chains[c] = rules[table].chains[name]
+				continue
 			case isBase(name):
 				o.sortJumps(&s, c, rules[table].chains[name])
 			}
+			s.Marks = append(s.Marks, markUses(c, rules[table].chains[name])...)
 		}
 	}
 	return s

@@ -51,6 +51,9 @@ type State struct {
 	// copies, and those that stand behind a rule of somebody else. The same
 	// jump can be there more than once. A wanted state has none.
 	Stray []Jump
+	// Marks are the rules of others that have to do with marks, as Observe met
+	// them. A wanted state has none.
+	Marks []MarkUse
 }
 
 // Op is what a Change does.

@@ -28,13 +28,27 @@ func addBridgeSysctls(s sysctl.State, cfg *Config, n *Node) {
 	if !n.BridgeNetfilter || len(PodBridges(&n.Inventory)) == 0 {
 		return
 	}
-	keys := map[ip.Family]string{
-		ip.IPv4: "net/bridge/bridge-nf-call-iptables",
-		ip.IPv6: "net/bridge/bridge-nf-call-ip6tables",
-	}
 	for _, family := range cfg.Families {
-		s[keys[family]] = "1"
+		s[BridgeSysctls[family]] = "1"
 	}
+}
+
+// BridgeSysctls are br_netfilter's parameters.
+var BridgeSysctls = map[ip.Family]string{
+	ip.IPv4: "net/bridge/bridge-nf-call-iptables",
+	ip.IPv6: "net/bridge/bridge-nf-call-ip6tables",
+}
+
+// bridgeWarnings says that pods of a bridge do not see each other's address.
+func bridgeWarnings(n *Node) []string {
+	var out []string
+	for _, bridge := range PodBridges(&n.Inventory) {
+		if !n.BridgeNetfilter {
+			out = append(out, "what pods of "+bridge.Name+" send each other through a Service is masqueraded: br_netfilter is not loaded, or "+
+				BridgeSysctls[ip.IPv4]+" or its like of IPv6 is 0 and cannot be set")
+		}
+	}
+	return out
 }
 
 // bridgeRules masquerade where there is no br_netfilter. Of what is switched

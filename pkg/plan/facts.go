@@ -25,8 +25,8 @@ type Node struct {
 	// SNATSources are the ENIs' primary addresses by interface, from the
 	// Node's annotation.
 	SNATSources map[string][]netip.Addr
-	// BridgeNetfilter tells whether the kernel can show bridged packets to
-	// netfilter (br_netfilter).
+	// BridgeNetfilter tells whether the kernel shows bridged packets to
+	// netfilter (br_netfilter), or can be made to by BridgeSysctls.
 	BridgeNetfilter bool
 }
 

@@ -10,6 +10,7 @@ import (
 // NodePart is what stands in the kernel whatever Services there are.
 type NodePart struct {
 	Sysctls sysctl.State
+	Watched []string // sysctls that are only read; see Warnings
 	Sets    []ipset.Set
 	Members []Member // of sets that no Service fills
 	NAT     nat.State
@@ -21,6 +22,7 @@ type NodePart struct {
 func NodeWide(cfg *Config, n *Node) NodePart {
 	part := NodePart{
 		Sysctls: sysctls(cfg, n),
+		Watched: watchedSysctls(cfg, n),
 		NAT:     nat.State{Chains: map[nat.Chain][]nat.Rule{}},
 	}
 	for _, family := range cfg.Families {

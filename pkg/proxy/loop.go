@@ -87,7 +87,8 @@ func (p *Proxy) passDue(now time.Time) bool {
 // again.
 func (p *Proxy) pass(ctx context.Context, retry []types.NamespacedName) {
 	began := time.Now()
-	if p.renew {
+	renewed := p.renew
+	if renewed {
 		p.renewAffected(ctx)
 	}
 	count := len(p.waiting)
@@ -99,6 +100,9 @@ func (p *Proxy) pass(ctx context.Context, retry []types.NamespacedName) {
 	}
 	problems := p.applier.Flush()
 	p.settle(ctx, problems)
+	if renewed {
+		p.warn(ctx)
+	}
 	for _, name := range retry {
 		if _, again := p.retries.due[name]; !again {
 			p.retries.succeeded(name)

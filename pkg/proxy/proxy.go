@@ -72,6 +72,7 @@ type Proxy struct {
 	bound    []plan.Binding // the values of interfaces in all plans so far
 	depends  map[types.NamespacedName]plan.Depends
 	reported map[types.NamespacedName]string // last complaint about each object
+	warned   map[string]bool                 // what is known to be in the way
 
 	waiting    map[types.NamespacedName]struct{} // Services to be planned
 	renew      bool                              // the node's facts are to be read again
@@ -236,5 +237,7 @@ func (p *Proxy) programAll(ctx context.Context) apply.Problems {
 		problems = append(problems, p.applier.Flush()...)
 	}
 	p.applier.Sweep()
-	return append(problems, p.applier.Flush()...)
+	problems = append(problems, p.applier.Flush()...)
+	p.warn(ctx)
+	return problems
 }

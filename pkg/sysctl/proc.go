@@ -3,6 +3,8 @@ package sysctl
 import (
 	"os"
 	"path/filepath"
+
+	"golang.org/x/sys/unix"
 )
 
 // Proc is the kernel's parameters. Those of the network are the ones of the
@@ -22,6 +24,12 @@ func (p *Proc) Observe(keys []string) (State, error) { return observe(p, keys) }
 
 // Exists tells whether the running kernel has a key.
 func (p *Proc) Exists(key string) (bool, error) { return exists(p, key) }
+
+// Writable tells whether a key is there and could be written: /proc/sys is
+// mounted read-only in many containers.
+func (p *Proc) Writable(key string) bool {
+	return checkKey(key) == nil && unix.Access(filepath.Join(p.root, key), unix.W_OK) == nil
+}
 
 // Apply writes every change and gives back those that failed: ENOENT for a
 // key that is not there, EINVAL for a value that the kernel does not take,

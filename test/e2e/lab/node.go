@@ -14,6 +14,8 @@ type Node struct {
 	*Namespace
 	runDir  string // the /run of its programs
 	proxies []*Process
+
+	readOnlySysctls bool
 }
 
 // Pod is a namespace behind a node.
@@ -35,6 +37,10 @@ func (l *Lab) Node(name string) *Node {
 	l.nodes = append(l.nodes, n)
 	return n
 }
+
+// ReadOnlySysctls has programs that are started from now on find kernel
+// parameters that they cannot set.
+func (n *Node) ReadOnlySysctls() { n.readOnlySysctls = true }
 
 // ReversePath sets rp_filter on all interfaces, which is 1 (strict) unless
 // said: "0", "1" or "2".

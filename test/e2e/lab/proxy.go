@@ -13,7 +13,10 @@ import (
 // ownFiles prepares a process's own mount namespace: /sys shows the node's
 // interfaces, and /run is the node's, with its iptables lock and what the proxy
 // keeps there for its next process.
-const ownFiles = `mount -t sysfs sys /sys && mount --bind "$0" /run && exec "$@"`
+const ownFiles = `mount -t sysfs sys /sys && mount --bind "$0" /run && `
+
+// readOnlySysctls is what most containers have.
+const readOnlySysctls = `mount --bind /proc/sys /proc/sys && mount -o remount,ro,bind /proc/sys && `
 
 // proxyReadyLimit is generous: an emulated node is slow to start a large
 // program.
@@ -83,7 +86,11 @@ func (n *Node) RunProxy(args ...string) (exitCode int, output string) {
 }
 
 func (n *Node) inOwnMounts(program string, args []string) *exec.Cmd {
-	cmd := exec.Command("sh", append([]string{"-c", ownFiles, n.runDir, program}, args...)...)
+	script := ownFiles
+	if n.readOnlySysctls {
+		script += readOnlySysctls
+	}
+	cmd := exec.Command("sh", append([]string{"-c", script + `exec "$@"`, n.runDir, program}, args...)...)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Unshareflags: syscall.CLONE_NEWNS}
 	return cmd
 }

@@ -1,0 +1,198 @@
+package plan
+
+import (
+	"fmt"
+	"slices"
+
+	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
+	"github.com/kube-ipvs/kube-ipvs/pkg/nat"
+	"github.com/kube-ipvs/kube-ipvs/pkg/routing"
+	"github.com/kube-ipvs/kube-ipvs/pkg/sysctl"
+)
+
+// Seen is what was found in the kernel of others' doing.
+type Seen struct {
+	Marks   []nat.MarkUse // rules that have to do with marks
+	Sysctls sysctl.State  // of NodePart's Sysctls and Watched, those that could be read
+}
+
+// Warnings says what cannot work on this node, or is at odds with another
+// program, each in one sentence that names the culprit. The same state gives
+// the same sentences.
+func Warnings(cfg *Config, n *Node, part *NodePart, seen Seen) []string {
+	out := ruleClashes(cfg, n, part)
+	out = append(out, markClashes(cfg, part, seen.Marks)...)
+	out = append(out, bridgeWarnings(n)...)
+	for _, family := range cfg.Families {
+		out = append(out, orderWarnings(cfg, n, family)...)
+	}
+	return append(out, obstacles(cfg, n, seen.Sysctls)...)
+}
+
+// markUse is a setting that takes bits of the mark.
+type markUse struct {
+	setting string
+	bits    uint32
+}
+
+// kubernetesMark is what kubelet and kube-proxy give to packets that are to be
+// masqueraded. Who names just this bit means the same by it.
+const kubernetesMark = 0x4000
+
+// marksInUse lists the bits that our rules set now. Reply routing's are those
+// of the values that interfaces have: a bit of its mask that no value has is
+// free to others.
+func marksInUse(cfg *Config, part *NodePart) []markUse {
+	reply := markUse{setting: "--reply-mark"}
+	for _, b := range part.Bound {
+		reply.bits |= b.Mark
+	}
+	return []markUse{{"--iptables-masquerade-bit", cfg.MasqueradeMark}, reply}
+}
+
+// clash names the setting whose bits somebody else's mask has, too.
+func clash(cfg *Config, part *NodePart, who string, bits uint32) []string {
+	var out []string
+	for _, use := range marksInUse(cfg, part) {
+		agreed := bits == kubernetesMark && use.bits == cfg.MasqueradeMark
+		if common := bits & use.bits; common != 0 && !agreed {
+			out = append(out, fmt.Sprintf("%s, of another program, uses the bits %#x of the mark, which are ours: choose another %s", who, common, use.setting))
+		}
+	}
+	return out
+}
+
+// ruleClashes finds policy rules of others that look at our bits or stand at
+// our rules' priority.
+func ruleClashes(cfg *Config, n *Node, part *NodePart) []string {
+	var out []string
+	for _, r := range n.Inventory.Rules {
+		if slices.ContainsFunc(part.Rules, func(o routing.Rule) bool { return o.Priority == r.Priority && o.Mask == r.Mask }) {
+			continue
+		}
+		out = append(out, clash(cfg, part, "the policy rule \""+r.String()+"\"", r.Mask)...)
+		if slices.ContainsFunc(part.Rules, func(o routing.Rule) bool { return o.Priority == r.Priority && o.Family == r.Family }) {
+			out = append(out, fmt.Sprintf("the policy rule %q, of another program, has the priority of ours: choose another --reply-rule-priority", r))
+		}
+	}
+	return out
+}
+
+// markClashes finds iptables rules of others that have to do with our bits.
+func markClashes(cfg *Config, part *NodePart, marks []nat.MarkUse) []string {
+	var out []string
+	for _, m := range marks {
+		out = append(out, clash(cfg, part, fmt.Sprintf("the rule \"%s\" in %s", m.Rule, m.Chain), m.Bits)...)
+	}
+	return out
+}
+
+// orderWarnings finds rules that send a source of which flows take reply
+// routing out by its ENI before our rules are looked up.
+func orderWarnings(cfg *Config, n *Node, family ip.Family) []string {
+	var out []string
+	routed := PathsOf(cfg, n, family).ReplyRouted
+	for _, r := range n.Inventory.Rules {
+		if r.Family == family && r.Priority < cfg.SNAT.Priority && r.Mask == 0 && slices.Contains(routed, r.From) && r.Table != tableMain {
+			out = append(out, fmt.Sprintf("the policy rule %q comes before reply routing: choose a --reply-rule-priority below %d", r, r.Priority))
+		}
+	}
+	return out
+}
+
+// obstacles finds what strict reverse-path checks make impossible, which are
+// the administrator's to loosen. They are IPv4's alone.
+func obstacles(cfg *Config, n *Node, have sysctl.State) []string {
+	o := obstacleFinder{cfg: cfg, node: n, have: have, paths: PathsOf(cfg, n, ip.IPv4), main: mainLink(&n.Inventory, ip.IPv4)}
+	if len(o.paths.Bound) > 0 {
+		o.marked()
+	}
+	if slices.Contains(cfg.Families, ip.IPv4) && o.main != "" {
+		for _, e := range enis(cfg, n, ip.IPv4) {
+			o.unmarked(e)
+		}
+	}
+	return o.out
+}
+
+type obstacleFinder struct {
+	cfg   *Config
+	node  *Node
+	have  sysctl.State
+	paths Paths
+	main  string
+	out   []string
+}
+
+func (o *obstacleFinder) say(format string, args ...any) {
+	o.out = append(o.out, fmt.Sprintf(format, args...))
+}
+
+// strict gives the parameter that has reverse paths checked strictly on an
+// interface, or "". The kernel takes the greater of all's and its own, and 2
+// is loose.
+func (o *obstacleFinder) strict(link string) string {
+	own, all := sysctl.LinkKey(ip.IPv4, link, "rp_filter"), sysctl.LinkKey(ip.IPv4, "all", "rp_filter")
+	switch {
+	case o.have[own] == "2" || o.have[all] == "2":
+		return ""
+	case o.have[own] == "1":
+		return own
+	case o.have[all] == "1":
+		return all
+	}
+	return ""
+}
+
+// marked tells what is in the way of reply routing. A parameter that we could
+// set has the value that it needs.
+func (o *obstacleFinder) marked() {
+	const all, reroute = "net/ipv4/conf/all/src_valid_mark", "net/ipv4/vs/snat_reroute"
+	for _, b := range o.paths.Bound {
+		if key := o.strict(b.Link); key != "" && o.have[all] == "0" && o.have[sysctl.LinkKey(ip.IPv4, b.Link, "src_valid_mark")] == "0" {
+			o.say("the reverse-path check of %s does not look at marks and drops what reply routing brings in: %s is 1, and %s is 0 and cannot be set", b.Link, key, all)
+		}
+	}
+	if o.have[reroute] == "0" {
+		o.say("answers to what entered by an ENI leave by %s: %s is 0 and cannot be set", o.main, reroute)
+	}
+}
+
+// unmarked tells what is lost where an ENI has no value: by the mode, or as
+// there are not enough.
+func (o *obstacleFinder) unmarked(e ENI) {
+	if slices.ContainsFunc(o.paths.Bound, func(b Binding) bool { return b.Link == e.Link }) {
+		return
+	}
+	why := fmt.Sprintf("--snat-mode is %s", o.cfg.SNAT.Mode)
+	if len(o.paths.Bound) > 0 {
+		why = "--reply-mark has not enough bits"
+	}
+	if key := o.strict(e.Link); key != "" {
+		o.say("the reverse-path check of %s drops what enters by it from outside for a Service: %s is 1, and %s", e.Link, key, why)
+	}
+	own := linkAddress(&o.node.Inventory, e.Link, ip.IPv4)
+	masqueraded := o.cfg.SNAT.Mode == SNATOff || o.cfg.SNAT.Mode == SNATSource && !e.SNAT.IsValid()
+	if key := o.strict(o.main); key != "" && masqueraded && (!own.IsValid() || onOtherLink(&o.node.Inventory, e.Link, own)) {
+		o.say("the reverse-path check of %s drops answers to pods of %s, which has no address of its own to masquerade them by: %s is 1, and %s", o.main, e.Link, key, why)
+	}
+}
+
+// watchedSysctls are those that obstacles reads besides what we set.
+func watchedSysctls(cfg *Config, n *Node) []string {
+	found := enis(cfg, n, ip.IPv4)
+	if len(found) == 0 {
+		return nil
+	}
+	var keys []string
+	links := []string{"all", mainLink(&n.Inventory, ip.IPv4)}
+	for _, e := range found {
+		links = append(links, e.Link)
+	}
+	for _, link := range links {
+		if link != "" {
+			keys = append(keys, sysctl.LinkKey(ip.IPv4, link, "rp_filter"), sysctl.LinkKey(ip.IPv4, link, "src_valid_mark"))
+		}
+	}
+	return keys
+}

@@ -1,0 +1,102 @@
+package plan_test
+
+import (
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
+	"github.com/kube-ipvs/kube-ipvs/pkg/nat"
+	"github.com/kube-ipvs/kube-ipvs/pkg/plan"
+	"github.com/kube-ipvs/kube-ipvs/pkg/sysctl"
+)
+
+// use is a rule of somebody else's with the bits that it names.
+func use(rule string, bits uint32) nat.MarkUse {
+	return nat.MarkUse{Chain: nat.Chain{Family: ip.IPv4, Table: nat.Mangle, Name: "THEIRS"}, Rule: nat.Rule(rule), Bits: bits}
+}
+
+// strictly are the parameters of a node with strict reverse-path checks, on
+// which reply routing works.
+func strictly(change ...string) sysctl.State {
+	s := sysctl.State{
+		"net/ipv4/conf/all/src_valid_mark": "1", "net/ipv4/vs/snat_reroute": "1",
+		"net/ipv4/conf/all/rp_filter": "0", "net/ipv4/conf/eth0/rp_filter": "1", "net/ipv4/conf/eth1/rp_filter": "1",
+		"net/ipv4/conf/eth0/src_valid_mark": "0", "net/ipv4/conf/eth1/src_valid_mark": "0",
+	}
+	for _, c := range change {
+		key, value, _ := strings.Cut(c, "=")
+		s[key] = value
+	}
+	return s
+}
+
+func TestWarnings(t *testing.T) {
+	eni := []string{"link eth0 10.0.0.1/24", "link eth1", "default dev eth0 via 10.0.0.254", "default dev eth1 via 10.0.1.254 table 101",
+		"rule 1536 from 10.0.1.8 lookup 101"}
+	bridge := []string{"link cni0 10.244.1.1/24", "link veth1"}
+	var (
+		aws     = use("-i eth0 -j CONNMARK --set-xmark 0x80/0x80", 0x80)
+		kubelet = use("-j MARK --set-xmark 0x8000/0x8000", 0x8000)
+		flannel = use("-m mark --mark 0x4000/0x4000 -j RETURN", 0x4000)
+		portmap = use("-j MARK --set-xmark 0x2000/0x2000", 0x2000)
+		istio   = use("-m mark --mark 0x539 -j RETURN", 0xffffffff)
+		wide    = use("-j MARK --set-xmark 0x40/0xf0", 0xf0)
+	)
+	for _, tc := range []struct {
+		name    string
+		network []string
+		mode    plan.SNATMode
+		mark    uint32
+		marks   []nat.MarkUse
+		sysctls sysctl.State
+		want    []string // what each says, in part
+	}{
+		{"nothing is in the way", eni, plan.SNATAuto, 0x3060, []nat.MarkUse{aws, kubelet, flannel, portmap}, strictly(), nil},
+		{"no ENI, no reply mark", eni[:3], plan.SNATAuto, 0x3060, []nat.MarkUse{wide}, nil, nil},
+		{"a bridge that is not shown", append(bridge, eni[:3]...), plan.SNATAuto, 0x3060, nil, nil, []string{"what pods of cni0 send each other"}},
+		{"a policy rule with our bits", append(eni, "rule 100 fwmark 0x40/0x60 lookup 7"), plan.SNATAuto, 0x3060, nil, nil,
+			[]string{`"IPv4 rule 100: fwmark 0x40/0x60 lookup 7", of another program, uses the bits 0x60`}},
+		{"a policy rule with other bits", append(eni, "rule 100 fwmark 0x200/0xf00 lookup 7"), plan.SNATAuto, 0x3060, nil, nil, nil},
+		{"a policy rule at our priority", append(eni, "rule 480 from 10.9.9.9 lookup 7"), plan.SNATAuto, 0x3060, nil, nil,
+			[]string{"has the priority of ours: choose another --reply-rule-priority"}},
+		{"a pod's rule before ours", append(eni[:4:4], "rule 111 from 10.0.1.8 lookup 101"), plan.SNATAuto, 0x3060, nil, nil,
+			[]string{`"IPv4 rule 111: from 10.0.1.8/32 lookup 101" comes before reply routing: choose a --reply-rule-priority below 111`}},
+		{"rules with our bits", eni, plan.SNATAuto, 0x3060, []nat.MarkUse{wide}, nil,
+			[]string{`the rule "-j MARK --set-xmark 0x40/0xf0" in IPv4 mangle/THEIRS, of another program, uses the bits 0x60`}},
+		{"a rule that looks at the whole mark", eni, plan.SNATAuto, 0x3060, []nat.MarkUse{istio}, nil,
+			[]string{"0x4000 of the mark, which are ours: choose another --iptables-masquerade-bit", "0x60 of the mark, which are ours: choose another --reply-mark"}},
+		{"the mark is not looked at", eni, plan.SNATAuto, 0x3060, nil, strictly("net/ipv4/conf/all/src_valid_mark=0", "net/ipv4/conf/eth1/rp_filter=2"),
+			[]string{"check of eth0 does not look at marks and drops what reply routing brings in: net/ipv4/conf/eth0/rp_filter is 1, and net/ipv4/conf/all/src_valid_mark is 0"}},
+		{"but on the interface itself", eni, plan.SNATAuto, 0x3060, nil, strictly("net/ipv4/conf/all/src_valid_mark=0",
+			"net/ipv4/conf/eth1/rp_filter=0", "net/ipv4/conf/eth0/src_valid_mark=1"), nil},
+		{"answers are not routed anew", eni, plan.SNATAuto, 0x3060, nil, strictly("net/ipv4/vs/snat_reroute=0"), []string{"net/ipv4/vs/snat_reroute is 0"}},
+		{"not enough values", eni, plan.SNATAuto, 0x20, nil, strictly(), []string{"of eth1 drops what enters by it from outside for a Service: net/ipv4/conf/eth1/rp_filter is 1, and --reply-mark has not enough bits"}},
+		{"off", eni, plan.SNATOff, 0x3060, nil, strictly(), []string{
+			"of eth1 drops what enters by it from outside for a Service: net/ipv4/conf/eth1/rp_filter is 1, and --snat-mode is off",
+			"of eth0 drops answers to pods of eth1, which has no address of its own to masquerade them by: net/ipv4/conf/eth0/rp_filter is 1, and --snat-mode is off"}},
+		{"off, all strict", eni, plan.SNATOff, 0x3060, nil, sysctl.State{"net/ipv4/conf/all/rp_filter": "1", "net/ipv4/conf/eth0/rp_filter": "0", "net/ipv4/conf/eth1/rp_filter": "2"},
+			[]string{"of eth0 drops answers to pods of eth1, which has no address of its own to masquerade them by: net/ipv4/conf/all/rp_filter is 1"}},
+		{"off, loose", eni, plan.SNATOff, 0x3060, nil, strictly("net/ipv4/conf/all/rp_filter=2"), nil},
+		{"snat, with an address", append([]string{"link eth0 10.0.0.1/24", "link eth1 10.0.1.1/24"}, eni[2:]...), plan.SNATSource, 0x3060, nil, strictly(),
+			[]string{"of eth1 drops what enters by it from outside"}},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			s := withNetwork(tc.network...)
+			if i := slices.Index(tc.network, "link veth1"); i > 0 {
+				s.node.Inventory.Links[0].Type, s.node.Inventory.Links[i].Master = "bridge", "cni0"
+			}
+			s.config.SNAT.Mode, s.config.SNAT.Mark = tc.mode, tc.mark
+			part := plan.NodeWide(&s.config, &s.node)
+			got := plan.Warnings(&s.config, &s.node, &part, plan.Seen{Marks: tc.marks, Sysctls: tc.sysctls})
+			if len(got) != len(tc.want) {
+				t.Fatalf("got %d warnings, want %d:\n%s", len(got), len(tc.want), strings.Join(got, "\n"))
+			}
+			for i := range got {
+				if !strings.Contains(got[i], tc.want[i]) {
+					t.Errorf("%s\nwant %s", got[i], tc.want[i])
+				}
+			}
+		})
+	}
+}

@@ -1,0 +1,112 @@
+//go:build e2e
+
+package e2e
+
+import (
+	"errors"
+	"fmt"
+	"regexp"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/kube-ipvs/kube-ipvs/test/e2e/lab"
+)
+
+var comparisons = regexp.MustCompile(`(?m)^kube_ipvs_compare_duration_seconds_count (\d+)`)
+
+// hasCompared tells whether a proxy has compared the kernel so often.
+func hasCompared(node *lab.Node, times int) error {
+	out, err := node.TryExec("curl", "-s", "--max-time", "5", "http://127.0.0.1:10249/metrics")
+	if err != nil {
+		return err
+	}
+	found := comparisons.FindStringSubmatch(out)
+	if found == nil {
+		return errors.New("no comparison is counted")
+	}
+	if n, err := strconv.Atoi(found[1]); err != nil || n < times {
+		return fmt.Errorf("%d comparisons, %v", n, err)
+	}
+	return nil
+}
+
+// TestENIWarnings has another program use our bits and our priority, and an
+// administrator forbid what strict reverse-path checks need. Each is said once,
+// however often it is seen.
+func TestENIWarnings(t *testing.T) {
+	c := lab.NewENICluster(t, lab.ENIOptions{})
+	programENI(t, c) // sets all parameters but the one below
+	c.Node.Sysctl("net.ipv4.conf.all.src_valid_mark", "0")
+	c.Node.ReadOnlySysctls()
+	c.Node.Rule("pref 300 fwmark 0x40/0x40 lookup 7", "pref 480 from 10.9.9.9 lookup 7", "pref 301 fwmark 0x80/0x80 lookup 7")
+	c.Node.Exec("iptables", "-w", "-t", "mangle", "-A", "PREROUTING", "-i", "eth0", "-j", "CONNMARK", "--set-xmark", "0x20/0x20")
+	c.Node.Exec("iptables", "-w", "-t", "mangle", "-A", "PREROUTING", "-i", "eth0", "-j", "CONNMARK", "--set-xmark", "0x80/0x80")
+	p := c.Node.StartProxy(func(*lab.Process) error { return hasCompared(c.Node, 3) },
+		"--manifests", eniManifests(t, c), "--hostname-override", "node", "--ipvs-sync-period", "1s")
+	const head = "The node is in the way of Services"
+	log := p.Log()
+	if n := strings.Count(log, head); n != 5 {
+		t.Errorf("said %d things, want 5", n)
+	}
+	for _, want := range []string{
+		`IPv4 rule 300: fwmark 0x40/0x40 lookup 7`,
+		`IPv4 rule 480: from 10.9.9.9/32 lookup 7`,
+		`the rule \"-i eth0 -j CONNMARK --set-xmark 0x20/0x20\" in IPv4 mangle/PREROUTING`,
+		`the reverse-path check of eth0 does not look at marks and drops what reply routing brings in: net/ipv4/conf/eth0/rp_filter is 1, and net/ipv4/conf/all/src_valid_mark is 0`,
+		`the reverse-path check of eth1 does not look at marks and drops what reply routing brings in: net/ipv4/conf/eth1/rp_filter is 1, and net/ipv4/conf/all/src_valid_mark is 0`,
+	} {
+		if n := strings.Count(log, want); n != 1 {
+			t.Errorf("%q is said %d times", want, n)
+		}
+	}
+	if t.Failed() {
+		t.Log(log)
+	}
+	// And it is true.
+	if answer := c.Pod.DialWithin(time.Second, lab.TCP, c.VIP); answer.Outcome() != lab.TimedOut {
+		t.Errorf("the pod, of which answers are dropped: %s", answer)
+	}
+}
+
+// TestScenario3WithoutBridgeNetfilter is scenario 3 where the proxy cannot have
+// bridged packets shown to netfilter: what a pod sends to another one of its
+// bridge through a Service is masqueraded, so that the answer comes to the node.
+func TestScenario3WithoutBridgeNetfilter(t *testing.T) {
+	c := lab.NewThreeNodes(t)
+	node := c.Nodes[0]
+	client, server := node.AddPod("caller"), node.AddPod("server")
+	for _, protocol := range []lab.Protocol{lab.TCP, lab.UDP} {
+		server.Serve("server", protocol, 53)
+	}
+	svc := newService("dns", corev1.ProtocolUDP, 53, "10.32.0.10", "fd00:10:32::10")
+	svc.Spec.Ports = append(svc.Spec.Ports, corev1.ServicePort{Name: "tcp", Protocol: corev1.ProtocolTCP, Port: 53})
+	dir := writeManifests(t, svc,
+		newSlice(svc, "IPv4", 53, endpoint{address: server.Addresses[0].String(), node: node.Name}),
+		newSlice(svc, "IPv6", 53, endpoint{address: server.Addresses[1].String(), node: node.Name}))
+	args := []string{"--manifests", dir, "--hostname-override", node.Name, "--cluster-cidr", podRanges}
+	runOnce(t, node.Node, dir, "--cluster-cidr", podRanges) // sets all parameters but those below
+	for _, name := range []string{"net.bridge.bridge-nf-call-iptables", "net.bridge.bridge-nf-call-ip6tables"} {
+		node.Sysctl(name, "0")
+	}
+	if answer := client.DialWithin(time.Second, lab.TCP, "10.32.0.10:53"); answer.Outcome() != lab.TimedOut {
+		t.Errorf("neither shown nor masqueraded: %s, want a time-out", answer)
+	}
+
+	node.ReadOnlySysctls()
+	p := node.StartProxy(func(*lab.Process) error { return hasCompared(node.Node, 3) }, append(args, "--ipvs-sync-period", "1s")...)
+	for _, protocol := range []lab.Protocol{lab.TCP, lab.UDP} {
+		for _, vip := range []string{"10.32.0.10:53", "[fd00:10:32::10]:53"} {
+			answer := client.Dial(protocol, vip)
+			if answer.Server != "server" || answer.SeenSource.Addr() == client.Addresses[0] || answer.SeenSource.Addr() == client.Addresses[1] {
+				t.Errorf("%s to %s: %s, want it masqueraded", protocol, vip, answer)
+			}
+		}
+	}
+	if n := strings.Count(p.Log(), "what pods of cni0 send each other through a Service is masqueraded"); n != 1 {
+		t.Errorf("it is said %d times, want once:\n%s", n, p.Log())
+	}
+}

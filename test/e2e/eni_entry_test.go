@@ -52,43 +52,56 @@ func TestENIEntry(t *testing.T) {
 
 func checkEntry(t *testing.T, tc entryCase) {
 	c := lab.NewENICluster(t, lab.ENIOptions{IPv6: tc.ipv6, Eth1Address: tc.address})
+	client := newClientBy(c, tc.by)
+	c.Fabric.CheckSources()
+
+	programEntry(t, c, tc)
+	checkEntersBy(t, c, client, tc.by, tc.policy == corev1.ServiceExternalTrafficPolicyLocal)
+	// The pod's own way to the address is not disturbed.
+	if answer := c.Pod.Dial(lab.TCP, c.VIP); answer.Err != nil {
+		t.Errorf("the pod's request: %s", answer)
+	}
+}
+
+// newClientBy makes a client outside, of which the cloud's load balancer
+// delivers connections to one of the node's interfaces.
+func newClientBy(c *lab.ENICluster, link string) *lab.Namespace {
 	vip := netip.MustParseAddrPort(c.VIP).Addr()
 	port, next := c.Eth0, c.NodeAddress
-	if tc.by == "eth1" {
+	if link == "eth1" {
 		port, next = c.Eth1, c.ENIAddress
 	}
 	c.Fabric.Route(fmt.Sprintf("%s via %s", vip, next))
 	gateway, address := "198.51.100.1/24", "198.51.100.9/24"
-	if tc.ipv6 {
+	if vip.Is6() {
 		gateway, address = "fd00:51::1/64", "fd00:51::9/64"
 	}
 	client := c.Fabric.Segment(gateway).Client("client", address)
 	port.Accept(vip.String())
-	c.Fabric.CheckSources()
+	return client
+}
 
-	programEntry(t, c, tc)
+// checkEntersBy has a client from outside call the load balancer's address:
+// requests and replies pass one interface.
+func checkEntersBy(t *testing.T, c *lab.ENICluster, client *lab.Namespace, link string, addressKept bool) {
+	t.Helper()
 	onNode := c.Node.Watch(lab.TCP, c.VIP)
 	for range 4 {
 		answer := client.Dial(lab.TCP, c.VIP)
 		if answer.Err != nil {
 			t.Fatalf("the client's request: %s\n%s", answer, onNode)
 		}
-		kept := answer.SeenSource == answer.Local
-		if want := tc.policy == corev1.ServiceExternalTrafficPolicyLocal; kept != want {
-			t.Errorf("%s: client's address kept: %v, want %v", answer, kept, want)
+		if kept := answer.SeenSource == answer.Local; kept != addressKept {
+			t.Errorf("%s: client's address kept: %v, want %v", answer, kept, addressKept)
 		}
 	}
 	for _, p := range onNode.Packets() {
-		if p.Interface != tc.by {
+		if p.Interface != link {
 			t.Errorf("passed another interface: %s", p)
 		}
 	}
 	if n := c.Eth0.Spoofed() + c.Eth1.Spoofed(); n != 0 {
 		t.Errorf("the fabric dropped %d packets for their source", n)
-	}
-	// The pod's own way to the address is not disturbed.
-	if answer := c.Pod.Dial(lab.TCP, c.VIP); answer.Err != nil {
-		t.Errorf("the pod's request: %s", answer)
 	}
 }
 

@@ -13,6 +13,8 @@ type ENIOptions struct {
 	// Eth1Address puts the secondary interface's own address on it, as some
 	// CNIs do. Otherwise eth1 has none.
 	Eth1Address bool
+	// Layout is the CNI's; nil is SeedLayout.
+	Layout *Layout
 	// CheckSources makes the fabric drop what does not come from the interface
 	// that its source address belongs to.
 	CheckSources bool
@@ -35,6 +37,8 @@ type ENICluster struct {
 	// VIP is the load balancer's "address:port"; Endpoints are the backends'.
 	VIP       string
 	Endpoints []string
+
+	table int // the one that leads out by eth1
 }
 
 // eniPlan holds the cluster's addresses.
@@ -81,8 +85,13 @@ func NewENICluster(t testing.TB, options ENIOptions) *ENICluster {
 	l := New(t)
 	c := &ENICluster{Lab: l, Fabric: l.Fabric("fabric"), Node: l.Node("node")}
 	c.Fabric.Uplink()
+	layout := options.Layout
+	if layout == nil {
+		layout = &SeedLayout
+	}
 	c.attachNode(plan, options)
-	c.addPod(plan)
+	c.layOut(plan, layout)
+	c.addPod(plan, layout)
 	c.addBackends(plan)
 	c.NodeAddress, c.ENIAddress = netip.MustParseAddr(plan.node), netip.MustParseAddr(plan.eni)
 	c.VIP = netip.AddrPortFrom(netip.MustParseAddr(plan.vip), eniServicePort).String()
@@ -106,18 +115,14 @@ func (c *ENICluster) attachNode(plan *eniPlan, options ENIOptions) {
 		c.Node.Address("eth1", plan.eni)
 	}
 	c.Eth1.Own(plan.eni, plan.pod)
-	c.Node.Route(
-		fmt.Sprintf("%s dev eth1 table 1003", plan.eniGateway),
-		fmt.Sprintf("default via %s dev eth1 table 1003", plan.eniGateway),
-	)
 }
 
-func (c *ENICluster) addPod(plan *eniPlan) {
+func (c *ENICluster) addPod(plan *eniPlan, layout *Layout) {
 	c.t.Helper()
-	c.Pod = c.Node.Pod("pod", "fsk7c22dbae71f7", plan.pod)
+	c.Pod = c.Node.Pod("pod", layout.PodLink, plan.pod)
 	c.Node.Rule(
-		fmt.Sprintf("pref 1000 to %s lookup main", plan.pod),
-		fmt.Sprintf("pref 2000 from %s lookup 1003", plan.pod),
+		fmt.Sprintf("pref %d to %s lookup main", layout.PodTo, plan.pod),
+		fmt.Sprintf("pref %d from %s lookup %d", layout.PodFrom, plan.pod, c.table),
 	)
 }
 

@@ -27,6 +27,8 @@ type Config struct {
 	StrictARP         bool
 
 	SNAT SNAT
+
+	LocalMark LocalMark // clear of MasqueradeMark; its Value clear of SNAT.Mark
 }
 
 // DetectLocalMode says how traffic of pods on this node is recognised.

@@ -12,6 +12,7 @@ import (
 type chosen struct {
 	cluster []service.Endpoint
 	local   []service.Endpoint
+	here    bool // there is one on this node, in whatever state
 }
 
 // choose picks a port's endpoints of one family. Ready ones are used, those
@@ -23,7 +24,7 @@ func choose(facts *Facts, family ip.Family, all []service.Endpoint) chosen {
 	draining := filter(all, func(e service.Endpoint) bool { return e.Serving && e.Terminating })
 	onNode := func(e service.Endpoint) bool { return e.Node != "" && e.Node == facts.NodeName }
 
-	c := chosen{cluster: nearest(facts, ready), local: filter(ready, onNode)}
+	c := chosen{cluster: nearest(facts, ready), local: filter(ready, onNode), here: slices.ContainsFunc(all, onNode)}
 	if len(c.cluster) == 0 {
 		c.cluster = draining
 	}

@@ -78,18 +78,19 @@ func TestChosenEndpoints(t *testing.T) {
 				ClusterIPs: []netip.Addr{vip}, ExternalLocal: true,
 				Ports: []service.Port{{Protocol: ip.TCP, Port: 80, NodePort: 30080, Endpoints: tc.in}},
 			})
-			if got := numbers(part, ipvs.Key{Protocol: ip.TCP, Addr: vip, Port: 80}); got != tc.cluster {
+			part = plan.Numbered(&cfg, part, nil)
+			if got := lastNumbers(part, ipvs.Key{Protocol: ip.TCP, Addr: vip, Port: 80}); got != tc.cluster {
 				t.Errorf("the cluster's: %q, want %q", got, tc.cluster)
 			}
-			if got := numbers(part, ipvs.Key{Protocol: ip.TCP, Addr: node, Port: 30080}); got != tc.local {
+			if got := lastNumbers(part, ipvs.Key{Protocol: ip.TCP, Addr: node, Port: 30080}); got != tc.local {
 				t.Errorf("this node's: %q, want %q", got, tc.local)
 			}
 		})
 	}
 }
 
-// numbers shows a virtual server's real servers by their last number.
-func numbers(part plan.Part, key ipvs.Key) string {
+// lastNumbers shows a virtual server's real servers by their last number.
+func lastNumbers(part plan.Part, key ipvs.Key) string {
 	var out []string
 	for _, vs := range part.VirtualServers {
 		for _, rs := range vs.RealServers {

@@ -69,6 +69,19 @@ func mainLink(inv *routing.Inventory, family ip.Family) string {
 	return ""
 }
 
+// uplinks are the interfaces that lead out of the node: the main table's, and
+// the ENIs.
+func uplinks(cfg *Config, n *Node, family ip.Family) []string {
+	var out []string
+	if main := mainLink(&n.Inventory, family); main != "" {
+		out = append(out, main)
+	}
+	for _, e := range enis(cfg, n, family) {
+		out = append(out, e.Link)
+	}
+	return out
+}
+
 // sourcesOf lists whose traffic the rules send to a table. A rule that is not
 // wholly known may send only some of it there, or none.
 func sourcesOf(inv *routing.Inventory, family ip.Family, table int) []netip.Prefix {

@@ -148,10 +148,17 @@ var flows = []flow{
 	{"client eth0", "node:30081", "server:8080 by cni0 as client"},
 	{"client eth0", "node:30153 UDP", "server:53 by cni0 as client"},
 	{"client eth0", "node:30154 SCTP", "server:54 by cni0 as client"},
-	{"pod cni0", "l/here:80", "server:8080 by cni0 as pod"},
-	{"server cni0", "l/here:80", "server:8080 by cni0 as bridge"},
-	{"server cni0", "node:30081", "server:8080 by cni0 as bridge"},
-	{"l/here", "l/here:80", "server:8080 by cni0 as l/here"},
+	{"node-2 eth0", "node:30081", "server:8080 by cni0 as node-2"},
+
+	// Who comes from inside gets all, with an address that is answered.
+	{"pod cni0", "l/here:80", "server:8080 by cni0 as bridge, remote:8080 by eth0 as node"},
+	{"pod cni0", "x/here:80", "server:8080 by cni0 as bridge, remote:8080 by eth0 as node"},
+	{"pod cni0", "node:30081", "server:8080 by cni0 as bridge, remote:8080 by eth0 as node"},
+	{"farpod eth0", "node:30081", "server:8080 by cni0 as bridge, remote:8080 by eth0 as node"},
+	{"server cni0", "l/here:80", "server:8080 by cni0 as bridge, remote:8080 by eth0 as node"},
+	{"l/here", "l/here:80", "server:8080 by cni0 as bridge, remote:8080 by eth0 as node"},
+	{"x/here", "x/here:80", "server:8080 by cni0 as bridge, remote:8080 by eth0 as node"},
+	{"node", "node:30081", "server:8080 by cni0 as bridge, remote:8080 by eth0 as node"},
 	{"client eth0", "c/here:80", "server:8080 by cni0 as bridge, remote:8080 by eth0 as node"},
 
 	// Where there is none, who comes from outside is turned away, and who
@@ -220,7 +227,11 @@ func TestFlowsByDetection(t *testing.T) {
 			{"c/away", "c/away:80", masqueraded},
 			{"node", "l/away:80", masqueraded},
 			{"client eth0", "l/away:80", "DROP"},
-			{"pod cni0", "l/away:80", "DROP"},
+			{"farpod eth0", "l/away:80", "DROP"},
+			{"pod cni0", "l/away:80", masqueraded},
+			{"client eth0", "l/here:80", "server:8080 by cni0 as client"},
+			{"pod cni0", "l/here:80", "server:8080 by cni0 as bridge, remote:8080 by eth0 as node"},
+			{"l/here", "l/here:80", "server:8080 by cni0 as bridge, remote:8080 by eth0 as node"},
 		}},
 		{"by the bridge", func(s *scenario) {
 			s.config.LocalTraffic = plan.LocalTraffic{Mode: plan.DetectBridgeInterface, Interface: "cni0"}
@@ -325,20 +336,34 @@ func TestSymmetricPaths(t *testing.T) {
 // TestInvalidIsNotSentUnmasqueraded sends what conntrack cannot place, which
 // the nat table does not see.
 func TestInvalidIsNotSentUnmasqueraded(t *testing.T) {
-	for _, tc := range []struct{ scenario, dst, want string }{
-		{"eni", "10.12.115.101:80", "DROP"},
-		{"external-local", "203.0.113.5:80", "ACCEPT"}, // the client's address is kept
-		{"external-local", "198.51.100.7:80", "ACCEPT"},
-		{"loadbalancer", "203.0.113.5:80", "DROP"},
+	const pod = "10.244.1.7"
+	mark := plan.LocalMark{Value: 0x9, Mask: 0x3fff}
+	for _, tc := range []struct {
+		scenario, src, dst string
+		mark               plan.LocalMark
+		want               string
+	}{
+		{"eni", "10.12.192.44", "10.12.115.101:80", mark, "DROP"},
+		{"external-local", "100.64.9.9", "203.0.113.5:80", mark, "ACCEPT"}, // the client's address is kept
+		{"external-local", "100.64.9.9", "198.51.100.7:80", mark, "ACCEPT"},
+		{"external-local", "100.64.9.9", "192.0.2.11:30080", mark, "ACCEPT"},
+		{"external-local", pod, "203.0.113.5:80", mark, "DROP"},
+		{"external-local", pod, "192.0.2.11:30080", mark, "DROP"},
+		{"external-local", pod, "203.0.113.6:80", mark, "DROP"},
+		{"external-local", pod, "203.0.113.5:80", plan.LocalMark{}, "ACCEPT"},
+		{"loadbalancer", "100.64.9.9", "203.0.113.5:80", mark, "DROP"},
 	} {
-		h := newHost(t, load(t, tc.scenario), ip.IPv4)
+		s := load(t, tc.scenario)
+		s.config.LocalMark = tc.mark
+		h := newHost(t, s, ip.IPv4)
 		dst := netip.MustParseAddrPort(tc.dst)
 		p := packet{
-			src: netip.MustParseAddr("10.12.192.44"), sport: 40000, in: "veth0", invalid: true,
+			src: netip.MustParseAddr(tc.src), sport: 40000, in: "eth0", invalid: true,
 			dst: dst.Addr(), dport: dst.Port(), protocol: ip.TCP,
 		}
+		h.mustAccept(nat.Mangle, "INPUT", &p)
 		if got := h.hook(nat.Filter, "INPUT", &p); got.verdict != tc.want {
-			t.Errorf("%s: %s, want %s", tc.dst, got.verdict, tc.want)
+			t.Errorf("%s from %s: %s, want %s", tc.dst, tc.src, got.verdict, tc.want)
 		}
 	}
 }

@@ -25,6 +25,7 @@ type host struct {
 	validMark bool // src_valid_mark: the reverse-path check looks at the mark
 	servers   map[ipvs.Key][]netip.AddrPort
 	bound     map[netip.Addr]bool // addresses on kube-ipvs0
+	policy    uint32              // what a policy engine's rules in INPUT add to each packet's mark
 }
 
 func newHost(t *testing.T, s *scenario, family ip.Family) *host {
@@ -37,9 +38,10 @@ func newHost(t *testing.T, s *scenario, family ip.Family) *host {
 		servers:   map[ipvs.Key][]netip.AddrPort{},
 		bound:     map[netip.Addr]bool{},
 	}
+	numbers := map[ipvs.Key]uint32{}
 	var members []plan.Member
 	for i := range s.services {
-		p := plan.Service(&s.config, &facts, &s.services[i])
+		p := numbered(&s.config, plan.Service(&s.config, &facts, &s.services[i]), numbers)
 		members = append(members, p.Members...)
 		for _, vs := range p.VirtualServers {
 			h.servers[vs.Key] = vs.RealServers
@@ -160,6 +162,7 @@ func (h *host) from(p packet) outcome {
 			return outcome{verdict: got.verdict}
 		}
 	}
+	p.mark |= h.policy
 	return h.serve(p)
 }
 
@@ -178,8 +181,12 @@ func (h *host) mustAccept(table nat.Table, chain string, p *packet) {
 	}
 }
 
+// serve looks for the packet's whole mark before its address and port.
 func (h *host) serve(p packet) outcome {
-	servers, served := h.servers[ipvs.Key{Protocol: p.protocol, Addr: p.dst, Port: p.dport}]
+	servers, served := h.servers[ipvs.Key{Addr: h.family.Unspecified(), FWMark: p.mark}]
+	if p.mark == 0 || !served {
+		servers, served = h.servers[ipvs.Key{Protocol: p.protocol, Addr: p.dst, Port: p.dport}]
+	}
 	switch {
 	case !served:
 		return outcome{verdict: "LOCAL"}
@@ -199,6 +206,9 @@ func (h *host) send(p packet, to netip.AddrPort) sent {
 	p.dst, p.dport = to.Addr(), to.Port()
 	p.in, p.out = "", h.route(p.src, to.Addr(), p.mark)
 	h.mustAccept(nat.Mangle, "OUTPUT", &p)
+	if p.mark&0x9 != 0 {
+		h.t.Errorf("the packet to %s is routed with the mark %#x", to, p.mark)
+	}
 	got := h.hook(nat.NAT, "POSTROUTING", &p)
 	out := sent{to: to, source: p.src, link: p.out, connmk: p.connmk}
 	switch got.verdict {

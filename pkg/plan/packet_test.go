@@ -42,7 +42,7 @@ type firewall struct {
 	family ip.Family
 	chains map[nat.Chain][]rule
 	types  map[string]ipset.Type
-	sets   map[string]map[ipset.Entry]struct{}
+	sets   map[string]map[ipset.Entry]uint32
 	local  map[netip.Addr]bool // addresses of the node, VIPs included
 }
 
@@ -65,13 +65,13 @@ type target struct {
 func newFirewall(t *testing.T, family ip.Family, part plan.NodePart, members []plan.Member, local map[netip.Addr]bool) *firewall {
 	f := &firewall{
 		t: t, family: family, local: local,
-		chains: map[nat.Chain][]rule{}, types: map[string]ipset.Type{}, sets: map[string]map[ipset.Entry]struct{}{},
+		chains: map[nat.Chain][]rule{}, types: map[string]ipset.Type{}, sets: map[string]map[ipset.Entry]uint32{},
 	}
 	for _, s := range part.Sets {
-		f.types[s.Name], f.sets[s.Name] = s.Type, map[ipset.Entry]struct{}{}
+		f.types[s.Name], f.sets[s.Name] = s.Type, map[ipset.Entry]uint32{}
 	}
 	for _, m := range slices.Concat(part.Members, members) {
-		f.sets[m.Set][m.Entry] = struct{}{}
+		f.sets[m.Set][m.Entry] = m.Mark
 	}
 	for _, j := range part.NAT.Jumps {
 		f.add(j.Chain, j.Rule)
@@ -295,7 +295,8 @@ func (f *firewall) ofType(kind string) (func(*packet) bool, error) {
 // the packet's source or destination as the flags tell.
 func (f *firewall) inSet(name string, flags []string) (func(*packet) bool, error) {
 	kind, ok := f.types[name]
-	parts := strings.Split(strings.TrimPrefix(strings.TrimPrefix(string(kind), "hash:"), "bitmap:"), ",")
+	types, _, _ := strings.Cut(string(kind), " ") // without extensions
+	parts := strings.Split(strings.TrimPrefix(strings.TrimPrefix(types, "hash:"), "bitmap:"), ",")
 	switch {
 	case !ok:
 		return nil, fmt.Errorf("no set %s", name)
@@ -308,16 +309,42 @@ func (f *firewall) inSet(name string, flags []string) (func(*packet) bool, error
 		}
 	}
 	return func(p *packet) bool {
-		if slices.Contains(parts, "port") && p.protocol == icmp {
-			return false
-		}
-		for e := range f.sets[name] {
-			if inEntry(kind, parts, flags, e, p) {
-				return true
-			}
-		}
-		return false
+		_, found := f.find(name, parts, flags, p)
+		return found
 	}, nil
+}
+
+// find gives the mark of the member that a packet meets.
+func (f *firewall) find(name string, parts, flags []string, p *packet) (mark uint32, found bool) {
+	if slices.Contains(parts, "port") && p.protocol == icmp {
+		return 0, false
+	}
+	for e, mark := range f.sets[name] {
+		if inEntry(f.types[name], parts, flags, e, p) {
+			return mark, true
+		}
+	}
+	return 0, false
+}
+
+// mapSet is --map-set: the member's mark becomes the packet's. The kernel takes
+// it in the table mangle alone, which TestCanonicalRules holds to.
+func (c *compiler) mapSet() (func(*packet), error) {
+	if err := c.expect("--map-set"); err != nil {
+		return nil, err
+	}
+	name := c.next()
+	if c.fw.types[name] != ipset.HashIPPortMark {
+		return nil, fmt.Errorf("members of %s carry no marks", name)
+	}
+	if flags := c.next(); flags != "dst,dst" {
+		return nil, fmt.Errorf("unknown flags %q", flags)
+	}
+	return func(p *packet) {
+		if mark, ok := c.fw.find(name, []string{"ip", "port"}, []string{"dst", "dst"}, p); ok {
+			p.mark = mark
+		}
+	}, c.expect("--map-mark")
 }
 
 func inEntry(kind ipset.Type, parts, flags []string, e ipset.Entry, p *packet) bool {
@@ -366,6 +393,8 @@ func (c *compiler) target() error {
 			t.source, err = netip.ParseAddr(c.next())
 		}
 		c.next() // --random-fully
+	case "SET":
+		t.change, err = c.mapSet()
 	case "MARK", "CONNMARK":
 		t.change, err = c.setMark(name)
 	default:
@@ -446,6 +475,8 @@ func TestFirewallKnowsItsLimits(t *testing.T) {
 		"-m addrtype --src-type UNICAST -j ACCEPT",
 		"-j NOTRACK",
 		"-j MARK --or-mark 0x1",
+		"-j SET --add-set S dst,dst",
+		"-j SET --map-set S dst,dst --map-mark",
 		"-j REJECT --reject-with tcp-reset",
 		"-j ACCEPT --random-fully",
 	} {

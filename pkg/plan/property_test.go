@@ -155,6 +155,14 @@ func TestInvariants(t *testing.T) {
 		cfg, node, s := g.config(), g.node(), g.service()
 		facts := plan.FactsOf(&cfg, &node)
 		part := plan.Service(&cfg, &facts, &s)
+		numbers := map[ipvs.Key]uint32{}
+		for i, o := range part.Outside {
+			if g.Intn(4) > 0 {
+				numbers[o.Key] = uint32(i + 1)
+			}
+		}
+		part = plan.Numbered(&cfg, part, numbers)
+		checkMarks(t, &part, len(numbers))
 		checkServers(t, &cfg, &facts, &part)
 		checkAddresses(t, &part)
 		checkMembers(t, &part)
@@ -181,9 +189,32 @@ func checkServers(t *testing.T, cfg *plan.Config, facts *plan.Facts, part *plan.
 				t.Errorf("%s: real server %s is of another family, or stands twice or out of order", vs.Key, rs)
 			}
 		}
-		if !slices.Contains(part.Addresses, vs.Key.Addr) && !facts.OnLinks[vs.Key.Addr] && !slices.Contains(facts.NodePorts, vs.Key.Addr) {
+		if vs.Key.FWMark == 0 && !slices.Contains(part.Addresses, vs.Key.Addr) && !facts.OnLinks[vs.Key.Addr] && !slices.Contains(facts.NodePorts, vs.Key.Addr) {
 			t.Errorf("%s is neither bound nor on an interface", vs.Key)
 		}
+	}
+}
+
+// checkMarks: each number leads to a virtual server of its own, and whoever gets
+// it there has a member that says so.
+func checkMarks(t *testing.T, part *plan.Part, want int) {
+	marks := map[ipvs.Key]int{}
+	for _, m := range part.Members {
+		local := m.Set == plan.Local.In(ip.IPv4) || m.Set == plan.Local.In(ip.IPv6)
+		if local != (m.Mark != 0) {
+			t.Errorf("%s is in %s with mark %#x", m.Entry, m.Set, m.Mark)
+		}
+		if local {
+			marks[ipvs.Key{Addr: ip.Of(m.Entry.Addr).Unspecified(), FWMark: m.Mark}]++
+		}
+	}
+	for _, vs := range part.VirtualServers {
+		if vs.Key.FWMark != 0 && marks[vs.Key] != 1 {
+			t.Errorf("%d members lead to %s", marks[vs.Key], vs.Key)
+		}
+	}
+	if len(marks) != want {
+		t.Errorf("%d numbers in use, want %d", len(marks), want)
 	}
 }
 

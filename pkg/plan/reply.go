@@ -45,7 +45,7 @@ func addReplyRouting(part *NodePart, cfg *Config, family ip.Family, paths Paths)
 	}
 	part.Bound = append(part.Bound, paths.Bound...)
 	for _, p := range paths.ReplyRouted {
-		part.Members = append(part.Members, Member{ReplyRoutedSources.In(family), ipset.Entry{Net: p}})
+		part.Members = append(part.Members, Member{Set: ReplyRoutedSources.In(family), Entry: ipset.Entry{Net: p}})
 	}
 }
 

@@ -31,7 +31,8 @@ func addRuleset(state *nat.State, cfg *Config, n *Node, family ip.Family, paths 
 	r.postrouting(n)
 	r.firewall()
 	r.forward()
-	r.virtualAddresses(n)
+	r.virtualAddresses()
+	r.externalLocal(n)
 	r.invalid()
 	r.replyRouting()
 }
@@ -68,8 +69,8 @@ func rule(comment, match, target string) nat.Rule {
 // jumps leads the kernel's chains to ours:
 //
 //	nat    PREROUTING, OUTPUT → KUBE-SERVICES; POSTROUTING → KUBE-POSTROUTING
-//	mangle PREROUTING → KUBE-IPVS-RESTORE; INPUT → KUBE-IPVS-BIND
-//	mangle FORWARD → KUBE-IPVS-RETURN; OUTPUT → KUBE-PROXY-FIREWALL, KUBE-IPVS-RETURN
+//	mangle PREROUTING → KUBE-IPVS-RESTORE; INPUT → KUBE-IPVS-BIND, KUBE-IPVS-OUTSIDE
+//	mangle FORWARD → KUBE-IPVS-RETURN; OUTPUT → KUBE-PROXY-FIREWALL, KUBE-IPVS-RETURN, KUBE-IPVS-SENT
 //	filter INPUT → KUBE-NODE-PORT, KUBE-PROXY-FIREWALL, KUBE-IPVS-FILTER
 //	filter FORWARD → KUBE-PROXY-FIREWALL, KUBE-FORWARD
 //
@@ -83,9 +84,11 @@ func (r *ruleset) jumps() {
 
 	r.jump(nat.Mangle, "PREROUTING", "KUBE-IPVS-RESTORE", "kubernetes reply routing")
 	r.jump(nat.Mangle, "INPUT", "KUBE-IPVS-BIND", "kubernetes reply routing")
+	r.jump(nat.Mangle, "INPUT", "KUBE-IPVS-OUTSIDE", "kubernetes external traffic policy")
 	r.jump(nat.Mangle, "FORWARD", "KUBE-IPVS-RETURN", "kubernetes reply routing")
 	r.jump(nat.Mangle, "OUTPUT", "KUBE-PROXY-FIREWALL", "kubernetes load balancer source ranges")
 	r.jump(nat.Mangle, "OUTPUT", "KUBE-IPVS-RETURN", "kubernetes reply routing")
+	r.jump(nat.Mangle, "OUTPUT", "KUBE-IPVS-SENT", "kubernetes external traffic policy")
 
 	r.jump(nat.Filter, "INPUT", "KUBE-NODE-PORT", "kubernetes health check service ports")
 	r.jump(nat.Filter, "INPUT", "KUBE-PROXY-FIREWALL", "kubernetes load balancer source ranges")
@@ -97,6 +100,7 @@ func (r *ruleset) jumps() {
 // services decides what is masqueraded:
 //
 //	-A KUBE-SERVICES -s 127.0.0.0/8 -j RETURN
+//	-A KUBE-SERVICES -m set --match-set KUBE-IPVS-LOCAL dst,dst -j KUBE-IPVS-INSIDE
 //	-A KUBE-SERVICES -m set --match-set KUBE-IPVS-NO-LOCAL dst,dst -j KUBE-MARK-MASQ
 //	-A KUBE-SERVICES -m set --match-set KUBE-LOAD-BALANCER dst,dst -j KUBE-LOAD-BALANCER
 //	-A KUBE-SERVICES -m set --match-set KUBE-CLUSTER-IP … -j KUBE-MARK-MASQ
@@ -118,6 +122,7 @@ func (r *ruleset) services(n *Node) {
 	}
 	rules := []nat.Rule{
 		nat.Rule(loopback + " -j RETURN"),
+		rule("external traffic policy Local", r.match(Local, "dst,dst"), "KUBE-IPVS-INSIDE"),
 		rule("no endpoint on this node, from inside", r.match(NoLocalEndpoint, "dst,dst"), "KUBE-MARK-MASQ"),
 		rule("load balancer IPs", r.match(LoadBalancer, "dst,dst"), "KUBE-LOAD-BALANCER"),
 	}
@@ -274,7 +279,8 @@ func (r *ruleset) forward() {
 // virtualAddresses lets a VIP answer on its Services' ports and to ping, and
 // on nothing else: it is a local address, so whatever listens on 0.0.0.0
 // would answer for it (kubernetes#72236). And it turns away who comes from
-// outside to a node without an endpoint, under externalTrafficPolicy Local:
+// outside to a node without an endpoint, under externalTrafficPolicy Local
+// (externalLocal):
 //
 //	-A KUBE-NODE-PORT -p tcp -m set --match-set KUBE-HEALTH-CHECK-NODE-PORT dst -j ACCEPT
 //	-A KUBE-IPVS-FILTER -m conntrack --ctstate INVALID -j KUBE-IPVS-INVALID
@@ -282,8 +288,7 @@ func (r *ruleset) forward() {
 //	-A KUBE-IPVS-FILTER -m set --match-set KUBE-LOAD-BALANCER dst,dst -j RETURN     (and the other three)
 //	-A KUBE-IPVS-FILTER -p icmp -m icmp --icmp-type 8 -j RETURN
 //	-A KUBE-IPVS-FILTER -m conntrack --ctstate NEW -m set --match-set KUBE-IPVS-IPS dst -j REJECT
-//	-A KUBE-IPVS-INSIDE ! -s 10.244.0.0/16 -m addrtype ! --src-type LOCAL -j DROP
-func (r *ruleset) virtualAddresses(n *Node) {
+func (r *ruleset) virtualAddresses() {
 	r.chain(nat.Filter, "KUBE-NODE-PORT",
 		rule("health check node ports", "-p tcp "+r.match(HealthCheckPort, "dst"), "ACCEPT"))
 
@@ -302,12 +307,6 @@ func (r *ruleset) virtualAddresses(n *Node) {
 		rule("ping is answered", echo, "RETURN"),
 		rule("no such port on this VIP", "-m conntrack --ctstate NEW "+r.match(VIPs, "dst"), "REJECT --reject-with "+reject))
 	r.chain(nat.Filter, "KUBE-IPVS-FILTER", rules...)
-
-	outside := "-m addrtype ! --src-type LOCAL"
-	if notLocal, ok := r.notLocal(n); ok {
-		outside = notLocal(outside)
-	}
-	r.chain(nat.Filter, "KUBE-IPVS-INSIDE", rule("only pods and nodes", outside, "DROP"))
 }
 
 // invalid drops what conntrack cannot place, such as a FIN that comes when the
@@ -315,14 +314,14 @@ func (r *ruleset) virtualAddresses(n *Node) {
 // does not see it, while IPVS would still send it on, with the client's own
 // address, to an endpoint that knows the connection by another. Where the
 // client's address is kept, it passes: there conntrack may see only half of a
-// flow, and all of it would look wrong:
+// flow, and all of it would look wrong. Behind invalidRules:
 //
 //	-A KUBE-IPVS-INVALID -m set --match-set KUBE-LOAD-BALANCER-LOCAL dst,dst -j RETURN
 //	-A KUBE-IPVS-INVALID -p tcp -m set --match-set KUBE-NODE-PORT-LOCAL-TCP dst -m set --match-set KUBE-IPVS-NODE-PORT dst,dst -j RETURN
 //	-A KUBE-IPVS-INVALID -m set --match-set KUBE-LOAD-BALANCER dst,dst -j DROP     (and external IPs, node ports)
 func (r *ruleset) invalid() {
 	const kept = "client address kept"
-	rules := []nat.Rule{rule(kept, r.match(LoadBalancerLocal, "dst,dst"), "RETURN")}
+	rules := append(r.invalidRules(), rule(kept, r.match(LoadBalancerLocal, "dst,dst"), "RETURN"))
 	for _, p := range ip.Protocols {
 		_, local := nodePortSets(p)
 		flags := "dst"

@@ -113,6 +113,7 @@ func defaultConfig() plan.Config {
 		Scheduler:      "rr",
 		MasqueradeMark: 0x4000,
 		SNAT:           plan.SNAT{Mode: plan.SNATAuto, Mark: 0x3060, Priority: 480},
+		LocalMark:      plan.LocalMark{Value: 0x9, Mask: 0x3fff},
 	}
 }
 

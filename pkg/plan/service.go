@@ -14,6 +14,7 @@ import (
 // Part is what one Service needs in the kernel.
 type Part struct {
 	VirtualServers []VirtualServer // by key, each key once
+	Outside        []Outside       // by key; see Numbered
 	Addresses      []netip.Addr    // to stand on kube-ipvs0; sorted
 	Members        []Member        // of sets; sorted by set and entry
 	HealthCheck    HealthCheck
@@ -27,10 +28,12 @@ type VirtualServer struct {
 	RealServers []netip.AddrPort // all of weight 1; sorted
 }
 
-// Member is an entry of a set, of which the name says the family.
+// Member is an entry of a set, of which the name says the family, and the mark
+// that it carries in a set of marks.
 type Member struct {
 	Set   string
 	Entry ipset.Entry
+	Mark  uint32
 }
 
 // HealthCheck is a Service's health check node port (0: none) and how many
@@ -52,7 +55,7 @@ func Service(cfg *Config, facts *Facts, s *service.Service) Part {
 		}
 		b.addHealthCheckPort(family)
 	}
-	b.finish()
+	b.part.sort()
 	return b.part
 }
 
@@ -102,17 +105,14 @@ func (b *partBuilder) addClusterIPs(family ip.Family, p *service.Port, eps chose
 }
 
 // external are the endpoints for traffic to an external address. With
-// externalTrafficPolicy Local and none here, the cluster's are kept for those
-// who come from inside, while the rules turn away everybody else
-// (NoLocalEndpoint).
+// externalTrafficPolicy Local they are the cluster's for those who come from
+// inside. Who comes from outside gets those of this node (addOutside), and is
+// turned away if there is none that he could get (NoLocalEndpoint).
 func (b *partBuilder) external(eps chosen) (endpoints []service.Endpoint, noLocal bool) {
-	if !b.service.ExternalLocal {
-		return eps.cluster, false
+	if b.service.ExternalLocal && b.cfg.LocalMark.Value == 0 && len(eps.local) > 0 {
+		return eps.local, false
 	}
-	if len(eps.local) == 0 {
-		return eps.cluster, len(eps.cluster) > 0
-	}
-	return eps.local, false
+	return eps.cluster, b.service.ExternalLocal && len(eps.local) == 0 && len(eps.cluster) > 0
 }
 
 // keepsClient tells whether external traffic reaches the endpoints with the
@@ -163,6 +163,7 @@ func (b *partBuilder) addExternal(key ipvs.Key, eps chosen) bool {
 	if noLocal {
 		b.addMember(NoLocalEndpoint, entryOf(key))
 	}
+	b.addOutside(key, eps)
 	return true
 }
 
@@ -316,14 +317,13 @@ func (b *partBuilder) addMember(set SetName, e ipset.Entry, family ...ip.Family)
 	case len(family) > 0:
 		f = family[0]
 	}
-	b.part.Members = append(b.part.Members, Member{set.In(f), e})
+	b.part.Members = append(b.part.Members, Member{Set: set.In(f), Entry: e})
 }
 
-// finish sorts everything, so that equal plans are equal values, and drops
-// what came twice.
-func (b *partBuilder) finish() {
-	p := &b.part
+// sort has equal plans be equal values, and drops what came twice.
+func (p *Part) sort() {
 	slices.SortFunc(p.VirtualServers, func(a, b VirtualServer) int { return a.Key.Compare(b.Key) })
+	slices.SortFunc(p.Outside, func(a, b Outside) int { return a.Key.Compare(b.Key) })
 	slices.SortFunc(p.Addresses, netip.Addr.Compare)
 	p.Addresses = slices.Compact(p.Addresses)
 	slices.SortFunc(p.Members, compareMembers)
@@ -334,7 +334,7 @@ func compareMembers(a, b Member) int {
 	return cmp.Or(cmp.Compare(a.Set, b.Set),
 		a.Entry.Addr.Compare(b.Entry.Addr), cmp.Compare(a.Entry.Protocol, b.Entry.Protocol),
 		cmp.Compare(a.Entry.Port, b.Entry.Port), a.Entry.Addr2.Compare(b.Entry.Addr2),
-		a.Entry.Net.Addr().Compare(b.Entry.Net.Addr()), cmp.Compare(a.Entry.Net.Bits(), b.Entry.Net.Bits()))
+		a.Entry.Net.Addr().Compare(b.Entry.Net.Addr()), cmp.Compare(a.Entry.Net.Bits(), b.Entry.Net.Bits()), cmp.Compare(a.Mark, b.Mark))
 }
 
 func ofFamily(list []netip.Addr, f ip.Family) []netip.Addr {

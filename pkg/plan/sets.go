@@ -33,6 +33,7 @@ const (
 	VIPs               SetName = "KUBE-IPVS-IPS"       // addresses on kube-ipvs0
 	NodePorts          SetName = "KUBE-IPVS-NODE-PORT" // every node address and node port that is served
 	NoLocalEndpoint    SetName = "KUBE-IPVS-NO-LOCAL"  // externalTrafficPolicy Local, and no endpoint on this node
+	Local              SetName = "KUBE-IPVS-LOCAL"     // externalTrafficPolicy Local, with the number of who comes from outside
 	ReplyRoutedSources SetName = "KUBE-IPVS-REPLY-SRC" // sources whose masqueraded flows take reply routing
 )
 
@@ -59,6 +60,7 @@ var setTypes = []struct {
 	{VIPs, ipset.HashIP},
 	{NodePorts, ipset.HashIPPort},
 	{NoLocalEndpoint, ipset.HashIPPort},
+	{Local, ipset.HashIPPortMark},
 	{ReplyRoutedSources, ipset.HashNet},
 }
 

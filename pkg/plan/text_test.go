@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
+	"github.com/kube-ipvs/kube-ipvs/pkg/ipvs"
 	"github.com/kube-ipvs/kube-ipvs/pkg/nat"
 	"github.com/kube-ipvs/kube-ipvs/pkg/plan"
 	"github.com/kube-ipvs/kube-ipvs/pkg/service"
@@ -20,12 +21,23 @@ func text(cfg *plan.Config, n *plan.Node, services []service.Service) string {
 	var w writer
 	w.facts(&facts)
 	w.node(cfg, plan.NodeWide(cfg, n))
+	numbers := map[ipvs.Key]uint32{}
 	for i := range services {
 		w.line("")
 		w.line("Service %s", services[i].Name)
-		w.part(plan.Service(cfg, &facts, &services[i]))
+		w.part(numbered(cfg, plan.Service(cfg, &facts, &services[i]), numbers))
 	}
 	return w.String()
+}
+
+// numbered gives an address and port that has no number yet the next.
+func numbered(cfg *plan.Config, p plan.Part, numbers map[ipvs.Key]uint32) plan.Part {
+	for _, o := range p.Outside {
+		if _, ok := numbers[o.Key]; !ok {
+			numbers[o.Key] = uint32(len(numbers) + 1)
+		}
+	}
+	return plan.Numbered(cfg, p, numbers)
 }
 
 type writer struct{ strings.Builder }
@@ -90,7 +102,11 @@ func (w *writer) rules(state *nat.State, family ip.Family, table nat.Table) {
 
 func (w *writer) members(list []plan.Member) {
 	for _, m := range list {
-		w.line("  %s %s", m.Set, m.Entry)
+		mark := ""
+		if m.Mark != 0 {
+			mark = fmt.Sprintf(" mark %#x", m.Mark)
+		}
+		w.line("  %s %s%s", m.Set, m.Entry, mark)
 	}
 }
 

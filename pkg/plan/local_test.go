@@ -1,0 +1,154 @@
+package plan_test
+
+import (
+	"testing"
+
+	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
+	"github.com/kube-ipvs/kube-ipvs/pkg/ipvs"
+	"github.com/kube-ipvs/kube-ipvs/pkg/plan"
+)
+
+// TestLocalFlows varies what decides on flows under externalTrafficPolicy
+// Local.
+func TestLocalFlows(t *testing.T) {
+	const (
+		kept    = "server:8080 by cni0 as client"
+		inside  = "server:8080 by cni0 as bridge, remote:8080 by eth0 as node"
+		outside = "server:8080 by cni0 as bridge"
+	)
+	for _, tc := range []struct {
+		name  string
+		set   func(*scenario, *host)
+		flows []flow
+	}{
+		{"masqueraded for everybody", func(s *scenario, _ *host) { s.config.MasqueradeExternalLocal = true }, []flow{
+			{"client eth0", "l/here:80", outside},
+			{"client eth0", "x/here:80", outside},
+			{"client eth0", "node:30081", outside},
+			{"pod cni0", "l/here:80", inside},
+			{"l/here", "l/here:80", inside},
+		}},
+		{"no second virtual servers", func(s *scenario, _ *host) { s.config.LocalMark = plan.LocalMark{} }, []flow{
+			{"client eth0", "l/here:80", kept},
+			{"pod cni0", "l/here:80", "server:8080 by cni0 as pod"},
+			{"l/here", "l/here:80", "server:8080 by cni0 as l/here"},
+			{"client eth0", "l/away:80", "DROP"},
+			{"pod cni0", "l/away:80", "remote:8080 by eth0 as node"},
+		}},
+		{"no endpoint here that is ready", func(s *scenario, _ *host) { unready(s, "node-1") }, []flow{
+			{"client eth0", "l/here:80", "DROP"},
+			{"pod cni0", "l/here:80", "remote:8080 by eth0 as node"},
+			{"l/here", "l/here:80", "remote:8080 by eth0 as node"},
+		}},
+		{"none ready anywhere", func(s *scenario, _ *host) { unready(s, "node-1"); unready(s, "node-2") }, []flow{
+			{"client eth0", "l/here:80", "REFUSED"},
+			{"pod cni0", "l/here:80", "REFUSED"},
+		}},
+		// IPVS does not know the mark then, and sends to all; what goes
+		// elsewhere is masqueraded.
+		{"a policy engine marks in INPUT", func(_ *scenario, h *host) { h.policy = 0x100000 }, []flow{
+			{"client eth0", "l/here:80", "server:8080 by cni0 as client, remote:8080 by eth0 as node"},
+			{"client eth0", "l/lb:80", "remote:8080 by eth0 as node"},
+			{"pod cni0", "l/here:80", inside},
+			{"client eth0", "l/away:80", "DROP"},
+		}},
+		// Marks that somebody else or reply routing writes are no numbers.
+		{"other marks", func(_ *scenario, h *host) { h.policy = 0x80 | 0x3060 | 0x4 }, []flow{
+			{"pod cni0", "l/here:80", inside},
+			{"client eth0", "l/lb:80", "remote:8080 by eth0 as node"},
+		}},
+	} {
+		for _, family := range ip.Families {
+			t.Run(tc.name+" "+family.String(), func(t *testing.T) {
+				s := load(t, "cluster")
+				tc.set(s, &host{})
+				h := newHost(t, s, family)
+				tc.set(s, h)
+				checkFlows(t, h, tc.flows)
+			})
+		}
+	}
+}
+
+// unready makes a node's endpoints not ready.
+func unready(s *scenario, node string) {
+	for i := range s.services {
+		for _, p := range s.services[i].Ports {
+			for j := range p.Endpoints {
+				if e := &p.Endpoints[j]; e.Node == node {
+					e.Ready, e.Serving = false, false
+				}
+			}
+		}
+	}
+}
+
+// TestNumbersRunOut serves everybody by the endpoints of this node where an
+// address and port has no number.
+func TestNumbersRunOut(t *testing.T) {
+	s := load(t, "external-local")
+	facts := plan.FactsOf(&s.config, &s.node)
+	part := plan.Service(&s.config, &facts, &s.services[0])
+	for _, o := range part.Outside {
+		if got := realServers(part, o.Key); got != 2 {
+			t.Errorf("%s has %d real servers, want both", o.Key, got)
+		}
+	}
+	part = plan.Numbered(&s.config, part, map[ipvs.Key]uint32{part.Outside[0].Key: 1})
+	fewer := 0
+	for _, vs := range part.VirtualServers {
+		if vs.Key.FWMark == 0 && len(vs.RealServers) == 1 {
+			fewer++
+		}
+	}
+	// Three ports of an external IP, a load balancer's IP and two of the node's,
+	// of which one has a number.
+	if fewer != 11 {
+		t.Errorf("%d of 12 virtual servers have this node's endpoint alone, want 11", fewer)
+	}
+}
+
+func realServers(part plan.Part, key ipvs.Key) int {
+	for _, vs := range part.VirtualServers {
+		if vs.Key == key {
+			return len(vs.RealServers)
+		}
+	}
+	return 0
+}
+
+// TestSessionAffinityOutside has no persistence, with which IPVS would send to
+// the Service's own port number on the pod.
+func TestSessionAffinityOutside(t *testing.T) {
+	s := load(t, "external-local")
+	s.services[0].AffinitySeconds = 60
+	facts := plan.FactsOf(&s.config, &s.node)
+	part := numbered(&s.config, plan.Service(&s.config, &facts, &s.services[0]), map[ipvs.Key]uint32{})
+	for _, vs := range part.VirtualServers {
+		persistent := vs.Flags&ipvs.FlagPersistent != 0
+		if persistent == (vs.Key.FWMark != 0) {
+			t.Errorf("%s %s flags %#x", vs.Key, vs.Scheduler, vs.Flags)
+		}
+		if vs.Key.FWMark != 0 && vs.Scheduler != "mh" {
+			t.Errorf("%s: scheduler %s does not look at the client", vs.Key, vs.Scheduler)
+		}
+	}
+}
+
+func TestLocalMark(t *testing.T) {
+	m := plan.LocalMark{Value: 0x9, Mask: 0x3fff}
+	if m.Most() != 4095 {
+		t.Errorf("numbers up to %d", m.Most())
+	}
+	seen := map[uint32]bool{}
+	for n := uint32(1); n <= m.Most(); n++ {
+		mark := m.Of(n)
+		if mark&0x9 != 0x9 || mark&^0x3fff != 0 || seen[mark] {
+			t.Fatalf("mark %#x for %d", mark, n)
+		}
+		seen[mark] = true
+	}
+	if n := (plan.LocalMark{}).Most(); n != 0 {
+		t.Errorf("none has %d numbers", n)
+	}
+}

@@ -27,11 +27,12 @@ type Applier struct {
 
 	parts   map[types.NamespacedName]ownedPart
 	servers ledger[ipvs.Key, *plan.VirtualServer]
-	members ledger[plan.Member, struct{}]
+	members ledger[plan.Member, uint32] // by member without its mark, which is the value
 	vips    ledger[netip.Addr, struct{}]
 	node    nodePart
 
 	have     have
+	marked   map[ipvs.Key]ipvs.Key                    // the address and port that a mark is for, by the members in the kernel
 	foreign  ipvs.State                               // virtual servers that are not ours
 	marks    []nat.MarkUse                            // rules of others that have to do with marks
 	draining map[ipvs.Key]map[netip.AddrPort]struct{} // real servers of weight 0 that wait for their connections to end
@@ -64,9 +65,10 @@ func New(cfg *plan.Config, kernel Kernel) *Applier {
 		kernel:   kernel,
 		parts:    map[types.NamespacedName]ownedPart{},
 		servers:  newLedger[ipvs.Key, *plan.VirtualServer](),
-		members:  newLedger[plan.Member, struct{}](),
+		members:  newLedger[plan.Member, uint32](),
 		vips:     newLedger[netip.Addr, struct{}](),
 		have:     have{servers: ipvs.State{}, sets: ipset.State{}, addresses: map[netip.Addr]struct{}{}, rules: map[routing.Rule]struct{}{}, sysctls: sysctl.State{}, nat: map[ip.Family]nat.State{}},
+		marked:   map[ipvs.Key]ipvs.Key{},
 		draining: map[ipvs.Key]map[netip.AddrPort]struct{}{},
 	}
 }
@@ -97,8 +99,8 @@ func (a *Applier) Set(owner *Owner, part plan.Part) {
 	old := a.parts[owner.Name].part
 	a.parts[owner.Name] = ownedPart{owner, part}
 	a.setServers(owner, old.VirtualServers, part.VirtualServers)
-	setAll(&a.members, owner, old.Members, part.Members)
-	setAll(&a.vips, owner, old.Addresses, part.Addresses)
+	setAll(&a.members, owner, marksOf(old.Members), marksOf(part.Members))
+	setAll(&a.vips, owner, keysOf(old.Addresses), keysOf(part.Addresses))
 }
 
 // Delete takes back all that a Service wanted.
@@ -119,11 +121,13 @@ func (a *Applier) setServers(owner *Owner, old, want []plan.VirtualServer) {
 		if was, ok := before[vs.Key]; !ok || !sameServer(was, vs) {
 			a.adoptForeign(vs.Key)
 			a.servers.put(vs.Key, owner, vs)
+			a.markTwin(vs.Key)
 		}
 		delete(before, vs.Key)
 	}
 	for key := range before {
 		a.servers.drop(key, owner)
+		a.markTwin(key)
 	}
 }
 
@@ -140,21 +144,36 @@ func (a *Applier) adoptForeign(key ipvs.Key) {
 	}
 }
 
-// setAll puts and drops the keys in which two lists differ.
-func setAll[K comparable](l *ledger[K, struct{}], owner *Owner, old, want []K) {
-	before := make(map[K]struct{}, len(old))
-	for _, k := range old {
-		before[k] = struct{}{}
-	}
-	for _, k := range want {
-		if _, ok := before[k]; !ok {
-			l.put(k, owner, struct{}{})
+// setAll puts and drops that in which two maps differ.
+func setAll[K, V comparable](l *ledger[K, V], owner *Owner, old, want map[K]V) {
+	for k, v := range want {
+		if was, ok := old[k]; !ok || was != v {
+			l.put(k, owner, v)
 		}
-		delete(before, k)
 	}
-	for k := range before {
-		l.drop(k, owner)
+	for k := range old {
+		if _, ok := want[k]; !ok {
+			l.drop(k, owner)
+		}
 	}
+}
+
+func keysOf[K comparable](list []K) map[K]struct{} {
+	out := make(map[K]struct{}, len(list))
+	for _, k := range list {
+		out[k] = struct{}{}
+	}
+	return out
+}
+
+func marksOf(list []plan.Member) map[plan.Member]uint32 {
+	out := make(map[plan.Member]uint32, len(list))
+	for _, m := range list {
+		mark := m.Mark
+		m.Mark = 0
+		out[m] = mark
+	}
+	return out
 }
 
 // Conflicts lists the virtual servers that a Service wants and an older one

@@ -30,6 +30,7 @@ type world struct {
 	facts   plan.Facts
 	applier *Applier
 	order   []string
+	numbers map[ipvs.Key]uint32 // given in the order in which they are asked for
 
 	ipvs      *ipvs.Fake
 	ipset     *ipset.Fake
@@ -45,9 +46,11 @@ func newWorld(t testing.TB) *world {
 		t: t,
 		cfg: plan.Config{
 			NodeName: "node1", Families: ip.Families, Scheduler: "rr", MasqueradeMark: 0x4000,
-			SNAT: plan.SNAT{Mode: plan.SNATAuto, Mark: 0x3060, Priority: 480},
+			SNAT:      plan.SNAT{Mode: plan.SNATAuto, Mark: 0x3060, Priority: 480},
+			LocalMark: plan.LocalMark{Value: 0x9, Mask: 0x3fff},
 		},
-		ipvs: ipvs.NewFake(), ipset: ipset.NewFake(), routing: routing.NewFake(), conntrack: conntrack.NewFake(),
+		numbers: map[ipvs.Key]uint32{},
+		ipvs:    ipvs.NewFake(), ipset: ipset.NewFake(), routing: routing.NewFake(), conntrack: conntrack.NewFake(),
 		nat: map[ip.Family]*nat.Fake{ip.IPv4: nat.NewFake(ip.IPv4), ip.IPv6: nat.NewFake(ip.IPv6)},
 	}
 	part := plan.NodeWide(&w.cfg, &plan.Node{})
@@ -115,7 +118,13 @@ func (w *world) observe() (differences int, err error) {
 func (w *world) apply(services ...service.Service) Problems {
 	for i := range services {
 		s := &services[i]
-		w.applier.Set(&Owner{Name: s.Name, Created: s.Created}, plan.Service(&w.cfg, &w.facts, s))
+		part := plan.Service(&w.cfg, &w.facts, s)
+		for _, o := range part.Outside {
+			if w.numbers[o.Key] == 0 {
+				w.numbers[o.Key] = uint32(len(w.numbers) + 1)
+			}
+		}
+		w.applier.Set(&Owner{Name: s.Name, Created: s.Created}, plan.Numbered(&w.cfg, part, w.numbers))
 	}
 	return w.applier.Flush()
 }
@@ -602,7 +611,7 @@ func TestCleanupLeavesTheNodeAsItWas(t *testing.T) {
 		t.Fatal(err)
 	}
 	before := w.kernel()
-	w.start(clusterIP("a", "10.96.0.1", "10.244.0.2:8000"))
+	w.start(clusterIP("a", "10.96.0.1", "10.244.0.2:8000"), externalLocal("b", ip.TCP, "203.0.113.5", "10.244.0.2:8000"))
 	if w.kernel() == before {
 		t.Fatal("nothing was programmed")
 	}

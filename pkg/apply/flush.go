@@ -6,6 +6,7 @@ import (
 
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
 	"github.com/kube-ipvs/kube-ipvs/pkg/ipset"
 	"github.com/kube-ipvs/kube-ipvs/pkg/kernel"
 	"github.com/kube-ipvs/kube-ipvs/pkg/plan"
@@ -64,11 +65,13 @@ func settle[C interface {
 func (f *flush) addMembers() {
 	var changes []ipset.Change
 	for m := range f.members.dirty {
-		_, wanted := f.members.want(m)
-		_, there := f.have.sets[m.Set].Entries[m.Entry]
+		want, wanted := f.members.want(m)
+		have, there := f.have.sets[m.Set].Entries[m.Entry]
 		switch {
-		case wanted && !there:
-			changes = append(changes, f.memberChange(ipset.AddEntry, m))
+		case wanted && (!there || have != want):
+			c := f.memberChange(ipset.AddEntry, m)
+			c.Mark = want
+			changes = append(changes, c)
 		case wanted == there:
 			f.members.clean(m)
 		}
@@ -76,11 +79,14 @@ func (f *flush) addMembers() {
 	f.applyMembers(changes)
 }
 
-// deleteMembers removes members that nobody wants.
+// deleteMembers removes members that nobody wants. One that says whose a
+// virtual server is stays as long as that.
 func (f *flush) deleteMembers() {
 	var changes []ipset.Change
 	for m := range f.members.dirty {
-		if _, wanted := f.members.want(m); !wanted {
+		fwm := fwmKey(ip.Of(m.Entry.Addr), f.have.sets[m.Set].Entries[m.Entry])
+		_, needed := f.have.servers[fwm]
+		if _, wanted := f.members.want(m); !wanted && !needed {
 			changes = append(changes, f.memberChange(ipset.DeleteEntry, m))
 		}
 	}
@@ -104,6 +110,7 @@ func (f *flush) memberDone(c ipset.Change) {
 	f.members.clean(m)
 	f.touched.member(m)
 	entries := f.have.sets[m.Set].Entries
+	f.memberMarked(m.Entry, entries[m.Entry], c.Mark)
 	if c.Op == ipset.DeleteEntry {
 		delete(entries, m.Entry)
 		return
@@ -150,7 +157,8 @@ func (f *flush) blocked() map[netip.Addr]bool {
 	}
 	for key := range f.servers.stuck {
 		if _, there := f.have.servers[key]; !there {
-			out[key.Addr] = true
+			address, _ := f.serves(key)
+			out[address.Addr] = true
 		}
 	}
 	return out

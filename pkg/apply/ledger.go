@@ -129,6 +129,14 @@ func (l *ledger[K, V]) want(key K) (V, bool) {
 	return list[0].value, true
 }
 
+// winner is whose value that is; the zero name if nobody's but the node's.
+func (l *ledger[K, V]) winner(key K) types.NamespacedName {
+	if list := l.claims[key]; len(list) > 0 {
+		return list[0].owner.Name
+	}
+	return nodeOwner.Name
+}
+
 // owners are all who want a key, the winner first. The node is not listed.
 func (l *ledger[K, V]) owners(key K) []types.NamespacedName {
 	var out []types.NamespacedName

@@ -137,8 +137,8 @@ func (a *Applier) Adopt(o *Observation) int {
 	if a.have.rules == nil {
 		a.have.rules = map[routing.Rule]struct{}{}
 	}
-	a.adoptServers(o, t)
 	a.adoptSets(o, t)
+	a.adoptServers(o, t)
 	a.adoptAddresses(o, t)
 	return a.markDifferences()
 }
@@ -151,15 +151,15 @@ func (a *Applier) Seen() plan.Seen {
 
 // adoptServers sorts virtual servers into ours and those of others
 // (keepalived's, say), which are never touched. Ours are those whose address
-// and port one of our sets lists: members are written before the virtual
-// server and deleted after it, so that a crash leaves no doubt.
+// and port, or mark, one of our sets lists: members are written before the
+// virtual server and deleted after it, so that a crash leaves no doubt.
 func (a *Applier) adoptServers(o *Observation, t *touched) {
 	servers, foreign := ipvs.State{}, ipvs.State{}
 	for key, s := range o.servers {
 		_, wanted := a.servers.want(key)
 		switch _, written := t.servers[key]; {
 		case written:
-		case wanted || !a.excluded(key.Addr) && ours(key, o.sets):
+		case wanted || a.ours(key):
 			servers[key] = s
 		default:
 			foreign[key] = s
@@ -177,15 +177,24 @@ func (a *Applier) excluded(addr netip.Addr) bool {
 	return slices.ContainsFunc(a.cfg.ExcludeCIDRs, func(p netip.Prefix) bool { return p.Contains(addr) })
 }
 
-// ours tells whether a set lists a virtual server. kube-proxy, whose node we
-// may be taking over, lists node ports by the port alone.
-func ours(key ipvs.Key, sets ipset.State) bool {
+// ours tells whether a set lists a virtual server.
+func (a *Applier) ours(key ipvs.Key) bool {
+	address, known := a.serves(key)
+	if key.FWMark != 0 {
+		return known && !a.excluded(address.Addr)
+	}
+	return !a.excluded(key.Addr) && listed(key, a.have.sets)
+}
+
+// listed looks for an address and port. kube-proxy, whose node we may be
+// taking over, lists node ports by the port alone.
+func listed(key ipvs.Key, sets ipset.State) bool {
 	family := key.Family()
 	has := func(name plan.SetName, e ipset.Entry) bool {
 		_, ok := sets[name.In(family)].Entries[e]
 		return ok
 	}
-	full := ipset.Entry{Addr: key.Addr, Port: key.Port, Protocol: key.Protocol}
+	full := entryOf(key)
 	for _, name := range []plan.SetName{plan.ClusterIP, plan.LoadBalancer, plan.ExternalIP, plan.ExternalIPLocal, plan.NodePorts} {
 		if has(name, full) {
 			return true
@@ -207,6 +216,7 @@ func ours(key ipvs.Key, sets ipset.State) bool {
 func (a *Applier) adoptSets(o *Observation, t *touched) {
 	before := a.have.sets
 	a.have.sets = o.sets
+	defer a.indexMarks()
 	for m := range t.members {
 		set, ok := a.have.sets[m.Set]
 		if !ok {
@@ -263,8 +273,9 @@ func (a *Applier) markDifferences() int {
 func (a *Applier) markServers() {
 	f := &flush{Applier: a}
 	for key := range a.servers.claims {
-		vs, _ := a.servers.want(key)
-		a.servers.compared(key, len(f.serverChanges(key, vs)) > 0)
+		vs, wanted := a.wantServer(key)
+		_, there := a.have.servers[key]
+		a.servers.compared(key, wanted && len(f.serverChanges(key, vs)) > 0 || !wanted && there)
 	}
 	if !a.swept {
 		return
@@ -278,8 +289,9 @@ func (a *Applier) markServers() {
 
 func (a *Applier) markMembers() {
 	for m := range a.members.claims {
-		_, there := a.have.sets[m.Set].Entries[m.Entry]
-		a.members.compared(m, !there)
+		want, _ := a.members.want(m)
+		have, there := a.have.sets[m.Set].Entries[m.Entry]
+		a.members.compared(m, !there || have != want)
 	}
 	if !a.swept {
 		return

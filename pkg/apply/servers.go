@@ -24,7 +24,7 @@ func wantService(vs *plan.VirtualServer) *ipvs.Service {
 func (f *flush) flushServers() {
 	var grow, shrink []ipvs.Change
 	for key := range f.servers.dirty {
-		vs, wanted := f.servers.want(key)
+		vs, wanted := f.wantServer(key)
 		if !wanted {
 			continue // deleteServers' part
 		}
@@ -54,9 +54,10 @@ func (f *flush) serverChanges(key ipvs.Key, vs *plan.VirtualServer) []ipvs.Chang
 		have = &s
 	}
 	all := ipvs.DiffService(key, have, wantService(vs))
+	address, _ := f.serves(key)
 	changes := all[:0]
 	for _, c := range all {
-		if c.Op == ipvs.DeleteRealServer && key.Protocol == ip.TCP {
+		if c.Op == ipvs.DeleteRealServer && address.Protocol == ip.TCP {
 			f.drain(key, c.Dest)
 			if have.RealServers[c.Dest].Weight == 0 {
 				continue
@@ -72,7 +73,7 @@ func (f *flush) serverChanges(key ipvs.Key, vs *plan.VirtualServer) []ipvs.Chang
 func (f *flush) deleteServers() {
 	var changes []ipvs.Change
 	for key := range f.servers.dirty {
-		if _, wanted := f.servers.want(key); wanted {
+		if _, wanted := f.wantServer(key); wanted {
 			continue
 		}
 		if _, there := f.have.servers[key]; there {
@@ -106,7 +107,7 @@ func (f *flush) cleanServers(changes []ipvs.Change) {
 			continue
 		}
 		seen[c.Key] = true
-		if vs, wanted := f.servers.want(c.Key); wanted && len(f.serverChanges(c.Key, vs)) == 0 {
+		if vs, wanted := f.wantServer(c.Key); wanted && len(f.serverChanges(c.Key, vs)) == 0 {
 			f.servers.clean(c.Key)
 		}
 	}
@@ -142,12 +143,13 @@ func (f *flush) serverDone(c ipvs.Change) {
 // server of theirs any more, or that are older than the virtual server. A
 // client that goes on sending from one port would be led nowhere for as long
 // as it sends (kubernetes#71514, #76664). What leads to a real server that
-// stays is kept.
+// stays is kept, whichever of an address's two virtual servers has it.
 func (f *flush) forgetFlows(changes []ipvs.Change) {
 	stale := map[ipvs.Key]struct{}{}
 	for _, c := range changes {
-		if c.Key.Protocol == ip.UDP && (c.Op == ipvs.AddVirtualServer || c.Op == ipvs.DeleteRealServer || c.Op == ipvs.DeleteVirtualServer) {
-			stale[c.Key] = struct{}{}
+		address, known := f.serves(c.Key)
+		if known && address.Protocol == ip.UDP && (c.Op == ipvs.AddVirtualServer || c.Op == ipvs.DeleteRealServer || c.Op == ipvs.DeleteVirtualServer) {
+			stale[address] = struct{}{}
 		}
 	}
 	if len(stale) == 0 {
@@ -156,8 +158,11 @@ func (f *flush) forgetFlows(changes []ipvs.Change) {
 	matches := make([]conntrack.Match, 0, len(stale))
 	for key := range stale {
 		keep := map[netip.AddrPort]struct{}{}
-		for dest := range f.have.servers[key].RealServers {
-			keep[dest] = struct{}{}
+		mark := f.have.sets[plan.Local.In(key.Family())].Entries[entryOf(key)]
+		for _, k := range []ipvs.Key{key, fwmKey(key.Family(), mark)} {
+			for dest := range f.have.servers[k].RealServers {
+				keep[dest] = struct{}{}
+			}
 		}
 		matches = append(matches, conntrack.Match{
 			Protocol: key.Protocol, OriginalDst: netip.AddrPortFrom(key.Addr, key.Port), Keep: keep,

@@ -126,6 +126,7 @@ func (b *builder) plan() plan.Config {
 		c.MasqueradeMark = 1 << bit
 	}
 	c.SNAT = b.snat(c.MasqueradeMark)
+	c.LocalMark = b.localMark(c.MasqueradeMark, c.SNAT.Mark)
 	return c
 }
 
@@ -359,6 +360,40 @@ func (b *builder) apart(marks ...markBits) {
 			}
 		}
 	}
+}
+
+// localMark keeps its marks clear of masquerading's, and such that none of
+// reply routing's is among them.
+func (b *builder) localMark(masquerade, reply uint32) plan.LocalMark {
+	path, text := b.path("local-mark", "localMark"), b.own.LocalMark
+	if text == localMarkOff {
+		return plan.LocalMark{}
+	}
+	value, mask, _ := strings.Cut(string(text), "/")
+	var m plan.LocalMark
+	for _, part := range []struct {
+		text string
+		to   *uint32
+	}{{value, &m.Value}, {mask, &m.Mask}} {
+		v, err := ParseMark(part.text)
+		if err != nil {
+			b.invalid(path, text, fmt.Sprintf("must be off or VALUE/MASK, such as %s", DefaultLocalMark))
+			return plan.LocalMark{}
+		}
+		*part.to = uint32(v)
+	}
+	if text == DefaultLocalMark {
+		m.Mask &^= masquerade &^ m.Value // the other bits are enough
+	}
+	if m.Value == 0 || m.Value&^m.Mask != 0 || m.Most() == 0 {
+		b.invalid(path, text, "must have a value that is not 0, and a mask with the value's bits and at least one more")
+	}
+	b.apart(
+		markBits{b.path("iptables-masquerade-bit", "iptables.masqueradeBit").String(), masquerade},
+		markBits{"kubelet's mark for packets to drop", kubeletDropMark},
+		markBits{path.String(), m.Mask})
+	b.apart(markBits{b.path("reply-mark", "snat.mark").String(), reply}, markBits{path.String(), m.Value})
+	return m
 }
 
 // snat builds the part about symmetric paths.

@@ -76,6 +76,7 @@ func defaults() Config {
 			Scheduler:      "rr",
 			MasqueradeMark: 0x4000,
 			SNAT:           plan.SNAT{Mode: plan.SNATAuto, Mark: 0x3060, Priority: 480},
+			LocalMark:      plan.LocalMark{Value: 0x9, Mask: 0x3fff},
 		},
 		SyncPeriod:    30 * time.Second,
 		MinSyncPeriod: time.Second,
@@ -140,6 +141,7 @@ func TestFlags(t *testing.T) {
 		}},
 		{"--masquerade-all --iptables-masquerade-bit=5", func(c *Config) {
 			c.Plan.MasqueradeAll, c.Plan.MasqueradeMark, c.Plan.SNAT.Mark = true, 0x20, 0x3040
+			c.Plan.LocalMark.Mask = 0x3fdf
 		}},
 		{"--nodeport-addresses=primary", func(c *Config) { c.Plan.NodePortAddresses.Primary = true }},
 		{"--nodeport-addresses=192.168.0.0/16", func(c *Config) {
@@ -179,6 +181,11 @@ func TestFlags(t *testing.T) {
 			}
 		}},
 		{"--masquerade-external-local", func(c *Config) { c.Plan.MasqueradeExternalLocal, c.Own.MasqueradeExternalLocal = true, true }},
+		{"--local-mark=off", func(c *Config) { c.Plan.LocalMark, c.Own.LocalMark = plan.LocalMark{}, "off" }},
+		{"--local-mark=0x200000/0x2f0000 --reply-mark=0xf", func(c *Config) {
+			c.Plan.LocalMark = plan.LocalMark{Value: 0x200000, Mask: 0x2f0000}
+			c.Plan.SNAT.Mark = 0xf
+		}},
 		{"--snat-mode=fwmark --reply-mark=0x100 --reply-rule-priority=99", func(c *Config) {
 			c.Plan.SNAT = plan.SNAT{Mode: plan.SNATFWMark, Mark: 0x100, Priority: 99}
 		}},
@@ -264,6 +271,13 @@ func TestFlagErrors(t *testing.T) {
 		{"--reply-mark=0xc000", []string{`--reply-mark: Invalid value: "0xc000": must not have a bit of --iptables-masquerade-bit`}},
 		{"--state-dir=run", []string{`--state-dir: Invalid value: "run": must be an absolute path such as /run/kube-ipvs`}},
 		{"--reply-mark=0x9000", []string{`--reply-mark: Invalid value: "0x9000": must not have a bit of kubelet's mark for packets to drop`}},
+		{"--local-mark=1", []string{`--local-mark: Invalid value: "1": must be off or VALUE/MASK, such as 0x9/0x3fff`}},
+		{"--local-mark=0x0/0xff", []string{"--local-mark: ", "not 0"}},
+		{"--local-mark=0x100/0xff", []string{"--local-mark: ", "the value's bits"}},
+		{"--local-mark=0x1/0x1", []string{"--local-mark: ", "at least one more"}},
+		{"--local-mark=0x1/0x4001", []string{`--local-mark: Invalid value: "0x4001": must not have a bit of --iptables-masquerade-bit`}},
+		{"--local-mark=0x1/0x8001", []string{"--local-mark: ", "kubelet's mark"}},
+		{"--reply-mark=0x8", []string{`--local-mark: Invalid value: "0x9": must not have a bit of --reply-mark`}},
 		{"--reply-mark=0", []string{"--reply-mark: "}},
 		{"--reply-mark=bit", []string{"--reply-mark", "0x3060"}},
 		{"--reply-rule-priority=0", []string{"--reply-rule-priority: Invalid value: 0: must be from 1 to 32765"}},
@@ -338,6 +352,8 @@ func TestFile(t *testing.T) {
 			c.Plan.SNAT.Sources = map[string][]netip.Addr{"eth2": {netip.MustParseAddr("10.0.0.2")}}
 		}},
 		{"off without quotes", proxyHead + cluster + ownHead + "snat: {mode: off}\n", "", func(c *Config) { c.Plan.SNAT.Mode = plan.SNATOff }},
+		{"no local mark, without quotes", proxyHead + cluster + ownHead + "localMark: off\n", "", func(c *Config) { c.Plan.LocalMark = plan.LocalMark{} }},
+		{"a local mark", proxyHead + cluster + ownHead + "localMark: 0x1/0xf\n", "", func(c *Config) { c.Plan.LocalMark = plan.LocalMark{Value: 1, Mask: 15} }},
 		{"own sources", proxyHead + cluster + ownHead + "snat: {sources: {eth1: [10.0.0.1]}}\n", "", func(c *Config) {
 			c.Plan.SNAT.Sources = map[string][]netip.Addr{"eth1": {netip.MustParseAddr("10.0.0.1")}}
 		}},

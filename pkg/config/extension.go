@@ -29,6 +29,9 @@ const (
 	// DefaultStateDir is below /run, which is empty after a boot, as are the
 	// kernel's parameters.
 	DefaultStateDir = "/run/kube-ipvs"
+	// DefaultLocalMark has two bits in every mark that nobody is known to set
+	// together, and room for 4095 numbers below those of Kubernetes and Calico.
+	DefaultLocalMark LocalMark = "0x9/0x3fff"
 )
 
 // KubeIPVSConfiguration holds the settings that kube-proxy does not have. It
@@ -43,6 +46,11 @@ type KubeIPVSConfiguration struct {
 	// externalTrafficPolicy Local too, for pods that would answer past the
 	// node.
 	MasqueradeExternalLocal bool `json:"masqueradeExternalLocal,omitempty"`
+	// LocalMark is VALUE/MASK: the marks by which IPVS tells who comes from
+	// outside under externalTrafficPolicy Local have all bits of the value and
+	// none outside of the mask. With off, a node with endpoints serves its
+	// pods and itself by these alone. Default 0x9/0x3fff.
+	LocalMark LocalMark `json:"localMark"`
 	// Manifests is a folder of manifests that is read in place of an API
 	// server.
 	Manifests string `json:"manifests,omitempty"`
@@ -71,11 +79,25 @@ type SNATMode plan.SNATMode
 
 // UnmarshalJSON reads a string, or false: that is what off is in YAML.
 func (m *SNATMode) UnmarshalJSON(text []byte) error {
+	return json.Unmarshal(offInQuotes(text), (*string)(m))
+}
+
+// LocalMark is a plan.LocalMark as VALUE/MASK, or off, which may stand without
+// quotes in a document.
+type LocalMark string
+
+const localMarkOff LocalMark = "off"
+
+// UnmarshalJSON reads a string, or false.
+func (m *LocalMark) UnmarshalJSON(text []byte) error {
+	return json.Unmarshal(offInQuotes(text), (*string)(m))
+}
+
+func offInQuotes(text []byte) []byte {
 	if string(text) == "false" {
-		*m = SNATMode(plan.SNATOff)
-		return nil
+		return []byte(`"off"`)
 	}
-	return json.Unmarshal(text, (*string)(m))
+	return text
 }
 
 // Mark is a firewall mark. In a document it is a number, or a string in any
@@ -122,5 +144,6 @@ func setOwnDefaults(c *KubeIPVSConfiguration) {
 	c.StateDir = cmp.Or(c.StateDir, DefaultStateDir)
 	c.SNAT.Mode = cmp.Or(c.SNAT.Mode, SNATMode(plan.SNATAuto))
 	c.SNAT.Mark = cmp.Or(c.SNAT.Mark, DefaultReplyMark)
+	c.LocalMark = cmp.Or(c.LocalMark, DefaultLocalMark)
 	c.SNAT.Priority = cmp.Or(c.SNAT.Priority, DefaultReplyRulePriority)
 }

@@ -41,6 +41,8 @@ func (o *Options) ownFlags() *pflag.FlagSet {
 		"IFACE=ADDRESS: source address of masqueraded traffic that leaves by the interface. Can be repeated.")
 	fs.BoolVar(&o.own.MasqueradeExternalLocal, "masquerade-external-local", false,
 		"Masquerade external traffic under externalTrafficPolicy Local too, for pods that would answer past the node. The Service annotation kube-ipvs.io/masquerade does it for one Service.")
+	fs.StringVar((*string)(&o.own.LocalMark), "local-mark", string(o.own.LocalMark),
+		"VALUE/MASK of the marks by which IPVS tells who comes from outside under externalTrafficPolicy Local; off: a node with endpoints serves its pods and itself by these alone.")
 	fs.Var(&o.own.SNAT.Mark, "reply-mark", "The bits that bind connections to interfaces for reply routing; n bits tell 2^n-1 interfaces apart.")
 	fs.IntVar(&o.own.SNAT.Priority, "reply-rule-priority", o.own.SNAT.Priority,
 		"Priority of the policy rules of reply routing.")

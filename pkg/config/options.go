@@ -151,6 +151,9 @@ func (o *Options) overOwn(file *KubeIPVSConfiguration) *KubeIPVSConfiguration {
 	if o.set("masquerade-external-local") {
 		file.MasqueradeExternalLocal = o.own.MasqueradeExternalLocal
 	}
+	if o.set("local-mark") {
+		file.LocalMark = o.own.LocalMark
+	}
 	if o.set("reply-mark") {
 		file.SNAT.Mark = o.own.SNAT.Mark
 	}

@@ -141,10 +141,11 @@ func (f *Fake) validate(refused map[Table]error) func(Table, *table) error {
 var extensions = map[string]Table{
 	"ACCEPT": "", "DROP": "", "RETURN": "", "MARK": "", "CONNMARK": "", "LOG": "", "NFLOG": "",
 	"MASQUERADE": NAT, "SNAT": NAT, "DNAT": NAT, "REDIRECT": NAT, "REJECT": Filter, "TCPMSS": "",
+	"SET": Mangle, // as it is used here, with --map-set
 }
 
 func (f *Fake) validateRule(name Table, t *table, r Rule) error {
-	for _, set := range arguments(r, "--match-set") {
+	for _, set := range arguments(r, "--match-set", "--map-set") {
 		if f.HasSet != nil && !f.HasSet(set) {
 			return fmt.Errorf("set %s does not exist: %w", set, unix.ENOENT)
 		}

@@ -211,10 +211,14 @@ func TestTablesFailAlone(t *testing.T) {
 
 func TestMissingSet(t *testing.T) {
 	each(t, func(t *testing.T, s subject) {
-		c := s.chain(NAT, "KUBE-SERVICES")
-		failures := s.Apply([]Change{{WriteChain, c, []Rule{"-j RETURN", "-m set --match-set KUBE-ABSENT dst,dst -j RETURN"}}})
-		if len(failures) != 1 || !errors.Is(failures[0], unix.ENOENT) || !strings.Contains(failures[0].Error(), "KUBE-ABSENT") {
-			t.Errorf("failures = %v, want ENOENT with the set's name", failures)
+		for _, c := range []Change{
+			{WriteChain, s.chain(NAT, "KUBE-SERVICES"), []Rule{"-j RETURN", "-m set --match-set KUBE-ABSENT dst,dst -j RETURN"}},
+			{WriteChain, s.chain(Mangle, "KUBE-IPVS-OUTSIDE"), []Rule{"-j SET --map-set KUBE-ABSENT dst,dst --map-mark"}},
+		} {
+			failures := s.Apply([]Change{c})
+			if len(failures) != 1 || !errors.Is(failures[0], unix.ENOENT) || !strings.Contains(failures[0].Error(), "KUBE-ABSENT") {
+				t.Errorf("failures = %v, want ENOENT with the set's name", failures)
+			}
 		}
 		if have := s.observe(t); len(have.Chains) > 0 {
 			t.Errorf("left behind: %v", have)

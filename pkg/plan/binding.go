@@ -142,6 +142,18 @@ func deposit(value, mask uint32) uint32 {
 	return out
 }
 
+// gather is the inverse: the bits of a value at those of a mask, side by side.
+func gather(value, mask uint32) uint32 {
+	var out uint32
+	for i := 0; mask != 0; mask &= mask - 1 {
+		if value&mask&-mask != 0 {
+			out |= 1 << i
+		}
+		i++
+	}
+	return out
+}
+
 func linkIndex(inv *routing.Inventory, name string) int {
 	at := slices.IndexFunc(inv.Links, func(l routing.Link) bool { return l.Name == name })
 	if at < 0 {

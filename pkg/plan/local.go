@@ -37,6 +37,16 @@ func (m LocalMark) Most() uint32 {
 // Of is the mark with a number from 1 to Most.
 func (m LocalMark) Of(number uint32) uint32 { return m.Value | deposit(number, m.Mask&^m.Value) }
 
+// Number is the number of a mark, masqueraded or not; false if it has none.
+func (m LocalMark) Number(mark, masquerade uint32) (uint32, bool) {
+	mark &^= masquerade
+	if m.Value == 0 || mark&m.Value != m.Value || mark&^m.Mask != 0 {
+		return 0, false
+	}
+	n := gather(mark, m.Mask&^m.Value)
+	return n, n > 0
+}
+
 // Outside is what a Service needs for who comes from outside to one of its
 // addresses and ports. It becomes a virtual server once it has a number.
 type Outside struct {

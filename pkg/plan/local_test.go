@@ -146,7 +146,17 @@ func TestLocalMark(t *testing.T) {
 		if mark&0x9 != 0x9 || mark&^0x3fff != 0 || seen[mark] {
 			t.Fatalf("mark %#x for %d", mark, n)
 		}
+		for _, mark := range []uint32{mark, mark | 0x4000} {
+			if got, ok := m.Number(mark, 0x4000); got != n || !ok {
+				t.Fatalf("mark %#x is number %d, %v, want %d", mark, got, ok, n)
+			}
+		}
 		seen[mark] = true
+	}
+	for _, mark := range []uint32{0, 0x1, 0x8, 0x9, 0x4000, 0x8009, 0x1000b} {
+		if n, ok := m.Number(mark, 0x4000); ok {
+			t.Errorf("mark %#x is taken for number %d", mark, n)
+		}
 	}
 	if n := (plan.LocalMark{}).Most(); n != 0 {
 		t.Errorf("none has %d numbers", n)

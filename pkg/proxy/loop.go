@@ -115,6 +115,7 @@ func (p *Proxy) pass(ctx context.Context, retry []types.NamespacedName) {
 // settle has what failed tried again, and the kernel compared before that:
 // after an error it is not certain what it holds.
 func (p *Proxy) settle(ctx context.Context, problems apply.Problems) {
+	p.releaseNumbers()
 	failed := map[types.NamespacedName]time.Duration{}
 	for _, problem := range problems {
 		names := problem.Owners

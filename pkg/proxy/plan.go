@@ -2,6 +2,7 @@ package proxy
 
 import (
 	"context"
+	"errors"
 	"reflect"
 	"slices"
 
@@ -23,8 +24,8 @@ func (p *Proxy) planService(ctx context.Context, name types.NamespacedName) {
 		return
 	}
 	s, err := service.Build(svc, endpointSlices)
-	p.complain(ctx, name, err)
-	part := plan.Service(&p.Config, &p.facts, &s)
+	part, short := p.number(name, plan.Service(&p.Config, &p.facts, &s))
+	p.complain(ctx, name, errors.Join(err, short))
 	p.depends[name] = part.Depends
 	p.applier.Set(&apply.Owner{Name: name, Created: s.Created}, part)
 	p.reportConflicts(ctx, name)
@@ -38,6 +39,7 @@ func (p *Proxy) planService(ctx context.Context, name types.NamespacedName) {
 func (p *Proxy) forget(name types.NamespacedName) {
 	delete(p.depends, name)
 	delete(p.reported, name)
+	_, _ = p.number(name, plan.Part{}) // who wants none is never short of one
 	p.retries.succeeded(name)
 	p.applier.Delete(name)
 	p.HealthChecks.Delete(name)

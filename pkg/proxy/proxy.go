@@ -74,6 +74,8 @@ type Proxy struct {
 	reported map[types.NamespacedName]string // last complaint about each object
 	warned   map[string]bool                 // what is known to be in the way
 
+	numbers *numbers
+
 	waiting    map[types.NamespacedName]struct{} // Services to be planned
 	renew      bool                              // the node's facts are to be read again
 	retries    *retries
@@ -94,6 +96,7 @@ func New(o Options) *Proxy {
 		depends:  map[types.NamespacedName]plan.Depends{},
 		reported: map[types.NamespacedName]string{},
 		waiting:  map[types.NamespacedName]struct{}{},
+		numbers:  newNumbers(&o.Config),
 		retries:  newRetries(),
 	}
 }
@@ -219,6 +222,7 @@ func (p *Proxy) begin(ctx context.Context) error {
 		return err
 	}
 	p.applier.Adopt(observation)
+	p.numbers.seed(p.applier.Marks())
 	return nil
 }
 

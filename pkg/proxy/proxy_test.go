@@ -89,7 +89,8 @@ func run(t *testing.T, options func(*Options), test func(*world)) {
 func (w *world) options() Options {
 	cfg := plan.Config{
 		NodeName: "node1", Families: ip.Families, Scheduler: "rr", MasqueradeMark: 0x4000,
-		SNAT: plan.SNAT{Mode: plan.SNATAuto, Mark: 0x3060, Priority: 480},
+		SNAT:      plan.SNAT{Mode: plan.SNATAuto, Mark: 0x3060, Priority: 480},
+		LocalMark: plan.LocalMark{Value: 0x9, Mask: 0x3fff},
 	}
 	values := sysctl.State{}
 	for key := range plan.NodeWide(&cfg, &plan.Node{}).Sysctls {
@@ -148,6 +149,10 @@ func (w *world) service(name, vip string, endpoints ...string) {
 }
 
 func (w *world) slice(name string, endpoints ...string) {
+	w.sink.SetEndpointSlice(newSlice(name, endpoints...))
+}
+
+func newSlice(name string, endpoints ...string) *discoveryv1.EndpointSlice {
 	s := &discoveryv1.EndpointSlice{
 		ObjectMeta:  metav1.ObjectMeta{Namespace: "default", Name: name + "-1", Labels: map[string]string{discoveryv1.LabelServiceName: name}},
 		AddressType: discoveryv1.AddressTypeIPv4,
@@ -156,7 +161,7 @@ func (w *world) slice(name string, endpoints ...string) {
 	for _, e := range endpoints {
 		s.Endpoints = append(s.Endpoints, discoveryv1.Endpoint{Addresses: []string{e}})
 	}
-	w.sink.SetEndpointSlice(s)
+	return s
 }
 
 func (w *world) synced() {

@@ -36,8 +36,8 @@ func readIPVS(node *lab.Node) ipvsTable {
 	table := ipvsTable{}
 	for _, line := range strings.Split(strings.TrimSpace(node.Exec("ipvsadm", "-Sn")), "\n") {
 		words := strings.Fields(line)
-		if len(words) < 3 {
-			continue
+		if len(words) < 3 || words[1] == "-f" {
+			continue // one with a mark has no address
 		}
 		vs := virtualServer{ipvsOptions[words[1]], netip.MustParseAddrPort(words[2])}
 		if words[0] == "-A" {

@@ -98,20 +98,36 @@ func TestScenario3PodsOnABridge(t *testing.T) {
 	}
 }
 
-// TestScenario5ExternalTrafficPolicyLocal is the Alibaba Cloud report: a node
-// without an endpoint, seen from outside and from inside.
+// TestScenario5ExternalTrafficPolicyLocal is the Alibaba Cloud report: nodes
+// with and without an endpoint, seen from outside and from inside.
 func TestScenario5ExternalTrafficPolicyLocal(t *testing.T) {
 	c := lab.NewThreeNodes(t)
-	with, without := c.Nodes[0], c.Nodes[1]
-	pod := with.AddPod("backend")
+	with, without, other := c.Nodes[0], c.Nodes[1], c.Nodes[2]
+	pod, remote := with.AddPod("backend"), other.AddPod("remote")
 	pod.Serve("backend", lab.TCP, 8000)
-	inside := without.AddPod("inside")
+	remote.Serve("remote", lab.TCP, 8000)
+	beside, inside := with.AddPod("beside"), without.AddPod("inside")
 	const vip = "192.168.1.200"
 	svc := newLoadBalancer(newService("web", corev1.ProtocolTCP, 80, "10.96.0.80"), vip)
 	svc.Spec.ExternalTrafficPolicy = corev1.ServiceExternalTrafficPolicyLocal
 	svc.Spec.Ports[0].NodePort = 30080
 	svc.Spec.HealthCheckNodePort = 30081
-	dir := writeManifests(t, svc, newSlice(svc, "IPv4", 8000, endpoint{address: pod.Addresses[0].String(), node: with.Name}))
+	dir := writeManifests(t, svc, newSlice(svc, "IPv4", 8000,
+		endpoint{address: pod.Addresses[0].String(), node: with.Name}, endpoint{address: remote.Addresses[0].String(), node: other.Name}))
+
+	// As kube-proxy leaves it: all endpoints where there is none here, and no
+	// masquerading, so that the endpoint sees the VIP.
+	without.Exec("ip", "link", "add", "kube-ipvs0", "type", "dummy")
+	without.Exec("ip", "address", "add", vip+"/32", "dev", "kube-ipvs0")
+	without.Exec("ipvsadm", "-A", "-t", vip+":80", "-s", "rr")
+	for _, p := range []*lab.Pod{pod, remote} {
+		without.Exec("ipvsadm", "-a", "-t", vip+":80", "-r", p.Addresses[0].String()+":8000", "-m")
+	}
+	without.Sysctl("net.ipv4.vs.conntrack", "1")
+	if answer := without.Dial(lab.TCP, vip+":80"); answer.Outcome() != lab.TimedOut {
+		t.Errorf("the VIP from a node without an endpoint, under kube-proxy's rules: %s, want a time-out", answer)
+	}
+
 	for _, n := range []*lab.BridgeNode{with, without} {
 		runOnce(t, n.Node, dir, "--cluster-cidr", podRanges)
 	}
@@ -126,20 +142,27 @@ func TestScenario5ExternalTrafficPolicyLocal(t *testing.T) {
 	if answer := without.Dial(lab.TCP, to(without)); answer.Err != nil {
 		t.Errorf("its own NodePort, from the node without an endpoint: %s", answer)
 	}
+	here, there := with.Gateways()[0].String(), with.IPv4.String()
 	for _, from := range []struct {
-		host   *lab.Namespace
-		source string // who the endpoint sees
+		host     *lab.Namespace
+		node     *lab.BridgeNode
+		sees     string // who backend sees
+		remoteBy string // and who remote does
 	}{
-		{without.Namespace, without.IPv4.String()}, // not the VIP, which is local there
-		{inside.Namespace, without.IPv4.String()},
+		{without.Namespace, without, without.IPv4.String(), without.IPv4.String()}, // not the VIP, which is local there
+		{inside.Namespace, without, without.IPv4.String(), without.IPv4.String()},
+		{with.Namespace, with, here, there},
+		{beside.Namespace, with, here, there},
+		{pod.Namespace, with, here, there},
 	} {
-		answer := from.host.Dial(lab.TCP, vip+":80")
-		if answer.Err != nil || answer.SeenSource.Addr().String() != from.source {
-			t.Errorf("the VIP from %s, on the node without an endpoint: %s, want source %s", from.host.Name, answer, from.source)
+		for _, address := range []string{vip + ":80", to(from.node)} {
+			checkSources(t, "from "+from.host.Name, from.host, lab.TCP, address, map[string]string{"backend": from.sees, "remote": from.remoteBy})
 		}
 	}
-	if answer := with.Dial(lab.TCP, vip+":80"); answer.Err != nil {
-		t.Errorf("the VIP from the node with an endpoint: %s", answer)
+	for range manyRequests {
+		if answer := c.Client.Dial(lab.TCP, to(with)); answer.Server != "backend" {
+			t.Errorf("NodePort of the node with an endpoint, from outside: %s, want its own", answer)
+		}
 	}
 }
 

@@ -212,53 +212,133 @@ func testSessionAffinity(t *testing.T, c *cluster) {
 	}
 }
 
-// testExternalLocal keeps the client's address, on the node with an endpoint. On
-// the others whoever comes from outside gets no answer, as a load balancer that
-// looks at the health check would not send them there; pods and nodes are served.
+// testExternalLocal keeps the address of a client outside and serves him by the
+// endpoints of the node that he is led to. On a node without any he gets no
+// answer, as a load balancer that looks at the health check would not send him
+// there. Pods and nodes are served by all endpoints, on every node.
 func testExternalLocal(t *testing.T, c *cluster) {
 	svc := newExposed("externallocal", 4)
 	svc.Spec.ExternalTrafficPolicy = corev1.ServiceExternalTrafficPolicyLocal
-	c.serve(t, svc, dualStackSlices(svc, webPort, ready(c.web1)), 1, 1, 1)
+	c.serve(t, svc, dualStackSlices(svc, webPort, ready(c.web1), ready(c.web2)), 2, 2, 2)
 	node1, node3 := c.Nodes[0], c.Nodes[2]
 	outside, pod1, pod3 := c.Client, c.caller1.Namespace, c.caller3.Namespace
-	var requests sync.WaitGroup
-	clientIPs, node3IPs := []string{"198.51.100.9", "fd00:51::9"}, nodeIPs(node3)
+	clientIPs := []string{"198.51.100.9", "fd00:51::9"}
+	var nobody sync.WaitGroup
 	for _, test := range []struct {
-		name      string
-		from      *lab.Namespace
-		addresses []string
-		port      uint16
-		source    []string // nil: no answer
+		name       string
+		from       *lab.Namespace
+		addresses  []string
+		port       uint16
+		web1, web2 []string // the source that each is to see; nil: it is not asked
 	}{
-		{"load balancer IP, outside", outside, balancerIPs(4), 80, clientIPs},
-		{"node port here, outside", outside, nodeIPs(node1), 30004, clientIPs},
-		{"node port elsewhere, outside", outside, node3IPs, 30004, nil},
-		{"external IP elsewhere, outside", outside, externalIPs(4), 80, nil},
-		{"load balancer IP, pod here", pod1, balancerIPs(4), 80, texts(c.caller1.Addresses)},
-		{"load balancer IP, pod elsewhere", pod3, balancerIPs(4), 80, node3IPs},
-		{"external IP, pod elsewhere", pod3, externalIPs(4), 80, node3IPs},
-		{"load balancer IP, node elsewhere", node3.Namespace, balancerIPs(4), 80, node3IPs},
-		{"cluster IP, pod elsewhere", pod3, clusterIPs(4), 80, texts(c.caller3.Addresses)},
+		{"load balancer IP, outside", outside, balancerIPs(4), 80, clientIPs, nil},
+		{"node port here, outside", outside, nodeIPs(node1), 30004, clientIPs, nil},
+		{"node port elsewhere, outside", outside, nodeIPs(node3), 30004, nil, nil},
+		{"external IP elsewhere, outside", outside, externalIPs(4), 80, nil, nil},
+		{"load balancer IP, pod here", pod1, balancerIPs(4), 80, texts(node1.Gateways()), nodeIPs(node1)},
+		{"external IP, pod here", pod1, externalIPs(4), 80, texts(node1.Gateways()), nodeIPs(node1)},
+		{"node port here, pod here", pod1, nodeIPs(node1), 30004, texts(node1.Gateways()), nodeIPs(node1)},
+		{"load balancer IP, an endpoint", c.web1.Namespace, balancerIPs(4), 80, texts(node1.Gateways()), nodeIPs(node1)},
+		{"load balancer IP, node here", node1.Namespace, balancerIPs(4), 80, texts(node1.Gateways()), nodeIPs(node1)},
+		{"external IP, node here", node1.Namespace, externalIPs(4), 80, texts(node1.Gateways()), nodeIPs(node1)},
+		{"node port here, node here", node1.Namespace, nodeIPs(node1), 30004, texts(node1.Gateways()), nodeIPs(node1)},
+		{"load balancer IP, pod elsewhere", pod3, balancerIPs(4), 80, nodeIPs(node3), nodeIPs(node3)},
+		{"external IP, pod elsewhere", pod3, externalIPs(4), 80, nodeIPs(node3), nodeIPs(node3)},
+		{"load balancer IP, node elsewhere", node3.Namespace, balancerIPs(4), 80, nodeIPs(node3), nodeIPs(node3)},
+		{"cluster IP, pod elsewhere", pod3, clusterIPs(4), 80, texts(c.caller3.Addresses), texts(c.caller3.Addresses)},
 	} {
 		for family, ip := range test.addresses {
 			for _, protocol := range []lab.Protocol{lab.TCP, lab.UDP} {
-				requests.Go(func() {
-					answer := test.from.DialWithin(refusalLimit, protocol, at(ip, test.port))
-					switch {
-					case test.source == nil && answer.Outcome() != lab.TimedOut:
-						t.Errorf("%s, %s %s: %s, want no answer", test.name, protocol, ip, answer)
-					case test.source != nil && (answer.Server != "web1" || answer.SeenSource.Addr().String() != test.source[family]):
-						t.Errorf("%s, %s %s: %s, want source %s", test.name, protocol, ip, answer, test.source[family])
-					}
-				})
+				name := fmt.Sprintf("%s, %s %s", test.name, protocol, ip)
+				if test.web1 == nil {
+					nobody.Go(func() { checkNoAnswer(t, name, test.from, protocol, at(ip, test.port)) })
+					continue
+				}
+				want := map[string]string{"web1": test.web1[family]}
+				if test.web2 != nil {
+					want["web2"] = test.web2[family]
+				}
+				checkSources(t, name, test.from, protocol, at(ip, test.port), want)
 			}
 		}
 	}
-	requests.Wait()
+	nobody.Wait()
+	testLocalConnections(t, c, svc)
 	// An external IP that leads to the endpoint's node keeps the client's address too.
 	c.Fabric.Route(externalIPs(4)[0] + " via " + node1.IPv4.String())
 	if answer := outside.Dial(lab.TCP, at(externalIPs(4)[0], 80)); answer.SeenSource.Addr().String() != clientIPs[0] {
 		t.Errorf("external IP, outside: %s, want source %s", answer, clientIPs[0])
+	}
+}
+
+func checkNoAnswer(t *testing.T, name string, from *lab.Namespace, protocol lab.Protocol, address string) {
+	if answer := from.DialWithin(refusalLimit, protocol, address); answer.Outcome() != lab.TimedOut {
+		t.Errorf("%s: %s, want no answer", name, answer)
+	}
+}
+
+// checkSources asks until everybody has answered who should, and some more: no
+// other does, and each has seen the source that it should.
+func checkSources(t *testing.T, name string, from *lab.Namespace, protocol lab.Protocol, address string, want map[string]string) {
+	t.Helper()
+	answered := map[string]int{}
+	for range manyRequests {
+		answer := from.Dial(protocol, address)
+		if source, ok := want[answer.Server]; !ok || answer.SeenSource.Addr().String() != source {
+			t.Errorf("%s: %s, want %v", name, answer, want)
+			return
+		}
+		answered[answer.Server]++
+	}
+	if len(answered) != len(want) {
+		t.Errorf("%s: answered by %v, want %v", name, answered, want)
+	}
+}
+
+// testLocalConnections takes the readiness of a node's only endpoint away and
+// gives it back. Who comes from outside is turned away meanwhile, but what is
+// open stays open, from outside as from inside.
+func testLocalConnections(t *testing.T, c *cluster, svc *corev1.Service) {
+	var open []*lab.Connection
+	for _, from := range []*lab.Namespace{c.Client, c.Client, c.caller1.Namespace, c.caller1.Namespace} {
+		for _, ip := range balancerIPs(4) {
+			connection, err := from.Connect(lab.DialTimeout, lab.TCP, at(ip, 80))
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer connection.Close()
+			open = append(open, connection)
+		}
+	}
+	stillAnswer := func(when string) {
+		for _, connection := range open {
+			if answer := connection.Ask(lab.DialTimeout); answer.Err != nil {
+				t.Errorf("a connection that was open before %s: %s", when, answer)
+			}
+		}
+	}
+	address := at(balancerIPs(4)[0], 80)
+	here, there := c.Nodes[0].Gateways()[0].String(), nodeIPs(c.Nodes[0])[0]
+	for _, step := range []struct {
+		when   string
+		web1   podEndpoint
+		want   lab.Outcome
+		inside map[string]string
+	}{
+		{"the endpoint was not ready", podEndpoint{c.web1, endpoint{notReady: true}}, lab.TimedOut, map[string]string{"web2": there}},
+		{"the endpoint was ready again", ready(c.web1), lab.OK, map[string]string{"web1": here, "web2": there}},
+	} {
+		for _, slice := range dualStackSlices(svc, webPort, step.web1, ready(c.web2)) {
+			c.api.setSlice(slice)
+		}
+		lab.Eventually(t, syncLimit, step.when, func() error {
+			if answer := c.Client.DialWithin(refusalLimit, lab.TCP, address); answer.Outcome() != step.want {
+				return fmt.Errorf("%s from outside: %s", address, answer)
+			}
+			return nil
+		})
+		stillAnswer(step.when)
+		checkSources(t, step.when+", from inside", c.caller1.Namespace, lab.UDP, address, step.inside)
 	}
 }
 

@@ -1,0 +1,132 @@
+package apply
+
+import (
+	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
+	"github.com/kube-ipvs/kube-ipvs/pkg/ipset"
+	"github.com/kube-ipvs/kube-ipvs/pkg/ipvs"
+	"github.com/kube-ipvs/kube-ipvs/pkg/plan"
+)
+
+// A virtual server with a mark does not say what it serves. Members of the set
+// plan.Local do: each is an address and port, and the mark that leads there.
+
+// Marks gives the marks that the kernel's members carry, by address and port,
+// wanted or not.
+func (a *Applier) Marks() map[ipvs.Key]uint32 {
+	out := make(map[ipvs.Key]uint32, len(a.marked))
+	for fwm, key := range a.marked {
+		out[key] = fwm.FWMark
+	}
+	return out
+}
+
+// HoldsMark tells whether the kernel still has the member for an address and
+// port, or its virtual server.
+func (a *Applier) HoldsMark(key ipvs.Key, mark uint32) bool {
+	_, member := a.have.sets[plan.Local.In(key.Family())].Entries[entryOf(key)]
+	for _, fwm := range a.twins(fwmKey(key.Family(), mark)) {
+		if _, there := a.have.servers[fwm]; there {
+			return true
+		}
+	}
+	return member
+}
+
+// ForeignMark tells whether somebody else's virtual server has a mark, in
+// either family.
+func (a *Applier) ForeignMark(mark uint32) bool {
+	for _, family := range ip.Families {
+		for _, fwm := range a.twins(fwmKey(family, mark)) {
+			if _, there := a.foreign[fwm]; there {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+func fwmKey(family ip.Family, mark uint32) ipvs.Key {
+	return ipvs.Key{Addr: family.Unspecified(), FWMark: mark}
+}
+
+func entryOf(key ipvs.Key) ipset.Entry {
+	return ipset.Entry{Addr: key.Addr, Port: key.Port, Protocol: key.Protocol}
+}
+
+// twins are a key and what it is if the same number is masqueraded, or not. A
+// process that ended after it had changed the member leaves the other.
+func (a *Applier) twins(fwm ipvs.Key) [2]ipvs.Key {
+	other := fwm
+	other.FWMark ^= a.cfg.MasqueradeMark
+	return [2]ipvs.Key{fwm, other}
+}
+
+// serves is the address and port that a virtual server stands for; false if
+// no member tells.
+func (a *Applier) serves(key ipvs.Key) (ipvs.Key, bool) {
+	if key.FWMark == 0 {
+		return key, true
+	}
+	for _, fwm := range a.twins(key) {
+		if address, ok := a.marked[fwm]; ok {
+			return address, true
+		}
+	}
+	return ipvs.Key{}, false
+}
+
+// wantServer is the wanted virtual server. One with a mark is wanted once its
+// member is there, by which it is known to be ours, and as long as the Service
+// has the address and port too: of two that claim them, the older.
+func (a *Applier) wantServer(key ipvs.Key) (*plan.VirtualServer, bool) {
+	vs, ok := a.servers.want(key)
+	if !ok || key.FWMark == 0 {
+		return vs, ok
+	}
+	address, ok := a.marked[key]
+	if !ok || a.servers.winner(address) != a.servers.winner(key) {
+		return nil, false
+	}
+	return vs, true
+}
+
+// markTwin has the virtual server with a mark looked at when the one with the
+// address and port was.
+func (a *Applier) markTwin(key ipvs.Key) {
+	mark := a.have.sets[plan.Local.In(key.Family())].Entries[entryOf(key)]
+	a.markIfWanted(fwmKey(key.Family(), mark))
+}
+
+func (a *Applier) markIfWanted(fwm ipvs.Key) {
+	if _, claimed := a.servers.want(fwm); claimed {
+		a.servers.mark(fwm)
+	}
+}
+
+// indexMarks reads the index from the sets.
+func (a *Applier) indexMarks() {
+	a.marked = map[ipvs.Key]ipvs.Key{}
+	for _, family := range a.cfg.Families {
+		for e, mark := range a.have.sets[plan.Local.In(family)].Entries {
+			if mark != 0 {
+				a.marked[fwmKey(family, mark)] = ipvs.Key{Protocol: e.Protocol, Addr: e.Addr, Port: e.Port}
+			}
+		}
+	}
+}
+
+// memberMarked keeps the index as a member's mark changes; 0 is none. What has
+// waited for the member can be programmed.
+func (a *Applier) memberMarked(e ipset.Entry, was, is uint32) {
+	if was == is {
+		return
+	}
+	family := ip.Of(e.Addr)
+	if was != 0 {
+		delete(a.marked, fwmKey(family, was))
+	}
+	if is != 0 {
+		a.marked[fwmKey(family, is)] = ipvs.Key{Protocol: e.Protocol, Addr: e.Addr, Port: e.Port}
+		a.markIfWanted(fwmKey(family, is))
+	}
+}

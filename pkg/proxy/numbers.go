@@ -1,0 +1,157 @@
+package proxy
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/kube-ipvs/kube-ipvs/pkg/ipvs"
+	"github.com/kube-ipvs/kube-ipvs/pkg/plan"
+)
+
+// numbers hands out the numbers of addresses and ports that need a second
+// virtual server, the smallest free one first. An address and port keeps its
+// number for as long as the kernel has anything under it, and a new process
+// begins with the numbers that it finds there.
+type numbers struct {
+	mark   plan.LocalMark
+	masq   uint32
+	byKey  map[ipvs.Key]uint32
+	taken  map[uint32]struct{}
+	wanted map[types.NamespacedName][]ipvs.Key
+	users  map[ipvs.Key]int      // Services that want it
+	idle   map[ipvs.Key]struct{} // with a number that nobody wants any more
+	short  map[types.NamespacedName]struct{}
+}
+
+func newNumbers(cfg *plan.Config) *numbers {
+	return &numbers{
+		mark:   cfg.LocalMark,
+		masq:   cfg.MasqueradeMark,
+		byKey:  map[ipvs.Key]uint32{},
+		taken:  map[uint32]struct{}{},
+		wanted: map[types.NamespacedName][]ipvs.Key{},
+		users:  map[ipvs.Key]int{},
+		idle:   map[ipvs.Key]struct{}{},
+		short:  map[types.NamespacedName]struct{}{},
+	}
+}
+
+// seed takes over what the kernel has. Marks that are no number of ours, as
+// after a change of configuration, are left to be replaced.
+func (n *numbers) seed(marks map[ipvs.Key]uint32) {
+	for _, key := range slices.SortedFunc(maps.Keys(marks), ipvs.Key.Compare) {
+		number, ok := n.mark.Number(marks[key], n.masq)
+		if _, taken := n.taken[number]; !ok || taken || n.byKey[key] != 0 {
+			continue
+		}
+		n.set(key, number)
+		n.idle[key] = struct{}{}
+	}
+}
+
+func (n *numbers) set(key ipvs.Key, number uint32) {
+	n.byKey[key] = number
+	n.taken[number] = struct{}{}
+}
+
+// assign makes the keys those that a Service wants numbers for, and gives the
+// numbers. The error is for those that are left without.
+func (n *numbers) assign(name types.NamespacedName, keys []ipvs.Key, usable func(number uint32) bool) (map[ipvs.Key]uint32, error) {
+	before := n.wanted[name]
+	n.want(name, keys)
+	for _, key := range before {
+		n.drop(key)
+	}
+	delete(n.short, name)
+	out := make(map[ipvs.Key]uint32, len(keys))
+	var errs []error
+	for _, key := range keys {
+		if n.byKey[key] == 0 {
+			n.allot(key, usable)
+		}
+		if n.byKey[key] == 0 {
+			n.short[name] = struct{}{}
+			errs = append(errs, fmt.Errorf("%s: all %d numbers of --local-mark are in use, so that pods and nodes too are served by the endpoints of this node alone", key, n.mark.Most()))
+			continue
+		}
+		out[key] = n.byKey[key]
+	}
+	return out, errors.Join(errs...)
+}
+
+func (n *numbers) want(name types.NamespacedName, keys []ipvs.Key) {
+	for _, key := range keys {
+		n.users[key]++
+		delete(n.idle, key)
+	}
+	if len(keys) == 0 {
+		delete(n.wanted, name)
+		return
+	}
+	n.wanted[name] = keys
+}
+
+func (n *numbers) drop(key ipvs.Key) {
+	if n.users[key]--; n.users[key] > 0 {
+		return
+	}
+	delete(n.users, key)
+	if n.byKey[key] != 0 {
+		n.idle[key] = struct{}{}
+	}
+}
+
+func (n *numbers) allot(key ipvs.Key, usable func(uint32) bool) {
+	for number := uint32(1); number <= n.mark.Most(); number++ {
+		if _, taken := n.taken[number]; !taken && usable(number) {
+			n.set(key, number)
+			return
+		}
+	}
+}
+
+// release frees the numbers that nobody wants and of which the kernel holds
+// nothing any more. It gives the Services that are still without one, if any
+// became free.
+func (n *numbers) release(held func(key ipvs.Key, number uint32) bool) []types.NamespacedName {
+	freed := false
+	for key := range n.idle {
+		if number := n.byKey[key]; !held(key, number) {
+			delete(n.taken, number)
+			delete(n.byKey, key)
+			delete(n.idle, key)
+			freed = true
+		}
+	}
+	if !freed {
+		return nil
+	}
+	return slices.SortedFunc(maps.Keys(n.short), func(a, b types.NamespacedName) int { return cmp.Compare(a.String(), b.String()) })
+}
+
+// number gives a part of the plan its numbers.
+func (p *Proxy) number(name types.NamespacedName, part plan.Part) (plan.Part, error) {
+	keys := make([]ipvs.Key, len(part.Outside))
+	for i, o := range part.Outside {
+		keys[i] = o.Key
+	}
+	assigned, err := p.numbers.assign(name, keys, func(number uint32) bool {
+		return !p.applier.ForeignMark(p.Config.LocalMark.Of(number))
+	})
+	return plan.Numbered(&p.Config, part, assigned), err
+}
+
+// releaseNumbers has those planned again that were short of numbers.
+func (p *Proxy) releaseNumbers() {
+	held := func(key ipvs.Key, number uint32) bool {
+		return p.applier.HoldsMark(key, p.Config.LocalMark.Of(number))
+	}
+	for _, name := range p.numbers.release(held) {
+		p.waiting[name] = struct{}{}
+	}
+}

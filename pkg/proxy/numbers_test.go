@@ -1,0 +1,184 @@
+package proxy
+
+import (
+	"fmt"
+	"net/netip"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/utils/ptr"
+
+	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
+	"github.com/kube-ipvs/kube-ipvs/pkg/ipset"
+	"github.com/kube-ipvs/kube-ipvs/pkg/ipvs"
+	"github.com/kube-ipvs/kube-ipvs/pkg/plan"
+)
+
+func serviceName(name string) types.NamespacedName {
+	return types.NamespacedName{Namespace: "default", Name: name}
+}
+
+// vipKey is port 80 of 203.0.113.n.
+func vipKey(n byte) ipvs.Key {
+	return ipvs.Key{Protocol: ip.TCP, Addr: netip.AddrFrom4([4]byte{203, 0, 113, n}), Port: 80}
+}
+
+func all(uint32) bool { return true }
+
+// three has room for three numbers: the marks 0xb, 0xd and 0xf.
+func three() *numbers {
+	return newNumbers(&plan.Config{MasqueradeMark: 0x4000, LocalMark: plan.LocalMark{Value: 0x9, Mask: 0xf}})
+}
+
+func TestSmallestFreeNumber(t *testing.T) {
+	n := three()
+	a, b, c := serviceName("a"), serviceName("b"), serviceName("c")
+	check := func(who types.NamespacedName, keys []ipvs.Key, want ...uint32) {
+		t.Helper()
+		got, err := n.assign(who, keys, all)
+		if err != nil {
+			t.Error(err)
+		}
+		for i, key := range keys {
+			if got[key] != want[i] {
+				t.Errorf("%s of %s has number %d, want %d", key, who, got[key], want[i])
+			}
+		}
+	}
+	check(a, []ipvs.Key{vipKey(1), vipKey(2)}, 1, 2)
+	check(b, []ipvs.Key{vipKey(2)}, 2) // a conflict, but one address and port
+	check(a, []ipvs.Key{vipKey(2)}, 2)
+	check(c, []ipvs.Key{vipKey(3)}, 3) // 1 is still in the kernel
+	if _, err := n.assign(c, []ipvs.Key{vipKey(3), vipKey(4)}, all); err == nil || !strings.Contains(err.Error(), "TCP 203.0.113.4:80: all 3 numbers") {
+		t.Errorf("without a free number: %v", err)
+	}
+	if got := n.release(func(ipvs.Key, uint32) bool { return true }); got != nil {
+		t.Errorf("%s can have a number, of which the kernel still has something", got)
+	}
+	if got := n.release(func(ipvs.Key, uint32) bool { return false }); len(got) != 1 || got[0] != c {
+		t.Errorf("%s can have the number that is free again, want %s", got, c)
+	}
+	check(c, []ipvs.Key{vipKey(3), vipKey(4)}, 3, 1)
+	check(b, nil)
+	check(a, []ipvs.Key{vipKey(2)}, 2) // b is gone, a is not
+}
+
+func TestNumbersInTheKernelAreKept(t *testing.T) {
+	n := three()
+	n.seed(map[ipvs.Key]uint32{
+		vipKey(1): 0x400d,            // number 2, masqueraded
+		vipKey(2): 0xd, vipKey(3): 1, // the same number, and none
+	})
+	got, err := n.assign(serviceName("a"), []ipvs.Key{vipKey(3), vipKey(1), vipKey(2)}, func(number uint32) bool { return number != 1 })
+	if err == nil {
+		t.Error("number 1 is somebody else's")
+	}
+	if want := (map[ipvs.Key]uint32{vipKey(1): 2, vipKey(3): 3}); !cmp.Equal(want, got, cmp.Comparer(func(a, b netip.Addr) bool { return a == b })) {
+		t.Errorf("numbers %v, want %v", got, want)
+	}
+}
+
+// externalLocal is a Service with a load balancer's IP, and an endpoint on this
+// node.
+func (w *world) externalLocal(name, vip string) {
+	clusterIP := strings.Replace(vip, "203.0.113", "10.96.0", 1)
+	w.sink.SetService(&corev1.Service{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name},
+		Spec: corev1.ServiceSpec{
+			Type: corev1.ServiceTypeLoadBalancer, ExternalTrafficPolicy: corev1.ServiceExternalTrafficPolicyLocal,
+			ClusterIP: clusterIP, ClusterIPs: []string{clusterIP},
+			Ports: []corev1.ServicePort{{Name: "http", Protocol: corev1.ProtocolTCP, Port: 80}},
+		},
+		Status: corev1.ServiceStatus{LoadBalancer: corev1.LoadBalancerStatus{Ingress: []corev1.LoadBalancerIngress{{IP: vip}}}},
+	})
+	slice := newSlice(name, "10.244.0.2", "10.244.9.9")
+	slice.Endpoints[0].NodeName = ptr.To("node1")
+	w.sink.SetEndpointSlice(slice)
+}
+
+// TestRestartKeepsNumbers deletes the first of two Services, so that a process
+// that would number anew gave the other its number.
+func TestRestartKeepsNumbers(t *testing.T) {
+	var o Options
+	var before string
+	run(t, func(options *Options) { o = *options }, func(w *world) {
+		w.externalLocal("a", "203.0.113.1")
+		w.externalLocal("b", "203.0.113.2")
+		w.synced()
+		w.sink.DeleteService(serviceName("a"))
+		w.sleep(time.Minute)
+		before = w.ipvs.Dump()
+		o.Kernel.IPVS.(*ipvs.Fake).Counts()
+		o.Kernel.IPSet.(*ipset.Fake).Counts()
+		if !strings.Contains(before, "-A -f 13 ") || strings.Contains(before, "-A -f 11 ") {
+			t.Errorf("before the restart:\n%s", before)
+		}
+	})
+	run(t, func(options *Options) { options.Kernel = o.Kernel }, func(w *world) {
+		w.externalLocal("b", "203.0.113.2")
+		w.synced()
+		w.sleep(time.Minute)
+		if got := o.Kernel.IPVS.(*ipvs.Fake).Dump(); got != before {
+			t.Errorf("after the restart:\n%s\nwant\n%s", got, before)
+		}
+		if servers, sets := o.Kernel.IPVS.(*ipvs.Fake).Counts(), o.Kernel.IPSet.(*ipset.Fake).Counts(); len(servers)+len(sets) > 0 {
+			t.Errorf("the restart wrote %v, %v", servers, sets)
+		}
+	})
+}
+
+// TestNumberIsFreeOnceTheKernelIsRidOfIt refuses a deletion.
+func TestNumberIsFreeOnceTheKernelIsRidOfIt(t *testing.T) {
+	run(t, nil, func(w *world) {
+		w.externalLocal("a", "203.0.113.1")
+		w.synced()
+		w.setRefuse(func(change string) error {
+			if strings.HasPrefix(change, "delete virtual server FWM") {
+				return unix.ENOMEM
+			}
+			return nil
+		})
+		w.sink.DeleteService(serviceName("a"))
+		w.sleep(time.Second)
+		w.externalLocal("b", "203.0.113.2")
+		w.sleep(time.Second)
+		if got := w.ipvs.Dump(); !strings.Contains(got, "-A -f 11 ") || !strings.Contains(got, "-A -f 13 ") {
+			t.Errorf("b was given what a still has:\n%s", got)
+		}
+		w.setRefuse(nil)
+		w.sleep(time.Minute)
+		w.externalLocal("c", "203.0.113.3")
+		w.sleep(time.Second)
+		if got := w.ipvs.Dump(); strings.Count(got, "-A -f 11 ") != 1 || !strings.Contains(got, "203.0.113.3:80") {
+			t.Errorf("c was not given what is free again:\n%s", got)
+		}
+	})
+}
+
+// TestNumbersRunOut has the last of several Services served by this node alone,
+// until a number becomes free.
+func TestNumbersRunOut(t *testing.T) {
+	run(t, func(o *Options) { o.Config.LocalMark.Mask = 0xb }, func(w *world) { // one number
+		w.externalLocal("a", "203.0.113.1")
+		w.synced()
+		w.externalLocal("b", "203.0.113.2")
+		w.sleep(time.Second)
+		count := func(vip string) int { return strings.Count(w.ipvs.Dump(), fmt.Sprintf("-a -t %s:80 ", vip)) }
+		if got := w.ipvs.Dump(); strings.Count(got, "-A -f ") != 1 || count("203.0.113.2") != 1 {
+			t.Errorf("with one number:\n%s", got)
+		}
+		w.sink.DeleteService(serviceName("a"))
+		w.sleep(time.Second)
+		synctest.Wait()
+		if got := w.ipvs.Dump(); strings.Count(got, "-A -f 11 ") != 1 || count("203.0.113.2") != 2 {
+			t.Errorf("with a free number:\n%s", got)
+		}
+	})
+}

@@ -164,6 +164,11 @@ func TestScenario5ExternalTrafficPolicyLocal(t *testing.T) {
 			t.Errorf("NodePort of the node with an endpoint, from outside: %s, want its own", answer)
 		}
 	}
+	// A policy engine hides the number from IPVS: what goes elsewhere is answered.
+	with.Exec("iptables", "-w", "-A", "INPUT", "-j", "MARK", "--or-mark", "0x100000")
+	checkSources(t, "from outside, with another mark", c.Client, lab.TCP, to(with), map[string]string{
+		"backend": "198.51.100.9", "remote": there,
+	})
 }
 
 // TestScenario6ClusterIP is a three-node kind cluster: only what comes from

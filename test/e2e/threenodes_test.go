@@ -35,6 +35,7 @@ func TestThreeNodes(t *testing.T) {
 		{"no endpoints", testNoEndpoints},
 		{"session affinity", testSessionAffinity},
 		{"external traffic policy Local", testExternalLocal},
+		{"external traffic policy Local, session affinity", testExternalLocalAffinity},
 		{"internal traffic policy Local", testInternalLocal},
 		{"terminating endpoints", testTerminating},
 		{"Services that are not ours", testNotOurs},
@@ -268,6 +269,27 @@ func testExternalLocal(t *testing.T, c *cluster) {
 	c.Fabric.Route(externalIPs(4)[0] + " via " + node1.IPv4.String())
 	if answer := outside.Dial(lab.TCP, at(externalIPs(4)[0], 80)); answer.SeenSource.Addr().String() != clientIPs[0] {
 		t.Errorf("external IP, outside: %s, want source %s", answer, clientIPs[0])
+	}
+}
+
+// testExternalLocalAffinity has each caller meet one endpoint, on its own port:
+// outside that of the node, inside any.
+func testExternalLocalAffinity(t *testing.T, c *cluster) {
+	svc := newExposed("affinitylocal", 13)
+	svc.Spec.ExternalTrafficPolicy = corev1.ServiceExternalTrafficPolicyLocal
+	svc.Spec.SessionAffinity = corev1.ServiceAffinityClientIP
+	c.serve(t, svc, dualStackSlices(svc, webPort, ready(c.web1), ready(c.web2)), 2, 2, 2)
+	for family, ip := range balancerIPs(13) {
+		for _, protocol := range lab.Protocols {
+			checkSources(t, "outside", c.Client, protocol, at(ip, 80), map[string]string{"web1": []string{"198.51.100.9", "fd00:51::9"}[family]})
+			answered := map[string]int{}
+			for range manyRequests {
+				answered[c.caller1.Dial(protocol, at(ip, 80)).Server]++
+			}
+			if len(answered) != 1 || answered[""] > 0 {
+				t.Errorf("%s %s: answered by %v, want one endpoint", protocol, ip, answered)
+			}
+		}
 	}
 }
 

@@ -87,8 +87,8 @@ func TestScenario3WithoutBridgeNetfilter(t *testing.T) {
 	dir := writeManifests(t, svc,
 		newSlice(svc, "IPv4", 53, endpoint{address: server.Addresses[0].String(), node: node.Name}),
 		newSlice(svc, "IPv6", 53, endpoint{address: server.Addresses[1].String(), node: node.Name}))
-	args := []string{"--manifests", dir, "--hostname-override", node.Name, "--cluster-cidr", podRanges}
-	runOnce(t, node.Node, dir, "--cluster-cidr", podRanges) // sets all parameters but those below
+	args := []string{"--manifests", dir, "--hostname-override", node.Name, "--cluster-cidr", podCIDRs}
+	runOnce(t, node.Node, dir, "--cluster-cidr", podCIDRs) // sets all parameters but those below
 	for _, name := range []string{"net.bridge.bridge-nf-call-iptables", "net.bridge.bridge-nf-call-ip6tables"} {
 		node.Sysctl(name, "0")
 	}

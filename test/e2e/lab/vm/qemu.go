@@ -22,8 +22,8 @@ type guest struct {
 	// source and cache are shared read-only; out and shared are the guest's to
 	// write, shared together with other guests.
 	source, cache, out, shared string
-	memory             string
-	stdout             io.Writer
+	memory                     string
+	stdout                     io.Writer
 }
 
 // run boots the machine, which runs the script out/run, and returns the

@@ -61,7 +61,7 @@ func (f *Fabric) switchPlainly() {
 func (f *Fabric) Segment(gateways ...string) *Segment {
 	f.lab.t.Helper()
 	s := &Segment{fabric: f, bridge: f.lab.linkName("br"), gateways: f.lab.prefixes(gateways)}
-	f.Link(&netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: s.bridge}})
+	f.Namespace.bridge(s.bridge)
 	f.Address(s.bridge, gateways...)
 	return s
 }

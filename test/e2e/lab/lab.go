@@ -30,6 +30,7 @@ type Lab struct {
 	namespaces []*Namespace
 	nodes      []*Node
 	links      int
+	bridges    int
 }
 
 // labs counts the labs of this process, for names that do not collide.

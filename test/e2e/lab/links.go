@@ -1,6 +1,7 @@
 package lab
 
 import (
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"net"
@@ -17,6 +18,16 @@ func (n *Namespace) Link(link netlink.Link) {
 	n.lab.t.Helper()
 	n.lab.must(n.netlink.LinkAdd(link), "%s: add %s %s", n.Name, link.Type(), link.Attrs().Name)
 	n.Up(link.Attrs().Name)
+}
+
+// bridge adds a bridge with a hardware address of its own. Without, it has the
+// lowest of its ports', which changes when one joins; what neighbours send to the
+// one that they know is then lost until they ask again.
+func (n *Namespace) bridge(name string) {
+	n.lab.t.Helper()
+	n.lab.bridges++
+	address := binary.BigEndian.AppendUint32([]byte{0x02, 0xbb}, uint32(n.lab.bridges))
+	n.Link(&netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: name, HardwareAddr: address}})
 }
 
 // Up brings an interface up.

@@ -21,7 +21,7 @@ type Node struct {
 // Pod is a namespace behind a node.
 type Pod struct {
 	*Namespace
-	Node *Node
+	Node *Node // nil: one that is not in the lab
 	// HostInterface is the node's end of its link.
 	HostInterface string
 	// Addresses are its own, IPv4 or IPv6 or both.
@@ -105,7 +105,7 @@ type Bridge struct {
 // "10.244.1.1/24".
 func (n *Node) Bridge(name string, gateways ...string) *Bridge {
 	n.lab.t.Helper()
-	n.Link(&netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: name}})
+	n.bridge(name)
 	n.Address(name, gateways...)
 	return &Bridge{node: n, name: name, gateways: n.lab.prefixes(gateways)}
 }

@@ -126,7 +126,10 @@ func dualStackSlices(svc *corev1.Service, port int32, pods ...podEndpoint) []*di
 		var endpoints []endpoint
 		for _, p := range pods {
 			e := p.endpoint
-			e.address, e.node = p.pod.Addresses[i].String(), p.pod.Node.Name
+			e.address = p.pod.Addresses[i].String()
+			if p.pod.Node != nil {
+				e.node = p.pod.Node.Name
+			}
 			endpoints = append(endpoints, e)
 		}
 		slices = append(slices, newSlice(svc, family, port, endpoints...))

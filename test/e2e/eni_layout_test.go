@@ -4,6 +4,7 @@ package e2e
 
 import (
 	"fmt"
+	"net/netip"
 	"strings"
 	"testing"
 
@@ -31,8 +32,50 @@ func TestENILayouts(t *testing.T) {
 					t.Errorf("kube-ipvs --once ended with %d:\n%s", code, output)
 				}
 				checkENI(t, c, want)
-				checkEntersBy(t, c, client, "eth1", false)
+				checkEntersBy(t, c, client, "eth1")
 			})
 		}
+	}
+}
+
+// newClientBy makes a client outside, of which the cloud's load balancer
+// delivers connections to one of the node's interfaces.
+func newClientBy(c *lab.ENICluster, link string) *lab.Namespace {
+	vip := netip.MustParseAddrPort(c.VIP).Addr()
+	port, next := c.Eth0, c.NodeAddress
+	if link == "eth1" {
+		port, next = c.Eth1, c.ENIAddress
+	}
+	c.Fabric.Route(fmt.Sprintf("%s via %s", vip, next))
+	gateway, address := "198.51.100.1/24", "198.51.100.9/24"
+	if vip.Is6() {
+		gateway, address = "fd00:51::1/64", "fd00:51::9/64"
+	}
+	client := c.Fabric.Segment(gateway).Client("client", address)
+	port.Accept(vip.String())
+	return client
+}
+
+// checkEntersBy has a client from outside call the load balancer's address:
+// requests and replies pass one interface.
+func checkEntersBy(t *testing.T, c *lab.ENICluster, client *lab.Namespace, link string) {
+	t.Helper()
+	onNode := c.Node.Watch(lab.TCP, c.VIP)
+	for range 4 {
+		answer := client.Dial(lab.TCP, c.VIP)
+		if answer.Err != nil {
+			t.Fatalf("the client's request: %s\n%s", answer, onNode)
+		}
+		if answer.SeenSource.Addr() == answer.Local.Addr() {
+			t.Errorf("%s: the client's address was kept", answer)
+		}
+	}
+	for _, p := range onNode.Packets() {
+		if p.Interface != link {
+			t.Errorf("passed another interface: %s", p)
+		}
+	}
+	if n := c.Eth0.Spoofed() + c.Eth1.Spoofed(); n != 0 {
+		t.Errorf("the fabric dropped %d packets for their source", n)
 	}
 }

@@ -43,21 +43,15 @@ type eniPath struct {
 // secondary interface calls a load balancer's address, under strict rp_filter
 // and on a fabric that drops sources that do not belong to the interface. It
 // times out under kube-proxy's rules (TestLabENIClusterUnderKubeProxy) and is
-// answered under ours, without any configuration.
+// answered under ours, without any configuration. Everything around it is asked
+// by TestENIMatrixOneENI.
 func TestENICluster(t *testing.T) {
 	for _, v6 := range []bool{false, true} {
-		for _, address := range []bool{true, false} {
-			name := fmt.Sprintf("IPv6=%v/eth1 has an address=%v", v6, address)
-			t.Run(name, func(t *testing.T) {
-				c := lab.NewENICluster(t, lab.ENIOptions{IPv6: v6, Eth1Address: address, CheckSources: true})
-				want := eniPath{"eth0", c.NodeAddress}
-				if address {
-					want = eniPath{"eth1", c.ENIAddress}
-				}
-				programENI(t, c)
-				checkENI(t, c, want)
-			})
-		}
+		t.Run(fmt.Sprintf("IPv6=%v", v6), func(t *testing.T) {
+			c := lab.NewENICluster(t, lab.ENIOptions{IPv6: v6, CheckSources: true})
+			programENI(t, c)
+			checkENI(t, c, eniPath{"eth0", c.NodeAddress})
+		})
 	}
 }
 
@@ -82,19 +76,6 @@ func TestENIClusterAnnotatedSource(t *testing.T) {
 	})
 	runOnce(t, c.Node, dir)
 	checkENI(t, c, eniPath{"eth1", c.ENIAddress})
-}
-
-// TestENIClusterOff shows that the cure is what cures: without it, the same
-// cluster times out.
-func TestENIClusterOff(t *testing.T) {
-	c := lab.NewENICluster(t, lab.ENIOptions{CheckSources: true, Eth1Address: true})
-	programENI(t, c, "--snat-mode", "off")
-	onNode := c.Node.Watch(lab.TCP, c.Endpoints...)
-	c.Pod.DialWithin(lab.DialTimeout, lab.TCP, c.VIP)
-	// MASQUERADE finds eth1's own address, where it has one.
-	if path := onNode.Path(); path.RequestSource != c.ENIAddress {
-		t.Errorf("path %+v", path)
-	}
 }
 
 func programENI(t *testing.T, c *lab.ENICluster, args ...string) {

@@ -35,11 +35,11 @@ func (p Packet) String() string {
 // flow is what a capture keeps: packets from or to one of the far ends.
 type flow struct {
 	protocol Protocol
-	ends     []netip.AddrPort
+	ends     map[netip.AddrPort]bool
 }
 
-func (f flow) isRequest(p Packet) bool { return slices.Contains(f.ends, p.To) }
-func (f flow) isReply(p Packet) bool   { return slices.Contains(f.ends, p.From) }
+func (f flow) isRequest(p Packet) bool { return f.ends[p.To] }
+func (f flow) isReply(p Packet) bool   { return f.ends[p.From] }
 
 func (f flow) matches(p Packet) bool {
 	return p.Protocol == f.protocol && (f.isRequest(p) || f.isReply(p))
@@ -58,21 +58,27 @@ type Capture struct {
 	news chan struct{}
 }
 
+// captureBuffer holds what comes while the capture has no turn on a busy machine.
+const captureBuffer = 16 << 20
+
 // Watch begins to capture what goes to and comes from the servers at the
 // "address:port" ends, on all interfaces of the namespace. The ends are as they
 // are on the watched part of the way: behind the proxy, the backends'. What
 // passes after Watch has returned is seen.
 func (n *Namespace) Watch(protocol Protocol, ends ...string) *Capture {
 	n.lab.t.Helper()
-	c := &Capture{host: n, flow: flow{protocol: protocol}, names: map[int]string{}, news: make(chan struct{})}
+	c := &Capture{host: n, flow: flow{protocol, map[netip.AddrPort]bool{}}, names: map[int]string{}, news: make(chan struct{})}
 	for _, text := range ends {
 		end, err := netip.ParseAddrPort(text)
 		n.lab.must(err, "watch %s", text)
-		c.flow.ends = append(c.flow.ends, end)
+		c.flow.ends[end] = true
 	}
 	var fd int
 	err := n.Do(func() (err error) {
 		fd, err = unix.Socket(unix.AF_PACKET, unix.SOCK_DGRAM|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, int(bigEndian(unix.ETH_P_ALL)))
+		if err == nil {
+			err = unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, captureBuffer)
+		}
 		return err
 	})
 	n.lab.must(err, "%s: packet socket", n.Name)
@@ -82,6 +88,9 @@ func (n *Namespace) Watch(protocol Protocol, ends ...string) *Capture {
 	go c.run()
 	return c
 }
+
+// Stop ends the capture; what it has seen stays.
+func (c *Capture) Stop() { c.socket.close() }
 
 // bigEndian turns a number into network byte order.
 func bigEndian(value uint16) uint16 {

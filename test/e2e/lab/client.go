@@ -155,6 +155,7 @@ type Load struct {
 	// counts and answers are guarded by mu.
 	counts   map[Outcome]int
 	servers  map[string]int
+	sources  map[netip.Addr]int
 	failures []Answer
 }
 
@@ -163,6 +164,8 @@ type Tally struct {
 	Outcomes map[Outcome]int
 	// Servers counts the answers of each.
 	Servers map[string]int
+	// Sources counts the addresses that the servers saw.
+	Sources map[netip.Addr]int
 	// Failures are the first of the requests that were not answered.
 	Failures []Answer
 }
@@ -173,17 +176,36 @@ const keptFailures = 20
 // Load starts clients that keep sending requests to "address:port" until
 // stopped, at least one each.
 func (n *Namespace) Load(clients int, protocol Protocol, address string) *Load {
-	l := &Load{stop: make(chan struct{}), counts: map[Outcome]int{}, servers: map[string]int{}}
+	return n.PacedLoad(0, DialTimeout, clients, protocol, address)
+}
+
+// PacedLoad is Load with a pause after each request, which leaves others a turn on
+// a slow machine, and with a time limit for each.
+func (n *Namespace) PacedLoad(pause, limit time.Duration, clients int, protocol Protocol, address string) *Load {
+	l := &Load{stop: make(chan struct{}), counts: map[Outcome]int{}, servers: map[string]int{}, sources: map[netip.Addr]int{}}
 	for range clients {
 		l.done.Go(func() {
-			l.count(n.Dial(protocol, address))
-			for !l.stopped() {
-				l.count(n.Dial(protocol, address))
+			l.count(n.DialWithin(limit, protocol, address))
+			for !l.stoppedIn(pause) {
+				l.count(n.DialWithin(limit, protocol, address))
 			}
 		})
 	}
 	n.closers = append(n.closers, func() { l.Stop() })
 	return l
+}
+
+// stoppedIn waits for the pause, or for the end of the load.
+func (l *Load) stoppedIn(pause time.Duration) bool {
+	if pause == 0 {
+		return l.stopped()
+	}
+	select {
+	case <-l.stop:
+		return true
+	case <-time.After(pause):
+		return false
+	}
 }
 
 func (l *Load) stopped() bool {
@@ -201,6 +223,7 @@ func (l *Load) count(answer Answer) {
 	l.counts[answer.Outcome()]++
 	if answer.Err == nil {
 		l.servers[answer.Server]++
+		l.sources[answer.SeenSource.Addr()]++
 	} else if len(l.failures) < keptFailures {
 		l.failures = append(l.failures, answer)
 	}
@@ -210,7 +233,10 @@ func (l *Load) count(answer Answer) {
 func (l *Load) Tally() Tally {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return Tally{Outcomes: maps.Clone(l.counts), Servers: maps.Clone(l.servers), Failures: slices.Clone(l.failures)}
+	return Tally{
+		Outcomes: maps.Clone(l.counts), Servers: maps.Clone(l.servers), Sources: maps.Clone(l.sources),
+		Failures: slices.Clone(l.failures),
+	}
 }
 
 // Stop ends the clients, waits for their last requests, and returns the tally.

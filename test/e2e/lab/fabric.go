@@ -17,6 +17,8 @@ type Fabric struct {
 	*Namespace
 	checking bool
 	ports    []*Port
+	// unplugged is what was dropped at ports that are no more.
+	unplugged int
 }
 
 // Segment is one subnet of a fabric.
@@ -33,6 +35,8 @@ type Port struct {
 	Interface string
 	name      string
 	owns      []netip.Prefix
+	// spoofed is what earlier checks have dropped.
+	spoofed int
 }
 
 // Fabric makes a fabric without segments.
@@ -105,21 +109,38 @@ func (p *Port) Accept(prefixes ...string) {
 	f.installChecks()
 }
 
+// Unplug takes the interface from its host.
+func (p *Port) Unplug() {
+	f := p.segment.fabric
+	f.lab.t.Helper()
+	f.unplugged += p.Spoofed()
+	f.ports = slices.DeleteFunc(f.ports, func(other *Port) bool { return other == p })
+	f.lab.must(f.netlink.LinkDel(f.link(p.name)), "unplug %s of %s", p.Interface, p.host.Name)
+	f.installChecks()
+}
+
 // CheckSources makes the fabric drop packets that come from an interface with a
 // source address which is not that interface's, and count them.
 func (f *Fabric) CheckSources() {
 	f.lab.t.Helper()
 	f.checking = true
+	f.Exec("nft", "add", "table", "netdev", "sources")
 	f.installChecks()
 }
 
+// installChecks replaces the checks; what the old ones have dropped is kept in
+// mind.
 func (f *Fabric) installChecks() {
 	if !f.checking {
 		return
 	}
 	f.lab.t.Helper()
+	dropped := f.dropped()
+	for _, port := range f.ports {
+		port.spoofed += dropped[port.name]
+	}
 	var rules strings.Builder
-	rules.WriteString("table netdev sources\ndelete table netdev sources\ntable netdev sources {\n")
+	rules.WriteString("delete table netdev sources\ntable netdev sources {\n")
 	for _, port := range f.ports {
 		port.writeCheck(&rules)
 	}
@@ -146,20 +167,44 @@ func (p *Port) writeCheck(rules *strings.Builder) {
 `, p.name, strings.Join(v4, ", "), strings.Join(v6, ", "))
 }
 
-var droppedPackets = regexp.MustCompile(`counter packets (\d+) `)
+var droppedPackets = regexp.MustCompile(`chain (\S+) \{|counter packets (\d+) `)
+
+// dropped counts, for each port, what the present checks have dropped.
+func (f *Fabric) dropped() map[string]int {
+	f.lab.t.Helper()
+	dropped, chain := map[string]int{}, ""
+	for _, match := range droppedPackets.FindAllStringSubmatch(f.Exec("nft", "list", "table", "netdev", "sources"), -1) {
+		if match[1] != "" {
+			chain = match[1]
+			continue
+		}
+		packets, err := strconv.Atoi(match[2])
+		f.lab.must(err, "dropped packets")
+		dropped[chain] += packets
+	}
+	return dropped
+}
+
+// Spoofed is the number of packets that the source check has dropped so far, at
+// all ports, those included that are unplugged.
+func (f *Fabric) Spoofed() int {
+	f.lab.t.Helper()
+	sum := f.unplugged
+	for _, packets := range f.dropped() {
+		sum += packets
+	}
+	for _, port := range f.ports {
+		sum += port.spoofed
+	}
+	return sum
+}
 
 // Spoofed is the number of packets that the source check has dropped at this
-// port since the port or an address was last added to the fabric.
+// port so far.
 func (p *Port) Spoofed() int {
 	f := p.segment.fabric
 	f.lab.t.Helper()
-	dropped := 0
-	for _, match := range droppedPackets.FindAllStringSubmatch(f.Exec("nft", "list", "chain", "netdev", "sources", p.name), -1) {
-		packets, err := strconv.Atoi(match[1])
-		f.lab.must(err, "dropped packets")
-		dropped += packets
-	}
-	return dropped
+	return p.spoofed + f.dropped()[p.name]
 }
 
 // Client makes a host outside the cluster: one interface, eth0, and default

@@ -1,0 +1,458 @@
+//go:build e2e
+
+package e2e
+
+import (
+	"cmp"
+	"fmt"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+
+	"github.com/kube-ipvs/kube-ipvs/test/e2e/lab"
+)
+
+// eniMatrix is a cluster in which every question is asked, under each mode.
+type eniMatrix struct {
+	*lab.ENINode
+	enis    int
+	address bool
+	pods    map[int]*lab.Pod // clients, by their ENI's number; 0: on none
+	outside map[eniClient]*lab.Namespace
+	servers map[string]*lab.Pod // by the names of the endpoints
+	dir     string              // of manifests
+}
+
+// TestENIMatrixOneENI asks every question of the oracle's in every set-up, with
+// strict rp_filter and on a fabric that drops sources that do not belong to the
+// interface: who answers, which source the endpoint sees, and by which
+// interfaces each packet passes the node. What the oracle says cannot work must
+// be seen not to.
+func TestENIMatrixOneENI(t *testing.T) { askMatrix(t, 1) }
+
+// TestENIMatrixThreeENIs is the same with more of them.
+func TestENIMatrixThreeENIs(t *testing.T) { askMatrix(t, 3) }
+
+func askMatrix(t *testing.T, enis int) {
+	for _, address := range []bool{false, true} {
+		t.Run(fmt.Sprintf("with addresses=%v", address), func(t *testing.T) {
+			m := newENIMatrix(t, enis, address)
+			for _, mode := range eniModes {
+				// The node's state is kept when the test ends: as it was when it failed.
+				if !t.Run(mode, func(t *testing.T) { m.run(t, mode) }) {
+					return
+				}
+			}
+		})
+	}
+}
+
+// TestENIMatrixDocumented holds the documentation to name everything that
+// cannot work.
+func TestENIMatrixDocumented(t *testing.T) {
+	text, err := os.ReadFile(filepath.Join(os.Getenv("LAB_SRC"), "docs/eni.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	missing := map[cannot]bool{}
+	for _, mode := range eniModes {
+		for _, address := range []bool{false, true} {
+			for _, cell := range (eniSetup{mode, 1, address}).cells() {
+				if _, why := cell.answering(); !strings.Contains(string(text), string(why)) {
+					missing[why] = true
+				}
+			}
+		}
+	}
+	for why := range missing {
+		t.Errorf("docs/eni.md does not say: %s", why)
+	}
+}
+
+func newENIMatrix(t *testing.T, enis int, address bool) *eniMatrix {
+	m := &eniMatrix{
+		ENINode: lab.NewENINode(t), enis: enis, address: address,
+		pods: map[int]*lab.Pod{}, outside: map[eniClient]*lab.Namespace{}, servers: map[string]*lab.Pod{},
+	}
+	for range enis {
+		eni := m.AddENI()
+		if address {
+			eni.Carry()
+		}
+	}
+	m.servers[ordinary] = m.Primary.AddPod(ordinary)
+	m.servers[onENI] = m.ENIs[0].AddPod(onENI)
+	m.servers[remote] = m.AddRemote(remote)
+	for name, pod := range m.servers {
+		for _, service := range eniServices() {
+			pod.Serve(name, lab.TCP, service.targetPort())
+		}
+		// Nobody is to be told again, while the next is asked, what had no way.
+		pod.Sysctl("net.ipv4.tcp_synack_retries", "0")
+	}
+	for _, client := range eniClients(enis) {
+		m.addClient(client)
+	}
+	m.Fabric.CheckSources()
+	m.dir = writeManifests(t, m.manifests()...)
+	return m
+}
+
+// addClient makes who asks, and has the fabric deliver the load balancer IPs
+// that it asks, if they are to come from there.
+func (m *eniMatrix) addClient(c eniClient) {
+	switch {
+	case c.kind == aPod:
+		m.pods[c.number] = m.Interfaces()[c.number].AddPod(fmt.Sprintf("client%d", c.number))
+	case c.kind == outside:
+		m.outside[c] = m.AddClient(fmt.Sprintf("outside%d", len(m.outside)))
+	}
+	for _, subnet := range c.vipSubnets() {
+		if c.kind == outside {
+			m.Interfaces()[c.number].Deliver(subnet)
+		} else {
+			m.Fabric.Route("blackhole " + subnet)
+		}
+	}
+}
+
+// vipSubnet numbers the load balancer IPs of one client. Each has its own, so
+// that no other's connections come between its round robin. And each Service has
+// its own target port: IPVS tells answers apart by endpoint and client alone, and
+// would mix up what a client sends from one port to two of an endpoint's VIPs.
+func (c eniClient) vipSubnet() int {
+	return map[string]int{aPod: 10, outside: 20, aNode: 30}[c.kind] + c.number
+}
+
+func (c eniClient) vipSubnets() []string {
+	return []string{fmt.Sprintf("10.115.%d.0/24", c.vipSubnet()), fmt.Sprintf("fd00:115:%d::/64", c.vipSubnet())}
+}
+
+// vips are the load balancer IPs of a Service for a client, IPv4 first.
+func (s eniService) vips(c eniClient) []string {
+	return []string{fmt.Sprintf("10.115.%d.%d", c.vipSubnet(), s.number), fmt.Sprintf("fd00:115:%d::%d", c.vipSubnet(), s.number)}
+}
+
+func (s eniService) nodePort() uint16   { return uint16(30000 + s.number) }
+func (s eniService) targetPort() uint16 { return uint16(webPort + s.number) }
+
+func (m *eniMatrix) manifests() []runtime.Object {
+	var objects []runtime.Object
+	for _, s := range eniServices() {
+		svc := newService(fmt.Sprintf("web%d", s.number), corev1.ProtocolTCP, 80, clusterIPs(s.number)...)
+		for _, client := range eniClients(m.enis) {
+			if !client.nodePort {
+				newLoadBalancer(svc, s.vips(client)...)
+			}
+		}
+		svc.Spec.Ports[0].NodePort = int32(s.nodePort())
+		svc.Spec.ExternalTrafficPolicy = s.policy
+		if s.policy == corev1.ServiceExternalTrafficPolicyLocal {
+			svc.Spec.HealthCheckNodePort = int32(31000 + s.number)
+		}
+		var endpoints []podEndpoint
+		for _, name := range s.place {
+			endpoints = append(endpoints, ready(m.servers[name]))
+		}
+		objects = append(objects, svc)
+		for _, slice := range dualStackSlices(svc, int32(s.targetPort()), endpoints...) {
+			objects = append(objects, slice)
+		}
+	}
+	return objects
+}
+
+// target is what a cell's client asks.
+func (m *eniMatrix) target(c eniCell) string {
+	if c.client.nodePort {
+		return netip.AddrPortFrom(m.Interfaces()[c.client.number].Addresses[c.family], c.nodePort()).String()
+	}
+	return at(c.vips(c.client)[c.family], 80)
+}
+
+// endpoint is where a cell's requests go.
+func (m *eniMatrix) endpoint(c eniCell, name string) netip.AddrPort {
+	return netip.AddrPortFrom(m.servers[name].Addresses[c.family], c.targetPort())
+}
+
+func (m *eniMatrix) asker(c eniClient) *lab.Namespace {
+	switch c.kind {
+	case aNode:
+		return m.Node.Namespace
+	case outside:
+		return m.outside[c]
+	}
+	return m.pods[c.number].Namespace
+}
+
+// asked is a cell with what became of its connections.
+type asked struct {
+	eniCell
+	answers []lab.Answer
+}
+
+func (m *eniMatrix) run(t *testing.T, mode string) {
+	runOnce(t, m.Node, m.dir, "--snat-mode", mode, "--cluster-cidr", lab.ENIPodCIDRs)
+	// A client may take a port again that it has used under the mode before.
+	for _, family := range []string{"ipv4", "ipv6"} {
+		m.Node.Exec("conntrack", "-F", "-f", family)
+	}
+	var sure, doubtful []eniCell
+	for _, cell := range (eniSetup{mode, m.enis, m.address}).cells() {
+		if _, why := cell.answering(); why == "" {
+			sure = append(sure, cell)
+		} else {
+			doubtful = append(doubtful, cell)
+		}
+	}
+	onNode := m.Node.Watch(lab.TCP, m.ends(append(slices.Clone(sure), doubtful...))...)
+	defer onNode.Stop()
+
+	begin, spoofed := time.Now(), m.Fabric.Spoofed()
+	done := inParallel(8, sure, m.ask)
+	if n := m.Fabric.Spoofed() - spoofed; n != 0 {
+		t.Errorf("the fabric dropped %d packets for their source", n)
+	}
+	middle := time.Now()
+	// These wait, mostly.
+	done = append(done, inParallel(len(doubtful), doubtful, m.askBriefly)...)
+	t.Logf("%d cells that are answered: %s; %d that are not, or not always: %s",
+		len(sure), middle.Sub(begin).Round(time.Millisecond), len(doubtful), time.Since(middle).Round(time.Millisecond))
+
+	for _, a := range done {
+		m.checkAnswers(t, a)
+	}
+	m.checkWays(t, done, onNode)
+}
+
+// ends are all that packets of the cells go to, in front of the proxy and behind.
+func (m *eniMatrix) ends(cells []eniCell) []string {
+	var ends []string
+	for _, cell := range cells {
+		ends = append(ends, m.target(cell))
+		for _, name := range cell.place {
+			ends = append(ends, m.endpoint(cell, name).String())
+		}
+	}
+	return ends
+}
+
+func inParallel(workers int, cells []eniCell, ask func(eniCell) asked) []asked {
+	todo, done := make(chan eniCell), make(chan asked)
+	for range workers {
+		go func() {
+			for cell := range todo {
+				done <- ask(cell)
+			}
+		}()
+	}
+	go func() {
+		for _, cell := range cells {
+			todo <- cell
+		}
+		close(todo)
+	}()
+	var all []asked
+	for range cells {
+		all = append(all, <-done)
+	}
+	return all
+}
+
+// tries is how many connections meet each of a cell's endpoints twice, by
+// round robin.
+func (c eniCell) tries() int { return 2 * len(c.place) }
+
+// lostAfter is how long a connection without an answer is waited for. TCP sends
+// again what a starved machine was late with; what is lost is never answered.
+const lostAfter = 10 * time.Second
+
+// ask asks until all who should have answered have, and for some more tries if
+// they have not.
+func (m *eniMatrix) ask(c eniCell) asked {
+	out := asked{eniCell: c}
+	answering, _ := c.answering()
+	met := map[string]bool{}
+	for i := 0; i < c.tries() || len(met) < len(answering) && i < 2*c.tries(); i++ {
+		answer := m.asker(c.client).DialWithin(lostAfter, lab.TCP, m.target(c))
+		out.answers = append(out.answers, answer)
+		if answer.Err == nil {
+			met[answer.Server] = true
+		}
+	}
+	return out
+}
+
+// briefly is long for an answer, and short for someone who waits in vain.
+const briefly = time.Second
+
+// askBriefly asks all at once, and again if one of those who should have answered
+// was late.
+func (m *eniMatrix) askBriefly(c eniCell) (out asked) {
+	out.eniCell = c
+	answering, _ := c.answering()
+	met := map[string]bool{}
+	for round := 0; round == 0 || len(met) < len(answering) && round < 3; round++ {
+		answers := make([]lab.Answer, c.tries())
+		var all sync.WaitGroup
+		for i := range answers {
+			all.Go(func() { answers[i] = m.asker(c.client).DialWithin(briefly, lab.TCP, m.target(c)) })
+		}
+		all.Wait()
+		out.answers = append(out.answers, answers...)
+		for _, answer := range answers {
+			if answer.Err == nil {
+				met[answer.Server] = true
+			}
+		}
+	}
+	return out
+}
+
+// checkAnswers compares who has answered, and which sources they have seen, with
+// the oracle.
+func (m *eniMatrix) checkAnswers(t *testing.T, a asked) {
+	answering, why := a.answering()
+	met, failures := map[string]bool{}, 0
+	for _, answer := range a.answers {
+		if answer.Err != nil {
+			failures++
+			if why == "" {
+				t.Errorf("%s: %s", a, answer)
+			}
+			continue
+		}
+		want, ok := answering[answer.Server]
+		if !ok {
+			t.Errorf("%s: answered by %s, although: %s%s", a, answer, why, noEndpoint)
+			continue
+		}
+		met[answer.Server] = true
+		if !m.isSeen(a.eniCell, want, answer) {
+			t.Errorf("%s: %s, want %s %s seen", a, answer, want.seen, want.link)
+		}
+	}
+	if len(met) < len(answering) {
+		t.Errorf("%s: answered by %v, want %v", a, met, answering)
+	}
+	if why != "" && failures == 0 {
+		t.Errorf("%s: always answered, although: %s", a, why)
+	}
+}
+
+func (m *eniMatrix) isSeen(c eniCell, want eniWant, answer lab.Answer) bool {
+	for _, i := range m.Interfaces() {
+		carried := i.Number == 0 || c.address
+		if answer.SeenSource.Addr() == i.Addresses[c.family] &&
+			(want.seen == theNode && carried || want.seen == theLink && want.link == i.Name()) {
+			return true
+		}
+	}
+	return want.seen == theClient && answer.SeenSource == answer.Local
+}
+
+// leg is one direction of a flow on one side of the node.
+type leg struct{ from, to netip.AddrPort }
+
+// pass is a packet's, through an interface.
+type pass struct {
+	link string
+	out  bool
+}
+
+// eniWay is what a connection must look like on the node.
+type eniWay struct {
+	eniCell
+	legs map[leg]pass
+}
+
+// wayOf is that of a connection that was answered.
+func (m *eniMatrix) wayOf(c eniCell, answer lab.Answer) eniWay {
+	answering, _ := c.answering()
+	behind := cmp.Or(answering[answer.Server].link, m.servers[answer.Server].HostInterface)
+	target, endpoint := netip.MustParseAddrPort(m.target(c)), m.endpoint(c, answer.Server)
+	w := eniWay{c, map[leg]pass{
+		{answer.SeenSource, endpoint}: {behind, true},
+		{endpoint, answer.SeenSource}: {behind, false},
+	}}
+	if link := m.linkOf(c.client); link != "" {
+		w.legs[leg{answer.Local, target}] = pass{link, false}
+		w.legs[leg{target, answer.Local}] = pass{link, true}
+	}
+	return w
+}
+
+// checkWays compares the interfaces by which the packets passed with the oracle.
+func (m *eniMatrix) checkWays(t *testing.T, all []asked, onNode *lab.Capture) {
+	var ways []eniWay
+	for _, a := range all {
+		for _, answer := range a.answers {
+			if answer.Err == nil {
+				ways = append(ways, m.wayOf(a.eniCell, answer))
+			}
+		}
+	}
+	passed := m.packets(ways, onNode)
+	for _, w := range ways {
+		for l, want := range w.legs {
+			for _, p := range passed[l] {
+				if p.Interface != want.link || p.Out != want.out {
+					t.Errorf("%s: passed %s, want %+v", w, p, want)
+				}
+			}
+		}
+	}
+	arrived := map[netip.AddrPort]string{}
+	for l, packets := range passed {
+		if first := packets[0]; first.Flags == "SYN" && !first.Out {
+			arrived[l.to] = first.Interface
+		}
+	}
+	// What is not answered must have been asked.
+	for _, a := range all {
+		link := m.linkOf(a.client)
+		if got := arrived[netip.MustParseAddrPort(m.target(a.eniCell))]; link != "" && got != link {
+			t.Errorf("%s: requests came in by %q, want %s", a, got, link)
+		}
+	}
+}
+
+// packets sorts what was captured. The capture may be a little behind the
+// answers.
+func (m *eniMatrix) packets(ways []eniWay, onNode *lab.Capture) map[leg][]lab.Packet {
+	passed := map[leg][]lab.Packet{}
+	m.Eventually(followLimit, "every packet is seen", func() error {
+		clear(passed)
+		for _, p := range onNode.Packets() {
+			passed[leg{p.From, p.To}] = append(passed[leg{p.From, p.To}], p)
+		}
+		for _, w := range ways {
+			for l := range w.legs {
+				if len(passed[l]) == 0 {
+					return fmt.Errorf("%s: none from %s to %s", w, l.from, l.to)
+				}
+			}
+		}
+		return nil
+	})
+	return passed
+}
+
+// linkOf is the node's interface towards a client, "" for the node itself.
+func (m *eniMatrix) linkOf(c eniClient) string {
+	switch c.kind {
+	case aNode:
+		return ""
+	case outside:
+		return m.Interfaces()[c.number].Name()
+	}
+	return m.pods[c.number].HostInterface
+}

@@ -1,0 +1,213 @@
+//go:build e2e
+
+package e2e
+
+import (
+	"fmt"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+)
+
+// The dimensions of the ENI cluster. A set-up is what the node is; a question is
+// who asks whom there, and a cell is both.
+
+// eniSetup is a node and how its proxy was started.
+type eniSetup struct {
+	mode    string
+	enis    int
+	address bool // the ENIs carry their own addresses
+}
+
+func (s eniSetup) String() string {
+	return fmt.Sprintf("%s,%d ENIs,with addresses=%v", s.mode, s.enis, s.address)
+}
+
+// eniModes are in an order in which what a mode leaves set (src_valid_mark)
+// does not serve the next.
+var eniModes = []string{"off", "snat", "auto", "fwmark"}
+
+// The endpoints: a pod with an address of eth1's, a pod with one of no ENI's, and
+// a pod of another node.
+const (
+	onENI    = "on-eni"
+	ordinary = "ordinary"
+	remote   = "remote"
+)
+
+// eniPlaces are where a Service's endpoints are.
+var eniPlaces = [][]string{{onENI}, {ordinary}, {remote}, {onENI, remote}}
+
+var eniPolicies = []corev1.ServiceExternalTrafficPolicy{
+	corev1.ServiceExternalTrafficPolicyCluster, corev1.ServiceExternalTrafficPolicyLocal,
+}
+
+// eniClient asks. A pod's number is its ENI's, or 0 if it is on none; for a
+// client outside it is that of the interface that the cloud delivers its
+// requests to.
+type eniClient struct {
+	kind     string
+	number   int
+	nodePort bool // it asks the interface's own address, not the load balancer's
+}
+
+const (
+	aPod    = "pod"
+	aNode   = "node"
+	outside = "outside"
+)
+
+func (c eniClient) String() string {
+	switch {
+	case c.kind == aNode:
+		return "the node"
+	case c.nodePort:
+		return fmt.Sprintf("outside by eth%d to the node port", c.number)
+	case c.kind == outside:
+		return fmt.Sprintf("outside by eth%d", c.number)
+	case c.number == 0:
+		return "a pod on no ENI"
+	}
+	return fmt.Sprintf("a pod on eth%d", c.number)
+}
+
+// eniClients are all that a node with so many ENIs has.
+func eniClients(enis int) []eniClient {
+	clients := []eniClient{{kind: aNode}}
+	for number := range enis + 1 {
+		clients = append(clients,
+			eniClient{kind: aPod, number: number},
+			eniClient{kind: outside, number: number},
+			eniClient{kind: outside, number: number, nodePort: true})
+	}
+	return clients
+}
+
+// eniService is one Service for each policy and place, numbered from 1.
+type eniService struct {
+	number int
+	policy corev1.ServiceExternalTrafficPolicy
+	place  []string
+}
+
+func eniServices() []eniService {
+	var services []eniService
+	for _, policy := range eniPolicies {
+		for _, place := range eniPlaces {
+			services = append(services, eniService{len(services) + 1, policy, place})
+		}
+	}
+	return services
+}
+
+// eniCell is one question in one set-up.
+type eniCell struct {
+	eniSetup
+	eniService
+	client eniClient
+	family int // 0: IPv4, 1: IPv6
+}
+
+func (c eniCell) String() string {
+	return fmt.Sprintf("%s: IPv%d, %s, endpoints %s, from %s",
+		c.eniSetup, []int{4, 6}[c.family], c.policy, strings.Join(c.place, "+"), c.client)
+}
+
+func (s eniSetup) cells() []eniCell {
+	var cells []eniCell
+	for _, service := range eniServices() {
+		for _, client := range eniClients(s.enis) {
+			for family := range 2 {
+				cells = append(cells, eniCell{s, service, client, family})
+			}
+		}
+	}
+	return cells
+}
+
+// cannot is why something cannot work. docs/eni.md has each, word for word.
+type cannot string
+
+const (
+	noSource cannot = "MASQUERADE finds no address on the ENI and takes another interface's, " +
+		"with which the request leaves by the ENI"
+	noWayBack cannot = "without a mark the way back to the client is the primary interface's: strict `rp_filter` drops " +
+		"the request at the ENI, and IPv6, which has no `rp_filter`, sends the answer out by the wrong interface"
+	noAddress  cannot = "the node has no such address"
+	noEndpoint cannot = "the client's address is to be kept, and no endpoint is on this node"
+)
+
+// whoIsSeen is the source address that an endpoint sees.
+type whoIsSeen string
+
+const (
+	theClient whoIsSeen = "the client"
+	// theNode is any address of the node's: on a pod's link, which has none, the
+	// kernel chooses one.
+	theNode whoIsSeen = "the node"
+	// theLink is the address of the interface that the request left by.
+	theLink whoIsSeen = "the interface"
+)
+
+// eniWant is what must become of a connection that is for one endpoint.
+type eniWant struct {
+	cannot cannot
+	seen   whoIsSeen
+	// link is the interface that the request leaves by and the endpoint's answer
+	// comes in by; "" is the endpoint's own.
+	link string
+}
+
+// want is the oracle. It knows what routing and the cloud allow, and what the
+// mode promises, and nothing of rules, sets and marks. The way between the client
+// and the node is always one interface.
+func (c eniCell) want(endpoint string) eniWant {
+	fromOutside := c.client.kind == outside
+	byENI := fromOutside && c.client.number > 0
+	replyRouting := c.mode == "auto" || c.mode == "fwmark"
+	here := endpoint != remote
+	switch {
+	case byENI && c.client.nodePort && !c.address:
+		return eniWant{cannot: noAddress}
+	case byENI && !replyRouting:
+		return eniWant{cannot: noWayBack}
+	case fromOutside && c.policy == corev1.ServiceExternalTrafficPolicyLocal && !here:
+		return eniWant{cannot: noEndpoint}
+	case fromOutside && c.policy == corev1.ServiceExternalTrafficPolicyLocal:
+		return eniWant{seen: theClient}
+	case here:
+		return eniWant{seen: theNode}
+	case c.client.kind == aPod && c.client.number > 0:
+		return c.wantByENI()
+	}
+	return eniWant{seen: theLink, link: "eth0"}
+}
+
+// wantByENI is for what a pod on an ENI sends beyond the node.
+func (c eniCell) wantByENI() eniWant {
+	switch {
+	case c.mode == "fwmark", c.mode == "auto" && !c.address:
+		return eniWant{seen: theLink, link: "eth0"}
+	case c.address:
+		return eniWant{seen: theLink, link: fmt.Sprintf("eth%d", c.client.number)}
+	}
+	return eniWant{cannot: noSource}
+}
+
+// answering are the endpoints that must answer, each with what is wanted of it.
+// Those that the policy takes out are not missed if others are there: then every
+// connection is answered. Otherwise why says why some or all are not.
+func (c eniCell) answering() (answer map[string]eniWant, why cannot) {
+	answer = map[string]eniWant{}
+	for _, endpoint := range c.place {
+		if want := c.want(endpoint); want.cannot != "" {
+			why = want.cannot
+		} else {
+			answer[endpoint] = want
+		}
+	}
+	if why == noEndpoint && len(answer) > 0 {
+		why = ""
+	}
+	return answer, why
+}

@@ -15,14 +15,53 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/test/e2e/lab"
 )
 
-// rollout is a Service whose pods are replaced one after the other.
-type rollout struct {
-	*cluster
-	t    *testing.T
+// turnover is a Service whose pods are replaced one after the other.
+type turnover struct {
 	svc  *corev1.Service
 	pods []*lab.Pod // all that serve, whether or not they are endpoints
 	live []podEndpoint
 	next int
+}
+
+// replace replaces the oldest pod: a new one becomes ready, the old one
+// terminates, and is gone from the slices. It goes on serving until every node
+// has been told, as pods do that end gracefully.
+func (o *turnover) replace(set func(...podEndpoint)) {
+	added := o.pods[o.next%len(o.pods)]
+	o.next++
+	set(append(o.live, ready(added))...)
+	set(append([]podEndpoint{terminating(o.live[0].pod)}, o.live[1:]...)...)
+	set(o.live[1:]...)
+}
+
+// has tells what a node lacks of the endpoints.
+func (o *turnover) has(node *lab.Node) error {
+	table := readIPVS(node)
+	for family, ip := range o.svc.Spec.ClusterIPs {
+		entry := table[virtualServer{lab.TCP, netip.MustParseAddrPort(at(ip, 80))}]
+		want := map[netip.AddrPort]bool{}
+		for _, e := range o.live {
+			if !e.terminating {
+				want[netip.AddrPortFrom(e.pod.Addresses[family], webPort)] = true
+			}
+		}
+		for to := range want {
+			if !strings.Contains(entry.realServers[to], "-w 1") {
+				return fmt.Errorf("%s lacks %s: %v", ip, to, entry.realServers)
+			}
+		}
+		if entry.active() != len(want) {
+			return fmt.Errorf("%s has %v", ip, entry.realServers)
+		}
+	}
+	return nil
+}
+
+// rollout is the turnover in the ordinary cluster.
+type rollout struct {
+	*cluster
+	turnover
+	t *testing.T
 }
 
 // TestChurn replaces a Service's pods while clients keep connecting, as a rollout
@@ -62,7 +101,7 @@ func TestChurn(t *testing.T) {
 
 // newRollout has six pods, of which two are endpoints.
 func newRollout(t *testing.T) *rollout {
-	r := &rollout{cluster: newCluster(t), t: t, svc: newExposed("rollout", 1)}
+	r := &rollout{cluster: newCluster(t), t: t, turnover: turnover{svc: newExposed("rollout", 1)}}
 	r.pods = []*lab.Pod{r.web1, r.web2}
 	for i, node := range []*lab.BridgeNode{r.Nodes[0], r.Nodes[1], r.Nodes[2], r.Nodes[0]} {
 		pod := node.AddPod(fmt.Sprintf("web%d", i+3))
@@ -106,16 +145,10 @@ func (r *rollout) openConnections() []*lab.Connection {
 	return open
 }
 
-// replace replaces the oldest pod several times: a new one becomes ready, the
-// old one terminates, and is gone from the slices. It goes on serving until every
-// node has been told, as pods do that end gracefully.
+// replace replaces several pods.
 func (r *rollout) replace(times int) {
 	for range times {
-		added := r.pods[r.next%len(r.pods)]
-		r.next++
-		r.set(append(r.live, ready(added))...)
-		r.set(append([]podEndpoint{terminating(r.live[0].pod)}, r.live[1:]...)...)
-		r.set(r.live[1:]...)
+		r.turnover.replace(r.set)
 	}
 }
 
@@ -128,28 +161,6 @@ func (r *rollout) set(endpoints ...podEndpoint) {
 	for _, node := range r.Nodes {
 		r.Eventually(syncLimit, node.Name+" has the endpoints", func() error { return r.has(node.Node) })
 	}
-}
-
-func (r *rollout) has(node *lab.Node) error {
-	table := readIPVS(node)
-	for family, ip := range r.svc.Spec.ClusterIPs {
-		entry := table[virtualServer{lab.TCP, netip.MustParseAddrPort(at(ip, 80))}]
-		want := map[netip.AddrPort]bool{}
-		for _, e := range r.live {
-			if !e.terminating {
-				want[netip.AddrPortFrom(e.pod.Addresses[family], webPort)] = true
-			}
-		}
-		for to := range want {
-			if !strings.Contains(entry.realServers[to], "-w 1") {
-				return fmt.Errorf("%s lacks %s: %v", ip, to, entry.realServers)
-			}
-		}
-		if entry.active() != len(want) {
-			return fmt.Errorf("%s has %v", ip, entry.realServers)
-		}
-	}
-	return nil
 }
 
 // restart ends the proxies of the two nodes that have clients, sees that the

@@ -116,7 +116,9 @@ func run(cmd, input string, args ...string) (stdout, stderr string, err error) {
 	c.Env = append(c.Environ(), "LC_ALL=C") // messages are read
 	c.Stdin = strings.NewReader(input)
 	c.Stdout, c.Stderr = &out, &errOut
-	c.WaitDelay = time.Second
+	// For what the program has written before its end to be read: a stalled
+	// machine has been seen to take more than a second.
+	c.WaitDelay = runLimit
 	err = c.Run()
 	if ctx.Err() != nil {
 		err = fmt.Errorf("%s did not end within %s", cmd, runLimit)

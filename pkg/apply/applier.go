@@ -28,7 +28,7 @@ type Applier struct {
 	parts   map[types.NamespacedName]ownedPart
 	servers ledger[ipvs.Key, *plan.VirtualServer]
 	members ledger[plan.Member, uint32] // by member without its mark, which is the value
-	vips    ledger[netip.Addr, struct{}]
+	vips    ledger[plan.VIP, struct{}]
 	node    nodePart
 
 	have     have
@@ -37,7 +37,7 @@ type Applier struct {
 	marks    []nat.MarkUse                            // rules of others that have to do with marks
 	draining map[ipvs.Key]map[netip.AddrPort]struct{} // real servers of weight 0 that wait for their connections to end
 	touched  *touched                                 // what was written since Observe began; nil when none runs
-	unbound  bool                                     // an address was unbound since TookAddresses was last called
+	unbound  bool                                     // a VIP was given up since TookVIPs was last called
 	swept    bool                                     // all Services are known: what nobody wants may go
 }
 
@@ -49,13 +49,13 @@ type ownedPart struct {
 
 // have is what the kernel holds of ours, as far as is known.
 type have struct {
-	servers   ipvs.State
-	sets      ipset.State
-	link      bool
-	addresses map[netip.Addr]struct{}
-	rules     map[routing.Rule]struct{}
-	sysctls   sysctl.State
-	nat       map[ip.Family]nat.State
+	servers ipvs.State
+	sets    ipset.State
+	link    bool
+	vips    map[plan.VIP]struct{}
+	rules   map[routing.Rule]struct{}
+	sysctls sysctl.State
+	nat     map[ip.Family]nat.State
 }
 
 // New makes an Applier that knows nothing of the kernel yet.
@@ -66,8 +66,8 @@ func New(cfg *plan.Config, kernel Kernel) *Applier {
 		parts:    map[types.NamespacedName]ownedPart{},
 		servers:  newLedger[ipvs.Key, *plan.VirtualServer](),
 		members:  newLedger[plan.Member, uint32](),
-		vips:     newLedger[netip.Addr, struct{}](),
-		have:     have{servers: ipvs.State{}, sets: ipset.State{}, addresses: map[netip.Addr]struct{}{}, rules: map[routing.Rule]struct{}{}, sysctls: sysctl.State{}, nat: map[ip.Family]nat.State{}},
+		vips:     newLedger[plan.VIP, struct{}](),
+		have:     have{servers: ipvs.State{}, sets: ipset.State{}, vips: map[plan.VIP]struct{}{}, rules: map[routing.Rule]struct{}{}, sysctls: sysctl.State{}, nat: map[ip.Family]nat.State{}},
 		marked:   map[ipvs.Key]ipvs.Key{},
 		draining: map[ipvs.Key]map[netip.AddrPort]struct{}{},
 	}
@@ -100,7 +100,7 @@ func (a *Applier) Set(owner *Owner, part plan.Part) {
 	a.parts[owner.Name] = ownedPart{owner, part}
 	a.setServers(owner, old.VirtualServers, part.VirtualServers)
 	setAll(&a.members, owner, marksOf(old.Members), marksOf(part.Members))
-	setAll(&a.vips, owner, keysOf(old.Addresses), keysOf(part.Addresses))
+	setAll(&a.vips, owner, keysOf(old.VIPs), keysOf(part.VIPs))
 }
 
 // Delete takes back all that a Service wanted.

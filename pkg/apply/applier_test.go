@@ -48,6 +48,7 @@ func newWorld(t testing.TB) *world {
 			NodeName: "node1", Families: ip.Families, Scheduler: "rr", MasqueradeMark: 0x4000,
 			SNAT:      plan.SNAT{Mode: plan.SNATAuto, Mark: 0x3060, Priority: 480},
 			LocalMark: plan.LocalMark{Value: 0x9, Mask: 0x3fff},
+			VIPs:      plan.VIPs{LoadBalancers: plan.ClaimPort, ExternalIPs: plan.ClaimPort, Mark: 0x4, Table: 80080, Priority: 99},
 		},
 		numbers: map[ipvs.Key]uint32{},
 		ipvs:    ipvs.NewFake(), ipset: ipset.NewFake(), routing: routing.NewFake(), conntrack: conntrack.NewFake(),
@@ -148,11 +149,11 @@ func (w *world) kernel() string {
 
 // routes is what the fake routing holds of ours.
 func (w *world) routes() string {
-	s, err := w.routing.Observe(routing.Own{Priority: w.cfg.SNAT.Priority, Mask: w.cfg.SNAT.Mark})
+	s, err := w.routing.Observe(ownRouting(&w.cfg))
 	if err != nil {
 		w.t.Fatal(err)
 	}
-	return fmt.Sprintf("link %v\naddresses %v\nrules %v\n", s.DummyLink, slices.SortedFunc(maps.Keys(s.Addresses), netip.Addr.Compare), s.Rules)
+	return fmt.Sprintf("link %v\naddresses %v\nrules %v\nroutes %v\n", s.DummyLink, slices.SortedFunc(maps.Keys(s.Addresses), netip.Addr.Compare), s.Rules, s.Routes)
 }
 
 // clusterIP is a Service of one TCP port 80 with endpoints given as
@@ -168,6 +169,17 @@ func clusterIP(name, vip string, endpoints ...string) service.Service {
 	}
 	return s
 }
+
+// loadBalancer is a clusterIP with a load balancer's IP.
+func loadBalancer(name, vip, lb string, endpoints ...string) service.Service {
+	s := clusterIP(name, vip, endpoints...)
+	s.LoadBalancers = []netip.Addr{netip.MustParseAddr(lb)}
+	return s
+}
+
+func byPort(a netip.Addr) plan.VIP { return plan.VIP{Addr: a, Claim: plan.ClaimPort} }
+
+func byAddress(a netip.Addr) plan.VIP { return plan.VIP{Addr: a, Claim: plan.ClaimAddress} }
 
 func key(protocol ip.Protocol, s string) ipvs.Key {
 	a := netip.MustParseAddrPort(s)
@@ -202,6 +214,64 @@ func TestStartWritesTheNodeBeforeAnyVirtualServer(t *testing.T) {
 		before, after := w.position(want[i-1]), w.position(want[i])
 		if before < 0 || after < before {
 			t.Errorf("%q at %d, then %q at %d\n%s", want[i-1], before, want[i], after, strings.Join(w.order, "\n"))
+		}
+	}
+}
+
+// A VIP that is claimed by port becomes local last, and is local no more first,
+// as one that is an address.
+func TestOrderOfAClaimedPort(t *testing.T) {
+	w := newWorld(t)
+	w.start()
+	for _, step := range []struct {
+		do   func()
+		want []string
+	}{
+		{func() { w.mustApply(loadBalancer("web", "10.96.0.10", "192.168.1.200", "10.244.0.2:8000")) }, []string{
+			"add 192.168.1.200,tcp:80 to set KUBE-LOAD-BALANCER",
+			"add virtual server TCP 192.168.1.200:80",
+			"add local route 192.168.1.200/32 dev lo table 80080",
+		}},
+		{func() {
+			w.applier.Delete(types.NamespacedName{Namespace: "default", Name: "web"})
+			w.applier.Flush()
+		}, []string{
+			"delete local route 192.168.1.200/32 dev lo table 80080",
+			"delete virtual server TCP 192.168.1.200:80",
+			"delete 192.168.1.200,tcp:80 from set KUBE-LOAD-BALANCER",
+		}},
+	} {
+		w.order = nil
+		step.do()
+		for i, text := range step.want {
+			if at := w.position(text); at < 0 || i > 0 && at < w.position(step.want[i-1]) {
+				t.Errorf("%q at %d\n%s", text, at, strings.Join(w.order, "\n"))
+			}
+		}
+	}
+	if !w.applier.TookVIPs() {
+		t.Error("the kernel reports the route that we deleted, and it is not known to be ours")
+	}
+}
+
+// A new process that claims in another way leaves nothing of the old one.
+func TestClaimsChangeWithTheConfiguration(t *testing.T) {
+	svc := loadBalancer("web", "10.96.0.10", "192.168.1.200", "10.244.0.2:8000")
+	states := map[plan.Claim]string{}
+	for _, claim := range []plan.Claim{plan.ClaimPort, plan.ClaimAddress} {
+		w := newWorld(t)
+		w.cfg.VIPs.LoadBalancers, w.cfg.VIPs.ExternalIPs = claim, claim
+		w.restart()
+		w.start(svc)
+		states[claim] = w.kernel()
+	}
+	w := newWorld(t)
+	for _, claim := range []plan.Claim{plan.ClaimPort, plan.ClaimAddress, plan.ClaimPort} {
+		w.cfg.VIPs.LoadBalancers, w.cfg.VIPs.ExternalIPs = claim, claim
+		w.restart()
+		w.start(svc)
+		if got := w.kernel(); got != states[claim] {
+			t.Errorf("by %s:\n%s\nwant\n%s", claim, got, states[claim])
 		}
 	}
 }
@@ -279,8 +349,11 @@ func TestForeignVirtualServersAreLeftAlone(t *testing.T) {
 
 func TestDriftIsRepaired(t *testing.T) {
 	w := newWorld(t)
-	w.start(clusterIP("a", "10.96.0.1", "10.244.0.2:8000"))
+	w.start(loadBalancer("a", "10.96.0.1", "192.168.1.200", "10.244.0.2:8000"))
 	want := w.kernel()
+	claim := w.cfg.VIPs
+	route, other := claim.Route(netip.MustParseAddr("192.168.1.200")), claim.Route(netip.MustParseAddr("192.168.1.201"))
+	rule := routing.Rule{Family: ip.IPv4, Priority: claim.Priority, Mark: claim.Mark, Mask: claim.Mark, Table: claim.Table}
 	k, dest := key(ip.TCP, "10.96.0.1:80"), netip.MustParseAddrPort("10.244.0.2:8000")
 	set := ipset.Set{Name: "KUBE-CLUSTER-IP", Type: ipset.HashIPPort, Family: ip.IPv4}
 	entry := ipset.Entry{Addr: k.Addr, Port: 80, Protocol: ip.TCP}
@@ -298,6 +371,9 @@ func TestDriftIsRepaired(t *testing.T) {
 		"address added": func() {
 			w.routing.Apply([]routing.Change{{Op: routing.AddAddress, Address: netip.MustParseAddr("10.96.9.9")}})
 		},
+		"route deleted": func() { w.routing.Apply([]routing.Change{{Op: routing.DeleteRoute, Route: route}}) },
+		"route added":   func() { w.routing.Apply([]routing.Change{{Op: routing.AddRoute, Route: other}}) },
+		"rule deleted":  func() { w.routing.Apply([]routing.Change{{Op: routing.DeleteRule, Rule: rule}}) },
 		"link deleted":  func() { w.routing.Apply([]routing.Change{{Op: routing.DeleteLink}}) },
 		"chain emptied": func() { w.nat[ip.IPv4].Apply([]nat.Change{{Op: nat.WriteChain, Chain: chain}}) },
 	}
@@ -406,7 +482,7 @@ func (w *world) checkOthers(refused string, problems Problems, services []servic
 	}
 	for _, s := range services {
 		k := ipvs.Key{Protocol: ip.TCP, Addr: s.ClusterIPs[0], Port: 80}
-		if _, bound := w.applier.have.addresses[k.Addr]; bound && len(w.realServers(k)) == 0 && !strings.Contains(refused, "real server") {
+		if _, bound := w.applier.have.vips[byAddress(k.Addr)]; bound && len(w.realServers(k)) == 0 && !strings.Contains(refused, "real server") {
 			w.t.Errorf("refused %q: %s is bound without its virtual server", refused, k.Addr)
 		}
 		if !nodes && !blamed[s.Name] && len(w.realServers(k)) != 1 {
@@ -452,7 +528,7 @@ func TestRefusedKeyIsNotTriedWithEveryChange(t *testing.T) {
 	if tries != before {
 		t.Error("another Service's change tried it again")
 	}
-	if _, bound := w.applier.have.addresses[bad.ClusterIPs[0]]; bound {
+	if _, bound := w.applier.have.vips[byAddress(bad.ClusterIPs[0])]; bound {
 		t.Error("its address was bound by another Service's change")
 	}
 	w.refuse = nil
@@ -462,26 +538,29 @@ func TestRefusedKeyIsNotTriedWithEveryChange(t *testing.T) {
 	}
 }
 
-func TestSharedAddressStaysUntilTheLastServiceGoes(t *testing.T) {
-	w := newWorld(t)
+func TestSharedVIPStaysUntilTheLastServiceGoes(t *testing.T) {
 	shared := netip.MustParseAddr("192.0.2.1")
-	service := func(name, vip string, port uint16) service.Service {
-		s := clusterIP(name, vip, "10.244.0.2:8000")
-		s.ExternalIPs = []netip.Addr{shared}
-		s.Ports[0].Port = port
-		return s
-	}
-	w.start(service("a", "10.96.0.1", 80), service("b", "10.96.0.2", 443))
-	bound := func() bool { _, ok := w.applier.have.addresses[shared]; return ok }
-	w.applier.Delete(types.NamespacedName{Namespace: "default", Name: "a"})
-	w.applier.Flush()
-	if !bound() || len(w.realServers(key(ip.TCP, "192.0.2.1:443"))) != 1 {
-		t.Error("the address went with the first of its Services")
-	}
-	w.applier.Delete(types.NamespacedName{Namespace: "default", Name: "b"})
-	w.applier.Flush()
-	if bound() {
-		t.Error("the address stayed after the last of its Services")
+	for _, vip := range []plan.VIP{byAddress(shared), byPort(shared)} {
+		w := newWorld(t)
+		w.cfg.VIPs.ExternalIPs = vip.Claim
+		service := func(name, clusterVIP string, port uint16) service.Service {
+			s := clusterIP(name, clusterVIP, "10.244.0.2:8000")
+			s.ExternalIPs = []netip.Addr{shared}
+			s.Ports[0].Port = port
+			return s
+		}
+		w.start(service("a", "10.96.0.1", 80), service("b", "10.96.0.2", 443))
+		claimed := func() bool { _, ok := w.applier.have.vips[vip]; return ok }
+		w.applier.Delete(types.NamespacedName{Namespace: "default", Name: "a"})
+		w.applier.Flush()
+		if !claimed() || len(w.realServers(key(ip.TCP, "192.0.2.1:443"))) != 1 {
+			t.Errorf("%s: it went with the first of its Services", vip)
+		}
+		w.applier.Delete(types.NamespacedName{Namespace: "default", Name: "b"})
+		w.applier.Flush()
+		if claimed() {
+			t.Errorf("%s: it stayed after the last of its Services", vip)
+		}
 	}
 }
 

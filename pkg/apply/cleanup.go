@@ -9,6 +9,7 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/ipvs"
 	"github.com/kube-ipvs/kube-ipvs/pkg/kernel"
 	"github.com/kube-ipvs/kube-ipvs/pkg/nat"
+	"github.com/kube-ipvs/kube-ipvs/pkg/plan"
 	"github.com/kube-ipvs/kube-ipvs/pkg/routing"
 )
 
@@ -36,6 +37,11 @@ func (a *Applier) routingRemovals() []routing.Change {
 	var changes []routing.Change
 	for rule := range a.have.rules {
 		changes = append(changes, routing.Change{Op: routing.DeleteRule, Rule: rule})
+	}
+	for vip := range a.have.vips {
+		if vip.Claim == plan.ClaimPort { // addresses go with the link
+			changes = append(changes, routing.Change{Op: routing.DeleteRoute, Route: a.cfg.VIPs.Route(vip.Addr)})
+		}
 	}
 	if a.have.link {
 		changes = append(changes, routing.Change{Op: routing.DeleteLink})

@@ -27,7 +27,7 @@ func (a *Applier) Flush() Problems {
 	f.flushNode()
 	f.addMembers()
 	f.flushServers()
-	f.flushAddresses()
+	f.flushVIPs()
 	f.deleteServers()
 	f.deleteMembers()
 	return f.problems
@@ -122,27 +122,41 @@ func (f *flush) memberDone(c ipset.Change) {
 	entries[m.Entry] = c.Mark
 }
 
-// flushAddresses binds VIPs, but for the blocked ones, and unbinds those that
+// flushVIPs claims VIPs, but for the blocked ones, and gives up those that
 // nobody wants.
-func (f *flush) flushAddresses() {
+func (f *flush) flushVIPs() {
 	var changes []routing.Change
+	vips := map[routing.Change]plan.VIP{}
 	blocked := f.blocked()
-	for addr := range f.vips.dirty {
-		_, wanted := f.vips.want(addr)
-		_, there := f.have.addresses[addr]
+	for vip := range f.vips.dirty {
+		_, wanted := f.vips.want(vip)
+		_, there := f.have.vips[vip]
 		switch {
 		case wanted == there:
-			f.vips.clean(addr)
-		case wanted && !blocked[addr]:
-			changes = append(changes, routing.Change{Op: routing.AddAddress, Address: addr})
-		case there:
-			changes = append(changes, routing.Change{Op: routing.DeleteAddress, Address: addr})
+			f.vips.clean(vip)
+		case there || !blocked[vip.Addr]:
+			c := f.vipChange(vip, wanted)
+			vips[c] = vip
+			changes = append(changes, c)
 		}
 	}
-	settle(changes, f.kernel.Routing.Apply, f.addressDone, func(c routing.Change, err error) {
-		f.fail(f.vips.owners(c.Address), err)
-		f.vips.refused(c.Address)
+	settle(changes, f.kernel.Routing.Apply, func(c routing.Change) { f.vipDone(vips[c]) }, func(c routing.Change, err error) {
+		f.fail(f.vips.owners(vips[c]), err)
+		f.vips.refused(vips[c])
 	})
+}
+
+// vipChange claims a VIP, or gives it up.
+func (f *flush) vipChange(vip plan.VIP, wanted bool) routing.Change {
+	switch {
+	case vip.Claim == plan.ClaimPort && wanted:
+		return routing.Change{Op: routing.AddRoute, Route: f.cfg.VIPs.Route(vip.Addr)}
+	case vip.Claim == plan.ClaimPort:
+		return routing.Change{Op: routing.DeleteRoute, Route: f.cfg.VIPs.Route(vip.Addr)}
+	case wanted:
+		return routing.Change{Op: routing.AddAddress, Address: vip.Addr}
+	}
+	return routing.Change{Op: routing.DeleteAddress, Address: vip.Addr}
 }
 
 // blocked are addresses that must not become local yet, as something that
@@ -164,20 +178,21 @@ func (f *flush) blocked() map[netip.Addr]bool {
 	return out
 }
 
-func (f *flush) addressDone(c routing.Change) {
-	f.vips.clean(c.Address)
-	f.touched.address(c.Address)
-	if c.Op == routing.AddAddress {
-		f.have.addresses[c.Address] = struct{}{}
+// vipDone notes that the kernel has what is wanted.
+func (f *flush) vipDone(vip plan.VIP) {
+	f.vips.clean(vip)
+	f.touched.vip(vip)
+	if _, wanted := f.vips.want(vip); wanted {
+		f.have.vips[vip] = struct{}{}
 	} else {
-		delete(f.have.addresses, c.Address)
+		delete(f.have.vips, vip)
 		f.unbound = true
 	}
 }
 
-// TookAddresses tells whether an address was unbound since it was last asked.
-// The kernel reports that in the same way as if somebody else had done it.
-func (a *Applier) TookAddresses() bool {
+// TookVIPs tells whether a VIP was given up since it was last asked. The
+// kernel reports that in the same way as if somebody else had done it.
+func (a *Applier) TookVIPs() bool {
 	took := a.unbound
 	a.unbound = false
 	return took

@@ -64,7 +64,7 @@ func TestMarkStandsAroundItsVirtualServer(t *testing.T) {
 			}
 		}
 	}
-	inOrder("add 203.0.113.5,tcp:80 skbmark 0xb to set KUBE-IPVS-LOCAL", "add virtual server FWM 0xb", "add address 203.0.113.5")
+	inOrder("add 203.0.113.5,tcp:80 skbmark 0xb to set KUBE-IPVS-LOCAL", "add virtual server FWM 0xb", "add local route 203.0.113.5/32")
 	if n := len(w.realServers(key(ip.TCP, vip+":80"))); n != 2 {
 		t.Errorf("inside has %d real servers, want 2", n)
 	}
@@ -74,7 +74,7 @@ func TestMarkStandsAroundItsVirtualServer(t *testing.T) {
 	w.order = nil
 	w.applier.Delete(externalLocal("a", ip.TCP, vip).Name)
 	w.applier.Flush()
-	inOrder("delete address 203.0.113.5", "delete virtual server FWM 0xb", "delete 203.0.113.5,tcp:80 from set KUBE-IPVS-LOCAL")
+	inOrder("delete local route 203.0.113.5/32", "delete virtual server FWM 0xb", "delete 203.0.113.5,tcp:80 from set KUBE-IPVS-LOCAL")
 	if w.applier.HoldsMark(key(ip.TCP, vip+":80"), first) {
 		t.Error("the mark is taken for held when all is gone")
 	}

@@ -28,9 +28,9 @@ type Observation struct {
 // touched lists what was written while the kernel was being read: of this,
 // the reading may be older than the writing. A nil one lists nothing.
 type touched struct {
-	servers   map[ipvs.Key]struct{}
-	members   map[plan.Member]struct{}
-	addresses map[netip.Addr]struct{}
+	servers map[ipvs.Key]struct{}
+	members map[plan.Member]struct{}
+	vips    map[plan.VIP]struct{}
 }
 
 func (t *touched) server(k ipvs.Key) {
@@ -45,9 +45,9 @@ func (t *touched) member(m plan.Member) {
 	}
 }
 
-func (t *touched) address(a netip.Addr) {
+func (t *touched) vip(v plan.VIP) {
 	if t != nil {
-		t.addresses[a] = struct{}{}
+		t.vips[v] = struct{}{}
 	}
 }
 
@@ -55,14 +55,14 @@ func (t *touched) address(a netip.Addr) {
 // another goroutine, while Set and Flush go on; its result goes to Adopt.
 func (a *Applier) BeginObserve() func() (*Observation, error) {
 	a.touched = &touched{
-		servers:   map[ipvs.Key]struct{}{},
-		members:   map[plan.Member]struct{}{},
-		addresses: map[netip.Addr]struct{}{},
+		servers: map[ipvs.Key]struct{}{},
+		members: map[plan.Member]struct{}{},
+		vips:    map[plan.VIP]struct{}{},
 	}
 	r := reader{
 		kernel:  a.kernel,
 		sets:    setNames(a.cfg),
-		routing: routing.Own{Priority: a.cfg.SNAT.Priority, Mask: a.cfg.SNAT.Mark},
+		routing: ownRouting(a.cfg),
 		sysctls: slices.Concat(slices.Sorted(maps.Keys(a.node.Sysctls)), a.node.Watched),
 		nat:     own(a.node.NAT),
 	}
@@ -139,7 +139,7 @@ func (a *Applier) Adopt(o *Observation) int {
 	}
 	a.adoptSets(o, t)
 	a.adoptServers(o, t)
-	a.adoptAddresses(o, t)
+	a.adoptVIPs(o, t)
 	return a.markDifferences()
 }
 
@@ -230,26 +230,43 @@ func (a *Applier) adoptSets(o *Observation, t *touched) {
 	}
 }
 
-func (a *Applier) adoptAddresses(o *Observation, t *touched) {
-	before := a.have.addresses
-	a.have.addresses = map[netip.Addr]struct{}{}
+// ownRouting tells which policy rules and routes are ours.
+func ownRouting(cfg *plan.Config) routing.Own {
+	return routing.Own{
+		Rules: []routing.OwnRules{
+			{Priority: cfg.SNAT.Priority, Mask: cfg.SNAT.Mark},
+			{Priority: cfg.VIPs.Priority, Mask: cfg.VIPs.Mark},
+		},
+		Table: cfg.VIPs.Table,
+	}
+}
+
+func (a *Applier) adoptVIPs(o *Observation, t *touched) {
+	before := a.have.vips
+	a.have.vips = map[plan.VIP]struct{}{}
 	for addr := range o.routing.Addresses {
 		if !a.excluded(addr) {
-			a.have.addresses[addr] = struct{}{}
+			a.have.vips[plan.VIP{Addr: addr, Claim: plan.ClaimAddress}] = struct{}{}
+		}
+	}
+	for r := range o.routing.Routes {
+		if addr := r.Dst.Addr(); r == a.cfg.VIPs.Route(addr) {
+			a.have.vips[plan.VIP{Addr: addr, Claim: plan.ClaimPort}] = struct{}{}
 		}
 	}
 	// kube-proxy binds with another scope. What is wanted of it is bound anew,
 	// what is not wanted goes.
 	for addr := range o.routing.Misbound {
-		if _, wanted := a.vips.want(addr); !wanted && !a.excluded(addr) {
-			a.have.addresses[addr] = struct{}{}
+		vip := plan.VIP{Addr: addr, Claim: plan.ClaimAddress}
+		if _, wanted := a.vips.want(vip); !wanted && !a.excluded(addr) {
+			a.have.vips[vip] = struct{}{}
 		}
 	}
-	for addr := range t.addresses {
-		if _, there := before[addr]; there {
-			a.have.addresses[addr] = struct{}{}
+	for vip := range t.vips {
+		if _, there := before[vip]; there {
+			a.have.vips[vip] = struct{}{}
 		} else {
-			delete(a.have.addresses, addr)
+			delete(a.have.vips, vip)
 		}
 	}
 }
@@ -307,16 +324,16 @@ func (a *Applier) markMembers() {
 }
 
 func (a *Applier) markVIPs() {
-	for addr := range a.vips.claims {
-		_, there := a.have.addresses[addr]
-		a.vips.compared(addr, !there)
+	for vip := range a.vips.claims {
+		_, there := a.have.vips[vip]
+		a.vips.compared(vip, !there)
 	}
 	if !a.swept {
 		return
 	}
-	for addr := range a.have.addresses {
-		if _, wanted := a.vips.want(addr); !wanted {
-			a.vips.compared(addr, true)
+	for vip := range a.have.vips {
+		if _, wanted := a.vips.want(vip); !wanted {
+			a.vips.compared(vip, true)
 		}
 	}
 }

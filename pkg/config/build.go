@@ -27,6 +27,7 @@ var (
 	contentTypes     = []string{"application/vnd.kubernetes.protobuf", "application/json"}
 	schedulers       = []string{"rr", "wrr", "lc", "wlc", "lblc", "lblcr", "dh", "sh", "mh", "sed", "nq", "fo", "ovf", "twos"}
 	detectLocalModes = []plan.DetectLocalMode{plan.DetectClusterCIDR, plan.DetectNodeCIDR, plan.DetectBridgeInterface, plan.DetectInterfaceNamePrefix}
+	claims           = []plan.Claim{plan.ClaimPort, plan.ClaimAddress}
 	snatModes        = []plan.SNATMode{plan.SNATAuto, plan.SNATSource, plan.SNATFWMark, plan.SNATOff}
 	minorVersion     = regexp.MustCompile(`^[0-9]+\.[0-9]+$`)
 )
@@ -43,6 +44,8 @@ const (
 	maxInterfacePrefix = maxInterfaceName - 1
 	// maxRulePriority is the last before the main table's rule.
 	maxRulePriority = 32765
+	// The tables that every node has: default, main and local.
+	firstKernelTable, lastKernelTable = 253, 255
 )
 
 // builder turns documents with defaults into a Config and gathers all errors.
@@ -127,6 +130,7 @@ func (b *builder) plan() plan.Config {
 	}
 	c.SNAT = b.snat(c.MasqueradeMark)
 	c.LocalMark = b.localMark(c.MasqueradeMark, c.SNAT.Mark)
+	c.VIPs = b.vips(&c)
 	return c
 }
 
@@ -421,4 +425,41 @@ func (b *builder) snat(masquerade uint32) plan.SNAT {
 		markBits{mark.String(), uint32(c.Mark)})
 	b.inRange(b.path("reply-rule-priority", "snat.priority"), c.Priority, 1, maxRulePriority)
 	return plan.SNAT{Mode: mode, Sources: b.sources(sources, c.Sources), Mark: uint32(c.Mark), Priority: c.Priority}
+}
+
+// vips builds the part about how VIPs are claimed.
+func (b *builder) vips(p *plan.Config) plan.VIPs {
+	c := b.own.VIPs
+	b.claim(b.path("claim-load-balancers", "vips.loadBalancers"), c.LoadBalancers)
+	b.claim(b.path("claim-external-ips", "vips.externalIPs"), c.ExternalIPs)
+	mark := b.path("claim-mark", "vips.mark")
+	for _, other := range []markBits{
+		{b.path("iptables-masquerade-bit", "iptables.masqueradeBit").String(), p.MasqueradeMark},
+		{"kubelet's mark for packets to drop", kubeletDropMark},
+		{b.path("reply-mark", "snat.mark").String(), p.SNAT.Mark},
+		{"the value of " + b.path("local-mark", "localMark").String(), p.LocalMark.Value},
+	} {
+		b.apart(other, markBits{mark.String(), uint32(c.Mark)})
+	}
+	table := b.path("claim-table", "vips.table")
+	if b.inRange(table, c.Table, 1, math.MaxInt32) && c.Table >= firstKernelTable && c.Table <= lastKernelTable {
+		b.invalid(table, c.Table, "must be a table of its own: 253 to 255 are the default, main and local tables")
+	}
+	priority := b.path("claim-rule-priority", "vips.priority")
+	if c.Priority == DefaultClaimRulePriority {
+		c.Priority = min(c.Priority, p.SNAT.Priority-1)
+	}
+	if b.inRange(priority, c.Priority, 1, maxRulePriority) && c.Priority >= p.SNAT.Priority {
+		b.invalid(priority, c.Priority, fmt.Sprintf("must be less than %s, which is %d", b.path("reply-rule-priority", "snat.priority"), p.SNAT.Priority))
+	}
+	return plan.VIPs{
+		LoadBalancers: c.LoadBalancers, ExternalIPs: c.ExternalIPs,
+		Mark: uint32(c.Mark), Table: c.Table, Priority: c.Priority,
+	}
+}
+
+func (b *builder) claim(path *field.Path, c plan.Claim) {
+	if !slices.Contains(claims, c) {
+		b.errs = append(b.errs, field.NotSupported(path, c, claims))
+	}
 }

@@ -77,6 +77,7 @@ func defaults() Config {
 			MasqueradeMark: 0x4000,
 			SNAT:           plan.SNAT{Mode: plan.SNATAuto, Mark: 0x3060, Priority: 480},
 			LocalMark:      plan.LocalMark{Value: 0x9, Mask: 0x3fff},
+			VIPs:           plan.VIPs{LoadBalancers: plan.ClaimPort, ExternalIPs: plan.ClaimPort, Mark: 0x4, Table: 80080, Priority: 99},
 		},
 		SyncPeriod:    30 * time.Second,
 		MinSyncPeriod: time.Second,
@@ -188,7 +189,12 @@ func TestFlags(t *testing.T) {
 		}},
 		{"--snat-mode=fwmark --reply-mark=0x100 --reply-rule-priority=99", func(c *Config) {
 			c.Plan.SNAT = plan.SNAT{Mode: plan.SNATFWMark, Mark: 0x100, Priority: 99}
+			c.Plan.VIPs.Priority = 98
 		}},
+		{"--claim-load-balancers=address --claim-mark=0x10000 --claim-table=9 --claim-rule-priority=9", func(c *Config) {
+			c.Plan.VIPs = plan.VIPs{LoadBalancers: plan.ClaimAddress, ExternalIPs: plan.ClaimPort, Mark: 0x10000, Table: 9, Priority: 9}
+		}},
+		{"--claim-external-ips=address", func(c *Config) { c.Plan.VIPs.ExternalIPs = plan.ClaimAddress }},
 		{"--feature-gates=AllAlpha=false,ContextualLogging=true", func(*Config) {}},
 		{"--feature-gates=TopologyAwareHints=true", func(c *Config) {
 			c.Notices = append(c.Notices, "feature gates that mean nothing here are ignored: TopologyAwareHints")
@@ -261,6 +267,15 @@ func TestFlagErrors(t *testing.T) {
 		{"--manifests=/m --kubeconfig=/k", []string{"--manifests: ", "leave out one", "--kubeconfig"}},
 		{"--manifests=/m --master=https://x", []string{"--master: ", "leave out one", "--manifests"}},
 		{"--once --cleanup", []string{"--once: ", "--cleanup"}},
+		{"--claim-load-balancers=all", []string{`--claim-load-balancers: Unsupported value: "all"`, `"port"`, `"address"`}},
+		{"--claim-external-ips=off", []string{`--claim-external-ips: Unsupported value: "off"`}},
+		{"--claim-mark=0x4004", []string{`--claim-mark: Invalid value: "0x4004": must not have a bit of --iptables-masquerade-bit`}},
+		{"--claim-mark=0x1000", []string{`--claim-mark: Invalid value: "0x1000": must not have a bit of --reply-mark`}},
+		{"--claim-mark=0x8", []string{`--claim-mark: Invalid value: "0x8": must not have a bit of the value of --local-mark`}},
+		{"--claim-table=254", []string{"--claim-table: Invalid value: 254: ", "253 to 255"}},
+		{"--claim-table=-1", []string{"--claim-table: Invalid value: -1"}},
+		{"--claim-rule-priority=480", []string{"--claim-rule-priority: Invalid value: 480: must be less than --reply-rule-priority, which is 480"}},
+		{"--claim-rule-priority=40000", []string{"--claim-rule-priority: Invalid value: 40000"}},
 		{"--snat-mode=magic", []string{`--snat-mode: Unsupported value: "magic"`, "fwmark"}},
 		{"--snat-mode=off --snat-source=eth0=10.0.0.1", []string{"--snat-source: Forbidden: --snat-mode is off"}},
 		{"--snat-source=eth0", []string{`--snat-source: Invalid value: "eth0": must be IFACE=ADDRESS`}},
@@ -345,11 +360,15 @@ func TestFile(t *testing.T) {
 		{"host name of the file", proxyHead + cluster + "hostnameOverride: ' X'\n", "", func(c *Config) { c.Plan.NodeName = "x" }},
 		{"own document, hexadecimal number", proxyHead + cluster + ownHead + "snat: {mode: fwmark, mark: 0x100, priority: 7}\nmanifests: /m\n", "", func(c *Config) {
 			c.Plan.SNAT = plan.SNAT{Mode: plan.SNATFWMark, Mark: 0x100, Priority: 7}
+			c.Plan.VIPs.Priority = 6
 			c.Source.Manifests = "/m"
 		}},
 		{"own document, string, own flags win", proxyHead + cluster + ownHead + "snat: {mark: '0x100', sources: {eth1: [10.0.0.1]}}\n", "--reply-mark=0x200 --snat-source=eth2=10.0.0.2", func(c *Config) {
 			c.Plan.SNAT.Mark = 0x200
 			c.Plan.SNAT.Sources = map[string][]netip.Addr{"eth2": {netip.MustParseAddr("10.0.0.2")}}
+		}},
+		{"own document, VIPs", proxyHead + cluster + ownHead + "vips: {loadBalancers: address, mark: '0x10000'}\n", "--claim-table=7", func(c *Config) {
+			c.Plan.VIPs.LoadBalancers, c.Plan.VIPs.Mark, c.Plan.VIPs.Table = plan.ClaimAddress, 0x10000, 7
 		}},
 		{"off without quotes", proxyHead + cluster + ownHead + "snat: {mode: off}\n", "", func(c *Config) { c.Plan.SNAT.Mode = plan.SNATOff }},
 		{"no local mark, without quotes", proxyHead + cluster + ownHead + "localMark: off\n", "", func(c *Config) { c.Plan.LocalMark = plan.LocalMark{} }},
@@ -402,7 +421,7 @@ func TestFileErrors(t *testing.T) {
 		{"other kind", "apiVersion: v1\nkind: Service\n", "", []string{"document 1", `kind "Service"`, "KubeProxyConfiguration"}},
 		{"twice", proxyHead + "---\n" + proxyHead, "", []string{"document 2 (line 4): a second KubeProxyConfiguration"}},
 		{"own document is strict", proxyHead + ownHead + "snat: {mod: off}\n", "", []string{"document 2", `unknown field "snat.mod"`}},
-		{"own fields are named", proxyHead + ownHead + "snat: {mode: x, mark: 0x4001, sources: {eth0: [x]}}\n", "", []string{"FILE: snat.mode: ", "FILE: snat.mark: ", "FILE: snat.sources[eth0]: "}},
+		{"own fields are named", proxyHead + ownHead + "snat: {mode: x, mark: 0x4001, sources: {eth0: [x]}}\nvips: {externalIPs: x}\n", "", []string{"FILE: vips.externalIPs: ", "FILE: snat.mode: ", "FILE: snat.mark: ", "FILE: snat.sources[eth0]: "}},
 		{"mark", proxyHead + ownHead + "snat: {mark: many}\n", "", []string{"document 2", `"many" is not a 32-bit mark`}},
 		{"logging", proxyHead + "logging: {format: xml}\n", "", []string{"FILE: logging.format: "}},
 	} {

@@ -26,6 +26,13 @@ const (
 	DefaultReplyMark         Mark = 0x3060
 	DefaultReplyRulePriority int  = 480
 
+	// DefaultClaimMark is one more such bit. The priority is before those that
+	// network plugins send pods' traffic out by (Cilium's 110 are the first),
+	// which does no harm: nothing but VIPs is found in the table.
+	DefaultClaimMark         Mark = 0x4
+	DefaultClaimTable        int  = 80080
+	DefaultClaimRulePriority int  = 99
+
 	// DefaultStateDir is below /run, which is empty after a boot, as are the
 	// kernel's parameters.
 	DefaultStateDir = "/run/kube-ipvs"
@@ -42,6 +49,8 @@ type KubeIPVSConfiguration struct {
 
 	// SNAT says how masqueraded traffic gets a path that is the same both ways.
 	SNAT SNATConfiguration `json:"snat"`
+	// VIPs says how Services' addresses are claimed.
+	VIPs VIPConfiguration `json:"vips"`
 	// MasqueradeExternalLocal masquerades external traffic under
 	// externalTrafficPolicy Local too, for pods that would answer past the
 	// node.
@@ -71,6 +80,19 @@ type SNATConfiguration struct {
 	// n bits tell 2^n-1 interfaces apart. Default 0x3060.
 	Mark Mark `json:"mark"`
 	// Priority is that of the policy rules of reply routing. Default 480.
+	Priority int `json:"priority"`
+}
+
+// VIPConfiguration is the part about how VIPs are claimed: address, all ports
+// of it, or port, those of Services alone.
+type VIPConfiguration struct {
+	LoadBalancers plan.Claim `json:"loadBalancers"` // default port
+	ExternalIPs   plan.Claim `json:"externalIPs"`   // default port
+	// Mark is the bits that packets for a claimed port carry. Default 0x4.
+	Mark Mark `json:"mark"`
+	// Table is the routing table in which the VIPs are local. Default 80080.
+	Table int `json:"table"`
+	// Priority is that of the policy rule which leads there. Default 99.
 	Priority int `json:"priority"`
 }
 
@@ -146,4 +168,9 @@ func setOwnDefaults(c *KubeIPVSConfiguration) {
 	c.SNAT.Mark = cmp.Or(c.SNAT.Mark, DefaultReplyMark)
 	c.LocalMark = cmp.Or(c.LocalMark, DefaultLocalMark)
 	c.SNAT.Priority = cmp.Or(c.SNAT.Priority, DefaultReplyRulePriority)
+	c.VIPs.LoadBalancers = cmp.Or(c.VIPs.LoadBalancers, plan.ClaimPort)
+	c.VIPs.ExternalIPs = cmp.Or(c.VIPs.ExternalIPs, plan.ClaimPort)
+	c.VIPs.Mark = cmp.Or(c.VIPs.Mark, DefaultClaimMark)
+	c.VIPs.Table = cmp.Or(c.VIPs.Table, DefaultClaimTable)
+	c.VIPs.Priority = cmp.Or(c.VIPs.Priority, DefaultClaimRulePriority)
 }

@@ -46,6 +46,13 @@ func (o *Options) ownFlags() *pflag.FlagSet {
 	fs.Var(&o.own.SNAT.Mark, "reply-mark", "The bits that bind connections to interfaces for reply routing; n bits tell 2^n-1 interfaces apart.")
 	fs.IntVar(&o.own.SNAT.Priority, "reply-rule-priority", o.own.SNAT.Priority,
 		"Priority of the policy rules of reply routing.")
+	c := &o.own.VIPs
+	fs.StringVar((*string)(&c.LoadBalancers), "claim-load-balancers", string(c.LoadBalancers),
+		"How load balancers' IPs are claimed: port, the ports of Services alone, or address, all of it on kube-ipvs0. The Service annotation kube-ipvs.io/ip-mode: Proxy leaves those of one Service to the cloud.")
+	fs.StringVar((*string)(&c.ExternalIPs), "claim-external-ips", string(c.ExternalIPs), "The same for external IPs.")
+	fs.Var(&c.Mark, "claim-mark", "The bits that packets for a claimed port carry.")
+	fs.IntVar(&c.Table, "claim-table", c.Table, "Routing table of the VIPs that are claimed by port.")
+	fs.IntVar(&c.Priority, "claim-rule-priority", c.Priority, "Priority of the policy rule that leads there.")
 	return fs
 }
 

@@ -139,28 +139,27 @@ func (o *Options) documents() (*proxyv1alpha1.KubeProxyConfiguration, *KubeIPVSC
 
 // overOwn lays our flags that are set over the file's document.
 func (o *Options) overOwn(file *KubeIPVSConfiguration) *KubeIPVSConfiguration {
-	if o.set("manifests") {
-		file.Manifests = o.own.Manifests
-	}
-	if o.set("state-dir") {
-		file.StateDir = o.own.StateDir
-	}
-	if o.set("snat-mode") {
-		file.SNAT.Mode = o.own.SNAT.Mode
-	}
-	if o.set("masquerade-external-local") {
-		file.MasqueradeExternalLocal = o.own.MasqueradeExternalLocal
-	}
-	if o.set("local-mark") {
-		file.LocalMark = o.own.LocalMark
-	}
-	if o.set("reply-mark") {
-		file.SNAT.Mark = o.own.SNAT.Mark
-	}
-	if o.set("reply-rule-priority") {
-		file.SNAT.Priority = o.own.SNAT.Priority
-	}
+	own := &o.own
+	overlay(o, "manifests", &file.Manifests, own.Manifests)
+	overlay(o, "state-dir", &file.StateDir, own.StateDir)
+	overlay(o, "masquerade-external-local", &file.MasqueradeExternalLocal, own.MasqueradeExternalLocal)
+	overlay(o, "local-mark", &file.LocalMark, own.LocalMark)
+	overlay(o, "snat-mode", &file.SNAT.Mode, own.SNAT.Mode)
+	overlay(o, "reply-mark", &file.SNAT.Mark, own.SNAT.Mark)
+	overlay(o, "reply-rule-priority", &file.SNAT.Priority, own.SNAT.Priority)
+	overlay(o, "claim-load-balancers", &file.VIPs.LoadBalancers, own.VIPs.LoadBalancers)
+	overlay(o, "claim-external-ips", &file.VIPs.ExternalIPs, own.VIPs.ExternalIPs)
+	overlay(o, "claim-mark", &file.VIPs.Mark, own.VIPs.Mark)
+	overlay(o, "claim-table", &file.VIPs.Table, own.VIPs.Table)
+	overlay(o, "claim-rule-priority", &file.VIPs.Priority, own.VIPs.Priority)
 	return file
+}
+
+// overlay takes a flag's value if it is set.
+func overlay[T any](o *Options, flag string, file *T, value T) {
+	if o.set(flag) {
+		*file = value
+	}
 }
 
 // applyPortFlags does what the deprecated flags for ports alone ask for: 0

@@ -27,6 +27,7 @@ type Config struct {
 	StrictARP         bool
 
 	SNAT SNAT
+	VIPs VIPs
 
 	LocalMark LocalMark // clear of MasqueradeMark; its Value clear of SNAT.Mark
 }
@@ -82,3 +83,33 @@ type SNAT struct {
 	Mark     uint32
 	Priority int
 }
+
+// Claim says what of a VIP comes to this node.
+type Claim string
+
+// The ways to claim a VIP.
+const (
+	// ClaimAddress makes it an address on kube-ipvs0: all of its ports.
+	ClaimAddress Claim = "address"
+	// ClaimPort makes the ports of Services local, and leaves the others to
+	// whoever else has the address.
+	ClaimPort Claim = "port"
+)
+
+// VIPs says how VIPs are claimed. Cluster IPs are all the cluster's, and so
+// claimed by address.
+type VIPs struct {
+	LoadBalancers, ExternalIPs Claim
+	// Mark is the bits that packets for a claimed port carry; Table is the
+	// routing table that they are looked up in, and Priority that of the policy
+	// rule that says so.
+	Mark     uint32
+	Table    int
+	Priority int
+}
+
+// byPort tells whether any kind of VIP is claimed so.
+func (v *VIPs) byPort() bool { return v.LoadBalancers == ClaimPort || v.ExternalIPs == ClaimPort }
+
+// byAddress tells the same of those kinds that can be claimed in either way.
+func (v *VIPs) byAddress() bool { return v.LoadBalancers != ClaimPort || v.ExternalIPs != ClaimPort }

@@ -69,15 +69,19 @@ func mainLink(inv *routing.Inventory, family ip.Family) string {
 	return ""
 }
 
-// uplinks are the interfaces that lead out of the node: the main table's, and
-// the ENIs.
+// uplinks are the interfaces that lead out of the node: those of the main
+// table's default routes, and the ENIs.
 func uplinks(cfg *Config, n *Node, family ip.Family) []string {
 	var out []string
-	if main := mainLink(&n.Inventory, family); main != "" {
-		out = append(out, main)
+	for _, r := range n.Inventory.Defaults {
+		if r.Family == family && r.Table == tableMain && r.Link != "" && !slices.Contains(out, r.Link) {
+			out = append(out, r.Link)
+		}
 	}
 	for _, e := range enis(cfg, n, family) {
-		out = append(out, e.Link)
+		if !slices.Contains(out, e.Link) {
+			out = append(out, e.Link)
+		}
 	}
 	return out
 }

@@ -146,7 +146,7 @@ func TestSetNames(t *testing.T) {
 	for name, want := range map[plan.SetName]string{
 		plan.ClusterIP:  "KUBE-6-CLUSTER-IP",
 		plan.SourceCIDR: "KUBE-6-LOAD-BALANCER-SOURCE-CID",
-		plan.VIPs:       "KUBE-6-IPVS-IPS",
+		plan.PortVIPs:   "KUBE-6-IPVS-PORT-IPS",
 	} {
 		if got := name.In(ip.IPv6); got != want {
 			t.Errorf("%s is %s in IPv6, want %s", name, got, want)

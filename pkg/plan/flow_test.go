@@ -63,7 +63,7 @@ func (n names) name(a netip.Addr) string {
 
 // flow is a connection: "client eth0" comes in by eth0, and "node" is from
 // the node itself. The destination is "HOST:PORT", with another protocol than
-// TCP behind it, or "HOST ping".
+// TCP behind it, "HOST ping", or "HOST error": an ICMP error about a connection.
 type flow struct{ from, to, want string }
 
 func (f flow) packet(n names) packet {
@@ -76,8 +76,8 @@ func (f flow) packet(n names) packet {
 	where, port, _ := strings.Cut(to[0], ":")
 	p.dst = n.addr(where)
 	switch {
-	case len(to) > 1 && to[1] == "ping":
-		p.protocol, p.sport = icmp, 0
+	case len(to) > 1 && (to[1] == "ping" || to[1] == "error"):
+		p.protocol, p.sport, p.related = icmp, 0, to[1] == "error"
 		return p
 	case len(to) > 1:
 		var err error
@@ -121,7 +121,7 @@ var flows = []flow{
 	{"client eth0", "node:80", "LOCAL"},
 	{"client eth0", "node ping", "LOCAL"},
 	{"client eth0", "node:32011", "LOCAL"},
-	{"client eth0", "remote:8080", "FORWARD"},
+	{"client eth0", "remote:8080", "FORWARD by eth0"},
 
 	// External IPs and node ports are masqueraded for everybody.
 	{"client eth0", "x/web:80", "server:8080 by cni0 as bridge, remote:8080 by eth0 as node"},
@@ -196,8 +196,108 @@ var flows = []flow{
 	{"pod cni0", "c/inside:80", "REFUSED"},
 }
 
+// The same where the VIPs of load balancers and external IPs are claimed by
+// port. They are no addresses of the node, which reaches them as itself.
+var portFlows = []flow{
+	// What no Service has claimed is left to who has the address: from inside it
+	// leaves the node, and from outside it does not go back there.
+	{"pod cni0", "l/lb:443", "FORWARD by eth0"},
+	{"node", "l/lb:443", "FORWARD by eth0"},
+	{"client eth0", "l/lb:443", "REJECT"},
+	{"farpod eth0", "l/lb:443", "REJECT"},
+	{"pod cni0", "x/web:8080", "FORWARD by eth0"},
+	{"client eth0", "x/web:8080", "REJECT"},
+	{"pod cni0", "l/lb:80 UDP", "FORWARD by eth0"},
+	{"pod cni0", "l/here:30081", "FORWARD by eth0"},
+	{"pod cni0", "l/lb ping", "FORWARD by eth0"},
+	{"client eth0", "l/lb ping", "LOCAL"},
+	{"client eth0", "x/web ping", "LOCAL"},
+	{"client eth0", "l/here error", "LOCAL"},
+	{"pod cni0", "l/here error", "LOCAL"},
+	{"client eth0", "remote error", "FORWARD by eth0"},
+
+	// What is claimed is served as ever.
+	{"client eth0", "l/lb:80", "remote:8080 by eth0 as node"},
+	{"pod cni0", "l/lb:80", "remote:8080 by eth0 as node"},
+	{"node", "l/lb:80", "remote:8080 by eth0 as node"},
+	{"client eth0", "x/web:80", "server:8080 by cni0 as bridge, remote:8080 by eth0 as node"},
+	{"node", "x/web:80", "server:8080 by cni0 as bridge, remote:8080 by eth0 as node"},
+	{"client eth0", "l/here:80", "server:8080 by cni0 as client"},
+	{"client eth0", "x/here:80", "server:8080 by cni0 as client"},
+	{"pod cni0", "l/here:80", "server:8080 by cni0 as bridge, remote:8080 by eth0 as node"},
+	{"node", "l/here:80", "server:8080 by cni0 as bridge, remote:8080 by eth0 as node"},
+	{"client eth0", "l/away:80", "DROP"},
+	{"client eth0", "x/away:80", "DROP"},
+	{"pod cni0", "l/away:80", "remote:8080 by eth0 as node"},
+	{"node", "l/away:80", "remote:8080 by eth0 as node"},
+
+	// Source ranges hold for whatever address of the node its packets carry.
+	{"friend eth0", "l/ranges:80", "remote:8080 by eth0 as node"},
+	{"client eth0", "l/ranges:80", "DROP"},
+	{"pod cni0", "l/ranges:80", "DROP"},
+	{"node", "l/ranges:80", "DROP"},
+	{"bridge", "l/ranges:80", "DROP"},
+	{"node", "l/ranges-node:80", "remote:8080 by eth0 as node"},
+	{"bridge", "l/ranges-node:80", "remote:8080 by eth0 as node"},
+	{"node-2 eth0", "l/ranges-node:80", "remote:8080 by eth0 as node"},
+	{"pod cni0", "l/ranges-node:80", "DROP"},
+	{"l/ranges-node eth0", "l/ranges-node:80", "DROP"},
+
+	// Without endpoints a Service refuses.
+	{"client eth0", "l/empty:80", "REJECT"},
+	{"pod cni0", "l/empty:80", "REJECT"},
+	{"node", "l/empty:80", "REFUSED"},
+
+	// Cluster IPs are the node's addresses.
+	{"pod cni0", "c/web:80", "server:8080 by cni0 as pod, remote:8080 by eth0 as pod"},
+	{"pod cni0", "c/web:81", "REJECT"},
+	{"client eth0", "c/web ping", "LOCAL"},
+	{"pod cni0", "c/empty:80", "REFUSED"},
+}
+
+func TestFlowsOfClaimedPorts(t *testing.T) {
+	s := load(t, "cluster")
+	for _, family := range ip.Families {
+		t.Run(family.String(), func(t *testing.T) { checkFlows(t, newHost(t, s, family), portFlows) })
+	}
+}
+
+// A connection that is open when the last endpoint goes, and that drains,
+// still comes to IPVS; only a new one is refused before.
+func TestClaimedPortWithoutEndpointDrains(t *testing.T) {
+	h := newHost(t, load(t, "cluster"), ip.IPv4)
+	p := flow{"client eth0", "l/empty:80", ""}.packet(names(ip.IPv4))
+	p.established = true
+	if got := h.from(p); got.verdict != "REFUSED" {
+		t.Errorf("%s, want it to come to IPVS", got.verdict)
+	}
+}
+
+// One address that one kind of VIP claims by port and another as an address
+// stands in both ways, and is an address of the node.
+func TestAddressWinsOverPort(t *testing.T) {
+	s := load(t, "cluster")
+	s.config.VIPs.LoadBalancers = plan.ClaimAddress
+	for i := range s.services {
+		if svc := &s.services[i]; svc.Name.Name == "web" {
+			svc.ExternalIPs = []netip.Addr{netip.MustParseAddr("203.0.113.13")} // l/lb
+		}
+	}
+	h := newHost(t, s, ip.IPv4)
+	lb := netip.MustParseAddr("203.0.113.13")
+	if !h.bound[lb] || !h.claimed[lb] {
+		t.Errorf("bound %t, claimed %t", h.bound[lb], h.claimed[lb])
+	}
+	checkFlows(t, h, []flow{
+		{"client eth0", "l/lb:80", "remote:8080 by eth0 as node"},
+		{"pod cni0", "l/lb:443", "REJECT"},
+		{"client eth0", "l/lb ping", "LOCAL"},
+	})
+}
+
 func TestFlows(t *testing.T) {
 	s := load(t, "cluster")
+	s.config.VIPs.LoadBalancers, s.config.VIPs.ExternalIPs = plan.ClaimAddress, plan.ClaimAddress
 	for _, family := range ip.Families {
 		t.Run(family.String(), func(t *testing.T) { checkFlows(t, newHost(t, s, family), flows) })
 	}
@@ -273,6 +373,7 @@ func TestFlowsByDetection(t *testing.T) {
 		for _, family := range ip.Families {
 			t.Run(tc.name+" "+family.String(), func(t *testing.T) {
 				s := load(t, "cluster")
+				s.config.VIPs.LoadBalancers = plan.ClaimAddress
 				tc.set(s)
 				checkFlows(t, newHost(t, s, family), tc.flows)
 			})

@@ -26,6 +26,8 @@ type host struct {
 	servers   map[ipvs.Key][]netip.AddrPort
 	bound     map[netip.Addr]bool // addresses on kube-ipvs0
 	policy    uint32              // what a policy engine's rules in INPUT add to each packet's mark
+	claimed   map[netip.Addr]bool // VIPs in the table of claimed ports
+	table     int                 // its number
 }
 
 func newHost(t *testing.T, s *scenario, family ip.Family) *host {
@@ -37,6 +39,8 @@ func newHost(t *testing.T, s *scenario, family ip.Family) *host {
 		validMark: part.Sysctls["net/ipv4/conf/all/src_valid_mark"] == "1",
 		servers:   map[ipvs.Key][]netip.AddrPort{},
 		bound:     map[netip.Addr]bool{},
+		claimed:   map[netip.Addr]bool{},
+		table:     s.config.VIPs.Table,
 	}
 	numbers := map[ipvs.Key]uint32{}
 	var members []plan.Member
@@ -46,8 +50,9 @@ func newHost(t *testing.T, s *scenario, family ip.Family) *host {
 		for _, vs := range p.VirtualServers {
 			h.servers[vs.Key] = vs.RealServers
 		}
-		for _, a := range p.Addresses {
-			h.bound[a] = true
+		for _, v := range p.VIPs {
+			into := map[plan.Claim]map[netip.Addr]bool{plan.ClaimAddress: h.bound, plan.ClaimPort: h.claimed}
+			into[v.Claim][v.Addr] = true
 		}
 	}
 	local := map[netip.Addr]bool{}
@@ -82,8 +87,12 @@ func (h *host) addRules(ours []routing.Rule) {
 	slices.SortStableFunc(h.rules, func(a, b routing.Rule) int { return cmp.Compare(a.Priority, b.Priority) })
 }
 
-// route gives the interface that a packet leaves by.
+// route gives the interface that a packet leaves by; "lo" if it is for the
+// node.
 func (h *host) route(src, dst netip.Addr, mark uint32) string {
+	if h.local[dst] {
+		return "lo"
+	}
 	for _, r := range h.rules {
 		if r.From.IsValid() && !r.From.Contains(src) || r.To.IsValid() && !r.To.Contains(dst) || mark&r.Mask != r.Mark {
 			continue
@@ -97,6 +106,9 @@ func (h *host) route(src, dst netip.Addr, mark uint32) string {
 }
 
 func (h *host) lookUp(table int, dst netip.Addr) string {
+	if table == h.table && h.claimed[dst] {
+		return "lo"
+	}
 	if table == 254 {
 		for _, r := range h.main {
 			if r.Dst.Contains(dst) {
@@ -134,7 +146,7 @@ func (h *host) address(link string) netip.Addr {
 
 // outcome is what becomes of the first packet of a connection.
 type outcome struct {
-	verdict string // DROP, REJECT; REFUSED without real servers; FORWARD, LOCAL if IPVS does not serve it
+	verdict string // DROP, REJECT; REFUSED without real servers; FORWARD by an interface, LOCAL if IPVS does not serve it
 	sent    []sent // one for each real server
 }
 
@@ -153,9 +165,13 @@ func (h *host) from(p packet) outcome {
 		return h.fromItself(p)
 	}
 	h.mustAccept(nat.Mangle, "PREROUTING", &p)
-	h.mustAccept(nat.NAT, "PREROUTING", &p)
-	if !h.local[p.dst] {
-		return outcome{verdict: "FORWARD"}
+	if got := h.hook(nat.NAT, "PREROUTING", &p); got.verdict == "REDIRECT" {
+		p.dst = h.address(p.in)
+	} else if got.verdict != "ACCEPT" {
+		h.t.Fatalf("%s in nat PREROUTING", got.verdict)
+	}
+	if p.out = h.route(p.src, p.dst, p.mark); p.out != "lo" {
+		return h.forward(p)
 	}
 	for _, table := range []nat.Table{nat.Mangle, nat.Filter} {
 		if got := h.hook(table, "INPUT", &p); got.verdict != "ACCEPT" {
@@ -166,13 +182,26 @@ func (h *host) from(p packet) outcome {
 	return h.serve(p)
 }
 
+func (h *host) forward(p packet) outcome {
+	for _, table := range []nat.Table{nat.Mangle, nat.Filter} {
+		if got := h.hook(table, "FORWARD", &p); got.verdict != "ACCEPT" {
+			return outcome{verdict: got.verdict}
+		}
+	}
+	return outcome{verdict: "FORWARD by " + p.out}
+}
+
 // fromItself: IPVS takes the packet before filter OUTPUT sees it.
 func (h *host) fromItself(p packet) outcome {
 	if got := h.hook(nat.Mangle, "OUTPUT", &p); got.verdict != "ACCEPT" {
 		return outcome{verdict: got.verdict}
 	}
 	h.mustAccept(nat.NAT, "OUTPUT", &p)
-	return h.serve(p)
+	out := h.serve(p)
+	if link := h.route(p.src, p.dst, p.mark); out.verdict == "LOCAL" && link != "lo" {
+		out.verdict = "FORWARD by " + link
+	}
+	return out
 }
 
 func (h *host) mustAccept(table nat.Table, chain string, p *packet) {

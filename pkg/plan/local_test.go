@@ -61,6 +61,7 @@ func TestLocalFlows(t *testing.T) {
 		for _, family := range ip.Families {
 			t.Run(tc.name+" "+family.String(), func(t *testing.T) {
 				s := load(t, "cluster")
+				s.config.VIPs.LoadBalancers, s.config.VIPs.ExternalIPs = plan.ClaimAddress, plan.ClaimAddress
 				tc.set(s, &host{})
 				h := newHost(t, s, family)
 				tc.set(s, h)

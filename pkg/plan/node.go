@@ -30,6 +30,7 @@ func NodeWide(cfg *Config, n *Node) NodePart {
 		part.Sets = append(part.Sets, Sets(family)...)
 		addRuleset(&part.NAT, cfg, n, family, paths)
 		addReplyRouting(&part, cfg, family, paths)
+		addClaimRule(&part, cfg, family)
 	}
 	return part
 }

@@ -22,12 +22,19 @@ type packet struct {
 	mark, connmk uint32
 	reply        bool // of the connection's direction
 	invalid      bool // conntrack cannot place it
+	related      bool // an ICMP error about a connection
+	established  bool // not its connection's first packet
 }
 
 // state is conntrack's: a packet here is a connection's first, or none's.
 func (p *packet) state() string {
-	if p.invalid {
+	switch {
+	case p.invalid:
 		return "INVALID"
+	case p.related:
+		return "RELATED"
+	case p.established:
+		return "ESTABLISHED"
 	}
 	return "NEW"
 }
@@ -235,7 +242,7 @@ func (c *compiler) match(option string) (func(*packet) bool, error) {
 	case "--src-type":
 		return c.fw.ofType(arg)
 	case "--icmp-type", "--icmpv6-type":
-		return func(p *packet) bool { return p.protocol == icmp }, nil
+		return func(p *packet) bool { return p.protocol == icmp && !p.related }, nil
 	}
 	return nil, fmt.Errorf("unknown option %q", option)
 }
@@ -379,7 +386,7 @@ func (c *compiler) target() error {
 	t := &c.rule.target
 	var err error
 	switch name {
-	case "ACCEPT", "DROP", "RETURN":
+	case "ACCEPT", "DROP", "RETURN", "REDIRECT":
 		t.verdict = name
 	case "REJECT":
 		t.verdict = name

@@ -6,6 +6,7 @@ import (
 	"net/netip"
 	"reflect"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -49,6 +50,8 @@ func (g generator) config() plan.Config {
 	cfg := defaultConfig()
 	cfg.Families = [][]ip.Family{{ip.IPv4}, {ip.IPv6}, ip.Families}[g.Intn(3)]
 	cfg.NodePortAddresses.Primary = g.coin()
+	claims := []plan.Claim{plan.ClaimAddress, plan.ClaimPort}
+	cfg.VIPs.LoadBalancers, cfg.VIPs.ExternalIPs = claims[g.Intn(2)], claims[g.Intn(2)]
 	if g.Intn(4) == 0 {
 		cfg.ExcludeCIDRs = prefixes([]string{"203.0.113.0/24"})
 	}
@@ -164,7 +167,7 @@ func TestInvariants(t *testing.T) {
 		part = plan.Numbered(&cfg, part, numbers)
 		checkMarks(t, &part, len(numbers))
 		checkServers(t, &cfg, &facts, &part)
-		checkAddresses(t, &part)
+		checkVIPs(t, &part)
 		checkMembers(t, &part)
 	})
 }
@@ -189,8 +192,9 @@ func checkServers(t *testing.T, cfg *plan.Config, facts *plan.Facts, part *plan.
 				t.Errorf("%s: real server %s is of another family, or stands twice or out of order", vs.Key, rs)
 			}
 		}
-		if vs.Key.FWMark == 0 && !slices.Contains(part.Addresses, vs.Key.Addr) && !facts.OnLinks[vs.Key.Addr] && !slices.Contains(facts.NodePorts, vs.Key.Addr) {
-			t.Errorf("%s is neither bound nor on an interface", vs.Key)
+		claimed := slices.ContainsFunc(part.VIPs, func(v plan.VIP) bool { return v.Addr == vs.Key.Addr })
+		if vs.Key.FWMark == 0 && !claimed && !facts.OnLinks[vs.Key.Addr] && !slices.Contains(facts.NodePorts, vs.Key.Addr) {
+			t.Errorf("%s is neither claimed nor on an interface", vs.Key)
 		}
 	}
 }
@@ -218,20 +222,30 @@ func checkMarks(t *testing.T, part *plan.Part, want int) {
 	}
 }
 
-func checkAddresses(t *testing.T, part *plan.Part) {
-	var vips []netip.Addr
+// checkVIPs: each is claimed for a virtual server, and in the set that the
+// rules of its way match.
+func checkVIPs(t *testing.T, part *plan.Part) {
+	var members []plan.VIP
 	for _, m := range part.Members {
-		if m.Set == plan.VIPs.In(ip.IPv4) || m.Set == plan.VIPs.In(ip.IPv6) {
-			vips = append(vips, m.Entry.Addr)
+		for set, claim := range map[plan.SetName]plan.Claim{plan.VIPAddresses: plan.ClaimAddress, plan.PortVIPs: plan.ClaimPort} {
+			if m.Set == set.In(ip.Of(m.Entry.Addr)) {
+				members = append(members, plan.VIP{Addr: m.Entry.Addr, Claim: claim})
+			}
 		}
 	}
-	slices.SortFunc(vips, netip.Addr.Compare)
-	if !slices.Equal(vips, part.Addresses) {
-		t.Errorf("bound are %v, but in %s are %v", part.Addresses, plan.VIPs, vips)
+	byAddr := func(a, b plan.VIP) int {
+		if c := a.Addr.Compare(b.Addr); c != 0 {
+			return c
+		}
+		return strings.Compare(string(a.Claim), string(b.Claim))
 	}
-	for _, a := range part.Addresses {
-		if !slices.ContainsFunc(part.VirtualServers, func(vs plan.VirtualServer) bool { return vs.Key.Addr == a }) {
-			t.Errorf("%s is bound for no virtual server", a)
+	slices.SortFunc(members, byAddr)
+	if !slices.Equal(members, part.VIPs) {
+		t.Errorf("claimed are %v, but in the sets are %v", part.VIPs, members)
+	}
+	for _, v := range part.VIPs {
+		if !slices.ContainsFunc(part.VirtualServers, func(vs plan.VirtualServer) bool { return vs.Key.Addr == v.Addr }) {
+			t.Errorf("%s is claimed for no virtual server", v)
 		}
 	}
 }

@@ -35,6 +35,7 @@ func addRuleset(state *nat.State, cfg *Config, n *Node, family ip.Family, paths 
 	r.externalLocal(n)
 	r.invalid()
 	r.replyRouting()
+	r.claims(n)
 }
 
 // chain sets a chain's rules.
@@ -69,10 +70,10 @@ func rule(comment, match, target string) nat.Rule {
 // jumps leads the kernel's chains to ours:
 //
 //	nat    PREROUTING, OUTPUT → KUBE-SERVICES; POSTROUTING → KUBE-POSTROUTING
-//	mangle PREROUTING → KUBE-IPVS-RESTORE; INPUT → KUBE-IPVS-BIND, KUBE-IPVS-OUTSIDE
+//	mangle PREROUTING → KUBE-IPVS-CLAIM, KUBE-IPVS-RESTORE; INPUT → KUBE-IPVS-BIND, KUBE-IPVS-OUTSIDE
 //	mangle FORWARD → KUBE-IPVS-RETURN; OUTPUT → KUBE-PROXY-FIREWALL, KUBE-IPVS-RETURN, KUBE-IPVS-SENT
 //	filter INPUT → KUBE-NODE-PORT, KUBE-PROXY-FIREWALL, KUBE-IPVS-FILTER
-//	filter FORWARD → KUBE-PROXY-FIREWALL, KUBE-FORWARD
+//	filter FORWARD → KUBE-PROXY-FIREWALL, KUBE-IPVS-UNCLAIMED, KUBE-FORWARD
 //
 // IPVS takes a node's own connections before filter OUTPUT sees them, with
 // their destination changed, so the source ranges stand in mangle for them.
@@ -82,6 +83,7 @@ func (r *ruleset) jumps() {
 	r.jump(nat.NAT, "OUTPUT", "KUBE-SERVICES", portals)
 	r.jump(nat.NAT, "POSTROUTING", "KUBE-POSTROUTING", "kubernetes postrouting rules")
 
+	r.jump(nat.Mangle, "PREROUTING", "KUBE-IPVS-CLAIM", "kubernetes claimed ports")
 	r.jump(nat.Mangle, "PREROUTING", "KUBE-IPVS-RESTORE", "kubernetes reply routing")
 	r.jump(nat.Mangle, "INPUT", "KUBE-IPVS-BIND", "kubernetes reply routing")
 	r.jump(nat.Mangle, "INPUT", "KUBE-IPVS-OUTSIDE", "kubernetes external traffic policy")
@@ -94,12 +96,14 @@ func (r *ruleset) jumps() {
 	r.jump(nat.Filter, "INPUT", "KUBE-PROXY-FIREWALL", "kubernetes load balancer source ranges")
 	r.jump(nat.Filter, "INPUT", "KUBE-IPVS-FILTER", "kubernetes ipvs access filter")
 	r.jump(nat.Filter, "FORWARD", "KUBE-PROXY-FIREWALL", "kubernetes load balancer source ranges")
+	r.jump(nat.Filter, "FORWARD", "KUBE-IPVS-UNCLAIMED", "kubernetes unclaimed ports")
 	r.jump(nat.Filter, "FORWARD", "KUBE-FORWARD", "kubernetes forwarding rules")
 }
 
 // services decides what is masqueraded:
 //
 //	-A KUBE-SERVICES -s 127.0.0.0/8 -j RETURN
+//	-A KUBE-SERVICES -i eth0 -p icmp -m icmp --icmp-type 8 -m set --match-set KUBE-IPVS-PORT-IPS dst -j REDIRECT
 //	-A KUBE-SERVICES -m set --match-set KUBE-IPVS-LOCAL dst,dst -j KUBE-IPVS-INSIDE
 //	-A KUBE-SERVICES -m set --match-set KUBE-IPVS-NO-LOCAL dst,dst -j KUBE-MARK-MASQ
 //	-A KUBE-SERVICES -m set --match-set KUBE-LOAD-BALANCER dst,dst -j KUBE-LOAD-BALANCER
@@ -122,10 +126,12 @@ func (r *ruleset) services(n *Node) {
 	}
 	rules := []nat.Rule{
 		nat.Rule(loopback + " -j RETURN"),
+	}
+	rules = append(rules, r.pingRules(n)...)
+	rules = append(rules,
 		rule("external traffic policy Local", r.match(Local, "dst,dst"), "KUBE-IPVS-INSIDE"),
 		rule("no endpoint on this node, from inside", r.match(NoLocalEndpoint, "dst,dst"), "KUBE-MARK-MASQ"),
-		rule("load balancer IPs", r.match(LoadBalancer, "dst,dst"), "KUBE-LOAD-BALANCER"),
-	}
+		rule("load balancer IPs", r.match(LoadBalancer, "dst,dst"), "KUBE-LOAD-BALANCER"))
 	for _, m := range r.clusterIPSources(n) {
 		rules = append(rules, rule("cluster IPs from outside the cluster", m, "KUBE-MARK-MASQ"))
 	}
@@ -292,10 +298,6 @@ func (r *ruleset) virtualAddresses() {
 	r.chain(nat.Filter, "KUBE-NODE-PORT",
 		rule("health check node ports", "-p tcp "+r.match(HealthCheckPort, "dst"), "ACCEPT"))
 
-	echo, reject := "-p icmp -m icmp --icmp-type 8", "icmp-port-unreachable"
-	if r.family == ip.IPv6 {
-		echo, reject = "-p ipv6-icmp -m icmp6 --icmpv6-type 128", "icmp6-port-unreachable"
-	}
 	rules := []nat.Rule{
 		rule("no connection of ours", "-m conntrack --ctstate INVALID", "KUBE-IPVS-INVALID"),
 		rule("no endpoint on this node", r.match(NoLocalEndpoint, "dst,dst"), "KUBE-IPVS-INSIDE"),
@@ -304,9 +306,25 @@ func (r *ruleset) virtualAddresses() {
 		rules = append(rules, rule("served by IPVS", r.match(set, "dst,dst"), "RETURN"))
 	}
 	rules = append(rules,
-		rule("ping is answered", echo, "RETURN"),
-		rule("no such port on this VIP", "-m conntrack --ctstate NEW "+r.match(VIPs, "dst"), "REJECT --reject-with "+reject))
+		rule("ping is answered", r.echoRequest(), "RETURN"),
+		rule("no such port on this VIP", "-m conntrack --ctstate NEW "+r.match(VIPAddresses, "dst"), r.reject()))
 	r.chain(nat.Filter, "KUBE-IPVS-FILTER", rules...)
+}
+
+// echoRequest matches a ping.
+func (r *ruleset) echoRequest() string {
+	if r.family == ip.IPv6 {
+		return "-p ipv6-icmp -m icmp6 --icmpv6-type 128"
+	}
+	return "-p icmp -m icmp --icmp-type 8"
+}
+
+// reject is the target that refuses a connection.
+func (r *ruleset) reject() string {
+	if r.family == ip.IPv6 {
+		return "REJECT --reject-with icmp6-port-unreachable"
+	}
+	return "REJECT --reject-with icmp-port-unreachable"
 }
 
 // invalid drops what conntrack cannot place, such as a FIN that comes when the

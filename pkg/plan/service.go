@@ -15,7 +15,7 @@ import (
 type Part struct {
 	VirtualServers []VirtualServer // by key, each key once
 	Outside        []Outside       // by key; see Numbered
-	Addresses      []netip.Addr    // to stand on kube-ipvs0; sorted
+	VIPs           []VIP           // to be claimed; sorted, each once in each way
 	Members        []Member        // of sets; sorted by set and entry
 	HealthCheck    HealthCheck
 	Depends        Depends
@@ -99,7 +99,7 @@ func (b *partBuilder) addClusterIPs(family ip.Family, p *service.Port, eps chose
 		key := ipvs.Key{Protocol: p.Protocol, Addr: a, Port: p.Port}
 		if b.addVirtualServer(key, endpoints) {
 			b.addMember(ClusterIP, entryOf(key))
-			b.addAddress(a)
+			b.addVIP(ClaimAddress, b.last())
 		}
 	}
 }
@@ -130,7 +130,7 @@ func (b *partBuilder) addExternalIPs(family ip.Family, p *service.Port, eps chos
 		key := ipvs.Key{Protocol: p.Protocol, Addr: a, Port: p.Port}
 		if b.addExternal(key, eps) {
 			b.addMember(set, entryOf(key))
-			b.addAddressUnlessOnLink(a)
+			b.addVIPUnlessOnLink(b.cfg.VIPs.ExternalIPs, b.last())
 		}
 	}
 }
@@ -143,7 +143,7 @@ func (b *partBuilder) addLoadBalancers(family ip.Family, p *service.Port, eps ch
 			if b.keepsClient() {
 				b.addMember(LoadBalancerLocal, entryOf(key))
 			}
-			b.addAddressUnlessOnLink(a)
+			b.addVIPUnlessOnLink(b.cfg.VIPs.LoadBalancers, b.last())
 		}
 		// Also where the address is served already, as an external IP: that it
 		// stands in both lists must not lift the restriction.
@@ -206,9 +206,8 @@ func nodePortSets(p ip.Protocol) (all, local SetName) {
 }
 
 // addSourceRanges restricts a load balancer's VIP. A range of everything
-// means no restriction at all. The node itself reaches the VIP with the VIP
-// as its source, so that it stands for the node where a range has the node's
-// address.
+// means no restriction at all. Where a range has the node's address, the node
+// may come, whatever source its packets carry.
 func (b *partBuilder) addSourceRanges(family ip.Family, key ipvs.Key) {
 	ranges := filter(b.service.SourceRanges, func(p netip.Prefix) bool { return ip.Of(p.Addr()) == family })
 	everybody := slices.ContainsFunc(ranges, func(p netip.Prefix) bool { return p.Bits() == 0 })
@@ -223,10 +222,31 @@ func (b *partBuilder) addSourceRanges(family ip.Family, key ipvs.Key) {
 		b.addMember(SourceCIDR, e)
 	}
 	if node, ok := b.facts.Primary[family]; ok && containsAny(ranges, node) {
-		e := entryOf(key)
-		e.Addr2 = key.Addr
-		b.addMember(SourceIP, e)
+		for _, a := range b.nodeSources(key.Addr) {
+			e := entryOf(key)
+			e.Addr2 = a
+			b.addMember(SourceIP, e)
+		}
 	}
+}
+
+// nodeSources are the sources that the node's own packets to a VIP can carry:
+// the VIP, where it is an address of the node; else any of the node's
+// addresses, as the route goes.
+func (b *partBuilder) nodeSources(vip netip.Addr) []netip.Addr {
+	var out []netip.Addr
+	if b.cfg.VIPs.byAddress() {
+		out = append(out, vip)
+	}
+	if b.cfg.VIPs.byPort() {
+		b.part.Depends |= OnLinks
+		for a := range b.facts.OnLinks {
+			if ip.Of(a) == ip.Of(vip) && !a.IsLoopback() && !a.IsLinkLocalUnicast() {
+				out = append(out, a)
+			}
+		}
+	}
+	return out
 }
 
 // addHairpin lets endpoints on this node reach themselves through any VIP:
@@ -293,17 +313,17 @@ func virtualServer(cfg *Config, s *service.Service) ipvs.VirtualServer {
 	return vs
 }
 
-func (b *partBuilder) addAddress(a netip.Addr) {
-	b.part.Addresses = append(b.part.Addresses, a)
-	b.addMember(VIPs, ipset.Entry{Addr: a})
+// last is the virtual server that was added last.
+func (b *partBuilder) last() *VirtualServer {
+	return &b.part.VirtualServers[len(b.part.VirtualServers)-1]
 }
 
-// addAddressUnlessOnLink leaves an address alone that is the node's own, so
-// that its SSH and 6443 go on (kubernetes#114815).
-func (b *partBuilder) addAddressUnlessOnLink(a netip.Addr) {
+// addVIPUnlessOnLink leaves an address alone that is the node's own, so that
+// its SSH and 6443 go on (kubernetes#114815).
+func (b *partBuilder) addVIPUnlessOnLink(claim Claim, vs *VirtualServer) {
 	b.part.Depends |= OnLinks
-	if !b.facts.OnLinks[a] {
-		b.addAddress(a)
+	if !b.facts.OnLinks[vs.Key.Addr] {
+		b.addVIP(claim, vs)
 	}
 }
 
@@ -324,8 +344,8 @@ func (b *partBuilder) addMember(set SetName, e ipset.Entry, family ...ip.Family)
 func (p *Part) sort() {
 	slices.SortFunc(p.VirtualServers, func(a, b VirtualServer) int { return a.Key.Compare(b.Key) })
 	slices.SortFunc(p.Outside, func(a, b Outside) int { return a.Key.Compare(b.Key) })
-	slices.SortFunc(p.Addresses, netip.Addr.Compare)
-	p.Addresses = slices.Compact(p.Addresses)
+	slices.SortFunc(p.VIPs, compareVIPs)
+	p.VIPs = slices.Compact(p.VIPs)
 	slices.SortFunc(p.Members, compareMembers)
 	p.Members = slices.Compact(p.Members)
 }

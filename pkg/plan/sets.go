@@ -22,7 +22,7 @@ const (
 	LoadBalancerLocal  SetName = "KUBE-LOAD-BALANCER-LOCAL"       // those with externalTrafficPolicy Local
 	LoadBalancerFW     SetName = "KUBE-LOAD-BALANCER-FW"          // those with loadBalancerSourceRanges
 	SourceCIDR         SetName = "KUBE-LOAD-BALANCER-SOURCE-CIDR" // and the ranges that may come
-	SourceIP           SetName = "KUBE-LOAD-BALANCER-SOURCE-IP"   // and the VIP itself, where the node may come: its own packets carry the VIP
+	SourceIP           SetName = "KUBE-LOAD-BALANCER-SOURCE-IP"   // and what the node's own packets carry, where it may come
 	NodePortTCP        SetName = "KUBE-NODE-PORT-TCP"
 	NodePortLocalTCP   SetName = "KUBE-NODE-PORT-LOCAL-TCP"
 	NodePortUDP        SetName = "KUBE-NODE-PORT-UDP"
@@ -30,7 +30,9 @@ const (
 	NodePortSCTP       SetName = "KUBE-NODE-PORT-SCTP-HASH"
 	NodePortLocalSCTP  SetName = "KUBE-NODE-PORT-LOCAL-SCTP-HASH"
 	HealthCheckPort    SetName = "KUBE-HEALTH-CHECK-NODE-PORT"
-	VIPs               SetName = "KUBE-IPVS-IPS"       // addresses on kube-ipvs0
+	VIPAddresses       SetName = "KUBE-IPVS-IPS"       // addresses on kube-ipvs0
+	PortVIPs           SetName = "KUBE-IPVS-PORT-IPS"  // VIPs of which only the Services' ports are claimed
+	Refused            SetName = "KUBE-IPVS-REFUSED"   // those ports without an endpoint
 	NodePorts          SetName = "KUBE-IPVS-NODE-PORT" // every node address and node port that is served
 	NoLocalEndpoint    SetName = "KUBE-IPVS-NO-LOCAL"  // externalTrafficPolicy Local, and no endpoint on this node
 	Local              SetName = "KUBE-IPVS-LOCAL"     // externalTrafficPolicy Local, with the number of who comes from outside
@@ -57,7 +59,9 @@ var setTypes = []struct {
 	{NodePortSCTP, ipset.HashIPPort},
 	{NodePortLocalSCTP, ipset.HashIPPort},
 	{HealthCheckPort, ipset.BitmapPort},
-	{VIPs, ipset.HashIP},
+	{VIPAddresses, ipset.HashIP},
+	{PortVIPs, ipset.HashIP},
+	{Refused, ipset.HashIPPort},
 	{NodePorts, ipset.HashIPPort},
 	{NoLocalEndpoint, ipset.HashIPPort},
 	{Local, ipset.HashIPPortMark},

@@ -117,8 +117,8 @@ func (w *writer) part(p plan.Part) {
 			w.line("    → %s", rs)
 		}
 	}
-	for _, a := range p.Addresses {
-		w.line("  address %s", a)
+	for _, v := range p.VIPs {
+		w.line("  claim %s", v)
 	}
 	w.members(p.Members)
 	if p.HealthCheck != (plan.HealthCheck{}) {

@@ -55,7 +55,7 @@ func (p *Proxy) nextWake() time.Time {
 func (p *Proxy) turn(ctx context.Context, now time.Time) {
 	w := p.inbox.take()
 	p.renew = p.renew || w.node || w.network
-	if p.applier.TookAddresses() {
+	if p.applier.TookVIPs() {
 		p.tookAt = now
 	}
 	if w.taken && now.Sub(p.tookAt) > ownEcho {

@@ -2,6 +2,7 @@ package routing
 
 import (
 	"net/netip"
+	"slices"
 
 	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
 )
@@ -9,11 +10,19 @@ import (
 // Own tells which policy rules and routes are ours. The dummy link is, with
 // all its addresses and with every route on it that the kernel did not make.
 type Own struct {
-	// Priority and Mask: a rule with this priority that matches the mark under
-	// exactly this mask is ours. A Mask of 0 makes none ours.
+	Rules []OwnRules
+	Table int // every route in it is ours; 0: none
+}
+
+// OwnRules makes those rules ours that have this priority and match the mark
+// under exactly this mask. A Mask of 0 makes none ours.
+type OwnRules struct {
 	Priority int
 	Mask     uint32
-	Table    int // every route in it is ours; 0: none
+}
+
+func (o Own) rule(r Rule) bool {
+	return r.Mask != 0 && !r.Other && slices.Contains(o.Rules, OwnRules{r.Priority, r.Mask})
 }
 
 // snapshot is what the kernel holds, of which some is ours.
@@ -49,7 +58,7 @@ func (o Own) state(snap snapshot) State {
 		}
 	}
 	for _, r := range snap.rules {
-		if o.Mask != 0 && r.Priority == o.Priority && r.Mask == o.Mask && !r.Other {
+		if o.rule(r) {
 			s.Rules[r] = struct{}{}
 		}
 	}

@@ -46,7 +46,7 @@ func each(t *testing.T, test func(*testing.T, subject)) {
 var (
 	addr = netip.MustParseAddr
 	pfx  = netip.MustParsePrefix
-	own  = Own{Priority: 512, Mask: 0x20000, Table: 250}
+	own  = Own{Rules: []OwnRules{{512, 0x20000}, {99, 0x4}}, Table: 250}
 )
 
 func set[K comparable](keys ...K) map[K]struct{} {
@@ -67,6 +67,7 @@ func wanted() State {
 			Rule{Family: ip.IPv4, Priority: 512, Mark: 0x20000, Mask: 0x20000, Table: 254},
 			Rule{Family: ip.IPv4, Priority: 512, Mark: 0x20000, Mask: 0x20000, Table: 250, To: pfx("10.0.0.0/8"), IIf: "eth1", Invert: true},
 			Rule{Family: ip.IPv6, Priority: 512, Mark: 0x20000, Mask: 0x20000, Table: 1003, From: pfx("fd00::/64")},
+			Rule{Family: ip.IPv4, Priority: 99, Mark: 0x4, Mask: 0x4, Table: 250},
 		),
 		Routes: set(
 			Route{Family: ip.IPv4, Table: 250, Dst: pfx("10.12.192.1/32"), Link: "eth1"},
@@ -76,6 +77,32 @@ func wanted() State {
 			Route{Family: ip.IPv6, Table: 250, Dst: pfx("fd01::/64"), Link: "eth1", Metric: 7},
 		),
 	}
+}
+
+// TestLocalRoutes has routes that make single addresses local, in a table with
+// a number that does not fit in the oldest part of the request.
+func TestLocalRoutes(t *testing.T) {
+	each(t, func(t *testing.T, s subject) {
+		own := Own{Table: 80080}
+		local := func(f ip.Family, dst string) Route {
+			return Route{Family: f, Table: own.Table, Dst: pfx(dst), Link: "lo", Local: true}
+		}
+		v4, other, v6 := local(ip.IPv4, "192.168.1.200/32"), local(ip.IPv4, "192.168.1.201/32"), local(ip.IPv6, "fd00:1::200/128")
+		for _, want := range []map[Route]struct{}{set(v4, v6), set(other, v6), set[Route]()} {
+			have, err := s.Observe(own)
+			if err != nil {
+				t.Fatal(err)
+			}
+			s.must(t, s.Apply(Diff(have, State{Routes: want})))
+			got, err := s.Observe(own)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if diff := cmp.Diff(want, got.Routes, byValue); diff != "" {
+				t.Errorf("routes (-want +got):\n%s", diff)
+			}
+		}
+	})
 }
 
 func (s subject) observe(t *testing.T) State {

@@ -159,14 +159,30 @@ func (b *builder) loadBalancers(svc *corev1.Service) []netip.Addr {
 	if svc.Spec.Type != corev1.ServiceTypeLoadBalancer {
 		return nil
 	}
+	leftToCloud := b.leftToCloud(svc)
 	var vips []netip.Addr
 	for i, in := range svc.Status.LoadBalancer.Ingress {
-		proxied := in.IPMode != nil && *in.IPMode == corev1.LoadBalancerIPModeProxy
+		proxied := leftToCloud || in.IPMode != nil && *in.IPMode == corev1.LoadBalancerIPModeProxy
 		if in.IP != "" && !proxied {
 			vips = b.address(vips, fmt.Sprintf("status.loadBalancer.ingress[%d].ip", i), in.IP)
 		}
 	}
 	return vips
+}
+
+// leftToCloud reads the annotation. An ipMode in the status holds in any case.
+func (b *builder) leftToCloud(svc *corev1.Service) bool {
+	mode, set := svc.Annotations[AnnotationIPMode]
+	switch mode {
+	case string(corev1.LoadBalancerIPModeProxy):
+		return true
+	case string(corev1.LoadBalancerIPModeVIP):
+	default:
+		if set {
+			b.errorf("metadata.annotations["+AnnotationIPMode+"]", "%q is neither Proxy nor VIP", mode)
+		}
+	}
+	return false
 }
 
 // sourceRanges gives nil only where every source of each family may come. A

@@ -173,6 +173,26 @@ func TestBuildDefaults(t *testing.T) {
 	}
 }
 
+// The annotation leaves the load balancer to the cloud, and nothing else.
+func TestIPModeAnnotation(t *testing.T) {
+	for mode, want := range map[string][]netip.Addr{"": addrs("203.0.113.5"), "VIP": addrs("203.0.113.5"), "Proxy": nil} {
+		svc := newService(func(s *corev1.Service) {
+			s.Spec.Type, s.Spec.ExternalIPs = corev1.ServiceTypeLoadBalancer, []string{"192.0.2.7"}
+			s.Status.LoadBalancer.Ingress = []corev1.LoadBalancerIngress{{IP: "203.0.113.5"}}
+			if mode != "" {
+				s.Annotations = map[string]string{AnnotationIPMode: mode}
+			}
+		})
+		got := mustBuild(t, svc)
+		if diff := cmp.Diff(want, got.LoadBalancers, byValue); diff != "" {
+			t.Errorf("%q (-want +got)\n%s", mode, diff)
+		}
+		if len(got.ExternalIPs) != 1 || len(got.ClusterIPs) != 1 {
+			t.Errorf("%q: %v and %v are left", mode, got.ExternalIPs, got.ClusterIPs)
+		}
+	}
+}
+
 // Each error names the object and the field, and costs only that field.
 func TestBuildErrors(t *testing.T) {
 	const service, slice = "Service shop/web: ", "EndpointSlice shop/web-1: "
@@ -191,6 +211,10 @@ func TestBuildErrors(t *testing.T) {
 		{"masquerade", func(s *corev1.Service, _ *discoveryv1.EndpointSlice) {
 			s.Annotations = map[string]string{AnnotationMasquerade: "perhaps"}
 		}, []string{service + `metadata.annotations[kube-ipvs.io/masquerade]: "perhaps" is neither true nor false`}},
+		{"ipMode", func(s *corev1.Service, _ *discoveryv1.EndpointSlice) {
+			s.Spec.Type = corev1.ServiceTypeLoadBalancer
+			s.Annotations = map[string]string{AnnotationIPMode: "proxy"}
+		}, []string{service + `metadata.annotations[kube-ipvs.io/ip-mode]: "proxy" is neither Proxy nor VIP`}},
 		{"external IPs", func(s *corev1.Service, _ *discoveryv1.EndpointSlice) {
 			s.Spec.ExternalIPs = []string{"127.0.0.1", "192.0.2.1", "fe80::1", "fe80::1%eth0", "224.0.0.1"}
 		}, []string{

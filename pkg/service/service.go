@@ -19,6 +19,11 @@ import (
 // the client knows no such connection.
 const AnnotationMasquerade = "kube-ipvs.io/masquerade"
 
+// AnnotationIPMode on a Service, "Proxy", leaves the IPs of its load balancer
+// to the cloud, as if all of them had that ipMode in the Service's status; see
+// corev1.LoadBalancerIPMode. "VIP" changes nothing.
+const AnnotationIPMode = "kube-ipvs.io/ip-mode"
+
 // Service is one Service with its endpoints.
 type Service struct {
 	Name    types.NamespacedName

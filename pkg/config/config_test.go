@@ -183,7 +183,8 @@ func TestFlags(t *testing.T) {
 		}},
 		{"--masquerade-external-local", func(c *Config) { c.Plan.MasqueradeExternalLocal, c.Own.MasqueradeExternalLocal = true, true }},
 		{"--local-mark=off", func(c *Config) { c.Plan.LocalMark, c.Own.LocalMark = plan.LocalMark{}, "off" }},
-		{"--local-mark=0x200000/0x2f0000 --reply-mark=0xf", func(c *Config) {
+		{"--local-mark=0x200000/0x2f0000 --reply-mark=0xf --claim-mark=0x10", func(c *Config) {
+			c.Plan.VIPs.Mark = 0x10
 			c.Plan.LocalMark = plan.LocalMark{Value: 0x200000, Mask: 0x2f0000}
 			c.Plan.SNAT.Mark = 0xf
 		}},

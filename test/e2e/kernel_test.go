@@ -62,8 +62,30 @@ func (e ipvsEntry) active() int {
 	return n
 }
 
-// vips lists the addresses that stand on kube-ipvs0.
+// vips lists what the node has claimed: the addresses that stand on kube-ipvs0,
+// and those of which ports are claimed.
 func vips(node *lab.Node) map[netip.Addr]bool {
+	found := bound(node)
+	for _, route := range claimRoutes(node) {
+		found[netip.MustParseAddr(strings.Fields(route)[1])] = true
+	}
+	return found
+}
+
+// claimRoutes lists the table of claimed ports, a line each.
+func claimRoutes(node *lab.Node) []string {
+	var lines []string
+	for _, family := range []string{"-4", "-6"} {
+		out, err := node.TryExec("ip", family, "route", "show", "table", "80080")
+		if err == nil && out != "" { // there is no such table yet
+			lines = append(lines, sortedLines(out)...)
+		}
+	}
+	return lines
+}
+
+// bound lists the addresses that stand on kube-ipvs0.
+func bound(node *lab.Node) map[netip.Addr]bool {
 	found := map[netip.Addr]bool{}
 	out, err := node.TryExec("ip", "-o", "address", "show", "dev", "kube-ipvs0")
 	if err != nil {
@@ -90,6 +112,7 @@ func kernelState(node *lab.Node) string {
 		section(program, rulesOf(node.Exec(program)))
 	}
 	section("links", linksOf(node))
+	section("claimed ports", claimRoutes(node))
 	section("rules", strings.Split(node.Exec("ip", "rule")+node.Exec("ip", "-6", "rule"), "\n"))
 	for _, name := range programmedSysctls {
 		section(name, []string{node.ReadSysctl(name)})
@@ -129,7 +152,7 @@ func linksOf(node *lab.Node) []string {
 		name, _, _ := strings.Cut(strings.Fields(line)[1], "@")
 		names = append(names, name)
 	}
-	for ip := range vips(node) {
+	for ip := range bound(node) {
 		names = append(names, ip.String())
 	}
 	slices.Sort(names)

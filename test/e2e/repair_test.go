@@ -130,6 +130,9 @@ func TestRepair(t *testing.T) {
 		{"a jump", "iptables -w -t nat -D POSTROUTING 1"},
 		{"all rules of a table", "ip6tables -w -F"},
 		{"an address", "ip address del 10.96.1.1/32 dev kube-ipvs0"},
+		{"the route of a claimed port", "ip route del local 203.0.113.1 dev lo table 80080"},
+		{"a route of IPv6", "ip -6 route del local fd00:203:1::1 dev lo table 80080"},
+		{"the rule of claimed ports", "ip rule del pref 99"},
 		{"the interface", "ip link del kube-ipvs0"},
 		{"a parameter", "sysctl -w net.ipv4.vs.conntrack=0"},
 	} {

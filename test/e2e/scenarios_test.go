@@ -4,9 +4,15 @@ package e2e
 
 import (
 	"fmt"
+	"net/netip"
+	"slices"
+	"strconv"
+	"strings"
 	"testing"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 
 	"github.com/kube-ipvs/kube-ipvs/test/e2e/lab"
 )
@@ -96,6 +102,165 @@ func TestScenario3PodsOnABridge(t *testing.T) {
 			}
 		}
 	}
+}
+
+// TestScenario4OneLoadBalancer is the Alibaba Cloud report: port 80 of a load
+// balancer's IP is a Service's, and port 443 of the same IP is served by the
+// load balancer for somebody else. The endpoint is beyond the fabric.
+func TestScenario4OneLoadBalancer(t *testing.T) {
+	c := lab.NewThreeNodes(t)
+	vips := []string{"192.168.1.200", "fd00:1::200"}
+	endpoints := []string{"10.253.3.5", "fd00:253:3::5"}
+	balancer := c.Fabric.Segment("192.168.1.1/24", "fd00:1::1/64").Client("balancer", vips[0]+"/24", vips[1]+"/64")
+	backend := c.Fabric.Segment("10.253.3.1/24", "fd00:253:3::1/64").Client("backend", endpoints[0]+"/24", endpoints[1]+"/64")
+	for _, protocol := range lab.Protocols {
+		balancer.Serve("balancer", protocol, 443)
+		balancer.Serve("balancer", protocol, 80)
+		backend.Serve("backend", protocol, 8000)
+	}
+	// Under kube-proxy: an address of the node, and whatever listens there.
+	for i, vip := range vips {
+		node := c.Nodes[1+i]
+		pod := node.AddPod(fmt.Sprintf("caller%d", 1+i))
+		lab.KubeProxyRules(node.Node, at(vip, 80), at(endpoints[i], 8000))
+		for _, from := range []*lab.Namespace{node.Namespace, pod.Namespace} {
+			if answer := from.Dial(lab.TCP, at(vip, 443)); answer.Outcome() != lab.Refused {
+				t.Errorf("under kube-proxy's rules, from %s: %s, want it refused", from.Name, answer)
+			}
+		}
+		node.Serve("host", lab.TCP, 443)
+		if answer := pod.Dial(lab.TCP, at(vip, 443)); answer.Server != "host" {
+			t.Errorf("under kube-proxy's rules, with a host process, from %s: %s, want the wrong one to answer", pod.Name, answer)
+		}
+	}
+
+	node := c.Nodes[0]
+	s := &sharedBalancer{ThreeNodes: c, node: node, pod: node.AddPod("caller"), backend: backend, vips: vips}
+	for _, protocol := range lab.Protocols {
+		node.Serve("host", protocol, 443)
+	}
+	// What comes from the client the load balancer sends to the node, whatever
+	// the port.
+	c.Fabric.Route("default via "+node.IPv4.String()+" table 300", "default via "+node.IPv6.String()+" table 300")
+	c.Fabric.Rule("pref 300 from 198.51.100.0/24 to 192.168.1.200 lookup 300", "pref 300 from fd00:51::/64 to fd00:1::200 lookup 300")
+	node.Sysctl("net.ipv4.conf.all.src_valid_mark", "1") // as where there are ENIs
+	node.Sysctl("net.ipv4.icmp_ratelimit", "0")
+	node.Sysctl("net.ipv6.icmp.ratelimit", "0")
+
+	svc := newLoadBalancer(newDualStack("web", 80), vips...)
+	empty := newLoadBalancer(newService("empty", corev1.ProtocolTCP, 81, "10.96.0.81", "fd00:10:96::81"), vips...)
+	objects := []runtime.Object{svc, empty}
+	for i, family := range []string{"IPv4", "IPv6"} {
+		objects = append(objects, newSlice(svc, family, 8000, endpoint{address: endpoints[i]}))
+	}
+	runOnce(t, node.Node, writeManifests(t, objects...), "--cluster-cidr", podRanges)
+	t.Run("the Service's port", s.testClaimed)
+	t.Run("the load balancer's port", s.testUnclaimed)
+	t.Run("a port without an endpoint", s.testNoEndpoint)
+	t.Run("ICMP", s.testICMP)
+
+	svc.Annotations = map[string]string{"kube-ipvs.io/ip-mode": "Proxy"}
+	runOnce(t, node.Node, writeManifests(t, objects...), "--cluster-cidr", podRanges)
+	for _, vip := range vips {
+		if answer := s.pod.Dial(lab.TCP, at(vip, 80)); answer.Server != "balancer" {
+			t.Errorf("%s, left to the cloud: %s", vip, answer)
+		}
+	}
+}
+
+// sharedBalancer is a node that has claimed some ports of the load balancer's
+// IPs, IPv4 first.
+type sharedBalancer struct {
+	*lab.ThreeNodes
+	node    *lab.BridgeNode
+	pod     *lab.Pod
+	backend *lab.Namespace
+	vips    []string
+}
+
+func (s *sharedBalancer) testClaimed(t *testing.T) {
+	for i, vip := range s.vips {
+		own := []netip.Addr{s.node.IPv4, s.node.IPv6}[i]
+		for _, protocol := range lab.Protocols {
+			for _, from := range []*lab.Namespace{s.node.Namespace, s.pod.Namespace, s.Client} {
+				answer := from.Dial(protocol, at(vip, 80))
+				if answer.Server != "backend" || answer.SeenSource.Addr() != own {
+					t.Errorf("%s %s from %s: %s, want source %s", protocol, vip, from.Name, answer, own)
+				}
+				if from == s.node.Namespace && answer.Local.Addr() != own {
+					t.Errorf("%s %s: the node's own request is from %s", protocol, vip, answer.Local)
+				}
+			}
+		}
+	}
+}
+
+// testUnclaimed: from inside the load balancer answers; what it has sent to
+// the node is refused there, and does not go to and fro.
+func (s *sharedBalancer) testUnclaimed(t *testing.T) {
+	for _, vip := range s.vips {
+		for _, protocol := range lab.Protocols {
+			for _, from := range []*lab.Namespace{s.node.Namespace, s.pod.Namespace} {
+				if answer := from.Dial(protocol, at(vip, 443)); answer.Server != "balancer" {
+					t.Errorf("%s %s from %s: %s, want the load balancer", protocol, vip, from.Name, answer)
+				}
+			}
+			// SCTP does not heed the ICMP error that refuses it.
+			answer := s.Client.Dial(protocol, at(vip, 443))
+			if protocol != lab.SCTP && !refused(answer) || answer.Err == nil {
+				t.Errorf("%s %s from outside: %s, want it refused", protocol, vip, answer)
+			}
+		}
+	}
+}
+
+func (s *sharedBalancer) testNoEndpoint(t *testing.T) {
+	for _, vip := range s.vips {
+		for _, from := range []*lab.Namespace{s.node.Namespace, s.pod.Namespace, s.Client} {
+			if answer := from.Dial(lab.TCP, at(vip, 81)); !refused(answer) {
+				t.Errorf("%s from %s: %s, want it refused", vip, from.Name, answer)
+			}
+		}
+	}
+}
+
+// testICMP has the VIPs pinged from outside, and the client send an error about
+// a connection, which must come to the endpoint.
+func (s *sharedBalancer) testICMP(t *testing.T) {
+	for i, vip := range s.vips {
+		ping, iptables := []string{"ping", "ping6"}[i], []string{"iptables", "ip6tables"}[i]
+		if output, err := s.Client.TryExec(ping, "-c", "1", "-W", "3", vip); err != nil {
+			t.Errorf("ping of %s: %v\n%s", vip, err, output)
+		}
+		statistics, counter := []string{"/proc/net/snmp", "/proc/net/snmp6"}[i], []string{"InDestUnreachs", "Icmp6InDestUnreachs"}[i]
+		before := icmpErrors(s.backend, statistics, counter)
+		s.Client.Exec(iptables, "-w", "-A", "INPUT", "-p", "udp", "-s", vip, "-j", "REJECT")
+		s.Client.DialWithin(time.Second, lab.UDP, at(vip, 80))
+		lab.Eventually(t, 5*time.Second, "the client's error about "+vip+" is at the endpoint", func() error {
+			if now := icmpErrors(s.backend, statistics, counter); now <= before {
+				return fmt.Errorf("%s is %d, as before", counter, now)
+			}
+			return nil
+		})
+	}
+}
+
+// icmpErrors reads a counter: in snmp the names stand in the line before.
+func icmpErrors(host *lab.Namespace, file, counter string) int {
+	names := []string{}
+	for _, line := range strings.Split(host.Exec("cat", file), "\n") {
+		words := strings.Fields(line)
+		if len(words) == 2 && words[0] == counter {
+			n, _ := strconv.Atoi(words[1])
+			return n
+		}
+		if at := slices.Index(names, counter); at > 0 && at < len(words) {
+			n, _ := strconv.Atoi(words[at])
+			return n
+		}
+		names = words
+	}
+	return -1
 }
 
 // TestScenario5ExternalTrafficPolicyLocal is the Alibaba Cloud report: nodes

@@ -503,10 +503,14 @@ func testOtherPorts(t *testing.T, c *cluster) {
 		}
 		for _, ip := range slices.Concat(clusterIPs(10), balancerIPs(10)) {
 			for _, from := range []*lab.Namespace{c.caller1.Namespace, node1.Namespace, c.Client} {
+				// From inside, the load balancer's other ports are left to the
+				// load balancer, and here there is none.
+				left := from != c.Client && slices.Contains(balancerIPs(10), ip)
 				for _, port := range []uint16{hostPort, closedPort} {
 					requests.Go(func() {
-						if answer := from.Dial(protocol, at(ip, port)); !refused(answer) {
-							t.Errorf("%s %s from %s: %s, want refused", protocol, at(ip, port), from.Name, answer)
+						answer := from.Dial(protocol, at(ip, port))
+						if left && answer.Err == nil || !left && !refused(answer) {
+							t.Errorf("%s %s from %s: %s, want it refused, or left to the load balancer: %t", protocol, at(ip, port), from.Name, answer, left)
 						}
 					})
 				}
@@ -520,8 +524,14 @@ func testOtherPorts(t *testing.T, c *cluster) {
 func testPing(t *testing.T, c *cluster) {
 	svc := newExposed("ping", 11)
 	c.serve(t, svc, dualStackSlices(svc, webPort, ready(c.web1)), 1, 1, 1)
+	fromOutside := []*lab.Namespace{c.Client}
+	fromAnywhere := append(fromOutside, c.caller1.Namespace, c.Nodes[0].Namespace)
 	for _, ip := range slices.Concat(clusterIPs(11), balancerIPs(11), externalIPs(11)) {
-		for _, from := range []*lab.Namespace{c.caller1.Namespace, c.Nodes[0].Namespace, c.Client} {
+		callers := fromOutside // from inside, it is the load balancer that is pinged
+		if slices.Contains(clusterIPs(11), ip) {
+			callers = fromAnywhere
+		}
+		for _, from := range callers {
 			if _, err := from.TryExec("ping", "-c", "1", "-W", "3", ip); err != nil {
 				t.Errorf("%s: %v", from.Name, err)
 			}

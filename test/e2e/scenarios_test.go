@@ -32,6 +32,8 @@ func TestScenario2DirectlyAttachedPods(t *testing.T) {
 	pod.Serve("pod", lab.TCP, 8000)
 	client := c.Segment.Client("lan", "192.168.50.99/24")
 	const vip = "192.168.50.200"
+	// MetalLB's speaker answers for the VIP, with the node's own address.
+	client.Neighbour("eth0", netip.MustParseAddr(vip), node.MAC("eth0"))
 	svc := newLoadBalancer(newService("web", corev1.ProtocolTCP, 80, "10.96.0.80"), vip)
 	svc.Spec.ExternalTrafficPolicy = corev1.ServiceExternalTrafficPolicyLocal
 	slice := newSlice(svc, "IPv4", 8000, endpoint{address: pod.Addresses[0].String(), node: node.Name})

@@ -47,7 +47,11 @@ func marksInUse(cfg *Config, part *NodePart) []markUse {
 	for _, b := range part.Bound {
 		reply.bits |= b.Mark
 	}
-	return []markUse{{"--iptables-masquerade-bit", cfg.MasqueradeMark}, reply}
+	claim := markUse{setting: "--claim-mark"}
+	if cfg.VIPs.byPort() {
+		claim.bits = cfg.VIPs.Mark
+	}
+	return []markUse{{"--iptables-masquerade-bit", cfg.MasqueradeMark}, reply, claim}
 }
 
 // clash names the setting whose bits somebody else's mask has, too.
@@ -72,7 +76,11 @@ func ruleClashes(cfg *Config, n *Node, part *NodePart) []string {
 		}
 		out = append(out, clash(cfg, part, "the policy rule \""+r.String()+"\"", r.Mask)...)
 		if slices.ContainsFunc(part.Rules, func(o routing.Rule) bool { return o.Priority == r.Priority && o.Family == r.Family }) {
-			out = append(out, fmt.Sprintf("the policy rule %q, of another program, has the priority of ours: choose another --reply-rule-priority", r))
+			setting := "--reply-rule-priority"
+			if r.Priority == cfg.VIPs.Priority {
+				setting = "--claim-rule-priority"
+			}
+			out = append(out, fmt.Sprintf("the policy rule %q, of another program, has the priority of ours: choose another %s", r, setting))
 		}
 	}
 	return out

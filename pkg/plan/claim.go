@@ -85,10 +85,12 @@ func (r *ruleset) claims(n *Node) {
 	r.chain(nat.Filter, "KUBE-IPVS-UNCLAIMED", unclaimed...)
 }
 
-// claimRules stand in PREROUTING. The node's own packets need no mark: IPVS
-// takes them on their way out. What is RELATED is an ICMP error about a
-// connection, which has no port to be matched by, such as "fragmentation
-// needed":
+// claimRules stand in PREROUTING, and in OUTPUT for the node's own packets,
+// which have their source by then. IPVS would take those without a mark, too,
+// but leave them on their way out by the interface towards the VIP where it
+// gives them an endpoint in the node's own network. What is RELATED is an ICMP
+// error about a connection, which has no port to be matched by, such as
+// "fragmentation needed":
 //
 //	-A KUBE-IPVS-CLAIM -m set ! --match-set KUBE-IPVS-PORT-IPS dst -j RETURN
 //	-A KUBE-IPVS-CLAIM -m conntrack --ctstate NEW -m set --match-set KUBE-IPVS-REFUSED dst,dst -j RETURN

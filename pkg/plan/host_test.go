@@ -197,9 +197,12 @@ func (h *host) fromItself(p packet) outcome {
 		return outcome{verdict: got.verdict}
 	}
 	h.mustAccept(nat.NAT, "OUTPUT", &p)
-	out := h.serve(p)
-	if link := h.route(p.src, p.dst, p.mark); out.verdict == "LOCAL" && link != "lo" {
+	out, link := h.serve(p), h.route(p.src, p.dst, p.mark)
+	if out.verdict == "LOCAL" && link != "lo" {
 		out.verdict = "FORWARD by " + link
+	}
+	if len(out.sent) > 0 && link != "lo" {
+		h.t.Errorf("to %s: an endpoint in the node's own network would not get what leaves by %s", p.dst, link)
 	}
 	return out
 }

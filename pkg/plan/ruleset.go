@@ -71,7 +71,7 @@ func rule(comment, match, target string) nat.Rule {
 //
 //	nat    PREROUTING, OUTPUT → KUBE-SERVICES; POSTROUTING → KUBE-POSTROUTING
 //	mangle PREROUTING → KUBE-IPVS-CLAIM, KUBE-IPVS-RESTORE; INPUT → KUBE-IPVS-BIND, KUBE-IPVS-OUTSIDE
-//	mangle FORWARD → KUBE-IPVS-RETURN; OUTPUT → KUBE-PROXY-FIREWALL, KUBE-IPVS-RETURN, KUBE-IPVS-SENT
+//	mangle FORWARD → KUBE-IPVS-RETURN; OUTPUT → KUBE-PROXY-FIREWALL, KUBE-IPVS-CLAIM, KUBE-IPVS-RETURN, KUBE-IPVS-SENT
 //	filter INPUT → KUBE-NODE-PORT, KUBE-PROXY-FIREWALL, KUBE-IPVS-FILTER
 //	filter FORWARD → KUBE-PROXY-FIREWALL, KUBE-IPVS-UNCLAIMED, KUBE-FORWARD
 //
@@ -89,6 +89,7 @@ func (r *ruleset) jumps() {
 	r.jump(nat.Mangle, "INPUT", "KUBE-IPVS-OUTSIDE", "kubernetes external traffic policy")
 	r.jump(nat.Mangle, "FORWARD", "KUBE-IPVS-RETURN", "kubernetes reply routing")
 	r.jump(nat.Mangle, "OUTPUT", "KUBE-PROXY-FIREWALL", "kubernetes load balancer source ranges")
+	r.jump(nat.Mangle, "OUTPUT", "KUBE-IPVS-CLAIM", "kubernetes claimed ports")
 	r.jump(nat.Mangle, "OUTPUT", "KUBE-IPVS-RETURN", "kubernetes reply routing")
 	r.jump(nat.Mangle, "OUTPUT", "KUBE-IPVS-SENT", "kubernetes external traffic policy")
 

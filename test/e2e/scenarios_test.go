@@ -116,8 +116,9 @@ func TestScenario4OneLoadBalancer(t *testing.T) {
 	balancer := c.Fabric.Segment("192.168.1.1/24", "fd00:1::1/64").Client("balancer", vips[0]+"/24", vips[1]+"/64")
 	backend := c.Fabric.Segment("10.253.3.1/24", "fd00:253:3::1/64").Client("backend", endpoints[0]+"/24", endpoints[1]+"/64")
 	for _, protocol := range lab.Protocols {
-		balancer.Serve("balancer", protocol, 443)
-		balancer.Serve("balancer", protocol, 80)
+		for _, port := range []uint16{80, 81, 443} { // whatever comes to it
+			balancer.Serve("balancer", protocol, port)
+		}
 		backend.Serve("backend", protocol, 8000)
 	}
 	// Under kube-proxy: an address of the node, and whatever listens there.

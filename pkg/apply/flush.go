@@ -85,7 +85,8 @@ func (f *flush) deleteMembers() {
 	var changes []ipset.Change
 	for m := range f.members.dirty {
 		fwm := fwmKey(ip.Of(m.Entry.Addr), f.have.sets[m.Set].Entries[m.Entry])
-		_, needed := f.have.servers[fwm]
+		_, stands := f.have.servers[fwm]
+		needed := stands && f.marked[fwm] == keyOf(m.Entry)
 		if _, wanted := f.members.want(m); !wanted && !needed {
 			changes = append(changes, f.memberChange(ipset.DeleteEntry, m))
 		}

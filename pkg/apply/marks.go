@@ -53,6 +53,10 @@ func entryOf(key ipvs.Key) ipset.Entry {
 	return ipset.Entry{Addr: key.Addr, Port: key.Port, Protocol: key.Protocol}
 }
 
+func keyOf(e ipset.Entry) ipvs.Key {
+	return ipvs.Key{Protocol: e.Protocol, Addr: e.Addr, Port: e.Port}
+}
+
 // twins are a key and what it is if the same number is masqueraded, or not. A
 // process that ended after it had changed the member leaves the other.
 func (a *Applier) twins(fwm ipvs.Key) [2]ipvs.Key {
@@ -103,13 +107,17 @@ func (a *Applier) markIfWanted(fwm ipvs.Key) {
 	}
 }
 
-// indexMarks reads the index from the sets.
+// indexMarks reads the index from the sets. Of two members that carry one mark
+// somebody else has written one: the one that is wanted counts.
 func (a *Applier) indexMarks() {
 	a.marked = map[ipvs.Key]ipvs.Key{}
 	for _, family := range a.cfg.Families {
-		for e, mark := range a.have.sets[plan.Local.In(family)].Entries {
-			if mark != 0 {
-				a.marked[fwmKey(family, mark)] = ipvs.Key{Protocol: e.Protocol, Addr: e.Addr, Port: e.Port}
+		set := plan.Local.In(family)
+		for e, mark := range a.have.sets[set].Entries {
+			fwm := fwmKey(family, mark)
+			want, wanted := a.members.want(plan.Member{Set: set, Entry: e})
+			if _, known := a.marked[fwm]; mark != 0 && (!known || wanted && want == mark) {
+				a.marked[fwm] = keyOf(e)
 			}
 		}
 	}
@@ -121,12 +129,12 @@ func (a *Applier) memberMarked(e ipset.Entry, was, is uint32) {
 	if was == is {
 		return
 	}
-	family := ip.Of(e.Addr)
-	if was != 0 {
-		delete(a.marked, fwmKey(family, was))
+	family, key := ip.Of(e.Addr), keyOf(e)
+	if fwm := fwmKey(family, was); was != 0 && a.marked[fwm] == key {
+		delete(a.marked, fwm)
 	}
 	if is != 0 {
-		a.marked[fwmKey(family, is)] = ipvs.Key{Protocol: e.Protocol, Addr: e.Addr, Port: e.Port}
+		a.marked[fwmKey(family, is)] = key
 		a.markIfWanted(fwmKey(family, is))
 	}
 }

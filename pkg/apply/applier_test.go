@@ -48,7 +48,7 @@ func newWorld(t testing.TB) *world {
 			NodeName: "node1", Families: ip.Families, Scheduler: "rr", MasqueradeMark: 0x4000,
 			SNAT:      plan.SNAT{Mode: plan.SNATAuto, Mark: 0x3060, Priority: 480},
 			LocalMark: plan.LocalMark{Value: 0x9, Mask: 0x3fff},
-			VIPs:      plan.VIPs{LoadBalancers: plan.ClaimPort, ExternalIPs: plan.ClaimPort, Mark: 0x4, Table: 80080, Priority: 99},
+			VIPs:      plan.VIPs{ClusterIPs: plan.ClaimAddress, LoadBalancers: plan.ClaimPort, ExternalIPs: plan.ClaimPort, Mark: 0x4, Table: 80080, Priority: 99},
 		},
 		numbers: map[ipvs.Key]uint32{},
 		ipvs:    ipvs.NewFake(), ipset: ipset.NewFake(), routing: routing.NewFake(), conntrack: conntrack.NewFake(),
@@ -254,25 +254,45 @@ func TestOrderOfAClaimedPort(t *testing.T) {
 	}
 }
 
-// A new process that claims in another way leaves nothing of the old one.
+// A new process that claims in another way leaves nothing of the old one, and
+// gives up nothing before it has what is to take its place.
 func TestClaimsChangeWithTheConfiguration(t *testing.T) {
 	svc := loadBalancer("web", "10.96.0.10", "192.168.1.200", "10.244.0.2:8000")
 	states := map[plan.Claim]string{}
-	for _, claim := range []plan.Claim{plan.ClaimPort, plan.ClaimAddress} {
+	for _, claim := range []plan.Claim{plan.ClaimPort, plan.ClaimAddress, plan.ClaimRoute} {
 		w := newWorld(t)
-		w.cfg.VIPs.LoadBalancers, w.cfg.VIPs.ExternalIPs = claim, claim
+		w.claimBy(claim)
 		w.restart()
 		w.start(svc)
 		states[claim] = w.kernel()
 	}
 	w := newWorld(t)
-	for _, claim := range []plan.Claim{plan.ClaimPort, plan.ClaimAddress, plan.ClaimPort} {
-		w.cfg.VIPs.LoadBalancers, w.cfg.VIPs.ExternalIPs = claim, claim
+	for _, claim := range []plan.Claim{
+		plan.ClaimPort, plan.ClaimAddress, plan.ClaimRoute, plan.ClaimAddress, plan.ClaimPort, plan.ClaimRoute, plan.ClaimPort,
+	} {
+		w.claimBy(claim)
 		w.restart()
+		w.order = nil
 		w.start(svc)
+		given := slices.IndexFunc(w.order, func(c string) bool {
+			return strings.HasPrefix(c, "delete address") || strings.HasPrefix(c, "delete local")
+		})
+		taken := slices.IndexFunc(w.order, func(c string) bool { return strings.HasPrefix(c, "add address") || strings.HasPrefix(c, "add local") })
+		if given >= 0 && given < taken {
+			t.Errorf("by %s: given up before it was taken:\n%s", claim, strings.Join(w.order, "\n"))
+		}
 		if got := w.kernel(); got != states[claim] {
 			t.Errorf("by %s:\n%s\nwant\n%s", claim, got, states[claim])
 		}
+	}
+}
+
+// claimBy claims load balancers' IPs in a way, and cluster IPs if it is one for
+// them.
+func (w *world) claimBy(claim plan.Claim) {
+	w.cfg.VIPs.ClusterIPs, w.cfg.VIPs.LoadBalancers = plan.ClaimAddress, claim
+	if claim == plan.ClaimRoute {
+		w.cfg.VIPs.ClusterIPs = claim
 	}
 }
 
@@ -352,7 +372,8 @@ func TestDriftIsRepaired(t *testing.T) {
 	w.start(loadBalancer("a", "10.96.0.1", "192.168.1.200", "10.244.0.2:8000"))
 	want := w.kernel()
 	claim := w.cfg.VIPs
-	route, other := claim.Route(netip.MustParseAddr("192.168.1.200")), claim.Route(netip.MustParseAddr("192.168.1.201"))
+	route, _ := claim.Route(byPort(netip.MustParseAddr("192.168.1.200")))
+	other, _ := claim.Route(byPort(netip.MustParseAddr("192.168.1.201")))
 	rule := routing.Rule{Family: ip.IPv4, Priority: claim.Priority, Mark: claim.Mark, Mask: claim.Mark, Table: claim.Table}
 	k, dest := key(ip.TCP, "10.96.0.1:80"), netip.MustParseAddrPort("10.244.0.2:8000")
 	set := ipset.Set{Name: "KUBE-CLUSTER-IP", Type: ipset.HashIPPort, Family: ip.IPv4}

@@ -9,7 +9,6 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/ipvs"
 	"github.com/kube-ipvs/kube-ipvs/pkg/kernel"
 	"github.com/kube-ipvs/kube-ipvs/pkg/nat"
-	"github.com/kube-ipvs/kube-ipvs/pkg/plan"
 	"github.com/kube-ipvs/kube-ipvs/pkg/routing"
 )
 
@@ -39,8 +38,8 @@ func (a *Applier) routingRemovals() []routing.Change {
 		changes = append(changes, routing.Change{Op: routing.DeleteRule, Rule: rule})
 	}
 	for vip := range a.have.vips {
-		if vip.Claim == plan.ClaimPort { // addresses go with the link
-			changes = append(changes, routing.Change{Op: routing.DeleteRoute, Route: a.cfg.VIPs.Route(vip.Addr)})
+		if route, ok := a.cfg.VIPs.Route(vip); ok { // addresses go with the link
+			changes = append(changes, routing.Change{Op: routing.DeleteRoute, Route: route})
 		}
 	}
 	if a.have.link {

@@ -123,10 +123,11 @@ func (f *flush) memberDone(c ipset.Change) {
 	entries[m.Entry] = c.Mark
 }
 
-// flushVIPs claims VIPs, but for the blocked ones, and gives up those that
-// nobody wants.
+// flushVIPs claims VIPs, but for the blocked ones, and then gives up those that
+// nobody wants: one that changes from one way of claiming to another is local
+// all the time.
 func (f *flush) flushVIPs() {
-	var changes []routing.Change
+	var added, removed []routing.Change
 	vips := map[routing.Change]plan.VIP{}
 	blocked := f.blocked()
 	for vip := range f.vips.dirty {
@@ -135,13 +136,17 @@ func (f *flush) flushVIPs() {
 		switch {
 		case wanted == there:
 			f.vips.clean(vip)
-		case there || !blocked[vip.Addr]:
-			c := f.vipChange(vip, wanted)
+		case there:
+			c := f.vipChange(vip, false)
 			vips[c] = vip
-			changes = append(changes, c)
+			removed = append(removed, c)
+		case !blocked[vip.Addr]:
+			c := f.vipChange(vip, true)
+			vips[c] = vip
+			added = append(added, c)
 		}
 	}
-	settle(changes, f.kernel.Routing.Apply, func(c routing.Change) { f.vipDone(vips[c]) }, func(c routing.Change, err error) {
+	settle(append(added, removed...), f.kernel.Routing.Apply, func(c routing.Change) { f.vipDone(vips[c]) }, func(c routing.Change, err error) {
 		f.fail(f.vips.owners(vips[c]), err)
 		f.vips.refused(vips[c])
 	})
@@ -149,11 +154,12 @@ func (f *flush) flushVIPs() {
 
 // vipChange claims a VIP, or gives it up.
 func (f *flush) vipChange(vip plan.VIP, wanted bool) routing.Change {
+	route, ok := f.cfg.VIPs.Route(vip)
 	switch {
-	case vip.Claim == plan.ClaimPort && wanted:
-		return routing.Change{Op: routing.AddRoute, Route: f.cfg.VIPs.Route(vip.Addr)}
-	case vip.Claim == plan.ClaimPort:
-		return routing.Change{Op: routing.DeleteRoute, Route: f.cfg.VIPs.Route(vip.Addr)}
+	case ok && wanted:
+		return routing.Change{Op: routing.AddRoute, Route: route}
+	case ok:
+		return routing.Change{Op: routing.DeleteRoute, Route: route}
 	case wanted:
 		return routing.Change{Op: routing.AddAddress, Address: vip.Addr}
 	}

@@ -250,8 +250,11 @@ func (a *Applier) adoptVIPs(o *Observation, t *touched) {
 		}
 	}
 	for r := range o.routing.Routes {
-		if addr := r.Dst.Addr(); r == a.cfg.VIPs.Route(addr) {
-			a.have.vips[plan.VIP{Addr: addr, Claim: plan.ClaimPort}] = struct{}{}
+		for _, claim := range []plan.Claim{plan.ClaimPort, plan.ClaimRoute} {
+			vip := plan.VIP{Addr: r.Dst.Addr(), Claim: claim}
+			if own, _ := a.cfg.VIPs.Route(vip); r == own {
+				a.have.vips[vip] = struct{}{}
+			}
 		}
 	}
 	// kube-proxy binds with another scope. What is wanted of it is bound anew,

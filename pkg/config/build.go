@@ -27,7 +27,8 @@ var (
 	contentTypes     = []string{"application/vnd.kubernetes.protobuf", "application/json"}
 	schedulers       = []string{"rr", "wrr", "lc", "wlc", "lblc", "lblcr", "dh", "sh", "mh", "sed", "nq", "fo", "ovf", "twos"}
 	detectLocalModes = []plan.DetectLocalMode{plan.DetectClusterCIDR, plan.DetectNodeCIDR, plan.DetectBridgeInterface, plan.DetectInterfaceNamePrefix}
-	claims           = []plan.Claim{plan.ClaimPort, plan.ClaimAddress}
+	wholeClaims      = []plan.Claim{plan.ClaimAddress, plan.ClaimRoute}
+	claims           = append([]plan.Claim{plan.ClaimPort}, wholeClaims...)
 	snatModes        = []plan.SNATMode{plan.SNATAuto, plan.SNATSource, plan.SNATFWMark, plan.SNATOff}
 	minorVersion     = regexp.MustCompile(`^[0-9]+\.[0-9]+$`)
 )
@@ -430,8 +431,9 @@ func (b *builder) snat(masquerade uint32) plan.SNAT {
 // vips builds the part about how VIPs are claimed.
 func (b *builder) vips(p *plan.Config) plan.VIPs {
 	c := b.own.VIPs
-	b.claim(b.path("claim-load-balancers", "vips.loadBalancers"), c.LoadBalancers)
-	b.claim(b.path("claim-external-ips", "vips.externalIPs"), c.ExternalIPs)
+	b.claim(b.path("claim-cluster-ips", "vips.clusterIPs"), c.ClusterIPs, wholeClaims)
+	b.claim(b.path("claim-load-balancers", "vips.loadBalancers"), c.LoadBalancers, claims)
+	b.claim(b.path("claim-external-ips", "vips.externalIPs"), c.ExternalIPs, claims)
 	mark := b.path("claim-mark", "vips.mark")
 	for _, other := range []markBits{
 		{b.path("iptables-masquerade-bit", "iptables.masqueradeBit").String(), p.MasqueradeMark},
@@ -453,13 +455,13 @@ func (b *builder) vips(p *plan.Config) plan.VIPs {
 		b.invalid(priority, c.Priority, fmt.Sprintf("must be less than %s, which is %d", b.path("reply-rule-priority", "snat.priority"), p.SNAT.Priority))
 	}
 	return plan.VIPs{
-		LoadBalancers: c.LoadBalancers, ExternalIPs: c.ExternalIPs,
+		ClusterIPs: c.ClusterIPs, LoadBalancers: c.LoadBalancers, ExternalIPs: c.ExternalIPs,
 		Mark: uint32(c.Mark), Table: c.Table, Priority: c.Priority,
 	}
 }
 
-func (b *builder) claim(path *field.Path, c plan.Claim) {
-	if !slices.Contains(claims, c) {
-		b.errs = append(b.errs, field.NotSupported(path, c, claims))
+func (b *builder) claim(path *field.Path, c plan.Claim, supported []plan.Claim) {
+	if !slices.Contains(supported, c) {
+		b.errs = append(b.errs, field.NotSupported(path, c, supported))
 	}
 }

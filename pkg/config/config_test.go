@@ -77,7 +77,7 @@ func defaults() Config {
 			MasqueradeMark: 0x4000,
 			SNAT:           plan.SNAT{Mode: plan.SNATAuto, Mark: 0x3060, Priority: 480},
 			LocalMark:      plan.LocalMark{Value: 0x9, Mask: 0x3fff},
-			VIPs:           plan.VIPs{LoadBalancers: plan.ClaimPort, ExternalIPs: plan.ClaimPort, Mark: 0x4, Table: 80080, Priority: 99},
+			VIPs:           plan.VIPs{ClusterIPs: plan.ClaimAddress, LoadBalancers: plan.ClaimPort, ExternalIPs: plan.ClaimPort, Mark: 0x4, Table: 80080, Priority: 99},
 		},
 		SyncPeriod:    30 * time.Second,
 		MinSyncPeriod: time.Second,
@@ -193,8 +193,9 @@ func TestFlags(t *testing.T) {
 			c.Plan.VIPs.Priority = 98
 		}},
 		{"--claim-load-balancers=address --claim-mark=0x10000 --claim-table=9 --claim-rule-priority=9", func(c *Config) {
-			c.Plan.VIPs = plan.VIPs{LoadBalancers: plan.ClaimAddress, ExternalIPs: plan.ClaimPort, Mark: 0x10000, Table: 9, Priority: 9}
+			c.Plan.VIPs = plan.VIPs{ClusterIPs: plan.ClaimAddress, LoadBalancers: plan.ClaimAddress, ExternalIPs: plan.ClaimPort, Mark: 0x10000, Table: 9, Priority: 9}
 		}},
+		{"--claim-cluster-ips=route", func(c *Config) { c.Plan.VIPs.ClusterIPs = plan.ClaimRoute }},
 		{"--claim-external-ips=address", func(c *Config) { c.Plan.VIPs.ExternalIPs = plan.ClaimAddress }},
 		{"--feature-gates=AllAlpha=false,ContextualLogging=true", func(*Config) {}},
 		{"--feature-gates=TopologyAwareHints=true", func(c *Config) {
@@ -269,6 +270,7 @@ func TestFlagErrors(t *testing.T) {
 		{"--manifests=/m --master=https://x", []string{"--master: ", "leave out one", "--manifests"}},
 		{"--once --cleanup", []string{"--once: ", "--cleanup"}},
 		{"--claim-load-balancers=all", []string{`--claim-load-balancers: Unsupported value: "all"`, `"port"`, `"address"`}},
+		{"--claim-cluster-ips=port", []string{`--claim-cluster-ips: Unsupported value: "port"`, `"address"`, `"route"`}},
 		{"--claim-external-ips=off", []string{`--claim-external-ips: Unsupported value: "off"`}},
 		{"--claim-mark=0x4004", []string{`--claim-mark: Invalid value: "0x4004": must not have a bit of --iptables-masquerade-bit`}},
 		{"--claim-mark=0x1000", []string{`--claim-mark: Invalid value: "0x1000": must not have a bit of --reply-mark`}},

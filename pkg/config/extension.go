@@ -83,9 +83,10 @@ type SNATConfiguration struct {
 	Priority int `json:"priority"`
 }
 
-// VIPConfiguration is the part about how VIPs are claimed: address, all ports
-// of it, or port, those of Services alone.
+// VIPConfiguration is the part about how VIPs are claimed: address or route, all
+// ports of it, or port, those of Services alone.
 type VIPConfiguration struct {
+	ClusterIPs    plan.Claim `json:"clusterIPs"`    // address or route; default address
 	LoadBalancers plan.Claim `json:"loadBalancers"` // default port
 	ExternalIPs   plan.Claim `json:"externalIPs"`   // default port
 	// Mark is the bits that packets for a claimed port carry. Default 0x4.
@@ -168,6 +169,7 @@ func setOwnDefaults(c *KubeIPVSConfiguration) {
 	c.SNAT.Mark = cmp.Or(c.SNAT.Mark, DefaultReplyMark)
 	c.LocalMark = cmp.Or(c.LocalMark, DefaultLocalMark)
 	c.SNAT.Priority = cmp.Or(c.SNAT.Priority, DefaultReplyRulePriority)
+	c.VIPs.ClusterIPs = cmp.Or(c.VIPs.ClusterIPs, plan.ClaimAddress)
 	c.VIPs.LoadBalancers = cmp.Or(c.VIPs.LoadBalancers, plan.ClaimPort)
 	c.VIPs.ExternalIPs = cmp.Or(c.VIPs.ExternalIPs, plan.ClaimPort)
 	c.VIPs.Mark = cmp.Or(c.VIPs.Mark, DefaultClaimMark)

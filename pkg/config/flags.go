@@ -47,8 +47,10 @@ func (o *Options) ownFlags() *pflag.FlagSet {
 	fs.IntVar(&o.own.SNAT.Priority, "reply-rule-priority", o.own.SNAT.Priority,
 		"Priority of the policy rules of reply routing.")
 	c := &o.own.VIPs
+	fs.StringVar((*string)(&c.ClusterIPs), "claim-cluster-ips", string(c.ClusterIPs),
+		"How cluster IPs are claimed: address, on kube-ipvs0, or route, by a local route for each, which costs less from a thousand Services on.")
 	fs.StringVar((*string)(&c.LoadBalancers), "claim-load-balancers", string(c.LoadBalancers),
-		"How load balancers' IPs are claimed: port, the ports of Services alone, or address, all of it on kube-ipvs0. The Service annotation kube-ipvs.io/ip-mode: Proxy leaves those of one Service to the cloud.")
+		"How load balancers' IPs are claimed: port, the ports of Services alone; address, all of it on kube-ipvs0; or route, all of it by a local route. The Service annotation kube-ipvs.io/ip-mode: Proxy leaves those of one Service to the cloud.")
 	fs.StringVar((*string)(&c.ExternalIPs), "claim-external-ips", string(c.ExternalIPs), "The same for external IPs.")
 	fs.Var(&c.Mark, "claim-mark", "The bits that packets for a claimed port carry.")
 	fs.IntVar(&c.Table, "claim-table", c.Table, "Routing table of the VIPs that are claimed by port.")

@@ -147,6 +147,7 @@ func (o *Options) overOwn(file *KubeIPVSConfiguration) *KubeIPVSConfiguration {
 	overlay(o, "snat-mode", &file.SNAT.Mode, own.SNAT.Mode)
 	overlay(o, "reply-mark", &file.SNAT.Mark, own.SNAT.Mark)
 	overlay(o, "reply-rule-priority", &file.SNAT.Priority, own.SNAT.Priority)
+	overlay(o, "claim-cluster-ips", &file.VIPs.ClusterIPs, own.VIPs.ClusterIPs)
 	overlay(o, "claim-load-balancers", &file.VIPs.LoadBalancers, own.VIPs.LoadBalancers)
 	overlay(o, "claim-external-ips", &file.VIPs.ExternalIPs, own.VIPs.ExternalIPs)
 	overlay(o, "claim-mark", &file.VIPs.Mark, own.VIPs.Mark)

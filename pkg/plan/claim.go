@@ -33,27 +33,42 @@ func compareVIPs(a, b VIP) int {
 	return cmp.Or(a.Addr.Compare(b.Addr), cmp.Compare(a.Claim, b.Claim))
 }
 
-// Route makes a VIP local for packets with the mark. The link only has to be
-// one that is up: a route of IPv6 cannot be made on kube-ipvs0, which is down.
-func (v *VIPs) Route(a netip.Addr) routing.Route {
-	return routing.Route{
-		Family: ip.Of(a),
-		Table:  v.Table,
-		Dst:    netip.PrefixFrom(a, a.BitLen()),
+// Route makes a VIP local: for packets with the mark, or for all. The link
+// only has to be one that is up: a route of IPv6 cannot be made on kube-ipvs0,
+// which is down. It is false for a VIP that is an address.
+func (v *VIPs) Route(vip VIP) (routing.Route, bool) {
+	r := routing.Route{
+		Family: ip.Of(vip.Addr),
+		Dst:    netip.PrefixFrom(vip.Addr, vip.Addr.BitLen()),
 		Link:   "lo",
 		Local:  true,
 	}
+	switch {
+	case vip.Claim == ClaimPort:
+		r.Table = v.Table
+	case vip.Claim == ClaimRoute && r.Family == ip.IPv4:
+		// Beside the route that the kernel makes for an address, which has the
+		// metric 0, as long as one gives way to the other. IPv6 has such a
+		// metric anyway.
+		r.Table, r.Metric = tableLocal, besideKernels
+	case vip.Claim == ClaimRoute:
+		r.Table = tableLocal
+	default:
+		return routing.Route{}, false
+	}
+	return r, true
 }
+
+const besideKernels = 1024
 
 // addVIP claims a VIP for a virtual server.
 func (b *partBuilder) addVIP(claim Claim, vs *VirtualServer) {
 	a := vs.Key.Addr
+	b.part.VIPs = append(b.part.VIPs, VIP{a, claim})
 	if claim != ClaimPort {
-		b.part.VIPs = append(b.part.VIPs, VIP{a, ClaimAddress})
 		b.addMember(VIPAddresses, ipset.Entry{Addr: a})
 		return
 	}
-	b.part.VIPs = append(b.part.VIPs, VIP{a, ClaimPort})
 	b.addMember(PortVIPs, ipset.Entry{Addr: a})
 	if len(vs.RealServers) == 0 {
 		b.addMember(Refused, entryOf(vs.Key))

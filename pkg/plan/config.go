@@ -91,14 +91,19 @@ type Claim string
 const (
 	// ClaimAddress makes it an address on kube-ipvs0: all of its ports.
 	ClaimAddress Claim = "address"
+	// ClaimRoute makes the whole of it local, too, by a route. On an interface
+	// an address costs the kernel a walk over all that are there, and a route
+	// does not.
+	ClaimRoute Claim = "route"
 	// ClaimPort makes the ports of Services local, and leaves the others to
 	// whoever else has the address.
 	ClaimPort Claim = "port"
 )
 
 // VIPs says how VIPs are claimed. Cluster IPs are all the cluster's, and so
-// claimed by address.
+// claimed as a whole.
 type VIPs struct {
+	ClusterIPs                 Claim // ClaimAddress or ClaimRoute
 	LoadBalancers, ExternalIPs Claim
 	// Mark is the bits that packets for a claimed port carry; Table is the
 	// routing table that they are looked up in, and Priority that of the policy

@@ -51,7 +51,7 @@ func newHost(t *testing.T, s *scenario, family ip.Family) *host {
 			h.servers[vs.Key] = vs.RealServers
 		}
 		for _, v := range p.VIPs {
-			into := map[plan.Claim]map[netip.Addr]bool{plan.ClaimAddress: h.bound, plan.ClaimPort: h.claimed}
+			into := map[plan.Claim]map[netip.Addr]bool{plan.ClaimAddress: h.bound, plan.ClaimRoute: h.bound, plan.ClaimPort: h.claimed}
 			into[v.Claim][v.Addr] = true
 		}
 	}

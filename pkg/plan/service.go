@@ -99,7 +99,7 @@ func (b *partBuilder) addClusterIPs(family ip.Family, p *service.Port, eps chose
 		key := ipvs.Key{Protocol: p.Protocol, Addr: a, Port: p.Port}
 		if b.addVirtualServer(key, endpoints) {
 			b.addMember(ClusterIP, entryOf(key))
-			b.addVIP(ClaimAddress, b.last())
+			b.addVIP(b.cfg.VIPs.ClusterIPs, b.last())
 		}
 	}
 }

@@ -91,6 +91,7 @@ func (w *world) options() Options {
 		NodeName: "node1", Families: ip.Families, Scheduler: "rr", MasqueradeMark: 0x4000,
 		SNAT:      plan.SNAT{Mode: plan.SNATAuto, Mark: 0x3060, Priority: 480},
 		LocalMark: plan.LocalMark{Value: 0x9, Mask: 0x3fff},
+		VIPs:      plan.VIPs{ClusterIPs: plan.ClaimAddress, LoadBalancers: plan.ClaimAddress, ExternalIPs: plan.ClaimAddress},
 	}
 	values := sysctl.State{}
 	for key := range plan.NodeWide(&cfg, &plan.Node{}).Sysctls {

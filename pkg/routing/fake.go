@@ -26,7 +26,8 @@ type Fake struct {
 	dummyLink bool
 	addresses map[netip.Addr]bool // true: misbound
 	rules     []Rule              // ours and others', in order
-	routes    map[routeKey]Route
+	routes    map[routeKey]foundRoute
+	ours      bool      // the present change is Apply's
 	inventory Inventory // Links and Defaults
 	watchers  []*watcher
 	observes  int
@@ -35,7 +36,7 @@ type Fake struct {
 
 // NewFake makes one with a loopback link and the kernel's own rules.
 func NewFake() *Fake {
-	f := &Fake{addresses: map[netip.Addr]bool{}, routes: map[routeKey]Route{}}
+	f := &Fake{addresses: map[netip.Addr]bool{}, routes: map[routeKey]foundRoute{}}
 	f.inventory.Links = []Link{{
 		Index: 1, Name: "lo", Type: "device", Up: true, Loopback: true,
 		Addresses: []Address{
@@ -83,7 +84,7 @@ func (f *Fake) Inventory() (Inventory, error) {
 	}
 	for _, r := range f.routes {
 		if r.Dst.Bits() == 0 {
-			inv.Defaults = append(inv.Defaults, r)
+			inv.Defaults = append(inv.Defaults, r.Route)
 		}
 	}
 	inv.sort()
@@ -121,15 +122,18 @@ func (f *Fake) Apply(changes []Change) []Failure {
 			failures = append(failures, Failure{Change: c, Err: err})
 			continue
 		}
-		failures = append(failures, f.Do(c)...)
+		failures = append(failures, f.do(true, c)...)
 	}
 	return failures
 }
 
 // Do makes changes as another program would: without asking Refuse.
-func (f *Fake) Do(changes ...Change) []Failure {
+func (f *Fake) Do(changes ...Change) []Failure { return f.do(false, changes...) }
+
+func (f *Fake) do(ours bool, changes ...Change) []Failure {
 	f.mu.Lock()
 	defer f.mu.Unlock()
+	f.ours = ours
 	f.applied += len(changes)
 	return apply((*fakeStack)(f), changes)
 }
@@ -202,7 +206,7 @@ func (f *fakeStack) deleteLink() error {
 	f.tell(false, true)
 	f.dummyLink = false
 	clear(f.addresses)
-	maps.DeleteFunc(f.routes, func(_ routeKey, r Route) bool { return r.Link == DummyLink })
+	maps.DeleteFunc(f.routes, func(_ routeKey, r foundRoute) bool { return r.Link == DummyLink })
 	return nil
 }
 
@@ -270,7 +274,7 @@ func (f *fakeStack) replaceRoute(r Route) error {
 		return unix.EINVAL
 	}
 	f.tell(r.Dst.Bits() == 0, false)
-	f.routes[keyOf(r)] = r
+	f.routes[keyOf(r)] = foundRoute{r, f.ours}
 	return nil
 }
 
@@ -278,10 +282,11 @@ func (f *fakeStack) deleteRoute(r Route) error {
 	if _, err := f.isUp(r.Link); err != nil {
 		return err
 	}
-	if f.routes[keyOf(r)] != r {
+	found := f.routes[keyOf(r)]
+	if found.Route != r {
 		return unix.ESRCH
 	}
-	f.tell(r.Dst.Bits() == 0, true)
+	f.tell(r.Dst.Bits() == 0, found.ours)
 	delete(f.routes, keyOf(r))
 	return nil
 }

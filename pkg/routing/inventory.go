@@ -36,8 +36,12 @@ func (n *Netlink) inventory() (Inventory, error) {
 	if inv.Rules, err = n.rules(); err != nil {
 		return Inventory{}, err
 	}
-	if inv.Defaults, err = n.routesWith(names, isDefault); err != nil {
+	defaults, err := n.routesWith(names, isDefault)
+	if err != nil {
 		return Inventory{}, err
+	}
+	for _, found := range defaults {
+		inv.Defaults = append(inv.Defaults, found.Route)
 	}
 	inv.sort()
 	return inv, nil

@@ -35,7 +35,7 @@ func kernelSubject(t *testing.T) subject {
 	ipCommands(t, "link add eth1 type dummy", "link set eth1 up", "-6 addr flush dev eth1")
 	n := open(t)
 	misbind := func(a netip.Addr) { ipCommands(t, fmt.Sprintf("addr add %s/32 dev %s", a, DummyLink)) }
-	others := func(changes ...Change) []Failure { return n.Apply(changes) }
+	others := func(changes ...Change) []Failure { return apply(n.session(unix.RTPROT_STATIC), changes) }
 	return subject{n.Observe, n.Inventory, n.Apply, n.Watch, misbind, others}
 }
 

@@ -66,14 +66,19 @@ func (n *Netlink) Close() { n.handle.Close() }
 // CAP_NET_ADMIN, EACCES for an IPv6 address where IPv6 is disabled, EINVAL
 // for a change that makes no sense. The others are made.
 func (n *Netlink) Apply(changes []Change) []Failure {
-	return apply(&session{Netlink: n, links: map[string]int{}}, changes)
+	return apply(n.session(Protocol), changes)
 }
 
 // session is the kernel for one Apply, within which the index of a link is
 // looked up once.
 type session struct {
 	*Netlink
-	links map[string]int
+	links    map[string]int
+	protocol netlink.RouteProtocol // of the rules and routes that it adds
+}
+
+func (n *Netlink) session(protocol netlink.RouteProtocol) *session {
+	return &session{n, map[string]int{}, protocol}
 }
 
 func (s *session) addLink() error {
@@ -136,7 +141,7 @@ func (s *session) misbound() (map[netip.Addr]struct{}, error) {
 
 func (s *session) addRule(r Rule) error {
 	rule := newRule(r)
-	rule.Protocol = Protocol
+	rule.Protocol = uint8(s.protocol)
 	return s.handle.RuleAdd(rule)
 }
 
@@ -147,7 +152,7 @@ func (s *session) replaceRoute(r Route) error {
 	if err != nil {
 		return err
 	}
-	route.Protocol = Protocol
+	route.Protocol = s.protocol
 	return s.handle.RouteReplace(route)
 }
 

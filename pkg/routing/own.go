@@ -8,7 +8,8 @@ import (
 )
 
 // Own tells which policy rules and routes are ours. The dummy link is, with
-// all its addresses and with every route on it that the kernel did not make.
+// all its addresses and with every route on it that the kernel did not make;
+// and so is every route with our Protocol.
 type Own struct {
 	Rules []OwnRules
 	Table int // every route in it is ours; 0: none
@@ -30,7 +31,13 @@ type snapshot struct {
 	dummyLink bool
 	addresses []boundAddress // on DummyLink
 	rules     []Rule
-	routes    []Route // without those that the kernel made itself
+	routes    []foundRoute // without those that the kernel made itself
+}
+
+// foundRoute is a route, and whether it has our Protocol.
+type foundRoute struct {
+	Route
+	ours bool
 }
 
 type boundAddress struct {
@@ -63,8 +70,8 @@ func (o Own) state(snap snapshot) State {
 		}
 	}
 	for _, r := range snap.routes {
-		if r.Link == DummyLink || o.Table != 0 && r.Table == o.Table {
-			s.Routes[normal(r)] = struct{}{}
+		if r.ours || r.Link == DummyLink || o.Table != 0 && r.Table == o.Table {
+			s.Routes[normal(r.Route)] = struct{}{}
 		}
 	}
 	return s

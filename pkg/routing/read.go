@@ -126,7 +126,7 @@ func rule(f ip.Family, r netlink.Rule) Rule {
 
 // routes reads those that the kernel did not make itself, with an address or
 // a link.
-func (n *Netlink) routes() ([]Route, error) {
+func (n *Netlink) routes() ([]foundRoute, error) {
 	names, err := n.linkNames()
 	if err != nil {
 		return nil, err
@@ -150,8 +150,8 @@ func (n *Netlink) linkNames() (map[int]string, error) {
 // routesWith reads the routes of all tables that are wanted and that the
 // kernel uses. Routes to local addresses are many, one at least for each VIP,
 // so unwanted ones are dropped while they are read.
-func (n *Netlink) routesWith(names map[int]string, wanted func(netlink.Route) bool) ([]Route, error) {
-	var out []Route
+func (n *Netlink) routesWith(names map[int]string, wanted func(netlink.Route) bool) ([]foundRoute, error) {
+	var out []foundRoute
 	for _, f := range ip.Families {
 		found, err := dump(func() ([]netlink.Route, error) { return n.dumpRoutes(f, wanted) })
 		if err != nil {
@@ -181,12 +181,12 @@ func (n *Netlink) dumpRoutes(f ip.Family, wanted func(netlink.Route) bool) ([]ne
 
 // convert gives a route for each next hop that is not dead: its link is up.
 // A link that is not known tells that the links changed after they were read.
-func convert(f ip.Family, r netlink.Route, names map[int]string) ([]Route, error) {
+func convert(f ip.Family, r netlink.Route, names map[int]string) ([]foundRoute, error) {
 	hops := r.MultiPath
 	if len(hops) == 0 {
 		hops = []*netlink.NexthopInfo{{LinkIndex: r.LinkIndex, Gw: r.Gw, Via: r.Via, Flags: r.Flags}}
 	}
-	var out []Route
+	var out []foundRoute
 	for _, hop := range hops {
 		if hop.Flags&unix.RTNH_F_DEAD != 0 {
 			continue
@@ -199,7 +199,7 @@ func convert(f ip.Family, r netlink.Route, names map[int]string) ([]Route, error
 		if !dst.IsValid() {
 			dst = netip.PrefixFrom(f.Unspecified(), 0)
 		}
-		out = append(out, Route{
+		route := Route{
 			Family: f,
 			Table:  r.Table,
 			Dst:    dst,
@@ -208,7 +208,8 @@ func convert(f ip.Family, r netlink.Route, names map[int]string) ([]Route, error
 			Src:    address(r.Src),
 			Local:  r.Type == unix.RTN_LOCAL,
 			Metric: r.Priority,
-		})
+		}
+		out = append(out, foundRoute{route, r.Protocol == Protocol})
 	}
 	return out, nil
 }

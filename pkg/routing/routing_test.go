@@ -79,8 +79,9 @@ func wanted() State {
 	}
 }
 
-// TestLocalRoutes has routes that make single addresses local, in a table with
-// a number that does not fit in the oldest part of the request.
+// TestLocalRoutes has routes that make single addresses local: in a table with
+// a number that does not fit in the oldest part of the request, and in the
+// kernel's table, beside the route that the kernel makes for the same address.
 func TestLocalRoutes(t *testing.T) {
 	each(t, func(t *testing.T, s subject) {
 		own := Own{Table: 80080}
@@ -88,11 +89,21 @@ func TestLocalRoutes(t *testing.T) {
 			return Route{Family: f, Table: own.Table, Dst: pfx(dst), Link: "lo", Local: true}
 		}
 		v4, other, v6 := local(ip.IPv4, "192.168.1.200/32"), local(ip.IPv4, "192.168.1.201/32"), local(ip.IPv6, "fd00:1::200/128")
-		for _, want := range []map[Route]struct{}{set(v4, v6), set(other, v6), set[Route]()} {
+		beside4, beside6 := local(ip.IPv4, "192.168.1.202/32"), local(ip.IPv6, "fd00:1::202/128")
+		beside4.Table, beside4.Metric, beside6.Table = 255, 1024, 255
+		bound := func(op Op) []Change {
+			return []Change{{Op: op, Address: beside4.Dst.Addr()}, {Op: op, Address: beside6.Dst.Addr()}}
+		}
+		s.must(t, s.Apply(append([]Change{{Op: AddLink}}, bound(AddAddress)...)))
+		for i, want := range []map[Route]struct{}{set(v4, v6), set(other, v6, beside4, beside6), set(beside4, beside6), set[Route]()} {
+			if i == 2 { // the addresses give way to the routes
+				s.must(t, s.Apply(bound(DeleteAddress)))
+			}
 			have, err := s.Observe(own)
 			if err != nil {
 				t.Fatal(err)
 			}
+			have.DummyLink, have.Addresses = false, nil
 			s.must(t, s.Apply(Diff(have, State{Routes: want})))
 			got, err := s.Observe(own)
 			if err != nil {
@@ -289,7 +300,8 @@ func TestWatch(t *testing.T) {
 			{"a rule deleted", Change{Op: DeleteRule, Rule: rule}, true, true},
 			{"a default route added", Change{Op: AddRoute, Route: Route{Family: ip.IPv4, Table: 1003, Dst: pfx("0.0.0.0/0"), Link: "eth1"}}, true, false},
 			{"another route added", Change{Op: AddRoute, Route: Route{Family: ip.IPv4, Table: 254, Dst: pfx("10.13.0.0/16"), Link: "eth1"}}, false, false},
-			{"another route deleted", Change{Op: DeleteRoute, Route: Route{Family: ip.IPv4, Table: 254, Dst: pfx("10.13.0.0/16"), Link: "eth1"}}, false, true},
+			{"another route deleted", Change{Op: DeleteRoute, Route: Route{Family: ip.IPv4, Table: 254, Dst: pfx("10.13.0.0/16"), Link: "eth1"}}, false, false},
+			{"our route deleted", Change{Op: DeleteRoute, Route: Route{Family: ip.IPv4, Table: 250, Dst: pfx("10.12.192.1/32"), Link: "eth1"}}, false, true},
 			{"the link deleted", Change{Op: DeleteLink}, false, true},
 			{"the link added", Change{Op: AddLink}, false, false},
 			{"an address on the new link", Change{Op: DeleteAddress, Address: addr("10.96.0.1")}, false, false},

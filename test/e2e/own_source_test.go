@@ -75,7 +75,7 @@ func TestNodesOwnSource(t *testing.T) {
 		{"this node's pod", near.Addresses, node.Name, addresses("10.244.1.1", "fd00:244:1::1")},
 		{"this node's own network", nodeIPs, node.Name, nodeIPs},
 	} {
-		for _, args := range [][]string{nil, {"--cluster-cidr", podRanges}} {
+		for _, args := range [][]string{nil, {"--cluster-cidr", podCIDRs}} {
 			for _, policy := range both {
 				t.Run(fmt.Sprintf("%s/%s/%v", tc.name, policy, args), func(t *testing.T) {
 					o := ownSource{node: node.Node, addresses: tc.seen, protocols: []lab.Protocol{lab.TCP, lab.UDP}, policy: policy}

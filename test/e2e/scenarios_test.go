@@ -17,9 +17,6 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/test/e2e/lab"
 )
 
-// podRanges hold the pod subnets of lab.ThreeNodes.
-const podRanges = "10.244.0.0/16,fd00:244::/48"
-
 // TestScenario2DirectlyAttachedPods is the home lab: the pod has an interface of
 // its own on the clients' network. Under externalTrafficPolicy Local it sees
 // the client's address and answers by that interface, past the node that the
@@ -54,7 +51,7 @@ func TestScenario2DirectlyAttachedPods(t *testing.T) {
 			svc.Annotations["kube-ipvs.io/masquerade"] = tc.annotation
 		}
 		dir := writeManifests(t, svc, slice)
-		runOnce(t, node.Node, dir, append(tc.args, "--cluster-cidr", podRanges)...)
+		runOnce(t, node.Node, dir, append(tc.args, "--cluster-cidr", podCIDRs)...)
 		if answer := client.Dial(lab.TCP, vip+":80"); answer.Outcome() != tc.want {
 			t.Errorf("%s: %s, want %s", tc.name, answer, tc.want)
 		}
@@ -92,7 +89,7 @@ func TestScenario3PodsOnABridge(t *testing.T) {
 		t.Errorf("without br_netfilter, under kube-proxy's rules: %s, want a time-out", answer)
 	}
 
-	runOnce(t, node.Node, dir, "--cluster-cidr", podRanges)
+	runOnce(t, node.Node, dir, "--cluster-cidr", podCIDRs)
 	if got := node.ReadSysctl(bridged); got != "1" {
 		t.Errorf("%s is %s, want 1", bridged, got)
 	}
@@ -156,14 +153,14 @@ func TestScenario4OneLoadBalancer(t *testing.T) {
 	for i, family := range []string{"IPv4", "IPv6"} {
 		objects = append(objects, newSlice(svc, family, 8000, endpoint{address: endpoints[i]}))
 	}
-	runOnce(t, node.Node, writeManifests(t, objects...), "--cluster-cidr", podRanges)
+	runOnce(t, node.Node, writeManifests(t, objects...), "--cluster-cidr", podCIDRs)
 	t.Run("the Service's port", s.testClaimed)
 	t.Run("the load balancer's port", s.testUnclaimed)
 	t.Run("a port without an endpoint", s.testNoEndpoint)
 	t.Run("ICMP", s.testICMP)
 
 	svc.Annotations = map[string]string{"kube-ipvs.io/ip-mode": "Proxy"}
-	runOnce(t, node.Node, writeManifests(t, objects...), "--cluster-cidr", podRanges)
+	runOnce(t, node.Node, writeManifests(t, objects...), "--cluster-cidr", podCIDRs)
 	for _, vip := range vips {
 		if answer := s.pod.Dial(lab.TCP, at(vip, 80)); answer.Server != "balancer" {
 			t.Errorf("%s, left to the cloud: %s", vip, answer)
@@ -297,7 +294,7 @@ func TestScenario5ExternalTrafficPolicyLocal(t *testing.T) {
 	}
 
 	for _, n := range []*lab.BridgeNode{with, without} {
-		runOnce(t, n.Node, dir, "--cluster-cidr", podRanges)
+		runOnce(t, n.Node, dir, "--cluster-cidr", podCIDRs)
 	}
 	to := func(n *lab.BridgeNode) string { return fmt.Sprintf("%s:30080", n.IPv4) }
 
@@ -351,7 +348,7 @@ func TestScenario6ClusterIP(t *testing.T) {
 	svc := newService("nginx", corev1.ProtocolTCP, 80, vip)
 	dir := writeManifests(t, svc, newSlice(svc, "IPv4", 80, endpoint{address: nginx.Addresses[0].String(), node: c.Nodes[1].Name}))
 	for _, n := range c.Nodes {
-		runOnce(t, n.Node, dir, "--cluster-cidr", podRanges)
+		runOnce(t, n.Node, dir, "--cluster-cidr", podCIDRs)
 	}
 	c.Fabric.Route(vip + " via " + c.Nodes[2].IPv4.String())
 	for _, from := range []struct {

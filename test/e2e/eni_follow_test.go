@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -86,7 +87,8 @@ func (f *followedENI) undisturbed(when string) {
 	}
 }
 
-// tables waits until our policy rules lead to these tables, and gives them.
+// tables waits until our policy rules lead to these tables, and gives them,
+// sorted: rules of one priority stand in the order in which they were added.
 func (f *followedENI) tables(when string, want ...string) string {
 	f.t.Helper()
 	var rules string
@@ -103,7 +105,7 @@ func (f *followedENI) tables(when string, want ...string) string {
 		return nil
 	})
 	f.undisturbed(when)
-	return rules
+	return strings.Join(slices.Sorted(strings.Lines(rules)), "")
 }
 
 // TestENIFollowed changes the ENI under a running proxy: its address comes,

@@ -146,7 +146,7 @@ func makeSets(t *testing.T, family ip.Family, rules []nat.Rule) {
 		inet = "inet6"
 	}
 	for _, r := range rules {
-		for _, set := range after(r, "--match-set") {
+		for _, set := range after(r, "--match-set", "--map-set") {
 			if _, err := run("ipset", "", "create", "-exist", set, "hash:ip,port,ip", "family", inet); err != nil {
 				t.Fatal(err)
 			}

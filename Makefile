@@ -29,6 +29,11 @@ go_test_binary = $(GO) test -c -ldflags '-s -w' -tags e2e
 # What to run in the lab: RUN is a regular expression for tests.
 RUN ?=
 TIMEOUT ?= 40m
+# Regular expressions for names of tests: the one selects, the other leaves out.
+ONLY ?=
+SKIP ?=
+# How Services behave, issue by issue and case by case: more than fits in `test`.
+BEHAVIOUR := ^Test(Issue|Behaviour)
 # How many labs share the end-to-end tests: an emulated one leaves a core half idle.
 LABS ?= $(if $(RUN),1,2)
 CMD ?= sh -c "uname -r && ipvsadm -Ln"
@@ -38,16 +43,16 @@ LABFLAGS ?=
 START := $(shell date +%s)
 phase = @printf '==> [%4ds] %s\n' $$(( $$(date +%s) - $(START) )) '$(1)'
 
-.PHONY: build test unit e2e lint lab demo deps peers peer-kube-proxy peer-kubectl clean help
+.PHONY: build test unit e2e behaviour lint lab demo deps peers peer-kube-proxy peer-kubectl clean help
 
 build: ## the program, bin/kube-ipvs, statically linked
 	$(call phase,building bin/kube-ipvs)
 	@$(GO) build -ldflags '$(call ldflags,$(VERSION),$(COMMIT))' -o bin/kube-ipvs ./cmd/proxy
 
-test: ## all tests: unit, then e2e
+test: ## unit tests, then the end-to-end tests, without those of `behaviour`
 	@$(MAKE) --no-print-directory START=$(START) deps
 	@$(MAKE) --no-print-directory START=$(START) -j2 unit e2e-parts
-	@$(MAKE) --no-print-directory START=$(START) e2e
+	@$(MAKE) --no-print-directory START=$(START) e2e SKIP='$(BEHAVIOUR)'
 
 unit: deps ## unit tests, with the race detector; lint has go vet
 	$(call phase,unit tests)
@@ -56,10 +61,15 @@ unit: deps ## unit tests, with the race detector; lint has go vet
 
 e2e: build e2e-binaries peers ## end-to-end tests in the lab; RUN=regexp selects, LAB=host|kvm|tcg forces a way
 	$(call phase,end-to-end tests in the lab)
-	@hack/labs $(LABS) $(LAB_PROGRAM) -apiserver -limit $(TIMEOUT) -env TIMEOUT=$(TIMEOUT) -env RUN="$$LAB_RUN" $(LABFLAGS) -- hack/e2e $(E2E_PACKAGES)
+	@hack/labs $(LABS) $(LAB_PROGRAM) -apiserver -limit $(TIMEOUT) -env TIMEOUT=$(TIMEOUT) -env RUN="$$LAB_RUN" -env ONLY="$$LAB_ONLY" -env SKIP="$$LAB_SKIP" $(LABFLAGS) -- hack/e2e $(E2E_PACKAGES)
 	$(call phase,end-to-end tests passed)
 # Under another name: make would expand the dollar signs of a RUN= that it was given.
 e2e: export LAB_RUN := $(value RUN)
+e2e: export LAB_ONLY := $(value ONLY)
+e2e: export LAB_SKIP := $(value SKIP)
+
+behaviour: ## end-to-end tests of how Services behave, from every kind of client, and of what users asked for
+	@$(MAKE) --no-print-directory START=$(START) e2e E2E_PACKAGES=test/e2e ONLY='$(BEHAVIOUR)'
 
 # What they need, one after the other: together, two compilers would do the same
 # packages. The unit tests' are different ones, for the race detector.

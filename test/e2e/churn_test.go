@@ -9,6 +9,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 
@@ -71,7 +72,7 @@ func TestChurn(t *testing.T) {
 	r := newRollout(t)
 	var loads []*lab.Load
 	for _, w := range r.waysIn() {
-		loads = append(loads, w.from.Load(1, lab.TCP, w.address))
+		loads = append(loads, w.from.PacedLoad(20*time.Millisecond, lab.DialTimeout, 1, lab.TCP, w.address))
 	}
 	long := r.openConnections()
 

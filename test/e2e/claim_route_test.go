@@ -5,6 +5,7 @@ package e2e
 import (
 	"strings"
 	"testing"
+	"time"
 
 	"k8s.io/apimachinery/pkg/runtime"
 
@@ -35,7 +36,7 @@ func TestClusterIPsByRoute(t *testing.T) {
 	var loads []*lab.Load
 	for _, vip := range svc.Spec.ClusterIPs {
 		for _, from := range []*lab.Namespace{pod.Namespace, node.Namespace} {
-			loads = append(loads, from.Load(1, lab.TCP, at(vip, 80)))
+			loads = append(loads, from.PacedLoad(5*time.Millisecond, lab.DialTimeout, 1, lab.TCP, at(vip, 80)))
 		}
 	}
 	claim("route")

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"reflect"
 	"slices"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -93,6 +94,9 @@ func (p *Proxy) renewNode(ctx context.Context) (plan.Depends, error) {
 	p.facts = facts
 	part := plan.NodeWide(&p.Config, &p.node)
 	p.bound = plan.Remember(p.bound, part.Bound)
+	if !slices.Equal(part.Watched, p.nodePart.Watched) {
+		p.compareSoon(time.Now()) // their values are read with the rest of the kernel
+	}
 	if !reflect.DeepEqual(part, p.nodePart) {
 		p.nodePart = part
 		p.applier.SetNode(part)

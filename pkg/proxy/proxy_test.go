@@ -93,7 +93,7 @@ func (w *world) options() Options {
 		LocalMark: plan.LocalMark{Value: 0x9, Mask: 0x3fff},
 		VIPs:      plan.VIPs{ClusterIPs: plan.ClaimAddress, LoadBalancers: plan.ClaimAddress, ExternalIPs: plan.ClaimAddress},
 	}
-	values := sysctl.State{}
+	values := sysctl.State{"net/ipv4/conf/all/src_valid_mark": "0", "net/ipv4/vs/snat_reroute": "0"} // with an ENI
 	for key := range plan.NodeWide(&cfg, &plan.Node{}).Sysctls {
 		values[key] = "0"
 	}
@@ -372,6 +372,32 @@ func TestOwnRemovalIsNoDrift(t *testing.T) {
 		}
 		if w.compare != 0 {
 			t.Errorf("compared the whole kernel %d times because of ten deletions", w.compare)
+		}
+	})
+}
+
+// TestNewENIIsLookedAtSoon has a pod's rule make an interface an ENI: whether
+// its reverse-path check is in the way is known seconds later.
+func TestNewENIIsLookedAtSoon(t *testing.T) {
+	run(t, nil, func(w *world) {
+		inventory, err := w.routing.Inventory()
+		if err != nil {
+			t.Fatal(err)
+		}
+		for i, table := range []int{254, 1003} {
+			name := fmt.Sprintf("eth%d", i)
+			inventory.Links = append(inventory.Links, routing.Link{Index: 2 + i, Name: name, Type: "device", Up: true})
+			inventory.Defaults = append(inventory.Defaults, routing.Route{Family: ip.IPv4, Table: table, Dst: netip.MustParsePrefix("0.0.0.0/0"), Link: name})
+		}
+		w.routing.SetInventory(inventory)
+		w.synced()
+		w.sleep(10 * time.Second)
+		w.compare = 0
+		pod := netip.MustParsePrefix("10.12.192.44/32")
+		w.routing.Do(routing.Change{Op: routing.AddRule, Rule: routing.Rule{Family: ip.IPv4, Priority: 2000, From: pod, Table: 1003}})
+		w.sleep(4 * time.Second)
+		if w.compare != 1 {
+			t.Errorf("the kernel was compared %d times", w.compare)
 		}
 	})
 }

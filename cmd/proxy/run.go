@@ -16,6 +16,7 @@ import (
 
 	"github.com/kube-ipvs/kube-ipvs/pkg/apply"
 	"github.com/kube-ipvs/kube-ipvs/pkg/config"
+	"github.com/kube-ipvs/kube-ipvs/pkg/event"
 	"github.com/kube-ipvs/kube-ipvs/pkg/health"
 	"github.com/kube-ipvs/kube-ipvs/pkg/metrics"
 	"github.com/kube-ipvs/kube-ipvs/pkg/plan"
@@ -71,6 +72,10 @@ func serve(ctx context.Context, cfg *config.Config, kernel *machine) error {
 	state := health.NewServer(cfg.SyncPeriod, recorder)
 	checks := health.NewHealthChecks(ctx, nil, state.Healthy)
 	defer checks.Close()
+	src, events, err := newSource(ctx, cfg)
+	if err != nil {
+		return err
+	}
 	p := proxy.New(proxy.Options{
 		Config:          cfg.Plan,
 		Kernel:          kernel.Kernel,
@@ -79,14 +84,11 @@ func serve(ctx context.Context, cfg *config.Config, kernel *machine) error {
 		Network:         kernel.routing,
 		HealthChecks:    checks,
 		Observer:        metrics.Observers{recorder, state},
+		Events:          events,
 		MinSyncPeriod:   cfg.MinSyncPeriod,
 		SyncPeriod:      cfg.SyncPeriod,
 		DrainPeriod:     drainPeriod,
 	})
-	src, err := newSource(cfg)
-	if err != nil {
-		return err
-	}
 	if cfg.Action == config.Once {
 		return p.Once(ctx, src)
 	}
@@ -116,16 +118,19 @@ func answer(ctx context.Context, cancel context.CancelCauseFunc, cfg *config.Con
 	go serve(health.NewMetricsServer(cfg.Profiling).Run, cfg.Metrics)
 }
 
-// newSource makes the source that the configuration names.
-func newSource(cfg *config.Config) (source.Source, error) {
+// newSource makes the source that the configuration names, and what writes
+// Events there. A folder of manifests takes none.
+func newSource(ctx context.Context, cfg *config.Config) (source.Source, proxy.Events, error) {
 	if dir := cfg.Source.Manifests; dir != "" {
-		return manifest.New(dir, cfg.Plan.NodeName), nil
+		return manifest.New(dir, cfg.Plan.NodeName), event.Discard{}, nil
 	}
 	client, err := newClient(&cfg.Source)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
-	return apiserver.New(client, cfg.Plan.NodeName, cfg.Source.ConfigSyncPeriod), nil
+	events := event.NewWriter(client.EventsV1(), cfg.Plan.NodeName)
+	go events.Run(ctx)
+	return apiserver.New(client, cfg.Plan.NodeName, cfg.Source.ConfigSyncPeriod), events, nil
 }
 
 // newClient connects to the API server: by a kubeconfig, or with the Pod's

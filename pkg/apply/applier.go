@@ -31,6 +31,8 @@ type Applier struct {
 	vips    ledger[plan.VIP, struct{}]
 	node    nodePart
 
+	conflicts conflicts
+
 	have     have
 	marked   map[ipvs.Key]ipvs.Key                    // the address and port that a mark is for, by the members in the kernel
 	foreign  ipvs.State                               // virtual servers that are not ours
@@ -61,15 +63,16 @@ type have struct {
 // New makes an Applier that knows nothing of the kernel yet.
 func New(cfg *plan.Config, kernel Kernel) *Applier {
 	return &Applier{
-		cfg:      cfg,
-		kernel:   kernel,
-		parts:    map[types.NamespacedName]ownedPart{},
-		servers:  newLedger[ipvs.Key, *plan.VirtualServer](),
-		members:  newLedger[plan.Member, uint32](),
-		vips:     newLedger[plan.VIP, struct{}](),
-		have:     have{servers: ipvs.State{}, sets: ipset.State{}, vips: map[plan.VIP]struct{}{}, rules: map[routing.Rule]struct{}{}, sysctls: sysctl.State{}, nat: map[ip.Family]nat.State{}},
-		marked:   map[ipvs.Key]ipvs.Key{},
-		draining: map[ipvs.Key]map[netip.AddrPort]struct{}{},
+		cfg:       cfg,
+		kernel:    kernel,
+		parts:     map[types.NamespacedName]ownedPart{},
+		servers:   newLedger[ipvs.Key, *plan.VirtualServer](),
+		members:   newLedger[plan.Member, uint32](),
+		vips:      newLedger[plan.VIP, struct{}](),
+		conflicts: newConflicts(),
+		have:      have{servers: ipvs.State{}, sets: ipset.State{}, vips: map[plan.VIP]struct{}{}, rules: map[routing.Rule]struct{}{}, sysctls: sysctl.State{}, nat: map[ip.Family]nat.State{}},
+		marked:    map[ipvs.Key]ipvs.Key{},
+		draining:  map[ipvs.Key]map[netip.AddrPort]struct{}{},
 	}
 }
 
@@ -121,12 +124,14 @@ func (a *Applier) setServers(owner *Owner, old, want []plan.VirtualServer) {
 		if was, ok := before[vs.Key]; !ok || !sameServer(was, vs) {
 			a.adoptForeign(vs.Key)
 			a.servers.put(vs.Key, owner, vs)
+			a.conflicts.claimed(vs.Key, a.servers.owners(vs.Key))
 			a.markTwin(vs.Key)
 		}
 		delete(before, vs.Key)
 	}
 	for key := range before {
 		a.servers.drop(key, owner)
+		a.conflicts.claimed(key, a.servers.owners(key))
 		a.markTwin(key)
 	}
 }
@@ -172,22 +177,6 @@ func marksOf(list []plan.Member) map[plan.Member]uint32 {
 		mark := m.Mark
 		m.Mark = 0
 		out[m] = mark
-	}
-	return out
-}
-
-// Conflicts lists the virtual servers that a Service wants and an older one
-// has.
-func (a *Applier) Conflicts(name types.NamespacedName) map[ipvs.Key]types.NamespacedName {
-	var out map[ipvs.Key]types.NamespacedName
-	for _, vs := range a.parts[name].part.VirtualServers {
-		owners := a.servers.owners(vs.Key)
-		if len(owners) > 1 && owners[0] != name {
-			if out == nil {
-				out = map[ipvs.Key]types.NamespacedName{}
-			}
-			out[vs.Key] = owners[0]
-		}
 	}
 	return out
 }

@@ -692,11 +692,15 @@ func TestConflictIsTheOlderServices(t *testing.T) {
 	if rs := w.realServers(k); rs[netip.MustParseAddrPort("10.244.0.2:8000")].Weight != 1 {
 		t.Errorf("real servers %v", rs)
 	}
-	if c := w.applier.Conflicts(younger.Name); c[k] != older.Name {
-		t.Errorf("conflicts %v", c)
+	want := []Conflict{{Key: k, Loser: younger.Name, Winner: older.Name}}
+	if c := w.applier.TakeConflicts(); !slices.Equal(c, want) || w.applier.Conflicts() != 1 {
+		t.Errorf("%d conflicts, %v", w.applier.Conflicts(), c)
 	}
 	w.applier.Delete(older.Name)
 	w.applier.Flush()
+	if c := w.applier.TakeConflicts(); len(c) > 0 || w.applier.Conflicts() != 0 {
+		t.Errorf("%d conflicts, new ones %v", w.applier.Conflicts(), c)
+	}
 	if rs := w.realServers(k); rs[netip.MustParseAddrPort("10.244.0.3:8000")].Weight != 1 {
 		t.Errorf("the younger Service did not take over: %v", rs)
 	}

@@ -102,6 +102,9 @@ func (s *Server) Compared(time.Duration, int) {}
 // Held does nothing: any number is healthy.
 func (s *Server) Held(_, _, _ int) {}
 
+// Conflicts does nothing: that is the users' to solve.
+func (s *Server) Conflicts(int) {}
+
 // Healthy tells whether the proxy keeps up, whatever the Node says.
 func (s *Server) Healthy() bool {
 	return s.look(time.Now()).healthy

@@ -36,6 +36,7 @@ type Recorder struct {
 	virtualServers  *metrics.Gauge
 	realServers     *metrics.Gauge
 	draining        *metrics.Gauge
+	conflicts       *metrics.Gauge
 }
 
 // New makes the metrics and registers them, with legacyregistry.Register in
@@ -79,6 +80,7 @@ func newRecorder() *Recorder {
 		realServers:    gauge(ours, "real_servers", "IPVS real servers programmed, draining ones included."),
 		draining: gauge(ours, "draining_real_servers",
 			"IPVS real servers that take no new connections and wait for the end of those they have."),
+		conflicts: gauge(ours, "conflicts", "IPVS virtual servers that a Service claims and an older Service has."),
 	}
 }
 
@@ -86,7 +88,7 @@ func (r *Recorder) all() []metrics.Registerable {
 	return []metrics.Registerable{
 		r.passDuration, r.passSucceededAt, r.queuedAt, r.healthz, r.livez,
 		r.planned, r.problems, r.compareDuration, r.driftRepaired,
-		r.virtualServers, r.realServers, r.draining,
+		r.virtualServers, r.realServers, r.draining, r.conflicts,
 	}
 }
 
@@ -115,6 +117,9 @@ func (r *Recorder) Held(virtualServers, realServers, draining int) {
 	r.realServers.Set(float64(realServers))
 	r.draining.Set(float64(draining))
 }
+
+// Conflicts notes how much is claimed in vain.
+func (r *Recorder) Conflicts(count int) { r.conflicts.Set(float64(count)) }
 
 // Node does nothing: what the Node says is no business of these metrics.
 func (r *Recorder) Node(_, _, _ bool) {}

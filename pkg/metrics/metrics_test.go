@@ -33,6 +33,7 @@ func TestRecorder(t *testing.T) {
 	r.Compared(time.Second, 1)
 	r.Held(9, 9, 9)
 	r.Held(7, 21, 2)
+	r.Conflicts(3)
 	r.Healthz(t.Context(), http.StatusOK)
 	r.Healthz(t.Context(), http.StatusServiceUnavailable)
 	r.Healthz(t.Context(), http.StatusOK)
@@ -45,6 +46,7 @@ func TestRecorder(t *testing.T) {
 		"kube_ipvs_virtual_servers":                         "7",
 		"kube_ipvs_real_servers":                            "21",
 		"kube_ipvs_draining_real_servers":                   "2",
+		"kube_ipvs_conflicts":                               "3",
 		"kube_ipvs_compare_duration_seconds_sum":            "2",
 		"kube_ipvs_compare_duration_seconds_count":          "2",
 		"kubeproxy_sync_proxy_rules_duration_seconds_sum":   "0.03",
@@ -147,6 +149,7 @@ func (o *told) Queued()                                { o.note("queued") }
 func (o *told) Passed(took time.Duration, s, p int)    { o.note("passed %s %d %d", took, s, p) }
 func (o *told) Compared(took time.Duration, diffs int) { o.note("compared %s %d", took, diffs) }
 func (o *told) Held(v, r, d int)                       { o.note("held %d %d %d", v, r, d) }
+func (o *told) Conflicts(n int)                        { o.note("conflicts %d", n) }
 func (o *told) Node(exists, deleting, excluded bool) {
 	o.note("node %t %t %t", exists, deleting, excluded)
 }
@@ -158,8 +161,9 @@ func TestObservers(t *testing.T) {
 	o.Passed(time.Second, 1, 2)
 	o.Compared(time.Minute, 3)
 	o.Held(4, 5, 6)
+	o.Conflicts(7)
 	o.Node(true, false, true)
-	want := []string{"queued", "passed 1s 1 2", "compared 1m0s 3", "held 4 5 6", "node true false true"}
+	want := []string{"queued", "passed 1s 1 2", "compared 1m0s 3", "held 4 5 6", "conflicts 7", "node true false true"}
 	for name, got := range map[string][]string{"first": a.events, "second": b.events} {
 		if diff := cmp.Diff(want, got); diff != "" {
 			t.Errorf("%s (-want +got):\n%s", name, diff)

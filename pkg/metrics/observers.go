@@ -8,6 +8,7 @@ type Observer interface {
 	Passed(took time.Duration, services, problems int)
 	Compared(took time.Duration, differences int)
 	Held(virtualServers, realServers, draining int)
+	Conflicts(count int)
 	Node(exists, deleting, excludedFromAutoscaling bool)
 }
 
@@ -40,6 +41,13 @@ func (o Observers) Compared(took time.Duration, differences int) {
 func (o Observers) Held(virtualServers, realServers, draining int) {
 	for _, each := range o {
 		each.Held(virtualServers, realServers, draining)
+	}
+}
+
+// Conflicts tells how much is claimed in vain.
+func (o Observers) Conflicts(count int) {
+	for _, each := range o {
+		each.Conflicts(count)
 	}
 }
 

@@ -2,17 +2,31 @@ package proxy
 
 import (
 	"context"
+	"fmt"
+	"strings"
 
+	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
 
+	"github.com/kube-ipvs/kube-ipvs/pkg/apply"
+	"github.com/kube-ipvs/kube-ipvs/pkg/event"
 	"github.com/kube-ipvs/kube-ipvs/pkg/plan"
 )
 
+// The reasons of Events.
+const (
+	reasonUnusable = "Unusable" // parts of a Service cannot be used
+	reasonConflict = "Conflict" // a virtual server of a Service is an older one's
+	reasonInTheWay = "InTheWay" // something on a Node is in the way of Services
+)
+
 // complain reports what is wrong with a Service, once for each complaint.
-func (p *Proxy) complain(ctx context.Context, name types.NamespacedName, err error) {
+func (p *Proxy) complain(ctx context.Context, svc *corev1.Service, err error) {
+	name := types.NamespacedName{Namespace: svc.Namespace, Name: svc.Name}
 	if p.news(name, err) {
 		klog.FromContext(ctx).Error(err, "Parts of a Service cannot be used, serving the rest", "service", name)
+		p.Events.Warn(event.Warning{Regarding: *serviceRef(svc), Reason: reasonUnusable, Note: err.Error()})
 	}
 }
 
@@ -29,10 +43,56 @@ func (p *Proxy) warn(ctx context.Context) {
 	for _, w := range plan.Warnings(&p.Config, &p.node, &p.nodePart, p.applier.Seen()) {
 		if !p.warned[w] {
 			klog.FromContext(ctx).Error(nil, "The node is in the way of Services", "problem", w)
+			p.warnOfNode(w)
 		}
 		now[w] = true
 	}
 	p.warned = now
+}
+
+// warnOfNode writes an Event, if there is a Node to write it of.
+func (p *Proxy) warnOfNode(note string) {
+	if n := p.inbox.getNode(); n != nil {
+		p.Events.Warn(event.Warning{
+			Regarding: corev1.ObjectReference{APIVersion: "v1", Kind: "Node", Name: n.Name, UID: n.UID},
+			Reason:    reasonInTheWay, Note: note,
+		})
+	}
+}
+
+// reportConflicts tells of virtual servers that an older Service has, once for
+// each two Services.
+func (p *Proxy) reportConflicts(ctx context.Context) {
+	p.Observer.Conflicts(p.applier.Conflicts())
+	conflicts := p.applier.TakeConflicts()
+	for len(conflicts) > 0 {
+		first, n := conflicts[0], 0
+		var keys []string
+		for n < len(conflicts) && conflicts[n].Loser == first.Loser && conflicts[n].Winner == first.Winner {
+			keys = append(keys, conflicts[n].Key.String())
+			n++
+		}
+		p.reportConflict(ctx, first, strings.Join(keys, ", "))
+		conflicts = conflicts[n:]
+	}
+}
+
+func (p *Proxy) reportConflict(ctx context.Context, c apply.Conflict, keys string) {
+	klog.FromContext(ctx).Info("Two Services claim one address and port, the older one has it",
+		"virtualServers", keys, "service", c.Loser, "winner", c.Winner)
+	loser, _ := p.inbox.get(c.Loser)
+	winner, _ := p.inbox.get(c.Winner)
+	if loser == nil || winner == nil {
+		return // one of them is gone, and the conflict about to end
+	}
+	p.Events.Warn(event.Warning{
+		Regarding: *serviceRef(loser), Related: serviceRef(winner), Reason: reasonConflict,
+		Note: fmt.Sprintf("Service %s is older and has %s; this Service has it when that one is gone", c.Winner, keys),
+	})
+}
+
+func serviceRef(svc *corev1.Service) *corev1.ObjectReference {
+	return &corev1.ObjectReference{APIVersion: "v1", Kind: "Service", Namespace: svc.Namespace, Name: svc.Name, UID: svc.UID}
 }
 
 // news tells whether an error is another one than the last.

@@ -135,6 +135,7 @@ func (p *Proxy) settle(ctx context.Context, problems apply.Problems) {
 		}
 	}
 	p.Observer.Held(p.applier.Held())
+	p.reportConflicts(ctx)
 }
 
 func logProblem(ctx context.Context, name types.NamespacedName, err error, wait time.Duration) {

@@ -26,10 +26,9 @@ func (p *Proxy) planService(ctx context.Context, name types.NamespacedName) {
 	}
 	s, err := service.Build(svc, endpointSlices)
 	part, short := p.number(name, plan.Service(&p.Config, &p.facts, &s))
-	p.complain(ctx, name, errors.Join(err, short))
+	p.complain(ctx, svc, errors.Join(err, short))
 	p.depends[name] = part.Depends
 	p.applier.Set(&apply.Owner{Name: name, Created: s.Created}, part)
-	p.reportConflicts(ctx, name)
 	if part.HealthCheck.Port != 0 {
 		p.HealthChecks.Set(name, part.HealthCheck)
 	} else {
@@ -44,14 +43,6 @@ func (p *Proxy) forget(name types.NamespacedName) {
 	p.retries.succeeded(name)
 	p.applier.Delete(name)
 	p.HealthChecks.Delete(name)
-}
-
-// reportConflicts tells of virtual servers that an older Service has.
-func (p *Proxy) reportConflicts(ctx context.Context, name types.NamespacedName) {
-	for key, winner := range p.applier.Conflicts(name) {
-		klog.FromContext(ctx).Info("Two Services claim one address and port, the older one has it",
-			"virtualServer", key.String(), "service", name, "winner", winner)
-	}
 }
 
 // renewAffected reads the node again and has those Services planned again

@@ -12,6 +12,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/kube-ipvs/kube-ipvs/pkg/apply"
+	"github.com/kube-ipvs/kube-ipvs/pkg/event"
 	"github.com/kube-ipvs/kube-ipvs/pkg/plan"
 	"github.com/kube-ipvs/kube-ipvs/pkg/routing"
 	"github.com/kube-ipvs/kube-ipvs/pkg/source"
@@ -36,7 +37,13 @@ type Observer interface {
 	Passed(took time.Duration, services, problems int)   // a pass over all the work that there was has ended
 	Compared(took time.Duration, differences int)        // the whole kernel was compared
 	Held(virtualServers, realServers, draining int)      // what the kernel holds of ours
+	Conflicts(count int)                                 // virtual servers that are claimed in vain
 	Node(exists, deleting, excludedFromAutoscaling bool) // what the Node says
+}
+
+// Events writes Events. Package event has it. Warn returns at once.
+type Events interface {
+	Warn(event.Warning)
 }
 
 // Options are how the proxy runs, apart from what it plans.
@@ -50,6 +57,7 @@ type Options struct {
 	Network         Network
 	HealthChecks    HealthChecks
 	Observer        Observer
+	Events          Events
 
 	MinSyncPeriod time.Duration // least time between two passes; 0: none
 	SyncPeriod    time.Duration // time between two comparisons with the kernel

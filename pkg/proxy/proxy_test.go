@@ -20,6 +20,7 @@ import (
 
 	"github.com/kube-ipvs/kube-ipvs/pkg/apply"
 	"github.com/kube-ipvs/kube-ipvs/pkg/conntrack"
+	"github.com/kube-ipvs/kube-ipvs/pkg/event"
 	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
 	"github.com/kube-ipvs/kube-ipvs/pkg/ipset"
 	"github.com/kube-ipvs/kube-ipvs/pkg/ipvs"
@@ -42,6 +43,9 @@ type world struct {
 	compare int
 	queued  bool // since the last pass
 
+	conflicts int
+	events    []event.Warning
+
 	mu     sync.Mutex
 	writes []string
 	refuse func(string) error
@@ -62,6 +66,8 @@ func (w *world) Passed(_ time.Duration, _, _ int) {
 func (w *world) Compared(time.Duration, int) { w.compare++ }
 func (w *world) Held(int, int, int)          {}
 func (w *world) Node(bool, bool, bool)       {}
+func (w *world) Conflicts(n int)             { w.conflicts = n }
+func (w *world) Warn(e event.Warning)        { w.events = append(w.events, e) }
 
 func (w *world) Set(n types.NamespacedName, c plan.HealthCheck) { w.checks[n] = c }
 func (w *world) Delete(n types.NamespacedName)                  { delete(w.checks, n) }
@@ -117,7 +123,7 @@ func (w *world) options() Options {
 			NAT: map[ip.Family]apply.NAT{ip.IPv4: nat.NewFake(ip.IPv4), ip.IPv6: nat.NewFake(ip.IPv6)},
 		},
 		BridgeNetfilter: func() bool { return true },
-		Network:         w.routing, HealthChecks: w, Observer: w,
+		Network:         w.routing, HealthChecks: w, Observer: w, Events: w,
 		SyncPeriod: 30 * time.Second, DrainPeriod: 5 * time.Second,
 	}
 }

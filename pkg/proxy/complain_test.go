@@ -1,0 +1,60 @@
+package proxy
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+)
+
+// claim is a Service of two ports that was made at a second.
+func (w *world) claim(name, vip string, second int64) {
+	w.sink.SetService(&corev1.Service{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name, UID: types.UID("uid of " + name), CreationTimestamp: metav1.Unix(second, 0)},
+		Spec: corev1.ServiceSpec{
+			ClusterIP: vip, ClusterIPs: []string{vip},
+			Ports: []corev1.ServicePort{{Name: "http", Protocol: corev1.ProtocolTCP, Port: 80}, {Name: "https", Protocol: corev1.ProtocolTCP, Port: 443}},
+		},
+	})
+	w.slice(name, "10.244.0.2")
+}
+
+func TestConflictIsAnEventAndAMetric(t *testing.T) {
+	run(t, nil, func(w *world) {
+		w.synced()
+		w.claim("young", "10.96.0.10", 20)
+		w.claim("old", "10.96.0.10", 10)
+		w.sleep(time.Minute)
+		w.slice("young", "10.244.0.3") // what is planned again is not told again
+		w.sleep(time.Minute)
+		if len(w.events) != 1 || w.conflicts != 2 {
+			t.Fatalf("%d conflicts, Events %+v", w.conflicts, w.events)
+		}
+		e := w.events[0]
+		if e.Regarding.UID != "uid of young" || e.Related == nil || e.Related.UID != "uid of old" || e.Reason != reasonConflict ||
+			!strings.Contains(e.Note, "default/old is older and has TCP 10.96.0.10:80, TCP 10.96.0.10:443") {
+			t.Errorf("%+v", e)
+		}
+		w.sink.DeleteService(types.NamespacedName{Namespace: "default", Name: "old"})
+		w.sleep(time.Minute)
+		if w.conflicts != 0 || len(w.events) != 1 {
+			t.Errorf("%d conflicts after the older Service went, Events %+v", w.conflicts, w.events)
+		}
+	})
+}
+
+func TestComplaintIsAnEventOnce(t *testing.T) {
+	run(t, nil, func(w *world) {
+		w.synced()
+		for range 3 {
+			w.service("web", "not an address")
+			w.sleep(time.Minute)
+		}
+		if len(w.events) != 1 || w.events[0].Regarding.Name != "web" || w.events[0].Reason != reasonUnusable || !strings.Contains(w.events[0].Note, "spec.clusterIPs[0]") {
+			t.Errorf("Events %+v", w.events)
+		}
+	})
+}

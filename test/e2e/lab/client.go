@@ -73,8 +73,14 @@ func (n *Namespace) Dial(protocol Protocol, address string) Answer {
 
 // DialWithin is Dial with a time limit.
 func (n *Namespace) DialWithin(limit time.Duration, protocol Protocol, address string) Answer {
+	return n.DialFrom(0, limit, protocol, address)
+}
+
+// DialFrom is DialWithin from a port of the client's choice; 0 leaves it to the
+// kernel.
+func (n *Namespace) DialFrom(port uint16, limit time.Duration, protocol Protocol, address string) Answer {
 	begin := time.Now()
-	c, err := n.Connect(limit, protocol, address)
+	c, err := n.connectFrom(port, limit, protocol, address)
 	if err != nil {
 		return Answer{Err: err, Elapsed: time.Since(begin)}
 	}
@@ -93,11 +99,15 @@ type Connection struct {
 
 // Connect opens a connection to "address:port". Close it after use.
 func (n *Namespace) Connect(limit time.Duration, protocol Protocol, address string) (*Connection, error) {
+	return n.connectFrom(0, limit, protocol, address)
+}
+
+func (n *Namespace) connectFrom(port uint16, limit time.Duration, protocol Protocol, address string) (*Connection, error) {
 	to, err := netip.ParseAddrPort(address)
 	if err != nil {
 		return nil, err
 	}
-	s, err := n.openSocket(protocol, family(to.Addr()))
+	s, err := n.clientSocket(port, protocol, family(to.Addr()))
 	if err != nil {
 		return nil, err
 	}
@@ -110,6 +120,24 @@ func (n *Namespace) Connect(limit time.Duration, protocol Protocol, address stri
 		return nil, err
 	}
 	return &Connection{protocol: protocol, socket: s}, nil
+}
+
+func (n *Namespace) clientSocket(port uint16, protocol Protocol, family int) (*socket, error) {
+	s, err := n.openSocket(protocol, family)
+	if err != nil {
+		return nil, err
+	}
+	if protocol == SCTP {
+		err = s.heedErrors(family)
+	}
+	if port != 0 && err == nil {
+		err = s.bind(family, port)
+	}
+	if err != nil {
+		s.close()
+		return nil, err
+	}
+	return s, nil
 }
 
 // Ask sends one request on the connection and waits for the answer. A datagram

@@ -85,6 +85,25 @@ func (s *socket) whenReadable(f func(fd int) error) (err error) {
 	return err
 }
 
+// bind chooses the socket's own port.
+func (s *socket) bind(family int, port uint16) error {
+	any := netip.IPv4Unspecified()
+	if family == unix.AF_INET6 {
+		any = netip.IPv6Unspecified()
+	}
+	return s.control(func(fd int) error { return unix.Bind(fd, sockaddr(netip.AddrPortFrom(any, port))) })
+}
+
+// heedErrors has an SCTP client give up when an ICMP error refuses it, as TCP's
+// do. Otherwise the error is only advice, and it tries on in vain.
+func (s *socket) heedErrors(family int) error {
+	level, option := unix.IPPROTO_IP, unix.IP_RECVERR
+	if family == unix.AF_INET6 {
+		level, option = unix.IPPROTO_IPV6, unix.IPV6_RECVERR
+	}
+	return s.control(func(fd int) error { return unix.SetsockoptInt(fd, level, option, 1) })
+}
+
 // connect connects, and waits until that has worked or failed.
 func (s *socket) connect(address netip.AddrPort) error {
 	err := s.control(func(fd int) error { return unix.Connect(fd, sockaddr(address)) })

@@ -245,8 +245,8 @@ func (m *eniMatrix) ends(cells []eniCell) []string {
 	return ends
 }
 
-func inParallel(workers int, cells []eniCell, ask func(eniCell) asked) []asked {
-	todo, done := make(chan eniCell), make(chan asked)
+func inParallel[cell, result any](workers int, cells []cell, ask func(cell) result) []result {
+	todo, done := make(chan cell), make(chan result)
 	for range workers {
 		go func() {
 			for cell := range todo {
@@ -260,7 +260,7 @@ func inParallel(workers int, cells []eniCell, ask func(eniCell) asked) []asked {
 		}
 		close(todo)
 	}()
-	var all []asked
+	var all []result
 	for range cells {
 		all = append(all, <-done)
 	}

@@ -1,0 +1,309 @@
+//go:build e2e
+
+package e2e
+
+import (
+	"fmt"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+
+	"github.com/kube-ipvs/kube-ipvs/test/e2e/lab"
+)
+
+// behaviourMatrix is the ordinary cluster with every Service of the oracle's on
+// it, served by node1 and node3.
+//
+//	outside1 (198.51.101.9)   outside3 (198.51.103.9)
+//	              \           /
+//	                 fabric: VIPs -> node1 for outside1, -> node3 for outside3
+//	   +---------------+----------------+
+//	 node1           node2            node3
+//	web1, pod1       web2             pod3
+type behaviourMatrix struct {
+	*lab.ThreeNodes
+	hosts    map[string]*lab.Namespace // who asks, by name
+	ports    map[string]*atomic.Int32  // and from which port it has asked last
+	pods     map[string]*lab.Pod       // the endpoints
+	failures atomic.Int32
+}
+
+// TestBehaviourMatrixIPv4 asks every question of the oracle's: who answers, and
+// which source the endpoint sees; who is refused, and who gets no answer.
+func TestBehaviourMatrixIPv4(t *testing.T) { askBehaviour(t, 0) }
+
+// TestBehaviourMatrixIPv6 is the same in the other family.
+func TestBehaviourMatrixIPv6(t *testing.T) { askBehaviour(t, 1) }
+
+func askBehaviour(t *testing.T, family int) {
+	m := newBehaviourMatrix(t)
+	for _, claims := range []struct {
+		name      string
+		protocols []lab.Protocol
+		flags     []string
+	}{
+		{"as by default", lab.Protocols, nil},
+		{"VIPs claimed in other ways", lab.Protocols[:1],
+			[]string{"--claim-cluster-ips", "route", "--claim-external-ips", "address", "--claim-load-balancers", "route"}},
+	} {
+		// The nodes' state is kept when the test ends: as it was when it failed.
+		if !t.Run(claims.name, func(t *testing.T) { m.run(t, cellsOf(family, claims.protocols), claims.flags) }) {
+			return
+		}
+	}
+}
+
+// run starts the proxies anew and asks all cells.
+func (m *behaviourMatrix) run(t *testing.T, cells []matrixCell, flags []string) {
+	dir := writeManifests(t, m.manifests()...)
+	for _, node := range []*lab.BridgeNode{m.Nodes[0], m.Nodes[2]} {
+		runOnce(t, node.Node, dir, append([]string{"--cluster-cidr", podCIDRs}, flags...)...)
+	}
+	byFate := map[fate][]matrixCell{}
+	for _, cell := range cells {
+		f := cell.want().fate
+		byFate[f] = append(byFate[f], cell)
+	}
+	for _, part := range []struct {
+		fate    fate
+		workers int
+		ask     func(matrixCell) error
+	}{
+		{isAnswered, 8, m.askAnswered},
+		{isRefused, 100, m.askRefused},
+		{isDropped, len(byFate[isDropped]), m.askDropped}, // they only wait
+	} {
+		begin, cells := time.Now(), byFate[part.fate]
+		for _, err := range inParallel(part.workers, cells, m.untilTooMany(part.ask)) {
+			if err != nil {
+				t.Error(err)
+			}
+		}
+		t.Logf("%d cells that are %s: %s", len(cells), part.fate, time.Since(begin).Round(time.Millisecond))
+	}
+}
+
+// TestBehaviourMatrixDocumented holds the documentation to name every deviation
+// from the API.
+func TestBehaviourMatrixDocumented(t *testing.T) {
+	text, err := os.ReadFile(filepath.Join(os.Getenv("LAB_SRC"), "docs/traffic.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	missing := map[deviation]bool{}
+	for _, cell := range slices.Concat(cellsOf(0, lab.Protocols), cellsOf(1, lab.Protocols)) {
+		if why := cell.want().why; !strings.Contains(string(text), string(why)) {
+			missing[why] = true
+		}
+	}
+	for why := range missing {
+		t.Errorf("docs/traffic.md does not say: %s", why)
+	}
+}
+
+// enoughFailures tell what is wrong. Each that waits in vain costs time.
+const enoughFailures = 50
+
+func (m *behaviourMatrix) untilTooMany(ask func(matrixCell) error) func(matrixCell) error {
+	return func(c matrixCell) error {
+		if m.failures.Load() >= enoughFailures {
+			return nil
+		}
+		err := ask(c)
+		if err == nil {
+			return nil
+		}
+		m.failures.Add(1)
+		return fmt.Errorf("%s: %w", c, err)
+	}
+}
+
+func newBehaviourMatrix(t *testing.T) *behaviourMatrix {
+	c := lab.NewThreeNodes(t)
+	node1, node2, node3 := c.Nodes[0], c.Nodes[1], c.Nodes[2]
+	m := &behaviourMatrix{ThreeNodes: c, ports: map[string]*atomic.Int32{}}
+	m.pods = map[string]*lab.Pod{web1: node1.AddPod(web1), web2: node2.AddPod(web2)}
+	m.hosts = map[string]*lab.Namespace{
+		web1: m.pods[web1].Namespace, "pod1": node1.AddPod("pod1").Namespace, "pod3": node3.AddPod("pod3").Namespace,
+		"node1": node1.Namespace, "node3": node3.Namespace,
+		"outside1": m.addOutside(node1), "outside3": m.addOutside(node3),
+	}
+	for name, host := range m.hosts {
+		m.ports[name] = &atomic.Int32{}
+		// Many refusals in a second are what is looked at.
+		host.Sysctl("net.ipv4.icmp_ratemask", "0")
+		host.Sysctl("net.ipv6.icmp.ratemask", "0") // of no type that there is
+	}
+	for name, pod := range m.pods {
+		for _, service := range matrixServices() {
+			for _, protocol := range lab.Protocols {
+				pod.Serve(service.servedBy(name), protocol, service.targetPort())
+			}
+		}
+	}
+	return m
+}
+
+// addOutside makes a client outside, which is led to one node with every VIP.
+func (m *behaviourMatrix) addOutside(node *lab.BridgeNode) *lab.Namespace {
+	n := 100 + node.Number
+	segment := m.Fabric.Segment(fmt.Sprintf("198.51.%d.1/24", n), fmt.Sprintf("fd00:51:%d::1/64", n))
+	m.Fabric.Route(fmt.Sprintf("default via %s table %d", node.IPv4, n), fmt.Sprintf("default via %s table %d", node.IPv6, n))
+	for _, vips := range []string{"10.96.0.0/16", "203.0.113.0/24"} {
+		m.Fabric.Rule(fmt.Sprintf("pref %d from 198.51.%d.0/24 to %s lookup %d", n, n, vips, n))
+	}
+	for _, vips := range []string{"fd00:10:96::/112", "fd00:203::/32"} {
+		m.Fabric.Rule(fmt.Sprintf("pref %d from fd00:51:%d::/64 to %s lookup %d", n, n, vips, n))
+	}
+	return segment.Client(fmt.Sprintf("outside%d", node.Number), fmt.Sprintf("198.51.%d.9/24", n), fmt.Sprintf("fd00:51:%d::9/64", n))
+}
+
+// A Service's endpoints have ports, and names for its alone, so that the answer of
+// another Service's is not taken for one of its own.
+func (s matrixService) targetPort() uint16 { return uint16(webPort + s.number) }
+func (s matrixService) servedBy(endpoint string) string {
+	return fmt.Sprintf("%s-%d", endpoint, s.number)
+}
+func (s matrixService) nodePort() uint16 { return uint16(30000 + s.number) }
+
+func (m *behaviourMatrix) manifests() []runtime.Object {
+	var objects []runtime.Object
+	for _, s := range matrixServices() {
+		svc := newExposed(fmt.Sprintf("web%d", s.number), s.number)
+		var internal corev1.ServiceInternalTrafficPolicy
+		svc.Spec.ExternalTrafficPolicy, internal = s.policies()
+		svc.Spec.InternalTrafficPolicy = &internal
+		if s.externalLocal {
+			svc.Spec.HealthCheckNodePort = int32(31000 + s.number)
+		}
+		var endpoints []podEndpoint
+		for name, condition := range s.place.conditions {
+			endpoints = append(endpoints, podEndpoint{m.pods[name], condition.endpoint()})
+		}
+		objects = append(objects, svc)
+		for _, slice := range dualStackSlices(svc, int32(s.targetPort()), endpoints...) {
+			objects = append(objects, slice)
+		}
+	}
+	return objects
+}
+
+func (c condition) endpoint() endpoint {
+	return endpoint{
+		notReady:    c == isUnready || c == isGone,
+		terminating: c == isTerminating || c == isGone,
+	}
+}
+
+// target is what a cell's client asks.
+func (m *behaviourMatrix) target(c matrixCell) string {
+	switch c.destination.kind {
+	case clusterIP:
+		return at(clusterIPs(c.number)[c.family], 80)
+	case externalIP:
+		return at(externalIPs(c.number)[c.family], 80)
+	case balancerIP:
+		return at(balancerIPs(c.number)[c.family], 80)
+	case podSidePort:
+		return at(m.Nodes[c.destination.node-1].Gateways()[c.family].String(), c.nodePort())
+	case loopbackPort:
+		return at([]string{"127.0.0.1", "::1"}[c.family], c.nodePort())
+	case vipNodePort:
+		return at(clusterIPs(c.number)[c.family], c.nodePort())
+	}
+	return at(nodeIPs(m.Nodes[c.destination.node-1])[c.family], c.nodePort())
+}
+
+// dial asks once, from a port that the client has not used before. IPVS knows
+// answers by endpoint and client alone, and would mix up what comes for two VIPs
+// from one port.
+func (m *behaviourMatrix) dial(c matrixCell, limit time.Duration) lab.Answer {
+	const first = 33000 // behind the node ports
+	port := first + m.ports[c.client.name].Add(1)
+	return m.hosts[c.client.name].DialFrom(uint16(port), limit, c.protocol, m.target(c))
+}
+
+// askAnswered asks until all endpoints have answered that should, and often enough
+// that every other one would have.
+func (m *behaviourMatrix) askAnswered(c matrixCell) error {
+	want := c.want().answers
+	met := map[string]bool{}
+	enough := 2 * len(c.place.conditions)
+	for i := 0; i < enough || len(met) < len(want) && i < 3*enough; i++ {
+		answer := m.dial(c, lostAfter)
+		name, err := m.answeredBy(c, answer)
+		if err != nil {
+			return err
+		}
+		met[name] = true
+	}
+	if len(met) < len(want) {
+		return fmt.Errorf("answered by %v alone, want %v", met, want)
+	}
+	return nil
+}
+
+// answeredBy names the endpoint that has given an answer, if it should have, and
+// has seen the source that it should.
+func (m *behaviourMatrix) answeredBy(c matrixCell, answer lab.Answer) (string, error) {
+	want := c.want().answers
+	for name, source := range want {
+		if answer.Server != c.servedBy(name) {
+			continue
+		}
+		seen := m.sourceOf(c, name, source, answer)
+		if answer.SeenSource.Addr() != seen {
+			return name, fmt.Errorf("%s, want %s source, %s", answer, source, seen)
+		}
+		return name, nil
+	}
+	return "", fmt.Errorf("%s, want %v", answer, want)
+}
+
+// sourceOf is the address that an endpoint should have seen. A node has one on
+// each side.
+func (m *behaviourMatrix) sourceOf(c matrixCell, endpoint string, source source, answer lab.Answer) netip.Addr {
+	node := m.Nodes[c.asked()-1]
+	switch {
+	case source == theClients:
+		return answer.Local.Addr()
+	case endpointNodes[endpoint] == c.asked():
+		return node.Gateways()[c.family]
+	}
+	return netip.MustParseAddr(nodeIPs(node)[c.family])
+}
+
+// askRefused asks once: there is nobody who could be met the next time.
+func (m *behaviourMatrix) askRefused(c matrixCell) error {
+	if answer := m.dial(c, lostAfter); !refused(answer) {
+		return fmt.Errorf("%s, want it refused", answer)
+	}
+	return nil
+}
+
+// askDropped waits for longer than an answer or a refusal takes. Each endpoint
+// would have its turn.
+func (m *behaviourMatrix) askDropped(c matrixCell) error {
+	answers := make(chan lab.Answer)
+	tries := 2 * len(c.place.conditions)
+	for range tries {
+		go func() { answers <- m.dial(c, droppedAfter) }()
+	}
+	var wrong error
+	for range tries {
+		if answer := <-answers; answer.Outcome() != lab.TimedOut {
+			wrong = fmt.Errorf("%s, want no answer", answer)
+		}
+	}
+	return wrong
+}
+
+const droppedAfter = 5 * time.Second

@@ -1,0 +1,324 @@
+//go:build e2e
+
+package e2e
+
+import (
+	"fmt"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/kube-ipvs/kube-ipvs/test/e2e/lab"
+)
+
+// The dimensions of the matrix of behaviour. Its oracle is what the Service and
+// EndpointSlice API say, and knows nothing of IPVS, sets and marks.
+
+// Two pods may be endpoints. node3 has none.
+const (
+	web1 = "web1" // on node1
+	web2 = "web2" // on node2
+)
+
+// endpointNodes says where the endpoints are.
+var endpointNodes = map[string]int{web1: 1, web2: 2}
+
+// condition is what an EndpointSlice says of an endpoint.
+type condition int
+
+const (
+	absent        condition = iota
+	isReady                 // ready
+	isUnready               // neither ready nor serving
+	isTerminating           // terminating and serving
+	isGone                  // terminating and not serving
+)
+
+// place is which endpoints a Service has.
+type place struct {
+	name       string
+	conditions map[string]condition
+}
+
+var places = []place{
+	{"on node1", map[string]condition{web1: isReady}},
+	{"on node2", map[string]condition{web2: isReady}},
+	{"on both", map[string]condition{web1: isReady, web2: isReady}},
+	{"none", nil},
+	{"all terminating", map[string]condition{web1: isTerminating, web2: isTerminating}},
+	{"node1's terminating", map[string]condition{web1: isTerminating, web2: isReady}},
+	{"none that serves", map[string]condition{web1: isUnready, web2: isGone}},
+}
+
+// eligible are the endpoints, on one node or on any (0), that traffic goes to:
+// those that are ready, or else those that still serve while they terminate
+// (KEP-1669). For one node only its own endpoints count.
+func (p place) eligible(node int) []string {
+	for _, wanted := range []condition{isReady, isTerminating} {
+		var found []string
+		for _, name := range []string{web1, web2} {
+			if p.conditions[name] == wanted && (node == 0 || endpointNodes[name] == node) {
+				found = append(found, name)
+			}
+		}
+		if len(found) > 0 {
+			return found
+		}
+	}
+	return nil
+}
+
+// matrixService is one Service for each pair of policies and place, numbered from 1.
+type matrixService struct {
+	number                       int
+	externalLocal, internalLocal bool // the traffic policies; else Cluster
+	place                        place
+}
+
+func matrixServices() []matrixService {
+	var services []matrixService
+	for _, external := range []bool{false, true} {
+		for _, internal := range []bool{false, true} {
+			for _, place := range places {
+				services = append(services, matrixService{len(services) + 1, external, internal, place})
+			}
+		}
+	}
+	return services
+}
+
+func (s matrixService) String() string {
+	policy := map[bool]string{false: "Cluster", true: "Local"}
+	return fmt.Sprintf("eTP %s, iTP %s, endpoints %s", policy[s.externalLocal], policy[s.internalLocal], s.place.name)
+}
+
+// matrixClient asks.
+type matrixClient struct {
+	name string
+	kind clientKind
+	// node is the one that it is on, or is; that a client outside is led to by
+	// whoever announces the VIPs.
+	node int
+}
+
+type clientKind int
+
+const (
+	podClient clientKind = iota
+	nodeClient
+	outsideClient
+)
+
+var matrixClients = []matrixClient{
+	{web1, podClient, 1}, // an endpoint that asks, maybe itself
+	{"pod1", podClient, 1},
+	{"pod3", podClient, 3},
+	{"node1", nodeClient, 1},
+	{"node3", nodeClient, 3},
+	{"outside1", outsideClient, 1},
+	{"outside3", outsideClient, 3},
+}
+
+// destination is what of a Service is asked.
+type destination struct {
+	kind destinationKind
+	node int // whose address it is; 0: a VIP
+}
+
+type destinationKind string
+
+const (
+	clusterIP    destinationKind = "cluster IP"
+	externalIP   destinationKind = "external IP"
+	balancerIP   destinationKind = "load balancer IP"
+	nodePort     destinationKind = "node port"
+	podSidePort  destinationKind = "node port at the address on the pods' side"
+	loopbackPort destinationKind = "node port at 127.0.0.1"
+	// vipNodePort is no way to a Service: only nodes' addresses have node ports.
+	vipNodePort destinationKind = "the node port's number at the cluster IP"
+)
+
+var destinations = []destination{
+	{clusterIP, 0}, {externalIP, 0}, {balancerIP, 0}, {nodePort, 1}, {nodePort, 3},
+	{podSidePort, 1}, {podSidePort, 3}, {loopbackPort, 1}, {loopbackPort, 3}, {vipNodePort, 0},
+}
+
+func (d destination) String() string {
+	if d.node == 0 {
+		return string(d.kind)
+	}
+	return fmt.Sprintf("%s, node%d", d.kind, d.node)
+}
+
+// asks tells which questions there are. A loopback address is its node's alone;
+// a client outside has no way to the pods' side, and to another node's VIPs none
+// but the one that it is led.
+func (c matrixClient) asks(d destination) bool {
+	switch d.kind {
+	case loopbackPort:
+		return c.kind == nodeClient && c.node == d.node
+	case podSidePort:
+		return c.kind != outsideClient && c.node == d.node
+	case nodePort:
+		return c.kind != outsideClient || c.node == d.node
+	}
+	return true
+}
+
+// matrixCell is one question.
+type matrixCell struct {
+	matrixService
+	client      matrixClient
+	destination destination
+	protocol    lab.Protocol
+	family      int // 0: IPv4, 1: IPv6
+}
+
+func (c matrixCell) String() string {
+	return fmt.Sprintf("%s IPv%d, %s: %s, from %s", c.protocol, []int{4, 6}[c.family], c.matrixService, c.destination, c.client.name)
+}
+
+// cellsOf are those of one family. Neighbours in the list ask different Services.
+func cellsOf(family int, protocols []lab.Protocol) []matrixCell {
+	var cells []matrixCell
+	for _, client := range matrixClients {
+		for _, destination := range destinations {
+			for _, protocol := range protocols {
+				for _, service := range matrixServices() {
+					if client.asks(destination) {
+						cells = append(cells, matrixCell{service, client, destination, protocol, family})
+					}
+				}
+			}
+		}
+	}
+	return cells
+}
+
+// verdict is what must become of a cell's connections.
+type verdict struct {
+	fate fate
+	// answers are the endpoints that all answer, and nobody else, with the source
+	// that each sees.
+	answers map[string]source
+	why     deviation
+}
+
+type fate string
+
+const (
+	isAnswered fate = "answered"
+	isRefused  fate = "refused"
+	isDropped  fate = "dropped"
+)
+
+type source string
+
+const (
+	theClients source = "the client's own"
+	theNodes   source = "the asked node's"
+)
+
+// deviation is why something is not as the API says. docs/traffic.md has each,
+// word for word.
+type deviation string
+
+const (
+	refusedAtOnce deviation = "a client is told at once, and does not wait in vain"
+	sameToPods    deviation = "a node port and a load balancer's IP mean the same to them"
+	noLoopback    deviation = "not yet done: kubernetes#56320"
+	noLoopback6   deviation = "a packet from `::1` never leaves its host"
+)
+
+// want is the oracle. The quotations are ServiceSpec's.
+func (c matrixCell) want() verdict {
+	everywhere := c.place.eligible(0)
+	switch {
+	case c.destination.kind == vipNodePort:
+		return verdict{fate: isRefused}
+	case c.destination.kind == loopbackPort && c.family == 1:
+		return verdict{fate: isRefused, why: noLoopback6}
+	case c.destination.kind == loopbackPort:
+		return verdict{fate: isRefused, why: noLoopback}
+	case len(everywhere) == 0:
+		return verdict{fate: isRefused}
+	case !c.local():
+		return c.answeredBy(everywhere, c.leftOpen())
+	}
+	here := c.place.eligible(c.asked())
+	switch {
+	case len(here) > 0:
+		return c.answeredBy(here, "")
+	case c.isInternal(): // "dropping the traffic if there are no local endpoints"
+		return verdict{fate: isRefused, why: refusedAtOnce}
+	}
+	// "Traffic mistakenly sent to a node with no endpoints will be dropped."
+	return verdict{fate: isDropped}
+}
+
+// asked is the node that decides: a VIP is served by the client's own node or
+// the one that it is led to.
+func (c matrixCell) asked() int {
+	if c.destination.node != 0 {
+		return c.destination.node
+	}
+	return c.client.node
+}
+
+// isInternal tells which of the two policies the destination is subject to.
+func (c matrixCell) isInternal() bool { return c.destination.kind == clusterIP }
+
+// local tells whether only endpoints of the asked node may be used. "Note that
+// traffic sent to an External IP or LoadBalancer IP from within the cluster will
+// always get "Cluster" semantics, but clients sending to a NodePort from within
+// the cluster may need to take traffic policy into account when picking a node."
+func (c matrixCell) local() bool {
+	if c.isInternal() {
+		return c.internalLocal
+	}
+	return c.externalLocal && !c.within()
+}
+
+func (c matrixCell) within() bool {
+	return c.client.kind == podClient || c.client.kind == nodeClient && c.client.node == c.asked()
+}
+
+// leftOpen is what the oracle has chosen where the API says "may".
+func (c matrixCell) leftOpen() deviation {
+	if c.externalLocal && c.destination.kind != clusterIP && c.destination.node != 0 {
+		return sameToPods
+	}
+	return ""
+}
+
+func (c matrixCell) answeredBy(endpoints []string, why deviation) verdict {
+	v := verdict{fate: isAnswered, answers: map[string]source{}, why: why}
+	for _, endpoint := range endpoints {
+		v.answers[endpoint] = c.seenBy(endpoint)
+	}
+	return v
+}
+
+// seenBy is the source that an endpoint sees. Pods see each other through a
+// cluster IP, and under externalTrafficPolicy Local the node answers "without
+// masquerading the client source IP". Everybody else, and an endpoint that asks
+// itself, has to be answered through the asked node.
+func (c matrixCell) seenBy(endpoint string) source {
+	switch {
+	case c.isInternal() && c.client.kind == podClient && endpoint != c.client.name:
+		return theClients
+	case !c.isInternal() && c.local():
+		return theClients
+	}
+	return theNodes
+}
+
+func (s matrixService) policies() (external corev1.ServiceExternalTrafficPolicy, internal corev1.ServiceInternalTrafficPolicy) {
+	external, internal = corev1.ServiceExternalTrafficPolicyCluster, corev1.ServiceInternalTrafficPolicyCluster
+	if s.externalLocal {
+		external = corev1.ServiceExternalTrafficPolicyLocal
+	}
+	if s.internalLocal {
+		internal = corev1.ServiceInternalTrafficPolicyLocal
+	}
+	return external, internal
+}

@@ -19,6 +19,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
+	"github.com/kube-ipvs/kube-ipvs/pkg/kernel"
 )
 
 func TestKernel(t *testing.T) {
@@ -129,25 +130,12 @@ func TestTimedOutSocket(t *testing.T) {
 	mustApply(t, c, Diff(nil, State{tcp1: service("rr")}))
 }
 
-// TestUnansweredWrite waits for an answer that never comes.
-func TestUnansweredWrite(t *testing.T) {
-	openKernel(t)
-	w, err := newWriter(50 * time.Millisecond)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer w.close()
-	if err := w.answers(1, make([]error, 1)); !errors.Is(err, unix.EAGAIN) {
-		t.Errorf("%v, want %v", err, unix.EAGAIN)
-	}
-}
-
 // TestManyChanges makes more changes than go into one write, of which some
 // are refused: each has its own answer.
 func TestManyChanges(t *testing.T) {
 	c := openKernel(t)
 	var changes []Change
-	for i := range 3*batchSize + 1 {
+	for i := range 3*kernel.BatchSize + 1 {
 		vs := VirtualServer{Scheduler: "rr"}
 		if i%50 == 49 {
 			vs.Scheduler = "nosuch"

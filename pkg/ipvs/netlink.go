@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
+	"github.com/kube-ipvs/kube-ipvs/pkg/kernel"
 )
 
 // answerTimeout bounds one request. Adding a virtual server can load a
@@ -70,7 +71,7 @@ func (s *socket) close() {
 		s.handle = nil
 	}
 	if s.writer != nil {
-		s.writer.close()
+		s.writer.Close()
 		s.writer = nil
 	}
 }
@@ -149,7 +150,7 @@ func (s *socket) destinations(key Key) (map[netip.AddrPort]destination, error) {
 // to be waited for once a change.
 func (s *socket) execute(changes []Change) []error {
 	errs := make([]error, 0, len(changes))
-	for batch := range slices.Chunk(changes, batchSize) {
+	for batch := range slices.Chunk(changes, kernel.BatchSize) {
 		answers, err := s.write(batch)
 		if err != nil {
 			answers = slices.Repeat([]error{err}, len(batch))
@@ -176,9 +177,9 @@ func (s *socket) write(batch []Change) ([]error, error) {
 	if err == nil {
 		return errs, nil
 	}
-	s.writer.close()
+	s.writer.Close()
 	s.writer = nil
-	if errors.Is(err, unix.EAGAIN) {
+	if kernel.IsTimeout(err) {
 		err = fmt.Errorf("no answer from IPVS in %s: %w", s.timeout, unix.ETIMEDOUT)
 	}
 	return nil, err

@@ -1,0 +1,143 @@
+package kernel
+
+import (
+	"encoding/binary"
+	"errors"
+	"time"
+
+	"github.com/vishvananda/netlink/nl"
+	"golang.org/x/sys/unix"
+)
+
+// BatchSize is how many requests are best sent in one write. More gain
+// nothing: by then a request costs what the kernel needs for it.
+const BatchSize = 64
+
+// Writer sends requests to the kernel through a netlink socket, many in one
+// write, where the libraries send one and wait for its answer. It is for one
+// goroutine.
+type Writer struct {
+	socket      *nl.NetlinkSocket
+	first, last uint32 // sequence numbers of what was added
+	newest      int    // where the last request begins
+	buffer      []byte
+}
+
+// NewWriter opens a socket of a netlink protocol, such as NETLINK_ROUTE, in the
+// network namespace of the calling thread. The kernel's silence for longer
+// than the timeout is EAGAIN.
+func NewWriter(protocol int, timeout time.Duration) (*Writer, error) {
+	socket, err := nl.Subscribe(protocol)
+	if err != nil {
+		return nil, err
+	}
+	limit := unix.NsecToTimeval(timeout.Nanoseconds())
+	if err := socket.SetReceiveTimeout(&limit); err != nil {
+		socket.Close()
+		return nil, err
+	}
+	return &Writer{socket: socket, first: 1}, nil
+}
+
+// Close closes the socket.
+func (w *Writer) Close() { w.socket.Close() }
+
+// Add appends a request: its type, its flags besides NLM_F_REQUEST, and what
+// follows the header, which payload appends.
+func (w *Writer) Add(kind, flags uint16, payload func([]byte) []byte) {
+	w.last++
+	w.newest = len(w.buffer)
+	b := binary.NativeEndian.AppendUint32(w.buffer, 0) // the length, below
+	b = binary.NativeEndian.AppendUint16(b, kind)
+	b = binary.NativeEndian.AppendUint16(b, flags|unix.NLM_F_REQUEST)
+	b = binary.NativeEndian.AppendUint32(b, w.last)
+	b = binary.NativeEndian.AppendUint32(b, 0)
+	b = payload(b)
+	binary.NativeEndian.PutUint32(b[w.newest:], uint32(len(b)-w.newest))
+	w.buffer = b
+}
+
+// flagsAt is where a message's header has the flags.
+const flagsAt = 6
+
+// Send writes what was added and gives one answer for each request. The kernel
+// goes through a write in order, whatever becomes of a request in it. It
+// reports each that fails, and here, besides, the end of the last one. An
+// error tells that the answers are not known: the socket is of no use then.
+func (w *Writer) Send() (errs []error, err error) {
+	errs = make([]error, w.last+1-w.first)
+	if len(errs) == 0 {
+		return nil, nil
+	}
+	flags := binary.NativeEndian.Uint16(w.buffer[w.newest+flagsAt:])
+	binary.NativeEndian.PutUint16(w.buffer[w.newest+flagsAt:], flags|unix.NLM_F_ACK)
+	err = unix.Sendto(w.socket.GetFd(), w.buffer, 0, &unix.SockaddrNetlink{Family: unix.AF_NETLINK})
+	if err == nil {
+		err = w.answers(errs)
+	}
+	w.first, w.buffer = w.last+1, w.buffer[:0]
+	if err != nil {
+		return nil, err
+	}
+	return errs, nil
+}
+
+// answers reads until the answer to the last request. Those to an earlier
+// write, which somebody has not waited for, are passed over.
+func (w *Writer) answers(errs []error) error {
+	for {
+		messages, _, err := w.socket.Receive()
+		if err != nil {
+			return err
+		}
+		for _, m := range messages {
+			at := m.Header.Seq - w.first
+			if m.Header.Type != unix.NLMSG_ERROR || at >= uint32(len(errs)) || len(m.Data) < 4 {
+				continue
+			}
+			if code := int32(binary.NativeEndian.Uint32(m.Data)); code != 0 {
+				errs[at] = unix.Errno(-code)
+			}
+			if m.Header.Seq == w.last {
+				return nil
+			}
+		}
+	}
+}
+
+// IsTimeout tells whether the kernel did not answer a Writer in time.
+func IsTimeout(err error) bool { return errors.Is(err, unix.EAGAIN) }
+
+// OpenAttr begins a nested attribute, CloseAttr ends it.
+func OpenAttr(b []byte, kind uint16) (_ []byte, begin int) {
+	begin = len(b)
+	b = binary.NativeEndian.AppendUint16(b, 0)
+	return binary.NativeEndian.AppendUint16(b, kind|unix.NLA_F_NESTED), begin
+}
+
+// CloseAttr writes the length of the attribute that OpenAttr has begun.
+func CloseAttr(b []byte, begin int) []byte {
+	binary.NativeEndian.PutUint16(b[begin:], uint16(len(b)-begin))
+	return b
+}
+
+// AppendAttr appends an attribute, and what is missing to the next multiple of
+// four.
+func AppendAttr(b []byte, kind uint16, value []byte) []byte {
+	b = binary.NativeEndian.AppendUint16(b, uint16(unix.SizeofNlAttr+len(value)))
+	b = binary.NativeEndian.AppendUint16(b, kind)
+	b = append(b, value...)
+	return append(b, padding[:-len(value)&(unix.NLA_ALIGNTO-1)]...)
+}
+
+var padding [unix.NLA_ALIGNTO]byte
+
+// AppendUint16 appends an attribute with a number in the machine's byte order.
+func AppendUint16(b []byte, kind, value uint16) []byte {
+	return AppendAttr(b, kind, binary.NativeEndian.AppendUint16(nil, value))
+}
+
+// AppendUint32 appends an attribute with a number in the machine's byte order.
+func AppendUint32(b []byte, kind uint16, value uint32) []byte {
+	return AppendAttr(b, kind, binary.NativeEndian.AppendUint32(nil, value))
+}

@@ -24,17 +24,52 @@ type stack interface {
 	deleteRule(Rule) error
 	replaceRoute(Route) error
 	deleteRoute(Route) error
+	// together carries out what it can of changes to VIPs that are of one kind,
+	// with few writes, and gives the others back.
+	together([]Change) []Change
 }
 
 func apply(s stack, changes []Change) []Failure {
 	misbound := sync.OnceValues(s.misbound) // read once, and only if needed
 	var failures []Failure
-	for _, c := range changes {
-		if err := change(s, c, misbound); err != nil {
-			failures = append(failures, Failure{Change: c, Err: err})
+	for _, run := range runs(changes) {
+		if len(run) > 1 {
+			run = s.together(run)
+		}
+		for _, c := range run {
+			if err := change(s, c, misbound); err != nil {
+				failures = append(failures, Failure{Change: c, Err: err})
+			}
 		}
 	}
 	return failures
+}
+
+// runs cuts changes where the order matters: those of one run may be carried
+// out in any.
+func runs(changes []Change) [][]Change {
+	var out [][]Change
+	for i, c := range changes {
+		if i > 0 && c.Op == changes[i-1].Op && ofVIP(c) && ofVIP(changes[i-1]) {
+			last := &out[len(out)-1]
+			*last = append(*last, c)
+		} else {
+			out = append(out, []Change{c})
+		}
+	}
+	return out
+}
+
+// ofVIP tells whether a change is one of those of which there are as many as
+// VIPs: an address, or a route that makes one local.
+func ofVIP(c Change) bool {
+	switch c.Op {
+	case AddAddress, DeleteAddress:
+		return check(c) == nil
+	case AddRoute, DeleteRoute:
+		return c.Route.Local && c.Route.Dst.IsSingleIP() && !c.Route.Src.IsValid() && check(c) == nil
+	}
+	return false
 }
 
 func change(s stack, c Change, misbound func() (map[netip.Addr]struct{}, error)) error {

@@ -291,6 +291,9 @@ func (f *fakeStack) deleteRoute(r Route) error {
 	return nil
 }
 
+// together has each change tried by itself.
+func (f *fakeStack) together(changes []Change) []Change { return changes }
+
 func (f *fakeStack) isUp(link string) (bool, error) {
 	if link == DummyLink && f.dummyLink {
 		return false, nil

@@ -39,7 +39,7 @@ func kernelSubject(t *testing.T) subject {
 	return subject{n.Observe, n.Inventory, n.Apply, n.Watch, misbind, others}
 }
 
-func open(t *testing.T) *Netlink {
+func open(t testing.TB) *Netlink {
 	t.Helper()
 	n, err := New()
 	if err != nil {
@@ -52,7 +52,7 @@ func open(t *testing.T) *Netlink {
 // namespace puts the test into a network namespace of its own, with lo up.
 // The thread is never unlocked, so that it ends with the test and the
 // namespace with it.
-func namespace(t *testing.T) {
+func namespace(t testing.TB) {
 	t.Helper()
 	if os.Geteuid() != 0 {
 		t.Skip("needs root")
@@ -83,14 +83,14 @@ func sideThread(t *testing.T, f func()) {
 }
 
 // ipCommands runs ip(8), each command in the test's namespace.
-func ipCommands(t *testing.T, commands ...string) {
+func ipCommands(t testing.TB, commands ...string) {
 	t.Helper()
 	for _, c := range commands {
 		command(t, "ip "+c)
 	}
 }
 
-func command(t *testing.T, line string) string {
+func command(t testing.TB, line string) string {
 	t.Helper()
 	fields := strings.Fields(line)
 	out, err := exec.Command(fields[0], fields[1:]...).CombinedOutput()
@@ -384,4 +384,51 @@ func TestManyAddresses(t *testing.T) {
 		t.Errorf("%d addresses", len(state.Addresses))
 	}
 	t.Logf("and read in %s", time.Since(started))
+}
+
+// BenchmarkVIPs has addresses and local routes written together, and one by
+// one through the library. One turn adds a thousand and takes them away.
+func BenchmarkVIPs(b *testing.B) {
+	for what, ops := range map[string][2]Op{"addresses": {AddAddress, DeleteAddress}, "routes": {AddRoute, DeleteRoute}} {
+		for _, together := range []bool{true, false} {
+			b.Run(fmt.Sprintf("%s/together=%t", what, together), func(b *testing.B) {
+				namespace(b)
+				n := open(b)
+				for _, f := range n.Apply([]Change{{Op: AddLink}}) {
+					b.Fatal(f)
+				}
+				for b.Loop() {
+					for _, op := range ops {
+						writeVIPs(b, n, op, together)
+					}
+				}
+			})
+		}
+	}
+}
+
+func writeVIPs(b *testing.B, n *Netlink, op Op, together bool) {
+	var changes []Change
+	for i := range 1000 {
+		c := Change{Op: op}
+		a := netip.AddrFrom4([4]byte{10, 98, byte(i >> 8), byte(i)})
+		if op == AddRoute || op == DeleteRoute {
+			c.Route = Route{Family: ip.IPv4, Table: 80080, Dst: netip.PrefixFrom(a, 32), Link: "lo", Local: true}
+		} else {
+			c.Address = a
+		}
+		changes = append(changes, c)
+	}
+	s := n.session(Protocol)
+	if together {
+		changes = s.together(changes)
+		if len(changes) > 0 {
+			b.Fatalf("%d changes are left, such as %s", len(changes), changes[0])
+		}
+	}
+	for _, c := range changes {
+		if err := change(s, c, s.misbound); err != nil {
+			b.Fatal(err)
+		}
+	}
 }

@@ -51,13 +51,14 @@ type ownedPart struct {
 
 // have is what the kernel holds of ours, as far as is known.
 type have struct {
-	servers ipvs.State
-	sets    ipset.State
-	link    bool
-	vips    map[plan.VIP]struct{}
-	rules   map[routing.Rule]struct{}
-	sysctls sysctl.State
-	nat     map[ip.Family]nat.State
+	servers     ipvs.State
+	realServers int // in all of servers
+	sets        ipset.State
+	link        bool
+	vips        map[plan.VIP]struct{}
+	rules       map[routing.Rule]struct{}
+	sysctls     sysctl.State
+	nat         map[ip.Family]nat.State
 }
 
 // New makes an Applier that knows nothing of the kernel yet.
@@ -145,6 +146,7 @@ func sameServer(a, b *plan.VirtualServer) bool {
 func (a *Applier) adoptForeign(key ipvs.Key) {
 	if s, ok := a.foreign[key]; ok {
 		a.have.servers[key] = s
+		a.have.realServers += len(s.RealServers)
 		delete(a.foreign, key)
 	}
 }
@@ -191,8 +193,5 @@ func (a *Applier) Retry(name types.NamespacedName) {
 
 // Held counts what the kernel holds of ours.
 func (a *Applier) Held() (virtualServers, realServers, draining int) {
-	for _, s := range a.have.servers {
-		realServers += len(s.RealServers)
-	}
-	return len(a.have.servers), realServers, a.Draining()
+	return len(a.have.servers), a.have.realServers, a.Draining()
 }

@@ -108,7 +108,21 @@ func (w *world) start(services ...service.Service) Problems {
 	return append(problems, w.applier.Flush()...)
 }
 
+// checkHeld counts the real servers anew: they are counted as they change.
+func (w *world) checkHeld() {
+	w.t.Helper()
+	want := 0
+	for _, s := range w.applier.have.servers {
+		want += len(s.RealServers)
+	}
+	if _, got, _ := w.applier.Held(); got != want {
+		w.t.Errorf("%d real servers are counted, there are %d", got, want)
+	}
+}
+
 func (w *world) observe() (differences int, err error) {
+	w.t.Helper()
+	defer w.checkHeld()
 	o, err := w.applier.BeginObserve()()
 	if err != nil {
 		return 0, err
@@ -117,6 +131,8 @@ func (w *world) observe() (differences int, err error) {
 }
 
 func (w *world) apply(services ...service.Service) Problems {
+	w.t.Helper()
+	defer w.checkHeld()
 	for i := range services {
 		s := &services[i]
 		part := plan.Service(&w.cfg, &w.facts, s)

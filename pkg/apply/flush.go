@@ -30,6 +30,9 @@ func (a *Applier) Flush() Problems {
 	f.flushVIPs()
 	f.deleteServers()
 	f.deleteMembers()
+	f.servers.rest()
+	f.members.rest()
+	f.vips.rest()
 	return f.problems
 }
 

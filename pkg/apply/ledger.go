@@ -79,6 +79,14 @@ func (l *ledger[K, V]) refused(key K) {
 	l.stuck[key] = struct{}{}
 }
 
+// rest gives back what the map of dirty keys has grown to: to go through it
+// costs its size, however little there is in it.
+func (l *ledger[K, V]) rest() {
+	if len(l.dirty) == 0 {
+		l.dirty = map[K]struct{}{}
+	}
+}
+
 // retry makes stuck keys dirty again: all those that an owner wants, or,
 // without a name, those that nobody but the node wants.
 func (l *ledger[K, V]) retry(name types.NamespacedName) {

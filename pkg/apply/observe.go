@@ -171,6 +171,10 @@ func (a *Applier) adoptServers(o *Observation, t *touched) {
 		}
 	}
 	a.have.servers, a.foreign = servers, foreign
+	a.have.realServers = 0
+	for _, s := range servers {
+		a.have.realServers += len(s.RealServers)
+	}
 }
 
 func (a *Applier) excluded(addr netip.Addr) bool {

@@ -117,6 +117,7 @@ func (f *flush) cleanServers(changes []ipvs.Change) {
 func (f *flush) serverDone(c ipvs.Change) {
 	f.touched.server(c.Key)
 	s := f.have.servers[c.Key]
+	before := len(s.RealServers)
 	switch c.Op {
 	case ipvs.AddVirtualServer, ipvs.UpdateVirtualServer:
 		s.VirtualServer = c.VirtualServer
@@ -124,6 +125,7 @@ func (f *flush) serverDone(c ipvs.Change) {
 		delete(f.have.servers, c.Key)
 		delete(f.draining, c.Key)
 		f.servers.clean(c.Key)
+		f.have.realServers -= before
 		return
 	case ipvs.AddRealServer, ipvs.UpdateRealServer:
 		if s.RealServers == nil {
@@ -136,6 +138,7 @@ func (f *flush) serverDone(c ipvs.Change) {
 	case ipvs.DeleteRealServer:
 		delete(s.RealServers, c.Dest)
 	}
+	f.have.realServers += len(s.RealServers) - before
 	f.have.servers[c.Key] = s
 }
 

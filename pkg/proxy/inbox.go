@@ -112,7 +112,9 @@ func (i *inbox) take() work {
 	for name := range i.changed {
 		w.services = append(w.services, name)
 	}
-	clear(i.changed)
+	// Not cleared: a map keeps the size that it has had, and to go through it
+	// costs that, however little there is in it.
+	i.changed = map[types.NamespacedName]struct{}{}
 	i.node, i.network, i.taken = false, false, false
 	return w
 }

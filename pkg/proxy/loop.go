@@ -95,6 +95,9 @@ func (p *Proxy) pass(ctx context.Context, retry []types.NamespacedName) {
 	for name := range p.waiting {
 		p.planService(ctx, name)
 	}
+	if len(p.waiting) == 0 {
+		p.waiting = map[types.NamespacedName]struct{}{} // smaller, see take
+	}
 	for _, name := range retry {
 		p.applier.Retry(name)
 	}

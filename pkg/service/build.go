@@ -27,13 +27,17 @@ const maxAffinitySeconds = 86400
 
 // Selector is the label selector that every Service must meet to be ours, as
 // kube-proxy has it: the label names another proxy for the Service.
-func Selector() labels.Selector { return absent(labelProxyName) }
+func Selector() labels.Selector { return selector }
 
 // EndpointSliceSelector is the same for EndpointSlices; those of headless
 // Services carry a label of their own.
-func EndpointSliceSelector() labels.Selector {
-	return absent(labelProxyName, corev1.IsHeadlessService)
-}
+func EndpointSliceSelector() labels.Selector { return sliceSelector }
+
+// Made once: every Service and EndpointSlice is held against them.
+var (
+	selector      = absent(labelProxyName)
+	sliceSelector = absent(labelProxyName, corev1.IsHeadlessService)
+)
 
 const labelProxyName = "service.kubernetes.io/service-proxy-name"
 

@@ -1,0 +1,63 @@
+package proxy
+
+import (
+	"fmt"
+	"testing"
+
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/klog/v2"
+
+	"github.com/kube-ipvs/kube-ipvs/pkg/ipvs"
+	"github.com/kube-ipvs/kube-ipvs/pkg/plan"
+	"github.com/kube-ipvs/kube-ipvs/pkg/routing"
+)
+
+// still is a proxy over fakes that is driven by hand. It knows of so many
+// Services with two endpoints each.
+func still(b *testing.B, services int) (*Proxy, *world) {
+	b.Helper()
+	w := &world{ipvs: ipvs.NewFake(), routing: routing.NewFake(), checks: map[types.NamespacedName]plan.HealthCheck{}}
+	p := New(w.options())
+	w.sink = p.inbox
+	for i := range services {
+		w.service(fmt.Sprintf("web%d", i), fmt.Sprintf("10.96.%d.%d", i/250, 1+i%250), "10.244.0.2", "10.244.0.3")
+	}
+	w.sink.Synced()
+	return p, w
+}
+
+// BenchmarkStart plans everything and writes it to fakes.
+func BenchmarkStart(b *testing.B) {
+	for _, services := range []int{1000, 10000} {
+		b.Run(fmt.Sprint(services), func(b *testing.B) {
+			b.ReportAllocs()
+			for b.Loop() {
+				b.StopTimer()
+				p, _ := still(b, services)
+				b.StartTimer()
+				if !p.start(b.Context()) {
+					b.Fatal("the kernel cannot be read")
+				}
+			}
+			b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N*services), "ns/Service")
+		})
+	}
+}
+
+// BenchmarkOneChange gives one endpoint of one Service another address. How
+// many Services there are makes no difference.
+func BenchmarkOneChange(b *testing.B) {
+	for _, services := range []int{100, 44125} {
+		b.Run(fmt.Sprint(services), func(b *testing.B) {
+			p, w := still(b, services)
+			if !p.start(b.Context()) {
+				b.Fatal("the kernel cannot be read")
+			}
+			b.ReportAllocs()
+			for i := 0; b.Loop(); i++ {
+				w.slice("web7", "10.244.0.2", fmt.Sprintf("10.244.1.%d", i%2))
+				p.turn(klog.NewContext(b.Context(), klog.Background()), p.lastPass)
+			}
+		})
+	}
+}

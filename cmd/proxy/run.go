@@ -80,6 +80,7 @@ func serve(ctx context.Context, cfg *config.Config, kernel *machine) error {
 		Config:          cfg.Plan,
 		Kernel:          kernel.Kernel,
 		KernelVersion:   kernelVersion(),
+		ProbeScheduler:  kernel.ipvs.Probe,
 		BridgeNetfilter: kernel.bridgeNetfilter,
 		Network:         kernel.routing,
 		HealthChecks:    checks,

@@ -9,12 +9,11 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/plan"
 )
 
-// wantService is the wanted virtual server in the kernel package's form. All
-// real servers have weight 1, as the API has no weights.
+// wantService is the wanted virtual server in the kernel package's form.
 func wantService(vs *plan.VirtualServer) *ipvs.Service {
 	s := &ipvs.Service{VirtualServer: vs.VirtualServer, RealServers: make(map[netip.AddrPort]ipvs.RealServer, len(vs.RealServers))}
 	for _, rs := range vs.RealServers {
-		s.RealServers[rs] = ipvs.RealServer{Weight: 1}
+		s.RealServers[rs.AddrPort] = ipvs.RealServer{Weight: rs.Weight}
 	}
 	return s
 }
@@ -54,6 +53,7 @@ func (f *flush) serverChanges(key ipvs.Key, vs *plan.VirtualServer) []ipvs.Chang
 		have = &s
 	}
 	all := ipvs.DiffService(key, have, wantService(vs))
+	spread(f.cfg.NodeName, key, vs.Scheduler, all)
 	address, _ := f.serves(key)
 	changes := all[:0]
 	for _, c := range all {
@@ -67,6 +67,24 @@ func (f *flush) serverChanges(key ipvs.Key, vs *plan.VirtualServer) []ipvs.Chang
 		changes = append(changes, c)
 	}
 	return changes
+}
+
+// spread orders the additions of real servers, which stand together and are
+// all for one virtual server.
+func spread(node string, key ipvs.Key, scheduler string, changes []ipvs.Change) {
+	added := map[netip.AddrPort]ipvs.Change{}
+	var at []int
+	var dests []netip.AddrPort
+	for i, c := range changes {
+		if c.Op == ipvs.AddRealServer {
+			added[c.Dest] = c
+			at, dests = append(at, i), append(dests, c.Dest)
+		}
+	}
+	plan.Spread(node, key, scheduler, dests)
+	for i, dest := range dests {
+		changes[at[i]] = added[dest]
+	}
 }
 
 // deleteServers removes virtual servers that nobody wants.

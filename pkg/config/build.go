@@ -25,7 +25,6 @@ import (
 // What can be chosen. The first content type is the default.
 var (
 	contentTypes     = []string{"application/vnd.kubernetes.protobuf", "application/json"}
-	schedulers       = []string{"rr", "wrr", "lc", "wlc", "lblc", "lblcr", "dh", "sh", "mh", "sed", "nq", "fo", "ovf", "twos"}
 	detectLocalModes = []plan.DetectLocalMode{plan.DetectClusterCIDR, plan.DetectNodeCIDR, plan.DetectBridgeInterface, plan.DetectInterfaceNamePrefix}
 	wholeClaims      = []plan.Claim{plan.ClaimAddress, plan.ClaimRoute}
 	claims           = append([]plan.Claim{plan.ClaimPort}, wholeClaims...)
@@ -110,8 +109,8 @@ func (b *builder) config() Config {
 func (b *builder) plan() plan.Config {
 	p := b.proxy
 	scheduler := cmp.Or(p.IPVS.Scheduler, defaultScheduler)
-	if !slices.Contains(schedulers, scheduler) {
-		b.errs = append(b.errs, field.NotSupported(b.path("ipvs-scheduler", "ipvs.scheduler"), scheduler, schedulers))
+	if !slices.Contains(ipvs.Schedulers, scheduler) {
+		b.errs = append(b.errs, field.NotSupported(b.path("ipvs-scheduler", "ipvs.scheduler"), scheduler, ipvs.Schedulers))
 	}
 	c := plan.Config{
 		Families:      slices.Clone(ip.Families),

@@ -70,7 +70,7 @@ func (b *partBuilder) addVIP(claim Claim, vs *VirtualServer) {
 		return
 	}
 	b.addMember(PortVIPs, ipset.Entry{Addr: a})
-	if len(vs.RealServers) == 0 {
+	if !vs.active() {
 		b.addMember(Refused, entryOf(vs.Key))
 	}
 }

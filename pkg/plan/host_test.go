@@ -48,7 +48,10 @@ func newHost(t *testing.T, s *scenario, family ip.Family) *host {
 		p := numbered(&s.config, plan.Service(&s.config, &facts, &s.services[i]), numbers)
 		members = append(members, p.Members...)
 		for _, vs := range p.VirtualServers {
-			h.servers[vs.Key] = vs.RealServers
+			h.servers[vs.Key] = nil
+			for _, rs := range vs.RealServers {
+				h.servers[vs.Key] = append(h.servers[vs.Key], rs.AddrPort)
+			}
 		}
 		for _, v := range p.VIPs {
 			into := map[plan.Claim]map[netip.Addr]bool{plan.ClaimAddress: h.bound, plan.ClaimRoute: h.bound, plan.ClaimPort: h.claimed}

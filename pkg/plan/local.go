@@ -3,7 +3,6 @@ package plan
 import (
 	"fmt"
 	"math/bits"
-	"net/netip"
 	"slices"
 
 	"github.com/kube-ipvs/kube-ipvs/pkg/ipvs"
@@ -52,8 +51,8 @@ func (m LocalMark) Number(mark, masquerade uint32) (uint32, bool) {
 type Outside struct {
 	Key ipvs.Key // the address and port
 	ipvs.VirtualServer
-	RealServers []netip.AddrPort // those on this node
-	Masquerade  bool             // the client's address is not kept
+	RealServers []RealServer // those on this node
+	Masquerade  bool         // the client's address is not kept
 }
 
 // addOutside adds one if there is an endpoint on this node in whatever state:
@@ -62,9 +61,9 @@ func (b *partBuilder) addOutside(key ipvs.Key, eps chosen) {
 	if !b.service.ExternalLocal || !eps.here || b.cfg.LocalMark.Value == 0 {
 		return
 	}
-	o := Outside{Key: key, VirtualServer: outsideServer(b.cfg, b.service), Masquerade: !b.keepsClient()}
-	for _, e := range eps.local {
-		o.RealServers = append(o.RealServers, e.Addr)
+	o := Outside{
+		Key: key, VirtualServer: outsideServer(b.cfg, b.service),
+		RealServers: realServers(eps.local), Masquerade: !b.keepsClient(),
 	}
 	b.part.Outside = append(b.part.Outside, o)
 }

@@ -188,7 +188,7 @@ func checkServers(t *testing.T, cfg *plan.Config, facts *plan.Facts, part *plan.
 			}
 		}
 		for j, rs := range vs.RealServers {
-			if ip.Of(rs.Addr()) != vs.Key.Family() || j > 0 && vs.RealServers[j-1].Compare(rs) >= 0 {
+			if ip.Of(rs.Addr()) != vs.Key.Family() || j > 0 && vs.RealServers[j-1].Compare(rs.AddrPort) >= 0 {
 				t.Errorf("%s: real server %s is of another family, or stands twice or out of order", vs.Key, rs)
 			}
 		}

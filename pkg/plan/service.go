@@ -25,7 +25,19 @@ type Part struct {
 type VirtualServer struct {
 	Key ipvs.Key
 	ipvs.VirtualServer
-	RealServers []netip.AddrPort // all of weight 1; sorted
+	RealServers []RealServer // sorted, each once
+}
+
+// RealServer is an endpoint behind a virtual server. With weight 0 it keeps
+// the flows that it has and gets no others.
+type RealServer struct {
+	netip.AddrPort
+	Weight int
+}
+
+// active tells whether anybody takes new connections.
+func (vs *VirtualServer) active() bool {
+	return slices.ContainsFunc(vs.RealServers, func(rs RealServer) bool { return rs.Weight > 0 })
 }
 
 // Member is an entry of a set, of which the name says the family, and the mark
@@ -291,24 +303,27 @@ func (b *partBuilder) addVirtualServer(key ipvs.Key, endpoints []service.Endpoin
 		return false
 	}
 	b.seen[key] = true
-	vs := VirtualServer{Key: key, VirtualServer: virtualServer(b.cfg, b.service)}
-	for _, e := range endpoints {
-		vs.RealServers = append(vs.RealServers, e.Addr)
-	}
+	vs := VirtualServer{Key: key, VirtualServer: virtualServer(b.cfg, b.service), RealServers: realServers(endpoints)}
 	b.part.VirtualServers = append(b.part.VirtualServers, vs)
 	return true
 }
 
+func realServers(endpoints []service.Endpoint) []RealServer {
+	var out []RealServer
+	for _, e := range endpoints {
+		out = append(out, RealServer{e.Addr, max(e.Weight, 1)})
+	}
+	return out
+}
+
 func virtualServer(cfg *Config, s *service.Service) ipvs.VirtualServer {
-	vs := ipvs.VirtualServer{Scheduler: cfg.Scheduler}
+	vs := ipvs.VirtualServer{Scheduler: s.Scheduling.Scheduler, Flags: s.Scheduling.Flags}
+	if vs.Scheduler == "" {
+		vs.Scheduler, vs.Flags = cfg.Scheduler, ipvs.DefaultFlags(cfg.Scheduler)
+	}
 	if s.AffinitySeconds > 0 {
 		vs.Flags |= ipvs.FlagPersistent
 		vs.Timeout = s.AffinitySeconds
-	}
-	if cfg.Scheduler == "mh" {
-		// Maglev hashing over the address alone would send everybody behind
-		// one NAT to one endpoint.
-		vs.Flags |= ipvs.FlagSched2
 	}
 	return vs
 }

@@ -114,7 +114,11 @@ func (w *writer) part(p plan.Part) {
 	for _, vs := range p.VirtualServers {
 		w.line("  %s %s%s", vs.Key, vs.Scheduler, options(vs))
 		for _, rs := range vs.RealServers {
-			w.line("    → %s", rs)
+			weight := ""
+			if rs.Weight != 1 {
+				weight = fmt.Sprintf(" weight %d", rs.Weight)
+			}
+			w.line("    → %s%s", rs, weight)
 		}
 	}
 	for _, v := range p.VIPs {

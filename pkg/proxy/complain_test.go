@@ -58,3 +58,37 @@ func TestComplaintIsAnEventOnce(t *testing.T) {
 		}
 	})
 }
+
+// TestSchedulerThatTheKernelLacks has the Service served by the node's, and
+// asked for again once there is a change.
+func TestSchedulerThatTheKernelLacks(t *testing.T) {
+	run(t, nil, func(w *world) {
+		w.synced()
+		w.ipvs.Schedulers = []string{"rr"}
+		ask := func(scheduler string) {
+			w.sink.SetService(&corev1.Service{
+				ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "web", Annotations: map[string]string{"kube-ipvs.io/scheduler": scheduler}},
+				Spec:       corev1.ServiceSpec{ClusterIP: "10.96.0.10", Ports: []corev1.ServicePort{{Name: "http", Protocol: corev1.ProtocolTCP, Port: 80}}},
+			})
+			w.sleep(time.Minute)
+		}
+		w.slice("web", "10.244.0.2")
+		ask("mh")
+		if got := w.ipvs.Dump(); !strings.Contains(got, "-A -t 10.96.0.10:80 -s rr\n") || w.realServers("10.96.0.10") != 1 {
+			t.Errorf("serves\n%s", got)
+		}
+		const want = `metadata.annotations[kube-ipvs.io/scheduler]: probe scheduler "mh"`
+		if len(w.events) != 1 || !strings.Contains(w.events[0].Note, want) || !strings.Contains(w.events[0].Note, "modprobe ip_vs_mh") {
+			t.Errorf("Events %+v", w.events)
+		}
+		w.ipvs.Schedulers = []string{"rr", "mh"}
+		ask("mh")
+		if got := w.ipvs.Dump(); !strings.Contains(got, "-A -t 10.96.0.10:80 -s mh -b mh-fallback,mh-port\n") {
+			t.Errorf("serves\n%s", got)
+		}
+		ask("nosuch")
+		if got := w.ipvs.Dump(); !strings.Contains(got, "-A -t 10.96.0.10:80 -s rr\n") || len(w.events) != 2 {
+			t.Errorf("serves\n%s, Events %+v", got, w.events)
+		}
+	})
+}

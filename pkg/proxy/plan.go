@@ -25,6 +25,7 @@ func (p *Proxy) planService(ctx context.Context, name types.NamespacedName) {
 		return
 	}
 	s, err := service.Build(svc, endpointSlices)
+	err = errors.Join(err, p.checkScheduler(&s))
 	part, short := p.number(name, plan.Service(&p.Config, &p.facts, &s))
 	p.complain(ctx, svc, errors.Join(err, short))
 	p.depends[name] = part.Depends

@@ -51,6 +51,9 @@ type Options struct {
 	Config        plan.Config
 	Kernel        apply.Kernel
 	KernelVersion plan.Version
+	// ProbeScheduler tells what is in the way of a scheduler of IPVS, loading it
+	// if need be.
+	ProbeScheduler func(name string) error
 	// BridgeNetfilter tells whether br_netfilter is there. It may be loaded at
 	// any time.
 	BridgeNetfilter func() bool
@@ -82,7 +85,8 @@ type Proxy struct {
 	reported map[types.NamespacedName]string // last complaint about each object
 	warned   map[string]bool                 // what is known to be in the way
 
-	numbers *numbers
+	numbers    *numbers
+	schedulers map[string]bool // those that the kernel is known to have
 
 	waiting    map[types.NamespacedName]struct{} // Services to be planned
 	renew      bool                              // the node's facts are to be read again
@@ -98,14 +102,15 @@ type Proxy struct {
 // New makes a proxy. Nothing is read or written yet.
 func New(o Options) *Proxy {
 	return &Proxy{
-		Options:  o,
-		inbox:    newInbox(),
-		applier:  apply.New(&o.Config, o.Kernel),
-		depends:  map[types.NamespacedName]plan.Depends{},
-		reported: map[types.NamespacedName]string{},
-		waiting:  map[types.NamespacedName]struct{}{},
-		numbers:  newNumbers(&o.Config),
-		retries:  newRetries(),
+		Options:    o,
+		inbox:      newInbox(),
+		applier:    apply.New(&o.Config, o.Kernel),
+		depends:    map[types.NamespacedName]plan.Depends{},
+		reported:   map[types.NamespacedName]string{},
+		waiting:    map[types.NamespacedName]struct{}{},
+		numbers:    newNumbers(&o.Config),
+		schedulers: map[string]bool{},
+		retries:    newRetries(),
 	}
 }
 

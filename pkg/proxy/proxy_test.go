@@ -123,6 +123,7 @@ func (w *world) options() Options {
 			NAT: map[ip.Family]apply.NAT{ip.IPv4: nat.NewFake(ip.IPv4), ip.IPv6: nat.NewFake(ip.IPv6)},
 		},
 		BridgeNetfilter: func() bool { return true },
+		ProbeScheduler:  w.ipvs.Probe,
 		Network:         w.routing, HealthChecks: w, Observer: w, Events: w,
 		SyncPeriod: 30 * time.Second, DrainPeriod: 5 * time.Second,
 	}

@@ -99,10 +99,13 @@ func Build(svc *corev1.Service, endpointSlices []*discoveryv1.EndpointSlice) (Se
 		ExternalLocal:       svc.Spec.ExternalTrafficPolicy == corev1.ServiceExternalTrafficPolicyLocal,
 		Masquerade:          b.masquerade(svc),
 		InternalLocal:       svc.Spec.InternalTrafficPolicy != nil && *svc.Spec.InternalTrafficPolicy == corev1.ServiceInternalTrafficPolicyLocal,
+		Scheduling:          b.scheduling(svc),
 		AffinitySeconds:     b.affinity(svc),
 		HealthCheckNodePort: b.healthCheckNodePort(svc),
 	}
-	s.Ports = b.ports(svc, mergeSlices(b, endpointSlices))
+	endpoints := mergeSlices(b, endpointSlices)
+	b.weights(svc).weigh(endpoints)
+	s.Ports = b.ports(svc, endpoints)
 	return s, errors.Join(b.errs...)
 }
 
@@ -183,7 +186,7 @@ func (b *builder) leftToCloud(svc *corev1.Service) bool {
 	case string(corev1.LoadBalancerIPModeVIP):
 	default:
 		if set {
-			b.errorf("metadata.annotations["+AnnotationIPMode+"]", "%q is neither Proxy nor VIP", mode)
+			b.annotationf(AnnotationIPMode, "%q is neither Proxy nor VIP", mode)
 		}
 	}
 	return false
@@ -268,7 +271,7 @@ func (b *builder) masquerade(svc *corev1.Service) bool {
 	}
 	masquerade, err := strconv.ParseBool(text)
 	if err != nil {
-		b.errorf("metadata.annotations["+AnnotationMasquerade+"]", "%q is neither true nor false", text)
+		b.annotationf(AnnotationMasquerade, "%q is neither true nor false", text)
 	}
 	return masquerade
 }

@@ -16,6 +16,7 @@ func newEndpoint(e discoveryv1.Endpoint, addr netip.Addr, port uint16) Endpoint 
 	out := Endpoint{
 		Addr:        netip.AddrPortFrom(addr, port),
 		Node:        deref(e.NodeName, ""),
+		Zone:        deref(e.Zone, ""),
 		Ready:       deref(e.Conditions.Ready, true),
 		Serving:     deref(e.Conditions.Serving, true),
 		Terminating: deref(e.Conditions.Terminating, false),

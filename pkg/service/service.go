@@ -39,6 +39,7 @@ type Service struct {
 	Masquerade    bool // even then; see AnnotationMasquerade
 	InternalLocal bool // internalTrafficPolicy: Local
 
+	Scheduling          Scheduling
 	AffinitySeconds     uint32 // 0: no session affinity
 	HealthCheckNodePort uint16 // 0: none
 
@@ -71,6 +72,8 @@ type Port struct {
 type Endpoint struct {
 	Addr        netip.AddrPort
 	Node        string // name of the node that it runs on, or ""
+	Zone        string // the zone that it runs in, or ""
+	Weight      int    // of connections against other endpoints; 0: none given, which is 1
 	Ready       bool   // wants traffic; never true for a terminating one, unless unready ones are published
 	Serving     bool   // can answer
 	Terminating bool

@@ -1,0 +1,24 @@
+package proxy
+
+import (
+	"fmt"
+
+	"github.com/kube-ipvs/kube-ipvs/pkg/service"
+)
+
+// checkScheduler has a Service do with the node's scheduler where the kernel
+// does not have the one that it asks for: a virtual server that the kernel
+// refuses would leave the Service without any. What was missing is looked for
+// again whenever the Service is planned.
+func (p *Proxy) checkScheduler(s *service.Service) error {
+	name := s.Scheduling.Scheduler
+	if name == "" || p.schedulers[name] {
+		return nil
+	}
+	if err := p.ProbeScheduler(name); err != nil {
+		s.Scheduling = service.Scheduling{}
+		return fmt.Errorf("Service %s: metadata.annotations[%s]: %w", s.Name, service.AnnotationScheduler, err)
+	}
+	p.schedulers[name] = true
+	return nil
+}

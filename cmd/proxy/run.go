@@ -89,6 +89,7 @@ func serve(ctx context.Context, cfg *config.Config, kernel *machine) error {
 		MinSyncPeriod:   cfg.MinSyncPeriod,
 		SyncPeriod:      cfg.SyncPeriod,
 		DrainPeriod:     drainPeriod,
+		DrainDeadline:   cfg.DrainDeadline,
 	})
 	if cfg.Action == config.Once {
 		return p.Once(ctx, src)

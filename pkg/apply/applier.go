@@ -4,6 +4,7 @@ import (
 	"errors"
 	"net/netip"
 	"slices"
+	"time"
 
 	"k8s.io/apimachinery/pkg/types"
 
@@ -34,13 +35,13 @@ type Applier struct {
 	conflicts conflicts
 
 	have     have
-	marked   map[ipvs.Key]ipvs.Key                    // the address and port that a mark is for, by the members in the kernel
-	foreign  ipvs.State                               // virtual servers that are not ours
-	marks    []nat.MarkUse                            // rules of others that have to do with marks
-	draining map[ipvs.Key]map[netip.AddrPort]struct{} // real servers of weight 0 that wait for their connections to end
-	touched  *touched                                 // what was written since Observe began; nil when none runs
-	unbound  bool                                     // a VIP was given up since TookVIPs was last called
-	swept    bool                                     // all Services are known: what nobody wants may go
+	marked   map[ipvs.Key]ipvs.Key                     // the address and port that a mark is for, by the members in the kernel
+	foreign  ipvs.State                                // virtual servers that are not ours
+	marks    []nat.MarkUse                             // rules of others that have to do with marks
+	draining map[ipvs.Key]map[netip.AddrPort]time.Time // real servers of weight 0 that wait for their connections to end; see Drain
+	touched  *touched                                  // what was written since Observe began; nil when none runs
+	unbound  bool                                      // a VIP was given up since TookVIPs was last called
+	swept    bool                                      // all Services are known: what nobody wants may go
 }
 
 // ownedPart is what a Service wants.
@@ -73,7 +74,7 @@ func New(cfg *plan.Config, kernel Kernel) *Applier {
 		conflicts: newConflicts(),
 		have:      have{servers: ipvs.State{}, sets: ipset.State{}, vips: map[plan.VIP]struct{}{}, rules: map[routing.Rule]struct{}{}, sysctls: sysctl.State{}, nat: map[ip.Family]nat.State{}},
 		marked:    map[ipvs.Key]ipvs.Key{},
-		draining:  map[ipvs.Key]map[netip.AddrPort]struct{}{},
+		draining:  map[ipvs.Key]map[netip.AddrPort]time.Time{},
 	}
 }
 
@@ -138,7 +139,7 @@ func (a *Applier) setServers(owner *Owner, old, want []plan.VirtualServer) {
 }
 
 func sameServer(a, b *plan.VirtualServer) bool {
-	return a.VirtualServer == b.VirtualServer && slices.Equal(a.RealServers, b.RealServers)
+	return a.VirtualServer == b.VirtualServer && slices.Equal(a.RealServers, b.RealServers) && slices.Equal(a.Endpoints, b.Endpoints)
 }
 
 // adoptForeign takes over a virtual server of somebody else whose key a

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 	"k8s.io/apimachinery/pkg/types"
@@ -39,6 +40,7 @@ type world struct {
 	sysctl    *sysctl.Fake
 	conntrack *conntrack.Fake
 	refuse    func(change string) error // asked of every change of every kind
+	now       time.Time
 }
 
 func newWorld(t testing.TB) *world {
@@ -145,6 +147,11 @@ func (w *world) apply(services ...service.Service) Problems {
 	}
 	return w.applier.Flush()
 }
+
+// deadline is that of connections to endpoints that are gone.
+const deadline = 15 * time.Minute
+
+func (w *world) drain() Problems { return w.applier.Drain(w.now, deadline) }
 
 func (w *world) mustApply(services ...service.Service) {
 	w.t.Helper()
@@ -610,7 +617,7 @@ func TestTCPRealServerDrains(t *testing.T) {
 	if rs, there := w.realServers(k)[gone]; !there || rs.Weight != 0 {
 		t.Fatalf("a real server with a connection: %v, there %v, want weight 0", rs, there)
 	}
-	if err := w.applier.Drain().Err(); err != nil {
+	if err := w.drain().Err(); err != nil {
 		t.Fatal(err)
 	}
 	if _, there := w.realServers(k)[gone]; !there {
@@ -631,14 +638,23 @@ func TestTCPRealServerDrains(t *testing.T) {
 	}
 	w.mustApply(clusterIP("a", "10.96.0.1", "10.244.0.3:8000"))
 	w.ipvs.SetConnections(k, gone, ipvs.Connections{Inactive: 1})
-	w.applier.Drain()
+	w.drain()
 	if _, there := w.realServers(k)[gone]; !there {
 		t.Fatal("removed while a connection is being closed")
 	}
 	w.ipvs.SetConnections(k, gone, ipvs.Connections{})
-	w.applier.Drain()
+	w.drain()
 	if _, there := w.realServers(k)[gone]; there || w.applier.Draining() != 0 {
 		t.Fatalf("still there after its last connection, %d draining", w.applier.Draining())
+	}
+}
+
+// flowTo is conntrack's entry of a client's datagrams to a VIP.
+func flowTo(client, vip, endpoint string) conntrack.Entry {
+	c := netip.MustParseAddrPort(client)
+	return conntrack.Entry{
+		Protocol: ip.UDP, OriginalSrc: c, OriginalDst: netip.MustParseAddrPort(vip),
+		ReplySrc: netip.MustParseAddrPort(endpoint), ReplyDst: c,
 	}
 }
 
@@ -650,14 +666,8 @@ func TestUDPRealServerGoesAtOnceWithItsFlows(t *testing.T) {
 		return s
 	}
 	w.start(udp("10.244.0.2:53", "10.244.0.3:53"))
-	flow := func(client, endpoint string) conntrack.Entry {
-		c := netip.MustParseAddrPort(client)
-		return conntrack.Entry{
-			Protocol: ip.UDP, OriginalSrc: c, OriginalDst: netip.MustParseAddrPort("10.96.0.10:53"),
-			ReplySrc: netip.MustParseAddrPort(endpoint), ReplyDst: c,
-		}
-	}
-	gone, kept := flow("10.244.0.9:1000", "10.244.0.2:53"), flow("10.244.0.9:1001", "10.244.0.3:53")
+	const vip = "10.96.0.10:53"
+	gone, kept := flowTo("10.244.0.9:1000", vip, "10.244.0.2:53"), flowTo("10.244.0.9:1001", vip, "10.244.0.3:53")
 	w.conntrack.Add(gone, kept)
 	w.mustApply(udp("10.244.0.3:53"))
 	if rs := w.realServers(key(ip.UDP, "10.96.0.10:53")); len(rs) != 1 {

@@ -2,6 +2,7 @@ package apply
 
 import (
 	"net/netip"
+	"time"
 
 	"github.com/kube-ipvs/kube-ipvs/pkg/ipvs"
 	"github.com/kube-ipvs/kube-ipvs/pkg/kernel"
@@ -12,9 +13,11 @@ import (
 // real server that nobody wants, says the same after a restart.
 func (a *Applier) drain(key ipvs.Key, dest netip.AddrPort) {
 	if a.draining[key] == nil {
-		a.draining[key] = map[netip.AddrPort]struct{}{}
+		a.draining[key] = map[netip.AddrPort]time.Time{}
 	}
-	a.draining[key][dest] = struct{}{}
+	if _, listed := a.draining[key][dest]; !listed {
+		a.draining[key][dest] = time.Time{}
+	}
 }
 
 func (a *Applier) undrain(key ipvs.Key, dest netip.AddrPort) {
@@ -36,7 +39,13 @@ func (a *Applier) Draining() int {
 // Drain removes the real servers whose last connection has ended. A
 // connection that is being closed still counts: its last packets must find
 // the way.
-func (a *Applier) Drain() Problems {
+//
+// Connections to an endpoint that is in no slice any more have until the
+// deadline, measured from the first call that finds it so: the pod is gone, and
+// a client that goes on sending would keep its connection and never have an
+// answer (kubernetes#84322, #89392, #77903). With the real server it gets a
+// reset. While the endpoint is there, in whatever state, they have all the time.
+func (a *Applier) Drain(now time.Time, deadline time.Duration) Problems {
 	f := &flush{Applier: a}
 	var changes []ipvs.Change
 	for key, dests := range a.draining {
@@ -50,7 +59,8 @@ func (a *Applier) Drain() Problems {
 			continue
 		}
 		for dest := range dests {
-			if c := conns[dest]; c.Active+c.Inactive == 0 {
+			gone := a.goneFor(key, dest, now)
+			if c := conns[dest]; c.Active+c.Inactive == 0 || gone >= deadline {
 				changes = append(changes, ipvs.Change{Op: ipvs.DeleteRealServer, Key: key, Dest: dest})
 			}
 		}
@@ -62,4 +72,19 @@ func (a *Applier) Drain() Problems {
 		}
 	}
 	return f.problems
+}
+
+// goneFor is for how long a draining real server has had no endpoint.
+func (a *Applier) goneFor(key ipvs.Key, dest netip.AddrPort, now time.Time) time.Duration {
+	since := a.draining[key][dest]
+	if vs, wanted := a.servers.want(key); wanted && vs.HasEndpoint(dest) {
+		since = time.Time{}
+	} else if since.IsZero() {
+		since = now
+	}
+	a.draining[key][dest] = since
+	if since.IsZero() {
+		return 0
+	}
+	return now.Sub(since)
 }

@@ -139,7 +139,7 @@ func TestUnreadyEndpointDrains(t *testing.T) {
 	w.start(s)
 	w.ipvs.SetConnections(fwm(first), dest, ipvs.Connections{Active: 1})
 	w.mustApply(unready(s))
-	w.applier.Drain()
+	w.drain()
 	if rs, there := w.realServers(fwm(first))[dest]; !there || rs.Weight != 0 {
 		t.Errorf("with a connection open: %v, there %v, want weight 0", rs, there)
 	}
@@ -149,7 +149,7 @@ func TestUnreadyEndpointDrains(t *testing.T) {
 	}
 	w.mustApply(unready(s))
 	w.ipvs.SetConnections(fwm(first), dest, ipvs.Connections{})
-	w.applier.Drain()
+	w.drain()
 	if n := len(w.realServers(fwm(first))); n != 0 {
 		t.Errorf("%d real servers after the last connection", n)
 	}

@@ -97,6 +97,9 @@ func (b *builder) config() Config {
 	}
 	c.SyncPeriod, c.MinSyncPeriod = b.syncPeriods()
 	c.IPVSTimeouts = b.ipvsTimeouts()
+	if c.DrainDeadline = b.own.DrainDeadline.Duration; c.DrainDeadline <= 0 {
+		b.invalid(b.path("drain-deadline", "drainDeadline"), c.DrainDeadline.String(), "must be more than 0")
+	}
 	if v := p.ShowHiddenMetricsForVersion; v != "" && !minorVersion.MatchString(v) {
 		b.invalid(b.path("show-hidden-metrics-for-version", "showHiddenMetricsForVersion"), v, "must be MAJOR.MINOR, such as 1.35")
 	}
@@ -123,6 +126,7 @@ func (b *builder) plan() plan.Config {
 		NodePortAddresses: b.nodePortAddresses(),
 		ExcludeCIDRs:      b.prefixes(b.path("ipvs-exclude-cidrs", "ipvs.excludeCIDRs"), p.IPVS.ExcludeCIDRs),
 		StrictARP:         p.IPVS.StrictARP,
+		UDPDrain:          b.own.UDPDrain,
 	}
 	bit := int(*p.IPTables.MasqueradeBit)
 	if b.inRange(b.path("iptables-masquerade-bit", "iptables.masqueradeBit"), bit, 0, 31) {

@@ -24,6 +24,10 @@ type Config struct {
 	// 0, and MinSyncPeriod the shortest between two syncs, from 0 to it.
 	SyncPeriod, MinSyncPeriod time.Duration
 
+	// DrainDeadline is for how long connections to an endpoint that is gone are
+	// kept, above 0.
+	DrainDeadline time.Duration
+
 	IPVSTimeouts ipvs.Timeouts
 	Conntrack    Conntrack
 

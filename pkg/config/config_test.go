@@ -92,9 +92,10 @@ func defaults() Config {
 			ContentType: "application/vnd.kubernetes.protobuf", QPS: 5, Burst: 10,
 			ConfigSyncPeriod: 15 * time.Minute,
 		},
-		StateDir:    "/run/kube-ipvs",
-		OOMScoreAdj: -999,
-		Action:      Serve,
+		DrainDeadline: 15 * time.Minute,
+		StateDir:      "/run/kube-ipvs",
+		OOMScoreAdj:   -999,
+		Action:        Serve,
 		Notices: []string{
 			"--cluster-cidr is not set: traffic of this node's Pods is not told from other traffic, so none is masqueraded on its way to cluster IPs",
 		},
@@ -173,6 +174,7 @@ func TestFlags(t *testing.T) {
 			c.Source.QPS, c.Source.Burst, c.Source.ContentType = -1, 99, "application/json"
 		}},
 		{"--config-sync-period=1h --oom-score-adj=-1000", func(c *Config) { c.Source.ConfigSyncPeriod, c.OOMScoreAdj = time.Hour, -1000 }},
+		{"--udp-drain --drain-deadline=90s", func(c *Config) { c.Plan.UDPDrain, c.DrainDeadline = true, 90*time.Second }},
 		{"--state-dir=/var/lib/own", func(c *Config) { c.StateDir = "/var/lib/own" }},
 		{"--snat-mode=snat --snat-source=eth1=10.0.1.5 --snat-source=eth1=fd01::5,eth2=10.0.2.5", func(c *Config) {
 			c.Plan.SNAT.Mode = plan.SNATSource
@@ -234,6 +236,7 @@ func TestFlagErrors(t *testing.T) {
 		{"--detect-local-mode=BridgeInterface", []string{`--pod-bridge-interface: Invalid value: ""`, "1 to 15"}},
 		{"--detect-local-mode=InterfaceNamePrefix --pod-interface-name-prefix=abcdefghijklmno", []string{"--pod-interface-name-prefix: ", "1 to 14"}},
 		{"--ipvs-scheduler=random", []string{`--ipvs-scheduler: Unsupported value: "random"`, `"rr"`}},
+		{"--drain-deadline=-1s", []string{`--drain-deadline: Invalid value: "-1s": must be more than 0`}},
 		{"--ipvs-sync-period=0", []string{`--ipvs-sync-period: Invalid value: "0s": must be more than 0`}},
 		{"--ipvs-min-sync-period=-1s", []string{`--ipvs-min-sync-period: Invalid value: "-1s"`, "negative"}},
 		{"--ipvs-min-sync-period=1m", []string{"--ipvs-min-sync-period: ", "not be more than --ipvs-sync-period, which is 30s"}},
@@ -369,6 +372,9 @@ func TestFile(t *testing.T) {
 		{"own document, string, own flags win", proxyHead + cluster + ownHead + "snat: {mark: '0x100', sources: {eth1: [10.0.0.1]}}\n", "--reply-mark=0x200 --snat-source=eth2=10.0.0.2", func(c *Config) {
 			c.Plan.SNAT.Mark = 0x200
 			c.Plan.SNAT.Sources = map[string][]netip.Addr{"eth2": {netip.MustParseAddr("10.0.0.2")}}
+		}},
+		{"own document, drain", proxyHead + cluster + ownHead + "udpDrain: true\ndrainDeadline: 1h\n", "--drain-deadline=2h", func(c *Config) {
+			c.Plan.UDPDrain, c.DrainDeadline = true, 2*time.Hour
 		}},
 		{"own document, VIPs", proxyHead + cluster + ownHead + "vips: {loadBalancers: address, mark: '0x10000'}\n", "--claim-table=7", func(c *Config) {
 			c.Plan.VIPs.LoadBalancers, c.Plan.VIPs.Mark, c.Plan.VIPs.Table = plan.ClaimAddress, 0x10000, 7

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"strconv"
+	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
@@ -33,6 +34,10 @@ const (
 	DefaultClaimTable        int  = 80080
 	DefaultClaimRulePriority int  = 99
 
+	// DefaultDrainDeadline is for how long IPVS keeps a connection on which
+	// nothing is sent.
+	DefaultDrainDeadline = 15 * time.Minute
+
 	// DefaultStateDir is below /run, which is empty after a boot, as are the
 	// kernel's parameters.
 	DefaultStateDir = "/run/kube-ipvs"
@@ -60,6 +65,12 @@ type KubeIPVSConfiguration struct {
 	// none outside of the mask. With off, a node with endpoints serves its
 	// pods and itself by these alone. Default 0x9/0x3fff.
 	LocalMark LocalMark `json:"localMark"`
+	// UDPDrain lets an endpoint that terminates and still serves keep the UDP
+	// flows that it has.
+	UDPDrain bool `json:"udpDrain,omitempty"`
+	// DrainDeadline is for how long TCP connections to an endpoint that is gone,
+	// and not just terminating, are kept. Default 15m.
+	DrainDeadline metav1.Duration `json:"drainDeadline"`
 	// Manifests is a folder of manifests that is read in place of an API
 	// server.
 	Manifests string `json:"manifests,omitempty"`
@@ -165,6 +176,7 @@ func (m *Mark) UnmarshalJSON(text []byte) error {
 func setOwnDefaults(c *KubeIPVSConfiguration) {
 	c.TypeMeta = metav1.TypeMeta{APIVersion: OwnAPIVersion, Kind: OwnKind}
 	c.StateDir = cmp.Or(c.StateDir, DefaultStateDir)
+	c.DrainDeadline.Duration = cmp.Or(c.DrainDeadline.Duration, DefaultDrainDeadline)
 	c.SNAT.Mode = cmp.Or(c.SNAT.Mode, SNATMode(plan.SNATAuto))
 	c.SNAT.Mark = cmp.Or(c.SNAT.Mark, DefaultReplyMark)
 	c.LocalMark = cmp.Or(c.LocalMark, DefaultLocalMark)

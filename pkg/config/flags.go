@@ -43,6 +43,10 @@ func (o *Options) ownFlags() *pflag.FlagSet {
 		"Masquerade external traffic under externalTrafficPolicy Local too, for pods that would answer past the node. The Service annotation kube-ipvs.io/masquerade does it for one Service.")
 	fs.StringVar((*string)(&o.own.LocalMark), "local-mark", string(o.own.LocalMark),
 		"VALUE/MASK of the marks by which IPVS tells who comes from outside under externalTrafficPolicy Local; off: a node with endpoints serves its pods and itself by these alone.")
+	fs.BoolVar(&o.own.UDPDrain, "udp-drain", false,
+		"Let an endpoint that terminates and still serves keep the UDP flows that it has.")
+	fs.DurationVar(&o.own.DrainDeadline.Duration, "drain-deadline", o.own.DrainDeadline.Duration,
+		"How long TCP connections to an endpoint that is gone, and not just terminating, are kept.")
 	fs.Var(&o.own.SNAT.Mark, "reply-mark", "The bits that bind connections to interfaces for reply routing; n bits tell 2^n-1 interfaces apart.")
 	fs.IntVar(&o.own.SNAT.Priority, "reply-rule-priority", o.own.SNAT.Priority,
 		"Priority of the policy rules of reply routing.")

@@ -70,7 +70,7 @@ func (b *partBuilder) addVIP(claim Claim, vs *VirtualServer) {
 		return
 	}
 	b.addMember(PortVIPs, ipset.Entry{Addr: a})
-	if !vs.active() {
+	if !active(vs.RealServers) {
 		b.addMember(Refused, entryOf(vs.Key))
 	}
 }

@@ -25,6 +25,7 @@ type Config struct {
 	NodePortAddresses NodePortAddresses
 	ExcludeCIDRs      []netip.Prefix // virtual servers in them are never touched
 	StrictARP         bool
+	UDPDrain          bool // endpoints that terminate and still serve keep their UDP flows
 
 	SNAT SNAT
 	VIPs VIPs

@@ -1,6 +1,7 @@
 package plan
 
 import (
+	"net/netip"
 	"slices"
 
 	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
@@ -13,6 +14,9 @@ type chosen struct {
 	cluster []service.Endpoint
 	local   []service.Endpoint
 	here    bool // there is one on this node, in whatever state
+
+	all      []netip.AddrPort // in whatever state
+	draining []netip.AddrPort // terminating, but still serving
 }
 
 // choose picks a port's endpoints of one family. Ready ones are used, those
@@ -25,6 +29,7 @@ func choose(facts *Facts, family ip.Family, all []service.Endpoint) chosen {
 	onNode := func(e service.Endpoint) bool { return e.Node != "" && e.Node == facts.NodeName }
 
 	c := chosen{cluster: nearest(facts, ready), local: filter(ready, onNode), here: slices.ContainsFunc(all, onNode)}
+	c.all, c.draining = addresses(all), addresses(draining)
 	if len(c.cluster) == 0 {
 		c.cluster = draining
 	}
@@ -54,6 +59,14 @@ func hinted(ready []service.Endpoint, here string, hints func(service.Endpoint) 
 		return nil
 	}
 	return filter(ready, func(e service.Endpoint) bool { return slices.Contains(hints(e), here) })
+}
+
+func addresses(endpoints []service.Endpoint) []netip.AddrPort {
+	var out []netip.AddrPort
+	for _, e := range endpoints {
+		out = append(out, e.Addr)
+	}
+	return out
 }
 
 func filter[T any](list []T, keep func(T) bool) []T {

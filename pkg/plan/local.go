@@ -3,6 +3,7 @@ package plan
 import (
 	"fmt"
 	"math/bits"
+	"net/netip"
 	"slices"
 
 	"github.com/kube-ipvs/kube-ipvs/pkg/ipvs"
@@ -51,8 +52,9 @@ func (m LocalMark) Number(mark, masquerade uint32) (uint32, bool) {
 type Outside struct {
 	Key ipvs.Key // the address and port
 	ipvs.VirtualServer
-	RealServers []RealServer // those on this node
-	Masquerade  bool         // the client's address is not kept
+	RealServers []RealServer     // those on this node
+	Endpoints   []netip.AddrPort // see VirtualServer
+	Masquerade  bool             // the client's address is not kept
 }
 
 // addOutside adds one if there is an endpoint on this node in whatever state:
@@ -63,7 +65,7 @@ func (b *partBuilder) addOutside(key ipvs.Key, eps chosen) {
 	}
 	o := Outside{
 		Key: key, VirtualServer: outsideServer(b.cfg, b.service),
-		RealServers: realServers(eps.local), Masquerade: !b.keepsClient(),
+		RealServers: b.realServers(key, eps.local), Endpoints: b.endpoints, Masquerade: !b.keepsClient(),
 	}
 	b.part.Outside = append(b.part.Outside, o)
 }
@@ -88,7 +90,7 @@ func Numbered(cfg *Config, part Part, numbers map[ipvs.Key]uint32) Part {
 	for _, o := range part.Outside {
 		if n, ok := numbers[o.Key]; ok {
 			part.addNumbered(cfg, o, cfg.LocalMark.Of(n))
-		} else if len(o.RealServers) > 0 {
+		} else if active(o.RealServers) {
 			at := slices.IndexFunc(part.VirtualServers, func(vs VirtualServer) bool { return vs.Key == o.Key })
 			part.VirtualServers[at].RealServers = o.RealServers
 		}
@@ -108,7 +110,7 @@ func (p *Part) addNumbered(cfg *Config, o Outside, mark uint32) {
 	p.Members = append(p.Members, Member{Set: Local.In(family), Entry: entryOf(o.Key), Mark: mark})
 	p.VirtualServers = append(p.VirtualServers, VirtualServer{
 		Key:           ipvs.Key{Addr: family.Unspecified(), FWMark: mark},
-		VirtualServer: o.VirtualServer, RealServers: o.RealServers,
+		VirtualServer: o.VirtualServer, RealServers: o.RealServers, Endpoints: o.Endpoints,
 	})
 }
 

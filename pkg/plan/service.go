@@ -26,6 +26,15 @@ type VirtualServer struct {
 	Key ipvs.Key
 	ipvs.VirtualServer
 	RealServers []RealServer // sorted, each once
+	// Endpoints are all that there are, in whatever state; sorted. Connections to
+	// one that is not a real server any more may still be served.
+	Endpoints []netip.AddrPort
+}
+
+// HasEndpoint tells whether an endpoint is there, in whatever state.
+func (vs *VirtualServer) HasEndpoint(a netip.AddrPort) bool {
+	_, there := slices.BinarySearchFunc(vs.Endpoints, a, netip.AddrPort.Compare)
+	return there
 }
 
 // RealServer is an endpoint behind a virtual server. With weight 0 it keeps
@@ -36,8 +45,8 @@ type RealServer struct {
 }
 
 // active tells whether anybody takes new connections.
-func (vs *VirtualServer) active() bool {
-	return slices.ContainsFunc(vs.RealServers, func(rs RealServer) bool { return rs.Weight > 0 })
+func active(list []RealServer) bool {
+	return slices.ContainsFunc(list, func(rs RealServer) bool { return rs.Weight > 0 })
 }
 
 // Member is an entry of a set, of which the name says the family, and the mark
@@ -78,6 +87,10 @@ type partBuilder struct {
 	service *service.Service
 	part    Part
 	seen    map[ipvs.Key]bool
+
+	// Of the port and family that are being planned: all endpoints, and those
+	// that terminate but still serve.
+	endpoints, draining []netip.AddrPort
 }
 
 // addPort plans one port in one family. A VIP that stands in two of the
@@ -85,6 +98,7 @@ type partBuilder struct {
 // balancer, node port.
 func (b *partBuilder) addPort(family ip.Family, p *service.Port) {
 	eps := choose(b.facts, family, p.Endpoints)
+	b.endpoints, b.draining = eps.all, eps.draining
 	b.addDependsOnZone(p)
 	b.addClusterIPs(family, p, eps)
 	b.addExternalIPs(family, p, eps)
@@ -303,15 +317,31 @@ func (b *partBuilder) addVirtualServer(key ipvs.Key, endpoints []service.Endpoin
 		return false
 	}
 	b.seen[key] = true
-	vs := VirtualServer{Key: key, VirtualServer: virtualServer(b.cfg, b.service), RealServers: realServers(endpoints)}
+	vs := VirtualServer{
+		Key: key, VirtualServer: virtualServer(b.cfg, b.service),
+		RealServers: b.realServers(key, endpoints), Endpoints: b.endpoints,
+	}
 	b.part.VirtualServers = append(b.part.VirtualServers, vs)
 	return true
 }
 
-func realServers(endpoints []service.Endpoint) []RealServer {
+// realServers are the endpoints that get new connections, and, if so
+// configured, those that serve the UDP flows that they have until they end
+// (kubernetes#134143). All others of UDP go at once, as a flow of which nobody
+// knows the end would lead to an endpoint that is gone.
+func (b *partBuilder) realServers(key ipvs.Key, endpoints []service.Endpoint) []RealServer {
 	var out []RealServer
 	for _, e := range endpoints {
 		out = append(out, RealServer{e.Addr, max(e.Weight, 1)})
+	}
+	if key.Protocol != ip.UDP || !b.cfg.UDPDrain {
+		return out
+	}
+	for _, a := range b.draining {
+		at, there := slices.BinarySearchFunc(out, a, func(rs RealServer, a netip.AddrPort) int { return rs.Compare(a) })
+		if !there {
+			out = slices.Insert(out, at, RealServer{a, 0})
+		}
 	}
 	return out
 }

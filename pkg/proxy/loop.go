@@ -72,7 +72,7 @@ func (p *Proxy) turn(ctx context.Context, now time.Time) {
 	}
 	if p.applier.Draining() > 0 && !now.Before(p.drainAt) {
 		p.drainAt = now.Add(p.DrainPeriod)
-		p.settle(ctx, p.applier.Drain())
+		p.settle(ctx, p.applier.Drain(now, p.DrainDeadline))
 	}
 	if p.observed == nil && !now.Before(p.compareAt) {
 		p.observe()

@@ -65,6 +65,7 @@ type Options struct {
 	MinSyncPeriod time.Duration // least time between two passes; 0: none
 	SyncPeriod    time.Duration // time between two comparisons with the kernel
 	DrainPeriod   time.Duration // time between two looks at draining real servers
+	DrainDeadline time.Duration // for connections to an endpoint that is gone
 }
 
 // nobody stands for the node itself among the names of Services.

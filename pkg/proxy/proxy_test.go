@@ -125,7 +125,7 @@ func (w *world) options() Options {
 		BridgeNetfilter: func() bool { return true },
 		ProbeScheduler:  w.ipvs.Probe,
 		Network:         w.routing, HealthChecks: w, Observer: w, Events: w,
-		SyncPeriod: 30 * time.Second, DrainPeriod: 5 * time.Second,
+		SyncPeriod: 30 * time.Second, DrainPeriod: 5 * time.Second, DrainDeadline: 15 * time.Minute,
 	}
 }
 

@@ -1,0 +1,87 @@
+package apply
+
+import (
+	"net/netip"
+	"testing"
+	"time"
+
+	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
+	"github.com/kube-ipvs/kube-ipvs/pkg/ipvs"
+	"github.com/kube-ipvs/kube-ipvs/pkg/service"
+)
+
+// TestDeadlineOfADrainingRealServer has connections stay open for days. They
+// last while the endpoint is there, ready or not, and until the deadline when it
+// is gone.
+func TestDeadlineOfADrainingRealServer(t *testing.T) {
+	w := newWorld(t)
+	w.now = time.Unix(1e9, 0)
+	k, dest := key(ip.TCP, "10.96.0.1:80"), netip.MustParseAddrPort("10.244.0.2:8000")
+	both := func() service.Service { return clusterIP("a", "10.96.0.1", "10.244.0.2:8000", "10.244.0.3:8000") }
+	notReady := both()
+	notReady.Ports[0].Endpoints[0].Ready = false
+	without := clusterIP("a", "10.96.0.1", "10.244.0.3:8000")
+	w.start(both())
+	w.ipvs.SetConnections(k, dest, ipvs.Connections{Active: 1})
+	there := func(after time.Duration, want bool, when string) {
+		t.Helper()
+		w.drain()
+		w.now = w.now.Add(after)
+		if err := w.drain().Err(); err != nil {
+			t.Fatal(err)
+		}
+		if _, is := w.realServers(k)[dest]; is != want {
+			t.Errorf("%s: there %v", when, is)
+		}
+	}
+	w.mustApply(notReady)
+	there(24*time.Hour, true, "a day unready")
+	w.mustApply(without)
+	there(deadline-time.Second, true, "before the deadline")
+	w.mustApply(notReady)
+	there(24*time.Hour, true, "came back unready")
+	w.mustApply(without)
+	there(deadline-time.Second, true, "before the deadline, which begins anew")
+	if _, err := w.observe(); err != nil { // a full comparison changes nothing
+		t.Fatal(err)
+	}
+	w.applier.Flush()
+	there(time.Second, false, "after the deadline")
+	if n := w.applier.Draining(); n != 0 {
+		t.Errorf("%d draining", n)
+	}
+}
+
+// TestUDPDrain keeps a flow to an endpoint that terminates and still serves, and
+// ends it with the endpoint.
+func TestUDPDrain(t *testing.T) {
+	w := newWorld(t)
+	w.cfg.UDPDrain = true
+	k, dest := key(ip.UDP, "10.96.0.10:53"), netip.MustParseAddrPort("10.244.0.2:53")
+	dns := func(change func(*service.Endpoint), endpoints ...string) service.Service {
+		s := clusterIP("dns", "10.96.0.10", endpoints...)
+		s.Ports[0].Protocol, s.Ports[0].Port = ip.UDP, 53
+		change(&s.Ports[0].Endpoints[0])
+		return s
+	}
+	asIs := func(*service.Endpoint) {}
+	w.start(dns(asIs, "10.244.0.2:53", "10.244.0.3:53"))
+	flow := flowTo("10.244.0.9:1000", "10.96.0.10:53", "10.244.0.2:53")
+	w.conntrack.Add(flow)
+	for _, step := range []struct {
+		name   string
+		now    service.Service
+		weight int // -1: not there
+		flows  int
+	}{
+		{"terminating", dns(func(e *service.Endpoint) { e.Ready, e.Terminating = false, true }, "10.244.0.2:53", "10.244.0.3:53"), 0, 1},
+		{"ready again", dns(asIs, "10.244.0.2:53", "10.244.0.3:53"), 1, 1},
+		{"terminating, not serving", dns(func(e *service.Endpoint) { e.Ready, e.Serving, e.Terminating = false, false, true }, "10.244.0.2:53", "10.244.0.3:53"), -1, 0},
+	} {
+		w.mustApply(step.now)
+		rs, there := w.realServers(k)[dest]
+		if there != (step.weight >= 0) || there && rs.Weight != step.weight || len(w.conntrack.Entries()) != step.flows {
+			t.Errorf("%s: there %v with weight %d, %d flows", step.name, there, rs.Weight, len(w.conntrack.Entries()))
+		}
+	}
+}

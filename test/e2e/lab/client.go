@@ -80,7 +80,7 @@ func (n *Namespace) DialWithin(limit time.Duration, protocol Protocol, address s
 // kernel.
 func (n *Namespace) DialFrom(port uint16, limit time.Duration, protocol Protocol, address string) Answer {
 	begin := time.Now()
-	c, err := n.connectFrom(port, limit, protocol, address)
+	c, err := n.ConnectFrom(port, limit, protocol, address)
 	if err != nil {
 		return Answer{Err: err, Elapsed: time.Since(begin)}
 	}
@@ -99,10 +99,12 @@ type Connection struct {
 
 // Connect opens a connection to "address:port". Close it after use.
 func (n *Namespace) Connect(limit time.Duration, protocol Protocol, address string) (*Connection, error) {
-	return n.connectFrom(0, limit, protocol, address)
+	return n.ConnectFrom(0, limit, protocol, address)
 }
 
-func (n *Namespace) connectFrom(port uint16, limit time.Duration, protocol Protocol, address string) (*Connection, error) {
+// ConnectFrom is Connect from a port of the client's choice; 0 leaves it to the
+// kernel.
+func (n *Namespace) ConnectFrom(port uint16, limit time.Duration, protocol Protocol, address string) (*Connection, error) {
 	to, err := netip.ParseAddrPort(address)
 	if err != nil {
 		return nil, err
@@ -165,6 +167,25 @@ func (c *Connection) Ask(limit time.Duration) (answer Answer) {
 
 // Close closes the connection in order.
 func (c *Connection) Close() { c.socket.close() }
+
+// Reset closes the connection at once, so that its port can be used again.
+func (c *Connection) Reset() { c.socket.reset() }
+
+// Finish closes a TCP connection and waits until the server has closed it too.
+func (c *Connection) Finish(limit time.Duration) error {
+	defer c.socket.close()
+	if err := c.socket.deadline(limit); err != nil {
+		return err
+	}
+	if err := c.socket.control(func(fd int) error { return unix.Shutdown(fd, unix.SHUT_WR) }); err != nil {
+		return err
+	}
+	length, _, err := c.socket.receive(make([]byte, 1))
+	if err == nil && length > 0 {
+		err = errors.New("the server went on sending")
+	}
+	return err
+}
 
 func parseAnswer(text string) (server string, source netip.AddrPort, err error) {
 	server, seen, ok := strings.Cut(strings.TrimSpace(text), " ")

@@ -85,13 +85,19 @@ func (s *socket) whenReadable(f func(fd int) error) (err error) {
 	return err
 }
 
-// bind chooses the socket's own port.
+// bind chooses the socket's own port, even if a connection that is closed
+// lingers there.
 func (s *socket) bind(family int, port uint16) error {
 	any := netip.IPv4Unspecified()
 	if family == unix.AF_INET6 {
 		any = netip.IPv6Unspecified()
 	}
-	return s.control(func(fd int) error { return unix.Bind(fd, sockaddr(netip.AddrPortFrom(any, port))) })
+	return s.control(func(fd int) error {
+		if err := unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_REUSEADDR, 1); err != nil {
+			return err
+		}
+		return unix.Bind(fd, sockaddr(netip.AddrPortFrom(any, port)))
+	})
 }
 
 // heedErrors has an SCTP client give up when an ICMP error refuses it, as TCP's

@@ -1,0 +1,304 @@
+//go:build e2e
+
+package e2e
+
+import (
+	"fmt"
+	"net/netip"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/utils/ptr"
+
+	"github.com/kube-ipvs/kube-ipvs/test/e2e/lab"
+)
+
+// connections is a node with a caller and two endpoints, and a proxy that
+// follows a folder: what a connection meets while endpoints come and go.
+type connections struct {
+	t      *testing.T
+	node   *lab.BridgeNode
+	caller *lab.Pod
+	pods   map[string]*lab.Pod // by name
+	folder string
+}
+
+// drainDeadline is looked at every five seconds.
+const drainDeadline = 3 * time.Second
+
+func newConnections(t *testing.T) *connections {
+	t.Helper()
+	nodes := lab.NewThreeNodes(t)
+	c := &connections{t: t, node: nodes.Nodes[0], pods: map[string]*lab.Pod{}, folder: t.TempDir()}
+	c.caller = c.node.AddPod("caller")
+	for _, name := range []string{"web1", "web2"} {
+		pod := c.node.AddPod(name)
+		pod.Serve(name, lab.TCP, webPort)
+		pod.Serve(name, lab.UDP, webPort)
+		c.pods[name] = pod
+	}
+	c.node.StartProxy(func(*lab.Process) error { return hasPassed(c.node.Node) },
+		"--manifests", c.folder, "--hostname-override", c.node.Name, "--cluster-cidr", podCIDRs,
+		"--ipvs-min-sync-period", "100ms", "--udp-drain", "--drain-deadline", drainDeadline.String(),
+		"--ipvs-tcp-timeout", "1h", "--ipvs-tcpfin-timeout", "90s", "--ipvs-udp-timeout", "2m")
+	return c
+}
+
+// with gives a test what it reports to.
+func (c *connections) with(t *testing.T) *connections {
+	other := *c
+	other.t = t
+	return &other
+}
+
+// add has a Service served by both endpoints.
+func (c *connections) add(svc *corev1.Service) {
+	c.t.Helper()
+	writeManifest(c.t, filepath.Join(c.folder, svc.Name+".yaml"), svc)
+	c.set(svc, endpointOf(c.pods["web1"]), endpointOf(c.pods["web2"]))
+}
+
+func endpointOf(pod *lab.Pod) endpoint {
+	return endpoint{address: pod.Addresses[0].String(), node: pod.Node.Name}
+}
+
+// set makes these a Service's endpoints, and waits until they are programmed:
+// of each protocol those that are ready, and no others that get anything new.
+func (c *connections) set(svc *corev1.Service, endpoints ...endpoint) {
+	c.t.Helper()
+	writeManifest(c.t, filepath.Join(c.folder, svc.Name+"-slice.yaml"), newSlice(svc, "IPv4", webPort, endpoints...))
+	lab.Eventually(c.t, syncLimit, svc.Name+" has the endpoints", func() error {
+		table := readIPVS(c.node.Node)
+		for _, port := range svc.Spec.Ports {
+			entry := table[virtualServer{lab.Protocol(port.Protocol), netip.MustParseAddrPort(at(svc.Spec.ClusterIP, uint16(port.Port)))}]
+			ready := 0
+			for _, e := range endpoints {
+				if e.terminating {
+					continue
+				}
+				ready++
+				to := netip.AddrPortFrom(netip.MustParseAddr(e.address), webPort)
+				if options, there := entry.realServers[to]; !there || strings.HasSuffix(options, "-w 0") {
+					return fmt.Errorf("%s %s lacks %s: %v", port.Protocol, svc.Spec.ClusterIP, to, entry)
+				}
+			}
+			if entry.active() != ready {
+				return fmt.Errorf("%s %s has %v", port.Protocol, svc.Spec.ClusterIP, entry)
+			}
+		}
+		return nil
+	})
+}
+
+// other is the endpoint that is not the one named.
+func (c *connections) other(name string) string {
+	return map[string]string{"web1": "web2", "web2": "web1"}[name]
+}
+
+// newPair is a Service of TCP and UDP port 80.
+func newPair(name, ip string) *corev1.Service {
+	svc := newService(name, corev1.ProtocolTCP, 80, ip)
+	svc.Spec.Ports = append(svc.Spec.Ports, corev1.ServicePort{Name: "udp", Protocol: corev1.ProtocolUDP, Port: 80})
+	return svc
+}
+
+// TestIssue89358Connections follows single connections and flows. The parts are
+// named by their issues, and share the node.
+func TestIssue89358Connections(t *testing.T) {
+	c := newConnections(t)
+	for _, part := range []struct {
+		name string
+		test func(*connections)
+	}{
+		{"89358 71809 affinity", (*connections).testAffinity},
+		{"70747 81775 93297 port reuse", (*connections).testPortReuse},
+		{"134143 UDP drain", (*connections).testUDPDrain},
+		{"84322 89392 77903 drain deadline", (*connections).testDrainDeadline},
+		{"120076 80298 time-outs", (*connections).testTimeouts},
+	} {
+		t.Run(part.name, func(t *testing.T) {
+			t.Parallel() // most of the time they wait
+			part.test(c.with(t))
+		})
+	}
+}
+
+// testAffinity has a client come back. It meets one endpoint until the time-out
+// after its last connection, and another at once when that endpoint goes.
+func (c *connections) testAffinity() {
+	const timeout = 15 * time.Second
+	svc := newPair("affinity", "10.96.1.1")
+	svc.Spec.SessionAffinity = corev1.ServiceAffinityClientIP
+	svc.Spec.SessionAffinityConfig = &corev1.SessionAffinityConfig{ClientIP: &corev1.ClientIPConfig{TimeoutSeconds: ptr.To(int32(timeout / time.Second))}}
+	c.add(svc)
+	vip := at(svc.Spec.ClusterIP, 80)
+	// The lab's clients reset their connections, which IPVS forgets after 10 s.
+	first := c.caller.Dial(lab.TCP, vip)
+	for range 3 {
+		time.Sleep(timeout * 2 / 5)
+		if answer := c.caller.Dial(lab.TCP, vip); answer.Err != nil || answer.Server != first.Server {
+			c.t.Errorf("first %s, and then %s", first, answer)
+		}
+	}
+	time.Sleep(timeout + 3*time.Second)
+	late := c.caller.Dial(lab.TCP, vip)
+	if late.Server != c.other(first.Server) {
+		c.t.Errorf("after the time-out %s, want round robin's next after %s", late, first.Server)
+	}
+	socket, err := c.caller.Connect(lab.DialTimeout, lab.UDP, vip)
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	defer socket.Close()
+	datagram := socket.Ask(lab.DialTimeout)
+	for _, name := range []string{late.Server, c.other(late.Server)} {
+		c.set(svc, endpointOf(c.pods[c.other(name)]))
+		for range manyRequests {
+			if answer := c.caller.Dial(lab.TCP, vip); answer.Server != c.other(name) {
+				c.t.Errorf("%s was removed: %s", name, answer)
+			}
+		}
+		if answer := socket.Ask(lab.DialTimeout); answer.Server != c.other(name) {
+			c.t.Errorf("%s was removed, and a socket, answered by %s first: %s", name, datagram.Server, answer)
+		}
+	}
+}
+
+// testPortReuse connects from one port again and again. No SYN is dropped, which
+// would cost a second, and none goes to an endpoint that was removed in between.
+func (c *connections) testPortReuse() {
+	svc := newPair("reuse", "10.96.1.2")
+	c.add(svc)
+	// What is closed in order may be used again after a second.
+	c.caller.Sysctl("net.ipv4.tcp_tw_reuse", "1")
+	vip := at(svc.Spec.ClusterIP, 80)
+	sent := c.caller.Watch(lab.TCP, vip)
+	const port, times = 40000, 3
+	answered := ""
+	for i := range times {
+		for _, inOrder := range []bool{true, false} {
+			answered = c.reuse(port, vip, inOrder)
+			if inOrder {
+				time.Sleep(1500 * time.Millisecond)
+			}
+		}
+		if answered == "" {
+			c.t.Fatalf("turn %d: no answer", i)
+		}
+	}
+	if n := syns(sent); n > 2*times+1 {
+		c.t.Errorf("%d connections took %d SYNs\n%s", 2*times, n, sent)
+	}
+	c.set(svc, endpointOf(c.pods[c.other(answered)]))
+	for range times {
+		if again := c.reuse(port, vip, false); again != c.other(answered) {
+			c.t.Errorf("%s was removed, and answered is by %q", answered, again)
+		}
+	}
+}
+
+// reuse connects from a port and tells who answered.
+func (c *connections) reuse(port uint16, vip string, inOrder bool) string {
+	c.t.Helper()
+	connection, err := c.caller.ConnectFrom(port, lab.DialTimeout, lab.TCP, vip)
+	if err != nil {
+		c.t.Errorf("from port %d: %v", port, err)
+		return ""
+	}
+	answer := connection.Ask(lab.DialTimeout)
+	if answer.Err != nil {
+		c.t.Errorf("from port %d: %s", port, answer)
+	}
+	if !inOrder {
+		connection.Reset()
+	} else if err := connection.Finish(lab.DialTimeout); err != nil {
+		c.t.Errorf("closing in order: %v", err)
+	}
+	return answer.Server
+}
+
+func syns(c *lab.Capture) int {
+	n := 0
+	for _, p := range c.Packets() {
+		if p.Out && p.Flags == "SYN" {
+			n++
+		}
+	}
+	return n
+}
+
+// testUDPDrain has an endpoint terminate under a client's socket. While it
+// serves it keeps what it has; then another one answers.
+func (c *connections) testUDPDrain() {
+	svc := newPair("udpdrain", "10.96.1.3")
+	c.add(svc)
+	vip := at(svc.Spec.ClusterIP, 80)
+	socket, err := c.caller.Connect(lab.DialTimeout, lab.UDP, vip)
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	defer socket.Close()
+	ends := socket.Ask(lab.DialTimeout).Server
+	stays := endpointOf(c.pods[c.other(ends)])
+	leaving := endpointOf(c.pods[ends])
+	leaving.terminating = true
+	c.set(svc, leaving, stays)
+	if answer := socket.Ask(lab.DialTimeout); answer.Server != ends {
+		c.t.Errorf("while %s terminates and serves: %s", ends, answer)
+	}
+	for range manyRequests {
+		if answer := c.caller.Dial(lab.UDP, vip); answer.Server != c.other(ends) {
+			c.t.Errorf("a new flow, while %s terminates: %s", ends, answer)
+		}
+	}
+	c.set(svc, stays)
+	lab.Eventually(c.t, syncLimit, "the socket meets who is left", func() error {
+		if answer := socket.Ask(lab.DialTimeout); answer.Server != c.other(ends) {
+			return fmt.Errorf("%s", answer)
+		}
+		return nil
+	})
+}
+
+// testDrainDeadline leaves connections open. One to an endpoint that terminates
+// goes on; when the endpoint is gone, the client is told after the deadline.
+func (c *connections) testDrainDeadline() {
+	svc := newPair("deadline", "10.96.1.4")
+	c.add(svc)
+	vip := at(svc.Spec.ClusterIP, 80)
+	connection, err := c.caller.Connect(lab.DialTimeout, lab.TCP, vip)
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	defer connection.Close()
+	ends := connection.Ask(lab.DialTimeout).Server
+	stays, leaving := endpointOf(c.pods[c.other(ends)]), endpointOf(c.pods[ends])
+	leaving.terminating = true
+	c.set(svc, leaving, stays)
+	time.Sleep(4 * drainDeadline)
+	if answer := connection.Ask(lab.DialTimeout); answer.Server != ends {
+		c.t.Errorf("four deadlines after %s began to terminate: %s", ends, answer)
+	}
+	c.set(svc, stays)
+	if answer := connection.Ask(lab.DialTimeout); answer.Server != ends {
+		c.t.Errorf("as soon as %s is gone: %s", ends, answer)
+	}
+	lab.Eventually(c.t, syncLimit, "the connection is reset", func() error {
+		answer := connection.Ask(lab.DialTimeout)
+		if answer.Outcome() != lab.Reset {
+			return fmt.Errorf("%s", answer)
+		}
+		return nil
+	})
+}
+
+// testTimeouts has IPVS keep connections for as long as it was told.
+func (c *connections) testTimeouts() {
+	got := c.node.Exec("ipvsadm", "-l", "--timeout")
+	if want := "Timeout (tcp tcpfin udp): 3600 90 120"; strings.TrimSpace(got) != want {
+		c.t.Errorf("%q, want %q", got, want)
+	}
+}

@@ -1,0 +1,235 @@
+//go:build e2e
+
+package e2e
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	eventsv1 "k8s.io/api/events/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/kube-ipvs/kube-ipvs/test/e2e/lab"
+)
+
+// TestIssue121591Schedulers is about who is chosen: which endpoint by which
+// scheduler, and which of two Services. The parts are named by their issues and
+// share a cluster.
+func TestIssue121591Schedulers(t *testing.T) {
+	c := newCluster(t)
+	c.flags = []string{"--ipvs-min-sync-period", "100ms"}
+	c.startProxies()
+	t.Run("121591 126378 88580 each node begins elsewhere", c.testFirstPick)
+	t.Run("75502 58329 118784 scheduler by annotation", c.testScheduler)
+	t.Run("138688 mh-fallback", c.testFallback)
+	t.Run("121591 weights", c.testWeights)
+	t.Run("scheduler that there is not", c.testBadScheduler)
+	t.Run("two Services claim one address and port", c.testConflict)
+}
+
+// testFirstPick has every node make its first connection to each of many virtual
+// servers, all with the same two endpoints.
+func (c *cluster) testFirstPick(t *testing.T) {
+	svc := newService("firstpick", corev1.ProtocolTCP, 1000, clusterIPs(1)...)
+	const ports = 10
+	for i := int32(1); i < ports; i++ {
+		svc.Spec.Ports = append(svc.Spec.Ports, corev1.ServicePort{Name: fmt.Sprintf("p%d", i), Protocol: corev1.ProtocolTCP, Port: 1000 + i})
+	}
+	c.serve(t, svc, dualStackSlices(svc, webPort, ready(c.web1), ready(c.web2)), 2, 2, 2)
+	differ := 0
+	picks := map[string]int{}
+	for port := range uint16(ports) {
+		var first []string
+		for _, node := range c.Nodes {
+			server := node.Dial(lab.TCP, at(clusterIPs(1)[0], 1000+port)).Server
+			first = append(first, server)
+			picks[node.Name+" "+server]++
+		}
+		if slices.Contains(first, "") {
+			t.Errorf("port %d: answered by %q", 1000+port, first)
+		}
+		if len(slices.Compact(first)) > 1 {
+			differ++
+		}
+	}
+	// By chance it is in three of four.
+	if differ < ports/2 {
+		t.Errorf("at %d of %d virtual servers the nodes begin at different endpoints", differ, ports)
+	}
+	for _, node := range c.Nodes {
+		if picks[node.Name+" web1"] == 0 || picks[node.Name+" web2"] == 0 {
+			t.Errorf("%s begins at one endpoint alone: %v", node.Name, picks)
+		}
+	}
+}
+
+// newAnnotated is Service number n with annotations of ours.
+func newAnnotated(name string, n int, annotations map[string]string) *corev1.Service {
+	svc := newService(name, corev1.ProtocolTCP, 80, clusterIPs(n)...)
+	svc.Annotations = map[string]string{}
+	for key, value := range annotations {
+		svc.Annotations["kube-ipvs.io/"+key] = value
+	}
+	return svc
+}
+
+// options are those of Service number n on a node.
+func (c *cluster) options(node *lab.BridgeNode, n int) string {
+	vs := virtualServer{lab.TCP, netip.MustParseAddrPort(at(clusterIPs(n)[0], 80))}
+	return readIPVS(node.Node)[vs].options
+}
+
+// testScheduler hashes the client's address: he comes back to one endpoint,
+// whatever port and node he comes by.
+func (c *cluster) testScheduler(t *testing.T) {
+	svc := newAnnotated("hashed", 2, map[string]string{"scheduler": "mh", "scheduler-flags": "mh-fallback"})
+	c.serve(t, svc, dualStackSlices(svc, webPort, ready(c.web1), ready(c.web2)), 2, 2, 2)
+	if got, want := c.options(c.Nodes[2], 2), "-s mh -b mh-fallback"; got != want {
+		t.Errorf("programmed is %q, want %q", got, want)
+	}
+	answered := map[string]int{}
+	for range 2 * manyRequests {
+		answered[c.caller3.Dial(lab.TCP, at(clusterIPs(2)[0], 80)).Server]++
+	}
+	if len(answered) != 1 || answered[""] > 0 {
+		t.Errorf("answered by %v, want one endpoint", answered)
+	}
+}
+
+// testFallback has an endpoint drain that mh has assigned the client to. His
+// open connection stays, and his next one goes elsewhere.
+func (c *cluster) testFallback(t *testing.T) {
+	svc := newAnnotated("fallback", 3, map[string]string{"scheduler": "mh"})
+	c.serve(t, svc, dualStackSlices(svc, webPort, ready(c.web1), ready(c.web2)), 2, 2, 2)
+	if got, want := c.options(c.Nodes[2], 3), "-s mh -b mh-fallback,mh-port"; got != want {
+		t.Errorf("programmed is %q, want %q", got, want)
+	}
+	vip := at(clusterIPs(3)[0], 80)
+	open, err := c.caller3.Connect(lab.DialTimeout, lab.TCP, vip)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer open.Close()
+	drains, stays := c.web1, c.web2
+	if open.Ask(lab.DialTimeout).Server == "web2" {
+		drains, stays = stays, drains
+	}
+	for _, slice := range dualStackSlices(svc, webPort, terminating(drains), ready(stays)) {
+		c.api.setSlice(slice)
+	}
+	lab.Eventually(t, syncLimit, drains.Name+" drains", func() error { return served(c.Nodes[2].Node, svc, 1) })
+	for range 2 * manyRequests {
+		if answer := c.caller3.Dial(lab.TCP, vip); answer.Server != stays.Name {
+			t.Errorf("while %s drains: %s", drains.Name, answer)
+		}
+	}
+	if answer := open.Ask(lab.DialTimeout); answer.Server != drains.Name {
+		t.Errorf("an open connection, while %s drains: %s", drains.Name, answer)
+	}
+}
+
+// testWeights gives one node's endpoints three connections of four.
+func (c *cluster) testWeights(t *testing.T) {
+	svc := newAnnotated("weights", 4, map[string]string{"scheduler": "wrr", "weights": "node/" + c.Nodes[0].Name + "=3"})
+	c.serve(t, svc, dualStackSlices(svc, webPort, ready(c.web1), ready(c.web2)), 2, 2, 2)
+	for _, vip := range clusterIPs(4) {
+		answered := map[string]int{}
+		for range 12 {
+			answered[c.caller3.Dial(lab.TCP, at(vip, 80)).Server]++
+		}
+		if answered["web1"] != 9 || answered["web2"] != 3 {
+			t.Errorf("%s: answered by %v, want 9 by web1 and 3 by web2", vip, answered)
+		}
+	}
+}
+
+// testBadScheduler has a Service served all the same, and its owner told, once
+// for all nodes.
+func (c *cluster) testBadScheduler(t *testing.T) {
+	svc := newAnnotated("badscheduler", 5, map[string]string{"scheduler": "maglev"})
+	c.serve(t, svc, dualStackSlices(svc, webPort, ready(c.web1), ready(c.web2)), 2, 2, 2)
+	if got := c.options(c.Nodes[0], 5); got != "-s rr" {
+		t.Errorf("programmed is %q, want the node's own scheduler", got)
+	}
+	e := c.theEvent(t, svc)
+	if e.Type != corev1.EventTypeWarning || !strings.Contains(e.Note, `metadata.annotations[kube-ipvs.io/scheduler]: "maglev" is none of rr, wrr`) {
+		t.Errorf("the Event: %s %s: %s", e.Type, e.Reason, e.Note)
+	}
+}
+
+// theEvent waits for the Event about a Service, of which there is one.
+func (c *cluster) theEvent(t *testing.T, svc *corev1.Service) eventsv1.Event {
+	t.Helper()
+	var found []eventsv1.Event
+	lab.Eventually(t, syncLimit, "an Event about "+svc.Name, func() error {
+		list, err := c.api.client.EventsV1().Events(c.api.namespace).List(t.Context(), metav1.ListOptions{})
+		if err != nil {
+			return err
+		}
+		found = slices.DeleteFunc(list.Items, func(e eventsv1.Event) bool { return e.Regarding.Name != svc.Name })
+		if len(found) == 0 {
+			return errors.New("none")
+		}
+		return nil
+	})
+	if len(found) > 1 || found[0].Regarding.UID == "" {
+		t.Errorf("%d Events about %s, want one: %+v", len(found), svc.Name, found)
+	}
+	return found[0]
+}
+
+// testConflict has two Services claim an external IP and port. The older one
+// has it, though its name comes second; the younger one's owner is told; and it
+// takes over.
+func (c *cluster) testConflict(t *testing.T) {
+	vip := externalIPs(6)[0]
+	claim := func(name string, n int, pod *lab.Pod) *corev1.Service {
+		svc := newService(name, corev1.ProtocolTCP, 80, clusterIPs(n)...)
+		svc.Spec.ExternalIPs = []string{vip}
+		c.serve(t, svc, dualStackSlices(svc, webPort, ready(pod)), 1, 1, 1)
+		return svc
+	}
+	older := claim("z-older", 6, c.web1)
+	time.Sleep(1100 * time.Millisecond) // the API tells ages by the second
+	younger := claim("a-younger", 7, c.web2)
+	callers := []*lab.Namespace{c.Client, c.caller1.Namespace, c.Nodes[2].Namespace}
+	for _, from := range callers {
+		for range manyRequests {
+			if answer := from.Dial(lab.TCP, at(vip, 80)); answer.Server != "web1" {
+				t.Errorf("from %s: %s, want the older Service's endpoint", from.Name, answer)
+			}
+		}
+	}
+	e := c.theEvent(t, younger)
+	if e.Reason != "Conflict" || e.Related == nil || e.Related.Name != older.Name || !strings.Contains(e.Note, "is older and has TCP "+at(vip, 80)) {
+		t.Errorf("the Event: %+v", e)
+	}
+	for _, node := range c.Nodes {
+		lab.Eventually(t, syncLimit, node.Name+" counts the conflict", func() error { return hasConflicts(node.Node, 1) })
+	}
+	c.api.must(c.api.client.CoreV1().Services(c.api.namespace).Delete(t.Context(), older.Name, metav1.DeleteOptions{}))
+	for _, node := range c.Nodes {
+		lab.Eventually(t, syncLimit, node.Name+" counts no conflict", func() error { return hasConflicts(node.Node, 0) })
+	}
+	for _, from := range callers {
+		for range manyRequests {
+			if answer := from.Dial(lab.TCP, at(vip, 80)); answer.Server != "web2" {
+				t.Errorf("from %s, the older Service is gone: %s", from.Name, answer)
+			}
+		}
+	}
+}
+
+func hasConflicts(node *lab.Node, n int) error {
+	out, err := node.TryExec("curl", "-s", "--max-time", "5", "http://127.0.0.1:10249/metrics")
+	if want := fmt.Sprintf("\nkube_ipvs_conflicts %d\n", n); err == nil && !strings.Contains(out, want) {
+		err = errors.New("no such line")
+	}
+	return err
+}

@@ -1,6 +1,7 @@
 package lab
 
 import (
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -50,10 +51,24 @@ func (n *Namespace) openSocket(protocol Protocol, family int) (*socket, error) {
 		fd, err = unix.Socket(family, kind|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, number)
 		return err
 	})
+	if err == nil && protocol == SCTP {
+		err = beStill(fd)
+	}
 	if err != nil {
 		return nil, fmt.Errorf("%s socket in %s: %w", protocol, n.Name, err)
 	}
 	return wrapSocket(fd)
+}
+
+// beStill keeps an SCTP socket from sending heartbeats. An end tells its own
+// addresses in the handshake, past all NAT, and a heartbeat after a second or two
+// goes straight there: to somebody who knows the connection by another port, and
+// aborts it.
+func beStill(fd int) error {
+	const peerAddressParameters, heartbeatDisable = 9, 1 << 1 // SCTP_PEER_ADDR_PARAMS, SPP_HB_DISABLE
+	var parameters [156]byte                                  // struct sctp_paddrparams, which is packed
+	binary.NativeEndian.PutUint32(parameters[146:], heartbeatDisable)
+	return unix.SetsockoptString(fd, unix.IPPROTO_SCTP, peerAddressParameters, string(parameters[:]))
 }
 
 func wrapSocket(fd int) (*socket, error) {
@@ -74,10 +89,12 @@ func (s *socket) control(f func(fd int) error) (err error) {
 	return err
 }
 
-// whenReadable runs f, waiting for input as long as f says EAGAIN.
+// whenReadable runs f, waiting for input as long as f says EAGAIN. SCTP's accept
+// says EINTR instead if the thread is about to get a signal, as the runtime's are.
 func (s *socket) whenReadable(f func(fd int) error) (err error) {
 	if e := s.raw.Read(func(fd uintptr) bool {
-		err = f(int(fd))
+		for err = f(int(fd)); errors.Is(err, unix.EINTR); err = f(int(fd)) {
+		}
 		return !errors.Is(err, unix.EAGAIN)
 	}); e != nil {
 		return e

@@ -88,6 +88,9 @@ func (m *behaviourMatrix) run(t *testing.T, cells []matrixCell, flags []string) 
 			}
 		}
 		t.Logf("%d cells that are %s: %s", len(cells), part.fate, time.Since(begin).Round(time.Millisecond))
+		if m.failures.Load() >= enoughFailures {
+			t.Fatal("too many failures: some cells were not asked")
+		}
 	}
 }
 

@@ -81,7 +81,7 @@ func referenced(rules ruleset, changes []Change) (int, string) {
 		for name, rs := range rules[c.Chain.Table].chains {
 			for _, r := range rs {
 				if strings.Contains(string(r), c.Chain.Name) && target(r) == c.Chain.Name &&
-					!goes(Jump{Chain{c.Chain.Family, c.Chain.Table, name}, r}, changes) {
+					!goes(Jump{Chain: Chain{c.Chain.Family, c.Chain.Table, name}, Rule: r}, changes) {
 					return i, fmt.Sprintf("-A %s %s", name, r)
 				}
 			}

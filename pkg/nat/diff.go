@@ -6,8 +6,8 @@ import (
 )
 
 // Diff lists the changes that make want of have: chains to write, then jumps
-// to insert, then jumps to delete, then chains to delete; within each by
-// family, table and name. Jumps that must be inserted into one chain come
+// to insert or append, then jumps to delete, then chains to delete; within each
+// by family, table and name. Jumps that must be inserted into one chain come
 // last one first, as each goes to the chain's head.
 //
 // If somebody put a rule before ours, all our jumps of that chain are
@@ -37,18 +37,23 @@ func writes(have, want State) []Change {
 }
 
 func jumps(have, want State) (inserts, deletes []Change) {
-	heads, strays, wants := byChain(have.Jumps), byChain(have.Stray), byChain(want.Jumps)
+	heads, strays := byChain(have.Jumps), byChain(have.Stray)
+	first, last := byChain(atEnd(want.Jumps, false)), byChain(atEnd(want.Jumps, true))
 	all := map[Chain][]Rule{}
-	for _, m := range []map[Chain][]Rule{heads, strays, wants} {
+	for _, m := range []map[Chain][]Rule{heads, strays, first, last} {
 		for c := range m {
 			all[c] = nil
 		}
 	}
 	for _, c := range sortedChains(all) {
-		for _, r := range slices.Backward(absent(heads[c], strays[c], wants[c])) {
+		standing := slices.Concat(heads[c], strays[c])
+		for _, r := range slices.Backward(absent(heads[c], strays[c], first[c])) {
 			inserts = append(inserts, Change{Op: InsertJump, Chain: c, Rules: []Rule{r}})
 		}
-		for _, r := range unwanted(slices.Concat(heads[c], strays[c]), wants[c]) {
+		for _, r := range notLast(standing, first[c], last[c]) {
+			inserts = append(inserts, Change{Op: AppendJump, Chain: c, Rules: []Rule{r}})
+		}
+		for _, r := range unwanted(standing, slices.Concat(first[c], last[c])) {
 			deletes = append(deletes, Change{Op: DeleteJump, Chain: c, Rules: []Rule{r}})
 		}
 	}
@@ -70,6 +75,17 @@ func absent(head, stray, want []Rule) []Rule {
 	return want
 }
 
+// notLast is all of last, unless each of it stands once, in this order, behind
+// those of first. What others have put behind it does not count.
+func notLast(standing, first, last []Rule) []Rule {
+	ours := slices.DeleteFunc(slices.Clone(standing), func(r Rule) bool { return !slices.Contains(first, r) && !slices.Contains(last, r) })
+	at := slices.IndexFunc(ours, func(r Rule) bool { return slices.Contains(last, r) })
+	if at >= 0 && slices.Equal(ours[at:], last) {
+		return nil
+	}
+	return last
+}
+
 // unwanted lists each rule that is not in want, once.
 func unwanted(rules, want []Rule) []Rule {
 	var out []Rule
@@ -79,6 +95,10 @@ func unwanted(rules, want []Rule) []Rule {
 		}
 	}
 	return out
+}
+
+func atEnd(jumps []Jump, last bool) []Jump {
+	return slices.DeleteFunc(slices.Clone(jumps), func(j Jump) bool { return j.Last != last })
 }
 
 func byChain(jumps []Jump) map[Chain][]Rule {

@@ -13,7 +13,7 @@ func natChain(name string) Chain { return Chain{ip.IPv4, NAT, name} }
 func jumpsOf(name string, rules ...Rule) []Jump {
 	var out []Jump
 	for _, r := range rules {
-		out = append(out, Jump{natChain(name), r})
+		out = append(out, Jump{Chain: natChain(name), Rule: r})
 	}
 	return out
 }
@@ -22,11 +22,12 @@ func TestDiffJumps(t *testing.T) {
 	const a, b, c, old = Rule("-j A"), Rule("-j B"), Rule("-j C"), Rule("-j OLD")
 	pre := natChain("PREROUTING")
 	insert := func(r Rule) Change { return Change{InsertJump, pre, []Rule{r}} }
+	add := func(r Rule) Change { return Change{AppendJump, pre, []Rule{r}} }
 	remove := func(r Rule) Change { return Change{DeleteJump, pre, []Rule{r}} }
 	for _, test := range []struct {
-		name              string
-		head, stray, want []Rule
-		changes           []Change
+		name                    string
+		head, stray, want, last []Rule
+		changes                 []Change
 	}{
 		{name: "none"},
 		{name: "as wanted", head: []Rule{a, b}, want: []Rule{a, b}},
@@ -39,10 +40,22 @@ func TestDiffJumps(t *testing.T) {
 		{name: "old one at the head", head: []Rule{old, a}, want: []Rule{a}, changes: []Change{remove(old)}},
 		{name: "old ones behind", head: []Rule{a}, stray: []Rule{old, old}, want: []Rule{a}, changes: []Change{remove(old)}},
 		{name: "nothing wanted", head: []Rule{a}, stray: []Rule{b, a}, changes: []Change{remove(a), remove(b)}},
+		{name: "last one missing", head: []Rule{a}, want: []Rule{a}, last: []Rule{c}, changes: []Change{add(c)}},
+		{name: "last one with nobody before it", head: []Rule{a, c}, want: []Rule{a}, last: []Rule{c}},
+		{name: "last one behind a foreign rule", head: []Rule{a}, stray: []Rule{c}, want: []Rule{a}, last: []Rule{c}},
+		{name: "last one before others of ours", head: []Rule{c, a}, want: []Rule{a}, last: []Rule{c}, changes: []Change{add(c)}},
+		{name: "last one doubled", head: []Rule{a, c}, stray: []Rule{c}, want: []Rule{a}, last: []Rule{c}, changes: []Change{add(c)}},
+		{name: "last one not wanted", head: []Rule{a, c}, want: []Rule{a}, changes: []Change{remove(c)}},
+		{name: "only the last one is left", head: []Rule{c}, want: []Rule{a}, last: []Rule{c}, changes: []Change{insert(a)}},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			have := State{Jumps: jumpsOf("PREROUTING", test.head...), Stray: jumpsOf("PREROUTING", test.stray...)}
-			got := Diff(have, State{Jumps: jumpsOf("PREROUTING", test.want...)})
+			want := State{Jumps: jumpsOf("PREROUTING", test.want...)}
+			for _, j := range jumpsOf("PREROUTING", test.last...) {
+				j.Last = true
+				want.Jumps = append(want.Jumps, j)
+			}
+			got := Diff(have, want)
 			if diff := cmp.Diff(test.changes, got); diff != "" {
 				t.Errorf("changes (-want +got):\n%s", diff)
 			}

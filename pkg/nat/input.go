@@ -71,8 +71,12 @@ func jumpInput(b *strings.Builder, changes []Change, copies Copies) {
 			fmt.Fprintf(b, "-D %s %s\n", j.Chain.Name, j.Rule)
 		}
 		standing[j] = 0
-		if c.Op == InsertJump {
+		switch c.Op {
+		case InsertJump:
 			fmt.Fprintf(b, "-I %s 1 %s\n", j.Chain.Name, j.Rule)
+			standing[j] = 1
+		case AppendJump:
+			fmt.Fprintf(b, "-A %s %s\n", j.Chain.Name, j.Rule)
 			standing[j] = 1
 		}
 	}

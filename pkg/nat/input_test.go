@@ -32,11 +32,11 @@ func golden(t *testing.T, name, got string) {
 
 func TestRestoreInput(t *testing.T) {
 	s := fakeSubject(ip.IPv4)
-	old := Jump{s.chain(NAT, "PREROUTING"), "-j KUBE-IPVS-OLD"}
+	old := Jump{Chain: s.chain(NAT, "PREROUTING"), Rule: "-j KUBE-IPVS-OLD"}
 	have := State{
 		Chains: map[Chain][]Rule{s.chain(NAT, "KUBE-IPVS-OLD"): {"-j RETURN"}},
 		Jumps:  []Jump{old},
-		Stray:  []Jump{{s.chain(NAT, "PREROUTING"), portals}, old},
+		Stray:  []Jump{{Chain: s.chain(NAT, "PREROUTING"), Rule: portals}, old},
 	}
 	for name, test := range map[string]struct {
 		changes []Change

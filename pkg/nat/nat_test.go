@@ -65,10 +65,10 @@ func (s subject) wanted() State {
 			s.chain(Mangle, "KUBE-IPVS-PRE"): {"-m mark --mark 0x1 -j RETURN"},
 		},
 		Jumps: []Jump{
-			{s.chain(Filter, "FORWARD"), `-m comment --comment "kubernetes forwarding rules" -j KUBE-FORWARD`},
-			{s.chain(Mangle, "PREROUTING"), "-j KUBE-IPVS-PRE"},
-			{s.chain(NAT, "PREROUTING"), first},
-			{s.chain(NAT, "PREROUTING"), portals},
+			{Chain: s.chain(Filter, "FORWARD"), Rule: `-m comment --comment "kubernetes forwarding rules" -j KUBE-FORWARD`},
+			{Chain: s.chain(Mangle, "PREROUTING"), Rule: "-j KUBE-IPVS-PRE"},
+			{Chain: s.chain(NAT, "PREROUTING"), Rule: first},
+			{Chain: s.chain(NAT, "PREROUTING"), Rule: portals},
 		},
 	}
 }
@@ -145,6 +145,36 @@ func TestDriftIsRepaired(t *testing.T) {
 	}
 }
 
+// A jump that is to stand last is put behind the rules of others, and stays
+// where it is when they put more behind it.
+func TestLastJump(t *testing.T) {
+	each(t, func(t *testing.T, s subject) {
+		const last = Rule("-j KUBE-IPVS-LAST")
+		want, pre := s.wanted(), s.chain(NAT, "PREROUTING")
+		want.Chains[s.chain(NAT, "KUBE-IPVS-LAST")] = []Rule{"-j ACCEPT"}
+		want.Jumps = append(want.Jumps, Jump{Chain: pre, Rule: last, Last: true})
+		s.must(t, "*nat\n:CNI - [0:0]\n-A PREROUTING -j CNI\nCOMMIT\n")
+		s.reach(t, want)
+		all := Own{Chains: []Chain{s.chain(NAT, "CNI")}, Prefixes: []string{"KUBE-"}}
+		for _, then := range []string{"", "*nat\n-A PREROUTING -j CNI\nCOMMIT\n"} {
+			s.must(t, then)
+			s.reach(t, want)
+			state, err := s.Observe(all)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if got := byChain(state.Jumps)[pre]; !slices.Equal(got, []Rule{first, portals, "-j CNI", last}) {
+				t.Errorf("after %q: %q", then, got)
+			}
+		}
+		s.must(t, "*nat\n-D PREROUTING "+string(last)+"\n-I PREROUTING 1 "+string(last)+"\nCOMMIT\n")
+		if len(Diff(s.observe(t), want)) == 0 {
+			t.Error("that it stands first is not seen")
+		}
+		s.reach(t, want)
+	})
+}
+
 func TestForeignRulesAreKept(t *testing.T) {
 	each(t, func(t *testing.T, s subject) {
 		s.must(t, "*nat\n:CNI - [0:0]\n:KUBE-MARK-MASQ - [0:0]\n-A CNI -j KUBE-MARK-MASQ\n-A PREROUTING -j CNI\nCOMMIT\n")
@@ -156,7 +186,7 @@ func TestForeignRulesAreKept(t *testing.T) {
 		if diff := cmp.Diff([]Rule{"-j KUBE-MARK-MASQ"}, state.Chains[s.chain(NAT, "CNI")]); diff != "" {
 			t.Errorf("foreign chain (-want +got):\n%s", diff)
 		}
-		if want := []Jump{{s.chain(NAT, "PREROUTING"), "-j CNI"}}; !slices.Equal(state.Stray, want) {
+		if want := []Jump{{Chain: s.chain(NAT, "PREROUTING"), Rule: "-j CNI"}}; !slices.Equal(state.Stray, want) {
 			t.Errorf("foreign jump: %v, want it behind ours", state)
 		}
 	})
@@ -237,7 +267,7 @@ func TestApplyIsIdempotent(t *testing.T) {
 		}
 		want := State{
 			Chains: map[Chain][]Rule{c: {"-j RETURN"}},
-			Jumps:  []Jump{{s.chain(NAT, "OUTPUT"), portals}},
+			Jumps:  []Jump{{Chain: s.chain(NAT, "OUTPUT"), Rule: portals}},
 		}
 		for range 2 {
 			if failures := s.Apply(changes); len(failures) > 0 {

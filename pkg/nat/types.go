@@ -40,13 +40,17 @@ type Rule string
 type Jump struct {
 	Chain Chain
 	Rule  Rule
+	// Last has it stand behind ours and behind every rule that was there when it
+	// was put there: it has a say only where nobody else has said anything.
+	// Observe does not tell it.
+	Last bool
 }
 
 // State is what we own of the ruleset: chains of ours with all their rules,
 // and jumps to them.
 type State struct {
 	Chains map[Chain][]Rule
-	Jumps  []Jump // those at the head of their chain, in its order, each once
+	Jumps  []Jump // those at the head of their chain, in its order, each once; then those that are Last
 	// Stray are the other jumps to chains of ours that Observe met: second
 	// copies, and those that stand behind a rule of somebody else. The same
 	// jump can be there more than once. A wanted state has none.
@@ -64,6 +68,7 @@ const (
 	WriteChain  Op = iota + 1 // create if absent, and replace all rules
 	DeleteChain               // flush and remove
 	InsertJump                // at the head of the chain, once
+	AppendJump                // at its end, once
 	DeleteJump                // every copy of it
 )
 
@@ -71,12 +76,12 @@ const (
 type Change struct {
 	Op    Op
 	Chain Chain
-	Rules []Rule // WriteChain: all rules; InsertJump, DeleteJump: the one
+	Rules []Rule // WriteChain: all rules; of a jump: the one
 }
 
 func (c Change) jump() Jump { return Jump{Chain: c.Chain, Rule: c.Rules[0]} }
 
-func (c Change) isJump() bool { return c.Op == InsertJump || c.Op == DeleteJump }
+func (c Change) isJump() bool { return c.Op >= InsertJump && c.Op <= DeleteJump }
 
 func (c Change) String() string {
 	switch c.Op {
@@ -86,6 +91,8 @@ func (c Change) String() string {
 		return fmt.Sprintf("delete chain %s", c.Chain)
 	case InsertJump:
 		return fmt.Sprintf("insert into %s: %s", c.Chain, c.Rules)
+	case AppendJump:
+		return fmt.Sprintf("append to %s: %s", c.Chain, c.Rules)
 	case DeleteJump:
 		return fmt.Sprintf("delete from %s: %s", c.Chain, c.Rules)
 	}

@@ -128,11 +128,7 @@ func (r *ruleset) claimRules() []nat.Rule {
 	for _, set := range sets {
 		rules = append(rules, rule("claimed port", r.match(set, "dst,dst"), mark))
 	}
-	icmp := "-p icmp"
-	if r.family == ip.IPv6 {
-		icmp = "-p ipv6-icmp"
-	}
-	return append(rules, rule("errors about connections", icmp+" -m conntrack --ctstate RELATED", mark))
+	return append(rules, rule("errors about connections", r.icmp()+" -m conntrack --ctstate RELATED", mark))
 }
 
 // unclaimedRules stand in FORWARD. A port without an endpoint is refused here

@@ -3,6 +3,7 @@ package plan_test
 import (
 	"fmt"
 	"net/netip"
+	"slices"
 	"strings"
 	"testing"
 
@@ -270,6 +271,47 @@ func TestClaimedPortWithoutEndpointDrains(t *testing.T) {
 	p.established = true
 	if got := h.from(p); got.verdict != "REFUSED" {
 		t.Errorf("%s, want it to come to IPVS", got.verdict)
+	}
+}
+
+// TestPolicyOfDrop has filter INPUT drop what nobody accepts: services go on,
+// with what is refused and dropped for reasons of its own. Of what is the node's
+// nothing does but health checks, and errors about connections.
+func TestPolicyOfDrop(t *testing.T) {
+	for _, claim := range []plan.Claim{plan.ClaimAddress, plan.ClaimPort} {
+		s := load(t, "cluster")
+		s.config.VIPs.LoadBalancers, s.config.VIPs.ExternalIPs = claim, claim
+		for _, family := range ip.Families {
+			h, accepting := newHost(t, s, family), newHost(t, s, family)
+			h.drops = map[string]bool{"INPUT": true}
+			for _, f := range slices.Concat(flows, portFlows) {
+				p := f.packet(names(family))
+				f.want = accepting.from(p).text(names(family).name)
+				open := p.in == "" || strings.HasPrefix(f.to, "node:320") || strings.HasSuffix(f.to, "error")
+				if f.want == "LOCAL" && !open {
+					f.want = "DROP"
+				}
+				checkFlows(t, h, []flow{f})
+			}
+			reply := packet{src: names(family).addr("remote"), dst: names(family).addr("node"), protocol: ip.TCP, reply: true, in: "eth0"}
+			if got := h.hook(nat.Filter, "INPUT", &reply); got.verdict != "ACCEPT" {
+				t.Errorf("an answer to the node: %s", got.verdict)
+			}
+		}
+	}
+}
+
+// The health check of a Service is the node's to answer, not a VIP's.
+func TestHealthCheckPortOfAVIP(t *testing.T) {
+	s := load(t, "external-local")
+	s.config.VIPs.LoadBalancers = plan.ClaimAddress
+	h := newHost(t, s, ip.IPv4)
+	h.drops = map[string]bool{"INPUT": true}
+	for to, want := range map[string]string{"192.0.2.11": "ACCEPT", "203.0.113.5": "REJECT"} {
+		p := packet{src: names(ip.IPv4).addr("client"), sport: 40000, dst: netip.MustParseAddr(to), dport: 32000, protocol: ip.TCP, in: "eth0"}
+		if got := h.hook(nat.Filter, "INPUT", &p); got.verdict != want {
+			t.Errorf("%s:%d: %s, want %s", p.dst, p.dport, got.verdict, want)
+		}
 	}
 }
 

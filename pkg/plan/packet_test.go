@@ -33,7 +33,7 @@ func (p *packet) state() string {
 		return "INVALID"
 	case p.related:
 		return "RELATED"
-	case p.established:
+	case p.established || p.reply:
 		return "ESTABLISHED"
 	}
 	return "NEW"
@@ -49,6 +49,7 @@ type firewall struct {
 	family ip.Family
 	chains map[nat.Chain][]rule
 	types  map[string]ipset.Type
+	drops  map[string]bool // the kernel's chains of table filter of which the policy is to drop
 	sets   map[string]map[ipset.Entry]uint32
 	local  map[netip.Addr]bool // addresses of the node, VIPs included
 }
@@ -114,14 +115,16 @@ func (f *firewall) checkJumps(planned map[nat.Chain][]nat.Rule) {
 	}
 }
 
-// hook runs the rules of a chain of the kernel's, of which the policy is to
-// accept.
+// hook runs the rules of a chain of the kernel's.
 func (f *firewall) hook(table nat.Table, chain string, p *packet) target {
 	got := f.run(nat.Chain{Family: f.family, Table: table, Name: chain}, p)
-	if got.verdict == "" || got.verdict == "RETURN" {
-		return target{verdict: "ACCEPT"}
+	switch {
+	case got.verdict != "" && got.verdict != "RETURN":
+		return got
+	case table == nat.Filter && f.drops[chain]:
+		return target{verdict: "DROP"}
 	}
-	return got
+	return target{verdict: "ACCEPT"}
 }
 
 func (f *firewall) run(c nat.Chain, p *packet) target {
@@ -236,7 +239,7 @@ func (c *compiler) match(option string) (func(*packet) bool, error) {
 	case "--mark":
 		return c.marked(arg)
 	case "--ctstate":
-		return func(p *packet) bool { return !p.reply && slices.Contains(strings.Split(arg, ","), p.state()) }, nil
+		return func(p *packet) bool { return slices.Contains(strings.Split(arg, ","), p.state()) }, nil
 	case "--ctdir":
 		return func(p *packet) bool { return p.reply == (arg == "REPLY") }, nil
 	case "--src-type":

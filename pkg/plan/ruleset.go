@@ -32,6 +32,7 @@ func addRuleset(state *nat.State, cfg *Config, n *Node, family ip.Family, paths 
 	r.firewall()
 	r.forward()
 	r.virtualAddresses()
+	r.accept()
 	r.externalLocal(n)
 	r.invalid()
 	r.replyRouting()
@@ -48,8 +49,14 @@ func (r *ruleset) chain(t nat.Table, name string, rules ...nat.Rule) {
 func (r *ruleset) jump(t nat.Table, from, to, comment string) {
 	r.state.Jumps = append(r.state.Jumps, nat.Jump{
 		Chain: nat.Chain{Family: r.family, Table: t, Name: from},
-		Rule:  nat.Rule(fmt.Sprintf("-m comment --comment %q -j %s", comment, to)),
+		Rule:  rule(comment, "", to),
 	})
+}
+
+// lastJump puts one behind everybody's rules.
+func (r *ruleset) lastJump(t nat.Table, from, to, comment string) {
+	r.jump(t, from, to, comment)
+	r.state.Jumps[len(r.state.Jumps)-1].Last = true
 }
 
 // match is "-m set --match-set NAME flags" with the family's name.
@@ -72,7 +79,7 @@ func rule(comment, match, target string) nat.Rule {
 //	nat    PREROUTING, OUTPUT → KUBE-SERVICES; POSTROUTING → KUBE-POSTROUTING
 //	mangle PREROUTING → KUBE-IPVS-CLAIM, KUBE-IPVS-RESTORE; INPUT → KUBE-IPVS-BIND, KUBE-IPVS-OUTSIDE
 //	mangle FORWARD → KUBE-IPVS-RETURN; OUTPUT → KUBE-PROXY-FIREWALL, KUBE-IPVS-CLAIM, KUBE-IPVS-RETURN, KUBE-IPVS-SENT
-//	filter INPUT → KUBE-NODE-PORT, KUBE-PROXY-FIREWALL, KUBE-IPVS-FILTER
+//	filter INPUT → KUBE-NODE-PORT, KUBE-PROXY-FIREWALL, KUBE-IPVS-FILTER; last of all, KUBE-IPVS-ACCEPT
 //	filter FORWARD → KUBE-PROXY-FIREWALL, KUBE-IPVS-UNCLAIMED, KUBE-FORWARD
 //
 // IPVS takes a node's own connections before filter OUTPUT sees them, with
@@ -96,6 +103,7 @@ func (r *ruleset) jumps() {
 	r.jump(nat.Filter, "INPUT", "KUBE-NODE-PORT", "kubernetes health check service ports")
 	r.jump(nat.Filter, "INPUT", "KUBE-PROXY-FIREWALL", "kubernetes load balancer source ranges")
 	r.jump(nat.Filter, "INPUT", "KUBE-IPVS-FILTER", "kubernetes ipvs access filter")
+	r.lastJump(nat.Filter, "INPUT", "KUBE-IPVS-ACCEPT", "kubernetes service traffic")
 	r.jump(nat.Filter, "FORWARD", "KUBE-PROXY-FIREWALL", "kubernetes load balancer source ranges")
 	r.jump(nat.Filter, "FORWARD", "KUBE-IPVS-UNCLAIMED", "kubernetes unclaimed ports")
 	r.jump(nat.Filter, "FORWARD", "KUBE-FORWARD", "kubernetes forwarding rules")
@@ -283,13 +291,34 @@ func (r *ruleset) forward() {
 		rule("kubernetes forwarding conntrack rule", "-m conntrack --ctstate RELATED,ESTABLISHED", "ACCEPT"))
 }
 
+// accept lets service traffic pass an INPUT policy of DROP: on its way to IPVS
+// it meets INPUT, as if it were for the node. It stands last there, as another
+// program's rules are to be met before: a firewall's own, and a policy engine's,
+// which marks in INPUT what it decides on behind IPVS. So it answers nothing but
+// the policy. What has to be turned away is by then (virtualAddresses). What
+// answers the node's own requests passes too, and errors about connections:
+//
+//	-A KUBE-IPVS-ACCEPT -m set --match-set KUBE-CLUSTER-IP dst,dst -j ACCEPT     (load balancers, external IPs, node ports)
+//	-A KUBE-IPVS-ACCEPT -m conntrack --ctstate ESTABLISHED --ctdir REPLY -j ACCEPT
+//	-A KUBE-IPVS-ACCEPT -p icmp -m conntrack --ctstate RELATED -j ACCEPT
+func (r *ruleset) accept() {
+	var rules []nat.Rule
+	for _, set := range []SetName{ClusterIP, LoadBalancer, ExternalIP, ExternalIPLocal, NodePorts} {
+		rules = append(rules, rule("served by IPVS", r.match(set, "dst,dst"), "ACCEPT"))
+	}
+	rules = append(rules,
+		rule("the node was the one to ask", "-m conntrack --ctstate ESTABLISHED --ctdir REPLY", "ACCEPT"),
+		rule("errors about connections", r.icmp()+" -m conntrack --ctstate RELATED", "ACCEPT"))
+	r.chain(nat.Filter, "KUBE-IPVS-ACCEPT", rules...)
+}
+
 // virtualAddresses lets a VIP answer on its Services' ports and to ping, and
 // on nothing else: it is a local address, so whatever listens on 0.0.0.0
 // would answer for it (kubernetes#72236). And it turns away who comes from
 // outside to a node without an endpoint, under externalTrafficPolicy Local
 // (externalLocal):
 //
-//	-A KUBE-NODE-PORT -p tcp -m set --match-set KUBE-HEALTH-CHECK-NODE-PORT dst -j ACCEPT
+//	-A KUBE-NODE-PORT -p tcp -m set --match-set KUBE-HEALTH-CHECK-NODE-PORT dst -m set ! --match-set KUBE-IPVS-IPS dst -j ACCEPT
 //	-A KUBE-IPVS-FILTER -m conntrack --ctstate INVALID -j KUBE-IPVS-INVALID
 //	-A KUBE-IPVS-FILTER -m set --match-set KUBE-IPVS-NO-LOCAL dst,dst -j KUBE-IPVS-INSIDE
 //	-A KUBE-IPVS-FILTER -m set --match-set KUBE-LOAD-BALANCER dst,dst -j RETURN     (and the other three)
@@ -297,7 +326,7 @@ func (r *ruleset) forward() {
 //	-A KUBE-IPVS-FILTER -m conntrack --ctstate NEW -m set --match-set KUBE-IPVS-IPS dst -j REJECT
 func (r *ruleset) virtualAddresses() {
 	r.chain(nat.Filter, "KUBE-NODE-PORT",
-		rule("health check node ports", "-p tcp "+r.match(HealthCheckPort, "dst"), "ACCEPT"))
+		rule("health check node ports", "-p tcp "+r.match(HealthCheckPort, "dst")+" "+r.notMatch(VIPAddresses, "dst"), "ACCEPT"))
 
 	rules := []nat.Rule{
 		rule("no connection of ours", "-m conntrack --ctstate INVALID", "KUBE-IPVS-INVALID"),
@@ -312,12 +341,20 @@ func (r *ruleset) virtualAddresses() {
 	r.chain(nat.Filter, "KUBE-IPVS-FILTER", rules...)
 }
 
+// icmp is the family's.
+func (r *ruleset) icmp() string {
+	if r.family == ip.IPv6 {
+		return "-p ipv6-icmp"
+	}
+	return "-p icmp"
+}
+
 // echoRequest matches a ping.
 func (r *ruleset) echoRequest() string {
 	if r.family == ip.IPv6 {
-		return "-p ipv6-icmp -m icmp6 --icmpv6-type 128"
+		return r.icmp() + " -m icmp6 --icmpv6-type 128"
 	}
-	return "-p icmp -m icmp --icmp-type 8"
+	return r.icmp() + " -m icmp --icmp-type 8"
 }
 
 // reject is the target that refuses a connection.

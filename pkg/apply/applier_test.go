@@ -50,7 +50,7 @@ func newWorld(t testing.TB) *world {
 			NodeName: "node1", Families: ip.Families, Scheduler: "rr", MasqueradeMark: 0x4000,
 			SNAT:      plan.SNAT{Mode: plan.SNATAuto, Mark: 0x3060, Priority: 480},
 			LocalMark: plan.LocalMark{Value: 0x9, Mask: 0x3fff},
-			VIPs:      plan.VIPs{ClusterIPs: plan.ClaimAddress, LoadBalancers: plan.ClaimPort, ExternalIPs: plan.ClaimPort, Mark: 0x4, Table: 80080, Priority: 99},
+			VIPs:      plan.VIPs{ClusterIPs: plan.ClaimAddress, LoadBalancers: plan.ClaimPort, ExternalIPs: plan.ClaimPort, Ping: true, Mark: 0x4, Table: 80080, Priority: 99},
 		},
 		numbers: map[ipvs.Key]uint32{},
 		ipvs:    ipvs.NewFake(), ipset: ipset.NewFake(), routing: routing.NewFake(), conntrack: conntrack.NewFake(),

@@ -458,7 +458,7 @@ func (b *builder) vips(p *plan.Config) plan.VIPs {
 		b.invalid(priority, c.Priority, fmt.Sprintf("must be less than %s, which is %d", b.path("reply-rule-priority", "snat.priority"), p.SNAT.Priority))
 	}
 	return plan.VIPs{
-		ClusterIPs: c.ClusterIPs, LoadBalancers: c.LoadBalancers, ExternalIPs: c.ExternalIPs,
+		ClusterIPs: c.ClusterIPs, LoadBalancers: c.LoadBalancers, ExternalIPs: c.ExternalIPs, Ping: *c.Ping,
 		Mark: uint32(c.Mark), Table: c.Table, Priority: c.Priority,
 	}
 }

@@ -77,7 +77,7 @@ func defaults() Config {
 			MasqueradeMark: 0x4000,
 			SNAT:           plan.SNAT{Mode: plan.SNATAuto, Mark: 0x3060, Priority: 480},
 			LocalMark:      plan.LocalMark{Value: 0x9, Mask: 0x3fff},
-			VIPs:           plan.VIPs{ClusterIPs: plan.ClaimAddress, LoadBalancers: plan.ClaimPort, ExternalIPs: plan.ClaimPort, Mark: 0x4, Table: 80080, Priority: 99},
+			VIPs:           plan.VIPs{ClusterIPs: plan.ClaimAddress, LoadBalancers: plan.ClaimPort, ExternalIPs: plan.ClaimPort, Ping: true, Mark: 0x4, Table: 80080, Priority: 99},
 		},
 		SyncPeriod:    30 * time.Second,
 		MinSyncPeriod: time.Second,
@@ -195,9 +195,10 @@ func TestFlags(t *testing.T) {
 			c.Plan.VIPs.Priority = 98
 		}},
 		{"--claim-load-balancers=address --claim-mark=0x10000 --claim-table=9 --claim-rule-priority=9", func(c *Config) {
-			c.Plan.VIPs = plan.VIPs{ClusterIPs: plan.ClaimAddress, LoadBalancers: plan.ClaimAddress, ExternalIPs: plan.ClaimPort, Mark: 0x10000, Table: 9, Priority: 9}
+			c.Plan.VIPs = plan.VIPs{ClusterIPs: plan.ClaimAddress, LoadBalancers: plan.ClaimAddress, ExternalIPs: plan.ClaimPort, Ping: true, Mark: 0x10000, Table: 9, Priority: 9}
 		}},
 		{"--claim-cluster-ips=route", func(c *Config) { c.Plan.VIPs.ClusterIPs = plan.ClaimRoute }},
+		{"--vip-ping=false", func(c *Config) { c.Plan.VIPs.Ping = false }},
 		{"--claim-external-ips=address", func(c *Config) { c.Plan.VIPs.ExternalIPs = plan.ClaimAddress }},
 		{"--feature-gates=AllAlpha=false,ContextualLogging=true", func(*Config) {}},
 		{"--feature-gates=TopologyAwareHints=true", func(c *Config) {

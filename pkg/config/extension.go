@@ -100,6 +100,8 @@ type VIPConfiguration struct {
 	ClusterIPs    plan.Claim `json:"clusterIPs"`    // address or route; default address
 	LoadBalancers plan.Claim `json:"loadBalancers"` // default port
 	ExternalIPs   plan.Claim `json:"externalIPs"`   // default port
+	// Ping says whether VIPs answer to ping. Default true.
+	Ping *bool `json:"ping"`
 	// Mark is the bits that packets for a claimed port carry. Default 0x4.
 	Mark Mark `json:"mark"`
 	// Table is the routing table in which the VIPs are local. Default 80080.
@@ -184,6 +186,7 @@ func setOwnDefaults(c *KubeIPVSConfiguration) {
 	c.VIPs.ClusterIPs = cmp.Or(c.VIPs.ClusterIPs, plan.ClaimAddress)
 	c.VIPs.LoadBalancers = cmp.Or(c.VIPs.LoadBalancers, plan.ClaimPort)
 	c.VIPs.ExternalIPs = cmp.Or(c.VIPs.ExternalIPs, plan.ClaimPort)
+	setDefault(&c.VIPs.Ping, true)
 	c.VIPs.Mark = cmp.Or(c.VIPs.Mark, DefaultClaimMark)
 	c.VIPs.Table = cmp.Or(c.VIPs.Table, DefaultClaimTable)
 	c.VIPs.Priority = cmp.Or(c.VIPs.Priority, DefaultClaimRulePriority)

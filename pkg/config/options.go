@@ -152,6 +152,7 @@ func (o *Options) overOwn(file *KubeIPVSConfiguration) *KubeIPVSConfiguration {
 	overlay(o, "claim-cluster-ips", &file.VIPs.ClusterIPs, own.VIPs.ClusterIPs)
 	overlay(o, "claim-load-balancers", &file.VIPs.LoadBalancers, own.VIPs.LoadBalancers)
 	overlay(o, "claim-external-ips", &file.VIPs.ExternalIPs, own.VIPs.ExternalIPs)
+	overlay(o, "vip-ping", &file.VIPs.Ping, own.VIPs.Ping)
 	overlay(o, "claim-mark", &file.VIPs.Mark, own.VIPs.Mark)
 	overlay(o, "claim-table", &file.VIPs.Table, own.VIPs.Table)
 	overlay(o, "claim-rule-priority", &file.VIPs.Priority, own.VIPs.Priority)

@@ -152,7 +152,7 @@ func (r *ruleset) unclaimedRules(n *Node) []nat.Rule {
 // redirected to an address of the interface because the kernel's own answer
 // would have the VIP as its source, and not be sent; see unclaimedRules.
 func (r *ruleset) pingRules(n *Node) []nat.Rule {
-	if !r.cfg.VIPs.byPort() {
+	if !r.cfg.VIPs.byPort() || !r.cfg.VIPs.Ping {
 		return nil
 	}
 	var rules []nat.Rule

@@ -106,6 +106,7 @@ const (
 type VIPs struct {
 	ClusterIPs                 Claim // ClaimAddress or ClaimRoute
 	LoadBalancers, ExternalIPs Claim
+	Ping                       bool // whether they answer to it
 	// Mark is the bits that packets for a claimed port carry; Table is the
 	// routing table that they are looked up in, and Priority that of the policy
 	// rule that says so.

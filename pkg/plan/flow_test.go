@@ -301,6 +301,22 @@ func TestPolicyOfDrop(t *testing.T) {
 	}
 }
 
+// Where VIPs do not answer to ping, they refuse it. The node answers.
+func TestNoPing(t *testing.T) {
+	for claim, from := range map[plan.Claim]string{plan.ClaimAddress: "REJECT", plan.ClaimPort: "FORWARD by eth0"} {
+		s := load(t, "cluster")
+		s.config.VIPs.Ping, s.config.VIPs.LoadBalancers = false, claim
+		for _, family := range ip.Families {
+			checkFlows(t, newHost(t, s, family), []flow{
+				{"client eth0", "c/web ping", "REJECT"},
+				{"client eth0", "l/lb ping", "REJECT"},
+				{"pod cni0", "l/lb ping", from},
+				{"client eth0", "node ping", "LOCAL"},
+			})
+		}
+	}
+}
+
 // The health check of a Service is the node's to answer, not a VIP's.
 func TestHealthCheckPortOfAVIP(t *testing.T) {
 	s := load(t, "external-local")

@@ -322,7 +322,7 @@ func (r *ruleset) accept() {
 //	-A KUBE-IPVS-FILTER -m conntrack --ctstate INVALID -j KUBE-IPVS-INVALID
 //	-A KUBE-IPVS-FILTER -m set --match-set KUBE-IPVS-NO-LOCAL dst,dst -j KUBE-IPVS-INSIDE
 //	-A KUBE-IPVS-FILTER -m set --match-set KUBE-LOAD-BALANCER dst,dst -j RETURN     (and the other three)
-//	-A KUBE-IPVS-FILTER -p icmp -m icmp --icmp-type 8 -j RETURN
+//	-A KUBE-IPVS-FILTER -p icmp -m icmp --icmp-type 8 -j RETURN     (not with --vip-ping=false)
 //	-A KUBE-IPVS-FILTER -m conntrack --ctstate NEW -m set --match-set KUBE-IPVS-IPS dst -j REJECT
 func (r *ruleset) virtualAddresses() {
 	r.chain(nat.Filter, "KUBE-NODE-PORT",
@@ -335,9 +335,10 @@ func (r *ruleset) virtualAddresses() {
 	for _, set := range []SetName{LoadBalancer, ClusterIP, ExternalIP, ExternalIPLocal} {
 		rules = append(rules, rule("served by IPVS", r.match(set, "dst,dst"), "RETURN"))
 	}
-	rules = append(rules,
-		rule("ping is answered", r.echoRequest(), "RETURN"),
-		rule("no such port on this VIP", "-m conntrack --ctstate NEW "+r.match(VIPAddresses, "dst"), r.reject()))
+	if r.cfg.VIPs.Ping {
+		rules = append(rules, rule("ping is answered", r.echoRequest(), "RETURN"))
+	}
+	rules = append(rules, rule("no such port on this VIP", "-m conntrack --ctstate NEW "+r.match(VIPAddresses, "dst"), r.reject()))
 	r.chain(nat.Filter, "KUBE-IPVS-FILTER", rules...)
 }
 

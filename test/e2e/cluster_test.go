@@ -12,6 +12,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 
 	"github.com/kube-ipvs/kube-ipvs/test/e2e/lab"
 )
@@ -45,9 +46,19 @@ const syncLimit = 30 * time.Second
 func newCluster(t *testing.T) *cluster {
 	t.Helper()
 	api := newAPI(t)
-	c := &cluster{ThreeNodes: lab.NewThreeNodes(t), api: api}
+	c := newOfflineCluster(t)
+	c.api = api
 	for _, node := range c.Nodes {
 		api.addNode(newNode(node))
+	}
+	return c
+}
+
+// newOfflineCluster is the same without the API server.
+func newOfflineCluster(t *testing.T) *cluster {
+	t.Helper()
+	c := &cluster{ThreeNodes: lab.NewThreeNodes(t)}
+	for _, node := range c.Nodes {
 		// Many refusals in a second are what a test looks at.
 		node.Sysctl("net.ipv4.icmp_ratelimit", "0")
 		node.Sysctl("net.ipv6.icmp.ratelimit", "0")
@@ -72,6 +83,24 @@ func newNode(node *lab.BridgeNode) *corev1.Node {
 			{Type: corev1.NodeInternalIP, Address: node.IPv6.String()},
 		}},
 	}
+}
+
+// program has nodes serve Services, once: those of the objects.
+func (c *cluster) program(t *testing.T, nodes []*lab.BridgeNode, objects []runtime.Object, args ...string) {
+	t.Helper()
+	dir := writeManifests(t, objects...)
+	for _, node := range nodes {
+		runOnce(t, node.Node, dir, append([]string{"--cluster-cidr", podCIDRs}, args...)...)
+	}
+}
+
+// withSlices is a Service with pods as its endpoints.
+func withSlices(svc *corev1.Service, pods ...podEndpoint) []runtime.Object {
+	objects := []runtime.Object{svc}
+	for _, slice := range dualStackSlices(svc, webPort, pods...) {
+		objects = append(objects, slice)
+	}
+	return objects
 }
 
 // routeVIPs has the fabric deliver what comes from outside, as a load balancer

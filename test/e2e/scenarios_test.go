@@ -330,7 +330,7 @@ func TestScenario5ExternalTrafficPolicyLocal(t *testing.T) {
 		}
 	}
 	// A policy engine hides the number from IPVS: what goes elsewhere is answered.
-	with.Exec("iptables", "-w", "-A", "INPUT", "-j", "MARK", "--or-mark", "0x100000")
+	with.Exec("iptables", "-w", "-I", "INPUT", "-j", "MARK", "--or-mark", "0x100000")
 	checkSources(t, "from outside, with another mark", c.Client, lab.TCP, to(with), map[string]string{
 		"backend": "198.51.100.9", "remote": there,
 	})

@@ -118,17 +118,31 @@ func (w way) source(from caller, endpoint *lab.Pod, family int) netip.Addr {
 func testEveryWay(t *testing.T, c *cluster) {
 	svc := newExposed("everyway", 1)
 	c.serve(t, svc, dualStackSlices(svc, webPort, ready(c.web1), ready(c.web2)), 2, 2, 2)
-	for _, w := range c.ways(1) {
+	c.checkEveryWay(t, 1)
+}
+
+// checkEveryWay does so for newExposed(_, n). A way on which something fails is
+// not gone on with, as time-outs would add up.
+func (c *cluster) checkEveryWay(t *testing.T, n int) {
+	for _, w := range c.ways(n) {
 		for _, from := range c.callers() {
-			for _, protocol := range lab.Protocols {
-				for family, ip := range w.addresses {
-					if err := c.checkAnswers(w, from, protocol, family, at(ip, w.port)); err != nil {
-						t.Errorf("%s, from %s, %s: %v", w.name, from.name, protocol, err)
-					}
-				}
+			if err := c.checkWay(w, from); err != nil {
+				t.Errorf("%s, from %s: %v", w.name, from.name, err)
+				break
 			}
 		}
 	}
+}
+
+func (c *cluster) checkWay(w way, from caller) error {
+	for _, protocol := range lab.Protocols {
+		for family, ip := range w.addresses {
+			if err := c.checkAnswers(w, from, protocol, family, at(ip, w.port)); err != nil {
+				return fmt.Errorf("%s: %w", protocol, err)
+			}
+		}
+	}
+	return nil
 }
 
 // manyRequests are enough to meet each of two endpoints, by round robin.

@@ -1,0 +1,141 @@
+//go:build e2e
+
+package e2e
+
+import (
+	"fmt"
+	"sync"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/kube-ipvs/kube-ipvs/test/e2e/lab"
+)
+
+// Who reaches what: what users asked of kube-proxy's IPVS mode and did not get.
+// docs/wants.md lists the issues.
+
+// denyByPolicy has a node drop what comes to it and what it should pass on,
+// unless a rule says otherwise. It lets through what every such node must: its own
+// network, neighbour discovery, and, as a CNI does, what is for a pod.
+func denyByPolicy(node *lab.BridgeNode) {
+	for i, program := range []string{"iptables", "ip6tables"} {
+		node.Exec(program, "-w", "-A", "INPUT", "-i", "lo", "-j", "ACCEPT")
+		if program == "ip6tables" {
+			node.Exec(program, "-w", "-A", "INPUT", "-p", "icmpv6", "-j", "ACCEPT")
+		}
+		node.Exec(program, "-w", "-A", "FORWARD", "-d", node.PodSubnets()[i], "-j", "ACCEPT")
+		for _, chain := range []string{"INPUT", "FORWARD"} {
+			node.Exec(program, "-w", "-P", chain, "DROP")
+		}
+	}
+}
+
+// TestIssue98465PolicyOfDrop has nodes drop by policy what comes to them and what
+// passes: every way to a Service goes on, its health check too, and nothing else
+// is opened. (Also kubernetes#132689.)
+func TestIssue98465PolicyOfDrop(t *testing.T) {
+	c := newOfflineCluster(t)
+	node1, node3 := c.Nodes[0], c.Nodes[2]
+	denyByPolicy(node1)
+	denyByPolicy(node3)
+	node1.Serve("host", lab.TCP, 9000)
+	c.Client.Serve("host", lab.TCP, 9000)
+	kept := newLoadBalancer(newService("kept", corev1.ProtocolTCP, 80, clusterIPs(2)[0]), balancerIPs(2)[0])
+	kept.Spec.ExternalTrafficPolicy = corev1.ServiceExternalTrafficPolicyLocal
+	kept.Spec.HealthCheckNodePort = 30200
+	objects := append(withSlices(newExposed("web", 1), ready(c.web1), ready(c.web2)), kept,
+		newSlice(kept, "IPv4", webPort, endpoint{address: c.web1.Addresses[0].String(), node: node1.Name}))
+	c.program(t, []*lab.BridgeNode{node3}, objects)
+	node1.StartProxy(func(*lab.Process) error { return hasPassed(node1.Node) },
+		"--manifests", writeManifests(t, objects...), "--hostname-override", node1.Name, "--cluster-cidr", podCIDRs)
+
+	c.checkEveryWay(t, 1)
+	checkSources(t, "externalTrafficPolicy Local", c.Client, lab.TCP, at(balancerIPs(2)[0], 80), map[string]string{"web1": "198.51.100.9"})
+	if out, err := c.Client.TryExec("curl", "-sS", "--max-time", "10", fmt.Sprintf("http://%s:30200/", node1.IPv4)); err != nil {
+		t.Errorf("the health check node port: %v\n%s", err, out)
+	}
+	var nobody sync.WaitGroup
+	for _, closed := range []struct {
+		from    *lab.Namespace
+		address string
+	}{
+		{c.Client, at(node1.IPv4.String(), 9000)},
+		{c.Client, at(node1.IPv6.String(), 9000)},
+		{c.caller1.Namespace, at(node1.IPv4.String(), 9000)},
+		{c.web1.Namespace, at("198.51.100.9", 9000)}, // through the node, as no answer
+	} {
+		nobody.Go(func() { checkNoAnswer(t, closed.from.Name+" to "+closed.address, closed.from, lab.TCP, closed.address) })
+	}
+	nobody.Wait()
+}
+
+// TestIssue72236HostPorts has processes listen on all of the node's addresses:
+// no VIP leads to them, whichever way it is claimed, neither to their ports nor
+// to a health check's.
+func TestIssue72236HostPorts(t *testing.T) {
+	c := newOfflineCluster(t)
+	node1 := c.Nodes[0]
+	const hostPort = 9000
+	for _, protocol := range []lab.Protocol{lab.TCP, lab.UDP} {
+		node1.Serve("host", protocol, hostPort)
+	}
+	node1.Serve("health", lab.TCP, 30200)
+	svc := newExposed("web", 1)
+	svc.Spec.ExternalTrafficPolicy, svc.Spec.HealthCheckNodePort = corev1.ServiceExternalTrafficPolicyLocal, 30200
+	objects := withSlices(svc, ready(c.web1))
+	c.Fabric.Route(externalIPs(1)[0]+" via "+node1.IPv4.String(), externalIPs(1)[1]+" via "+node1.IPv6.String())
+	for _, claim := range []string{"port", "address", "route"} {
+		c.program(t, []*lab.BridgeNode{node1}, objects, "--claim-load-balancers", claim, "--claim-external-ips", claim)
+		var requests sync.WaitGroup
+		for _, vips := range [][]string{clusterIPs(1), balancerIPs(1), externalIPs(1)} {
+			for _, ip := range vips {
+				for _, from := range []*lab.Namespace{c.Client, c.caller1.Namespace, node1.Namespace} {
+					requests.Go(func() { checkOnlyService(t, claim, from, ip, hostPort) })
+				}
+			}
+		}
+		requests.Wait()
+	}
+}
+
+// checkOnlyService has somebody ask a VIP on its Service's port, and on those of
+// the host.
+func checkOnlyService(t *testing.T, claim string, from *lab.Namespace, ip string, hostPort uint16) {
+	for _, protocol := range []lab.Protocol{lab.TCP, lab.UDP} {
+		if answer := from.Dial(protocol, at(ip, 80)); answer.Server != "web1" {
+			t.Errorf("claimed by %s, %s %s from %s: %s", claim, protocol, ip, from.Name, answer)
+		}
+		for _, port := range []uint16{hostPort, 30200} {
+			if answer := from.DialWithin(refusalLimit, protocol, at(ip, port)); answer.Err == nil {
+				t.Errorf("claimed by %s, %s %s from %s: %s, want nobody", claim, protocol, at(ip, port), from.Name, answer)
+			}
+		}
+	}
+}
+
+// TestBehaviourPing (website#41002) has VIPs answer to ping, or refuse it.
+func TestBehaviourPing(t *testing.T) {
+	c := newOfflineCluster(t)
+	node1 := c.Nodes[0]
+	objects := withSlices(newExposed("web", 1), ready(c.web1))
+	for _, tc := range []struct {
+		claim string
+		ping  bool
+	}{{"port", true}, {"address", true}, {"port", false}, {"address", false}} {
+		c.program(t, []*lab.BridgeNode{node1}, objects,
+			"--claim-load-balancers", tc.claim, "--claim-external-ips", tc.claim, fmt.Sprintf("--vip-ping=%t", tc.ping))
+		var pings sync.WaitGroup
+		for _, ip := range append(clusterIPs(1), balancerIPs(1)...) {
+			pings.Go(func() {
+				if _, err := c.Client.TryExec("ping", "-c", "1", "-W", "3", ip); err == nil != tc.ping {
+					t.Errorf("claimed by %s: ping of %s: %v, want an answer: %t", tc.claim, ip, err, tc.ping)
+				}
+			})
+		}
+		pings.Wait()
+		if _, err := c.Client.TryExec("ping", "-c", "1", "-W", "3", node1.IPv4.String()); err != nil {
+			t.Errorf("ping of the node itself: %v", err)
+		}
+	}
+}

@@ -16,6 +16,7 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
 	"github.com/kube-ipvs/kube-ipvs/pkg/ipset"
 	"github.com/kube-ipvs/kube-ipvs/pkg/ipvs"
+	"github.com/kube-ipvs/kube-ipvs/pkg/loopback"
 	"github.com/kube-ipvs/kube-ipvs/pkg/nat"
 	"github.com/kube-ipvs/kube-ipvs/pkg/plan"
 	"github.com/kube-ipvs/kube-ipvs/pkg/routing"
@@ -53,7 +54,22 @@ func openKernel(ctx context.Context, cfg *config.Config) (*machine, error) {
 	if err := m.openNAT(ctx, &cfg.Plan); err != nil {
 		return nil, err
 	}
+	m.openLoopback(ctx, &cfg.Plan)
 	return &m, nil
+}
+
+// openLoopback finds nft. Where there is none, node ports are not served on the
+// loopback address, and everything else is.
+func (m *machine) openLoopback(ctx context.Context, cfg *plan.Config) {
+	rules, err := loopback.New()
+	if err == nil {
+		m.Loopback = rules
+		return
+	}
+	if cfg.LocalhostNodePorts {
+		klog.FromContext(ctx).Info("Not serving node ports on the loopback address", "reason", err.Error())
+	}
+	cfg.LocalhostNodePorts = false
 }
 
 // openNAT finds iptables for each family, and drops the family for which

@@ -11,6 +11,7 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
 	"github.com/kube-ipvs/kube-ipvs/pkg/ipset"
 	"github.com/kube-ipvs/kube-ipvs/pkg/ipvs"
+	"github.com/kube-ipvs/kube-ipvs/pkg/loopback"
 	"github.com/kube-ipvs/kube-ipvs/pkg/nat"
 	"github.com/kube-ipvs/kube-ipvs/pkg/plan"
 	"github.com/kube-ipvs/kube-ipvs/pkg/routing"
@@ -60,6 +61,8 @@ type have struct {
 	rules       map[routing.Rule]struct{}
 	sysctls     sysctl.State
 	nat         map[ip.Family]nat.State
+
+	loopback loopback.State
 }
 
 // New makes an Applier that knows nothing of the kernel yet.

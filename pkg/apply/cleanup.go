@@ -8,6 +8,7 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/ipset"
 	"github.com/kube-ipvs/kube-ipvs/pkg/ipvs"
 	"github.com/kube-ipvs/kube-ipvs/pkg/kernel"
+	"github.com/kube-ipvs/kube-ipvs/pkg/loopback"
 	"github.com/kube-ipvs/kube-ipvs/pkg/nat"
 	"github.com/kube-ipvs/kube-ipvs/pkg/routing"
 )
@@ -24,6 +25,9 @@ func (a *Applier) Cleanup() error {
 	var errs []error
 	for family, k := range a.kernel.NAT {
 		errs = append(errs, kernel.Join(k.Apply(nat.Diff(o.nat[family], nat.State{}))))
+	}
+	if a.kernel.Loopback != nil {
+		errs = append(errs, kernel.Join(a.kernel.Loopback.Apply(loopback.Diff(o.loopback, nil))))
 	}
 	errs = append(errs,
 		kernel.Join(a.kernel.IPVS.Apply(ipvs.Diff(a.have.servers, nil))),

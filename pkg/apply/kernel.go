@@ -11,6 +11,7 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
 	"github.com/kube-ipvs/kube-ipvs/pkg/ipset"
 	"github.com/kube-ipvs/kube-ipvs/pkg/ipvs"
+	"github.com/kube-ipvs/kube-ipvs/pkg/loopback"
 	"github.com/kube-ipvs/kube-ipvs/pkg/nat"
 	"github.com/kube-ipvs/kube-ipvs/pkg/routing"
 	"github.com/kube-ipvs/kube-ipvs/pkg/sysctl"
@@ -48,6 +49,12 @@ type Sysctl interface {
 	Apply([]sysctl.Change) []sysctl.Failure
 }
 
+// Loopback is what is used of package loopback.
+type Loopback interface {
+	Observe() (loopback.State, error)
+	Apply([]loopback.Change) []loopback.Failure
+}
+
 // Conntrack is what is used of package conntrack.
 type Conntrack interface {
 	Delete([]conntrack.Match) (int, error)
@@ -61,4 +68,5 @@ type Kernel struct {
 	Routing   Routing
 	Sysctl    Sysctl
 	Conntrack Conntrack
+	Loopback  Loopback // nil where there is no nft
 }

@@ -3,6 +3,7 @@ package apply
 import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
 	"github.com/kube-ipvs/kube-ipvs/pkg/ipset"
+	"github.com/kube-ipvs/kube-ipvs/pkg/loopback"
 	"github.com/kube-ipvs/kube-ipvs/pkg/nat"
 	"github.com/kube-ipvs/kube-ipvs/pkg/plan"
 	"github.com/kube-ipvs/kube-ipvs/pkg/routing"
@@ -44,6 +45,7 @@ func (f *flush) flushNode() {
 	f.flushLink()
 	f.flushSets()
 	f.flushRules(routing.AddRule)
+	f.flushLoopback()
 	f.flushNAT()
 	f.flushRules(routing.DeleteRule)
 	f.node.dirty = len(f.problems) > before
@@ -101,6 +103,21 @@ func (f *flush) flushRules(op routing.Op) {
 			delete(f.have.rules, c.Rule)
 		}
 	}, func(_ routing.Change, err error) { f.fail(nil, err) })
+}
+
+// flushLoopback comes before the rules that mark what it is for.
+func (f *flush) flushLoopback() {
+	if f.kernel.Loopback == nil {
+		return
+	}
+	want := f.node.Loopback
+	failures := f.kernel.Loopback.Apply(loopback.Diff(f.have.loopback, want))
+	for _, failure := range failures {
+		f.fail(nil, failure)
+	}
+	if len(failures) == 0 {
+		f.have.loopback = want
+	}
 }
 
 // flushNAT rewrites the rules that differ. The members that they need at once

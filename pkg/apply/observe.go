@@ -10,6 +10,7 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
 	"github.com/kube-ipvs/kube-ipvs/pkg/ipset"
 	"github.com/kube-ipvs/kube-ipvs/pkg/ipvs"
+	"github.com/kube-ipvs/kube-ipvs/pkg/loopback"
 	"github.com/kube-ipvs/kube-ipvs/pkg/nat"
 	"github.com/kube-ipvs/kube-ipvs/pkg/plan"
 	"github.com/kube-ipvs/kube-ipvs/pkg/routing"
@@ -23,6 +24,8 @@ type Observation struct {
 	routing routing.State
 	sysctls sysctl.State
 	nat     map[ip.Family]nat.State
+
+	loopback loopback.State
 }
 
 // touched lists what was written while the kernel was being read: of this,
@@ -92,6 +95,10 @@ func (r reader) observe() (*Observation, error) {
 		s, natErr := k.Observe(r.nat)
 		o.nat[family], err = s, errors.Join(err, natErr)
 	}
+	if r.kernel.Loopback != nil {
+		s, loopbackErr := r.kernel.Loopback.Observe()
+		o.loopback, err = s, errors.Join(err, loopbackErr)
+	}
 	if err != nil {
 		return nil, fmt.Errorf("reading the kernel's state: %w", err)
 	}
@@ -128,6 +135,7 @@ func (a *Applier) Adopt(o *Observation) int {
 	a.node.dirty = true
 	a.have.sysctls = o.sysctls
 	a.have.nat = o.nat
+	a.have.loopback = o.loopback
 	a.marks = nil
 	for _, family := range a.cfg.Families {
 		a.marks = append(a.marks, o.nat[family].Marks...)

@@ -127,6 +127,8 @@ func (b *builder) plan() plan.Config {
 		ExcludeCIDRs:      b.prefixes(b.path("ipvs-exclude-cidrs", "ipvs.excludeCIDRs"), p.IPVS.ExcludeCIDRs),
 		StrictARP:         p.IPVS.StrictARP,
 		UDPDrain:          b.own.UDPDrain,
+
+		LocalhostNodePorts: *p.IPTables.LocalhostNodePorts,
 	}
 	bit := int(*p.IPTables.MasqueradeBit)
 	if b.inRange(b.path("iptables-masquerade-bit", "iptables.masqueradeBit"), bit, 0, 31) {

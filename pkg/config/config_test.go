@@ -77,7 +77,10 @@ func defaults() Config {
 			MasqueradeMark: 0x4000,
 			SNAT:           plan.SNAT{Mode: plan.SNATAuto, Mark: 0x3060, Priority: 480},
 			LocalMark:      plan.LocalMark{Value: 0x9, Mask: 0x3fff},
-			VIPs:           plan.VIPs{ClusterIPs: plan.ClaimAddress, LoadBalancers: plan.ClaimPort, ExternalIPs: plan.ClaimPort, Ping: true, Mark: 0x4, Table: 80080, Priority: 99},
+
+			LocalhostNodePorts: true,
+
+			VIPs: plan.VIPs{ClusterIPs: plan.ClaimAddress, LoadBalancers: plan.ClaimPort, ExternalIPs: plan.ClaimPort, Ping: true, Mark: 0x4, Table: 80080, Priority: 99},
 		},
 		SyncPeriod:    30 * time.Second,
 		MinSyncPeriod: time.Second,
@@ -204,10 +207,11 @@ func TestFlags(t *testing.T) {
 		{"--feature-gates=TopologyAwareHints=true", func(c *Config) {
 			c.Notices = append(c.Notices, "feature gates that mean nothing here are ignored: TopologyAwareHints")
 		}},
-		{"--iptables-sync-period=1m --iptables-localhost-nodeports", func(c *Config) {
+		{"--iptables-localhost-nodeports=false", func(c *Config) { c.Plan.LocalhostNodePorts = false }},
+		{"--iptables-sync-period=1m --localhost-nodeports", func(c *Config) {
 			c.Notices = append([]string{
-				"--iptables-localhost-nodeports has no effect: it is for another proxy mode or platform",
 				"--iptables-sync-period has no effect: it is for another proxy mode or platform",
+				"--localhost-nodeports has no effect: it is for another proxy mode or platform",
 			}, c.Notices...)
 		}},
 	} {

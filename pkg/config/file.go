@@ -103,7 +103,6 @@ func foreignFields(c *proxyv1alpha1.KubeProxyConfiguration) []string {
 		field string
 		set   bool
 	}{
-		{"iptables.localhostNodePorts", differ(c.IPTables.LocalhostNodePorts, d.IPTables.LocalhostNodePorts)},
 		{"iptables.syncPeriod", differ(c.IPTables.SyncPeriod, d.IPTables.SyncPeriod)},
 		{"iptables.minSyncPeriod", differ(c.IPTables.MinSyncPeriod, d.IPTables.MinSyncPeriod)},
 		{"nftables", differ(c.NFTables, d.NFTables)},

@@ -92,6 +92,8 @@ func (o *Options) addTrafficFlags(fs *pflag.FlagSet) {
 		"Bit of the firewall mark, 0 to 31, that says that a packet must be masqueraded.")
 	fs.StringSliceVar(&c.NodePortAddresses, "nodeport-addresses", c.NodePortAddresses,
 		"CIDRs of the node's addresses that serve node ports, or primary for the Node's own. Default: all.")
+	fs.BoolVar(c.IPTables.LocalhostNodePorts, "iptables-localhost-nodeports", *c.IPTables.LocalhostNodePorts,
+		"Serve node ports on the loopback address, for the node itself alone. Needs the program nft.")
 	fs.StringVar(&c.BindAddress, "bind-address", c.BindAddress,
 		"The node's own IP address, in place of the Node's. Nothing is bound to it.")
 }
@@ -177,7 +179,7 @@ func foreignFlags() *pflag.FlagSet {
 		fs.String(name, "", "Has no effect.")
 	}
 	for _, name := range []string{
-		"iptables-localhost-nodeports", "localhost-nodeports", "nftables-masquerade-all", "cleanup-ipvs",
+		"localhost-nodeports", "nftables-masquerade-all", "cleanup-ipvs",
 		"enable-dsr", "forward-healthcheck-vip", "windows-service",
 	} {
 		fs.Bool(name, false, "Has no effect.")

@@ -294,7 +294,7 @@ func TestUnsoundChanges(t *testing.T) {
 			number unix.Errno
 		}{
 			{Change{WriteChain, Chain{other, NAT, "KUBE-X"}, nil}, unix.EAFNOSUPPORT},
-			{Change{WriteChain, s.chain("raw", "KUBE-X"), nil}, unix.EINVAL},
+			{Change{WriteChain, s.chain("security", "KUBE-X"), nil}, unix.EINVAL},
 			{Change{WriteChain, s.chain(NAT, "PREROUTING"), nil}, unix.EINVAL},
 			{Change{DeleteChain, s.chain(NAT, "OUTPUT"), nil}, unix.EINVAL},
 			{Change{WriteChain, s.chain(NAT, "KUBE X"), nil}, unix.EINVAL},

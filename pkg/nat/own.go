@@ -34,6 +34,7 @@ var baseChains = map[Table][]string{
 	NAT:    {"PREROUTING", "INPUT", "OUTPUT", "POSTROUTING"},
 	Filter: {"INPUT", "FORWARD", "OUTPUT"},
 	Mangle: {"PREROUTING", "INPUT", "FORWARD", "OUTPUT", "POSTROUTING"},
+	Raw:    {"PREROUTING", "OUTPUT"},
 }
 
 // isBase goes by name alone: the kernel has no chain of these names that is

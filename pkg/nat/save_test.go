@@ -27,7 +27,7 @@ COMMIT
 `
 
 // besides are comments that do not concern the tables in use.
-const besides = "# Table `raw' is incompatible, use 'nft' tool.\n" +
+const besides = "# Table `security' is incompatible, use 'nft' tool.\n" +
 	"# Table `nat' contains incompatible base-chains, use 'nft' tool to list them.\n"
 
 func TestParseSave(t *testing.T) {

@@ -18,6 +18,7 @@ const (
 	NAT    Table = "nat"
 	Filter Table = "filter"
 	Mangle Table = "mangle"
+	Raw    Table = "raw"
 )
 
 // Chain names a chain.

@@ -26,6 +26,9 @@ type Config struct {
 	ExcludeCIDRs      []netip.Prefix // virtual servers in them are never touched
 	StrictARP         bool
 	UDPDrain          bool // endpoints that terminate and still serve keep their UDP flows
+	// LocalhostNodePorts serves node ports to the node itself on its loopback
+	// address as well, if NodePortAddresses selects that.
+	LocalhostNodePorts bool
 
 	SNAT SNAT
 	VIPs VIPs

@@ -10,6 +10,7 @@ import (
 	"slices"
 
 	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
+	"github.com/kube-ipvs/kube-ipvs/pkg/loopback"
 	"github.com/kube-ipvs/kube-ipvs/pkg/routing"
 )
 
@@ -82,6 +83,11 @@ func FactsOf(cfg *Config, n *Node) Facts {
 		}
 	}
 	f.NodePorts = nodePortAddresses(cfg, n, f.Primary)
+	for _, family := range cfg.Families {
+		if servesLocalhost(cfg, &f, family) {
+			f.NodePorts = append(f.NodePorts, loopback.Address(family))
+		}
+	}
 	return f
 }
 
@@ -130,13 +136,24 @@ func nodePortAddresses(cfg *Config, n *Node, primary map[ip.Family]netip.Addr) [
 	return slices.Compact(out)
 }
 
-// servesNodePorts goes by the prefixes of the address's own family. With none
-// of it every address is served, as by kube-proxy: a list of IPv4 prefixes
-// says nothing about IPv6.
-func servesNodePorts(cfg *Config, a netip.Addr) bool {
-	if a.IsLoopback() || a.Is6() && a.IsLinkLocalUnicast() {
+// servesLocalhost tells whether node ports are served on the loopback address. The
+// node's own address has to be one of an interface, as answers come back to it.
+func servesLocalhost(cfg *Config, f *Facts, family ip.Family) bool {
+	if !cfg.LocalhostNodePorts || cfg.NodePortAddresses.Primary || !f.OnLinks[f.Primary[family]] {
 		return false
 	}
+	return selected(cfg, loopback.Address(family))
+}
+
+// servesNodePorts leaves out what an interface has that is no node's address.
+func servesNodePorts(cfg *Config, a netip.Addr) bool {
+	return !a.IsLoopback() && !(a.Is6() && a.IsLinkLocalUnicast()) && selected(cfg, a)
+}
+
+// selected goes by the prefixes of the address's own family. With none of it
+// every address is served, as by kube-proxy: a list of IPv4 prefixes says nothing
+// about IPv6.
+func selected(cfg *Config, a netip.Addr) bool {
 	prefixes := filter(cfg.NodePortAddresses.Prefixes, func(p netip.Prefix) bool { return ip.Of(p.Addr()) == ip.Of(a) })
 	return len(prefixes) == 0 || containsAny(prefixes, a)
 }

@@ -29,7 +29,7 @@ func TestCanonicalRules(t *testing.T) {
 				rules[table] = slices.Compact(rules[table])
 			}
 		}
-		for _, table := range []nat.Table{nat.NAT, nat.Filter, nat.Mangle} {
+		for _, table := range []nat.Table{nat.NAT, nat.Filter, nat.Mangle, nat.Raw} {
 			if len(rules[table]) == 0 {
 				t.Errorf("%s: no rules in table %s", family, table)
 			}
@@ -52,7 +52,7 @@ func everyConfig() []plan.Config {
 			for _, all := range []bool{false, true} {
 				c := defaultConfig()
 				c.Families = ip.Families
-				c.SNAT.Mode, c.LocalTraffic, c.MasqueradeAll = mode, local, all
+				c.SNAT.Mode, c.LocalTraffic, c.MasqueradeAll, c.LocalhostNodePorts = mode, local, all, true
 				out = append(out, c)
 			}
 		}

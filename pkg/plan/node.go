@@ -2,6 +2,7 @@ package plan
 
 import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/ipset"
+	"github.com/kube-ipvs/kube-ipvs/pkg/loopback"
 	"github.com/kube-ipvs/kube-ipvs/pkg/nat"
 	"github.com/kube-ipvs/kube-ipvs/pkg/routing"
 	"github.com/kube-ipvs/kube-ipvs/pkg/sysctl"
@@ -15,7 +16,9 @@ type NodePart struct {
 	Members []Member // of sets that no Service fills
 	NAT     nat.State
 	Rules   []routing.Rule
-	Bound   []Binding // what the rules are for
+	// Loopback is for the node ports of the loopback address.
+	Loopback loopback.State
+	Bound    []Binding // what the rules are for
 }
 
 // NodeWide plans the node's part.
@@ -25,10 +28,12 @@ func NodeWide(cfg *Config, n *Node) NodePart {
 		Watched: watchedSysctls(cfg, n),
 		NAT:     nat.State{Chains: map[nat.Chain][]nat.Rule{}},
 	}
+	facts := FactsOf(cfg, n)
 	for _, family := range cfg.Families {
 		paths := PathsOf(cfg, n, family)
 		part.Sets = append(part.Sets, Sets(family)...)
 		addRuleset(&part.NAT, cfg, n, family, paths)
+		addLocalhost(&part, cfg, &facts, family)
 		addReplyRouting(&part, cfg, family, paths)
 		addClaimRule(&part, cfg, family)
 	}

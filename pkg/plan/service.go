@@ -200,10 +200,24 @@ func (b *partBuilder) addNodePorts(family ip.Family, p *service.Port, eps chosen
 	b.part.Depends |= OnNodePorts
 	for _, a := range ofFamily(b.facts.NodePorts, family) {
 		key := ipvs.Key{Protocol: p.Protocol, Addr: a, Port: p.NodePort}
+		if a.IsLoopback() {
+			b.addLocalhost(key, eps)
+			continue
+		}
 		if b.addExternal(key, eps) {
 			b.addMember(NodePorts, entryOf(key))
 			b.addNodePortMembers(family, key)
 		}
+	}
+}
+
+// addLocalhost adds a node port of the loopback address, which nobody but the node
+// asks. Without an endpoint the kernel refuses it by itself: IPVS's refusal would
+// go to the source that the request was given (package loopback).
+func (b *partBuilder) addLocalhost(key ipvs.Key, eps chosen) {
+	endpoints, _ := b.external(eps)
+	if len(endpoints) > 0 && b.addVirtualServer(key, endpoints) {
+		b.addMember(NodePorts, entryOf(key))
 	}
 }
 

@@ -4,6 +4,8 @@ package e2e
 
 import (
 	"fmt"
+	"net/netip"
+	"strings"
 	"sync"
 	"testing"
 
@@ -17,14 +19,18 @@ import (
 
 // denyByPolicy has a node drop what comes to it and what it should pass on,
 // unless a rule says otherwise. It lets through what every such node must: its own
-// network, neighbour discovery, and, as a CNI does, what is for a pod.
+// network, neighbour discovery, and, as a CNI does, what is from and for its pods.
 func denyByPolicy(node *lab.BridgeNode) {
 	for i, program := range []string{"iptables", "ip6tables"} {
 		node.Exec(program, "-w", "-A", "INPUT", "-i", "lo", "-j", "ACCEPT")
 		if program == "ip6tables" {
+			// Bridged packets meet FORWARD.
 			node.Exec(program, "-w", "-A", "INPUT", "-p", "icmpv6", "-j", "ACCEPT")
+			node.Exec(program, "-w", "-A", "FORWARD", "-p", "icmpv6", "-j", "ACCEPT")
 		}
-		node.Exec(program, "-w", "-A", "FORWARD", "-d", node.PodSubnets()[i], "-j", "ACCEPT")
+		for _, direction := range []string{"-s", "-d"} {
+			node.Exec(program, "-w", "-A", "FORWARD", direction, node.PodSubnets()[i], "-j", "ACCEPT")
+		}
 		for _, chain := range []string{"INPUT", "FORWARD"} {
 			node.Exec(program, "-w", "-P", chain, "DROP")
 		}
@@ -40,7 +46,6 @@ func TestIssue98465PolicyOfDrop(t *testing.T) {
 	denyByPolicy(node1)
 	denyByPolicy(node3)
 	node1.Serve("host", lab.TCP, 9000)
-	c.Client.Serve("host", lab.TCP, 9000)
 	kept := newLoadBalancer(newService("kept", corev1.ProtocolTCP, 80, clusterIPs(2)[0]), balancerIPs(2)[0])
 	kept.Spec.ExternalTrafficPolicy = corev1.ServiceExternalTrafficPolicyLocal
 	kept.Spec.HealthCheckNodePort = 30200
@@ -63,7 +68,6 @@ func TestIssue98465PolicyOfDrop(t *testing.T) {
 		{c.Client, at(node1.IPv4.String(), 9000)},
 		{c.Client, at(node1.IPv6.String(), 9000)},
 		{c.caller1.Namespace, at(node1.IPv4.String(), 9000)},
-		{c.web1.Namespace, at("198.51.100.9", 9000)}, // through the node, as no answer
 	} {
 		nobody.Go(func() { checkNoAnswer(t, closed.from.Name+" to "+closed.address, closed.from, lab.TCP, closed.address) })
 	}
@@ -136,6 +140,73 @@ func TestBehaviourPing(t *testing.T) {
 		pings.Wait()
 		if _, err := c.Client.TryExec("ping", "-c", "1", "-W", "3", node1.IPv4.String()); err != nil {
 			t.Errorf("ping of the node itself: %v", err)
+		}
+	}
+}
+
+// TestIssue56320Localhost asks node ports on the node's loopback addresses: with
+// endpoints in a pod here, in one elsewhere, and in the node's own network. Nobody
+// else can ask there. (Also kubernetes#67730, #96879, #111840.)
+func TestIssue56320Localhost(t *testing.T) {
+	c := newOfflineCluster(t)
+	node1 := c.Nodes[0]
+	for _, protocol := range lab.Protocols {
+		node1.Serve("host", protocol, webPort)
+	}
+	node1.ServeOn("own", lab.TCP, netip.MustParseAddrPort("127.0.0.1:9000"))
+	host := &lab.Pod{Node: node1.Node, Addresses: []netip.Addr{node1.IPv4, node1.IPv6}}
+	local := newExposed("local", 2)
+	local.Spec.ExternalTrafficPolicy = corev1.ServiceExternalTrafficPolicyLocal
+	objects := withSlices(newExposed("web", 1), ready(c.web1), ready(c.web2))
+	objects = append(objects, withSlices(local, ready(c.web2))...)
+	objects = append(objects, withSlices(newExposed("host", 3), ready(host))...)
+	objects = append(objects, newExposed("empty", 4))
+	c.program(t, []*lab.BridgeNode{node1}, objects)
+
+	here, own := node1.Gateways(), []netip.Addr{node1.IPv4, node1.IPv6}
+	for family, ip := range []string{"127.0.0.1", "::1"} {
+		for _, protocol := range lab.Protocols {
+			for port, want := range map[uint16]map[string]string{
+				30001: {"web1": here[family].String(), "web2": own[family].String()},
+				30002: {"web2": own[family].String()},
+				30003: {"host": own[family].String()},
+			} {
+				checkSources(t, fmt.Sprintf("%s %s", protocol, at(ip, port)), node1.Namespace, protocol, at(ip, port), want)
+			}
+		}
+		if answer := node1.Dial(lab.TCP, at(ip, 30004)); answer.Outcome() != lab.Refused {
+			t.Errorf("%s, without an endpoint: %s, want it refused", at(ip, 30004), answer)
+		}
+	}
+	// What is the node's own on these addresses is so still.
+	if answer := node1.Dial(lab.TCP, "127.0.0.1:9000"); answer.Server != "own" || !answer.SeenSource.Addr().IsLoopback() {
+		t.Errorf("a process on the loopback address: %s", answer)
+	}
+	c.checkNeighbourKeptOut(t, node1, 30001, 9000)
+
+	c.program(t, []*lab.BridgeNode{node1}, objects, "--iptables-localhost-nodeports=false")
+	if answer := node1.DialWithin(refusalLimit, lab.TCP, "127.0.0.1:30001"); answer.Err == nil {
+		t.Errorf("turned off: %s", answer)
+	}
+	if out := node1.Exec("nft", "list", "tables"); strings.Contains(out, "kube-ipvs") {
+		t.Errorf("turned off, there is\n%s", out)
+	}
+}
+
+// checkNeighbourKeptOut has a host on the node's subnet send it what is for
+// 127.0.0.1, as route_localnet would let in (CVE-2020-8558).
+func (c *cluster) checkNeighbourKeptOut(t *testing.T, node *lab.BridgeNode, ports ...uint16) {
+	attacker := c.Segment.Client("attacker", "192.168.50.66/24")
+	attacker.Sysctl("net.ipv4.conf.all.route_localnet", "1")
+	attacker.Exec("ip", "address", "delete", "127.0.0.1/8", "dev", "lo")
+	attacker.Route("127.0.0.1 via " + node.IPv4.String() + " dev eth0")
+	for _, port := range ports {
+		capture := node.Watch(lab.TCP, at("127.0.0.1", port))
+		if answer := attacker.DialWithin(refusalLimit, lab.TCP, at("127.0.0.1", port)); answer.Outcome() != lab.TimedOut {
+			t.Errorf("127.0.0.1:%d from a neighbour: %s, want no answer", port, answer)
+		}
+		if _, came := capture.Await(syncLimit, func(p lab.Packet) bool { return p.Interface == "eth0" && !p.Out }); !came {
+			t.Errorf("what is for 127.0.0.1:%d did not come to the node", port)
 		}
 	}
 }

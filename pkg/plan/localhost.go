@@ -1,0 +1,31 @@
+package plan
+
+import (
+	"fmt"
+
+	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
+	"github.com/kube-ipvs/kube-ipvs/pkg/loopback"
+	"github.com/kube-ipvs/kube-ipvs/pkg/nat"
+)
+
+// addLocalhost has the node's requests to node ports of its loopback address
+// exchange their source for the node's own (package loopback says why), and
+// masquerades them, so that they leave by every interface with an address of it:
+//
+//	raw -A KUBE-IPVS-LOCALHOST -d 127.0.0.1/32 -m set --match-set KUBE-IPVS-NODE-PORT dst,dst -j MARK --set-xmark 0x4000/0x4000
+//
+// The mark tells the rules of nftables, which cannot look into the set.
+func addLocalhost(part *NodePart, cfg *Config, facts *Facts, family ip.Family) {
+	if !servesLocalhost(cfg, facts, family) {
+		return
+	}
+	if part.Loopback == nil {
+		part.Loopback = loopback.State{}
+	}
+	m, address := cfg.MasqueradeMark, loopback.Address(family)
+	part.Loopback[family] = loopback.Exchange{Mark: m, Source: facts.Primary[family]}
+	r := ruleset{state: &part.NAT, cfg: cfg, family: family}
+	r.jump(nat.Raw, "OUTPUT", "KUBE-IPVS-LOCALHOST", "kubernetes localhost node ports")
+	match := fmt.Sprintf("-d %s/%d %s", address, address.BitLen(), r.match(NodePorts, "dst,dst"))
+	r.chain(nat.Raw, "KUBE-IPVS-LOCALHOST", rule("node ports of localhost", match, fmt.Sprintf("MARK --set-xmark %#[1]x/%#[1]x", m)))
+}

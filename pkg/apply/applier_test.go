@@ -280,6 +280,35 @@ func TestOrderOfAClaimedPort(t *testing.T) {
 	}
 }
 
+// Source ranges come and go, and who may come before and after may come at any
+// moment in between.
+func TestSourceRangesChangeWithoutAGap(t *testing.T) {
+	w := newWorld(t)
+	w.start()
+	svc := loadBalancer("web", "10.96.0.10", "192.168.1.200", "10.244.0.2:8000")
+	w.mustApply(svc)
+	for range 20 { // changes are gathered from a map
+		for _, step := range []struct {
+			ranges        []string
+			first, second string
+		}{
+			{[]string{"10.0.0.0/8"}, "add 192.168.1.200,tcp:80,10.0.0.0/8 to set", "add 192.168.1.200,tcp:80 to set KUBE-LOAD-BALANCER-FW"},
+			{[]string{"10.0.0.0/9"}, "add 192.168.1.200,tcp:80,10.0.0.0/9 to set", "delete 192.168.1.200,tcp:80,10.0.0.0/8 from set"},
+			{nil, "delete 192.168.1.200,tcp:80 from set KUBE-LOAD-BALANCER-FW", "delete 192.168.1.200,tcp:80,10.0.0.0/9 from set"},
+		} {
+			svc.SourceRanges = nil
+			for _, r := range step.ranges {
+				svc.SourceRanges = append(svc.SourceRanges, netip.MustParsePrefix(r))
+			}
+			w.order = nil
+			w.mustApply(svc)
+			if a, b := w.position(step.first), w.position(step.second); a < 0 || b < a {
+				t.Fatalf("%q at %d, then %q at %d:\n%s", step.first, a, step.second, b, strings.Join(w.order, "\n"))
+			}
+		}
+	}
+}
+
 // A new process that claims in another way leaves nothing of the old one, and
 // gives up nothing before it has what is to take its place.
 func TestClaimsChangeWithTheConfiguration(t *testing.T) {

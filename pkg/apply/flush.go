@@ -1,8 +1,10 @@
 package apply
 
 import (
+	"cmp"
 	"fmt"
 	"net/netip"
+	"slices"
 
 	"k8s.io/apimachinery/pkg/types"
 
@@ -102,11 +104,25 @@ func (f *flush) memberChange(op ipset.Op, m plan.Member) ipset.Change {
 }
 
 func (f *flush) applyMembers(changes []ipset.Change) {
+	slices.SortStableFunc(changes, func(a, b ipset.Change) int { return cmp.Compare(turn(a), turn(b)) })
 	settle(changes, f.kernel.IPSet.Apply, f.memberDone, func(c ipset.Change, err error) {
 		m := plan.Member{Set: c.Set.Name, Entry: c.Entry}
 		f.fail(f.members.owners(m), err)
 		f.members.refused(m)
 	})
+}
+
+// turn has an address be restricted only when those who may come are listed, and
+// no more before they are taken off the list: nobody who may come is turned away
+// in between (kubernetes#119656).
+func turn(c ipset.Change) int {
+	switch restricts := c.Set.Name == plan.LoadBalancerFW.In(ip.IPv4) || c.Set.Name == plan.LoadBalancerFW.In(ip.IPv6); {
+	case restricts && c.Op == ipset.AddEntry:
+		return 1
+	case restricts:
+		return -1
+	}
+	return 0
 }
 
 func (f *flush) memberDone(c ipset.Change) {

@@ -210,12 +210,21 @@ func (b *builder) ipvsTimeouts() ipvs.Timeouts {
 	seconds := func(flag, fieldPath string, d metav1.Duration) uint32 {
 		return uint32(b.seconds(b.path(flag, fieldPath), d.Duration, maxIPVSTimeout) / time.Second)
 	}
-	return ipvs.Timeouts{
+	t := ipvs.Timeouts{
 		TCP:    seconds("ipvs-tcp-timeout", "ipvs.tcpTimeout", c.TCPTimeout),
 		TCPFin: seconds("ipvs-tcpfin-timeout", "ipvs.tcpFinTimeout", c.TCPFinTimeout),
 		UDP:    seconds("ipvs-udp-timeout", "ipvs.udpTimeout", c.UDPTimeout),
 	}
+	if b.own.TimeoutsFromConntrack {
+		tracked := b.proxy.Conntrack
+		t.TCP = cmp.Or(t.TCP, wholeSeconds(tracked.TCPEstablishedTimeout.Duration))
+		t.UDP = cmp.Or(t.UDP, wholeSeconds(tracked.UDPStreamTimeout.Duration), wholeSeconds(tracked.UDPTimeout.Duration))
+	}
+	return t
 }
+
+// wholeSeconds is what conntrack has checked, as IPVS takes it.
+func wholeSeconds(d time.Duration) uint32 { return uint32(d / time.Second) }
 
 func (b *builder) conntrack() Conntrack {
 	c := b.proxy.Conntrack

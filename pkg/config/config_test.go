@@ -178,6 +178,14 @@ func TestFlags(t *testing.T) {
 		}},
 		{"--config-sync-period=1h --oom-score-adj=-1000", func(c *Config) { c.Source.ConfigSyncPeriod, c.OOMScoreAdj = time.Hour, -1000 }},
 		{"--udp-drain --drain-deadline=90s", func(c *Config) { c.Plan.UDPDrain, c.DrainDeadline = true, 90*time.Second }},
+		{"--timeouts-from-conntrack", func(c *Config) { c.IPVSTimeouts.TCP = 86400 }},
+		{"--timeouts-from-conntrack --conntrack-tcp-timeout-established=2h --conntrack-udp-timeout-stream=3m --conntrack-udp-timeout=1m", func(c *Config) {
+			c.IPVSTimeouts.TCP, c.Conntrack.TCPEstablished = 7200, 2*time.Hour
+			c.IPVSTimeouts.UDP, c.Conntrack.UDPStream, c.Conntrack.UDP = 180, 3*time.Minute, time.Minute
+		}},
+		{"--timeouts-from-conntrack --ipvs-tcp-timeout=1h --conntrack-tcp-timeout-established=0", func(c *Config) {
+			c.IPVSTimeouts.TCP, c.Conntrack.TCPEstablished = 3600, 0
+		}},
 		{"--state-dir=/var/lib/own", func(c *Config) { c.StateDir = "/var/lib/own" }},
 		{"--snat-mode=snat --snat-source=eth1=10.0.1.5 --snat-source=eth1=fd01::5,eth2=10.0.2.5", func(c *Config) {
 			c.Plan.SNAT.Mode = plan.SNATSource

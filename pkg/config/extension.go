@@ -71,6 +71,9 @@ type KubeIPVSConfiguration struct {
 	// DrainDeadline is for how long TCP connections to an endpoint that is gone,
 	// and not just terminating, are kept. Default 15m.
 	DrainDeadline metav1.Duration `json:"drainDeadline"`
+	// TimeoutsFromConntrack has IPVS keep connections for as long as connection
+	// tracking does, where IPVS's own time-outs are not set.
+	TimeoutsFromConntrack bool `json:"timeoutsFromConntrack,omitempty"`
 	// Manifests is a folder of manifests that is read in place of an API
 	// server.
 	Manifests string `json:"manifests,omitempty"`

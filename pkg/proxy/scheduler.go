@@ -17,7 +17,8 @@ func (p *Proxy) checkScheduler(s *service.Service) error {
 	}
 	if err := p.ProbeScheduler(name); err != nil {
 		s.Scheduling = service.Scheduling{}
-		return fmt.Errorf("Service %s: metadata.annotations[%s]: %w", s.Name, service.AnnotationScheduler, err)
+		object := "Service " + s.Name.String()
+		return fmt.Errorf("%s: metadata.annotations[%s]: %w", object, service.AnnotationScheduler, err)
 	}
 	p.schedulers[name] = true
 	return nil

@@ -117,6 +117,7 @@ func TestIssue89358Connections(t *testing.T) {
 		{"70747 81775 93297 port reuse", (*connections).testPortReuse},
 		{"134143 UDP drain", (*connections).testUDPDrain},
 		{"84322 89392 77903 drain deadline", (*connections).testDrainDeadline},
+		{"90042 107249 one source port", (*connections).testOneSourcePort},
 		{"120076 80298 time-outs", (*connections).testTimeouts},
 	} {
 		t.Run(part.name, func(t *testing.T) {
@@ -293,6 +294,37 @@ func (c *connections) testDrainDeadline() {
 		}
 		return nil
 	})
+}
+
+// testOneSourcePort holds docs/connections.md to what it says that the kernel
+// cannot do: from one port at the same time to a VIP and to its endpoint, or to
+// two VIPs of one endpoint, both connections are never answered, and one is.
+func (c *connections) testOneSourcePort() {
+	one, two := newPair("one", "10.96.1.5"), newPair("two", "10.96.1.6")
+	for _, svc := range []*corev1.Service{one, two} {
+		c.add(svc)
+		c.set(svc, endpointOf(c.pods["web1"]))
+	}
+	const limit = 2 * time.Second
+	vip, pod := at(one.Spec.ClusterIP, 80), netip.AddrPortFrom(c.pods["web1"].Addresses[0], webPort).String()
+	for i, ends := range [][]string{{vip, pod}, {pod, vip}, {vip, at(two.Spec.ClusterIP, 80)}} {
+		var open []*lab.Connection
+		for _, end := range ends {
+			if connection, err := c.caller.ConnectFrom(uint16(41000+i), limit, lab.TCP, end); err == nil {
+				defer connection.Reset()
+				open = append(open, connection)
+			}
+		}
+		answered := 0
+		for _, connection := range open {
+			if connection.Ask(limit).Err == nil {
+				answered++
+			}
+		}
+		if answered != 1 {
+			c.t.Errorf("from one port to %v: %d answered, want one", ends, answered)
+		}
+	}
 }
 
 // testTimeouts has IPVS keep connections for as long as it was told.

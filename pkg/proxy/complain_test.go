@@ -8,6 +8,9 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
+	"github.com/kube-ipvs/kube-ipvs/pkg/routing"
 )
 
 // claim is a Service of two ports that was made at a second.
@@ -89,6 +92,28 @@ func TestSchedulerThatTheKernelLacks(t *testing.T) {
 		ask("nosuch")
 		if got := w.ipvs.Dump(); !strings.Contains(got, "-A -t 10.96.0.10:80 -s rr\n") || len(w.events) != 2 {
 			t.Errorf("serves\n%s, Events %+v", got, w.events)
+		}
+	})
+}
+
+// TestWhatIsInTheWayIsAnEventOfTheNode has another program take our bit, and let
+// go of it, and take it again.
+func TestWhatIsInTheWayIsAnEventOfTheNode(t *testing.T) {
+	run(t, nil, func(w *world) {
+		w.sink.SetNode(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "node1", UID: "uid of node1"}})
+		w.synced()
+		theirs := routing.Rule{Family: ip.IPv4, Priority: 7, Mark: 0x6000, Mask: 0x6000, Table: 7}
+		for _, op := range []routing.Op{routing.AddRule, routing.DeleteRule, routing.AddRule} {
+			if failures := w.routing.Do(routing.Change{Op: op, Rule: theirs}); len(failures) > 0 {
+				t.Fatal(failures)
+			}
+			w.sleep(5 * time.Minute)
+		}
+		if len(w.events) != 2 {
+			t.Fatalf("%d Events, want one for each time: %+v", len(w.events), w.events)
+		}
+		if e := w.events[0]; e.Regarding.Kind != "Node" || e.Regarding.UID != "uid of node1" || e.Reason != reasonInTheWay || !strings.Contains(e.Note, "IPv4 rule 7: fwmark 0x6000/0x6000") {
+			t.Errorf("%+v", e)
 		}
 	})
 }

@@ -66,11 +66,15 @@ func endpointOf(pod *lab.Pod) endpoint {
 }
 
 // set makes these a Service's endpoints, and waits until they are programmed:
-// of each protocol those that are ready, and no others that get anything new.
+// of each protocol those that are ready, and no others that get anything new. The
+// VIP comes last.
 func (c *connections) set(svc *corev1.Service, endpoints ...endpoint) {
 	c.t.Helper()
 	writeManifest(c.t, filepath.Join(c.folder, svc.Name+"-slice.yaml"), newSlice(svc, "IPv4", webPort, endpoints...))
 	lab.Eventually(c.t, syncLimit, svc.Name+" has the endpoints", func() error {
+		if !vips(c.node.Node)[netip.MustParseAddr(svc.Spec.ClusterIP)] {
+			return fmt.Errorf("%s is not claimed", svc.Spec.ClusterIP)
+		}
 		table := readIPVS(c.node.Node)
 		for _, port := range svc.Spec.Ports {
 			entry := table[virtualServer{lab.Protocol(port.Protocol), netip.MustParseAddrPort(at(svc.Spec.ClusterIP, uint16(port.Port)))}]
@@ -96,6 +100,16 @@ func (c *connections) set(svc *corev1.Service, endpoints ...endpoint) {
 // other is the endpoint that is not the one named.
 func (c *connections) other(name string) string {
 	return map[string]string{"web1": "web2", "web2": "web1"}[name]
+}
+
+// asked asks on a connection and gives the name of the endpoint.
+func (c *connections) asked(connection *lab.Connection) string {
+	c.t.Helper()
+	answer := connection.Ask(lab.DialTimeout)
+	if c.pods[answer.Server] == nil {
+		c.t.Fatalf("on a new connection: %s", answer)
+	}
+	return answer.Server
 }
 
 // newPair is a Service of TCP and UDP port 80.
@@ -242,7 +256,7 @@ func (c *connections) testUDPDrain() {
 		c.t.Fatal(err)
 	}
 	defer socket.Close()
-	ends := socket.Ask(lab.DialTimeout).Server
+	ends := c.asked(socket)
 	stays := endpointOf(c.pods[c.other(ends)])
 	leaving := endpointOf(c.pods[ends])
 	leaving.terminating = true
@@ -275,7 +289,7 @@ func (c *connections) testDrainDeadline() {
 		c.t.Fatal(err)
 	}
 	defer connection.Close()
-	ends := connection.Ask(lab.DialTimeout).Server
+	ends := c.asked(connection)
 	stays, leaving := endpointOf(c.pods[c.other(ends)]), endpointOf(c.pods[ends])
 	leaving.terminating = true
 	c.set(svc, leaving, stays)

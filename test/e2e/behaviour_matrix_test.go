@@ -45,30 +45,22 @@ func TestBehaviourMatrixIPv6(t *testing.T) { askBehaviour(t, 1) }
 
 func askBehaviour(t *testing.T, family int) {
 	m := newBehaviourMatrix(t)
-	for _, claims := range []struct {
-		name      string
-		protocols []lab.Protocol
-		flags     []string
-	}{
-		{"as by default", lab.Protocols, nil},
-		{"VIPs claimed in other ways", lab.Protocols[:1],
-			[]string{"--claim-cluster-ips", "route", "--claim-external-ips", "address", "--claim-load-balancers", "route"}},
-	} {
+	for _, setup := range matrixSetups {
 		// The nodes' state is kept when the test ends: as it was when it failed.
-		if !t.Run(claims.name, func(t *testing.T) { m.run(t, cellsOf(family, claims.protocols), claims.flags) }) {
+		if !t.Run(setup.name, func(t *testing.T) { m.run(t, setup, family) }) {
 			return
 		}
 	}
 }
 
 // run starts the proxies anew and asks all cells.
-func (m *behaviourMatrix) run(t *testing.T, cells []matrixCell, flags []string) {
+func (m *behaviourMatrix) run(t *testing.T, setup matrixSetup, family int) {
 	dir := writeManifests(t, m.manifests()...)
 	for _, node := range []*lab.BridgeNode{m.Nodes[0], m.Nodes[2]} {
-		runOnce(t, node.Node, dir, append([]string{"--cluster-cidr", podCIDRs}, flags...)...)
+		runOnce(t, node.Node, dir, setup.flags...)
 	}
 	byFate := map[fate][]matrixCell{}
-	for _, cell := range cells {
+	for _, cell := range setup.cells(family) {
 		f := cell.want().fate
 		byFate[f] = append(byFate[f], cell)
 	}
@@ -102,7 +94,7 @@ func TestBehaviourMatrixDocumented(t *testing.T) {
 		t.Fatal(err)
 	}
 	missing := map[deviation]bool{}
-	for _, cell := range slices.Concat(cellsOf(0, lab.Protocols), cellsOf(1, lab.Protocols)) {
+	for _, cell := range slices.Concat(matrixSetups[0].cells(0), matrixSetups[0].cells(1)) {
 		if why := cell.want().why; !strings.Contains(string(text), string(why)) {
 			missing[why] = true
 		}

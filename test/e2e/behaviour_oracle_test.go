@@ -164,8 +164,30 @@ func (c matrixClient) asks(d destination) bool {
 	return true
 }
 
+// matrixSetup is how the proxies are started.
+type matrixSetup struct {
+	name      string
+	protocols []lab.Protocol
+	flags     []string
+	// byBridge: a node knows pods by their bridge, so that it knows its own alone.
+	byBridge bool
+}
+
+var matrixSetups = []matrixSetup{
+	{name: "as by default", protocols: lab.Protocols, flags: []string{"--cluster-cidr", podCIDRs}},
+	{
+		name: "VIPs claimed in other ways, pods known by their bridge", protocols: []lab.Protocol{lab.TCP},
+		flags: []string{
+			"--claim-cluster-ips", "route", "--claim-external-ips", "address", "--claim-load-balancers", "route",
+			"--detect-local-mode", "BridgeInterface", "--pod-bridge-interface", "cni0",
+		},
+		byBridge: true,
+	},
+}
+
 // matrixCell is one question.
 type matrixCell struct {
+	setup matrixSetup
 	matrixService
 	client      matrixClient
 	destination destination
@@ -177,15 +199,15 @@ func (c matrixCell) String() string {
 	return fmt.Sprintf("%s IPv%d, %s: %s, from %s", c.protocol, []int{4, 6}[c.family], c.matrixService, c.destination, c.client.name)
 }
 
-// cellsOf are those of one family. Neighbours in the list ask different Services.
-func cellsOf(family int, protocols []lab.Protocol) []matrixCell {
+// cells are those of one family. Neighbours in the list ask different Services.
+func (s matrixSetup) cells(family int) []matrixCell {
 	var cells []matrixCell
 	for _, client := range matrixClients {
 		for _, destination := range destinations {
-			for _, protocol := range protocols {
+			for _, protocol := range s.protocols {
 				for _, service := range matrixServices() {
 					if client.asks(destination) {
-						cells = append(cells, matrixCell{service, client, destination, protocol, family})
+						cells = append(cells, matrixCell{s, service, client, destination, protocol, family})
 					}
 				}
 			}
@@ -278,8 +300,10 @@ func (c matrixCell) local() bool {
 	return c.externalLocal && !c.within()
 }
 
+// within tells who the asked node knows to be of the cluster: pods and itself.
 func (c matrixCell) within() bool {
-	return c.client.kind == podClient || c.client.kind == nodeClient && c.client.node == c.asked()
+	onAsked := c.client.node == c.asked()
+	return c.client.kind == podClient && (onAsked || !c.setup.byBridge) || c.client.kind == nodeClient && onAsked
 }
 
 // leftOpen is what the oracle has chosen where the API says "may".

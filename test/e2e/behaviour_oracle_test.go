@@ -132,7 +132,7 @@ const (
 	balancerIP   destinationKind = "load balancer IP"
 	nodePort     destinationKind = "node port"
 	podSidePort  destinationKind = "node port at the address on the pods' side"
-	loopbackPort destinationKind = "node port at 127.0.0.1"
+	loopbackPort destinationKind = "node port at the loopback address"
 	// vipNodePort is no way to a Service: only nodes' addresses have node ports.
 	vipNodePort destinationKind = "the node port's number at the cluster IP"
 )
@@ -247,21 +247,13 @@ type deviation string
 const (
 	refusedAtOnce deviation = "a client is told at once, and does not wait in vain"
 	sameToPods    deviation = "a node port and a load balancer's IP mean the same to them"
-	noLoopback    deviation = "not yet done: kubernetes#56320"
-	noLoopback6   deviation = "a packet from `::1` never leaves its host"
 )
 
 // want is the oracle. The quotations are ServiceSpec's.
 func (c matrixCell) want() verdict {
 	everywhere := c.place.eligible(0)
 	switch {
-	case c.destination.kind == vipNodePort:
-		return verdict{fate: isRefused}
-	case c.destination.kind == loopbackPort && c.family == 1:
-		return verdict{fate: isRefused, why: noLoopback6}
-	case c.destination.kind == loopbackPort:
-		return verdict{fate: isRefused, why: noLoopback}
-	case len(everywhere) == 0:
+	case c.destination.kind == vipNodePort, len(everywhere) == 0:
 		return verdict{fate: isRefused}
 	case !c.local():
 		return c.answeredBy(everywhere, c.leftOpen())

@@ -2,6 +2,7 @@ package proxy
 
 import (
 	"context"
+	"slices"
 	"time"
 
 	"k8s.io/apimachinery/pkg/types"
@@ -67,7 +68,9 @@ func (p *Proxy) turn(ctx context.Context, now time.Time) {
 	if len(p.waiting) > 0 || p.renew {
 		p.Observer.Queued()
 	}
-	if retry := p.retries.take(now); len(retry) > 0 || p.passDue(now) {
+	retry := p.retries.take(now)
+	p.renew = p.renew || p.unread && slices.Contains(retry, nobody)
+	if len(retry) > 0 || p.passDue(now) {
 		p.pass(ctx, retry)
 	}
 	if p.applier.Draining() > 0 && !now.Before(p.drainAt) {

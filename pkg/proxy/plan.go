@@ -49,13 +49,13 @@ func (p *Proxy) forget(name types.NamespacedName) {
 // renewAffected reads the node again and has those Services planned again
 // whose plan depends on what has changed.
 func (p *Proxy) renewAffected(ctx context.Context) {
-	p.renew = false
+	p.renew, p.unread = false, false
 	changed, err := p.renewNode(ctx)
 	if err != nil {
 		// What was known of the node holds until it can be read: a list of
 		// interfaces that failed is no empty one (kubernetes#129146).
-		p.renew = true
-		p.retries.failed(nobody, p.lastPass)
+		p.unread = true
+		p.retries.failed(nobody, time.Now())
 		klog.FromContext(ctx).Error(err, "Cannot read the node's network, keeping what is known")
 		return
 	}

@@ -91,6 +91,7 @@ type Proxy struct {
 
 	waiting    map[types.NamespacedName]struct{} // Services to be planned
 	renew      bool                              // the node's facts are to be read again
+	unread     bool                              // reading them has failed, and is to be tried again with the node's retry
 	retries    *retries
 	lastPass   time.Time
 	compareAt  time.Time

@@ -198,6 +198,17 @@ func (w *world) realServers(vip string) int {
 	return n
 }
 
+// nodePort sets a Service with a node port and no endpoints.
+func (w *world) nodePort(name, clusterIP string, port int32) {
+	w.sink.SetService(&corev1.Service{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name},
+		Spec: corev1.ServiceSpec{
+			Type: corev1.ServiceTypeNodePort, ClusterIP: clusterIP, ClusterIPs: []string{clusterIP},
+			Ports: []corev1.ServicePort{{Name: "http", Protocol: corev1.ProtocolTCP, Port: 80, NodePort: port}},
+		},
+	})
+}
+
 func TestNothingIsWrittenBeforeTheSourceIsSynced(t *testing.T) {
 	run(t, nil, func(w *world) {
 		w.service("web", "10.96.0.10", "10.244.0.2")
@@ -433,13 +444,7 @@ func TestIdleWritesNothing(t *testing.T) {
 func TestNodeChangeCostsTheServicesThatDependOnIt(t *testing.T) {
 	run(t, nil, func(w *world) {
 		w.service("web", "10.96.0.10", "10.244.0.2")
-		w.sink.SetService(&corev1.Service{
-			ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "np"},
-			Spec: corev1.ServiceSpec{
-				Type: corev1.ServiceTypeNodePort, ClusterIP: "10.96.0.11", ClusterIPs: []string{"10.96.0.11"},
-				Ports: []corev1.ServicePort{{Name: "http", Protocol: corev1.ProtocolTCP, Port: 80, NodePort: 30080}},
-			},
-		})
+		w.nodePort("np", "10.96.0.11", 30080)
 		w.synced()
 		w.taken()
 		inventory, err := w.routing.Inventory()
@@ -455,6 +460,37 @@ func TestNodeChangeCostsTheServicesThatDependOnIt(t *testing.T) {
 		want := "add virtual server TCP 192.168.0.7:30080"
 		if got := w.taken(); len(got) != 1 || got[0] != want {
 			t.Errorf("wrote %q, want %q", got, want)
+		}
+	})
+}
+
+// TestIssue129146UnreadableInterfaces has the list of interfaces fail to be read:
+// node ports stay on the addresses that were known, until it can be. (#112185)
+func TestIssue129146UnreadableInterfaces(t *testing.T) {
+	run(t, nil, func(w *world) {
+		inventory, err := w.routing.Inventory()
+		if err != nil {
+			t.Fatal(err)
+		}
+		with := inventory
+		with.Links = append(with.Links, routing.Link{
+			Index: 2, Name: "eth0", Type: "device", Up: true,
+			Addresses: []routing.Address{{Prefix: netip.MustParsePrefix("192.168.0.7/24"), Global: true}},
+		})
+		w.routing.SetInventory(with)
+		w.nodePort("np", "10.96.0.11", 30080)
+		w.synced()
+		w.taken()
+		w.routing.FailObserve = func() error { return unix.EINTR }
+		w.routing.SetInventory(inventory) // tells of a change
+		w.sleep(time.Minute)
+		if got := w.taken(); len(got) != 0 {
+			t.Errorf("while interfaces cannot be read, wrote %q", got)
+		}
+		w.routing.FailObserve = nil
+		w.sleep(10 * time.Minute)
+		if got := w.taken(); len(got) != 1 || got[0] != "delete virtual server TCP 192.168.0.7:30080" {
+			t.Errorf("once they can, wrote %q", got)
 		}
 	})
 }

@@ -43,10 +43,18 @@ func New() (*Netlink, error) {
 // Kernels from 5.9 on load the module when its netlink family is asked for,
 // also for a process in a container without modprobe.
 func require() error {
-	_, err := netlink.GenlFamilyGet("IPVS")
+	return lookFor(func() error {
+		_, err := netlink.GenlFamilyGet("IPVS")
+		return err
+	}, func() error { return exec.Command("modprobe", "ip_vs").Run() })
+}
+
+// lookFor looks once more after the module was loaded, which tells how that went.
+func lookFor(family, load func() error) error {
+	err := family()
 	if errors.Is(err, unix.ENOENT) {
-		_ = exec.Command("modprobe", "ip_vs").Run() // the second look tells how it went
-		_, err = netlink.GenlFamilyGet("IPVS")
+		_ = load()
+		err = family()
 	}
 	if errors.Is(err, unix.ENOENT) {
 		return fmt.Errorf("the kernel has no IPVS and its module cannot be loaded from here (%w); run \"modprobe ip_vs\" on the node", err)

@@ -199,10 +199,10 @@ func withoutDraining(state string) []string {
 	return slices.DeleteFunc(strings.Split(state, "\n"), func(line string) bool { return strings.HasSuffix(line, "-w 0") })
 }
 
-// TestUDPChurn removes an endpoint from under clients that keep their sockets:
+// TestIssue71514UDPChurn removes an endpoint from under clients that keep their sockets:
 // once the change is in the kernel, nothing goes to that endpoint any more, and
 // their datagrams are answered by another.
-func TestUDPChurn(t *testing.T) {
+func TestIssue71514UDPChurn(t *testing.T) {
 	r := newRollout(t)
 	for _, w := range r.waysIn() {
 		sockets, removed := r.openSockets(w), r.live[0].pod

@@ -8,7 +8,7 @@ CACHE := $(abspath $(or $(KUBE_IPVS_CACHE),.cache))
 # Not LAB, which is the user's: it forces a kind of kernel.
 LAB_PROGRAM := $(CACHE)/bin/lab
 # Directories with tests behind the build tag e2e; E2E_PACKAGES='pkg/nat' narrows.
-E2E_PACKAGES ?= $(patsubst %/,%,$(sort $(dir $(shell grep -rl --include='*_test.go' '^//go:build e2e' pkg cmd test))))
+E2E_PACKAGES ?= $(filter-out test/conformance,$(patsubst %/,%,$(sort $(dir $(shell grep -rl --include='*_test.go' '^//go:build e2e' pkg cmd test)))))
 STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.2
 
 KUBERNETES_VERSION := v1.36.3
@@ -43,7 +43,7 @@ LABFLAGS ?=
 START := $(shell date +%s)
 phase = @printf '==> [%4ds] %s\n' $$(( $$(date +%s) - $(START) )) '$(1)'
 
-.PHONY: build test unit e2e behaviour lint lab demo deps peers peer-kube-proxy peer-kubectl clean help
+.PHONY: build test unit e2e behaviour conformance conformance-short lint lab demo deps peers peer-kube-proxy peer-kubectl clean help
 
 build: ## the program, bin/kube-ipvs, statically linked
 	$(call phase,building bin/kube-ipvs)
@@ -94,6 +94,22 @@ lab: $(LAB_PROGRAM) ## run CMD='...' with a kernel that has IPVS
 	@$(LAB_PROGRAM) $(LABFLAGS) -- sh -c "$$LAB_CMD"
 lab: export LAB_CMD := $(value CMD)
 
+STEPS ?= 500
+conformance: deps ## what kube-proxy and kube-ipvs program, compared after each of STEPS=500 generated steps
+	@$(MAKE) --no-print-directory START=$(START) -j2 build conformance-binary image peers peer-kube-proxy
+	$(call phase,kube-proxy and kube-ipvs side by side in the lab)
+	@$(LAB_PROGRAM) -apiserver -limit 10h -env STEPS=$(STEPS) $(LABFLAGS) -- hack/conformance -test.run TestConformance
+	$(call phase,kube-ipvs conforms)
+
+conformance-short: ## the same with 40 steps, always the same ones
+	@$(MAKE) --no-print-directory START=$(START) conformance STEPS=40 LABFLAGS='-env SEED=7 $(LABFLAGS)'
+
+.PHONY: conformance-binary
+conformance-binary:
+	$(call phase,compiling the comparison)
+	@mkdir -p $(CACHE)/e2e
+	@$(go_test_binary) -o $(CACHE)/e2e/ ./test/conformance
+
 demo: $(LAB_PROGRAM) ## see it at work: one cluster, under kube-proxy's rules and under kube-ipvs
 	@$(MAKE) --no-print-directory START=$(START) -j3 build demo-binary image
 	$(call phase,the demo)
@@ -142,4 +158,4 @@ clean: ## remove what was built; the cache as well
 	@rm -rf bin $(CACHE)
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)

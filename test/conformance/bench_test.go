@@ -1,0 +1,303 @@
+//go:build e2e
+
+package conformance
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+	typedcore "k8s.io/client-go/kubernetes/typed/core/v1"
+	typeddiscovery "k8s.io/client-go/kubernetes/typed/discovery/v1"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
+
+	"github.com/kube-ipvs/kube-ipvs/test/e2e/lab"
+)
+
+// bench has both programs, and the API server that they follow.
+type bench struct {
+	client          kubernetes.Interface
+	kubeProxy, ours *side
+	world           *World
+	marks           int32
+}
+
+func newBench(t testing.TB) *bench {
+	t.Helper()
+	config, err := clientcmd.BuildConfigFromFlags("", lab.Kubeconfig())
+	must(t, err)
+	config.QPS = -1                           // without a limit
+	config.WarningHandler = rest.NoWarnings{} // that fields are deprecated
+	client, err := kubernetes.NewForConfig(config)
+	must(t, err)
+	b := &bench{client: client, world: NewWorld()}
+	b.addNode(t)
+	b.addMarker(t)
+	b.kubeProxy, b.ours = newSide(t, "kube-proxy"), newSide(t, "kube-ipvs")
+	must(t, b.kubeProxy.startKubeProxy())
+	must(t, b.ours.startKubeIPVS(filepath.Join(os.Getenv("LAB_SRC"), "bin/kube-ipvs")))
+	return b
+}
+
+func must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+var (
+	ctx     = context.Background()
+	created = metav1.CreateOptions{}
+	updated = metav1.UpdateOptions{}
+	deleted = metav1.DeleteOptions{}
+)
+
+func (b *bench) services() typedcore.ServiceInterface { return b.client.CoreV1().Services(Namespace) }
+func (b *bench) endpointSlices() typeddiscovery.EndpointSliceInterface {
+	return b.client.DiscoveryV1().EndpointSlices(Namespace)
+}
+
+func (b *bench) addNode(t testing.TB) {
+	t.Helper()
+	node, err := b.client.CoreV1().Nodes().Create(ctx, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: NodeName}}, created)
+	must(t, err)
+	for _, a := range []string{NodeIPv4, NodeIPv6} {
+		node.Status.Addresses = append(node.Status.Addresses, corev1.NodeAddress{Type: corev1.NodeInternalIP, Address: a})
+	}
+	_, err = b.client.CoreV1().Nodes().UpdateStatus(ctx, node, updated)
+	must(t, err)
+}
+
+// apply writes a change to the API server.
+func (b *bench) apply(c Change) error {
+	b.world.Apply(c)
+	switch {
+	case c.Service != nil:
+		return b.applyService(c.Service.Object())
+	case c.DeleteService != "":
+		return gone(b.services().Delete(ctx, c.DeleteService, deleted))
+	case c.Slice != nil:
+		return b.applySlice(c.Slice.Object())
+	case c.DeleteSlice != "":
+		return gone(b.endpointSlices().Delete(ctx, c.DeleteSlice, deleted))
+	}
+	return b.setZone(*c.Zone)
+}
+
+func gone(err error) error {
+	if apierrors.IsNotFound(err) {
+		return nil
+	}
+	return err
+}
+
+// applyService updates a Service, or makes it anew where the API server does not
+// allow the change, and then writes its status.
+func (b *bench) applyService(want *corev1.Service) error {
+	status := want.Status
+	got, err := b.services().Get(ctx, want.Name, metav1.GetOptions{})
+	if err == nil {
+		want.ResourceVersion = got.ResourceVersion
+		got, err = b.services().Update(ctx, want, updated)
+	}
+	if apierrors.IsInvalid(err) {
+		if err := b.services().Delete(ctx, want.Name, deleted); err != nil {
+			return err
+		}
+	}
+	if apierrors.IsInvalid(err) || apierrors.IsNotFound(err) {
+		want.ResourceVersion = ""
+		got, err = b.services().Create(ctx, want, created)
+	}
+	if err == nil && want.Spec.Type == corev1.ServiceTypeLoadBalancer {
+		got.Status = status
+		_, err = b.services().UpdateStatus(ctx, got, updated)
+	}
+	return err
+}
+
+func (b *bench) applySlice(want *discoveryv1.EndpointSlice) error {
+	_, err := b.endpointSlices().Update(ctx, want, updated)
+	if apierrors.IsNotFound(err) {
+		_, err = b.endpointSlices().Create(ctx, want, created)
+	}
+	return err
+}
+
+func (b *bench) setZone(zone string) error {
+	nodes := b.client.CoreV1().Nodes()
+	node, err := nodes.Get(ctx, NodeName, metav1.GetOptions{})
+	if err != nil {
+		return err
+	}
+	node.Labels = map[string]string{}
+	if zone != "" {
+		node.Labels[corev1.LabelTopologyZone] = zone
+	}
+	_, err = nodes.Update(ctx, node, updated)
+	return err
+}
+
+// The marker is a Service whose port and endpoints' port change with each step.
+// It comes by the same watches as all that was written before it. Its endpoints
+// have a hint each, so that it tells of the Node's zone as well.
+var markerIPs = []netip.Addr{netip.MustParseAddr("10.96.0.200"), netip.MustParseAddr("fd00:10:96::c8")}
+
+func isMarker(a netip.Addr) bool { return a == markerIPs[0] || a == markerIPs[1] }
+
+// Zones are those that Nodes and hints may be in.
+var zones = []string{"a", "b", "c"}
+
+func (b *bench) markerService() *corev1.Service {
+	policy := corev1.IPFamilyPolicyRequireDualStack
+	return &corev1.Service{
+		ObjectMeta: metav1.ObjectMeta{Name: "marker", Namespace: Namespace},
+		Spec: corev1.ServiceSpec{
+			IPFamilyPolicy: &policy,
+			IPFamilies:     []corev1.IPFamily{corev1.IPv4Protocol, corev1.IPv6Protocol},
+			ClusterIP:      markerIPs[0].String(),
+			ClusterIPs:     []string{markerIPs[0].String(), markerIPs[1].String()},
+			Ports:          []corev1.ServicePort{{Port: b.marks}},
+		},
+	}
+}
+
+func (b *bench) markerSlice(family int) *discoveryv1.EndpointSlice {
+	name := ""
+	slice := &discoveryv1.EndpointSlice{
+		ObjectMeta: metav1.ObjectMeta{
+			Name: fmt.Sprintf("marker-%d", family), Namespace: Namespace,
+			Labels: map[string]string{discoveryv1.LabelServiceName: "marker"},
+		},
+		AddressType: []discoveryv1.AddressType{discoveryv1.AddressTypeIPv4, discoveryv1.AddressTypeIPv6}[family],
+		Ports:       []discoveryv1.EndpointPort{{Name: &name, Port: &b.marks}},
+	}
+	for i, zone := range zones {
+		slice.Endpoints = append(slice.Endpoints, discoveryv1.Endpoint{
+			Addresses: []string{markerHost(family, i).String()},
+			Hints:     &discoveryv1.EndpointHints{ForZones: []discoveryv1.ForZone{{Name: zone}}},
+		})
+	}
+	return slice
+}
+
+func markerHost(family, i int) netip.Addr {
+	return netip.MustParseAddr(fmt.Sprintf([]string{"10.244.9.%d", "fd00:244:9::%d"}[family], i+1))
+}
+
+func (b *bench) addMarker(t testing.TB) {
+	t.Helper()
+	b.marks = 1
+	must(t, b.writeMarker())
+}
+
+func (b *bench) writeMarker() error {
+	if err := b.applyService(b.markerService()); err != nil {
+		return err
+	}
+	for family := range markerIPs {
+		if err := b.applySlice(b.markerSlice(family)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// marker is what a kernel then has of it.
+func (b *bench) marker() marker {
+	out, port := marker{}, uint16(b.marks)
+	for family, a := range markerIPs {
+		for i, zone := range zones {
+			if b.world.Zone == zone || b.world.Zone == "" {
+				out.add(endpoint{"TCP", netip.AddrPortFrom(a, port)}, netip.AddrPortFrom(markerHost(family, i), port))
+			}
+		}
+	}
+	return out
+}
+
+// settle waits until both sides have all that was written so far.
+func (b *bench) settle() error {
+	b.marks = b.marks%60000 + 1
+	began := time.Now()
+	if err := b.writeMarker(); err != nil {
+		return err
+	}
+	if err := b.ours.await(b.marker(), began); err != nil {
+		return err
+	}
+	return b.kubeProxy.await(b.marker(), began)
+}
+
+// compare lists what differs between both kernels.
+func compare(kubeProxy, other *side) ([]Diff, error) {
+	theirs, err := kubeProxy.read()
+	if err != nil {
+		return nil, err
+	}
+	ours, err := other.read()
+	if err != nil {
+		return nil, err
+	}
+	questions := Questions(theirs, ours)
+	return Compare(theirs.Facts(questions), ours.Facts(questions)), nil
+}
+
+// step makes a step's changes, and lists what then differs without being
+// allowed. What is gone when both sides have passed once more was on its way.
+func (b *bench) step(step Step, allowed func(*Difference)) ([]Diff, error) {
+	for _, c := range step {
+		if err := b.apply(c); err != nil {
+			text, _ := json.Marshal(c)
+			return nil, fmt.Errorf("the API server refuses %s: %w", text, err)
+		}
+	}
+	for again := range 2 {
+		if err := b.settle(); err != nil {
+			return nil, err
+		}
+		diffs, err := compare(b.kubeProxy, b.ours)
+		if err != nil {
+			return nil, err
+		}
+		unexpected := slices.DeleteFunc(diffs, func(d Diff) bool {
+			entry := Allowed(b.world, d)
+			if entry != nil {
+				allowed(entry)
+			}
+			return entry != nil
+		})
+		if len(unexpected) == 0 || again == 1 {
+			return unexpected, nil
+		}
+	}
+	return nil, nil
+}
+
+// clear is a step that deletes all there is.
+func (b *bench) clear() Step {
+	var step Step
+	for name := range b.world.Services {
+		step = append(step, Change{DeleteService: name})
+	}
+	for name := range b.world.Slices {
+		step = append(step, Change{DeleteSlice: name})
+	}
+	if b.world.Zone != "" {
+		step = append(step, Change{Zone: new(string)})
+	}
+	return step
+}

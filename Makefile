@@ -43,7 +43,7 @@ LABFLAGS ?=
 START := $(shell date +%s)
 phase = @printf '==> [%4ds] %s\n' $$(( $$(date +%s) - $(START) )) '$(1)'
 
-.PHONY: build test unit e2e behaviour conformance conformance-short lint lab demo deps peers peer-kube-proxy peer-kubectl clean help
+.PHONY: build test unit e2e behaviour conformance conformance-short mutations lint lab demo deps peers peer-kube-proxy peer-kubectl clean help
 
 build: ## the program, bin/kube-ipvs, statically linked
 	$(call phase,building bin/kube-ipvs)
@@ -103,6 +103,17 @@ conformance: deps ## what kube-proxy and kube-ipvs program, compared after each 
 
 conformance-short: ## the same with 40 steps, always the same ones
 	@$(MAKE) --no-print-directory START=$(START) conformance STEPS=40 LABFLAGS='-env SEED=7 $(LABFLAGS)'
+
+mutations: deps ## ten breaks of the plan, each of which the comparison must catch
+	@$(MAKE) --no-print-directory START=$(START) -j2 build conformance-binary mutants image peers peer-kube-proxy
+	$(call phase,kube-proxy and ten broken kube-ipvs in the lab)
+	@$(LAB_PROGRAM) -apiserver -limit 10h -env MUTATIONS=1 $(LABFLAGS) -- hack/conformance -test.run TestMutations
+	$(call phase,all mutations are caught)
+
+.PHONY: mutants
+mutants:
+	$(call phase,breaking the plan)
+	@$(GO) run ./test/conformance/cmd/mutants $(CACHE)/mutants
 
 .PHONY: conformance-binary
 conformance-binary:

@@ -1,0 +1,57 @@
+package conformance
+
+import (
+	"fmt"
+	"strings"
+)
+
+// Mutation is a small break of the plan, which a comparison must not let pass.
+type Mutation struct {
+	Name     string
+	File     string // of pkg/plan
+	Old, New string
+}
+
+// Mutations break ten different behaviours.
+var Mutations = []Mutation{
+	{
+		"terminating endpoints are never used", "endpoints.go",
+		"\t\tc.cluster = draining\n", "\t\tc.cluster = nil\n",
+	}, {
+		"internalTrafficPolicy is ignored", "service.go",
+		"\t\tendpoints = eps.local\n\t}\n\tfor _, a := range ofFamily(b.service.ClusterIPs", "\t}\n\tfor _, a := range ofFamily(b.service.ClusterIPs",
+	}, {
+		"source ranges are not enforced", "service.go",
+		"\tb.addMember(LoadBalancerFW, entryOf(key))\n", "",
+	}, {
+		"a pod that reaches itself is not masqueraded", "ruleset.go",
+		`r.match(LoopBack, "dst,dst,src"), "MASQUERADE`, `r.match(LoopBack, "src,src,src"), "MASQUERADE`,
+	}, {
+		"UDP node ports are listed as TCP's", "service.go",
+		"return NodePortUDP, NodePortLocalUDP", "return NodePortTCP, NodePortLocalTCP",
+	}, {
+		"pods are masqueraded on their way to cluster IPs, and others are not", "ruleset.go",
+		`return "! -s " + c.String()`, `return "-s " + c.String()`,
+	}, {
+		"session affinity ends a second later", "service.go",
+		"vs.Timeout = s.AffinitySeconds", "vs.Timeout = s.AffinitySeconds + 1",
+	}, {
+		"hints for nodes are ignored", "endpoints.go",
+		"\tif len(byNode) > 0 {", "\tif false {",
+	}, {
+		"ports without a Service are the node's own", "ruleset.go",
+		`"-m conntrack --ctstate NEW "+r.match(VIPAddresses, "dst"), r.reject())`, `"-m conntrack --ctstate NEW "+r.match(Refused, "dst,dst"), r.reject())`,
+	}, {
+		"clients outside get endpoints of other nodes", "local.go",
+		"b.realServers(key, eps.local)", "b.realServers(key, eps.cluster)",
+	},
+}
+
+// Apply breaks the source. It is an error if the text is not there just once,
+// as the mutation would then be none, or another.
+func (m *Mutation) Apply(source string) (string, error) {
+	if n := strings.Count(source, m.Old); n != 1 {
+		return "", fmt.Errorf("mutation %q: pkg/plan/%s has its text %d times, want once", m.Name, m.File, n)
+	}
+	return strings.Replace(source, m.Old, m.New, 1), nil
+}

@@ -46,8 +46,10 @@ func newBench(t testing.TB) *bench {
 	b.addNode(t)
 	b.addMarker(t)
 	b.kubeProxy, b.ours = newSide(t, "kube-proxy"), newSide(t, "kube-ipvs")
-	must(t, b.kubeProxy.startKubeProxy())
-	must(t, b.ours.startKubeIPVS(filepath.Join(os.Getenv("LAB_SRC"), "bin/kube-ipvs")))
+	b.kubeProxy.startKubeProxy()
+	b.ours.startKubeIPVS(filepath.Join(os.Getenv("LAB_SRC"), "bin/kube-ipvs"))
+	must(t, b.kubeProxy.passed())
+	must(t, b.ours.passed())
 	return b
 }
 

@@ -28,8 +28,11 @@ func TestMutations(t *testing.T) {
 	var mutants []*mutant
 	for i, mutation := range Mutations {
 		m := &mutant{side: newSide(t, "mutant"+strconv.Itoa(i)), mutation: mutation}
-		must(t, m.startKubeIPVS(filepath.Join(dir, strconv.Itoa(i))))
+		m.startKubeIPVS(filepath.Join(dir, strconv.Itoa(i)))
 		mutants = append(mutants, m)
+	}
+	for _, m := range mutants {
+		must(t, m.passed())
 	}
 	for i, step := range sequences(t)["every-kind"] {
 		began := time.Now()

@@ -36,40 +36,38 @@ func newSide(t testing.TB, name string) *side {
 
 const podCIDRs = "10.244.0.0/16,fd00:244::/32"
 
-func (s *side) startKubeProxy() error {
+func (s *side) startKubeProxy() {
 	s.program = s.node.StartProgram(running, lab.Peer("kube-proxy"),
 		"--proxy-mode", "ipvs", "--kubeconfig", lab.Kubeconfig(), "--hostname-override", NodeName,
 		"--cluster-cidr", podCIDRs, "--ipvs-min-sync-period", "0s",
 		"--conntrack-max-per-core", "0", "--conntrack-min", "0",
 		"--conntrack-tcp-timeout-established", "0s", "--conntrack-tcp-timeout-close-wait", "0s")
-	return s.passed(2)
 }
 
-func (s *side) startKubeIPVS(program string) error {
+func (s *side) startKubeIPVS(program string) {
 	s.program = s.node.StartProgram(running, program, "--kubeconfig", lab.Kubeconfig(), "--hostname-override", NodeName,
 		"--cluster-cidr", podCIDRs, "--ipvs-min-sync-period", "0s")
-	return s.passed(1)
 }
 
 func (s *side) stop() { s.program.Stop() }
 
 func running(*lab.Process) error { return nil }
 
-// passed waits for the first pass of each family; of ours one serves both.
-func (s *side) passed(passes int) error {
+// passed waits for the first pass of each family.
+func (s *side) passed() error {
 	return eventually(s.name+" has passed", func() error {
-		times, err := s.passes()
-		if err == nil && len(times) < passes {
-			err = fmt.Errorf("%d passes so far", len(times))
-		}
+		_, err := s.passes()
 		return err
 	})
 }
 
-var lastPass = regexp.MustCompile(`(?m)^kubeproxy_sync_proxy_rules_last_timestamp_seconds(?:\{.*\})? (\S+)$`)
+var lastPass = regexp.MustCompile(`(?m)^kubeproxy_sync_proxy_rules_last_timestamp_seconds(?:\{ip_family="(IPv[46])"\})? (\S+)$`)
+
+// families are kube-proxy's names for them.
+var families = []string{"IPv4", "IPv6"}
 
 // passes are the times at which the last complete pass of each family ended.
-func (s *side) passes() ([]time.Time, error) {
+func (s *side) passes() (map[string]time.Time, error) {
 	out, err := s.node.TryExec("curl", "-s", "--max-time", "10", "http://127.0.0.1:10249/metrics")
 	if err != nil {
 		return nil, err
@@ -77,14 +75,23 @@ func (s *side) passes() ([]time.Time, error) {
 	if draining.MatchString(out) {
 		return nil, fmt.Errorf("real servers are draining")
 	}
-	var times []time.Time
+	times := map[string]time.Time{}
 	for _, match := range lastPass.FindAllStringSubmatch(out, -1) {
-		seconds, err := strconv.ParseFloat(match[1], 64)
+		seconds, err := strconv.ParseFloat(match[2], 64)
 		if err != nil {
 			return nil, err
 		}
-		if seconds > 0 {
-			times = append(times, time.Unix(0, int64(seconds*float64(time.Second))))
+		of := []string{match[1]}
+		if match[1] == "" {
+			of = families // one pass of kube-ipvs serves both
+		}
+		for _, family := range of {
+			times[family] = time.Unix(0, int64(seconds*float64(time.Second)))
+		}
+	}
+	for _, family := range families {
+		if times[family].Before(time.Unix(1, 0)) {
+			return nil, fmt.Errorf("no pass for %s so far", family)
 		}
 	}
 	return times, nil
@@ -94,16 +101,27 @@ func (s *side) passes() ([]time.Time, error) {
 // node that is busy.
 const syncLimit = 5 * time.Minute
 
-// await waits until a state of the marker is all that the kernel has of it,
-// in both families, and then for the end of the passes that brought it: they
-// ended after the last moment, absent at first, at which it was not there yet.
-// What was written before the marker is in the kernel then.
-func (s *side) await(marker marker, absent time.Time) error {
+// await waits until a state of the marker, written at a time, is all that the
+// kernel has of it, and then for the end of the pass that brought it: that ended
+// after the last moment at which it was not there yet. What was written before
+// the marker is in the kernel then. Each family has its own passes, of which
+// there may be no other for a long time.
+func (s *side) await(want marker, written time.Time) error {
+	absent := map[string]time.Time{}
+	for _, family := range families {
+		absent[family] = written
+	}
 	err := eventually(s.name+" has the marker", func() error {
 		now := time.Now()
-		err := s.hasMarker(marker)
+		got, err := s.marker()
 		if err != nil {
-			absent = now
+			return err
+		}
+		for _, family := range families {
+			if !maps.EqualFunc(got[family], want[family], maps.Equal) {
+				absent[family] = now
+				err = fmt.Errorf("it has %v, want %v", got, want)
+			}
 		}
 		return err
 	})
@@ -111,10 +129,10 @@ func (s *side) await(marker marker, absent time.Time) error {
 		return err
 	}
 	return eventually(s.name+" has ended its pass", func() error {
-		times, err := s.passes()
-		for _, at := range times {
-			if at.Before(absent) {
-				return fmt.Errorf("the last pass ended at %s, and the marker came after %s", at, absent)
+		ended, err := s.passes()
+		for family, at := range ended {
+			if at.Before(absent[family]) {
+				return fmt.Errorf("the last pass for %s ended at %s, and the marker came after %s", family, at, absent[family])
 			}
 		}
 		return err
@@ -141,39 +159,40 @@ func eventually(what string, check func() error) error {
 	}
 }
 
-// marker is what a kernel has of the marker: its virtual servers with their real
-// servers.
-type marker map[endpoint]map[netip.AddrPort]bool
+// marker is what a kernel has of the marker: of each family its virtual servers
+// with their real servers.
+type marker map[string]map[endpoint]map[netip.AddrPort]bool
 
 func (m marker) add(key endpoint, to netip.AddrPort) {
-	if m[key] == nil {
-		m[key] = map[netip.AddrPort]bool{}
+	family := families[0]
+	if key.at.Addr().Is6() {
+		family = families[1]
 	}
-	m[key][to] = true
+	if m[family] == nil {
+		m[family] = map[endpoint]map[netip.AddrPort]bool{}
+	}
+	if m[family][key] == nil {
+		m[family][key] = map[netip.AddrPort]bool{}
+	}
+	m[family][key][to] = true
 }
 
-// hasMarker tells what is missing. Real servers that drain do not count, nor
-// virtual servers that have no others: kube-ipvs deletes both later on.
-func (s *side) hasMarker(want marker) error {
+// marker reads it. Real servers that drain do not count, nor virtual servers that
+// have no others: kube-ipvs deletes both later on.
+func (s *side) marker() (marker, error) {
 	k, err := ParseKernel("### ipvsadm -Sn\n" + s.node.Exec("ipvsadm", "-Sn"))
 	if err != nil {
-		return err
+		return nil, err
 	}
 	got := marker{}
 	for key, vs := range k.virtualServers {
-		if !isMarker(key.at.Addr()) {
-			continue
-		}
 		for to, options := range vs.realServers {
-			if active(options) {
+			if isMarker(key.at.Addr()) && active(options) {
 				got.add(key, to)
 			}
 		}
 	}
-	if !maps.EqualFunc(got, want, maps.Equal) {
-		return fmt.Errorf("it has %v, want %v", got, want)
-	}
-	return nil
+	return got, nil
 }
 
 // read reads the kernel's state.

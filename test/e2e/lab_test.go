@@ -3,8 +3,11 @@
 package e2e
 
 import (
+	"os"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/kube-ipvs/kube-ipvs/test/e2e/lab"
 )
@@ -34,6 +37,45 @@ func TestLabAnswers(t *testing.T) {
 	tally := client.Load(2, lab.TCP, "10.2.0.9:8000").Stop()
 	if tally.Outcomes[lab.OK] < 2 || len(tally.Failures) > 0 {
 		t.Errorf("load: %+v", tally)
+	}
+}
+
+// TestLabSCTP checks what the lab does so that SCTP can be asked like the others:
+// a client heeds a refusal, and a server outlives signals, as the runtime sends
+// them to its threads.
+func TestLabSCTP(t *testing.T) {
+	l := lab.New(t)
+	host := l.Namespace("host")
+	host.Serve("server", lab.SCTP, 8000)
+	for _, iptables := range []string{"iptables", "ip6tables"} {
+		host.Exec(iptables, "-w", "-A", "INPUT", "-p", "sctp", "--dport", "8001", "-j", "REJECT")
+	}
+	for _, address := range []string{"127.0.0.1:8001", "[::1]:8001"} {
+		if answer := host.DialWithin(lostAfter, lab.SCTP, address); answer.Outcome() != lab.Refused {
+			t.Errorf("%s: %s, want it refused", address, answer)
+		}
+	}
+	done := make(chan struct{})
+	defer close(done)
+	go signalOften(done)
+	for range 200 {
+		if answer := host.DialWithin(lostAfter, lab.SCTP, "127.0.0.1:8000"); answer.Err != nil {
+			t.Fatalf("while signals come: %s", answer)
+		}
+	}
+}
+
+// signalOften sends this process the signal by which Go's runtime interrupts
+// threads, until done.
+func signalOften(done chan struct{}) {
+	for {
+		select {
+		case <-done:
+			return
+		default:
+			// It fails in no way for a process's own.
+			_ = unix.Kill(os.Getpid(), unix.SIGURG)
+		}
 	}
 }
 

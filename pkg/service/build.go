@@ -29,26 +29,24 @@ const maxAffinitySeconds = 86400
 // kube-proxy has it: the label names another proxy for the Service.
 func Selector() labels.Selector { return selector }
 
-// EndpointSliceSelector is the same for EndpointSlices; those of headless
-// Services carry a label of their own.
+// EndpointSliceSelector leaves out those of headless Services. Whose the others
+// are is for their Service to say, as kube-proxy has it: a controller copies the
+// Service's labels to them later than they change.
 func EndpointSliceSelector() labels.Selector { return sliceSelector }
 
 // Made once: every Service and EndpointSlice is held against them.
 var (
 	selector      = absent(labelProxyName)
-	sliceSelector = absent(labelProxyName, corev1.IsHeadlessService)
+	sliceSelector = absent(corev1.IsHeadlessService)
 )
 
 const labelProxyName = "service.kubernetes.io/service-proxy-name"
 
-func absent(keys ...string) labels.Selector {
+func absent(key string) labels.Selector {
 	s := labels.NewSelector()
-	for _, key := range keys {
-		// A constant key with no values is always a valid requirement.
-		r, err := labels.NewRequirement(key, selection.DoesNotExist, nil)
-		if err == nil {
-			s = s.Add(*r)
-		}
+	// A constant key with no values is always a valid requirement.
+	if r, err := labels.NewRequirement(key, selection.DoesNotExist, nil); err == nil {
+		s = s.Add(*r)
 	}
 	return s
 }
@@ -63,8 +61,7 @@ func Proxied(svc *corev1.Service) bool {
 }
 
 // Owner names the Service that an EndpointSlice belongs to. It is false for
-// slices that are not ours: of another proxy, headless, of host names, or
-// without an owner.
+// slices that are not ours: headless, of host names, or without an owner.
 func Owner(slice *discoveryv1.EndpointSlice) (types.NamespacedName, bool) {
 	name := slice.Labels[discoveryv1.LabelServiceName]
 	ours := name != "" && slice.AddressType != discoveryv1.AddressTypeFQDN &&

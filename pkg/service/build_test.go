@@ -509,7 +509,7 @@ func TestOwner(t *testing.T) {
 		{"host names", map[string]string{discoveryv1.LabelServiceName: "web"}, discoveryv1.AddressTypeFQDN, false},
 		{"nobody's", nil, discoveryv1.AddressTypeIPv4, false},
 		{"headless", map[string]string{discoveryv1.LabelServiceName: "web", corev1.IsHeadlessService: ""}, discoveryv1.AddressTypeIPv4, false},
-		{"another proxy's", map[string]string{discoveryv1.LabelServiceName: "web", labelProxyName: "other"}, discoveryv1.AddressTypeIPv4, false},
+		{"another proxy's once, or soon", map[string]string{discoveryv1.LabelServiceName: "web", labelProxyName: "other"}, discoveryv1.AddressTypeIPv4, true},
 	} {
 		slice := newSlice("web-1")
 		slice.Labels, slice.AddressType = tc.labels, tc.kind
@@ -528,8 +528,7 @@ func TestSelectors(t *testing.T) {
 	if got, want := Selector().String(), "!service.kubernetes.io/service-proxy-name"; got != want {
 		t.Errorf("Services: %s, want %s", got, want)
 	}
-	if got, want := EndpointSliceSelector().String(),
-		"!service.kubernetes.io/headless,!service.kubernetes.io/service-proxy-name"; got != want {
+	if got, want := EndpointSliceSelector().String(), "!service.kubernetes.io/headless"; got != want {
 		t.Errorf("EndpointSlices: %s, want %s", got, want)
 	}
 }

@@ -98,7 +98,7 @@ func TestSelectorsAreKubeProxys(t *testing.T) {
 	sink.await(t, "synced")
 	want := map[string]string{
 		"services":       `labels "!service.kubernetes.io/service-proxy-name" fields "spec.clusterIP!=None"`,
-		"endpointslices": `labels "!service.kubernetes.io/headless,!service.kubernetes.io/service-proxy-name" fields ""`,
+		"endpointslices": `labels "!service.kubernetes.io/headless" fields ""`,
 		"nodes":          `labels "" fields "metadata.name=node1"`,
 	}
 	got := selectors()

@@ -28,7 +28,7 @@ var Differences = []Difference{
 			return d.At.Addr().IsLoopback() && d.KubeProxy == ""
 		},
 	}, {
-		What: "Of two Services that claim one address and port, the older has it.",
+		What: "Of two Services that claim one address and port, the older has it; of two fields of one Service, the first.",
 		Why:  "The API does not say. kube-proxy writes one over the other in every pass, in no order.",
 		Applies: func(w *World, d Diff) bool {
 			return len(w.Claims(d.Protocol, d.At)) > 1
@@ -79,6 +79,13 @@ var Differences = []Difference{
 		Why:  "The node's packets carry the VIP only where it is an address of the node (vips.md); kube-proxy lists the VIP.",
 		Applies: func(_ *World, d Diff) bool {
 			return d.Kind == "member" && strings.HasSuffix(d.Name, "LOAD-BALANCER-SOURCE-IP")
+		},
+	}, {
+		What: "`loadBalancerSourceRanges` of one family close a load balancer's IPs of the other.",
+		Why:  "The API: \"restricts traffic through the cloud-provider load-balancer to the specified client IPs\", of which none is of that family.",
+		Applies: func(w *World, d Diff) bool {
+			return (d.Kind == "member" && strings.HasSuffix(d.Name, "LOAD-BALANCER-FW") && d.KubeProxy == "" || d.Kind == "packet" && d.Ours == "dropped") &&
+				w.anyClaim(d, func(c Claim) bool { return c.Kind == "load balancer" && c.Service.onlyOtherRanges(d.At.Addr()) })
 		},
 	}, {
 		What: "`loadBalancerSourceRanges` hold for the node's own packets.",

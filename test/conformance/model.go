@@ -265,3 +265,10 @@ var NodeAddresses = []string{NodeIPv4, NodeIPv6, "10.244.1.1", "fd00:244:1::1"}
 func NodeAddress(a netip.Addr) bool {
 	return slices.Contains(NodeAddresses, a.String()) || a.Is6() && a.IsLinkLocalUnicast()
 }
+
+// onlyOtherRanges tells whether there are source ranges, but none of an address's
+// family.
+func (s *Service) onlyOtherRanges(a netip.Addr) bool {
+	same := func(r string) bool { return strings.Contains(r, ":") == a.Is6() }
+	return len(s.SourceRanges) > 0 && !slices.ContainsFunc(s.SourceRanges, same)
+}

@@ -244,13 +244,9 @@ func (b *bench) settle() error {
 	return b.kubeProxy.await(b.marker(), began)
 }
 
-// compare lists what differs between both kernels.
-func compare(kubeProxy, other *side) ([]Diff, error) {
-	theirs, err := kubeProxy.read()
-	if err != nil {
-		return nil, err
-	}
-	ours, err := other.read()
+// compare lists what differs on a side from kube-proxy's kernel.
+func compare(theirs *Kernel, side *side) ([]Diff, error) {
+	ours, err := side.read()
 	if err != nil {
 		return nil, err
 	}
@@ -271,7 +267,11 @@ func (b *bench) step(step Step, allowed func(*Difference)) ([]Diff, error) {
 		if err := b.settle(); err != nil {
 			return nil, err
 		}
-		diffs, err := compare(b.kubeProxy, b.ours)
+		theirs, err := b.kubeProxy.read()
+		if err != nil {
+			return nil, err
+		}
+		diffs, err := compare(theirs, b.ours)
 		if err != nil {
 			return nil, err
 		}

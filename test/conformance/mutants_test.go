@@ -14,7 +14,7 @@ import (
 type mutant struct {
 	*side
 	mutation Mutation
-	caught   string // how; "" so far
+	caught   bool
 }
 
 // TestMutations plays one sequence to kube-proxy, kube-ipvs and all that
@@ -41,36 +41,34 @@ func TestMutations(t *testing.T) {
 		if len(unexpected) > 0 {
 			t.Fatalf("step %d: the unbroken one: %v", i, unexpected)
 		}
+		theirs, err := b.kubeProxy.read()
+		must(t, err)
 		for _, m := range mutants {
-			must(t, m.look(b, i, began))
+			if d := m.look(t, b, theirs, began); d != nil {
+				t.Logf("step %d: caught: %s: %s", i, m.mutation.Name, d)
+				m.caught = true
+				m.stop()
+			}
 		}
 	}
 	for _, m := range mutants {
-		if m.caught == "" {
+		if !m.caught {
 			t.Errorf("NOT CAUGHT: %s", m.mutation.Name)
-		} else {
-			t.Logf("caught: %s: %s", m.mutation.Name, m.caught)
 		}
 	}
 }
 
-// look compares one that is not caught yet with kube-proxy.
-func (m *mutant) look(b *bench, step int, began time.Time) error {
-	if m.caught != "" {
+// look compares one that is not caught yet with kube-proxy; nil: it passes.
+func (m *mutant) look(t *testing.T, b *bench, theirs *Kernel, began time.Time) *Diff {
+	if m.caught {
 		return nil
 	}
-	if err := m.await(b.marker(), began); err != nil {
-		return err
-	}
-	diffs, err := compare(b.kubeProxy, m.side)
-	if err != nil {
-		return err
-	}
+	must(t, m.await(b.marker(), began))
+	diffs, err := compare(theirs, m.side)
+	must(t, err)
 	for _, d := range diffs {
 		if Allowed(b.world, d) == nil {
-			m.caught = "step " + strconv.Itoa(step) + ": " + d.String()
-			m.stop()
-			return nil
+			return &d
 		}
 	}
 	return nil

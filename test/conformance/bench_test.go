@@ -115,12 +115,13 @@ func (b *bench) applyService(want *corev1.Service) error {
 		want.ResourceVersion = got.ResourceVersion
 		got, err = b.services().Update(ctx, want, updated)
 	}
-	if apierrors.IsInvalid(err) {
+	refused := apierrors.IsInvalid(err) || err == nil && !sameNodePorts(got, want)
+	if refused {
 		if err := b.services().Delete(ctx, want.Name, deleted); err != nil {
 			return err
 		}
 	}
-	if apierrors.IsInvalid(err) || apierrors.IsNotFound(err) {
+	if refused || apierrors.IsNotFound(err) {
 		want.ResourceVersion = ""
 		got, err = b.services().Create(ctx, want, created)
 	}
@@ -129,6 +130,12 @@ func (b *bench) applyService(want *corev1.Service) error {
 		_, err = b.services().UpdateStatus(ctx, got, updated)
 	}
 	return err
+}
+
+// sameNodePorts is false where the API server has kept what is not wanted: it
+// does so with allocateLoadBalancerNodePorts: false.
+func sameNodePorts(got, want *corev1.Service) bool {
+	return slices.EqualFunc(got.Spec.Ports, want.Spec.Ports, func(a, b corev1.ServicePort) bool { return a.NodePort == b.NodePort })
 }
 
 func (b *bench) applySlice(want *discoveryv1.EndpointSlice) error {

@@ -56,11 +56,13 @@ var (
 		return s
 	})
 
+	// One number of one protocol may stand once in a Service.
 	drawPort = rapid.Custom(func(t *rapid.T) Port {
-		return Port{
-			rapid.SampledFrom(portNames).Draw(t, "name"),
-			rapid.SampledFrom([]int32{80, 81, 443, FirstNodePort, FirstNodePort + 10}).Draw(t, "number"),
+		name, numbers := rapid.SampledFrom(portNames).Draw(t, "name"), []int32{80, 81, 443, FirstNodePort, FirstNodePort + 10}
+		if name == "admin" {
+			numbers = []int32{8443, FirstNodePort + 1}
 		}
+		return Port{name, rapid.SampledFrom(numbers).Draw(t, "number")}
 	})
 
 	drawSlice = rapid.Custom(func(t *rapid.T) *Slice {

@@ -111,6 +111,13 @@ func kernelState(node *lab.Node) string {
 	for _, program := range []string{"iptables-save", "ip6tables-save"} {
 		section(program, rulesOf(node.Exec(program)))
 	}
+	for _, family := range []string{"ip", "ip6"} {
+		out, err := node.TryExec("nft", "-s", "list", "table", family, "kube-ipvs")
+		if err != nil {
+			out = "none"
+		}
+		section("loopback, "+family, strings.Split(out, "\n"))
+	}
 	section("links", linksOf(node))
 	section("claimed ports", claimRoutes(node))
 	section("rules", strings.Split(node.Exec("ip", "rule")+node.Exec("ip", "-6", "rule"), "\n"))

@@ -69,7 +69,7 @@ func TestCleanup(t *testing.T) {
 	programmed := kernelState(node)
 	for _, want := range []string{
 		clusterIPs(1)[0], clusterIPs(1)[1], "KUBE-SERVICES", "kube-ipvs0",
-		"src_valid_mark\n1\n", "arp_ignore\n1\n", "arp_announce\n2\n", "close_wait\n3600\n",
+		"ip saddr set 192.168.50.11", "src_valid_mark\n1\n", "arp_ignore\n1\n", "arp_announce\n2\n", "close_wait\n3600\n",
 	} {
 		if !strings.Contains(programmed, want) {
 			t.Errorf("%q was not programmed:\n%s", want, programmed)

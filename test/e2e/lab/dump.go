@@ -8,7 +8,7 @@ import (
 // dumped are the commands whose output tells a node's state.
 var dumped = []string{
 	"ip address", "ip rule", "ip route show table all", "ip -6 rule", "ip -6 route show table all", "ip neigh",
-	"ipvsadm -Ln", "ipvsadm -Lnc", "ipset list", "iptables-save -c", "ip6tables-save -c",
+	"ipvsadm -Ln", "ipvsadm -Lnc", "ipset list", "iptables-save -c", "ip6tables-save -c", "nft list tables",
 	"conntrack -L", "conntrack -f ipv6 -L",
 }
 

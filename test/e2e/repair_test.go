@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -107,10 +106,6 @@ func withoutEmpty(state string) string {
 	return strings.Join(kept, "\n")
 }
 
-// repairLimit is a few of the sync periods that TestRepair sets, on a node that
-// may be busy.
-const repairLimit = 12 * time.Second
-
 // TestRepair breaks what is programmed, piece by piece, behind the proxy's back.
 // It is whole again within a sync period or two; what is others' is as it was.
 func TestRepair(t *testing.T) {
@@ -142,7 +137,7 @@ func TestRepair(t *testing.T) {
 			const others = "*filter\n-A INPUT -p tcp --dport 6666 -j DROP\nCOMMIT\n"
 			words := strings.Fields(damage.command)
 			node.Feed(others, words[0], words[1:]...)
-			lab.Eventually(t, repairLimit, damage.name+" is repaired", func() error {
+			lab.Eventually(t, syncLimit, damage.name+" is repaired", func() error {
 				if diff := cmp.Diff(whole, kernelState(node)); diff != "" {
 					return fmt.Errorf("wanted (-), there (+):\n%s", diff)
 				}

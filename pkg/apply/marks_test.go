@@ -21,7 +21,7 @@ import (
 // 10.244.9.9 on another.
 func externalLocal(name string, protocol ip.Protocol, vip string, here ...string) service.Service {
 	s := clusterIP(name, "10.96.0.1", here...)
-	s.ClusterIPs, s.ExternalLocal = nil, true
+	s.ExternalLocal = true
 	s.LoadBalancers = []netip.Addr{netip.MustParseAddr(vip)}
 	port := &s.Ports[0]
 	port.Protocol = protocol

@@ -71,6 +71,11 @@ func Service(cfg *Config, facts *Facts, s *service.Service) Part {
 		b.part.HealthCheck = HealthCheck{Port: s.HealthCheckNodePort, Local: b.readyHere()}
 	}
 	for _, family := range cfg.Families {
+		// The cluster IPs say which families a Service has. In another one it has
+		// no endpoints, and a node port or external IP there is none of its.
+		if len(ofFamily(s.ClusterIPs, family)) == 0 {
+			continue
+		}
 		for i := range s.Ports {
 			b.addPort(family, &s.Ports[i])
 		}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -16,25 +17,24 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/kubernetes/fake"
 	k8stesting "k8s.io/client-go/testing"
+	"k8s.io/utils/ptr"
 )
 
 // world is an API server with Writers of several nodes. Time is synctest's.
 type world struct {
 	t      *testing.T
 	client *fake.Clientset
-	tries  int
-	fail   func() error
+	tries  atomic.Int32
+	fail   atomic.Pointer[error] // what the server refuses with; nil: nothing
 }
 
 func run(t *testing.T, test func(*world)) {
 	synctest.Test(t, func(t *testing.T) {
 		w := &world{t: t, client: fake.NewClientset()}
 		w.client.PrependReactor("create", "events", func(k8stesting.Action) (bool, runtime.Object, error) {
-			w.tries++
-			if w.fail != nil {
-				if err := w.fail(); err != nil {
-					return true, nil, err
-				}
+			w.tries.Add(1)
+			if err := w.fail.Load(); err != nil {
+				return true, nil, *err
 			}
 			return false, nil, nil
 		})
@@ -82,8 +82,8 @@ func TestOneEventHoweverManyNodes(t *testing.T) {
 		if e.Namespace != "shop" || e.Regarding.Name != "web" || e.Type != corev1.EventTypeWarning || e.Reason != "Conflict" || !strings.HasPrefix(e.ReportingInstance, "node") {
 			t.Errorf("%+v", e)
 		}
-		if w.tries != 10 {
-			t.Errorf("%d tries, want one of each node", w.tries)
+		if w.tries.Load() != 10 {
+			t.Errorf("%d tries, want one of each node", w.tries.Load())
 		}
 	})
 }
@@ -103,12 +103,12 @@ func TestEventOfANodeIsInTheDefaultNamespace(t *testing.T) {
 
 func TestTriedAgainUntilTheServerAnswers(t *testing.T) {
 	run(t, func(w *world) {
-		w.fail = func() error { return errors.New("connection refused") }
+		w.fail.Store(ptr.To(errors.New("connection refused")))
 		w.writer("node1").Warn(conflict("taken"))
-		if events := w.after(8 * time.Second); len(events) != 0 || w.tries != 2 {
-			t.Errorf("%d Events after %d tries", len(events), w.tries)
+		if events := w.after(8 * time.Second); len(events) != 0 || w.tries.Load() != 2 {
+			t.Errorf("%d Events after %d tries", len(events), w.tries.Load())
 		}
-		w.fail = nil
+		w.fail.Store(nil)
 		if events := w.after(time.Minute); len(events) != 1 {
 			t.Errorf("%d Events after the server has come back", len(events))
 		}
@@ -117,11 +117,11 @@ func TestTriedAgainUntilTheServerAnswers(t *testing.T) {
 
 func TestRefusalIsNotTriedAgain(t *testing.T) {
 	run(t, func(w *world) {
-		w.fail = func() error { return apierrors.NewForbidden(eventsv1.Resource("events"), "", errors.New("no")) }
+		w.fail.Store(ptr.To[error](apierrors.NewForbidden(eventsv1.Resource("events"), "", errors.New("no"))))
 		w.writer("node1").Warn(conflict("taken"))
 		w.after(time.Hour)
-		if w.tries != 1 {
-			t.Errorf("%d tries", w.tries)
+		if w.tries.Load() != 1 {
+			t.Errorf("%d tries", w.tries.Load())
 		}
 	})
 }

@@ -467,7 +467,14 @@ func TestNodeChangeCostsTheServicesThatDependOnIt(t *testing.T) {
 // TestIssue129146UnreadableInterfaces has the list of interfaces fail to be read:
 // node ports stay on the addresses that were known, until it can be. (#112185)
 func TestIssue129146UnreadableInterfaces(t *testing.T) {
+	var unreadable atomic.Bool
 	run(t, nil, func(w *world) {
+		w.routing.FailObserve = func() error {
+			if unreadable.Load() {
+				return unix.EINTR
+			}
+			return nil
+		}
 		inventory, err := w.routing.Inventory()
 		if err != nil {
 			t.Fatal(err)
@@ -481,13 +488,13 @@ func TestIssue129146UnreadableInterfaces(t *testing.T) {
 		w.nodePort("np", "10.96.0.11", 30080)
 		w.synced()
 		w.taken()
-		w.routing.FailObserve = func() error { return unix.EINTR }
+		unreadable.Store(true)
 		w.routing.SetInventory(inventory) // tells of a change
 		w.sleep(time.Minute)
 		if got := w.taken(); len(got) != 0 {
 			t.Errorf("while interfaces cannot be read, wrote %q", got)
 		}
-		w.routing.FailObserve = nil
+		unreadable.Store(false)
 		w.sleep(10 * time.Minute)
 		if got := w.taken(); len(got) != 1 || got[0] != "delete virtual server TCP 192.168.0.7:30080" {
 			t.Errorf("once they can, wrote %q", got)

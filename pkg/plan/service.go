@@ -73,7 +73,7 @@ func Service(cfg *Config, facts *Facts, s *service.Service) Part {
 	for _, family := range cfg.Families {
 		// The cluster IPs say which families a Service has. In another one it has
 		// no endpoints, and a node port or external IP there is none of its.
-		if len(ofFamily(s.ClusterIPs, family)) == 0 {
+		if !s.Has(family) {
 			continue
 		}
 		for i := range s.Ports {

@@ -100,6 +100,8 @@ func Build(svc *corev1.Service, endpointSlices []*discoveryv1.EndpointSlice) (Se
 		AffinitySeconds:     b.affinity(svc),
 		HealthCheckNodePort: b.healthCheckNodePort(svc),
 	}
+	s.ExternalIPs = b.served(&s, "spec.externalIPs", s.ExternalIPs)
+	s.LoadBalancers = b.served(&s, "status.loadBalancer.ingress", s.LoadBalancers)
 	endpoints := mergeSlices(b, endpointSlices)
 	b.weights(svc).weigh(endpoints)
 	s.Ports = b.ports(svc, endpoints)
@@ -111,6 +113,17 @@ func (b *builder) clusterIPs(svc *corev1.Service) []netip.Addr {
 		return b.addresses("spec.clusterIPs", svc.Spec.ClusterIPs)
 	}
 	return b.address(nil, "spec.clusterIP", svc.Spec.ClusterIP)
+}
+
+// served keeps the addresses of the families that the Service has.
+func (b *builder) served(s *Service, field string, list []netip.Addr) []netip.Addr {
+	return slices.DeleteFunc(list, func(a netip.Addr) bool {
+		if s.Has(ip.Of(a)) {
+			return false
+		}
+		b.errorf(field, "%s is %s, of which the Service has no cluster IP", a, ip.Of(a))
+		return true
+	})
 }
 
 // addresses parses a list; an address that stands twice counts once.

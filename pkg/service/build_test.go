@@ -227,6 +227,14 @@ func TestBuildErrors(t *testing.T) {
 			loadBalancer(s)
 			s.Status.LoadBalancer.Ingress = []corev1.LoadBalancerIngress{{Hostname: "lb"}, {IP: "203.0.113"}}
 		}, []string{service + `status.loadBalancer.ingress[1].ip: "203.0.113" is not an IP address`}},
+		{"addresses of a family that the Service lacks", func(s *corev1.Service, _ *discoveryv1.EndpointSlice) {
+			loadBalancer(s)
+			s.Spec.ExternalIPs = []string{"192.0.2.7", "2001:db8::7"}
+			s.Status.LoadBalancer.Ingress = []corev1.LoadBalancerIngress{{IP: "2001:db8::8"}}
+		}, []string{
+			service + `spec.externalIPs: 2001:db8::7 is IPv6, of which the Service has no cluster IP`,
+			service + `status.loadBalancer.ingress: 2001:db8::8 is IPv6, of which the Service has no cluster IP`,
+		}},
 		{"source ranges", func(s *corev1.Service, _ *discoveryv1.EndpointSlice) {
 			loadBalancer(s)
 			s.Spec.LoadBalancerSourceRanges = []string{"10.0.0.0/8", "10.0.0.1", "::ffff:10.0.0.0/8", ""}
@@ -309,7 +317,10 @@ func TestAddresses(t *testing.T) {
 		{"IPv4 link-local is served", []string{"169.254.20.10"}, addrs("169.254.20.10")},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			s := mustBuild(t, newService(func(s *corev1.Service) { s.Spec.ExternalIPs = tc.in }))
+			s := mustBuild(t, newService(func(s *corev1.Service) {
+				s.Spec.ClusterIPs = []string{"10.96.0.10", "fd00:96::10"}
+				s.Spec.ExternalIPs = tc.in
+			}))
 			if !slices.Equal(s.ExternalIPs, tc.want) {
 				t.Errorf("got %v, want %v", s.ExternalIPs, tc.want)
 			}

@@ -5,6 +5,7 @@ package service
 
 import (
 	"net/netip"
+	"slices"
 	"time"
 
 	"k8s.io/apimachinery/pkg/types"
@@ -44,6 +45,13 @@ type Service struct {
 	HealthCheckNodePort uint16 // 0: none
 
 	Ports []Port // in the API's order
+}
+
+// Has tells whether the Service is one of a family, which those of its cluster
+// IPs say (spec.ipFamilies): neither node ports nor external addresses serve
+// another.
+func (s *Service) Has(f ip.Family) bool {
+	return len(s.ClusterIPs) == 0 || slices.ContainsFunc(s.ClusterIPs, func(a netip.Addr) bool { return ip.Of(a) == f })
 }
 
 // External tells whether anything but the cluster IPs leads to the Service.

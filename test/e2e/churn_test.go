@@ -76,7 +76,7 @@ func TestChurn(t *testing.T) {
 	}
 	long := r.openConnections()
 
-	r.replace(3)
+	r.replace(2)
 	r.restart(syscall.SIGTERM)
 	r.replace(1)
 	r.restart(syscall.SIGKILL)

@@ -12,11 +12,11 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/test/e2e/lab"
 )
 
-// TestClusterIPsByRoute changes from addresses on kube-ipvs0 to routes and back
+// TestBehaviourClusterIPsByRoute changes from addresses on kube-ipvs0 to routes and back
 // while a pod and the node keep connecting. A cluster IP that is a route
 // behaves as one that is an address: its other ports are refused, whatever
 // listens on the node, and it is pinged.
-func TestClusterIPsByRoute(t *testing.T) {
+func TestBehaviourClusterIPsByRoute(t *testing.T) {
 	c := lab.NewThreeNodes(t)
 	node, far := c.Nodes[0], c.Nodes[1].AddPod("far")
 	pod := node.AddPod("caller")

@@ -11,13 +11,13 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/test/e2e/lab"
 )
 
-// TestENILayouts has a pod behind a secondary interface call a load balancer's
+// TestBehaviourENILayouts has a pod behind a secondary interface call a load balancer's
 // address under the rules, tables and marks of each CNI, with nothing
 // configured, rp_filter strict and a fabric that drops sources that do not
 // belong to the interface. Where the ENI carries its own address request and
 // reply pass by it; Terway's carries the node's, of which the replies come to
 // eth0. What enters from outside by the ENI is answered by it.
-func TestENILayouts(t *testing.T) {
+func TestBehaviourENILayouts(t *testing.T) {
 	for _, layout := range []lab.Layout{lab.SeedLayout, lab.AWSLayout, lab.TerwayLayout, lab.CiliumLayout} {
 		for _, v6 := range []bool{false, true} {
 			t.Run(fmt.Sprintf("%s/IPv6=%v", layout.Name, v6), func(t *testing.T) {

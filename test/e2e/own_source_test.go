@@ -51,10 +51,10 @@ func (o ownSource) check(t *testing.T, args ...string) {
 	}
 }
 
-// TestNodesOwnSource does so on an ordinary node, with endpoints on another
+// TestBehaviourNodesOwnSource does so on an ordinary node, with endpoints on another
 // node, in a pod beside, and in the node's own network, with and without
 // knowing the pods' range.
-func TestNodesOwnSource(t *testing.T) {
+func TestBehaviourNodesOwnSource(t *testing.T) {
 	c := lab.NewThreeNodes(t)
 	node := c.Nodes[0]
 	near, far := node.AddPod("near"), c.Nodes[1].AddPod("far")

@@ -1,15 +1,13 @@
 package loopback
 
 import (
-	"bytes"
-	"context"
 	"fmt"
 	"net/netip"
 	"os/exec"
 	"strings"
-	"time"
 
 	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
+	"github.com/kube-ipvs/kube-ipvs/pkg/kernel"
 )
 
 // NFT is the kernel's rules, reached with the program nft. It is safe for
@@ -138,17 +136,10 @@ func (n *NFT) Apply(changes []Change) []Failure {
 	return failures
 }
 
-// runLimit ends a program that hangs.
-const runLimit = time.Minute
-
 func (n *NFT) run(input string, args ...string) (string, error) {
-	ctx, cancel := context.WithTimeout(context.Background(), runLimit)
-	defer cancel()
-	var out, errOut bytes.Buffer
-	c := exec.CommandContext(ctx, n.program, args...)
-	c.Stdin, c.Stdout, c.Stderr = strings.NewReader(input), &out, &errOut
-	if err := c.Run(); err != nil {
-		return "", fmt.Errorf("nft %s: %w: %s", strings.Join(args, " "), err, strings.TrimSpace(errOut.String()))
+	stdout, stderr, err := kernel.Run(n.program, input, args...)
+	if err != nil {
+		return "", fmt.Errorf("nft %s: %w: %s", strings.Join(args, " "), err, strings.TrimSpace(stderr))
 	}
-	return out.String(), nil
+	return stdout, nil
 }

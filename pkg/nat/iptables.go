@@ -1,18 +1,15 @@
 package nat
 
 import (
-	"bytes"
-	"context"
 	"fmt"
 	"os/exec"
 	"path/filepath"
-	"strings"
 	"sync"
-	"time"
 
 	"github.com/coreos/go-iptables/iptables"
 
 	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
+	"github.com/kube-ipvs/kube-ipvs/pkg/kernel"
 )
 
 // IPTables is the kernel's ruleset of one family, reached with the iptables
@@ -86,12 +83,8 @@ func (t *IPTables) Apply(changes []Change) []Failure {
 	return apply(t, t.family, changes)
 }
 
-// runLimit ends a program that hangs. iptables-restore of 10,000 rules takes
-// about a second.
-const runLimit = time.Minute
-
 func (t *IPTables) save() (string, error) {
-	stdout, stderr, err := run(t.saveCmd, "")
+	stdout, stderr, err := kernel.Run(t.saveCmd, "")
 	if err != nil {
 		return "", programError("", stderr, err)
 	}
@@ -101,27 +94,9 @@ func (t *IPTables) save() (string, error) {
 // restore waits 5 s for the lock that the legacy programs share. No interval
 // is given: since 1.8.8 the programs ignore it.
 func (t *IPTables) restore(input string) error {
-	_, stderr, err := run(t.restoreCmd, input, "--noflush", "-w", "5")
+	_, stderr, err := kernel.Run(t.restoreCmd, input, "--noflush", "-w", "5")
 	if err != nil {
 		return programError(input, stderr, err)
 	}
 	return nil
-}
-
-func run(cmd, input string, args ...string) (stdout, stderr string, err error) {
-	ctx, cancel := context.WithTimeout(context.Background(), runLimit)
-	defer cancel()
-	var out, errOut bytes.Buffer
-	c := exec.CommandContext(ctx, cmd, args...)
-	c.Env = append(c.Environ(), "LC_ALL=C") // messages are read
-	c.Stdin = strings.NewReader(input)
-	c.Stdout, c.Stderr = &out, &errOut
-	// For what the program has written before its end to be read: a stalled
-	// machine has been seen to take more than a second.
-	c.WaitDelay = runLimit
-	err = c.Run()
-	if ctx.Err() != nil {
-		err = fmt.Errorf("%s did not end within %s", cmd, runLimit)
-	}
-	return out.String(), errOut.String(), err
 }

@@ -63,7 +63,7 @@ func checkRules(rules []Rule) error {
 		if strings.ContainsAny(string(r), "\r\n\x00") {
 			return fmt.Errorf("rule %q is more than a line: %w", r, unix.EINVAL)
 		}
-		if _, err := words(string(r)); err != nil {
+		if _, err := Words(string(r)); err != nil {
 			return fmt.Errorf("rule %q: %w: %w", r, err, unix.EINVAL)
 		}
 	}

@@ -145,7 +145,7 @@ var extensions = map[string]Table{
 }
 
 func (f *Fake) validateRule(name Table, t *table, r Rule) error {
-	for _, set := range arguments(r, "--match-set", "--map-set") {
+	for _, set := range Arguments(r, "--match-set", "--map-set") {
 		if f.HasSet != nil && !f.HasSet(set) {
 			return fmt.Errorf("set %s does not exist: %w", set, unix.ENOENT)
 		}

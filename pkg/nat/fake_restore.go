@@ -65,7 +65,7 @@ func (t *table) command(line string) error {
 	if _, ok := t.chains[chain]; !ok {
 		return fmt.Errorf("no chain/target/match by that name: %w", unix.ENOENT)
 	}
-	if _, err := words(rest); err != nil {
+	if _, err := Words(rest); err != nil {
 		return fmt.Errorf("%w: %w", err, unix.EINVAL)
 	}
 	switch fields[0] {

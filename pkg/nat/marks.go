@@ -32,14 +32,14 @@ func markBits(r Rule) uint32 {
 		return 0 // others have rules by the thousand
 	}
 	var bits uint32
-	for _, arg := range arguments(r, "--mark", "--set-xmark", "--set-mark") {
+	for _, arg := range Arguments(r, "--mark", "--set-xmark", "--set-mark") {
 		value, mask, masked := strings.Cut(arg, "/")
 		if !masked {
 			return ^uint32(0)
 		}
 		bits |= parseBits(value) | parseBits(mask)
 	}
-	for _, arg := range arguments(r, "--nfmask", "--ctmask") {
+	for _, arg := range Arguments(r, "--nfmask", "--ctmask") {
 		bits |= parseBits(arg)
 	}
 	return bits

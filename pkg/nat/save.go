@@ -121,7 +121,7 @@ func (p *saveParser) rule(line string) error {
 	if !ok {
 		return fmt.Errorf("rule of chain %q, which is not declared", name)
 	}
-	if _, err := words(rule); err != nil {
+	if _, err := Words(rule); err != nil {
 		return fmt.Errorf("rule %q: %w", rule, err)
 	}
 	p.table.chains[name] = append(rules, Rule(strings.TrimSpace(rule)))

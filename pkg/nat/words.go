@@ -6,9 +6,9 @@ import (
 	"strings"
 )
 
-// words splits a rule as iptables-restore does: at blanks, except within
+// Words splits a rule as iptables-restore does: at blanks, except within
 // double quotes, where a backslash takes the next character as it is.
-func words(rule string) ([]string, error) {
+func Words(rule string) ([]string, error) {
 	var out []string
 	var word strings.Builder
 	inWord, quoted, escaped := false, false, false
@@ -43,16 +43,16 @@ func words(rule string) ([]string, error) {
 
 // target is the chain or the extension that a rule jumps or goes to, or "".
 func target(r Rule) string {
-	if to := arguments(r, "-j", "-g"); len(to) > 0 {
+	if to := Arguments(r, "-j", "-g"); len(to) > 0 {
 		return to[0]
 	}
 	return ""
 }
 
-// arguments are the words that follow one of the options. A rule that cannot
+// Arguments are the words that follow one of the options. A rule that cannot
 // be split has none; parseSave and check let no such rule through.
-func arguments(r Rule, options ...string) []string {
-	args, err := words(string(r))
+func Arguments(r Rule, options ...string) []string {
+	args, err := Words(string(r))
 	if err != nil {
 		return nil
 	}

@@ -167,7 +167,11 @@ type compiler struct {
 }
 
 func (f *firewall) compile(text string) (rule, error) {
-	c := compiler{fw: f, words: unquote(text), rule: rule{text: text}}
+	words, err := nat.Words(text)
+	if err != nil {
+		return rule{}, err
+	}
+	c := compiler{fw: f, words: words, rule: rule{text: text}}
 	for len(c.words) > 0 {
 		option := c.next()
 		if option == "!" {
@@ -202,19 +206,6 @@ func (c *compiler) next() string {
 	w := c.words[0]
 	c.words = c.words[1:]
 	return w
-}
-
-// unquote cuts a rule into words; what stands in quotes is one.
-func unquote(text string) []string {
-	var out []string
-	for i, part := range strings.Split(text, `"`) {
-		if i%2 == 1 {
-			out = append(out, part)
-		} else {
-			out = append(out, strings.Fields(part)...)
-		}
-	}
-	return out
 }
 
 // match reads an option with its argument; it is nil for those that match

@@ -5,6 +5,8 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
+
+	"github.com/kube-ipvs/kube-ipvs/pkg/nat"
 )
 
 // packet is the first of a connection, or a ping, on its way through a node.
@@ -42,7 +44,10 @@ func parseRules(k *Kernel, saved string) (*ruleset, error) {
 		case strings.HasPrefix(line, "*"):
 			table = line[1:]
 		case strings.HasPrefix(line, "-A "):
-			words := splitRule(line[3:])
+			words, err := nat.Words(line[3:])
+			if err != nil {
+				return nil, fmt.Errorf("%s: %s: %w", table, line, err)
+			}
 			p := ruleParser{kernel: k, words: words[1:]}
 			if err := p.parse(); err != nil {
 				return nil, fmt.Errorf("%s: %s: %w", table, line, err)
@@ -52,19 +57,6 @@ func parseRules(k *Kernel, saved string) (*ruleset, error) {
 		}
 	}
 	return r, nil
-}
-
-// splitRule cuts a rule into words; what is in quotes is one.
-func splitRule(text string) []string {
-	var out []string
-	for i, part := range strings.Split(text, `"`) {
-		if i%2 == 1 {
-			out = append(out, part)
-		} else {
-			out = append(out, strings.Fields(part)...)
-		}
-	}
-	return out
 }
 
 // ruleParser goes over the words of one rule.

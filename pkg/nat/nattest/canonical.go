@@ -4,10 +4,8 @@
 package nattest
 
 import (
-	"bytes"
 	"fmt"
 	"os"
-	"os/exec"
 	"runtime"
 	"slices"
 	"strings"
@@ -16,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
+	"github.com/kube-ipvs/kube-ipvs/pkg/kernel"
 	"github.com/kube-ipvs/kube-ipvs/pkg/nat"
 )
 
@@ -100,7 +99,7 @@ func input(table nat.Table, rules []nat.Rule) string {
 	written := ""
 	for i, r := range rules {
 		chains = append(chains, scratch(i))
-		for _, to := range after(r, "-j", "-g") {
+		for _, to := range nat.Arguments(r, "-j", "-g") {
 			if strings.Contains(to, "-") {
 				chains = append(chains, to)
 			}
@@ -113,18 +112,6 @@ func input(table nat.Table, rules []nat.Rule) string {
 		declared += fmt.Sprintf(":%s - [0:0]\n", c)
 	}
 	return fmt.Sprintf("*%s\n%s%sCOMMIT\n", table, declared, written)
-}
-
-// after lists the words that follow one of the options.
-func after(r nat.Rule, options ...string) []string {
-	var out []string
-	fields := strings.Fields(string(r))
-	for i := 0; i+1 < len(fields); i++ {
-		if slices.Contains(options, fields[i]) {
-			out = append(out, fields[i+1])
-		}
-	}
-	return out
 }
 
 // lineOf finds the line of a table that begins so, or gives "".
@@ -146,7 +133,7 @@ func makeSets(t *testing.T, family ip.Family, rules []nat.Rule) {
 		inet = "inet6"
 	}
 	for _, r := range rules {
-		for _, set := range after(r, "--match-set", "--map-set") {
+		for _, set := range nat.Arguments(r, "--match-set", "--map-set") {
 			if _, err := run("ipset", "", "create", "-exist", set, "hash:ip,port,ip", "family", inet); err != nil {
 				t.Fatal(err)
 			}
@@ -175,14 +162,11 @@ func (p programs) restore(input string) error {
 func (p programs) save() (string, error) { return run(p.name()+"-save", "") }
 
 func run(program, input string, args ...string) (string, error) {
-	var stdout, stderr bytes.Buffer
-	cmd := exec.Command(program, args...)
-	cmd.Stdin = strings.NewReader(input)
-	cmd.Stdout, cmd.Stderr = &stdout, &stderr
-	if err := cmd.Run(); err != nil {
-		return "", fmt.Errorf("%s: %w: %s", program, err, stderr.String())
+	stdout, stderr, err := kernel.Run(program, input, args...)
+	if err != nil {
+		return "", fmt.Errorf("%s: %w: %s", program, err, stderr)
 	}
-	return stdout.String(), nil
+	return stdout, nil
 }
 
 // namespace puts the test into a network namespace of its own. The thread is

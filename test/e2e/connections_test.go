@@ -245,22 +245,34 @@ func syns(c *lab.Capture) int {
 	return n
 }
 
-// testUDPDrain has an endpoint terminate under a client's socket. While it
-// serves it keeps what it has; then another one answers.
-func (c *connections) testUDPDrain() {
-	svc := newPair("udpdrain", "10.96.1.3")
+// opened makes a Service of both pods and connects to it. It tells which pod
+// answers.
+func (c *connections) opened(name, ip string, protocol lab.Protocol) (svc *corev1.Service, connection *lab.Connection, ends string) {
+	svc = newPair(name, ip)
 	c.add(svc)
-	vip := at(svc.Spec.ClusterIP, 80)
-	socket, err := c.caller.Connect(lab.DialTimeout, lab.UDP, vip)
+	connection, err := c.caller.Connect(lab.DialTimeout, protocol, at(ip, 80))
 	if err != nil {
 		c.t.Fatal(err)
 	}
-	defer socket.Close()
-	ends := c.asked(socket)
-	stays := endpointOf(c.pods[c.other(ends)])
-	leaving := endpointOf(c.pods[ends])
+	return svc, connection, c.asked(connection)
+}
+
+// terminate has an endpoint terminate and serve, and gives the one that stays.
+func (c *connections) terminate(svc *corev1.Service, pod string) (stays endpoint) {
+	stays = endpointOf(c.pods[c.other(pod)])
+	leaving := endpointOf(c.pods[pod])
 	leaving.terminating = true
 	c.set(svc, leaving, stays)
+	return stays
+}
+
+// testUDPDrain has an endpoint terminate under a client's socket. While it
+// serves it keeps what it has; then another one answers.
+func (c *connections) testUDPDrain() {
+	svc, socket, ends := c.opened("udpdrain", "10.96.1.3", lab.UDP)
+	defer socket.Close()
+	vip := at(svc.Spec.ClusterIP, 80)
+	stays := c.terminate(svc, ends)
 	if answer := socket.Ask(lab.DialTimeout); answer.Server != ends {
 		c.t.Errorf("while %s terminates and serves: %s", ends, answer)
 	}
@@ -281,18 +293,9 @@ func (c *connections) testUDPDrain() {
 // testDrainDeadline leaves connections open. One to an endpoint that terminates
 // goes on; when the endpoint is gone, the client is told after the deadline.
 func (c *connections) testDrainDeadline() {
-	svc := newPair("deadline", "10.96.1.4")
-	c.add(svc)
-	vip := at(svc.Spec.ClusterIP, 80)
-	connection, err := c.caller.Connect(lab.DialTimeout, lab.TCP, vip)
-	if err != nil {
-		c.t.Fatal(err)
-	}
+	svc, connection, ends := c.opened("deadline", "10.96.1.4", lab.TCP)
 	defer connection.Close()
-	ends := c.asked(connection)
-	stays, leaving := endpointOf(c.pods[c.other(ends)]), endpointOf(c.pods[ends])
-	leaving.terminating = true
-	c.set(svc, leaving, stays)
+	stays := c.terminate(svc, ends)
 	time.Sleep(4 * drainDeadline)
 	if answer := connection.Ask(lab.DialTimeout); answer.Server != ends {
 		c.t.Errorf("four deadlines after %s began to terminate: %s", ends, answer)

@@ -3,12 +3,14 @@ package main
 import (
 	"context"
 	"fmt"
+	"io"
 	"os/signal"
 
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
 	cliflag "k8s.io/component-base/cli/flag"
 	logsapi "k8s.io/component-base/logs/api/v1"
+	"k8s.io/component-base/version"
 	"k8s.io/component-base/version/verflag"
 	"k8s.io/klog/v2"
 
@@ -27,6 +29,9 @@ func newCommand(run func(context.Context, config.Config) error) *cobra.Command {
 		SilenceErrors: true, // cli.Run prints the error
 		Args:          cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
+			if asked := cmd.Flag("version"); asked.Value.String() == "true" {
+				return printVersion(cmd.OutOrStdout())
+			}
 			verflag.PrintAndExitIfRequested()
 			return runCommand(cmd.Context(), opts, run)
 		},
@@ -38,6 +43,13 @@ func newCommand(run func(context.Context, config.Config) error) *cobra.Command {
 	}
 	cliflag.SetUsageAndHelpFunc(cmd, sets, 100)
 	return cmd
+}
+
+// printVersion says whose version it is. The library, and so kube-proxy, says
+// "Kubernetes"; of this program that would be untrue.
+func printVersion(w io.Writer) error {
+	_, err := fmt.Fprintln(w, "kube-ipvs", version.Get())
+	return err
 }
 
 func runCommand(ctx context.Context, opts *config.Options, run func(context.Context, config.Config) error) error {

@@ -11,7 +11,11 @@ import (
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 	"k8s.io/component-base/configz"
+	componentmetrics "k8s.io/component-base/metrics"
 	"k8s.io/component-base/metrics/legacyregistry"
+	_ "k8s.io/component-base/metrics/prometheus/clientgo" // rest_client_*, which kube-proxy has too
+	_ "k8s.io/component-base/metrics/prometheus/version"  // kubernetes_build_info, likewise
+	zpages "k8s.io/component-base/zpages/features"
 	"k8s.io/klog/v2"
 
 	"github.com/kube-ipvs/kube-ipvs/pkg/apply"
@@ -65,6 +69,9 @@ func cleanup(cfg *config.Config, kernel *machine) error {
 // serve programs the kernel, once or until the context ends. What is in the
 // kernel goes on serving afterwards.
 func serve(ctx context.Context, cfg *config.Config, kernel *machine) error {
+	if cfg.ShowHiddenMetricsForVersion != "" {
+		componentmetrics.SetShowHidden()
+	}
 	recorder, err := metrics.New(legacyregistry.Register)
 	if err != nil {
 		return err
@@ -117,7 +124,16 @@ func answer(ctx context.Context, cancel context.CancelCauseFunc, cfg *config.Con
 		}
 	}
 	go serve(state.Run, cfg.Healthz)
-	go serve(health.NewMetricsServer(cfg.Profiling).Run, cfg.Metrics)
+	go serve(health.NewMetricsServer(pages(cfg)).Run, cfg.Metrics)
+}
+
+// pages are those that the configuration turns on.
+func pages(cfg *config.Config) health.Pages {
+	p := health.Pages{Profiling: cfg.Profiling, Status: cfg.Features.Enabled(zpages.ComponentStatusz)}
+	if cfg.Features.Enabled(zpages.ComponentFlagz) {
+		p.Flags = cfg.Flags
+	}
+	return p
 }
 
 // newSource makes the source that the configuration names, and what writes

@@ -50,6 +50,8 @@ type Config struct {
 	Action      Action
 	// File is the configuration file, "" without one.
 	File string
+	// Flags are all flags with their values, given or default.
+	Flags map[string]string
 
 	Features featuregate.FeatureGate
 	Logging  logsapi.LoggingConfiguration

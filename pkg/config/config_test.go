@@ -60,7 +60,7 @@ const (
 
 // compare leaves out what repeats the rest in another form.
 var compare = cmp.Options{
-	cmpopts.IgnoreFields(Config{}, "Proxy", "Own", "Features", "Logging"),
+	cmpopts.IgnoreFields(Config{}, "Proxy", "Own", "Flags", "Features", "Logging"),
 	cmp.Comparer(func(a, b netip.Prefix) bool { return a == b }),
 	cmp.Comparer(func(a, b netip.AddrPort) bool { return a == b }),
 	cmp.Comparer(func(a, b netip.Addr) bool { return a == b }),

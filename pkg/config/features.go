@@ -7,6 +7,7 @@ import (
 
 	"k8s.io/component-base/featuregate"
 	logsapi "k8s.io/component-base/logs/api/v1"
+	zpages "k8s.io/component-base/zpages/features"
 )
 
 // featureGates builds the gates that this program has and sets them. Others
@@ -14,7 +15,7 @@ import (
 // changes with each version.
 func featureGates(values map[string]bool) (featuregate.FeatureGate, []string, error) {
 	gates := featuregate.NewFeatureGate()
-	if err := logsapi.AddFeatureGates(gates); err != nil {
+	if err := errors.Join(logsapi.AddFeatureGates(gates), zpages.AddFeatureGates(gates)); err != nil {
 		return gates, nil, err
 	}
 	known, unknown := map[string]bool{}, []string(nil)

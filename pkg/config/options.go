@@ -97,6 +97,7 @@ func (o *Options) Complete() (Config, error) {
 	c.Plan.NodeName = b.nodeName(o.Hostname)
 	c.Action = b.action(o)
 	c.File = o.configFile
+	c.Flags = o.values()
 	c.Notices = b.notices
 	if err := b.err(); err != nil {
 		return Config{}, err
@@ -198,6 +199,15 @@ func (o *Options) set(name string) bool {
 		}
 	}
 	return false
+}
+
+// values gives every flag's, by name.
+func (o *Options) values() map[string]string {
+	out := map[string]string{}
+	for _, group := range o.Flags().FlagSets {
+		group.VisitAll(func(f *pflag.Flag) { out[f.Name] = f.Value.String() })
+	}
+	return out
 }
 
 // overriddenNotices names the flags that have no effect beside the file.

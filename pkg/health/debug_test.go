@@ -39,9 +39,11 @@ func TestMetricsServer(t *testing.T) {
 		{"/debug/pprof/goroutine?debug=1", true, 200, "goroutine profile"},
 		{"/debug/pprof/cmdline", true, 200, ""},
 		{"/", true, 404, ""},
+		{"/flagz", false, 404, ""},
+		{"/statusz", false, 404, ""},
 	} {
 		w := httptest.NewRecorder()
-		NewMetricsServer(c.profiling).Handler().ServeHTTP(w, httptest.NewRequest(http.MethodGet, c.path, nil))
+		NewMetricsServer(Pages{Profiling: c.profiling}).Handler().ServeHTTP(w, httptest.NewRequest(http.MethodGet, c.path, nil))
 		if w.Code != c.code || !strings.Contains(w.Body.String(), c.has) {
 			t.Errorf("%s, profiling %t: %d, want %d with %q, in\n%s", c.path, c.profiling, w.Code, c.code, c.has, w.Body)
 		}
@@ -51,7 +53,7 @@ func TestMetricsServer(t *testing.T) {
 // Programs compare it as a whole.
 func TestProxyMode(t *testing.T) {
 	w := httptest.NewRecorder()
-	NewMetricsServer(false).Handler().ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/proxyMode", nil))
+	NewMetricsServer(Pages{}).Handler().ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/proxyMode", nil))
 	if got := w.Body.String(); got != "ipvs" {
 		t.Errorf("%q", got)
 	}

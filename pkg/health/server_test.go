@@ -133,7 +133,7 @@ type runner interface {
 
 // servers are both, listening with a function.
 func servers(listen listenFunc) map[string]runner {
-	healthz, metrics := NewServer(syncPeriod, &counts{}), NewMetricsServer(false)
+	healthz, metrics := NewServer(syncPeriod, &counts{}), NewMetricsServer(Pages{})
 	healthz.Passed(time.Second, 1, 0)
 	healthz.listen, metrics.listen = listen, listen
 	return map[string]runner{"healthz": healthz, "metrics": metrics}

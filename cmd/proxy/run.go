@@ -85,13 +85,14 @@ func serve(ctx context.Context, cfg *config.Config, kernel *machine) error {
 	}
 	p := proxy.New(proxy.Options{
 		Config:          cfg.Plan,
-		Kernel:          kernel.Kernel,
+		Kernel:          kernel.Metered(recorder),
 		KernelVersion:   kernelVersion(),
 		ProbeScheduler:  kernel.ipvs.Probe,
 		BridgeNetfilter: kernel.bridgeNetfilter,
 		Network:         kernel.routing,
 		HealthChecks:    checks,
 		Observer:        metrics.Observers{recorder, state},
+		Meter:           recorder,
 		Events:          events,
 		MinSyncPeriod:   cfg.MinSyncPeriod,
 		SyncPeriod:      cfg.SyncPeriod,

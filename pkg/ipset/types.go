@@ -120,6 +120,16 @@ const (
 	DeleteEntry
 )
 
+var opNames = map[Op]string{
+	CreateSet:   "create set",
+	DestroySet:  "destroy set",
+	AddEntry:    "add entry",
+	DeleteEntry: "delete entry",
+}
+
+// String names the operation.
+func (o Op) String() string { return opNames[o] }
+
 // Change is one operation on a set or on a member of it.
 type Change struct {
 	Op    Op
@@ -130,10 +140,8 @@ type Change struct {
 
 func (c Change) String() string {
 	switch c.Op {
-	case CreateSet:
-		return "create set " + c.Set.Name
-	case DestroySet:
-		return "destroy set " + c.Set.Name
+	case CreateSet, DestroySet:
+		return c.Op.String() + " " + c.Set.Name
 	case AddEntry:
 		return "add " + withMark(c.Entry, c.Mark) + " to set " + c.Set.Name
 	case DeleteEntry:

@@ -90,6 +90,18 @@ const (
 	DeleteRealServer
 )
 
+var opNames = map[Op]string{
+	AddVirtualServer:    "add virtual server",
+	UpdateVirtualServer: "update virtual server",
+	DeleteVirtualServer: "delete virtual server",
+	AddRealServer:       "add real server",
+	UpdateRealServer:    "update real server",
+	DeleteRealServer:    "delete real server",
+}
+
+// String names the operation.
+func (o Op) String() string { return opNames[o] }
+
 // Change is one operation on one virtual or real server.
 type Change struct {
 	Op            Op
@@ -101,12 +113,8 @@ type Change struct {
 
 func (c Change) String() string {
 	switch c.Op {
-	case AddVirtualServer:
-		return "add virtual server " + c.Key.String()
-	case UpdateVirtualServer:
-		return "update virtual server " + c.Key.String()
-	case DeleteVirtualServer:
-		return "delete virtual server " + c.Key.String()
+	case AddVirtualServer, UpdateVirtualServer, DeleteVirtualServer:
+		return c.Op.String() + " " + c.Key.String()
 	case AddRealServer:
 		return "add real server " + c.Dest.String() + " to " + c.Key.String()
 	case UpdateRealServer:

@@ -12,6 +12,8 @@ import (
 
 	"k8s.io/component-base/metrics"
 	"k8s.io/component-base/metrics/prometheus/slis"
+
+	"github.com/kube-ipvs/kube-ipvs/pkg/plan"
 )
 
 // The prefixes: kube-proxy's, and that of what only this program has.
@@ -28,6 +30,20 @@ type Recorder struct {
 	queuedAt        *metrics.Gauge
 	healthz         *metrics.CounterVec
 	livez           *metrics.CounterVec
+
+	serviceChanges   *metrics.Counter
+	endpointChanges  *metrics.Counter
+	servicesPending  *metrics.Gauge
+	endpointsPending *metrics.Gauge
+	programming      *metrics.Histogram
+	noLocal          *metrics.GaugeVec
+	restoreFailures  *metrics.Counter
+	forgetDuration   *metrics.Histogram
+	forgotten        *metrics.Counter
+
+	stageDuration *metrics.HistogramVec
+	refused       *metrics.CounterVec
+	interfaces    *metrics.GaugeVec
 
 	planned         *metrics.Counter
 	problems        *metrics.Counter
@@ -68,13 +84,48 @@ func newRecorder() *Recorder {
 		healthz: counterByCode("proxy_healthz_total", "Answers of /healthz, by HTTP status."),
 		livez:   counterByCode("proxy_livez_total", "Answers of /livez, by HTTP status."),
 
-		planned: counter("planned_services_total",
+		serviceChanges: counter(theirs, "sync_proxy_rules_service_changes_total",
+			"Changes of Services that came."),
+		endpointChanges: counter(theirs, "sync_proxy_rules_endpoint_changes_total",
+			"Changes of EndpointSlices that came."),
+		servicesPending: gauge(theirs, "sync_proxy_rules_service_changes_pending",
+			"Changes of Services that wait for the next pass."),
+		endpointsPending: gauge(theirs, "sync_proxy_rules_endpoint_changes_pending",
+			"Changes of EndpointSlices that wait for the next pass."),
+		programming: metrics.NewHistogram(&metrics.HistogramOpts{
+			Subsystem: theirs, Name: "network_programming_duration_seconds", StabilityLevel: metrics.ALPHA,
+			Help:    "From the change of a Pod or Service, as the cluster saw it, until this node had its endpoints programmed.",
+			Buckets: programmingBuckets(),
+		}),
+		noLocal: gaugeBy(theirs, "sync_proxy_rules_no_local_endpoints_total",
+			"Services with a traffic policy Local that have endpoints, and none on this node.", "traffic_policy"),
+		restoreFailures: counter(theirs, "sync_proxy_rules_iptables_restore_failures_total",
+			"Calls of iptables-restore of which something was refused."),
+		forgetDuration: histogram(theirs, "conntrack_reconciler_sync_duration_seconds",
+			"How long it took to delete the entries of stale UDP flows from conntrack."),
+		forgotten: counter(theirs, "conntrack_reconciler_deleted_entries_total",
+			"Entries of stale UDP flows deleted from conntrack."),
+
+		stageDuration: metrics.NewHistogramVec(&metrics.HistogramOpts{
+			Subsystem: ours, Name: "stage_duration_seconds", StabilityLevel: metrics.ALPHA,
+			Help:    "How long the parts of a pass took: plan, and each call that wrote into a part of the kernel.",
+			Buckets: secondsBuckets(),
+		}, []string{"stage"}),
+		refused: metrics.NewCounterVec(&metrics.CounterOpts{
+			Subsystem: ours, Name: "kernel_errors_total", StabilityLevel: metrics.ALPHA,
+			Help: "Changes that a part of the kernel refused, by operation.",
+		}, []string{"part", "operation"}),
+		interfaces: gaugeBy(ours, "interface_info",
+			"1 for each secondary interface: how masqueraded traffic of its pods gets one path both ways, and the source address of what leaves by it.",
+			"interface", "ip_family", "snat_mode", "snat_source"),
+
+		planned: counter(ours, "planned_services_total",
 			"Services planned, once for each time that one was planned again."),
-		problems: counter("problems_total",
+		problems: counter(ours, "problems_total",
 			"Failures to program something into the kernel, each of which is tried again."),
 		compareDuration: histogram(ours, "compare_duration_seconds",
 			"How long it took to read from the kernel all that was programmed."),
-		driftRepaired: counter("drift_repaired_total",
+		driftRepaired: counter(ours, "drift_repaired_total",
 			"Differences found between the kernel and the plan, which are repaired."),
 		virtualServers: gauge(ours, "virtual_servers", "IPVS virtual servers programmed."),
 		realServers:    gauge(ours, "real_servers", "IPVS real servers programmed, draining ones included."),
@@ -87,6 +138,9 @@ func newRecorder() *Recorder {
 func (r *Recorder) all() []metrics.Registerable {
 	return []metrics.Registerable{
 		r.passDuration, r.passSucceededAt, r.queuedAt, r.healthz, r.livez,
+		r.serviceChanges, r.endpointChanges, r.servicesPending, r.endpointsPending,
+		r.programming, r.noLocal, r.restoreFailures, r.forgetDuration, r.forgotten,
+		r.stageDuration, r.refused, r.interfaces,
 		r.planned, r.problems, r.compareDuration, r.driftRepaired,
 		r.virtualServers, r.realServers, r.draining, r.conflicts,
 	}
@@ -98,6 +152,8 @@ func (r *Recorder) Queued() { r.queuedAt.Set(now()) }
 // Passed notes what a pass took and came to.
 func (r *Recorder) Passed(took time.Duration, services, problems int) {
 	r.passDuration.Observe(took.Seconds())
+	r.servicesPending.Set(0)
+	r.endpointsPending.Set(0)
 	r.planned.Add(float64(services))
 	r.problems.Add(float64(problems))
 	if problems == 0 {
@@ -120,6 +176,59 @@ func (r *Recorder) Held(virtualServers, realServers, draining int) {
 
 // Conflicts notes how much is claimed in vain.
 func (r *Recorder) Conflicts(count int) { r.conflicts.Set(float64(count)) }
+
+// Changes counts what came, which waits until the next pass has ended.
+func (r *Recorder) Changes(services, endpoints int) {
+	r.serviceChanges.Add(float64(services))
+	r.endpointChanges.Add(float64(endpoints))
+	r.servicesPending.Add(float64(services))
+	r.endpointsPending.Add(float64(endpoints))
+}
+
+// Planned notes how long a pass has planned.
+func (r *Recorder) Planned(took time.Duration) {
+	r.stageDuration.WithLabelValues("plan").Observe(took.Seconds())
+}
+
+// Programmed notes how long a change of endpoints took to come into the kernel.
+func (r *Recorder) Programmed(latency time.Duration) { r.programming.Observe(latency.Seconds()) }
+
+// NoLocalEndpoints notes for how many Services this node has no endpoint.
+func (r *Recorder) NoLocalEndpoints(internal, external int) {
+	r.noLocal.WithLabelValues("internal").Set(float64(internal))
+	r.noLocal.WithLabelValues("external").Set(float64(external))
+}
+
+// Interfaces shows secondary interfaces in the place of those before.
+func (r *Recorder) Interfaces(modes []plan.InterfaceMode) {
+	r.interfaces.Reset()
+	for _, m := range modes {
+		source := ""
+		if m.Source.IsValid() {
+			source = m.Source.String()
+		}
+		r.interfaces.WithLabelValues(m.Link, m.Family.String(), string(m.Mode), source).Set(1)
+	}
+}
+
+// Wrote notes how long a part of the kernel took to be written.
+func (r *Recorder) Wrote(part string, took time.Duration, refused int) {
+	r.stageDuration.WithLabelValues(part).Observe(took.Seconds())
+	switch {
+	case part == "conntrack":
+		r.forgetDuration.Observe(took.Seconds())
+	case part == "iptables" && refused > 0:
+		r.restoreFailures.Inc()
+	}
+}
+
+// Refused counts a change that was refused.
+func (r *Recorder) Refused(part, operation string) {
+	r.refused.WithLabelValues(part, operation).Inc()
+}
+
+// Forgot counts entries deleted from conntrack.
+func (r *Recorder) Forgot(flows int) { r.forgotten.Add(float64(flows)) }
 
 // Node does nothing: what the Node says is no business of these metrics.
 func (r *Recorder) Node(_, _, _ bool) {}
@@ -147,9 +256,18 @@ func now() float64 { return float64(time.Now().UnixNano()) / float64(time.Second
 func histogram(prefix, name, help string) *metrics.Histogram {
 	return metrics.NewHistogram(&metrics.HistogramOpts{
 		Subsystem: prefix, Name: name, Help: help, StabilityLevel: metrics.ALPHA,
-		// As kube-proxy's: 1 ms to 16 s.
-		Buckets: metrics.ExponentialBuckets(0.001, 2, 15),
+		Buckets: secondsBuckets(),
 	})
+}
+
+// secondsBuckets are kube-proxy's: 1 ms to 16 s.
+func secondsBuckets() []float64 { return metrics.ExponentialBuckets(0.001, 2, 15) }
+
+// programmingBuckets are those that the service level objective of Kubernetes is
+// measured with: to a minute second by second, and to five minutes.
+func programmingBuckets() []float64 {
+	return metrics.MergeBuckets(metrics.LinearBuckets(0.25, 0.25, 2), metrics.LinearBuckets(1, 1, 59),
+		metrics.LinearBuckets(60, 5, 12), metrics.LinearBuckets(120, 30, 7))
 }
 
 func gauge(prefix, name, help string) *metrics.Gauge {
@@ -158,9 +276,15 @@ func gauge(prefix, name, help string) *metrics.Gauge {
 	})
 }
 
-func counter(name, help string) *metrics.Counter {
+func gaugeBy(prefix, name, help string, labels ...string) *metrics.GaugeVec {
+	return metrics.NewGaugeVec(&metrics.GaugeOpts{
+		Subsystem: prefix, Name: name, Help: help, StabilityLevel: metrics.ALPHA,
+	}, labels)
+}
+
+func counter(prefix, name, help string) *metrics.Counter {
 	return metrics.NewCounter(&metrics.CounterOpts{
-		Subsystem: ours, Name: name, Help: help, StabilityLevel: metrics.ALPHA,
+		Subsystem: prefix, Name: name, Help: help, StabilityLevel: metrics.ALPHA,
 	})
 }
 

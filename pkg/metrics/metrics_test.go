@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"net/http"
 	"net/http/httptest"
+	"net/netip"
+	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -13,6 +15,9 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"k8s.io/component-base/metrics"
 	"k8s.io/component-base/metrics/prometheus/slis"
+
+	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
+	"github.com/kube-ipvs/kube-ipvs/pkg/plan"
 )
 
 func newRecorderFor(t *testing.T) (*Recorder, metrics.KubeRegistry) {
@@ -38,6 +43,20 @@ func TestRecorder(t *testing.T) {
 	r.Healthz(t.Context(), http.StatusServiceUnavailable)
 	r.Healthz(t.Context(), http.StatusOK)
 	r.Livez(t.Context(), http.StatusOK)
+	r.Changes(3, 5)
+	r.Planned(time.Second)
+	r.Programmed(2 * time.Second)
+	r.NoLocalEndpoints(1, 4)
+	r.Interfaces([]plan.InterfaceMode{{Family: ip.IPv4, Link: "eth9", Mode: plan.SNATFWMark}}) // gone
+	r.Interfaces([]plan.InterfaceMode{
+		{Family: ip.IPv4, Link: "eth1", Mode: plan.SNATSource, Source: netip.MustParseAddr("10.12.192.10")},
+		{Family: ip.IPv6, Link: "eth1", Mode: plan.SNATFWMark},
+	})
+	r.Wrote("iptables", time.Second, 2)
+	r.Wrote("iptables", time.Second, 0)
+	r.Wrote("conntrack", time.Second, 0)
+	r.Refused("ipvs", "add real server")
+	r.Forgot(7)
 
 	samples := map[string]string{
 		"kube_ipvs_planned_services_total":                  "7",
@@ -54,12 +73,73 @@ func TestRecorder(t *testing.T) {
 		`kubeproxy_proxy_healthz_total{code="200"}`:         "2",
 		`kubeproxy_proxy_healthz_total{code="503"}`:         "1",
 		`kubeproxy_proxy_livez_total{code="200"}`:           "1",
+
+		"kubeproxy_sync_proxy_rules_service_changes_total":                               "3",
+		"kubeproxy_sync_proxy_rules_service_changes_pending":                             "3",
+		"kubeproxy_sync_proxy_rules_endpoint_changes_total":                              "5",
+		"kubeproxy_sync_proxy_rules_endpoint_changes_pending":                            "5",
+		"kubeproxy_network_programming_duration_seconds_sum":                             "2",
+		`kubeproxy_sync_proxy_rules_no_local_endpoints_total{traffic_policy="internal"}`: "1",
+		`kubeproxy_sync_proxy_rules_no_local_endpoints_total{traffic_policy="external"}`: "4",
+		"kubeproxy_sync_proxy_rules_iptables_restore_failures_total":                     "1",
+		"kubeproxy_conntrack_reconciler_sync_duration_seconds_sum":                       "1",
+		"kubeproxy_conntrack_reconciler_deleted_entries_total":                           "7",
+
+		`kube_ipvs_stage_duration_seconds_sum{stage="plan"}`:                                                      "1",
+		`kube_ipvs_stage_duration_seconds_sum{stage="iptables"}`:                                                  "2",
+		`kube_ipvs_kernel_errors_total{operation="add real server",part="ipvs"}`:                                  "1",
+		`kube_ipvs_interface_info{interface="eth1",ip_family="IPv4",snat_mode="snat",snat_source="10.12.192.10"}`: "1",
+		`kube_ipvs_interface_info{interface="eth1",ip_family="IPv6",snat_mode="fwmark",snat_source=""}`:           "1",
 	}
 	text := scrape(t, registry)
 	for name, value := range samples {
 		if !strings.Contains(text, "\n"+name+" "+value+"\n") {
 			t.Errorf("%s is not %s in\n%s", name, value, text)
 		}
+	}
+	if strings.Contains(text, "eth9") {
+		t.Error("an interface that is gone is shown")
+	}
+	r.Passed(0, 0, 0)
+	for _, name := range []string{"service", "endpoint"} {
+		if sample := "\nkubeproxy_sync_proxy_rules_" + name + "_changes_pending 0\n"; !strings.Contains(scrape(t, registry), sample) {
+			t.Errorf("changes of a %s wait after the pass", name)
+		}
+	}
+}
+
+// ofKubeProxy are the metrics that kube-proxy v1.36.3 registers in IPVS mode.
+var ofKubeProxy = []string{
+	"kubeproxy_conntrack_reconciler_deleted_entries_total",
+	"kubeproxy_conntrack_reconciler_sync_duration_seconds",
+	"kubeproxy_network_programming_duration_seconds",
+	"kubeproxy_proxy_healthz_total",
+	"kubeproxy_proxy_livez_total",
+	"kubeproxy_sync_proxy_rules_duration_seconds",
+	"kubeproxy_sync_proxy_rules_endpoint_changes_pending",
+	"kubeproxy_sync_proxy_rules_endpoint_changes_total",
+	"kubeproxy_sync_proxy_rules_iptables_restore_failures_total",
+	"kubeproxy_sync_proxy_rules_last_queued_timestamp_seconds",
+	"kubeproxy_sync_proxy_rules_last_timestamp_seconds",
+	"kubeproxy_sync_proxy_rules_no_local_endpoints_total",
+	"kubeproxy_sync_proxy_rules_service_changes_pending",
+	"kubeproxy_sync_proxy_rules_service_changes_total",
+}
+
+func TestNamesOfKubeProxy(t *testing.T) {
+	var names []string
+	r, err := New(func(m metrics.Registerable) error {
+		if strings.HasPrefix(m.FQName(), theirs+"_") {
+			names = append(names, m.FQName())
+		}
+		return nil
+	})
+	if err != nil || r == nil {
+		t.Fatal(err)
+	}
+	slices.Sort(names)
+	if diff := cmp.Diff(ofKubeProxy, names); diff != "" {
+		t.Errorf("-want +got:\n%s", diff)
 	}
 }
 

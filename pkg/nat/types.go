@@ -73,6 +73,17 @@ const (
 	DeleteJump                // every copy of it
 )
 
+var opNames = map[Op]string{
+	WriteChain:  "write chain",
+	DeleteChain: "delete chain",
+	InsertJump:  "insert jump",
+	AppendJump:  "append jump",
+	DeleteJump:  "delete jump",
+}
+
+// String names the operation.
+func (o Op) String() string { return opNames[o] }
+
 // Change is one operation on a chain or on a jump.
 type Change struct {
 	Op    Op

@@ -165,6 +165,30 @@ type Paths struct {
 	// Bound lists the interfaces that answer what enters by them, the main
 	// table's first. It is empty where there is no ENI: then there is one way.
 	Bound []Binding
+	// Modes says for each ENI what was chosen for its pods' traffic.
+	Modes []InterfaceMode
+}
+
+// InterfaceMode is what becomes of masqueraded traffic of the pods on an ENI:
+// it leaves there with the source (snat), by the main table's interface
+// (fwmark), or as MASQUERADE will have it (off).
+type InterfaceMode struct {
+	Family ip.Family
+	Link   string
+	Mode   SNATMode
+	Source netip.Addr // invalid: not known
+}
+
+// mode is the one that is used: auto takes the source where it is known.
+func (e *ENI) mode(cfg *Config) SNATMode {
+	switch {
+	case cfg.SNAT.Mode == SNATOff:
+	case e.SNAT.IsValid() && cfg.SNAT.Mode != SNATFWMark:
+		return SNATSource
+	case cfg.SNAT.Mode != SNATSource:
+		return SNATFWMark
+	}
+	return SNATOff
 }
 
 // PathsOf applies the mode to the ENIs found.
@@ -172,14 +196,14 @@ func PathsOf(cfg *Config, n *Node, family ip.Family) Paths {
 	var p Paths
 	found := enis(cfg, n, family)
 	for _, e := range found {
-		known := e.SNAT.IsValid()
-		switch {
-		case cfg.SNAT.Mode == SNATOff:
-		case known && cfg.SNAT.Mode != SNATFWMark:
+		mode := e.mode(cfg)
+		switch mode {
+		case SNATSource:
 			p.SNAT = append(p.SNAT, e)
-		case cfg.SNAT.Mode != SNATSource:
+		case SNATFWMark:
 			p.ReplyRouted = append(p.ReplyRouted, e.Sources...)
 		}
+		p.Modes = append(p.Modes, InterfaceMode{Family: family, Link: e.Link, Mode: mode, Source: e.SNAT})
 	}
 	slices.SortFunc(p.ReplyRouted, comparePrefixes)
 	p.ReplyRouted = slices.Compact(p.ReplyRouted)

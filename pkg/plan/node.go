@@ -19,6 +19,7 @@ type NodePart struct {
 	// Loopback is for the node ports of the loopback address.
 	Loopback loopback.State
 	Bound    []Binding // what the rules are for
+	Modes    []InterfaceMode
 }
 
 // NodeWide plans the node's part.
@@ -35,6 +36,7 @@ func NodeWide(cfg *Config, n *Node) NodePart {
 		addRuleset(&part.NAT, cfg, n, family, paths)
 		addLocalhost(&part, cfg, &facts, family)
 		addReplyRouting(&part, cfg, family, paths)
+		part.Modes = append(part.Modes, paths.Modes...)
 		addClaimRule(&part, cfg, family)
 	}
 	return part

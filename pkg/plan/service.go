@@ -18,8 +18,13 @@ type Part struct {
 	VIPs           []VIP           // to be claimed; sorted, each once in each way
 	Members        []Member        // of sets; sorted by set and entry
 	HealthCheck    HealthCheck
+	NoLocal        NoLocal
 	Depends        Depends
 }
+
+// NoLocal tells by which policies of a Service this node has none of the
+// endpoints that others have.
+type NoLocal struct{ Internal, External bool }
 
 // VirtualServer is one with its real servers.
 type VirtualServer struct {
@@ -104,12 +109,20 @@ type partBuilder struct {
 func (b *partBuilder) addPort(family ip.Family, p *service.Port) {
 	eps := choose(b.facts, family, p.Endpoints)
 	b.endpoints, b.draining = eps.all, eps.draining
+	b.addNoLocal(eps)
 	b.addDependsOnZone(p)
 	b.addClusterIPs(family, p, eps)
 	b.addExternalIPs(family, p, eps)
 	b.addLoadBalancers(family, p, eps)
 	b.addNodePorts(family, p, eps)
 	b.addHairpin(family, p)
+}
+
+func (b *partBuilder) addNoLocal(eps chosen) {
+	if len(eps.local) == 0 && len(eps.cluster) > 0 {
+		b.part.NoLocal.Internal = b.part.NoLocal.Internal || b.service.InternalLocal
+		b.part.NoLocal.External = b.part.NoLocal.External || b.service.ExternalLocal
+	}
 }
 
 // addDependsOnZone notes that hints were there to be looked at.

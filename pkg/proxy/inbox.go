@@ -2,6 +2,7 @@ package proxy
 
 import (
 	"sync"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
@@ -19,6 +20,10 @@ type inbox struct {
 	network bool                              // the node's interfaces, addresses, rules or routes have
 	taken   bool                              // somebody may have removed an address, a rule or a link of ours
 
+	began    time.Time
+	count    changes
+	triggers []trigger
+
 	wake   chan struct{} // holds one token while there is work
 	synced chan struct{} // closed by Synced
 	once   sync.Once
@@ -26,6 +31,7 @@ type inbox struct {
 
 func newInbox() *inbox {
 	return &inbox{
+		began:   time.Now(),
 		store:   newStore(),
 		changed: map[types.NamespacedName]struct{}{},
 		wake:    make(chan struct{}, 1),
@@ -53,6 +59,7 @@ func (i *inbox) signal() {
 func (i *inbox) SetService(svc *corev1.Service) {
 	name := types.NamespacedName{Namespace: svc.Namespace, Name: svc.Name}
 	i.note(func(s *store) []types.NamespacedName {
+		i.count.services++
 		s.services[name] = svc
 		return []types.NamespacedName{name}
 	})
@@ -60,17 +67,25 @@ func (i *inbox) SetService(svc *corev1.Service) {
 
 func (i *inbox) DeleteService(name types.NamespacedName) {
 	i.note(func(s *store) []types.NamespacedName {
+		i.count.services++
 		delete(s.services, name)
 		return []types.NamespacedName{name}
 	})
 }
 
 func (i *inbox) SetEndpointSlice(slice *discoveryv1.EndpointSlice) {
-	i.note(func(s *store) []types.NamespacedName { return s.setSlice(slice) })
+	i.note(func(s *store) []types.NamespacedName {
+		i.count.endpoints++
+		i.noteTrigger(slice)
+		return s.setSlice(slice)
+	})
 }
 
 func (i *inbox) DeleteEndpointSlice(name types.NamespacedName) {
-	i.note(func(s *store) []types.NamespacedName { return s.deleteSlice(name) })
+	i.note(func(s *store) []types.NamespacedName {
+		i.count.endpoints++
+		return s.deleteSlice(name)
+	})
 }
 
 func (i *inbox) SetNode(n *corev1.Node) { i.setNode(n) }
@@ -103,12 +118,14 @@ func (i *inbox) set(flag *bool) {
 type work struct {
 	services             []types.NamespacedName
 	node, network, taken bool
+	count                changes
+	triggers             []trigger
 }
 
 func (i *inbox) take() work {
 	i.mu.Lock()
 	defer i.mu.Unlock()
-	w := work{node: i.node, network: i.network, taken: i.taken}
+	w := work{node: i.node, network: i.network, taken: i.taken, count: i.count, triggers: i.triggers}
 	for name := range i.changed {
 		w.services = append(w.services, name)
 	}
@@ -116,6 +133,7 @@ func (i *inbox) take() work {
 	// costs that, however little there is in it.
 	i.changed = map[types.NamespacedName]struct{}{}
 	i.node, i.network, i.taken = false, false, false
+	i.count, i.triggers = changes{}, nil
 	return w
 }
 

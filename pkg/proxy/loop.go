@@ -54,16 +54,13 @@ func (p *Proxy) nextWake() time.Time {
 
 // turn does what is due.
 func (p *Proxy) turn(ctx context.Context, now time.Time) {
-	w := p.inbox.take()
+	w := p.take()
 	p.renew = p.renew || w.node || w.network
 	if p.applier.TookVIPs() {
 		p.tookAt = now
 	}
 	if w.taken && now.Sub(p.tookAt) > ownEcho {
 		p.compareSoon(now)
-	}
-	for _, name := range w.services {
-		p.waiting[name] = struct{}{}
 	}
 	if len(p.waiting) > 0 || p.renew {
 		p.Observer.Queued()
@@ -106,6 +103,7 @@ func (p *Proxy) pass(ctx context.Context, retry []types.NamespacedName) {
 	}
 	problems := p.applier.Flush()
 	p.settle(ctx, problems)
+	p.measure(problems)
 	if renewed {
 		p.warn(ctx)
 	}

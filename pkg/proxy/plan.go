@@ -18,6 +18,8 @@ import (
 
 // planService plans one Service as it stands now and hands its part over.
 func (p *Proxy) planService(ctx context.Context, name types.NamespacedName) {
+	began := time.Now()
+	defer func() { p.planning += time.Since(began) }()
 	delete(p.waiting, name)
 	svc, endpointSlices := p.inbox.get(name)
 	if svc == nil || !service.Proxied(svc) {
@@ -29,6 +31,7 @@ func (p *Proxy) planService(ctx context.Context, name types.NamespacedName) {
 	part, short := p.number(name, plan.Service(&p.Config, &p.facts, &s))
 	p.complain(ctx, svc, errors.Join(err, short))
 	p.depends[name] = part.Depends
+	p.noteNoLocal(name, part.NoLocal)
 	p.applier.Set(&apply.Owner{Name: name, Created: s.Created}, part)
 	if part.HealthCheck.Port != 0 {
 		p.HealthChecks.Set(name, part.HealthCheck)
@@ -40,6 +43,7 @@ func (p *Proxy) planService(ctx context.Context, name types.NamespacedName) {
 func (p *Proxy) forget(name types.NamespacedName) {
 	delete(p.depends, name)
 	delete(p.reported, name)
+	p.noteNoLocal(name, plan.NoLocal{})
 	_, _ = p.number(name, plan.Part{}) // who wants none is never short of one
 	p.retries.succeeded(name)
 	p.applier.Delete(name)
@@ -92,6 +96,7 @@ func (p *Proxy) renewNode(ctx context.Context) (plan.Depends, error) {
 	if !reflect.DeepEqual(part, p.nodePart) {
 		p.nodePart = part
 		p.applier.SetNode(part)
+		p.Meter.Interfaces(part.Modes)
 	}
 	return changed, nil
 }

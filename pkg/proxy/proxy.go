@@ -41,6 +41,15 @@ type Observer interface {
 	Node(exists, deleting, excludedFromAutoscaling bool) // what the Node says
 }
 
+// Meter takes what only metrics show. Its methods return at once.
+type Meter interface {
+	Changes(services, endpoints int)         // that came, and wait for the next pass
+	Planned(took time.Duration)              // in one pass
+	Programmed(latency time.Duration)        // since an endpoint's change was seen by the cluster
+	NoLocalEndpoints(internal, external int) // Services, by policy, of which this node has no endpoint
+	Interfaces(modes []plan.InterfaceMode)   // all that are known
+}
+
 // Events writes Events. Package event has it. Warn returns at once.
 type Events interface {
 	Warn(event.Warning)
@@ -60,6 +69,7 @@ type Options struct {
 	Network         Network
 	HealthChecks    HealthChecks
 	Observer        Observer
+	Meter           Meter
 	Events          Events
 
 	MinSyncPeriod time.Duration // least time between two passes; 0: none
@@ -86,6 +96,12 @@ type Proxy struct {
 	reported map[types.NamespacedName]string // last complaint about each object
 	warned   map[string]bool                 // what is known to be in the way
 
+	triggers []trigger                             // changes of endpoints since the last pass
+	noLocal  map[types.NamespacedName]plan.NoLocal // Services for which there is something to tell
+	planning time.Duration                         // of this pass
+
+	noInternal, noExternal int // in all of noLocal
+
 	numbers    *numbers
 	schedulers map[string]bool // those that the kernel is known to have
 
@@ -109,6 +125,7 @@ func New(o Options) *Proxy {
 		applier:    apply.New(&o.Config, o.Kernel),
 		depends:    map[types.NamespacedName]plan.Depends{},
 		reported:   map[types.NamespacedName]string{},
+		noLocal:    map[types.NamespacedName]plan.NoLocal{},
 		waiting:    map[types.NamespacedName]struct{}{},
 		numbers:    newNumbers(&o.Config),
 		schedulers: map[string]bool{},
@@ -222,6 +239,7 @@ func (p *Proxy) start(ctx context.Context) bool {
 	}
 	problems := p.programAll(ctx)
 	p.settle(ctx, problems)
+	p.measure(problems)
 	p.Observer.Passed(time.Since(began), len(p.depends), len(problems))
 	p.compareAt = time.Now().Add(p.SyncPeriod)
 	return true
@@ -246,9 +264,7 @@ func (p *Proxy) begin(ctx context.Context) error {
 // nobody wants any more.
 func (p *Proxy) programAll(ctx context.Context) apply.Problems {
 	problems := p.applier.Flush()
-	for _, name := range p.inbox.take().services {
-		p.waiting[name] = struct{}{}
-	}
+	p.take()
 	for _, batch := range p.inbox.batches(p.waiting) {
 		for _, name := range batch {
 			p.planService(ctx, name)

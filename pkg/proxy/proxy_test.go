@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"net/netip"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -44,6 +45,11 @@ type world struct {
 	queued  bool // since the last pass
 
 	conflicts int
+	changed   changes
+	planned   int
+	latencies []time.Duration
+	noLocal   [2]int
+	modes     []plan.InterfaceMode
 	events    []event.Warning
 
 	mu     sync.Mutex
@@ -67,7 +73,15 @@ func (w *world) Compared(time.Duration, int) { w.compare++ }
 func (w *world) Held(int, int, int)          {}
 func (w *world) Node(bool, bool, bool)       {}
 func (w *world) Conflicts(n int)             { w.conflicts = n }
-func (w *world) Warn(e event.Warning)        { w.events = append(w.events, e) }
+func (w *world) Changes(s, e int) {
+	w.changed.services += s
+	w.changed.endpoints += e
+}
+func (w *world) Planned(time.Duration)                 { w.planned++ }
+func (w *world) Programmed(d time.Duration)            { w.latencies = append(w.latencies, d) }
+func (w *world) NoLocalEndpoints(in, out int)          { w.noLocal = [2]int{in, out} }
+func (w *world) Interfaces(modes []plan.InterfaceMode) { w.modes = modes }
+func (w *world) Warn(e event.Warning)                  { w.events = append(w.events, e) }
 
 func (w *world) Set(n types.NamespacedName, c plan.HealthCheck) { w.checks[n] = c }
 func (w *world) Delete(n types.NamespacedName)                  { delete(w.checks, n) }
@@ -124,7 +138,7 @@ func (w *world) options() Options {
 		},
 		BridgeNetfilter: func() bool { return true },
 		ProbeScheduler:  w.ipvs.Probe,
-		Network:         w.routing, HealthChecks: w, Observer: w, Events: w,
+		Network:         w.routing, HealthChecks: w, Observer: w, Meter: w, Events: w,
 		SyncPeriod: 30 * time.Second, DrainPeriod: 5 * time.Second, DrainDeadline: 15 * time.Minute,
 	}
 }
@@ -416,6 +430,10 @@ func TestNewENIIsLookedAtSoon(t *testing.T) {
 		w.sleep(4 * time.Second)
 		if w.compare != 1 {
 			t.Errorf("the kernel was compared %d times", w.compare)
+		}
+		want := []plan.InterfaceMode{{Family: ip.IPv4, Link: "eth1", Mode: plan.SNATFWMark}}
+		if !slices.Equal(w.modes, want) {
+			t.Errorf("metrics show %v, want %v", w.modes, want)
 		}
 	})
 }

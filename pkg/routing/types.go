@@ -141,6 +141,20 @@ const (
 	DeleteRoute
 )
 
+var opNames = map[Op]string{
+	AddLink:       "add link",
+	DeleteLink:    "delete link",
+	AddAddress:    "add address",
+	DeleteAddress: "delete address",
+	AddRule:       "add rule",
+	DeleteRule:    "delete rule",
+	AddRoute:      "add route",
+	DeleteRoute:   "delete route",
+}
+
+// String names the operation.
+func (o Op) String() string { return opNames[o] }
+
 // Change is one operation.
 type Change struct {
 	Op      Op
@@ -151,10 +165,8 @@ type Change struct {
 
 func (c Change) String() string {
 	switch c.Op {
-	case AddLink:
-		return "add link " + DummyLink
-	case DeleteLink:
-		return "delete link " + DummyLink
+	case AddLink, DeleteLink:
+		return c.Op.String() + " " + DummyLink
 	case AddAddress:
 		return "add address " + c.Address.String() + " to " + DummyLink
 	case DeleteAddress:

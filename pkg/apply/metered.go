@@ -1,0 +1,126 @@
+package apply
+
+import (
+	"fmt"
+	"time"
+
+	"github.com/kube-ipvs/kube-ipvs/pkg/conntrack"
+	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
+	"github.com/kube-ipvs/kube-ipvs/pkg/ipset"
+	"github.com/kube-ipvs/kube-ipvs/pkg/ipvs"
+	"github.com/kube-ipvs/kube-ipvs/pkg/kernel"
+	"github.com/kube-ipvs/kube-ipvs/pkg/loopback"
+	"github.com/kube-ipvs/kube-ipvs/pkg/nat"
+	"github.com/kube-ipvs/kube-ipvs/pkg/routing"
+	"github.com/kube-ipvs/kube-ipvs/pkg/sysctl"
+)
+
+// Meter is told what becomes of everything that is written, by the part of the
+// kernel: ipvs, ipset, iptables, nftables, routing, sysctl or conntrack. Its
+// methods return at once. Package metrics has it.
+type Meter interface {
+	Wrote(part string, took time.Duration, refused int) // one call, however many changes it made
+	Refused(part, operation string)                     // one change
+	Forgot(flows int)                                   // by conntrack
+}
+
+// Metered gives the same kernel with a meter at each of its parts.
+func (k Kernel) Metered(m Meter) Kernel {
+	k.IPVS = meteredIPVS{k.IPVS, m}
+	k.IPSet = meteredIPSet{k.IPSet, m}
+	k.Routing = meteredRouting{k.Routing, m}
+	k.Sysctl = meteredSysctl{k.Sysctl, m}
+	k.Conntrack = meteredConntrack{k.Conntrack, m}
+	tables := make(map[ip.Family]NAT, len(k.NAT))
+	for family, t := range k.NAT {
+		tables[family] = meteredNAT{t, m}
+	}
+	k.NAT = tables
+	if k.Loopback != nil {
+		k.Loopback = meteredLoopback{k.Loopback, m}
+	}
+	return k
+}
+
+// measure has changes applied and tells the meter.
+func measure[C fmt.Stringer](m Meter, part string, changes []C, apply func([]C) []kernel.Failure[C], operation func(C) string) []kernel.Failure[C] {
+	began := time.Now()
+	failures := apply(changes)
+	m.Wrote(part, time.Since(began), len(failures))
+	for _, f := range failures {
+		m.Refused(part, operation(f.Change))
+	}
+	return failures
+}
+
+type meteredIPVS struct {
+	IPVS
+	meter Meter
+}
+
+func (k meteredIPVS) Apply(changes []ipvs.Change) []ipvs.Failure {
+	return measure(k.meter, "ipvs", changes, k.IPVS.Apply, func(c ipvs.Change) string { return c.Op.String() })
+}
+
+type meteredIPSet struct {
+	IPSet
+	meter Meter
+}
+
+func (k meteredIPSet) Apply(changes []ipset.Change) []ipset.Failure {
+	return measure(k.meter, "ipset", changes, k.IPSet.Apply, func(c ipset.Change) string { return c.Op.String() })
+}
+
+type meteredNAT struct {
+	NAT
+	meter Meter
+}
+
+func (k meteredNAT) Apply(changes []nat.Change) []nat.Failure {
+	return measure(k.meter, "iptables", changes, k.NAT.Apply, func(c nat.Change) string { return c.Op.String() })
+}
+
+type meteredRouting struct {
+	Routing
+	meter Meter
+}
+
+func (k meteredRouting) Apply(changes []routing.Change) []routing.Failure {
+	return measure(k.meter, "routing", changes, k.Routing.Apply, func(c routing.Change) string { return c.Op.String() })
+}
+
+type meteredSysctl struct {
+	Sysctl
+	meter Meter
+}
+
+func (k meteredSysctl) Apply(changes []sysctl.Change) []sysctl.Failure {
+	return measure(k.meter, "sysctl", changes, k.Sysctl.Apply, func(sysctl.Change) string { return "set" })
+}
+
+type meteredLoopback struct {
+	Loopback
+	meter Meter
+}
+
+func (k meteredLoopback) Apply(changes []loopback.Change) []loopback.Failure {
+	return measure(k.meter, "nftables", changes, k.Loopback.Apply, func(loopback.Change) string { return "write" })
+}
+
+type meteredConntrack struct {
+	Conntrack
+	meter Meter
+}
+
+func (k meteredConntrack) Delete(matches []conntrack.Match) (int, error) {
+	began := time.Now()
+	flows, err := k.Conntrack.Delete(matches)
+	refused := 0
+	if err != nil {
+		refused = 1
+		k.meter.Refused("conntrack", "delete entries")
+	}
+	k.meter.Wrote("conntrack", time.Since(began), refused)
+	k.meter.Forgot(flows)
+	return flows, err
+}

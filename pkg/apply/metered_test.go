@@ -1,0 +1,82 @@
+package apply
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/kube-ipvs/kube-ipvs/pkg/conntrack"
+	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
+	"github.com/kube-ipvs/kube-ipvs/pkg/ipset"
+	"github.com/kube-ipvs/kube-ipvs/pkg/ipvs"
+	"github.com/kube-ipvs/kube-ipvs/pkg/loopback"
+	"github.com/kube-ipvs/kube-ipvs/pkg/nat"
+	"github.com/kube-ipvs/kube-ipvs/pkg/routing"
+	"github.com/kube-ipvs/kube-ipvs/pkg/sysctl"
+)
+
+// readings is a Meter that writes down what it is told.
+type readings struct{ lines []string }
+
+func (r *readings) note(format string, args ...any) {
+	r.lines = append(r.lines, fmt.Sprintf(format, args...))
+}
+func (r *readings) Wrote(part string, _ time.Duration, refused int) {
+	r.note("%s written, %d refused", part, refused)
+}
+func (r *readings) Refused(part, operation string) { r.note("%s refused to %s", part, operation) }
+func (r *readings) Forgot(flows int)               { r.note("%d flows forgotten", flows) }
+
+// take gives what was told since the last call.
+func (r *readings) take() []string {
+	lines := r.lines
+	r.lines = nil
+	return lines
+}
+
+// Every part of the kernel is metered, and says the operation that it refused.
+func TestMetered(t *testing.T) {
+	w := newWorld(t)
+	var r readings
+	k := Kernel{
+		IPVS: w.ipvs, IPSet: w.ipset, Routing: w.routing, Sysctl: w.sysctl, Conntrack: w.conntrack, Loopback: w.loopback,
+		NAT: map[ip.Family]NAT{ip.IPv4: w.nat[ip.IPv4]},
+	}.Metered(&r)
+	w.refuse = func(string) error { return errors.New("no") }
+	dns := conntrack.Match{Protocol: ip.UDP, OriginalDst: netip.MustParseAddrPort("10.96.0.10:53")}
+	for want, write := range map[string]func(){
+		"ipvs refused to add virtual server":  func() { k.IPVS.Apply([]ipvs.Change{{Op: ipvs.AddVirtualServer}}) },
+		"ipset refused to create set":         func() { k.IPSet.Apply([]ipset.Change{{Op: ipset.CreateSet}}) },
+		"routing refused to add link":         func() { k.Routing.Apply([]routing.Change{{Op: routing.AddLink}}) },
+		"iptables refused to write chain":     func() { k.NAT[ip.IPv4].Apply([]nat.Change{{Op: nat.WriteChain}}) },
+		"sysctl refused to set":               func() { k.Sysctl.Apply([]sysctl.Change{{Key: "net/ipv4/ip_forward"}}) },
+		"nftables refused to write":           func() { k.Loopback.Apply([]loopback.Change{{Family: ip.IPv4}}) },
+		"conntrack refused to delete entries": func() { _, _ = k.Conntrack.Delete([]conntrack.Match{dns}) },
+	} {
+		w.conntrack.FailDump = func() error { return errors.New("no") }
+		write()
+		got := r.take()
+		if len(got) < 2 || got[0] != want && got[1] != want {
+			t.Errorf("%q, no %q", got, want)
+		}
+	}
+}
+
+func TestMeteredSuccess(t *testing.T) {
+	w := newWorld(t)
+	var r readings
+	k := Kernel{IPVS: w.ipvs, Conntrack: w.conntrack}.Metered(&r)
+	k.IPVS.Apply(nil)
+	_, _ = k.Conntrack.Delete(nil)
+	want := []string{"ipvs written, 0 refused", "conntrack written, 0 refused", "0 flows forgotten"}
+	if diff := cmp.Diff(want, r.take()); diff != "" {
+		t.Error(diff)
+	}
+	if k.Loopback != nil {
+		t.Error("a part that is not there is metered")
+	}
+}

@@ -68,5 +68,10 @@ func runCommand(ctx context.Context, opts *config.Options, run func(context.Cont
 	}
 	ctx, stop := signal.NotifyContext(ctx, unix.SIGTERM, unix.SIGINT)
 	defer stop()
+	if cfg.File != "" && cfg.Action == config.Serve {
+		if ctx, err = untilConfigChanges(ctx, cfg.File, opts.Complete); err != nil {
+			return err
+		}
+	}
 	return run(ctx, cfg)
 }

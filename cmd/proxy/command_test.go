@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"io"
 	"strings"
 	"testing"
 
@@ -10,40 +11,43 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/config"
 )
 
-// execute runs a command line and gives its configuration, if it gets so far,
-// and what it prints.
-func execute(t *testing.T, args ...string) (cfg *config.Config, output string) {
+// execute runs a command line.
+func execute(t *testing.T, run func(context.Context, config.Config) error, out io.Writer, args ...string) error {
 	t.Helper()
-	cmd := newCommand(func(_ context.Context, c config.Config) error {
-		cfg = &c
-		return nil
-	})
-	var out strings.Builder
-	cmd.SetOut(&out)
-	cmd.SetArgs(args)
 	defer func() { _ = logsapi.ResetForTest(nil) }() // it can be configured once
-	if err := cmd.ExecuteContext(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	return cfg, out.String()
+	cmd := newCommand(run)
+	cmd.SetOut(out)
+	cmd.SetArgs(args)
+	return cmd.ExecuteContext(t.Context())
 }
 
 func TestVersion(t *testing.T) {
 	defer func() { _ = newCommand(nil).Flag("version").Value.Set("false") }() // the library has one for all commands
-	if cfg, output := execute(t, "--version"); cfg != nil || !strings.HasPrefix(output, "kube-ipvs v") {
-		t.Errorf("%v, %q", cfg, output)
+	var out strings.Builder
+	if err := execute(t, nil, &out, "--version"); err != nil || !strings.HasPrefix(out.String(), "kube-ipvs v") {
+		t.Errorf("%v, %q", err, out.String())
 	}
 }
 
 // The pages that Kubernetes has behind feature gates are behind the same here.
 func TestPages(t *testing.T) {
-	cfg, _ := execute(t, "--hostname-override=node1", "--cluster-cidr=10.244.0.0/16", "--profiling")
-	p := pages(cfg)
+	configured := func(args ...string) (cfg config.Config) {
+		keep := func(_ context.Context, c config.Config) error {
+			cfg = c
+			return nil
+		}
+		if err := execute(t, keep, nil, append(args, "--hostname-override=node1", "--cluster-cidr=10.244.0.0/16")...); err != nil {
+			t.Fatal(err)
+		}
+		return cfg
+	}
+	cfg := configured("--profiling")
+	p := pages(&cfg)
 	if !p.Profiling || !p.Status || p.Flags["cluster-cidr"] != "10.244.0.0/16" || p.Flags["ipvs-sync-period"] != "30s" {
 		t.Errorf("%+v", p)
 	}
-	cfg, _ = execute(t, "--hostname-override=node1", "--feature-gates=ComponentFlagz=false,ComponentStatusz=false")
-	if p := pages(cfg); p.Status || p.Flags != nil || len(cfg.Notices) > 1 { // one is about --cluster-cidr
+	cfg = configured("--feature-gates=ComponentFlagz=false,ComponentStatusz=false")
+	if p := pages(&cfg); p.Status || p.Flags != nil || len(cfg.Notices) > 0 {
 		t.Errorf("%+v, %v", p, cfg.Notices)
 	}
 }

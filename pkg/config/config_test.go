@@ -235,6 +235,30 @@ func TestFlags(t *testing.T) {
 
 // TestFlagErrors has one wrong value of each flag, and what of the error helps
 // to put it right.
+// flagsOfKubeProxy are those of kube-proxy v1.36.3: what its --help lists
+// (TestConformanceFlags compares), and the deprecated ones, which it hides.
+func flagsOfKubeProxy(t *testing.T) []string {
+	t.Helper()
+	text, err := os.ReadFile(filepath.Join("testdata", "kube-proxy-flags.txt"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return append(strings.Fields(string(text)), "healthz-port", "metrics-port")
+}
+
+// A command line of kube-proxy's is taken as it is.
+func TestEveryFlagOfKubeProxyIsKnown(t *testing.T) {
+	known := map[string]bool{"version": true} // the command's
+	for _, section := range NewOptions().Flags().FlagSets {
+		section.VisitAll(func(f *pflag.Flag) { known[f.Name] = true })
+	}
+	for _, name := range flagsOfKubeProxy(t) {
+		if !known[name] {
+			t.Errorf("--%s is not known", name)
+		}
+	}
+}
+
 func TestFlagErrors(t *testing.T) {
 	for _, tc := range []struct {
 		args string

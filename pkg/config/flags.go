@@ -177,6 +177,7 @@ func foreignFlags() *pflag.FlagSet {
 		"iptables-sync-period", "iptables-min-sync-period",
 		"nftables-sync-period", "nftables-min-sync-period", "nftables-masquerade-bit",
 		"proxy-port-range", "udp-timeout", "source-vip", "network-name", "root-hnsendpoint-name",
+		"boot-id-file", "machine-id-file",
 	} {
 		fs.String(name, "", "Has no effect.")
 	}

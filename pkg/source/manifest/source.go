@@ -12,22 +12,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"time"
 
 	"k8s.io/klog/v2"
 
 	"github.com/kube-ipvs/kube-ipvs/pkg/source"
-)
-
-const (
-	// settle is how long the folder must be quiet before it is read, and
-	// settleAtMost how long that is waited for: writers touch a file more than
-	// once.
-	settle       = 100 * time.Millisecond
-	settleAtMost = time.Second
-	// recheck is how often the folder is read without having been told of a
-	// change: links may lead to where nothing is watched.
-	recheck = 30 * time.Second
+	"github.com/kube-ipvs/kube-ipvs/pkg/watch"
 )
 
 // Source is a folder of manifests. It implements source.Source and
@@ -66,18 +55,18 @@ func (s *Source) Load(ctx context.Context, sink source.Sink) error {
 // context ends. It fails if the folder cannot be read or watched at the start.
 // What is wrong in it is logged, once for as long as it is so.
 func (s *Source) Run(ctx context.Context, sink source.Sink) error {
-	w, err := newWatch(s.dir)
+	w, err := watch.NewFolder(s.dir)
 	if err != nil {
 		return fmt.Errorf("manifests: %w", err)
 	}
-	defer w.close()
+	defer w.Close()
 	r := s.reader(sink)
 	if err := r.folder.scan(); err != nil {
 		return fmt.Errorf("manifests: %w", err)
 	}
 	r.show(ctx)
 	sink.Synced()
-	for w.wait(ctx) {
+	for w.Wait(ctx) {
 		r.update(ctx)
 	}
 	return nil

@@ -1,4 +1,5 @@
-package manifest
+// Package watch tells when the files of a folder have changed.
+package watch
 
 import (
 	"context"
@@ -10,17 +11,28 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// watch waits for changes in a folder. The folder itself may be replaced, as
+const (
+	// settle is how long the folder must be quiet before it is read, and
+	// settleAtMost how long that is waited for: writers touch a file more than
+	// once.
+	settle       = 100 * time.Millisecond
+	settleAtMost = time.Second
+	// recheck is how often the folder is read without having been told of a
+	// change: links may lead to where nothing is watched.
+	recheck = 30 * time.Second
+)
+
+// Folder waits for changes in a folder. The folder itself may be replaced, as
 // may be a link to it: so its parent is watched too.
-type watch struct {
+type Folder struct {
 	dir     string
 	watcher *fsnotify.Watcher
 	watched os.FileInfo // the directory that dir was when it was last added
 }
 
-// newWatch fails if the folder is not there or the kernel's limits on watches
+// NewFolder fails if the folder is not there or the kernel's limits on watches
 // are reached.
-func newWatch(dir string) (*watch, error) {
+func NewFolder(dir string) (*Folder, error) {
 	dir, err := filepath.Abs(dir)
 	if err != nil {
 		return nil, err
@@ -29,9 +41,9 @@ func newWatch(dir string) (*watch, error) {
 	if err != nil {
 		return nil, err
 	}
-	w := &watch{dir: dir, watcher: watcher}
+	w := &Folder{dir: dir, watcher: watcher}
 	if err := w.add(); err != nil {
-		w.close()
+		w.Close()
 		return nil, err
 	}
 	// That the parent cannot be watched only delays how soon it is seen that
@@ -40,11 +52,11 @@ func newWatch(dir string) (*watch, error) {
 	return w, nil
 }
 
-// close frees the watches. What is lost with them is of no use to anyone.
-func (w *watch) close() { _ = w.watcher.Close() }
+// Close frees the watches. What is lost with them is of no use to anyone.
+func (w *Folder) Close() { _ = w.watcher.Close() }
 
 // add watches the folder, and again if it is not the one that it was.
-func (w *watch) add() error {
+func (w *Folder) add() error {
 	info, err := os.Stat(w.dir)
 	if err != nil {
 		return err
@@ -61,9 +73,9 @@ func (w *watch) add() error {
 	return nil
 }
 
-// wait returns when the folder may have changed and has come to rest. It is
+// Wait returns when the folder may have changed and has come to rest. It is
 // false when the context has ended.
-func (w *watch) wait(ctx context.Context) bool {
+func (w *Folder) Wait(ctx context.Context) bool {
 	logger := klog.FromContext(ctx)
 	quiet, latest := time.NewTimer(recheck), time.NewTimer(recheck)
 	defer quiet.Stop()
@@ -83,7 +95,7 @@ func (w *watch) wait(ctx context.Context) bool {
 			}
 		case err := <-w.watcher.Errors:
 			// Events are lost, so anything may have changed.
-			logger.V(2).Info("Watching manifests failed; they are read again", "folder", w.dir, "err", err)
+			logger.V(2).Info("Watching a folder failed; it is read again", "folder", w.dir, "err", err)
 			return true
 		case <-quiet.C:
 			return w.renew(logger)
@@ -95,7 +107,7 @@ func (w *watch) wait(ctx context.Context) bool {
 
 // concerns says whether an event is about the folder: the parent's are about
 // its other entries too.
-func (w *watch) concerns(event fsnotify.Event) bool {
+func (w *Folder) concerns(event fsnotify.Event) bool {
 	if event.Name == w.dir && !event.Has(fsnotify.Chmod) {
 		// Come, gone or replaced: a new folder may have the old one's number.
 		w.watched = nil
@@ -106,9 +118,9 @@ func (w *watch) concerns(event fsnotify.Event) bool {
 
 // renew makes sure that it is the present folder that is watched. If there is
 // none, reading it says so.
-func (w *watch) renew(logger klog.Logger) bool {
+func (w *Folder) renew(logger klog.Logger) bool {
 	if err := w.add(); err != nil {
-		logger.V(2).Info("Manifests cannot be watched; they are read from time to time", "folder", w.dir, "err", err)
+		logger.V(2).Info("A folder cannot be watched; it is read from time to time", "folder", w.dir, "err", err)
 	}
 	return true
 }

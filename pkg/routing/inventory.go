@@ -107,3 +107,25 @@ func sortRules(rules []Rule) {
 		return cmp.Or(cmp.Compare(a.Family, b.Family), cmp.Compare(a.Priority, b.Priority))
 	})
 }
+
+// Routes reads every unicast and local route that the kernel uses, of all
+// tables, one for each next hop. There is one at least for each VIP.
+func (n *Netlink) Routes() ([]Route, error) {
+	read := func() ([]Route, error) {
+		names, err := n.linkNames()
+		if err != nil {
+			return nil, err
+		}
+		found, err := n.routesWith(names, func(netlink.Route) bool { return true })
+		out := make([]Route, len(found))
+		for i, f := range found {
+			out[i] = f.Route
+		}
+		return out, err
+	}
+	out, err := retry(read, inconsistent)
+	if err != nil {
+		return nil, fmt.Errorf("read the routes: %w", err)
+	}
+	return out, nil
+}

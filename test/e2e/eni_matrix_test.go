@@ -231,6 +231,7 @@ func (m *eniMatrix) run(t *testing.T, mode string) {
 		m.checkAnswers(t, a)
 	}
 	m.checkWays(t, done, onNode)
+	m.checkTraces(t, done)
 }
 
 // ends are all that packets of the cells go to, in front of the proxy and behind.

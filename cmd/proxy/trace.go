@@ -1,0 +1,144 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/netip"
+	"strings"
+
+	"github.com/spf13/cobra"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/tools/clientcmd"
+
+	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
+	"github.com/kube-ipvs/kube-ipvs/pkg/trace"
+)
+
+// traceOptions is the command line of "kube-ipvs trace".
+type traceOptions struct {
+	from, to, in, output, kubeconfig string
+}
+
+func newTraceCommand() *cobra.Command {
+	var o traceOptions
+	cmd := &cobra.Command{
+		Use:   "trace --from POD-OR-IP --to IP:PORT[/PROTOCOL]",
+		Short: "Explain what becomes of a connection on this node",
+		Long: "trace explains one connection on this node, step by step, from what the kernel\nholds now: which rules act on it, which virtual server and real servers it meets,\nthe interface and the source with which it leaves, and whether the answer comes\nback the same way. Nothing is sent and nothing is changed.",
+		Example: "  kube-ipvs trace --from 10.244.1.5 --to 10.96.0.10:53/udp\n" +
+			"  kube-ipvs trace --from default/web-0 --to 203.0.113.5:443\n" +
+			"  kube-ipvs trace --from 198.51.100.9 --in eth1 --to 10.12.97.49:30080 -o json",
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return o.run(cmd.Context(), cmd.OutOrStdout())
+		},
+	}
+	fs := cmd.Flags()
+	fs.StringVar(&o.from, "from", "", "who asks: an IP address, or a pod as NAMESPACE/NAME, which asks the API server")
+	fs.StringVar(&o.to, "to", "", "what is asked: IP:PORT, with /udp or /sctp if it is not TCP")
+	fs.StringVar(&o.in, "in", "", "the interface by which the request enters the node; default: the one that leads to the client")
+	fs.StringVarP(&o.output, "output", "o", "text", "text or json")
+	fs.StringVar(&o.kubeconfig, "kubeconfig", "", "how to reach the API server, for a pod's name; default: as a pod of the cluster does")
+	setPlainHelp(cmd)
+	return cmd
+}
+
+// setPlainHelp keeps the help of the command above, which is about its own
+// flags, from being inherited.
+func setPlainHelp(cmd *cobra.Command) {
+	plain := &cobra.Command{}
+	cmd.SetUsageFunc(plain.UsageFunc())
+	cmd.SetHelpFunc(func(c *cobra.Command, _ []string) {
+		fmt.Fprintf(c.OutOrStdout(), "%s\n\n%s", c.Long, c.UsageString())
+	})
+}
+
+func (o *traceOptions) run(ctx context.Context, w io.Writer) error {
+	if o.output != "text" && o.output != "json" {
+		return fmt.Errorf("--output %q: must be text or json", o.output)
+	}
+	q, err := o.question(ctx)
+	if err != nil {
+		return err
+	}
+	node, err := trace.Observe(ip.Of(q.To.Addr()))
+	if err != nil {
+		return err
+	}
+	if _, ok := node.Link(o.in); o.in != "" && !ok {
+		return fmt.Errorf("--in %q: the node has no such interface", o.in)
+	}
+	x := trace.Explain(node, q)
+	if o.output == "text" {
+		return x.Write(w)
+	}
+	encoder := json.NewEncoder(w)
+	encoder.SetIndent("", "  ")
+	return encoder.Encode(x)
+}
+
+func (o *traceOptions) question(ctx context.Context) (q trace.Question, err error) {
+	if q.To, q.Protocol, err = parseTarget(o.to); err != nil {
+		return q, fmt.Errorf("--to %q: %w", o.to, err)
+	}
+	q.In = o.in
+	if q.From, err = netip.ParseAddr(o.from); err != nil {
+		q.From, err = o.pod(ctx, ip.Of(q.To.Addr()))
+	}
+	if err == nil && ip.Of(q.From) != ip.Of(q.To.Addr()) {
+		err = errors.New("is of another family than --to")
+	}
+	if err != nil {
+		return q, fmt.Errorf("--from %q: %w", o.from, err)
+	}
+	return q, nil
+}
+
+// parseTarget reads "10.96.0.10:53/udp".
+func parseTarget(text string) (netip.AddrPort, ip.Protocol, error) {
+	address, name, given := strings.Cut(text, "/")
+	protocol := ip.TCP
+	if given {
+		var err error
+		if protocol, err = ip.ParseProtocol(strings.ToUpper(name)); err != nil {
+			return netip.AddrPort{}, 0, err
+		}
+	}
+	to, err := netip.ParseAddrPort(address)
+	return to, protocol, err
+}
+
+// pod asks the API server for a pod's address.
+func (o *traceOptions) pod(ctx context.Context, family ip.Family) (netip.Addr, error) {
+	namespace, name, ok := strings.Cut(o.from, "/")
+	if !ok {
+		return netip.Addr{}, errors.New("is neither an IP address nor a pod as NAMESPACE/NAME")
+	}
+	config, err := clientcmd.BuildConfigFromFlags("", o.kubeconfig)
+	if err != nil {
+		return netip.Addr{}, err
+	}
+	client, err := kubernetes.NewForConfig(config)
+	if err != nil {
+		return netip.Addr{}, err
+	}
+	pod, err := client.CoreV1().Pods(namespace).Get(ctx, name, metav1.GetOptions{})
+	if err != nil {
+		return netip.Addr{}, err
+	}
+	return addressOf(pod, family)
+}
+
+func addressOf(pod *corev1.Pod, family ip.Family) (netip.Addr, error) {
+	for _, have := range pod.Status.PodIPs {
+		if a, err := netip.ParseAddr(have.IP); err == nil && ip.Of(a) == family {
+			return a, nil
+		}
+	}
+	return netip.Addr{}, fmt.Errorf("the pod has no %s address", family)
+}

@@ -1,0 +1,203 @@
+package trace
+
+import (
+	"fmt"
+	"net/netip"
+
+	"github.com/kube-ipvs/kube-ipvs/pkg/ipvs"
+	"github.com/kube-ipvs/kube-ipvs/pkg/nat"
+)
+
+// branch is a connection from IPVS to one real server and back.
+type branch struct {
+	*walk
+	client packet // as it came to IPVS
+	entry  string // the interface that it entered by; "": from the node
+	key    ipvs.Key
+	to     netip.AddrPort
+	local  bool // the real server is in the node's own network
+}
+
+func (b *branch) follow(weight int) Branch {
+	out := Branch{RealServer: b.to.String(), Weight: weight}
+	if weight == 0 {
+		out.Verdict = Verdict{Draining, "it takes no new connections"}
+		return out
+	}
+	p := b.client
+	conn := *b.client.conn
+	p.conn = &conn
+	out.Verdict = b.dispatch(&p)
+	out.Request, b.steps = b.steps, nil
+	out.LeavesBy, out.SeenSource = p.out, p.src.Addr().String()
+	if out.Verdict.Outcome != "" {
+		return out
+	}
+	answer := b.reply(&p)
+	out.ReturnsBy = answer.in
+	out.Verdict = b.comeBack(answer)
+	out.AnswerBy, out.Answer = answer.out, b.steps
+	return out
+}
+
+// dispatch follows the request behind IPVS, to where it leaves the node. IPVS
+// looks its way up without source and mark; that it is for another address then
+// than conntrack knows makes nat OUTPUT look it up again, with both.
+func (b *branch) dispatch(p *packet) Verdict {
+	p.dst, p.virtual, p.in = b.to, &b.key, ""
+	way, ok := b.routed(lookup{dst: b.to.Addr(), in: "lo"}, p)
+	if !ok {
+		return Verdict{Dropped, "there is no route to " + b.to.Addr().String()}
+	}
+	if way.Local {
+		b.local, p.out = true, "lo"
+		return Verdict{}
+	}
+	p.out = way.Link
+	if v := verdict(b.hooks("OUTPUT", p, nat.Raw, nat.Mangle), b.walk); v.Outcome != "" {
+		return v
+	}
+	if way, ok = b.routed(lookup{src: p.src.Addr(), dst: b.to.Addr(), in: "lo", mark: p.mark}, p); !ok {
+		return Verdict{Dropped, "there is no route to " + b.to.Addr().String() + " for what comes from " + p.src.Addr().String()}
+	}
+	p.out = way.Link
+	if v := verdict(b.hooks("OUTPUT", p, nat.Filter), b.walk); v.Outcome != "" {
+		return v
+	}
+	if v := verdict(b.hooks("POSTROUTING", p, nat.Mangle, nat.NAT), b.walk); v.Outcome != "" {
+		return v
+	}
+	return b.leaves(p)
+}
+
+// leaves checks what the network beyond would say.
+func (b *branch) leaves(p *packet) Verdict {
+	owner := b.owner(p.src.Addr())
+	if owner != "" && owner != p.out && b.leadsOut(p.out) {
+		return Verdict{Asymmetric, fmt.Sprintf("the request leaves by %s with the source %s, which is %s's: a network that checks sources drops it, and else the answer comes to %s",
+			p.out, p.src.Addr(), owner, owner)}
+	}
+	return Verdict{}
+}
+
+// reply is the endpoint's first packet, where it comes to this node.
+func (b *branch) reply(request *packet) *packet {
+	p := &packet{protocol: request.protocol, src: b.to, dst: request.src, in: request.out, conn: request.conn, answer: true}
+	if b.local {
+		p.in = ""
+	}
+	return p
+}
+
+// comeBack follows the answer to the client.
+func (b *branch) comeBack(p *packet) Verdict {
+	if b.local {
+		return b.answeredHere(p)
+	}
+	if v := b.misses(p); v.Outcome != "" {
+		return v
+	}
+	if v := verdict(b.hooks("PREROUTING", p, nat.Raw, nat.Mangle), b.walk); v.Outcome != "" {
+		return v
+	}
+	if p.dst != p.conn.source {
+		p.dst = p.conn.source
+		b.note("conntrack", p, "", "the destination becomes the client's again")
+	}
+	if why := b.reversePath(p); why != "" {
+		b.note("reverse path", p, "", "dropped: %s", why)
+		return Verdict{Dropped, "the answer, as " + why}
+	}
+	way, ok := b.routed(lookup{src: p.src.Addr(), dst: p.dst.Addr(), in: p.in, mark: p.mark}, p)
+	switch {
+	case !ok:
+		return Verdict{Dropped, "the answer: there is no route to " + p.dst.Addr().String()}
+	case way.Local:
+		return b.toNode(p)
+	case !b.forwards():
+		return Verdict{Dropped, "the answer: the node does not forward (ip_forward is 0)"}
+	}
+	return b.onwards(p, way)
+}
+
+// misses tells of answers that do not come back through this node's IPVS: those
+// of a neighbour on the client's own bridge that the rules do not see, and those
+// to a client outside by an endpoint elsewhere that sees its address.
+func (b *branch) misses(p *packet) Verdict {
+	if p.dst != p.conn.source {
+		return Verdict{}
+	}
+	link, _ := b.Link(p.in)
+	if p.in == b.entry && link.Type == "bridge" && !b.bridgeFilters() {
+		return Verdict{Dropped, "client and endpoint are on the bridge " + p.in + ", whose frames are not shown to the rules (bridge-nf-call-iptables is 0): the client is answered by an address that it did not ask"}
+	}
+	if b.entry != "" && b.leadsOut(b.entry) && b.leadsOut(p.in) {
+		return Verdict{Dropped, "the endpoint, on another node, sees the client's address and answers it past this node"}
+	}
+	return Verdict{}
+}
+
+// toNode is the answer to the node's own request.
+func (b *branch) toNode(p *packet) Verdict {
+	if v := verdict(b.hooks("INPUT", p, nat.Mangle, nat.Filter), b.walk); v.Outcome != "" {
+		return v
+	}
+	b.restoreSource(p)
+	return Verdict{Outcome: Answered}
+}
+
+// onwards is the answer on its way through FORWARD, behind which IPVS gives it
+// the VIP as its source and looks its way up once more.
+func (b *branch) onwards(p *packet, way found) Verdict {
+	p.out = way.Link
+	if v := verdict(b.hooks("FORWARD", p, nat.Mangle, nat.Filter), b.walk); v.Outcome != "" {
+		return v
+	}
+	b.restoreSource(p)
+	if b.set("net/ipv4/vs/snat_reroute") {
+		again, ok := b.routed(lookup{src: p.src.Addr(), dst: p.dst.Addr(), in: "lo", mark: p.mark}, p)
+		if !ok {
+			return Verdict{Dropped, "the answer: there is no route to " + p.dst.Addr().String()}
+		}
+		p.out = again.Link
+	}
+	return b.out(p)
+}
+
+// answeredHere is the answer of an endpoint in the node's own network, which
+// begins in OUTPUT.
+func (b *branch) answeredHere(p *packet) Verdict {
+	if v := verdict(b.hooks("OUTPUT", p, nat.Raw, nat.Mangle), b.walk); v.Outcome != "" {
+		return v
+	}
+	b.restoreSource(p)
+	way, ok := b.routed(lookup{src: p.src.Addr(), dst: p.dst.Addr(), in: "lo", mark: p.mark}, p)
+	if !ok {
+		return Verdict{Dropped, "the answer: there is no route to " + p.dst.Addr().String()}
+	}
+	if way.Local {
+		return Verdict{Outcome: Answered}
+	}
+	p.out = way.Link
+	if v := verdict(b.hooks("OUTPUT", p, nat.Filter), b.walk); v.Outcome != "" {
+		return v
+	}
+	return b.out(p)
+}
+
+// restoreSource is what IPVS does to an answer.
+func (b *branch) restoreSource(p *packet) {
+	p.src = b.client.dst
+	b.note("IPVS", p, "", "the source becomes the VIP")
+}
+
+// out is where the answer leaves the node.
+func (b *branch) out(p *packet) Verdict {
+	if v := verdict(b.hooks("POSTROUTING", p, nat.Mangle), b.walk); v.Outcome != "" {
+		return v
+	}
+	if p.out != b.entry {
+		return Verdict{Asymmetric, fmt.Sprintf("the request came in by %s, the answer leaves by %s", b.entry, p.out)}
+	}
+	return Verdict{Outcome: Answered}
+}

@@ -1,0 +1,231 @@
+package trace
+
+import (
+	"fmt"
+	"net/netip"
+
+	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
+	"github.com/kube-ipvs/kube-ipvs/pkg/nat"
+)
+
+// Step is something that was done with a packet, or decided about it.
+type Step struct {
+	// Where is a hook ("mangle PREROUTING"), "route", "reverse path", "IPVS" or
+	// "conntrack".
+	Where  string `json:"where"`
+	What   string `json:"what"`           // in words
+	Rule   string `json:"rule,omitempty"` // as iptables-save prints it
+	Packet string `json:"packet"`         // source > destination, behind this step
+	Mark   string `json:"mark,omitempty"` // behind this step, unless 0
+}
+
+// walk follows packets and writes down what happens.
+type walk struct {
+	*Node
+	rules  map[nat.Rule]rule // as far as they were read
+	steps  []Step
+	doubts []string // rules that could not be judged
+}
+
+func (w *walk) parsed(text nat.Rule) rule {
+	r, ok := w.rules[text]
+	if !ok {
+		r = parse(text)
+		w.rules[text] = r
+	}
+	return r
+}
+
+func (w *walk) note(where string, p *packet, rule, format string, args ...any) {
+	s := Step{Where: where, What: fmt.Sprintf(format, args...), Rule: rule, Packet: p.String()}
+	if p.mark != 0 {
+		s.Mark = fmt.Sprintf("%#x", p.mark)
+	}
+	w.steps = append(w.steps, s)
+}
+
+// end is a verdict that ends a packet's way through a hook.
+type end string
+
+const (
+	goesOn   end = ""
+	accepted end = "ACCEPT" // by this table; the next one is asked
+	dropped  end = "dropped"
+	refused  end = "refused"
+)
+
+// hook runs a base chain, and its policy.
+func (w *walk) hook(table nat.Table, chain string, p *packet) end {
+	contents := w.Ruleset[table]
+	where := string(table) + " " + chain
+	verdict := w.chain(table, chain, where, p)
+	if verdict == goesOn && contents.Policies[chain] == "DROP" {
+		w.note(where, p, "", "the chain's policy is DROP")
+		return dropped
+	}
+	return verdict
+}
+
+// hooks runs the tables of a hook in order; the first that ends the way counts.
+func (w *walk) hooks(chain string, p *packet, tables ...nat.Table) end {
+	for _, table := range tables {
+		if table == nat.NAT && !p.first {
+			continue // the nat table sees the first packet of a connection only
+		}
+		if verdict := w.hook(table, chain, p); verdict == dropped || verdict == refused {
+			return verdict
+		}
+	}
+	return goesOn
+}
+
+// chain gives the verdict of a chain, or goesOn at its end.
+func (w *walk) chain(table nat.Table, name, where string, p *packet) end {
+	for _, text := range w.Ruleset[table].Chains[name] {
+		r := w.parsed(text)
+		is, err := w.holds(r, p)
+		if err != nil {
+			w.doubts = append(w.doubts, fmt.Sprintf("%s: -A %s %s: %s", table, name, text, err))
+			continue
+		}
+		if !is {
+			continue
+		}
+		verdict, returns := w.target(table, r, where, "-A "+name+" "+string(text), p)
+		if verdict != goesOn {
+			return verdict
+		}
+		if returns {
+			return goesOn
+		}
+	}
+	return goesOn
+}
+
+// target does what a rule says. returns tells that the chain ends here.
+func (w *walk) target(table nat.Table, r rule, where, text string, p *packet) (_ end, returns bool) {
+	switch r.target {
+	case "ACCEPT":
+		w.note(where, p, text, "accepted")
+		return accepted, false
+	case "DROP":
+		w.note(where, p, text, "dropped")
+		return dropped, false
+	case "REJECT":
+		w.note(where, p, text, "refused")
+		return refused, false
+	case "RETURN":
+		return goesOn, true
+	case "MARK", "CONNMARK", "SET":
+		w.markBy(r, where, text, p)
+		return goesOn, false
+	case "MASQUERADE", "SNAT":
+		w.translateSource(r, where, text, p)
+		return accepted, false
+	case "DNAT", "REDIRECT":
+		w.note(where, p, text, "sent elsewhere")
+		w.doubts = append(w.doubts, text+": what becomes of it is not followed")
+		return accepted, false
+	}
+	return w.jump(table, r, where, text, p)
+}
+
+// jump follows a rule into a chain. What is no chain, and not one of the targets
+// that matter, changes nothing here (LOG, NFLOG, CT, TCPMSS, …).
+func (w *walk) jump(table nat.Table, r rule, where, text string, p *packet) (_ end, returns bool) {
+	if _, ok := w.Ruleset[table].Chains[r.target]; ok {
+		return w.chain(table, r.target, where, p), r.jumps
+	}
+	switch r.target {
+	case "", "LOG", "NFLOG", "CT", "NOTRACK", "TCPMSS", "CHECKSUM", "TRACE", "CLASSIFY":
+	default:
+		w.doubts = append(w.doubts, fmt.Sprintf("%s: the target %s is not known here", text, r.target))
+	}
+	return goesOn, false
+}
+
+// markBy changes the packet's or the connection's mark.
+func (w *walk) markBy(r rule, where, text string, p *packet) {
+	before, conn := p.mark, p.conn.mark
+	_, save := r.option("--save-mark")
+	_, restore := r.option("--restore-mark")
+	nf, ct := r.mask("--nfmask"), r.mask("--ctmask")
+	switch {
+	case r.target == "SET":
+		w.mapSet(r, p)
+	case save:
+		p.conn.mark = p.conn.mark&^ct ^ p.mark&nf
+	case restore:
+		p.mark = p.mark&^nf ^ p.conn.mark&ct
+	default:
+		w.setMark(r, text, p)
+	}
+	if p.mark != before {
+		w.note(where, p, text, "mark %#x", p.mark)
+	}
+	if p.conn.mark != conn {
+		w.note(where, p, text, "the connection's mark %#x", p.conn.mark)
+	}
+}
+
+// mapSet gives the packet the mark that a set's member carries.
+func (w *walk) mapSet(r rule, p *packet) {
+	args := r.options["--map-set"]
+	_, marks := r.option("--map-mark")
+	if len(args) != 2 || !marks {
+		return
+	}
+	if mark, is, _ := w.member(args[0], args[1], p); is {
+		p.mark = mark
+	}
+}
+
+func (w *walk) setMark(r rule, text string, p *packet) {
+	arg, _ := r.option("--set-xmark")
+	value, bits, err := parseMark(arg)
+	if err != nil {
+		w.doubts = append(w.doubts, fmt.Sprintf("%s: %s", text, err))
+		return
+	}
+	if r.target == "MARK" {
+		p.mark = p.mark&^bits ^ value
+	} else {
+		p.conn.mark = p.conn.mark&^bits ^ value
+	}
+}
+
+// mask is an option's, or that of all bits.
+func (r rule) mask(option string) uint32 {
+	arg, given := r.option(option)
+	bits, _, err := parseMark(arg)
+	if !given || err != nil {
+		return ^uint32(0)
+	}
+	return bits
+}
+
+// translateSource gives the packet another source, for the whole connection.
+func (w *walk) translateSource(r rule, where, text string, p *packet) {
+	arg, _ := r.option("--to-source")
+	to, err := netip.ParseAddr(arg)
+	if r.target == "MASQUERADE" {
+		to, err = w.masquerade(p), nil
+	}
+	if err != nil || !to.IsValid() {
+		w.doubts = append(w.doubts, text+": no address to translate to")
+		return
+	}
+	p.src = netip.AddrPortFrom(to, p.src.Port())
+	w.note(where, p, text, "source becomes %s", to)
+}
+
+// masquerade asks for an address towards the next hop of IPv4, and towards the
+// destination of IPv6.
+func (w *walk) masquerade(p *packet) netip.Addr {
+	next := p.dst.Addr()
+	way, ok := w.route(lookup{src: p.src.Addr(), dst: next, in: "lo", mark: p.mark})
+	if ok && way.Via.IsValid() && w.Family == ip.IPv4 {
+		next = way.Via
+	}
+	return w.addressOn(p.out, next)
+}

@@ -1,0 +1,273 @@
+package trace
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+
+	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
+	"github.com/kube-ipvs/kube-ipvs/pkg/ipvs"
+	"github.com/kube-ipvs/kube-ipvs/pkg/nat"
+)
+
+// Question is a connection that somebody makes, or would make.
+type Question struct {
+	Protocol ip.Protocol
+	From     netip.Addr
+	To       netip.AddrPort
+	// In is the interface by which the request enters. "" lets the way back to
+	// From tell; it means nothing where From is the node's own.
+	In string
+}
+
+// sourcePort is a client's that nothing is known about.
+const sourcePort = 40000
+
+// Explanation is what becomes of a connection.
+type Explanation struct {
+	Request  string   `json:"request"`
+	EntersBy string   `json:"entersBy,omitempty"` // "": the node itself asks
+	Steps    []Step   `json:"steps"`
+	Doubts   []string `json:"doubts,omitempty"` // what could not be judged, and was taken not to match
+	// VirtualServer is empty where none is asked.
+	VirtualServer string   `json:"virtualServer,omitempty"`
+	Scheduler     string   `json:"scheduler,omitempty"`
+	RealServers   []Branch `json:"realServers,omitempty"`
+	// Verdict is for the request: where it ends, or that it is served.
+	Verdict Verdict `json:"verdict"`
+}
+
+// Branch is the way by one real server.
+type Branch struct {
+	RealServer string  `json:"realServer"`
+	Weight     int     `json:"weight"` // 0 takes no new connections
+	LeavesBy   string  `json:"leavesBy,omitempty"`
+	SeenSource string  `json:"seenSource,omitempty"` // what the endpoint sees
+	Request    []Step  `json:"request"`
+	ReturnsBy  string  `json:"returnsBy,omitempty"`
+	AnswerBy   string  `json:"answerBy,omitempty"` // the interface by which the answer leaves for the client
+	Answer     []Step  `json:"answer"`
+	Verdict    Verdict `json:"verdict"`
+}
+
+// Verdict is how a way ends.
+type Verdict struct {
+	Outcome Outcome `json:"outcome"`
+	Reason  string  `json:"reason,omitempty"`
+}
+
+func (v Verdict) String() string {
+	if v.Reason == "" {
+		return string(v.Outcome)
+	}
+	return string(v.Outcome) + ": " + v.Reason
+}
+
+// Outcome is how a way ends, in a word or two.
+type Outcome string
+
+// The outcomes.
+const (
+	Answered   Outcome = "answered" // out and back by the same interfaces
+	Asymmetric Outcome = "asymmetric"
+	Dropped    Outcome = "dropped"
+	Refused    Outcome = "refused"
+	Unserved   Outcome = "not a Service's"
+	Draining   Outcome = "draining" // a real server without weight
+)
+
+// Explain follows a connection through a node.
+func Explain(n *Node, q Question) Explanation {
+	w := &walk{Node: n, rules: map[nat.Rule]rule{}}
+	p := &packet{
+		protocol: q.Protocol, first: true,
+		src:  netip.AddrPortFrom(q.From, sourcePort),
+		dst:  q.To,
+		conn: &connection{},
+	}
+	p.conn.source = p.src
+	p.in = n.entry(q)
+	out := Explanation{Request: fmt.Sprintf("%s %s", q.Protocol, p), EntersBy: p.in}
+	key, verdict := w.request(p)
+	out.Verdict = verdict
+	if verdict.Outcome == "" {
+		out.serve(w, key, *p)
+	}
+	out.Steps, out.Doubts = w.steps, w.doubts
+	return out
+}
+
+// entry is the interface that a request comes in by: the one asked for, or that
+// of the way back; none, if the client is the node.
+func (n *Node) entry(q Question) string {
+	back, ok := n.route(lookup{src: q.To.Addr(), dst: q.From, in: "lo"})
+	switch {
+	case ok && back.Local:
+		return ""
+	case q.In != "":
+		return q.In
+	}
+	return back.Link
+}
+
+// request follows the first packet to IPVS. A verdict tells that it does not
+// come there.
+func (w *walk) request(p *packet) (ipvs.Key, Verdict) {
+	if p.in == "" {
+		return w.sent(p)
+	}
+	return w.received(p)
+}
+
+// received is a packet that comes in by an interface.
+func (w *walk) received(p *packet) (ipvs.Key, Verdict) {
+	if v := verdict(w.hooks("PREROUTING", p, nat.Raw, nat.Mangle, nat.NAT), w); v.Outcome != "" {
+		return ipvs.Key{}, v
+	}
+	if why := w.reversePath(p); why != "" {
+		w.note("reverse path", p, "", "dropped: %s", why)
+		return ipvs.Key{}, Verdict{Dropped, why}
+	}
+	way, ok := w.routed(lookup{src: p.src.Addr(), dst: p.dst.Addr(), in: p.in, mark: p.mark}, p)
+	if !ok {
+		return ipvs.Key{}, Verdict{Dropped, "there is no route to " + p.dst.Addr().String()}
+	}
+	if !way.Local {
+		return ipvs.Key{}, w.forwarded(p, way)
+	}
+	return w.delivered(p)
+}
+
+// routed looks the way up and says so.
+func (w *walk) routed(q lookup, p *packet) (found, bool) {
+	way, ok := w.route(q)
+	if !ok {
+		w.note("route", p, "", "no route to %s", q.dst)
+		return way, false
+	}
+	w.note("route", p, "", "%s", way)
+	return way, true
+}
+
+// delivered is a packet for the node, on its way through INPUT, where IPVS is.
+func (w *walk) delivered(p *packet) (ipvs.Key, Verdict) {
+	if v := verdict(w.hooks("INPUT", p, nat.Mangle, nat.Filter), w); v.Outcome != "" {
+		return ipvs.Key{}, v
+	}
+	if key, ok := w.scheduled(p); ok {
+		return key, Verdict{}
+	}
+	return ipvs.Key{}, Verdict{Unserved, "a process of the node's own is asked, if one listens"}
+}
+
+// forwarded is a packet that is not for the node.
+func (w *walk) forwarded(p *packet, way found) Verdict {
+	if !w.forwards() {
+		return Verdict{Dropped, "the node does not forward (ip_forward is 0)"}
+	}
+	p.out = way.Link
+	if v := verdict(w.hooks("FORWARD", p, nat.Mangle, nat.Filter), w); v.Outcome != "" {
+		return v
+	}
+	return Verdict{Unserved, "it leaves the node by " + way.Link}
+}
+
+// sent is a packet of the node's own. IPVS comes before filter OUTPUT.
+func (w *walk) sent(p *packet) (ipvs.Key, Verdict) {
+	source, way, ok := w.sourceTowards(p.dst.Addr())
+	if !ok {
+		return ipvs.Key{}, Verdict{Dropped, "the node has no route to " + p.dst.Addr().String()}
+	}
+	p.src = netip.AddrPortFrom(source, sourcePort)
+	p.conn.source, p.out = p.src, way.Link
+	w.note("route", p, "", "%s", way)
+	if v := verdict(w.hooks("OUTPUT", p, nat.Raw, nat.Mangle, nat.NAT), w); v.Outcome != "" {
+		return ipvs.Key{}, v
+	}
+	if key, ok := w.scheduled(p); ok {
+		return key, Verdict{}
+	}
+	if v := verdict(w.hooks("OUTPUT", p, nat.Filter), w); v.Outcome != "" {
+		return ipvs.Key{}, v
+	}
+	// A changed mark has had the way looked up again behind mangle OUTPUT.
+	if way, ok = w.route(lookup{src: source, dst: p.dst.Addr(), in: "lo", mark: p.mark}); ok && !way.Local {
+		return ipvs.Key{}, Verdict{Unserved, "it leaves the node by " + way.Link}
+	}
+	p.in = "lo"
+	return w.delivered(p)
+}
+
+// scheduled finds the virtual server: one with the packet's whole mark first.
+func (w *walk) scheduled(p *packet) (ipvs.Key, bool) {
+	key := ipvs.Key{FWMark: p.mark, Addr: w.Family.Unspecified()}
+	if _, ok := w.IPVS[key]; !ok || p.mark == 0 {
+		key = ipvs.Key{Protocol: p.protocol, Addr: p.dst.Addr(), Port: p.dst.Port()}
+	}
+	server, ok := w.IPVS[key]
+	if !ok {
+		w.note("IPVS", p, "", "no virtual server has %s %s", p.protocol, p.dst)
+		return key, false
+	}
+	w.note("IPVS", p, "", "virtual server %s, %s, %d real servers", key, server.Scheduler, len(server.RealServers))
+	return key, true
+}
+
+// verdict tells how the rules have ended a packet's way, in the words of the
+// last step.
+func verdict(e end, w *walk) Verdict {
+	last := func() string {
+		s := w.steps[len(w.steps)-1]
+		if s.Rule == "" {
+			return "in " + s.Where + ": " + s.What
+		}
+		return "in " + s.Where + " by " + s.Rule
+	}
+	switch e {
+	case dropped:
+		return Verdict{Dropped, last()}
+	case refused:
+		return Verdict{Refused, last()}
+	}
+	return Verdict{}
+}
+
+// serve follows the request by each real server, and the answer back.
+func (x *Explanation) serve(w *walk, key ipvs.Key, p packet) {
+	server := w.IPVS[key]
+	x.VirtualServer, x.Scheduler = key.String(), server.Scheduler
+	var addresses []netip.AddrPort
+	for a := range server.RealServers {
+		addresses = append(addresses, a)
+	}
+	slices.SortFunc(addresses, netip.AddrPort.Compare)
+	for _, a := range addresses {
+		b := &branch{walk: &walk{Node: w.Node, rules: w.rules}, client: p, entry: x.EntersBy, key: key, to: a}
+		x.RealServers = append(x.RealServers, b.follow(server.RealServers[a].Weight))
+		w.doubts = append(w.doubts, b.walk.doubts...)
+	}
+	slices.Sort(w.doubts)
+	w.doubts = slices.Compact(w.doubts)
+	x.Verdict = together(x.RealServers)
+}
+
+// together is the verdict over all real servers that take connections: the one
+// that all have in common, or what the worst has.
+func together(branches []Branch) Verdict {
+	var worst Verdict
+	for _, b := range branches {
+		if b.Verdict.Outcome == Draining {
+			continue
+		}
+		if worst.Outcome == "" || worst.Outcome == Answered {
+			worst = b.Verdict
+			if worst.Outcome != Answered {
+				worst.Reason = "by " + b.RealServer + ": " + worst.Reason
+			}
+		}
+	}
+	if worst.Outcome == "" {
+		return Verdict{Refused, "the virtual server has no real server that takes connections"}
+	}
+	return worst
+}

@@ -1,0 +1,92 @@
+package trace
+
+import (
+	"net/netip"
+	"slices"
+
+	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
+	"github.com/kube-ipvs/kube-ipvs/pkg/ipset"
+	"github.com/kube-ipvs/kube-ipvs/pkg/ipvs"
+	"github.com/kube-ipvs/kube-ipvs/pkg/nat"
+	"github.com/kube-ipvs/kube-ipvs/pkg/routing"
+	"github.com/kube-ipvs/kube-ipvs/pkg/sysctl"
+)
+
+// Node is all of a node's kernel that decides on a packet of one family.
+type Node struct {
+	Family  ip.Family
+	Links   []routing.Link  // kube-ipvs0 left out
+	Rules   []routing.Rule  // of this family, in the kernel's order
+	Routes  []routing.Route // of this family, of all tables
+	Ruleset nat.Ruleset
+	Sets    ipset.State
+	IPVS    ipvs.State
+	Sysctls sysctl.State // those that the kernel has of keys
+}
+
+// Of interfaces, "all" among them.
+var linkParameters = []string{"rp_filter", "src_valid_mark", "accept_local", "route_localnet"}
+
+// keys lists the parameters that matter.
+func keys(family ip.Family, links []routing.Link) []string {
+	out := []string{"net/ipv4/vs/snat_reroute", "net/ipv4/vs/conntrack", "net/ipv4/ip_forward"}
+	if family == ip.IPv6 {
+		return append(out, sysctl.LinkKey(family, "all", "forwarding"), "net/bridge/bridge-nf-call-ip6tables")
+	}
+	out = append(out, "net/bridge/bridge-nf-call-iptables")
+	for _, parameter := range linkParameters {
+		out = append(out, sysctl.LinkKey(family, "all", parameter))
+		for _, l := range links {
+			out = append(out, sysctl.LinkKey(family, l.Name, parameter))
+		}
+	}
+	return out
+}
+
+// set tells whether a parameter is there and not 0.
+func (n *Node) set(key string) bool {
+	value, ok := n.Sysctls[key]
+	return ok && value != "0"
+}
+
+func (n *Node) forwards() bool {
+	if n.Family == ip.IPv6 {
+		return n.set(sysctl.LinkKey(n.Family, "all", "forwarding"))
+	}
+	return n.set("net/ipv4/ip_forward")
+}
+
+func (n *Node) bridgeFilters() bool {
+	if n.Family == ip.IPv6 {
+		return n.set("net/bridge/bridge-nf-call-ip6tables")
+	}
+	return n.set("net/bridge/bridge-nf-call-iptables")
+}
+
+// Link finds an interface by its name.
+func (n *Node) Link(name string) (routing.Link, bool) {
+	i := slices.IndexFunc(n.Links, func(l routing.Link) bool { return l.Name == name })
+	if i < 0 {
+		return routing.Link{}, false
+	}
+	return n.Links[i], true
+}
+
+// owner is the interface that has an address, or "".
+func (n *Node) owner(a netip.Addr) string {
+	for _, l := range n.Links {
+		for _, have := range l.Addresses {
+			if have.Prefix.Addr() == a {
+				return l.Name
+			}
+		}
+	}
+	return ""
+}
+
+// leadsOut tells whether a default route, of any table, leaves by an interface.
+func (n *Node) leadsOut(link string) bool {
+	return slices.ContainsFunc(n.Routes, func(r routing.Route) bool {
+		return r.Link == link && r.Dst.Bits() == 0 && !r.Local
+	})
+}

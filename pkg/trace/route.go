@@ -1,0 +1,171 @@
+package trace
+
+import (
+	"cmp"
+	"fmt"
+	"math/bits"
+	"net/netip"
+	"strconv"
+
+	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
+	"github.com/kube-ipvs/kube-ipvs/pkg/routing"
+	"github.com/kube-ipvs/kube-ipvs/pkg/sysctl"
+)
+
+// lookup is a question to the kernel's routing.
+type lookup struct {
+	src, dst netip.Addr // src invalid: not chosen yet
+	in       string     // "lo" for what the node itself sends
+	mark     uint32
+}
+
+// found is a route with the policy rule that led to its table.
+type found struct {
+	routing.Route
+	rule routing.Rule
+}
+
+func (f found) String() string { return fmt.Sprintf("%s (rule %s)", f.Route, f.rule) }
+
+// route goes through the policy rules in order; the first table with a route
+// for the destination decides.
+func (n *Node) route(q lookup) (found, bool) {
+	for _, rule := range n.Rules {
+		if !rule.Other && matches(rule, q) {
+			if route, ok := n.inTable(rule.Table, q.dst); ok {
+				return found{route, rule}, true
+			}
+		}
+	}
+	return found{}, false
+}
+
+// matches: a source that is not chosen yet is none of any prefix's but all's.
+func matches(r routing.Rule, q lookup) bool {
+	in := func(p netip.Prefix, a netip.Addr) bool {
+		return !p.IsValid() || p.Bits() == 0 || a.IsValid() && p.Contains(a)
+	}
+	all := in(r.From, q.src) && in(r.To, q.dst) && (r.IIf == "" || r.IIf == q.in) && r.OIf == "" && q.mark&r.Mask == r.Mark&r.Mask
+	return all != r.Invert
+}
+
+// inTable is the longest match, and of those the first with the lowest metric.
+func (n *Node) inTable(table int, dst netip.Addr) (best routing.Route, ok bool) {
+	for _, r := range n.Routes {
+		if r.Table != table || !r.Dst.Contains(dst) {
+			continue
+		}
+		better := cmp.Or(cmp.Compare(r.Dst.Bits(), best.Dst.Bits()), cmp.Compare(best.Metric, r.Metric))
+		if !ok || better > 0 {
+			best, ok = r, true
+		}
+	}
+	return best, ok
+}
+
+// dropped is why the reverse-path check drops a packet that has come in, or "".
+// It is fib_validate_source of the kernel; IPv6 has none.
+func (n *Node) reversePath(p *packet) string {
+	if n.Family == ip.IPv6 || p.in == "lo" {
+		return ""
+	}
+	q := lookup{src: p.dst.Addr(), dst: p.src.Addr(), in: "lo"}
+	if n.either(p.in, "src_valid_mark") {
+		q.mark = p.mark
+	}
+	strictness := n.reversePathFilter(p.in)
+	back, ok := n.route(q)
+	switch {
+	case ok && back.Local && !n.own(p.in, "accept_local"):
+		return fmt.Sprintf("its source %s is an address of this node (a martian)", q.dst)
+	case strictness == 0 || ok && (back.Link == p.in || strictness == 2):
+		return ""
+	case !ok:
+		return fmt.Sprintf("rp_filter=%d on %s: there is no way back to %s", strictness, p.in, q.dst)
+	}
+	return fmt.Sprintf("rp_filter=1 on %s: the way back to %s is %s", p.in, q.dst, back)
+}
+
+// reversePathFilter is the greater of the interface's value and that of all.
+func (n *Node) reversePathFilter(link string) int {
+	value := func(name string) int {
+		v, _ := strconv.Atoi(n.Sysctls[sysctl.LinkKey(n.Family, name, "rp_filter")])
+		return v
+	}
+	return max(value("all"), value(link))
+}
+
+func (n *Node) either(link, parameter string) bool {
+	return n.own(link, parameter) || n.own("all", parameter)
+}
+
+func (n *Node) own(link, parameter string) bool {
+	return n.set(sysctl.LinkKey(n.Family, link, parameter))
+}
+
+// sourceTowards is the address that the node takes for a packet of its own.
+func (n *Node) sourceTowards(dst netip.Addr) (netip.Addr, found, bool) {
+	way, ok := n.route(lookup{dst: dst, in: "lo"})
+	switch {
+	case !ok:
+		return netip.Addr{}, way, false
+	case way.Local:
+		return dst, way, true
+	case way.Src.IsValid():
+		return way.Src, way, true
+	}
+	a := n.addressOn(way.Link, cmp.Or(way.Via, dst))
+	return a, way, a.IsValid()
+}
+
+// addressOn is the address that the kernel chooses for what leaves by an
+// interface, which MASQUERADE asks, too: one of the interface's, and only if it
+// has none, another one's.
+func (n *Node) addressOn(link string, next netip.Addr) netip.Addr {
+	var own, others []netip.Prefix
+	for _, l := range n.Links {
+		for _, a := range l.Addresses {
+			switch {
+			case ip.Of(a.Prefix.Addr()) != n.Family || !a.Global || a.Second:
+			case l.Name == link:
+				own = append(own, a.Prefix)
+			case !l.Loopback:
+				others = append(others, a.Prefix)
+			}
+		}
+	}
+	if len(own) > 0 {
+		return n.best(own, next)
+	}
+	return n.best(others, next)
+}
+
+// best is the first address, unless another suits better: in IPv4 one in the
+// next hop's subnet (inet_select_addr), in IPv6 the one that has the longest
+// prefix in common with the destination (RFC 6724, rule 8).
+func (n *Node) best(addresses []netip.Prefix, next netip.Addr) (best netip.Addr) {
+	most := -1
+	for _, p := range addresses {
+		common := 0
+		if n.Family == ip.IPv6 {
+			common = inCommon(p.Addr(), next)
+		} else if p.Contains(next) {
+			common = 1
+		}
+		if common > most {
+			best, most = p.Addr(), common
+		}
+	}
+	return best
+}
+
+// inCommon counts the leading bits that two addresses share.
+func inCommon(a, b netip.Addr) int {
+	x, y := a.AsSlice(), b.AsSlice()
+	for i := range x {
+		if x[i] != y[i] {
+			return 8*i + bits.LeadingZeros8(x[i]^y[i])
+		}
+	}
+	return 8 * len(x)
+}

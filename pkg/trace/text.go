@@ -1,0 +1,50 @@
+package trace
+
+import (
+	"cmp"
+	"fmt"
+	"io"
+	"strings"
+)
+
+// Write prints an explanation for people.
+func (x Explanation) Write(w io.Writer) error {
+	var b strings.Builder
+	fmt.Fprintf(&b, "%s, enters by %s\n", x.Request, cmp.Or(x.EntersBy, "the node itself"))
+	writeSteps(&b, x.Steps)
+	for _, r := range x.RealServers {
+		fmt.Fprintf(&b, "\nreal server %s, weight %d\n", r.RealServer, r.Weight)
+		writeSteps(&b, r.Request)
+		if r.LeavesBy != "" {
+			fmt.Fprintf(&b, "  leaves by %s, the endpoint sees %s\n", r.LeavesBy, r.SeenSource)
+		}
+		if len(r.Answer) > 0 {
+			fmt.Fprintf(&b, " the answer, enters by %s\n", cmp.Or(r.ReturnsBy, "the node itself"))
+			writeSteps(&b, r.Answer)
+		}
+		if r.AnswerBy != "" {
+			fmt.Fprintf(&b, "  leaves by %s\n", r.AnswerBy)
+		}
+		fmt.Fprintf(&b, "  %s\n", r.Verdict)
+	}
+	for _, doubt := range x.Doubts {
+		fmt.Fprintf(&b, "\nnot judged: %s", doubt)
+	}
+	fmt.Fprintf(&b, "\n%s\n", x.Verdict)
+	_, err := io.WriteString(w, b.String())
+	return err
+}
+
+func writeSteps(b *strings.Builder, steps []Step) {
+	for _, s := range steps {
+		mark := ""
+		if s.Mark != "" {
+			mark = "  mark " + s.Mark
+		}
+		fmt.Fprintf(b, "  %-18s %s\n", s.Where, s.What)
+		if s.Rule != "" {
+			fmt.Fprintf(b, "  %-18s   %s\n", "", s.Rule)
+		}
+		fmt.Fprintf(b, "  %-18s   %s%s\n", "", s.Packet, mark)
+	}
+}

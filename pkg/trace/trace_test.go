@@ -1,0 +1,266 @@
+package trace
+
+import (
+	"net/netip"
+	"strings"
+	"testing"
+
+	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
+	"github.com/kube-ipvs/kube-ipvs/pkg/ipset"
+	"github.com/kube-ipvs/kube-ipvs/pkg/ipvs"
+	"github.com/kube-ipvs/kube-ipvs/pkg/nat"
+	"github.com/kube-ipvs/kube-ipvs/pkg/routing"
+	"github.com/kube-ipvs/kube-ipvs/pkg/sysctl"
+)
+
+// The node of these tests: eth0 leads out, eth1 is an ENI without an address,
+// cali1 is its pod, cni0 is a bridge with pods. The VIP is an address of
+// kube-ipvs0, and its endpoints are beyond the node and on the bridge.
+const (
+	nodeRules = `*nat
+:PREROUTING ACCEPT [0:0]
+:OUTPUT ACCEPT [0:0]
+:POSTROUTING ACCEPT [0:0]
+:KUBE-SERVICES - [0:0]
+:KUBE-POSTROUTING - [0:0]
+-A PREROUTING -m comment --comment "kubernetes service portals" -j KUBE-SERVICES
+-A OUTPUT -m comment --comment "kubernetes service portals" -j KUBE-SERVICES
+-A POSTROUTING -j KUBE-POSTROUTING
+-A KUBE-SERVICES -s 10.244.1.0/24 -j RETURN
+-A KUBE-SERVICES -m set --match-set KUBE-CLUSTER-IP dst,dst -j MARK --set-xmark 0x4000/0x4000
+-A KUBE-POSTROUTING -m mark ! --mark 0x4000/0x4000 -j RETURN
+-A KUBE-POSTROUTING -j MARK --set-xmark 0x4000/0x0
+-A KUBE-POSTROUTING -j MASQUERADE --random-fully
+COMMIT
+*filter
+:INPUT ACCEPT [0:0]
+:FORWARD ACCEPT [0:0]
+:OUTPUT ACCEPT [0:0]
+-A INPUT -s 192.0.2.66/32 -p tcp -m tcp --dport 80 -j DROP
+-A INPUT -s 192.0.2.67/32 -j REJECT --reject-with icmp-port-unreachable
+-A FORWARD -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT
+COMMIT
+`
+	vip    = "10.96.0.10"
+	remote = "10.1.9.9:8080"
+	here   = "10.244.1.7:8080"
+)
+
+func prefix(s string) netip.Prefix { return netip.MustParsePrefix(s) }
+
+func newNode(t *testing.T, endpoints ...string) *Node {
+	t.Helper()
+	rules, err := nat.ParseSave(nodeRules)
+	if err != nil {
+		t.Fatal(err)
+	}
+	address := func(s string) routing.Address { return routing.Address{Prefix: prefix(s), Global: true} }
+	n := &Node{
+		Family: ip.IPv4,
+		Links: []routing.Link{
+			{Index: 1, Name: "lo", Loopback: true},
+			{Index: 2, Name: "eth0", Addresses: []routing.Address{address("10.1.0.5/24")}},
+			{Index: 3, Name: "eth1"}, {Index: 4, Name: "cali1"},
+			{Index: 5, Name: "cni0", Type: "bridge", Addresses: []routing.Address{address("10.244.1.1/24")}},
+		},
+		Rules: []routing.Rule{
+			{Family: ip.IPv4, Priority: 0, Table: 255},
+			{Family: ip.IPv4, Priority: 480, Mark: 0x20, Mask: 0x20, Table: 254},
+			{Family: ip.IPv4, Priority: 2000, From: prefix("10.12.0.44/32"), Table: 1003},
+			{Family: ip.IPv4, Priority: 32766, Table: 254},
+		},
+		Routes: []routing.Route{
+			{Table: 255, Dst: prefix("10.1.0.5/32"), Link: "eth0", Local: true},
+			{Table: 255, Dst: prefix(vip + "/32"), Link: "kube-ipvs0", Local: true},
+			{Table: 254, Dst: prefix("0.0.0.0/0"), Link: "eth0", Via: netip.MustParseAddr("10.1.0.1")},
+			{Table: 254, Dst: prefix("10.12.0.44/32"), Link: "cali1"},
+			{Table: 254, Dst: prefix("10.244.1.0/24"), Link: "cni0"},
+			{Table: 1003, Dst: prefix("0.0.0.0/0"), Link: "eth1", Via: netip.MustParseAddr("10.12.0.1")},
+		},
+		Ruleset: rules,
+		Sets: ipset.State{"KUBE-CLUSTER-IP": {
+			Set:     ipset.Set{Name: "KUBE-CLUSTER-IP", Type: ipset.HashIPPort, Family: ip.IPv4},
+			Entries: map[ipset.Entry]uint32{{Addr: netip.MustParseAddr(vip), Port: 80, Protocol: ip.TCP}: 0},
+		}},
+		IPVS: ipvs.State{},
+		Sysctls: sysctl.State{
+			"net/ipv4/ip_forward": "1", "net/ipv4/vs/snat_reroute": "1", "net/bridge/bridge-nf-call-iptables": "1",
+			"net/ipv4/conf/all/rp_filter": "0", "net/ipv4/conf/eth0/rp_filter": "1", "net/ipv4/conf/eth1/rp_filter": "1",
+		},
+	}
+	server := ipvs.Service{VirtualServer: ipvs.VirtualServer{Scheduler: "rr"}, RealServers: map[netip.AddrPort]ipvs.RealServer{}}
+	for _, e := range endpoints {
+		server.RealServers[netip.MustParseAddrPort(e)] = ipvs.RealServer{Weight: 1}
+	}
+	n.IPVS[ipvs.Key{Protocol: ip.TCP, Addr: netip.MustParseAddr(vip), Port: 80}] = server
+	return n
+}
+
+func ask(from, to string) Question {
+	return Question{Protocol: ip.TCP, From: netip.MustParseAddr(from), To: netip.MustParseAddrPort(to)}
+}
+
+func TestExplain(t *testing.T) {
+	noBridge := func(n *Node) { n.Sysctls["net/bridge/bridge-nf-call-iptables"] = "0" }
+	for name, c := range map[string]struct {
+		endpoints []string
+		change    func(*Node)
+		question  Question
+		outcome   Outcome
+		reason    string // a part of it
+		leavesBy  string // of the first real server
+		seen      string
+	}{
+		"a client outside": {[]string{remote}, nil, ask("192.0.2.9", vip+":80"), Answered, "", "eth0", "10.1.0.5"},
+		"the node":         {[]string{remote}, nil, ask("10.1.0.5", vip+":80"), Answered, "", "eth0", "10.1.0.5"},
+		"the node, an endpoint on the bridge": {[]string{here}, nil, ask("10.1.0.5", vip+":80"),
+			Answered, "", "cni0", "10.244.1.1"},
+		"a pod on the bridge":    {[]string{remote}, nil, ask("10.244.1.5", vip+":80"), Answered, "", "eth0", "10.244.1.5"},
+		"two pods on the bridge": {[]string{here}, nil, ask("10.244.1.5", vip+":80"), Answered, "", "cni0", "10.244.1.5"},
+		"a bridge without br_netfilter": {[]string{here}, noBridge, ask("10.244.1.5", vip+":80"),
+			Dropped, "bridge-nf-call-iptables is 0", "cni0", "10.244.1.5"},
+		"a pod on the ENI, which has no address": {[]string{remote}, nil, ask("10.12.0.44", vip+":80"),
+			Asymmetric, "the request leaves by eth1 with the source 10.1.0.5, which is eth0's", "eth1", "10.1.0.5"},
+		"the answer fails the reverse-path check": {[]string{remote}, func(n *Node) {
+			n.Ruleset["nat"].Chains["KUBE-POSTROUTING"] = []nat.Rule{"-j SNAT --to-source 10.1.0.5"}
+			n.Rules = append(n.Rules[:1], routing.Rule{Priority: 1, Mark: 0x4000, Mask: 0x4000, Table: 254}, n.Rules[2], n.Rules[3])
+		}, ask("10.12.0.44", vip+":80"), Dropped, "rp_filter=1 on eth0: the way back to 10.1.9.9 is", "eth0", "10.1.0.5"},
+		"the source is the node's": {[]string{remote}, nil,
+			Question{Protocol: ip.TCP, From: netip.MustParseAddr("192.0.2.9"), To: netip.MustParseAddrPort(vip + ":80"), In: "eth1"},
+			Dropped, "rp_filter=1 on eth1", "", ""},
+		"a rule that drops":    {[]string{remote}, nil, ask("192.0.2.66", vip+":80"), Dropped, "-A INPUT -s 192.0.2.66/32", "", ""},
+		"a rule that refuses":  {[]string{remote}, nil, ask("192.0.2.67", vip+":80"), Refused, "-A INPUT -s 192.0.2.67/32", "", ""},
+		"a policy that drops":  {[]string{remote}, func(n *Node) { n.Ruleset["filter"].Policies["INPUT"] = "DROP" }, ask("192.0.2.9", vip+":80"), Dropped, "policy is DROP", "", ""},
+		"no endpoint":          {nil, nil, ask("192.0.2.9", vip+":80"), Refused, "no real server", "", ""},
+		"a port of nobody's":   {[]string{remote}, nil, ask("192.0.2.9", vip+":81"), Unserved, "a process of the node's own", "", ""},
+		"an address elsewhere": {[]string{remote}, nil, ask("10.244.1.5", "192.0.2.1:80"), Unserved, "leaves the node by eth0", "", ""},
+		"no forwarding": {[]string{remote}, func(n *Node) { n.Sysctls["net/ipv4/ip_forward"] = "0" }, ask("192.0.2.9", vip+":80"),
+			Dropped, "ip_forward is 0", "eth0", "10.1.0.5"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			n := newNode(t, c.endpoints...)
+			if c.change != nil {
+				c.change(n)
+			}
+			x := Explain(n, c.question)
+			var branch Branch
+			if len(x.RealServers) > 0 {
+				branch = x.RealServers[0]
+			}
+			if x.Verdict.Outcome != c.outcome || !strings.Contains(x.Verdict.Reason, c.reason) ||
+				branch.LeavesBy != c.leavesBy || branch.SeenSource != c.seen || len(x.Doubts) > 0 {
+				var text strings.Builder
+				_ = x.Write(&text)
+				t.Errorf("want %s: %s, by %s as %s:\n%s", c.outcome, c.reason, c.leavesBy, c.seen, text.String())
+			}
+		})
+	}
+}
+
+// A rule that cannot be judged is named, and taken not to match.
+func TestDoubts(t *testing.T) {
+	for rule, want := range map[nat.Rule]string{
+		"-m recent --rcheck --name x -j DROP":        "the match recent --rcheck",
+		"-m set --match-set theirs src -j DROP":      "the set theirs",
+		"-p tcp -j SYNPROXY":                         "the target SYNPROXY",
+		"-s 192.0.2.1/32 -m recent --rcheck -j DROP": "", // its source is another one's anyway
+	} {
+		n := newNode(t, remote)
+		n.Ruleset["filter"].Chains["INPUT"] = []nat.Rule{rule}
+		x := Explain(n, ask("192.0.2.9", vip+":80"))
+		if x.Verdict.Outcome != Answered {
+			t.Errorf("%s: %s", rule, x.Verdict)
+		}
+		if got := strings.Join(x.Doubts, "; "); (want == "") != (got == "") || !strings.Contains(got, want) {
+			t.Errorf("%s: doubts %q, want %q", rule, got, want)
+		}
+	}
+}
+
+// Draining real servers take no connections, and so decide nothing.
+func TestDraining(t *testing.T) {
+	n := newNode(t, remote)
+	n.IPVS[ipvs.Key{Protocol: ip.TCP, Addr: netip.MustParseAddr(vip), Port: 80}].RealServers[netip.MustParseAddrPort("10.1.9.10:8080")] = ipvs.RealServer{}
+	x := Explain(n, ask("192.0.2.9", vip+":80"))
+	if x.Verdict.Outcome != Answered || x.RealServers[1].Verdict.Outcome != Draining {
+		t.Errorf("%+v", x)
+	}
+}
+
+func TestMatches(t *testing.T) {
+	n := newNode(t, remote)
+	p := &packet{
+		protocol: ip.TCP, first: true, in: "cali1", out: "eth0", mark: 0x24, conn: &connection{mark: 0x40},
+		src: netip.MustParseAddrPort("10.12.0.44:40000"), dst: netip.MustParseAddrPort(vip + ":80"),
+		virtual: &ipvs.Key{Protocol: ip.TCP, Addr: netip.MustParseAddr(vip), Port: 80},
+	}
+	for rule, want := range map[nat.Rule]bool{
+		"-s 10.12.0.0/16 -d 10.96.0.10/32":        true,
+		"! -s 10.12.0.0/16":                       false,
+		"-i cali+ -o eth0":                        true,
+		"-i eth0":                                 false,
+		"-p tcp -m tcp --dport 80":                true,
+		"-p tcp -m multiport --dports 22,79:81":   true,
+		"-p tcp -m multiport ! --dports 22,79:81": false,
+		"-p udp":                                        false,
+		"-m mark --mark 0x20/0x20":                      true,
+		"-m mark ! --mark 0x20/0x20":                    false,
+		"-m mark --mark 0x20":                           false,
+		"-m connmark --mark 0x40/0x60":                  true,
+		"-m conntrack --ctstate RELATED,NEW":            true,
+		"-m conntrack ! --ctstate NEW":                  false,
+		"-m conntrack --ctdir REPLY":                    false,
+		"-m addrtype --dst-type LOCAL":                  true,
+		"-m addrtype ! --src-type LOCAL":                true,
+		"-m set --match-set KUBE-CLUSTER-IP dst,dst":    true,
+		"-m set --match-set KUBE-CLUSTER-IP src,src":    false,
+		"-m ipvs --vaddr 10.96.0.10/32 --vport 80":      true,
+		"-m physdev --physdev-is-in":                    false,
+		"-p tcp -m tcp --tcp-flags FIN,SYN,RST,ACK SYN": true,
+		`-m comment --comment "a, \"b\" ! -s c"`:        true,
+	} {
+		if is, err := n.holds(parse(rule), p); is != want || err != nil {
+			t.Errorf("%s: %v, %v, want %v", rule, is, err, want)
+		}
+	}
+}
+
+func TestMarks(t *testing.T) {
+	for text, want := range map[nat.Rule][2]uint32{
+		"-j MARK --set-xmark 0x4000/0x4000":                      {0x4024, 0x40},
+		"-j MARK --set-xmark 0x20/0x0":                           {0x4, 0x40},
+		"-j MARK --set-xmark 0x1/0xffffffff":                     {0x1, 0x40},
+		"-j CONNMARK --set-xmark 0x20/0x60":                      {0x24, 0x20},
+		"-j CONNMARK --save-mark --nfmask 0x24 --ctmask 0x60":    {0x24, 0x24},
+		"-j CONNMARK --restore-mark --nfmask 0x60 --ctmask 0x60": {0x44, 0x40},
+		"-j SET --map-set KUBE-IPVS-LOCAL dst,dst --map-mark":    {0xb, 0x40},
+		"-d 192.0.2.1/32 -j MARK --set-xmark 0x4000/0x4000":      {0x24, 0x40},
+	} {
+		n := newNode(t, remote)
+		n.Sets["KUBE-IPVS-LOCAL"] = ipset.Contents{
+			Set:     ipset.Set{Type: ipset.HashIPPortMark},
+			Entries: map[ipset.Entry]uint32{{Addr: netip.MustParseAddr(vip), Port: 80, Protocol: ip.TCP}: 0xb},
+		}
+		n.Ruleset = nat.Ruleset{nat.Mangle: {Chains: map[string][]nat.Rule{"INPUT": {text}}}}
+		w := &walk{Node: n, rules: map[nat.Rule]rule{}}
+		p := &packet{protocol: ip.TCP, mark: 0x24, conn: &connection{mark: 0x40}, dst: netip.MustParseAddrPort(vip + ":80")}
+		w.hook(nat.Mangle, "INPUT", p)
+		if got := [2]uint32{p.mark, p.conn.mark}; got != want || len(w.doubts) > 0 {
+			t.Errorf("%s: marks %#x, want %#x; doubts %q", text, got, want, w.doubts)
+		}
+	}
+}
+
+func TestBestSource(t *testing.T) {
+	n := &Node{Family: ip.IPv6, Links: []routing.Link{
+		{Name: "eth0", Addresses: []routing.Address{{Prefix: prefix("fd00:97::49/64"), Global: true}}},
+		{Name: "eth1", Addresses: []routing.Address{{Prefix: prefix("fd00:192::10/64"), Global: true}}},
+		{Name: "veth"},
+	}}
+	dst := netip.MustParseAddr("fd00:192::44")
+	for link, want := range map[string]string{"eth0": "fd00:97::49", "eth1": "fd00:192::10", "veth": "fd00:192::10"} {
+		if got := n.addressOn(link, dst); got.String() != want {
+			t.Errorf("on %s: %s, want %s", link, got, want)
+		}
+	}
+}

@@ -1,0 +1,96 @@
+//go:build e2e
+
+package e2e
+
+import (
+	"net/netip"
+	"testing"
+
+	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
+	"github.com/kube-ipvs/kube-ipvs/pkg/trace"
+)
+
+// checkTraces holds "kube-ipvs trace" to what the packets did: each endpoint that
+// has answered a cell is said to answer, over the interface and with the source
+// that were seen, and no other is.
+func (m *eniMatrix) checkTraces(t *testing.T, all []asked) {
+	var nodes [2]*trace.Node
+	err := m.Node.Do(func() (err error) {
+		for i, family := range ip.Families {
+			if nodes[i], err = trace.Observe(family); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, a := range all {
+		x := trace.Explain(nodes[a.family], m.question(a.eniCell))
+		if !m.checkTrace(t, a, x) {
+			var text testWriter
+			_ = x.Write(&text)
+			t.Logf("%s:\n%s", a, text)
+		}
+	}
+}
+
+type testWriter []byte
+
+func (w *testWriter) Write(p []byte) (int, error) { *w = append(*w, p...); return len(p), nil }
+
+func (m *eniMatrix) question(c eniCell) trace.Question {
+	from := m.Interfaces()[0].Addresses[c.family]
+	switch c.client.kind {
+	case aPod:
+		from = m.pods[c.client.number].Addresses[c.family]
+	case outside:
+		from = netip.MustParseAddr([]string{"198.51.100.200", "fd00:51::200"}[c.family])
+	}
+	return trace.Question{Protocol: ip.TCP, From: from, To: netip.MustParseAddrPort(m.target(c)), In: m.linkOf(c.client)}
+}
+
+func (m *eniMatrix) checkTrace(t *testing.T, a asked, x trace.Explanation) bool {
+	t.Helper()
+	answering, why := a.answering()
+	if (why == "") != (x.Verdict.Outcome == trace.Answered) {
+		t.Errorf("%s: traced as %s, although: %s", a, x.Verdict, why)
+		return false
+	}
+	if len(x.Doubts) > 0 {
+		t.Errorf("%s: rules not judged: %q", a, x.Doubts)
+		return false
+	}
+	branches := map[netip.AddrPort]trace.Branch{}
+	for _, b := range x.RealServers {
+		branches[netip.MustParseAddrPort(b.RealServer)] = b
+	}
+	for _, answer := range a.answers {
+		if answer.Err != nil {
+			continue
+		}
+		b := branches[m.endpoint(a.eniCell, answer.Server)]
+		seen := answer.SeenSource.Addr()
+		if seen == answer.Local.Addr() {
+			seen = m.question(a.eniCell).From // any client's of that place
+		}
+		if b.Verdict.Outcome != trace.Answered || b.SeenSource != seen.String() {
+			t.Errorf("%s: traced as %s with the source %s, but: %s", a, b.Verdict, b.SeenSource, answer)
+			return false
+		}
+	}
+	for name := range m.servers {
+		b, there := branches[m.endpoint(a.eniCell, name)]
+		want, answers := answering[name]
+		if there && answers != (b.Verdict.Outcome == trace.Answered) {
+			t.Errorf("%s: %s traced as %s", a, name, b.Verdict)
+			return false
+		}
+		if answers && want.link != "" && (b.LeavesBy != want.link || b.ReturnsBy != want.link) {
+			t.Errorf("%s: %s traced out by %s and back by %s, want %s", a, name, b.LeavesBy, b.ReturnsBy, want.link)
+			return false
+		}
+	}
+	return true
+}

@@ -6,6 +6,7 @@ import (
 	"math/bits"
 	"net/netip"
 	"strconv"
+	"strings"
 
 	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
 	"github.com/kube-ipvs/kube-ipvs/pkg/routing"
@@ -25,7 +26,9 @@ type found struct {
 	rule routing.Rule
 }
 
-func (f found) String() string { return fmt.Sprintf("%s (rule %s)", f.Route, f.rule) }
+func (f found) String() string {
+	return fmt.Sprintf("%s, by %s", f.Route, strings.TrimPrefix(f.rule.String(), f.rule.Family.String()+" "))
+}
 
 // route goes through the policy rules in order; the first table with a route
 // for the destination decides.

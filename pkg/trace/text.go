@@ -13,13 +13,13 @@ func (x Explanation) Write(w io.Writer) error {
 	fmt.Fprintf(&b, "%s, enters by %s\n", x.Request, cmp.Or(x.EntersBy, "the node itself"))
 	writeSteps(&b, x.Steps)
 	for _, r := range x.RealServers {
-		fmt.Fprintf(&b, "\nreal server %s, weight %d\n", r.RealServer, r.Weight)
+		fmt.Fprintf(&b, "\nto the real server %s, weight %d\n", r.RealServer, r.Weight)
 		writeSteps(&b, r.Request)
 		if r.LeavesBy != "" {
 			fmt.Fprintf(&b, "  leaves by %s, the endpoint sees %s\n", r.LeavesBy, r.SeenSource)
 		}
 		if len(r.Answer) > 0 {
-			fmt.Fprintf(&b, " the answer, enters by %s\n", cmp.Or(r.ReturnsBy, "the node itself"))
+			fmt.Fprintf(&b, "the answer, enters by %s\n", cmp.Or(r.ReturnsBy, "the node itself"))
 			writeSteps(&b, r.Answer)
 		}
 		if r.AnswerBy != "" {
@@ -35,16 +35,17 @@ func (x Explanation) Write(w io.Writer) error {
 	return err
 }
 
+// writeSteps names the packet where a step has changed it.
 func writeSteps(b *strings.Builder, steps []Step) {
+	packet := ""
 	for _, s := range steps {
-		mark := ""
-		if s.Mark != "" {
-			mark = "  mark " + s.Mark
-		}
 		fmt.Fprintf(b, "  %-18s %s\n", s.Where, s.What)
 		if s.Rule != "" {
 			fmt.Fprintf(b, "  %-18s   %s\n", "", s.Rule)
 		}
-		fmt.Fprintf(b, "  %-18s   %s%s\n", "", s.Packet, mark)
+		if packet != "" && s.Packet != packet {
+			fmt.Fprintf(b, "  %-18s   now %s\n", "", s.Packet)
+		}
+		packet = s.Packet
 	}
 }

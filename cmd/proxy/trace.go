@@ -29,7 +29,7 @@ func newTraceCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "trace --from POD-OR-IP --to IP:PORT[/PROTOCOL]",
 		Short: "Explain what becomes of a connection on this node",
-		Long: "trace explains one connection on this node, step by step, from what the kernel\nholds now: which rules act on it, which virtual server and real servers it meets,\nthe interface and the source with which it leaves, and whether the answer comes\nback the same way. Nothing is sent and nothing is changed.",
+		Long:  "trace explains one connection on this node, step by step, from what the kernel\nholds now: which rules act on it, which virtual server and real servers it meets,\nthe interface and the source with which it leaves, and whether the answer comes\nback the same way. Nothing is sent and nothing is changed.",
 		Example: "  kube-ipvs trace --from 10.244.1.5 --to 10.96.0.10:53/udp\n" +
 			"  kube-ipvs trace --from default/web-0 --to 203.0.113.5:443\n" +
 			"  kube-ipvs trace --from 198.51.100.9 --in eth1 --to 10.12.97.49:30080 -o json",

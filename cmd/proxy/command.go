@@ -24,7 +24,7 @@ func newCommand(run func(context.Context, config.Config) error) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:           "kube-ipvs",
 		Short:         "Serves Kubernetes Services on a node, with IPVS",
-		Long:          "kube-ipvs runs on every node in the place of kube-proxy. It follows Services and\nEndpointSlices, from an API server or from a folder of manifests, and programs\nIPVS, IP sets and iptables so that the node serves them.\n\n\"kube-ipvs trace\" explains what becomes of a connection on the node.",
+		Long:          "kube-ipvs runs on every node in the place of kube-proxy. It follows Services and\nEndpointSlices, from an API server or from a folder of manifests, and programs\nIPVS, IP sets and iptables so that the node serves them.\n\n\"kube-ipvs trace\" explains what becomes of a connection, \"kube-ipvs doctor\" looks\nfor what is wrong with the node, and \"kube-ipvs get\" lists what its kernel holds.",
 		SilenceUsage:  true,
 		SilenceErrors: true, // cli.Run prints the error
 		Args:          cobra.NoArgs,
@@ -42,7 +42,7 @@ func newCommand(run func(context.Context, config.Config) error) *cobra.Command {
 		cmd.Flags().AddFlagSet(fs)
 	}
 	cliflag.SetUsageAndHelpFunc(cmd, sets, 100)
-	cmd.AddCommand(newTraceCommand())
+	cmd.AddCommand(newTraceCommand(), newGetCommand(), newDoctorCommand())
 	return cmd
 }
 

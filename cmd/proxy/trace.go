@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -54,7 +55,7 @@ func setPlainHelp(cmd *cobra.Command) {
 	plain := &cobra.Command{}
 	cmd.SetUsageFunc(plain.UsageFunc())
 	cmd.SetHelpFunc(func(c *cobra.Command, _ []string) {
-		fmt.Fprintf(c.OutOrStdout(), "%s\n\n%s", c.Long, c.UsageString())
+		fmt.Fprintf(c.OutOrStdout(), "%s\n\n%s", cmp.Or(c.Long, c.Short), c.UsageString())
 	})
 }
 

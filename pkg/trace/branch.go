@@ -72,7 +72,7 @@ func (b *branch) dispatch(p *packet) Verdict {
 
 // leaves checks what the network beyond would say.
 func (b *branch) leaves(p *packet) Verdict {
-	owner := b.owner(p.src.Addr())
+	owner := b.Owner(p.src.Addr())
 	if owner != "" && owner != p.out && b.leadsOut(p.out) {
 		return Verdict{Asymmetric, fmt.Sprintf("the request leaves by %s with the source %s, which is %s's: a network that checks sources drops it, and else the answer comes to %s",
 			p.out, p.src.Addr(), owner, owner)}
@@ -114,7 +114,7 @@ func (b *branch) comeBack(p *packet) Verdict {
 		return Verdict{Dropped, "the answer: there is no route to " + p.dst.Addr().String()}
 	case way.Local:
 		return b.toNode(p)
-	case !b.forwards():
+	case !b.Forwards():
 		return Verdict{Dropped, "the answer: the node does not forward (ip_forward is 0)"}
 	}
 	return b.onwards(p, way)
@@ -128,7 +128,7 @@ func (b *branch) misses(p *packet) Verdict {
 		return Verdict{}
 	}
 	link, _ := b.Link(p.in)
-	if p.in == b.entry && link.Type == "bridge" && !b.bridgeFilters() {
+	if p.in == b.entry && link.Type == "bridge" && !b.BridgeFilters() {
 		return Verdict{Dropped, "client and endpoint are on the bridge " + p.in + ", whose frames are not shown to the rules (bridge-nf-call-iptables is 0): the client is answered by an address that it did not ask"}
 	}
 	if b.entry != "" && b.leadsOut(b.entry) && b.leadsOut(p.in) {

@@ -227,5 +227,5 @@ func (w *walk) masquerade(p *packet) netip.Addr {
 	if ok && way.Via.IsValid() && w.Family == ip.IPv4 {
 		next = way.Via
 	}
-	return w.addressOn(p.out, next)
+	return w.SourceOn(p.out, next)
 }

@@ -162,7 +162,7 @@ func (w *walk) delivered(p *packet) (ipvs.Key, Verdict) {
 
 // forwarded is a packet that is not for the node.
 func (w *walk) forwarded(p *packet, way found) Verdict {
-	if !w.forwards() {
+	if !w.Forwards() {
 		return Verdict{Dropped, "the node does not forward (ip_forward is 0)"}
 	}
 	p.out = way.Link

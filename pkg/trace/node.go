@@ -3,6 +3,7 @@ package trace
 import (
 	"net/netip"
 	"slices"
+	"strings"
 
 	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
 	"github.com/kube-ipvs/kube-ipvs/pkg/ipset"
@@ -49,14 +50,16 @@ func (n *Node) set(key string) bool {
 	return ok && value != "0"
 }
 
-func (n *Node) forwards() bool {
+// Forwards tells whether the node is a router.
+func (n *Node) Forwards() bool {
 	if n.Family == ip.IPv6 {
 		return n.set(sysctl.LinkKey(n.Family, "all", "forwarding"))
 	}
 	return n.set("net/ipv4/ip_forward")
 }
 
-func (n *Node) bridgeFilters() bool {
+// BridgeFilters tells whether bridged packets are shown to the rules.
+func (n *Node) BridgeFilters() bool {
 	if n.Family == ip.IPv6 {
 		return n.set("net/bridge/bridge-nf-call-ip6tables")
 	}
@@ -72,8 +75,8 @@ func (n *Node) Link(name string) (routing.Link, bool) {
 	return n.Links[i], true
 }
 
-// owner is the interface that has an address, or "".
-func (n *Node) owner(a netip.Addr) string {
+// Owner is the interface that has an address, or "".
+func (n *Node) Owner(a netip.Addr) string {
 	for _, l := range n.Links {
 		for _, have := range l.Addresses {
 			if have.Prefix.Addr() == a {
@@ -89,4 +92,21 @@ func (n *Node) leadsOut(link string) bool {
 	return slices.ContainsFunc(n.Routes, func(r routing.Route) bool {
 		return r.Link == link && r.Dst.Bits() == 0 && !r.Local
 	})
+}
+
+// Local tells whether packets for an address are for the node, by its table
+// "local".
+func (n *Node) Local(a netip.Addr) bool {
+	r, ok := n.inTable(localTable, a)
+	return ok && r.Local
+}
+
+// SNATTo is the address of our rule for what leaves by an interface, or "".
+func (n *Node) SNATTo(link string) string {
+	for _, r := range n.Ruleset[nat.NAT].Chains["KUBE-POSTROUTING"] {
+		if slices.Contains(nat.Arguments(r, "-o"), link) {
+			return strings.Join(nat.Arguments(r, "--to-source"), "")
+		}
+	}
+	return ""
 }

@@ -73,10 +73,10 @@ func (n *Node) reversePath(p *packet) string {
 		return ""
 	}
 	q := lookup{src: p.dst.Addr(), dst: p.src.Addr(), in: "lo"}
-	if n.either(p.in, "src_valid_mark") {
+	if n.Either(p.in, "src_valid_mark") {
 		q.mark = p.mark
 	}
-	strictness := n.reversePathFilter(p.in)
+	strictness := n.ReversePathFilter(p.in)
 	back, ok := n.route(q)
 	switch {
 	case ok && back.Local && !n.own(p.in, "accept_local"):
@@ -89,8 +89,8 @@ func (n *Node) reversePath(p *packet) string {
 	return fmt.Sprintf("rp_filter=1 on %s: the way back to %s is %s", p.in, q.dst, back)
 }
 
-// reversePathFilter is the greater of the interface's value and that of all.
-func (n *Node) reversePathFilter(link string) int {
+// ReversePathFilter is the greater of the interface's value and that of all.
+func (n *Node) ReversePathFilter(link string) int {
 	value := func(name string) int {
 		v, _ := strconv.Atoi(n.Sysctls[sysctl.LinkKey(n.Family, name, "rp_filter")])
 		return v
@@ -98,7 +98,8 @@ func (n *Node) reversePathFilter(link string) int {
 	return max(value("all"), value(link))
 }
 
-func (n *Node) either(link, parameter string) bool {
+// Either tells whether a parameter is set for an interface or for all.
+func (n *Node) Either(link, parameter string) bool {
 	return n.own(link, parameter) || n.own("all", parameter)
 }
 
@@ -117,14 +118,14 @@ func (n *Node) sourceTowards(dst netip.Addr) (netip.Addr, found, bool) {
 	case way.Src.IsValid():
 		return way.Src, way, true
 	}
-	a := n.addressOn(way.Link, cmp.Or(way.Via, dst))
+	a := n.SourceOn(way.Link, cmp.Or(way.Via, dst))
 	return a, way, a.IsValid()
 }
 
-// addressOn is the address that the kernel chooses for what leaves by an
+// SourceOn is the address that the kernel chooses for what leaves by an
 // interface, which MASQUERADE asks, too: one of the interface's, and only if it
 // has none, another one's.
-func (n *Node) addressOn(link string, next netip.Addr) netip.Addr {
+func (n *Node) SourceOn(link string, next netip.Addr) netip.Addr {
 	var own, others []netip.Prefix
 	for _, l := range n.Links {
 		for _, a := range l.Addresses {

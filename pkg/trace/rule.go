@@ -212,8 +212,7 @@ func parseMark(text string) (value, mask uint32, err error) {
 // isType knows what matters to service traffic. Broadcasts are asked for by
 // rules that drop them.
 func (n *Node) isType(kind string, a netip.Addr) (bool, error) {
-	local, ok := n.inTable(localTable, a)
-	isLocal := ok && local.Local
+	isLocal := n.Local(a)
 	switch kind {
 	case "LOCAL":
 		return isLocal, nil

@@ -259,7 +259,7 @@ func TestBestSource(t *testing.T) {
 	}}
 	dst := netip.MustParseAddr("fd00:192::44")
 	for link, want := range map[string]string{"eth0": "fd00:97::49", "eth1": "fd00:192::10", "veth": "fd00:192::10"} {
-		if got := n.addressOn(link, dst); got.String() != want {
+		if got := n.SourceOn(link, dst); got.String() != want {
 			t.Errorf("on %s: %s, want %s", link, got, want)
 		}
 	}

@@ -1,0 +1,188 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+	"k8s.io/client-go/rest"
+
+	"github.com/kube-ipvs/kube-ipvs/pkg/config"
+	"github.com/kube-ipvs/kube-ipvs/pkg/inspect"
+	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
+	"github.com/kube-ipvs/kube-ipvs/pkg/ipset"
+	"github.com/kube-ipvs/kube-ipvs/pkg/ipvs"
+	"github.com/kube-ipvs/kube-ipvs/pkg/source"
+	"github.com/kube-ipvs/kube-ipvs/pkg/source/apiserver"
+	"github.com/kube-ipvs/kube-ipvs/pkg/source/manifest"
+	"github.com/kube-ipvs/kube-ipvs/pkg/trace"
+)
+
+// getOptions is the command line of "kube-ipvs get".
+type getOptions struct {
+	output, kubeconfig, manifests string
+	priority                      int
+}
+
+func newGetCommand() *cobra.Command {
+	var o getOptions
+	cmd := &cobra.Command{
+		Use:   "get virtualservers|endpoints|sets|snat",
+		Short: "List what this node's kernel holds for Services",
+		Long:  "get lists what this node's kernel holds now, under the Services' names. Names come\nfrom the API server, or from a folder of manifests; without either there are only\naddresses.",
+	}
+	fs := cmd.PersistentFlags()
+	fs.StringVarP(&o.output, "output", "o", "table", strings.Join(inspect.Formats, ", "))
+	fs.StringVar(&o.kubeconfig, "kubeconfig", "", "how to reach the API server; default: as a pod of the cluster does")
+	fs.StringVar(&o.manifests, "manifests", "", "the folder that the Services come from, in place of the API server")
+	fs.IntVar(&o.priority, "reply-rule-priority", config.DefaultReplyRulePriority, "of snat: the proxy's setting of this name")
+	cmd.AddCommand(
+		o.lists("virtualservers", "virtual servers, by Service", o.virtualServers),
+		o.lists("endpoints", "real servers with their connections, by Service", o.endpoints),
+		o.lists("sets [NAME]", "IP sets, or the members of one", o.sets),
+		o.lists("snat", "the source that masqueraded traffic gets, by interface", o.snat),
+	)
+	setPlainHelp(cmd)
+	return cmd
+}
+
+// lists is the command for one kind of thing.
+func (o *getOptions) lists(use, short string, list func(context.Context, io.Writer, []string) error) *cobra.Command {
+	return &cobra.Command{
+		Use:   use,
+		Short: "List " + short,
+		Args:  cobra.MaximumNArgs(strings.Count(use, "[")),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if !slices.Contains(inspect.Formats, o.output) {
+				return fmt.Errorf("--output %q: must be one of %s", o.output, strings.Join(inspect.Formats, ", "))
+			}
+			return list(cmd.Context(), cmd.OutOrStdout(), args)
+		},
+	}
+}
+
+// namesLimit is how long the Services' names are waited for.
+const namesLimit = 30 * time.Second
+
+// names reads the Services. Outside a cluster, and with neither folder nor
+// kubeconfig, there are none.
+func (o *getOptions) names(ctx context.Context) (*inspect.Names, error) {
+	ctx, cancel := context.WithTimeoutCause(ctx, namesLimit, fmt.Errorf("no answer within %s", namesLimit))
+	defer cancel()
+	from, err := o.source()
+	if err != nil {
+		return nil, err
+	}
+	names, err := inspect.Load(ctx, from)
+	if err != nil {
+		return nil, fmt.Errorf("reading the Services: %w", err)
+	}
+	return names, nil
+}
+
+func (o *getOptions) source() (source.Source, error) {
+	if o.manifests != "" {
+		return manifest.New(o.manifests, ""), nil
+	}
+	if _, err := rest.InClusterConfig(); err != nil && o.kubeconfig == "" {
+		return nil, nil
+	}
+	client, err := newClient(&config.Source{Kubeconfig: o.kubeconfig})
+	if err != nil {
+		return nil, err
+	}
+	return apiserver.New(client, "", 0), nil
+}
+
+func (o *getOptions) virtualServers(ctx context.Context, w io.Writer, _ []string) error {
+	names, state, kernel, err := o.servers(ctx)
+	if err != nil {
+		return err
+	}
+	defer kernel.Close()
+	columns := inspect.VirtualServerColumns
+	return inspect.Print(w, o.output, columns, len(columns)-1, inspect.VirtualServers(state, names))
+}
+
+func (o *getOptions) endpoints(ctx context.Context, w io.Writer, _ []string) error {
+	names, state, kernel, err := o.servers(ctx)
+	if err != nil {
+		return err
+	}
+	defer kernel.Close()
+	rows, err := inspect.Endpoints(state, names, kernel.Connections)
+	if err != nil {
+		return err
+	}
+	columns := inspect.EndpointColumns
+	return inspect.Print(w, o.output, columns, len(columns)-2, rows)
+}
+
+// servers reads IPVS, and the names of what is there.
+func (o *getOptions) servers(ctx context.Context) (*inspect.Names, ipvs.State, *ipvs.Netlink, error) {
+	names, err := o.names(ctx)
+	if err != nil {
+		return nil, nil, nil, err
+	}
+	sets, err := readSets()
+	if err != nil {
+		return nil, nil, nil, err
+	}
+	names.Marks(sets)
+	kernel, err := ipvs.New()
+	if err != nil {
+		return nil, nil, nil, err
+	}
+	state, err := kernel.Observe()
+	if err != nil {
+		kernel.Close()
+		return nil, nil, nil, err
+	}
+	return names, state, kernel, nil
+}
+
+// readSets reads those of service proxies.
+func readSets() (ipset.State, error) {
+	kernel, err := ipset.New()
+	if err != nil {
+		return nil, err
+	}
+	defer kernel.Close()
+	return kernel.Observe(func(name string) bool { return strings.HasPrefix(name, "KUBE-") })
+}
+
+func (o *getOptions) sets(ctx context.Context, w io.Writer, args []string) error {
+	names, err := o.names(ctx)
+	if err != nil {
+		return err
+	}
+	state, err := readSets()
+	if err != nil {
+		return err
+	}
+	rows := inspect.Sets(state, names)
+	if len(args) == 0 {
+		return inspect.Print(w, o.output, inspect.SetColumns, len(inspect.SetColumns), rows)
+	}
+	i := slices.IndexFunc(rows, func(s inspect.Set) bool { return s.Name == args[0] })
+	if i < 0 {
+		return fmt.Errorf("there is no set %q", args[0])
+	}
+	return inspect.Print(w, o.output, inspect.MemberColumns, len(inspect.MemberColumns), rows[i].Members)
+}
+
+func (o *getOptions) snat(_ context.Context, w io.Writer, _ []string) error {
+	var rows []inspect.SNAT
+	for _, family := range ip.Families {
+		node, err := trace.Observe(family)
+		if err != nil {
+			return err
+		}
+		rows = append(rows, inspect.SNATs(node, o.priority)...)
+	}
+	return inspect.Print(w, o.output, inspect.SNATColumns, len(inspect.SNATColumns), rows)
+}

@@ -1,0 +1,147 @@
+package doctor
+
+import (
+	"errors"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
+	"github.com/kube-ipvs/kube-ipvs/pkg/ipset"
+	"github.com/kube-ipvs/kube-ipvs/pkg/ipvs"
+	"github.com/kube-ipvs/kube-ipvs/pkg/nat"
+	"github.com/kube-ipvs/kube-ipvs/pkg/routing"
+	"github.com/kube-ipvs/kube-ipvs/pkg/sysctl"
+	"github.com/kube-ipvs/kube-ipvs/pkg/trace"
+)
+
+var (
+	vip    = netip.MustParseAddr("10.96.0.10")
+	server = ipvs.Key{Protocol: ip.TCP, Addr: vip, Port: 80}
+)
+
+// healthy is a node on which nothing is to be found: eth0 leads out, eth1 is an
+// ENI with an address of its own, and cni0 has pods.
+func healthy() *Facts {
+	on := func(s string) []routing.Address {
+		return []routing.Address{{Prefix: netip.MustParsePrefix(s), Global: true}}
+	}
+	way := func(table int, dst, link string, local bool) routing.Route {
+		return routing.Route{Family: ip.IPv4, Table: table, Dst: netip.MustParsePrefix(dst), Link: link, Local: local}
+	}
+	n := &trace.Node{
+		Family: ip.IPv4,
+		Links: []routing.Link{
+			{Name: "eth0", Addresses: on("10.1.0.5/24")}, {Name: "eth1", Addresses: on("10.2.0.5/24")},
+			{Name: "cni0", Type: "bridge", Addresses: on("10.244.1.1/24")}, {Name: "veth1", Type: "veth", Master: "cni0"},
+		},
+		Rules: []routing.Rule{
+			{Family: ip.IPv4, Priority: 480, Mark: 0x40, Mask: 0x60, Table: 1003},
+			{Family: ip.IPv4, Priority: 2000, From: netip.MustParsePrefix("10.2.0.44/32"), Table: 1003},
+		},
+		Routes: []routing.Route{
+			way(254, "0.0.0.0/0", "eth0", false), way(1003, "0.0.0.0/0", "eth1", false), way(255, "10.96.0.10/32", "kube-ipvs0", true),
+		},
+		Ruleset: nat.Ruleset{nat.NAT: {Chains: map[string][]nat.Rule{
+			"PREROUTING": {"-j KUBE-SERVICES"}, "OUTPUT": {"-j KUBE-SERVICES"}, "POSTROUTING": {"-j KUBE-POSTROUTING", "-s 10.0.0.0/8 -j MASQUERADE"},
+		}}},
+		Sets: ipset.State{"KUBE-CLUSTER-IP": {
+			Set:     ipset.Set{Name: "KUBE-CLUSTER-IP"},
+			Entries: map[ipset.Entry]uint32{{Addr: vip, Port: 80, Protocol: ip.TCP}: 0},
+		}},
+		IPVS: ipvs.State{server: {}},
+		Sysctls: sysctl.State{
+			"net/ipv4/ip_forward": "1", "net/ipv4/vs/conntrack": "1", "net/bridge/bridge-nf-call-iptables": "1",
+			"net/ipv4/conf/eth1/rp_filter": "1", "net/ipv4/conf/all/src_valid_mark": "1",
+		},
+	}
+	return &Facts{Nodes: []*trace.Node{n}, Proxies: map[string][]int{"kube-ipvs": {7}}, Connections: 10, Most: 100}
+}
+
+func TestExamine(t *testing.T) {
+	set := func(key, value string) func(*Facts) {
+		return func(f *Facts) { f.Nodes[0].Sysctls[key] = value }
+	}
+	chain := func(name string, rules ...nat.Rule) func(*Facts) {
+		return func(f *Facts) { f.Nodes[0].Ruleset[nat.NAT].Chains[name] = rules }
+	}
+	for name, c := range map[string]struct {
+		change func(*Facts)
+		want   string // severity, subject and a part of what is found; "" if nothing
+	}{
+		"healthy":           {func(*Facts) {}, ""},
+		"kube-proxy":        {func(f *Facts) { f.Proxies["kube-proxy"] = []int{9} }, "error kube-proxy: runs beside kube-ipvs (process 9)"},
+		"no kube-ipvs":      {func(f *Facts) { delete(f.Proxies, "kube-ipvs") }, "warning kube-ipvs: does not run"},
+		"nftables mode":     {func(f *Facts) { f.Tables = []string{"ip6 kube-proxy"} }, "error kube-proxy: its nftables mode has left a table"},
+		"iptables mode":     {chain("KUBE-SVC-ABC"), "error kube-proxy: its iptables mode has left chains such as nat KUBE-SVC-ABC"},
+		"conntrack is full": {func(f *Facts) { f.Connections = 90 }, "error conntrack: 90 of 100 connections"},
+		"cannot be read":    {func(f *Facts) { f.Unread = []error{errors.New("no IPVS")} }, "error kernel: no IPVS"},
+		"no forwarding":     {set("net/ipv4/ip_forward", "0"), "error IPv4: the node does not forward"},
+		"vs/conntrack":      {set("net/ipv4/vs/conntrack", "0"), "error IPVS: conntrack does not follow"},
+		"br_netfilter":      {set("net/bridge/bridge-nf-call-iptables", "0"), "warning cni0: frames between its pods"},
+		"rp_filter without src_valid_mark": {set("net/ipv4/conf/all/src_valid_mark", "0"),
+			"warning eth1: rp_filter is 1"},
+		"an ENI without a source": {func(f *Facts) { f.Nodes[0].Links[1].Addresses = nil },
+			"warning eth1: has no address: what its pods send through a Service leaves by it as 10.1.0.5, which is eth0's"},
+		"flushed rules": {chain("PREROUTING"), "error IPv4: no rule in nat PREROUTING leads to the rules of Services"},
+		"a rule before ours": {chain("PREROUTING", "-s 192.0.2.0/24 -j ACCEPT", "-j KUBE-SERVICES"),
+			"warning nat PREROUTING: a rule of another program stands before ours: -A PREROUTING -s 192.0.2.0/24 -j ACCEPT"},
+		"a rule before ours that decides nothing": {chain("PREROUTING", "-j LOG", "-j KUBE-SERVICES"), ""},
+		"a lost virtual server": {func(f *Facts) { delete(f.Nodes[0].IPVS, server) },
+			"error drift: TCP 10.96.0.10:80 has no virtual server, though KUBE-CLUSTER-IP lists it"},
+		"a lost VIP": {func(f *Facts) { f.Nodes[0].Routes = f.Nodes[0].Routes[:2] }, "error drift: 10.96.0.10 is not local to the node"},
+		"somebody else's virtual server": {func(f *Facts) { f.Nodes[0].IPVS[ipvs.Key{Protocol: ip.UDP, Addr: vip, Port: 53}] = ipvs.Service{} },
+			"note IPVS: the virtual server UDP 10.96.0.10:53 is not a Service's"},
+		"an interface with a VIP": {func(f *Facts) { f.Nodes[0].Links[0].Addresses[0].Prefix = netip.MustParsePrefix("10.96.0.10/24") },
+			"error eth0: has the address 10.96.0.10, which is a Service's cluster IP"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			f := healthy()
+			c.change(f)
+			var found []string
+			for _, x := range Examine(f) {
+				found = append(found, string(x.Severity)+" "+x.About+": "+x.What)
+			}
+			got := strings.Join(found, "\n")
+			if len(found) > 1 || (c.want == "") != (got == "") || !strings.HasPrefix(got, c.want) {
+				t.Errorf("found %q, want %q", got, c.want)
+			}
+			if sick := strings.HasPrefix(c.want, "error"); Sick(Examine(f)) != sick {
+				t.Errorf("sick: %v, want %v", !sick, sick)
+			}
+		})
+	}
+}
+
+func TestProcesses(t *testing.T) {
+	proc := t.TempDir()
+	for pid, name := range map[string]string{"12": "kube-proxy", "13": "kube-ipvs", "14": "kube-ipvs", "15": "sh"} {
+		if err := os.Mkdir(filepath.Join(proc, pid), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(filepath.Join(proc, pid, "comm"), []byte(name+"\n"), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want := map[string][]int{"kube-proxy": {12}, "kube-ipvs": {14}}
+	if diff := cmp.Diff(want, processes(proc, 13)); diff != "" {
+		t.Error(diff)
+	}
+}
+
+func TestWrite(t *testing.T) {
+	var b strings.Builder
+	if err := Write(&b, nil); err != nil || b.String() != "nothing found\n" {
+		t.Errorf("%q, %v", b.String(), err)
+	}
+	b.Reset()
+	err := Write(&b, []Finding{{Error, "eth0", "is wrong", "mend it"}, {Note, "IPVS", "is there", ""}})
+	want := "error    eth0: is wrong\n           mend it\nnote     IPVS: is there\n"
+	if diff := cmp.Diff(want, b.String()); err != nil || diff != "" {
+		t.Error(err, diff)
+	}
+}

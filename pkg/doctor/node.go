@@ -1,0 +1,181 @@
+package doctor
+
+import (
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
+	"github.com/kube-ipvs/kube-ipvs/pkg/ipset"
+	"github.com/kube-ipvs/kube-ipvs/pkg/ipvs"
+	"github.com/kube-ipvs/kube-ipvs/pkg/nat"
+	"github.com/kube-ipvs/kube-ipvs/pkg/plan"
+	"github.com/kube-ipvs/kube-ipvs/pkg/routing"
+	"github.com/kube-ipvs/kube-ipvs/pkg/trace"
+)
+
+// parameters without which IPVS cannot serve.
+func parameters(n *trace.Node) []Finding {
+	var out []Finding
+	if !n.Forwards() {
+		out = append(out, Finding{Error, n.Family.String(), "the node does not forward", "sysctl -w net.ipv4.ip_forward=1 net.ipv6.conf.all.forwarding=1"})
+	}
+	if n.Sysctls["net/ipv4/vs/conntrack"] == "0" {
+		out = append(out, Finding{Error, "IPVS", "conntrack does not follow its connections, so that nothing is masqueraded", "sysctl -w net.ipv4.vs.conntrack=1"})
+	}
+	return out
+}
+
+func bridges(n *trace.Node) []Finding {
+	var out []Finding
+	for _, l := range plan.PodBridges(&routing.Inventory{Links: n.Links}) {
+		if !n.BridgeFilters() {
+			out = append(out, Finding{Warning, l.Name, "frames between its pods are not shown to the rules (bridge-nf-call-iptables is 0): what they send each other through a Service must be masqueraded",
+				"modprobe br_netfilter; sysctl -w net.bridge.bridge-nf-call-iptables=1 net.bridge.bridge-nf-call-ip6tables=1"})
+		}
+	}
+	return out
+}
+
+// interfaces looks at those that lead out by a table of their own: ENIs.
+func interfaces(n *trace.Node) []Finding {
+	var out []Finding
+	for _, r := range n.Routes {
+		if r.Local || r.Dst.Bits() != 0 || r.Table == mainTable || isPrimary(n, r.Link) {
+			continue
+		}
+		back := slices.ContainsFunc(n.Rules, func(rule routing.Rule) bool { return rule.Table == r.Table && rule.Mask != 0 })
+		if n.Family == ip.IPv4 && n.ReversePathFilter(r.Link) == 1 && !(back && n.Either(r.Link, "src_valid_mark")) {
+			out = append(out, Finding{Warning, r.Link, "rp_filter is 1, and what enters by it from outside has no way back by it: dropped",
+				"--snat-mode auto or fwmark, which route replies by a mark, with net.ipv4.conf.all.src_valid_mark=1"})
+		}
+		source := n.SourceOn(r.Link, r.Via)
+		if n.SNATTo(r.Link) == "" && n.Owner(source) != r.Link && !replyRouted(n, r.Table) {
+			out = append(out, Finding{Warning, r.Link, fmt.Sprintf("has no address: what its pods send through a Service leaves by it as %s, which is %s's", source, n.Owner(source)),
+				"--snat-mode auto, or name a source with --snat-source or the Node's annotation kube-ipvs.io/snat-sources"})
+		}
+	}
+	return out
+}
+
+const mainTable = 254
+
+// isPrimary tells whether an interface is the main table's way out.
+func isPrimary(n *trace.Node, link string) bool {
+	return slices.ContainsFunc(n.Routes, func(r routing.Route) bool {
+		return r.Table == mainTable && r.Link == link && r.Dst.Bits() == 0
+	})
+}
+
+// replyRouted tells whether the pods that are sent to an ENI's table are ones
+// whose flows are bound to another interface, or whether there are no pods.
+func replyRouted(n *trace.Node, table int) bool {
+	sources := n.Sets[plan.ReplyRoutedSources.In(n.Family)].Entries
+	return !slices.ContainsFunc(n.Rules, func(r routing.Rule) bool {
+		if r.Table != table || !r.From.IsValid() {
+			return false
+		}
+		_, host := sources[ipset.Entry{Addr: r.From.Addr()}]
+		_, net := sources[ipset.Entry{Net: r.From.Masked()}]
+		return !host && !net
+	})
+}
+
+// hooks are the base chains that kube-ipvs has a jump in.
+var hooks = map[nat.Table][]string{
+	nat.NAT:    {"PREROUTING", "OUTPUT", "POSTROUTING"},
+	nat.Filter: {"INPUT", "FORWARD", "OUTPUT"},
+	nat.Mangle: {"PREROUTING", "INPUT", "OUTPUT"},
+}
+
+// ours tells whether a rule jumps to a chain of a service proxy's.
+func ours(r nat.Rule) bool {
+	return slices.ContainsFunc(nat.Arguments(r, "-j", "-g"), func(to string) bool { return strings.HasPrefix(to, "KUBE-") })
+}
+
+// jumps finds chains that our rules are not asked in.
+func jumps(n *trace.Node) []Finding {
+	for _, chain := range hooks[nat.NAT] {
+		if !slices.ContainsFunc(n.Ruleset[nat.NAT].Chains[chain], ours) {
+			return []Finding{{Error, n.Family.String(), "no rule in nat " + chain + " leads to the rules of Services: this node is not programmed, or somebody has flushed it",
+				"start kube-ipvs; if it runs, it repairs this within --ipvs-sync-period"}}
+		}
+	}
+	return nil
+}
+
+// shadows finds rules of others that end a packet's way before ours are asked.
+func shadows(n *trace.Node) []Finding {
+	var out []Finding
+	for _, table := range slices.Sorted(maps.Keys(hooks)) {
+		for _, chain := range hooks[table] {
+			rules := n.Ruleset[table].Chains[chain]
+			first := slices.IndexFunc(rules, ours)
+			for _, r := range rules[:max(first, 0)] {
+				if target := strings.Join(nat.Arguments(r, "-j"), ""); slices.Contains([]string{"ACCEPT", "DROP", "REJECT", "RETURN"}, target) {
+					out = append(out, Finding{Warning, string(table) + " " + chain, "a rule of another program stands before ours: -A " + chain + " " + string(r),
+						"kube-ipvs puts its own first again within --ipvs-sync-period; see who else inserts at the head"})
+				}
+			}
+		}
+	}
+	return out
+}
+
+// leftovers of kube-proxy's iptables mode catch packets before IPVS.
+func leftovers(n *trace.Node) []Finding {
+	for chain := range n.Ruleset[nat.NAT].Chains {
+		if strings.HasPrefix(chain, "KUBE-SVC-") || strings.HasPrefix(chain, "KUBE-SEP-") {
+			return []Finding{{Error, "kube-proxy", "its iptables mode has left chains such as nat " + chain,
+				"kube-proxy --proxy-mode iptables --cleanup, or restart kube-ipvs"}}
+		}
+	}
+	return nil
+}
+
+// programmed compares the kernel's parts with each other: a Service's member of
+// a set, its virtual server and its VIP belong together.
+func programmed(n *trace.Node) []Finding {
+	var out []Finding
+	set := n.Sets[plan.ClusterIP.In(n.Family)]
+	for _, e := range slices.SortedFunc(maps.Keys(set.Entries), ipset.Entry.Compare) {
+		at := netip.AddrPortFrom(e.Addr, e.Port)
+		if _, ok := n.IPVS[ipvs.Key{Protocol: e.Protocol, Addr: e.Addr, Port: e.Port}]; !ok {
+			out = append(out, drift(fmt.Sprintf("%s %s has no virtual server, though %s lists it", e.Protocol, at, set.Name)))
+		}
+		if !n.Local(e.Addr) {
+			out = append(out, drift(fmt.Sprintf("%s is not local to the node, though %s lists it", e.Addr, set.Name)))
+		}
+	}
+	return out
+}
+
+func drift(what string) Finding {
+	return Finding{Error, "drift", what, "kube-ipvs repairs this within --ipvs-sync-period; if it stays, its log says why"}
+}
+
+// clashes are VIPs that an interface of the node has, too, and virtual servers
+// of others.
+func clashes(n *trace.Node) []Finding {
+	var out []Finding
+	listed := map[ipset.Entry]bool{}
+	for _, name := range []plan.SetName{plan.ClusterIP, plan.LoadBalancer, plan.ExternalIP, plan.ExternalIPLocal, plan.NodePorts} {
+		for e := range n.Sets[name.In(n.Family)].Entries {
+			listed[ipset.Entry{Addr: e.Addr, Port: e.Port, Protocol: e.Protocol}] = true
+		}
+	}
+	for e := range n.Sets[plan.ClusterIP.In(n.Family)].Entries {
+		if owner := n.Owner(e.Addr); owner != "" {
+			out = append(out, Finding{Error, owner, fmt.Sprintf("has the address %s, which is a Service's cluster IP", e.Addr), "give the interface another address; the Service range must be nobody else's"})
+		}
+	}
+	for _, key := range slices.SortedFunc(maps.Keys(n.IPVS), ipvs.Key.Compare) {
+		if key.FWMark == 0 && key.Family() == n.Family && !listed[ipset.Entry{Addr: key.Addr, Port: key.Port, Protocol: key.Protocol}] {
+			out = append(out, Finding{Note, "IPVS", fmt.Sprintf("the virtual server %s is not a Service's, and is left alone", key), ""})
+		}
+	}
+	slices.SortFunc(out, func(a, b Finding) int { return strings.Compare(a.What, b.What) })
+	return out
+}

@@ -1,0 +1,177 @@
+package inspect
+
+import (
+	"context"
+	"net/netip"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
+
+	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
+	"github.com/kube-ipvs/kube-ipvs/pkg/ipset"
+	"github.com/kube-ipvs/kube-ipvs/pkg/ipvs"
+	"github.com/kube-ipvs/kube-ipvs/pkg/nat"
+	"github.com/kube-ipvs/kube-ipvs/pkg/routing"
+	"github.com/kube-ipvs/kube-ipvs/pkg/source"
+	"github.com/kube-ipvs/kube-ipvs/pkg/trace"
+)
+
+// objects is a source with one Service.
+type objects struct{}
+
+func (objects) Run(ctx context.Context, sink source.Sink) error {
+	sink.SetService(&corev1.Service{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "web"},
+		Spec: corev1.ServiceSpec{
+			Type: corev1.ServiceTypeNodePort, ClusterIP: "10.96.0.10", ClusterIPs: []string{"10.96.0.10"},
+			Ports: []corev1.ServicePort{{Name: "http", Protocol: corev1.ProtocolTCP, Port: 80, NodePort: 30080}},
+		},
+	})
+	sink.SetEndpointSlice(&discoveryv1.EndpointSlice{Endpoints: []discoveryv1.Endpoint{{
+		Addresses: []string{"10.244.1.5"}, NodeName: ptr.To("node1"), TargetRef: &corev1.ObjectReference{Kind: "Pod", Namespace: "default", Name: "web-0"},
+	}}})
+	sink.Synced()
+	<-ctx.Done()
+	return nil
+}
+
+func key(text string) ipvs.Key {
+	at := netip.MustParseAddrPort(text)
+	return ipvs.Key{Protocol: ip.TCP, Addr: at.Addr(), Port: at.Port()}
+}
+
+var (
+	marked = ipvs.Key{FWMark: 0xb, Addr: netip.IPv4Unspecified()}
+	sets   = ipset.State{"KUBE-IPVS-LOCAL": {
+		Set:     ipset.Set{Name: "KUBE-IPVS-LOCAL", Type: ipset.HashIPPortMark},
+		Entries: map[ipset.Entry]uint32{{Addr: netip.MustParseAddr("192.0.2.5"), Port: 30080, Protocol: ip.TCP}: 0xb},
+	}}
+	servers = ipvs.State{
+		key("10.96.0.10:80"): {
+			VirtualServer: ipvs.VirtualServer{Scheduler: "rr", Timeout: 10800, Flags: ipvs.FlagPersistent},
+			RealServers:   map[netip.AddrPort]ipvs.RealServer{netip.MustParseAddrPort("10.244.1.5:8080"): {Weight: 1}, netip.MustParseAddrPort("10.244.2.5:8080"): {}},
+		},
+		key("192.0.2.5:30080"): {VirtualServer: ipvs.VirtualServer{Scheduler: "rr"}},
+		marked:                 {VirtualServer: ipvs.VirtualServer{Scheduler: "rr"}},
+		key("10.9.9.9:25"):     {VirtualServer: ipvs.VirtualServer{Scheduler: "wlc"}},
+	}
+)
+
+func loaded(t *testing.T) *Names {
+	t.Helper()
+	names, err := Load(t.Context(), objects{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	names.Marks(sets)
+	return names
+}
+
+func print[R Row](t *testing.T, format string, columns []string, narrow int, rows []R) string {
+	t.Helper()
+	var b strings.Builder
+	if err := Print(&b, format, columns, narrow, rows); err != nil {
+		t.Fatal(err)
+	}
+	return b.String()
+}
+
+func TestVirtualServers(t *testing.T) {
+	rows := VirtualServers(servers, loaded(t))
+	want := `SERVICE            PROTOCOL   ADDRESS                      SCHEDULER   REALSERVERS      AFFINITY
+-                  TCP        10.9.9.9:25                  wlc         0                -
+default/web:http   TCP        10.96.0.10:80                rr          2 (1 draining)   10800s
+default/web:http   TCP        192.0.2.5:30080              rr          0                -
+default/web:http   TCP        192.0.2.5:30080 (mark 0xb)   rr          0                -
+`
+	if diff := cmp.Diff(want, print(t, "table", VirtualServerColumns, 6, rows)); diff != "" {
+		t.Error(diff)
+	}
+	want = `- address: 10.9.9.9:25
+  draining: 0
+  protocol: TCP
+  realServers: 0
+  scheduler: wlc
+`
+	if diff := cmp.Diff(want, print(t, "yaml", nil, 0, rows[:1])); diff != "" {
+		t.Error(diff)
+	}
+	if got := print(t, "json", nil, 0, []VirtualServer(nil)); got != "[]\n" {
+		t.Errorf("no rows: %q", got)
+	}
+}
+
+func TestEndpoints(t *testing.T) {
+	counts := func(k ipvs.Key) (map[netip.AddrPort]ipvs.Connections, error) {
+		return map[netip.AddrPort]ipvs.Connections{netip.MustParseAddrPort("10.244.1.5:8080"): {Active: 3, Inactive: 1}}, nil
+	}
+	rows, err := Endpoints(servers, loaded(t), counts)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := `SERVICE            ADDRESS         ENDPOINT          WEIGHT         ACTIVE   INACTIVE   POD             NODE
+default/web:http   10.96.0.10:80   10.244.1.5:8080   1              3        1          default/web-0   node1
+default/web:http   10.96.0.10:80   10.244.2.5:8080   0 (draining)   0        0          -               -
+`
+	if diff := cmp.Diff(want, print(t, "wide", EndpointColumns, 6, rows)); diff != "" {
+		t.Error(diff)
+	}
+}
+
+func TestSets(t *testing.T) {
+	rows := Sets(sets, loaded(t))
+	if want := "NAME              TYPE                   MEMBERS\nKUBE-IPVS-LOCAL   hash:ip,port skbinfo   1\n"; print(t, "table", SetColumns, 3, rows) != want {
+		t.Error(print(t, "table", SetColumns, 3, rows))
+	}
+	want := "ENTRY                 MARK   SERVICE\n192.0.2.5,tcp:30080   0xb    default/web:http\n"
+	if diff := cmp.Diff(want, print(t, "table", MemberColumns, 3, rows[0].Members)); diff != "" {
+		t.Error(diff)
+	}
+}
+
+func TestSNATs(t *testing.T) {
+	way := func(table int, link string) routing.Route {
+		return routing.Route{Family: ip.IPv4, Table: table, Dst: netip.MustParsePrefix("0.0.0.0/0"), Link: link}
+	}
+	n := &trace.Node{
+		Family: ip.IPv4,
+		Links: []routing.Link{
+			{Name: "eth0", Addresses: []routing.Address{{Prefix: netip.MustParsePrefix("10.1.0.5/24"), Global: true}}}, {Name: "eth1"}, {Name: "eth2"},
+		},
+		Rules:   []routing.Rule{{Family: ip.IPv4, Priority: 480, Mark: 0x20, Mask: 0x60, Table: 254}},
+		Routes:  []routing.Route{way(254, "eth0"), way(1001, "eth1"), way(1002, "eth2")},
+		Ruleset: nat.Ruleset{nat.NAT: {Chains: map[string][]nat.Rule{"KUBE-POSTROUTING": {"-o eth1 -j SNAT --to-source 10.2.0.5 --random-fully"}}}},
+	}
+	want := `INTERFACE   FAMILY   SOURCE     HOW                                  TABLE
+eth0        IPv4     10.1.0.5   MASQUERADE, replies by mark 0x20/0x60   254
+eth1        IPv4     10.2.0.5   SNAT                                 1001
+eth2        IPv4     10.1.0.5   MASQUERADE, with eth0's address      1002
+`
+	got := print(t, "table", SNATColumns, 5, SNATs(n, 480))
+	squeeze := func(s string) string { return strings.Join(strings.Fields(s), " ") }
+	if diff := cmp.Diff(squeeze(want), squeeze(got)); diff != "" {
+		t.Error(diff)
+	}
+}
+
+// A source that does not answer is an error, and none at all is no name.
+func TestLoad(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if _, err := Load(ctx, silent{}); err == nil {
+		t.Error("no error from a source that has not delivered")
+	}
+	names, err := Load(t.Context(), nil)
+	if err != nil || names.Service(key("10.96.0.10:80")) != "" {
+		t.Errorf("%v, %v", names, err)
+	}
+}
+
+type silent struct{}
+
+func (silent) Run(ctx context.Context, _ source.Sink) error { <-ctx.Done(); return nil }

@@ -1,0 +1,166 @@
+// Package inspect lists what a node's kernel holds for Services, under the
+// Services' names.
+package inspect
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
+	"github.com/kube-ipvs/kube-ipvs/pkg/ipset"
+	"github.com/kube-ipvs/kube-ipvs/pkg/ipvs"
+	"github.com/kube-ipvs/kube-ipvs/pkg/plan"
+	"github.com/kube-ipvs/kube-ipvs/pkg/service"
+	"github.com/kube-ipvs/kube-ipvs/pkg/source"
+)
+
+// Names tells whose an address and port is.
+type Names struct {
+	services map[target]string
+	marks    map[ipvs.Key]target // of second virtual servers, by their mark
+	pods     map[netip.Addr]Pod
+}
+
+// Pod is what is behind an endpoint's address.
+type Pod struct {
+	Name string // NAMESPACE/NAME, or "" for what is no pod
+	Node string
+}
+
+// target is where clients go. A node port has no address.
+type target struct {
+	protocol ip.Protocol
+	addr     netip.Addr
+	port     uint16
+}
+
+// Load reads all Services of a source. Without a source no name is known.
+func Load(ctx context.Context, from source.Source) (*Names, error) {
+	n := &Names{services: map[target]string{}, marks: map[ipvs.Key]target{}, pods: map[netip.Addr]Pod{}}
+	if from == nil {
+		return n, nil
+	}
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	err := from.Run(ctx, sink{n, func() { cancel(errSynced) }})
+	if context.Cause(ctx) == errSynced {
+		return n, nil
+	}
+	return n, errors.Join(err, context.Cause(ctx))
+}
+
+// errSynced ends a source's run.
+var errSynced = errors.New("all has been read")
+
+// sink takes names from what a source delivers.
+type sink struct {
+	*Names
+	synced func()
+}
+
+func (s sink) DeleteService(types.NamespacedName)       {}
+func (s sink) DeleteEndpointSlice(types.NamespacedName) {}
+func (s sink) SetNode(*corev1.Node)                     {}
+func (s sink) DeleteNode()                              {}
+func (s sink) Synced()                                  { s.synced() }
+
+// SetService: what in a Service cannot be used is the running proxy's to report.
+func (s sink) SetService(svc *corev1.Service) {
+	model, _ := service.Build(svc, nil)
+	s.addService(&model)
+}
+
+func (s sink) SetEndpointSlice(slice *discoveryv1.EndpointSlice) {
+	for _, e := range slice.Endpoints {
+		pod := Pod{}
+		if e.NodeName != nil {
+			pod.Node = *e.NodeName
+		}
+		if ref := e.TargetRef; ref != nil && ref.Kind == "Pod" {
+			pod.Name = ref.Namespace + "/" + ref.Name
+		}
+		for _, text := range e.Addresses {
+			if a, err := netip.ParseAddr(text); err == nil {
+				s.pods[a] = pod
+			}
+		}
+	}
+}
+
+func (n *Names) addService(s *service.Service) {
+	var addresses []netip.Addr
+	addresses = append(addresses, s.ClusterIPs...)
+	addresses = append(addresses, s.ExternalIPs...)
+	addresses = append(addresses, s.LoadBalancers...)
+	for _, p := range s.Ports {
+		name := s.Name.String()
+		if p.Name != "" {
+			name += ":" + p.Name
+		}
+		for _, a := range addresses {
+			n.services[target{p.Protocol, a, p.Port}] = name
+		}
+		if p.NodePort != 0 {
+			n.services[target{p.Protocol, netip.Addr{}, p.NodePort}] = name
+		}
+	}
+}
+
+// Marks learns from the sets which marks lead to second virtual servers.
+func (n *Names) Marks(sets ipset.State) {
+	for _, family := range ip.Families {
+		for e, mark := range sets[plan.Local.In(family)].Entries {
+			key := ipvs.Key{FWMark: mark, Addr: family.Unspecified()}
+			n.marks[key] = target{e.Protocol, e.Addr, e.Port}
+		}
+	}
+}
+
+// Service names the Service and port that a virtual server is for, or "".
+func (n *Names) Service(key ipvs.Key) string {
+	t := target{key.Protocol, key.Addr, key.Port}
+	if key.FWMark != 0 {
+		t = n.marks[key]
+	}
+	return n.at(t)
+}
+
+func (n *Names) at(t target) string {
+	if name, ok := n.services[t]; ok {
+		return name
+	}
+	return n.services[target{t.protocol, netip.Addr{}, t.port}]
+}
+
+// Entry names the Service that a member of a set is for, or "".
+func (n *Names) Entry(e ipset.Entry) string {
+	if e.Protocol == 0 {
+		return ""
+	}
+	return n.at(target{e.Protocol, e.Addr, e.Port})
+}
+
+// Address is what a virtual server serves: an address and port, or a mark with
+// the address and port that it stands for.
+func (n *Names) Address(key ipvs.Key) string {
+	if key.FWMark == 0 {
+		return netip.AddrPortFrom(key.Addr, key.Port).String()
+	}
+	if t, ok := n.marks[key]; ok {
+		return fmt.Sprintf("%s (mark %#x)", netip.AddrPortFrom(t.addr, t.port), key.FWMark)
+	}
+	return fmt.Sprintf("mark %#x", key.FWMark)
+}
+
+func (n *Names) protocol(key ipvs.Key) string {
+	if key.FWMark == 0 {
+		return key.Protocol.String()
+	}
+	return n.marks[key].protocol.String()
+}

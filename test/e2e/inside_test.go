@@ -1,0 +1,154 @@
+//go:build e2e
+
+package e2e
+
+import (
+	"encoding/json"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/kube-ipvs/kube-ipvs/pkg/doctor"
+	"github.com/kube-ipvs/kube-ipvs/pkg/trace"
+	"github.com/kube-ipvs/kube-ipvs/test/e2e/lab"
+)
+
+// TestBehaviourInside asks the program about the report that the project comes
+// from, where it fails and where it does not; TestENIMatrixOneENI compares what
+// trace explains with what packets do, cell by cell.
+func TestBehaviourInside(t *testing.T) {
+	c := lab.NewENICluster(t, lab.ENIOptions{CheckSources: true})
+	for _, mode := range []string{"off", "auto"} {
+		programENI(t, c, "--snat-mode", mode)
+		t.Run("trace, --snat-mode "+mode, func(t *testing.T) { checkTraceCommand(t, c, mode) })
+		t.Run("doctor, --snat-mode "+mode, func(t *testing.T) { checkDoctor(t, c, mode) })
+	}
+	t.Run("trace, wrongly called", func(t *testing.T) { checkTraceErrors(t, c) })
+	t.Run("get", func(t *testing.T) { checkGet(t, c) })
+	t.Run("doctor, something is broken", func(t *testing.T) { checkDoctorErrors(t, c) })
+}
+
+func checkTraceCommand(t *testing.T, c *lab.ENICluster, mode string) {
+	want := map[string]trace.Outcome{"off": trace.Asymmetric, "auto": trace.Answered}[mode]
+	from := c.Pod.Addresses[0].String()
+	code, text := c.Node.RunProxy("trace", "--from", from, "--to", c.VIP)
+	t.Logf("%s", text)
+	lines := strings.Split(strings.TrimSpace(text), "\n")
+	if verdict := lines[len(lines)-1]; code != 0 || !strings.HasPrefix(verdict, string(want)) {
+		t.Errorf("ended with %d and %q, want %q", code, verdict, want)
+	}
+	var x trace.Explanation
+	decode(t, c.Node, &x, "trace", "--from", from, "--to", c.VIP+"/tcp", "-o", "json")
+	if x.Verdict.Outcome != want || len(x.RealServers) != len(c.Endpoints) || x.EntersBy != c.Pod.HostInterface {
+		t.Errorf("-o json: %+v", x)
+	}
+	if answer := c.Pod.DialWithin(briefly, lab.TCP, c.VIP); (answer.Err == nil) != (want == trace.Answered) {
+		t.Errorf("traced as %s, but: %s", want, answer)
+	}
+}
+
+// decode runs the program, which is to print JSON.
+func decode(t *testing.T, n *lab.Node, out any, args ...string) (exitCode int) {
+	t.Helper()
+	code, text := n.RunProxy(args...)
+	if err := json.NewDecoder(strings.NewReader(text)).Decode(out); err != nil {
+		t.Fatalf("%q: ended with %d, %v:\n%s", args, code, err, text)
+	}
+	return code
+}
+
+func checkTraceErrors(t *testing.T, c *lab.ENICluster) {
+	for arg, part := range map[string]string{
+		"--to=10.0.0.1": `--to "10.0.0.1"`, "--from=nobody": "neither an IP address nor a pod", "--from=fd00::1": "another family",
+		"--in=eth9": "no such interface", "--output=xml": "must be text or json",
+	} {
+		code, text := c.Node.RunProxy("trace", "--from", "10.0.0.1", "--to", c.VIP, arg)
+		if code == 0 || !strings.Contains(strings.ReplaceAll(text, `\"`, `"`), part) {
+			t.Errorf("%s: ended with %d, want an error with %q:\n%s", arg, code, part, text)
+		}
+	}
+}
+
+func checkGet(t *testing.T, c *lab.ENICluster) {
+	manifests := eniManifests(t, c)
+	for what, want := range map[string][]string{
+		"virtualservers":          {"default/web", "TCP", c.VIP, "rr"},
+		"endpoints":               {"default/web", c.VIP, c.Endpoints[0], "1"},
+		"sets KUBE-LOAD-BALANCER": {strings.Replace(c.VIP, ":", ",tcp:", 1), "-", "default/web"},
+		"snat":                    {"eth1", "IPv4", c.NodeAddress.String(), "MASQUERADE, with eth0's address"},
+	} {
+		code, text := c.Node.RunProxy(append(append([]string{"get"}, strings.Fields(what)...), "--manifests", manifests)...)
+		t.Logf("get %s:\n%s", what, text)
+		if code != 0 || !hasLine(text, want) {
+			t.Errorf("get %s: ended with %d, want a line with %q", what, code, want)
+		}
+	}
+}
+
+// hasLine tells whether a table has a line with all cells.
+func hasLine(text string, cells []string) bool {
+	for line := range strings.Lines(text) {
+		all := true
+		for _, cell := range cells {
+			all = all && strings.Contains(line, cell)
+		}
+		if all {
+			return true
+		}
+	}
+	return false
+}
+
+// checkDoctor: under plain masquerading the ENI is what is wrong, and otherwise
+// no more than that no proxy runs.
+func checkDoctor(t *testing.T, c *lab.ENICluster, mode string) {
+	want := []string{"kube-ipvs"}
+	if mode == "off" {
+		want = []string{"eth1", "eth1", "kube-ipvs"}
+	}
+	code, findings := diagnose(t, c)
+	var text strings.Builder
+	_ = doctor.Write(&text, findings)
+	t.Logf("%s", text.String())
+	var about []string
+	for _, f := range findings {
+		if f.Severity == doctor.Warning {
+			about = append(about, f.About)
+		} else {
+			t.Errorf("found %+v", f)
+		}
+	}
+	if code != 0 || !slices.Equal(slices.Sorted(slices.Values(about)), want) {
+		t.Errorf("ended with %d and found %+v, want warnings about %q", code, findings, want)
+	}
+}
+
+func diagnose(t *testing.T, c *lab.ENICluster) (code int, findings []doctor.Finding) {
+	t.Helper()
+	code = decode(t, c.Node, &findings, "doctor", "-o", "json")
+	return code, findings
+}
+
+func checkDoctorErrors(t *testing.T, c *lab.ENICluster) {
+	svc := strings.Fields(c.Node.Exec("ipset", "list", "KUBE-CLUSTER-IP", "-o", "save"))
+	member := strings.Replace(svc[len(svc)-1], ",tcp:", ":", 1)
+	c.Node.Exec("ipvsadm", "-D", "-t", member)
+	c.Node.Exec("iptables", "-t", "nat", "-N", "KUBE-SVC-TEST")
+	c.Node.Exec("iptables", "-I", "INPUT", "-s", "192.0.2.0/24", "-j", "ACCEPT")
+	c.Node.Exec("nft", "add", "table", "ip", "kube-proxy")
+	code, findings := diagnose(t, c)
+	for _, part := range []string{
+		member + " has no virtual server", "KUBE-SVC-TEST", "-A INPUT -s 192.0.2.0/24 -j ACCEPT", "its nftables mode has left a table",
+	} {
+		found := false
+		for _, f := range findings {
+			found = found || strings.Contains(f.What, part)
+		}
+		if !found {
+			t.Errorf("%q is not found in %+v", part, findings)
+		}
+	}
+	if code == 0 {
+		t.Error("no failure in spite of errors")
+	}
+}

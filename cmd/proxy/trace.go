@@ -8,14 +8,18 @@ import (
 	"fmt"
 	"io"
 	"net/netip"
+	"os/signal"
 	"strings"
+	"time"
 
 	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/clientcmd"
 
+	"github.com/kube-ipvs/kube-ipvs/pkg/capture"
 	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
 	"github.com/kube-ipvs/kube-ipvs/pkg/trace"
 )
@@ -23,6 +27,7 @@ import (
 // traceOptions is the command line of "kube-ipvs trace".
 type traceOptions struct {
 	from, to, in, output, kubeconfig string
+	live                             bool
 }
 
 func newTraceCommand() *cobra.Command {
@@ -43,6 +48,7 @@ func newTraceCommand() *cobra.Command {
 	fs.StringVar(&o.from, "from", "", "who asks: an IP address, or a pod as NAMESPACE/NAME, which asks the API server")
 	fs.StringVar(&o.to, "to", "", "what is asked: IP:PORT, with /udp or /sctp if it is not TCP")
 	fs.StringVar(&o.in, "in", "", "the interface by which the request enters the node; default: the one that leads to the client")
+	fs.BoolVar(&o.live, "live", false, "then print each packet of the connection as it passes an interface, until interrupted; needs CAP_NET_RAW")
 	fs.StringVarP(&o.output, "output", "o", "text", "text or json")
 	fs.StringVar(&o.kubeconfig, "kubeconfig", "", "how to reach the API server, for a pod's name; default: as a pod of the cluster does")
 	setPlainHelp(cmd)
@@ -63,6 +69,9 @@ func (o *traceOptions) run(ctx context.Context, w io.Writer) error {
 	if o.output != "text" && o.output != "json" {
 		return fmt.Errorf("--output %q: must be text or json", o.output)
 	}
+	if o.live && o.output != "text" {
+		return fmt.Errorf("--output %q: cannot be had with --live", o.output)
+	}
 	q, err := o.question(ctx)
 	if err != nil {
 		return err
@@ -75,12 +84,45 @@ func (o *traceOptions) run(ctx context.Context, w io.Writer) error {
 		return fmt.Errorf("--in %q: the node has no such interface", o.in)
 	}
 	x := trace.Explain(node, q)
+	if o.live {
+		return follow(ctx, w, q, x)
+	}
 	if o.output == "text" {
 		return x.Write(w)
 	}
 	encoder := json.NewEncoder(w)
 	encoder.SetIndent("", "  ")
 	return encoder.Encode(x)
+}
+
+// captureBuffer holds packets while the screen is slow.
+const captureBuffer = 4 << 20
+
+// follow prints the connection's packets until it is interrupted.
+func follow(ctx context.Context, w io.Writer, q trace.Question, x trace.Explanation) error {
+	ctx, stop := signal.NotifyContext(ctx, unix.SIGTERM, unix.SIGINT)
+	defer stop()
+	socket, err := capture.Open(captureBuffer)
+	if err != nil {
+		return err
+	}
+	context.AfterFunc(ctx, func() { _ = socket.Close() })
+	if err := x.Write(w); err != nil {
+		return err
+	}
+	has := trace.Flow(q, x)
+	for {
+		p, err := socket.Next()
+		switch {
+		case ctx.Err() != nil:
+			return nil
+		case err != nil:
+			return err
+		}
+		if has(p) {
+			fmt.Fprintln(w, trace.Line(time.Now(), p))
+		}
+	}
 }
 
 func (o *traceOptions) question(ctx context.Context) (q trace.Question, err error) {

@@ -5,6 +5,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/kube-ipvs/kube-ipvs/pkg/capture"
 	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
 	"github.com/kube-ipvs/kube-ipvs/pkg/ipset"
 	"github.com/kube-ipvs/kube-ipvs/pkg/ipvs"
@@ -261,6 +262,31 @@ func TestBestSource(t *testing.T) {
 	for link, want := range map[string]string{"eth0": "fd00:97::49", "eth1": "fd00:192::10", "veth": "fd00:192::10"} {
 		if got := n.SourceOn(link, dst); got.String() != want {
 			t.Errorf("on %s: %s, want %s", link, got, want)
+		}
+	}
+}
+
+func TestFlow(t *testing.T) {
+	q := ask("10.12.0.44", vip+":80")
+	has := Flow(q, Explanation{RealServers: []Branch{{RealServer: remote, SeenSource: "10.1.0.5"}}})
+	for text, want := range map[string]bool{
+		"10.12.0.44:1 10.96.0.10:80": true,
+		"10.96.0.10:80 10.12.0.44:1": true,
+		"10.1.0.5:7 10.1.9.9:8080":   true, // masqueraded
+		"10.1.9.9:8080 10.1.0.5:7":   true,
+		"10.1.9.9:8080 10.12.0.44:1": true, // behind conntrack
+		"10.12.0.45:1 10.96.0.10:80": false,
+		"10.12.0.44:1 10.96.0.10:81": false,
+		"10.1.0.6:7 10.1.9.9:8080":   false,
+		"10.1.0.5:7 10.1.9.9:8081":   false,
+	} {
+		from, to, _ := strings.Cut(text, " ")
+		p := capture.Packet{Protocol: ip.TCP, From: netip.MustParseAddrPort(from), To: netip.MustParseAddrPort(to)}
+		if has(p) != want {
+			t.Errorf("%s: %v", text, !want)
+		}
+		if p.Protocol = ip.UDP; has(p) {
+			t.Errorf("%s over UDP", text)
 		}
 	}
 }

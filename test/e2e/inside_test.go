@@ -4,9 +4,13 @@ package e2e
 
 import (
 	"encoding/json"
+	"errors"
+	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/kube-ipvs/kube-ipvs/pkg/doctor"
 	"github.com/kube-ipvs/kube-ipvs/pkg/trace"
@@ -23,6 +27,7 @@ func TestBehaviourInside(t *testing.T) {
 		t.Run("trace, --snat-mode "+mode, func(t *testing.T) { checkTraceCommand(t, c, mode) })
 		t.Run("doctor, --snat-mode "+mode, func(t *testing.T) { checkDoctor(t, c, mode) })
 	}
+	t.Run("trace --live", func(t *testing.T) { checkLive(t, c) })
 	t.Run("trace, wrongly called", func(t *testing.T) { checkTraceErrors(t, c) })
 	t.Run("get", func(t *testing.T) { checkGet(t, c) })
 	t.Run("doctor, something is broken", func(t *testing.T) { checkDoctorErrors(t, c) })
@@ -56,6 +61,49 @@ func decode(t *testing.T, n *lab.Node, out any, args ...string) (exitCode int) {
 	}
 	return code
 }
+
+// checkLive has the pod ask while the program looks on: the packets of both sides
+// are seen.
+func checkLive(t *testing.T, c *lab.ENICluster) {
+	from := c.Pod.Addresses[0].String()
+	p := c.Node.StartProxy(func(p *lab.Process) error {
+		if !strings.Contains(p.Log(), "\nanswered\n") {
+			return errors.New("nothing explained yet")
+		}
+		return nil
+	}, "trace", "--from", from, "--to", c.VIP, "--live")
+	answer := c.Pod.Dial(lab.TCP, c.VIP)
+	if answer.Err != nil {
+		t.Fatal(answer)
+	}
+	number, err := strconv.Atoi(strings.TrimPrefix(answer.Server, "backend"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	endpoint := c.Endpoints[number-1]
+	want := []string{
+		"in  " + pad(c.Pod.HostInterface) + " TCP " + answer.Local.String() + " > " + c.VIP + " SYN",
+		"out " + pad("eth0") + " TCP " + answer.SeenSource.String() + " > " + endpoint + " SYN",
+		"in  " + pad("eth0") + " TCP " + endpoint + " > " + answer.SeenSource.String() + " SYN,ACK",
+		"out " + pad(c.Pod.HostInterface) + " TCP " + c.VIP + " > " + answer.Local.String() + " SYN,ACK",
+	}
+	lab.Eventually(t, printLimit, "the packets to be printed", func() error {
+		for _, line := range want {
+			if !strings.Contains(p.Log(), line) {
+				return fmt.Errorf("%q is not in\n%s", line, p.Log())
+			}
+		}
+		return nil
+	})
+	if code := p.Terminate(); code != 0 {
+		t.Errorf("ended with %d:\n%s", code, p.Log())
+	}
+}
+
+// printLimit is for a busy machine.
+const printLimit = 30 * time.Second
+
+func pad(link string) string { return fmt.Sprintf("%-15s", link) }
 
 func checkTraceErrors(t *testing.T, c *lab.ENICluster) {
 	for arg, part := range map[string]string{

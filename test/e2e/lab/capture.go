@@ -1,7 +1,6 @@
 package lab
 
 import (
-	"encoding/binary"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -9,7 +8,8 @@ import (
 	"sync"
 	"time"
 
-	"golang.org/x/sys/unix"
+	"github.com/kube-ipvs/kube-ipvs/pkg/capture"
+	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
 )
 
 // Packet is one packet as an interface saw it: coming in before any netfilter
@@ -49,7 +49,7 @@ func (f flow) matches(p Packet) bool {
 type Capture struct {
 	host   *Namespace
 	flow   flow
-	socket *socket
+	socket *capture.Socket
 	names  map[int]string
 
 	mu      sync.Mutex
@@ -73,54 +73,36 @@ func (n *Namespace) Watch(protocol Protocol, ends ...string) *Capture {
 		n.lab.must(err, "watch %s", text)
 		c.flow.ends[end] = true
 	}
-	var fd int
 	err := n.Do(func() (err error) {
-		fd, err = unix.Socket(unix.AF_PACKET, unix.SOCK_DGRAM|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, int(bigEndian(unix.ETH_P_ALL)))
-		if err == nil {
-			err = unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, captureBuffer)
-		}
+		c.socket, err = capture.Open(captureBuffer)
 		return err
 	})
-	n.lab.must(err, "%s: packet socket", n.Name)
-	c.socket, err = wrapSocket(fd)
-	n.lab.must(err, "%s: packet socket", n.Name)
-	n.closers = append(n.closers, c.socket.close)
+	n.lab.must(err, "%s", n.Name)
+	n.closers = append(n.closers, c.Stop)
 	go c.run()
 	return c
 }
 
 // Stop ends the capture; what it has seen stays.
-func (c *Capture) Stop() { c.socket.close() }
-
-// bigEndian turns a number into network byte order.
-func bigEndian(value uint16) uint16 {
-	return binary.NativeEndian.Uint16(binary.BigEndian.AppendUint16(nil, value))
-}
+func (c *Capture) Stop() { _ = c.socket.Close() }
 
 func (c *Capture) run() {
-	buffer := make([]byte, 256)
 	for {
-		var length int
-		var from unix.Sockaddr
-		err := c.socket.whenReadable(func(fd int) (err error) {
-			length, from, err = unix.Recvfrom(fd, buffer, 0)
-			return err
-		})
+		seen, err := c.socket.Next()
 		if err != nil {
 			return
 		}
-		link, ok := from.(*unix.SockaddrLinklayer)
-		if !ok {
-			continue
+		packet := Packet{
+			At: time.Now(), Interface: c.name(seen.Link), Out: seen.Out,
+			Protocol: protocols[seen.Protocol], From: seen.From, To: seen.To, Flags: seen.Flags,
 		}
-		if packet, ok := parsePacket(buffer[:length]); ok && c.flow.matches(packet) {
-			packet.At = time.Now()
-			packet.Interface = c.name(link.Ifindex)
-			packet.Out = link.Pkttype == unix.PACKET_OUTGOING
+		if c.flow.matches(packet) {
 			c.add(packet)
 		}
 	}
 }
+
+var protocols = map[ip.Protocol]Protocol{ip.TCP: TCP, ip.UDP: UDP, ip.SCTP: SCTP}
 
 // name is an interface's; looked up once, as interfaces may be gone later.
 func (c *Capture) name(index int) string {
@@ -216,45 +198,4 @@ func (c *Capture) Since(begin time.Time) string {
 		}
 	}
 	return text.String()
-}
-
-// parsePacket reads an IP packet as far as the ports. Fragments other than the
-// first, and IPv6 extension headers, are not of interest here.
-func parsePacket(data []byte) (packet Packet, ok bool) {
-	if len(data) < 20 {
-		return packet, false
-	}
-	var from, to netip.Addr
-	var protocol byte
-	switch data[0] >> 4 {
-	case 4:
-		from, to = netip.AddrFrom4([4]byte(data[12:16])), netip.AddrFrom4([4]byte(data[16:20]))
-		protocol, data = data[9], data[min(len(data), int(data[0]&15)*4):]
-	case 6:
-		if len(data) < 40 {
-			return packet, false
-		}
-		from, to = netip.AddrFrom16([16]byte(data[8:24])), netip.AddrFrom16([16]byte(data[24:40]))
-		protocol, data = data[6], data[40:]
-	}
-	if len(data) < 4 || !from.IsValid() {
-		return packet, false
-	}
-	packet.From = netip.AddrPortFrom(from, binary.BigEndian.Uint16(data))
-	packet.To = netip.AddrPortFrom(to, binary.BigEndian.Uint16(data[2:]))
-	packet.Protocol, ok = map[byte]Protocol{unix.IPPROTO_TCP: TCP, unix.IPPROTO_UDP: UDP, unix.IPPROTO_SCTP: SCTP}[protocol]
-	if packet.Protocol == TCP && len(data) > 13 {
-		packet.Flags = tcpFlags(data[13])
-	}
-	return packet, ok
-}
-
-func tcpFlags(bits byte) string {
-	var flags []string
-	for i, name := range []string{"FIN", "SYN", "RST", "PSH", "ACK"} {
-		if bits&(1<<i) != 0 {
-			flags = append(flags, name)
-		}
-	}
-	return strings.Join(flags, ",")
 }

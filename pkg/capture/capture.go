@@ -1,0 +1,119 @@
+// Package capture sees packets pass the interfaces of a network namespace: those
+// that come in before any rule, those that go out behind all rules.
+package capture
+
+import (
+	"encoding/binary"
+	"net/netip"
+	"os"
+	"strings"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
+)
+
+// Packet is one packet at an interface.
+type Packet struct {
+	Link     int  // index of the interface
+	Out      bool // leaves by it
+	Protocol ip.Protocol
+	From, To netip.AddrPort
+	Flags    string // of TCP, such as "SYN,ACK"
+}
+
+// Socket receives every IP packet of TCP, UDP or SCTP, at all interfaces.
+type Socket struct {
+	file   *os.File
+	raw    syscall.RawConn
+	buffer [256]byte
+}
+
+// Open begins: what passes from now on is seen, in the network namespace of the
+// calling thread. buffer is how many bytes of packets may wait to be read. It
+// needs CAP_NET_RAW, and CAP_NET_ADMIN for the buffer.
+func Open(buffer int) (*Socket, error) {
+	protocol := binary.NativeEndian.Uint16(binary.BigEndian.AppendUint16(nil, unix.ETH_P_ALL))
+	fd, err := unix.Socket(unix.AF_PACKET, unix.SOCK_DGRAM|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, int(protocol))
+	if err != nil {
+		return nil, os.NewSyscallError("packet socket", err)
+	}
+	if err := unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, buffer); err != nil {
+		_ = unix.Close(fd)
+		return nil, os.NewSyscallError("packet socket's buffer", err)
+	}
+	s := &Socket{file: os.NewFile(uintptr(fd), "packet socket")}
+	s.raw, err = s.file.SyscallConn()
+	return s, err
+}
+
+// Close has Next end.
+func (s *Socket) Close() error { return s.file.Close() }
+
+// Next waits for the next packet. It fails after Close.
+func (s *Socket) Next() (Packet, error) {
+	for {
+		length, link, err := s.receive()
+		if err != nil {
+			return Packet{}, err
+		}
+		if p, ok := Parse(s.buffer[:length]); ok && link != nil {
+			p.Link, p.Out = link.Ifindex, link.Pkttype == unix.PACKET_OUTGOING
+			return p, nil
+		}
+	}
+}
+
+// receive reads the first bytes of a packet.
+func (s *Socket) receive() (length int, link *unix.SockaddrLinklayer, err error) {
+	closed := s.raw.Read(func(fd uintptr) bool {
+		var from unix.Sockaddr
+		length, from, err = unix.Recvfrom(int(fd), s.buffer[:], 0)
+		link, _ = from.(*unix.SockaddrLinklayer)
+		return err != unix.EAGAIN && err != unix.EINTR
+	})
+	if closed != nil {
+		return 0, nil, closed
+	}
+	return length, link, err
+}
+
+// Parse reads an IP packet as far as the ports. Fragments other than the first,
+// and IPv6 extension headers, are not told from other data.
+func Parse(data []byte) (p Packet, ok bool) {
+	if len(data) < 20 {
+		return p, false
+	}
+	var from, to netip.Addr
+	switch data[0] >> 4 {
+	case 4:
+		from, to = netip.AddrFrom4([4]byte(data[12:16])), netip.AddrFrom4([4]byte(data[16:20]))
+		p.Protocol, data = ip.Protocol(data[9]), data[min(len(data), int(data[0]&15)*4):]
+	case 6:
+		if len(data) < 40 {
+			return p, false
+		}
+		from, to = netip.AddrFrom16([16]byte(data[8:24])), netip.AddrFrom16([16]byte(data[24:40]))
+		p.Protocol, data = ip.Protocol(data[6]), data[40:]
+	}
+	if len(data) < 4 || !from.IsValid() {
+		return p, false
+	}
+	p.From = netip.AddrPortFrom(from, binary.BigEndian.Uint16(data))
+	p.To = netip.AddrPortFrom(to, binary.BigEndian.Uint16(data[2:]))
+	if p.Protocol == ip.TCP && len(data) > 13 {
+		p.Flags = tcpFlags(data[13])
+	}
+	return p, p.Protocol == ip.TCP || p.Protocol == ip.UDP || p.Protocol == ip.SCTP
+}
+
+func tcpFlags(bits byte) string {
+	var flags []string
+	for i, name := range []string{"FIN", "SYN", "RST", "PSH", "ACK"} {
+		if bits&(1<<i) != 0 {
+			flags = append(flags, name)
+		}
+	}
+	return strings.Join(flags, ",")
+}

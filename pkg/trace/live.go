@@ -1,0 +1,57 @@
+package trace
+
+import (
+	"fmt"
+	"net"
+	"net/netip"
+	"time"
+
+	"github.com/kube-ipvs/kube-ipvs/pkg/capture"
+)
+
+// flow tells which packets belong to a connection, on both sides of IPVS.
+type flow struct {
+	Question
+	servers map[netip.AddrPort]bool
+	sources map[netip.Addr]bool // with which requests reach the endpoints
+}
+
+// Flow is what packets of a connection look like, by an explanation. Behind IPVS
+// another client's cannot be told apart if they have the same source.
+func Flow(q Question, x Explanation) func(capture.Packet) bool {
+	f := flow{q, map[netip.AddrPort]bool{}, map[netip.Addr]bool{q.From: true}}
+	for _, b := range x.RealServers {
+		if a, err := netip.ParseAddrPort(b.RealServer); err == nil {
+			f.servers[a] = true
+		}
+		if a, err := netip.ParseAddr(b.SeenSource); err == nil {
+			f.sources[a] = true
+		}
+	}
+	return f.has
+}
+
+func (f *flow) has(p capture.Packet) bool {
+	if p.Protocol != f.Protocol {
+		return false
+	}
+	return f.passes(p.From.Addr(), p.To) || f.passes(p.To.Addr(), p.From)
+}
+
+// passes tells whether this client and this server are the connection's.
+func (f *flow) passes(client netip.Addr, server netip.AddrPort) bool {
+	return server == f.To && client == f.From || f.servers[server] && f.sources[client]
+}
+
+// Line is a packet for people.
+func Line(at time.Time, p capture.Packet) string {
+	direction := "in"
+	if p.Out {
+		direction = "out"
+	}
+	name := fmt.Sprintf("#%d", p.Link)
+	if link, err := net.InterfaceByIndex(p.Link); err == nil {
+		name = link.Name
+	}
+	return fmt.Sprintf("%s %-3s %-15s %s %s > %s %s", at.Format("15:04:05.000000"), direction, name, p.Protocol, p.From, p.To, p.Flags)
+}

@@ -95,19 +95,21 @@ lab: $(LAB_PROGRAM) ## run CMD='...' with a kernel that has IPVS
 lab: export LAB_CMD := $(value CMD)
 
 STEPS ?= 500
+# The same one gives the same steps; a run that has none takes one and prints it.
+SEED ?=
 conformance: deps ## what kube-proxy and kube-ipvs program, compared after each of STEPS=500 generated steps
 	@$(MAKE) --no-print-directory START=$(START) -j2 build conformance-binary image peers peer-kube-proxy
 	$(call phase,kube-proxy and kube-ipvs side by side in the lab)
-	@$(LAB_PROGRAM) -apiserver -limit 10h -env STEPS=$(STEPS) $(LABFLAGS) -- hack/conformance -test.run TestConformance
+	@hack/labs 1 $(LAB_PROGRAM) -apiserver -limit 10h -env STEPS=$(STEPS) -env SEED=$(SEED) $(LABFLAGS) -- hack/conformance -test.run TestConformance
 	$(call phase,kube-ipvs conforms)
 
-conformance-short: ## the same with 40 steps, always the same ones
-	@$(MAKE) --no-print-directory START=$(START) conformance STEPS=40 LABFLAGS='-env SEED=7 $(LABFLAGS)'
+conformance-short: ## the same with 30 steps, always the same ones
+	@$(MAKE) --no-print-directory START=$(START) conformance STEPS=30 SEED=7
 
 mutations: deps ## ten breaks of the plan, each of which the comparison must catch
 	@$(MAKE) --no-print-directory START=$(START) -j2 build conformance-binary mutants image peers peer-kube-proxy
 	$(call phase,kube-proxy and ten broken kube-ipvs in the lab)
-	@$(LAB_PROGRAM) -apiserver -limit 10h -env MUTATIONS=1 $(LABFLAGS) -- hack/conformance -test.run TestMutations
+	@hack/labs 1 $(LAB_PROGRAM) -apiserver -limit 10h -env MUTATIONS=1 $(LABFLAGS) -- hack/conformance -test.run TestMutations
 	$(call phase,all mutations are caught)
 
 .PHONY: mutants

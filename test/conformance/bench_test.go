@@ -5,6 +5,7 @@ package conformance
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"net/netip"
 	"os"
@@ -45,6 +46,8 @@ func newBench(t testing.TB) *bench {
 	b := &bench{client: client, world: NewWorld()}
 	b.addNode(t)
 	b.addMarker(t)
+	// Memory is cheaper here than collecting it.
+	t.Setenv("GOGC", "400")
 	b.kubeProxy, b.ours = newSide(t, "kube-proxy"), newSide(t, "kube-ipvs")
 	b.kubeProxy.startKubeProxy()
 	b.ours.startKubeIPVS(filepath.Join(os.Getenv("LAB_SRC"), "bin/kube-ipvs"))
@@ -162,10 +165,9 @@ func (b *bench) setZone(zone string) error {
 
 // The marker is a Service whose port and endpoints' port change with each step.
 // It comes by the same watches as all that was written before it. Its endpoints
-// have a hint each, so that it tells of the Node's zone as well.
+// have a hint each, so that it tells of the Node's zone as well. It is UDP's, so
+// that none of its real servers drains.
 var markerIPs = []netip.Addr{netip.MustParseAddr("10.96.0.200"), netip.MustParseAddr("fd00:10:96::c8")}
-
-func isMarker(a netip.Addr) bool { return a == markerIPs[0] || a == markerIPs[1] }
 
 // Zones are those that Nodes and hints may be in.
 var zones = []string{"a", "b", "c"}
@@ -179,20 +181,20 @@ func (b *bench) markerService() *corev1.Service {
 			IPFamilies:     []corev1.IPFamily{corev1.IPv4Protocol, corev1.IPv6Protocol},
 			ClusterIP:      markerIPs[0].String(),
 			ClusterIPs:     []string{markerIPs[0].String(), markerIPs[1].String()},
-			Ports:          []corev1.ServicePort{{Port: b.marks}},
+			Ports:          []corev1.ServicePort{{Port: b.marks, Protocol: corev1.ProtocolUDP}},
 		},
 	}
 }
 
 func (b *bench) markerSlice(family int) *discoveryv1.EndpointSlice {
-	name := ""
+	name, protocol := "", corev1.ProtocolUDP
 	slice := &discoveryv1.EndpointSlice{
 		ObjectMeta: metav1.ObjectMeta{
 			Name: fmt.Sprintf("marker-%d", family), Namespace: Namespace,
 			Labels: map[string]string{discoveryv1.LabelServiceName: "marker"},
 		},
 		AddressType: []discoveryv1.AddressType{discoveryv1.AddressTypeIPv4, discoveryv1.AddressTypeIPv6}[family],
-		Ports:       []discoveryv1.EndpointPort{{Name: &name, Port: &b.marks}},
+		Ports:       []discoveryv1.EndpointPort{{Name: &name, Protocol: &protocol, Port: &b.marks}},
 	}
 	for i, zone := range zones {
 		slice.Endpoints = append(slice.Endpoints, discoveryv1.Endpoint{
@@ -231,34 +233,46 @@ func (b *bench) marker() marker {
 	for family, a := range markerIPs {
 		for i, zone := range zones {
 			if b.world.Zone == zone || b.world.Zone == "" {
-				out.add(endpoint{"TCP", netip.AddrPortFrom(a, port)}, netip.AddrPortFrom(markerHost(family, i), port))
+				out.add(endpoint{"UDP", netip.AddrPortFrom(a, port)}, netip.AddrPortFrom(markerHost(family, i), port))
 			}
 		}
 	}
 	return out
 }
 
-// settle waits until both sides have all that was written so far.
-func (b *bench) settle() error {
+// settle waits until both sides have all that was written so far, and reads them.
+func (b *bench) settle() (theirs, ours *Kernel, err error) {
 	b.marks = b.marks%60000 + 1
 	began := time.Now()
 	if err := b.writeMarker(); err != nil {
-		return err
+		return nil, nil, err
 	}
-	if err := b.ours.await(b.marker(), began); err != nil {
-		return err
-	}
-	return b.kubeProxy.await(b.marker(), began)
+	err = both(
+		func() (err error) { ours, err = b.settled(b.ours, began); return err },
+		func() (err error) { theirs, err = b.settled(b.kubeProxy, began); return err })
+	return theirs, ours, err
 }
 
-// compare lists what differs on a side from kube-proxy's kernel.
-func compare(theirs *Kernel, side *side) ([]Diff, error) {
-	ours, err := side.read()
-	if err != nil {
+// settled is a side's kernel when it has all that was written before the marker.
+func (b *bench) settled(s *side, written time.Time) (*Kernel, error) {
+	if err := s.await(b.marker(), uint16(b.marks), written); err != nil {
 		return nil, err
 	}
+	return s.read()
+}
+
+// both does two things at once.
+func both(one, other func() error) error {
+	done := make(chan error)
+	go func() { done <- other() }()
+	err := one()
+	return errors.Join(err, <-done)
+}
+
+// compare lists what differs between two kernels.
+func compare(theirs, ours *Kernel) []Diff {
 	questions := Questions(theirs, ours)
-	return Compare(theirs.Facts(questions), ours.Facts(questions)), nil
+	return Compare(theirs.Facts(questions), ours.Facts(questions))
 }
 
 // step makes a step's changes, and lists what then differs without being
@@ -271,18 +285,11 @@ func (b *bench) step(step Step, allowed func(*Difference)) ([]Diff, error) {
 		}
 	}
 	for again := range 2 {
-		if err := b.settle(); err != nil {
-			return nil, err
-		}
-		theirs, err := b.kubeProxy.read()
+		theirs, ours, err := b.settle()
 		if err != nil {
 			return nil, err
 		}
-		diffs, err := compare(theirs, b.ours)
-		if err != nil {
-			return nil, err
-		}
-		unexpected := slices.DeleteFunc(diffs, func(d Diff) bool {
+		unexpected := slices.DeleteFunc(compare(theirs, ours), func(d Diff) bool {
 			entry := Allowed(b.world, d)
 			if entry != nil {
 				allowed(entry)

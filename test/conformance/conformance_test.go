@@ -23,7 +23,8 @@ import (
 // none. KEEP_GOING has it report what differs and go on.
 func TestConformance(t *testing.T) {
 	b := newBench(t)
-	must(t, b.settle())
+	_, _, err := b.settle()
+	must(t, err)
 	r := &run{bench: b, t: t, used: map[string]int{}, keepGoing: os.Getenv("KEEP_GOING") != ""}
 	named := sequences(t)
 	for _, name := range slices.Sorted(maps.Keys(named)) {
@@ -34,7 +35,6 @@ func TestConformance(t *testing.T) {
 			}
 		})
 	}
-	var err error
 	r.began, r.taken = time.Now(), 0
 	r.steps, err = strconv.Atoi(os.Getenv("STEPS"))
 	must(t, err)
@@ -81,27 +81,26 @@ func sequences(t *testing.T) map[string][]Step {
 	return out
 }
 
-// sequenceLength keeps what has to be shrunk short.
-const sequenceLength = 20
-
 // generated is one sequence.
 func (r *run) generated(t *rapid.T) {
 	if r.failed == nil && r.taken >= r.steps {
 		return
 	}
-	steps := rapid.SliceOfN(drawStep, 1, sequenceLength).Draw(t, "steps")
+	steps := drawSequence.Draw(t, "steps")
 	if problem := r.play(steps); problem != "" {
 		r.failed = steps
 		t.Fatal(problem)
 	}
 }
 
-// play takes the steps, from an empty API server on, and tells what is wrong.
+// play takes the steps, the first of which deletes what is left of others, and
+// tells what is wrong.
 func (r *run) play(steps []Step) string {
-	if left := r.clear(); len(left) > 0 {
-		steps = append([]Step{left}, steps...)
-	}
+	left := r.clear()
 	for i, step := range steps {
+		if i == 0 {
+			step = append(left, step...)
+		}
 		unexpected, err := r.step(step, func(d *Difference) { r.used[d.What]++ })
 		if err != nil {
 			return fmt.Sprintf("step %d: %v", i, err)
@@ -153,7 +152,7 @@ const mostShown = 30
 // progress tells how far it is, and how long it will take.
 func (r *run) progress() {
 	r.taken++
-	if r.steps == 0 || r.taken%5 > 0 {
+	if r.steps == 0 || r.taken%10 > 0 {
 		return
 	}
 	took := time.Since(r.began)

@@ -74,6 +74,7 @@ type Kernel struct {
 	addresses      map[netip.Addr]string // with their interface
 	claimed        map[netip.Addr]bool   // VIPs that are claimed port by port
 	rules          map[bool]*ruleset     // by whether they are IPv6's
+	fronts         map[endpoint]string   // as members are written
 }
 
 // endpoint is one as a virtual server's key.
@@ -98,7 +99,7 @@ func ParseKernel(text string) (*Kernel, error) {
 	k := &Kernel{
 		virtualServers: map[endpoint]virtualServer{}, marked: map[uint32]virtualServer{}, marked6: map[uint32]virtualServer{},
 		sets: map[string]map[string]uint32{}, nets: map[string]map[string][]netip.Prefix{},
-		addresses: map[netip.Addr]string{}, claimed: map[netip.Addr]bool{}, rules: map[bool]*ruleset{},
+		addresses: map[netip.Addr]string{}, claimed: map[netip.Addr]bool{}, rules: map[bool]*ruleset{}, fronts: map[endpoint]string{},
 	}
 	saved := map[string]string{}
 	for _, section := range strings.Split(text, "### ")[1:] {

@@ -10,6 +10,13 @@ import "pgregory.net/rapid"
 const slots = 5
 
 var (
+	// drawSequence begins with enough for the steps to change, and is short, as
+	// it may have to be shrunk.
+	drawSequence = rapid.Custom(func(t *rapid.T) []Step {
+		opening := Step(rapid.SliceOfN(drawChange, 8, 12).Draw(t, "opening"))
+		return append([]Step{opening}, rapid.SliceOfN(drawStep, 1, 20).Draw(t, "steps")...)
+	})
+
 	drawStep = rapid.Custom(func(t *rapid.T) Step { return rapid.SliceOfN(drawChange, 1, 4).Draw(t, "changes") })
 
 	drawChange = rapid.Custom(func(t *rapid.T) Change {

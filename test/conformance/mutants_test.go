@@ -63,10 +63,9 @@ func (m *mutant) look(t *testing.T, b *bench, theirs *Kernel, began time.Time) *
 	if m.caught {
 		return nil
 	}
-	must(t, m.await(b.marker(), began))
-	diffs, err := compare(theirs, m.side)
+	ours, err := b.settled(m.side, began)
 	must(t, err)
-	for _, d := range diffs {
+	for _, d := range compare(theirs, ours) {
 		if Allowed(b.world, d) == nil {
 			return &d
 		}

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/kube-ipvs/kube-ipvs/pkg/nat"
@@ -184,20 +185,22 @@ func (p *ruleParser) matchType(option, arg string) (func(*packet) bool, error) {
 }
 
 func matchServed(option, arg string) (func(*packet) bool, error) {
-	return func(pkt *packet) bool {
-		if pkt.served == nil {
-			return false
-		}
-		switch option {
-		case "--vaddr":
-			prefix, err := parsePrefix(arg)
-			return err == nil && prefix.Contains(pkt.served.at.Addr())
-		case "--vport":
-			return fmt.Sprint(pkt.served.at.Port()) == arg
-		}
+	var match func(endpoint) bool
+	var err error
+	switch option {
+	case "--vaddr":
+		var prefix netip.Prefix
+		prefix, err = parsePrefix(arg)
+		match = func(e endpoint) bool { return prefix.Contains(e.at.Addr()) }
+	case "--vport":
+		var port uint64
+		port, err = strconv.ParseUint(arg, 10, 16)
+		match = func(e endpoint) bool { return e.at.Port() == uint16(port) }
+	default:
 		number := map[string]string{"6": "TCP", "17": "UDP", "132": "SCTP"}[arg]
-		return number == pkt.served.protocol || strings.EqualFold(arg, pkt.served.protocol)
-	}, nil
+		match = func(e endpoint) bool { return number == e.protocol || strings.EqualFold(arg, e.protocol) }
+	}
+	return func(pkt *packet) bool { return pkt.served != nil && match(*pkt.served) }, err
 }
 
 // matchSet looks the packet up as the set's members are written. Whether its
@@ -234,13 +237,24 @@ func (k *Kernel) lookUp(set string, fields []string, pkt *packet) (mark uint32, 
 		return 0, false
 	}
 	_, port = pick(fields[1])
-	front := fmt.Sprintf("%s,%s:%d", first, strings.ToLower(pkt.protocol), port)
+	front := k.front(endpoint{pkt.protocol, netip.AddrPortFrom(first, port)})
 	if len(fields) == 2 {
 		mark, found = k.sets[set][front]
 		return mark, found
 	}
 	third, _ := pick(fields[2])
 	return 0, slices.ContainsFunc(k.nets[set][front], func(p netip.Prefix) bool { return p.Contains(third) })
+}
+
+// front is how the first two fields of a member are written. Every packet looks
+// into many sets.
+func (k *Kernel) front(e endpoint) string {
+	text, known := k.fronts[e]
+	if !known {
+		text = fmt.Sprintf("%s,%s:%d", e.at.Addr(), strings.ToLower(e.protocol), e.at.Port())
+		k.fronts[e] = text
+	}
+	return text
 }
 
 // parseTarget reads what stands behind -j.

@@ -3,13 +3,20 @@
 package conformance
 
 import (
+	"context"
 	"fmt"
+	"io"
 	"maps"
+	"net"
+	"net/http"
 	"net/netip"
 	"regexp"
 	"strconv"
 	"testing"
 	"time"
+
+	"github.com/moby/ipvs"
+	"golang.org/x/sys/unix"
 
 	"github.com/kube-ipvs/kube-ipvs/test/e2e/lab"
 )
@@ -20,6 +27,8 @@ type side struct {
 	name    string
 	node    *lab.Node
 	program *lab.Process
+	http    *http.Client
+	ipvs    *ipvs.Handle // opened at the first look, when the kernel has IPVS
 }
 
 func newSide(t testing.TB, name string) *side {
@@ -28,18 +37,38 @@ func newSide(t testing.TB, name string) *side {
 	fabric.Uplink()
 	segment := fabric.Segment("192.168.50.1/24", "fd00:50::1/64")
 	node := l.Node(name)
+	// Each link-local address would be one more for every node port, and all of
+	// kube-proxy's passes dearer.
+	node.Sysctl("net.ipv6.conf.default.addr_gen_mode", "1")
 	segment.Attach(node.Namespace, "eth0", NodeIPv4+"/24", NodeIPv6+"/64")
 	segment.DefaultRoute(node.Namespace, "eth0")
 	node.Bridge("cni0", "10.244.1.1/24", "fd00:244:1::1/64")
-	return &side{name: name, node: node}
+	return &side{name: name, node: node, http: clientIn(node.Namespace)}
+}
+
+// clientIn asks servers of a namespace.
+func clientIn(n *lab.Namespace) *http.Client {
+	dial := func(ctx context.Context, network, address string) (conn net.Conn, err error) {
+		err = n.Do(func() error {
+			conn, err = new(net.Dialer).DialContext(ctx, network, address)
+			return err
+		})
+		return conn, err
+	}
+	return &http.Client{Timeout: 10 * time.Second, Transport: &http.Transport{DialContext: dial}}
 }
 
 const podCIDRs = "10.244.0.0/16,fd00:244::/32"
 
+// kubeProxyRests is how long kube-proxy waits after a pass. All of its cost is in
+// passes, whatever has changed. While it rests both kernels are read and the next
+// step is written, so that it takes one pass for that and not two.
+const kubeProxyRests = 3 * time.Second
+
 func (s *side) startKubeProxy() {
 	s.program = s.node.StartProgram(running, lab.Peer("kube-proxy"),
 		"--proxy-mode", "ipvs", "--kubeconfig", lab.Kubeconfig(), "--hostname-override", NodeName,
-		"--cluster-cidr", podCIDRs, "--ipvs-min-sync-period", "0s",
+		"--cluster-cidr", podCIDRs, "--ipvs-min-sync-period", kubeProxyRests.String(),
 		"--conntrack-max-per-core", "0", "--conntrack-min", "0",
 		"--conntrack-tcp-timeout-established", "0s", "--conntrack-tcp-timeout-close-wait", "0s")
 }
@@ -68,15 +97,16 @@ var families = []string{"IPv4", "IPv6"}
 
 // passes are the times at which the last complete pass of each family ended.
 func (s *side) passes() (map[string]time.Time, error) {
-	out, err := s.node.TryExec("curl", "-s", "--max-time", "10", "http://127.0.0.1:10249/metrics")
+	out, err := s.metrics()
 	if err != nil {
 		return nil, err
 	}
-	if draining.MatchString(out) {
+	if draining.Match(out) {
 		return nil, fmt.Errorf("real servers are draining")
 	}
 	times := map[string]time.Time{}
-	for _, match := range lastPass.FindAllStringSubmatch(out, -1) {
+	for _, found := range lastPass.FindAllSubmatch(out, -1) {
+		match := []string{string(found[0]), string(found[1]), string(found[2])}
 		seconds, err := strconv.ParseFloat(match[2], 64)
 		if err != nil {
 			return nil, err
@@ -97,6 +127,15 @@ func (s *side) passes() (map[string]time.Time, error) {
 	return times, nil
 }
 
+func (s *side) metrics() ([]byte, error) {
+	response, err := s.http.Get("http://127.0.0.1:10249/metrics")
+	if err != nil {
+		return nil, err
+	}
+	defer response.Body.Close()
+	return io.ReadAll(response.Body)
+}
+
 // syncLimit is how long a change may take to be in the kernel of an emulated
 // node that is busy.
 const syncLimit = 5 * time.Minute
@@ -106,14 +145,14 @@ const syncLimit = 5 * time.Minute
 // after the last moment at which it was not there yet. What was written before
 // the marker is in the kernel then. Each family has its own passes, of which
 // there may be no other for a long time.
-func (s *side) await(want marker, written time.Time) error {
+func (s *side) await(want marker, port uint16, written time.Time) error {
 	absent := map[string]time.Time{}
 	for _, family := range families {
 		absent[family] = written
 	}
 	err := eventually(s.name+" has the marker", func() error {
 		now := time.Now()
-		got, err := s.marker()
+		got, err := s.marker(port)
 		if err != nil {
 			return err
 		}
@@ -144,10 +183,11 @@ func (s *side) await(want marker, written time.Time) error {
 var draining = regexp.MustCompile(`(?m)^kube_ipvs_draining_real_servers [^0]`)
 
 // eventually asks again until check returns nil. What it asks for has no event
-// that could be waited for.
+// that could be waited for, and asking takes time from the programs that work on
+// it.
 func eventually(what string, check func() error) error {
 	deadline := time.Now().Add(syncLimit)
-	for {
+	for pause := 100 * time.Millisecond; ; pause = min(pause*3/2, time.Second) {
 		err := check()
 		if err == nil {
 			return nil
@@ -155,7 +195,7 @@ func eventually(what string, check func() error) error {
 		if time.Now().After(deadline) {
 			return fmt.Errorf("%s: not within %s: %w", what, syncLimit, err)
 		}
-		time.Sleep(250 * time.Millisecond)
+		time.Sleep(pause)
 	}
 }
 
@@ -177,27 +217,55 @@ func (m marker) add(key endpoint, to netip.AddrPort) {
 	m[family][key][to] = true
 }
 
-// marker reads it. Real servers that drain do not count, nor virtual servers that
-// have no others: kube-ipvs deletes both later on.
-func (s *side) marker() (marker, error) {
-	k, err := ParseKernel("### ipvsadm -Sn\n" + s.node.Exec("ipvsadm", "-Sn"))
-	if err != nil {
+// marker reads what there is of it with one port and with the port before. It is
+// asked for again and again, so that it asks the kernel itself, and for nothing
+// else.
+func (s *side) marker(port uint16) (marker, error) {
+	if err := s.openIPVS(); err != nil {
 		return nil, err
 	}
 	got := marker{}
-	for key, vs := range k.virtualServers {
-		for to, options := range vs.realServers {
-			if isMarker(key.at.Addr()) && active(options) {
-				got.add(key, to)
+	for _, a := range markerIPs {
+		for _, at := range []netip.AddrPort{netip.AddrPortFrom(a, port), netip.AddrPortFrom(a, port-1)} {
+			destinations, err := s.ipvs.GetDestinations(serviceAt(at))
+			if err != nil {
+				return nil, err
+			}
+			for _, d := range destinations {
+				if to, ok := netip.AddrFromSlice(d.Address); ok {
+					got.add(endpoint{"UDP", at}, netip.AddrPortFrom(to, d.Port))
+				}
 			}
 		}
 	}
 	return got, nil
 }
 
+func serviceAt(at netip.AddrPort) *ipvs.Service {
+	s := &ipvs.Service{AddressFamily: unix.AF_INET, Protocol: unix.IPPROTO_UDP, Address: at.Addr().AsSlice(), Port: at.Port()}
+	if at.Addr().Is6() {
+		s.AddressFamily = unix.AF_INET6
+	}
+	return s
+}
+
+func (s *side) openIPVS() error {
+	if s.ipvs != nil {
+		return nil
+	}
+	return s.node.Do(func() (err error) {
+		s.ipvs, err = ipvs.New("")
+		return err
+	})
+}
+
 // read reads the kernel's state.
 func (s *side) read() (*Kernel, error) {
-	k, err := ParseKernel(s.node.Exec("sh", "-c", StateCommand))
+	out, err := s.node.TryExec("sh", "-c", StateCommand)
+	if err != nil {
+		return nil, err
+	}
+	k, err := ParseKernel(out)
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", s.name, err)
 	}

@@ -8,7 +8,7 @@ CACHE := $(abspath $(or $(KUBE_IPVS_CACHE),.cache))
 # Not LAB, which is the user's: it forces a kind of kernel.
 LAB_PROGRAM := $(CACHE)/bin/lab
 # Directories with tests behind the build tag e2e; E2E_PACKAGES='pkg/nat' narrows.
-E2E_PACKAGES ?= $(filter-out test/conformance,$(patsubst %/,%,$(sort $(dir $(shell grep -rl --include='*_test.go' '^//go:build e2e' pkg cmd test)))))
+E2E_PACKAGES ?= $(filter-out test/conformance test/bench,$(patsubst %/,%,$(sort $(dir $(shell grep -rl --include='*_test.go' '^//go:build e2e' pkg cmd test)))))
 STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.2
 
 KUBERNETES_VERSION := v1.36.3
@@ -43,7 +43,7 @@ LABFLAGS ?=
 START := $(shell date +%s)
 phase = @printf '==> [%4ds] %s\n' $$(( $$(date +%s) - $(START) )) '$(1)'
 
-.PHONY: build test unit e2e behaviour conformance conformance-short mutations lint lab demo deps peers peer-kube-proxy peer-kubectl clean help
+.PHONY: build test unit e2e behaviour bench bench-short conformance conformance-short mutations lint lab demo deps peers peer-kube-proxy peer-kubectl clean help
 
 build: ## the program, bin/kube-ipvs, statically linked
 	$(call phase,building bin/kube-ipvs)
@@ -122,6 +122,33 @@ conformance-binary:
 	$(call phase,compiling the comparison)
 	@mkdir -p $(CACHE)/e2e
 	@$(go_test_binary) -o $(CACHE)/e2e/ ./test/conformance
+
+# How many Services are measured, and with how many kube-proxy is: its IPVS mode
+# takes half an hour to begin with 10,000.
+BENCH_SIZES ?= 100 1000 10000 44125
+BENCH_PEER_SIZES ?= 1000
+BENCH_LAB = $(LAB_PROGRAM) -apiserver -limit 10h -memory 6G -out $(CACHE)/bench $(LABFLAGS)
+bench: deps ## what all costs, beside the least and beside kube-proxy, into docs/performance
+	@$(MAKE) --no-print-directory START=$(START) -j2 build bench-binary image peers peer-kube-proxy
+	$(call phase,measuring in the lab)
+	@$(BENCH_LAB) -env BENCH_SIZES='$(BENCH_SIZES)' -env BENCH_PEER_SIZES='$(BENCH_PEER_SIZES)' \
+		-env BENCH_VERSION='$(VERSION)' -env BENCH_PEER_VERSION='$(KUBERNETES_VERSION)' \
+		-env BENCH_HOST="$$(nproc) processors, Linux $$(uname -r), load average $$(cut -d ' ' -f 1-3 /proc/loadavg) at the beginning" \
+		-- hack/bench -test.run TestBench
+	@mkdir -p docs/performance && cp $(CACHE)/bench/measurements.* docs/performance/
+	$(call phase,see docs/performance/measurements.md)
+
+bench-short: deps ## that nothing grows with the number of Services that should not
+	@$(MAKE) --no-print-directory START=$(START) -j2 build bench-binary image peers
+	$(call phase,comparing costs in the lab)
+	@$(BENCH_LAB) -- hack/bench -test.run TestShapes
+	$(call phase,costs have their shape)
+
+.PHONY: bench-binary
+bench-binary:
+	$(call phase,compiling the measurements)
+	@mkdir -p $(CACHE)/e2e
+	@$(go_test_binary) -o $(CACHE)/e2e/ ./test/bench
 
 demo: $(LAB_PROGRAM) ## see it at work: one cluster, under kube-proxy's rules and under kube-ipvs
 	@$(MAKE) --no-print-directory START=$(START) -j3 build demo-binary image

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"os"
 	"os/exec"
 	"slices"
 	"time"
@@ -63,6 +64,15 @@ func lookFor(family, load func() error) error {
 		return fmt.Errorf("look for IPVS in the kernel: %w", err)
 	}
 	return nil
+}
+
+// Probe writes nothing if the scheduler's module is there to see: a restart then
+// leaves the kernel as it is.
+func (n *Netlink) Probe(scheduler string) error {
+	if _, err := os.Stat("/sys/module/ip_vs_" + scheduler); err == nil {
+		return nil
+	}
+	return n.client.Probe(scheduler)
 }
 
 // socket is raw IPVS through generic netlink sockets: the library's, which

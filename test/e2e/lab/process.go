@@ -78,6 +78,9 @@ func (n *Namespace) start(name string, cmd *exec.Cmd) *Process {
 	return p
 }
 
+// PID is the process's number.
+func (p *Process) PID() int { return p.cmd.Process.Pid }
+
 // Log is what the process has written so far.
 func (p *Process) Log() string { return p.log.String() }
 

@@ -9,6 +9,7 @@ import (
 	"flag"
 	"fmt"
 	"io/fs"
+	"net"
 	"os"
 	"os/signal"
 	"path/filepath"
@@ -90,6 +91,7 @@ func runCommand(ctx context.Context, opts *options) (exitCode int, err error) {
 		if err := os.WriteFile(filepath.Join(out, kubeconfig), server.Kubeconfig(), 0o600); err != nil {
 			return 0, err
 		}
+		env["LAB_ETCD"] = "http://" + net.JoinHostPort(loopback(lab.Way()), server.EtcdPort())
 		env["LAB_KUBECONFIG"] = filepath.Join(lab.Visible(out), kubeconfig)
 	}
 	return runLimited(ctx, opts, lab, out, env)
@@ -97,6 +99,14 @@ func runCommand(ctx context.Context, opts *options) (exitCode int, err error) {
 
 // kubeconfig is the name of the client configuration in the output directory.
 const kubeconfig = "kubeconfig"
+
+// loopback is where the command finds what listens on the loopback address here.
+func loopback(way vm.Way) string {
+	if way == vm.Host {
+		return "127.0.0.1"
+	}
+	return vm.HostAddress
+}
 
 func startControl(ctx context.Context, opts *options, way vm.Way) (*control.Server, error) {
 	begin := time.Now()

@@ -37,6 +37,7 @@ type Server struct {
 	config    Config
 	dir       string
 	port      string
+	etcdPort  string
 	identity  *identity
 	processes []*process
 }
@@ -68,7 +69,7 @@ func (s *Server) start(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
-	s.port = ports[2]
+	s.etcdPort, s.port = ports[0], ports[2]
 	etcd := "http://127.0.0.1:" + ports[0]
 	if err := s.launch("etcd", etcdArguments(s.dir, etcd, "http://127.0.0.1:"+ports[1])); err != nil {
 		return err
@@ -107,6 +108,10 @@ func (s *Server) apiserverArguments(etcd string) []string {
 func (s *Server) Kubeconfig() []byte {
 	return s.identity.kubeconfig("https://" + net.JoinHostPort(s.config.Address, s.port))
 }
+
+// EtcdPort is where etcd listens, on the loopback address, for those who write a
+// hundred thousand objects past the API server.
+func (s *Server) EtcdPort() string { return s.etcdPort }
 
 // Stop kills the processes and removes their data.
 func (s *Server) Stop() {

@@ -18,7 +18,7 @@ var wantedModules = []string{
 	"crypto/crc32", "crypto/hmac", "crypto/sha1", "crypto/sha256", "crypto/cmac",
 	"drivers/char/virtio_console", "drivers/char/hw_random/virtio-rng",
 	"drivers/net/bonding/", "drivers/net/dummy", "drivers/net/ifb", "drivers/net/ipvlan/",
-	"drivers/net/macvlan", "drivers/net/tun", "drivers/net/veth", "drivers/net/virtio_net",
+	"drivers/net/macvlan", "drivers/net/nlmon", "drivers/net/tun", "drivers/net/veth", "drivers/net/virtio_net",
 	"drivers/net/vrf", "drivers/net/vxlan",
 	"drivers/virtio/",
 	"fs/9p/", "fs/overlayfs/",

@@ -1,0 +1,151 @@
+//go:build e2e
+
+package bench
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+)
+
+// TestBench measures everything, and leaves a page and a plot in $LAB_OUT.
+func TestBench(t *testing.T) {
+	sizes, peerSizes := numbers(t, "BENCH_SIZES"), numbers(t, "BENCH_PEER_SIZES")
+	results := NewResults()
+	describe(results, sizes, peerSizes)
+	defer func() {
+		results.Fact("ended", now())
+		largest := slices.Max(peerSizes)
+		keep(t, "measurements.md", results.Markdown(Targets(largest, slices.Max(sizes))))
+		keep(t, "measurements.svg", results.SVG())
+	}()
+	b := &bench{t: t, results: results, account: newAccount(t), api: newAPI(t), progress: newProgress()}
+	all := slices.Compact(slices.Sorted(slices.Values(slices.Concat(sizes, peerSizes))))
+	for _, n := range all {
+		b.plan(n, slices.Contains(sizes, n), slices.Contains(peerSizes, n))
+	}
+	b.progress.run(t)
+}
+
+// bench is what all measurements share.
+type bench struct {
+	t        *testing.T
+	results  *Results
+	account  *account
+	api      *api
+	progress *progress
+}
+
+// plan has all done for a number of Services. The seconds are what each part is
+// expected to take in an emulated guest.
+func (b *bench) plan(n int, ours, peers bool) {
+	thousand := float64(n) / 1000
+	b.progress.add(fmt.Sprintf("%d Services are created", n), 2*thousand, func(*testing.T) { b.api.grow(n) })
+	if ours {
+		b.progress.add(fmt.Sprintf("raw floor, %d", n), 2+0.5*thousand+0.045*thousand*thousand, func(t *testing.T) {
+			floors(t, b.results, n, true)
+		})
+		for _, s := range []*subject{byRoute, byAddress} {
+			b.measure(s, n, 150+5*thousand, (*run).everything)
+		}
+	}
+	if peers {
+		b.measure(nftPeer, n, 60+25*thousand, (*run).short)
+		b.measure(ipvsPeer, n, 60+90*thousand+8*thousand*thousand, (*run).short)
+	}
+}
+
+func (b *bench) measure(s *subject, n int, seconds float64, what func(*run)) {
+	b.progress.add(fmt.Sprintf("%s, %d Services", s.name, n), seconds, func(t *testing.T) {
+		what(b.begin(t, s, n))
+	})
+}
+
+func (b *bench) begin(t *testing.T, s *subject, n int) *run {
+	return &run{site: newSite(t, s), Results: b.results, api: b.api, account: b.account, n: n, limit: time.Hour}
+}
+
+// everything is what is measured of us.
+func (r *run) everything() {
+	r.coldStart()
+	r.oneChange(200)
+	r.rolling()
+	if r.n >= 1000 {
+		r.rate(time.Minute)
+	}
+	r.idle(15 * time.Second)
+	r.put(Churned, memory(r.t, r.process.PID()))
+	r.restart()
+}
+
+// short is what is measured of peers, of which each change can take minutes.
+func (r *run) short() {
+	r.coldStart()
+	r.oneChange(5)
+	r.idle(30 * time.Second)
+	r.put(Churned, memory(r.t, r.process.PID()))
+}
+
+// describe says where and with what the figures came about.
+func describe(results *Results, sizes, peerSizes []int) {
+	results.Fact("date", time.Now().UTC().Format("2006-01-02"))
+	results.Fact("kube-ipvs", os.Getenv("BENCH_VERSION"))
+	results.Fact("kube-proxy, API server", os.Getenv("BENCH_PEER_VERSION"))
+	results.Fact("kernel", strings.TrimSpace(read("/proc/sys/kernel/osrelease")))
+	results.Fact("machine", fmt.Sprintf("%s (%s), %d processors, in the lab's way %q; the API server is outside of it", model(), runtime.GOARCH, runtime.NumCPU(), os.Getenv("LAB")))
+	results.Fact("machine around it", os.Getenv("BENCH_HOST"))
+	results.Fact("objects", fmt.Sprintf("each Service with one TCP port and %d endpoints, in one EndpointSlice; written to its etcd, read and changed through the API server", endpointsOfEach))
+	results.Fact("numbers of Services", fmt.Sprintf("%v for kube-ipvs, %v for kube-proxy", sizes, peerSizes))
+	results.Fact("began", now())
+}
+
+// now is the time, with how busy the machine is.
+func now() string {
+	return fmt.Sprintf("%s, load average in the lab %s", time.Now().UTC().Format("15:04 UTC"), strings.TrimSpace(read("/proc/loadavg")))
+}
+
+func model() string {
+	for line := range strings.Lines(read("/proc/cpuinfo")) {
+		if name, ok := strings.CutPrefix(line, "model name"); ok {
+			return strings.TrimSpace(strings.TrimLeft(name, "\t :"))
+		}
+	}
+	return "unknown"
+}
+
+// read reads a file that every kernel has.
+func read(path string) string {
+	text, err := os.ReadFile(path)
+	if err != nil {
+		return err.Error()
+	}
+	return string(text)
+}
+
+func keep(t testing.TB, name, text string) {
+	t.Helper()
+	must(t, os.WriteFile(filepath.Join(os.Getenv("LAB_OUT"), name), []byte(text), 0o644))
+}
+
+// numbers reads a list such as "100 1000" from the environment.
+func numbers(t testing.TB, name string) []int {
+	t.Helper()
+	var list []int
+	for _, word := range strings.Fields(os.Getenv(name)) {
+		n, err := strconv.Atoi(word)
+		if err != nil || n < 1 {
+			t.Fatalf("%s: %q is not a number of Services", name, word)
+		}
+		list = append(list, n)
+	}
+	if len(list) == 0 {
+		t.Fatalf("%s names no number of Services", name)
+	}
+	return list
+}

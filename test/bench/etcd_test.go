@@ -1,0 +1,111 @@
+//go:build e2e
+
+package bench
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	networkingv1 "k8s.io/api/networking/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/runtime/serializer/protobuf"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes/scheme"
+
+	discoveryv1 "k8s.io/api/discovery/v1"
+)
+
+// What the API server would take many minutes to create is written to its etcd,
+// as the API server would write it; it follows etcd by a watch.
+
+// stored is an object as etcd has it.
+type stored struct {
+	Key   []byte `json:"key"`
+	Value []byte `json:"value"`
+}
+
+var encoder = protobuf.NewSerializer(scheme.Scheme, scheme.Scheme)
+
+// store encodes an object for storage.
+func store(key string, version schema.GroupVersion, kind string, object interface {
+	runtime.Object
+	metav1.Object
+}) (stored, error) {
+	object.SetUID(types.UID(key))
+	object.SetGeneration(1)
+	object.SetCreationTimestamp(metav1.NewTime(time.Now()))
+	object.GetObjectKind().SetGroupVersionKind(version.WithKind(kind))
+	var b bytes.Buffer
+	err := encoder.Encode(object, &b)
+	return stored{[]byte("/registry/" + key), b.Bytes()}, err
+}
+
+// storedService is a Service with what belongs to it: its slice, and the object
+// by which the API server knows that the cluster IP is taken.
+func (a *api) storedService(n int) ([]stored, error) {
+	svc, slice := newService(n), newSlice(n, 0)
+	svc.Namespace, slice.Namespace = a.space, a.space
+	address := &networkingv1.IPAddress{
+		ObjectMeta: metav1.ObjectMeta{Name: svc.Spec.ClusterIP, Labels: map[string]string{
+			networkingv1.LabelIPAddressFamily: string(corev1.IPv4Protocol), networkingv1.LabelManagedBy: "ipallocator.k8s.io",
+		}},
+		Spec: networkingv1.IPAddressSpec{ParentRef: &networkingv1.ParentReference{Resource: "services", Namespace: a.space, Name: svc.Name}},
+	}
+	objects := make([]stored, 3)
+	var err [3]error
+	objects[0], err[0] = store("ipaddresses/"+address.Name, networkingv1.SchemeGroupVersion, "IPAddress", address)
+	objects[1], err[1] = store("endpointslices/"+a.space+"/"+slice.Name, discoveryv1.SchemeGroupVersion, "EndpointSlice", slice)
+	objects[2], err[2] = store("services/specs/"+a.space+"/"+svc.Name, corev1.SchemeGroupVersion, "Service", svc)
+	for _, err := range err {
+		if err != nil {
+			return nil, err
+		}
+	}
+	return objects, nil
+}
+
+// perTransaction is how many Services are written at once: etcd takes at most 128
+// objects.
+const perTransaction = 42
+
+// grow creates Services until there are n.
+func (a *api) grow(n int) {
+	a.t.Helper()
+	for a.count < n {
+		var operations []map[string]stored
+		for ; a.count < n && len(operations) < 3*perTransaction; a.count++ {
+			objects, err := a.storedService(a.count)
+			must(a.t, err)
+			for _, o := range objects {
+				operations = append(operations, map[string]stored{"requestPut": o})
+			}
+		}
+		must(a.t, transact(operations))
+	}
+}
+
+// transact uses the JSON form of etcd's interface.
+func transact(operations []map[string]stored) error {
+	body, err := json.Marshal(map[string]any{"success": operations})
+	if err != nil {
+		return err
+	}
+	response, err := http.Post(os.Getenv("LAB_ETCD")+"/v3/kv/txn", "application/json", bytes.NewReader(body))
+	if err != nil {
+		return err
+	}
+	defer response.Body.Close()
+	answer, err := io.ReadAll(response.Body)
+	if err == nil && response.StatusCode != http.StatusOK {
+		err = fmt.Errorf("etcd: %s: %s", response.Status, answer)
+	}
+	return err
+}

@@ -1,0 +1,236 @@
+//go:build e2e
+
+package bench
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/kube-ipvs/kube-ipvs/test/e2e/lab"
+)
+
+// run is one run of measurements.
+type run struct {
+	*site
+	*Results
+	api     *api
+	account *account
+	n       int // Services
+	limit   time.Duration
+}
+
+func (r *run) put(m Measure, value float64) { r.Put(m, r.subject.name, r.n, value) }
+
+// floors measures what the kernel needs at least, with VIPs in either form.
+func floors(t testing.TB, results *Results, n int, addresses bool) {
+	t.Helper()
+	vips := map[string]func(int) error{Floor: floorRoutes}
+	if addresses {
+		vips[FloorAddresses] = floorAddresses
+	}
+	for subject, local := range vips {
+		node := lab.New(t).Namespace("floor")
+		total := 0.0
+		for _, part := range []struct {
+			measure Measure
+			write   func(int) error
+		}{{FloorIPVS, floorIPVS}, {FloorSets, floorSets}, {FloorVIPs, local}} {
+			begin := time.Now()
+			must(t, node.Do(func() error { return part.write(n) }))
+			took := time.Since(begin).Seconds()
+			results.Put(part.measure, subject, n, took)
+			total += took
+		}
+		results.Put(Kernel, subject, n, total)
+	}
+}
+
+// coldStart starts the program on a node that knows nothing yet.
+func (r *run) coldStart() {
+	r.t.Helper()
+	if r.subject.peer {
+		r.start()
+		r.put(ColdStart, r.passed(r.limit).Sub(r.started).Seconds())
+	} else {
+		r.startTapped()
+	}
+	if seen := r.sees(); seen < r.n {
+		r.t.Fatalf("%s has programmed %d of %d Services:\n%s", r.subject.name, seen, r.n, r.process.Log())
+	}
+	r.put(Programs, float64(sum(r.account.by(r.process.PID()))))
+	r.put(Memory, memory(r.t, r.process.PID()))
+}
+
+// startTapped tells the time and the processor time for what goes to the kernel
+// from what comes before.
+func (r *run) startTapped() {
+	r.t.Helper()
+	tp := openTap(r.t, r.node.Namespace)
+	r.start()
+	tp.await(r.limit, func(t tally) bool { return !t.First.IsZero() })
+	before := cpu(r.t, r.process.PID())
+	ended := r.passed(r.limit)
+	r.put(KernelCPU, (cpu(r.t, r.process.PID()) - before).Seconds())
+	r.put(ColdStart, ended.Sub(r.started).Seconds())
+	r.put(Kernel, ended.Sub(tp.close().First).Seconds())
+}
+
+// oneChange changes endpoints, one after the other.
+func (r *run) oneChange(samples int) {
+	r.t.Helper()
+	tp := openTap(r.t, r.node.Namespace)
+	defer tp.close()
+	var took, wrote []float64
+	for i := range samples {
+		time.Sleep(r.subject.pause)
+		change := r.api.renewal(i * 7 % r.n)
+		tp.forget()
+		tp.expect(change.address)
+		begin := time.Now()
+		must(r.t, r.api.write(r.t.Context(), change))
+		wrote = append(wrote, milliseconds(time.Since(begin)))
+		times, ok := tp.met(r.limit)
+		if !ok {
+			r.t.Fatalf("%s has not programmed %s", r.subject.name, change.address)
+		}
+		took = append(took, milliseconds(times[change.address].Sub(begin)))
+	}
+	r.put(OneMedian, Percentile(took, 0.5))
+	r.put(OneTail, Percentile(took, 0.99))
+	r.put(APIWrite, Percentile(wrote, 0.5))
+}
+
+func milliseconds(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }
+
+// restarted is how many pods a rolling restart replaces.
+const restarted = 500
+
+// rolling replaces pods, and counts what the kernel is told.
+func (r *run) rolling() {
+	r.t.Helper()
+	tp := openTap(r.t, r.node.Namespace)
+	r.account.by(r.process.PID())
+	r.changeAll(tp, min(restarted, r.n))
+	tp.await(r.limit, func(t tally) bool { return t.Writes[goneReal] >= min(restarted, r.n) })
+	seen := tp.close()
+	r.put(Rolling, float64(seen.total()))
+	r.put(HotPath, float64(sum(r.account.by(r.process.PID()))))
+}
+
+// changeAll changes one endpoint of each of so many Services.
+func (r *run) changeAll(tp *tap, services int) {
+	r.t.Helper()
+	changes := make([]renewal, services)
+	for i := range changes {
+		changes[i] = r.api.renewal(i)
+		tp.expect(changes[i].address)
+	}
+	r.api.parallel(0, services, func(ctx context.Context, i int) error { return r.api.write(ctx, changes[i]) })
+	if times, ok := tp.met(r.limit); !ok {
+		r.t.Fatalf("%s has programmed %d of %d changes", r.subject.name, len(times), services)
+	}
+}
+
+// The rate of changes that is asked for.
+const ratePerSecond = 1000
+
+// rate makes as many changes as the API server takes, up to the rate.
+func (r *run) rate(duration time.Duration) {
+	r.t.Helper()
+	tp := openTap(r.t, r.node.Namespace)
+	defer tp.close()
+	began := map[netip.Addr]time.Time{}
+	begin := time.Now()
+	var last time.Time
+	var mu sync.Mutex
+	next := func() renewal {
+		mu.Lock()
+		defer mu.Unlock()
+		change := r.api.renewal(len(began) % r.n)
+		began[change.address] = time.Now()
+		tp.expect(change.address)
+		return change
+	}
+	r.api.parallel(0, int(duration.Seconds())*ratePerSecond, func(ctx context.Context, i int) error {
+		at := time.Duration(i) * time.Second / ratePerSecond
+		time.Sleep(time.Until(begin.Add(at)))
+		if time.Since(begin) > duration {
+			return nil
+		}
+		err := r.api.write(ctx, next())
+		mu.Lock()
+		last = time.Now()
+		mu.Unlock()
+		return err
+	})
+	times, ok := tp.met(r.limit)
+	if !ok {
+		r.t.Fatalf("%s has programmed %d of %d changes", r.subject.name, len(times), len(began))
+	}
+	var took []float64
+	latest := last
+	for address, at := range times {
+		took = append(took, milliseconds(at.Sub(began[address])))
+		if at.After(latest) {
+			latest = at
+		}
+	}
+	r.put(Rate, float64(len(began))/last.Sub(begin).Seconds())
+	r.put(RateTail, Percentile(took, 0.99))
+	r.put(Backlog, milliseconds(latest.Sub(last)))
+}
+
+// restart starts the program again, with all that it wants in the kernel.
+func (r *run) restart() tally {
+	r.t.Helper()
+	r.stop()
+	tp := openTap(r.t, r.node.Namespace)
+	r.start()
+	r.put(Restart, r.passed(r.limit).Sub(r.started).Seconds())
+	seen := tp.close()
+	r.put(Rewrites, float64(seen.total()))
+	return seen
+}
+
+// idle measures a program that has nothing to do: between two periodic checks,
+// and over one.
+func (r *run) idle(duration time.Duration) tally {
+	r.t.Helper()
+	tp := openTap(r.t, r.node.Namespace)
+	pid := r.process.PID()
+	before := cpu(r.t, pid)
+	checked := func(t tally) bool { return t.Reads["sets"] > 0 }
+	if !r.subject.peer {
+		tp.await(r.limit, checked)
+		r.settled()
+		r.put(Check, (cpu(r.t, pid) - before).Seconds())
+	}
+	tp.close()
+	tp = openTap(r.t, r.node.Namespace)
+	r.account.by(pid)
+	before = cpu(r.t, pid)
+	time.Sleep(duration)
+	used := cpu(r.t, pid) - before
+	seen := tp.close()
+	r.put(Idle, 100*used.Seconds()/duration.Seconds())
+	r.put(IdleWork, float64(seen.total()+sum(r.account.by(pid))))
+	return seen
+}
+
+// settled waits until the program has used no processor time to speak of for a
+// while.
+func (r *run) settled() {
+	r.t.Helper()
+	r.eventually(r.limit, r.subject.name+" has nothing to do", func() error {
+		before := cpu(r.t, r.process.PID())
+		time.Sleep(2 * time.Second)
+		if used := cpu(r.t, r.process.PID()) - before; used > 100*time.Millisecond {
+			return fmt.Errorf("it has used %s in 2 s", used)
+		}
+		return nil
+	})
+}

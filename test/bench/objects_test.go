@@ -1,0 +1,155 @@
+//go:build e2e
+
+package bench
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"sync"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/intstr"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/tools/clientcmd"
+	"k8s.io/utils/ptr"
+
+	"github.com/kube-ipvs/kube-ipvs/test/e2e/lab"
+)
+
+// endpointsOfEach is how many endpoints each Service has.
+const endpointsOfEach = 2
+
+// vip is the cluster IP of Service number n. The first addresses of the range
+// are the API server's own.
+func vip(n int) netip.Addr { return numbered(netip.MustParseAddr("10.96.0.0"), 256+n) }
+
+// endpoint is address number i of Service number n; versions of it follow each
+// other, and come again after 16.
+func endpoint(n, i, version int) netip.Addr {
+	return numbered(netip.MustParseAddr("10.128.0.0"), (n*endpointsOfEach+i)*16+version%16)
+}
+
+func numbered(first netip.Addr, n int) netip.Addr {
+	a := first.As4()
+	sum := int(a[1])<<16 + int(a[2])<<8 + int(a[3]) + n
+	return netip.AddrFrom4([4]byte{a[0], byte(sum >> 16), byte(sum >> 8), byte(sum)})
+}
+
+func serviceName(n int) string { return fmt.Sprintf("svc-%05d", n) }
+
+func newService(n int) *corev1.Service {
+	return &corev1.Service{
+		ObjectMeta: metav1.ObjectMeta{Name: serviceName(n)},
+		Spec: corev1.ServiceSpec{
+			Type:                  corev1.ServiceTypeClusterIP,
+			ClusterIP:             vip(n).String(),
+			ClusterIPs:            []string{vip(n).String()},
+			IPFamilies:            []corev1.IPFamily{corev1.IPv4Protocol},
+			IPFamilyPolicy:        ptr.To(corev1.IPFamilyPolicySingleStack),
+			InternalTrafficPolicy: ptr.To(corev1.ServiceInternalTrafficPolicyCluster),
+			SessionAffinity:       corev1.ServiceAffinityNone,
+			Ports:                 []corev1.ServicePort{{Name: "http", Protocol: corev1.ProtocolTCP, Port: 80, TargetPort: intstr.FromInt32(8000)}},
+		},
+	}
+}
+
+func newSlice(n, version int) *discoveryv1.EndpointSlice {
+	s := &discoveryv1.EndpointSlice{
+		ObjectMeta: metav1.ObjectMeta{
+			Name:   serviceName(n) + "-1",
+			Labels: map[string]string{discoveryv1.LabelServiceName: serviceName(n)},
+		},
+		AddressType: discoveryv1.AddressTypeIPv4,
+		Ports:       []discoveryv1.EndpointPort{{Name: ptr.To("http"), Protocol: ptr.To(corev1.ProtocolTCP), Port: ptr.To[int32](8000)}},
+	}
+	for i := range endpointsOfEach {
+		v := 0
+		if i == 0 {
+			v = version
+		}
+		s.Endpoints = append(s.Endpoints, discoveryv1.Endpoint{Addresses: []string{endpoint(n, i, v).String()}})
+	}
+	return s
+}
+
+// api writes to the lab's API server.
+type api struct {
+	t      testing.TB
+	client kubernetes.Interface
+	space  string
+	count  int
+	// versions are how often each Service's endpoint was changed.
+	versions map[int]int
+}
+
+// writers is how many requests are under way at once.
+const writers = 16
+
+func newAPI(t testing.TB) *api {
+	t.Helper()
+	config, err := clientcmd.BuildConfigFromFlags("", lab.Kubeconfig())
+	must(t, err)
+	config.QPS = -1
+	config.ContentType = "application/vnd.kubernetes.protobuf"
+	config.AcceptContentTypes = config.ContentType
+	client, err := kubernetes.NewForConfig(config)
+	must(t, err)
+	a := &api{t: t, client: client, versions: map[int]int{}}
+	ns, err := client.CoreV1().Namespaces().Create(t.Context(),
+		&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{GenerateName: "bench-"}}, metav1.CreateOptions{})
+	must(t, err)
+	a.space = ns.Name
+	return a
+}
+
+// renewal is a change of one endpoint, of which the next one of the same Service
+// is another.
+type renewal struct {
+	service int
+	slice   *discoveryv1.EndpointSlice
+	address netip.Addr // the new one
+}
+
+// renewal makes the next change of a Service.
+func (a *api) renewal(n int) renewal {
+	a.versions[n]++
+	v := a.versions[n]
+	return renewal{n, newSlice(n, v), endpoint(n, 0, v)}
+}
+
+// write has the API server take a change.
+func (a *api) write(ctx context.Context, r renewal) error {
+	_, err := a.client.DiscoveryV1().EndpointSlices(a.space).Update(ctx, r.slice, metav1.UpdateOptions{})
+	return err
+}
+
+// parallel does something for each number from one up to another, and fails with
+// the first error.
+func (a *api) parallel(from, to int, do func(context.Context, int) error) {
+	a.t.Helper()
+	numbers := make(chan int)
+	go func() {
+		defer close(numbers)
+		for i := from; i < to; i++ {
+			numbers <- i
+		}
+	}()
+	var done sync.WaitGroup
+	var first error
+	var once sync.Once
+	for range writers {
+		done.Go(func() {
+			for i := range numbers {
+				if err := do(a.t.Context(), i); err != nil {
+					once.Do(func() { first = err })
+				}
+			}
+		})
+	}
+	done.Wait()
+	must(a.t, first)
+}

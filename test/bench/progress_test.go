@@ -1,0 +1,45 @@
+//go:build e2e
+
+package bench
+
+import (
+	"fmt"
+	"testing"
+	"time"
+)
+
+// progress goes through what there is to measure, and says how long that will
+// still take, by how long it has taken against what was expected.
+type progress struct{ steps []step }
+
+type step struct {
+	name    string
+	seconds float64 // expected
+	do      func(*testing.T)
+}
+
+func newProgress() *progress { return &progress{} }
+
+func (p *progress) add(name string, seconds float64, do func(*testing.T)) {
+	p.steps = append(p.steps, step{name, seconds, do})
+}
+
+// run goes on after a step that has failed: its figures are not measured then.
+func (p *progress) run(t *testing.T) {
+	begin := time.Now()
+	total, done := 0.0, 0.0
+	for _, s := range p.steps {
+		total += s.seconds
+	}
+	for i, s := range p.steps {
+		took := time.Since(begin)
+		left := time.Duration((total - done) * float64(time.Second))
+		if done > 0 {
+			left = time.Duration(float64(took) * (total - done) / done)
+		}
+		fmt.Printf("bench: [%6.0fs] %d of %d: %s; about %s left\n", took.Seconds(), i+1, len(p.steps), s.name, left.Round(10*time.Second))
+		t.Run(s.name, s.do)
+		done += s.seconds
+	}
+	fmt.Printf("bench: [%6.0fs] done\n", time.Since(begin).Seconds())
+}

@@ -1,0 +1,186 @@
+// Package bench measures what kube-ipvs costs, beside the least that the kernel
+// needs and beside kube-proxy, in the lab (make bench). What is here needs no lab:
+// how results are kept and shown.
+package bench
+
+import (
+	"fmt"
+	"math"
+	"slices"
+	"strings"
+)
+
+// Measure is something that is measured.
+type Measure struct {
+	Name, Unit string
+	Note       string // how
+}
+
+// The measures, in the order in which they are shown.
+var (
+	ColdStart = Measure{"Cold start", "s", "From the start of the process on a fresh node until everything is programmed, the reading of the objects from the API server included."}
+	Kernel    = Measure{"Kernel part of the cold start", "s", "From the first real server that is written until everything is programmed; planning is in it. The raw floor's is the sum of its parts."}
+	KernelCPU = Measure{"Processor time in it", "s", "The kernel's own included."}
+	FloorIPVS = Measure{"Raw floor: virtual and real servers", "s", "A small program that does nothing but send the messages, 64 to a write."}
+	FloorSets = Measure{"Raw floor: members of two sets", "s", ""}
+	FloorVIPs = Measure{"Raw floor: VIPs", "s", "Addresses on an interface, or local routes."}
+	OneMedian = Measure{"One endpoint changed, median", "ms", "From the start of the request to the API server until the new real server is written to the kernel."}
+	OneTail   = Measure{"One endpoint changed, 99th percentile", "ms", "Of few samples where a change takes seconds: then it is the worst."}
+	APIWrite  = Measure{"Of that, the request to the API server, median", "ms", "Until it is answered. The watch may deliver before."}
+	Rate      = Measure{"Endpoint changes a second that were made", "1/s", "1,000 a second were asked for, for a minute; the API server and its client, which is emulated too, allowed these."}
+	RateTail  = Measure{"Under these, one change, 99th percentile", "ms", "From the request to the API server until the kernel has it."}
+	Backlog   = Measure{"Under these, the last change in the kernel after", "ms", "From the end of the last request."}
+	Rolling   = Measure{"Rolling restart of 500 pods: writes to the kernel", "messages", "The least is 1,500: add the new real server, drain the old one, delete it."}
+	Restart   = Measure{"Restart with everything programmed", "s", "From the start of the process until everything is known to be right."}
+	Rewrites  = Measure{"Restart with everything programmed: writes to the kernel", "messages", ""}
+	Idle      = Measure{"Idle: processor time", "% of a core", "Between two periodic checks; kube-proxy's whole."}
+	IdleWork  = Measure{"Idle: programs run and writes to the kernel", "", "In the same time."}
+	Check     = Measure{"The periodic check: processor time", "s", "Every 30 s, beside the loop."}
+	Memory    = Measure{"Memory after the start", "MB", "Resident."}
+	Churned   = Measure{"Memory after the changes", "MB", "Resident, after all changes above."}
+	Programs  = Measure{"Programs run for the start", "", "By process accounting."}
+	HotPath   = Measure{"Programs run for 500 changes", "", "By process accounting."}
+	Connects  = Measure{"Connections a second through a VIP", "1/s", "Opened and reset by four clients in a pod; the server is a pod on the same node."}
+	Connect99 = Measure{"Connecting, 99th percentile", "ms", ""}
+	Rules     = Measure{"Rules of iptables on the node", "", "Of both families: a packet meets some of them."}
+)
+
+// Measures are all of them.
+var Measures = []Measure{
+	ColdStart, Kernel, KernelCPU, FloorIPVS, FloorSets, FloorVIPs, OneMedian, OneTail, APIWrite, Rate, RateTail, Backlog,
+	Rolling, Restart, Rewrites, Idle, IdleWork, Check, Memory, Churned, Programs, HotPath, Connects, Connect99, Rules,
+}
+
+// Point says what was measured: of whom, with how many Services.
+type Point struct {
+	Measure, Subject string
+	Services         int
+}
+
+// Results are a run's. A figure that was not measured is not in them.
+type Results struct {
+	Facts    [][2]string // about the run, by name
+	Subjects []string    // in the order in which they came
+	Figures  map[Point]float64
+}
+
+// NewResults makes empty ones.
+func NewResults() *Results { return &Results{Figures: map[Point]float64{}} }
+
+// Put keeps a figure.
+func (r *Results) Put(m Measure, subject string, services int, value float64) {
+	if !slices.Contains(r.Subjects, subject) {
+		r.Subjects = append(r.Subjects, subject)
+	}
+	r.Figures[Point{m.Name, subject, services}] = value
+}
+
+// Get gives a figure; false if it was not measured.
+func (r *Results) Get(m Measure, subject string, services int) (float64, bool) {
+	v, ok := r.Figures[Point{m.Name, subject, services}]
+	return v, ok
+}
+
+// Fact adds a line about the run.
+func (r *Results) Fact(name, value string) { r.Facts = append(r.Facts, [2]string{name, value}) }
+
+// NotMeasured stands where there is no figure.
+const NotMeasured = "not measured"
+
+// Markdown is a page with a table for each measure that has figures.
+func (r *Results) Markdown(targets []Target) string {
+	var b strings.Builder
+	b.WriteString("# Measurements\n\nWritten by `make bench`; do not edit. What is not measured says so.\n\n| | |\n|---|---|\n")
+	for _, f := range r.Facts {
+		fmt.Fprintf(&b, "| %s | %s |\n", f[0], f[1])
+	}
+	b.WriteString("\n![Cold start and one change, by the number of Services](measurements.svg)\n\n## Targets\n\n| target | wanted | measured | |\n|---|---|---|---|\n")
+	for _, t := range targets {
+		b.WriteString(t.row(r))
+	}
+	b.WriteString("\n## Figures\n")
+	for _, m := range Measures {
+		r.writeTable(&b, m)
+	}
+	return b.String()
+}
+
+func (r *Results) writeTable(b *strings.Builder, m Measure) {
+	sizes, subjects := r.extent(m)
+	if len(sizes) == 0 {
+		return
+	}
+	title := m.Name
+	if m.Unit != "" {
+		title += ", " + m.Unit
+	}
+	fmt.Fprintf(b, "\n### %s\n\n", title)
+	if m.Note != "" {
+		fmt.Fprintf(b, "%s\n\n", m.Note)
+	}
+	b.WriteString("| Services |")
+	for _, n := range sizes {
+		fmt.Fprintf(b, " %s |", thousands(n))
+	}
+	b.WriteString("\n|---|" + strings.Repeat("---|", len(sizes)) + "\n")
+	for _, s := range subjects {
+		fmt.Fprintf(b, "| %s |", s)
+		for _, n := range sizes {
+			fmt.Fprintf(b, " %s |", r.cell(m, s, n))
+		}
+		b.WriteString("\n")
+	}
+}
+
+// extent is what a measure's table spans.
+func (r *Results) extent(m Measure) (sizes []int, subjects []string) {
+	for p := range r.Figures {
+		if p.Measure == m.Name && !slices.Contains(sizes, p.Services) {
+			sizes = append(sizes, p.Services)
+		}
+	}
+	slices.Sort(sizes)
+	for _, s := range r.Subjects {
+		if slices.ContainsFunc(sizes, func(n int) bool { _, ok := r.Get(m, s, n); return ok }) {
+			subjects = append(subjects, s)
+		}
+	}
+	return sizes, subjects
+}
+
+func (r *Results) cell(m Measure, subject string, services int) string {
+	v, ok := r.Get(m, subject, services)
+	if !ok {
+		return NotMeasured
+	}
+	return Round(v)
+}
+
+// Round shows three digits of a figure, and no more of what is beside the comma
+// than they need.
+func Round(v float64) string {
+	switch a := math.Abs(v); {
+	case a == math.Trunc(a) && a < 1e6 || a >= 100:
+		return thousands(int(math.Round(v)))
+	case a >= 10:
+		return fmt.Sprintf("%.1f", v)
+	case a >= 1:
+		return fmt.Sprintf("%.2f", v)
+	}
+	return fmt.Sprintf("%.3f", v)
+}
+
+// thousands writes a number as 44,125.
+func thousands(n int) string {
+	text := fmt.Sprint(n)
+	for i := len(text) - 3; i > 0 && text[i-1] != '-'; i -= 3 {
+		text = text[:i] + "," + text[i:]
+	}
+	return text
+}
+
+// Percentile is the value below which that part of the values lies, from 0 to 1.
+func Percentile(values []float64, part float64) float64 {
+	sorted := slices.Sorted(slices.Values(values))
+	return sorted[min(len(sorted)-1, int(part*float64(len(sorted))))]
+}

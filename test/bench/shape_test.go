@@ -1,0 +1,100 @@
+//go:build e2e
+
+package bench
+
+import (
+	"fmt"
+	"math"
+	"slices"
+	"testing"
+	"time"
+)
+
+// The numbers of Services that are compared. With the smallest, what a process
+// does but once would count for too much in its start.
+const fewServices, someServices, manyServices = 100, 1000, 4000
+
+// TestShapes fails if something grows with the number of Services that should
+// not. Times are compared with each other, never with a clock.
+func TestShapes(t *testing.T) {
+	b := &bench{t: t, results: NewResults(), account: newAccount(t), api: newAPI(t)}
+	costs := map[int]cost{}
+	for _, n := range []int{fewServices, someServices, manyServices} {
+		b.api.grow(n)
+		t.Run(fmt.Sprint(n), func(t *testing.T) { costs[n] = b.shape(t, n) })
+	}
+	few, some, many := costs[fewServices], costs[someServices], costs[manyServices]
+	t.Logf("costs: %+v", costs)
+	if many.writes > few.writes*1.1 {
+		t.Errorf("a change costs %.2f writes to the kernel with %d Services, and %.2f with %d", many.writes, manyServices, few.writes, fewServices)
+	}
+	if many.cpu > few.cpu*3/2 {
+		t.Errorf("a change costs %s of processor time with %d Services, and %s with %d", many.cpu, manyServices, few.cpu, fewServices)
+	}
+	if many.start > some.start*3/2 {
+		t.Errorf("a Service takes %s of processor time at the start with %d, and %s with %d", many.start, manyServices, some.start, someServices)
+	}
+}
+
+// cost is what is compared.
+type cost struct {
+	start  time.Duration // processor time of the kernel part, for each Service
+	writes float64       // to the kernel, for one change
+	cpu    time.Duration // for one change
+}
+
+// shape sees that what must cost nothing does, and gives what the rest costs.
+func (b *bench) shape(t *testing.T, n int) cost {
+	s := *byRoute
+	s.args = append(slices.Clone(byRoute.args), "--ipvs-sync-period", "1h")
+	r := b.begin(t, &s, n)
+	r.limit = 5 * time.Minute
+	r.coldStart()
+	took, _ := b.results.Get(KernelCPU, s.name, n)
+	c := r.changes()
+	c.start = time.Duration(took * float64(time.Second) / float64(n))
+	if n != manyServices {
+		return c
+	}
+	s.args = append(slices.Clone(byRoute.args), "--ipvs-sync-period", "10s")
+	if seen := r.restart(); seen.total() != 0 {
+		t.Errorf("a restart with everything programmed writes to the kernel: %v", seen.Writes)
+	}
+	seen := r.idle(5 * time.Second)
+	if work, _ := b.results.Get(IdleWork, s.name, n); work != 0 {
+		t.Errorf("programs are run or the kernel is written to while nothing happens: %v", seen.Writes)
+	}
+	return c
+}
+
+// rounds is how often a hundred changes are made. The cheapest of them counts: a
+// collection of garbage, or a busy machine, makes another one dearer.
+const rounds = 4
+
+// changes makes changes, of a hundred Services, and sees that no more is written
+// to the kernel than they need.
+func (r *run) changes() cost {
+	r.t.Helper()
+	tp := openTap(r.t, r.node.Namespace)
+	pid := r.process.PID()
+	r.account.by(pid)
+	least := time.Duration(math.MaxInt64)
+	for range rounds {
+		tp.forget()
+		before := cpu(r.t, pid)
+		r.changeAll(tp, fewServices)
+		least = min(least, cpu(r.t, pid)-before)
+	}
+	const total = rounds * fewServices
+	if !tp.await(r.limit, func(t tally) bool { return t.Writes[goneReal] >= total }) {
+		r.t.Error("real servers that nobody wants are still there")
+	}
+	seen := tp.close()
+	if needed := 3 * total; seen.total()*10 > needed*11 {
+		r.t.Errorf("%d changes need %d writes to the kernel, and %d were made: %v", total, needed, seen.total(), seen.Writes)
+	}
+	if programs := r.account.by(pid); sum(programs) > 0 {
+		r.t.Errorf("programs are run for changes: %v", programs)
+	}
+	return cost{writes: float64(seen.total()) / total, cpu: least / fewServices}
+}

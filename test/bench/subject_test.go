@@ -1,0 +1,199 @@
+//go:build e2e
+
+package bench
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/kube-ipvs/kube-ipvs/test/e2e/lab"
+)
+
+// subject is a program, in one of its ways to work.
+type subject struct {
+	name     string
+	peer     bool // one to compare with
+	program  string
+	args     []string
+	nftables bool
+	// pause is how long the program waits between two changes by itself, so
+	// that a change that comes earlier would show nothing but that.
+	pause time.Duration
+}
+
+var common = []string{"--hostname-override", "node", "--cluster-cidr", "10.128.0.0/9"}
+
+// kubeIPVS is our program, with cluster IPs claimed in one of its ways.
+func kubeIPVS(claim string) *subject {
+	return &subject{
+		name: "kube-ipvs, " + claim, program: filepath.Join(os.Getenv("LAB_SRC"), "bin/kube-ipvs"),
+		args: append([]string{"--claim-cluster-ips", claim, "--ipvs-min-sync-period", "0s"}, common...),
+	}
+}
+
+// kubeProxy is the peer. It is told to leave the size of conntrack alone, which
+// is the machine's.
+func kubeProxy(mode string, args ...string) *subject {
+	return &subject{
+		name: "kube-proxy, " + mode, peer: true, program: lab.Peer("kube-proxy"), nftables: mode == "nftables",
+		args: append(append([]string{"--proxy-mode", mode,
+			"--conntrack-max-per-core", "0", "--conntrack-min", "0",
+			"--conntrack-tcp-timeout-established", "0s", "--conntrack-tcp-timeout-close-wait", "0s"}, args...), common...),
+	}
+}
+
+var (
+	byAddress = kubeIPVS("address")
+	byRoute   = kubeIPVS("route")
+	ipvsPeer  = kubeProxy("ipvs", "--ipvs-min-sync-period", "0s")
+	nftPeer   = func() *subject { s := kubeProxy("nftables"); s.pause = 1100 * time.Millisecond; return s }()
+)
+
+const metricsURL = "http://127.0.0.1:10249/metrics"
+
+// site is a node with a network, for one program at a time.
+type site struct {
+	t       testing.TB
+	node    *lab.Node
+	subject *subject
+	process *lab.Process
+	client  *http.Client
+	started time.Time
+}
+
+func newSite(t testing.TB, s *subject) *site {
+	t.Helper()
+	l := lab.New(t)
+	fabric := l.Fabric("fabric")
+	segment := fabric.Segment("192.168.60.1/24")
+	node := l.Node("node")
+	segment.Attach(node.Namespace, "eth0", "192.168.60.11/24")
+	segment.DefaultRoute(node.Namespace, "eth0")
+	fabric.Uplink()
+	addTap(node.Namespace)
+	dial := func(_ context.Context, network, address string) (c net.Conn, err error) {
+		err = node.Do(func() (err error) { c, err = net.Dial(network, address); return err })
+		return c, err
+	}
+	return &site{t: t, node: node, subject: s,
+		client: &http.Client{Transport: &http.Transport{DialContext: dial}, Timeout: time.Minute}}
+}
+
+// start starts the program, which then runs.
+func (s *site) start() {
+	s.t.Helper()
+	s.started = time.Now()
+	args := append([]string{"--kubeconfig", lab.Kubeconfig()}, s.subject.args...)
+	if os.Getenv("BENCH_PROFILE") != "" {
+		args = append(args, "--profiling")
+		go s.profile()
+	}
+	s.process = s.node.StartProgram(func(*lab.Process) error { return nil }, s.subject.program, args...)
+}
+
+// stop ends the program; what is in the kernel stays.
+func (s *site) stop() {
+	must(s.t, s.process.Signal(unix.SIGTERM))
+	<-s.process.Done()
+	s.client.CloseIdleConnections()
+}
+
+func (s *site) metrics() (string, error) {
+	response, err := s.client.Get(metricsURL)
+	if err != nil {
+		return "", err
+	}
+	defer response.Body.Close()
+	text, err := io.ReadAll(response.Body)
+	return string(text), err
+}
+
+// profile leaves the program's first seconds in $LAB_OUT, for go tool pprof.
+func (s *site) profile() {
+	deadline := time.Now().Add(time.Minute)
+	for time.Now().Before(deadline) {
+		response, err := s.client.Get("http://127.0.0.1:10249/debug/pprof/profile?seconds=30")
+		if err != nil {
+			continue
+		}
+		defer response.Body.Close()
+		text, _ := io.ReadAll(response.Body)
+		_ = os.WriteFile(filepath.Join(os.Getenv("LAB_OUT"), fmt.Sprintf("cpu-%d.prof", s.started.Unix())), text, 0o644)
+		return
+	}
+}
+
+var lastPass = regexp.MustCompile(`(?m)^kubeproxy_sync_proxy_rules_last_timestamp_seconds(?:\{ip_family="IPv[46]"\})? (\S+)$`)
+
+// passed waits for the end of a pass of every family that began after the
+// program's start, and gives when it was.
+func (s *site) passed(limit time.Duration) time.Time {
+	s.t.Helper()
+	var latest time.Time
+	s.eventually(limit, s.subject.name+" has programmed everything", func() error {
+		text, err := s.metrics()
+		if err != nil {
+			return err
+		}
+		times := lastPass.FindAllStringSubmatch(text, -1)
+		if len(times) == 0 || s.subject.peer && len(times) < 2 {
+			return fmt.Errorf("%d of its families have had a pass", len(times))
+		}
+		for _, match := range times {
+			seconds, err := strconv.ParseFloat(match[1], 64)
+			if err != nil {
+				return err
+			}
+			at := time.Unix(0, int64(seconds*float64(time.Second)))
+			if at.Before(s.started) {
+				return fmt.Errorf("no pass so far")
+			}
+			if at.After(latest) {
+				latest = at
+			}
+		}
+		return nil
+	})
+	return latest
+}
+
+// eventually looks twice a second: to answer costs the program time.
+func (s *site) eventually(limit time.Duration, what string, check func() error) {
+	s.t.Helper()
+	deadline := time.Now().Add(limit)
+	for {
+		err := check()
+		if err == nil {
+			return
+		}
+		select {
+		case <-s.process.Done():
+			s.t.Fatalf("%s has ended:\n%s", s.subject.name, s.process.Log())
+		case <-time.After(500 * time.Millisecond):
+		}
+		if time.Now().After(deadline) {
+			s.t.Fatalf("%s: not within %s: %v", what, limit, err)
+		}
+	}
+}
+
+// sees counts the Services that the kernel has.
+func (s *site) sees() int {
+	s.t.Helper()
+	if s.subject.nftables {
+		return strings.Count(s.node.Exec("nft", "list", "map", "ip", "kube-proxy", "service-ips"), " . tcp . 80 : ")
+	}
+	return strings.Count(s.node.Exec("cat", "/proc/net/ip_vs"), ":0050 ") // port 80
+}

@@ -1,0 +1,337 @@
+//go:build e2e
+
+package bench
+
+import (
+	"encoding/binary"
+	"net/netip"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+	"unsafe"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/kube-ipvs/kube-ipvs/test/e2e/lab"
+)
+
+// tap sees every netlink request that is made in a namespace, by whatever
+// program, by an interface of the kernel's (nlmon). It is the same measure for
+// all programs: what they ask of the kernel, and when.
+type tap struct {
+	socket int
+	family uint16 // IPVS's number in generic netlink
+	ended  chan struct{}
+
+	mu      sync.Mutex
+	stopped bool
+	changed *sync.Cond
+	seen    tally
+	awaited map[[4]byte]time.Time // zero until a request has named the address
+	missing int                   // of those awaited
+}
+
+// tally counts requests.
+type tally struct {
+	Writes, Reads map[string]int // by what they are for
+	First         time.Time      // when the first real server was added
+	Dropped       bool           // some were not seen
+}
+
+func newTally() tally { return tally{Writes: map[string]int{}, Reads: map[string]int{}} }
+
+// total is the number of all writes.
+func (t tally) total() int {
+	sum := 0
+	for _, n := range t.Writes {
+		sum += n
+	}
+	return sum
+}
+
+const tapLink = "nlmon0"
+
+// addTap makes the interface, before a program starts that follows interfaces.
+func addTap(n *lab.Namespace) {
+	n.Link(&netlink.GenericLink{LinkAttrs: netlink.LinkAttrs{Name: tapLink}, LinkType: "nlmon"})
+}
+
+// openTap begins to listen. The interface must be there.
+func openTap(t testing.TB, n *lab.Namespace) *tap {
+	t.Helper()
+	family, err := netlink.GenlFamilyGet("IPVS")
+	if err != nil {
+		t.Fatal(err)
+	}
+	tp := &tap{family: family.ID, ended: make(chan struct{}), seen: newTally(), awaited: map[[4]byte]time.Time{}}
+	tp.changed = sync.NewCond(&tp.mu)
+	if err := n.Do(tp.open); err != nil {
+		t.Fatalf("listening to netlink: %v", err)
+	}
+	go tp.listen()
+	return tp
+}
+
+// requestsOnly lets pass what has NLM_F_REQUEST in the first message's flags.
+var requestsOnly = []unix.SockFilter{
+	{Code: unix.BPF_LD | unix.BPF_B | unix.BPF_ABS, K: 6},
+	{Code: unix.BPF_JMP | unix.BPF_JSET | unix.BPF_K, K: unix.NLM_F_REQUEST, Jf: 1},
+	{Code: unix.BPF_RET | unix.BPF_K, K: tapBuffer},
+	{Code: unix.BPF_RET | unix.BPF_K, K: 0},
+}
+
+const (
+	tapBuffer  = 4 << 20
+	tapBacklog = 256 << 20
+	// tapPause is how long a tap that is to be closed may still listen.
+	tapPause = 200 * time.Millisecond
+)
+
+func (tp *tap) open() error {
+	link, err := netlink.LinkByName(tapLink)
+	if err != nil {
+		return err
+	}
+	const everything = unix.ETH_P_ALL<<8 | unix.ETH_P_ALL>>8 // in network order
+	fd, err := unix.Socket(unix.AF_PACKET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return err
+	}
+	tp.socket = fd
+	timeout := unix.NsecToTimeval(tapPause.Nanoseconds())
+	program := unix.SockFprog{Len: uint16(len(requestsOnly)), Filter: &requestsOnly[0]}
+	for _, set := range []func() error{
+		func() error { return unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, tapBacklog) },
+		func() error { return unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_TIMESTAMPNS, 1) },
+		func() error { return unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &timeout) },
+		func() error { return unix.SetsockoptSockFprog(fd, unix.SOL_SOCKET, unix.SO_ATTACH_FILTER, &program) },
+		func() error {
+			return unix.Bind(fd, &unix.SockaddrLinklayer{Protocol: everything, Ifindex: link.Attrs().Index})
+		},
+	} {
+		if err := set(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (tp *tap) listen() {
+	defer close(tp.ended)
+	buffer, control := make([]byte, tapBuffer), make([]byte, 256)
+	for {
+		n, oobn, _, from, err := unix.Recvmsg(tp.socket, buffer, control, 0)
+		if err == unix.EAGAIN || err == unix.EINTR {
+			if tp.isStopped() {
+				return
+			}
+			continue
+		}
+		if err != nil {
+			return
+		}
+		if ll, ok := from.(*unix.SockaddrLinklayer); ok {
+			tp.note(int(ll.Protocol>>8), buffer[:n], stamp(control[:oobn]))
+		}
+	}
+}
+
+// stamp is when the kernel saw a packet.
+func stamp(control []byte) time.Time {
+	messages, err := unix.ParseSocketControlMessage(control)
+	if err == nil {
+		for _, m := range messages {
+			if m.Header.Level == unix.SOL_SOCKET && len(m.Data) >= int(unsafe.Sizeof(unix.Timespec{})) {
+				ts := (*unix.Timespec)(unsafe.Pointer(&m.Data[0]))
+				return time.Unix(ts.Unix())
+			}
+		}
+	}
+	return time.Now()
+}
+
+func (tp *tap) isStopped() bool {
+	tp.mu.Lock()
+	defer tp.mu.Unlock()
+	return tp.stopped
+}
+
+// note counts the messages of one write.
+func (tp *tap) note(protocol int, packet []byte, at time.Time) {
+	tp.mu.Lock()
+	defer tp.mu.Unlock()
+	for len(packet) >= unix.NLMSG_HDRLEN {
+		length := int(binary.NativeEndian.Uint32(packet))
+		if length < unix.NLMSG_HDRLEN || length > len(packet) {
+			break
+		}
+		tp.count(protocol, packet[:length], at)
+		packet = packet[min(len(packet), (length+3)&^3):]
+	}
+	tp.changed.Broadcast()
+}
+
+func (tp *tap) count(protocol int, message []byte, at time.Time) {
+	what, write := tp.classify(protocol, message)
+	if what == "" {
+		return
+	}
+	if !write {
+		tp.seen.Reads[what]++
+		return
+	}
+	tp.seen.Writes[what]++
+	if what == newReal && tp.seen.First.IsZero() {
+		tp.seen.First = at
+	}
+	tp.find(message, at)
+}
+
+// find looks for awaited addresses. Values in netlink stand at multiples of four.
+func (tp *tap) find(message []byte, at time.Time) {
+	if len(tp.awaited) == 0 {
+		return
+	}
+	for ; len(message) >= 4; message = message[4:] {
+		if when, awaited := tp.awaited[[4]byte(message)]; awaited && when.IsZero() {
+			tp.awaited[[4]byte(message)] = at
+			tp.missing--
+		}
+	}
+}
+
+// What the requests for IPVS are counted as.
+const (
+	newServer = "virtual server added"
+	newReal   = "real server added"
+	setReal   = "real server changed"
+	goneReal  = "real server deleted"
+)
+
+// Commands of <linux/ip_vs.h>.
+var ipvsWrites = map[byte]string{
+	1: newServer, 2: "virtual server changed", 3: "virtual server deleted",
+	5: newReal, 6: setReal, 7: goneReal, 12: "time-outs", 17: "flush",
+}
+
+// Commands of <linux/netfilter/ipset/ip_set.h> that change something.
+var setWrites = map[byte]string{
+	2: "set created", 3: "set destroyed", 4: "set flushed", 5: "set renamed", 6: "sets swapped",
+	9: "members added", 10: "members deleted",
+}
+
+// classify tells what a request is for, and whether it changes anything; "" for
+// what is neither.
+func (tp *tap) classify(protocol int, message []byte) (what string, write bool) {
+	kind := binary.NativeEndian.Uint16(message[4:])
+	if kind < unix.NLMSG_MIN_TYPE {
+		return "", false
+	}
+	switch protocol {
+	case unix.NETLINK_ROUTE:
+		return "network", kind&3 != 2 // RTM_GET…
+	case unix.NETLINK_GENERIC:
+		if kind != tp.family || len(message) <= unix.NLMSG_HDRLEN {
+			return "", false
+		}
+		what, write := ipvsWrites[message[unix.NLMSG_HDRLEN]]
+		if !write {
+			what = "IPVS"
+		}
+		return what, write
+	case unix.NETLINK_NETFILTER:
+		return netfilter(byte(kind>>8), byte(kind))
+	}
+	return "", false
+}
+
+// Subsystems of <linux/netfilter/nfnetlink.h>.
+const (
+	subsystemConntrack = 1
+	subsystemIPSet     = 6
+	subsystemNFTables  = 10
+)
+
+// tablesReads are the commands of <linux/netfilter/nf_tables.h> that change
+// nothing, NFT_MSG_GET….
+var tablesReads = []byte{1, 4, 7, 10, 13, 16, 19, 21, 23, 25}
+
+func netfilter(subsystem, command byte) (what string, write bool) {
+	switch subsystem {
+	case subsystemConntrack:
+		return "conntrack", command == 0 || command == 2
+	case subsystemIPSet:
+		what, write := setWrites[command]
+		if !write {
+			what = "sets"
+		}
+		return what, write
+	case subsystemNFTables:
+		return "rules", !slices.Contains(tablesReads, command)
+	}
+	return "", false
+}
+
+// await waits until the requests seen so far are enough, false after the limit.
+func (tp *tap) await(limit time.Duration, enough func(tally) bool) bool {
+	expired := false
+	timer := time.AfterFunc(limit, func() {
+		tp.mu.Lock()
+		expired = true
+		tp.mu.Unlock()
+		tp.changed.Broadcast()
+	})
+	defer timer.Stop()
+	tp.mu.Lock()
+	defer tp.mu.Unlock()
+	for !enough(tp.seen) && !expired {
+		tp.changed.Wait()
+	}
+	return enough(tp.seen)
+}
+
+// expect has an address looked for.
+func (tp *tap) expect(a netip.Addr) {
+	tp.mu.Lock()
+	defer tp.mu.Unlock()
+	tp.awaited[a.As4()] = time.Time{}
+	tp.missing++
+}
+
+// forget has none looked for.
+func (tp *tap) forget() {
+	tp.mu.Lock()
+	defer tp.mu.Unlock()
+	clear(tp.awaited)
+	tp.missing = 0
+}
+
+// met is when each expected address was first written to the kernel; false if
+// that has not happened to all of them within the limit.
+func (tp *tap) met(limit time.Duration) (map[netip.Addr]time.Time, bool) {
+	all := tp.await(limit, func(tally) bool { return tp.missing == 0 })
+	tp.mu.Lock()
+	defer tp.mu.Unlock()
+	times := map[netip.Addr]time.Time{}
+	for a, at := range tp.awaited {
+		if !at.IsZero() {
+			times[netip.AddrFrom4(a)] = at
+		}
+	}
+	return times, all
+}
+
+// close stops listening and gives what was seen.
+func (tp *tap) close() tally {
+	tp.mu.Lock()
+	tp.stopped = true
+	tp.mu.Unlock()
+	<-tp.ended
+	if s, err := unix.GetsockoptTpacketStats(tp.socket, unix.SOL_PACKET, unix.PACKET_STATISTICS); err == nil {
+		tp.seen.Dropped = s.Drops > 0
+	}
+	unix.Close(tp.socket)
+	return tp.seen
+}

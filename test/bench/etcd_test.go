@@ -12,6 +12,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
 	networkingv1 "k8s.io/api/networking/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -20,7 +21,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes/scheme"
 
-	discoveryv1 "k8s.io/api/discovery/v1"
+	"github.com/kube-ipvs/kube-ipvs/test/e2e/lab"
 )
 
 // What the API server would take many minutes to create is written to its etcd,
@@ -90,6 +91,21 @@ func (a *api) grow(n int) {
 		}
 		must(a.t, transact(operations))
 	}
+	a.awaitCache(n - 1)
+}
+
+// awaitCache waits until those who list find a Service, the last that was made:
+// the API server answers them by what its watch of etcd has brought.
+func (a *api) awaitCache(n int) {
+	a.t.Helper()
+	cached := metav1.GetOptions{ResourceVersion: "0"}
+	lab.Eventually(a.t, time.Minute, "the API server knows "+serviceName(n), func() error {
+		if _, err := a.client.CoreV1().Services(a.space).Get(a.t.Context(), serviceName(n), cached); err != nil {
+			return err
+		}
+		_, err := a.client.DiscoveryV1().EndpointSlices(a.space).Get(a.t.Context(), newSlice(n, 0).Name, cached)
+		return err
+	})
 }
 
 // transact uses the JSON form of etcd's interface.

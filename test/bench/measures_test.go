@@ -49,25 +49,27 @@ func floors(t testing.TB, results *Results, n int, addresses bool) {
 	}
 }
 
-// coldStart starts the program on a node that knows nothing yet.
-func (r *run) coldStart() {
+// coldStart starts the program on a node that knows nothing yet, and gives what
+// our program asks of the kernel.
+func (r *run) coldStart() (seen tally) {
 	r.t.Helper()
 	if r.subject.peer {
 		r.start()
 		r.put(ColdStart, r.passed(r.limit).Sub(r.started).Seconds())
 	} else {
-		r.startTapped()
+		seen = r.startTapped()
 	}
 	if seen := r.sees(); seen < r.n {
 		r.t.Fatalf("%s has programmed %d of %d Services:\n%s", r.subject.name, seen, r.n, r.process.Log())
 	}
 	r.put(Programs, float64(sum(r.account.by(r.process.PID()))))
 	r.put(Memory, memory(r.t, r.process.PID()))
+	return seen
 }
 
 // startTapped tells the time and the processor time for what goes to the kernel
 // from what comes before.
-func (r *run) startTapped() {
+func (r *run) startTapped() tally {
 	r.t.Helper()
 	tp := openTap(r.t, r.node.Namespace)
 	r.start()
@@ -76,7 +78,9 @@ func (r *run) startTapped() {
 	ended := r.passed(r.limit)
 	r.put(KernelCPU, (cpu(r.t, r.process.PID()) - before).Seconds())
 	r.put(ColdStart, ended.Sub(r.started).Seconds())
-	r.put(Kernel, ended.Sub(tp.close().First).Seconds())
+	seen := tp.close()
+	r.put(Kernel, ended.Sub(seen.First).Seconds())
+	return seen
 }
 
 // oneChange changes endpoints, one after the other.
@@ -99,6 +103,7 @@ func (r *run) oneChange(samples int) {
 		}
 		took = append(took, milliseconds(times[change.address].Sub(begin)))
 	}
+	r.drained(tp, samples)
 	r.put(OneMedian, Percentile(took, 0.5))
 	r.put(OneTail, Percentile(took, 0.99))
 	r.put(APIWrite, Percentile(wrote, 0.5))
@@ -115,10 +120,19 @@ func (r *run) rolling() {
 	tp := openTap(r.t, r.node.Namespace)
 	r.account.by(r.process.PID())
 	r.changeAll(tp, min(restarted, r.n))
-	tp.await(r.limit, func(t tally) bool { return t.Writes[goneReal] >= min(restarted, r.n) })
+	r.drained(tp, min(restarted, r.n))
 	seen := tp.close()
 	r.put(Rolling, float64(seen.total()))
 	r.put(HotPath, float64(sum(r.account.by(r.process.PID()))))
+}
+
+// drained waits until our program has deleted so many real servers, some time
+// after it was told to: no later measure is to see that.
+func (r *run) drained(tp *tap, count int) {
+	r.t.Helper()
+	if !r.subject.peer && !tp.await(r.limit, func(t tally) bool { return t.Writes[goneReal] >= count }) {
+		r.t.Fatalf("%s keeps real servers that nobody wants", r.subject.name)
+	}
 }
 
 // changeAll changes one endpoint of each of so many Services.

@@ -10,15 +10,16 @@ import (
 
 // progress goes through what there is to measure, and says how long that will
 // still take, by how long it has taken against what was expected.
-type progress struct{ steps []step }
+type progress struct {
+	steps []step
+	keep  func() // called after each step, so that a run that is stopped leaves what it has
+}
 
 type step struct {
 	name    string
 	seconds float64 // expected
 	do      func(*testing.T)
 }
-
-func newProgress() *progress { return &progress{} }
 
 func (p *progress) add(name string, seconds float64, do func(*testing.T)) {
 	p.steps = append(p.steps, step{name, seconds, do})
@@ -40,6 +41,7 @@ func (p *progress) run(t *testing.T) {
 		fmt.Printf("bench: [%6.0fs] %d of %d: %s; about %s left\n", took.Seconds(), i+1, len(p.steps), s.name, left.Round(10*time.Second))
 		t.Run(s.name, s.do)
 		done += s.seconds
+		p.keep()
 	}
 	fmt.Printf("bench: [%6.0fs] done\n", time.Since(begin).Seconds())
 }

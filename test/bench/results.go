@@ -81,8 +81,15 @@ func (r *Results) Get(m Measure, subject string, services int) (float64, bool) {
 	return v, ok
 }
 
-// Fact adds a line about the run.
-func (r *Results) Fact(name, value string) { r.Facts = append(r.Facts, [2]string{name, value}) }
+// Fact sets a line about the run.
+func (r *Results) Fact(name, value string) {
+	at := slices.IndexFunc(r.Facts, func(f [2]string) bool { return f[0] == name })
+	if at < 0 {
+		at = len(r.Facts)
+		r.Facts = append(r.Facts, [2]string{})
+	}
+	r.Facts[at] = [2]string{name, value}
+}
 
 // NotMeasured stands where there is no figure.
 const NotMeasured = "not measured"

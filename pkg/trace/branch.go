@@ -57,7 +57,7 @@ func (b *branch) dispatch(p *packet) Verdict {
 	if v := verdict(b.hooks("OUTPUT", p, nat.Raw, nat.Mangle), b.walk); v.Outcome != "" {
 		return v
 	}
-	if way, ok = b.routed(lookup{src: p.src.Addr(), dst: b.to.Addr(), in: "lo", mark: p.mark}, p); !ok {
+	if way, ok = b.routedAgain(lookup{src: p.src.Addr(), dst: b.to.Addr(), in: "lo", mark: p.mark}, p, way); !ok {
 		return Verdict{Dropped, "there is no route to " + b.to.Addr().String() + " for what comes from " + p.src.Addr().String()}
 	}
 	p.out = way.Link
@@ -73,6 +73,9 @@ func (b *branch) dispatch(p *packet) Verdict {
 // leaves checks what the network beyond would say.
 func (b *branch) leaves(p *packet) Verdict {
 	owner := b.Owner(p.src.Addr())
+	if owner == "" && b.Local(p.src.Addr()) && b.leadsOut(p.out) {
+		return Verdict{Asymmetric, fmt.Sprintf("the request leaves by %s with the VIP %s as its source: the answer goes to whoever has that address", p.out, p.src.Addr())}
+	}
 	if owner != "" && owner != p.out && b.leadsOut(p.out) {
 		return Verdict{Asymmetric, fmt.Sprintf("the request leaves by %s with the source %s, which is %s's: a network that checks sources drops it, and else the answer comes to %s",
 			p.out, p.src.Addr(), owner, owner)}
@@ -155,7 +158,7 @@ func (b *branch) onwards(p *packet, way found) Verdict {
 	}
 	b.restoreSource(p)
 	if b.set("net/ipv4/vs/snat_reroute") {
-		again, ok := b.routed(lookup{src: p.src.Addr(), dst: p.dst.Addr(), in: "lo", mark: p.mark}, p)
+		again, ok := b.routedAgain(lookup{src: p.src.Addr(), dst: p.dst.Addr(), in: "lo", mark: p.mark}, p, way)
 		if !ok {
 			return Verdict{Dropped, "the answer: there is no route to " + p.dst.Addr().String()}
 		}

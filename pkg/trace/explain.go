@@ -149,6 +149,14 @@ func (w *walk) routed(q lookup, p *packet) (found, bool) {
 	return way, true
 }
 
+// routedAgain looks the way up once more, and says so if it is another one.
+func (w *walk) routedAgain(q lookup, p *packet, before found) (found, bool) {
+	if way, ok := w.route(q); ok && way == before {
+		return way, true
+	}
+	return w.routed(q, p)
+}
+
 // delivered is a packet for the node, on its way through INPUT, where IPVS is.
 func (w *walk) delivered(p *packet) (ipvs.Key, Verdict) {
 	if v := verdict(w.hooks("INPUT", p, nat.Mangle, nat.Filter), w); v.Outcome != "" {

@@ -129,6 +129,8 @@ func TestExplain(t *testing.T) {
 		"the source is the node's": {[]string{remote}, nil,
 			Question{Protocol: ip.TCP, From: netip.MustParseAddr("192.0.2.9"), To: netip.MustParseAddrPort(vip + ":80"), In: "eth1"},
 			Dropped, "rp_filter=1 on eth1", "", ""},
+		"the node, and nothing is masqueraded": {[]string{remote}, func(n *Node) { n.Ruleset["nat"].Chains["OUTPUT"] = nil }, ask("10.1.0.5", vip+":80"),
+			Asymmetric, "with the VIP 10.96.0.10 as its source", "eth0", vip},
 		"a rule that drops":    {[]string{remote}, nil, ask("192.0.2.66", vip+":80"), Dropped, "-A INPUT -s 192.0.2.66/32", "", ""},
 		"a rule that refuses":  {[]string{remote}, nil, ask("192.0.2.67", vip+":80"), Refused, "-A INPUT -s 192.0.2.67/32", "", ""},
 		"a policy that drops":  {[]string{remote}, func(n *Node) { n.Ruleset["filter"].Policies["INPUT"] = "DROP" }, ask("192.0.2.9", vip+":80"), Dropped, "policy is DROP", "", ""},

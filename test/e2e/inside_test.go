@@ -36,12 +36,7 @@ func TestBehaviourInside(t *testing.T) {
 func checkTraceCommand(t *testing.T, c *lab.ENICluster, mode string) {
 	want := map[string]trace.Outcome{"off": trace.Asymmetric, "auto": trace.Answered}[mode]
 	from := c.Pod.Addresses[0].String()
-	code, text := c.Node.RunProxy("trace", "--from", from, "--to", c.VIP)
-	t.Logf("%s", text)
-	lines := strings.Split(strings.TrimSpace(text), "\n")
-	if verdict := lines[len(lines)-1]; code != 0 || !strings.HasPrefix(verdict, string(want)) {
-		t.Errorf("ended with %d and %q, want %q", code, verdict, want)
-	}
+	explain(t, c.Node, from, c.VIP, want)
 	var x trace.Explanation
 	decode(t, c.Node, &x, "trace", "--from", from, "--to", c.VIP+"/tcp", "-o", "json")
 	if x.Verdict.Outcome != want || len(x.RealServers) != len(c.Endpoints) || x.EntersBy != c.Pod.HostInterface {
@@ -49,6 +44,17 @@ func checkTraceCommand(t *testing.T, c *lab.ENICluster, mode string) {
 	}
 	if answer := c.Pod.DialWithin(briefly, lab.TCP, c.VIP); (answer.Err == nil) != (want == trace.Answered) {
 		t.Errorf("traced as %s, but: %s", want, answer)
+	}
+}
+
+// explain has the program explain a connection, which is to end in want.
+func explain(t *testing.T, n *lab.Node, from, to string, want trace.Outcome) {
+	t.Helper()
+	code, text := n.RunProxy("trace", "--from", from, "--to", to)
+	t.Logf("on %s, kube-ipvs trace --from %s --to %s\n%s", n.Name, from, to, text)
+	lines := strings.Split(strings.TrimSpace(text), "\n")
+	if verdict := lines[len(lines)-1]; code != 0 || !strings.HasPrefix(verdict, string(want)) {
+		t.Errorf("from %s to %s: ended with %d and %q, want %q", from, to, code, verdict, want)
 	}
 }
 

@@ -445,7 +445,7 @@ func (b *builder) snat(masquerade uint32) plan.SNAT {
 // vips builds the part about how VIPs are claimed.
 func (b *builder) vips(p *plan.Config) plan.VIPs {
 	c := b.own.VIPs
-	b.claim(b.path("claim-cluster-ips", "vips.clusterIPs"), c.ClusterIPs, wholeClaims)
+	b.claim(b.path("claim-cluster-ips", "vips.clusterIPs"), c.ClusterIPs, append([]plan.Claim{plan.ClaimAuto}, wholeClaims...))
 	b.claim(b.path("claim-load-balancers", "vips.loadBalancers"), c.LoadBalancers, claims)
 	b.claim(b.path("claim-external-ips", "vips.externalIPs"), c.ExternalIPs, claims)
 	mark := b.path("claim-mark", "vips.mark")

@@ -209,6 +209,7 @@ func TestFlags(t *testing.T) {
 			c.Plan.VIPs = plan.VIPs{ClusterIPs: plan.ClaimAddress, LoadBalancers: plan.ClaimAddress, ExternalIPs: plan.ClaimPort, Ping: true, Mark: 0x10000, Table: 9, Priority: 9}
 		}},
 		{"--claim-cluster-ips=route", func(c *Config) { c.Plan.VIPs.ClusterIPs = plan.ClaimRoute }},
+		{"--claim-cluster-ips=auto", func(c *Config) { c.Plan.VIPs.ClusterIPs = plan.ClaimAuto }},
 		{"--vip-ping=false", func(c *Config) { c.Plan.VIPs.Ping = false }},
 		{"--claim-external-ips=address", func(c *Config) { c.Plan.VIPs.ExternalIPs = plan.ClaimAddress }},
 		{"--feature-gates=AllAlpha=false,ContextualLogging=true", func(*Config) {}},
@@ -311,6 +312,7 @@ func TestFlagErrors(t *testing.T) {
 		{"--once --cleanup", []string{"--once: ", "--cleanup"}},
 		{"--claim-load-balancers=all", []string{`--claim-load-balancers: Unsupported value: "all"`, `"port"`, `"address"`}},
 		{"--claim-cluster-ips=port", []string{`--claim-cluster-ips: Unsupported value: "port"`, `"address"`, `"route"`}},
+		{"--claim-external-ips=auto", []string{`--claim-external-ips: Unsupported value: "auto"`}},
 		{"--claim-external-ips=off", []string{`--claim-external-ips: Unsupported value: "off"`}},
 		{"--claim-mark=0x4004", []string{`--claim-mark: Invalid value: "0x4004": must not have a bit of --iptables-masquerade-bit`}},
 		{"--claim-mark=0x1000", []string{`--claim-mark: Invalid value: "0x1000": must not have a bit of --reply-mark`}},

@@ -100,7 +100,7 @@ type SNATConfiguration struct {
 // VIPConfiguration is the part about how VIPs are claimed: address or route, all
 // ports of it, or port, those of Services alone.
 type VIPConfiguration struct {
-	ClusterIPs    plan.Claim `json:"clusterIPs"`    // address or route; default address
+	ClusterIPs    plan.Claim `json:"clusterIPs"`    // address, route or auto; default address
 	LoadBalancers plan.Claim `json:"loadBalancers"` // default port
 	ExternalIPs   plan.Claim `json:"externalIPs"`   // default port
 	// Ping says whether VIPs answer to ping. Default true.

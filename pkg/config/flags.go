@@ -54,7 +54,7 @@ func (o *Options) ownFlags() *pflag.FlagSet {
 		"Priority of the policy rules of reply routing.")
 	c := &o.own.VIPs
 	fs.StringVar((*string)(&c.ClusterIPs), "claim-cluster-ips", string(c.ClusterIPs),
-		"How cluster IPs are claimed: address, on kube-ipvs0, or route, by a local route for each, which costs less from a thousand Services on.")
+		"How cluster IPs are claimed: address, on kube-ipvs0; route, by a local route for each, which costs less from a thousand Services on; or auto, the one and from then on the other.")
 	fs.StringVar((*string)(&c.LoadBalancers), "claim-load-balancers", string(c.LoadBalancers),
 		"How load balancers' IPs are claimed: port, the ports of Services alone; address, all of it on kube-ipvs0; or route, all of it by a local route. The Service annotation kube-ipvs.io/ip-mode: Proxy leaves those of one Service to the cloud.")
 	fs.StringVar((*string)(&c.ExternalIPs), "claim-external-ips", string(c.ExternalIPs), "The same for external IPs.")

@@ -99,6 +99,9 @@ const (
 	// an address costs the kernel a walk over all that are there, and a route
 	// does not.
 	ClaimRoute Claim = "route"
+	// ClaimAuto is ClaimAddress as long as addresses cost little, and ClaimRoute
+	// from then on.
+	ClaimAuto Claim = "auto"
 	// ClaimPort makes the ports of Services local, and leaves the others to
 	// whoever else has the address.
 	ClaimPort Claim = "port"
@@ -107,7 +110,7 @@ const (
 // VIPs says how VIPs are claimed. Cluster IPs are all the cluster's, and so
 // claimed as a whole.
 type VIPs struct {
-	ClusterIPs                 Claim // ClaimAddress or ClaimRoute
+	ClusterIPs                 Claim // ClaimAddress, ClaimRoute or ClaimAuto
 	LoadBalancers, ExternalIPs Claim
 	Ping                       bool // whether they answer to it
 	// Mark is the bits that packets for a claimed port carry; Table is the

@@ -97,6 +97,8 @@ func TestChanged(t *testing.T) {
 		{"address", func(s *scenario) { s.addNetwork(strings.Fields("link eth1 198.51.100.1/24")) }, plan.OnLinks | plan.OnNodePorts},
 		{"address without node ports", func(s *scenario) { s.addNetwork(strings.Fields("link eth1 fe80::1/64")) }, plan.OnLinks},
 		{"primary", func(s *scenario) { s.node.Addresses = []netip.Addr{netip.MustParseAddr("203.0.113.1")} }, plan.OnPrimary},
+		{"a thousand Services", func(s *scenario) { s.node.Services = 1000 }, 0},
+		{"more Services", func(s *scenario) { s.node.Services = 1001 }, plan.OnMany},
 		{"link without an address", func(s *scenario) { s.addNetwork(strings.Fields("link eth1")) }, 0},
 		{"pod CIDRs", func(s *scenario) { s.node.PodCIDRs = prefixes([]string{"10.244.1.0/24"}) }, 0},
 	} {

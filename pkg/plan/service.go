@@ -143,9 +143,21 @@ func (b *partBuilder) addClusterIPs(family ip.Family, p *service.Port, eps chose
 		key := ipvs.Key{Protocol: p.Protocol, Addr: a, Port: p.Port}
 		if b.addVirtualServer(key, endpoints) {
 			b.addMember(ClusterIP, entryOf(key))
-			b.addVIP(b.cfg.VIPs.ClusterIPs, b.last())
+			b.addVIP(b.claimClusterIP(), b.last())
 		}
 	}
+}
+
+// claimClusterIP says how, and notes what that depends on.
+func (b *partBuilder) claimClusterIP() Claim {
+	if b.cfg.VIPs.ClusterIPs != ClaimAuto {
+		return b.cfg.VIPs.ClusterIPs
+	}
+	b.part.Depends |= OnMany
+	if b.facts.Many {
+		return ClaimRoute
+	}
+	return ClaimAddress
 }
 
 // external are the endpoints for traffic to an external address. With

@@ -148,6 +148,13 @@ func (i *inbox) get(name types.NamespacedName) (*corev1.Service, []*discoveryv1.
 	return svc, i.store.slicesOf(name)
 }
 
+// services is how many there are.
+func (i *inbox) services() int {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	return len(i.store.services)
+}
+
 func (i *inbox) getNode() *corev1.Node {
 	i.mu.Lock()
 	defer i.mu.Unlock()

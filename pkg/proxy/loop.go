@@ -9,6 +9,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/kube-ipvs/kube-ipvs/pkg/apply"
+	"github.com/kube-ipvs/kube-ipvs/pkg/plan"
 )
 
 // loop serves until the context ends.
@@ -55,7 +56,7 @@ func (p *Proxy) nextWake() time.Time {
 // turn does what is due.
 func (p *Proxy) turn(ctx context.Context, now time.Time) {
 	w := p.take()
-	p.renew = p.renew || w.node || w.network
+	p.renew = p.renew || w.node || w.network || p.manyNow()
 	if p.applier.TookVIPs() {
 		p.tookAt = now
 	}
@@ -78,6 +79,9 @@ func (p *Proxy) turn(ctx context.Context, now time.Time) {
 		p.observe()
 	}
 }
+
+// manyNow tells whether there have come to be too many Services for addresses.
+func (p *Proxy) manyNow() bool { return !p.facts.Many && p.inbox.services() > plan.AddressesAtMost }
 
 func (p *Proxy) passDue(now time.Time) bool {
 	return (len(p.waiting) > 0 || p.renew) && !now.Before(p.lastPass.Add(p.MinSyncPeriod))

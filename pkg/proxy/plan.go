@@ -78,10 +78,12 @@ func (p *Proxy) renewNode(ctx context.Context) (plan.Depends, error) {
 		return 0, err
 	}
 	node := p.inbox.getNode()
+	most := max(p.node.Services, p.inbox.services())
 	p.reportNode(node)
 	p.node, err = nodeOf(node)
 	p.complainOfNode(ctx, err)
 	p.node.Inventory = inventory
+	p.node.Services = most
 	p.node.Bound = p.bound
 	p.node.Kernel = p.KernelVersion
 	p.node.BridgeNetfilter = p.BridgeNetfilter()

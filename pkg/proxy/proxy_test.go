@@ -561,3 +561,46 @@ func TestHealthCheckPortFollowsTheService(t *testing.T) {
 		}
 	})
 }
+
+// TestAutoChangesOver has the thousand-and-first Service come: every cluster IP gets
+// a route before its address goes. When it is gone again, nothing else moves.
+func TestAutoChangesOver(t *testing.T) {
+	auto := func(o *Options) { o.Config.VIPs.ClusterIPs = plan.ClaimAuto }
+	vip := func(i int) string { return fmt.Sprintf("10.96.%d.%d", i/250, 1+i%250) }
+	run(t, auto, func(w *world) {
+		for i := range plan.AddressesAtMost {
+			w.service(fmt.Sprint("web", i), vip(i), "10.244.0.2")
+		}
+		w.synced()
+		if got := strings.Join(w.taken(), "\n"); strings.Count(got, "add address") != plan.AddressesAtMost || strings.Contains(got, "add route") {
+			t.Errorf("with %d Services: %s", plan.AddressesAtMost, got)
+		}
+		w.service("more", vip(plan.AddressesAtMost), "10.244.0.2")
+		w.sleep(time.Second)
+		got := w.taken()
+		added := map[string]bool{}
+		for _, c := range got {
+			words := strings.Fields(c)
+			switch {
+			case strings.HasPrefix(c, "add route"), strings.HasPrefix(c, "add local"):
+				for _, word := range words {
+					added[strings.TrimSuffix(word, "/32")] = true
+				}
+			case strings.HasPrefix(c, "delete address") && !added[words[2]]:
+				t.Fatalf("%s, and there is no route:\n%s", c, strings.Join(got, "\n"))
+			case strings.HasPrefix(c, "add address"):
+				t.Errorf("with one Service more: %s", c)
+			}
+		}
+		if n := strings.Count(strings.Join(got, "\n"), "delete address"); n != plan.AddressesAtMost {
+			t.Errorf("%d addresses were deleted, want %d", n, plan.AddressesAtMost)
+		}
+		w.sink.DeleteService(types.NamespacedName{Namespace: "default", Name: "more"})
+		w.sleep(time.Second)
+		for _, c := range w.taken() {
+			if strings.Contains(c, "address") || !strings.Contains(c, vip(plan.AddressesAtMost)) {
+				t.Errorf("with a thousand again: %s", c)
+			}
+		}
+	})
+}

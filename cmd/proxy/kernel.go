@@ -16,6 +16,8 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
 	"github.com/kube-ipvs/kube-ipvs/pkg/ipset"
 	"github.com/kube-ipvs/kube-ipvs/pkg/ipvs"
+	"github.com/kube-ipvs/kube-ipvs/pkg/kernel"
+	"github.com/kube-ipvs/kube-ipvs/pkg/kubeproxy"
 	"github.com/kube-ipvs/kube-ipvs/pkg/loopback"
 	"github.com/kube-ipvs/kube-ipvs/pkg/nat"
 	"github.com/kube-ipvs/kube-ipvs/pkg/plan"
@@ -55,6 +57,9 @@ func openKernel(ctx context.Context, cfg *config.Config) (*machine, error) {
 		return nil, err
 	}
 	m.openLoopback(ctx, &cfg.Plan)
+	if tables, err := kubeproxy.New(); err == nil {
+		m.KubeProxy = tables
+	}
 	return &m, nil
 }
 
@@ -109,6 +114,28 @@ func (m *machine) recordSysctls(ctx context.Context, folder string) {
 		return
 	}
 	m.Sysctl = m.record
+}
+
+// setSysctls sets the parameters that this node needs. A process that is not
+// privileged, and finds them so, has nothing to set.
+func (m *machine) setSysctls(cfg *plan.Config) error {
+	inventory, err := m.routing.Inventory()
+	if err != nil {
+		return err
+	}
+	node := plan.Node{Inventory: inventory, Kernel: kernelVersion(), BridgeNetfilter: m.bridgeNetfilter()}
+	return setSysctls(m.Sysctl, plan.NodeWide(cfg, &node).Sysctls)
+}
+
+func setSysctls(k sysctlKernel, want sysctl.State) error {
+	have := sysctl.State{}
+	for key := range want {
+		// One that cannot be read is written, and that tells what is wrong.
+		if s, err := k.Observe([]string{key}); err == nil {
+			have[key] = s[key]
+		}
+	}
+	return kernel.Join(k.Apply(sysctl.Diff(have, want)))
 }
 
 func (m *machine) restoreSysctls() error {

@@ -11,6 +11,7 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
 	"github.com/kube-ipvs/kube-ipvs/pkg/ipset"
 	"github.com/kube-ipvs/kube-ipvs/pkg/ipvs"
+	"github.com/kube-ipvs/kube-ipvs/pkg/kubeproxy"
 	"github.com/kube-ipvs/kube-ipvs/pkg/loopback"
 	"github.com/kube-ipvs/kube-ipvs/pkg/nat"
 	"github.com/kube-ipvs/kube-ipvs/pkg/plan"
@@ -62,7 +63,8 @@ type have struct {
 	sysctls     sysctl.State
 	nat         map[ip.Family]nat.State
 
-	loopback loopback.State
+	loopback  loopback.State
+	kubeProxy kubeproxy.State
 }
 
 // New makes an Applier that knows nothing of the kernel yet.

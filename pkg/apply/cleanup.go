@@ -13,7 +13,7 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/routing"
 )
 
-// Cleanup takes away all that is ours, or was kube-proxy's in IPVS mode:
+// Cleanup takes away all that is ours, or was kube-proxy's:
 // rules first, so that the sets are free, and virtual servers while the sets
 // still tell which are ours. The Applier is of no use afterwards.
 func (a *Applier) Cleanup() error {
@@ -28,6 +28,9 @@ func (a *Applier) Cleanup() error {
 	}
 	if a.kernel.Loopback != nil {
 		errs = append(errs, kernel.Join(a.kernel.Loopback.Apply(loopback.Diff(o.loopback, nil))))
+	}
+	if a.kernel.KubeProxy != nil {
+		errs = append(errs, kernel.Join(a.kernel.KubeProxy.Apply(o.kubeProxy.Removals())))
 	}
 	errs = append(errs,
 		kernel.Join(a.kernel.IPVS.Apply(ipvs.Diff(a.have.servers, nil))),

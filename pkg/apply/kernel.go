@@ -11,6 +11,7 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
 	"github.com/kube-ipvs/kube-ipvs/pkg/ipset"
 	"github.com/kube-ipvs/kube-ipvs/pkg/ipvs"
+	"github.com/kube-ipvs/kube-ipvs/pkg/kubeproxy"
 	"github.com/kube-ipvs/kube-ipvs/pkg/loopback"
 	"github.com/kube-ipvs/kube-ipvs/pkg/nat"
 	"github.com/kube-ipvs/kube-ipvs/pkg/routing"
@@ -55,6 +56,12 @@ type Loopback interface {
 	Apply([]loopback.Change) []loopback.Failure
 }
 
+// KubeProxy is what is used of package kubeproxy.
+type KubeProxy interface {
+	Observe() (kubeproxy.State, error)
+	Apply([]kubeproxy.Change) []kubeproxy.Failure
+}
+
 // Conntrack is what is used of package conntrack.
 type Conntrack interface {
 	Delete([]conntrack.Match) (int, error)
@@ -68,5 +75,6 @@ type Kernel struct {
 	Routing   Routing
 	Sysctl    Sysctl
 	Conntrack Conntrack
-	Loopback  Loopback // nil where there is no nft
+	Loopback  Loopback  // nil where there is no nft
+	KubeProxy KubeProxy // likewise
 }

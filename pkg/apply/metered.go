@@ -9,6 +9,7 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/ipset"
 	"github.com/kube-ipvs/kube-ipvs/pkg/ipvs"
 	"github.com/kube-ipvs/kube-ipvs/pkg/kernel"
+	"github.com/kube-ipvs/kube-ipvs/pkg/kubeproxy"
 	"github.com/kube-ipvs/kube-ipvs/pkg/loopback"
 	"github.com/kube-ipvs/kube-ipvs/pkg/nat"
 	"github.com/kube-ipvs/kube-ipvs/pkg/routing"
@@ -38,6 +39,9 @@ func (k Kernel) Metered(m Meter) Kernel {
 	k.NAT = tables
 	if k.Loopback != nil {
 		k.Loopback = meteredLoopback{k.Loopback, m}
+	}
+	if k.KubeProxy != nil {
+		k.KubeProxy = meteredKubeProxy{k.KubeProxy, m}
 	}
 	return k
 }
@@ -105,6 +109,15 @@ type meteredLoopback struct {
 
 func (k meteredLoopback) Apply(changes []loopback.Change) []loopback.Failure {
 	return measure(k.meter, "nftables", changes, k.Loopback.Apply, func(loopback.Change) string { return "write" })
+}
+
+type meteredKubeProxy struct {
+	KubeProxy
+	meter Meter
+}
+
+func (k meteredKubeProxy) Apply(changes []kubeproxy.Change) []kubeproxy.Failure {
+	return measure(k.meter, "nftables", changes, k.KubeProxy.Apply, func(kubeproxy.Change) string { return "delete table" })
 }
 
 type meteredConntrack struct {

@@ -13,6 +13,7 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
 	"github.com/kube-ipvs/kube-ipvs/pkg/ipset"
 	"github.com/kube-ipvs/kube-ipvs/pkg/ipvs"
+	"github.com/kube-ipvs/kube-ipvs/pkg/kubeproxy"
 	"github.com/kube-ipvs/kube-ipvs/pkg/loopback"
 	"github.com/kube-ipvs/kube-ipvs/pkg/nat"
 	"github.com/kube-ipvs/kube-ipvs/pkg/routing"
@@ -42,9 +43,11 @@ func (r *readings) take() []string {
 func TestMetered(t *testing.T) {
 	w := newWorld(t)
 	var r readings
+	tables := kubeproxy.NewFake(nil)
+	tables.Refuse = func(kubeproxy.Change) error { return errors.New("no") }
 	k := Kernel{
 		IPVS: w.ipvs, IPSet: w.ipset, Routing: w.routing, Sysctl: w.sysctl, Conntrack: w.conntrack, Loopback: w.loopback,
-		NAT: map[ip.Family]NAT{ip.IPv4: w.nat[ip.IPv4]},
+		NAT: map[ip.Family]NAT{ip.IPv4: w.nat[ip.IPv4]}, KubeProxy: tables,
 	}.Metered(&r)
 	w.refuse = func(string) error { return errors.New("no") }
 	dns := conntrack.Match{Protocol: ip.UDP, OriginalDst: netip.MustParseAddrPort("10.96.0.10:53")}
@@ -55,6 +58,7 @@ func TestMetered(t *testing.T) {
 		"iptables refused to write chain":     func() { k.NAT[ip.IPv4].Apply([]nat.Change{{Op: nat.WriteChain}}) },
 		"sysctl refused to set":               func() { k.Sysctl.Apply([]sysctl.Change{{Key: "net/ipv4/ip_forward"}}) },
 		"nftables refused to write":           func() { k.Loopback.Apply([]loopback.Change{{Family: ip.IPv4}}) },
+		"nftables refused to delete table":    func() { k.KubeProxy.Apply([]kubeproxy.Change{{Family: ip.IPv4}}) },
 		"conntrack refused to delete entries": func() { _, _ = k.Conntrack.Delete([]conntrack.Match{dns}) },
 	} {
 		w.conntrack.FailDump = func() error { return errors.New("no") }

@@ -46,9 +46,12 @@ func (f *flush) flushNode() {
 	f.flushSets()
 	f.flushRules(routing.AddRule)
 	f.flushLoopback()
-	f.flushNAT()
+	if !f.rulesServe() {
+		f.flushNAT()
+	}
 	f.flushRules(routing.DeleteRule)
-	f.node.dirty = len(f.problems) > before
+	f.removeKubeProxysTables()
+	f.node.dirty = len(f.problems) > before || f.replacesLater()
 }
 
 func (f *flush) flushSysctls() {
@@ -142,9 +145,9 @@ func (f *flush) flushNAT() {
 }
 
 // own tells which chains are ours: those of the plan, and those that an
-// earlier version, or kube-proxy in IPVS mode, has left.
+// earlier version, or kube-proxy, has left.
 func own(s nat.State) nat.Own {
-	o := nat.Own{Prefixes: []string{"KUBE-IPVS-"}}
+	o := nat.Own{Prefixes: append([]string{"KUBE-IPVS-"}, iptablesModes...)}
 	for c := range s.Chains {
 		o.Chains = append(o.Chains, c)
 	}

@@ -10,6 +10,7 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
 	"github.com/kube-ipvs/kube-ipvs/pkg/ipset"
 	"github.com/kube-ipvs/kube-ipvs/pkg/ipvs"
+	"github.com/kube-ipvs/kube-ipvs/pkg/kubeproxy"
 	"github.com/kube-ipvs/kube-ipvs/pkg/loopback"
 	"github.com/kube-ipvs/kube-ipvs/pkg/nat"
 	"github.com/kube-ipvs/kube-ipvs/pkg/plan"
@@ -25,7 +26,8 @@ type Observation struct {
 	sysctls sysctl.State
 	nat     map[ip.Family]nat.State
 
-	loopback loopback.State
+	loopback  loopback.State
+	kubeProxy kubeproxy.State
 }
 
 // touched lists what was written while the kernel was being read: of this,
@@ -99,6 +101,10 @@ func (r reader) observe() (*Observation, error) {
 		s, loopbackErr := r.kernel.Loopback.Observe()
 		o.loopback, err = s, errors.Join(err, loopbackErr)
 	}
+	if r.kernel.KubeProxy != nil {
+		s, kubeProxyErr := r.kernel.KubeProxy.Observe()
+		o.kubeProxy, err = s, errors.Join(err, kubeProxyErr)
+	}
 	if err != nil {
 		return nil, fmt.Errorf("reading the kernel's state: %w", err)
 	}
@@ -136,6 +142,7 @@ func (a *Applier) Adopt(o *Observation) int {
 	a.have.sysctls = o.sysctls
 	a.have.nat = o.nat
 	a.have.loopback = o.loopback
+	a.have.kubeProxy = o.kubeProxy
 	a.marks = nil
 	for _, family := range a.cfg.Families {
 		a.marks = append(a.marks, o.nat[family].Marks...)

@@ -231,12 +231,28 @@ func (n *Namespace) Load(clients int, protocol Protocol, address string) *Load {
 // PacedLoad is Load with a pause after each request, which leaves others a turn on
 // a slow machine, and with a time limit for each.
 func (n *Namespace) PacedLoad(pause, limit time.Duration, clients int, protocol Protocol, address string) *Load {
+	return n.load(pause, clients, func() Answer { return n.DialWithin(limit, protocol, address) })
+}
+
+// PortLoad is PacedLoad by one client that takes one source port after another,
+// beginning with the one given, so that no two loads have one in common: IPVS
+// mixes up connections from one port to two VIPs with the same endpoint.
+func (n *Namespace) PortLoad(first uint16, pause, limit time.Duration, protocol Protocol, address string) *Load {
+	port := first - 1
+	return n.load(pause, 1, func() Answer {
+		port++
+		return n.DialFrom(port, limit, protocol, address)
+	})
+}
+
+// load has each of the clients dial again and again.
+func (n *Namespace) load(pause time.Duration, clients int, dial func() Answer) *Load {
 	l := &Load{stop: make(chan struct{}), counts: map[Outcome]int{}, servers: map[string]int{}, sources: map[netip.Addr]int{}}
 	for range clients {
 		l.done.Go(func() {
-			l.count(n.DialWithin(limit, protocol, address))
+			l.count(dial())
 			for !l.stoppedIn(pause) {
-				l.count(n.DialWithin(limit, protocol, address))
+				l.count(dial())
 			}
 		})
 	}

@@ -1,0 +1,51 @@
+package apply
+
+import (
+	"github.com/kube-ipvs/kube-ipvs/pkg/kubeproxy"
+	"github.com/kube-ipvs/kube-ipvs/pkg/nat"
+)
+
+// iptablesModes are beginnings of the names of chains that kube-proxy makes in
+// iptables mode, now or in earlier versions, and we do not. None of kubelet's
+// begins so.
+var iptablesModes = []string{
+	"KUBE-SVC-", "KUBE-SVL-", "KUBE-SEP-", "KUBE-EXT-", "KUBE-XLB-", "KUBE-FW-",
+	"KUBE-NODEPORTS", "KUBE-EXTERNAL-SERVICES", "KUBE-SERVICES", "KUBE-PROXY-CANARY",
+}
+
+// rulesServe tells whether rules stand that are to go on with what they do until
+// every Service is programmed: kube-proxy's, or those of another version of ours.
+// In iptables mode nothing else leads to the endpoints; in IPVS mode they match
+// sets that we do not fill, and ours match sets that are still empty, so that a
+// connection that began in between would never be masqueraded. Where none stand,
+// ours come before everything else. (In nftables mode kube-proxy's table stands
+// beside our rules meanwhile.)
+func (f *flush) rulesServe() bool {
+	if f.swept {
+		return false
+	}
+	for family := range f.kernel.NAT {
+		services := nat.Chain{Family: family, Table: nat.NAT, Name: "KUBE-SERVICES"}
+		if len(f.have.nat[family].Chains[services]) > 0 {
+			return true
+		}
+	}
+	return false
+}
+
+// replacesLater tells whether something waits for every Service to be served.
+func (f *flush) replacesLater() bool {
+	return f.rulesServe() || !f.swept && len(f.have.kubeProxy) > 0
+}
+
+// removeKubeProxysTables removes those of nftables mode when every Service is
+// served without them. Connections that they have led somewhere go on: conntrack
+// remembers where.
+func (f *flush) removeKubeProxysTables() {
+	if !f.swept || f.kernel.KubeProxy == nil {
+		return
+	}
+	settle(f.have.kubeProxy.Removals(), f.kernel.KubeProxy.Apply,
+		func(c kubeproxy.Change) { delete(f.have.kubeProxy, c.Family) },
+		func(_ kubeproxy.Change, err error) { f.fail(nil, err) })
+}

@@ -1,0 +1,51 @@
+package kubeproxy
+
+import "sync"
+
+// Fake is the tables in memory. It is safe for concurrent use; set the hook before.
+type Fake struct {
+	// Refuse, if set, is asked before each change; its error refuses it.
+	Refuse func(Change) error
+
+	mu    sync.Mutex
+	state State
+}
+
+// NewFake makes one with kube-proxy's tables in the families of a state.
+func NewFake(state State) *Fake {
+	f := &Fake{state: State{}}
+	for family, there := range state {
+		f.state[family] = there
+	}
+	return f
+}
+
+// Observe is like NFT's.
+func (f *Fake) Observe() (State, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	have := State{}
+	for family, there := range f.state {
+		if there {
+			have[family] = true
+		}
+	}
+	return have, nil
+}
+
+// Apply is like NFT's.
+func (f *Fake) Apply(changes []Change) []Failure {
+	var failures []Failure
+	for _, c := range changes {
+		if f.Refuse != nil {
+			if err := f.Refuse(c); err != nil {
+				failures = append(failures, Failure{Change: c, Err: err})
+				continue
+			}
+		}
+		f.mu.Lock()
+		delete(f.state, c.Family)
+		f.mu.Unlock()
+	}
+	return failures
+}

@@ -43,7 +43,7 @@ LABFLAGS ?=
 START := $(shell date +%s)
 phase = @printf '==> [%4ds] %s\n' $$(( $$(date +%s) - $(START) )) '$(1)'
 
-.PHONY: build test unit e2e behaviour bench bench-short conformance conformance-short mutations lint lab demo deps peers peer-kube-proxy peer-kubectl clean help
+.PHONY: docs docs-check build test unit e2e behaviour bench bench-short conformance conformance-short mutations lint lab demo deps peers peer-kube-proxy peer-kubectl clean help
 
 build: ## the program, bin/kube-ipvs, statically linked
 	$(call phase,building bin/kube-ipvs)
@@ -68,7 +68,7 @@ e2e: export LAB_RUN := $(value RUN)
 e2e: export LAB_ONLY := $(value ONLY)
 e2e: export LAB_SKIP := $(value SKIP)
 
-behaviour: ## end-to-end tests of how Services behave, from every kind of client, and of what users asked for
+behaviour: peer-kube-proxy peer-kubectl ## end-to-end tests of how Services behave, from every kind of client, and of what users asked for
 	@$(MAKE) --no-print-directory START=$(START) e2e E2E_PACKAGES=test/e2e ONLY='$(BEHAVIOUR)'
 
 # What they need, one after the other: together, two compilers would do the same
@@ -165,6 +165,12 @@ demo-binary:
 image:
 	$(call phase,preparing a kernel to run on)
 	@$(LAB_PROGRAM) -prepare
+
+docs: ## write the pages that are made from the code: docs/flags.md
+	@$(GO) test ./pkg/config -run '^TestFlagReference$$' -update
+
+docs-check: ## fails if such a page is stale, or a page leads nowhere
+	@$(GO) test -count 1 -run '^(TestFlagReference|TestLinks)$$' ./pkg/config ./docs
 
 lint: ## gofmt, go vet, staticcheck, go mod
 	$(call phase,gofmt)

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"errors"
 	"testing"
 	"time"
 
@@ -37,5 +38,26 @@ func TestConntrackMaxIsOnlyRaised(t *testing.T) {
 		if got := kernel.Values()[limit]; got != want {
 			t.Errorf("from %s to %s, want %s", have, got, want)
 		}
+	}
+}
+
+// Under --init-only only what differs is written; the rest may be read-only.
+func TestSetSysctls(t *testing.T) {
+	kernel := sysctl.NewFake(sysctl.State{"net/ipv4/ip_forward": "1", "net/ipv4/vs/conntrack": "0"})
+	kernel.Refuse = func(c sysctl.Change) error {
+		if c.Key == "net/ipv4/ip_forward" {
+			return errors.New("read-only")
+		}
+		return nil
+	}
+	want := sysctl.State{"net/ipv4/ip_forward": "1", "net/ipv4/vs/conntrack": "1"}
+	if err := setSysctls(kernel, want); err != nil {
+		t.Error(err)
+	}
+	if diff := cmp.Diff(want, kernel.Values()); diff != "" {
+		t.Error(diff)
+	}
+	if err := setSysctls(kernel, sysctl.State{"net/ipv4/ip_forward": "0"}); err == nil {
+		t.Error("what is refused is no error")
 	}
 }

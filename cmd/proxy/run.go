@@ -53,7 +53,7 @@ func run(ctx context.Context, cfg config.Config) error {
 	}
 	setConntrack(ctx, &cfg.Conntrack, kernel.Sysctl)
 	if cfg.Action == config.InitOnly {
-		return nil
+		return kernel.setSysctls(&cfg.Plan)
 	}
 	return serve(ctx, &cfg, kernel)
 }

@@ -16,6 +16,7 @@ type Node struct {
 	proxies []*Process
 
 	readOnlySysctls bool
+	capabilities    *[]string // nil: all
 }
 
 // Pod is a namespace behind a node.

@@ -5,6 +5,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"strings"
 	"syscall"
 	"testing"
 	"time"
@@ -90,7 +91,12 @@ func (n *Node) inOwnMounts(program string, args []string) *exec.Cmd {
 	if n.readOnlySysctls {
 		script += readOnlySysctls
 	}
-	cmd := exec.Command("sh", append([]string{"-c", script + `exec "$@"`, n.runDir, program}, args...)...)
+	words := append([]string{program}, args...)
+	if n.capabilities != nil {
+		script += "export " + keptCapabilities + "=" + strings.Join(*n.capabilities, ",") + " && "
+		words = append([]string{os.Args[0]}, words...)
+	}
+	cmd := exec.Command("sh", append([]string{"-c", script + `exec "$@"`, n.runDir}, words...)...)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Unshareflags: syscall.CLONE_NEWNS}
 	return cmd
 }

@@ -100,6 +100,7 @@ func (s *Server) apiserverArguments(etcd string) []string {
 		"--service-account-key-file", s.identity.keyFile,
 		"--service-account-signing-key-file", s.identity.keyFile,
 		"--disable-admission-plugins", "ServiceAccount",
+		"--allow-privileged", // as every cluster does, for Pods such as the one in deploy
 		"--service-cluster-ip-range", "10.96.0.0/16,fd00:10:96::/112",
 	}
 }

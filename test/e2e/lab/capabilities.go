@@ -1,0 +1,57 @@
+package lab
+
+import (
+	"fmt"
+	"os"
+	"runtime"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+)
+
+// keptCapabilities has the test program, started anew with it, become another
+// program which has these capabilities and no others, as a container's root. No
+// program of the lab's can take them out of the bounding set.
+const keptCapabilities = "LAB_KEPT_CAPABILITIES"
+
+func init() {
+	kept, asked := os.LookupEnv(keptCapabilities)
+	if !asked {
+		return
+	}
+	runtime.LockOSThread() // what follows is the thread's
+	fmt.Fprintln(os.Stderr, becomeWith(strings.Split(kept, ",")))
+	os.Exit(125)
+}
+
+// becomeWith returns only with an error.
+func becomeWith(kept []string) error {
+	for c := uintptr(0); unix.Prctl(unix.PR_CAPBSET_READ, c, 0, 0, 0) == nil; c++ {
+		if slices.Contains(kept, strconv.Itoa(int(c))) {
+			continue
+		}
+		if err := unix.Prctl(unix.PR_CAPBSET_DROP, c, 0, 0, 0); err != nil {
+			return fmt.Errorf("drop capability %d: %w", c, err)
+		}
+	}
+	if err := unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0); err != nil {
+		return err
+	}
+	if err := os.Unsetenv(keptCapabilities); err != nil {
+		return err
+	}
+	return fmt.Errorf("%s: %w", os.Args[1], syscall.Exec(os.Args[1], os.Args[1:], os.Environ()))
+}
+
+// Capabilities are all that programs have which are started from now on, such as
+// unix.CAP_NET_ADMIN.
+func (n *Node) Capabilities(capabilities ...int) {
+	var kept []string
+	for _, c := range capabilities {
+		kept = append(kept, strconv.Itoa(c))
+	}
+	n.capabilities = &kept
+}

@@ -43,7 +43,7 @@ LABFLAGS ?=
 START := $(shell date +%s)
 phase = @printf '==> [%4ds] %s\n' $$(( $$(date +%s) - $(START) )) '$(1)'
 
-.PHONY: docs docs-check build test unit e2e behaviour bench bench-short conformance conformance-short mutations lint lab demo deps peers peer-kube-proxy peer-kubectl clean help
+.PHONY: docs docs-check build test unit e2e behaviour bench bench-short conformance conformance-short mutations lint lab demo deps peers peer-kube-proxy peer-kubectl peer-helm clean help
 
 build: ## the program, bin/kube-ipvs, statically linked
 	$(call phase,building bin/kube-ipvs)
@@ -68,7 +68,7 @@ e2e: export LAB_RUN := $(value RUN)
 e2e: export LAB_ONLY := $(value ONLY)
 e2e: export LAB_SKIP := $(value SKIP)
 
-behaviour: peer-kube-proxy peer-kubectl ## end-to-end tests of how Services behave, from every kind of client, and of what users asked for
+behaviour: peer-kube-proxy peer-kubectl peer-helm ## end-to-end tests of how Services behave, from every kind of client, and of what users asked for
 	@$(MAKE) --no-print-directory START=$(START) e2e E2E_PACKAGES=test/e2e ONLY='$(BEHAVIOUR)'
 
 # What they need, one after the other: together, two compilers would do the same
@@ -191,6 +191,11 @@ PEERS := $(CACHE)/peers
 peers: $(PEERS)/etcd $(PEERS)/kube-apiserver ## etcd and kube-apiserver, for the lab
 peer-kube-proxy: $(PEERS)/kube-proxy ## kube-proxy, to compare with
 peer-kubectl: $(PEERS)/kubectl ## kubectl
+peer-helm: $(PEERS)/helm ## what renders deploy/chart with Helm's engine
+
+$(PEERS)/helm: test/helm/go.mod test/helm/go.sum test/helm/render.go
+	$(call phase,building the engine of Helm)
+	@cd test/helm && $(GO) build -o $@ .
 
 $(PEERS)/etcd: peer_package := go.etcd.io/etcd/server/v3
 $(addprefix $(PEERS)/,kube-apiserver kube-proxy kubectl): peer_package = k8s.io/kubernetes/cmd/$(@F)

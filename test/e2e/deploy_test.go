@@ -9,21 +9,94 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/kube-ipvs/kube-ipvs/pkg/document"
 	"github.com/kube-ipvs/kube-ipvs/test/e2e/lab"
 )
+
+// deployed are the objects that both the base and the chart make.
+var deployed = []string{
+	"serviceaccount/kube-ipvs", "clusterrole.rbac.authorization.k8s.io/kube-ipvs",
+	"clusterrolebinding.rbac.authorization.k8s.io/kube-ipvs", "configmap/kube-ipvs", "daemonset.apps/kube-ipvs",
+}
 
 // TestBehaviourDeployIsAccepted has the API server look at what is deployed, with
 // unknown fields refused, as if it were to be applied.
 func TestBehaviourDeployIsAccepted(t *testing.T) {
-	base := filepath.Join(os.Getenv("LAB_SRC"), "deploy", "base")
-	output, err := exec.Command(lab.Peer("kubectl"), "--kubeconfig", lab.Kubeconfig(), "apply", "-k", base,
-		"--server-side", "--dry-run=server", "--validate=strict").CombinedOutput()
-	if err != nil {
-		t.Fatalf("%v\n%s", err, output)
+	rendered := map[string]string{"base": renderBase(t)}
+	rendered["chart"] = renderChart(t)
+	rendered["privileged chart"] = renderChart(t, "privileged=true", "extraArgs={--v=2}", "ipvs.udpDrain=true")
+	for name, text := range rendered {
+		apply := exec.Command(lab.Peer("kubectl"), "--kubeconfig", lab.Kubeconfig(), "apply", "-f", "-",
+			"--server-side", "--dry-run=server", "--validate=strict")
+		apply.Stdin = strings.NewReader(text)
+		output, err := apply.CombinedOutput()
+		if err != nil {
+			t.Errorf("%s: %v\n%s\n%s", name, err, output, text)
+		}
+		for _, object := range deployed {
+			if !strings.Contains(string(output), object+" serverside-applied") {
+				t.Errorf("%s: %s is not among what was applied:\n%s", name, object, output)
+			}
+		}
 	}
-	for _, object := range []string{"serviceaccount/kube-ipvs", "clusterrole.rbac.authorization.k8s.io/kube-ipvs", "clusterrolebinding.rbac.authorization.k8s.io/kube-ipvs", "configmap/kube-ipvs", "daemonset.apps/kube-ipvs"} {
-		if !strings.Contains(string(output), object+" serverside-applied") {
-			t.Errorf("%s is not among what was applied:\n%s", object, output)
+	if diff := cmp.Diff(objects(t, rendered["base"]), objects(t, rendered["chart"])); diff != "" {
+		t.Errorf("base (-), chart (+):\n%s", diff)
+	}
+}
+
+func renderBase(t *testing.T) string {
+	t.Helper()
+	return output(t, lab.Peer("kubectl"), "kustomize", filepath.Join(os.Getenv("LAB_SRC"), "deploy", "base"))
+}
+
+func renderChart(t *testing.T, settings ...string) string {
+	t.Helper()
+	return output(t, lab.Peer("helm"), append([]string{filepath.Join(os.Getenv("LAB_SRC"), "deploy", "chart")}, settings...)...)
+}
+
+func output(t *testing.T, program string, args ...string) string {
+	t.Helper()
+	out, err := exec.Command(program, args...).Output()
+	if err != nil {
+		t.Fatalf("%s: %v: %s", program, err, out)
+	}
+	return string(out)
+}
+
+// objects gives the objects of a rendering by their kind, but for what differs on
+// purpose: the image, and what documents stand in the ConfigMap.
+func objects(t *testing.T, text string) map[string]map[string]any {
+	t.Helper()
+	byKind := map[string]map[string]any{}
+	for _, d := range document.Split([]byte(text)) {
+		var object map[string]any
+		if _, err := d.Decode(&object); err != nil {
+			t.Fatal(err)
+		}
+		kind, _ := object["kind"].(string)
+		if kind == "DaemonSet" {
+			dropImages(object)
+		}
+		if kind != "ConfigMap" {
+			byKind[kind] = object
+		}
+	}
+	return byKind
+}
+
+func dropImages(node any) {
+	switch n := node.(type) {
+	case map[string]any:
+		delete(n, "image")
+		delete(n, "imagePullPolicy")
+		for _, child := range n {
+			dropImages(child)
+		}
+	case []any:
+		for _, child := range n {
+			dropImages(child)
 		}
 	}
 }

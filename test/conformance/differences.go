@@ -34,6 +34,13 @@ var Differences = []Difference{
 			return len(w.Claims(d.Protocol, d.At)) > 1
 		},
 	}, {
+		What: "An endpoint that several slices describe differently, and not just one of them as not terminating: the same one always counts.",
+		Why:  "The API does not say which. kube-proxy goes over the slices in no order: \"the result is undefined\" (`endpointslicecache.go`).",
+		Applies: func(w *World, d Diff) bool {
+			return (d.Kind == "real server" || d.Kind == "packet") &&
+				w.anyClaim(d, func(c Claim) bool { return w.disputed(c, d.At.Addr()) })
+		},
+	}, {
 		What: "`externalTrafficPolicy: Local`, from inside: all endpoints, masqueraded.",
 		Why: "The API: \"traffic sent to an External IP or LoadBalancer IP from within the cluster will always get 'Cluster' semantics\"; " +
 			"kubernetes#75262, #93456: kube-proxy keeps a source that the endpoint does not answer by way of the node.",

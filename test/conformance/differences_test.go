@@ -47,6 +47,12 @@ func TestDifferences(t *testing.T) {
 		{"claimed and forwarded", balancer(), packetTo("TCP", "pod", "203.0.113.1:80", "refused", "forwarded"), false},
 		{"node port's number, masqueraded", nil, packetTo("TCP", "pod", "10.96.1.10:30000", "10.244.1.2:8080 masqueraded", "10.244.1.2:8080 as itself"), true},
 		{"node port's number, another endpoint", nil, packetTo("TCP", "pod", "10.96.1.10:30000", "10.244.1.2:8080 masqueraded", "10.244.1.3:8080 as itself"), false},
+		{"disputed", copies("ready", "not ready"), realServer("10.96.1.10:80", "-m -w 1", ""), true},
+		{"disputed, of other hints", copies("ready", "ready", "a"), realServer("10.96.1.10:80", "-m -w 1", ""), true},
+		{"disputed while terminating", copies("terminating", "terminated"), realServer("10.96.1.10:80", "", "-m -w 1"), true},
+		{"disputed, as a virtual server", copies("ready", "not ready"), Diff{Fact{Kind: "virtual server", Protocol: "TCP", At: netip.MustParseAddrPort("10.96.1.10:80")}, "", "-s rr"}, false},
+		{"one of two terminates", copies("terminating", "not ready"), realServer("10.96.1.10:80", "-m -w 1", ""), false},
+		{"twice the same", copies("ready", "unset"), realServer("10.96.1.10:80", "-m -w 1", ""), false},
 	} {
 		w := NewWorld()
 		for _, c := range tc.world {
@@ -62,6 +68,14 @@ func balancer() []Change {
 	return []Change{{Service: &Service{
 		Type: "LoadBalancer", Families: "4", Ports: []Port{{"web", 80}}, Ingress: []Ingress{{"203.0.113.1", "VIP"}},
 	}}}
+}
+
+// copies have one endpoint in two slices, with hints for zones in the second.
+func copies(one, other string, hints ...string) []Change {
+	ports := []SlicePort{{"web", 8080}}
+	return append(balancer(),
+		Change{Slice: &Slice{Number: 0, Family: "4", Ports: ports, Endpoints: []Endpoint{{State: one}}}},
+		Change{Slice: &Slice{Number: 1, Family: "4", Ports: ports, Endpoints: []Endpoint{{State: other, Zones: hints}}}})
 }
 
 func local() []Change {

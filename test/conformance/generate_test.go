@@ -72,13 +72,15 @@ var (
 		return Port{name, rapid.SampledFrom(numbers).Draw(t, "number")}
 	})
 
+	// The API wants a slice's endpoints to be unique; in another slice of the
+	// Service one may stand again.
 	drawSlice = rapid.Custom(func(t *rapid.T) *Slice {
 		return &Slice{
 			Slot:              drawSlot.Draw(t, "slot"),
 			Number:            rapid.IntRange(0, 1).Draw(t, "number"),
 			Family:            rapid.SampledFrom([]string{"4", "4", "4", "4", "6", "6", "6", "6", "FQDN"}).Draw(t, "family"),
 			Ports:             rapid.SliceOfNDistinct(drawSlicePort, 1, 4, func(p SlicePort) string { return p.Name }).Draw(t, "ports"),
-			Endpoints:         rapid.SliceOfN(drawEndpoint, 0, 4).Draw(t, "endpoints"),
+			Endpoints:         rapid.SliceOfNDistinct(drawEndpoint, 0, 4, func(e Endpoint) int { return e.Host }).Draw(t, "endpoints"),
 			NamedByOtherProxy: rarely(t, "service-proxy-name", 24),
 			LabelledHeadless:  rarely(t, "headless", 24),
 		}

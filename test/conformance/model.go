@@ -272,3 +272,50 @@ func (s *Service) onlyOtherRanges(a netip.Addr) bool {
 	same := func(r string) bool { return strings.Contains(r, ":") == a.Is6() }
 	return len(s.SourceRanges) > 0 && !slices.ContainsFunc(s.SourceRanges, same)
 }
+
+// disputed tells whether an endpoint of a claim is in several slices, and it is
+// open which of them is right: those that do not terminate say different things,
+// or all terminate and say different things.
+func (w *World) disputed(c Claim, at netip.Addr) bool {
+	for _, copies := range w.copies(c, at) {
+		live := slices.DeleteFunc(slices.Clone(copies), Endpoint.terminates)
+		if len(live) == 0 {
+			live = copies
+		}
+		if slices.ContainsFunc(live, func(e Endpoint) bool { return !e.says(live[0]) }) {
+			return true
+		}
+	}
+	return false
+}
+
+// copies are a claim's endpoints, by host and port, in all slices of a family.
+func (w *World) copies(c Claim, at netip.Addr) map[[2]int32][]Endpoint {
+	out := map[[2]int32][]Endpoint{}
+	for _, s := range w.Slices {
+		if s.Slot != c.Service.Slot || s.LabelledHeadless || s.Family != map[bool]string{false: "4", true: "6"}[at.Is6()] {
+			continue
+		}
+		for _, p := range s.Ports {
+			if p.Name != c.Port.Name {
+				continue
+			}
+			for _, e := range s.Endpoints {
+				key := [2]int32{int32(e.Host), p.Number}
+				out[key] = append(out[key], e)
+			}
+		}
+	}
+	return out
+}
+
+func (e Endpoint) terminates() bool {
+	_, _, terminating := e.Conditions()
+	return terminating != nil && *terminating
+}
+
+// says tells whether two endpoints are in the same state with the same hints.
+func (e Endpoint) says(other Endpoint) bool {
+	state := func(e Endpoint) string { return strings.ReplaceAll(e.State, "unset", "ready") }
+	return state(e) == state(other) && slices.Equal(e.Zones, other.Zones) && slices.Equal(e.Nodes, other.Nodes)
+}

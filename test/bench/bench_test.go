@@ -20,8 +20,9 @@ func TestBench(t *testing.T) {
 	sizes, peerSizes := numbers(t, "BENCH_SIZES"), numbers(t, "BENCH_PEER_SIZES")
 	results := NewResults()
 	describe(results, sizes, peerSizes)
-	write := func() {
+	write := func(done, all int) {
 		results.Fact("ended", now())
+		results.Fact("done", fmt.Sprintf("%d of %d parts", done, all))
 		keep(t, "measurements.md", results.Markdown(Targets(slices.Max(peerSizes), slices.Max(sizes))))
 		keep(t, "measurements.svg", results.SVG())
 	}

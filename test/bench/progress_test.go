@@ -12,7 +12,7 @@ import (
 // still take, by how long it has taken against what was expected.
 type progress struct {
 	steps []step
-	keep  func() // called after each step, so that a run that is stopped leaves what it has
+	keep  func(done, all int) // called after each step, so that a run that is stopped leaves what it has
 }
 
 type step struct {
@@ -41,7 +41,7 @@ func (p *progress) run(t *testing.T) {
 		fmt.Printf("bench: [%6.0fs] %d of %d: %s; about %s left\n", took.Seconds(), i+1, len(p.steps), s.name, left.Round(10*time.Second))
 		t.Run(s.name, s.do)
 		done += s.seconds
-		p.keep()
+		p.keep(i+1, len(p.steps))
 	}
 	fmt.Printf("bench: [%6.0fs] done\n", time.Since(begin).Seconds())
 }

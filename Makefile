@@ -43,7 +43,7 @@ LABFLAGS ?=
 START := $(shell date +%s)
 phase = @printf '==> [%4ds] %s\n' $$(( $$(date +%s) - $(START) )) '$(1)'
 
-.PHONY: docs docs-check build test unit e2e behaviour bench bench-short conformance conformance-short mutations lint lab demo deps peers peer-kube-proxy peer-kubectl peer-helm clean help
+.PHONY: docs docs-check build test unit e2e behaviour bench bench-short conformance conformance-short mutations lint fuzz lab demo deps peers peer-kube-proxy peer-kubectl peer-helm clean help
 
 build: ## the program, bin/kube-ipvs, statically linked
 	$(call phase,building bin/kube-ipvs)

@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
+	"github.com/kube-ipvs/kube-ipvs/pkg/kernel"
 )
 
 // Only the library's sockets and attributes are used. Its call that deletes
@@ -111,7 +112,7 @@ func parseMessage(message []byte) ([]syscall.NetlinkRouteAttr, error) {
 	if len(message) < nl.SizeofNfgenmsg {
 		return nil, errMalformed
 	}
-	list, err := nl.ParseRouteAttr(message[nl.SizeofNfgenmsg:])
+	list, err := kernel.Attributes(message[nl.SizeofNfgenmsg:])
 	if err != nil {
 		return nil, errMalformed
 	}
@@ -174,7 +175,7 @@ type attributes [8][]byte
 
 func parse(data []byte) (attributes, error) {
 	var values attributes
-	list, err := nl.ParseRouteAttr(data)
+	list, err := kernel.Attributes(data)
 	if err != nil {
 		return values, errMalformed
 	}

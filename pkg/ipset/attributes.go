@@ -10,6 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
+	"github.com/kube-ipvs/kube-ipvs/pkg/kernel"
 )
 
 // The flags of an attribute's type, as ints.
@@ -126,7 +127,7 @@ func (l *listing) parseMembers(data []byte) error {
 	if err != nil {
 		return nil
 	}
-	members, err := nl.ParseRouteAttr(data)
+	members, err := kernel.Attributes(data)
 	if err != nil {
 		return err
 	}
@@ -226,7 +227,7 @@ func parseAddr(data []byte) (netip.Addr, error) {
 type attributes map[uint16][]byte
 
 func parse(data []byte) (attributes, error) {
-	list, err := nl.ParseRouteAttr(data)
+	list, err := kernel.Attributes(data)
 	if err != nil {
 		return nil, malformed("attributes", data)
 	}

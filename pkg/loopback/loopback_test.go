@@ -4,6 +4,7 @@ import (
 	"errors"
 	"maps"
 	"net/netip"
+	"strings"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -92,4 +93,15 @@ func TestUnsoundChanges(t *testing.T) {
 			s.reach(t, State{})
 		})
 	}
+}
+
+// FuzzParse: a text of others is never taken for our rules with nonsense in them.
+func FuzzParse(f *testing.F) {
+	f.Add(`comment "mark 0x4000 source 10.0.0.1" comment "mark 0x4000 source 10.0.0.1"`)
+	f.Add(`comment "`)
+	f.Fuzz(func(t *testing.T, text string) {
+		if e := parse(text); e != (Exchange{}) && strings.Count(text, `comment "`) != 2 {
+			t.Errorf("%q is read as %+v", text, e)
+		}
+	})
 }

@@ -9,6 +9,8 @@ import (
 
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
+
+	"github.com/kube-ipvs/kube-ipvs/pkg/kernel"
 )
 
 // groups are what Watch subscribes to.
@@ -175,10 +177,7 @@ func (w *watcher) link(m syscall.NetlinkMessage) {
 	if info.Family == unix.AF_BRIDGE {
 		return
 	}
-	name := ""
-	if attrs, err := nl.ParseRouteAttrAsMap(m.Data[unix.SizeofIfInfomsg:]); err == nil {
-		name = unix.ByteSliceToString(attrs[unix.IFLA_IFNAME].Value)
-	}
+	name := linkName(m.Data[unix.SizeofIfInfomsg:])
 	switch {
 	case info.Index == w.dummyLink && name != DummyLink:
 		w.dummyLink = 0
@@ -191,6 +190,17 @@ func (w *watcher) link(m syscall.NetlinkMessage) {
 	default:
 		due(w.inventory)
 	}
+}
+
+// linkName is "" where the message does not say it.
+func linkName(attributes []byte) string {
+	list, _ := kernel.Attributes(attributes)
+	for _, a := range list {
+		if a.Attr.Type == unix.IFLA_IFNAME {
+			return unix.ByteSliceToString(a.Value)
+		}
+	}
+	return ""
 }
 
 func (w *watcher) address(m syscall.NetlinkMessage) {

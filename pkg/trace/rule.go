@@ -2,6 +2,7 @@ package trace
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -108,6 +109,9 @@ func (n *Node) is(m match, p *packet) (bool, error) {
 	case "--comment", "--limit-iface-in", "--limit-iface-out", "--return-nomatch":
 		return !m.not, nil
 	case "--match-set":
+		if len(m.args) < 2 {
+			return false, errors.New("--match-set has no directions")
+		}
 		_, is, known := n.member(arg, m.args[1], p)
 		if !known {
 			return false, fmt.Errorf("the set %s cannot be read here", arg)

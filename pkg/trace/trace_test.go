@@ -292,3 +292,23 @@ func TestFlow(t *testing.T) {
 		}
 	}
 }
+
+// FuzzRule: whatever stands in a ruleset is judged, or named as not judged.
+func FuzzRule(f *testing.F) {
+	for _, rule := range []string{
+		"-m set --match-set KUBE-CLUSTER-IP dst,dst -j MARK --set-xmark 0x4000/0x4000", "! -s 10.0.0.0/8 -p tcp -m multiport --dports 1:2,3 -g x",
+		"-j SET --map-set", "-m set --match-set x -j SNAT --to-source", "-m conntrack --ctstate", "-m", "-j", "--comment", "! !",
+	} {
+		f.Add(rule)
+	}
+	f.Fuzz(func(t *testing.T, rule string) {
+		n := newNode(t, remote)
+		for _, table := range []string{"nat PREROUTING", "nat POSTROUTING", "filter INPUT"} {
+			name, chain, _ := strings.Cut(table, " ")
+			n.Ruleset[nat.Table(name)].Chains[chain] = []nat.Rule{nat.Rule(rule)}
+		}
+		if x := Explain(n, ask("192.0.2.9", vip+":80")); x.Verdict.Outcome == "" {
+			t.Errorf("%q: no verdict", rule)
+		}
+	})
+}

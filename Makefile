@@ -172,6 +172,15 @@ docs: ## write the pages that are made from the code: docs/flags.md
 docs-check: ## fails if such a page is stale, or a page leads nowhere
 	@$(GO) test -count 1 -run '^(TestFlagReference|TestLinks)$$' ./pkg/config ./docs
 
+FUZZTIME ?= 10m
+fuzz: ## each fuzz target for FUZZTIME=10m
+	@for file in $$(grep -rl --include='*_test.go' '^func Fuzz' pkg); do \
+		for target in $$(sed -n 's/^func \(Fuzz[A-Za-z]*\)(.*/\1/p' $$file); do \
+			printf '==> [%4ds] %s in %s\n' $$(( $$(date +%s) - $(START) )) $$target $$file; \
+			$(GO) test ./$$(dirname $$file) -run '^$$' -fuzz "^$$target\$$" -fuzztime $(FUZZTIME) || exit; \
+		done; \
+	done
+
 lint: ## gofmt, go vet, staticcheck, go mod
 	$(call phase,gofmt)
 	@unformatted=$$(gofmt -l cmd pkg test); if [ -n "$$unformatted" ]; then echo "not formatted:"; echo "$$unformatted"; exit 1; fi

@@ -50,7 +50,8 @@ type listing struct {
 }
 
 // client gives raw sets the semantics of this package. Its methods may be
-// called concurrently; they are carried out one at a time.
+// called concurrently; they are carried out one at a time, but that changes come
+// between the sets that Observe reads.
 type client struct {
 	mu  sync.Mutex
 	raw raw
@@ -71,8 +72,6 @@ func (c *client) Close() {
 // are exceptions ("nomatch"). Of a type that is not in use here, the set is
 // in State without its members.
 func (c *client) Observe(names func(string) bool) (State, error) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
 	var state State
 	err := kernel.Retry(func() (err error) {
 		state, err = c.observe(names)
@@ -82,7 +81,7 @@ func (c *client) Observe(names func(string) bool) (State, error) {
 }
 
 func (c *client) observe(names func(string) bool) (State, error) {
-	headers, err := c.raw.list("", false)
+	headers, err := c.headers()
 	if err != nil {
 		return nil, fmt.Errorf("list sets: %w", err)
 	}
@@ -91,7 +90,7 @@ func (c *client) observe(names func(string) bool) (State, error) {
 		if names != nil && !names(header.Name) {
 			continue
 		}
-		set, err := c.one(header.Name, true)
+		set, err := c.contents(header.Name)
 		if kernel.IsNotExist(err) {
 			continue // destroyed since it was listed
 		}
@@ -103,6 +102,19 @@ func (c *client) observe(names func(string) bool) (State, error) {
 	return state, nil
 }
 
+func (c *client) headers() ([]listing, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.raw.list("", false)
+}
+
+func (c *client) contents(name string) (listing, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.one(name, true)
+}
+
+// one reads a set; the caller has the lock.
 func (c *client) one(name string, members bool) (listing, error) {
 	sets, err := c.raw.list(name, members)
 	if err != nil {

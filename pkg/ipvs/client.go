@@ -46,27 +46,42 @@ type destination struct {
 }
 
 // client gives raw IPVS the semantics of this package. Its methods may be
-// called concurrently; they are carried out one at a time.
+// called concurrently. To read all takes seconds where there are thousands of
+// virtual servers, a request for each: nothing waits for that. So there is a lock
+// for what writes, and one for each single request that reads.
 type client struct {
-	mu  sync.Mutex
-	raw raw
+	writing, reading sync.Mutex
+	raw              raw
+}
+
+func (c *client) services() (map[Key]VirtualServer, error) {
+	c.reading.Lock()
+	defer c.reading.Unlock()
+	return c.raw.services()
+}
+
+func (c *client) destinations(key Key) (map[netip.AddrPort]destination, error) {
+	c.reading.Lock()
+	defer c.reading.Unlock()
+	return c.raw.destinations(key)
 }
 
 // Close gives back the socket. No other method may be called after it.
 func (c *client) Close() {
-	c.mu.Lock()
-	defer c.mu.Unlock()
+	c.writing.Lock()
+	defer c.writing.Unlock()
+	c.reading.Lock()
+	defer c.reading.Unlock()
 	c.raw.close()
 }
 
 // Observe reads every virtual server of the network namespace with its real
 // servers, whoever made them. After an error nothing is known: there is no
-// partial state. Transient errors have been retried.
+// partial state. Transient errors have been retried. What is written meanwhile
+// is in it or not.
 //
 // Connections and a real server's forwarding method are not part of State.
 func (c *client) Observe() (State, error) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
 	var state State
 	err := kernel.Retry(func() (err error) {
 		state, err = c.observe()
@@ -76,13 +91,13 @@ func (c *client) Observe() (State, error) {
 }
 
 func (c *client) observe() (State, error) {
-	services, err := c.raw.services()
+	services, err := c.services()
 	if err != nil {
 		return nil, fmt.Errorf("list virtual servers: %w", err)
 	}
 	state := make(State, len(services))
 	for key, vs := range services {
-		dests, err := c.raw.destinations(key)
+		dests, err := c.destinations(key)
 		if err != nil {
 			return nil, fmt.Errorf("list real servers of %s: %w", key, err)
 		}
@@ -98,14 +113,12 @@ func (c *client) observe() (State, error) {
 // Connections counts the connections of each real server of a virtual
 // server. A virtual server that is not there has none.
 func (c *client) Connections(key Key) (map[netip.AddrPort]Connections, error) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
 	if err := key.check(); err != nil {
 		return nil, fmt.Errorf("count connections: %w", err)
 	}
 	var dests map[netip.AddrPort]destination
 	err := kernel.Retry(func() (err error) {
-		dests, err = c.raw.destinations(key)
+		dests, err = c.destinations(key)
 		return err
 	})
 	if err != nil {
@@ -120,8 +133,8 @@ func (c *client) Connections(key Key) (map[netip.AddrPort]Connections, error) {
 
 // Timeouts reads the connection table's timeouts.
 func (c *client) Timeouts() (Timeouts, error) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
+	c.reading.Lock()
+	defer c.reading.Unlock()
 	var t Timeouts
 	err := kernel.Retry(func() (err error) {
 		t, err = c.raw.timeouts()
@@ -140,8 +153,8 @@ func (c *client) SetTimeouts(t Timeouts) error {
 	if t == (Timeouts{}) {
 		return nil
 	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
+	c.reading.Lock() // it goes over the socket that reads
+	defer c.reading.Unlock()
 	if err := kernel.Retry(func() error { return c.raw.setTimeouts(t) }); err != nil {
 		return fmt.Errorf("set timeouts %+v: %w", t, err)
 	}
@@ -175,8 +188,8 @@ func (c *client) Probe(scheduler string) error {
 // use for, with ERANGE for a weight outside 0 to 65535, with ENOENT for a
 // scheduler that the kernel does not have, with EPERM without CAP_NET_ADMIN.
 func (c *client) Apply(changes []Change) []Failure {
-	c.mu.Lock()
-	defer c.mu.Unlock()
+	c.writing.Lock()
+	defer c.writing.Unlock()
 	errs := make([]error, len(changes))
 	todo := make([]job, 0, len(changes))
 	for i, change := range changes {

@@ -5,6 +5,7 @@ import (
 	"net/netip"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
@@ -111,4 +112,39 @@ func TestConcurrentUse(t *testing.T) {
 		})
 	}
 	wg.Wait()
+}
+
+// TestNothingWaitsForObserve has a change made during a read of everything, which
+// takes long where there is much.
+func TestNothingWaitsForObserve(t *testing.T) {
+	f := NewFake()
+	mustApply(t, &f.client, Diff(nil, State{tcp1: service("rr", "192.0.2.1:80"), tcp2: service("rr")}))
+	asked, written := make(chan bool), make(chan bool)
+	first := true
+	f.FailObserve = func() error {
+		if first {
+			first = false
+			close(asked)
+			<-written
+		}
+		return nil
+	}
+	observed := make(chan State)
+	go func() {
+		state, _ := f.Observe()
+		observed <- state
+	}()
+	<-asked
+	go func() {
+		f.Apply([]Change{{Op: AddRealServer, Key: tcp1, Dest: netip.MustParseAddrPort("192.0.2.2:80"), RealServer: RealServer{Weight: 1}}})
+		close(written)
+	}()
+	select {
+	case state := <-observed:
+		if len(state[tcp1].RealServers) != 2 {
+			t.Errorf("what was written meanwhile is not there: %v", state)
+		}
+	case <-time.After(10 * time.Second):
+		t.Fatal("a change waits until everything was read")
+	}
 }

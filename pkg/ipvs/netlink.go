@@ -76,7 +76,8 @@ func (n *Netlink) Probe(scheduler string) error {
 }
 
 // socket is raw IPVS through generic netlink sockets: the library's, which
-// reads, and one that writes. It belongs to a client, whose lock it relies on.
+// reads, and one that writes. It belongs to a client, whose locks it relies on:
+// one for the handle, one for the writer.
 type socket struct {
 	handle  *ipvs.Handle // nil after a time-out
 	writer  *writer      // nil before the first change, and after a time-out

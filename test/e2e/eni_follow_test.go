@@ -148,8 +148,21 @@ func (f *followedENI) followAddresses(other string) {
 	f.Node.Address("eth1", other)
 	f.Node.Exec("ip", "address", "del", f.ENIAddress.String()+"/32", "dev", "eth1")
 	f.seenAs("with another address", f.Pod, netip.MustParseAddr(other))
-	f.Node.Exec("ip", "address", "del", other+"/32", "dev", "eth1")
+	f.dropLast("eth1", other)
 	f.seenAs("without it again", f.Pod, f.NodeAddress)
+}
+
+// dropLast takes the ENI's only IPv4 address away. Its routes go with it, and the
+// kernel says nothing of that; the CNI makes them again.
+func (f *followedENI) dropLast(link, address string) {
+	f.t.Helper()
+	f.Node.Exec("ip", "address", "del", address+"/32", "dev", link)
+	f.routeBy(link)
+}
+
+func (f *followedENI) routeBy(link string) {
+	f.t.Helper()
+	f.Node.Route("10.12.192.1 dev "+link+" table 1003", "default via 10.12.192.1 dev "+link+" table 1003")
 }
 
 // followRename gives eth1 another name, for which older kernels want it down;
@@ -160,10 +173,10 @@ func (f *followedENI) followRename() {
 	f.Node.Down("eth1")
 	f.Node.Exec("ip", "link", "set", "eth1", "name", "ens6")
 	f.Node.Up("ens6")
-	f.Node.Route("10.12.192.1 dev ens6 table 1003", "default via 10.12.192.1 dev ens6 table 1003")
+	f.routeBy("ens6")
 	f.Node.Address("ens6", f.ENIAddress.String())
 	f.seenAs("by its new name", f.Pod, f.ENIAddress)
-	f.Node.Exec("ip", "address", "del", f.ENIAddress.String()+"/32", "dev", "ens6")
+	f.dropLast("ens6", f.ENIAddress.String())
 	f.seenAs("by its new name, without an address", f.Pod, f.NodeAddress)
 	if after := f.tables("after the ENI was renamed", "main", "1003"); after != before {
 		f.t.Errorf("the ENI had\n%sand has after it was renamed\n%s", before, after)

@@ -97,14 +97,16 @@ lab: export LAB_CMD := $(value CMD)
 STEPS ?= 500
 # The same one gives the same steps; a run that has none takes one and prints it.
 SEED ?=
+# How many labs share the steps, each with both programs: they wait, mostly.
+SHARES ?= 3
 conformance: deps ## what kube-proxy and kube-ipvs program, compared after each of STEPS=500 generated steps
 	@$(MAKE) --no-print-directory START=$(START) -j2 build conformance-binary image peers peer-kube-proxy
 	$(call phase,kube-proxy and kube-ipvs side by side in the lab)
-	@hack/labs 1 $(LAB_PROGRAM) -apiserver -limit 10h -env STEPS=$(STEPS) -env SEED=$(SEED) $(LABFLAGS) -- hack/conformance -test.run '^TestConformance$$'
+	@hack/labs $(SHARES) $(LAB_PROGRAM) -apiserver -limit 10h -env STEPS=$(STEPS) -env SEED=$(SEED) -env SHARES=$(SHARES) $(LABFLAGS) -- hack/conformance -test.run '^TestConformance$$'
 	$(call phase,kube-ipvs conforms)
 
 conformance-short: ## the same with 20 steps, always the same ones
-	@$(MAKE) --no-print-directory START=$(START) conformance STEPS=20 SEED=7
+	@$(MAKE) --no-print-directory START=$(START) conformance STEPS=20 SEED=7 SHARES=1
 
 mutations: deps ## ten breaks of the plan, each of which the comparison must catch
 	@$(MAKE) --no-print-directory START=$(START) -j2 build conformance-binary mutants image peers peer-kube-proxy

@@ -1,6 +1,9 @@
 package apply
 
 import (
+	"maps"
+	"slices"
+
 	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
 	"github.com/kube-ipvs/kube-ipvs/pkg/ipset"
 	"github.com/kube-ipvs/kube-ipvs/pkg/loopback"
@@ -46,7 +49,9 @@ func (f *flush) flushNode() {
 	f.flushSets()
 	f.flushRules(routing.AddRule)
 	f.flushLoopback()
-	if !f.rulesServe() {
+	if f.rulesServe() {
+		f.flushMangle()
+	} else {
 		f.flushNAT()
 	}
 	f.flushRules(routing.DeleteRule)
@@ -142,6 +147,57 @@ func (f *flush) flushNAT() {
 			f.have.nat[family] = want
 		}
 	}
+}
+
+// flushMangle writes the chains of table mangle alone, and takes none away. They
+// do not stand in the way of rules that serve, and are needed as soon as a virtual
+// server has all endpoints: under externalTrafficPolicy Local they lead who comes
+// from outside to those of this node.
+func (f *flush) flushMangle() {
+	for family, k := range f.kernel.NAT {
+		have := f.have.nat[family]
+		want := ofTable(ofFamily(f.node.NAT, family), nat.Mangle)
+		changes := slices.DeleteFunc(nat.Diff(ofTable(have, nat.Mangle), want), func(c nat.Change) bool {
+			return c.Op == nat.DeleteChain || c.Op == nat.DeleteJump
+		})
+		if len(changes) == 0 {
+			continue
+		}
+		failures := k.Apply(changes)
+		for _, failure := range failures {
+			f.fail(nil, failure)
+		}
+		if len(failures) == 0 {
+			f.have.nat[family] = join(have, want)
+		}
+	}
+}
+
+func ofTable(s nat.State, table nat.Table) nat.State {
+	out := nat.State{Chains: map[nat.Chain][]nat.Rule{}}
+	for c, rules := range s.Chains {
+		if c.Table == table {
+			out.Chains[c] = rules
+		}
+	}
+	of := func(jumps []nat.Jump) []nat.Jump {
+		return slices.DeleteFunc(slices.Clone(jumps), func(j nat.Jump) bool { return j.Chain.Table != table })
+	}
+	out.Jumps, out.Stray = of(s.Jumps), of(s.Stray)
+	return out
+}
+
+// join is a state with another written into it, whose jumps then come first.
+func join(s, more nat.State) nat.State {
+	out := nat.State{Chains: map[nat.Chain][]nat.Rule{}, Jumps: slices.Clone(more.Jumps), Stray: s.Stray}
+	maps.Copy(out.Chains, s.Chains)
+	maps.Copy(out.Chains, more.Chains)
+	for _, j := range s.Jumps {
+		if !slices.Contains(out.Jumps, j) {
+			out.Jumps = append(out.Jumps, j)
+		}
+	}
+	return out
 }
 
 // own tells which chains are ours: those of the plan, and those that an

@@ -2,6 +2,7 @@ package apply
 
 import (
 	"net/netip"
+	"slices"
 
 	"github.com/kube-ipvs/kube-ipvs/pkg/conntrack"
 	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
@@ -19,9 +20,11 @@ func wantService(vs *plan.VirtualServer) *ipvs.Service {
 }
 
 // flushServers adds and updates virtual and real servers, all additions
-// before the first removal, and takes away real servers that nobody wants.
+// before the first removal, and takes away real servers that nobody wants. The
+// virtual servers that a mark leads to come first: when the one of the address
+// gets the endpoints of other nodes, who comes from outside is led past it.
 func (f *flush) flushServers() {
-	var grow, shrink []ipvs.Change
+	var marked, grow, shrink []ipvs.Change
 	for key := range f.servers.dirty {
 		vs, wanted := f.wantServer(key)
 		if !wanted {
@@ -33,14 +36,17 @@ func (f *flush) flushServers() {
 			continue
 		}
 		for _, c := range changes {
-			if c.Op == ipvs.DeleteRealServer || c.Op == ipvs.UpdateRealServer && c.RealServer.Weight == 0 {
+			switch {
+			case c.Op == ipvs.DeleteRealServer || c.Op == ipvs.UpdateRealServer && c.RealServer.Weight == 0:
 				shrink = append(shrink, c)
-			} else {
+			case key.FWMark != 0:
+				marked = append(marked, c)
+			default:
 				grow = append(grow, c)
 			}
 		}
 	}
-	f.applyServers(grow)
+	f.applyServers(slices.Concat(marked, grow))
 	f.applyServers(shrink)
 }
 

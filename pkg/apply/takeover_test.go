@@ -77,6 +77,11 @@ func TestTakeOverFromIPVSMode(t *testing.T) {
 	if member < 0 || replaced < member {
 		t.Errorf("the member came as change %d, the rules were replaced by change %d", member, replaced)
 	}
+	// Those that lead clients outside to this node's endpoints are needed as soon
+	// as an address has all endpoints.
+	if mangle := w.position("mangle/KUBE-IPVS-"); mangle < 0 || mangle > member {
+		t.Errorf("the member came as change %d, table mangle was written by change %d of\n%s", member, mangle, strings.Join(w.order, "\n"))
+	}
 }
 
 func TestTakeOverFromNFTablesMode(t *testing.T) {
@@ -102,5 +107,23 @@ func TestTakeOverFromNFTablesMode(t *testing.T) {
 	}
 	if left, _ := tables.Observe(); len(left) > 0 {
 		t.Errorf("left: %v", left)
+	}
+}
+
+// An address has all endpoints only when there is somewhere else to lead clients
+// outside, under externalTrafficPolicy Local.
+func TestMarkedServersComeFirst(t *testing.T) {
+	for range 10 { // what is to be done stands in a map
+		w := newWorld(t)
+		s := loadBalancer("a", "10.96.0.1", "203.0.113.5", "10.244.0.2:8000", "10.244.1.2:8000")
+		s.ExternalLocal = true
+		s.Ports[0].Endpoints[0].Node = w.applier.cfg.NodeName
+		if err := w.start(s).Err(); err != nil {
+			t.Fatal(err)
+		}
+		marked, address := w.position("FWM "), w.position("TCP 203.0.113.5:80")
+		if marked < 0 || address < marked {
+			t.Fatalf("the marked one came as change %d, the address's as %d of\n%s", marked, address, strings.Join(w.order, "\n"))
+		}
 	}
 }

@@ -1,13 +1,13 @@
 package main
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
 
 	"github.com/spf13/cobra"
 
 	"github.com/kube-ipvs/kube-ipvs/pkg/doctor"
+	"github.com/kube-ipvs/kube-ipvs/pkg/inspect"
 )
 
 func newDoctorCommand() *cobra.Command {
@@ -41,9 +41,7 @@ func printFindings(cmd *cobra.Command, output string, findings []doctor.Finding)
 		if findings == nil {
 			findings = []doctor.Finding{} // an empty list, not null
 		}
-		encoder := json.NewEncoder(cmd.OutOrStdout())
-		encoder.SetIndent("", "  ")
-		return encoder.Encode(findings)
+		return inspect.WriteJSON(cmd.OutOrStdout(), findings)
 	}
 	return fmt.Errorf("--output %q: must be text or json", output)
 }

@@ -14,7 +14,6 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/config"
 	"github.com/kube-ipvs/kube-ipvs/pkg/inspect"
 	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
-	"github.com/kube-ipvs/kube-ipvs/pkg/ipset"
 	"github.com/kube-ipvs/kube-ipvs/pkg/ipvs"
 	"github.com/kube-ipvs/kube-ipvs/pkg/source"
 	"github.com/kube-ipvs/kube-ipvs/pkg/source/apiserver"
@@ -128,7 +127,7 @@ func (o *getOptions) servers(ctx context.Context) (*inspect.Names, ipvs.State, *
 	if err != nil {
 		return nil, nil, nil, err
 	}
-	sets, err := readSets()
+	sets, err := trace.Sets()
 	if err != nil {
 		return nil, nil, nil, err
 	}
@@ -145,22 +144,12 @@ func (o *getOptions) servers(ctx context.Context) (*inspect.Names, ipvs.State, *
 	return names, state, kernel, nil
 }
 
-// readSets reads those of service proxies.
-func readSets() (ipset.State, error) {
-	kernel, err := ipset.New()
-	if err != nil {
-		return nil, err
-	}
-	defer kernel.Close()
-	return kernel.Observe(func(name string) bool { return strings.HasPrefix(name, "KUBE-") })
-}
-
 func (o *getOptions) sets(ctx context.Context, w io.Writer, args []string) error {
 	names, err := o.names(ctx)
 	if err != nil {
 		return err
 	}
-	state, err := readSets()
+	state, err := trace.Sets()
 	if err != nil {
 		return err
 	}

@@ -3,7 +3,6 @@ package main
 import (
 	"cmp"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -16,10 +15,10 @@ import (
 	"golang.org/x/sys/unix"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/client-go/kubernetes"
-	"k8s.io/client-go/tools/clientcmd"
 
 	"github.com/kube-ipvs/kube-ipvs/pkg/capture"
+	"github.com/kube-ipvs/kube-ipvs/pkg/config"
+	"github.com/kube-ipvs/kube-ipvs/pkg/inspect"
 	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
 	"github.com/kube-ipvs/kube-ipvs/pkg/trace"
 )
@@ -90,9 +89,7 @@ func (o *traceOptions) run(ctx context.Context, w io.Writer) error {
 	if o.output == "text" {
 		return x.Write(w)
 	}
-	encoder := json.NewEncoder(w)
-	encoder.SetIndent("", "  ")
-	return encoder.Encode(x)
+	return inspect.WriteJSON(w, x)
 }
 
 // captureBuffer holds packets while the screen is slow.
@@ -162,11 +159,7 @@ func (o *traceOptions) pod(ctx context.Context, family ip.Family) (netip.Addr, e
 	if !ok {
 		return netip.Addr{}, errors.New("is neither an IP address nor a pod as NAMESPACE/NAME")
 	}
-	config, err := clientcmd.BuildConfigFromFlags("", o.kubeconfig)
-	if err != nil {
-		return netip.Addr{}, err
-	}
-	client, err := kubernetes.NewForConfig(config)
+	client, err := newClient(&config.Source{Kubeconfig: o.kubeconfig})
 	if err != nil {
 		return netip.Addr{}, err
 	}

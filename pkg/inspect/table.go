@@ -21,9 +21,7 @@ func Print[R Row](w io.Writer, format string, columns []string, narrow int, rows
 	}
 	switch format {
 	case "json":
-		encoder := json.NewEncoder(w)
-		encoder.SetIndent("", "  ")
-		return encoder.Encode(rows)
+		return WriteJSON(w, rows)
 	case "yaml":
 		text, err := yaml.Marshal(rows)
 		if err != nil {
@@ -46,4 +44,11 @@ func Print[R Row](w io.Writer, format string, columns []string, narrow int, rows
 		fmt.Fprintln(t, strings.Join(cells, "\t"))
 	}
 	return t.Flush()
+}
+
+// WriteJSON is how all commands print for programs.
+func WriteJSON(w io.Writer, value any) error {
+	encoder := json.NewEncoder(w)
+	encoder.SetIndent("", "  ")
+	return encoder.Encode(value)
 }

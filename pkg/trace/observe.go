@@ -61,15 +61,19 @@ func (n *Node) readRules() error {
 	return err
 }
 
-// readSets reads those of service proxies; rules with other sets are in doubt.
-func (n *Node) readSets() error {
+func (n *Node) readSets() (err error) {
+	n.Sets, err = Sets()
+	return err
+}
+
+// Sets reads those of service proxies; rules with other sets are in doubt.
+func Sets() (ipset.State, error) {
 	kernel, err := ipset.New()
 	if err != nil {
-		return err
+		return nil, err
 	}
 	defer kernel.Close()
-	n.Sets, err = kernel.Observe(func(name string) bool { return strings.HasPrefix(name, "KUBE-") })
-	return err
+	return kernel.Observe(func(name string) bool { return strings.HasPrefix(name, "KUBE-") })
 }
 
 func (n *Node) readServers() error {

@@ -43,7 +43,7 @@ LABFLAGS ?=
 START := $(shell date +%s)
 phase = @printf '==> [%4ds] %s\n' $$(( $$(date +%s) - $(START) )) '$(1)'
 
-.PHONY: docs docs-check build test unit e2e behaviour bench bench-short conformance conformance-short mutations lint fuzz lab demo deps peers peer-kube-proxy peer-kubectl peer-helm clean help
+.PHONY: docs docs-check build test unit e2e behaviour reliability bench bench-short conformance conformance-short mutations lint fuzz lab demo deps peers peer-kube-proxy peer-kubectl peer-helm clean help
 
 build: ## the program, bin/kube-ipvs, statically linked
 	$(call phase,building bin/kube-ipvs)
@@ -152,6 +152,32 @@ bench-binary:
 	@mkdir -p $(CACHE)/e2e
 	@$(go_test_binary) -o $(CACHE)/e2e/ ./test/bench
 
+# What tests of faults have counted goes from here into test/reliability/figures,
+# and from there into the page.
+RELIABILITY_OUT = $(CACHE)/reliability
+RELIABILITY_TESTS := ^TestReliability
+reliability: ## faults of every kind, each many times, into docs/reliability.md
+	@for part in fakes lab; do $(MAKE) --no-print-directory START=$(START) reliability-$$part || exit; done
+
+.PHONY: reliability-fakes reliability-lab reliability-page
+reliability-fakes: ## of these, what needs no lab; RUN=regexp selects
+	$(call phase,faults of fake kernels and API servers)
+	@mkdir -p $(RELIABILITY_OUT)
+	@RELIABILITY='$(VERSION)' LAB_OUT=$(RELIABILITY_OUT) $(GO) test -count 1 -timeout 2h -run "$${LAB_RUN:-$(RELIABILITY_TESTS)}" ./pkg/... ./cmd/...
+	@$(MAKE) --no-print-directory START=$(START) reliability-page
+reliability-fakes: export LAB_RUN := $(value RUN)
+
+reliability-lab: ## of these, what needs one; ONLY=regexp selects
+	@mkdir -p $(RELIABILITY_OUT)
+	@$(MAKE) --no-print-directory START=$(START) e2e LABS=1 E2E_PACKAGES=test/e2e ONLY='$(or $(value ONLY),$(RELIABILITY_TESTS))' TIMEOUT=5h \
+		LABFLAGS="-env RELIABILITY='$(VERSION)' -out $(RELIABILITY_OUT) $(LABFLAGS)"
+	@$(MAKE) --no-print-directory START=$(START) reliability-page
+
+reliability-page: ## docs/reliability.md of what was last measured
+	@! ls $(RELIABILITY_OUT)/*.json >/dev/null 2>&1 || cp $(RELIABILITY_OUT)/*.json test/reliability/figures/
+	@$(GO) test ./test/reliability -run '^TestPage$$' -update
+	$(call phase,see docs/reliability.md)
+
 demo: $(LAB_PROGRAM) ## see it at work: one cluster, under kube-proxy's rules and under kube-ipvs
 	@$(MAKE) --no-print-directory START=$(START) -j3 build demo-binary image
 	$(call phase,the demo)
@@ -172,7 +198,7 @@ docs: ## write the pages that are made from the code: docs/flags.md
 	@$(GO) test ./pkg/config -run '^TestFlagReference$$' -update
 
 docs-check: ## fails if such a page is stale, or a page leads nowhere
-	@$(GO) test -count 1 -run '^(TestFlagReference|TestLinks)$$' ./pkg/config ./docs
+	@$(GO) test -count 1 -run '^(TestFlagReference|TestLinks|TestPage)$$' ./pkg/config ./docs ./test/reliability
 
 FUZZTIME ?= 10m
 fuzz: ## each fuzz target for FUZZTIME=10m

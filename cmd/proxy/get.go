@@ -9,22 +9,19 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
-	"k8s.io/client-go/rest"
 
 	"github.com/kube-ipvs/kube-ipvs/pkg/config"
 	"github.com/kube-ipvs/kube-ipvs/pkg/inspect"
 	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
 	"github.com/kube-ipvs/kube-ipvs/pkg/ipvs"
-	"github.com/kube-ipvs/kube-ipvs/pkg/source"
-	"github.com/kube-ipvs/kube-ipvs/pkg/source/apiserver"
-	"github.com/kube-ipvs/kube-ipvs/pkg/source/manifest"
 	"github.com/kube-ipvs/kube-ipvs/pkg/trace"
 )
 
 // getOptions is the command line of "kube-ipvs get".
 type getOptions struct {
-	output, kubeconfig, manifests string
-	priority                      int
+	nameOptions
+	output   string
+	priority int
 }
 
 func newGetCommand() *cobra.Command {
@@ -36,8 +33,7 @@ func newGetCommand() *cobra.Command {
 	}
 	fs := cmd.PersistentFlags()
 	fs.StringVarP(&o.output, "output", "o", "table", strings.Join(inspect.Formats, ", "))
-	fs.StringVar(&o.kubeconfig, "kubeconfig", "", "how to reach the API server; default: as a pod of the cluster does")
-	fs.StringVar(&o.manifests, "manifests", "", "the folder that the Services come from, in place of the API server")
+	o.addFlags(fs)
 	fs.IntVar(&o.priority, "reply-rule-priority", config.DefaultReplyRulePriority, "of snat: the proxy's setting of this name")
 	cmd.AddCommand(
 		o.lists("virtualservers", "virtual servers, by Service", o.virtualServers),
@@ -67,36 +63,6 @@ func (o *getOptions) lists(use, short string, list func(context.Context, io.Writ
 // namesLimit is how long the Services' names are waited for.
 const namesLimit = 30 * time.Second
 
-// names reads the Services. Outside a cluster, and with neither folder nor
-// kubeconfig, there are none.
-func (o *getOptions) names(ctx context.Context) (*inspect.Names, error) {
-	ctx, cancel := context.WithTimeoutCause(ctx, namesLimit, fmt.Errorf("no answer within %s", namesLimit))
-	defer cancel()
-	from, err := o.source()
-	if err != nil {
-		return nil, err
-	}
-	names, err := inspect.Load(ctx, from)
-	if err != nil {
-		return nil, fmt.Errorf("reading the Services: %w", err)
-	}
-	return names, nil
-}
-
-func (o *getOptions) source() (source.Source, error) {
-	if o.manifests != "" {
-		return manifest.New(o.manifests, ""), nil
-	}
-	if _, err := rest.InClusterConfig(); err != nil && o.kubeconfig == "" {
-		return nil, nil
-	}
-	client, err := newClient(&config.Source{Kubeconfig: o.kubeconfig})
-	if err != nil {
-		return nil, err
-	}
-	return apiserver.New(client, "", 0), nil
-}
-
 func (o *getOptions) virtualServers(ctx context.Context, w io.Writer, _ []string) error {
 	names, state, kernel, err := o.servers(ctx)
 	if err != nil {
@@ -123,7 +89,7 @@ func (o *getOptions) endpoints(ctx context.Context, w io.Writer, _ []string) err
 
 // servers reads IPVS, and the names of what is there.
 func (o *getOptions) servers(ctx context.Context) (*inspect.Names, ipvs.State, *ipvs.Netlink, error) {
-	names, err := o.names(ctx)
+	names, err := o.names(ctx, namesLimit)
 	if err != nil {
 		return nil, nil, nil, err
 	}
@@ -145,7 +111,7 @@ func (o *getOptions) servers(ctx context.Context) (*inspect.Names, ipvs.State, *
 }
 
 func (o *getOptions) sets(ctx context.Context, w io.Writer, args []string) error {
-	names, err := o.names(ctx)
+	names, err := o.names(ctx, namesLimit)
 	if err != nil {
 		return err
 	}
@@ -165,9 +131,13 @@ func (o *getOptions) sets(ctx context.Context, w io.Writer, args []string) error
 }
 
 func (o *getOptions) snat(_ context.Context, w io.Writer, _ []string) error {
+	kernel, err := trace.Read()
+	if err != nil {
+		return err
+	}
 	var rows []inspect.SNAT
 	for _, family := range ip.Families {
-		node, err := trace.Observe(family)
+		node, err := kernel.Node(family)
 		if err != nil {
 			return err
 		}

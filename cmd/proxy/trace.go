@@ -25,8 +25,9 @@ import (
 
 // traceOptions is the command line of "kube-ipvs trace".
 type traceOptions struct {
-	from, to, in, output, kubeconfig string
-	live                             bool
+	nameOptions
+	from, to, in, output string
+	live                 bool
 }
 
 func newTraceCommand() *cobra.Command {
@@ -40,7 +41,7 @@ func newTraceCommand() *cobra.Command {
 			"  kube-ipvs trace --from 198.51.100.9 --in eth1 --to 10.12.97.49:30080 -o json",
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return o.run(cmd.Context(), cmd.OutOrStdout())
+			return o.run(cmd.Context(), cmd.OutOrStdout(), cmd.ErrOrStderr())
 		},
 	}
 	fs := cmd.Flags()
@@ -49,7 +50,7 @@ func newTraceCommand() *cobra.Command {
 	fs.StringVar(&o.in, "in", "", "the interface by which the request enters the node; default: the one that leads to the client")
 	fs.BoolVar(&o.live, "live", false, "then print each packet of the connection as it passes an interface, until interrupted; needs CAP_NET_RAW")
 	fs.StringVarP(&o.output, "output", "o", "text", "text or json")
-	fs.StringVar(&o.kubeconfig, "kubeconfig", "", "how to reach the API server, for a pod's name; default: as a pod of the cluster does")
+	o.addFlags(fs)
 	setPlainHelp(cmd)
 	return cmd
 }
@@ -64,7 +65,7 @@ func setPlainHelp(cmd *cobra.Command) {
 	})
 }
 
-func (o *traceOptions) run(ctx context.Context, w io.Writer) error {
+func (o *traceOptions) run(ctx context.Context, w, notes io.Writer) error {
 	if o.output != "text" && o.output != "json" {
 		return fmt.Errorf("--output %q: must be text or json", o.output)
 	}
@@ -75,14 +76,10 @@ func (o *traceOptions) run(ctx context.Context, w io.Writer) error {
 	if err != nil {
 		return err
 	}
-	node, err := trace.Observe(ip.Of(q.To.Addr()))
+	x, err := o.explain(ctx, q, notes)
 	if err != nil {
 		return err
 	}
-	if _, ok := node.Link(o.in); o.in != "" && !ok {
-		return fmt.Errorf("--in %q: the node has no such interface", o.in)
-	}
-	x := trace.Explain(node, q)
 	if o.live {
 		return follow(ctx, w, q, x)
 	}
@@ -90,6 +87,33 @@ func (o *traceOptions) run(ctx context.Context, w io.Writer) error {
 		return x.Write(w)
 	}
 	return inspect.WriteJSON(w, x)
+}
+
+// traceNamesLimit is short: a node that does not reach the API server is one to be
+// explained, and its kernel tells all but the names.
+const traceNamesLimit = 5 * time.Second
+
+// explain reads the kernel, and the names of what is in it.
+func (o *traceOptions) explain(ctx context.Context, q trace.Question, notes io.Writer) (x trace.Explanation, err error) {
+	kernel, err := trace.Read()
+	if err != nil {
+		return x, err
+	}
+	node, err := kernel.Node(ip.Of(q.To.Addr()))
+	if err != nil {
+		return x, err
+	}
+	if _, ok := node.Link(o.in); o.in != "" && !ok {
+		return x, fmt.Errorf("--in %q: the node has no such interface", o.in)
+	}
+	x = trace.Explain(node, q)
+	names, err := o.names(ctx, traceNamesLimit)
+	if err != nil {
+		fmt.Fprintf(notes, "Without the names of Services: %v\n", err)
+		return x, nil
+	}
+	names.Label(&x, q, node)
+	return x, nil
 }
 
 // captureBuffer holds packets while the screen is slow.

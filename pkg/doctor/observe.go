@@ -16,17 +16,26 @@ import (
 // Observe reads the node. What cannot be read is a fact, too.
 func Observe() *Facts {
 	f := &Facts{Proxies: processes("/proc", os.Getpid()), Tables: tables()}
+	f.readNodes()
+	f.Connections = number("/proc/sys/net/netfilter/nf_conntrack_count")
+	f.Most = number("/proc/sys/net/netfilter/nf_conntrack_max")
+	return f
+}
+
+func (f *Facts) readNodes() {
+	kernel, err := trace.Read()
+	if err != nil {
+		f.Unread = append(f.Unread, err)
+		return
+	}
 	for _, family := range ip.Families {
-		node, err := trace.Observe(family)
+		node, err := kernel.Node(family)
 		if err != nil {
 			f.Unread = append(f.Unread, fmt.Errorf("%s cannot be read: %w", family, err))
 			continue
 		}
 		f.Nodes = append(f.Nodes, node)
 	}
-	f.Connections = number("/proc/sys/net/netfilter/nf_conntrack_count")
-	f.Most = number("/proc/sys/net/netfilter/nf_conntrack_max")
-	return f
 }
 
 // number reads a file with one; what is not there counts as 0.

@@ -159,6 +159,45 @@ eth2        IPv4     10.1.0.5   MASQUERADE, with eth0's address      1002
 	}
 }
 
+// TestLabel: a node port is a Service's on the node's addresses alone, and what is
+// not served is nobody's.
+func TestLabel(t *testing.T) {
+	node := &trace.Node{Family: ip.IPv4, Routes: []routing.Route{{Table: 255, Dst: netip.MustParsePrefix("192.0.2.5/32"), Local: true}}}
+	names := loaded(t)
+	for to, want := range map[string]string{
+		"10.96.0.10:80": "default/web:http", "192.0.2.5:30080": "default/web:http", "198.51.100.9:30080": "", "192.0.2.5:80": "",
+	} {
+		q := trace.Question{Protocol: ip.TCP, To: netip.MustParseAddrPort(to)}
+		x := trace.Explanation{Verdict: trace.Verdict{Outcome: trace.Refused}}
+		names.Label(&x, q, node)
+		if x.Service != want {
+			t.Errorf("%s is %q, want %q", to, x.Service, want)
+		}
+	}
+	x := trace.Explanation{
+		Verdict:     trace.Verdict{Outcome: trace.Answered},
+		RealServers: []trace.Branch{{RealServer: "10.244.1.5:8080", Weight: 1}, {RealServer: "10.244.2.5:8080", Weight: 1}},
+	}
+	names.Label(&x, trace.Question{Protocol: ip.TCP, To: netip.MustParseAddrPort("10.96.0.10:80")}, node)
+	var text strings.Builder
+	if err := x.Write(&text); err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{
+		"\n  Service            default/web:http\n", "\nto the real server 10.244.1.5:8080, pod default/web-0 on node1, weight 1\n",
+		"\nto the real server 10.244.2.5:8080, weight 1\n",
+	} {
+		if !strings.Contains(text.String(), want) {
+			t.Errorf("%q is not in\n%s", want, text.String())
+		}
+	}
+	x = trace.Explanation{Verdict: trace.Verdict{Outcome: trace.Unserved}}
+	names.Label(&x, trace.Question{Protocol: ip.TCP, To: netip.MustParseAddrPort("10.96.0.10:80")}, node)
+	if x.Service != "" {
+		t.Errorf("what is not served is %s's", x.Service)
+	}
+}
+
 // A source that does not answer is an error, and none at all is no name.
 func TestLoad(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())

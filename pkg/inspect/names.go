@@ -18,6 +18,7 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/plan"
 	"github.com/kube-ipvs/kube-ipvs/pkg/service"
 	"github.com/kube-ipvs/kube-ipvs/pkg/source"
+	"github.com/kube-ipvs/kube-ipvs/pkg/trace"
 )
 
 // Names tells whose an address and port is.
@@ -136,6 +137,27 @@ func (n *Names) at(t target) string {
 		return name
 	}
 	return n.services[target{t.protocol, netip.Addr{}, t.port}]
+}
+
+// Label puts names into an explanation: the Service's that is asked, and those of
+// the pods behind its real servers. A node port is a Service's only where the
+// address is the node's.
+func (n *Names) Label(x *trace.Explanation, q trace.Question, node *trace.Node) {
+	for i := range x.RealServers {
+		b := &x.RealServers[i]
+		if at, err := netip.ParseAddrPort(b.RealServer); err == nil {
+			pod := n.pods[at.Addr()]
+			b.Pod, b.Host = pod.Name, pod.Node
+		}
+	}
+	if x.Verdict.Outcome == trace.Unserved {
+		return
+	}
+	asked := target{q.Protocol, q.To.Addr(), q.To.Port()}
+	x.Service = n.services[asked]
+	if x.Service == "" && node.Local(asked.addr) {
+		x.Service = n.at(asked)
+	}
 }
 
 // Entry names the Service that a member of a set is for, or "".

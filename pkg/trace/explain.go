@@ -26,6 +26,7 @@ const sourcePort = 40000
 // Explanation is what becomes of a connection.
 type Explanation struct {
 	Request  string   `json:"request"`
+	Service  string   `json:"service,omitempty"`  // NAMESPACE/NAME:PORT; "" if not known, or nobody's
 	EntersBy string   `json:"entersBy,omitempty"` // "": the node itself asks
 	Steps    []Step   `json:"steps"`
 	Doubts   []string `json:"doubts,omitempty"` // what could not be judged, and was taken not to match
@@ -40,7 +41,9 @@ type Explanation struct {
 // Branch is the way by one real server.
 type Branch struct {
 	RealServer string  `json:"realServer"`
-	Weight     int     `json:"weight"` // 0 takes no new connections
+	Pod        string  `json:"pod,omitempty"`  // NAMESPACE/NAME
+	Host       string  `json:"node,omitempty"` // the pod's node
+	Weight     int     `json:"weight"`         // 0 takes no new connections
 	LeavesBy   string  `json:"leavesBy,omitempty"`
 	SeenSource string  `json:"seenSource,omitempty"` // what the endpoint sees
 	Request    []Step  `json:"request"`

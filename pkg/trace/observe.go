@@ -13,18 +13,45 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/sysctl"
 )
 
-// Observe reads the kernel, in the network namespace of the calling thread.
-func Observe(family ip.Family) (*Node, error) {
-	n := &Node{Family: family}
-	errs := []error{n.readRoutes(), n.readRules(), n.readSets(), n.readServers()}
-	errs = append(errs, n.readSysctls())
-	if err := errors.Join(errs...); err != nil {
+// Kernel is what all families of a node share, read once.
+type Kernel struct {
+	links  []routing.Link
+	rules  []routing.Rule
+	routes []routing.Route
+	sets   ipset.State
+	ipvs   ipvs.State
+}
+
+// Read reads the kernel, in the network namespace of the calling thread.
+func Read() (*Kernel, error) {
+	k := &Kernel{}
+	if err := errors.Join(k.readRoutes(), k.readSets(), k.readServers()); err != nil {
+		return nil, err
+	}
+	return k, nil
+}
+
+// Node reads what is a family's own, its rules and parameters, in the same
+// network namespace.
+func (k *Kernel) Node(family ip.Family) (*Node, error) {
+	n := &Node{Family: family, Links: k.links, Sets: k.sets, IPVS: k.ipvs}
+	for _, r := range k.rules {
+		if r.Family == family {
+			n.Rules = append(n.Rules, r)
+		}
+	}
+	for _, r := range k.routes {
+		if r.Family == family {
+			n.Routes = append(n.Routes, r)
+		}
+	}
+	if err := errors.Join(n.readRules(), n.readSysctls()); err != nil {
 		return nil, err
 	}
 	return n, nil
 }
 
-func (n *Node) readRoutes() error {
+func (k *Kernel) readRoutes() error {
 	kernel, err := routing.New()
 	if err != nil {
 		return err
@@ -34,22 +61,9 @@ func (n *Node) readRoutes() error {
 	if err != nil {
 		return err
 	}
-	routes, err := kernel.Routes()
-	if err != nil {
-		return err
-	}
-	n.Links = inventory.Links
-	for _, r := range inventory.Rules {
-		if r.Family == n.Family {
-			n.Rules = append(n.Rules, r)
-		}
-	}
-	for _, r := range routes {
-		if r.Family == n.Family {
-			n.Routes = append(n.Routes, r)
-		}
-	}
-	return nil
+	k.links, k.rules = inventory.Links, inventory.Rules
+	k.routes, err = kernel.Routes()
+	return err
 }
 
 func (n *Node) readRules() error {
@@ -61,8 +75,8 @@ func (n *Node) readRules() error {
 	return err
 }
 
-func (n *Node) readSets() (err error) {
-	n.Sets, err = Sets()
+func (k *Kernel) readSets() (err error) {
+	k.sets, err = Sets()
 	return err
 }
 
@@ -76,13 +90,13 @@ func Sets() (ipset.State, error) {
 	return kernel.Observe(func(name string) bool { return strings.HasPrefix(name, "KUBE-") })
 }
 
-func (n *Node) readServers() error {
+func (k *Kernel) readServers() error {
 	kernel, err := ipvs.New()
 	if err != nil {
 		return err
 	}
 	defer kernel.Close()
-	n.IPVS, err = kernel.Observe()
+	k.ipvs, err = kernel.Observe()
 	return err
 }
 

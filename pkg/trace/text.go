@@ -11,9 +11,12 @@ import (
 func (x Explanation) Write(w io.Writer) error {
 	var b strings.Builder
 	fmt.Fprintf(&b, "%s, enters by %s\n", x.Request, cmp.Or(x.EntersBy, "the node itself"))
+	if x.Service != "" {
+		fmt.Fprintf(&b, stepFormat, "Service", x.Service)
+	}
 	writeSteps(&b, x.Steps)
 	for _, r := range x.RealServers {
-		fmt.Fprintf(&b, "\nto the real server %s, weight %d\n", r.RealServer, r.Weight)
+		fmt.Fprintf(&b, "\nto the real server %s, %sweight %d\n", r.RealServer, r.behind(), r.Weight)
 		writeSteps(&b, r.Request)
 		if r.LeavesBy != "" {
 			fmt.Fprintf(&b, "  leaves by %s, the endpoint sees %s\n", r.LeavesBy, r.SeenSource)
@@ -35,11 +38,24 @@ func (x Explanation) Write(w io.Writer) error {
 	return err
 }
 
+// behind names the pod, where it is known.
+func (r Branch) behind() string {
+	switch {
+	case r.Pod == "":
+		return ""
+	case r.Host == "":
+		return "pod " + r.Pod + ", "
+	}
+	return "pod " + r.Pod + " on " + r.Host + ", "
+}
+
+const stepFormat = "  %-18s %s\n"
+
 // writeSteps names the packet where a step has changed it.
 func writeSteps(b *strings.Builder, steps []Step) {
 	packet := ""
 	for _, s := range steps {
-		fmt.Fprintf(b, "  %-18s %s\n", s.Where, s.What)
+		fmt.Fprintf(b, stepFormat, s.Where, s.What)
 		if s.Rule != "" {
 			fmt.Fprintf(b, "  %-18s   %s\n", "", s.Rule)
 		}

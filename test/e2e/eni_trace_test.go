@@ -15,9 +15,13 @@ import (
 // that were seen, and no other is.
 func (m *eniMatrix) checkTraces(t *testing.T, all []asked) {
 	var nodes [2]*trace.Node
-	err := m.Node.Do(func() (err error) {
+	err := m.Node.Do(func() error {
+		kernel, err := trace.Read()
+		if err != nil {
+			return err
+		}
 		for i, family := range ip.Families {
-			if nodes[i], err = trace.Observe(family); err != nil {
+			if nodes[i], err = kernel.Node(family); err != nil {
 				return err
 			}
 		}

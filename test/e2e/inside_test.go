@@ -36,10 +36,11 @@ func TestBehaviourInside(t *testing.T) {
 func checkTraceCommand(t *testing.T, c *lab.ENICluster, mode string) {
 	want := map[string]trace.Outcome{"off": trace.Asymmetric, "auto": trace.Answered}[mode]
 	from := c.Pod.Addresses[0].String()
-	explain(t, c.Node, from, c.VIP, want)
+	manifests := eniManifests(t, c)
+	explain(t, c.Node, manifests, from, c.VIP, want)
 	var x trace.Explanation
-	decode(t, c.Node, &x, "trace", "--from", from, "--to", c.VIP+"/tcp", "-o", "json")
-	if x.Verdict.Outcome != want || len(x.RealServers) != len(c.Endpoints) || x.EntersBy != c.Pod.HostInterface {
+	decode(t, c.Node, &x, "trace", "--from", from, "--to", c.VIP+"/tcp", "-o", "json", "--manifests", manifests)
+	if x.Verdict.Outcome != want || x.Service != "default/web:tcp" || len(x.RealServers) != len(c.Endpoints) || x.EntersBy != c.Pod.HostInterface {
 		t.Errorf("-o json: %+v", x)
 	}
 	if answer := c.Pod.DialWithin(briefly, lab.TCP, c.VIP); (answer.Err == nil) != (want == trace.Answered) {
@@ -47,15 +48,18 @@ func checkTraceCommand(t *testing.T, c *lab.ENICluster, mode string) {
 	}
 }
 
-// explain has the program explain a connection, which is to end in want.
-func explain(t *testing.T, n *lab.Node, from, to string, want trace.Outcome) {
+// explain has the program explain a connection, which is to end in want, as far as
+// the docs show it in their words. The Services' names come from manifests.
+func explain(t *testing.T, n *lab.Node, manifests, from, to string, want trace.Outcome) {
 	t.Helper()
-	code, text := n.RunProxy("trace", "--from", from, "--to", to)
-	t.Logf("on %s, kube-ipvs trace --from %s --to %s\n%s", n.Name, from, to, text)
+	command := fmt.Sprintf("kube-ipvs trace --from %s --to %s", from, to)
+	code, text := n.RunProxy("trace", "--from", from, "--to", to, "--manifests", manifests)
+	t.Logf("on %s, %s\n%s", n.Name, command, text)
 	lines := strings.Split(strings.TrimSpace(text), "\n")
 	if verdict := lines[len(lines)-1]; code != 0 || !strings.HasPrefix(verdict, string(want)) {
 		t.Errorf("from %s to %s: ended with %d and %q, want %q", from, to, code, verdict, want)
 	}
+	documented(t, command, string(want), text)
 }
 
 // decode runs the program, which is to print JSON.
@@ -133,6 +137,9 @@ func checkGet(t *testing.T, c *lab.ENICluster) {
 	} {
 		code, text := c.Node.RunProxy(append(append([]string{"get"}, strings.Fields(what)...), "--manifests", manifests)...)
 		t.Logf("get %s:\n%s", what, text)
+		if documented(t, "kube-ipvs get "+what, "", text) == 0 {
+			t.Errorf("the docs do not show kube-ipvs get %s", what)
+		}
 		if code != 0 || !hasLine(text, want) {
 			t.Errorf("get %s: ended with %d, want a line with %q", what, code, want)
 		}
@@ -164,6 +171,9 @@ func checkDoctor(t *testing.T, c *lab.ENICluster, mode string) {
 	var text strings.Builder
 	_ = doctor.Write(&text, findings)
 	t.Logf("%s", text.String())
+	if mode == "off" && documented(t, "kube-ipvs doctor", "", text.String()) == 0 {
+		t.Error("the docs do not show kube-ipvs doctor")
+	}
 	var about []string
 	for _, f := range findings {
 		if f.Severity == doctor.Warning {

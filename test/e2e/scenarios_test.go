@@ -57,7 +57,7 @@ func TestScenario2DirectlyAttachedPods(t *testing.T) {
 			t.Errorf("%s: %s, want %s", tc.name, answer, tc.want)
 		}
 	}
-	explain(t, node.Node, "192.168.50.99", vip+":80", trace.Answered)
+	explain(t, node.Node, writeManifests(t, svc, slice), "192.168.50.99", vip+":80", trace.Answered)
 	// The node sees only one half of this.
 	if output, err := client.TryExec("ping", "-c", "1", "-W", "3", pod.Addresses[0].String()); err != nil {
 		t.Errorf("ping of the pod: %v\n%s", err, output)
@@ -90,7 +90,7 @@ func TestScenario3PodsOnABridge(t *testing.T) {
 	if answer := client.Dial(lab.TCP, "10.32.0.10:53"); answer.Outcome() != lab.TimedOut {
 		t.Errorf("without br_netfilter, under kube-proxy's rules: %s, want a time-out", answer)
 	}
-	explain(t, node.Node, client.Addresses[0].String(), "10.32.0.10:53", trace.Dropped)
+	explain(t, node.Node, dir, client.Addresses[0].String(), "10.32.0.10:53", trace.Dropped)
 
 	runOnce(t, node.Node, dir, "--cluster-cidr", podCIDRs)
 	if got := node.ReadSysctl(bridged); got != "1" {
@@ -104,7 +104,7 @@ func TestScenario3PodsOnABridge(t *testing.T) {
 			}
 		}
 	}
-	explain(t, node.Node, client.Addresses[0].String(), "10.32.0.10:53/udp", trace.Answered)
+	explain(t, node.Node, dir, client.Addresses[0].String(), "10.32.0.10:53/udp", trace.Answered)
 }
 
 // TestScenario4OneLoadBalancer is the Alibaba Cloud report: port 80 of a load
@@ -157,7 +157,8 @@ func TestScenario4OneLoadBalancer(t *testing.T) {
 	for i, family := range []string{"IPv4", "IPv6"} {
 		objects = append(objects, newSlice(svc, family, 8000, endpoint{address: endpoints[i]}))
 	}
-	runOnce(t, node.Node, writeManifests(t, objects...), "--cluster-cidr", podCIDRs)
+	s.manifests = writeManifests(t, objects...)
+	runOnce(t, node.Node, s.manifests, "--cluster-cidr", podCIDRs)
 	t.Run("the Service's port", s.testClaimed)
 	t.Run("the load balancer's port", s.testUnclaimed)
 	t.Run("a port without an endpoint", s.testNoEndpoint)
@@ -177,10 +178,11 @@ func TestScenario4OneLoadBalancer(t *testing.T) {
 // IPs, IPv4 first.
 type sharedBalancer struct {
 	*lab.ThreeNodes
-	node    *lab.BridgeNode
-	pod     *lab.Pod
-	backend *lab.Namespace
-	vips    []string
+	node      *lab.BridgeNode
+	pod       *lab.Pod
+	backend   *lab.Namespace
+	vips      []string
+	manifests string
 }
 
 func (s *sharedBalancer) testClaimed(t *testing.T) {
@@ -202,10 +204,10 @@ func (s *sharedBalancer) testClaimed(t *testing.T) {
 
 func (s *sharedBalancer) testExplained(t *testing.T) {
 	pod, client := s.pod.Addresses[0].String(), "198.51.100.9"
-	explain(t, s.node.Node, pod, at(s.vips[0], 80), trace.Answered)
-	explain(t, s.node.Node, pod, at(s.vips[0], 443), trace.Unserved)
-	explain(t, s.node.Node, client, at(s.vips[0], 443), trace.Refused)
-	explain(t, s.node.Node, pod, at(s.vips[0], 81), trace.Refused)
+	explain(t, s.node.Node, s.manifests, pod, at(s.vips[0], 80), trace.Answered)
+	explain(t, s.node.Node, s.manifests, pod, at(s.vips[0], 443), trace.Unserved)
+	explain(t, s.node.Node, s.manifests, client, at(s.vips[0], 443), trace.Refused)
+	explain(t, s.node.Node, s.manifests, pod, at(s.vips[0], 81), trace.Refused)
 }
 
 // testUnclaimed: from inside the load balancer answers; what it has sent to
@@ -305,7 +307,7 @@ func TestScenario5ExternalTrafficPolicyLocal(t *testing.T) {
 	if answer := without.Dial(lab.TCP, vip+":80"); answer.Outcome() != lab.TimedOut {
 		t.Errorf("the VIP from a node without an endpoint, under kube-proxy's rules: %s, want a time-out", answer)
 	}
-	explain(t, without.Node, without.IPv4.String(), vip+":80", trace.Asymmetric)
+	explain(t, without.Node, dir, without.IPv4.String(), vip+":80", trace.Asymmetric)
 
 	for _, n := range []*lab.BridgeNode{with, without} {
 		runOnce(t, n.Node, dir, "--cluster-cidr", podCIDRs)
@@ -321,9 +323,9 @@ func TestScenario5ExternalTrafficPolicyLocal(t *testing.T) {
 	if answer := without.Dial(lab.TCP, to(without)); answer.Err != nil {
 		t.Errorf("its own NodePort, from the node without an endpoint: %s", answer)
 	}
-	explain(t, without.Node, "198.51.100.9", to(without), trace.Dropped)
-	explain(t, without.Node, without.IPv4.String(), vip+":80", trace.Answered)
-	explain(t, with.Node, "198.51.100.9", to(with), trace.Answered)
+	explain(t, without.Node, dir, "198.51.100.9", to(without), trace.Dropped)
+	explain(t, without.Node, dir, without.IPv4.String(), vip+":80", trace.Answered)
+	explain(t, with.Node, dir, "198.51.100.9", to(with), trace.Answered)
 	here, there := with.Gateways()[0].String(), with.IPv4.String()
 	for _, from := range []struct {
 		host     *lab.Namespace
@@ -382,7 +384,7 @@ func TestScenario6ClusterIP(t *testing.T) {
 			t.Errorf("from %s: %s, want source %s", from.host.Name, answer, from.source)
 		}
 	}
-	explain(t, c.Nodes[0].Node, "10.244.1.3", vip+":80", trace.Answered)
-	explain(t, c.Nodes[1].Node, "10.244.2.2", vip+":80", trace.Answered)
-	explain(t, c.Nodes[2].Node, "198.51.100.9", vip+":80", trace.Answered)
+	explain(t, c.Nodes[0].Node, dir, "10.244.1.3", vip+":80", trace.Answered)
+	explain(t, c.Nodes[1].Node, dir, "10.244.2.2", vip+":80", trace.Answered)
+	explain(t, c.Nodes[2].Node, dir, "198.51.100.9", vip+":80", trace.Answered)
 }

@@ -49,6 +49,21 @@ build: ## the program, bin/kube-ipvs, statically linked
 	$(call phase,building bin/kube-ipvs)
 	@$(GO) build -ldflags '$(call ldflags,$(VERSION),$(COMMIT))' -o bin/kube-ipvs ./cmd/proxy
 
+# An architecture's program, and the archive with the images of all of them.
+IMAGE_ARCHITECTURES ?= amd64 arm64
+IMAGE_ARCHIVE := bin/kube-ipvs-image.tar
+image_program = $(CACHE)/container/kube-ipvs-$(1)
+.PHONY: container-image
+container-image: ## the container image of all IMAGE_ARCHITECTURES, an OCI archive, without a container engine
+	@for architecture in $(IMAGE_ARCHITECTURES); do \
+		printf '==> [%4ds] building kube-ipvs for %s\n' $$(( $$(date +%s) - $(START) )) $$architecture; \
+		GOARCH=$$architecture $(GO) build -ldflags '$(call ldflags,$(VERSION),$(COMMIT))' -o $(call image_program,$$architecture) ./cmd/proxy || exit; \
+	done
+	$(call phase,making $(IMAGE_ARCHIVE))
+	@mkdir -p $(dir $(IMAGE_ARCHIVE))
+	@$(GO) run ./deploy/image -cache $(CACHE)/container -out $(IMAGE_ARCHIVE) -version '$(VERSION)' -commit '$(COMMIT)' \
+		$(foreach architecture,$(IMAGE_ARCHITECTURES),$(architecture)=$(call image_program,$(architecture)))
+
 test: ## unit tests, then the end-to-end tests, without those of `behaviour`
 	@$(MAKE) --no-print-directory START=$(START) deps
 	@$(MAKE) --no-print-directory START=$(START) -j2 unit e2e-parts
@@ -211,7 +226,7 @@ fuzz: ## each fuzz target for FUZZTIME=10m
 
 lint: ## gofmt, go vet, staticcheck, go mod
 	$(call phase,gofmt)
-	@unformatted=$$(gofmt -l cmd pkg test); if [ -n "$$unformatted" ]; then echo "not formatted:"; echo "$$unformatted"; exit 1; fi
+	@unformatted=$$(gofmt -l cmd deploy hack pkg test); if [ -n "$$unformatted" ]; then echo "not formatted:"; echo "$$unformatted"; exit 1; fi
 	$(call phase,go mod)
 	@$(GO) mod tidy -diff
 	@$(GO) mod verify

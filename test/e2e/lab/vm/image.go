@@ -16,6 +16,8 @@ import (
 	"strings"
 	"syscall"
 	"time"
+
+	"github.com/kube-ipvs/kube-ipvs/hack/debian"
 )
 
 // Logf reports progress to a person.
@@ -153,7 +155,7 @@ func stageKernel(ctx context.Context, work, stage, kernel string) error {
 		return err
 	}
 	root := filepath.Join(work, "root")
-	if err := unpackExactly(ctx, filepath.Join(work, "archives"), root, packages); err != nil {
+	if err := debian.UnpackExactly(ctx, filepath.Join(work, "archives"), root, packages...); err != nil {
 		return err
 	}
 	release, err := stageModules(ctx, root, stage)
@@ -167,7 +169,7 @@ func stageKernel(ctx context.Context, work, stage, kernel string) error {
 // of libraries, under every name by which they are looked for.
 func stageUserland(ctx context.Context, work, stage string) error {
 	root := filepath.Join(work, "root")
-	if err := unpackClosure(ctx, work, root, guestPackages); err != nil {
+	if err := debian.Unpack(ctx, work, root, guestPackages...); err != nil {
 		return err
 	}
 	if err := makeSkeleton(stage); err != nil {

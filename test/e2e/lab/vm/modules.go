@@ -8,6 +8,8 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+
+	"github.com/kube-ipvs/kube-ipvs/hack/debian"
 )
 
 // wantedModules are the parts of the kernel's module tree that a node may ask
@@ -77,7 +79,7 @@ func depmod(ctx context.Context, base, release string) error {
 		return err
 	}
 	if out, err := exec.CommandContext(ctx, program, "-b", base, release).CombinedOutput(); err != nil {
-		return fmt.Errorf("depmod: %w\n%s", err, tail(out, 5))
+		return fmt.Errorf("depmod: %w\n%s", err, debian.Tail(out, 5))
 	}
 	return nil
 }

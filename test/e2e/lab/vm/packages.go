@@ -1,7 +1,6 @@
 package vm
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -10,6 +9,8 @@ import (
 	"path/filepath"
 	"regexp"
 	"strings"
+
+	"github.com/kube-ipvs/kube-ipvs/hack/debian"
 )
 
 // hostTool is a program that must be on the machine itself, with the packages
@@ -75,7 +76,7 @@ func ensureTools(ctx context.Context, log Logf, tools []hostTool) error {
 	}
 	log("installing %s", strings.Join(packages, " "))
 	args := append([]string{"install", "-y", "--no-install-recommends"}, packages...)
-	return aptGet(ctx, "", args...)
+	return debian.Get(ctx, "", args...)
 }
 
 // lookTool finds a program as root would: also in the sbin directories, which
@@ -92,94 +93,13 @@ func lookTool(program string) (string, error) {
 	return "", fmt.Errorf("%s: %w", program, exec.ErrNotFound)
 }
 
-// aptGet runs apt-get in dir. Package lists that are missing or out of date
-// show as a failure, so a failure is met with one `apt-get update` and a second
-// try.
-func aptGet(ctx context.Context, dir string, args ...string) error {
-	first := apt(ctx, dir, args...)
-	if first == nil {
-		return nil
-	}
-	if os.Geteuid() != 0 {
-		return fmt.Errorf("%w (as root, the package lists would be updated and this tried again)", first)
-	}
-	// A repository that cannot be reached need not be the one that is needed.
-	update := apt(ctx, "", "update")
-	if second := apt(ctx, dir, args...); second != nil {
-		return errors.Join(second, update)
-	}
-	return nil
-}
-
-func apt(ctx context.Context, dir string, args ...string) error {
-	cmd := exec.CommandContext(ctx, "apt-get", append([]string{"-q", "-o", "APT::Sandbox::User=root"}, args...)...)
-	cmd.Dir = dir
-	cmd.Env = append(os.Environ(), "DEBIAN_FRONTEND=noninteractive", "LC_ALL=C")
-	if out, err := cmd.CombinedOutput(); err != nil {
-		return fmt.Errorf("apt-get %s: %w\n%s", strings.Join(args, " "), err, tail(out, 20))
-	}
-	return nil
-}
-
-// unpackClosure unpacks the packages and everything that they depend on into
-// root, downloading to dir. An empty dpkg status file makes apt resolve
-// dependencies as if nothing at all were installed, so the result does not hang
-// on what the machine happens to have.
-func unpackClosure(ctx context.Context, dir, root string, packages []string) error {
-	archives := filepath.Join(dir, "archives")
-	if err := os.MkdirAll(filepath.Join(archives, "partial"), 0o755); err != nil {
-		return err
-	}
-	status := filepath.Join(dir, "status")
-	if err := os.WriteFile(status, nil, 0o644); err != nil {
-		return err
-	}
-	args := []string{
-		"install", "-y", "--download-only", "--no-install-recommends",
-		"-o", "Dir::State::status=" + status,
-		"-o", "Dir::Cache::archives=" + archives,
-		"-o", "Debug::NoLocking=true",
-	}
-	if err := aptGet(ctx, "", append(args, packages...)...); err != nil {
-		return err
-	}
-	return unpackAll(ctx, archives, root)
-}
-
-// unpackExactly unpacks just the named packages into root.
-func unpackExactly(ctx context.Context, dir, root string, packages []string) error {
-	if err := os.MkdirAll(dir, 0o755); err != nil {
-		return err
-	}
-	if err := aptGet(ctx, dir, append([]string{"download"}, packages...)...); err != nil {
-		return err
-	}
-	return unpackAll(ctx, dir, root)
-}
-
-func unpackAll(ctx context.Context, archives, root string) error {
-	debs, err := filepath.Glob(filepath.Join(archives, "*.deb"))
-	if err != nil {
-		return err
-	}
-	if len(debs) == 0 {
-		return fmt.Errorf("apt-get left no package in %s", archives)
-	}
-	for _, deb := range debs {
-		if out, err := exec.CommandContext(ctx, "dpkg", "-x", deb, root).CombinedOutput(); err != nil {
-			return fmt.Errorf("unpack %s: %w\n%s", filepath.Base(deb), err, tail(out, 5))
-		}
-	}
-	return nil
-}
-
 var kernelImage = regexp.MustCompile(`(?m)^\s*\|?Depends: (linux-image-[0-9]\S*)$`)
 
 // kernelPackages names the concrete packages behind the distribution's stock
 // kernel: the image and, where they are packaged apart, its modules.
 func kernelPackages(ctx context.Context) ([]string, error) {
 	for _, meta := range []string{"linux-image-amd64", "linux-image-generic"} {
-		out, err := aptCache(ctx, "depends", meta)
+		out, err := debian.Cache(ctx, "depends", meta)
 		if err != nil {
 			continue
 		}
@@ -190,30 +110,11 @@ func kernelPackages(ctx context.Context) ([]string, error) {
 		version := strings.TrimPrefix(string(image[1]), "linux-image-")
 		packages := []string{string(image[1])}
 		for _, prefix := range []string{"linux-modules-", "linux-modules-extra-"} {
-			if _, err := aptCache(ctx, "show", prefix+version); err == nil {
+			if _, err := debian.Cache(ctx, "show", prefix+version); err == nil {
 				packages = append(packages, prefix+version)
 			}
 		}
 		return packages, nil
 	}
 	return nil, errors.New("no stock kernel package (linux-image-amd64 or linux-image-generic) in the package lists")
-}
-
-func aptCache(ctx context.Context, args ...string) ([]byte, error) {
-	cmd := exec.CommandContext(ctx, "apt-cache", args...)
-	cmd.Env = append(os.Environ(), "LC_ALL=C")
-	out, err := cmd.Output()
-	if err != nil {
-		return nil, fmt.Errorf("apt-cache %s: %w", strings.Join(args, " "), err)
-	}
-	return out, nil
-}
-
-// tail keeps the last lines of a program's output, for an error message.
-func tail(out []byte, lines int) []byte {
-	split := bytes.Split(bytes.TrimSpace(out), []byte("\n"))
-	if len(split) > lines {
-		split = split[len(split)-lines:]
-	}
-	return bytes.Join(split, []byte("\n"))
 }

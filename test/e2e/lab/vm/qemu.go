@@ -12,6 +12,8 @@ import (
 	"strconv"
 	"strings"
 	"syscall"
+
+	"github.com/kube-ipvs/kube-ipvs/hack/debian"
 )
 
 // guest is one run of a QEMU machine.
@@ -85,7 +87,7 @@ func (g *guest) explain(runErr error, complaint, console string) error {
 	if runErr == nil {
 		runErr = errors.New("the guest ended")
 	}
-	return fmt.Errorf("no exit code from the guest: %w\n%s\nend of its console:\n%s", runErr, complaint, tail(log, 40))
+	return fmt.Errorf("no exit code from the guest: %w\n%s\nend of its console:\n%s", runErr, complaint, debian.Tail(log, 40))
 }
 
 func readExitCode(path string) (int, error) {

@@ -1,0 +1,94 @@
+package main
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/kube-ipvs/kube-ipvs/hack/debian"
+)
+
+// packages are iptables in both back ends, nft for node ports on the loopback
+// address, and modprobe, for the modules that the node has in /lib/modules.
+var packages = []string{"iptables", "nftables", "kmod"}
+
+// unused is what nothing in the image reads: documentation but for copyrights,
+// what other programs are given, and what libraries load that are not asked for it.
+var unused = []string{
+	"etc/init.d", "lib/systemd", "usr/lib/*/engines-3", "usr/lib/*/gconv", "usr/lib/*/ossl-modules",
+	"usr/sbin/ip*tables-apply", "usr/share/bash-completion", "usr/share/initramfs-tools",
+	"usr/share/lintian", "usr/share/man", "usr/share/doc/*/[^c]*", "usr/share/doc/*/c[^o]*", "usr/share/doc/*/con*",
+}
+
+// packageRoot unpacks the packages of an architecture. What is there already stays
+// as it is; removing the cache is the way to newer ones.
+func packageRoot(ctx context.Context, cache, architecture string) (string, error) {
+	key, err := packagesKey()
+	if err != nil {
+		return "", err
+	}
+	root := filepath.Join(cache, architecture+"-"+key)
+	if _, err := os.Stat(root); !errors.Is(err, fs.ErrNotExist) {
+		return root, err
+	}
+	if err := os.MkdirAll(cache, 0o755); err != nil {
+		return "", err
+	}
+	work, err := os.MkdirTemp(cache, "build-")
+	if err != nil {
+		return "", err
+	}
+	defer os.RemoveAll(work)
+	unpacked := filepath.Join(work, "root")
+	if err := debian.UnpackFor(ctx, architecture, work, unpacked, packages...); err != nil {
+		return "", err
+	}
+	if err := finish(unpacked); err != nil {
+		return "", err
+	}
+	return root, os.Rename(unpacked, root)
+}
+
+// packagesKey hashes what the packages are chosen by.
+func packagesKey() (string, error) {
+	release, err := os.ReadFile("/etc/os-release")
+	if err != nil {
+		return "", fmt.Errorf("which distribution is this: %w", err)
+	}
+	sum := sha256.Sum256(fmt.Appendf(nil, "%q %q %s", packages, unused, release))
+	return hex.EncodeToString(sum[:])[:12], nil
+}
+
+// finish does what the packages' installation would: plain iptables is the nft
+// one, as the distribution has it. Scripts are not run, as they would need a shell
+// of the architecture.
+func finish(root string) error {
+	for _, pattern := range unused {
+		found, err := filepath.Glob(filepath.Join(root, pattern))
+		if err != nil {
+			return err
+		}
+		for _, path := range found {
+			if err := os.RemoveAll(path); err != nil {
+				return err
+			}
+		}
+	}
+	for _, name := range []string{"iptables", "iptables-save", "iptables-restore", "ip6tables", "ip6tables-save", "ip6tables-restore"} {
+		family, action, _ := strings.Cut(name, "-")
+		target := strings.TrimSuffix(family+"-nft-"+action, "-")
+		if _, err := os.Lstat(filepath.Join(root, "usr/sbin", target)); err != nil {
+			return err
+		}
+		if err := os.Symlink(target, filepath.Join(root, "usr/sbin", name)); err != nil {
+			return err
+		}
+	}
+	return nil
+}

@@ -209,11 +209,12 @@ image:
 	$(call phase,preparing a kernel to run on)
 	@$(LAB_PROGRAM) -prepare
 
-docs: ## write the pages that are made from the code: docs/flags.md
+docs: ## write the pages that are made from the code: docs/flags.md, docs/man
 	@$(GO) test ./pkg/config -run '^TestFlagReference$$' -update
+	@$(GO) test ./cmd/proxy -run '^TestManPages$$' -update
 
 docs-check: ## fails if such a page is stale, or a page leads nowhere
-	@$(GO) test -count 1 -run '^(TestFlagReference|TestLinks|TestPage)$$' ./pkg/config ./docs ./test/reliability
+	@$(GO) test -count 1 -run '^(TestFlagReference|TestManPages|TestLinks|TestPage)$$' ./pkg/config ./cmd/proxy ./docs ./test/reliability
 
 FUZZTIME ?= 10m
 fuzz: ## each fuzz target for FUZZTIME=10m

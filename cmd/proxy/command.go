@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"io"
@@ -43,7 +44,35 @@ func newCommand(run func(context.Context, config.Config) error) *cobra.Command {
 	}
 	cliflag.SetUsageAndHelpFunc(cmd, sets, 100)
 	cmd.AddCommand(newTraceCommand(), newGetCommand(), newDoctorCommand())
+	helpBelow(cmd)
 	return cmd
+}
+
+// helpBelow keeps the help of the program, which has its flags in sections, from
+// being inherited by the commands below it, which have few.
+func helpBelow(program *cobra.Command) {
+	help, usage, plain := program.HelpFunc(), program.UsageFunc(), &cobra.Command{}
+	program.SetUsageFunc(func(c *cobra.Command) error {
+		if c == program {
+			return usage(c)
+		}
+		return plain.UsageFunc()(c)
+	})
+	program.SetHelpFunc(func(c *cobra.Command, args []string) {
+		if c == program {
+			help(c, args)
+			return
+		}
+		fmt.Fprintf(c.OutOrStdout(), "%s\n\n%s", cmp.Or(c.Long, c.Short), c.UsageString())
+	})
+}
+
+// completeOutput has the shell complete --output.
+func completeOutput(cmd *cobra.Command, formats ...string) {
+	err := cmd.RegisterFlagCompletionFunc("output", cobra.FixedCompletions(formats, cobra.ShellCompDirectiveNoFileComp))
+	if err != nil {
+		panic(err) // there is no such flag
+	}
 }
 
 // printVersion says whose version it is. The library, and so kube-proxy, says

@@ -51,3 +51,30 @@ func TestPages(t *testing.T) {
 		t.Errorf("%+v, %v", p, cfg.Notices)
 	}
 }
+
+// TestCompletion: each shell has a script, which asks the program for the words.
+func TestCompletion(t *testing.T) {
+	for _, c := range []struct {
+		args []string
+		want []string
+	}{
+		{[]string{"completion", "bash"}, []string{"complete -o default", "kube-ipvs"}},
+		{[]string{"completion", "zsh"}, []string{"#compdef kube-ipvs"}},
+		{[]string{"completion", "fish"}, []string{"complete -c kube-ipvs"}},
+		{[]string{"completion", "--help"}, []string{"kube-ipvs completion [command]"}},
+		{[]string{"__complete", ""}, []string{"completion", "doctor", "get", "trace"}},
+		{[]string{"__complete", "get", ""}, []string{"endpoints", "sets", "snat", "virtualservers"}},
+		{[]string{"__complete", "get", "sets", "--output", ""}, []string{"json", "table", "wide", "yaml"}},
+		{[]string{"__complete", "trace", "--output", "j"}, []string{"json"}},
+	} {
+		var out strings.Builder
+		if err := execute(t, nil, &out, c.args...); err != nil {
+			t.Errorf("%q: %v", c.args, err)
+		}
+		for _, want := range c.want {
+			if !strings.Contains(out.String(), want) {
+				t.Errorf("%q: %q is not in\n%s", c.args, want, out.String())
+			}
+		}
+	}
+}

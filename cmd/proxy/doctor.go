@@ -29,7 +29,7 @@ func newDoctorCommand() *cobra.Command {
 		},
 	}
 	cmd.Flags().StringVarP(&output, "output", "o", "text", "text or json")
-	setPlainHelp(cmd)
+	completeOutput(cmd, "text", "json")
 	return cmd
 }
 

@@ -41,7 +41,7 @@ func newGetCommand() *cobra.Command {
 		o.lists("sets [NAME]", "IP sets, or the members of one", o.sets),
 		o.lists("snat", "the source that masqueraded traffic gets, by interface", o.snat),
 	)
-	setPlainHelp(cmd)
+	completeOutput(cmd, inspect.Formats...)
 	return cmd
 }
 

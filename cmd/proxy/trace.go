@@ -1,7 +1,6 @@
 package main
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -51,18 +50,8 @@ func newTraceCommand() *cobra.Command {
 	fs.BoolVar(&o.live, "live", false, "then print each packet of the connection as it passes an interface, until interrupted; needs CAP_NET_RAW")
 	fs.StringVarP(&o.output, "output", "o", "text", "text or json")
 	o.addFlags(fs)
-	setPlainHelp(cmd)
+	completeOutput(cmd, "text", "json")
 	return cmd
-}
-
-// setPlainHelp keeps the help of the command above, which is about its own
-// flags, from being inherited.
-func setPlainHelp(cmd *cobra.Command) {
-	plain := &cobra.Command{}
-	cmd.SetUsageFunc(plain.UsageFunc())
-	cmd.SetHelpFunc(func(c *cobra.Command, _ []string) {
-		fmt.Fprintf(c.OutOrStdout(), "%s\n\n%s", cmp.Or(c.Long, c.Short), c.UsageString())
-	})
 }
 
 func (o *traceOptions) run(ctx context.Context, w, notes io.Writer) error {

@@ -35,10 +35,12 @@ type Applier struct {
 	node    nodePart
 
 	conflicts conflicts
+	flows     flows
 
 	have     have
 	marked   map[ipvs.Key]ipvs.Key                     // the address and port that a mark is for, by the members in the kernel
 	foreign  ipvs.State                                // virtual servers that are not ours
+	misbound map[netip.Addr]struct{}                   // addresses that were bound as kube-proxy does
 	marks    []nat.MarkUse                             // rules of others that have to do with marks
 	draining map[ipvs.Key]map[netip.AddrPort]time.Time // real servers of weight 0 that wait for their connections to end; see Drain
 	touched  *touched                                  // what was written since Observe began; nil when none runs
@@ -77,6 +79,7 @@ func New(cfg *plan.Config, kernel Kernel) *Applier {
 		members:   newLedger[plan.Member, uint32](),
 		vips:      newLedger[plan.VIP, struct{}](),
 		conflicts: newConflicts(),
+		flows:     flows{stale: map[ipvs.Key]struct{}{}},
 		have:      have{servers: ipvs.State{}, sets: ipset.State{}, vips: map[plan.VIP]struct{}{}, rules: map[routing.Rule]struct{}{}, sysctls: sysctl.State{}, nat: map[ip.Family]nat.State{}},
 		marked:    map[ipvs.Key]ipvs.Key{},
 		draining:  map[ipvs.Key]map[netip.AddrPort]time.Time{},
@@ -195,6 +198,9 @@ func (a *Applier) Retry(name types.NamespacedName) {
 	a.servers.retry(name)
 	a.members.retry(name)
 	a.vips.retry(name)
+	if name == nodeOwner.Name {
+		a.flows.wait = false
+	}
 }
 
 // Held counts what the kernel holds of ours.

@@ -786,6 +786,25 @@ func TestCleanupLeavesTheNodeAsItWas(t *testing.T) {
 	}
 }
 
+// TestLeftTemporarySetGoes has a process end while it grows a set.
+func TestLeftTemporarySetGoes(t *testing.T) {
+	w := newWorld(t)
+	w.start(clusterIP("a", "10.96.0.1", "10.244.0.2:8000"))
+	before := w.kernel()
+	left := ipset.Set{Name: ipset.TemporaryName("KUBE-CLUSTER-IP"), Type: ipset.HashIPPort, Family: ip.IPv4}
+	w.ipset.Apply([]ipset.Change{
+		{Op: ipset.CreateSet, Set: left},
+		{Op: ipset.AddEntry, Set: left, Entry: ipset.Entry{Addr: netip.MustParseAddr("10.96.0.1"), Port: 80, Protocol: ip.TCP}},
+	})
+	w.restart()
+	if err := w.start(clusterIP("a", "10.96.0.1", "10.244.0.2:8000")).Err(); err != nil {
+		t.Error(err)
+	}
+	if got := w.kernel(); got != before {
+		t.Errorf("left:\n%s\nwant\n%s", got, before)
+	}
+}
+
 // BenchmarkOneEndpointOfMany changes one endpoint of a Service, among many
 // Services and among many endpoints.
 func BenchmarkOneEndpointOfMany(b *testing.B) {

@@ -32,6 +32,9 @@ func (a *Applier) Flush() Problems {
 	f.flushVIPs()
 	f.deleteServers()
 	f.deleteMembers()
+	if !f.flows.wait {
+		f.forgetStale()
+	}
 	f.servers.rest()
 	f.members.rest()
 	f.vips.rest()

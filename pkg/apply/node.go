@@ -74,7 +74,8 @@ func (f *flush) flushLink() {
 		func(_ routing.Change, err error) { f.fail(nil, err) })
 }
 
-// flushSets creates the sets that are missing.
+// flushSets creates the sets that are missing, and takes away what an earlier
+// process has left of growing one.
 func (f *flush) flushSets() {
 	var changes []ipset.Change
 	for _, s := range f.node.Sets {
@@ -82,7 +83,16 @@ func (f *flush) flushSets() {
 			changes = append(changes, ipset.Change{Op: ipset.CreateSet, Set: s})
 		}
 	}
+	for name, left := range f.have.sets {
+		if _, wanted := f.node.sets[name]; !wanted {
+			changes = append(changes, ipset.Change{Op: ipset.DestroySet, Set: left.Set})
+		}
+	}
 	settle(changes, f.kernel.IPSet.Apply, func(c ipset.Change) {
+		if c.Op == ipset.DestroySet {
+			delete(f.have.sets, c.Set.Name)
+			return
+		}
 		f.have.sets[c.Set.Name] = ipset.Contents{Set: c.Set, Entries: map[ipset.Entry]uint32{}}
 	}, func(_ ipset.Change, err error) { f.fail(nil, err) })
 }

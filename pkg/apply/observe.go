@@ -126,7 +126,7 @@ func setNames(cfg *plan.Config) map[string]bool {
 	names := map[string]bool{}
 	for _, family := range cfg.Families {
 		for _, s := range plan.Sets(family) {
-			names[s.Name] = true
+			names[s.Name], names[ipset.TemporaryName(s.Name)] = true, true
 		}
 	}
 	return names
@@ -276,14 +276,13 @@ func (a *Applier) adoptVIPs(o *Observation, t *touched) {
 			}
 		}
 	}
-	// kube-proxy binds with another scope. What is wanted of it is bound anew,
-	// what is not wanted goes.
 	for addr := range o.routing.Misbound {
-		vip := plan.VIP{Addr: addr, Claim: plan.ClaimAddress}
-		if _, wanted := a.vips.want(vip); !wanted && !a.excluded(addr) {
-			a.have.vips[vip] = struct{}{}
+		if !a.excluded(addr) {
+			a.have.vips[plan.VIP{Addr: addr, Claim: plan.ClaimAddress}] = struct{}{}
 		}
 	}
+	a.misbound = o.routing.Misbound
+	a.rebind()
 	for vip := range t.vips {
 		if _, there := before[vip]; there {
 			a.have.vips[vip] = struct{}{}
@@ -293,10 +292,26 @@ func (a *Applier) adoptVIPs(o *Observation, t *touched) {
 	}
 }
 
+// rebind has addresses bound anew that kube-proxy has bound, with another scope,
+// once it is known that they are wanted. What is not wanted of them goes.
+func (a *Applier) rebind() {
+	for addr := range a.misbound {
+		vip := plan.VIP{Addr: addr, Claim: plan.ClaimAddress}
+		if _, wanted := a.vips.want(vip); wanted {
+			delete(a.have.vips, vip)
+		}
+	}
+}
+
 // Sweep says that every Service is known from now on: what nobody wants is
-// to go.
+// to go. So are flows of which a process before this one ended before it had
+// them forgotten.
 func (a *Applier) Sweep() int {
 	a.swept = true
+	for key := range a.have.servers {
+		a.mayBeStale(key)
+	}
+	a.rebind()
 	return a.markDifferences()
 }
 
@@ -336,6 +351,9 @@ func (a *Applier) markMembers() {
 		return
 	}
 	for name, set := range a.have.sets {
+		if _, known := a.node.sets[name]; !known {
+			continue // it goes as a whole
+		}
 		for e := range set.Entries {
 			m := plan.Member{Set: name, Entry: e}
 			if _, wanted := a.members.want(m); !wanted {

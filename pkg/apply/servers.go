@@ -166,24 +166,46 @@ func (f *flush) serverDone(c ipvs.Change) {
 	f.have.servers[c.Key] = s
 }
 
+// flows are the addresses and ports of UDP of which conntrack may have entries
+// that lead to no real server any more.
+type flows struct {
+	stale map[ipvs.Key]struct{}
+	wait  bool // forgetting them has failed, and is tried again with the node's retry
+}
+
 // forgetFlows drops conntrack's entries of UDP flows that lead to no real
 // server of theirs any more, or that are older than the virtual server. A
 // client that goes on sending from one port would be led nowhere for as long
-// as it sends (kubernetes#71514, #76664). What leads to a real server that
-// stays is kept, whichever of an address's two virtual servers has it.
+// as it sends (kubernetes#71514, #76664).
 func (f *flush) forgetFlows(changes []ipvs.Change) {
-	stale := map[ipvs.Key]struct{}{}
+	news := false
 	for _, c := range changes {
-		address, known := f.serves(c.Key)
-		if known && address.Protocol == ip.UDP && (c.Op == ipvs.AddVirtualServer || c.Op == ipvs.DeleteRealServer || c.Op == ipvs.DeleteVirtualServer) {
-			stale[address] = struct{}{}
+		if c.Op == ipvs.AddVirtualServer || c.Op == ipvs.DeleteRealServer || c.Op == ipvs.DeleteVirtualServer {
+			news = f.mayBeStale(c.Key) || news
 		}
 	}
-	if len(stale) == 0 {
+	if news {
+		f.forgetStale()
+	}
+}
+
+// mayBeStale notes that flows are to be looked at, if it is UDP's server.
+func (a *Applier) mayBeStale(key ipvs.Key) bool {
+	address, known := a.serves(key)
+	if known = known && address.Protocol == ip.UDP; known {
+		a.flows.stale[address] = struct{}{}
+	}
+	return known
+}
+
+// forgetStale has them forgotten, or tried again. What leads to a real server
+// that stays is kept, whichever of an address's two virtual servers has it.
+func (f *flush) forgetStale() {
+	if len(f.flows.stale) == 0 {
 		return
 	}
-	matches := make([]conntrack.Match, 0, len(stale))
-	for key := range stale {
+	matches := make([]conntrack.Match, 0, len(f.flows.stale))
+	for key := range f.flows.stale {
 		keep := map[netip.AddrPort]struct{}{}
 		mark := f.have.sets[plan.Local.In(key.Family())].Entries[entryOf(key)]
 		for _, k := range []ipvs.Key{key, fwmKey(key.Family(), mark)} {
@@ -195,7 +217,10 @@ func (f *flush) forgetFlows(changes []ipvs.Change) {
 			Protocol: key.Protocol, OriginalDst: netip.AddrPortFrom(key.Addr, key.Port), Keep: keep,
 		})
 	}
-	if _, err := f.kernel.Conntrack.Delete(matches); err != nil {
+	_, err := f.kernel.Conntrack.Delete(matches)
+	if f.flows.wait = err != nil; f.flows.wait {
 		f.fail(nil, err)
+		return
 	}
+	f.flows.stale = map[ipvs.Key]struct{}{}
 }

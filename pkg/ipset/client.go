@@ -261,7 +261,7 @@ func (c *client) grow(set Set) error {
 	if err != nil {
 		return err
 	}
-	temporary := Set{Name: temporaryName(set.Name), Type: full.Type, Family: full.Family}
+	temporary := Set{Name: TemporaryName(set.Name), Type: full.Type, Family: full.Family}
 	if err := gone(c.raw.destroy(temporary.Name)); err != nil {
 		return err
 	}
@@ -283,9 +283,9 @@ func (c *client) grow(set Set) error {
 	return c.raw.swap(set.Name, temporary.Name)
 }
 
-// temporaryName keeps the beginning of the name, by which an owner knows its
-// sets.
-func temporaryName(name string) string {
+// TemporaryName is that of the set which stands beside one that is grown. A process
+// that ends amid this leaves it.
+func TemporaryName(name string) string {
 	return name[:min(len(name), maxNameLength-1)] + "~"
 }
 

@@ -320,7 +320,7 @@ func testGrow(t *testing.T, open func(testing.TB) (*client, references)) {
 		}
 		refs.Reference(set.Name)
 		leftover := set
-		leftover.Name = temporaryName(set.Name)
+		leftover.Name = TemporaryName(set.Name)
 		var mark uint32
 		if set.Type.hasMarks() {
 			mark = 0x9

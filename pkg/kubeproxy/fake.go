@@ -2,10 +2,13 @@ package kubeproxy
 
 import "sync"
 
-// Fake is the tables in memory. It is safe for concurrent use; set the hook before.
+// Fake is the tables in memory. It is safe for concurrent use; set the hooks before.
 type Fake struct {
 	// Refuse, if set, is asked before each change; its error refuses it.
 	Refuse func(Change) error
+	// FailObserve, if set, is asked before each Observe; its error is what that
+	// gives.
+	FailObserve func() error
 
 	mu    sync.Mutex
 	state State
@@ -22,6 +25,11 @@ func NewFake(state State) *Fake {
 
 // Observe is like NFT's.
 func (f *Fake) Observe() (State, error) {
+	if f.FailObserve != nil {
+		if err := f.FailObserve(); err != nil {
+			return nil, err
+		}
+	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	have := State{}

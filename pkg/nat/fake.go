@@ -22,6 +22,8 @@ type Fake struct {
 	// FailObserve, if set, is asked before each read of the ruleset, also of
 	// those that Apply makes; its error fails the read.
 	FailObserve func() error
+	// Commit, if set, is called before each table of an input takes effect.
+	Commit func(Table)
 	// HasSet, if set, tells which IP sets there are. Without it all are.
 	HasSet func(name string) bool
 	// NoRandomFully makes it an iptables without --random-fully.
@@ -122,6 +124,9 @@ func (f *Fake) restore(input string, refused map[Table]error) error {
 // validate is what the kernel does at the COMMIT of a table.
 func (f *Fake) validate(refused map[Table]error) func(Table, *table) error {
 	return func(name Table, t *table) error {
+		if f.Commit != nil {
+			f.Commit(name)
+		}
 		if err := refused[name]; err != nil {
 			return err
 		}

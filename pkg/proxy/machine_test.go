@@ -1,0 +1,273 @@
+package proxy
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/go-logr/logr"
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/klog/v2"
+	"k8s.io/utils/ptr"
+
+	"github.com/kube-ipvs/kube-ipvs/pkg/apply"
+	"github.com/kube-ipvs/kube-ipvs/pkg/conntrack"
+	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
+	"github.com/kube-ipvs/kube-ipvs/pkg/ipset"
+	"github.com/kube-ipvs/kube-ipvs/pkg/ipvs"
+	"github.com/kube-ipvs/kube-ipvs/pkg/kubeproxy"
+	"github.com/kube-ipvs/kube-ipvs/pkg/loopback"
+	"github.com/kube-ipvs/kube-ipvs/pkg/nat"
+	"github.com/kube-ipvs/kube-ipvs/pkg/plan"
+	"github.com/kube-ipvs/kube-ipvs/pkg/routing"
+	"github.com/kube-ipvs/kube-ipvs/pkg/sysctl"
+)
+
+// machine is a node whose kernel, of fakes, outlives the processes that program
+// it, and the cluster's objects. A process is driven by hand: it does nothing but
+// what it is told to, and all of it before the call returns.
+type machine struct {
+	t       testing.TB
+	cfg     plan.Config
+	now     time.Time // of the process
+	process *Proxy
+
+	services map[string]*corev1.Service
+	slices   map[string]*discoveryv1.EndpointSlice // by the name of the Service
+
+	ipvs      *ipvs.Fake
+	ipset     *ipset.Fake
+	nat       map[ip.Family]*nat.Fake
+	routing   *routing.Fake
+	sysctl    *sysctl.Fake
+	conntrack *conntrack.Fake
+	loopback  *loopback.Fake
+	kubeProxy *kubeproxy.Fake
+
+	operation func(text string) error // asked before each that changes the kernel
+	listing   func(of string) error   // asked before each that reads it
+}
+
+func newMachine(t testing.TB) *machine {
+	m := &machine{
+		t: t, now: time.Unix(1e9, 0),
+		cfg: plan.Config{
+			NodeName: "node1", Families: ip.Families, Scheduler: "rr", MasqueradeMark: 0x4000, LocalhostNodePorts: true,
+			SNAT:      plan.SNAT{Mode: plan.SNATAuto, Mark: 0x3060, Priority: 480},
+			LocalMark: plan.LocalMark{Value: 0x9, Mask: 0x3fff},
+			VIPs:      plan.VIPs{ClusterIPs: plan.ClaimAddress, LoadBalancers: plan.ClaimPort, ExternalIPs: plan.ClaimRoute, Ping: true, Mark: 0x4, Table: 80080, Priority: 99},
+		},
+		services: map[string]*corev1.Service{}, slices: map[string]*discoveryv1.EndpointSlice{},
+		ipvs: ipvs.NewFake(), ipset: ipset.NewFake(), routing: routing.NewFake(), conntrack: conntrack.NewFake(), loopback: loopback.NewFake(),
+		nat:       map[ip.Family]*nat.Fake{ip.IPv4: nat.NewFake(ip.IPv4), ip.IPv6: nat.NewFake(ip.IPv6)},
+		kubeProxy: kubeproxy.NewFake(kubeproxy.State{}),
+	}
+	values := sysctl.State{"net/ipv4/conf/all/src_valid_mark": "0", "net/ipv4/vs/snat_reroute": "0"} // with an ENI
+	for key := range plan.NodeWide(&m.cfg, &plan.Node{}).Sysctls {
+		values[key] = "0"
+	}
+	m.sysctl = sysctl.NewFake(values)
+	m.hook()
+	m.network(false)
+	m.makeForeign()
+	return m
+}
+
+func (m *machine) hook() {
+	ask := func(text string) error {
+		if m.operation == nil {
+			return nil
+		}
+		return m.operation(text)
+	}
+	m.ipvs.Refuse = func(c ipvs.Change) error { return ask(c.String()) }
+	m.ipset.Refuse = func(c ipset.Change) error { return ask(c.String()) }
+	m.routing.Refuse = func(c routing.Change) error { return ask(c.String()) }
+	m.loopback.Refuse = func(c loopback.Change) error { return ask(c.String()) }
+	m.sysctl.Refuse = func(c sysctl.Change) error { return ask(c.String()) }
+	m.kubeProxy.Refuse = func(c kubeproxy.Change) error { return ask(c.String()) }
+	m.conntrack.Refuse = func(e conntrack.Entry) error { return ask("forget " + e.String()) }
+	read := func(of string) func() error {
+		return func() error {
+			if m.listing == nil {
+				return nil
+			}
+			return m.listing(of)
+		}
+	}
+	m.ipvs.FailObserve, m.ipset.FailObserve = read("virtual servers"), read("sets")
+	m.routing.FailObserve, m.loopback.FailObserve = read("routing"), read("loopback rules")
+	m.sysctl.FailObserve, m.kubeProxy.FailObserve = read("parameters"), read("kube-proxy's tables")
+	m.conntrack.FailDump = read("connections")
+	for family, f := range m.nat {
+		f.Refuse = func(c nat.Change) error { return ask(c.String()) }
+		f.FailObserve = read(family.String() + " rules")
+	}
+}
+
+// makeForeign puts into the kernel what is somebody else's.
+func (m *machine) makeForeign() {
+	key := ipvs.Key{Protocol: ip.TCP, Addr: netip.MustParseAddr("192.168.7.7"), Port: 80}
+	m.ipvs.Apply([]ipvs.Change{
+		{Op: ipvs.AddVirtualServer, Key: key, VirtualServer: ipvs.VirtualServer{Scheduler: "wlc"}},
+		{Op: ipvs.AddRealServer, Key: key, Dest: netip.MustParseAddrPort("192.168.7.8:80"), RealServer: ipvs.RealServer{Weight: 3}},
+	})
+	for _, f := range m.nat {
+		if err := f.Restore("*nat\n:OTHERS - [0:0]\n-A OTHERS -j RETURN\n-A POSTROUTING -o eth0 -j OTHERS\nCOMMIT\n"); err != nil {
+			m.t.Fatal(err)
+		}
+	}
+	m.ipset.Apply([]ipset.Change{{Op: ipset.CreateSet, Set: ipset.Set{Name: "OTHERS", Type: ipset.HashIP, Family: ip.IPv4}}})
+}
+
+// boot starts a process, in the place of one that is gone. It is false if the
+// kernel cannot be read.
+func (m *machine) boot() bool {
+	w := &world{checks: map[types.NamespacedName]plan.HealthCheck{}}
+	m.process = New(Options{
+		Config: m.cfg,
+		Kernel: apply.Kernel{
+			IPVS: m.ipvs, IPSet: m.ipset, Routing: m.routing, Sysctl: m.sysctl, Conntrack: m.conntrack, Loopback: m.loopback, KubeProxy: m.kubeProxy,
+			NAT: map[ip.Family]apply.NAT{ip.IPv4: m.nat[ip.IPv4], ip.IPv6: m.nat[ip.IPv6]},
+		},
+		BridgeNetfilter: func() bool { return true },
+		ProbeScheduler:  func(string) error { return nil },
+		Network:         m.routing, HealthChecks: w, Observer: w, Meter: w, Events: w,
+		SyncPeriod: time.Hour, DrainPeriod: time.Nanosecond, DrainDeadline: 15 * time.Minute,
+	})
+	for _, name := range slices.Sorted(maps.Keys(m.services)) {
+		m.process.inbox.SetService(m.services[name])
+	}
+	for _, name := range slices.Sorted(maps.Keys(m.slices)) {
+		m.process.inbox.SetEndpointSlice(m.slices[name])
+	}
+	m.process.inbox.Synced()
+	return m.process.start(m.context())
+}
+
+// context has nothing logged: there is too much of it.
+func (m *machine) context() context.Context { return klog.NewContext(m.t.Context(), logr.Discard()) }
+
+// turn has the process do what is due.
+func (m *machine) turn() { m.process.turn(m.context(), m.process.lastPass) }
+
+// drain has it look at draining real servers, after some time.
+func (m *machine) drain(after time.Duration) {
+	m.now = m.now.Add(after)
+	m.process.settle(m.context(), m.process.applier.Drain(m.now, m.process.DrainDeadline))
+}
+
+// set makes an object, or changes it.
+func (m *machine) set(svc *corev1.Service, slice *discoveryv1.EndpointSlice) {
+	m.services[svc.Name], m.slices[svc.Name] = svc, slice
+	if m.process != nil {
+		m.process.inbox.SetService(svc)
+		m.process.inbox.SetEndpointSlice(slice)
+	}
+}
+
+func (m *machine) delete(name string) {
+	slice := m.slices[name]
+	delete(m.services, name)
+	delete(m.slices, name)
+	m.process.inbox.DeleteEndpointSlice(types.NamespacedName{Namespace: slice.Namespace, Name: slice.Name})
+	m.process.inbox.DeleteService(types.NamespacedName{Namespace: slice.Namespace, Name: name})
+}
+
+// network gives the node its interfaces: eth0, and an ENI with a pod behind it.
+func (m *machine) network(eni bool) {
+	inventory, err := m.routing.Inventory()
+	if err != nil {
+		m.t.Fatal(err)
+	}
+	// Another program's rules come and go; ours stay.
+	inventory.Rules = slices.DeleteFunc(inventory.Rules, func(r routing.Rule) bool { return r.Priority == 2000 })
+	inventory.Links, inventory.Defaults = inventory.Links[:1], nil
+	link := func(index int, name string, table int, addresses ...routing.Address) {
+		inventory.Links = append(inventory.Links, routing.Link{Index: index, Name: name, Type: "device", Up: true, Addresses: addresses})
+		for _, family := range ip.Families {
+			inventory.Defaults = append(inventory.Defaults, routing.Route{Family: family, Table: table, Dst: netip.PrefixFrom(family.Unspecified(), 0), Link: name})
+		}
+	}
+	link(2, "eth0", 254, routing.Address{Prefix: netip.MustParsePrefix("192.168.0.7/24"), Global: true}, routing.Address{Prefix: netip.MustParsePrefix("fd00:50::7/64"), Global: true})
+	if eni {
+		link(3, "eth1", 1003)
+		for _, pod := range []string{"10.12.192.44/32", "fd00:12::44/128"} {
+			p := netip.MustParsePrefix(pod)
+			inventory.Rules = append(inventory.Rules, routing.Rule{Family: ip.Of(p.Addr()), Priority: 2000, From: p, Table: 1003})
+		}
+	}
+	m.routing.SetInventory(inventory)
+	if m.process != nil {
+		m.process.inbox.networkChanged()
+	}
+}
+
+// kernel is all that it holds, to compare.
+func (m *machine) kernel() string {
+	s, err := m.routing.Observe(routing.Own{
+		Rules: []routing.OwnRules{{Priority: m.cfg.SNAT.Priority, Mask: m.cfg.SNAT.Mark}, {Priority: m.cfg.VIPs.Priority, Mask: m.cfg.VIPs.Mark}},
+		Table: m.cfg.VIPs.Table,
+	})
+	if err != nil {
+		m.t.Fatal(err)
+	}
+	rules, err := m.loopback.Observe()
+	if err != nil {
+		m.t.Fatal(err)
+	}
+	tables, err := m.kubeProxy.Observe()
+	if err != nil {
+		m.t.Fatal(err)
+	}
+	return m.ipvs.Dump() + m.ipset.Dump() + fmt.Sprintf("%v\n", s) + m.nat[ip.IPv4].Save() + m.nat[ip.IPv6].Save() +
+		fmt.Sprintf("%v\n%v\n%v\n%v\n", rules, tables, m.sysctl.Values(), m.conntrack.Entries())
+}
+
+// exposed is a Service of all kinds of VIPs, each port with every protocol, and
+// its endpoints, of which the first is on this node. Of the number n follow its
+// addresses and ports.
+func exposed(name string, n byte, change func(*corev1.Service), endpoints ...discoveryv1.Endpoint) (*corev1.Service, *discoveryv1.EndpointSlice) {
+	v4 := func(third byte) string { return netip.AddrFrom4([4]byte{203, 0, third, n}).String() }
+	svc := &corev1.Service{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name, CreationTimestamp: metav1.Unix(1e9+int64(n), 0), Annotations: map[string]string{}},
+		Spec: corev1.ServiceSpec{
+			Type: corev1.ServiceTypeLoadBalancer, ExternalTrafficPolicy: corev1.ServiceExternalTrafficPolicyLocal,
+			ClusterIP: v4(1), ClusterIPs: []string{v4(1), fmt.Sprintf("fd00:10:96::%x", n)},
+			ExternalIPs:              []string{v4(2)},
+			LoadBalancerSourceRanges: []string{"10.0.0.0/8", "fd00::/8"},
+			HealthCheckNodePort:      31000 + int32(n),
+		},
+		Status: corev1.ServiceStatus{LoadBalancer: corev1.LoadBalancerStatus{Ingress: []corev1.LoadBalancerIngress{{IP: v4(113)}, {IP: fmt.Sprintf("fd00:203::%x", n)}}}},
+	}
+	slice := &discoveryv1.EndpointSlice{
+		ObjectMeta:  metav1.ObjectMeta{Namespace: "default", Name: name + "-1", Labels: map[string]string{discoveryv1.LabelServiceName: name}},
+		AddressType: discoveryv1.AddressTypeIPv4, Endpoints: endpoints,
+	}
+	for i, protocol := range []corev1.Protocol{corev1.ProtocolTCP, corev1.ProtocolUDP, corev1.ProtocolSCTP} {
+		port := strings.ToLower(string(protocol))
+		svc.Spec.Ports = append(svc.Spec.Ports, corev1.ServicePort{Name: port, Protocol: protocol, Port: 80, NodePort: 30000 + 10*int32(n) + int32(i)})
+		slice.Ports = append(slice.Ports, discoveryv1.EndpointPort{Name: ptr.To(port), Protocol: ptr.To(protocol), Port: ptr.To[int32](8000)})
+	}
+	if change != nil {
+		change(svc)
+	}
+	return svc, slice
+}
+
+// at are endpoints by their addresses.
+func at(addresses ...string) []discoveryv1.Endpoint {
+	out := make([]discoveryv1.Endpoint, len(addresses))
+	for i, a := range addresses {
+		out[i] = discoveryv1.Endpoint{Addresses: []string{a}, NodeName: ptr.To(fmt.Sprint("node", i+1))}
+	}
+	return out
+}

@@ -48,6 +48,7 @@ func (a *Applier) Draining() int {
 func (a *Applier) Drain(now time.Time, deadline time.Duration) Problems {
 	f := &flush{Applier: a}
 	var changes []ipvs.Change
+	open := map[ipvs.Change]int{}
 	for key, dests := range a.draining {
 		conns, err := a.kernel.IPVS.Connections(key)
 		if kernel.IsNotExist(err) {
@@ -60,8 +61,10 @@ func (a *Applier) Drain(now time.Time, deadline time.Duration) Problems {
 		}
 		for dest := range dests {
 			gone := a.goneFor(key, dest, now)
-			if c := conns[dest]; c.Active+c.Inactive == 0 || gone >= deadline {
-				changes = append(changes, ipvs.Change{Op: ipvs.DeleteRealServer, Key: key, Dest: dest})
+			if left := conns[dest].Active + conns[dest].Inactive; left == 0 || gone >= deadline {
+				c := ipvs.Change{Op: ipvs.DeleteRealServer, Key: key, Dest: dest}
+				changes = append(changes, c)
+				open[c] = left
 			}
 		}
 	}
@@ -69,9 +72,27 @@ func (a *Applier) Drain(now time.Time, deadline time.Duration) Problems {
 	for _, c := range changes {
 		if _, there := a.have.servers[c.Key].RealServers[c.Dest]; !there {
 			a.undrain(c.Key, c.Dest)
+			if open[c] > 0 {
+				a.cuts = append(a.cuts, Cut{c.Key, c.Dest, open[c]})
+			}
 		}
 	}
 	return f.problems
+}
+
+// Cut is a real server that went at the deadline, with connections that were
+// still open.
+type Cut struct {
+	Key         ipvs.Key
+	Dest        netip.AddrPort
+	Connections int
+}
+
+// TakeCuts gives those since it was last called.
+func (a *Applier) TakeCuts() []Cut {
+	cuts := a.cuts
+	a.cuts = nil
+	return cuts
 }
 
 // goneFor is for how long a draining real server has had no endpoint.

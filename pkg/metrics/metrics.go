@@ -52,6 +52,7 @@ type Recorder struct {
 	virtualServers  *metrics.Gauge
 	realServers     *metrics.Gauge
 	draining        *metrics.Gauge
+	cut             *metrics.Counter
 	conflicts       *metrics.Gauge
 }
 
@@ -131,6 +132,8 @@ func newRecorder() *Recorder {
 		realServers:    gauge(ours, "real_servers", "IPVS real servers programmed, draining ones included."),
 		draining: gauge(ours, "draining_real_servers",
 			"IPVS real servers that take no new connections and wait for the end of those they have."),
+		cut: counter(ours, "drain_cut_connections_total",
+			"Connections cut at --drain-deadline, as their endpoint was gone."),
 		conflicts: gauge(ours, "conflicts", "IPVS virtual servers that a Service claims and an older Service has."),
 	}
 }
@@ -142,7 +145,7 @@ func (r *Recorder) all() []metrics.Registerable {
 		r.programming, r.noLocal, r.restoreFailures, r.forgetDuration, r.forgotten,
 		r.stageDuration, r.refused, r.interfaces,
 		r.planned, r.problems, r.compareDuration, r.driftRepaired,
-		r.virtualServers, r.realServers, r.draining, r.conflicts,
+		r.virtualServers, r.realServers, r.draining, r.cut, r.conflicts,
 	}
 }
 
@@ -173,6 +176,9 @@ func (r *Recorder) Held(virtualServers, realServers, draining int) {
 	r.realServers.Set(float64(realServers))
 	r.draining.Set(float64(draining))
 }
+
+// Cut counts connections that were cut at the deadline for draining.
+func (r *Recorder) Cut(connections int) { r.cut.Add(float64(connections)) }
 
 // Conflicts notes how much is claimed in vain.
 func (r *Recorder) Conflicts(count int) { r.conflicts.Set(float64(count)) }

@@ -74,6 +74,7 @@ func (p *Proxy) turn(ctx context.Context, now time.Time) {
 	if p.applier.Draining() > 0 && !now.Before(p.drainAt) {
 		p.drainAt = now.Add(p.DrainPeriod)
 		p.settle(ctx, p.applier.Drain(now, p.DrainDeadline))
+		p.reportCuts(ctx)
 	}
 	if p.observed == nil && !now.Before(p.compareAt) {
 		p.observe()
@@ -144,6 +145,16 @@ func (p *Proxy) settle(ctx context.Context, problems apply.Problems) {
 	}
 	p.Observer.Held(p.applier.Held())
 	p.reportConflicts(ctx)
+}
+
+// reportCuts tells of connections that were cut, as their endpoint was gone for too
+// long.
+func (p *Proxy) reportCuts(ctx context.Context) {
+	for _, c := range p.applier.TakeCuts() {
+		klog.FromContext(ctx).Info("Cutting connections to an endpoint that is gone, at the deadline for draining",
+			"virtualServer", c.Key.String(), "endpoint", c.Dest.String(), "connections", c.Connections, "deadline", p.DrainDeadline)
+		p.Meter.Cut(c.Connections)
+	}
 }
 
 func logProblem(ctx context.Context, name types.NamespacedName, err error, wait time.Duration) {

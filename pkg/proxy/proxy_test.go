@@ -50,6 +50,7 @@ type world struct {
 	latencies []time.Duration
 	noLocal   [2]int
 	modes     []plan.InterfaceMode
+	cut       int
 	events    []event.Warning
 
 	mu     sync.Mutex
@@ -81,6 +82,7 @@ func (w *world) Planned(time.Duration)                 { w.planned++ }
 func (w *world) Programmed(d time.Duration)            { w.latencies = append(w.latencies, d) }
 func (w *world) NoLocalEndpoints(in, out int)          { w.noLocal = [2]int{in, out} }
 func (w *world) Interfaces(modes []plan.InterfaceMode) { w.modes = modes }
+func (w *world) Cut(connections int)                   { w.cut += connections }
 func (w *world) Warn(e event.Warning)                  { w.events = append(w.events, e) }
 
 func (w *world) Set(n types.NamespacedName, c plan.HealthCheck) { w.checks[n] = c }
@@ -434,6 +436,28 @@ func TestNewENIIsLookedAtSoon(t *testing.T) {
 		want := []plan.InterfaceMode{{Family: ip.IPv4, Link: "eth1", Mode: plan.SNATFWMark}}
 		if !slices.Equal(w.modes, want) {
 			t.Errorf("metrics show %v, want %v", w.modes, want)
+		}
+	})
+}
+
+// TestCutsAreCounted has connections open when the deadline of their endpoint comes.
+func TestCutsAreCounted(t *testing.T) {
+	run(t, nil, func(w *world) {
+		w.service("web", "10.96.0.10", "10.244.0.2", "10.244.0.3")
+		w.synced()
+		key := ipvs.Key{Protocol: ip.TCP, Addr: netip.MustParseAddr("10.96.0.10"), Port: 80}
+		for i, open := range []int{3, 0} {
+			dest := netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 244, 0, byte(2 + i)}), 8000)
+			w.ipvs.SetConnections(key, dest, ipvs.Connections{Active: open, Inactive: open})
+		}
+		w.slice("web")
+		w.sleep(14 * time.Minute)
+		if got := w.ipvs.Dump(); w.cut != 0 || !strings.Contains(got, "10.244.0.2:8000 -m -w 0") || strings.Contains(got, "10.244.0.3") {
+			t.Errorf("before the deadline %d were cut:\n%s", w.cut, got)
+		}
+		w.sleep(2 * time.Minute)
+		if got := w.ipvs.Dump(); w.cut != 6 || strings.Contains(got, "10.244.0.2") {
+			t.Errorf("at the deadline %d were cut, want 6:\n%s", w.cut, got)
 		}
 	})
 }

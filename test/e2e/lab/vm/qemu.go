@@ -55,7 +55,7 @@ func (g *guest) run(ctx context.Context) (exitCode int, err error) {
 // norandmaps: an emulator translates code for the address where it is. At an
 // address of chance, it would translate libraries anew for each process, which
 // makes running a program take three times as long.
-const kernelParameters = "console=ttyS0 quiet panic=-1 mitigations=off tsc=reliable norandmaps"
+const kernelParameters = "console=ttyS0 quiet panic=-1 mitigations=off tsc=reliable norandmaps no_timer_check"
 
 func (g *guest) arguments(console string) []string {
 	args := []string{

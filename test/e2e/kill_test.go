@@ -1,0 +1,270 @@
+//go:build e2e
+
+package e2e
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/kube-ipvs/kube-ipvs/test/e2e/lab"
+	"github.com/kube-ipvs/kube-ipvs/test/reliability"
+)
+
+// kills is a node whose process is killed again and again, while the Services of
+// its folder change. One of them, "steady", does not.
+type kills struct {
+	*connections
+	client *lab.Namespace
+	random *rand.Rand
+	steady *corev1.Service
+	flags  []string
+}
+
+// churned is how many Services change.
+const churned = 6
+
+// TestReliabilityKills kills the process at random times after its start, within
+// and after its first pass, while Services come, change and go: KILLS times, or
+// 20, and 1,000 in `make reliability`. Clients of the Service that does not change
+// notice nothing, with the connections that they have and with new ones. In the
+// end the kernel is what one process makes of the folder on a clean node.
+func TestReliabilityKills(t *testing.T) {
+	record := reliability.Begin(t, reliability.Crash, "lab")
+	k := newKills(t)
+	before := withoutEmpty(kernelState(k.node.Node))
+	began := time.Now()
+	process := k.start()
+	lab.Eventually(k.t, syncLimit, "the first pass", func() error { return hasPassed(k.node.Node) })
+	whole := time.Since(began)
+	long := k.openLong(t)
+	loads := k.loads()
+	stop := k.follow(t)
+
+	times, asked := killTimes(t), 0
+	for i := range times {
+		process.Stop()
+		process = k.start()
+		time.Sleep(whole/4 + time.Duration(k.random.Int64N(int64(whole))))
+		if i%20 == 19 {
+			asked += k.askAll(t, long)
+			t.Logf("%d kills after %s", i+1, time.Since(began).Round(time.Second))
+		}
+	}
+	process.Stop()
+	stop()
+	asked += k.askAll(t, long)
+	answered, failed := 0, 0
+	for _, load := range loads {
+		tally := load.Stop()
+		answered += tally.Outcomes[lab.OK]
+		for outcome, n := range tally.Outcomes {
+			if outcome != lab.OK {
+				failed += n
+				t.Errorf("new connections: %d times %s: %v", n, outcome, tally.Failures)
+			}
+		}
+	}
+	for _, connection := range long {
+		connection.Close()
+	}
+	differences := k.checkEnd(t, before)
+	record(
+		reliability.Figure{Name: "kills of the process", Value: float64(times), Shows: fmt.Sprintf("at random times, a quarter to five quarters of a whole start after it began, while %d Services changed", churned)},
+		reliability.Figure{Name: "a whole start", Value: whole.Seconds(), Unit: "s"},
+		reliability.Figure{Name: "new connections to a Service that did not change", Value: float64(answered)},
+		reliability.Figure{Name: "of these, not answered", Value: float64(failed)},
+		reliability.Figure{Name: "connections to it that were open all the time", Value: float64(len(long)), Shows: "TCP, UDP and SCTP, IPv4 and IPv6, from a pod and from outside"},
+		reliability.Figure{Name: "requests on these", Value: float64(asked)},
+		reliability.Figure{Name: "lines in which the kernel differs in the end from a node that was programmed at once", Value: float64(differences)},
+	)
+}
+
+func killTimes(t *testing.T) int {
+	times := reliability.Times(20, 1000)
+	if text := os.Getenv("KILLS"); text != "" {
+		var err error
+		if times, err = strconv.Atoi(text); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return times
+}
+
+func newKills(t *testing.T) *kills {
+	nodes := lab.NewThreeNodes(t)
+	k := &kills{
+		connections: &connections{t: t, node: nodes.Nodes[0], pods: map[string]*lab.Pod{}, folder: t.TempDir()},
+		random:      rand.New(rand.NewPCG(7, 7)), steady: newExposed("steady", 1),
+	}
+	k.caller = k.node.AddPod("caller")
+	for _, name := range []string{"web1", "web2"} {
+		pod := k.node.AddPod(name)
+		for _, protocol := range lab.Protocols {
+			pod.Serve(name, protocol, webPort)
+		}
+		k.pods[name] = pod
+	}
+	nodes.Fabric.Route("203.0.113.0/24 via " + k.node.IPv4.String())
+	nodes.Fabric.Route("fd00:203:1::/64 via " + k.node.IPv6.String())
+	k.client = nodes.Client
+	k.steady.Spec.ExternalTrafficPolicy = corev1.ServiceExternalTrafficPolicyLocal
+	k.write(k.steady, ready(k.pods["web1"]), ready(k.pods["web2"]))
+	k.flags = []string{
+		"--manifests", k.folder, "--hostname-override", k.node.Name, "--cluster-cidr", podCIDRs,
+		"--ipvs-min-sync-period", "100ms", "--drain-deadline", drainDeadline.String(),
+	}
+	return k
+}
+
+func (k *kills) start() *lab.Process {
+	return k.node.StartProxy(func(*lab.Process) error { return nil }, k.flags...)
+}
+
+// write puts a Service into the folder.
+func (k *kills) write(svc *corev1.Service, pods ...podEndpoint) {
+	writeManifest(k.t, filepath.Join(k.folder, svc.Name+".yaml"), svc)
+	for i, slice := range dualStackSlices(svc, webPort, pods...) {
+		writeManifest(k.t, filepath.Join(k.folder, fmt.Sprintf("%s-%d.yaml", svc.Name, i)), slice)
+	}
+}
+
+// churn changes one Service: its endpoints, its kind, its port, or that it is
+// there at all.
+func (k *kills) churn(random *rand.Rand) {
+	n := 2 + random.IntN(churned)
+	svc := newExposed(fmt.Sprint("web", n), n)
+	web1, web2 := ready(k.pods["web1"]), ready(k.pods["web2"])
+	switch random.IntN(6) {
+	case 0:
+		k.write(svc, web1)
+	case 1:
+		k.write(svc, web1, web2)
+	case 2:
+		k.write(svc, web2, terminating(k.pods["web1"]))
+	case 3:
+		k.write(svc)
+	case 4:
+		k.write(newDualStack(svc.Name, n), web2)
+	case 5:
+		for _, name := range []string{"", "-0", "-1"} {
+			// It may not be there.
+			_ = os.Remove(filepath.Join(k.folder, svc.Name+name+".yaml"))
+		}
+	}
+}
+
+// follow has the folder change until it is stopped.
+func (k *kills) follow(t *testing.T) (stop func()) {
+	done := make(chan struct{})
+	var churning sync.WaitGroup
+	random := rand.New(rand.NewPCG(8, 8))
+	churning.Go(func() {
+		for {
+			select {
+			case <-done:
+				return
+			case <-time.After(200 * time.Millisecond):
+				k.churn(random)
+			}
+		}
+	})
+	stop = sync.OnceFunc(func() { close(done); churning.Wait() })
+	t.Cleanup(stop)
+	return stop
+}
+
+// openLong opens connections and sockets in every way that has ports of its own:
+// IPVS mixes up connections from one port to two VIPs of one endpoint.
+func (k *kills) openLong(t *testing.T) []*lab.Connection {
+	var long []*lab.Connection
+	open := func(from *lab.Namespace, protocol lab.Protocol, address string) {
+		connection, err := from.Connect(busyLimit, protocol, address)
+		if err != nil {
+			t.Fatalf("%s %s: %v", protocol, address, err)
+		}
+		long = append(long, connection)
+	}
+	for i := range 2 {
+		for _, protocol := range lab.Protocols {
+			open(k.caller.Namespace, protocol, at(clusterIPs(1)[i], 80))
+		}
+		open(k.client, lab.TCP, at(balancerIPs(1)[i], 80))
+	}
+	return long
+}
+
+// busyLimit is for a machine that is starting a program all the time.
+const busyLimit = 15 * time.Second
+
+// loads are clients that open connections to the Service that does not change.
+func (k *kills) loads() []*lab.Load {
+	var loads []*lab.Load
+	for i := range 2 {
+		loads = append(loads,
+			k.caller.PacedLoad(300*time.Millisecond, busyLimit, 1, lab.TCP, at(clusterIPs(1)[i], 80)),
+			k.client.PacedLoad(300*time.Millisecond, busyLimit, 1, lab.TCP, at(balancerIPs(1)[i], 80)))
+	}
+	return loads
+}
+
+// askAll asks on every connection, and gives their number.
+func (k *kills) askAll(t *testing.T, long []*lab.Connection) int {
+	t.Helper()
+	for _, connection := range long {
+		if answer := connection.Ask(busyLimit); answer.Err != nil {
+			t.Errorf("a connection that was open all the time: %s", answer)
+		}
+	}
+	return len(long)
+}
+
+// checkEnd has a last process make the kernel right, compares that with what one
+// makes of a clean node, and says by how many lines it differs.
+func (k *kills) checkEnd(t *testing.T, before string) (differences int) {
+	last := k.start()
+	lab.Eventually(k.t, syncLimit, "the last process has drained everything", func() error {
+		if err := hasPassed(k.node.Node); err != nil {
+			return err
+		}
+		if state := k.node.Exec("ipvsadm", "-Sn"); strings.Contains(state, "-w 0") {
+			return fmt.Errorf("not yet:\n%s", state)
+		}
+		return nil
+	})
+	after := kernelState(k.node.Node)
+	if code, output := k.node.RunProxy("doctor"); code != 0 {
+		t.Errorf("doctor finds:\n%s", output)
+	}
+	last.Terminate()
+	if code, output := k.node.RunProxy("--cleanup"); code != 0 {
+		t.Errorf("kube-ipvs --cleanup ended with %d:\n%s", code, output)
+	}
+	if diff := cmp.Diff(before, withoutEmpty(kernelState(k.node.Node))); diff != "" {
+		t.Errorf("before the first start (-), and after --cleanup (+):\n%s", diff)
+	}
+	if code, output := k.node.RunProxy(append(k.flags, "--once")...); code != 0 {
+		t.Errorf("kube-ipvs --once ended with %d:\n%s", code, output)
+	}
+	want := kernelState(k.node.Node)
+	if diff := cmp.Diff(want, after); diff != "" {
+		t.Errorf("programmed at once (-), after all kills (+):\n%s", diff)
+	}
+	is := strings.Split(after, "\n")
+	for _, line := range strings.Split(want, "\n") {
+		if !slices.Contains(is, line) {
+			differences++
+		}
+	}
+	return differences
+}

@@ -36,7 +36,7 @@ const churned = 6
 
 // TestReliabilityKills kills the process at random times after its start, within
 // and after its first pass, while Services come, change and go: KILLS times, or
-// 20, and 1,000 in `make reliability`. Clients of the Service that does not change
+// 20, and 1,000 in `make reliability`; for KILL_LIMIT at most, if that is set. Clients of the Service that does not change
 // notice nothing, with the connections that they have and with new ones. In the
 // end the kernel is what one process makes of the folder on a clean node.
 func TestReliabilityKills(t *testing.T) {
@@ -51,14 +51,14 @@ func TestReliabilityKills(t *testing.T) {
 	loads := k.loads()
 	stop := k.follow(t)
 
-	times, asked := killTimes(t), 0
-	for i := range times {
+	times, asked, deadline := 0, 0, killDeadline(t)
+	for times < killTimes(t) && time.Now().Before(deadline) {
 		process.Stop()
 		process = k.start()
 		time.Sleep(whole/4 + time.Duration(k.random.Int64N(int64(whole))))
-		if i%10 == 9 {
+		if times++; times%10 == 0 {
 			asked += k.askAll(t, long)
-			t.Logf("%d kills after %s", i+1, time.Since(began).Round(time.Second))
+			t.Logf("%d kills after %s", times, time.Since(began).Round(time.Second))
 		}
 	}
 	process.Stop()
@@ -99,6 +99,17 @@ func killTimes(t *testing.T) int {
 		}
 	}
 	return times
+}
+
+func killDeadline(t *testing.T) time.Time {
+	limit := 24 * time.Hour
+	if text := os.Getenv("KILL_LIMIT"); text != "" {
+		var err error
+		if limit, err = time.ParseDuration(text); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return time.Now().Add(limit)
 }
 
 func newKills(t *testing.T) *kills {

@@ -78,14 +78,18 @@ func (m *machine) openLoopback(ctx context.Context, cfg *plan.Config) {
 }
 
 // openNAT finds iptables for each family, and drops the family for which
-// there is none: many kernels have no IPv6.
+// there is none: many kernels have no IPv6. A refusal that may pass is none of a
+// family: what the kernel holds of it would be left to itself.
 func (m *machine) openNAT(ctx context.Context, cfg *plan.Config) error {
 	var usable []ip.Family
 	var errs []error
 	for _, family := range cfg.Families {
 		tables, err := nat.New(family)
 		if err == nil {
-			_, err = tables.Observe(nat.Own{})
+			err = kernel.Retry(func() error { _, err := tables.Observe(nat.Own{}); return err })
+		}
+		if passing(err) {
+			return fmt.Errorf("reading the rules of %s: %w", family, err)
 		}
 		if err != nil {
 			errs = append(errs, err)
@@ -101,6 +105,9 @@ func (m *machine) openNAT(ctx context.Context, cfg *plan.Config) error {
 	cfg.Families = usable
 	return nil
 }
+
+// passing tells whether another process may well be more fortunate.
+func passing(err error) bool { return kernel.IsTransient(err) || errors.Is(err, unix.ENOMEM) }
 
 // recordSysctls has the values that kernel parameters had before kept in a
 // folder. Where that cannot be, Services matter more, and it is said.

@@ -710,6 +710,33 @@ func TestUDPRealServerGoesAtOnceWithItsFlows(t *testing.T) {
 	}
 }
 
+// TestRefusedFlowsAreForgottenLater has conntrack refuse: the flow leads nowhere
+// until it is forgotten.
+func TestRefusedFlowsAreForgottenLater(t *testing.T) {
+	w := newWorld(t)
+	udp := func(endpoints ...string) service.Service {
+		s := clusterIP("dns", "10.96.0.10", endpoints...)
+		s.Ports[0].Protocol, s.Ports[0].Port = ip.UDP, 53
+		return s
+	}
+	w.start(udp("10.244.0.2:53", "10.244.0.3:53"))
+	w.conntrack.Add(flowTo("10.244.0.9:1000", "10.96.0.10:53", "10.244.0.2:53"))
+	w.conntrack.FailDump = func() error { return unix.ENOMEM }
+	if problems := w.apply(udp("10.244.0.3:53")); len(problems) != 1 {
+		t.Errorf("problems %v, want the one of conntrack", problems)
+	}
+	w.conntrack.Dumps()
+	w.mustApply() // another Service's change does not try again
+	w.conntrack.FailDump = nil
+	w.applier.Retry(types.NamespacedName{})
+	if err := w.applier.Flush().Err(); err != nil {
+		t.Error(err)
+	}
+	if left := w.conntrack.Entries(); len(left) > 0 {
+		t.Errorf("after the retry: %v", left)
+	}
+}
+
 func TestWritesDuringAnObservationCount(t *testing.T) {
 	w := newWorld(t)
 	w.start(clusterIP("a", "10.96.0.1", "10.244.0.2:8000"))

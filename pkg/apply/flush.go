@@ -88,18 +88,31 @@ func (f *flush) addMembers() {
 }
 
 // deleteMembers removes members that nobody wants. One that says whose a
-// virtual server is stays as long as that.
+// virtual server is stays as long as that, or it would be taken for somebody
+// else's, and stay for ever.
 func (f *flush) deleteMembers() {
 	var changes []ipset.Change
 	for m := range f.members.dirty {
-		fwm := fwmKey(ip.Of(m.Entry.Addr), f.have.sets[m.Set].Entries[m.Entry])
-		_, stands := f.have.servers[fwm]
-		needed := stands && f.marked[fwm] == keyOf(m.Entry)
-		if _, wanted := f.members.want(m); !wanted && !needed {
+		if _, wanted := f.members.want(m); !wanted && !f.tellsOwner(m) {
 			changes = append(changes, f.memberChange(ipset.DeleteEntry, m))
 		}
 	}
 	f.applyMembers(changes)
+}
+
+// tellsOwner tells whether a member is one by which a virtual server is known to
+// be ours that stands, and is to go.
+func (f *flush) tellsOwner(m plan.Member) bool {
+	fwm := fwmKey(ip.Of(m.Entry.Addr), f.have.sets[m.Set].Entries[m.Entry])
+	if _, stands := f.have.servers[fwm]; stands && f.marked[fwm] == keyOf(m.Entry) {
+		return true
+	}
+	key := keyOf(m.Entry)
+	_, stands := f.have.servers[key]
+	if _, wanted := f.servers.want(key); !stands || wanted {
+		return false
+	}
+	return slices.ContainsFunc(owning, func(name plan.SetName) bool { return name.In(key.Family()) == m.Set })
 }
 
 func (f *flush) memberChange(op ipset.Op, m plan.Member) ipset.Change {

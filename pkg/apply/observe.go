@@ -205,6 +205,9 @@ func (a *Applier) ours(key ipvs.Key) bool {
 	return !a.excluded(key.Addr) && listed(key, a.have.sets)
 }
 
+// owning are the sets whose members say that a virtual server is ours.
+var owning = []plan.SetName{plan.ClusterIP, plan.LoadBalancer, plan.ExternalIP, plan.ExternalIPLocal, plan.NodePorts}
+
 // listed looks for an address and port. kube-proxy, whose node we may be
 // taking over, lists node ports by the port alone.
 func listed(key ipvs.Key, sets ipset.State) bool {
@@ -214,7 +217,7 @@ func listed(key ipvs.Key, sets ipset.State) bool {
 		return ok
 	}
 	full := entryOf(key)
-	for _, name := range []plan.SetName{plan.ClusterIP, plan.LoadBalancer, plan.ExternalIP, plan.ExternalIPLocal, plan.NodePorts} {
+	for _, name := range owning {
 		if has(name, full) {
 			return true
 		}

@@ -2,6 +2,7 @@ package proxy
 
 import (
 	"context"
+	"errors"
 	"slices"
 	"time"
 
@@ -127,17 +128,13 @@ func (p *Proxy) settle(ctx context.Context, problems apply.Problems) {
 	p.releaseNumbers()
 	failed := map[types.NamespacedName]time.Duration{}
 	for _, problem := range problems {
-		names := problem.Owners
-		if len(names) == 0 {
-			names = []types.NamespacedName{nobody}
-		}
-		for _, name := range names {
+		for _, name := range concerned(problem) {
 			if _, done := failed[name]; !done {
 				failed[name] = p.retries.failed(name, time.Now())
 			}
-			logProblem(ctx, name, problem.Err, failed[name])
 		}
 	}
+	logProblems(ctx, problems, failed)
 	for _, wait := range failed {
 		if at := time.Now().Add(wait / 2); at.Before(p.compareAt) {
 			p.compareAt = at
@@ -145,6 +142,58 @@ func (p *Proxy) settle(ctx context.Context, problems apply.Problems) {
 	}
 	p.Observer.Held(p.applier.Held())
 	p.reportConflicts(ctx)
+}
+
+// concerned are the Services that lack something, or the node.
+func concerned(problem apply.Problem) []types.NamespacedName {
+	if len(problem.Owners) == 0 {
+		return []types.NamespacedName{nobody}
+	}
+	return problem.Owners
+}
+
+// logProblems tells each of those concerned each reason once, with the first of what
+// was refused for it: without a set, say, every member of it is.
+func logProblems(ctx context.Context, problems apply.Problems, waits map[types.NamespacedName]time.Duration) {
+	type told struct {
+		name   types.NamespacedName
+		reason string
+	}
+	count := map[told]int{}
+	for _, problem := range problems {
+		for _, name := range concerned(problem) {
+			count[told{name, reason(problem.Err)}]++
+		}
+	}
+	for _, problem := range problems {
+		for _, name := range concerned(problem) {
+			t := told{name, reason(problem.Err)}
+			if n := count[t]; n > 0 {
+				logProblem(ctx, name, problem.Err, n-1, waits[name])
+			}
+			count[t] = 0
+		}
+	}
+}
+
+// reason is an error without the change that it is about.
+func reason(err error) string {
+	if inner := errors.Unwrap(err); inner != nil {
+		return inner.Error()
+	}
+	return err.Error()
+}
+
+func logProblem(ctx context.Context, name types.NamespacedName, err error, more int, wait time.Duration) {
+	logger := klog.FromContext(ctx).WithValues("retryIn", wait)
+	if more > 0 {
+		logger = logger.WithValues("moreForThisReason", more)
+	}
+	if name == nobody {
+		logger.Error(err, "Cannot program the node")
+		return
+	}
+	logger.Error(err, "Cannot program Service", "service", name)
 }
 
 // reportCuts tells of connections that were cut, as their endpoint was gone for too
@@ -155,13 +204,4 @@ func (p *Proxy) reportCuts(ctx context.Context) {
 			"virtualServer", c.Key.String(), "endpoint", c.Dest.String(), "connections", c.Connections, "deadline", p.DrainDeadline)
 		p.Meter.Cut(c.Connections)
 	}
-}
-
-func logProblem(ctx context.Context, name types.NamespacedName, err error, wait time.Duration) {
-	logger := klog.FromContext(ctx)
-	if name == nobody {
-		logger.Error(err, "Cannot program the node", "retryIn", wait)
-		return
-	}
-	logger.Error(err, "Cannot program Service", "service", name, "retryIn", wait)
 }

@@ -10,7 +10,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/go-logr/logr"
+	"github.com/go-logr/logr/funcr"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -54,6 +54,7 @@ type machine struct {
 
 	operation func(text string) error // asked before each that changes the kernel
 	listing   func(of string) error   // asked before each that reads it
+	errors    []string                // that were logged
 }
 
 func newMachine(t testing.TB) *machine {
@@ -153,11 +154,26 @@ func (m *machine) boot() bool {
 	return m.process.start(m.context())
 }
 
-// context has nothing logged: there is too much of it.
-func (m *machine) context() context.Context { return klog.NewContext(m.t.Context(), logr.Discard()) }
+// context has errors written down, and nothing logged: there is too much of it.
+func (m *machine) context() context.Context {
+	return klog.NewContext(m.t.Context(), funcr.New(func(_, line string) {
+		if strings.Contains(line, `"error"=`) {
+			m.errors = append(m.errors, line)
+		}
+	}, funcr.Options{}))
+}
 
 // turn has the process do what is due.
 func (m *machine) turn() { m.process.turn(m.context(), m.process.lastPass) }
+
+// pass has the process do all that will be due within an hour: what was refused is
+// tried again, and the kernel compared.
+func (m *machine) pass() {
+	m.process.turn(m.context(), time.Now().Add(time.Hour))
+	if m.process.observed != nil {
+		m.process.compare(m.context(), <-m.process.observed)
+	}
+}
 
 // drain has it look at draining real servers, after some time.
 func (m *machine) drain(after time.Duration) {

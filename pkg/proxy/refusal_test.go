@@ -1,0 +1,243 @@
+package proxy
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"regexp"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
+
+	"github.com/kube-ipvs/kube-ipvs/pkg/nat"
+	"github.com/kube-ipvs/kube-ipvs/test/reliability"
+)
+
+// errnos are what operations of the kernel packages fail with.
+var errnos = []unix.Errno{
+	unix.ENOMEM, unix.EBUSY, unix.EPERM, unix.EINTR, unix.ENOBUFS, unix.EEXIST, unix.EAGAIN, unix.ENOENT, unix.EINVAL, unix.ENOSPC, unix.ESRCH, unix.EMSGSIZE,
+}
+
+// harmless errors tell that what an operation wants is so, which the kernel does not
+// say unless it is.
+func harmless(operation string, err unix.Errno) bool {
+	switch err {
+	case unix.EEXIST:
+		return !strings.HasPrefix(operation, "delete") && !strings.HasPrefix(operation, "forget")
+	case unix.ENOENT, unix.ESRCH:
+		return strings.HasPrefix(operation, "delete") || strings.HasPrefix(operation, "forget")
+	}
+	return false
+}
+
+// two is a machine with two Services that have nothing in common.
+func two(t testing.TB) *machine {
+	m := newMachine(t)
+	m.set(exposed("steady", 1, nil, at("10.244.0.9", "10.244.1.9")...))
+	m.set(exposed("web", 2, nil, at("10.244.0.2", "10.244.1.2")...))
+	return m
+}
+
+// refuse has an operation refused, as often as it is tried.
+func (m *machine) refuse(refused func(operation string) error) {
+	m.operation = refused
+	for _, f := range m.nat {
+		f.Refuse = func(c nat.Change) error { return m.operation(c.String()) }
+	}
+}
+
+// deed is what a process does while the kernel refuses something.
+type deed struct {
+	name string
+	do   func(*machine)
+}
+
+var deeds = []deed{
+	{"a start", func(m *machine) { m.boot() }},
+	{"a deletion", func(m *machine) {
+		m.delete("web")
+		m.turn()
+		m.pass() // the kernel is compared before it is well again
+	}},
+}
+
+// TestReliabilityRefusals refuses each operation of a start, and of a Service's
+// deletion, with each error, until the kernel is said to be well again. Each time
+// there is an error that names it, the Service that is not concerned is served, and
+// the kernel is as planned after the retries, or after a start in their place.
+func TestReliabilityRefusals(t *testing.T) {
+	record := reliability.Begin(t, reliability.Refusals, "fakes")
+	operations, refused, most := 0, 0, 0
+	for at, d := range deeds {
+		undisturbed := two(t)
+		for _, before := range deeds[:at] {
+			before.do(undisturbed)
+		}
+		writes := undisturbed.recording()
+		d.do(undisturbed)
+		of, want := *writes, normal(undisturbed.kernel())
+		operations += len(of)
+		for i := 0; i < len(of); i += reliability.Times(13, 1) {
+			for j := range reliability.Times(1, 4) {
+				if err := errnos[(i+j)%len(errnos)]; !harmless(of[i], err) {
+					most = max(most, refuseOne(t, at, of[i], err, want))
+					refused++
+				}
+			}
+		}
+	}
+	record(
+		reliability.Figure{Name: "operations of a start and of a deletion, each refused", Value: float64(operations), Shows: "of IPVS, IP sets, iptables, routing, parameters, nftables"},
+		reliability.Figure{Name: "errors that each was refused with, at most", Value: float64(reliability.Times(1, 4))},
+		reliability.Figure{Name: "refusals after whose retries the kernel was as planned", Value: float64(refused)},
+		reliability.Figure{Name: "error messages of one refusal, at most", Value: float64(most), Shows: "over all tries until the kernel is well again"},
+	)
+}
+
+// refuseOne gives the number of error messages.
+func refuseOne(t *testing.T, at int, operation string, err unix.Errno, want string) int {
+	t.Helper()
+	context := fmt.Sprintf("%s: %q refused with %q", deeds[at].name, operation, err)
+	m := two(t)
+	for _, before := range deeds[:at] {
+		before.do(m)
+	}
+	m.refuse(func(o string) error {
+		if o == operation {
+			return err
+		}
+		return nil
+	})
+	deeds[at].do(m)
+	told := len(m.errors)
+	if told > 10 {
+		t.Errorf("%s: the log has %d errors:\n%s", context, told, strings.Join(m.errors, "\n"))
+	}
+	if !strings.Contains(strings.Join(m.errors, "\n"), err.Error()) {
+		t.Errorf("%s: the log has %q", context, m.errors)
+	}
+	for _, service := range []*regexp.Regexp{steadyAddress, webAddress} {
+		other := map[*regexp.Regexp]*regexp.Regexp{steadyAddress: webAddress, webAddress: steadyAddress}[service]
+		if service.MatchString(operation) && !other.MatchString(operation) {
+			if diff := cmp.Diff(only(other, want), only(other, normal(m.kernel()))); diff != "" {
+				t.Errorf("%s: the other Service is not served:\n%s", context, diff)
+			}
+		}
+	}
+	m.refuse(func(string) error { return nil })
+	if len(operation)%2 == 0 {
+		m.boot()
+	}
+	for range 3 { // what depends on what was refused follows
+		m.pass()
+	}
+	if diff := cmp.Diff(want, normal(m.kernel())); diff != "" {
+		t.Errorf("%s: planned (-), there after the retries (+):\n%s", context, diff)
+	}
+	return told
+}
+
+var webAddress = regexp.MustCompile(`203\.0\.\d+\.2\b[^0-9]|fd00:10:96::2\b|fd00:203::2\b|:3002\d|10\.244\.[01]\.2\b`)
+
+func only(which *regexp.Regexp, kernel string) string {
+	var kept []string
+	for line := range strings.Lines(kernel) {
+		if which.MatchString(line) && strings.HasPrefix(line, "-") {
+			kept = append(kept, line)
+		}
+	}
+	return strings.Join(kept, "")
+}
+
+// lists are what is read of the kernel to compare it.
+var lists = []string{"virtual servers", "sets", "routing", "loopback rules", "kube-proxy's tables", "IPv4 rules", "IPv6 rules"}
+
+// TestReliabilityUnreadable has each list fail to be read, with each error, at a
+// start and in a comparison of a kernel that serves: nothing is written meanwhile
+// (kubernetes#129146). A dump that a change has interrupted is EINTR, one that is
+// short EBADMSG.
+func TestReliabilityUnreadable(t *testing.T) {
+	record := reliability.Begin(t, reliability.Refusals, "unreadable")
+	tries, written := 0, 0
+	for _, list := range lists {
+		for _, err := range append([]unix.Errno{unix.EBADMSG}, errnos...) {
+			m := two(t)
+			for _, begins := range []string{"a start", "a comparison"} {
+				writes := m.recording()
+				m.listing = func(of string) error {
+					if of == list {
+						return err
+					}
+					return nil
+				}
+				m.errors = nil
+				if begins == "a start" {
+					if m.boot() {
+						t.Errorf("%s: the start went on without the list of %s", err, list)
+					}
+				} else {
+					m.pass()
+				}
+				tries++
+				if written += len(*writes); len(*writes) > 0 {
+					t.Errorf("%s in which the list of %s failed with %q wrote %q", begins, list, err, *writes)
+				}
+				if len(m.errors) != 1 || !strings.Contains(m.errors[0], err.Error()) {
+					t.Errorf("%s in which the list of %s failed with %q logged %q", begins, list, err, m.errors)
+				}
+				m.listing = nil
+				if begins == "a start" {
+					m.boot()
+				}
+			}
+		}
+	}
+	record(
+		reliability.Figure{Name: "lists that could not be read", Value: float64(tries), Shows: "each with each error, at a start and in a comparison"},
+		reliability.Figure{Name: "operations meanwhile", Value: float64(written)},
+	)
+}
+
+// TestReliabilityRandomRefusals has operations and lists fail at random through a
+// life of all kinds of changes.
+func TestReliabilityRandomRefusals(t *testing.T) {
+	record := reliability.Begin(t, reliability.Refusals, "random")
+	random := rand.New(rand.NewPCG(3, 4))
+	lives, failures := reliability.Times(5, 50), 0
+	for range lives {
+		m := node(t, beginnings[random.IntN(len(beginnings))])
+		fail := func(operation string, one int) error {
+			err := errnos[random.IntN(len(errnos))]
+			if random.IntN(one) > 0 || harmless(operation, err) {
+				return nil
+			}
+			failures++
+			return err
+		}
+		m.refuse(func(operation string) error { return fail(operation, 20) })
+		listing := func(string) error { return fail("", 10) }
+		m.listing = listing
+		for !m.boot() {
+		}
+		for _, s := range life[1 : len(life)-1] {
+			m.listing = nil // the test itself reads
+			s.do(m)
+			m.listing = listing
+			m.pass()
+		}
+		m.listing = nil
+		m.refuse(func(string) error { return nil })
+		for range 3 {
+			m.pass()
+		}
+		m.boot() // without an ENI some rules stay until the next start
+		if diff := cmp.Diff(m.reference(len(life)-1), normal(m.kernel())); diff != "" {
+			t.Errorf("planned (-), there (+):\n%s", diff)
+		}
+	}
+	record(
+		reliability.Figure{Name: "operations and lists that failed at random", Value: float64(failures), Shows: fmt.Sprintf("one of 20 and one of 10, in %d lives of all kinds of changes", lives)},
+		reliability.Figure{Name: "lives after which the kernel was as planned", Value: float64(lives)},
+	)
+}

@@ -45,6 +45,7 @@ func TestDifferences(t *testing.T) {
 		{"inside, Local, cluster IP", local(), packetTo("TCP", "pod", "10.96.1.10:80", "10.244.1.2:8080 as itself", "10.244.1.2:8080 masqueraded"), false},
 		{"not claimed", balancer(), packetTo("TCP", "pod", "203.0.113.1:81", "refused", "forwarded"), true},
 		{"claimed and forwarded", balancer(), packetTo("TCP", "pod", "203.0.113.1:80", "refused", "forwarded"), false},
+		{"claimed for the other family", balancerOf("6"), packetTo("TCP", "pod", "203.0.113.1:80", "refused", "forwarded"), true},
 		{"node port's number, masqueraded", nil, packetTo("TCP", "pod", "10.96.1.10:30000", "10.244.1.2:8080 masqueraded", "10.244.1.2:8080 as itself"), true},
 		{"node port's number, another endpoint", nil, packetTo("TCP", "pod", "10.96.1.10:30000", "10.244.1.2:8080 masqueraded", "10.244.1.3:8080 as itself"), false},
 		{"disputed", copies("ready", "not ready"), realServer("10.96.1.10:80", "-m -w 1", ""), true},
@@ -64,9 +65,11 @@ func TestDifferences(t *testing.T) {
 	}
 }
 
-func balancer() []Change {
+func balancer() []Change { return balancerOf("4") }
+
+func balancerOf(families string) []Change {
 	return []Change{{Service: &Service{
-		Type: "LoadBalancer", Families: "4", Ports: []Port{{"web", 80}}, Ingress: []Ingress{{"203.0.113.1", "VIP"}},
+		Type: "LoadBalancer", Families: families, Ports: []Port{{"web", 80}}, Ingress: []Ingress{{"203.0.113.1", "VIP"}},
 	}}}
 }
 

@@ -226,8 +226,13 @@ func (w *World) Claims(protocol string, at netip.AddrPort) []Claim {
 	return out
 }
 
+// claims leaves out addresses of a family that the Service has not: nobody serves
+// these for it.
 func (s *Service) claims(protocol string, at netip.AddrPort) []Claim {
 	var out []Claim
+	if !s.has(at.Addr()) {
+		return nil
+	}
 	for i, p := range s.Ports {
 		if p.Protocol() != protocol {
 			continue
@@ -245,6 +250,15 @@ func (s *Service) claims(protocol string, at netip.AddrPort) []Claim {
 		}
 	}
 	return out
+}
+
+// has tells whether the Service is of the address's family.
+func (s *Service) has(a netip.Addr) bool {
+	family := "4"
+	if a.Is6() {
+		family = "6"
+	}
+	return strings.Contains(s.Families, family)
 }
 
 // balancers are the load balancer's IPs that the node has to serve.

@@ -127,6 +127,10 @@ func (s *socket) services() (map[Key]VirtualServer, error) {
 	if err != nil {
 		return nil, err
 	}
+	return readServices(list)
+}
+
+func readServices(list []*ipvs.Service) (map[Key]VirtualServer, error) {
 	services := make(map[Key]VirtualServer, len(list))
 	for _, service := range list {
 		key, err := keyOf(service)
@@ -151,6 +155,10 @@ func (s *socket) destinations(key Key) (map[netip.AddrPort]destination, error) {
 	if err != nil {
 		return nil, err
 	}
+	return readDestinations(list)
+}
+
+func readDestinations(list []*ipvs.Destination) (map[netip.AddrPort]destination, error) {
 	dests := make(map[netip.AddrPort]destination, len(list))
 	for _, d := range list {
 		addr, ok := netip.AddrFromSlice(d.Address)

@@ -3,6 +3,7 @@ package kernel
 import (
 	"encoding/binary"
 	"errors"
+	"syscall"
 	"time"
 
 	"github.com/vishvananda/netlink/nl"
@@ -90,19 +91,28 @@ func (w *Writer) answers(errs []error) error {
 		if err != nil {
 			return err
 		}
-		for _, m := range messages {
-			at := m.Header.Seq - w.first
-			if m.Header.Type != unix.NLMSG_ERROR || at >= uint32(len(errs)) || len(m.Data) < 4 {
-				continue
-			}
-			if code := int32(binary.NativeEndian.Uint32(m.Data)); code != 0 {
-				errs[at] = unix.Errno(-code)
-			}
-			if m.Header.Seq == w.last {
-				return nil
-			}
+		if w.noteAnswers(messages, errs) {
+			return nil
 		}
 	}
+}
+
+// noteAnswers puts answers in their places, and tells whether the last one is
+// among them.
+func (w *Writer) noteAnswers(messages []syscall.NetlinkMessage, errs []error) (last bool) {
+	for _, m := range messages {
+		at := m.Header.Seq - w.first
+		if m.Header.Type != unix.NLMSG_ERROR || at >= uint32(len(errs)) || len(m.Data) < 4 {
+			continue
+		}
+		if code := int32(binary.NativeEndian.Uint32(m.Data)); code != 0 {
+			errs[at] = unix.Errno(-code)
+		}
+		if m.Header.Seq == w.last {
+			return true
+		}
+	}
+	return false
 }
 
 // IsTimeout tells whether the kernel did not answer a Writer in time.

@@ -88,10 +88,14 @@ func (w *world) Warn(e event.Warning)                  { w.events = append(w.eve
 func (w *world) Set(n types.NamespacedName, c plan.HealthCheck) { w.checks[n] = c }
 func (w *world) Delete(n types.NamespacedName)                  { delete(w.checks, n) }
 
+func newWorld(t *testing.T) *world {
+	return &world{t: t, ipvs: ipvs.NewFake(), routing: routing.NewFake(), checks: map[types.NamespacedName]plan.HealthCheck{}}
+}
+
 // run starts a proxy in a bubble and calls the test once the source is asked.
 func run(t *testing.T, options func(*Options), test func(*world)) {
 	synctest.Test(t, func(t *testing.T) {
-		w := &world{t: t, ipvs: ipvs.NewFake(), routing: routing.NewFake(), checks: map[types.NamespacedName]plan.HealthCheck{}}
+		w := newWorld(t)
 		o := w.options()
 		if options != nil {
 			options(&o)

@@ -134,21 +134,32 @@ func (a *Applier) setServers(owner *Owner, old, want []plan.VirtualServer) {
 		vs := &want[i]
 		if was, ok := before[vs.Key]; !ok || !sameServer(was, vs) {
 			a.adoptForeign(vs.Key)
-			a.servers.put(vs.Key, owner, vs)
-			a.conflicts.claimed(vs.Key, a.servers.owners(vs.Key))
-			a.markTwin(vs.Key)
+			before := a.servers.owners(vs.Key)
+			a.servers.put(vs.Key, owner, vs.Right, vs)
+			a.claimed(vs.Key, before)
 		}
 		delete(before, vs.Key)
 	}
 	for key := range before {
+		owners := a.servers.owners(key)
 		a.servers.drop(key, owner)
-		a.conflicts.claimed(key, a.servers.owners(key))
-		a.markTwin(key)
+		a.claimed(key, owners)
+	}
+}
+
+// claimed has all looked at that depends on who has a virtual server, after a
+// claim on it has changed.
+func (a *Applier) claimed(key ipvs.Key, before []types.NamespacedName) {
+	owners := a.servers.owners(key)
+	a.conflicts.claimed(key, owners)
+	a.markTwin(key)
+	if len(before) > 1 || len(owners) > 1 {
+		a.markBound(key, owners)
 	}
 }
 
 func sameServer(a, b *plan.VirtualServer) bool {
-	return a.VirtualServer == b.VirtualServer && slices.Equal(a.RealServers, b.RealServers) && slices.Equal(a.Endpoints, b.Endpoints)
+	return a.Right == b.Right && a.VirtualServer == b.VirtualServer && slices.Equal(a.RealServers, b.RealServers) && slices.Equal(a.Endpoints, b.Endpoints)
 }
 
 // adoptForeign takes over a virtual server of somebody else whose key a
@@ -165,7 +176,7 @@ func (a *Applier) adoptForeign(key ipvs.Key) {
 func setAll[K, V comparable](l *ledger[K, V], owner *Owner, old, want map[K]V) {
 	for k, v := range want {
 		if was, ok := old[k]; !ok || was != v {
-			l.put(k, owner, v)
+			l.put(k, owner, 0, v)
 		}
 	}
 	for k := range old {

@@ -10,7 +10,7 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/ipvs"
 )
 
-// Conflict is a virtual server that a Service claims and an older one has.
+// Conflict is a virtual server that a Service claims and another one has.
 type Conflict struct {
 	Key           ipvs.Key
 	Loser, Winner types.NamespacedName

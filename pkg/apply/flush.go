@@ -73,7 +73,7 @@ func settle[C interface {
 func (f *flush) addMembers() {
 	var changes []ipset.Change
 	for m := range f.members.dirty {
-		want, wanted := f.members.want(m)
+		want, wanted := f.wantMember(m)
 		have, there := f.have.sets[m.Set].Entries[m.Entry]
 		switch {
 		case wanted && (!there || have != want):
@@ -93,7 +93,7 @@ func (f *flush) addMembers() {
 func (f *flush) deleteMembers() {
 	var changes []ipset.Change
 	for m := range f.members.dirty {
-		if _, wanted := f.members.want(m); !wanted && !f.tellsOwner(m) {
+		if _, wanted := f.wantMember(m); !wanted && !f.tellsOwner(m) {
 			changes = append(changes, f.memberChange(ipset.DeleteEntry, m))
 		}
 	}
@@ -207,7 +207,7 @@ func (f *flush) vipChange(vip plan.VIP, wanted bool) routing.Change {
 func (f *flush) blocked() map[netip.Addr]bool {
 	out := map[netip.Addr]bool{}
 	for m := range f.members.stuck {
-		if _, wanted := f.members.want(m); wanted {
+		if _, wanted := f.wantMember(m); wanted {
 			out[m.Entry.Addr] = true
 		}
 	}

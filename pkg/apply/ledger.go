@@ -6,6 +6,8 @@ import (
 	"time"
 
 	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/kube-ipvs/kube-ipvs/pkg/plan"
 )
 
 // Owner is who wants something in the kernel: a Service, or the node itself
@@ -27,15 +29,24 @@ func (o *Owner) before(p *Owner) bool {
 	return strings.Compare(o.Name.String(), p.Name.String()) < 0
 }
 
-// claim is what one owner wants under a key.
+// claim is what one owner wants under a key, and by what right.
 type claim[V any] struct {
 	owner *Owner
+	right plan.Right
 	value V
+}
+
+// before orders claims on one key: by their right, and then by their owners.
+func (c claim[V]) before(d claim[V]) bool {
+	if c.right != d.right {
+		return c.right < d.right
+	}
+	return c.owner.before(d.owner)
 }
 
 // ledger knows who wants what. Several owners may want the same key: for a
 // set's member or an address that is a count of references; for a virtual
-// server it is a conflict, which the first owner wins until it goes.
+// server it is a conflict, which the first claim wins until it goes.
 //
 // A key is dirty from when its winning value may have changed until the
 // kernel is known to hold it.
@@ -98,16 +109,17 @@ func (l *ledger[K, V]) retry(name types.NamespacedName) {
 	}
 }
 
-// put sets what an owner wants under a key.
-func (l *ledger[K, V]) put(key K, owner *Owner, value V) {
-	list := l.without(key, owner)
-	at, _ := slices.BinarySearchFunc(list, owner, func(c claim[V], o *Owner) int {
-		if c.owner.before(o) {
+// put sets what an owner wants under a key. For what several may have all have
+// one right.
+func (l *ledger[K, V]) put(key K, owner *Owner, right plan.Right, value V) {
+	list, put := l.without(key, owner), claim[V]{owner, right, value}
+	at, _ := slices.BinarySearchFunc(list, put, func(c, put claim[V]) int {
+		if c.before(put) {
 			return -1
 		}
 		return 1
 	})
-	l.claims[key] = slices.Insert(list, at, claim[V]{owner, value})
+	l.claims[key] = slices.Insert(list, at, put)
 	l.mark(key)
 }
 
@@ -125,6 +137,17 @@ func (l *ledger[K, V]) drop(key K, owner *Owner) {
 // without is the claims on a key, an owner's left out.
 func (l *ledger[K, V]) without(key K, owner *Owner) []claim[V] {
 	return slices.DeleteFunc(l.claims[key], func(c claim[V]) bool { return c.owner.Name == owner.Name })
+}
+
+// of is what one owner wants under a key.
+func (l *ledger[K, V]) of(key K, name types.NamespacedName) (V, bool) {
+	for _, c := range l.claims[key] {
+		if c.owner.Name == name {
+			return c.value, true
+		}
+	}
+	var none V
+	return none, false
 }
 
 // want is the winner's value.

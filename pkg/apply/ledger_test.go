@@ -15,12 +15,12 @@ func owner(name string, second int64) *Owner {
 func TestLedgerOlderOwnerWinsAndYoungerTakesOver(t *testing.T) {
 	l := newLedger[string, int]()
 	young, old := owner("a", 20), owner("b", 10)
-	l.put("key", young, 1)
-	l.put("key", old, 2)
+	l.put("key", young, 0, 1)
+	l.put("key", old, 0, 2)
 	if v, _ := l.want("key"); v != 2 {
 		t.Errorf("the younger owner has the key: %d", v)
 	}
-	l.put("key", old, 3) // a new value keeps the place
+	l.put("key", old, 0, 3) // a new value keeps the place
 	if v, _ := l.want("key"); v != 3 {
 		t.Errorf("the winner's new value does not count: %d", v)
 	}
@@ -36,8 +36,8 @@ func TestLedgerOlderOwnerWinsAndYoungerTakesOver(t *testing.T) {
 
 func TestLedgerSameAgeGoesByName(t *testing.T) {
 	l := newLedger[string, int]()
-	l.put("key", owner("b", 10), 1)
-	l.put("key", owner("a", 10), 2)
+	l.put("key", owner("b", 10), 0, 1)
+	l.put("key", owner("a", 10), 0, 2)
 	if names := l.owners("key"); names[0].Name != "a" {
 		t.Errorf("owners %v, want a first", names)
 	}
@@ -45,8 +45,8 @@ func TestLedgerSameAgeGoesByName(t *testing.T) {
 
 func TestLedgerNodeComesFirstAndIsNobodysService(t *testing.T) {
 	l := newLedger[string, int]()
-	l.put("key", owner("a", 10), 1)
-	l.put("key", nodeOwner, 2)
+	l.put("key", owner("a", 10), 0, 1)
+	l.put("key", nodeOwner, 0, 2)
 	if v, _ := l.want("key"); v != 2 {
 		t.Errorf("a Service has the node's key")
 	}
@@ -58,8 +58,8 @@ func TestLedgerNodeComesFirstAndIsNobodysService(t *testing.T) {
 func TestLedgerRefusedKeysWaitForTheirOwnersRetry(t *testing.T) {
 	l := newLedger[string, int]()
 	a, b := owner("a", 1), owner("b", 2)
-	l.put("of a", a, 1)
-	l.put("of b", b, 1)
+	l.put("of a", a, 0, 1)
+	l.put("of b", b, 0, 1)
 	l.refused("of a")
 	l.refused("of b")
 	l.refused("of nobody")
@@ -71,7 +71,7 @@ func TestLedgerRefusedKeysWaitForTheirOwnersRetry(t *testing.T) {
 	if _, dirty := l.dirty["of nobody"]; !dirty || len(l.dirty) != 2 {
 		t.Errorf("after the retry of nobody: dirty %v", l.dirty)
 	}
-	l.put("of b", b, 2) // a change does not wait
+	l.put("of b", b, 0, 2) // a change does not wait
 	if _, dirty := l.dirty["of b"]; !dirty || len(l.stuck) != 0 {
 		t.Errorf("after a change: dirty %v, stuck %v", l.dirty, l.stuck)
 	}

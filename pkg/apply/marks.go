@@ -115,7 +115,7 @@ func (a *Applier) indexMarks() {
 		set := plan.Local.In(family)
 		for e, mark := range a.have.sets[set].Entries {
 			fwm := fwmKey(family, mark)
-			want, wanted := a.members.want(plan.Member{Set: set, Entry: e})
+			want, wanted := a.wantMember(plan.Member{Set: set, Entry: e})
 			if _, known := a.marked[fwm]; mark != 0 && (!known || wanted && want == mark) {
 				a.marked[fwm] = keyOf(e)
 			}

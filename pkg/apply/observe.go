@@ -346,9 +346,9 @@ func (a *Applier) markServers() {
 
 func (a *Applier) markMembers() {
 	for m := range a.members.claims {
-		want, _ := a.members.want(m)
+		want, wanted := a.wantMember(m)
 		have, there := a.have.sets[m.Set].Entries[m.Entry]
-		a.members.compared(m, !there || have != want)
+		a.members.compared(m, wanted != there || wanted && have != want)
 	}
 	if !a.swept {
 		return
@@ -359,7 +359,7 @@ func (a *Applier) markMembers() {
 		}
 		for e := range set.Entries {
 			m := plan.Member{Set: name, Entry: e}
-			if _, wanted := a.members.want(m); !wanted {
+			if _, wanted := a.wantMember(m); !wanted {
 				a.members.compared(m, true)
 			}
 		}

@@ -50,7 +50,8 @@ func (m LocalMark) Number(mark, masquerade uint32) (uint32, bool) {
 // Outside is what a Service needs for who comes from outside to one of its
 // addresses and ports. It becomes a virtual server once it has a number.
 type Outside struct {
-	Key ipvs.Key // the address and port
+	Key   ipvs.Key // the address and port
+	Right Right
 	ipvs.VirtualServer
 	RealServers []RealServer     // those on this node
 	Endpoints   []netip.AddrPort // see VirtualServer
@@ -59,12 +60,12 @@ type Outside struct {
 
 // addOutside adds one if there is an endpoint on this node in whatever state:
 // its connections go on while it is not ready, and end with the virtual server.
-func (b *partBuilder) addOutside(key ipvs.Key, eps chosen) {
+func (b *partBuilder) addOutside(key ipvs.Key, right Right, eps chosen) {
 	if !b.service.ExternalLocal || !eps.here || b.cfg.LocalMark.Value == 0 {
 		return
 	}
 	o := Outside{
-		Key: key, VirtualServer: outsideServer(b.cfg, b.service),
+		Key: key, Right: right, VirtualServer: outsideServer(b.cfg, b.service),
 		RealServers: b.realServers(key, eps.local), Endpoints: b.endpoints, Masquerade: !b.keepsClient(),
 	}
 	b.part.Outside = append(b.part.Outside, o)
@@ -110,6 +111,7 @@ func (p *Part) addNumbered(cfg *Config, o Outside, mark uint32) {
 	p.Members = append(p.Members, Member{Set: Local.In(family), Entry: entryOf(o.Key), Mark: mark})
 	p.VirtualServers = append(p.VirtualServers, VirtualServer{
 		Key:           ipvs.Key{Addr: family.Unspecified(), FWMark: mark},
+		Right:         o.Right,
 		VirtualServer: o.VirtualServer, RealServers: o.RealServers, Endpoints: o.Endpoints,
 	})
 }

@@ -26,9 +26,23 @@ type Part struct {
 // endpoints that others have.
 type NoLocal struct{ Internal, External bool }
 
+// Right is that by which a Service has an address and port. Where several claim
+// one, the lowest has it, and among equals the oldest Service.
+type Right uint8
+
+// The rights. What the API server allots it allots once, so that whoever else
+// names it means to take it: anybody who may write a Service may name any address
+// as its external IP (CVE-2020-8554), and do so before it is allotted.
+const (
+	Allotted Right = iota // a cluster IP or node port
+	Assigned              // a load balancer's IP, which a controller writes
+	Named                 // an external IP
+)
+
 // VirtualServer is one with its real servers.
 type VirtualServer struct {
-	Key ipvs.Key
+	Key   ipvs.Key
+	Right Right
 	ipvs.VirtualServer
 	RealServers []RealServer // sorted, each once
 	// Endpoints are all that there are, in whatever state; sorted. Connections to
@@ -141,7 +155,7 @@ func (b *partBuilder) addClusterIPs(family ip.Family, p *service.Port, eps chose
 	}
 	for _, a := range ofFamily(b.service.ClusterIPs, family) {
 		key := ipvs.Key{Protocol: p.Protocol, Addr: a, Port: p.Port}
-		if b.addVirtualServer(key, endpoints) {
+		if b.addVirtualServer(key, Allotted, endpoints) {
 			b.addMember(ClusterIP, entryOf(key))
 			b.addVIP(b.claimClusterIP(), b.last())
 		}
@@ -183,8 +197,11 @@ func (b *partBuilder) addExternalIPs(family ip.Family, p *service.Port, eps chos
 		set = ExternalIPLocal
 	}
 	for _, a := range ofFamily(b.service.ExternalIPs, family) {
-		key := ipvs.Key{Protocol: p.Protocol, Addr: a, Port: p.Port}
-		if b.addExternal(key, eps) {
+		key, right := ipvs.Key{Protocol: p.Protocol, Addr: a, Port: p.Port}, Named
+		if slices.Contains(b.service.LoadBalancers, a) {
+			right = Assigned
+		}
+		if b.addExternal(key, right, eps) {
 			b.addMember(set, entryOf(key))
 			b.addVIPUnlessOnLink(b.cfg.VIPs.ExternalIPs, b.last())
 		}
@@ -194,7 +211,7 @@ func (b *partBuilder) addExternalIPs(family ip.Family, p *service.Port, eps chos
 func (b *partBuilder) addLoadBalancers(family ip.Family, p *service.Port, eps chosen) {
 	for _, a := range ofFamily(b.service.LoadBalancers, family) {
 		key := ipvs.Key{Protocol: p.Protocol, Addr: a, Port: p.Port}
-		if b.addExternal(key, eps) {
+		if b.addExternal(key, Assigned, eps) {
 			b.addMember(LoadBalancer, entryOf(key))
 			if b.keepsClient() {
 				b.addMember(LoadBalancerLocal, entryOf(key))
@@ -211,15 +228,15 @@ func (b *partBuilder) addLoadBalancers(family ip.Family, p *service.Port, eps ch
 
 // addExternal adds a virtual server for an address outside the cluster's own
 // range; false if the address is served already.
-func (b *partBuilder) addExternal(key ipvs.Key, eps chosen) bool {
+func (b *partBuilder) addExternal(key ipvs.Key, right Right, eps chosen) bool {
 	endpoints, noLocal := b.external(eps)
-	if !b.addVirtualServer(key, endpoints) {
+	if !b.addVirtualServer(key, right, endpoints) {
 		return false
 	}
 	if noLocal {
 		b.addMember(NoLocalEndpoint, entryOf(key))
 	}
-	b.addOutside(key, eps)
+	b.addOutside(key, right, eps)
 	return true
 }
 
@@ -234,7 +251,7 @@ func (b *partBuilder) addNodePorts(family ip.Family, p *service.Port, eps chosen
 			b.addLocalhost(key, eps)
 			continue
 		}
-		if b.addExternal(key, eps) {
+		if b.addExternal(key, Allotted, eps) {
 			b.addMember(NodePorts, entryOf(key))
 			b.addNodePortMembers(family, key)
 		}
@@ -246,7 +263,7 @@ func (b *partBuilder) addNodePorts(family ip.Family, p *service.Port, eps chosen
 // go to the source that the request was given (package loopback).
 func (b *partBuilder) addLocalhost(key ipvs.Key, eps chosen) {
 	endpoints, _ := b.external(eps)
-	if len(endpoints) > 0 && b.addVirtualServer(key, endpoints) {
+	if len(endpoints) > 0 && b.addVirtualServer(key, Allotted, endpoints) {
 		b.addMember(NodePorts, entryOf(key))
 	}
 }
@@ -356,13 +373,13 @@ func (b *partBuilder) addHealthCheckPort(family ip.Family) {
 }
 
 // addVirtualServer is false if the key is excluded or taken already.
-func (b *partBuilder) addVirtualServer(key ipvs.Key, endpoints []service.Endpoint) bool {
+func (b *partBuilder) addVirtualServer(key ipvs.Key, right Right, endpoints []service.Endpoint) bool {
 	if b.seen[key] || containsAny(b.cfg.ExcludeCIDRs, key.Addr) {
 		return false
 	}
 	b.seen[key] = true
 	vs := VirtualServer{
-		Key: key, VirtualServer: virtualServer(b.cfg, b.service),
+		Key: key, Right: right, VirtualServer: virtualServer(b.cfg, b.service),
 		RealServers: b.realServers(key, endpoints), Endpoints: b.endpoints,
 	}
 	b.part.VirtualServers = append(b.part.VirtualServers, vs)

@@ -60,7 +60,7 @@ func (p *Proxy) warnOfNode(note string) {
 	}
 }
 
-// reportConflicts tells of virtual servers that an older Service has, once for
+// reportConflicts tells of virtual servers that another Service has, once for
 // each two Services.
 func (p *Proxy) reportConflicts(ctx context.Context) {
 	p.Observer.Conflicts(p.applier.Conflicts())
@@ -78,7 +78,7 @@ func (p *Proxy) reportConflicts(ctx context.Context) {
 }
 
 func (p *Proxy) reportConflict(ctx context.Context, c apply.Conflict, keys string) {
-	klog.FromContext(ctx).Info("Two Services claim one address and port, the older one has it",
+	klog.FromContext(ctx).Info("Two Services claim one address and port",
 		"virtualServers", keys, "service", c.Loser, "winner", c.Winner)
 	loser, _ := p.inbox.get(c.Loser)
 	winner, _ := p.inbox.get(c.Winner)
@@ -87,7 +87,7 @@ func (p *Proxy) reportConflict(ctx context.Context, c apply.Conflict, keys strin
 	}
 	p.Events.Warn(event.Warning{
 		Regarding: *serviceRef(loser), Related: serviceRef(winner), Reason: reasonConflict,
-		Note: fmt.Sprintf("Service %s is older and has %s; this Service has it when that one is gone", c.Winner, keys),
+		Note: fmt.Sprintf("Service %s has %s by a stronger or older claim; this Service has it when that one is gone", c.Winner, keys),
 	})
 }
 

@@ -38,7 +38,7 @@ func TestConflictIsAnEventAndAMetric(t *testing.T) {
 		}
 		e := w.events[0]
 		if e.Regarding.UID != "uid of young" || e.Related == nil || e.Related.UID != "uid of old" || e.Reason != reasonConflict ||
-			!strings.Contains(e.Note, "default/old is older and has TCP 10.96.0.10:80, TCP 10.96.0.10:443") {
+			!strings.Contains(e.Note, "default/old has TCP 10.96.0.10:80, TCP 10.96.0.10:443") {
 			t.Errorf("%+v", e)
 		}
 		w.sink.DeleteService(types.NamespacedName{Namespace: "default", Name: "old"})

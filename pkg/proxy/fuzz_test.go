@@ -82,7 +82,22 @@ func (b *bad) service() *corev1.Service {
 	if b.flags&2 != 0 {
 		svc.Spec.InternalTrafficPolicy = ptr.To(corev1.ServiceInternalTrafficPolicyLocal)
 	}
+	if b.flags&64 != 0 {
+		b.onlyNames(svc)
+	}
 	return svc
+}
+
+// onlyNames leaves of the Service what its owner alone decides, and makes it
+// the older one: it was there before the other was allotted anything.
+func (b *bad) onlyNames(svc *corev1.Service) {
+	svc.CreationTimestamp = metav1.Unix(0, 0)
+	svc.Spec.ClusterIP, svc.Spec.ClusterIPs = "10.96.0.11", []string{"10.96.0.11"}
+	svc.Spec.ExternalIPs = []string{b.external, b.cluster, b.balancer}
+	svc.Status = corev1.ServiceStatus{}
+	for i := range svc.Spec.Ports {
+		svc.Spec.Ports[i].NodePort = 0
+	}
 }
 
 func (b *bad) slice() *discoveryv1.EndpointSlice {
@@ -109,6 +124,7 @@ func FuzzObjects(f *testing.F) {
 	f.Add("10.96.0.11", goodBalancer, "", "", "TCP", "VIP", "", "", "", "", int32(80), int32(0), int32(8000), int32(1), uint8(0x00))
 	f.Add("10.96.0.11", goodBalancer, "192.168.0.11", "::/0", "", "", "", "10.244.2.5", "10.244.2.5", "IPv6", int32(80), int32(30080), int32(1), int32(1), uint8(0x21))
 	f.Add("::ffff:10.96.0.11", "fe80::1%eth0", "0.0.0.0", " 010.0.0.0/8", "UDP", "mh", "a=0,b=65536", "127.0.0.1", "224.0.0.1", "FQDN", int32(65536), int32(-1), int32(0), int32(-1), uint8(0))
+	f.Add(goodVIP, goodBalancer, "192.168.0.11", "", "TCP", "", "", "10.244.2.5", "", "IPv4", int32(80), int32(30080), int32(8000), int32(1), uint8(0x65))
 	f.Fuzz(func(t *testing.T, cluster, external, balancer, sources, protocol, scheduler, weights, first, second, kind string, port, nodePort, target, seconds int32, flags uint8) {
 		b := &bad{cluster, external, balancer, sources, protocol, scheduler, weights, first, second, kind, port, nodePort, target, seconds, flags}
 		alone := programTogether(t)

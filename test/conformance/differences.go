@@ -28,7 +28,7 @@ var Differences = []Difference{
 			return d.At.Addr().IsLoopback() && d.KubeProxy == ""
 		},
 	}, {
-		What: "Of two Services that claim one address and port, the older has it; of two fields of one Service, the first.",
+		What: "Of two Services that claim one address and port, the one to which it was allotted has it, then the one to whose load balancer it was assigned, then the older; of two fields of one Service, the first.",
 		Why:  "The API does not say. kube-proxy writes one over the other in every pass, in no order.",
 		Applies: func(w *World, d Diff) bool {
 			return len(w.Claims(d.Protocol, d.At)) > 1

@@ -207,7 +207,7 @@ func (c *cluster) testConflict(t *testing.T) {
 		}
 	}
 	e := c.theEvent(t, younger)
-	if e.Reason != "Conflict" || e.Related == nil || e.Related.Name != older.Name || !strings.Contains(e.Note, "is older and has TCP "+at(vip, 80)) {
+	if e.Reason != "Conflict" || e.Related == nil || e.Related.Name != older.Name || !strings.Contains(e.Note, "has TCP "+at(vip, 80)) {
 		t.Errorf("the Event: %+v", e)
 	}
 	for _, node := range c.Nodes {

@@ -43,7 +43,7 @@ LABFLAGS ?=
 START := $(shell date +%s)
 phase = @printf '==> [%4ds] %s\n' $$(( $$(date +%s) - $(START) )) '$(1)'
 
-.PHONY: docs docs-check build test unit e2e behaviour reliability bench bench-short conformance conformance-short mutations lint fuzz lab demo deps peers peer-kube-proxy peer-kubectl peer-helm clean help
+.PHONY: docs docs-check build test unit e2e behaviour reliability soak bench bench-short conformance conformance-short mutations lint fuzz lab demo deps peers peer-kube-proxy peer-kubectl peer-helm clean help
 
 build: ## the program, bin/kube-ipvs, statically linked
 	$(call phase,building bin/kube-ipvs)
@@ -187,6 +187,10 @@ reliability-lab: ## of these, what needs one; ONLY=regexp selects
 	@$(MAKE) --no-print-directory START=$(START) e2e LABS=1 E2E_PACKAGES=test/e2e ONLY='$(or $(value ONLY),$(RELIABILITY_TESTS))' TIMEOUT=5h \
 		LABFLAGS="-env RELIABILITY='$(VERSION)' -out $(RELIABILITY_OUT) $(LABFLAGS)"
 	@$(MAKE) --no-print-directory START=$(START) reliability-page
+
+SOAK ?= 30m
+soak: ## of these, everything at once for SOAK=30m: connections, each looked at, while all changes
+	@$(MAKE) --no-print-directory START=$(START) reliability-lab ONLY='^TestReliabilitySoak$$' LABFLAGS='-env SOAK=$(SOAK) $(LABFLAGS)'
 
 reliability-page: ## docs/reliability.md of what was last measured
 	@! ls $(RELIABILITY_OUT)/*.json >/dev/null 2>&1 || cp $(RELIABILITY_OUT)/*.json test/reliability/figures/

@@ -15,6 +15,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 
 	"github.com/kube-ipvs/kube-ipvs/test/e2e/lab"
 )
@@ -29,6 +30,9 @@ type eniChurn struct {
 	flaps, comes, stays *lab.NodeInterface
 	guest               *lab.Pod // of the interface that comes
 	loads               []*eniLoad
+	proxy               *lab.Process
+	flags               []string      // more of them, for the proxy
+	limit               time.Duration // for the proxy to follow a change
 }
 
 // eniLoad is a client with the sources that endpoints may see.
@@ -63,7 +67,7 @@ var (
 // drop; and what the endpoints see, those on the node too, is always an address
 // that the client may have, never a VIP.
 func TestENIChurn(t *testing.T) {
-	c := newENIChurn(t)
+	c := newENIChurn(t, "--ipvs-sync-period", "1h", "--ipvs-min-sync-period", "0s")
 	atLeast := c.atLeast()
 	c.startLoads()
 	begin, rounds := time.Now(), 0
@@ -88,8 +92,8 @@ func (c *eniChurn) atLeast() int {
 	return n
 }
 
-func newENIChurn(t *testing.T) *eniChurn {
-	c := &eniChurn{ENINode: lab.NewENINode(t), t: t}
+func newENIChurn(t *testing.T, flags ...string) *eniChurn {
+	c := &eniChurn{ENINode: lab.NewENINode(t), t: t, flags: flags, limit: followLimit}
 	c.flaps, c.comes, c.stays = c.AddENI(), c.AddENI(), c.AddENI()
 	// With the last IPv4 address of an interface the kernel removes its routes.
 	// This one stays, and is no source for anybody.
@@ -112,14 +116,18 @@ func newENIChurn(t *testing.T) *eniChurn {
 	c.dir = writeManifests(t, c.svc)
 	c.writeSlices()
 	c.Fabric.CheckSources()
-	c.Node.StartProxy(func(*lab.Process) error {
+	c.startProxy()
+	return c
+}
+
+// startProxy starts it, and waits until it has passed over everything.
+func (c *eniChurn) startProxy() {
+	c.proxy = c.Node.StartProxy(func(*lab.Process) error {
 		if err := hasPassed(c.Node); err != nil {
 			return err
 		}
 		return c.has(c.Node)
-	}, "--manifests", c.dir, "--hostname-override", "node", "--cluster-cidr", lab.ENIPodCIDRs,
-		"--ipvs-sync-period", "1h", "--ipvs-min-sync-period", "0s")
-	return c
+	}, append([]string{"--manifests", c.dir, "--hostname-override", "node", "--cluster-cidr", lab.ENIPodCIDRs}, c.flags...)...)
 }
 
 // startLoads starts a client of each kind; the families take turns.
@@ -213,7 +221,7 @@ func (c *eniChurn) families(table, chain, match string) int {
 // follows waits until the proxy has seen a change.
 func (c *eniChurn) follows(what string, check func() bool) {
 	c.t.Helper()
-	c.Eventually(followLimit, what, func() error {
+	c.Eventually(c.limit, what, func() error {
 		if !check() {
 			return errors.New("not yet")
 		}
@@ -226,17 +234,20 @@ func (c *eniChurn) set(endpoints ...podEndpoint) {
 	c.t.Helper()
 	c.live = slices.Clone(endpoints)
 	c.writeSlices()
-	c.Eventually(followLimit, "the node has the endpoints", func() error { return c.has(c.Node) })
+	c.Eventually(c.limit, "the node has the endpoints", func() error { return c.has(c.Node) })
 }
 
-// writeSlices replaces each file as a whole, as half of one would be read.
 func (c *eniChurn) writeSlices() {
 	for _, slice := range dualStackSlices(c.svc, webPort, c.live...) {
-		name := slice.Name + ".yaml"
-		whole := filepath.Join(c.t.TempDir(), name)
-		writeManifest(c.t, whole, slice)
-		if err := os.Rename(whole, filepath.Join(c.dir, name)); err != nil {
-			c.t.Fatal(err)
-		}
+		c.write(slice.Name, slice)
+	}
+}
+
+// write replaces a file of the manifests as a whole, as half of one would be read.
+func (c *eniChurn) write(name string, object runtime.Object) {
+	whole := filepath.Join(c.t.TempDir(), name)
+	writeManifest(c.t, whole, object)
+	if err := os.Rename(whole, filepath.Join(c.dir, name+".yaml")); err != nil {
+		c.t.Fatal(err)
 	}
 }

@@ -119,6 +119,30 @@ func (p *Port) Unplug() {
 	f.installChecks()
 }
 
+// Lose has a share of what the fabric sends to the interface lost, and of what the
+// interface sends: "1%".
+func (p *Port) Lose(share string) {
+	p.segment.fabric.Exec("tc", "qdisc", "replace", "dev", p.name, "root", "netem", "loss", share)
+	p.host.Exec("tc", "qdisc", "replace", "dev", p.Interface, "root", "netem", "loss", share)
+}
+
+// Lost is the number of packets that were lost so, in both directions.
+func (p *Port) Lost() int {
+	f := p.segment.fabric
+	f.lab.t.Helper()
+	sum := 0
+	for _, text := range []string{f.Exec("tc", "-s", "qdisc", "show", "dev", p.name), p.host.Exec("tc", "-s", "qdisc", "show", "dev", p.Interface)} {
+		if match := lostPackets.FindStringSubmatch(text); match != nil {
+			n, err := strconv.Atoi(match[1])
+			f.lab.must(err, "lost packets")
+			sum += n
+		}
+	}
+	return sum
+}
+
+var lostPackets = regexp.MustCompile(`\(dropped (\d+),`)
+
 // CheckSources makes the fabric drop packets that come from an interface with a
 // source address which is not that interface's, and count them.
 func (f *Fabric) CheckSources() {

@@ -21,7 +21,7 @@ const readOnlySysctls = `mount --bind /proc/sys /proc/sys && mount -o remount,ro
 
 // proxyReadyLimit is generous: an emulated node is slow to start a large
 // program.
-const proxyReadyLimit = 60 * time.Second
+const proxyReadyLimit = 3 * time.Minute
 
 // proxyProgram is the kube-ipvs binary under test.
 func proxyProgram() string {

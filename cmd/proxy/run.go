@@ -1,10 +1,13 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"net/netip"
+	"net/url"
 	"time"
 
 	"k8s.io/client-go/kubernetes"
@@ -89,6 +92,7 @@ func serve(ctx context.Context, cfg *config.Config, kernel *machine) error {
 		KernelVersion:   kernelVersion(),
 		ProbeScheduler:  kernel.ipvs.Probe,
 		BridgeNetfilter: kernel.bridgeNetfilter,
+		APIServer:       apiServers(&cfg.Source),
 		Network:         kernel.routing,
 		HealthChecks:    checks,
 		Observer:        metrics.Observers{recorder, state},
@@ -152,16 +156,39 @@ func newSource(ctx context.Context, cfg *config.Config) (source.Source, proxy.Ev
 	return apiserver.New(client, cfg.Plan.NodeName, cfg.Source.ConfigSyncPeriod), events, nil
 }
 
-// newClient connects to the API server: by a kubeconfig, or with the Pod's
-// service account.
-func newClient(s *config.Source) (kubernetes.Interface, error) {
-	var c *rest.Config
-	var err error
+// clientConfig says how the API server is reached: by a kubeconfig, or with the
+// Pod's service account.
+func clientConfig(s *config.Source) (*rest.Config, error) {
 	if s.Kubeconfig == "" && s.Master == "" {
-		c, err = rest.InClusterConfig()
-	} else {
-		c, err = clientcmd.BuildConfigFromFlags(s.Master, s.Kubeconfig)
+		return rest.InClusterConfig()
 	}
+	return clientcmd.BuildConfigFromFlags(s.Master, s.Kubeconfig)
+}
+
+// apiServers are the addresses by which the API server is reached. There is none
+// where it has a name, or where there is no API server.
+func apiServers(s *config.Source) []netip.AddrPort {
+	if s.Manifests != "" {
+		return nil
+	}
+	c, err := clientConfig(s)
+	if err != nil {
+		return nil // newClient says so
+	}
+	u, err := url.Parse(c.Host)
+	if err != nil {
+		return nil
+	}
+	a, err := netip.ParseAddrPort(net.JoinHostPort(u.Hostname(), cmp.Or(u.Port(), "443")))
+	if err != nil {
+		return nil
+	}
+	return []netip.AddrPort{a}
+}
+
+// newClient connects to the API server.
+func newClient(s *config.Source) (kubernetes.Interface, error) {
+	c, err := clientConfig(s)
 	if err != nil {
 		return nil, fmt.Errorf("configuring the API server's client (--kubeconfig, --master): %w", err)
 	}

@@ -447,7 +447,7 @@ func (b *builder) vips(p *plan.Config) plan.VIPs {
 	c := b.own.VIPs
 	b.claim(b.path("claim-cluster-ips", "vips.clusterIPs"), c.ClusterIPs, append([]plan.Claim{plan.ClaimAuto}, wholeClaims...))
 	b.claim(b.path("claim-load-balancers", "vips.loadBalancers"), c.LoadBalancers, claims)
-	b.claim(b.path("claim-external-ips", "vips.externalIPs"), c.ExternalIPs, claims)
+	b.claim(b.path("claim-external-ips", "vips.externalIPs"), c.ExternalIPs, append([]plan.Claim{plan.ClaimNone}, claims...))
 	mark := b.path("claim-mark", "vips.mark")
 	for _, other := range []markBits{
 		{b.path("iptables-masquerade-bit", "iptables.masqueradeBit").String(), p.MasqueradeMark},

@@ -212,6 +212,7 @@ func TestFlags(t *testing.T) {
 		{"--claim-cluster-ips=auto", func(c *Config) { c.Plan.VIPs.ClusterIPs = plan.ClaimAuto }},
 		{"--vip-ping=false", func(c *Config) { c.Plan.VIPs.Ping = false }},
 		{"--claim-external-ips=address", func(c *Config) { c.Plan.VIPs.ExternalIPs = plan.ClaimAddress }},
+		{"--claim-external-ips=none", func(c *Config) { c.Plan.VIPs.ExternalIPs = plan.ClaimNone }},
 		{"--feature-gates=AllAlpha=false,ContextualLogging=true", func(*Config) {}},
 		{"--feature-gates=TopologyAwareHints=true", func(c *Config) {
 			c.Notices = append(c.Notices, "feature gates that mean nothing here are ignored: TopologyAwareHints")
@@ -314,6 +315,7 @@ func TestFlagErrors(t *testing.T) {
 		{"--claim-cluster-ips=port", []string{`--claim-cluster-ips: Unsupported value: "port"`, `"address"`, `"route"`}},
 		{"--claim-external-ips=auto", []string{`--claim-external-ips: Unsupported value: "auto"`}},
 		{"--claim-external-ips=off", []string{`--claim-external-ips: Unsupported value: "off"`}},
+		{"--claim-load-balancers=none", []string{`--claim-load-balancers: Unsupported value: "none"`}},
 		{"--claim-mark=0x4004", []string{`--claim-mark: Invalid value: "0x4004": must not have a bit of --iptables-masquerade-bit`}},
 		{"--claim-mark=0x1000", []string{`--claim-mark: Invalid value: "0x1000": must not have a bit of --reply-mark`}},
 		{"--claim-mark=0x8", []string{`--claim-mark: Invalid value: "0x8": must not have a bit of the value of --local-mark`}},

@@ -102,7 +102,7 @@ type SNATConfiguration struct {
 type VIPConfiguration struct {
 	ClusterIPs    plan.Claim `json:"clusterIPs"`    // address, route or auto; default address
 	LoadBalancers plan.Claim `json:"loadBalancers"` // default port
-	ExternalIPs   plan.Claim `json:"externalIPs"`   // default port
+	ExternalIPs   plan.Claim `json:"externalIPs"`   // default port; none: not at all
 	// Ping says whether VIPs answer to ping. Default true.
 	Ping *bool `json:"ping"`
 	// Mark is the bits that packets for a claimed port carry. Default 0x4.

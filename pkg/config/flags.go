@@ -57,7 +57,7 @@ func (o *Options) ownFlags() *pflag.FlagSet {
 		"How cluster IPs are claimed: address, on kube-ipvs0; route, by a local route for each, which costs less from a thousand Services on; or auto, the one and from then on the other.")
 	fs.StringVar((*string)(&c.LoadBalancers), "claim-load-balancers", string(c.LoadBalancers),
 		"How load balancers' IPs are claimed: port, the ports of Services alone; address, all of it on kube-ipvs0; or route, all of it by a local route. The Service annotation kube-ipvs.io/ip-mode: Proxy leaves those of one Service to the cloud.")
-	fs.StringVar((*string)(&c.ExternalIPs), "claim-external-ips", string(c.ExternalIPs), "The same for external IPs.")
+	fs.StringVar((*string)(&c.ExternalIPs), "claim-external-ips", string(c.ExternalIPs), "The same for external IPs; or none: they are not served, whoever has named them.")
 	fs.BoolVar(c.Ping, "vip-ping", *c.Ping, "Have VIPs answer to ping. Otherwise it is refused, as a port without a Service is.")
 	fs.Var(&c.Mark, "claim-mark", "The bits that packets for a claimed port carry.")
 	fs.IntVar(&c.Table, "claim-table", c.Table, "Routing table of the VIPs that are claimed by port.")

@@ -105,14 +105,18 @@ const (
 	// ClaimPort makes the ports of Services local, and leaves the others to
 	// whoever else has the address.
 	ClaimPort Claim = "port"
+	// ClaimNone leaves them alone: who may write a Service may name any address
+	// as its external IP (CVE-2020-8554).
+	ClaimNone Claim = "none"
 )
 
 // VIPs says how VIPs are claimed. Cluster IPs are all the cluster's, and so
 // claimed as a whole.
 type VIPs struct {
-	ClusterIPs                 Claim // ClaimAddress, ClaimRoute or ClaimAuto
-	LoadBalancers, ExternalIPs Claim
-	Ping                       bool // whether they answer to it
+	ClusterIPs    Claim // ClaimAddress, ClaimRoute or ClaimAuto
+	LoadBalancers Claim // ClaimAddress, ClaimRoute or ClaimPort
+	ExternalIPs   Claim // the same, or ClaimNone
+	Ping          bool  // whether they answer to it
 	// Mark is the bits that packets for a claimed port carry; Table is the
 	// routing table that they are looked up in, and Priority that of the policy
 	// rule that says so.
@@ -125,4 +129,6 @@ type VIPs struct {
 func (v *VIPs) byPort() bool { return v.LoadBalancers == ClaimPort || v.ExternalIPs == ClaimPort }
 
 // byAddress tells the same of those kinds that can be claimed in either way.
-func (v *VIPs) byAddress() bool { return v.LoadBalancers != ClaimPort || v.ExternalIPs != ClaimPort }
+func (v *VIPs) byAddress() bool {
+	return v.LoadBalancers != ClaimPort || v.ExternalIPs != ClaimPort && v.ExternalIPs != ClaimNone
+}

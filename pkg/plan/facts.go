@@ -29,6 +29,9 @@ type Node struct {
 	// BridgeNetfilter tells whether the kernel shows bridged packets to
 	// netfilter (br_netfilter), or can be made to by BridgeSysctls.
 	BridgeNetfilter bool
+	Listeners       []routing.Listener // sorted
+	// APIServer is where it is reached, past any Service.
+	APIServer []netip.AddrPort
 	// Services is how many there have been at most since the process began. So
 	// what depends on it does not change to and fro.
 	Services int
@@ -54,6 +57,8 @@ type Facts struct {
 	NodePorts []netip.Addr             // addresses that node ports are served on
 	OnLinks   map[netip.Addr]bool      // addresses on any interface but kube-ipvs0
 	Many      bool                     // Services, too many for an address each
+	Listeners map[routing.Listener]bool
+	APIServer map[netip.AddrPort]bool
 }
 
 // AddressesAtMost is for how many Services ClaimAuto gives addresses to
@@ -73,6 +78,8 @@ const (
 	OnLinks
 	OnPrimary
 	OnMany
+	OnListeners
+	OnAPIServer
 )
 
 // FactsOf derives the facts.
@@ -83,6 +90,9 @@ func FactsOf(cfg *Config, n *Node) Facts {
 		Primary:  map[ip.Family]netip.Addr{},
 		OnLinks:  map[netip.Addr]bool{},
 		Many:     n.Services > AddressesAtMost,
+
+		Listeners: setOf(n.Listeners),
+		APIServer: setOf(n.APIServer),
 	}
 	for _, l := range n.Inventory.Links {
 		for _, a := range l.Addresses {
@@ -101,6 +111,14 @@ func FactsOf(cfg *Config, n *Node) Facts {
 		}
 	}
 	return f
+}
+
+func setOf[T comparable](list []T) map[T]bool {
+	out := make(map[T]bool, len(list))
+	for _, v := range list {
+		out[v] = true
+	}
+	return out
 }
 
 // primary is the Node object's address; with no Node object, the one that the
@@ -191,6 +209,12 @@ func Changed(a, b *Facts) Depends {
 	}
 	if a.Many != b.Many {
 		d |= OnMany
+	}
+	if !maps.Equal(a.Listeners, b.Listeners) {
+		d |= OnListeners
+	}
+	if !maps.Equal(a.APIServer, b.APIServer) {
+		d |= OnAPIServer
 	}
 	return d
 }

@@ -17,6 +17,7 @@ type Part struct {
 	Outside        []Outside       // by key; see Numbered
 	VIPs           []VIP           // to be claimed; sorted, each once in each way
 	Members        []Member        // of sets; sorted by set and entry
+	Unserved       []string        // what is not the Service's to have: field and why; sorted
 	HealthCheck    HealthCheck
 	NoLocal        NoLocal
 	Depends        Depends
@@ -197,11 +198,15 @@ func (b *partBuilder) addExternalIPs(family ip.Family, p *service.Port, eps chos
 		set = ExternalIPLocal
 	}
 	for _, a := range ofFamily(b.service.ExternalIPs, family) {
+		if b.cfg.VIPs.ExternalIPs == ClaimNone {
+			b.unserved("spec.externalIPs", "%s: external IPs are not served (--claim-external-ips none)", a)
+			continue
+		}
 		key, right := ipvs.Key{Protocol: p.Protocol, Addr: a, Port: p.Port}, Named
 		if slices.Contains(b.service.LoadBalancers, a) {
 			right = Assigned
 		}
-		if b.addExternal(key, right, eps) {
+		if b.mayHave("spec.externalIPs", key) && b.addExternal(key, right, eps) {
 			b.addMember(set, entryOf(key))
 			b.addVIPUnlessOnLink(b.cfg.VIPs.ExternalIPs, b.last())
 		}
@@ -211,7 +216,7 @@ func (b *partBuilder) addExternalIPs(family ip.Family, p *service.Port, eps chos
 func (b *partBuilder) addLoadBalancers(family ip.Family, p *service.Port, eps chosen) {
 	for _, a := range ofFamily(b.service.LoadBalancers, family) {
 		key := ipvs.Key{Protocol: p.Protocol, Addr: a, Port: p.Port}
-		if b.addExternal(key, Assigned, eps) {
+		if b.mayHave("status.loadBalancer.ingress", key) && b.addExternal(key, Assigned, eps) {
 			b.addMember(LoadBalancer, entryOf(key))
 			if b.keepsClient() {
 				b.addMember(LoadBalancerLocal, entryOf(key))
@@ -454,6 +459,8 @@ func (p *Part) sort() {
 	p.VIPs = slices.Compact(p.VIPs)
 	slices.SortFunc(p.Members, compareMembers)
 	p.Members = slices.Compact(p.Members)
+	slices.Sort(p.Unserved)
+	p.Unserved = slices.Compact(p.Unserved)
 }
 
 func compareMembers(a, b Member) int {

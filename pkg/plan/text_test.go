@@ -147,7 +147,10 @@ func dependsText(d plan.Depends) string {
 	for _, bit := range []struct {
 		d    plan.Depends
 		name string
-	}{{plan.OnZone, "zone"}, {plan.OnNodePorts, "node ports"}, {plan.OnLinks, "links"}, {plan.OnPrimary, "primary"}, {plan.OnMany, "many"}} {
+	}{
+		{plan.OnZone, "zone"}, {plan.OnNodePorts, "node ports"}, {plan.OnLinks, "links"}, {plan.OnPrimary, "primary"}, {plan.OnMany, "many"},
+		{plan.OnListeners, "listeners"}, {plan.OnAPIServer, "API server"},
+	} {
 		if d&bit.d != 0 {
 			out = append(out, bit.name)
 			d &^= bit.d

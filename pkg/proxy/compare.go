@@ -59,6 +59,7 @@ func (p *Proxy) compare(ctx context.Context, o observed) {
 		klog.FromContext(ctx).Error(o.err, "Cannot compare the kernel with the plan, trying again")
 		return
 	}
+	p.lookForListeners(ctx)
 	differences := p.applier.Adopt(o.observation)
 	if differences > 0 {
 		klog.FromContext(ctx).Info("The kernel differs from the plan, repairing it", "differences", differences)

@@ -3,6 +3,7 @@ package proxy
 import (
 	"context"
 	"errors"
+	"fmt"
 	"reflect"
 	"slices"
 	"time"
@@ -28,8 +29,11 @@ func (p *Proxy) planService(ctx context.Context, name types.NamespacedName) {
 	}
 	s, err := service.Build(svc, endpointSlices)
 	err = errors.Join(err, p.checkScheduler(&s))
+	if name == apiServersService {
+		p.setAPIServers(&s)
+	}
 	part, short := p.number(name, plan.Service(&p.Config, &p.facts, &s))
-	p.complain(ctx, svc, errors.Join(err, short))
+	p.complain(ctx, svc, errors.Join(err, unserved(name, part.Unserved), short))
 	p.depends[name] = part.Depends
 	p.noteNoLocal(name, part.NoLocal)
 	p.applier.Set(&apply.Owner{Name: name, Created: s.Created}, part)
@@ -38,6 +42,15 @@ func (p *Proxy) planService(ctx context.Context, name types.NamespacedName) {
 	} else {
 		p.HealthChecks.Delete(name)
 	}
+}
+
+// unserved makes an error of what a Service may not have.
+func unserved(name types.NamespacedName, list []string) error {
+	var errs []error
+	for _, what := range list {
+		errs = append(errs, fmt.Errorf("Service %s: %s", name, what))
+	}
+	return errors.Join(errs...)
 }
 
 func (p *Proxy) forget(name types.NamespacedName) {
@@ -63,11 +76,7 @@ func (p *Proxy) renewAffected(ctx context.Context) {
 		klog.FromContext(ctx).Error(err, "Cannot read the node's network, keeping what is known")
 		return
 	}
-	for name, depends := range p.depends {
-		if depends&changed != 0 {
-			p.waiting[name] = struct{}{}
-		}
-	}
+	p.markAffected(changed)
 }
 
 // renewNode reads the node's network, and plans the node's part from this and
@@ -77,12 +86,18 @@ func (p *Proxy) renewNode(ctx context.Context) (plan.Depends, error) {
 	if err != nil {
 		return 0, err
 	}
+	listeners, err := p.Network.Listeners()
+	if err != nil {
+		return 0, err
+	}
 	node := p.inbox.getNode()
 	most := max(p.node.Services, p.inbox.services())
 	p.reportNode(node)
 	p.node, err = nodeOf(node)
 	p.complainOfNode(ctx, err)
 	p.node.Inventory = inventory
+	p.node.Listeners = listeners
+	p.node.APIServer = slices.Concat(p.APIServer, p.apiServers)
 	p.node.Services = most
 	p.node.Bound = p.bound
 	p.node.Kernel = p.KernelVersion

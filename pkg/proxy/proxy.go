@@ -6,6 +6,7 @@ package proxy
 import (
 	"context"
 	"errors"
+	"net/netip"
 	"time"
 
 	"k8s.io/apimachinery/pkg/types"
@@ -22,6 +23,7 @@ import (
 // something of ours was taken away. Package routing has it.
 type Network interface {
 	Inventory() (routing.Inventory, error)
+	Listeners() ([]routing.Listener, error)
 	Watch(ctx context.Context, changed, taken func()) error
 }
 
@@ -67,11 +69,13 @@ type Options struct {
 	// BridgeNetfilter tells whether br_netfilter is there. It may be loaded at
 	// any time.
 	BridgeNetfilter func() bool
-	Network         Network
-	HealthChecks    HealthChecks
-	Observer        Observer
-	Meter           Meter
-	Events          Events
+	// APIServer is where this process reaches it, if that is an IP address.
+	APIServer    []netip.AddrPort
+	Network      Network
+	HealthChecks HealthChecks
+	Observer     Observer
+	Meter        Meter
+	Events       Events
 
 	MinSyncPeriod time.Duration // least time between two passes; 0: none
 	SyncPeriod    time.Duration // time between two comparisons with the kernel
@@ -104,7 +108,8 @@ type Proxy struct {
 	noInternal, noExternal int // in all of noLocal
 
 	numbers    *numbers
-	schedulers map[string]bool // those that the kernel is known to have
+	schedulers map[string]bool  // those that the kernel is known to have
+	apiServers []netip.AddrPort // the endpoints of default/kubernetes
 
 	waiting    map[types.NamespacedName]struct{} // Services to be planned
 	renew      bool                              // the node's facts are to be read again

@@ -18,8 +18,8 @@ import (
 type Fake struct {
 	// Refuse, if set, is asked before each change; its error refuses it.
 	Refuse func(Change) error
-	// FailObserve, if set, is asked before each Observe and Inventory; its
-	// error is what they return.
+	// FailObserve, if set, is asked before each Observe, Inventory and
+	// Listeners; its error is what they return.
 	FailObserve func() error
 
 	mu        sync.Mutex
@@ -29,6 +29,7 @@ type Fake struct {
 	routes    map[routeKey]foundRoute
 	ours      bool      // the present change is Apply's
 	inventory Inventory // Links and Defaults
+	listeners []Listener
 	watchers  []*watcher
 	observes  int
 	applied   int
@@ -101,6 +102,25 @@ func (f *Fake) SetInventory(inv Inventory) {
 	for _, w := range f.watchers {
 		w.all()
 	}
+}
+
+// Listeners gives what SetListeners gave.
+func (f *Fake) Listeners() ([]Listener, error) {
+	if f.FailObserve != nil {
+		if err := f.FailObserve(); err != nil {
+			return nil, err
+		}
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return slices.Clone(f.listeners), nil
+}
+
+// SetListeners has programs wait on ports.
+func (f *Fake) SetListeners(list ...Listener) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.listeners = sortListeners(slices.Clone(list))
 }
 
 // Misbind gives an address to DummyLink with the scope that kube-proxy does.

@@ -90,7 +90,7 @@ func Build(svc *corev1.Service, endpointSlices []*discoveryv1.EndpointSlice) (Se
 		UID:                 svc.UID,
 		Created:             svc.CreationTimestamp.Time,
 		ClusterIPs:          b.clusterIPs(svc),
-		ExternalIPs:         b.addresses("spec.externalIPs", svc.Spec.ExternalIPs),
+		ExternalIPs:         b.externalIPs(svc),
 		LoadBalancers:       b.loadBalancers(svc),
 		SourceRanges:        b.sourceRanges(svc),
 		ExternalLocal:       svc.Spec.ExternalTrafficPolicy == corev1.ServiceExternalTrafficPolicyLocal,
@@ -164,10 +164,26 @@ func parseAddr(s string) (netip.Addr, error) {
 	switch {
 	case a.Zone() != "":
 		return a, fmt.Errorf("%q has a zone", s)
-	case a.IsUnspecified(), a.IsLoopback(), a.IsMulticast(), a.IsLinkLocalUnicast() && a.Is6():
+	case a.IsUnspecified(), a.IsLoopback(), a.IsMulticast(), a.IsLinkLocalUnicast() && a.Is6(), a == broadcast:
 		return a, fmt.Errorf("%q is unspecified, loopback, link-local or multicast and cannot be served", s)
 	}
 	return a, nil
+}
+
+// broadcast is every host of the link.
+var broadcast = netip.AddrFrom4([4]byte{255, 255, 255, 255})
+
+// externalIPs are those that a Service's owner names. What is link-local belongs to
+// the link, or to the machine itself: a cloud's metadata, with its credentials, are
+// at 169.254.169.254. The API server refuses it too.
+func (b *builder) externalIPs(svc *corev1.Service) []netip.Addr {
+	const field = "spec.externalIPs"
+	return slices.DeleteFunc(b.addresses(field, svc.Spec.ExternalIPs), func(a netip.Addr) bool {
+		if a.IsLinkLocalUnicast() {
+			b.errorf(field, "%s is link-local and cannot be served", a)
+		}
+		return a.IsLinkLocalUnicast()
+	})
 }
 
 // loadBalancers takes the addresses whose traffic reaches the node with the
@@ -225,7 +241,7 @@ func (b *builder) sourceRanges(svc *corev1.Service) []netip.Prefix {
 }
 
 // noSource is a range that no packet comes from.
-var noSource = netip.PrefixFrom(netip.AddrFrom4([4]byte{255, 255, 255, 255}), 32)
+var noSource = netip.PrefixFrom(broadcast, 32)
 
 // parsePrefix reads a CIDR; the API server has always let spaces around it
 // pass, and leading zeros.

@@ -216,12 +216,14 @@ func TestBuildErrors(t *testing.T) {
 			s.Annotations = map[string]string{AnnotationIPMode: "proxy"}
 		}, []string{service + `metadata.annotations[kube-ipvs.io/ip-mode]: "proxy" is neither Proxy nor VIP`}},
 		{"external IPs", func(s *corev1.Service, _ *discoveryv1.EndpointSlice) {
-			s.Spec.ExternalIPs = []string{"127.0.0.1", "192.0.2.1", "fe80::1", "fe80::1%eth0", "224.0.0.1"}
+			s.Spec.ExternalIPs = []string{"127.0.0.1", "192.0.2.1", "fe80::1", "fe80::1%eth0", "224.0.0.1", "255.255.255.255", "169.254.169.254"}
 		}, []string{
 			service + `spec.externalIPs[0]: "127.0.0.1" is unspecified, loopback, link-local or multicast and cannot be served`,
 			service + `spec.externalIPs[2]: "fe80::1" is unspecified, loopback, link-local or multicast and cannot be served`,
 			service + `spec.externalIPs[3]: "fe80::1%eth0" has a zone`,
 			service + `spec.externalIPs[4]: "224.0.0.1" is unspecified, loopback, link-local or multicast and cannot be served`,
+			service + `spec.externalIPs[5]: "255.255.255.255" is unspecified, loopback, link-local or multicast and cannot be served`,
+			service + `spec.externalIPs: 169.254.169.254 is link-local and cannot be served`,
 		}},
 		{"load balancer, by its place in the status", func(s *corev1.Service, _ *discoveryv1.EndpointSlice) {
 			loadBalancer(s)
@@ -314,7 +316,6 @@ func TestAddresses(t *testing.T) {
 		{"twice", []string{"192.0.2.9", "2001:db8::1", "192.0.2.9", "2001:DB8:0::1"}, addrs("192.0.2.9", "2001:db8::1")},
 		{"mapped IPv4", []string{"::ffff:192.0.2.9", "192.0.2.9"}, addrs("192.0.2.9")},
 		{"leading zeros are decimal", []string{"192.000.002.010"}, addrs("192.0.2.10")},
-		{"IPv4 link-local is served", []string{"169.254.20.10"}, addrs("169.254.20.10")},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			s := mustBuild(t, newService(func(s *corev1.Service) {
@@ -386,6 +387,23 @@ func TestSourceRanges(t *testing.T) {
 				t.Errorf("errors %q, want %d", got, tc.errors)
 			}
 		})
+	}
+}
+
+// What once was an annotation, and the cloud's still is, says nothing here: who
+// may annotate a Service must not let more clients in than its ranges do.
+func TestAnnotationsDoNotWidenSourceRanges(t *testing.T) {
+	s := mustBuild(t, newService(loadBalancer, func(s *corev1.Service) {
+		s.Spec.LoadBalancerSourceRanges = []string{"10.0.0.0/8"}
+		s.Annotations = map[string]string{
+			corev1.AnnotationLoadBalancerSourceRangesKey: "0.0.0.0/0",
+			"kube-ipvs.io/load-balancer-source-ranges":   "0.0.0.0/0",
+			AnnotationMasquerade:                         "true",
+			AnnotationIPMode:                             "VIP",
+		}
+	}))
+	if got := fmt.Sprint(s.SourceRanges); got != "[10.0.0.0/8]" {
+		t.Errorf("ranges %s", got)
 	}
 }
 

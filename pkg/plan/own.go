@@ -1,0 +1,47 @@
+package plan
+
+import (
+	"fmt"
+	"net/netip"
+
+	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
+	"github.com/kube-ipvs/kube-ipvs/pkg/ipvs"
+	"github.com/kube-ipvs/kube-ipvs/pkg/routing"
+)
+
+// mayHave tells whether a Service may have an address and port that it was not
+// allotted. It must not get hold of what nodes and pods send to the API server, nor
+// take a port of the node's from the program that waits there, be it sshd or the
+// kubelet. The node's other ports may be had: that is how Services are reached
+// where there is no load balancer.
+func (b *partBuilder) mayHave(field string, key ipvs.Key) bool {
+	b.part.Depends |= OnAPIServer | OnLinks
+	if key.Protocol == ip.TCP && b.facts.APIServer[netip.AddrPortFrom(key.Addr, key.Port)] {
+		b.unserved(field, "%s: this is where the API server is reached", key)
+		return false
+	}
+	if !b.facts.OnLinks[key.Addr] {
+		return true
+	}
+	b.part.Depends |= OnListeners
+	if b.facts.listens(key) {
+		b.unserved(field, "%s: a program of node %s has this port", key, b.facts.NodeName)
+		return false
+	}
+	return true
+}
+
+// listens tells whether a program of the node's waits at an address and port.
+// Whoever waits at :: is taken to wait at all IPv4 addresses as well, as is usual.
+func (f *Facts) listens(key ipvs.Key) bool {
+	for _, a := range []netip.Addr{key.Addr, key.Family().Unspecified(), ip.IPv6.Unspecified()} {
+		if f.Listeners[routing.Listener{Protocol: key.Protocol, Addr: a, Port: key.Port}] {
+			return true
+		}
+	}
+	return false
+}
+
+func (b *partBuilder) unserved(field, format string, args ...any) {
+	b.part.Unserved = append(b.part.Unserved, field+": "+fmt.Sprintf(format, args...))
+}

@@ -1,0 +1,71 @@
+package plan_test
+
+import (
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
+	"github.com/kube-ipvs/kube-ipvs/pkg/plan"
+	"github.com/kube-ipvs/kube-ipvs/pkg/routing"
+	"github.com/kube-ipvs/kube-ipvs/pkg/service"
+)
+
+// TestWhatAServiceMayNotHave names addresses as external IPs, on the ports 22 and
+// 6443, on a node where programs wait on these.
+func TestWhatAServiceMayNotHave(t *testing.T) {
+	const node, other, api = "192.168.0.11", "192.168.0.12", "192.168.0.1"
+	for _, tc := range []struct {
+		name     string
+		claim    plan.Claim
+		waits    string // where a program waits on port 22
+		external string
+		served   []string
+		unserved []string
+	}{
+		{"nothing of the node's", plan.ClaimPort, "0.0.0.0", "203.0.113.5", []string{"203.0.113.5:22", "203.0.113.5:6443"}, nil},
+		{"a port of the node's", plan.ClaimPort, "0.0.0.0", node, []string{node + ":6443"}, []string{"TCP " + node + ":22: a program of node node1 has this port"}},
+		{"at that address alone", plan.ClaimAddress, node, node, []string{node + ":6443"}, []string{"TCP " + node + ":22: a program of node node1 has this port"}},
+		{"of both families", plan.ClaimPort, "::", node, []string{node + ":6443"}, []string{"TCP " + node + ":22: a program of node node1 has this port"}},
+		{"at another address", plan.ClaimPort, "127.0.0.1", node, []string{node + ":22", node + ":6443"}, nil},
+		{"of another node, which nobody here knows", plan.ClaimPort, "0.0.0.0", other, []string{other + ":22", other + ":6443"}, nil},
+		{"the API server", plan.ClaimPort, "0.0.0.0", api, []string{api + ":22"}, []string{"TCP " + api + ":6443: this is where the API server is reached"}},
+		{"nothing at all", plan.ClaimNone, "0.0.0.0", "203.0.113.5", nil, []string{"203.0.113.5: external IPs are not served (--claim-external-ips none)"}},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			cfg := plan.Config{NodeName: "node1", Families: ip.Families, Scheduler: "rr", VIPs: plan.VIPs{ClusterIPs: plan.ClaimAddress, LoadBalancers: plan.ClaimPort, ExternalIPs: tc.claim}}
+			n := plan.Node{
+				Inventory: routing.Inventory{Links: []routing.Link{{Index: 2, Name: "eth0", Up: true, Addresses: []routing.Address{{Prefix: netip.MustParsePrefix(node + "/24"), Global: true}}}}},
+				Listeners: []routing.Listener{{Protocol: ip.TCP, Addr: netip.MustParseAddr(tc.waits), Port: 22}, {Protocol: ip.UDP, Addr: netip.IPv4Unspecified(), Port: 6443}},
+				APIServer: []netip.AddrPort{netip.MustParseAddrPort(api + ":6443")},
+			}
+			facts := plan.FactsOf(&cfg, &n)
+			part := plan.Service(&cfg, &facts, &service.Service{
+				ClusterIPs:  []netip.Addr{netip.MustParseAddr("10.96.0.10")},
+				ExternalIPs: []netip.Addr{netip.MustParseAddr(tc.external)},
+				Ports:       []service.Port{{Name: "a", Protocol: ip.TCP, Port: 22}, {Name: "b", Protocol: ip.TCP, Port: 6443}},
+			})
+			var served []string
+			for _, vs := range part.VirtualServers {
+				if vs.Key.Addr != netip.MustParseAddr("10.96.0.10") {
+					served = append(served, netip.AddrPortFrom(vs.Key.Addr, vs.Key.Port).String())
+				}
+			}
+			if !slices.Equal(served, tc.served) {
+				t.Errorf("serves %v, want %v", served, tc.served)
+			}
+			for i := range tc.unserved {
+				tc.unserved[i] = "spec.externalIPs: " + tc.unserved[i]
+			}
+			if !slices.Equal(part.Unserved, tc.unserved) {
+				t.Errorf("says %q, want %q", part.Unserved, tc.unserved)
+			}
+			for _, m := range part.Members {
+				if strings.HasPrefix(m.Entry.String(), tc.external+",tcp:22") && !slices.Contains(served, tc.external+":22") {
+					t.Errorf("%s has %s", m.Set, m.Entry)
+				}
+			}
+		})
+	}
+}

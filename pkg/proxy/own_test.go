@@ -1,0 +1,106 @@
+package proxy
+
+import (
+	"errors"
+	"net/netip"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
+	"github.com/kube-ipvs/kube-ipvs/pkg/ipvs"
+	"github.com/kube-ipvs/kube-ipvs/pkg/routing"
+)
+
+// thief is a Service that names an external IP, on port 6443.
+func (w *world) thief(external string) {
+	w.sink.SetService(&corev1.Service{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "thief"},
+		Spec: corev1.ServiceSpec{
+			ClusterIP: "10.96.0.66", ClusterIPs: []string{"10.96.0.66"}, ExternalIPs: []string{external},
+			Ports: []corev1.ServicePort{{Name: "http", Protocol: corev1.ProtocolTCP, Port: 6443}},
+		},
+	})
+	w.slice("thief", "10.244.6.6")
+}
+
+// has tells whether there is a virtual server for TCP port 6443.
+func (w *world) has(address string) bool {
+	s, err := w.ipvs.Observe()
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	_, there := s[ipvs.Key{Protocol: ip.TCP, Addr: netip.MustParseAddr(address), Port: 6443}]
+	return there
+}
+
+// A program of the node's has its port, from when it is seen to wait there until it
+// is seen to have gone; and that the ports cannot be read changes nothing.
+func TestPortOfTheNodeStaysItsOwn(t *testing.T) {
+	const node = "192.168.0.11"
+	program := routing.Listener{Protocol: ip.TCP, Addr: netip.IPv4Unspecified(), Port: 6443}
+	run(t, nil, func(w *world) {
+		w.routing.SetInventory(fuzzInventory())
+		w.routing.SetListeners(program)
+		w.thief(node)
+		w.synced()
+		if w.has(node) {
+			t.Error("it has taken a port of the node's")
+		}
+		if len(w.events) != 1 || !strings.Contains(w.events[0].Note, "Service default/thief: spec.externalIPs: TCP 192.168.0.11:6443: a program of node node1 has this port") {
+			t.Errorf("events %+v", w.events)
+		}
+		w.routing.SetListeners()
+		w.sleep(time.Minute)
+		if !w.has(node) {
+			t.Error("it has not got a port that nobody has")
+		}
+		w.routing.SetListeners(program)
+		w.sleep(time.Minute)
+		if w.has(node) {
+			t.Error("it has kept a port that is the node's now")
+		}
+		w.routing.SetListeners()
+		w.routing.FailObserve = func() error { return errors.New("no memory") }
+		w.sleep(time.Minute)
+		if w.has(node) {
+			t.Error("what could not be read was taken for an empty list")
+		}
+		w.routing.FailObserve = nil
+	})
+}
+
+// The API server's endpoints cannot be named, from when they are known; nor can the
+// address by which this process reaches it.
+func TestAPIServerCannotBeNamed(t *testing.T) {
+	own := func(o *Options) { o.APIServer = []netip.AddrPort{netip.MustParseAddrPort("192.0.2.1:6443")} }
+	run(t, own, func(w *world) {
+		w.thief("192.168.0.1")
+		w.synced()
+		if !w.has("192.168.0.1") {
+			t.Error("an address that nobody has is not served")
+		}
+		w.sink.SetService(&corev1.Service{
+			ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "kubernetes"},
+			Spec: corev1.ServiceSpec{
+				ClusterIP: "10.96.0.1", ClusterIPs: []string{"10.96.0.1"},
+				Ports: []corev1.ServicePort{{Name: "http", Protocol: corev1.ProtocolTCP, Port: 443}},
+			},
+		})
+		slice := newSlice("kubernetes", "192.168.0.1")
+		*slice.Ports[0].Port = 6443
+		w.sink.SetEndpointSlice(slice)
+		w.sleep(time.Minute)
+		if w.has("192.168.0.1") {
+			t.Error("it has what is sent to the API server")
+		}
+		w.thief("192.0.2.1")
+		w.sleep(time.Minute)
+		if w.has("192.0.2.1") {
+			t.Error("it has what this process sends to the API server")
+		}
+	})
+}

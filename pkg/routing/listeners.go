@@ -1,0 +1,118 @@
+package routing
+
+import (
+	"bufio"
+	"cmp"
+	"encoding/binary"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"net/netip"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
+)
+
+// Listener is a port on which a program of this node's waits, at one of its
+// addresses or, with the unspecified one, at all. :: stands for IPv4 too.
+type Listener struct {
+	Protocol ip.Protocol
+	Addr     netip.Addr
+	Port     uint16
+}
+
+// listings are where the kernel lists sockets, and the state of those that wait:
+// TCP_LISTEN, and for UDP TCP_CLOSE, the state of a socket without a peer.
+var listings = []struct {
+	name     string
+	protocol ip.Protocol
+	waits    string
+}{
+	{"tcp", ip.TCP, "0A"}, {"tcp6", ip.TCP, "0A"}, {"udp", ip.UDP, "07"}, {"udp6", ip.UDP, "07"},
+}
+
+// Listeners reads the node's ports, of TCP and UDP, sorted. It is whole or an
+// error.
+func (n *Netlink) Listeners() ([]Listener, error) {
+	var out []Listener
+	for _, l := range listings {
+		file, err := os.Open("/proc/thread-self/net/" + l.name)
+		if errors.Is(err, fs.ErrNotExist) {
+			continue // a kernel without IPv6
+		}
+		if err != nil {
+			return nil, fmt.Errorf("read the node's ports: %w", err)
+		}
+		list, err := readListeners(file, l.protocol, l.waits)
+		file.Close()
+		if err != nil {
+			return nil, fmt.Errorf("read the node's ports: %s: %w", l.name, err)
+		}
+		out = append(out, list...)
+	}
+	return sortListeners(out), nil
+}
+
+func sortListeners(list []Listener) []Listener {
+	slices.SortFunc(list, func(a, b Listener) int {
+		return cmp.Or(a.Addr.Compare(b.Addr), cmp.Compare(a.Port, b.Port), cmp.Compare(a.Protocol, b.Protocol))
+	})
+	return slices.Compact(list)
+}
+
+// readListeners reads a listing:
+//
+//	sl  local_address rem_address   st …
+//	 0: 0100007F:1F90 00000000:0000 0A …
+//
+// TCP's has those that wait before all others, of which there may be very many.
+func readListeners(listing io.Reader, protocol ip.Protocol, waits string) ([]Listener, error) {
+	var out []Listener
+	lines := bufio.NewScanner(listing)
+	lines.Scan() // the heading
+	for lines.Scan() {
+		words := strings.Fields(lines.Text())
+		if len(words) < 4 {
+			return nil, fmt.Errorf("a line of %d words", len(words))
+		}
+		if words[3] != waits {
+			if protocol == ip.TCP {
+				break
+			}
+			continue
+		}
+		at, err := parseSocketAddress(words[1])
+		if err != nil {
+			return nil, err
+		}
+		out = append(out, Listener{protocol, at.Addr(), at.Port()})
+	}
+	return out, lines.Err()
+}
+
+// parseSocketAddress reads ADDRESS:PORT in hexadecimal digits. The address is
+// written as numbers of 32 bits, each in the machine's order of bytes.
+func parseSocketAddress(text string) (netip.AddrPort, error) {
+	address, number, _ := strings.Cut(text, ":")
+	port, err := strconv.ParseUint(number, 16, 16)
+	if err != nil {
+		return netip.AddrPort{}, fmt.Errorf("the port of %q: %w", text, err)
+	}
+	digits, err := hex.DecodeString(address)
+	if err != nil || len(digits)%4 != 0 {
+		return netip.AddrPort{}, fmt.Errorf("the address of %q", text)
+	}
+	for word := range slices.Chunk(digits, 4) {
+		binary.NativeEndian.PutUint32(word, binary.BigEndian.Uint32(word))
+	}
+	addr, ok := netip.AddrFromSlice(digits)
+	if !ok {
+		return netip.AddrPort{}, fmt.Errorf("the address of %q", text)
+	}
+	return netip.AddrPortFrom(addr.Unmap(), uint16(port)), nil
+}

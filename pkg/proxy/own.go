@@ -5,17 +5,13 @@ import (
 	"net/netip"
 	"slices"
 
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
 
 	"github.com/kube-ipvs/kube-ipvs/pkg/plan"
 	"github.com/kube-ipvs/kube-ipvs/pkg/service"
 )
 
-// apiServersService is the Service of which the API servers are the endpoints.
-var apiServersService = types.NamespacedName{Namespace: "default", Name: "kubernetes"}
-
-// setAPIServers notes where the API servers are.
+// setAPIServers notes where the API servers are: at the endpoints of their Service.
 func (p *Proxy) setAPIServers(s *service.Service) {
 	var list []netip.AddrPort
 	for _, port := range s.Ports {

@@ -29,7 +29,7 @@ func (p *Proxy) planService(ctx context.Context, name types.NamespacedName) {
 	}
 	s, err := service.Build(svc, endpointSlices)
 	err = errors.Join(err, p.checkScheduler(&s))
-	if name == apiServersService {
+	if name == apiServer {
 		p.setAPIServers(&s)
 	}
 	part, short := p.number(name, plan.Service(&p.Config, &p.facts, &s))

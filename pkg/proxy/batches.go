@@ -17,15 +17,17 @@ const batchSize = 256
 var apiServer = types.NamespacedName{Namespace: "default", Name: "kubernetes"}
 
 // batches orders Services for the start: the API server's by itself, then
-// those of DNS, then all others.
+// those of DNS, then all others, and last the large ones.
 func (i *inbox) batches(names map[types.NamespacedName]struct{}) [][]types.NamespacedName {
 	i.mu.Lock()
 	defer i.mu.Unlock()
-	var first, dns, rest []types.NamespacedName
+	var first, dns, rest, large []types.NamespacedName
 	for name := range names {
 		switch svc := i.store.services[name]; {
 		case name == apiServer:
 			first = append(first, name)
+		case i.store.large(name):
+			large = append(large, name)
 		case svc != nil && servesDNS(svc):
 			dns = append(dns, name)
 		default:
@@ -34,8 +36,40 @@ func (i *inbox) batches(names map[types.NamespacedName]struct{}) [][]types.Names
 	}
 	sortNames(dns)
 	sortNames(rest)
+	sortNames(large)
 	batches := [][]types.NamespacedName{first, dns}
-	return slices.AppendSeq(batches, slices.Chunk(rest, batchSize))
+	batches = slices.AppendSeq(batches, slices.Chunk(rest, batchSize))
+	return slices.AppendSeq(batches, slices.Chunk(large, 1))
+}
+
+// largeAbove is how many virtual and real servers a Service has for each of its
+// addresses that is programmed by itself, after all others.
+const largeAbove = 2000
+
+// large tells whether others would wait long for a Service.
+func (s *store) large(name types.NamespacedName) bool {
+	svc, endpoints := s.services[name], 0
+	if svc == nil {
+		return false
+	}
+	for _, slice := range s.slices[name] {
+		endpoints += len(slice.Endpoints)
+	}
+	return len(svc.Spec.Ports)*(1+endpoints) > largeAbove
+}
+
+// largeOf gives those that are large.
+func (i *inbox) largeOf(names map[types.NamespacedName]struct{}) []types.NamespacedName {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	var large []types.NamespacedName
+	for name := range names {
+		if i.store.large(name) {
+			large = append(large, name)
+		}
+	}
+	sortNames(large)
+	return large
 }
 
 func servesDNS(svc *corev1.Service) bool {

@@ -97,9 +97,12 @@ func (p *Proxy) pass(ctx context.Context, retry []types.NamespacedName) {
 	if renewed {
 		p.renewAffected(ctx)
 	}
-	count := len(p.waiting)
+	large := p.inbox.largeOf(p.waiting)
+	count := len(p.waiting) - len(large)
 	for name := range p.waiting {
-		p.planService(ctx, name)
+		if !slices.Contains(large, name) {
+			p.planService(ctx, name)
+		}
 	}
 	if len(p.waiting) == 0 {
 		p.waiting = map[types.NamespacedName]struct{}{} // smaller, see take
@@ -108,6 +111,12 @@ func (p *Proxy) pass(ctx context.Context, retry []types.NamespacedName) {
 		p.applier.Retry(name)
 	}
 	problems := p.applier.Flush()
+	if len(large) > 0 {
+		// What changes while it is programmed comes before the next.
+		p.planService(ctx, large[0])
+		count++
+		problems = append(problems, p.applier.Flush()...)
+	}
 	p.settle(ctx, problems)
 	p.measure(problems)
 	if renewed {

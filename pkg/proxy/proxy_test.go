@@ -204,13 +204,15 @@ func (w *world) sleep(d time.Duration) {
 }
 
 // realServers counts those of a cluster IP's port 80 that have weight.
-func (w *world) realServers(vip string) int {
+func (w *world) realServers(vip string) int { return w.realServersOf(vip, 80) }
+
+func (w *world) realServersOf(vip string, port uint16) int {
 	s, err := w.ipvs.Observe()
 	if err != nil {
 		w.t.Fatal(err)
 	}
 	n := 0
-	for _, rs := range s[ipvs.Key{Protocol: ip.TCP, Addr: netip.MustParseAddr(vip), Port: 80}].RealServers {
+	for _, rs := range s[ipvs.Key{Protocol: ip.TCP, Addr: netip.MustParseAddr(vip), Port: port}].RealServers {
 		if rs.Weight > 0 {
 			n++
 		}

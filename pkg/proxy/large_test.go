@@ -1,0 +1,127 @@
+package proxy
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/kube-ipvs/kube-ipvs/test/reliability"
+)
+
+// Each write takes the kernel so long, in synctest's time.
+const writeTakes = 100 * time.Microsecond
+
+// timed notes when something was first written, by how the write begins.
+func (w *world) timed(prefixes ...string) map[string]time.Time {
+	first := map[string]time.Time{}
+	w.setRefuse(func(write string) error {
+		time.Sleep(writeTakes)
+		for _, p := range prefixes {
+			if _, done := first[p]; strings.HasPrefix(write, p) && !done {
+				first[p] = time.Now()
+			}
+		}
+		return nil
+	})
+	return first
+}
+
+// large is a Service of so many ports and endpoints, with names as long as the API
+// lets them be.
+func (w *world) large(name string, number, ports, endpoints int) {
+	vip := fmt.Sprintf("10.97.0.%d", number)
+	long := strings.Repeat("n", 63)
+	svc := &corev1.Service{
+		ObjectMeta: metav1.ObjectMeta{Namespace: long, Name: name + strings.Repeat("-", 62-len(name)) + "x"},
+		Spec:       corev1.ServiceSpec{ClusterIP: vip, ClusterIPs: []string{vip}},
+	}
+	slice := &discoveryv1.EndpointSlice{
+		ObjectMeta:  metav1.ObjectMeta{Namespace: long, Name: svc.Name, Labels: map[string]string{discoveryv1.LabelServiceName: svc.Name}},
+		AddressType: discoveryv1.AddressTypeIPv4,
+	}
+	for i := range ports {
+		port, name := int32(i+1), fmt.Sprintf("p%014d", i)
+		svc.Spec.Ports = append(svc.Spec.Ports, corev1.ServicePort{Name: name, Port: port})
+		slice.Ports = append(slice.Ports, discoveryv1.EndpointPort{Name: &name, Port: &port})
+	}
+	for i := range endpoints {
+		slice.Endpoints = append(slice.Endpoints, discoveryv1.Endpoint{Addresses: []string{fmt.Sprintf("10.245.%d.%d", i/250, i%250+1)}})
+	}
+	w.sink.SetService(svc)
+	w.sink.SetEndpointSlice(slice)
+}
+
+// TestReliabilityLargeServices sets Services of 10,000 ports and of 5,000 endpoints
+// together with small ones: at the start and later. The small ones do not wait.
+func TestReliabilityLargeServices(t *testing.T) {
+	record := reliability.Begin(t, reliability.Input, "large")
+	var waits []time.Duration
+	var whole time.Duration
+	run(t, nil, func(w *world) {
+		at := w.timed("add virtual server TCP 10.96.0.10:80", "add virtual server TCP 10.97.0.1:10000")
+		began := time.Now()
+		w.large("a", 1, 10000, 2)
+		w.large("b", 2, 1, 5000)
+		w.service("small", "10.96.0.10", "10.244.0.2")
+		w.synced()
+		w.sleep(time.Minute)
+		waits = append(waits, at["add virtual server TCP 10.96.0.10:80"].Sub(began))
+		whole = at["add virtual server TCP 10.97.0.1:10000"].Sub(began)
+		if n := w.realServersOf("10.97.0.2", 1); n != 5000 {
+			t.Errorf("%d real servers, want 5000", n)
+		}
+
+		at = w.timed("add virtual server TCP 10.96.0.11:80")
+		began = time.Now()
+		w.large("a", 1, 10000, 3)
+		w.large("b", 2, 2, 5000)
+		w.service("other", "10.96.0.11", "10.244.0.2")
+		w.sleep(time.Minute)
+		waits = append(waits, at["add virtual server TCP 10.96.0.11:80"].Sub(began))
+		if n := w.realServersOf("10.97.0.1", 10000); n != 3 {
+			t.Errorf("%d real servers, want 3", n)
+		}
+		if len(w.events) > 0 {
+			t.Errorf("complaints: %+v", w.events)
+		}
+	})
+	const limit = time.Second / 10
+	if slices.Max(waits) > limit {
+		t.Errorf("small Services were programmed after %v, the large one after %s", waits, whole)
+	}
+	record(
+		reliability.Figure{Name: "ports of one Service", Value: 10000, Shows: "and 5,000 endpoints of another, with names as long as they may be"},
+		reliability.Figure{Name: "until that one is programmed", Value: whole.Seconds(), Unit: "s", Shows: fmt.Sprintf("where the kernel takes %s for each write", writeTakes)},
+		reliability.Figure{Name: "until a small one is", Value: slices.Max(waits).Seconds() * 1000, Unit: "ms", Shows: "which came with it, and after it"},
+	)
+}
+
+// TestOneMessageForManyFaults: however much is wrong with a Service, there is one
+// Event.
+func TestOneMessageForManyFaults(t *testing.T) {
+	run(t, nil, func(w *world) {
+		svc := &corev1.Service{
+			ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "bad"},
+			Spec:       corev1.ServiceSpec{ClusterIP: "10.96.0.12", ClusterIPs: []string{"10.96.0.12"}},
+		}
+		for range 10000 {
+			svc.Spec.Ports = append(svc.Spec.Ports, corev1.ServicePort{Port: 80})
+		}
+		w.sink.SetService(svc)
+		w.service("good", "10.96.0.10", "10.244.0.2")
+		w.synced()
+		w.sleep(time.Hour)
+		if len(w.events) != 1 || w.events[0].Regarding.Name != "bad" || !strings.HasPrefix(w.events[0].Note, "Service default/bad: spec.ports[1]: TCP 80 stands twice") {
+			t.Errorf("%d Events", len(w.events))
+		}
+		if w.realServers("10.96.0.10") != 1 {
+			t.Error("another Service is not served")
+		}
+	})
+}

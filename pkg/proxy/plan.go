@@ -3,7 +3,6 @@ package proxy
 import (
 	"context"
 	"errors"
-	"fmt"
 	"reflect"
 	"slices"
 	"time"
@@ -48,7 +47,7 @@ func (p *Proxy) planService(ctx context.Context, name types.NamespacedName) {
 func unserved(name types.NamespacedName, list []string) error {
 	var errs []error
 	for _, what := range list {
-		errs = append(errs, fmt.Errorf("Service %s: %s", name, what))
+		errs = append(errs, errors.New("Service "+name.String()+": "+what))
 	}
 	return errors.Join(errs...)
 }

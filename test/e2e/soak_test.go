@@ -145,7 +145,7 @@ func (s *soak) stopClients() {
 // ask makes one connection and looks at the answer.
 func (s *soak) ask(from *lab.Namespace, svc *soakService, address string) {
 	began := time.Now()
-	answer := from.DialWithin(lostAfter, lab.TCP, address)
+	answer := from.DialWithin(soakLimit, lab.TCP, address)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.answers[answer.Outcome()]++

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"net/netip"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -42,7 +43,16 @@ func (w *world) has(address string) bool {
 func TestPortOfTheNodeStaysItsOwn(t *testing.T) {
 	const node = "192.168.0.11"
 	program := routing.Listener{Protocol: ip.TCP, Addr: netip.IPv4Unspecified(), Port: 6443}
-	run(t, nil, func(w *world) {
+	var fails atomic.Bool
+	unreadable := func(o *Options) {
+		o.Network.(*routing.Fake).FailObserve = func() error {
+			if fails.Load() {
+				return errors.New("no memory")
+			}
+			return nil
+		}
+	}
+	run(t, unreadable, func(w *world) {
 		w.routing.SetInventory(fuzzInventory())
 		w.routing.SetListeners(program)
 		w.thief(node)
@@ -64,12 +74,11 @@ func TestPortOfTheNodeStaysItsOwn(t *testing.T) {
 			t.Error("it has kept a port that is the node's now")
 		}
 		w.routing.SetListeners()
-		w.routing.FailObserve = func() error { return errors.New("no memory") }
+		fails.Store(true)
 		w.sleep(time.Minute)
 		if w.has(node) {
 			t.Error("what could not be read was taken for an empty list")
 		}
-		w.routing.FailObserve = nil
 	})
 }
 

@@ -51,7 +51,9 @@ build: ## the program, bin/kube-ipvs, statically linked
 
 # An architecture's program, and the archive with the images of all of them.
 IMAGE_ARCHITECTURES ?= amd64 arm64
-IMAGE_ARCHIVE := bin/kube-ipvs-image.tar
+IMAGE_ARCHIVE ?= bin/kube-ipvs-image.tar
+# Without one it is the version.
+IMAGE_TAG ?=
 image_program = $(CACHE)/container/kube-ipvs-$(1)
 .PHONY: container-image
 container-image: ## the container image of all IMAGE_ARCHITECTURES, an OCI archive, without a container engine
@@ -61,8 +63,21 @@ container-image: ## the container image of all IMAGE_ARCHITECTURES, an OCI archi
 	done
 	$(call phase,making $(IMAGE_ARCHIVE))
 	@mkdir -p $(dir $(IMAGE_ARCHIVE))
-	@$(GO) run ./deploy/image -cache $(CACHE)/container -out $(IMAGE_ARCHIVE) -version '$(VERSION)' -commit '$(COMMIT)' \
+	@$(GO) run ./deploy/image -cache $(CACHE)/container -out $(IMAGE_ARCHIVE) -version '$(VERSION)' -commit '$(COMMIT)' -tag '$(IMAGE_TAG)' \
 		$(foreach architecture,$(IMAGE_ARCHITECTURES),$(architecture)=$(call image_program,$(architecture)))
+
+# That of this machine alone, which the lab runs.
+.PHONY: lab-image
+lab-image:
+	@$(MAKE) --no-print-directory START=$(START) container-image IMAGE_ARCHITECTURES=$$($(GO) env GOHOSTARCH) IMAGE_ARCHIVE=$(CACHE)/container/lab.tar
+
+# Not run where this is developed, which has no container engine.
+.PHONY: kind
+kind: ## for machines with Docker and kind: upstream's sig-network tests on a kind cluster; E2E_FOCUS, E2E_SKIP
+	@$(MAKE) --no-print-directory START=$(START) container-image IMAGE_ARCHITECTURES=$$($(GO) env GOHOSTARCH) IMAGE_ARCHIVE=$(CACHE)/container/kind.tar IMAGE_TAG=kind
+	$(call phase,a kind cluster)
+	@test/e2e/kind/run $(CACHE)/container/kind.tar $(KUBERNETES_VERSION)
+	$(call phase,sig-network passed)
 
 test: ## unit tests, then the end-to-end tests, without those of `behaviour`
 	@$(MAKE) --no-print-directory START=$(START) deps
@@ -83,7 +98,7 @@ e2e: export LAB_RUN := $(value RUN)
 e2e: export LAB_ONLY := $(value ONLY)
 e2e: export LAB_SKIP := $(value SKIP)
 
-behaviour: peer-kube-proxy peer-kubectl peer-helm ## end-to-end tests of how Services behave, from every kind of client, and of what users asked for
+behaviour: peer-kube-proxy peer-kubectl peer-helm lab-image ## end-to-end tests of how Services behave, from every kind of client, and of what users asked for
 	@$(MAKE) --no-print-directory START=$(START) e2e E2E_PACKAGES=test/e2e ONLY='$(BEHAVIOUR)'
 
 # What they need, one after the other: together, two compilers would do the same

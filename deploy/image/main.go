@@ -5,6 +5,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"flag"
 	"fmt"
@@ -25,7 +26,8 @@ func main() {
 func run(ctx context.Context) error {
 	cache := flag.String("cache", "", "folder for unpacked packages, of which those of the same name are not fetched again")
 	out := flag.String("out", "", "the archive to write")
-	version := flag.String("version", "", "the version, of which the image's tag is made")
+	version := flag.String("version", "", "the version")
+	tag := flag.String("tag", "", "the image's tag; default: the version")
 	commit := flag.String("commit", "", "what the programs were built from")
 	flag.Usage = func() {
 		fmt.Fprintln(flag.CommandLine.Output(), "image -cache DIR -out FILE -version VERSION -commit COMMIT ARCHITECTURE=PROGRAM...")
@@ -56,7 +58,7 @@ func run(ctx context.Context) error {
 		return err
 	}
 	defer file.Close()
-	if err := writeArchive(file, tagOf(*version), images); err != nil {
+	if err := writeArchive(file, tagOf(cmp.Or(*tag, *version)), images); err != nil {
 		return err
 	}
 	return file.Close()

@@ -33,6 +33,9 @@ func packageRoot(ctx context.Context, cache, architecture string) (string, error
 	if err != nil {
 		return "", err
 	}
+	if cache, err = filepath.Abs(cache); err != nil { // apt has its own idea of where relative paths begin
+		return "", err
+	}
 	root := filepath.Join(cache, architecture+"-"+key)
 	if _, err := os.Stat(root); !errors.Is(err, fs.ErrNotExist) {
 		return root, err

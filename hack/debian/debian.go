@@ -61,9 +61,13 @@ func Unpack(ctx context.Context, dir, root string, packages ...string) error {
 	return unpack(ctx, lists{root: true}, dir, root, packages)
 }
 
-// UnpackFor is Unpack for machines of an architecture, such as arm64, whose
-// package lists it keeps in dir. The machine's own repositories must have it.
+// UnpackFor is Unpack for machines of an architecture, such as arm64. If it is not
+// this machine's, its package lists are kept in dir; the machine's repositories
+// must have it.
 func UnpackFor(ctx context.Context, architecture, dir, root string, packages ...string) error {
+	if here, err := exec.CommandContext(ctx, "dpkg", "--print-architecture").Output(); err == nil && strings.TrimSpace(string(here)) == architecture {
+		return Unpack(ctx, dir, root, packages...)
+	}
 	own := filepath.Join(dir, "lists")
 	if err := os.MkdirAll(filepath.Join(own, "partial"), 0o755); err != nil {
 		return err

@@ -40,6 +40,9 @@ func programError(input, output string, err error) error {
 		return err
 	}
 	e := &refusal{number: number(output), output: oneLine(output)}
+	if strings.Contains(output, noSocket) {
+		e.output += "; see that the process has NET_RAW"
+	}
 	m := lineNumber.FindStringSubmatch(output)
 	if m == nil {
 		return e
@@ -50,6 +53,10 @@ func programError(input, output string, err error) error {
 	}
 	return e
 }
+
+// noSocket is what iptables says if it may not ask for sets, which it does through
+// a raw socket.
+const noSocket = "Can't open socket to ipset"
 
 // lineNumber finds it in "Error occurred at line: 3", "line 5: RULE_APPEND
 // failed" (both nf_tables) and "iptables-restore: line 7 failed" (legacy).
@@ -78,6 +85,7 @@ var phrases = []struct {
 	{"does a matching rule exist", unix.ENOENT},
 	{"holding the xtables lock", unix.EAGAIN},
 	{"you must be root", unix.EPERM},
+	{strings.ToLower(noSocket), unix.EPERM},
 }
 
 // spoken are the numbers whose strerror text iptables gives on.

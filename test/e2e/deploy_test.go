@@ -24,7 +24,7 @@ var deployed = []string{
 // TestBehaviourDeployIsAccepted has the API server look at what is deployed, with
 // unknown fields refused, as if it were to be applied.
 func TestBehaviourDeployIsAccepted(t *testing.T) {
-	rendered := map[string]string{"base": renderBase(t)}
+	rendered := map[string]string{"base": renderBase(t, "deploy", "base"), "kind": renderBase(t, "test", "e2e", "kind")}
 	rendered["chart"] = renderChart(t)
 	rendered["privileged chart"] = renderChart(t, "privileged=true", "extraArgs={--v=2}", "ipvs.udpDrain=true")
 	for name, text := range rendered {
@@ -46,9 +46,9 @@ func TestBehaviourDeployIsAccepted(t *testing.T) {
 	}
 }
 
-func renderBase(t *testing.T) string {
+func renderBase(t *testing.T, folder ...string) string {
 	t.Helper()
-	return output(t, lab.Peer("kubectl"), "kustomize", filepath.Join(os.Getenv("LAB_SRC"), "deploy", "base"))
+	return output(t, lab.Peer("kubectl"), "kustomize", filepath.Join(append([]string{os.Getenv("LAB_SRC")}, folder...)...))
 }
 
 func renderChart(t *testing.T, settings ...string) string {

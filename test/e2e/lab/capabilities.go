@@ -17,18 +17,46 @@ import (
 // program of the lab's can take them out of the bounding set.
 const keptCapabilities = "LAB_KEPT_CAPABILITIES"
 
+// everything is what keptCapabilities says of a program that keeps all.
+const everything = "all"
+
 func init() {
 	kept, asked := os.LookupEnv(keptCapabilities)
 	if !asked {
 		return
 	}
 	runtime.LockOSThread() // what follows is the thread's
-	fmt.Fprintln(os.Stderr, becomeWith(strings.Split(kept, ",")))
+	fmt.Fprintln(os.Stderr, become(kept))
 	os.Exit(125)
 }
 
-// becomeWith returns only with an error.
-func becomeWith(kept []string) error {
+// become returns only with an error.
+func become(kept string) error {
+	if err := enter(os.Getenv(containerRoot)); err != nil {
+		return err
+	}
+	if kept != everything {
+		if err := keepOnly(strings.Split(kept, ",")); err != nil {
+			return err
+		}
+	}
+	if err := os.Unsetenv(keptCapabilities); err != nil {
+		return err
+	}
+	return fmt.Errorf("%s: %w", os.Args[1], syscall.Exec(os.Args[1], os.Args[1:], os.Environ()))
+}
+
+func enter(root string) error {
+	if err := unix.Chroot(root); err != nil {
+		return fmt.Errorf("%s: %w", root, err)
+	}
+	if err := os.Chdir("/"); err != nil {
+		return err
+	}
+	return os.Unsetenv(containerRoot)
+}
+
+func keepOnly(kept []string) error {
 	for c := uintptr(0); unix.Prctl(unix.PR_CAPBSET_READ, c, 0, 0, 0) == nil; c++ {
 		if slices.Contains(kept, strconv.Itoa(int(c))) {
 			continue
@@ -37,21 +65,5 @@ func becomeWith(kept []string) error {
 			return fmt.Errorf("drop capability %d: %w", c, err)
 		}
 	}
-	if err := unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0); err != nil {
-		return err
-	}
-	if err := os.Unsetenv(keptCapabilities); err != nil {
-		return err
-	}
-	return fmt.Errorf("%s: %w", os.Args[1], syscall.Exec(os.Args[1], os.Args[1:], os.Environ()))
-}
-
-// Capabilities are all that programs have which are started from now on, such as
-// unix.CAP_NET_ADMIN.
-func (n *Node) Capabilities(capabilities ...int) {
-	var kept []string
-	for _, c := range capabilities {
-		kept = append(kept, strconv.Itoa(c))
-	}
-	n.capabilities = &kept
+	return unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
 }

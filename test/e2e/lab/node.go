@@ -16,7 +16,6 @@ type Node struct {
 	proxies []*Process
 
 	readOnlySysctls bool
-	capabilities    *[]string // nil: all
 }
 
 // Pod is a namespace behind a node.

@@ -5,7 +5,6 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
-	"strings"
 	"syscall"
 	"testing"
 	"time"
@@ -64,7 +63,12 @@ func (n *Node) StartProxy(ready func(*Process) error, args ...string) *Process {
 // StartProgram is StartProxy for another program, such as a peer.
 func (n *Node) StartProgram(ready func(*Process) error, program string, args ...string) *Process {
 	n.lab.t.Helper()
-	p := n.start(filepath.Base(program), n.inOwnMounts(program, args))
+	return n.startReady(ready, program, n.inOwnMounts(program, args))
+}
+
+func (n *Node) startReady(ready func(*Process) error, program string, cmd *exec.Cmd) *Process {
+	n.lab.t.Helper()
+	p := n.start(filepath.Base(program), cmd)
 	n.proxies = append(n.proxies, p)
 	n.lab.Eventually(proxyReadyLimit, n.Name+": "+p.Name+" is ready", func() error {
 		select {
@@ -81,7 +85,12 @@ func (n *Node) StartProgram(ready func(*Process) error, program string, args ...
 // output.
 func (n *Node) RunProxy(args ...string) (exitCode int, output string) {
 	n.lab.t.Helper()
-	p := n.start(filepath.Base(proxyProgram()), n.inOwnMounts(proxyProgram(), args))
+	return n.runToEnd(proxyProgram(), n.inOwnMounts(proxyProgram(), args))
+}
+
+func (n *Node) runToEnd(program string, cmd *exec.Cmd) (exitCode int, output string) {
+	n.lab.t.Helper()
+	p := n.start(filepath.Base(program), cmd)
 	n.proxies = append(n.proxies, p)
 	return p.ExitCode(), p.Log()
 }
@@ -92,10 +101,6 @@ func (n *Node) inOwnMounts(program string, args []string) *exec.Cmd {
 		script += readOnlySysctls
 	}
 	words := append([]string{program}, args...)
-	if n.capabilities != nil {
-		script += "export " + keptCapabilities + "=" + strings.Join(*n.capabilities, ",") + " && "
-		words = append([]string{os.Args[0]}, words...)
-	}
 	cmd := exec.Command("sh", append([]string{"-c", script + `exec "$@"`, n.runDir}, words...)...)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Unshareflags: syscall.CLONE_NEWNS}
 	return cmd

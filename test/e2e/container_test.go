@@ -1,0 +1,308 @@
+//go:build e2e
+
+package e2e
+
+import (
+	"archive/tar"
+	"compress/gzip"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	"sigs.k8s.io/yaml"
+
+	"github.com/kube-ipvs/kube-ipvs/test/e2e/lab"
+)
+
+// TestBehaviourContainer runs the image's root file system on a node as the
+// DaemonSet has it run: read-only, with its mounts, its arguments and its
+// capabilities. The privileged init container sets kernel parameters; of the
+// capabilities of the one that stays each is needed, and it says so.
+func TestBehaviourContainer(t *testing.T) {
+	c := newCluster(t)
+	svc := newExposed("web", 1)
+	for _, slice := range dualStackSlices(svc, webPort, ready(c.web1), ready(c.web2)) {
+		c.api.addSlice(slice)
+	}
+	c.api.addService(svc)
+	d := deploy(t, c.Nodes[0])
+	if code, output := d.run(d.pod.InitContainers[0]); code != 0 {
+		t.Fatalf("the init container ended with %d:\n%s", code, output)
+	}
+	main := d.pod.Containers[0]
+	for _, missing := range main.SecurityContext.Capabilities.Add {
+		t.Run("without "+string(missing), func(t *testing.T) { d.checkWithout(t, missing) })
+	}
+	p := d.start(main)
+	d.checkConfined(t, p)
+	for _, ask := range []struct {
+		from    *lab.Namespace
+		address string
+	}{
+		{c.Client, at(balancerIPs(1)[0], 80)}, {c.Client, at(balancerIPs(1)[1], 80)}, {c.Client, at(d.node.IPv6.String(), 30001)},
+		{c.caller1.Namespace, at(clusterIPs(1)[0], 80)}, {d.node.Namespace, at(clusterIPs(1)[1], 80)}, {d.node.Namespace, "127.0.0.1:30001"},
+	} {
+		for _, protocol := range []lab.Protocol{lab.TCP, lab.UDP} {
+			if answer := ask.from.Dial(protocol, ask.address); answer.Err != nil {
+				t.Errorf("%s from %s to %s: %s", protocol, ask.from.Name, ask.address, answer)
+			}
+		}
+	}
+	if out := d.node.Exec("curl", "-s", "http://127.0.0.1:10249/metrics"); strings.Contains(out, "\nkube_ipvs_kernel_errors_total") {
+		t.Errorf("something was refused:\n%s", out)
+	}
+}
+
+// deployment is the DaemonSet's Pod on a node.
+type deployment struct {
+	node  *lab.BridgeNode
+	pod   corev1.PodSpec
+	root  string
+	image imageConfig
+	files map[string]string // of the host: where a volume is
+}
+
+// deploy lays out what a kubelet does before it starts containers.
+func deploy(t *testing.T, node *lab.BridgeNode) *deployment {
+	t.Helper()
+	d := &deployment{node: node, pod: daemonSet(t).Spec.Template.Spec, root: t.TempDir(), files: map[string]string{}}
+	d.image = unpackImage(t, d.root)
+	for _, v := range d.pod.Volumes {
+		switch {
+		case v.ConfigMap != nil:
+			d.files[v.Name] = configFolder(t)
+		case v.HostPath.Type == nil:
+			d.files[v.Name] = v.HostPath.Path
+		case *v.HostPath.Type == corev1.HostPathDirectoryOrCreate:
+			node.HostFolder(v.HostPath.Path)
+			d.files[v.Name] = v.HostPath.Path
+		case *v.HostPath.Type == corev1.HostPathFileOrCreate:
+			node.HostFile(v.HostPath.Path)
+			d.files[v.Name] = v.HostPath.Path
+		}
+	}
+	return d
+}
+
+func sourceFile(t *testing.T, path ...string) []byte {
+	t.Helper()
+	text, err := os.ReadFile(filepath.Join(append([]string{os.Getenv("LAB_SRC")}, path...)...))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return text
+}
+
+func daemonSet(t *testing.T) (out appsv1.DaemonSet) {
+	t.Helper()
+	if err := yaml.UnmarshalStrict(sourceFile(t, "deploy/base/daemonset.yaml"), &out); err != nil {
+		t.Fatal(err)
+	}
+	return out
+}
+
+// configFolder is the base's ConfigMap with what is each cluster's own: the pods'
+// range, and the way to the API server.
+func configFolder(t *testing.T) string {
+	t.Helper()
+	var base corev1.ConfigMap
+	if err := yaml.UnmarshalStrict(sourceFile(t, "deploy/base/configmap.yaml"), &base); err != nil {
+		t.Fatal(err)
+	}
+	const unset = `clusterCIDR: ""`
+	if !strings.Contains(base.Data["config.yaml"], unset) {
+		t.Fatalf("%s is not in the base's ConfigMap", unset)
+	}
+	kubeconfig, err := os.ReadFile(lab.Kubeconfig())
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir := t.TempDir()
+	for name, text := range map[string]string{
+		"config.yaml":     strings.Replace(base.Data["config.yaml"], unset, `clusterCIDR: "`+podCIDRs+`"`, 1),
+		"kubeconfig.yaml": string(kubeconfig),
+	} {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return dir
+}
+
+// numbers are the capabilities that a manifest may name.
+var numbers = map[corev1.Capability]int{"NET_ADMIN": unix.CAP_NET_ADMIN, "NET_RAW": unix.CAP_NET_RAW, "SYS_MODULE": unix.CAP_SYS_MODULE, "SYS_RESOURCE": unix.CAP_SYS_RESOURCE}
+
+func (d *deployment) container(c corev1.Container) lab.Container {
+	out := lab.Container{Root: d.root, Env: d.image.Config.Env}
+	for _, m := range c.VolumeMounts {
+		out.Mounts = append(out.Mounts, lab.Mount{Host: d.files[m.Name], Path: m.MountPath, ReadOnly: m.ReadOnly})
+	}
+	security := c.SecurityContext
+	out.Privileged = security.Privileged != nil && *security.Privileged
+	if security.Capabilities != nil {
+		for _, name := range security.Capabilities.Add {
+			out.Capabilities = append(out.Capabilities, numbers[name])
+		}
+	}
+	return out
+}
+
+// command is the image's entry point, with a container's arguments.
+func (d *deployment) command(c corev1.Container, more ...string) (program string, args []string) {
+	words := slices.Clone(d.image.Config.Entrypoint)
+	for _, a := range append(slices.Clone(c.Args), more...) {
+		words = append(words, strings.ReplaceAll(a, "$(NODE_NAME)", d.node.Name))
+	}
+	return words[0], words[1:]
+}
+
+func (d *deployment) run(c corev1.Container, more ...string) (int, string) {
+	program, args := d.command(c, more...)
+	return d.node.RunContainer(d.container(c), program, args...)
+}
+
+func (d *deployment) start(c corev1.Container) *lab.Process {
+	program, args := d.command(c)
+	return d.node.StartContainer(d.container(c), func(*lab.Process) error { return hasPassed(d.node.Node) }, program, args...)
+}
+
+// checkWithout wants it to end, and to name what is missing.
+func (d *deployment) checkWithout(t *testing.T, missing corev1.Capability) {
+	c := *d.pod.Containers[0].DeepCopy()
+	add := &c.SecurityContext.Capabilities.Add
+	*add = slices.DeleteFunc(*add, func(has corev1.Capability) bool { return has == missing })
+	want := "see that the process has " + string(missing)
+	if code, output := d.run(c, "--once"); code == 0 || !strings.Contains(output, want) {
+		t.Errorf("ended with %d, and has not said %q:\n%s", code, want, output)
+	}
+}
+
+// checkConfined looks at what the process has, and is kept from.
+func (d *deployment) checkConfined(t *testing.T, p *lab.Process) {
+	t.Helper()
+	var want uint64
+	for _, c := range d.container(d.pod.Containers[0]).Capabilities {
+		want |= 1 << c
+	}
+	proc := filepath.Join("/proc", fmt.Sprint(p.PID()))
+	status, err := os.ReadFile(filepath.Join(proc, "status"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, set := range []string{"CapPrm", "CapEff", "CapBnd"} {
+		if line := fmt.Sprintf("\n%s:\t%016x\n", set, want); !strings.Contains(string(status), line) {
+			t.Errorf("%q is not in\n%s", line, status)
+		}
+	}
+	if err := os.WriteFile(filepath.Join(proc, "root/written"), nil, 0o600); !errors.Is(err, unix.EROFS) {
+		t.Errorf("writing to the root file system: %v, want it read-only", err)
+	}
+}
+
+// imageConfig is what is used of an image's configuration.
+type imageConfig struct {
+	Config struct{ Entrypoint, Env []string }
+}
+
+// imageManifest is what is used of an index and of a manifest.
+type imageManifest struct {
+	Config    blobReference
+	Layers    []blobReference
+	Manifests []struct {
+		blobReference
+		Platform struct{ Architecture string }
+	}
+}
+
+type blobReference struct{ Digest string }
+
+// unpackImage unpacks the image of this architecture, layer by layer.
+func unpackImage(t *testing.T, root string) (config imageConfig) {
+	t.Helper()
+	blobs := t.TempDir()
+	archive, err := os.Open(filepath.Join(os.Getenv("LAB_CACHE"), "container", "lab.tar"))
+	if err != nil {
+		t.Fatalf("%v: make lab-image makes it", err)
+	}
+	defer archive.Close()
+	untar(t, archive, blobs)
+	read := func(path string, out any) {
+		text, err := os.ReadFile(filepath.Join(blobs, path))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := json.Unmarshal(text, out); err != nil {
+			t.Fatal(err)
+		}
+	}
+	blob := func(b blobReference) string {
+		return filepath.Join("blobs", strings.ReplaceAll(b.Digest, ":", "/"))
+	}
+	var top, index, manifest imageManifest
+	read("index.json", &top)
+	read(blob(top.Manifests[0].blobReference), &index)
+	for _, m := range index.Manifests {
+		if m.Platform.Architecture == runtime.GOARCH {
+			read(blob(m.blobReference), &manifest)
+		}
+	}
+	for _, l := range manifest.Layers {
+		file, err := os.Open(filepath.Join(blobs, blob(l)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		unzipped, err := gzip.NewReader(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		untar(t, unzipped, root)
+		file.Close()
+	}
+	read(blob(manifest.Config), &config)
+	return config
+}
+
+func untar(t *testing.T, r io.Reader, root string) {
+	t.Helper()
+	for in := tar.NewReader(r); ; {
+		h, err := in.Next()
+		if errors.Is(err, io.EOF) {
+			return
+		}
+		if err == nil {
+			err = unpackFile(h, in, filepath.Join(root, h.Name))
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+func unpackFile(h *tar.Header, content io.Reader, path string) error {
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+		return err
+	}
+	switch h.Typeflag {
+	case tar.TypeDir:
+		return os.MkdirAll(path, 0o755)
+	case tar.TypeSymlink:
+		return os.Symlink(h.Linkname, path)
+	}
+	file, err := os.OpenFile(path, os.O_CREATE|os.O_WRONLY|os.O_TRUNC, os.FileMode(h.Mode).Perm())
+	if err != nil {
+		return err
+	}
+	defer file.Close()
+	_, err = io.Copy(file, content)
+	return err
+}

@@ -710,6 +710,38 @@ func TestUDPRealServerGoesAtOnceWithItsFlows(t *testing.T) {
 	}
 }
 
+// TestDriftOfTheNodesPartIsCounted changes what belongs to no Service.
+func TestDriftOfTheNodesPartIsCounted(t *testing.T) {
+	w := newWorld(t)
+	w.start(clusterIP("a", "10.96.0.1", "10.244.0.2:8000"))
+	for _, step := range []struct {
+		name   string
+		damage func()
+		want   int
+	}{
+		{"nothing", func() {}, 0},
+		{"a parameter", func() { w.sysctl.Set("net/ipv4/ip_forward", "0") }, 1},
+		{"a chain", func() {
+			if err := w.nat[ip.IPv6].Restore("*nat\n-F KUBE-SERVICES\nCOMMIT\n"); err != nil {
+				t.Fatal(err)
+			}
+		}, 1},
+		{"a policy rule", func() {
+			for _, r := range w.applier.node.Rules {
+				w.routing.Do(routing.Change{Op: routing.DeleteRule, Rule: r})
+			}
+		}, 2},
+	} {
+		step.damage()
+		if got, err := w.observe(); err != nil || got != step.want {
+			t.Errorf("%s: %d differences, want %d (%v)", step.name, got, step.want, err)
+		}
+		if err := w.applier.Flush().Err(); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
 // TestRefusedFlowsAreForgottenLater has conntrack refuse: the flow leads nowhere
 // until it is forgotten.
 func TestRefusedFlowsAreForgottenLater(t *testing.T) {

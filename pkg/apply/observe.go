@@ -155,7 +155,32 @@ func (a *Applier) Adopt(o *Observation) int {
 	a.adoptSets(o, t)
 	a.adoptServers(o, t)
 	a.adoptVIPs(o, t)
-	return a.markDifferences()
+	return a.markDifferences() + a.nodeDifferences()
+}
+
+// nodeDifferences counts what of the node's part is not there, or not wanted.
+func (a *Applier) nodeDifferences() int {
+	n := len(sysctl.Diff(a.have.sysctls, a.node.Sysctls)) + len(loopback.Diff(a.have.loopback, a.node.Loopback))
+	if !a.have.link {
+		n++
+	}
+	for _, s := range a.node.Sets {
+		if _, there := a.have.sets[s.Name]; !there {
+			n++
+		}
+	}
+	rules := len(a.have.rules)
+	for _, r := range a.node.Rules {
+		if _, there := a.have.rules[r]; there {
+			rules--
+		} else {
+			n++
+		}
+	}
+	for family := range a.kernel.NAT {
+		n += len(nat.Diff(a.have.nat[family], ofFamily(a.node.NAT, family)))
+	}
+	return n + rules
 }
 
 // Seen is what the last observation found of others' doing, with the

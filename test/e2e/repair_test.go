@@ -4,13 +4,17 @@ package e2e
 
 import (
 	"fmt"
+	"regexp"
+	"strconv"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"k8s.io/apimachinery/pkg/runtime"
 
 	"github.com/kube-ipvs/kube-ipvs/test/e2e/lab"
+	"github.com/kube-ipvs/kube-ipvs/test/reliability"
 )
 
 // loneNode is a node with a folder of manifests: no API server, and nobody to
@@ -28,9 +32,12 @@ func loneNode(t *testing.T) (node *lab.Node, flags []string) {
 	return node, []string{"--manifests", writeManifests(t, objects...), "--hostname-override", "node", "--cluster-cidr", podCIDRs}
 }
 
+// othersServer makes a virtual server of somebody else.
+const othersServer = "printf '%s\\n' '-A -t 10.12.0.1:80 -s wrr' '-a -t 10.12.0.1:80 -r 10.12.0.2:80 -m -w 3' | ipvsadm -R"
+
 // makeForeign puts into the kernel what is nobody's business but its owner's.
 func makeForeign(node *lab.Node) {
-	node.Feed("-A -t 10.12.0.1:80 -s wrr\n-a -t 10.12.0.1:80 -r 10.12.0.2:80 -m -w 3\n", "ipvsadm", "-R")
+	node.Exec("sh", "-c", othersServer)
 	for _, program := range []string{"iptables", "ip6tables"} {
 		node.Exec(program, "-w", "-t", "nat", "-N", "OTHERS")
 		node.Exec(program, "-w", "-t", "nat", "-A", "OTHERS", "-j", "RETURN")
@@ -106,43 +113,112 @@ func withoutEmpty(state string) string {
 	return strings.Join(kept, "\n")
 }
 
-// TestRepair breaks what is programmed, piece by piece, behind the proxy's back.
-// It is whole again within a sync period or two; what is others' is as it was.
-func TestRepair(t *testing.T) {
+// damage is what somebody does to what is programmed.
+type damage struct{ name, command string }
+
+// found are kinds of damage that only the periodic check finds: IPVS and ipset tell
+// nobody, nor do parameters.
+var found = []damage{
+	{"a virtual server", "ipvsadm -D -t " + at(clusterIPs(1)[0], 80)},
+	{"a virtual server of IPv6", "ipvsadm -D -u " + at(clusterIPs(1)[1], 80)},
+	{"all virtual servers", "ipvsadm -C; " + othersServer},
+	{"a real server", "ipvsadm -d -t " + at(clusterIPs(1)[0], 80) + " -r 10.244.1.2:8000"},
+	{"a real server of IPv6", "ipvsadm -d -t " + at(clusterIPs(1)[1], 80) + " -r [fd00:244:1::2]:8000"},
+	{"a weight", "ipvsadm -e -t " + at(clusterIPs(1)[0], 80) + " -r 10.244.1.2:8000 -m -w 7"},
+	{"a real server too many", "ipvsadm -a -u " + at(clusterIPs(1)[0], 80) + " -r 10.244.1.9:8000 -m"},
+	{"the scheduler", "ipvsadm -E -t " + at(balancerIPs(1)[0], 80) + " -s wlc"},
+	{"affinity that nobody wants", "ipvsadm -E -t " + at(balancerIPs(1)[1], 80) + " -s rr -p 60"},
+	{"a set's member", "ipset del KUBE-CLUSTER-IP 10.96.1.1,tcp:80"},
+	{"a member too many", "ipset add KUBE-CLUSTER-IP 10.96.1.200,tcp:80"},
+	{"all members", "ipset flush KUBE-6-LOAD-BALANCER"},
+	{"all members of all sets", "for set in $(ipset list -n | grep ^KUBE); do ipset flush $set; done"},
+	{"a chain's rules", "iptables -w -t nat -F KUBE-SERVICES"},
+	{"a chain's rules of IPv6", "ip6tables -w -t filter -F KUBE-IPVS-FILTER"},
+	{"a rule too many", "iptables -w -t nat -A KUBE-POSTROUTING -j ACCEPT"},
+	{"a jump", "iptables -w -t nat -D POSTROUTING 1"},
+	{"a jump of IPv6", "ip6tables -w -t nat -D PREROUTING 1"},
+	{"all rules of tables", "ip6tables -w -t nat -F; ip6tables -w -t nat -N OTHERS 2>/dev/null; ip6tables -w -t nat -A OTHERS -j RETURN; ip6tables -w -t nat -A PREROUTING -j OTHERS"},
+	{"the rules for the loopback address", "nft delete table ip kube-ipvs"},
+	{"a rule of nftables", "nft flush chain ip kube-ipvs request"},
+	{"a parameter", "sysctl -w net.ipv4.vs.conntrack=0"},
+	{"forwarding", "sysctl -w net.ipv4.ip_forward=0"},
+}
+
+// told are those that netlink tells of.
+var told = []damage{
+	{"an address", "ip address del 10.96.1.1/32 dev kube-ipvs0"},
+	{"an address of IPv6", "ip address del fd00:10:96::1/128 dev kube-ipvs0"},
+	{"all addresses", "ip address flush dev kube-ipvs0"},
+	{"the route of a claimed port", "ip route del local 203.0.113.1 dev lo table 80080"},
+	{"a route of IPv6", "ip -6 route del local fd00:203:1::1 dev lo table 80080"},
+	{"all routes of claimed ports", "ip route flush table 80080; ip -6 route flush table 80080"},
+	{"the rule of claimed ports", "ip rule del pref 99"},
+	{"the rule of IPv6", "ip -6 rule del pref 99"},
+	{"the interface", "ip link del kube-ipvs0"},
+}
+
+// TestReliabilityDrift does damage to what is programmed, piece by piece, behind the proxy's
+// back. Where netlink tells of it all is whole again within seconds, with a periodic
+// check once an hour; else within a sync period or two. It is counted. What is
+// others' is as it was.
+func TestReliabilityDrift(t *testing.T) {
+	record := reliability.Begin(t, reliability.Drift, "lab")
 	node, flags := loneNode(t)
 	makeForeign(node)
-	node.StartProxy(func(*lab.Process) error { return hasPassed(node) }, append(flags, "--ipvs-sync-period", "2s")...)
-	whole := kernelState(node)
-	for _, damage := range []struct{ name, command string }{
-		{"a virtual server", "ipvsadm -D -t " + at(clusterIPs(1)[0], 80)},
-		{"a virtual server of IPv6", "ipvsadm -D -u " + at(clusterIPs(1)[1], 80)},
-		{"a real server", "ipvsadm -d -t " + at(clusterIPs(1)[0], 80) + " -r 10.244.1.2:8000"},
-		{"the scheduler", "ipvsadm -E -t " + at(balancerIPs(1)[0], 80) + " -s wlc"},
-		{"a set's member", "ipset del KUBE-CLUSTER-IP 10.96.1.1,tcp:80"},
-		{"a member too many", "ipset add KUBE-CLUSTER-IP 10.96.1.200,tcp:80"},
-		{"all members", "ipset flush KUBE-6-LOAD-BALANCER"},
-		{"a chain's rules", "iptables -w -t nat -F KUBE-SERVICES"},
-		{"a jump", "iptables -w -t nat -D POSTROUTING 1"},
-		{"all rules of a table", "ip6tables-restore"},
-		{"an address", "ip address del 10.96.1.1/32 dev kube-ipvs0"},
-		{"the route of a claimed port", "ip route del local 203.0.113.1 dev lo table 80080"},
-		{"a route of IPv6", "ip -6 route del local fd00:203:1::1 dev lo table 80080"},
-		{"the rule of claimed ports", "ip rule del pref 99"},
-		{"the interface", "ip link del kube-ipvs0"},
-		{"a parameter", "sysctl -w net.ipv4.vs.conntrack=0"},
+	var figures []reliability.Figure
+	for _, kind := range []struct {
+		period, name string
+		damages      []damage
+	}{
+		{"1h", "told by netlink", told},
+		{"2s", "found by the periodic check, which came every 2 s", found},
 	} {
-		t.Run(damage.name, func(t *testing.T) {
-			// The others' rule is in the table that is replaced, at once: behind our
-			// last one it would mean something else.
-			const others = "*filter\n-A INPUT -p tcp --dport 6666 -j DROP\nCOMMIT\n"
-			words := strings.Fields(damage.command)
-			node.Feed(others, words[0], words[1:]...)
-			lab.Eventually(t, syncLimit, damage.name+" is repaired", func() error {
-				if diff := cmp.Diff(whole, kernelState(node)); diff != "" {
-					return fmt.Errorf("wanted (-), there (+):\n%s", diff)
+		process := node.StartProxy(func(*lab.Process) error { return hasPassed(node) }, append(flags, "--ipvs-sync-period", kind.period)...)
+		whole := kernelState(node)
+		counted, longest := driftCounted(t, node), time.Duration(0)
+		for _, d := range kind.damages {
+			t.Run(d.name, func(t *testing.T) { longest = max(longest, repaired(t, node, d, whole)) })
+			before := counted
+			lab.Eventually(t, syncLimit, d.name+" is counted", func() error {
+				if counted = driftCounted(t, node); counted <= before {
+					return fmt.Errorf("%v", counted)
 				}
 				return nil
 			})
-		})
+		}
+		process.Terminate()
+		figures = append(figures,
+			reliability.Figure{Name: "kinds of damage " + kind.name, Value: float64(len(kind.damages)), Shows: "each repaired and counted, with everything of others as it was"},
+			reliability.Figure{Name: "until it was seen to be repaired, at most", Value: longest.Seconds(), Unit: "s", Shows: "of an emulated node"})
 	}
+	record(figures...)
+}
+
+// repaired does damage, and gives the time until all is whole again.
+func repaired(t *testing.T, node *lab.Node, d damage, whole string) time.Duration {
+	node.Exec("sh", "-c", d.command)
+	began := time.Now()
+	lab.Eventually(t, syncLimit, d.name+" is repaired", func() error {
+		if diff := cmp.Diff(whole, kernelState(node)); diff != "" {
+			return fmt.Errorf("wanted (-), there (+):\n%s", diff)
+		}
+		return nil
+	})
+	return time.Since(began)
+}
+
+var driftMetric = regexp.MustCompile(`(?m)^kube_ipvs_drift_repaired_total (\S+)$`)
+
+// driftCounted is how many differences the proxy has counted.
+func driftCounted(t *testing.T, node *lab.Node) float64 {
+	t.Helper()
+	m := driftMetric.FindStringSubmatch(node.Exec("curl", "-s", "--max-time", "10", "http://127.0.0.1:10249/metrics"))
+	if m == nil {
+		t.Fatal("the metrics do not have it")
+	}
+	n, err := strconv.ParseFloat(m[1], 64)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return n
 }

@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -55,6 +56,7 @@ type machine struct {
 	operation func(text string) error // asked before each that changes the kernel
 	listing   func(of string) error   // asked before each that reads it
 	errors    []string                // that were logged
+	logged    sync.Mutex              // by the clients of an API server, too
 }
 
 func newMachine(t testing.TB) *machine {
@@ -132,18 +134,7 @@ func (m *machine) makeForeign() {
 // boot starts a process, in the place of one that is gone. It is false if the
 // kernel cannot be read.
 func (m *machine) boot() bool {
-	w := &world{checks: map[types.NamespacedName]plan.HealthCheck{}}
-	m.process = New(Options{
-		Config: m.cfg,
-		Kernel: apply.Kernel{
-			IPVS: m.ipvs, IPSet: m.ipset, Routing: m.routing, Sysctl: m.sysctl, Conntrack: m.conntrack, Loopback: m.loopback, KubeProxy: m.kubeProxy,
-			NAT: map[ip.Family]apply.NAT{ip.IPv4: m.nat[ip.IPv4], ip.IPv6: m.nat[ip.IPv6]},
-		},
-		BridgeNetfilter: func() bool { return true },
-		ProbeScheduler:  func(string) error { return nil },
-		Network:         m.routing, HealthChecks: w, Observer: w, Meter: w, Events: w,
-		SyncPeriod: time.Hour, DrainPeriod: time.Nanosecond, DrainDeadline: 15 * time.Minute,
-	})
+	m.process = New(m.options(&world{checks: map[types.NamespacedName]plan.HealthCheck{}}))
 	for _, name := range slices.Sorted(maps.Keys(m.services)) {
 		m.process.inbox.SetService(m.services[name])
 	}
@@ -154,10 +145,26 @@ func (m *machine) boot() bool {
 	return m.process.start(m.context())
 }
 
+func (m *machine) options(w *world) Options {
+	return Options{
+		Config: m.cfg,
+		Kernel: apply.Kernel{
+			IPVS: m.ipvs, IPSet: m.ipset, Routing: m.routing, Sysctl: m.sysctl, Conntrack: m.conntrack, Loopback: m.loopback, KubeProxy: m.kubeProxy,
+			NAT: map[ip.Family]apply.NAT{ip.IPv4: m.nat[ip.IPv4], ip.IPv6: m.nat[ip.IPv6]},
+		},
+		BridgeNetfilter: func() bool { return true },
+		ProbeScheduler:  func(string) error { return nil },
+		Network:         m.routing, HealthChecks: w, Observer: w, Meter: w, Events: w,
+		SyncPeriod: time.Hour, DrainPeriod: time.Nanosecond, DrainDeadline: 15 * time.Minute,
+	}
+}
+
 // context has errors written down, and nothing logged: there is too much of it.
 func (m *machine) context() context.Context {
 	return klog.NewContext(m.t.Context(), funcr.New(func(_, line string) {
 		if strings.Contains(line, `"error"=`) {
+			m.logged.Lock()
+			defer m.logged.Unlock()
 			m.errors = append(m.errors, line)
 		}
 	}, funcr.Options{}))

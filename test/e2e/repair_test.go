@@ -99,12 +99,12 @@ func TestCleanup(t *testing.T) {
 }
 
 // withoutEmpty drops what is no more than a look at a table leaves behind: its
-// name and its chains without rules.
+// name and its chains without rules, and the line that is left of no table.
 func withoutEmpty(state string) string {
 	var kept []string
 	for _, line := range strings.Split(state, "\n") {
 		switch {
-		case line == "COMMIT", strings.HasPrefix(line, "*"):
+		case line == "", line == "COMMIT", strings.HasPrefix(line, "*"):
 		case strings.HasPrefix(line, ":") && !strings.Contains(line, " - "):
 		default:
 			kept = append(kept, line)

@@ -15,6 +15,7 @@ import (
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/cache"
+	"k8s.io/klog/v2"
 
 	"github.com/kube-ipvs/kube-ipvs/pkg/service"
 	"github.com/kube-ipvs/kube-ipvs/pkg/source"
@@ -43,13 +44,16 @@ var _ source.Source = (*Source)(nil)
 // nothing is taken for deleted; client-go reports and tries again.
 func (s *Source) Run(ctx context.Context, sink source.Sink) error {
 	s.makeInformers()
+	guardOf := func(kind string, remove func(types.NamespacedName)) *guard {
+		return newGuard(&s.mu, kind, klog.FromContext(ctx), remove)
+	}
 	handlers := []struct {
 		informer cache.SharedIndexInformer
 		handler  cache.ResourceEventHandler
 	}{
-		{s.services, handler(&s.mu, sink.SetService, func(n types.NamespacedName) { sink.DeleteService(n) })},
-		{s.slices, handler(&s.mu, sink.SetEndpointSlice, func(n types.NamespacedName) { sink.DeleteEndpointSlice(n) })},
-		{s.nodes, handler(&s.mu, sink.SetNode, func(types.NamespacedName) { sink.DeleteNode() })},
+		{s.services, handler(guardOf("Services", func(n types.NamespacedName) { sink.DeleteService(n) }), sink.SetService)},
+		{s.slices, handler(guardOf("EndpointSlices", func(n types.NamespacedName) { sink.DeleteEndpointSlice(n) }), sink.SetEndpointSlice)},
+		{s.nodes, handler(guardOf("Nodes", func(types.NamespacedName) { sink.DeleteNode() }), sink.SetNode)},
 	}
 	var synced []cache.InformerSynced
 	for _, h := range handlers {
@@ -102,11 +106,12 @@ type object interface {
 }
 
 // handler passes events on, one at a time.
-func handler[T object](mu *sync.Mutex, set func(T), remove func(types.NamespacedName)) cache.ResourceEventHandler {
+func handler[T object](g *guard, set func(T)) cache.ResourceEventHandler {
 	put := func(obj any) {
 		if o, ok := obj.(T); ok {
-			mu.Lock()
-			defer mu.Unlock()
+			g.mu.Lock()
+			defer g.mu.Unlock()
+			g.there(types.NamespacedName{Namespace: o.GetNamespace(), Name: o.GetName()})
 			set(o)
 		}
 	}
@@ -119,9 +124,13 @@ func handler[T object](mu *sync.Mutex, set func(T), remove func(types.Namespaced
 			if err != nil {
 				return
 			}
-			mu.Lock()
-			defer mu.Unlock()
-			remove(types.NamespacedName{Namespace: name.Namespace, Name: name.Name})
+			g.mu.Lock()
+			defer g.mu.Unlock()
+			if _, byList := obj.(cache.DeletedFinalStateUnknown); byList {
+				g.notListed(types.NamespacedName{Namespace: name.Namespace, Name: name.Name})
+			} else {
+				g.deleted(types.NamespacedName{Namespace: name.Namespace, Name: name.Name})
+			}
 		},
 	}
 }

@@ -15,6 +15,7 @@ import (
 	"k8s.io/client-go/kubernetes/fake"
 	k8stesting "k8s.io/client-go/testing"
 	"k8s.io/client-go/tools/cache"
+	"k8s.io/klog/v2"
 
 	"github.com/kube-ipvs/kube-ipvs/pkg/source"
 )
@@ -149,7 +150,7 @@ func TestChangesAndDeletions(t *testing.T) {
 func TestTombstone(t *testing.T) {
 	sink := make(recorder, 100)
 	var mu sync.Mutex
-	h := handler(&mu, sink.SetService, sink.DeleteService)
+	h := handler(newGuard(&mu, "Services", klog.Background(), sink.DeleteService), sink.SetService)
 	h.OnDelete(cache.DeletedFinalStateUnknown{Key: "default/web", Obj: &corev1.Service{ObjectMeta: meta("web")}})
 	h.OnDelete(cache.DeletedFinalStateUnknown{Key: "default/gone"})
 	sink.await(t, "delete service default/web")

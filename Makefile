@@ -49,6 +49,24 @@ build: ## the program, bin/kube-ipvs, statically linked
 	$(call phase,building bin/kube-ipvs)
 	@$(GO) build -ldflags '$(call ldflags,$(VERSION),$(COMMIT))' -o bin/kube-ipvs ./cmd/proxy
 
+# What a release has besides the image: for each architecture the program and what
+# it was built from, and their checksums. The same commit gives the same files.
+RELEASE := bin/release
+release_name = $(RELEASE)/kube-ipvs-$(VERSION)-linux-$(1)
+.PHONY: release vulncheck
+release: ## bin/release: the program of all IMAGE_ARCHITECTURES, with checksums and SBOMs (CycloneDX)
+	@rm -rf $(RELEASE) && mkdir -p $(RELEASE)
+	@for architecture in $(IMAGE_ARCHITECTURES); do \
+		program=$(call release_name,$$architecture); \
+		GOARCH=$$architecture $(GO) build -buildvcs=false -ldflags '$(call ldflags,$(VERSION),$(COMMIT))' -o $$program ./cmd/proxy && \
+		$(GO) run ./hack/sbom $$program '$(VERSION)' $$program.cdx.json || exit; \
+	done
+	@cd $(RELEASE) && sha256sum kube-ipvs-* > SHA256SUMS && cat SHA256SUMS
+
+GOVULNCHECK := golang.org/x/vuln/cmd/govulncheck@v1.1.4
+vulncheck: ## what is known to be vulnerable and is called here; asks vuln.go.dev, and fails without it
+	@$(GO) run $(GOVULNCHECK) ./...
+
 # An architecture's program, and the archive with the images of all of them.
 IMAGE_ARCHITECTURES ?= amd64 arm64
 IMAGE_ARCHIVE ?= bin/kube-ipvs-image.tar

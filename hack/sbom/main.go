@@ -1,0 +1,89 @@
+// Command sbom writes what a program was built from: its modules with their
+// versions and checksums, and Go itself, as a CycloneDX document. It reads this from
+// the program, so that the two cannot differ, and writes the same for the same one.
+package main
+
+import (
+	"debug/buildinfo"
+	"encoding/base64"
+	"encoding/hex"
+	"encoding/json"
+	"fmt"
+	"os"
+	"runtime/debug"
+	"strings"
+)
+
+func main() {
+	if err := run(os.Args[1:]); err != nil {
+		fmt.Fprintln(os.Stderr, "sbom:", err)
+		os.Exit(1)
+	}
+}
+
+func run(args []string) error {
+	if len(args) != 3 {
+		return fmt.Errorf("usage: sbom PROGRAM VERSION OUT")
+	}
+	info, err := buildinfo.ReadFile(args[0])
+	if err != nil {
+		return err
+	}
+	text, err := json.MarshalIndent(documentOf(info, args[1]), "", "  ")
+	if err != nil {
+		return err
+	}
+	return os.WriteFile(args[2], append(text, '\n'), 0o644)
+}
+
+// document is a CycloneDX bill of materials, as far as it is used here.
+type document struct {
+	Format     string      `json:"bomFormat"`
+	Spec       string      `json:"specVersion"`
+	Version    int         `json:"version"`
+	Metadata   metadata    `json:"metadata"`
+	Components []component `json:"components"`
+}
+
+type metadata struct {
+	Component component `json:"component"`
+}
+
+type component struct {
+	Type    string `json:"type"`
+	Name    string `json:"name"`
+	Version string `json:"version"`
+	PURL    string `json:"purl"`
+	Hashes  []hash `json:"hashes,omitempty"`
+}
+
+type hash struct {
+	Algorithm string `json:"alg"`
+	Content   string `json:"content"`
+}
+
+func documentOf(info *debug.BuildInfo, version string) document {
+	d := document{Format: "CycloneDX", Spec: "1.6", Version: 1}
+	d.Metadata.Component = component{Type: "application", Name: info.Main.Path, Version: version, PURL: purl(info.Main.Path, version)}
+	d.Components = []component{{Type: "library", Name: "std", Version: info.GoVersion, PURL: purl("std", strings.TrimPrefix(info.GoVersion, "go"))}}
+	for _, m := range info.Deps {
+		if m.Replace != nil {
+			m = m.Replace
+		}
+		d.Components = append(d.Components, component{Type: "library", Name: m.Path, Version: m.Version, PURL: purl(m.Path, m.Version), Hashes: hashes(m.Sum)})
+	}
+	return d
+}
+
+func purl(path, version string) string { return "pkg:golang/" + path + "@" + version }
+
+// hashes reads a checksum of go.sum: "h1:" and, in base64, a SHA-256 over those of
+// the module's files.
+func hashes(sum string) []hash {
+	text, ok := strings.CutPrefix(sum, "h1:")
+	digest, err := base64.StdEncoding.DecodeString(text)
+	if !ok || err != nil {
+		return nil
+	}
+	return []hash{{"SHA-256", hex.EncodeToString(digest)}}
+}

@@ -1,0 +1,90 @@
+//go:build e2e
+
+package e2e
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
+	"github.com/kube-ipvs/kube-ipvs/pkg/routing"
+	"github.com/kube-ipvs/kube-ipvs/test/e2e/lab"
+)
+
+// TestBehaviourNamedAddresses has Services name what is not theirs as external IPs:
+// a port of the node's, and another Service's addresses, once with an endpoint of
+// their own and once without, by which it would be refused. As long as the process
+// runs, it listens where that is documented, and nowhere else.
+func TestBehaviourNamedAddresses(t *testing.T) {
+	c := newOfflineCluster(t)
+	node1 := c.Nodes[0]
+	node1.Serve("host", lab.TCP, 22)
+	objects := withSlices(newLoadBalancer(newDualStack("victim", 1), balancerIPs(1)...), ready(c.web1))
+	// By its name each of them would come first.
+	for i, name := range []string{"a-thief", "a-closer"} {
+		svc := newDualStack(name, 2+i)
+		svc.Spec.ExternalIPs = slices.Concat(nodeIPs(node1), balancerIPs(1), clusterIPs(1))
+		svc.Spec.Ports = append(svc.Spec.Ports, corev1.ServicePort{Name: "ssh", Protocol: corev1.ProtocolTCP, Port: 22})
+		if name == "a-thief" {
+			objects = append(objects, withSlices(svc, ready(c.web2))...)
+		} else {
+			objects = append(objects, svc)
+		}
+	}
+	before := listening(t, node1.Node)
+	node1.StartProxy(func(*lab.Process) error { return hasPassed(node1.Node) },
+		"--manifests", writeManifests(t, objects...), "--hostname-override", "node1", "--cluster-cidr", podCIDRs)
+	for family := range 2 {
+		for _, ask := range []struct {
+			from    *lab.Namespace
+			address string
+			want    string
+		}{
+			{c.caller1.Namespace, at(nodeIPs(node1)[family], 22), "host"},
+			{c.Client, at(nodeIPs(node1)[family], 22), "host"},
+			{c.caller1.Namespace, at(balancerIPs(1)[family], 80), "web1"},
+			{c.Client, at(balancerIPs(1)[family], 80), "web1"},
+			{c.caller1.Namespace, at(clusterIPs(1)[family], 80), "web1"},
+			{c.caller1.Namespace, at(clusterIPs(2)[family], 80), "web2"},
+		} {
+			for range 2 {
+				if answer := ask.from.DialWithin(lostAfter, lab.TCP, ask.address); answer.Server != ask.want {
+					t.Errorf("%s from %s: %s, want %s", ask.address, ask.from.Name, answer, ask.want)
+				}
+			}
+		}
+	}
+	now := slices.DeleteFunc(listening(t, node1.Node), func(l string) bool { return slices.Contains(before, l) })
+	if want := []string{"127.0.0.1:10249", "[::]:10256"}; !slices.Equal(now, want) {
+		t.Errorf("listens at %v, want %v", now, want)
+	}
+	if out := node1.Exec("curl", "-s", "-o", "/dev/null", "-w", "%{http_code}", "http://127.0.0.1:10249/debug/pprof/"); strings.TrimSpace(out) != "404" {
+		t.Errorf("profiles are given away, with %s", out)
+	}
+}
+
+// listening lists the ports of a node, of TCP and UDP.
+func listening(t *testing.T, node *lab.Node) []string {
+	t.Helper()
+	var list []routing.Listener
+	err := node.Do(func() (err error) {
+		list, err = (&routing.Netlink{}).Listeners()
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var out []string
+	for _, l := range list {
+		text := at(l.Addr.String(), l.Port)
+		if l.Protocol != ip.TCP {
+			text = fmt.Sprintf("%s %s", l.Protocol, text)
+		}
+		out = append(out, text)
+	}
+	return out
+}

@@ -254,13 +254,18 @@ docs-check: ## fails if such a page is stale, or a page leads nowhere
 	@$(GO) test -count 1 -run '^(TestFlagReference|TestManPages|TestLinks|TestPage)$$' ./pkg/config ./cmd/proxy ./docs ./test/reliability
 
 FUZZTIME ?= 10m
-fuzz: ## each fuzz target for FUZZTIME=10m
+FUZZ_OUT = $(CACHE)/fuzz
+fuzz: ## each fuzz target for FUZZTIME=10m, into docs/reliability.md
+	@rm -rf $(FUZZ_OUT) && mkdir -p $(FUZZ_OUT) $(RELIABILITY_OUT)
 	@for file in $$(grep -rl --include='*_test.go' '^func Fuzz' pkg); do \
 		for target in $$(sed -n 's/^func \(Fuzz[A-Za-z]*\)(.*/\1/p' $$file); do \
+			package=$$(dirname $$file); \
 			printf '==> [%4ds] %s in %s\n' $$(( $$(date +%s) - $(START) )) $$target $$file; \
-			$(GO) test ./$$(dirname $$file) -run '^$$' -fuzz "^$$target\$$" -fuzztime $(FUZZTIME) || exit; \
+			$(GO) test ./$$package -run '^$$' -fuzz "^$$target\$$" -fuzztime $(FUZZTIME) | tee $(FUZZ_OUT)/$$(basename $$package).$$target.log || exit; \
 		done; \
 	done
+	@$(GO) run ./test/reliability/cmd/fuzz '$(VERSION)' $(RELIABILITY_OUT)/input-fuzz.json $(FUZZ_OUT)/*.log
+	@$(MAKE) --no-print-directory START=$(START) reliability-page
 
 lint: ## gofmt, go vet, staticcheck, go mod
 	$(call phase,gofmt)

@@ -76,6 +76,6 @@ func figure(log string) (reliability.Figure, time.Duration, error) {
 	name, _ := strings.CutSuffix(filepath.Base(log), ".log")
 	return reliability.Figure{
 		Name: "`" + name + "`", Value: float64(inputs), Unit: "inputs",
-		Shows: fmt.Sprintf("in %s; %s that went new ways are kept", took.Round(time.Second), last[3]),
+		Shows: fmt.Sprintf("in %s; a corpus of %s", took.Round(time.Second), last[3]),
 	}, took, nil
 }

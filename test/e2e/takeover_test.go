@@ -4,6 +4,7 @@ package e2e
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -52,6 +53,16 @@ type held struct {
 
 func newTakeOver(t *testing.T, mode string) *takeOver {
 	t.Helper()
+	c := newServed(t, mode)
+	for _, node := range c.takenOver() {
+		c.startKubeProxy(t, node)
+	}
+	return c
+}
+
+// newServed is the cluster with its Services, and nobody yet to serve them.
+func newServed(t *testing.T, mode string) *takeOver {
+	t.Helper()
 	c := &takeOver{cluster: newCluster(t), mode: mode, old: map[*lab.BridgeNode]*lab.Process{}, young: map[*lab.BridgeNode]*lab.Process{}}
 	local := newExposed("local", 2)
 	local.Spec.ExternalTrafficPolicy = corev1.ServiceExternalTrafficPolicyLocal
@@ -60,9 +71,6 @@ func newTakeOver(t *testing.T, mode string) *takeOver {
 		for _, slice := range dualStackSlices(svc, webPort, ready(c.web1), ready(c.web2)) {
 			c.api.addSlice(slice)
 		}
-	}
-	for _, node := range c.takenOver() {
-		c.startKubeProxy(t, node)
 	}
 	return c
 }
@@ -250,4 +258,50 @@ func TestBehaviourTakeOverFromIPVSAndBack(t *testing.T) {
 	c.startKubeProxy(t, node)
 	c.intact(t, "back with kube-proxy")
 	c.answered(t)
+}
+
+// hasIptablesMode looks for kube-proxy's own rules that lead to endpoints.
+func hasIptablesMode(node *lab.BridgeNode) error {
+	for _, program := range []string{"iptables-save", "ip6tables-save"} {
+		if rules := node.Exec(program, "-t", "nat"); !strings.Contains(rules, "-j DNAT") {
+			return fmt.Errorf("%s: %s has no rule that leads to an endpoint:\n%s", node.Name, program, rules)
+		}
+	}
+	return nil
+}
+
+// TestBehaviourGiveBackToIptables: connections through IPVS go on beside the rules
+// of kube-proxy's iptables mode, which lead new ones before IPVS sees them. Once
+// they have ended kube-ipvs's are taken away, and with them kube-proxy's, which it
+// puts back; what it has led somewhere by then conntrack remembers.
+// Not so in nftables mode: kube-proxy empties IPVS itself when it starts.
+func TestBehaviourGiveBackToIptables(t *testing.T) {
+	c := newServed(t, "iptables")
+	node := c.takenOver()[0]
+	c.startKubeIPVS(node)
+	lab.Eventually(t, syncLimit, "everybody is answered", func() error { return c.serves(node) })
+	c.hold(t, node)
+	c.keepAsking(node)
+	c.young[node].Stop()
+	c.startKubeProxy(t, node)
+	lab.Eventually(t, 6*syncLimit, "kube-proxy has programmed both families", func() error { return hasIptablesMode(node) })
+	c.intact(t, "beside kube-proxy")
+	c.answered(t)
+	balanced := c.held
+	c.hold(t, node)
+	// As long as a cluster IP is an address of the node, it is the source of what
+	// the node sends there.
+	c.held = slices.DeleteFunc(c.held[len(balanced):], func(h held) bool { return strings.Contains(h.name, ": the node, ") })
+	for _, h := range balanced {
+		h.connection.Close()
+	}
+	if code, output := node.RunProxy("--cleanup"); code != 0 {
+		t.Fatalf("kube-ipvs --cleanup ended with %d:\n%s", code, output)
+	}
+	c.old[node].Stop()
+	c.startKubeProxy(t, node)
+	c.intact(t, "after kube-ipvs")
+	if state := kernelState(node.Node); strings.Contains(state, "KUBE-IPVS-") || strings.Contains(state, "kube-ipvs0") {
+		t.Errorf("something of kube-ipvs is left:\n%s", state)
+	}
 }

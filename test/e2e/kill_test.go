@@ -36,9 +36,10 @@ const churned = 6
 
 // TestReliabilityKills kills the process at random times after its start, within
 // and after its first pass, while Services come, change and go: KILLS times, or
-// 20, and 1,000 in `make reliability`; for KILL_LIMIT at most, if that is set. Clients of the Service that does not change
-// notice nothing, with the connections that they have and with new ones. In the
-// end the kernel is what one process makes of the folder on a clean node.
+// 12, and 1,000 in `make reliability`; for KILL_LIMIT at most, if that is set.
+// Clients of the Service that does not change notice nothing, with the connections
+// that they have and with new ones. In the end the kernel is what one process makes
+// of the folder on a clean node, and what it was before when that is cleaned up.
 func TestReliabilityKills(t *testing.T) {
 	record := reliability.Begin(t, reliability.Crash, "lab")
 	k := newKills(t)
@@ -91,7 +92,7 @@ func TestReliabilityKills(t *testing.T) {
 }
 
 func killTimes(t *testing.T) int {
-	times := reliability.Times(20, 1000)
+	times := reliability.Times(12, 1000)
 	if text := os.Getenv("KILLS"); text != "" {
 		var err error
 		if times, err = strconv.Atoi(text); err != nil {

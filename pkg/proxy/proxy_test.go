@@ -50,7 +50,7 @@ type world struct {
 	latencies []time.Duration
 	noLocal   [2]int
 	modes     []plan.InterfaceMode
-	cut       int
+	cut       atomic.Int64
 	events    []event.Warning
 
 	mu     sync.Mutex
@@ -82,7 +82,7 @@ func (w *world) Planned(time.Duration)                 { w.planned++ }
 func (w *world) Programmed(d time.Duration)            { w.latencies = append(w.latencies, d) }
 func (w *world) NoLocalEndpoints(in, out int)          { w.noLocal = [2]int{in, out} }
 func (w *world) Interfaces(modes []plan.InterfaceMode) { w.modes = modes }
-func (w *world) Cut(connections int)                   { w.cut += connections }
+func (w *world) Cut(connections int)                   { w.cut.Add(int64(connections)) }
 func (w *world) Warn(e event.Warning)                  { w.events = append(w.events, e) }
 
 func (w *world) Set(n types.NamespacedName, c plan.HealthCheck) { w.checks[n] = c }
@@ -458,12 +458,12 @@ func TestCutsAreCounted(t *testing.T) {
 		}
 		w.slice("web")
 		w.sleep(14 * time.Minute)
-		if got := w.ipvs.Dump(); w.cut != 0 || !strings.Contains(got, "10.244.0.2:8000 -m -w 0") || strings.Contains(got, "10.244.0.3") {
-			t.Errorf("before the deadline %d were cut:\n%s", w.cut, got)
+		if got := w.ipvs.Dump(); w.cut.Load() != 0 || !strings.Contains(got, "10.244.0.2:8000 -m -w 0") || strings.Contains(got, "10.244.0.3") {
+			t.Errorf("before the deadline %d were cut:\n%s", w.cut.Load(), got)
 		}
 		w.sleep(2 * time.Minute)
-		if got := w.ipvs.Dump(); w.cut != 6 || strings.Contains(got, "10.244.0.2") {
-			t.Errorf("at the deadline %d were cut, want 6:\n%s", w.cut, got)
+		if got := w.ipvs.Dump(); w.cut.Load() != 6 || strings.Contains(got, "10.244.0.2") {
+			t.Errorf("at the deadline %d were cut, want 6:\n%s", w.cut.Load(), got)
 		}
 	})
 }

@@ -31,6 +31,10 @@ type raw interface {
 	// destinations dumps the real servers of one virtual server. For one
 	// that is not there the kernel gives an empty dump, not an error.
 	destinations(Key) (map[netip.AddrPort]destination, error)
+	// list gives the real servers of all virtual servers that have an address, at
+	// little cost. It may leave virtual servers out, and can be had nowhere; those
+	// that it gives are whole.
+	list() (map[Key]map[netip.AddrPort]RealServer, error)
 	// execute carries out changes in order, as they are, and gives one
 	// answer for each.
 	execute([]Change) []error
@@ -47,11 +51,11 @@ type destination struct {
 
 // client gives raw IPVS the semantics of this package. Its methods may be
 // called concurrently. To read all takes seconds where there are thousands of
-// virtual servers, a request for each: nothing waits for that. So there is a lock
-// for what writes, and one for each single request that reads.
+// virtual servers: nothing waits for that. So there is a lock for what writes, one
+// for each single request that reads, and one for the list.
 type client struct {
-	writing, reading sync.Mutex
-	raw              raw
+	writing, reading, listing sync.Mutex
+	raw                       raw
 }
 
 func (c *client) services() (map[Key]VirtualServer, error) {
@@ -72,6 +76,8 @@ func (c *client) Close() {
 	defer c.writing.Unlock()
 	c.reading.Lock()
 	defer c.reading.Unlock()
+	c.listing.Lock()
+	defer c.listing.Unlock()
 	c.raw.close()
 }
 
@@ -95,19 +101,42 @@ func (c *client) observe() (State, error) {
 	if err != nil {
 		return nil, fmt.Errorf("list virtual servers: %w", err)
 	}
+	list := c.list()
 	state := make(State, len(services))
 	for key, vs := range services {
-		dests, err := c.destinations(key)
-		if err != nil {
-			return nil, fmt.Errorf("list real servers of %s: %w", key, err)
+		dests, listed := list[key]
+		if !listed {
+			if dests, err = c.realServers(key); err != nil {
+				return nil, fmt.Errorf("list real servers of %s: %w", key, err)
+			}
 		}
-		service := Service{VirtualServer: vs, RealServers: make(map[netip.AddrPort]RealServer, len(dests))}
-		for addr, dest := range dests {
-			service.RealServers[addr] = dest.RealServer
-		}
-		state[key] = service
+		state[key] = Service{VirtualServer: vs, RealServers: dests}
 	}
 	return state, nil
+}
+
+// list reads the real servers of as many virtual servers as can be had at once;
+// those of the others are asked for.
+func (c *client) list() map[Key]map[netip.AddrPort]RealServer {
+	c.listing.Lock()
+	defer c.listing.Unlock()
+	list, err := c.raw.list()
+	if err != nil {
+		return nil
+	}
+	return list
+}
+
+func (c *client) realServers(key Key) (map[netip.AddrPort]RealServer, error) {
+	dests, err := c.destinations(key)
+	if err != nil {
+		return nil, err
+	}
+	out := make(map[netip.AddrPort]RealServer, len(dests))
+	for addr, dest := range dests {
+		out[addr] = dest.RealServer
+	}
+	return out, nil
 }
 
 // Connections counts the connections of each real server of a virtual

@@ -28,6 +28,9 @@ type Fake struct {
 	Refuse func(Change) error
 	// FailObserve is asked before each dump; an error fails that dump.
 	FailObserve func() error
+	// Unlisted are virtual servers that the list of all leaves out, which then are
+	// dumped one by one.
+	Unlisted func(Key) bool
 
 	kernel fakeKernel
 }
@@ -135,6 +138,18 @@ func (k *fakeKernel) destinations(key Key) (map[netip.AddrPort]destination, erro
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	return maps.Clone(k.vs[key].dests), nil
+}
+
+func (k *fakeKernel) list() (map[Key]map[netip.AddrPort]RealServer, error) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	list := map[Key]map[netip.AddrPort]RealServer{}
+	for key, service := range k.state() {
+		if key.FWMark == 0 && (k.fake.Unlisted == nil || !k.fake.Unlisted(key)) {
+			list[key] = service.RealServers
+		}
+	}
+	return list, nil
 }
 
 func (k *fakeKernel) failDump() error {

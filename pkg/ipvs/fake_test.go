@@ -46,6 +46,7 @@ func TestObserveIsNeverPartial(t *testing.T) {
 	for fail := range 3 {
 		f := NewFake()
 		mustApply(t, &f.client, Diff(nil, State{tcp1: service("rr"), tcp2: service("rr")}))
+		f.Unlisted = func(Key) bool { return true }
 		dumps := 0
 		f.FailObserve = func() error {
 			if dumps++; dumps == fail+1 {

@@ -5,6 +5,7 @@ package ipvs
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"net"
 	"os/exec"
 	"runtime"
@@ -88,6 +89,47 @@ func sortedLines(s string) []string {
 	}
 	slices.Sort(lines)
 	return lines
+}
+
+// TestListIsWhatDumpsTell compares the two ways to read real servers, over a list
+// of several pages, with another network namespace that has virtual servers too:
+// then some kernels leave some out of the list.
+func TestListIsWhatDumpsTell(t *testing.T) {
+	done := make(chan struct{})
+	t.Cleanup(func() { close(done) })
+	crowded := func(c *client) {
+		want := State{mark(ip.IPv4, 7): service("rr", "192.0.2.1:80")}
+		for i := range 60 {
+			port := uint16(1 + i)
+			v4, v6 := key(ip.TCP, "10.96.0.1:1"), key(ip.UDP, "[fd00::1]:1")
+			v4.Port, v6.Port = port, port
+			want[v4], want[v6] = service("rr", "192.0.2.1:80", "192.0.2.2:81=0"), service("mh", "[2001:db8::1]:80")
+		}
+		mustApply(t, c, Diff(nil, want))
+	}
+	ready := make(chan struct{})
+	go func() {
+		crowded(openKernel(t))
+		close(ready)
+		<-done // the namespace lives as long as its thread
+	}()
+	<-ready
+	c := openKernel(t)
+	crowded(c)
+	list, err := c.raw.list()
+	if err != nil || len(list) == 0 {
+		t.Fatalf("%d virtual servers in the list: %v", len(list), err)
+	}
+	for key, got := range list {
+		want, err := c.realServers(key)
+		if err != nil || !maps.Equal(got, want) {
+			t.Errorf("%s: %v in the list, %v by themselves, %v", key, got, want, err)
+		}
+	}
+	t.Logf("%d of 120 virtual servers are in the list", len(list))
+	if state, err := c.Observe(); err != nil || len(state) != 121 {
+		t.Errorf("%d virtual servers, want 121: %v", len(state), err)
+	}
 }
 
 // TestConnectionIsCounted makes a connection through a virtual server.

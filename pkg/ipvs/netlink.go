@@ -36,7 +36,11 @@ func New() (*Netlink, error) {
 	if err != nil {
 		return nil, fmt.Errorf("connect to IPVS: %w", err)
 	}
-	return &Netlink{client{raw: &socket{handle: handle, timeout: answerTimeout}}}, nil
+	s := &socket{handle: handle, timeout: answerTimeout}
+	if s.listed, err = os.Open(listFile); err != nil {
+		s.listed = nil // no /proc: one by one, then
+	}
+	return &Netlink{client{raw: s}}, nil
 }
 
 // require makes sure that IPVS is there before the library asks for it: the
@@ -76,15 +80,20 @@ func (n *Netlink) Probe(scheduler string) error {
 }
 
 // socket is raw IPVS through generic netlink sockets: the library's, which
-// reads, and one that writes. It belongs to a client, whose locks it relies on:
-// one for the handle, one for the writer.
+// reads, and one that writes; and the list. It belongs to a client, whose locks it
+// relies on: one for the handle, one for the writer, one for the list.
 type socket struct {
 	handle  *ipvs.Handle // nil after a time-out
 	writer  *writer      // nil before the first change, and after a time-out
 	timeout time.Duration
+	listed  *os.File // nil where there is none
 }
 
 func (s *socket) close() {
+	if s.listed != nil {
+		s.listed.Close()
+		s.listed = nil
+	}
 	if s.handle != nil {
 		s.handle.Close()
 		s.handle = nil
@@ -171,6 +180,13 @@ func readDestinations(list []*ipvs.Destination) (map[netip.AddrPort]destination,
 		}
 	}
 	return dests, nil
+}
+
+func (s *socket) list() (map[Key]map[netip.AddrPort]RealServer, error) {
+	if s.listed == nil {
+		return nil, os.ErrNotExist
+	}
+	return listOf(s.listed)
 }
 
 // execute gives up on the rest after a time-out: a kernel that hangs is not

@@ -32,8 +32,9 @@ TIMEOUT ?= 40m
 # Regular expressions for names of tests: the one selects, the other leaves out.
 ONLY ?=
 SKIP ?=
-# How Services behave, issue by issue and case by case: more than fits in `test`.
-BEHAVIOUR := ^Test(Issue|Behaviour)
+# How Services behave, issue by issue and case by case, and when something goes
+# wrong: more than fits in `test`.
+BEHAVIOUR := ^Test(Issue|Behaviour|Reliability)
 # How many labs share the end-to-end tests: an emulated one leaves a core half idle.
 LABS ?= $(if $(RUN),1,2)
 CMD ?= sh -c "uname -r && ipvsadm -Ln"
@@ -116,7 +117,7 @@ e2e: export LAB_RUN := $(value RUN)
 e2e: export LAB_ONLY := $(value ONLY)
 e2e: export LAB_SKIP := $(value SKIP)
 
-behaviour: peer-kube-proxy peer-kubectl peer-helm lab-image ## end-to-end tests of how Services behave, from every kind of client, and of what users asked for
+behaviour: peer-kube-proxy peer-kubectl peer-helm lab-image ## end-to-end tests of how Services behave, from every kind of client, of what users asked for, and of faults
 	@$(MAKE) --no-print-directory START=$(START) e2e E2E_PACKAGES=test/e2e ONLY='$(BEHAVIOUR)'
 
 # What they need, one after the other: together, two compilers would do the same

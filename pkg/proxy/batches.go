@@ -6,15 +6,14 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/kube-ipvs/kube-ipvs/pkg/service"
 )
 
 // batchSize is how many Services are programmed together at the start: few
 // enough that the first answer long before the last, and many enough that a
 // batch costs little by itself.
 const batchSize = 256
-
-// apiServer is the Service without which nothing else on a node starts.
-var apiServer = types.NamespacedName{Namespace: "default", Name: "kubernetes"}
 
 // batches orders Services for the start: the API server's by itself, then
 // those of DNS, then all others, and last the large ones.
@@ -24,7 +23,7 @@ func (i *inbox) batches(names map[types.NamespacedName]struct{}) [][]types.Names
 	var first, dns, rest, large []types.NamespacedName
 	for name := range names {
 		switch svc := i.store.services[name]; {
-		case name == apiServer:
+		case name == service.APIServer:
 			first = append(first, name)
 		case i.store.large(name):
 			large = append(large, name)
@@ -58,18 +57,19 @@ func (s *store) large(name types.NamespacedName) bool {
 	return len(svc.Spec.Ports)*(1+endpoints) > largeAbove
 }
 
-// largeOf gives those that are large.
-func (i *inbox) largeOf(names map[types.NamespacedName]struct{}) []types.NamespacedName {
+// bySize parts the large ones, in order, from the others.
+func (i *inbox) bySize(names map[types.NamespacedName]struct{}) (small, large []types.NamespacedName) {
 	i.mu.Lock()
 	defer i.mu.Unlock()
-	var large []types.NamespacedName
 	for name := range names {
 		if i.store.large(name) {
 			large = append(large, name)
+		} else {
+			small = append(small, name)
 		}
 	}
 	sortNames(large)
-	return large
+	return small, large
 }
 
 func servesDNS(svc *corev1.Service) bool {

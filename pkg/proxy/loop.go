@@ -97,12 +97,10 @@ func (p *Proxy) pass(ctx context.Context, retry []types.NamespacedName) {
 	if renewed {
 		p.renewAffected(ctx)
 	}
-	large := p.inbox.largeOf(p.waiting)
-	count := len(p.waiting) - len(large)
-	for name := range p.waiting {
-		if !slices.Contains(large, name) {
-			p.planService(ctx, name)
-		}
+	small, large := p.inbox.bySize(p.waiting)
+	count := len(small)
+	for _, name := range small {
+		p.planService(ctx, name)
 	}
 	if len(p.waiting) == 0 {
 		p.waiting = map[types.NamespacedName]struct{}{} // smaller, see take

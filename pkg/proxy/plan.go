@@ -28,7 +28,7 @@ func (p *Proxy) planService(ctx context.Context, name types.NamespacedName) {
 	}
 	s, err := service.Build(svc, endpointSlices)
 	err = errors.Join(err, p.checkScheduler(&s))
-	if name == apiServer {
+	if name == service.APIServer {
 		p.setAPIServers(&s)
 	}
 	part, short := p.number(name, plan.Service(&p.Config, &p.facts, &s))

@@ -25,6 +25,11 @@ const defaultAffinitySeconds = corev1.DefaultClientIPServiceAffinitySeconds
 // maxAffinitySeconds is the API's upper limit, one day.
 const maxAffinitySeconds = 86400
 
+// APIServer is the Service by which Pods reach the API server, which makes it, and
+// its EndpointSlice of the same name, by itself. Without it nothing else on a node
+// starts.
+var APIServer = types.NamespacedName{Namespace: corev1.NamespaceDefault, Name: "kubernetes"}
+
 // Selector is the label selector that every Service must meet to be ours, as
 // kube-proxy has it: the label names another proxy for the Service.
 func Selector() labels.Selector { return selector }

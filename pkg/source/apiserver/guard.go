@@ -4,9 +4,10 @@ import (
 	"sync"
 	"time"
 
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
+
+	"github.com/kube-ipvs/kube-ipvs/pkg/service"
 )
 
 // settleTime is for how long no deletion has come of those that one list brings,
@@ -35,7 +36,7 @@ type guard struct {
 // isOwn tells whether the API server makes an object by itself: the Service by which
 // it is reached, and the slice of that.
 func isOwn(name types.NamespacedName) bool {
-	return name == types.NamespacedName{Namespace: metav1.NamespaceDefault, Name: "kubernetes"}
+	return name == service.APIServer
 }
 
 func newGuard(mu *sync.Mutex, kind string, logger klog.Logger, remove func(types.NamespacedName)) *guard {

@@ -84,8 +84,13 @@ var (
 )
 
 func (m *machine) connect() {
-	client := netip.MustParseAddrPort("10.244.0.5:40000")
 	m.ipvs.SetConnections(tcp, endpoint, ipvs.Connections{Active: 1})
+	m.ask()
+}
+
+// ask has a client send a datagram to web.
+func (m *machine) ask() {
+	client := netip.MustParseAddrPort("10.244.0.5:40000")
 	m.conntrack.Add(conntrack.Entry{Protocol: ip.UDP, OriginalSrc: client, OriginalDst: udp, ReplySrc: endpoint, ReplyDst: client})
 }
 

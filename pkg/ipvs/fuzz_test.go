@@ -1,8 +1,11 @@
 package ipvs
 
 import (
+	"fmt"
 	"net"
 	"net/netip"
+	"reflect"
+	"strings"
 	"testing"
 
 	"github.com/moby/ipvs"
@@ -58,4 +61,45 @@ func checkRequest(t *testing.T, c Change) {
 	if ip.Of(c.Dest.Addr()) != c.Key.Family() || c.Dest == (netip.AddrPort{}) {
 		t.Errorf("a request for %s", c)
 	}
+}
+
+// FuzzList: a list of all real servers is refused, or read so that the kernel's list
+// of what was read would be read as the same.
+func FuzzList(f *testing.F) {
+	f.Add(heading + "TCP  0A600001:01BB rr persistent 10800 FFFFFFFF\n  -> C0000201:192B      Masq    1      3          7         \n")
+	f.Add(heading + "FWM  00000007 rr \n  -> C0000209:0050      Masq    1      0          0         \nUDP  0A600002:0035 rr ops \n")
+	f.Add(heading + "SCTP  [fd00:0010:0000:0000:0000:0000:0000:0001]:0050 mh \n  -> [fd00:0244:0000:0000:0000:0000:0000:0002]:1F90      Masq    65535  0          0         \n")
+	f.Fuzz(func(t *testing.T, text string) {
+		list, err := parseList(strings.NewReader(text))
+		if err != nil {
+			return
+		}
+		again, err := parseList(strings.NewReader(printList(list)))
+		if err != nil {
+			t.Fatalf("%v: printed as\n%s", err, printList(list))
+		}
+		if !reflect.DeepEqual(list, again) {
+			t.Errorf("%v, and of what is printed of it %v", list, again)
+		}
+	})
+}
+
+// printList is what the kernel prints for virtual servers.
+func printList(list map[Key]map[netip.AddrPort]RealServer) string {
+	var b strings.Builder
+	b.WriteString(heading)
+	for key, dests := range list {
+		fmt.Fprintf(&b, "%s  %s rr \n", key.Protocol, printHex(netip.AddrPortFrom(key.Addr, key.Port)))
+		for dest, rs := range dests {
+			fmt.Fprintf(&b, "  -> %s      Masq    %d      0          0         \n", printHex(dest), rs.Weight)
+		}
+	}
+	return b.String()
+}
+
+func printHex(a netip.AddrPort) string {
+	if a.Addr().Is4() {
+		return fmt.Sprintf("%X:%04X", a.Addr().AsSlice(), a.Port())
+	}
+	return fmt.Sprintf("[%s]:%04X", a.Addr().StringExpanded(), a.Port())
 }

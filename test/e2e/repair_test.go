@@ -116,6 +116,22 @@ func withoutEmpty(state string) string {
 // damage is what somebody does to what is programmed.
 type damage struct{ name, command string }
 
+// insertion is the command by which another tool puts a rule before ours.
+var insertion = regexp.MustCompile(`^(ip6?tables) -w -t (\S+) -I (\S+) \d+ (.+)$`)
+
+// leaves is a node's state after the repair: that of before, with another tool's rule
+// behind our jumps at the head of its chain; and the command that takes the rule away.
+func (d damage) leaves(whole string) (state, undo string) {
+	m := insertion.FindStringSubmatch(d.command)
+	if m == nil {
+		return whole, "true"
+	}
+	program, table, chain, rule := m[1], m[2], m[3], m[4]
+	jumps := fmt.Sprintf(`(?s)### %s-save\n.*?\*%s\n.*?\n(-A %s [^\n]* -j KUBE-[^\n]*\n)+`, program, table, chain)
+	at := regexp.MustCompile(jumps).FindStringIndex(whole)[1]
+	return whole[:at] + fmt.Sprintf("-A %s %s\n", chain, rule) + whole[at:], fmt.Sprintf("%s -w -t %s -D %s %s", program, table, chain, rule)
+}
+
 // found are kinds of damage that only the periodic check finds: IPVS and ipset tell
 // nobody, nor do parameters.
 var found = []damage{
@@ -142,6 +158,9 @@ var found = []damage{
 	{"a rule of nftables", "nft flush chain ip kube-ipvs request"},
 	{"a parameter", "sysctl -w net.ipv4.vs.conntrack=0"},
 	{"forwarding", "sysctl -w net.ipv4.ip_forward=0"},
+	{"a rule of another tool between ours", "ip6tables -w -t mangle -I PREROUTING 2 -s 2001:db8::1/128 -j RETURN"},
+	{"a rule of another tool before ours", "iptables -w -t nat -I PREROUTING 1 -s 192.0.2.1/32 -j ACCEPT"},
+	{"a refusal of another tool before ours", "iptables -w -t filter -I INPUT 1 -s 192.0.2.1/32 -j DROP"},
 }
 
 // told are those that netlink tells of.
@@ -205,6 +224,8 @@ func TestReliabilityDrift(t *testing.T) {
 // repaired does damage, and gives the time until all is whole again.
 func repaired(t *testing.T, node *lab.Node, d damage, whole string) time.Duration {
 	node.Exec("sh", "-c", d.command)
+	whole, undo := d.leaves(whole)
+	defer node.Exec("sh", "-c", undo)
 	began := time.Now()
 	lab.Eventually(t, syncLimit, d.name+" is repaired", func() error {
 		if diff := cmp.Diff(whole, kernelState(node)); diff != "" {
@@ -215,14 +236,19 @@ func repaired(t *testing.T, node *lab.Node, d damage, whole string) time.Duratio
 	return time.Since(began)
 }
 
-var driftMetric = regexp.MustCompile(`(?m)^kube_ipvs_drift_repaired_total (\S+)$`)
-
 // driftCounted is how many differences the proxy has counted.
 func driftCounted(t *testing.T, node *lab.Node) float64 {
 	t.Helper()
-	m := driftMetric.FindStringSubmatch(node.Exec("curl", "-s", "--max-time", "10", "http://127.0.0.1:10249/metrics"))
+	return counted(t, node, "kube_ipvs_drift_repaired_total")
+}
+
+// counted is a metric of the proxy's that has no labels.
+func counted(t *testing.T, node *lab.Node, metric string) float64 {
+	t.Helper()
+	line := regexp.MustCompile(`(?m)^` + metric + ` (\S+)$`)
+	m := line.FindStringSubmatch(node.Exec("curl", "-s", "--max-time", "10", "http://127.0.0.1:10249/metrics"))
 	if m == nil {
-		t.Fatal("the metrics do not have it")
+		t.Fatalf("the metrics do not have %s", metric)
 	}
 	n, err := strconv.ParseFloat(m[1], 64)
 	if err != nil {

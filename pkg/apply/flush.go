@@ -56,6 +56,12 @@ func settle[C interface {
 		return
 	}
 	failures := apply(changes)
+	if len(failures) == 0 {
+		for _, c := range changes {
+			done(c)
+		}
+		return
+	}
 	refused := make(map[C]error, len(failures))
 	for _, f := range failures {
 		refused[f.Change] = f

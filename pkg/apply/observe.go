@@ -6,6 +6,7 @@ import (
 	"maps"
 	"net/netip"
 	"slices"
+	"sync"
 
 	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
 	"github.com/kube-ipvs/kube-ipvs/pkg/ipset"
@@ -83,33 +84,52 @@ type reader struct {
 	nat     nat.Own
 }
 
-// observe reads the kernel. If any part cannot be read nothing is known:
+// observe reads the kernel, all its parts at once: some take a program, and to
+// wait for one costs nothing. If any part cannot be read nothing is known:
 // a list that could not be read must never pass for an empty one. The
 // exception is a sysctl, which then is written, and that tells what is wrong.
 func (r reader) observe() (*Observation, error) {
 	o := Observation{nat: map[ip.Family]nat.State{}}
-	var errs [3]error
-	o.servers, errs[0] = r.kernel.IPVS.Observe()
-	o.sets, errs[1] = r.kernel.IPSet.Observe(func(name string) bool { return r.sets[name] })
-	o.routing, errs[2] = r.kernel.Routing.Observe(r.routing)
-	err := errors.Join(errs[:]...)
+	reads := []func() error{
+		func() (err error) { o.servers, err = r.kernel.IPVS.Observe(); return err },
+		func() (err error) {
+			o.sets, err = r.kernel.IPSet.Observe(func(name string) bool { return r.sets[name] })
+			return err
+		},
+		func() (err error) { o.routing, err = r.kernel.Routing.Observe(r.routing); return err },
+		func() error { o.sysctls = r.readSysctls(); return nil },
+	}
+	var mu sync.Mutex // of the map
 	for family, k := range r.kernel.NAT {
-		s, natErr := k.Observe(r.nat)
-		o.nat[family], err = s, errors.Join(err, natErr)
+		reads = append(reads, func() error {
+			s, err := k.Observe(r.nat)
+			mu.Lock()
+			defer mu.Unlock()
+			o.nat[family] = s
+			return err
+		})
 	}
-	if r.kernel.Loopback != nil {
-		s, loopbackErr := r.kernel.Loopback.Observe()
-		o.loopback, err = s, errors.Join(err, loopbackErr)
+	if k := r.kernel.Loopback; k != nil {
+		reads = append(reads, func() (err error) { o.loopback, err = k.Observe(); return err })
 	}
-	if r.kernel.KubeProxy != nil {
-		s, kubeProxyErr := r.kernel.KubeProxy.Observe()
-		o.kubeProxy, err = s, errors.Join(err, kubeProxyErr)
+	if k := r.kernel.KubeProxy; k != nil {
+		reads = append(reads, func() (err error) { o.kubeProxy, err = k.Observe(); return err })
 	}
-	if err != nil {
+	if err := together(reads); err != nil {
 		return nil, fmt.Errorf("reading the kernel's state: %w", err)
 	}
-	o.sysctls = r.readSysctls()
 	return &o, nil
+}
+
+// together does several things at once, and joins their errors in their order.
+func together(do []func() error) error {
+	errs := make([]error, len(do))
+	var all sync.WaitGroup
+	for i, f := range do {
+		all.Go(func() { errs[i] = f() })
+	}
+	all.Wait()
+	return errors.Join(errs...)
 }
 
 func (r reader) readSysctls() sysctl.State {
@@ -333,14 +353,15 @@ func (a *Applier) rebind() {
 
 // Sweep says that every Service is known from now on: what nobody wants is
 // to go. So are flows of which a process before this one ended before it had
-// them forgotten.
-func (a *Applier) Sweep() int {
+// them forgotten. What is wanted has been compared as it came.
+func (a *Applier) Sweep() {
 	a.swept = true
 	for key := range a.have.servers {
 		a.mayBeStale(key)
 	}
 	a.rebind()
-	return a.markDifferences()
+	a.markVIPs()
+	a.markUnwanted()
 }
 
 // markDifferences marks what is wanted and not there, and, once swept, what
@@ -349,6 +370,9 @@ func (a *Applier) markDifferences() int {
 	a.markServers()
 	a.markMembers()
 	a.markVIPs()
+	if a.swept {
+		a.markUnwanted()
+	}
 	return len(a.servers.dirty) + len(a.members.dirty) + len(a.vips.dirty)
 }
 
@@ -359,14 +383,6 @@ func (a *Applier) markServers() {
 		_, there := a.have.servers[key]
 		a.servers.compared(key, wanted && len(f.serverChanges(key, vs)) > 0 || !wanted && there)
 	}
-	if !a.swept {
-		return
-	}
-	for key := range a.have.servers {
-		if _, wanted := a.servers.want(key); !wanted {
-			a.servers.compared(key, true)
-		}
-	}
 }
 
 func (a *Applier) markMembers() {
@@ -375,8 +391,21 @@ func (a *Applier) markMembers() {
 		have, there := a.have.sets[m.Set].Entries[m.Entry]
 		a.members.compared(m, wanted != there || wanted && have != want)
 	}
-	if !a.swept {
-		return
+}
+
+func (a *Applier) markVIPs() {
+	for vip := range a.vips.claims {
+		_, there := a.have.vips[vip]
+		a.vips.compared(vip, !there)
+	}
+}
+
+// markUnwanted marks what is there and not wanted.
+func (a *Applier) markUnwanted() {
+	for key := range a.have.servers {
+		if _, wanted := a.servers.want(key); !wanted {
+			a.servers.compared(key, true)
+		}
 	}
 	for name, set := range a.have.sets {
 		if _, known := a.node.sets[name]; !known {
@@ -388,16 +417,6 @@ func (a *Applier) markMembers() {
 				a.members.compared(m, true)
 			}
 		}
-	}
-}
-
-func (a *Applier) markVIPs() {
-	for vip := range a.vips.claims {
-		_, there := a.have.vips[vip]
-		a.vips.compared(vip, !there)
-	}
-	if !a.swept {
-		return
 	}
 	for vip := range a.have.vips {
 		if _, wanted := a.vips.want(vip); !wanted {

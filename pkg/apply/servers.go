@@ -131,10 +131,26 @@ func (f *flush) cleanServers(changes []ipvs.Change) {
 			continue
 		}
 		seen[c.Key] = true
-		if vs, wanted := f.wantServer(c.Key); wanted && len(f.serverChanges(c.Key, vs)) == 0 {
+		vs, wanted := f.wantServer(c.Key)
+		if wanted && (f.stands(c.Key, vs) || len(f.serverChanges(c.Key, vs)) == 0) {
 			f.servers.clean(c.Key)
 		}
 	}
+}
+
+// stands tells whether the kernel has a virtual server exactly as it is wanted,
+// which is less work than to list what differs.
+func (f *flush) stands(key ipvs.Key, vs *plan.VirtualServer) bool {
+	have, there := f.have.servers[key]
+	if !there || have.VirtualServer != vs.VirtualServer || len(have.RealServers) != len(vs.RealServers) {
+		return false
+	}
+	for _, rs := range vs.RealServers {
+		if got, there := have.RealServers[rs.AddrPort]; !there || got.Weight != rs.Weight {
+			return false
+		}
+	}
+	return true
 }
 
 // serverDone notes what the kernel has now.

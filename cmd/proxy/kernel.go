@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os/exec"
 	"strings"
+	"sync"
 
 	"golang.org/x/sys/unix"
 	"k8s.io/klog/v2"
@@ -77,26 +78,31 @@ func (m *machine) openLoopback(ctx context.Context, cfg *plan.Config) {
 	cfg.LocalhostNodePorts = false
 }
 
-// openNAT finds iptables for each family, and drops the family for which
-// there is none: many kernels have no IPv6. A refusal that may pass is none of a
-// family: what the kernel holds of it would be left to itself.
+// openNAT finds iptables for each family, of both at once as it runs programs,
+// and drops the family for which there is none: many kernels have no IPv6. A refusal
+// that may pass is none of a family: what the kernel holds of it would be left to
+// itself.
 func (m *machine) openNAT(ctx context.Context, cfg *plan.Config) error {
+	tables, errs := make([]*nat.IPTables, len(cfg.Families)), make([]error, len(cfg.Families))
+	var all sync.WaitGroup
+	for i, family := range cfg.Families {
+		all.Go(func() {
+			if tables[i], errs[i] = nat.New(family); errs[i] == nil {
+				errs[i] = kernel.Retry(func() error { _, err := tables[i].Observe(nat.Own{}); return err })
+			}
+		})
+	}
+	all.Wait()
 	var usable []ip.Family
-	var errs []error
-	for _, family := range cfg.Families {
-		tables, err := nat.New(family)
-		if err == nil {
-			err = kernel.Retry(func() error { _, err := tables.Observe(nat.Own{}); return err })
+	for i, family := range cfg.Families {
+		if passing(errs[i]) {
+			return fmt.Errorf("reading the rules of %s: %w", family, errs[i])
 		}
-		if passing(err) {
-			return fmt.Errorf("reading the rules of %s: %w", family, err)
-		}
-		if err != nil {
-			errs = append(errs, err)
-			klog.FromContext(ctx).Info("Not serving a family", "family", family.String(), "reason", err.Error())
+		if errs[i] != nil {
+			klog.FromContext(ctx).Info("Not serving a family", "family", family.String(), "reason", errs[i].Error())
 			continue
 		}
-		m.NAT[family] = tables
+		m.NAT[family] = tables[i]
 		usable = append(usable, family)
 	}
 	if len(usable) == 0 {

@@ -69,6 +69,7 @@ func (s sink) DeleteService(types.NamespacedName)       {}
 func (s sink) DeleteEndpointSlice(types.NamespacedName) {}
 func (s sink) SetNode(*corev1.Node)                     {}
 func (s sink) DeleteNode()                              {}
+func (s sink) Begun()                                   {}
 func (s sink) Synced()                                  { s.synced() }
 
 // SetService: what in a Service cannot be used is the running proxy's to report.

@@ -35,9 +35,10 @@ func BenchmarkStart(b *testing.B) {
 				b.StopTimer()
 				p, _ := still(b, services)
 				b.StartTimer()
-				if !p.start(b.Context()) {
+				if !p.prepare(b.Context()) {
 					b.Fatal("the kernel cannot be read")
 				}
+				p.start(b.Context())
 			}
 			b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N*services), "ns/Service")
 		})
@@ -50,9 +51,10 @@ func BenchmarkOneChange(b *testing.B) {
 	for _, services := range []int{100, 44125} {
 		b.Run(fmt.Sprint(services), func(b *testing.B) {
 			p, w := still(b, services)
-			if !p.start(b.Context()) {
+			if !p.prepare(b.Context()) {
 				b.Fatal("the kernel cannot be read")
 			}
+			p.start(b.Context())
 			b.ReportAllocs()
 			for i := 0; b.Loop(); i++ {
 				w.slice("web7", "10.244.0.2", fmt.Sprintf("10.244.1.%d", i%2))

@@ -67,4 +67,5 @@ func (p *Proxy) compare(ctx context.Context, o observed) {
 	p.Observer.Compared(o.took, differences)
 	p.settle(ctx, p.applier.Flush())
 	p.warn(ctx)
+	giveBack()
 }

@@ -1,6 +1,7 @@
 package proxy
 
 import (
+	"maps"
 	"sync"
 	"time"
 
@@ -24,9 +25,11 @@ type inbox struct {
 	count    changes
 	triggers []trigger
 
-	wake   chan struct{} // holds one token while there is work
-	synced chan struct{} // closed by Synced
-	once   sync.Once
+	wake   chan struct{}                     // holds one token while there is work
+	first  map[types.NamespacedName]struct{} // Services that had been delivered by then
+	begun  chan struct{}                     // closed by Begun, or Synced
+	synced chan struct{}                     // closed by Synced
+	once   [2]sync.Once
 }
 
 func newInbox() *inbox {
@@ -35,7 +38,9 @@ func newInbox() *inbox {
 		store:   newStore(),
 		changed: map[types.NamespacedName]struct{}{},
 		wake:    make(chan struct{}, 1),
-		synced:  make(chan struct{}),
+
+		begun:  make(chan struct{}),
+		synced: make(chan struct{}),
 	}
 }
 
@@ -100,7 +105,19 @@ func (i *inbox) setNode(n *corev1.Node) {
 	})
 }
 
-func (i *inbox) Synced() { i.once.Do(func() { close(i.synced) }) }
+func (i *inbox) Begun() {
+	i.once[0].Do(func() {
+		i.mu.Lock()
+		defer i.mu.Unlock()
+		i.first = maps.Clone(i.changed)
+		close(i.begun)
+	})
+}
+
+func (i *inbox) Synced() {
+	i.once[0].Do(func() { close(i.begun) })
+	i.once[1].Do(func() { close(i.synced) })
+}
 
 // networkChanged and somethingTaken are for the watch of the node's network.
 func (i *inbox) networkChanged() { i.set(&i.network) }

@@ -54,9 +54,10 @@ type machine struct {
 	kubeProxy *kubeproxy.Fake
 
 	operation func(text string) error // asked before each that changes the kernel
-	listing   func(of string) error   // asked before each that reads it
-	errors    []string                // that were logged
-	logged    sync.Mutex              // by the clients of an API server, too
+	listing   func(of string) error   // asked before each that reads it, one at a time
+	reading   sync.Mutex
+	errors    []string   // that were logged
+	logged    sync.Mutex // by the clients of an API server, too
 }
 
 func newMachine(t testing.TB) *machine {
@@ -100,6 +101,8 @@ func (m *machine) hook() {
 	m.conntrack.Refuse = func(e conntrack.Entry) error { return ask("forget " + e.String()) }
 	read := func(of string) func() error {
 		return func() error {
+			m.reading.Lock()
+			defer m.reading.Unlock()
 			if m.listing == nil {
 				return nil
 			}
@@ -142,7 +145,11 @@ func (m *machine) boot() bool {
 		m.process.inbox.SetEndpointSlice(m.slices[name])
 	}
 	m.process.inbox.Synced()
-	return m.process.start(m.context())
+	if !m.process.prepare(m.context()) {
+		return false
+	}
+	m.process.start(m.context())
+	return true
 }
 
 func (m *machine) options(w *world) Options {

@@ -16,31 +16,77 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/service"
 )
 
-// planService plans one Service as it stands now and hands its part over.
-func (p *Proxy) planService(ctx context.Context, name types.NamespacedName) {
+// draft is the plan of one Service.
+type draft struct {
+	name  types.NamespacedName
+	svc   *corev1.Service // nil: there is none to be served
+	part  plan.Part       // without the numbers
+	owner apply.Owner
+	err   error // what could not be used
+	took  time.Duration
+}
+
+// draft plans one Service as it stands now. It may run beside all that changes
+// neither the node's facts nor what is known of schedulers; that of the API
+// server's Service does.
+func (p *Proxy) draft(name types.NamespacedName) draft {
 	began := time.Now()
-	defer func() { p.planning += time.Since(began) }()
-	delete(p.waiting, name)
 	svc, endpointSlices := p.inbox.get(name)
 	if svc == nil || !service.Proxied(svc) {
-		p.forget(name)
-		return
+		return draft{name: name}
 	}
 	s, err := service.Build(svc, endpointSlices)
 	err = errors.Join(err, p.checkScheduler(&s))
 	if name == service.APIServer {
 		p.setAPIServers(&s)
 	}
-	part, short := p.number(name, plan.Service(&p.Config, &p.facts, &s))
-	p.complain(ctx, svc, errors.Join(err, unserved(name, part.Unserved), short))
-	p.depends[name] = part.Depends
-	p.noteNoLocal(name, part.NoLocal)
-	p.applier.Set(&apply.Owner{Name: name, Created: s.Created}, part)
-	if part.HealthCheck.Port != 0 {
-		p.HealthChecks.Set(name, part.HealthCheck)
-	} else {
-		p.HealthChecks.Delete(name)
+	return draft{
+		name: name, svc: svc, part: plan.Service(&p.Config, &p.facts, &s),
+		owner: apply.Owner{Name: name, Created: s.Created}, err: err, took: time.Since(began),
 	}
+}
+
+// adopt makes a draft what the Service wants, and hands its part over.
+func (p *Proxy) adopt(ctx context.Context, d draft) {
+	began := time.Now()
+	defer func() { p.planning += d.took + time.Since(began) }()
+	delete(p.waiting, d.name)
+	if d.svc == nil {
+		p.forget(d.name)
+		return
+	}
+	part, short := p.number(d.name, d.part)
+	p.complain(ctx, d.svc, errors.Join(d.err, unserved(d.name, part.Unserved), short))
+	p.depends[d.name] = part.Depends
+	p.noteNoLocal(d.name, part.NoLocal)
+	p.applier.Set(&d.owner, part)
+	if part.HealthCheck.Port != 0 {
+		p.HealthChecks.Set(d.name, part.HealthCheck)
+	} else {
+		p.HealthChecks.Delete(d.name)
+	}
+}
+
+// planService does both.
+func (p *Proxy) planService(ctx context.Context, name types.NamespacedName) {
+	p.adopt(ctx, p.draft(name))
+}
+
+// draftAhead plans batch after batch, each while the one before is written to
+// the kernel.
+func (p *Proxy) draftAhead(batches [][]types.NamespacedName) <-chan []draft {
+	out := make(chan []draft, 1)
+	go func() {
+		defer close(out)
+		for _, names := range batches {
+			drafts := make([]draft, len(names))
+			for i, name := range names {
+				drafts[i] = p.draft(name)
+			}
+			out <- drafts
+		}
+	}()
+	return out
 }
 
 // unserved makes an error of what a Service may not have.

@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"net/netip"
+	"runtime/debug"
 	"time"
 
 	"k8s.io/apimachinery/pkg/types"
@@ -146,20 +147,48 @@ func (p *Proxy) Run(ctx context.Context, src source.Source) error {
 	ended := make(chan error, 1)
 	go func() { ended <- src.Run(ctx, p.inbox) }()
 	go p.watchNetwork(ctx)
-	select {
-	case <-ctx.Done():
-		return nil
-	case err := <-ended:
-		return endOfSource(ctx, err)
-	case <-p.inbox.synced:
+	await := func(event <-chan struct{}) (bool, error) {
+		select {
+		case <-ctx.Done():
+			return false, nil
+		case err := <-ended:
+			return false, endOfSource(ctx, err)
+		case <-event:
+			return true, nil
+		}
 	}
-	p.Observer.Queued()
-	for !p.start(ctx) {
+	if ok, err := await(p.inbox.begun); !ok {
+		return err
+	}
+	for !p.prepare(ctx) {
+		p.Observer.Queued()
 		if !sleep(ctx, p.retries.failed(nobody, time.Now())) {
 			return nil
 		}
 	}
+	if ok, err := await(p.inbox.synced); !ok {
+		return err
+	}
+	p.start(ctx)
 	return p.loop(ctx, ended)
+}
+
+// prepare learns what the node and the kernel are like, and programs the node's
+// part, for which some programs are run, while the Services are still being
+// delivered: none of it depends on them. Then it programs those Services that
+// others on the node need to start, if the kernel has none yet. It is false if the
+// kernel cannot be read, of which nothing must be assumed.
+func (p *Proxy) prepare(ctx context.Context) bool {
+	if err := p.begin(ctx); err != nil {
+		klog.FromContext(ctx).Error(err, "Cannot begin, trying again")
+		return false
+	}
+	problems := p.applier.Flush()
+	if servers, _, _ := p.applier.Held(); servers == 0 {
+		problems = append(problems, p.program(ctx, p.inbox.first)...)
+	}
+	p.settle(ctx, problems)
+	return true
 }
 
 // Once programs what the source has, one time, and gives all that could not
@@ -235,20 +264,16 @@ func sleep(ctx context.Context, d time.Duration) bool {
 	}
 }
 
-// start reads the kernel and programs everything for the first time. It is
-// false if the kernel cannot be read, of which nothing must be assumed.
-func (p *Proxy) start(ctx context.Context) bool {
+// start programs everything for the first time.
+func (p *Proxy) start(ctx context.Context) {
+	p.Observer.Queued()
 	began := time.Now()
-	if err := p.begin(ctx); err != nil {
-		klog.FromContext(ctx).Error(err, "Cannot begin, trying again")
-		return false
-	}
+	p.compareAt = began.Add(p.SyncPeriod)
 	problems := p.programAll(ctx)
 	p.settle(ctx, problems)
 	p.measure(problems)
 	p.Observer.Passed(time.Since(began), len(p.depends), len(problems))
-	p.compareAt = time.Now().Add(p.SyncPeriod)
-	return true
+	giveBack()
 }
 
 // begin learns what the node and the kernel are like.
@@ -265,20 +290,39 @@ func (p *Proxy) begin(ctx context.Context) error {
 	return nil
 }
 
-// programAll programs the node's part and then every Service, those first
-// that others need to start at all (kubernetes#133773), and last removes what
-// nobody wants any more.
+// programAll programs what of the node's part has changed since it was prepared,
+// and then every Service, those first that others need to start at all
+// (kubernetes#133773), and last removes what nobody wants any more.
 func (p *Proxy) programAll(ctx context.Context) apply.Problems {
-	problems := p.applier.Flush()
-	p.take()
-	for _, batch := range p.inbox.batches(p.waiting) {
-		for _, name := range batch {
-			p.planService(ctx, name)
-		}
-		problems = append(problems, p.applier.Flush()...)
+	if w := p.take(); w.node || w.network || p.manyNow() {
+		p.renewAffected(ctx)
 	}
+	problems := p.applier.Flush()
+	problems = append(problems, p.program(ctx, p.waiting)...)
 	p.applier.Sweep()
 	problems = append(problems, p.applier.Flush()...)
 	p.warn(ctx)
 	return problems
 }
+
+// program programs Services batch by batch.
+func (p *Proxy) program(ctx context.Context, names map[types.NamespacedName]struct{}) apply.Problems {
+	batches := p.inbox.batches(names)
+	// From the API server's Service it follows what others may not have.
+	for _, name := range batches[0] {
+		p.planService(ctx, name)
+	}
+	problems := p.applier.Flush()
+	for drafts := range p.draftAhead(batches[1:]) {
+		for _, d := range drafts {
+			p.adopt(ctx, d)
+		}
+		problems = append(problems, p.applier.Flush()...)
+	}
+	return problems
+}
+
+// giveBack returns memory to the system after much was read that is needed no
+// more: else it stays until the heap has grown to it again, which it may never do.
+// It takes a collection of garbage, for which nobody waits.
+func giveBack() { go debug.FreeOSMemory() }

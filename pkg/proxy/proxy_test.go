@@ -43,6 +43,8 @@ type world struct {
 	passes  []time.Time
 	compare int
 	queued  bool // since the last pass
+	nodes   int  // that were read
+	again   Options
 
 	conflicts int
 	changed   changes
@@ -72,7 +74,7 @@ func (w *world) Passed(_ time.Duration, _, _ int) {
 }
 func (w *world) Compared(time.Duration, int) { w.compare++ }
 func (w *world) Held(int, int, int)          {}
-func (w *world) Node(bool, bool, bool)       {}
+func (w *world) Node(bool, bool, bool)       { w.nodes++ }
 func (w *world) Conflicts(n int)             { w.conflicts = n }
 func (w *world) Changes(s, e int) {
 	w.changed.services += s
@@ -100,6 +102,7 @@ func run(t *testing.T, options func(*Options), test func(*world)) {
 		if options != nil {
 			options(&o)
 		}
+		w.again = o
 		ctx, cancel := context.WithCancel(t.Context())
 		done := make(chan error, 1)
 		go func() { done <- New(o).Run(ctx, w) }()
@@ -110,6 +113,19 @@ func run(t *testing.T, options func(*Options), test func(*world)) {
 			t.Errorf("the proxy ended with %v", err)
 		}
 	})
+}
+
+// restarted runs another proxy over the same kernel.
+func (w *world) restarted(test func()) {
+	ctx, cancel := context.WithCancel(w.t.Context())
+	done := make(chan error, 1)
+	go func() { done <- New(w.again).Run(ctx, w) }()
+	synctest.Wait()
+	test()
+	cancel()
+	if err := <-done; err != nil {
+		w.t.Errorf("the proxy ended with %v", err)
+	}
 }
 
 func (w *world) options() Options {
@@ -242,6 +258,69 @@ func TestNothingIsWrittenBeforeTheSourceIsSynced(t *testing.T) {
 		if w.realServers("10.96.0.10") != 1 {
 			t.Error("not programmed after the sync")
 		}
+	})
+}
+
+// The node's part needs no Service. What the node's part follows from may change
+// until the Services are there.
+func TestNodeIsProgrammedWhileServicesAreDelivered(t *testing.T) {
+	run(t, nil, func(w *world) {
+		w.sink.Begun()
+		synctest.Wait()
+		if got := w.taken(); !slices.Contains(got, "add link kube-ipvs0") {
+			t.Errorf("wrote %q, want the node's part", got)
+		}
+		w.service("web", "10.96.0.10", "10.244.0.2")
+		w.sink.SetNode(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "node1"}})
+		w.sleep(time.Hour)
+		if got := w.taken(); len(got) != 0 {
+			t.Errorf("wrote %q before the sync", got)
+		}
+		w.synced()
+		if w.realServers("10.96.0.10") != 1 {
+			t.Error("not programmed after the sync")
+		}
+		if w.nodes != 2 {
+			t.Errorf("%d Nodes were read, want none and the one that came in between", w.nodes)
+		}
+	})
+}
+
+// What others need to start is served before all is known, but nothing that has
+// come since, of which parts may be missing.
+func TestIssue133773FirstServices(t *testing.T) {
+	run(t, nil, func(w *world) {
+		w.service("kubernetes", "10.96.0.1", "192.168.0.1")
+		w.sink.Begun()
+		w.service("web", "10.96.0.10", "10.244.0.2")
+		synctest.Wait()
+		if w.realServers("10.96.0.1") != 1 {
+			t.Error("the API server's Service is not programmed")
+		}
+		if w.realServers("10.96.0.10") != 0 {
+			t.Error("a Service is programmed that may not be whole")
+		}
+		w.synced()
+		if w.realServers("10.96.0.1") != 1 || w.realServers("10.96.0.10") != 1 {
+			t.Error("not programmed after the sync")
+		}
+	})
+}
+
+// After a restart the kernel serves them already, and nothing that is wanted may
+// be taken for less than it is.
+func TestFirstServicesAfterARestart(t *testing.T) {
+	run(t, nil, func(w *world) {
+		w.service("kubernetes", "10.96.0.1", "192.168.0.1", "192.168.0.2")
+		w.synced()
+		w.restarted(func() {
+			w.service("kubernetes", "10.96.0.1", "192.168.0.1")
+			w.sink.Begun()
+			synctest.Wait()
+			if w.realServers("10.96.0.1") != 2 {
+				t.Error("programmed before all is known")
+			}
+		})
 	})
 }
 

@@ -20,6 +20,11 @@ type Sink interface {
 	DeleteEndpointSlice(types.NamespacedName)
 	SetNode(*corev1.Node) // only ever the node that the proxy runs on
 	DeleteNode()
+	// Begun is called once, when the node has been delivered, if there is one, and
+	// those Services that others on the node need to start, with all that belongs
+	// to them, and nothing else. A source that delivers all at once need not call
+	// it.
+	Begun()
 	// Synced is called once, when all that existed at the start has been
 	// delivered. Until then nothing may be taken for deleted.
 	Synced()

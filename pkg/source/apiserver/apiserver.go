@@ -3,7 +3,6 @@ package apiserver
 
 import (
 	"context"
-	"fmt"
 	"sync"
 	"time"
 
@@ -11,8 +10,9 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/client-go/informers"
+	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/klog/v2"
@@ -23,14 +23,16 @@ import (
 
 // Source follows Services and EndpointSlices, by kube-proxy's selectors, and
 // the node's own Node.
+//
+// It does so by reflectors, the half of an informer that lists and watches. The
+// other half, a queue, a cache with indexes and a goroutine for each listener,
+// takes as much time at the start as to read all objects, and holds what the sink
+// has anyway.
 type Source struct {
-	client   kubernetes.Interface
-	node     string
-	resync   time.Duration
-	mu       sync.Mutex // informers call from a goroutine each, the sink wants one
-	services cache.SharedIndexInformer
-	slices   cache.SharedIndexInformer
-	nodes    cache.SharedIndexInformer
+	client kubernetes.Interface
+	node   string
+	resync time.Duration
+	mu     sync.Mutex // reflectors call from a goroutine each, the sink wants one
 }
 
 // New makes a source. Every resync (0: never) it delivers what it knows again.
@@ -43,102 +45,89 @@ var _ source.Source = (*Source)(nil)
 // Run delivers until the context ends. While the API server cannot be reached
 // nothing is taken for deleted; client-go reports and tries again.
 func (s *Source) Run(ctx context.Context, sink source.Sink) error {
-	s.makeInformers()
-	guardOf := func(kind string, remove func(types.NamespacedName)) *guard {
-		return newGuard(&s.mu, kind, klog.FromContext(ctx), remove)
-	}
-	handlers := []struct {
-		informer cache.SharedIndexInformer
-		handler  cache.ResourceEventHandler
-	}{
-		{s.services, handler(guardOf("Services", func(n types.NamespacedName) { sink.DeleteService(n) }), sink.SetService)},
-		{s.slices, handler(guardOf("EndpointSlices", func(n types.NamespacedName) { sink.DeleteEndpointSlice(n) }), sink.SetEndpointSlice)},
-		{s.nodes, handler(guardOf("Nodes", func(types.NamespacedName) { sink.DeleteNode() }), sink.SetNode)},
-	}
-	var synced []cache.InformerSynced
-	for _, h := range handlers {
-		registration, err := h.informer.AddEventHandler(h.handler)
-		if err != nil {
-			return fmt.Errorf("following the API server: %w", err)
-		}
-		// The handler's own HasSynced waits until it was told of everything,
-		// which is later than the informer's.
-		synced = append(synced, registration.HasSynced)
-	}
+	logger := klog.FromContext(ctx)
+	nodes := newStore(&s.mu, klog.LoggerWithValues(logger, "kind", "Nodes"), sink.SetNode, func(types.NamespacedName) { sink.DeleteNode() })
+	services := newStore(&s.mu, klog.LoggerWithValues(logger, "kind", "Services"), sink.SetService, sink.DeleteService)
+	slices := newStore(&s.mu, klog.LoggerWithValues(logger, "kind", "EndpointSlices"), sink.SetEndpointSlice, sink.DeleteEndpointSlice)
 	var running sync.WaitGroup
-	for _, h := range handlers {
-		running.Go(func() { h.informer.RunWithContext(ctx) })
+	defer running.Wait()
+	follow := func(kind runtime.Object, lw *cache.ListWatch, store cache.ReflectorStore) {
+		r := cache.NewReflectorWithOptions(listing{lw}, kind, store, cache.ReflectorOptions{ResyncPeriod: s.resync})
+		running.Go(func() { r.RunWithContext(ctx) })
 	}
-	if cache.WaitForCacheSync(ctx.Done(), synced...) {
-		s.mu.Lock()
-		sink.Synced()
-		s.mu.Unlock()
+	follow(&corev1.Node{}, s.nodes(), nodes)
+	s.first(ctx, services, slices)
+	if !s.tell(ctx, sink.Begun, nodes.synced) {
+		return nil
 	}
-	running.Wait()
+	follow(&corev1.Service{}, s.services(), services)
+	follow(&discoveryv1.EndpointSlice{}, s.slices(), slices)
+	s.tell(ctx, sink.Synced, services.synced, slices.synced)
 	return nil
 }
 
-// makeInformers sets the selectors. A Service that becomes headless, or
-// another proxy's, leaves the selection, which shows as a deletion.
-func (s *Source) makeInformers() {
-	core := informers.NewSharedInformerFactoryWithOptions(s.client, s.resync, informers.WithTransform(trim),
-		informers.WithTweakListOptions(func(o *metav1.ListOptions) {
-			o.LabelSelector = service.Selector().String()
-			o.FieldSelector = fields.OneTermNotEqualSelector("spec.clusterIP", corev1.ClusterIPNone).String()
-		}))
-	s.services = core.Core().V1().Services().Informer()
-	discovery := informers.NewSharedInformerFactoryWithOptions(s.client, s.resync, informers.WithTransform(trim),
-		informers.WithTweakListOptions(func(o *metav1.ListOptions) {
-			o.LabelSelector = service.EndpointSliceSelector().String()
-		}))
-	s.slices = discovery.Discovery().V1().EndpointSlices().Informer()
-	nodes := informers.NewSharedInformerFactoryWithOptions(s.client, s.resync, informers.WithTransform(trim),
-		informers.WithTweakListOptions(func(o *metav1.ListOptions) {
-			o.FieldSelector = fields.OneTermEqualSelector(metav1.ObjectNameField, s.node).String()
-		}))
-	s.nodes = nodes.Core().V1().Nodes().Informer()
-}
-
-// object is what the handler needs of an API object.
-type object interface {
-	*corev1.Service | *discoveryv1.EndpointSlice | *corev1.Node
-	metav1.Object
-}
-
-// handler passes events on, one at a time.
-func handler[T object](g *guard, set func(T)) cache.ResourceEventHandler {
-	put := func(obj any) {
-		if o, ok := obj.(T); ok {
-			g.mu.Lock()
-			defer g.mu.Unlock()
-			g.there(types.NamespacedName{Namespace: o.GetNamespace(), Name: o.GetName()})
-			set(o)
+// tell calls a method of the sink once stores are synced; false if the context
+// ended first.
+func (s *Source) tell(ctx context.Context, method func(), synced ...<-chan struct{}) bool {
+	for _, c := range synced {
+		select {
+		case <-ctx.Done():
+			return false
+		case <-c:
 		}
 	}
-	return cache.ResourceEventHandlerFuncs{
-		AddFunc:    put,
-		UpdateFunc: func(_, obj any) { put(obj) },
-		DeleteFunc: func(obj any) {
-			// An object that went while the watch was broken comes as its key.
-			name, err := cache.DeletionHandlingObjectToName(obj)
-			if err != nil {
-				return
-			}
-			g.mu.Lock()
-			defer g.mu.Unlock()
-			if _, byList := obj.(cache.DeletedFinalStateUnknown); byList {
-				g.notListed(types.NamespacedName{Namespace: name.Namespace, Name: name.Name})
-			} else {
-				g.deleted(types.NamespacedName{Namespace: name.Namespace, Name: name.Name})
-			}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	method()
+	return true
+}
+
+// services sets the selectors. A Service that becomes headless, or another
+// proxy's, leaves the selection, which shows as a deletion.
+func (s *Source) services() *cache.ListWatch {
+	client := s.client.CoreV1().Services(metav1.NamespaceAll)
+	return listWatch(client.List, client.Watch, metav1.ListOptions{
+		LabelSelector: service.Selector().String(),
+		FieldSelector: fields.OneTermNotEqualSelector("spec.clusterIP", corev1.ClusterIPNone).String(),
+	})
+}
+
+func (s *Source) slices() *cache.ListWatch {
+	client := s.client.DiscoveryV1().EndpointSlices(metav1.NamespaceAll)
+	return listWatch(client.List, client.Watch, metav1.ListOptions{LabelSelector: service.EndpointSliceSelector().String()})
+}
+
+func (s *Source) nodes() *cache.ListWatch {
+	client := s.client.CoreV1().Nodes()
+	return listWatch(client.List, client.Watch, metav1.ListOptions{
+		FieldSelector: fields.OneTermEqualSelector(metav1.ObjectNameField, s.node).String(),
+	})
+}
+
+// listWatch lists and watches what a selection has.
+func listWatch[L runtime.Object](
+	list func(context.Context, metav1.ListOptions) (L, error),
+	follow func(context.Context, metav1.ListOptions) (watch.Interface, error),
+	selection metav1.ListOptions,
+) *cache.ListWatch {
+	selected := func(o metav1.ListOptions) metav1.ListOptions {
+		o.LabelSelector, o.FieldSelector = selection.LabelSelector, selection.FieldSelector
+		return o
+	}
+	return &cache.ListWatch{
+		ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) { return list(ctx, selected(o)) },
+		WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
+			return follow(ctx, selected(o))
 		},
 	}
 }
 
-// trim is source.Trim before an informer keeps an object.
-func trim(obj any) (any, error) {
-	if o, ok := obj.(metav1.Object); ok {
-		source.Trim(o)
-	}
-	return obj, nil
-}
+// listing has a reflector begin with a list. By a watch (WatchList) each object
+// would come as a message of its own, not compressed, in frames of TLS, HTTP and
+// protobuf of its own, which takes three times as long to read. Nor does the API
+// server have to hold a whole list in memory: since Kubernetes 1.33 it encodes one
+// object after the other (KEP-5116).
+type listing struct{ *cache.ListWatch }
+
+// IsWatchListSemanticsUnSupported is how client-go asks.
+func (listing) IsWatchListSemanticsUnSupported() bool { return true }

@@ -15,7 +15,6 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes/fake"
 	k8stesting "k8s.io/client-go/testing"
-	"k8s.io/client-go/tools/cache"
 	"k8s.io/klog/v2"
 
 	"github.com/kube-ipvs/kube-ipvs/pkg/source"
@@ -34,6 +33,7 @@ func (r recorder) DeleteEndpointSlice(n types.NamespacedName) {
 }
 func (r recorder) SetNode(n *corev1.Node) { r <- "set node " + n.Name }
 func (r recorder) DeleteNode()            { r <- "delete node" }
+func (r recorder) Begun()                 { r <- "begun" }
 func (r recorder) Synced()                { r <- "synced" }
 
 // await reads until a text comes, and gives all that came before it.
@@ -90,8 +90,31 @@ func start(t *testing.T, objects ...runtime.Object) (*fake.Clientset, recorder, 
 func TestSyncedComesAfterEverything(t *testing.T) {
 	_, sink, _ := start(t, &corev1.Service{ObjectMeta: meta("web")}, &discoveryv1.EndpointSlice{ObjectMeta: meta("web-1")})
 	before := sink.await(t, "synced")
-	if len(before) != 2 {
-		t.Errorf("before the sync came %q, want the Service and the slice", before)
+	if len(before) != 3 || !slices.Contains(before, "begun") {
+		t.Errorf("before the sync came %q, want the Service, the slice, and that it has begun", before)
+	}
+}
+
+// TestIssue133773First delivers what is needed to start before all others, each
+// Service after its endpoints.
+func TestIssue133773First(t *testing.T) {
+	var objects []runtime.Object
+	for _, namespace := range []string{"default", "kube-system", "shop"} {
+		m := metav1.ObjectMeta{Namespace: namespace, Name: namespace}
+		slice := &discoveryv1.EndpointSlice{ObjectMeta: m}
+		slice.Labels = map[string]string{discoveryv1.LabelServiceName: "kubernetes"}
+		objects = append(objects, &corev1.Service{ObjectMeta: m}, slice)
+	}
+	_, sink, _ := start(t, objects...)
+	before := sink.await(t, "begun")
+	want := []string{"set slice default", "set service default", "set slice kube-system", "set service kube-system"}
+	if !slices.Equal(before, want) {
+		t.Errorf("first came %q, want %q", before, want)
+	}
+	after := sink.await(t, "synced")
+	slices.Sort(after)
+	if want := []string{"set service shop", "set slice shop"}; !slices.Equal(after, want) {
+		t.Errorf("then came %q, want %q", after, want)
 	}
 }
 
@@ -146,18 +169,40 @@ func TestChangesAndDeletions(t *testing.T) {
 	}
 }
 
-// TestTombstone deletes what went while the watch was broken: of it only the
-// key is sure.
-func TestTombstone(t *testing.T) {
+// TestNewList tells what went, and what has changed, while the watch was broken.
+func TestNewList(t *testing.T) {
 	sink := make(recorder, 100)
 	var mu sync.Mutex
-	h := handler(newGuard(&mu, "Services", klog.Background(), sink.DeleteService), sink.SetService)
-	h.OnDelete(cache.DeletedFinalStateUnknown{Key: "default/web", Obj: &corev1.Service{ObjectMeta: meta("web")}})
-	h.OnDelete(cache.DeletedFinalStateUnknown{Key: "default/gone"})
-	// What one list takes away comes together, in any order.
-	const gone = "delete service default/gone"
-	if before := sink.await(t, "delete service default/web"); !slices.Contains(before, gone) {
-		sink.await(t, gone)
+	store := newStore(&mu, klog.Background(), sink.SetService, sink.DeleteService)
+	object := func(name, version string) any {
+		svc := &corev1.Service{ObjectMeta: meta(name)}
+		svc.ResourceVersion = version
+		return svc
+	}
+	lists := []struct {
+		objects []any
+		want    []string
+	}{
+		{[]any{object("a", "1"), object("b", "1")}, []string{"set service a", "set service b"}},
+		{[]any{object("a", "1"), object("b", "2"), object("c", "3")}, []string{"set service b", "set service c"}},
+		{[]any{object("c", "3"), object("a", "1")}, []string{"delete service default/b"}},
+		{[]any{object("a", "1")}, []string{"delete service default/c"}},
+		{nil, []string{"delete service default/a"}},
+	}
+	for i, list := range lists {
+		if err := store.Replace(list.objects, ""); err != nil {
+			t.Fatal(err)
+		}
+		var got []string
+		for len(sink) > 0 {
+			got = append(got, <-sink)
+		}
+		if !slices.Equal(got, list.want) {
+			t.Errorf("list %d: %q, want %q", i, got, list.want)
+		}
+	}
+	if err := store.Replace([]any{&corev1.Node{}}, ""); err == nil {
+		t.Error("a Node was taken for a Service")
 	}
 }
 
@@ -190,7 +235,6 @@ func TestResync(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	sink := make(recorder, 100)
-	// A second is the shortest that informers know.
 	go func() { _ = New(client, "node1", time.Second).Run(ctx, sink) }()
 	sink.await(t, "set service web")
 	sink.await(t, "set service web")
@@ -230,4 +274,5 @@ func (c *counter) SetEndpointSlice(*discoveryv1.EndpointSlice) { c.calls++ }
 func (c *counter) DeleteEndpointSlice(types.NamespacedName)    { c.calls++ }
 func (c *counter) SetNode(*corev1.Node)                        { c.calls++ }
 func (c *counter) DeleteNode()                                 { c.calls++ }
+func (c *counter) Begun()                                      {}
 func (c *counter) Synced()                                     { c.synced <- c.calls }

@@ -1,17 +1,15 @@
 package apiserver
 
 import (
-	"sync"
 	"time"
 
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/klog/v2"
 
 	"github.com/kube-ipvs/kube-ipvs/pkg/service"
 )
 
-// settleTime is for how long no deletion has come of those that one list brings,
-// before they are looked at together.
+// settleTime is for how long nothing has come back of what was kept, before the
+// rest of it is deleted.
 const settleTime = 500 * time.Millisecond
 
 // guard keeps an API server that has lost its data from taking every Service off
@@ -20,16 +18,10 @@ const settleTime = 500 * time.Millisecond
 // a list takes away is kept until one object more is there: then the data are back,
 // and what is still not among them goes.
 //
-// It is for one kind of objects. Deletions that a watch tells are not its business:
-// each of them was made.
+// Deletions that a watch tells are not its business: each of them was made.
 type guard struct {
-	mu      *sync.Mutex // the source's
-	kind    string
-	logger  klog.Logger
-	remove  func(types.NamespacedName)
-	known   map[types.NamespacedName]struct{}
 	missing map[types.NamespacedName]struct{} // of the known ones, in the last list
-	timer   *time.Timer                       // runs while deletions come
+	timer   *time.Timer                       // runs while kept objects come back
 	keeping bool
 }
 
@@ -39,77 +31,49 @@ func isOwn(name types.NamespacedName) bool {
 	return name == service.APIServer
 }
 
-func newGuard(mu *sync.Mutex, kind string, logger klog.Logger, remove func(types.NamespacedName)) *guard {
-	return &guard{
-		mu: mu, kind: kind, logger: logger, remove: remove,
-		known: map[types.NamespacedName]struct{}{}, missing: map[types.NamespacedName]struct{}{},
-	}
-}
-
-// there notes that an object is there. The source's lock is held, here and below.
-func (g *guard) there(name types.NamespacedName) {
-	delete(g.missing, name)
-	g.known[name] = struct{}{}
-	if g.keeping {
-		g.wait()
-	}
-}
-
-// deleted passes on a deletion that was made.
-func (g *guard) deleted(name types.NamespacedName) {
-	delete(g.known, name)
-	delete(g.missing, name)
-	g.remove(name)
-}
-
-// notListed notes that an object is in a list no more.
-func (g *guard) notListed(name types.NamespacedName) {
-	g.missing[name] = struct{}{}
-	g.wait()
-}
-
-// wait has what is missing looked at when the whole list has been gone through.
-func (g *guard) wait() {
-	if g.timer != nil {
-		g.timer.Reset(settleTime)
+// wait has what is missing looked at again once all that comes back has come. The
+// lock is held, here and below.
+func (s *store[T]) wait() {
+	if s.guard.timer != nil {
+		s.guard.timer.Reset(settleTime)
 		return
 	}
-	g.timer = time.AfterFunc(settleTime, func() {
-		g.mu.Lock()
-		defer g.mu.Unlock()
-		g.timer = nil
-		g.decide()
+	s.guard.timer = time.AfterFunc(settleTime, func() {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		s.guard.timer = nil
+		s.decide()
 	})
 }
 
 // decide deletes what is missing, unless nothing is left.
-func (g *guard) decide() {
+func (s *store[T]) decide() {
 	lost := 0
-	for name := range g.known {
-		if _, missing := g.missing[name]; !missing && !isOwn(name) {
-			g.release()
+	for name := range s.known {
+		if _, missing := s.guard.missing[name]; !missing && !isOwn(name) {
+			s.release()
 			return
 		} else if missing && !isOwn(name) {
 			lost++
 		}
 	}
 	if lost <= 1 { // it can have been deleted while nobody watched
-		g.release()
+		s.release()
 		return
 	}
-	if !g.keeping {
-		g.keeping = true
-		g.logger.Error(nil, "The API server lists nothing any more, as one that has lost its data; keeping what it listed before until it lists something again",
-			"kind", g.kind, "kept", lost)
+	if !s.guard.keeping {
+		s.guard.keeping = true
+		s.logger.Error(nil, "The API server lists nothing any more, as one that has lost its data; keeping what it listed before until it lists something again",
+			"kept", lost)
 	}
 }
 
-func (g *guard) release() {
-	if g.keeping {
-		g.keeping = false
-		g.logger.Info("The API server lists objects again", "kind", g.kind, "gone", len(g.missing))
+func (s *store[T]) release() {
+	if s.guard.keeping {
+		s.guard.keeping = false
+		s.logger.Info("The API server lists objects again", "gone", len(s.guard.missing))
 	}
-	for name := range g.missing {
-		g.deleted(name)
+	for name := range s.guard.missing {
+		s.drop(name)
 	}
 }

@@ -8,6 +8,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
 )
@@ -18,8 +19,27 @@ func TestGuard(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var mu sync.Mutex
 		var removed []string
-		g := newGuard(&mu, "Services", klog.Background(), func(n types.NamespacedName) { removed = append(removed, n.Name) })
-		name := func(n string) types.NamespacedName { return types.NamespacedName{Namespace: "default", Name: n} }
+		s := newStore(&mu, klog.Background(), func(*corev1.Service) {}, func(n types.NamespacedName) { removed = append(removed, n.Name) })
+		must := func(err error) {
+			t.Helper()
+			if err != nil {
+				t.Fatal(err)
+			}
+		}
+		list := func(names ...string) {
+			t.Helper()
+			var objects []any
+			for _, n := range names {
+				objects = append(objects, &corev1.Service{ObjectMeta: meta(n)})
+			}
+			must(s.Replace(objects, ""))
+		}
+		one := func(do func(any) error, names ...string) {
+			t.Helper()
+			for _, n := range names {
+				must(do(&corev1.Service{ObjectMeta: meta(n)}))
+			}
+		}
 		check := func(what string, want ...string) {
 			t.Helper()
 			time.Sleep(time.Hour)
@@ -32,32 +52,31 @@ func TestGuard(t *testing.T) {
 			}
 			removed = nil
 		}
-		locked := func(do func(types.NamespacedName), names ...string) {
-			mu.Lock()
-			defer mu.Unlock()
-			for _, n := range names {
-				do(name(n))
-			}
-		}
 		all := []string{"kubernetes"}
 		for i := range 5 {
 			all = append(all, fmt.Sprint("web", i))
 		}
-		locked(g.there, all...)
-		locked(g.deleted, "web0")
+		list(all...)
+		one(s.Delete, "web0")
 		check("a deletion", "web0")
-		locked(g.notListed, "web1")
+		list("kubernetes", "web2", "web3", "web4")
 		check("a list without one", "web1")
-		locked(g.notListed, "web2", "web3", "web4")
+		list("kubernetes")
 		check("a list of kubernetes alone")
-		locked(g.there, "kubernetes")
+		list()
+		check("a list of nothing")
+		one(s.Update, "kubernetes")
 		check("kubernetes once more")
-		locked(g.there, "web3", "web9")
+		one(s.Add, "web3", "web9")
 		check("the data are back, but for two", "web2", "web4")
-		locked(g.deleted, "web3", "web9")
+		one(s.Delete, "web3", "web9")
 		check("all deleted, one by one", "web3", "web9")
-		locked(g.there, "last")
-		locked(g.notListed, "last")
+		one(s.Add, "last")
+		list("kubernetes")
 		check("the only one is not listed", "last")
+		list(all...)
+		list("kubernetes")
+		list("kubernetes", "web1", "web4")
+		check("a list with some of what was kept", "web0", "web2", "web3")
 	})
 }

@@ -20,7 +20,7 @@ func TestRoleAllowsWhatIsUsed(t *testing.T) {
 	client, sink, _ := start(t)
 	sink.await(t, "synced")
 	// A watch may begin a moment after the list that it follows.
-	for deadline := time.Now().Add(30 * time.Second); len(client.Actions()) < 6 && time.Now().Before(deadline); {
+	for deadline := time.Now().Add(30 * time.Second); len(client.Actions()) < 10 && time.Now().Before(deadline); {
 		time.Sleep(10 * time.Millisecond)
 	}
 	used := map[string]bool{"create events.k8s.io/events": true}

@@ -35,6 +35,7 @@ func (r *recorder) DeleteEndpointSlice(n types.NamespacedName) {
 	r.calls <- "delete " + key{kindSlice, n}.String()
 }
 func (r *recorder) DeleteNode() { r.calls <- "delete Node" }
+func (r *recorder) Begun()      {}
 func (r *recorder) Synced()     { r.calls <- "synced" }
 
 // soFar gives the calls until now.

@@ -1,0 +1,52 @@
+package apiserver
+
+import (
+	"context"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+
+	"github.com/kube-ipvs/kube-ipvs/pkg/service"
+)
+
+// firstLimit is for how long the first Services are waited for.
+const firstLimit = 5 * time.Second
+
+// first delivers what other programs on a node need to start, before thousands of
+// others are read (kubernetes#133773): the API server's own Service, and those of
+// namespace kube-system, where DNS is. If they cannot be had, the lists of all
+// Services will tell why.
+func (s *Source) first(ctx context.Context, services *store[*corev1.Service], slices *store[*discoveryv1.EndpointSlice]) {
+	ctx, cancel := context.WithTimeout(ctx, firstLimit)
+	defer cancel()
+	const apiServer = "kubernetes"
+	s.firstOf(ctx, metav1.NamespaceDefault, services, slices,
+		fields.OneTermEqualSelector(metav1.ObjectNameField, apiServer).String(), discoveryv1.LabelServiceName+"="+apiServer)
+	s.firstOf(ctx, metav1.NamespaceSystem, services, slices,
+		fields.OneTermNotEqualSelector("spec.clusterIP", corev1.ClusterIPNone).String(), service.EndpointSliceSelector().String())
+}
+
+// firstOf delivers those of a namespace, slices before their Services: none is
+// to be planned without its endpoints.
+func (s *Source) firstOf(ctx context.Context, namespace string, services *store[*corev1.Service], slices *store[*discoveryv1.EndpointSlice], serviceFields, sliceLabels string) {
+	const fromCache = "0"
+	endpoints, err := s.client.DiscoveryV1().EndpointSlices(namespace).List(ctx, metav1.ListOptions{ResourceVersion: fromCache, LabelSelector: sliceLabels})
+	if err != nil {
+		return
+	}
+	list, err := s.client.CoreV1().Services(namespace).List(ctx, metav1.ListOptions{
+		ResourceVersion: fromCache, LabelSelector: service.Selector().String(), FieldSelector: serviceFields,
+	})
+	if err != nil {
+		return
+	}
+	for i := range endpoints.Items {
+		_ = slices.Add(&endpoints.Items[i]) // of this kind they are
+	}
+	for i := range list.Items {
+		_ = services.Add(&list.Items[i])
+	}
+}

@@ -1,0 +1,135 @@
+package apiserver
+
+import (
+	"errors"
+	"fmt"
+	"sync"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/klog/v2"
+
+	"github.com/kube-ipvs/kube-ipvs/pkg/source"
+)
+
+// object is what is followed.
+type object interface {
+	*corev1.Service | *discoveryv1.EndpointSlice | *corev1.Node
+	metav1.Object
+}
+
+// store is where a reflector puts objects of one kind: it passes them on, trimmed,
+// and knows which there are, so that it can tell from a new list what is gone.
+type store[T object] struct {
+	mu     *sync.Mutex // while the sink is called
+	logger klog.Logger // names the kind
+	set    func(T)
+	remove func(types.NamespacedName)
+	synced chan struct{} // closed after the first list
+	listed sync.Once
+	known  map[types.NamespacedName]T
+	guard  guard
+}
+
+func newStore[T object](mu *sync.Mutex, logger klog.Logger, set func(T), remove func(types.NamespacedName)) *store[T] {
+	return &store[T]{
+		mu: mu, logger: logger, set: set, remove: remove,
+		synced: make(chan struct{}), known: map[types.NamespacedName]T{},
+	}
+}
+
+func (s *store[T]) Add(obj any) error { return s.Update(obj) }
+
+func (s *store[T]) Update(obj any) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if err := s.put(obj); err != nil {
+		return err
+	}
+	if s.guard.keeping {
+		s.wait()
+	}
+	return nil
+}
+
+// put is called under the lock.
+func (s *store[T]) put(obj any) error {
+	o, ok := obj.(T)
+	if !ok {
+		return fmt.Errorf("a %T is no %T", obj, o)
+	}
+	source.Trim(o)
+	name := nameOf(o)
+	s.known[name] = o
+	delete(s.guard.missing, name)
+	s.set(o)
+	return nil
+}
+
+func (s *store[T]) Delete(obj any) error {
+	o, ok := obj.(T)
+	if !ok {
+		return fmt.Errorf("a %T is no %T", obj, o)
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.drop(nameOf(o))
+	return nil
+}
+
+func (s *store[T]) drop(name types.NamespacedName) {
+	delete(s.known, name)
+	delete(s.guard.missing, name)
+	s.remove(name)
+}
+
+// Replace takes a whole list: the first one, or one after a watch that was broken
+// for too long. Of what was known it passes on only what has changed.
+func (s *store[T]) Replace(list []any, _ string) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.guard.missing = make(map[types.NamespacedName]struct{}, len(s.known))
+	for name := range s.known {
+		s.guard.missing[name] = struct{}{}
+	}
+	var errs []error
+	for _, obj := range list {
+		if !s.unchanged(obj) {
+			errs = append(errs, s.put(obj))
+		}
+	}
+	s.decide()
+	s.listed.Do(func() { close(s.synced) })
+	return errors.Join(errs...)
+}
+
+// unchanged tells whether an object of a list is known as it is there.
+func (s *store[T]) unchanged(obj any) bool {
+	o, ok := obj.(T)
+	if !ok {
+		return false
+	}
+	name := nameOf(o)
+	was, known := s.known[name]
+	if !known || was.GetUID() != o.GetUID() || was.GetResourceVersion() != o.GetResourceVersion() {
+		return false
+	}
+	delete(s.guard.missing, name)
+	return true
+}
+
+// Resync passes on again all that is known.
+func (s *store[T]) Resync() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, o := range s.known {
+		s.set(o)
+	}
+	return nil
+}
+
+func nameOf(o metav1.Object) types.NamespacedName {
+	return types.NamespacedName{Namespace: o.GetNamespace(), Name: o.GetName()}
+}

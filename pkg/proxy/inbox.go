@@ -162,7 +162,7 @@ func (i *inbox) get(name types.NamespacedName) (*corev1.Service, []*discoveryv1.
 	if svc == nil {
 		return nil, nil
 	}
-	return svc, i.store.slicesOf(name)
+	return svc, i.store.slices[name]
 }
 
 // services is how many there are.

@@ -34,7 +34,7 @@ func (i *inbox) noteTrigger(slice *discoveryv1.EndpointSlice) {
 		return
 	}
 	name := types.NamespacedName{Namespace: slice.Namespace, Name: slice.Name}
-	if before := i.store.slices[owner][name]; before != nil && before.Annotations[key] == slice.Annotations[key] {
+	if before := i.store.slice(owner, name); before != nil && before.Annotations[key] == slice.Annotations[key] {
 		return
 	}
 	i.triggers = append(i.triggers, trigger{owner, at})

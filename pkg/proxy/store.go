@@ -1,7 +1,7 @@
 package proxy
 
 import (
-	"maps"
+	"cmp"
 	"slices"
 
 	corev1 "k8s.io/api/core/v1"
@@ -14,15 +14,15 @@ import (
 // store holds the API objects that the source has delivered, by Service.
 type store struct {
 	services map[types.NamespacedName]*corev1.Service
-	slices   map[types.NamespacedName]map[types.NamespacedName]*discoveryv1.EndpointSlice // by Service, then by slice
-	owners   map[types.NamespacedName]types.NamespacedName                                // slice → Service
+	slices   map[types.NamespacedName][]*discoveryv1.EndpointSlice // by Service, sorted; never changed in place, as they are read elsewhere
+	owners   map[types.NamespacedName]types.NamespacedName         // slice → Service
 	node     *corev1.Node
 }
 
 func newStore() store {
 	return store{
 		services: map[types.NamespacedName]*corev1.Service{},
-		slices:   map[types.NamespacedName]map[types.NamespacedName]*discoveryv1.EndpointSlice{},
+		slices:   map[types.NamespacedName][]*discoveryv1.EndpointSlice{},
 		owners:   map[types.NamespacedName]types.NamespacedName{},
 	}
 }
@@ -39,10 +39,14 @@ func (s *store) setSlice(slice *discoveryv1.EndpointSlice) []types.NamespacedNam
 	if before, known := s.owners[name]; known && before != owner {
 		changed = s.deleteSlice(name)
 	}
-	if s.slices[owner] == nil {
-		s.slices[owner] = map[types.NamespacedName]*discoveryv1.EndpointSlice{}
+	list := s.slices[owner]
+	if at, there := find(list, name); there {
+		list = slices.Clone(list)
+		list[at] = slice
+	} else {
+		list = slices.Insert(slices.Clip(list), at, slice)
 	}
-	s.slices[owner][name] = slice
+	s.slices[owner] = list
 	s.owners[name] = owner
 	return append(changed, owner)
 }
@@ -53,25 +57,29 @@ func (s *store) deleteSlice(name types.NamespacedName) []types.NamespacedName {
 		return nil
 	}
 	delete(s.owners, name)
-	delete(s.slices[owner], name)
-	if len(s.slices[owner]) == 0 {
+	list := s.slices[owner]
+	if at, there := find(list, name); there {
+		list = slices.Concat(list[:at], list[at+1:])
+	}
+	s.slices[owner] = list
+	if len(list) == 0 {
 		delete(s.slices, owner)
 	}
 	return []types.NamespacedName{owner}
 }
 
-// slicesOf lists a Service's slices, always in the same order.
-func (s *store) slicesOf(name types.NamespacedName) []*discoveryv1.EndpointSlice {
-	bySlice := s.slices[name]
-	names := slices.SortedFunc(maps.Keys(bySlice), func(a, b types.NamespacedName) int {
-		if a.String() < b.String() {
-			return -1
-		}
-		return 1
-	})
-	out := make([]*discoveryv1.EndpointSlice, len(names))
-	for i, n := range names {
-		out[i] = bySlice[n]
+// slice gives one of a Service's, nil if there is none of that name.
+func (s *store) slice(owner, name types.NamespacedName) *discoveryv1.EndpointSlice {
+	list := s.slices[owner]
+	if at, there := find(list, name); there {
+		return list[at]
 	}
-	return out
+	return nil
+}
+
+// find looks for a slice among those of one Service, which are of its namespace.
+func find(list []*discoveryv1.EndpointSlice, name types.NamespacedName) (at int, there bool) {
+	return slices.BinarySearchFunc(list, name, func(s *discoveryv1.EndpointSlice, n types.NamespacedName) int {
+		return cmp.Compare(s.Name, n.Name)
+	})
 }

@@ -44,7 +44,7 @@ LABFLAGS ?=
 START := $(shell date +%s)
 phase = @printf '==> [%4ds] %s\n' $$(( $$(date +%s) - $(START) )) '$(1)'
 
-.PHONY: docs docs-check build test unit e2e behaviour reliability soak bench bench-short conformance conformance-short mutations lint fuzz lab demo deps peers peer-kube-proxy peer-kubectl peer-helm clean help
+.PHONY: docs docs-check build test unit e2e behaviour reliability soak bench bench-short bench-profile conformance conformance-short mutations lint fuzz lab demo deps peers peer-kube-proxy peer-kubectl peer-helm clean help
 
 build: ## the program, bin/kube-ipvs, statically linked
 	$(call phase,building bin/kube-ipvs)
@@ -194,6 +194,11 @@ bench-short: deps ## that nothing grows with the number of Services that should 
 	$(call phase,comparing costs in the lab)
 	@$(BENCH_LAB) -- hack/bench -test.run TestShapes
 	$(call phase,costs have their shape)
+
+bench-profile: deps ## where the time of a cold start with BENCH_SIZES Services goes, into .cache/bench
+	@$(MAKE) --no-print-directory START=$(START) -j2 build bench-binary image peers
+	$(call phase,profiling in the lab)
+	@$(BENCH_LAB) -env BENCH_SIZES='$(BENCH_SIZES)' -- hack/bench -test.run TestProfile
 
 .PHONY: bench-binary
 bench-binary:

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"net/netip"
 	"os"
 	"time"
 
@@ -108,12 +109,48 @@ func (a *api) awaitCache(n int) {
 	})
 }
 
-// transact uses the JSON form of etcd's interface.
+// writing is a request to etcd that makes changes.
+type writing struct {
+	body      []byte
+	addresses []netip.Addr // the new ones
+}
+
+// prepare makes the requests for so many changes of one Service after the other,
+// as it takes an emulated machine longer to encode them than to send them.
+func (a *api) prepare(services, changes int) []writing {
+	a.t.Helper()
+	out := make([]writing, changes/perWrites)
+	for i := range out {
+		var operations []map[string]stored
+		for j := range perWrites {
+			r := a.renewal((i*perWrites + j) % services)
+			r.slice.Namespace = a.space
+			o, err := store("endpointslices/"+a.space+"/"+r.slice.Name, discoveryv1.SchemeGroupVersion, "EndpointSlice", r.slice)
+			must(a.t, err)
+			operations = append(operations, map[string]stored{"requestPut": o})
+			out[i].addresses = append(out[i].addresses, r.address)
+		}
+		body, err := transaction(operations)
+		must(a.t, err)
+		out[i].body = body
+	}
+	return out
+}
+
 func transact(operations []map[string]stored) error {
-	body, err := json.Marshal(map[string]any{"success": operations})
+	body, err := transaction(operations)
 	if err != nil {
 		return err
 	}
+	return send(body)
+}
+
+// transaction uses the JSON form of etcd's interface.
+func transaction(operations []map[string]stored) ([]byte, error) {
+	return json.Marshal(map[string]any{"success": operations})
+}
+
+func send(body []byte) error {
 	response, err := http.Post(os.Getenv("LAB_ETCD")+"/v3/kv/txn", "application/json", bytes.NewReader(body))
 	if err != nil {
 		return err

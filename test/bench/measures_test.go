@@ -6,7 +6,6 @@ import (
 	"context"
 	"fmt"
 	"net/netip"
-	"sync"
 	"testing"
 	"time"
 
@@ -53,15 +52,11 @@ func floors(t testing.TB, results *Results, n int, addresses bool) {
 // our program asks of the kernel.
 func (r *run) coldStart() (seen tally) {
 	r.t.Helper()
-	if r.subject.peer {
-		r.start()
-		r.put(ColdStart, r.passed(r.limit).Sub(r.started).Seconds())
-	} else {
-		seen = r.startTapped()
-	}
+	seen = r.startTapped()
 	if seen := r.sees(); seen < r.n {
 		r.t.Fatalf("%s has programmed %d of %d Services:\n%s", r.subject.name, seen, r.n, r.process.Log())
 	}
+	r.put(FirstDNS, seen.DNS.Sub(r.started).Seconds())
 	r.put(Programs, float64(sum(r.account.by(r.process.PID()))))
 	r.put(Memory, memory(r.t, r.process.PID()))
 	return seen
@@ -73,6 +68,10 @@ func (r *run) startTapped() tally {
 	r.t.Helper()
 	tp := openTap(r.t, r.node.Namespace)
 	r.start()
+	if r.subject.peer {
+		r.put(ColdStart, r.passed(r.limit).Sub(r.started).Seconds())
+		return tp.close()
+	}
 	tp.await(r.limit, func(t tally) bool { return !t.First.IsZero() })
 	before := cpu(r.t, r.process.PID())
 	ended := r.passed(r.limit)
@@ -152,35 +151,32 @@ func (r *run) changeAll(tp *tap, services int) {
 // The rate of changes that is asked for.
 const ratePerSecond = 1000
 
-// rate makes as many changes as the API server takes, up to the rate.
+// perWrites is how many changes are written to etcd at once.
+const perWrites = 50
+
+// rate makes changes at the rate, and sees when each is in the kernel. They are
+// written to etcd, many at once: sixteen clients of the API server in an emulated
+// machine make ninety a second.
 func (r *run) rate(duration time.Duration) {
 	r.t.Helper()
+	writes := r.api.prepare(r.n, int(duration.Seconds())*ratePerSecond)
 	tp := openTap(r.t, r.node.Namespace)
 	defer tp.close()
 	began := map[netip.Addr]time.Time{}
 	begin := time.Now()
-	var last time.Time
-	var mu sync.Mutex
-	next := func() renewal {
-		mu.Lock()
-		defer mu.Unlock()
-		change := r.api.renewal(len(began) % r.n)
-		began[change.address] = time.Now()
-		tp.expect(change.address)
-		return change
-	}
-	r.api.parallel(0, int(duration.Seconds())*ratePerSecond, func(ctx context.Context, i int) error {
-		at := time.Duration(i) * time.Second / ratePerSecond
-		time.Sleep(time.Until(begin.Add(at)))
+	for i, w := range writes {
+		time.Sleep(time.Until(begin.Add(time.Duration(i) * perWrites * time.Second / ratePerSecond)))
 		if time.Since(begin) > duration {
-			return nil
+			break
 		}
-		err := r.api.write(ctx, next())
-		mu.Lock()
-		last = time.Now()
-		mu.Unlock()
-		return err
-	})
+		now := time.Now()
+		for _, address := range w.addresses {
+			began[address] = now
+			tp.expect(address)
+		}
+		must(r.t, send(w.body))
+	}
+	last := time.Now()
 	times, ok := tp.met(r.limit)
 	if !ok {
 		r.t.Fatalf("%s has programmed %d of %d changes", r.subject.name, len(times), len(began))
@@ -194,6 +190,7 @@ func (r *run) rate(duration time.Duration) {
 		}
 	}
 	r.put(Rate, float64(len(began))/last.Sub(begin).Seconds())
+	r.put(RateMedian, Percentile(took, 0.5))
 	r.put(RateTail, Percentile(took, 0.99))
 	r.put(Backlog, milliseconds(latest.Sub(last)))
 }
@@ -208,6 +205,19 @@ func (r *run) restart() tally {
 	seen := tp.close()
 	r.put(Rewrites, float64(seen.total()))
 	return seen
+}
+
+// repaired takes away something of ours, which has the program compare the whole
+// kernel, and waits until it has.
+func (r *run) repaired() {
+	r.t.Helper()
+	tp := openTap(r.t, r.node.Namespace)
+	defer tp.close()
+	r.node.Exec("ip", "route", "del", "local", vip(0).String(), "dev", "lo", "table", "local")
+	if !tp.await(r.limit, func(t tally) bool { return t.Reads["sets"] > 0 && t.Writes["network"] > 1 }) {
+		r.t.Fatalf("%s has not put back what was taken", r.subject.name)
+	}
+	r.settled()
 }
 
 // idle measures a program that has nothing to do: between two periodic checks,

@@ -11,6 +11,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/intstr"
 	"k8s.io/client-go/kubernetes"
@@ -37,6 +38,28 @@ func numbered(first netip.Addr, n int) netip.Addr {
 	a := first.As4()
 	sum := int(a[1])<<16 + int(a[2])<<8 + int(a[3]) + n
 	return netip.AddrFrom4([4]byte{a[0], byte(sum >> 16), byte(sum >> 8), byte(sum)})
+}
+
+// What DNS is in every cluster: the addresses are kubeadm's.
+var dnsIP, dnsEndpoint = netip.MustParseAddr("10.96.0.10"), netip.MustParseAddr("10.127.0.10")
+
+// addDNS creates it, by the API server: there is one.
+func (a *api) addDNS() {
+	a.t.Helper()
+	svc, slice := newService(0), newSlice(0, 0)
+	svc.Name, slice.Name, slice.Labels = "kube-dns", "kube-dns-1", map[string]string{discoveryv1.LabelServiceName: "kube-dns"}
+	svc.Spec.ClusterIP, svc.Spec.ClusterIPs = dnsIP.String(), []string{dnsIP.String()}
+	svc.Spec.Ports = []corev1.ServicePort{{Name: "dns", Protocol: corev1.ProtocolUDP, Port: 53, TargetPort: intstr.FromInt32(53)}}
+	slice.Ports = []discoveryv1.EndpointPort{{Name: ptr.To("dns"), Protocol: ptr.To(corev1.ProtocolUDP), Port: ptr.To[int32](53)}}
+	slice.Endpoints = []discoveryv1.Endpoint{{Addresses: []string{dnsEndpoint.String()}}}
+	ns := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: metav1.NamespaceSystem}}
+	if _, err := a.client.CoreV1().Namespaces().Create(a.t.Context(), ns, metav1.CreateOptions{}); !apierrors.IsAlreadyExists(err) {
+		must(a.t, err)
+	}
+	_, err := a.client.DiscoveryV1().EndpointSlices(ns.Name).Create(a.t.Context(), slice, metav1.CreateOptions{})
+	must(a.t, err)
+	_, err = a.client.CoreV1().Services(ns.Name).Create(a.t.Context(), svc, metav1.CreateOptions{})
+	must(a.t, err)
 }
 
 func serviceName(n int) string { return fmt.Sprintf("svc-%05d", n) }
@@ -103,6 +126,7 @@ func newAPI(t testing.TB) *api {
 		&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{GenerateName: "bench-"}}, metav1.CreateOptions{})
 	must(t, err)
 	a.space = ns.Name
+	a.addDNS()
 	return a
 }
 

@@ -5,7 +5,6 @@ package bench
 import (
 	"fmt"
 	"math"
-	"slices"
 	"testing"
 	"time"
 )
@@ -48,22 +47,24 @@ type cost struct {
 
 // shape sees that what must cost nothing does, and gives what the rest costs.
 func (b *bench) shape(t *testing.T, n int) cost {
-	s := *byRoute
-	s.args = append(slices.Clone(byRoute.args), "--ipvs-sync-period", "1h")
-	r := b.begin(t, &s, n)
-	r.limit = 5 * time.Minute
+	r := b.begin(t, byRoute, n)
+	r.seldom("1h")
+	r.limit = 10 * time.Minute
 	seen := r.coldStart()
 	c := r.changes()
 	c.start = float64(seen.total()+sum(seen.Reads)) / float64(n)
+	if before := seen.BeforeDNS; before > n/100 {
+		t.Errorf("%d of %d virtual servers are written before that of DNS", before, n)
+	}
 	if n != manyServices {
 		return c
 	}
-	s.args = append(slices.Clone(byRoute.args), "--ipvs-sync-period", "10s")
+	r.seldom("10s")
 	if seen := r.restart(); seen.total() != 0 {
 		t.Errorf("a restart with everything programmed writes to the kernel: %v", seen.Writes)
 	}
 	seen = r.idle(5 * time.Second)
-	if work, _ := b.results.Get(IdleWork, s.name, n); work != 0 {
+	if work, _ := b.results.Get(IdleWork, byRoute.name, n); work != 0 {
 		t.Errorf("programs are run or the kernel is written to while nothing happens: %v", seen.Writes)
 	}
 	return c

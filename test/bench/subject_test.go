@@ -96,10 +96,6 @@ func (s *site) start() {
 	s.t.Helper()
 	s.started = time.Now()
 	args := append([]string{"--kubeconfig", lab.Kubeconfig()}, s.subject.args...)
-	if os.Getenv("BENCH_PROFILE") != "" {
-		args = append(args, "--profiling")
-		go s.profile()
-	}
 	s.process = s.node.StartProgram(func(*lab.Process) error { return nil }, s.subject.program, args...)
 }
 
@@ -118,21 +114,6 @@ func (s *site) metrics() (string, error) {
 	defer response.Body.Close()
 	text, err := io.ReadAll(response.Body)
 	return string(text), err
-}
-
-// profile leaves the program's first seconds in $LAB_OUT, for go tool pprof.
-func (s *site) profile() {
-	deadline := time.Now().Add(time.Minute)
-	for time.Now().Before(deadline) {
-		response, err := s.client.Get("http://127.0.0.1:10249/debug/pprof/profile?seconds=30")
-		if err != nil {
-			continue
-		}
-		defer response.Body.Close()
-		text, _ := io.ReadAll(response.Body)
-		_ = os.WriteFile(filepath.Join(os.Getenv("LAB_OUT"), fmt.Sprintf("cpu-%d.prof", s.started.Unix())), text, 0o644)
-		return
-	}
 }
 
 var lastPass = regexp.MustCompile(`(?m)^kubeproxy_sync_proxy_rules_last_timestamp_seconds(?:\{ip_family="IPv[46]"\})? (\S+)$`)

@@ -3,6 +3,7 @@
 package bench
 
 import (
+	"bytes"
 	"encoding/binary"
 	"net/netip"
 	"slices"
@@ -35,12 +36,17 @@ type tap struct {
 
 // tally counts requests.
 type tally struct {
-	Writes, Reads map[string]int // by what they are for
-	First         time.Time      // when the first real server was added
-	Dropped       bool           // some were not seen
+	Writes, Reads map[string]int          // by what they are for
+	First         time.Time               // when the first real server was added
+	DNS           time.Time               // when that of DNS was
+	BeforeDNS     int                     // virtual servers added by then
+	Spans         map[string][2]time.Time // when the first and the last request were made, by what they are for
+	Dropped       bool                    // some were not seen
 }
 
-func newTally() tally { return tally{Writes: map[string]int{}, Reads: map[string]int{}} }
+func newTally() tally {
+	return tally{Writes: map[string]int{}, Reads: map[string]int{}, Spans: map[string][2]time.Time{}}
+}
 
 // total is the number of all writes.
 func (t tally) total() int {
@@ -178,6 +184,12 @@ func (tp *tap) count(protocol int, message []byte, at time.Time) {
 	if what == "" {
 		return
 	}
+	span, known := tp.seen.Spans[what]
+	if !known {
+		span[0] = at
+	}
+	span[1] = at
+	tp.seen.Spans[what] = span
 	if !write {
 		tp.seen.Reads[what]++
 		return
@@ -185,6 +197,9 @@ func (tp *tap) count(protocol int, message []byte, at time.Time) {
 	tp.seen.Writes[what]++
 	if what == newReal && tp.seen.First.IsZero() {
 		tp.seen.First = at
+	}
+	if tp.seen.DNS.IsZero() && bytes.Contains(message, dnsEndpoint.AsSlice()) {
+		tp.seen.DNS, tp.seen.BeforeDNS = at, tp.seen.Writes[newServer]
 	}
 	tp.find(message, at)
 }

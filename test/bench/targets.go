@@ -83,6 +83,7 @@ func Targets(peer, large int) []Target {
 		{Name: name("Cold start of its nftables mode, in ours, %s", peer), AtLeast: 10, Measured: ratio(at(ColdStart, NFTables, peer), at(ColdStart, Ours, peer))},
 		{Name: name("Kernel part of the cold start, in raw floors, %s", large), AtMost: 1.3, Measured: ratio(at(Kernel, Ours, large), at(Kernel, Floor, large))},
 		{Name: name("Cold start as a whole, in raw floors, %s", large), AtMost: 2.5, Measured: ratio(at(ColdStart, Ours, large), at(Kernel, Floor, large))},
+		{Name: name("DNS in the kernel, in the cold start, %s", large), AtMost: 0.01, Measured: ratio(at(FirstDNS, Ours, large), at(ColdStart, Ours, large))},
 		{Name: "Cold start for each Service, 44,125 against 10,000", AtMost: 1.2, Measured: perService(at(ColdStart, Ours, 44125), at(ColdStart, Ours, 10000))},
 		{Name: name("One change of kube-proxy's IPVS mode, in ours, median, %s", peer), AtLeast: 500, Measured: ratio(at(OneMedian, IPVS, peer), at(OneMedian, Ours, peer))},
 		{Name: name("One change of its nftables mode, in ours, median, %s", peer), AtLeast: 20, Measured: ratio(at(OneMedian, NFTables, peer), at(OneMedian, Ours, peer))},

@@ -1,0 +1,75 @@
+//go:build e2e
+
+package bench
+
+import (
+	"cmp"
+	"fmt"
+	"io"
+	"maps"
+	"net/http"
+	"os"
+	"path/filepath"
+	"slices"
+	"testing"
+	"time"
+)
+
+// TestProfile shows where the time of a cold start goes, and what the process
+// holds after it: when what was written, on the page, and profiles beside it.
+func TestProfile(t *testing.T) {
+	b := &bench{t: t, results: NewResults(), account: newAccount(t), api: newAPI(t)}
+	warmUp(t)
+	for _, n := range numbers(t, "BENCH_SIZES") {
+		b.api.grow(n)
+		t.Run(fmt.Sprint(n), func(t *testing.T) { b.profile(t, n) })
+	}
+}
+
+func (b *bench) profile(t *testing.T, n int) {
+	floors(t, b.results, n, false)
+	least, _ := b.results.Get(Kernel, Floor, n)
+	s := *byRoute
+	s.args = append(slices.Clone(byRoute.args), "--profiling", "--ipvs-sync-period", "1h")
+	r := b.begin(t, &s, n)
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		for i := range 2 {
+			r.keepProfile("profile?seconds=15", fmt.Sprintf("cpu-%d-%d.prof", n, i))
+		}
+	}()
+	seen := r.coldStart()
+	cold, _ := b.results.Get(ColdStart, s.name, n)
+	part, _ := b.results.Get(Kernel, s.name, n)
+	used, _ := b.results.Get(KernelCPU, s.name, n)
+	held, _ := b.results.Get(Memory, s.name, n)
+	t.Logf("%d Services: cold start %.2f s, the kernel's part %.2f s (processor %.2f s), raw floor %.2f s, memory %.1f MB", n, cold, part, used, least, held)
+	for _, what := range slices.SortedFunc(maps.Keys(seen.Spans), func(a, b string) int { return seen.Spans[a][0].Compare(seen.Spans[b][0]) }) {
+		span := seen.Spans[what]
+		t.Logf("%7.2f s to %7.2f s: %6d × %s", span[0].Sub(r.started).Seconds(), span[1].Sub(r.started).Seconds(), cmp.Or(seen.Writes[what], seen.Reads[what]), what)
+	}
+	t.Logf("%s", r.process.Log())
+	<-done
+	r.keepProfile("heap?gc=1", fmt.Sprintf("heap-%d.prof", n))
+	t.Logf("memory after a collection: %.1f MB", memory(t, r.process.PID()))
+	text, _ := r.metrics()
+	keep(t, fmt.Sprintf("metrics-%d.txt", n), text)
+}
+
+// keepProfile leaves one of the program's profiles in $LAB_OUT, for go tool
+// pprof, as soon as the program gives it.
+func (s *site) keepProfile(profile, file string) {
+	for deadline := time.Now().Add(time.Minute); time.Now().Before(deadline); {
+		response, err := s.client.Get("http://127.0.0.1:10249/debug/pprof/" + profile)
+		if err != nil {
+			continue
+		}
+		defer response.Body.Close()
+		text, _ := io.ReadAll(response.Body)
+		if response.StatusCode == http.StatusOK {
+			_ = os.WriteFile(filepath.Join(os.Getenv("LAB_OUT"), file), text, 0o644)
+		}
+		return
+	}
+}

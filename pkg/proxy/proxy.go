@@ -322,7 +322,19 @@ func (p *Proxy) program(ctx context.Context, names map[types.NamespacedName]stru
 	return problems
 }
 
+// restingGC is how much the heap may grow, in per cent of what lives, before the
+// garbage is collected once the start is over. Little becomes garbage then: Go's own
+// 100 would mostly keep as much again as there is, unused.
+const restingGC = 50
+
 // giveBack returns memory to the system after much was read that is needed no
 // more: else it stays until the heap has grown to it again, which it may never do.
 // It takes a collection of garbage, for which nobody waits.
-func giveBack() { go debug.FreeOSMemory() }
+func giveBack() {
+	go func() {
+		if chosen := debug.SetGCPercent(restingGC); chosen != 100 {
+			debug.SetGCPercent(chosen) // by GOGC
+		}
+		debug.FreeOSMemory()
+	}()
+}

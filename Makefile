@@ -221,7 +221,7 @@ reliability-fakes: ## of these, what needs no lab; RUN=regexp selects
 	@$(MAKE) --no-print-directory START=$(START) reliability-page
 reliability-fakes: export LAB_RUN := $(value RUN)
 
-reliability-lab: ## of these, what needs one; ONLY=regexp selects
+reliability-lab: lab-image ## of these, what needs one; ONLY=regexp selects
 	@mkdir -p $(RELIABILITY_OUT)
 	@$(MAKE) --no-print-directory START=$(START) e2e LABS=1 E2E_PACKAGES=test/e2e ONLY='$(or $(value ONLY),$(RELIABILITY_TESTS))' TIMEOUT=5h \
 		LABFLAGS="-env RELIABILITY='$(VERSION)' -out $(RELIABILITY_OUT) $(LABFLAGS)"
@@ -260,18 +260,24 @@ docs-check: ## fails if such a page is stale, or a page leads nowhere
 	@$(GO) test -count 1 -run '^(TestFlagReference|TestManPages|TestLinks|TestPage)$$' ./pkg/config ./cmd/proxy ./docs ./test/reliability
 
 FUZZTIME ?= 10m
+# A regular expression for targets, as in nat.FuzzParseSave.
+FUZZ ?= .
 FUZZ_OUT = $(CACHE)/fuzz
-fuzz: ## each fuzz target for FUZZTIME=10m, into docs/reliability.md
+fuzz: ## each fuzz target for FUZZTIME=10m, or those of FUZZ=regexp, into docs/reliability.md
 	@rm -rf $(FUZZ_OUT) && mkdir -p $(FUZZ_OUT) $(RELIABILITY_OUT)
 	@for file in $$(grep -rl --include='*_test.go' '^func Fuzz' pkg); do \
 		for target in $$(sed -n 's/^func \(Fuzz[A-Za-z]*\)(.*/\1/p' $$file); do \
 			package=$$(dirname $$file); \
+			name=$$(basename $$package).$$target; \
+			grep -qE "$$FUZZ_TARGETS" <<< $$name || continue; \
 			printf '==> [%4ds] %s in %s\n' $$(( $$(date +%s) - $(START) )) $$target $$file; \
-			$(GO) test ./$$package -run '^$$' -fuzz "^$$target\$$" -fuzztime $(FUZZTIME) | tee $(FUZZ_OUT)/$$(basename $$package).$$target.log || exit; \
+			$(GO) test ./$$package -run '^$$' -fuzz "^$$target\$$" -fuzztime $(FUZZTIME) | tee $(FUZZ_OUT)/$$name.log || exit; \
 		done; \
 	done
+	@cp test/reliability/figures/input-fuzz.json $(RELIABILITY_OUT)/
 	@$(GO) run ./test/reliability/cmd/fuzz '$(VERSION)' $(RELIABILITY_OUT)/input-fuzz.json $(FUZZ_OUT)/*.log
 	@$(MAKE) --no-print-directory START=$(START) reliability-page
+fuzz: export FUZZ_TARGETS := $(value FUZZ)
 
 lint: ## gofmt, go vet, staticcheck, go mod
 	$(call phase,gofmt)

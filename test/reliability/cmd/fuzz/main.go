@@ -1,13 +1,17 @@
 // Command fuzz makes figures of what `go test -fuzz` has written, a file for each
-// target, named after it and its package: fuzz VERSION OUT LOG...
+// target, named after it and its package: fuzz VERSION OUT LOG... Figures of other
+// targets that OUT has are kept.
 package main
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -27,21 +31,24 @@ func main() {
 }
 
 func run(version, out string, logs []string) error {
-	p := reliability.Part{Test: "make fuzz", Version: version, Kernel: "no kernel"}
+	p, err := read(out)
+	if err != nil {
+		return err
+	}
+	p.Test, p.Version, p.Kernel = "make fuzz", version, "no kernel"
 	for _, log := range logs {
-		f, took, err := figure(log)
+		f, at, err := figure(version, log)
 		if err != nil {
 			return err
 		}
-		info, err := os.Stat(log)
-		if err != nil {
-			return err
-		}
-		if at := info.ModTime().UTC().Truncate(time.Second); at.After(p.Date) {
+		if at.After(p.Date) {
 			p.Date = at
 		}
-		p.Seconds += took.Seconds()
-		p.Figures = append(p.Figures, f)
+		p.Figures = append(slices.DeleteFunc(p.Figures, func(old reliability.Figure) bool { return old.Name == f.Name }), f)
+	}
+	slices.SortFunc(p.Figures, func(a, b reliability.Figure) int { return strings.Compare(a.Name, b.Name) })
+	if p.Seconds, err = seconds(p.Figures); err != nil {
+		return err
 	}
 	text, err := json.MarshalIndent(p, "", "  ")
 	if err != nil {
@@ -50,32 +57,61 @@ func run(version, out string, logs []string) error {
 	return os.WriteFile(out, append(text, '\n'), 0o644)
 }
 
+// read gives what was recorded before, if anything was.
+func read(file string) (p reliability.Part, err error) {
+	text, err := os.ReadFile(file)
+	if errors.Is(err, fs.ErrNotExist) {
+		return p, nil
+	}
+	if err == nil {
+		err = json.Unmarshal(text, &p)
+	}
+	return p, err
+}
+
+// seconds is how long all targets took, each in its last run.
+func seconds(figures []reliability.Figure) (sum float64, err error) {
+	for _, f := range figures {
+		words := strings.FieldsFunc(f.Shows, func(r rune) bool { return r == ' ' || r == ';' })
+		took, err := time.ParseDuration(words[1])
+		if err != nil {
+			return 0, fmt.Errorf("%s: %w", f.Name, err)
+		}
+		sum += took.Seconds()
+	}
+	return sum, nil
+}
+
 var lastLine = regexp.MustCompile(`elapsed: (\S+), execs: (\d+) .*\(total: (\d+)\)`)
 
-// figure reads how a target has ended. One that has found something is an error:
-// there is nothing to be told of it before that is mended.
-func figure(log string) (reliability.Figure, time.Duration, error) {
-	var none reliability.Figure
+// figure reads how a target has ended, and when. One that has found something is an
+// error: there is nothing to be told of it before that is mended.
+func figure(version, log string) (f reliability.Figure, at time.Time, err error) {
 	text, err := os.ReadFile(log)
 	if err != nil {
-		return none, 0, err
+		return f, at, err
 	}
+	info, err := os.Stat(log)
+	if err != nil {
+		return f, at, err
+	}
+	at = info.ModTime().UTC().Truncate(time.Second)
 	lines := lastLine.FindAllStringSubmatch(string(text), -1)
 	if len(lines) == 0 || !strings.Contains(string(text), "\nPASS\n") {
-		return none, 0, fmt.Errorf("%s: not to the end", log)
+		return f, at, fmt.Errorf("%s: not to the end", log)
 	}
 	last := lines[len(lines)-1]
 	took, err := time.ParseDuration(last[1])
 	if err != nil {
-		return none, 0, err
+		return f, at, err
 	}
 	inputs, err := strconv.Atoi(last[2])
 	if err != nil {
-		return none, 0, err
+		return f, at, err
 	}
 	name, _ := strings.CutSuffix(filepath.Base(log), ".log")
 	return reliability.Figure{
 		Name: "`" + name + "`", Value: float64(inputs), Unit: "inputs",
-		Shows: fmt.Sprintf("in %s; a corpus of %s", took.Round(time.Second), last[3]),
-	}, took, nil
+		Shows: fmt.Sprintf("in %s; a corpus of %s; on %s, %s", took.Round(time.Second), last[3], at.Format(time.DateOnly), version),
+	}, at, nil
 }

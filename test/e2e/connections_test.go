@@ -61,6 +61,14 @@ func (c *connections) add(svc *corev1.Service) {
 	c.set(svc, endpointOf(c.pods["web1"]), endpointOf(c.pods["web2"]))
 }
 
+// write puts a Service into the folder.
+func (c *connections) write(svc *corev1.Service, pods ...podEndpoint) {
+	writeManifest(c.t, filepath.Join(c.folder, svc.Name+".yaml"), svc)
+	for i, slice := range dualStackSlices(svc, webPort, pods...) {
+		writeManifest(c.t, filepath.Join(c.folder, fmt.Sprintf("%s-%d.yaml", svc.Name, i)), slice)
+	}
+}
+
 func endpointOf(pod *lab.Pod) endpoint {
 	return endpoint{address: pod.Addresses[0].String(), node: pod.Node.Name}
 }

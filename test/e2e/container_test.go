@@ -22,13 +22,15 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/kube-ipvs/kube-ipvs/test/e2e/lab"
+	"github.com/kube-ipvs/kube-ipvs/test/reliability"
 )
 
-// TestBehaviourContainer runs the image's root file system on a node as the
+// TestReliabilityContainer runs the image's root file system on a node as the
 // DaemonSet has it run: read-only, with its mounts, its arguments and its
 // capabilities. The privileged init container sets kernel parameters; of the
 // capabilities of the one that stays each is needed, and it says so.
-func TestBehaviourContainer(t *testing.T) {
+func TestReliabilityContainer(t *testing.T) {
+	record := reliability.Begin(t, reliability.Security, "container")
 	c := newCluster(t)
 	svc := newExposed("web", 1)
 	for _, slice := range dualStackSlices(svc, webPort, ready(c.web1), ready(c.web2)) {
@@ -45,6 +47,7 @@ func TestBehaviourContainer(t *testing.T) {
 	}
 	p := d.start(main)
 	d.checkConfined(t, p)
+	asked := 0
 	for _, ask := range []struct {
 		from    *lab.Namespace
 		address string
@@ -53,6 +56,7 @@ func TestBehaviourContainer(t *testing.T) {
 		{c.caller1.Namespace, at(clusterIPs(1)[0], 80)}, {d.node.Namespace, at(clusterIPs(1)[1], 80)}, {d.node.Namespace, "127.0.0.1:30001"},
 	} {
 		for _, protocol := range []lab.Protocol{lab.TCP, lab.UDP} {
+			asked++
 			if answer := ask.from.Dial(protocol, ask.address); answer.Err != nil {
 				t.Errorf("%s from %s to %s: %s", protocol, ask.from.Name, ask.address, answer)
 			}
@@ -61,6 +65,12 @@ func TestBehaviourContainer(t *testing.T) {
 	if out := d.node.Exec("curl", "-s", "http://127.0.0.1:10249/metrics"); strings.Contains(out, "\nkube_ipvs_kernel_errors_total") {
 		t.Errorf("something was refused:\n%s", out)
 	}
+	record(
+		reliability.Figure{Name: "capabilities of the container", Value: float64(len(main.SecurityContext.Capabilities.Add)), Shows: "and no others, with its root file system read-only"},
+		reliability.Figure{Name: "of these, taken away, one at a time", Value: float64(len(main.SecurityContext.Capabilities.Add)), Shows: "each time it has ended with an error that names it"},
+		reliability.Figure{Name: "operations that the kernel refused", Value: 0},
+		reliability.Figure{Name: "connections to a Service", Value: float64(asked), Shows: "all answered"},
+	)
 }
 
 // deployment is the DaemonSet's Pod on a node.
@@ -94,7 +104,7 @@ func deploy(t *testing.T, node *lab.BridgeNode) *deployment {
 	return d
 }
 
-func sourceFile(t *testing.T, path ...string) []byte {
+func sourceFile(t testing.TB, path ...string) []byte {
 	t.Helper()
 	text, err := os.ReadFile(filepath.Join(append([]string{os.Getenv("LAB_SRC")}, path...)...))
 	if err != nil {

@@ -143,14 +143,6 @@ func (k *kills) start() *lab.Process {
 	return k.node.StartProxy(func(*lab.Process) error { return nil }, k.flags...)
 }
 
-// write puts a Service into the folder.
-func (k *kills) write(svc *corev1.Service, pods ...podEndpoint) {
-	writeManifest(k.t, filepath.Join(k.folder, svc.Name+".yaml"), svc)
-	for i, slice := range dualStackSlices(svc, webPort, pods...) {
-		writeManifest(k.t, filepath.Join(k.folder, fmt.Sprintf("%s-%d.yaml", svc.Name, i)), slice)
-	}
-}
-
 // churn changes one Service: its endpoints, its kind, its port, or that it is
 // there at all.
 func (k *kills) churn(random *rand.Rand) {

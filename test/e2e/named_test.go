@@ -13,13 +13,15 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
 	"github.com/kube-ipvs/kube-ipvs/pkg/routing"
 	"github.com/kube-ipvs/kube-ipvs/test/e2e/lab"
+	"github.com/kube-ipvs/kube-ipvs/test/reliability"
 )
 
-// TestBehaviourNamedAddresses has Services name what is not theirs as external IPs:
+// TestReliabilityNamedAddresses has Services name what is not theirs as external IPs:
 // a port of the node's, and another Service's addresses, once with an endpoint of
 // their own and once without, by which it would be refused. As long as the process
 // runs, it listens where that is documented, and nowhere else.
-func TestBehaviourNamedAddresses(t *testing.T) {
+func TestReliabilityNamedAddresses(t *testing.T) {
+	record := reliability.Begin(t, reliability.Security, "named")
 	c := newOfflineCluster(t)
 	node1 := c.Nodes[0]
 	node1.Serve("host", lab.TCP, 22)
@@ -38,6 +40,7 @@ func TestBehaviourNamedAddresses(t *testing.T) {
 	before := listening(t, node1.Node)
 	node1.StartProxy(func(*lab.Process) error { return hasPassed(node1.Node) },
 		"--manifests", writeManifests(t, objects...), "--hostname-override", "node1", "--cluster-cidr", podCIDRs)
+	asked, taken := 0, 0
 	for family := range 2 {
 		for _, ask := range []struct {
 			from    *lab.Namespace
@@ -52,7 +55,9 @@ func TestBehaviourNamedAddresses(t *testing.T) {
 			{c.caller1.Namespace, at(clusterIPs(2)[family], 80), "web2"},
 		} {
 			for range 2 {
+				asked++
 				if answer := ask.from.DialWithin(lostAfter, lab.TCP, ask.address); answer.Server != ask.want {
+					taken++
 					t.Errorf("%s from %s: %s, want %s", ask.address, ask.from.Name, answer, ask.want)
 				}
 			}
@@ -65,6 +70,12 @@ func TestBehaviourNamedAddresses(t *testing.T) {
 	if out := node1.Exec("curl", "-s", "-o", "/dev/null", "-w", "%{http_code}", "http://127.0.0.1:10249/debug/pprof/"); strings.TrimSpace(out) != "404" {
 		t.Errorf("profiles are given away, with %s", out)
 	}
+	record(
+		reliability.Figure{Name: "addresses that two Services named as their external IPs", Value: float64(2 * len(slices.Concat(nodeIPs(node1), balancerIPs(1), clusterIPs(1)))), Shows: "the node's, and another Service's"},
+		reliability.Figure{Name: "connections to these, and to their ports", Value: float64(asked), Shows: "from a pod and from outside, IPv4 and IPv6"},
+		reliability.Figure{Name: "of these, not answered by whose address it is", Value: float64(taken)},
+		reliability.Figure{Name: "ports that the process listens at", Value: float64(len(now)), Shows: strings.Join(now, ", ") + ": as documented"},
+	)
 }
 
 // listening lists the ports of a node, of TCP and UDP.

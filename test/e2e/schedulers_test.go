@@ -163,7 +163,8 @@ func (c *cluster) testBadScheduler(t *testing.T) {
 	}
 }
 
-// theEvent waits for the Event about a Service, of which there is one.
+// theEvent waits for the Event about a Service, of which there is one; the API
+// server writes some of its own.
 func (c *cluster) theEvent(t *testing.T, svc *corev1.Service) eventsv1.Event {
 	t.Helper()
 	var found []eventsv1.Event
@@ -172,7 +173,9 @@ func (c *cluster) theEvent(t *testing.T, svc *corev1.Service) eventsv1.Event {
 		if err != nil {
 			return err
 		}
-		found = slices.DeleteFunc(list.Items, func(e eventsv1.Event) bool { return e.Regarding.Name != svc.Name })
+		found = slices.DeleteFunc(list.Items, func(e eventsv1.Event) bool {
+			return e.Regarding.Name != svc.Name || e.ReportingController != "kube-ipvs.io/kube-ipvs"
+		})
 		if len(found) == 0 {
 			return errors.New("none")
 		}

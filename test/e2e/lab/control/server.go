@@ -95,7 +95,7 @@ func (s *Server) apiserverArguments(etcd string) []string {
 		"--bind-address", s.config.Listen, "--secure-port", s.port,
 		"--advertise-address", s.config.Address, "--endpoint-reconciler-type", "none",
 		"--tls-cert-file", s.identity.certificateFile, "--tls-private-key-file", s.identity.keyFile,
-		"--token-auth-file", s.identity.tokenFile, "--authorization-mode", "AlwaysAllow",
+		"--token-auth-file", s.identity.tokenFile, "--authorization-mode", "RBAC",
 		"--service-account-issuer", "https://kubernetes.default.svc",
 		"--service-account-key-file", s.identity.keyFile,
 		"--service-account-signing-key-file", s.identity.keyFile,

@@ -1,0 +1,223 @@
+//go:build e2e
+
+package e2e
+
+import (
+	"fmt"
+	"slices"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/kube-ipvs/kube-ipvs/test/e2e/lab"
+	"github.com/kube-ipvs/kube-ipvs/test/reliability"
+)
+
+// draining is a node with a caller and a Service's endpoint web1. The other one,
+// web2, is on a node of its own, and goes in every way there is.
+type draining struct {
+	*connections
+	svc       *corev1.Service
+	other     *lab.BridgeNode
+	proxy     *lab.Process
+	followed  []follow
+	lost, cut int // TCP connections that were not answered though they were to be; that were reset
+}
+
+// follow is a connection, and who has answered first.
+type follow struct {
+	*lab.Connection
+	protocol lab.Protocol
+	server   string
+}
+
+func newDraining(t *testing.T) *draining {
+	nodes := lab.NewThreeNodes(t)
+	d := &draining{
+		connections: &connections{t: t, node: nodes.Nodes[0], pods: map[string]*lab.Pod{}, folder: t.TempDir()},
+		svc:         newDualStack("web", 1), other: nodes.Nodes[1],
+	}
+	d.caller = d.node.AddPod("caller")
+	for i, name := range []string{"web1", "web2"} {
+		d.pods[name] = nodes.Nodes[i].AddPod(name)
+		for _, protocol := range lab.Protocols {
+			d.pods[name].Serve(name, protocol, webPort)
+		}
+	}
+	d.write(d.svc, ready(d.pods["web1"]), ready(d.pods["web2"]))
+	return d
+}
+
+// start starts a process in the place of the one that is killed.
+func (d *draining) start(flags ...string) {
+	if d.proxy != nil {
+		d.proxy.Stop()
+	}
+	d.proxy = d.node.StartProxy(func(*lab.Process) error { return hasPassed(d.node.Node) }, append([]string{
+		"--manifests", d.folder, "--hostname-override", d.node.Name, "--cluster-cidr", podCIDRs,
+		"--ipvs-min-sync-period", "100ms", "--drain-deadline", drainDeadline.String()}, flags...)...)
+}
+
+// open opens connections of every protocol, until both endpoints have some.
+func (d *draining) open() {
+	d.t.Helper()
+	for _, f := range d.followed {
+		f.Reset()
+	}
+	d.followed = nil
+	for _, vip := range clusterIPs(1) {
+		for _, protocol := range lab.Protocols {
+			for range 2 * reliability.Times(2, 10) { // round robin
+				connection, err := d.caller.Connect(busyLimit, protocol, at(vip, 80))
+				if err != nil {
+					d.t.Fatal(err)
+				}
+				answer := connection.Ask(busyLimit) // SCTP sends again after three seconds
+				if answer.Err != nil {
+					d.t.Fatalf("on a new connection by %s: %s", protocol, answer)
+				}
+				d.followed = append(d.followed, follow{connection, protocol, answer.Server})
+			}
+		}
+	}
+}
+
+// of gives the connections of a protocol to web2.
+func (d *draining) of(protocol lab.Protocol) []follow {
+	return slices.DeleteFunc(slices.Clone(d.followed), func(f follow) bool { return f.protocol != protocol || f.server != "web2" })
+}
+
+// becomes has web2 be in a state, and waits until it gets nothing new, or something.
+func (d *draining) becomes(web2 ...podEndpoint) (since time.Time) {
+	d.t.Helper()
+	since = time.Now()
+	d.write(d.svc, append([]podEndpoint{ready(d.pods["web1"])}, web2...)...)
+	servers := 1
+	if len(web2) > 0 && web2[0].endpoint == (endpoint{}) {
+		servers = 2
+	}
+	lab.Eventually(d.t, syncLimit, "what becomes of web2 is programmed", func() error { return served(d.node.Node, d.svc, servers) })
+	return since
+}
+
+// stay wants the connections to be answered by whom they were.
+func (d *draining) stay(when string, protocol lab.Protocol) (asked int) {
+	d.t.Helper()
+	for _, f := range d.of(protocol) {
+		asked++
+		if answer := f.Ask(busyLimit); answer.Server != f.server {
+			d.lost++
+			d.t.Errorf("%s: a connection by %s to %s: %s", when, protocol, f.server, answer)
+		}
+	}
+	return asked
+}
+
+// move wants the sockets to be answered by web1, and gives how long the last one took.
+func (d *draining) move(when string, since time.Time) time.Duration {
+	d.t.Helper()
+	for _, f := range d.of(lab.UDP) {
+		lab.Eventually(d.t, syncLimit, when+": a socket meets web1", func() error {
+			if answer := f.Ask(lostAfter); answer.Server != "web1" {
+				return fmt.Errorf("%s", answer)
+			}
+			return nil
+		})
+	}
+	return time.Since(since)
+}
+
+// end wants SCTP's associations not to be answered any more.
+func (d *draining) end(when string) (ended int) {
+	d.t.Helper()
+	for _, f := range d.of(lab.SCTP) {
+		if answer := f.Ask(lostAfter); answer.Err == nil {
+			d.t.Errorf("%s: an association: %s", when, answer)
+		}
+		ended++
+	}
+	return ended
+}
+
+// reset wants the TCP connections to be reset, and gives how long the last one took.
+func (d *draining) reset(when string, since time.Time) time.Duration {
+	d.t.Helper()
+	for _, f := range d.of(lab.TCP) {
+		lab.Eventually(d.t, 4*syncLimit, when+": a connection is reset", func() error {
+			if answer := f.Ask(lostAfter); answer.Outcome() != lab.Reset {
+				return fmt.Errorf("%s", answer)
+			}
+			return nil
+		})
+		d.cut++
+	}
+	return time.Since(since)
+}
+
+// fresh wants new connections of every protocol to be answered by web1, and gives
+// their number.
+func (d *draining) fresh(when string) (dialled int) {
+	d.t.Helper()
+	for _, vip := range clusterIPs(1) {
+		for _, protocol := range lab.Protocols {
+			for range manyRequests {
+				dialled++
+				if answer := d.caller.DialWithin(busyLimit, protocol, at(vip, 80)); answer.Server != "web1" {
+					d.t.Errorf("%s: a new connection by %s: %s", when, protocol, answer)
+				}
+			}
+		}
+	}
+	return dialled
+}
+
+// TestReliabilityDraining has an endpoint terminate, come back, terminate under
+// processes that are killed, and be gone; and then its node die.
+func TestReliabilityDraining(t *testing.T) {
+	record := reliability.Begin(t, reliability.Draining, "lab")
+	d := newDraining(t)
+	web2 := d.pods["web2"]
+	d.start()
+	d.open()
+	since := d.becomes(terminating(web2))
+	moved := d.move("web2 terminates", since)
+	tcp, ended := d.stay("web2 terminates", lab.TCP), d.end("web2 terminates")
+	fresh := d.fresh("web2 terminates")
+	d.becomes(ready(web2))
+	back := d.stay("web2 is back", lab.TCP)
+
+	d.start("--udp-drain")
+	d.open()
+	d.becomes(terminating(web2))
+	d.start("--udp-drain")
+	kept, drained := d.stay("a process was killed that drained web2", lab.TCP), d.stay("a process was killed that drained web2", lab.UDP)
+	since = d.becomes()
+	moved = max(moved, d.move("web2 is gone", since))
+	deadline := d.reset("web2 is gone", since)
+
+	d.becomes(ready(web2))
+	d.open()
+	d.other.Down("eth0")
+	dead := ready(web2)
+	dead.notReady = true
+	since = d.becomes(dead)
+	elsewhere := d.move("web2's node is dead", since)
+	fresh += d.fresh("web2's node is dead")
+	flushed := d.reset("web2's node is dead", d.becomes())
+	if n := counted(t, d.node.Node, "kube_ipvs_drain_cut_connections_total"); n < float64(d.cut) { // some that clients have closed may count
+		t.Errorf("%d connections were reset, and %v counted", d.cut, n)
+	}
+	record(
+		reliability.Figure{Name: "TCP connections to an endpoint that terminates", Value: float64(tcp + kept), Shows: "IPv4 and IPv6; half of them under a process that was killed meanwhile"},
+		reliability.Figure{Name: "of these, to one that came back", Value: float64(back), Shows: "un-drained in place"},
+		reliability.Figure{Name: "UDP flows to one that terminates, with `--udp-drain`", Value: float64(drained), Shows: "under a process that was killed meanwhile"},
+		reliability.Figure{Name: "of all these, lost", Value: float64(d.lost)},
+		reliability.Figure{Name: "UDP flows without it: the last one was elsewhere after", Value: moved.Seconds(), Unit: "s", Shows: "of an emulated node that asks one after the other"},
+		reliability.Figure{Name: "SCTP associations, which end at once", Value: float64(ended)},
+		reliability.Figure{Name: "TCP connections to an endpoint that is gone: the last one was reset after", Value: deadline.Seconds(), Unit: "s", Shows: fmt.Sprintf("with a deadline of %s, looked at every 5 s", drainDeadline)},
+		reliability.Figure{Name: "UDP flows to a dead node: the last one was elsewhere after", Value: elsewhere.Seconds(), Unit: "s", Shows: "since its endpoint is not ready"},
+		reliability.Figure{Name: "TCP connections to it: the last one was reset after", Value: flushed.Seconds(), Unit: "s", Shows: "since its endpoint is gone"},
+		reliability.Figure{Name: "new connections meanwhile, of every protocol", Value: float64(fresh), Shows: "all answered by who is left"},
+	)
+}

@@ -127,6 +127,7 @@ func newAPI(t testing.TB) *api {
 	must(t, err)
 	a.space = ns.Name
 	a.addDNS()
+	a.addPlane()
 	return a
 }
 

@@ -61,7 +61,7 @@ func (b *bench) profile(t *testing.T, n int) {
 // pprof, as soon as the program gives it.
 func (s *site) keepProfile(profile, file string) {
 	for deadline := time.Now().Add(time.Minute); time.Now().Before(deadline); {
-		response, err := s.client.Get("http://127.0.0.1:10249/debug/pprof/" + profile)
+		response, err := s.pages.Get("http://127.0.0.1:10249/debug/pprof/" + profile)
 		if err != nil {
 			continue
 		}

@@ -57,6 +57,7 @@ func kubeProxy(mode string, args ...string) *subject {
 var (
 	byAddress = kubeIPVS("address")
 	byRoute   = kubeIPVS("route")
+	iptPeer   = kubeProxy("iptables", "--iptables-min-sync-period", "0s")
 	ipvsPeer  = kubeProxy("ipvs", "--ipvs-min-sync-period", "0s")
 	nftPeer   = func() *subject { s := kubeProxy("nftables"); s.pause = 1100 * time.Millisecond; return s }()
 )
@@ -69,7 +70,8 @@ type site struct {
 	node    *lab.Node
 	subject *subject
 	process *lab.Process
-	client  *http.Client
+	client  *lab.Pod // where clients of Services are
+	pages   *http.Client
 	started time.Time
 }
 
@@ -87,8 +89,10 @@ func newSite(t testing.TB, s *subject) *site {
 		err = node.Do(func() (err error) { c, err = net.Dial(network, address); return err })
 		return c, err
 	}
-	return &site{t: t, node: node, subject: s,
-		client: &http.Client{Transport: &http.Transport{DialContext: dial}, Timeout: time.Minute}}
+	made := &site{t: t, node: node, subject: s,
+		pages: &http.Client{Transport: &http.Transport{DialContext: dial}, Timeout: time.Minute}}
+	made.addPods()
+	return made
 }
 
 // start starts the program, which then runs.
@@ -103,11 +107,11 @@ func (s *site) start() {
 func (s *site) stop() {
 	must(s.t, s.process.Signal(unix.SIGTERM))
 	<-s.process.Done()
-	s.client.CloseIdleConnections()
+	s.pages.CloseIdleConnections()
 }
 
 func (s *site) metrics() (string, error) {
-	response, err := s.client.Get(metricsURL)
+	response, err := s.pages.Get(metricsURL)
 	if err != nil {
 		return "", err
 	}

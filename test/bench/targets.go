@@ -70,6 +70,7 @@ const (
 	OursByAddress  = "kube-ipvs, address"
 	NFTables       = "kube-proxy, nftables"
 	IPVS           = "kube-proxy, ipvs"
+	Bare           = "bare IPVS"
 	Floor          = "raw floor, routes"
 	FloorAddresses = "raw floor, addresses"
 )

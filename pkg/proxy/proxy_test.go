@@ -12,11 +12,13 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/go-logr/logr/funcr"
 	"golang.org/x/sys/unix"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/klog/v2"
 	"k8s.io/utils/ptr"
 
 	"github.com/kube-ipvs/kube-ipvs/pkg/apply"
@@ -57,6 +59,7 @@ type world struct {
 
 	mu     sync.Mutex
 	writes []string
+	lines  []string // of the log, as it is by default
 	refuse func(string) error
 }
 
@@ -103,7 +106,7 @@ func run(t *testing.T, options func(*Options), test func(*world)) {
 			options(&o)
 		}
 		w.again = o
-		ctx, cancel := context.WithCancel(t.Context())
+		ctx, cancel := context.WithCancel(klog.NewContext(t.Context(), funcr.New(w.log, funcr.Options{})))
 		done := make(chan error, 1)
 		go func() { done <- New(o).Run(ctx, w) }()
 		synctest.Wait()
@@ -166,12 +169,23 @@ func (w *world) options() Options {
 }
 
 // taken gives the writes since the last call.
-func (w *world) taken() []string {
+func (w *world) taken() []string { return w.take(&w.writes) }
+
+// logged gives the lines of the log since the last call.
+func (w *world) logged() []string { return w.take(&w.lines) }
+
+func (w *world) take(list *[]string) []string {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	out := w.writes
-	w.writes = nil
+	out := *list
+	*list = nil
 	return out
+}
+
+func (w *world) log(_, line string) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.lines = append(w.lines, line)
 }
 
 func (w *world) setRefuse(f func(string) error) {
@@ -562,6 +576,34 @@ func TestIdleWritesNothing(t *testing.T) {
 		}
 		if w.compare < 100 {
 			t.Errorf("compared %d times in an hour, want every 30 s", w.compare)
+		}
+	})
+}
+
+// TestQuietWhenNothingHappens has what is wrong said once, and nothing in an hour in
+// which the kernel is compared and the source delivers again what it has.
+func TestQuietWhenNothingHappens(t *testing.T) {
+	run(t, nil, func(w *world) {
+		deliver := func() {
+			w.service("web", "10.96.0.10", "10.244.0.2")
+			w.service("rival", "10.96.0.10", "10.244.0.3")
+			w.service("odd", "10.96.0.12", "no address")
+		}
+		deliver()
+		w.synced()
+		said := strings.Join(w.logged(), "\n")
+		for _, want := range []string{"no address", "Two Services claim"} {
+			if n := strings.Count(said, want); n != 1 {
+				t.Errorf("%q is said %d times:\n%s", want, n, said)
+			}
+		}
+		for range 4 {
+			w.sleep(15 * time.Minute)
+			deliver()
+			synctest.Wait()
+		}
+		if lines := w.logged(); len(lines) > 0 || w.compare < 100 || len(w.passes) < 5 {
+			t.Errorf("in an hour with %d comparisons and %d passes: %q", w.compare, len(w.passes), lines)
 		}
 	})
 }

@@ -151,11 +151,15 @@ func setSysctls(k sysctlKernel, want sysctl.State) error {
 	return kernel.Join(k.Apply(sysctl.Diff(have, want)))
 }
 
-func (m *machine) restoreSysctls() error {
+// restoreSysctls puts back what was changed. Where kube-proxy serves in our place it
+// needs what we needed, but for what replies are routed with.
+func (m *machine) restoreSysctls(givenBack bool) error {
 	if m.record == nil {
 		return nil
 	}
-	return m.record.Restore()
+	return m.record.Restore(func(key string) bool {
+		return givenBack && key != plan.SrcValidMark && key != plan.SNATReroute
+	})
 }
 
 // prepare checks that the scheduler exists, and sets the time-outs.

@@ -2,12 +2,17 @@ package main
 
 import (
 	"errors"
+	"maps"
+	"os"
+	"strconv"
+	"strings"
 	"testing"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/kube-ipvs/kube-ipvs/pkg/config"
+	"github.com/kube-ipvs/kube-ipvs/pkg/plan"
 	"github.com/kube-ipvs/kube-ipvs/pkg/sysctl"
 )
 
@@ -37,6 +42,56 @@ func TestConntrackMaxIsOnlyRaised(t *testing.T) {
 		setConntrack(t.Context(), cfg, kernel)
 		if got := kernel.Values()[limit]; got != want {
 			t.Errorf("from %s to %s, want %s", have, got, want)
+		}
+	}
+}
+
+// TestOOMScore raises it, which everybody may, and puts it back.
+func TestOOMScore(t *testing.T) {
+	present := func() int {
+		text, err := os.ReadFile("/proc/self/oom_score_adj")
+		if err != nil {
+			t.Fatal(err)
+		}
+		n, err := strconv.Atoi(strings.TrimSpace(string(text)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return n
+	}
+	before := present()
+	for _, want := range []int{min(before+1, 1000), before} {
+		setOOMScore(t.Context(), int32(want))
+		if got := present(); got != want {
+			t.Errorf("it is %d, want %d", got, want)
+		}
+	}
+}
+
+// TestRestoreSysctls leaves kube-proxy what it needs as well.
+func TestRestoreSysctls(t *testing.T) {
+	before := sysctl.State{"net/ipv4/vs/conntrack": "0", plan.SNATReroute: "0"}
+	for _, c := range []struct {
+		givenBack bool
+		want      sysctl.State
+	}{
+		{true, sysctl.State{"net/ipv4/vs/conntrack": "1", plan.SNATReroute: "0"}},
+		{false, before},
+	} {
+		kernel := sysctl.NewFake(maps.Clone(before))
+		record, err := sysctl.Record(kernel, t.TempDir(), "me")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := setSysctls(record, sysctl.State{"net/ipv4/vs/conntrack": "1", plan.SNATReroute: "1"}); err != nil {
+			t.Fatal(err)
+		}
+		m := machine{record: record}
+		if err := m.restoreSysctls(c.givenBack); err != nil {
+			t.Error(err)
+		}
+		if diff := cmp.Diff(c.want, kernel.Values()); diff != "" {
+			t.Errorf("given back %v:\n%s", c.givenBack, diff)
 		}
 	}
 }

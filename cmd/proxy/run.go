@@ -66,7 +66,8 @@ func run(ctx context.Context, cfg config.Config) error {
 func cleanup(cfg *config.Config, kernel *machine) error {
 	applier := apply.New(&cfg.Plan, kernel.Kernel)
 	applier.SetNode(plan.NodeWide(&cfg.Plan, &plan.Node{}))
-	return errors.Join(applier.Cleanup(), kernel.restoreSysctls())
+	err := applier.Cleanup()
+	return errors.Join(err, kernel.restoreSysctls(applier.GivenBack()))
 }
 
 // serve programs the kernel, once or until the context ends. What is in the

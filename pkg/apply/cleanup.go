@@ -15,7 +15,8 @@ import (
 
 // Cleanup takes away all that is ours, or was kube-proxy's:
 // rules first, so that the sets are free, and virtual servers while the sets
-// still tell which are ours. The Applier is of no use afterwards.
+// still tell which are ours. Where kube-proxy has taken over since, it keeps what it
+// has of that. The Applier is of no use afterwards.
 func (a *Applier) Cleanup() error {
 	o, err := a.BeginObserve()()
 	if err != nil {
@@ -24,18 +25,19 @@ func (a *Applier) Cleanup() error {
 	a.Adopt(o)
 	var errs []error
 	for family, k := range a.kernel.NAT {
-		errs = append(errs, kernel.Join(k.Apply(nat.Diff(o.nat[family], nat.State{}))))
+		errs = append(errs, kernel.Join(k.Apply(nat.Diff(a.rulesToGo(family), nat.State{}))))
 	}
 	if a.kernel.Loopback != nil {
 		errs = append(errs, kernel.Join(a.kernel.Loopback.Apply(loopback.Diff(o.loopback, nil))))
 	}
 	if a.kernel.KubeProxy != nil {
-		errs = append(errs, kernel.Join(a.kernel.KubeProxy.Apply(o.kubeProxy.Removals())))
+		errs = append(errs, kernel.Join(a.kernel.KubeProxy.Apply(a.tablesToGo())))
 	}
-	errs = append(errs,
-		kernel.Join(a.kernel.IPVS.Apply(ipvs.Diff(a.have.servers, nil))),
+	servers, inUse := a.serversToGo()
+	errs = append(append(errs, inUse...),
+		kernel.Join(a.kernel.IPVS.Apply(ipvs.Diff(servers, nil))),
 		kernel.Join(a.kernel.Routing.Apply(a.routingRemovals())),
-		kernel.Join(a.kernel.IPSet.Apply(a.setRemovals())))
+		kernel.Join(a.kernel.IPSet.Apply(removals(a.setsToGo(servers)))))
 	return errors.Join(errs...)
 }
 
@@ -49,16 +51,13 @@ func (a *Applier) routingRemovals() []routing.Change {
 			changes = append(changes, routing.Change{Op: routing.DeleteRoute, Route: route})
 		}
 	}
-	if a.have.link {
-		changes = append(changes, routing.Change{Op: routing.DeleteLink})
-	}
-	return changes
+	return append(changes, a.linkToGo()...)
 }
 
-func (a *Applier) setRemovals() []ipset.Change {
+func removals(sets ipset.State) []ipset.Change {
 	var changes []ipset.Change
-	for _, name := range slices.Sorted(maps.Keys(a.have.sets)) {
-		changes = append(changes, ipset.Change{Op: ipset.DestroySet, Set: a.have.sets[name].Set})
+	for _, name := range slices.Sorted(maps.Keys(sets)) {
+		changes = append(changes, ipset.Change{Op: ipset.DestroySet, Set: sets[name].Set})
 	}
 	return changes
 }

@@ -1,6 +1,7 @@
 package apply
 
 import (
+	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
 	"github.com/kube-ipvs/kube-ipvs/pkg/kubeproxy"
 	"github.com/kube-ipvs/kube-ipvs/pkg/nat"
 )
@@ -25,12 +26,16 @@ func (f *flush) rulesServe() bool {
 		return false
 	}
 	for family := range f.kernel.NAT {
-		services := nat.Chain{Family: family, Table: nat.NAT, Name: "KUBE-SERVICES"}
-		if len(f.have.nat[family].Chains[services]) > 0 {
+		if len(f.have.nat[family].Chains[servicesChain(family)]) > 0 {
 			return true
 		}
 	}
 	return false
+}
+
+// servicesChain is where kube-proxy's rules begin, in two of its modes, and ours.
+func servicesChain(family ip.Family) nat.Chain {
+	return nat.Chain{Family: family, Table: nat.NAT, Name: "KUBE-SERVICES"}
 }
 
 // replacesLater tells whether something waits for every Service to be served.

@@ -66,7 +66,7 @@ func (o Own) sortJumps(s *State, c Chain, rules []Rule) {
 	head := true
 	for _, r := range rules {
 		j := Jump{Chain: c, Rule: r}
-		switch ours := o.has(Chain{c.Family, c.Table, target(r)}); {
+		switch ours := o.has(j.To()); {
 		case !ours:
 			head = false
 		case head && !slices.Contains(s.Jumps, j):

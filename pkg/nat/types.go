@@ -47,6 +47,9 @@ type Jump struct {
 	Last bool
 }
 
+// To is the chain that it leads to.
+func (j Jump) To() Chain { return Chain{j.Chain.Family, j.Chain.Table, target(j.Rule)} }
+
 // State is what we own of the ruleset: chains of ours with all their rules,
 // and jumps to them.
 type State struct {

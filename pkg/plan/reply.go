@@ -22,6 +22,12 @@ type Binding struct {
 	Mark   uint32 // its value, within SNAT.Mark
 }
 
+// The parameters that only reply routing needs.
+const (
+	SrcValidMark = "net/ipv4/conf/all/src_valid_mark"
+	SNATReroute  = "net/ipv4/vs/snat_reroute"
+)
+
 // addReplyRouting adds what the chains below need: a policy rule for each
 // value, which is looked up before a CNI's rules by source, and the sources
 // whose masqueraded flows are bound. The reverse-path check must look at the
@@ -31,8 +37,8 @@ func addReplyRouting(part *NodePart, cfg *Config, family ip.Family, paths Paths)
 		return
 	}
 	if family == ip.IPv4 {
-		part.Sysctls["net/ipv4/conf/all/src_valid_mark"] = "1"
-		part.Sysctls["net/ipv4/vs/snat_reroute"] = "1"
+		part.Sysctls[SrcValidMark] = "1"
+		part.Sysctls[SNATReroute] = "1"
 	}
 	for _, b := range paths.Bound {
 		part.Rules = append(part.Rules, routing.Rule{

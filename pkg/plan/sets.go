@@ -68,6 +68,17 @@ var setTypes = []struct {
 	{ReplyRoutedSources, ipset.HashNet},
 }
 
+// KubeProxysSets are the names of those sets of a family that kube-proxy has too.
+func KubeProxysSets(f ip.Family) []string {
+	var names []string
+	for _, t := range setTypes {
+		if t.name == VIPAddresses || !strings.HasPrefix(string(t.name), "KUBE-IPVS-") {
+			names = append(names, t.name.In(f))
+		}
+	}
+	return names
+}
+
 // maxSetName is IPSET_MAXNAMELEN without the closing zero.
 const maxSetName = 31
 

@@ -155,14 +155,13 @@ func (o *obstacleFinder) strict(link string) string {
 // marked tells what is in the way of reply routing. A parameter that we could
 // set has the value that it needs.
 func (o *obstacleFinder) marked() {
-	const all, reroute = "net/ipv4/conf/all/src_valid_mark", "net/ipv4/vs/snat_reroute"
 	for _, b := range o.paths.Bound {
-		if key := o.strict(b.Link); key != "" && o.have[all] == "0" && o.have[sysctl.LinkKey(ip.IPv4, b.Link, "src_valid_mark")] == "0" {
-			o.say("the reverse-path check of %s does not look at marks and drops what reply routing brings in: %s is 1, and %s is 0 and cannot be set", b.Link, key, all)
+		if key := o.strict(b.Link); key != "" && o.have[SrcValidMark] == "0" && o.have[sysctl.LinkKey(ip.IPv4, b.Link, "src_valid_mark")] == "0" {
+			o.say("the reverse-path check of %s does not look at marks and drops what reply routing brings in: %s is 1, and %s is 0 and cannot be set", b.Link, key, SrcValidMark)
 		}
 	}
-	if o.have[reroute] == "0" {
-		o.say("answers to what entered by an ENI leave by %s: %s is 0 and cannot be set", o.main, reroute)
+	if o.have[SNATReroute] == "0" {
+		o.say("answers to what entered by an ENI leave by %s: %s is 0 and cannot be set", o.main, SNATReroute)
 	}
 }
 

@@ -124,16 +124,19 @@ func (r *Recorded) present(key string) (string, bool) {
 
 // Restore puts back what stood before in every key that still has the value
 // which Apply gave it, and forgets it. A key that somebody else has set since,
-// or that is gone, is left. What cannot be put back stays recorded.
-func (r *Recorded) Restore() error {
+// or that is gone, is left. What cannot be put back stays recorded, and so does what
+// is used by somebody else.
+func (r *Recorded) Restore(used func(key string) bool) error {
 	var changes []Change
+	kept := map[string]record{}
 	for _, key := range slices.Sorted(maps.Keys(r.book.Values)) {
-		if present, ok := r.present(key); ok && present == r.book.Values[key].Set {
+		if used(key) {
+			kept[key] = r.book.Values[key]
+		} else if present, ok := r.present(key); ok && present == r.book.Values[key].Set {
 			changes = append(changes, Change{Key: key, Value: r.book.Values[key].Before})
 		}
 	}
 	failures := r.Parameters.Apply(changes)
-	kept := map[string]record{}
 	for _, f := range failures {
 		kept[f.Change.Key] = r.book.Values[f.Change.Key]
 	}

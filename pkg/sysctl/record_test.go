@@ -22,6 +22,8 @@ func recorded(t *testing.T, f *Fake, folder, identity string) *Recorded {
 	return r
 }
 
+func nobodys(string) bool { return false }
+
 func mustApply(t *testing.T, r *Recorded, changes ...Change) {
 	t.Helper()
 	if failures := r.Apply(changes); len(failures) > 0 {
@@ -57,7 +59,7 @@ func TestRestore(t *testing.T) {
 			mustApply(t, open(), Change{markKey, "1"})
 			c.then(t, f, open)
 			f.Set(forwardKey, "1") // somebody else's
-			if err := open().Restore(); err != nil {
+			if err := open().Restore(nobodys); err != nil {
 				t.Fatal(err)
 			}
 			if diff := cmp.Diff(State{markKey: c.want, forwardKey: "1"}, f.Values()); diff != "" {
@@ -74,7 +76,7 @@ func TestRestore(t *testing.T) {
 func TestRestoreOfAnother(t *testing.T) {
 	f, folder := NewFake(State{markKey: "0"}), t.TempDir()
 	mustApply(t, recorded(t, f, folder, "me"), Change{markKey, "1"})
-	if err := recorded(t, f, folder, "another").Restore(); err != nil {
+	if err := recorded(t, f, folder, "another").Restore(nobodys); err != nil {
 		t.Fatal(err)
 	}
 	if got := f.Values()[markKey]; got != "1" {
@@ -86,12 +88,32 @@ func TestRestoreIsTriedAgain(t *testing.T) {
 	f, folder := NewFake(State{markKey: "0"}), t.TempDir()
 	mustApply(t, recorded(t, f, folder, "me"), Change{markKey, "1"})
 	f.Refuse = func(Change) error { return unix.EROFS }
-	if err := recorded(t, f, folder, "me").Restore(); !errors.Is(err, unix.EROFS) {
+	if err := recorded(t, f, folder, "me").Restore(nobodys); !errors.Is(err, unix.EROFS) {
 		t.Errorf("Restore: %v, want EROFS", err)
 	}
 	f.Refuse = nil
-	if err := recorded(t, f, folder, "me").Restore(); err != nil || f.Values()[markKey] != "0" {
+	if err := recorded(t, f, folder, "me").Restore(nobodys); err != nil || f.Values()[markKey] != "0" {
 		t.Errorf("Restore: %v, %v", err, f.Values())
+	}
+}
+
+// TestRestoreLeavesWhatIsUsed puts it back once it is not used any more.
+func TestRestoreLeavesWhatIsUsed(t *testing.T) {
+	f, folder := NewFake(State{markKey: "0", forwardKey: "0"}), t.TempDir()
+	mustApply(t, recorded(t, f, folder, "me"), Change{markKey, "1"}, Change{forwardKey, "1"})
+	for _, c := range []struct {
+		used func(string) bool
+		want State
+	}{
+		{func(key string) bool { return key == forwardKey }, State{markKey: "0", forwardKey: "1"}},
+		{nobodys, State{markKey: "0", forwardKey: "0"}},
+	} {
+		if err := recorded(t, f, folder, "me").Restore(c.used); err != nil {
+			t.Fatal(err)
+		}
+		if diff := cmp.Diff(c.want, f.Values()); diff != "" {
+			t.Errorf("values (-want +got):\n%s", diff)
+		}
 	}
 }
 

@@ -37,9 +37,10 @@ var words = map[ip.Family]struct{ family, any, one string }{
 
 // rulesFormat is the table. A request is met before conntrack (-200), and an
 // answer behind IPVS (98 and 99), which has given it the loopback address as its
-// source. That IPVS, and nobody's DNAT, has led the connection elsewhere shows in
-// conntrack's tuples: it began with another source than a loopback one, and is
-// answered by somebody else. In the comments stands what Observe looks for.
+// source. That IPVS has led the connection elsewhere shows in conntrack's tuples: it
+// began with another source than a loopback one, and is answered by somebody else;
+// that it was nobody's DNAT, as of a host port asked from an address of the node's,
+// in its status. In the comments stands what Observe looks for.
 const rulesFormat = `table %[1]s kube-ipvs {
 	chain request {
 		type filter hook output priority -290; policy accept;
@@ -47,7 +48,7 @@ const rulesFormat = `table %[1]s kube-ipvs {
 	}
 	chain answer {
 		type filter hook input priority 110; policy accept;
-		ct direction reply ct original %[1]s daddr %[3]s ct original %[1]s saddr != %[2]s ct reply %[1]s saddr != %[2]s %[1]s saddr %[3]s %[1]s daddr set %[3]s comment "%[6]s"
+		ct direction reply ct status & dnat == 0 ct original %[1]s daddr %[3]s ct original %[1]s saddr != %[2]s ct reply %[1]s saddr != %[2]s %[1]s saddr %[3]s %[1]s daddr set %[3]s comment "%[6]s"
 	}
 }
 `

@@ -182,6 +182,7 @@ func TestIssue56320Localhost(t *testing.T) {
 	if answer := node1.Dial(lab.TCP, "127.0.0.1:9000"); answer.Server != "own" || !answer.SeenSource.Addr().IsLoopback() {
 		t.Errorf("a process on the loopback address: %s", answer)
 	}
+	checkHostPortKept(t, node1, at(c.web1.Addresses[0].String(), webPort))
 	c.checkNeighbourKeptOut(t, node1, 30001, 9000)
 
 	c.program(t, []*lab.BridgeNode{node1}, objects, "--iptables-localhost-nodeports=false")
@@ -190,6 +191,20 @@ func TestIssue56320Localhost(t *testing.T) {
 	}
 	if out := node1.Exec("nft", "list", "tables"); strings.Contains(out, "kube-ipvs") {
 		t.Errorf("turned off, there is\n%s", out)
+	}
+}
+
+// checkHostPortKept has the node ask a host port on its loopback address, as a
+// CNI plugin makes one, from its own other address: the answer is DNAT's to put
+// right, and ours to leave alone.
+func checkHostPortKept(t *testing.T, node *lab.BridgeNode, pod string) {
+	t.Helper()
+	node.Exec("iptables", "-t", "nat", "-A", "OUTPUT", "-d", "127.0.0.1", "-p", "tcp", "--dport", "9100", "-j", "DNAT", "--to-destination", pod)
+	// What the server says is no HTTP: that it was reached is in the time it took.
+	out, err := node.TryExec("curl", "--silent", "--max-time", "5", "--output", "/dev/null", "--write-out", "%{time_connect}",
+		"--interface", node.IPv4.String(), "http://127.0.0.1:9100")
+	if strings.Trim(out, "0.") == "" {
+		t.Errorf("127.0.0.1:9100, a host port, from %s: not reached, %v", node.IPv4, err)
 	}
 }
 

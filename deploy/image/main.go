@@ -12,7 +12,16 @@ import (
 	"os"
 	"os/signal"
 	"strings"
+
+	"github.com/kube-ipvs/kube-ipvs/hack/oci"
 )
+
+// repository is the name that containerd completes "kube-ipvs" to, which the
+// manifests in deploy name.
+const repository = "docker.io/library/kube-ipvs"
+
+// program is where the image has it.
+const program = "usr/local/bin/kube-ipvs"
 
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
@@ -35,17 +44,17 @@ func run(ctx context.Context) error {
 	}
 	flag.Parse()
 
-	var images []image
+	var images []oci.Image
 	for _, arg := range flag.Args() {
-		architecture, program, ok := strings.Cut(arg, "=")
+		architecture, file, ok := strings.Cut(arg, "=")
 		if !ok {
 			return fmt.Errorf("%q: is not ARCHITECTURE=PROGRAM", arg)
 		}
-		made, err := newImage(ctx, *cache, architecture, program)
+		made, err := newImage(ctx, *cache, architecture, file)
 		if err != nil {
 			return fmt.Errorf("%s: %w", architecture, err)
 		}
-		made.labels = map[string]string{
+		made.Labels = map[string]string{
 			"org.opencontainers.image.title":    "kube-ipvs",
 			"org.opencontainers.image.version":  *version,
 			"org.opencontainers.image.revision": *commit,
@@ -53,30 +62,30 @@ func run(ctx context.Context) error {
 		}
 		images = append(images, made)
 	}
-	file, err := os.Create(*out)
+	archive, err := os.Create(*out)
 	if err != nil {
 		return err
 	}
-	defer file.Close()
-	if err := writeArchive(file, tagOf(cmp.Or(*tag, *version)), images); err != nil {
+	defer archive.Close()
+	if err := oci.WriteArchive(archive, repository, tagOf(cmp.Or(*tag, *version)), images); err != nil {
 		return err
 	}
-	return file.Close()
+	return archive.Close()
 }
 
 // newImage has two layers, so that a new version of the program is all that a node
 // fetches which has the packages.
-func newImage(ctx context.Context, cache, architecture, program string) (image, error) {
+func newImage(ctx context.Context, cache, architecture, file string) (oci.Image, error) {
 	root, err := packageRoot(ctx, cache, architecture)
 	if err != nil {
-		return image{}, err
+		return oci.Image{}, err
 	}
-	packages, err := newLayer("Debian packages: "+strings.Join(packages, " "), tree{"": root})
+	packages, err := oci.NewLayer("Debian packages: "+strings.Join(packages, " "), oci.Tree{"": root})
 	if err != nil {
-		return image{}, err
+		return oci.Image{}, err
 	}
-	own, err := newLayer("kube-ipvs", tree{"usr/local/bin/kube-ipvs": program})
-	return image{architecture: architecture, layers: []layer{packages, own}}, err
+	own, err := oci.NewLayer("kube-ipvs", oci.Tree{program: file})
+	return oci.Image{Architecture: architecture, Layers: []oci.Layer{packages, own}, Entrypoint: []string{"/" + program}}, err
 }
 
 // tagOf makes a tag of a version, which may have a "+" that tags may not.

@@ -1,4 +1,4 @@
-package main
+package oci
 
 import (
 	"archive/tar"
@@ -29,7 +29,7 @@ func write(t *testing.T, path, text string, mode os.FileMode) string {
 	return path
 }
 
-func testLayers(t *testing.T) []layer {
+func testLayers(t *testing.T) []Layer {
 	t.Helper()
 	root := t.TempDir()
 	write(t, filepath.Join(root, "usr/sbin/tool"), "a tool", 0o755)
@@ -37,9 +37,9 @@ func testLayers(t *testing.T) []layer {
 		t.Fatal(err)
 	}
 	program := write(t, filepath.Join(t.TempDir(), "kube-ipvs"), "a program", 0o755)
-	var out []layer
-	for _, from := range []tree{{"": root}, {"usr/local/bin/kube-ipvs": program}} {
-		l, err := newLayer("test", from)
+	var out []Layer
+	for _, from := range []Tree{{"": root}, {"usr/local/bin/kube-ipvs": program}} {
+		l, err := NewLayer("test", from)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -48,11 +48,15 @@ func testLayers(t *testing.T) []layer {
 	return out
 }
 
+var testEntrypoint = []string{"/usr/local/bin/kube-ipvs"}
+
 func testArchive(t *testing.T) []byte {
 	t.Helper()
 	layers := testLayers(t)
 	var out bytes.Buffer
-	err := writeArchive(&out, "v1", []image{{architecture: "amd64", layers: layers}, {architecture: "arm64", layers: layers}})
+	err := WriteArchive(&out, "docker.io/library/kube-ipvs", "v1", []Image{
+		{Architecture: "amd64", Layers: layers, Entrypoint: testEntrypoint}, {Architecture: "arm64", Layers: layers, Entrypoint: testEntrypoint},
+	})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -116,7 +120,7 @@ func TestArchive(t *testing.T) {
 		var config imageConfig
 		open(d, &m)
 		open(*m.Config, &config)
-		if config.Architecture != d.Platform.Architecture || config.OS != "linux" || !slices.Equal(config.Config.Entrypoint, []string{"/usr/local/bin/kube-ipvs"}) {
+		if config.Architecture != d.Platform.Architecture || config.OS != "linux" || !slices.Equal(config.Config.Entrypoint, testEntrypoint) {
 			t.Errorf("%+v", config)
 		}
 		checkLayers(t, &m, &config, open)
@@ -155,36 +159,5 @@ func checkLayers(t *testing.T, m *manifest, config *imageConfig, open func(descr
 func TestArchiveIsReproducible(t *testing.T) {
 	if !bytes.Equal(testArchive(t), testArchive(t)) {
 		t.Error("two archives of the same files differ")
-	}
-}
-
-func TestFinish(t *testing.T) {
-	root := t.TempDir()
-	for _, name := range []string{
-		"usr/sbin/iptables-nft", "usr/sbin/iptables-nft-save", "usr/sbin/iptables-nft-restore", "usr/sbin/ip6tables-nft",
-		"usr/sbin/ip6tables-nft-save", "usr/sbin/ip6tables-nft-restore", "usr/sbin/iptables-apply",
-		"usr/share/doc/kmod/copyright", "usr/share/doc/kmod/changelog.gz", "usr/share/doc/kmod/contents", "usr/share/doc/kmod/README", "usr/lib/x/gconv/A.so",
-	} {
-		write(t, filepath.Join(root, name), "", 0o755)
-	}
-	if err := finish(root); err != nil {
-		t.Fatal(err)
-	}
-	for name, want := range map[string]bool{
-		"usr/sbin/iptables": true, "usr/sbin/ip6tables-restore": true, "usr/share/doc/kmod/copyright": true, "usr/share/doc/kmod/README": false,
-		"usr/share/doc/kmod/changelog.gz": false, "usr/share/doc/kmod/contents": false, "usr/lib/x/gconv": false, "usr/sbin/iptables-apply": false,
-	} {
-		if _, err := os.Stat(filepath.Join(root, name)); (err == nil) != want {
-			t.Errorf("%s: %v", name, err)
-		}
-	}
-	if err := finish(t.TempDir()); err == nil {
-		t.Error("no error where there is no iptables")
-	}
-}
-
-func TestTagOf(t *testing.T) {
-	if got := tagOf("v0.1.0-dev+abc"); got != "v0.1.0-dev-abc" {
-		t.Error(got)
 	}
 }

@@ -1,4 +1,6 @@
-package main
+// Package oci writes container images as archives, without a container engine: the
+// product's own, and those that a cluster in the lab runs.
+package oci
 
 import (
 	"archive/tar"
@@ -25,29 +27,26 @@ const (
 	layerType    = "application/vnd.oci.image.layer.v1.tar+gzip"
 )
 
-// repository is the name that containerd completes "kube-ipvs" to, which the
-// manifests in deploy name.
-const repository = "docker.io/library/kube-ipvs"
-
 // searchPath is where the programs are.
 const searchPath = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
-// image is one architecture's.
-type image struct {
-	architecture string
-	layers       []layer
-	labels       map[string]string
+// Image is one architecture's.
+type Image struct {
+	Architecture        string
+	Layers              []Layer
+	Entrypoint, Command []string
+	Labels              map[string]string
 }
 
-// layer is a compressed tar archive.
-type layer struct {
+// Layer is a compressed tar archive.
+type Layer struct {
 	made string // of what
 	diff string // digest of what is compressed
 	blob []byte
 }
 
-// tree maps names in a layer to files or folders.
-type tree map[string]string
+// Tree maps names in a layer to files or folders.
+type Tree map[string]string
 
 // descriptor refers to a blob.
 type descriptor struct {
@@ -80,8 +79,9 @@ type imageConfig struct {
 
 type containerConfig struct {
 	Env        []string
-	Entrypoint []string
-	Labels     map[string]string
+	Entrypoint []string          `json:",omitempty"`
+	Cmd        []string          `json:",omitempty"`
+	Labels     map[string]string `json:",omitempty"`
 }
 
 type rootFS struct {
@@ -93,25 +93,25 @@ type history struct {
 	CreatedBy string `json:"created_by"`
 }
 
-// newLayer holds no times and no owners but root, so that the same files make the
+// NewLayer holds no times and no owners but root, so that the same files make the
 // same digest.
-func newLayer(made string, from tree) (layer, error) {
+func NewLayer(made string, from Tree) (Layer, error) {
 	var compressed bytes.Buffer
 	sum := sha256.New()
 	zip := gzip.NewWriter(&compressed)
 	out := tar.NewWriter(io.MultiWriter(zip, sum))
 	for _, name := range slices.Sorted(maps.Keys(from)) {
 		if err := addTree(out, name, from[name]); err != nil {
-			return layer{}, err
+			return Layer{}, err
 		}
 	}
 	if err := out.Close(); err != nil {
-		return layer{}, err
+		return Layer{}, err
 	}
 	if err := zip.Close(); err != nil {
-		return layer{}, err
+		return Layer{}, err
 	}
-	return layer{made: made, diff: "sha256:" + hex.EncodeToString(sum.Sum(nil)), blob: compressed.Bytes()}, nil
+	return Layer{made: made, diff: "sha256:" + hex.EncodeToString(sum.Sum(nil)), blob: compressed.Bytes()}, nil
 }
 
 // addTree adds a file, or a folder with all that is in it.
@@ -169,8 +169,9 @@ type archive struct {
 	have map[string]bool
 }
 
-// writeArchive writes the images as one of several architectures.
-func writeArchive(w io.Writer, tag string, images []image) error {
+// WriteArchive writes the images as one of several architectures, under a name with
+// its registry and a tag.
+func WriteArchive(w io.Writer, name, tag string, images []Image) error {
 	a := archive{tar.NewWriter(w), map[string]bool{}}
 	if err := a.file("oci-layout", []byte(`{"imageLayoutVersion":"1.0.0"}`)); err != nil {
 		return err
@@ -188,7 +189,7 @@ func writeArchive(w io.Writer, tag string, images []image) error {
 		return err
 	}
 	whole.Annotations = map[string]string{
-		"io.containerd.image.name":          repository + ":" + tag, // for "ctr images import"
+		"io.containerd.image.name":          name + ":" + tag, // for "ctr images import"
 		"org.opencontainers.image.ref.name": tag,
 	}
 	top, err := json.Marshal(manifest{SchemaVersion: 2, MediaType: indexType, Manifests: []descriptor{whole}})
@@ -201,13 +202,13 @@ func writeArchive(w io.Writer, tag string, images []image) error {
 	return a.out.Close()
 }
 
-func (a *archive) image(i image) (descriptor, error) {
-	on := platform{Architecture: i.architecture, OS: "linux"}
+func (a *archive) image(i Image) (descriptor, error) {
+	on := platform{Architecture: i.Architecture, OS: "linux"}
 	config := imageConfig{platform: on, RootFS: rootFS{Type: "layers"}, Config: containerConfig{
-		Env: []string{searchPath}, Entrypoint: []string{"/usr/local/bin/kube-ipvs"}, Labels: i.labels,
+		Env: []string{searchPath}, Entrypoint: i.Entrypoint, Cmd: i.Command, Labels: i.Labels,
 	}}
 	m := manifest{SchemaVersion: 2, MediaType: manifestType}
-	for _, l := range i.layers {
+	for _, l := range i.Layers {
 		d, err := a.blob(layerType, l.blob)
 		if err != nil {
 			return descriptor{}, err

@@ -1,0 +1,48 @@
+package main
+
+import (
+	"os"
+	"path/filepath"
+	"testing"
+)
+
+func write(t *testing.T, path string) {
+	t.Helper()
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(path, nil, 0o755); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestFinish(t *testing.T) {
+	root := t.TempDir()
+	for _, name := range []string{
+		"usr/sbin/iptables-nft", "usr/sbin/iptables-nft-save", "usr/sbin/iptables-nft-restore", "usr/sbin/ip6tables-nft",
+		"usr/sbin/ip6tables-nft-save", "usr/sbin/ip6tables-nft-restore", "usr/sbin/iptables-apply",
+		"usr/share/doc/kmod/copyright", "usr/share/doc/kmod/changelog.gz", "usr/share/doc/kmod/contents", "usr/share/doc/kmod/README", "usr/lib/x/gconv/A.so",
+	} {
+		write(t, filepath.Join(root, name))
+	}
+	if err := finish(root); err != nil {
+		t.Fatal(err)
+	}
+	for name, want := range map[string]bool{
+		"usr/sbin/iptables": true, "usr/sbin/ip6tables-restore": true, "usr/share/doc/kmod/copyright": true, "usr/share/doc/kmod/README": false,
+		"usr/share/doc/kmod/changelog.gz": false, "usr/share/doc/kmod/contents": false, "usr/lib/x/gconv": false, "usr/sbin/iptables-apply": false,
+	} {
+		if _, err := os.Stat(filepath.Join(root, name)); (err == nil) != want {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	if err := finish(t.TempDir()); err == nil {
+		t.Error("no error where there is no iptables")
+	}
+}
+
+func TestTagOf(t *testing.T) {
+	if got := tagOf("v0.1.0-dev+abc"); got != "v0.1.0-dev-abc" {
+		t.Error(got)
+	}
+}

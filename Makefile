@@ -252,12 +252,13 @@ image:
 	$(call phase,preparing a kernel to run on)
 	@$(LAB_PROGRAM) -prepare
 
-docs: ## write the pages that are made from the code: docs/flags.md, docs/man
+docs: ## write the pages that are made from the code: docs/flags.md, docs/man, and from verdicts: docs/conformance.md
 	@$(GO) test ./pkg/config -run '^TestFlagReference$$' -update
 	@$(GO) test ./cmd/proxy -run '^TestManPages$$' -update
+	@$(GO) test ./test/upstream/judge -run '^TestPage$$' -update
 
 docs-check: ## fails if such a page is stale, or a page leads nowhere
-	@$(GO) test -count 1 -run '^(TestFlagReference|TestManPages|TestLinks|TestPage)$$' ./pkg/config ./cmd/proxy ./docs ./test/reliability
+	@$(GO) test -count 1 -run '^(TestFlagReference|TestManPages|TestLinks|TestPage)$$' ./pkg/config ./cmd/proxy ./docs ./test/reliability ./test/upstream/judge
 
 FUZZTIME ?= 10m
 # A regular expression for targets, as in nat.FuzzParseSave.
@@ -311,6 +312,51 @@ $(addprefix $(PEERS)/,etcd kubectl kube-apiserver kube-proxy): test/peers/go.mod
 	$(call phase,building $(@F) (minutes the first time))
 	@cd test/peers && $(GO) build \
 		-ldflags '$(call ldflags,$(KUBERNETES_VERSION),)' -o $@ $(peer_package)
+
+# Nodes that are machines: kubelets in guests, with the control plane beside them.
+UPSTREAM := $(CACHE)/upstream
+CLUSTER_PROGRAM := $(CACHE)/bin/cluster
+upstream_commands := kube-controller-manager kube-scheduler kubelet
+upstream_images := agnhost regression-issue-74839
+upstream_programs := $(addprefix $(UPSTREAM)/,$(upstream_commands) $(upstream_images) coredns pause e2e.test)
+
+$(addprefix $(UPSTREAM)/,$(upstream_commands)): upstream_package = k8s.io/kubernetes/cmd/$(@F)
+$(addprefix $(UPSTREAM)/,$(upstream_images)): upstream_package = k8s.io/kubernetes/test/images/$(@F)
+$(addprefix $(UPSTREAM)/,coredns pause): upstream_package = ./$(@F)
+
+$(filter-out %/e2e.test,$(upstream_programs)): test/upstream/programs/go.mod test/upstream/programs/go.sum
+	$(call phase,building $(@F) (minutes the first time))
+	@cd test/upstream/programs && $(GO) build -ldflags '$(call ldflags,$(KUBERNETES_VERSION),)' -o $@ $(upstream_package)
+
+$(UPSTREAM)/e2e.test: test/upstream/programs/go.mod test/upstream/programs/go.sum test/upstream/programs/e2e/e2e_test.go
+	$(call phase,building $(@F) (minutes the first time))
+	@cd test/upstream/programs && $(GO) test -c -ldflags '$(call ldflags,$(KUBERNETES_VERSION),)' -o $@ ./e2e
+
+PROXY ?= kube-ipvs
+NODES ?= 2
+FOCUS ?=
+cluster_image := $(CACHE)/container/cluster.tar
+cluster_flags = -cache $(CACHE) -proxy $(PROXY) -nodes $(NODES) -image $(cluster_image) -program $(call image_program,$(shell $(GO) env GOHOSTARCH))
+
+.PHONY: cluster cluster-down e2e-upstream cluster-parts $(CLUSTER_PROGRAM)
+$(CLUSTER_PROGRAM):
+	@$(GO) build -o $@ ./test/upstream/cmd/cluster
+
+# IMAGE_TAG is the one that the cluster's manifests name.
+cluster-parts: deps $(CLUSTER_PROGRAM) $(upstream_programs) peers peer-kubectl $(if $(filter kube-proxy-%,$(PROXY)),peer-kube-proxy)
+	@$(MAKE) --no-print-directory START=$(START) container-image IMAGE_ARCHITECTURES=$$($(GO) env GOHOSTARCH) IMAGE_ARCHIVE=$(cluster_image) IMAGE_TAG=cluster
+
+cluster: cluster-parts ## a real cluster on this machine, which stays: kubelets in guests; PROXY=kube-ipvs|kube-proxy-ipvs|kube-proxy-nftables
+	$(call phase,bringing the cluster up)
+	@$(CLUSTER_PROGRAM) $(cluster_flags) up
+
+cluster-down: $(CLUSTER_PROGRAM) ## end that cluster, with every trace of it
+	@$(CLUSTER_PROGRAM) $(cluster_flags) down
+
+e2e-upstream: cluster-parts ## Kubernetes' own network tests on that cluster, or on one of their own, into docs/conformance.md; goes on where it was stopped; FOCUS=regexp selects
+	$(call phase,upstream tests)
+	@$(CLUSTER_PROGRAM) $(cluster_flags) -focus "$$CLUSTER_FOCUS" judge
+e2e-upstream: export CLUSTER_FOCUS := $(value FOCUS)
 
 clean: ## remove what was built; the cache as well
 	@rm -rf bin $(CACHE)

@@ -117,6 +117,7 @@ func startControl(ctx context.Context, opts *options, way vm.Way) (*control.Serv
 	}
 	server, err := control.Start(ctx, control.Config{
 		Peers: filepath.Join(opts.config.Cache, "peers"), Listen: listen, Address: vm.HostAddress,
+		Arguments: control.WithoutControllers,
 	})
 	if err == nil {
 		opts.config.Log("the API server is ready after %.1f s", time.Since(begin).Seconds())

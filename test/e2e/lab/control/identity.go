@@ -13,21 +13,31 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"strings"
 	"time"
 )
 
+// User is who a client is.
+type User struct {
+	Name   string
+	Groups []string
+}
+
+// Admin may do everything.
+var Admin = User{Name: "admin", Groups: []string{"system:masters"}}
+
 // identity is what the API server proves itself with, a certificate that is its
-// own authority, and the token that it takes from clients.
+// own authority, and the tokens that it takes from clients.
 type identity struct {
 	certificateFile, keyFile, tokenFile string
 	certificate                         []byte
-	token                               string
+	tokens                              map[string]string // by the user's name
 	pool                                *x509.CertPool
 }
 
 // newIdentity makes an identity for a server at the addresses, with its files in
-// dir.
-func newIdentity(dir string, addresses ...string) (*identity, error) {
+// dir, which knows Admin and the other users.
+func newIdentity(dir string, users []User, addresses ...string) (*identity, error) {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
 		return nil, err
@@ -45,7 +55,12 @@ func newIdentity(dir string, addresses ...string) (*identity, error) {
 		keyFile:         filepath.Join(dir, "server.key"),
 		tokenFile:       filepath.Join(dir, "tokens.csv"),
 		certificate:     pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: certificate}),
-		token:           rand.Text(),
+		tokens:          map[string]string{},
+	}
+	var table strings.Builder
+	for _, user := range append([]User{Admin}, users...) {
+		id.tokens[user.Name] = rand.Text()
+		fmt.Fprintf(&table, "%s,%s,%s,%q\n", id.tokens[user.Name], user.Name, user.Name, strings.Join(user.Groups, ","))
 	}
 	if id.pool, err = newPool(id.certificate); err != nil {
 		return nil, err
@@ -53,7 +68,7 @@ func newIdentity(dir string, addresses ...string) (*identity, error) {
 	for path, content := range map[string][]byte{
 		id.certificateFile: id.certificate,
 		id.keyFile:         pem.EncodeToMemory(&pem.Block{Type: "EC PRIVATE KEY", Bytes: encodedKey}),
-		id.tokenFile:       fmt.Appendf(nil, "%s,admin,admin,system:masters\n", id.token),
+		id.tokenFile:       []byte(table.String()),
 	} {
 		if err := os.WriteFile(path, content, 0o600); err != nil {
 			return nil, err
@@ -85,17 +100,17 @@ kind: Config
 current-context: lab
 contexts:
 - name: lab
-  context: {cluster: lab, user: admin}
+  context: {cluster: lab, user: %[3]q}
 clusters:
 - name: lab
   cluster:
-    server: %s
-    certificate-authority-data: %s
+    server: %[1]s
+    certificate-authority-data: %[2]s
 users:
-- name: admin
-  user: {token: %q}
+- name: %[3]q
+  user: {token: %[4]q}
 `
 
-func (id *identity) kubeconfig(url string) []byte {
-	return fmt.Appendf(nil, kubeconfigFormat, url, base64.StdEncoding.EncodeToString(id.certificate), id.token)
+func (id *identity) kubeconfig(url, user string) []byte {
+	return fmt.Appendf(nil, kubeconfigFormat, url, base64.StdEncoding.EncodeToString(id.certificate), user, id.tokens[user])
 }

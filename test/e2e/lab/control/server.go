@@ -1,6 +1,6 @@
 // Package control starts the control plane that the lab's nodes talk to: etcd
-// and kube-apiserver, no controllers. What controllers would write
-// (EndpointSlices, statuses, Nodes) is for the tests to write.
+// and kube-apiserver. What controllers would write (EndpointSlices, statuses,
+// Nodes) is for the tests to write, or the caller launches controllers.
 //
 // Like the runner that uses it, the package needs only the standard library.
 package control
@@ -30,6 +30,18 @@ type Config struct {
 	Listen string
 	// Address is the IP address by which its clients reach it.
 	Address string
+	// Users are those that the API server knows besides Admin.
+	Users []User
+	// Arguments are the API server's besides those that every cluster of the
+	// lab's has.
+	Arguments []string
+}
+
+// WithoutControllers are arguments for an API server that stands alone: nobody
+// makes what Pods are admitted with.
+var WithoutControllers = []string{
+	"--endpoint-reconciler-type", "none", "--authorization-mode", "RBAC",
+	"--disable-admission-plugins", "ServiceAccount",
 }
 
 // Server is a running control plane.
@@ -62,7 +74,7 @@ func Start(ctx context.Context, config Config) (*Server, error) {
 }
 
 func (s *Server) start(ctx context.Context) (err error) {
-	if s.identity, err = newIdentity(s.dir, s.config.Address, "127.0.0.1"); err != nil {
+	if s.identity, err = newIdentity(s.dir, s.config.Users, s.config.Address, "127.0.0.1", serviceAddress); err != nil {
 		return err
 	}
 	ports, err := freePorts(3)
@@ -71,10 +83,10 @@ func (s *Server) start(ctx context.Context) (err error) {
 	}
 	s.etcdPort, s.port = ports[0], ports[2]
 	etcd := "http://127.0.0.1:" + ports[0]
-	if err := s.launch("etcd", etcdArguments(s.dir, etcd, "http://127.0.0.1:"+ports[1])); err != nil {
+	if err := s.launchPeer("etcd", etcdArguments(s.dir, etcd, "http://127.0.0.1:"+ports[1])); err != nil {
 		return err
 	}
-	if err := s.launch("kube-apiserver", s.apiserverArguments(etcd)); err != nil {
+	if err := s.launchPeer("kube-apiserver", s.apiserverArguments(etcd)); err != nil {
 		return err
 	}
 	return s.waitReady(ctx)
@@ -90,25 +102,42 @@ func etcdArguments(dir, client, peer string) []string {
 }
 
 func (s *Server) apiserverArguments(etcd string) []string {
-	return []string{
+	return append([]string{
 		"--etcd-servers", etcd,
 		"--bind-address", s.config.Listen, "--secure-port", s.port,
-		"--advertise-address", s.config.Address, "--endpoint-reconciler-type", "none",
+		"--advertise-address", s.config.Address,
 		"--tls-cert-file", s.identity.certificateFile, "--tls-private-key-file", s.identity.keyFile,
-		"--token-auth-file", s.identity.tokenFile, "--authorization-mode", "RBAC",
+		"--token-auth-file", s.identity.tokenFile,
 		"--service-account-issuer", "https://kubernetes.default.svc",
 		"--service-account-key-file", s.identity.keyFile,
 		"--service-account-signing-key-file", s.identity.keyFile,
-		"--disable-admission-plugins", "ServiceAccount",
 		"--allow-privileged", // as every cluster does, for Pods such as the one in deploy
-		"--service-cluster-ip-range", "10.96.0.0/16,fd00:10:96::/112",
-	}
+		"--service-cluster-ip-range", ServiceCIDRs,
+	}, s.config.Arguments...)
 }
 
-// Kubeconfig is a client configuration that reaches the server.
-func (s *Server) Kubeconfig() []byte {
-	return s.identity.kubeconfig("https://" + net.JoinHostPort(s.config.Address, s.port))
-}
+// ServiceCIDRs hold the cluster IPs.
+const ServiceCIDRs = "10.96.0.0/16,fd00:10:96::/112"
+
+// serviceAddress is the cluster IP of default/kubernetes: the first of the range.
+const serviceAddress = "10.96.0.1"
+
+// Kubeconfig is a client configuration of Admin's that reaches the server.
+func (s *Server) Kubeconfig() []byte { return s.KubeconfigFor(Admin.Name, s.URL()) }
+
+// KubeconfigFor is that of another user, for a way to the server.
+func (s *Server) KubeconfigFor(user, url string) []byte { return s.identity.kubeconfig(url, user) }
+
+// URL is where the nodes find the server.
+func (s *Server) URL() string { return "https://" + net.JoinHostPort(s.config.Address, s.port) }
+
+// KeyFile holds the key that signs ServiceAccounts' tokens, CertificateFile the
+// authority that signed the server's certificate.
+func (s *Server) KeyFile() string         { return s.identity.keyFile }
+func (s *Server) CertificateFile() string { return s.identity.certificateFile }
+
+// Dir holds the server's files, which go with it.
+func (s *Server) Dir() string { return s.dir }
 
 // EtcdPort is where etcd listens, on the loopback address, for those who write a
 // hundred thousand objects past the API server.
@@ -122,8 +151,14 @@ func (s *Server) Stop() {
 	os.RemoveAll(s.dir)
 }
 
-func (s *Server) launch(program string, args []string) error {
-	p, err := startProcess(filepath.Join(s.config.Peers, program), filepath.Join(s.dir, program+".log"), args)
+func (s *Server) launchPeer(program string, args []string) error {
+	return s.Launch(filepath.Join(s.config.Peers, program), args...)
+}
+
+// Launch starts another program of the control plane's, which ends with it. Its
+// log is in Dir, under its name.
+func (s *Server) Launch(program string, args ...string) error {
+	p, err := startProcess(program, filepath.Join(s.dir, filepath.Base(program)+".log"), args)
 	if err != nil {
 		return err
 	}
@@ -163,7 +198,7 @@ func (s *Server) isReady(ctx context.Context, client *http.Client) error {
 	if err != nil {
 		return err
 	}
-	request.Header.Set("Authorization", "Bearer "+s.identity.token)
+	request.Header.Set("Authorization", "Bearer "+s.identity.tokens[Admin.Name])
 	response, err := client.Do(request)
 	if err != nil {
 		return err

@@ -24,6 +24,19 @@ ln -s /proc/self/fd/2 /dev/stderr
 echo /sbin/modprobe >/proc/sys/kernel/modprobe
 hostname lab
 
+# A machine with a disk of its own only begins here.
+case $(cat /proc/cmdline) in
+*lab.root=disk*)
+	modprobe -a -q virtio_pci virtio_blk ext4 virtio_net virtio_console 9p 9pnet_virtio overlay
+	mount -t ext4 /dev/vda /mnt || fail "cannot mount the disk"
+	mkdir -p /mnt/usr/lib/modules
+	mount -t tmpfs modules /mnt/usr/lib/modules
+	cp -a /usr/lib/modules/. /mnt/usr/lib/modules/
+	umount /dev/pts /dev/shm /sys/kernel/debug /sys/fs/cgroup /run /tmp /sys 2>/dev/null
+	exec switch_root /mnt /usr/sbin/init
+	;;
+esac
+
 # sctp is here because namespaces that are older than the module were seen not to
 # answer their first associations.
 modprobe -a -q virtio_pci virtio_net virtio_console 9p 9pnet_virtio overlay ip_vs ip_vs_rr dummy veth sctp

@@ -18,12 +18,12 @@ import (
 var wantedModules = []string{
 	"arch/x86/crypto/crc32",
 	"crypto/crc32", "crypto/hmac", "crypto/sha1", "crypto/sha256", "crypto/cmac",
-	"drivers/char/virtio_console", "drivers/char/hw_random/virtio-rng",
+	"drivers/block/virtio_blk", "drivers/char/virtio_console", "drivers/char/hw_random/virtio-rng",
 	"drivers/net/bonding/", "drivers/net/dummy", "drivers/net/ifb", "drivers/net/ipvlan/",
 	"drivers/net/macvlan", "drivers/net/nlmon", "drivers/net/tun", "drivers/net/veth", "drivers/net/virtio_net",
 	"drivers/net/vrf", "drivers/net/vxlan",
 	"drivers/virtio/",
-	"fs/9p/", "fs/overlayfs/",
+	"fs/9p/", "fs/ext4/", "fs/overlayfs/",
 	"net/802/", "net/8021q/", "net/9p/", "net/bridge/", "net/ipv4/", "net/ipv6/", "net/llc/",
 	"net/netfilter/", "net/netlink/", "net/packet/", "net/sched/", "net/sctp/", "net/xfrm/",
 }

@@ -58,21 +58,17 @@ func (g *guest) run(ctx context.Context) (exitCode int, err error) {
 const kernelParameters = "console=ttyS0 quiet panic=-1 mitigations=off tsc=reliable norandmaps no_timer_check"
 
 func (g *guest) arguments(console string) []string {
-	args := []string{
-		"-accel", g.accel, "-cpu", "max", "-m", g.memory, "-smp", "2",
-		"-nodefaults", "-no-user-config", "-display", "none", "-no-reboot",
-		"-kernel", g.image.kernel, "-initrd", g.image.initrd,
+	args := append(hardware(g.accel, g.memory, g.image),
 		"-append", kernelParameters,
-		"-serial", "file:" + console,
+		"-serial", "file:"+console,
 		"-device", "virtio-serial-pci", "-chardev", "file,id=out,path=/dev/stdout",
 		"-device", "virtserialport,chardev=out,name=lab.out",
 		"-netdev", "user,id=n0", "-device", "virtio-net-pci,netdev=n0,romfile=",
-	}
-	for _, share := range []struct{ tag, path, options string }{
+	)
+	for _, s := range []struct{ tag, path, options string }{
 		{"src", g.source, ",readonly=on"}, {"cache", g.cache, ",readonly=on"}, {"out", g.out, ""}, {"shared", g.shared, ""},
 	} {
-		args = append(args, "-virtfs", fmt.Sprintf("local,path=%s,mount_tag=%s,security_model=none,multidevs=remap%s",
-			strings.ReplaceAll(share.path, ",", ",,"), share.tag, share.options))
+		args = append(args, share(s.tag, s.path, s.options)...)
 	}
 	return args
 }

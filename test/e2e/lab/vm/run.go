@@ -73,6 +73,12 @@ func Prepare(ctx context.Context, config Config) (*Lab, error) {
 	return lab, lab.prepareGuest(ctx)
 }
 
+// PrepareGuest is Prepare for guests only, whatever the machine's kernel can do.
+func PrepareGuest(ctx context.Context, config Config) (*Lab, error) {
+	lab := &Lab{config: config}
+	return lab, lab.prepareGuest(ctx)
+}
+
 func (l *Lab) prepareHost(ctx context.Context) error {
 	if Inside() {
 		return setUpNamespaces(ctx)

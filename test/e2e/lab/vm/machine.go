@@ -1,0 +1,78 @@
+package vm
+
+import (
+	"context"
+	"fmt"
+	"os/exec"
+	"strings"
+	"syscall"
+)
+
+// Machine is a guest with a file system and a network of its own, which lives
+// until it is stopped.
+type Machine struct {
+	// Disk holds an ext4 file system with usr/sbin/init.
+	Disk string
+	// Keep writes to the disk; otherwise what is written goes with the machine.
+	Keep bool
+	// Tap is the interface that the machine's eth0 is behind; none if empty.
+	Tap, MAC string
+	// Shares are directories of the host's, by the tag under which the machine
+	// mounts them with 9p.
+	Shares map[string]string
+	// Parameters are added to the kernel's.
+	Parameters string
+	// Memory is in QEMU's notation.
+	Memory string
+	// Console is the file for what kernel and init say.
+	Console string
+}
+
+// Command is QEMU's for the machine. It ends with the thread that starts it.
+func (l *Lab) Command(ctx context.Context, m Machine) *exec.Cmd {
+	cmd := exec.CommandContext(ctx, "qemu-system-x86_64", l.machineArguments(m)...)
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL, Setpgid: true}
+	return cmd
+}
+
+func (l *Lab) machineArguments(m Machine) []string {
+	drive := "file=" + m.Disk + ",format=raw,if=virtio,cache=unsafe"
+	if !m.Keep {
+		drive += ",snapshot=on"
+	}
+	args := append(l.hardware(m.Memory),
+		"-append", kernelParameters+" lab.root=disk "+m.Parameters,
+		"-serial", "file:"+m.Console, "-drive", drive,
+	)
+	if m.Tap != "" {
+		args = append(args, "-netdev", "tap,id=n0,ifname="+m.Tap+",script=no,downscript=no",
+			"-device", "virtio-net-pci,netdev=n0,romfile=,mac="+m.MAC)
+	}
+	for tag, path := range m.Shares {
+		args = append(args, share(tag, path, "")...)
+	}
+	return args
+}
+
+// hardware is what all guests have.
+func (l *Lab) hardware(memory string) []string {
+	accel := "tcg,thread=multi"
+	if l.way == KVM {
+		accel = "kvm"
+	}
+	return hardware(accel, memory, l.image)
+}
+
+func hardware(accel, memory string, image *image) []string {
+	return []string{
+		"-accel", accel, "-cpu", "max", "-m", memory, "-smp", "2",
+		"-nodefaults", "-no-user-config", "-display", "none", "-no-reboot",
+		"-kernel", image.kernel, "-initrd", image.initrd,
+	}
+}
+
+// share is a directory of the host's; options begin with a comma.
+func share(tag, path, options string) []string {
+	return []string{"-virtfs", fmt.Sprintf("local,path=%s,mount_tag=%s,security_model=none,multidevs=remap%s",
+		strings.ReplaceAll(path, ",", ",,"), tag, options)}
+}

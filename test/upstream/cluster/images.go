@@ -1,0 +1,195 @@
+package cluster
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"os/exec"
+	"path"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strings"
+
+	"github.com/kube-ipvs/kube-ipvs/hack/debian"
+	"github.com/kube-ipvs/kube-ipvs/hack/oci"
+)
+
+// recipe is how an image is made that a cluster needs: from Debian packages and
+// programs built here.
+type recipe struct {
+	packages []string
+	// programs that were built, by where they are in the image.
+	programs map[string]string
+	links    map[string]string
+	files    map[string]string
+	// dirs are there though nothing is in them.
+	dirs []string
+
+	entrypoint, command []string
+}
+
+// judged are the images that upstream's tests run, by their names without
+// registry and version: those are the tests' to say.
+func judged(programs string) map[string]recipe {
+	return map[string]recipe{
+		"pause": {
+			programs:   map[string]string{"pause": filepath.Join(programs, "pause")},
+			entrypoint: []string{"/pause"},
+		},
+		"agnhost": {
+			packages: []string{
+				"bash", "bind9-dnsutils", "conntrack", "coreutils", "curl", "dash", "grep", "hostname", "iperf",
+				"iproute2", "netbase", "netcat-openbsd", "procps", "sed", "util-linux", "wget",
+			},
+			programs: map[string]string{"agnhost": filepath.Join(programs, "agnhost")},
+			links: map[string]string{
+				"agnhost-2": "agnhost", "usr/bin/sh": "dash", "usr/bin/nc": "nc.openbsd",
+				"usr/local/bin/iperf": "/usr/bin/iperf",
+			},
+			dirs:       []string{"uploads"},
+			entrypoint: []string{"/agnhost"}, command: []string{"pause"},
+		},
+		"busybox": {
+			packages: []string{"busybox-static"}, links: map[string]string{"usr/bin/sh": "busybox"},
+			command: []string{"sh"},
+		},
+		"regression-issue-74839": {
+			programs:   map[string]string{"regression-issue-74839": filepath.Join(programs, "regression-issue-74839")},
+			entrypoint: []string{"/regression-issue-74839"},
+		},
+	}
+}
+
+// kubeProxy is the image of the peer; kube-ipvs's own is made elsewhere, as for all
+// its users.
+func kubeProxy(peers string) recipe {
+	return recipe{
+		packages:   []string{"iptables", "nftables", "kmod", "ipset", "conntrack"},
+		programs:   map[string]string{"usr/local/bin/kube-proxy": filepath.Join(peers, "kube-proxy")},
+		links:      iptablesLinks(),
+		entrypoint: []string{"/usr/local/bin/kube-proxy"},
+	}
+}
+
+// files that go into the recipe's image from here.
+func (r recipe) inputs() (files []string) {
+	for _, file := range r.programs {
+		files = append(files, file)
+	}
+	return files
+}
+
+// key names what the recipe makes from its present inputs.
+func (r recipe) key(name string) (string, error) {
+	inputs := r.inputs()
+	slices.Sort(inputs)
+	return digest(inputs, name, fmt.Sprint(r.packages, r.links, r.files, r.dirs, r.entrypoint, r.command), imageFormat)
+}
+
+// imageFormat is to be raised when the code that builds images changes its
+// result.
+const imageFormat = "1"
+
+// build makes the archive of an image in dir, unless it is there already, and
+// returns its path.
+func (r recipe) build(ctx context.Context, dir, name string) (string, error) {
+	key, err := r.key(name)
+	if err != nil {
+		return "", fmt.Errorf("image %s: %w", name, err)
+	}
+	archive := filepath.Join(dir, shortName(name)+"-"+key+".tar")
+	if _, err := os.Stat(archive); err == nil {
+		return archive, nil
+	}
+	work, err := os.MkdirTemp(dir, "build-")
+	if err != nil {
+		return "", err
+	}
+	defer os.RemoveAll(work)
+	root := filepath.Join(work, "root")
+	if err := r.fill(ctx, work, root); err != nil {
+		return "", fmt.Errorf("image %s: %w", name, err)
+	}
+	built := filepath.Join(work, "image.tar")
+	if err := r.archive(built, name, root); err != nil {
+		return "", fmt.Errorf("image %s: %w", name, err)
+	}
+	return archive, os.Rename(built, archive)
+}
+
+// archive writes the files below root as an image.
+func (r recipe) archive(path, name, root string) error {
+	layer, err := oci.NewLayer("the lab", oci.Tree{"": root})
+	if err != nil {
+		return err
+	}
+	file, err := os.Create(path)
+	if err != nil {
+		return err
+	}
+	defer file.Close()
+	repository, tag, _ := strings.Cut(name, ":") // no registry's port is in a name
+	if err := oci.WriteArchive(file, repository, tag, []oci.Image{{
+		Architecture: runtime.GOARCH, Layers: []oci.Layer{layer}, Entrypoint: r.entrypoint, Command: r.command,
+	}}); err != nil {
+		return err
+	}
+	return file.Close()
+}
+
+// shortName is an image's name without registry and version.
+func shortName(name string) string {
+	base, _, _ := strings.Cut(path.Base(name), ":")
+	return base
+}
+
+func (r recipe) fill(ctx context.Context, work, root string) error {
+	for _, dir := range append([]string{"tmp"}, r.dirs...) {
+		if err := os.MkdirAll(filepath.Join(root, dir), 0o755); err != nil {
+			return err
+		}
+	}
+	// Not every container is root's.
+	if err := os.Chmod(filepath.Join(root, "tmp"), 0o777|os.ModeSticky); err != nil {
+		return err
+	}
+	if len(r.packages) > 0 {
+		if err := debian.Unpack(ctx, filepath.Join(work, "packages"), root, r.packages...); err != nil {
+			return err
+		}
+		if err := mergeUsr(root); err != nil {
+			return err
+		}
+	}
+	for name, from := range r.programs {
+		if err := copyProgram(from, root, name); err != nil {
+			return err
+		}
+	}
+	for name, content := range r.files {
+		if err := write(root, name, []byte(content), 0o755); err != nil {
+			return err
+		}
+	}
+	return link(root, r.links)
+}
+
+// judgedImages asks upstream's tests what images they run, and returns those
+// that are made here: full name → recipe.
+func judgedImages(ctx context.Context, programs string) (map[string]recipe, error) {
+	out, err := exec.CommandContext(ctx, filepath.Join(programs, "e2e.test"), "--list-images").Output()
+	if err != nil {
+		return nil, fmt.Errorf("which images the tests run: %w", err)
+	}
+	made, images := judged(programs), map[string]recipe{}
+	for _, name := range strings.Fields(string(out)) {
+		if recipe, ok := made[shortName(name)]; ok {
+			images[name] = recipe
+		}
+	}
+	if len(images) < len(made) {
+		return nil, fmt.Errorf("of %d images that are made here, the tests name only %d", len(made), len(images))
+	}
+	return images, nil
+}

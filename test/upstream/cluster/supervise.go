@@ -1,0 +1,206 @@
+package cluster
+
+import (
+	"bytes"
+	"context"
+	_ "embed"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"time"
+
+	"github.com/kube-ipvs/kube-ipvs/test/e2e/lab/control"
+	"github.com/kube-ipvs/kube-ipvs/test/e2e/lab/vm"
+)
+
+//go:embed kube-proxy.yaml
+var kubeProxyManifest string
+
+// supervisor is the process that the cluster lives and ends with.
+type supervisor struct {
+	config        *Config
+	dir           string
+	disk, archive string
+	server        *control.Server
+	say           func(format string, args ...any)
+}
+
+// upLimit is for emulated nodes on a busy machine: idle, they take a minute.
+const upLimit = 15 * time.Minute
+
+// Supervise runs the cluster in the network namespace that this process is in
+// until ctx ends. door is an open socket of the machine's, known there under the
+// address, through which people reach the API server; progress gets lines for
+// them.
+func (c *Config) Supervise(ctx context.Context, disk, archive, address string, door net.Listener, progress io.Writer) error {
+	s := &supervisor{config: c, dir: c.state(), disk: disk, archive: archive}
+	s.say = func(format string, args ...any) { fmt.Fprintf(progress, format+"\n", args...) }
+	if err := os.WriteFile(filepath.Join(s.dir, "pid"), fmt.Appendln(nil, os.Getpid()), 0o644); err != nil {
+		return err
+	}
+	if err := s.start(ctx, address, door); err != nil {
+		return err
+	}
+	defer s.server.Stop()
+	limited, cancel := context.WithTimeout(ctx, upLimit)
+	defer cancel()
+	if err := s.awaitReady(limited); err != nil {
+		return err
+	}
+	s.say(ready)
+	<-ctx.Done()
+	return nil
+}
+
+func (s *supervisor) start(ctx context.Context, address string, door net.Listener) (err error) {
+	nodes := nodesUpTo(s.config.Nodes)
+	if err := setUpNetwork(nodes); err != nil {
+		return err
+	}
+	if s.server, err = s.config.startControlPlane(ctx); err != nil {
+		return err
+	}
+	s.say("the control plane runs")
+	if err := s.writeKubeconfigs(address); err != nil {
+		return err
+	}
+	go forward(door, strings.TrimPrefix(s.server.URL(), "https://"))
+	if err := s.applyObjects(ctx, nodes); err != nil {
+		return err
+	}
+	lab, err := s.config.lab(ctx)
+	if err != nil {
+		return err
+	}
+	for _, n := range nodes {
+		if err := s.boot(ctx, lab, n, nodes); err != nil {
+			return fmt.Errorf("%s: %w", n.name(), err)
+		}
+	}
+	return nil
+}
+
+func (s *supervisor) writeKubeconfigs(address string) error {
+	inside := s.server.Kubeconfig()
+	outside := s.server.KubeconfigFor(control.Admin.Name, "https://"+address)
+	if err := os.WriteFile(s.config.InsideKubeconfig(), inside, 0o600); err != nil {
+		return err
+	}
+	return os.WriteFile(s.config.Kubeconfig(), outside, 0o600)
+}
+
+// applyObjects writes what the cluster has from its beginning.
+func (s *supervisor) applyObjects(ctx context.Context, nodes []node) error {
+	objects := dnsService
+	for _, n := range nodes {
+		objects += n.object()
+	}
+	// The API server makes it, soon after it is ready.
+	if err := s.kubectl(ctx, nil, "wait", "--for=create", "namespace/kube-system", "--timeout=1m"); err != nil {
+		return err
+	}
+	if err := s.kubectl(ctx, []byte(objects), "apply", "-f", "-"); err != nil {
+		return err
+	}
+	return s.deployProxy(ctx)
+}
+
+// boot starts a node's machine, which goes on with this process.
+func (s *supervisor) boot(ctx context.Context, lab *vm.Lab, n node, nodes []node) error {
+	share := filepath.Join(s.dir, n.name())
+	kubeconfig := s.server.KubeconfigFor(n.user(), s.server.URL())
+	env := fmt.Sprintf("NAME=%s\nADDRESSES=%s,%s\n", n.name(), n.address4(), n.address6())
+	image, err := os.ReadFile(s.archive)
+	if err != nil {
+		return err
+	}
+	for name, content := range map[string][]byte{
+		"env": []byte(env), "network": []byte(n.networkScript(nodes)), "cni.conflist": []byte(n.cni()),
+		"kubeconfig": kubeconfig, "images/proxy.tar": image,
+	} {
+		if err := write(share, name, content, 0o600); err != nil {
+			return err
+		}
+	}
+	console := filepath.Join(share, "console")
+	cmd := lab.Command(ctx, vm.Machine{
+		Disk: s.disk, Tap: n.tap(), MAC: n.mac(), Shares: map[string]string{"node": share},
+		Memory: nodeMemory, Console: console,
+	})
+	go func() {
+		if err := run(cmd); ctx.Err() == nil {
+			fmt.Fprintf(os.Stderr, "%s ended: %v\n", n.name(), withEndOf(console, err))
+		}
+	}()
+	return nil
+}
+
+// awaitReady waits for the nodes, and for the proxy on each of them.
+func (s *supervisor) awaitReady(ctx context.Context) error {
+	limit := "--timeout=" + upLimit.String()
+	if err := s.kubectl(ctx, nil, "wait", "--for=condition=Ready", "node", "--all", limit); err != nil {
+		return err
+	}
+	s.say("%d nodes are ready", s.config.Nodes)
+	if err := s.kubectl(ctx, nil, "-n", "kube-system", "rollout", "status", "daemonset", proxyImage(s.config.Served.Proxy), limit); err != nil {
+		return err
+	}
+	s.say("%s runs on each of them", s.config.Served.Proxy)
+	return nil
+}
+
+func (s *supervisor) kubectl(ctx context.Context, input []byte, args ...string) error {
+	cmd := exec.CommandContext(ctx, s.config.Kubectl(),
+		append([]string{"--kubeconfig", s.config.InsideKubeconfig()}, args...)...)
+	cmd.Stdin = bytes.NewReader(input)
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return fmt.Errorf("kubectl %s: %w: %s", strings.Join(args, " "), err, out)
+	}
+	return nil
+}
+
+// forward carries connections from the machine into the cluster's network.
+func forward(door net.Listener, address string) {
+	for {
+		client, err := door.Accept()
+		if err != nil {
+			return
+		}
+		go func() {
+			defer client.Close()
+			server, err := net.Dial("tcp", address)
+			if err != nil {
+				return
+			}
+			defer server.Close()
+			go func() { _, _ = io.Copy(server, client); _ = server.(*net.TCPConn).CloseWrite() }()
+			_, _ = io.Copy(client, server)
+		}()
+	}
+}
+
+// run runs a command whose end comes with that of the thread that starts it.
+func run(cmd *exec.Cmd) error {
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	out, err := cmd.CombinedOutput()
+	if err != nil {
+		return fmt.Errorf("%s: %w: %s", filepath.Base(cmd.Path), err, out)
+	}
+	return nil
+}
+
+// withEndOf adds the last lines of a log to an error.
+func withEndOf(log string, err error) error {
+	text, readErr := os.ReadFile(log)
+	if readErr != nil {
+		return fmt.Errorf("%w (and no %s: %w)", err, filepath.Base(log), readErr)
+	}
+	lines := strings.Split(strings.TrimSpace(string(text)), "\n")
+	return fmt.Errorf("%w\nend of %s:\n%s", err, filepath.Base(log), strings.Join(lines[max(0, len(lines)-20):], "\n"))
+}

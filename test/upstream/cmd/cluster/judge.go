@@ -1,0 +1,136 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"time"
+
+	"github.com/kube-ipvs/kube-ipvs/test/upstream/cluster"
+	"github.com/kube-ipvs/kube-ipvs/test/upstream/judge"
+)
+
+// applicable are the specs of the group that owns Services. Left out is what is
+// not about Services: names, Ingress, policy, throughput; and what needs more than a
+// cluster: the Internet, and load balancers that a cloud would have to make.
+const (
+	applicable = `\[sig-network\]`
+	notOurs    = `\[sig-network\] (DNS|Ingress)|Netpol|NetworkPolicy|IPerf2|PerformanceDNS|Internet connection|\[Feature:LoadBalancer\]`
+)
+
+// kubernetesVersion is that of the tests, and of the cluster.
+const kubernetesVersion = "v1.36.3"
+
+type judgement struct {
+	program, focus, results, page string
+	parallel                      int
+}
+
+// runJudge runs upstream's tests and writes the page: against the cluster that is
+// up, or else against one that ends with them.
+func runJudge(ctx context.Context, config *cluster.Config, j *judgement) (err error) {
+	running, err := config.Running()
+	if errors.Is(err, fs.ErrNotExist) {
+		if err := up(ctx, config, j.program); err != nil {
+			return err
+		}
+		defer func() { err = errors.Join(err, config.Down()) }()
+		running, err = config.Running()
+	}
+	if err != nil {
+		return err
+	}
+	if running.Proxy != config.Served.Proxy {
+		return fmt.Errorf("the cluster that is up has %s, not %s", running.Proxy, config.Served.Proxy)
+	}
+	return judgeRunning(ctx, config, running, j)
+}
+
+func judgeRunning(ctx context.Context, config *cluster.Config, running cluster.Served, j *judgement) error {
+	focus, err := regexp.Compile(j.focus)
+	if err != nil {
+		return fmt.Errorf("-focus: %w", err)
+	}
+	tests, err := upstreamTests(config)
+	if err != nil {
+		return err
+	}
+	applies, err := tests.List(ctx, applicable, notOurs)
+	if err != nil {
+		return err
+	}
+	nodes, err := nodesRun(ctx, config)
+	if err != nil {
+		return err
+	}
+	results, err := judge.Open(filepath.Join(j.results, running.Proxy+".json"), &judge.Results{
+		Proxy: running.Proxy, Version: running.Version, Build: running.Build, Kubernetes: kubernetesVersion,
+		Nodes: nodes, Date: time.Now().UTC().Format(time.DateOnly), Applies: applies,
+	})
+	if err != nil {
+		return err
+	}
+	var chosen []string
+	for _, name := range applies {
+		if focus.MatchString(name) {
+			chosen = append(chosen, name)
+		}
+	}
+	runner := &judge.Runner{Tests: tests, Results: results, Parallel: j.parallel, Log: config.Log}
+	ranErr := runner.Run(ctx, chosen)
+	return errors.Join(ranErr, writePage(j), failed(results, chosen))
+}
+
+func upstreamTests(config *cluster.Config) (*judge.Tests, error) {
+	dir := filepath.Join(config.Cache, "cluster", "reports")
+	program := filepath.Join(config.Cache, "upstream", "e2e.test")
+	return &judge.Tests{
+		Dir: dir,
+		Command: func(ctx context.Context, args ...string) (*exec.Cmd, error) {
+			return config.Inside(ctx, program, args...)
+		},
+		Arguments: []string{
+			"--provider=skeleton", "--kubeconfig=" + config.InsideKubeconfig(), "--kubectl-path=" + config.Kubectl(),
+			"--cluster-ip-range=10.96.0.0/16", "--allowed-not-ready-nodes=-1", "--num-nodes=-1",
+			"--ginkgo.v", "--ginkgo.no-color", "--ginkgo.timeout=24h",
+		},
+	}, os.MkdirAll(dir, 0o755)
+}
+
+// nodesRun says what the nodes run.
+func nodesRun(ctx context.Context, config *cluster.Config) (string, error) {
+	const info = `{range .items[*]}Linux {.status.nodeInfo.kernelVersion}, {.status.nodeInfo.containerRuntimeVersion}{"\n"}{end}`
+	out, err := exec.CommandContext(ctx, config.Kubectl(), "--kubeconfig", config.Kubeconfig(), "get", "nodes", "-o", "jsonpath="+info).Output()
+	if err != nil {
+		return "", fmt.Errorf("what the nodes run: %w", err)
+	}
+	lines := strings.Split(strings.TrimSpace(string(out)), "\n")
+	return fmt.Sprintf("%d: %s", len(lines), lines[0]), nil
+}
+
+// writePage writes what is kept of all proxies.
+func writePage(j *judgement) error {
+	page, err := judge.Page(j.results, cluster.Proxies)
+	if err != nil {
+		return err
+	}
+	return os.WriteFile(j.page, []byte(page), 0o644)
+}
+
+// failed is an error if one of the specs failed or was flaky.
+func failed(results *judge.Results, names []string) error {
+	var errs []error
+	for _, name := range names {
+		verdict, ran := results.Specs[name]
+		if ran && (verdict.State() == judge.Failed || verdict.State() == judge.Flaky) {
+			errs = append(errs, fmt.Errorf("%s: %s: %s", verdict.State(), name, verdict.Reason()))
+		}
+	}
+	return errors.Join(errs...)
+}

@@ -1,0 +1,98 @@
+// Command cluster brings up a real cluster on this machine, and runs upstream's
+// tests against it.
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"net"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"syscall"
+	"time"
+
+	"github.com/kube-ipvs/kube-ipvs/test/upstream/cluster"
+)
+
+const usage = `usage: cluster [flags] up|down|judge
+
+`
+
+func main() {
+	if err := run(); err != nil {
+		fmt.Fprintln(os.Stderr, "cluster:", err)
+		os.Exit(1)
+	}
+}
+
+func run() error {
+	begin := time.Now()
+	config := &cluster.Config{Log: func(format string, args ...any) {
+		fmt.Fprintf(os.Stderr, "cluster: [%5.1fs] %s\n", time.Since(begin).Seconds(), fmt.Sprintf(format, args...))
+	}}
+	flag.Usage = func() {
+		fmt.Fprint(flag.CommandLine.Output(), usage)
+		flag.PrintDefaults()
+	}
+	flag.StringVar(&config.Source, "source", ".", "checkout, with deploy/base")
+	flag.StringVar(&config.Cache, "cache", ".cache", "directory of the lab's kernel and of built programs")
+	flag.StringVar(&config.Served.Proxy, "proxy", cluster.Proxies[0], "what serves the Services")
+	flag.IntVar(&config.Nodes, "nodes", 2, "how many nodes")
+	flag.StringVar(&config.Image, "image", "", "archive with kube-ipvs's image")
+	var j judgement
+	flag.StringVar(&j.program, "program", "", "the program that is in it")
+	flag.StringVar(&j.focus, "focus", "", "regular expression for the specs to run (default: all that apply)")
+	flag.StringVar(&j.results, "results", "test/upstream/results", "directory of the verdicts")
+	flag.StringVar(&j.page, "page", "docs/conformance.md", "page to write")
+	flag.IntVar(&j.parallel, "parallel", 2, "how many specs run at once")
+	flag.Parse()
+	for _, path := range []*string{&config.Source, &config.Cache, &config.Image} {
+		var err error
+		if *path, err = filepath.Abs(*path); err != nil {
+			return err
+		}
+	}
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	switch flag.Arg(0) {
+	case "up":
+		if err := up(ctx, config, j.program); err != nil {
+			return err
+		}
+		fmt.Println("export KUBECONFIG=" + config.Kubeconfig())
+		return nil
+	case "down":
+		return config.Down()
+	case "judge":
+		return runJudge(ctx, config, &j)
+	case "supervise":
+		return supervise(ctx, config)
+	}
+	flag.Usage()
+	return errors.New("nothing to do")
+}
+
+// up brings the cluster up with what stands in the checkout.
+func up(ctx context.Context, config *cluster.Config, program string) (err error) {
+	if config.Served, err = served(config, program); err != nil {
+		return err
+	}
+	return config.Up(ctx)
+}
+
+// supervise takes the two open files that Up gives, the door and the pipe. Nobody
+// else is to have them, or the pipe would outlive this process.
+func supervise(ctx context.Context, config *cluster.Config) error {
+	const doorFile, progressFile = 3, 4
+	syscall.CloseOnExec(doorFile)
+	syscall.CloseOnExec(progressFile)
+	door, err := net.FileListener(os.NewFile(doorFile, "door"))
+	if err != nil {
+		return err
+	}
+	progress := os.NewFile(progressFile, "progress")
+	return config.Supervise(ctx, flag.Arg(1), flag.Arg(2), flag.Arg(3), door, progress)
+}

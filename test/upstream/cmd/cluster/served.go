@@ -1,0 +1,47 @@
+package main
+
+import (
+	"fmt"
+	"os/exec"
+	"strings"
+
+	"github.com/kube-ipvs/kube-ipvs/test/upstream/cluster"
+)
+
+// product are the paths, in the checkout, of what a cluster runs of it.
+var product = []string{"cmd", "pkg", "deploy", "go.mod", "go.sum"}
+
+// served says what the proxy is that the cluster will have.
+func served(config *cluster.Config, program string) (s cluster.Served, err error) {
+	s.Proxy = config.Served.Proxy
+	if s.Proxy != cluster.Proxies[0] {
+		s.Version, s.Build = kubernetesVersion, kubernetesVersion
+		return s, nil
+	}
+	version, err := exec.Command(program, "--version").Output()
+	if err != nil {
+		return s, fmt.Errorf("%s --version: %w", program, err)
+	}
+	words := strings.Fields(string(version))
+	if len(words) == 0 {
+		return s, fmt.Errorf("%s --version says nothing", program)
+	}
+	s.Version = words[len(words)-1]
+	s.Build, err = productBuild(config.Source, program)
+	return s, err
+}
+
+// productBuild is the commit that last changed the product, so that hours of
+// verdicts outlive a commit that did not; with changes that are not committed, the
+// program is hashed.
+func productBuild(source, program string) (string, error) {
+	git := func(args ...string) (string, error) {
+		out, err := exec.Command("git", append([]string{"-C", source}, args...)...).Output()
+		return strings.TrimSpace(string(out)), err
+	}
+	changed, err := git(append([]string{"status", "--porcelain", "--"}, product...)...)
+	if err == nil && changed == "" {
+		return git(append([]string{"log", "-1", "--format=%h", "--"}, product...)...)
+	}
+	return cluster.Digest(program)
+}

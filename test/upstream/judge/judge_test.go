@@ -1,0 +1,127 @@
+package judge
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// program stands for upstream's tests: each spec's states, in the order of its
+// runs, the last one for all later ones.
+type program struct {
+	t      *testing.T
+	states map[string][]string
+	runs   map[string]int
+}
+
+func (p *program) command(ctx context.Context, args ...string) (*exec.Cmd, error) {
+	var path string
+	var specs []string
+	for _, arg := range args {
+		if value, ok := strings.CutPrefix(arg, "--ginkgo.json-report="); ok {
+			path = value
+		}
+	}
+	for name, states := range p.states {
+		state := "skipped"
+		if p.chosen(args, name) {
+			state = states[min(p.runs[name], len(states)-1)]
+			p.runs[name]++
+		}
+		specs = append(specs, fmt.Sprintf(
+			`{"ContainerHierarchyTexts":["[sig-network]"],"LeafNodeType":"It","LeafNodeText":%q,"State":%q,"RunTime":2000000000,"Failure":{"Message":"no answer\nfrom it"}}`,
+			name, state))
+	}
+	report := fmt.Sprintf(`[{"SpecReports":[{"LeafNodeType":"BeforeSuite","State":"passed"},%s]}]`, strings.Join(specs, ","))
+	if err := os.WriteFile(path, []byte(report), 0o644); err != nil {
+		p.t.Fatal(err)
+	}
+	return exec.CommandContext(ctx, "true"), nil
+}
+
+func (p *program) chosen(args []string, name string) bool {
+	for _, arg := range args {
+		if arg == `--ginkgo.focus= \[sig-network\] `+name+`$` {
+			return true
+		}
+	}
+	return false
+}
+
+func TestVerdicts(t *testing.T) {
+	p := &program{t: t, runs: map[string]int{}, states: map[string][]string{
+		"passes": {"passed"}, "fails": {"failed"}, "recovers": {"failed", "passed"}, "is skipped": {"skipped"},
+		"hangs": {"timedout"},
+	}}
+	path := filepath.Join(t.TempDir(), "results.json")
+	fresh := func() *Results { return &Results{Proxy: "kube-ipvs", Build: "1"} }
+	run := func(results *Results) {
+		t.Helper()
+		runner := &Runner{Tests: &Tests{Command: p.command, Dir: t.TempDir()}, Results: results, Parallel: 1, Log: t.Logf}
+		var names []string
+		for name := range p.states {
+			names = append(names, "[sig-network] "+name)
+		}
+		if err := runner.Run(t.Context(), names); err != nil {
+			t.Fatal(err)
+		}
+	}
+	results, err := Open(path, fresh())
+	if err != nil {
+		t.Fatal(err)
+	}
+	run(results)
+	for name, want := range map[string]struct {
+		state    State
+		attempts int
+		reason   string
+	}{
+		"passes": {Passed, 1, ""}, "fails": {Failed, 3, "no answer"}, "recovers": {Flaky, 2, "no answer"},
+		"is skipped": {Skipped, 1, "no answer"}, "hangs": {Failed, 3, "no answer"},
+	} {
+		got := results.Specs["[sig-network] "+name]
+		if got.State() != want.state || len(got.Attempts) != want.attempts || got.Reason() != want.reason {
+			t.Errorf("%s: %s after %d attempts, because of %q; want %+v", name, got.State(), len(got.Attempts), got.Reason(), want)
+		}
+	}
+
+	// Another run of the same build goes on where this one ended; another build's
+	// verdicts take the place of these.
+	before := p.runs["passes"]
+	again, err := Open(path, fresh())
+	if err != nil {
+		t.Fatal(err)
+	}
+	run(again)
+	if p.runs["passes"] != before || p.runs["fails"] != 3 {
+		t.Errorf("specs with a verdict were run again: %v", p.runs)
+	}
+	other, err := Open(path, &Results{Build: "2"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	run(other)
+	if p.runs["passes"] != before+1 || other.Specs["[sig-network] passes"].Build != "2" || len(other.Specs) != len(p.states) {
+		t.Errorf("another build: %v %v", p.runs, other.Specs)
+	}
+}
+
+func TestColumns(t *testing.T) {
+	ours := &Results{Proxy: "kube-ipvs", Version: "v1", Build: "1", Applies: []string{"a | b", "c", "d"}, Specs: map[string]Verdict{
+		"a | b": {Build: "1", Attempts: []Attempt{{State: Failed, Reason: "no answer"}, {State: Passed}}},
+		"d":     {Version: "v0", Build: "0", Attempts: []Attempt{{State: Passed}}},
+	}}
+	peer := &Results{Proxy: "kube-proxy-ipvs", Specs: map[string]Verdict{"c": {Attempts: []Attempt{{State: Passed}}}}}
+	page := pageOf([]*Results{ours, peer})
+	for _, line := range []string{
+		"| kube-ipvs | 1 | 1 | 0 | 0 | 1 |", `| a \| b | flaky |  |`, "| c |  | pass |", "| d | pass (v0) |  |", `| a \| b | flaky | no answer |`,
+	} {
+		if !strings.Contains(page, "\n"+line+"\n") {
+			t.Errorf("no line %q in\n%s", line, page)
+		}
+	}
+}

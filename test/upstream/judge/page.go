@@ -1,0 +1,126 @@
+package judge
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"maps"
+	"path/filepath"
+	"slices"
+	"strings"
+)
+
+const pageHead = `# Upstream's end-to-end tests
+
+Written by ` + "`make e2e-upstream`" + `; do not edit. Kubernetes' own sig-network tests, run
+against a cluster of QEMU guests with kubelet and containerd whose Services the
+program of each column serves; ` + "`test/upstream`" + ` has what runs them. A spec that failed
+was repeated, up to three times; one that then passed is flaky, which is not a pass.
+An empty cell: not run. A version after a verdict: that of another build, not of the
+one that was run last.
+
+`
+
+// Page is what became of each spec under each of the proxies of which there are
+// results in the directory.
+func Page(dir string, proxies []string) (string, error) {
+	var columns []*Results
+	for _, proxy := range proxies {
+		results, err := Read(filepath.Join(dir, proxy+".json"))
+		if errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
+		if err != nil {
+			return "", fmt.Errorf("results of %s: %w", proxy, err)
+		}
+		columns = append(columns, results)
+	}
+	return pageOf(columns), nil
+}
+
+// pageOf has results side by side.
+func pageOf(columns []*Results) string {
+	page := &strings.Builder{}
+	page.WriteString(pageHead)
+	writeVersions(page, columns)
+	writeCounts(page, columns)
+	writeSpecs(page, columns)
+	writeReasons(page, columns)
+	return page.String()
+}
+
+func writeVersions(page *strings.Builder, columns []*Results) {
+	page.WriteString("| | version | Kubernetes and its tests | nodes | last run |\n|---|---|---|---|---|\n")
+	for _, c := range columns {
+		fmt.Fprintf(page, "| %s | %s | %s | %s | %s |\n", c.Proxy, c.Version, c.Kubernetes, c.Nodes, c.Date)
+	}
+}
+
+func writeCounts(page *strings.Builder, columns []*Results) {
+	page.WriteString("\n| | pass | flaky | fail | skip | not run |\n|---|---|---|---|---|---|\n")
+	for _, c := range columns {
+		counts := map[State]int{}
+		for _, verdict := range c.Specs {
+			counts[verdict.State()]++
+		}
+		fmt.Fprintf(page, "| %s | %d | %d | %d | %d | %d |\n", c.Proxy,
+			counts[Passed], counts[Flaky], counts[Failed], counts[Skipped], len(names([]*Results{c}))-len(c.Specs))
+	}
+}
+
+func writeSpecs(page *strings.Builder, columns []*Results) {
+	page.WriteString("\n## Specs\n\n| spec |")
+	for _, c := range columns {
+		fmt.Fprintf(page, " %s |", c.Proxy)
+	}
+	page.WriteString("\n|---|" + strings.Repeat("---|", len(columns)) + "\n")
+	for _, name := range names(columns) {
+		fmt.Fprintf(page, "| %s |", cell(name))
+		for _, c := range columns {
+			fmt.Fprintf(page, " %s |", c.inAWord(name))
+		}
+		page.WriteString("\n")
+	}
+}
+
+// inAWord is the verdict on a spec, with the version if it is not that of the rest.
+func (r *Results) inAWord(name string) string {
+	verdict, ran := r.Specs[name]
+	switch {
+	case !ran:
+		return ""
+	case verdict.Build != r.Build:
+		return fmt.Sprintf("%s (%s)", verdict.State(), verdict.Version)
+	}
+	return string(verdict.State())
+}
+
+// writeReasons says why specs did not pass.
+func writeReasons(page *strings.Builder, columns []*Results) {
+	for _, c := range columns {
+		fmt.Fprintf(page, "\n## Why not, under %s\n\n| spec | | reason |\n|---|---|---|\n", c.Proxy)
+		for _, name := range names([]*Results{c}) {
+			if verdict, ran := c.Specs[name]; ran && verdict.State() != Passed {
+				fmt.Fprintf(page, "| %s | %s | %s |\n", cell(name), verdict.State(), cell(verdict.Reason()))
+			}
+		}
+	}
+}
+
+func names(columns []*Results) []string {
+	all := map[string]bool{}
+	for _, c := range columns {
+		for name := range c.Specs {
+			all[name] = true
+		}
+		for _, name := range c.Applies {
+			all[name] = true
+		}
+	}
+	return slices.Sorted(maps.Keys(all))
+}
+
+// cell is text for a cell of a table.
+func cell(text string) string {
+	return strings.NewReplacer("|", `\|`, "<", "&lt;", "\n", " ").Replace(text)
+}

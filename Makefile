@@ -44,7 +44,7 @@ LABFLAGS ?=
 START := $(shell date +%s)
 phase = @printf '==> [%4ds] %s\n' $$(( $$(date +%s) - $(START) )) '$(1)'
 
-.PHONY: docs docs-check build test unit e2e behaviour reliability soak bench bench-short bench-profile conformance conformance-short mutations lint fuzz lab demo deps peers peer-kube-proxy peer-kubectl peer-helm clean help
+.PHONY: docs docs-check build test unit e2e behaviour reliability soak bench bench-short bench-profile conformance conformance-short mutations lint fuzz lab demo deps peers peer-kube-proxy peer-kubectl peer-helm peer-seccomp clean help
 
 build: ## the program, bin/kube-ipvs, statically linked
 	$(call phase,building bin/kube-ipvs)
@@ -117,7 +117,7 @@ e2e: export LAB_RUN := $(value RUN)
 e2e: export LAB_ONLY := $(value ONLY)
 e2e: export LAB_SKIP := $(value SKIP)
 
-behaviour: peer-kube-proxy peer-kubectl peer-helm lab-image ## end-to-end tests of how Services behave, from every kind of client, of what users asked for, and of faults
+behaviour: peer-kube-proxy peer-kubectl peer-helm peer-seccomp lab-image ## end-to-end tests of how Services behave, from every kind of client, of what users asked for, and of faults
 	@$(MAKE) --no-print-directory START=$(START) e2e E2E_PACKAGES=test/e2e ONLY='$(BEHAVIOUR)'
 
 # What they need, one after the other: together, two compilers would do the same
@@ -300,6 +300,12 @@ peers: $(PEERS)/etcd $(PEERS)/kube-apiserver ## etcd and kube-apiserver, for the
 peer-kube-proxy: $(PEERS)/kube-proxy ## kube-proxy, to compare with
 peer-kubectl: $(PEERS)/kubectl ## kubectl
 peer-helm: $(PEERS)/helm ## what renders deploy/chart with Helm's engine
+peer-seccomp: $(PEERS)/seccomp ## the filter of system calls that container runtimes give the DaemonSet
+
+# Its arguments are the DaemonSet's capabilities.
+$(PEERS)/seccomp: test/seccomp/go.mod test/seccomp/go.sum test/seccomp/main.go
+	$(call phase,writing the default filter of system calls)
+	@mkdir -p $(PEERS) && cd test/seccomp && $(GO) run . CAP_NET_ADMIN CAP_NET_RAW >$@.new && mv $@.new $@
 
 $(PEERS)/helm: test/helm/go.mod test/helm/go.sum test/helm/render.go
 	$(call phase,building the engine of Helm)

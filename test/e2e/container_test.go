@@ -26,9 +26,10 @@ import (
 )
 
 // TestReliabilityContainer runs the image's root file system on a node as the
-// DaemonSet has it run: read-only, with its mounts, its arguments and its
-// capabilities. The privileged init container sets kernel parameters; of the
-// capabilities of the one that stays each is needed, and it says so.
+// DaemonSet has it run: read-only, with its mounts, its arguments, its capabilities
+// and the system calls that a container may make by default. The privileged init
+// container sets kernel parameters; of the capabilities of the one that stays each is
+// needed, and it says so.
 func TestReliabilityContainer(t *testing.T) {
 	record := reliability.Begin(t, reliability.Security, "container")
 	c := newCluster(t)
@@ -164,6 +165,9 @@ func (d *deployment) container(c corev1.Container) lab.Container {
 			out.Capabilities = append(out.Capabilities, numbers[name])
 		}
 	}
+	if p := security.SeccompProfile; p != nil && p.Type == corev1.SeccompProfileTypeRuntimeDefault {
+		out.SystemCalls = lab.Peer("seccomp")
+	}
 	return out
 }
 
@@ -209,8 +213,9 @@ func (d *deployment) checkConfined(t *testing.T, p *lab.Process) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, set := range []string{"CapPrm", "CapEff", "CapBnd"} {
-		if line := fmt.Sprintf("\n%s:\t%016x\n", set, want); !strings.Contains(string(status), line) {
+	has := fmt.Sprintf("%016x", want)
+	for _, set := range [][2]string{{"CapPrm", has}, {"CapEff", has}, {"CapBnd", has}, {"NoNewPrivs", "1"}, {"Seccomp", "2"}} { // 2: by a filter
+		if line := "\n" + set[0] + ":\t" + set[1] + "\n"; !strings.Contains(string(status), line) {
 			t.Errorf("%q is not in\n%s", line, status)
 		}
 	}

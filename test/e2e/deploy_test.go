@@ -21,22 +21,16 @@ var deployed = []string{
 	"clusterrolebinding.rbac.authorization.k8s.io/kube-ipvs", "configmap/kube-ipvs", "daemonset.apps/kube-ipvs",
 }
 
-// TestBehaviourDeployIsAccepted has the API server look at what is deployed, with
-// unknown fields refused, as if it were to be applied.
+// TestBehaviourDeployIsAccepted applies what is deployed, with unknown fields refused.
 func TestBehaviourDeployIsAccepted(t *testing.T) {
 	rendered := map[string]string{"base": renderBase(t, "deploy", "base"), "kind": renderBase(t, "test", "e2e", "kind")}
 	rendered["chart"] = renderChart(t)
 	rendered["privileged chart"] = renderChart(t, "privileged=true", "extraArgs={--v=2}", "ipvs.udpDrain=true")
+	t.Cleanup(func() { kubectl(t, rendered["base"], "delete", "--wait=false", "-f", "-") })
 	for name, text := range rendered {
-		apply := exec.Command(lab.Peer("kubectl"), "--kubeconfig", lab.Kubeconfig(), "apply", "-f", "-",
-			"--server-side", "--dry-run=server", "--validate=strict")
-		apply.Stdin = strings.NewReader(text)
-		output, err := apply.CombinedOutput()
-		if err != nil {
-			t.Errorf("%s: %v\n%s\n%s", name, err, output, text)
-		}
+		output := kubectl(t, text, "apply", "-f", "-", "--server-side", "--validate=strict")
 		for _, object := range deployed {
-			if !strings.Contains(string(output), object+" serverside-applied") {
+			if !strings.Contains(output, object+" serverside-applied") {
 				t.Errorf("%s: %s is not among what was applied:\n%s", name, object, output)
 			}
 		}
@@ -44,6 +38,18 @@ func TestBehaviourDeployIsAccepted(t *testing.T) {
 	if diff := cmp.Diff(objects(t, rendered["base"]), objects(t, rendered["chart"])); diff != "" {
 		t.Errorf("base (-), chart (+):\n%s", diff)
 	}
+}
+
+// kubectl gives it an input.
+func kubectl(t *testing.T, input string, args ...string) (output string) {
+	t.Helper()
+	cmd := exec.Command(lab.Peer("kubectl"), append([]string{"--kubeconfig", lab.Kubeconfig()}, args...)...)
+	cmd.Stdin = strings.NewReader(input)
+	out, err := cmd.CombinedOutput()
+	if err != nil {
+		t.Errorf("kubectl %q: %v\n%s\n%s", args, err, out, input)
+	}
+	return string(out)
 }
 
 func renderBase(t *testing.T, folder ...string) string {

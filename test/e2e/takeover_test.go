@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -23,7 +24,8 @@ type takeOver struct {
 	young  map[*lab.BridgeNode]*lab.Process // kube-ipvs
 	held   []held
 	clocks []clock
-	began  int // clocks, of all times
+	opened int // connections to hold, of all times
+	began  int // clocks, likewise
 }
 
 // clock keeps making connections.
@@ -144,7 +146,8 @@ func (c *takeOver) hold(t *testing.T, node *lab.BridgeNode) {
 	t.Helper()
 	for _, a := range c.asks(node) {
 		for range 2 {
-			connection, err := a.from.ConnectFrom(heldPorts+uint16(len(c.held)), lab.DialTimeout, lab.TCP, a.address)
+			connection, err := a.from.ConnectFrom(heldPorts+uint16(c.opened), lab.DialTimeout, lab.TCP, a.address)
+			c.opened++
 			if err != nil {
 				t.Fatalf("%s: %s to %s: %v", node.Name, a.name, a.address, err)
 			}
@@ -159,7 +162,15 @@ func (c *takeOver) hold(t *testing.T, node *lab.BridgeNode) {
 
 // keepAsking has new connections made in each way, all the time.
 func (c *takeOver) keepAsking(node *lab.BridgeNode) {
+	c.keepAskingBut(node, func(string) bool { return false })
+}
+
+// keepAskingBut leaves out ways by their names.
+func (c *takeOver) keepAskingBut(node *lab.BridgeNode, without func(string) bool) {
 	for _, a := range c.asks(node) {
+		if without(a.name) {
+			continue
+		}
 		first := newPorts + portsOfEach*uint16(c.began)
 		c.began++
 		c.clocks = append(c.clocks, clock{a.from.PortLoad(first, 300*time.Millisecond, stallLimit, lab.TCP, a.address), node.Name + ": " + a.name})
@@ -245,36 +256,139 @@ func testTakeOver(t *testing.T, mode string) *takeOver {
 
 func TestBehaviourTakeOverFromIptables(t *testing.T) { testTakeOver(t, "iptables") }
 
-func TestBehaviourTakeOverFromNFTables(t *testing.T) { testTakeOver(t, "nftables") }
-
-// TestBehaviourTakeOverFromIPVSAndBack goes on to the way back, on which kube-proxy
-// finds what it knows by its names.
-func TestBehaviourTakeOverFromIPVSAndBack(t *testing.T) {
-	c := testTakeOver(t, "ipvs")
+// TestBehaviourTakeOverFromNFTablesAndBack shows what docs/migration.md warns of on
+// the way back: kube-proxy empties IPVS when it starts in this mode, and most
+// connections end that went through it. Those that it has led itself, before, go on.
+func TestBehaviourTakeOverFromNFTablesAndBack(t *testing.T) {
+	c := testTakeOver(t, "nftables")
 	node := c.takenOver()[0]
-	c.keepAsking(node)
+	remembered := c.held
+	c.held = nil
+	c.hold(t, node)
 	c.young[node].Stop()
 	c.intact(t, "with neither")
-	c.startKubeProxy(t, node)
+	c.succeed(t, node)
+	c.ended(t)
+	c.held = remembered
 	c.intact(t, "back with kube-proxy")
+	c.keepAsking(node)
+	c.cleanUp(t, node)
+	c.intact(t, "without kube-ipvs")
 	c.answered(t)
 }
 
-// hasIptablesMode looks for kube-proxy's own rules that lead to endpoints.
-func hasIptablesMode(node *lab.BridgeNode) error {
-	for _, program := range []string{"iptables-save", "ip6tables-save"} {
-		if rules := node.Exec(program, "-t", "nat"); !strings.Contains(rules, "-j DNAT") {
-			return fmt.Errorf("%s: %s has no rule that leads to an endpoint:\n%s", node.Name, program, rules)
+// TestBehaviourTakeOverFromIPVSAndBack goes on to the way back, on which kube-proxy
+// finds what it knows by its names. What it does not know is taken away beside it,
+// but for what connections still need.
+func TestBehaviourTakeOverFromIPVSAndBack(t *testing.T) {
+	c := testTakeOver(t, "ipvs")
+	node := c.takenOver()[0]
+	c.hold(t, node) // by marks too, under externalTrafficPolicy Local
+	c.keepAsking(node)
+	c.young[node].Stop()
+	c.intact(t, "with neither")
+	c.succeed(t, node)
+	c.intact(t, "back with kube-proxy")
+	const stays = "to which clients outside of TCP 203.0.113.2:80 were led, stays"
+	if code, output := node.RunProxy("--cleanup"); code == 0 || strings.Count(output, "stays") != 1 || !strings.Contains(output, stays) {
+		t.Errorf("kube-ipvs --cleanup ended with %d, want it to say of one virtual server %q:\n%s", code, stays, output)
+	}
+	hasNothingOfOurs(t, node, "-A -f ", "KUBE-IPVS-LOCAL")
+	c.intact(t, "without kube-ipvs")
+	c.answered(t)
+	for _, h := range c.held {
+		h.connection.Reset()
+	}
+	lab.Eventually(t, timeWait+syncLimit, "kube-ipvs --cleanup leaves nothing", func() error {
+		if code, output := node.RunProxy("--cleanup"); code != 0 {
+			return fmt.Errorf("it ended with %d:\n%s", code, output)
+		}
+		return nil
+	})
+	hasNothingOfOurs(t, node)
+	if err := c.serves(node); err != nil {
+		t.Errorf("kube-proxy, left to itself: %v", err)
+	}
+}
+
+// timeWait is for how long IPVS knows a connection that has been closed.
+const timeWait = 2 * time.Minute
+
+// programs are what shows that kube-proxy has programmed a family, in each mode: a
+// command for each family, and what it prints then.
+var programs = map[string]struct {
+	shown    string
+	commands []string
+}{
+	"ipvs":     {"-A KUBE-SERVICES -m addrtype --dst-type LOCAL -j KUBE-NODE-PORT\n", []string{"iptables-save -t nat", "ip6tables-save -t nat"}},
+	"iptables": {"-j DNAT", []string{"iptables-save -t nat", "ip6tables-save -t nat"}},
+	"nftables": {"dnat ip", []string{"nft list table ip kube-proxy", "nft list table ip6 kube-proxy"}},
+}
+
+// succeed starts kube-proxy, and waits until it serves: whoever served before may
+// go on until then.
+func (c *takeOver) succeed(t *testing.T, node *lab.BridgeNode) {
+	t.Helper()
+	c.startKubeProxy(t, node)
+	lab.Eventually(t, 6*syncLimit, "kube-proxy has programmed both families", func() error {
+		p := programs[c.mode]
+		for _, command := range p.commands {
+			words := strings.Fields(command)
+			if out, err := node.TryExec(words[0], words[1:]...); err != nil || !strings.Contains(out, p.shown) {
+				return fmt.Errorf("%s: %s: %v, without %q:\n%s", node.Name, command, err, p.shown, out)
+			}
+		}
+		return c.serves(node)
+	})
+}
+
+// ended wants every connection that is held and masqueraded to be gone. One that is
+// not is led anew, as if it had just begun, and goes on if that is to where it was.
+func (c *takeOver) ended(t *testing.T) {
+	t.Helper()
+	var all sync.WaitGroup
+	for _, h := range c.held {
+		if strings.Contains(h.name, "a pod, a cluster IP") || strings.Contains(h.name, ", Local") {
+			continue
+		}
+		all.Go(func() {
+			if answer := h.connection.Ask(stallLimit); answer.Err == nil {
+				t.Errorf("the connection of %s goes on: %s", h.name, answer)
+			}
+		})
+	}
+	all.Wait()
+}
+
+// cleanUp wants kube-ipvs to take away all that is its own.
+func (c *takeOver) cleanUp(t *testing.T, node *lab.BridgeNode) {
+	t.Helper()
+	if code, output := node.RunProxy("--cleanup"); code != 0 {
+		t.Fatalf("kube-ipvs --cleanup ended with %d:\n%s", code, output)
+	}
+	hasNothingOfOurs(t, node)
+}
+
+// hasNothingOfOurs looks for names of ours, apart from those that kube-proxy has too
+// and from what may be left.
+func hasNothingOfOurs(t *testing.T, node *lab.BridgeNode, but ...string) {
+	t.Helper()
+	state := kernelState(node.Node) + node.Exec("nft", "list", "tables")
+	for _, left := range append([]string{"KUBE-IPVS-FILTER", "KUBE-IPVS-OUT-FILTER", "KUBE-IPVS-IPS", "KUBE-6-IPVS-IPS"}, but...) {
+		state = strings.ReplaceAll(state, left, "")
+	}
+	for _, ours := range []string{"KUBE-IPVS-", "KUBE-6-IPVS-", "-A -f ", "80080", "kubernetes load balancer source ranges", " kube-ipvs\n"} {
+		if strings.Contains(state, ours) {
+			t.Errorf("%s: there is still %q in\n%s", node.Name, ours, state)
 		}
 	}
-	return nil
 }
 
 // TestBehaviourGiveBackToIptables: connections through IPVS go on beside the rules
 // of kube-proxy's iptables mode, which lead new ones before IPVS sees them. Once
-// they have ended kube-ipvs's are taken away, and with them kube-proxy's, which it
-// puts back; what it has led somewhere by then conntrack remembers.
-// Not so in nftables mode: kube-proxy empties IPVS itself when it starts.
+// they have ended, what is kube-ipvs's is taken away beside kube-proxy. What that
+// has led somewhere conntrack remembers, in nftables mode too, which is so reached
+// without a break.
 func TestBehaviourGiveBackToIptables(t *testing.T) {
 	c := newServed(t, "iptables")
 	node := c.takenOver()[0]
@@ -283,25 +397,27 @@ func TestBehaviourGiveBackToIptables(t *testing.T) {
 	c.hold(t, node)
 	c.keepAsking(node)
 	c.young[node].Stop()
-	c.startKubeProxy(t, node)
-	lab.Eventually(t, 6*syncLimit, "kube-proxy has programmed both families", func() error { return hasIptablesMode(node) })
+	c.succeed(t, node)
 	c.intact(t, "beside kube-proxy")
 	c.answered(t)
 	balanced := c.held
 	c.hold(t, node)
 	// As long as a cluster IP is an address of the node, it is the source of what
 	// the node sends there.
-	c.held = slices.DeleteFunc(c.held[len(balanced):], func(h held) bool { return strings.Contains(h.name, ": the node, ") })
+	fromClusterIP := func(name string) bool { return strings.Contains(name, "the node, ") }
+	c.held = slices.DeleteFunc(c.held[len(balanced):], func(h held) bool { return fromClusterIP(h.name) })
 	for _, h := range balanced {
 		h.connection.Close()
 	}
-	if code, output := node.RunProxy("--cleanup"); code != 0 {
-		t.Fatalf("kube-ipvs --cleanup ended with %d:\n%s", code, output)
+	c.keepAskingBut(node, fromClusterIP)
+	c.cleanUp(t, node)
+	if link, err := node.TryExec("ip", "link", "show", "dev", "kube-ipvs0"); err == nil {
+		t.Errorf("there is still\n%s", link)
 	}
+	c.intact(t, "without kube-ipvs")
+	c.answered(t)
 	c.old[node].Stop()
-	c.startKubeProxy(t, node)
-	c.intact(t, "after kube-ipvs")
-	if state := kernelState(node.Node); strings.Contains(state, "KUBE-IPVS-") || strings.Contains(state, "kube-ipvs0") {
-		t.Errorf("something of kube-ipvs is left:\n%s", state)
-	}
+	c.mode = "nftables"
+	c.succeed(t, node)
+	c.intact(t, "in nftables mode")
 }

@@ -1,6 +1,7 @@
 package lab
 
 import (
+	"encoding/binary"
 	"fmt"
 	"os"
 	"runtime"
@@ -8,6 +9,7 @@ import (
 	"strconv"
 	"strings"
 	"syscall"
+	"unsafe"
 
 	"golang.org/x/sys/unix"
 )
@@ -32,6 +34,10 @@ func init() {
 
 // become returns only with an error.
 func become(kept string) error {
+	filter, err := readFilter(os.Getenv(systemCallFilter))
+	if err != nil {
+		return err
+	}
 	if err := enter(os.Getenv(containerRoot)); err != nil {
 		return err
 	}
@@ -40,7 +46,12 @@ func become(kept string) error {
 			return err
 		}
 	}
-	if err := os.Unsetenv(keptCapabilities); err != nil {
+	for _, name := range []string{keptCapabilities, containerRoot, systemCallFilter} {
+		if err := os.Unsetenv(name); err != nil {
+			return err
+		}
+	}
+	if err := useFilter(filter); err != nil {
 		return err
 	}
 	return fmt.Errorf("%s: %w", os.Args[1], syscall.Exec(os.Args[1], os.Args[1:], os.Environ()))
@@ -50,10 +61,30 @@ func enter(root string) error {
 	if err := unix.Chroot(root); err != nil {
 		return fmt.Errorf("%s: %w", root, err)
 	}
-	if err := os.Chdir("/"); err != nil {
-		return err
+	return os.Chdir("/")
+}
+
+// readFilter reads what test/seccomp has written; nothing of no file.
+func readFilter(path string) ([]unix.SockFilter, error) {
+	if path == "" {
+		return nil, nil
 	}
-	return os.Unsetenv(containerRoot)
+	text, err := os.ReadFile(path)
+	if err != nil {
+		return nil, err
+	}
+	filter := make([]unix.SockFilter, len(text)/unix.SizeofSockFilter)
+	_, err = binary.Decode(text, binary.NativeEndian, filter)
+	return filter, err
+}
+
+// useFilter is for this thread, and for what it becomes.
+func useFilter(filter []unix.SockFilter) error {
+	if len(filter) == 0 {
+		return nil
+	}
+	program := unix.SockFprog{Len: uint16(len(filter)), Filter: &filter[0]}
+	return unix.Prctl(unix.PR_SET_SECCOMP, unix.SECCOMP_MODE_FILTER, uintptr(unsafe.Pointer(&program)), 0, 0)
 }
 
 func keepOnly(kept []string) error {

@@ -19,6 +19,8 @@ type Container struct {
 	Privileged bool
 	// Capabilities are all that it has, if it is not privileged.
 	Capabilities []int
+	// SystemCalls is the file with the filter of its system calls, if there is one.
+	SystemCalls string
 }
 
 // Mount is a file or folder of the host's that a container sees. What is below the
@@ -45,6 +47,9 @@ func (n *Node) RunContainer(c Container, program string, args ...string) (exitCo
 // containerRoot has the test program, started anew with it, change to this root
 // before it becomes the container's program: the root has no shell.
 const containerRoot = "LAB_CONTAINER_ROOT"
+
+// systemCallFilter says in which file the filter is.
+const systemCallFilter = "LAB_SYSTEM_CALL_FILTER"
 
 func (n *Node) inContainer(c Container, program string, args []string) *exec.Cmd {
 	n.lab.t.Helper()
@@ -75,7 +80,7 @@ func (n *Node) inContainer(c Container, program string, args []string) *exec.Cmd
 	line("mount -o remount,ro,bind %s", c.Root)
 	script.WriteString(`exec "$@"`)
 	cmd := exec.Command("sh", append([]string{"-c", script.String(), "sh", os.Args[0], program}, args...)...)
-	cmd.Env = append(slices.Clone(c.Env), containerRoot+"="+c.Root, keptCapabilities+"="+kept(c))
+	cmd.Env = append(slices.Clone(c.Env), containerRoot+"="+c.Root, keptCapabilities+"="+kept(c), systemCallFilter+"="+c.SystemCalls)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Unshareflags: syscall.CLONE_NEWNS}
 	return cmd
 }

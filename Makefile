@@ -221,7 +221,7 @@ reliability-fakes: ## of these, what needs no lab; RUN=regexp selects
 	@$(MAKE) --no-print-directory START=$(START) reliability-page
 reliability-fakes: export LAB_RUN := $(value RUN)
 
-reliability-lab: lab-image ## of these, what needs one; ONLY=regexp selects
+reliability-lab: lab-image peer-seccomp ## of these, what needs one; ONLY=regexp selects
 	@mkdir -p $(RELIABILITY_OUT)
 	@$(MAKE) --no-print-directory START=$(START) e2e LABS=1 E2E_PACKAGES=test/e2e ONLY='$(or $(value ONLY),$(RELIABILITY_TESTS))' TIMEOUT=5h \
 		LABFLAGS="-env RELIABILITY='$(VERSION)' -out $(RELIABILITY_OUT) $(LABFLAGS)"

@@ -11,6 +11,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"reflect"
 	"runtime"
 	"slices"
 	"strings"
@@ -29,7 +30,7 @@ import (
 // DaemonSet has it run: read-only, with its mounts, its arguments, its capabilities
 // and the system calls that a container may make by default. The privileged init
 // container sets kernel parameters; of the capabilities of the one that stays each is
-// needed, and it says so.
+// needed, and it says so. Cleaning up leaves nothing.
 func TestReliabilityContainer(t *testing.T) {
 	record := reliability.Begin(t, reliability.Security, "container")
 	c := newCluster(t)
@@ -66,6 +67,8 @@ func TestReliabilityContainer(t *testing.T) {
 	if out := d.node.Exec("curl", "-s", "http://127.0.0.1:10249/metrics"); strings.Contains(out, "\nkube_ipvs_kernel_errors_total") {
 		t.Errorf("something was refused:\n%s", out)
 	}
+	p.Terminate()
+	d.cleanUp(t)
 	record(
 		reliability.Figure{Name: "capabilities of the container", Value: float64(len(main.SecurityContext.Capabilities.Add)), Shows: "and no others, with its root file system read-only"},
 		reliability.Figure{Name: "of these, taken away, one at a time", Value: float64(len(main.SecurityContext.Capabilities.Add)), Shows: "each time it has ended with an error that names it"},
@@ -198,6 +201,28 @@ func (d *deployment) checkWithout(t *testing.T, missing corev1.Capability) {
 	want := "see that the process has " + string(missing)
 	if code, output := d.run(c, "--once"); code == 0 || !strings.Contains(output, want) {
 		t.Errorf("ended with %d, and has not said %q:\n%s", code, want, output)
+	}
+}
+
+// cleanUp does what deploy/cleanup.yaml does, whose volumes are some of the
+// DaemonSet's.
+func (d *deployment) cleanUp(t *testing.T) {
+	t.Helper()
+	var pod corev1.Pod
+	if err := yaml.UnmarshalStrict(sourceFile(t, "deploy/cleanup.yaml"), &pod); err != nil {
+		t.Fatal(err)
+	}
+	for _, v := range pod.Spec.Volumes {
+		if !slices.ContainsFunc(d.pod.Volumes, func(has corev1.Volume) bool { return reflect.DeepEqual(has, v) }) {
+			t.Errorf("the volume %s is not the DaemonSet's", v.Name)
+		}
+	}
+	if code, output := d.run(pod.Spec.Containers[0]); code != 0 {
+		t.Errorf("cleaning up ended with %d:\n%s", code, output)
+	}
+	hasNothingOfOurs(t, d.node)
+	if rules := kernelState(d.node.Node); strings.Contains(rules, "KUBE-") || d.node.ReadSysctl("net.ipv4.vs.conntrack") != "0" {
+		t.Errorf("the node is not as it was:\n%s", rules)
 	}
 }
 

@@ -151,6 +151,9 @@ func (r *run) changeAll(tp *tap, services int) {
 // The rate of changes that is asked for.
 const ratePerSecond = 1000
 
+// rateLimit is for how long the last of them is waited for.
+const rateLimit = 2 * time.Minute
+
 // perWrites is how many changes are written to etcd at once.
 const perWrites = 50
 
@@ -177,9 +180,11 @@ func (r *run) rate(duration time.Duration) {
 		must(r.t, send(w.body))
 	}
 	last := time.Now()
-	times, ok := tp.met(r.limit)
+	times, ok := tp.met(rateLimit)
 	if !ok {
-		r.t.Fatalf("%s has programmed %d of %d changes", r.subject.name, len(times), len(began))
+		// One that waits until the next one of its Service is planned with that.
+		r.t.Errorf("%s has programmed %d of %d changes by themselves", r.subject.name, len(times), len(began))
+		return
 	}
 	var took []float64
 	latest := last

@@ -273,7 +273,7 @@ func (p *Proxy) start(ctx context.Context) {
 	p.settle(ctx, problems)
 	p.measure(problems)
 	p.Observer.Passed(time.Since(began), len(p.depends), len(problems))
-	giveBack()
+	keepLess()
 }
 
 // begin learns what the node and the kernel are like.
@@ -327,14 +327,15 @@ func (p *Proxy) program(ctx context.Context, names map[types.NamespacedName]stru
 // 100 would mostly keep as much again as there is, unused.
 const restingGC = 50
 
+// keepLess has less memory kept from now on, unless GOGC says how much.
+func keepLess() {
+	if chosen := debug.SetGCPercent(restingGC); chosen != 100 {
+		debug.SetGCPercent(chosen)
+	}
+	giveBack()
+}
+
 // giveBack returns memory to the system after much was read that is needed no
 // more: else it stays until the heap has grown to it again, which it may never do.
 // It takes a collection of garbage, for which nobody waits.
-func giveBack() {
-	go func() {
-		if chosen := debug.SetGCPercent(restingGC); chosen != 100 {
-			debug.SetGCPercent(chosen) // by GOGC
-		}
-		debug.FreeOSMemory()
-	}()
-}
+func giveBack() { go debug.FreeOSMemory() }

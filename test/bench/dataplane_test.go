@@ -31,10 +31,7 @@ func (a *api) addPlane() {
 	svc.Name, slice.Name, slice.Labels = "plane", "plane-1", map[string]string{discoveryv1.LabelServiceName: "plane"}
 	svc.Spec.ClusterIP, svc.Spec.ClusterIPs = planeIP.String(), []string{planeIP.String()}
 	slice.Endpoints = []discoveryv1.Endpoint{{Addresses: []string{planeServer.String()}}}
-	_, err := a.client.DiscoveryV1().EndpointSlices(metav1.NamespaceDefault).Create(a.t.Context(), slice, metav1.CreateOptions{})
-	must(a.t, err)
-	_, err = a.client.CoreV1().Services(metav1.NamespaceDefault).Create(a.t.Context(), svc, metav1.CreateOptions{})
-	must(a.t, err)
+	a.create(metav1.NamespaceDefault, svc, slice)
 }
 
 // addPods makes the server's pod, and the clients'.

@@ -56,9 +56,15 @@ func (a *api) addDNS() {
 	if _, err := a.client.CoreV1().Namespaces().Create(a.t.Context(), ns, metav1.CreateOptions{}); !apierrors.IsAlreadyExists(err) {
 		must(a.t, err)
 	}
-	_, err := a.client.DiscoveryV1().EndpointSlices(ns.Name).Create(a.t.Context(), slice, metav1.CreateOptions{})
+	a.create(ns.Name, svc, slice)
+}
+
+// create has the API server take a Service, after its slice.
+func (a *api) create(namespace string, svc *corev1.Service, slice *discoveryv1.EndpointSlice) {
+	a.t.Helper()
+	_, err := a.client.DiscoveryV1().EndpointSlices(namespace).Create(a.t.Context(), slice, metav1.CreateOptions{})
 	must(a.t, err)
-	_, err = a.client.CoreV1().Services(ns.Name).Create(a.t.Context(), svc, metav1.CreateOptions{})
+	_, err = a.client.CoreV1().Services(namespace).Create(a.t.Context(), svc, metav1.CreateOptions{})
 	must(a.t, err)
 }
 

@@ -82,13 +82,16 @@ func (s *Source) tell(ctx context.Context, method func(), synced ...<-chan struc
 	return true
 }
 
+// notHeadless selects Services that have a cluster IP.
+var notHeadless = fields.OneTermNotEqualSelector("spec.clusterIP", corev1.ClusterIPNone)
+
 // services sets the selectors. A Service that becomes headless, or another
 // proxy's, leaves the selection, which shows as a deletion.
 func (s *Source) services() *cache.ListWatch {
 	client := s.client.CoreV1().Services(metav1.NamespaceAll)
 	return listWatch(client.List, client.Watch, metav1.ListOptions{
 		LabelSelector: service.Selector().String(),
-		FieldSelector: fields.OneTermNotEqualSelector("spec.clusterIP", corev1.ClusterIPNone).String(),
+		FieldSelector: notHeadless.String(),
 	})
 }
 

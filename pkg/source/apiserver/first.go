@@ -22,11 +22,10 @@ const firstLimit = 5 * time.Second
 func (s *Source) first(ctx context.Context, services *store[*corev1.Service], slices *store[*discoveryv1.EndpointSlice]) {
 	ctx, cancel := context.WithTimeout(ctx, firstLimit)
 	defer cancel()
-	const apiServer = "kubernetes"
-	s.firstOf(ctx, metav1.NamespaceDefault, services, slices,
-		fields.OneTermEqualSelector(metav1.ObjectNameField, apiServer).String(), discoveryv1.LabelServiceName+"="+apiServer)
-	s.firstOf(ctx, metav1.NamespaceSystem, services, slices,
-		fields.OneTermNotEqualSelector("spec.clusterIP", corev1.ClusterIPNone).String(), service.EndpointSliceSelector().String())
+	apiServer := service.APIServer
+	s.firstOf(ctx, apiServer.Namespace, services, slices,
+		fields.OneTermEqualSelector(metav1.ObjectNameField, apiServer.Name).String(), discoveryv1.LabelServiceName+"="+apiServer.Name)
+	s.firstOf(ctx, metav1.NamespaceSystem, services, slices, notHeadless.String(), service.EndpointSliceSelector().String())
 }
 
 // firstOf delivers those of a namespace, slices before their Services: none is

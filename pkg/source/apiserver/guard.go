@@ -76,4 +76,5 @@ func (s *store[T]) release() {
 	for name := range s.guard.missing {
 		s.drop(name)
 	}
+	s.guard.missing = nil // a map keeps the size that it has had
 }

@@ -264,7 +264,7 @@ FUZZTIME ?= 10m
 # A regular expression for targets, as in nat.FuzzParseSave.
 FUZZ ?= .
 FUZZ_OUT = $(CACHE)/fuzz
-fuzz: ## each fuzz target for FUZZTIME=10m, or those of FUZZ=regexp, into docs/reliability.md
+fuzz: ## each fuzz target for FUZZTIME=10m, or those of FUZZ=regexp, from and into test/reliability/corpora, and docs/reliability.md
 	@rm -rf $(FUZZ_OUT) && mkdir -p $(FUZZ_OUT) $(RELIABILITY_OUT)
 	@for file in $$(grep -rl --include='*_test.go' '^func Fuzz' pkg); do \
 		for target in $$(sed -n 's/^func \(Fuzz[A-Za-z]*\)(.*/\1/p' $$file); do \
@@ -272,7 +272,9 @@ fuzz: ## each fuzz target for FUZZTIME=10m, or those of FUZZ=regexp, into docs/r
 			name=$$(basename $$package).$$target; \
 			grep -qE "$$FUZZ_TARGETS" <<< $$name || continue; \
 			printf '==> [%4ds] %s in %s\n' $$(( $$(date +%s) - $(START) )) $$target $$file; \
+			hack/corpus restore $$package $$target || exit; \
 			$(GO) test ./$$package -run '^$$' -fuzz "^$$target\$$" -fuzztime $(FUZZTIME) | tee $(FUZZ_OUT)/$$name.log || exit; \
+			hack/corpus keep $$package $$target || exit; \
 		done; \
 	done
 	@cp test/reliability/figures/input-fuzz.json $(RELIABILITY_OUT)/

@@ -80,6 +80,9 @@ func (p *phases) service(key Key, have, want *Service) {
 }
 
 func (p *phases) realServers(key Key, have, want map[netip.AddrPort]RealServer) {
+	if len(have) == 0 {
+		p.adds = slices.Grow(p.adds, len(want))
+	}
 	for _, dest := range sortedDests(want) {
 		rs := want[dest]
 		old, there := have[dest]

@@ -46,7 +46,10 @@ func (f *flush) flushServers() {
 			}
 		}
 	}
-	f.applyServers(slices.Concat(marked, grow))
+	if len(marked) > 0 {
+		grow = append(marked, grow...)
+	}
+	f.applyServers(grow)
 	f.applyServers(shrink)
 }
 

@@ -19,9 +19,9 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 
+	"github.com/kube-ipvs/kube-ipvs/pkg/apiclient"
 	"github.com/kube-ipvs/kube-ipvs/pkg/plan"
 	"github.com/kube-ipvs/kube-ipvs/pkg/source/apiserver"
 	"github.com/kube-ipvs/kube-ipvs/test/reliability"
@@ -201,7 +201,7 @@ func (b *behind) run() {
 	w := &world{checks: map[types.NamespacedName]plan.HealthCheck{}}
 	o := b.options(w)
 	o.MinSyncPeriod = 10 * time.Millisecond
-	client, err := kubernetes.NewForConfig(&rest.Config{Host: b.server.URL, QPS: -1})
+	client, err := apiclient.New(&rest.Config{Host: b.server.URL, QPS: -1})
 	if err != nil {
 		b.t.Fatal(err)
 	}

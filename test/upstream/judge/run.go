@@ -17,7 +17,7 @@ type Runner struct {
 	Parallel int
 	// Nodes is how many the cluster has.
 	Nodes int
-	Log      func(format string, args ...any)
+	Log   func(format string, args ...any)
 
 	mu          sync.Mutex
 	begin       time.Time

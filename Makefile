@@ -264,7 +264,7 @@ FUZZTIME ?= 10m
 # A regular expression for targets, as in nat.FuzzParseSave.
 FUZZ ?= .
 FUZZ_OUT = $(CACHE)/fuzz
-fuzz: ## each fuzz target for FUZZTIME=10m, or those of FUZZ=regexp, into docs/reliability.md
+fuzz: ## each fuzz target for FUZZTIME=10m, or those of FUZZ=regexp, from and into test/reliability/corpora, and docs/reliability.md
 	@rm -rf $(FUZZ_OUT) && mkdir -p $(FUZZ_OUT) $(RELIABILITY_OUT)
 	@for file in $$(grep -rl --include='*_test.go' '^func Fuzz' pkg); do \
 		for target in $$(sed -n 's/^func \(Fuzz[A-Za-z]*\)(.*/\1/p' $$file); do \
@@ -272,7 +272,9 @@ fuzz: ## each fuzz target for FUZZTIME=10m, or those of FUZZ=regexp, into docs/r
 			name=$$(basename $$package).$$target; \
 			grep -qE "$$FUZZ_TARGETS" <<< $$name || continue; \
 			printf '==> [%4ds] %s in %s\n' $$(( $$(date +%s) - $(START) )) $$target $$file; \
+			hack/corpus restore $$package $$target || exit; \
 			$(GO) test ./$$package -run '^$$' -fuzz "^$$target\$$" -fuzztime $(FUZZTIME) | tee $(FUZZ_OUT)/$$name.log || exit; \
+			hack/corpus keep $$package $$target || exit; \
 		done; \
 	done
 	@cp test/reliability/figures/input-fuzz.json $(RELIABILITY_OUT)/
@@ -324,13 +326,17 @@ UPSTREAM := $(CACHE)/upstream
 CLUSTER_PROGRAM := $(CACHE)/bin/cluster
 upstream_commands := kube-controller-manager kube-scheduler kubelet
 upstream_images := agnhost regression-issue-74839
-upstream_programs := $(addprefix $(UPSTREAM)/,$(upstream_commands) $(upstream_images) coredns pause e2e.test)
+upstream_files := localhost.crt localhost.key
+upstream_programs := $(addprefix $(UPSTREAM)/,$(upstream_commands) $(upstream_images) $(upstream_files) coredns pause e2e.test)
 
 $(addprefix $(UPSTREAM)/,$(upstream_commands)): upstream_package = k8s.io/kubernetes/cmd/$(@F)
 $(addprefix $(UPSTREAM)/,$(upstream_images)): upstream_package = k8s.io/kubernetes/test/images/$(@F)
 $(addprefix $(UPSTREAM)/,coredns pause): upstream_package = ./$(@F)
 
-$(filter-out %/e2e.test,$(upstream_programs)): test/upstream/programs/go.mod test/upstream/programs/go.sum
+$(addprefix $(UPSTREAM)/,$(upstream_files)): test/upstream/programs/go.mod
+	@mkdir -p $(@D) && cp "$$(cd test/upstream/programs && $(GO) list -m -f '{{.Dir}}' k8s.io/kubernetes)/test/images/agnhost/porter/$(@F)" $@ && chmod 644 $@ && touch $@
+
+$(filter-out %/e2e.test $(addprefix %/,$(upstream_files)),$(upstream_programs)): test/upstream/programs/go.mod test/upstream/programs/go.sum
 	$(call phase,building $(@F) (minutes the first time))
 	@cd test/upstream/programs && $(GO) build -ldflags '$(call ldflags,$(KUBERNETES_VERSION),)' -o $@ $(upstream_package)
 

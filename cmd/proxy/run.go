@@ -10,17 +10,17 @@ import (
 	"net/url"
 	"time"
 
-	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 	"k8s.io/component-base/configz"
 	componentmetrics "k8s.io/component-base/metrics"
 	"k8s.io/component-base/metrics/legacyregistry"
-	_ "k8s.io/component-base/metrics/prometheus/clientgo" // rest_client_*, which kube-proxy has too
-	_ "k8s.io/component-base/metrics/prometheus/version"  // kubernetes_build_info, likewise
+	_ "k8s.io/component-base/metrics/prometheus/restclient" // rest_client_*, which kube-proxy has too
+	_ "k8s.io/component-base/metrics/prometheus/version"    // kubernetes_build_info, likewise
 	zpages "k8s.io/component-base/zpages/features"
 	"k8s.io/klog/v2"
 
+	"github.com/kube-ipvs/kube-ipvs/pkg/apiclient"
 	"github.com/kube-ipvs/kube-ipvs/pkg/apply"
 	"github.com/kube-ipvs/kube-ipvs/pkg/config"
 	"github.com/kube-ipvs/kube-ipvs/pkg/event"
@@ -152,7 +152,7 @@ func newSource(ctx context.Context, cfg *config.Config) (source.Source, proxy.Ev
 	if err != nil {
 		return nil, nil, err
 	}
-	events := event.NewWriter(client.EventsV1(), cfg.Plan.NodeName)
+	events := event.NewWriter(client, cfg.Plan.NodeName)
 	go events.Run(ctx)
 	return apiserver.New(client, cfg.Plan.NodeName, cfg.Source.ConfigSyncPeriod), events, nil
 }
@@ -188,12 +188,12 @@ func apiServers(s *config.Source) []netip.AddrPort {
 }
 
 // newClient connects to the API server.
-func newClient(s *config.Source) (kubernetes.Interface, error) {
+func newClient(s *config.Source) (*apiclient.Client, error) {
 	c, err := clientConfig(s)
 	if err != nil {
 		return nil, fmt.Errorf("configuring the API server's client (--kubeconfig, --master): %w", err)
 	}
 	c.ContentType, c.AcceptContentTypes = s.ContentType, s.AcceptContentType
 	c.QPS, c.Burst = s.QPS, s.Burst
-	return kubernetes.NewForConfig(c)
+	return apiclient.New(c)
 }

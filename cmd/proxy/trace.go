@@ -13,7 +13,6 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
 	corev1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/kube-ipvs/kube-ipvs/pkg/capture"
 	"github.com/kube-ipvs/kube-ipvs/pkg/config"
@@ -176,7 +175,7 @@ func (o *traceOptions) pod(ctx context.Context, family ip.Family) (netip.Addr, e
 	if err != nil {
 		return netip.Addr{}, err
 	}
-	pod, err := client.CoreV1().Pods(namespace).Get(ctx, name, metav1.GetOptions{})
+	pod, err := client.Pod(ctx, namespace, name)
 	if err != nil {
 		return netip.Addr{}, err
 	}

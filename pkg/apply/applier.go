@@ -113,8 +113,8 @@ func (a *Applier) Set(owner *Owner, part plan.Part) {
 	old := a.parts[owner.Name].part
 	a.parts[owner.Name] = ownedPart{owner, part}
 	a.setServers(owner, old.VirtualServers, part.VirtualServers)
-	setAll(&a.members, owner, marksOf(old.Members), marksOf(part.Members))
-	setAll(&a.vips, owner, keysOf(old.VIPs), keysOf(part.VIPs))
+	setAll(&a.members, owner, old.Members, part.Members, unmarked)
+	setAll(&a.vips, owner, old.VIPs, part.VIPs, func(vip plan.VIP) (plan.VIP, struct{}) { return vip, struct{}{} })
 }
 
 // Delete takes back all that a Service wanted.
@@ -172,36 +172,30 @@ func (a *Applier) adoptForeign(key ipvs.Key) {
 	}
 }
 
-// setAll puts and drops that in which two maps differ.
-func setAll[K, V comparable](l *ledger[K, V], owner *Owner, old, want map[K]V) {
-	for k, v := range want {
-		if was, ok := old[k]; !ok || was != v {
+// setAll puts and drops that in which two lists differ, as keys and values.
+func setAll[E any, K, V comparable](l *ledger[K, V], owner *Owner, old, want []E, entry func(E) (K, V)) {
+	before := make(map[K]V, len(old))
+	for _, e := range old {
+		k, v := entry(e)
+		before[k] = v
+	}
+	for _, e := range want {
+		k, v := entry(e)
+		if was, ok := before[k]; !ok || was != v {
 			l.put(k, owner, 0, v)
 		}
+		delete(before, k)
 	}
-	for k := range old {
-		if _, ok := want[k]; !ok {
-			l.drop(k, owner)
-		}
+	for k := range before {
+		l.drop(k, owner)
 	}
 }
 
-func keysOf[K comparable](list []K) map[K]struct{} {
-	out := make(map[K]struct{}, len(list))
-	for _, k := range list {
-		out[k] = struct{}{}
-	}
-	return out
-}
-
-func marksOf(list []plan.Member) map[plan.Member]uint32 {
-	out := make(map[plan.Member]uint32, len(list))
-	for _, m := range list {
-		mark := m.Mark
-		m.Mark = 0
-		out[m] = mark
-	}
-	return out
+// unmarked is a member by itself, and the mark that it carries.
+func unmarked(m plan.Member) (plan.Member, uint32) {
+	mark := m.Mark
+	m.Mark = 0
+	return m, mark
 }
 
 // Retry has what the kernel refused to a Service tried again with the next

@@ -52,25 +52,28 @@ func settle[C interface {
 	comparable
 	fmt.Stringer
 }](changes []C, apply func([]C) []kernel.Failure[C], done func(C), failed func(C, error)) {
+	settleEach(changes, apply, func(i int) { done(changes[i]) }, func(i int, err error) { failed(changes[i], err) })
+}
+
+// settleEach is settle by the changes' places in the list.
+func settleEach[C interface {
+	comparable
+	fmt.Stringer
+}](changes []C, apply func([]C) []kernel.Failure[C], done func(int), failed func(int, error)) {
 	if len(changes) == 0 {
 		return
 	}
-	failures := apply(changes)
-	if len(failures) == 0 {
-		for _, c := range changes {
-			done(c)
-		}
-		return
-	}
-	refused := make(map[C]error, len(failures))
-	for _, f := range failures {
+	refused := map[C]error{}
+	for _, f := range apply(changes) {
 		refused[f.Change] = f
 	}
-	for _, c := range changes {
-		if err, ok := refused[c]; ok {
-			failed(c, err)
+	for i, c := range changes {
+		if len(refused) == 0 {
+			done(i)
+		} else if err, ok := refused[c]; ok {
+			failed(i, err)
 		} else {
-			done(c)
+			done(i)
 		}
 	}
 }
@@ -168,8 +171,7 @@ func (f *flush) memberDone(c ipset.Change) {
 // nobody wants: one that changes from one way of claiming to another is local
 // all the time.
 func (f *flush) flushVIPs() {
-	var added, removed []routing.Change
-	vips := map[routing.Change]plan.VIP{}
+	var added, removed []plan.VIP
 	blocked := f.blocked()
 	for vip := range f.vips.dirty {
 		_, wanted := f.vips.want(vip)
@@ -178,18 +180,19 @@ func (f *flush) flushVIPs() {
 		case wanted == there:
 			f.vips.clean(vip)
 		case there:
-			c := f.vipChange(vip, false)
-			vips[c] = vip
-			removed = append(removed, c)
+			removed = append(removed, vip)
 		case !blocked[vip.Addr]:
-			c := f.vipChange(vip, true)
-			vips[c] = vip
-			added = append(added, c)
+			added = append(added, vip)
 		}
 	}
-	settle(append(added, removed...), f.kernel.Routing.Apply, func(c routing.Change) { f.vipDone(vips[c]) }, func(c routing.Change, err error) {
-		f.fail(f.vips.owners(vips[c]), err)
-		f.vips.refused(vips[c])
+	vips := append(added, removed...)
+	changes := make([]routing.Change, len(vips))
+	for i, vip := range vips {
+		changes[i] = f.vipChange(vip, i < len(added))
+	}
+	settleEach(changes, f.kernel.Routing.Apply, func(i int) { f.vipDone(vips[i]) }, func(i int, err error) {
+		f.fail(f.vips.owners(vips[i]), err)
+		f.vips.refused(vips[i])
 	})
 }
 

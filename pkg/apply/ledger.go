@@ -53,6 +53,7 @@ func (c claim[V]) before(d claim[V]) bool {
 type ledger[K comparable, V any] struct {
 	claims map[K][]claim[V] // never empty; the winner first
 	dirty  map[K]struct{}
+	most   int // that dirty has held
 	// stuck are keys that the kernel refused, and that wait for their retry
 	// so as not to be tried with every other change.
 	stuck map[K]struct{}
@@ -66,6 +67,7 @@ func newLedger[K comparable, V any]() ledger[K, V] {
 func (l *ledger[K, V]) mark(key K) {
 	delete(l.stuck, key)
 	l.dirty[key] = struct{}{}
+	l.most = max(l.most, len(l.dirty))
 }
 
 // compared notes what an observation found. A key that waits for its retry
@@ -90,11 +92,15 @@ func (l *ledger[K, V]) refused(key K) {
 	l.stuck[key] = struct{}{}
 }
 
+// fewDirty is how many keys are dirty with a batch of Services at the start, or
+// less: a map that holds as many goes on to be used.
+const fewDirty = 1024
+
 // rest gives back what the map of dirty keys has grown to: to go through it
 // costs its size, however little there is in it.
 func (l *ledger[K, V]) rest() {
-	if len(l.dirty) == 0 {
-		l.dirty = map[K]struct{}{}
+	if len(l.dirty) == 0 && l.most > fewDirty {
+		l.dirty, l.most = map[K]struct{}{}, 0
 	}
 }
 

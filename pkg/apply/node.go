@@ -23,7 +23,7 @@ type nodePart struct {
 
 // SetNode makes a part the wanted one for the node.
 func (a *Applier) SetNode(part plan.NodePart) {
-	setAll(&a.members, nodeOwner, marksOf(a.node.Members), marksOf(part.Members))
+	setAll(&a.members, nodeOwner, a.node.Members, part.Members, unmarked)
 	a.node = nodePart{NodePart: part, dirty: true, sets: map[string]ipset.Set{}}
 	for _, s := range part.Sets {
 		a.node.sets[s.Name] = s

@@ -46,7 +46,10 @@ func (f *flush) flushServers() {
 			}
 		}
 	}
-	f.applyServers(slices.Concat(marked, grow))
+	if len(marked) > 0 {
+		grow = append(marked, grow...)
+	}
+	f.applyServers(grow)
 	f.applyServers(shrink)
 }
 
@@ -78,19 +81,16 @@ func (f *flush) serverChanges(key ipvs.Key, vs *plan.VirtualServer) []ipvs.Chang
 // spread orders the additions of real servers, which stand together and are
 // all for one virtual server.
 func spread(node string, key ipvs.Key, scheduler string, changes []ipvs.Change) {
-	added := map[netip.AddrPort]ipvs.Change{}
-	var at []int
-	var dests []netip.AddrPort
-	for i, c := range changes {
-		if c.Op == ipvs.AddRealServer {
-			added[c.Dest] = c
-			at, dests = append(at, i), append(dests, c.Dest)
-		}
+	adds := func(c ipvs.Change) bool { return c.Op == ipvs.AddRealServer }
+	first := slices.IndexFunc(changes, adds)
+	if first < 0 {
+		return
 	}
-	plan.Spread(node, key, scheduler, dests)
-	for i, dest := range dests {
-		changes[at[i]] = added[dest]
+	end := first
+	for end < len(changes) && adds(changes[end]) {
+		end++
 	}
+	plan.Spread(node, key, scheduler, changes[first:end], func(c ipvs.Change) netip.AddrPort { return c.Dest })
 }
 
 // deleteServers removes virtual servers that nobody wants.

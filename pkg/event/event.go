@@ -14,7 +14,6 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/wait"
-	typedeventsv1 "k8s.io/client-go/kubernetes/typed/events/v1"
 	"k8s.io/client-go/util/flowcontrol"
 	"k8s.io/klog/v2"
 )
@@ -49,6 +48,11 @@ const (
 // retry is for an API server that is not there for a while.
 var retry = wait.Backoff{Duration: 5 * time.Second, Factor: 2, Jitter: 0.5, Steps: 6}
 
+// Client creates Events, each in its namespace. Package apiclient has it.
+type Client interface {
+	CreateEvent(context.Context, *eventsv1.Event) error
+}
+
 // Writer writes Events to an API server.
 //
 // A condition that all nodes find at once is written once: its name follows
@@ -56,14 +60,14 @@ var retry = wait.Backoff{Duration: 5 * time.Second, Factor: 2, Jitter: 0.5, Step
 // recorder would write one for every node, and keep but the first of the notes
 // that have one reason.
 type Writer struct {
-	client   typedeventsv1.EventsGetter
+	client   Client
 	instance string
 	queue    chan Warning
 	limit    flowcontrol.RateLimiter
 }
 
 // NewWriter makes a Writer for the proxy on a node.
-func NewWriter(client typedeventsv1.EventsGetter, node string) *Writer {
+func NewWriter(client Client, node string) *Writer {
 	return &Writer{
 		client: client, instance: cut(node, maxInstance),
 		queue: make(chan Warning, queued), limit: flowcontrol.NewTokenBucketRateLimiter(perSecond, burst),
@@ -96,7 +100,7 @@ func (w *Writer) Run(ctx context.Context) {
 func (w *Writer) write(ctx context.Context, c Warning) {
 	e := w.event(c)
 	err := wait.ExponentialBackoffWithContext(ctx, retry, func(ctx context.Context) (bool, error) {
-		_, err := w.client.Events(e.Namespace).Create(ctx, e, metav1.CreateOptions{})
+		err := w.client.CreateEvent(ctx, e)
 		if err == nil || apierrors.IsAlreadyExists(err) {
 			return true, nil
 		}

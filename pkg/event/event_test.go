@@ -28,6 +28,14 @@ type world struct {
 	fail   atomic.Pointer[error] // what the server refuses with; nil: nothing
 }
 
+// fakeClient is client-go's fake of an API server, as a Client.
+type fakeClient struct{ *fake.Clientset }
+
+func (f fakeClient) CreateEvent(ctx context.Context, e *eventsv1.Event) error {
+	_, err := f.EventsV1().Events(e.Namespace).Create(ctx, e, metav1.CreateOptions{})
+	return err
+}
+
 func run(t *testing.T, test func(*world)) {
 	synctest.Test(t, func(t *testing.T) {
 		w := &world{t: t, client: fake.NewClientset()}
@@ -43,7 +51,7 @@ func run(t *testing.T, test func(*world)) {
 }
 
 func (w *world) writer(node string) *Writer {
-	writer := NewWriter(w.client.EventsV1(), node)
+	writer := NewWriter(fakeClient{w.client}, node)
 	ctx, cancel := context.WithCancel(w.t.Context())
 	w.t.Cleanup(cancel)
 	go writer.Run(ctx)

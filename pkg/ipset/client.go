@@ -337,18 +337,20 @@ func (c Change) check() error {
 // fields tells which fields of Entry a type uses.
 type fields struct{ addr, port, protocol, addr2, net bool }
 
+var fieldsOf = map[Type]fields{
+	HashIP:         {addr: true},
+	HashNet:        {net: true},
+	HashIPPort:     {addr: true, port: true, protocol: true},
+	HashIPPortMark: {addr: true, port: true, protocol: true},
+	HashIPPortIP:   {addr: true, port: true, protocol: true, addr2: true},
+	HashIPPortNet:  {addr: true, port: true, protocol: true, net: true},
+	BitmapPort:     {port: true},
+}
+
 // fields fails for a type that is not in use here, and for a family that the
 // type cannot have.
 func (s Set) fields() (fields, error) {
-	used, ok := map[Type]fields{
-		HashIP:         {addr: true},
-		HashNet:        {net: true},
-		HashIPPort:     {addr: true, port: true, protocol: true},
-		HashIPPortMark: {addr: true, port: true, protocol: true},
-		HashIPPortIP:   {addr: true, port: true, protocol: true, addr2: true},
-		HashIPPortNet:  {addr: true, port: true, protocol: true, net: true},
-		BitmapPort:     {port: true},
-	}[s.Type]
+	used, ok := fieldsOf[s.Type]
 	if !ok {
 		return fields{}, fmt.Errorf("set type %q: %w", s.Type, unix.EINVAL)
 	}

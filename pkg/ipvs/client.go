@@ -220,14 +220,14 @@ func (c *client) Apply(changes []Change) []Failure {
 	c.writing.Lock()
 	defer c.writing.Unlock()
 	errs := make([]error, len(changes))
-	todo := make([]job, 0, len(changes))
+	todo, indexes := make([]Change, 0, len(changes)), make([]int, 0, len(changes))
 	for i, change := range changes {
 		if errs[i] = change.check(); errs[i] == nil {
-			todo = append(todo, job{i, change})
+			todo, indexes = append(todo, change), append(indexes, i)
 		}
 	}
 	for range rounds {
-		todo = c.execute(todo, errs)
+		todo, indexes = c.execute(todo, indexes, errs)
 	}
 	var failures []Failure
 	for i, err := range errs {
@@ -238,33 +238,21 @@ func (c *client) Apply(changes []Change) []Failure {
 	return failures
 }
 
-// job is a change on its way, and its index in Apply's argument.
-type job struct {
-	index  int
-	change Change
-}
-
-// execute carries out jobs, notes their errors, and gives back what is worth
-// to be tried next.
-func (c *client) execute(jobs []job, errs []error) []job {
-	if len(jobs) == 0 {
-		return nil
+// execute carries out changes, of which the indexes are those in Apply's argument,
+// notes their errors there, and gives back what is worth to be tried next.
+func (c *client) execute(changes []Change, indexes []int, errs []error) (next []Change, nextIndexes []int) {
+	if len(changes) == 0 {
+		return nil, nil
 	}
-	changes := make([]Change, len(jobs))
-	for i, j := range jobs {
-		changes[i] = j.change
-	}
-	var next []job
 	for i, err := range c.raw.execute(changes) {
-		again, ok := correct(changes[i], err)
 		if done(changes[i], err) {
 			err = nil
-		} else if ok {
-			next = append(next, job{jobs[i].index, again})
+		} else if again, ok := correct(changes[i], err); ok {
+			next, nextIndexes = append(next, again), append(nextIndexes, indexes[i])
 		}
-		errs[jobs[i].index] = err
+		errs[indexes[i]] = err
 	}
-	return next
+	return next, nextIndexes
 }
 
 // done tells whether the kernel's state is as the change wants it.

@@ -60,6 +60,9 @@ type phases struct {
 }
 
 func (p *phases) changes() []Change {
+	if len(p.updates)+len(p.deletes)+len(p.removals) == 0 {
+		return p.adds
+	}
 	return slices.Concat(p.adds, p.updates, p.deletes, p.removals)
 }
 
@@ -69,6 +72,7 @@ func (p *phases) service(key Key, have, want *Service) {
 	case want == nil:
 		p.removals = append(p.removals, Change{Op: DeleteVirtualServer, Key: key})
 	case have == nil:
+		p.adds = slices.Grow(p.adds, 1+len(want.RealServers))
 		p.adds = append(p.adds, Change{Op: AddVirtualServer, Key: key, VirtualServer: want.VirtualServer})
 		p.realServers(key, nil, want.RealServers)
 	default:

@@ -62,16 +62,23 @@ func hinted(ready []service.Endpoint, here string, hints func(service.Endpoint) 
 }
 
 func addresses(endpoints []service.Endpoint) []netip.AddrPort {
-	var out []netip.AddrPort
-	for _, e := range endpoints {
-		out = append(out, e.Addr)
+	out := make([]netip.AddrPort, len(endpoints))
+	for i, e := range endpoints {
+		out[i] = e.Addr
 	}
 	return out
 }
 
+// filter gives what is to be kept, which is the list itself if that is all.
 func filter[T any](list []T, keep func(T) bool) []T {
+	leave := func(e T) bool { return !keep(e) }
+	at := slices.IndexFunc(list, leave)
+	if at < 0 {
+		return slices.Clip(list)
+	}
 	var out []T
-	for _, e := range list {
+	out = append(out, list[:at]...)
+	for _, e := range list[at+1:] {
 		if keep(e) {
 			out = append(out, e)
 		}

@@ -18,27 +18,36 @@ import (
 //
 // Schedulers that hash assign clients by the places in the list. They get them
 // in one order, so that nodes agree.
-func Spread(node string, key ipvs.Key, scheduler string, list []netip.AddrPort) {
-	if ipvs.Hashes(scheduler) {
-		slices.SortFunc(list, netip.AddrPort.Compare)
+func Spread[T any](node string, key ipvs.Key, scheduler string, list []T, dest func(T) netip.AddrPort) {
+	if len(list) < 2 {
 		return
 	}
-	places := make(map[netip.AddrPort]uint64, len(list))
-	for _, dest := range list {
-		places[dest] = place(node, key, dest)
+	if ipvs.Hashes(scheduler) {
+		slices.SortFunc(list, func(a, b T) int { return dest(a).Compare(dest(b)) })
+		return
 	}
-	slices.SortFunc(list, func(a, b netip.AddrPort) int {
-		return cmp.Or(cmp.Compare(places[a], places[b]), a.Compare(b))
+	type placed struct {
+		place uint64
+		what  T
+	}
+	places, prefix := make([]placed, len(list)), []byte(node+"\x00"+key.String()+"\x00")
+	for i, what := range list {
+		places[i] = placed{place(prefix, dest(what)), what}
+	}
+	slices.SortFunc(places, func(a, b placed) int {
+		return cmp.Or(cmp.Compare(a.place, b.place), dest(a.what).Compare(dest(b.what)))
 	})
+	for i := range places {
+		list[i] = places[i].what
+	}
 }
 
-// place is a number that looks like a random one.
-func place(node string, key ipvs.Key, dest netip.AddrPort) uint64 {
+// place is a number that looks like a random one, for a node's Service and an
+// endpoint.
+func place(prefix []byte, dest netip.AddrPort) uint64 {
 	h := fnv.New64a()
-	for _, part := range []string{node, key.String(), dest.String()} {
-		_, _ = h.Write([]byte(part)) // never fails
-		_, _ = h.Write([]byte{0})
-	}
+	_, _ = h.Write(prefix) // never fails
+	_, _ = h.Write(append(dest.AppendTo(make([]byte, 0, 64)), 0))
 	// What was written last has reached few bits; this brings it to all.
 	n := h.Sum64()
 	n ^= n >> 32

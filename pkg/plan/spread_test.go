@@ -12,6 +12,8 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/plan"
 )
 
+func itself(dest netip.AddrPort) netip.AddrPort { return dest }
+
 func someDests(n int) []netip.AddrPort {
 	var out []netip.AddrPort
 	for i := range n {
@@ -28,7 +30,7 @@ func TestSpreadOverNodes(t *testing.T) {
 	first := map[netip.AddrPort]int{}
 	for i := range nodes {
 		list := someDests(endpoints)
-		plan.Spread(fmt.Sprintf("node%d", i), key, "rr", list)
+		plan.Spread(fmt.Sprintf("node%d", i), key, "rr", list, itself)
 		first[list[endpoints-1]]++
 	}
 	for _, dest := range someDests(endpoints) {
@@ -45,10 +47,10 @@ func TestSpreadIsTheNodesOwn(t *testing.T) {
 	for i := range 20 {
 		key := ipvs.Key{Protocol: ip.TCP, Addr: netip.AddrFrom4([4]byte{10, 96, 0, byte(i)}), Port: 80}
 		want := someDests(8)
-		plan.Spread("node1", key, "rr", want)
+		plan.Spread("node1", key, "rr", want, itself)
 		got := someDests(8)
 		rand.New(rand.NewSource(int64(i))).Shuffle(len(got), func(i, j int) { got[i], got[j] = got[j], got[i] })
-		plan.Spread("node1", key, "rr", got)
+		plan.Spread("node1", key, "rr", got, itself)
 		if !slices.Equal(got, want) {
 			t.Errorf("%s: %v and %v", key, got, want)
 		}
@@ -62,7 +64,7 @@ func TestSpreadIsTheNodesOwn(t *testing.T) {
 func TestHashingSchedulersAgreeOnAllNodes(t *testing.T) {
 	for _, scheduler := range []string{"sh", "dh", "mh"} {
 		list := someDests(8)
-		plan.Spread("node1", ipvs.Key{Protocol: ip.TCP, Addr: netip.MustParseAddr("10.96.0.1"), Port: 80}, scheduler, list)
+		plan.Spread("node1", ipvs.Key{Protocol: ip.TCP, Addr: netip.MustParseAddr("10.96.0.1"), Port: 80}, scheduler, list, itself)
 		if !slices.Equal(list, someDests(8)) {
 			t.Errorf("%s: %v", scheduler, list)
 		}

@@ -1,6 +1,7 @@
 package proxy
 
 import (
+	"cmp"
 	"slices"
 	"strings"
 
@@ -80,6 +81,6 @@ func servesDNS(svc *corev1.Service) bool {
 
 func sortNames(names []types.NamespacedName) {
 	slices.SortFunc(names, func(a, b types.NamespacedName) int {
-		return strings.Compare(a.String(), b.String())
+		return cmp.Or(strings.Compare(a.Namespace, b.Namespace), strings.Compare(a.Name, b.Name))
 	})
 }

@@ -372,7 +372,3 @@ func parseProtocol(p corev1.Protocol) (ip.Protocol, error) {
 	}
 	return ip.ParseProtocol(string(p))
 }
-
-func sortEndpoints(list []Endpoint) {
-	slices.SortFunc(list, func(a, b Endpoint) int { return a.Addr.Compare(b.Addr) })
-}

@@ -25,7 +25,7 @@ type portKey struct {
 // Slices are taken by name, so that the order in which they come decides
 // nothing.
 func mergeSlices(b *builder, endpointSlices []*discoveryv1.EndpointSlice) map[portKey][]Endpoint {
-	m := merger{seen: map[portKey]map[netip.AddrPort]int{}, out: map[portKey][]Endpoint{}}
+	m := merger{}
 	object := b.object
 	defer func() { b.object = object }()
 	byName := slices.SortedStableFunc(slices.Values(endpointSlices), func(a, b *discoveryv1.EndpointSlice) int {
@@ -35,30 +35,31 @@ func mergeSlices(b *builder, endpointSlices []*discoveryv1.EndpointSlice) map[po
 		b.object = fmt.Sprintf("EndpointSlice %s/%s", slice.Namespace, slice.Name)
 		m.addSlice(b, slice)
 	}
-	for _, list := range m.out {
-		sortEndpoints(list)
+	for key, list := range m {
+		m[key] = once(list)
 	}
-	return m.out
+	return m
 }
 
-type merger struct {
-	seen map[portKey]map[netip.AddrPort]int // position in out
-	out  map[portKey][]Endpoint
-}
+type merger map[portKey][]Endpoint
 
 // addSlice adds the endpoints of a slice for each of its ports. An address
 // that cannot be used is reported once, not for every port.
-func (m *merger) addSlice(b *builder, slice *discoveryv1.EndpointSlice) {
+func (m merger) addSlice(b *builder, slice *discoveryv1.EndpointSlice) {
 	addrs := addressesOf(b, slice)
 	for i := range slice.Ports {
 		key, number, ok := endpointPort(b, slice, i)
 		if !ok {
 			continue
 		}
+		list := slices.Grow(m[key], len(addrs))
 		for j, addr := range addrs {
 			if addr.IsValid() {
-				m.put(key, newEndpoint(slice.Endpoints[j], addr, number))
+				list = append(list, newEndpoint(slice.Endpoints[j], addr, number))
 			}
+		}
+		if len(list) > 0 {
+			m[key] = list
 		}
 	}
 }
@@ -101,18 +102,21 @@ func endpointPort(b *builder, slice *discoveryv1.EndpointSlice, i int) (key port
 	return portKey{deref(p.Name, ""), protocol}, number, true
 }
 
-func (m *merger) put(key portKey, e Endpoint) {
-	if m.seen[key] == nil {
-		m.seen[key] = map[netip.AddrPort]int{}
+// once sorts endpoints, and keeps of several reports of one the newest, or else
+// the first.
+func once(list []Endpoint) []Endpoint {
+	slices.SortStableFunc(list, func(a, b Endpoint) int { return a.Addr.Compare(b.Addr) })
+	out := list[:0]
+	for _, e := range list {
+		last := len(out) - 1
+		switch {
+		case last < 0 || out[last].Addr != e.Addr:
+			out = append(out, e)
+		case preferred(e, out[last]):
+			out[last] = e
+		}
 	}
-	at, dup := m.seen[key][e.Addr]
-	switch {
-	case !dup:
-		m.seen[key][e.Addr] = len(m.out[key])
-		m.out[key] = append(m.out[key], e)
-	case preferred(e, m.out[key][at]):
-		m.out[key][at] = e
-	}
+	return out
 }
 
 // preferred tells which of two reports of one endpoint is the newer one: a

@@ -73,6 +73,7 @@ func (r *run) startTapped() tally {
 		return tp.close()
 	}
 	tp.await(r.limit, func(t tally) bool { return !t.First.IsZero() })
+	tp.hold()
 	before := cpu(r.t, r.process.PID())
 	ended := r.passed(r.limit)
 	r.put(KernelCPU, (cpu(r.t, r.process.PID()) - before).Seconds())

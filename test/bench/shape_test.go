@@ -30,7 +30,9 @@ func TestShapes(t *testing.T) {
 	if many.writes > few.writes*1.1 {
 		t.Errorf("a change costs %.2f writes to the kernel with %d Services, and %.2f with %d", many.writes, manyServices, few.writes, fewServices)
 	}
-	if many.cpu > few.cpu*3/2 {
+	// With 40 times as many Services: what grows with them, be it the twentieth part
+	// of a change's cost, is more than this; what a busy machine adds is less.
+	if many.cpu > few.cpu*5/2 {
 		t.Errorf("a change costs %s of processor time with %d Services, and %s with %d", many.cpu, manyServices, few.cpu, fewServices)
 	}
 	if many.start > some.start*1.1 {

@@ -154,10 +154,12 @@ func (s *site) passed(limit time.Duration) time.Time {
 	return latest
 }
 
-// eventually looks twice a second: to answer costs the program time.
+// eventually looks the more seldom the longer it takes: to answer costs the program
+// time. What is looked at says itself since when it is so.
 func (s *site) eventually(limit time.Duration, what string, check func() error) {
 	s.t.Helper()
-	deadline := time.Now().Add(limit)
+	begin := time.Now()
+	deadline := begin.Add(limit)
 	for {
 		err := check()
 		if err == nil {
@@ -166,7 +168,7 @@ func (s *site) eventually(limit time.Duration, what string, check func() error) 
 		select {
 		case <-s.process.Done():
 			s.t.Fatalf("%s has ended:\n%s", s.subject.name, s.process.Log())
-		case <-time.After(500 * time.Millisecond):
+		case <-time.After(min(max(500*time.Millisecond, time.Since(begin)/4), 5*time.Second)):
 		}
 		if time.Now().After(deadline) {
 			s.t.Fatalf("%s: not within %s: %v", what, limit, err)

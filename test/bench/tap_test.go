@@ -28,6 +28,7 @@ type tap struct {
 
 	mu      sync.Mutex
 	stopped bool
+	held    bool // what comes is left in the kernel for the time being
 	changed *sync.Cond
 	seen    tally
 	awaited map[[4]byte]time.Time // zero until a request has named the address
@@ -37,7 +38,7 @@ type tap struct {
 // tally counts requests.
 type tally struct {
 	Writes, Reads map[string]int          // by what they are for
-	First         time.Time               // when the first real server was added
+	First         time.Time               // when the first real server was added, but for those of DNS and of the API server
 	DNS           time.Time               // when that of DNS was
 	BeforeDNS     int                     // virtual servers added by then
 	Spans         map[string][2]time.Time // when the first and the last request were made, by what they are for
@@ -128,6 +129,7 @@ func (tp *tap) listen() {
 	defer close(tp.ended)
 	buffer, control := make([]byte, tapBuffer), make([]byte, 256)
 	for {
+		tp.whileHeld()
 		n, oobn, _, from, err := unix.Recvmsg(tp.socket, buffer, control, 0)
 		if err == unix.EAGAIN || err == unix.EINTR {
 			if tp.isStopped() {
@@ -141,6 +143,22 @@ func (tp *tap) listen() {
 		if ll, ok := from.(*unix.SockaddrLinklayer); ok {
 			tp.note(int(ll.Protocol>>8), buffer[:n], stamp(control[:oobn]))
 		}
+	}
+}
+
+// hold has the kernel keep what comes, with the time at which it came, so that
+// the machine has nothing to do but what is measured.
+func (tp *tap) hold() {
+	tp.mu.Lock()
+	defer tp.mu.Unlock()
+	tp.held = true
+}
+
+func (tp *tap) whileHeld() {
+	tp.mu.Lock()
+	defer tp.mu.Unlock()
+	for tp.held && !tp.stopped {
+		tp.changed.Wait()
 	}
 }
 
@@ -195,13 +213,23 @@ func (tp *tap) count(protocol int, message []byte, at time.Time) {
 		return
 	}
 	tp.seen.Writes[what]++
-	if what == newReal && tp.seen.First.IsZero() {
+	if what == newReal && tp.seen.First.IsZero() && ofMany(message) {
 		tp.seen.First = at
 	}
 	if tp.seen.DNS.IsZero() && bytes.Contains(message, dnsEndpoint.AsSlice()) {
 		tp.seen.DNS, tp.seen.BeforeDNS = at, tp.seen.Writes[newServer]
 	}
 	tp.find(message, at)
+}
+
+// ofMany tells whether a message is for one of the Services whose number is varied.
+func ofMany(message []byte) bool {
+	for ; len(message) >= 4; message = message[4:] {
+		if a := netip.AddrFrom4([4]byte(message)); !a.Less(vip(0)) && a.Less(vip(1<<20)) {
+			return true
+		}
+	}
+	return false
 }
 
 // find looks for awaited addresses. Values in netlink stand at multiples of four.
@@ -343,6 +371,7 @@ func (tp *tap) close() tally {
 	tp.mu.Lock()
 	tp.stopped = true
 	tp.mu.Unlock()
+	tp.changed.Broadcast()
 	<-tp.ended
 	if s, err := unix.GetsockoptTpacketStats(tp.socket, unix.SOL_PACKET, unix.PACKET_STATISTICS); err == nil {
 		tp.seen.Dropped = s.Drops > 0

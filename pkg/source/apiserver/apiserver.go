@@ -13,13 +13,20 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/watch"
-	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/klog/v2"
 
+	"github.com/kube-ipvs/kube-ipvs/pkg/apiclient"
 	"github.com/kube-ipvs/kube-ipvs/pkg/service"
 	"github.com/kube-ipvs/kube-ipvs/pkg/source"
 )
+
+// Client reaches the kinds that are followed. Package apiclient has it.
+type Client interface {
+	Services(namespace string) apiclient.Lister[*corev1.ServiceList]
+	EndpointSlices(namespace string) apiclient.Lister[*discoveryv1.EndpointSliceList]
+	Nodes() apiclient.Lister[*corev1.NodeList]
+}
 
 // Source follows Services and EndpointSlices, by kube-proxy's selectors, and
 // the node's own Node.
@@ -29,14 +36,14 @@ import (
 // takes as much time at the start as to read all objects, and holds what the sink
 // has anyway.
 type Source struct {
-	client kubernetes.Interface
+	client Client
 	node   string
 	resync time.Duration
 	mu     sync.Mutex // reflectors call from a goroutine each, the sink wants one
 }
 
 // New makes a source. Every resync (0: never) it delivers what it knows again.
-func New(client kubernetes.Interface, node string, resync time.Duration) *Source {
+func New(client Client, node string, resync time.Duration) *Source {
 	return &Source{client: client, node: node, resync: resync}
 }
 
@@ -88,39 +95,34 @@ var notHeadless = fields.OneTermNotEqualSelector("spec.clusterIP", corev1.Cluste
 // services sets the selectors. A Service that becomes headless, or another
 // proxy's, leaves the selection, which shows as a deletion.
 func (s *Source) services() *cache.ListWatch {
-	client := s.client.CoreV1().Services(metav1.NamespaceAll)
-	return listWatch(client.List, client.Watch, metav1.ListOptions{
+	return listWatch(s.client.Services(metav1.NamespaceAll), metav1.ListOptions{
 		LabelSelector: service.Selector().String(),
 		FieldSelector: notHeadless.String(),
 	})
 }
 
 func (s *Source) slices() *cache.ListWatch {
-	client := s.client.DiscoveryV1().EndpointSlices(metav1.NamespaceAll)
-	return listWatch(client.List, client.Watch, metav1.ListOptions{LabelSelector: service.EndpointSliceSelector().String()})
+	return listWatch(s.client.EndpointSlices(metav1.NamespaceAll), metav1.ListOptions{LabelSelector: service.EndpointSliceSelector().String()})
 }
 
 func (s *Source) nodes() *cache.ListWatch {
-	client := s.client.CoreV1().Nodes()
-	return listWatch(client.List, client.Watch, metav1.ListOptions{
+	return listWatch(s.client.Nodes(), metav1.ListOptions{
 		FieldSelector: fields.OneTermEqualSelector(metav1.ObjectNameField, s.node).String(),
 	})
 }
 
 // listWatch lists and watches what a selection has.
-func listWatch[L runtime.Object](
-	list func(context.Context, metav1.ListOptions) (L, error),
-	follow func(context.Context, metav1.ListOptions) (watch.Interface, error),
-	selection metav1.ListOptions,
-) *cache.ListWatch {
+func listWatch[L runtime.Object](client apiclient.Lister[L], selection metav1.ListOptions) *cache.ListWatch {
 	selected := func(o metav1.ListOptions) metav1.ListOptions {
 		o.LabelSelector, o.FieldSelector = selection.LabelSelector, selection.FieldSelector
 		return o
 	}
 	return &cache.ListWatch{
-		ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) { return list(ctx, selected(o)) },
+		ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
+			return client.List(ctx, selected(o))
+		},
 		WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
-			return follow(ctx, selected(o))
+			return client.Watch(ctx, selected(o))
 		},
 	}
 }

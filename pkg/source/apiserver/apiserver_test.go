@@ -17,6 +17,7 @@ import (
 	k8stesting "k8s.io/client-go/testing"
 	"k8s.io/klog/v2"
 
+	"github.com/kube-ipvs/kube-ipvs/pkg/apiclient"
 	"github.com/kube-ipvs/kube-ipvs/pkg/source"
 )
 
@@ -57,6 +58,19 @@ func meta(name string) metav1.ObjectMeta {
 	return metav1.ObjectMeta{Namespace: "default", Name: name}
 }
 
+// fakeClient is client-go's fake of an API server, as a Client.
+type fakeClient struct{ *fake.Clientset }
+
+func (f fakeClient) Services(namespace string) apiclient.Lister[*corev1.ServiceList] {
+	return f.CoreV1().Services(namespace)
+}
+
+func (f fakeClient) EndpointSlices(namespace string) apiclient.Lister[*discoveryv1.EndpointSliceList] {
+	return f.DiscoveryV1().EndpointSlices(namespace)
+}
+
+func (f fakeClient) Nodes() apiclient.Lister[*corev1.NodeList] { return f.CoreV1().Nodes() }
+
 // start runs a source on a fake API server, and gives the selectors that it
 // asked with.
 func start(t *testing.T, objects ...runtime.Object) (*fake.Clientset, recorder, func() map[string]string) {
@@ -70,7 +84,7 @@ func start(t *testing.T, objects ...runtime.Object) (*fake.Clientset, recorder, 
 	ctx, cancel := context.WithCancel(t.Context())
 	sink := make(recorder, 100)
 	done := make(chan error, 1)
-	go func() { done <- New(client, "node1", 0).Run(ctx, sink) }()
+	go func() { done <- New(fakeClient{client}, "node1", 0).Run(ctx, sink) }()
 	t.Cleanup(func() {
 		cancel()
 		if err := <-done; err != nil {
@@ -214,7 +228,7 @@ func TestTrimsBeforeItDelivers(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	sink := trimmed{recorder: make(recorder, 100), services: make(chan *corev1.Service, 1)}
-	go func() { _ = New(client, "node1", 0).Run(ctx, sink) }()
+	go func() { _ = New(fakeClient{client}, "node1", 0).Run(ctx, sink) }()
 	got := <-sink.services
 	if got.ManagedFields != nil || len(got.Annotations) != 1 {
 		t.Errorf("left: %+v", got.ObjectMeta)
@@ -235,7 +249,7 @@ func TestResync(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	sink := make(recorder, 100)
-	go func() { _ = New(client, "node1", time.Second).Run(ctx, sink) }()
+	go func() { _ = New(fakeClient{client}, "node1", time.Second).Run(ctx, sink) }()
 	sink.await(t, "set service web")
 	sink.await(t, "set service web")
 }
@@ -252,7 +266,7 @@ func TestOneCallAtATime(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	sink := &counter{synced: make(chan int, 1)}
 	done := make(chan error, 1)
-	go func() { done <- New(fake.NewClientset(objects...), "node1", 0).Run(ctx, sink) }()
+	go func() { done <- New(fakeClient{fake.NewClientset(objects...)}, "node1", 0).Run(ctx, sink) }()
 	if calls := <-sink.synced; calls != 100 {
 		t.Errorf("%d calls before the sync, want 100", calls)
 	}

@@ -32,11 +32,11 @@ func (s *Source) first(ctx context.Context, services *store[*corev1.Service], sl
 // to be planned without its endpoints.
 func (s *Source) firstOf(ctx context.Context, namespace string, services *store[*corev1.Service], slices *store[*discoveryv1.EndpointSlice], serviceFields, sliceLabels string) {
 	const fromCache = "0"
-	endpoints, err := s.client.DiscoveryV1().EndpointSlices(namespace).List(ctx, metav1.ListOptions{ResourceVersion: fromCache, LabelSelector: sliceLabels})
+	endpoints, err := s.client.EndpointSlices(namespace).List(ctx, metav1.ListOptions{ResourceVersion: fromCache, LabelSelector: sliceLabels})
 	if err != nil {
 		return
 	}
-	list, err := s.client.CoreV1().Services(namespace).List(ctx, metav1.ListOptions{
+	list, err := s.client.Services(namespace).List(ctx, metav1.ListOptions{
 		ResourceVersion: fromCache, LabelSelector: service.Selector().String(), FieldSelector: serviceFields,
 	})
 	if err != nil {

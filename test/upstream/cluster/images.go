@@ -42,7 +42,12 @@ func judged(programs string) map[string]recipe {
 				"bash", "bind9-dnsutils", "conntrack", "coreutils", "curl", "dash", "grep", "hostname", "iperf",
 				"iproute2", "netbase", "netcat-openbsd", "procps", "sed", "util-linux", "wget",
 			},
-			programs: map[string]string{"agnhost": filepath.Join(programs, "agnhost")},
+			// The key and certificate are those of servers that have none of their own.
+			programs: map[string]string{
+				"agnhost":       filepath.Join(programs, "agnhost"),
+				"localhost.crt": filepath.Join(programs, "localhost.crt"),
+				"localhost.key": filepath.Join(programs, "localhost.key"),
+			},
 			links: map[string]string{
 				"agnhost-2": "agnhost", "usr/bin/sh": "dash", "usr/bin/nc": "nc.openbsd",
 				"usr/local/bin/iperf": "/usr/bin/iperf",
@@ -53,6 +58,10 @@ func judged(programs string) map[string]recipe {
 		"busybox": {
 			packages: []string{"busybox-static"}, links: map[string]string{"usr/bin/sh": "busybox"},
 			command: []string{"sh"},
+		},
+		"distroless-iptables": {
+			packages: []string{"conntrack", "coreutils", "dash", "debianutils", "grep"},
+			links:    map[string]string{"usr/bin/sh": "dash"}, command: []string{"sh"},
 		},
 		"regression-issue-74839": {
 			programs:   map[string]string{"regression-issue-74839": filepath.Join(programs, "regression-issue-74839")},

@@ -22,6 +22,7 @@ func proxyImage(proxy string) string {
 // it, too.
 const imageTag = "cluster"
 
+// The label is that by which upstream's tests find the proxy that they restart.
 const overlayFormat = `apiVersion: kustomize.config.k8s.io/v1beta1
 kind: Kustomization
 resources: [%s]
@@ -29,6 +30,9 @@ images: [{name: kube-ipvs, newTag: ` + imageTag + `}]
 patches:
   - target: {kind: ConfigMap, name: kube-ipvs}
     path: config.yaml
+  - target: {kind: DaemonSet, name: kube-ipvs}
+    patch: |
+      - {op: add, path: /spec/template/metadata/labels/k8s-app, value: kube-proxy}
 `
 
 const configFormat = `apiVersion: v1

@@ -55,13 +55,13 @@ func (p *program) chosen(args []string, name string) bool {
 func TestVerdicts(t *testing.T) {
 	p := &program{t: t, runs: map[string]int{}, states: map[string][]string{
 		"passes": {"passed"}, "fails": {"failed"}, "recovers": {"failed", "passed"}, "is skipped": {"skipped"},
-		"hangs": {"timedout"},
+		"hangs": {"timedout"}, "wants three nodes": {"skipped", "passed"},
 	}}
 	path := filepath.Join(t.TempDir(), "results.json")
 	fresh := func() *Results { return &Results{Proxy: "kube-ipvs", Build: "1"} }
-	run := func(results *Results) {
+	run := func(results *Results, nodes int) {
 		t.Helper()
-		runner := &Runner{Tests: &Tests{Command: p.command, Dir: t.TempDir()}, Results: results, Parallel: 1, Log: t.Logf}
+		runner := &Runner{Tests: &Tests{Command: p.command, Dir: t.TempDir()}, Results: results, Parallel: 1, Nodes: nodes, Log: t.Logf}
 		var names []string
 		for name := range p.states {
 			names = append(names, "[sig-network] "+name)
@@ -74,7 +74,7 @@ func TestVerdicts(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	run(results)
+	run(results, 2)
 	for name, want := range map[string]struct {
 		state    State
 		attempts int
@@ -82,6 +82,7 @@ func TestVerdicts(t *testing.T) {
 	}{
 		"passes": {Passed, 1, ""}, "fails": {Failed, 3, "no answer"}, "recovers": {Flaky, 2, "no answer"},
 		"is skipped": {Skipped, 1, "no answer"}, "hangs": {Failed, 3, "no answer"},
+		"wants three nodes": {Skipped, 1, "no answer"},
 	} {
 		got := results.Specs["[sig-network] "+name]
 		if got.State() != want.state || len(got.Attempts) != want.attempts || got.Reason() != want.reason {
@@ -89,14 +90,21 @@ func TestVerdicts(t *testing.T) {
 		}
 	}
 
-	// Another run of the same build goes on where this one ended; another build's
-	// verdicts take the place of these.
+	// Another run of the same build goes on where this one ended; with more nodes,
+	// with what was skipped. Another build's verdicts take the place of these.
 	before := p.runs["passes"]
 	again, err := Open(path, fresh())
 	if err != nil {
 		t.Fatal(err)
 	}
-	run(again)
+	run(again, 2)
+	if p.runs["is skipped"] != 1 {
+		t.Errorf("what was skipped was run again, with as many nodes: %v", p.runs)
+	}
+	run(again, 3)
+	if got := again.Specs["[sig-network] wants three nodes"]; got.State() != Passed || len(got.Attempts) != 1 {
+		t.Errorf("with three nodes: %+v", got)
+	}
 	if p.runs["passes"] != before || p.runs["fails"] != 3 {
 		t.Errorf("specs with a verdict were run again: %v", p.runs)
 	}
@@ -104,7 +112,7 @@ func TestVerdicts(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	run(other)
+	run(other, 2)
 	if p.runs["passes"] != before+1 || other.Specs["[sig-network] passes"].Build != "2" || len(other.Specs) != len(p.states) {
 		t.Errorf("another build: %v %v", p.runs, other.Specs)
 	}
@@ -113,12 +121,12 @@ func TestVerdicts(t *testing.T) {
 func TestColumns(t *testing.T) {
 	ours := &Results{Proxy: "kube-ipvs", Version: "v1", Build: "1", Applies: []string{"a | b", "c", "d"}, Specs: map[string]Verdict{
 		"a | b": {Build: "1", Attempts: []Attempt{{State: Failed, Reason: "no answer"}, {State: Passed}}},
-		"d":     {Version: "v0", Build: "0", Attempts: []Attempt{{State: Passed}}},
+		"d":     {Version: "v0", Build: "0", Attempts: []Attempt{{State: Passed, Nodes: 3}}},
 	}}
 	peer := &Results{Proxy: "kube-proxy-ipvs", Specs: map[string]Verdict{"c": {Attempts: []Attempt{{State: Passed}}}}}
 	page := pageOf([]*Results{ours, peer})
 	for _, line := range []string{
-		"| kube-ipvs | 1 | 1 | 0 | 0 | 1 |", `| a \| b | flaky |  |`, "| c |  | pass |", "| d | pass (v0) |  |", `| a \| b | flaky | no answer |`,
+		"| kube-ipvs | 1 | 1 | 0 | 0 | 1 |", `| a \| b | flaky |  |`, "| c |  | pass |", "| d | pass (3 nodes, v0) |  |", `| a \| b | flaky | no answer |`,
 	} {
 		if !strings.Contains(page, "\n"+line+"\n") {
 			t.Errorf("no line %q in\n%s", line, page)

@@ -17,7 +17,7 @@ against a cluster of QEMU guests with kubelet and containerd whose Services the
 program of each column serves; ` + "`test/upstream`" + ` has what runs them. A spec that failed
 was repeated, up to three times; one that then passed is flaky, which is not a pass.
 An empty cell: not run. A version after a verdict: that of another build, not of the
-one that was run last.
+one that was run last. There were two nodes, or as many as stand after the verdict.
 
 `
 
@@ -89,11 +89,22 @@ func (r *Results) inAWord(name string) string {
 	switch {
 	case !ran:
 		return ""
-	case verdict.Build != r.Build:
-		return fmt.Sprintf("%s (%s)", verdict.State(), verdict.Version)
 	}
-	return string(verdict.State())
+	var notes []string
+	if nodes := verdict.Attempts[len(verdict.Attempts)-1].Nodes; nodes > usualNodes {
+		notes = append(notes, fmt.Sprintf("%d nodes", nodes))
+	}
+	if verdict.Build != r.Build {
+		notes = append(notes, verdict.Version)
+	}
+	if len(notes) == 0 {
+		return string(verdict.State())
+	}
+	return fmt.Sprintf("%s (%s)", verdict.State(), strings.Join(notes, ", "))
 }
+
+// usualNodes is how many nodes go without saying.
+const usualNodes = 2
 
 // writeReasons says why specs did not pass.
 func writeReasons(page *strings.Builder, columns []*Results) {

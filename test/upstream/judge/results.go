@@ -26,6 +26,8 @@ type Attempt struct {
 	// Reason is the first line of why it failed or was skipped.
 	Reason  string  `json:"reason,omitempty"`
 	Seconds float64 `json:"seconds"`
+	// Nodes is how many the cluster had; 0 if that was not noted.
+	Nodes int `json:"nodes,omitempty"`
 }
 
 // maxAttempts is how often a spec is run before its failure is believed.
@@ -57,12 +59,19 @@ func (v Verdict) Reason() string {
 	return ""
 }
 
-// settled tells whether nothing is to be gained by another attempt.
-func (v Verdict) settled() bool {
+// settled tells whether nothing is to be gained by another attempt with so many
+// nodes. A spec that was skipped may have wanted more than there were.
+func (v Verdict) settled(nodes int) bool {
 	if len(v.Attempts) == 0 {
 		return false
 	}
-	return v.Attempts[len(v.Attempts)-1].State != Failed || len(v.Attempts) >= maxAttempts
+	switch last := v.Attempts[len(v.Attempts)-1]; last.State {
+	case Failed:
+		return len(v.Attempts) >= maxAttempts
+	case Skipped:
+		return last.Nodes >= nodes
+	}
+	return true
 }
 
 // Results are a proxy's.
@@ -72,7 +81,7 @@ type Results struct {
 	Version    string `json:"version"`
 	Build      string `json:"build"`
 	Kubernetes string `json:"kubernetes"`
-	// Nodes says what they run.
+	// Nodes says what they run; how many there were is each attempt's.
 	Nodes string `json:"nodes"`
 	Date  string `json:"date"`
 	// Applies are the names of all specs that there are to run.
@@ -114,6 +123,9 @@ func (r *Results) add(name string, attempt Attempt) (Verdict, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	verdict := r.current(name)
+	if last := len(verdict.Attempts) - 1; last >= 0 && verdict.Attempts[last].State == Skipped {
+		verdict.Attempts = verdict.Attempts[:last]
+	}
 	verdict.Attempts = append(verdict.Attempts, attempt)
 	r.Specs[name] = verdict
 	content, err := json.MarshalIndent(r, "", " ")

@@ -15,7 +15,9 @@ type Runner struct {
 	Results *Results
 	// Parallel is how many specs run at once, of those that bear company.
 	Parallel int
-	Log      func(format string, args ...any)
+	// Nodes is how many the cluster has.
+	Nodes int
+	Log   func(format string, args ...any)
 
 	mu          sync.Mutex
 	begin       time.Time
@@ -33,7 +35,7 @@ func (r *Runner) Run(ctx context.Context, names []string) error {
 	var together, apart []string
 	for _, name := range names {
 		switch {
-		case r.Results.verdict(name).settled():
+		case r.Results.verdict(name).settled(r.Nodes):
 		case alone(name):
 			apart = append(apart, name)
 		default:
@@ -68,8 +70,9 @@ func (r *Runner) each(ctx context.Context, parallel int, names []string) {
 
 // settle runs a spec until its verdict stands.
 func (r *Runner) settle(ctx context.Context, name string) {
-	for verdict := r.Results.verdict(name); !verdict.settled() && ctx.Err() == nil; {
+	for verdict := r.Results.verdict(name); !verdict.settled(r.Nodes) && ctx.Err() == nil; {
 		attempt, err := r.Tests.Run(ctx, name)
+		attempt.Nodes = r.Nodes
 		if err == nil {
 			verdict, err = r.Results.add(name, attempt)
 		}
@@ -77,7 +80,7 @@ func (r *Runner) settle(ctx context.Context, name string) {
 			r.fail(name, err)
 			return
 		}
-		if verdict.settled() {
+		if verdict.settled(r.Nodes) {
 			r.progress(name, verdict)
 		}
 	}

@@ -65,13 +65,13 @@ func judgeRunning(ctx context.Context, config *cluster.Config, running cluster.S
 	if err != nil {
 		return err
 	}
-	nodes, err := nodesRun(ctx, config)
+	nodes, run, err := nodesRun(ctx, config)
 	if err != nil {
 		return err
 	}
 	results, err := judge.Open(filepath.Join(j.results, running.Proxy+".json"), &judge.Results{
 		Proxy: running.Proxy, Version: running.Version, Build: running.Build, Kubernetes: kubernetesVersion,
-		Nodes: nodes, Date: time.Now().UTC().Format(time.DateOnly), Applies: applies,
+		Nodes: run, Date: time.Now().UTC().Format(time.DateOnly), Applies: applies,
 	})
 	if err != nil {
 		return err
@@ -82,7 +82,7 @@ func judgeRunning(ctx context.Context, config *cluster.Config, running cluster.S
 			chosen = append(chosen, name)
 		}
 	}
-	runner := &judge.Runner{Tests: tests, Results: results, Parallel: j.parallel, Log: config.Log}
+	runner := &judge.Runner{Tests: tests, Results: results, Parallel: j.parallel, Nodes: nodes, Log: config.Log}
 	ranErr := runner.Run(ctx, chosen)
 	return errors.Join(ranErr, writePage(j), failed(results, chosen))
 }
@@ -103,15 +103,15 @@ func upstreamTests(config *cluster.Config) (*judge.Tests, error) {
 	}, os.MkdirAll(dir, 0o755)
 }
 
-// nodesRun says what the nodes run.
-func nodesRun(ctx context.Context, config *cluster.Config) (string, error) {
+// nodesRun counts the nodes, and says what they run.
+func nodesRun(ctx context.Context, config *cluster.Config) (count int, what string, err error) {
 	const info = `{range .items[*]}Linux {.status.nodeInfo.kernelVersion}, {.status.nodeInfo.containerRuntimeVersion}{"\n"}{end}`
 	out, err := exec.CommandContext(ctx, config.Kubectl(), "--kubeconfig", config.Kubeconfig(), "get", "nodes", "-o", "jsonpath="+info).Output()
 	if err != nil {
-		return "", fmt.Errorf("what the nodes run: %w", err)
+		return 0, "", fmt.Errorf("what the nodes run: %w", err)
 	}
 	lines := strings.Split(strings.TrimSpace(string(out)), "\n")
-	return fmt.Sprintf("%d: %s", len(lines), lines[0]), nil
+	return len(lines), lines[0], nil
 }
 
 // writePage writes what is kept of all proxies.

@@ -1,0 +1,121 @@
+// Package apiclient reaches the API server for the few kinds of objects that a
+// Service proxy has to do with.
+//
+// It takes the place of client-go's clientset, which brings along every kind that
+// Kubernetes has: 10 MB of program, and 8 MB of memory on each node. The rest of
+// client-go is used as it is.
+package apiclient
+
+import (
+	"context"
+	"errors"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	eventsv1 "k8s.io/api/events/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/runtime/serializer"
+	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
+	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/gentype"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/util/flowcontrol"
+)
+
+// Lister lists and watches objects of one kind.
+type Lister[L runtime.Object] interface {
+	List(context.Context, metav1.ListOptions) (L, error)
+	Watch(context.Context, metav1.ListOptions) (watch.Interface, error)
+}
+
+// Client is for one API server. Its methods may be called concurrently.
+type Client struct {
+	core, discovery, events rest.Interface
+}
+
+var (
+	scheme    = runtime.NewScheme()
+	codecs    = serializer.NewCodecFactory(scheme)
+	parameter = runtime.NewParameterCodec(scheme)
+)
+
+func init() {
+	for _, add := range []func(*runtime.Scheme) error{corev1.AddToScheme, discoveryv1.AddToScheme, eventsv1.AddToScheme} {
+		utilruntime.Must(add(scheme))
+	}
+	// What belongs to no group: Status, and events of a watch.
+	metav1.AddToGroupVersion(scheme, schema.GroupVersion{Version: "v1"})
+}
+
+// New makes a client. It connects when it is first used; an error tells that the
+// configuration cannot be used.
+func New(config *rest.Config) (*Client, error) {
+	config = rest.CopyConfig(config)
+	if config.UserAgent == "" {
+		config.UserAgent = rest.DefaultKubernetesUserAgent()
+	}
+	if config.RateLimiter == nil && config.QPS > 0 {
+		if config.Burst <= 0 {
+			return nil, errors.New("the API server's client: a limit of requests a second needs a burst greater than 0")
+		}
+		// One limit for all that goes to the API server, not one for each group.
+		config.RateLimiter = flowcontrol.NewTokenBucketRateLimiter(config.QPS, config.Burst)
+	}
+	var c Client
+	for group, client := range map[schema.GroupVersion]*rest.Interface{
+		corev1.SchemeGroupVersion: &c.core, discoveryv1.SchemeGroupVersion: &c.discovery, eventsv1.SchemeGroupVersion: &c.events,
+	} {
+		var err error
+		if *client, err = restClient(config, group); err != nil {
+			return nil, err
+		}
+	}
+	return &c, nil
+}
+
+// restClient makes the client of one group. All of one configuration share their
+// connections.
+func restClient(config *rest.Config, group schema.GroupVersion) (rest.Interface, error) {
+	config = rest.CopyConfig(config)
+	config.GroupVersion, config.APIPath = &group, "/apis"
+	if group.Group == "" {
+		config.APIPath = "/api"
+	}
+	config.NegotiatedSerializer = rest.CodecFactoryForGeneratedClient(scheme, codecs).WithoutConversion()
+	return rest.RESTClientFor(config)
+}
+
+// Services are those of a namespace, or of all.
+func (c *Client) Services(namespace string) Lister[*corev1.ServiceList] {
+	return gentype.NewClientWithList("services", c.core, parameter, namespace,
+		newOf[corev1.Service], newOf[corev1.ServiceList], gentype.PrefersProtobuf[*corev1.Service]())
+}
+
+// EndpointSlices are those of a namespace, or of all.
+func (c *Client) EndpointSlices(namespace string) Lister[*discoveryv1.EndpointSliceList] {
+	return gentype.NewClientWithList("endpointslices", c.discovery, parameter, namespace,
+		newOf[discoveryv1.EndpointSlice], newOf[discoveryv1.EndpointSliceList], gentype.PrefersProtobuf[*discoveryv1.EndpointSlice]())
+}
+
+// Nodes are the cluster's.
+func (c *Client) Nodes() Lister[*corev1.NodeList] {
+	return gentype.NewClientWithList("nodes", c.core, parameter, "",
+		newOf[corev1.Node], newOf[corev1.NodeList], gentype.PrefersProtobuf[*corev1.Node]())
+}
+
+// Pod reads one.
+func (c *Client) Pod(ctx context.Context, namespace, name string) (*corev1.Pod, error) {
+	pods := gentype.NewClient("pods", c.core, parameter, namespace, newOf[corev1.Pod], gentype.PrefersProtobuf[*corev1.Pod]())
+	return pods.Get(ctx, name, metav1.GetOptions{})
+}
+
+// CreateEvent writes an Event to its namespace.
+func (c *Client) CreateEvent(ctx context.Context, e *eventsv1.Event) error {
+	events := gentype.NewClient("events", c.events, parameter, e.Namespace, newOf[eventsv1.Event], gentype.PrefersProtobuf[*eventsv1.Event]())
+	_, err := events.Create(ctx, e, metav1.CreateOptions{})
+	return err
+}
+
+func newOf[T any]() *T { return new(T) }

@@ -155,7 +155,8 @@ var flows = []flow{
 	{"pod cni0", "l/here:80", "server:8080 by cni0 as bridge, remote:8080 by eth0 as node"},
 	{"pod cni0", "x/here:80", "server:8080 by cni0 as bridge, remote:8080 by eth0 as node"},
 	{"pod cni0", "node:30081", "server:8080 by cni0 as bridge, remote:8080 by eth0 as node"},
-	{"farpod eth0", "node:30081", "server:8080 by cni0 as bridge, remote:8080 by eth0 as node"},
+	{"farpod eth0", "node:30081", "server:8080 by cni0 as farpod"},
+	{"farpod eth0", "l/here:80", "server:8080 by cni0 as bridge, remote:8080 by eth0 as node"},
 	{"server cni0", "l/here:80", "server:8080 by cni0 as bridge, remote:8080 by eth0 as node"},
 	{"l/here", "l/here:80", "server:8080 by cni0 as bridge, remote:8080 by eth0 as node"},
 	{"x/here", "x/here:80", "server:8080 by cni0 as bridge, remote:8080 by eth0 as node"},
@@ -495,7 +496,7 @@ func TestSymmetricPaths(t *testing.T) {
 // TestInvalidIsNotSentUnmasqueraded sends what conntrack cannot place, which
 // the nat table does not see.
 func TestInvalidIsNotSentUnmasqueraded(t *testing.T) {
-	const pod = "10.244.1.7"
+	const pod, farPod = "10.244.1.7", "10.244.2.7"
 	mark := plan.LocalMark{Value: 0x9, Mask: 0x3fff}
 	for _, tc := range []struct {
 		scenario, src, dst string
@@ -508,6 +509,8 @@ func TestInvalidIsNotSentUnmasqueraded(t *testing.T) {
 		{"external-local", "100.64.9.9", "192.0.2.11:30080", mark, "ACCEPT"},
 		{"external-local", pod, "203.0.113.5:80", mark, "DROP"},
 		{"external-local", pod, "192.0.2.11:30080", mark, "DROP"},
+		{"external-local", farPod, "203.0.113.5:80", mark, "DROP"},
+		{"external-local", farPod, "192.0.2.11:30080", mark, "ACCEPT"},
 		{"external-local", pod, "203.0.113.6:80", mark, "DROP"},
 		{"external-local", pod, "203.0.113.5:80", plan.LocalMark{}, "ACCEPT"},
 		{"loadbalancer", "100.64.9.9", "203.0.113.5:80", mark, "DROP"},
@@ -516,8 +519,12 @@ func TestInvalidIsNotSentUnmasqueraded(t *testing.T) {
 		s.config.LocalMark = tc.mark
 		h := newHost(t, s, ip.IPv4)
 		dst := netip.MustParseAddrPort(tc.dst)
+		in := "eth0"
+		if tc.src == pod {
+			in = "cni0"
+		}
 		p := packet{
-			src: netip.MustParseAddr(tc.src), sport: 40000, in: "eth0", invalid: true,
+			src: netip.MustParseAddr(tc.src), sport: 40000, in: in, invalid: true,
 			dst: dst.Addr(), dport: dst.Port(), protocol: ip.TCP,
 		}
 		h.mustAccept(nat.Mangle, "INPUT", &p)

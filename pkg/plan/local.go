@@ -118,20 +118,31 @@ func (p *Part) addNumbered(cfg *Config, o Outside, mark uint32) {
 
 // outside matches who comes from outside of the cluster: neither from a pod
 // nor from the node. Where pods cannot be told from others, it is who enters
-// by an interface that leads out: the main table's, or an ENI.
+// by an interface that leads out: the main table's, or an ENI. To a node port
+// another node's pod is from outside, too: "clients sending to a NodePort from
+// within the cluster may need to take traffic policy into account when picking a
+// node", and upstream's tests ask for it. By the cluster's CIDR it cannot be told
+// from this node's pods, so for node ports the interface decides as well.
 func (r *ruleset) outside(n *Node) []string {
 	const notFromNode = "-m addrtype ! --src-type LOCAL"
-	if notLocal, ok := r.notLocal(n); ok {
-		return []string{notLocal(notFromNode)}
-	}
-	var matches []string
+	var byLink []string
 	for _, link := range uplinks(r.cfg, n, r.family) {
-		matches = append(matches, "-i "+link+" "+notFromNode)
+		byLink = append(byLink, "-i "+link+" "+notFromNode)
 	}
-	if len(matches) == 0 {
+	notLocal, ok := r.notLocal(n)
+	switch {
+	case ok && r.cfg.LocalTraffic.Mode == DetectClusterCIDR:
+		matches := []string{notLocal(notFromNode)}
+		for _, m := range byLink {
+			matches = append(matches, m+" "+r.match(NodePorts, "dst,dst"))
+		}
+		return matches
+	case ok:
+		return []string{notLocal(notFromNode)}
+	case len(byLink) == 0:
 		return []string{notFromNode}
 	}
-	return matches
+	return byLink
 }
 
 // externalLocal tells inside and outside apart. What is from outside gets its
@@ -139,6 +150,7 @@ func (r *ruleset) outside(n *Node) []string {
 // acts on it, and behind KUBE-IPVS-BIND:
 //
 //	mangle -A KUBE-IPVS-OUTSIDE ! -s 10.244.0.0/16 -m addrtype ! --src-type LOCAL -j SET --map-set KUBE-IPVS-LOCAL dst,dst --map-mark
+//	mangle -A KUBE-IPVS-OUTSIDE -i eth0 -m addrtype ! --src-type LOCAL -m set --match-set KUBE-IPVS-NODE-PORT dst,dst -j SET --map-set …
 //
 // What is from inside is masqueraded, or the endpoint would answer past this
 // node. From outside, a node without endpoints takes only what belongs to a

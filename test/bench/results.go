@@ -29,6 +29,7 @@ var (
 	APIWrite   = Measure{"Of that, the request to the API server, median", "ms", "Until it is answered. The watch may deliver before."}
 	FirstDNS   = Measure{"DNS in the kernel", "s", "From the start of the process until the endpoint of kube-system's DNS is written."}
 	Rate       = Measure{"Endpoint changes a second that were made", "1/s", "1,000 a second were asked for, for a minute. They are written to etcd, from which the API server has them."}
+	Overtaken  = Measure{"Under these, changes that were overtaken", "%", "By the next one of their Service, with which they were planned. They are not in what follows."}
 	RateMedian = Measure{"Under these, one change, median", "ms", "From the request to etcd, of 50 changes, until the kernel has it."}
 	RateTail   = Measure{"Under these, one change, 99th percentile", "ms", ""}
 	Backlog    = Measure{"Under these, the last change in the kernel after", "ms", "From the end of the last request."}
@@ -49,7 +50,7 @@ var (
 
 // Measures are all of them.
 var Measures = []Measure{
-	ColdStart, Kernel, KernelCPU, FloorIPVS, FloorSets, FloorVIPs, FirstDNS, OneMedian, OneTail, APIWrite, Rate, RateMedian, RateTail, Backlog,
+	ColdStart, Kernel, KernelCPU, FloorIPVS, FloorSets, FloorVIPs, FirstDNS, OneMedian, OneTail, APIWrite, Rate, Overtaken, RateMedian, RateTail, Backlog,
 	Rolling, Restart, Rewrites, Idle, IdleWork, Check, Memory, Churned, Programs, HotPath, Connects, Connect99, Rules,
 }
 

@@ -343,6 +343,18 @@ func (tp *tap) expect(a netip.Addr) {
 	tp.missing++
 }
 
+// overtaken has an address looked for no more; false if it had come already.
+func (tp *tap) overtaken(a netip.Addr) bool {
+	tp.mu.Lock()
+	defer tp.mu.Unlock()
+	if when, awaited := tp.awaited[a.As4()]; !awaited || !when.IsZero() {
+		return false
+	}
+	delete(tp.awaited, a.As4())
+	tp.missing--
+	return true
+}
+
 // forget has none looked for.
 func (tp *tap) forget() {
 	tp.mu.Lock()

@@ -18,6 +18,8 @@ import (
 //
 // Schedulers that hash assign clients by the places in the list. They get them
 // in one order, so that nodes agree.
+//
+// The list is ordered in place; dest gives the address of what stands in it.
 func Spread[T any](node string, key ipvs.Key, scheduler string, list []T, dest func(T) netip.AddrPort) {
 	if len(list) < 2 {
 		return

@@ -9,6 +9,7 @@ package apiclient
 import (
 	"context"
 	"errors"
+	"net/http"
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
@@ -63,28 +64,27 @@ func New(config *rest.Config) (*Client, error) {
 		// One limit for all that goes to the API server, not one for each group.
 		config.RateLimiter = flowcontrol.NewTokenBucketRateLimiter(config.QPS, config.Burst)
 	}
-	var c Client
-	for group, client := range map[schema.GroupVersion]*rest.Interface{
-		corev1.SchemeGroupVersion: &c.core, discoveryv1.SchemeGroupVersion: &c.discovery, eventsv1.SchemeGroupVersion: &c.events,
-	} {
-		var err error
-		if *client, err = restClient(config, group); err != nil {
-			return nil, err
-		}
+	connections, err := rest.HTTPClientFor(config)
+	if err != nil {
+		return nil, err
 	}
-	return &c, nil
+	var c Client
+	var errs [3]error
+	c.core, errs[0] = restClient(config, connections, corev1.SchemeGroupVersion)
+	c.discovery, errs[1] = restClient(config, connections, discoveryv1.SchemeGroupVersion)
+	c.events, errs[2] = restClient(config, connections, eventsv1.SchemeGroupVersion)
+	return &c, errors.Join(errs[:]...)
 }
 
-// restClient makes the client of one group. All of one configuration share their
-// connections.
-func restClient(config *rest.Config, group schema.GroupVersion) (rest.Interface, error) {
+// restClient makes the client of one group.
+func restClient(config *rest.Config, connections *http.Client, group schema.GroupVersion) (rest.Interface, error) {
 	config = rest.CopyConfig(config)
 	config.GroupVersion, config.APIPath = &group, "/apis"
 	if group.Group == "" {
 		config.APIPath = "/api"
 	}
 	config.NegotiatedSerializer = rest.CodecFactoryForGeneratedClient(scheme, codecs).WithoutConversion()
-	return rest.RESTClientFor(config)
+	return rest.RESTClientForConfigAndClient(config, connections)
 }
 
 // Services are those of a namespace, or of all.

@@ -68,9 +68,7 @@ func settleEach[C interface {
 		refused[f.Change] = f
 	}
 	for i, c := range changes {
-		if len(refused) == 0 {
-			done(i)
-		} else if err, ok := refused[c]; ok {
+		if err, ok := refused[c]; ok {
 			failed(i, err)
 		} else {
 			done(i)

@@ -71,13 +71,11 @@ func addresses(endpoints []service.Endpoint) []netip.AddrPort {
 
 // filter gives what is to be kept, which is the list itself if that is all.
 func filter[T any](list []T, keep func(T) bool) []T {
-	leave := func(e T) bool { return !keep(e) }
-	at := slices.IndexFunc(list, leave)
+	at := slices.IndexFunc(list, func(e T) bool { return !keep(e) })
 	if at < 0 {
 		return slices.Clip(list)
 	}
-	var out []T
-	out = append(out, list[:at]...)
+	out := append([]T(nil), list[:at]...)
 	for _, e := range list[at+1:] {
 		if keep(e) {
 			out = append(out, e)

@@ -258,7 +258,7 @@ docs: ## write the pages that are made from the code: docs/flags.md, docs/man, a
 	@$(GO) test ./test/upstream/judge -run '^TestPage$$' -update
 
 docs-check: ## fails if such a page is stale, or a page leads nowhere
-	@$(GO) test -count 1 -run '^(TestFlagReference|TestManPages|TestLinks|TestPage)$$' ./pkg/config ./cmd/proxy ./docs ./test/reliability ./test/upstream/judge
+	@$(GO) test -count 1 -run '^(TestFlagReference|TestManPages|TestLinks|TestPage|TestTableInDocs)$$' ./pkg/config ./cmd/proxy ./docs ./test/conformance ./test/reliability ./test/upstream/judge
 
 FUZZTIME ?= 10m
 # A regular expression for targets, as in nat.FuzzParseSave.

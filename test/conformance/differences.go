@@ -41,7 +41,7 @@ var Differences = []Difference{
 				w.anyClaim(d, func(c Claim) bool { return w.disputed(c, d.At.Addr()) })
 		},
 	}, {
-		What: "`externalTrafficPolicy: Local`, from inside: all endpoints, masqueraded.",
+		What: "`externalTrafficPolicy: Local`, from inside (for node ports: from the node that has them): all endpoints, masqueraded.",
 		Why: "The API: \"traffic sent to an External IP or LoadBalancer IP from within the cluster will always get 'Cluster' semantics\"; " +
 			"kubernetes#75262, #93456: kube-proxy keeps a source that the endpoint does not answer by way of the node.",
 		Applies: func(w *World, d Diff) bool {

@@ -43,6 +43,7 @@ type Applier struct {
 	misbound map[netip.Addr]struct{}                   // addresses that were bound as kube-proxy does
 	marks    []nat.MarkUse                             // rules of others that have to do with marks
 	draining map[ipvs.Key]map[netip.AddrPort]time.Time // real servers of weight 0 that wait for their connections to end; see Drain
+	toDrain  []ipvs.Key                                // those of them at which this round of Drain has not looked
 	cuts     []Cut                                     // since TakeCuts was last called
 	touched  *touched                                  // what was written since Observe began; nil when none runs
 	unbound  bool                                      // a VIP was given up since TookVIPs was last called

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"math"
 	"net/netip"
 	"slices"
 	"strings"
@@ -154,7 +155,7 @@ func (w *world) apply(services ...service.Service) Problems {
 // deadline is that of connections to endpoints that are gone.
 const deadline = 15 * time.Minute
 
-func (w *world) drain() Problems { return w.applier.Drain(w.now, deadline) }
+func (w *world) drain() Problems { return w.applier.Drain(w.now, deadline, math.MaxInt) }
 
 func (w *world) mustApply(services ...service.Service) {
 	w.t.Helper()

@@ -1,7 +1,9 @@
 package apply
 
 import (
+	"maps"
 	"net/netip"
+	"slices"
 	"time"
 
 	"github.com/kube-ipvs/kube-ipvs/pkg/ipvs"
@@ -38,18 +40,19 @@ func (a *Applier) Draining() int {
 
 // Drain removes the real servers whose last connection has ended. A
 // connection that is being closed still counts: its last packets must find
-// the way.
+// the way. It looks at no more virtual servers than most, and goes on with the
+// others when it is called again, as DrainsOn tells.
 //
 // Connections to an endpoint that is in no slice any more have until the
 // deadline, measured from the first call that finds it so: the pod is gone, and
 // a client that goes on sending would keep its connection and never have an
 // answer (kubernetes#84322, #89392, #77903). With the real server it gets a
 // reset. While the endpoint is there, in whatever state, they have all the time.
-func (a *Applier) Drain(now time.Time, deadline time.Duration) Problems {
+func (a *Applier) Drain(now time.Time, deadline time.Duration, most int) Problems {
 	f := &flush{Applier: a}
 	var changes []ipvs.Change
 	open := map[ipvs.Change]int{}
-	for key, dests := range a.draining {
+	for _, key := range a.drainNext(most) {
 		conns, err := a.kernel.IPVS.Connections(key)
 		if kernel.IsNotExist(err) {
 			delete(a.draining, key)
@@ -59,7 +62,7 @@ func (a *Applier) Drain(now time.Time, deadline time.Duration) Problems {
 			f.fail(a.servers.owners(key), err)
 			continue
 		}
-		for dest := range dests {
+		for dest := range a.draining[key] {
 			gone := a.goneFor(key, dest, now)
 			if left := conns[dest].Active + conns[dest].Inactive; left == 0 || gone >= deadline {
 				c := ipvs.Change{Op: ipvs.DeleteRealServer, Key: key, Dest: dest}
@@ -79,6 +82,20 @@ func (a *Applier) Drain(now time.Time, deadline time.Duration) Problems {
 	}
 	return f.problems
 }
+
+// drainNext takes virtual servers from those at which this round of Drain has not
+// looked; if there are none, a round begins, with all that drain by then.
+func (a *Applier) drainNext(most int) []ipvs.Key {
+	if len(a.toDrain) == 0 {
+		a.toDrain = slices.Collect(maps.Keys(a.draining))
+	}
+	next := a.toDrain[:min(most, len(a.toDrain))]
+	a.toDrain = a.toDrain[len(next):]
+	return slices.DeleteFunc(next, func(key ipvs.Key) bool { return len(a.draining[key]) == 0 })
+}
+
+// DrainsOn tells whether Drain has not looked at all that drains.
+func (a *Applier) DrainsOn() bool { return len(a.toDrain) > 0 }
 
 // Cut is a real server that went at the deadline, with connections that were
 // still open.

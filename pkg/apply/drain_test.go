@@ -85,3 +85,33 @@ func TestUDPDrain(t *testing.T) {
 		}
 	}
 }
+
+// TestDrainGoesOn looks at few virtual servers at a time, and comes to all of them,
+// also to those that begin to drain meanwhile.
+func TestDrainGoesOn(t *testing.T) {
+	w := newWorld(t)
+	w.now = time.Unix(1e9, 0)
+	names, addresses := []string{"a", "b", "c", "d", "e"}, []string{"10.96.0.1", "10.96.0.2", "10.96.0.3", "10.96.0.4", "10.96.0.5"}
+	var before []service.Service
+	for i := range names {
+		before = append(before, clusterIP(names[i], addresses[i], "10.244.0.2:8000", "10.244.0.3:8000"))
+	}
+	w.start(before...)
+	for i := range 4 {
+		w.mustApply(clusterIP(names[i], addresses[i], "10.244.0.3:8000"))
+	}
+	for i, want := range []struct {
+		left int
+		on   bool
+	}{{2, true}, {1, false}, {0, false}} {
+		if i == 1 {
+			w.mustApply(clusterIP("e", "10.96.0.5", "10.244.0.3:8000"))
+		}
+		if err := w.applier.Drain(w.now, deadline, 2).Err(); err != nil {
+			t.Fatal(err)
+		}
+		if left, on := w.applier.Draining(), w.applier.DrainsOn(); left != want.left || on != want.on {
+			t.Errorf("call %d: %d drain, goes on: %v; want %+v", i, left, on, want)
+		}
+	}
+}

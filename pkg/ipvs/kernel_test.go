@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"maps"
 	"net"
+	"net/netip"
 	"os/exec"
 	"runtime"
 	"slices"
@@ -158,6 +159,34 @@ func TestConnectionIsCounted(t *testing.T) {
 	}
 }
 
+// TestOptionIsWhatDumpsTell compares the two ways to read the real servers of one
+// virtual server: few, as many as there is room for at once, and more.
+func TestOptionIsWhatDumpsTell(t *testing.T) {
+	c := openKernel(t)
+	s := c.raw.(*socket)
+	for _, key := range []Key{tcp1, udp1, key(ip.SCTP, "10.96.0.1:443"), mark(ip.IPv4, 7)} {
+		for _, count := range []int{0, 1, 15, 16, 17, 64, 200} {
+			vs := service("rr")
+			for i := range count {
+				vs.RealServers[netip.AddrPortFrom(netip.AddrFrom4([4]byte{192, 0, 2, byte(1 + i)}), uint16(8000+i))] = RealServer{Weight: i}
+			}
+			mustApply(t, c, Diff(nil, State{key: vs}))
+			want, err := s.dumped(key)
+			if err != nil || len(want) != count {
+				t.Fatalf("%s: %d real servers dumped, want %d: %v", key, len(want), count, err)
+			}
+			got, err := s.options.destinations(key)
+			if err != nil || !maps.Equal(got, want) {
+				t.Errorf("%s with %d: %v, want %v: %v", key, count, got, want, err)
+			}
+			mustApply(t, c, Diff(State{key: vs}, nil))
+		}
+		if got, err := s.options.destinations(key); err != nil || len(got) != 0 {
+			t.Errorf("%s, which is not there: %v, %v", key, got, err)
+		}
+	}
+}
+
 // TestTimedOutSocket ends a request that is never answered, and makes one
 // after it.
 func TestTimedOutSocket(t *testing.T) {
@@ -231,6 +260,28 @@ func BenchmarkLibrary(b *testing.B) {
 			err = errors.Join(err, s.handle.NewDestination(vs, &ipvs.Destination{Address: net.ParseIP(address), Port: 80, Weight: 1}))
 		}
 		if err != nil {
+			b.Fatal(err)
+		}
+	}
+}
+
+// BenchmarkConnections counts the connections of a virtual server with two real
+// servers; BenchmarkDump does it as the library does.
+func BenchmarkConnections(b *testing.B) {
+	c := openKernel(b)
+	mustApply(b, c, Diff(nil, State{tcp1: service("rr", "192.0.2.1:80", "192.0.2.2:80")}))
+	for b.Loop() {
+		if _, err := c.Connections(tcp1); err != nil {
+			b.Fatal(err)
+		}
+	}
+}
+
+func BenchmarkDump(b *testing.B) {
+	c := openKernel(b)
+	mustApply(b, c, Diff(nil, State{tcp1: service("rr", "192.0.2.1:80", "192.0.2.2:80")}))
+	for b.Loop() {
+		if _, err := c.raw.(*socket).dumped(tcp1); err != nil {
 			b.Fatal(err)
 		}
 	}

@@ -36,7 +36,12 @@ func New() (*Netlink, error) {
 	if err != nil {
 		return nil, fmt.Errorf("connect to IPVS: %w", err)
 	}
-	s := &socket{handle: handle, timeout: answerTimeout}
+	options, err := newControl()
+	if err != nil {
+		handle.Close()
+		return nil, err
+	}
+	s := &socket{handle: handle, options: options, timeout: answerTimeout}
 	if s.listed, err = os.Open(listFile); err != nil {
 		s.listed = nil // no /proc: one by one, then
 	}
@@ -80,16 +85,18 @@ func (n *Netlink) Probe(scheduler string) error {
 }
 
 // socket is raw IPVS through generic netlink sockets: the library's, which
-// reads, and one that writes; and the list. It belongs to a client, whose locks it
-// relies on: one for the handle, one for the writer, one for the list.
+// reads, and one that writes; the options; and the list. It belongs to a client,
+// whose locks it relies on: one for the handle, one for the writer, one for the list.
 type socket struct {
 	handle  *ipvs.Handle // nil after a time-out
-	writer  *writer      // nil before the first change, and after a time-out
+	options *control
+	writer  *writer // nil before the first change, and after a time-out
 	timeout time.Duration
 	listed  *os.File // nil where there is none
 }
 
 func (s *socket) close() {
+	s.options.close()
 	if s.listed != nil {
 		s.listed.Close()
 		s.listed = nil
@@ -156,6 +163,14 @@ func readServices(list []*ipvs.Service) (map[Key]VirtualServer, error) {
 }
 
 func (s *socket) destinations(key Key) (map[netip.AddrPort]destination, error) {
+	if key.Family() == ip.IPv4 {
+		return s.options.destinations(key)
+	}
+	return s.dumped(key)
+}
+
+// dumped asks netlink for a virtual server's real servers.
+func (s *socket) dumped(key Key) (map[netip.AddrPort]destination, error) {
 	var list []*ipvs.Destination
 	err := s.call(func(h *ipvs.Handle) (err error) {
 		list, err = h.GetDestinations(serviceOf(key))

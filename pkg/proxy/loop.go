@@ -73,12 +73,24 @@ func (p *Proxy) turn(ctx context.Context, now time.Time) {
 		p.pass(ctx, retry)
 	}
 	if p.applier.Draining() > 0 && !now.Before(p.drainAt) {
-		p.drainAt = now.Add(p.DrainPeriod)
-		p.settle(ctx, p.applier.Drain(now, p.DrainDeadline))
-		p.reportCuts(ctx)
+		p.drain(ctx, now)
 	}
 	if p.observed == nil && !now.Before(p.compareAt) {
 		p.observe()
+	}
+}
+
+// drainAtOnce is for how many virtual servers, at most, a change waits when it is
+// looked whose connections have ended.
+const drainAtOnce = 256
+
+// drain removes real servers without connections, and leaves to the next turns what
+// would take long.
+func (p *Proxy) drain(ctx context.Context, now time.Time) {
+	p.settle(ctx, p.applier.Drain(now, p.DrainDeadline, drainAtOnce))
+	p.reportCuts(ctx)
+	if !p.applier.DrainsOn() {
+		p.drainAt = now.Add(p.DrainPeriod)
 	}
 }
 

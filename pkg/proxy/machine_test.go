@@ -192,7 +192,7 @@ func (m *machine) pass() {
 // drain has it look at draining real servers, after some time.
 func (m *machine) drain(after time.Duration) {
 	m.now = m.now.Add(after)
-	m.process.settle(m.context(), m.process.applier.Drain(m.now, m.process.DrainDeadline))
+	m.process.drain(m.context(), m.now)
 }
 
 // set makes an object, or changes it.

@@ -93,7 +93,7 @@ func (r *run) oneChange(samples int) {
 		time.Sleep(r.subject.pause)
 		change := r.api.renewal(i * 7 % r.n)
 		tp.forget()
-		tp.expect(change.address)
+		tp.expect(change.address, true)
 		begin := time.Now()
 		must(r.t, r.api.write(r.t.Context(), change))
 		wrote = append(wrote, milliseconds(time.Since(begin)))
@@ -141,7 +141,7 @@ func (r *run) changeAll(tp *tap, services int) {
 	changes := make([]renewal, services)
 	for i := range changes {
 		changes[i] = r.api.renewal(i)
-		tp.expect(changes[i].address)
+		tp.expect(changes[i].address, true)
 	}
 	r.api.parallel(0, services, func(ctx context.Context, i int) error { return r.api.write(ctx, changes[i]) })
 	if times, ok := tp.met(r.limit); !ok {
@@ -161,50 +161,70 @@ const perWrites = 50
 // rate makes changes at the rate, and sees when each is in the kernel. They are
 // written to etcd, many at once: sixteen clients of the API server in an emulated
 // machine make ninety a second. A change that still waits when the next one of its
-// Service comes is planned with that, and is counted as overtaken.
+// Service comes is planned with that: it never comes, and is counted as overtaken.
 func (r *run) rate(duration time.Duration) {
 	r.t.Helper()
 	writes := r.api.prepare(r.n, int(duration.Seconds())*ratePerSecond)
 	tp := openTap(r.t, r.node.Namespace)
-	defer tp.close()
-	began, newest, made, overtaken := map[netip.Addr]time.Time{}, map[int]netip.Addr{}, 0, 0
-	begin := time.Now()
-	for i, w := range writes {
-		time.Sleep(time.Until(begin.Add(time.Duration(i) * perWrites * time.Second / ratePerSecond)))
-		if time.Since(begin) > duration {
-			break
-		}
-		now := time.Now()
-		for _, address := range w.addresses {
-			service := made % r.n
-			if before, ok := newest[service]; ok && tp.overtaken(before) {
-				overtaken++
-			}
-			newest[service], began[address] = address, now
-			tp.expect(address)
-			made++
-		}
-		must(r.t, send(w.body))
+	tp.hold()
+	began := r.keepRate(writes, duration)
+	made := len(began)
+	last := began[made-1].at
+	for i, c := range began {
+		tp.expect(c.address, i+r.n >= made)
 	}
-	last := time.Now()
+	tp.release()
 	times, ok := tp.met(rateLimit)
-	if !ok {
-		r.t.Errorf("%s has programmed %d of %d changes, without %d that were overtaken", r.subject.name, len(times), made, overtaken)
+	if seen := tp.close(); !ok || seen.Dropped {
+		r.t.Errorf("%s: the last change of %d of %d Services is not programmed, or was not seen (%t)", r.subject.name, tp.missing, r.n, seen.Dropped)
 		return
 	}
 	var took []float64
 	latest := last
-	for address, at := range times {
-		took = append(took, milliseconds(at.Sub(began[address])))
-		if at.After(latest) {
-			latest = at
+	for _, c := range began {
+		if at, written := times[c.address]; written {
+			took = append(took, milliseconds(at.Sub(c.at)))
+			latest = later(latest, at)
 		}
 	}
-	r.put(Rate, float64(made)/last.Sub(begin).Seconds())
-	r.put(Overtaken, 100*float64(overtaken)/float64(made))
+	r.put(Rate, float64(made)/last.Sub(began[0].at).Seconds())
+	r.put(Overtaken, 100*float64(made-len(took))/float64(made))
 	r.put(RateMedian, Percentile(took, 0.5))
 	r.put(RateTail, Percentile(took, 0.99))
 	r.put(Backlog, milliseconds(latest.Sub(last)))
+}
+
+// begun is a change that was asked for.
+type begun struct {
+	address netip.Addr // the new endpoint
+	at      time.Time
+}
+
+// keepRate makes changes at the rate, of one Service after the other and for so
+// long, and says when it asked for each.
+func (r *run) keepRate(writes []writing, duration time.Duration) []begun {
+	r.t.Helper()
+	var began []begun
+	begin := time.Now()
+	for i, w := range writes {
+		time.Sleep(time.Until(begin.Add(time.Duration(i) * perWrites * time.Second / ratePerSecond)))
+		now := time.Now()
+		if now.Sub(begin) > duration {
+			break
+		}
+		for _, address := range w.addresses {
+			began = append(began, begun{address, now})
+		}
+		must(r.t, send(w.body))
+	}
+	return began
+}
+
+func later(a, b time.Time) time.Time {
+	if b.After(a) {
+		return b
+	}
+	return a
 }
 
 // restart starts the program again, with all that it wants in the kernel.

@@ -51,10 +51,28 @@ func (b *bench) profile(t *testing.T, n int) {
 	}
 	t.Logf("%s", r.process.Log())
 	<-done
+	if n >= 10000 {
+		r.profileRate()
+	}
 	r.keepProfile("heap?gc=1", fmt.Sprintf("heap-%d.prof", n))
 	t.Logf("memory after a collection: %.1f MB", memory(t, r.process.PID()))
 	text, _ := r.metrics()
 	keep(t, fmt.Sprintf("metrics-%d.txt", n), text)
+}
+
+// profileRate shows what many changes take.
+func (r *run) profileRate() {
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		r.keepProfile("profile?seconds=20", fmt.Sprintf("cpu-rate-%d.prof", r.n))
+	}()
+	r.rate(20 * time.Second)
+	<-done
+	for _, m := range []Measure{Rate, Overtaken, RateMedian, RateTail, Backlog} {
+		value, _ := r.Get(m, r.subject.name, r.n)
+		r.t.Logf("%s: %.1f", m.Name, value)
+	}
 }
 
 // keepProfile leaves one of the program's profiles in $LAB_OUT, for go tool

@@ -31,8 +31,14 @@ type tap struct {
 	held    bool // what comes is left in the kernel for the time being
 	changed *sync.Cond
 	seen    tally
-	awaited map[[4]byte]time.Time // zero until a request has named the address
-	missing int                   // of those awaited
+	awaited map[[4]byte]*arrival
+	missing int // of those that must come
+}
+
+// arrival is when a request first named an address; zero if none has.
+type arrival struct {
+	at   time.Time
+	must bool // it is waited for
 }
 
 // tally counts requests.
@@ -72,7 +78,7 @@ func openTap(t testing.TB, n *lab.Namespace) *tap {
 	if err != nil {
 		t.Fatal(err)
 	}
-	tp := &tap{family: family.ID, ended: make(chan struct{}), seen: newTally(), awaited: map[[4]byte]time.Time{}}
+	tp := &tap{family: family.ID, ended: make(chan struct{}), seen: newTally(), awaited: map[[4]byte]*arrival{}}
 	tp.changed = sync.NewCond(&tp.mu)
 	if err := n.Do(tp.open); err != nil {
 		t.Fatalf("listening to netlink: %v", err)
@@ -152,6 +158,14 @@ func (tp *tap) hold() {
 	tp.mu.Lock()
 	defer tp.mu.Unlock()
 	tp.held = true
+}
+
+// release has all that was held come, and what comes then.
+func (tp *tap) release() {
+	tp.mu.Lock()
+	tp.held = false
+	tp.mu.Unlock()
+	tp.changed.Broadcast()
 }
 
 func (tp *tap) whileHeld() {
@@ -238,8 +252,12 @@ func (tp *tap) find(message []byte, at time.Time) {
 		return
 	}
 	for ; len(message) >= 4; message = message[4:] {
-		if when, awaited := tp.awaited[[4]byte(message)]; awaited && when.IsZero() {
-			tp.awaited[[4]byte(message)] = at
+		a, awaited := tp.awaited[[4]byte(message)]
+		if !awaited || !a.at.IsZero() {
+			continue
+		}
+		a.at = at
+		if a.must {
 			tp.missing--
 		}
 	}
@@ -335,24 +353,14 @@ func (tp *tap) await(limit time.Duration, enough func(tally) bool) bool {
 	return enough(tp.seen)
 }
 
-// expect has an address looked for.
-func (tp *tap) expect(a netip.Addr) {
+// expect has an address looked for, and perhaps waited for.
+func (tp *tap) expect(a netip.Addr, must bool) {
 	tp.mu.Lock()
 	defer tp.mu.Unlock()
-	tp.awaited[a.As4()] = time.Time{}
-	tp.missing++
-}
-
-// overtaken has an address looked for no more; false if it had come already.
-func (tp *tap) overtaken(a netip.Addr) bool {
-	tp.mu.Lock()
-	defer tp.mu.Unlock()
-	if when, awaited := tp.awaited[a.As4()]; !awaited || !when.IsZero() {
-		return false
+	tp.awaited[a.As4()] = &arrival{must: must}
+	if must {
+		tp.missing++
 	}
-	delete(tp.awaited, a.As4())
-	tp.missing--
-	return true
 }
 
 // forget has none looked for.
@@ -364,15 +372,15 @@ func (tp *tap) forget() {
 }
 
 // met is when each expected address was first written to the kernel; false if
-// that has not happened to all of them within the limit.
+// that has not happened within the limit to all that must come.
 func (tp *tap) met(limit time.Duration) (map[netip.Addr]time.Time, bool) {
 	all := tp.await(limit, func(tally) bool { return tp.missing == 0 })
 	tp.mu.Lock()
 	defer tp.mu.Unlock()
 	times := map[netip.Addr]time.Time{}
-	for a, at := range tp.awaited {
-		if !at.IsZero() {
-			times[netip.AddrFrom4(a)] = at
+	for address, a := range tp.awaited {
+		if !a.at.IsZero() {
+			times[netip.AddrFrom4(address)] = a.at
 		}
 	}
 	return times, all

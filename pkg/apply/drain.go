@@ -90,7 +90,9 @@ func (a *Applier) drainNext(most int) []ipvs.Key {
 		a.toDrain = slices.Collect(maps.Keys(a.draining))
 	}
 	next := a.toDrain[:min(most, len(a.toDrain))]
-	a.toDrain = a.toDrain[len(next):]
+	if a.toDrain = a.toDrain[len(next):]; len(a.toDrain) == 0 {
+		a.toDrain = nil // not what is left of its array
+	}
 	return slices.DeleteFunc(next, func(key ipvs.Key) bool { return len(a.draining[key]) == 0 })
 }
 

@@ -138,19 +138,26 @@ func (f *flush) cleanServers(changes []ipvs.Change) {
 	}
 }
 
-// stands tells whether the kernel has a virtual server exactly as it is wanted,
-// which is less work than to list what differs.
+// stands tells whether the kernel has a virtual server exactly as it is wanted, but
+// for real servers that drain, which is less work than to list what differs.
 func (f *flush) stands(key ipvs.Key, vs *plan.VirtualServer) bool {
 	have, there := f.have.servers[key]
-	if !there || have.VirtualServer != vs.VirtualServer || len(have.RealServers) != len(vs.RealServers) {
+	if !there || have.VirtualServer != vs.VirtualServer {
 		return false
 	}
+	unwanted := len(have.RealServers) - len(vs.RealServers)
 	for _, rs := range vs.RealServers {
-		if got, there := have.RealServers[rs.AddrPort]; !there || got.Weight != rs.Weight {
+		got, there := have.RealServers[rs.AddrPort]
+		if !there || got.Weight != rs.Weight {
 			return false
 		}
 	}
-	return true
+	for dest := range f.draining[key] {
+		if got, there := have.RealServers[dest]; there && got.Weight == 0 {
+			unwanted-- // what drains is of TCP, where nothing is wanted without weight
+		}
+	}
+	return unwanted == 0
 }
 
 // serverDone notes what the kernel has now.

@@ -105,6 +105,11 @@ func (r *run) everything() {
 	}
 	r.repaired()
 	r.put(Churned, memory(r.t, r.process.PID()))
+	if r.n >= 10000 {
+		r.atRate(time.Minute)
+		r.repaired()
+		r.put(Rechurned, memory(r.t, r.process.PID()))
+	}
 	r.seldom("30s")
 	r.restart()
 	r.idle(15 * time.Second)

@@ -158,27 +158,12 @@ const rateLimit = 5 * time.Minute
 // perWrites is how many changes are written to etcd at once.
 const perWrites = 50
 
-// rate makes changes at the rate, and sees when each is in the kernel. They are
-// written to etcd, many at once: sixteen clients of the API server in an emulated
-// machine make ninety a second. A change that still waits when the next one of its
-// Service comes is planned with that: it never comes, and is counted as overtaken.
+// rate makes changes at the rate, and measures when each is in the kernel.
 func (r *run) rate(duration time.Duration) {
 	r.t.Helper()
-	writes := r.api.prepare(r.n, int(duration.Seconds())*ratePerSecond)
-	tp := openTap(r.t, r.node.Namespace)
-	tp.hold()
-	began := r.keepRate(writes, duration)
+	began, times := r.atRate(duration)
 	made := len(began)
 	last := began[made-1].at
-	for i, c := range began {
-		tp.expect(c.address, i+r.n >= made)
-	}
-	tp.release()
-	times, ok := tp.met(rateLimit)
-	if seen := tp.close(); !ok || seen.Dropped {
-		r.t.Errorf("%s: the last change of %d of %d Services is not programmed, or was not seen (%t)", r.subject.name, tp.missing, r.n, seen.Dropped)
-		return
-	}
 	var took []float64
 	latest := last
 	for _, c := range began {
@@ -192,6 +177,27 @@ func (r *run) rate(duration time.Duration) {
 	r.put(RateMedian, Percentile(took, 0.5))
 	r.put(RateTail, Percentile(took, 0.99))
 	r.put(Backlog, milliseconds(latest.Sub(last)))
+}
+
+// atRate makes changes at the rate, and gives when each was in the kernel. They are
+// written to etcd, many at once: sixteen clients of the API server in an emulated
+// machine make ninety a second. A change that still waits when the next one of its
+// Service comes is planned with that, and never comes: it is overtaken.
+func (r *run) atRate(duration time.Duration) ([]begun, map[netip.Addr]time.Time) {
+	r.t.Helper()
+	writes := r.api.prepare(r.n, int(duration.Seconds())*ratePerSecond)
+	tp := openTap(r.t, r.node.Namespace)
+	tp.hold()
+	began := r.keepRate(writes, duration)
+	for i, c := range began {
+		tp.expect(c.address, i+r.n >= len(began))
+	}
+	tp.release()
+	times, ok := tp.met(rateLimit)
+	if seen := tp.close(); !ok || seen.Dropped {
+		r.t.Fatalf("%s: the last change of %d of %d Services is not programmed, or was not seen (%t)", r.subject.name, tp.missing, r.n, seen.Dropped)
+	}
+	return began, times
 }
 
 // begun is a change that was asked for.

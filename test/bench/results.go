@@ -41,6 +41,7 @@ var (
 	Check      = Measure{"The periodic check: processor time", "s", "Every 30 s, beside the loop; all that the process does until it is at rest."}
 	Memory     = Measure{"Memory after the start", "MB", "Resident."}
 	Churned    = Measure{"Memory after the changes", "MB", "Resident, after all changes above and a comparison with the kernel."}
+	Rechurned  = Measure{"Memory after another minute of 1,000 changes a second", "MB", "In the same way: what grows with changes would have grown again."}
 	Programs   = Measure{"Programs run for the start", "", "By process accounting."}
 	HotPath    = Measure{"Programs run for 500 changes", "", "By process accounting."}
 	Connects   = Measure{"Connections a second through a VIP", "1/s", "Opened and reset by four clients in a pod; the server is a pod on the same node."}
@@ -51,7 +52,7 @@ var (
 // Measures are all of them.
 var Measures = []Measure{
 	ColdStart, Kernel, KernelCPU, FloorIPVS, FloorSets, FloorVIPs, FirstDNS, OneMedian, OneTail, APIWrite, Rate, Overtaken, RateMedian, RateTail, Backlog,
-	Rolling, Restart, Rewrites, Idle, IdleWork, Check, Memory, Churned, Programs, HotPath, Connects, Connect99, Rules,
+	Rolling, Restart, Rewrites, Idle, IdleWork, Check, Memory, Churned, Rechurned, Programs, HotPath, Connects, Connect99, Rules,
 }
 
 // Point says what was measured: of whom, with how many Services.

@@ -90,6 +90,7 @@ func Targets(peer, large int) []Target {
 		{Name: name("One change of its nftables mode, in ours, median, %s", peer), AtLeast: 20, Measured: ratio(at(OneMedian, NFTables, peer), at(OneMedian, Ours, peer))},
 		{Name: name("One change, median, %s against 100", large), AtMost: 1.5, Measured: ratio(at(OneMedian, Ours, large), at(OneMedian, Ours, 100))},
 		{Name: name("One change, 99th percentile, %s against 100", large), AtMost: 1.5, Measured: ratio(at(OneTail, Ours, large), at(OneTail, Ours, 100))},
+		{Name: "1,000 changes a second for a minute, 10,000: ms until the last is in the kernel", AtMost: 1000, Measured: at(Backlog, Ours, 10000).of},
 		{Name: name("Rolling restart of 500 pods: messages, %s", large), AtMost: 1650, Measured: at(Rolling, Ours, large).of},
 		{Name: name("Restart: writes, %s", large), AtMost: 0, Measured: at(Rewrites, Ours, large).of},
 		{Name: name("Idle: %% of a core, %s", large), AtMost: 0.1, Measured: at(Idle, Ours, large).of},
@@ -97,6 +98,7 @@ func Targets(peer, large int) []Target {
 		{Name: name("Memory, in that of kube-proxy's IPVS mode, %s", peer), AtMost: 0.5, Measured: ratio(at(Memory, Ours, peer), at(Memory, IPVS, peer))},
 		{Name: name("Memory, in that of its nftables mode, %s", peer), AtMost: 0.5, Measured: ratio(at(Memory, Ours, peer), at(Memory, NFTables, peer))},
 		{Name: name("Memory after churn against before, %s", large), AtMost: 1.1, Measured: ratio(at(Churned, Ours, large), at(Memory, Ours, large))},
+		{Name: name("Memory after as much churn again, against that, %s", large), AtMost: 1.1, Measured: ratio(at(Rechurned, Ours, large), at(Churned, Ours, large))},
 		{Name: name("Programs run for 500 changes, %s", large), AtMost: 0, Measured: at(HotPath, Ours, large).of},
 	}
 }

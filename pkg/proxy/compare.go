@@ -13,8 +13,8 @@ import (
 // because something seems to have been taken away.
 const minComparePeriod = 3 * time.Second
 
-// ownEcho is for how long after we unbound an address the news of something
-// taken away is taken for ours. What somebody else took at the same moment is
+// ownEcho is for how long after we unbound an address or wrote rules the news of
+// something taken away is taken for ours. What somebody else took at the same moment is
 // found by the periodic comparison.
 const ownEcho = time.Second
 
@@ -32,13 +32,15 @@ func (p *Proxy) compareSoon(now time.Time) {
 	if at.Before(now) {
 		at = now
 	}
-	if at.Before(p.compareAt) {
+	if p.compareAt.IsZero() || at.Before(p.compareAt) {
 		p.compareAt = at
 	}
 }
 
-// observe reads the kernel beside the loop, which goes on meanwhile.
+// observe reads the kernel beside the loop, which goes on meanwhile. What is told to
+// be taken away from now on has it read again: it may have been read already.
 func (p *Proxy) observe() {
+	p.compareAt = time.Time{}
 	read := p.applier.BeginObserve()
 	result := make(chan observed, 1)
 	p.observed = result
@@ -53,7 +55,11 @@ func (p *Proxy) observe() {
 func (p *Proxy) compare(ctx context.Context, o observed) {
 	p.observed = nil
 	p.comparedAt = time.Now()
-	p.compareAt = time.Now().Add(p.SyncPeriod)
+	if p.compareAt.IsZero() { // nothing was taken away meanwhile
+		p.compareAt = p.comparedAt.Add(p.SyncPeriod)
+	} else {
+		p.compareAt = p.comparedAt.Add(minComparePeriod)
+	}
 	if o.err != nil {
 		p.compareAt = time.Now().Add(p.retries.failed(nobody, time.Now()))
 		klog.FromContext(ctx).Error(o.err, "Cannot compare the kernel with the plan, trying again")

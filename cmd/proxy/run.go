@@ -26,6 +26,7 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/event"
 	"github.com/kube-ipvs/kube-ipvs/pkg/health"
 	"github.com/kube-ipvs/kube-ipvs/pkg/metrics"
+	"github.com/kube-ipvs/kube-ipvs/pkg/nat"
 	"github.com/kube-ipvs/kube-ipvs/pkg/plan"
 	"github.com/kube-ipvs/kube-ipvs/pkg/proxy"
 	"github.com/kube-ipvs/kube-ipvs/pkg/source"
@@ -95,6 +96,7 @@ func serve(ctx context.Context, cfg *config.Config, kernel *machine) error {
 		BridgeNetfilter: kernel.bridgeNetfilter,
 		APIServer:       apiServers(&cfg.Source),
 		Network:         kernel.routing,
+		Rules:           nat.Watcher{},
 		HealthChecks:    checks,
 		Observer:        metrics.Observers{recorder, state},
 		Meter:           recorder,

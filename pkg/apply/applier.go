@@ -4,6 +4,7 @@ import (
 	"errors"
 	"net/netip"
 	"slices"
+	"sync/atomic"
 	"time"
 
 	"k8s.io/apimachinery/pkg/types"
@@ -46,7 +47,8 @@ type Applier struct {
 	toDrain  []ipvs.Key                                // those of them at which this round of Drain has not looked
 	cuts     []Cut                                     // since TakeCuts was last called
 	touched  *touched                                  // what was written since Observe began; nil when none runs
-	unbound  bool                                      // a VIP was given up since TookVIPs was last called
+	echoes   bool                                      // see Echoes
+	rules    atomic.Pointer[nat.Own]                   // for Concerns
 	swept    bool                                      // all Services are known: what nobody wants may go
 }
 

@@ -28,6 +28,15 @@ func (a *Applier) SetNode(part plan.NodePart) {
 	for _, s := range part.Sets {
 		a.node.sets[s.Name] = s
 	}
+	o := own(part.NAT)
+	a.rules.Store(&o)
+}
+
+// Concerns tells whether a change of a chain may be one of what SetNode was given.
+// It may be called while other methods run.
+func (a *Applier) Concerns(c nat.Chain) bool {
+	own := a.rules.Load()
+	return own != nil && (own.Concerns(c) || a.kernel.Loopback != nil && c.Table == loopback.Table)
 }
 
 func (a *Applier) setNamed(name string) ipset.Set {
@@ -129,7 +138,9 @@ func (f *flush) flushLoopback() {
 		return
 	}
 	want := f.node.Loopback
-	failures := f.kernel.Loopback.Apply(loopback.Diff(f.have.loopback, want))
+	changes := loopback.Diff(f.have.loopback, want)
+	f.echoes = f.echoes || len(changes) > 0
+	failures := f.kernel.Loopback.Apply(changes)
 	for _, failure := range failures {
 		f.fail(nil, failure)
 	}
@@ -149,6 +160,7 @@ func (f *flush) flushNAT() {
 		if len(changes) == 0 {
 			continue
 		}
+		f.echoes = true
 		failures := k.Apply(changes)
 		for _, failure := range failures {
 			f.fail(nil, failure)
@@ -173,6 +185,7 @@ func (f *flush) flushMangle() {
 		if len(changes) == 0 {
 			continue
 		}
+		f.echoes = true
 		failures := k.Apply(changes)
 		for _, failure := range failures {
 			f.fail(nil, failure)

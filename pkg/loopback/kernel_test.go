@@ -25,7 +25,7 @@ func init() {
 			t.Fatal(err)
 		}
 		return subject{n.Observe, n.Apply, func(f ip.Family) {
-			if out, err := exec.Command("nft", "flush", "chain", words[f].family, table, "answer").CombinedOutput(); err != nil {
+			if out, err := exec.Command("nft", "flush", "chain", words[f].family, Table, "answer").CombinedOutput(); err != nil {
 				t.Fatalf("%v: %s", err, out)
 			}
 		}}

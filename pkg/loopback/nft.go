@@ -26,8 +26,8 @@ func New() (*NFT, error) {
 	return n, err
 }
 
-// table is the name of ours in each family.
-const table = "kube-ipvs"
+// Table is the name of ours in each family.
+const Table = "kube-ipvs"
 
 // words are nftables' for a family.
 var words = map[ip.Family]struct{ family, any, one string }{
@@ -61,7 +61,7 @@ func (e Exchange) comment() string { return fmt.Sprintf(commentFormat, e.Mark, e
 func input(c Change) string {
 	w := words[c.Family]
 	// Made first, so that there is one to delete.
-	text := fmt.Sprintf("table %[1]s %[2]s\ndelete table %[1]s %[2]s\n", w.family, table)
+	text := fmt.Sprintf("table %[1]s %[2]s\ndelete table %[1]s %[2]s\n", w.family, Table)
 	if c.Exchange == (Exchange{}) {
 		return text
 	}
@@ -77,7 +77,7 @@ func (n *NFT) Observe() (State, error) {
 	}
 	have := State{}
 	for f, w := range words {
-		name := "table " + w.family + " " + table
+		name := "table " + w.family + " " + Table
 		if !hasLine(tables, name) {
 			continue
 		}

@@ -1,6 +1,7 @@
 package nat
 
 import (
+	"context"
 	"fmt"
 	"maps"
 	"slices"
@@ -34,6 +35,7 @@ type Fake struct {
 	rules    ruleset
 	saves    int
 	restores int
+	watchers []func(Chain)
 }
 
 // NewFake makes one with the kernel's chains and no rules.
@@ -118,7 +120,37 @@ func (f *Fake) restore(input string, refused map[Table]error) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.restores++
-	return fakeRestore(f.rules, input, f.validate(refused))
+	before := maps.Clone(f.rules)
+	err := fakeRestore(f.rules, input, f.validate(refused))
+	f.tell(before)
+	return err
+}
+
+// tell has the watchers know which chains are not as before.
+func (f *Fake) tell(before ruleset) {
+	for name, t := range f.rules {
+		for chain := range before[name].chains {
+			if now, there := t.chains[chain]; !there || !slices.Equal(now, before[name].chains[chain]) {
+				for _, w := range f.watchers {
+					w(Chain{f.family, name, chain})
+				}
+			}
+		}
+	}
+}
+
+// Watch is like Watcher's, for its family.
+func (f *Fake) Watch(ctx context.Context, concerns func(Chain) bool, changed func()) error {
+	f.mu.Lock()
+	f.watchers = append(f.watchers, func(c Chain) {
+		if ctx.Err() == nil && concerns(c) {
+			changed()
+		}
+	})
+	f.mu.Unlock()
+	changed()
+	<-ctx.Done()
+	return ctx.Err()
 }
 
 // validate is what the kernel does at the COMMIT of a table.

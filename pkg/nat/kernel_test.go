@@ -3,10 +3,12 @@
 package nat
 
 import (
+	"context"
 	"os"
 	"os/exec"
 	"runtime"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -81,5 +83,71 @@ func nft(t *testing.T, command string) {
 	t.Helper()
 	if out, err := exec.Command("nft", command).CombinedOutput(); err != nil {
 		t.Fatalf("nft %s: %v: %s", command, err, out)
+	}
+}
+
+// TestWatch has other programs change rules of iptables and of nftables.
+func TestWatch(t *testing.T) {
+	namespace(t)
+	here, err := os.Open("/proc/thread-self/ns/net")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer here.Close()
+	ctx, cancel := context.WithCancel(t.Context())
+	asked, stands, ended := make(chan Chain, 1000), make(chan struct{}, 1000), make(chan error, 1)
+	go func() {
+		runtime.LockOSThread() // and never unlocked, see namespace
+		if err := unix.Setns(int(here.Fd()), unix.CLONE_NEWNET); err != nil {
+			ended <- err
+			return
+		}
+		ended <- Watcher{}.Watch(ctx, func(c Chain) bool {
+			asked <- c
+			return false
+		}, func() { stands <- struct{}{} })
+	}()
+	select {
+	case <-stands:
+	case err := <-ended:
+		t.Fatal(err)
+	}
+	for _, step := range []struct {
+		command string
+		want    Chain
+	}{
+		{"iptables-nft -w -t nat -N KUBE-X; iptables-nft -w -t nat -A KUBE-X -j RETURN", Chain{ip.IPv4, NAT, "KUBE-X"}},
+		{"iptables-nft -w -t nat -I PREROUTING 1 -j KUBE-X", Chain{ip.IPv4, NAT, "PREROUTING"}},
+		{"ip6tables-nft -w -t filter -A INPUT -j ACCEPT", Chain{ip.IPv6, Filter, "INPUT"}},
+		{"iptables-nft -w -t nat -F KUBE-X", Chain{ip.IPv4, NAT, "KUBE-X"}},
+		{"iptables-nft -w -t nat -F PREROUTING", Chain{ip.IPv4, NAT, "PREROUTING"}},
+		{"iptables-nft -w -t nat -X KUBE-X", Chain{ip.IPv4, NAT, "KUBE-X"}},
+		{"nft add table ip6 filter2; nft delete table ip6 filter2", Chain{ip.IPv6, "filter2", ""}},
+		{"nft add table inet other; nft delete table inet other; nft flush ruleset", Chain{ip.IPv6, Filter, ""}},
+	} {
+		if out, err := exec.Command("sh", "-c", step.command).CombinedOutput(); err != nil {
+			t.Fatalf("%s: %v: %s", step.command, err, out)
+		}
+		for deadline := time.After(10 * time.Second); ; {
+			select {
+			case got := <-asked:
+				if got.Table == "other" {
+					t.Errorf("told of %v, which is of a family without iptables", got)
+				}
+				if got != step.want {
+					continue
+				}
+			case <-deadline:
+				t.Errorf("%s: %v is not told", step.command, step.want)
+			}
+			break
+		}
+	}
+	if len(stands) > 0 {
+		t.Error("told of what is of no concern")
+	}
+	cancel()
+	if err := <-ended; err != context.Canceled {
+		t.Errorf("ended with %v", err)
 	}
 }

@@ -19,7 +19,7 @@ type inbox struct {
 	changed map[types.NamespacedName]struct{} // Services
 	node    bool                              // the Node has changed
 	network bool                              // the node's interfaces, addresses, rules or routes have
-	taken   bool                              // somebody may have removed an address, a rule or a link of ours
+	taken   bool                              // somebody may have removed or changed an address, a rule or a link of ours
 
 	began    time.Time
 	count    changes
@@ -119,7 +119,8 @@ func (i *inbox) Synced() {
 	i.once[1].Do(func() { close(i.synced) })
 }
 
-// networkChanged and somethingTaken are for the watch of the node's network.
+// networkChanged and somethingTaken are for the watches of the node's network and of
+// its rules.
 func (i *inbox) networkChanged() { i.set(&i.network) }
 
 func (i *inbox) somethingTaken() { i.set(&i.taken) }

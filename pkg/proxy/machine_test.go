@@ -161,7 +161,7 @@ func (m *machine) options(w *world) Options {
 		},
 		BridgeNetfilter: func() bool { return true },
 		ProbeScheduler:  func(string) error { return nil },
-		Network:         m.routing, HealthChecks: w, Observer: w, Meter: w, Events: w,
+		Network:         m.routing, Rules: m.nat[ip.IPv4], HealthChecks: w, Observer: w, Meter: w, Events: w,
 		SyncPeriod: time.Hour, DrainPeriod: time.Nanosecond, DrainDeadline: 15 * time.Minute,
 	}
 }

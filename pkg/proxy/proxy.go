@@ -15,6 +15,7 @@ import (
 
 	"github.com/kube-ipvs/kube-ipvs/pkg/apply"
 	"github.com/kube-ipvs/kube-ipvs/pkg/event"
+	"github.com/kube-ipvs/kube-ipvs/pkg/nat"
 	"github.com/kube-ipvs/kube-ipvs/pkg/plan"
 	"github.com/kube-ipvs/kube-ipvs/pkg/routing"
 	"github.com/kube-ipvs/kube-ipvs/pkg/source"
@@ -26,6 +27,12 @@ type Network interface {
 	Inventory() (routing.Inventory, error)
 	Listeners() ([]routing.Listener, error)
 	Watch(ctx context.Context, changed, taken func()) error
+}
+
+// Rules tells when a rule was changed, by whomever, in a chain that concerns the
+// proxy. Package nat has it.
+type Rules interface {
+	Watch(ctx context.Context, concerns func(nat.Chain) bool, changed func()) error
 }
 
 // HealthChecks serves the Services' health check node ports.
@@ -73,6 +80,7 @@ type Options struct {
 	// APIServer is where this process reaches it, if that is an IP address.
 	APIServer    []netip.AddrPort
 	Network      Network
+	Rules        Rules
 	HealthChecks HealthChecks
 	Observer     Observer
 	Meter        Meter
@@ -117,9 +125,9 @@ type Proxy struct {
 	unread     bool                              // reading them has failed, and is to be tried again with the node's retry
 	retries    *retries
 	lastPass   time.Time
-	compareAt  time.Time
+	compareAt  time.Time // zero while an observation runs, unless another is to follow it soon
 	comparedAt time.Time
-	tookAt     time.Time // when we last unbound an address
+	echoAt     time.Time // when we last did what the kernel tells as if somebody else had
 	drainAt    time.Time
 	observed   chan observed // nil while no observation runs
 }
@@ -146,7 +154,12 @@ func New(o Options) *Proxy {
 func (p *Proxy) Run(ctx context.Context, src source.Source) error {
 	ended := make(chan error, 1)
 	go func() { ended <- src.Run(ctx, p.inbox) }()
-	go p.watchNetwork(ctx)
+	go p.watch(ctx, "the node's network", p.inbox.networkChanged, func() error {
+		return p.Network.Watch(ctx, p.inbox.networkChanged, p.inbox.somethingTaken)
+	})
+	go p.watch(ctx, "the node's rules", p.inbox.somethingTaken, func() error {
+		return p.Rules.Watch(ctx, p.applier.Concerns, p.inbox.somethingTaken)
+	})
 	await := func(event <-chan struct{}) (bool, error) {
 		select {
 		case <-ctx.Done():
@@ -237,15 +250,16 @@ func endOfSource(ctx context.Context, err error) error {
 	return err
 }
 
-// watchNetwork has the node's network read again whenever it changes.
-func (p *Proxy) watchNetwork(ctx context.Context) {
+// watch follows something of the kernel's that others change. What it may have
+// missed after a failure is taken for changed.
+func (p *Proxy) watch(ctx context.Context, what string, changed func(), run func() error) {
 	for {
-		err := p.Network.Watch(ctx, p.inbox.networkChanged, p.inbox.somethingTaken)
+		err := run()
 		if ctx.Err() != nil {
 			return
 		}
-		klog.FromContext(ctx).Error(err, "Cannot follow the node's network, trying again")
-		p.inbox.networkChanged()
+		klog.FromContext(ctx).Error(err, "Cannot follow "+what+", trying again")
+		changed()
 		if !sleep(ctx, lastRetry) {
 			return
 		}

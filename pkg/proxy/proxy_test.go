@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"net/netip"
+	"regexp"
 	"slices"
 	"strings"
 	"sync"
@@ -13,6 +14,7 @@ import (
 	"time"
 
 	"github.com/go-logr/logr/funcr"
+	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
@@ -40,6 +42,7 @@ type world struct {
 	t       *testing.T
 	ipvs    *ipvs.Fake
 	routing *routing.Fake
+	nat     *nat.Fake // of IPv4
 	sink    source.Sink
 	checks  map[types.NamespacedName]plan.HealthCheck
 	passes  []time.Time
@@ -94,7 +97,7 @@ func (w *world) Set(n types.NamespacedName, c plan.HealthCheck) { w.checks[n] = 
 func (w *world) Delete(n types.NamespacedName)                  { delete(w.checks, n) }
 
 func newWorld(t *testing.T) *world {
-	return &world{t: t, ipvs: ipvs.NewFake(), routing: routing.NewFake(), checks: map[types.NamespacedName]plan.HealthCheck{}}
+	return &world{t: t, ipvs: ipvs.NewFake(), routing: routing.NewFake(), nat: nat.NewFake(ip.IPv4), checks: map[types.NamespacedName]plan.HealthCheck{}}
 }
 
 // run starts a proxy in a bubble and calls the test once the source is asked.
@@ -159,11 +162,11 @@ func (w *world) options() Options {
 		Config: cfg,
 		Kernel: apply.Kernel{
 			IPVS: w.ipvs, IPSet: ipset.NewFake(), Routing: w.routing, Sysctl: sysctl.NewFake(values), Conntrack: conntrack.NewFake(),
-			NAT: map[ip.Family]apply.NAT{ip.IPv4: nat.NewFake(ip.IPv4), ip.IPv6: nat.NewFake(ip.IPv6)},
+			NAT: map[ip.Family]apply.NAT{ip.IPv4: w.nat, ip.IPv6: nat.NewFake(ip.IPv6)},
 		},
 		BridgeNetfilter: func() bool { return true },
 		ProbeScheduler:  w.ipvs.Probe,
-		Network:         w.routing, HealthChecks: w, Observer: w, Meter: w, Events: w,
+		Network:         w.routing, Rules: w.nat, HealthChecks: w, Observer: w, Meter: w, Events: w,
 		SyncPeriod: 30 * time.Second, DrainPeriod: 5 * time.Second, DrainDeadline: 15 * time.Minute,
 	}
 }
@@ -485,6 +488,70 @@ func TestTakenAddressComesBackSoon(t *testing.T) {
 		w.sleep(4 * time.Second)
 		if got := strings.Join(w.taken(), "\n"); !strings.Contains(got, "add address 10.96.0.10") {
 			t.Errorf("within seconds was written %q", got)
+		}
+	})
+}
+
+// TestChangedRuleComesBackSoon has another program flush a chain of ours, add to one,
+// and change one of its own, which is none of our business.
+func TestChangedRuleComesBackSoon(t *testing.T) {
+	run(t, nil, func(w *world) {
+		w.service("web", "10.96.0.10", "10.244.0.2")
+		w.synced()
+		w.sleep(10 * time.Second)
+		whole := w.nat.Save()
+		jump := regexp.MustCompile(`(?m)^-A (POSTROUTING .*)$`).FindStringSubmatch(whole)[1]
+		for _, step := range []struct {
+			input    string
+			compared int
+		}{
+			{"*nat\n-F KUBE-SERVICES\nCOMMIT\n", 1},
+			{"*nat\n-A KUBE-POSTROUTING -j ACCEPT\nCOMMIT\n", 1},
+			{"*nat\n-D " + jump + "\nCOMMIT\n", 1},
+			{"*filter\n:OTHERS -\n-A OTHERS -j ACCEPT\n-F OTHERS\n-X OTHERS\nCOMMIT\n", 0},
+		} {
+			w.compare = 0
+			if err := w.nat.Restore(step.input); err != nil {
+				t.Fatal(err)
+			}
+			w.sleep(4 * time.Second)
+			if diff := cmp.Diff(whole, w.nat.Save()); diff != "" || w.compare != step.compared {
+				t.Errorf("%q: the kernel was compared %d times, and differs: %s", step.input, w.compare, diff)
+			}
+		}
+	})
+}
+
+// TestTakenWhileCompared takes an address away that the comparison which runs has read
+// already.
+func TestTakenWhileCompared(t *testing.T) {
+	slow := func(o *Options) {
+		o.Kernel.NAT[ip.IPv4].(*nat.Fake).FailObserve = func() error {
+			time.Sleep(time.Second)
+			return nil
+		}
+	}
+	run(t, slow, func(w *world) {
+		for i, address := range []string{"10.96.0.10", "10.96.0.11"} {
+			w.service(fmt.Sprintf("web%d", i), address, "10.244.0.2")
+		}
+		w.synced()
+		w.sleep(10 * time.Second)
+		w.taken()
+		w.compare = 0
+		for _, address := range []string{"10.96.0.10", "10.96.0.11"} {
+			w.routing.Do(routing.Change{Op: routing.DeleteAddress, Address: netip.MustParseAddr(address)})
+			w.sleep(500 * time.Millisecond)
+		}
+		w.sleep(6 * time.Second)
+		got := w.taken()
+		for _, address := range []string{"10.96.0.10", "10.96.0.11"} {
+			if !slices.ContainsFunc(got, func(write string) bool { return strings.Contains(write, "add address "+address) }) {
+				t.Errorf("%s is not back; written was %q", address, got)
+			}
+		}
+		if w.compare != 2 {
+			t.Errorf("the kernel was compared %d times", w.compare)
 		}
 	})
 }

@@ -148,19 +148,8 @@ var found = []damage{
 	{"a member too many", "ipset add KUBE-CLUSTER-IP 10.96.1.200,tcp:80"},
 	{"all members", "ipset flush KUBE-6-LOAD-BALANCER"},
 	{"all members of all sets", "for set in $(ipset list -n | grep ^KUBE); do ipset flush $set; done"},
-	{"a chain's rules", "iptables -w -t nat -F KUBE-SERVICES"},
-	{"a chain's rules of IPv6", "ip6tables -w -t filter -F KUBE-IPVS-FILTER"},
-	{"a rule too many", "iptables -w -t nat -A KUBE-POSTROUTING -j ACCEPT"},
-	{"a jump", "iptables -w -t nat -D POSTROUTING 1"},
-	{"a jump of IPv6", "ip6tables -w -t nat -D PREROUTING 1"},
-	{"all rules of tables", "ip6tables -w -t nat -F; ip6tables -w -t nat -N OTHERS 2>/dev/null; ip6tables -w -t nat -A OTHERS -j RETURN; ip6tables -w -t nat -A PREROUTING -j OTHERS"},
-	{"the rules for the loopback address", "nft delete table ip kube-ipvs"},
-	{"a rule of nftables", "nft flush chain ip kube-ipvs request"},
 	{"a parameter", "sysctl -w net.ipv4.vs.conntrack=0"},
 	{"forwarding", "sysctl -w net.ipv4.ip_forward=0"},
-	{"a rule of another tool between ours", "ip6tables -w -t mangle -I PREROUTING 2 -s 2001:db8::1/128 -j RETURN"},
-	{"a rule of another tool before ours", "iptables -w -t nat -I PREROUTING 1 -s 192.0.2.1/32 -j ACCEPT"},
-	{"a refusal of another tool before ours", "iptables -w -t filter -I INPUT 1 -s 192.0.2.1/32 -j DROP"},
 }
 
 // told are those that netlink tells of.
@@ -174,6 +163,17 @@ var told = []damage{
 	{"the rule of claimed ports", "ip rule del pref 99"},
 	{"the rule of IPv6", "ip -6 rule del pref 99"},
 	{"the interface", "ip link del kube-ipvs0"},
+	{"a chain's rules", "iptables -w -t nat -F KUBE-SERVICES"},
+	{"a chain's rules of IPv6", "ip6tables -w -t filter -F KUBE-IPVS-FILTER"},
+	{"a rule too many", "iptables -w -t nat -A KUBE-POSTROUTING -j ACCEPT"},
+	{"a jump", "iptables -w -t nat -D POSTROUTING 1"},
+	{"a jump of IPv6", "ip6tables -w -t nat -D PREROUTING 1"},
+	{"all rules of tables", "ip6tables -w -t nat -F; ip6tables -w -t nat -N OTHERS 2>/dev/null; ip6tables -w -t nat -A OTHERS -j RETURN; ip6tables -w -t nat -A PREROUTING -j OTHERS"},
+	{"the rules for the loopback address", "nft delete table ip kube-ipvs"},
+	{"a rule of nftables", "nft flush chain ip kube-ipvs request"},
+	{"a rule of another tool between ours", "ip6tables -w -t mangle -I PREROUTING 2 -s 2001:db8::1/128 -j RETURN"},
+	{"a rule of another tool before ours", "iptables -w -t nat -I PREROUTING 1 -s 192.0.2.1/32 -j ACCEPT"},
+	{"a refusal of another tool before ours", "iptables -w -t filter -I INPUT 1 -s 192.0.2.1/32 -j DROP"},
 }
 
 const toldName = "told by netlink"

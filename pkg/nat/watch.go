@@ -1,0 +1,127 @@
+package nat
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"syscall"
+
+	"github.com/vishvananda/netlink/nl"
+	"golang.org/x/sys/unix"
+
+	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
+	"github.com/kube-ipvs/kube-ipvs/pkg/kernel"
+)
+
+// Watcher tells of changes of rules, as far as the kernel does: of those of
+// nf_tables, with which iptables of today works. Of those of iptables-legacy it
+// tells nobody.
+type Watcher struct{}
+
+// watchBuffer is large since others write thousands of rules at once, of which
+// each is a message. The kernel takes it only from CAP_NET_ADMIN; else its default
+// must do.
+const watchBuffer = 4 << 20
+
+// Watch calls changed when rules have changed in a chain that concerns the caller,
+// or such a chain is gone; and for a table that is gone, which is asked for as a
+// chain without a name. It cannot tell who did it: the caller's own changes are
+// told, too. A chain that is new is not told, only its rules are.
+//
+// It is first called once the subscription stands, so that nothing between an
+// earlier read and it is missed; then also when the kernel dropped messages because
+// they were not read in time. Both functions must return at once.
+//
+// Watch returns when the context ends or the subscription fails. It watches the
+// network namespace that the calling thread is in.
+func (Watcher) Watch(ctx context.Context, concerns func(Chain) bool, changed func()) error {
+	socket, err := nl.Subscribe(unix.NETLINK_NETFILTER, unix.NFNLGRP_NFTABLES)
+	if err != nil {
+		return fmt.Errorf("subscribe to changes of rules: %w", err)
+	}
+	_ = socket.SetReceiveBufferSize(watchBuffer, true)
+	stop := context.AfterFunc(ctx, socket.Close)
+	defer func() {
+		if stop() {
+			socket.Close()
+		}
+	}()
+	changed()
+	for {
+		messages, _, err := socket.Receive()
+		switch {
+		case ctx.Err() != nil:
+			return ctx.Err()
+		case errors.Is(err, unix.ENOBUFS): // messages were dropped
+			changed()
+		case err != nil:
+			return fmt.Errorf("read changes of rules: %w", err)
+		}
+		for _, m := range messages {
+			if c, ok := changedChain(m); ok && concerns(c) {
+				changed()
+			}
+		}
+	}
+}
+
+// Messages and attributes of <linux/netfilter/nf_tables.h>.
+const (
+	msgDelTable = 2
+	msgDelChain = 5
+	msgNewRule  = 6
+	msgDelRule  = 8
+
+	attrTable     = 1 // of all three kinds
+	attrChainName = 3
+	attrRuleChain = 2
+
+	sizeofNfgenmsg = 4
+)
+
+// changedChain is the chain that a message is about; one without a name stands for
+// a table as a whole. It is false for what is no news.
+func changedChain(m syscall.NetlinkMessage) (Chain, bool) {
+	if m.Header.Type>>8 != unix.NFNL_SUBSYS_NFTABLES || len(m.Data) < sizeofNfgenmsg {
+		return Chain{}, false
+	}
+	var named uint16 // the attribute with the chain's name
+	switch m.Header.Type & 0xff {
+	case msgDelTable:
+	case msgDelChain:
+		named = attrChainName
+	case msgNewRule, msgDelRule:
+		named = attrRuleChain
+	default:
+		return Chain{}, false
+	}
+	var c Chain
+	switch m.Data[0] {
+	case unix.AF_INET:
+		c.Family = ip.IPv4
+	case unix.AF_INET6:
+		c.Family = ip.IPv6
+	default:
+		return Chain{}, false // of no table that iptables has
+	}
+	attributes, err := kernel.Attributes(m.Data[sizeofNfgenmsg:])
+	if err != nil {
+		return Chain{}, false
+	}
+	for _, a := range attributes {
+		switch a.Attr.Type {
+		case attrTable:
+			c.Table = Table(unix.ByteSliceToString(a.Value))
+		case named:
+			c.Name = unix.ByteSliceToString(a.Value)
+		}
+	}
+	return c, c.Table != ""
+}
+
+// Concerns tells whether a change of a chain is one of what is ours, or of where
+// our jumps stand.
+func (o Own) Concerns(c Chain) bool {
+	_, used := baseChains[c.Table]
+	return used && (c.Name == "" || isBase(c.Name) || o.has(c))
+}

@@ -1,0 +1,69 @@
+package nat
+
+import (
+	"slices"
+	"syscall"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
+	"github.com/kube-ipvs/kube-ipvs/pkg/kernel"
+)
+
+// A message that is cut anywhere, or of something else, is no news and no panic.
+func TestChangedChain(t *testing.T) {
+	message := func(kind uint16, family byte, attributes ...string) syscall.NetlinkMessage {
+		data := []byte{family, 0, 0, 0}
+		for i, text := range attributes {
+			data = kernel.AppendAttr(data, uint16(1+i), append([]byte(text), 0))
+		}
+		return syscall.NetlinkMessage{Header: syscall.NlMsghdr{Type: kind}, Data: data}
+	}
+	const nft = unix.NFNL_SUBSYS_NFTABLES << 8
+	rule := message(nft|msgNewRule, unix.AF_INET6, "filter", "INPUT")
+	for _, tc := range []struct {
+		name    string
+		message syscall.NetlinkMessage
+		want    Chain
+	}{
+		{"rule added", rule, Chain{ip.IPv6, Filter, "INPUT"}},
+		{"rule deleted", message(nft|msgDelRule, unix.AF_INET, "nat", "KUBE-SERVICES"), Chain{ip.IPv4, NAT, "KUBE-SERVICES"}},
+		{"chain deleted", message(nft|msgDelChain, unix.AF_INET, "nat", "handle", "KUBE-SERVICES"), Chain{ip.IPv4, NAT, "KUBE-SERVICES"}},
+		{"table deleted", message(nft|msgDelTable, unix.AF_INET, "nat"), Chain{ip.IPv4, NAT, ""}},
+		{"chain added", message(nft|3, unix.AF_INET, "nat", "handle", "KUBE-SERVICES"), Chain{}},
+		{"of another family", message(nft|msgNewRule, 1, "nat", "KUBE-SERVICES"), Chain{}},
+		{"of another subsystem", message(unix.NFNL_SUBSYS_IPSET<<8|msgNewRule, unix.AF_INET, "nat", "KUBE-SERVICES"), Chain{}},
+		{"without a table", message(nft|msgNewRule, unix.AF_INET), Chain{}},
+	} {
+		if got, ok := changedChain(tc.message); got != tc.want && ok || ok != (tc.want != Chain{}) {
+			t.Errorf("%s: %v, %t; want %v", tc.name, got, ok, tc.want)
+		}
+	}
+	for end := range rule.Data {
+		cut := rule
+		cut.Data = slices.Clone(rule.Data[:end])
+		if got, ok := changedChain(cut); ok && got.Table != Filter {
+			t.Errorf("cut at %d: %v", end, got)
+		}
+	}
+}
+
+func TestOwnConcerns(t *testing.T) {
+	own := Own{Chains: []Chain{{ip.IPv4, NAT, "KUBE-SERVICES"}}, Prefixes: []string{"KUBE-IPVS-"}}
+	for _, tc := range []struct {
+		chain Chain
+		want  bool
+	}{
+		{Chain{ip.IPv4, NAT, "KUBE-SERVICES"}, true},
+		{Chain{ip.IPv6, Mangle, "KUBE-IPVS-CLAIM"}, true},
+		{Chain{ip.IPv4, Filter, "INPUT"}, true},
+		{Chain{ip.IPv4, NAT, ""}, true},
+		{Chain{ip.IPv4, Filter, "KUBE-ROUTER-INPUT"}, false},
+		{Chain{ip.IPv4, "kube-router", "INPUT"}, false},
+	} {
+		if got := own.Concerns(tc.chain); got != tc.want {
+			t.Errorf("%v: %t, want %t", tc.chain, got, tc.want)
+		}
+	}
+}

@@ -87,6 +87,9 @@ func outsideServer(cfg *Config, s *service.Service) ipvs.VirtualServer {
 // that its address and port has. What has none is served to everybody by the
 // endpoints of this node, if there are any.
 func Numbered(cfg *Config, part Part, numbers map[ipvs.Key]uint32) Part {
+	if len(part.Outside) == 0 {
+		return part
+	}
 	part.VirtualServers, part.Members = slices.Clone(part.VirtualServers), slices.Clone(part.Members)
 	for _, o := range part.Outside {
 		if n, ok := numbers[o.Key]; ok {

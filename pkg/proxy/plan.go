@@ -59,7 +59,8 @@ func (p *Proxy) adopt(ctx context.Context, d draft) {
 	p.complain(ctx, d.svc, errors.Join(d.err, unserved(d.name, part.Unserved), short))
 	p.depends[d.name] = part.Depends
 	p.noteNoLocal(d.name, part.NoLocal)
-	p.applier.Set(&d.owner, part)
+	owner := d.owner // by itself: a pointer into the draft would keep all of that
+	p.applier.Set(&owner, part)
 	if part.HealthCheck.Port != 0 {
 		p.HealthChecks.Set(d.name, part.HealthCheck)
 	} else {

@@ -56,7 +56,9 @@ func (r *run) coldStart() (seen tally) {
 	if seen := r.sees(); seen < r.n {
 		r.t.Fatalf("%s has programmed %d of %d Services:\n%s", r.subject.name, seen, r.n, r.process.Log())
 	}
-	r.put(FirstDNS, seen.DNS.Sub(r.started).Seconds())
+	if !seen.DNS.IsZero() { // else it was in a write too large to be seen whole
+		r.put(FirstDNS, seen.DNS.Sub(r.started).Seconds())
+	}
 	r.put(Programs, float64(sum(r.account.by(r.process.PID()))))
 	r.put(Memory, memory(r.t, r.process.PID()))
 	return seen

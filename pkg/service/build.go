@@ -47,6 +47,12 @@ var (
 
 const labelProxyName = "service.kubernetes.io/service-proxy-name"
 
+// HasLabel tells whether a label of a Service or of an EndpointSlice means something
+// to a proxy.
+func HasLabel(key string) bool {
+	return key == discoveryv1.LabelServiceName || key == labelProxyName || key == corev1.IsHeadlessService
+}
+
 func absent(key string) labels.Selector {
 	s := labels.NewSelector()
 	// A constant key with no values is always a valid requirement.

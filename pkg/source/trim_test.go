@@ -51,8 +51,25 @@ func TestTrim(t *testing.T) {
 	if diff := cmp.Diff([]discoveryv1.Endpoint{{Addresses: []string{"10.0.0.1"}}}, slice.Endpoints); diff != "" {
 		t.Error(diff)
 	}
-	service := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Annotations: map[string]string{"a": "b"}}}
-	if Trim(service); service.Annotations != nil {
-		t.Errorf("annotations: %v", service.Annotations)
+}
+
+func TestTrimService(t *testing.T) {
+	svc := &corev1.Service{
+		ObjectMeta: metav1.ObjectMeta{
+			Name: "web", GenerateName: "web-", Annotations: map[string]string{"a": "b"}, Finalizers: []string{"f"},
+			OwnerReferences: []metav1.OwnerReference{{Name: "o"}},
+			Labels:          map[string]string{"app": "web", "service.kubernetes.io/service-proxy-name": "other"},
+		},
+		Spec:   corev1.ServiceSpec{ClusterIP: "10.96.0.1", Selector: map[string]string{"app": "web"}},
+		Status: corev1.ServiceStatus{LoadBalancer: corev1.LoadBalancerStatus{Ingress: []corev1.LoadBalancerIngress{{IP: "203.0.113.1"}}}, Conditions: []metav1.Condition{{Type: "c"}}},
+	}
+	want := &corev1.Service{
+		ObjectMeta: metav1.ObjectMeta{Name: "web", Labels: map[string]string{"service.kubernetes.io/service-proxy-name": "other"}},
+		Spec:       corev1.ServiceSpec{ClusterIP: "10.96.0.1"},
+		Status:     corev1.ServiceStatus{LoadBalancer: corev1.LoadBalancerStatus{Ingress: []corev1.LoadBalancerIngress{{IP: "203.0.113.1"}}}},
+	}
+	Trim(svc)
+	if diff := cmp.Diff(want, svc); diff != "" {
+		t.Error(diff)
 	}
 }

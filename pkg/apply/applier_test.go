@@ -281,7 +281,7 @@ func TestOrderOfAClaimedPort(t *testing.T) {
 			}
 		}
 	}
-	if !w.applier.Echoes() {
+	if !w.applier.TookVIPs() {
 		t.Error("the kernel reports the route that we deleted, and it is not known to be ours")
 	}
 }

@@ -235,14 +235,14 @@ func (f *flush) vipDone(vip plan.VIP) {
 		f.have.vips[vip] = struct{}{}
 	} else {
 		delete(f.have.vips, vip)
-		f.echoes = true
+		f.unbound = true
 	}
 }
 
-// Echoes tells whether a VIP was given up, or rules were written, since it was last
-// asked. The kernel reports that in the same way as if somebody else had done it.
-func (a *Applier) Echoes() bool {
-	echoes := a.echoes
-	a.echoes = false
-	return echoes
+// TookVIPs tells whether a VIP was given up since it was last asked. The
+// kernel reports that in the same way as if somebody else had done it.
+func (a *Applier) TookVIPs() bool {
+	took := a.unbound
+	a.unbound = false
+	return took
 }

@@ -138,9 +138,7 @@ func (f *flush) flushLoopback() {
 		return
 	}
 	want := f.node.Loopback
-	changes := loopback.Diff(f.have.loopback, want)
-	f.echoes = f.echoes || len(changes) > 0
-	failures := f.kernel.Loopback.Apply(changes)
+	failures := f.kernel.Loopback.Apply(loopback.Diff(f.have.loopback, want))
 	for _, failure := range failures {
 		f.fail(nil, failure)
 	}
@@ -160,7 +158,6 @@ func (f *flush) flushNAT() {
 		if len(changes) == 0 {
 			continue
 		}
-		f.echoes = true
 		failures := k.Apply(changes)
 		for _, failure := range failures {
 			f.fail(nil, failure)
@@ -185,7 +182,6 @@ func (f *flush) flushMangle() {
 		if len(changes) == 0 {
 			continue
 		}
-		f.echoes = true
 		failures := k.Apply(changes)
 		for _, failure := range failures {
 			f.fail(nil, failure)

@@ -80,7 +80,16 @@ func (f *Fake) Save() string {
 
 // Restore runs an input of iptables-restore --noflush, as another program
 // would.
-func (f *Fake) Restore(input string) error { return f.restore(input, nil) }
+func (f *Fake) Restore(input string) error {
+	f.mu.Lock()
+	before := maps.Clone(f.rules)
+	f.mu.Unlock()
+	err := f.restore(input, nil)
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.tell(before)
+	return err
+}
 
 // Saves counts the reads of the ruleset by Observe and Apply.
 func (f *Fake) Saves() int {
@@ -120,10 +129,7 @@ func (f *Fake) restore(input string, refused map[Table]error) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.restores++
-	before := maps.Clone(f.rules)
-	err := fakeRestore(f.rules, input, f.validate(refused))
-	f.tell(before)
-	return err
+	return fakeRestore(f.rules, input, f.validate(refused))
 }
 
 // tell has the watchers know which chains are not as before.

@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
+	"github.com/kube-ipvs/kube-ipvs/pkg/kernel"
 )
 
 // init adds both variants of iptables to the implementations that every test
@@ -141,6 +142,22 @@ func TestWatch(t *testing.T) {
 				t.Errorf("%s: %v is not told", step.command, step.want)
 			}
 			break
+		}
+	}
+	if _, text, err := kernel.Run("iptables-nft-restore", "*nat\n:OURS -\n-A OURS -j RETURN\nCOMMIT\n", "--noflush"); err != nil {
+		t.Fatal(err, text)
+	}
+	if out, err := exec.Command("iptables-nft", "-w", "-t", "nat", "-A", "OUTPUT", "-j", "OURS").CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	for c := (Chain{}); c.Name != "OUTPUT"; {
+		select {
+		case c = <-asked:
+			if c.Name == "OURS" {
+				t.Error("told of what this process has had done")
+			}
+		case <-time.After(10 * time.Second):
+			t.Fatal("the change after our own is not told")
 		}
 	}
 	if len(stands) > 0 {

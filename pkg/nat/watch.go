@@ -23,10 +23,11 @@ type Watcher struct{}
 // must do.
 const watchBuffer = 4 << 20
 
-// Watch calls changed when rules have changed in a chain that concerns the caller,
-// or such a chain is gone; and for a table that is gone, which is asked for as a
-// chain without a name. It cannot tell who did it: the caller's own changes are
-// told, too. A chain that is new is not told, only its rules are.
+// Watch calls changed when somebody else has changed rules in a chain that concerns
+// the caller, or taken such a chain away; and for a table that is gone, which is asked
+// for as a chain without a name. A chain that is new is not told, only its rules are.
+// What this process has programs do is known by their process IDs, which they have
+// as the addresses of their netlink sockets.
 //
 // It is first called once the subscription stands, so that nothing between an
 // earlier read and it is missed; then also when the kernel dropped messages because
@@ -58,7 +59,7 @@ func (Watcher) Watch(ctx context.Context, concerns func(Chain) bool, changed fun
 			return fmt.Errorf("read changes of rules: %w", err)
 		}
 		for _, m := range messages {
-			if c, ok := changedChain(m); ok && concerns(c) {
+			if c, ok := changedChain(m); ok && !kernel.HasRun(int(m.Header.Pid)) && concerns(c) {
 				changed()
 			}
 		}

@@ -13,8 +13,8 @@ import (
 // because something seems to have been taken away.
 const minComparePeriod = 3 * time.Second
 
-// ownEcho is for how long after we unbound an address or wrote rules the news of
-// something taken away is taken for ours. What somebody else took at the same moment is
+// ownEcho is for how long after we unbound an address the news of something
+// taken away is taken for ours. What somebody else took at the same moment is
 // found by the periodic comparison.
 const ownEcho = time.Second
 

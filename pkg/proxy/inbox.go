@@ -19,7 +19,8 @@ type inbox struct {
 	changed map[types.NamespacedName]struct{} // Services
 	node    bool                              // the Node has changed
 	network bool                              // the node's interfaces, addresses, rules or routes have
-	taken   bool                              // somebody may have removed or changed an address, a rule or a link of ours
+	taken   bool                              // somebody may have removed an address, a policy rule or a link of ours
+	rules   bool                              // somebody else may have changed rules
 
 	began    time.Time
 	count    changes
@@ -119,11 +120,13 @@ func (i *inbox) Synced() {
 	i.once[1].Do(func() { close(i.synced) })
 }
 
-// networkChanged and somethingTaken are for the watches of the node's network and of
-// its rules.
+// networkChanged and somethingTaken are for the watch of the node's network,
+// rulesChanged for that of its rules.
 func (i *inbox) networkChanged() { i.set(&i.network) }
 
 func (i *inbox) somethingTaken() { i.set(&i.taken) }
+
+func (i *inbox) rulesChanged() { i.set(&i.rules) }
 
 func (i *inbox) set(flag *bool) {
 	i.mu.Lock()
@@ -136,6 +139,7 @@ func (i *inbox) set(flag *bool) {
 type work struct {
 	services             []types.NamespacedName
 	node, network, taken bool
+	rules                bool
 	count                changes
 	triggers             []trigger
 }
@@ -143,14 +147,14 @@ type work struct {
 func (i *inbox) take() work {
 	i.mu.Lock()
 	defer i.mu.Unlock()
-	w := work{node: i.node, network: i.network, taken: i.taken, count: i.count, triggers: i.triggers}
+	w := work{node: i.node, network: i.network, taken: i.taken, rules: i.rules, count: i.count, triggers: i.triggers}
 	for name := range i.changed {
 		w.services = append(w.services, name)
 	}
 	// Not cleared: a map keeps the size that it has had, and to go through it
 	// costs that, however little there is in it.
 	i.changed = map[types.NamespacedName]struct{}{}
-	i.node, i.network, i.taken = false, false, false
+	i.node, i.network, i.taken, i.rules = false, false, false, false
 	i.count, i.triggers = changes{}, nil
 	return w
 }

@@ -58,10 +58,10 @@ func (p *Proxy) nextWake() time.Time {
 func (p *Proxy) turn(ctx context.Context, now time.Time) {
 	w := p.take()
 	p.renew = p.renew || w.node || w.network || p.manyNow()
-	if p.applier.Echoes() {
-		p.echoAt = now
+	if p.applier.TookVIPs() {
+		p.tookAt = now
 	}
-	if w.taken && now.Sub(p.echoAt) > ownEcho {
+	if w.rules || w.taken && now.Sub(p.tookAt) > ownEcho {
 		p.compareSoon(now)
 	}
 	if len(p.waiting) > 0 || p.renew {

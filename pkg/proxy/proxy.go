@@ -29,7 +29,7 @@ type Network interface {
 	Watch(ctx context.Context, changed, taken func()) error
 }
 
-// Rules tells when a rule was changed, by whomever, in a chain that concerns the
+// Rules tells when somebody else has changed a rule in a chain that concerns the
 // proxy. Package nat has it.
 type Rules interface {
 	Watch(ctx context.Context, concerns func(nat.Chain) bool, changed func()) error
@@ -127,7 +127,7 @@ type Proxy struct {
 	lastPass   time.Time
 	compareAt  time.Time // zero while an observation runs, unless another is to follow it soon
 	comparedAt time.Time
-	echoAt     time.Time // when we last did what the kernel tells as if somebody else had
+	tookAt     time.Time // when we last unbound an address
 	drainAt    time.Time
 	observed   chan observed // nil while no observation runs
 }
@@ -157,8 +157,8 @@ func (p *Proxy) Run(ctx context.Context, src source.Source) error {
 	go p.watch(ctx, "the node's network", p.inbox.networkChanged, func() error {
 		return p.Network.Watch(ctx, p.inbox.networkChanged, p.inbox.somethingTaken)
 	})
-	go p.watch(ctx, "the node's rules", p.inbox.somethingTaken, func() error {
-		return p.Rules.Watch(ctx, p.applier.Concerns, p.inbox.somethingTaken)
+	go p.watch(ctx, "the node's rules", p.inbox.rulesChanged, func() error {
+		return p.Rules.Watch(ctx, p.applier.Concerns, p.inbox.rulesChanged)
 	})
 	await := func(event <-chan struct{}) (bool, error) {
 		select {

@@ -66,8 +66,15 @@ func (a Answer) String() string {
 // DialTimeout is long enough for a lost SYN to be sent again, once.
 const DialTimeout = 3 * time.Second
 
+// sctpDialTimeout is so for an INIT, which waits three seconds for its answer
+// (RTO.Initial of RFC 4960, net.sctp.rto_initial).
+const sctpDialTimeout = 3*time.Second + DialTimeout
+
 // Dial sends one request to "address:port" and waits for the answer.
 func (n *Namespace) Dial(protocol Protocol, address string) Answer {
+	if protocol == SCTP {
+		return n.DialWithin(sctpDialTimeout, protocol, address)
+	}
 	return n.DialWithin(DialTimeout, protocol, address)
 }
 

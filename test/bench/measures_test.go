@@ -6,6 +6,7 @@ import (
 	"context"
 	"fmt"
 	"net/netip"
+	"regexp"
 	"testing"
 	"time"
 
@@ -199,7 +200,26 @@ func (r *run) atRate(duration time.Duration) ([]begun, map[netip.Addr]time.Time)
 	if seen := tp.close(); !ok || seen.Dropped {
 		r.t.Fatalf("%s: the last change of %d of %d Services is not programmed, or was not seen (%t)", r.subject.name, tp.missing, r.n, seen.Dropped)
 	}
+	r.undrained()
 	return began, times
+}
+
+var drainingServers = regexp.MustCompile(`(?m)^kube_ipvs_draining_real_servers (\S+)$`)
+
+// undrained waits until no real server drains: what is measured next is not to have
+// their deletion in it.
+func (r *run) undrained() {
+	r.t.Helper()
+	r.eventually(r.limit, r.subject.name+" drains nothing", func() error {
+		text, err := r.metrics()
+		if err != nil {
+			return err
+		}
+		if found := drainingServers.FindStringSubmatch(text); found == nil || found[1] != "0" {
+			return fmt.Errorf("draining real servers: %v", found)
+		}
+		return nil
+	})
 }
 
 // begun is a change that was asked for.

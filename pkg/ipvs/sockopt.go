@@ -19,7 +19,8 @@ import (
 const (
 	optGetDests = 64 + 1024 + 64 + 4 // IP_VS_SO_GET_DESTS
 
-	// struct ip_vs_get_dests, up to its entries, and where what is in it.
+	// struct ip_vs_get_dests of 64-bit machines, up to its entries, and where what is
+	// in it.
 	destsHead     = 24
 	destsProtocol = 0
 	destsAddress  = 4

@@ -4,19 +4,14 @@ import (
 	"fmt"
 	"testing"
 
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
-
-	"github.com/kube-ipvs/kube-ipvs/pkg/ipvs"
-	"github.com/kube-ipvs/kube-ipvs/pkg/plan"
-	"github.com/kube-ipvs/kube-ipvs/pkg/routing"
 )
 
 // still is a proxy over fakes that is driven by hand. It knows of so many
 // Services with two endpoints each.
 func still(b *testing.B, services int) (*Proxy, *world) {
 	b.Helper()
-	w := &world{ipvs: ipvs.NewFake(), routing: routing.NewFake(), checks: map[types.NamespacedName]plan.HealthCheck{}}
+	w := newWorld(b)
 	p := New(w.options())
 	w.sink = p.inbox
 	for i := range services {

@@ -39,7 +39,7 @@ import (
 // world is a proxy over fakes. Time is synctest's: it passes when everybody
 // waits, so a test that waits a minute takes no time and is exact.
 type world struct {
-	t       *testing.T
+	t       testing.TB
 	ipvs    *ipvs.Fake
 	routing *routing.Fake
 	nat     *nat.Fake // of IPv4
@@ -96,7 +96,7 @@ func (w *world) Warn(e event.Warning)                  { w.events = append(w.eve
 func (w *world) Set(n types.NamespacedName, c plan.HealthCheck) { w.checks[n] = c }
 func (w *world) Delete(n types.NamespacedName)                  { delete(w.checks, n) }
 
-func newWorld(t *testing.T) *world {
+func newWorld(t testing.TB) *world {
 	return &world{t: t, ipvs: ipvs.NewFake(), routing: routing.NewFake(), nat: nat.NewFake(ip.IPv4), checks: map[types.NamespacedName]plan.HealthCheck{}}
 }
 

@@ -56,8 +56,5 @@ func only(wanted func(string) bool, of map[string]string) map[string]string {
 		}
 		kept[key] = value
 	}
-	if len(kept) == len(of) && len(of) > 0 {
-		return of
-	}
 	return kept
 }

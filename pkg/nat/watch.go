@@ -2,7 +2,6 @@ package nat
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"syscall"
 
@@ -41,29 +40,15 @@ func (Watcher) Watch(ctx context.Context, concerns func(Chain) bool, changed fun
 		return fmt.Errorf("subscribe to changes of rules: %w", err)
 	}
 	_ = socket.SetReceiveBufferSize(watchBuffer, true)
-	stop := context.AfterFunc(ctx, socket.Close)
-	defer func() {
-		if stop() {
-			socket.Close()
-		}
-	}()
-	changed()
-	for {
-		messages, _, err := socket.Receive()
-		switch {
-		case ctx.Err() != nil:
-			return ctx.Err()
-		case errors.Is(err, unix.ENOBUFS): // messages were dropped
+	err = kernel.Follow(ctx, socket, func(m syscall.NetlinkMessage) {
+		if c, ok := changedChain(m); ok && !kernel.HasRun(int(m.Header.Pid)) && concerns(c) {
 			changed()
-		case err != nil:
-			return fmt.Errorf("read changes of rules: %w", err)
 		}
-		for _, m := range messages {
-			if c, ok := changedChain(m); ok && !kernel.HasRun(int(m.Header.Pid)) && concerns(c) {
-				changed()
-			}
-		}
+	}, changed)
+	if ctx.Err() == nil {
+		err = fmt.Errorf("read changes of rules: %w", err)
 	}
+	return err
 }
 
 // Messages and attributes of <linux/netfilter/nf_tables.h>.

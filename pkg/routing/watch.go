@@ -2,7 +2,6 @@ package routing
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"syscall"
 	"time"
@@ -92,29 +91,11 @@ func (n *Netlink) resubscribe(ctx context.Context) *nl.NetlinkSocket {
 // receive reads messages until the socket fails or the context ends, and
 // closes the socket.
 func (n *Netlink) receive(ctx context.Context, w *watcher, socket *nl.NetlinkSocket) {
-	stop := context.AfterFunc(ctx, socket.Close)
-	defer func() {
-		if stop() {
-			socket.Close()
-		}
-	}()
 	w.dummyLink = 0
 	if link, err := n.linkByName(DummyLink); err == nil {
 		w.dummyLink = int32(link.Attrs().Index)
 	}
-	w.all()
-	for {
-		messages, _, err := socket.Receive()
-		switch {
-		case errors.Is(err, unix.ENOBUFS): // messages were dropped
-			w.all()
-		case err != nil:
-			return
-		}
-		for _, m := range messages {
-			w.message(m)
-		}
-	}
+	_ = kernel.Follow(ctx, socket, w.message, w.all)
 }
 
 // watcher sorts messages. Its channels hold one call that is due.

@@ -1,0 +1,39 @@
+package kernel
+
+import (
+	"context"
+	"errors"
+	"syscall"
+
+	"github.com/vishvananda/netlink/nl"
+	"golang.org/x/sys/unix"
+)
+
+// Follow hands over the messages that a subscribed netlink socket brings, until the
+// socket fails or the context ends, and closes it. It calls dropped to begin with, so
+// that nothing between an earlier read and the subscription is missed, and when the
+// kernel has dropped messages because they were not read in time. The error is the
+// context's, if that has ended.
+func Follow(ctx context.Context, socket *nl.NetlinkSocket, message func(syscall.NetlinkMessage), dropped func()) error {
+	stop := context.AfterFunc(ctx, socket.Close)
+	defer func() {
+		if stop() {
+			socket.Close()
+		}
+	}()
+	dropped()
+	for {
+		messages, _, err := socket.Receive()
+		switch {
+		case ctx.Err() != nil:
+			return ctx.Err()
+		case errors.Is(err, unix.ENOBUFS):
+			dropped()
+		case err != nil:
+			return err
+		}
+		for _, m := range messages {
+			message(m)
+		}
+	}
+}

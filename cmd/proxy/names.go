@@ -52,5 +52,5 @@ func (o *nameOptions) source() (source.Source, error) {
 	if err != nil {
 		return nil, err
 	}
-	return apiserver.New(client, "", 0), nil
+	return apiserver.New(client, apiserver.Options{}), nil
 }

@@ -156,7 +156,8 @@ func newSource(ctx context.Context, cfg *config.Config) (source.Source, proxy.Ev
 	}
 	events := event.NewWriter(client, cfg.Plan.NodeName)
 	go events.Run(ctx)
-	return apiserver.New(client, cfg.Plan.NodeName, cfg.Source.ConfigSyncPeriod), events, nil
+	options := apiserver.Options{Node: cfg.Plan.NodeName, Resync: cfg.Source.ConfigSyncPeriod, LostNodes: !cfg.DrainLostNodes}
+	return apiserver.New(client, options), events, nil
 }
 
 // clientConfig says how the API server is reached: by a kubeconfig, or with the

@@ -162,7 +162,8 @@ func (a *Applier) claimed(key ipvs.Key, before []types.NamespacedName) {
 }
 
 func sameServer(a, b *plan.VirtualServer) bool {
-	return a.Right == b.Right && a.VirtualServer == b.VirtualServer && slices.Equal(a.RealServers, b.RealServers) && slices.Equal(a.Endpoints, b.Endpoints)
+	return a.Right == b.Right && a.VirtualServer == b.VirtualServer && slices.Equal(a.RealServers, b.RealServers) &&
+		slices.Equal(a.Endpoints, b.Endpoints) && slices.Equal(a.Lost, b.Lost)
 }
 
 // adoptForeign takes over a virtual server of somebody else whose key a

@@ -47,11 +47,12 @@ func (a *Applier) Draining() int {
 // deadline, measured from the first call that finds it so: the pod is gone, and
 // a client that goes on sending would keep its connection and never have an
 // answer (kubernetes#84322, #89392, #77903). With the real server it gets a
-// reset. While the endpoint is there, in whatever state, they have all the time.
+// reset. While the endpoint is there, in whatever state, they have all the time;
+// unless the cluster does not hear of its node any more: then they have none.
 func (a *Applier) Drain(now time.Time, deadline time.Duration, most int) Problems {
 	f := &flush{Applier: a}
 	var changes []ipvs.Change
-	open := map[ipvs.Change]int{}
+	open := map[ipvs.Change]Cut{}
 	for _, key := range a.drainNext(most) {
 		conns, err := a.kernel.IPVS.Connections(key)
 		if kernel.IsNotExist(err) {
@@ -63,11 +64,11 @@ func (a *Applier) Drain(now time.Time, deadline time.Duration, most int) Problem
 			continue
 		}
 		for dest := range a.draining[key] {
-			gone := a.goneFor(key, dest, now)
-			if left := conns[dest].Active + conns[dest].Inactive; left == 0 || gone >= deadline {
+			late, lost := a.goneFor(key, dest, now) >= deadline, a.isLost(key, dest)
+			if left := conns[dest].Active + conns[dest].Inactive; left == 0 || late || lost {
 				c := ipvs.Change{Op: ipvs.DeleteRealServer, Key: key, Dest: dest}
 				changes = append(changes, c)
-				open[c] = left
+				open[c] = Cut{key, dest, left, lost}
 			}
 		}
 	}
@@ -75,8 +76,8 @@ func (a *Applier) Drain(now time.Time, deadline time.Duration, most int) Problem
 	for _, c := range changes {
 		if _, there := a.have.servers[c.Key].RealServers[c.Dest]; !there {
 			a.undrain(c.Key, c.Dest)
-			if open[c] > 0 {
-				a.cuts = append(a.cuts, Cut{c.Key, c.Dest, open[c]})
+			if cut := open[c]; cut.Connections > 0 {
+				a.cuts = append(a.cuts, cut)
 			}
 		}
 	}
@@ -99,12 +100,13 @@ func (a *Applier) drainNext(most int) []ipvs.Key {
 // DrainsOn tells whether Drain has not looked at all that drains.
 func (a *Applier) DrainsOn() bool { return len(a.toDrain) > 0 }
 
-// Cut is a real server that went at the deadline, with connections that were
-// still open.
+// Cut is a real server that went at the deadline, or with its node, with connections
+// that were still open.
 type Cut struct {
 	Key         ipvs.Key
 	Dest        netip.AddrPort
 	Connections int
+	Lost        bool // with its node
 }
 
 // TakeCuts gives those since it was last called.
@@ -112,6 +114,11 @@ func (a *Applier) TakeCuts() []Cut {
 	cuts := a.cuts
 	a.cuts = nil
 	return cuts
+}
+
+func (a *Applier) isLost(key ipvs.Key, dest netip.AddrPort) bool {
+	vs, wanted := a.servers.want(key)
+	return wanted && vs.HasLost(dest)
 }
 
 // goneFor is for how long a draining real server has had no endpoint.

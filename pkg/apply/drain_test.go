@@ -2,6 +2,7 @@ package apply
 
 import (
 	"net/netip"
+	"slices"
 	"testing"
 	"time"
 
@@ -49,6 +50,43 @@ func TestDeadlineOfADrainingRealServer(t *testing.T) {
 	there(time.Second, false, "after the deadline")
 	if n := w.applier.Draining(); n != 0 {
 		t.Errorf("%d draining", n)
+	}
+}
+
+// TestIssue89392LostRealServer ends the connections to an endpoint whose node is lost,
+// and no others.
+func TestIssue89392LostRealServer(t *testing.T) {
+	w := newWorld(t)
+	k := key(ip.TCP, "10.96.0.1:80")
+	web := clusterIP("a", "10.96.0.1", "10.244.0.2:8000", "10.244.0.3:8000", "10.244.0.4:8000")
+	for i, node := range []string{"node-2", "node-3", "node-4"} {
+		web.Ports[0].Endpoints[i].Node = node
+	}
+	w.start(web)
+	for _, e := range web.Ports[0].Endpoints[:2] {
+		w.ipvs.SetConnections(k, e.Addr, ipvs.Connections{Active: 2, Inactive: 1})
+	}
+	unready := clusterIP("a", "10.96.0.1", "10.244.0.2:8000", "10.244.0.3:8000", "10.244.0.4:8000")
+	for i, e := range web.Ports[0].Endpoints {
+		e.Ready, e.Serving = i == 2, i == 2
+		unready.Ports[0].Endpoints[i] = e
+	}
+	w.mustApply(unready)
+	w.drain()
+	if n := w.applier.Draining(); n != 2 {
+		t.Fatalf("%d drain while no node is lost, want 2", n)
+	}
+	w.facts.Lost = []string{"node-2"}
+	w.mustApply(unready)
+	if err := w.drain().Err(); err != nil {
+		t.Fatal(err)
+	}
+	dest := web.Ports[0].Endpoints[0].Addr
+	if _, there := w.realServers(k)[dest]; there || len(w.realServers(k)) != 2 {
+		t.Errorf("node-2 is lost: %v", w.realServers(k))
+	}
+	if got, want := w.applier.TakeCuts(), []Cut{{k, dest, 3, true}}; !slices.Equal(got, want) {
+		t.Errorf("cut: %v, want %v", got, want)
 	}
 }
 

@@ -71,6 +71,10 @@ type KubeIPVSConfiguration struct {
 	// DrainDeadline is for how long TCP connections to an endpoint that is gone,
 	// and not just terminating, are kept. Default 15m.
 	DrainDeadline metav1.Duration `json:"drainDeadline"`
+	// DrainLostNodes keeps TCP connections to endpoints on a node of which the
+	// cluster does not hear any more. Otherwise they end, so that clients connect to
+	// others.
+	DrainLostNodes bool `json:"drainLostNodes,omitempty"`
 	// TimeoutsFromConntrack has IPVS keep connections for as long as connection
 	// tracking does, where IPVS's own time-outs are not set.
 	TimeoutsFromConntrack bool `json:"timeoutsFromConntrack,omitempty"`

@@ -47,6 +47,8 @@ func (o *Options) ownFlags() *pflag.FlagSet {
 		"Let an endpoint that terminates and still serves keep the UDP flows that it has.")
 	fs.DurationVar(&o.own.DrainDeadline.Duration, "drain-deadline", o.own.DrainDeadline.Duration,
 		"How long TCP connections to an endpoint that is gone, and not just terminating, are kept.")
+	fs.BoolVar(&o.own.DrainLostNodes, "drain-lost-nodes", false,
+		"Keep TCP connections to endpoints on a node of which the cluster does not hear any more. Otherwise they end where there are other endpoints.")
 	fs.BoolVar(&o.own.TimeoutsFromConntrack, "timeouts-from-conntrack", false,
 		"Have IPVS keep connections for as long as connection tracking does, where --ipvs-tcp-timeout and --ipvs-udp-timeout are not set.")
 	fs.Var(&o.own.SNAT.Mark, "reply-mark", "The bits that bind connections to interfaces for reply routing; n bits tell 2^n-1 interfaces apart.")

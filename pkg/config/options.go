@@ -147,6 +147,7 @@ func (o *Options) overOwn(file *KubeIPVSConfiguration) *KubeIPVSConfiguration {
 	overlay(o, "local-mark", &file.LocalMark, own.LocalMark)
 	overlay(o, "udp-drain", &file.UDPDrain, own.UDPDrain)
 	overlay(o, "drain-deadline", &file.DrainDeadline, own.DrainDeadline)
+	overlay(o, "drain-lost-nodes", &file.DrainLostNodes, own.DrainLostNodes)
 	overlay(o, "timeouts-from-conntrack", &file.TimeoutsFromConntrack, own.TimeoutsFromConntrack)
 	overlay(o, "snat-mode", &file.SNAT.Mode, own.SNAT.Mode)
 	overlay(o, "reply-mark", &file.SNAT.Mark, own.SNAT.Mark)

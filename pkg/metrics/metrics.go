@@ -133,7 +133,7 @@ func newRecorder() *Recorder {
 		draining: gauge(ours, "draining_real_servers",
 			"IPVS real servers that take no new connections and wait for the end of those they have."),
 		cut: counter(ours, "drain_cut_connections_total",
-			"Connections cut at --drain-deadline, as their endpoint was gone."),
+			"Connections cut at --drain-deadline, as their endpoint was gone, or as its node was lost."),
 		conflicts: gauge(ours, "conflicts", "IPVS virtual servers that a Service claims and an older Service has."),
 	}
 }
@@ -177,7 +177,7 @@ func (r *Recorder) Held(virtualServers, realServers, draining int) {
 	r.draining.Set(float64(draining))
 }
 
-// Cut counts connections that were cut at the deadline for draining.
+// Cut counts connections that were cut at the deadline for draining, or with a node.
 func (r *Recorder) Cut(connections int) { r.cut.Add(float64(connections)) }
 
 // Conflicts notes how much is claimed in vain.

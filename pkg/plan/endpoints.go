@@ -17,6 +17,7 @@ type chosen struct {
 
 	all      []netip.AddrPort // in whatever state
 	draining []netip.AddrPort // terminating, but still serving
+	lost     []netip.AddrPort // with their node, while there are others
 }
 
 // choose picks a port's endpoints of one family. Ready ones are used, those
@@ -36,8 +37,15 @@ func choose(facts *Facts, family ip.Family, all []service.Endpoint) chosen {
 	if len(c.local) == 0 {
 		c.local = filter(draining, onNode)
 	}
+	if len(c.cluster) > 0 && len(facts.Lost) > 0 {
+		c.lost = addresses(filter(all, func(e service.Endpoint) bool { return silent(e) && slices.Contains(facts.Lost, e.Node) }))
+	}
 	return c
 }
+
+// silent tells whether an endpoint is not to be asked, for which its node may be the
+// reason.
+func silent(e service.Endpoint) bool { return !e.Ready && !e.Serving && e.Node != "" }
 
 // nearest applies the hints of the EndpointSlice controller (KEP-2433,
 // KEP-3015): hints count only if every ready endpoint has one, and one of

@@ -102,6 +102,40 @@ func lastNumbers(part plan.Part, key ipvs.Key) string {
 	return strings.Join(out, " ")
 }
 
+// TestIssue89392LostEndpoints tells of which endpoints connections are not waited for:
+// those that are not to be asked, on a node that is lost, while there are others.
+func TestIssue89392LostEndpoints(t *testing.T) {
+	for _, tc := range []struct {
+		name string
+		in   []service.Endpoint
+		want string
+	}{
+		{"unready", backends("node-1 ready", "node-2 unready", "node-3 unready"), "2"},
+		{"terminating", backends("node-1 ready", "node-2 gone", "node-3 gone"), "2"},
+		{"terminating, and serving as far as is known", backends("node-1 ready", "node-2 draining"), ""},
+		{"ready as far as is known", backends("node-1 ready", "node-2 ready"), ""},
+		{"of a node that is not named", append(backends("node-1 ready"), service.Endpoint{Addr: netip.MustParseAddrPort("10.0.0.2:80")}), ""},
+		{"no other is ready", backends("node-1 unready", "node-2 unready"), ""},
+		{"another one drains", backends("node-1 draining", "node-2 unready"), "2"},
+		{"another one is ready in a zone that is not ours", backends("node-3 ready zone=b", "node-2 unready"), "2"},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			cfg, facts := defaultConfig(), plan.Facts{NodeName: "node-1", Zone: "a", Lost: []string{"", "node-2"}}
+			part := plan.Service(&cfg, &facts, &service.Service{
+				ClusterIPs: []netip.Addr{netip.MustParseAddr("10.96.0.10")},
+				Ports:      []service.Port{{Protocol: ip.TCP, Port: 80, Endpoints: tc.in}},
+			})
+			var got []string
+			for _, a := range part.VirtualServers[0].Lost {
+				got = append(got, fmt.Sprint(a.Addr().As4()[3]))
+			}
+			if got := strings.Join(got, " "); got != tc.want {
+				t.Errorf("lost: %q, want %q", got, tc.want)
+			}
+		})
+	}
+}
+
 // Who is not known to be on this node is not on it: a Service without node
 // names must not be taken for local where the node has no name either.
 func TestEndpointsWithoutNode(t *testing.T) {

@@ -35,6 +35,8 @@ type Node struct {
 	// Services is how many there have been at most since the process began. So
 	// what depends on it does not change to and fro.
 	Services int
+	// Lost are the other nodes that the cluster does not hear of any more.
+	Lost []string
 }
 
 // Version is a kernel's, such as 6.1. The zero Version is unknown.
@@ -59,6 +61,7 @@ type Facts struct {
 	Many      bool                     // Services, too many for an address each
 	Listeners map[routing.Listener]bool
 	APIServer map[netip.AddrPort]bool
+	Lost      []string // nodes
 }
 
 // AddressesAtMost is for how many Services ClaimAuto gives addresses to
@@ -80,6 +83,7 @@ const (
 	OnMany
 	OnListeners
 	OnAPIServer
+	OnLost
 )
 
 // FactsOf derives the facts.
@@ -87,6 +91,7 @@ func FactsOf(cfg *Config, n *Node) Facts {
 	f := Facts{
 		NodeName: cfg.NodeName,
 		Zone:     n.Zone,
+		Lost:     n.Lost,
 		Primary:  map[ip.Family]netip.Addr{},
 		OnLinks:  map[netip.Addr]bool{},
 		Many:     n.Services > AddressesAtMost,
@@ -215,6 +220,9 @@ func Changed(a, b *Facts) Depends {
 	}
 	if !maps.Equal(a.APIServer, b.APIServer) {
 		d |= OnAPIServer
+	}
+	if !slices.Equal(a.Lost, b.Lost) {
+		d |= OnLost
 	}
 	return d
 }

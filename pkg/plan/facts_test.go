@@ -99,6 +99,7 @@ func TestChanged(t *testing.T) {
 		{"primary", func(s *scenario) { s.node.Addresses = []netip.Addr{netip.MustParseAddr("203.0.113.1")} }, plan.OnPrimary},
 		{"a thousand Services", func(s *scenario) { s.node.Services = 1000 }, 0},
 		{"more Services", func(s *scenario) { s.node.Services = 1001 }, plan.OnMany},
+		{"a node is lost", func(s *scenario) { s.node.Lost = []string{"node-2"} }, plan.OnLost},
 		{"link without an address", func(s *scenario) { s.addNetwork(strings.Fields("link eth1")) }, 0},
 		{"pod CIDRs", func(s *scenario) { s.node.PodCIDRs = prefixes([]string{"10.244.1.0/24"}) }, 0},
 	} {

@@ -63,6 +63,7 @@ func (g generator) node() plan.Node {
 		Zone:      []string{"a", "b", ""}[g.Intn(3)],
 		Addresses: g.addrs("192.0.2.11", "10.9.0.1", "2001:db8::11"),
 		Inventory: routing.Inventory{Links: g.links()},
+		Lost:      some(g, "node-2"),
 	}
 }
 
@@ -281,13 +282,15 @@ func TestDependsIsComplete(t *testing.T) {
 	told := map[plan.Depends]int{}
 	property(t, func(t *testing.T, g generator) {
 		cfg, s, before, after := g.config(), g.service(), g.node(), g.node()
-		switch g.Intn(4) { // mostly one change at a time
+		switch g.Intn(5) { // mostly one change at a time
 		case 0:
-			after.Inventory, after.Addresses = before.Inventory, before.Addresses
+			after.Inventory, after.Addresses, after.Lost = before.Inventory, before.Addresses, before.Lost
 		case 1:
-			after.Zone, after.Addresses = before.Zone, before.Addresses
+			after.Zone, after.Addresses, after.Lost = before.Zone, before.Addresses, before.Lost
 		case 2:
-			after.Zone, after.Inventory = before.Zone, before.Inventory
+			after.Zone, after.Inventory, after.Lost = before.Zone, before.Inventory, before.Lost
+		case 3:
+			after.Zone, after.Inventory, after.Addresses = before.Zone, before.Inventory, before.Addresses
 		}
 		a, b := plan.FactsOf(&cfg, &before), plan.FactsOf(&cfg, &after)
 		was, is := plan.Service(&cfg, &a, &s), plan.Service(&cfg, &b, &s)
@@ -300,7 +303,7 @@ func TestDependsIsComplete(t *testing.T) {
 			t.Errorf("depends on %s, and %s changed (-was +is)\n%s", dependsText(was.Depends), dependsText(changed), diff)
 		}
 	})
-	for _, d := range []plan.Depends{plan.OnZone, plan.OnPrimary, plan.OnLinks, plan.OnLinks | plan.OnNodePorts} {
+	for _, d := range []plan.Depends{plan.OnZone, plan.OnLost, plan.OnPrimary, plan.OnLinks, plan.OnLinks | plan.OnNodePorts} {
 		if told[d] == 0 {
 			t.Errorf("never met a Service that depends on %s", dependsText(d))
 		}

@@ -49,6 +49,9 @@ type VirtualServer struct {
 	// Endpoints are all that there are, in whatever state; sorted. Connections to
 	// one that is not a real server any more may still be served.
 	Endpoints []netip.AddrPort
+	// Lost are those of Endpoints whose node is not heard of any more. Connections
+	// to them are not waited for.
+	Lost []netip.AddrPort
 }
 
 // HasEndpoint tells whether an endpoint is there, in whatever state.
@@ -56,6 +59,9 @@ func (vs *VirtualServer) HasEndpoint(a netip.AddrPort) bool {
 	_, there := slices.BinarySearchFunc(vs.Endpoints, a, netip.AddrPort.Compare)
 	return there
 }
+
+// HasLost tells whether an endpoint is one of those lost.
+func (vs *VirtualServer) HasLost(a netip.AddrPort) bool { return slices.Contains(vs.Lost, a) }
 
 // RealServer is an endpoint behind a virtual server. With weight 0 it keeps
 // the flows that it has and gets no others.
@@ -113,9 +119,9 @@ type partBuilder struct {
 	part    Part
 	seen    map[ipvs.Key]bool
 
-	// Of the port and family that are being planned: all endpoints, and those
-	// that terminate but still serve.
-	endpoints, draining []netip.AddrPort
+	// Of the port and family that are being planned: all endpoints, those that
+	// terminate but still serve, and those that are lost with their node.
+	endpoints, draining, lost []netip.AddrPort
 }
 
 // addPort plans one port in one family. A VIP that stands in two of the
@@ -123,9 +129,9 @@ type partBuilder struct {
 // balancer, node port.
 func (b *partBuilder) addPort(family ip.Family, p *service.Port) {
 	eps := choose(b.facts, family, p.Endpoints)
-	b.endpoints, b.draining = eps.all, eps.draining
+	b.endpoints, b.draining, b.lost = eps.all, eps.draining, eps.lost
 	b.addNoLocal(eps)
-	b.addDependsOnZone(p)
+	b.addDependsOnEndpoints(p)
 	b.addClusterIPs(family, p, eps)
 	b.addExternalIPs(family, p, eps)
 	b.addLoadBalancers(family, p, eps)
@@ -140,10 +146,14 @@ func (b *partBuilder) addNoLocal(eps chosen) {
 	}
 }
 
-// addDependsOnZone notes that hints were there to be looked at.
-func (b *partBuilder) addDependsOnZone(p *service.Port) {
+// addDependsOnEndpoints notes that hints were there to be looked at, or endpoints
+// that may be lost.
+func (b *partBuilder) addDependsOnEndpoints(p *service.Port) {
 	if slices.ContainsFunc(p.Endpoints, func(e service.Endpoint) bool { return len(e.ZoneHints) > 0 }) {
 		b.part.Depends |= OnZone
+	}
+	if slices.ContainsFunc(p.Endpoints, silent) {
+		b.part.Depends |= OnLost
 	}
 }
 
@@ -385,7 +395,7 @@ func (b *partBuilder) addVirtualServer(key ipvs.Key, right Right, endpoints []se
 	b.seen[key] = true
 	vs := VirtualServer{
 		Key: key, Right: right, VirtualServer: virtualServer(b.cfg, b.service),
-		RealServers: b.realServers(key, endpoints), Endpoints: b.endpoints,
+		RealServers: b.realServers(key, endpoints), Endpoints: b.endpoints, Lost: b.lost,
 	}
 	b.part.VirtualServers = append(b.part.VirtualServers, vs)
 	return true

@@ -149,7 +149,7 @@ func dependsText(d plan.Depends) string {
 		name string
 	}{
 		{plan.OnZone, "zone"}, {plan.OnNodePorts, "node ports"}, {plan.OnLinks, "links"}, {plan.OnPrimary, "primary"}, {plan.OnMany, "many"},
-		{plan.OnListeners, "listeners"}, {plan.OnAPIServer, "API server"},
+		{plan.OnListeners, "listeners"}, {plan.OnAPIServer, "API server"}, {plan.OnLost, "lost nodes"},
 	} {
 		if d&bit.d != 0 {
 			out = append(out, bit.name)

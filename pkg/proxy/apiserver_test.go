@@ -207,7 +207,7 @@ func (b *behind) run() {
 	}
 	ctx, cancel := context.WithCancel(b.context())
 	done := make(chan error, 1)
-	go func() { done <- New(o).Run(ctx, apiserver.New(client, b.cfg.NodeName, 0)) }()
+	go func() { done <- New(o).Run(ctx, apiserver.New(client, apiserver.Options{Node: b.cfg.NodeName})) }()
 	b.stop = sync.OnceFunc(func() { cancel(); <-done })
 	b.t.Cleanup(b.stop)
 }

@@ -52,7 +52,7 @@ func (p *Proxy) warn(ctx context.Context) {
 
 // warnOfNode writes an Event, if there is a Node to write it of.
 func (p *Proxy) warnOfNode(note string) {
-	if n := p.inbox.getNode(); n != nil {
+	if n, _ := p.inbox.getNode(); n != nil {
 		p.Events.Warn(event.Warning{
 			Regarding: corev1.ObjectReference{APIVersion: "v1", Kind: "Node", Name: n.Name, UID: n.UID},
 			Reason:    reasonInTheWay, Note: note,

@@ -17,7 +17,7 @@ type inbox struct {
 	mu      sync.Mutex
 	store   store
 	changed map[types.NamespacedName]struct{} // Services
-	node    bool                              // the Node has changed
+	node    bool                              // the Node has changed, or what is known of others
 	network bool                              // the node's interfaces, addresses, rules or routes have
 	taken   bool                              // somebody may have removed an address, a policy rule or a link of ours
 	rules   bool                              // somebody else may have changed rules
@@ -106,6 +106,15 @@ func (i *inbox) setNode(n *corev1.Node) {
 	})
 }
 
+// SetLostNodes is a change of the node, of what it knows about the others.
+func (i *inbox) SetLostNodes(nodes []string) {
+	i.note(func(s *store) []types.NamespacedName {
+		s.lost = nodes
+		i.node = true
+		return nil
+	})
+}
+
 func (i *inbox) Begun() {
 	i.once[0].Do(func() {
 		i.mu.Lock()
@@ -177,8 +186,9 @@ func (i *inbox) services() int {
 	return len(i.store.services)
 }
 
-func (i *inbox) getNode() *corev1.Node {
+// getNode gives the own Node, nil if there is none, and the names of those lost.
+func (i *inbox) getNode() (node *corev1.Node, lost []string) {
 	i.mu.Lock()
 	defer i.mu.Unlock()
-	return i.store.node
+	return i.store.node, i.store.lost
 }

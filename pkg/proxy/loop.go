@@ -216,11 +216,15 @@ func logProblem(ctx context.Context, name types.NamespacedName, err error, more 
 }
 
 // reportCuts tells of connections that were cut, as their endpoint was gone for too
-// long.
+// long, or its node is not heard of.
 func (p *Proxy) reportCuts(ctx context.Context) {
 	for _, c := range p.applier.TakeCuts() {
-		klog.FromContext(ctx).Info("Cutting connections to an endpoint that is gone, at the deadline for draining",
-			"virtualServer", c.Key.String(), "endpoint", c.Dest.String(), "connections", c.Connections, "deadline", p.DrainDeadline)
+		logger := klog.FromContext(ctx).WithValues("virtualServer", c.Key.String(), "endpoint", c.Dest.String(), "connections", c.Connections)
+		if c.Lost {
+			logger.Info("Cutting connections to an endpoint on a node that is not heard of any more")
+		} else {
+			logger.Info("Cutting connections to an endpoint that is gone, at the deadline for draining", "deadline", p.DrainDeadline)
+		}
 		p.Meter.Cut(c.Connections)
 	}
 }

@@ -123,6 +123,9 @@ func (p *Proxy) renewAffected(ctx context.Context) {
 		return
 	}
 	p.markAffected(changed)
+	if changed&plan.OnLost != 0 {
+		p.drainAt = time.Time{} // once those Services are planned
+	}
 }
 
 // renewNode reads the node's network, and plans the node's part from this and
@@ -136,11 +139,12 @@ func (p *Proxy) renewNode(ctx context.Context) (plan.Depends, error) {
 	if err != nil {
 		return 0, err
 	}
-	node := p.inbox.getNode()
+	node, lost := p.inbox.getNode()
 	most := max(p.node.Services, p.inbox.services())
 	p.reportNode(node)
 	p.node, err = nodeOf(node)
 	p.complainOfNode(ctx, err)
+	p.node.Lost = lost
 	p.node.Inventory = inventory
 	p.node.Listeners = listeners
 	p.node.APIServer = slices.Concat(p.APIServer, p.apiServers)

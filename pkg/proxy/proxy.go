@@ -58,7 +58,7 @@ type Meter interface {
 	Programmed(latency time.Duration)        // since an endpoint's change was seen by the cluster
 	NoLocalEndpoints(internal, external int) // Services, by policy, of which this node has no endpoint
 	Interfaces(modes []plan.InterfaceMode)   // all that are known
-	Cut(connections int)                     // at the deadline for draining
+	Cut(connections int)                     // at the deadline for draining, or with a node
 }
 
 // Events writes Events. Package event has it. Warn returns at once.

@@ -628,6 +628,34 @@ func TestCutsAreCounted(t *testing.T) {
 	})
 }
 
+// TestIssue89392LostNodesConnections are cut as soon as the node is known to be lost.
+func TestIssue89392LostNodesConnections(t *testing.T) {
+	run(t, nil, func(w *world) {
+		w.service("web", "10.96.0.10", "10.244.0.2", "10.244.0.3")
+		w.service("other", "10.96.0.11", "10.244.0.2", "10.244.0.3")
+		w.synced()
+		key := ipvs.Key{Protocol: ip.TCP, Addr: netip.MustParseAddr("10.96.0.10"), Port: 80}
+		w.ipvs.SetConnections(key, netip.MustParseAddrPort("10.244.0.2:8000"), ipvs.Connections{Active: 3})
+		slice := newSlice("web", "10.244.0.2", "10.244.0.3")
+		slice.Endpoints[0].NodeName = ptr.To("node2")
+		slice.Endpoints[0].Conditions = discoveryv1.EndpointConditions{Ready: ptr.To(false), Serving: ptr.To(false)}
+		w.sink.SetEndpointSlice(slice)
+		w.sleep(time.Hour)
+		if got := w.ipvs.Dump(); w.cut.Load() != 0 || !strings.Contains(got, "10.244.0.2:8000 -m -w 0") {
+			t.Errorf("while its node is heard of %d were cut:\n%s", w.cut.Load(), got)
+		}
+		w.passes = nil
+		w.sink.SetLostNodes([]string{"node2"})
+		w.sleep(0)
+		if got := w.ipvs.Dump(); w.cut.Load() != 3 || strings.Contains(got, "10.244.0.2:8000 -m -w 0") {
+			t.Errorf("when it is lost %d were cut, want 3:\n%s", w.cut.Load(), got)
+		}
+		if len(w.passes) != 1 {
+			t.Errorf("%d passes, want one", len(w.passes))
+		}
+	})
+}
+
 func TestIdleWritesNothing(t *testing.T) {
 	run(t, nil, func(w *world) {
 		w.service("web", "10.96.0.10", "10.244.0.2")

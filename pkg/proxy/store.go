@@ -17,6 +17,7 @@ type store struct {
 	slices   map[types.NamespacedName][]*discoveryv1.EndpointSlice // by Service, sorted; never changed in place, as they are read elsewhere
 	owners   map[types.NamespacedName]types.NamespacedName         // slice → Service
 	node     *corev1.Node
+	lost     []string // nodes
 }
 
 func newStore() store {

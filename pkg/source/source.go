@@ -20,6 +20,9 @@ type Sink interface {
 	DeleteEndpointSlice(types.NamespacedName)
 	SetNode(*corev1.Node) // only ever the node that the proxy runs on
 	DeleteNode()
+	// SetLostNodes says of which nodes the cluster does not hear any more, by name;
+	// sorted, and all of them each time. A source that cannot know never calls it.
+	SetLostNodes([]string)
 	// Begun is called once, when the node has been delivered, if there is one, and
 	// those Services that others on the node need to start, with all that belongs
 	// to them, and nothing else. A source that delivers all at once need not call

@@ -28,6 +28,13 @@ type Client interface {
 	Nodes() apiclient.Lister[*corev1.NodeList]
 }
 
+// Options say what is followed.
+type Options struct {
+	Node      string        // the name of the own one
+	Resync    time.Duration // after which what is known is delivered again; 0: never
+	LostNodes bool          // look for nodes that the cluster does not hear of any more
+}
+
 // Source follows Services and EndpointSlices, by kube-proxy's selectors, and
 // the node's own Node.
 //
@@ -37,14 +44,13 @@ type Client interface {
 // has anyway.
 type Source struct {
 	client Client
-	node   string
-	resync time.Duration
-	mu     sync.Mutex // reflectors call from a goroutine each, the sink wants one
+	Options
+	mu sync.Mutex // reflectors call from a goroutine each, the sink wants one
 }
 
-// New makes a source. Every resync (0: never) it delivers what it knows again.
-func New(client Client, node string, resync time.Duration) *Source {
-	return &Source{client: client, node: node, resync: resync}
+// New makes a source.
+func New(client Client, o Options) *Source {
+	return &Source{client: client, Options: o}
 }
 
 var _ source.Source = (*Source)(nil)
@@ -56,10 +62,11 @@ func (s *Source) Run(ctx context.Context, sink source.Sink) error {
 	nodes := newStore(&s.mu, klog.LoggerWithValues(logger, "kind", "Nodes"), sink.SetNode, func(types.NamespacedName) { sink.DeleteNode() })
 	services := newStore(&s.mu, klog.LoggerWithValues(logger, "kind", "Services"), sink.SetService, sink.DeleteService)
 	slices := newStore(&s.mu, klog.LoggerWithValues(logger, "kind", "EndpointSlices"), sink.SetEndpointSlice, sink.DeleteEndpointSlice)
+	lost := s.lostNodes(slices, sink)
 	var running sync.WaitGroup
 	defer running.Wait()
 	follow := func(kind runtime.Object, lw *cache.ListWatch, store cache.ReflectorStore) {
-		r := cache.NewReflectorWithOptions(listing{lw}, kind, store, cache.ReflectorOptions{ResyncPeriod: s.resync})
+		r := cache.NewReflectorWithOptions(listing{lw}, kind, store, cache.ReflectorOptions{ResyncPeriod: s.Resync})
 		running.Go(func() { r.RunWithContext(ctx) })
 	}
 	follow(&corev1.Node{}, s.nodes(), nodes)
@@ -69,8 +76,24 @@ func (s *Source) Run(ctx context.Context, sink source.Sink) error {
 	}
 	follow(&corev1.Service{}, s.services(), services)
 	follow(&discoveryv1.EndpointSlice{}, s.slices(), slices)
-	s.tell(ctx, sink.Synced, services.synced, slices.synced)
+	if s.tell(ctx, sink.Synced, services.synced, slices.synced) && lost != nil {
+		running.Go(func() { lost.run(ctx) })
+	}
 	return nil
+}
+
+// lostNodes has slices looked at for them, if they are asked for.
+func (s *Source) lostNodes(slices *store[*discoveryv1.EndpointSlice], sink source.Sink) *lostNodes {
+	if !s.LostNodes {
+		return nil
+	}
+	lost := &lostNodes{client: s.client, own: s.Node, slices: slices, tell: sink.SetLostNodes, mu: &s.mu, doubts: map[string]*doubt{}, wake: make(chan struct{}, 1)}
+	deliver := slices.set
+	slices.set = func(slice *discoveryv1.EndpointSlice) {
+		lost.see(slices.known[nameOf(slice)], slice)
+		deliver(slice)
+	}
+	return lost
 }
 
 // tell calls a method of the sink once stores are synced; false if the context
@@ -107,7 +130,7 @@ func (s *Source) slices() *cache.ListWatch {
 
 func (s *Source) nodes() *cache.ListWatch {
 	return listWatch(s.client.Nodes(), metav1.ListOptions{
-		FieldSelector: fields.OneTermEqualSelector(metav1.ObjectNameField, s.node).String(),
+		FieldSelector: fields.OneTermEqualSelector(metav1.ObjectNameField, s.Node).String(),
 	})
 }
 

@@ -32,10 +32,11 @@ func (r recorder) SetEndpointSlice(s *discoveryv1.EndpointSlice) { r <- "set sli
 func (r recorder) DeleteEndpointSlice(n types.NamespacedName) {
 	r <- "delete slice " + n.String()
 }
-func (r recorder) SetNode(n *corev1.Node) { r <- "set node " + n.Name }
-func (r recorder) DeleteNode()            { r <- "delete node" }
-func (r recorder) Begun()                 { r <- "begun" }
-func (r recorder) Synced()                { r <- "synced" }
+func (r recorder) SetNode(n *corev1.Node)  { r <- "set node " + n.Name }
+func (r recorder) DeleteNode()             { r <- "delete node" }
+func (r recorder) SetLostNodes(n []string) { r <- fmt.Sprintf("lost %q", n) }
+func (r recorder) Begun()                  { r <- "begun" }
+func (r recorder) Synced()                 { r <- "synced" }
 
 // await reads until a text comes, and gives all that came before it.
 func (r recorder) await(t *testing.T, want string) []string {
@@ -84,7 +85,7 @@ func start(t *testing.T, objects ...runtime.Object) (*fake.Clientset, recorder, 
 	ctx, cancel := context.WithCancel(t.Context())
 	sink := make(recorder, 100)
 	done := make(chan error, 1)
-	go func() { done <- New(fakeClient{client}, "node1", 0).Run(ctx, sink) }()
+	go func() { done <- New(fakeClient{client}, Options{Node: "node1", LostNodes: true}).Run(ctx, sink) }()
 	t.Cleanup(func() {
 		cancel()
 		if err := <-done; err != nil {
@@ -228,7 +229,7 @@ func TestTrimsBeforeItDelivers(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	sink := trimmed{recorder: make(recorder, 100), services: make(chan *corev1.Service, 1)}
-	go func() { _ = New(fakeClient{client}, "node1", 0).Run(ctx, sink) }()
+	go func() { _ = New(fakeClient{client}, Options{Node: "node1"}).Run(ctx, sink) }()
 	got := <-sink.services
 	if got.ManagedFields != nil || len(got.Annotations) != 1 {
 		t.Errorf("left: %+v", got.ObjectMeta)
@@ -249,7 +250,7 @@ func TestResync(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	sink := make(recorder, 100)
-	go func() { _ = New(fakeClient{client}, "node1", time.Second).Run(ctx, sink) }()
+	go func() { _ = New(fakeClient{client}, Options{Node: "node1", Resync: time.Second}).Run(ctx, sink) }()
 	sink.await(t, "set service web")
 	sink.await(t, "set service web")
 }
@@ -266,7 +267,9 @@ func TestOneCallAtATime(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	sink := &counter{synced: make(chan int, 1)}
 	done := make(chan error, 1)
-	go func() { done <- New(fakeClient{fake.NewClientset(objects...)}, "node1", 0).Run(ctx, sink) }()
+	go func() {
+		done <- New(fakeClient{fake.NewClientset(objects...)}, Options{Node: "node1", LostNodes: true}).Run(ctx, sink)
+	}()
 	if calls := <-sink.synced; calls != 100 {
 		t.Errorf("%d calls before the sync, want 100", calls)
 	}
@@ -288,5 +291,6 @@ func (c *counter) SetEndpointSlice(*discoveryv1.EndpointSlice) { c.calls++ }
 func (c *counter) DeleteEndpointSlice(types.NamespacedName)    { c.calls++ }
 func (c *counter) SetNode(*corev1.Node)                        { c.calls++ }
 func (c *counter) DeleteNode()                                 { c.calls++ }
+func (c *counter) SetLostNodes([]string)                       { c.calls++ }
 func (c *counter) Begun()                                      {}
 func (c *counter) Synced()                                     { c.synced <- c.calls }

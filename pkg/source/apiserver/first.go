@@ -15,6 +15,9 @@ import (
 // firstLimit is for how long the first Services are waited for.
 const firstLimit = 5 * time.Second
 
+// fromCache is the resource version of any state that the API server has at hand.
+const fromCache = "0"
+
 // first delivers what other programs on a node need to start, before thousands of
 // others are read (kubernetes#133773): the API server's own Service, and those of
 // namespace kube-system, where DNS is. If they cannot be had, the lists of all
@@ -31,7 +34,6 @@ func (s *Source) first(ctx context.Context, services *store[*corev1.Service], sl
 // firstOf delivers those of a namespace, slices before their Services: none is
 // to be planned without its endpoints.
 func (s *Source) firstOf(ctx context.Context, namespace string, services *store[*corev1.Service], slices *store[*discoveryv1.EndpointSlice], serviceFields, sliceLabels string) {
-	const fromCache = "0"
 	endpoints, err := s.client.EndpointSlices(namespace).List(ctx, metav1.ListOptions{ResourceVersion: fromCache, LabelSelector: sliceLabels})
 	if err != nil {
 		return

@@ -25,7 +25,7 @@ type object interface {
 type store[T object] struct {
 	mu     *sync.Mutex // while the sink is called
 	logger klog.Logger // names the kind
-	set    func(T)
+	set    func(T)     // while what was known before still is
 	remove func(types.NamespacedName)
 	synced chan struct{} // closed after the first list
 	listed sync.Once
@@ -62,9 +62,9 @@ func (s *store[T]) put(obj any) error {
 	}
 	source.Trim(o)
 	name := nameOf(o)
-	s.known[name] = o
 	delete(s.guard.missing, name)
 	s.set(o)
+	s.known[name] = o
 	return nil
 }
 

@@ -35,8 +35,10 @@ func (r *recorder) DeleteEndpointSlice(n types.NamespacedName) {
 	r.calls <- "delete " + key{kindSlice, n}.String()
 }
 func (r *recorder) DeleteNode() { r.calls <- "delete Node" }
-func (r *recorder) Begun()      {}
-func (r *recorder) Synced()     { r.calls <- "synced" }
+
+func (r *recorder) SetLostNodes([]string) {}
+func (r *recorder) Begun()                {}
+func (r *recorder) Synced()               { r.calls <- "synced" }
 
 // soFar gives the calls until now.
 func (r *recorder) soFar() []string {

@@ -1,0 +1,264 @@
+package apiserver
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes/fake"
+	k8stesting "k8s.io/client-go/testing"
+	"k8s.io/utils/ptr"
+)
+
+// lostWorld is a source that follows a fake API server, in a bubble of time.
+type lostWorld struct {
+	t      *testing.T
+	client *fake.Clientset
+	lost   []string     // as was told last
+	told   int          // times
+	asked  atomic.Int32 // for other Nodes
+	down   atomic.Bool  // nobody answers who asks for them
+}
+
+func (w *lostWorld) SetService(*corev1.Service)                  {}
+func (w *lostWorld) DeleteService(types.NamespacedName)          {}
+func (w *lostWorld) SetEndpointSlice(*discoveryv1.EndpointSlice) {}
+func (w *lostWorld) DeleteEndpointSlice(types.NamespacedName)    {}
+func (w *lostWorld) SetNode(*corev1.Node)                        {}
+func (w *lostWorld) DeleteNode()                                 {}
+func (w *lostWorld) Begun()                                      {}
+func (w *lostWorld) Synced()                                     {}
+func (w *lostWorld) SetLostNodes(nodes []string)                 { w.lost, w.told = nodes, w.told+1 }
+
+// onNodes starts a source on node1, with a slice for each text: endpoints as
+// "node2", "node2:unready", "node2:terminating" or "node2:published" (unready, but
+// to count as ready).
+func onNodes(t *testing.T, slices []string, test func(*lostWorld)) {
+	synctest.Test(t, func(t *testing.T) {
+		var objects []runtime.Object
+		for _, name := range []string{"node1", "node2", "node3", "node4"} {
+			objects = append(objects, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}})
+		}
+		for i, text := range slices {
+			objects = append(objects, sliceOf(i, text))
+		}
+		w := &lostWorld{t: t, client: fake.NewClientset(objects...)}
+		w.client.PrependReactor("list", "nodes", func(a k8stesting.Action) (bool, runtime.Object, error) {
+			if strings.Contains(a.(k8stesting.ListAction).GetListRestrictions().Fields.String(), "node1") {
+				return false, nil, nil
+			}
+			w.asked.Add(1)
+			if w.down.Load() {
+				return true, nil, errors.New("no answer")
+			}
+			return false, nil, nil
+		})
+		ctx, cancel := context.WithCancel(t.Context())
+		done := make(chan error, 1)
+		go func() { done <- New(fakeClient{w.client}, Options{Node: "node1", LostNodes: true}).Run(ctx, w) }()
+		w.after(time.Second)
+		test(w)
+		cancel()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+func sliceOf(number int, text string) *discoveryv1.EndpointSlice {
+	slice := &discoveryv1.EndpointSlice{ObjectMeta: meta("web-" + string(rune('a'+number)))}
+	for i, word := range strings.Fields(text) {
+		node, state, _ := strings.Cut(word, ":")
+		ready := state == ""
+		slice.Endpoints = append(slice.Endpoints, discoveryv1.Endpoint{
+			Addresses: []string{"10.244.0." + string(rune('1'+i))}, NodeName: ptr.To(node),
+			Conditions: discoveryv1.EndpointConditions{
+				Ready: ptr.To(ready || state == "published"), Serving: ptr.To(ready), Terminating: ptr.To(state == "terminating"),
+			},
+		})
+	}
+	return slice
+}
+
+// after lets time pass, and all that happens in it.
+func (w *lostWorld) after(d time.Duration) {
+	time.Sleep(d)
+	synctest.Wait()
+}
+
+func (w *lostWorld) set(number int, text string) {
+	w.t.Helper()
+	if _, err := w.client.DiscoveryV1().EndpointSlices("default").Update(w.t.Context(), sliceOf(number, text), metav1.UpdateOptions{}); err != nil {
+		w.t.Fatal(err)
+	}
+}
+
+// heard says whether the node controller hears of a node.
+func (w *lostWorld) heard(node string, status corev1.ConditionStatus, taints ...corev1.Taint) {
+	w.t.Helper()
+	n := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: node}, Spec: corev1.NodeSpec{Taints: taints}}
+	n.Status.Conditions = []corev1.NodeCondition{{Type: corev1.NodeMemoryPressure, Status: corev1.ConditionFalse}, {Type: corev1.NodeReady, Status: status}}
+	if _, err := w.client.CoreV1().Nodes().Update(w.t.Context(), n, metav1.UpdateOptions{}); err != nil {
+		w.t.Fatal(err)
+	}
+}
+
+func (w *lostWorld) want(when, lost string, asked int) {
+	w.t.Helper()
+	if got := strings.Join(w.lost, " "); got != lost {
+		w.t.Errorf("%s: lost are %q, want %q", when, got, lost)
+	}
+	if got := int(w.asked.Load()); got != asked {
+		w.t.Errorf("%s: asked %d times, want %d", when, got, asked)
+	}
+}
+
+// TestIssue89392LostNode tells that a node is lost within seconds of its endpoints
+// not being ready, and that it is back with the first that is.
+func TestIssue89392LostNode(t *testing.T) {
+	onNodes(t, []string{"node1 node2", "node2 node3"}, func(w *lostWorld) {
+		w.heard("node2", corev1.ConditionUnknown)
+		w.set(0, "node1 node2:unready")
+		w.after(askUntil)
+		w.want("another endpoint of the node is ready", "", 0)
+		w.set(1, "node2:unready node3")
+		w.after(askUntil)
+		w.want("none is", "node2", 1)
+		w.set(1, "node2:terminating node3")
+		w.after(time.Hour)
+		if w.told != 1 {
+			t.Errorf("told %d times that it is lost", w.told)
+		}
+		w.set(0, "node1 node2")
+		w.after(0)
+		w.want("one is back", "", int(w.asked.Load()))
+	})
+}
+
+func TestLostNodeByWhatIsSaidOfIt(t *testing.T) {
+	for _, tc := range []struct {
+		name string
+		say  func(*lostWorld)
+		lost string
+	}{
+		{"nothing", func(*lostWorld) {}, ""},
+		{"its kubelet says that it is not ready", func(w *lostWorld) { w.heard("node2", corev1.ConditionFalse) }, ""},
+		{"it is ready", func(w *lostWorld) { w.heard("node2", corev1.ConditionTrue) }, ""},
+		{"out of service", func(w *lostWorld) {
+			w.heard("node2", corev1.ConditionFalse, corev1.Taint{Key: "node.kubernetes.io/out-of-service"})
+		}, "node2"},
+		{"shut down", func(w *lostWorld) {
+			w.heard("node2", corev1.ConditionFalse, corev1.Taint{Key: "node.cloudprovider.kubernetes.io/shutdown"})
+		}, "node2"},
+		{"another taint", func(w *lostWorld) {
+			w.heard("node2", corev1.ConditionTrue, corev1.Taint{Key: "dedicated"})
+		}, ""},
+		{"it is deleted", func(w *lostWorld) {
+			if err := w.client.CoreV1().Nodes().Delete(w.t.Context(), "node2", metav1.DeleteOptions{}); err != nil {
+				w.t.Fatal(err)
+			}
+		}, "node2"},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			onNodes(t, []string{"node1 node2"}, func(w *lostWorld) {
+				tc.say(w)
+				w.set(0, "node1 node2:unready")
+				w.after(askUntil)
+				w.want("then", tc.lost, 1)
+			})
+		})
+	}
+}
+
+// TestNobodyAsksForNodesInVain has pods begin and end as in every rollout, and this
+// node's own fail.
+func TestNobodyAsksForNodesInVain(t *testing.T) {
+	for _, tc := range []struct{ name, before, after string }{
+		{"a pod that begins", "node1", "node1 node2:unready"},
+		{"a pod that ends", "node1 node2", "node1 node2:terminating"},
+		{"the node's own", "node1 node2", "node1:unready node2"},
+		{"none has a node", "node1 :unready", "node1 :unready"},
+		{"gone", "node1 node2", "node1"},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			onNodes(t, []string{tc.before}, func(w *lostWorld) {
+				w.heard("node2", corev1.ConditionUnknown)
+				w.set(0, tc.after)
+				w.after(time.Hour)
+				w.want("after an hour", "", 0)
+			})
+		})
+	}
+}
+
+// TestReadyInNameOnly has an endpoint count as ready that is not.
+func TestReadyInNameOnly(t *testing.T) {
+	onNodes(t, []string{"node1 node2", "node2:published node3"}, func(w *lostWorld) {
+		w.heard("node2", corev1.ConditionUnknown)
+		w.set(0, "node1 node2:unready")
+		w.after(askUntil)
+		w.want("then", "node2", 1)
+	})
+}
+
+// TestLostBeforeTheStart knows at the start of no time when the node was heard of.
+func TestLostBeforeTheStart(t *testing.T) {
+	onNodes(t, []string{"node1 node2:unready"}, func(w *lostWorld) {
+		w.heard("node2", corev1.ConditionUnknown)
+		w.after(askUntil)
+		w.want("after the start", "node2", 1)
+	})
+}
+
+// TestAskedAgainSeldom: a node whose kubelet fails may die later, and an API server
+// that does not answer may later.
+func TestAskedAgainSeldom(t *testing.T) {
+	onNodes(t, []string{"node1 node2"}, func(w *lostWorld) {
+		w.down.Store(true)
+		w.heard("node2", corev1.ConditionFalse)
+		w.set(0, "node1 node2:unready")
+		w.after(askUntil + askAgain)
+		w.want("no answer, twice", "", 2)
+		w.down.Store(false)
+		w.after(2 * askAgain)
+		w.want("its kubelet answers", "", 3)
+		w.heard("node2", corev1.ConditionUnknown)
+		w.after(4 * askAgain)
+		w.want("and then does not", "node2", 4)
+		w.down.Store(true)
+		w.after(time.Hour)
+		if asked := w.asked.Load(); asked < 12 || asked > 18 {
+			t.Errorf("asked %d times in an hour", asked)
+		}
+		w.want("no answer is no news", "node2", int(w.asked.Load()))
+	})
+}
+
+// TestMostNodesAreNotLost: it is the API server that is cut off from them.
+func TestMostNodesAreNotLost(t *testing.T) {
+	onNodes(t, []string{"node1 node2 node3 node4"}, func(w *lostWorld) {
+		for _, node := range []string{"node2", "node3", "node4"} {
+			w.heard(node, corev1.ConditionUnknown)
+		}
+		w.set(0, "node1 node2:unready node3:unready node4")
+		w.after(askUntil)
+		w.want("two of four", "node2 node3", 2)
+		w.set(0, "node1 node2:unready node3:unready node4:unready")
+		w.after(askUntil)
+		w.want("three of four", "node2 node3", 3)
+		w.set(0, "node1 node2:unready node3:unready node4")
+		w.after(time.Minute)
+		w.set(0, "node1 node2:unready node3 node4")
+		w.after(0)
+		w.want("another one is back", "node2", int(w.asked.Load()))
+	})
+}

@@ -11,16 +11,19 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/kernel"
 )
 
+const nft = unix.NFNL_SUBSYS_NFTABLES << 8
+
+// message is one with texts as its attributes 1, 2 and so on.
+func message(kind uint16, family byte, attributes ...string) syscall.NetlinkMessage {
+	data := []byte{family, 0, 0, 0}
+	for i, text := range attributes {
+		data = kernel.AppendAttr(data, uint16(1+i), append([]byte(text), 0))
+	}
+	return syscall.NetlinkMessage{Header: syscall.NlMsghdr{Type: kind}, Data: data}
+}
+
 // A message that is cut anywhere, or of something else, is no news and no panic.
 func TestChangedChain(t *testing.T) {
-	message := func(kind uint16, family byte, attributes ...string) syscall.NetlinkMessage {
-		data := []byte{family, 0, 0, 0}
-		for i, text := range attributes {
-			data = kernel.AppendAttr(data, uint16(1+i), append([]byte(text), 0))
-		}
-		return syscall.NetlinkMessage{Header: syscall.NlMsghdr{Type: kind}, Data: data}
-	}
-	const nft = unix.NFNL_SUBSYS_NFTABLES << 8
 	rule := message(nft|msgNewRule, unix.AF_INET6, "filter", "INPUT")
 	for _, tc := range []struct {
 		name    string
@@ -47,6 +50,31 @@ func TestChangedChain(t *testing.T) {
 			t.Errorf("cut at %d: %v", end, got)
 		}
 	}
+}
+
+// FuzzChangedChain: of whatever comes a chain is read that another message could be
+// about as well, or none.
+func FuzzChangedChain(f *testing.F) {
+	for _, m := range []syscall.NetlinkMessage{
+		message(nft|msgNewRule, unix.AF_INET6, "filter", "INPUT"), message(nft|msgDelTable, unix.AF_INET, "nat"),
+		message(nft|msgDelChain, unix.AF_INET, "nat", "handle", "KUBE-SERVICES"), message(unix.NFNL_SUBSYS_IPSET<<8|msgNewRule, unix.AF_INET, "nat"),
+	} {
+		f.Add(m.Header.Type, m.Data)
+	}
+	f.Fuzz(func(t *testing.T, kind uint16, data []byte) {
+		got, ok := changedChain(syscall.NetlinkMessage{Header: syscall.NlMsghdr{Type: kind}, Data: data})
+		if !ok {
+			return
+		}
+		family := map[ip.Family]byte{ip.IPv4: unix.AF_INET, ip.IPv6: unix.AF_INET6}[got.Family]
+		again := message(nft|msgNewRule, family, string(got.Table), got.Name)
+		if got.Name == "" {
+			again = message(nft|msgDelTable, family, string(got.Table))
+		}
+		if c, ok := changedChain(again); !ok || c != got {
+			t.Errorf("%+v is read as %+v, %v", got, c, ok)
+		}
+	})
 }
 
 func TestOwnConcerns(t *testing.T) {

@@ -11,7 +11,7 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/kernel"
 )
 
-const nft = unix.NFNL_SUBSYS_NFTABLES << 8
+const nftables = unix.NFNL_SUBSYS_NFTABLES << 8
 
 // message is one with texts as its attributes 1, 2 and so on.
 func message(kind uint16, family byte, attributes ...string) syscall.NetlinkMessage {
@@ -24,20 +24,20 @@ func message(kind uint16, family byte, attributes ...string) syscall.NetlinkMess
 
 // A message that is cut anywhere, or of something else, is no news and no panic.
 func TestChangedChain(t *testing.T) {
-	rule := message(nft|msgNewRule, unix.AF_INET6, "filter", "INPUT")
+	rule := message(nftables|msgNewRule, unix.AF_INET6, "filter", "INPUT")
 	for _, tc := range []struct {
 		name    string
 		message syscall.NetlinkMessage
 		want    Chain
 	}{
 		{"rule added", rule, Chain{ip.IPv6, Filter, "INPUT"}},
-		{"rule deleted", message(nft|msgDelRule, unix.AF_INET, "nat", "KUBE-SERVICES"), Chain{ip.IPv4, NAT, "KUBE-SERVICES"}},
-		{"chain deleted", message(nft|msgDelChain, unix.AF_INET, "nat", "handle", "KUBE-SERVICES"), Chain{ip.IPv4, NAT, "KUBE-SERVICES"}},
-		{"table deleted", message(nft|msgDelTable, unix.AF_INET, "nat"), Chain{ip.IPv4, NAT, ""}},
-		{"chain added", message(nft|3, unix.AF_INET, "nat", "handle", "KUBE-SERVICES"), Chain{}},
-		{"of another family", message(nft|msgNewRule, 1, "nat", "KUBE-SERVICES"), Chain{}},
+		{"rule deleted", message(nftables|msgDelRule, unix.AF_INET, "nat", "KUBE-SERVICES"), Chain{ip.IPv4, NAT, "KUBE-SERVICES"}},
+		{"chain deleted", message(nftables|msgDelChain, unix.AF_INET, "nat", "handle", "KUBE-SERVICES"), Chain{ip.IPv4, NAT, "KUBE-SERVICES"}},
+		{"table deleted", message(nftables|msgDelTable, unix.AF_INET, "nat"), Chain{ip.IPv4, NAT, ""}},
+		{"chain added", message(nftables|3, unix.AF_INET, "nat", "handle", "KUBE-SERVICES"), Chain{}},
+		{"of another family", message(nftables|msgNewRule, 1, "nat", "KUBE-SERVICES"), Chain{}},
 		{"of another subsystem", message(unix.NFNL_SUBSYS_IPSET<<8|msgNewRule, unix.AF_INET, "nat", "KUBE-SERVICES"), Chain{}},
-		{"without a table", message(nft|msgNewRule, unix.AF_INET), Chain{}},
+		{"without a table", message(nftables|msgNewRule, unix.AF_INET), Chain{}},
 	} {
 		if got, ok := changedChain(tc.message); got != tc.want && ok || ok != (tc.want != Chain{}) {
 			t.Errorf("%s: %v, %t; want %v", tc.name, got, ok, tc.want)
@@ -56,8 +56,8 @@ func TestChangedChain(t *testing.T) {
 // about as well, or none.
 func FuzzChangedChain(f *testing.F) {
 	for _, m := range []syscall.NetlinkMessage{
-		message(nft|msgNewRule, unix.AF_INET6, "filter", "INPUT"), message(nft|msgDelTable, unix.AF_INET, "nat"),
-		message(nft|msgDelChain, unix.AF_INET, "nat", "handle", "KUBE-SERVICES"), message(unix.NFNL_SUBSYS_IPSET<<8|msgNewRule, unix.AF_INET, "nat"),
+		message(nftables|msgNewRule, unix.AF_INET6, "filter", "INPUT"), message(nftables|msgDelTable, unix.AF_INET, "nat"),
+		message(nftables|msgDelChain, unix.AF_INET, "nat", "handle", "KUBE-SERVICES"), message(unix.NFNL_SUBSYS_IPSET<<8|msgNewRule, unix.AF_INET, "nat"),
 	} {
 		f.Add(m.Header.Type, m.Data)
 	}
@@ -67,9 +67,9 @@ func FuzzChangedChain(f *testing.F) {
 			return
 		}
 		family := map[ip.Family]byte{ip.IPv4: unix.AF_INET, ip.IPv6: unix.AF_INET6}[got.Family]
-		again := message(nft|msgNewRule, family, string(got.Table), got.Name)
+		again := message(nftables|msgNewRule, family, string(got.Table), got.Name)
 		if got.Name == "" {
-			again = message(nft|msgDelTable, family, string(got.Table))
+			again = message(nftables|msgDelTable, family, string(got.Table))
 		}
 		if c, ok := changedChain(again); !ok || c != got {
 			t.Errorf("%+v is read as %+v, %v", got, c, ok)

@@ -18,7 +18,7 @@ import (
 // to its endpoints are reset, and no others. At the same time an endpoint on another
 // node is not ready any more, of which the cluster hears.
 func TestReliabilityLostNode(t *testing.T) {
-	record := reliability.Begin(t, reliability.Draining, "lab")
+	record := reliability.Begin(t, reliability.Draining, "lost-node")
 	c := newCluster(t)
 	c.startProxy(0)
 	web3 := c.Nodes[2].AddPod("web3")

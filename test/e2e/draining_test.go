@@ -114,12 +114,17 @@ func (d *draining) stay(when string, protocol lab.Protocol) (asked int) {
 	return asked
 }
 
+// nextDatagram is when a client sends again that has no answer. IPVS drops what meets
+// connection tracking's old entry after its real server is gone, a moment before that
+// entry is deleted.
+const nextDatagram = 500 * time.Millisecond
+
 // move wants the sockets to be answered by web1, and gives how long the last one took.
 func (d *draining) move(when string, since time.Time) time.Duration {
 	d.t.Helper()
 	for _, f := range d.of(lab.UDP) {
 		lab.Eventually(d.t, syncLimit, when+": a socket meets web1", func() error {
-			if answer := f.Ask(lostAfter); answer.Server != "web1" {
+			if answer := f.Ask(nextDatagram); answer.Server != "web1" {
 				return fmt.Errorf("%s", answer)
 			}
 			return nil

@@ -86,6 +86,7 @@ func New(cfg *plan.Config, kernel Kernel) *Applier {
 		flows:     flows{stale: map[ipvs.Key]struct{}{}},
 		have:      have{servers: ipvs.State{}, sets: ipset.State{}, vips: map[plan.VIP]struct{}{}, rules: map[routing.Rule]struct{}{}, sysctls: sysctl.State{}, nat: map[ip.Family]nat.State{}},
 		marked:    map[ipvs.Key]ipvs.Key{},
+		foreign:   ipvs.State{},
 		draining:  map[ipvs.Key]map[netip.AddrPort]time.Time{},
 	}
 }

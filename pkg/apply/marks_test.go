@@ -131,6 +131,34 @@ func TestForeignMarkIsLeftAlone(t *testing.T) {
 	}
 }
 
+// TestMemberThatIsThereAfterAll was refused, as far as is known. What waits for it is
+// programmed when it is seen.
+func TestMemberThatIsThereAfterAll(t *testing.T) {
+	w := newWorld(t)
+	w.refuse = func(change string) error {
+		if strings.Contains(change, "KUBE-IPVS-LOCAL") && strings.Contains(change, vip) {
+			return unix.EINTR
+		}
+		return nil
+	}
+	w.start(externalLocal("a", ip.TCP, vip, here))
+	w.refuse = nil
+	if _, there := w.applier.have.servers[fwm(first)]; there {
+		t.Fatal("the virtual server did not wait for its member")
+	}
+	set := w.applier.setNamed(plan.Local.In(ip.IPv4))
+	w.ipset.Apply([]ipset.Change{{Op: ipset.AddEntry, Set: set, Entry: entryOf(key(ip.TCP, vip+":80")), Mark: first}})
+	if _, err := w.observe(); err != nil {
+		t.Fatal(err)
+	}
+	if err := w.applier.Flush().Err(); err != nil {
+		t.Fatal(err)
+	}
+	if _, there := w.applier.have.servers[fwm(first)]; !there {
+		t.Errorf("the virtual server is not there:\n%s", w.ipvs.Dump())
+	}
+}
+
 // TestUnreadyEndpointDrains: the last endpoint of the node is not ready for a
 // while. The virtual server stays, with what is connected.
 func TestUnreadyEndpointDrains(t *testing.T) {

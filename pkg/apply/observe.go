@@ -29,6 +29,8 @@ type Observation struct {
 
 	loopback  loopback.State
 	kubeProxy kubeproxy.State
+
+	vips map[plan.VIP]struct{} // those in routing
 }
 
 // touched lists what was written while the kernel was being read: of this,
@@ -66,6 +68,7 @@ func (a *Applier) BeginObserve() func() (*Observation, error) {
 		vips:    map[plan.VIP]struct{}{},
 	}
 	r := reader{
+		cfg:     a.cfg,
 		kernel:  a.kernel,
 		sets:    setNames(a.cfg),
 		routing: ownRouting(a.cfg),
@@ -77,6 +80,7 @@ func (a *Applier) BeginObserve() func() (*Observation, error) {
 
 // reader knows what of the kernel is to be read.
 type reader struct {
+	cfg     *plan.Config
 	kernel  Kernel
 	sets    map[string]bool
 	routing routing.Own
@@ -118,7 +122,33 @@ func (r reader) observe() (*Observation, error) {
 	if err := together(reads); err != nil {
 		return nil, fmt.Errorf("reading the kernel's state: %w", err)
 	}
+	o.vips = vipsIn(r.cfg, &o.routing)
 	return &o, nil
+}
+
+// vipsIn are the VIPs that addresses and routes claim.
+func vipsIn(cfg *plan.Config, s *routing.State) map[plan.VIP]struct{} {
+	vips := map[plan.VIP]struct{}{}
+	for _, addresses := range []map[netip.Addr]struct{}{s.Addresses, s.Misbound} {
+		for addr := range addresses {
+			if !excluded(cfg, addr) {
+				vips[plan.VIP{Addr: addr, Claim: plan.ClaimAddress}] = struct{}{}
+			}
+		}
+	}
+	for r := range s.Routes {
+		for _, claim := range []plan.Claim{plan.ClaimPort, plan.ClaimRoute} {
+			vip := plan.VIP{Addr: r.Dst.Addr(), Claim: claim}
+			if own, _ := cfg.VIPs.Route(vip); r == own {
+				vips[vip] = struct{}{}
+			}
+		}
+	}
+	return vips
+}
+
+func excluded(cfg *plan.Config, addr netip.Addr) bool {
+	return slices.ContainsFunc(cfg.ExcludeCIDRs, func(p netip.Prefix) bool { return p.Contains(addr) })
 }
 
 // together does several things at once, and joins their errors in their order.
@@ -150,32 +180,6 @@ func setNames(cfg *plan.Config) map[string]bool {
 		}
 	}
 	return names
-}
-
-// Adopt takes an observation for what the kernel has, but for what was
-// written since it began, and marks what differs from what is wanted. It
-// gives the number of differences found.
-func (a *Applier) Adopt(o *Observation) int {
-	t := a.touched
-	a.touched = nil
-	a.node.dirty = true
-	a.have.sysctls = o.sysctls
-	a.have.nat = o.nat
-	a.have.loopback = o.loopback
-	a.have.kubeProxy = o.kubeProxy
-	a.marks = nil
-	for _, family := range a.cfg.Families {
-		a.marks = append(a.marks, o.nat[family].Marks...)
-	}
-	a.have.link = o.routing.DummyLink
-	a.have.rules = maps.Clone(o.routing.Rules)
-	if a.have.rules == nil {
-		a.have.rules = map[routing.Rule]struct{}{}
-	}
-	a.adoptSets(o, t)
-	a.adoptServers(o, t)
-	a.adoptVIPs(o, t)
-	return a.markDifferences() + a.nodeDifferences()
 }
 
 // nodeDifferences counts what of the node's part is not there, or not wanted.
@@ -213,41 +217,13 @@ func (a *Applier) Seen() plan.Seen {
 // (keepalived's, say), which are never touched. Ours are those whose address
 // and port, or mark, one of our sets lists: members are written before the
 // virtual server and deleted after it, so that a crash leaves no doubt.
-func (a *Applier) adoptServers(o *Observation, t *touched) {
-	servers, foreign := ipvs.State{}, ipvs.State{}
-	for key, s := range o.servers {
-		_, wanted := a.servers.want(key)
-		switch _, written := t.servers[key]; {
-		case written:
-		case wanted || a.ours(key):
-			servers[key] = s
-		default:
-			foreign[key] = s
-		}
-	}
-	for key := range t.servers {
-		if s, ok := a.have.servers[key]; ok {
-			servers[key] = s
-		}
-	}
-	a.have.servers, a.foreign = servers, foreign
-	a.have.realServers = 0
-	for _, s := range servers {
-		a.have.realServers += len(s.RealServers)
-	}
-}
-
-func (a *Applier) excluded(addr netip.Addr) bool {
-	return slices.ContainsFunc(a.cfg.ExcludeCIDRs, func(p netip.Prefix) bool { return p.Contains(addr) })
-}
-
 // ours tells whether a set lists a virtual server.
 func (a *Applier) ours(key ipvs.Key) bool {
 	address, known := a.serves(key)
 	if key.FWMark != 0 {
-		return known && !a.excluded(address.Addr)
+		return known && !excluded(a.cfg, address.Addr)
 	}
-	return !a.excluded(key.Addr) && listed(key, a.have.sets)
+	return !excluded(a.cfg, key.Addr) && listed(key, a.have.sets)
 }
 
 // owning are the sets whose members say that a virtual server is ours.
@@ -280,23 +256,6 @@ func listed(key ipvs.Key, sets ipset.State) bool {
 	return has(plan.NodePortSCTP, full)
 }
 
-func (a *Applier) adoptSets(o *Observation, t *touched) {
-	before := a.have.sets
-	a.have.sets = o.sets
-	defer a.indexMarks()
-	for m := range t.members {
-		set, ok := a.have.sets[m.Set]
-		if !ok {
-			continue // the set is gone, and with it what was written
-		}
-		if mark, there := before[m.Set].Entries[m.Entry]; there {
-			set.Entries[m.Entry] = mark
-		} else {
-			delete(set.Entries, m.Entry)
-		}
-	}
-}
-
 // ownRouting tells which policy rules and routes are ours.
 func ownRouting(cfg *plan.Config) routing.Own {
 	return routing.Own{
@@ -305,38 +264,6 @@ func ownRouting(cfg *plan.Config) routing.Own {
 			{Priority: cfg.VIPs.Priority, Mask: cfg.VIPs.Mark},
 		},
 		Table: cfg.VIPs.Table,
-	}
-}
-
-func (a *Applier) adoptVIPs(o *Observation, t *touched) {
-	before := a.have.vips
-	a.have.vips = map[plan.VIP]struct{}{}
-	for addr := range o.routing.Addresses {
-		if !a.excluded(addr) {
-			a.have.vips[plan.VIP{Addr: addr, Claim: plan.ClaimAddress}] = struct{}{}
-		}
-	}
-	for r := range o.routing.Routes {
-		for _, claim := range []plan.Claim{plan.ClaimPort, plan.ClaimRoute} {
-			vip := plan.VIP{Addr: r.Dst.Addr(), Claim: claim}
-			if own, _ := a.cfg.VIPs.Route(vip); r == own {
-				a.have.vips[vip] = struct{}{}
-			}
-		}
-	}
-	for addr := range o.routing.Misbound {
-		if !a.excluded(addr) {
-			a.have.vips[plan.VIP{Addr: addr, Claim: plan.ClaimAddress}] = struct{}{}
-		}
-	}
-	a.misbound = o.routing.Misbound
-	a.rebind()
-	for vip := range t.vips {
-		if _, there := before[vip]; there {
-			a.have.vips[vip] = struct{}{}
-		} else {
-			delete(a.have.vips, vip)
-		}
 	}
 }
 
@@ -362,35 +289,6 @@ func (a *Applier) Sweep() {
 	a.rebind()
 	a.markVIPs()
 	a.markUnwanted()
-}
-
-// markDifferences marks what is wanted and not there, and, once swept, what
-// is there and not wanted.
-func (a *Applier) markDifferences() int {
-	a.markServers()
-	a.markMembers()
-	a.markVIPs()
-	if a.swept {
-		a.markUnwanted()
-	}
-	return len(a.servers.dirty) + len(a.members.dirty) + len(a.vips.dirty)
-}
-
-func (a *Applier) markServers() {
-	f := &flush{Applier: a}
-	for key := range a.servers.claims {
-		vs, wanted := a.wantServer(key)
-		_, there := a.have.servers[key]
-		a.servers.compared(key, wanted && len(f.serverChanges(key, vs)) > 0 || !wanted && there)
-	}
-}
-
-func (a *Applier) markMembers() {
-	for m := range a.members.claims {
-		want, wanted := a.wantMember(m)
-		have, there := a.have.sets[m.Set].Entries[m.Entry]
-		a.members.compared(m, wanted != there || wanted && have != want)
-	}
 }
 
 func (a *Applier) markVIPs() {

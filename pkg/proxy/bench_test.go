@@ -3,13 +3,14 @@ package proxy
 import (
 	"fmt"
 	"testing"
+	"time"
 
 	"k8s.io/klog/v2"
 )
 
 // still is a proxy over fakes that is driven by hand. It knows of so many
 // Services with two endpoints each.
-func still(b *testing.B, services int) (*Proxy, *world) {
+func still(b testing.TB, services int) (*Proxy, *world) {
 	b.Helper()
 	w := newWorld(b)
 	p := New(w.options())
@@ -57,4 +58,37 @@ func BenchmarkOneChange(b *testing.B) {
 			}
 		})
 	}
+}
+
+// BenchmarkCompare goes through a reading of the kernel in which nothing differs. A
+// change waits for no more than one of its pieces; the longest is told.
+func BenchmarkCompare(b *testing.B) {
+	const services = 44125
+	p, _ := still(b, services)
+	if !p.prepare(b.Context()) {
+		b.Fatal("the kernel cannot be read")
+	}
+	p.start(b.Context())
+	var longest time.Duration
+	pieces := 0
+	for b.Loop() {
+		b.StopTimer()
+		o, err := p.applier.BeginObserve()()
+		if err != nil {
+			b.Fatal(err)
+		}
+		b.StartTimer()
+		began := time.Now()
+		d := p.applier.BeginAdopt(o)
+		for more := true; more; began = time.Now() {
+			more = d.Step()
+			longest = max(longest, time.Since(began))
+			pieces++
+		}
+		if n := d.End(); n != 0 {
+			b.Fatalf("%d differences", n)
+		}
+	}
+	b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(pieces), "ns/piece")
+	b.ReportMetric(float64(longest.Nanoseconds()), "ns/longest")
 }

@@ -51,7 +51,7 @@ func (p *Proxy) observe() {
 	}()
 }
 
-// compare takes the result of an observation and repairs what differs.
+// compare takes the result of an observation, which adopt then goes through.
 func (p *Proxy) compare(ctx context.Context, o observed) {
 	p.observed = nil
 	p.comparedAt = time.Now()
@@ -66,12 +66,29 @@ func (p *Proxy) compare(ctx context.Context, o observed) {
 		return
 	}
 	p.lookForListeners(ctx)
-	differences := p.applier.Adopt(o.observation)
+	p.adoption, p.observeTook = p.applier.BeginAdopt(o.observation), o.took
+}
+
+// goOnComparing compares some of what was observed, so that no change waits for all of
+// it, and repairs what differs in the end.
+func (p *Proxy) goOnComparing(ctx context.Context) {
+	if p.adoption.Step() {
+		return
+	}
+	differences := p.adoption.End()
+	p.adoption = nil
 	if differences > 0 {
 		klog.FromContext(ctx).Info("The kernel differs from the plan, repairing it", "differences", differences)
 	}
-	p.Observer.Compared(o.took, differences)
+	p.Observer.Compared(p.observeTook, differences)
 	p.settle(ctx, p.applier.Flush())
 	p.warn(ctx)
 	giveBack()
+}
+
+// endComparing gives up what was observed and not compared yet.
+func (p *Proxy) endComparing() {
+	if p.adoption != nil {
+		p.adoption.End()
+	}
 }

@@ -17,6 +17,7 @@ import (
 func (p *Proxy) loop(ctx context.Context, ended <-chan error) error {
 	timer := time.NewTimer(0)
 	defer timer.Stop()
+	defer p.endComparing()
 	for {
 		timer.Reset(time.Until(p.nextWake()))
 		select {
@@ -40,6 +41,9 @@ func (p *Proxy) nextWake() time.Time {
 		if !t.IsZero() && t.Before(next) {
 			next = t
 		}
+	}
+	if p.adoption != nil {
+		return time.Now()
 	}
 	if p.observed == nil {
 		sooner(p.compareAt)
@@ -75,7 +79,10 @@ func (p *Proxy) turn(ctx context.Context, now time.Time) {
 	if p.applier.Draining() > 0 && !now.Before(p.drainAt) {
 		p.drain(ctx, now)
 	}
-	if p.observed == nil && !now.Before(p.compareAt) {
+	if p.adoption != nil {
+		p.goOnComparing(ctx)
+	}
+	if p.observed == nil && p.adoption == nil && !now.Before(p.compareAt) {
 		p.observe()
 	}
 }

@@ -130,6 +130,9 @@ type Proxy struct {
 	tookAt     time.Time // when we last unbound an address
 	drainAt    time.Time
 	observed   chan observed // nil while no observation runs
+
+	adoption    *apply.Adoption // nil while nothing that was observed is being compared
+	observeTook time.Duration
 }
 
 // New makes a proxy. Nothing is read or written yet.

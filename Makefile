@@ -44,7 +44,7 @@ LABFLAGS ?=
 START := $(shell date +%s)
 phase = @printf '==> [%4ds] %s\n' $$(( $$(date +%s) - $(START) )) '$(1)'
 
-.PHONY: docs docs-check build test unit e2e behaviour reliability soak bench bench-short bench-profile conformance conformance-short mutations lint fuzz lab demo deps peers peer-kube-proxy peer-kubectl peer-helm peer-seccomp clean help
+.PHONY: docs docs-check build test unit e2e behaviour reliability soak bench bench-plane bench-short bench-profile conformance conformance-short mutations lint fuzz lab demo deps peers peer-kube-proxy peer-kubectl peer-helm peer-seccomp clean help
 
 build: ## the program, bin/kube-ipvs, statically linked
 	$(call phase,building bin/kube-ipvs)
@@ -188,6 +188,16 @@ bench: deps ## what all costs, beside the least and beside kube-proxy, into docs
 		-- hack/bench -test.run TestBench
 	@mkdir -p docs/performance && cp $(CACHE)/bench/measurements.* docs/performance/
 	$(call phase,see docs/performance/measurements.md)
+
+BENCH_PLANE_SIZES ?= 10 44125
+bench-plane: deps ## connections through a VIP in all of kube-proxy's modes and ours, into docs/performance
+	@$(MAKE) --no-print-directory START=$(START) -j2 build bench-binary image peers peer-kube-proxy
+	$(call phase,measuring in the lab)
+	@$(BENCH_LAB) -env BENCH_SIZES='$(BENCH_PLANE_SIZES)' -env BENCH_VERSION='$(VERSION)' -env BENCH_PEER_VERSION='$(KUBERNETES_VERSION)' \
+		-env BENCH_HOST="$$(nproc) processors, Linux $$(uname -r), load average $$(cut -d ' ' -f 1-3 /proc/loadavg) at the beginning" \
+		-- hack/bench -test.run TestPlane
+	@cp $(CACHE)/bench/dataplane.md docs/performance/
+	$(call phase,see docs/performance/dataplane.md)
 
 bench-short: deps ## that nothing grows with the number of Services that should not
 	@$(MAKE) --no-print-directory START=$(START) -j2 build bench-binary image peers

@@ -101,10 +101,8 @@ const NotMeasured = "not measured"
 // Markdown is a page with a table for each measure that has figures.
 func (r *Results) Markdown(targets []Target) string {
 	var b strings.Builder
-	b.WriteString("# Measurements\n\nWritten by `make bench`; do not edit. What is not measured says so.\n\n| | |\n|---|---|\n")
-	for _, f := range r.Facts {
-		fmt.Fprintf(&b, "| %s | %s |\n", f[0], f[1])
-	}
+	b.WriteString("# Measurements\n\nWritten by `make bench`; do not edit. What is not measured says so.\n\n")
+	r.writeFacts(&b)
 	b.WriteString("\n![Cold start and one change, by the number of Services](measurements.svg)\n\n## Targets\n\n| target | wanted | measured | |\n|---|---|---|---|\n")
 	for _, t := range targets {
 		b.WriteString(t.row(r))
@@ -114,6 +112,24 @@ func (r *Results) Markdown(targets []Target) string {
 		r.writeTable(&b, m)
 	}
 	return b.String()
+}
+
+// Page is one with a table for each of some measures that has figures.
+func (r *Results) Page(title, intro string, measures []Measure) string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "# %s\n\n%s\n\n", title, intro)
+	r.writeFacts(&b)
+	for _, m := range measures {
+		r.writeTable(&b, m)
+	}
+	return b.String()
+}
+
+func (r *Results) writeFacts(b *strings.Builder) {
+	b.WriteString("| | |\n|---|---|\n")
+	for _, f := range r.Facts {
+		fmt.Fprintf(b, "| %s | %s |\n", f[0], f[1])
+	}
 }
 
 func (r *Results) writeTable(b *strings.Builder, m Measure) {

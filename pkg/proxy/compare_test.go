@@ -19,6 +19,7 @@ func TestChangeDoesNotWaitForAComparison(t *testing.T) {
 	p.start(ctx)
 	p.observe()
 	p.compare(ctx, <-p.observed)
+	defer p.endComparing()
 	turn := func() { p.turn(ctx, time.Now()) }
 	turn()
 	w.slice("web7", "10.244.0.2", "10.244.1.1")

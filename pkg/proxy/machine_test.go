@@ -187,6 +187,9 @@ func (m *machine) pass() {
 	if m.process.observed != nil {
 		m.process.compare(m.context(), <-m.process.observed)
 	}
+	for m.process.adoption != nil {
+		m.process.goOnComparing(m.context())
+	}
 }
 
 // drain has it look at draining real servers, after some time.

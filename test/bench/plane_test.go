@@ -65,9 +65,9 @@ func (r *run) slowest() {
 	}
 }
 
-// planeAfterUs is plane for kube-proxy's IPVS mode. It takes hours to begin with tens of
-// thousands of Services; here it takes over from us, as on a node that goes back to it,
-// and what only we have is cleaned up.
+// planeAfterUs is plane for kube-proxy's IPVS mode, which takes ten minutes to begin with
+// 10,000 Services. It takes over from us, as on a node that goes back to it, and what
+// only we have is cleaned up.
 func (r *run) planeAfterUs() {
 	peer := r.subject
 	r.subject = byAddress

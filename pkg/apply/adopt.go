@@ -4,7 +4,6 @@ import (
 	"iter"
 	"maps"
 
-	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
 	"github.com/kube-ipvs/kube-ipvs/pkg/ipset"
 	"github.com/kube-ipvs/kube-ipvs/pkg/ipvs"
 	"github.com/kube-ipvs/kube-ipvs/pkg/plan"
@@ -20,14 +19,15 @@ const keysAtOnce = 512
 // since that began, and marks what differs from what is wanted. Between its steps Set
 // and Flush may be called, and repair what was found so far.
 //
-// It looks closer only at what is not as it was thought to be. All other keys need
-// nothing that is not known: what is to be written is marked already.
+// First it makes what is thought of the kernel what was seen, key by key, and then
+// compares all of that with all that is wanted: what the loop has lost sight of by a
+// mistake of ours is found as well.
 type Adoption struct {
 	*Applier
 	seen        *Observation
 	atOnce      int
 	lost        map[string]map[ipset.Entry]uint32 // what sets held that are not there
-	moved       []ipvs.Key                        // virtual servers whose marks' members were not as thought
+	marksMoved  bool                              // members that say what a mark leads to were not as thought
 	differences int
 	next        func() (struct{}, bool)
 	stop        func()
@@ -105,12 +105,15 @@ func (d *Adoption) pieces(yield func(struct{}) bool) {
 		looked++
 		return looked%d.atOnce != 0 || yield(struct{}{})
 	}
-	_ = d.takeMembers(goOn) && d.takeMarks() &&
+	_ = d.takeMembers(goOn) &&
 		each(d.seen.servers, goOn, d.serverThere) &&
 		each(d.have.servers, goOn, d.serverThought) &&
 		each(d.foreign, goOn, d.foreignThought) &&
 		each(d.seen.vips, goOn, d.vipThere) &&
-		each(d.have.vips, goOn, d.vipThought)
+		each(d.have.vips, goOn, d.vipThought) &&
+		each(d.members.claims, goOn, d.memberClaimed) &&
+		each(d.servers.claims, goOn, d.serverClaimed) &&
+		each(d.vips.claims, goOn, d.vipClaimed)
 }
 
 // each goes through a map, which may change meanwhile, as long as it is to go on.
@@ -124,27 +127,21 @@ func each[K comparable, V any](m map[K]V, goOn func() bool, do func(K, V)) bool 
 	return true
 }
 
+// takeMembers takes what the sets hold. What carries marks tells what these lead to.
 func (d *Adoption) takeMembers(goOn func() bool) bool {
 	for name, is := range d.seen.sets {
 		there := func(e ipset.Entry, mark uint32) { d.memberThere(plan.Member{Set: name, Entry: e}, mark) }
-		thought := func(e ipset.Entry, _ uint32) {
-			if _, there := is.Entries[e]; !there {
-				d.memberGone(plan.Member{Set: name, Entry: e})
-			}
-		}
+		thought := func(e ipset.Entry, _ uint32) { d.memberThought(plan.Member{Set: name, Entry: e}, is.Entries) }
 		if !each(is.Entries, goOn, there) || !each(d.have.sets[name].Entries, goOn, thought) {
 			return false
 		}
 	}
-	for name, entries := range d.lost {
-		gone := func(e ipset.Entry, mark uint32) {
-			m := plan.Member{Set: name, Entry: e}
-			d.markMoved(m, mark, 0)
-			d.compareMember(m)
-		}
-		if !each(entries, goOn, gone) {
-			return false
-		}
+	for _, family := range d.cfg.Families {
+		_, lost := d.lost[plan.Local.In(family)]
+		d.marksMoved = d.marksMoved || lost
+	}
+	if d.marksMoved {
+		d.indexMarks()
 	}
 	return true
 }
@@ -156,53 +153,26 @@ func (d *Adoption) memberThere(m plan.Member, mark uint32) {
 		return
 	}
 	set.Entries[m.Entry] = mark
-	d.markMoved(m, was, mark)
-	d.compareMember(m)
+	d.marksMoved = d.marksMoved || was != mark
 }
 
-func (d *Adoption) memberGone(m plan.Member) {
-	if _, written := d.touched.members[m]; written {
-		return
+// memberThought compares what nobody wants. A set that is not wanted goes as a whole.
+func (d *Adoption) memberThought(m plan.Member, seen map[ipset.Entry]uint32) {
+	_, there := seen[m.Entry]
+	if _, written := d.touched.members[m]; !there && !written {
+		entries := d.have.sets[m.Set].Entries
+		d.marksMoved = d.marksMoved || entries[m.Entry] != 0
+		delete(entries, m.Entry)
 	}
-	entries := d.have.sets[m.Set].Entries
-	d.markMoved(m, entries[m.Entry], 0)
-	delete(entries, m.Entry)
-	d.compareMember(m)
+	if _, known := d.node.sets[m.Set]; known && d.swept && len(d.members.claims[m]) == 0 {
+		d.memberClaimed(m, nil)
+	}
 }
 
-// compareMember marks a member that is not as it was thought to be. A set that is not
-// wanted goes as a whole.
-func (d *Adoption) compareMember(m plan.Member) {
+func (d *Adoption) memberClaimed(m plan.Member, _ []claim[uint32]) {
 	want, wanted := d.wantMember(m)
-	if _, known := d.node.sets[m.Set]; !wanted && (!d.swept || !known) {
-		return
-	}
 	have, there := d.have.sets[m.Set].Entries[m.Entry]
-	differs := wanted != there || wanted && have != want
-	d.count(differs)
-	d.members.compared(m, differs)
-}
-
-// markMoved notes which marks a member has carried and carries.
-func (d *Adoption) markMoved(m plan.Member, was, is uint32) {
-	family := ip.Of(m.Entry.Addr)
-	for _, mark := range []uint32{was, is} {
-		if mark != 0 {
-			d.moved = append(d.moved, fwmKey(family, mark))
-		}
-	}
-}
-
-// takeMarks reads anew what marks lead to, if that has changed, and compares what they
-// lead to: it is wanted once its member is there.
-func (d *Adoption) takeMarks() bool {
-	if len(d.moved) > 0 {
-		d.indexMarks()
-	}
-	for _, fwm := range d.moved {
-		d.compareServer(fwm)
-	}
-	return true
+	compared(d, &d.members, m, wanted != there || wanted && have != want)
 }
 
 func (d *Adoption) serverThere(key ipvs.Key, is ipvs.Service) {
@@ -222,19 +192,17 @@ func (d *Adoption) serverThere(key ipvs.Key, is ipvs.Service) {
 	}
 	d.have.servers[key] = is
 	d.have.realServers += len(is.RealServers) - len(was.RealServers)
-	d.compareServer(key)
 }
 
 func (d *Adoption) serverThought(key ipvs.Key, was ipvs.Service) {
-	if _, there := d.seen.servers[key]; there {
-		return
+	_, there := d.seen.servers[key]
+	if _, written := d.touched.servers[key]; !there && !written {
+		delete(d.have.servers, key)
+		d.have.realServers -= len(was.RealServers)
 	}
-	if _, written := d.touched.servers[key]; written {
-		return
+	if d.swept && len(d.servers.claims[key]) == 0 {
+		d.serverClaimed(key, nil)
 	}
-	delete(d.have.servers, key)
-	d.have.realServers -= len(was.RealServers)
-	d.compareServer(key)
 }
 
 func (d *Adoption) foreignThought(key ipvs.Key, _ ipvs.Service) {
@@ -243,58 +211,49 @@ func (d *Adoption) foreignThought(key ipvs.Key, _ ipvs.Service) {
 	}
 }
 
-// compareServer marks a virtual server that is not as it was thought to be.
-func (d *Adoption) compareServer(key ipvs.Key) {
-	if _, claimed := d.servers.want(key); !claimed && !d.swept {
-		return
-	}
+func (d *Adoption) serverClaimed(key ipvs.Key, _ []claim[*plan.VirtualServer]) {
+	f := &flush{Applier: d.Applier}
 	vs, wanted := d.wantServer(key)
 	_, there := d.have.servers[key]
-	differs := !wanted && there || wanted && len((&flush{Applier: d.Applier}).serverChanges(key, vs)) > 0
-	d.count(differs)
-	d.servers.compared(key, differs)
+	compared(d, &d.servers, key, !wanted && there || wanted && !f.stands(key, vs) && len(f.serverChanges(key, vs)) > 0)
 }
 
 // vipThere takes an address that is bound as kube-proxy does for none, if it is wanted:
 // it is to be bound anew.
 func (d *Adoption) vipThere(vip plan.VIP, _ struct{}) {
-	_, there := d.have.vips[vip]
 	_, wanted := d.vips.want(vip)
 	_, misbound := d.misbound[vip.Addr]
-	is := !misbound || !wanted || vip.Claim != plan.ClaimAddress
-	if _, written := d.touched.vips[vip]; written || is == there {
+	if _, written := d.touched.vips[vip]; written {
 		return
 	}
-	if is {
-		d.have.vips[vip] = struct{}{}
-	} else {
+	if misbound && wanted && vip.Claim == plan.ClaimAddress {
 		delete(d.have.vips, vip)
+	} else {
+		d.have.vips[vip] = struct{}{}
 	}
-	d.compareVIP(vip)
 }
 
 func (d *Adoption) vipThought(vip plan.VIP, _ struct{}) {
 	_, there := d.seen.vips[vip]
-	if _, written := d.touched.vips[vip]; there || written {
-		return
+	if _, written := d.touched.vips[vip]; !there && !written {
+		delete(d.have.vips, vip)
 	}
-	delete(d.have.vips, vip)
-	d.compareVIP(vip)
+	if d.swept && len(d.vips.claims[vip]) == 0 {
+		d.vipClaimed(vip, nil)
+	}
 }
 
-// compareVIP marks a VIP that is not as it was thought to be.
-func (d *Adoption) compareVIP(vip plan.VIP) {
+func (d *Adoption) vipClaimed(vip plan.VIP, _ []claim[struct{}]) {
 	_, wanted := d.vips.want(vip)
-	if !wanted && !d.swept {
-		return
-	}
 	_, there := d.have.vips[vip]
-	d.count(wanted != there)
-	d.vips.compared(vip, wanted != there)
+	compared(d, &d.vips, vip, wanted != there)
 }
 
-func (d *Adoption) count(differs bool) {
-	if differs {
+// compared notes whether a key differs, and counts it once.
+func compared[K comparable, V any](d *Adoption, l *ledger[K, V], key K, differs bool) {
+	_, known := l.dirty[key]
+	l.compared(key, differs)
+	if _, dirty := l.dirty[key]; dirty && !known {
 		d.differences++
 	}
 }

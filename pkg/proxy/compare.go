@@ -51,7 +51,7 @@ func (p *Proxy) observe() {
 	}()
 }
 
-// compare takes the result of an observation, which adopt then goes through.
+// compare takes the result of an observation, which is then gone through.
 func (p *Proxy) compare(ctx context.Context, o observed) {
 	p.observed = nil
 	p.comparedAt = time.Now()

@@ -178,6 +178,7 @@ func TestFlags(t *testing.T) {
 		}},
 		{"--config-sync-period=1h --oom-score-adj=-1000", func(c *Config) { c.Source.ConfigSyncPeriod, c.OOMScoreAdj = time.Hour, -1000 }},
 		{"--udp-drain --drain-deadline=90s", func(c *Config) { c.Plan.UDPDrain, c.DrainDeadline = true, 90*time.Second }},
+		{"--drain-lost-nodes", func(c *Config) { c.DrainLostNodes = true }},
 		{"--timeouts-from-conntrack", func(c *Config) { c.IPVSTimeouts.TCP = 86400 }},
 		{"--timeouts-from-conntrack --conntrack-tcp-timeout-established=2h --conntrack-udp-timeout-stream=3m --conntrack-udp-timeout=1m", func(c *Config) {
 			c.IPVSTimeouts.TCP, c.Conntrack.TCPEstablished = 7200, 2*time.Hour
@@ -414,8 +415,8 @@ func TestFile(t *testing.T) {
 			c.Plan.SNAT.Mark = 0x200
 			c.Plan.SNAT.Sources = map[string][]netip.Addr{"eth2": {netip.MustParseAddr("10.0.0.2")}}
 		}},
-		{"own document, drain", proxyHead + cluster + ownHead + "udpDrain: true\ndrainDeadline: 1h\n", "--drain-deadline=2h", func(c *Config) {
-			c.Plan.UDPDrain, c.DrainDeadline = true, 2*time.Hour
+		{"own document, drain", proxyHead + cluster + ownHead + "udpDrain: true\ndrainDeadline: 1h\ndrainLostNodes: true\n", "--drain-deadline=2h", func(c *Config) {
+			c.Plan.UDPDrain, c.DrainDeadline, c.DrainLostNodes = true, 2*time.Hour, true
 		}},
 		{"own document, VIPs", proxyHead + cluster + ownHead + "vips: {loadBalancers: address, mark: '0x10000'}\n", "--claim-table=7", func(c *Config) {
 			c.Plan.VIPs.LoadBalancers, c.Plan.VIPs.Mark, c.Plan.VIPs.Table = plan.ClaimAddress, 0x10000, 7

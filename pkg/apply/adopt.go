@@ -26,8 +26,7 @@ type Adoption struct {
 	*Applier
 	seen        *Observation
 	atOnce      int
-	lost        map[string]map[ipset.Entry]uint32 // what sets held that are not there
-	marksMoved  bool                              // members that say what a mark leads to were not as thought
+	marksMoved  bool // members that say what a mark leads to were not as thought
 	differences int
 	next        func() (struct{}, bool)
 	stop        func()
@@ -59,7 +58,7 @@ func (a *Applier) BeginAdopt(o *Observation) *Adoption {
 		a.have.rules = map[routing.Rule]struct{}{}
 	}
 	a.misbound = o.routing.Misbound
-	d := &Adoption{Applier: a, seen: o, atOnce: keysAtOnce, lost: map[string]map[ipset.Entry]uint32{}}
+	d := &Adoption{Applier: a, seen: o, atOnce: keysAtOnce}
 	d.takeSets()
 	d.differences = a.nodeDifferences()
 	d.next, d.stop = iter.Pull(d.pieces)
@@ -68,10 +67,10 @@ func (a *Applier) BeginAdopt(o *Observation) *Adoption {
 
 // takeSets says which sets there are; what is in them comes later.
 func (d *Adoption) takeSets() {
-	for name, was := range d.have.sets {
+	for name := range d.have.sets {
 		if _, there := d.seen.sets[name]; !there {
-			d.lost[name] = was.Entries
 			delete(d.have.sets, name)
+			d.marksMoved = true // should it be the one that carries them
 		}
 	}
 	for name, is := range d.seen.sets {
@@ -135,10 +134,6 @@ func (d *Adoption) takeMembers(goOn func() bool) bool {
 		if !each(is.Entries, goOn, there) || !each(d.have.sets[name].Entries, goOn, thought) {
 			return false
 		}
-	}
-	for _, family := range d.cfg.Families {
-		_, lost := d.lost[plan.Local.In(family)]
-		d.marksMoved = d.marksMoved || lost
 	}
 	if d.marksMoved {
 		d.indexMarks()

@@ -179,13 +179,13 @@ conformance-binary:
 BENCH_SIZES ?= 100 1000 10000 44125
 BENCH_PEER_SIZES ?= 1000
 BENCH_LAB = $(LAB_PROGRAM) -apiserver -limit 10h -memory 6G -out $(CACHE)/bench $(LABFLAGS)
+# What the results say about the run.
+BENCH_FACTS = -env BENCH_VERSION='$(VERSION)' -env BENCH_PEER_VERSION='$(KUBERNETES_VERSION)' \
+	-env BENCH_HOST="$$(nproc) processors, Linux $$(uname -r), load average $$(cut -d ' ' -f 1-3 /proc/loadavg) at the beginning"
 bench: deps ## what all costs, beside the least and beside kube-proxy, into docs/performance
 	@$(MAKE) --no-print-directory START=$(START) -j2 build bench-binary image peers peer-kube-proxy
 	$(call phase,measuring in the lab)
-	@$(BENCH_LAB) -env BENCH_SIZES='$(BENCH_SIZES)' -env BENCH_PEER_SIZES='$(BENCH_PEER_SIZES)' \
-		-env BENCH_VERSION='$(VERSION)' -env BENCH_PEER_VERSION='$(KUBERNETES_VERSION)' \
-		-env BENCH_HOST="$$(nproc) processors, Linux $$(uname -r), load average $$(cut -d ' ' -f 1-3 /proc/loadavg) at the beginning" \
-		-- hack/bench -test.run TestBench
+	@$(BENCH_LAB) -env BENCH_SIZES='$(BENCH_SIZES)' -env BENCH_PEER_SIZES='$(BENCH_PEER_SIZES)' $(BENCH_FACTS) -- hack/bench -test.run TestBench
 	@mkdir -p docs/performance && cp $(CACHE)/bench/measurements.* docs/performance/
 	$(call phase,see docs/performance/measurements.md)
 
@@ -193,9 +193,7 @@ BENCH_PLANE_SIZES ?= 10 44125
 bench-plane: deps ## connections through a VIP in all of kube-proxy's modes and ours, into docs/performance
 	@$(MAKE) --no-print-directory START=$(START) -j2 build bench-binary image peers peer-kube-proxy
 	$(call phase,measuring in the lab)
-	@$(BENCH_LAB) -env BENCH_SIZES='$(BENCH_PLANE_SIZES)' -env BENCH_VERSION='$(VERSION)' -env BENCH_PEER_VERSION='$(KUBERNETES_VERSION)' \
-		-env BENCH_HOST="$$(nproc) processors, Linux $$(uname -r), load average $$(cut -d ' ' -f 1-3 /proc/loadavg) at the beginning" \
-		-- hack/bench -test.run TestPlane
+	@$(BENCH_LAB) -env BENCH_SIZES='$(BENCH_PLANE_SIZES)' $(BENCH_FACTS) -- hack/bench -test.run TestPlane
 	@cp $(CACHE)/bench/dataplane.md docs/performance/
 	$(call phase,see docs/performance/dataplane.md)
 

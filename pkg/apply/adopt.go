@@ -11,8 +11,8 @@ import (
 )
 
 // keysAtOnce is how much of an observation a step of an adoption compares: with
-// tens of thousands of Services all of it takes half a second, for which no change
-// is to wait.
+// tens of thousands of Services all of it takes a quarter of a second, for which no
+// change is to wait.
 const keysAtOnce = 512
 
 // Adoption takes an observation for what the kernel has, but for what was written

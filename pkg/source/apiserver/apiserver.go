@@ -82,20 +82,6 @@ func (s *Source) Run(ctx context.Context, sink source.Sink) error {
 	return nil
 }
 
-// lostNodes has slices looked at for them, if they are asked for.
-func (s *Source) lostNodes(slices *store[*discoveryv1.EndpointSlice], sink source.Sink) *lostNodes {
-	if !s.LostNodes {
-		return nil
-	}
-	lost := &lostNodes{client: s.client, own: s.Node, slices: slices, tell: sink.SetLostNodes, mu: &s.mu, doubts: map[string]*doubt{}, wake: make(chan struct{}, 1)}
-	deliver := slices.set
-	slices.set = func(slice *discoveryv1.EndpointSlice) {
-		lost.see(slices.known[nameOf(slice)], slice)
-		deliver(slice)
-	}
-	return lost
-}
-
 // tell calls a method of the sink once stores are synced; false if the context
 // ended first.
 func (s *Source) tell(ctx context.Context, method func(), synced ...<-chan struct{}) bool {

@@ -13,6 +13,9 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/klog/v2"
+	"k8s.io/utils/ptr"
+
+	"github.com/kube-ipvs/kube-ipvs/pkg/source"
 )
 
 // When a node is asked for that none of its endpoints answers on.
@@ -52,6 +55,20 @@ type doubt struct {
 	lost bool
 }
 
+// lostNodes has slices looked at for them, if they are asked for.
+func (s *Source) lostNodes(slices *store[*discoveryv1.EndpointSlice], sink source.Sink) *lostNodes {
+	if !s.LostNodes {
+		return nil
+	}
+	lost := &lostNodes{client: s.client, own: s.Node, slices: slices, tell: sink.SetLostNodes, mu: &s.mu, doubts: map[string]*doubt{}, wake: make(chan struct{}, 1)}
+	deliver := slices.set
+	slices.set = func(slice *discoveryv1.EndpointSlice) {
+		lost.see(slices.known[nameOf(slice)], slice)
+		deliver(slice)
+	}
+	return lost
+}
+
 // see looks at a slice that has come, in the place of another one or of none. A pod
 // that has not been ready yet is no reason for doubt, nor is one that is told to end;
 // at the start it is not known what has been. The lock is held, here and below, but
@@ -63,7 +80,7 @@ func (l *lostNodes) see(was, is *discoveryv1.EndpointSlice) {
 		case e.NodeName == nil || *e.NodeName == "" || *e.NodeName == l.own:
 		case answers(e):
 			l.isBack(*e.NodeName)
-		case isTrue(e.Conditions.Terminating):
+		case ptr.Deref(e.Conditions.Terminating, false):
 		case was == nil && !l.begun, was != nil && answered(was, e):
 			l.doubt(*e.NodeName)
 		}
@@ -74,11 +91,7 @@ func (l *lostNodes) see(was, is *discoveryv1.EndpointSlice) {
 // terminates, and even where an endpoint is to count as ready all the time
 // (publishNotReadyAddresses). What is not said is true.
 func answers(e *discoveryv1.Endpoint) bool {
-	said := e.Conditions.Serving
-	if said == nil {
-		said = e.Conditions.Ready
-	}
-	return said == nil || *said
+	return ptr.Deref(e.Conditions.Serving, ptr.Deref(e.Conditions.Ready, true))
 }
 
 func answered(slice *discoveryv1.EndpointSlice, e *discoveryv1.Endpoint) bool {
@@ -86,8 +99,6 @@ func answered(slice *discoveryv1.EndpointSlice, e *discoveryv1.Endpoint) bool {
 		return slices.Equal(other.Addresses, e.Addresses) && answers(&other)
 	})
 }
-
-func isTrue(b *bool) bool { return b != nil && *b }
 
 func (l *lostNodes) isBack(node string) {
 	if d := l.doubts[node]; d != nil {

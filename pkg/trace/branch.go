@@ -29,6 +29,7 @@ func (b *branch) follow(weight int) Branch {
 	p.conn = &conn
 	out.Verdict = b.dispatch(&p)
 	out.Request, b.steps = b.steps, nil
+	out.Met = b.met
 	out.LeavesBy, out.SeenSource = p.out, p.src.Addr().String()
 	if out.Verdict.Outcome != "" {
 		return out
@@ -37,6 +38,7 @@ func (b *branch) follow(weight int) Branch {
 	out.ReturnsBy = answer.in
 	out.Verdict = b.comeBack(answer)
 	out.AnswerBy, out.Answer = answer.out, b.steps
+	out.Met = b.met
 	return out
 }
 

@@ -17,6 +17,9 @@ type Step struct {
 	Rule   string `json:"rule,omitempty"` // as iptables-save prints it
 	Packet string `json:"packet"`         // source > destination, behind this step
 	Mark   string `json:"mark,omitempty"` // behind this step, unless 0
+	// Met is how many rules of iptables the connection's packets were held against
+	// up to here, on this way.
+	Met int `json:"rulesMet"`
 }
 
 // walk follows packets and writes down what happens.
@@ -25,6 +28,7 @@ type walk struct {
 	rules  map[nat.Rule]rule // as far as they were read
 	steps  []Step
 	doubts []string // rules that could not be judged
+	met    int      // rules that a packet was held against
 }
 
 func (w *walk) parsed(text nat.Rule) rule {
@@ -37,7 +41,7 @@ func (w *walk) parsed(text nat.Rule) rule {
 }
 
 func (w *walk) note(where string, p *packet, rule, format string, args ...any) {
-	s := Step{Where: where, What: fmt.Sprintf(format, args...), Rule: rule, Packet: p.String()}
+	s := Step{Where: where, What: fmt.Sprintf(format, args...), Rule: rule, Packet: p.String(), Met: w.met}
 	if p.mark != 0 {
 		s.Mark = fmt.Sprintf("%#x", p.mark)
 	}
@@ -82,6 +86,7 @@ func (w *walk) hooks(chain string, p *packet, tables ...nat.Table) end {
 // chain gives the verdict of a chain, or goesOn at its end.
 func (w *walk) chain(table nat.Table, name, where string, p *packet) end {
 	for _, text := range w.Ruleset[table].Chains[name] {
+		w.met++
 		r := w.parsed(text)
 		is, err := w.holds(r, p)
 		if err != nil {

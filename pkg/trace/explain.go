@@ -40,17 +40,20 @@ type Explanation struct {
 
 // Branch is the way by one real server.
 type Branch struct {
-	RealServer string  `json:"realServer"`
-	Pod        string  `json:"pod,omitempty"`  // NAMESPACE/NAME
-	Host       string  `json:"node,omitempty"` // the pod's node
-	Weight     int     `json:"weight"`         // 0 takes no new connections
-	LeavesBy   string  `json:"leavesBy,omitempty"`
-	SeenSource string  `json:"seenSource,omitempty"` // what the endpoint sees
-	Request    []Step  `json:"request"`
-	ReturnsBy  string  `json:"returnsBy,omitempty"`
-	AnswerBy   string  `json:"answerBy,omitempty"` // the interface by which the answer leaves for the client
-	Answer     []Step  `json:"answer"`
-	Verdict    Verdict `json:"verdict"`
+	RealServer string `json:"realServer"`
+	Pod        string `json:"pod,omitempty"`  // NAMESPACE/NAME
+	Host       string `json:"node,omitempty"` // the pod's node
+	Weight     int    `json:"weight"`         // 0 takes no new connections
+	LeavesBy   string `json:"leavesBy,omitempty"`
+	SeenSource string `json:"seenSource,omitempty"` // what the endpoint sees
+	Request    []Step `json:"request"`
+	ReturnsBy  string `json:"returnsBy,omitempty"`
+	AnswerBy   string `json:"answerBy,omitempty"` // the interface by which the answer leaves for the client
+	Answer     []Step `json:"answer"`
+	// Met is how many rules of iptables the first packet and its answer were held
+	// against, from their entry on.
+	Met     int     `json:"rulesMet"`
+	Verdict Verdict `json:"verdict"`
 }
 
 // Verdict is how a way ends.
@@ -253,7 +256,7 @@ func (x *Explanation) serve(w *walk, key ipvs.Key, p packet) {
 	}
 	slices.SortFunc(addresses, netip.AddrPort.Compare)
 	for _, a := range addresses {
-		b := &branch{walk: &walk{Node: w.Node, rules: w.rules}, client: p, entry: x.EntersBy, key: key, to: a}
+		b := &branch{walk: &walk{Node: w.Node, rules: w.rules, met: w.met}, client: p, entry: x.EntersBy, key: key, to: a}
 		x.RealServers = append(x.RealServers, b.follow(server.RealServers[a].Weight))
 		w.doubts = append(w.doubts, b.walk.doubts...)
 	}

@@ -27,6 +27,7 @@ func (x Explanation) Write(w io.Writer) error {
 		}
 		if r.AnswerBy != "" {
 			fmt.Fprintf(&b, "  leaves by %s\n", r.AnswerBy)
+			fmt.Fprintf(&b, "  both together met %d rules of iptables\n", r.Met)
 		}
 		fmt.Fprintf(&b, "  %s\n", r.Verdict)
 	}

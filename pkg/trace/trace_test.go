@@ -312,3 +312,18 @@ func FuzzRule(f *testing.F) {
 		}
 	})
 }
+
+// TestRulesMet counts by hand: a client's first packet meets one rule of PREROUTING,
+// two of KUBE-SERVICES and two of INPUT up to IPVS, then one of POSTROUTING and three
+// of KUBE-POSTROUTING; its answer one of FORWARD.
+func TestRulesMet(t *testing.T) {
+	x := Explain(newNode(t, remote, here), ask("192.0.2.9", vip+":80"))
+	if met := x.Steps[len(x.Steps)-1].Met; met != 5 {
+		t.Errorf("%d rules up to IPVS, not 5: %+v", met, x.Steps)
+	}
+	for _, r := range x.RealServers {
+		if r.Met != 10 {
+			t.Errorf("by %s: %d rules, not 10: %+v %+v", r.RealServer, r.Met, r.Request, r.Answer)
+		}
+	}
+}

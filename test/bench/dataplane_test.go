@@ -14,6 +14,8 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
+	"github.com/kube-ipvs/kube-ipvs/pkg/trace"
 	"github.com/kube-ipvs/kube-ipvs/test/e2e/lab"
 )
 
@@ -83,6 +85,7 @@ func (r *run) dataPlane() {
 	r.put(Connect99, Percentile(every, 0.99))
 	if !r.subject.nftables {
 		r.put(Rules, float64(r.rules()))
+		r.put(RulesMet, float64(r.rulesMet()))
 	}
 }
 
@@ -111,6 +114,32 @@ func (s *site) rules() int {
 		}
 	}
 	return count
+}
+
+// rulesMet counts those that a connection's first packet is held against until IPVS
+// or DNAT chooses a real server.
+func (s *site) rulesMet() int {
+	s.t.Helper()
+	var explained trace.Explanation
+	must(s.t, s.node.Do(func() error {
+		kernel, err := trace.Read()
+		if err != nil {
+			return err
+		}
+		node, err := kernel.Node(ip.IPv4)
+		if err != nil {
+			return err
+		}
+		explained = trace.Explain(node, trace.Question{Protocol: ip.TCP, From: planeClient, To: netip.AddrPortFrom(planeIP, 80)})
+		return nil
+	}))
+	for _, step := range explained.Steps {
+		if step.Where == "IPVS" || strings.Contains(step.Rule, "-j DNAT") {
+			return step.Met
+		}
+	}
+	s.t.Fatalf("%s: no real server is chosen: %+v", s.subject.name, explained)
+	return 0
 }
 
 // bare is the least that leads a connection through a VIP: IPVS by itself, with as

@@ -47,12 +47,13 @@ var (
 	Connects   = Measure{"Connections a second through a VIP", "1/s", "Opened and reset by four clients in a pod; the server is a pod on the same node."}
 	Connect99  = Measure{"Connecting, 99th percentile", "ms", ""}
 	Rules      = Measure{"Rules of iptables on the node", "", "Of both families: a packet meets some of them."}
+	RulesMet   = Measure{"Rules that the first packet of a connection meets", "", "Of iptables, from its entry until a real server is chosen, as `kube-ipvs trace` counts them."}
 )
 
 // Measures are all of them.
 var Measures = []Measure{
 	ColdStart, Kernel, KernelCPU, FloorIPVS, FloorSets, FloorVIPs, FirstDNS, OneMedian, OneTail, APIWrite, Rate, Overtaken, RateMedian, RateTail, Backlog,
-	Rolling, Restart, Rewrites, Idle, IdleWork, Check, Memory, Churned, Rechurned, Programs, HotPath, Connects, Connect99, Rules,
+	Rolling, Restart, Rewrites, Idle, IdleWork, Check, Memory, Churned, Rechurned, Programs, HotPath, Connects, Connect99, Rules, RulesMet,
 }
 
 // Point says what was measured: of whom, with how many Services.

@@ -117,7 +117,9 @@ e2e: export LAB_RUN := $(value RUN)
 e2e: export LAB_ONLY := $(value ONLY)
 e2e: export LAB_SKIP := $(value SKIP)
 
-behaviour: peer-kube-proxy peer-kubectl peer-helm peer-seccomp lab-image ## end-to-end tests of how Services behave, from every kind of client, of what users asked for, and of faults
+.PHONY: behaviour-parts
+behaviour-parts: peer-kube-proxy peer-kubectl peer-helm peer-seccomp lab-image
+behaviour: behaviour-parts ## end-to-end tests of how Services behave, from every kind of client, of what users asked for, and of faults
 	@$(MAKE) --no-print-directory START=$(START) e2e E2E_PACKAGES=test/e2e ONLY='$(BEHAVIOUR)'
 
 # What they need, one after the other: together, two compilers would do the same
@@ -358,7 +360,7 @@ FOCUS ?=
 cluster_image := $(CACHE)/container/cluster.tar
 cluster_flags = -cache $(CACHE) -proxy $(PROXY) -nodes $(NODES) -image $(cluster_image) -program $(call image_program,$(shell $(GO) env GOHOSTARCH))
 
-.PHONY: cluster cluster-down e2e-upstream cluster-parts $(CLUSTER_PROGRAM)
+.PHONY: cluster cluster-down e2e-upstream e2e-upstream-short cluster-parts $(CLUSTER_PROGRAM)
 $(CLUSTER_PROGRAM):
 	@$(GO) build -o $@ ./test/upstream/cmd/cluster
 
@@ -377,6 +379,19 @@ e2e-upstream: cluster-parts ## Kubernetes' own network tests on that cluster, or
 	$(call phase,upstream tests)
 	@$(CLUSTER_PROGRAM) $(cluster_flags) -focus "$$CLUSTER_FOCUS" judge
 e2e-upstream: export CLUSTER_FOCUS := $(value FOCUS)
+
+# For those who have time before they want it.
+.PHONY: cluster-prepared
+cluster-prepared: cluster-parts
+	$(call phase,preparing the nodes of a cluster)
+	@$(CLUSTER_PROGRAM) $(cluster_flags) prepare
+
+cluster_short := $(CACHE)/cluster/short
+e2e-upstream-short: cluster-parts ## a dozen of these, in minutes; verdicts are not kept
+	$(call phase,a dozen upstream tests)
+	@rm -rf $(cluster_short) && mkdir -p $(cluster_short)
+	@$(CLUSTER_PROGRAM) $(cluster_flags) -short -results $(cluster_short) -page $(cluster_short)/conformance.md judge
+	$(call phase,the dozen has passed)
 
 clean: ## remove what was built; the cache as well
 	@rm -rf bin $(CACHE)

@@ -105,6 +105,12 @@ func (c *Config) Running() (served Served, err error) {
 	return served, json.Unmarshal(text, &served)
 }
 
+// Prepare builds what Up would build first.
+func (c *Config) Prepare(ctx context.Context) error {
+	_, err := c.prepare(ctx)
+	return err
+}
+
 // prepared is what is built before anything runs.
 type prepared struct{ disk, archive string }
 

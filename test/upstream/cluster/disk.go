@@ -26,7 +26,7 @@ var containerdConfig string
 // nodePackages are what a node has besides its kubelet.
 var nodePackages = []string{
 	"bash", "busybox-static", "conntrack", "containerd", "containernetworking-plugins", "coreutils", "dash",
-	"e2fsprogs", "ethtool", "grep", "hostname", "iproute2", "iptables", "kmod", "mount", "netbase", "nftables", "procps",
+	"dropbear-bin", "e2fsprogs", "ethtool", "grep", "hostname", "iproute2", "iptables", "kmod", "mount", "netbase", "nftables", "procps",
 	"runc", "sed", "socat", "util-linux",
 }
 
@@ -103,11 +103,13 @@ func (c *Config) buildDisk(ctx context.Context, work, disk, containerd string) e
 			"usr/sbin/init": string(nodeInit), "etc/kubelet.yaml": string(kubeletConfig),
 			"etc/containerd/config.toml": containerd, "etc/resolv.conf": "nameserver 127.0.0.1\n",
 			"etc/passwd": "root:x:0:0:root:/root:/bin/sh\n", "etc/group": "root:x:0:\n",
-			"etc/hosts": "127.0.0.1 localhost\n::1 localhost\n", "etc/os-release": "NAME=kube-ipvs-lab\nID=debian\n",
+			// The tests that delete a node's rules say sudo, and are root.
+			"usr/bin/sudo": "#!/bin/sh\nexec \"$@\"\n",
+			"etc/hosts":    "127.0.0.1 localhost\n::1 localhost\n", "etc/os-release": "NAME=kube-ipvs-lab\nID=debian\n",
 		},
 	}
 	node.links["usr/bin/sh"], node.links["var/run"] = "dash", "/run"
-	node.dirs = strings.Fields("dev proc sys run mnt node root var/log var/lib/kubelet etc/cni/net.d usr/lib/modules")
+	node.dirs = strings.Fields("dev proc sys run mnt node root/.ssh etc/dropbear var/log var/lib/kubelet etc/cni/net.d usr/lib/modules")
 	if err := node.fill(ctx, work, root); err != nil {
 		return err
 	}

@@ -113,7 +113,7 @@ const nodeFormat = `apiVersion: v1
 kind: Node
 metadata:
   name: %[1]s
-  labels: {kubernetes.io/hostname: %[1]s, topology.kubernetes.io/zone: zone-%[1]s}
+  labels: {kubernetes.io/hostname: %[1]s, topology.kubernetes.io/zone: %[4]s}
 spec:
   podCIDR: %[2]q
   podCIDRs: [%[2]q, %[3]q]
@@ -121,7 +121,15 @@ spec:
 `
 
 // object is the Node, which kubelet finds when it begins.
-func (n node) object() string { return fmt.Sprintf(nodeFormat, n.name(), n.pods4(), n.pods6()) }
+func (n node) object() string {
+	return fmt.Sprintf(nodeFormat, n.name(), n.pods4(), n.pods6(), n.zone())
+}
+
+// zones is how many there are: of six nodes each has two, which tests of Services that
+// stay within a zone want.
+const zones = 3
+
+func (n node) zone() string { return fmt.Sprintf("zone-%d", (n-1)%zones+1) }
 
 // users are those whom the API server knows by their tokens.
 func users(nodes []node) []control.User {

@@ -73,6 +73,9 @@ func (s *supervisor) start(ctx context.Context, address string, door net.Listene
 	if err := s.applyObjects(ctx, nodes); err != nil {
 		return err
 	}
+	if err := s.config.writeSSHKey(); err != nil {
+		return err
+	}
 	lab, err := s.config.lab(ctx)
 	if err != nil {
 		return err
@@ -119,9 +122,14 @@ func (s *supervisor) boot(ctx context.Context, lab *vm.Lab, n node, nodes []node
 	if err != nil {
 		return err
 	}
+	authorized, err := os.ReadFile(s.config.authorizedKeys())
+	if err != nil {
+		return err
+	}
 	for name, content := range map[string][]byte{
 		"env": []byte(env), "network": []byte(n.networkScript(nodes)), "cni.conflist": []byte(n.cni()),
 		"kubeconfig": kubeconfig, "images/proxy.tar": image,
+		"authorized_keys": authorized,
 	} {
 		if err := write(share, name, content, 0o600); err != nil {
 			return err

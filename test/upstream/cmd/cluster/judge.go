@@ -9,6 +9,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"time"
 
@@ -30,6 +31,7 @@ const kubernetesVersion = "v1.36.3"
 type judgement struct {
 	program, focus, results, page string
 	parallel                      int
+	short                         bool
 }
 
 // runJudge runs upstream's tests and writes the page: against the cluster that is
@@ -53,10 +55,6 @@ func runJudge(ctx context.Context, config *cluster.Config, j *judgement) (err er
 }
 
 func judgeRunning(ctx context.Context, config *cluster.Config, running cluster.Served, j *judgement) error {
-	focus, err := regexp.Compile(j.focus)
-	if err != nil {
-		return fmt.Errorf("-focus: %w", err)
-	}
 	tests, err := upstreamTests(config)
 	if err != nil {
 		return err
@@ -76,15 +74,25 @@ func judgeRunning(ctx context.Context, config *cluster.Config, running cluster.S
 	if err != nil {
 		return err
 	}
-	var chosen []string
-	for _, name := range applies {
-		if focus.MatchString(name) {
-			chosen = append(chosen, name)
-		}
+	chosen, err := j.choose(applies)
+	if err != nil {
+		return err
 	}
 	runner := &judge.Runner{Tests: tests, Results: results, Parallel: j.parallel, Nodes: nodes, Log: config.Log}
 	ranErr := runner.Run(ctx, chosen)
-	return errors.Join(ranErr, writePage(j), failed(results, chosen))
+	return errors.Join(ranErr, writePage(j), j.failed(results, chosen))
+}
+
+// choose tells which specs are to be run.
+func (j *judgement) choose(applies []string) ([]string, error) {
+	if j.short {
+		return short, known(short, applies)
+	}
+	focus, err := regexp.Compile(j.focus)
+	if err != nil {
+		return nil, fmt.Errorf("-focus: %w", err)
+	}
+	return slices.DeleteFunc(slices.Clone(applies), func(name string) bool { return !focus.MatchString(name) }), nil
 }
 
 func upstreamTests(config *cluster.Config) (*judge.Tests, error) {
@@ -93,10 +101,15 @@ func upstreamTests(config *cluster.Config) (*judge.Tests, error) {
 	return &judge.Tests{
 		Dir: dir,
 		Command: func(ctx context.Context, args ...string) (*exec.Cmd, error) {
-			return config.Inside(ctx, program, args...)
+			cmd, err := config.Inside(ctx, program, args...)
+			if err == nil {
+				cmd.Env = append(os.Environ(), "KUBE_SSH_KEY_PATH="+config.SSHKey(), "KUBE_SSH_USER="+cluster.SSHUser)
+			}
+			return cmd, err
 		},
+		// "local" is the provider of those who have no cloud, but reach their nodes by SSH.
 		Arguments: []string{
-			"--provider=skeleton", "--kubeconfig=" + config.InsideKubeconfig(), "--kubectl-path=" + config.Kubectl(),
+			"--provider=local", "--kubeconfig=" + config.InsideKubeconfig(), "--kubectl-path=" + config.Kubectl(),
 			"--cluster-ip-range=10.96.0.0/16", "--allowed-not-ready-nodes=-1", "--num-nodes=-1",
 			"--ginkgo.v", "--ginkgo.no-color", "--ginkgo.timeout=24h",
 		},
@@ -123,12 +136,18 @@ func writePage(j *judgement) error {
 	return os.WriteFile(j.page, []byte(page), 0o644)
 }
 
-// failed is an error if one of the specs failed or was flaky.
-func failed(results *judge.Results, names []string) error {
+// failed is an error if one of the specs failed or was flaky. A short run guards
+// changes: a node that was late for once is not to stop one, but that nothing was run
+// is.
+func (j *judgement) failed(results *judge.Results, names []string) error {
+	bad := []judge.State{judge.Failed, judge.Flaky}
+	if j.short {
+		bad = []judge.State{judge.Failed, judge.Skipped}
+	}
 	var errs []error
 	for _, name := range names {
 		verdict, ran := results.Specs[name]
-		if ran && (verdict.State() == judge.Failed || verdict.State() == judge.Flaky) {
+		if ran && slices.Contains(bad, verdict.State()) {
 			errs = append(errs, fmt.Errorf("%s: %s: %s", verdict.State(), name, verdict.Reason()))
 		}
 	}

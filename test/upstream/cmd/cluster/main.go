@@ -17,7 +17,7 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/test/upstream/cluster"
 )
 
-const usage = `usage: cluster [flags] up|down|judge
+const usage = `usage: cluster [flags] prepare|up|down|judge
 
 `
 
@@ -45,6 +45,7 @@ func run() error {
 	var j judgement
 	flag.StringVar(&j.program, "program", "", "the program that is in it")
 	flag.StringVar(&j.focus, "focus", "", "regular expression for the specs to run (default: all that apply)")
+	flag.BoolVar(&j.short, "short", false, "run a dozen specs that between them have most of it")
 	flag.StringVar(&j.results, "results", "test/upstream/results", "directory of the verdicts")
 	flag.StringVar(&j.page, "page", "docs/conformance.md", "page to write")
 	flag.IntVar(&j.parallel, "parallel", 2, "how many specs run at once")
@@ -64,6 +65,8 @@ func run() error {
 		}
 		fmt.Println("export KUBECONFIG=" + config.Kubeconfig())
 		return nil
+	case "prepare":
+		return config.Prepare(ctx)
 	case "down":
 		return config.Down()
 	case "judge":

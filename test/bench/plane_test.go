@@ -57,7 +57,7 @@ func (r *run) planeInTime() {
 
 // legacyBackend is where iptables and its kin are those that use the kernel's older
 // interface. Of what kube-proxy's iptables mode writes, iptables-nft-restore needs more
-// than a linear time: for 4,000 Services 32 s, for 10,000 not done after six minutes,
+// than a linear time: for 4,000 Services 32 s, for 10,000 not done after 150 s,
 // where iptables-legacy-restore takes 3 s and 8 s.
 const legacyBackend = "/tmp/iptables-legacy"
 

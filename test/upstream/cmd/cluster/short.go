@@ -6,8 +6,9 @@ import (
 	"slices"
 )
 
-// short are the specs of a run that takes minutes: of every kind of client, Service
-// and policy one, and those that looked for a program's faults.
+// short are the specs of a run that takes minutes: one for each of the things that most
+// Services are used for, and the one that deletes all rules. What takes long is left out: SCTP,
+// changes of a Service's type, terminating endpoints, restarts.
 var short = []string{
 	"[sig-network] Services should serve a basic endpoint from pods [Conformance]",
 	"[sig-network] Services should be able to create a functioning NodePort service [Conformance]",

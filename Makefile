@@ -337,11 +337,12 @@ CLUSTER_PROGRAM := $(CACHE)/bin/cluster
 upstream_commands := kube-controller-manager kube-scheduler kubelet
 upstream_images := agnhost regression-issue-74839
 upstream_files := localhost.crt localhost.key
-upstream_programs := $(addprefix $(UPSTREAM)/,$(upstream_commands) $(upstream_images) $(upstream_files) coredns pause e2e.test)
+upstream_programs := $(addprefix $(UPSTREAM)/,$(upstream_commands) $(upstream_images) $(upstream_files) coredns loadbalancer pause e2e.test)
 
 $(addprefix $(UPSTREAM)/,$(upstream_commands)): upstream_package = k8s.io/kubernetes/cmd/$(@F)
 $(addprefix $(UPSTREAM)/,$(upstream_images)): upstream_package = k8s.io/kubernetes/test/images/$(@F)
-$(addprefix $(UPSTREAM)/,coredns pause): upstream_package = ./$(@F)
+$(addprefix $(UPSTREAM)/,coredns loadbalancer pause): upstream_package = ./$(@F)
+$(UPSTREAM)/loadbalancer: $(wildcard test/upstream/programs/loadbalancer/*.go)
 
 $(addprefix $(UPSTREAM)/,$(upstream_files)): test/upstream/programs/go.mod
 	@mkdir -p $(@D) && cp "$$(cd test/upstream/programs && $(GO) list -m -f '{{.Dir}}' k8s.io/kubernetes)/test/images/agnhost/porter/$(@F)" $@ && chmod 644 $@ && touch $@

@@ -17,6 +17,11 @@ const (
 
 	// PodCIDRs hold all Pods' addresses.
 	PodCIDRs = "10.244.0.0/16,fd00:10:244::/48"
+
+	// Services of type LoadBalancer have addresses of these ranges, and their clients
+	// these: of no network that a node is in, so that a test can tell them from nodes.
+	balanced4, balanced6 = "198.51.100.0/24", "2001:db8:1::/112"
+	client4, client6     = "192.0.2.1", "2001:db8::1"
 )
 
 // node is a machine of the cluster, counted from 1.
@@ -56,6 +61,13 @@ func setUpNetwork(nodes []node) error {
 		"ip link set " + bridge + " up",
 		// Programs look for a default route when they choose an address.
 		"ip route add default via " + nodesUpTo(1)[0].address4() + " metric 1000",
+		"ip addr add " + client4 + "/32 dev lo",
+		"ip addr add " + client6 + "/128 dev lo",
+		"ip route add unreachable " + balanced4,
+		"ip -6 route add unreachable " + balanced6,
+		// What goes to several nodes is spread by connection: there is one client only.
+		"sysctl -q -w net.ipv4.fib_multipath_hash_policy=1",
+		"sysctl -q -w net.ipv6.fib_multipath_hash_policy=1",
 		"sysctl -q -w net.ipv4.ip_forward=1",
 		"sysctl -q -w net.ipv6.conf.all.forwarding=1",
 	}

@@ -12,8 +12,8 @@ import (
 // dnsAddress is the cluster IP at which Pods look up names.
 const dnsAddress = "10.96.0.10"
 
-// startControlPlane starts etcd, the API server, controllers, scheduler and DNS
-// in the namespace that this process is in.
+// startControlPlane starts etcd, the API server, controllers, scheduler, load
+// balancer and DNS in the namespace that this process is in.
 func (c *Config) startControlPlane(ctx context.Context) (*control.Server, error) {
 	server, err := control.Start(ctx, control.Config{
 		Peers: c.peers(), Listen: "0.0.0.0", Address: gateway4, Users: users(nodesUpTo(c.Nodes)),
@@ -25,9 +25,11 @@ func (c *Config) startControlPlane(ctx context.Context) (*control.Server, error)
 	if err != nil {
 		return nil, err
 	}
-	if err := c.launchControllers(server); err != nil {
-		server.Stop()
-		return nil, err
+	for _, launch := range []func(*control.Server) error{c.launchControllers, c.launchBalancer, c.launchDNS} {
+		if err := launch(server); err != nil {
+			server.Stop()
+			return nil, err
+		}
 	}
 	return server, nil
 }
@@ -50,13 +52,20 @@ func (c *Config) launchControllers(server *control.Server) error {
 	if err != nil {
 		return err
 	}
-	if err := server.Launch(filepath.Join(c.programs(), "kube-scheduler"),
+	return server.Launch(filepath.Join(c.programs(), "kube-scheduler"),
 		"--kubeconfig", scheduler, "--authentication-kubeconfig", scheduler, "--authorization-kubeconfig", scheduler,
 		"--leader-elect=false", "--bind-address", "127.0.0.1", "--cert-dir", server.Dir(),
-	); err != nil {
+	)
+}
+
+// launchBalancer starts what gives Services of type LoadBalancer their addresses.
+func (c *Config) launchBalancer(server *control.Server) error {
+	admin, err := kubeconfigFile(server, control.Admin.Name)
+	if err != nil {
 		return err
 	}
-	return c.launchDNS(server)
+	return server.Launch(filepath.Join(c.programs(), "loadbalancer"),
+		"-kubeconfig", admin, "-ranges", balanced4+","+balanced6, "-sources", client4+","+client6)
 }
 
 const corefileFormat = `.:53 {

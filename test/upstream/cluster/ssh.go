@@ -17,24 +17,19 @@ func (c *Config) SSHKey() string { return filepath.Join(c.state(), "ssh.key") }
 // SSHUser is the only one that a node has.
 const SSHUser = "root"
 
-// writeSSHKey makes the key, and beside it what nodes know it by.
-func (c *Config) writeSSHKey() error {
+// writeSSHKey makes the key, and returns the line that nodes know it by.
+func (c *Config) writeSSHKey() (authorized string, err error) {
 	public, private, err := ed25519.GenerateKey(nil)
 	if err != nil {
-		return err
+		return "", err
 	}
 	der, err := x509.MarshalPKCS8PrivateKey(private)
 	if err != nil {
-		return err
+		return "", err
 	}
 	text := pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: der})
-	if err := os.WriteFile(c.SSHKey(), text, 0o600); err != nil {
-		return err
-	}
-	return os.WriteFile(c.authorizedKeys(), []byte(authorizedKey(public)), 0o600)
+	return authorizedKey(public), os.WriteFile(c.SSHKey(), text, 0o600)
 }
-
-func (c *Config) authorizedKeys() string { return c.SSHKey() + ".pub" }
 
 // authorizedKey is a line of a file authorized_keys. The key's form is that of
 // RFC 8709, section 4: two strings, each behind its length.

@@ -26,8 +26,10 @@ type supervisor struct {
 	config        *Config
 	dir           string
 	disk, archive string
-	server        *control.Server
-	say           func(format string, args ...any)
+	// authorized is what nodes know the key to them by, a line of authorized_keys.
+	authorized string
+	server     *control.Server
+	say        func(format string, args ...any)
 }
 
 // upLimit is for emulated nodes on a busy machine: idle, they take a minute.
@@ -73,7 +75,7 @@ func (s *supervisor) start(ctx context.Context, address string, door net.Listene
 	if err := s.applyObjects(ctx, nodes); err != nil {
 		return err
 	}
-	if err := s.config.writeSSHKey(); err != nil {
+	if s.authorized, err = s.config.writeSSHKey(); err != nil {
 		return err
 	}
 	lab, err := s.config.lab(ctx)
@@ -122,14 +124,10 @@ func (s *supervisor) boot(ctx context.Context, lab *vm.Lab, n node, nodes []node
 	if err != nil {
 		return err
 	}
-	authorized, err := os.ReadFile(s.config.authorizedKeys())
-	if err != nil {
-		return err
-	}
 	for name, content := range map[string][]byte{
 		"env": []byte(env), "network": []byte(n.networkScript(nodes)), "cni.conflist": []byte(n.cni()),
 		"kubeconfig": kubeconfig, "images/proxy.tar": image,
-		"authorized_keys": authorized,
+		"authorized_keys": []byte(s.authorized),
 	} {
 		if err := write(share, name, content, 0o600); err != nil {
 			return err

@@ -18,11 +18,10 @@ import (
 )
 
 // applicable are the specs of the group that owns Services. Left out is what is
-// not about Services: names, Ingress, policy, throughput; and what needs more than a
-// cluster: the Internet, and load balancers that a cloud would have to make.
+// not about Services: names, Ingress, policy, throughput; and what needs the Internet.
 const (
 	applicable = `\[sig-network\]`
-	notOurs    = `\[sig-network\] (DNS|Ingress)|Netpol|NetworkPolicy|IPerf2|PerformanceDNS|Internet connection|\[Feature:LoadBalancer\]`
+	notOurs    = `\[sig-network\] (DNS|Ingress)|Netpol|NetworkPolicy|IPerf2|PerformanceDNS|Internet connection`
 )
 
 // kubernetesVersion is that of the tests, and of the cluster.

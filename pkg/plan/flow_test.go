@@ -152,12 +152,12 @@ var flows = []flow{
 	{"node-2 eth0", "node:30081", "server:8080 by cni0 as node-2"},
 
 	// Who comes from inside gets all, with an address that is answered.
-	{"pod cni0", "l/here:80", "server:8080 by cni0 as bridge, remote:8080 by eth0 as node"},
-	{"pod cni0", "x/here:80", "server:8080 by cni0 as bridge, remote:8080 by eth0 as node"},
+	{"pod cni0", "l/here:80", "server:8080 by cni0 as pod, remote:8080 by eth0 as pod"},
+	{"pod cni0", "x/here:80", "server:8080 by cni0 as pod, remote:8080 by eth0 as pod"},
 	{"pod cni0", "node:30081", "server:8080 by cni0 as bridge, remote:8080 by eth0 as node"},
 	{"farpod eth0", "node:30081", "server:8080 by cni0 as farpod"},
 	{"farpod eth0", "l/here:80", "server:8080 by cni0 as bridge, remote:8080 by eth0 as node"},
-	{"server cni0", "l/here:80", "server:8080 by cni0 as bridge, remote:8080 by eth0 as node"},
+	{"server cni0", "l/here:80", "server:8080 by cni0 as bridge, remote:8080 by eth0 as server"},
 	{"l/here", "l/here:80", "server:8080 by cni0 as bridge, remote:8080 by eth0 as node"},
 	{"x/here", "x/here:80", "server:8080 by cni0 as bridge, remote:8080 by eth0 as node"},
 	{"node", "node:30081", "server:8080 by cni0 as bridge, remote:8080 by eth0 as node"},
@@ -169,8 +169,8 @@ var flows = []flow{
 	{"client eth0", "x/away:80", "DROP"},
 	{"client eth0", "node:30082", "DROP"},
 	{"node-2 eth0", "node:30082", "DROP"},
-	{"pod cni0", "l/away:80", "remote:8080 by eth0 as node"},
-	{"pod cni0", "x/away:80", "remote:8080 by eth0 as node"},
+	{"pod cni0", "l/away:80", "remote:8080 by eth0 as pod"},
+	{"pod cni0", "x/away:80", "remote:8080 by eth0 as pod"},
 	{"pod cni0", "node:30082", "remote:8080 by eth0 as node"},
 	{"l/away", "l/away:80", "remote:8080 by eth0 as node"},
 	{"x/away", "x/away:80", "remote:8080 by eth0 as node"},
@@ -226,11 +226,11 @@ var portFlows = []flow{
 	{"node", "x/web:80", "server:8080 by cni0 as bridge, remote:8080 by eth0 as node"},
 	{"client eth0", "l/here:80", "server:8080 by cni0 as client"},
 	{"client eth0", "x/here:80", "server:8080 by cni0 as client"},
-	{"pod cni0", "l/here:80", "server:8080 by cni0 as bridge, remote:8080 by eth0 as node"},
+	{"pod cni0", "l/here:80", "server:8080 by cni0 as pod, remote:8080 by eth0 as pod"},
 	{"node", "l/here:80", "server:8080 by cni0 as bridge, remote:8080 by eth0 as node"},
 	{"client eth0", "l/away:80", "DROP"},
 	{"client eth0", "x/away:80", "DROP"},
-	{"pod cni0", "l/away:80", "remote:8080 by eth0 as node"},
+	{"pod cni0", "l/away:80", "remote:8080 by eth0 as pod"},
 	{"node", "l/away:80", "remote:8080 by eth0 as node"},
 
 	// Source ranges hold for whatever address of the node its packets carry.
@@ -399,7 +399,7 @@ func TestFlowsByDetection(t *testing.T) {
 			{"client eth0", "c/away:80", masqueraded},
 			{"farpod eth0", "c/away:80", masqueraded},
 			{"c/away", "c/away:80", masqueraded},
-			{"pod cni0", "l/away:80", masqueraded},
+			{"pod cni0", "l/away:80", kept},
 			{"farpod eth0", "l/away:80", "DROP"},
 			{"l/away", "l/away:80", masqueraded},
 		}},
@@ -409,7 +409,7 @@ func TestFlowsByDetection(t *testing.T) {
 			{"pod veth1a2b", "c/away:80", kept},
 			{"pod vet", "c/away:80", masqueraded},
 			{"node", "c/away:80", masqueraded},
-			{"pod veth1a2b", "l/away:80", masqueraded},
+			{"pod veth1a2b", "l/away:80", kept},
 		}},
 		{"by the Node's CIDRs", func(s *scenario) {
 			s.config.LocalTraffic = plan.LocalTraffic{Mode: plan.DetectNodeCIDR}

@@ -13,9 +13,9 @@ import (
 
 // Under externalTrafficPolicy Local one address and port means two things: who
 // comes from outside gets the endpoints of this node, with his address kept;
-// pods and the node itself get all endpoints, masqueraded. IPVS has one list
-// of real servers for an address and port, so those from outside are led to a
-// second virtual server, by a mark. docs/eni.md shows a packet's way.
+// pods and the node itself get all endpoints. IPVS has one list of real servers
+// for an address and port, so those from outside are led to a second virtual
+// server, by a mark. docs/eni.md shows a packet's way.
 
 // LocalMark says which marks lead to the second virtual servers: those that
 // have all bits of Value and none outside of Mask. The bits of Mask that are
@@ -155,27 +155,52 @@ func (r *ruleset) outside(n *Node) []string {
 //	mangle -A KUBE-IPVS-OUTSIDE ! -s 10.244.0.0/16 -m addrtype ! --src-type LOCAL -j SET --map-set KUBE-IPVS-LOCAL dst,dst --map-mark
 //	mangle -A KUBE-IPVS-OUTSIDE -i eth0 -m addrtype ! --src-type LOCAL -m set --match-set KUBE-IPVS-NODE-PORT dst,dst -j SET --map-set …
 //
-// What is from inside is masqueraded, or the endpoint would answer past this
-// node. From outside, a node without endpoints takes only what belongs to a
-// connection that it has:
+// From outside, a node without endpoints takes only what belongs to a connection
+// that it has:
 //
-//	nat    -A KUBE-IPVS-INSIDE ! -s 10.244.0.0/16 -m addrtype ! --src-type LOCAL -j RETURN
-//	nat    -A KUBE-IPVS-INSIDE -j KUBE-MARK-MASQ
 //	filter -A KUBE-IPVS-INSIDE ! -s 10.244.0.0/16 -m addrtype ! --src-type LOCAL -m conntrack ! --ctstate RELATED,ESTABLISHED -j DROP
 func (r *ruleset) externalLocal(n *Node) {
-	var number, masquerade, drop []nat.Rule
+	var number, drop []nat.Rule
 	for _, outside := range r.outside(n) {
 		number = append(number, rule("only endpoints of this node", outside, "SET --map-set "+Local.In(r.family)+" dst,dst --map-mark"))
-		masquerade = append(masquerade, rule("client address kept", outside, "RETURN"))
 		drop = append(drop, rule("only pods and nodes", outside+" -m conntrack ! --ctstate RELATED,ESTABLISHED", "DROP"))
 	}
 	if r.cfg.LocalMark.Value == 0 {
 		number = nil
 	}
 	r.chain(nat.Mangle, "KUBE-IPVS-OUTSIDE", number...)
-	r.chain(nat.NAT, "KUBE-IPVS-INSIDE", append(masquerade, rule("source is masqueraded", "", "KUBE-MARK-MASQ"))...)
+	r.chain(nat.NAT, "KUBE-IPVS-INSIDE", r.insideRules(n)...)
 	r.chain(nat.Filter, "KUBE-IPVS-INSIDE", drop...)
 	r.chain(nat.Mangle, "KUBE-IPVS-SENT", r.sentRules()...)
+}
+
+// insideRules masquerade what is from inside where the endpoint would answer past
+// this node: what the node sends itself, and what a pod sends that is elsewhere, or
+// to a node port, which it may have come to by a tunnel. This node's own pods keep
+// their address, as with a cluster IP. Where it is not known who is a pod, or which
+// interfaces lead out of the node, nobody can be told from a client that does not
+// answer by this node:
+//
+//	-A KUBE-IPVS-INSIDE ! -s 10.244.0.0/16 -m addrtype ! --src-type LOCAL -j RETURN
+//	-A KUBE-IPVS-INSIDE -i eth0 -j KUBE-MARK-MASQ     (each interface that leads out)
+//	-A KUBE-IPVS-INSIDE -m addrtype --src-type LOCAL -j KUBE-MARK-MASQ
+//	-A KUBE-IPVS-INSIDE -m set --match-set KUBE-IPVS-NODE-PORT dst,dst -j KUBE-MARK-MASQ
+func (r *ruleset) insideRules(n *Node) []nat.Rule {
+	const masqueraded, target = "source is masqueraded", "KUBE-MARK-MASQ"
+	var rules []nat.Rule
+	for _, outside := range r.outside(n) {
+		rules = append(rules, rule("client address kept", outside, "RETURN"))
+	}
+	links := uplinks(r.cfg, n, r.family)
+	if _, known := r.notLocal(n); !known || len(links) == 0 {
+		return append(rules, rule(masqueraded, "", target))
+	}
+	for _, link := range links {
+		rules = append(rules, rule(masqueraded, "-i "+link, target))
+	}
+	return append(rules,
+		rule(masqueraded, "-m addrtype --src-type LOCAL", target),
+		rule(masqueraded, r.match(NodePorts, "dst,dst"), target))
 }
 
 // sentRules take the number off behind IPVS, before the route is looked up

@@ -13,6 +13,7 @@ import (
 func TestLocalFlows(t *testing.T) {
 	const (
 		kept    = "server:8080 by cni0 as client"
+		pod     = "server:8080 by cni0 as pod, remote:8080 by eth0 as pod"
 		inside  = "server:8080 by cni0 as bridge, remote:8080 by eth0 as node"
 		outside = "server:8080 by cni0 as bridge"
 	)
@@ -33,11 +34,11 @@ func TestLocalFlows(t *testing.T) {
 			{"pod cni0", "l/here:80", "server:8080 by cni0 as pod"},
 			{"l/here", "l/here:80", "server:8080 by cni0 as l/here"},
 			{"client eth0", "l/away:80", "DROP"},
-			{"pod cni0", "l/away:80", "remote:8080 by eth0 as node"},
+			{"pod cni0", "l/away:80", "remote:8080 by eth0 as pod"},
 		}},
 		{"no endpoint here that is ready", func(s *scenario, _ *host) { unready(s, "node-1") }, []flow{
 			{"client eth0", "l/here:80", "DROP"},
-			{"pod cni0", "l/here:80", "remote:8080 by eth0 as node"},
+			{"pod cni0", "l/here:80", "remote:8080 by eth0 as pod"},
 			{"l/here", "l/here:80", "remote:8080 by eth0 as node"},
 		}},
 		{"none ready anywhere", func(s *scenario, _ *host) { unready(s, "node-1"); unready(s, "node-2") }, []flow{
@@ -49,12 +50,12 @@ func TestLocalFlows(t *testing.T) {
 		{"a policy engine marks in INPUT", func(_ *scenario, h *host) { h.policy = 0x100000 }, []flow{
 			{"client eth0", "l/here:80", "server:8080 by cni0 as client, remote:8080 by eth0 as node"},
 			{"client eth0", "l/lb:80", "remote:8080 by eth0 as node"},
-			{"pod cni0", "l/here:80", inside},
+			{"pod cni0", "l/here:80", pod},
 			{"client eth0", "l/away:80", "DROP"},
 		}},
 		// Marks that somebody else or reply routing writes are no numbers.
 		{"other marks", func(_ *scenario, h *host) { h.policy = 0x80 | 0x3060 | 0x4 }, []flow{
-			{"pod cni0", "l/here:80", inside},
+			{"pod cni0", "l/here:80", pod},
 			{"client eth0", "l/lb:80", "remote:8080 by eth0 as node"},
 		}},
 	} {

@@ -114,7 +114,7 @@ func (r *ruleset) jumps() {
 //	-A KUBE-SERVICES -s 127.0.0.0/8 -j RETURN
 //	-A KUBE-SERVICES -i eth0 -p icmp -m icmp --icmp-type 8 -m set --match-set KUBE-IPVS-PORT-IPS dst -j REDIRECT
 //	-A KUBE-SERVICES -m set --match-set KUBE-IPVS-LOCAL dst,dst -j KUBE-IPVS-INSIDE
-//	-A KUBE-SERVICES -m set --match-set KUBE-IPVS-NO-LOCAL dst,dst -j KUBE-MARK-MASQ
+//	-A KUBE-SERVICES -m set --match-set KUBE-IPVS-NO-LOCAL dst,dst -j KUBE-IPVS-INSIDE
 //	-A KUBE-SERVICES -m set --match-set KUBE-LOAD-BALANCER dst,dst -j KUBE-LOAD-BALANCER
 //	-A KUBE-SERVICES -m set --match-set KUBE-CLUSTER-IP … -j KUBE-MARK-MASQ
 //	-A KUBE-SERVICES -m set --match-set KUBE-EXTERNAL-IP dst,dst -j KUBE-MARK-MASQ
@@ -139,7 +139,7 @@ func (r *ruleset) services(n *Node) {
 	rules = append(rules, r.pingRules(n)...)
 	rules = append(rules,
 		rule("external traffic policy Local", r.match(Local, "dst,dst"), "KUBE-IPVS-INSIDE"),
-		rule("no endpoint on this node, from inside", r.match(NoLocalEndpoint, "dst,dst"), "KUBE-MARK-MASQ"),
+		rule("no endpoint on this node", r.match(NoLocalEndpoint, "dst,dst"), "KUBE-IPVS-INSIDE"),
 		rule("load balancer IPs", r.match(LoadBalancer, "dst,dst"), "KUBE-LOAD-BALANCER"))
 	for _, m := range r.clusterIPSources(n) {
 		rules = append(rules, rule("cluster IPs from outside the cluster", m, "KUBE-MARK-MASQ"))

@@ -41,11 +41,11 @@ var Differences = []Difference{
 				w.anyClaim(d, func(c Claim) bool { return w.disputed(c, d.At.Addr()) })
 		},
 	}, {
-		What: "`externalTrafficPolicy: Local`, from inside (for node ports: from the node that has them): all endpoints, masqueraded.",
+		What: "`externalTrafficPolicy: Local`, from inside (for node ports: from the node that has them): all endpoints; masqueraded, but for this node's pods that ask a VIP.",
 		Why: "The API: \"traffic sent to an External IP or LoadBalancer IP from within the cluster will always get 'Cluster' semantics\"; " +
 			"kubernetes#75262, #93456: kube-proxy keeps a source that the endpoint does not answer by way of the node.",
 		Applies: func(w *World, d Diff) bool {
-			return d.Kind == "packet" && Inside(d.Name) && w.anyClaim(d, externalLocal) && !strings.Contains(d.Ours, "as itself")
+			return d.Kind == "packet" && Inside(d.Name) && w.anyClaim(d, externalLocal) && isSourceFromInside(d)
 		},
 	}, {
 		What: "`externalTrafficPolicy: Local`, from outside, on a node without endpoints: dropped.",
@@ -103,6 +103,19 @@ var Differences = []Difference{
 			})
 		},
 	},
+}
+
+// isSourceFromInside tells whether endpoints of a Service with externalTrafficPolicy
+// Local see whom they should: pods at a VIP, but for one that reaches itself, and the
+// node for all else.
+func isSourceFromInside(d Diff) bool {
+	switch {
+	case d.Name == "node" || NodeAddress(d.At.Addr()):
+		return !strings.Contains(d.Ours, "as itself")
+	case d.Name == "pod":
+		return !strings.Contains(d.Ours, "masqueraded")
+	}
+	return true
 }
 
 // anyClaim tells whether the difference is about an address and port that

@@ -318,12 +318,16 @@ func (c matrixCell) answeredBy(endpoints []string, why deviation) verdict {
 }
 
 // seenBy is the source that an endpoint sees. Pods see each other through a
-// cluster IP, and under externalTrafficPolicy Local the node answers "without
-// masquerading the client source IP". Everybody else, and an endpoint that asks
-// itself, has to be answered through the asked node.
+// cluster IP, and under externalTrafficPolicy Local through a VIP of their own node's;
+// others the node answers "without masquerading the client source IP". Everybody
+// else, and an endpoint that asks itself, has to be answered through the asked node.
 func (c matrixCell) seenBy(endpoint string) source {
 	switch {
-	case c.isInternal() && c.client.kind == podClient && endpoint != c.client.name:
+	case c.client.kind == podClient && endpoint == c.client.name:
+		return theNodes
+	case c.isInternal() && c.client.kind == podClient:
+		return theClients
+	case !c.isInternal() && c.externalLocal && c.client.kind == podClient && c.destination.node == 0:
 		return theClients
 	case !c.isInternal() && c.local():
 		return theClients

@@ -175,12 +175,22 @@ func (c eniCell) want(endpoint string) eniWant {
 		return eniWant{cannot: noEndpoint}
 	case fromOutside && c.policy == corev1.ServiceExternalTrafficPolicyLocal:
 		return eniWant{seen: theClient}
+	case c.client.kind == aPod && c.policy == corev1.ServiceExternalTrafficPolicyLocal:
+		return c.wantItself(here)
 	case here:
 		return eniWant{seen: theNode}
 	case c.client.kind == aPod && c.client.number > 0:
 		return c.wantByENI()
 	}
 	return eniWant{seen: theLink, link: "eth0"}
+}
+
+// wantItself is for a pod that keeps its address, and with it its interface.
+func (c eniCell) wantItself(here bool) eniWant {
+	if here {
+		return eniWant{seen: theClient}
+	}
+	return eniWant{seen: theClient, link: fmt.Sprintf("eth%d", c.client.number)}
 }
 
 // wantByENI is for what a pod on an ENI sends beyond the node.

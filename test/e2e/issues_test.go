@@ -147,21 +147,22 @@ func testStrictInternal(t *testing.T, c *cluster) {
 }
 
 // testExternalFromInside: on a node without an endpoint, pods and the node are
-// served by the others', masqueraded, and who is outside is not. (#71596, #75262,
-// #92857)
+// served by the others', with an address that is answered, and who is outside is
+// not. (#71596, #75262, #92857)
 func testExternalFromInside(t *testing.T, c *cluster) {
-	node1 := c.Nodes[0]
+	node1, pod := c.Nodes[0], c.caller1
 	for family, own := range nodeIPs(node1) {
-		for _, address := range []string{
-			at(balancerIPs(4)[family], 80), at(externalIPs(4)[family], 80), at(own, 30004),
-		} {
-			for _, from := range []*lab.Namespace{node1.Namespace, c.caller1.Namespace} {
-				for _, protocol := range []lab.Protocol{lab.TCP, lab.UDP} {
-					checkSources(t, address+" from "+from.Name, from, protocol, address, map[string]string{"web2": own})
-				}
+		vip, external, nodePort := at(balancerIPs(4)[family], 80), at(externalIPs(4)[family], 80), at(own, 30004)
+		for _, protocol := range []lab.Protocol{lab.TCP, lab.UDP} {
+			for _, address := range []string{vip, external} {
+				checkSources(t, address+" from the pod", pod.Namespace, protocol, address, map[string]string{"web2": pod.Addresses[family].String()})
+				checkSources(t, address+" from the node", node1.Namespace, protocol, address, map[string]string{"web2": own})
+			}
+			for _, from := range []*lab.Namespace{node1.Namespace, pod.Namespace} {
+				checkSources(t, nodePort+" from "+from.Name, from, protocol, nodePort, map[string]string{"web2": own})
 			}
 		}
-		checkNoAnswer(t, "from outside", c.Client, lab.TCP, at(balancerIPs(4)[family], 80))
+		checkNoAnswer(t, "from outside", c.Client, lab.TCP, vip)
 	}
 }
 

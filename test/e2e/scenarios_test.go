@@ -327,21 +327,25 @@ func TestScenario5ExternalTrafficPolicyLocal(t *testing.T) {
 	explain(t, without.Node, dir, without.IPv4.String(), vip+":80", trace.Answered)
 	explain(t, with.Node, dir, "198.51.100.9", to(with), trace.Answered)
 	here, there := with.Gateways()[0].String(), with.IPv4.String()
+	own := func(p *lab.Pod) string { return p.Addresses[0].String() }
 	for _, from := range []struct {
 		host     *lab.Namespace
-		node     *lab.BridgeNode
+		address  string
 		sees     string // who backend sees
 		remoteBy string // and who remote does
 	}{
-		{without.Namespace, without, without.IPv4.String(), without.IPv4.String()}, // not the VIP, which is local there
-		{inside.Namespace, without, without.IPv4.String(), without.IPv4.String()},
-		{with.Namespace, with, here, there},
-		{beside.Namespace, with, here, there},
-		{pod.Namespace, with, here, there},
+		{without.Namespace, vip + ":80", without.IPv4.String(), without.IPv4.String()}, // not the VIP, which is local there
+		{without.Namespace, to(without), without.IPv4.String(), without.IPv4.String()},
+		{inside.Namespace, vip + ":80", own(inside), own(inside)},
+		{inside.Namespace, to(without), without.IPv4.String(), without.IPv4.String()},
+		{with.Namespace, vip + ":80", here, there},
+		{with.Namespace, to(with), here, there},
+		{beside.Namespace, vip + ":80", own(beside), own(beside)},
+		{beside.Namespace, to(with), here, there},
+		{pod.Namespace, vip + ":80", here, own(pod)}, // itself it would not believe
+		{pod.Namespace, to(with), here, there},
 	} {
-		for _, address := range []string{vip + ":80", to(from.node)} {
-			checkSources(t, "from "+from.host.Name, from.host, lab.TCP, address, map[string]string{"backend": from.sees, "remote": from.remoteBy})
-		}
+		checkSources(t, "from "+from.host.Name, from.host, lab.TCP, from.address, map[string]string{"backend": from.sees, "remote": from.remoteBy})
 	}
 	for range manyRequests {
 		if answer := c.Client.Dial(lab.TCP, to(with)); answer.Server != "backend" {

@@ -230,7 +230,8 @@ func testSessionAffinity(t *testing.T, c *cluster) {
 // testExternalLocal keeps the address of a client outside and serves him by the
 // endpoints of the node that he is led to. On a node without any he gets no
 // answer, as a load balancer that looks at the health check would not send him
-// there. Pods and nodes are served by all endpoints, on every node.
+// there. Pods and nodes are served by all endpoints, on every node, and pods keep
+// their address where they ask a VIP.
 func testExternalLocal(t *testing.T, c *cluster) {
 	svc := newExposed("externallocal", 4)
 	svc.Spec.ExternalTrafficPolicy = corev1.ServiceExternalTrafficPolicyLocal
@@ -250,15 +251,15 @@ func testExternalLocal(t *testing.T, c *cluster) {
 		{"node port here, outside", outside, nodeIPs(node1), 30004, clientIPs, nil},
 		{"node port elsewhere, outside", outside, nodeIPs(node3), 30004, nil, nil},
 		{"external IP elsewhere, outside", outside, externalIPs(4), 80, nil, nil},
-		{"load balancer IP, pod here", pod1, balancerIPs(4), 80, texts(node1.Gateways()), nodeIPs(node1)},
-		{"external IP, pod here", pod1, externalIPs(4), 80, texts(node1.Gateways()), nodeIPs(node1)},
+		{"load balancer IP, pod here", pod1, balancerIPs(4), 80, texts(c.caller1.Addresses), texts(c.caller1.Addresses)},
+		{"external IP, pod here", pod1, externalIPs(4), 80, texts(c.caller1.Addresses), texts(c.caller1.Addresses)},
 		{"node port here, pod here", pod1, nodeIPs(node1), 30004, texts(node1.Gateways()), nodeIPs(node1)},
-		{"load balancer IP, an endpoint", c.web1.Namespace, balancerIPs(4), 80, texts(node1.Gateways()), nodeIPs(node1)},
+		{"load balancer IP, an endpoint", c.web1.Namespace, balancerIPs(4), 80, texts(node1.Gateways()), texts(c.web1.Addresses)},
 		{"load balancer IP, node here", node1.Namespace, balancerIPs(4), 80, texts(node1.Gateways()), nodeIPs(node1)},
 		{"external IP, node here", node1.Namespace, externalIPs(4), 80, texts(node1.Gateways()), nodeIPs(node1)},
 		{"node port here, node here", node1.Namespace, nodeIPs(node1), 30004, texts(node1.Gateways()), nodeIPs(node1)},
-		{"load balancer IP, pod elsewhere", pod3, balancerIPs(4), 80, nodeIPs(node3), nodeIPs(node3)},
-		{"external IP, pod elsewhere", pod3, externalIPs(4), 80, nodeIPs(node3), nodeIPs(node3)},
+		{"load balancer IP, pod elsewhere", pod3, balancerIPs(4), 80, texts(c.caller3.Addresses), texts(c.caller3.Addresses)},
+		{"external IP, pod elsewhere", pod3, externalIPs(4), 80, texts(c.caller3.Addresses), texts(c.caller3.Addresses)},
 		{"load balancer IP, node elsewhere", node3.Namespace, balancerIPs(4), 80, nodeIPs(node3), nodeIPs(node3)},
 		{"cluster IP, pod elsewhere", pod3, clusterIPs(4), 80, texts(c.caller3.Addresses), texts(c.caller3.Addresses)},
 	} {
@@ -354,15 +355,15 @@ func testLocalConnections(t *testing.T, c *cluster, svc *corev1.Service) {
 		}
 	}
 	address := at(balancerIPs(4)[0], 80)
-	here, there := c.Nodes[0].Gateways()[0].String(), nodeIPs(c.Nodes[0])[0]
+	own := c.caller1.Addresses[0].String()
 	for _, step := range []struct {
 		when   string
 		web1   podEndpoint
 		want   lab.Outcome
 		inside map[string]string
 	}{
-		{"the endpoint was not ready", podEndpoint{c.web1, endpoint{notReady: true}}, lab.TimedOut, map[string]string{"web2": there}},
-		{"the endpoint was ready again", ready(c.web1), lab.OK, map[string]string{"web1": here, "web2": there}},
+		{"the endpoint was not ready", podEndpoint{c.web1, endpoint{notReady: true}}, lab.TimedOut, map[string]string{"web2": own}},
+		{"the endpoint was ready again", ready(c.web1), lab.OK, map[string]string{"web1": own, "web2": own}},
 	} {
 		for _, slice := range dualStackSlices(svc, webPort, step.web1, ready(c.web2)) {
 			c.api.setSlice(slice)

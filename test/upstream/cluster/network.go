@@ -63,8 +63,10 @@ func setUpNetwork(nodes []node) error {
 		"ip route add default via " + nodesUpTo(1)[0].address4() + " metric 1000",
 		"ip addr add " + client4 + "/32 dev lo",
 		"ip addr add " + client6 + "/128 dev lo",
-		"ip route add unreachable " + balanced4,
-		"ip -6 route add unreachable " + balanced6,
+		// Balancers drop what is for no Service, without a word: the kernel does so with
+		// packets that come by lo and are not for itself.
+		"ip route add " + balanced4 + " dev lo src " + client4,
+		"ip -6 route add " + balanced6 + " dev lo src " + client6,
 		// What goes to several nodes is spread by connection: there is one client only.
 		"sysctl -q -w net.ipv4.fib_multipath_hash_policy=1",
 		"sysctl -q -w net.ipv6.fib_multipath_hash_policy=1",

@@ -41,9 +41,12 @@ type route struct {
 	via             []netip.Addr
 }
 
-// checkEvery is how long a node that has nothing for a Service may go on getting its
-// packets: shorter than those that end with grace go on serving.
-const checkEvery = time.Second
+// A node that says no gets no more packets after a second. One that says nothing is
+// given longer: emulated, it may be busy.
+const (
+	checkEvery = time.Second
+	patience   = 10 * time.Second
+)
 
 func startBalancer(ctx context.Context) *balancer {
 	ctx, cancel := context.WithCancel(ctx)
@@ -155,7 +158,7 @@ func same(before, now []netip.Addr) []netip.Addr {
 }
 
 // checkClient asks anew each time, as balancers do.
-var checkClient = &http.Client{Timeout: checkEvery, Transport: &http.Transport{DisableKeepAlives: true}}
+var checkClient = &http.Client{Timeout: patience, Transport: &http.Transport{DisableKeepAlives: true}}
 
 // healthyOf are the nodes that answer 200, in the order of their names.
 func healthyOf(ctx context.Context, nodes []*v1.Node, port int, path string) (healthy []*v1.Node) {
@@ -207,7 +210,7 @@ func addresses(nodes []*v1.Node, name v1.IPFamily) (list []netip.Addr) {
 }
 
 // lead has the kernel send packets for the address by way of nodes. With none there is
-// no route, and what the whole range has, none to be reached, holds.
+// no route but that of the whole range, which drops them.
 func (r *route) lead(via []netip.Addr) error {
 	if slices.Equal(via, r.via) {
 		return nil

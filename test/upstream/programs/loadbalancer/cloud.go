@@ -30,7 +30,7 @@ func (f *family) name() v1.IPFamily {
 	return v1.IPv6Protocol
 }
 
-// cloud has nothing but load balancers: of those that are not said here there are none.
+// cloud has nothing but load balancers, and the controller asks for nothing else.
 type cloud struct {
 	cloudprovider.Interface
 	ctx context.Context

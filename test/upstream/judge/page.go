@@ -58,13 +58,14 @@ func writeVersions(page *strings.Builder, columns []*Results) {
 
 func writeCounts(page *strings.Builder, columns []*Results) {
 	page.WriteString("\n| | pass | flaky | fail | skip | not run |\n|---|---|---|---|---|---|\n")
+	all := len(names(columns))
 	for _, c := range columns {
 		counts := map[State]int{}
 		for _, verdict := range c.Specs {
 			counts[verdict.State()]++
 		}
 		fmt.Fprintf(page, "| %s | %d | %d | %d | %d | %d |\n", c.Proxy,
-			counts[Passed], counts[Flaky], counts[Failed], counts[Skipped], len(names([]*Results{c}))-len(c.Specs))
+			counts[Passed], counts[Flaky], counts[Failed], counts[Skipped], all-len(c.Specs))
 	}
 }
 

@@ -2,6 +2,7 @@ package conformance
 
 import (
 	"fmt"
+	"net/netip"
 	"slices"
 	"strings"
 )
@@ -106,14 +107,23 @@ var Differences = []Difference{
 }
 
 // isSourceFromInside tells whether endpoints of a Service with externalTrafficPolicy
-// Local see whom they should: pods at a VIP, but for one that reaches itself, and the
-// node for all else.
+// Local see whom they should: at a VIP this node's pods, but for one that reaches
+// itself, and for all else the node.
 func isSourceFromInside(d Diff) bool {
-	switch {
-	case d.Name == "node" || NodeAddress(d.At.Addr()):
+	source := Sources[d.Name]
+	if source.In != "cni0" || NodeAddress(d.At.Addr()) {
 		return !strings.Contains(d.Ours, "as itself")
-	case d.Name == "pod":
-		return !strings.Contains(d.Ours, "masqueraded")
+	}
+	for answer := range strings.SplitSeq(d.Ours, ", ") {
+		address, how, _ := strings.Cut(answer, " ")
+		to, err := netip.ParseAddrPort(address)
+		if err != nil {
+			continue // nobody answers
+		}
+		itself := to.Addr().String() == source.IPv4 || to.Addr().String() == source.IPv6
+		if itself != (how == "masqueraded") {
+			return false
+		}
 	}
 	return true
 }

@@ -14,13 +14,12 @@ import (
 	"strings"
 	"syscall"
 
+	utilfeature "k8s.io/apiserver/pkg/util/feature"
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/clientcmd"
-	service "k8s.io/cloud-provider/controllers/service"
+	"k8s.io/cloud-provider/controllers/service"
 	controllersmetrics "k8s.io/component-base/metrics/prometheus/controllers"
-
-	utilfeature "k8s.io/apiserver/pkg/util/feature"
 )
 
 func main() {

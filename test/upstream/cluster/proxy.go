@@ -92,8 +92,19 @@ func (s *supervisor) deployProxy(ctx context.Context) error {
 	if !isPeer {
 		return s.deployKubeIPVS(ctx)
 	}
-	manifest := strings.NewReplacer("MODE", mode, "CIDR", PodCIDRs, "SERVER", s.server.URL()).Replace(kubeProxyManifest)
-	return s.kubectl(ctx, []byte(manifest), "apply", "-f", "-")
+	return s.kubectl(ctx, []byte(peerManifest(mode, s.server.URL())), "apply", "-f", "-")
+}
+
+// peerManifest is that of kube-proxy in a mode.
+func peerManifest(mode, server string) string {
+	return strings.NewReplacer("@MODE@", mode, "@CIDR@", PodCIDRs, "@SERVER@", server).Replace(kubeProxyManifest)
+}
+
+// PeerBuild tells kube-proxy of a version apart by how it is deployed, which decides
+// on verdicts as much as the program does.
+func PeerBuild(version string) (string, error) {
+	manifest, err := digest(nil, kubeProxyManifest)
+	return version + "-" + manifest, err
 }
 
 // proxyArchive is the image of the cluster's proxy.

@@ -6,6 +6,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 )
@@ -115,6 +116,13 @@ func TestVerdicts(t *testing.T) {
 	run(other, 2)
 	if p.runs["passes"] != before+1 || other.Specs["[sig-network] passes"].Build != "2" || len(other.Specs) != len(p.states) {
 		t.Errorf("another build: %v %v", p.runs, other.Specs)
+	}
+}
+
+func TestUnknownFirst(t *testing.T) {
+	results := &Results{Build: "2", Specs: map[string]Verdict{"a": {Build: "1"}, "c": {Build: "2"}}}
+	if got := results.unknownFirst([]string{"a", "b", "c", "d"}); !slices.Equal(got, []string{"b", "d", "a", "c"}) {
+		t.Error(got)
 	}
 }
 

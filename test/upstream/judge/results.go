@@ -141,6 +141,21 @@ func (r *Results) add(name string, attempt Attempt) (Verdict, error) {
 	return verdict, os.Rename(r.path+".new", r.path)
 }
 
+// unknownFirst has the specs that no build has a verdict on before the others.
+func (r *Results) unknownFirst(names []string) []string {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	var unknown, known []string
+	for _, name := range names {
+		if _, ran := r.Specs[name]; ran {
+			known = append(known, name)
+		} else {
+			unknown = append(unknown, name)
+		}
+	}
+	return append(unknown, known...)
+}
+
 func (r *Results) verdict(name string) Verdict {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -31,9 +31,10 @@ func alone(name string) bool {
 }
 
 // Run brings each of the specs to a verdict; those that have one already are left.
+// What has none of another build either comes first: it says most.
 func (r *Runner) Run(ctx context.Context, names []string) error {
 	var together, apart []string
-	for _, name := range names {
+	for _, name := range r.Results.unknownFirst(names) {
 		switch {
 		case r.Results.verdict(name).settled(r.Nodes):
 		case alone(name):

@@ -15,8 +15,9 @@ var product = []string{"cmd", "pkg", "deploy", "go.mod", "go.sum"}
 func served(config *cluster.Config, program string) (s cluster.Served, err error) {
 	s.Proxy = config.Served.Proxy
 	if s.Proxy != cluster.Proxies[0] {
-		s.Version, s.Build = kubernetesVersion, kubernetesVersion
-		return s, nil
+		s.Version = kubernetesVersion
+		s.Build, err = cluster.PeerBuild(kubernetesVersion)
+		return s, err
 	}
 	version, err := exec.Command(program, "--version").Output()
 	if err != nil {

@@ -50,6 +50,9 @@ type Tests struct {
 	Arguments []string
 	// Dir is where reports are put, and what the program says of a spec that fails.
 	Dir string
+	// Checkout is the directory that reasons name paths in, which are kept relative to
+	// it: verdicts are of no machine.
+	Checkout string
 }
 
 // List returns the names of the specs that match focus and not skip.
@@ -90,6 +93,7 @@ func (t *Tests) Run(ctx context.Context, name string) (Attempt, error) {
 	for _, spec := range ran.specs() {
 		if spec.name() == name && spec.State != "pending" {
 			attempt := attemptOf(spec)
+			attempt.Reason = strings.ReplaceAll(attempt.Reason, filepath.Clean(t.Checkout)+"/", "")
 			return attempt, t.keep(name, attempt, out)
 		}
 	}

@@ -34,7 +34,7 @@ func (p *program) command(ctx context.Context, args ...string) (*exec.Cmd, error
 			p.runs[name]++
 		}
 		specs = append(specs, fmt.Sprintf(
-			`{"ContainerHierarchyTexts":["[sig-network]"],"LeafNodeType":"It","LeafNodeText":%q,"State":%q,"RunTime":2000000000,"Failure":{"Message":"no answer\nfrom it"}}`,
+			`{"ContainerHierarchyTexts":["[sig-network]"],"LeafNodeType":"It","LeafNodeText":%q,"State":%q,"RunTime":2000000000,"Failure":{"Message":"no answer to /checkout/bin/client\nfrom it"}}`,
 			name, state))
 	}
 	report := fmt.Sprintf(`[{"SpecReports":[{"LeafNodeType":"BeforeSuite","State":"passed"},%s]}]`, strings.Join(specs, ","))
@@ -62,7 +62,7 @@ func TestVerdicts(t *testing.T) {
 	fresh := func() *Results { return &Results{Proxy: "kube-ipvs", Build: "1"} }
 	run := func(results *Results, nodes int) {
 		t.Helper()
-		runner := &Runner{Tests: &Tests{Command: p.command, Dir: t.TempDir()}, Results: results, Parallel: 1, Nodes: nodes, Log: t.Logf}
+		runner := &Runner{Tests: &Tests{Command: p.command, Dir: t.TempDir(), Checkout: "/checkout"}, Results: results, Parallel: 1, Nodes: nodes, Log: t.Logf}
 		var names []string
 		for name := range p.states {
 			names = append(names, "[sig-network] "+name)
@@ -81,9 +81,9 @@ func TestVerdicts(t *testing.T) {
 		attempts int
 		reason   string
 	}{
-		"passes": {Passed, 1, ""}, "fails": {Failed, 3, "no answer"}, "recovers": {Flaky, 2, "no answer"},
-		"is skipped": {Skipped, 1, "no answer"}, "hangs": {Failed, 3, "no answer"},
-		"wants three nodes": {Skipped, 1, "no answer"},
+		"passes": {Passed, 1, ""}, "fails": {Failed, 3, "no answer to bin/client"}, "recovers": {Flaky, 2, "no answer to bin/client"},
+		"is skipped": {Skipped, 1, "no answer to bin/client"}, "hangs": {Failed, 3, "no answer to bin/client"},
+		"wants three nodes": {Skipped, 1, "no answer to bin/client"},
 	} {
 		got := results.Specs["[sig-network] "+name]
 		if got.State() != want.state || len(got.Attempts) != want.attempts || got.Reason() != want.reason {
@@ -128,13 +128,13 @@ func TestUnknownFirst(t *testing.T) {
 
 func TestColumns(t *testing.T) {
 	ours := &Results{Proxy: "kube-ipvs", Version: "v1", Build: "1", Applies: []string{"a | b", "c", "d"}, Specs: map[string]Verdict{
-		"a | b": {Build: "1", Attempts: []Attempt{{State: Failed, Reason: "no answer"}, {State: Passed}}},
+		"a | b": {Build: "1", Attempts: []Attempt{{State: Failed, Reason: "no answer"}, {State: Failed, Reason: "no file"}, {State: Failed, Reason: "no answer"}, {State: Passed}}},
 		"d":     {Version: "v0", Build: "0", Attempts: []Attempt{{State: Passed, Nodes: 3}}},
 	}}
 	peer := &Results{Proxy: "kube-proxy-ipvs", Specs: map[string]Verdict{"c": {Attempts: []Attempt{{State: Passed}}}}}
 	page := pageOf([]*Results{ours, peer})
 	for _, line := range []string{
-		"| kube-ipvs | 1 | 1 | 0 | 0 | 1 |", `| a \| b | flaky |  |`, "| c |  | pass |", "| d | pass (3 nodes, v0) |  |", `| a \| b | flaky | no answer |`,
+		"| kube-ipvs | 1 | 1 | 0 | 0 | 1 |", `| a \| b | flaky |  |`, "| c |  | pass |", "| d | pass (3 nodes, v0) |  |", `| a \| b | flaky | no answer; no file |`,
 	} {
 		if !strings.Contains(page, "\n"+line+"\n") {
 			t.Errorf("no line %q in\n%s", line, page)

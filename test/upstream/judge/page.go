@@ -113,7 +113,7 @@ func writeReasons(page *strings.Builder, columns []*Results) {
 		fmt.Fprintf(page, "\n## Why not, under %s\n\n| spec | | reason |\n|---|---|---|\n", c.Proxy)
 		for _, name := range names([]*Results{c}) {
 			if verdict, ran := c.Specs[name]; ran && verdict.State() != Passed {
-				fmt.Fprintf(page, "| %s | %s | %s |\n", cell(name), verdict.State(), cell(verdict.Reason()))
+				fmt.Fprintf(page, "| %s | %s | %s |\n", cell(name), verdict.State(), cell(strings.Join(verdict.Reasons(), "; ")))
 			}
 		}
 	}

@@ -6,6 +6,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"sync"
 )
 
@@ -57,6 +58,17 @@ func (v Verdict) Reason() string {
 		}
 	}
 	return ""
+}
+
+// Reasons are all that were given, in the order of the attempts, each once: the
+// second try of what has half run may fail by something else.
+func (v Verdict) Reasons() (reasons []string) {
+	for _, attempt := range v.Attempts {
+		if attempt.Reason != "" && !slices.Contains(reasons, attempt.Reason) {
+			reasons = append(reasons, attempt.Reason)
+		}
+	}
+	return reasons
 }
 
 // settled tells whether nothing is to be gained by another attempt with so many

@@ -98,7 +98,7 @@ func upstreamTests(config *cluster.Config) (*judge.Tests, error) {
 	dir := filepath.Join(config.Cache, "cluster", "reports")
 	program := filepath.Join(config.Cache, "upstream", "e2e.test")
 	return &judge.Tests{
-		Dir: dir,
+		Dir: dir, Checkout: config.Source,
 		Command: func(ctx context.Context, args ...string) (*exec.Cmd, error) {
 			cmd, err := config.Inside(ctx, program, args...)
 			if err == nil {

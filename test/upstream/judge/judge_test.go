@@ -56,7 +56,7 @@ func (p *program) chosen(args []string, name string) bool {
 func TestVerdicts(t *testing.T) {
 	p := &program{t: t, runs: map[string]int{}, states: map[string][]string{
 		"passes": {"passed"}, "fails": {"failed"}, "recovers": {"failed", "passed"}, "is skipped": {"skipped"},
-		"hangs": {"timedout"}, "wants three nodes": {"skipped", "passed"},
+		"hangs": {"timedout"}, "wants three nodes": {"skipped", "passed"}, "passes with three nodes": {"skipped", "passed", "skipped"},
 	}}
 	path := filepath.Join(t.TempDir(), "results.json")
 	fresh := func() *Results { return &Results{Proxy: "kube-ipvs", Build: "1"} }
@@ -114,6 +114,9 @@ func TestVerdicts(t *testing.T) {
 		t.Fatal(err)
 	}
 	run(other, 2)
+	if got := other.Specs["[sig-network] passes with three nodes"]; got.Build != "1" || got.State() != Passed {
+		t.Errorf("skipped with two nodes, over a pass with three: %+v", got)
+	}
 	if p.runs["passes"] != before+1 || other.Specs["[sig-network] passes"].Build != "2" || len(other.Specs) != len(p.states) {
 		t.Errorf("another build: %v %v", p.runs, other.Specs)
 	}

@@ -71,6 +71,16 @@ func (v Verdict) Reasons() (reasons []string) {
 	return reasons
 }
 
+// outweighs tells whether an attempt says less than a verdict, be it another build's:
+// it was skipped with fewer nodes than the spec has passed with.
+func (v Verdict) outweighs(attempt Attempt) bool {
+	if attempt.State != Skipped || len(v.Attempts) == 0 {
+		return false
+	}
+	last := v.Attempts[len(v.Attempts)-1]
+	return last.State == Passed && last.Nodes > attempt.Nodes
+}
+
 // settled tells whether nothing is to be gained by another attempt with so many
 // nodes. A spec that was skipped may have wanted more than there were.
 func (v Verdict) settled(nodes int) bool {
@@ -139,6 +149,9 @@ func (r *Results) add(name string, attempt Attempt) (Verdict, error) {
 		verdict.Attempts = verdict.Attempts[:last]
 	}
 	verdict.Attempts = append(verdict.Attempts, attempt)
+	if r.Specs[name].outweighs(attempt) {
+		return verdict, nil
+	}
 	r.Specs[name] = verdict
 	content, err := json.MarshalIndent(r, "", " ")
 	if err != nil {

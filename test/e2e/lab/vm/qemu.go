@@ -83,7 +83,7 @@ func (g *guest) explain(runErr error, complaint, console string) error {
 	if runErr == nil {
 		runErr = errors.New("the guest ended")
 	}
-	return fmt.Errorf("no exit code from the guest: %w\n%s\nend of its console:\n%s", runErr, complaint, debian.Tail(log, 40))
+	return fmt.Errorf("no exit code from the guest: %w: %s\nend of its console:\n%s", runErr, strings.TrimSpace(complaint), debian.Tail(log, 40))
 }
 
 func readExitCode(path string) (int, error) {

@@ -181,7 +181,8 @@ func (l *Lab) kvmBoots(ctx context.Context) bool {
 		return false
 	}
 	if err != nil {
-		l.config.Log("KVM does not boot the guest (%.80s): emulating", err)
+		reason, _, _ := strings.Cut(err.Error(), "\n")
+		l.config.Log("KVM does not boot the guest (%s): emulating", reason)
 	}
 	answer := answerYes
 	if err != nil {

@@ -29,7 +29,7 @@ const kubernetesVersion = "v1.36.3"
 
 type judgement struct {
 	program, focus, results, page string
-	parallel                      int
+	parallel                      uint
 	short                         bool
 }
 
@@ -77,7 +77,7 @@ func judgeRunning(ctx context.Context, config *cluster.Config, running cluster.S
 	if err != nil {
 		return err
 	}
-	runner := &judge.Runner{Tests: tests, Results: results, Parallel: j.parallel, Nodes: nodes, Log: config.Log}
+	runner := &judge.Runner{Tests: tests, Results: results, Parallel: j.atOnce(nodes), Nodes: nodes, Log: config.Log}
 	ranErr := runner.Run(ctx, chosen)
 	return errors.Join(ranErr, writePage(j), j.failed(results, chosen))
 }
@@ -92,6 +92,19 @@ func (j *judgement) choose(applies []string) ([]string, error) {
 		return nil, fmt.Errorf("-focus: %w", err)
 	}
 	return slices.DeleteFunc(slices.Clone(applies), func(name string) bool { return !focus.MatchString(name) }), nil
+}
+
+// atOnce is how many specs run at once, on so many nodes. Beside another spec on six of
+// them, with two processors, a command in a Pod took ten to twenty seconds, and specs
+// that allow thirty for an answer failed that pass alone.
+func (j *judgement) atOnce(nodes int) int {
+	switch {
+	case j.parallel > 0:
+		return int(j.parallel)
+	case nodes > 3:
+		return 1
+	}
+	return 2
 }
 
 func upstreamTests(config *cluster.Config) (*judge.Tests, error) {

@@ -48,11 +48,8 @@ func run() error {
 	flag.BoolVar(&j.short, "short", false, "run a dozen specs that between them have most of it")
 	flag.StringVar(&j.results, "results", "test/upstream/results", "directory of the verdicts")
 	flag.StringVar(&j.page, "page", "docs/conformance.md", "page to write")
-	flag.IntVar(&j.parallel, "parallel", 0, "how many specs run at once (default: 2, or 1 with more than 3 nodes)")
+	flag.UintVar(&j.parallel, "parallel", 0, "how many specs run at once (default: 2, or 1 with more than 3 nodes)")
 	flag.Parse()
-	if j.parallel == 0 {
-		j.parallel = bearable(config.Nodes)
-	}
 	for _, path := range []*string{&config.Source, &config.Cache, &config.Image} {
 		var err error
 		if *path, err = filepath.Abs(*path); err != nil {
@@ -79,16 +76,6 @@ func run() error {
 	}
 	flag.Usage()
 	return errors.New("nothing to do")
-}
-
-// bearable is how many specs can run at once on two processors. Beside another one on
-// six nodes, a command in a Pod took ten to twenty seconds, and specs that allow thirty
-// for an answer failed that pass alone.
-func bearable(nodes int) int {
-	if nodes > 3 {
-		return 1
-	}
-	return 2
 }
 
 // up brings the cluster up with what stands in the checkout.

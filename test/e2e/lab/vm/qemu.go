@@ -83,7 +83,10 @@ func (g *guest) explain(runErr error, complaint, console string) error {
 	if runErr == nil {
 		runErr = errors.New("the guest ended")
 	}
-	return fmt.Errorf("no exit code from the guest: %w: %s\nend of its console:\n%s", runErr, strings.TrimSpace(complaint), debian.Tail(log, 40))
+	if said := strings.TrimSpace(complaint); said != "" {
+		runErr = fmt.Errorf("%w: %s", runErr, said)
+	}
+	return fmt.Errorf("no exit code from the guest: %w\nend of its console:\n%s", runErr, debian.Tail(log, 40))
 }
 
 func readExitCode(path string) (int, error) {

@@ -4,6 +4,7 @@ import (
 	"flag"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -30,8 +31,8 @@ func TestManPages(t *testing.T) {
 	}
 }
 
-// writeManPages writes one for each command. No page says when it was made, or it
-// would be stale the next day.
+// writeManPages writes a page for each command but the generated "completion". No
+// page says when it was made, or it would be stale the next day.
 func writeManPages(t *testing.T, folder string) {
 	t.Helper()
 	if err := os.MkdirAll(folder, 0o755); err != nil {
@@ -39,10 +40,15 @@ func writeManPages(t *testing.T, folder string) {
 	}
 	cmd := newCommand(nil)
 	cmd.DisableAutoGenTag = true
-	cmd.InitDefaultCompletionCmd()
 	never := time.Unix(0, 0).UTC()
 	if err := doc.GenManTree(cmd, &doc.GenManHeader{Section: "8", Source: "kube-ipvs", Manual: "kube-ipvs", Date: &never}, folder); err != nil {
 		t.Fatal(err)
+	}
+	for name, text := range readPages(t, folder) {
+		undated := strings.Replace(text, `"Jan 1970"`, `""`, 1)
+		if err := os.WriteFile(filepath.Join(folder, name), []byte(undated), 0o644); err != nil {
+			t.Fatal(err)
+		}
 	}
 }
 

@@ -82,6 +82,7 @@ func (b *builder) config() Config {
 	if p.Mode != "" && p.Mode != modeIPVS {
 		b.errs = append(b.errs, field.NotSupported(b.path("proxy-mode", "mode"), p.Mode, []string{modeIPVS}))
 	}
+	b.compat()
 	c := Config{
 		Plan:                        b.plan(),
 		BindAddress:                 b.addr(b.path("bind-address", "bindAddress"), cmp.Or(p.BindAddress, "0.0.0.0")),

@@ -528,7 +528,7 @@ func FuzzFile(f *testing.F) {
 	f.Add([]byte(proxyHead + ownHead + "snat: {mark: '0x1', sources: {a: [1.1.1.1]}}\n"))
 	f.Add([]byte(proxyHead + "mode: ipvs\nfeatureGates: {AllAlpha: true}\nlogging: {vmodule: [{filePattern: a, verbosity: 1}]}\n"))
 	f.Fuzz(func(t *testing.T, text []byte) {
-		file, err := parseFile(text)
+		file, err := parseFile(text, "")
 		if err != nil {
 			return
 		}

@@ -52,6 +52,9 @@ const (
 type KubeIPVSConfiguration struct {
 	metav1.TypeMeta `json:",inline"`
 
+	// Compat is a profile of defaults: empty, or kube-proxy for the behaviour of
+	// kube-proxy's IPVS mode. Fields that are set win over it.
+	Compat string `json:"compat,omitempty"`
 	// SNAT says how masqueraded traffic gets a path that is the same both ways.
 	SNAT SNATConfiguration `json:"snat"`
 	// VIPs says how Services' addresses are claimed.
@@ -74,7 +77,7 @@ type KubeIPVSConfiguration struct {
 	// DrainLostNodes keeps TCP connections to endpoints on a node of which the
 	// cluster does not hear any more. Otherwise they end, so that clients connect to
 	// others.
-	DrainLostNodes bool `json:"drainLostNodes,omitempty"`
+	DrainLostNodes bool `json:"drainLostNodes"` // written even if false: a profile may have another default
 	// TimeoutsFromConntrack has IPVS keep connections for as long as connection
 	// tracking does, where IPVS's own time-outs are not set.
 	TimeoutsFromConntrack bool `json:"timeoutsFromConntrack,omitempty"`

@@ -1,6 +1,7 @@
 package config
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"os"
@@ -20,14 +21,15 @@ type file struct {
 	found   map[metav1.TypeMeta]bool
 }
 
-// readFile reads a configuration file. It fails if the file cannot be read or
+// readFile reads a configuration file, with the defaults of the profile, or of
+// the one that the file names if that is empty. It fails if the file cannot be read or
 // decoded, or holds a document of another kind or one kind twice.
-func readFile(name string) (*file, error) {
+func readFile(name, profile string) (*file, error) {
 	text, err := os.ReadFile(name)
 	if err != nil {
 		return nil, fmt.Errorf("--config: %w", err)
 	}
-	f, err := parseFile(text)
+	f, err := parseFile(text, profile)
 	if err != nil {
 		return nil, fmt.Errorf("--config: %s: %w", name, err)
 	}
@@ -38,9 +40,11 @@ func readFile(name string) (*file, error) {
 }
 
 // parseFile is readFile for a text. All of its errors are joined.
-func parseFile(text []byte) (*file, error) {
+func parseFile(text []byte, profile string) (*file, error) {
 	f := &file{found: map[metav1.TypeMeta]bool{}}
 	docs := document.Split(text)
+	profile = cmp.Or(profile, profileOf(docs))
+	setOwnCompat(&f.own, profile)
 	if len(docs) == 0 {
 		return nil, errors.New("no document")
 	}
@@ -50,10 +54,26 @@ func parseFile(text []byte) (*file, error) {
 			errs = append(errs, fmt.Errorf("%s: %w", d, err))
 		}
 	}
+	setProxyCompat(&f.proxy, profile)
 	setProxyDefaults(&f.proxy)
 	setOwnDefaults(&f.own)
 	f.notices = append(f.notices, foreignFields(&f.proxy)...)
 	return f, errors.Join(errs...)
+}
+
+// profileOf returns the profile that a file names. What cannot be decoded is
+// reported later.
+func profileOf(docs []document.Document) string {
+	for _, d := range docs {
+		var own struct {
+			metav1.TypeMeta `json:",inline"`
+			Compat          string `json:"compat"`
+		}
+		if _, err := d.Decode(&own); err == nil && own.Kind == OwnKind && own.APIVersion == OwnAPIVersion {
+			return own.Compat
+		}
+	}
+	return ""
 }
 
 // add decodes one document into its place.

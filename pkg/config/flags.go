@@ -29,6 +29,7 @@ func (o *Options) generalFlags() *pflag.FlagSet {
 // ownFlags set what kube-proxy does not have.
 func (o *Options) ownFlags() *pflag.FlagSet {
 	fs := newFlagSet()
+	fs.StringVar(&o.own.Compat, "compat", "", compatUsage)
 	fs.StringVar(&o.own.Manifests, "manifests", "",
 		"Folder of YAML and JSON manifests (Service, EndpointSlice, Node) that is read and watched in place of an API server.")
 	fs.StringVar(&o.own.StateDir, "state-dir", o.own.StateDir,

@@ -117,12 +117,11 @@ func (o *Options) sourcesFromFlags() bool { return o.configFile == "" || o.set("
 
 // documents gives both documents with defaults and with the flags that count.
 func (o *Options) documents() (*proxyv1alpha1.KubeProxyConfiguration, *KubeIPVSConfiguration, []string, error) {
-	proxy, flagsOwn := o.proxy.DeepCopy(), o.own
-	own := &flagsOwn
+	proxy, own := o.proxyFromFlags(), o.ownFromFlags()
 	o.applyPortFlags(proxy)
 	var notices []string
 	if o.configFile != "" {
-		f, err := readFile(o.configFile)
+		f, err := readFile(o.configFile, o.own.Compat)
 		if err != nil {
 			return nil, nil, nil, err
 		}
@@ -141,6 +140,7 @@ func (o *Options) documents() (*proxyv1alpha1.KubeProxyConfiguration, *KubeIPVSC
 // overOwn lays our flags that are set over the file's document.
 func (o *Options) overOwn(file *KubeIPVSConfiguration) *KubeIPVSConfiguration {
 	own := &o.own
+	overlay(o, "compat", &file.Compat, own.Compat)
 	overlay(o, "manifests", &file.Manifests, own.Manifests)
 	overlay(o, "state-dir", &file.StateDir, own.StateDir)
 	overlay(o, "masquerade-external-local", &file.MasqueradeExternalLocal, own.MasqueradeExternalLocal)

@@ -1,0 +1,81 @@
+package config
+
+import (
+	"fmt"
+	"time"
+
+	"k8s.io/apimachinery/pkg/util/validation/field"
+	proxyv1alpha1 "k8s.io/kube-proxy/config/v1alpha1"
+	"k8s.io/utils/ptr"
+
+	"github.com/kube-ipvs/kube-ipvs/pkg/plan"
+)
+
+// CompatKubeProxy is the profile that changes every default which differs from
+// kube-proxy's IPVS mode. Flags and fields that are set win over it.
+const CompatKubeProxy = "kube-proxy"
+
+// compatProfiles are the values of --compat; empty means the defaults.
+var compatProfiles = []string{CompatKubeProxy}
+
+// compatDrainDeadline never expires in practice: kube-proxy keeps the TCP
+// connections of a removed endpoint until they end.
+const compatDrainDeadline = 10 * 365 * 24 * time.Hour
+
+// setOwnCompat fills in the profile's values. It is called before anything that
+// was set is written over them, and does nothing for other profiles.
+func setOwnCompat(c *KubeIPVSConfiguration, profile string) {
+	if profile != CompatKubeProxy {
+		return
+	}
+	c.Compat = profile
+	c.SNAT.Mode = SNATMode(plan.SNATOff)
+	c.LocalMark = localMarkOff
+	c.VIPs.ClusterIPs = plan.ClaimAddress
+	c.VIPs.LoadBalancers = plan.ClaimAddress
+	c.VIPs.ExternalIPs = plan.ClaimAddress
+	c.VIPs.Ping = ptr.To(false)
+	c.DrainDeadline.Duration = compatDrainDeadline
+	c.DrainLostNodes = true
+}
+
+// setProxyCompat does the same for fields of the KubeProxyConfiguration that
+// have no effect in kube-proxy's IPVS mode, but do in kube-ipvs.
+func setProxyCompat(c *proxyv1alpha1.KubeProxyConfiguration, profile string) {
+	if profile == CompatKubeProxy {
+		setDefault(&c.IPTables.LocalhostNodePorts, false)
+	}
+}
+
+// compat checks the profile's name.
+func (b *builder) compat() {
+	switch b.own.Compat {
+	case "", CompatKubeProxy:
+	default:
+		b.errs = append(b.errs, field.NotSupported(b.path("compat", "compat"), b.own.Compat, compatProfiles))
+	}
+}
+
+// ownFromFlags returns the document that the flags alone make: a flag that was
+// not given has the profile's value.
+func (o *Options) ownFromFlags() *KubeIPVSConfiguration {
+	own := &KubeIPVSConfiguration{}
+	setOwnCompat(own, o.own.Compat)
+	setOwnDefaults(own)
+	return o.overOwn(own)
+}
+
+// proxyFromFlags does the same for the other document.
+func (o *Options) proxyFromFlags() *proxyv1alpha1.KubeProxyConfiguration {
+	proxy := o.proxy.DeepCopy()
+	if !o.set("iptables-localhost-nodeports") {
+		proxy.IPTables.LocalhostNodePorts = nil
+		setProxyCompat(proxy, o.own.Compat)
+		setDefault(&proxy.IPTables.LocalhostNodePorts, true)
+	}
+	return proxy
+}
+
+// compatUsage is the flag's help.
+var compatUsage = fmt.Sprintf("Profile of defaults. %s: behave as kube-proxy's IPVS mode does, wherever the defaults of kube-ipvs differ. "+
+	"Flags and fields that are set win over it.", CompatKubeProxy)

@@ -132,6 +132,8 @@ func answer(ctx context.Context, cancel context.CancelCauseFunc, cfg *config.Con
 		}
 	}
 	go serve(state.Run, cfg.Healthz)
+	state.SetNode(cfg.Plan.NodeName)
+	go func() { _ = state.RunProbes(ctx, cfg.Probes) }() // it fails only if it must not
 	go serve(health.NewMetricsServer(pages(cfg)).Run, cfg.Metrics)
 }
 

@@ -88,6 +88,7 @@ func (b *builder) config() Config {
 		BindAddress:                 b.addr(b.path("bind-address", "bindAddress"), cmp.Or(p.BindAddress, "0.0.0.0")),
 		Healthz:                     b.addrPort(b.path("healthz-bind-address", "healthzBindAddress"), p.HealthzBindAddress),
 		Metrics:                     b.addrPort(b.path("metrics-bind-address", "metricsBindAddress"), p.MetricsBindAddress),
+		Probes:                      b.addrPort(b.path("probe-bind-address", "probeBindAddress"), *b.own.ProbeBindAddress),
 		BindAddressHardFail:         p.BindAddressHardFail,
 		Profiling:                   p.EnableProfiling,
 		ShowHiddenMetricsForVersion: p.ShowHiddenMetricsForVersion,

@@ -38,8 +38,9 @@ type Config struct {
 	BindAddress netip.Addr
 	// Healthz and Metrics are listened on. The zero AddrPort: not at all.
 	Healthz, Metrics            netip.AddrPort
-	BindAddressHardFail         bool // whether failing to listen ends the program
-	Profiling                   bool // pprof, on Metrics
+	Probes                      netip.AddrPort // for the kubelet and "kube-ipvs status"; likewise
+	BindAddressHardFail         bool           // whether failing to listen ends the program
+	Profiling                   bool           // pprof, on Metrics
 	ShowHiddenMetricsForVersion string
 
 	Source Source

@@ -91,6 +91,7 @@ func defaults() Config {
 		BindAddress: netip.MustParseAddr("0.0.0.0"),
 		Healthz:     netip.MustParseAddrPort("0.0.0.0:10256"),
 		Metrics:     netip.MustParseAddrPort("127.0.0.1:10249"),
+		Probes:      netip.MustParseAddrPort("127.0.0.1:10266"),
 		Source: Source{
 			ContentType: "application/vnd.kubernetes.protobuf", QPS: 5, Burst: 10,
 			ConfigSyncPeriod: 15 * time.Minute,

@@ -38,6 +38,10 @@ const (
 	// nothing is sent.
 	DefaultDrainDeadline = 15 * time.Minute
 
+	// DefaultProbeBindAddress is a port of our own: those of kube-proxy are
+	// kube-proxy's for as long as it runs beside us.
+	DefaultProbeBindAddress = "127.0.0.1:10266"
+
 	// DefaultStateDir is below /run, which is empty after a boot, as are the
 	// kernel's parameters.
 	DefaultStateDir = "/run/kube-ipvs"
@@ -88,6 +92,10 @@ type KubeIPVSConfiguration struct {
 	// the machine's next boot. Kernel parameters' earlier values are kept there
 	// for --cleanup. Default /run/kube-ipvs.
 	StateDir string `json:"stateDir"`
+	// ProbeBindAddress serves /livez, /readyz and /status to the kubelet's probes and
+	// to "kube-ipvs status". kube-proxy never has this port, so that it cannot answer
+	// in our place. Empty: not at all. Default 127.0.0.1:10266.
+	ProbeBindAddress *string `json:"probeBindAddress"`
 }
 
 // SNATConfiguration is the part about symmetric paths.
@@ -188,6 +196,7 @@ func (m *Mark) UnmarshalJSON(text []byte) error {
 func setOwnDefaults(c *KubeIPVSConfiguration) {
 	c.TypeMeta = metav1.TypeMeta{APIVersion: OwnAPIVersion, Kind: OwnKind}
 	c.StateDir = cmp.Or(c.StateDir, DefaultStateDir)
+	setDefault(&c.ProbeBindAddress, DefaultProbeBindAddress)
 	c.DrainDeadline.Duration = cmp.Or(c.DrainDeadline.Duration, DefaultDrainDeadline)
 	c.SNAT.Mode = cmp.Or(c.SNAT.Mode, SNATMode(plan.SNATAuto))
 	c.SNAT.Mark = cmp.Or(c.SNAT.Mark, DefaultReplyMark)

@@ -18,11 +18,15 @@ type Counter interface {
 	Livez(ctx context.Context, code int)
 }
 
-// Server answers /healthz and /livez: whether the proxy keeps up with what
-// there is to program, and for /healthz also whether the node is one that
-// load balancers should use, which it is not before everything was programmed
-// for the first time. It learns both as the proxy's Observer; until it is told
-// anything, nothing is wrong.
+// Server answers /healthz, /livez, /readyz and /status. It learns how the proxy
+// fares as its Observer.
+//
+//   - /livez: whether the proxy keeps up with what there is to program. Until the
+//     server is told anything, nothing is wrong.
+//   - /healthz: also whether load balancers should use the node: not before the first
+//     sync, and not while the Node is being deleted.
+//   - /readyz: also whether the kernel has accepted what was programmed. A rollout
+//     stops at a node that is not ready.
 type Server struct {
 	late    time.Duration
 	counter Counter
@@ -32,6 +36,7 @@ type Server struct {
 	queued     time.Time // since when there is work; zero: there is none
 	passed     time.Time
 	ineligible bool
+	report     Report
 }
 
 // NewServer makes a server that takes work for stuck that has waited longer
@@ -45,6 +50,11 @@ func NewServer(syncPeriod time.Duration, counter Counter) *Server {
 // until it can, or is an error with hardFail.
 func (s *Server) Run(ctx context.Context, address netip.AddrPort, hardFail bool) error {
 	return runAt(ctx, s.listen, address, hardFail, "healthz", s.Handler())
+}
+
+// RunProbes is Run for ProbeHandler. A port that is taken is never an error.
+func (s *Server) RunProbes(ctx context.Context, address netip.AddrPort) error {
+	return runAt(ctx, s.listen, address, false, "probes", s.ProbeHandler())
 }
 
 // runAt serves the named handler at an address until the context ends; with
@@ -79,13 +89,14 @@ func (s *Server) Queued() {
 	}
 }
 
-// Passed notes that all work was looked at. It counts with problems too: they
-// are tried again by themselves, and one Service that cannot be programmed
-// must not take the node from all the others.
-func (s *Server) Passed(time.Duration, int, int) {
+// Passed notes the end of a sync. One with problems counts too: they are retried,
+// and one Service that cannot be programmed must not take the node from all others.
+func (s *Server) Passed(took time.Duration, _, _ int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.queued, s.passed = time.Time{}, time.Now()
+	s.report.Syncs++
+	s.report.SyncSeconds = took.Seconds()
 }
 
 // Node notes whether load balancers should use the node: it exists and is not
@@ -96,14 +107,37 @@ func (s *Server) Node(exists, deleting, excludedFromAutoscaling bool) {
 	s.ineligible = !exists || deleting || excludedFromAutoscaling
 }
 
-// Compared does nothing: differences are repaired, and no matter of health.
-func (s *Server) Compared(time.Duration, int) {}
+// Failing notes what the kernel refuses, or could not be read, and is being retried:
+// something of the node's part, and how many of all Services.
+func (s *Server) Failing(node bool, services, all int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.report.NodeRefused, s.report.ServicesRefused, s.report.Services = node, services, all
+}
 
-// Held does nothing: any number is healthy.
-func (s *Server) Held(_, _, _ int) {}
+// Compared notes a comparison with the kernel. Differences are repaired, and do not
+// matter to health.
+func (s *Server) Compared(_ time.Duration, differences int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.report.LastComparison = time.Now()
+	s.report.LastDifferences = differences
+	s.report.Differences += differences
+}
 
-// Conflicts does nothing: that is the users' to solve.
-func (s *Server) Conflicts(int) {}
+// Held notes what the kernel holds.
+func (s *Server) Held(virtualServers, realServers, draining int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.report.VirtualServers, s.report.RealServers, s.report.Draining = virtualServers, realServers, draining
+}
+
+// Conflicts notes virtual servers that more than one Service claims.
+func (s *Server) Conflicts(count int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.report.Conflicts = count
+}
 
 // Healthy tells whether the proxy keeps up, whatever the Node says.
 func (s *Server) Healthy() bool {
@@ -123,11 +157,13 @@ func (s *Server) look(now time.Time) state {
 	return state{now: now, passed: s.passed, healthy: !late, eligible: !s.ineligible}
 }
 
-// Handler answers /healthz and /livez.
+// Handler serves /healthz, /livez and /readyz: the paths that kube-proxy has, for load
+// balancers and everyone who asked kube-proxy before.
 func (s *Server) Handler() http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("/healthz", s.healthz)
 	mux.HandleFunc("/livez", s.livez)
+	mux.HandleFunc("/readyz", s.readyz)
 	return mux
 }
 

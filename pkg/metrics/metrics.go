@@ -54,6 +54,8 @@ type Recorder struct {
 	draining        *metrics.Gauge
 	cut             *metrics.Counter
 	conflicts       *metrics.Gauge
+	nodeRefused     *metrics.Gauge
+	servicesRefused *metrics.Gauge
 }
 
 // New makes the metrics and registers them, with legacyregistry.Register in
@@ -135,6 +137,10 @@ func newRecorder() *Recorder {
 		cut: counter(ours, "drain_cut_connections_total",
 			"Connections cut at --drain-deadline, as their endpoint was gone, or as its node was lost."),
 		conflicts: gauge(ours, "conflicts", "IPVS virtual servers that a Service claims and an older Service has."),
+		nodeRefused: gauge(ours, "node_refused",
+			"1 while the kernel refuses something of the node's part, such as its rules, or cannot be read. The node is then not ready."),
+		servicesRefused: gauge(ours, "services_refused",
+			"Services of which the kernel refuses something. Each is tried again."),
 	}
 }
 
@@ -146,6 +152,7 @@ func (r *Recorder) all() []metrics.Registerable {
 		r.stageDuration, r.refused, r.interfaces,
 		r.planned, r.problems, r.compareDuration, r.driftRepaired,
 		r.virtualServers, r.realServers, r.draining, r.cut, r.conflicts,
+		r.nodeRefused, r.servicesRefused,
 	}
 }
 
@@ -162,6 +169,15 @@ func (r *Recorder) Passed(took time.Duration, services, problems int) {
 	if problems == 0 {
 		r.passSucceededAt.Set(now())
 	}
+}
+
+// Failing notes what the kernel refuses.
+func (r *Recorder) Failing(node bool, services, _ int) {
+	r.nodeRefused.Set(0)
+	if node {
+		r.nodeRefused.Set(1)
+	}
+	r.servicesRefused.Set(float64(services))
 }
 
 // Compared notes what a comparison took and came to.

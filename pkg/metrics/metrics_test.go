@@ -39,6 +39,8 @@ func TestRecorder(t *testing.T) {
 	r.Held(9, 9, 9)
 	r.Held(7, 21, 2)
 	r.Conflicts(3)
+	r.Failing(true, 4, 9)
+	r.Failing(false, 2, 9)
 	r.Healthz(t.Context(), http.StatusOK)
 	r.Healthz(t.Context(), http.StatusServiceUnavailable)
 	r.Healthz(t.Context(), http.StatusOK)
@@ -66,6 +68,8 @@ func TestRecorder(t *testing.T) {
 		"kube_ipvs_real_servers":                            "21",
 		"kube_ipvs_draining_real_servers":                   "2",
 		"kube_ipvs_conflicts":                               "3",
+		"kube_ipvs_node_refused":                            "0",
+		"kube_ipvs_services_refused":                        "2",
 		"kube_ipvs_compare_duration_seconds_sum":            "2",
 		"kube_ipvs_compare_duration_seconds_count":          "2",
 		"kubeproxy_sync_proxy_rules_duration_seconds_sum":   "0.03",
@@ -228,6 +232,7 @@ func (o *told) note(format string, args ...any) {
 func (o *told) Queued()                                { o.note("queued") }
 func (o *told) Passed(took time.Duration, s, p int)    { o.note("passed %s %d %d", took, s, p) }
 func (o *told) Compared(took time.Duration, diffs int) { o.note("compared %s %d", took, diffs) }
+func (o *told) Failing(node bool, s, all int)          { o.note("failing %t %d %d", node, s, all) }
 func (o *told) Held(v, r, d int)                       { o.note("held %d %d %d", v, r, d) }
 func (o *told) Conflicts(n int)                        { o.note("conflicts %d", n) }
 func (o *told) Node(exists, deleting, excluded bool) {
@@ -239,11 +244,12 @@ func TestObservers(t *testing.T) {
 	o := Observers{&a, &b}
 	o.Queued()
 	o.Passed(time.Second, 1, 2)
+	o.Failing(true, 1, 9)
 	o.Compared(time.Minute, 3)
 	o.Held(4, 5, 6)
 	o.Conflicts(7)
 	o.Node(true, false, true)
-	want := []string{"queued", "passed 1s 1 2", "compared 1m0s 3", "held 4 5 6", "conflicts 7", "node true false true"}
+	want := []string{"queued", "passed 1s 1 2", "failing true 1 9", "compared 1m0s 3", "held 4 5 6", "conflicts 7", "node true false true"}
 	for name, got := range map[string][]string{"first": a.events, "second": b.events} {
 		if diff := cmp.Diff(want, got); diff != "" {
 			t.Errorf("%s (-want +got):\n%s", name, diff)

@@ -6,6 +6,7 @@ import "time"
 type Observer interface {
 	Queued()
 	Passed(took time.Duration, services, problems int)
+	Failing(node bool, services, all int)
 	Compared(took time.Duration, differences int)
 	Held(virtualServers, realServers, draining int)
 	Conflicts(count int)
@@ -27,6 +28,13 @@ func (o Observers) Queued() {
 func (o Observers) Passed(took time.Duration, services, problems int) {
 	for _, each := range o {
 		each.Passed(took, services, problems)
+	}
+}
+
+// Failing tells what the kernel refuses.
+func (o Observers) Failing(node bool, services, all int) {
+	for _, each := range o {
+		each.Failing(node, services, all)
 	}
 }
 

@@ -82,6 +82,7 @@ func (p *Proxy) goOnComparing(ctx context.Context) {
 	}
 	p.Observer.Compared(p.observeTook, differences)
 	p.settle(ctx, p.applier.Flush())
+	p.reportFailing()
 	p.warn(ctx)
 	giveBack()
 }

@@ -87,6 +87,16 @@ func (p *Proxy) turn(ctx context.Context, now time.Time) {
 	}
 }
 
+// reportFailing tells the Observer what waits to be retried.
+func (p *Proxy) reportFailing() {
+	services := len(p.retries.due)
+	_, node := p.retries.due[nobody]
+	if node {
+		services--
+	}
+	p.Observer.Failing(node, services, len(p.depends))
+}
+
 // drainAtOnce is for how many virtual servers, at most, a change waits when it is
 // looked whose connections have ended.
 const drainAtOnce = 256
@@ -145,6 +155,7 @@ func (p *Proxy) pass(ctx context.Context, retry []types.NamespacedName) {
 		}
 	}
 	p.lastPass = time.Now()
+	p.reportFailing()
 	p.Observer.Passed(time.Since(began), count, len(problems))
 }
 

@@ -45,6 +45,7 @@ type HealthChecks interface {
 type Observer interface {
 	Queued()                                             // there is work
 	Passed(took time.Duration, services, problems int)   // a pass over all the work that there was has ended
+	Failing(node bool, services, all int)                // what was refused and is retried: of the node's part, and how many of all Services
 	Compared(took time.Duration, differences int)        // the whole kernel was compared
 	Held(virtualServers, realServers, draining int)      // what the kernel holds of ours
 	Conflicts(count int)                                 // virtual servers that are claimed in vain
@@ -289,6 +290,7 @@ func (p *Proxy) start(ctx context.Context) {
 	problems := p.programAll(ctx)
 	p.settle(ctx, problems)
 	p.measure(problems)
+	p.reportFailing()
 	p.Observer.Passed(time.Since(began), len(p.depends), len(problems))
 	keepLess()
 }

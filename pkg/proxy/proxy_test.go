@@ -47,8 +47,9 @@ type world struct {
 	checks  map[types.NamespacedName]plan.HealthCheck
 	passes  []time.Time
 	compare int
-	queued  bool // since the last pass
-	nodes   int  // that were read
+	failing string // what was refused, as last reported
+	queued  bool   // since the last pass
+	nodes   int    // that were read
 	again   Options
 
 	conflicts int
@@ -79,9 +80,12 @@ func (w *world) Passed(_ time.Duration, _, _ int) {
 	w.passes = append(w.passes, time.Now())
 }
 func (w *world) Compared(time.Duration, int) { w.compare++ }
-func (w *world) Held(int, int, int)          {}
-func (w *world) Node(bool, bool, bool)       { w.nodes++ }
-func (w *world) Conflicts(n int)             { w.conflicts = n }
+func (w *world) Failing(node bool, services, all int) {
+	w.failing = fmt.Sprintf("node %t, %d of %d Services", node, services, all)
+}
+func (w *world) Held(int, int, int)    {}
+func (w *world) Node(bool, bool, bool) { w.nodes++ }
+func (w *world) Conflicts(n int)       { w.conflicts = n }
 func (w *world) Changes(s, e int) {
 	w.changed.services += s
 	w.changed.endpoints += e
@@ -417,6 +421,9 @@ func TestRefusedServiceIsRetriedWithBackoffAndOthersGoOn(t *testing.T) {
 		if w.realServers("10.96.0.11") != 1 {
 			t.Error("another Service suffers")
 		}
+		if want := "node false, 1 of 2 Services"; w.failing != want {
+			t.Errorf("reported failing: %s, want %s", w.failing, want)
+		}
 		w.sleep(time.Second)
 		if n := tries.Load(); n < 2 || n > 5 {
 			t.Errorf("%d tries within the first second, want a few", n)
@@ -431,6 +438,33 @@ func TestRefusedServiceIsRetriedWithBackoffAndOthersGoOn(t *testing.T) {
 		w.sleep(time.Minute)
 		if w.realServers("10.96.0.10") != 1 {
 			t.Error("not programmed once the kernel accepts it")
+		}
+		if want := "node false, 0 of 2 Services"; w.failing != want {
+			t.Errorf("reported failing: %s, want %s", w.failing, want)
+		}
+	})
+}
+
+func TestRefusedNodePartIsReported(t *testing.T) {
+	var refused atomic.Bool
+	refused.Store(true)
+	run(t, nil, func(w *world) {
+		w.nat.Refuse = func(nat.Change) error {
+			if refused.Load() {
+				return unix.EPERM
+			}
+			return nil
+		}
+		w.service("web", "10.96.0.10", "10.244.0.2")
+		w.synced()
+		w.sleep(time.Second)
+		if want := "node true, 0 of 1 Services"; w.failing != want {
+			t.Errorf("reported failing: %s, want %s", w.failing, want)
+		}
+		refused.Store(false)
+		w.sleep(time.Minute)
+		if want := "node false, 0 of 1 Services"; w.failing != want {
+			t.Errorf("reported failing once the kernel accepts it: %s, want %s", w.failing, want)
 		}
 	})
 }

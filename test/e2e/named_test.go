@@ -64,7 +64,7 @@ func TestReliabilityNamedAddresses(t *testing.T) {
 		}
 	}
 	now := slices.DeleteFunc(listening(t, node1.Node), func(l string) bool { return slices.Contains(before, l) })
-	if want := []string{"127.0.0.1:10249", "[::]:10256"}; !slices.Equal(now, want) {
+	if want := []string{"127.0.0.1:10249", "127.0.0.1:10266", "[::]:10256"}; !slices.Equal(now, want) {
 		t.Errorf("listens at %v, want %v", now, want)
 	}
 	if out := node1.Exec("curl", "-s", "-o", "/dev/null", "-w", "%{http_code}", "http://127.0.0.1:10249/debug/pprof/"); strings.TrimSpace(out) != "404" {

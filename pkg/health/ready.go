@@ -1,0 +1,107 @@
+package health
+
+import (
+	"net/http"
+	"os"
+	"time"
+
+	"k8s.io/component-base/metrics/legacyregistry"
+	"k8s.io/component-base/version"
+)
+
+// Report is the proxy's state as /status and /readyz show it.
+type Report struct {
+	Version string    `json:"version"`
+	PID     int       `json:"pid"`
+	Node    string    `json:"node,omitempty"`
+	Started time.Time `json:"started"`
+	Now     time.Time `json:"now"`
+
+	Live  bool     `json:"live"`
+	Ready bool     `json:"ready"`
+	Why   []string `json:"why,omitempty"` // the reasons for not being live or ready
+	// Eligible reports whether load balancers should use the node, by its Node object.
+	Eligible bool `json:"nodeEligible"`
+
+	Syncs       int       `json:"syncs"` // 0: the first one has not ended
+	LastSync    time.Time `json:"lastSync,omitzero"`
+	SyncSeconds float64   `json:"lastSyncSeconds"`
+
+	NodeRefused     bool `json:"nodeRefused"` // something of the node's part
+	ServicesRefused int  `json:"servicesRefused"`
+	Services        int  `json:"services"`
+
+	LastComparison  time.Time `json:"lastComparison,omitzero"` // of the kernel with the plan
+	LastDifferences int       `json:"lastDifferences"`
+	Differences     int       `json:"differences"` // in all comparisons
+
+	VirtualServers int `json:"virtualServers"`
+	RealServers    int `json:"realServers"`
+	Draining       int `json:"drainingRealServers"`
+	Conflicts      int `json:"conflicts"`
+}
+
+// SetNode sets the name that /status shows.
+func (s *Server) SetNode(name string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.report.Node = name
+}
+
+// ProbeHandler serves /livez and /readyz, for the kubelet, and /status, for
+// "kube-ipvs status". It is served on a port that kube-proxy never has: kube-proxy
+// beside us would else answer the probes, and one older than 1.28, which has no
+// /livez, would get us killed.
+func (s *Server) ProbeHandler() http.Handler {
+	mux := http.NewServeMux()
+	mux.HandleFunc("/livez", s.livez)
+	mux.HandleFunc("/readyz", s.readyz)
+	mux.HandleFunc("/status", func(w http.ResponseWriter, _ *http.Request) {
+		answerJSON(w, http.StatusOK, s.Report())
+	})
+	return mux
+}
+
+// Report returns the state now.
+func (s *Server) Report() Report {
+	now := time.Now()
+	st := s.look(now)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	r := s.report
+	r.Version, r.PID, r.Started, r.Now = version.Get().GitVersion, os.Getpid(), legacyregistry.GetProcessStart(), now
+	r.Live, r.Eligible, r.LastSync = st.healthy, st.eligible, st.passed
+	r.Why = r.why()
+	r.Ready = len(r.Why) == 0
+	return r
+}
+
+// why lists the reasons for not being ready. Single Services that are refused are none:
+// they are retried, and each has a log line. If most are, the fault is not theirs.
+func (r *Report) why() []string {
+	var out []string
+	if r.Syncs == 0 {
+		out = append(out, "the first sync has not ended")
+	}
+	if !r.Live {
+		out = append(out, "the proxy does not keep up with changes")
+	}
+	if r.NodeRefused {
+		out = append(out, "the kernel refuses something of the node's part, see the log")
+	}
+	if 2*r.ServicesRefused > r.Services {
+		out = append(out, "the kernel refuses most Services, see the log")
+	}
+	return out
+}
+
+// readyBody is the answer of /readyz.
+type readyBody struct {
+	Ready bool     `json:"ready"`
+	Why   []string `json:"why,omitempty"`
+}
+
+func (s *Server) readyz(w http.ResponseWriter, _ *http.Request) {
+	r := s.Report()
+	answerJSON(w, status(r.Ready), readyBody{r.Ready, r.Why})
+}

@@ -148,6 +148,7 @@ func (d *Adoption) memberThere(m plan.Member, mark uint32) {
 		return
 	}
 	set.Entries[m.Entry] = mark
+	d.noteRecord(m, true)
 	d.marksMoved = d.marksMoved || was != mark
 }
 
@@ -210,6 +211,10 @@ func (d *Adoption) serverClaimed(key ipvs.Key, _ []claim[*plan.VirtualServer]) {
 	f := &flush{Applier: d.Applier}
 	vs, wanted := d.wantServer(key)
 	_, there := d.have.servers[key]
+	if d.outlives(key) {
+		compared(d, &d.servers, key, len(f.retireChanges(key)) > 0)
+		return
+	}
 	compared(d, &d.servers, key, !wanted && there || wanted && !f.stands(key, vs) && len(f.serverChanges(key, vs)) > 0)
 }
 

@@ -40,6 +40,7 @@ type Applier struct {
 
 	have     have
 	marked   map[ipvs.Key]ipvs.Key                     // the address and port that a mark is for, by the members in the kernel
+	retired  map[ipvs.Key]ipvs.Key                     // the address and port of retired virtual servers with a mark, by their records
 	foreign  ipvs.State                                // virtual servers that are not ours
 	misbound map[netip.Addr]struct{}                   // addresses that were bound as kube-proxy does
 	marks    []nat.MarkUse                             // rules of others that have to do with marks
@@ -86,6 +87,7 @@ func New(cfg *plan.Config, kernel Kernel) *Applier {
 		flows:     flows{stale: map[ipvs.Key]struct{}{}},
 		have:      have{servers: ipvs.State{}, sets: ipset.State{}, vips: map[plan.VIP]struct{}{}, rules: map[routing.Rule]struct{}{}, sysctls: sysctl.State{}, nat: map[ip.Family]nat.State{}},
 		marked:    map[ipvs.Key]ipvs.Key{},
+		retired:   map[ipvs.Key]ipvs.Key{},
 		foreign:   ipvs.State{},
 		draining:  map[ipvs.Key]map[netip.AddrPort]time.Time{},
 	}
@@ -157,6 +159,7 @@ func (a *Applier) claimed(key ipvs.Key, before []types.NamespacedName) {
 	owners := a.servers.owners(key)
 	a.conflicts.claimed(key, owners)
 	a.markTwin(key)
+	a.lookAtRetired(key)
 	if len(before) > 1 || len(owners) > 1 {
 		a.markBound(key, owners)
 	}

@@ -22,8 +22,12 @@ func bound(m plan.Member) (ipvs.Key, bool) {
 }
 
 // wantMember is the mark of a member that is wanted. One that is about a virtual
-// server is wanted by the Service that has that, or by the node.
+// server is wanted by the Service that has that, or by the node; the record of a
+// retired one as long as it stands.
 func (a *Applier) wantMember(m plan.Member) (mark uint32, wanted bool) {
+	if fwm, address, ok := retiredIn(m); ok {
+		return 0, a.needsRecord(fwm, address)
+	}
 	key, about := bound(m)
 	if _, claimed := a.servers.want(key); !about || !claimed {
 		return a.members.want(m)

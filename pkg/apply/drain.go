@@ -8,6 +8,7 @@ import (
 
 	"github.com/kube-ipvs/kube-ipvs/pkg/ipvs"
 	"github.com/kube-ipvs/kube-ipvs/pkg/kernel"
+	"github.com/kube-ipvs/kube-ipvs/pkg/plan"
 )
 
 // drain lists a real server among those that wait for their connections to
@@ -65,7 +66,8 @@ func (a *Applier) Drain(now time.Time, deadline time.Duration, most int) Problem
 		}
 		for dest := range a.draining[key] {
 			late, lost := a.goneFor(key, dest, now) >= deadline, a.isLost(key, dest)
-			if left := conns[dest].Active + conns[dest].Inactive; left == 0 || late || lost {
+			left := conns[dest].Active + conns[dest].Inactive
+			if left == 0 || late || lost {
 				c := ipvs.Change{Op: ipvs.DeleteRealServer, Key: key, Dest: dest}
 				changes = append(changes, c)
 				open[c] = Cut{key, dest, left, lost}
@@ -81,6 +83,7 @@ func (a *Applier) Drain(now time.Time, deadline time.Duration, most int) Problem
 			}
 		}
 	}
+	f.deleteRetired()
 	return f.problems
 }
 
@@ -117,14 +120,24 @@ func (a *Applier) TakeCuts() []Cut {
 }
 
 func (a *Applier) isLost(key ipvs.Key, dest netip.AddrPort) bool {
-	vs, wanted := a.servers.want(key)
+	vs, wanted := a.draws(key)
 	return wanted && vs.HasLost(dest)
+}
+
+// draws returns the desired virtual server whose endpoints the draining real servers
+// of one are: itself, or if it is retired that of its address and port.
+func (a *Applier) draws(key ipvs.Key) (*plan.VirtualServer, bool) {
+	if vs, wanted := a.wantServer(key); wanted {
+		return vs, true
+	}
+	address, _ := a.serves(key)
+	return a.servers.want(address)
 }
 
 // goneFor is for how long a draining real server has had no endpoint.
 func (a *Applier) goneFor(key ipvs.Key, dest netip.AddrPort, now time.Time) time.Duration {
 	since := a.draining[key][dest]
-	if vs, wanted := a.servers.want(key); wanted && vs.HasEndpoint(dest) {
+	if vs, wanted := a.draws(key); wanted && vs.HasEndpoint(dest) {
 		since = time.Time{}
 	} else if since.IsZero() {
 		since = now

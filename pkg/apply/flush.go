@@ -76,13 +76,17 @@ func settleEach[C interface {
 	}
 }
 
-// addMembers adds members to sets, all sets in one go.
+// addMembers adds members to sets, all sets in one go. A member of plan.Local gets
+// another mark only once the virtual server under its old one is recorded.
 func (f *flush) addMembers() {
+	f.recordReplaced()
 	var changes []ipset.Change
 	for m := range f.members.dirty {
 		want, wanted := f.wantMember(m)
 		have, there := f.have.sets[m.Set].Entries[m.Entry]
+		fwm, stands := f.localMark(m)
 		switch {
+		case f.revives(m, want), wanted && stands && have != want && f.retired[fwm] != keyOf(m.Entry):
 		case wanted && (!there || have != want):
 			c := f.memberChange(ipset.AddEntry, m)
 			c.Mark = want
@@ -154,6 +158,7 @@ func (f *flush) memberDone(c ipset.Change) {
 	f.touched.member(m)
 	entries := f.have.sets[m.Set].Entries
 	f.memberMarked(m.Entry, entries[m.Entry], c.Mark)
+	f.noteRecord(m, c.Op == ipset.AddEntry)
 	if c.Op == ipset.DeleteEntry {
 		delete(entries, m.Entry)
 		return

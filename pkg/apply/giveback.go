@@ -147,6 +147,7 @@ func (a *Applier) setsToGo(servers ipvs.State) ipset.State {
 	for key := range a.have.servers {
 		if _, goes := servers[key]; key.FWMark != 0 && !goes {
 			delete(out, plan.Local.In(key.Family()))
+			delete(out, plan.Draining.In(key.Family()))
 		}
 	}
 	return out

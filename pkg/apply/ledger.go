@@ -11,7 +11,7 @@ import (
 )
 
 // Owner is who wants something in the kernel: a Service, or the node itself
-// (NodeOwner).
+// (nodeOwner).
 type Owner struct {
 	Name    types.NamespacedName
 	Created time.Time

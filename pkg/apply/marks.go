@@ -10,10 +10,13 @@ import (
 // A virtual server with a mark does not say what it serves. Members of the set
 // plan.Local do: each is an address and port, and the mark that leads there.
 
-// Marks gives the marks that the kernel's members carry, by address and port,
-// wanted or not.
+// Marks returns the marks in use by address and port, desired or not: those that
+// members of plan.Local carry, and of retired virtual servers.
 func (a *Applier) Marks() map[ipvs.Key]uint32 {
 	out := make(map[ipvs.Key]uint32, len(a.marked))
+	for fwm, key := range a.retired {
+		out[key] = max(out[key], fwm.FWMark)
+	}
 	for fwm, key := range a.marked {
 		out[key] = fwm.FWMark
 	}
@@ -32,12 +35,13 @@ func (a *Applier) HoldsMark(key ipvs.Key, mark uint32) bool {
 	return member
 }
 
-// ForeignMark tells whether somebody else's virtual server has a mark, in
-// either family.
-func (a *Applier) ForeignMark(mark uint32) bool {
+// MarkInUse reports whether any virtual server has a mark in either family: one that
+// is not ours, or one of ours that is retired.
+func (a *Applier) MarkInUse(mark uint32) bool {
 	for _, family := range ip.Families {
 		for _, fwm := range a.twins(fwmKey(family, mark)) {
-			if _, there := a.foreign[fwm]; there {
+			_, foreign := a.foreign[fwm]
+			if _, ours := a.have.servers[fwm]; foreign || ours {
 				return true
 			}
 		}
@@ -65,29 +69,38 @@ func (a *Applier) twins(fwm ipvs.Key) [2]ipvs.Key {
 	return [2]ipvs.Key{fwm, other}
 }
 
-// serves is the address and port that a virtual server stands for; false if
-// no member tells.
+// serves returns the address and port that a virtual server serves; false if no
+// member tells.
 func (a *Applier) serves(key ipvs.Key) (ipvs.Key, bool) {
 	if key.FWMark == 0 {
 		return key, true
 	}
-	for _, fwm := range a.twins(key) {
-		if address, ok := a.marked[fwm]; ok {
-			return address, true
-		}
+	if address, ok := a.owned(key); ok {
+		return address, true
 	}
-	return ipvs.Key{}, false
+	address, ok := a.marked[a.twins(key)[1]]
+	return address, ok
 }
 
-// wantServer is the wanted virtual server. One with a mark is wanted once its
-// member is there, by which it is known to be ours, and as long as the Service
-// has the address and port too: of two that claim them, the older.
+// owned returns the address and port of a virtual server with a mark, by the member
+// of plan.Local that carries the mark, or by the record of a retired one.
+func (a *Applier) owned(fwm ipvs.Key) (ipvs.Key, bool) {
+	if address, ok := a.marked[fwm]; ok {
+		return address, true
+	}
+	address, ok := a.retired[fwm]
+	return address, ok
+}
+
+// wantServer returns the desired virtual server. One with a mark is desired once a
+// member says that it is ours, and as long as the Service has the address and port
+// too: of two that claim them, the older.
 func (a *Applier) wantServer(key ipvs.Key) (*plan.VirtualServer, bool) {
 	vs, ok := a.servers.want(key)
 	if !ok || key.FWMark == 0 {
 		return vs, ok
 	}
-	address, ok := a.marked[key]
+	address, ok := a.owned(key)
 	if !ok || a.servers.winner(address) != a.servers.winner(key) {
 		return nil, false
 	}
@@ -132,9 +145,14 @@ func (a *Applier) memberMarked(e ipset.Entry, was, is uint32) {
 	family, key := ip.Of(e.Addr), keyOf(e)
 	if fwm := fwmKey(family, was); was != 0 && a.marked[fwm] == key {
 		delete(a.marked, fwm)
+		if _, stands := a.have.servers[fwm]; stands {
+			a.servers.mark(fwm) // to be retired
+		}
 	}
 	if is != 0 {
-		a.marked[fwmKey(family, is)] = key
-		a.markIfWanted(fwmKey(family, is))
+		fwm := fwmKey(family, is)
+		a.marked[fwm] = key
+		a.markIfWanted(fwm)
+		a.lookAtRecord(fwm)
 	}
 }

@@ -126,7 +126,7 @@ func TestForeignMarkIsLeftAlone(t *testing.T) {
 	if _, there := w.applier.foreign[fwm(77)]; !there || !strings.Contains(w.ipvs.Dump(), "-A -f 77 -s wlc") {
 		t.Errorf("not there any more:\n%s", w.ipvs.Dump())
 	}
-	if !w.applier.ForeignMark(77) || w.applier.ForeignMark(first) {
+	if !w.applier.MarkInUse(77) || w.applier.MarkInUse(first+1) {
 		t.Error("the marks of others are not told from ours")
 	}
 }
@@ -223,6 +223,7 @@ func TestMasqueradeChangesTheMark(t *testing.T) {
 	w.start(s)
 	s.Masquerade = true
 	w.mustApply(s)
+	w.drain()
 	if got := w.ipvs.Dump(); !strings.Contains(got, "-A -f 16395 ") || strings.Contains(got, "-A -f 11 ") {
 		t.Errorf("virtual servers\n%s", got)
 	}
@@ -271,6 +272,7 @@ func TestMarkIsTheOlderServices(t *testing.T) {
 			w.mustApply(younger)
 			w.mustApply(older)
 		}
+		w.drain()
 		if got := w.ipvs.Dump(); strings.Contains(got, "-f ") {
 			t.Errorf("older first %v: the younger has a virtual server:\n%s", olderFirst, got)
 		}

@@ -213,11 +213,10 @@ func (a *Applier) Seen() plan.Seen {
 	return plan.Seen{Marks: a.marks, Sysctls: a.have.sysctls}
 }
 
-// adoptServers sorts virtual servers into ours and those of others
-// (keepalived's, say), which are never touched. Ours are those whose address
-// and port, or mark, one of our sets lists: members are written before the
-// virtual server and deleted after it, so that a crash leaves no doubt.
-// ours tells whether a set lists a virtual server.
+// ours reports whether a virtual server is ours: whether one of our sets lists its
+// address and port, or its mark. Members are written before the virtual server and
+// deleted after it, so that a crash leaves no doubt. All others (keepalived's, say)
+// are never touched.
 func (a *Applier) ours(key ipvs.Key) bool {
 	address, known := a.serves(key)
 	if key.FWMark != 0 {

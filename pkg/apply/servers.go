@@ -50,7 +50,9 @@ func (f *flush) flushServers() {
 		grow = append(marked, grow...)
 	}
 	f.applyServers(grow)
-	f.applyServers(shrink)
+	f.addMembers() // those that lead to a virtual server that was retired
+	f.unmark()
+	f.applyServers(append(shrink, f.retirements()...))
 }
 
 // serverChanges compares one virtual server. A TCP real server that nobody
@@ -93,11 +95,12 @@ func spread(node string, key ipvs.Key, scheduler string, changes []ipvs.Change) 
 	plan.Spread(node, key, scheduler, changes[first:end], func(c ipvs.Change) netip.AddrPort { return c.Dest })
 }
 
-// deleteServers removes virtual servers that nobody wants.
+// deleteServers removes virtual servers that nobody wants, but for those that are
+// retired.
 func (f *flush) deleteServers() {
 	var changes []ipvs.Change
 	for key := range f.servers.dirty {
-		if _, wanted := f.wantServer(key); wanted {
+		if _, wanted := f.wantServer(key); wanted || f.outlives(key) {
 			continue
 		}
 		if _, there := f.have.servers[key]; there {
@@ -132,7 +135,8 @@ func (f *flush) cleanServers(changes []ipvs.Change) {
 		}
 		seen[c.Key] = true
 		vs, wanted := f.wantServer(c.Key)
-		if wanted && (f.stands(c.Key, vs) || len(f.serverChanges(c.Key, vs)) == 0) {
+		if wanted && (f.stands(c.Key, vs) || len(f.serverChanges(c.Key, vs)) == 0) ||
+			!wanted && f.outlives(c.Key) && len(f.retireChanges(c.Key)) == 0 {
 			f.servers.clean(c.Key)
 		}
 	}
@@ -172,6 +176,7 @@ func (f *flush) serverDone(c ipvs.Change) {
 		delete(f.have.servers, c.Key)
 		delete(f.draining, c.Key)
 		f.servers.clean(c.Key)
+		f.lookAtRecord(c.Key)
 		f.have.realServers -= before
 		return
 	case ipvs.AddRealServer, ipvs.UpdateRealServer:

@@ -37,6 +37,12 @@ const (
 	NoLocalEndpoint    SetName = "KUBE-IPVS-NO-LOCAL"  // externalTrafficPolicy Local, and no endpoint on this node
 	Local              SetName = "KUBE-IPVS-LOCAL"     // externalTrafficPolicy Local, with the number of who comes from outside
 	ReplyRoutedSources SetName = "KUBE-IPVS-REPLY-SRC" // sources whose masqueraded flows take reply routing
+
+	// Draining records the fwmark virtual servers that get no new connections
+	// any more, each as VIP, port and the fwmark in the form of an address. No
+	// rule matches it, and no Service wants a member: it is package apply's record
+	// of what it has retired.
+	Draining SetName = "KUBE-IPVS-DRAIN"
 )
 
 var setTypes = []struct {
@@ -66,6 +72,7 @@ var setTypes = []struct {
 	{NoLocalEndpoint, ipset.HashIPPort},
 	{Local, ipset.HashIPPortMark},
 	{ReplyRoutedSources, ipset.HashNet},
+	{Draining, ipset.HashIPPortIP},
 }
 
 // KubeProxysSets are the names of those sets of a family that kube-proxy has too.

@@ -141,7 +141,7 @@ func (p *Proxy) number(name types.NamespacedName, part plan.Part) (plan.Part, er
 		keys[i] = o.Key
 	}
 	assigned, err := p.numbers.assign(name, keys, func(number uint32) bool {
-		return !p.applier.ForeignMark(p.Config.LocalMark.Of(number))
+		return !p.applier.MarkInUse(p.Config.LocalMark.Of(number))
 	})
 	return plan.Numbered(&p.Config, part, assigned), err
 }

@@ -71,11 +71,13 @@ func clash(cfg *Config, part *NodePart, who string, bits uint32) []string {
 func ruleClashes(cfg *Config, n *Node, part *NodePart) []string {
 	var out []string
 	for _, r := range n.Inventory.Rules {
-		if slices.ContainsFunc(part.Rules, func(o routing.Rule) bool { return o.Priority == r.Priority && o.Mask == r.Mask }) {
+		if r.Own || slices.ContainsFunc(part.Rules, func(o routing.Rule) bool { return o.Priority == r.Priority && o.Mask == r.Mask }) {
 			continue
 		}
 		out = append(out, clash(cfg, part, "the policy rule \""+r.String()+"\"", r.Mask)...)
-		if slices.ContainsFunc(part.Rules, func(o routing.Rule) bool { return o.Priority == r.Priority && o.Family == r.Family }) {
+		if slices.ContainsFunc(part.Rules, func(o routing.Rule) bool {
+			return o.Priority == r.Priority && o.Family == r.Family && o.Action != routing.SkipLocal
+		}) {
 			setting := "--reply-rule-priority"
 			if r.Priority == cfg.VIPs.Priority {
 				setting = "--claim-rule-priority"

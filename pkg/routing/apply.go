@@ -22,6 +22,9 @@ type stack interface {
 	misbound() (map[netip.Addr]struct{}, error) // of DummyLink
 	addRule(Rule) error
 	deleteRule(Rule) error
+	rawRules(ip.Family) ([]rawRule, error) // in the kernel's order
+	addRaw(rawRule) error                  // also if there is one like it
+	deleteRaw(rawRule) error               // the first one like it
 	replaceRoute(Route) error
 	deleteRoute(Route) error
 	// together carries out what it can of changes to VIPs that are of one kind,
@@ -86,8 +89,14 @@ func change(s stack, c Change, misbound func() (map[netip.Addr]struct{}, error))
 	case DeleteAddress:
 		return unless(kernel.IsNotExist, s.deleteAddress(c.Address))
 	case AddRule:
+		if c.Rule.Action == SkipLocal {
+			return skipLocal(s, c.Rule)
+		}
 		return unless(kernel.IsExist, s.addRule(c.Rule))
 	case DeleteRule:
+		if c.Rule.Action == SkipLocal {
+			return endSkipLocal(s, c.Rule)
+		}
 		return unless(kernel.IsNotExist, s.deleteRule(c.Rule))
 	case AddRoute:
 		return s.replaceRoute(c.Route)
@@ -130,8 +139,7 @@ func check(c Change) error {
 	case AddAddress, DeleteAddress:
 		ok = c.Address.IsValid() && !c.Address.Is4In6() && c.Address.Zone() == ""
 	case AddRule, DeleteRule:
-		ok = !c.Rule.Other && c.Rule.Table > 0 && c.Rule.Priority > 0 &&
-			of(c.Rule.Family, c.Rule.From) && of(c.Rule.Family, c.Rule.To)
+		ok = soundRule(c.Rule, c.Op)
 	case AddRoute, DeleteRoute:
 		ok = c.Route.Table > 0 && c.Route.Link != "" &&
 			c.Route.Dst.IsValid() && of(c.Route.Family, c.Route.Dst)
@@ -142,6 +150,15 @@ func check(c Change) error {
 		return fmt.Errorf("not a sound change: %w", unix.EINVAL)
 	}
 	return nil
+}
+
+func soundRule(r Rule, op Op) bool {
+	if r.Action == SkipLocal {
+		bare := r == Rule{Family: r.Family, Action: SkipLocal, Mark: r.Mark, Mask: r.Mask, Stray: r.Stray}
+		return bare && of(r.Family, netip.Prefix{}) && (r.Mask != 0 && !r.Stray || r.Stray && op == DeleteRule)
+	}
+	return r.Action == Lookup && !r.Other && !r.Own && r.Table > 0 && r.Priority > 0 &&
+		of(r.Family, r.From) && of(r.Family, r.To)
 }
 
 // of tells whether a prefix, if there is one, is masked and of the family,

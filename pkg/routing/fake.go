@@ -25,7 +25,7 @@ type Fake struct {
 	mu        sync.Mutex
 	dummyLink bool
 	addresses map[netip.Addr]bool // true: misbound
-	rules     []Rule              // ours and others', in order
+	rules     []rawRule           // ours and others', in order
 	routes    map[routeKey]foundRoute
 	ours      bool      // the present change is Apply's
 	inventory Inventory // Links and Defaults
@@ -47,8 +47,8 @@ func NewFake() *Fake {
 	}}
 	for _, family := range ip.Families {
 		f.rules = append(f.rules,
-			Rule{Family: family, Priority: 0, Table: unix.RT_TABLE_LOCAL},
-			Rule{Family: family, Priority: 32766, Table: unix.RT_TABLE_MAIN})
+			rawRule{Rule{Family: family, Priority: 0, Table: unix.RT_TABLE_LOCAL}, unix.RTPROT_KERNEL},
+			rawRule{Rule{Family: family, Priority: 32766, Table: unix.RT_TABLE_MAIN}, unix.RTPROT_KERNEL})
 	}
 	return f
 }
@@ -80,7 +80,7 @@ func (f *Fake) Inventory() (Inventory, error) {
 	defer f.mu.Unlock()
 	inv := Inventory{
 		Links:    slices.Clone(f.inventory.Links),
-		Rules:    slices.Clone(f.rules),
+		Rules:    listed(f.rules),
 		Defaults: slices.Clone(f.inventory.Defaults),
 	}
 	for _, r := range f.routes {
@@ -98,7 +98,14 @@ func (f *Fake) SetInventory(inv Inventory) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.inventory = Inventory{Links: slices.Clone(inv.Links), Defaults: slices.Clone(inv.Defaults)}
-	f.rules = slices.Clone(inv.Rules)
+	f.rules = nil
+	for _, r := range inv.Rules {
+		protocol := uint8(unix.RTPROT_KERNEL)
+		if r.Own {
+			protocol, r.Own = Protocol, false
+		}
+		f.rules = append(f.rules, rawRule{r, protocol})
+	}
 	for _, w := range f.watchers {
 		w.all()
 	}
@@ -264,17 +271,50 @@ func (f *fakeStack) misbound() (map[netip.Addr]struct{}, error) {
 }
 
 func (f *fakeStack) addRule(r Rule) error {
-	if slices.Contains(f.rules, r) {
+	if slices.ContainsFunc(f.rules, func(raw rawRule) bool { return raw.Rule == r }) {
 		return unix.EEXIST
 	}
-	f.tell(true, false)
-	f.rules = append(f.rules, r)
-	sortRules(f.rules)
-	return nil
+	return f.addRaw(rawRule{r, f.protocol()})
+}
+
+func (f *fakeStack) protocol() uint8 {
+	if f.ours {
+		return Protocol
+	}
+	return unix.RTPROT_STATIC
 }
 
 func (f *fakeStack) deleteRule(r Rule) error {
-	i := slices.Index(f.rules, r)
+	return f.deleteFirst(func(raw rawRule) bool { return raw.Rule == r })
+}
+
+func (f *fakeStack) rawRules(family ip.Family) ([]rawRule, error) {
+	var out []rawRule
+	for _, r := range f.rules {
+		if r.Family == family {
+			out = append(out, r)
+		}
+	}
+	return out, nil
+}
+
+func (f *fakeStack) addRaw(r rawRule) error {
+	f.tell(true, r.localRule())
+	f.rules = append(f.rules, r)
+	slices.SortStableFunc(f.rules, func(a, b rawRule) int { return compareOrder(a.Rule, b.Rule) })
+	return nil
+}
+
+func (f *fakeStack) deleteRaw(r rawRule) error {
+	r.Target = 0
+	return f.deleteFirst(func(raw rawRule) bool { // which the kernel does not compare
+		raw.Target = 0
+		return raw == r
+	})
+}
+
+func (f *fakeStack) deleteFirst(like func(rawRule) bool) error {
+	i := slices.IndexFunc(f.rules, like)
 	if i < 0 {
 		return unix.ENOENT
 	}

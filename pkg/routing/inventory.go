@@ -33,9 +33,11 @@ func (n *Netlink) inventory() (Inventory, error) {
 	if inv.Links, err = n.links(links, names); err != nil {
 		return Inventory{}, err
 	}
-	if inv.Rules, err = n.rules(); err != nil {
+	rules, err := n.rules()
+	if err != nil {
 		return Inventory{}, err
 	}
+	inv.Rules = listed(rules)
 	defaults, err := n.routesWith(names, isDefault)
 	if err != nil {
 		return Inventory{}, err
@@ -96,16 +98,24 @@ func isDefault(r netlink.Route) bool { return prefix(r.Dst).Bits() <= 0 }
 // sort keeps the kernel's order among equals.
 func (inv *Inventory) sort() {
 	slices.SortStableFunc(inv.Links, func(a, b Link) int { return cmp.Compare(a.Index, b.Index) })
-	sortRules(inv.Rules)
+	slices.SortStableFunc(inv.Rules, compareOrder)
 	slices.SortStableFunc(inv.Defaults, func(a, b Route) int {
 		return cmp.Or(cmp.Compare(a.Family, b.Family), cmp.Compare(a.Table, b.Table), cmp.Compare(a.Metric, b.Metric))
 	})
 }
 
-func sortRules(rules []Rule) {
-	slices.SortStableFunc(rules, func(a, b Rule) int {
-		return cmp.Or(cmp.Compare(a.Family, b.Family), cmp.Compare(a.Priority, b.Priority))
-	})
+// listed are rules as an Inventory reports them.
+func listed(rules []rawRule) []Rule {
+	out := make([]Rule, len(rules))
+	for i, r := range rules {
+		out[i] = r.Rule
+		out[i].Own = r.protocol == Protocol
+	}
+	return out
+}
+
+func compareOrder(a, b Rule) int {
+	return cmp.Or(cmp.Compare(a.Family, b.Family), cmp.Compare(a.Priority, b.Priority))
 }
 
 // Routes reads every unicast and local route that the kernel uses, of all

@@ -14,6 +14,7 @@ import (
 	"runtime"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -36,7 +37,7 @@ func kernelSubject(t *testing.T) subject {
 	n := open(t)
 	misbind := func(a netip.Addr) { ipCommands(t, fmt.Sprintf("addr add %s/32 dev %s", a, DummyLink)) }
 	others := func(changes ...Change) []Failure { return apply(n.session(unix.RTPROT_STATIC), changes) }
-	return subject{n.Observe, n.Inventory, n.Apply, n.Watch, misbind, others}
+	return subject{n.Observe, n.Inventory, n.Apply, n.Watch, misbind, others, n.session(Protocol)}
 }
 
 func open(t testing.TB) *Netlink {
@@ -431,4 +432,85 @@ func writeVIPs(b *testing.B, n *Netlink, op Op, together bool) {
 			b.Fatal(err)
 		}
 	}
+}
+
+// With the rule, marked packets to an address of the node leave it, others are
+// delivered to it: those that come in, and the node's own, which are sent.
+func TestSkipLocalRoutes(t *testing.T) {
+	s := kernelSubject(t)
+	ipCommands(t, "addr add 192.0.2.1/24 dev eth1", "-6 addr add fd00:2::1/64 dev eth1 nodad",
+		"route add default via 192.0.2.254", "-6 route add default via fd00:2::fe")
+	for _, name := range []string{"ipv4/ip_forward", "ipv6/conf/all/forwarding"} {
+		if err := os.WriteFile("/proc/sys/net/"+name, []byte("1"), 0); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want := wanted()
+	want.Rules, want.Routes = set[Rule](), set[Route]()
+	for _, f := range ip.Families {
+		want.Rules[Rule{Family: f, Action: SkipLocal, Mark: 4, Mask: 4}] = struct{}{}
+	}
+	for _, skips := range []bool{true, false} {
+		if !skips {
+			want.Rules = set[Rule]()
+		}
+		s.reach(t, want)
+		t.Log(command(t, "ip -details rule show"), command(t, "ip -6 -details rule show"))
+		for mark, local := range map[int]bool{0: true, 4: !skips, 0xc: !skips, 8: true} {
+			for vip, client := range map[string]string{"10.96.0.1": "192.0.2.7", "fd00::1": "fd00:2::7"} {
+				enters := command(t, fmt.Sprintf("ip route get %s from %s iif eth1 mark %d", vip, client, mark))
+				if strings.HasPrefix(enters, "local ") != local {
+					t.Errorf("skips %t, enters with mark %d: %s", skips, mark, enters)
+				}
+				if got := isDelivered(t, vip, mark); got != local {
+					t.Errorf("skips %t, sent to %s with mark %d: delivered %t", skips, vip, mark, got)
+				}
+			}
+		}
+	}
+}
+
+// isDelivered sends a datagram with a mark to an address of the node, and
+// reports whether a local socket got it. If not, it has to leave by eth1.
+func isDelivered(t *testing.T, to string, mark int) bool {
+	t.Helper()
+	listener, err := net.ListenPacket("udp", netip.AddrPortFrom(addr(to), 7).String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer listener.Close()
+	dialer := net.Dialer{Control: func(_, _ string, c syscall.RawConn) error {
+		return c.Control(func(fd uintptr) {
+			if err := unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_MARK, mark); err != nil {
+				t.Error(err)
+			}
+		})
+	}}
+	conn, err := dialer.Dial("udp", listener.LocalAddr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	sent := transmitted(t)
+	if _, err := conn.Write([]byte("x")); err != nil {
+		t.Fatal(err)
+	}
+	if transmitted(t) > sent {
+		return false
+	}
+	_ = listener.SetReadDeadline(time.Now().Add(5 * time.Second))
+	if _, _, err := listener.ReadFrom(make([]byte, 1)); err != nil {
+		t.Errorf("neither sent nor delivered: %v", err)
+	}
+	return true
+}
+
+// transmitted counts the packets that have left by eth1.
+func transmitted(t *testing.T) int {
+	t.Helper()
+	link, err := netlink.LinkByName("eth1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return int(link.Attrs().Statistics.TxPackets)
 }

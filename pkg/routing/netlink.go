@@ -8,9 +8,11 @@ import (
 	"time"
 
 	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
 	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
+	"github.com/kube-ipvs/kube-ipvs/pkg/kernel"
 )
 
 // Protocol marks the rules and routes that Apply makes as this program's, for
@@ -146,6 +148,46 @@ func (s *session) addRule(r Rule) error {
 }
 
 func (s *session) deleteRule(r Rule) error { return s.handle.RuleDel(newRule(r)) }
+
+func (s *session) addRaw(r rawRule) error {
+	return s.requestRule(unix.RTM_NEWRULE, unix.NLM_F_CREATE, r)
+}
+
+func (s *session) deleteRaw(r rawRule) error { return s.requestRule(unix.RTM_DELRULE, 0, r) }
+
+// requestRule writes a rule by itself: the library refuses a second rule like
+// one that stands.
+func (s *session) requestRule(kind, flags uint16, r rawRule) error {
+	writer, err := kernel.NewWriter(unix.NETLINK_ROUTE, requestLimit)
+	if err != nil {
+		return err
+	}
+	defer writer.Close()
+	writer.Add(kind, flags, func(b []byte) []byte { return appendRule(b, r) })
+	answers, err := writer.Send()
+	if err != nil {
+		return err
+	}
+	return answers[0]
+}
+
+// actionNumbers are the kernel's FR_ACT_ numbers.
+var actionNumbers = map[Action]uint8{Lookup: nl.FR_ACT_TO_TBL, Goto: nl.FR_ACT_GOTO, Nop: nl.FR_ACT_NOP}
+
+// appendRule appends a struct fib_rule_hdr and its attributes, for rules with
+// no conditions but a mark and with a table below 256.
+func appendRule(b []byte, r rawRule) []byte {
+	b = append(b, uint8(familyNumber(r.Family)), 0, 0, 0, uint8(r.Table), 0, 0, actionNumbers[r.Action], 0, 0, 0, 0)
+	b = kernel.AppendUint32(b, nl.FRA_PRIORITY, uint32(r.Priority))
+	if r.Mask != 0 {
+		b = kernel.AppendUint32(b, nl.FRA_FWMARK, r.Mark)
+		b = kernel.AppendUint32(b, nl.FRA_FWMASK, r.Mask)
+	}
+	if r.Action == Goto {
+		b = kernel.AppendUint32(b, nl.FRA_GOTO, uint32(r.Target))
+	}
+	return kernel.AppendAttr(b, nl.FRA_PROTOCOL, []byte{r.protocol})
+}
 
 func (s *session) replaceRoute(r Route) error {
 	route, err := s.newRoute(r)

@@ -23,14 +23,14 @@ type OwnRules struct {
 }
 
 func (o Own) rule(r Rule) bool {
-	return r.Mask != 0 && !r.Other && slices.Contains(o.Rules, OwnRules{r.Priority, r.Mask})
+	return r.Action == Lookup && r.Mask != 0 && !r.Other && slices.Contains(o.Rules, OwnRules{r.Priority, r.Mask})
 }
 
 // snapshot is what the kernel holds, of which some is ours.
 type snapshot struct {
 	dummyLink bool
 	addresses []boundAddress // on DummyLink
-	rules     []Rule
+	rules     []rawRule
 	routes    []foundRoute // without those that the kernel made itself
 }
 
@@ -65,7 +65,13 @@ func (o Own) state(snap snapshot) State {
 		}
 	}
 	for _, r := range snap.rules {
-		if o.rule(r) {
+		if o.rule(r.Rule) {
+			s.Rules[r.Rule] = struct{}{}
+		}
+	}
+	for _, f := range ip.Families {
+		of := slices.DeleteFunc(slices.Clone(snap.rules), func(r rawRule) bool { return r.Family != f })
+		for _, r := range exemptions(of) {
 			s.Rules[r] = struct{}{}
 		}
 	}

@@ -84,24 +84,35 @@ func (n *Netlink) readDummyLink(snap *snapshot) error {
 	return nil
 }
 
-// rules reads those of both families. A kernel without IPv6 has none of it.
-func (n *Netlink) rules() ([]Rule, error) {
-	var out []Rule
+// rules reads those of both families.
+func (n *Netlink) rules() ([]rawRule, error) {
+	var out []rawRule
 	for _, f := range ip.Families {
-		rules, err := dump(func() ([]netlink.Rule, error) { return n.handle.RuleList(familyNumber(f)) })
-		if errors.Is(err, unix.EAFNOSUPPORT) {
-			continue
-		}
+		rules, err := n.rawRules(f)
 		if err != nil {
 			return nil, err
 		}
-		for _, r := range rules {
-			out = append(out, rule(f, r))
-		}
+		out = append(out, rules...)
 	}
 	return out, nil
 }
 
+// rawRules reads a family's rules in the kernel's order. A kernel without IPv6
+// has none of it.
+func (n *Netlink) rawRules(f ip.Family) ([]rawRule, error) {
+	rules, err := dump(func() ([]netlink.Rule, error) { return n.handle.RuleList(familyNumber(f)) })
+	if errors.Is(err, unix.EAFNOSUPPORT) {
+		return nil, nil
+	}
+	out := make([]rawRule, len(rules))
+	for i, r := range rules {
+		out[i] = rawRule{rule(f, r), r.Protocol}
+	}
+	return out, err
+}
+
+// rule converts a rule. The library does not report a rule's action. A goto is
+// known by its target; of our own rules, one without a table is a nop.
 func rule(f ip.Family, r netlink.Rule) Rule {
 	out := Rule{
 		Family:   f,
@@ -117,8 +128,15 @@ func rule(f ip.Family, r netlink.Rule) Rule {
 	if r.Mask != nil {
 		out.Mask = *r.Mask
 	}
-	// The table of a rule that does not look one up is 0.
-	out.Other = r.Table == 0 || r.Goto >= 0 || r.Tos != 0 || r.TunID != 0 || r.Flow > 0 ||
+	switch {
+	case r.Goto >= 0:
+		out.Action, out.Target, out.Table = Goto, r.Goto, 0
+	case r.Table == 0 && r.Protocol == Protocol:
+		out.Action = Nop
+	case r.Table == 0:
+		out.Other = true
+	}
+	out.Other = out.Other || r.Tos != 0 || r.TunID != 0 || r.Flow > 0 ||
 		r.SuppressIfgroup >= 0 || r.SuppressPrefixlen >= 0 || r.IPProto != 0 ||
 		r.Sport != nil || r.Dport != nil || r.UIDRange != nil
 	return out

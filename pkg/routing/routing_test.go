@@ -23,6 +23,7 @@ type subject struct {
 	Watch     func(ctx context.Context, inventory, own func()) error
 	misbind   func(netip.Addr)
 	others    func(...Change) []Failure
+	stack     stack
 }
 
 // subjects make the implementations by name; the end-to-end tests add the
@@ -33,7 +34,8 @@ var subjects = map[string]func(*testing.T) subject{
 		inv, _ := f.Inventory()
 		inv.Links = append(inv.Links, Link{Index: 2, Name: "eth1", Type: "dummy", Up: true})
 		f.SetInventory(inv)
-		return subject{f.Observe, f.Inventory, f.Apply, f.Watch, f.Misbind, f.Do}
+		f.ours = true // what the stack writes
+		return subject{f.Observe, f.Inventory, f.Apply, f.Watch, f.Misbind, f.Do, (*fakeStack)(f)}
 	},
 }
 
@@ -412,6 +414,7 @@ func TestFakeInventory(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	ours.Own = true
 	want.Rules = slices.Insert(want.Rules, 1, ours)
 	want.Defaults = slices.Insert(want.Defaults, 0, route)
 	if diff := cmp.Diff(want, got, byValue); diff != "" {

@@ -15,6 +15,34 @@ import (
 // other programs (CNIs, kubelet, node-IP detection) know it by that.
 const DummyLink = "kube-ipvs0"
 
+// Action is what a Rule does with the packets that match it.
+type Action uint8
+
+const (
+	// Lookup looks Table up, and goes on with the next rule if no route there
+	// is for the packet.
+	Lookup Action = iota
+	// Goto goes on with the first rule of priority Target. Nop does nothing;
+	// it can be such a target. Inventory reports them; to write them, use
+	// SkipLocal. Nop is reported for our rules only, others' are Other.
+	Goto
+	Nop
+	// SkipLocal exempts packets with the mark from table local: they are
+	// routed as if the node had none of the addresses in it. Its rule stands
+	// before the one of table local, wherever that is, and goes on behind it.
+	//
+	// To use it, put
+	//
+	//	Rule{Family: f, Action: SkipLocal, Mark: 0x4, Mask: 0x4}
+	//
+	// into the desired state, one per family and mark, with all other fields
+	// zero. Apply chooses the priorities and keeps the order, as skiplocal.go
+	// describes; Observe reports the same value while the rule is in effect.
+	// If the rule cannot be put into its place, Apply fails with EBUSY and
+	// marked packets find table local: the mark then has no effect.
+	SkipLocal
+)
+
 // Rule is a policy routing rule (ip-rule(8)).
 type Rule struct {
 	Family   ip.Family
@@ -23,11 +51,19 @@ type Rule struct {
 	IIf, OIf string       // "": any
 	Mark     uint32
 	Mask     uint32 // 0: no match on the mark
-	Table    int    // 254 is main, 255 local
-	Invert   bool   // "not"
-	// Other tells that the rule has conditions that are not told here (type of
-	// service, ports, users, …), or does not simply look a table up (blackhole,
-	// goto, VRF, suppressed prefixes). Such a rule can be read, not written.
+	Action   Action
+	Table    int  // of Lookup: 254 is main, 255 local
+	Target   int  // of Goto: a priority
+	Invert   bool // "not"
+	// Own is set by Inventory alone: the rule has our Protocol.
+	Own bool
+	// Stray is set by Observe alone, with SkipLocal: the family has parts of
+	// such rules that have no effect or do not belong where they are. It can
+	// be deleted.
+	Stray bool
+	// Other is set if the rule has conditions without a field here (type of
+	// service, ports, users, …) or another action (blackhole, VRF, suppressed
+	// prefixes). Such a rule can be read, not written.
 	Other bool
 }
 
@@ -54,7 +90,21 @@ func (r Rule) String() string {
 	if r.Other {
 		s += " …"
 	}
-	return s + fmt.Sprintf(" lookup %d", r.Table)
+	return s + r.action()
+}
+
+func (r Rule) action() string {
+	switch {
+	case r.Action == Goto:
+		return fmt.Sprintf(" goto %d", r.Target)
+	case r.Action == Nop:
+		return " nop"
+	case r.Stray:
+		return " stray parts of rules that skip table local"
+	case r.Action == SkipLocal:
+		return " skip table local"
+	}
+	return fmt.Sprintf(" lookup %d", r.Table)
 }
 
 // Route is a unicast or local route.

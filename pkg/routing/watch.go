@@ -142,9 +142,19 @@ func (w *watcher) message(m syscall.NetlinkMessage) {
 	case unix.RTM_NEWROUTE, unix.RTM_DELROUTE:
 		w.route(m)
 	case unix.RTM_NEWRULE:
-		due(w.inventory)
+		w.newRule(m)
 	case unix.RTM_DELRULE:
 		w.all()
+	}
+}
+
+// newRule tells of a new rule of table local as of a change of ours: it may
+// stand before one of ours that is to come first.
+func (w *watcher) newRule(m syscall.NetlinkMessage) {
+	due(w.inventory)
+	// The table has the same place in struct fib_rule_hdr as in struct rtmsg.
+	if len(m.Data) >= unix.SizeofRtMsg && nl.DeserializeRtMsg(m.Data).Table == unix.RT_TABLE_LOCAL {
+		due(w.own)
 	}
 }
 

@@ -33,14 +33,30 @@ func (f found) String() string {
 // route goes through the policy rules in order; the first table with a route
 // for the destination decides.
 func (n *Node) route(q lookup) (found, bool) {
-	for _, rule := range n.Rules {
-		if !rule.Other && matches(rule, q) {
+	for i := 0; i < len(n.Rules); i++ {
+		rule := n.Rules[i]
+		switch {
+		case rule.Other || !matches(rule, q):
+		case rule.Action == routing.Goto:
+			i = n.target(i) - 1
+		case rule.Action == routing.Lookup:
 			if route, ok := n.inTable(rule.Table, q.dst); ok {
 				return found{route, rule}, true
 			}
 		}
 	}
 	return found{}, false
+}
+
+// target returns where the rule goes on to that is a goto. One without a
+// target matches nothing.
+func (n *Node) target(from int) int {
+	for i := from + 1; i < len(n.Rules); i++ {
+		if n.Rules[i].Priority == n.Rules[from].Target {
+			return i
+		}
+	}
+	return from + 1
 }
 
 // matches: a source that is not chosen yet is none of any prefix's but all's.

@@ -327,3 +327,24 @@ func TestRulesMet(t *testing.T) {
 		}
 	}
 }
+
+// A goto whose mark the packet has goes on behind the rules in between; one
+// without a target matches nothing.
+func TestGoto(t *testing.T) {
+	n := newNode(t)
+	jump := routing.Rule{Family: ip.IPv4, Mark: 4, Mask: 4, Action: routing.Goto, Target: 1}
+	for name, test := range map[string]struct {
+		rules []routing.Rule
+		mark  uint32
+		want  bool
+	}{
+		"marked":    {[]routing.Rule{jump, {Family: ip.IPv4, Table: 255}, {Family: ip.IPv4, Priority: 1, Action: routing.Nop}}, 4, false},
+		"unmarked":  {[]routing.Rule{jump, {Family: ip.IPv4, Table: 255}, {Family: ip.IPv4, Priority: 1, Action: routing.Nop}}, 0, true},
+		"no target": {[]routing.Rule{jump, {Family: ip.IPv4, Table: 255}}, 4, true},
+	} {
+		n.Rules = append(test.rules, routing.Rule{Family: ip.IPv4, Priority: 32766, Table: 254})
+		if got, ok := n.route(lookup{dst: netip.MustParseAddr(vip), in: "cali1", mark: test.mark}); !ok || got.Local != test.want {
+			t.Errorf("%s: %s, %t", name, got, ok)
+		}
+	}
+}

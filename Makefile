@@ -199,6 +199,27 @@ bench-plane: deps ## connections through a VIP in all of kube-proxy's modes and 
 	@cp $(CACHE)/bench/dataplane.md docs/performance/
 	$(call phase,see docs/performance/dataplane.md)
 
+# Names, separated by commas, of what is counted; all if empty. KUBE_IPVS is the program
+# to run, which may be another checkout's.
+SUBJECTS ?=
+PATHS ?=
+WORKLOADS ?=
+ABLATION ?=
+KUBE_IPVS ?= bin/kube-ipvs
+BENCH_INSTRUCTIONS_SIZES ?= 10
+bench-instructions: deps ## instructions of an exchange over the direct path; SUBJECTS=, PATHS=, WORKLOADS=a,b select, ABLATION=jumps|rules
+	@$(MAKE) --no-print-directory START=$(START) -j2 build bench-binary traffic image peers peer-kube-proxy
+	$(call phase,counting instructions in the lab)
+	@mkdir -p $(CACHE)/instructions && cp $(KUBE_IPVS) $(CACHE)/instructions/kube-ipvs
+	@$(LAB_PROGRAM) -icount -apiserver -limit 10h -out $(CACHE)/instructions -env LAB_KUBE_IPVS=/out/kube-ipvs \
+		-env BENCH_SIZES='$(BENCH_INSTRUCTIONS_SIZES)' -env INSTRUCTIONS_SUBJECTS='$(SUBJECTS)' -env INSTRUCTIONS_PATHS='$(PATHS)' \
+		-env INSTRUCTIONS_WORKLOADS='$(WORKLOADS)' -env INSTRUCTIONS_ABLATION='$(ABLATION)' $(LABFLAGS) -- hack/bench -test.run '^TestInstructions$$'
+
+.PHONY: traffic
+traffic: ## the client and the server of bench-instructions
+	@mkdir -p $(CACHE)/e2e
+	@gcc -O2 -Wall -Wextra -Werror -static -o $(CACHE)/e2e/traffic test/bench/instructions/traffic.c
+
 bench-short: deps ## that nothing grows with the number of Services that should not
 	@$(MAKE) --no-print-directory START=$(START) -j2 build bench-binary image peers
 	$(call phase,comparing costs in the lab)

@@ -184,3 +184,46 @@ func (a *api) parallel(from, to int, do func(context.Context, int) error) {
 	done.Wait()
 	must(a.t, first)
 }
+
+// addNode creates the Node object, by which kube-proxy knows the addresses of node
+// ports.
+func (a *api) addNode() {
+	a.t.Helper()
+	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "node"}}
+	created, err := a.client.CoreV1().Nodes().Create(a.t.Context(), node, metav1.CreateOptions{})
+	must(a.t, err)
+	for _, address := range groundNode.texts() {
+		created.Status.Addresses = append(created.Status.Addresses, corev1.NodeAddress{Type: corev1.NodeInternalIP, Address: address})
+	}
+	_, err = a.client.CoreV1().Nodes().UpdateStatus(a.t.Context(), created, metav1.UpdateOptions{})
+	must(a.t, err)
+}
+
+// addCounted creates the Service whose packets' instructions are counted.
+func (a *api) addCounted() {
+	a.t.Helper()
+	svc := newService(0)
+	svc.Name = "counted"
+	svc.Spec.Type = corev1.ServiceTypeNodePort
+	svc.Spec.ClusterIP, svc.Spec.ClusterIPs = groundVIP[0].String(), groundVIP.texts()
+	svc.Spec.IPFamilies = []corev1.IPFamily{corev1.IPv4Protocol, corev1.IPv6Protocol}
+	svc.Spec.IPFamilyPolicy = ptr.To(corev1.IPFamilyPolicyRequireDualStack)
+	svc.Spec.Ports = []corev1.ServicePort{
+		{Name: "tcp", Protocol: corev1.ProtocolTCP, Port: groundPort, TargetPort: intstr.FromInt32(groundTarget), NodePort: groundNodeTCP},
+		{Name: "udp", Protocol: corev1.ProtocolUDP, Port: groundPort, TargetPort: intstr.FromInt32(groundTarget), NodePort: groundNodeUDP},
+	}
+	_, err := a.client.CoreV1().Services(metav1.NamespaceDefault).Create(a.t.Context(), svc, metav1.CreateOptions{})
+	must(a.t, err)
+	for i, kind := range []discoveryv1.AddressType{discoveryv1.AddressTypeIPv4, discoveryv1.AddressTypeIPv6} {
+		slice := newSlice(0, 0)
+		slice.Name, slice.Labels = fmt.Sprintf("counted-%d", i), map[string]string{discoveryv1.LabelServiceName: svc.Name}
+		slice.AddressType = kind
+		slice.Ports = []discoveryv1.EndpointPort{
+			{Name: ptr.To("tcp"), Protocol: ptr.To(corev1.ProtocolTCP), Port: ptr.To[int32](groundTarget)},
+			{Name: ptr.To("udp"), Protocol: ptr.To(corev1.ProtocolUDP), Port: ptr.To[int32](groundTarget)},
+		}
+		slice.Endpoints = []discoveryv1.Endpoint{{Addresses: []string{groundServer[i].String()}, NodeName: ptr.To("node")}}
+		_, err := a.client.DiscoveryV1().EndpointSlices(metav1.NamespaceDefault).Create(a.t.Context(), slice, metav1.CreateOptions{})
+		must(a.t, err)
+	}
+}

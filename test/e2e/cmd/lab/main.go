@@ -149,6 +149,7 @@ func parseFlags() (*options, error) {
 	flag.StringVar(&opts.config.Cache, "cache", os.Getenv("KUBE_IPVS_CACHE"), "directory for images (default .cache in the checkout)")
 	flag.StringVar(&opts.out, "out", "", "directory that the command finds in $LAB_OUT (default: a new one in the cache)")
 	flag.StringVar(&opts.config.Shared, "shared", "", "directory that the command finds in $LAB_SHARED, for several labs in common (default: the one of -out)")
+	flag.BoolVar(&opts.config.CountInstructions, "icount", false, "emulate one processor, with a clock that counts its instructions; implies -way tcg")
 	flag.StringVar(&opts.config.Memory, "memory", "4G", "memory of a guest")
 	flag.DurationVar(&opts.limit, "limit", 20*time.Minute, "time that the command may take")
 	flag.BoolVar(&opts.apiserver, "apiserver", false, "run an API server, which the command finds by $LAB_KUBECONFIG")
@@ -171,6 +172,9 @@ func parseFlags() (*options, error) {
 		return nil, errors.New("no command")
 	}
 	opts.config.Way = vm.Way(*way)
+	if opts.config.CountInstructions {
+		opts.config.Way = vm.TCG
+	}
 	switch opts.config.Way {
 	case "", vm.Host, vm.KVM, vm.TCG:
 	default:

@@ -56,20 +56,35 @@ func (l *Lab) machineArguments(m Machine) []string {
 
 // hardware is what all guests have.
 func (l *Lab) hardware(memory string) []string {
-	accel := "tcg,thread=multi"
-	if l.way == KVM {
-		accel = "kvm"
-	}
-	return hardware(accel, memory, l.image)
+	return hardware(accelerator(l.way), memory, l.image)
 }
 
-func hardware(accel, memory string, image *image) []string {
-	return []string{
-		"-accel", accel, "-cpu", "max", "-m", memory, "-smp", "2",
+func hardware(accel []string, memory string, image *image) []string {
+	return append(accel[:len(accel):len(accel)],
+		"-cpu", "max", "-m", memory,
 		"-nodefaults", "-no-user-config", "-display", "none", "-no-reboot",
 		"-kernel", image.kernel, "-initrd", image.initrd,
-	}
+	)
 }
+
+// accelerator returns QEMU's arguments for what executes the guest's instructions
+// and for the number of its processors.
+func accelerator(way Way) []string {
+	if way == KVM {
+		return []string{"-accel", "kvm", "-smp", "2"}
+	}
+	return []string{"-accel", "tcg,thread=multi", "-smp", "2"}
+}
+
+// counting is accelerator for a guest whose clock counts instructions: it advances by
+// a nanosecond with each, and with real time while the processor is idle. With
+// sleep=off it would jump to the next timer instead, and whatever waits for a server
+// outside of the guest would time out at once. The seed is for RDRAND.
+// The tables of connections are large enough for what a run leaves in them: with long
+// chains, later figures would be higher.
+const countingParameters = " ip_vs.conn_tab_bits=18 nf_conntrack.hashsize=262144"
+
+var counting = []string{"-accel", "tcg,thread=single", "-icount", "shift=0,sleep=on", "-smp", "1", "-seed", "1"}
 
 // share is a directory of the host's; options begin with a comma.
 func share(tag, path, options string) []string {

@@ -19,8 +19,10 @@ import (
 // guest is one run of a QEMU machine.
 type guest struct {
 	image *image
-	// accel is QEMU's accelerator: "kvm" or "tcg,thread=multi".
-	accel string
+	// accel are QEMU's arguments for what executes instructions.
+	accel []string
+	// parameters are added to the kernel's.
+	parameters string
 	// source and cache are shared read-only; out and shared are the guest's to
 	// write, shared together with other guests.
 	source, cache, out, shared string
@@ -59,7 +61,7 @@ const kernelParameters = "console=ttyS0 quiet panic=-1 mitigations=off tsc=relia
 
 func (g *guest) arguments(console string) []string {
 	args := append(hardware(g.accel, g.memory, g.image),
-		"-append", kernelParameters,
+		"-append", kernelParameters+g.parameters,
 		"-serial", "file:"+console,
 		"-device", "virtio-serial-pci", "-chardev", "file,id=out,path=/dev/stdout",
 		"-device", "virtserialport,chardev=out,name=lab.out",

@@ -44,6 +44,9 @@ type Config struct {
 	Shared string
 	// Memory is a guest's, in QEMU's notation.
 	Memory string
+	// CountInstructions gives an emulated guest one processor and a clock that counts
+	// its instructions. The way must be TCG.
+	CountInstructions bool
 	// Env is added to the command's environment.
 	Env map[string]string
 	// Command is the program with its arguments.
@@ -143,12 +146,13 @@ func (l *Lab) Visible(out string) string {
 }
 
 func (l *Lab) guest(way Way, out string, stdout io.Writer) *guest {
-	accel := "tcg,thread=multi"
-	if way == KVM {
-		accel = "kvm"
+	accel, parameters := accelerator(way), ""
+	if l.config.CountInstructions {
+		accel, parameters = counting, countingParameters
 	}
 	return &guest{
-		image: l.image, accel: accel, memory: l.config.Memory, stdout: stdout,
+		parameters: parameters,
+		image:      l.image, accel: accel, memory: l.config.Memory, stdout: stdout,
 		source: l.config.Source, cache: l.config.Cache, out: out, shared: cmp.Or(l.config.Shared, out),
 	}
 }

@@ -33,10 +33,11 @@ type machine struct {
 	record  *sysctl.Recorded // nil where nothing can be recorded
 	ipvs    *ipvs.Netlink
 	routing *routing.Netlink
+	unread  []error // families that are not served though the kernel has them
 }
 
 // openKernel opens every kernel interface. What is missing is an error that
-// says the cure, but for a whole family, which is then left out.
+// names the cure, except IPv6, which is then not served.
 func openKernel(ctx context.Context, cfg *config.Config) (*machine, error) {
 	var m machine
 	var errs [4]error
@@ -78,16 +79,39 @@ func (m *machine) openLoopback(ctx context.Context, cfg *plan.Config) {
 	cfg.LocalhostNodePorts = false
 }
 
-// openNAT finds iptables for each family, of both at once as it runs programs,
-// and drops the family for which there is none: many kernels have no IPv6. A refusal
-// that may pass is none of a family: what the kernel holds of it would be left to
-// itself.
+// openNAT finds the programs of iptables for each family, of the back end that
+// the node uses and of the other one, and reads the rules once. Only IPv6 can be
+// left out, where the kernel has no IPv6 or its programs are not there. Any other
+// error ends the process with everything left as it is: a family that is not
+// served while its Services are there would be worse than the rules that stand.
 func (m *machine) openNAT(ctx context.Context, cfg *plan.Config) error {
-	tables, errs := make([]*nat.IPTables, len(cfg.Families)), make([]error, len(cfg.Families))
+	choice, err := nat.Choose()
+	if err != nil {
+		return err
+	}
+	return m.openFamilies(ctx, cfg, choice, natOpener{
+		open:    func(f ip.Family, v nat.Variant) (apply.NAT, error) { return nat.Open(f, v) },
+		hasIPv6: hasIPv6,
+	})
+}
+
+// natOpener is what openFamilies asks of the machine.
+type natOpener struct {
+	open    func(ip.Family, nat.Variant) (apply.NAT, error)
+	hasIPv6 func() bool
+}
+
+func (m *machine) openFamilies(ctx context.Context, cfg *plan.Config, choice nat.Choice, o natOpener) error {
+	logger := klog.FromContext(ctx)
+	tables, errs := make([]apply.NAT, len(cfg.Families)), make([]error, len(cfg.Families))
 	var all sync.WaitGroup
 	for i, family := range cfg.Families {
+		if family == ip.IPv6 && !o.hasIPv6() {
+			errs[i] = unix.EAFNOSUPPORT
+			continue
+		}
 		all.Go(func() {
-			if tables[i], errs[i] = nat.New(family); errs[i] == nil {
+			if tables[i], errs[i] = o.open(family, choice.Use); errs[i] == nil {
 				errs[i] = kernel.Retry(func() error { _, err := tables[i].Observe(nat.Own{}); return err })
 			}
 		})
@@ -95,25 +119,62 @@ func (m *machine) openNAT(ctx context.Context, cfg *plan.Config) error {
 	all.Wait()
 	var usable []ip.Family
 	for i, family := range cfg.Families {
-		if passing(errs[i]) {
-			return fmt.Errorf("reading the rules of %s: %w", family, errs[i])
+		switch {
+		case errs[i] == nil:
+			m.NAT[family] = tables[i]
+			usable = append(usable, family)
+		case family == ip.IPv6 && nat.NoIPv6(errs[i]):
+			logger.Info("Not serving IPv6", "reason", errs[i].Error())
+			if o.hasIPv6() {
+				m.unread = append(m.unread, fmt.Errorf("%s is left as it is: %w", family, errs[i]))
+			}
+		default:
+			return fmt.Errorf("cannot read the %s rules of %s, leaving everything as it is: %w", family, choice.Use, errs[i])
 		}
-		if errs[i] != nil {
-			klog.FromContext(ctx).Info("Not serving a family", "family", family.String(), "reason", errs[i].Error())
-			continue
-		}
-		m.NAT[family] = tables[i]
-		usable = append(usable, family)
 	}
 	if len(usable) == 0 {
 		return errors.Join(errs...)
 	}
 	cfg.Families = usable
+	logger.Info("Using the back end of iptables that the node uses", "programs", choice.Use.String(), "reason", choice.Why)
+	m.openOther(ctx, choice, usable, o)
 	return nil
 }
 
-// passing tells whether another process may well be more fortunate.
-func passing(err error) bool { return kernel.IsTransient(err) || errors.Is(err, unix.ENOMEM) }
+// openOther opens the back end that is not used. kube-proxy, or an earlier version
+// of ours, may have left rules there.
+func (m *machine) openOther(ctx context.Context, choice nat.Choice, families []ip.Family, o natOpener) {
+	m.Leftovers.Programs = choice.Other.String()
+	m.Leftovers.Unseen = choice.Unseen
+	if choice.Unseen {
+		klog.FromContext(ctx).Info("The other back end of iptables cannot be looked into, its programs are not there", "used", choice.Use.String())
+	}
+	if !choice.HasOther {
+		return
+	}
+	for _, family := range families {
+		tables, err := o.open(family, choice.Other)
+		if err != nil {
+			klog.FromContext(ctx).Error(err, "Cannot look for leftovers in the other back end of iptables", "family", family.String(), "programs", choice.Other.String())
+			m.Leftovers.Unseen = true
+			continue
+		}
+		if m.Leftovers.NAT == nil {
+			m.Leftovers.NAT = map[ip.Family]apply.NAT{}
+		}
+		m.Leftovers.NAT[family] = tables
+	}
+}
+
+// hasIPv6 reports whether the kernel has sockets of IPv6, which it has not with
+// ipv6.disable=1.
+func hasIPv6() bool {
+	s, err := unix.Socket(unix.AF_INET6, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+	if err == nil {
+		unix.Close(s)
+	}
+	return !errors.Is(err, unix.EAFNOSUPPORT)
+}
 
 // recordSysctls has the values that kernel parameters had before kept in a
 // folder. Where that cannot be, Services matter more, and it is said.

@@ -68,7 +68,7 @@ func cleanup(cfg *config.Config, kernel *machine) error {
 	applier := apply.New(&cfg.Plan, kernel.Kernel)
 	applier.SetNode(plan.NodeWide(&cfg.Plan, &plan.Node{}))
 	err := applier.Cleanup()
-	return errors.Join(err, kernel.restoreSysctls(applier.GivenBack()))
+	return errors.Join(append(kernel.unread, err, kernel.restoreSysctls(applier.GivenBack()))...)
 }
 
 // serve programs the kernel, once or until the context ends. What is in the

@@ -46,8 +46,10 @@ func (a *Applier) BeginAdopt(o *Observation) *Adoption {
 	a.node.dirty = true
 	a.have.sysctls = o.sysctls
 	a.have.nat = o.nat
+	a.seen = maps.Clone(o.nat)
 	a.have.loopback = o.loopback
 	a.have.kubeProxy = o.kubeProxy
+	a.have.leftovers = o.leftovers
 	a.marks = nil
 	for _, family := range a.cfg.Families {
 		a.marks = append(a.marks, o.nat[family].Marks...)
@@ -57,6 +59,7 @@ func (a *Applier) BeginAdopt(o *Observation) *Adoption {
 	if a.have.rules == nil {
 		a.have.rules = map[routing.Rule]struct{}{}
 	}
+	maps.DeleteFunc(a.have.rules, func(r routing.Rule, _ struct{}) bool { return !serves(a.cfg, r.Family) })
 	a.misbound = o.routing.Misbound
 	d := &Adoption{Applier: a, seen: o, atOnce: keysAtOnce}
 	d.takeSets()

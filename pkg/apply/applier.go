@@ -44,6 +44,7 @@ type Applier struct {
 	foreign  ipvs.State                                // virtual servers that are not ours
 	misbound map[netip.Addr]struct{}                   // addresses that were bound as kube-proxy does
 	marks    []nat.MarkUse                             // rules of others that have to do with marks
+	seen     map[ip.Family]nat.State                   // the rules as they were last observed
 	draining map[ipvs.Key]map[netip.AddrPort]time.Time // real servers of weight 0 that wait for their connections to end; see Drain
 	toDrain  []ipvs.Key                                // those of them at which this round of Drain has not looked
 	cuts     []Cut                                     // since TakeCuts was last called
@@ -72,6 +73,7 @@ type have struct {
 
 	loopback  loopback.State
 	kubeProxy kubeproxy.State
+	leftovers leftovers
 }
 
 // New makes an Applier that knows nothing of the kernel yet.

@@ -2,6 +2,7 @@ package apply
 
 import (
 	"errors"
+	"fmt"
 	"maps"
 	"slices"
 
@@ -25,7 +26,11 @@ func (a *Applier) Cleanup() error {
 	a.Adopt(o)
 	var errs []error
 	for family, k := range a.kernel.NAT {
-		errs = append(errs, kernel.Join(k.Apply(nat.Diff(a.rulesToGo(family), nat.State{}))))
+		errs = append(errs, kernel.Join(k.Apply(nat.Diff(a.rulesToGo(family, a.have.nat[family]), nat.State{}))))
+	}
+	errs = append(errs, kernel.Join(a.dropLeftovers(a.rulesToGo)))
+	for family, err := range a.have.leftovers.unread {
+		errs = append(errs, fmt.Errorf("rules of %s in %s may remain: %w", family, a.kernel.Leftovers.Programs, err))
 	}
 	if a.kernel.Loopback != nil {
 		errs = append(errs, kernel.Join(a.kernel.Loopback.Apply(loopback.Diff(o.loopback, nil))))

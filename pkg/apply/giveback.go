@@ -41,12 +41,23 @@ func (s *successor) has(c nat.Chain) bool {
 	return slices.ContainsFunc(s.chains[c.Table], func(name string) bool { return strings.HasPrefix(c.Name, name) })
 }
 
-// successor finds who serves a family now. Whatever Services there are,
-// KUBE-SERVICES leads to node ports: in iptables mode to a chain that we do not
-// have, and in IPVS mode by their numbers alone, while we match addresses too.
+// successor finds who serves a family now, in either back end of iptables.
 func (a *Applier) successor(family ip.Family) *successor {
+	for _, s := range []nat.State{a.have.nat[family], a.have.leftovers.nat[family]} {
+		if found := successorIn(family, s); found != &nobodyElse {
+			return found
+		}
+	}
+	return &nobodyElse
+}
+
+// successorIn finds who serves a family with the rules of a back end. Whatever
+// Services there are, KUBE-SERVICES leads to node ports: in iptables mode to a
+// chain that we do not have, and in IPVS mode by their numbers alone, while we
+// match addresses too.
+func successorIn(family ip.Family, s nat.State) *successor {
 	services := servicesChain(family)
-	for _, r := range a.have.nat[family].Chains[services] {
+	for _, r := range s.Chains[services] {
 		switch to := (nat.Jump{Chain: services, Rule: r}).To().Name; {
 		case to == "KUBE-NODEPORTS":
 			return &iptablesMode
@@ -68,9 +79,9 @@ func (a *Applier) leavesIPVS() bool {
 	return slices.ContainsFunc(ip.Families, func(f ip.Family) bool { return a.successor(f).ipvs })
 }
 
-// rulesToGo are the rules of a family that Cleanup takes away.
-func (a *Applier) rulesToGo(family ip.Family) nat.State {
-	have, next := a.have.nat[family], a.successor(family)
+// rulesToGo are the rules of a family in one back end that Cleanup removes.
+func (a *Applier) rulesToGo(family ip.Family, have nat.State) nat.State {
+	next := successorIn(family, have)
 	jumps := slices.Concat(have.Jumps, have.Stray)
 	out := nat.State{Chains: maps.Clone(have.Chains), Jumps: slices.Clone(jumps)}
 	maps.DeleteFunc(out.Chains, func(c nat.Chain, _ []nat.Rule) bool { return next.has(c) })

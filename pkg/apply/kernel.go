@@ -77,4 +77,15 @@ type Kernel struct {
 	Conntrack Conntrack
 	Loopback  Loopback  // nil where there is no nft
 	KubeProxy KubeProxy // likewise
+	Leftovers Leftovers
+}
+
+// Leftovers is the back end of iptables that is not used, in which kube-proxy or
+// an earlier process of ours may have left rules.
+type Leftovers struct {
+	NAT      map[ip.Family]NAT // nil where its programs are not there
+	Programs string            // what they are called
+	// Unseen reports that it may hold rules, and that there are no programs to
+	// read them.
+	Unseen bool
 }

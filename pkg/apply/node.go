@@ -65,6 +65,7 @@ func (f *flush) flushNode() {
 	}
 	f.flushRules(routing.DeleteRule)
 	f.removeKubeProxysTables()
+	f.removeLeftovers()
 	f.node.dirty = len(f.problems) > before || f.replacesLater()
 }
 
@@ -222,7 +223,7 @@ func join(s, more nat.State) nat.State {
 // own tells which chains are ours: those of the plan, and those that an
 // earlier version, or kube-proxy, has left.
 func own(s nat.State) nat.Own {
-	o := nat.Own{Prefixes: append([]string{"KUBE-IPVS-"}, iptablesModes...)}
+	o := nat.Own{Prefixes: append([]string{"KUBE-IPVS-"}, iptablesModes...), Jumps: s.Jumps}
 	for c := range s.Chains {
 		o.Chains = append(o.Chains, c)
 	}

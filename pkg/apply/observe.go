@@ -29,6 +29,7 @@ type Observation struct {
 
 	loopback  loopback.State
 	kubeProxy kubeproxy.State
+	leftovers leftovers
 
 	vips map[plan.VIP]struct{} // those in routing
 }
@@ -113,6 +114,7 @@ func (r reader) observe() (*Observation, error) {
 			return err
 		})
 	}
+	reads = append(reads, func() error { o.leftovers = r.readLeftovers(); return nil })
 	if k := r.kernel.Loopback; k != nil {
 		reads = append(reads, func() (err error) { o.loopback, err = k.Observe(); return err })
 	}
@@ -126,17 +128,20 @@ func (r reader) observe() (*Observation, error) {
 	return &o, nil
 }
 
-// vipsIn are the VIPs that addresses and routes claim.
+// vipsIn are the VIPs of the served families that addresses and routes claim.
 func vipsIn(cfg *plan.Config, s *routing.State) map[plan.VIP]struct{} {
 	vips := map[plan.VIP]struct{}{}
 	for _, addresses := range []map[netip.Addr]struct{}{s.Addresses, s.Misbound} {
 		for addr := range addresses {
-			if !excluded(cfg, addr) {
+			if serves(cfg, ip.Of(addr)) && !excluded(cfg, addr) {
 				vips[plan.VIP{Addr: addr, Claim: plan.ClaimAddress}] = struct{}{}
 			}
 		}
 	}
 	for r := range s.Routes {
+		if !serves(cfg, r.Family) {
+			continue
+		}
 		for _, claim := range []plan.Claim{plan.ClaimPort, plan.ClaimRoute} {
 			vip := plan.VIP{Addr: r.Dst.Addr(), Claim: claim}
 			if own, _ := cfg.VIPs.Route(vip); r == own {
@@ -146,6 +151,10 @@ func vipsIn(cfg *plan.Config, s *routing.State) map[plan.VIP]struct{} {
 	}
 	return vips
 }
+
+// serves reports whether a family is served. What there is of another one is not
+// read, not compared and not removed.
+func serves(cfg *plan.Config, family ip.Family) bool { return slices.Contains(cfg.Families, family) }
 
 func excluded(cfg *plan.Config, addr netip.Addr) bool {
 	return slices.ContainsFunc(cfg.ExcludeCIDRs, func(p netip.Prefix) bool { return p.Contains(addr) })
@@ -204,13 +213,16 @@ func (a *Applier) nodeDifferences() int {
 	for family := range a.kernel.NAT {
 		n += len(nat.Diff(a.have.nat[family], ofFamily(a.node.NAT, family)))
 	}
+	if a.swept {
+		n += a.have.leftovers.count()
+	}
 	return n + rules
 }
 
 // Seen is what the last observation found of others' doing, with the
 // parameters as they were set since.
 func (a *Applier) Seen() plan.Seen {
-	return plan.Seen{Marks: a.marks, Sysctls: a.have.sysctls}
+	return plan.Seen{Marks: a.marks, Sysctls: a.have.sysctls, Rules: a.seen, Unseen: a.unseen()}
 }
 
 // ours reports whether a virtual server is ours: whether one of our sets lists its

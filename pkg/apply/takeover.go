@@ -26,7 +26,7 @@ func (f *flush) rulesServe() bool {
 		return false
 	}
 	for family := range f.kernel.NAT {
-		if len(f.have.nat[family].Chains[servicesChain(family)]) > 0 {
+		if len(f.have.nat[family].Chains[servicesChain(family)]) > 0 || len(f.have.leftovers.nat[family].Chains[servicesChain(family)]) > 0 {
 			return true
 		}
 	}
@@ -40,7 +40,7 @@ func servicesChain(family ip.Family) nat.Chain {
 
 // replacesLater tells whether something waits for every Service to be served.
 func (f *flush) replacesLater() bool {
-	return f.rulesServe() || !f.swept && len(f.have.kubeProxy) > 0
+	return f.rulesServe() || !f.swept && (len(f.have.kubeProxy) > 0 || f.have.leftovers.count() > 0)
 }
 
 // removeKubeProxysTables removes those of nftables mode when every Service is

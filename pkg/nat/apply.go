@@ -2,6 +2,8 @@ package nat
 
 import (
 	"fmt"
+	"sync"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -15,37 +17,83 @@ type backend interface {
 	// restore carries out its input, table by table. An error leaves the
 	// table with the fault, and those after it, as they were.
 	restore(input string) error
+	// partly reads chains and jumps of a table that save cannot list.
+	partly(t Table, own Own) (*table, error)
 }
 
-func observe(b backend, family ip.Family, own Own) (State, error) {
-	rules, err := read(b)
+// engine is what IPTables and Fake share: it brings changes to a backend, and
+// remembers what it has learned of the kernel and of other programs.
+type engine struct {
+	family ip.Family
+	now    func() time.Time // nil: time.Now
+
+	mu       sync.Mutex // one restore at a time: they would wait for each other
+	leftOut  leftOut
+	contests contests
+}
+
+func (e *engine) time() time.Time {
+	if e.now == nil {
+		return time.Now()
+	}
+	return e.now()
+}
+
+func (e *engine) observe(b backend, own Own) (State, error) {
+	rules, unread, err := read(b, own)
 	if err != nil {
 		return State{}, err
 	}
-	return own.state(family, rules), nil
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	now := e.time()
+	e.leftOut.again(b, now)
+	s, displaced := own.state(e.family, rules, func(c Chain) bool { return e.contests.stays(c, now) })
+	e.contests.seen(displaced)
+	e.leftOut.complete(&s)
+	s.Unread = unread
+	return s, nil
 }
 
-func read(b backend) (ruleset, error) {
+// read reads the ruleset. Of a table that cannot be listed it has only what is
+// ours.
+func read(b backend, own Own) (ruleset, []Unread, error) {
 	text, err := b.save()
 	if err != nil {
-		return nil, fmt.Errorf("iptables-save: %w", err)
+		return nil, nil, fmt.Errorf("iptables-save: %w", err)
 	}
-	return parseSave(text)
+	rules, unread, err := parsePartly(text)
+	if err != nil {
+		return nil, nil, err
+	}
+	for _, u := range unread {
+		if rules[u.Table], err = b.partly(u.Table, own); err != nil {
+			return nil, nil, fmt.Errorf("%w: %w", u.err(), err)
+		}
+	}
+	return rules, unread, nil
 }
 
 // apply first tries all changes with one input. If that is refused, each
 // table is tried by itself, after a new look at what stands, as another
 // program may have changed that in between; this also tells which tables are
-// at fault.
-func apply(b backend, family ip.Family, changes []Change) []Failure {
-	refused, err := attempt(b, family, changes)
+// at fault. Of such a table those rules are left out that are refused by
+// themselves.
+func (e *engine) apply(b backend, changes []Change) []Failure {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	refused, err := e.attempt(b, changes)
 	if err == nil {
 		return refused
 	}
 	var failures []Failure
 	for _, t := range tables(changes) {
 		inTable := ofTable(changes, t)
-		refused, err := attempt(b, family, inTable)
+		refused, err := e.attempt(b, inTable)
+		if err != nil && e.leftOut.find(b, t, inTable, err) {
+			e.leftOut.probed = e.time()
+			refused, err = e.attempt(b, inTable)
+		}
 		if err != nil {
 			refused = failAll(inTable, err)
 		}
@@ -56,16 +104,28 @@ func apply(b backend, family ip.Family, changes []Change) []Failure {
 
 // attempt makes the changes in one go, except those known to be refused. With
 // an error, some tables may be changed and others not.
-func attempt(b backend, family ip.Family, changes []Change) ([]Failure, error) {
+func (e *engine) attempt(b backend, changes []Change) ([]Failure, error) {
 	rules, err := standing(b, changes)
 	if err != nil {
 		return nil, err
 	}
-	sound, refused := check(family, rules, changes)
+	adapted, lost := e.leftOut.adapt(changes)
+	sound, refused := check(e.family, rules, adapted)
+	refused = append(lost, refused...)
 	if len(sound) == 0 {
 		return refused, nil
 	}
-	return refused, b.restore(RestoreInput(sound, countCopies(rules, sound)))
+	copies := countCopies(rules, sound)
+	if err := b.restore(RestoreInput(sound, copies)); err != nil {
+		return refused, err
+	}
+	e.leftOut.note(changes)
+	for _, c := range sound {
+		if c.Op == InsertJump && copies[c.jump()] > 0 {
+			e.contests.inserted(c.Chain, e.time())
+		}
+	}
+	return refused, nil
 }
 
 // standing reads the ruleset if the changes depend on it: which copies of a
@@ -74,10 +134,24 @@ func attempt(b backend, family ip.Family, changes []Change) ([]Failure, error) {
 func standing(b backend, changes []Change) (ruleset, error) {
 	for _, c := range changes {
 		if c.Op != WriteChain {
-			return read(b)
+			rules, _, err := read(b, ownOf(changes))
+			return rules, err
 		}
 	}
 	return nil, nil
+}
+
+// ownOf are the chains and jumps that changes are about.
+func ownOf(changes []Change) Own {
+	var own Own
+	for _, c := range changes {
+		if c.isJump() && len(c.Rules) == 1 {
+			own.Jumps = append(own.Jumps, c.jump())
+		} else {
+			own.Chains = append(own.Chains, c.Chain)
+		}
+	}
+	return own
 }
 
 func countCopies(rules ruleset, changes []Change) Copies {

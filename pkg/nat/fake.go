@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strings"
 	"sync"
 
 	"golang.org/x/sys/unix"
@@ -30,7 +31,12 @@ type Fake struct {
 	// NoRandomFully makes it an iptables without --random-fully.
 	NoRandomFully bool
 
-	family   ip.Family
+	// Lacks, if set, tells what the kernel lacks for a rule, which it then refuses.
+	Lacks func(Rule) error
+	// Unlisted are tables that iptables-save cannot list.
+	Unlisted map[Table]bool
+
+	engine   engine
 	mu       sync.Mutex
 	rules    ruleset
 	saves    int
@@ -48,14 +54,14 @@ func NewFake(family ip.Family) *Fake {
 			rules[name].policies[c] = "ACCEPT"
 		}
 	}
-	return &Fake{family: family, rules: rules}
+	return &Fake{engine: engine{family: family}, rules: rules}
 }
 
 // RandomFully is like IPTables'.
 func (f *Fake) RandomFully() bool { return !f.NoRandomFully }
 
 // Observe is like IPTables'.
-func (f *Fake) Observe(own Own) (State, error) { return observe(fakeBackend{f, nil}, f.family, own) }
+func (f *Fake) Observe(own Own) (State, error) { return f.engine.observe(fakeBackend{f, nil}, own) }
 
 // Apply is like IPTables'.
 func (f *Fake) Apply(changes []Change) []Failure {
@@ -68,7 +74,7 @@ func (f *Fake) Apply(changes []Change) []Failure {
 			refused[c.Chain.Table] = fmt.Errorf("%s: %w", c, err)
 		}
 	}
-	return apply(fakeBackend{f, refused}, f.family, changes)
+	return f.engine.apply(fakeBackend{f, refused}, changes)
 }
 
 // Save is the whole ruleset as iptables-save prints it.
@@ -120,7 +126,30 @@ func (b fakeBackend) save() (string, error) {
 			return "", err
 		}
 	}
-	return b.Save(), nil
+	text := b.Save()
+	for t := range b.Unlisted {
+		before, rest, _ := strings.Cut(text, "*"+string(t)+"\n")
+		_, after, _ := strings.Cut(rest, "COMMIT\n")
+		text = before + "# Table `" + string(t) + "' is incompatible, use 'nft' tool.\n" + after
+	}
+	return text, nil
+}
+
+func (b fakeBackend) partly(t Table, own Own) (*table, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	is, out := b.rules[t], newTable()
+	for name, rules := range is.chains {
+		switch {
+		case isBase(name):
+			out.chains[name] = slices.DeleteFunc(slices.Clone(rules), func(r Rule) bool {
+				return !slices.Contains(own.Jumps, Jump{Chain: Chain{b.engine.family, t, name}, Rule: r})
+			})
+		case slices.Contains(own.Chains, Chain{b.engine.family, t, name}):
+			out.chains[name] = rules
+		}
+	}
+	return out, nil
 }
 
 func (b fakeBackend) restore(input string) error { return b.Fake.restore(input, b.refused) }
@@ -138,7 +167,7 @@ func (f *Fake) tell(before ruleset) {
 		for chain := range before[name].chains {
 			if now, there := t.chains[chain]; !there || !slices.Equal(now, before[name].chains[chain]) {
 				for _, w := range f.watchers {
-					w(Chain{f.family, name, chain})
+					w(Chain{f.engine.family, name, chain})
 				}
 			}
 		}
@@ -191,6 +220,11 @@ func (f *Fake) validateRule(name Table, t *table, r Rule) error {
 	for _, set := range Arguments(r, "--match-set", "--map-set") {
 		if f.HasSet != nil && !f.HasSet(set) {
 			return fmt.Errorf("set %s does not exist: %w", set, unix.ENOENT)
+		}
+	}
+	if f.Lacks != nil {
+		if err := f.Lacks(r); err != nil {
+			return err
 		}
 	}
 	to := target(r)

@@ -4,7 +4,8 @@ import (
 	"fmt"
 	"os/exec"
 	"path/filepath"
-	"sync"
+	"slices"
+	"strings"
 
 	"github.com/coreos/go-iptables/iptables"
 
@@ -16,20 +17,18 @@ import (
 // that the distribution gives: nf_tables or legacy. It is safe for concurrent
 // use; its calls act on the calling thread's network namespace.
 type IPTables struct {
-	family      ip.Family
+	variant     Variant
+	command     string
 	saveCmd     string
 	restoreCmd  string
 	randomFully bool
 
-	mu sync.Mutex // one restore at a time: they would wait for each other
+	engine
 }
 
-// New finds the family's programs in the PATH. It fails if one is missing or
-// is too old for --wait (1.6.2).
-func New(family ip.Family) (*IPTables, error) { return find(family, "") }
-
-// find looks for a variant of the programs: "", "-nft" or "-legacy".
-func find(family ip.Family, variant string) (*IPTables, error) {
+// find looks for the programs of a variant in the PATH. It fails if one is
+// missing or is too old for --wait (1.6.2).
+func find(family ip.Family, variant Variant) (*IPTables, error) {
 	if err := checkFamily(family); err != nil {
 		return nil, err
 	}
@@ -37,7 +36,7 @@ func find(family ip.Family, variant string) (*IPTables, error) {
 	if family == ip.IPv6 {
 		name, proto = "ip6tables", iptables.ProtocolIPv6
 	}
-	path, err := exec.LookPath(name + variant)
+	path, err := exec.LookPath(name + string(variant))
 	if err != nil {
 		return nil, fmt.Errorf("%w: install the package iptables, or correct PATH", err)
 	}
@@ -48,8 +47,8 @@ func find(family ip.Family, variant string) (*IPTables, error) {
 	if a, b, c := found.GetIptablesVersion(); a < 1 || a == 1 && (b < 6 || b == 6 && c < 2) {
 		return nil, fmt.Errorf("%s is version %d.%d.%d: install 1.6.2 or newer", path, a, b, c)
 	}
-	t := &IPTables{family: family, randomFully: found.HasRandomFully()}
-	return t, t.findCompanions(path, name, variant)
+	t := &IPTables{variant: variant, command: path, randomFully: found.HasRandomFully(), engine: engine{family: family}}
+	return t, t.findCompanions(path, name, string(variant))
 }
 
 // findCompanions takes save and restore from the folder of iptables itself:
@@ -70,25 +69,109 @@ func (t *IPTables) RandomFully() bool { return t.randomFully }
 
 // Observe reads what is ours of the ruleset with one iptables-save. A ruleset
 // that cannot be read whole is an error, and the State is then empty.
-func (t *IPTables) Observe(own Own) (State, error) { return observe(t, t.family, own) }
+func (t *IPTables) Observe(own Own) (State, error) { return t.observe(t, own) }
 
 // Apply makes the changes true, those of each table at once or not at all,
 // and gives back the changes that were not made. Changes of one table that
 // iptables refused share an error, which names the line at fault and wraps
 // the errno as far as iptables told it. A chain that another program's rule
 // refers to is not deleted (EMLINK); this hinders no other change.
-func (t *IPTables) Apply(changes []Change) []Failure {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	return apply(t, t.family, changes)
-}
+//
+// A rule that the kernel or iptables refuses by itself, as it lacks an
+// extension or a set, is left out, which is no failure; see State.LeftOut.
+func (t *IPTables) Apply(changes []Change) []Failure { return t.apply(t, changes) }
 
+// save lists all tables. Some versions of iptables fail as a whole where they
+// cannot list one table; that one is then named in the words of the others.
 func (t *IPTables) save() (string, error) {
 	stdout, stderr, err := kernel.Run(t.saveCmd, "")
-	if err != nil {
+	if err == nil {
+		return stdout, nil
+	}
+	if !cannotList(stderr) {
 		return "", programError("", stderr, err)
 	}
-	return stdout, nil
+	var out strings.Builder
+	for name := range baseChains {
+		stdout, stderr, err := kernel.Run(t.saveCmd, "", "-t", string(name))
+		switch {
+		case err == nil:
+			out.WriteString(stdout)
+		case cannotList(stderr):
+			fmt.Fprintf(&out, "# Table `%s' is incompatible: %s\n", name, oneLine(stderr))
+		default:
+			return "", programError("", stderr, err)
+		}
+	}
+	return out.String(), nil
+}
+
+// cannotList reports whether iptables-nft says that it does not understand a rule.
+func cannotList(stderr string) bool {
+	return strings.Contains(stderr, "incompatible") || strings.Contains(stderr, "Parsing nftables rule failed") || strings.Contains(stderr, "sreg")
+}
+
+// partly lists chain by chain. A base chain that cannot be listed is asked
+// whether it has each of the jumps, which then count as standing at its head.
+func (t *IPTables) partly(name Table, own Own) (*table, error) {
+	out := newTable()
+	for _, c := range own.Chains {
+		if c.Table == name && c.Family == t.family && !isBase(c.Name) {
+			rules, listed, err := t.list(name, c.Name)
+			if err != nil {
+				return nil, err
+			}
+			if listed {
+				out.chains[c.Name] = rules
+			}
+		}
+	}
+	for _, base := range baseChains[name] {
+		out.policies[base] = "ACCEPT" // for render; nothing else asks
+		rules, listed, err := t.list(name, base)
+		if err != nil {
+			return nil, err
+		}
+		if !listed {
+			rules = t.jumpsIn(Chain{t.family, name, base}, own.Jumps)
+		}
+		out.chains[base] = rules
+	}
+	return out, nil
+}
+
+// list gives the rules of a chain. It is false for one that is not there or
+// cannot be listed.
+func (t *IPTables) list(name Table, chain string) ([]Rule, bool, error) {
+	stdout, stderr, err := kernel.Run(t.command, "", "-w", "5", "-t", string(name), "-S", chain)
+	if err != nil {
+		if err := programError("", stderr, err); kernel.IsTransient(err) || kernel.IsPermission(err) || strings.TrimSpace(stderr) == "" {
+			return nil, false, err
+		}
+		return nil, false, nil
+	}
+	var rules []Rule
+	for line := range strings.Lines(stdout) {
+		if rule, ok := strings.CutPrefix(strings.TrimSpace(line), "-A "+chain+" "); ok {
+			rules = append(rules, Rule(rule))
+		}
+	}
+	return rules, true, nil
+}
+
+func (t *IPTables) jumpsIn(c Chain, jumps []Jump) []Rule {
+	var out []Rule
+	for _, j := range jumps {
+		words, err := Words(string(j.Rule))
+		if err != nil || j.Chain != c || slices.Contains(out, j.Rule) || strings.ContainsAny(string(j.Rule), "\r\n\x00") {
+			continue
+		}
+		args := append([]string{"-w", "5", "-t", string(c.Table), "-C", c.Name}, words...)
+		if _, _, err := kernel.Run(t.command, "", args...); err == nil {
+			out = append(out, j.Rule)
+		}
+	}
+	return out
 }
 
 // restore waits 5 s for the lock that the legacy programs share. No interval

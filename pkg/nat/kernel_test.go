@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"runtime"
+	"strings"
 	"testing"
 	"time"
 
@@ -19,23 +20,28 @@ import (
 // init adds both variants of iptables to the implementations that every test
 // of behaviour runs against.
 func init() {
-	for _, variant := range []string{"-nft", "-legacy"} {
+	for _, variant := range []Variant{NFT, Legacy} {
 		for _, family := range ip.Families {
-			subjects["iptables"+variant+" "+family.String()] = func(t *testing.T) subject {
+			subjects[variant.String()+" "+family.String()] = func(t *testing.T) subject {
 				return realSubject(t, family, variant)
 			}
 		}
 	}
 }
 
-func realSubject(t *testing.T, family ip.Family, variant string) subject {
+func realSubject(t *testing.T, family ip.Family, variant Variant) subject {
 	t.Helper()
 	namespace(t)
-	real, err := find(family, variant)
+	return openSubject(t, family, variant)
+}
+
+func openSubject(t *testing.T, family ip.Family, variant Variant) subject {
+	t.Helper()
+	real, err := Open(family, variant)
 	if err != nil {
 		t.Fatal(err)
 	}
-	return subject{family, real.Observe, real.Apply, real.restore}
+	return subject{family, real.Observe, real.Apply, real.restore, func() subject { return openSubject(t, family, variant) }}
 }
 
 // namespace puts the test into a network namespace of its own. The thread is
@@ -65,19 +71,50 @@ func TestNew(t *testing.T) {
 
 // A rule that nft made in a chain of iptables, of a kind that iptables does
 // not know, makes iptables-save leave its whole table out; this must not be
-// taken for an empty table. Base chains that nft made do no harm.
+// taken for an empty table. What is ours is read and written all the same. Base
+// chains that nft made do no harm.
 func TestTableWithRulesOfNFT(t *testing.T) {
-	s := realSubject(t, ip.IPv4, "-nft")
+	s := realSubject(t, ip.IPv4, NFT)
+	own := s.own()
+	own.Jumps = s.wanted().Jumps
+	reach := func() {
+		t.Helper()
+		have, err := s.Observe(own)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if failures := s.Apply(Diff(have, s.wanted())); len(failures) > 0 {
+			t.Fatal(failures)
+		}
+		if have, err = s.Observe(own); err != nil || len(Diff(have, s.wanted())) > 0 || len(have.Unread) != 1 || have.Unread[0].Table != NAT {
+			t.Fatalf("%v; %+v", err, have)
+		}
+	}
 	s.reach(t, s.wanted())
 	nft(t, "add chain ip nat other { type nat hook prerouting priority 3; }")
 	nft(t, "add rule ip nat other ct mark 1 accept")
 	s.reach(t, s.wanted())
+	nft(t, "add rule ip nat PREROUTING ct mark 2 accept")
 	nft(t, "add rule ip nat KUBE-MARK-MASQ ct mark 1 accept")
-	state, err := s.Observe(s.own())
-	if err == nil || state.Chains != nil {
-		t.Errorf("Observe = %v, %v, want an error alone", state, err)
+	reach()
+	for name, command := range map[string]string{
+		"jump":  "iptables-nft -w -t nat -D PREROUTING " + string(first),
+		"chain": "iptables-nft -w -t nat -F KUBE-SERVICES",
+	} {
+		if out, err := exec.Command("sh", "-c", command).CombinedOutput(); err != nil {
+			t.Fatalf("%s: %v: %s", command, err, out)
+		}
+		if have, err := s.Observe(own); err != nil || len(Diff(have, s.wanted())) == 0 {
+			t.Errorf("%s: that it is gone is not seen: %v", name, err)
+		}
+		reach()
 	}
-	t.Log(err)
+	if have, err := s.again().Observe(Own{}); err != nil || len(have.Unread) != 1 {
+		t.Errorf("%v; %+v", err, have)
+	}
+	if out, err := exec.Command("nft", "list", "chain", "ip", "nat", "PREROUTING").CombinedOutput(); err != nil || strings.Count(string(out), "jump") != 2 {
+		t.Errorf("%v: want two jumps in\n%s", err, out)
+	}
 }
 
 func nft(t *testing.T, command string) {

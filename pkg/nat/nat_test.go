@@ -5,6 +5,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
@@ -19,6 +20,7 @@ type subject struct {
 	Observe func(Own) (State, error)
 	Apply   func([]Change) []Failure
 	foreign func(input string) error
+	again   func() subject // another process
 }
 
 // subjects make the implementations by name; the end-to-end tests add the
@@ -31,7 +33,11 @@ var subjects = map[string]func(*testing.T) subject{
 func fakeSubject(family ip.Family) subject {
 	f := NewFake(family)
 	f.HasSet = func(name string) bool { return name != "KUBE-ABSENT" }
-	return subject{family, f.Observe, f.Apply, f.Restore}
+	return subjectOf(f)
+}
+
+func subjectOf(f *Fake) subject {
+	return subject{f.engine.family, f.Observe, f.Apply, f.Restore, func() subject { return subjectOf(f.again()) }}
 }
 
 func each(t *testing.T, test func(*testing.T, subject)) {
@@ -117,6 +123,8 @@ func TestDriftIsRepaired(t *testing.T) {
 	for name, input := range map[string]string{
 		"rule before ours":   pre,
 		"rule between ours":  "*nat\n-I PREROUTING 2 -p udp -j ACCEPT\nCOMMIT\n",
+		"chain before ours":  "*nat\n:CNI - [0:0]\n:CNI-2 - [0:0]\n-A CNI -p udp -j RETURN\n-A CNI -j CNI-2\n-A CNI-2 -p tcp -j ACCEPT\n-I PREROUTING 1 -j CNI\nCOMMIT\n",
+		"policy before ours": "*mangle\n-I PREROUTING 1 -p udp -j RETURN\nCOMMIT\n",
 		"jump deleted":       "*nat\n-D PREROUTING " + string(portals) + "\nCOMMIT\n",
 		"first jump deleted": "*nat\n-D PREROUTING " + string(first) + "\nCOMMIT\n",
 		"jump doubled":       "*nat\n-A PREROUTING " + string(portals) + "\n-I PREROUTING 1 " + string(portals) + "\nCOMMIT\n",
@@ -142,6 +150,75 @@ func TestDriftIsRepaired(t *testing.T) {
 				}
 			})
 		})
+	}
+}
+
+// A rule that lets packets on to ours is no reason to move them.
+func TestHarmlessRulesBeforeOurs(t *testing.T) {
+	each(t, func(t *testing.T, s subject) {
+		s.reach(t, s.wanted())
+		s.must(t, "*nat\n:CNI - [0:0]\n:CNI-2 - [0:0]\n-A CNI -j CNI-2\n-A CNI -p tcp -j RETURN\n-A CNI-2 -j MARK --set-xmark 0x1/0x1\n"+
+			"-I PREROUTING 1 -p udp -j MARK --set-xmark 0x2/0x2\n-I PREROUTING 2 -j CNI\nCOMMIT\n")
+		if left := Diff(s.observe(t), s.wanted()); len(left) > 0 {
+			t.Errorf("to do: %v", left)
+		}
+	})
+}
+
+// A program that puts its rules before ours as soon as these are there is
+// given way to after a few moves; later it is tried again.
+func TestAnotherProgramInsists(t *testing.T) {
+	now := time.Now()
+	f := NewFake(ip.IPv4)
+	f.engine.now = func() time.Time { return now }
+	s, want := subjectOf(f), Own{}
+	for c := range s.wanted().Chains {
+		want.Chains = append(want.Chains, c)
+	}
+	const insists = "*nat\n-I PREROUTING 1 -j ACCEPT\nCOMMIT\n"
+	s.reach(t, s.wanted())
+	// fight returns how often ours were moved before they are left where they are.
+	fight := func() (moves int) {
+		for range 10 {
+			now = now.Add(time.Second)
+			s.must(t, "*nat\n-D PREROUTING -j ACCEPT\nCOMMIT\n")
+			s.must(t, insists)
+			have, err := f.Observe(want)
+			if err != nil {
+				t.Fatal(err)
+			}
+			changes := Diff(have, s.wanted())
+			if len(changes) == 0 {
+				if !slices.Equal(have.Contested, []Chain{s.chain(NAT, "PREROUTING")}) {
+					t.Errorf("contested: %v", have.Contested)
+				}
+				continue
+			}
+			if len(have.Contested) > 0 {
+				t.Errorf("contested: %v while ours are moved", have.Contested)
+			}
+			moves++
+			if failures := f.Apply(changes); len(failures) > 0 {
+				t.Fatal(failures)
+			}
+		}
+		return moves
+	}
+	s.must(t, insists)
+	for range 2 {
+		if moves := fight(); moves != movesAtMost {
+			t.Errorf("moved %d times, want %d", moves, movesAtMost)
+		}
+		// Ours are still repaired, and put in order.
+		s.must(t, "*nat\n-D PREROUTING "+string(first)+"\nCOMMIT\n")
+		s.reach(t, s.wanted())
+		now = now.Add(stayFor)
+	}
+	// Moves that are far from each other go on.
+	for range 5 {
+		s.must(t, insists)
+		s.reach(t, s.wanted())
+		now = now.Add(movesWithin)
 	}
 }
 
@@ -186,8 +263,8 @@ func TestForeignRulesAreKept(t *testing.T) {
 		if diff := cmp.Diff([]Rule{"-j KUBE-MARK-MASQ"}, state.Chains[s.chain(NAT, "CNI")]); diff != "" {
 			t.Errorf("foreign chain (-want +got):\n%s", diff)
 		}
-		if want := []Jump{{Chain: s.chain(NAT, "PREROUTING"), Rule: "-j CNI"}}; !slices.Equal(state.Stray, want) {
-			t.Errorf("foreign jump: %v, want it behind ours", state)
+		if want := []Jump{{Chain: s.chain(NAT, "PREROUTING"), Rule: "-j CNI"}}; !slices.Equal(state.Jumps, want) {
+			t.Errorf("foreign jump: %v, want it to stand", state)
 		}
 	})
 }
@@ -239,19 +316,54 @@ func TestTablesFailAlone(t *testing.T) {
 	})
 }
 
-func TestMissingSet(t *testing.T) {
+// A rule that is refused by itself, as its set is missing, is left out, and the
+// rest of its table stands. What is observed then is what was to be written.
+func TestRefusedRuleIsLeftOut(t *testing.T) {
+	const absent = "-m set --match-set KUBE-ABSENT dst,dst -j "
 	each(t, func(t *testing.T, s subject) {
-		for _, c := range []Change{
-			{WriteChain, s.chain(NAT, "KUBE-SERVICES"), []Rule{"-j RETURN", "-m set --match-set KUBE-ABSENT dst,dst -j RETURN"}},
-			{WriteChain, s.chain(Mangle, "KUBE-IPVS-OUTSIDE"), []Rule{"-j SET --map-set KUBE-ABSENT dst,dst --map-mark"}},
+		drop := Change{WriteChain, s.chain(NAT, "KUBE-IPVS-DROP"), []Rule{"-p udp -j RETURN", "-p tcp -j RETURN"}}
+		for _, test := range []struct {
+			name           string
+			chain          Chain
+			rules, written []Rule
+			guard          bool
+		}{
+			{"marks", s.chain(NAT, "KUBE-SERVICES"), []Rule{absent + "MARK --set-xmark 0x1/0x1", "-j RETURN"}, []Rule{"-j RETURN"}, false},
+			{"jumps", s.chain(NAT, "KUBE-SERVICES"), []Rule{absent + "KUBE-IPVS-DROP", "-p udp -j KUBE-IPVS-DROP"}, []Rule{"-p udp -j KUBE-IPVS-DROP"}, false},
+			{
+				"guards", s.chain(Filter, "KUBE-SERVICES"),
+				[]Rule{"-p sctp -j MARK --set-xmark 0x4/0x4", absent + "RETURN", "-p udp -j MARK --set-xmark 0x1/0x1", "-p udp -j ACCEPT", "-j DROP"},
+				[]Rule{"-p sctp -j MARK --set-xmark 0x4/0x4", "-p udp -j ACCEPT", "-j DROP"}, true,
+			},
+			{"sets a mark from a set", s.chain(Mangle, "KUBE-SERVICES"), []Rule{"-j SET --map-set KUBE-ABSENT dst,dst --map-mark"}, nil, false},
 		} {
-			failures := s.Apply([]Change{c})
-			if len(failures) != 1 || !errors.Is(failures[0], unix.ENOENT) || !strings.Contains(failures[0].Error(), "KUBE-ABSENT") {
-				t.Errorf("failures = %v, want ENOENT with the set's name", failures)
+			own := Own{Chains: []Chain{test.chain}, Prefixes: []string{"KUBE-IPVS-"}}
+			write := Change{WriteChain, test.chain, test.rules}
+			if failures := s.Apply([]Change{drop, write}); len(failures) > 0 {
+				t.Errorf("%s: %v", test.name, failures)
 			}
-		}
-		if have := s.observe(t); len(have.Chains) > 0 {
-			t.Errorf("left behind: %v", have)
+			got, err := s.Observe(own)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if diff := cmp.Diff(test.rules, got.Chains[test.chain]); diff != "" || len(got.LeftOut) != 1 || got.LeftOut[0].Guard != test.guard {
+				t.Errorf("%s: left out %+v (-want +got)\n%s", test.name, got.LeftOut, diff)
+			} else if err := got.LeftOut[0].Err; !errors.Is(err, unix.ENOENT) || !strings.Contains(err.Error(), "KUBE-ABSENT") {
+				t.Errorf("%s: %v, want ENOENT with the set's name", test.name, err)
+			}
+			fresh, err := s.again().Observe(own)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if diff := cmp.Diff(test.written, fresh.Chains[test.chain]); diff != "" || len(fresh.LeftOut) > 0 {
+				t.Errorf("%s: what stands (-want +got)\n%s", test.name, diff)
+			}
+			if failures := s.Apply([]Change{{DeleteChain, test.chain, nil}, {DeleteChain, drop.Chain, nil}}); len(failures) > 0 {
+				t.Fatal(failures)
+			}
+			if have, _ := s.Observe(own); len(have.Chains) > 0 || len(have.LeftOut) > 0 {
+				t.Errorf("left behind: %v", have)
+			}
 		}
 	})
 }

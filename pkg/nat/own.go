@@ -19,6 +19,9 @@ type Own struct {
 	// earlier plan if it is not wanted now. Nothing of somebody else's may be
 	// named so: "KUBE-" would take kubelet's chains.
 	Prefixes []string
+	// Jumps are those that are wanted. They are looked for where a base chain
+	// cannot be listed (see Unread), and those that are Last are not displaced.
+	Jumps []Jump
 }
 
 func (o Own) has(c Chain) bool {
@@ -41,38 +44,52 @@ var baseChains = map[Table][]string{
 // not a base chain, as iptables lets nobody make one.
 func isBase(name string) bool { return slices.Contains(baseChains[Mangle], name) }
 
-// state picks what is ours out of a whole ruleset of a family.
-func (o Own) state(family ip.Family, rules ruleset) State {
+// state picks what is ours out of a whole ruleset of a family. Jumps of a chain
+// that stays says so of are taken for being at its head. It also returns the
+// base chains in which ours stand behind a rule that can keep packets from them.
+func (o Own) state(family ip.Family, rules ruleset, stays func(Chain) bool) (State, map[Chain]bool) {
 	s := State{Chains: map[Chain][]Rule{}}
-	for _, table := range slices.Sorted(maps.Keys(baseChains)) {
-		for _, name := range rules[table].names() {
-			c := Chain{Family: family, Table: table, Name: name}
+	displaced := map[Chain]bool{}
+	for _, name := range slices.Sorted(maps.Keys(baseChains)) {
+		t := rules[name]
+		for _, chain := range t.names() {
+			c := Chain{Family: family, Table: name, Name: chain}
 			switch {
 			case o.has(c):
-				s.Chains[c] = rules[table].chains[name]
+				s.Chains[c] = t.chains[chain]
 				continue
-			case isBase(name):
-				o.sortJumps(&s, c, rules[table].chains[name])
+			case isBase(chain):
+				if o.sortJumps(&s, c, t, stays(c)) {
+					displaced[c] = true
+				}
 			}
-			s.Marks = append(s.Marks, markUses(c, rules[table].chains[name])...)
+			s.Marks = append(s.Marks, markUses(c, t.chains[chain])...)
 		}
 	}
-	return s
+	return s, displaced
 }
 
-// sortJumps adds the jumps in a base chain to the state, told apart by where
-// they stand.
-func (o Own) sortJumps(s *State, c Chain, rules []Rule) {
-	head := true
-	for _, r := range rules {
+// sortJumps adds the jumps in a base chain to the state. One behind rules of
+// other programs is as good as at the head, unless these can keep packets from
+// it. It reports whether such a rule stands before one of ours.
+func (o Own) sortJumps(s *State, c Chain, t *table, stays bool) (displaced bool) {
+	kept, seen := false, map[string]bool{} // kept: packets may not come here
+	for _, r := range t.chains[c.Name] {
 		j := Jump{Chain: c, Rule: r}
 		switch ours := o.has(j.To()); {
 		case !ours:
-			head = false
-		case head && !slices.Contains(s.Jumps, j):
+			kept = kept || t.decides(r, seen)
+			continue
+		case (!kept || stays) && !slices.Contains(s.Jumps, j):
 			s.Jumps = append(s.Jumps, j)
 		default:
 			s.Stray = append(s.Stray, j)
 		}
+		last := slices.Contains(o.Jumps, Jump{Chain: c, Rule: r, Last: true})
+		if kept && stays && !last && !slices.Contains(s.Contested, c) {
+			s.Contested = append(s.Contested, c)
+		}
+		displaced = displaced || kept && !last
 	}
+	return displaced
 }

@@ -33,22 +33,40 @@ func (t *table) names() []string {
 // an error, and so is an end in mid-table: a part of a ruleset must not be
 // taken for the whole.
 func parseSave(text string) (ruleset, error) {
+	rules, unread, err := parsePartly(text)
+	if err == nil && len(unread) > 0 {
+		err = unread[0].err()
+	}
+	if err != nil {
+		return nil, err
+	}
+	return rules, nil
+}
+
+// parsePartly is parseSave, except that tables which iptables-save says it cannot
+// list are returned, and not an error.
+func parsePartly(text string) (ruleset, []Unread, error) {
 	p := saveParser{rules: ruleset{}}
 	for i, line := range strings.Split(text, "\n") {
 		if err := p.line(strings.TrimSuffix(line, "\r")); err != nil {
-			return nil, fmt.Errorf("iptables-save, line %d: %w", i+1, err)
+			return nil, nil, fmt.Errorf("iptables-save, line %d: %w", i+1, err)
 		}
 	}
 	if p.table != nil {
-		return nil, fmt.Errorf("iptables-save: output ends before the COMMIT of table %s", p.name)
+		return nil, nil, fmt.Errorf("iptables-save: output ends before the COMMIT of table %s", p.name)
 	}
-	return p.rules, nil
+	return p.rules, p.unread, nil
+}
+
+func (u Unread) err() error {
+	return fmt.Errorf("table %s has a rule made with nft that iptables cannot read (%s); move such rules to a table of another name", u.Table, u.Why)
 }
 
 type saveParser struct {
-	rules ruleset
-	name  Table
-	table *table // nil between tables
+	rules  ruleset
+	name   Table
+	table  *table // nil between tables
+	unread []Unread
 }
 
 func (p *saveParser) line(line string) error {
@@ -56,7 +74,8 @@ func (p *saveParser) line(line string) error {
 	case line == "":
 		return nil
 	case line[0] == '#':
-		return p.comment(line)
+		p.comment(line)
+		return nil
 	case line[0] == '*':
 		return p.begin(Table(line[1:]))
 	case p.table == nil:
@@ -75,12 +94,10 @@ func (p *saveParser) line(line string) error {
 // comment heeds the one comment that matters: iptables-nft prints it in place
 // of a table with a rule in it that nft(8) made and that iptables cannot show,
 // and ends as if all were well.
-func (p *saveParser) comment(line string) error {
-	m := incompatible.FindStringSubmatch(line)
-	if m == nil || baseChains[Table(m[1])] == nil {
-		return nil
+func (p *saveParser) comment(line string) {
+	if m := incompatible.FindStringSubmatch(line); m != nil && baseChains[Table(m[1])] != nil {
+		p.unread = append(p.unread, Unread{Table: Table(m[1]), Why: strings.TrimPrefix(line, "# ")})
 	}
-	return fmt.Errorf("table %s has a rule made with nft that iptables cannot read (%s); move such rules to a table of another name", m[1], line)
 }
 
 var incompatible = regexp.MustCompile("^# Table `(.*)' is incompatible")

@@ -54,14 +54,30 @@ func (j Jump) To() Chain { return Chain{j.Chain.Family, j.Chain.Table, target(j.
 // and jumps to them.
 type State struct {
 	Chains map[Chain][]Rule
-	Jumps  []Jump // those at the head of their chain, in its order, each once; then those that are Last
-	// Stray are the other jumps to chains of ours that Observe met: second
-	// copies, and those that stand behind a rule of somebody else. The same
-	// jump can be there more than once. A wanted state has none.
+	Jumps  []Jump // those that all packets of their chain come to, in its order, each once; then those that are Last
+	// Stray are the other jumps to chains of ours that Observe found: second
+	// copies, and those behind a rule of another program that can keep packets
+	// from them. The same jump can be there more than once. A wanted state has
+	// none.
 	Stray []Jump
+	// LeftOut are rules of Chains that do not stand, as they are refused.
+	// Contested are chains in which our jumps stay behind rules that can keep
+	// packets from them, as another program moves these to the head again and
+	// again. Unread are tables of which only what is ours could be read. A wanted
+	// state has none of these.
+	LeftOut   []LeftOut
+	Contested []Chain
+	Unread    []Unread
 	// Marks are the rules of others that have to do with marks, as Observe met
 	// them. A wanted state has none.
 	Marks []MarkUse
+}
+
+// Unread is a table that iptables cannot list, as a rule that nft(8) made is in it.
+// What is ours is read from it chain by chain.
+type Unread struct {
+	Table Table
+	Why   string
 }
 
 // Op is what a Change does.

@@ -14,6 +14,8 @@ import (
 type Seen struct {
 	Marks   []nat.MarkUse // rules that have to do with marks
 	Sysctls sysctl.State  // of NodePart's Sysctls and Watched, those that could be read
+	Rules   map[ip.Family]nat.State
+	Unseen  []string // where rules of kube-proxy may be that nobody can see, in a sentence each
 }
 
 // Warnings says what cannot work on this node, or is at odds with another
@@ -23,6 +25,10 @@ func Warnings(cfg *Config, n *Node, part *NodePart, seen Seen) []string {
 	out := ruleClashes(cfg, n, part)
 	out = append(out, markClashes(cfg, part, seen.Marks)...)
 	out = append(out, bridgeWarnings(n)...)
+	out = append(out, seen.Unseen...)
+	for _, family := range cfg.Families {
+		out = append(out, RuleWarnings(family, seen.Rules[family])...)
+	}
 	for _, family := range cfg.Families {
 		out = append(out, orderWarnings(cfg, n, family)...)
 	}

@@ -1,0 +1,101 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os/exec"
+	"slices"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/kube-ipvs/kube-ipvs/pkg/apply"
+	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
+	"github.com/kube-ipvs/kube-ipvs/pkg/nat"
+	"github.com/kube-ipvs/kube-ipvs/pkg/plan"
+)
+
+// TestReliabilityUnreadableAtStart has the rules of each family fail to be opened
+// and to be read, with each error, when the process begins. Only IPv6 may be left
+// out, and only where there is none; anything else ends the process before it has
+// written or concluded anything.
+func TestReliabilityUnreadableAtStart(t *testing.T) {
+	killed := errors.New("signal: killed")
+	incompatible := errors.New("table filter has a rule made with nft that iptables cannot read")
+	noProgram := fmt.Errorf("ip6tables: %w: install the package iptables", exec.ErrNotFound)
+	for _, test := range []struct {
+		name       string
+		family     ip.Family
+		open, read error
+		noIPv6     bool
+		served     []ip.Family // nil: the process ends
+		unread     int
+	}{
+		{name: "all is well", family: ip.IPv4, served: ip.Families},
+		{name: "IPv4 incompatible", family: ip.IPv4, read: incompatible},
+		{name: "IPv4 killed", family: ip.IPv4, read: killed},
+		{name: "IPv4 busy", family: ip.IPv4, read: unix.EBUSY},
+		{name: "IPv4 no memory", family: ip.IPv4, read: unix.ENOMEM},
+		{name: "IPv4 no family", family: ip.IPv4, read: unix.EAFNOSUPPORT},
+		{name: "IPv4 no program", family: ip.IPv4, open: fmt.Errorf("iptables: %w", exec.ErrNotFound)},
+		{name: "IPv4 not permitted", family: ip.IPv4, read: unix.EPERM},
+		{name: "IPv6 incompatible", family: ip.IPv6, read: incompatible},
+		{name: "IPv6 killed", family: ip.IPv6, read: killed},
+		{name: "IPv6 busy", family: ip.IPv6, read: unix.EBUSY},
+		{name: "IPv6 no table", family: ip.IPv6, read: unix.ENOENT},
+		{name: "IPv6 not permitted", family: ip.IPv6, read: unix.EPERM},
+		{name: "IPv6 no family", family: ip.IPv6, read: unix.EAFNOSUPPORT, noIPv6: true, served: []ip.Family{ip.IPv4}},
+		{name: "IPv6 disabled", family: ip.IPv6, noIPv6: true, served: []ip.Family{ip.IPv4}},
+		{name: "IPv6 no tables", family: ip.IPv6, read: unix.EAFNOSUPPORT, served: []ip.Family{ip.IPv4}, unread: 1},
+		{name: "IPv6 no program", family: ip.IPv6, open: noProgram, served: []ip.Family{ip.IPv4}, unread: 1},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			cfg := plan.Config{Families: slices.Clone(ip.Families)}
+			m := machine{Kernel: apply.Kernel{NAT: map[ip.Family]apply.NAT{}}}
+			opener := natOpener{
+				hasIPv6: func() bool { return !test.noIPv6 },
+				open: func(f ip.Family, v nat.Variant) (apply.NAT, error) {
+					fake := nat.NewFake(f)
+					if f == test.family && v == nat.NFT {
+						fake.FailObserve = func() error { return test.read }
+						return fake, test.open
+					}
+					return fake, nil
+				},
+			}
+			err := m.openFamilies(context.Background(), &cfg, nat.Choice{Use: nat.NFT, Other: nat.Legacy, HasOther: true}, opener)
+			if test.served == nil {
+				if want := errors.Join(test.open, test.read).Error(); err == nil || !strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), test.family.String()) {
+					t.Errorf("ended with %v, want %q about %s", err, want, test.family)
+				}
+				return
+			}
+			if err != nil || !slices.Equal(cfg.Families, test.served) || len(m.NAT) != len(test.served) || len(m.Leftovers.NAT) != len(test.served) {
+				t.Errorf("%v: serves %v with %v, looks for leftovers in %v; want %v", err, cfg.Families, m.NAT, m.Leftovers.NAT, test.served)
+			}
+			if len(m.unread) != test.unread {
+				t.Errorf("--cleanup would tell of %v, want %d", m.unread, test.unread)
+			}
+		})
+	}
+}
+
+// The other back end of iptables is no reason to end.
+func TestLeftoversCannotBeOpened(t *testing.T) {
+	cfg := plan.Config{Families: []ip.Family{ip.IPv4}}
+	m := machine{Kernel: apply.Kernel{NAT: map[ip.Family]apply.NAT{}}}
+	err := m.openFamilies(context.Background(), &cfg, nat.Choice{Use: nat.Legacy, Other: nat.NFT, HasOther: true}, natOpener{
+		hasIPv6: func() bool { return true },
+		open: func(f ip.Family, v nat.Variant) (apply.NAT, error) {
+			if v == nat.NFT {
+				return nil, errors.New("too old")
+			}
+			return nat.NewFake(f), nil
+		},
+	})
+	if err != nil || !m.Leftovers.Unseen || m.Leftovers.NAT != nil {
+		t.Errorf("%v, %+v", err, m.Leftovers)
+	}
+}

@@ -1,0 +1,97 @@
+package apply
+
+import (
+	"errors"
+	"fmt"
+	"sync"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
+	"github.com/kube-ipvs/kube-ipvs/pkg/nat"
+)
+
+// leftovers are the rules with names of ours in the back end of iptables that is
+// not used. The kernel evaluates them as well, those of the older back end first:
+// a DNAT that kube-proxy has left there decides before IPVS.
+type leftovers struct {
+	nat    map[ip.Family]nat.State
+	unread map[ip.Family]error
+}
+
+// readLeftovers reads them. What cannot be read stays as it is, and hinders
+// nothing else.
+func (r reader) readLeftovers() leftovers {
+	l := leftovers{nat: map[ip.Family]nat.State{}, unread: map[ip.Family]error{}}
+	var mu sync.Mutex
+	var all sync.WaitGroup
+	for family, k := range r.kernel.Leftovers.NAT {
+		all.Go(func() {
+			s, err := k.Observe(r.nat)
+			mu.Lock()
+			defer mu.Unlock()
+			if err != nil {
+				l.unread[family] = err
+			} else {
+				l.nat[family] = s
+			}
+		})
+	}
+	all.Wait()
+	return l
+}
+
+// count is how many changes their removal takes.
+func (l *leftovers) count() int {
+	n := 0
+	for _, s := range l.nat {
+		n += len(nat.Diff(s, nat.State{}))
+	}
+	return n
+}
+
+// removeLeftovers removes them when every Service is served without them.
+func (f *flush) removeLeftovers() {
+	if !f.swept {
+		return
+	}
+	failures := f.dropLeftovers(func(_ ip.Family, s nat.State) nat.State { return s })
+	for _, failure := range failures {
+		f.fail(nil, failure)
+	}
+	if len(failures) == 0 {
+		clear(f.have.leftovers.nat)
+	}
+}
+
+// dropLeftovers removes what is picked of each family. A chain that another
+// program's rule there refers to stays.
+func (a *Applier) dropLeftovers(pick func(ip.Family, nat.State) nat.State) []nat.Failure {
+	var out []nat.Failure
+	for family, k := range a.kernel.Leftovers.NAT {
+		changes := nat.Diff(pick(family, a.have.leftovers.nat[family]), nat.State{})
+		if len(changes) == 0 {
+			continue
+		}
+		for _, failure := range k.Apply(changes) {
+			if !errors.Is(failure, unix.EMLINK) {
+				out = append(out, failure)
+			}
+		}
+	}
+	return out
+}
+
+// unseen says where leftovers may be that cannot be seen.
+func (a *Applier) unseen() []string {
+	var out []string
+	if a.kernel.Leftovers.Unseen {
+		out = append(out, "the back end of iptables that kube-ipvs does not use may hold rules of kube-proxy, which go before IPVS, and its programs are not there to look: install the package iptables whole, or remove such rules")
+	}
+	for _, family := range ip.Families {
+		if err := a.have.leftovers.unread[family]; err != nil {
+			out = append(out, fmt.Sprintf("what kube-proxy may have left of %s in %s cannot be read: %v", family, a.kernel.Leftovers.Programs, err))
+		}
+	}
+	return out
+}

@@ -1,0 +1,291 @@
+package nat
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/kube-ipvs/kube-ipvs/pkg/kernel"
+)
+
+// LeftOut is a rule of ours that iptables or the kernel refuses, and that is
+// not written so that the rest of its table is.
+type LeftOut struct {
+	Chain Chain
+	Rule  Rule
+	// Instead is what is written in its place, or "".
+	Instead Rule
+	// Guard reports that Rule ends its chain for some packets, so that what it
+	// kept them from is left out, too; see adapt.
+	Guard bool
+	// Opens reports that Rule drops or rejects packets, itself or by the chain
+	// that it leads to: without it they pass.
+	Opens bool
+	Err   error
+}
+
+// leftOut knows which rules are refused, and what was written without them.
+type leftOut struct {
+	refused map[Table]map[Rule]verdict
+	wanted  map[Chain][]Rule // the chains in which something is left out, as they were to be written
+	probed  time.Time
+}
+
+// verdict is why a rule is refused, and the rule that is accepted in its place.
+type verdict struct {
+	err     error
+	instead Rule
+}
+
+// probePeriod is the least time between two attempts to write what was refused:
+// a module may have been installed meanwhile.
+const probePeriod = 20 * time.Second
+
+// probeChain is where rules are tried. Its name begins as those of ours do, so
+// that the next process removes one that a crash has left.
+const probeChain = "KUBE-IPVS-PROBE"
+
+// adapt returns the changes without the refused rules. A change of a jump that
+// is refused itself is a failure.
+func (l *leftOut) adapt(changes []Change) ([]Change, []Failure) {
+	if len(l.refused) == 0 {
+		return changes, nil
+	}
+	var out []Change
+	var failures []Failure
+	for _, c := range changes {
+		switch v, refused := l.jumpRefused(c); {
+		case refused:
+			failures = append(failures, Failure{Change: c, Err: v.err})
+			continue
+		case c.Op == WriteChain:
+			c.Rules = l.adaptChain(c.Chain, c.Rules, changes)
+		}
+		out = append(out, c)
+	}
+	return out, failures
+}
+
+func (l *leftOut) jumpRefused(c Change) (verdict, bool) {
+	if c.Op != InsertJump && c.Op != AppendJump || len(c.Rules) != 1 {
+		return verdict{}, false
+	}
+	v, refused := l.refused[c.Chain.Table][c.Rules[0]]
+	return v, refused
+}
+
+// adaptChain leaves the refused rules of a chain out. A refused rule that ends
+// the chain for its packets keeps them from the rules behind it. Without it
+// these would meet packets that they are not for, so they go as well, except
+// those that drop, reject or end the chain themselves: a filter whose exception
+// is lost stays closed, and nothing is masqueraded or marked by mistake.
+func (l *leftOut) adaptChain(c Chain, rules []Rule, changes []Change) []Rule {
+	var out []Rule
+	unguarded := false
+	for _, r := range rules {
+		v, refused := l.refused[c.Table][r]
+		switch {
+		case refused && v.instead != "":
+			out = append(out, v.instead)
+		case refused:
+			unguarded = unguarded || isGuard(r)
+		case !unguarded || isGuard(r) || drops(c, r, changes):
+			out = append(out, r)
+		}
+	}
+	return out
+}
+
+// isGuard reports whether a rule ends its chain without a change of the packet.
+func isGuard(r Rule) bool {
+	to := target(r)
+	return to == "RETURN" || to == "ACCEPT"
+}
+
+// drops reports whether a rule drops or rejects, or leads to a chain that does.
+func drops(c Chain, r Rule, changes []Change) bool {
+	switch to := target(r); to {
+	case "DROP", "REJECT":
+		return true
+	default:
+		for _, d := range changes {
+			if d.Op == WriteChain && d.Chain == (Chain{c.Family, c.Table, to}) && c.Name != to {
+				return slices.ContainsFunc(d.Rules, func(r Rule) bool { return drops(d.Chain, r, changes) })
+			}
+		}
+	}
+	return false
+}
+
+// note remembers what was to be written, of the chains in which something is
+// left out.
+func (l *leftOut) note(changes []Change) {
+	for _, c := range changes {
+		delete(l.wanted, c.Chain)
+		if c.Op == WriteChain && !slices.Equal(l.adaptChain(c.Chain, c.Rules, changes), c.Rules) {
+			if l.wanted == nil {
+				l.wanted = map[Chain][]Rule{}
+			}
+			l.wanted[c.Chain] = c.Rules
+		}
+	}
+}
+
+// complete gives the chains of a state as they were to be written, where all
+// stands that can, and lists what is left out of them.
+func (l *leftOut) complete(s *State) {
+	all := l.allWanted()
+	for _, c := range sortedChains(l.wanted) {
+		rules := l.wanted[c]
+		if standing, there := s.Chains[c]; !there || !slices.Equal(standing, l.adaptChain(c, rules, all)) {
+			continue
+		}
+		s.Chains[c] = rules
+		for _, r := range rules {
+			if v, refused := l.refused[c.Table][r]; refused {
+				s.LeftOut = append(s.LeftOut, LeftOut{
+					Chain: c, Rule: r, Instead: v.instead, Err: v.err,
+					Guard: isGuard(r) && v.instead == "", Opens: drops(c, r, all) && v.instead == "",
+				})
+			}
+		}
+	}
+}
+
+func (l *leftOut) allWanted() []Change {
+	var out []Change
+	for _, c := range sortedChains(l.wanted) {
+		out = append(out, Change{Op: WriteChain, Chain: c, Rules: l.wanted[c]})
+	}
+	return out
+}
+
+// find tries the rules of a table's changes and remembers those that are
+// refused. It reports whether it found any that was not known.
+func (l *leftOut) find(b backend, t Table, changes []Change, err error) bool {
+	if !mayBeRule(err) {
+		return false
+	}
+	var rules []Rule
+	for _, c := range changes {
+		if c.Op != WriteChain && c.Op != InsertJump && c.Op != AppendJump {
+			continue
+		}
+		for _, r := range c.Rules {
+			if _, known := l.refused[t][r]; !known && !slices.Contains(rules, r) {
+				rules = append(rules, r)
+			}
+		}
+	}
+	defer removeProbe(b, t)
+	if probe(b, t, []Rule{"-j RETURN"}) != nil {
+		return false // the table as a whole cannot be written
+	}
+	return l.add(b, t, refusedOf(b, t, rules))
+}
+
+// add remembers refused rules, and looks for what can be written in their place.
+func (l *leftOut) add(b backend, t Table, refused map[Rule]error) bool {
+	for r, err := range refused {
+		v := verdict{err: err}
+		if plain := strings.TrimSuffix(string(r), " --random-fully"); plain != string(r) && probe(b, t, []Rule{Rule(plain)}) == nil {
+			v.instead = Rule(plain)
+		}
+		if l.refused == nil {
+			l.refused = map[Table]map[Rule]verdict{}
+		}
+		if l.refused[t] == nil {
+			l.refused[t] = map[Rule]verdict{}
+		}
+		l.refused[t][r] = v
+	}
+	return len(refused) > 0
+}
+
+// again tries what was refused, at most every probePeriod, and forgets what is
+// accepted now: the next comparison writes it.
+func (l *leftOut) again(b backend, now time.Time) {
+	if len(l.refused) == 0 || now.Sub(l.probed) < probePeriod {
+		return
+	}
+	l.probed = now
+	for t, known := range l.refused {
+		var rules []Rule
+		for r := range known {
+			rules = append(rules, r)
+		}
+		still := refusedOf(b, t, rules)
+		removeProbe(b, t)
+		for _, r := range rules {
+			if _, refused := still[r]; !refused {
+				delete(known, r)
+			}
+		}
+		if len(known) == 0 {
+			delete(l.refused, t)
+		}
+	}
+}
+
+// mayBeRule reports whether an error may be that of a single rule. The others
+// pass, or concern every rule.
+func mayBeRule(err error) bool {
+	var r *refusal
+	return errors.As(err, &r) && !kernel.IsTransient(err) && !kernel.IsPermission(err) &&
+		!errors.Is(err, unix.ENOMEM) && !errors.Is(err, unix.ENOSPC)
+}
+
+// refusedOf tries rules together, and halves of them as long as they are
+// refused. A rule whose attempt fails for another reason than the rule is
+// refused, too: it is tried again later.
+func refusedOf(b backend, t Table, rules []Rule) map[Rule]error {
+	if len(rules) == 0 {
+		return nil
+	}
+	err := probe(b, t, rules)
+	if err == nil {
+		return nil
+	}
+	if len(rules) == 1 {
+		return map[Rule]error{rules[0]: err}
+	}
+	out := refusedOf(b, t, rules[:len(rules)/2])
+	for r, err := range refusedOf(b, t, rules[len(rules)/2:]) {
+		if out == nil {
+			out = map[Rule]error{}
+		}
+		out[r] = err
+	}
+	return out
+}
+
+// probe writes rules to a chain of their own, which no packet passes. A jump to
+// another chain counts as RETURN: that chain need not be there.
+func probe(b backend, t Table, rules []Rule) error {
+	var in strings.Builder
+	fmt.Fprintf(&in, "*%s\n:%s - [0:0]\n", t, probeChain)
+	for _, r := range rules {
+		fmt.Fprintf(&in, "-A %s %s\n", probeChain, withoutJump(r))
+	}
+	in.WriteString("COMMIT\n")
+	return b.restore(in.String())
+}
+
+func removeProbe(b backend, t Table) {
+	// What remains is removed by the next comparison.
+	_ = b.restore(fmt.Sprintf("*%[1]s\n:%[2]s - [0:0]\n-X %[2]s\nCOMMIT\n", t, probeChain))
+}
+
+// withoutJump replaces a target that is a chain. Names of chains, unlike those
+// of extensions, have a hyphen here.
+func withoutJump(r Rule) Rule {
+	to := target(r)
+	if !strings.Contains(to, "-") {
+		return r
+	}
+	return Rule(strings.TrimSuffix(string(r), "-j "+to) + "-j RETURN")
+}

@@ -1,0 +1,218 @@
+package nat
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
+	"github.com/kube-ipvs/kube-ipvs/pkg/kernel"
+)
+
+// Variant is a back end of iptables, by what the names of its programs have
+// behind "iptables". The kernel evaluates the rules of both.
+type Variant string
+
+// The variants. Default is the one that the distribution links to the plain
+// name, for where there are no other names.
+const (
+	NFT     Variant = "-nft"
+	Legacy  Variant = "-legacy"
+	Default Variant = ""
+)
+
+func (v Variant) String() string {
+	if v == Default {
+		return "iptables"
+	}
+	return "iptables" + string(v)
+}
+
+// Choice is the variant that a node uses.
+type Choice struct {
+	Use Variant
+	// Other is the other one, if its programs are there: kube-proxy may have left
+	// rules in it.
+	Other    Variant
+	HasOther bool
+	// Unseen reports that the kernel may have rules of the variant whose programs
+	// are not there.
+	Unseen bool
+	Why    string
+}
+
+// New finds the programs of the variant that the node uses; see Choose.
+func New(family ip.Family) (*IPTables, error) {
+	choice, err := Choose()
+	if err != nil {
+		return nil, err
+	}
+	return Open(family, choice.Use)
+}
+
+// Open finds the programs of a variant.
+func Open(family ip.Family, v Variant) (*IPTables, error) { return find(family, v) }
+
+// Choose finds out which variant the node's other programs use: the one that
+// has kubelet's KUBE-IPTABLES-HINT or KUBE-KUBELET-CANARY, else the one with more
+// rules, else nft, unless the distribution links the plain name to legacy. With
+// rules in the other one than kubelet and the CNI plugin use, whose come first
+// would be a matter of which module was loaded first.
+func Choose() (Choice, error) {
+	nft, legacy := hasPrograms(NFT), hasPrograms(Legacy)
+	switch {
+	case !nft && !legacy:
+		if _, err := exec.LookPath("iptables"); err != nil {
+			return Choice{}, fmt.Errorf("%w: install the package iptables, or correct PATH", err)
+		}
+		return Choice{Use: Default, Why: "the only one here"}, nil
+	case !legacy:
+		return Choice{Use: NFT, Unseen: legacyInUse(), Why: "the only one here"}, nil
+	case !nft:
+		return Choice{Use: Legacy, Unseen: true, Why: "the only one here"}, nil
+	}
+	c, err := decide(savedBy)
+	c.HasOther = err == nil
+	return c, err
+}
+
+func hasPrograms(v Variant) bool {
+	for _, suffix := range []string{"", "-save", "-restore"} {
+		if _, err := exec.LookPath("iptables" + string(v) + suffix); err != nil {
+			return false
+		}
+	}
+	return true
+}
+
+// legacyNames lists the tables that iptables-legacy has made. Without them
+// nothing of legacy's is in the kernel, and iptables-legacy-save would only load
+// its modules.
+var legacyNames = map[ip.Family]string{
+	ip.IPv4: "/proc/net/ip_tables_names",
+	ip.IPv6: "/proc/net/ip6_tables_names",
+}
+
+func legacyInUse() bool {
+	return slices.ContainsFunc(ip.Families, hasLegacyTables)
+}
+
+func hasLegacyTables(family ip.Family) bool {
+	text, err := os.ReadFile(legacyNames[family])
+	return len(strings.TrimSpace(string(text))) > 0 || err != nil && !errors.Is(err, os.ErrNotExist)
+}
+
+// decide asks a variant's iptables-save, of one table or of all (""). A family that
+// cannot be read counts for nothing: openNAT tells what is wrong with it.
+func decide(saved func(v Variant, family ip.Family, table Table) (string, error)) (Choice, error) {
+	use := func(v Variant, why string) (Choice, error) {
+		other := NFT
+		if v == NFT {
+			other = Legacy
+		}
+		return Choice{Use: v, Other: other, Why: why}, nil
+	}
+	var noNFT error
+	for _, v := range []Variant{NFT, Legacy} {
+		for _, family := range ip.Families {
+			if v == Legacy && !hasLegacyTables(family) {
+				continue
+			}
+			text, err := saved(v, family, Mangle)
+			if v == NFT && family == ip.IPv4 && noBackEnd(err) {
+				noNFT = err
+			}
+			if hinted(text) {
+				return use(v, "kubelet's chains are there")
+			}
+		}
+	}
+	switch {
+	case noNFT != nil:
+		return use(Legacy, "the kernel has no nf_tables")
+	case legacyInUse():
+		nft, legacy := count(saved, NFT), count(saved, Legacy)
+		if legacy > nft {
+			return use(Legacy, fmt.Sprintf("%d rules there, and %d in the other", legacy, nft))
+		}
+		if nft > 0 {
+			return use(NFT, fmt.Sprintf("%d rules there, and %d in the other", nft, legacy))
+		}
+	}
+	if plainIsLegacy() && legacyInUse() {
+		return use(Legacy, "the distribution's own")
+	}
+	return use(NFT, "no rule tells otherwise")
+}
+
+func hinted(saved string) bool {
+	return strings.Contains(saved, "\n:KUBE-IPTABLES-HINT ") || strings.Contains(saved, "\n:KUBE-KUBELET-CANARY ")
+}
+
+func count(saved func(Variant, ip.Family, Table) (string, error), v Variant) int {
+	counts := make([]int, len(ip.Families))
+	var all sync.WaitGroup
+	for i, family := range ip.Families {
+		if v == Legacy && !hasLegacyTables(family) {
+			continue
+		}
+		all.Go(func() {
+			text, _ := saved(v, family, "")
+			counts[i] = strings.Count(text, "\n-A ")
+		})
+	}
+	all.Wait()
+	return counts[0] + counts[1]
+}
+
+func savedBy(v Variant, family ip.Family, table Table) (string, error) {
+	program := "iptables"
+	if family == ip.IPv6 {
+		program = "ip6tables"
+	}
+	var args []string
+	if table != "" {
+		args = []string{"-t", string(table)}
+	}
+	stdout, stderr, err := kernel.Run(program+string(v)+"-save", "", args...)
+	if err != nil {
+		return "", programError("", stderr, err)
+	}
+	return stdout, nil
+}
+
+func plainIsLegacy() bool {
+	path, err := exec.LookPath("iptables")
+	if err != nil {
+		return false
+	}
+	real, err := filepath.EvalSymlinks(path)
+	return err == nil && strings.Contains(filepath.Base(real), "legacy")
+}
+
+// noBackEnd reports whether an error says that the kernel does not have what a
+// program works with.
+func noBackEnd(err error) bool {
+	var r *refusal
+	return errors.As(err, &r) && (strings.Contains(r.output, "Protocol not supported") || strings.Contains(r.output, "Failed to initialize nft"))
+}
+
+// NoIPv6 reports whether an error of the programs for IPv6 says that there is no
+// IPv6: no programs, or a kernel without the family or its tables.
+func NoIPv6(err error) bool {
+	if errors.Is(err, exec.ErrNotFound) || errors.Is(err, unix.EAFNOSUPPORT) || noBackEnd(err) {
+		return true
+	}
+	var r *refusal
+	return errors.As(err, &r) && (strings.Contains(r.output, "Table does not exist") || strings.Contains(r.output, unix.EAFNOSUPPORT.Error()))
+}
+
+// Variant is the back end.
+func (t *IPTables) Variant() Variant { return t.variant }

@@ -1,0 +1,61 @@
+package plan
+
+import (
+	"fmt"
+	"strings"
+
+	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
+	"github.com/kube-ipvs/kube-ipvs/pkg/nat"
+)
+
+// RuleWarnings says what of the rules of a family does not stand as it should,
+// and what is lost by that.
+func RuleWarnings(family ip.Family, s nat.State) []string {
+	var out []string
+	for _, l := range s.LeftOut {
+		out = append(out, leftOutWarning(l))
+	}
+	for _, c := range s.Contested {
+		out = append(out, fmt.Sprintf("another program keeps putting its rules before ours in %s, which stay behind them: packets that those rules accept or drop do not come to ours", c))
+	}
+	for _, u := range s.Unread {
+		out = append(out, fmt.Sprintf("table %s of %s has a rule made with nft that iptables cannot read: ours stand there, but what is before them is not known; move such rules to a table of another name (%s)", u.Table, family, u.Why))
+	}
+	return out
+}
+
+func leftOutWarning(l nat.LeftOut) string {
+	why := fmt.Sprintf("the kernel, or iptables, refuses the rule %q of %s", l.Rule, l.Chain)
+	lost := "what it is for does not work"
+	if about := nat.Arguments(l.Rule, "--comment"); len(about) > 0 {
+		lost = fmt.Sprintf("%q does not work", about[0])
+	}
+	switch {
+	case l.Instead != "":
+		lost = fmt.Sprintf("%q stands in its place", l.Instead)
+	case l.Opens:
+		lost += ", and what it should drop or reject passes"
+	case l.Guard:
+		lost += ", and neither does what the rules behind it would do to packets that it ends the chain for"
+	}
+	return fmt.Sprintf("%s: %s. It is left out; the rest is served. Needed: %s (%v)", why, lost, strings.Join(extensions(l.Rule), ", "), l.Err)
+}
+
+// extensions are the kernel's modules that a rule may need, by name.
+func extensions(r nat.Rule) []string {
+	var out []string
+	for _, m := range nat.Arguments(r, "-m") {
+		if m != "tcp" && m != "udp" && m != "icmp" && m != "icmp6" {
+			out = append(out, "xt_"+m)
+		}
+	}
+	for _, set := range nat.Arguments(r, "--match-set", "--map-set") {
+		out = append(out, "the set "+set)
+	}
+	for _, to := range nat.Arguments(r, "-j") {
+		if !strings.Contains(to, "-") && to != "RETURN" && to != "ACCEPT" && to != "DROP" {
+			out = append(out, "xt_"+to)
+		}
+	}
+	return out
+}

@@ -29,24 +29,30 @@ func (e Entry) String() string {
 	return fmt.Sprintf("%s %s > %s, answered %s > %s", e.Protocol, e.OriginalSrc, e.OriginalDst, e.ReplySrc, e.ReplyDst)
 }
 
-// Match selects entries to delete: those whose packets are sent to
-// OriginalDst, and of these
+// Match selects entries to delete. With OriginalDst: those whose packets are sent
+// there, and of these
 //   - those that ReplySrc answers, if it is set;
 //   - all except those that one of Keep answers, otherwise.
 //
 // So Keep with the serving endpoints deletes what leads to any other endpoint,
 // and what is not translated at all because it is older than the Service.
+//
+// With Source alone: those of any protocol whose client's address is translated to
+// Source, and so answered there.
 type Match struct {
 	Protocol    ip.Protocol
 	OriginalDst netip.AddrPort
 	ReplySrc    netip.AddrPort
 	Keep        map[netip.AddrPort]struct{}
+
+	Source netip.Addr
 }
 
 // raw is the table as the kernel offers it.
 type raw interface {
-	// dump reads one family's entries and gives those that are wanted.
-	dump(family ip.Family, wanted func(Entry) bool) ([]tracked, error)
+	// dump reads one family's entries and gives those that are wanted. The filter
+	// may spare entries that it excludes from being read at all.
+	dump(family ip.Family, f filter, wanted func(Entry) bool) ([]tracked, error)
 	// remove is ENOENT for an entry that is not there.
 	remove(ip.Family, tracked) error
 	close()
@@ -72,10 +78,9 @@ func (c *client) Close() {
 	c.raw.close()
 }
 
-// Delete deletes all entries that one of the matches selects, and gives their
-// number. However many matches there are, the table is read once for each of
-// their families, which is what costs: a few microseconds an
-// entry.
+// Delete deletes all entries that one of the matches selects, and returns their
+// number. The kernel filters for few matches; for many the table is read once for
+// each of their families, which takes a few microseconds an entry.
 //
 // An entry that ends by itself meanwhile is no error. After an error some
 // entries may have been deleted, as many as the number says; nothing keeps the
@@ -87,7 +92,7 @@ func (c *client) Delete(matches []Match) (int, error) {
 	deleted := 0
 	var errs []error
 	for _, family := range ip.Families {
-		if !index.has(family) {
+		if len(index.filters(family)) == 0 {
 			continue
 		}
 		err := kernel.Retry(func() error {
@@ -103,10 +108,15 @@ func (c *client) Delete(matches []Match) (int, error) {
 }
 
 func (c *client) delete(family ip.Family, index index) (int, error) {
-	entries, err := c.raw.dump(family, index.selects)
-	if err != nil {
-		return 0, fmt.Errorf("list: %w", err)
+	var entries []tracked
+	for _, f := range index.filters(family) {
+		list, err := c.raw.dump(family, f, index.selects)
+		if err != nil {
+			return 0, fmt.Errorf("list: %w", err)
+		}
+		entries = append(entries, list...)
 	}
+	var err error
 	deleted := 0
 	for _, entry := range entries {
 		switch removeErr := c.raw.remove(family, entry); {
@@ -120,8 +130,30 @@ func (c *client) delete(family ip.Family, index index) (int, error) {
 	return deleted, err
 }
 
+// filter is what all entries of a dump have in common. The zero filter passes all.
+type filter struct {
+	protocol    ip.Protocol    // 0: any
+	originalDst netip.AddrPort // with a protocol
+	replyDst    netip.Addr
+}
+
+// passes reports whether an entry passes.
+func (f filter) passes(e Entry) bool {
+	return (f.protocol == 0 || f.protocol == e.Protocol) && (!f.originalDst.IsValid() || f.originalDst == e.OriginalDst) &&
+		(!f.replyDst.IsValid() || f.replyDst == e.ReplyDst.Addr())
+}
+
+// fewFilters is up to how many times the table is gone through in the kernel rather
+// than read once. A filtered dump walks the table too, but an entry that it leaves
+// out costs a hundredth of one that is read.
+const fewFilters = 8
+
 // index finds the matches for an entry by what all of them ask for.
-type index map[destination][]Match
+type index struct {
+	to map[destination][]Match
+	// The addresses of matches with a Source.
+	sources map[netip.Addr]struct{}
+}
 
 type destination struct {
 	protocol ip.Protocol
@@ -129,30 +161,52 @@ type destination struct {
 }
 
 func newIndex(matches []Match) index {
-	index := make(index, len(matches))
+	index := index{make(map[destination][]Match, len(matches)), map[netip.Addr]struct{}{}}
 	for _, m := range matches {
+		if m.Source.IsValid() {
+			index.sources[m.Source] = struct{}{}
+			continue
+		}
 		key := destination{m.Protocol, m.OriginalDst}
-		index[key] = append(index[key], m)
+		index.to[key] = append(index.to[key], m)
 	}
 	return index
 }
 
-func (i index) has(family ip.Family) bool {
-	for key := range i {
+// filters returns what the table is to be read by for one family: nothing if no match
+// is of it.
+func (i index) filters(family ip.Family) []filter {
+	var out []filter
+	for key := range i.to {
 		if key.addr.IsValid() && ip.Of(key.addr.Addr()) == family {
-			return true
+			out = append(out, filter{protocol: key.protocol, originalDst: key.addr})
 		}
 	}
-	return false
+	for addr := range i.sources {
+		if ip.Of(addr) == family {
+			out = append(out, filter{replyDst: addr})
+		}
+	}
+	if len(out) <= fewFilters {
+		return out
+	}
+	common := filter{protocol: out[0].protocol}
+	for _, f := range out {
+		if f.protocol != common.protocol {
+			common.protocol = 0
+		}
+	}
+	return []filter{common}
 }
 
 func (i index) selects(e Entry) bool {
-	for _, m := range i[destination{e.Protocol, e.OriginalDst}] {
+	for _, m := range i.to[destination{e.Protocol, e.OriginalDst}] {
 		if m.selects(e) {
 			return true
 		}
 	}
-	return false
+	_, translated := i.sources[e.ReplyDst.Addr()]
+	return translated && e.OriginalSrc.Addr() != e.ReplyDst.Addr()
 }
 
 // selects is asked only for entries to OriginalDst.

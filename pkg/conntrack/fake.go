@@ -67,7 +67,7 @@ type fakeKernel struct {
 
 func (k *fakeKernel) close() {}
 
-func (k *fakeKernel) dump(family ip.Family, wanted func(Entry) bool) ([]tracked, error) {
+func (k *fakeKernel) dump(family ip.Family, f filter, wanted func(Entry) bool) ([]tracked, error) {
 	if k.fake.FailDump != nil {
 		if err := k.fake.FailDump(); err != nil {
 			return nil, err
@@ -78,7 +78,7 @@ func (k *fakeKernel) dump(family ip.Family, wanted func(Entry) bool) ([]tracked,
 	k.dumps++
 	var found []tracked
 	for _, e := range k.entries {
-		if ip.Of(e.OriginalDst.Addr()) == family && wanted(e) {
+		if ip.Of(e.OriginalDst.Addr()) == family && f.passes(e) && wanted(e) {
 			found = append(found, tracked{Entry: e})
 		}
 	}

@@ -4,7 +4,9 @@ package conntrack
 
 import (
 	"errors"
+	"net/netip"
 	"runtime"
+	"slices"
 	"testing"
 
 	"github.com/vishvananda/netlink"
@@ -65,7 +67,7 @@ func list(t testing.TB, r raw) []Entry {
 	t.Helper()
 	var entries []Entry
 	for _, family := range ip.Families {
-		all, err := r.dump(family, func(Entry) bool { return true })
+		all, err := r.dump(family, filter{}, func(Entry) bool { return true })
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -80,13 +82,48 @@ func list(t testing.TB, r raw) []Entry {
 func TestGone(t *testing.T) {
 	table := openKernel(t)
 	table.add(flow(ip.UDP, 1, "10.96.0.1:53", "192.0.2.1:53"))
-	entries, err := table.client.raw.dump(ip.IPv4, func(Entry) bool { return true })
+	entries, err := table.client.raw.dump(ip.IPv4, filter{}, func(Entry) bool { return true })
 	if err != nil || len(entries) != 1 {
 		t.Fatal(entries, err)
 	}
 	for _, want := range []error{nil, unix.ENOENT} {
 		if err := table.client.raw.remove(ip.IPv4, entries[0]); !errors.Is(err, want) {
 			t.Errorf("%v, want %v", err, want)
+		}
+	}
+}
+
+// TestFilter has the kernel leave out what does not pass: it is not even parsed.
+func TestFilter(t *testing.T) {
+	table := openKernel(t)
+	translated := flow(ip.TCP, 3, "10.96.0.2:80", "192.0.2.1:80")
+	translated.ReplyDst = netip.MustParseAddrPort("10.12.0.9:3000")
+	translated6 := flow(ip.UDP, 4, "[fd00:96::2]:80", "[2001:db8::1]:80")
+	translated6.ReplyDst = netip.MustParseAddrPort("[fd00:12::9]:3000")
+	udp6, other6 := flow(ip.UDP, 5, "[fd00:96::1]:53", "[2001:db8::1]:53"), flow(ip.UDP, 6, "[fd00:96::2]:53", "[2001:db8::1]:53")
+	table.add(udp6, other6)
+	udp, other := flow(ip.UDP, 1, "10.96.0.1:53", "192.0.2.1:53"), flow(ip.UDP, 2, "10.96.0.1:54", "192.0.2.1:53")
+	table.add(udp, other, translated, translated6)
+	for _, tc := range []struct {
+		family ip.Family
+		filter filter
+		want   []Entry
+	}{
+		{ip.IPv4, filter{protocol: ip.UDP, originalDst: udp.OriginalDst}, []Entry{udp}},
+		{ip.IPv4, filter{protocol: ip.UDP}, []Entry{udp, other}},
+		{ip.IPv4, filter{replyDst: translated.ReplyDst.Addr()}, []Entry{translated}},
+		{ip.IPv4, filter{replyDst: netip.MustParseAddr("10.12.0.8")}, nil},
+		// By address these are left to wanted; see filter.attributes.
+		{ip.IPv6, filter{protocol: ip.UDP, originalDst: udp6.OriginalDst}, []Entry{udp6, other6}},
+		{ip.IPv6, filter{replyDst: translated6.ReplyDst.Addr()}, []Entry{translated6, udp6, other6}},
+	} {
+		var seen []Entry
+		if _, err := table.client.raw.dump(tc.family, tc.filter, func(e Entry) bool { seen = append(seen, e); return false }); err != nil {
+			t.Errorf("%+v: %v", tc.filter, err)
+		}
+		byPort := func(a, b Entry) int { return a.OriginalSrc.Compare(b.OriginalSrc) }
+		if slices.SortFunc(seen, byPort); !slices.Equal(seen, tc.want) {
+			t.Errorf("%+v: the kernel sent %v, want %v", tc.filter, seen, tc.want)
 		}
 	}
 }

@@ -23,7 +23,23 @@ import (
 const answerTimeout = 15 * time.Second
 
 // Of <linux/netfilter/nfnetlink_conntrack.h>, where the library has no name.
-const getStats = 5 // IPCTNL_MSG_CT_GET_STATS
+const (
+	getStats = 5 // IPCTNL_MSG_CT_GET_STATS
+
+	ctaFilter           = 25 // CTA_FILTER; kernels before 5.8 ignore it
+	ctaFilterOrigFlags  = 1  // CTA_FILTER_ORIG_FLAGS
+	ctaFilterReplyFlags = 2  // CTA_FILTER_REPLY_FLAGS
+)
+
+// What of a tuple a filter compares: CTA_FILTER_FLAG of
+// net/netfilter/nf_internals.h, which user space does not see.
+const (
+	filterDst     = 1 << 1
+	filterProto   = 1 << 3
+	filterDstPort = 1 << 5
+)
+
+const nested = unix.NLA_F_NESTED
 
 // Netlink deletes entries in the network namespace in which it was made.
 type Netlink struct{ client }
@@ -70,12 +86,57 @@ func (s *socket) request(command int, family uint8, flags int) *nl.NetlinkReques
 	return req
 }
 
+// attributes asks the kernel to leave out what does not pass. It cannot be asked for
+// IPv6 addresses: up to Linux 6.1 at least, ctnetlink_filter_match_tuple
+// (net/netfilter/nf_conntrack_netlink.c) leaves out those that are equal, as
+// TestFilter found.
+func (f filter) attributes() []*nl.RtAttr {
+	flags := nl.NewRtAttr(nested|ctaFilter, nil)
+	list := []*nl.RtAttr{flags}
+	if f.protocol != 0 {
+		orig, origFlags := nl.NewRtAttr(nested|nl.CTA_TUPLE_ORIG, nil), uint32(filterProto)
+		proto := nl.NewRtAttr(nested|nl.CTA_TUPLE_PROTO, nil)
+		proto.AddRtAttr(nl.CTA_PROTO_NUM, []byte{byte(f.protocol)})
+		if dst := f.originalDst; dst.IsValid() {
+			if dst.Addr().Is4() {
+				origFlags |= filterDst
+				orig.AddChild(dstAttr(dst.Addr()))
+			}
+			origFlags |= filterDstPort
+			proto.AddRtAttr(nl.CTA_PROTO_DST_PORT, binary.BigEndian.AppendUint16(nil, dst.Port()))
+		}
+		orig.AddChild(proto)
+		flags.AddRtAttr(ctaFilterOrigFlags, nl.Uint32Attr(origFlags))
+		list = append(list, orig)
+	}
+	if f.replyDst.Is4() {
+		reply := nl.NewRtAttr(nested|nl.CTA_TUPLE_REPLY, nil)
+		reply.AddChild(dstAttr(f.replyDst))
+		flags.AddRtAttr(ctaFilterReplyFlags, nl.Uint32Attr(filterDst))
+		list = append(list, reply)
+	}
+	if len(list) == 1 {
+		return nil
+	}
+	return list
+}
+
+// dstAttr is a tuple's destination, an IPv4 address.
+func dstAttr(dst netip.Addr) *nl.RtAttr {
+	attr := nl.NewRtAttr(nested|nl.CTA_TUPLE_IP, nil)
+	attr.AddRtAttr(nl.CTA_IP_V4_DST, dst.AsSlice())
+	return attr
+}
+
 // dump looks at each message as it comes, as the table can have millions of
-// entries.
-func (s *socket) dump(family ip.Family, wanted func(Entry) bool) ([]tracked, error) {
+// entries. What a kernel before 5.8 does not leave out, wanted does.
+func (s *socket) dump(family ip.Family, f filter, wanted func(Entry) bool) ([]tracked, error) {
 	var entries []tracked
 	var malformed error
 	req := s.request(nl.IPCTNL_MSG_CT_GET, familyNumber(family), unix.NLM_F_DUMP)
+	for _, a := range f.attributes() {
+		req.AddData(a)
+	}
 	err := req.ExecuteIter(unix.NETLINK_NETFILTER, 0, func(message []byte) bool {
 		list, err := parseMessage(message)
 		var entry Entry

@@ -54,6 +54,10 @@ func testDelete(t *testing.T, open func(testing.TB) table) {
 		"IPv6 to a":    flow(ip.UDP, 1, "[fd00:96::1]:53", "[2001:db8::1]:5353"),
 		"IPv6 to b":    flow(ip.UDP, 2, "[fd00:96::1]:53", "[2001:db8::2]:5353"),
 	}
+	snat, snat6 := all["TCP"], all["IPv6 to b"]
+	snat.OriginalSrc, snat.ReplyDst = netip.MustParseAddrPort("10.244.0.9:10"), netip.MustParseAddrPort("198.51.100.1:10")
+	snat6.OriginalSrc, snat6.ReplyDst = netip.MustParseAddrPort("[fd00:244::9]:10"), netip.MustParseAddrPort("[2001:db8:1::1]:10")
+	all["SNAT"], all["IPv6 SNAT"] = snat, snat6
 	vip, vip6, a, b := netip.MustParseAddrPort("10.96.0.1:53"), netip.MustParseAddrPort("[fd00:96::1]:53"), "192.0.2.1:5353", "192.0.2.2:5353"
 	endpoint := netip.MustParseAddrPort
 	for _, tc := range []struct {
@@ -90,7 +94,17 @@ func testDelete(t *testing.T, open func(testing.TB) table) {
 				{Protocol: ip.SCTP, OriginalDst: vip},
 				{Protocol: ip.TCP, OriginalDst: vip, ReplySrc: endpoint(b)},
 			},
-			deleted: []string{"IPv6 to b", "SCTP", "TCP", "again to b", "to a", "to b"},
+			deleted: []string{"IPv6 SNAT", "IPv6 to b", "SCTP", "SNAT", "TCP", "again to b", "to a", "to b"},
+		},
+		{
+			// The others' clients have that address themselves.
+			name:    "by the source that was translated to",
+			matches: []Match{{Source: netip.MustParseAddr("198.51.100.1")}, {Source: netip.MustParseAddr("2001:db8:1::1")}},
+			deleted: []string{"IPv6 SNAT", "SNAT"},
+		},
+		{
+			name:    "another source",
+			matches: []Match{{Source: netip.MustParseAddr("198.51.100.2")}},
 		},
 	} {
 		t.Run(tc.name, func(t *testing.T) {

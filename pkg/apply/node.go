@@ -164,6 +164,7 @@ func (f *flush) flushNAT() {
 			f.fail(nil, failure)
 		}
 		if len(failures) == 0 {
+			f.sourcesReplaced(f.have.nat[family], want)
 			f.have.nat[family] = want
 		}
 	}

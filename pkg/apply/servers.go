@@ -194,11 +194,13 @@ func (f *flush) serverDone(c ipvs.Change) {
 	f.have.servers[c.Key] = s
 }
 
-// flows are the addresses and ports of UDP of which conntrack may have entries
-// that lead to no real server any more.
+// flows are those of which conntrack may have entries that must go: by address and
+// port, those of UDP that lead to no real server any more; and those that were
+// translated to a source that is used no more.
 type flows struct {
-	stale map[ipvs.Key]struct{}
-	wait  bool // forgetting them has failed, and is tried again with the node's retry
+	stale   map[ipvs.Key]struct{}
+	sources map[netip.Addr]struct{}
+	wait    bool // deleting them has failed, and is tried again with the node's retry
 }
 
 // forgetFlows drops conntrack's entries of UDP flows that lead to no real
@@ -226,13 +228,15 @@ func (a *Applier) mayBeStale(key ipvs.Key) bool {
 	return known
 }
 
-// forgetStale has them forgotten, or tried again. What leads to a real server
-// that stays is kept, whichever of an address's two virtual servers has it.
+// forgetStale deletes them, or has that tried again. What leads to a real server
+// that stays is kept, whichever of an address's two virtual servers has it. Until
+// every Service is programmed it waits: Sweep has all flows looked at together, while
+// each batch at the start would read the whole table.
 func (f *flush) forgetStale() {
-	if len(f.flows.stale) == 0 {
+	if len(f.flows.stale)+len(f.flows.sources) == 0 || !f.swept {
 		return
 	}
-	matches := make([]conntrack.Match, 0, len(f.flows.stale))
+	matches := f.sourceMatches()
 	for key := range f.flows.stale {
 		keep := map[netip.AddrPort]struct{}{}
 		mark := f.have.sets[plan.Local.In(key.Family())].Entries[entryOf(key)]
@@ -250,5 +254,5 @@ func (f *flush) forgetStale() {
 		f.fail(nil, err)
 		return
 	}
-	f.flows.stale = map[ipvs.Key]struct{}{}
+	f.flows.stale, f.flows.sources = map[ipvs.Key]struct{}{}, map[netip.Addr]struct{}{}
 }

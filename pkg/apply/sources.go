@@ -1,0 +1,80 @@
+package apply
+
+import (
+	"net/netip"
+	"strings"
+
+	"github.com/kube-ipvs/kube-ipvs/pkg/conntrack"
+	"github.com/kube-ipvs/kube-ipvs/pkg/nat"
+)
+
+// snatSource is a rule that gives packets which leave by an interface a source.
+type snatSource struct {
+	link   string
+	source netip.Addr
+}
+
+// snatSources returns the SNAT rules of a ruleset.
+func snatSources(s nat.State) map[snatSource]struct{} {
+	out := map[snatSource]struct{}{}
+	for c, rules := range s.Chains {
+		if c.Table != nat.NAT {
+			continue
+		}
+		for _, r := range rules {
+			var found snatSource
+			words := strings.Fields(string(r))
+			for i := range len(words) - 1 {
+				switch words[i] {
+				case "-o":
+					found.link = words[i+1]
+				case "--to-source":
+					found.source, _ = netip.ParseAddr(words[i+1])
+				}
+			}
+			if found.source.IsValid() {
+				out[found] = struct{}{}
+			}
+		}
+	}
+	return out
+}
+
+// sourcesReplaced notes the SNAT sources that are used no more after rules were
+// rewritten. Connection tracking keeps the source that a flow began with, so a UDP
+// socket that keeps sending would send from an address that the network does not
+// have any more; MASQUERADE has the kernel forget its flows by itself
+// (net/netfilter/nf_nat_masquerade.c). A source whose interface was renamed stays.
+func (f *flush) sourcesReplaced(before, after nat.State) {
+	was, is := snatSources(before), snatSources(after)
+	used, ofLink := map[netip.Addr]bool{}, map[snatSource]bool{}
+	for s := range is {
+		used[s.source] = true
+		ofLink[snatSource{s.link, familyOnly(s.source)}] = true
+	}
+	for s := range was {
+		if _, same := is[s]; same {
+			continue
+		}
+		if !used[s.source] || ofLink[snatSource{s.link, familyOnly(s.source)}] {
+			f.flows.sources[s.source] = struct{}{}
+		}
+	}
+}
+
+// familyOnly is the same for all addresses of a family.
+func familyOnly(a netip.Addr) netip.Addr {
+	if a.Is4() {
+		return netip.IPv4Unspecified()
+	}
+	return netip.IPv6Unspecified()
+}
+
+// sourceMatches select what was translated to sources that are used no more.
+func (f *flush) sourceMatches() []conntrack.Match {
+	var matches []conntrack.Match
+	for a := range f.flows.sources {
+		matches = append(matches, conntrack.Match{Source: a})
+	}
+	return matches
+}

@@ -164,4 +164,16 @@ func TestHealthCheckCountsAddresses(t *testing.T) {
 	if want := (plan.HealthCheck{Port: 32000, Local: 2}); part.HealthCheck != want {
 		t.Errorf("got %+v, want %+v", part.HealthCheck, want)
 	}
+	here := func(addr string) service.Endpoint {
+		return service.Endpoint{Addr: netip.MustParseAddrPort(addr), Node: "node-1", Ready: true, Serving: true}
+	}
+	part = plan.Service(&cfg, &plan.Facts{NodeName: "node-1"}, &service.Service{
+		HealthCheckNodePort: 32000,
+		Ports: []service.Port{{Protocol: ip.TCP, Port: 80, Endpoints: []service.Endpoint{
+			here("10.244.0.2:80"), here("10.244.0.3:80"), here("[fd00::2]:80"), here("[fd00::3]:80"),
+		}}},
+	})
+	if want := (plan.HealthCheck{Port: 32000, Local: 2}); part.HealthCheck != want {
+		t.Errorf("two dual-stack pods: got %+v, want %+v", part.HealthCheck, want)
+	}
 }

@@ -364,17 +364,20 @@ func (b *partBuilder) addHairpin(family ip.Family, p *service.Port) {
 	}
 }
 
-// readyHere counts the addresses on this node that are ready for some port.
+// readyHere counts the endpoints on this node that are ready for some port. A
+// dual-stack pod is one endpoint with an address of each family: as kube-proxy does,
+// each family is counted by itself. Of two counts, which differ only for moments, it
+// returns the greater.
 func (b *partBuilder) readyHere() int {
-	here := map[netip.Addr]struct{}{}
+	here := map[ip.Family]map[netip.Addr]struct{}{ip.IPv4: {}, ip.IPv6: {}}
 	for _, p := range b.service.Ports {
 		for _, e := range p.Endpoints {
 			if e.Ready && b.onNode(e) {
-				here[e.Addr.Addr()] = struct{}{}
+				here[ip.Of(e.Addr.Addr())][e.Addr.Addr()] = struct{}{}
 			}
 		}
 	}
-	return len(here)
+	return max(len(here[ip.IPv4]), len(here[ip.IPv6]))
 }
 
 func (b *partBuilder) onNode(e service.Endpoint) bool {

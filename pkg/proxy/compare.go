@@ -2,6 +2,7 @@ package proxy
 
 import (
 	"context"
+	"maps"
 	"time"
 
 	"k8s.io/klog/v2"
@@ -66,6 +67,7 @@ func (p *Proxy) compare(ctx context.Context, o observed) {
 		return
 	}
 	p.lookForListeners(ctx)
+	maps.Copy(p.waiting, p.lacking) // a module may have been loaded
 	p.adoption, p.observeTook = p.applier.BeginAdopt(o.observation), o.took
 }
 

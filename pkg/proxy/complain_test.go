@@ -63,7 +63,7 @@ func TestComplaintIsAnEventOnce(t *testing.T) {
 }
 
 // TestSchedulerThatTheKernelLacks has the Service served by the node's, and
-// asked for again once there is a change.
+// asked for again without a change.
 func TestSchedulerThatTheKernelLacks(t *testing.T) {
 	run(t, nil, func(w *world) {
 		w.synced()
@@ -85,7 +85,7 @@ func TestSchedulerThatTheKernelLacks(t *testing.T) {
 			t.Errorf("Events %+v", w.events)
 		}
 		w.ipvs.Schedulers = []string{"rr", "mh"}
-		ask("mh")
+		w.sleep(time.Minute)
 		if got := w.ipvs.Dump(); !strings.Contains(got, "-A -t 10.96.0.10:80 -s mh -b mh-fallback,mh-port\n") {
 			t.Errorf("serves\n%s", got)
 		}

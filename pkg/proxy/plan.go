@@ -24,6 +24,8 @@ type draft struct {
 	owner apply.Owner
 	err   error // what could not be used
 	took  time.Duration
+	// lacks says that the kernel does not have the scheduler.
+	lacks bool
 }
 
 // draft plans one Service as it stands now. It may run beside all that changes
@@ -36,13 +38,14 @@ func (p *Proxy) draft(name types.NamespacedName) draft {
 		return draft{name: name}
 	}
 	s, err := service.Build(svc, endpointSlices)
-	err = errors.Join(err, p.checkScheduler(&s))
+	lacks := p.checkScheduler(&s)
+	err = errors.Join(err, lacks)
 	if name == service.APIServer {
 		p.setAPIServers(&s)
 	}
 	return draft{
 		name: name, svc: svc, part: plan.Service(&p.Config, &p.facts, &s),
-		owner: apply.Owner{Name: name, Created: s.Created}, err: err, took: time.Since(began),
+		owner: apply.Owner{Name: name, Created: s.Created}, err: err, took: time.Since(began), lacks: lacks != nil,
 	}
 }
 
@@ -58,6 +61,9 @@ func (p *Proxy) adopt(ctx context.Context, d draft) {
 	part, short := p.number(d.name, d.part)
 	p.complain(ctx, d.svc, errors.Join(d.err, unserved(d.name, part.Unserved), short))
 	p.depends[d.name] = part.Depends
+	if delete(p.lacking, d.name); d.lacks {
+		p.lacking[d.name] = struct{}{}
+	}
 	p.noteNoLocal(d.name, part.NoLocal)
 	owner := d.owner // by itself: a pointer into the draft would keep all of that
 	p.applier.Set(&owner, part)
@@ -102,6 +108,7 @@ func unserved(name types.NamespacedName, list []string) error {
 func (p *Proxy) forget(name types.NamespacedName) {
 	delete(p.depends, name)
 	delete(p.reported, name)
+	delete(p.lacking, name)
 	p.noteNoLocal(name, plan.NoLocal{})
 	_, _ = p.number(name, plan.Part{}) // who wants none is never short of one
 	p.retries.succeeded(name)

@@ -118,8 +118,9 @@ type Proxy struct {
 	noInternal, noExternal int // in all of noLocal
 
 	numbers    *numbers
-	schedulers map[string]bool  // those that the kernel is known to have
-	apiServers []netip.AddrPort // the endpoints of default/kubernetes
+	schedulers map[string]bool                   // those that the kernel is known to have
+	lacking    map[types.NamespacedName]struct{} // Services that ask for one that it does not have
+	apiServers []netip.AddrPort                  // the endpoints of default/kubernetes
 
 	waiting    map[types.NamespacedName]struct{} // Services to be planned
 	renew      bool                              // the node's facts are to be read again
@@ -148,6 +149,7 @@ func New(o Options) *Proxy {
 		waiting:    map[types.NamespacedName]struct{}{},
 		numbers:    newNumbers(&o.Config),
 		schedulers: map[string]bool{},
+		lacking:    map[types.NamespacedName]struct{}{},
 		retries:    newRetries(),
 	}
 }

@@ -9,7 +9,7 @@ import (
 // checkScheduler has a Service do with the node's scheduler where the kernel
 // does not have the one that it asks for: a virtual server that the kernel
 // refuses would leave the Service without any. What was missing is looked for
-// again whenever the Service is planned.
+// again whenever the Service is planned, and with each comparison with the kernel.
 func (p *Proxy) checkScheduler(s *service.Service) error {
 	name := s.Scheduling.Scheduler
 	if name == "" || p.schedulers[name] {

@@ -244,15 +244,22 @@ type trimmed struct {
 
 func (s trimmed) SetService(svc *corev1.Service) { s.services <- svc }
 
-// TestResync delivers again what has not changed.
+// TestResync passes nothing on that has not changed.
 func TestResync(t *testing.T) {
 	client := fake.NewClientset(&corev1.Service{ObjectMeta: meta("web")})
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	sink := make(recorder, 100)
-	go func() { _ = New(fakeClient{client}, Options{Node: "node1", Resync: time.Second}).Run(ctx, sink) }()
+	go func() {
+		_ = New(fakeClient{client}, Options{Node: "node1", Resync: 50 * time.Millisecond}).Run(ctx, sink)
+	}()
 	sink.await(t, "set service web")
-	sink.await(t, "set service web")
+	sink.await(t, "synced")
+	select {
+	case again := <-sink:
+		t.Errorf("again: %s", again)
+	case <-time.After(time.Second):
+	}
 }
 
 // TestOneCallAtATime lets all three kinds arrive at once; the race detector

@@ -120,15 +120,10 @@ func (s *store[T]) unchanged(obj any) bool {
 	return true
 }
 
-// Resync passes on again all that is known.
-func (s *store[T]) Resync() error {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	for _, o := range s.known {
-		s.set(o)
-	}
-	return nil
-}
+// Resync does nothing. All that is known was passed on as it is, and the periodic
+// comparison with the kernel repairs what differs. To plan every Service again took
+// seconds with tens of thousands, in which no change was programmed.
+func (s *store[T]) Resync() error { return nil }
 
 func nameOf(o metav1.Object) types.NamespacedName {
 	return types.NamespacedName{Namespace: o.GetNamespace(), Name: o.GetName()}

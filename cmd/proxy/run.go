@@ -158,7 +158,7 @@ func newSource(ctx context.Context, cfg *config.Config) (source.Source, proxy.Ev
 	}
 	events := event.NewWriter(client, cfg.Plan.NodeName)
 	go events.Run(ctx)
-	options := apiserver.Options{Node: cfg.Plan.NodeName, Resync: cfg.Source.ConfigSyncPeriod, LostNodes: !cfg.DrainLostNodes}
+	options := apiserver.Options{Node: cfg.Plan.NodeName, Resync: cfg.Source.ConfigSyncPeriod, LostNodes: cfg.ResetLostNodeConnections}
 	return apiserver.New(client, options), events, nil
 }
 

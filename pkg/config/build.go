@@ -99,7 +99,8 @@ func (b *builder) config() Config {
 	}
 	c.SyncPeriod, c.MinSyncPeriod = b.syncPeriods()
 	c.IPVSTimeouts = b.ipvsTimeouts()
-	c.DrainLostNodes = b.own.DrainLostNodes
+	drain := b.own.DrainLostNodes
+	c.ResetLostNodeConnections = b.own.ResetLostNodeConnections || drain != nil && !*drain
 	if c.DrainDeadline = b.own.DrainDeadline.Duration; c.DrainDeadline <= 0 {
 		b.invalid(b.path("drain-deadline", "drainDeadline"), c.DrainDeadline.String(), "must be more than 0")
 	}

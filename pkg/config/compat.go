@@ -36,7 +36,6 @@ func setOwnCompat(c *KubeIPVSConfiguration, profile string) {
 	c.VIPs.ExternalIPs = plan.ClaimAddress
 	c.VIPs.Ping = ptr.To(false)
 	c.DrainDeadline.Duration = compatDrainDeadline
-	c.DrainLostNodes = true
 }
 
 // setProxyCompat does the same for fields of the KubeProxyConfiguration that

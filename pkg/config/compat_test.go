@@ -21,7 +21,6 @@ func asKubeProxy(c *Config) {
 	c.Plan.VIPs.Ping = false
 	c.Plan.LocalhostNodePorts = false
 	c.DrainDeadline = compatDrainDeadline
-	c.DrainLostNodes = true
 }
 
 func TestCompatFlags(t *testing.T) {
@@ -38,7 +37,7 @@ func TestCompatFlags(t *testing.T) {
 		{"--vip-ping=true", func(c *Config) { c.Plan.VIPs.Ping = true }},
 		{"--iptables-localhost-nodeports=true", func(c *Config) { c.Plan.LocalhostNodePorts = true }},
 		{"--drain-deadline=1m", func(c *Config) { c.DrainDeadline = time.Minute }},
-		{"--drain-lost-nodes=false", func(c *Config) { c.DrainLostNodes = false }},
+		{"--drain-lost-nodes=false", func(c *Config) { c.ResetLostNodeConnections = true }},
 	} {
 		want := defaults()
 		asKubeProxy(&want)
@@ -78,7 +77,7 @@ func TestCompatFile(t *testing.T) {
 				c.Plan.VIPs.Ping = true
 				c.Plan.LocalhostNodePorts = true
 				c.DrainDeadline = 2 * time.Minute
-				c.DrainLostNodes = false
+				c.ResetLostNodeConnections = true
 			}},
 		{"fields win over the flag's profile", "", "snat: {mode: fwmark}\n", "--compat=kube-proxy", func(c *Config) { c.Plan.SNAT.Mode = plan.SNATFWMark }},
 		{"flags win over both", "", profile + "snat: {mode: fwmark}\n", "--snat-mode=auto", func(c *Config) { c.Plan.SNAT.Mode = plan.SNATAuto }},

@@ -27,8 +27,8 @@ type Config struct {
 	// DrainDeadline is for how long connections to an endpoint that is gone are
 	// kept, above 0.
 	DrainDeadline time.Duration
-	// DrainLostNodes keeps connections to endpoints on a node that is not heard of.
-	DrainLostNodes bool
+	// ResetLostNodeConnections resets connections to endpoints on an unreachable node.
+	ResetLostNodeConnections bool
 
 	IPVSTimeouts ipvs.Timeouts
 	Conntrack    Conntrack

@@ -179,7 +179,10 @@ func TestFlags(t *testing.T) {
 		}},
 		{"--config-sync-period=1h --oom-score-adj=-1000", func(c *Config) { c.Source.ConfigSyncPeriod, c.OOMScoreAdj = time.Hour, -1000 }},
 		{"--udp-drain --drain-deadline=90s", func(c *Config) { c.Plan.UDPDrain, c.DrainDeadline = true, 90*time.Second }},
-		{"--drain-lost-nodes", func(c *Config) { c.DrainLostNodes = true }},
+		{"--reset-lost-node-connections", func(c *Config) { c.ResetLostNodeConnections = true }},
+		{"--drain-lost-nodes", func(*Config) {}},
+		{"--drain-lost-nodes=false", func(c *Config) { c.ResetLostNodeConnections = true }},
+		{"--drain-lost-nodes=false --reset-lost-node-connections=false", func(*Config) {}},
 		{"--timeouts-from-conntrack", func(c *Config) { c.IPVSTimeouts.TCP = 86400 }},
 		{"--timeouts-from-conntrack --conntrack-tcp-timeout-established=2h --conntrack-udp-timeout-stream=3m --conntrack-udp-timeout=1m", func(c *Config) {
 			c.IPVSTimeouts.TCP, c.Conntrack.TCPEstablished = 7200, 2*time.Hour
@@ -416,9 +419,13 @@ func TestFile(t *testing.T) {
 			c.Plan.SNAT.Mark = 0x200
 			c.Plan.SNAT.Sources = map[string][]netip.Addr{"eth2": {netip.MustParseAddr("10.0.0.2")}}
 		}},
-		{"own document, drain", proxyHead + cluster + ownHead + "udpDrain: true\ndrainDeadline: 1h\ndrainLostNodes: true\n", "--drain-deadline=2h", func(c *Config) {
-			c.Plan.UDPDrain, c.DrainDeadline, c.DrainLostNodes = true, 2*time.Hour, true
+		{"own document, drain", proxyHead + cluster + ownHead + "udpDrain: true\ndrainDeadline: 1h\nresetLostNodeConnections: true\n", "--drain-deadline=2h", func(c *Config) {
+			c.Plan.UDPDrain, c.DrainDeadline, c.ResetLostNodeConnections = true, 2*time.Hour, true
 		}},
+		{"own document, lost nodes, deprecated", proxyHead + cluster + ownHead + "drainLostNodes: false\n", "", func(c *Config) { c.ResetLostNodeConnections = true }},
+		{"own document, lost nodes as by default", proxyHead + cluster + ownHead + "drainLostNodes: true\n", "", func(*Config) {}},
+		{"own document, lost nodes, a flag wins", proxyHead + cluster + ownHead + "resetLostNodeConnections: true\n", "--drain-lost-nodes", func(*Config) {}},
+		{"own document, lost nodes, the other flag wins", proxyHead + cluster + ownHead + "drainLostNodes: true\n", "--reset-lost-node-connections", func(c *Config) { c.ResetLostNodeConnections = true }},
 		{"own document, VIPs", proxyHead + cluster + ownHead + "vips: {loadBalancers: address, mark: '0x10000'}\n", "--claim-table=7", func(c *Config) {
 			c.Plan.VIPs.LoadBalancers, c.Plan.VIPs.Mark, c.Plan.VIPs.Table = plan.ClaimAddress, 0x10000, 7
 		}},

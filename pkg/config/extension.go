@@ -78,10 +78,13 @@ type KubeIPVSConfiguration struct {
 	// DrainDeadline is for how long TCP connections to an endpoint that is gone,
 	// and not just terminating, are kept. Default 15m.
 	DrainDeadline metav1.Duration `json:"drainDeadline"`
-	// DrainLostNodes keeps TCP connections to endpoints on a node of which the
-	// cluster does not hear any more. Otherwise they end, so that clients connect to
-	// others.
-	DrainLostNodes bool `json:"drainLostNodes"` // written even if false: a profile may have another default
+	// ResetLostNodeConnections resets TCP connections to endpoints on an unreachable
+	// node, where the Service has other endpoints, so that clients connect to these.
+	// kube-proxy keeps them.
+	ResetLostNodeConnections bool `json:"resetLostNodeConnections,omitempty"`
+	// DrainLostNodes is the contrary. Deprecated: use resetLostNodeConnections, which
+	// takes precedence if it is true.
+	DrainLostNodes *bool `json:"drainLostNodes,omitempty"`
 	// TimeoutsFromConntrack has IPVS keep connections for as long as connection
 	// tracking does, where IPVS's own time-outs are not set.
 	TimeoutsFromConntrack bool `json:"timeoutsFromConntrack,omitempty"`

@@ -50,8 +50,10 @@ func (o *Options) ownFlags() *pflag.FlagSet {
 		"Let an endpoint that terminates and still serves keep the UDP flows that it has.")
 	fs.DurationVar(&o.own.DrainDeadline.Duration, "drain-deadline", o.own.DrainDeadline.Duration,
 		"How long TCP connections to an endpoint that is gone, and not just terminating, are kept.")
-	fs.BoolVar(&o.own.DrainLostNodes, "drain-lost-nodes", false,
-		"Keep TCP connections to endpoints on a node of which the cluster does not hear any more. Otherwise they end where there are other endpoints.")
+	fs.BoolVar(&o.own.ResetLostNodeConnections, "reset-lost-node-connections", false,
+		"Reset TCP connections to endpoints on an unreachable node, where the Service has other endpoints. kube-proxy keeps them.")
+	fs.BoolVar(&o.drainLostNodes, "drain-lost-nodes", true, "The contrary of --reset-lost-node-connections.")
+	deprecate(fs, "drain-lost-nodes", "use --reset-lost-node-connections")
 	fs.BoolVar(&o.own.TimeoutsFromConntrack, "timeouts-from-conntrack", false,
 		"Have IPVS keep connections for as long as connection tracking does, where --ipvs-tcp-timeout and --ipvs-udp-timeout are not set.")
 	fs.Var(&o.own.SNAT.Mark, "reply-mark", "The bits that bind connections to interfaces for reply routing; n bits tell 2^n-1 interfaces apart.")
@@ -171,7 +173,7 @@ func (o *Options) addClientFlags(fs *pflag.FlagSet) {
 	fs.Float32Var(&c.QPS, "kube-api-qps", c.QPS, "Requests to the API server in a second.")
 	fs.Int32Var(&c.Burst, "kube-api-burst", c.Burst, "Requests to the API server at once.")
 	fs.DurationVar(&o.proxy.ConfigSyncPeriod.Duration, "config-sync-period", o.proxy.ConfigSyncPeriod.Duration,
-		"How often everything known from the API server is gone through again; more than 0.")
+		"How often everything known from the API server is gone through again; more than 0. Has no effect: what has not changed is programmed already.")
 }
 
 // foreignFlags are kube-proxy's, now or once, for other modes and platforms. They

@@ -28,6 +28,8 @@ type Options struct {
 	own     KubeIPVSConfiguration                // bound to flags
 	sources []string                             // --snat-source
 
+	drainLostNodes bool // --drain-lost-nodes
+
 	flags flagGroups
 }
 
@@ -148,7 +150,12 @@ func (o *Options) overOwn(file *KubeIPVSConfiguration) *KubeIPVSConfiguration {
 	overlay(o, "local-mark", &file.LocalMark, own.LocalMark)
 	overlay(o, "udp-drain", &file.UDPDrain, own.UDPDrain)
 	overlay(o, "drain-deadline", &file.DrainDeadline, own.DrainDeadline)
-	overlay(o, "drain-lost-nodes", &file.DrainLostNodes, own.DrainLostNodes)
+	if o.set("drain-lost-nodes") {
+		file.ResetLostNodeConnections, file.DrainLostNodes = !o.drainLostNodes, nil
+	}
+	if o.set("reset-lost-node-connections") {
+		file.ResetLostNodeConnections, file.DrainLostNodes = own.ResetLostNodeConnections, nil
+	}
 	overlay(o, "timeouts-from-conntrack", &file.TimeoutsFromConntrack, own.TimeoutsFromConntrack)
 	overlay(o, "snat-mode", &file.SNAT.Mode, own.SNAT.Mode)
 	overlay(o, "reply-mark", &file.SNAT.Mark, own.SNAT.Mark)

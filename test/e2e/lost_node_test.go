@@ -20,6 +20,7 @@ import (
 func TestReliabilityLostNode(t *testing.T) {
 	record := reliability.Begin(t, reliability.Draining, "lost-node")
 	c := newCluster(t)
+	c.flags = append(c.flags, "--reset-lost-node-connections")
 	c.startProxy(0)
 	web3 := c.Nodes[2].AddPod("web3")
 	web3.Serve("web3", lab.TCP, webPort)

@@ -8,7 +8,7 @@ CACHE := $(abspath $(or $(KUBE_IPVS_CACHE),.cache))
 # Not LAB, which is the user's: it forces a kind of kernel.
 LAB_PROGRAM := $(CACHE)/bin/lab
 # Directories with tests behind the build tag e2e; E2E_PACKAGES='pkg/nat' narrows.
-E2E_PACKAGES ?= $(filter-out test/conformance test/bench,$(patsubst %/,%,$(sort $(dir $(shell grep -rl --include='*_test.go' '^//go:build e2e' pkg cmd test)))))
+E2E_PACKAGES ?= $(filter-out test/conformance test/bench test/neighbours,$(patsubst %/,%,$(sort $(dir $(shell grep -rl --include='*_test.go' '^//go:build e2e' pkg cmd test)))))
 STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.2
 
 KUBERNETES_VERSION := v1.36.3
@@ -175,6 +175,40 @@ conformance-binary:
 	$(call phase,compiling the comparison)
 	@mkdir -p $(CACHE)/e2e
 	@$(go_test_binary) -o $(CACHE)/e2e/ ./test/conformance
+
+# What other programs do to a node's network, from their own code: helper programs,
+# each a module of its own, and Debian's packages, unpacked.
+NEIGHBOURS := $(CACHE)/neighbours
+neighbour_programs := $(addprefix $(NEIGHBOURS)/,aws)
+.PHONY: neighbours neighbours-short neighbours-parts neighbours-binary neighbours-page
+neighbours: ## kube-proxy and kube-ipvs beside programs that write a node's network, into docs/neighbours.md; RUN=regexp selects
+	@$(MAKE) --no-print-directory START=$(START) neighbours-parts
+	$(call phase,beside neighbours in the lab)
+	@hack/labs 1 $(LAB_PROGRAM) -apiserver -limit 2h -out $(NEIGHBOURS)/out $(LABFLAGS) -- hack/neighbours -test.run "$${LAB_RUN:-.}"
+	@$(MAKE) --no-print-directory START=$(START) neighbours-page
+neighbours: export LAB_RUN := $(value RUN)
+
+neighbours-short: ## the same in a few set-ups, always the same ones
+	@$(MAKE) --no-print-directory START=$(START) neighbours-parts
+	$(call phase,beside a few neighbours in the lab)
+	@hack/labs 1 $(LAB_PROGRAM) -apiserver -limit 30m $(LABFLAGS) -- hack/neighbours -test.short -test.run .
+	$(call phase,no neighbour is worse off)
+
+neighbours-page: ## docs/neighbours.md of what was last seen
+	@$(GO) run ./test/neighbours/cmd/page $(NEIGHBOURS)/out/neighbours '$(KUBERNETES_VERSION)' >docs/neighbours.md.new && mv docs/neighbours.md.new docs/neighbours.md
+	$(call phase,see docs/neighbours.md)
+
+neighbours-parts: deps
+	@for part in build neighbours-binary image peers peer-kube-proxy $(neighbour_programs); do $(MAKE) --no-print-directory START=$(START) $$part || exit; done
+
+neighbours-binary:
+	$(call phase,compiling the tests beside neighbours)
+	@mkdir -p $(CACHE)/e2e
+	@$(go_test_binary) -o $(CACHE)/e2e/ ./test/neighbours
+
+$(neighbour_programs): $(NEIGHBOURS)/%: test/neighbours/programs/%/go.mod test/neighbours/programs/%/go.sum test/neighbours/programs/%/main.go
+	$(call phase,building $(@F) (a minute the first time))
+	@mkdir -p $(NEIGHBOURS) && cd test/neighbours/programs/$* && $(GO) build -ldflags '-s -w' -o $@ .
 
 # How many Services are measured, and with how many kube-proxy is: its IPVS mode
 # takes half an hour to begin with 10,000.

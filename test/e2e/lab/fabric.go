@@ -70,6 +70,20 @@ func (f *Fabric) Segment(gateways ...string) *Segment {
 	return s
 }
 
+// VLAN adds a subnet to the segment whose packets carry a tag; the router has the
+// given addresses on it. It returns the name of the router's interface.
+func (s *Segment) VLAN(number int, gateways ...string) string {
+	f := s.fabric
+	f.lab.t.Helper()
+	name := f.lab.linkName("vlan")
+	f.Link(&netlink.Vlan{LinkAttrs: netlink.LinkAttrs{Name: name, ParentIndex: f.link(s.bridge).Attrs().Index}, VlanId: number})
+	f.Address(name, gateways...)
+	return name
+}
+
+// Gateway adds an address to the segment's router.
+func (s *Segment) Gateway(address string) { s.fabric.Address(s.bridge, address) }
+
 // Attach connects a new interface of the host to the segment. The interface gets
 // the addresses, and a source check accepts them.
 func (s *Segment) Attach(host *Namespace, name string, addresses ...string) *Port {

@@ -83,6 +83,9 @@ func makeNetwork(path string) (netns.NsHandle, error) {
 	return netns.Get()
 }
 
+// Path is where programs find the namespace, as in /run/netns/NAME.
+func (n *Namespace) Path() string { return n.path }
+
 func (n *Namespace) close() {
 	for _, p := range n.processes {
 		p.Stop()

@@ -1,0 +1,238 @@
+//go:build e2e
+
+package neighbours
+
+import (
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/kube-ipvs/kube-ipvs/test/e2e/lab"
+)
+
+// The destinations, by what of a Service is asked.
+const (
+	toClusterIP  = "ClusterIP"
+	toNodePort   = "NodePort"
+	toBalancerIP = "load balancer IP"
+	toExternalIP = "external IP"
+)
+
+var destinations = []string{toClusterIP, toNodePort, toBalancerIP, toExternalIP}
+
+// questions are those of a site's matrix.
+func questions(s *site) []Question {
+	var all []Question
+	for _, c := range s.clients {
+		for _, destination := range destinations {
+			for n := range services {
+				for _, protocol := range protocols {
+					for family := range 2 {
+						if c.hosts[family] != nil {
+							all = append(all, Question{c.name, destination, policyOf(n + 1), string(protocol), family == 1})
+						}
+					}
+				}
+			}
+		}
+	}
+	return all
+}
+
+// promise is the oracle: what ServiceSpec says, and nothing of any program. A
+// client that is not a pod and not the node is outside, wherever its address is.
+func (s *site) promise(q Question) Promise {
+	inside := s.client(q.Client).inside
+	switch {
+	case q.Destination == toClusterIP && !inside:
+		return Open
+	case q.Destination != toClusterIP && q.Policy == policyOf(localService) && !inside:
+		return KeepsClient
+	}
+	return Answered
+}
+
+func (s *site) client(name string) *client {
+	i := slices.IndexFunc(s.clients, func(c *client) bool { return c.name == name })
+	return s.clients[i]
+}
+
+func (q Question) service() int {
+	if q.Policy == policyOf(localService) {
+		return localService
+	}
+	return clusterService
+}
+
+func (q Question) family() int {
+	if q.IPv6 {
+		return 1
+	}
+	return 0
+}
+
+func (p plan) target(q Question) string {
+	n, port := q.service(), uint16(servicePort)
+	var ips [2]string
+	switch q.Destination {
+	case toClusterIP:
+		ips = clusterIPs(n)
+	case toNodePort:
+		ips, port = p.nodeIPs(), nodePort(n)
+	case toBalancerIP:
+		ips = balancerIPs(n)
+	case toExternalIP:
+		ips = p.externalIPs(n)
+	}
+	return at(ips[q.family()], port)
+}
+
+func at(ip string, port uint16) string {
+	return netip.AddrPortFrom(netip.MustParseAddr(ip), port).String()
+}
+
+// ports gives each request a source port of its own: IPVS tells answers apart by
+// endpoint and client alone, and would mix up what one port asks of two VIPs.
+type ports struct{ last atomic.Int32 }
+
+func (p *ports) next() uint16 { return uint16(33000 + p.last.Add(1)%27000) }
+
+// A cell asks until all endpoints have answered, and often enough that each would
+// have, by round robin, beside other cells that ask the same Service. The deadline leaves time for one lost SYN; the second try, for cells that differ,
+// for a machine that stood still.
+const (
+	deadline     = 2500 * time.Millisecond
+	longDeadline = 7 * time.Second
+	askedAtOnce  = 16
+	leastTries   = 4
+	mostTries    = 9
+	givesUpAfter = 2
+)
+
+// ask asks one cell's question.
+func (s *side) ask(q Question, limit time.Duration) Seen {
+	seen := Seen{Outcomes: map[string]int{}}
+	host := s.client(q.Client).hosts[q.family()]
+	endpoints, sources := map[string]bool{}, map[string]bool{}
+	enough := func(tries int) bool {
+		return tries >= mostTries || tries >= leastTries && len(endpoints) == s.endpoints(q.family())
+	}
+	for try, failed := 0, 0; !enough(try) && failed < givesUpAfter; try++ {
+		answer := host.DialFrom(s.ports.next(), limit, lab.Protocol(q.Protocol), s.plan.target(q))
+		seen.Outcomes[string(answer.Outcome())]++
+		if answer.Err != nil {
+			failed++
+			continue
+		}
+		endpoints[answer.Server] = true
+		sources[s.source(q, answer)] = true
+	}
+	seen.Endpoints, seen.Sources = slices.Sorted(maps.Keys(endpoints)), slices.Sorted(maps.Keys(sources))
+	return seen
+}
+
+// endpoints counts those of one family.
+func (s *site) endpoints(family int) (count int) {
+	for _, e := range s.servers {
+		if e.addresses[family].IsValid() {
+			count++
+		}
+	}
+	return count
+}
+
+// source classifies the address that an endpoint saw.
+func (s *side) source(q Question, answer lab.Answer) string {
+	seen := answer.SeenSource.Addr()
+	switch {
+	case s.isNode(seen), s.client(q.Client).hosts[0] == s.Node.Namespace && seen == answer.Local.Addr():
+		return "node"
+	case seen == answer.Local.Addr():
+		return "client"
+	}
+	return seen.String()
+}
+
+func (s *side) isNode(a netip.Addr) bool { return slices.Contains(s.own, a) }
+
+// readOwn reads the node's addresses, VIPs left out.
+func (s *side) readOwn() {
+	s.own = nil
+	for line := range strings.Lines(s.Node.Exec("ip", "-o", "address")) {
+		words := strings.Fields(line)
+		if len(words) < 4 || words[1] == "kube-ipvs0" {
+			continue
+		}
+		if prefix, err := netip.ParsePrefix(words[3]); err == nil {
+			s.own = append(s.own, prefix.Addr())
+		}
+	}
+}
+
+// askAll asks many questions at once.
+func (s *side) askAll(all []Question, limit time.Duration) []Seen {
+	s.readOwn()
+	seen := make([]Seen, len(all))
+	var wait sync.WaitGroup
+	slots := make(chan struct{}, askedAtOnce)
+	for i, q := range all {
+		wait.Go(func() {
+			slots <- struct{}{}
+			defer func() { <-slots }()
+			seen[i] = s.ask(q, limit)
+		})
+	}
+	wait.Wait()
+	return seen
+}
+
+// compare asks both sides everything. Cells in which kube-ipvs fails are asked
+// again, with more time.
+func compare(proxy, own *side, wanted func(Question) bool) []Cell {
+	all := questions(own.site)
+	var seen [2][]Seen
+	var wait sync.WaitGroup
+	for i, s := range []*side{proxy, own} {
+		wait.Go(func() { seen[i] = s.askAll(all, deadline) })
+	}
+	wait.Wait()
+	cells := make([]Cell, len(all))
+	var doubtful []int
+	for i, q := range all {
+		cells[i] = Cell{Question: q, API: own.promise(q), KubeProxy: seen[0][i], KubeIPVS: seen[1][i]}
+		cells[i].judge(wanted)
+		if cells[i].Verdict != Same {
+			doubtful = append(doubtful, i)
+		}
+	}
+	var again []Question
+	for _, i := range doubtful {
+		again = append(again, all[i])
+	}
+	for n, s := range []*side{proxy, own} {
+		for i, answer := range s.askAll(again, longDeadline) {
+			if n == 0 {
+				cells[doubtful[i]].KubeProxy = answer
+			} else {
+				cells[doubtful[i]].KubeIPVS = answer
+			}
+		}
+	}
+	for _, i := range doubtful {
+		cells[i].judge(wanted)
+	}
+	return cells
+}
+
+func (c *Cell) judge(wanted func(Question) bool) {
+	c.Verdict = Compare(c.API, c.KubeProxy, c.KubeIPVS, c.API != Open && wanted != nil && wanted(c.Question))
+}
+
+func (q Question) String() string {
+	return fmt.Sprintf("%s -> %s, %s, %s, IPv%d", q.Client, q.Destination, q.Policy, q.Protocol, 4+2*q.family())
+}

@@ -1,0 +1,204 @@
+//go:build e2e
+
+package neighbours
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"strings"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/tools/clientcmd"
+	"k8s.io/utils/ptr"
+
+	"github.com/kube-ipvs/kube-ipvs/test/e2e/lab"
+)
+
+// The Services, by their numbers: one for each externalTrafficPolicy, and one
+// more whose VIP is the balancer's.
+const (
+	clusterService = 1 + iota
+	localService
+	foreignService
+
+	services = 2 // that the matrix asks
+)
+
+var protocols = []lab.Protocol{lab.TCP, lab.UDP}
+
+func policyOf(n int) string {
+	if n == localService {
+		return string(corev1.ServiceExternalTrafficPolicyLocal)
+	}
+	return string(corev1.ServiceExternalTrafficPolicyCluster)
+}
+
+func targetPort(n int) uint16 { return uint16(8000 + n) }
+func nodePort(n int) uint16   { return uint16(30000 + n) }
+
+const (
+	servicePort = 80
+	// foreignPort is a port of the foreign Service's VIP that no Service has.
+	foreignPort = 443
+)
+
+var foreignIPs = [2]string{"203.0.113.200", "fd00:203:2::200"}
+
+func clusterIPs(n int) [2]string  { return format([2]string{"10.96.7.%d", "fd00:10:96::7%d"}, n) }
+func balancerIPs(n int) [2]string { return format([2]string{"203.0.113.%d", "fd00:203:1::%d"}, n) }
+
+func (p plan) externalIPs(n int) [2]string { return format(p.externalNet, 128+n) }
+
+func format(formats [2]string, n int) [2]string {
+	return [2]string{fmt.Sprintf(formats[0], n), fmt.Sprintf(formats[1], n)}
+}
+
+// newService is Service number n.
+func (p plan) newService(n int) *corev1.Service {
+	ips := clusterIPs(n)
+	svc := &corev1.Service{
+		ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprintf("web%d", n)},
+		Spec: corev1.ServiceSpec{
+			Type: corev1.ServiceTypeLoadBalancer, ClusterIP: ips[0], ClusterIPs: ips[:],
+			IPFamilies:            []corev1.IPFamily{corev1.IPv4Protocol, corev1.IPv6Protocol},
+			IPFamilyPolicy:        ptr.To(corev1.IPFamilyPolicyRequireDualStack),
+			ExternalTrafficPolicy: corev1.ServiceExternalTrafficPolicy(policyOf(n)),
+		},
+	}
+	for _, protocol := range protocols {
+		svc.Spec.Ports = append(svc.Spec.Ports, corev1.ServicePort{
+			Name: strings.ToLower(string(protocol)), Protocol: corev1.Protocol(protocol), Port: servicePort, NodePort: int32(nodePort(n)),
+		})
+	}
+	vips := foreignIPs
+	if n != foreignService {
+		vips = balancerIPs(n)
+		external := p.externalIPs(n)
+		svc.Spec.ExternalIPs = external[:]
+	}
+	if n == localService {
+		svc.Spec.HealthCheckNodePort = 31000
+	}
+	for _, ip := range vips {
+		svc.Status.LoadBalancer.Ingress = append(svc.Status.LoadBalancer.Ingress, corev1.LoadBalancerIngress{IP: ip})
+	}
+	return svc
+}
+
+// newSlices lists the endpoints of Service number n.
+func newSlices(n int, svc *corev1.Service, servers []*server) []*discoveryv1.EndpointSlice {
+	var slices []*discoveryv1.EndpointSlice
+	for i, family := range []discoveryv1.AddressType{discoveryv1.AddressTypeIPv4, discoveryv1.AddressTypeIPv6} {
+		slice := &discoveryv1.EndpointSlice{
+			ObjectMeta: metav1.ObjectMeta{
+				Name: svc.Name + "-" + strings.ToLower(string(family)), Labels: map[string]string{discoveryv1.LabelServiceName: svc.Name},
+			},
+			AddressType: family,
+		}
+		for _, port := range svc.Spec.Ports {
+			slice.Ports = append(slice.Ports, discoveryv1.EndpointPort{
+				Name: ptr.To(port.Name), Protocol: ptr.To(port.Protocol), Port: ptr.To(int32(targetPort(n))),
+			})
+		}
+		for _, s := range servers {
+			if s.addresses[i].IsValid() {
+				slice.Endpoints = append(slice.Endpoints, newEndpoint(s.name, s.addresses[i]))
+			}
+		}
+		slices = append(slices, slice)
+	}
+	return slices
+}
+
+func newEndpoint(name string, address netip.Addr) discoveryv1.Endpoint {
+	node := "other"
+	if strings.HasPrefix(name, here) {
+		node = nodeName
+	}
+	return discoveryv1.Endpoint{
+		Addresses: []string{address.String()}, NodeName: &node,
+		Conditions: discoveryv1.EndpointConditions{Ready: ptr.To(true), Serving: ptr.To(true), Terminating: ptr.To(false)},
+	}
+}
+
+// api writes to the lab's API server, in a namespace of the test's own. There are
+// no controllers.
+type api struct {
+	t         testing.TB
+	client    kubernetes.Interface
+	namespace string
+}
+
+func newAPI(t testing.TB) *api {
+	t.Helper()
+	config, err := clientcmd.BuildConfigFromFlags("", lab.Kubeconfig())
+	if err != nil {
+		t.Fatalf("no API server (run the lab with -apiserver): %v", err)
+	}
+	config.QPS = -1 // without a limit
+	client, err := kubernetes.NewForConfig(config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	a := &api{t: t, client: client}
+	ns, err := client.CoreV1().Namespaces().Create(t.Context(),
+		&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{GenerateName: "neighbours-"}}, metav1.CreateOptions{})
+	a.must(err)
+	a.namespace = ns.Name
+	return a
+}
+
+func (a *api) must(err error) {
+	a.t.Helper()
+	if err != nil {
+		a.t.Fatal(err)
+	}
+}
+
+// undo has an object deleted when the test ends: every proxy sees all of them.
+func (a *api) undo(remove func(context.Context) error) {
+	a.t.Cleanup(func() {
+		if err := remove(context.Background()); err != nil && !apierrors.IsNotFound(err) {
+			a.t.Errorf("clean up the API server: %v", err)
+		}
+	})
+}
+
+// addService creates a Service, its status and its slices.
+func (a *api) addService(svc *corev1.Service, slices []*discoveryv1.EndpointSlice) {
+	a.t.Helper()
+	for _, slice := range slices {
+		all := a.client.DiscoveryV1().EndpointSlices(a.namespace)
+		_, err := all.Create(a.t.Context(), slice, metav1.CreateOptions{})
+		a.must(err)
+		a.undo(func(ctx context.Context) error { return all.Delete(ctx, slice.Name, metav1.DeleteOptions{}) })
+	}
+	all := a.client.CoreV1().Services(a.namespace)
+	status := svc.Status
+	created, err := all.Create(a.t.Context(), svc, metav1.CreateOptions{})
+	a.must(err)
+	a.undo(func(ctx context.Context) error { return all.Delete(ctx, svc.Name, metav1.DeleteOptions{}) })
+	created.Status = status
+	_, err = all.UpdateStatus(a.t.Context(), created, metav1.UpdateOptions{})
+	a.must(err)
+}
+
+// addNode creates the Node.
+func (a *api) addNode(ips [2]string) {
+	a.t.Helper()
+	all := a.client.CoreV1().Nodes()
+	created, err := all.Create(a.t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: nodeName}}, metav1.CreateOptions{})
+	a.must(err)
+	a.undo(func(ctx context.Context) error { return all.Delete(ctx, nodeName, metav1.DeleteOptions{}) })
+	for _, ip := range ips {
+		created.Status.Addresses = append(created.Status.Addresses, corev1.NodeAddress{Type: corev1.NodeInternalIP, Address: ip})
+	}
+	_, err = all.UpdateStatus(a.t.Context(), created, metav1.UpdateOptions{})
+	a.must(err)
+}

@@ -1,0 +1,88 @@
+//go:build e2e
+
+package neighbours
+
+import (
+	"fmt"
+	"net/netip"
+	"strings"
+
+	"github.com/kube-ipvs/kube-ipvs/test/e2e/lab"
+)
+
+// program is one of both: what serves the Services of a site.
+type program string
+
+const (
+	kubeProxy program = "kube-proxy"
+	kubeIPVS  program = "kube-ipvs"
+)
+
+// side is a site with its program.
+type side struct {
+	*site
+	program program
+	plan    plan
+	process *lab.Process
+	ports   ports
+	own     []netip.Addr // the node's addresses
+}
+
+// start runs the program, and waits until it has programmed everything.
+func (s *side) start() {
+	s.t.Helper()
+	common := []string{"--kubeconfig", lab.Kubeconfig(), "--hostname-override", nodeName, "--cluster-cidr", s.plan.clusterCIDR}
+	ready := func(*lab.Process) error { return s.programmed() }
+	if s.program == kubeIPVS {
+		s.process = s.Node.StartProxy(ready, common...)
+		return
+	}
+	s.process = s.Node.StartProgram(ready, lab.Peer("kube-proxy"), append(common, "--proxy-mode", "ipvs",
+		"--conntrack-max-per-core", "0", "--conntrack-min", "0",
+		"--conntrack-tcp-timeout-established", "0s", "--conntrack-tcp-timeout-close-wait", "0s")...)
+}
+
+// programmed returns what is missing. The rules that masquerade come last under
+// both programs.
+func (s *side) programmed() error {
+	if out, err := s.Node.TryExec("curl", "-s", "--max-time", "5", "http://127.0.0.1:10256/healthz"); err != nil || strings.Contains(out, `"lastUpdated":"0001-`) {
+		return fmt.Errorf("not healthy yet: %s", out)
+	}
+	table, err := s.Node.TryExec("ipvsadm", "-Ln")
+	if err != nil {
+		return err
+	}
+	for n := range services {
+		for family, ip := range clusterIPs(n + 1) {
+			server := fmt.Sprintf("UDP  %s:%d ", bracketed(ip), servicePort)
+			if !strings.Contains(table, server) {
+				return fmt.Errorf("no virtual server %s", server)
+			}
+			for _, e := range s.servers {
+				if a := e.addresses[family]; a.IsValid() && !strings.Contains(table, fmt.Sprintf("%s:%d ", bracketed(a.String()), targetPort(n+1))) {
+					return fmt.Errorf("no real server %s", a)
+				}
+			}
+		}
+	}
+	for _, save := range []string{"iptables-save", "ip6tables-save"} {
+		if out, err := s.Node.TryExec(save, "-t", "nat"); err != nil || !strings.Contains(out, "-A KUBE-POSTROUTING") {
+			return fmt.Errorf("%s has no KUBE-POSTROUTING yet", save)
+		}
+	}
+	return nil
+}
+
+func bracketed(ip string) string {
+	if strings.Contains(ip, ":") {
+		return "[" + ip + "]"
+	}
+	return ip
+}
+
+// restart ends the program and starts it anew.
+func (s *side) restart() {
+	s.t.Helper()
+	s.process.Terminate()
+	s.start()
+}

@@ -1,0 +1,133 @@
+//go:build e2e
+
+package neighbours
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	"github.com/kube-ipvs/kube-ipvs/test/e2e/lab"
+)
+
+// held is a connection that stays open.
+type held struct {
+	name       string
+	connection *lab.Connection
+	server     string
+}
+
+// hold opens connections from every client to a ClusterIP, a NodePort and a load
+// balancer IP, with both protocols. What is not answered is not held.
+func (s *side) hold() []held {
+	found := make(chan *held)
+	asked := 0
+	for _, q := range questions(s.site) {
+		if q.Destination == toExternalIP {
+			continue
+		}
+		asked++
+		go func() { found <- s.holdOne(q) }()
+	}
+	var all []held
+	for range asked {
+		if h := <-found; h != nil {
+			all = append(all, *h)
+		}
+	}
+	return all
+}
+
+// holdOne returns nil for a question that is not answered.
+func (s *side) holdOne(q Question) *held {
+	host := s.client(q.Client).hosts[q.family()]
+	c, err := host.ConnectFrom(s.ports.next(), deadline, lab.Protocol(q.Protocol), s.plan.target(q))
+	if err != nil {
+		return nil
+	}
+	answer := c.Ask(deadline)
+	if answer.Err != nil {
+		c.Reset()
+		return nil
+	}
+	return &held{q.String(), c, answer.Server}
+}
+
+// longest is how many connections a line of the page names.
+const longest = 4
+
+// broken names the connections that do not answer, or by another endpoint.
+func broken(connections []held) map[string]string {
+	words := make(chan [2]string)
+	for _, h := range connections {
+		go func() {
+			answer := h.connection.Ask(longDeadline)
+			switch {
+			case answer.Err != nil:
+				words <- [2]string{h.name, string(answer.Outcome())}
+			case answer.Server != h.server:
+				words <- [2]string{h.name, "answered by another endpoint"}
+			default:
+				words <- [2]string{}
+			}
+		}()
+	}
+	bad := map[string]string{}
+	for range connections {
+		if w := <-words; w[0] != "" {
+			bad[w[0]] = w[1]
+		}
+	}
+	return bad
+}
+
+// restarts has connections held over a restart of the program, and then of the
+// neighbour. A connection that breaks under kube-ipvs alone is worse.
+func (u setup) restarts(sides []*side) []Check {
+	events := []struct {
+		name string
+		do   func(*side)
+	}{{"the program restarts", (*side).restart}, {"the neighbour restarts", u.restart}}
+	var checks []Check
+	for _, e := range events {
+		if e.do == nil {
+			continue
+		}
+		var lost [2]map[string]string
+		var count [2]int
+		for i, s := range sides {
+			connections := s.hold()
+			count[i] = len(connections)
+			e.do(s)
+			lost[i] = broken(connections)
+			for _, h := range connections {
+				h.connection.Reset()
+			}
+		}
+		c := Check{Name: "connections held while " + e.name, KubeProxy: heldText(count[0], lost[0]), KubeIPVS: heldText(count[1], lost[1])}
+		for name := range lost[1] {
+			if _, too := lost[0][name]; !too {
+				c.Verdict = Worse
+			}
+		}
+		checks = append(checks, c)
+	}
+	return checks
+}
+
+func heldText(count int, lost map[string]string) string {
+	if len(lost) == 0 {
+		return fmt.Sprintf("all %d go on", count)
+	}
+	names := slices.Sorted(maps.Keys(lost))
+	var parts []string
+	for _, name := range names[:min(len(names), longest)] {
+		parts = append(parts, name+": "+lost[name])
+	}
+	text := fmt.Sprintf("%d of %d break: %s", len(lost), count, strings.Join(parts, "; "))
+	if len(names) > longest {
+		text += "; …"
+	}
+	return text
+}

@@ -1,0 +1,189 @@
+//go:build e2e
+
+package neighbours
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/kube-ipvs/kube-ipvs/test/e2e/lab"
+)
+
+// setup is one neighbour in one configuration.
+type setup struct {
+	// key names the set-up's file of results, and its known failures.
+	key string
+	Result
+	plan plan
+	// build makes the node's pods, and starts the neighbour.
+	build func(*side)
+	// started does what the neighbour does beside a running proxy.
+	started func(*side)
+	// restart restarts the neighbour; nil: it has nothing to restart.
+	restart func(*side)
+	// wanted are the cells that must be answered even if kube-proxy fails.
+	wanted func(Question) bool
+	// checks are further questions.
+	checks []check
+}
+
+// check is a question that is not one of the matrix: what became of it is a word.
+type check struct {
+	name string
+	// good are the words that are right.
+	good   []string
+	wanted bool
+	ask    func(*side) string
+}
+
+// run asks everything of both programs, each on a site of its own, and writes the
+// result.
+func (u setup) run(t *testing.T) {
+	begin := time.Now()
+	a := newAPI(t)
+	sides := []*side{u.newSide(t, kubeProxy), u.newSide(t, kubeIPVS)}
+	a.addNode(u.plan.nodeIPs())
+	for n := range services + 1 {
+		svc := u.plan.newService(n + 1)
+		a.addService(svc, newSlices(n+1, svc, sides[0].servers))
+	}
+	for _, s := range sides {
+		s.start()
+		if u.started != nil {
+			u.started(s)
+		}
+	}
+	t.Logf("both programs serve after %s", time.Since(begin).Round(time.Second))
+	r := u.Result
+	r.Cells = compare(sides[0], sides[1], u.wanted)
+	t.Logf("the matrix is asked after %s", time.Since(begin).Round(time.Second))
+	for _, c := range append([]check{foreignFrom("pod"), foreignFrom("node")}, u.checks...) {
+		r.Checks = append(r.Checks, c.compare(sides))
+	}
+	r.Checks = append(r.Checks, u.restarts(sides)...)
+	r.Seconds = int(time.Since(begin).Seconds())
+	u.judge(t, r)
+	u.write(t, r)
+}
+
+func (u setup) newSide(t *testing.T, p program) *side {
+	t.Helper()
+	s := &side{site: newSite(t, u.plan), program: p, plan: u.plan}
+	u.build(s)
+	return s
+}
+
+func (c check) compare(sides []*side) Check {
+	out := Check{Name: c.name, KubeProxy: c.ask(sides[0]), KubeIPVS: c.ask(sides[1])}
+	out.judge(c.good, c.wanted)
+	return out
+}
+
+func (c *Check) judge(good []string, wanted bool) {
+	right := func(word string) bool {
+		for _, g := range good {
+			if word == g {
+				return true
+			}
+		}
+		return false
+	}
+	switch proxy, own := right(c.KubeProxy), right(c.KubeIPVS); {
+	case proxy && !own:
+		c.Verdict = Worse
+	case own && !proxy:
+		c.Verdict = Better
+	case !own && wanted:
+		c.Verdict = Missing
+	}
+}
+
+// foreignFrom asks a port of a VIP that no Service has: kube-proxy refuses it.
+func foreignFrom(name string) check {
+	return check{name: "a port of a VIP that no Service has, from " + name, good: []string{"answered by balancer"}, ask: func(s *side) string {
+		var words []string
+		for family, ip := range foreignIPs {
+			answer := s.client(name).hosts[family].DialFrom(s.ports.next(), deadline, lab.TCP, at(ip, foreignPort))
+			words = append(words, word(answer))
+		}
+		return both(words)
+	}}
+}
+
+func word(answer lab.Answer) string {
+	if answer.Err != nil {
+		return string(answer.Outcome())
+	}
+	return "answered by " + answer.Server
+}
+
+// both joins the words of both families.
+func both(words []string) string {
+	if len(words) == 2 && words[0] != words[1] {
+		return fmt.Sprintf("IPv4: %s, IPv6: %s", words[0], words[1])
+	}
+	return words[0]
+}
+
+// judge fails the test for what is worse, or missing, and not known.
+func (u setup) judge(t *testing.T, r Result) {
+	t.Helper()
+	bad := map[string]string{}
+	for _, c := range r.Cells {
+		if c.Verdict == Worse || c.Verdict == Missing {
+			bad[c.Question.String()] = fmt.Sprintf("%s: kube-proxy: %s; kube-ipvs: %s; API: %s", c.Verdict, c.KubeProxy, c.KubeIPVS, c.API)
+		}
+	}
+	for _, c := range r.Checks {
+		if c.Verdict == Worse || c.Verdict == Missing {
+			bad[c.Name] = fmt.Sprintf("%s: kube-proxy: %s; kube-ipvs: %s", c.Verdict, c.KubeProxy, c.KubeIPVS)
+		}
+	}
+	for _, k := range knownFailures[u.key] {
+		found := 0
+		for name, text := range bad {
+			if k.matches(name) {
+				t.Logf("known failure, row %d: %s: %s", k.row, name, text)
+				delete(bad, name)
+				found++
+			}
+		}
+		if found == 0 {
+			t.Errorf("row %d is no failure any more: remove it from knownFailures[%q]: %s", k.row, u.key, k.cells)
+		}
+	}
+	for name, text := range bad {
+		t.Errorf("%s: %s", name, text)
+	}
+}
+
+func (u setup) write(t *testing.T, r Result) {
+	t.Helper()
+	data, err := json.MarshalIndent(r, "", "\t")
+	if err == nil {
+		dir := filepath.Join(os.Getenv("LAB_OUT"), "neighbours")
+		if err = os.MkdirAll(dir, 0o755); err == nil {
+			err = os.WriteFile(filepath.Join(dir, u.key+".json"), data, 0o644)
+		}
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// path is a helper program's.
+func path(name string) string { return filepath.Join(os.Getenv("LAB_CACHE"), "neighbours", name) }
+
+// short leaves out what takes long.
+func short() bool { return os.Getenv("NEIGHBOURS_SHORT") != "" }
+
+// commands runs lines of a shell script on the node.
+func (s *site) commands(lines ...string) {
+	s.t.Helper()
+	s.Node.Exec("sh", "-ec", strings.Join(lines, "\n"))
+}

@@ -137,6 +137,7 @@ func restartAWS(s *side) {
 func TestNeighbourAWSSecurityGroups(t *testing.T) {
 	for i, mode := range []string{"standard", "strict"} {
 		t.Run(mode, func(t *testing.T) {
+			onlyLong(t)
 			setup{
 				key: "aws-security-groups-" + mode, plan: awsPlan,
 				Result: Result{Order: 11 + i, Title: "AWS VPC CNI, security groups for pods, " + mode,

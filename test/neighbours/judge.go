@@ -2,6 +2,7 @@ package neighbours
 
 import (
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 )
@@ -28,7 +29,7 @@ func Compare(p Promise, proxy, own Seen, wanted bool) Verdict {
 	switch {
 	case proxy.Keeps(p) && !own.Keeps(p):
 		return Worse
-	case proxy.Always() && own.Always() && proxy.keepsClient() && !own.keepsClient() && slices.Equal(proxy.Endpoints, own.Endpoints):
+	case proxy.Always() && own.Always() && proxy.keepsClient() && !own.keepsClient() && where(proxy.Endpoints) == where(own.Endpoints):
 		return Worse
 	case !proxy.Keeps(p) && own.Keeps(p):
 		return Better
@@ -41,32 +42,12 @@ func Compare(p Promise, proxy, own Seen, wanted bool) Verdict {
 // String describes what was seen, in a table's cell.
 func (s Seen) String() string {
 	if s.Always() {
-		return fmt.Sprintf("%s; sees %s", strings.Join(s.Endpoints, ", "), strings.Join(s.Sources, ", "))
+		return fmt.Sprintf("%s; sees %s", where(s.Endpoints), strings.Join(s.Sources, ", "))
 	}
-	var parts []string
-	for _, outcome := range slices.Sorted(keys(s.Outcomes)) {
-		text := outcome
-		if outcome == ok {
-			text = "answered"
-		}
-		if len(s.Outcomes) > 1 {
-			text = fmt.Sprintf("%s %d×", text, s.Outcomes[outcome])
-		}
-		parts = append(parts, text)
-	}
-	text := strings.Join(parts, ", ")
+	text := strings.Join(slices.Sorted(maps.Keys(s.Outcomes)), " or ")
+	text = strings.ReplaceAll(text, ok, "answered")
 	if len(s.Endpoints) > 0 {
-		text += fmt.Sprintf(" (%s; sees %s)", strings.Join(s.Endpoints, ", "), strings.Join(s.Sources, ", "))
+		text += fmt.Sprintf(" (%s; sees %s)", where(s.Endpoints), strings.Join(s.Sources, ", "))
 	}
 	return text
-}
-
-func keys(m map[string]int) func(func(string) bool) {
-	return func(yield func(string) bool) {
-		for k := range m {
-			if !yield(k) {
-				return
-			}
-		}
-	}
 }

@@ -15,4 +15,22 @@ type known struct {
 func (k known) matches(name string) bool { return regexp.MustCompile(k.cells).MatchString(name) }
 
 // knownFailures are by the keys of set-ups.
-var knownFailures = map[string][]known{}
+var knownFailures = map[string][]known{
+	"aws": {
+		{1, `^(lan|outside|pod|pod on an ENI) -> (load balancer|external) IP, .* IPv4$`},
+		{3, `^lan -> (load balancer|external) IP, Local, .* IPv6$`},
+	},
+	"aws-security-groups-standard": {
+		{1, `^(lan|outside|pod|pod with security groups) -> (load balancer|external) IP, .* IPv4$`},
+		{3, `^lan -> (load balancer|external) IP, Local, .* IPv6$`},
+	},
+	"aws-security-groups-strict": {
+		{11, `^pod with security groups -> `},
+		{1, `^(lan|outside|pod) -> (load balancer|external) IP, .* IPv4$`},
+		{3, `^lan -> (load balancer|external) IP, Local, .* IPv6$`},
+	},
+	// In insert mode Felix accepts established packets in mangle PREROUTING before
+	// they are marked.
+	"calico-insert": {{2, `^(lan|outside) -> (.*, Local, |(load balancer|external) IP, Cluster, TCP)`}},
+	"calico-append": {{2, `^(lan|outside) -> .*, Local, `}},
+}

@@ -58,8 +58,8 @@ func (s *site) promise(q Question) Promise {
 }
 
 func (s *site) client(name string) *client {
-	i := slices.IndexFunc(s.clients, func(c *client) bool { return c.name == name })
-	return s.clients[i]
+	all := slices.Concat(s.clients, s.extra)
+	return all[slices.IndexFunc(all, func(c *client) bool { return c.name == name })]
 }
 
 func (q Question) service() int {
@@ -108,6 +108,7 @@ func (p *ports) next() uint16 { return uint16(33000 + p.last.Add(1)%27000) }
 const (
 	deadline     = 2500 * time.Millisecond
 	longDeadline = 7 * time.Second
+	briefly      = time.Second
 	askedAtOnce  = 16
 	leastTries   = 4
 	mostTries    = 9

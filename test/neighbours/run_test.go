@@ -179,8 +179,13 @@ func (u setup) write(t *testing.T, r Result) {
 // path is a helper program's.
 func path(name string) string { return filepath.Join(os.Getenv("LAB_CACHE"), "neighbours", name) }
 
-// short leaves out what takes long.
-func short() bool { return os.Getenv("NEIGHBOURS_SHORT") != "" }
+// onlyLong skips a set-up in the short run.
+func onlyLong(t *testing.T) {
+	t.Helper()
+	if testing.Short() {
+		t.Skip("in the long run only")
+	}
+}
 
 // commands runs lines of a shell script on the node.
 func (s *site) commands(lines ...string) {

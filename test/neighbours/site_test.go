@@ -25,6 +25,8 @@ type site struct {
 	Uplink  *lab.Segment // the node's network
 	Eth0    *lab.Port
 	clients []*client
+	// extra ask in checks, not in the matrix.
+	extra   []*client
 	servers []*server
 	// state is the neighbour's own.
 	state map[string]string

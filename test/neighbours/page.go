@@ -1,0 +1,155 @@
+package neighbours
+
+import (
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+	"text/template"
+)
+
+// pageText is docs/neighbours.md.
+const pageText = `# Beside other programs
+
+<!-- Written by "make neighbours". Do not edit. -->
+
+Other programs write a node's network too: CNI plugins, policy engines, firewalls, network
+managers. This page shows what kube-proxy {{.Version}} in IPVS mode and kube-ipvs do beside them, with
+default settings, as seen by clients and endpoints in the kernel lab.
+
+Each set-up has two nodes that are alike, one for each program. Every client asks every kind of address of two
+Services, one for each ` + "`externalTrafficPolicy`" + `, with TCP and UDP over IPv4 and IPv6. A Service has endpoints on
+the node ("here") and on another ("there"). An answer tells which endpoint gave it and which source address it
+saw: the client's, or one of the node's. Clients are pods of the node, the node itself, "lan" in the node's subnet
+and "outside" in another network.
+
+| in the tables | meaning |
+|---|---|
+| **worse** | kube-proxy does what the API says, or keeps the client's address, and kube-ipvs does not |
+| **missing** | both fail, and kube-ipvs is to work |
+| better | kube-ipvs does what the API says, and kube-proxy does not |
+
+Rows join protocols and families that gave the same. "any" stands for endpoints here and there. Cells that are the
+same under both programs and as the API says are counted, not listed.
+
+## Summary
+
+| set-up | cells | same | better | worse | missing |
+|---|---|---|---|---|---|
+{{range .Results}}| [{{.Title}}](#{{anchor .Title}}) | {{len .Cells}} | {{count . ""}} | {{count . "better"}} | {{count . "worse"}} | {{count . "missing"}} |
+{{end}}{{range .Results}}
+## {{.Title}}
+
+What ran: {{.What}}
+{{if .Missing}}
+Not covered: {{.Missing}}
+{{end}}
+{{- with rows .}}
+| client | destination | policy | protocols | kube-proxy | kube-ipvs | |
+|---|---|---|---|---|---|---|
+{{range .}}| {{.Client}} | {{.Destination}} | {{.Policy}} | {{.Protocols}} | {{.KubeProxy}} | {{.KubeIPVS}} | {{.Verdict}} |
+{{end}}{{end}}
+| also asked | kube-proxy | kube-ipvs | |
+|---|---|---|---|
+{{range .Checks}}| {{.Name}} | {{.KubeProxy}} | {{.KubeIPVS}} | {{mark .Verdict}} |
+{{end}}{{end}}`
+
+// row is what a table shows of cells that differ in protocol and family alone.
+type row struct {
+	Client, Destination, Policy, Protocols string
+	KubeProxy, KubeIPVS, Verdict           string
+}
+
+// WritePage writes the page. version is kube-proxy's.
+func WritePage(w io.Writer, version string, results []Result) error {
+	page, err := template.New("page").Funcs(template.FuncMap{"rows": rows, "count": count, "mark": mark, "anchor": anchor}).Parse(pageText)
+	if err != nil {
+		return err
+	}
+	return page.Execute(w, map[string]any{"Version": version, "Results": results})
+}
+
+func count(r Result, v Verdict) (n int) {
+	for _, c := range r.Cells {
+		if c.Verdict == v {
+			n++
+		}
+	}
+	for _, c := range r.Checks {
+		if v != Same && c.Verdict == v {
+			n++
+		}
+	}
+	return n
+}
+
+func mark(v Verdict) string {
+	if v == Worse || v == Missing {
+		return "**" + string(v) + "**"
+	}
+	return string(v)
+}
+
+// anchor is the name by which a heading is linked.
+func anchor(title string) string {
+	keep := func(r rune) rune {
+		switch {
+		case r == ' ':
+			return '-'
+		case r == '-', r == '_', r >= 'a' && r <= 'z', r >= '0' && r <= '9':
+			return r
+		}
+		return -1
+	}
+	return strings.Map(keep, strings.ToLower(title))
+}
+
+// rows lists the cells in which the programs differ, or do not what the API says.
+func rows(r Result) []row {
+	var all []row
+	protocols := map[row][]string{}
+	for _, c := range r.Cells {
+		if c.Verdict == Same && c.KubeIPVS.Keeps(c.API) {
+			continue
+		}
+		key := row{
+			Client: c.Client, Destination: c.Destination, Policy: c.Policy,
+			KubeProxy: c.KubeProxy.String(), KubeIPVS: c.KubeIPVS.String(), Verdict: mark(c.Verdict),
+		}
+		if !slices.Contains(all, key) {
+			all = append(all, key)
+		}
+		protocols[key] = append(protocols[key], c.Protocol+map[bool]string{false: "/IPv4", true: "/IPv6"}[c.IPv6])
+	}
+	for i, key := range all {
+		all[i].Protocols = joinProtocols(protocols[key])
+	}
+	return all
+}
+
+// joinProtocols names all of them in one word.
+func joinProtocols(names []string) string {
+	slices.Sort(names)
+	for _, all := range []struct{ word, names string }{
+		{"all", "TCP/IPv4 TCP/IPv6 UDP/IPv4 UDP/IPv6"},
+		{"IPv4", "TCP/IPv4 UDP/IPv4"}, {"IPv6", "TCP/IPv6 UDP/IPv6"},
+		{"TCP", "TCP/IPv4 TCP/IPv6"}, {"UDP", "UDP/IPv4 UDP/IPv6"},
+	} {
+		if strings.Join(names, " ") == all.names {
+			return all.word
+		}
+	}
+	return strings.Join(names, ", ")
+}
+
+// where says on which side the endpoints are that answered.
+func where(endpoints []string) string {
+	isHere := func(e string) bool { return strings.HasPrefix(e, "here") }
+	switch here, there := slices.ContainsFunc(endpoints, isHere), slices.Contains(endpoints, "there"); {
+	case here && there:
+		return "any"
+	case here:
+		return "here"
+	}
+	return fmt.Sprint(strings.Join(endpoints, ", "))
+}

@@ -43,10 +43,19 @@ func newCommand(run func(context.Context, config.Config) error) *cobra.Command {
 		cmd.Flags().AddFlagSet(fs)
 	}
 	cliflag.SetUsageAndHelpFunc(cmd, sets, 100)
-	cmd.AddCommand(newTraceCommand(), newGetCommand(), newDoctorCommand())
+	for _, below := range []*cobra.Command{
+		newStatusCommand(), newDoctorCommand(), newTraceCommand(), newGetCommand(), newDiffCommand(),
+	} {
+		commandNames[below.Name()] = true
+		cmd.AddCommand(below)
+	}
 	helpBelow(cmd)
 	return cmd
 }
+
+// commandNames are those of the commands below the program, by which a process that
+// runs one is distinguished from one that serves.
+var commandNames = map[string]bool{"help": true, "completion": true}
 
 // helpBelow keeps the help of the program, which has its flags in sections, from
 // being inherited by the commands below it, which have few.

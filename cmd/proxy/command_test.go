@@ -11,8 +11,8 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/config"
 )
 
-// execute runs a command line.
-func execute(t *testing.T, run func(context.Context, config.Config) error, out io.Writer, args ...string) error {
+// called runs a command line.
+func called(t *testing.T, run func(context.Context, config.Config) error, out io.Writer, args ...string) error {
 	t.Helper()
 	defer func() { _ = logsapi.ResetForTest(nil) }() // it can be configured once
 	cmd := newCommand(run)
@@ -24,7 +24,7 @@ func execute(t *testing.T, run func(context.Context, config.Config) error, out i
 func TestVersion(t *testing.T) {
 	defer func() { _ = newCommand(nil).Flag("version").Value.Set("false") }() // the library has one for all commands
 	var out strings.Builder
-	if err := execute(t, nil, &out, "--version"); err != nil || !strings.HasPrefix(out.String(), "kube-ipvs v") {
+	if err := called(t, nil, &out, "--version"); err != nil || !strings.HasPrefix(out.String(), "kube-ipvs v") {
 		t.Errorf("%v, %q", err, out.String())
 	}
 }
@@ -36,7 +36,7 @@ func TestPages(t *testing.T) {
 			cfg = c
 			return nil
 		}
-		if err := execute(t, keep, nil, append(args, "--hostname-override=node1", "--cluster-cidr=10.244.0.0/16")...); err != nil {
+		if err := called(t, keep, nil, append(args, "--hostname-override=node1", "--cluster-cidr=10.244.0.0/16")...); err != nil {
 			t.Fatal(err)
 		}
 		return cfg
@@ -68,7 +68,7 @@ func TestCompletion(t *testing.T) {
 		{[]string{"__complete", "trace", "--output", "j"}, []string{"json"}},
 	} {
 		var out strings.Builder
-		if err := execute(t, nil, &out, c.args...); err != nil {
+		if err := called(t, nil, &out, c.args...); err != nil {
 			t.Errorf("%q: %v", c.args, err)
 		}
 		for _, want := range c.want {

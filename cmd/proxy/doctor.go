@@ -1,7 +1,6 @@
 package main
 
 import (
-	"errors"
 	"fmt"
 
 	"github.com/spf13/cobra"
@@ -11,25 +10,31 @@ import (
 )
 
 func newDoctorCommand() *cobra.Command {
+	var o settingsFlags
 	var output string
 	cmd := &cobra.Command{
 		Use:   "doctor",
 		Short: "Look for what keeps this node from serving Services",
-		Long:  "doctor looks at this node's kernel, interfaces, rules and processes for what keeps\nServices from being served, and names the cure. Nothing is changed. It fails if it\nfinds an error.",
+		Long:  "doctor looks at this node's kernel, interfaces, rules and processes for what keeps\nServices from being served, and names the cure. Nothing is changed. Each check that\nfinds nothing has a line with OK.\n\nThe exit code is 0 without errors, 1 with one, and 2 if the node could not be\nlooked at.",
 		Args:  cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			findings := doctor.Examine(doctor.Observe())
+			s, err := o.found(cmd.ErrOrStderr())
+			if err != nil {
+				return err
+			}
+			findings := doctor.Examine(doctor.Observe(cmd.Context(), &s.Plan, s.Probes))
 			if err := printFindings(cmd, output, findings); err != nil {
 				return err
 			}
 			if doctor.Sick(findings) {
-				return errors.New("this node does not serve Services as it should")
+				return errFound
 			}
 			return nil
 		},
 	}
-	cmd.Flags().StringVarP(&output, "output", "o", "text", "text or json")
-	completeOutput(cmd, "text", "json")
+	o.addFlags(cmd.Flags())
+	cmd.Flags().StringVarP(&output, "output", "o", "text", "text, json, yaml")
+	completeOutput(cmd, "text", "json", "yaml")
 	return cmd
 }
 
@@ -38,10 +43,9 @@ func printFindings(cmd *cobra.Command, output string, findings []doctor.Finding)
 	case "text":
 		return doctor.Write(cmd.OutOrStdout(), findings)
 	case "json":
-		if findings == nil {
-			findings = []doctor.Finding{} // an empty list, not null
-		}
 		return inspect.WriteJSON(cmd.OutOrStdout(), findings)
+	case "yaml":
+		return inspect.WriteYAML(cmd.OutOrStdout(), findings)
 	}
-	return fmt.Errorf("--output %q: must be text or json", output)
+	return fmt.Errorf("--output %q: must be text, json or yaml", output)
 }

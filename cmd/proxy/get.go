@@ -6,11 +6,9 @@ import (
 	"io"
 	"slices"
 	"strings"
-	"time"
 
 	"github.com/spf13/cobra"
 
-	"github.com/kube-ipvs/kube-ipvs/pkg/config"
 	"github.com/kube-ipvs/kube-ipvs/pkg/inspect"
 	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
 	"github.com/kube-ipvs/kube-ipvs/pkg/ipvs"
@@ -19,9 +17,8 @@ import (
 
 // getOptions is the command line of "kube-ipvs get".
 type getOptions struct {
-	nameOptions
-	output   string
-	priority int
+	settingsFlags
+	output string
 }
 
 func newGetCommand() *cobra.Command {
@@ -29,12 +26,13 @@ func newGetCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "get virtualservers|endpoints|sets|snat",
 		Short: "List what this node's kernel holds for Services",
-		Long:  "get lists what this node's kernel holds now, under the Services' names. Names come\nfrom the API server, or from a folder of manifests; without either there are only\naddresses.",
+		Long:  "get lists what this node's kernel holds now, under the Services' names. Names come\nfrom where the proxy has its Services from: the API server, or a folder of manifests.\nWithout them there are only addresses, and a note.",
+		Args:  cobra.NoArgs,
+		RunE:  func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
 	fs := cmd.PersistentFlags()
 	fs.StringVarP(&o.output, "output", "o", "table", strings.Join(inspect.Formats, ", "))
 	o.addFlags(fs)
-	fs.IntVar(&o.priority, "reply-rule-priority", config.DefaultReplyRulePriority, "of snat: the proxy's setting of this name")
 	cmd.AddCommand(
 		o.lists("virtualservers", "virtual servers, by Service", o.virtualServers),
 		o.lists("endpoints", "real servers with their connections, by Service", o.endpoints),
@@ -46,7 +44,7 @@ func newGetCommand() *cobra.Command {
 }
 
 // lists is the command for one kind of thing.
-func (o *getOptions) lists(use, short string, list func(context.Context, io.Writer, []string) error) *cobra.Command {
+func (o *getOptions) lists(use, short string, list func(ctx context.Context, w, notes io.Writer, args []string) error) *cobra.Command {
 	return &cobra.Command{
 		Use:   use,
 		Short: "List " + short,
@@ -55,16 +53,13 @@ func (o *getOptions) lists(use, short string, list func(context.Context, io.Writ
 			if !slices.Contains(inspect.Formats, o.output) {
 				return fmt.Errorf("--output %q: must be one of %s", o.output, strings.Join(inspect.Formats, ", "))
 			}
-			return list(cmd.Context(), cmd.OutOrStdout(), args)
+			return list(cmd.Context(), cmd.OutOrStdout(), cmd.ErrOrStderr(), args)
 		},
 	}
 }
 
-// namesLimit is how long the Services' names are waited for.
-const namesLimit = 30 * time.Second
-
-func (o *getOptions) virtualServers(ctx context.Context, w io.Writer, _ []string) error {
-	names, state, kernel, err := o.servers(ctx)
+func (o *getOptions) virtualServers(ctx context.Context, w, notes io.Writer, _ []string) error {
+	names, state, kernel, err := o.servers(ctx, notes)
 	if err != nil {
 		return err
 	}
@@ -73,8 +68,8 @@ func (o *getOptions) virtualServers(ctx context.Context, w io.Writer, _ []string
 	return inspect.Print(w, o.output, columns, len(columns)-1, inspect.VirtualServers(state, names))
 }
 
-func (o *getOptions) endpoints(ctx context.Context, w io.Writer, _ []string) error {
-	names, state, kernel, err := o.servers(ctx)
+func (o *getOptions) endpoints(ctx context.Context, w, notes io.Writer, _ []string) error {
+	names, state, kernel, err := o.servers(ctx, notes)
 	if err != nil {
 		return err
 	}
@@ -88,11 +83,12 @@ func (o *getOptions) endpoints(ctx context.Context, w io.Writer, _ []string) err
 }
 
 // servers reads IPVS, and the names of what is there.
-func (o *getOptions) servers(ctx context.Context) (*inspect.Names, ipvs.State, *ipvs.Netlink, error) {
-	names, err := o.names(ctx, namesLimit)
+func (o *getOptions) servers(ctx context.Context, notes io.Writer) (*inspect.Names, ipvs.State, *ipvs.Netlink, error) {
+	s, err := o.found(notes)
 	if err != nil {
 		return nil, nil, nil, err
 	}
+	names := s.names(ctx, notes)
 	sets, err := trace.Sets()
 	if err != nil {
 		return nil, nil, nil, err
@@ -110,11 +106,12 @@ func (o *getOptions) servers(ctx context.Context) (*inspect.Names, ipvs.State, *
 	return names, state, kernel, nil
 }
 
-func (o *getOptions) sets(ctx context.Context, w io.Writer, args []string) error {
-	names, err := o.names(ctx, namesLimit)
+func (o *getOptions) sets(ctx context.Context, w, notes io.Writer, args []string) error {
+	s, err := o.found(notes)
 	if err != nil {
 		return err
 	}
+	names := s.names(ctx, notes)
 	state, err := trace.Sets()
 	if err != nil {
 		return err
@@ -130,7 +127,11 @@ func (o *getOptions) sets(ctx context.Context, w io.Writer, args []string) error
 	return inspect.Print(w, o.output, inspect.MemberColumns, len(inspect.MemberColumns), rows[i].Members)
 }
 
-func (o *getOptions) snat(_ context.Context, w io.Writer, _ []string) error {
+func (o *getOptions) snat(_ context.Context, w, notes io.Writer, _ []string) error {
+	s, err := o.found(notes)
+	if err != nil {
+		return err
+	}
 	kernel, err := trace.Read()
 	if err != nil {
 		return err
@@ -141,7 +142,7 @@ func (o *getOptions) snat(_ context.Context, w io.Writer, _ []string) error {
 		if err != nil {
 			return err
 		}
-		rows = append(rows, inspect.SNATs(node, o.priority)...)
+		rows = append(rows, inspect.SNATs(node, s.Plan.SNAT.Priority)...)
 	}
 	return inspect.Print(w, o.output, inspect.SNATColumns, len(inspect.SNATColumns), rows)
 }

@@ -82,7 +82,7 @@ func TestConfigChangeIsAnError(t *testing.T) {
 	if err := os.WriteFile(file, []byte(text+"ipvs\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	err := execute(t, func(ctx context.Context, _ config.Config) error {
+	err := called(t, func(ctx context.Context, _ config.Config) error {
 		if err := os.WriteFile(file, []byte(text+"ipvs\nclusterCIDR: 10.244.0.0/16\n"), 0o600); err != nil {
 			return err
 		}

@@ -8,6 +8,7 @@ import (
 	"net"
 	"net/netip"
 	"net/url"
+	"os"
 	"time"
 
 	"k8s.io/client-go/rest"
@@ -40,6 +41,9 @@ const drainPeriod = 5 * time.Second
 
 // run does what the configuration says.
 func run(ctx context.Context, cfg config.Config) error {
+	if cfg.Action == config.DryRun {
+		return printDryRun(ctx, cfg, os.Stdout, os.Stderr)
+	}
 	kernel, err := openKernel(ctx, &cfg)
 	if err != nil {
 		return err

@@ -7,15 +7,16 @@ import (
 	"io"
 	"net/netip"
 	"os/signal"
+	"slices"
 	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 
 	"github.com/kube-ipvs/kube-ipvs/pkg/capture"
-	"github.com/kube-ipvs/kube-ipvs/pkg/config"
 	"github.com/kube-ipvs/kube-ipvs/pkg/inspect"
 	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
 	"github.com/kube-ipvs/kube-ipvs/pkg/trace"
@@ -23,66 +24,89 @@ import (
 
 // traceOptions is the command line of "kube-ipvs trace".
 type traceOptions struct {
-	nameOptions
+	settingsFlags
 	from, to, in, output string
 	live                 bool
 }
 
+// traceFormats are those that trace prints.
+var traceFormats = []string{"text", "json", "yaml", "svg", "mermaid"}
+
 func newTraceCommand() *cobra.Command {
 	var o traceOptions
 	cmd := &cobra.Command{
-		Use:   "trace --from POD-OR-IP --to IP:PORT[/PROTOCOL]",
+		Use:   "trace --from POD|IP --to IP:PORT[/PROTOCOL]|svc/[NAMESPACE/]NAME[:PORT]",
 		Short: "Explain what becomes of a connection on this node",
-		Long:  "trace explains one connection on this node, step by step, from what the kernel\nholds now: which rules act on it, which virtual server and real servers it meets,\nthe interface and the source with which it leaves, and whether the answer comes\nback the same way. Nothing is sent and nothing is changed.",
+		Long: "trace explains one connection on this node, step by step, from what the kernel\nholds now: which rules act on it, which virtual server and real servers it reaches,\nthe interface and the source with which it leaves, and whether the answer comes\nback the same way. Nothing is sent and nothing is changed.\n\n" +
+			"A pod is given as NAMESPACE/NAME. The pods behind Services are found without any\npermission to read pods. A Service stands for its cluster IP; PORT is a number or a\nname, and can be left out if the Service has one.\n\n" +
+			"The exit code is 0 if the connection is answered, 1 if it is not, and 2 if that\ncould not be found out.",
 		Example: "  kube-ipvs trace --from 10.244.1.5 --to 10.96.0.10:53/udp\n" +
-			"  kube-ipvs trace --from default/web-0 --to 203.0.113.5:443\n" +
-			"  kube-ipvs trace --from 198.51.100.9 --in eth1 --to 10.12.97.49:30080 -o json",
+			"  kube-ipvs trace --from default/web-0 --to svc/kube-system/kube-dns:dns-tcp\n" +
+			"  kube-ipvs trace --from 198.51.100.9 --in eth1 --to 10.12.97.49:30080 -o svg > trace.svg",
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return o.run(cmd.Context(), cmd.OutOrStdout(), cmd.ErrOrStderr())
 		},
 	}
 	fs := cmd.Flags()
-	fs.StringVar(&o.from, "from", "", "who asks: an IP address, or a pod as NAMESPACE/NAME, which asks the API server")
-	fs.StringVar(&o.to, "to", "", "what is asked: IP:PORT, with /udp or /sctp if it is not TCP")
+	fs.StringVar(&o.from, "from", "", "the client: an IP address, or a pod as NAMESPACE/NAME")
+	fs.StringVar(&o.to, "to", "", "the server: IP:PORT, with /udp or /sctp if it is not TCP, or svc/[NAMESPACE/]NAME[:PORT]")
 	fs.StringVar(&o.in, "in", "", "the interface by which the request enters the node; default: the one that leads to the client")
 	fs.BoolVar(&o.live, "live", false, "then print each packet of the connection as it passes an interface, until interrupted; needs CAP_NET_RAW")
-	fs.StringVarP(&o.output, "output", "o", "text", "text or json")
+	fs.StringVarP(&o.output, "output", "o", "text", strings.Join(traceFormats, ", "))
 	o.addFlags(fs)
-	completeOutput(cmd, "text", "json")
+	completeOutput(cmd, traceFormats...)
 	return cmd
 }
 
 func (o *traceOptions) run(ctx context.Context, w, notes io.Writer) error {
-	if o.output != "text" && o.output != "json" {
-		return fmt.Errorf("--output %q: must be text or json", o.output)
+	if !slices.Contains(traceFormats, o.output) {
+		return fmt.Errorf("--output %q: must be one of %s", o.output, strings.Join(traceFormats, ", "))
 	}
 	if o.live && o.output != "text" {
-		return fmt.Errorf("--output %q: cannot be had with --live", o.output)
+		return fmt.Errorf("--output %q: not available with --live", o.output)
 	}
-	q, err := o.question(ctx)
+	s, err := o.found(notes)
 	if err != nil {
 		return err
 	}
-	x, err := o.explain(ctx, q, notes)
+	names := s.names(ctx, notes)
+	q, err := o.question(ctx, &s, names)
+	if err != nil {
+		return err
+	}
+	x, err := o.explain(q, names)
 	if err != nil {
 		return err
 	}
 	if o.live {
 		return follow(ctx, w, q, x)
 	}
-	if o.output == "text" {
-		return x.Write(w)
+	if err := printExplanation(w, o.output, x); err != nil {
+		return err
 	}
-	return inspect.WriteJSON(w, x)
+	if x.Verdict.Outcome != trace.Answered {
+		return errFound
+	}
+	return nil
 }
 
-// traceNamesLimit is short: a node that does not reach the API server is one to be
-// explained, and its kernel tells all but the names.
-const traceNamesLimit = 5 * time.Second
+func printExplanation(w io.Writer, format string, x trace.Explanation) error {
+	switch format {
+	case "json":
+		return inspect.WriteJSON(w, x)
+	case "yaml":
+		return inspect.WriteYAML(w, x)
+	case "svg":
+		return inspect.WriteSVG(w, x)
+	case "mermaid":
+		return inspect.WriteMermaid(w, x)
+	}
+	return x.Write(w)
+}
 
-// explain reads the kernel, and the names of what is in it.
-func (o *traceOptions) explain(ctx context.Context, q trace.Question, notes io.Writer) (x trace.Explanation, err error) {
+// explain reads the kernel, and puts in the names of what is in it.
+func (o *traceOptions) explain(q trace.Question, names *inspect.Names) (x trace.Explanation, err error) {
 	kernel, err := trace.Read()
 	if err != nil {
 		return x, err
@@ -95,11 +119,6 @@ func (o *traceOptions) explain(ctx context.Context, q trace.Question, notes io.W
 		return x, fmt.Errorf("--in %q: the node has no such interface", o.in)
 	}
 	x = trace.Explain(node, q)
-	names, err := o.names(ctx, traceNamesLimit)
-	if err != nil {
-		fmt.Fprintf(notes, "Without the names of Services: %v\n", err)
-		return x, nil
-	}
 	names.Label(&x, q, node)
 	return x, nil
 }
@@ -134,13 +153,13 @@ func follow(ctx context.Context, w io.Writer, q trace.Question, x trace.Explanat
 	}
 }
 
-func (o *traceOptions) question(ctx context.Context) (q trace.Question, err error) {
-	if q.To, q.Protocol, err = parseTarget(o.to); err != nil {
+func (o *traceOptions) question(ctx context.Context, s *settings, names *inspect.Names) (q trace.Question, err error) {
+	q.In = o.in
+	if q.To, q.Protocol, err = o.target(names); err != nil {
 		return q, fmt.Errorf("--to %q: %w", o.to, err)
 	}
-	q.In = o.in
 	if q.From, err = netip.ParseAddr(o.from); err != nil {
-		q.From, err = o.pod(ctx, ip.Of(q.To.Addr()))
+		q.From, err = o.pod(ctx, s, names, ip.Of(q.To.Addr()))
 	}
 	if err == nil && ip.Of(q.From) != ip.Of(q.To.Addr()) {
 		err = errors.New("is of another family than --to")
@@ -149,6 +168,22 @@ func (o *traceOptions) question(ctx context.Context) (q trace.Question, err erro
 		return q, fmt.Errorf("--from %q: %w", o.from, err)
 	}
 	return q, nil
+}
+
+// target finds the address and port that --to names. A Service is asked for by the
+// family of --from, or by IPv4 if that is a pod which may have both.
+func (o *traceOptions) target(names *inspect.Names) (netip.AddrPort, ip.Protocol, error) {
+	if !strings.HasPrefix(o.to, inspect.ServicePrefix) {
+		return parseTarget(o.to)
+	}
+	if from, err := netip.ParseAddr(o.from); err == nil {
+		return names.Resolve(o.to, ip.Of(from))
+	}
+	to, protocol, err := names.Resolve(o.to, ip.IPv4)
+	if six, p, err6 := names.Resolve(o.to, ip.IPv6); err != nil && err6 == nil {
+		return six, p, nil
+	}
+	return to, protocol, err
 }
 
 // parseTarget reads "10.96.0.10:53/udp".
@@ -165,17 +200,26 @@ func parseTarget(text string) (netip.AddrPort, ip.Protocol, error) {
 	return to, protocol, err
 }
 
-// pod asks the API server for a pod's address.
-func (o *traceOptions) pod(ctx context.Context, family ip.Family) (netip.Addr, error) {
+// pod finds a pod's address: among the endpoints of Services, or else by the API server,
+// if the account may read pods. The DaemonSet's may not.
+func (o *traceOptions) pod(ctx context.Context, s *settings, names *inspect.Names, family ip.Family) (netip.Addr, error) {
 	namespace, name, ok := strings.Cut(o.from, "/")
 	if !ok {
 		return netip.Addr{}, errors.New("is neither an IP address nor a pod as NAMESPACE/NAME")
 	}
-	client, err := newClient(&config.Source{Kubeconfig: o.kubeconfig})
+	if a, ok := names.PodAddress(o.from, family); ok {
+		return a, nil
+	}
+	client, err := newClient(&s.Source)
 	if err != nil {
 		return netip.Addr{}, err
 	}
+	ctx, cancel := context.WithTimeout(ctx, namesLimit)
+	defer cancel()
 	pod, err := client.Pod(ctx, namespace, name)
+	if apierrors.IsForbidden(err) {
+		return netip.Addr{}, errors.New("is not an endpoint of a Service, and other pods may not be read: give the pod's IP address")
+	}
 	if err != nil {
 		return netip.Addr{}, err
 	}

@@ -325,6 +325,11 @@ func (b *builder) action(o *Options) Action {
 			action, flag = a.action, name
 		}
 	}
+	if o.action.dryRun && action != Once {
+		b.errs = append(b.errs, field.Forbidden(field.NewPath("--dry-run"), "is for --once"))
+	} else if o.action.dryRun {
+		action = DryRun
+	}
 	return action
 }
 

@@ -74,6 +74,7 @@ type Action string
 const (
 	Serve    Action = "serve"     // until it is told to end
 	Once     Action = "once"      // program the kernel one time and exit
+	DryRun   Action = "dry-run"   // print what Once would change and exit
 	Cleanup  Action = "cleanup"   // take away what is ours and exit
 	InitOnly Action = "init-only" // do what needs full privileges and exit
 )

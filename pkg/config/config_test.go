@@ -328,6 +328,8 @@ func TestFlagErrors(t *testing.T) {
 		{"--claim-table=-1", []string{"--claim-table: Invalid value: -1"}},
 		{"--claim-rule-priority=480", []string{"--claim-rule-priority: Invalid value: 480: must be less than --reply-rule-priority, which is 480"}},
 		{"--claim-rule-priority=40000", []string{"--claim-rule-priority: Invalid value: 40000"}},
+		{"--dry-run", []string{"--dry-run: Forbidden: is for --once"}},
+		{"--cleanup --dry-run", []string{"--dry-run: Forbidden: is for --once"}},
 		{"--snat-mode=magic", []string{`--snat-mode: Unsupported value: "magic"`, "fwmark"}},
 		{"--snat-mode=off --snat-source=eth0=10.0.0.1", []string{"--snat-source: Forbidden: --snat-mode is off"}},
 		{"--snat-source=eth0", []string{`--snat-source: Invalid value: "eth0": must be IFACE=ADDRESS`}},

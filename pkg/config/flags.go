@@ -38,6 +38,8 @@ func (o *Options) ownFlags() *pflag.FlagSet {
 		"IP address and port to serve /livez and /readyz on for the kubelet's probes, and /status for \"kube-ipvs status\". Not kube-proxy's ports, so that kube-proxy cannot answer. Empty: not at all.")
 	fs.BoolVar(&o.action.once, "once", false,
 		"Program the kernel one time and exit; not with 0 if anything could not be programmed.")
+	fs.BoolVar(&o.action.dryRun, "dry-run", false,
+		"With --once: print what would be changed in the kernel, and change nothing.")
 	fs.StringVar((*string)(&o.own.SNAT.Mode), "snat-mode", string(o.own.SNAT.Mode),
 		"How masqueraded traffic gets the same path both ways: auto, snat (by its source address), fwmark (by reply routing) or off.")
 	fs.StringSliceVar(&o.sources, "snat-source", nil,

@@ -20,7 +20,7 @@ type Options struct {
 	Hostname func() (string, error)
 
 	configFile, writeConfigTo string
-	action                    struct{ cleanup, initOnly, once bool }
+	action                    struct{ cleanup, initOnly, once, dryRun bool }
 	master, hostnameOverride  string
 	healthzPort, metricsPort  int32
 

@@ -2,6 +2,10 @@ package doctor
 
 import (
 	"errors"
+	"io"
+	"net"
+	"net/http"
+	"net/http/httptest"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -10,10 +14,12 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/kube-ipvs/kube-ipvs/pkg/health"
 	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
 	"github.com/kube-ipvs/kube-ipvs/pkg/ipset"
 	"github.com/kube-ipvs/kube-ipvs/pkg/ipvs"
 	"github.com/kube-ipvs/kube-ipvs/pkg/nat"
+	"github.com/kube-ipvs/kube-ipvs/pkg/plan"
 	"github.com/kube-ipvs/kube-ipvs/pkg/routing"
 	"github.com/kube-ipvs/kube-ipvs/pkg/sysctl"
 	"github.com/kube-ipvs/kube-ipvs/pkg/trace"
@@ -23,6 +29,9 @@ var (
 	vip    = netip.MustParseAddr("10.96.0.10")
 	server = ipvs.Key{Protocol: ip.TCP, Addr: vip, Port: 80}
 )
+
+// services is the plan's jump for nat PREROUTING and OUTPUT.
+const services nat.Rule = `-m comment --comment "kubernetes service portals" -j KUBE-SERVICES`
 
 // healthy is a node on which nothing is to be found: eth0 leads out, eth1 is an
 // ENI with an address of its own, and cni0 has pods.
@@ -47,7 +56,8 @@ func healthy() *Facts {
 			way(254, "0.0.0.0/0", "eth0", false), way(1003, "0.0.0.0/0", "eth1", false), way(255, "10.96.0.10/32", "kube-ipvs0", true),
 		},
 		Ruleset: nat.Ruleset{nat.NAT: {Chains: map[string][]nat.Rule{
-			"PREROUTING": {"-j KUBE-SERVICES"}, "OUTPUT": {"-j KUBE-SERVICES"}, "POSTROUTING": {"-j KUBE-POSTROUTING", "-s 10.0.0.0/8 -j MASQUERADE"},
+			"PREROUTING": {services}, "OUTPUT": {services},
+			"POSTROUTING": {`-m comment --comment "kubernetes postrouting rules" -j KUBE-POSTROUTING`, "-s 10.0.0.0/8 -j MASQUERADE"},
 		}}},
 		Sets: ipset.State{"KUBE-CLUSTER-IP": {
 			Set:     ipset.Set{Name: "KUBE-CLUSTER-IP"},
@@ -59,7 +69,10 @@ func healthy() *Facts {
 			"net/ipv4/conf/eth1/rp_filter": "1", "net/ipv4/conf/all/src_valid_mark": "1",
 		},
 	}
-	return &Facts{Nodes: []*trace.Node{n}, Proxies: map[string][]int{"kube-ipvs": {7}}, Connections: 10, Most: 100}
+	return &Facts{
+		Nodes: []*trace.Node{n}, Proxies: map[string][]int{"kube-ipvs": {7}}, Connections: 10, Most: 100,
+		Config: plan.Config{Families: []ip.Family{ip.IPv4}, MasqueradeMark: 0x4000},
+	}
 }
 
 func TestExamine(t *testing.T) {
@@ -73,24 +86,38 @@ func TestExamine(t *testing.T) {
 		change func(*Facts)
 		want   string // severity, subject and a part of what is found; "" if nothing
 	}{
-		"healthy":           {func(*Facts) {}, ""},
-		"kube-proxy":        {func(f *Facts) { f.Proxies["kube-proxy"] = []int{9} }, "error kube-proxy: runs beside kube-ipvs (process 9)"},
-		"no kube-ipvs":      {func(f *Facts) { delete(f.Proxies, "kube-ipvs") }, "warning kube-ipvs: does not run"},
-		"nftables mode":     {func(f *Facts) { f.Tables = []string{"ip6 kube-proxy"} }, "error kube-proxy: its nftables mode has left a table"},
-		"iptables mode":     {chain("KUBE-SVC-ABC"), "error kube-proxy: its iptables mode has left chains such as nat KUBE-SVC-ABC"},
-		"conntrack is full": {func(f *Facts) { f.Connections = 90 }, "error conntrack: 90 of 100 connections"},
-		"cannot be read":    {func(f *Facts) { f.Unread = []error{errors.New("no IPVS")} }, "error kernel: no IPVS"},
-		"no forwarding":     {set("net/ipv4/ip_forward", "0"), "error IPv4: the node does not forward"},
-		"vs/conntrack":      {set("net/ipv4/vs/conntrack", "0"), "error IPVS: conntrack does not follow"},
-		"br_netfilter":      {set("net/bridge/bridge-nf-call-iptables", "0"), "warning cni0: frames between its pods"},
+		"healthy":    {func(*Facts) {}, ""},
+		"kube-proxy": {func(f *Facts) { f.Proxies["kube-proxy"] = []int{9} }, "error kube-proxy: runs beside kube-ipvs (process 9)"},
+		"kube-proxy on its port": {func(f *Facts) { f.Answers = []Answer{{10249, "iptables"}, {10256, ""}} },
+			"error kube-proxy: answers on port 10249, in mode iptables"},
+		"another program on its port": {func(f *Facts) { f.Answers = []Answer{{10256, ""}} }, "warning kube-proxy: another program has its port 10256"},
+		"processes are hidden":        {func(f *Facts) { f.Hidden = true }, "note kube-proxy: its processes cannot be seen from this Pod"},
+		"kube-proxy is seen in spite of that": {func(f *Facts) { f.Hidden, f.Answers = true, []Answer{{10249, "ipvs"}} },
+			"error kube-proxy: answers on port 10249, in mode ipvs"},
+		"no kube-ipvs":        {func(f *Facts) { delete(f.Proxies, "kube-ipvs") }, "warning kube-ipvs: does not run"},
+		"kube-ipvs is hidden": {func(f *Facts) { delete(f.Proxies, "kube-ipvs"); f.Serving = true }, ""},
+		"not ready":           {func(f *Facts) { f.Serving, f.Unready = true, []string{"no sync"} }, "warning kube-ipvs: is not ready: no sync"},
+		"nftables mode":       {func(f *Facts) { f.Tables = []string{"ip6 kube-proxy"} }, "error kube-proxy: its nftables mode has left a table"},
+		"iptables mode":       {chain("KUBE-SVC-ABC"), "error kube-proxy: its iptables mode has left chains such as nat KUBE-SVC-ABC"},
+		"conntrack is full":   {func(f *Facts) { f.Connections = 90 }, "error conntrack: 90 of 100 connections"},
+		"cannot be read":      {func(f *Facts) { f.Unread = []error{errors.New("no IPVS")} }, "error kernel: no IPVS"},
+		"no forwarding":       {set("net/ipv4/ip_forward", "0"), "error IPv4: the node does not forward"},
+		"vs/conntrack":        {set("net/ipv4/vs/conntrack", "0"), "error IPVS: conntrack does not follow"},
+		"br_netfilter":        {set("net/bridge/bridge-nf-call-iptables", "0"), "warning cni0: frames between its pods"},
 		"rp_filter without src_valid_mark": {set("net/ipv4/conf/all/src_valid_mark", "0"),
 			"warning eth1: rp_filter is 1"},
 		"an ENI without a source": {func(f *Facts) { f.Nodes[0].Links[1].Addresses = nil },
 			"warning eth1: has no address: what its pods send through a Service leaves by it as 10.1.0.5, which is eth0's"},
-		"flushed rules": {chain("PREROUTING"), "error IPv4: no rule in nat PREROUTING leads to the rules of Services"},
-		"a rule before ours": {chain("PREROUTING", "-s 192.0.2.0/24 -j ACCEPT", "-j KUBE-SERVICES"),
+		"flushed rules": {chain("PREROUTING"), "error IPv4: no rule in nat PREROUTING leads to KUBE-SERVICES"},
+		"a rule before ours": {chain("PREROUTING", "-s 192.0.2.0/24 -j ACCEPT", services),
 			"warning nat PREROUTING: a rule of another program stands before ours: -A PREROUTING -s 192.0.2.0/24 -j ACCEPT"},
-		"a rule before ours that decides nothing": {chain("PREROUTING", "-j LOG", "-j KUBE-SERVICES"), ""},
+		"a rule before ours that decides nothing": {chain("PREROUTING", "-j LOG", services), ""},
+		"kubelet's rule in filter OUTPUT": {func(f *Facts) {
+			f.Nodes[0].Ruleset[nat.Filter] = nat.Contents{Chains: map[string][]nat.Rule{"OUTPUT": {"-s 192.0.2.0/24 -j ACCEPT", "-j KUBE-FIREWALL"}}}
+		}, ""},
+		"NodeLocal DNSCache": {func(f *Facts) {
+			f.Nodes[0].Links = append(f.Nodes[0].Links, routing.Link{Name: "nodelocaldns", Type: "dummy", Addresses: []routing.Address{{Prefix: netip.MustParsePrefix("10.96.0.10/32")}}})
+		}, "note nodelocaldns: has the cluster IP 10.96.0.10, as NodeLocal DNSCache does"},
 		"a lost virtual server": {func(f *Facts) { delete(f.Nodes[0].IPVS, server) },
 			"error drift: TCP 10.96.0.10:80 has no virtual server, though KUBE-CLUSTER-IP lists it"},
 		"a lost VIP": {func(f *Facts) { f.Nodes[0].Routes = f.Nodes[0].Routes[:2] }, "error drift: 10.96.0.10 is not local to the node"},
@@ -104,6 +131,9 @@ func TestExamine(t *testing.T) {
 			c.change(f)
 			var found []string
 			for _, x := range Examine(f) {
+				if x.Severity == OK {
+					continue
+				}
 				found = append(found, string(x.Severity)+" "+x.About+": "+x.What)
 			}
 			got := strings.Join(found, "\n")
@@ -135,13 +165,54 @@ func TestProcesses(t *testing.T) {
 
 func TestWrite(t *testing.T) {
 	var b strings.Builder
-	if err := Write(&b, nil); err != nil || b.String() != "nothing found\n" {
-		t.Errorf("%q, %v", b.String(), err)
-	}
-	b.Reset()
 	err := Write(&b, []Finding{{Error, "eth0", "is wrong", "mend it"}, {Note, "IPVS", "is there", ""}})
 	want := "error    eth0: is wrong\n           mend it\nnote     IPVS: is there\n"
 	if diff := cmp.Diff(want, b.String()); err != nil || diff != "" {
 		t.Error(err, diff)
+	}
+}
+
+// TestHealthy: every check says that it has found nothing.
+func TestHealthy(t *testing.T) {
+	found := Examine(healthy())
+	if len(found) != len(checks) {
+		t.Errorf("%d lines for %d checks", len(found), len(checks))
+	}
+	for i, f := range found {
+		if f.Severity != OK || f.About != checks[i].about {
+			t.Errorf("%+v", f)
+		}
+	}
+	// Where the kernel cannot be read at all, no check can say that all is well.
+	for _, f := range Examine(&Facts{Unread: []error{errors.New("no IPVS")}}) {
+		if f.Severity == OK {
+			t.Errorf("%+v", f)
+		}
+	}
+}
+
+// TestAnswers: kube-proxy is known by its ports even where processes are hidden, and
+// this program is not taken for it.
+func TestAnswers(t *testing.T) {
+	port := func(handler http.HandlerFunc) int {
+		s := httptest.NewServer(handler)
+		t.Cleanup(s.Close)
+		return s.Listener.Addr().(*net.TCPAddr).Port
+	}
+	proxy := port(func(w http.ResponseWriter, r *http.Request) { _, _ = io.WriteString(w, "iptables\n") })
+	ours := port(func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Server", health.ServerName)
+		_, _ = io.WriteString(w, "ipvs")
+	})
+	other := port(http.NotFound)
+	want := []Answer{{proxy, "iptables"}, {other, ""}}
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	free := l.Addr().(*net.TCPAddr).Port
+	l.Close()
+	if diff := cmp.Diff(want, answers(t.Context(), []int{proxy, ours, other, free})); diff != "" {
+		t.Error(diff)
 	}
 }

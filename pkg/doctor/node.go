@@ -69,56 +69,61 @@ func isPrimary(n *trace.Node, link string) bool {
 	})
 }
 
-// replyRouted tells whether the pods that are sent to an ENI's table are ones
-// whose flows are bound to another interface, or whether there are no pods.
+// replyRouted reports whether all pods that are sent to an ENI's table are ones whose
+// connections are bound to another interface, or whether there are none.
 func replyRouted(n *trace.Node, table int) bool {
 	sources := n.Sets[plan.ReplyRoutedSources.In(n.Family)].Entries
 	return !slices.ContainsFunc(n.Rules, func(r routing.Rule) bool {
 		if r.Table != table || !r.From.IsValid() {
 			return false
 		}
-		_, host := sources[ipset.Entry{Addr: r.From.Addr()}]
-		_, net := sources[ipset.Entry{Net: r.From.Masked()}]
-		return !host && !net
+		_, listed := sources[ipset.Entry{Net: r.From.Masked()}]
+		return !listed
 	})
 }
 
-// hooks are the base chains that kube-ipvs has a jump in.
-var hooks = map[nat.Table][]string{
-	nat.NAT:    {"PREROUTING", "OUTPUT", "POSTROUTING"},
-	nat.Filter: {"INPUT", "FORWARD", "OUTPUT"},
-	nat.Mangle: {"PREROUTING", "INPUT", "OUTPUT"},
-}
-
-// ours tells whether a rule jumps to a chain of a service proxy's.
-func ours(r nat.Rule) bool {
-	return slices.ContainsFunc(nat.Arguments(r, "-j", "-g"), func(to string) bool { return strings.HasPrefix(to, "KUBE-") })
-}
-
-// jumps finds chains that our rules are not asked in.
-func jumps(n *trace.Node) []Finding {
-	for _, chain := range hooks[nat.NAT] {
-		if !slices.ContainsFunc(n.Ruleset[nat.NAT].Chains[chain], ours) {
-			return []Finding{{Error, n.Family.String(), "no rule in nat " + chain + " leads to the rules of Services: this node is not programmed, or somebody has flushed it",
-				"start kube-ipvs; if it runs, it repairs this within --ipvs-sync-period"}}
+// jumps are the rules of the plan, in the kernel's own chains, that lead to ours.
+func jumps(f *Facts, n *trace.Node) []nat.Jump {
+	var out []nat.Jump
+	node := plan.Node{Inventory: routing.Inventory{Links: n.Links, Rules: n.Rules}}
+	for _, j := range plan.NodeWide(&f.Config, &node).NAT.Jumps {
+		if j.Chain.Family == n.Family {
+			out = append(out, j)
 		}
 	}
-	return nil
+	return out
 }
 
-// shadows finds rules of others that end a packet's way before ours are asked.
-func shadows(n *trace.Node) []Finding {
+// rules finds our rules missing or behind others. Without those of the nat table nothing
+// is masqueraded; another table's may not be needed on this node.
+func rules(f *Facts) []Finding {
 	var out []Finding
-	for _, table := range slices.Sorted(maps.Keys(hooks)) {
-		for _, chain := range hooks[table] {
-			rules := n.Ruleset[table].Chains[chain]
-			first := slices.IndexFunc(rules, ours)
-			for _, r := range rules[:max(first, 0)] {
-				if target := strings.Join(nat.Arguments(r, "-j"), ""); slices.Contains([]string{"ACCEPT", "DROP", "REJECT", "RETURN"}, target) {
-					out = append(out, Finding{Warning, string(table) + " " + chain, "a rule of another program stands before ours: -A " + chain + " " + string(r),
-						"kube-ipvs puts its own first again within --ipvs-sync-period; see who else inserts at the head"})
-				}
+	for _, n := range f.Nodes {
+		first := map[nat.Chain]int{} // where ours begin
+		for _, j := range jumps(f, n) {
+			at := slices.Index(n.Ruleset[j.Chain.Table].Chains[j.Chain.Name], j.Rule)
+			if at < 0 && j.Chain.Table == nat.NAT && !j.Last {
+				return []Finding{{Error, n.Family.String(), "no rule in nat " + j.Chain.Name + " leads to " + j.To().Name + ": this node is not programmed, or another program has flushed it",
+					"start kube-ipvs; if it runs, it repairs this within --ipvs-sync-period"}}
 			}
+			if was, ok := first[j.Chain]; at >= 0 && !j.Last && (!ok || at < was) {
+				first[j.Chain] = at
+			}
+		}
+		for _, chain := range slices.SortedFunc(maps.Keys(first), func(a, b nat.Chain) int { return strings.Compare(a.String(), b.String()) }) {
+			out = append(out, shadows(n, chain, first[chain])...)
+		}
+	}
+	return out
+}
+
+// shadows finds rules of other programs, in a chain before ours, that end a packet's way.
+func shadows(n *trace.Node, chain nat.Chain, ours int) []Finding {
+	var out []Finding
+	for _, r := range n.Ruleset[chain.Table].Chains[chain.Name][:ours] {
+		if target := strings.Join(nat.Arguments(r, "-j"), ""); slices.Contains([]string{"ACCEPT", "DROP", "REJECT", "RETURN"}, target) {
+			out = append(out, Finding{Warning, string(chain.Table) + " " + chain.Name, "a rule of another program stands before ours: -A " + chain.Name + " " + string(r),
+				"kube-ipvs puts its own first again within --ipvs-sync-period; see which program inserts at the head"})
 		}
 	}
 	return out
@@ -129,14 +134,16 @@ func leftovers(n *trace.Node) []Finding {
 	for chain := range n.Ruleset[nat.NAT].Chains {
 		if strings.HasPrefix(chain, "KUBE-SVC-") || strings.HasPrefix(chain, "KUBE-SEP-") {
 			return []Finding{{Error, "kube-proxy", "its iptables mode has left chains such as nat " + chain,
-				"kube-proxy --proxy-mode iptables --cleanup, or restart kube-ipvs"}}
+				"restart kube-ipvs, or kube-proxy --proxy-mode iptables --cleanup"}}
 		}
 	}
 	return nil
 }
 
-// programmed compares the kernel's parts with each other: a Service's member of
-// a set, its virtual server and its VIP belong together.
+// programmed compares the kernel's parts with each other: a Service's member of a set,
+// its virtual server and its VIP belong together. A cluster IP that an interface has too
+// is served there, by whatever listens; of a dummy link that is meant (NodeLocal
+// DNSCache).
 func programmed(n *trace.Node) []Finding {
 	var out []Finding
 	set := n.Sets[plan.ClusterIP.In(n.Family)]
@@ -148,6 +155,12 @@ func programmed(n *trace.Node) []Finding {
 		if !n.Local(e.Addr) {
 			out = append(out, drift(fmt.Sprintf("%s is not local to the node, though %s lists it", e.Addr, set.Name)))
 		}
+		owner := n.Owner(e.Addr)
+		if link, _ := n.Link(owner); link.Type == "dummy" {
+			out = append(out, Finding{Note, owner, fmt.Sprintf("has the cluster IP %s, as NodeLocal DNSCache does", e.Addr), ""})
+		} else if owner != "" {
+			out = append(out, Finding{Error, owner, fmt.Sprintf("has the address %s, which is a Service's cluster IP", e.Addr), "give the interface another address; nothing else may use the Service range"})
+		}
 	}
 	return out
 }
@@ -156,9 +169,8 @@ func drift(what string) Finding {
 	return Finding{Error, "drift", what, "kube-ipvs repairs this within --ipvs-sync-period; if it stays, its log says why"}
 }
 
-// clashes are VIPs that an interface of the node has, too, and virtual servers
-// of others.
-func clashes(n *trace.Node) []Finding {
+// foreign finds virtual servers of other programs.
+func foreign(n *trace.Node) []Finding {
 	var out []Finding
 	listed := map[ipset.Entry]bool{}
 	for _, name := range []plan.SetName{plan.ClusterIP, plan.LoadBalancer, plan.ExternalIP, plan.ExternalIPLocal, plan.NodePorts} {
@@ -166,16 +178,10 @@ func clashes(n *trace.Node) []Finding {
 			listed[ipset.Entry{Addr: e.Addr, Port: e.Port, Protocol: e.Protocol}] = true
 		}
 	}
-	for e := range n.Sets[plan.ClusterIP.In(n.Family)].Entries {
-		if owner := n.Owner(e.Addr); owner != "" {
-			out = append(out, Finding{Error, owner, fmt.Sprintf("has the address %s, which is a Service's cluster IP", e.Addr), "give the interface another address; the Service range must be nobody else's"})
-		}
-	}
 	for _, key := range slices.SortedFunc(maps.Keys(n.IPVS), ipvs.Key.Compare) {
 		if key.FWMark == 0 && key.Family() == n.Family && !listed[ipset.Entry{Addr: key.Addr, Port: key.Port, Protocol: key.Protocol}] {
 			out = append(out, Finding{Note, "IPVS", fmt.Sprintf("the virtual server %s is not a Service's, and is left alone", key), ""})
 		}
 	}
-	slices.SortFunc(out, func(a, b Finding) int { return strings.Compare(a.What, b.What) })
 	return out
 }

@@ -1,21 +1,32 @@
 package doctor
 
 import (
+	"context"
 	"encoding/json"
 	"fmt"
+	"io"
+	"net/http"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"strconv"
 	"strings"
+	"time"
 
+	"github.com/kube-ipvs/kube-ipvs/pkg/health"
 	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
 	"github.com/kube-ipvs/kube-ipvs/pkg/kernel"
+	"github.com/kube-ipvs/kube-ipvs/pkg/plan"
 	"github.com/kube-ipvs/kube-ipvs/pkg/trace"
 )
 
-// Observe reads the node. What cannot be read is a fact, too.
-func Observe() *Facts {
-	f := &Facts{Proxies: processes("/proc", os.Getpid()), Tables: tables()}
+// Observe reads the node, on which a proxy runs with a configuration and answers at an
+// address for probes. What cannot be read is a fact, too.
+func Observe(ctx context.Context, cfg *plan.Config, probes netip.AddrPort) *Facts {
+	f := &Facts{Config: *cfg, Proxies: processes("/proc", os.Getpid()), Hidden: hidden("/proc"), Tables: tables(), Answers: answers(ctx, proxyPorts)}
+	if report, err := health.Ask(ctx, probes); err == nil {
+		f.Serving, f.Unready = true, report.Why
+	}
 	f.readNodes()
 	f.Connections = number("/proc/sys/net/netfilter/nf_conntrack_count")
 	f.Most = number("/proc/sys/net/netfilter/nf_conntrack_max")
@@ -56,6 +67,45 @@ func processes(proc string, self int) map[string][]int {
 		if err == nil && pid != self && (name == "kube-proxy" || name == "kube-ipvs") {
 			out[name] = append(out[name], pid)
 		}
+	}
+	return out
+}
+
+// initialPIDNamespace is PROC_PID_INIT_INO of include/linux/proc_ns.h.
+const initialPIDNamespace = "pid:[4026531836]"
+
+// hidden reports whether the node may have processes that cannot be seen.
+func hidden(proc string) bool {
+	link, err := os.Readlink(filepath.Join(proc, "self/ns/pid"))
+	return err == nil && link != initialPIDNamespace
+}
+
+// proxyPorts are those that kube-proxy has by default, for metrics and for health.
+var proxyPorts = []int{10249, 10256}
+
+// answers asks on kube-proxy's ports which programs are there. This one says its name.
+func answers(ctx context.Context, ports []int) []Answer {
+	client := http.Client{Timeout: time.Second}
+	var out []Answer
+	for _, port := range ports {
+		request, err := http.NewRequestWithContext(ctx, http.MethodGet, fmt.Sprintf("http://127.0.0.1:%d/proxyMode", port), nil)
+		if err != nil {
+			continue
+		}
+		response, err := client.Do(request)
+		if err != nil {
+			continue // nothing listens
+		}
+		text, _ := io.ReadAll(io.LimitReader(response.Body, 64))
+		response.Body.Close()
+		if response.Header.Get("Server") == health.ServerName {
+			continue
+		}
+		a := Answer{Port: port}
+		if response.StatusCode == http.StatusOK {
+			a.Mode = strings.TrimSpace(string(text))
+		}
+		out = append(out, a)
 	}
 	return out
 }

@@ -1,7 +1,12 @@
 package health
 
 import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
 	"net/http"
+	"net/netip"
 	"os"
 	"time"
 
@@ -93,6 +98,32 @@ func (r *Report) why() []string {
 		out = append(out, "the kernel refuses most Services, see the log")
 	}
 	return out
+}
+
+// askLimit is how long an answer of /status is waited for.
+const askLimit = 3 * time.Second
+
+// Ask reads the state of the proxy that serves /status at an address.
+func Ask(ctx context.Context, address netip.AddrPort) (*Report, error) {
+	if !address.IsValid() {
+		return nil, errors.New("the proxy is configured not to answer probes")
+	}
+	ctx, cancel := context.WithTimeout(ctx, askLimit)
+	defer cancel()
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+address.String()+"/status", nil)
+	if err != nil {
+		return nil, err
+	}
+	response, err := http.DefaultClient.Do(request)
+	if err != nil {
+		return nil, err
+	}
+	defer response.Body.Close()
+	if name := response.Header.Get("Server"); response.StatusCode != http.StatusOK || name != ServerName {
+		return nil, fmt.Errorf("%s is another program's: %s %s", address, response.Status, name)
+	}
+	var r Report
+	return &r, json.NewDecoder(response.Body).Decode(&r)
 }
 
 // readyBody is the answer of /readyz.

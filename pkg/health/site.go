@@ -71,10 +71,21 @@ func (s *site) serve(ctx context.Context, listening func()) error {
 		return err
 	}
 	listening()
-	server := http.Server{Handler: s.handler, ReadHeaderTimeout: headerTimeout, IdleTimeout: idleTimeout}
+	server := http.Server{Handler: named(s.handler), ReadHeaderTimeout: headerTimeout, IdleTimeout: idleTimeout}
 	defer server.Close() // of the connections, if the listener has failed
 	defer context.AfterFunc(ctx, func() { server.Close() })()
 	return server.Serve(l)
+}
+
+// ServerName is what every answer has as its header Server. By it kube-proxy's answers
+// are distinguished from ours on the ports that both use.
+const ServerName = component
+
+func named(handler http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Server", ServerName)
+		handler.ServeHTTP(w, r)
+	})
 }
 
 // sleep returns early if the context ends.

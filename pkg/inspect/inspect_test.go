@@ -2,6 +2,10 @@ package inspect
 
 import (
 	"context"
+	"encoding/xml"
+	"errors"
+	"fmt"
+	"io"
 	"net/netip"
 	"strings"
 	"testing"
@@ -24,7 +28,7 @@ import (
 // objects is a source with one Service.
 type objects struct{}
 
-func (objects) Run(ctx context.Context, sink source.Sink) error {
+func (objects) Load(_ context.Context, sink source.Sink) error {
 	sink.SetService(&corev1.Service{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "web"},
 		Spec: corev1.ServiceSpec{
@@ -32,12 +36,22 @@ func (objects) Run(ctx context.Context, sink source.Sink) error {
 			Ports: []corev1.ServicePort{{Name: "http", Protocol: corev1.ProtocolTCP, Port: 80, NodePort: 30080}},
 		},
 	})
-	sink.SetEndpointSlice(&discoveryv1.EndpointSlice{Endpoints: []discoveryv1.Endpoint{{
+	sink.SetEndpointSlice(&discoveryv1.EndpointSlice{ObjectMeta: sliceOf("web"), Endpoints: []discoveryv1.Endpoint{{
 		Addresses: []string{"10.244.1.5"}, NodeName: ptr.To("node1"), TargetRef: &corev1.ObjectReference{Kind: "Pod", Namespace: "default", Name: "web-0"},
 	}}})
+	sink.SetService(&corev1.Service{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "kube-system", Name: "dns"},
+		Spec: corev1.ServiceSpec{
+			ClusterIP: "10.96.0.20", ClusterIPs: []string{"10.96.0.20", "fd00::20"},
+			Ports: []corev1.ServicePort{{Name: "dns", Protocol: corev1.ProtocolUDP, Port: 53}, {Name: "tcp", Protocol: corev1.ProtocolTCP, Port: 53}},
+		},
+	})
 	sink.Synced()
-	<-ctx.Done()
 	return nil
+}
+
+func sliceOf(name string) metav1.ObjectMeta {
+	return metav1.ObjectMeta{Namespace: "default", Name: name, Labels: map[string]string{discoveryv1.LabelServiceName: name}}
 }
 
 func key(text string) ipvs.Key {
@@ -198,11 +212,12 @@ func TestLabel(t *testing.T) {
 	}
 }
 
-// A source that does not answer is an error, and none at all is no name.
+// A source that does not answer is an error beside empty names, and none at all is no
+// name.
 func TestLoad(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if _, err := Load(ctx, silent{}); err == nil {
+	if names, err := Load(ctx, silent{}); err == nil || names.Service(key("10.96.0.10:80")) != "" {
 		t.Error("no error from a source that has not delivered")
 	}
 	names, err := Load(t.Context(), nil)
@@ -213,4 +228,92 @@ func TestLoad(t *testing.T) {
 
 type silent struct{}
 
-func (silent) Run(ctx context.Context, _ source.Sink) error { <-ctx.Done(); return nil }
+func (silent) Load(ctx context.Context, _ source.Sink) error {
+	<-ctx.Done()
+	return ctx.Err()
+}
+
+func TestResolve(t *testing.T) {
+	names := loaded(t)
+	for _, c := range []struct {
+		to     string
+		family ip.Family
+		want   string // or a part of the error
+	}{
+		{"svc/default/web", ip.IPv4, "10.96.0.10:80 TCP"},
+		{"svc/web", ip.IPv4, "10.96.0.10:80 TCP"},
+		{"svc/web:http", ip.IPv4, "10.96.0.10:80 TCP"},
+		{"svc/web:80", ip.IPv4, "10.96.0.10:80 TCP"},
+		{"svc/kube-system/dns:dns", ip.IPv6, "[fd00::20]:53 UDP"},
+		{"svc/kube-system/dns:tcp", ip.IPv4, "10.96.0.20:53 TCP"},
+		{"svc/kube-system/dns", ip.IPv4, "name one of dns:53/UDP, tcp:53/TCP"},
+		{"svc/web:https", ip.IPv4, "has no port https, but http:80/TCP"},
+		{"svc/web", ip.IPv6, "has no IPv6 cluster IP"},
+		{"svc/other/web", ip.IPv4, "there is no Service other/web"},
+	} {
+		at, protocol, err := names.Resolve(c.to, c.family)
+		got := fmt.Sprint(at, " ", protocol)
+		if err != nil {
+			got = err.Error()
+		}
+		if !strings.Contains(got, c.want) {
+			t.Errorf("%s: %s, want %s", c.to, got, c.want)
+		}
+	}
+	if a, ok := names.PodAddress("default/web-0", ip.IPv4); !ok || a.String() != "10.244.1.5" {
+		t.Errorf("default/web-0 is %s, %t", a, ok)
+	}
+	if a, ok := names.PodAddress("default/web-0", ip.IPv6); ok {
+		t.Errorf("default/web-0 is %s", a)
+	}
+	if got := names.Services(); len(got) != 2 || got[0].Name.Name != "web" {
+		t.Errorf("%+v", got)
+	}
+}
+
+// TestDrawings: both say everything that the text says, and stand by themselves.
+func TestDrawings(t *testing.T) {
+	x := trace.Explanation{
+		Request: "TCP 10.0.0.1:40000 > 10.96.0.10:80", Service: "default/web", EntersBy: "veth1",
+		Steps: []trace.Step{{Where: "mangle PREROUTING", What: `mark "0x4" <here> & #1`}},
+		RealServers: []trace.Branch{
+			{RealServer: "10.244.1.5:80", Pod: "default/web-0", Weight: 1, LeavesBy: "eth0", SeenSource: "10.0.0.1", Verdict: trace.Verdict{Outcome: trace.Answered}},
+			{RealServer: "10.244.1.6:80", Weight: 1, Verdict: trace.Verdict{Outcome: trace.Dropped, Reason: strings.Repeat("a long reason ", 20)}},
+		},
+		Verdict: trace.Verdict{Outcome: trace.Dropped, Reason: "by 10.244.1.6:80"},
+	}
+	var svg, mermaid strings.Builder
+	if err := errors.Join(WriteSVG(&svg, x), WriteMermaid(&mermaid, x)); err != nil {
+		t.Fatal(err)
+	}
+	decoder := xml.NewDecoder(strings.NewReader(svg.String()))
+	boxes := 0
+	for {
+		token, err := decoder.Token()
+		if err == io.EOF {
+			break
+		}
+		if err != nil {
+			t.Fatalf("%v in\n%s", err, svg.String())
+		}
+		if e, ok := token.(xml.StartElement); ok && e.Name.Local == "rect" {
+			boxes++
+		}
+	}
+	if boxes != 4 {
+		t.Errorf("%d boxes, want the request, two real servers and the verdict", boxes)
+	}
+	for _, want := range []string{"10.96.0.10:80", "Service default/web", "mark &#34;0x4&#34; &lt;here&gt; &amp; #1", "pod default/web-0", "#cf222e"} {
+		if !strings.Contains(svg.String(), want) {
+			t.Errorf("%q is not in\n%s", want, svg.String())
+		}
+	}
+	for _, want := range []string{"flowchart TD\n", "request --> server2 --> verdict\n", "mark &quot;0x4&quot; &lt;here&gt; &amp; #35;1", "style server2 stroke:#c00", "style verdict stroke:#c00"} {
+		if !strings.Contains(mermaid.String(), want) {
+			t.Errorf("%q is not in\n%s", want, mermaid.String())
+		}
+	}
+	if strings.Contains(mermaid.String(), "style server1") {
+		t.Error("what is answered is drawn as a fault")
+	}
+}

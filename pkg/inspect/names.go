@@ -4,7 +4,6 @@ package inspect
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"net/netip"
 
@@ -24,6 +23,7 @@ import (
 // Names tells whose an address and port is.
 type Names struct {
 	services map[target]string
+	models   []service.Service
 	marks    map[ipvs.Key]target // of second virtual servers, by their mark
 	pods     map[netip.Addr]Pod
 }
@@ -41,28 +41,28 @@ type target struct {
 	port     uint16
 }
 
-// Load reads all Services of a source. Without a source no name is known.
-func Load(ctx context.Context, from source.Source) (*Names, error) {
+// Load reads all Services of a source. Without a source no name is known. The names are
+// never nil: beside an error they are those that could be read.
+func Load(ctx context.Context, from source.Loader) (*Names, error) {
 	n := &Names{services: map[target]string{}, marks: map[ipvs.Key]target{}, pods: map[netip.Addr]Pod{}}
 	if from == nil {
 		return n, nil
 	}
-	ctx, cancel := context.WithCancelCause(ctx)
-	defer cancel(nil)
-	err := from.Run(ctx, sink{n, func() { cancel(errSynced) }})
-	if context.Cause(ctx) == errSynced {
-		return n, nil
+	s := sink{Names: n, slices: map[types.NamespacedName][]*discoveryv1.EndpointSlice{}}
+	err := from.Load(ctx, &s)
+	for _, svc := range s.found {
+		model, _ := service.Build(svc, s.slices[types.NamespacedName{Namespace: svc.Namespace, Name: svc.Name}])
+		n.addService(&model)
 	}
-	return n, errors.Join(err, context.Cause(ctx))
+	return n, err
 }
 
-// errSynced ends a source's run.
-var errSynced = errors.New("all has been read")
-
-// sink takes names from what a source delivers.
+// sink takes names from what a source delivers. What in a Service cannot be used is the
+// running proxy's to report.
 type sink struct {
 	*Names
-	synced func()
+	found  []*corev1.Service
+	slices map[types.NamespacedName][]*discoveryv1.EndpointSlice
 }
 
 func (s sink) DeleteService(types.NamespacedName)       {}
@@ -71,15 +71,14 @@ func (s sink) SetNode(*corev1.Node)                     {}
 func (s sink) DeleteNode()                              {}
 func (s sink) SetLostNodes([]string)                    {}
 func (s sink) Begun()                                   {}
-func (s sink) Synced()                                  { s.synced() }
+func (s sink) Synced()                                  {}
 
-// SetService: what in a Service cannot be used is the running proxy's to report.
-func (s sink) SetService(svc *corev1.Service) {
-	model, _ := service.Build(svc, nil)
-	s.addService(&model)
-}
+func (s *sink) SetService(svc *corev1.Service) { s.found = append(s.found, svc) }
 
-func (s sink) SetEndpointSlice(slice *discoveryv1.EndpointSlice) {
+func (s *sink) SetEndpointSlice(slice *discoveryv1.EndpointSlice) {
+	if owner, ok := service.Owner(slice); ok {
+		s.slices[owner] = append(s.slices[owner], slice)
+	}
 	for _, e := range slice.Endpoints {
 		pod := Pod{}
 		if e.NodeName != nil {
@@ -97,6 +96,7 @@ func (s sink) SetEndpointSlice(slice *discoveryv1.EndpointSlice) {
 }
 
 func (n *Names) addService(s *service.Service) {
+	n.models = append(n.models, *s)
 	var addresses []netip.Addr
 	addresses = append(addresses, s.ClusterIPs...)
 	addresses = append(addresses, s.ExternalIPs...)

@@ -159,6 +159,32 @@ func Sets(state ipset.State, names *Names) []Set {
 	return out
 }
 
+// Component is a part of the proxy, or of what it works with.
+type Component struct {
+	Status string `json:"status"` // OK, warning or error
+	Name   string `json:"component"`
+	What   string `json:"what"`
+}
+
+// ComponentColumns are the headings.
+var ComponentColumns = []string{"STATUS", "COMPONENT", "WHAT"}
+
+// Cells are in the columns' order.
+func (c Component) Cells() []string { return []string{c.Status, c.Name, c.What} }
+
+// Change is one that would make the kernel what is desired.
+type Change struct {
+	Part      string `json:"part"` // of the kernel: ipvs, ipset, iptables, nftables, routing or sysctl
+	Operation string `json:"operation"`
+	What      string `json:"change"`
+}
+
+// ChangeColumns are the headings.
+var ChangeColumns = []string{"PART", "CHANGE"}
+
+// Cells are in the columns' order.
+func (c Change) Cells() []string { return []string{c.Part, c.What} }
+
 // SNAT is what becomes of the source of masqueraded traffic on an interface that
 // leads out.
 type SNAT struct {

@@ -23,12 +23,7 @@ func Print[R Row](w io.Writer, format string, columns []string, narrow int, rows
 	case "json":
 		return WriteJSON(w, rows)
 	case "yaml":
-		text, err := yaml.Marshal(rows)
-		if err != nil {
-			return err
-		}
-		_, err = w.Write(text)
-		return err
+		return WriteYAML(w, rows)
 	case "wide":
 		narrow = len(columns)
 	}
@@ -44,6 +39,16 @@ func Print[R Row](w io.Writer, format string, columns []string, narrow int, rows
 		fmt.Fprintln(t, strings.Join(cells, "\t"))
 	}
 	return t.Flush()
+}
+
+// WriteYAML writes what WriteJSON would, as YAML.
+func WriteYAML(w io.Writer, value any) error {
+	text, err := yaml.Marshal(value)
+	if err != nil {
+		return err
+	}
+	_, err = w.Write(text)
+	return err
 }
 
 // WriteJSON is how all commands print for programs.

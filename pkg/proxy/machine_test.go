@@ -29,6 +29,7 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/nat"
 	"github.com/kube-ipvs/kube-ipvs/pkg/plan"
 	"github.com/kube-ipvs/kube-ipvs/pkg/routing"
+	"github.com/kube-ipvs/kube-ipvs/pkg/source"
 	"github.com/kube-ipvs/kube-ipvs/pkg/sysctl"
 )
 
@@ -303,4 +304,54 @@ func at(addresses ...string) []discoveryv1.Endpoint {
 		out[i] = discoveryv1.Endpoint{Addresses: []string{a}, NodeName: ptr.To(fmt.Sprint("node", i+1))}
 	}
 	return out
+}
+
+// TestDryRun: it writes nothing, lists what a start would write, and lists nothing once
+// that was done.
+func TestDryRun(t *testing.T) {
+	m := two(t)
+	m.operation = func(operation string) error {
+		t.Errorf("%s, in a dry run", operation)
+		return nil
+	}
+	noted := func() map[string]int {
+		parts := map[string]int{}
+		w := &world{checks: map[types.NamespacedName]plan.HealthCheck{}}
+		o := m.options(w)
+		o.Kernel = o.Kernel.DryRun(func(part, _, _ string) { parts[part]++ })
+		if err := New(o).Once(m.context(), m); err != nil {
+			t.Fatal(err)
+		}
+		return parts
+	}
+	parts := noted()
+	for _, part := range []string{"ipvs", "ipset", "iptables", "routing", "sysctl"} {
+		if parts[part] == 0 {
+			t.Errorf("nothing of %s would be changed before a start: %v", part, parts)
+		}
+	}
+	m.operation = nil
+	m.boot()
+	m.operation = func(operation string) error {
+		t.Errorf("%s, in a dry run", operation)
+		return nil
+	}
+	if parts := noted(); len(parts) > 0 {
+		t.Errorf("behind a start there is still to be changed: %v", parts)
+	}
+}
+
+// Run is Load.
+func (m *machine) Run(ctx context.Context, sink source.Sink) error { return m.Load(ctx, sink) }
+
+// Load delivers the machine's Services, one time.
+func (m *machine) Load(_ context.Context, sink source.Sink) error {
+	for _, name := range slices.Sorted(maps.Keys(m.services)) {
+		sink.SetService(m.services[name])
+	}
+	for _, name := range slices.Sorted(maps.Keys(m.slices)) {
+		sink.SetEndpointSlice(m.slices[name])
+	}
+	sink.Synced()
+	return nil
 }

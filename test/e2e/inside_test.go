@@ -28,8 +28,9 @@ func TestBehaviourInside(t *testing.T) {
 		t.Run("doctor, --snat-mode "+mode, func(t *testing.T) { checkDoctor(t, c, mode) })
 	}
 	t.Run("trace --live", func(t *testing.T) { checkLive(t, c) })
-	t.Run("trace, wrongly called", func(t *testing.T) { checkTraceErrors(t, c) })
+	t.Run("trace, called with mistakes", func(t *testing.T) { checkTraceErrors(t, c) })
 	t.Run("get", func(t *testing.T) { checkGet(t, c) })
+	t.Run("of a running proxy", func(t *testing.T) { checkOperate(t, c) })
 	t.Run("doctor, something is broken", func(t *testing.T) { checkDoctorErrors(t, c) })
 }
 
@@ -56,7 +57,11 @@ func explain(t *testing.T, n *lab.Node, manifests, from, to string, want trace.O
 	code, text := n.RunProxy("trace", "--from", from, "--to", to, "--manifests", manifests)
 	t.Logf("on %s, %s\n%s", n.Name, command, text)
 	lines := strings.Split(strings.TrimSpace(text), "\n")
-	if verdict := lines[len(lines)-1]; code != 0 || !strings.HasPrefix(verdict, string(want)) {
+	wantCode := 1
+	if want == trace.Answered {
+		wantCode = 0
+	}
+	if verdict := lines[len(lines)-1]; code != wantCode || !strings.HasPrefix(verdict, string(want)) {
 		t.Errorf("from %s to %s: ended with %d and %q, want %q", from, to, code, verdict, want)
 	}
 	documented(t, command, string(want), text)
@@ -118,7 +123,7 @@ func pad(link string) string { return fmt.Sprintf("%-15s", link) }
 func checkTraceErrors(t *testing.T, c *lab.ENICluster) {
 	for arg, part := range map[string]string{
 		"--to=10.0.0.1": `--to "10.0.0.1"`, "--from=nobody": "neither an IP address nor a pod", "--from=fd00::1": "another family",
-		"--in=eth9": "no such interface", "--output=xml": "must be text or json",
+		"--in=eth9": "no such interface", "--output=xml": "must be one of text, json",
 	} {
 		code, text := c.Node.RunProxy("trace", "--from", "10.0.0.1", "--to", c.VIP, arg)
 		if code == 0 || !strings.Contains(strings.ReplaceAll(text, `\"`, `"`), part) {
@@ -176,6 +181,9 @@ func checkDoctor(t *testing.T, c *lab.ENICluster, mode string) {
 	}
 	var about []string
 	for _, f := range findings {
+		if f.Severity == doctor.OK {
+			continue
+		}
 		if f.Severity == doctor.Warning {
 			about = append(about, f.About)
 		} else {

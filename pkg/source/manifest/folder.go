@@ -18,6 +18,7 @@ import (
 // in a way that can be read, what they last said.
 type folder struct {
 	dir, nodeName string
+	whole         bool
 	files         map[string]*file
 }
 
@@ -92,7 +93,7 @@ func (f *folder) read(name string) *file {
 	if old != nil && old.hash == hash {
 		return old
 	}
-	return renewed(path, hash, parse(text, f.nodeName), old)
+	return renewed(path, hash, (&parser{nodeName: f.nodeName, whole: f.whole}).parse(text), old)
 }
 
 // unreadable keeps what a file had. Its hash is none, so that it is parsed as

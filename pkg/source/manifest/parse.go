@@ -71,7 +71,10 @@ type parsed struct {
 // parse reads a file. What is wrong with one document does not touch the
 // others. Of Nodes, only the one with the given name counts.
 func parse(text []byte, nodeName string) parsed {
-	p := parser{nodeName: nodeName}
+	return (&parser{nodeName: nodeName}).parse(text)
+}
+
+func (p *parser) parse(text []byte) parsed {
 	for _, d := range document.Split(text) {
 		p.document(d, metav1.TypeMeta{})
 	}
@@ -81,6 +84,7 @@ func parse(text []byte, nodeName string) parsed {
 type parser struct {
 	parsed
 	nodeName string
+	whole    bool // leaves in what source.Trim takes out
 }
 
 // head is what every object has. It is read first and leniently, so that even
@@ -212,7 +216,7 @@ func (p *parser) add(d document.Document, k key, meta metav1.Object, errs field.
 	if k.name.Name == "" {
 		return joined(field.ErrorList{field.Required(field.NewPath("metadata", "name"), "")})
 	}
-	if meta != nil {
+	if meta != nil && !p.whole {
 		source.Trim(meta)
 	}
 	p.objects = append(p.objects, object{key: k, where: d, meta: meta})

@@ -23,6 +23,7 @@ import (
 // source.Loader.
 type Source struct {
 	dir, nodeName string
+	whole         bool
 }
 
 var (
@@ -34,6 +35,11 @@ var (
 // given name.
 func New(dir, nodeName string) *Source {
 	return &Source{dir: dir, nodeName: nodeName}
+}
+
+// NewWhole is New, and leaves in what source.Trim takes out, such as the names of pods.
+func NewWhole(dir, nodeName string) *Source {
+	return &Source{dir: dir, nodeName: nodeName, whole: true}
 }
 
 // Load delivers the folder's content once, and Synced. The error joins one for
@@ -74,7 +80,7 @@ func (s *Source) Run(ctx context.Context, sink source.Sink) error {
 
 func (s *Source) reader(sink source.Sink) *reader {
 	return &reader{
-		folder:   folder{dir: s.dir, nodeName: s.nodeName},
+		folder:   folder{dir: s.dir, nodeName: s.nodeName, whole: s.whole},
 		delivery: delivery{sink: sink},
 		noticed:  map[string]bool{},
 	}

@@ -1,0 +1,182 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+	"time"
+
+	"github.com/go-logr/logr"
+	"github.com/spf13/cobra"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/klog/v2"
+
+	"github.com/kube-ipvs/kube-ipvs/pkg/config"
+	"github.com/kube-ipvs/kube-ipvs/pkg/event"
+	"github.com/kube-ipvs/kube-ipvs/pkg/inspect"
+	"github.com/kube-ipvs/kube-ipvs/pkg/nat"
+	"github.com/kube-ipvs/kube-ipvs/pkg/plan"
+	"github.com/kube-ipvs/kube-ipvs/pkg/proxy"
+	"github.com/kube-ipvs/kube-ipvs/pkg/source"
+)
+
+func newDiffCommand() *cobra.Command {
+	var o settingsFlags
+	var output string
+	cmd := &cobra.Command{
+		Use:   "diff",
+		Short: "Compare this node's kernel with what the Services want",
+		Long:  "diff plans this node as the proxy does, with its configuration, and lists what would\nhave to be changed in the kernel. Nothing is changed. While the proxy runs there is\nno difference, except for what has changed a moment ago.\n\nThe exit code is 0 without differences, 1 with some, and 2 if they could not be\nfound out.",
+		Args:  cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := checkFormat(output); err != nil {
+				return err
+			}
+			s, err := o.found(cmd.ErrOrStderr())
+			if err != nil {
+				return err
+			}
+			changes, err := dryRun(cmd.Context(), s.Config, cmd.ErrOrStderr())
+			if err != nil {
+				return err
+			}
+			if err := printChanges(cmd.OutOrStdout(), output, changes); err != nil {
+				return err
+			}
+			if len(changes) > 0 {
+				return errFound
+			}
+			return nil
+		},
+	}
+	o.addFlags(cmd.Flags())
+	cmd.Flags().StringVarP(&output, "output", "o", "table", "table, json, yaml")
+	completeOutput(cmd, "table", "json", "yaml")
+	return cmd
+}
+
+func checkFormat(output string) error {
+	if !slices.Contains([]string{"table", "json", "yaml"}, output) {
+		return fmt.Errorf("--output %q: must be table, json or yaml", output)
+	}
+	return nil
+}
+
+func printChanges(w io.Writer, output string, changes []inspect.Change) error {
+	if output == "table" && len(changes) == 0 {
+		_, err := fmt.Fprintln(w, "no difference")
+		return err
+	}
+	return inspect.Print(w, output, inspect.ChangeColumns, len(inspect.ChangeColumns), changes)
+}
+
+// printDryRun is the command line's --once --dry-run.
+func printDryRun(ctx context.Context, cfg config.Config, stdout, stderr io.Writer) error {
+	changes, err := dryRun(ctx, cfg, stderr)
+	if err != nil {
+		return err
+	}
+	return printChanges(stdout, "table", changes)
+}
+
+// dryRun plans the node and returns what a sync would change in the kernel. What in the
+// source cannot be used is noted, as a sync would go on without it.
+func dryRun(ctx context.Context, cfg config.Config, notes io.Writer) ([]inspect.Change, error) {
+	ctx = klog.NewContext(ctx, logr.Discard())
+	s := settings{Config: cfg}
+	from, err := s.source()
+	if err != nil {
+		return nil, err
+	}
+	if from == nil {
+		return nil, errors.New("no Services are known: there is neither an API server (--kubeconfig) nor a folder (--manifests)")
+	}
+	kernel, err := openKernel(ctx, &cfg)
+	if err != nil {
+		return nil, err
+	}
+	var changes []inspect.Change
+	p := proxy.New(proxy.Options{
+		Config: cfg.Plan,
+		Kernel: kernel.DryRun(func(part, operation, change string) {
+			changes = append(changes, inspect.Change{Part: part, Operation: operation, What: change})
+		}),
+		KernelVersion:   kernelVersion(),
+		ProbeScheduler:  func(string) error { return nil }, // it would load a module
+		BridgeNetfilter: kernel.bridgeNetfilter,
+		APIServer:       apiServers(&cfg.Source),
+		Network:         kernel.routing,
+		Rules:           nat.Watcher{},
+		HealthChecks:    discard{},
+		Observer:        discard{},
+		Meter:           discard{},
+		Events:          event.Discard{},
+		SyncPeriod:      cfg.SyncPeriod,
+		DrainPeriod:     drainPeriod,
+		DrainDeadline:   cfg.DrainDeadline,
+	})
+	read := &delivered{Loader: from}
+	ctx, cancel := context.WithTimeoutCause(ctx, dryRunLimit, fmt.Errorf("no answer within %s", dryRunLimit))
+	defer cancel()
+	switch err := p.Once(ctx, read); {
+	case err != nil && !read.synced:
+		return nil, fmt.Errorf("reading the Services: %w", err)
+	case err != nil && read.unused == nil:
+		return nil, err
+	case err != nil:
+		fmt.Fprintln(notes, "Note:", err)
+	}
+	slices.SortStableFunc(changes, func(a, b inspect.Change) int { return cmp.Compare(a.Part, b.Part) })
+	return changes, nil
+}
+
+// dryRunLimit is how long the API server is waited for, and the kernel.
+const dryRunLimit = 2 * time.Minute
+
+// delivered notes how far a source came.
+type delivered struct {
+	source.Loader
+	synced bool
+	unused error
+}
+
+// Load notes the end of the delivery.
+func (d *delivered) Load(ctx context.Context, sink source.Sink) error {
+	d.unused = d.Loader.Load(ctx, syncedSink{sink, d})
+	return d.unused
+}
+
+// Run is not used: a Loader loads.
+func (d *delivered) Run(ctx context.Context, sink source.Sink) error { return d.Load(ctx, sink) }
+
+type syncedSink struct {
+	source.Sink
+	of *delivered
+}
+
+func (s syncedSink) Synced() {
+	s.of.synced = true
+	s.Sink.Synced()
+}
+
+// discard takes what the proxy tells, and opens no port.
+type discard struct{}
+
+func (discard) Queued()                                    {}
+func (discard) Passed(time.Duration, int, int)             {}
+func (discard) Failing(bool, int, int)                     {}
+func (discard) Compared(time.Duration, int)                {}
+func (discard) Held(int, int, int)                         {}
+func (discard) Conflicts(int)                              {}
+func (discard) Node(bool, bool, bool)                      {}
+func (discard) Changes(int, int)                           {}
+func (discard) Planned(time.Duration)                      {}
+func (discard) Programmed(time.Duration)                   {}
+func (discard) NoLocalEndpoints(int, int)                  {}
+func (discard) Interfaces([]plan.InterfaceMode)            {}
+func (discard) Cut(int)                                    {}
+func (discard) Set(types.NamespacedName, plan.HealthCheck) {}
+func (discard) Delete(types.NamespacedName)                {}

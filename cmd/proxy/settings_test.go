@@ -1,0 +1,120 @@
+package main
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/kube-ipvs/kube-ipvs/pkg/config"
+)
+
+// proc makes a /proc in which processes run, by their pid.
+func proc(t *testing.T, processes map[string][]string) string {
+	t.Helper()
+	root := t.TempDir()
+	write := func(pid, file, text string) {
+		if err := os.MkdirAll(filepath.Join(root, pid, "ns"), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(filepath.Join(root, pid, file), []byte(text), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	namespace := func(pid, name string) {
+		if err := os.Symlink(name, filepath.Join(root, pid, "ns/net")); err != nil {
+			t.Fatal(err)
+		}
+	}
+	write("self", "comm", "kube-ipvs\n")
+	namespace("self", "net:[1]")
+	for pid, args := range processes {
+		write(pid, "comm", args[0]+"\n")
+		write(pid, "cmdline", strings.Join(args[1:], "\x00")+"\x00")
+		namespace(pid, map[bool]string{true: "net:[2]", false: "net:[1]"}[pid == "99"])
+	}
+	return root
+}
+
+// TestSettingsOfTheRunningProxy: commands use the configuration of the proxy that serves
+// this network namespace, and not that of others.
+func TestSettingsOfTheRunningProxy(t *testing.T) {
+	folder := t.TempDir()
+	o := settingsFlags{proc: proc(t, map[string][]string{
+		"5":  {"sh", "sh", "--cluster-cidr=10.5.0.0/16"},
+		"6":  {"kube-ipvs", "/bin/kube-ipvs", "doctor"},
+		"7":  {"kube-ipvs", "/bin/kube-ipvs", "--once", "--cluster-cidr=10.7.0.0/16"},
+		"8":  {"kube-ipvs", "/bin/kube-ipvs", "--manifests", folder, "--hostname-override=node8", "--cluster-cidr=10.8.0.0/16", "--probe-bind-address=127.0.0.1:1234", "-v=4"},
+		"99": {"kube-ipvs", "/bin/kube-ipvs", "--cluster-cidr=10.9.0.0/16"},
+	})}
+	s, notes, err := o.settings()
+	if err != nil || len(notes) > 0 {
+		t.Fatal(err, notes)
+	}
+	if s.PID != 8 || s.Plan.NodeName != "node8" || s.Source.Manifests != folder || s.Probes.String() != "127.0.0.1:1234" {
+		t.Errorf("%d, %s, %+v, %s", s.PID, s.Plan.NodeName, s.Source, s.Probes)
+	}
+	o.kubeconfig = "/k"
+	if s, _, _ = o.settings(); s.Source.Kubeconfig != "/k" || s.Source.Manifests != "" {
+		t.Errorf("--kubeconfig does not win: %+v", s.Source)
+	}
+}
+
+// TestSettingsWithoutAProxy: the defaults are good enough to look at a node, and what
+// cannot be used is told.
+func TestSettingsWithoutAProxy(t *testing.T) {
+	o := settingsFlags{proc: proc(t, nil)}
+	s, notes, err := o.settings()
+	if err != nil || s.PID != 0 || s.Origin != "the defaults" || len(notes) > 0 {
+		t.Errorf("%v, %v, %+v", err, notes, s.Origin)
+	}
+	o.proc = proc(t, map[string][]string{"8": {"kube-ipvs", "/bin/kube-ipvs", "--config=/nowhere"}})
+	s, notes, err = o.settings()
+	if err != nil || s.Origin != "the defaults" || len(notes) != 1 || !strings.Contains(notes[0], "process 8") {
+		t.Errorf("%v, %v, %+v", err, notes, s.Origin)
+	}
+	o.config = "/nowhere"
+	if _, _, err = o.settings(); err == nil {
+		t.Error("--config is not there, and that is no error")
+	}
+	o.config = filepath.Join(t.TempDir(), "config.yaml")
+	text := "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\nclientConnection: {kubeconfig: /pod/kubeconfig}\n"
+	if err := os.WriteFile(o.config, []byte(text), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if s, _, err = o.settings(); err != nil || s.Source.Kubeconfig != "/pod/kubeconfig" {
+		t.Errorf("%v, %+v", err, s.Source)
+	}
+}
+
+// TestNamesThatCannotBeRead: there are none then, and one note.
+func TestNamesThatCannotBeRead(t *testing.T) {
+	var notes strings.Builder
+	s := settings{Config: config.Config{Source: config.Source{Kubeconfig: "/nowhere"}}}
+	names := s.names(t.Context(), &notes)
+	if names == nil || len(names.Services()) != 0 || strings.Count(notes.String(), "\n") != 1 {
+		t.Errorf("%v, %q", names, notes.String())
+	}
+}
+
+// TestExitCodes: what a command finds is distinguished from what it cannot find out.
+func TestExitCodes(t *testing.T) {
+	for _, c := range []struct {
+		args []string
+		want int
+	}{
+		{[]string{"doctor", "--nonsense"}, exitFailed},
+		{[]string{"trace", "--output", "xml"}, exitFailed},
+		{[]string{"get", "nothing"}, exitFailed},
+		{[]string{"--nonsense"}, exitStopped},
+		{[]string{"get", "--help"}, 0},
+		{[]string{"status", "--config", "/nowhere"}, exitFailed},
+	} {
+		var errors strings.Builder
+		cmd := newCommand(nil)
+		cmd.SetOut(&strings.Builder{})
+		if got := execute(cmd, c.args, &errors); got != c.want || (got != 0) == (errors.String() == "") {
+			t.Errorf("%q: ends with %d, want %d: %s", c.args, got, c.want, errors.String())
+		}
+	}
+}

@@ -1,0 +1,63 @@
+package apiserver
+
+import (
+	"context"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+
+	"github.com/kube-ipvs/kube-ipvs/pkg/service"
+	"github.com/kube-ipvs/kube-ipvs/pkg/source"
+)
+
+// Listing delivers what an API server has, once. It watches nothing, so that nothing is
+// retried or logged, and it leaves in what Trim takes out, such as the names of pods:
+// a command that ends at once does not hold it for long.
+type Listing struct {
+	client Client
+	node   string
+}
+
+// NewListing makes a Listing. Without a node's name it delivers no Node.
+func NewListing(client Client, node string) *Listing { return &Listing{client, node} }
+
+var _ source.Loader = (*Listing)(nil)
+
+// Load delivers everything, or fails at the first list that fails. Synced is called
+// only if all of it was delivered.
+func (l *Listing) Load(ctx context.Context, sink source.Sink) error {
+	if l.node != "" {
+		nodes, err := l.client.Nodes().List(ctx, metav1.ListOptions{
+			ResourceVersion: fromCache, FieldSelector: fields.OneTermEqualSelector(metav1.ObjectNameField, l.node).String(),
+		})
+		if err != nil {
+			return err
+		}
+		for i := range nodes.Items {
+			sink.SetNode(&nodes.Items[i])
+		}
+	}
+	slices, err := l.client.EndpointSlices(metav1.NamespaceAll).List(ctx, metav1.ListOptions{
+		ResourceVersion: fromCache, LabelSelector: service.EndpointSliceSelector().String(),
+	})
+	if err != nil {
+		return err
+	}
+	services, err := l.client.Services(metav1.NamespaceAll).List(ctx, metav1.ListOptions{
+		ResourceVersion: fromCache, LabelSelector: service.Selector().String(), FieldSelector: notHeadless.String(),
+	})
+	if err != nil {
+		return err
+	}
+	for i := range slices.Items {
+		sink.SetEndpointSlice(&slices.Items[i])
+	}
+	for i := range services.Items {
+		sink.SetService(&services.Items[i])
+	}
+	sink.Synced()
+	return nil
+}
+
+// Run is Load, for what takes a Source.
+func (l *Listing) Run(ctx context.Context, sink source.Sink) error { return l.Load(ctx, sink) }

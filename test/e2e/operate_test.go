@@ -1,0 +1,81 @@
+//go:build e2e
+
+package e2e
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/kube-ipvs/kube-ipvs/pkg/doctor"
+	"github.com/kube-ipvs/kube-ipvs/pkg/inspect"
+	"github.com/kube-ipvs/kube-ipvs/test/e2e/lab"
+)
+
+// checkOperate runs the commands beside a proxy that serves: they use its
+// configuration, and all of them say that the node is as it should be.
+func checkOperate(t *testing.T, c *lab.ENICluster) {
+	n := c.Node
+	ready := func(*lab.Process) error {
+		_, err := n.TryExec("curl", "-sSf", "--max-time", "5", "http://127.0.0.1:10266/readyz")
+		return err
+	}
+	p := n.StartProxy(ready, "--manifests", eniManifests(t, c), "--hostname-override", n.Name,
+		"--cluster-cidr", lab.ENIPodCIDRs, "--ipvs-sync-period", "1h")
+	from := c.Pod.Addresses[0].String()
+	run := func(want int, args ...string) string {
+		t.Helper()
+		code, text := n.RunProxy(args...)
+		if code != want {
+			t.Errorf("%q: ended with %d, want %d:\n%s", args, code, want, text)
+		}
+		return text
+	}
+	shows := func(text string, parts ...string) {
+		t.Helper()
+		for _, part := range parts {
+			if !strings.Contains(text, part) {
+				t.Errorf("%q is not in\n%s", part, text)
+			}
+		}
+	}
+	text := run(0, "status")
+	t.Logf("%s", text)
+	shows(text, "OK       kube-ipvs", n.Name, "OK       Services", "the folder ")
+	if strings.Contains(text, "error") || strings.Contains(text, "warning") {
+		t.Errorf("something is wrong:\n%s", text)
+	}
+	var findings []doctor.Finding
+	if code := decode(t, n, &findings, "doctor", "-o", "json"); code != 0 {
+		t.Errorf("doctor ended with %d", code)
+	}
+	for _, f := range findings {
+		if f.Severity != doctor.OK {
+			t.Errorf("found %+v", f)
+		}
+	}
+	shows(run(0, "diff"), "no difference")
+	shows(run(0, "trace", "--from", from, "--to", "svc/web"), "Service            default/web:tcp", "\nanswered\n")
+	shows(run(0, "trace", "--from", from, "--to", "svc/web:tcp", "-o", "mermaid"), "flowchart TD\n")
+	shows(run(0, "trace", "--from", from, "--to", c.VIP, "-o", "svg"), "</svg>")
+	shows(run(1, "trace", "--from", from, "--to", "203.0.113.77:80"), "not a Service's")
+	shows(run(2, "trace", "--from", from, "--to", "svc/nobody"), "there is no Service default/nobody")
+
+	// What is taken away is a difference, and --once --dry-run does not mend it.
+	svc := strings.Fields(n.Exec("ipset", "list", "KUBE-CLUSTER-IP", "-o", "save"))
+	member := strings.Replace(svc[len(svc)-1], ",tcp:", ":", 1)
+	n.Exec("ipvsadm", "-D", "-t", member)
+	var changes []inspect.Change
+	if code := decode(t, n, &changes, "diff", "-o", "json"); code != 1 || len(changes) == 0 || changes[0].Part != "ipvs" || !strings.Contains(changes[0].What, member) {
+		t.Errorf("diff ended with %d and %+v, want %s", code, changes, member)
+	}
+	text = run(0, "--once", "--dry-run", "--manifests", eniManifests(t, c), "--hostname-override", n.Name, "--cluster-cidr", lab.ENIPodCIDRs)
+	shows(text, member)
+	if out := n.Exec("ipvsadm", "-Ln"); strings.Contains(out, member) {
+		t.Errorf("a dry run has written\n%s", out)
+	}
+	if code := p.Terminate(); code != 0 {
+		t.Errorf("ended with %d:\n%s", code, p.Log())
+	}
+	shows(run(1, "status"), "error", "does not run")
+	runOnce(t, n, eniManifests(t, c), "--cluster-cidr", lab.ENIPodCIDRs)
+}

@@ -45,6 +45,7 @@ func newCommand(run func(context.Context, config.Config) error) *cobra.Command {
 	cliflag.SetUsageAndHelpFunc(cmd, sets, 100)
 	for _, below := range []*cobra.Command{
 		newStatusCommand(), newDoctorCommand(), newTraceCommand(), newGetCommand(), newDiffCommand(),
+		newPreflightCommand(), newConnectivityCommand(), newSysdumpCommand(),
 	} {
 		commandNames[below.Name()] = true
 		cmd.AddCommand(below)

@@ -11,6 +11,7 @@ import (
 
 	"github.com/go-logr/logr"
 	"github.com/spf13/cobra"
+	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
 
@@ -39,14 +40,15 @@ func newDiffCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			changes, err := dryRun(cmd.Context(), s.Config, cmd.ErrOrStderr())
+			result, err := dryRun(cmd.Context(), s.Config)
 			if err != nil {
 				return err
 			}
-			if err := printChanges(cmd.OutOrStdout(), output, changes); err != nil {
+			result.note(cmd.ErrOrStderr())
+			if err := printChanges(cmd.OutOrStdout(), output, result.changes); err != nil {
 				return err
 			}
-			if len(changes) > 0 {
+			if len(result.changes) > 0 {
 				return errFound
 			}
 			return nil
@@ -75,17 +77,37 @@ func printChanges(w io.Writer, output string, changes []inspect.Change) error {
 
 // printDryRun is the command line's --once --dry-run.
 func printDryRun(ctx context.Context, cfg config.Config, stdout, stderr io.Writer) error {
-	changes, err := dryRun(ctx, cfg, stderr)
+	result, err := dryRun(ctx, cfg)
 	if err != nil {
 		return err
 	}
-	return printChanges(stdout, "table", changes)
+	result.note(stderr)
+	return printChanges(stdout, "table", result.changes)
 }
+
+// dryRunResult is what a sync would do, and what it has found on the way.
+type dryRunResult struct {
+	changes   []inspect.Change
+	unused    error           // what of the Services cannot be used
+	complaint []event.Warning // about Services
+	warnings  []string        // about the node: conflicts with other programs
+	modes     []plan.InterfaceMode
+	services  int
+}
+
+func (r *dryRunResult) note(w io.Writer) {
+	if r.unused != nil {
+		fmt.Fprintln(w, "Note:", r.unused)
+	}
+}
+
+// Warn takes what would become an Event.
+func (r *dryRunResult) Warn(w event.Warning) { r.complaint = append(r.complaint, w) }
 
 // dryRun plans the node and returns what a sync would change in the kernel. What in the
 // source cannot be used is noted, as a sync would go on without it.
-func dryRun(ctx context.Context, cfg config.Config, notes io.Writer) ([]inspect.Change, error) {
-	ctx = klog.NewContext(ctx, logr.Discard())
+func dryRun(ctx context.Context, cfg config.Config) (*dryRunResult, error) {
+	ctx = klog.NewContext(ctx, logr.Discard()) // a command prints what it finds
 	s := settings{Config: cfg}
 	from, err := s.source()
 	if err != nil {
@@ -98,11 +120,11 @@ func dryRun(ctx context.Context, cfg config.Config, notes io.Writer) ([]inspect.
 	if err != nil {
 		return nil, err
 	}
-	var changes []inspect.Change
+	var result dryRunResult
 	p := proxy.New(proxy.Options{
 		Config: cfg.Plan,
 		Kernel: kernel.DryRun(func(part, operation, change string) {
-			changes = append(changes, inspect.Change{Part: part, Operation: operation, What: change})
+			result.changes = append(result.changes, inspect.Change{Part: part, Operation: operation, What: change})
 		}),
 		KernelVersion:   kernelVersion(),
 		ProbeScheduler:  func(string) error { return nil }, // it would load a module
@@ -113,7 +135,7 @@ func dryRun(ctx context.Context, cfg config.Config, notes io.Writer) ([]inspect.
 		HealthChecks:    discard{},
 		Observer:        discard{},
 		Meter:           discard{},
-		Events:          event.Discard{},
+		Events:          &result,
 		SyncPeriod:      cfg.SyncPeriod,
 		DrainPeriod:     drainPeriod,
 		DrainDeadline:   cfg.DrainDeadline,
@@ -126,11 +148,11 @@ func dryRun(ctx context.Context, cfg config.Config, notes io.Writer) ([]inspect.
 		return nil, fmt.Errorf("reading the Services: %w", err)
 	case err != nil && read.unused == nil:
 		return nil, err
-	case err != nil:
-		fmt.Fprintln(notes, "Note:", err)
 	}
-	slices.SortStableFunc(changes, func(a, b inspect.Change) int { return cmp.Compare(a.Part, b.Part) })
-	return changes, nil
+	slices.SortStableFunc(result.changes, func(a, b inspect.Change) int { return cmp.Compare(a.Part, b.Part) })
+	result.unused, result.services = read.unused, read.services
+	result.warnings, result.modes = p.Findings()
+	return &result, nil
 }
 
 // dryRunLimit is how long the API server is waited for, and the kernel.
@@ -139,8 +161,9 @@ const dryRunLimit = 2 * time.Minute
 // delivered notes how far a source came.
 type delivered struct {
 	source.Loader
-	synced bool
-	unused error
+	synced   bool
+	unused   error
+	services int
 }
 
 // Load notes the end of the delivery.
@@ -155,6 +178,11 @@ func (d *delivered) Run(ctx context.Context, sink source.Sink) error { return d.
 type syncedSink struct {
 	source.Sink
 	of *delivered
+}
+
+func (s syncedSink) SetService(svc *corev1.Service) {
+	s.of.services++
+	s.Sink.SetService(svc)
 }
 
 func (s syncedSink) Synced() {

@@ -83,7 +83,7 @@ func components(r *health.Report, err error, s *settings) []inspect.Component {
 		add("kernel", r.LastDifferences > 0, doctor.Warning, "compared %s, %d differences then, %d since the start", ago(r.LastComparison), r.LastDifferences, r.Differences)
 	}
 	add("conflicts", r.Conflicts > 0, doctor.Warning, "%d virtual servers are claimed by more than one Service", r.Conflicts)
-	add("load balancers", !r.Eligible, doctor.Warning, "%s", word(!r.Eligible, "told not to use the node: it is unknown, being deleted, or about to be removed by the autoscaler", "may use the node"))
+	add("load balancers", !r.Eligible, doctor.Note, "%s", word(!r.Eligible, "told not to use the node: it is unknown, being deleted, or about to be removed by the autoscaler", "may use the node"))
 	add("source", false, "", "%s", sourceName(s))
 	return rows
 }

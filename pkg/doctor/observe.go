@@ -23,7 +23,8 @@ import (
 // Observe reads the node, on which a proxy runs with a configuration and answers at an
 // address for probes. What cannot be read is a fact, too.
 func Observe(ctx context.Context, cfg *plan.Config, probes netip.AddrPort) *Facts {
-	f := &Facts{Config: *cfg, Proxies: processes("/proc", os.Getpid()), Hidden: hidden("/proc"), Tables: tables(), Answers: answers(ctx, proxyPorts)}
+	f := ObserveProxies(ctx)
+	f.Config, f.Tables = *cfg, tables()
 	if report, err := health.Ask(ctx, probes); err == nil {
 		f.Serving, f.Unready = true, report.Why
 	}
@@ -31,6 +32,11 @@ func Observe(ctx context.Context, cfg *plan.Config, probes netip.AddrPort) *Fact
 	f.Connections = number("/proc/sys/net/netfilter/nf_conntrack_count")
 	f.Most = number("/proc/sys/net/netfilter/nf_conntrack_max")
 	return f
+}
+
+// ObserveProxies looks for service proxies alone: their processes, and their ports.
+func ObserveProxies(ctx context.Context) *Facts {
+	return &Facts{Proxies: processes("/proc", os.Getpid()), Hidden: hidden("/proc"), Answers: answers(ctx, proxyPorts)}
 }
 
 func (f *Facts) readNodes() {

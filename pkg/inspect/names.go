@@ -44,7 +44,7 @@ type target struct {
 // Load reads all Services of a source. Without a source no name is known. The names are
 // never nil: beside an error they are those that could be read.
 func Load(ctx context.Context, from source.Loader) (*Names, error) {
-	n := &Names{services: map[target]string{}, marks: map[ipvs.Key]target{}, pods: map[netip.Addr]Pod{}}
+	n := newNames()
 	if from == nil {
 		return n, nil
 	}
@@ -55,6 +55,10 @@ func Load(ctx context.Context, from source.Loader) (*Names, error) {
 		n.addService(&model)
 	}
 	return n, err
+}
+
+func newNames() *Names {
+	return &Names{services: map[target]string{}, marks: map[ipvs.Key]target{}, pods: map[netip.Addr]Pod{}}
 }
 
 // sink takes names from what a source delivers. What in a Service cannot be used is the

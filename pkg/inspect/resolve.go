@@ -80,3 +80,12 @@ func (n *Names) PodAddress(name string, family ip.Family) (netip.Addr, bool) {
 	}
 	return slices.MinFunc(found, netip.Addr.Compare), true
 }
+
+// NamesOf are those of Services that are known already.
+func NamesOf(services ...service.Service) *Names {
+	n := newNames()
+	for i := range services {
+		n.addService(&services[i])
+	}
+	return n
+}

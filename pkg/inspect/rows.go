@@ -172,6 +172,30 @@ var ComponentColumns = []string{"STATUS", "COMPONENT", "WHAT"}
 // Cells are in the columns' order.
 func (c Component) Cells() []string { return []string{c.Status, c.Name, c.What} }
 
+// The results of a test of a connection.
+const (
+	Answered = "OK"
+	Failed   = "failed"
+	Skipped  = "not tested"
+)
+
+// Connection is a test of one address and port of a Service.
+type Connection struct {
+	Result   string `json:"result"`
+	Service  string `json:"service"`
+	Protocol string `json:"protocol"`
+	Address  string `json:"address"`
+	Why      string `json:"why,omitempty"` // it has failed, or was not tested
+}
+
+// ConnectionColumns are the headings.
+var ConnectionColumns = []string{"RESULT", "SERVICE", "PROTOCOL", "ADDRESS", "WHY"}
+
+// Cells are in the columns' order.
+func (c Connection) Cells() []string {
+	return []string{c.Result, c.Service, c.Protocol, c.Address, c.Why}
+}
+
 // Change is one that would make the kernel what is desired.
 type Change struct {
 	Part      string `json:"part"` // of the kernel: ipvs, ipset, iptables, nftables, routing or sysctl

@@ -3,6 +3,8 @@ package proxy
 import (
 	"context"
 	"fmt"
+	"maps"
+	"slices"
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
@@ -48,6 +50,12 @@ func (p *Proxy) warn(ctx context.Context) {
 		now[w] = true
 	}
 	p.warned = now
+}
+
+// Findings are what Once has found on the node: conflicts with other programs, as
+// sentences, sorted, and how secondary interfaces get one path both ways.
+func (p *Proxy) Findings() (warnings []string, modes []plan.InterfaceMode) {
+	return slices.Sorted(maps.Keys(p.warned)), p.nodePart.Modes
 }
 
 // warnOfNode writes an Event, if there is a Node to write it of.

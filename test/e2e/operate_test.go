@@ -40,7 +40,11 @@ func checkOperate(t *testing.T, c *lab.ENICluster) {
 	}
 	text := run(0, "status")
 	t.Logf("%s", text)
-	shows(text, "OK       kube-ipvs", n.Name, "OK       Services", "the folder ")
+	for _, component := range []string{"kube-ipvs", "sync", "node", "Services", "IPVS", "kernel", "conflicts", "source"} {
+		if !hasLine(text, []string{"OK ", " " + component + " "}) {
+			t.Errorf("no line with OK and %s", component)
+		}
+	}
 	if strings.Contains(text, "error") || strings.Contains(text, "warning") {
 		t.Errorf("something is wrong:\n%s", text)
 	}
@@ -59,6 +63,22 @@ func checkOperate(t *testing.T, c *lab.ENICluster) {
 	shows(run(0, "trace", "--from", from, "--to", c.VIP, "-o", "svg"), "</svg>")
 	shows(run(1, "trace", "--from", from, "--to", "203.0.113.77:80"), "not a Service's")
 	shows(run(2, "trace", "--from", from, "--to", "svc/nobody"), "there is no Service default/nobody")
+
+	text = run(0, "connectivity", "test", "--all", "--service", "default/web")
+	shows(text, "OK ", "10.96.0.80:80", "1 answered, 0 failed")
+	text = run(0, "preflight")
+	t.Logf("%s", text)
+	shows(text, "OK       plan: 1 Services; the first sync would make: no change of the kernel", "eth1 (IPv4: replies by mark)")
+	if strings.Contains(text, "error ") {
+		t.Errorf("something is wrong:\n%s", text)
+	}
+	n.Exec("sh", "-c", "rm -rf /tmp/sysdump && mkdir /tmp/sysdump")
+	run(0, "sysdump", "-o", "/tmp/sysdump/all.tar.gz")
+	list := n.Exec("tar", "tzf", "/tmp/sysdump/all.tar.gz")
+	shows(list, "/version.txt", "/config/kubeproxy.yaml", "/proxy/status.json", "/proxy/metrics.txt", "/node/doctor.txt", "/node/diff.txt",
+		"/node/virtualservers.txt", "/node/endpoints.txt", "/node/sets.json", "/kernel/IPv4.json", "/kernel/iptables-save.txt", "/objects.json")
+	n.Exec("tar", "xzf", "/tmp/sysdump/all.tar.gz", "-C", "/tmp/sysdump")
+	t.Logf("not gathered:\n%s", n.Exec("sh", "-c", "cat /tmp/sysdump/*/errors.txt"))
 
 	// What is taken away is a difference, and --once --dry-run does not mend it.
 	svc := strings.Fields(n.Exec("ipset", "list", "KUBE-CLUSTER-IP", "-o", "save"))

@@ -1,0 +1,105 @@
+package main
+
+import (
+	"context"
+	"net"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/kube-ipvs/kube-ipvs/pkg/doctor"
+	"github.com/kube-ipvs/kube-ipvs/pkg/health"
+	"github.com/kube-ipvs/kube-ipvs/pkg/kernel"
+)
+
+func newPreflightCommand() *cobra.Command {
+	var o settingsFlags
+	var output string
+	cmd := &cobra.Command{
+		Use:   "preflight",
+		Short: "Look whether kube-ipvs can take kube-proxy's place on this node",
+		Long:  "preflight looks at a node on which kube-proxy runs: the kernel's parts, the kind of\niptables, the interfaces and their routing tables, marks and priorities that other\nprograms use, Services that cannot be used, and what the first sync would change.\nNothing is changed, and no kernel module is loaded.\n\nThe exit code is 0 without errors (there may be warnings), 1 with one, and 2 if the\nnode could not be looked at.",
+		Example: "  kube-ipvs preflight --config /var/lib/kube-ipvs/config.yaml\n" +
+			"  kube-ipvs preflight --kubeconfig /etc/kubernetes/kubelet.conf",
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			s, err := o.found(cmd.ErrOrStderr())
+			if err != nil {
+				return err
+			}
+			findings := preflight(cmd.Context(), &s).Findings()
+			if err := printFindings(cmd, output, findings); err != nil {
+				return err
+			}
+			if doctor.Sick(findings) {
+				return errFound
+			}
+			return nil
+		},
+	}
+	o.addFlags(cmd.Flags())
+	cmd.Flags().StringVarP(&output, "output", "o", "text", "text, json, yaml")
+	completeOutput(cmd, "text", "json", "yaml")
+	return cmd
+}
+
+func preflight(ctx context.Context, s *settings) *doctor.Preflight {
+	facts := doctor.ObserveProxies(ctx)
+	p := &doctor.Preflight{
+		Release: doctor.Release(), IPTables: iptablesVariants(), Answers: facts.Answers, PIDs: facts.Proxies["kube-proxy"],
+		Probes: s.Probes, Taken: taken(ctx, s), Config: s.Plan,
+	}
+	p.Modules = doctor.FindModules("/sys/module", "/lib/modules", p.Release, s.Plan.Scheduler)
+	if links, err := net.Interfaces(); err == nil {
+		for _, l := range links {
+			p.Links = append(p.Links, l.Name)
+		}
+	}
+	if servers := apiServers(&s.Source); len(servers) > 0 {
+		p.APIServer = servers[0].String()
+	}
+	result, err := dryRun(ctx, s.Config)
+	if err != nil {
+		p.Err = err
+		return p
+	}
+	p.Unusable, p.Services, p.Changes = result.unused, result.services, result.changes
+	p.Warnings, p.Modes, p.Conflicts = result.warnings, result.modes, result.complaint
+	return p
+}
+
+// taken says which program has the address for probes. A kube-ipvs that runs may.
+func taken(ctx context.Context, s *settings) string {
+	if !s.Probes.IsValid() {
+		return ""
+	}
+	if _, err := health.Ask(ctx, s.Probes); err == nil {
+		return ""
+	}
+	l, err := net.Listen("tcp", s.Probes.String())
+	if err != nil {
+		return err.Error()
+	}
+	_ = l.Close()
+	return ""
+}
+
+// iptablesVariants are those that are installed, with their rules of service proxies.
+func iptablesVariants() []doctor.Variant {
+	var out []doctor.Variant
+	for _, name := range []string{"iptables", "iptables-nft", "iptables-legacy"} {
+		version, _, err := kernel.Run(name, "", "--version")
+		if err != nil {
+			continue
+		}
+		v := doctor.Variant{Name: name, Version: strings.TrimSpace(version)}
+		rules, _, _ := kernel.Run(name+"-save", "") // what cannot be read has none
+		for line := range strings.Lines(rules) {
+			if strings.HasPrefix(line, "-A ") && strings.Contains(line, "KUBE-") {
+				v.Rules++
+			}
+		}
+		out = append(out, v)
+	}
+	return out
+}

@@ -1,0 +1,255 @@
+package doctor
+
+import (
+	"fmt"
+	"maps"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/kube-ipvs/kube-ipvs/pkg/event"
+	"github.com/kube-ipvs/kube-ipvs/pkg/inspect"
+	"github.com/kube-ipvs/kube-ipvs/pkg/plan"
+)
+
+// Preflight is what is looked at on a node on which kube-proxy runs, before kube-ipvs
+// takes its place.
+type Preflight struct {
+	Release string // of the kernel
+	Modules []Module
+	// IPTables are the variants of iptables, with what they say their version is, and
+	// how many rules of service proxies each holds.
+	IPTables []Variant
+	// Answers are programs on kube-proxy's ports, and PIDs kube-proxy's processes as
+	// far as they can be seen.
+	Answers []Answer
+	PIDs    []int
+	Links   []string // names of interfaces
+	// Probes is the address for probes; Taken says what has it, "" if it is free.
+	Probes netip.AddrPort
+	Taken  string
+	// Config is how kube-ipvs is to run, APIServer how it is to reach the API server.
+	Config    plan.Config
+	APIServer string
+	// What a dry run has found. Err: there was none, for this reason.
+	Err       error
+	Unusable  error
+	Services  int
+	Changes   []inspect.Change
+	Warnings  []string
+	Modes     []plan.InterfaceMode
+	Conflicts []event.Warning
+}
+
+// Module is a part of the kernel.
+type Module struct {
+	Name     string
+	Loaded   bool
+	There    bool // can be loaded
+	Why      string
+	Optional bool
+}
+
+// Variant is a kind of iptables.
+type Variant struct {
+	Name    string // iptables, iptables-nft or iptables-legacy
+	Version string
+	Rules   int // of service proxies
+}
+
+// modules are those that kube-ipvs needs, or makes use of.
+func modules(scheduler string) []Module {
+	return []Module{
+		{Name: "ip_vs", Why: "virtual servers"},
+		{Name: "ip_vs_" + scheduler, Why: "the scheduler"},
+		{Name: "nf_conntrack", Why: "masquerading"},
+		{Name: "ip_set", Why: "sets"},
+		{Name: "ip_set_hash_ipport", Why: "sets of Services"},
+		{Name: "ip_set_hash_net", Why: "sets of networks"},
+		{Name: "xt_set", Why: "rules that look at sets"},
+		{Name: "dummy", Why: "the interface kube-ipvs0"},
+		{Name: "br_netfilter", Why: "pods on one bridge that reach each other through a Service", Optional: true},
+	}
+}
+
+// FindModules looks for the kernel's parts below /sys/module and /lib/modules.
+func FindModules(sys, lib, release, scheduler string) []Module {
+	list := modules(scheduler)
+	var known strings.Builder
+	for _, name := range []string{"modules.dep", "modules.builtin"} {
+		text, _ := os.ReadFile(filepath.Join(lib, release, name))
+		known.Write(text)
+	}
+	for i := range list {
+		_, err := os.Stat(filepath.Join(sys, list[i].Name))
+		list[i].Loaded = err == nil
+		pattern := regexp.MustCompile(`(?m)(^|/)` + strings.ReplaceAll(regexp.QuoteMeta(list[i].Name), "_", "[-_]") + `\.ko`)
+		list[i].There = list[i].Loaded || pattern.MatchString(known.String())
+	}
+	return list
+}
+
+// Release is the running kernel's.
+func Release() string {
+	var u unix.Utsname
+	if unix.Uname(&u) != nil {
+		return ""
+	}
+	return unix.ByteSliceToString(u.Release[:])
+}
+
+// Findings lists what stands in the way of kube-ipvs on this node, the worst first, and
+// OK for each check that finds nothing.
+func (p *Preflight) Findings() []Finding {
+	out := p.kernel()
+	out = append(out, p.iptables()...)
+	out = append(out, p.proxy()...)
+	out = append(out, p.network()...)
+	out = append(out, p.ports()...)
+	out = append(out, p.source()...)
+	out = append(out, p.plan()...)
+	rank := []Severity{Error, Warning, Note, OK}
+	slices.SortStableFunc(out, func(a, b Finding) int { return slices.Index(rank, a.Severity) - slices.Index(rank, b.Severity) })
+	return out
+}
+
+func (p *Preflight) kernel() []Finding {
+	var out []Finding
+	loaded := 0
+	for _, m := range p.Modules {
+		if m.Loaded {
+			loaded++
+		}
+		switch {
+		case m.There:
+		case m.Optional:
+			out = append(out, Finding{Warning, "kernel", fmt.Sprintf("has no module %s, for %s", m.Name, m.Why), "install the kernel's modules"})
+		default:
+			// What is built in is not listed where there is no /lib/modules.
+			out = append(out, Finding{Warning, "kernel", fmt.Sprintf("no module %s is found, for %s: neither loaded, nor below /lib/modules", m.Name, m.Why),
+				"install the kernel's modules, unless it is built in"})
+		}
+	}
+	if len(out) == 0 {
+		out = append(out, Finding{OK, "kernel", fmt.Sprintf("%s has every part that is needed, %d of %d are loaded", p.Release, loaded, len(p.Modules)), ""})
+	}
+	return out
+}
+
+// iptables compares where rules of service proxies are with where ours would be.
+func (p *Preflight) iptables() []Finding {
+	var others []string
+	ours := Variant{}
+	for _, v := range p.IPTables {
+		if v.Name == "iptables" {
+			ours = v
+		}
+	}
+	if ours.Version == "" {
+		return []Finding{{Error, "iptables", "is not found", "install the package iptables"}}
+	}
+	for _, v := range p.IPTables {
+		if v.Rules > 0 && v.Version != ours.Version {
+			others = append(others, fmt.Sprintf("%s has %d rules", v.Name, v.Rules))
+		}
+	}
+	if len(others) > 0 {
+		return []Finding{{Warning, "iptables", fmt.Sprintf("rules of service proxies are in the other kind, too: %s; %s is used here", strings.Join(others, ", "), ours.Version),
+			"clean up with the kind that has them: kube-proxy --cleanup in its own image"}}
+	}
+	return []Finding{{OK, "iptables", fmt.Sprintf("%s, which holds the %d rules of service proxies", ours.Version, ours.Rules), ""}}
+}
+
+func (p *Preflight) proxy() []Finding {
+	for _, a := range p.Answers {
+		if a.Mode != "" {
+			return []Finding{{OK, "kube-proxy", fmt.Sprintf("runs in mode %s; stop it when kube-ipvs runs", a.Mode), ""}}
+		}
+	}
+	if len(p.PIDs) > 0 {
+		return []Finding{{OK, "kube-proxy", fmt.Sprintf("runs (process %d); stop it when kube-ipvs runs", p.PIDs[0]), ""}}
+	}
+	return []Finding{{Note, "kube-proxy", "is not found: it does not run, or neither its port 10249 nor its process can be seen", ""}}
+}
+
+// network says how the node's interfaces are understood.
+func (p *Preflight) network() []Finding {
+	var out []Finding
+	if slices.Contains(p.Links, "cilium_host") {
+		out = append(out, Finding{Warning, "network", "Cilium runs here: with its kube-proxy replacement it serves Services itself, before IPVS sees them",
+			"see kubeProxyReplacement in cilium status"})
+	}
+	var modes []string
+	for _, m := range p.Modes {
+		how := map[plan.SNATMode]string{
+			plan.SNATSource: "its own source address", plan.SNATFWMark: "replies by mark", plan.SNATOff: "plain masquerading: replies may be lost",
+		}[m.Mode]
+		modes = append(modes, fmt.Sprintf("%s (%s: %s)", m.Link, m.Family, how))
+	}
+	switch {
+	case p.Err != nil:
+	case len(modes) == 0:
+		out = append(out, Finding{OK, "network", "one way out, no secondary interfaces with a routing table of their own", ""})
+	default:
+		out = append(out, Finding{OK, "network", "secondary interfaces with a routing table of their own: " + strings.Join(modes, ", "), ""})
+	}
+	for _, w := range p.Warnings {
+		out = append(out, Finding{Warning, "conflict", w, ""})
+	}
+	if p.Err == nil && len(p.Warnings) == 0 {
+		out = append(out, Finding{OK, "marks", "no other program uses the bits of the mark, the priorities or the table", ""})
+	}
+	return out
+}
+
+func (p *Preflight) ports() []Finding {
+	if p.Taken != "" {
+		return []Finding{{Error, "ports", fmt.Sprintf("%s, for probes, is taken: %s", p.Probes, p.Taken), "choose another --probe-bind-address"}}
+	}
+	return []Finding{{OK, "ports", fmt.Sprintf("%s, for probes, is free", p.Probes), ""}}
+}
+
+// source looks at how the API server is reached: kube-ipvs serves the cluster IP, and
+// cannot use it to begin with.
+func (p *Preflight) source() []Finding {
+	if p.APIServer == "" {
+		return nil
+	}
+	for _, c := range p.Changes {
+		if c.Part == "ipvs" && strings.Contains(c.What, "TCP "+p.APIServer+" ") {
+			return []Finding{{Warning, "API server", p.APIServer + " is a cluster IP, which kube-ipvs itself serves: after a reboot it could not start", "name the API server's own address in the kubeconfig"}}
+		}
+	}
+	return []Finding{{OK, "API server", "is reached by " + p.APIServer, ""}}
+}
+
+func (p *Preflight) plan() []Finding {
+	var out []Finding
+	if p.Err != nil {
+		return []Finding{{Error, "plan", "cannot be compared with the kernel: " + p.Err.Error(), ""}}
+	}
+	if p.Unusable != nil {
+		out = append(out, Finding{Warning, "Services", p.Unusable.Error(), ""})
+	}
+	for _, c := range p.Conflicts {
+		out = append(out, Finding{Warning, "Services", fmt.Sprintf("%s/%s: %s: %s", c.Regarding.Namespace, c.Regarding.Name, c.Reason, c.Note), ""})
+	}
+	counts := map[string]int{}
+	for _, c := range p.Changes {
+		counts[c.Part+": "+c.Operation]++
+	}
+	var parts []string
+	for _, what := range slices.Sorted(maps.Keys(counts)) {
+		parts = append(parts, fmt.Sprintf("%s %d", what, counts[what]))
+	}
+	what := "no change of the kernel"
+	if len(parts) > 0 {
+		what = strings.Join(parts, ", ")
+	}
+	return append(out, Finding{OK, "plan", fmt.Sprintf("%d Services; the first sync would make: %s", p.Services, what), ""})
+}

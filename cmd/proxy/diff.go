@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net/netip"
 	"slices"
 	"time"
 
@@ -93,6 +94,8 @@ type dryRunResult struct {
 	warnings  []string        // about the node: conflicts with other programs
 	modes     []plan.InterfaceMode
 	services  int
+
+	clusterIPs []netip.Addr
 }
 
 func (r *dryRunResult) note(w io.Writer) {
@@ -150,7 +153,7 @@ func dryRun(ctx context.Context, cfg config.Config) (*dryRunResult, error) {
 		return nil, err
 	}
 	slices.SortStableFunc(result.changes, func(a, b inspect.Change) int { return cmp.Compare(a.Part, b.Part) })
-	result.unused, result.services = read.unused, read.services
+	result.unused, result.services, result.clusterIPs = read.unused, read.services, read.clusterIPs
 	result.warnings, result.modes = p.Findings()
 	return &result, nil
 }
@@ -164,6 +167,8 @@ type delivered struct {
 	synced   bool
 	unused   error
 	services int
+
+	clusterIPs []netip.Addr
 }
 
 // Load notes the end of the delivery.
@@ -182,6 +187,11 @@ type syncedSink struct {
 
 func (s syncedSink) SetService(svc *corev1.Service) {
 	s.of.services++
+	for _, text := range svc.Spec.ClusterIPs {
+		if a, err := netip.ParseAddr(text); err == nil {
+			s.of.clusterIPs = append(s.of.clusterIPs, a)
+		}
+	}
 	s.Sink.SetService(svc)
 }
 

@@ -7,13 +7,25 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"path/filepath"
+	"strings"
 
 	"github.com/spf13/cobra"
 	"k8s.io/component-base/cli"
 	"k8s.io/klog/v2"
+
+	"github.com/kube-ipvs/kube-ipvs/pkg/plugin"
 )
 
-func main() { os.Exit(execute(newCommand(run), os.Args[1:], os.Stderr)) }
+func main() {
+	if isPlugin(os.Args[0]) {
+		os.Exit(execute(plugin.New(nil), os.Args[1:], os.Stderr))
+	}
+	os.Exit(execute(newCommand(run), os.Args[1:], os.Stderr))
+}
+
+// isPlugin reports whether the program was called by the name of a kubectl plugin.
+func isPlugin(path string) bool { return strings.HasPrefix(filepath.Base(path), "kubectl-ipvs") }
 
 // The exit codes. The commands that look at a node have diff(1)'s: whether something is
 // wrong can be told from whether it could be found out.
@@ -27,14 +39,20 @@ const (
 // execute runs a command line and returns its exit code.
 func execute(program *cobra.Command, args []string, stderr io.Writer) int {
 	serving := false
-	program.PersistentPreRun = func(called *cobra.Command, _ []string) { serving = called == program }
+	before := program.PersistentPreRun
+	program.PersistentPreRun = func(called *cobra.Command, args []string) {
+		serving = called == program
+		if before != nil {
+			before(called, args)
+		}
+	}
 	program.SetArgs(args)
 	err := cli.RunNoErrOutput(program)
 	if err == nil {
 		return 0
 	}
 	var found *foundError
-	if errors.As(err, &found) {
+	if errors.As(err, &found) || errors.Is(err, plugin.ErrFound) {
 		return exitFound
 	}
 	if serving { // its output is a log

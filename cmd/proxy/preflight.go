@@ -64,6 +64,7 @@ func preflight(ctx context.Context, s *settings) *doctor.Preflight {
 		return p
 	}
 	p.Unusable, p.Services, p.Changes = result.unused, result.services, result.changes
+	p.ClusterIPs = result.clusterIPs
 	p.Warnings, p.Modes, p.Conflicts = result.warnings, result.modes, result.complaint
 	return p
 }

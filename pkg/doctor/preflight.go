@@ -37,13 +37,15 @@ type Preflight struct {
 	Config    plan.Config
 	APIServer string
 	// What a dry run has found. Err: there was none, for this reason.
-	Err       error
-	Unusable  error
-	Services  int
-	Changes   []inspect.Change
-	Warnings  []string
-	Modes     []plan.InterfaceMode
-	Conflicts []event.Warning
+	Err      error
+	Unusable error
+	Services int
+	// ClusterIPs are those of the Services.
+	ClusterIPs []netip.Addr
+	Changes    []inspect.Change
+	Warnings   []string
+	Modes      []plan.InterfaceMode
+	Conflicts  []event.Warning
 }
 
 // Module is a part of the kernel.
@@ -220,10 +222,8 @@ func (p *Preflight) source() []Finding {
 	if p.APIServer == "" {
 		return nil
 	}
-	for _, c := range p.Changes {
-		if c.Part == "ipvs" && strings.Contains(c.What, "TCP "+p.APIServer+" ") {
-			return []Finding{{Warning, "API server", p.APIServer + " is a cluster IP, which kube-ipvs itself serves: after a reboot it could not start", "name the API server's own address in the kubeconfig"}}
-		}
+	if at, err := netip.ParseAddrPort(p.APIServer); err == nil && slices.Contains(p.ClusterIPs, at.Addr()) {
+		return []Finding{{Warning, "API server", p.APIServer + " is a cluster IP, which kube-ipvs itself serves: after a reboot it could not start", "name the API server's own address in the kubeconfig"}}
 	}
 	return []Finding{{OK, "API server", "is reached by " + p.APIServer, ""}}
 }

@@ -84,6 +84,9 @@ func checkOperate(t *testing.T, c *lab.ENICluster) {
 	svc := strings.Fields(n.Exec("ipset", "list", "KUBE-CLUSTER-IP", "-o", "save"))
 	member := strings.Replace(svc[len(svc)-1], ",tcp:", ":", 1)
 	n.Exec("ipvsadm", "-D", "-t", member)
+	if documented(t, "kube-ipvs diff", "", run(1, "diff")) == 0 {
+		t.Error("the docs do not show kube-ipvs diff")
+	}
 	var changes []inspect.Change
 	if code := decode(t, n, &changes, "diff", "-o", "json"); code != 1 || len(changes) == 0 || changes[0].Part != "ipvs" || !strings.Contains(changes[0].What, member) {
 		t.Errorf("diff ended with %d and %+v, want %s", code, changes, member)

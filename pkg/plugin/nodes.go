@@ -1,0 +1,169 @@
+package plugin
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"strings"
+	"sync"
+
+	"github.com/spf13/cobra"
+
+	"github.com/kube-ipvs/kube-ipvs/pkg/doctor"
+	"github.com/kube-ipvs/kube-ipvs/pkg/inspect"
+)
+
+// row is a line about a node.
+type row struct {
+	Node   string `json:"node"`
+	Status string `json:"status"` // OK, note, warning or error
+	What   string `json:"what"`
+}
+
+var rowColumns = []string{"NODE", "STATUS", "WHAT"}
+
+// Cells are in the columns' order.
+func (r row) Cells() []string { return []string{r.Node, r.Status, r.What} }
+
+// summary makes rows of what a command prints as JSON on a node.
+type summary func(node string, output []byte) ([]row, error)
+
+// everywhere is a command that is run on all nodes, which are shown side by side.
+func (o *options) everywhere(name, short string, rows summary) *cobra.Command {
+	var output string
+	cmd := &cobra.Command{
+		Use:   name,
+		Short: short,
+		Args:  cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			pods, err := o.pods(cmd.Context(), o.nodes)
+			if err != nil {
+				return err
+			}
+			all := o.ask(cmd.Context(), cmd.ErrOrStderr(), pods, name, rows)
+			if err := inspect.Print(cmd.OutOrStdout(), output, rowColumns, len(rowColumns), all); err != nil {
+				return err
+			}
+			for _, r := range all {
+				if r.Status == string(doctor.Error) {
+					return ErrFound
+				}
+			}
+			return nil
+		},
+	}
+	cmd.Flags().StringVarP(&output, "output", "o", "table", strings.Join(inspect.Formats, ", "))
+	return cmd
+}
+
+// ask runs a command in all pods, some at once, and returns the rows in the pods' order.
+func (o *options) ask(ctx context.Context, stderr io.Writer, pods []pod, name string, rows summary) []row {
+	results := make([][]row, len(pods))
+	o.each(stderr, pods, func(i int, p pod) {
+		var out, problems bytes.Buffer
+		code, err := o.exec(ctx, &out, &problems, p, name, "-o", "json")
+		if err == nil && out.Len() > 0 {
+			results[i], err = rows(p.node, out.Bytes())
+		} else if err == nil {
+			err = fmt.Errorf("kube-ipvs %s ended with %d: %s", name, code, oneLine(problems.String()))
+		}
+		if err != nil {
+			what := err.Error()
+			if p.phase != "Running" {
+				what = "the pod is " + p.phase + ": " + what
+			}
+			results[i] = []row{{p.node, string(doctor.Error), what}}
+		}
+	})
+	var all []row
+	for _, r := range results {
+		all = append(all, r...)
+	}
+	return all
+}
+
+// each does something for all pods, some at once, and shows the progress.
+func (o *options) each(stderr io.Writer, pods []pod, do func(int, pod)) {
+	slots := make(chan struct{}, max(o.parallel, 1))
+	var running sync.WaitGroup
+	var mu sync.Mutex
+	done := 0
+	for i, p := range pods {
+		slots <- struct{}{}
+		running.Go(func() {
+			defer func() { <-slots }()
+			do(i, p)
+			mu.Lock()
+			defer mu.Unlock()
+			done++
+			if len(pods) > 1 {
+				fmt.Fprintf(stderr, "\r%d of %d nodes", done, len(pods))
+			}
+		})
+	}
+	running.Wait()
+	if len(pods) > 1 {
+		fmt.Fprintln(stderr)
+	}
+}
+
+func oneLine(text string) string { return strings.Join(strings.Fields(text), " ") }
+
+// statusOf shows what is wrong, or how much there is.
+func statusOf(node string, output []byte) ([]row, error) {
+	var components []inspect.Component
+	if err := json.Unmarshal(output, &components); err != nil {
+		return nil, err
+	}
+	var rows []row
+	fine := map[string]string{}
+	for _, c := range components {
+		fine[c.Name] = c.What
+		if c.Status != string(doctor.OK) {
+			rows = append(rows, row{node, c.Status, c.Name + ": " + c.What})
+		}
+	}
+	if len(rows) == 0 {
+		rows = []row{{node, string(doctor.OK), fine["kube-ipvs"] + "; " + fine["IPVS"]}}
+	}
+	return rows, nil
+}
+
+func doctorOf(node string, output []byte) ([]row, error) {
+	var findings []doctor.Finding
+	if err := json.Unmarshal(output, &findings); err != nil {
+		return nil, err
+	}
+	var rows []row
+	for _, f := range findings {
+		if f.Severity == doctor.OK || f.Severity == doctor.Note {
+			continue
+		}
+		what := f.About + ": " + f.What
+		if f.Cure != "" {
+			what += " (" + f.Cure + ")"
+		}
+		rows = append(rows, row{node, string(f.Severity), what})
+	}
+	if len(rows) == 0 {
+		rows = []row{{node, string(doctor.OK), fmt.Sprintf("%d checks have found nothing", len(findings))}}
+	}
+	return rows, nil
+}
+
+func diffOf(node string, output []byte) ([]row, error) {
+	var changes []inspect.Change
+	if err := json.Unmarshal(output, &changes); err != nil {
+		return nil, err
+	}
+	rows := make([]row, 0, len(changes)+1)
+	for _, c := range changes {
+		rows = append(rows, row{node, string(doctor.Error), c.Part + ": " + c.What})
+	}
+	if len(rows) == 0 {
+		rows = append(rows, row{node, string(doctor.OK), "no difference"})
+	}
+	return rows, nil
+}

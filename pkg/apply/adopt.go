@@ -61,6 +61,7 @@ func (a *Applier) BeginAdopt(o *Observation) *Adoption {
 	}
 	maps.DeleteFunc(a.have.rules, func(r routing.Rule, _ struct{}) bool { return !serves(a.cfg, r.Family) })
 	a.misbound = o.routing.Misbound
+	a.strays = o.strays
 	d := &Adoption{Applier: a, seen: o, atOnce: keysAtOnce}
 	d.takeSets()
 	d.differences = a.nodeDifferences()

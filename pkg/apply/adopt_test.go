@@ -54,7 +54,7 @@ func (m *meanwhile) change() {
 // nobody's.
 func (m *meanwhile) damage() {
 	key, entry := m.anyServer(), m.anyEntry()
-	state, _ := m.routing.Observe(ownRouting(&m.cfg))
+	state, _ := m.routing.Observe()
 	switch m.random.IntN(13) {
 	case 0:
 		m.ipvs.Apply([]ipvs.Change{{Op: ipvs.DeleteVirtualServer, Key: key}})

@@ -43,6 +43,7 @@ type Applier struct {
 	retired  map[ipvs.Key]ipvs.Key                     // the address and port of retired virtual servers with a mark, by their records
 	foreign  ipvs.State                                // virtual servers that are not ours
 	misbound map[netip.Addr]struct{}                   // addresses that were bound as kube-proxy does
+	strays   map[routing.Route]struct{}                // routes that an earlier configuration has left
 	marks    []nat.MarkUse                             // rules of others that have to do with marks
 	seen     map[ip.Family]nat.State                   // the rules as they were last observed
 	draining map[ipvs.Key]map[netip.AddrPort]time.Time // real servers of weight 0 that wait for their connections to end; see Drain

@@ -181,7 +181,7 @@ func (w *world) kernel() string {
 
 // routes is what the fake routing holds of ours.
 func (w *world) routes() string {
-	s, err := w.routing.Observe(ownRouting(&w.cfg))
+	s, err := w.routing.Observe()
 	if err != nil {
 		w.t.Fatal(err)
 	}
@@ -848,6 +848,51 @@ func TestCleanupLeavesTheNodeAsItWas(t *testing.T) {
 	}
 	if got := w.kernel(); got != before {
 		t.Errorf("left:\n%s\nwant\n%s", got, before)
+	}
+}
+
+// Another process has other marks, tables and priorities. It leaves nothing of
+// the first one's, and VIPs stay local until each is claimed anew.
+func TestOtherRoutingLeavesNothing(t *testing.T) {
+	services := []service.Service{loadBalancer("a", "10.96.0.1", "203.0.113.5", "10.244.0.2:8000")}
+	fresh := newWorld(t)
+	configure := func(w *world) {
+		w.cfg.VIPs.Mark, w.cfg.VIPs.Table, w.cfg.VIPs.Priority = 0x80000, 80090, 90
+		w.restart()
+	}
+	configure(fresh)
+	fresh.start(services...)
+
+	w := newWorld(t)
+	before := w.routes()
+	w.start(services...)
+	old, _ := w.routing.Observe()
+	configure(w)
+	if _, err := w.observe(); err != nil {
+		t.Fatal(err)
+	}
+	w.applier.Flush()
+	now, _ := w.routing.Observe()
+	for rule := range old.Rules {
+		if _, ok := now.Rules[rule]; !ok && rule.Family == ip.IPv4 {
+			t.Errorf("%s is gone before the VIPs are claimed anew", rule)
+		}
+	}
+	w.apply(services...)
+	w.applier.Sweep()
+	if err := w.applier.Flush().Err(); err != nil {
+		t.Fatal(err)
+	}
+	if got, want := w.routes(), fresh.routes(); got != want {
+		t.Errorf("left:\n%s\nwant\n%s", got, want)
+	}
+	w.cfg = newWorld(t).cfg
+	w.restart()
+	if err := w.applier.Cleanup(); err != nil {
+		t.Fatal(err)
+	}
+	if got := w.routes(); got != before {
+		t.Errorf("after the cleanup:\n%s\nwant\n%s", got, before)
 	}
 }
 

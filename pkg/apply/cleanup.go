@@ -51,6 +51,9 @@ func (a *Applier) routingRemovals() []routing.Change {
 	for rule := range a.have.rules {
 		changes = append(changes, routing.Change{Op: routing.DeleteRule, Rule: rule})
 	}
+	for route := range a.strays {
+		changes = append(changes, routing.Change{Op: routing.DeleteRoute, Route: route})
+	}
 	for vip := range a.have.vips {
 		if route, ok := a.cfg.VIPs.Route(vip); ok { // addresses go with the link
 			changes = append(changes, routing.Change{Op: routing.DeleteRoute, Route: route})

@@ -40,7 +40,7 @@ type NAT interface {
 
 // Routing is what is used of package routing.
 type Routing interface {
-	Observe(routing.Own) (routing.State, error)
+	Observe() (routing.State, error)
 	Apply([]routing.Change) []routing.Failure
 }
 

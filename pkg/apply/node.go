@@ -64,6 +64,7 @@ func (f *flush) flushNode() {
 		f.flushNAT()
 	}
 	f.flushRules(routing.DeleteRule)
+	f.deleteStrays()
 	f.removeKubeProxysTables()
 	f.removeLeftovers()
 	f.node.dirty = len(f.problems) > before || f.replacesLater()
@@ -120,7 +121,7 @@ func (f *flush) flushRules(op routing.Op) {
 	}
 	var changes []routing.Change
 	for r := range from {
-		if _, both := in[r]; !both {
+		if _, both := in[r]; !both && !(op == routing.DeleteRule && f.leadsToStrays(r)) {
 			changes = append(changes, routing.Change{Op: op, Rule: r})
 		}
 	}

@@ -31,7 +31,8 @@ type Observation struct {
 	kubeProxy kubeproxy.State
 	leftovers leftovers
 
-	vips map[plan.VIP]struct{} // those in routing
+	vips   map[plan.VIP]struct{}      // those in routing
+	strays map[routing.Route]struct{} // of ours in routing that claim no VIP as configured
 }
 
 // touched lists what was written while the kernel was being read: of this,
@@ -72,7 +73,6 @@ func (a *Applier) BeginObserve() func() (*Observation, error) {
 		cfg:     a.cfg,
 		kernel:  a.kernel,
 		sets:    setNames(a.cfg),
-		routing: ownRouting(a.cfg),
 		sysctls: slices.Concat(slices.Sorted(maps.Keys(a.node.Sysctls)), a.node.Watched),
 		nat:     own(a.node.NAT),
 	}
@@ -84,7 +84,6 @@ type reader struct {
 	cfg     *plan.Config
 	kernel  Kernel
 	sets    map[string]bool
-	routing routing.Own
 	sysctls []string
 	nat     nat.Own
 }
@@ -101,7 +100,7 @@ func (r reader) observe() (*Observation, error) {
 			o.sets, err = r.kernel.IPSet.Observe(func(name string) bool { return r.sets[name] })
 			return err
 		},
-		func() (err error) { o.routing, err = r.kernel.Routing.Observe(r.routing); return err },
+		func() (err error) { o.routing, err = r.kernel.Routing.Observe(); return err },
 		func() error { o.sysctls = r.readSysctls(); return nil },
 	}
 	var mu sync.Mutex // of the map
@@ -124,13 +123,15 @@ func (r reader) observe() (*Observation, error) {
 	if err := together(reads); err != nil {
 		return nil, fmt.Errorf("reading the kernel's state: %w", err)
 	}
-	o.vips = vipsIn(r.cfg, &o.routing)
+	o.vips, o.strays = vipsIn(r.cfg, &o.routing)
 	return &o, nil
 }
 
-// vipsIn are the VIPs of the served families that addresses and routes claim.
-func vipsIn(cfg *plan.Config, s *routing.State) map[plan.VIP]struct{} {
-	vips := map[plan.VIP]struct{}{}
+// vipsIn returns the VIPs of the served families that addresses and routes
+// claim, and the routes that another configuration has left, such as one with
+// another table.
+func vipsIn(cfg *plan.Config, s *routing.State) (vips map[plan.VIP]struct{}, strays map[routing.Route]struct{}) {
+	vips, strays = map[plan.VIP]struct{}{}, map[routing.Route]struct{}{}
 	for _, addresses := range []map[netip.Addr]struct{}{s.Addresses, s.Misbound} {
 		for addr := range addresses {
 			if serves(cfg, ip.Of(addr)) && !excluded(cfg, addr) {
@@ -142,14 +143,24 @@ func vipsIn(cfg *plan.Config, s *routing.State) map[plan.VIP]struct{} {
 		if !serves(cfg, r.Family) {
 			continue
 		}
-		for _, claim := range []plan.Claim{plan.ClaimPort, plan.ClaimRoute} {
-			vip := plan.VIP{Addr: r.Dst.Addr(), Claim: claim}
-			if own, _ := cfg.VIPs.Route(vip); r == own {
-				vips[vip] = struct{}{}
-			}
+		if vip, ok := vipOf(cfg, r); ok {
+			vips[vip] = struct{}{}
+		} else {
+			strays[r] = struct{}{}
 		}
 	}
-	return vips
+	return vips, strays
+}
+
+// vipOf returns the VIP that a route claims.
+func vipOf(cfg *plan.Config, r routing.Route) (plan.VIP, bool) {
+	for _, claim := range []plan.Claim{plan.ClaimPort, plan.ClaimRoute} {
+		vip := plan.VIP{Addr: r.Dst.Addr(), Claim: claim}
+		if own, _ := cfg.VIPs.Route(vip); r == own {
+			return vip, true
+		}
+	}
+	return plan.VIP{}, false
 }
 
 // serves reports whether a family is served. What there is of another one is not
@@ -216,7 +227,7 @@ func (a *Applier) nodeDifferences() int {
 	if a.swept {
 		n += a.have.leftovers.count()
 	}
-	return n + rules
+	return n + rules + len(a.strays)
 }
 
 // Seen is what the last observation found of others' doing, with the
@@ -265,17 +276,6 @@ func listed(key ipvs.Key, sets ipset.State) bool {
 		return has(plan.NodePortUDP, port)
 	}
 	return has(plan.NodePortSCTP, full)
-}
-
-// ownRouting tells which policy rules and routes are ours.
-func ownRouting(cfg *plan.Config) routing.Own {
-	return routing.Own{
-		Rules: []routing.OwnRules{
-			{Priority: cfg.SNAT.Priority, Mask: cfg.SNAT.Mark},
-			{Priority: cfg.VIPs.Priority, Mask: cfg.VIPs.Mark},
-		},
-		Table: cfg.VIPs.Table,
-	}
 }
 
 // rebind has addresses bound anew that kube-proxy has bound, with another scope,

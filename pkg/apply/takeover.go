@@ -4,6 +4,7 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
 	"github.com/kube-ipvs/kube-ipvs/pkg/kubeproxy"
 	"github.com/kube-ipvs/kube-ipvs/pkg/nat"
+	"github.com/kube-ipvs/kube-ipvs/pkg/routing"
 )
 
 // iptablesModes are beginnings of the names of chains that kube-proxy makes in
@@ -38,9 +39,37 @@ func servicesChain(family ip.Family) nat.Chain {
 	return nat.Chain{Family: family, Table: nat.NAT, Name: "KUBE-SERVICES"}
 }
 
-// replacesLater tells whether something waits for every Service to be served.
+// replacesLater reports whether something waits for every Service to be served.
 func (f *flush) replacesLater() bool {
-	return f.rulesServe() || !f.swept && (len(f.have.kubeProxy) > 0 || f.have.leftovers.count() > 0)
+	return f.rulesServe() || !f.swept && (len(f.have.kubeProxy) > 0 || f.have.leftovers.count() > 0 || len(f.strays) > 0)
+}
+
+// deleteStrays deletes routes that an earlier configuration has left, once
+// every VIP is claimed as configured now.
+func (f *flush) deleteStrays() {
+	if !f.swept {
+		return
+	}
+	var changes []routing.Change
+	for r := range f.strays {
+		changes = append(changes, routing.Change{Op: routing.DeleteRoute, Route: r})
+	}
+	settle(changes, f.kernel.Routing.Apply, func(c routing.Change) { delete(f.strays, c.Route) },
+		func(_ routing.Change, err error) { f.fail(nil, err) })
+}
+
+// leadsToStrays reports whether VIPs are still served by a policy rule of an
+// earlier configuration, which looks up a table of its own.
+func (f *flush) leadsToStrays(rule routing.Rule) bool {
+	if f.swept || rule.Action != routing.Lookup {
+		return false
+	}
+	for r := range f.strays {
+		if r.Table == rule.Table && r.Family == rule.Family {
+			return true
+		}
+	}
+	return false
 }
 
 // removeKubeProxysTables removes those of nftables mode when every Service is

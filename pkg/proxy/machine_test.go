@@ -247,10 +247,7 @@ func (m *machine) network(eni bool) {
 
 // kernel is all that it holds, to compare.
 func (m *machine) kernel() string {
-	s, err := m.routing.Observe(routing.Own{
-		Rules: []routing.OwnRules{{Priority: m.cfg.SNAT.Priority, Mask: m.cfg.SNAT.Mark}, {Priority: m.cfg.VIPs.Priority, Mask: m.cfg.VIPs.Mark}},
-		Table: m.cfg.VIPs.Table,
-	})
+	s, err := m.routing.Observe()
 	if err != nil {
 		m.t.Fatal(err)
 	}

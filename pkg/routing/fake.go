@@ -54,7 +54,7 @@ func NewFake() *Fake {
 }
 
 // Observe is like Netlink's.
-func (f *Fake) Observe(own Own) (State, error) {
+func (f *Fake) Observe() (State, error) {
 	if err := f.read(); err != nil {
 		return State{}, err
 	}
@@ -67,7 +67,7 @@ func (f *Fake) Observe(own Own) (State, error) {
 	for _, r := range f.routes {
 		snap.routes = append(snap.routes, r)
 	}
-	return own.state(snap), nil
+	return snap.state(), nil
 }
 
 // Inventory is like Netlink's: what SetInventory gave, and the rules that
@@ -271,10 +271,11 @@ func (f *fakeStack) misbound() (map[netip.Addr]struct{}, error) {
 }
 
 func (f *fakeStack) addRule(r Rule) error {
-	if slices.ContainsFunc(f.rules, func(raw rawRule) bool { return raw.Rule == r }) {
+	raw := rawRule{r, f.protocol()}
+	if slices.Contains(f.rules, raw) {
 		return unix.EEXIST
 	}
-	return f.addRaw(rawRule{r, f.protocol()})
+	return f.addRaw(raw)
 }
 
 func (f *fakeStack) protocol() uint8 {
@@ -285,7 +286,7 @@ func (f *fakeStack) protocol() uint8 {
 }
 
 func (f *fakeStack) deleteRule(r Rule) error {
-	return f.deleteFirst(func(raw rawRule) bool { return raw.Rule == r })
+	return f.deleteFirst(func(raw rawRule) bool { return raw.Rule == r && (!f.ours || raw.protocol == Protocol) })
 }
 
 func (f *fakeStack) rawRules(family ip.Family) ([]rawRule, error) {

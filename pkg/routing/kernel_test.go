@@ -139,7 +139,7 @@ func TestDummyLinkSetUp(t *testing.T) {
 func TestLinkOfAnotherMake(t *testing.T) {
 	s := kernelSubject(t)
 	ipCommands(t, "link add "+DummyLink+" type bridge")
-	if state, err := s.Observe(own); !errors.Is(err, unix.EEXIST) || state.DummyLink {
+	if state, err := s.Observe(); !errors.Is(err, unix.EEXIST) || state.DummyLink {
 		t.Errorf("Observe = %v, %v, want EEXIST alone", state, err)
 	}
 }
@@ -332,7 +332,7 @@ func TestReadsAmidChanges(t *testing.T) {
 	}()
 	whole, failed := 0, 0
 	for range 12 {
-		state, err := s.Observe(own)
+		state, err := s.Observe()
 		if err != nil {
 			failed++
 			continue

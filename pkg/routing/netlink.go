@@ -15,9 +15,9 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/kernel"
 )
 
-// Protocol marks the rules and routes that Apply makes as this program's, for
-// people who read "ip rule" and "ip route", and for Watch. It is a number
-// that neither the kernel nor iproute2 has a name for.
+// Protocol marks the rules and routes that Apply makes as this program's.
+// Observe tells by it which are ours. It is a number that neither the kernel
+// nor iproute2 has a name for.
 const Protocol = 81
 
 // addressScope is the scope that IPv4 addresses of DummyLink are given.
@@ -138,7 +138,7 @@ func (s *session) misbound() (map[netip.Addr]struct{}, error) {
 	if err := s.readDummyLink(&snap); err != nil {
 		return nil, err
 	}
-	return Own{}.state(snap).Misbound, nil
+	return snap.state().Misbound, nil
 }
 
 func (s *session) addRule(r Rule) error {
@@ -147,7 +147,14 @@ func (s *session) addRule(r Rule) error {
 	return s.handle.RuleAdd(rule)
 }
 
-func (s *session) deleteRule(r Rule) error { return s.handle.RuleDel(newRule(r)) }
+// deleteRule deletes a rule of ours, not one like it of another program.
+func (s *session) deleteRule(r Rule) error {
+	rule := newRule(r)
+	if s.protocol == Protocol {
+		rule.Protocol = Protocol
+	}
+	return s.handle.RuleDel(rule)
+}
 
 func (s *session) addRaw(r rawRule) error {
 	return s.requestRule(unix.RTM_NEWRULE, unix.NLM_F_CREATE, r)

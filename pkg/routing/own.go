@@ -7,25 +7,6 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
 )
 
-// Own tells which policy rules and routes are ours. The dummy link is, with
-// all its addresses and with every route on it that the kernel did not make;
-// and so is every route with our Protocol.
-type Own struct {
-	Rules []OwnRules
-	Table int // every route in it is ours; 0: none
-}
-
-// OwnRules makes those rules ours that have this priority and match the mark
-// under exactly this mask. A Mask of 0 makes none ours.
-type OwnRules struct {
-	Priority int
-	Mask     uint32
-}
-
-func (o Own) rule(r Rule) bool {
-	return r.Action == Lookup && r.Mask != 0 && !r.Other && slices.Contains(o.Rules, OwnRules{r.Priority, r.Mask})
-}
-
 // snapshot is what the kernel holds, of which some is ours.
 type snapshot struct {
 	dummyLink bool
@@ -45,7 +26,10 @@ type boundAddress struct {
 	misbound bool
 }
 
-func (o Own) state(snap snapshot) State {
+// state picks what is ours: the dummy link with its addresses, and every rule
+// and route that has our Protocol, whatever its priority, mark or table. So
+// what another configuration or version has left is found too.
+func (snap snapshot) state() State {
 	s := State{
 		DummyLink: snap.dummyLink,
 		Addresses: map[netip.Addr]struct{}{},
@@ -65,7 +49,7 @@ func (o Own) state(snap snapshot) State {
 		}
 	}
 	for _, r := range snap.rules {
-		if o.rule(r.Rule) {
+		if r.protocol == Protocol && r.Action == Lookup && !r.Other {
 			s.Rules[r.Rule] = struct{}{}
 		}
 	}
@@ -76,7 +60,7 @@ func (o Own) state(snap snapshot) State {
 		}
 	}
 	for _, r := range snap.routes {
-		if r.ours || r.Link == DummyLink || o.Table != 0 && r.Table == o.Table {
+		if r.ours {
 			s.Routes[normal(r.Route)] = struct{}{}
 		}
 	}

@@ -13,14 +13,14 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/kernel"
 )
 
-// Observe reads what is ours. What the kernel did not tell whole, ten times
-// over because it changed meanwhile, is an error, and the State then empty.
-func (n *Netlink) Observe(own Own) (State, error) {
+// Observe reads what is ours. If the kernel changes during each of ten reads,
+// it returns an error and an empty State.
+func (n *Netlink) Observe() (State, error) {
 	snap, err := retry(n.snapshot, inconsistent)
 	if err != nil {
 		return State{}, fmt.Errorf("read routing state: %w", err)
 	}
-	return own.state(snap), nil
+	return snap.state(), nil
 }
 
 // dump reads one list of the kernel's. The library gives what it has read of

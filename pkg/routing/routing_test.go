@@ -5,6 +5,7 @@ import (
 	"errors"
 	"net/netip"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -17,7 +18,7 @@ import (
 // subject is an implementation under test, on a node with the links lo and
 // eth1, and ways to act beside it as another program would.
 type subject struct {
-	Observe   func(Own) (State, error)
+	Observe   func() (State, error)
 	Inventory func() (Inventory, error)
 	Apply     func([]Change) []Failure
 	Watch     func(ctx context.Context, inventory, own func()) error
@@ -48,7 +49,6 @@ func each(t *testing.T, test func(*testing.T, subject)) {
 var (
 	addr = netip.MustParseAddr
 	pfx  = netip.MustParsePrefix
-	own  = Own{Rules: []OwnRules{{512, 0x20000}, {99, 0x4}}, Table: 250}
 )
 
 func set[K comparable](keys ...K) map[K]struct{} {
@@ -86,9 +86,9 @@ func wanted() State {
 // kernel's table, beside the route that the kernel makes for the same address.
 func TestLocalRoutes(t *testing.T) {
 	each(t, func(t *testing.T, s subject) {
-		own := Own{Table: 80080}
+		const table = 80080
 		local := func(f ip.Family, dst string) Route {
-			return Route{Family: f, Table: own.Table, Dst: pfx(dst), Link: "lo", Local: true}
+			return Route{Family: f, Table: table, Dst: pfx(dst), Link: "lo", Local: true}
 		}
 		v4, other, v6 := local(ip.IPv4, "192.168.1.200/32"), local(ip.IPv4, "192.168.1.201/32"), local(ip.IPv6, "fd00:1::200/128")
 		beside4, beside6 := local(ip.IPv4, "192.168.1.202/32"), local(ip.IPv6, "fd00:1::202/128")
@@ -101,13 +101,13 @@ func TestLocalRoutes(t *testing.T) {
 			if i == 2 { // the addresses give way to the routes
 				s.must(t, s.Apply(bound(DeleteAddress)))
 			}
-			have, err := s.Observe(own)
+			have, err := s.Observe()
 			if err != nil {
 				t.Fatal(err)
 			}
 			have.DummyLink, have.Addresses = false, nil
 			s.must(t, s.Apply(Diff(have, State{Routes: want})))
-			got, err := s.Observe(own)
+			got, err := s.Observe()
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -120,7 +120,7 @@ func TestLocalRoutes(t *testing.T) {
 
 func (s subject) observe(t *testing.T) State {
 	t.Helper()
-	have, err := s.Observe(own)
+	have, err := s.Observe()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -173,19 +173,25 @@ func TestReachAndLeave(t *testing.T) {
 
 func TestDriftIsRepaired(t *testing.T) {
 	for name, drift := range map[string][]Change{
-		"address gone":  {{Op: DeleteAddress, Address: addr("10.96.0.1")}},
-		"address added": {{Op: AddAddress, Address: addr("10.96.0.2")}, {Op: AddAddress, Address: addr("fd00::2")}},
-		"link gone":     {{Op: DeleteLink}},
-		"rule gone":     {{Op: DeleteRule, Rule: Rule{Family: ip.IPv4, Priority: 512, Mark: 0x20000, Mask: 0x20000, Table: 254}}},
-		"rule added":    {{Op: AddRule, Rule: Rule{Family: ip.IPv6, Priority: 512, Mark: 0x20000, Mask: 0x20000, Table: 254}}},
-		"route gone":    {{Op: DeleteRoute, Route: Route{Family: ip.IPv6, Table: 250, Dst: pfx("fd01::/64"), Link: "eth1", Metric: 7}}},
-		"route added":   {{Op: AddRoute, Route: Route{Family: ip.IPv4, Table: 250, Dst: pfx("10.13.0.0/16"), Link: "eth1"}}},
-		"route changed": {{Op: AddRoute, Route: Route{Family: ip.IPv4, Table: 250, Dst: pfx("0.0.0.0/0"), Link: "eth1"}}},
+		"address gone":                         {{Op: DeleteAddress, Address: addr("10.96.0.1")}},
+		"address added":                        {{Op: AddAddress, Address: addr("10.96.0.2")}, {Op: AddAddress, Address: addr("fd00::2")}},
+		"rule of another configuration added":  {{Op: AddRule, Rule: Rule{Family: ip.IPv4, Priority: 600, Mark: 0x40, Mask: 0x3060, Table: 1003}}},
+		"route of another configuration added": {{Op: AddRoute, Route: Route{Family: ip.IPv4, Table: 80080, Dst: pfx("203.0.113.1/32"), Link: "lo", Local: true}}},
+		"link gone":                            {{Op: DeleteLink}},
+		"rule gone":                            {{Op: DeleteRule, Rule: Rule{Family: ip.IPv4, Priority: 512, Mark: 0x20000, Mask: 0x20000, Table: 254}}},
+		"rule added":                           {{Op: AddRule, Rule: Rule{Family: ip.IPv6, Priority: 512, Mark: 0x20000, Mask: 0x20000, Table: 254}}},
+		"route gone":                           {{Op: DeleteRoute, Route: Route{Family: ip.IPv6, Table: 250, Dst: pfx("fd01::/64"), Link: "eth1", Metric: 7}}},
+		"route added":                          {{Op: AddRoute, Route: Route{Family: ip.IPv4, Table: 250, Dst: pfx("10.13.0.0/16"), Link: "eth1"}}},
+		"route changed":                        {{Op: AddRoute, Route: Route{Family: ip.IPv4, Table: 250, Dst: pfx("0.0.0.0/0"), Link: "eth1"}}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			each(t, func(t *testing.T, s subject) {
 				s.reach(t, wanted())
-				s.must(t, s.others(drift...))
+				do := s.others
+				if strings.HasSuffix(name, "added") { // or it is not ours
+					do = func(changes ...Change) []Failure { return s.Apply(changes) }
+				}
+				s.must(t, do(drift...))
 				if len(Diff(s.observe(t), wanted())) == 0 {
 					t.Fatal("the drift is not seen")
 				}
@@ -195,17 +201,35 @@ func TestDriftIsRepaired(t *testing.T) {
 	}
 }
 
-// Rules and routes of others look much like ours.
+// Rules and routes of other programs are not ours, be they as ours in all but
+// the protocol.
 func TestOthersAreNotOurs(t *testing.T) {
 	each(t, func(t *testing.T, s subject) {
-		s.must(t, s.others(
-			Change{Op: AddRule, Rule: Rule{Family: ip.IPv4, Priority: 512, To: pfx("10.12.192.44/32"), Table: 254}},
-			Change{Op: AddRule, Rule: Rule{Family: ip.IPv4, Priority: 512, Mark: 0x80, Mask: 0x80, Table: 254}},
-			Change{Op: AddRule, Rule: Rule{Family: ip.IPv4, Priority: 600, Mark: 0x20000, Mask: 0x20000, Table: 254}},
-			Change{Op: AddRoute, Route: Route{Family: ip.IPv4, Table: 254, Dst: pfx("10.13.0.0/16"), Link: "eth1"}},
-		))
+		others := []Change{
+			{Op: AddRule, Rule: Rule{Family: ip.IPv4, Priority: 512, To: pfx("10.12.192.44/32"), Table: 254}},
+			{Op: AddRule, Rule: Rule{Family: ip.IPv4, Priority: 600, Mark: 0x20000, Mask: 0x20000, Table: 254}},
+			{Op: AddRoute, Route: Route{Family: ip.IPv4, Table: 254, Dst: pfx("10.13.0.0/16"), Link: "eth1"}},
+			{Op: AddRoute, Route: Route{Family: ip.IPv4, Table: 250, Dst: pfx("10.14.0.0/16"), Link: "eth1"}},
+		}
+		for rule := range wanted().Rules {
+			others = append(others, Change{Op: AddRule, Rule: rule})
+		}
+		s.must(t, s.others(others...))
+		before, err := s.Inventory()
+		if err != nil {
+			t.Fatal(err)
+		}
 		if diff := cmp.Diff(empty(), s.observe(t), byValue); diff != "" {
 			t.Errorf("state (-want +got):\n%s", diff)
+		}
+		s.reach(t, wanted())
+		s.reach(t, empty())
+		after, err := s.Inventory()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if diff := cmp.Diff(before, after, byValue); diff != "" {
+			t.Errorf("inventory (-before +after):\n%s", diff)
 		}
 	})
 }
@@ -386,7 +410,7 @@ func TestFakeHooksAndCounters(t *testing.T) {
 		t.Errorf("failures = %v, %d applied", failures, f.Applied())
 	}
 	f.FailObserve = func() error { return unix.EINTR }
-	if state, err := f.Observe(own); !errors.Is(err, unix.EINTR) || state.DummyLink {
+	if state, err := f.Observe(); !errors.Is(err, unix.EINTR) || state.DummyLink {
 		t.Errorf("Observe = %v, %v, want EINTR alone", state, err)
 	}
 	if inv, err := f.Inventory(); !errors.Is(err, unix.EINTR) || inv.Links != nil {

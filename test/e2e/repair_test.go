@@ -5,6 +5,7 @@ package e2e
 import (
 	"fmt"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -59,18 +60,37 @@ func addENI(node *lab.Node) {
 	node.Rule("pref 2000 from 10.12.0.44 lookup 1003")
 }
 
-// TestCleanup takes away everything that was programmed, and nothing else. Two
-// processes have programmed it, and a third puts kernel parameters back to what
-// they were before the first, but for one that somebody else has set since.
+// otherRouting are settings of policy rules and routes, each with another value
+// than the default.
+var otherRouting = []string{
+	"--claim-mark", "0x80000", "--claim-table", "80090", "--claim-rule-priority", "90",
+	"--reply-mark", "0x60000", "--reply-rule-priority", "500",
+}
+
+// TestCleanup removes everything that was programmed, and nothing else. Three
+// processes have programmed it, the second one with other marks, tables and
+// priorities, of which the third one leaves nothing. Cleaning up puts kernel
+// parameters back to what they were before the first process, except one that
+// another program has set since.
 func TestCleanup(t *testing.T) {
 	node, flags := loneNode(t)
 	makeForeign(node)
 	addENI(node)
 	before := withoutEmpty(kernelState(node))
-	for range 2 {
-		if code, output := node.RunProxy(append(flags, "--once", "--ipvs-strict-arp")...); code != 0 {
+	var routes []string
+	once := func(more ...string) {
+		t.Helper()
+		if code, output := node.RunProxy(slices.Concat(flags, []string{"--once", "--ipvs-strict-arp"}, more)...); code != 0 {
 			t.Fatalf("kube-ipvs --once ended with %d:\n%s", code, output)
 		}
+		routes = append(routes, node.Exec("ip", "rule")+node.Exec("ip", "-6", "rule")+
+			node.Exec("ip", "route", "show", "table", "all", "proto", "81")+node.Exec("ip", "-6", "route", "show", "table", "all", "proto", "81"))
+	}
+	once()
+	once(otherRouting...)
+	once()
+	if routes[0] == routes[1] || routes[0] != routes[2] {
+		t.Errorf("rules and routes, with other settings (-) and with the default ones again (+):\n%s%s", routes[1], cmp.Diff(routes[0], routes[2]))
 	}
 	programmed := kernelState(node)
 	for _, want := range []string{
@@ -81,6 +101,7 @@ func TestCleanup(t *testing.T) {
 			t.Errorf("%q was not programmed:\n%s", want, programmed)
 		}
 	}
+	once(otherRouting...)
 	const others = "net.ipv4.conf.all.arp_announce"
 	node.Sysctl(others, "1")
 	if code, output := node.RunProxy("--cleanup"); code != 0 {

@@ -50,7 +50,6 @@ type Applier struct {
 	toDrain  []ipvs.Key                                // those of them at which this round of Drain has not looked
 	cuts     []Cut                                     // since TakeCuts was last called
 	touched  *touched                                  // what was written since Observe began; nil when none runs
-	unbound  bool                                      // a VIP was given up since TookVIPs was last called
 	rules    atomic.Pointer[nat.Own]                   // for Concerns
 	swept    bool                                      // all Services are known: what nobody wants may go
 }

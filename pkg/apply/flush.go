@@ -240,14 +240,36 @@ func (f *flush) vipDone(vip plan.VIP) {
 		f.have.vips[vip] = struct{}{}
 	} else {
 		delete(f.have.vips, vip)
-		f.unbound = true
 	}
 }
 
-// TookVIPs tells whether a VIP was given up since it was last asked. The
-// kernel reports that in the same way as if somebody else had done it.
-func (a *Applier) TookVIPs() bool {
-	took := a.unbound
-	a.unbound = false
-	return took
+// Lost takes notice of VIPs that were deleted from the kernel, by another
+// program or by Flush. It reports how many of them are wanted; the next Flush
+// claims these again.
+func (a *Applier) Lost(lost []routing.Lost) int {
+	n := 0
+	for _, l := range lost {
+		vip := plan.VIP{Addr: l.Addr, Claim: a.claimOf(l.Table)}
+		if _, wanted := a.vips.want(vip); !wanted {
+			continue
+		}
+		if _, there := a.have.vips[vip]; there {
+			delete(a.have.vips, vip)
+			a.vips.mark(vip)
+			n++
+		}
+	}
+	return n
+}
+
+// claimOf returns by what a VIP is claimed that has a route in a table, or with
+// no table an address.
+func (a *Applier) claimOf(table int) plan.Claim {
+	switch table {
+	case 0:
+		return plan.ClaimAddress
+	case a.cfg.VIPs.Table:
+		return plan.ClaimPort
+	}
+	return plan.ClaimRoute
 }

@@ -42,6 +42,7 @@ type NAT interface {
 type Routing interface {
 	Observe() (routing.State, error)
 	Apply([]routing.Change) []routing.Failure
+	Guard([]routing.Rule)
 }
 
 // Sysctl is what is used of package sysctl.

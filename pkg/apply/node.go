@@ -57,6 +57,7 @@ func (f *flush) flushNode() {
 	f.flushLink()
 	f.flushSets()
 	f.flushRules(routing.AddRule)
+	f.kernel.Routing.Guard(f.node.Rules)
 	f.flushLoopback()
 	if f.rulesServe() {
 		f.flushMangle()

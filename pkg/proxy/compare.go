@@ -8,16 +8,12 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/kube-ipvs/kube-ipvs/pkg/apply"
+	"github.com/kube-ipvs/kube-ipvs/pkg/routing"
 )
 
 // minComparePeriod is the least time between two comparisons that are made
 // because something seems to have been taken away.
 const minComparePeriod = 3 * time.Second
-
-// ownEcho is for how long after we unbound an address the news of something
-// taken away is taken for ours. What somebody else took at the same moment is
-// found by the periodic comparison.
-const ownEcho = time.Second
 
 // observed is what an observation of the kernel came to.
 type observed struct {
@@ -35,6 +31,25 @@ func (p *Proxy) compareSoon(now time.Time) {
 	}
 	if p.compareAt.IsZero() || at.Before(p.compareAt) {
 		p.compareAt = at
+	}
+}
+
+// restore adds again what another program has deleted, without a look at the
+// rest of the kernel. Rules are back already.
+func (p *Proxy) restore(ctx context.Context, lost []routing.Lost) {
+	logger := klog.FromContext(ctx)
+	var vips []routing.Lost
+	for _, l := range lost {
+		if l.Addr.IsValid() {
+			vips = append(vips, l)
+		} else {
+			logger.Info("Another program deleted a policy rule of ours, it was added again", "rule", l.Rule.String())
+		}
+	}
+	if n := p.applier.Lost(vips); n > 0 {
+		logger.Info("VIPs were deleted, adding them again", "count", n)
+		p.settle(ctx, p.applier.Flush())
+		p.reportFailing()
 	}
 }
 

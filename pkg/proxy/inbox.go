@@ -8,6 +8,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/kube-ipvs/kube-ipvs/pkg/routing"
 )
 
 // inbox is the source.Sink: it files what the source delivers and notes what
@@ -19,7 +21,8 @@ type inbox struct {
 	changed map[types.NamespacedName]struct{} // Services
 	node    bool                              // the Node has changed, or what is known of others
 	network bool                              // the node's interfaces, addresses, rules or routes have
-	taken   bool                              // somebody may have removed an address, a policy rule or a link of ours
+	taken   bool                              // another program may have deleted anything of ours
+	lost    []routing.Lost                    // what of ours was deleted
 	rules   bool                              // somebody else may have changed rules
 
 	began    time.Time
@@ -129,11 +132,20 @@ func (i *inbox) Synced() {
 	i.once[1].Do(func() { close(i.synced) })
 }
 
-// networkChanged and somethingTaken are for the watch of the node's network,
+// networkChanged and deleted are for the watch of the node's network,
 // rulesChanged for that of its rules.
 func (i *inbox) networkChanged() { i.set(&i.network) }
 
-func (i *inbox) somethingTaken() { i.set(&i.taken) }
+func (i *inbox) deleted(lost ...routing.Lost) {
+	if len(lost) == 0 {
+		i.set(&i.taken)
+		return
+	}
+	i.mu.Lock()
+	i.lost = append(i.lost, lost...)
+	i.mu.Unlock()
+	i.signal()
+}
 
 func (i *inbox) rulesChanged() { i.set(&i.rules) }
 
@@ -149,6 +161,7 @@ type work struct {
 	services             []types.NamespacedName
 	node, network, taken bool
 	rules                bool
+	lost                 []routing.Lost
 	count                changes
 	triggers             []trigger
 }
@@ -156,7 +169,7 @@ type work struct {
 func (i *inbox) take() work {
 	i.mu.Lock()
 	defer i.mu.Unlock()
-	w := work{node: i.node, network: i.network, taken: i.taken, rules: i.rules, count: i.count, triggers: i.triggers}
+	w := work{node: i.node, network: i.network, taken: i.taken, rules: i.rules, lost: i.lost, count: i.count, triggers: i.triggers}
 	for name := range i.changed {
 		w.services = append(w.services, name)
 	}
@@ -164,7 +177,7 @@ func (i *inbox) take() work {
 	// costs that, however little there is in it.
 	i.changed = map[types.NamespacedName]struct{}{}
 	i.node, i.network, i.taken, i.rules = false, false, false, false
-	i.count, i.triggers = changes{}, nil
+	i.count, i.triggers, i.lost = changes{}, nil, nil
 	return w
 }
 

@@ -62,10 +62,8 @@ func (p *Proxy) nextWake() time.Time {
 func (p *Proxy) turn(ctx context.Context, now time.Time) {
 	w := p.take()
 	p.renew = p.renew || w.node || w.network || p.manyNow()
-	if p.applier.TookVIPs() {
-		p.tookAt = now
-	}
-	if w.rules || w.taken && now.Sub(p.tookAt) > ownEcho {
+	p.restore(ctx, w.lost)
+	if w.rules || w.taken {
 		p.compareSoon(now)
 	}
 	if len(p.waiting) > 0 || p.renew {

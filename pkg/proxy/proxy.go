@@ -26,7 +26,7 @@ import (
 type Network interface {
 	Inventory() (routing.Inventory, error)
 	Listeners() ([]routing.Listener, error)
-	Watch(ctx context.Context, changed, taken func()) error
+	Watch(ctx context.Context, changed func(), deleted func(...routing.Lost)) error
 }
 
 // Rules tells when somebody else has changed a rule in a chain that concerns the
@@ -129,7 +129,6 @@ type Proxy struct {
 	lastPass   time.Time
 	compareAt  time.Time // zero while an observation runs, unless another is to follow it soon
 	comparedAt time.Time
-	tookAt     time.Time // when we last unbound an address
 	drainAt    time.Time
 	observed   chan observed // nil while no observation runs
 
@@ -161,7 +160,7 @@ func (p *Proxy) Run(ctx context.Context, src source.Source) error {
 	ended := make(chan error, 1)
 	go func() { ended <- src.Run(ctx, p.inbox) }()
 	go p.watch(ctx, "the node's network", p.inbox.networkChanged, func() error {
-		return p.Network.Watch(ctx, p.inbox.networkChanged, p.inbox.somethingTaken)
+		return p.Network.Watch(ctx, p.inbox.networkChanged, p.inbox.deleted)
 	})
 	go p.watch(ctx, "the node's rules", p.inbox.rulesChanged, func() error {
 		return p.Rules.Watch(ctx, p.applier.Concerns, p.inbox.rulesChanged)

@@ -25,6 +25,7 @@ type stack interface {
 	rawRules(ip.Family) ([]rawRule, error) // in the kernel's order
 	addRaw(rawRule) error                  // also if there is one like it
 	deleteRaw(rawRule) error               // the first one like it
+	orderLock() sync.Locker                // of the rules around that of table local
 	replaceRoute(Route) error
 	deleteRoute(Route) error
 	// together carries out what it can of changes to VIPs that are of one kind,

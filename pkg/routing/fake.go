@@ -31,6 +31,8 @@ type Fake struct {
 	inventory Inventory // Links and Defaults
 	listeners []Listener
 	watchers  []*watcher
+	guard     guard
+	lost      []rawRule // rules that the present change has deleted
 	observes  int
 	applied   int
 }
@@ -162,11 +164,34 @@ func (f *Fake) do(ours bool, changes ...Change) []Failure {
 	defer f.mu.Unlock()
 	f.ours = ours
 	f.applied += len(changes)
+	defer f.restore()
 	return apply((*fakeStack)(f), changes)
 }
 
+// Guard is like Netlink's.
+func (f *Fake) Guard(rules []Rule) { f.guard.set(rules) }
+
+// restore does what Watch does about deleted rules.
+func (f *Fake) restore() {
+	gone := f.lost
+	f.lost = nil
+	if len(f.watchers) == 0 {
+		return
+	}
+	f.ours = true
+	for _, r := range gone {
+		lost, ok := f.guard.restore((*fakeStack)(f), r, true)
+		for _, w := range f.watchers {
+			w.isLost(lost...)
+			if !ok {
+				w.anythingLost()
+			}
+		}
+	}
+}
+
 // Watch is like Netlink's.
-func (f *Fake) Watch(ctx context.Context, inventory, own func()) error {
+func (f *Fake) Watch(ctx context.Context, inventory func(), own func(...Lost)) error {
 	w := newWatcher()
 	w.all()
 	f.mu.Lock()
@@ -207,14 +232,12 @@ func (f *Fake) read() error {
 type fakeStack Fake
 
 // tell gives the watchers what the kernel's message about a change makes due.
-func (f *fakeStack) tell(inventory, own bool) {
+func (f *fakeStack) tell(inventory bool, lost ...Lost) {
 	for _, w := range f.watchers {
 		if inventory {
 			due(w.inventory)
 		}
-		if own {
-			due(w.own)
-		}
+		w.isLost(lost...)
 	}
 }
 
@@ -230,7 +253,9 @@ func (f *fakeStack) deleteLink() error {
 	if !f.dummyLink {
 		return unix.ENODEV
 	}
-	f.tell(false, true)
+	for _, w := range f.watchers {
+		w.anythingLost()
+	}
 	f.dummyLink = false
 	clear(f.addresses)
 	maps.DeleteFunc(f.routes, func(_ routeKey, r foundRoute) bool { return r.Link == DummyLink })
@@ -255,7 +280,7 @@ func (f *fakeStack) deleteAddress(a netip.Addr) error {
 	if _, ok := f.addresses[a]; !ok {
 		return unix.EADDRNOTAVAIL
 	}
-	f.tell(false, true)
+	f.tell(false, Lost{Addr: a})
 	delete(f.addresses, a)
 	return nil
 }
@@ -277,6 +302,9 @@ func (f *fakeStack) addRule(r Rule) error {
 	}
 	return f.addRaw(raw)
 }
+
+// orderLock is of no use here: the Fake's own lock is held.
+func (f *fakeStack) orderLock() sync.Locker { return &sync.Mutex{} }
 
 func (f *fakeStack) protocol() uint8 {
 	if f.ours {
@@ -300,7 +328,7 @@ func (f *fakeStack) rawRules(family ip.Family) ([]rawRule, error) {
 }
 
 func (f *fakeStack) addRaw(r rawRule) error {
-	f.tell(true, r.localRule())
+	f.tell(true)
 	f.rules = append(f.rules, r)
 	slices.SortStableFunc(f.rules, func(a, b rawRule) int { return compareOrder(a.Rule, b.Rule) })
 	return nil
@@ -319,7 +347,8 @@ func (f *fakeStack) deleteFirst(like func(rawRule) bool) error {
 	if i < 0 {
 		return unix.ENOENT
 	}
-	f.tell(true, true)
+	f.tell(true)
+	f.lost = append(f.lost, f.rules[i])
 	f.rules = slices.Delete(f.rules, i, i+1)
 	return nil
 }
@@ -334,7 +363,7 @@ func (f *fakeStack) replaceRoute(r Route) error {
 	case r.Src.IsValid() && !f.isLocal(r.Src):
 		return unix.EINVAL
 	}
-	f.tell(r.Dst.Bits() == 0, false)
+	f.tell(r.Dst.Bits() == 0)
 	f.routes[keyOf(r)] = foundRoute{r, f.ours}
 	return nil
 }
@@ -347,7 +376,10 @@ func (f *fakeStack) deleteRoute(r Route) error {
 	if found.Route != r {
 		return unix.ESRCH
 	}
-	f.tell(r.Dst.Bits() == 0, found.ours)
+	if found.ours && r.Dst.IsSingleIP() {
+		f.tell(false, Lost{Addr: r.Dst.Addr(), Table: r.Table})
+	}
+	f.tell(r.Dst.Bits() == 0)
 	delete(f.routes, keyOf(r))
 	return nil
 }

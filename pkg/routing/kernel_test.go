@@ -37,7 +37,8 @@ func kernelSubject(t *testing.T) subject {
 	n := open(t)
 	misbind := func(a netip.Addr) { ipCommands(t, fmt.Sprintf("addr add %s/32 dev %s", a, DummyLink)) }
 	others := func(changes ...Change) []Failure { return apply(n.session(unix.RTPROT_STATIC), changes) }
-	return subject{n.Observe, n.Inventory, n.Apply, n.Watch, misbind, others, n.session(Protocol)}
+	directly := func(steps ...step) { take(n.session(Protocol), steps) }
+	return subject{n.Observe, n.Inventory, n.Apply, n.Watch, misbind, others, n.session(Protocol), n.Guard, directly}
 }
 
 func open(t testing.TB) *Netlink {

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"sync"
 	"time"
 
 	"github.com/vishvananda/netlink"
@@ -44,6 +45,8 @@ type Netlink struct {
 	handle *netlink.Handle
 	scope  netlink.Scope // of IPv4 addresses on DummyLink
 	buffer int           // bytes, of Watch's socket
+	guard  guard
+	order  sync.Mutex // see orderLock
 }
 
 // New opens the socket.
@@ -161,6 +164,10 @@ func (s *session) addRaw(r rawRule) error {
 }
 
 func (s *session) deleteRaw(r rawRule) error { return s.requestRule(unix.RTM_DELRULE, 0, r) }
+
+// orderLock keeps Apply and Watch from moving the rule of table local at the
+// same time: both might delete it.
+func (s *session) orderLock() sync.Locker { return &s.order }
 
 // requestRule writes a rule by itself: the library refuses a second rule like
 // one that stands.

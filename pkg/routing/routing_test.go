@@ -3,6 +3,7 @@ package routing
 import (
 	"context"
 	"errors"
+	"maps"
 	"net/netip"
 	"slices"
 	"strings"
@@ -21,10 +22,12 @@ type subject struct {
 	Observe   func() (State, error)
 	Inventory func() (Inventory, error)
 	Apply     func([]Change) []Failure
-	Watch     func(ctx context.Context, inventory, own func()) error
+	Watch     func(ctx context.Context, inventory func(), own func(...Lost)) error
 	misbind   func(netip.Addr)
 	others    func(...Change) []Failure
 	stack     stack
+	guard     func([]Rule)
+	directly  func(...step) // changes single rules of the kernel's
 }
 
 // subjects make the implementations by name; the end-to-end tests add the
@@ -36,7 +39,13 @@ var subjects = map[string]func(*testing.T) subject{
 		inv.Links = append(inv.Links, Link{Index: 2, Name: "eth1", Type: "dummy", Up: true})
 		f.SetInventory(inv)
 		f.ours = true // what the stack writes
-		return subject{f.Observe, f.Inventory, f.Apply, f.Watch, f.Misbind, f.Do, (*fakeStack)(f)}
+		directly := func(steps ...step) {
+			f.mu.Lock()
+			defer f.mu.Unlock()
+			defer f.restore()
+			take((*fakeStack)(f), steps)
+		}
+		return subject{f.Observe, f.Inventory, f.Apply, f.Watch, f.Misbind, f.Do, (*fakeStack)(f), f.Guard, directly}
 	},
 }
 
@@ -323,7 +332,7 @@ func TestWatch(t *testing.T) {
 			{"a VIP added", Change{Op: AddAddress, Address: addr("10.96.0.7")}, false, false},
 			{"a VIP deleted", Change{Op: DeleteAddress, Address: addr("10.96.0.7")}, false, true},
 			{"a rule added", Change{Op: AddRule, Rule: rule}, true, false},
-			{"a rule deleted", Change{Op: DeleteRule, Rule: rule}, true, true},
+			{"a rule deleted", Change{Op: DeleteRule, Rule: rule}, true, false},
 			{"a default route added", Change{Op: AddRoute, Route: Route{Family: ip.IPv4, Table: 1003, Dst: pfx("0.0.0.0/0"), Link: "eth1"}}, true, false},
 			{"another route added", Change{Op: AddRoute, Route: Route{Family: ip.IPv4, Table: 254, Dst: pfx("10.13.0.0/16"), Link: "eth1"}}, false, false},
 			{"another route deleted", Change{Op: DeleteRoute, Route: Route{Family: ip.IPv4, Table: 254, Dst: pfx("10.13.0.0/16"), Link: "eth1"}}, false, false},
@@ -334,6 +343,51 @@ func TestWatch(t *testing.T) {
 		} {
 			s.must(t, s.others(step.change))
 			w.expect(step.name, step.inventory, step.own)
+		}
+	})
+}
+
+// A guarded rule that another program deletes is back at once, and one that is
+// not guarded any more is not.
+func TestGuard(t *testing.T) {
+	want := wanted()
+	skip := Rule{Family: ip.IPv4, Action: SkipLocal, Mark: 4, Mask: 4}
+	want.Rules[skip] = struct{}{}
+	each(t, func(t *testing.T, s subject) {
+		s.reach(t, want)
+		s.guard(slices.Collect(maps.Keys(want.Rules)))
+		w := watch(t, s)
+		defer w.end()
+		w.expect("the beginning", true, true)
+		var deletions []Change
+		for r := range want.Rules {
+			if r != skip {
+				deletions = append(deletions, Change{Op: DeleteRule, Rule: r})
+			}
+		}
+		for name, do := range map[string]func(){
+			"lookups":              func() { s.must(t, s.others(deletions...)) },
+			"a goto":               func() { s.directly(del(jumpRule(0, 1))) },
+			"its target":           func() { s.directly(del(nopRule(1))) },
+			"both":                 func() { s.directly(del(nopRule(1)), del(jumpRule(0, 1))) },
+			"another local before": func() { s.directly(add(localRule(20)), del(localRule(0)), add(localRule(0)), del(localRule(20))) },
+			"behind another local": func() { s.directly(del(jumpRule(0, 1)), add(localRule(0))) },
+		} {
+			do()
+			began := time.Now()
+			for !maps.Equal(s.observe(t).Rules, want.Rules) {
+				if time.Since(began) > 5*time.Second {
+					t.Fatalf("%s: there is %v", name, s.observe(t).Rules)
+				}
+				time.Sleep(time.Millisecond)
+			}
+			t.Logf("%s: back after %s", name, time.Since(began).Round(100*time.Microsecond))
+		}
+		s.guard(nil)
+		s.must(t, s.others(deletions...))
+		w.drain()
+		if rules := s.observe(t).Rules; !maps.Equal(rules, set(skip)) {
+			t.Errorf("what is not guarded is back: %v", rules)
 		}
 	})
 }
@@ -351,7 +405,7 @@ func watch(t *testing.T, s subject) watching {
 	w := watching{t: t, inventory: make(chan struct{}, 1), own: make(chan struct{}, 1)}
 	ended := make(chan error, 1)
 	inNamespace(t, func() {
-		ended <- s.Watch(ctx, func() { due(w.inventory) }, func() { due(w.own) })
+		ended <- s.Watch(ctx, func() { due(w.inventory) }, func(...Lost) { due(w.own) })
 	})
 	w.end = func() {
 		cancel()
@@ -389,7 +443,12 @@ func (w watching) expect(when string, inventory, own bool) {
 			}
 		}
 	}
-	time.Sleep(50 * time.Millisecond) // further messages of the same change
+	w.drain()
+}
+
+// drain passes over further messages of the same change.
+func (w watching) drain() {
+	time.Sleep(50 * time.Millisecond)
 	for _, c := range []chan struct{}{w.inventory, w.own} {
 		for len(c) > 0 {
 			<-c
@@ -443,5 +502,18 @@ func TestFakeInventory(t *testing.T) {
 	want.Defaults = slices.Insert(want.Defaults, 0, route)
 	if diff := cmp.Diff(want, got, byValue); diff != "" {
 		t.Errorf("inventory (-want +got):\n%s", diff)
+	}
+}
+
+func TestGuardGivesUp(t *testing.T) {
+	var g guard
+	now := time.Now()
+	for i := range restoredAtMost + 1 {
+		if g.allowed(now) != (i < restoredAtMost) {
+			t.Fatalf("%d rules", i)
+		}
+	}
+	if !g.allowed(now.Add(restorePeriod + 1)) {
+		t.Error("nothing is allowed in the next period")
 	}
 }

@@ -121,6 +121,9 @@ func (f frame) holds(rules []rawRule, part rawRule) bool {
 
 // skipLocal puts an exemption into its place.
 func skipLocal(s stack, want Rule) error {
+	lock := s.orderLock()
+	lock.Lock()
+	defer lock.Unlock()
 	rules, err := s.rawRules(want.Family)
 	if err != nil {
 		return err
@@ -192,6 +195,9 @@ func (f frame) isJump(r rawRule) bool {
 // endSkipLocal removes an exemption, or with Stray what belongs to none. It
 // leaves one rule of table local where it finds one or two.
 func endSkipLocal(s stack, end Rule) error {
+	lock := s.orderLock()
+	lock.Lock()
+	defer lock.Unlock()
 	rules, err := s.rawRules(end.Family)
 	if err != nil {
 		return err

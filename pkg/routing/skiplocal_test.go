@@ -67,6 +67,20 @@ var skipCases = map[string]struct {
 	},
 }
 
+// take takes steps, for IPv4.
+func take(s stack, steps []step) {
+	for _, step := range steps {
+		step.rule.Family = ip.IPv4
+		do := s.addRaw
+		if step.del {
+			do = s.deleteRaw
+		}
+		if err := do(step.rule); err != nil {
+			panic(err)
+		}
+	}
+}
+
 type step struct {
 	rule rawRule
 	del  bool

@@ -3,6 +3,7 @@ package routing
 import (
 	"context"
 	"fmt"
+	"sync"
 	"syscall"
 	"time"
 
@@ -20,30 +21,34 @@ var groups = []uint{
 }
 
 // Watch calls inventory when what Inventory reads may have changed, and own
-// when something of what Observe reads was taken away: DummyLink, an address
-// or a route on it, a policy rule, or a route that Apply made. It cannot tell
-// who did it, so Apply's own deletions lead to a call of own, too; what Apply
-// adds does not.
+// with what of ours was deleted. A deleted rule that Guard was given is back by
+// then; to add addresses and routes again is up to the caller. Apply's own
+// deletions lead to a call of own as well, those of rules and of the link
+// excepted. Without an argument, anything may have been deleted: the kernel
+// dropped messages because they were not read in time, DummyLink is gone, or a
+// rule could not be added again.
 //
-// Both are first called once the subscription stands, so that nothing between
-// an earlier read and it is missed; then also when the kernel dropped
-// messages because they were not read in time, and after a new subscription.
-// Changes that come while a callback runs lead to one more call, however many
-// they are. The callbacks are never called at the same time.
+// Both are first called, own without an argument, once the subscription
+// stands, so that nothing between an earlier read and it is missed; then also
+// after a new subscription. Changes while a callback runs lead to one more
+// call, however many they are. The callbacks are never called at the same time.
 //
-// Not told are routes other than default routes, which others have by the
-// thousand. That IPv4 routes go when their link is set down, of which the
-// kernel sends no message, is told by the message about the link.
+// Not reported are routes other than default routes, which others have by the
+// thousand. When a link is set down its IPv4 routes go without a message; the
+// message about the link stands for them.
 //
 // Watch returns the context's error when that ends, and otherwise only if it
 // cannot subscribe to begin with. It watches the network namespace that the
 // calling thread is in.
-func (n *Netlink) Watch(ctx context.Context, inventory, own func()) error {
+func (n *Netlink) Watch(ctx context.Context, inventory func(), own func(...Lost)) error {
 	socket, err := n.subscribe()
 	if err != nil {
 		return err
 	}
 	w := newWatcher()
+	w.restore = func(changed rawRule, deleted bool) ([]Lost, bool) {
+		return n.guard.restore(n.session(Protocol), changed, deleted)
+	}
 	notified := make(chan struct{})
 	go func() {
 		defer close(notified)
@@ -102,15 +107,48 @@ func (n *Netlink) receive(ctx context.Context, w *watcher, socket *nl.NetlinkSoc
 type watcher struct {
 	inventory, own chan struct{}
 	dummyLink      int32 // index; 0: there is none
+	restore        func(changed rawRule, deleted bool) ([]Lost, bool)
+
+	mu       sync.Mutex
+	lost     []Lost // for the next call of own
+	anything bool   // it is to be called without
 }
 
 func newWatcher() *watcher {
-	return &watcher{inventory: make(chan struct{}, 1), own: make(chan struct{}, 1)}
+	return &watcher{
+		inventory: make(chan struct{}, 1), own: make(chan struct{}, 1),
+		restore: func(rawRule, bool) ([]Lost, bool) { return nil, true },
+	}
 }
 
 func (w *watcher) all() {
 	due(w.inventory)
+	w.anythingLost()
+}
+
+func (w *watcher) anythingLost() {
+	w.mu.Lock()
+	w.anything = true
+	w.mu.Unlock()
 	due(w.own)
+}
+
+func (w *watcher) isLost(lost ...Lost) {
+	if len(lost) == 0 {
+		return
+	}
+	w.mu.Lock()
+	w.lost = append(w.lost, lost...)
+	w.mu.Unlock()
+	due(w.own)
+}
+
+func (w *watcher) take() (lost []Lost, anything bool) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	lost, anything = w.lost, w.anything
+	w.lost, w.anything = nil, false
+	return lost, anything
 }
 
 func due(c chan struct{}) {
@@ -120,7 +158,7 @@ func due(c chan struct{}) {
 	}
 }
 
-func (w *watcher) notify(ctx context.Context, inventory, own func()) {
+func (w *watcher) notify(ctx context.Context, inventory func(), own func(...Lost)) {
 	for {
 		select {
 		case <-ctx.Done():
@@ -128,7 +166,13 @@ func (w *watcher) notify(ctx context.Context, inventory, own func()) {
 		case <-w.inventory:
 			inventory()
 		case <-w.own:
-			own()
+			lost, anything := w.take()
+			if len(lost) > 0 {
+				own(lost...)
+			}
+			if anything {
+				own()
+			}
 		}
 	}
 }
@@ -141,20 +185,22 @@ func (w *watcher) message(m syscall.NetlinkMessage) {
 		w.address(m)
 	case unix.RTM_NEWROUTE, unix.RTM_DELROUTE:
 		w.route(m)
-	case unix.RTM_NEWRULE:
-		w.newRule(m)
-	case unix.RTM_DELRULE:
-		w.all()
+	case unix.RTM_NEWRULE, unix.RTM_DELRULE:
+		w.rule(m)
 	}
 }
 
-// newRule tells of a new rule of table local as of a change of ours: it may
-// stand before one of ours that is to come first.
-func (w *watcher) newRule(m syscall.NetlinkMessage) {
+// rule has a guarded rule added again at once, before anything else is told.
+func (w *watcher) rule(m syscall.NetlinkMessage) {
 	due(w.inventory)
-	// The table has the same place in struct fib_rule_hdr as in struct rtmsg.
-	if len(m.Data) >= unix.SizeofRtMsg && nl.DeserializeRtMsg(m.Data).Table == unix.RT_TABLE_LOCAL {
-		due(w.own)
+	changed, ok := parseRule(m.Data)
+	if !ok {
+		return
+	}
+	lost, ok := w.restore(changed, m.Header.Type == unix.RTM_DELRULE)
+	w.isLost(lost...)
+	if !ok {
+		w.anythingLost()
 	}
 }
 
@@ -175,7 +221,7 @@ func (w *watcher) link(m syscall.NetlinkMessage) {
 		w.all() // its new name makes it one of the inventory's
 	case info.Index == w.dummyLink && m.Header.Type == unix.RTM_DELLINK:
 		w.dummyLink = 0
-		due(w.own)
+		w.anythingLost()
 	case name == DummyLink && m.Header.Type == unix.RTM_NEWLINK:
 		w.dummyLink = info.Index
 	default:
@@ -202,7 +248,9 @@ func (w *watcher) address(m syscall.NetlinkMessage) {
 	case int32(info.Index) != w.dummyLink:
 		due(w.inventory)
 	case m.Header.Type == unix.RTM_DELADDR:
-		due(w.own)
+		if lost, ok := lostAddress(m.Data); ok {
+			w.isLost(lost)
+		}
 	}
 }
 
@@ -218,6 +266,8 @@ func (w *watcher) route(m syscall.NetlinkMessage) {
 		due(w.inventory)
 	}
 	if info.Protocol == Protocol && m.Header.Type == unix.RTM_DELROUTE {
-		due(w.own)
+		if lost, ok := lostRoute(m.Data); ok {
+			w.isLost(lost)
+		}
 	}
 }

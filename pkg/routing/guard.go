@@ -1,0 +1,202 @@
+package routing
+
+import (
+	"encoding/binary"
+	"net/netip"
+	"slices"
+	"sync"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
+	"github.com/kube-ipvs/kube-ipvs/pkg/kernel"
+)
+
+// Lost is something of ours that was deleted, by another program or by Apply:
+// a Rule, which is back by then, or else an address of DummyLink, or a local
+// route to a single address in Table.
+type Lost struct {
+	Rule  Rule
+	Addr  netip.Addr
+	Table int // 0: an address
+}
+
+// Guard has Watch add these rules again as soon as another program deletes
+// them, without a word to anybody else. systemd-networkd deletes all rules
+// that it does not know when it starts; until ours are back, packets leave by
+// the wrong interface. Guard replaces the rules of the last call. Call it
+// before a rule of those is deleted with Apply.
+func (n *Netlink) Guard(rules []Rule) { n.guard.set(rules) }
+
+// guard knows the rules that Guard was given.
+type guard struct {
+	mu       sync.Mutex
+	rules    map[Rule]struct{}
+	began    time.Time // of the period that restored counts
+	restored int
+}
+
+// restoredAtMost in a period of restorePeriod are rules added again at once:
+// a fight with another program is left to the slower comparison.
+const (
+	restoredAtMost = 256
+	restorePeriod  = 10 * time.Second
+)
+
+func (g *guard) set(rules []Rule) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.rules = make(map[Rule]struct{}, len(rules))
+	for _, r := range rules {
+		g.rules[r] = struct{}{}
+	}
+}
+
+// restore puts those guarded rules back that a change of a rule is about: the
+// rule itself, or those that skip table local if that was one of their parts
+// or a rule of table local. It returns those that had to be put back, and
+// false if that failed.
+func (g *guard) restore(s stack, changed rawRule, deleted bool) (lost []Lost, ok bool) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	ok = true
+	for r := range g.rules {
+		if !concerns(changed, deleted, r) {
+			continue
+		}
+		if in, err := inEffect(s, r); err == nil && in {
+			continue
+		}
+		if !g.allowed(time.Now()) || change(s, Change{Op: AddRule, Rule: r}, nil) != nil {
+			ok = false
+		} else {
+			lost = append(lost, Lost{Rule: r})
+		}
+	}
+	return lost, ok
+}
+
+// concerns reports whether a change of one of the kernel's rules can be one of
+// a guarded rule.
+func concerns(changed rawRule, deleted bool, r Rule) bool {
+	if r.Action == SkipLocal {
+		return r.Family == changed.Family && (deleted && changed.part() || changed.localRule())
+	}
+	return deleted && changed == rawRule{r, Protocol}
+}
+
+// inEffect reports whether a rule stands as it should.
+func inEffect(s stack, r Rule) (bool, error) {
+	rules, err := s.rawRules(r.Family)
+	if r.Action == SkipLocal {
+		return slices.Contains(exemptions(rules), r), err
+	}
+	return slices.Contains(rules, rawRule{r, Protocol}), err
+}
+
+func (g *guard) allowed(now time.Time) bool {
+	if now.Sub(g.began) > restorePeriod {
+		g.began, g.restored = now, 0
+	}
+	g.restored++
+	return g.restored <= restoredAtMost
+}
+
+// actionsByNumber are those of rules that can be read.
+var actionsByNumber = map[uint8]Action{unix.FR_ACT_TO_TBL: Lookup, unix.FR_ACT_GOTO: Goto, unix.FR_ACT_NOP: Nop}
+
+// parseRule reads a message about a rule: a struct fib_rule_hdr and
+// attributes. Conditions that a rule of ours never has are left out.
+func parseRule(data []byte) (rawRule, bool) {
+	const header = 12
+	if len(data) < header {
+		return rawRule{}, false
+	}
+	r := rawRule{Rule: Rule{Family: ip.IPv4, Table: int(data[4])}}
+	if data[0] == unix.AF_INET6 {
+		r.Family = ip.IPv6
+	}
+	action, known := actionsByNumber[data[7]]
+	r.Action, r.Other = action, !known
+	r.Invert = binary.NativeEndian.Uint32(data[8:])&unix.FIB_RULE_INVERT != 0
+	attributes, err := kernel.Attributes(data[header:])
+	for _, a := range attributes {
+		r.attribute(a, int(data[1]), int(data[2]))
+	}
+	if r.Action != Lookup {
+		r.Table = 0
+	}
+	return r, err == nil
+}
+
+func (r *rawRule) attribute(a syscall.NetlinkRouteAttr, toBits, fromBits int) {
+	number := func() uint32 {
+		if len(a.Value) < 4 {
+			return 0
+		}
+		return binary.NativeEndian.Uint32(a.Value)
+	}
+	switch a.Attr.Type {
+	case unix.FRA_DST:
+		r.To = netip.PrefixFrom(address(a.Value), toBits)
+	case unix.FRA_SRC:
+		r.From = netip.PrefixFrom(address(a.Value), fromBits)
+	case unix.FRA_IIFNAME:
+		r.IIf = unix.ByteSliceToString(a.Value)
+	case unix.FRA_OIFNAME:
+		r.OIf = unix.ByteSliceToString(a.Value)
+	case unix.FRA_GOTO:
+		r.Target = int(number())
+	case unix.FRA_PRIORITY:
+		r.Priority = int(number())
+	case unix.FRA_FWMARK:
+		r.Mark = number()
+	case unix.FRA_FWMASK:
+		r.Mask = number()
+	case unix.FRA_TABLE:
+		r.Table = int(number())
+	case unix.FRA_PROTOCOL:
+		if len(a.Value) > 0 {
+			r.protocol = a.Value[0]
+		}
+	}
+}
+
+// lostAddress reads a message about an address (struct ifaddrmsg).
+func lostAddress(data []byte) (Lost, bool) {
+	a, ok := attributeOf(data, unix.SizeofIfAddrmsg, unix.IFA_LOCAL)
+	if !ok {
+		a, ok = attributeOf(data, unix.SizeofIfAddrmsg, unix.IFA_ADDRESS)
+	}
+	return Lost{Addr: address(a)}, ok && address(a).IsValid()
+}
+
+// lostRoute reads a message about a route (struct rtmsg) to a single address.
+func lostRoute(data []byte) (Lost, bool) {
+	dst, ok := attributeOf(data, unix.SizeofRtMsg, unix.RTA_DST)
+	if !ok || 8*len(dst) != int(data[1]) || !address(dst).IsValid() {
+		return Lost{}, false
+	}
+	table := int(data[4])
+	if t, ok := attributeOf(data, unix.SizeofRtMsg, unix.RTA_TABLE); ok && len(t) >= 4 {
+		table = int(binary.NativeEndian.Uint32(t))
+	}
+	return Lost{Addr: address(dst), Table: table}, true
+}
+
+// attributeOf returns the value of the first attribute of a kind, behind a
+// header of a message.
+func attributeOf(data []byte, header int, kind uint16) ([]byte, bool) {
+	if len(data) < header {
+		return nil, false
+	}
+	list, _ := kernel.Attributes(data[header:])
+	for _, a := range list {
+		if a.Attr.Type == kind {
+			return a.Value, true
+		}
+	}
+	return nil, false
+}

@@ -1,0 +1,170 @@
+package config
+
+import (
+	"encoding/json"
+	"fmt"
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"os"
+	"path/filepath"
+	"reflect"
+	"regexp"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/spf13/pflag"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+const documentReferenceHead = `# Configuration file
+
+Generated from the code by ` + "`make docs`" + `.
+
+` + "`--config FILE`" + ` reads a file with two YAML or JSON documents, in any order. The first is kube-proxy's own
+` + "`KubeProxyConfiguration`" + ` (kubeproxy.config.k8s.io/v1alpha1): its fields keep their names, defaults and
+meanings; those of other modes are ignored, with a notice in the log. The second one is optional and holds
+what kube-proxy does not have. Unknown fields are errors in it.
+
+    apiVersion: kubeproxy.config.k8s.io/v1alpha1
+    kind: KubeProxyConfiguration
+    mode: ipvs
+    clusterCIDR: 10.244.0.0/16
+    ---
+    apiVersion: kube-ipvs.io/v1alpha1
+    kind: KubeIPVSConfiguration
+    snat:
+      mode: auto
+
+A flag that is set wins over its field. In the Helm chart, ` + "`proxy`" + ` holds the fields of the first document, and
+` + "`ipvs`" + ` those of the second.
+
+To check a file, and to see it with all defaults filled in:
+
+    kube-ipvs --config FILE --hostname-override any --write-config-to /dev/stdout
+
+## KubeIPVSConfiguration
+
+| field | type | default | flag | meaning |
+|---|---|---|---|---|
+`
+
+// TestDocumentReference keeps docs/reference/configuration.md at what the fields are.
+func TestDocumentReference(t *testing.T) {
+	r := documentReference{comments: fieldComments(t), flags: fieldFlags(t), usages: NewOptions().flags.own}
+	var defaults KubeIPVSConfiguration
+	setOwnDefaults(&defaults)
+	r.addStruct(reflect.ValueOf(defaults), "", "")
+	want := documentReferenceHead + r.rows.String()
+	page := filepath.Join("..", "..", "docs", "reference", "configuration.md")
+	if *update {
+		if err := os.WriteFile(page, []byte(want), 0o644); err != nil {
+			t.Fatal(err)
+		}
+		return
+	}
+	got, err := os.ReadFile(page)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(want, string(got)); diff != "" {
+		t.Errorf("docs/reference/configuration.md is stale, make docs writes it (-want +got):\n%s", diff)
+	}
+}
+
+type documentReference struct {
+	comments map[string]string // by type and field
+	flags    map[string]string // by the field's path
+	usages   *pflag.FlagSet
+	rows     strings.Builder
+}
+
+func (r *documentReference) addStruct(v reflect.Value, jsonPath, goPath string) {
+	for i := range v.NumField() {
+		f := v.Type().Field(i)
+		name, _, _ := strings.Cut(f.Tag.Get("json"), ",")
+		if name == "" {
+			continue // apiVersion and kind
+		}
+		if f.Type.Kind() == reflect.Struct && f.Type != reflect.TypeFor[metav1.Duration]() {
+			r.addStruct(v.Field(i), jsonPath+name+".", goPath+f.Name+".")
+			continue
+		}
+		flag, meaning := r.flags[goPath+f.Name], r.comments[v.Type().Name()+"."+f.Name]
+		if flag != "" {
+			meaning, flag = r.usages.Lookup(flag).Usage, "`--"+flag+"`"
+		}
+		fmt.Fprintf(&r.rows, "| `%s%s` | %s | %s | %s | %s |\n", jsonPath, name, typeName(f.Type),
+			inCode(defaultOf(v.Field(i))), flag, inCell(meaning))
+	}
+}
+
+func typeName(of reflect.Type) string {
+	switch {
+	case of == reflect.TypeFor[metav1.Duration]():
+		return "duration"
+	case of == reflect.TypeFor[Mark]():
+		return "mark"
+	case of.Kind() == reflect.Pointer:
+		return typeName(of.Elem())
+	case of.Kind() == reflect.Map:
+		return "map of lists"
+	}
+	return of.Kind().String()
+}
+
+func defaultOf(v reflect.Value) string {
+	text, err := json.Marshal(v.Interface())
+	if err != nil || string(text) == "null" {
+		return ""
+	}
+	return strings.Trim(string(text), `"`)
+}
+
+// fieldComments reads the comments of the structs' fields.
+func fieldComments(t *testing.T) map[string]string {
+	t.Helper()
+	file, err := parser.ParseFile(token.NewFileSet(), "extension.go", nil, parser.ParseComments)
+	if err != nil {
+		t.Fatal(err)
+	}
+	out := map[string]string{}
+	ast.Inspect(file, func(n ast.Node) bool {
+		spec, ok := n.(*ast.TypeSpec)
+		if !ok {
+			return true
+		}
+		fields, ok := spec.Type.(*ast.StructType)
+		if !ok {
+			return false
+		}
+		for _, f := range fields.Fields.List {
+			for _, name := range f.Names {
+				text := f.Doc.Text()
+				if text == "" {
+					text = f.Comment.Text()
+				}
+				out[spec.Name.Name+"."+name.Name] = strings.Join(strings.Fields(text), " ")
+			}
+		}
+		return false
+	})
+	return out
+}
+
+var overlaid = regexp.MustCompile(`overlay\(o, "([a-z-]+)", &file\.([A-Za-z.]+),`)
+
+// fieldFlags reads which flag goes over which field.
+func fieldFlags(t *testing.T) map[string]string {
+	t.Helper()
+	text, err := os.ReadFile("options.go")
+	if err != nil {
+		t.Fatal(err)
+	}
+	out := map[string]string{"SNAT.Sources": "snat-source"}
+	for _, match := range overlaid.FindAllStringSubmatch(string(text), -1) {
+		out[match[2]] = match[1]
+	}
+	return out
+}

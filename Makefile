@@ -106,6 +106,7 @@ test: ## unit tests, then the end-to-end tests, without those of `behaviour`
 unit: deps ## unit tests, with the race detector; lint has go vet
 	$(call phase,unit tests)
 	@CGO_ENABLED=1 $(GO) test -race -vet=off ./...
+	@cd test/helm && $(GO) test ./...
 	$(call phase,unit tests passed)
 
 e2e: build e2e-binaries peers ## end-to-end tests in the lab; RUN=regexp selects, LAB=host|kvm|tcg forces a way
@@ -317,13 +318,14 @@ image:
 	$(call phase,preparing a kernel to run on)
 	@$(LAB_PROGRAM) -prepare
 
-docs: ## write the pages that are made from the code: docs/flags.md, docs/man, and from verdicts: docs/conformance.md
-	@$(GO) test ./pkg/config -run '^TestFlagReference$$' -update
+docs: ## write what is made from the code and the manifests: docs/flags.md, docs/man, deploy/install.yaml; and from verdicts: docs/conformance.md
+	@$(GO) test ./pkg/config -run '^Test(Flag|Document)Reference$$' -update
+	@$(GO) test ./deploy -run '^Test(InstallManifest|ValuesSchema)$$' -update
 	@$(GO) test ./cmd/proxy -run '^TestManPages$$' -update
 	@$(GO) test ./test/upstream/judge -run '^TestPage$$' -update
 
 docs-check: ## fails if such a page is stale, or a page leads nowhere
-	@$(GO) test -count 1 -run '^(TestFlagReference|TestManPages|TestLinks|TestPage|TestTableInDocs)$$' ./pkg/config ./cmd/proxy ./docs ./test/conformance ./test/reliability ./test/upstream/judge
+	@$(GO) test -count 1 -run '^(TestInstallManifest|TestValuesSchema|TestFlagReference|TestDocumentReference|TestAnnotationReference|TestManPages|TestLinks|TestPage|TestTableInDocs)$$' ./pkg/config ./cmd/proxy ./deploy ./docs ./test/conformance ./test/reliability ./test/upstream/judge
 
 FUZZTIME ?= 10m
 # A regular expression for targets, as in nat.FuzzParseSave.
@@ -376,6 +378,7 @@ $(PEERS)/seccomp: test/seccomp/go.mod test/seccomp/go.sum test/seccomp/main.go
 
 $(PEERS)/helm: test/helm/go.mod test/helm/go.sum test/helm/render.go
 	$(call phase,building the engine of Helm)
+	@mkdir -p $(PEERS)
 	@cd test/helm && $(GO) build -o $@ .
 
 $(PEERS)/etcd: peer_package := go.etcd.io/etcd/server/v3

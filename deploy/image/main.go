@@ -16,9 +16,9 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/hack/oci"
 )
 
-// repository is the name that containerd completes "kube-ipvs" to, which the
+// repository is the name that releases push the image to, which the
 // manifests in deploy name.
-const repository = "docker.io/library/kube-ipvs"
+const repository = "ghcr.io/kube-ipvs/kube-ipvs"
 
 // program is where the image has it.
 const program = "usr/local/bin/kube-ipvs"

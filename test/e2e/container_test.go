@@ -125,17 +125,14 @@ func daemonSet(t *testing.T) (out appsv1.DaemonSet) {
 	return out
 }
 
-// configFolder is the base's ConfigMap with what is each cluster's own: the pods'
-// range, and the way to the API server.
+// configFolder returns the folder that the base's ConfigMap makes, with the values of
+// this cluster: the pod CIDR, and the way to the API server.
 func configFolder(t *testing.T) string {
 	t.Helper()
-	var base corev1.ConfigMap
-	if err := yaml.UnmarshalStrict(sourceFile(t, "deploy/base/configmap.yaml"), &base); err != nil {
-		t.Fatal(err)
-	}
-	const unset = `clusterCIDR: ""`
-	if !strings.Contains(base.Data["config.yaml"], unset) {
-		t.Fatalf("%s is not in the base's ConfigMap", unset)
+	const unset = "POD_CIDR"
+	base := string(sourceFile(t, "deploy/base/config.yaml"))
+	if !strings.Contains(base, unset) {
+		t.Fatalf("%s is not in the base's config.yaml", unset)
 	}
 	kubeconfig, err := os.ReadFile(lab.Kubeconfig())
 	if err != nil {
@@ -143,7 +140,7 @@ func configFolder(t *testing.T) string {
 	}
 	dir := t.TempDir()
 	for name, text := range map[string]string{
-		"config.yaml":     strings.Replace(base.Data["config.yaml"], unset, `clusterCIDR: "`+podCIDRs+`"`, 1),
+		"config.yaml":     strings.Replace(base, unset, podCIDRs, 1),
 		"kubeconfig.yaml": string(kubeconfig),
 	} {
 		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o644); err != nil {

@@ -6,6 +6,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 
@@ -15,30 +16,61 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/test/e2e/lab"
 )
 
-// deployed are the objects that both the base and the chart make.
+// deployed are the objects that base, chart and install.yaml make. The ConfigMap's
+// name has a hash of its content, but for install.yaml's.
 var deployed = []string{
 	"serviceaccount/kube-ipvs", "clusterrole.rbac.authorization.k8s.io/kube-ipvs",
 	"clusterrolebinding.rbac.authorization.k8s.io/kube-ipvs", "configmap/kube-ipvs", "daemonset.apps/kube-ipvs",
 }
 
-// TestBehaviourDeployIsAccepted applies what is deployed, with unknown fields refused.
+// The values that every cluster has to set.
+const (
+	deployedAPIServer = "https://10.0.0.10:6443"
+	deployedPodCIDR   = "10.244.0.0/16"
+)
+
+// placeholders replaces those of the base and of install.yaml.
+var placeholders = strings.NewReplacer("POD_CIDR", deployedPodCIDR, "https://API_SERVER:6443", deployedAPIServer)
+
+// TestBehaviourDeployIsAccepted applies what is deployed, with unknown fields refused,
+// and checks that all three ways to install make the same objects.
 func TestBehaviourDeployIsAccepted(t *testing.T) {
-	rendered := map[string]string{"base": renderBase(t, "deploy", "base"), "kind": renderBase(t, "test", "e2e", "kind")}
-	rendered["chart"] = renderChart(t)
-	rendered["privileged chart"] = renderChart(t, "privileged=true", "extraArgs={--v=2}", "ipvs.udpDrain=true")
-	t.Cleanup(func() { kubectl(t, rendered["base"], "delete", "--wait=false", "-f", "-") })
+	rendered := map[string]string{
+		"base":         placeholders.Replace(renderBase(t, "deploy", "base")),
+		"install.yaml": placeholders.Replace(string(sourceFile(t, "deploy", "install.yaml"))),
+		"kind":         renderBase(t, "test", "e2e", "kind"),
+		"chart":        renderChart(t),
+		"full chart": renderChart(t, "privileged=true", "extraArgs={--v=2}", "ipvs.udpDrain=true", "profile=kube-proxy", "hostPID=true",
+			"image.digest=sha256:"+strings.Repeat("0", 64), "imagePullSecrets[0].name=pull", "nodeSelector.kube-ipvs=canary", "minReadySeconds=10",
+			"updateStrategy.rollingUpdate.maxUnavailable=1%", "podAnnotations.a=b", "podLabels.a=b", "commonLabels.a=b", "extraEnv[0].name=GOGC", "extraEnv[0].value=off",
+			"affinity.nodeAffinity.requiredDuringSchedulingIgnoredDuringExecution.nodeSelectorTerms[0].matchExpressions[0].key=a",
+			"affinity.nodeAffinity.requiredDuringSchedulingIgnoredDuringExecution.nodeSelectorTerms[0].matchExpressions[0].operator=Exists",
+			"proxy.metricsBindAddress=0.0.0.0:10249", "metrics.dashboard.enabled=true"),
+		"OnDelete chart": renderChart(t, "updateStrategy.type=OnDelete", "updateStrategy.rollingUpdate=null"),
+	}
+	t.Cleanup(func() {
+		for _, text := range rendered {
+			kubectl(t, text, "delete", "--wait=false", "--ignore-not-found", "-f", "-")
+		}
+	})
 	for name, text := range rendered {
-		output := kubectl(t, text, "apply", "-f", "-", "--server-side", "--validate=strict")
+		output := kubectl(t, text, "apply", "-f", "-", "--server-side", "--force-conflicts", "--validate=strict")
 		for _, object := range deployed {
-			if !strings.Contains(output, object+" serverside-applied") {
+			if !strings.Contains(hashedName.ReplaceAllString(output, "configmap/kube-ipvs "), object+" serverside-applied") {
 				t.Errorf("%s: %s is not among what was applied:\n%s", name, object, output)
 			}
 		}
 	}
-	if diff := cmp.Diff(objects(t, rendered["base"]), objects(t, rendered["chart"])); diff != "" {
-		t.Errorf("base (-), chart (+):\n%s", diff)
+	base := objects(t, rendered["base"])
+	for _, other := range []string{"chart", "install.yaml"} {
+		if diff := cmp.Diff(base, objects(t, rendered[other])); diff != "" {
+			t.Errorf("base (-), %s (+):\n%s", other, diff)
+		}
 	}
 }
+
+// hashedName is the name of a ConfigMap with a hash, as kubectl prints it.
+var hashedName = regexp.MustCompile(`configmap/kube-ipvs-[0-9a-z]{10} `)
 
 // kubectl gives it an input.
 func kubectl(t *testing.T, input string, args ...string) (output string) {
@@ -59,7 +91,8 @@ func renderBase(t *testing.T, folder ...string) string {
 
 func renderChart(t *testing.T, settings ...string) string {
 	t.Helper()
-	return output(t, lab.Peer("helm"), append([]string{filepath.Join(os.Getenv("LAB_SRC"), "deploy", "chart")}, settings...)...)
+	chart := filepath.Join(os.Getenv("LAB_SRC"), "deploy", "chart")
+	return output(t, lab.Peer("helm"), append([]string{chart, "apiServer=" + deployedAPIServer, "proxy.clusterCIDR=" + deployedPodCIDR}, settings...)...)
 }
 
 func output(t *testing.T, program string, args ...string) string {
@@ -71,8 +104,8 @@ func output(t *testing.T, program string, args ...string) string {
 	return string(out)
 }
 
-// objects gives the objects of a rendering by their kind, but for what differs on
-// purpose: the image, and what documents stand in the ConfigMap.
+// objects returns the objects of a rendering by kind, without what differs on purpose:
+// the image, the ConfigMap's name and whether it can be edited, and Helm's labels.
 func objects(t *testing.T, text string) map[string]map[string]any {
 	t.Helper()
 	byKind := map[string]map[string]any{}
@@ -82,14 +115,38 @@ func objects(t *testing.T, text string) map[string]map[string]any {
 			t.Fatal(err)
 		}
 		kind, _ := object["kind"].(string)
-		if kind == "DaemonSet" {
+		metadata := object["metadata"].(map[string]any)
+		labels, _ := metadata["labels"].(map[string]any)
+		for _, helms := range []string{"helm.sh/chart", "app.kubernetes.io/managed-by", "app.kubernetes.io/version"} {
+			delete(labels, helms)
+		}
+		switch kind {
+		case "DaemonSet":
 			dropImages(object)
+		case "ConfigMap":
+			delete(metadata, "name")
+			delete(object, "immutable")
+			object["data"] = documents(t, object["data"].(map[string]any))
 		}
-		if kind != "ConfigMap" {
-			byKind[kind] = object
-		}
+		byKind[kind] = object
 	}
 	return byKind
+}
+
+// documents decodes the files of the ConfigMap, whose comments and order may differ.
+func documents(t *testing.T, files map[string]any) map[string][]any {
+	t.Helper()
+	out := map[string][]any{}
+	for name, text := range files {
+		for _, d := range document.Split([]byte(text.(string))) {
+			var content any
+			if _, err := d.Decode(&content); err != nil {
+				t.Fatal(err)
+			}
+			out[name] = append(out[name], content)
+		}
+	}
+	return out
 }
 
 func dropImages(node any) {
@@ -97,6 +154,9 @@ func dropImages(node any) {
 	case map[string]any:
 		delete(n, "image")
 		delete(n, "imagePullPolicy")
+		if volume, ok := n["configMap"].(map[string]any); ok {
+			delete(volume, "name")
+		}
 		for _, child := range n {
 			dropImages(child)
 		}

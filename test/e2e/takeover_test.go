@@ -256,7 +256,7 @@ func testTakeOver(t *testing.T, mode string) *takeOver {
 
 func TestBehaviourTakeOverFromIptables(t *testing.T) { testTakeOver(t, "iptables") }
 
-// TestBehaviourTakeOverFromNFTablesAndBack shows what docs/migration.md warns of on
+// TestBehaviourTakeOverFromNFTablesAndBack shows what docs/guides/migrate.md warns of on
 // the way back: kube-proxy empties IPVS when it starts in this mode, and most
 // connections end that went through it. Those that it has led itself, before, go on.
 func TestBehaviourTakeOverFromNFTablesAndBack(t *testing.T) {

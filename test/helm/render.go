@@ -3,56 +3,121 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"log"
 	"maps"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 
 	"helm.sh/helm/v3/pkg/chart/loader"
 	"helm.sh/helm/v3/pkg/chartutil"
 	"helm.sh/helm/v3/pkg/engine"
+	"helm.sh/helm/v3/pkg/lint"
+	"helm.sh/helm/v3/pkg/lint/support"
 	"helm.sh/helm/v3/pkg/strvals"
 )
 
-// Its arguments are the chart, and values such as clusterCIDR=10.244.0.0/16.
+const usage = `usage: helm CHART [-f=FILE] [NAME=VALUE ...] render the chart
+       helm lint CHART [NAME=VALUE ...]     check it as "helm lint --strict" does
+       helm package CHART VERSION DIR       write CHART-VERSION.tgz, with that appVersion`
+
+// namespace is where the chart is rendered to.
+const namespace = "kube-system"
+
 func main() {
 	log.SetFlags(0)
-	if len(os.Args) < 2 {
-		log.Fatal("usage: helm CHART [NAME=VALUE ...]")
-	}
-	text, err := render(os.Args[1], os.Args[2:])
+	out, err := run(os.Args[1:])
 	if err != nil {
 		log.Fatal(err)
 	}
-	fmt.Print(text)
+	fmt.Print(out)
 }
 
-func render(path string, settings []string) (string, error) {
-	chart, err := loader.Load(path)
-	if err != nil {
-		return "", err
+func run(args []string) (string, error) {
+	switch {
+	case len(args) == 0:
+		return "", errors.New(usage)
+	case args[0] == "lint" && len(args) > 1:
+		return "", lintChart(args[1], args[2:])
+	case args[0] == "package" && len(args) == 4:
+		return packageChart(args[1], args[2], args[3])
 	}
-	values := map[string]any{}
-	for _, s := range settings {
-		if err := strvals.ParseInto(s, values); err != nil {
-			return "", err
-		}
-	}
-	all, err := chartutil.ToRenderValues(chart, values, chartutil.ReleaseOptions{Name: "kube-ipvs", Namespace: "kube-system"}, nil)
-	if err != nil {
-		return "", err
-	}
-	files, err := engine.Engine{Strict: true}.Render(chart, all)
+	files, err := render(args[0], args[1:])
 	if err != nil {
 		return "", err
 	}
 	var out strings.Builder
 	for _, name := range slices.Sorted(maps.Keys(files)) {
-		if strings.HasSuffix(name, ".yaml") {
+		// What is in templates/tests is applied by "helm test" alone.
+		if strings.HasSuffix(name, ".yaml") && filepath.Base(filepath.Dir(name)) != "tests" && strings.TrimSpace(files[name]) != "" {
 			out.WriteString("---\n" + files[name] + "\n")
 		}
 	}
 	return out.String(), nil
+}
+
+// render returns the rendered templates by name.
+func render(path string, settings []string) (map[string]string, error) {
+	chart, err := loader.Load(path)
+	if err != nil {
+		return nil, err
+	}
+	values, err := parse(settings)
+	if err != nil {
+		return nil, err
+	}
+	all, err := chartutil.ToRenderValues(chart, values, chartutil.ReleaseOptions{Name: "kube-ipvs", Namespace: namespace}, nil)
+	if err != nil {
+		return nil, err
+	}
+	return engine.Engine{Strict: true}.Render(chart, all)
+}
+
+// parse reads settings as --set does, and files as --values does.
+func parse(settings []string) (map[string]any, error) {
+	values := map[string]any{}
+	for _, s := range settings {
+		if name, ok := strings.CutPrefix(s, "-f="); ok {
+			file, err := chartutil.ReadValuesFile(name)
+			if err != nil {
+				return nil, err
+			}
+			maps.Copy(values, file)
+			continue
+		}
+		if err := strvals.ParseInto(s, values); err != nil {
+			return nil, err
+		}
+	}
+	return values, nil
+}
+
+func lintChart(path string, settings []string) error {
+	values, err := parse(settings)
+	if err != nil {
+		return err
+	}
+	var errs []error
+	for _, m := range lint.All(path, values, namespace, true).Messages {
+		if m.Severity > support.InfoSev {
+			errs = append(errs, m)
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// packageChart writes the chart with a version, which is the program's as well, and
+// returns the archive's name. The image's tag is that version.
+func packageChart(path, version, dir string) (string, error) {
+	chart, err := loader.Load(path)
+	if err != nil {
+		return "", err
+	}
+	chart.Metadata.Version = strings.TrimPrefix(version, "v")
+	chart.Metadata.AppVersion = version
+	name, err := chartutil.Save(chart, dir)
+	return name + "\n", err
 }

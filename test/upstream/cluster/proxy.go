@@ -26,7 +26,7 @@ const imageTag = "cluster"
 const overlayFormat = `apiVersion: kustomize.config.k8s.io/v1beta1
 kind: Kustomization
 resources: [%s]
-images: [{name: kube-ipvs, newTag: ` + imageTag + `}]
+images: [{name: ghcr.io/kube-ipvs/kube-ipvs, newTag: ` + imageTag + `}]
 patches:
   - target: {kind: ConfigMap, name: kube-ipvs}
     path: config.yaml

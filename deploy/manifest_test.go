@@ -1,0 +1,61 @@
+package deploy
+
+import (
+	"strings"
+	"testing"
+)
+
+const installFile = "install.yaml"
+
+const installHead = `# kube-ipvs without Helm and kustomize. Generated from deploy/base by "make docs".
+#
+# Replace the two placeholders, POD_CIDR and API_SERVER:
+#
+#   sed -e 's,POD_CIDR,10.244.0.0/16,' -e 's,API_SERVER:6443,10.0.0.10:6443,' install.yaml |
+#     kubectl apply -f -
+#
+# A later change of this ConfigMap restarts kube-ipvs on all nodes within a minute or
+# so. The Helm chart and the kustomize base roll it out node by node.
+`
+
+// TestInstallManifest checks that install.yaml has what the base has.
+func TestInstallManifest(t *testing.T) {
+	var want strings.Builder
+	want.WriteString(installHead)
+	want.WriteString("---\n" + read(t, "base/rbac.yaml"))
+	want.WriteString("---\n" + installConfigMap(t))
+	want.WriteString("---\n" + read(t, "base/daemonset.yaml"))
+	checkFile(t, installFile, want.String(), readOrEmpty(t, installFile))
+}
+
+func installConfigMap(t *testing.T) string {
+	var out strings.Builder
+	out.WriteString(`apiVersion: v1
+kind: ConfigMap
+metadata:
+  name: kube-ipvs
+  namespace: kube-system
+  labels:
+    app.kubernetes.io/name: kube-ipvs
+    app.kubernetes.io/instance: kube-ipvs
+data:
+`)
+	for _, name := range []string{"config.yaml", "kubeconfig.yaml"} {
+		out.WriteString("  " + name + ": |\n")
+		for line := range strings.Lines(read(t, "base/"+name)) {
+			out.WriteString("    " + line)
+		}
+	}
+	return out.String()
+}
+
+// TestPlaceholders checks that the commands of the manifest's head replace something,
+// and that nothing is left then.
+func TestPlaceholders(t *testing.T) {
+	_, objects, _ := strings.Cut(read(t, installFile), "---\n")
+	for _, placeholder := range []string{"POD_CIDR", "API_SERVER:6443"} {
+		if strings.Count(objects, placeholder) != 1 {
+			t.Errorf("%s is %d times in %s, want once", placeholder, strings.Count(objects, placeholder), installFile)
+		}
+	}
+}

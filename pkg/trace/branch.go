@@ -11,15 +11,17 @@ import (
 // branch is a connection from IPVS to one real server and back.
 type branch struct {
 	*walk
-	client packet // as it came to IPVS
-	entry  string // the interface that it entered by; "": from the node
-	key    ipvs.Key
-	to     netip.AddrPort
-	local  bool // the real server is in the node's own network
+	question Question
+	client   packet // as it came to IPVS
+	entry    string // the interface that it entered by; "": from the node
+	key      ipvs.Key
+	to       netip.AddrPort
+	local    bool           // the real server is in the node's own network
+	seen     netip.AddrPort // the source that the connection has behind the node
 }
 
 func (b *branch) follow(weight int) Branch {
-	out := Branch{RealServer: b.to.String(), Weight: weight}
+	out := Branch{Weight: weight, RealServer: b.to.String()}
 	if weight == 0 {
 		out.Verdict = Verdict{Draining, "it takes no new connections"}
 		return out
@@ -31,36 +33,58 @@ func (b *branch) follow(weight int) Branch {
 	out.Request, b.steps = b.steps, nil
 	out.Met = b.met
 	out.LeavesBy, out.SeenSource = p.out, p.src.Addr().String()
-	if out.Verdict.Outcome != "" {
+	switch {
+	case out.Verdict.Outcome != "":
+		return out
+	case p.state == Invalid:
+		out.Verdict = Verdict{Outcome: Sent}
 		return out
 	}
+	b.seen = p.src
 	answer := b.reply(&p)
 	out.ReturnsBy = answer.in
 	out.Verdict = b.comeBack(answer)
 	out.AnswerBy, out.Answer = answer.out, b.steps
 	out.Met = b.met
+	if out.Verdict.Outcome == Answered {
+		b.steps = nil
+		if v := b.goOn(&p); v.Outcome != "" {
+			out.Verdict, out.Later = v, b.steps
+		}
+	}
 	return out
 }
 
-// dispatch follows the request behind IPVS, to where it leaves the node. IPVS
-// looks its way up without source and mark; that it is for another address then
-// than conntrack knows makes nat OUTPUT look it up again, with both.
+// dispatch follows a request behind IPVS, to where it leaves the node. IPVS
+// looks its way up without source and mark. That it is for another address then
+// than conntrack knows makes nat OUTPUT look it up again, with both; mangle OUTPUT
+// does so if it changes the mark.
 func (b *branch) dispatch(p *packet) Verdict {
+	was := p.out
 	p.dst, p.virtual, p.in = b.to, &b.key, ""
 	way, ok := b.routed(lookup{dst: b.to.Addr(), in: "lo"}, p)
-	if !ok {
+	switch {
+	case !ok:
 		return Verdict{Dropped, "there is no route to " + b.to.Addr().String()}
-	}
-	if way.Local {
+	case way.Local && b.entry == "" && was != "" && was != "lo":
+		return Verdict{Dropped, "the endpoint is in the node's own network, and the request is on its way out by " + was}
+	case way.Local:
 		b.local, p.out = true, "lo"
 		return Verdict{}
 	}
 	p.out = way.Link
+	b.reach("sent by IPVS", p)
+	before := p.mark
 	if v := verdict(b.hooks("OUTPUT", p, nat.Raw, nat.Mangle), b.walk); v.Outcome != "" {
 		return v
 	}
-	if way, ok = b.routedAgain(lookup{src: p.src.Addr(), dst: b.to.Addr(), in: "lo", mark: p.mark}, p, way); !ok {
-		return Verdict{Dropped, "there is no route to " + b.to.Addr().String() + " for what comes from " + p.src.Addr().String()}
+	if p.state != Invalid || p.mark != before {
+		if way, ok = b.routedAgain(lookup{src: p.src.Addr(), dst: b.to.Addr(), in: "lo", mark: p.mark}, p, way); !ok {
+			return Verdict{Dropped, "there is no route to " + b.to.Addr().String() + " for what comes from " + p.src.Addr().String()}
+		}
+	}
+	if way.Local {
+		return Verdict{Dropped, "behind IPVS it is routed to lo: " + way.String()}
 	}
 	p.out = way.Link
 	if v := verdict(b.hooks("OUTPUT", p, nat.Filter), b.walk); v.Outcome != "" {
@@ -69,25 +93,61 @@ func (b *branch) dispatch(p *packet) Verdict {
 	if v := verdict(b.hooks("POSTROUTING", p, nat.Mangle, nat.NAT), b.walk); v.Outcome != "" {
 		return v
 	}
+	if p.phase == Later {
+		p.src = b.seen
+	}
 	return b.leaves(p)
+}
+
+// goOn follows the client's next packet, which has to take the way of the first:
+// where a masqueraded connection leaves by another interface the kernel forgets it
+// (nf_nat_oif_changed).
+func (b *branch) goOn(first *packet) Verdict {
+	p := b.question.packet()
+	p.state, p.phase, p.conn, p.in = Established, Later, first.conn, b.entry
+	p.src = b.client.conn.source
+	if b.entry != "" {
+		p.dst = b.client.dst
+	}
+	if _, v := b.request(p); v.Outcome != "" {
+		v.Reason = "the next packet: " + v.Reason
+		return v
+	}
+	local := b.local
+	v := b.dispatch(p)
+	switch {
+	case v.Outcome != "":
+		v.Reason = "the next packet: " + v.Reason
+		return v
+	case p.out != first.out || b.local != local:
+		return Verdict{Asymmetric, fmt.Sprintf("the first packet leaves by %s, the next by %s", first.out, p.out)}
+	}
+	return Verdict{}
 }
 
 // leaves checks what the network beyond would say.
 func (b *branch) leaves(p *packet) Verdict {
-	owner := b.Owner(p.src.Addr())
-	if owner == "" && b.Local(p.src.Addr()) && b.leadsOut(p.out) {
-		return Verdict{Asymmetric, fmt.Sprintf("the request leaves by %s with the VIP %s as its source: the answer goes to whoever has that address", p.out, p.src.Addr())}
+	if !b.leadsOut(p.out) {
+		return Verdict{}
 	}
-	if owner != "" && owner != p.out && b.leadsOut(p.out) {
+	src := p.src.Addr()
+	by := b.deliveredBy(src)
+	if b.Owner(src) == "" && b.Local(src) {
+		return Verdict{Asymmetric, fmt.Sprintf("the request leaves by %s with the VIP %s as its source: the answer goes to whoever has that address", p.out, src)}
+	}
+	if by != "" && by != p.out {
 		return Verdict{Asymmetric, fmt.Sprintf("the request leaves by %s with the source %s, which is %s's: a network that checks sources drops it, and else the answer comes to %s",
-			p.out, p.src.Addr(), owner, owner)}
+			p.out, src, by, by)}
 	}
 	return Verdict{}
 }
 
 // reply is the endpoint's first packet, where it comes to this node.
 func (b *branch) reply(request *packet) *packet {
-	p := &packet{protocol: request.protocol, src: b.to, dst: request.src, in: request.out, conn: request.conn, answer: true}
+	p := &packet{
+		protocol: request.protocol, src: b.to, dst: request.src, in: request.out, conn: request.conn,
+		answer: true, state: Established, phase: Answer,
+	}
 	if b.local {
 		p.in = ""
 	}
@@ -102,6 +162,7 @@ func (b *branch) comeBack(p *packet) Verdict {
 	if v := b.misses(p); v.Outcome != "" {
 		return v
 	}
+	b.reach("arrival", p)
 	if v := verdict(b.hooks("PREROUTING", p, nat.Raw, nat.Mangle), b.walk); v.Outcome != "" {
 		return v
 	}
@@ -172,6 +233,7 @@ func (b *branch) onwards(p *packet, way found) Verdict {
 // answeredHere is the answer of an endpoint in the node's own network, which
 // begins in OUTPUT.
 func (b *branch) answeredHere(p *packet) Verdict {
+	b.reach("sent by the node", p)
 	if v := verdict(b.hooks("OUTPUT", p, nat.Raw, nat.Mangle), b.walk); v.Outcome != "" {
 		return v
 	}

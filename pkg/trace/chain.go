@@ -25,22 +25,17 @@ type Step struct {
 // walk follows packets and writes down what happens.
 type walk struct {
 	*Node
-	rules  map[nat.Rule]rule // as far as they were read
+	eval   *Evaluator
 	steps  []Step
 	doubts []string // rules that could not be judged
 	met    int      // rules that a packet was held against
 }
 
-func (w *walk) parsed(text nat.Rule) rule {
-	r, ok := w.rules[text]
-	if !ok {
-		r = parse(text)
-		w.rules[text] = r
-	}
-	return r
-}
-
 func (w *walk) note(where string, p *packet, rule, format string, args ...any) {
+	if w.eval.Quiet {
+		w.steps = append(w.steps[:0], Step{Where: where, What: format, Rule: rule})
+		return
+	}
 	s := Step{Where: where, What: fmt.Sprintf(format, args...), Rule: rule, Packet: p.String(), Met: w.met}
 	if p.mark != 0 {
 		s.Mark = fmt.Sprintf("%#x", p.mark)
@@ -60,7 +55,10 @@ const (
 
 // hook runs a base chain, and its policy.
 func (w *walk) hook(table nat.Table, chain string, p *packet) end {
-	contents := w.Ruleset[table]
+	contents, there := w.Ruleset[table]
+	if !there {
+		return goesOn
+	}
 	where := string(table) + " " + chain
 	verdict := w.chain(table, chain, where, p)
 	if verdict == goesOn && contents.Policies[chain] == "DROP" {
@@ -73,30 +71,34 @@ func (w *walk) hook(table nat.Table, chain string, p *packet) end {
 // hooks runs the tables of a hook in order; the first that ends the way counts.
 func (w *walk) hooks(chain string, p *packet, tables ...nat.Table) end {
 	for _, table := range tables {
-		if table == nat.NAT && !p.first {
-			continue // the nat table sees the first packet of a connection only
+		if table == nat.NAT && !p.seesNAT() {
+			continue
 		}
 		if verdict := w.hook(table, chain, p); verdict == dropped || verdict == refused {
 			return verdict
 		}
+		w.reach(string(table)+" "+chain, p)
 	}
 	return goesOn
 }
 
 // chain gives the verdict of a chain, or goesOn at its end.
 func (w *walk) chain(table nat.Table, name, where string, p *packet) end {
-	for _, text := range w.Ruleset[table].Chains[name] {
+	for i, text := range w.Ruleset[table].Chains[name] {
 		w.met++
-		r := w.parsed(text)
+		r := w.eval.rule(text)
 		is, err := w.holds(r, p)
 		if err != nil {
-			w.doubts = append(w.doubts, fmt.Sprintf("%s: -A %s %s: %s", table, name, text, err))
+			w.doubt("%s: -A %s %s: %s", table, name, text, err)
 			continue
 		}
 		if !is {
 			continue
 		}
-		verdict, returns := w.target(table, r, where, "-A "+name+" "+string(text), p)
+		if w.eval.Matched != nil {
+			w.eval.Matched(table, name, i)
+		}
+		verdict, returns := w.target(table, r, where, name, p)
 		if verdict != goesOn {
 			return verdict
 		}
@@ -107,8 +109,13 @@ func (w *walk) chain(table nat.Table, name, where string, p *packet) end {
 	return goesOn
 }
 
+func (w *walk) doubt(format string, args ...any) {
+	w.doubts = append(w.doubts, fmt.Sprintf(format, args...))
+}
+
 // target does what a rule says. returns tells that the chain ends here.
-func (w *walk) target(table nat.Table, r rule, where, text string, p *packet) (_ end, returns bool) {
+func (w *walk) target(table nat.Table, r *rule, where, chain string, p *packet) (_ end, returns bool) {
+	text := "-A " + chain + " " + string(r.text)
 	switch r.target {
 	case "ACCEPT":
 		w.note(where, p, text, "accepted")
@@ -128,29 +135,27 @@ func (w *walk) target(table nat.Table, r rule, where, text string, p *packet) (_
 		w.translateSource(r, where, text, p)
 		return accepted, false
 	case "DNAT", "REDIRECT":
-		w.note(where, p, text, "sent elsewhere")
-		w.doubts = append(w.doubts, text+": what becomes of it is not followed")
-		return accepted, false
+		return w.translateDestination(r, where, text, p), false
 	}
 	return w.jump(table, r, where, text, p)
 }
 
 // jump follows a rule into a chain. What is no chain, and not one of the targets
 // that matter, changes nothing here (LOG, NFLOG, CT, TCPMSS, …).
-func (w *walk) jump(table nat.Table, r rule, where, text string, p *packet) (_ end, returns bool) {
+func (w *walk) jump(table nat.Table, r *rule, where, text string, p *packet) (_ end, returns bool) {
 	if _, ok := w.Ruleset[table].Chains[r.target]; ok {
 		return w.chain(table, r.target, where, p), r.jumps
 	}
 	switch r.target {
 	case "", "LOG", "NFLOG", "CT", "NOTRACK", "TCPMSS", "CHECKSUM", "TRACE", "CLASSIFY":
 	default:
-		w.doubts = append(w.doubts, fmt.Sprintf("%s: the target %s is not known here", text, r.target))
+		w.doubt("%s: the target %s is not known here", text, r.target)
 	}
 	return goesOn, false
 }
 
 // markBy changes the packet's or the connection's mark.
-func (w *walk) markBy(r rule, where, text string, p *packet) {
+func (w *walk) markBy(r *rule, where, text string, p *packet) {
 	before, conn := p.mark, p.conn.mark
 	_, save := r.option("--save-mark")
 	_, restore := r.option("--restore-mark")
@@ -174,22 +179,27 @@ func (w *walk) markBy(r rule, where, text string, p *packet) {
 }
 
 // mapSet gives the packet the mark that a set's member carries.
-func (w *walk) mapSet(r rule, p *packet) {
+func (w *walk) mapSet(r *rule, p *packet) {
 	args := r.options["--map-set"]
 	_, marks := r.option("--map-mark")
 	if len(args) != 2 || !marks {
 		return
 	}
-	if mark, is, _ := w.member(args[0], args[1], p); is {
-		p.mark = mark
+	mark, entry, is, _ := w.member(args[0], args[1], p)
+	if !is {
+		return
 	}
+	if w.eval.Member != nil {
+		w.eval.Member(args[0], entry)
+	}
+	p.mark = mark
 }
 
-func (w *walk) setMark(r rule, text string, p *packet) {
+func (w *walk) setMark(r *rule, text string, p *packet) {
 	arg, _ := r.option("--set-xmark")
 	value, bits, err := parseMark(arg)
 	if err != nil {
-		w.doubts = append(w.doubts, fmt.Sprintf("%s: %s", text, err))
+		w.doubt("%s: %s", text, err)
 		return
 	}
 	if r.target == "MARK" {
@@ -200,7 +210,7 @@ func (w *walk) setMark(r rule, text string, p *packet) {
 }
 
 // mask is an option's, or that of all bits.
-func (r rule) mask(option string) uint32 {
+func (r *rule) mask(option string) uint32 {
 	arg, given := r.option(option)
 	bits, _, err := parseMark(arg)
 	if !given || err != nil {
@@ -210,25 +220,76 @@ func (r rule) mask(option string) uint32 {
 }
 
 // translateSource gives the packet another source, for the whole connection.
-func (w *walk) translateSource(r rule, where, text string, p *packet) {
+func (w *walk) translateSource(r *rule, where, text string, p *packet) {
 	arg, _ := r.option("--to-source")
 	to, err := netip.ParseAddr(arg)
 	if r.target == "MASQUERADE" {
 		to, err = w.masquerade(p), nil
 	}
 	if err != nil || !to.IsValid() {
-		w.doubts = append(w.doubts, text+": no address to translate to")
+		w.doubt("%s: no address to translate to", text)
 		return
 	}
 	p.src = netip.AddrPortFrom(to, p.src.Port())
 	w.note(where, p, text, "source becomes %s", to)
 }
 
+// translateDestination gives the packet another destination. A connection that
+// is redirected is one to the node; by an interface without an address it is
+// dropped (nf_nat_redirect_ipv4).
+func (w *walk) translateDestination(r *rule, where, text string, p *packet) end {
+	if r.target == "REDIRECT" {
+		if ports, given := r.option("--to-ports"); given {
+			w.doubt("%s: the port %s is not followed", text, ports)
+		}
+		to := w.redirected(p)
+		if !to.IsValid() {
+			w.note(where, p, text, "dropped: %s has no address", p.in)
+			return dropped
+		}
+		p.dst = netip.AddrPortFrom(to, p.dst.Port())
+		w.note(where, p, text, "destination becomes %s", p.dst)
+		return accepted
+	}
+	arg, _ := r.option("--to-destination")
+	to, err := netip.ParseAddrPort(arg)
+	if err != nil {
+		var a netip.Addr
+		a, err = netip.ParseAddr(arg)
+		to = netip.AddrPortFrom(a, p.dst.Port())
+	}
+	if err != nil {
+		w.doubt("%s: no address to translate to", text)
+		return accepted
+	}
+	p.dst = to
+	w.note(where, p, text, "destination becomes %s", to)
+	return accepted
+}
+
+// redirected is the address that REDIRECT chooses: the first of the interface's
+// that the packet came in by, or a loopback address for the node's own packets.
+func (w *walk) redirected(p *packet) netip.Addr {
+	if p.in == "" {
+		if w.Family == ip.IPv6 {
+			return netip.IPv6Loopback()
+		}
+		return netip.AddrFrom4([4]byte{127, 0, 0, 1})
+	}
+	l, _ := w.Link(p.in)
+	for _, a := range l.Addresses {
+		if ip.Of(a.Prefix.Addr()) == w.Family && (a.Global || w.Family == ip.IPv4) {
+			return a.Prefix.Addr()
+		}
+	}
+	return netip.Addr{}
+}
+
 // masquerade asks for an address towards the next hop of IPv4, and towards the
 // destination of IPv6.
 func (w *walk) masquerade(p *packet) netip.Addr {
 	next := p.dst.Addr()
-	way, ok := w.route(lookup{src: p.src.Addr(), dst: next, in: "lo", mark: p.mark})
+	way, ok, _ := w.route(lookup{src: p.src.Addr(), dst: next, in: "lo", mark: p.mark})
 	if ok && way.Via.IsValid() && w.Family == ip.IPv4 {
 		next = way.Via
 	}

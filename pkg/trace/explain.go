@@ -1,6 +1,7 @@
 package trace
 
 import (
+	"cmp"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -18,6 +19,11 @@ type Question struct {
 	// In is the interface by which the request enters. "" lets the way back to
 	// From tell; it means nothing where From is the node's own.
 	In string
+	// What follows need not be given.
+	FromPort uint16
+	State    State  // New if not given
+	Mark     uint32 // that the packet arrives with
+	ConnMark uint32
 }
 
 // sourcePort is a client's that nothing is known about.
@@ -34,6 +40,9 @@ type Explanation struct {
 	VirtualServer string   `json:"virtualServer,omitempty"`
 	Scheduler     string   `json:"scheduler,omitempty"`
 	RealServers   []Branch `json:"realServers,omitempty"`
+	// Link is where a request goes that no virtual server takes: an interface that it
+	// leaves by, or "lo", if a program on the node gets it.
+	Link string `json:"link,omitempty"`
 	// Verdict is for the request: where it ends, or that it is served.
 	Verdict Verdict `json:"verdict"`
 }
@@ -50,6 +59,7 @@ type Branch struct {
 	ReturnsBy  string `json:"returnsBy,omitempty"`
 	AnswerBy   string `json:"answerBy,omitempty"` // the interface by which the answer leaves for the client
 	Answer     []Step `json:"answer"`
+	Later      []Step `json:"later,omitempty"` // of the client's next packet, if it takes another way
 	// Met is how many rules of iptables the first packet and its answer were held
 	// against, from their entry on.
 	Met     int     `json:"rulesMet"`
@@ -80,33 +90,44 @@ const (
 	Refused    Outcome = "refused"
 	Unserved   Outcome = "not a Service's"
 	Draining   Outcome = "draining" // a real server without weight
+	Sent       Outcome = "sent"     // to the endpoint, and no answer is looked for
 )
 
 // Explain follows a connection through a node.
-func Explain(n *Node, q Question) Explanation {
-	w := &walk{Node: n, rules: map[nat.Rule]rule{}}
-	p := &packet{
-		protocol: q.Protocol, first: true,
-		src:  netip.AddrPortFrom(q.From, sourcePort),
-		dst:  q.To,
-		conn: &connection{},
-	}
-	p.conn.source = p.src
+func (e *Evaluator) Explain(n *Node, q Question) Explanation {
+	w := &walk{Node: n, eval: e}
+	p := q.packet()
 	p.in = n.entry(q)
-	out := Explanation{Request: fmt.Sprintf("%s %s", q.Protocol, p), EntersBy: p.in}
+	out := Explanation{EntersBy: p.in}
+	if !e.Quiet {
+		out.Request = fmt.Sprintf("%s %s", q.Protocol, p)
+	}
 	key, verdict := w.request(p)
 	out.Verdict = verdict
-	if verdict.Outcome == "" {
-		out.serve(w, key, *p)
+	switch verdict.Outcome {
+	case "":
+		out.serve(w, q, key, *p)
+	case Unserved:
+		out.Link = p.out
 	}
 	out.Steps, out.Doubts = w.steps, w.doubts
 	return out
 }
 
+// packet is the first of the connection.
+func (q Question) packet() *packet {
+	return &packet{
+		protocol: q.Protocol, state: cmp.Or(q.State, New), phase: Request, mark: q.Mark,
+		src:  netip.AddrPortFrom(q.From, cmp.Or(q.FromPort, sourcePort)),
+		dst:  q.To,
+		conn: &connection{mark: q.ConnMark, source: netip.AddrPortFrom(q.From, cmp.Or(q.FromPort, sourcePort))},
+	}
+}
+
 // entry is the interface that a request comes in by: the one asked for, or that
 // of the way back; none, if the client is the node.
 func (n *Node) entry(q Question) string {
-	back, ok := n.route(lookup{src: q.To.Addr(), dst: q.From, in: "lo"})
+	back, ok, _ := n.route(lookup{src: q.To.Addr(), dst: q.From, in: "lo"})
 	switch {
 	case ok && back.Local:
 		return ""
@@ -127,6 +148,7 @@ func (w *walk) request(p *packet) (ipvs.Key, Verdict) {
 
 // received is a packet that comes in by an interface.
 func (w *walk) received(p *packet) (ipvs.Key, Verdict) {
+	w.reach("arrival", p)
 	if v := verdict(w.hooks("PREROUTING", p, nat.Raw, nat.Mangle, nat.NAT), w); v.Outcome != "" {
 		return ipvs.Key{}, v
 	}
@@ -146,7 +168,7 @@ func (w *walk) received(p *packet) (ipvs.Key, Verdict) {
 
 // routed looks the way up and says so.
 func (w *walk) routed(q lookup, p *packet) (found, bool) {
-	way, ok := w.route(q)
+	way, ok := w.lookUp(q)
 	if !ok {
 		w.note("route", p, "", "no route to %s", q.dst)
 		return way, false
@@ -155,12 +177,26 @@ func (w *walk) routed(q lookup, p *packet) (found, bool) {
 	return way, true
 }
 
+func (w *walk) lookUp(q lookup) (found, bool) {
+	way, ok, doubt := w.route(q)
+	if doubt != "" {
+		w.doubt("%s", doubt)
+	}
+	return way, ok
+}
+
 // routedAgain looks the way up once more, and says so if it is another one.
 func (w *walk) routedAgain(q lookup, p *packet, before found) (found, bool) {
-	if way, ok := w.route(q); ok && way == before {
+	way, ok := w.lookUp(q)
+	if ok && way == before {
 		return way, true
 	}
-	return w.routed(q, p)
+	if !ok {
+		w.note("route", p, "", "no route to %s", q.dst)
+		return way, false
+	}
+	w.note("route", p, "", "%s", way)
+	return way, true
 }
 
 // delivered is a packet for the node, on its way through INPUT, where IPVS is.
@@ -168,9 +204,13 @@ func (w *walk) delivered(p *packet) (ipvs.Key, Verdict) {
 	if v := verdict(w.hooks("INPUT", p, nat.Mangle, nat.Filter), w); v.Outcome != "" {
 		return ipvs.Key{}, v
 	}
+	if p.phase == Later {
+		return ipvs.Key{}, Verdict{}
+	}
 	if key, ok := w.scheduled(p); ok {
 		return key, Verdict{}
 	}
+	p.out = "lo"
 	return ipvs.Key{}, Verdict{Unserved, "a process of the node's own is asked, if one listens"}
 }
 
@@ -186,17 +226,35 @@ func (w *walk) forwarded(p *packet, way found) Verdict {
 	return Verdict{Unserved, "it leaves the node by " + way.Link}
 }
 
-// sent is a packet of the node's own. IPVS comes before filter OUTPUT.
+// sent is a packet of the node's own. IPVS comes before filter OUTPUT, and takes
+// it with the way that was looked up last.
 func (w *walk) sent(p *packet) (ipvs.Key, Verdict) {
 	source, way, ok := w.sourceTowards(p.dst.Addr())
 	if !ok {
 		return ipvs.Key{}, Verdict{Dropped, "the node has no route to " + p.dst.Addr().String()}
 	}
-	p.src = netip.AddrPortFrom(source, sourcePort)
-	p.conn.source, p.out = p.src, way.Link
+	if p.phase == Request {
+		p.src = netip.AddrPortFrom(source, p.src.Port())
+		p.conn.source = p.src
+	}
+	p.out = way.Link
 	w.note("route", p, "", "%s", way)
-	if v := verdict(w.hooks("OUTPUT", p, nat.Raw, nat.Mangle, nat.NAT), w); v.Outcome != "" {
+	w.reach("sent by the node", p)
+	before := p.mark
+	if v := verdict(w.hooks("OUTPUT", p, nat.Raw, nat.Mangle), w); v.Outcome != "" {
 		return ipvs.Key{}, v
+	}
+	if p.mark != before {
+		if way, ok = w.routedAgain(lookup{src: p.src.Addr(), dst: p.dst.Addr(), in: "lo", mark: p.mark}, p, way); !ok {
+			return ipvs.Key{}, Verdict{Dropped, "the node has no route to " + p.dst.Addr().String()}
+		}
+		p.out = way.Link
+	}
+	if v := verdict(w.hooks("OUTPUT", p, nat.NAT), w); v.Outcome != "" {
+		return ipvs.Key{}, v
+	}
+	if p.phase == Later {
+		return ipvs.Key{}, Verdict{}
 	}
 	if key, ok := w.scheduled(p); ok {
 		return key, Verdict{}
@@ -204,11 +262,23 @@ func (w *walk) sent(p *packet) (ipvs.Key, Verdict) {
 	if v := verdict(w.hooks("OUTPUT", p, nat.Filter), w); v.Outcome != "" {
 		return ipvs.Key{}, v
 	}
-	// A changed mark has had the way looked up again behind mangle OUTPUT.
-	if way, ok = w.route(lookup{src: source, dst: p.dst.Addr(), in: "lo", mark: p.mark}); ok && !way.Local {
+	if !way.Local {
 		return ipvs.Key{}, Verdict{Unserved, "it leaves the node by " + way.Link}
 	}
-	p.in = "lo"
+	return w.loops(p)
+}
+
+// loops is a packet of the node's own that comes in again by lo. The nat table has
+// seen it.
+func (w *walk) loops(p *packet) (ipvs.Key, Verdict) {
+	p.in, p.out = "lo", ""
+	if v := verdict(w.hooks("PREROUTING", p, nat.Raw, nat.Mangle), w); v.Outcome != "" {
+		return ipvs.Key{}, v
+	}
+	way, ok := w.lookUp(lookup{src: p.src.Addr(), dst: p.dst.Addr(), in: p.in, mark: p.mark})
+	if !ok || !way.Local {
+		return ipvs.Key{}, Verdict{Dropped, "it comes in by lo, and is not for the node there"}
+	}
 	return w.delivered(p)
 }
 
@@ -247,21 +317,27 @@ func verdict(e end, w *walk) Verdict {
 }
 
 // serve follows the request by each real server, and the answer back.
-func (x *Explanation) serve(w *walk, key ipvs.Key, p packet) {
+func (x *Explanation) serve(w *walk, q Question, key ipvs.Key, p packet) {
 	server := w.IPVS[key]
 	x.VirtualServer, x.Scheduler = key.String(), server.Scheduler
+	if p.state == Related {
+		x.Verdict, x.Link = Verdict{Unserved, "IPVS looks for the connection that it is about"}, "lo"
+		return
+	}
 	var addresses []netip.AddrPort
 	for a := range server.RealServers {
 		addresses = append(addresses, a)
 	}
 	slices.SortFunc(addresses, netip.AddrPort.Compare)
 	for _, a := range addresses {
-		b := &branch{walk: &walk{Node: w.Node, rules: w.rules, met: w.met}, client: p, entry: x.EntersBy, key: key, to: a}
+		b := &branch{walk: &walk{Node: w.Node, eval: w.eval, met: w.met}, question: q, client: p, entry: x.EntersBy, key: key, to: a}
 		x.RealServers = append(x.RealServers, b.follow(server.RealServers[a].Weight))
 		w.doubts = append(w.doubts, b.walk.doubts...)
 	}
-	slices.Sort(w.doubts)
-	w.doubts = slices.Compact(w.doubts)
+	if len(w.doubts) > 1 {
+		slices.Sort(w.doubts)
+		w.doubts = slices.Compact(w.doubts)
+	}
 	x.Verdict = together(x.RealServers)
 }
 
@@ -273,9 +349,9 @@ func together(branches []Branch) Verdict {
 		if b.Verdict.Outcome == Draining {
 			continue
 		}
-		if worst.Outcome == "" || worst.Outcome == Answered {
+		if worst.Outcome == "" || worst.Outcome == Answered || worst.Outcome == Sent {
 			worst = b.Verdict
-			if worst.Outcome != Answered {
+			if worst.Outcome != Answered && worst.Outcome != Sent {
 				worst.Reason = "by " + b.RealServer + ": " + worst.Reason
 			}
 		}

@@ -23,6 +23,10 @@ type Node struct {
 	Sets    ipset.State
 	IPVS    ipvs.State
 	Sysctls sysctl.State // those that the kernel has of keys
+	// Delivers, if set, tells the interface by which the network beyond the node
+	// delivers an address, and from which alone it takes it as a source. Without it
+	// only the addresses that interfaces carry are known.
+	Delivers func(netip.Addr) string
 }
 
 // Of interfaces, "all" among them.
@@ -85,6 +89,15 @@ func (n *Node) Owner(a netip.Addr) string {
 		}
 	}
 	return ""
+}
+
+// deliveredBy is the interface that packets for an address come in by from
+// beyond the node, or "" if that is not known.
+func (n *Node) deliveredBy(a netip.Addr) string {
+	if n.Delivers != nil {
+		return n.Delivers(a)
+	}
+	return n.Owner(a)
 }
 
 // leadsOut tells whether a default route, of any table, leaves by an interface.

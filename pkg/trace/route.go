@@ -31,21 +31,31 @@ func (f found) String() string {
 }
 
 // route goes through the policy rules in order; the first table with a route
-// for the destination decides.
-func (n *Node) route(q lookup) (found, bool) {
+// for the destination decides. doubt is not empty if a rule in front of the
+// deciding one could have acted, and is not known here.
+func (n *Node) route(q lookup) (way found, ok bool, doubt string) {
 	for i := 0; i < len(n.Rules); i++ {
 		rule := n.Rules[i]
 		switch {
-		case rule.Other || !matches(rule, q):
+		case !matches(rule, q):
+		case rule.Other:
+			doubt = fmt.Sprintf("%s: not all of the policy rule is known here", rule)
 		case rule.Action == routing.Goto:
 			i = n.target(i) - 1
 		case rule.Action == routing.Lookup:
 			if route, ok := n.inTable(rule.Table, q.dst); ok {
-				return found{route, rule}, true
+				return found{route, rule}, true, doubt
 			}
 		}
 	}
-	return found{}, false
+	return found{}, false, doubt
+}
+
+// RouteOf is the route of an unmarked packet that comes in by an interface ("lo":
+// from the node). An invalid src is one that is not chosen yet.
+func (n *Node) RouteOf(src, dst netip.Addr, in string) (routing.Route, bool) {
+	way, ok, _ := n.route(lookup{src: src, dst: dst, in: in})
+	return way.Route, ok
 }
 
 // target returns where the rule goes on to that is a goto. One without a
@@ -93,7 +103,7 @@ func (n *Node) reversePath(p *packet) string {
 		q.mark = p.mark
 	}
 	strictness := n.ReversePathFilter(p.in)
-	back, ok := n.route(q)
+	back, ok, _ := n.route(q)
 	switch {
 	case ok && back.Local && !n.own(p.in, "accept_local"):
 		return fmt.Sprintf("its source %s is an address of this node (a martian)", q.dst)
@@ -103,6 +113,12 @@ func (n *Node) reversePath(p *packet) string {
 		return fmt.Sprintf("rp_filter=%d on %s: there is no way back to %s", strictness, p.in, q.dst)
 	}
 	return fmt.Sprintf("rp_filter=1 on %s: the way back to %s is %s", p.in, q.dst, back)
+}
+
+// PassesReversePath reports whether the reverse-path check lets an unmarked packet
+// in by an interface.
+func (n *Node) PassesReversePath(src, dst netip.Addr, in string) bool {
+	return n.reversePath(&packet{src: netip.AddrPortFrom(src, 0), dst: netip.AddrPortFrom(dst, 0), in: in}) == ""
 }
 
 // ReversePathFilter is the greater of the interface's value and that of all.
@@ -125,14 +141,14 @@ func (n *Node) own(link, parameter string) bool {
 
 // sourceTowards is the address that the node takes for a packet of its own.
 func (n *Node) sourceTowards(dst netip.Addr) (netip.Addr, found, bool) {
-	way, ok := n.route(lookup{dst: dst, in: "lo"})
+	way, ok, _ := n.route(lookup{dst: dst, in: "lo"})
 	switch {
 	case !ok:
 		return netip.Addr{}, way, false
-	case way.Local:
-		return dst, way, true
 	case way.Src.IsValid():
 		return way.Src, way, true
+	case way.Local:
+		return dst, way, true
 	}
 	a := n.SourceOn(way.Link, cmp.Or(way.Via, dst))
 	return a, way, a.IsValid()

@@ -13,26 +13,32 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/nat"
 )
 
-// rule is one of iptables, in words.
+// rule is one of iptables, compiled.
 type rule struct {
-	matches []match
+	text    nat.Rule
+	tests   []test
 	target  string
 	options map[string][]string // of the target, with their arguments
 	jumps   bool                // -g, not -j
 	err     error               // something that is not known here
 }
 
-// match is one condition.
+// test is one condition.
+type test struct {
+	not bool
+	is  func(*walk, *packet) (bool, error)
+}
+
+// match is one condition in words.
 type match struct {
 	module, option string
 	args           []string
-	not            bool
 }
 
 // parse reads a rule of iptables-save.
-func parse(r nat.Rule) rule {
-	words, err := nat.Words(string(r))
-	out := rule{options: map[string][]string{}, err: err}
+func parse(text nat.Rule) *rule {
+	words, err := nat.Words(string(text))
+	out := &rule{text: text, options: map[string][]string{}, err: err}
 	module, not := "", false
 	for len(words) > 0 {
 		if words[0] == "!" {
@@ -49,7 +55,9 @@ func parse(r nat.Rule) rule {
 		case out.target != "":
 			out.options[option] = args
 		default:
-			out.matches = append(out.matches, match{module: module, option: option, args: args, not: not})
+			if is := compile(match{module: module, option: option, args: args}); is != nil {
+				out.tests = append(out.tests, test{not, is})
+			}
 		}
 		not = false
 	}
@@ -76,81 +84,99 @@ func (r rule) option(name string) (args string, given bool) {
 	return strings.Join(words, " "), given
 }
 
-// holds tells whether every condition of a rule holds for a packet. A condition
+// holds reports whether every condition of a rule holds for a packet. A condition
 // that is not known here is an error, unless another one fails.
-func (n *Node) holds(r rule, p *packet) (bool, error) {
+func (w *walk) holds(r *rule, p *packet) (bool, error) {
 	err := r.err
-	for _, m := range r.matches {
-		is, e := n.is(m, p)
+	for i := range r.tests {
+		is, e := r.tests[i].is(w, p)
 		switch {
 		case e != nil:
 			err = cmp.Or(err, e)
-		case is == m.not:
+		case is == r.tests[i].not:
 			return false, nil
 		}
 	}
 	return err == nil, err
 }
 
-func (n *Node) is(m match, p *packet) (bool, error) {
+// compile returns nil for what is no condition.
+func compile(m match) func(*walk, *packet) (bool, error) {
 	arg := ""
 	if len(m.args) > 0 {
 		arg = m.args[0]
 	}
 	switch m.option {
 	case "-s", "-d":
-		return inPrefix(arg, pick(m.option == "-s", p).Addr())
+		source := m.option == "-s"
+		prefix, err := parsePrefix(arg)
+		return func(_ *walk, p *packet) (bool, error) {
+			return err == nil && prefix.Contains(pick(source, p).Addr()), err
+		}
 	case "-i":
-		return isLink(arg, p.in), nil
+		return func(_ *walk, p *packet) (bool, error) { return isLink(arg, p.in), nil }
 	case "-o":
-		return isLink(arg, p.out), nil
+		return func(_ *walk, p *packet) (bool, error) { return isLink(arg, p.out), nil }
 	case "-p":
-		return protocolIs(arg, p.protocol)
+		return func(_ *walk, p *packet) (bool, error) { return protocolIs(arg, p.protocol) }
 	case "--comment", "--limit-iface-in", "--limit-iface-out", "--return-nomatch":
-		return !m.not, nil
+		return nil
 	case "--match-set":
-		if len(m.args) < 2 {
+		return matchSet(arg, m.args)
+	}
+	return compileModule(m, arg)
+}
+
+func matchSet(name string, args []string) func(*walk, *packet) (bool, error) {
+	return func(w *walk, p *packet) (bool, error) {
+		if len(args) < 2 {
 			return false, errors.New("--match-set has no directions")
 		}
-		_, is, known := n.member(arg, m.args[1], p)
+		_, entry, is, known := w.member(name, args[1], p)
 		if !known {
-			return false, fmt.Errorf("the set %s cannot be read here", arg)
+			return false, fmt.Errorf("the set %s cannot be read here", name)
+		}
+		if is && w.eval.Member != nil {
+			w.eval.Member(name, entry)
 		}
 		return is, nil
 	}
-	return n.isOfModule(m, arg, p)
 }
 
-func (n *Node) isOfModule(m match, arg string, p *packet) (bool, error) {
+func compileModule(m match, arg string) func(*walk, *packet) (bool, error) {
 	switch m.option {
 	case "--mark":
-		mark := p.mark
-		if m.module == "connmark" {
-			mark = p.conn.mark
-		}
 		value, mask, err := parseMark(arg)
-		return mark&mask == value, err
-	case "--ctstate":
-		return slices.Contains(strings.Split(arg, ","), p.state()), nil
-	case "--state":
-		return slices.Contains(strings.Split(arg, ","), p.state()), nil
+		if m.module == "connmark" {
+			return func(_ *walk, p *packet) (bool, error) { return p.conn.mark&mask == value, err }
+		}
+		return func(_ *walk, p *packet) (bool, error) { return p.mark&mask == value, err }
+	case "--ctstate", "--state":
+		states := strings.Split(arg, ",")
+		return func(_ *walk, p *packet) (bool, error) { return slices.Contains(states, string(p.state)), nil }
 	case "--ctdir":
-		return arg == p.direction(), nil
+		return func(_ *walk, p *packet) (bool, error) { return arg == p.direction(), nil }
 	case "--src-type", "--dst-type":
-		return n.isType(arg, pick(m.option == "--src-type", p).Addr())
+		source := m.option == "--src-type"
+		return func(w *walk, p *packet) (bool, error) { return w.isType(arg, pick(source, p).Addr()) }
 	case "--sport", "--dport", "--sports", "--dports":
-		return inPorts(arg, pick(strings.HasPrefix(m.option, "--s"), p).Port())
+		source := strings.HasPrefix(m.option, "--s")
+		return func(_ *walk, p *packet) (bool, error) { return inPorts(arg, pick(source, p).Port()) }
 	case "--physdev-is-in":
-		l, _ := n.Link(p.in)
-		return l.Type == "bridge", nil
+		return func(w *walk, p *packet) (bool, error) {
+			l, _ := w.Link(p.in)
+			return l.Type == "bridge", nil
+		}
 	case "--tcp-flags", "--syn":
-		return p.first, nil
+		return func(_ *walk, p *packet) (bool, error) { return p.state == New, nil }
 	case "--vaddr", "--vport", "--vproto", "--ipvs":
-		return isVirtual(m.option, arg, p)
+		return func(_ *walk, p *packet) (bool, error) { return isVirtual(m.option, arg, p) }
 	case "--icmp-type", "--icmpv6-type":
-		return false, nil
+		echo := arg == "8" || arg == "128"
+		return func(_ *walk, p *packet) (bool, error) { return echo && p.isEcho(), nil }
 	}
-	return false, fmt.Errorf("the match %s is not known here", strings.TrimSpace(m.module+" "+m.option))
+	err := fmt.Errorf("the match %s is not known here", strings.TrimSpace(m.module+" "+m.option))
+	return func(*walk, *packet) (bool, error) { return false, err }
 }
 
 func pick(source bool, p *packet) netip.AddrPort {
@@ -167,19 +193,27 @@ func isLink(pattern, name string) bool {
 	return pattern == name
 }
 
-func inPrefix(text string, a netip.Addr) (bool, error) {
-	if one, err := netip.ParseAddr(text); err == nil {
-		return one == a, nil
+// parsePrefix reads a prefix, or one address.
+func parsePrefix(text string) (netip.Prefix, error) {
+	if a, err := netip.ParseAddr(text); err == nil {
+		return netip.PrefixFrom(a, a.BitLen()), nil
 	}
-	p, err := netip.ParsePrefix(text)
-	return err == nil && p.Contains(a), err
+	return netip.ParsePrefix(text)
 }
 
 func protocolIs(text string, p ip.Protocol) (bool, error) {
 	if number, err := strconv.Atoi(text); err == nil {
 		return number == 0 || number == int(p), nil
 	}
-	return strings.EqualFold(text, p.String()) || text == "all", nil
+	switch text {
+	case "all":
+		return true, nil
+	case "icmp":
+		return p == ICMP, nil
+	case "ipv6-icmp", "icmpv6":
+		return p == ICMPv6, nil
+	}
+	return strings.EqualFold(text, p.String()), nil
 }
 
 func inPorts(text string, port uint16) (bool, error) {
@@ -239,7 +273,8 @@ func isVirtual(option, arg string, p *packet) (bool, error) {
 	}
 	switch option {
 	case "--vaddr":
-		return inPrefix(arg, p.virtual.Addr)
+		prefix, err := parsePrefix(arg)
+		return err == nil && prefix.Contains(p.virtual.Addr), err
 	case "--vport":
 		return arg == fmt.Sprint(p.virtual.Port), nil
 	case "--vproto":

@@ -4,16 +4,17 @@ import (
 	"net/netip"
 	"strings"
 
+	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
 	"github.com/kube-ipvs/kube-ipvs/pkg/ipset"
 )
 
 // member looks a packet up in a set, as "--match-set NAME FIELDS" does, and
-// gives the mark that the member carries. known is false for a set that is not
+// gives the member and the mark that it carries. known is false for a set that is not
 // there, or of a type that is not ours.
-func (n *Node) member(name, fields string, p *packet) (mark uint32, is, known bool) {
+func (n *Node) member(name, fields string, p *packet) (mark uint32, entry ipset.Entry, is, known bool) {
 	set, known := n.Sets[name]
 	if !known {
-		return 0, false, false
+		return 0, entry, false, false
 	}
 	var at []netip.AddrPort
 	for _, field := range strings.Split(fields, ",") {
@@ -23,8 +24,14 @@ func (n *Node) member(name, fields string, p *packet) (mark uint32, is, known bo
 			at = append(at, p.dst)
 		}
 	}
+	if p.protocol == ICMP || p.protocol == ICMPv6 {
+		// Sets of ports hold ICMP types under ICMP's own number, which none of ours does.
+		if set.Type == ipset.BitmapPort || len(at) > 1 {
+			return 0, entry, false, true
+		}
+	}
 	last := at[len(at)-1].Addr()
-	entry := ipset.Entry{Addr: at[0].Addr()}
+	entry = ipset.Entry{Addr: at[0].Addr()}
 	if len(at) > 1 {
 		entry.Port, entry.Protocol = at[1].Port(), p.protocol
 	}
@@ -32,24 +39,35 @@ func (n *Node) member(name, fields string, p *packet) (mark uint32, is, known bo
 	case ipset.BitmapPort:
 		entry = ipset.Entry{Port: at[0].Port()}
 	case ipset.HashNet:
-		return 0, within(set, ipset.Entry{}, last), true
+		entry, is = within(set, ipset.Entry{}, last)
+		return 0, entry, is, true
 	case ipset.HashIPPortNet:
-		return 0, within(set, entry, last), true
+		entry, is = within(set, entry, last)
+		return 0, entry, is, true
 	case ipset.HashIPPortIP:
 		entry.Addr2 = last
 	}
 	mark, is = set.Entries[entry]
-	return mark, is, true
+	return mark, entry, is, true
 }
 
-// within goes through all members: who asks this, asks once.
-func within(set ipset.Contents, front ipset.Entry, a netip.Addr) bool {
+// within goes through all members. It gives the one with the longest prefix, as
+// the kernel does.
+func within(set ipset.Contents, front ipset.Entry, a netip.Addr) (best ipset.Entry, is bool) {
 	for e := range set.Entries {
 		net := e.Net
 		e.Net = netip.Prefix{}
-		if e == front && net.Contains(a) {
-			return true
+		if e == front && net.Contains(a) && (!is || net.Bits() > best.Net.Bits()) {
+			e.Net = net
+			best, is = e, true
 		}
 	}
-	return false
+	return best, is
+}
+
+// HasMember reports whether a set has a member for a source and a destination, by
+// the directions of "--match-set".
+func (n *Node) HasMember(set, fields string, protocol ip.Protocol, src, dst netip.AddrPort) bool {
+	_, _, is, _ := n.member(set, fields, &packet{protocol: protocol, src: src, dst: dst})
+	return is
 }

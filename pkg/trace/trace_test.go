@@ -193,10 +193,11 @@ func TestDraining(t *testing.T) {
 func TestMatches(t *testing.T) {
 	n := newNode(t, remote)
 	p := &packet{
-		protocol: ip.TCP, first: true, in: "cali1", out: "eth0", mark: 0x24, conn: &connection{mark: 0x40},
+		protocol: ip.TCP, state: New, phase: Request, in: "cali1", out: "eth0", mark: 0x24, conn: &connection{mark: 0x40},
 		src: netip.MustParseAddrPort("10.12.0.44:40000"), dst: netip.MustParseAddrPort(vip + ":80"),
 		virtual: &ipvs.Key{Protocol: ip.TCP, Addr: netip.MustParseAddr(vip), Port: 80},
 	}
+	w := &walk{Node: n, eval: &Evaluator{}}
 	for rule, want := range map[nat.Rule]bool{
 		"-s 10.12.0.0/16 -d 10.96.0.10/32":        true,
 		"! -s 10.12.0.0/16":                       false,
@@ -222,7 +223,7 @@ func TestMatches(t *testing.T) {
 		"-p tcp -m tcp --tcp-flags FIN,SYN,RST,ACK SYN": true,
 		`-m comment --comment "a, \"b\" ! -s c"`:        true,
 	} {
-		if is, err := n.holds(parse(rule), p); is != want || err != nil {
+		if is, err := w.holds(parse(rule), p); is != want || err != nil {
 			t.Errorf("%s: %v, %v, want %v", rule, is, err, want)
 		}
 	}
@@ -245,7 +246,7 @@ func TestMarks(t *testing.T) {
 			Entries: map[ipset.Entry]uint32{{Addr: netip.MustParseAddr(vip), Port: 80, Protocol: ip.TCP}: 0xb},
 		}
 		n.Ruleset = nat.Ruleset{nat.Mangle: {Chains: map[string][]nat.Rule{"INPUT": {text}}}}
-		w := &walk{Node: n, rules: map[nat.Rule]rule{}}
+		w := &walk{Node: n, eval: &Evaluator{}}
 		p := &packet{protocol: ip.TCP, mark: 0x24, conn: &connection{mark: 0x40}, dst: netip.MustParseAddrPort(vip + ":80")}
 		w.hook(nat.Mangle, "INPUT", p)
 		if got := [2]uint32{p.mark, p.conn.mark}; got != want || len(w.doubts) > 0 {
@@ -343,7 +344,7 @@ func TestGoto(t *testing.T) {
 		"no target": {[]routing.Rule{jump, {Family: ip.IPv4, Table: 255}}, 4, true},
 	} {
 		n.Rules = append(test.rules, routing.Rule{Family: ip.IPv4, Priority: 32766, Table: 254})
-		if got, ok := n.route(lookup{dst: netip.MustParseAddr(vip), in: "cali1", mark: test.mark}); !ok || got.Local != test.want {
+		if got, ok, _ := n.route(lookup{dst: netip.MustParseAddr(vip), in: "cali1", mark: test.mark}); !ok || got.Local != test.want {
 			t.Errorf("%s: %s, %t", name, got, ok)
 		}
 	}

@@ -1,0 +1,73 @@
+package trace
+
+import (
+	"fmt"
+
+	"github.com/kube-ipvs/kube-ipvs/pkg/ipset"
+	"github.com/kube-ipvs/kube-ipvs/pkg/nat"
+)
+
+// Phase is which of a connection's packets is followed.
+type Phase string
+
+// The phases, in order.
+const (
+	Request Phase = "request" // the first packet
+	Answer  Phase = "answer"
+	Later   Phase = "later" // the client's next packet
+)
+
+// Point is a place on a packet's way at which other programs can act: behind a
+// table's chain of a hook, or "arrival", "sent by the node" and "sent by IPVS".
+// What acts in front of a chain acts behind the one before.
+type Point struct {
+	Phase Phase
+	Where string
+}
+
+func (p Point) String() string { return fmt.Sprintf("%s, behind %s", p.Phase, p.Where) }
+
+// Evaluator explains connections. The zero Evaluator does it as Explain does. It
+// keeps the rules that it has parsed, for all nodes, and is for one goroutine.
+type Evaluator struct {
+	Quiet bool // leave out Steps
+	// Interfere, if set, is called at every point, and may change the packet's and
+	// the connection's mark as another program would.
+	Interfere func(at Point, mark, connmark *uint32)
+	// Matched, if set, is told each rule whose conditions held.
+	Matched func(table nat.Table, chain string, index int)
+	// Member, if set, is told each member of a set that a packet was found in.
+	Member func(set string, entry ipset.Entry)
+
+	rules map[nat.Rule]*rule
+}
+
+func (e *Evaluator) rule(text nat.Rule) *rule {
+	r, ok := e.rules[text]
+	if !ok {
+		if e.rules == nil {
+			e.rules = map[nat.Rule]*rule{}
+		}
+		r = parse(text)
+		e.rules[text] = r
+	}
+	return r
+}
+
+// reach lets other programs act on a packet.
+func (w *walk) reach(where string, p *packet) {
+	if w.eval.Interfere == nil {
+		return
+	}
+	mark, conn := p.mark, p.conn.mark
+	w.eval.Interfere(Point{p.phase, where}, &p.mark, &p.conn.mark)
+	if p.mark != mark {
+		w.note(where, p, "", "another program makes the mark %#x", p.mark)
+	}
+	if p.conn.mark != conn {
+		w.note(where, p, "", "another program makes the connection's mark %#x", p.conn.mark)
+	}
+}
+
+// Explain follows a connection through a node.
+func Explain(n *Node, q Question) Explanation { return new(Evaluator).Explain(n, q) }

@@ -51,6 +51,7 @@ type Applier struct {
 	cuts     []Cut                                     // since TakeCuts was last called
 	touched  *touched                                  // what was written since Observe began; nil when none runs
 	rules    atomic.Pointer[nat.Own]                   // for Concerns
+	lost     map[string]bool                           // sets that the kernel refuses to create, as it lacks their type, say
 	swept    bool                                      // all Services are known: what nobody wants may go
 }
 
@@ -91,6 +92,7 @@ func New(cfg *plan.Config, kernel Kernel) *Applier {
 		marked:    map[ipvs.Key]ipvs.Key{},
 		retired:   map[ipvs.Key]ipvs.Key{},
 		foreign:   ipvs.State{},
+		lost:      map[string]bool{},
 		draining:  map[ipvs.Key]map[netip.AddrPort]time.Time{},
 	}
 }

@@ -86,6 +86,8 @@ func (f *flush) addMembers() {
 		have, there := f.have.sets[m.Set].Entries[m.Entry]
 		fwm, stands := f.localMark(m)
 		switch {
+		case wanted && f.lost[m.Set]:
+			f.members.refused(m) // it is the node's problem, and waits for its set
 		case f.revives(m, want), wanted && stands && have != want && f.retired[fwm] != keyOf(m.Entry):
 		case wanted && (!there || have != want):
 			c := f.memberChange(ipset.AddEntry, m)
@@ -213,13 +215,26 @@ func (f *flush) vipChange(vip plan.VIP, wanted bool) routing.Change {
 	return routing.Change{Op: routing.DeleteAddress, Address: vip.Addr}
 }
 
+// needed are the sets without which a VIP must not answer: those that say that
+// its virtual server is ours, and those that say who may come. Without another
+// one a Service lacks what that one is for, and serves.
+var needed = func() map[string]bool {
+	out := map[string]bool{}
+	for _, family := range ip.Families {
+		for _, name := range slices.Concat(owning, []plan.SetName{plan.LoadBalancerFW, plan.SourceCIDR, plan.SourceIP}) {
+			out[name.In(family)] = true
+		}
+	}
+	return out
+}()
+
 // blocked are addresses that must not become local yet, as something that
 // they need was refused: a VIP that is local without its virtual server is
 // answered by whatever listens on 0.0.0.0.
 func (f *flush) blocked() map[netip.Addr]bool {
 	out := map[netip.Addr]bool{}
 	for m := range f.members.stuck {
-		if _, wanted := f.wantMember(m); wanted {
+		if _, wanted := f.wantMember(m); wanted && (!f.lost[m.Set] || needed[m.Set]) {
 			out[m.Entry.Addr] = true
 		}
 	}

@@ -106,7 +106,26 @@ func (f *flush) flushSets() {
 			return
 		}
 		f.have.sets[c.Set.Name] = ipset.Contents{Set: c.Set, Entries: map[ipset.Entry]uint32{}}
-	}, func(_ ipset.Change, err error) { f.fail(nil, err) })
+		f.foundSet(c.Set.Name)
+	}, func(c ipset.Change, err error) {
+		f.fail(nil, err)
+		if c.Op == ipset.CreateSet {
+			f.lost[c.Set.Name] = true
+		}
+	})
+}
+
+// foundSet has the members of a set written that could not be created before.
+func (a *Applier) foundSet(name string) {
+	if !a.lost[name] {
+		return
+	}
+	delete(a.lost, name)
+	for m := range a.members.stuck {
+		if m.Set == name {
+			a.members.mark(m)
+		}
+	}
 }
 
 // flushRules adds policy rules that are missing, or deletes those that are

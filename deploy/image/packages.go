@@ -9,7 +9,6 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"strings"
 
 	"github.com/kube-ipvs/kube-ipvs/hack/debian"
 )
@@ -64,13 +63,27 @@ func packagesKey() (string, error) {
 	if err != nil {
 		return "", fmt.Errorf("which distribution is this: %w", err)
 	}
-	sum := sha256.Sum256(fmt.Appendf(nil, "%q %q %s", packages, unused, release))
+	sum := sha256.Sum256(fmt.Appendf(nil, "%q %q %q %s", packages, unused, programs, release))
 	return hex.EncodeToString(sum[:])[:12], nil
 }
 
-// finish does what the packages' installation would: plain iptables is the nft
-// one, as the distribution has it. Scripts are not run, as they would need a shell
-// of the architecture.
+// programs are those that must be there: iptables in both back ends, of which
+// kube-ipvs uses the one that the node uses. Nothing has the plain names, so that
+// no program takes one back end for granted.
+var programs = func() []string {
+	var out []string
+	for _, family := range []string{"iptables", "ip6tables"} {
+		for _, variant := range []string{"-nft", "-legacy"} {
+			for _, action := range []string{"", "-save", "-restore"} {
+				out = append(out, family+variant+action)
+			}
+		}
+	}
+	return out
+}()
+
+// finish removes what is not used, and checks that all programs are there. Scripts
+// of the packages are not run, as they would need a shell of the architecture.
 func finish(root string) error {
 	for _, pattern := range unused {
 		found, err := filepath.Glob(filepath.Join(root, pattern))
@@ -83,13 +96,8 @@ func finish(root string) error {
 			}
 		}
 	}
-	for _, name := range []string{"iptables", "iptables-save", "iptables-restore", "ip6tables", "ip6tables-save", "ip6tables-restore"} {
-		family, action, _ := strings.Cut(name, "-")
-		target := strings.TrimSuffix(family+"-nft-"+action, "-")
-		if _, err := os.Lstat(filepath.Join(root, "usr/sbin", target)); err != nil {
-			return err
-		}
-		if err := os.Symlink(target, filepath.Join(root, "usr/sbin", name)); err != nil {
+	for _, name := range programs {
+		if _, err := os.Lstat(filepath.Join(root, "usr/sbin", name)); err != nil {
 			return err
 		}
 	}

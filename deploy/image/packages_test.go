@@ -19,25 +19,34 @@ func write(t *testing.T, path string) {
 func TestFinish(t *testing.T) {
 	root := t.TempDir()
 	for _, name := range []string{
-		"usr/sbin/iptables-nft", "usr/sbin/iptables-nft-save", "usr/sbin/iptables-nft-restore", "usr/sbin/ip6tables-nft",
-		"usr/sbin/ip6tables-nft-save", "usr/sbin/ip6tables-nft-restore", "usr/sbin/iptables-apply",
-		"usr/share/doc/kmod/copyright", "usr/share/doc/kmod/changelog.gz", "usr/share/doc/kmod/contents", "usr/share/doc/kmod/README", "usr/lib/x/gconv/A.so",
+		"usr/sbin/iptables-apply", "usr/share/doc/kmod/copyright", "usr/share/doc/kmod/changelog.gz", "usr/share/doc/kmod/contents",
+		"usr/share/doc/kmod/README", "usr/lib/x/gconv/A.so",
 	} {
 		write(t, filepath.Join(root, name))
+	}
+	for _, name := range programs {
+		write(t, filepath.Join(root, "usr/sbin", name))
 	}
 	if err := finish(root); err != nil {
 		t.Fatal(err)
 	}
 	for name, want := range map[string]bool{
-		"usr/sbin/iptables": true, "usr/sbin/ip6tables-restore": true, "usr/share/doc/kmod/copyright": true, "usr/share/doc/kmod/README": false,
+		"usr/sbin/iptables-nft": true, "usr/sbin/ip6tables-legacy-restore": true, "usr/sbin/iptables": false, "usr/share/doc/kmod/copyright": true, "usr/share/doc/kmod/README": false,
 		"usr/share/doc/kmod/changelog.gz": false, "usr/share/doc/kmod/contents": false, "usr/lib/x/gconv": false, "usr/sbin/iptables-apply": false,
 	} {
 		if _, err := os.Stat(filepath.Join(root, name)); (err == nil) != want {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
-	if err := finish(t.TempDir()); err == nil {
-		t.Error("no error where there is no iptables")
+	for _, name := range programs {
+		path := filepath.Join(root, "usr/sbin", name)
+		if err := os.Remove(path); err != nil {
+			t.Fatal(err)
+		}
+		if err := finish(root); err == nil {
+			t.Errorf("no error where there is no %s", name)
+		}
+		write(t, path)
 	}
 }
 

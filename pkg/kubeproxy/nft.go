@@ -53,8 +53,15 @@ func (n *NFT) Apply(changes []Change) []Failure {
 	for _, c := range changes {
 		// Made first, so that there is one to delete.
 		input := names[c.Family] + "\ndelete " + names[c.Family] + "\n"
-		if _, stderr, err := kernel.Run(n.program, input, "-f", "-"); err != nil {
-			failures = append(failures, Failure{Change: c, Err: fmt.Errorf("%w: %s", err, strings.TrimSpace(stderr))})
+		err := kernel.Change(1, func() error {
+			_, stderr, err := kernel.Run(n.program, input, "-f", "-")
+			if err != nil {
+				return fmt.Errorf("%w: %s", err, strings.TrimSpace(stderr))
+			}
+			return nil
+		})
+		if err != nil {
+			failures = append(failures, Failure{Change: c, Err: err})
 		}
 	}
 	return failures

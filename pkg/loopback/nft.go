@@ -128,7 +128,7 @@ func (n *NFT) Apply(changes []Change) []Failure {
 	for _, c := range changes {
 		err := check(c)
 		if err == nil {
-			_, err = n.run(input(c), "-f", "-")
+			err = kernel.Change(1, func() error { _, err := n.run(input(c), "-f", "-"); return err })
 		}
 		if err != nil {
 			failures = append(failures, Failure{Change: c, Err: err})

@@ -177,9 +177,11 @@ func (t *IPTables) jumpsIn(c Chain, jumps []Jump) []Rule {
 // restore waits 5 s for the lock that the legacy programs share. No interval
 // is given: since 1.8.8 the programs ignore it.
 func (t *IPTables) restore(input string) error {
-	_, stderr, err := kernel.Run(t.restoreCmd, input, "--noflush", "-w", "5")
-	if err != nil {
-		return programError(input, stderr, err)
-	}
-	return nil
+	return kernel.Change(strings.Count(input, "COMMIT\n"), func() error {
+		_, stderr, err := kernel.Run(t.restoreCmd, input, "--noflush", "-w", "5")
+		if err != nil {
+			return programError(input, stderr, err)
+		}
+		return nil
+	})
 }

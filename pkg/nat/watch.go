@@ -22,15 +22,16 @@ type Watcher struct{}
 // must do.
 const watchBuffer = 4 << 20
 
-// Watch calls changed when somebody else has changed rules in a chain that concerns
-// the caller, or taken such a chain away; and for a table that is gone, which is asked
-// for as a chain without a name. A chain that is new is not told, only its rules are.
-// What this process has programs do is known by their process IDs, which they have
-// as the addresses of their netlink sockets.
+// Watch calls changed when another program has changed rules in a chain that
+// concerns the caller, or deleted such a chain; and for a table that is gone, which
+// is asked for as a chain without a name. A new chain is not told, only its rules
+// are. What this process has had done is known by the number of its transaction,
+// which the kernel tells after the changes.
 //
 // It is first called once the subscription stands, so that nothing between an
 // earlier read and it is missed; then also when the kernel dropped messages because
-// they were not read in time. Both functions must return at once.
+// they were not read in time. Both functions must return at once; changed may be
+// called by any goroutine.
 //
 // Watch returns when the context ends or the subscription fails. It watches the
 // network namespace that the calling thread is in.
@@ -40,9 +41,18 @@ func (Watcher) Watch(ctx context.Context, concerns func(Chain) bool, changed fun
 		return fmt.Errorf("subscribe to changes of rules: %w", err)
 	}
 	_ = socket.SetReceiveBufferSize(watchBuffer, true)
+	pending := false // a change of the transaction that is being told
 	err = kernel.Follow(ctx, socket, func(m syscall.NetlinkMessage) {
-		if c, ok := changedChain(m); ok && !kernel.HasRun(int(m.Header.Pid)) && concerns(c) {
-			changed()
+		if c, ok := changedChain(m); ok && concerns(c) {
+			pending = true
+		}
+		if m.Header.Type == unix.NFNL_SUBSYS_NFTABLES<<8|msgNewGen && pending {
+			pending = false
+			if n, ok := kernel.GenerationOf(m.Data); ok {
+				kernel.Foreign(n, changed)
+			} else {
+				changed()
+			}
 		}
 	}, changed)
 	if ctx.Err() == nil {
@@ -57,6 +67,7 @@ const (
 	msgDelChain = 5
 	msgNewRule  = 6
 	msgDelRule  = 8
+	msgNewGen   = 15
 
 	attrTable     = 1 // of all three kinds
 	attrChainName = 3

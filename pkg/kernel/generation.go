@@ -1,0 +1,140 @@
+package kernel
+
+import (
+	"encoding/binary"
+	"errors"
+	"sync"
+
+	"github.com/vishvananda/netlink/nl"
+	"golang.org/x/sys/unix"
+)
+
+// generations knows which transactions of nf_tables this process has had made. The
+// kernel numbers them, for each network namespace. The ID of the process that
+// makes one tells nothing: the sender's address is an ID of the sender's own
+// process namespace, so that programs in other containers have the same ones.
+type generations struct {
+	mu      sync.Mutex
+	running int
+	crossed bool // more than one ran at once: whose is whose is not known
+	own     map[uint32]bool
+	order   []uint32 // of own, the oldest first
+	waiting []decision
+}
+
+// decision is about a transaction that was told while one of ours was under way.
+type decision struct {
+	generation uint32
+	foreign    func()
+}
+
+var written generations
+
+// keptGenerations is how many of our transactions are remembered: more than are
+// made before the news of the first one is read.
+const keptGenerations = 256
+
+// Change runs what makes a number of transactions of nf_tables, or none where
+// iptables-legacy is used.
+func Change(transactions int, run func() error) error {
+	return written.change(transactions, Generation, run)
+}
+
+// Foreign calls what is given if a transaction is not one of this process, at
+// once or as soon as that is known.
+func Foreign(generation uint32, foreign func()) { written.decide(generation, foreign) }
+
+func (g *generations) change(transactions int, generation func() (uint32, error), run func() error) error {
+	g.mu.Lock()
+	g.running++
+	g.crossed = g.crossed || g.running > 1
+	g.mu.Unlock()
+	before, errBefore := generation()
+	err := run()
+	after, errAfter := generation()
+	g.mu.Lock()
+	// With any other number, another program has made one in between.
+	if errBefore == nil && errAfter == nil && !g.crossed && after-before == uint32(transactions) {
+		g.remember(before, after)
+	}
+	g.running--
+	var decided []decision
+	if g.running == 0 {
+		g.crossed = false
+		decided, g.waiting = g.waiting, nil
+	}
+	g.mu.Unlock()
+	for _, d := range decided {
+		g.decide(d.generation, d.foreign)
+	}
+	return err
+}
+
+// remember takes those after one and up to another for our own.
+func (g *generations) remember(before, after uint32) {
+	if g.own == nil {
+		g.own = map[uint32]bool{}
+	}
+	for n := before + 1; n != after+1; n++ {
+		g.own[n] = true
+		g.order = append(g.order, n)
+	}
+	for len(g.order) > keptGenerations {
+		delete(g.own, g.order[0])
+		g.order = g.order[1:]
+	}
+}
+
+func (g *generations) decide(generation uint32, foreign func()) {
+	g.mu.Lock()
+	waits, own := g.running > 0, g.own[generation]
+	if waits && !own {
+		g.waiting = append(g.waiting, decision{generation, foreign})
+	}
+	g.mu.Unlock()
+	if !waits && !own {
+		foreign()
+	}
+}
+
+// Messages and attributes of <linux/netfilter/nf_tables.h>.
+const (
+	nftMsgGetGen  = 16
+	nftAttrGenID  = 1
+	sizeofNfgen   = 4
+	nftSubsysBits = 8
+)
+
+// Generation is the number of the last transaction of nf_tables in the network
+// namespace of the calling thread.
+func Generation() (uint32, error) {
+	request := nl.NewNetlinkRequest(unix.NFNL_SUBSYS_NFTABLES<<nftSubsysBits|nftMsgGetGen, 0)
+	request.AddData(&nl.Nfgenmsg{NfgenFamily: unix.AF_UNSPEC, Version: nl.NFNETLINK_V0})
+	replies, err := request.Execute(unix.NETLINK_NETFILTER, 0)
+	if err != nil {
+		return 0, err
+	}
+	for _, reply := range replies {
+		if n, ok := GenerationOf(reply); ok {
+			return n, nil
+		}
+	}
+	return 0, errors.New("nf_tables does not tell its generation")
+}
+
+// GenerationOf reads the number of a transaction from a message about it.
+func GenerationOf(message []byte) (uint32, bool) {
+	if len(message) < sizeofNfgen {
+		return 0, false
+	}
+	attributes, err := Attributes(message[sizeofNfgen:])
+	if err != nil {
+		return 0, false
+	}
+	for _, a := range attributes {
+		if a.Attr.Type&^unix.NLA_F_NESTED&^unix.NLA_F_NET_BYTEORDER == nftAttrGenID && len(a.Value) >= 4 {
+			return binary.BigEndian.Uint32(a.Value), true
+		}
+	}
+	return 0, false
+}

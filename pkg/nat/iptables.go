@@ -84,6 +84,9 @@ func (t *IPTables) Apply(changes []Change) []Failure { return t.apply(t, changes
 // save lists all tables. Some versions of iptables fail as a whole where they
 // cannot list one table; that one is then named in the words of the others.
 func (t *IPTables) save() (string, error) {
+	if t.variant == Legacy && !hasLegacyTables(t.family) {
+		return "", nil
+	}
 	stdout, stderr, err := kernel.Run(t.saveCmd, "")
 	if err == nil {
 		return stdout, nil

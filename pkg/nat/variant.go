@@ -96,8 +96,8 @@ func hasPrograms(v Variant) bool {
 // nothing of legacy's is in the kernel, and iptables-legacy-save would only load
 // its modules.
 var legacyNames = map[ip.Family]string{
-	ip.IPv4: "/proc/net/ip_tables_names",
-	ip.IPv6: "/proc/net/ip6_tables_names",
+	ip.IPv4: "/proc/thread-self/net/ip_tables_names",
+	ip.IPv6: "/proc/thread-self/net/ip6_tables_names",
 }
 
 func legacyInUse() bool {

@@ -1,0 +1,161 @@
+//go:build e2e
+
+package e2e
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/kube-ipvs/kube-ipvs/test/e2e/lab"
+)
+
+// TestBehaviourTakeOverFromBothBackEnds has kube-proxy's rules, of both of its modes
+// with iptables, stand in iptables-legacy and then in iptables-nft, on a node whose
+// kubelet uses one of these. kube-ipvs writes its own rules where kubelet's are, and
+// removes what kube-proxy has left from both. It is asked with the endpoints changed
+// since: what is left leads to those of before.
+func TestBehaviourTakeOverFromBothBackEnds(t *testing.T) {
+	for _, mode := range []string{"iptables", "ipvs"} {
+		t.Run(mode, func(t *testing.T) {
+			c := newServed(t, mode)
+			node := c.Nodes[0]
+			c.startKubeProxy(t, node)
+			c.old[node].Stop()
+			rules := map[string]string{}
+			for _, program := range []string{"iptables", "ip6tables"} {
+				rules[program] = node.Exec(program + "-nft-save")
+				if !strings.Contains(rules[program], "KUBE-SERVICES") {
+					t.Fatalf("kube-proxy has written no rules:\n%s", rules[program])
+				}
+			}
+			for _, slice := range dualStackSlices(newExposed("web", 1), webPort, ready(c.web2)) {
+				c.api.setSlice(slice)
+			}
+			for _, kubelet := range []string{"nft", "legacy"} {
+				for _, left := range []string{"nft", "legacy"} {
+					for program, text := range rules {
+						node.Feed(text, program+"-"+left+"-restore")
+						node.Exec(program+"-"+kubelet, "-w", "-t", "mangle", "-N", "KUBE-KUBELET-CANARY")
+					}
+					c.takesOver(t, node, kubelet, left)
+					for program := range rules {
+						node.Exec("sh", "-c", fmt.Sprintf("for t in nat filter mangle; do for v in nft legacy; do %[1]s-$v -w -t $t -F; %[1]s-$v -w -t $t -X; done; done", program))
+					}
+				}
+			}
+		})
+	}
+}
+
+// takesOver starts kube-ipvs, wants kube-proxy's rules gone and its own where
+// kubelet's are, and all clients to be led to the endpoint of today.
+func (c *takeOver) takesOver(t *testing.T, node *lab.BridgeNode, kubelet, left string) {
+	t.Helper()
+	name := fmt.Sprintf("kubelet uses %s, kube-proxy has left rules in %s", kubelet, left)
+	c.startKubeIPVS(node)
+	defer c.young[node].Stop()
+	others := map[string]string{"nft": "legacy", "legacy": "nft"}
+	lab.Eventually(t, 2*syncLimit, name, func() error {
+		for _, family := range []string{"iptables", "ip6tables"} {
+			used, other := node.Exec(family+"-"+kubelet+"-save"), node.Exec(family+"-"+others[kubelet]+"-save")
+			if !strings.Contains(used, "KUBE-IPVS-") || strings.Contains(other, "KUBE-") {
+				return fmt.Errorf("in use:\n%s\nthe other:\n%s", used, other)
+			}
+			for _, l := range leftovers {
+				if strings.Contains(used, l) {
+					return fmt.Errorf("there is still %s in\n%s", l, used)
+				}
+			}
+		}
+		return nil
+	})
+	for _, ask := range c.asks(node) {
+		if strings.Contains(ask.name, "Local") {
+			continue
+		}
+		if answer := ask.from.Dial(lab.TCP, ask.address); answer.Err != nil || answer.Server != c.web2.Name {
+			t.Errorf("%s: %s: %s, want %s", name, ask.name, answer, c.web2.Name)
+		}
+	}
+}
+
+// TestReliabilityUnreadableRules starts where another program's rule makes
+// iptables-save leave a table out: what stands goes on serving, all is repaired,
+// nothing is removed, and it is said what is in the way.
+func TestReliabilityUnreadableRules(t *testing.T) {
+	node, flags := loneNode(t)
+	flags = append(flags, "--ipvs-sync-period", "1s")
+	if code, output := node.RunProxy(append(flags, "--once")...); code != 0 {
+		t.Fatalf("kube-ipvs --once ended with %d:\n%s", code, output)
+	}
+	whole := kernelState(node)
+	foreign := func(op string) {
+		for _, family := range []string{"ip", "ip6"} {
+			node.Exec("sh", "-c", fmt.Sprintf(map[string]string{
+				"add":    "nft add rule %[1]s filter INPUT ct mark 77 counter accept",
+				"delete": "nft delete rule %[1]s filter INPUT handle $(nft -a list chain %[1]s filter INPUT | sed -n 's/.*ct mark 0x0000004d.*# handle //p')",
+			}[op], family))
+		}
+	}
+	foreign("add")
+	if out := node.Exec("sh", "-c", "iptables-save 2>&1 || true"); !strings.Contains(out, "`filter' is incompatible") {
+		t.Fatalf("iptables-save can list it:\n%s", out)
+	}
+	node.Exec("sh", "-c", "iptables -w -t filter -F KUBE-FORWARD; iptables -w -t nat -F KUBE-SERVICES; ipvsadm -C")
+	p := node.StartProxy(func(*lab.Process) error { return hasCompared(node, 2) }, flags...)
+	const said = "table filter of IPv4 has a rule made with nft that iptables cannot read"
+	if n := strings.Count(p.Log(), said); n != 1 {
+		t.Errorf("%q is said %d times in\n%s", said, n, p.Log())
+	}
+	p.Stop()
+	foreign("delete")
+	if now := kernelState(node); now != whole {
+		t.Errorf("there was\n%s\nand is\n%s", whole, now)
+	}
+	foreign("add")
+	if code, output := node.RunProxy("--cleanup"); code != 0 {
+		t.Errorf("kube-ipvs --cleanup ended with %d:\n%s", code, output)
+	}
+	foreign("delete")
+	if left := kernelState(node); strings.Contains(left, "KUBE-") {
+		t.Errorf("left:\n%s", left)
+	}
+}
+
+// TestReliabilityInsistence has another program put a rule before ours again as soon
+// as ours are at the head, as Calico's Felix does. After a few moves ours stay, which
+// is said once, and are repaired as before.
+func TestReliabilityInsistence(t *testing.T) {
+	node, flags := loneNode(t)
+	p := node.StartProxy(func(*lab.Process) error { return hasPassed(node) }, append(flags, "--ipvs-sync-period", "1s")...)
+	const rule = "INPUT -s 192.0.2.0/24 -m comment --comment insists -j ACCEPT"
+	moves := 0
+	const said = "another program keeps putting its rules before ours in IPv4 filter/INPUT"
+	lab.Eventually(t, 2*syncLimit, "kube-ipvs gives way", func() error {
+		if rules := node.Exec("iptables", "-w", "-S", "INPUT"); !strings.HasPrefix(rules, "-P INPUT ACCEPT\n-A INPUT -s 192.0.2.0/24 ") {
+			moves++
+			node.Exec("sh", "-c", "iptables -w -D "+rule+" 2>/dev/null; iptables -w -I "+rule)
+		}
+		if !strings.Contains(p.Log(), said) {
+			return fmt.Errorf("moved %d times", moves)
+		}
+		return nil
+	})
+	if moves > 5 {
+		t.Errorf("moved %d times", moves)
+	}
+	node.Exec("iptables", "-w", "-D", "INPUT", "2")
+	lab.Eventually(t, syncLimit, "a jump that is deleted is back", func() error {
+		rules := node.Exec("iptables", "-w", "-S", "INPUT")
+		if n := strings.Count(rules, "-j KUBE-"); n < 4 {
+			return fmt.Errorf("%d jumps:\n%s", n, rules)
+		}
+		return nil
+	})
+	node.Exec("sh", "-c", "iptables -w -D "+rule+"; iptables -w -I "+rule)
+	staysQuiet(t, node, p)
+	if n := strings.Count(p.Log(), said); n != 1 {
+		t.Errorf("%q is said %d times", said, n)
+	}
+}

@@ -1,0 +1,100 @@
+//go:build e2e
+
+package e2e
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/kube-ipvs/kube-ipvs/test/e2e/lab"
+)
+
+// kernelParts are modules that a kernel may lack, the clients of whom they are
+// needed (by words of their names in parts), and what is said then.
+var kernelParts = []struct{ module, loses, says string }{
+	{"xt_REDIRECT", "", "REDIRECT"},
+	{"xt_addrtype", "", "addrtype"},
+	{"xt_physdev", "", "physdev"},
+	{"xt_ipvs", "", "xt_ipvs"},
+	{"xt_connmark", "", "connmark"},
+	{"xt_MASQUERADE", "outside", "MASQUERADE"},
+	{"ipt_REJECT", "", "REJECT"},
+	{"ip6t_REJECT", "", "REJECT"},
+	{"ip_set_hash_ipportip", "", "KUBE-LOOP-BACK"},
+	{"ip_set_hash_ipportnet", "", "KUBE-LOAD-BALANCER-SOURCE-CIDR"},
+	{"ip_set_hash_net", "", "KUBE-IPVS-REPLY-SRC"},
+	{"ip_set_hash_ip", "VIP", "KUBE-IPVS-PORT-IPS"},
+	{"ip_set_bitmap_port", "node port", "KUBE-NODE-PORT-TCP"},
+	{"br_netfilter", "", ""},
+	{"ip_vs_sh", "", ""},
+}
+
+// TestMissingKernelParts withholds one module at a time. Every client is served that
+// does not need it, and what is lost is said.
+func TestMissingKernelParts(t *testing.T) {
+	c := newOfflineCluster(t)
+	node := c.Nodes[0]
+	dir := writeManifests(t, withSlices(newExposed("web", 1), ready(c.web2))...)
+	clients := []ask{}
+	for i, family := range []string{"IPv4", "IPv6"} {
+		clients = append(clients,
+			ask{"a pod, a cluster IP, " + family, c.caller1.Namespace, at(clusterIPs(1)[i], 80)},
+			ask{"the node, a cluster IP, " + family, node.Namespace, at(clusterIPs(1)[i], 80)},
+			ask{"a pod, a VIP, " + family, c.caller1.Namespace, at(balancerIPs(1)[i], 80)},
+			ask{"outside, a VIP, " + family, c.Client, at(balancerIPs(1)[i], 80)},
+			ask{"outside, a node port, " + family, c.Client, at(nodeIPs(node)[i], 30001)},
+		)
+	}
+	for _, part := range kernelParts {
+		t.Run(part.module, func(t *testing.T) {
+			withhold(t, part.module)
+			p := node.StartProxy(func(*lab.Process) error { return hasCompared(node.Node, 2) },
+				"--manifests", dir, "--hostname-override", node.Name, "--cluster-cidr", podCIDRs, "--ipvs-sync-period", "1s")
+			for _, client := range clients {
+				if part.loses != "" && strings.Contains(client.name, part.loses) {
+					continue
+				}
+				if answer := client.from.Dial(lab.TCP, client.address); answer.Err != nil {
+					t.Errorf("%s: %s", client.name, answer)
+				}
+			}
+			log := p.Log()
+			p.Stop()
+			if !strings.Contains(log, part.says) {
+				t.Errorf("%q is not said:\n%s", part.says, log)
+			}
+			if code, output := node.RunProxy("--cleanup"); code != 0 {
+				t.Errorf("kube-ipvs --cleanup ended with %d:\n%s", code, output)
+			}
+		})
+	}
+}
+
+// withhold unloads a module and has modprobe not find it until the test ends.
+func withhold(t *testing.T, module string) {
+	t.Helper()
+	out, err := exec.Command("modinfo", "-n", module).CombinedOutput()
+	path := strings.TrimSpace(string(out))
+	if err != nil || path == "(builtin)" {
+		t.Skipf("%s: %v: %s", module, err, out)
+	}
+	lab.Eventually(t, syncLimit, module+" is unloaded", func() error {
+		if _, err := os.Stat(filepath.Join("/sys/module", module)); os.IsNotExist(err) {
+			return nil
+		}
+		out, err := exec.Command("modprobe", "-r", module).CombinedOutput()
+		return fmt.Errorf("%v: %s", err, out)
+	})
+	if err := os.Rename(path, path+".withheld"); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := os.Rename(path+".withheld", path); err != nil {
+			t.Error(err)
+		}
+	})
+}

@@ -209,7 +209,7 @@ func (a *Applier) nodeDifferences() int {
 		n++
 	}
 	for _, s := range a.node.Sets {
-		if _, there := a.have.sets[s.Name]; !there {
+		if _, there := a.have.sets[s.Name]; !there && !a.lost[s.Name] {
 			n++
 		}
 	}

@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
 	"github.com/kube-ipvs/kube-ipvs/pkg/plan"
 	"github.com/kube-ipvs/kube-ipvs/pkg/trace"
 )
@@ -57,6 +58,12 @@ type Facts struct {
 	// Connections are conntrack's entries; Most is how many there may be, 0 if
 	// that is not known.
 	Connections, Most int
+	// Lacking are extensions of iptables that the kernel does not have.
+	Lacking map[ip.Family][]string
+	// Others are the rules of the back end of iptables that the node does not use.
+	// Unseen reports that there may be some that could not be read.
+	Others []OtherRules
+	Unseen bool
 }
 
 // Answer is of a program on one of kube-proxy's ports.
@@ -74,15 +81,19 @@ type check struct {
 
 var checks = []check{
 	{"kernel", "IPVS, IP sets, rules, routes and parameters can be read", unread},
-	{"kube-proxy", "does not run on this node, and has left nothing that acts on packets", kubeProxy},
+	{"kube-proxy", "does not run on this node, and has left nothing that acts on packets", both(kubeProxy, otherBackEnd)},
 	{"kube-ipvs", "runs, and is ready", kubeIPVS},
 	{"conntrack", "its table has room", conntrack},
 	{"parameters", "the node forwards, and connection tracking follows IPVS", eachNode(parameters)},
 	{"bridges", "the rules see what pods on one bridge send each other", eachNode(bridges)},
 	{"interfaces", "what enters by an interface with a routing table of its own can leave by it, with a source of its own", eachNode(interfaces)},
-	{"rules", "the rules of Services are reached, and no other program's decide before them", rules},
+	{"rules", "the rules of Services are reached, and no other program's decide before them", both(rules, lost)},
 	{"Services", "each port of a cluster IP has its virtual server, and is local to the node alone", eachNode(programmed)},
 	{"virtual servers", "all are of Services", eachNode(foreign)},
+}
+
+func both(a, b func(*Facts) []Finding) func(*Facts) []Finding {
+	return func(f *Facts) []Finding { return append(a(f), b(f)...) }
 }
 
 func eachNode(find func(*trace.Node) []Finding) func(*Facts) []Finding {

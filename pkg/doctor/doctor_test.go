@@ -99,11 +99,20 @@ func TestExamine(t *testing.T) {
 		"not ready":           {func(f *Facts) { f.Serving, f.Unready = true, []string{"no sync"} }, "warning kube-ipvs: is not ready: no sync"},
 		"nftables mode":       {func(f *Facts) { f.Tables = []string{"ip6 kube-proxy"} }, "error kube-proxy: its nftables mode has left a table"},
 		"iptables mode":       {chain("KUBE-SVC-ABC"), "error kube-proxy: its iptables mode has left chains such as nat KUBE-SVC-ABC"},
-		"conntrack is full":   {func(f *Facts) { f.Connections = 90 }, "error conntrack: 90 of 100 connections"},
-		"cannot be read":      {func(f *Facts) { f.Unread = []error{errors.New("no IPVS")} }, "error kernel: no IPVS"},
-		"no forwarding":       {set("net/ipv4/ip_forward", "0"), "error IPv4: the node does not forward"},
-		"vs/conntrack":        {set("net/ipv4/vs/conntrack", "0"), "error IPVS: conntrack does not follow"},
-		"br_netfilter":        {set("net/bridge/bridge-nf-call-iptables", "0"), "warning cni0: frames between its pods"},
+		"left in the other back end": {func(f *Facts) {
+			f.Others = []OtherRules{{"iptables-legacy", ip.IPv4, nat.Ruleset{nat.NAT: {Chains: map[string][]nat.Rule{"PREROUTING": nil, "KUBE-SVC-ABC": nil}}}}}
+		}, "error iptables-legacy: has rules of a service proxy for IPv4, such as the chain nat KUBE-SVC-ABC"},
+		"nothing left in the other back end": {func(f *Facts) {
+			f.Others = []OtherRules{{"iptables-legacy", ip.IPv4, nat.Ruleset{nat.NAT: {Chains: map[string][]nat.Rule{"PREROUTING": nil, "KUBE-KUBELET-CANARY": nil}}}}}
+		}, ""},
+		"the other back end cannot be seen": {func(f *Facts) { f.Unseen = true }, "note iptables: the other back end of iptables may hold rules"},
+		"no REDIRECT": {func(f *Facts) { f.Lacking = map[ip.Family][]string{ip.IPv6: {"REDIRECT"}} },
+			"warning IPv6: the kernel has no xt_REDIRECT; rules that need it are left out. Lost: VIPs claimed by port do not answer to ping"},
+		"conntrack is full": {func(f *Facts) { f.Connections = 90 }, "error conntrack: 90 of 100 connections"},
+		"cannot be read":    {func(f *Facts) { f.Unread = []error{errors.New("no IPVS")} }, "error kernel: no IPVS"},
+		"no forwarding":     {set("net/ipv4/ip_forward", "0"), "error IPv4: the node does not forward"},
+		"vs/conntrack":      {set("net/ipv4/vs/conntrack", "0"), "error IPVS: conntrack does not follow"},
+		"br_netfilter":      {set("net/bridge/bridge-nf-call-iptables", "0"), "warning cni0: frames between its pods"},
 		"rp_filter without src_valid_mark": {set("net/ipv4/conf/all/src_valid_mark", "0"),
 			"warning eth1: rp_filter is 1"},
 		"an ENI without a source": {func(f *Facts) { f.Nodes[0].Links[1].Addresses = nil },

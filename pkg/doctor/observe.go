@@ -29,6 +29,11 @@ func Observe(ctx context.Context, cfg *plan.Config, probes netip.AddrPort) *Fact
 		f.Serving, f.Unready = true, report.Why
 	}
 	f.readNodes()
+	f.readOthers()
+	f.Lacking = map[ip.Family][]string{}
+	for _, n := range f.Nodes {
+		f.Lacking[n.Family] = lacking(n.Family)
+	}
 	f.Connections = number("/proc/sys/net/netfilter/nf_conntrack_count")
 	f.Most = number("/proc/sys/net/netfilter/nf_conntrack_max")
 	return f

@@ -203,7 +203,7 @@ func (c *takeOver) answered(t *testing.T) {
 // kube-proxy may have those of both.
 func (c *takeOver) startKubeIPVS(node *lab.BridgeNode) {
 	passed := func(*lab.Process) error {
-		out, err := node.TryExec("curl", "-sf", "--max-time", "5", "http://127.0.0.1:10266/healthz")
+		out, err := node.TryExec("curl", "-sf", "--max-time", "5", "http://127.0.0.1:10276/healthz")
 		if err != nil {
 			return fmt.Errorf("%w: %s", err, out)
 		}
@@ -211,7 +211,7 @@ func (c *takeOver) startKubeIPVS(node *lab.BridgeNode) {
 	}
 	c.young[node] = node.StartProxy(passed, "--hostname-override", node.Name, "--kubeconfig", lab.Kubeconfig(),
 		"--cluster-cidr", podCIDRs, "--ipvs-sync-period", "5s",
-		"--healthz-bind-address", "127.0.0.1:10266", "--metrics-bind-address", "127.0.0.1:10259")
+		"--healthz-bind-address", "127.0.0.1:10276", "--metrics-bind-address", "127.0.0.1:10259")
 }
 
 // leftovers are what only kube-proxy has, in whatever mode.

@@ -23,7 +23,7 @@ type Section struct {
 // The sections, in the order of the page.
 var (
 	Crash    = Section{"crash", "Crash anywhere", "The process is killed between two operations on the kernel. After its next start the kernel equals the plan, nothing of ours is left over, and no connection through an untouched Service has broken."}
-	Refusals = Section{"refusals", "The kernel says no", "An operation on the kernel fails. There is one clear error, everything else is programmed, and what failed is tried again until it holds. A list that could not be read is never taken for an empty one."}
+	Refusals = Section{"refusals", "The kernel says no", "An operation on the kernel fails. There is one clear error, everything else is programmed, and what failed is tried again until it holds. A list that could not be read is never taken for an empty one. At the start only IPv6 can be left out, where the node has none; anything else that cannot be read ends the process, with everything as it was."}
 	Drift    = Section{"drift", "Drift", "Somebody else changes what is programmed. It is seen, counted and repaired, and what is not ours is left alone."}
 	Source   = Section{"source", "The API server", "The API server is gone, or says what is not so. What is programmed goes on serving."}
 	Draining = Section{"draining", "Graceful termination", "An endpoint goes. Its connections have their time, and no more than that."}

@@ -318,14 +318,14 @@ image:
 	$(call phase,preparing a kernel to run on)
 	@$(LAB_PROGRAM) -prepare
 
-docs: ## write what is made from the code and the manifests: docs/flags.md, docs/man, deploy/install.yaml; and from verdicts: docs/conformance.md
+docs: ## write what is made from the code and the manifests: docs/flags.md, docs/metrics.md, docs/man, deploy/install.yaml; and from verdicts: docs/conformance.md
 	@$(GO) test ./pkg/config -run '^Test(Flag|Document)Reference$$' -update
 	@$(GO) test ./deploy -run '^Test(InstallManifest|ValuesSchema)$$' -update
-	@$(GO) test ./cmd/proxy -run '^TestManPages$$' -update
+	@$(GO) test ./cmd/proxy -run '^(TestManPages|TestMetricsReference)$$' -update
 	@$(GO) test ./test/upstream/judge -run '^TestPage$$' -update
 
 docs-check: ## fails if such a page is stale, or a page leads nowhere
-	@$(GO) test -count 1 -run '^(TestInstallManifest|TestValuesSchema|TestFlagReference|TestDocumentReference|TestAnnotationReference|TestManPages|TestLinks|TestPage|TestTableInDocs)$$' ./pkg/config ./cmd/proxy ./deploy ./docs ./test/conformance ./test/reliability ./test/upstream/judge
+	@$(GO) test -count 1 -run '^(TestInstallManifest|TestValuesSchema|TestFlagReference|TestDocumentReference|TestAnnotationReference|TestManPages|TestMetricsReference|TestLinks|TestPage|TestTableInDocs)$$' ./pkg/config ./cmd/proxy ./deploy ./docs ./test/conformance ./test/reliability ./test/upstream/judge
 
 FUZZTIME ?= 10m
 # A regular expression for targets, as in nat.FuzzParseSave.

@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"net"
+	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -57,6 +58,10 @@ func preflight(ctx context.Context, s *settings) *doctor.Preflight {
 	}
 	if servers := apiServers(&s.Source); len(servers) > 0 {
 		p.APIServer = servers[0].String()
+	}
+	if !slices.ContainsFunc(p.Modules, func(m doctor.Module) bool { return m.Name == "ip_vs" && m.Loaded }) {
+		p.NotCompared = true // to ask the kernel for IPVS would load the module
+		return p
 	}
 	result, err := dryRun(ctx, s.Config)
 	if err != nil {

@@ -26,6 +26,7 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/config"
 	"github.com/kube-ipvs/kube-ipvs/pkg/event"
 	"github.com/kube-ipvs/kube-ipvs/pkg/health"
+	"github.com/kube-ipvs/kube-ipvs/pkg/ipvs"
 	"github.com/kube-ipvs/kube-ipvs/pkg/metrics"
 	"github.com/kube-ipvs/kube-ipvs/pkg/nat"
 	"github.com/kube-ipvs/kube-ipvs/pkg/plan"
@@ -91,6 +92,11 @@ func serve(ctx context.Context, cfg *config.Config, kernel *machine) error {
 	src, events, err := newSource(ctx, cfg)
 	if err != nil {
 		return err
+	}
+	if cfg.ServiceMetrics > 0 && cfg.Action == config.Serve {
+		names := newServiceNames(src)
+		legacyregistry.CustomMustRegister(metrics.NewTraffic(cfg.ServiceMetrics, ipvs.ReadStats, names.find))
+		src = names
 	}
 	p := proxy.New(proxy.Options{
 		Config:          cfg.Plan,

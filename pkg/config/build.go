@@ -92,6 +92,7 @@ func (b *builder) config() Config {
 		BindAddressHardFail:         p.BindAddressHardFail,
 		Profiling:                   p.EnableProfiling,
 		ShowHiddenMetricsForVersion: p.ShowHiddenMetricsForVersion,
+		ServiceMetrics:              b.own.ServiceMetrics,
 		Source:                      b.source(),
 		Conntrack:                   b.conntrack(),
 		StateDir:                    b.absolute(b.path("state-dir", "stateDir"), b.own.StateDir),
@@ -107,6 +108,7 @@ func (b *builder) config() Config {
 	if v := p.ShowHiddenMetricsForVersion; v != "" && !minorVersion.MatchString(v) {
 		b.invalid(b.path("show-hidden-metrics-for-version", "showHiddenMetricsForVersion"), v, "must be MAJOR.MINOR, such as 1.35")
 	}
+	b.inRange(b.path("service-metrics", "serviceMetrics"), b.own.ServiceMetrics, 0, math.MaxInt32)
 	b.inRange(b.path("oom-score-adj", "oomScoreAdj"), int(*p.OOMScoreAdj), -1000, 1000)
 	b.logging(&c)
 	c.Proxy, c.Own = *p, *b.own

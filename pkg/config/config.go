@@ -42,6 +42,7 @@ type Config struct {
 	BindAddressHardFail         bool           // whether failing to listen ends the program
 	Profiling                   bool           // pprof, on Metrics
 	ShowHiddenMetricsForVersion string
+	ServiceMetrics              int // ports of Services that have metrics of their own; 0: none
 
 	Source Source
 

@@ -206,6 +206,7 @@ func TestFlags(t *testing.T) {
 			c.Plan.LocalMark = plan.LocalMark{Value: 0x200000, Mask: 0x2f0000}
 			c.Plan.SNAT.Mark = 0xf
 		}},
+		{"--service-metrics=500", func(c *Config) { c.ServiceMetrics = 500 }},
 		{"--snat-mode=fwmark --reply-mark=0x100 --reply-rule-priority=99", func(c *Config) {
 			c.Plan.SNAT = plan.SNAT{Mode: plan.SNATFWMark, Mark: 0x100, Priority: 99}
 			c.Plan.VIPs.Priority = 98
@@ -328,6 +329,7 @@ func TestFlagErrors(t *testing.T) {
 		{"--claim-table=-1", []string{"--claim-table: Invalid value: -1"}},
 		{"--claim-rule-priority=480", []string{"--claim-rule-priority: Invalid value: 480: must be less than --reply-rule-priority, which is 480"}},
 		{"--claim-rule-priority=40000", []string{"--claim-rule-priority: Invalid value: 40000"}},
+		{"--service-metrics=-1", []string{"--service-metrics: Invalid value: -1: must be from 0 to"}},
 		{"--dry-run", []string{"--dry-run: Forbidden: is for --once"}},
 		{"--cleanup --dry-run", []string{"--dry-run: Forbidden: is for --once"}},
 		{"--snat-mode=magic", []string{`--snat-mode: Unsupported value: "magic"`, "fwmark"}},

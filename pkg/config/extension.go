@@ -95,6 +95,9 @@ type KubeIPVSConfiguration struct {
 	// the machine's next boot. Kernel parameters' earlier values are kept there
 	// for --cleanup. Default /run/kube-ipvs.
 	StateDir string `json:"stateDir"`
+	// ServiceMetrics is for how many ports of Services there are metrics of
+	// connections, packets and bytes. Default 0: none.
+	ServiceMetrics int `json:"serviceMetrics,omitempty"`
 	// ProbeBindAddress serves /livez, /readyz and /status to the kubelet's probes and
 	// to "kube-ipvs status". kube-proxy never has this port, so that it cannot answer
 	// in our place. Empty: not at all. Default 127.0.0.1:10266.

@@ -34,6 +34,8 @@ func (o *Options) ownFlags() *pflag.FlagSet {
 		"Folder of YAML and JSON manifests (Service, EndpointSlice, Node) that is read and watched in place of an API server.")
 	fs.StringVar(&o.own.StateDir, "state-dir", o.own.StateDir,
 		"Folder, this node's own, in which kernel parameters' earlier values are kept for --cleanup.")
+	fs.IntVar(&o.own.ServiceMetrics, "service-metrics", 0,
+		"Serve metrics of connections, packets and bytes for this many ports of Services at most, the first by namespace and name. 0: none.")
 	fs.StringVar(o.own.ProbeBindAddress, "probe-bind-address", *o.own.ProbeBindAddress,
 		"IP address and port to serve /livez and /readyz on for the kubelet's probes, and /status for \"kube-ipvs status\". Not kube-proxy's ports, so that kube-proxy cannot answer. Empty: not at all.")
 	fs.BoolVar(&o.action.once, "once", false,

@@ -145,6 +145,7 @@ func (o *Options) overOwn(file *KubeIPVSConfiguration) *KubeIPVSConfiguration {
 	overlay(o, "compat", &file.Compat, own.Compat)
 	overlay(o, "manifests", &file.Manifests, own.Manifests)
 	overlay(o, "state-dir", &file.StateDir, own.StateDir)
+	overlay(o, "service-metrics", &file.ServiceMetrics, own.ServiceMetrics)
 	overlay(o, "probe-bind-address", &file.ProbeBindAddress, own.ProbeBindAddress)
 	overlay(o, "masquerade-external-local", &file.MasqueradeExternalLocal, own.MasqueradeExternalLocal)
 	overlay(o, "local-mark", &file.LocalMark, own.LocalMark)

@@ -37,9 +37,11 @@ type Preflight struct {
 	Config    plan.Config
 	APIServer string
 	// What a dry run has found. Err: there was none, for this reason.
-	Err      error
-	Unusable error
-	Services int
+	Err error
+	// NotCompared reports that ip_vs is not loaded: there was no dry run either.
+	NotCompared bool
+	Unusable    error
+	Services    int
 	// ClusterIPs are those of the Services.
 	ClusterIPs []netip.Addr
 	Changes    []inspect.Change
@@ -194,7 +196,7 @@ func (p *Preflight) network() []Finding {
 		modes = append(modes, fmt.Sprintf("%s (%s: %s)", m.Link, m.Family, how))
 	}
 	switch {
-	case p.Err != nil:
+	case p.Err != nil, p.NotCompared:
 	case len(modes) == 0:
 		out = append(out, Finding{OK, "network", "one way out, no secondary interfaces with a routing table of their own", ""})
 	default:
@@ -203,7 +205,7 @@ func (p *Preflight) network() []Finding {
 	for _, w := range p.Warnings {
 		out = append(out, Finding{Warning, "conflict", w, ""})
 	}
-	if p.Err == nil && len(p.Warnings) == 0 {
+	if p.Err == nil && !p.NotCompared && len(p.Warnings) == 0 {
 		out = append(out, Finding{OK, "marks", "no other program uses the bits of the mark, the priorities or the table", ""})
 	}
 	return out
@@ -230,6 +232,9 @@ func (p *Preflight) source() []Finding {
 
 func (p *Preflight) plan() []Finding {
 	var out []Finding
+	if p.NotCompared {
+		return []Finding{{Note, "plan", "is not compared with the kernel, and marks and priorities are not looked at: ip_vs is not loaded, and preflight loads nothing", "modprobe ip_vs; kube-ipvs preflight"}}
+	}
 	if p.Err != nil {
 		return []Finding{{Error, "plan", "cannot be compared with the kernel: " + p.Err.Error(), ""}}
 	}

@@ -28,16 +28,17 @@ func TestPreflight(t *testing.T) {
 		change func(*Preflight)
 		want   string // the first finding
 	}{
-		"fit":             {func(*Preflight) {}, "OK kernel: 6.1.0 has every part that is needed, 1 of 3 are loaded"},
-		"no ip_vs":        {func(p *Preflight) { p.Modules[0] = Module{Name: "ip_vs", Why: "virtual servers"} }, "warning kernel: no module ip_vs is found"},
-		"no br_netfilter": {func(p *Preflight) { p.Modules[2].There = false }, "warning kernel: has no module br_netfilter"},
-		"no iptables":     {func(p *Preflight) { p.IPTables = nil }, "error iptables: is not found"},
-		"legacy rules":    {func(p *Preflight) { p.IPTables[2].Rules = 4 }, "warning iptables: rules of service proxies are in the other kind, too: iptables-legacy has 4 rules"},
-		"port is taken":   {func(p *Preflight) { p.Taken = "in use" }, "error ports: 127.0.0.1:10266, for probes, is taken: in use"},
-		"Cilium":          {func(p *Preflight) { p.Links = []string{"eth0", "cilium_host"} }, "warning network: Cilium runs here"},
-		"a conflict":      {func(p *Preflight) { p.Warnings = []string{"uses our bits"} }, "warning conflict: uses our bits"},
-		"no API server":   {func(p *Preflight) { p.Err = errors.New("no answer") }, "error plan: cannot be compared with the kernel: no answer"},
-		"unusable":        {func(p *Preflight) { p.Unusable = errors.New("bad document") }, "warning Services: bad document"},
+		"fit":              {func(*Preflight) {}, "OK kernel: 6.1.0 has every part that is needed, 1 of 3 are loaded"},
+		"no ip_vs":         {func(p *Preflight) { p.Modules[0] = Module{Name: "ip_vs", Why: "virtual servers"} }, "warning kernel: no module ip_vs is found"},
+		"no br_netfilter":  {func(p *Preflight) { p.Modules[2].There = false }, "warning kernel: has no module br_netfilter"},
+		"no iptables":      {func(p *Preflight) { p.IPTables = nil }, "error iptables: is not found"},
+		"legacy rules":     {func(p *Preflight) { p.IPTables[2].Rules = 4 }, "warning iptables: rules of service proxies are in the other kind, too: iptables-legacy has 4 rules"},
+		"port is taken":    {func(p *Preflight) { p.Taken = "in use" }, "error ports: 127.0.0.1:10266, for probes, is taken: in use"},
+		"Cilium":           {func(p *Preflight) { p.Links = []string{"eth0", "cilium_host"} }, "warning network: Cilium runs here"},
+		"a conflict":       {func(p *Preflight) { p.Warnings = []string{"uses our bits"} }, "warning conflict: uses our bits"},
+		"no API server":    {func(p *Preflight) { p.Err = errors.New("no answer") }, "error plan: cannot be compared with the kernel: no answer"},
+		"ip_vs not loaded": {func(p *Preflight) { p.NotCompared = true }, "note plan: is not compared"},
+		"unusable":         {func(p *Preflight) { p.Unusable = errors.New("bad document") }, "warning Services: bad document"},
 		"the cluster IP": {func(p *Preflight) {
 			p.APIServer, p.ClusterIPs = "10.96.0.1:443", []netip.Addr{netip.MustParseAddr("10.96.0.1")}
 		}, "warning API server: 10.96.0.1:443 is a cluster IP"},

@@ -23,6 +23,16 @@ const (
 	reasonInTheWay = "InTheWay" // something on a Node is in the way of Services
 )
 
+// EventReason describes a reason for the reference.
+type EventReason struct{ Reason, Regarding, Meaning string }
+
+// EventReasons are all that the proxy writes Events for; each is a Warning.
+var EventReasons = []EventReason{
+	{reasonUnusable, "Service", "A field or an annotation of the Service, or an endpoint, cannot be used. The rest of the Service is served. The note names the field and the value."},
+	{reasonConflict, "Service", "An address and port of the Service is already served for another Service, which takes precedence: a cluster IP before a load balancer's IP, that before an external IP, and the older Service before the younger. The related object is the other Service."},
+	{reasonInTheWay, "Node", "Something on the node keeps Services from being served, or conflicts with another program: a mark, a policy rule, `rp_filter`, or a bridge without br_netfilter. The note names what it is and what to change."},
+}
+
 // complain reports what is wrong with a Service, once for each complaint.
 func (p *Proxy) complain(ctx context.Context, svc *corev1.Service, err error) {
 	name := types.NamespacedName{Namespace: svc.Namespace, Name: svc.Name}

@@ -1,0 +1,71 @@
+package main
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/kube-ipvs/kube-ipvs/pkg/metrics"
+	"github.com/kube-ipvs/kube-ipvs/pkg/proxy"
+)
+
+// TestMetricsReference keeps docs/metrics.md at what the metrics and Events are.
+func TestMetricsReference(t *testing.T) {
+	page := filepath.Join("..", "..", "docs", "metrics.md")
+	want := metricsReference(t)
+	if *update {
+		if err := os.WriteFile(page, []byte(want), 0o644); err != nil {
+			t.Fatal(err)
+		}
+		return
+	}
+	got, err := os.ReadFile(page)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(want, string(got)); diff != "" {
+		t.Errorf("docs/metrics.md is stale, make docs writes it (-want +got):\n%s", diff)
+	}
+}
+
+func metricsReference(t *testing.T) string {
+	t.Helper()
+	all, err := metrics.Describe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var page strings.Builder
+	page.WriteString(`# Metrics and Events
+
+Made from the code by ` + "`make docs`" + `.
+
+Metrics are served in Prometheus' format on ` + "`--metrics-bind-address`" + ` (default 127.0.0.1:10249),
+path ` + "`/metrics`" + `; service level indicators of the health checks on ` + "`/metrics/slis`" + `. Names that
+begin with ` + "`kubeproxy_`" + ` are those that kube-proxy's IPVS mode has, with the same meaning,
+without the label ` + "`ip_family`" + `: one sync serves both families. All metrics are alpha: a
+release that changes one says so in its notes.
+`)
+	for _, section := range []struct{ title, prefix string }{{"Metrics that kube-proxy has", "kubeproxy_"}, {"kube-ipvs's own metrics", "kube_ipvs_"}} {
+		fmt.Fprintf(&page, "\n## %s\n\n| metric | type | labels | meaning |\n|---|---|---|---|\n", section.title)
+		for _, m := range all {
+			if !strings.HasPrefix(m.Name, section.prefix) {
+				continue
+			}
+			var labels []string
+			for _, l := range m.Labels {
+				labels = append(labels, "`"+l+"`")
+			}
+			fmt.Fprintf(&page, "| `%s` | %s | %s | %s |\n", m.Name, m.Type, strings.Join(labels, ", "), strings.ReplaceAll(m.Help, "|", `\|`))
+		}
+	}
+	page.WriteString("\n## Metrics of libraries\n\n`rest_client_*` (requests to the API server), `kubernetes_build_info`, `process_*` and `go_*`, as\nevery Kubernetes component has them.\n")
+	page.WriteString("\n## Events\n\nEvents are of type Warning, of the group events.k8s.io, with `kube-ipvs` as the reporting\ncontroller. Each complaint is written once while it stands, and by one node for all.\n\n| reason | about | meaning |\n|---|---|---|\n")
+	for _, e := range proxy.EventReasons {
+		fmt.Fprintf(&page, "| `%s` | %s | %s |\n", e.Reason, e.Regarding, e.Meaning)
+	}
+	return page.String()
+}

@@ -1,0 +1,137 @@
+package main
+
+import (
+	"context"
+	"net/netip"
+	"sync"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
+	"github.com/kube-ipvs/kube-ipvs/pkg/ipset"
+	"github.com/kube-ipvs/kube-ipvs/pkg/ipvs"
+	"github.com/kube-ipvs/kube-ipvs/pkg/metrics"
+	"github.com/kube-ipvs/kube-ipvs/pkg/plan"
+	"github.com/kube-ipvs/kube-ipvs/pkg/service"
+	"github.com/kube-ipvs/kube-ipvs/pkg/source"
+	"github.com/kube-ipvs/kube-ipvs/pkg/trace"
+)
+
+// serviceNames knows whose virtual servers are, for --service-metrics. It stands between
+// the source and the proxy.
+type serviceNames struct {
+	source.Source
+	sets func() (ipset.State, error) // the sets of service proxies
+
+	mu    sync.Mutex
+	ports map[types.NamespacedName][]address
+	names map[address]metrics.ServiceName
+}
+
+// address is where a Service is reached. A node port has no address.
+type address struct {
+	protocol ip.Protocol
+	addr     netip.Addr
+	port     uint16
+}
+
+func newServiceNames(of source.Source) *serviceNames {
+	return &serviceNames{Source: of, sets: trace.Sets, ports: map[types.NamespacedName][]address{}, names: map[address]metrics.ServiceName{}}
+}
+
+// Run passes on what the source delivers.
+func (n *serviceNames) Run(ctx context.Context, sink source.Sink) error {
+	return n.Source.Run(ctx, namingSink{sink, n})
+}
+
+type namingSink struct {
+	source.Sink
+	of *serviceNames
+}
+
+func (s namingSink) SetService(svc *corev1.Service) {
+	model, _ := service.Build(svc, nil) // the proxy reports what cannot be used
+	s.of.set(&model)
+	s.Sink.SetService(svc)
+}
+
+func (s namingSink) DeleteService(name types.NamespacedName) {
+	s.of.mu.Lock()
+	s.of.forget(name)
+	s.of.mu.Unlock()
+	s.Sink.DeleteService(name)
+}
+
+func (n *serviceNames) set(s *service.Service) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.forget(s.Name)
+	for _, p := range s.Ports {
+		name := metrics.ServiceName{Namespace: s.Name.Namespace, Name: s.Name.Name, Port: p.Name, Protocol: p.Protocol.String()}
+		add := func(a address) {
+			if _, taken := n.names[a]; !taken {
+				n.names[a] = name
+				n.ports[s.Name] = append(n.ports[s.Name], a)
+			}
+		}
+		for _, list := range [][]netip.Addr{s.ClusterIPs, s.ExternalIPs, s.LoadBalancers} {
+			for _, a := range list {
+				add(address{p.Protocol, a, p.Port})
+			}
+		}
+		if p.NodePort != 0 {
+			add(address{p.Protocol, netip.Addr{}, p.NodePort})
+		}
+	}
+}
+
+func (n *serviceNames) forget(name types.NamespacedName) {
+	for _, a := range n.ports[name] {
+		delete(n.names, a)
+	}
+	delete(n.ports, name)
+}
+
+// find names virtual servers. Those with a mark are for an address and port that a set
+// lists with it.
+func (n *serviceNames) find(keys []ipvs.Key) map[ipvs.Key]metrics.ServiceName {
+	marks := map[ipvs.Key]address{}
+	for _, key := range keys {
+		if key.FWMark != 0 {
+			marks = n.marked()
+			break
+		}
+	}
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	out := make(map[ipvs.Key]metrics.ServiceName, len(keys))
+	for _, key := range keys {
+		at := address{key.Protocol, key.Addr, key.Port}
+		if key.FWMark != 0 {
+			at = marks[key]
+		}
+		name, ok := n.names[at]
+		if !ok {
+			name, ok = n.names[address{at.protocol, netip.Addr{}, at.port}]
+		}
+		if ok {
+			out[key] = name
+		}
+	}
+	return out
+}
+
+func (n *serviceNames) marked() map[ipvs.Key]address {
+	out := map[ipvs.Key]address{}
+	sets, err := n.sets()
+	if err != nil {
+		return out // those virtual servers have no name then
+	}
+	for _, family := range ip.Families {
+		for e, mark := range sets[plan.Local.In(family)].Entries {
+			out[ipvs.Key{FWMark: mark, Addr: family.Unspecified()}] = address{e.Protocol, e.Addr, e.Port}
+		}
+	}
+	return out
+}

@@ -1,0 +1,46 @@
+package ipvs
+
+import (
+	"fmt"
+	"time"
+
+	"github.com/moby/ipvs"
+	"golang.org/x/sys/unix"
+)
+
+// Stats are the kernel's counters of a virtual server since it was added. In the
+// netlink message that is read connections and packets have 32 bits, and begin again
+// at 0.
+type Stats struct {
+	Connections           uint64
+	PacketsIn, PacketsOut uint64 // from and to clients
+	BytesIn, BytesOut     uint64
+}
+
+// ReadStats reads the counters of all virtual servers, in the network namespace of the
+// calling thread, with a socket of its own: it may be called beside everything else.
+func ReadStats() (map[Key]Stats, error) {
+	handle, err := ipvs.New("")
+	if err != nil {
+		return nil, fmt.Errorf("connect to IPVS: %w", err)
+	}
+	watchdog := time.AfterFunc(answerTimeout, handle.Close) // see socket.call
+	list, err := handle.GetServices()
+	if !watchdog.Stop() {
+		return nil, fmt.Errorf("no answer from IPVS in %s: %w", answerTimeout, unix.ETIMEDOUT)
+	}
+	defer handle.Close()
+	if err != nil {
+		return nil, fmt.Errorf("read IPVS's counters: %w", err)
+	}
+	stats := make(map[Key]Stats, len(list))
+	for _, service := range list {
+		key, err := keyOf(service)
+		if err != nil {
+			return nil, err
+		}
+		s := service.Stats
+		stats[key] = Stats{uint64(s.Connections), uint64(s.PacketsIn), uint64(s.PacketsOut), s.BytesIn, s.BytesOut}
+	}
+	return stats, nil
+}

@@ -1,0 +1,119 @@
+package metrics
+
+import (
+	"cmp"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"k8s.io/component-base/metrics"
+	"k8s.io/klog/v2"
+
+	"github.com/kube-ipvs/kube-ipvs/pkg/ipvs"
+)
+
+// ServiceName is a port of a Service.
+type ServiceName struct{ Namespace, Name, Port, Protocol string }
+
+func (a ServiceName) compare(b ServiceName) int {
+	return cmp.Or(strings.Compare(a.Namespace, b.Namespace), strings.Compare(a.Name, b.Name),
+		strings.Compare(a.Port, b.Port), strings.Compare(a.Protocol, b.Protocol))
+}
+
+// Traffic is the collector of --service-metrics: connections, packets and bytes of each
+// Service's port, from the kernel's own counters, summed over its addresses. It reads
+// the kernel when it is scraped, at most once in trafficPeriod.
+type Traffic struct {
+	metrics.BaseStableCollector
+
+	limit int
+	read  func() (map[ipvs.Key]ipvs.Stats, error)
+	names func([]ipvs.Key) map[ipvs.Key]ServiceName
+
+	connections, packets, bytes, leftOut *metrics.Desc
+
+	readAt time.Time
+	last   map[ServiceName]ipvs.Stats
+}
+
+// trafficPeriod bounds what scrapers cost: of tens of thousands of virtual servers a
+// reading takes tenths of a second.
+const trafficPeriod = 5 * time.Second
+
+// NewTraffic makes the collector for at most limit ports of Services, the first by
+// namespace and name. names finds whose virtual servers are; those of nobody are left
+// out.
+func NewTraffic(limit int, read func() (map[ipvs.Key]ipvs.Stats, error), names func([]ipvs.Key) map[ipvs.Key]ServiceName) *Traffic {
+	t := &Traffic{limit: limit, read: read, names: names}
+	for into, d := range map[**metrics.Desc]description{&t.connections: connections, &t.packets: packets, &t.bytes: bytes, &t.leftOut: leftOut} {
+		*into = metrics.NewDesc(d.name, d.help, d.labels, nil, metrics.ALPHA, "")
+	}
+	return t
+}
+
+// description is of a metric here, for the reference as well.
+type description struct {
+	name, kind, help string
+	labels           []string
+}
+
+var (
+	servicePort = []string{"namespace", "service", "port", "protocol"}
+	direction   = append(slices.Clone(servicePort), "direction")
+
+	connections = description{ours + "_service_connections_total", "counter", "Connections to the Service's port on this node, as IPVS counts them. Needs --service-metrics.", servicePort}
+	packets     = description{ours + "_service_packets_total", "counter", "Packets of connections to the Service's port on this node; direction is in (from clients) or out. Needs --service-metrics.", direction}
+	bytes       = description{ours + "_service_bytes_total", "counter", "Bytes of connections to the Service's port on this node; direction is in (from clients) or out. Needs --service-metrics.", direction}
+	leftOut     = description{ours + "_service_metrics_left_out", "gauge", "Ports of Services without these metrics, as there are more than --service-metrics allows.", nil}
+)
+
+// DescribeWithStability lists the descriptions.
+func (t *Traffic) DescribeWithStability(out chan<- *metrics.Desc) {
+	for _, d := range []*metrics.Desc{t.connections, t.packets, t.bytes, t.leftOut} {
+		out <- d
+	}
+}
+
+// CollectWithStability reads the kernel. The registry calls it from one goroutine at a
+// time.
+func (t *Traffic) CollectWithStability(out chan<- metrics.Metric) {
+	if now := time.Now(); now.Sub(t.readAt) >= trafficPeriod {
+		t.readAt = now
+		t.renew()
+	}
+	names := slices.SortedFunc(maps.Keys(t.last), ServiceName.compare)
+	shown := names[:min(t.limit, len(names))]
+	for _, n := range shown {
+		s := t.last[n]
+		send := func(d *metrics.Desc, value uint64, direction ...string) {
+			labels := append([]string{n.Namespace, n.Name, n.Port, n.Protocol}, direction...)
+			out <- metrics.NewLazyConstMetric(d, metrics.CounterValue, float64(value), labels...)
+		}
+		send(t.connections, s.Connections)
+		send(t.packets, s.PacketsIn, "in")
+		send(t.packets, s.PacketsOut, "out")
+		send(t.bytes, s.BytesIn, "in")
+		send(t.bytes, s.BytesOut, "out")
+	}
+	out <- metrics.NewLazyConstMetric(t.leftOut, metrics.GaugeValue, float64(len(names)-len(shown)))
+}
+
+// renew keeps the last reading if there is no new one.
+func (t *Traffic) renew() {
+	stats, err := t.read()
+	if err != nil {
+		klog.Background().Error(err, "Cannot read the counters for --service-metrics")
+		return
+	}
+	names := t.names(slices.Collect(maps.Keys(stats)))
+	t.last = make(map[ServiceName]ipvs.Stats, len(names))
+	for key, name := range names {
+		sum, s := t.last[name], stats[key]
+		t.last[name] = ipvs.Stats{
+			Connections: sum.Connections + s.Connections,
+			PacketsIn:   sum.PacketsIn + s.PacketsIn, PacketsOut: sum.PacketsOut + s.PacketsOut,
+			BytesIn: sum.BytesIn + s.BytesIn, BytesOut: sum.BytesOut + s.BytesOut,
+		}
+	}
+}

@@ -1,0 +1,61 @@
+package metrics
+
+import (
+	"errors"
+	"net/netip"
+	"strings"
+	"testing"
+
+	"k8s.io/component-base/metrics"
+
+	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
+	"github.com/kube-ipvs/kube-ipvs/pkg/ipvs"
+)
+
+// TestTraffic sums a Service's virtual servers, leaves out what is nobody's and what is
+// beyond the limit, and keeps the last reading when there is no new one.
+func TestTraffic(t *testing.T) {
+	key := func(at string) ipvs.Key {
+		a := netip.MustParseAddrPort(at)
+		return ipvs.Key{Protocol: ip.TCP, Addr: a.Addr(), Port: a.Port()}
+	}
+	failing := false
+	read := func() (map[ipvs.Key]ipvs.Stats, error) {
+		if failing {
+			return nil, errors.New("no")
+		}
+		return map[ipvs.Key]ipvs.Stats{
+			key("10.96.0.1:80"):  {Connections: 2, PacketsIn: 10, PacketsOut: 9, BytesIn: 1000, BytesOut: 5 << 32},
+			key("192.0.2.1:80"):  {Connections: 1, PacketsIn: 1, PacketsOut: 1, BytesIn: 1, BytesOut: 1},
+			key("10.96.0.2:80"):  {Connections: 7},
+			key("10.99.0.9:443"): {Connections: 9},
+		}, nil
+	}
+	names := func([]ipvs.Key) map[ipvs.Key]ServiceName {
+		a, b := ServiceName{"default", "a", "http", "TCP"}, ServiceName{"default", "b", "http", "TCP"}
+		return map[ipvs.Key]ServiceName{key("10.96.0.1:80"): a, key("192.0.2.1:80"): a, key("10.96.0.2:80"): b}
+	}
+	registry := metrics.NewKubeRegistry()
+	traffic := NewTraffic(1, read, names)
+	registry.CustomMustRegister(traffic)
+	for range 2 {
+		text := scrape(t, registry)
+		for _, want := range []string{
+			`kube_ipvs_service_connections_total{namespace="default",port="http",protocol="TCP",service="a"} 3`,
+			`kube_ipvs_service_packets_total{direction="in",namespace="default",port="http",protocol="TCP",service="a"} 11`,
+			`kube_ipvs_service_packets_total{direction="out",namespace="default",port="http",protocol="TCP",service="a"} 10`,
+			`kube_ipvs_service_bytes_total{direction="in",namespace="default",port="http",protocol="TCP",service="a"} 1001`,
+			`kube_ipvs_service_bytes_total{direction="out",namespace="default",port="http",protocol="TCP",service="a"} 2.1474836481e+10`,
+			`kube_ipvs_service_metrics_left_out 1`,
+		} {
+			if !strings.Contains(text, want+"\n") {
+				t.Errorf("%s is not in\n%s", want, text)
+			}
+		}
+		if strings.Contains(text, `service="b"`) {
+			t.Errorf("there are more than the limit:\n%s", text)
+		}
+		failing = true
+		traffic.readAt = traffic.readAt.Add(-trafficPeriod)
+	}
+}

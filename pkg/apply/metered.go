@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"time"
 
+	"k8s.io/klog/v2"
+
 	"github.com/kube-ipvs/kube-ipvs/pkg/conntrack"
 	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
 	"github.com/kube-ipvs/kube-ipvs/pkg/ipset"
@@ -48,6 +50,11 @@ func (k Kernel) Metered(m Meter) Kernel {
 
 // measure has changes applied and tells the meter.
 func measure[C fmt.Stringer](m Meter, part string, changes []C, apply func([]C) []kernel.Failure[C], operation func(C) string) []kernel.Failure[C] {
+	if v := klog.V(4); v.Enabled() {
+		for _, c := range changes {
+			v.InfoS("Changing the kernel", "part", part, "change", c.String())
+		}
+	}
 	began := time.Now()
 	failures := apply(changes)
 	m.Wrote(part, time.Since(began), len(failures))

@@ -60,6 +60,7 @@ type Facts struct {
 	OnLinks   map[netip.Addr]bool      // addresses on any interface but kube-ipvs0
 	Many      bool                     // Services, too many for an address each
 	Listeners map[routing.Listener]bool
+	Caches    map[routing.Listener]bool // those at an address of a dummy interface; see cachedHere
 	APIServer map[netip.AddrPort]bool
 	Lost      []string // nodes
 }
@@ -72,7 +73,7 @@ const AddressesAtMost = 1000
 
 // Depends names the facts that a Service's plan was made from, so that a
 // change of the node costs only the Services that it changes.
-type Depends uint8
+type Depends uint16
 
 // The facts, as bits of Depends.
 const (
@@ -84,6 +85,8 @@ const (
 	OnListeners
 	OnAPIServer
 	OnLost
+	// OnCaches is what every plan depends on that has a cluster IP, without saying so.
+	OnCaches
 )
 
 // FactsOf derives the facts.
@@ -104,6 +107,7 @@ func FactsOf(cfg *Config, n *Node) Facts {
 			f.OnLinks[a.Prefix.Addr()] = true
 		}
 	}
+	f.Caches = caches(n)
 	for _, family := range cfg.Families {
 		if a := primary(n, family); a.IsValid() {
 			f.Primary[family] = a
@@ -217,6 +221,9 @@ func Changed(a, b *Facts) Depends {
 	}
 	if !maps.Equal(a.Listeners, b.Listeners) {
 		d |= OnListeners
+	}
+	if !maps.Equal(a.Caches, b.Caches) {
+		d |= OnCaches
 	}
 	if !maps.Equal(a.APIServer, b.APIServer) {
 		d |= OnAPIServer

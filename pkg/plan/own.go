@@ -45,3 +45,31 @@ func (f *Facts) listens(key ipvs.Key) bool {
 func (b *partBuilder) unserved(field, format string, args ...any) {
 	b.part.Unserved = append(b.part.Unserved, field+": "+fmt.Sprintf(format, args...))
 }
+
+// caches are the sockets that are bound to exactly an address of a dummy interface.
+func caches(n *Node) map[routing.Listener]bool {
+	out := map[routing.Listener]bool{}
+	for _, link := range n.Inventory.Links {
+		if link.Type != "dummy" {
+			continue
+		}
+		for _, a := range link.Addresses {
+			for _, l := range n.Listeners {
+				if l.Addr == a.Prefix.Addr() {
+					out[l] = true
+				}
+			}
+		}
+	}
+	return out
+}
+
+// cachedHere reports whether a program on the node serves a port of a cluster IP in the
+// place of its endpoints, as NodeLocal DNSCache does: it gives the address to a dummy
+// interface and listens at exactly that address and port. IPVS would take the packets
+// before the program sees them, so the port is left to it for as long as it listens. An
+// interface alone is not enough: a proxy that ran before may have left one with every
+// cluster IP.
+func (b *partBuilder) cachedHere(key ipvs.Key) bool {
+	return b.facts.Caches[routing.Listener{Protocol: key.Protocol, Addr: key.Addr, Port: key.Port}]
+}

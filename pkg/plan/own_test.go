@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
+	"github.com/kube-ipvs/kube-ipvs/pkg/ipvs"
 	"github.com/kube-ipvs/kube-ipvs/pkg/plan"
 	"github.com/kube-ipvs/kube-ipvs/pkg/routing"
 	"github.com/kube-ipvs/kube-ipvs/pkg/service"
@@ -67,5 +68,84 @@ func TestWhatAServiceMayNotHave(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// TestNodeLocalDNSCache: a program that listens at exactly a cluster IP, on a dummy
+// interface, keeps that port for as long as it listens. Neither the interface alone nor
+// a program that listens at all addresses takes a Service from IPVS.
+func TestNodeLocalDNSCache(t *testing.T) {
+	const clusterIP = "10.96.0.10"
+	for _, tc := range []struct {
+		name, kind, waits string
+		protocol          ip.Protocol
+		served            []string
+	}{
+		{"a cache", "dummy", clusterIP, ip.UDP, []string{"TCP 10.96.0.10:53", "TCP 10.96.0.10:9153"}},
+		{"of TCP", "dummy", clusterIP, ip.TCP, []string{"TCP 10.96.0.10:9153", "UDP 10.96.0.10:53"}},
+		{"at all addresses", "dummy", "0.0.0.0", ip.UDP, []string{"TCP 10.96.0.10:53", "TCP 10.96.0.10:9153", "UDP 10.96.0.10:53"}},
+		{"not on a dummy interface", "", clusterIP, ip.UDP, []string{"TCP 10.96.0.10:53", "TCP 10.96.0.10:9153", "UDP 10.96.0.10:53"}},
+		{"at another address", "dummy", "169.254.20.10", ip.UDP, []string{"TCP 10.96.0.10:53", "TCP 10.96.0.10:9153", "UDP 10.96.0.10:53"}},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			cfg := plan.Config{NodeName: "node1", Families: ip.Families, Scheduler: "rr", VIPs: plan.VIPs{ClusterIPs: plan.ClaimAddress}}
+			var addresses []routing.Address
+			for _, a := range []string{clusterIP, "169.254.20.10"} {
+				addresses = append(addresses, routing.Address{Prefix: netip.MustParsePrefix(a + "/32"), Global: true})
+			}
+			n := plan.Node{
+				Inventory: routing.Inventory{Links: []routing.Link{{Index: 3, Name: "nodelocaldns", Type: tc.kind, Up: true, Addresses: addresses}}},
+				Listeners: []routing.Listener{{Protocol: tc.protocol, Addr: netip.MustParseAddr(tc.waits), Port: 53}},
+			}
+			facts := plan.FactsOf(&cfg, &n)
+			part := plan.Service(&cfg, &facts, &service.Service{
+				ClusterIPs: []netip.Addr{netip.MustParseAddr(clusterIP)},
+				Ports: []service.Port{
+					{Name: "dns", Protocol: ip.UDP, Port: 53}, {Name: "tcp", Protocol: ip.TCP, Port: 53}, {Name: "metrics", Protocol: ip.TCP, Port: 9153},
+				},
+			})
+			var served []string
+			for _, vs := range part.VirtualServers {
+				served = append(served, vs.Key.String())
+			}
+			slices.Sort(served)
+			if !slices.Equal(served, tc.served) {
+				t.Errorf("serves %q, want %q", served, tc.served)
+			}
+			members := 0
+			for _, m := range part.Members {
+				if m.Set == plan.ClusterIP.In(ip.IPv4) {
+					members++
+				}
+			}
+			if members != len(tc.served) {
+				t.Errorf("members %v, want as many as virtual servers", part.Members)
+			}
+			without := plan.FactsOf(&cfg, &plan.Node{Inventory: n.Inventory})
+			if changed := plan.Changed(&without, &facts)&plan.OnCaches != 0; changed != (tc.kind == "dummy" && tc.waits != "0.0.0.0") {
+				t.Errorf("the facts' change is noticed: %t", changed)
+			}
+		})
+	}
+}
+
+// TestOnePacket: of UDP alone, and only where it is asked for.
+func TestOnePacket(t *testing.T) {
+	cfg := plan.Config{NodeName: "node1", Families: ip.Families, Scheduler: "mh", VIPs: plan.VIPs{ClusterIPs: plan.ClaimAddress}}
+	facts := plan.FactsOf(&cfg, &plan.Node{})
+	for _, asked := range []bool{false, true} {
+		part := plan.Service(&cfg, &facts, &service.Service{
+			ClusterIPs: []netip.Addr{netip.MustParseAddr("10.96.0.10")}, OnePacket: asked,
+			Ports: []service.Port{{Name: "udp", Protocol: ip.UDP, Port: 514}, {Name: "tcp", Protocol: ip.TCP, Port: 514}},
+		})
+		for _, vs := range part.VirtualServers {
+			want := ipvs.DefaultFlags("mh")
+			if asked && vs.Key.Protocol == ip.UDP {
+				want |= ipvs.FlagOnePacket
+			}
+			if vs.Flags != want {
+				t.Errorf("%s, asked for %t: flags %#x, want %#x", vs.Key, asked, vs.Flags, want)
+			}
+		}
 	}
 }

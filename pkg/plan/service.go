@@ -166,6 +166,9 @@ func (b *partBuilder) addClusterIPs(family ip.Family, p *service.Port, eps chose
 	}
 	for _, a := range ofFamily(b.service.ClusterIPs, family) {
 		key := ipvs.Key{Protocol: p.Protocol, Addr: a, Port: p.Port}
+		if b.cachedHere(key) {
+			continue
+		}
 		if b.addVirtualServer(key, Allotted, endpoints) {
 			b.addMember(ClusterIP, entryOf(key))
 			b.addVIP(b.claimClusterIP(), b.last())
@@ -397,7 +400,7 @@ func (b *partBuilder) addVirtualServer(key ipvs.Key, right Right, endpoints []se
 	}
 	b.seen[key] = true
 	vs := VirtualServer{
-		Key: key, Right: right, VirtualServer: virtualServer(b.cfg, b.service),
+		Key: key, Right: right, VirtualServer: b.onePacket(key.Protocol, virtualServer(b.cfg, b.service)),
 		RealServers: b.realServers(key, endpoints), Endpoints: b.endpoints, Lost: b.lost,
 	}
 	b.part.VirtualServers = append(b.part.VirtualServers, vs)
@@ -423,6 +426,14 @@ func (b *partBuilder) realServers(key ipvs.Key, endpoints []service.Endpoint) []
 		}
 	}
 	return out
+}
+
+// onePacket has datagrams scheduled one by one, where the Service asks for it.
+func (b *partBuilder) onePacket(protocol ip.Protocol, vs ipvs.VirtualServer) ipvs.VirtualServer {
+	if b.service.OnePacket && protocol == ip.UDP {
+		vs.Flags |= ipvs.FlagOnePacket
+	}
+	return vs
 }
 
 func virtualServer(cfg *Config, s *service.Service) ipvs.VirtualServer {

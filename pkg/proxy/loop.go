@@ -85,6 +85,15 @@ func (p *Proxy) turn(ctx context.Context, now time.Time) {
 	}
 }
 
+// logSync logs the summary of a sync.
+func logSync(ctx context.Context, took time.Duration, services, problems int, applier *apply.Applier) {
+	if logger := klog.FromContext(ctx).V(2); logger.Enabled() {
+		virtualServers, realServers, draining := applier.Held()
+		logger.Info("Synced", "services", services, "problems", problems, "took", took.Round(time.Millisecond),
+			"virtualServers", virtualServers, "realServers", realServers, "draining", draining)
+	}
+}
+
 // reportFailing tells the Observer what waits to be retried.
 func (p *Proxy) reportFailing() {
 	services := len(p.retries.due)
@@ -154,6 +163,7 @@ func (p *Proxy) pass(ctx context.Context, retry []types.NamespacedName) {
 	}
 	p.lastPass = time.Now()
 	p.reportFailing()
+	logSync(ctx, time.Since(began), count, len(problems), p.applier)
 	p.Observer.Passed(time.Since(began), count, len(problems))
 }
 

@@ -51,7 +51,7 @@ func (p *Proxy) reconsider() {
 
 func (p *Proxy) markAffected(changed plan.Depends) {
 	for name, depends := range p.depends {
-		if depends&changed != 0 {
+		if depends&changed != 0 || changed&plan.OnCaches != 0 {
 			p.waiting[name] = struct{}{}
 		}
 	}

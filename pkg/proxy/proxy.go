@@ -292,6 +292,7 @@ func (p *Proxy) start(ctx context.Context) {
 	p.settle(ctx, problems)
 	p.measure(problems)
 	p.reportFailing()
+	logSync(ctx, time.Since(began), len(p.depends), len(problems), p.applier)
 	p.Observer.Passed(time.Since(began), len(p.depends), len(problems))
 	keepLess()
 }

@@ -105,11 +105,16 @@ func Build(svc *corev1.Service, endpointSlices []*discoveryv1.EndpointSlice) (Se
 		LoadBalancers:       b.loadBalancers(svc),
 		SourceRanges:        b.sourceRanges(svc),
 		ExternalLocal:       svc.Spec.ExternalTrafficPolicy == corev1.ServiceExternalTrafficPolicyLocal,
-		Masquerade:          b.masquerade(svc),
+		Masquerade:          b.flag(svc, AnnotationMasquerade),
 		InternalLocal:       svc.Spec.InternalTrafficPolicy != nil && *svc.Spec.InternalTrafficPolicy == corev1.ServiceInternalTrafficPolicyLocal,
 		Scheduling:          b.scheduling(svc),
 		AffinitySeconds:     b.affinity(svc),
+		OnePacket:           b.flag(svc, AnnotationOnePacket),
 		HealthCheckNodePort: b.healthCheckNodePort(svc),
+	}
+	if s.OnePacket && s.AffinitySeconds > 0 {
+		b.annotationf(AnnotationOnePacket, "cannot be combined with session affinity")
+		s.OnePacket = false
 	}
 	s.ExternalIPs = b.served(&s, "spec.externalIPs", s.ExternalIPs)
 	s.LoadBalancers = b.served(&s, "status.loadBalancer.ingress", s.LoadBalancers)
@@ -301,16 +306,17 @@ func (b *builder) affinity(svc *corev1.Service) uint32 {
 	return uint32(t)
 }
 
-func (b *builder) masquerade(svc *corev1.Service) bool {
-	text, set := svc.Annotations[AnnotationMasquerade]
+// flag reads an annotation that is true or false.
+func (b *builder) flag(svc *corev1.Service, annotation string) bool {
+	text, set := svc.Annotations[annotation]
 	if !set {
 		return false
 	}
-	masquerade, err := strconv.ParseBool(text)
+	value, err := strconv.ParseBool(text)
 	if err != nil {
-		b.annotationf(AnnotationMasquerade, "%q is neither true nor false", text)
+		b.annotationf(annotation, "%q is neither true nor false", text)
 	}
-	return masquerade
+	return value
 }
 
 func (b *builder) healthCheckNodePort(svc *corev1.Service) uint16 {

@@ -77,3 +77,26 @@ func TestWeights(t *testing.T) {
 		}
 	}
 }
+
+func TestOnePacket(t *testing.T) {
+	for _, tc := range []struct {
+		value    string
+		affinity bool
+		want     bool
+		err      string
+	}{
+		{"true", false, true, ""},
+		{"false", false, false, ""},
+		{"", false, false, `kube-ipvs.io/one-packet]: "" is neither true nor false`},
+		{"true", true, false, "kube-ipvs.io/one-packet]: cannot be combined with session affinity"},
+	} {
+		svc := annotated("one-packet", tc.value)
+		if tc.affinity {
+			svc.Spec.SessionAffinity = corev1.ServiceAffinityClientIP
+		}
+		s, err := Build(svc, nil)
+		if s.OnePacket != tc.want || (err == nil) != (tc.err == "") || err != nil && !strings.Contains(err.Error(), tc.err) {
+			t.Errorf("%q: %t, %v", tc.value, s.OnePacket, err)
+		}
+	}
+}

@@ -25,6 +25,12 @@ const AnnotationMasquerade = "kube-ipvs.io/masquerade"
 // corev1.LoadBalancerIPMode. "VIP" changes nothing.
 const AnnotationIPMode = "kube-ipvs.io/ip-mode"
 
+// AnnotationOnePacket on a Service, "true", has each UDP datagram scheduled by itself,
+// also those of one client's port (kubernetes#110814). It is for traffic that is not
+// answered, such as syslog: IPVS keeps no connection by which an answer would get the
+// Service's address back (ip_vs_update_conntrack in net/netfilter/ipvs/ip_vs_nfct.c).
+const AnnotationOnePacket = "kube-ipvs.io/one-packet"
+
 // Service is one Service with its endpoints.
 type Service struct {
 	Name    types.NamespacedName
@@ -42,6 +48,7 @@ type Service struct {
 
 	Scheduling          Scheduling
 	AffinitySeconds     uint32 // 0: no session affinity
+	OnePacket           bool   // each UDP datagram by itself; never with session affinity
 	HealthCheckNodePort uint16 // 0: none
 
 	Ports []Port // in the API's order

@@ -30,7 +30,7 @@ func enis(cfg *Config, n *Node, family ip.Family) []ENI {
 	var out []ENI
 	inv := &n.Inventory
 	for _, r := range inv.Defaults {
-		if r.Family != family || r.Table == tableMain || r.Link == "" || r.Link == mainLink(inv, family) {
+		if r.Family != family || r.Table == tableMain || r.Local || r.Link == "" || r.Link == mainLink(inv, family) {
 			continue
 		}
 		sources := sourcesOf(inv, family, r.Table)
@@ -61,12 +61,16 @@ func (e *ENI) merge(o ENI) {
 
 // mainLink is the interface of the main table's default route, or "".
 func mainLink(inv *routing.Inventory, family ip.Family) string {
-	for _, r := range inv.Defaults {
-		if r.Family == family && r.Table == tableMain {
-			return r.Link
-		}
+	if routes := MainDefaults(inv, family); len(routes) > 0 {
+		return routes[0].Link
 	}
 	return ""
+}
+
+// MainDefaults returns the main table's default routes of a family, in the
+// order of the kernel's preference.
+func MainDefaults(inv *routing.Inventory, family ip.Family) []routing.Route {
+	return filter(inv.Defaults, func(r routing.Route) bool { return r.Family == family && r.Table == tableMain && !r.Local })
 }
 
 // uplinks are the interfaces that lead out of the node: those of the main
@@ -86,12 +90,14 @@ func uplinks(cfg *Config, n *Node, family ip.Family) []string {
 	return out
 }
 
-// sourcesOf lists whose traffic the rules send to a table. A rule that is not
-// wholly known may send only some of it there, or none.
+// sourcesOf lists the sources of which rules send all traffic to a table. A
+// rule with a further condition, such as a destination, a mark or an
+// interface, sends only some of it there.
 func sourcesOf(inv *routing.Inventory, family ip.Family, table int) []netip.Prefix {
 	var out []netip.Prefix
 	for _, r := range inv.Rules {
-		if r.Family == family && r.Table == table && r.From.IsValid() && r.From.Bits() > 0 && !r.Invert && !r.Other {
+		bySource := routing.Rule{Family: family, Priority: r.Priority, From: r.From, Table: table}
+		if r == bySource && r.From.IsValid() && r.From.Bits() > 0 {
 			out = append(out, r.From)
 		}
 	}

@@ -37,6 +37,9 @@ type Node struct {
 	Services int
 	// Lost are the other nodes that the cluster does not hear of any more.
 	Lost []string
+	// Lingering are addresses that an interface had until a moment ago. They
+	// count as the node's until it is certain that they stay away.
+	Lingering []netip.Addr
 }
 
 // Version is a kernel's, such as 6.1. The zero Version is unknown.
@@ -102,10 +105,8 @@ func FactsOf(cfg *Config, n *Node) Facts {
 		Listeners: setOf(n.Listeners),
 		APIServer: setOf(n.APIServer),
 	}
-	for _, l := range n.Inventory.Links {
-		for _, a := range l.Addresses {
-			f.OnLinks[a.Prefix.Addr()] = true
-		}
+	for _, a := range linkAddresses(n) {
+		f.OnLinks[a] = true
 	}
 	f.Caches = caches(n)
 	for _, family := range cfg.Families {
@@ -120,6 +121,21 @@ func FactsOf(cfg *Config, n *Node) Facts {
 		}
 	}
 	return f
+}
+
+// linkAddresses lists what addresses interfaces have, or had until a moment
+// ago. IPv6 link-local ones are left out: every interface of a pod has one, and
+// no Service can.
+func linkAddresses(n *Node) []netip.Addr {
+	out := slices.Clone(n.Lingering)
+	for _, l := range n.Inventory.Links {
+		for _, a := range l.Addresses {
+			if addr := a.Prefix.Addr(); addr.Is4() || !addr.IsLinkLocalUnicast() {
+				out = append(out, addr)
+			}
+		}
+	}
+	return out
 }
 
 func setOf[T comparable](list []T) map[T]bool {
@@ -163,13 +179,7 @@ func nodePortAddresses(cfg *Config, n *Node, primary map[ip.Family]netip.Addr) [
 			out = append(out, a)
 		}
 	} else {
-		for _, l := range n.Inventory.Links {
-			for _, a := range l.Addresses {
-				if servesNodePorts(cfg, a.Prefix.Addr()) {
-					out = append(out, a.Prefix.Addr())
-				}
-			}
-		}
+		out = filter(linkAddresses(n), func(a netip.Addr) bool { return servesNodePorts(cfg, a) })
 	}
 	slices.SortFunc(out, netip.Addr.Compare)
 	return slices.Compact(out)

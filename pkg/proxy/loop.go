@@ -55,13 +55,14 @@ func (p *Proxy) nextWake() time.Time {
 		sooner(p.drainAt)
 	}
 	sooner(p.retries.next())
+	sooner(p.linger.next())
 	return next
 }
 
 // turn does what is due.
 func (p *Proxy) turn(ctx context.Context, now time.Time) {
 	w := p.take()
-	p.renew = p.renew || w.node || w.network || p.manyNow()
+	p.renew = p.renew || w.node || w.network || p.manyNow() || p.linger.due(now)
 	p.restore(ctx, w.lost)
 	if w.rules || w.taken {
 		p.compareSoon(now)

@@ -152,6 +152,7 @@ func (p *Proxy) renewNode(ctx context.Context) (plan.Depends, error) {
 	p.node, err = nodeOf(node)
 	p.complainOfNode(ctx, err)
 	p.node.Lost = lost
+	p.node.Lingering = p.linger.update(&inventory, time.Now())
 	p.node.Inventory = inventory
 	p.node.Listeners = listeners
 	p.node.APIServer = slices.Concat(p.APIServer, p.apiServers)

@@ -106,6 +106,7 @@ type Proxy struct {
 	node     plan.Node
 	facts    plan.Facts
 	nodePart plan.NodePart
+	linger   linger
 	bound    []plan.Binding // the values of interfaces in all plans so far
 	depends  map[types.NamespacedName]plan.Depends
 	reported map[types.NamespacedName]string // last complaint about each object
@@ -150,6 +151,7 @@ func New(o Options) *Proxy {
 		schedulers: map[string]bool{},
 		lacking:    map[types.NamespacedName]struct{}{},
 		retries:    newRetries(),
+		linger:     newLinger(),
 	}
 }
 

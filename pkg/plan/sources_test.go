@@ -1,0 +1,52 @@
+package plan
+
+import (
+	"fmt"
+	"net/netip"
+	"testing"
+
+	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
+	"github.com/kube-ipvs/kube-ipvs/pkg/routing"
+)
+
+// Only rules that send all of a source's traffic to a table with a default
+// route by another interface make an ENI of this.
+func TestENIsOfRules(t *testing.T) {
+	pod, all := netip.MustParsePrefix("10.12.192.44/32"), netip.MustParsePrefix("0.0.0.0/0")
+	rule := func(change func(*routing.Rule)) routing.Rule {
+		r := routing.Rule{Family: ip.IPv4, Priority: 2000, From: pod, Table: 1003}
+		change(&r)
+		return r
+	}
+	for name, test := range map[string]struct {
+		rule  routing.Rule
+		local bool
+		want  string
+	}{
+		"by source":             {rule: rule(func(*routing.Rule) {}), want: "[eth1]"},
+		"to a destination":      {rule: rule(func(r *routing.Rule) { r.To = netip.MustParsePrefix("10.0.0.0/8") }), want: "[]"},
+		"from an interface":     {rule: rule(func(r *routing.Rule) { r.IIf = "veth1" }), want: "[]"},
+		"by an interface":       {rule: rule(func(r *routing.Rule) { r.OIf = "eth1" }), want: "[]"},
+		"with a mark":           {rule: rule(func(r *routing.Rule) { r.Mark, r.Mask = 0x80, 0x80 }), want: "[]"},
+		"inverted":              {rule: rule(func(r *routing.Rule) { r.Invert = true }), want: "[]"},
+		"with other conditions": {rule: rule(func(r *routing.Rule) { r.Other = true }), want: "[]"},
+		"of ours":               {rule: rule(func(r *routing.Rule) { r.Own = true }), want: "[]"},
+		"a goto":                {rule: rule(func(r *routing.Rule) { r.Action, r.Target, r.Table = routing.Goto, 3000, 0 }), want: "[]"},
+		"a local default":       {rule: rule(func(*routing.Rule) {}), local: true, want: "[]"}, // TPROXY
+	} {
+		n := Node{Inventory: routing.Inventory{
+			Rules: []routing.Rule{test.rule},
+			Defaults: []routing.Route{
+				{Family: ip.IPv4, Table: tableMain, Dst: all, Link: "eth0"},
+				{Family: ip.IPv4, Table: 1003, Dst: all, Link: "eth1", Local: test.local},
+			},
+		}}
+		links := []string{}
+		for _, e := range enis(&Config{}, &n, ip.IPv4) {
+			links = append(links, e.Link)
+		}
+		if got := fmt.Sprint(links); got != test.want {
+			t.Errorf("%s: %s, want %s", name, got, test.want)
+		}
+	}
+}

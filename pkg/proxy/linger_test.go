@@ -1,0 +1,90 @@
+package proxy
+
+import (
+	"fmt"
+	"net/netip"
+	"testing"
+	"time"
+
+	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
+	"github.com/kube-ipvs/kube-ipvs/pkg/routing"
+)
+
+// network is a node's, with these addresses on eth0 and a default route there.
+func network(main bool, addresses ...string) routing.Inventory {
+	eth0 := routing.Link{Index: 2, Name: "eth0", Up: true}
+	for _, a := range addresses {
+		eth0.Addresses = append(eth0.Addresses, routing.Address{Prefix: netip.MustParsePrefix(a), Global: true})
+	}
+	inv := routing.Inventory{Links: []routing.Link{eth0}}
+	if main {
+		inv.Defaults = []routing.Route{{Family: ip.IPv4, Table: 254, Dst: netip.MustParsePrefix("0.0.0.0/0"), Link: "eth0"}}
+	}
+	return inv
+}
+
+func TestLinger(t *testing.T) {
+	l := newLinger()
+	began := time.Now()
+	for _, step := range []struct {
+		after time.Duration
+		inv   routing.Inventory
+		gone  string
+		main  int
+		next  time.Duration // 0: nothing lingers
+	}{
+		{0, network(true, "192.0.2.1/24", "192.0.2.2/24", "fe80::1/64"), "[]", 1, 0},
+		{time.Second, network(false, "192.0.2.2/24"), "[192.0.2.1]", 1, 6 * time.Second},
+		{2 * time.Second, network(true, "192.0.2.1/24", "192.0.2.2/24"), "[]", 1, 0},
+		{3 * time.Second, network(false), "[192.0.2.1 192.0.2.2]", 1, 8 * time.Second},
+		{5 * time.Second, network(false, "192.0.2.2/24"), "[192.0.2.1]", 1, 8 * time.Second},
+		{8 * time.Second, network(false, "192.0.2.2/24"), "[]", 1, 63 * time.Second},
+		{63 * time.Second, network(false, "192.0.2.2/24"), "[]", 0, 0},
+		{64 * time.Second, network(true, "192.0.2.2/24"), "[]", 1, 0},
+		{65 * time.Second, routing.Inventory{}, "[192.0.2.2]", 0, 70 * time.Second}, // eth0 is unplugged
+	} {
+		got := l.update(&step.inv, began.Add(step.after))
+		if fmt.Sprint(got) != step.gone || len(step.inv.Defaults) != step.main {
+			t.Errorf("after %s: %s linger, and %d default routes; want %s and %d", step.after, got, len(step.inv.Defaults), step.gone, step.main)
+		}
+		if next := l.next(); next.IsZero() != (step.next == 0) || step.next != 0 && !next.Equal(began.Add(step.next)) {
+			t.Errorf("after %s: the next is %s", step.after, next.Sub(began))
+		}
+	}
+}
+
+// An address that is removed and added again keeps its node ports' virtual
+// servers, and one that stays away loses them after a few seconds.
+func TestAddressLingers(t *testing.T) {
+	run(t, nil, func(w *world) {
+		inventory := func(addresses ...string) {
+			w.routing.SetInventory(network(true, addresses...))
+		}
+		inventory("192.0.2.1/24", "192.0.2.2/24")
+		w.nodePort("web", "10.96.0.10", 30080)
+		w.slice("web", "10.244.0.2")
+		w.synced()
+		served := func(want bool, when string) {
+			t.Helper()
+			if got := w.realServersOf("192.0.2.1", 30080) == 1; got != want {
+				t.Errorf("%s: served: %t, want %t", when, got, want)
+			}
+		}
+		served(true, "to begin with")
+		w.taken()
+		inventory("192.0.2.2/24")
+		w.sleep(300 * time.Millisecond)
+		served(true, "for 0.3 s without the address")
+		inventory("192.0.2.1/24", "192.0.2.2/24")
+		w.sleep(10 * time.Second)
+		served(true, "with the address again")
+		if writes := w.taken(); len(writes) > 0 {
+			t.Errorf("written: %q", writes)
+		}
+		inventory("192.0.2.2/24")
+		w.sleep(4 * time.Second)
+		served(true, "for 4 s without the address")
+		w.sleep(2 * time.Second)
+		served(false, "for 6 s without the address")
+	})
+}

@@ -84,9 +84,10 @@ func (f *Fake) Inventory() (Inventory, error) {
 		Links:    slices.Clone(f.inventory.Links),
 		Rules:    listed(f.rules),
 		Defaults: slices.Clone(f.inventory.Defaults),
+		Peers:    slices.Clone(f.inventory.Peers),
 	}
 	for _, r := range f.routes {
-		if r.Dst.Bits() == 0 {
+		if r.Dst.Bits() == 0 && !r.Local {
 			inv.Defaults = append(inv.Defaults, r.Route)
 		}
 	}
@@ -99,7 +100,7 @@ func (f *Fake) Inventory() (Inventory, error) {
 func (f *Fake) SetInventory(inv Inventory) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	f.inventory = Inventory{Links: slices.Clone(inv.Links), Defaults: slices.Clone(inv.Defaults)}
+	f.inventory = Inventory{Links: slices.Clone(inv.Links), Defaults: slices.Clone(inv.Defaults), Peers: slices.Clone(inv.Peers)}
 	f.rules = nil
 	for _, r := range inv.Rules {
 		protocol := uint8(unix.RTPROT_KERNEL)

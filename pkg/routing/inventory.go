@@ -2,16 +2,21 @@ package routing
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
+	"maps"
+	"net/netip"
 	"slices"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
 )
 
 // Inventory reads the node's network. As with Observe, it is whole or an
 // error. Routes that the kernel does not use, over a link that is down, are
-// left out, and so are all but unicast and local ones.
+// left out, and so are all but unicast ones.
 func (n *Netlink) Inventory() (Inventory, error) {
 	inv, err := retry(n.inventory, inconsistent)
 	if err != nil {
@@ -38,15 +43,95 @@ func (n *Netlink) inventory() (Inventory, error) {
 		return Inventory{}, err
 	}
 	inv.Rules = listed(rules)
-	defaults, err := n.routesWith(names, isDefault)
-	if err != nil {
+	peers := map[netip.Addr]struct{}{}
+	for _, f := range ip.Families {
+		defaults, err := n.defaults(f, tablesOf(rules, f), names, peers)
+		if err != nil {
+			return Inventory{}, err
+		}
+		inv.Defaults = append(inv.Defaults, defaults...)
+	}
+	if err := n.vxlanPeers(links, peers); err != nil {
 		return Inventory{}, err
 	}
-	for _, found := range defaults {
-		inv.Defaults = append(inv.Defaults, found.Route)
-	}
+	inv.Peers = slices.SortedFunc(maps.Keys(peers), netip.Addr.Compare)
 	inv.sort()
 	return inv, nil
+}
+
+// tablesOf returns the main table and those that rules look up, but for the
+// local one.
+func tablesOf(rules []rawRule, f ip.Family) []int {
+	tables := []int{unix.RT_TABLE_MAIN}
+	for _, r := range rules {
+		if r.Family == f && r.Action == Lookup && r.Table > 0 && r.Table != unix.RT_TABLE_LOCAL && !slices.Contains(tables, r.Table) {
+			tables = append(tables, r.Table)
+		}
+	}
+	return tables
+}
+
+// defaults reads the default routes of tables, and notes the gateways of all
+// routes. The kernel picks tables and type: the table of claimed VIPs has as
+// many local routes as there are of these. A kernel before 4.20 sends all
+// routes, and the library picks.
+func (n *Netlink) defaults(f ip.Family, tables []int, names map[int]string, peers map[netip.Addr]struct{}) ([]Route, error) {
+	var out []Route
+	for _, table := range tables {
+		found, err := dump(func() ([]netlink.Route, error) { return n.dumpTable(f, table, peers) })
+		if err != nil {
+			return nil, err
+		}
+		for _, r := range found {
+			routes, err := convert(f, r, names)
+			if err != nil {
+				return nil, err
+			}
+			for _, route := range routes {
+				out = append(out, route.Route)
+			}
+		}
+	}
+	return out, nil
+}
+
+func (n *Netlink) dumpTable(f ip.Family, table int, peers map[netip.Addr]struct{}) ([]netlink.Route, error) {
+	var out []netlink.Route
+	filter := &netlink.Route{Table: table, Type: unix.RTN_UNICAST}
+	err := n.byTable.RouteListFilteredIter(familyNumber(f), filter, netlink.RT_FILTER_TABLE|netlink.RT_FILTER_TYPE, func(r netlink.Route) bool {
+		for _, hop := range hopsOf(r) {
+			if via := gateway(hop); via.IsValid() && !via.IsLinkLocalUnicast() {
+				peers[via] = struct{}{}
+			}
+		}
+		if isDefault(r) {
+			out = append(out, r)
+		}
+		return true
+	})
+	if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.EAFNOSUPPORT) {
+		return nil, nil // there is no such table, or no IPv6
+	}
+	return out, err
+}
+
+// vxlanPeers notes the nodes that VXLAN links send to.
+func (n *Netlink) vxlanPeers(links []netlink.Link, peers map[netip.Addr]struct{}) error {
+	for _, l := range links {
+		if l.Type() != "vxlan" {
+			continue
+		}
+		entries, err := dump(func() ([]netlink.Neigh, error) { return n.handle.NeighList(l.Attrs().Index, unix.AF_BRIDGE) })
+		if err != nil {
+			return err
+		}
+		for _, e := range entries {
+			if a := address(e.IP); a.IsValid() && !a.IsUnspecified() && !a.IsMulticast() {
+				peers[a] = struct{}{}
+			}
+		}
+	}
+	return nil
 }
 
 func (n *Netlink) links(links []netlink.Link, names map[int]string) ([]Link, error) {

@@ -251,14 +251,22 @@ func TestInventory(t *testing.T) {
 		"rule add pref 1000 to 10.12.192.44 lookup main", "rule add pref 2000 from 10.12.192.44 lookup 1003",
 		"rule add pref 2000 not fwmark 0x80/0xff iif eth1 oif lo lookup 1003",
 		"rule add pref 2001 ipproto tcp dport 80 lookup 1003", "rule add pref 2002 lookup main suppress_prefixlength 0",
-		"rule add pref 2003 from 10.0.0.0/8 blackhole", "-6 rule add pref 600 fwmark 0x10/0x10 lookup 100",
+		"rule add pref 2003 from 10.0.0.0/8 blackhole", "rule add pref 2004 from 192.168.1.5/24 to 10.1.2.3/16 iif veth1 lookup 1003", "-6 rule add pref 600 fwmark 0x10/0x10 lookup 100",
 		"route add 10.12.192.1 dev eth1 table 1003", "route add default via 10.12.192.1 dev eth1 table 1003",
 		"route add default metric 7 nexthop via 10.12.192.1 dev eth1 nexthop via 10.12.192.2 dev eth1",
+		"route add 10.244.7.0/24 via 10.12.192.7", "route add 10.244.8.0/24 via 10.12.192.8 table 1003", "route add 10.244.9.0/24 via 10.12.192.9 table 77",
+		"route add local 10.77.0.1 dev lo table 1003",
+		"link add flannel.1 type vxlan id 1 dev eth1 dstport 8472 nolearning", "-6 addr flush dev flannel.1",
 		"route add unreachable default metric 9", "-6 route add default via fd00::1 dev eth1",
 	)
+	command(t, "bridge fdb add 02:00:00:00:00:01 dev flannel.1 dst 10.12.97.50")
 	got, err := open(t).Inventory()
 	if err != nil {
 		t.Fatal(err)
+	}
+	peers := []netip.Addr{addr("10.12.97.50"), addr("10.12.192.1"), addr("10.12.192.2"), addr("10.12.192.7"), addr("10.12.192.8"), addr("fd00::1")}
+	if diff := cmp.Diff(peers, got.Peers, byValue); diff != "" {
+		t.Errorf("peers (-want +got):\n%s", diff)
 	}
 	if diff := cmp.Diff(wantedLinks(), names(got.Links), byValue); diff != "" {
 		t.Errorf("links (-want +got):\n%s", diff)
@@ -274,12 +282,14 @@ func TestInventory(t *testing.T) {
 	}
 	rule := func(priority, table int) Rule { return Rule{Family: ip.IPv4, Priority: priority, Table: table} }
 	to, from, not, tcp, suppress, blackhole := rule(1000, 254), rule(2000, 1003), rule(2000, 1003), rule(2001, 1003), rule(2002, 254), rule(2003, 0)
+	unmasked := rule(2004, 1003)
+	unmasked.From, unmasked.To, unmasked.IIf = pfx("192.168.1.0/24"), pfx("10.1.0.0/16"), "veth1"
 	to.To, from.From = pfx("10.12.192.44/32"), pfx("10.12.192.44/32")
 	not.Invert, not.Mark, not.Mask, not.IIf, not.OIf = true, 0x80, 0xff, "eth1", "lo"
 	blackhole.From = pfx("10.0.0.0/8")
 	tcp.Other, suppress.Other, blackhole.Other = true, true, true
 	if diff := cmp.Diff([]Rule{
-		rule(0, 255), to, from, not, tcp, suppress, blackhole, rule(32766, 254), rule(32767, 253),
+		rule(0, 255), to, from, not, tcp, suppress, blackhole, unmasked, rule(32766, 254), rule(32767, 253),
 		{Family: ip.IPv6, Table: 255}, {Family: ip.IPv6, Priority: 600, Mark: 0x10, Mask: 0x10, Table: 100}, {Family: ip.IPv6, Priority: 32766, Table: 254},
 	}, got.Rules, byValue); diff != "" {
 		t.Errorf("rules (-want +got):\n%s", diff)
@@ -305,6 +315,7 @@ func wantedLinks() []Link {
 			{Prefix: pfx("10.12.192.11/24"), Global: true, Second: true},
 			{Prefix: pfx("fd00::10/64"), Global: true},
 		}},
+		{Name: "flannel.1", Type: "vxlan"},
 		{Name: "lo", Type: "device", Up: true, Loopback: true, Addresses: []Address{{Prefix: pfx("127.0.0.1/8")}, {Prefix: pfx("::1/128")}}},
 		{Name: "veth0", Type: "veth", Master: "br0"},
 		{Name: "veth1", Type: "veth"},
@@ -347,6 +358,24 @@ func TestReadsAmidChanges(t *testing.T) {
 	}
 	cancel()
 	t.Logf("%d reads whole, %d given up, beside %d changes", whole, failed, 2*<-ended)
+}
+
+// Changes of routes that are not default ones are gathered; those to single
+// addresses do not wake the watcher at all.
+func TestWatchRoutes(t *testing.T) {
+	s := kernelSubject(t)
+	s.must(t, s.Apply([]Change{{Op: AddLink}}))
+	n := open(t)
+	n.pause = 500 * time.Millisecond
+	s.Watch = n.Watch
+	w := watch(t, s)
+	defer w.end()
+	w.expect("the beginning", true, true)
+	ipCommands(t, "route add 10.13.0.1/32 dev eth1", "-6 route add fd00:13::1/128 dev eth1", "route del 10.13.0.1/32 dev eth1")
+	time.Sleep(2 * n.pause)
+	w.expect("routes to single addresses", false, false)
+	ipCommands(t, "route add 10.13.0.0/16 dev eth1", "route add 10.14.0.0/16 dev eth1")
+	w.expect("other routes", true, false)
 }
 
 // Messages that overrun the socket's buffer lead to both calls, though none

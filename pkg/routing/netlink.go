@@ -38,32 +38,44 @@ const addressScope = netlink.SCOPE_LINK
 // 100,000 addresses takes less than a second.
 const requestLimit = time.Minute
 
-// Netlink is the kernel's routing, over one socket. It belongs to the network
+// Netlink is the kernel's routing. It belongs to the network
 // namespace that the calling thread was in when New was called, and is safe
 // for concurrent use.
 type Netlink struct {
-	handle *netlink.Handle
-	scope  netlink.Scope // of IPv4 addresses on DummyLink
-	buffer int           // bytes, of Watch's socket
-	guard  guard
-	order  sync.Mutex // see orderLock
+	handle  *netlink.Handle
+	byTable *netlink.Handle // on which the kernel heeds the filters of a dump
+	scope   netlink.Scope   // of IPv4 addresses on DummyLink
+	buffer  int             // bytes, of Watch's socket
+	pause   time.Duration   // of Watch, see routesPause
+	guard   guard
+	order   sync.Mutex // see orderLock
 }
 
-// New opens the socket.
+// New opens the sockets.
 func New() (*Netlink, error) {
-	handle, err := netlink.NewHandle(unix.NETLINK_ROUTE)
-	if err != nil {
-		return nil, fmt.Errorf("netlink socket: %w", err)
+	n := &Netlink{scope: addressScope, buffer: watchBuffer, pause: routesPause}
+	for _, handle := range []**netlink.Handle{&n.handle, &n.byTable} {
+		var err error
+		if *handle, err = netlink.NewHandle(unix.NETLINK_ROUTE); err == nil {
+			err = (*handle).SetSocketTimeout(requestLimit)
+		}
+		if err != nil {
+			n.Close()
+			return nil, fmt.Errorf("netlink socket: %w", err)
+		}
 	}
-	if err := handle.SetSocketTimeout(requestLimit); err != nil {
-		handle.Close()
-		return nil, fmt.Errorf("netlink socket: %w", err)
-	}
-	return &Netlink{handle: handle, scope: addressScope, buffer: watchBuffer}, nil
+	_ = n.byTable.SetStrictCheck(true) // since Linux 4.20
+	return n, nil
 }
 
-// Close closes the socket; Watch is not affected.
-func (n *Netlink) Close() { n.handle.Close() }
+// Close closes the sockets; Watch is not affected.
+func (n *Netlink) Close() {
+	for _, handle := range []*netlink.Handle{n.handle, n.byTable} {
+		if handle != nil {
+			handle.Close()
+		}
+	}
+}
 
 // Apply makes each change true and gives back those that the kernel refused:
 // ENODEV if the link of an address or route is missing, ENETDOWN or

@@ -117,8 +117,8 @@ func rule(f ip.Family, r netlink.Rule) Rule {
 	out := Rule{
 		Family:   f,
 		Priority: r.Priority,
-		From:     prefix(r.Src),
-		To:       prefix(r.Dst),
+		From:     prefix(r.Src).Masked(), // iproute2 and the kernel do not mask
+		To:       prefix(r.Dst).Masked(),
 		IIf:      r.IifName,
 		OIf:      r.OifName,
 		Mark:     r.Mark,
@@ -200,12 +200,8 @@ func (n *Netlink) dumpRoutes(f ip.Family, wanted func(netlink.Route) bool) ([]ne
 // convert gives a route for each next hop that is not dead: its link is up.
 // A link that is not known tells that the links changed after they were read.
 func convert(f ip.Family, r netlink.Route, names map[int]string) ([]foundRoute, error) {
-	hops := r.MultiPath
-	if len(hops) == 0 {
-		hops = []*netlink.NexthopInfo{{LinkIndex: r.LinkIndex, Gw: r.Gw, Via: r.Via, Flags: r.Flags}}
-	}
 	var out []foundRoute
-	for _, hop := range hops {
+	for _, hop := range hopsOf(r) {
 		if hop.Flags&unix.RTNH_F_DEAD != 0 {
 			continue
 		}
@@ -230,6 +226,13 @@ func convert(f ip.Family, r netlink.Route, names map[int]string) ([]foundRoute, 
 		out = append(out, foundRoute{route, r.Protocol == Protocol})
 	}
 	return out, nil
+}
+
+func hopsOf(r netlink.Route) []*netlink.NexthopInfo {
+	if len(r.MultiPath) > 0 {
+		return r.MultiPath
+	}
+	return []*netlink.NexthopInfo{{LinkIndex: r.LinkIndex, Gw: r.Gw, Via: r.Via, Flags: r.Flags}}
 }
 
 // gateway can be an IPv6 address in an IPv4 route.

@@ -334,8 +334,8 @@ func TestWatch(t *testing.T) {
 			{"a rule added", Change{Op: AddRule, Rule: rule}, true, false},
 			{"a rule deleted", Change{Op: DeleteRule, Rule: rule}, true, false},
 			{"a default route added", Change{Op: AddRoute, Route: Route{Family: ip.IPv4, Table: 1003, Dst: pfx("0.0.0.0/0"), Link: "eth1"}}, true, false},
-			{"another route added", Change{Op: AddRoute, Route: Route{Family: ip.IPv4, Table: 254, Dst: pfx("10.13.0.0/16"), Link: "eth1"}}, false, false},
-			{"another route deleted", Change{Op: DeleteRoute, Route: Route{Family: ip.IPv4, Table: 254, Dst: pfx("10.13.0.0/16"), Link: "eth1"}}, false, false},
+			{"another route added", Change{Op: AddRoute, Route: Route{Family: ip.IPv4, Table: 254, Dst: pfx("10.13.0.1/32"), Link: "eth1"}}, false, false},
+			{"another route deleted", Change{Op: DeleteRoute, Route: Route{Family: ip.IPv4, Table: 254, Dst: pfx("10.13.0.1/32"), Link: "eth1"}}, false, false},
 			{"our route deleted", Change{Op: DeleteRoute, Route: Route{Family: ip.IPv4, Table: 250, Dst: pfx("10.12.192.1/32"), Link: "eth1"}}, false, true},
 			{"the link deleted", Change{Op: DeleteLink}, false, true},
 			{"the link added", Change{Op: AddLink}, false, false},
@@ -489,7 +489,7 @@ func TestFakeInventory(t *testing.T) {
 	}
 	f.SetInventory(want)
 	ours := Rule{Family: ip.IPv4, Priority: 512, Mark: 1, Mask: 1, Table: 254}
-	route := Route{Family: ip.IPv4, Table: 250, Dst: pfx("0.0.0.0/0"), Link: "lo", Local: true}
+	route := Route{Family: ip.IPv4, Table: 250, Dst: pfx("0.0.0.0/0"), Link: "eth1"}
 	if failures := f.Apply([]Change{{Op: AddRule, Rule: ours}, {Op: AddRoute, Route: route}}); len(failures) > 0 {
 		t.Fatal(failures)
 	}

@@ -154,11 +154,16 @@ type Link struct {
 }
 
 // Inventory is the node's network as others made it: all links (kube-ipvs0
-// left out), all policy rules, and the default routes of every table.
+// left out), all policy rules, and the unicast default routes of the main
+// table and of those that a rule names.
 type Inventory struct {
 	Links    []Link  // by index
 	Rules    []Rule  // by family, then priority, in the kernel's order
 	Defaults []Route // by family, table, metric; one for each next hop
+	// Peers are the gateways of all routes of the same tables, and the
+	// destinations in the forwarding databases of VXLAN links: addresses of
+	// other nodes, among others. Sorted.
+	Peers []netip.Addr
 }
 
 // State is what we own: the dummy link, its addresses, and our rules and

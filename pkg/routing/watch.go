@@ -2,6 +2,7 @@ package routing
 
 import (
 	"context"
+	"encoding/binary"
 	"fmt"
 	"sync"
 	"syscall"
@@ -33,8 +34,9 @@ var groups = []uint{
 // after a new subscription. Changes while a callback runs lead to one more
 // call, however many they are. The callbacks are never called at the same time.
 //
-// Not reported are routes other than default routes, which others have by the
-// thousand. When a link is set down its IPv4 routes go without a message; the
+// Of routes other than default routes, which others have by the thousand,
+// inventory is called a few seconds later, once for all that changed by then,
+// and for those to single addresses not at all. When a link is set down its IPv4 routes go without a message; the
 // message about the link stands for them.
 //
 // Watch returns the context's error when that ends, and otherwise only if it
@@ -46,6 +48,7 @@ func (n *Netlink) Watch(ctx context.Context, inventory func(), own func(...Lost)
 		return err
 	}
 	w := newWatcher()
+	w.pause = n.pause
 	w.restore = func(changed rawRule, deleted bool) ([]Lost, bool) {
 		return n.guard.restore(n.session(Protocol), changed, deleted)
 	}
@@ -72,7 +75,40 @@ func (n *Netlink) subscribe() (*nl.NetlinkSocket, error) {
 		return nil, fmt.Errorf("subscribe to network changes: %w", err)
 	}
 	_ = socket.SetReceiveBufferSize(n.buffer, true)
+	// Without the filter, messages are only read in vain.
+	_ = unix.SetsockoptSockFprog(socket.GetFd(), unix.SOL_SOCKET, unix.SO_ATTACH_FILTER, &unix.SockFprog{
+		Len: uint16(len(heeded)), Filter: &heeded[0],
+	})
 	return socket, nil
+}
+
+// heeded passes all messages but those about routes to single addresses, which
+// this program and others write by the thousand: of these only deletions of
+// routes with our Protocol. Filters load half-words in network order, so the
+// type of a message, which fits into a byte, is the byte that depends on the
+// machine.
+var heeded = []unix.SockFilter{
+	/*  0 */ {Code: unix.BPF_LD | unix.BPF_B | unix.BPF_ABS, K: typeByte()},
+	/*  1 */ {Code: unix.BPF_JMP | unix.BPF_JEQ | unix.BPF_K, K: unix.RTM_NEWROUTE, Jt: 3},
+	/*  2 */ {Code: unix.BPF_JMP | unix.BPF_JEQ | unix.BPF_K, K: unix.RTM_DELROUTE, Jf: 8},
+	/*  3 */ {Code: unix.BPF_LD | unix.BPF_B | unix.BPF_ABS, K: unix.SizeofNlMsghdr + 5}, // rtm_protocol
+	/*  4 */ {Code: unix.BPF_JMP | unix.BPF_JEQ | unix.BPF_K, K: Protocol, Jt: 6},
+	/*  5 */ {Code: unix.BPF_LD | unix.BPF_B | unix.BPF_ABS, K: unix.SizeofNlMsghdr}, // rtm_family
+	/*  6 */ {Code: unix.BPF_JMP | unix.BPF_JEQ | unix.BPF_K, K: unix.AF_INET6, Jt: 2},
+	/*  7 */ {Code: unix.BPF_LD | unix.BPF_B | unix.BPF_ABS, K: unix.SizeofNlMsghdr + 1}, // rtm_dst_len
+	/*  8 */ {Code: unix.BPF_JMP | unix.BPF_JEQ | unix.BPF_K, K: 32, Jt: 3, Jf: 2},
+	/*  9 */ {Code: unix.BPF_LD | unix.BPF_B | unix.BPF_ABS, K: unix.SizeofNlMsghdr + 1},
+	/* 10 */ {Code: unix.BPF_JMP | unix.BPF_JEQ | unix.BPF_K, K: 128, Jt: 1},
+	/* 11 */ {Code: unix.BPF_RET | unix.BPF_K, K: 1 << 30},
+	/* 12 */ {Code: unix.BPF_RET | unix.BPF_K, K: 0},
+}
+
+// typeByte is where a message's header has the low byte of its type.
+func typeByte() uint32 {
+	if binary.NativeEndian.Uint16([]byte{1, 0}) == 1 {
+		return 4
+	}
+	return 5
 }
 
 // resubscribePause keeps a socket that cannot be had from being asked for in
@@ -106,7 +142,9 @@ func (n *Netlink) receive(ctx context.Context, w *watcher, socket *nl.NetlinkSoc
 // watcher sorts messages. Its channels hold one call that is due.
 type watcher struct {
 	inventory, own chan struct{}
-	dummyLink      int32 // index; 0: there is none
+	later          chan struct{} // a call of inventory that can wait
+	pause          time.Duration // before a call of inventory that can wait
+	dummyLink      int32         // index; 0: there is none
 	restore        func(changed rawRule, deleted bool) ([]Lost, bool)
 
 	mu       sync.Mutex
@@ -116,7 +154,7 @@ type watcher struct {
 
 func newWatcher() *watcher {
 	return &watcher{
-		inventory: make(chan struct{}, 1), own: make(chan struct{}, 1),
+		inventory: make(chan struct{}, 1), own: make(chan struct{}, 1), later: make(chan struct{}, 1),
 		restore: func(rawRule, bool) ([]Lost, bool) { return nil, true },
 	}
 }
@@ -158,12 +196,24 @@ func due(c chan struct{}) {
 	}
 }
 
+// routesPause is for how long changes of routes are gathered.
+const routesPause = 3 * time.Second
+
 func (w *watcher) notify(ctx context.Context, inventory func(), own func(...Lost)) {
+	var pause <-chan time.Time // until inventory is called
 	for {
 		select {
 		case <-ctx.Done():
 			return
+		case <-w.later:
+			if pause == nil {
+				pause = time.After(w.pause)
+			}
+		case <-pause:
+			pause = nil
+			inventory()
 		case <-w.inventory:
+			pause = nil
 			inventory()
 		case <-w.own:
 			lost, anything := w.take()
@@ -262,8 +312,11 @@ func (w *watcher) route(m syscall.NetlinkMessage) {
 	if info.Flags&unix.RTM_F_CLONED != 0 {
 		return
 	}
-	if info.Dst_len == 0 {
+	switch {
+	case info.Dst_len == 0:
 		due(w.inventory)
+	case info.Type == unix.RTN_UNICAST && info.Protocol != unix.RTPROT_KERNEL && info.Protocol != Protocol:
+		due(w.later)
 	}
 	if info.Protocol == Protocol && m.Header.Type == unix.RTM_DELROUTE {
 		if lost, ok := lostRoute(m.Data); ok {

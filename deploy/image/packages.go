@@ -9,6 +9,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"strings"
 
 	"github.com/kube-ipvs/kube-ipvs/hack/debian"
 )
@@ -68,8 +69,7 @@ func packagesKey() (string, error) {
 }
 
 // programs are those that must be there: iptables in both back ends, of which
-// kube-ipvs uses the one that the node uses. Nothing has the plain names, so that
-// no program takes one back end for granted.
+// kube-ipvs uses the one that the node uses.
 var programs = func() []string {
 	var out []string
 	for _, family := range []string{"iptables", "ip6tables"} {
@@ -82,8 +82,10 @@ var programs = func() []string {
 	return out
 }()
 
-// finish removes what is not used, and checks that all programs are there. Scripts
-// of the packages are not run, as they would need a shell of the architecture.
+// finish removes what is not used, checks that all programs are there, and links the
+// plain names to nft, as the distribution does: sysdump uses them, and people.
+// kube-ipvs itself goes by the back ends' own names. Scripts of the packages are not
+// run, as they would need a shell of the architecture.
 func finish(root string) error {
 	for _, pattern := range unused {
 		found, err := filepath.Glob(filepath.Join(root, pattern))
@@ -98,6 +100,13 @@ func finish(root string) error {
 	}
 	for _, name := range programs {
 		if _, err := os.Lstat(filepath.Join(root, "usr/sbin", name)); err != nil {
+			return err
+		}
+		plain := strings.Replace(name, "-nft", "", 1)
+		if plain == name {
+			continue
+		}
+		if err := os.Symlink(name, filepath.Join(root, "usr/sbin", plain)); err != nil && !errors.Is(err, fs.ErrExist) {
 			return err
 		}
 	}

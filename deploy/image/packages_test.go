@@ -31,7 +31,7 @@ func TestFinish(t *testing.T) {
 		t.Fatal(err)
 	}
 	for name, want := range map[string]bool{
-		"usr/sbin/iptables-nft": true, "usr/sbin/ip6tables-legacy-restore": true, "usr/sbin/iptables": false, "usr/share/doc/kmod/copyright": true, "usr/share/doc/kmod/README": false,
+		"usr/sbin/iptables-nft": true, "usr/sbin/ip6tables-legacy-restore": true, "usr/sbin/iptables": true, "usr/sbin/ip6tables-restore": true, "usr/share/doc/kmod/copyright": true, "usr/share/doc/kmod/README": false,
 		"usr/share/doc/kmod/changelog.gz": false, "usr/share/doc/kmod/contents": false, "usr/lib/x/gconv": false, "usr/sbin/iptables-apply": false,
 	} {
 		if _, err := os.Stat(filepath.Join(root, name)); (err == nil) != want {

@@ -201,7 +201,7 @@ func plainIsLegacy() bool {
 // program works with.
 func noBackEnd(err error) bool {
 	var r *refusal
-	return errors.As(err, &r) && (strings.Contains(r.output, "Protocol not supported") || strings.Contains(r.output, "Failed to initialize nft"))
+	return errors.As(err, &r) && strings.Contains(r.output, "Protocol not supported")
 }
 
 // NoIPv6 reports whether an error of the programs for IPv6 says that there is no
@@ -211,7 +211,7 @@ func NoIPv6(err error) bool {
 		return true
 	}
 	var r *refusal
-	return errors.As(err, &r) && (strings.Contains(r.output, "Table does not exist") || strings.Contains(r.output, unix.EAFNOSUPPORT.Error()))
+	return errors.As(err, &r) && (strings.Contains(r.output, "Table does not exist") || strings.Contains(strings.ToLower(r.output), unix.EAFNOSUPPORT.Error()))
 }
 
 // Variant is the back end.

@@ -1,0 +1,106 @@
+package nat
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
+)
+
+// kubelet's chains decide, then the number of rules. What cannot be read counts for
+// nothing.
+func TestDecide(t *testing.T) {
+	const hint, canary = ":KUBE-IPTABLES-HINT - [0:0]", ":KUBE-KUBELET-CANARY - [0:0]"
+	rules := func(n int) string { return strings.Repeat("-A KUBE-SERVICES -j RETURN\n", n) }
+	type back struct {
+		mangle [2]string // IPv4, IPv6
+		rules  int
+		err    error
+	}
+	noNFT := &refusal{output: "iptables-nft-save: Failed to initialize nft: Protocol not supported"}
+	for name, test := range map[string]struct {
+		nft, legacy back
+		noLegacy    bool // the kernel has no tables of it
+		want        Variant
+	}{
+		"empty":                           {noLegacy: true, want: NFT},
+		"empty, with tables of legacy":    {want: NFT},
+		"kubelet's in nft":                {nft: back{mangle: [2]string{canary}}, legacy: back{rules: 900}, want: NFT},
+		"kubelet's in nft of IPv6":        {nft: back{mangle: [2]string{"", hint}}, legacy: back{rules: 900}, want: NFT},
+		"kubelet's in legacy":             {nft: back{rules: 900}, legacy: back{mangle: [2]string{hint}}, want: Legacy},
+		"kubelet's in legacy of IPv6":     {nft: back{rules: 900}, legacy: back{mangle: [2]string{"", canary}}, want: Legacy},
+		"kubelet's in both":               {nft: back{mangle: [2]string{canary}}, legacy: back{mangle: [2]string{canary}}, want: NFT},
+		"more rules in legacy":            {nft: back{rules: 3}, legacy: back{rules: 4}, want: Legacy},
+		"more rules in nft":               {nft: back{rules: 4}, legacy: back{rules: 3}, want: NFT},
+		"as many in both":                 {nft: back{rules: 4}, legacy: back{rules: 4}, want: NFT},
+		"nft cannot be read":              {nft: back{err: errors.New("killed"), rules: 9}, legacy: back{rules: 3}, want: Legacy},
+		"no nf_tables":                    {nft: back{err: noNFT}, noLegacy: true, want: Legacy},
+		"no nf_tables, rules in legacy":   {nft: back{err: noNFT}, legacy: back{rules: 3}, want: Legacy},
+		"a name that only begins so":      {nft: back{mangle: [2]string{":KUBE-IPTABLES-HINTS - [0:0]"}, rules: 1}, legacy: back{rules: 2}, want: Legacy},
+		"legacy's tables are not trusted": {legacy: back{mangle: [2]string{canary}}, noLegacy: true, want: NFT},
+	} {
+		t.Run(name, func(t *testing.T) {
+			names := filepath.Join(t.TempDir(), "names")
+			if !test.noLegacy {
+				if err := os.WriteFile(names, []byte("mangle\n"), 0o600); err != nil {
+					t.Fatal(err)
+				}
+			}
+			was := legacyNames
+			legacyNames = map[ip.Family]string{ip.IPv4: names, ip.IPv6: names}
+			defer func() { legacyNames = was }()
+			got, err := decide(func(v Variant, family ip.Family, table Table) (string, error) {
+				b := test.nft
+				if v == Legacy {
+					b = test.legacy
+				}
+				if b.err != nil {
+					return "", b.err
+				}
+				if table == Mangle {
+					return fmt.Sprintf("*mangle\n%s\nCOMMIT\n", b.mangle[map[ip.Family]int{ip.IPv4: 0, ip.IPv6: 1}[family]]), nil
+				}
+				if family == ip.IPv4 {
+					return "*nat\n" + rules(b.rules) + "COMMIT\n", nil
+				}
+				return "", nil
+			})
+			other := map[Variant]Variant{NFT: Legacy, Legacy: NFT}[test.want]
+			if err != nil || got.Use != test.want || got.Other != other || got.Why == "" {
+				t.Errorf("%v, %+v, want %s", err, got, test.want)
+			}
+		})
+	}
+}
+
+// Only what says that there is no IPv6 may leave it out.
+func TestNoIPv6(t *testing.T) {
+	for text, want := range map[string]bool{
+		"ip6tables-nft-save v1.8.9: Failed to initialize nft: Protocol not supported":                                         true,
+		"ip6tables v1.8.9 (legacy): can't initialize ip6tables table `filter': Table does not exist (do you need to insmod?)": true,
+		"ip6tables-save: Address family not supported by protocol":                                                            true,
+		"# Table `filter' is incompatible, use 'nft' tool.":                                                                   false,
+		"Could not fetch rule set generation id: Permission denied (you must be root)":                                        false,
+		"Another app is currently holding the xtables lock.":                                                                  false,
+		"Error: meta sreg is not an immediate":                                                                                false,
+	} {
+		if got := NoIPv6(programError("", text, errors.New("exit status 1"))); got != want {
+			t.Errorf("%q: %v, want %v", text, got, want)
+		}
+	}
+	for err, want := range map[error]bool{
+		fmt.Errorf("ip6tables: %w", exec.ErrNotFound): true, unix.EAFNOSUPPORT: true,
+		errors.New("signal: killed"): false, unix.ENOMEM: false, unix.ENOENT: false,
+	} {
+		if got := NoIPv6(err); got != want {
+			t.Errorf("%v: %v, want %v", err, got, want)
+		}
+	}
+}

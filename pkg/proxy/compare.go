@@ -15,6 +15,22 @@ import (
 // because something seems to have been taken away.
 const minComparePeriod = 3 * time.Second
 
+// calmPeriod is that time once a few comparisons in a row have found nothing that were
+// made because another program had changed rules: Calico's Felix, say, rewrites its
+// own in the chains where ours are whenever a pod starts.
+const (
+	calmPeriod = 15 * time.Second
+	calmAfter  = 3
+)
+
+// comparePeriod is the least time between two comparisons now.
+func (p *Proxy) comparePeriod() time.Duration {
+	if p.calm >= calmAfter {
+		return calmPeriod
+	}
+	return minComparePeriod
+}
+
 // observed is what an observation of the kernel came to.
 type observed struct {
 	observation *apply.Observation
@@ -25,7 +41,7 @@ type observed struct {
 // compareSoon has the kernel compared after somebody took something away, but
 // no more often than every few seconds.
 func (p *Proxy) compareSoon(now time.Time) {
-	at := p.comparedAt.Add(minComparePeriod)
+	at := p.comparedAt.Add(p.comparePeriod())
 	if at.Before(now) {
 		at = now
 	}
@@ -56,7 +72,7 @@ func (p *Proxy) restore(ctx context.Context, lost []routing.Lost) {
 // observe reads the kernel beside the loop, which goes on meanwhile. What is told to
 // be taken away from now on has it read again: it may have been read already.
 func (p *Proxy) observe() {
-	p.compareAt = time.Time{}
+	p.compareAt, p.byRules, p.rulesChanged = time.Time{}, p.rulesChanged, false
 	read := p.applier.BeginObserve()
 	result := make(chan observed, 1)
 	p.observed = result
@@ -74,7 +90,7 @@ func (p *Proxy) compare(ctx context.Context, o observed) {
 	if p.compareAt.IsZero() { // nothing was taken away meanwhile
 		p.compareAt = p.comparedAt.Add(p.SyncPeriod)
 	} else {
-		p.compareAt = p.comparedAt.Add(minComparePeriod)
+		p.compareAt = p.comparedAt.Add(p.comparePeriod())
 	}
 	if o.err != nil {
 		p.compareAt = time.Now().Add(p.retries.failed(nobody, time.Now()))
@@ -94,6 +110,9 @@ func (p *Proxy) goOnComparing(ctx context.Context) {
 	}
 	differences := p.adoption.End()
 	p.adoption = nil
+	if p.calm++; differences > 0 || !p.byRules {
+		p.calm = 0
+	}
 	if differences > 0 {
 		klog.FromContext(ctx).Info("The kernel differs from the plan, repairing it", "differences", differences)
 	}

@@ -52,3 +52,44 @@ func grep(text, what string) string {
 	}
 	return strings.Join(out, "\n")
 }
+
+// TestRulesOfOthersChangeAllTheTime has another program change its rules again and
+// again: after a few comparisons in vain there are fewer, until one finds something,
+// or something else of ours may be gone.
+func TestRulesOfOthersChangeAllTheTime(t *testing.T) {
+	p, w := still(t, 1)
+	ctx := klog.NewContext(t.Context(), klog.Background())
+	if !p.prepare(ctx) {
+		t.Fatal("the kernel cannot be read")
+	}
+	p.start(ctx)
+	now := time.Now()
+	// compared has rules changed every second for a while, and counts comparisons.
+	compared := func(seconds int) int {
+		before := w.compare
+		for range seconds {
+			now = now.Add(time.Second)
+			p.inbox.rulesChanged()
+			p.turn(ctx, now)
+			if p.observed == nil {
+				continue
+			}
+			p.compare(ctx, <-p.observed)
+			p.comparedAt, p.compareAt = now, now.Add(p.compareAt.Sub(p.comparedAt))
+			for p.adoption != nil {
+				p.goOnComparing(ctx)
+			}
+		}
+		return w.compare - before
+	}
+	if n := compared(60); n < 4 || n > 9 {
+		t.Errorf("%d comparisons in a minute", n)
+	}
+	if n := compared(60); n > 4 {
+		t.Errorf("%d comparisons in the next one", n)
+	}
+	p.inbox.deleted()
+	if n := compared(6); n < 2 {
+		t.Errorf("%d comparisons when something is gone", n)
+	}
+}

@@ -64,6 +64,10 @@ func (p *Proxy) turn(ctx context.Context, now time.Time) {
 	w := p.take()
 	p.renew = p.renew || w.node || w.network || p.manyNow() || p.linger.due(now)
 	p.restore(ctx, w.lost)
+	if w.taken {
+		p.calm = 0
+	}
+	p.rulesChanged = p.rulesChanged || w.rules
 	if w.rules || w.taken {
 		p.compareSoon(now)
 	}

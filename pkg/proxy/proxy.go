@@ -123,15 +123,18 @@ type Proxy struct {
 	lacking    map[types.NamespacedName]struct{} // Services that ask for one that it does not have
 	apiServers []netip.AddrPort                  // the endpoints of default/kubernetes
 
-	waiting    map[types.NamespacedName]struct{} // Services to be planned
-	renew      bool                              // the node's facts are to be read again
-	unread     bool                              // reading them has failed, and is to be tried again with the node's retry
-	retries    *retries
-	lastPass   time.Time
-	compareAt  time.Time // zero while an observation runs, unless another is to follow it soon
-	comparedAt time.Time
-	drainAt    time.Time
-	observed   chan observed // nil while no observation runs
+	waiting      map[types.NamespacedName]struct{} // Services to be planned
+	renew        bool                              // the node's facts are to be read again
+	unread       bool                              // reading them has failed, and is to be tried again with the node's retry
+	retries      *retries
+	lastPass     time.Time
+	compareAt    time.Time // zero while an observation runs, unless another is to follow it soon
+	comparedAt   time.Time
+	rulesChanged bool // by another program, since the last observation began
+	byRules      bool // the observation was made for that
+	calm         int  // comparisons in a row that were made for that and found nothing
+	drainAt      time.Time
+	observed     chan observed // nil while no observation runs
 
 	adoption    *apply.Adoption // nil while nothing that was observed is being compared
 	observeTook time.Duration

@@ -50,7 +50,7 @@ func (e *engine) observe(b backend, own Own) (State, error) {
 	e.leftOut.again(b, now)
 	s, displaced := own.state(e.family, rules, func(c Chain) bool { return e.contests.stays(c, now) })
 	e.contests.seen(displaced)
-	e.leftOut.complete(&s)
+	e.leftOut.complete(&s, own.Jumps)
 	s.Unread = unread
 	return s, nil
 }
@@ -109,10 +109,9 @@ func (e *engine) attempt(b backend, changes []Change) ([]Failure, error) {
 	if err != nil {
 		return nil, err
 	}
-	adapted, lost := e.leftOut.adapt(changes)
-	sound, refused := check(e.family, rules, adapted)
-	refused = append(lost, refused...)
+	sound, refused := check(e.family, rules, e.leftOut.adapt(changes))
 	if len(sound) == 0 {
+		e.leftOut.note(changes)
 		return refused, nil
 	}
 	copies := countCopies(rules, sound)

@@ -32,6 +32,7 @@ type LeftOut struct {
 type leftOut struct {
 	refused map[Table]map[Rule]verdict
 	wanted  map[Chain][]Rule // the chains in which something is left out, as they were to be written
+	jumps   map[Jump]verdict // those that are left out
 	probed  time.Time
 }
 
@@ -49,25 +50,22 @@ const probePeriod = 20 * time.Second
 // that the next process removes one that a crash has left.
 const probeChain = "KUBE-IPVS-PROBE"
 
-// adapt returns the changes without the refused rules. A change of a jump that
-// is refused itself is a failure.
-func (l *leftOut) adapt(changes []Change) ([]Change, []Failure) {
+// adapt returns the changes without the refused rules.
+func (l *leftOut) adapt(changes []Change) []Change {
 	if len(l.refused) == 0 {
-		return changes, nil
+		return changes
 	}
 	var out []Change
-	var failures []Failure
 	for _, c := range changes {
-		switch v, refused := l.jumpRefused(c); {
-		case refused:
-			failures = append(failures, Failure{Change: c, Err: v.err})
+		if _, refused := l.jumpRefused(c); refused {
 			continue
-		case c.Op == WriteChain:
+		}
+		if c.Op == WriteChain {
 			c.Rules = l.adaptChain(c.Chain, c.Rules, changes)
 		}
 		out = append(out, c)
 	}
-	return out, failures
+	return out
 }
 
 func (l *leftOut) jumpRefused(c Change) (verdict, bool) {
@@ -122,9 +120,19 @@ func drops(c Chain, r Rule, changes []Change) bool {
 }
 
 // note remembers what was to be written, of the chains in which something is
-// left out.
+// left out, and the jumps that are.
 func (l *leftOut) note(changes []Change) {
 	for _, c := range changes {
+		if c.isJump() && len(c.Rules) == 1 {
+			delete(l.jumps, c.jump())
+			if v, refused := l.jumpRefused(c); refused {
+				if l.jumps == nil {
+					l.jumps = map[Jump]verdict{}
+				}
+				l.jumps[c.jump()] = v
+			}
+			continue
+		}
 		delete(l.wanted, c.Chain)
 		if c.Op == WriteChain && !slices.Equal(l.adaptChain(c.Chain, c.Rules, changes), c.Rules) {
 			if l.wanted == nil {
@@ -137,8 +145,9 @@ func (l *leftOut) note(changes []Change) {
 
 // complete gives the chains of a state as they were to be written, where all
 // stands that can, and lists what is left out of them.
-func (l *leftOut) complete(s *State) {
+func (l *leftOut) complete(s *State, wanted []Jump) {
 	all := l.allWanted()
+	defer l.completeJumps(s, wanted) // by then the chains are complete
 	for _, c := range sortedChains(l.wanted) {
 		rules := l.wanted[c]
 		if standing, there := s.Chains[c]; !there || !slices.Equal(standing, l.adaptChain(c, rules, all)) {
@@ -154,6 +163,37 @@ func (l *leftOut) complete(s *State) {
 			}
 		}
 	}
+}
+
+// completeJumps adds the jumps that are left out where they are wanted.
+func (l *leftOut) completeJumps(s *State, wanted []Jump) {
+	if len(l.jumps) == 0 {
+		return
+	}
+	for i, j := range wanted {
+		v, out := l.jumps[Jump{Chain: j.Chain, Rule: j.Rule}]
+		if _, still := l.refused[j.Chain.Table][j.Rule]; !out || !still {
+			continue
+		}
+		s.LeftOut = append(s.LeftOut, LeftOut{Chain: j.Chain, Rule: j.Rule, Err: v.err, Opens: drops(j.Chain, j.Rule, s.writes())})
+		at := len(s.Jumps)
+		for _, next := range wanted[i+1:] {
+			if k := slices.Index(s.Jumps, Jump{Chain: next.Chain, Rule: next.Rule}); k >= 0 && next.Chain == j.Chain {
+				at = k
+				break
+			}
+		}
+		s.Jumps = slices.Insert(s.Jumps, at, Jump{Chain: j.Chain, Rule: j.Rule})
+	}
+}
+
+// writes are the changes that would write the chains of a state.
+func (s *State) writes() []Change {
+	var out []Change
+	for c, rules := range s.Chains {
+		out = append(out, Change{Op: WriteChain, Chain: c, Rules: rules})
+	}
+	return out
 }
 
 func (l *leftOut) allWanted() []Change {

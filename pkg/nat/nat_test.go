@@ -368,6 +368,39 @@ func TestRefusedRuleIsLeftOut(t *testing.T) {
 	})
 }
 
+// The same with a jump: those beside it stand, in their order.
+func TestRefusedJumpIsLeftOut(t *testing.T) {
+	each(t, func(t *testing.T, s subject) {
+		want, own := s.wanted(), s.own()
+		pre := s.chain(NAT, "PREROUTING")
+		absent := Jump{Chain: pre, Rule: "-m set --match-set KUBE-ABSENT dst,dst -j KUBE-IPVS-FIRST"}
+		last := Jump{Chain: pre, Rule: "-m set --match-set KUBE-ABSENT src,src -j KUBE-SERVICES"}
+		i := slices.Index(want.Jumps, Jump{Chain: pre, Rule: portals})
+		want.Jumps = append(slices.Insert(want.Jumps, i, absent), last)
+		own.Jumps = want.Jumps
+		for range 2 {
+			have, err := s.Observe(own)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if failures := s.Apply(Diff(have, want)); len(failures) > 0 {
+				t.Fatal(failures)
+			}
+			if have, err = s.Observe(own); err != nil || len(Diff(have, want)) > 0 || len(have.LeftOut) != 2 {
+				t.Fatalf("%v: left to do: %v, left out: %v", err, Diff(have, want), have.LeftOut)
+			}
+		}
+		s.must(t, "*nat\n-D PREROUTING "+string(portals)+"\nCOMMIT\n")
+		have, err := s.Observe(own)
+		if err != nil || len(Diff(have, want)) == 0 {
+			t.Errorf("%v: that a jump is gone is not seen", err)
+		}
+		if failures := s.Apply(Diff(have, State{})); len(failures) > 0 {
+			t.Fatal(failures)
+		}
+	})
+}
+
 func TestApplyIsIdempotent(t *testing.T) {
 	each(t, func(t *testing.T, s subject) {
 		c, old := s.chain(NAT, "KUBE-SERVICES"), s.chain(NAT, "KUBE-IPVS-GONE")

@@ -44,7 +44,7 @@ LABFLAGS ?=
 START := $(shell date +%s)
 phase = @printf '==> [%4ds] %s\n' $$(( $$(date +%s) - $(START) )) '$(1)'
 
-.PHONY: docs docs-check build test unit e2e behaviour reliability soak bench bench-plane bench-short bench-profile conformance conformance-short mutations lint fuzz lab demo deps peers peer-kube-proxy peer-kubectl peer-helm peer-seccomp clean help
+.PHONY: docs docs-check build test unit e2e behaviour reliability soak bench bench-short bench-profile conformance conformance-short mutations lint fuzz lab demo deps peers peer-kube-proxy peer-kubectl peer-helm peer-seccomp clean help
 
 build: ## the program, bin/kube-ipvs, statically linked
 	$(call phase,building bin/kube-ipvs)
@@ -226,29 +226,50 @@ bench: deps ## what all costs, beside the least and beside kube-proxy, into docs
 	@mkdir -p docs/performance && cp $(CACHE)/bench/measurements.* docs/performance/
 	$(call phase,see docs/performance/measurements.md)
 
-BENCH_PLANE_SIZES ?= 10 44125
-bench-plane: deps ## connections through a VIP in all of kube-proxy's modes and ours, into docs/performance
-	@$(MAKE) --no-print-directory START=$(START) -j2 build bench-binary image peers peer-kube-proxy
-	$(call phase,measuring in the lab)
-	@$(BENCH_LAB) -env BENCH_SIZES='$(BENCH_PLANE_SIZES)' $(BENCH_FACTS) -- hack/bench -test.run TestPlane
-	@cp $(CACHE)/bench/dataplane.md docs/performance/
-	$(call phase,see docs/performance/dataplane.md)
-
-# Names, separated by commas, of what is counted; all if empty. KUBE_IPVS is the program
-# to run, which may be another checkout's.
+# Names, separated by semicolons, of what is counted; all if empty. KUBE_IPVS is the
+# program to run, which may be another checkout's.
+WORLDS ?=
 SUBJECTS ?=
 PATHS ?=
 WORKLOADS ?=
 ABLATION ?=
+VARIANTS ?=
 KUBE_IPVS ?= bin/kube-ipvs
-BENCH_INSTRUCTIONS_SIZES ?= 10
-bench-instructions: deps ## instructions of an exchange over the direct path; SUBJECTS=, PATHS=, WORKLOADS=a,b select, ABLATION=jumps|rules
-	@$(MAKE) --no-print-directory START=$(START) -j2 build bench-binary traffic image peers peer-kube-proxy
+INSTRUCTIONS_SIZES ?= 10
+INSTRUCTIONS_OUT := $(CACHE)/instructions
+# No -limit of less: kube-proxy's IPVS mode takes long to begin on one emulated processor.
+instructions_lab = $(LAB_PROGRAM) -icount -apiserver -limit 10h -out $(INSTRUCTIONS_OUT) -env LAB_KUBE_IPVS=/out/kube-ipvs \
+	-env BENCH_SIZES='$(INSTRUCTIONS_SIZES)' $(BENCH_FACTS) \
+	-env INSTRUCTIONS_WORLDS='$(WORLDS)' -env INSTRUCTIONS_SUBJECTS='$(SUBJECTS)' -env INSTRUCTIONS_PATHS='$(PATHS)' \
+	-env INSTRUCTIONS_WORKLOADS='$(WORKLOADS)' -env INSTRUCTIONS_ABLATION='$(ABLATION)' -env INSTRUCTIONS_VARIANTS='$(VARIANTS)' $(LABFLAGS) $(1) -- hack/bench
+
+.PHONY: bench-instructions bench-instructions-quick instructions-parts
+bench-instructions: instructions-parts ## instructions of an exchange over the direct path, into docs/performance; WORLDS=, SUBJECTS=, PATHS=, WORKLOADS='a;b' select, ABLATION=jumps|rules, VARIANTS=1, INSTRUCTIONS_SIZES='10 1000'
 	$(call phase,counting instructions in the lab)
-	@mkdir -p $(CACHE)/instructions && cp $(KUBE_IPVS) $(CACHE)/instructions/kube-ipvs
-	@$(LAB_PROGRAM) -icount -apiserver -limit 10h -out $(CACHE)/instructions -env LAB_KUBE_IPVS=/out/kube-ipvs \
-		-env BENCH_SIZES='$(BENCH_INSTRUCTIONS_SIZES)' -env INSTRUCTIONS_SUBJECTS='$(SUBJECTS)' -env INSTRUCTIONS_PATHS='$(PATHS)' \
-		-env INSTRUCTIONS_WORKLOADS='$(WORKLOADS)' -env INSTRUCTIONS_ABLATION='$(ABLATION)' $(LABFLAGS) -- hack/bench -test.run '^TestInstructions$$'
+	@$(call instructions_lab) -test.run '^TestInstructions$$'
+	@cp $(INSTRUCTIONS_OUT)/figures.json test/bench/instructions/figures.json
+	@$(GO) test ./test/bench -run '^TestPage$$' -update
+	$(call phase,see docs/performance/dataplane.md)
+
+bench-instructions-quick: WORLDS := $(or $(WORLDS),default)
+bench-instructions-quick: SUBJECTS := $(or $(SUBJECTS),direct;floor;kube-ipvs)
+bench-instructions-quick: PATHS := $(or $(PATHS),ClusterIP;NodePort)
+bench-instructions-quick: instructions-parts ## the same, only printed, for a few subjects and paths
+	$(call phase,counting instructions in the lab)
+	@$(call instructions_lab) -test.run '^TestInstructions$$'
+
+# Set to write test/bench/instructions/short.json instead of comparing with it.
+UPDATE ?=
+.PHONY: bench-instructions-short
+bench-instructions-short: instructions-parts ## that no exchange takes 2 % more instructions than was committed; UPDATE=1 commits to what it takes now
+	$(call phase,counting instructions in the lab)
+	@$(call instructions_lab,-env INSTRUCTIONS_UPDATE='$(UPDATE)') -test.run '^TestInstructionsShort$$'
+	@$(if $(UPDATE),cp $(INSTRUCTIONS_OUT)/short.json test/bench/instructions/short.json)
+	$(call phase,no exchange takes more instructions than it may)
+
+instructions-parts: deps
+	@$(MAKE) --no-print-directory START=$(START) -j2 build bench-binary traffic image peers peer-kube-proxy
+	@mkdir -p $(INSTRUCTIONS_OUT) && cp $(KUBE_IPVS) $(INSTRUCTIONS_OUT)/kube-ipvs
 
 .PHONY: traffic
 traffic: ## the client and the server of bench-instructions
@@ -325,7 +346,7 @@ docs: ## write what is made from the code and the manifests: docs/flags.md, docs
 	@$(GO) test ./test/upstream/judge -run '^TestPage$$' -update
 
 docs-check: ## fails if such a page is stale, or a page leads nowhere
-	@$(GO) test -count 1 -run '^(TestInstallManifest|TestValuesSchema|TestFlagReference|TestDocumentReference|TestAnnotationReference|TestManPages|TestMetricsReference|TestLinks|TestPage|TestTableInDocs)$$' ./pkg/config ./cmd/proxy ./deploy ./docs ./test/conformance ./test/reliability ./test/upstream/judge
+	@$(GO) test -count 1 -run '^(TestInstallManifest|TestValuesSchema|TestFlagReference|TestDocumentReference|TestAnnotationReference|TestManPages|TestMetricsReference|TestLinks|TestPage|TestTableInDocs)$$' ./pkg/config ./cmd/proxy ./deploy ./docs ./test/bench ./test/conformance ./test/reliability ./test/upstream/judge
 
 FUZZTIME ?= 10m
 # A regular expression for targets, as in nat.FuzzParseSave.

@@ -65,14 +65,12 @@ func (b *bench) plan(n int, ours, peers bool) {
 		b.progress.add(fmt.Sprintf("raw floor, %d", n), 2+0.5*thousand+0.045*thousand*thousand, func(t *testing.T) {
 			floors(t, b.results, n, n <= mostAddresses)
 		})
-		b.progress.add(fmt.Sprintf("bare IPVS, %d", n), 15+0.3*thousand, func(t *testing.T) { b.bare(t, n) })
 		b.measure(byRoute, n, 200+8*thousand, (*run).everything)
 		if n <= mostAddresses {
 			b.measure(byAddress, n, 100+5*thousand, (*run).byAddress)
 		}
 	}
 	if peers {
-		b.measure(iptPeer, n, 60+40*thousand, (*run).plane)
 		b.measure(nftPeer, n, 60+25*thousand, (*run).short)
 		b.measure(ipvsPeer, n, 60+90*thousand+8*thousand*thousand, (*run).short)
 	}
@@ -97,7 +95,7 @@ func (b *bench) begin(t *testing.T, s *subject, n int) *run {
 func (r *run) everything() {
 	r.seldom("1h")
 	r.coldStart()
-	r.dataPlane()
+	r.ruleCounts()
 	r.oneChange(100)
 	r.rolling()
 	if r.n >= 10000 {
@@ -119,7 +117,7 @@ func (r *run) everything() {
 func (r *run) byAddress() {
 	r.seldom("1h")
 	r.coldStart()
-	r.dataPlane()
+	r.ruleCounts()
 	r.oneChange(100)
 	r.rolling()
 }
@@ -134,7 +132,7 @@ func (r *run) seldom(period string) {
 // short is what is measured of peers, of which each change can take minutes.
 func (r *run) short() {
 	r.coldStart()
-	r.dataPlane()
+	r.ruleCounts()
 	r.oneChange(3)
 	r.idle(30 * time.Second)
 	r.put(Churned, memory(r.t, r.process.PID()))

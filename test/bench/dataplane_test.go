@@ -3,20 +3,14 @@
 package bench
 
 import (
-	"fmt"
-	"net"
 	"net/netip"
 	"strings"
-	"sync"
-	"testing"
-	"time"
 
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
 	"github.com/kube-ipvs/kube-ipvs/pkg/trace"
-	"github.com/kube-ipvs/kube-ipvs/test/e2e/lab"
 )
 
 // One more Service than those that are counted is served by a pod that there is.
@@ -36,71 +30,19 @@ func (a *api) addPlane() {
 	a.create(metav1.NamespaceDefault, svc, slice)
 }
 
-// addPods makes the server's pod, and the clients'.
+// addPods adds the pods whose packets' way is explained.
 func (s *site) addPods() {
-	server := s.node.Pod("server", "", planeServer.String()+"/32")
-	server.Serve("server", lab.TCP, 8000)
-	s.client = s.node.Pod("client", "", planeClient.String()+"/32")
+	s.node.Pod("server", "", planeServer.String()+"/32")
+	s.node.Pod("client", "", planeClient.String()+"/32")
 }
 
-const (
-	planeClients = 4
-	planeTime    = 5 * time.Second
-	planeLimit   = 10 * time.Second // for one connection
-)
-
-// dataPlane has clients connect through a VIP, one connection after the other.
-func (r *run) dataPlane() {
+// ruleCounts counts rules of iptables, of which packets meet some.
+func (r *run) ruleCounts() {
 	r.t.Helper()
-	address := netip.AddrPortFrom(planeIP, 80).String()
-	must(r.t, r.client.Do(func() error { _, err := connect(address); return err })) // has the neighbours found
-	var all sync.WaitGroup
-	took := make([][]float64, planeClients)
-	errs := make([]error, planeClients)
-	begin := time.Now()
-	for i := range planeClients {
-		all.Go(func() {
-			errs[i] = r.client.Do(func() error {
-				for time.Since(begin) < planeTime {
-					d, err := connect(address)
-					if err != nil {
-						return err
-					}
-					took[i] = append(took[i], milliseconds(d))
-				}
-				return nil
-			})
-		})
-	}
-	all.Wait()
-	seconds := time.Since(begin).Seconds()
-	var every []float64
-	for i := range planeClients {
-		if errs[i] != nil {
-			r.t.Fatalf("%s: connection %d of a client: %v", r.subject.name, len(took[i])+1, errs[i])
-		}
-		every = append(every, took[i]...)
-	}
-	r.put(Connects, float64(len(every))/seconds)
-	r.put(Connect99, Percentile(every, 0.99))
 	if !r.subject.nftables {
 		r.put(Rules, float64(r.rules()))
 		r.put(RulesMet, float64(r.rulesMet()))
 	}
-}
-
-// connect opens a connection, and resets it: closed in turn, it would hold its
-// port for a minute.
-func connect(address string) (time.Duration, error) {
-	begin := time.Now()
-	c, err := net.DialTimeout("tcp4", address, planeLimit)
-	if err != nil {
-		return 0, err
-	}
-	took := time.Since(begin)
-	err = c.(*net.TCPConn).SetLinger(0)
-	c.Close()
-	return took, err
 }
 
 // rules counts those of iptables.
@@ -140,27 +82,4 @@ func (s *site) rulesMet() int {
 	}
 	s.t.Fatalf("%s: no real server is chosen: %+v", s.subject.name, explained)
 	return 0
-}
-
-// bare is the least that leads a connection through a VIP: IPVS by itself, with as
-// many virtual servers as there are Services.
-func (b *bench) bare(t *testing.T, n int) {
-	r := b.begin(t, &subject{name: Bare}, n)
-	must(t, r.node.Do(func() error {
-		if err := floorIPVS(n); err != nil {
-			return err
-		}
-		return floorRoutes(n)
-	}))
-	r.node.Exec("ip", "route", "add", "local", planeIP.String(), "dev", "lo", "table", "local")
-	r.node.Exec("ipvsadm", "-A", "-t", planeIP.String()+":80", "-s", "rr")
-	r.node.Exec("ipvsadm", "-a", "-t", planeIP.String()+":80", "-r", fmt.Sprintf("%s:8000", planeServer), "-m")
-	r.dataPlane()
-}
-
-// plane is what is measured of a peer of which the rest is known to be worse.
-func (r *run) plane() {
-	r.start()
-	r.passed(r.limit)
-	r.dataPlane()
 }

@@ -44,8 +44,6 @@ var (
 	Rechurned  = Measure{"Memory after another minute of 1,000 changes a second", "MB", "In the same way: what grows with changes would have grown again."}
 	Programs   = Measure{"Programs run for the start", "", "By process accounting."}
 	HotPath    = Measure{"Programs run for 500 changes", "", "By process accounting."}
-	Connects   = Measure{"Connections a second through a VIP", "1/s", "Opened and reset by four clients in a pod; the server is a pod on the same node."}
-	Connect99  = Measure{"Connecting, 99th percentile", "ms", ""}
 	Rules      = Measure{"Rules of iptables on the node", "", "Of both families: a packet meets some of them."}
 	RulesMet   = Measure{"Rules that the first packet of a connection meets", "", "Of iptables, from its entry until a real server is chosen, as `kube-ipvs trace` counts them."}
 )
@@ -53,7 +51,7 @@ var (
 // Measures are all of them.
 var Measures = []Measure{
 	ColdStart, Kernel, KernelCPU, FloorIPVS, FloorSets, FloorVIPs, FirstDNS, OneMedian, OneTail, APIWrite, Rate, Overtaken, RateMedian, RateTail, Backlog,
-	Rolling, Restart, Rewrites, Idle, IdleWork, Check, Memory, Churned, Rechurned, Programs, HotPath, Connects, Connect99, Rules, RulesMet,
+	Rolling, Restart, Rewrites, Idle, IdleWork, Check, Memory, Churned, Rechurned, Programs, HotPath, Rules, RulesMet,
 }
 
 // Point says what was measured: of whom, with how many Services.

@@ -3,10 +3,8 @@
 package bench
 
 import (
-	"context"
 	"fmt"
 	"io"
-	"net"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -70,7 +68,6 @@ type site struct {
 	node    *lab.Node
 	subject *subject
 	process *lab.Process
-	client  *lab.Pod // where clients of Services are
 	pages   *http.Client
 	started time.Time
 }
@@ -85,12 +82,7 @@ func newSite(t testing.TB, s *subject) *site {
 	segment.DefaultRoute(node.Namespace, "eth0")
 	fabric.Uplink()
 	addTap(node.Namespace)
-	dial := func(_ context.Context, network, address string) (c net.Conn, err error) {
-		err = node.Do(func() (err error) { c, err = net.Dial(network, address); return err })
-		return c, err
-	}
-	made := &site{t: t, node: node, subject: s,
-		pages: &http.Client{Transport: &http.Transport{DialContext: dial}, Timeout: time.Minute}}
+	made := &site{t: t, node: node, subject: s, pages: pagesOf(node)}
 	made.addPods()
 	return made
 }

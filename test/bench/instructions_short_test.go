@@ -1,0 +1,92 @@
+//go:build e2e
+
+package bench
+
+import (
+	"os"
+	"path/filepath"
+	"testing"
+)
+
+// shortFile holds the figures that TestInstructionsShort compares with.
+const shortFile = "test/bench/instructions/short.json"
+
+// Nothing but a change of the program or of the kernel moves a figure by a hundredth.
+const allowedMore = 0.02
+
+// tries is how often a figure is measured that is too high: what disturbs one only adds
+// to it.
+const tries = 3
+
+// TestInstructionsShort fails if an exchange through kube-ipvs takes more instructions than
+// the committed figure allows, on the committed kernel; on another, more than that by
+// as much as the floor differs. It leaves new figures in $LAB_OUT; with
+// INSTRUCTIONS_UPDATE it compares nothing.
+func TestInstructionsShort(t *testing.T) {
+	committed, err := LoadFigures(filepath.Join(os.Getenv("LAB_SRC"), shortFile))
+	must(t, err)
+	loadModules(t)
+	b := &bench{t: t, results: NewResults(), api: newAPI(t)}
+	b.api.addNode()
+	b.api.grow(shortServices)
+	w := &world{name: defaultWorld, services: []*countedService{plainService, portService}, paths: []path{clusterIPPath, nodePortPath}}
+	b.api.enter(w)
+	now := &Figures{Facts: map[string]string{"kernel": release(), "kube-ipvs": os.Getenv("BENCH_VERSION")}}
+	for _, s := range countedSubjects() {
+		if s.name == floorName || s.name == KubeIPVS {
+			t.Run(s.name, func(t *testing.T) {
+				c := &counting{testbed: newTestbed(t, s.program, w), subject: s, world: w, services: shortServices, figures: now}
+				c.begin()
+				c.measure("", w.paths)
+				if s.name == KubeIPVS && os.Getenv("INSTRUCTIONS_UPDATE") == "" {
+					c.compare(committed)
+				}
+				c.end()
+			})
+		}
+	}
+	must(t, now.Save(filepath.Join(os.Getenv("LAB_OUT"), "short.json")))
+}
+
+const shortServices = 10
+
+// compare fails for each figure that is too high, after some more tries.
+func (c *counting) compare(committed *Figures) {
+	if len(committed.List) == 0 {
+		c.t.Fatalf("%s has no figures to compare with", shortFile)
+	}
+	for _, p := range c.world.paths {
+		for _, w := range workloads {
+			place := Figure{Services: c.services, World: c.world.name, Subject: KubeIPVS, Path: p.name, Workload: w.title}
+			allowed := c.allowed(committed, place)
+			value, _ := c.figures.value(place)
+			for try := 1; try < tries && value > allowed; try++ {
+				c.figure("", p, w)
+				again, _ := c.figures.value(place)
+				value = min(value, again)
+			}
+			if value > allowed {
+				c.t.Errorf("%s, %s: %d instructions, more than the %d that %s allows", p.name, w.title, value, allowed, shortFile)
+			}
+		}
+	}
+}
+
+// allowed is the most that a figure may be.
+func (c *counting) allowed(committed *Figures, place Figure) int {
+	value, ok := committed.value(place)
+	if !ok {
+		c.t.Errorf("%s has no figure for %+v", shortFile, place)
+	}
+	scale := 1 + allowedMore
+	if committed.Facts["kernel"] != c.figures.Facts["kernel"] {
+		floor := place
+		floor.Subject = floorName
+		then, _ := committed.value(floor)
+		now, _ := c.figures.value(floor)
+		if then > 0 {
+			scale *= float64(now) / float64(then)
+		}
+	}
+	return int(float64(value) * scale)
+}

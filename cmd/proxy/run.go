@@ -9,6 +9,7 @@ import (
 	"net/netip"
 	"net/url"
 	"os"
+	"slices"
 	"time"
 
 	"k8s.io/client-go/rest"
@@ -144,7 +145,54 @@ func answer(ctx context.Context, cancel context.CancelCauseFunc, cfg *config.Con
 	go serve(state.Run, cfg.Healthz)
 	state.SetNode(cfg.Plan.NodeName)
 	go func() { _ = state.RunProbes(ctx, cfg.Probes) }() // it fails only if it must not
-	go serve(health.NewMetricsServer(pages(cfg)).Run, cfg.Metrics)
+	go func() {
+		if at := awaitMetricsAddress(ctx, cfg); ctx.Err() == nil {
+			serve(health.NewMetricsServer(pages(cfg)).Run, at)
+		}
+	}()
+}
+
+// awaitMetricsAddress returns where metrics are served. Of a CIDR it is the node's address
+// in it, which a node that has just started may not have yet.
+func awaitMetricsAddress(ctx context.Context, cfg *config.Config) netip.AddrPort {
+	for told := false; ; told = true {
+		at, err := metricsAddress(cfg)
+		if err == nil {
+			return at
+		}
+		if !told {
+			klog.FromContext(ctx).Error(err, "Cannot serve metrics, trying again")
+		}
+		select {
+		case <-ctx.Done():
+			return at
+		case <-time.After(metricsRetry):
+		}
+	}
+}
+
+// metricsRetry is how often the node's addresses are looked at until one is found.
+const metricsRetry = 5 * time.Second
+
+// metricsAddress finds the address now: the lowest one in the CIDR, if there is a CIDR.
+func metricsAddress(cfg *config.Config) (netip.AddrPort, error) {
+	if !cfg.MetricsIn.IsValid() {
+		return cfg.Metrics, nil
+	}
+	have, err := net.InterfaceAddrs()
+	if err != nil {
+		return netip.AddrPort{}, err
+	}
+	var found []netip.Addr
+	for _, a := range have {
+		if p, err := netip.ParsePrefix(a.String()); err == nil && cfg.MetricsIn.Contains(p.Addr()) {
+			found = append(found, p.Addr())
+		}
+	}
+	if len(found) == 0 {
+		return netip.AddrPort{}, fmt.Errorf("--metrics-bind-address: the node has no address in %s", cfg.MetricsIn)
+	}
+	return netip.AddrPortFrom(slices.MinFunc(found, netip.Addr.Compare), cfg.Metrics.Port()), nil
 }
 
 // pages are those that the configuration turns on.

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"net/netip"
 	"os"
 	"path/filepath"
 	"strings"
@@ -115,6 +116,20 @@ func TestExitCodes(t *testing.T) {
 		cmd.SetOut(&strings.Builder{})
 		if got := execute(cmd, c.args, &errors); got != c.want || (got != 0) == (errors.String() == "") {
 			t.Errorf("%q: ends with %d, want %d: %s", c.args, got, c.want, errors.String())
+		}
+	}
+}
+
+// TestMetricsAddress: of a CIDR it is an address that the node has.
+func TestMetricsAddress(t *testing.T) {
+	for in, want := range map[string]string{"127.0.0.0/8": "127.0.0.1:10249", "240.0.0.0/8": "", "": "10.0.0.1:10249"} {
+		cfg := config.Config{Metrics: netip.MustParseAddrPort("10.0.0.1:10249")}
+		if in != "" {
+			cfg.MetricsIn = netip.MustParsePrefix(in)
+		}
+		got, err := metricsAddress(&cfg)
+		if (err == nil) != (want != "") || err == nil && got.String() != want {
+			t.Errorf("%s: %s, %v, want %s", in, got, err, want)
 		}
 	}
 }

@@ -166,8 +166,9 @@ func (d *dump) configuration(s *settings) {
 func (d *dump) proxy(ctx context.Context, s *settings) {
 	report, err := health.Ask(ctx, s.Probes)
 	d.json("proxy/status.json", report, err)
+	at, _ := metricsAddress(&s.Config) // fetch says that there is none
 	for _, path := range []string{"metrics", "configz", "flagz", "statusz", "debug/pprof/goroutine?debug=1"} {
-		text, err := fetch(ctx, s.Metrics, path)
+		text, err := fetch(ctx, at, path)
 		d.add("proxy/"+strings.NewReplacer("/", "-", "?debug=1", "").Replace(path)+".txt", text, err)
 	}
 	text, err := fetch(ctx, s.Healthz, "healthz")

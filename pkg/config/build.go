@@ -87,7 +87,6 @@ func (b *builder) config() Config {
 		Plan:                        b.plan(),
 		BindAddress:                 b.addr(b.path("bind-address", "bindAddress"), cmp.Or(p.BindAddress, "0.0.0.0")),
 		Healthz:                     b.addrPort(b.path("healthz-bind-address", "healthzBindAddress"), p.HealthzBindAddress),
-		Metrics:                     b.addrPort(b.path("metrics-bind-address", "metricsBindAddress"), p.MetricsBindAddress),
 		Probes:                      b.addrPort(b.path("probe-bind-address", "probeBindAddress"), *b.own.ProbeBindAddress),
 		BindAddressHardFail:         p.BindAddressHardFail,
 		Profiling:                   p.EnableProfiling,
@@ -98,6 +97,7 @@ func (b *builder) config() Config {
 		StateDir:                    b.absolute(b.path("state-dir", "stateDir"), b.own.StateDir),
 		OOMScoreAdj:                 *p.OOMScoreAdj,
 	}
+	c.Metrics, c.MetricsIn = b.addrPortIn(b.path("metrics-bind-address", "metricsBindAddress"), p.MetricsBindAddress)
 	c.SyncPeriod, c.MinSyncPeriod = b.syncPeriods()
 	c.IPVSTimeouts = b.ipvsTimeouts()
 	drain := b.own.DrainLostNodes

@@ -37,7 +37,10 @@ type Config struct {
 	// address leaves it to the Node object. Nothing is bound to it.
 	BindAddress netip.Addr
 	// Healthz and Metrics are listened on. The zero AddrPort: not at all.
-	Healthz, Metrics            netip.AddrPort
+	Healthz, Metrics netip.AddrPort
+	// MetricsIn says, if it is valid, that metrics are served on the node's address in
+	// it: of Metrics only the port counts then.
+	MetricsIn                   netip.Prefix
 	Probes                      netip.AddrPort // for the kubelet and "kube-ipvs status"; likewise
 	BindAddressHardFail         bool           // whether failing to listen ends the program
 	Profiling                   bool           // pprof, on Metrics

@@ -162,6 +162,12 @@ func TestFlags(t *testing.T) {
 		{"--healthz-bind-address=[::]:1 --metrics-bind-address=::1", func(c *Config) {
 			c.Healthz, c.Metrics = netip.MustParseAddrPort("[::]:1"), netip.MustParseAddrPort("[::1]:10249")
 		}},
+		{"--metrics-bind-address=10.1.2.3/8", func(c *Config) {
+			c.Metrics, c.MetricsIn = netip.MustParseAddrPort("10.0.0.0:10249"), netip.MustParsePrefix("10.0.0.0/8")
+		}},
+		{"--metrics-bind-address=[fd00::/8]:9", func(c *Config) {
+			c.Metrics, c.MetricsIn = netip.MustParseAddrPort("[fd00::]:9"), netip.MustParsePrefix("fd00::/8")
+		}},
 		{"--healthz-bind-address= --metrics-bind-address=", func(c *Config) { c.Healthz, c.Metrics = netip.AddrPort{}, netip.AddrPort{} }},
 		{"--healthz-port=0 --metrics-port=7", func(c *Config) { c.Healthz, c.Metrics = netip.AddrPort{}, netip.MustParseAddrPort("127.0.0.1:7") }},
 		{"--bind-address-hard-fail --profiling", func(c *Config) { c.BindAddressHardFail, c.Profiling = true, true }},
@@ -297,6 +303,8 @@ func TestFlagErrors(t *testing.T) {
 		{"--bind-address=node", []string{`--bind-address: Invalid value: "node": must be an IP address`}},
 		{"--proxy-mode=iptables", []string{`--proxy-mode: Unsupported value: "iptables": supported values: "ipvs"`}},
 		{"--healthz-bind-address=0.0.0.0:0", []string{"--healthz-bind-address: ", "0.0.0.0:10256"}},
+		{"--metrics-bind-address=10.0.0.0/40", []string{"--metrics-bind-address: ", "must be a CIDR and a port"}},
+		{"--healthz-bind-address=10.0.0.0/8", []string{"--healthz-bind-address: "}},
 		{"--metrics-bind-address=localhost:1", []string{"--metrics-bind-address: "}},
 		{"--metrics-port=70000", []string{"--metrics-bind-address: ", "70000"}},
 		{"--show-hidden-metrics-for-version=v1", []string{"--show-hidden-metrics-for-version: ", "1.35"}},

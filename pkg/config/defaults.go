@@ -58,9 +58,11 @@ func setListenDefaults(c *proxyv1alpha1.KubeProxyConfiguration) {
 	c.MetricsBindAddress = withPort(cmp.Or(c.MetricsBindAddress, loopback), metricsPort)
 }
 
-// withPort gives a bare address the port. Everything else it leaves.
+// withPort gives a bare address, or CIDR, the port. Everything else it leaves.
 func withPort(s string, port int) string {
-	if _, err := netip.ParseAddr(s); err == nil {
+	_, err := netip.ParseAddr(s)
+	_, errCIDR := netip.ParsePrefix(s)
+	if err == nil || errCIDR == nil {
 		return net.JoinHostPort(s, strconv.Itoa(port))
 	}
 	return s

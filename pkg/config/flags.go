@@ -154,7 +154,7 @@ func (o *Options) addProcessFlags(fs *pflag.FlagSet) {
 	fs.StringVar(&c.HealthzBindAddress, "healthz-bind-address", c.HealthzBindAddress,
 		"IP address, with or without port, to serve health checks on. Empty: not at all.")
 	fs.StringVar(&c.MetricsBindAddress, "metrics-bind-address", c.MetricsBindAddress,
-		"IP address, with or without port, to serve metrics on. Empty: not at all.")
+		"IP address, or CIDR in which the node has one, with or without port, to serve metrics on. Empty: not at all.")
 	fs.BoolVar(&c.BindAddressHardFail, "bind-address-hard-fail", c.BindAddressHardFail,
 		"End the program if it cannot listen.")
 	fs.Int32Var(&o.healthzPort, "healthz-port", healthzPort, "Port for health checks. 0: none.")

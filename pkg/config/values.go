@@ -3,9 +3,11 @@ package config
 import (
 	"fmt"
 	"maps"
+	"net"
 	"net/netip"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 	"unicode"
@@ -38,6 +40,22 @@ func (b *builder) addrPort(path *field.Path, s string) netip.AddrPort {
 		return netip.AddrPort{}
 	}
 	return a
+}
+
+// addrPortIn is addrPort, or reads a CIDR with a port, such as 10.0.0.0/8:10249 or
+// [fd00::/8]:10249: the node's address in it is meant.
+func (b *builder) addrPortIn(path *field.Path, s string) (netip.AddrPort, netip.Prefix) {
+	if !strings.Contains(s, "/") {
+		return b.addrPort(path, s), netip.Prefix{}
+	}
+	host, port, err := net.SplitHostPort(s)
+	number, errPort := strconv.ParseUint(port, 10, 16)
+	in, errPrefix := netip.ParsePrefix(host)
+	if err != nil || errPort != nil || number == 0 || errPrefix != nil || in.Addr().Is4In6() {
+		b.invalid(path, s, "must be a CIDR and a port, such as 10.0.0.0/8:10249 or [fd00::/8]:10249")
+		return netip.AddrPort{}, netip.Prefix{}
+	}
+	return netip.AddrPortFrom(in.Masked().Addr(), uint16(number)), in.Masked()
 }
 
 func (b *builder) prefix(path *field.Path, s string) (netip.Prefix, bool) {

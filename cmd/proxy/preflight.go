@@ -11,6 +11,7 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/doctor"
 	"github.com/kube-ipvs/kube-ipvs/pkg/health"
 	"github.com/kube-ipvs/kube-ipvs/pkg/kernel"
+	"github.com/kube-ipvs/kube-ipvs/pkg/nat"
 )
 
 func newPreflightCommand() *cobra.Command {
@@ -49,6 +50,9 @@ func preflight(ctx context.Context, s *settings) *doctor.Preflight {
 	p := &doctor.Preflight{
 		Release: doctor.Release(), IPTables: iptablesVariants(), Answers: facts.Answers, PIDs: facts.Proxies["kube-proxy"],
 		Probes: s.Probes, Taken: taken(ctx, s), Config: s.Plan,
+	}
+	if choice, err := nat.Choose(); err == nil {
+		p.Use, p.UseWhy, p.Unseen = choice.Use.String(), choice.Why, choice.Unseen
 	}
 	p.Modules = doctor.FindModules("/sys/module", "/lib/modules", p.Release, s.Plan.Scheduler)
 	if links, err := net.Interfaces(); err == nil {
@@ -90,13 +94,15 @@ func taken(ctx context.Context, s *settings) string {
 	return ""
 }
 
-// iptablesVariants are those that are installed, with their rules of service proxies.
+// iptablesVariants are the back ends whose programs are here, with their rules of service
+// proxies.
 func iptablesVariants() []doctor.Variant {
 	var out []doctor.Variant
-	for _, name := range []string{"iptables", "iptables-nft", "iptables-legacy"} {
+	for _, variant := range []nat.Variant{nat.NFT, nat.Legacy, nat.Default} {
+		name := variant.String()
 		version, _, err := kernel.Run(name, "", "--version")
-		if err != nil {
-			continue
+		if err != nil || variant == nat.Default && len(out) > 0 {
+			continue // the plain name is one of the others
 		}
 		v := doctor.Variant{Name: name, Version: strings.TrimSpace(version)}
 		rules, _, _ := kernel.Run(name+"-save", "") // what cannot be read has none

@@ -288,9 +288,9 @@ func (d *dump) kernel() {
 		}
 	}
 	for name, command := range map[string][]string{
-		"iptables-save": {"iptables-save", "-c"}, "ip6tables-save": {"ip6tables-save", "-c"},
+		"iptables-nft-save": {"iptables-nft-save", "-c"}, "ip6tables-nft-save": {"ip6tables-nft-save", "-c"},
 		"iptables-legacy-save": {"iptables-legacy-save", "-c"}, "ip6tables-legacy-save": {"ip6tables-legacy-save", "-c"},
-		"iptables-version": {"iptables", "--version"}, "nft": {"nft", "list", "ruleset"},
+		"iptables-version": {"iptables-nft", "--version"}, "nft": {"nft", "list", "ruleset"},
 	} {
 		out, stderr, err := kernel.Run(command[0], "", command[1:]...)
 		if err != nil {

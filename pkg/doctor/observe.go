@@ -75,11 +75,19 @@ func processes(proc string, self int) map[string][]int {
 		text, err := os.ReadFile(file)
 		pid, _ := strconv.Atoi(filepath.Base(filepath.Dir(file)))
 		name := strings.TrimSpace(string(text))
-		if err == nil && pid != self && (name == "kube-proxy" || name == "kube-ipvs") {
+		if err == nil && pid != self && sameNetwork(proc, pid) && (name == "kube-proxy" || name == "kube-ipvs") {
 			out[name] = append(out[name], pid)
 		}
 	}
 	return out
+}
+
+// sameNetwork reports whether a process is in our network namespace, as far as that can be
+// seen: one of a node inside of a container (kind) is not on this node.
+func sameNetwork(proc string, pid int) bool {
+	here, _ := os.Readlink(filepath.Join(proc, "self/ns/net"))
+	there, err := os.Readlink(filepath.Join(proc, strconv.Itoa(pid), "ns/net"))
+	return err != nil || here == there
 }
 
 // initialPIDNamespace is PROC_PID_INIT_INO of include/linux/proc_ns.h.

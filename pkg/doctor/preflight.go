@@ -22,9 +22,13 @@ import (
 type Preflight struct {
 	Release string // of the kernel
 	Modules []Module
-	// IPTables are the variants of iptables, with what they say their version is, and
-	// how many rules of service proxies each holds.
-	IPTables []Variant
+	// IPTables are the back ends of iptables whose programs are here, with what they
+	// say their version is, and how many rules of service proxies each holds. Use is
+	// the one that kube-ipvs uses, "" if there is none, and UseWhy the reason. Unseen
+	// reports that there may be rules of one whose programs are not here.
+	IPTables    []Variant
+	Use, UseWhy string
+	Unseen      bool
 	// Answers are programs on kube-proxy's ports, and PIDs kube-proxy's processes as
 	// far as they can be seen.
 	Answers []Answer
@@ -145,28 +149,25 @@ func (p *Preflight) kernel() []Finding {
 	return out
 }
 
-// iptables compares where rules of service proxies are with where ours would be.
+// iptables says which back end is used, and where rules of service proxies are.
 func (p *Preflight) iptables() []Finding {
-	var others []string
-	ours := Variant{}
-	for _, v := range p.IPTables {
-		if v.Name == "iptables" {
-			ours = v
-		}
-	}
-	if ours.Version == "" {
+	if p.Use == "" {
 		return []Finding{{Error, "iptables", "is not found", "install the package iptables"}}
 	}
+	var out []Finding
+	if p.Unseen {
+		out = append(out, Finding{Warning, "iptables", "the kernel may have rules of the other back end, whose programs are not here: kube-proxy's would stay", "install iptables-nft and iptables-legacy, or run kube-proxy --cleanup in its own image"})
+	}
+	what := p.Use
 	for _, v := range p.IPTables {
-		if v.Rules > 0 && v.Version != ours.Version {
-			others = append(others, fmt.Sprintf("%s has %d rules", v.Name, v.Rules))
+		switch {
+		case v.Name == p.Use:
+			what = fmt.Sprintf("%s (%s), %s, with %d rules of service proxies", v.Name, v.Version, p.UseWhy, v.Rules)
+		case v.Rules > 0:
+			out = append(out, Finding{Note, "iptables", fmt.Sprintf("%s has %d rules of service proxies, too; those of kube-proxy are removed when kube-ipvs starts", v.Name, v.Rules), ""})
 		}
 	}
-	if len(others) > 0 {
-		return []Finding{{Warning, "iptables", fmt.Sprintf("rules of service proxies are in the other kind, too: %s; %s is used here", strings.Join(others, ", "), ours.Version),
-			"clean up with the kind that has them: kube-proxy --cleanup in its own image"}}
-	}
-	return []Finding{{OK, "iptables", fmt.Sprintf("%s, which holds the %d rules of service proxies", ours.Version, ours.Rules), ""}}
+	return append(out, Finding{OK, "iptables", what, ""})
 }
 
 func (p *Preflight) proxy() []Finding {

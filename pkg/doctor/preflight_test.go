@@ -18,8 +18,8 @@ func TestPreflight(t *testing.T) {
 	fit := func() *Preflight {
 		return &Preflight{
 			Release: "6.1.0", Modules: []Module{{Name: "ip_vs", Loaded: true, There: true}, {Name: "dummy", There: true}, {Name: "br_netfilter", There: true, Optional: true}},
-			IPTables: []Variant{{"iptables", "iptables v1.8.9 (nf_tables)", 9}, {"iptables-nft", "iptables v1.8.9 (nf_tables)", 9}, {"iptables-legacy", "iptables v1.8.9 (legacy)", 0}},
-			Answers:  []Answer{{10249, "ipvs"}}, Probes: netip.MustParseAddrPort("127.0.0.1:10266"), APIServer: "192.0.2.1:6443",
+			IPTables: []Variant{{"iptables-nft", "iptables v1.8.9 (nf_tables)", 9}, {"iptables-legacy", "iptables v1.8.9 (legacy)", 0}}, Use: "iptables-nft", UseWhy: "kubelet's hint is there",
+			Answers: []Answer{{10249, "ipvs"}}, Probes: netip.MustParseAddrPort("127.0.0.1:10266"), APIServer: "192.0.2.1:6443",
 			Services: 3, Changes: []inspect.Change{{Part: "ipvs", Operation: "add virtual server", What: "add virtual server TCP 10.96.0.1:443 rr"}},
 			Modes: []plan.InterfaceMode{{Family: ip.IPv4, Link: "eth1", Mode: plan.SNATFWMark}},
 		}
@@ -31,8 +31,9 @@ func TestPreflight(t *testing.T) {
 		"fit":              {func(*Preflight) {}, "OK kernel: 6.1.0 has every part that is needed, 1 of 3 are loaded"},
 		"no ip_vs":         {func(p *Preflight) { p.Modules[0] = Module{Name: "ip_vs", Why: "virtual servers"} }, "warning kernel: no module ip_vs is found"},
 		"no br_netfilter":  {func(p *Preflight) { p.Modules[2].There = false }, "warning kernel: has no module br_netfilter"},
-		"no iptables":      {func(p *Preflight) { p.IPTables = nil }, "error iptables: is not found"},
-		"legacy rules":     {func(p *Preflight) { p.IPTables[2].Rules = 4 }, "warning iptables: rules of service proxies are in the other kind, too: iptables-legacy has 4 rules"},
+		"no iptables":      {func(p *Preflight) { p.IPTables, p.Use = nil, "" }, "error iptables: is not found"},
+		"legacy rules":     {func(p *Preflight) { p.IPTables[1].Rules = 4 }, "note iptables: iptables-legacy has 4 rules of service proxies, too"},
+		"unseen rules":     {func(p *Preflight) { p.Unseen = true }, "warning iptables: the kernel may have rules of the other back end"},
 		"port is taken":    {func(p *Preflight) { p.Taken = "in use" }, "error ports: 127.0.0.1:10266, for probes, is taken: in use"},
 		"Cilium":           {func(p *Preflight) { p.Links = []string{"eth0", "cilium_host"} }, "warning network: Cilium runs here"},
 		"a conflict":       {func(p *Preflight) { p.Warnings = []string{"uses our bits"} }, "warning conflict: uses our bits"},

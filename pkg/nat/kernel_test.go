@@ -70,6 +70,29 @@ func TestNew(t *testing.T) {
 	}
 }
 
+// TestChoose has rules of both back ends in the kernel, and kubelet's chains.
+func TestChoose(t *testing.T) {
+	for name, test := range map[string]struct {
+		commands string
+		want     Variant
+	}{
+		"nothing":             {"true", NFT},
+		"kubelet's in legacy": {"iptables-nft -w -A INPUT -j ACCEPT; iptables-legacy -w -t mangle -N KUBE-KUBELET-CANARY", Legacy},
+		"kubelet's in nft":    {"iptables-legacy -w -A INPUT -j ACCEPT; ip6tables-nft -w -t mangle -N KUBE-IPTABLES-HINT", NFT},
+		"more in legacy":      {"iptables-nft -w -A INPUT -j ACCEPT; for i in 1 2; do ip6tables-legacy -w -A INPUT -j ACCEPT; done", Legacy},
+	} {
+		t.Run(name, func(t *testing.T) {
+			namespace(t)
+			if out, err := exec.Command("sh", "-c", test.commands).CombinedOutput(); err != nil {
+				t.Fatalf("%v: %s", err, out)
+			}
+			if got, err := Choose(); err != nil || got.Use != test.want || !got.HasOther || got.Unseen {
+				t.Errorf("%v: %+v, want %s", err, got, test.want)
+			}
+		})
+	}
+}
+
 // A rule that nft made in a chain of iptables, of a kind that iptables does
 // not know, makes iptables-save leave its whole table out; this must not be
 // taken for an empty table. What is ours is read and written all the same. Base

@@ -8,7 +8,6 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-	"sync"
 
 	"golang.org/x/sys/unix"
 
@@ -157,19 +156,15 @@ func hinted(saved string) bool {
 }
 
 func count(saved func(Variant, ip.Family, Table) (string, error), v Variant) int {
-	counts := make([]int, len(ip.Families))
-	var all sync.WaitGroup
-	for i, family := range ip.Families {
+	n := 0
+	for _, family := range ip.Families {
 		if v == Legacy && !hasLegacyTables(family) {
 			continue
 		}
-		all.Go(func() {
-			text, _ := saved(v, family, "")
-			counts[i] = strings.Count(text, "\n-A ")
-		})
+		text, _ := saved(v, family, "") // in the caller's thread, for its network namespace
+		n += strings.Count(text, "\n-A ")
 	}
-	all.Wait()
-	return counts[0] + counts[1]
+	return n
 }
 
 func savedBy(v Variant, family ip.Family, table Table) (string, error) {

@@ -17,11 +17,11 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/plan"
 )
 
-// TestReliabilityUnreadableAtStart has the rules of each family fail to be opened
+// TestUnreadableAtStart has the rules of each family fail to be opened
 // and to be read, with each error, when the process begins. Only IPv6 may be left
 // out, and only where there is none; anything else ends the process before it has
 // written or concluded anything.
-func TestReliabilityUnreadableAtStart(t *testing.T) {
+func TestUnreadableAtStart(t *testing.T) {
 	killed := errors.New("signal: killed")
 	incompatible := errors.New("table filter has a rule made with nft that iptables cannot read")
 	noProgram := fmt.Errorf("ip6tables: %w: install the package iptables", exec.ErrNotFound)

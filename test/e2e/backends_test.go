@@ -81,10 +81,10 @@ func (c *takeOver) takesOver(t *testing.T, node *lab.BridgeNode, kubelet, left s
 	}
 }
 
-// TestReliabilityUnreadableRules starts where another program's rule makes
+// TestBehaviourUnreadableRules starts where another program's rule makes
 // iptables-save leave a table out: what stands goes on serving, all is repaired,
 // nothing is removed, and it is said what is in the way.
-func TestReliabilityUnreadableRules(t *testing.T) {
+func TestBehaviourUnreadableRules(t *testing.T) {
 	node, flags := loneNode(t)
 	flags = append(flags, "--ipvs-sync-period", "1s")
 	if code, output := node.RunProxy(append(flags, "--once")...); code != 0 {
@@ -124,10 +124,10 @@ func TestReliabilityUnreadableRules(t *testing.T) {
 	}
 }
 
-// TestReliabilityInsistence has another program put a rule before ours again as soon
+// TestBehaviourInsistence has another program put a rule before ours again as soon
 // as ours are at the head, as Calico's Felix does. After a few moves ours stay, which
 // is said once, and are repaired as before.
-func TestReliabilityInsistence(t *testing.T) {
+func TestBehaviourInsistence(t *testing.T) {
 	node, flags := loneNode(t)
 	p := node.StartProxy(func(*lab.Process) error { return hasPassed(node) }, append(flags, "--ipvs-sync-period", "1s")...)
 	const rule = "INPUT -s 192.0.2.0/24 -m comment --comment insists -j ACCEPT"

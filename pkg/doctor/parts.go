@@ -63,7 +63,9 @@ const (
 // extension is nil or EPROTONOSUPPORT if the kernel has an extension, in whatever
 // revision.
 func extension(family ip.Family, name string, target bool) error {
-	request := nl.NewNetlinkRequest(unix.NFNL_SUBSYS_NFT_COMPAT<<8|compatGet, 0)
+	// The answer counts as one of several, of which no message tells the end: the ACK
+	// does.
+	request := nl.NewNetlinkRequest(unix.NFNL_SUBSYS_NFT_COMPAT<<8|compatGet, unix.NLM_F_ACK)
 	request.AddData(&nl.Nfgenmsg{NfgenFamily: addressFamily(family), Version: nl.NFNETLINK_V0})
 	request.AddData(nl.NewRtAttr(compatName, nl.ZeroTerminated(name)))
 	request.AddData(nl.NewRtAttr(compatRevision, binary.BigEndian.AppendUint32(nil, 0)))

@@ -264,3 +264,14 @@ func loadBridgeNetfilter(ctx context.Context) {
 			"reason", err.Error(), "output", strings.TrimSpace(string(output)))
 	}
 }
+
+// rulesWatched reports whether nat.Watcher tells of every change of iptables' rules:
+// not of those of iptables-legacy.
+func (m *machine) rulesWatched() bool {
+	for _, tables := range m.NAT {
+		if t, ok := tables.(*nat.IPTables); !ok || t.Variant() != nat.NFT {
+			return false
+		}
+	}
+	return true
+}

@@ -108,6 +108,7 @@ func serve(ctx context.Context, cfg *config.Config, kernel *machine) error {
 		APIServer:       apiServers(&cfg.Source),
 		Network:         kernel.routing,
 		Rules:           nat.Watcher{},
+		RulesWatched:    kernel.rulesWatched(),
 		HealthChecks:    checks,
 		Observer:        metrics.Observers{recorder, state},
 		Meter:           recorder,

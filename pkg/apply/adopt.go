@@ -45,6 +45,21 @@ func (a *Applier) Adopt(o *Observation) int {
 func (a *Applier) BeginAdopt(o *Observation) *Adoption {
 	a.node.dirty = true
 	a.have.sysctls = o.sysctls
+	if o.parts.Rules {
+		a.takeRules(o)
+	}
+	d := &Adoption{Applier: a, seen: o, atOnce: keysAtOnce}
+	if o.parts.State {
+		a.takeRouting(o)
+		d.takeSets()
+	}
+	d.differences = a.nodeDifferences()
+	d.next, d.stop = iter.Pull(d.pieces)
+	return d
+}
+
+// takeRules takes what programs have read.
+func (a *Applier) takeRules(o *Observation) {
 	a.have.nat = o.nat
 	a.seen = maps.Clone(o.nat)
 	a.have.loopback = o.loopback
@@ -54,6 +69,9 @@ func (a *Applier) BeginAdopt(o *Observation) *Adoption {
 	for _, family := range a.cfg.Families {
 		a.marks = append(a.marks, o.nat[family].Marks...)
 	}
+}
+
+func (a *Applier) takeRouting(o *Observation) {
 	a.have.link = o.routing.DummyLink
 	a.have.rules = maps.Clone(o.routing.Rules)
 	if a.have.rules == nil {
@@ -62,11 +80,6 @@ func (a *Applier) BeginAdopt(o *Observation) *Adoption {
 	maps.DeleteFunc(a.have.rules, func(r routing.Rule, _ struct{}) bool { return !serves(a.cfg, r.Family) })
 	a.misbound = o.routing.Misbound
 	a.strays = o.strays
-	d := &Adoption{Applier: a, seen: o, atOnce: keysAtOnce}
-	d.takeSets()
-	d.differences = a.nodeDifferences()
-	d.next, d.stop = iter.Pull(d.pieces)
-	return d
 }
 
 // takeSets says which sets there are; what is in them comes later.
@@ -103,6 +116,9 @@ func (d *Adoption) End() int {
 // pieces does all the work, and stops now and then. The sets come first: by them it
 // is known whose a virtual server is.
 func (d *Adoption) pieces(yield func(struct{}) bool) {
+	if !d.seen.parts.State {
+		return
+	}
 	looked := 0
 	goOn := func() bool {
 		looked++

@@ -49,6 +49,7 @@ type Applier struct {
 	draining map[ipvs.Key]map[netip.AddrPort]time.Time // real servers of weight 0 that wait for their connections to end; see Drain
 	toDrain  []ipvs.Key                                // those of them at which this round of Drain has not looked
 	cuts     []Cut                                     // since TakeCuts was last called
+	toLook   []ipvs.Key                                // virtual servers at which this round of Suspicious has not looked
 	touched  *touched                                  // what was written since Observe began; nil when none runs
 	rules    atomic.Pointer[nat.Own]                   // for Concerns
 	lost     map[string]bool                           // sets that the kernel refuses to create, as it lacks their type, say

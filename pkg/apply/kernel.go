@@ -23,12 +23,15 @@ type IPVS interface {
 	Observe() (ipvs.State, error)
 	Apply([]ipvs.Change) []ipvs.Failure
 	Connections(ipvs.Key) (map[netip.AddrPort]ipvs.Connections, error)
+	Count() (int, error) // of IPv4
+	RealServers(ipvs.Key) (map[netip.AddrPort]ipvs.RealServer, error)
 }
 
 // IPSet is what is used of package ipset. Observe reads the sets whose name
 // is accepted.
 type IPSet interface {
 	Observe(name func(string) bool) (ipset.State, error)
+	Count(name string) (n int, known bool, err error)
 	Apply([]ipset.Change) []ipset.Failure
 }
 

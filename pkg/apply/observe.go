@@ -19,8 +19,18 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/sysctl"
 )
 
-// Observation is all that the kernel held when it was read.
+// Parts says what an observation reads. Kernel parameters are always read.
+type Parts struct {
+	State bool // virtual servers, sets, and what package routing knows
+	Rules bool // what takes a program to read: iptables and nftables
+}
+
+// Everything is all parts.
+var Everything = Parts{State: true, Rules: true}
+
+// Observation is what the kernel held when it was read.
 type Observation struct {
+	parts   Parts
 	servers ipvs.State
 	sets    ipset.State
 	routing routing.State
@@ -61,15 +71,20 @@ func (t *touched) vip(v plan.VIP) {
 	}
 }
 
-// BeginObserve prepares for an Observe, and gives it. The function may run in
-// another goroutine, while Set and Flush go on; its result goes to Adopt.
-func (a *Applier) BeginObserve() func() (*Observation, error) {
+// BeginObserve prepares for an Observe of everything, and returns it. The function may
+// run in another goroutine, while Set and Flush go on; its result goes to Adopt.
+func (a *Applier) BeginObserve() func() (*Observation, error) { return a.BeginObserveParts(Everything) }
+
+// BeginObserveParts does the same for some parts. What is not read is taken to be as it
+// was when it was last written or read; at first, everything must be read.
+func (a *Applier) BeginObserveParts(parts Parts) func() (*Observation, error) {
 	a.touched = &touched{
 		servers: map[ipvs.Key]struct{}{},
 		members: map[plan.Member]struct{}{},
 		vips:    map[plan.VIP]struct{}{},
 	}
 	r := reader{
+		parts:   parts,
 		cfg:     a.cfg,
 		kernel:  a.kernel,
 		sets:    setNames(a.cfg),
@@ -81,6 +96,7 @@ func (a *Applier) BeginObserve() func() (*Observation, error) {
 
 // reader knows what of the kernel is to be read.
 type reader struct {
+	parts   Parts
 	cfg     *plan.Config
 	kernel  Kernel
 	sets    map[string]bool
@@ -93,16 +109,34 @@ type reader struct {
 // a list that could not be read must never pass for an empty one. The
 // exception is a sysctl, which then is written, and that tells what is wrong.
 func (r reader) observe() (*Observation, error) {
-	o := Observation{nat: map[ip.Family]nat.State{}}
-	reads := []func() error{
+	o := Observation{parts: r.parts, nat: map[ip.Family]nat.State{}}
+	reads := []func() error{func() error { o.sysctls = r.readSysctls(); return nil }}
+	if r.parts.State {
+		reads = append(reads, r.stateReads(&o)...)
+	}
+	if r.parts.Rules {
+		reads = append(reads, r.rulesReads(&o)...)
+	}
+	if err := together(reads); err != nil {
+		return nil, fmt.Errorf("reading the kernel's state: %w", err)
+	}
+	o.vips, o.strays = vipsIn(r.cfg, &o.routing)
+	return &o, nil
+}
+
+func (r reader) stateReads(o *Observation) []func() error {
+	return []func() error{
 		func() (err error) { o.servers, err = r.kernel.IPVS.Observe(); return err },
 		func() (err error) {
 			o.sets, err = r.kernel.IPSet.Observe(func(name string) bool { return r.sets[name] })
 			return err
 		},
 		func() (err error) { o.routing, err = r.kernel.Routing.Observe(); return err },
-		func() error { o.sysctls = r.readSysctls(); return nil },
 	}
+}
+
+func (r reader) rulesReads(o *Observation) []func() error {
+	var reads []func() error
 	var mu sync.Mutex // of the map
 	for family, k := range r.kernel.NAT {
 		reads = append(reads, func() error {
@@ -120,11 +154,7 @@ func (r reader) observe() (*Observation, error) {
 	if k := r.kernel.KubeProxy; k != nil {
 		reads = append(reads, func() (err error) { o.kubeProxy, err = k.Observe(); return err })
 	}
-	if err := together(reads); err != nil {
-		return nil, fmt.Errorf("reading the kernel's state: %w", err)
-	}
-	o.vips, o.strays = vipsIn(r.cfg, &o.routing)
-	return &o, nil
+	return reads
 }
 
 // vipsIn returns the VIPs of the served families that addresses and routes

@@ -114,6 +114,10 @@ func parseHeader(attributes attributes) (listing, error) {
 		return listing{}, err
 	}
 	set.maxElem = number(options[nl.IPSET_ATTR_MAXELEM])
+	set.count = -1
+	if elements, told := options[nl.IPSET_ATTR_ELEMENTS]; told {
+		set.count = int(number(elements))
+	}
 	if number(options[nl.IPSET_ATTR_CADT_FLAGS])&nl.IPSET_FLAG_WITH_SKBINFO != 0 && set.Type+withMarks == HashIPPortMark {
 		set.Type = HashIPPortMark
 	}

@@ -47,6 +47,7 @@ type raw interface {
 type listing struct {
 	Contents
 	maxElem uint32
+	count   int // of members, also where these are not listed; -1 where the kernel does not say (before 4.10)
 }
 
 // client gives raw sets the semantics of this package. Its methods may be
@@ -124,6 +125,18 @@ func (c *client) one(name string, members bool) (listing, error) {
 		return listing{}, fmt.Errorf("%d sets are listed as %s: %w", len(sets), name, unix.EINTR)
 	}
 	return sets[0], nil
+}
+
+// Count returns how many members a set has, without reading them; false where the
+// kernel does not say. Fails with ENOENT if there is no such set.
+func (c *client) Count(name string) (n int, known bool, err error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	set, err := c.one(name, false)
+	if err != nil {
+		return 0, false, fmt.Errorf("count members of set %s: %w", name, err)
+	}
+	return set.count, set.count >= 0, nil
 }
 
 // Apply carries out changes and gives back those that failed; none keeps

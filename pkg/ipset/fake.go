@@ -124,6 +124,7 @@ func (k *fakeKernel) list(name string, members bool) ([]listing, error) {
 		if name != "" && set.Name != name {
 			continue
 		}
+		set.count = len(set.Entries)
 		if members {
 			set.Entries = maps.Clone(set.Entries)
 		} else {
@@ -146,7 +147,7 @@ func (k *fakeKernel) create(set Set, maxElem uint32) error {
 	if _, err := set.fields(); err != nil {
 		return ErrNoType
 	}
-	k.sets[set.Name] = listing{Contents{set, map[Entry]uint32{}}, maxElem}
+	k.sets[set.Name] = listing{Contents: Contents{set, map[Entry]uint32{}}, maxElem: maxElem}
 	return nil
 }
 

@@ -179,3 +179,22 @@ func BenchmarkObserve(b *testing.B) {
 		})
 	}
 }
+
+func BenchmarkCount(b *testing.B) {
+	for _, n := range []uint32{1000, 10000, 50000} {
+		b.Run(fmt.Sprint(n), func(b *testing.B) {
+			c := openKernel(b)
+			mustApply(b, c, []Change{{Op: CreateSet, Set: vips4}})
+			changes := make([]Change, n)
+			for i := range n {
+				changes[i] = Change{Op: AddEntry, Set: vips4, Entry: many(i)}
+			}
+			mustApply(b, c, changes)
+			for b.Loop() {
+				if _, _, err := c.Count(vips4.Name); err != nil {
+					b.Fatal(err)
+				}
+			}
+		})
+	}
+}

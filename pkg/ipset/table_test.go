@@ -346,6 +346,14 @@ func testObserve(t *testing.T, open func(testing.TB) (*client, references)) {
 	all := everything()
 	mustApply(t, c, Diff(nil, all))
 	wantState(t, c, all)
+	for name, set := range all {
+		if n, known, err := c.Count(name); n != len(set.Entries) || !known || err != nil {
+			t.Errorf("%s: %d members, known %t, %v, want %d", name, n, known, err, len(set.Entries))
+		}
+	}
+	if _, _, err := c.Count("none-such"); !errors.Is(err, unix.ENOENT) {
+		t.Errorf("a set that is not there: %v", err)
+	}
 	got, err := c.Observe(func(name string) bool { return strings.HasPrefix(name, "vips") })
 	if err != nil {
 		t.Fatal(err)

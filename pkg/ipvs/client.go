@@ -35,6 +35,9 @@ type raw interface {
 	// little cost. It may leave virtual servers out, and can be had nowhere; those
 	// that it gives are whole.
 	list() (map[Key]map[netip.AddrPort]RealServer, error)
+	// count returns how many virtual servers of IPv4 there are, at the cost of one
+	// system call.
+	count() (int, error)
 	// execute carries out changes in order, as they are, and gives one
 	// answer for each.
 	execute([]Change) []error
@@ -127,6 +130,12 @@ func (c *client) list() map[Key]map[netip.AddrPort]RealServer {
 	return list
 }
 
+// RealServers reads those of one virtual server, without retrying. One that is not
+// there has none.
+func (c *client) RealServers(key Key) (map[netip.AddrPort]RealServer, error) {
+	return c.realServers(key)
+}
+
 func (c *client) realServers(key Key) (map[netip.AddrPort]RealServer, error) {
 	dests, err := c.destinations(key)
 	if err != nil {
@@ -158,6 +167,17 @@ func (c *client) Connections(key Key) (map[netip.AddrPort]Connections, error) {
 		counts[addr] = dest.Connections
 	}
 	return counts, nil
+}
+
+// Count returns how many virtual servers of IPv4 there are, whoever made them. It
+// costs one system call, and waits for no other method. The kernel does not count those
+// of IPv6.
+func (c *client) Count() (int, error) {
+	n, err := c.raw.count()
+	if err != nil {
+		return 0, fmt.Errorf("count virtual servers: %w", err)
+	}
+	return n, nil
 }
 
 // Timeouts reads the connection table's timeouts.

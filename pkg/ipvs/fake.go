@@ -140,6 +140,21 @@ func (k *fakeKernel) destinations(key Key) (map[netip.AddrPort]destination, erro
 	return maps.Clone(k.vs[key].dests), nil
 }
 
+func (k *fakeKernel) count() (int, error) {
+	if err := k.failDump(); err != nil {
+		return 0, err
+	}
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	n := 0
+	for key := range k.vs {
+		if key.Family() == ip.IPv4 {
+			n++
+		}
+	}
+	return n, nil
+}
+
 func (k *fakeKernel) list() (map[Key]map[netip.AddrPort]RealServer, error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()

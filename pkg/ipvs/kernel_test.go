@@ -286,3 +286,29 @@ func BenchmarkDump(b *testing.B) {
 		}
 	}
 }
+
+// TestCount counts those of IPv4.
+func TestCount(t *testing.T) {
+	c := openKernel(t)
+	mustApply(t, c, Diff(nil, State{
+		tcp1: service("rr", "192.0.2.1:80"), tcp2: service("rr"), mark(ip.IPv4, 7): service("rr"),
+		tcp6: service("rr", "[2001:db8::1]:80"), mark(ip.IPv6, 7): service("rr"),
+	}))
+	if n, err := c.Count(); n != 3 || err != nil {
+		t.Errorf("%d, %v, want 3", n, err)
+	}
+	for key, want := range map[Key]int{tcp1: 1, tcp2: 0, tcp6: 1} {
+		if rs, err := c.RealServers(key); len(rs) != want || err != nil {
+			t.Errorf("%s: %v, %v", key, rs, err)
+		}
+	}
+}
+
+func BenchmarkCount(b *testing.B) {
+	c := openKernel(b)
+	for b.Loop() {
+		if _, err := c.Count(); err != nil {
+			b.Fatal(err)
+		}
+	}
+}

@@ -289,3 +289,5 @@ func keyOf(s *ipvs.Service) (Key, error) {
 	}
 	return Key{Protocol: ip.Protocol(s.Protocol), Addr: addr, Port: s.Port}, nil
 }
+
+func (s *socket) count() (int, error) { return s.options.count() }

@@ -17,7 +17,12 @@ import (
 // work. The option knows IPv4 alone: for IPv6 the library asks.
 
 const (
+	optGetInfo  = 64 + 1024 + 64 + 1 // IP_VS_SO_GET_INFO
 	optGetDests = 64 + 1024 + 64 + 4 // IP_VS_SO_GET_DESTS
+
+	// struct ip_vs_getinfo.
+	infoSize     = 12
+	infoServices = 8
 
 	// struct ip_vs_get_dests of 64-bit machines, up to its entries, and where what is
 	// in it.
@@ -70,6 +75,18 @@ func (c *control) destinations(key Key) (map[netip.AddrPort]destination, error) 
 			return dests, nil
 		}
 	}
+}
+
+// count is num_services, which counts IPv4 alone (net/netfilter/ipvs/ip_vs_ctl.c).
+func (c *control) count() (int, error) {
+	var info [infoSize]byte
+	length := uint32(len(info))
+	_, _, errno := unix.Syscall6(unix.SYS_GETSOCKOPT, uintptr(c.fd), unix.IPPROTO_IP, optGetInfo,
+		uintptr(unsafe.Pointer(&info[0])), uintptr(unsafe.Pointer(&length)), 0)
+	if errno != 0 {
+		return 0, errno
+	}
+	return int(binary.NativeEndian.Uint32(info[infoServices:])), nil
 }
 
 func destsRequest(key Key, room int) []byte {

@@ -23,9 +23,9 @@ const (
 	calmAfter  = 3
 )
 
-// comparePeriod is the least time between two comparisons now.
-func (p *Proxy) comparePeriod() time.Duration {
-	if p.calm >= calmAfter {
+// leastPeriod is the least time between two comparisons now.
+func (p *Proxy) leastPeriod() time.Duration {
+	if p.calm >= calmAfter && !p.need.State {
 		return calmPeriod
 	}
 	return minComparePeriod
@@ -38,10 +38,72 @@ type observed struct {
 	took        time.Duration
 }
 
-// compareSoon has the kernel compared after somebody took something away, but
-// no more often than every few seconds.
-func (p *Proxy) compareSoon(now time.Time) {
-	at := p.comparedAt.Add(p.comparePeriod())
+// compares is what there is to compare, and when, besides the next time.
+type compares struct {
+	need     apply.Parts   // because of what has happened
+	reading  apply.Parts   // by the observation that runs
+	stateAt  time.Time     // when the state is due
+	rulesAt  time.Time     // and the rules
+	lookAt   time.Time     // when the next look is due
+	looked   bool          // the comparison follows from a look
+	mistaken time.Duration // for how long no look is taken, as looks found nothing of ours
+}
+
+// Every SyncPeriod kernel parameters and listeners are compared, and the state as long
+// as it is small: beyond stateSize entries it is compared every second period, and so on,
+// up to mostPeriods, so that comparing takes the same share of a processor however many
+// Services there are. What is missing from it is found by looks (apply.Suspicious) much
+// earlier. Rules are read only after the kernel has told of a change, and every
+// mostPeriods; with every period where it does not tell, as of iptables-legacy.
+const (
+	stateSize   = 2000
+	mostPeriods = 40
+)
+
+// lookPeriod is the time between two looks.
+const lookPeriod = time.Second
+
+func (p *Proxy) statePeriod() time.Duration {
+	return p.SyncPeriod * time.Duration(min(1+p.applier.Size()/stateSize, mostPeriods))
+}
+
+func (p *Proxy) rulesPeriod() time.Duration {
+	if !p.RulesWatched {
+		return p.SyncPeriod
+	}
+	return p.SyncPeriod * mostPeriods
+}
+
+// look sees whether the kernel holds as much as it should, at little cost, and has it
+// compared at once if not. Another program that keeps changing virtual servers of its
+// own looks the same: then it is looked at less and less often, down to SyncPeriod.
+func (p *Proxy) look(now time.Time) {
+	p.lookAt = now.Add(lookPeriod)
+	if p.applier.Suspicious() {
+		p.looked = true
+		p.compareSoon(now, apply.Parts{State: true})
+	}
+}
+
+// lookedRight notes what came of a comparison that followed from a look.
+func (p *Proxy) lookedRight(differences int, now time.Time) {
+	if !p.looked {
+		return
+	}
+	p.looked = false
+	if differences > 0 {
+		p.mistaken = 0
+		return
+	}
+	p.mistaken = min(max(2*p.mistaken, minComparePeriod), max(p.SyncPeriod, lookPeriod))
+	p.lookAt = now.Add(p.mistaken)
+}
+
+// compareSoon has parts of the kernel compared after another program has changed
+// something, but no more often than every few seconds.
+func (p *Proxy) compareSoon(now time.Time, parts apply.Parts) {
+	p.need.State, p.need.Rules = p.need.State || parts.State, p.need.Rules || parts.Rules
+	at := p.comparedAt.Add(p.leastPeriod())
 	if at.Before(now) {
 		at = now
 	}
@@ -71,9 +133,11 @@ func (p *Proxy) restore(ctx context.Context, lost []routing.Lost) {
 
 // observe reads the kernel beside the loop, which goes on meanwhile. What is told to
 // be taken away from now on has it read again: it may have been read already.
-func (p *Proxy) observe() {
+func (p *Proxy) observe(now time.Time) {
 	p.compareAt, p.byRules, p.rulesChanged = time.Time{}, p.rulesChanged, false
-	read := p.applier.BeginObserve()
+	p.reading = apply.Parts{State: p.need.State || !now.Before(p.stateAt), Rules: p.need.Rules || !now.Before(p.rulesAt)}
+	p.need = apply.Parts{}
+	read := p.applier.BeginObserveParts(p.reading)
 	result := make(chan observed, 1)
 	p.observed = result
 	go func() {
@@ -90,12 +154,19 @@ func (p *Proxy) compare(ctx context.Context, o observed) {
 	if p.compareAt.IsZero() { // nothing was taken away meanwhile
 		p.compareAt = p.comparedAt.Add(p.SyncPeriod)
 	} else {
-		p.compareAt = p.comparedAt.Add(p.comparePeriod())
+		p.compareAt = p.comparedAt.Add(p.leastPeriod())
 	}
 	if o.err != nil {
+		p.need = apply.Everything
 		p.compareAt = time.Now().Add(p.retries.failed(nobody, time.Now()))
 		klog.FromContext(ctx).Error(o.err, "Cannot compare the kernel with the plan, trying again")
 		return
+	}
+	if p.reading.State {
+		p.stateAt = p.comparedAt.Add(p.statePeriod())
+	}
+	if p.reading.Rules {
+		p.rulesAt = p.comparedAt.Add(p.rulesPeriod())
 	}
 	p.lookForListeners(ctx)
 	maps.Copy(p.waiting, p.lacking) // a module may have been loaded
@@ -117,10 +188,13 @@ func (p *Proxy) goOnComparing(ctx context.Context) {
 		klog.FromContext(ctx).Info("The kernel differs from the plan, repairing it", "differences", differences)
 	}
 	p.Observer.Compared(p.observeTook, differences)
+	p.lookedRight(differences, time.Now())
 	p.settle(ctx, p.applier.Flush())
 	p.reportFailing()
 	p.warn(ctx)
-	giveBack()
+	if p.reading.State && p.applier.Size() > stateSize {
+		giveBack()
+	}
 }
 
 // endComparing gives up what was observed and not compared yet.

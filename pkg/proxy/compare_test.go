@@ -1,11 +1,19 @@
 package proxy
 
 import (
+	"net/netip"
 	"strings"
 	"testing"
 	"time"
 
 	"k8s.io/klog/v2"
+
+	"github.com/kube-ipvs/kube-ipvs/pkg/apply"
+	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
+	"github.com/kube-ipvs/kube-ipvs/pkg/ipset"
+	"github.com/kube-ipvs/kube-ipvs/pkg/ipvs"
+	"github.com/kube-ipvs/kube-ipvs/pkg/nat"
+	"github.com/kube-ipvs/kube-ipvs/pkg/plan"
 )
 
 // TestChangeDoesNotWaitForAComparison has a Service change while what was read of
@@ -17,7 +25,8 @@ func TestChangeDoesNotWaitForAComparison(t *testing.T) {
 		t.Fatal("the kernel cannot be read")
 	}
 	p.start(ctx)
-	p.observe()
+	p.need = apply.Everything
+	p.observe(time.Now())
 	p.compare(ctx, <-p.observed)
 	defer p.endComparing()
 	turn := func() { p.turn(ctx, time.Now()) }
@@ -40,6 +49,149 @@ func TestChangeDoesNotWaitForAComparison(t *testing.T) {
 	}
 	if got := w.taken(); len(got) > 0 {
 		t.Errorf("what was written meanwhile was taken for a difference: %q", got)
+	}
+}
+
+// firstServer is the virtual server of the first Service.
+var firstServer = ipvs.Key{Protocol: ip.TCP, Addr: netip.MustParseAddr("10.96.0.1"), Port: 80}
+
+// clearIPVS does what ipvsadm -C does.
+func clearIPVS(t *testing.T, k *ipvs.Fake) {
+	t.Helper()
+	state, err := k.Observe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for key := range state {
+		k.Apply([]ipvs.Change{{Op: ipvs.DeleteVirtualServer, Key: key}})
+	}
+}
+
+// TestMassDeletionIsRepaired has everything in IPVS, or in a set, be deleted. The
+// kernel tells nobody, and the periodic comparison is half a minute away.
+func TestMassDeletionIsRepaired(t *testing.T) {
+	for name, damage := range map[string]func(*testing.T, *world, *ipset.Fake){
+		"ipvsadm -C": func(t *testing.T, w *world, _ *ipset.Fake) { clearIPVS(t, w.ipvs) },
+		"ipset flush": func(t *testing.T, _ *world, sets *ipset.Fake) {
+			state, err := sets.Observe(nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, s := range state {
+				for e := range s.Entries {
+					sets.Apply([]ipset.Change{{Op: ipset.DeleteEntry, Set: s.Set, Entry: e}})
+				}
+			}
+		},
+		"a weight": func(_ *testing.T, w *world, _ *ipset.Fake) {
+			w.ipvs.Apply([]ipvs.Change{{Op: ipvs.UpdateRealServer, Key: firstServer, Dest: netip.MustParseAddrPort("10.244.0.1:8000"), RealServer: ipvs.RealServer{Weight: 7}}})
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			sets := ipset.NewFake()
+			run(t, func(o *Options) { o.Kernel.IPSet = sets }, func(w *world) {
+				w.service("a", "10.96.0.1", "10.244.0.1")
+				w.service("b", "10.96.0.2", "10.244.0.2")
+				w.synced()
+				w.sleep(5 * time.Second)
+				whole := w.ipvs.Dump() + sets.Dump()
+				compared := w.compare
+				w.sleep(10 * time.Second)
+				if w.compare != compared {
+					t.Fatal("compared for no reason")
+				}
+				damage(t, w, sets)
+				w.sleep(lookPeriod)
+				if got := w.ipvs.Dump() + sets.Dump(); got != whole {
+					t.Errorf("after a second:\n%s\nwant\n%s", got, whole)
+				}
+			})
+		})
+	}
+}
+
+// TestForeignServersAreLookedAtLess has another program change virtual servers of its
+// own all the time.
+func TestForeignServersAreLookedAtLess(t *testing.T) {
+	run(t, nil, func(w *world) {
+		w.service("a", "10.96.0.1", "10.244.0.1")
+		w.synced()
+		w.sleep(5 * time.Second)
+		compared := w.compare
+		other := ipvs.Key{Protocol: ip.TCP, Addr: firstServer.Addr, Port: 9999}
+		for i := range 300 {
+			op := ipvs.AddVirtualServer
+			if i%2 > 0 {
+				op = ipvs.DeleteVirtualServer
+			}
+			w.ipvs.Apply([]ipvs.Change{{Op: op, Key: other, VirtualServer: ipvs.VirtualServer{Scheduler: "rr"}}})
+			w.sleep(time.Second)
+		}
+		if n := w.compare - compared; n > 10+5*4 {
+			t.Errorf("%d comparisons in 5 minutes, 10 of them periodic", n)
+		}
+	})
+}
+
+// TestRulesAreReadWhenTold reads rules only where there is a reason.
+func TestRulesAreReadWhenTold(t *testing.T) {
+	for _, watched := range []bool{true, false} {
+		read := &countedNAT{}
+		run(t, func(o *Options) {
+			o.RulesWatched = watched
+			read.NAT = o.Kernel.NAT[ip.IPv4]
+			o.Kernel.NAT[ip.IPv4] = read
+		}, func(w *world) {
+			w.service("a", "10.96.0.1", "10.244.0.1")
+			w.synced()
+			w.sleep(time.Second)
+			before := read.times
+			w.sleep(10 * time.Minute)
+			if n := read.times - before; (n == 0) != watched {
+				t.Errorf("watched %t: %d times in 10 minutes", watched, n)
+			}
+			before = read.times
+			w.sink.(*inbox).rulesChanged()
+			w.sleep(minComparePeriod)
+			if read.times == before {
+				t.Errorf("watched %t: not read when told", watched)
+			}
+			before = read.times
+			w.sleep(21 * time.Minute)
+			if read.times == before {
+				t.Errorf("watched %t: never read without being told", watched)
+			}
+		})
+	}
+}
+
+type countedNAT struct {
+	apply.NAT
+	times int
+}
+
+func (n *countedNAT) Observe(own nat.Own) (nat.State, error) {
+	n.times++
+	return n.NAT.Observe(own)
+}
+
+// TestStateIsReadLessTheMoreThereIs: the time between two comparisons grows with what
+// there is to compare, up to mostPeriods.
+func TestStateIsReadLessTheMoreThereIs(t *testing.T) {
+	for services, want := range map[int]int{10: 1, 3000: 4} { // each has a virtual server and one or two members
+		p, _ := still(t, services)
+		ctx := klog.NewContext(t.Context(), klog.Background())
+		if !p.prepare(ctx) {
+			t.Fatal("the kernel cannot be read")
+		}
+		p.start(ctx)
+		if got := int(p.statePeriod() / p.SyncPeriod); got < want || got > want+1 {
+			t.Errorf("%d Services: every %d periods, want %d", services, got, want)
+		}
+	}
+	p := New(Options{SyncPeriod: time.Second, Config: plan.Config{}})
+	if p.statePeriod() != time.Second {
+		t.Errorf("nothing: %s", p.statePeriod())
 	}
 }
 

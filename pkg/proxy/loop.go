@@ -47,6 +47,7 @@ func (p *Proxy) nextWake() time.Time {
 	}
 	if p.observed == nil {
 		sooner(p.compareAt)
+		sooner(p.lookAt)
 	}
 	if len(p.waiting) > 0 || p.renew {
 		sooner(p.lastPass.Add(p.MinSyncPeriod))
@@ -69,7 +70,7 @@ func (p *Proxy) turn(ctx context.Context, now time.Time) {
 	}
 	p.rulesChanged = p.rulesChanged || w.rules
 	if w.rules || w.taken {
-		p.compareSoon(now)
+		p.compareSoon(now, apply.Parts{State: w.taken, Rules: w.rules})
 	}
 	if len(p.waiting) > 0 || p.renew {
 		p.Observer.Queued()
@@ -85,8 +86,11 @@ func (p *Proxy) turn(ctx context.Context, now time.Time) {
 	if p.adoption != nil {
 		p.goOnComparing(ctx)
 	}
+	if p.observed == nil && p.adoption == nil && !now.Before(p.lookAt) {
+		p.look(now)
+	}
 	if p.observed == nil && p.adoption == nil && !now.Before(p.compareAt) {
-		p.observe()
+		p.observe(now)
 	}
 }
 
@@ -186,6 +190,7 @@ func (p *Proxy) settle(ctx context.Context, problems apply.Problems) {
 	}
 	logProblems(ctx, problems, failed)
 	for _, wait := range failed {
+		p.need = apply.Everything
 		if at := time.Now().Add(wait / 2); at.Before(p.compareAt) {
 			p.compareAt = at
 		}

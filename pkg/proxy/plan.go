@@ -166,7 +166,7 @@ func (p *Proxy) renewNode(ctx context.Context) (plan.Depends, error) {
 	part := plan.NodeWide(&p.Config, &p.node)
 	p.bound = plan.Remember(p.bound, part.Bound)
 	if !slices.Equal(part.Watched, p.nodePart.Watched) {
-		p.compareSoon(time.Now()) // their values are read with the rest of the kernel
+		p.compareSoon(time.Now(), apply.Parts{}) // their values are read with the rest of the kernel
 	}
 	if !reflect.DeepEqual(part, p.nodePart) {
 		p.nodePart = part

@@ -88,7 +88,8 @@ type Options struct {
 	Events       Events
 
 	MinSyncPeriod time.Duration // least time between two passes; 0: none
-	SyncPeriod    time.Duration // time between two comparisons with the kernel
+	SyncPeriod    time.Duration // time between two comparisons with the kernel; see statePeriod
+	RulesWatched  bool          // Rules tells of every change of a rule that concerns the proxy
 	DrainPeriod   time.Duration // time between two looks at draining real servers
 	DrainDeadline time.Duration // for connections to an endpoint that is gone
 }
@@ -135,6 +136,7 @@ type Proxy struct {
 	calm         int  // comparisons in a row that were made for that and found nothing
 	drainAt      time.Time
 	observed     chan observed // nil while no observation runs
+	compares                   // what the next comparison is about
 
 	adoption    *apply.Adoption // nil while nothing that was observed is being compared
 	observeTook time.Duration
@@ -164,7 +166,8 @@ func New(o Options) *Proxy {
 func (p *Proxy) Run(ctx context.Context, src source.Source) error {
 	ended := make(chan error, 1)
 	go func() { ended <- src.Run(ctx, p.inbox) }()
-	go p.watch(ctx, "the node's network", p.inbox.networkChanged, func() error {
+	missed := func() { p.inbox.networkChanged(); p.inbox.deleted() }
+	go p.watch(ctx, "the node's network", missed, func() error {
 		return p.Network.Watch(ctx, p.inbox.networkChanged, p.inbox.deleted)
 	})
 	go p.watch(ctx, "the node's rules", p.inbox.rulesChanged, func() error {
@@ -292,7 +295,7 @@ func sleep(ctx context.Context, d time.Duration) bool {
 func (p *Proxy) start(ctx context.Context) {
 	p.Observer.Queued()
 	began := time.Now()
-	p.compareAt = began.Add(p.SyncPeriod)
+	p.compareAt, p.stateAt, p.rulesAt = began.Add(p.SyncPeriod), began.Add(p.SyncPeriod), began.Add(p.rulesPeriod())
 	problems := p.programAll(ctx)
 	p.settle(ctx, problems)
 	p.measure(problems)

@@ -82,6 +82,17 @@ func (a *api) addService(svc *corev1.Service) {
 	}
 }
 
+// changeService changes the specification and annotations of a Service of the namespace.
+func (a *api) changeService(name string, change func(*corev1.Service)) {
+	a.t.Helper()
+	services := a.client.CoreV1().Services(a.namespace)
+	svc, err := services.Get(a.t.Context(), name, metav1.GetOptions{})
+	a.must(err)
+	change(svc)
+	_, err = services.Update(a.t.Context(), svc, metav1.UpdateOptions{})
+	a.must(err)
+}
+
 // addSlice creates an EndpointSlice in the namespace.
 func (a *api) addSlice(slice *discoveryv1.EndpointSlice) {
 	a.t.Helper()

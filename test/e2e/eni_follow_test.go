@@ -6,10 +6,13 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
 	"time"
+
+	corev1 "k8s.io/api/core/v1"
 
 	"github.com/kube-ipvs/kube-ipvs/test/e2e/lab"
 )
@@ -34,10 +37,49 @@ func followENI(t *testing.T, options lab.ENIOptions) *followedENI {
 	t.Helper()
 	c := lab.NewENICluster(t, options)
 	f := &followedENI{ENICluster: c, t: t, open: map[string]*lab.Connection{}}
-	f.args = []string{"--manifests", eniManifests(t, c), "--hostname-override", "node", "--ipvs-sync-period", "1h", "--ipvs-min-sync-period", "0s"}
+	folder := eniManifests(t, c)
+	writeManifest(t, filepath.Join(folder, "udp.yaml"), f.datagrams(folder))
+	f.args = []string{"--manifests", folder, "--hostname-override", "node", "--ipvs-sync-period", "1h", "--ipvs-min-sync-period", "0s"}
 	f.start()
 	f.onNode = c.Node.Watch(lab.TCP, append([]string{c.VIP}, c.Endpoints...)...)
 	return f
+}
+
+// datagrams serves UDP at the VIP too, by a Service of its own.
+func (f *followedENI) datagrams(folder string) *corev1.Service {
+	vip, port := netip.MustParseAddrPort(f.VIP), netip.MustParseAddrPort(f.Endpoints[0]).Port()
+	svc := newLoadBalancer(newService("udp", corev1.ProtocolUDP, int32(vip.Port()), "10.96.0.81"), vip.Addr().String())
+	var endpoints []endpoint
+	for _, e := range f.Endpoints {
+		endpoints = append(endpoints, endpoint{address: netip.MustParseAddrPort(e).Addr().String()})
+	}
+	writeManifest(f.t, filepath.Join(folder, "udp-slice.yaml"), newSlice(svc, "IPv4", int32(port), endpoints...))
+	return svc
+}
+
+// socket opens a UDP socket of the pod that keeps sending.
+func (f *followedENI) socket() *lab.Connection {
+	f.t.Helper()
+	socket, err := f.Pod.Connect(lab.DialTimeout, lab.UDP, f.VIP)
+	if err != nil {
+		f.t.Fatal(err)
+	}
+	f.t.Cleanup(socket.Close)
+	return socket
+}
+
+// follows waits until what a socket sends reaches the backends as an address.
+func (f *followedENI) follows(when string, socket *lab.Connection, source netip.Addr) {
+	f.t.Helper()
+	begin := time.Now()
+	f.Eventually(followLimit, "a UDP socket, "+when, func() error {
+		answer := socket.Ask(time.Second)
+		if answer.Err == nil && answer.SeenSource.Addr() != source {
+			return fmt.Errorf("seen as %s, want %s", answer.SeenSource, source)
+		}
+		return answer.Err
+	})
+	f.t.Logf("a UDP socket, %s: after %s", when, time.Since(begin).Round(time.Millisecond))
 }
 
 func (f *followedENI) start() {
@@ -145,10 +187,14 @@ func (f *followedENI) followAddresses(other string) {
 	f.t.Helper()
 	f.Node.Address("eth1", f.ENIAddress.String())
 	f.seenAs("with an address: by eth1", f.Pod, f.ENIAddress)
+	socket := f.socket()
+	f.follows("by eth1", socket, f.ENIAddress)
 	f.Node.Address("eth1", other)
 	f.Node.Exec("ip", "address", "del", f.ENIAddress.String()+"/32", "dev", "eth1")
+	f.follows("with another address", socket, netip.MustParseAddr(other))
 	f.seenAs("with another address", f.Pod, netip.MustParseAddr(other))
 	f.dropLast("eth1", other)
+	f.follows("without it again", socket, f.NodeAddress)
 	f.seenAs("without it again", f.Pod, f.NodeAddress)
 }
 

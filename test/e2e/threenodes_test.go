@@ -280,6 +280,7 @@ func testExternalLocal(t *testing.T, c *cluster) {
 	}
 	nobody.Wait()
 	testLocalConnections(t, c, svc)
+	testPolicyConnections(t, c, svc)
 	// An external IP that leads to the endpoint's node keeps the client's address too.
 	c.Fabric.Route(externalIPs(4)[0] + " via " + node1.IPv4.String())
 	if answer := outside.Dial(lab.TCP, at(externalIPs(4)[0], 80)); answer.SeenSource.Addr().String() != clientIPs[0] {
@@ -377,6 +378,76 @@ func testLocalConnections(t *testing.T, c *cluster, svc *corev1.Service) {
 		stillAnswer(step.when)
 		checkSources(t, step.when+", from inside", c.caller1.Namespace, lab.UDP, address, step.inside)
 	}
+}
+
+// testPolicyConnections changes the traffic policy, takes the node's only endpoint
+// out of its slice, and toggles masquerading. What is open stays open: TCP
+// connections and UDP flows of external clients, of a pod and of the node.
+func testPolicyConnections(t *testing.T, c *cluster, svc *corev1.Service) {
+	type client struct {
+		name string
+		*lab.Connection
+		endpoint string
+	}
+	var open []client
+	for name, from := range map[string]*lab.Namespace{"external": c.Client, "pod": c.caller1.Namespace, "node": c.Nodes[0].Namespace} {
+		for _, ip := range balancerIPs(4) {
+			for range 2 { // round robin: of those inside, one to each endpoint
+				for _, protocol := range []lab.Protocol{lab.TCP, lab.UDP} {
+					connection, err := from.Connect(lab.DialTimeout, protocol, at(ip, 80))
+					if err != nil {
+						t.Fatal(err)
+					}
+					defer connection.Close()
+					answer := connection.Ask(lab.DialTimeout)
+					if answer.Err != nil {
+						t.Fatalf("%s, %s %s: %s", name, protocol, ip, answer)
+					}
+					open = append(open, client{fmt.Sprintf("%s, %s %s", name, protocol, ip), connection, answer.Server})
+				}
+			}
+		}
+	}
+	change := func(when string, web1 bool, change func(*corev1.Service), want lab.Outcome, source string) {
+		t.Helper()
+		c.api.changeService(svc.Name, func(s *corev1.Service) {
+			s.Spec.ExternalTrafficPolicy, s.Annotations = svc.Spec.ExternalTrafficPolicy, nil
+			change(s)
+		})
+		pods := []podEndpoint{ready(c.web2)}
+		if web1 {
+			pods = append(pods, ready(c.web1))
+		}
+		for _, slice := range dualStackSlices(svc, webPort, pods...) {
+			c.api.setSlice(slice)
+		}
+		address := at(balancerIPs(4)[0], 80)
+		lab.Eventually(t, syncLimit, when, func() error {
+			answer := c.Client.DialWithin(refusalLimit, lab.TCP, address)
+			if answer.Outcome() != want || want == lab.OK && (answer.SeenSource.Addr().String() == "198.51.100.9") != (source == "kept") {
+				return fmt.Errorf("a new external connection: %s", answer)
+			}
+			return nil
+		})
+		for _, o := range open {
+			answer := o.Ask(lab.DialTimeout)
+			if !web1 && o.endpoint == "web1" && strings.Contains(o.name, "UDP") {
+				continue // flows of an endpoint that is gone are forgotten
+			}
+			if answer.Err != nil || answer.Server != o.endpoint {
+				t.Errorf("%s: the open connection of %s to %s: %s", when, o.name, o.endpoint, answer)
+			}
+		}
+	}
+	same := func(*corev1.Service) {}
+	toCluster := func(s *corev1.Service) { s.Spec.ExternalTrafficPolicy = corev1.ServiceExternalTrafficPolicyCluster }
+	masquerade := func(s *corev1.Service) { s.Annotations = map[string]string{"kube-ipvs.io/masquerade": "true"} }
+	change("policy Cluster", true, toCluster, lab.OK, "masqueraded")
+	change("policy Local again", true, same, lab.OK, "kept")
+	change("masqueraded", true, masquerade, lab.OK, "masqueraded")
+	change("not masqueraded again", true, same, lab.OK, "kept")
+	change("the endpoint has left its slice", false, same, lab.TimedOut, "")
+	change("the endpoint is back", true, same, lab.OK, "kept")
 }
 
 func texts(addresses []netip.Addr) []string {

@@ -133,6 +133,7 @@ func (c *ENICluster) addBackends(plan *eniPlan) {
 		name := fmt.Sprintf("backend%d", i+1)
 		host := segment.Client(name, plan.prefix(address))
 		c.Backends = append(c.Backends, host.Serve(name, TCP, eniBackendPort))
+		host.Serve(name, UDP, eniBackendPort)
 		c.Endpoints = append(c.Endpoints, netip.AddrPortFrom(netip.MustParseAddr(address), eniBackendPort).String())
 	}
 }

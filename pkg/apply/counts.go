@@ -4,6 +4,7 @@ import (
 	"maps"
 	"slices"
 
+	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
 	"github.com/kube-ipvs/kube-ipvs/pkg/ipvs"
 	"github.com/kube-ipvs/kube-ipvs/pkg/kernel"
 )
@@ -29,7 +30,11 @@ func (a *Applier) Suspicious() bool {
 
 func (a *Applier) serversMissing() bool {
 	n, err := a.kernel.IPVS.Count()
-	return err == nil && n != ofIPv4(a.have.servers)+ofIPv4(a.foreign)
+	ours := len(a.have.servers)
+	if slices.Contains(a.cfg.Families, ip.IPv6) {
+		ours = ofIPv4(a.have.servers)
+	}
+	return err == nil && n != ours+ofIPv4(a.foreign)
 }
 
 func ofIPv4(s ipvs.State) int {

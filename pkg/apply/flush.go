@@ -28,7 +28,9 @@ func (a *Applier) Flush() Problems {
 	f := &flush{Applier: a}
 	f.flushNode()
 	f.addMembers()
+	f.stopKeeping()
 	f.flushServers()
+	f.addMembers() // those that wait for a virtual server
 	f.flushVIPs()
 	f.deleteServers()
 	f.deleteMembers()
@@ -88,7 +90,8 @@ func (f *flush) addMembers() {
 		switch {
 		case wanted && f.lost[m.Set]:
 			f.members.refused(m) // it is the node's problem, and waits for its set
-		case f.revives(m, want), wanted && stands && have != want && f.retired[fwm] != keyOf(m.Entry):
+		case wanted && !there && f.keepsClient(m): // behind the virtual server
+		case f.revives(m, want), wanted && stands && have != want && f.retired[fwm] != keyOf(m.Entry) && !f.lost[plan.Draining.In(fwm.Family())]:
 		case wanted && (!there || have != want):
 			c := f.memberChange(ipset.AddEntry, m)
 			c.Mark = want

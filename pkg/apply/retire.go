@@ -82,8 +82,8 @@ func (a *Applier) lookAtRecord(fwm ipvs.Key) {
 // although it is not desired: one with a fwmark and real servers whose address and
 // port stay in service.
 func (a *Applier) outlives(key ipvs.Key) bool {
-	if key.FWMark == 0 || len(a.have.servers[key].RealServers) == 0 {
-		return false
+	if key.FWMark == 0 || len(a.have.servers[key].RealServers) == 0 || a.lost[plan.Draining.In(key.Family())] {
+		return false // or it cannot be recorded, as the kernel lacks the set's type
 	}
 	if _, wanted := a.wantServer(key); wanted {
 		return false
@@ -97,7 +97,7 @@ func (a *Applier) outlives(key ipvs.Key) bool {
 func (f *flush) record(retiring map[ipvs.Key]ipvs.Key) {
 	var changes []ipset.Change
 	for fwm, address := range retiring {
-		if f.retired[fwm] != address {
+		if f.retired[fwm] != address && !f.lost[plan.Draining.In(fwm.Family())] {
 			changes = append(changes, f.memberChange(ipset.AddEntry, retiredMember(fwm, address)))
 		}
 	}

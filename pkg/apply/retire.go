@@ -179,8 +179,9 @@ func (f *flush) retirements() []ipvs.Change {
 }
 
 // retireChanges takes the weight of all real servers, once no new connection is led
-// there. Of UDP and SCTP a real server stays only as long as the address and port
-// has it too: their flows end with the endpoint, as elsewhere.
+// there. Of UDP and SCTP a real server stays only as long as one of the two virtual
+// servers that serve the address and port has it too: their flows end with the
+// endpoint, as elsewhere.
 func (f *flush) retireChanges(key ipvs.Key) []ipvs.Change {
 	address, _ := f.serves(key)
 	if f.marked[key] == address {
@@ -202,9 +203,14 @@ func (f *flush) retireChanges(key ipvs.Key) []ipvs.Change {
 	return changes
 }
 
-func (f *flush) wantRealServer(key ipvs.Key, dest netip.AddrPort) bool {
-	vs, wanted := f.wantServer(key)
-	return wanted && slices.ContainsFunc(vs.RealServers, func(rs plan.RealServer) bool { return rs.AddrPort == dest })
+// wantRealServer reports whether an address and port has a real server, of itself or by
+// its present mark.
+func (f *flush) wantRealServer(address ipvs.Key, dest netip.AddrPort) bool {
+	mark := f.have.sets[plan.Local.In(address.Family())].Entries[entryOf(address)]
+	return slices.ContainsFunc([]ipvs.Key{address, fwmKey(address.Family(), mark)}, func(key ipvs.Key) bool {
+		vs, wanted := f.wantServer(key)
+		return wanted && slices.ContainsFunc(vs.RealServers, func(rs plan.RealServer) bool { return rs.AddrPort == dest })
+	})
 }
 
 // deleteRetired deletes retired virtual servers that have no real server left, and

@@ -56,11 +56,13 @@ var life = []step{
 		svc.Spec.SessionAffinity = corev1.ServiceAffinityClientIP
 		svc.Annotations["kube-ipvs.io/scheduler"] = "wrr"
 	}, "10.244.0.3", "10.244.1.2"),
+	{"clients come by a mark", (*machine).connectMarked},
 	changed("policy Cluster, without source ranges", func(svc *corev1.Service) {
 		svc.Spec.ExternalTrafficPolicy = corev1.ServiceExternalTrafficPolicyCluster
 		svc.Spec.LoadBalancerSourceRanges = nil
 	}, "10.244.0.3", "10.244.1.2"),
 	changed("policy Local", nil, "10.244.0.3", "10.244.1.2"),
+	{"connections by a mark end", func(m *machine) { m.disconnectMarked(); m.drain(time.Second) }},
 	{"an ENI", func(m *machine) { m.network(true); m.turn() }},
 	changed("no endpoint", nil),
 	changed("another port", func(svc *corev1.Service) { svc.Spec.Ports[0].Port = 8080 }, "10.244.0.2", "10.244.1.2"),
@@ -102,6 +104,52 @@ func (m *machine) connected() bool {
 	}
 	_, there := state[tcp].RealServers[endpoint]
 	return there
+}
+
+// marked are the real servers of web that are reached by a mark.
+func (m *machine) marked() map[ipvs.Key]ipvs.Connections {
+	state, err := m.ipvs.Observe()
+	if err != nil {
+		m.t.Fatal(err)
+	}
+	out := map[ipvs.Key]ipvs.Connections{}
+	for key := range state {
+		if key.FWMark == 0 || key.Family() != ip.IPv4 {
+			continue
+		}
+		counts, err := m.ipvs.Connections(key)
+		if err != nil {
+			m.t.Fatal(err)
+		}
+		if c, there := counts[markedEndpoint]; there {
+			out[key] = c
+		}
+	}
+	return out
+}
+
+var markedEndpoint = netip.MustParseAddrPort("10.244.0.3:8000")
+
+// connectMarked opens a connection by every mark of web.
+func (m *machine) connectMarked() {
+	for key := range m.marked() {
+		m.ipvs.SetConnections(key, markedEndpoint, ipvs.Connections{Active: 1})
+	}
+}
+
+func (m *machine) disconnectMarked() {
+	for key := range m.marked() {
+		m.ipvs.SetConnections(key, markedEndpoint, ipvs.Connections{})
+	}
+}
+
+// openByMark counts the connections by marks.
+func (m *machine) openByMark() int {
+	n := 0
+	for _, c := range m.marked() {
+		n += c.Active
+	}
+	return n
 }
 
 func (m *machine) disconnect() { m.ipvs.SetConnections(tcp, endpoint, ipvs.Connections{}) }
@@ -210,7 +258,8 @@ func TestReliabilityCrash(t *testing.T) {
 					again++
 				}
 			}
-			if died > stepNamed("clients come") && died < stepNamed("connections end") {
+			if died > stepNamed("clients come") && died < stepNamed("connections end") ||
+				died > stepNamed("clients come by a mark") && died < stepNamed("connections by a mark end") {
 				connected++
 			}
 			m.checkRestart(context, died, references, &faults)
@@ -236,9 +285,14 @@ type faults struct{ kernels, touched, cut int }
 func (m *machine) checkRestart(context string, died int, references map[int]string, f *faults) {
 	m.t.Helper()
 	writes := m.recording()
-	before, connected := steady(m.ipvs.Dump()), m.connected()
+	before, connected, byMark := steady(m.ipvs.Dump()), m.connected(), m.openByMark()
 	m.boot()
 	m.drain(time.Second)
+	if n := m.openByMark(); n != byMark && died < stepNamed("connections by a mark end") {
+		f.cut++
+		m.t.Errorf("%s: the next start cut %d of %d connections by a mark", context, byMark-n, byMark)
+	}
+	m.disconnectMarked()
 	if connected && died < stepNamed("connections end") && !m.connected() {
 		f.cut++
 		m.t.Errorf("%s: the next start cut a connection", context)

@@ -14,37 +14,41 @@ import (
 // A kernel without a type of sets costs what these are for, is told once for the
 // node, and hinders no Service. When the type is there, members follow.
 func TestSetThatCannotBeCreated(t *testing.T) {
-	lost := "create set " + plan.LoopBack.In(ip.IPv4)
-	w := newWorld(t)
-	w.refuse = func(change string) error {
-		if strings.HasPrefix(change, lost+" ") || change == lost {
-			return fmt.Errorf("no such type: %w", unix.EPROTO)
-		}
-		return nil
-	}
-	svc := clusterIP("a", "10.96.0.1", here)
-	svc.Ports[0].Endpoints[0].Node = w.cfg.NodeName
-	problems := w.start(svc)
-	if len(problems) == 0 {
-		t.Fatalf("nothing is refused: is %q a change? %q", lost, w.order)
-	}
-	for _, p := range problems {
-		if len(p.Owners) > 0 {
-			t.Errorf("a Service is told: %v", p.Err)
-		}
-	}
-	if n := strings.Count(w.kernel(), "10.96.0.1"); n < 3 {
-		t.Errorf("the Service is not served:\n%s", w.kernel())
-	}
-	w.refuse = nil
-	w.applier.Retry(nodeOwner.Name)
-	if err := w.applier.Flush().Err(); err != nil {
-		t.Fatal(err)
-	}
-	if n, err := w.observe(); err != nil || n > 0 {
-		t.Errorf("%d differences, %v", n, err)
-	}
-	if members := w.ipset.Dump(); !strings.Contains(members, plan.LoopBack.In(ip.IPv4)+" ") || !strings.Contains(members, "10.244.0.2,tcp:8000,10.244.0.2") {
-		t.Errorf("members:\n%s", members)
+	for name, member := range map[plan.SetName]string{plan.LoopBack: "10.244.0.2,tcp:8000,10.244.0.2", plan.VIPAddresses: "10.96.0.1"} {
+		t.Run(string(name), func(t *testing.T) {
+			lost := "create set " + name.In(ip.IPv4)
+			w := newWorld(t)
+			w.refuse = func(change string) error {
+				if strings.HasPrefix(change, lost+" ") || change == lost {
+					return fmt.Errorf("no such type: %w", unix.EPROTO)
+				}
+				return nil
+			}
+			svc := clusterIP("a", "10.96.0.1", here)
+			svc.Ports[0].Endpoints[0].Node = w.cfg.NodeName
+			problems := w.start(svc)
+			if len(problems) == 0 {
+				t.Fatalf("nothing is refused: is %q a change? %q", lost, w.order)
+			}
+			for _, p := range problems {
+				if len(p.Owners) > 0 {
+					t.Errorf("a Service is told: %v", p.Err)
+				}
+			}
+			if w.position("add address 10.96.0.1") < 0 || w.position("add virtual server TCP 10.96.0.1:80") < 0 {
+				t.Errorf("the Service is not served:\n%s", strings.Join(w.order, "\n"))
+			}
+			w.refuse = nil
+			w.applier.Retry(nodeOwner.Name)
+			if err := w.applier.Flush().Err(); err != nil {
+				t.Fatal(err)
+			}
+			if n, err := w.observe(); err != nil || n > 0 {
+				t.Errorf("%d differences, %v", n, err)
+			}
+			if members := w.ipset.Dump(); !strings.Contains(members, "add "+name.In(ip.IPv4)+" "+member) {
+				t.Errorf("members:\n%s", members)
+			}
+		})
 	}
 }

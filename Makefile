@@ -180,7 +180,7 @@ conformance-binary:
 # What other programs do to a node's network, from their own code: helper programs,
 # each a module of its own, and Debian's packages, unpacked.
 NEIGHBOURS := $(CACHE)/neighbours
-neighbour_programs := $(addprefix $(NEIGHBOURS)/,aws)
+neighbour_programs := $(addprefix $(NEIGHBOURS)/,aws flannel metallb)
 .PHONY: neighbours neighbours-short neighbours-parts neighbours-binary neighbours-page
 neighbours: ## kube-proxy and kube-ipvs beside programs that write a node's network, into docs/neighbours.md; RUN=regexp selects
 	@$(MAKE) --no-print-directory START=$(START) neighbours-parts

@@ -192,7 +192,7 @@ func policyHolds(family int) check {
 		good: []string{"denied there, answered elsewhere"}, ask: func(s *side) string {
 			by := map[string]int{}
 			for range 6 {
-				answer := s.client("denied").hosts[family].DialFrom(s.ports.next(), briefly, lab.TCP, at(clusterIPs(clusterService)[family], servicePort))
+				answer := s.client("denied").hosts[family].DialFrom(s.ports.next(), briefly, lab.TCP, at(clusterIPs(clusterService)[family], servicePort(clusterService)))
 				by[answer.Server]++
 			}
 			switch {

@@ -30,6 +30,9 @@ func questions(s *site) []Question {
 	var all []Question
 	for _, c := range s.clients {
 		for _, destination := range destinations {
+			if s.plan.asks != nil && !s.plan.asks(c, destination) {
+				continue
+			}
 			for n := range services {
 				for _, protocol := range protocols {
 					for family := range 2 {
@@ -77,7 +80,7 @@ func (q Question) family() int {
 }
 
 func (p plan) target(q Question) string {
-	n, port := q.service(), uint16(servicePort)
+	n, port := q.service(), servicePort(q.service())
 	var ips [2]string
 	switch q.Destination {
 	case toClusterIP:
@@ -85,7 +88,7 @@ func (p plan) target(q Question) string {
 	case toNodePort:
 		ips, port = p.nodeIPs(), nodePort(n)
 	case toBalancerIP:
-		ips = balancerIPs(n)
+		ips = p.balancerIPs(n)
 	case toExternalIP:
 		ips = p.externalIPs(n)
 	}
@@ -215,14 +218,12 @@ func compare(proxy, own *side, wanted func(Question) bool) []Cell {
 	for _, i := range doubtful {
 		again = append(again, all[i])
 	}
-	for n, s := range []*side{proxy, own} {
-		for i, answer := range s.askAll(again, longDeadline) {
-			if n == 0 {
-				cells[doubtful[i]].KubeProxy = answer
-			} else {
-				cells[doubtful[i]].KubeIPVS = answer
-			}
-		}
+	for i, s := range []*side{proxy, own} {
+		wait.Go(func() { seen[i] = s.askAll(again, longDeadline) })
+	}
+	wait.Wait()
+	for n, i := range doubtful {
+		cells[i].KubeProxy, cells[i].KubeIPVS = seen[0][n], seen[1][n]
 	}
 	for _, i := range doubtful {
 		cells[i].judge(wanted)

@@ -4,10 +4,12 @@ package neighbours
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net/netip"
 	"strings"
 	"testing"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
@@ -42,16 +44,41 @@ func policyOf(n int) string {
 func targetPort(n int) uint16 { return uint16(8000 + n) }
 func nodePort(n int) uint16   { return uint16(30000 + n) }
 
-const (
-	servicePort = 80
-	// foreignPort is a port of the foreign Service's VIP that no Service has.
-	foreignPort = 443
-)
+// foreignPort is a port of the foreign Service's VIP that no Service has.
+const foreignPort = 443
+
+// servicePort differs by Service, as VIPs of two may be the same.
+func servicePort(n int) uint16 { return uint16(79 + n) }
 
 var foreignIPs = [2]string{"203.0.113.200", "fd00:203:2::200"}
 
 func clusterIPs(n int) [2]string  { return format([2]string{"10.96.7.%d", "fd00:10:96::7%d"}, n) }
 func balancerIPs(n int) [2]string { return format([2]string{"203.0.113.%d", "fd00:203:1::%d"}, n) }
+
+// balancerIPs are what of Service number n is asked as its load balancer's IPs, and
+// statusIPs all that are in its status.
+func (p plan) balancerIPs(n int) [2]string {
+	if p.balancers[0] != "" {
+		return p.balancers
+	}
+	return balancerIPs(n)
+}
+
+func (p plan) statusIPs(n int) []string {
+	ips, own := p.balancerIPs(n), p.nodeIPs()
+	if p.ownToo {
+		return append(own[:], ips[:]...)
+	}
+	return ips[:]
+}
+
+// targetPort is the endpoints' port: the Service's, if they are on the host network.
+func (p plan) targetPort(n int) uint16 {
+	if p.hostNetwork {
+		return servicePort(n)
+	}
+	return targetPort(n)
+}
 
 func (p plan) externalIPs(n int) [2]string { return format(p.externalNet, 128+n) }
 
@@ -73,12 +100,12 @@ func (p plan) newService(n int) *corev1.Service {
 	}
 	for _, protocol := range protocols {
 		svc.Spec.Ports = append(svc.Spec.Ports, corev1.ServicePort{
-			Name: strings.ToLower(string(protocol)), Protocol: corev1.Protocol(protocol), Port: servicePort, NodePort: int32(nodePort(n)),
+			Name: strings.ToLower(string(protocol)), Protocol: corev1.Protocol(protocol), Port: int32(servicePort(n)), NodePort: int32(nodePort(n)),
 		})
 	}
-	vips := foreignIPs
+	vips := foreignIPs[:]
 	if n != foreignService {
-		vips = balancerIPs(n)
+		vips = p.statusIPs(n)
 		external := p.externalIPs(n)
 		svc.Spec.ExternalIPs = external[:]
 	}
@@ -92,7 +119,7 @@ func (p plan) newService(n int) *corev1.Service {
 }
 
 // newSlices lists the endpoints of Service number n.
-func newSlices(n int, svc *corev1.Service, servers []*server) []*discoveryv1.EndpointSlice {
+func (p plan) newSlices(n int, svc *corev1.Service, servers []*server) []*discoveryv1.EndpointSlice {
 	var slices []*discoveryv1.EndpointSlice
 	for i, family := range []discoveryv1.AddressType{discoveryv1.AddressTypeIPv4, discoveryv1.AddressTypeIPv6} {
 		slice := &discoveryv1.EndpointSlice{
@@ -103,7 +130,7 @@ func newSlices(n int, svc *corev1.Service, servers []*server) []*discoveryv1.End
 		}
 		for _, port := range svc.Spec.Ports {
 			slice.Ports = append(slice.Ports, discoveryv1.EndpointPort{
-				Name: ptr.To(port.Name), Protocol: ptr.To(port.Protocol), Port: ptr.To(int32(targetPort(n))),
+				Name: ptr.To(port.Name), Protocol: ptr.To(port.Protocol), Port: ptr.To(int32(p.targetPort(n))),
 			})
 		}
 		for _, s := range servers {
@@ -193,12 +220,21 @@ func (a *api) addService(svc *corev1.Service, slices []*discoveryv1.EndpointSlic
 func (a *api) addNode(ips [2]string) {
 	a.t.Helper()
 	all := a.client.CoreV1().Nodes()
-	created, err := all.Create(a.t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: nodeName}}, metav1.CreateOptions{})
-	a.must(err)
+	var created *corev1.Node
+	lab.Eventually(a.t, 30*time.Second, "the last test's Node is gone", func() (err error) {
+		created, err = all.Create(a.t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: nodeName}}, metav1.CreateOptions{})
+		if apierrors.IsAlreadyExists(err) {
+			if old, err := all.Get(a.t.Context(), nodeName, metav1.GetOptions{}); err == nil {
+				a.t.Logf("%+v", old.ManagedFields)
+			}
+			err = errors.Join(err, all.Delete(a.t.Context(), nodeName, metav1.DeleteOptions{}))
+		}
+		return err
+	})
 	a.undo(func(ctx context.Context) error { return all.Delete(ctx, nodeName, metav1.DeleteOptions{}) })
 	for _, ip := range ips {
 		created.Status.Addresses = append(created.Status.Addresses, corev1.NodeAddress{Type: corev1.NodeInternalIP, Address: ip})
 	}
-	_, err = all.UpdateStatus(a.t.Context(), created, metav1.UpdateOptions{})
+	_, err := all.UpdateStatus(a.t.Context(), created, metav1.UpdateOptions{})
 	a.must(err)
 }

@@ -22,7 +22,6 @@ const (
 type side struct {
 	*site
 	program program
-	plan    plan
 	process *lab.Process
 	ports   ports
 	own     []netip.Addr // the node's addresses
@@ -54,12 +53,12 @@ func (s *side) programmed() error {
 	}
 	for n := range services {
 		for family, ip := range clusterIPs(n + 1) {
-			server := fmt.Sprintf("UDP  %s:%d ", bracketed(ip), servicePort)
+			server := fmt.Sprintf("UDP  %s:%d ", bracketed(ip), servicePort(n+1))
 			if !strings.Contains(table, server) {
 				return fmt.Errorf("no virtual server %s", server)
 			}
 			for _, e := range s.servers {
-				if a := e.addresses[family]; a.IsValid() && !strings.Contains(table, fmt.Sprintf("%s:%d ", bracketed(a.String()), targetPort(n+1))) {
+				if a := e.addresses[family]; a.IsValid() && !strings.Contains(table, fmt.Sprintf("%s:%d ", bracketed(a.String()), s.plan.targetPort(n+1))) {
 					return fmt.Errorf("no real server %s", a)
 				}
 			}

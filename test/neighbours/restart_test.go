@@ -96,10 +96,12 @@ func (u setup) restarts(sides []*side) []Check {
 		}
 		var lost [2]map[string]string
 		var count [2]int
+		var cells [2]map[string]bool
 		for i, s := range sides {
 			connections := s.hold()
 			count[i] = len(connections)
 			e.do(s)
+			cells[i] = s.unanswered()
 			lost[i] = broken(connections)
 			for _, h := range connections {
 				h.connection.Reset()
@@ -111,7 +113,7 @@ func (u setup) restarts(sides []*side) []Check {
 				c.Verdict = Worse
 			}
 		}
-		checks = append(checks, c)
+		checks = append(checks, c, compareUnanswered("new connections after "+e.name, cells))
 	}
 	return checks
 }
@@ -130,4 +132,35 @@ func heldText(count int, lost map[string]string) string {
 		text += "; …"
 	}
 	return text
+}
+
+// unanswered are the cells of TCP that do not do what the API says.
+func (s *side) unanswered() map[string]bool {
+	var all []Question
+	for _, q := range questions(s.site) {
+		if q.Protocol == string(lab.TCP) && s.promise(q) != Open {
+			all = append(all, q)
+		}
+	}
+	bad := map[string]bool{}
+	for i, seen := range s.askAll(all, deadline) {
+		if !seen.Keeps(s.promise(all[i])) {
+			bad[all[i].String()] = true
+		}
+	}
+	return bad
+}
+
+// compareUnanswered is worse if a cell fails under kube-ipvs alone. What fails
+// before a restart too is in the matrix.
+func compareUnanswered(name string, bad [2]map[string]bool) Check {
+	c := Check{Name: name, KubeProxy: fmt.Sprintf("%d cells fail", len(bad[0])), KubeIPVS: fmt.Sprintf("%d cells fail", len(bad[1]))}
+	for cell := range bad[1] {
+		if !bad[0][cell] {
+			c.Verdict = Worse
+			c.KubeIPVS += ", such as " + cell
+			break
+		}
+	}
+	return c
 }

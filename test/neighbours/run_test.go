@@ -50,7 +50,7 @@ func (u setup) run(t *testing.T) {
 	a.addNode(u.plan.nodeIPs())
 	for n := range services + 1 {
 		svc := u.plan.newService(n + 1)
-		a.addService(svc, newSlices(n+1, svc, sides[0].servers))
+		a.addService(svc, u.plan.newSlices(n+1, svc, sides[0].servers))
 	}
 	for _, s := range sides {
 		s.start()
@@ -73,7 +73,7 @@ func (u setup) run(t *testing.T) {
 
 func (u setup) newSide(t *testing.T, p program) *side {
 	t.Helper()
-	s := &side{site: newSite(t, u.plan), program: p, plan: u.plan}
+	s := &side{site: newSite(t, u.plan), program: p}
 	u.build(s)
 	return s
 }

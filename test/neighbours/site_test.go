@@ -20,16 +20,19 @@ import (
 type site struct {
 	*lab.Lab
 	t       *testing.T
+	plan    plan
 	Fabric  *lab.Fabric
 	Node    *lab.Node
 	Uplink  *lab.Segment // the node's network
 	Eth0    *lab.Port
 	clients []*client
+	pods    map[string]*lab.Namespace // those that addPods made
 	// extra ask in checks, not in the matrix.
 	extra   []*client
 	servers []*server
-	// state is the neighbour's own.
-	state map[string]string
+	// neighbour is its program, state what a set-up keeps.
+	neighbour *lab.Process
+	state     map[string]string
 }
 
 // nodeName is the API's name of the node.
@@ -61,6 +64,16 @@ type plan struct {
 	pods                [2]string // the node's pod ranges
 	externalNet         [2]string // external IPs, in formats of a number
 	clusterCIDR         string
+	// balancers, if set, are the load balancer's IPs of all Services; with ownToo the
+	// node's own addresses are as well.
+	balancers [2]string
+	ownToo    bool
+	// hostNetwork has endpoints on the nodes' own addresses.
+	hostNetwork bool
+	// bare leaves out the endpoint "there", which the set-up makes.
+	bare bool
+	// asks leaves questions out.
+	asks func(*client, string) bool
 }
 
 var ordinaryPlan = plan{
@@ -77,7 +90,7 @@ var ordinaryPlan = plan{
 func newSite(t *testing.T, p plan) *site {
 	t.Helper()
 	l := lab.New(t)
-	s := &site{Lab: l, t: t, Fabric: l.Fabric("fabric"), Node: l.Node(nodeName), state: map[string]string{}}
+	s := &site{Lab: l, t: t, plan: p, Fabric: l.Fabric("fabric"), Node: l.Node(nodeName), state: map[string]string{}, pods: map[string]*lab.Namespace{}}
 	s.Fabric.Uplink()
 	s.Node.Sysctl("net.ipv4.icmp_ratelimit", "0")
 	s.Node.Sysctl("net.ipv6.icmp.ratelimit", "0")
@@ -88,7 +101,9 @@ func newSite(t *testing.T, p plan) *site {
 	s.addClient("lan", false, s.Uplink.Client("lan", p.lan[:]...))
 	outside := s.Fabric.Segment("198.51.100.1/24", "fd00:51::1/64")
 	s.addClient("outside", false, outside.Client("outside", "198.51.100.9/24", "fd00:51::9/64"))
-	s.addServer(there, s.Fabric.Segment(p.beyond[:]...).Client(there, p.there[:]...), addr(p.there[0]), addr(p.there[1]))
+	if !p.bare {
+		s.addServer(there, s.Fabric.Segment(p.beyond[:]...).Client(there, p.there[:]...), addr(p.there[0]), addr(p.there[1]))
+	}
 	s.routeVIPs(p)
 	return s
 }
@@ -141,7 +156,7 @@ func (s *site) addServer(name string, host *lab.Namespace, addresses ...netip.Ad
 	s.servers = append(s.servers, e)
 	for n := range services + 1 {
 		for _, protocol := range protocols {
-			host.Serve(name, protocol, targetPort(n+1))
+			host.Serve(name, protocol, s.plan.targetPort(n+1))
 		}
 	}
 	host.Sysctl("net.ipv4.tcp_synack_retries", "1")
@@ -163,7 +178,10 @@ func (s *site) addPods(p plan, pod func(name string, addresses ...string) *lab.P
 	}
 	s.addClient("pod", true, pod("pod", "10.244.1.2", "fd00:244:1::2").Namespace)
 	endpoint := pod(here, "10.244.1.3", "fd00:244:1::3")
-	s.addServer(here, endpoint.Namespace, endpoint.Addresses...)
+	s.pods[here] = endpoint.Namespace
+	if !p.hostNetwork {
+		s.addServer(here, endpoint.Namespace, endpoint.Addresses...)
+	}
 }
 
 // nodeIPs are the node's addresses.

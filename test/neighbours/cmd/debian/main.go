@@ -12,7 +12,8 @@ import (
 )
 
 // packages are the neighbours. The firewalls are Python programs.
-var packages = []string{"systemd", "keepalived", "firewalld", "ufw", "dbus-daemon", "iptables", "nftables", "ipset", "ipvsadm", "iproute2", "kmod"}
+var packages = []string{"systemd", "keepalived", "firewalld", "ufw", "dbus-daemon", "iptables", "nftables", "ipset", "ipvsadm", "iproute2", "kmod",
+	"coreutils", "dash", "grep", "mawk", "procps", "sed"}
 
 func main() {
 	if err := run(os.Args[1]); err != nil {

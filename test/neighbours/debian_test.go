@@ -126,7 +126,7 @@ const firewalldConfig = `mkdir -p /run/dbus /etc/firewalld
 cat >/tmp/bus.conf <<'END'
 <!DOCTYPE busconfig PUBLIC "-//freedesktop//DTD D-Bus Bus Configuration 1.0//EN" "http://www.freedesktop.org/standards/dbus/1.0/busconfig.dtd">
 <busconfig><type>system</type><listen>unix:path=/run/dbus/system_bus_socket</listen><auth>EXTERNAL</auth>
-<policy context="default"><allow user="*"/><allow own="*"/><allow send_type="method_call"/><allow send_destination="*"/><allow receive_type="method_call"/></policy></busconfig>
+<policy context="default"><allow user="*"/><allow own="*"/><allow send_destination="*" eavesdrop="true"/><allow eavesdrop="true"/></policy></busconfig>
 END
 rm -f /run/dbus/system_bus_socket
 dbus-daemon --config-file=/tmp/bus.conf --nofork &

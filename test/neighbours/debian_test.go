@@ -129,7 +129,7 @@ cat >/tmp/bus.conf <<'END'
 <policy context="default"><allow user="*"/><allow own="*"/><allow send_destination="*" eavesdrop="true"/><allow eavesdrop="true"/></policy></busconfig>
 END
 rm -f /run/dbus/system_bus_socket
-dbus-daemon --config-file=/tmp/bus.conf --nofork &
+dbus-daemon --config-file=/tmp/bus.conf --nofork >/dev/null 2>&1 &
 export DBUS_SYSTEM_BUS_ADDRESS=unix:path=/run/dbus/system_bus_socket
 mkdir -p /etc/firewalld/zones
 cat >/etc/firewalld/zones/public.xml <<'END'

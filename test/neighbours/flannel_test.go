@@ -30,6 +30,9 @@ func TestNeighbourFlannel(t *testing.T) {
 			name, endpoints = "host network", "Endpoints are on the nodes' own addresses, with the Service's port."
 		}
 		t.Run(name, func(t *testing.T) {
+			if hostNetwork {
+				onlyLong(t)
+			}
 			setup{
 				key: "flannel-" + strings.ReplaceAll(name, " ", "-"), plan: flannelPlan(hostNetwork),
 				Result: Result{Order: 30 + i, Title: "flannel (VXLAN), load balancer IPs that are nodes' addresses, " + name,

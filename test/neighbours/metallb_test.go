@@ -16,6 +16,7 @@ var announced = [2]string{"192.168.50.100", "fd00:50::100"}
 
 // TestNeighbourMetalLB is MetalLB's speaker in layer 2 mode.
 func TestNeighbourMetalLB(t *testing.T) {
+	onlyLong(t)
 	p := ordinaryPlan
 	p.balancers = announced
 	setup{

@@ -134,7 +134,8 @@ func heldText(count int, lost map[string]string) string {
 	return text
 }
 
-// unanswered are the cells of TCP that do not do what the API says.
+// unanswered are the cells of TCP that do not do what the API says, and still do not
+// when they are asked again.
 func (s *side) unanswered() map[string]bool {
 	var all []Question
 	for _, q := range questions(s.site) {
@@ -142,11 +143,18 @@ func (s *side) unanswered() map[string]bool {
 			all = append(all, q)
 		}
 	}
-	bad := map[string]bool{}
-	for i, seen := range s.askAll(all, deadline) {
-		if !seen.Keeps(s.promise(all[i])) {
-			bad[all[i].String()] = true
+	for range 3 {
+		var again []Question
+		for i, seen := range s.askAll(all, deadline) {
+			if !seen.Keeps(s.promise(all[i])) {
+				again = append(again, all[i])
+			}
 		}
+		all = again
+	}
+	bad := map[string]bool{}
+	for _, q := range all {
+		bad[q.String()] = true
 	}
 	return bad
 }

@@ -165,13 +165,11 @@ for f in before after; do [ -e /etc/ufw/$f.rules ] || cp /usr/share/ufw/$f*.rule
 cp /usr/share/ufw/*.init /etc/ufw/; touch /etc/ufw/sysctl.conf
 sed -i 's,^IPT_SYSCTL=.*,IPT_SYSCTL=,; s,^IPV6=.*,IPV6=yes,' /etc/default/ufw
 mkdir -p /lib/ufw /etc/ufw/applications.d
-ufw --force enable
-ufw default deny incoming; ufw default deny routed
 ufw allow from 10.244.0.0/16; ufw allow from fd00:244::/32
-for p in tcp udp; do ufw allow 80:81/$p; ufw allow 30000:32767/$p; done
+for p in tcp udp; do ufw allow proto $p to any port 80:81,30000:32767; done
 ufw route allow from 10.244.0.0/16; ufw route allow to 10.244.0.0/16
 ufw route allow from fd00:244::/32; ufw route allow to fd00:244::/32
-ufw status verbose
+ufw --force enable
 echo enabled
 exec sleep infinity`
 

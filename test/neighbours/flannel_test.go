@@ -24,15 +24,13 @@ func flannelPlan(hostNetwork bool) plan {
 
 // TestNeighbourFlannel is flannel's VXLAN backend.
 func TestNeighbourFlannel(t *testing.T) {
+	onlyLong(t)
 	for i, hostNetwork := range []bool{false, true} {
 		name, endpoints := "pods", "Endpoints are pods, one of them behind the VXLAN."
 		if hostNetwork {
 			name, endpoints = "host network", "Endpoints are on the nodes' own addresses, with the Service's port."
 		}
 		t.Run(name, func(t *testing.T) {
-			if hostNetwork {
-				onlyLong(t)
-			}
 			setup{
 				key: "flannel-" + strings.ReplaceAll(name, " ", "-"), plan: flannelPlan(hostNetwork),
 				Result: Result{Order: 30 + i, Title: "flannel (VXLAN), load balancer IPs that are nodes' addresses, " + name,

@@ -29,6 +29,13 @@ var knownFailures = map[string][]known{
 		{1, `^(lan|outside|pod) -> (load balancer|external) IP, .* IPv4$`},
 		{3, `^lan -> (load balancer|external) IP, Local, .* IPv6$`},
 	},
+	"none": {
+		{8, `^a pod sends 300 KiB to a (load balancer|external) IP, IPv4`},
+		{12, `^an endpoint calls its own Service`},
+	},
+	"flannel-pods": {
+		{10, `^(pod|node) -> (load balancer|external) IP, |^(lan|outside) -> external IP, Cluster, |^(new connections|connections held) `},
+	},
 	// In insert mode Felix accepts established packets in mangle PREROUTING before
 	// they are marked.
 	"calico-insert": {{2, `^(lan|outside) -> (.*, Local, |(load balancer|external) IP, Cluster, TCP)`}},

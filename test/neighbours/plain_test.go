@@ -15,6 +15,7 @@ import (
 // to its links: an uplink with a smaller MTU than the pods', and a bridge that does
 // not send a packet back to the port that it came from.
 func TestNeighbourNone(t *testing.T) {
+	onlyLong(t)
 	setup{
 		key: "none", plan: ordinaryPlan,
 		Result: Result{Order: 1, Title: "No neighbour",

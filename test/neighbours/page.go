@@ -39,7 +39,7 @@ same under both programs and as the API says are counted, not listed.
 {{range .Results}}| [{{.Title}}](#{{anchor .Title}}) | {{len .Cells}} | {{count . ""}} | {{count . "better"}} | {{count . "worse"}} | {{count . "missing"}} |
 {{end}}
 Not here: Felix's nftables data plane, a node that several of these programs write at once, DHCP on the uplink, and
-kernels other than Debian's 6.1. What kube-proxy leaves behind is in [migration.md](migration.md).
+kernels other than Debian's 6.1.
 {{range .Results}}
 ## {{.Title}}
 

@@ -216,5 +216,6 @@ func (discard) Programmed(time.Duration)                   {}
 func (discard) NoLocalEndpoints(int, int)                  {}
 func (discard) Interfaces([]plan.InterfaceMode)            {}
 func (discard) Cut(int)                                    {}
+func (discard) Restored(int)                               {}
 func (discard) Set(types.NamespacedName, plan.HealthCheck) {}
 func (discard) Delete(types.NamespacedName)                {}

@@ -196,6 +196,9 @@ func (r *Recorder) Held(virtualServers, realServers, draining int) {
 // Cut counts connections that were cut at the deadline for draining, or with a node.
 func (r *Recorder) Cut(connections int) { r.cut.Add(float64(connections)) }
 
+// Restored counts what was deleted by another program and added again at once.
+func (r *Recorder) Restored(count int) { r.driftRepaired.Add(float64(count)) }
+
 // Conflicts notes how much is claimed in vain.
 func (r *Recorder) Conflicts(count int) { r.conflicts.Set(float64(count)) }
 

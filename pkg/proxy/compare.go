@@ -117,14 +117,20 @@ func (p *Proxy) compareSoon(now time.Time, parts apply.Parts) {
 func (p *Proxy) restore(ctx context.Context, lost []routing.Lost) {
 	logger := klog.FromContext(ctx)
 	var vips []routing.Lost
+	rules := 0
 	for _, l := range lost {
 		if l.Addr.IsValid() {
 			vips = append(vips, l)
 		} else {
+			rules++
 			logger.Info("Another program deleted a policy rule of ours, it was added again", "rule", l.Rule.String())
 		}
 	}
-	if n := p.applier.Lost(vips); n > 0 {
+	n := p.applier.Lost(vips)
+	if rules+n > 0 {
+		p.Meter.Restored(rules + n)
+	}
+	if n > 0 {
 		logger.Info("VIPs were deleted, adding them again", "count", n)
 		p.settle(ctx, p.applier.Flush())
 		p.reportFailing()

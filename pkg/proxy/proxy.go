@@ -59,6 +59,7 @@ type Meter interface {
 	Programmed(latency time.Duration)        // since an endpoint's change was seen by the cluster
 	NoLocalEndpoints(internal, external int) // Services, by policy, of which this node has no endpoint
 	Interfaces(modes []plan.InterfaceMode)   // all that are known
+	Restored(count int)                      // rules, addresses and routes that another program had deleted
 	Cut(connections int)                     // at the deadline for draining, or with a node
 }
 

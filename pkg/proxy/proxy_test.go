@@ -59,6 +59,7 @@ type world struct {
 	noLocal   [2]int
 	modes     []plan.InterfaceMode
 	cut       atomic.Int64
+	restored  atomic.Int64
 	events    []event.Warning
 
 	mu     sync.Mutex
@@ -95,6 +96,7 @@ func (w *world) Programmed(d time.Duration)            { w.latencies = append(w.
 func (w *world) NoLocalEndpoints(in, out int)          { w.noLocal = [2]int{in, out} }
 func (w *world) Interfaces(modes []plan.InterfaceMode) { w.modes = modes }
 func (w *world) Cut(connections int)                   { w.cut.Add(int64(connections)) }
+func (w *world) Restored(count int)                    { w.restored.Add(int64(count)) }
 func (w *world) Warn(e event.Warning)                  { w.events = append(w.events, e) }
 
 func (w *world) Set(n types.NamespacedName, c plan.HealthCheck) { w.checks[n] = c }
@@ -522,6 +524,9 @@ func TestTakenAddressComesBackSoon(t *testing.T) {
 		w.sleep(4 * time.Second)
 		if got := strings.Join(w.taken(), "\n"); !strings.Contains(got, "add address 10.96.0.10") {
 			t.Errorf("within seconds was written %q", got)
+		}
+		if n := w.restored.Load(); n != 1 {
+			t.Errorf("%d are counted, want 1", n)
 		}
 	})
 }

@@ -110,7 +110,10 @@ func (r *dryRunResult) Warn(w event.Warning) { r.complaint = append(r.complaint,
 // dryRun plans the node and returns what a sync would change in the kernel. What in the
 // source cannot be used is noted, as a sync would go on without it.
 func dryRun(ctx context.Context, cfg config.Config) (*dryRunResult, error) {
-	ctx = klog.NewContext(ctx, logr.Discard()) // a command prints what it finds
+	// A command prints what it finds. Both are needed: contextual logging may be off.
+	klog.SetLogger(logr.Discard())
+	defer klog.ClearLogger()
+	ctx = klog.NewContext(ctx, logr.Discard())
 	s := settings{Config: cfg}
 	from, err := s.source()
 	if err != nil {

@@ -36,6 +36,9 @@ func TestReliabilityContainer(t *testing.T) {
 	c := newCluster(t)
 	svc := newExposed("web", 1)
 	for _, slice := range dualStackSlices(svc, webPort, ready(c.web1), ready(c.web2)) {
+		for i := range slice.Endpoints {
+			slice.Endpoints[i].TargetRef = &corev1.ObjectReference{Kind: "Pod", Namespace: c.api.namespace, Name: fmt.Sprintf("web-%d", i+1)}
+		}
 		c.api.addSlice(slice)
 	}
 	c.api.addService(svc)
@@ -67,6 +70,7 @@ func TestReliabilityContainer(t *testing.T) {
 	if out := d.node.Exec("curl", "-s", "http://127.0.0.1:10249/metrics"); strings.Contains(out, "\nkube_ipvs_kernel_errors_total") {
 		t.Errorf("something was refused:\n%s", out)
 	}
+	d.checkCommands(t, c.api.namespace, c.web1.Addresses[0].String())
 	p.Terminate()
 	d.cleanUp(t)
 	record(
@@ -198,6 +202,40 @@ func (d *deployment) checkWithout(t *testing.T, missing corev1.Capability) {
 	want := "see that the process has " + string(missing)
 	if code, output := d.run(c, "--once"); code == 0 || !strings.Contains(output, want) {
 		t.Errorf("ended with %d, and has not said %q:\n%s", code, want, output)
+	}
+}
+
+// checkCommands runs commands as "kubectl exec" does, beside the process: they use its
+// kubeconfig, find the pods' names without reading pods, and print nothing but what they
+// find. An API server that does not answer costs the names alone.
+func (d *deployment) checkCommands(t *testing.T, namespace, web1 string) {
+	t.Helper()
+	for _, c := range []struct {
+		args  []string
+		shows []string
+	}{
+		{[]string{"status"}, []string{"OK ", "ready", "by the configuration of process"}},
+		{[]string{"doctor"}, []string{"OK       kube-ipvs", "OK       Services"}},
+		{[]string{"get", "endpoints", "-o", "wide"}, []string{namespace + "/web:tcp ", web1, namespace + "/web-1"}},
+		{[]string{"trace", "--from", namespace + "/web-1", "--to", "svc/" + namespace + "/web:tcp"}, []string{"Service            " + namespace + "/web:tcp", "pod " + namespace + "/web-2"}},
+		{[]string{"diff"}, []string{"no difference"}},
+		{[]string{"connectivity", "test", "--service", namespace + "/web"}, []string{"2 answered, 0 failed"}},
+		{[]string{"preflight"}, []string{"OK       plan"}},
+		{[]string{"get", "virtualservers", "--kubeconfig", "/var/lib/kube-ipvs/none.yaml"}, []string{clusterIPs(1)[0], "Showing addresses in place of names"}},
+	} {
+		container := *d.pod.Containers[0].DeepCopy()
+		container.Args = c.args
+		code, output := d.run(container)
+		t.Logf("%q:\n%s", c.args, output)
+		// A pod that reaches itself may do so unanswered, with 1.
+		if code > 1 || code == 1 && c.args[0] != "trace" || strings.Contains(output, "reflector") {
+			t.Errorf("%q ended with %d:\n%s", c.args, code, output)
+		}
+		for _, part := range c.shows {
+			if !strings.Contains(output, part) {
+				t.Errorf("%q: %q is not in\n%s", c.args, part, output)
+			}
+		}
 	}
 }
 

@@ -20,7 +20,7 @@ func checkOperate(t *testing.T, c *lab.ENICluster) {
 		return err
 	}
 	p := n.StartProxy(ready, "--manifests", eniManifests(t, c), "--hostname-override", n.Name,
-		"--cluster-cidr", lab.ENIPodCIDRs, "--ipvs-sync-period", "1h")
+		"--cluster-cidr", lab.ENIPodCIDRs, "--ipvs-sync-period", "1h", "--service-metrics", "10")
 	from := c.Pod.Addresses[0].String()
 	run := func(want int, args ...string) string {
 		t.Helper()
@@ -64,6 +64,11 @@ func checkOperate(t *testing.T, c *lab.ENICluster) {
 	shows(run(1, "trace", "--from", from, "--to", "203.0.113.77:80"), "not a Service's")
 	shows(run(2, "trace", "--from", from, "--to", "svc/nobody"), "there is no Service default/nobody")
 
+	if answer := c.Pod.Dial(lab.TCP, c.VIP); answer.Err != nil {
+		t.Error(answer)
+	}
+	served := n.Exec("curl", "-sS", "--max-time", "10", "http://127.0.0.1:10249/metrics")
+	shows(served, `kube_ipvs_service_connections_total{namespace="default",port="tcp",protocol="TCP",service="web"} `, "kube_ipvs_service_metrics_left_out 0", "kube_ipvs_node_refused 0")
 	text = run(0, "connectivity", "test", "--all", "--service", "default/web")
 	shows(text, "OK ", "10.96.0.80:80", "1 answered, 0 failed")
 	text = run(0, "preflight")
@@ -76,7 +81,7 @@ func checkOperate(t *testing.T, c *lab.ENICluster) {
 	run(0, "sysdump", "-o", "/tmp/sysdump/all.tar.gz")
 	list := n.Exec("tar", "tzf", "/tmp/sysdump/all.tar.gz")
 	shows(list, "/version.txt", "/config/kubeproxy.yaml", "/proxy/status.json", "/proxy/metrics.txt", "/node/doctor.txt", "/node/diff.txt",
-		"/node/virtualservers.txt", "/node/endpoints.txt", "/node/sets.json", "/kernel/IPv4.json", "/kernel/iptables-save.txt", "/objects.json")
+		"/node/virtualservers.txt", "/node/endpoints.txt", "/node/sets.json", "/kernel/IPv4.json", "/kernel/iptables-nft-save.txt", "/objects.json")
 	n.Exec("tar", "xzf", "/tmp/sysdump/all.tar.gz", "-C", "/tmp/sysdump")
 	t.Logf("not gathered:\n%s", n.Exec("sh", "-c", "cat /tmp/sysdump/*/errors.txt"))
 

@@ -155,7 +155,7 @@ func dryRun(ctx context.Context, cfg config.Config) (*dryRunResult, error) {
 	case err != nil && read.unused == nil:
 		return nil, err
 	}
-	slices.SortStableFunc(result.changes, func(a, b inspect.Change) int { return cmp.Compare(a.Part, b.Part) })
+	slices.SortStableFunc(result.changes, func(a, b inspect.Change) int { return cmp.Or(cmp.Compare(a.Part, b.Part), cmp.Compare(a.What, b.What)) })
 	result.unused, result.services, result.clusterIPs = read.unused, read.services, read.clusterIPs
 	result.warnings, result.modes = p.Findings()
 	return &result, nil

@@ -4,6 +4,7 @@ package e2e
 
 import (
 	"strings"
+	"syscall"
 	"testing"
 
 	"github.com/kube-ipvs/kube-ipvs/pkg/doctor"
@@ -88,6 +89,7 @@ func checkOperate(t *testing.T, c *lab.ENICluster) {
 	// What is taken away is a difference, and --once --dry-run does not mend it.
 	svc := strings.Fields(n.Exec("ipset", "list", "KUBE-CLUSTER-IP", "-o", "save"))
 	member := strings.Replace(svc[len(svc)-1], ",tcp:", ":", 1)
+	_ = syscall.Kill(p.PID(), syscall.SIGSTOP) // or it would mend that
 	n.Exec("ipvsadm", "-D", "-t", member)
 	if documented(t, "kube-ipvs diff", "", run(1, "diff")) == 0 {
 		t.Error("the docs do not show kube-ipvs diff")
@@ -101,6 +103,7 @@ func checkOperate(t *testing.T, c *lab.ENICluster) {
 	if out := n.Exec("ipvsadm", "-Ln"); strings.Contains(out, member) {
 		t.Errorf("a dry run has written\n%s", out)
 	}
+	_ = syscall.Kill(p.PID(), syscall.SIGCONT)
 	if code := p.Terminate(); code != 0 {
 		t.Errorf("ended with %d:\n%s", code, p.Log())
 	}

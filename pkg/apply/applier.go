@@ -53,6 +53,7 @@ type Applier struct {
 	touched  *touched                                  // what was written since Observe began; nil when none runs
 	rules    atomic.Pointer[nat.Own]                   // for Concerns
 	lost     map[string]bool                           // sets that the kernel refuses to create, as it lacks their type, say
+	current  bool                                      // the rules that stood at the start are those of the plan
 	swept    bool                                      // all Services are known: what nobody wants may go
 }
 

@@ -148,7 +148,7 @@ func (w *world) set(services ...service.Service) {
 	for i := range services {
 		s := &services[i]
 		part := plan.Service(&w.cfg, &w.facts, s)
-		for _, o := range part.Outside {
+		for _, o := range part.Internal {
 			if w.numbers[o.Key] == 0 {
 				w.numbers[o.Key] = uint32(len(w.numbers) + 1)
 			}

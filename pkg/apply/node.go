@@ -28,7 +28,7 @@ func (a *Applier) SetNode(part plan.NodePart) {
 	for _, s := range part.Sets {
 		a.node.sets[s.Name] = s
 	}
-	o := own(part.NAT)
+	o := own(&part)
 	a.rules.Store(&o)
 }
 
@@ -59,6 +59,7 @@ func (f *flush) flushNode() {
 	f.flushRules(routing.AddRule)
 	f.kernel.Routing.Guard(f.node.Rules)
 	f.flushLoopback()
+	f.findCurrent()
 	if f.rulesServe() {
 		f.flushMangle()
 	} else {
@@ -242,12 +243,14 @@ func join(s, more nat.State) nat.State {
 	return out
 }
 
-// own tells which chains are ours: those of the plan, and those that an
-// earlier version, or kube-proxy, has left.
-func own(s nat.State) nat.Own {
-	o := nat.Own{Prefixes: append([]string{"KUBE-IPVS-"}, iptablesModes...), Jumps: s.Jumps}
-	for c := range s.Chains {
-		o.Chains = append(o.Chains, c)
+// own says which chains are ours: those that the plan may write, and those that
+// an earlier version, or kube-proxy, has left.
+func own(part *plan.NodePart) nat.Own {
+	o := nat.Own{Prefixes: append([]string{"KUBE-IPVS-"}, iptablesModes...), Chains: slices.Clone(part.Chains), Jumps: part.NAT.Jumps}
+	for c := range part.NAT.Chains {
+		if !slices.Contains(o.Chains, c) {
+			o.Chains = append(o.Chains, c)
+		}
 	}
 	return o
 }

@@ -89,7 +89,7 @@ func (a *Applier) BeginObserveParts(parts Parts) func() (*Observation, error) {
 		kernel:  a.kernel,
 		sets:    setNames(a.cfg),
 		sysctls: slices.Concat(slices.Sorted(maps.Keys(a.node.Sysctls)), a.node.Watched),
-		nat:     own(a.node.NAT),
+		nat:     own(&a.node.NodePart),
 	}
 	return r.observe
 }
@@ -230,6 +230,26 @@ func setNames(cfg *plan.Config) map[string]bool {
 		}
 	}
 	return names
+}
+
+// FilledSets returns the names of the sets that have members in the kernel.
+func (a *Applier) FilledSets() []string {
+	var names []string
+	for name, set := range a.have.sets {
+		if len(set.Entries) > 0 {
+			names = append(names, name)
+		}
+	}
+	return names
+}
+
+// WantedSets returns the sets that a Service or the node wants a member in.
+func (a *Applier) WantedSets() plan.SetsInUse {
+	sets := plan.SetsInUse{}
+	for m := range a.members.claims {
+		sets[m.Set] = true
+	}
+	return sets
 }
 
 // nodeDifferences counts what of the node's part is not there, or not wanted.

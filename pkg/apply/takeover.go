@@ -15,15 +15,15 @@ var iptablesModes = []string{
 	"KUBE-NODEPORTS", "KUBE-EXTERNAL-SERVICES", "KUBE-SERVICES", "KUBE-PROXY-CANARY",
 }
 
-// rulesServe tells whether rules stand that are to go on with what they do until
-// every Service is programmed: kube-proxy's, or those of another version of ours.
+// rulesServe reports whether rules must stay until every Service is programmed:
+// kube-proxy's, or those of another version or configuration of ours.
 // In iptables mode nothing else leads to the endpoints; in IPVS mode they match
 // sets that we do not fill, and ours match sets that are still empty, so that a
 // connection that began in between would never be masqueraded. Where none stand,
 // ours come before everything else. (In nftables mode kube-proxy's table stands
 // beside our rules meanwhile.)
 func (f *flush) rulesServe() bool {
-	if f.swept {
+	if f.swept || f.current {
 		return false
 	}
 	for family := range f.kernel.NAT {
@@ -37,6 +37,18 @@ func (f *flush) rulesServe() bool {
 // servicesChain is where kube-proxy's rules begin, in two of its modes, and ours.
 func servicesChain(family ip.Family) nat.Chain {
 	return nat.Chain{Family: family, Table: nat.NAT, Name: "KUBE-SERVICES"}
+}
+
+// findCurrent notes that the rules in the kernel are those of the plan: an
+// earlier process of this version and configuration has written them, and they
+// may grow at once.
+func (f *flush) findCurrent() {
+	for family := range f.kernel.NAT {
+		if len(nat.Diff(f.have.nat[family], ofFamily(f.node.NAT, family))) > 0 {
+			return
+		}
+	}
+	f.current = true
 }
 
 // replacesLater reports whether something waits for every Service to be served.

@@ -27,7 +27,7 @@ var (
 	contentTypes     = []string{"application/vnd.kubernetes.protobuf", "application/json"}
 	detectLocalModes = []plan.DetectLocalMode{plan.DetectClusterCIDR, plan.DetectNodeCIDR, plan.DetectBridgeInterface, plan.DetectInterfaceNamePrefix}
 	wholeClaims      = []plan.Claim{plan.ClaimAddress, plan.ClaimRoute}
-	claims           = append([]plan.Claim{plan.ClaimPort}, wholeClaims...)
+	claims           = append([]plan.Claim{plan.ClaimAuto, plan.ClaimPort}, wholeClaims...)
 	snatModes        = []plan.SNATMode{plan.SNATAuto, plan.SNATSource, plan.SNATFWMark, plan.SNATOff}
 	minorVersion     = regexp.MustCompile(`^[0-9]+\.[0-9]+$`)
 )

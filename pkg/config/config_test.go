@@ -80,7 +80,7 @@ func defaults() Config {
 
 			LocalhostNodePorts: true,
 
-			VIPs: plan.VIPs{ClusterIPs: plan.ClaimAddress, LoadBalancers: plan.ClaimPort, ExternalIPs: plan.ClaimPort, Ping: true, Mark: 0x4, Table: 80080, Priority: 99},
+			VIPs: plan.VIPs{ClusterIPs: plan.ClaimAddress, LoadBalancers: plan.ClaimAuto, ExternalIPs: plan.ClaimAuto, Ping: true, Mark: 0x4, Table: 80080, Priority: 98},
 		},
 		SyncPeriod:    30 * time.Second,
 		MinSyncPeriod: time.Second,
@@ -218,7 +218,7 @@ func TestFlags(t *testing.T) {
 			c.Plan.VIPs.Priority = 98
 		}},
 		{"--claim-load-balancers=address --claim-mark=0x10000 --claim-table=9 --claim-rule-priority=9", func(c *Config) {
-			c.Plan.VIPs = plan.VIPs{ClusterIPs: plan.ClaimAddress, LoadBalancers: plan.ClaimAddress, ExternalIPs: plan.ClaimPort, Ping: true, Mark: 0x10000, Table: 9, Priority: 9}
+			c.Plan.VIPs = plan.VIPs{ClusterIPs: plan.ClaimAddress, LoadBalancers: plan.ClaimAddress, ExternalIPs: plan.ClaimAuto, Ping: true, Mark: 0x10000, Table: 9, Priority: 9}
 		}},
 		{"--claim-cluster-ips=route", func(c *Config) { c.Plan.VIPs.ClusterIPs = plan.ClaimRoute }},
 		{"--claim-cluster-ips=auto", func(c *Config) { c.Plan.VIPs.ClusterIPs = plan.ClaimAuto }},
@@ -327,7 +327,7 @@ func TestFlagErrors(t *testing.T) {
 		{"--once --cleanup", []string{"--once: ", "--cleanup"}},
 		{"--claim-load-balancers=all", []string{`--claim-load-balancers: Unsupported value: "all"`, `"port"`, `"address"`}},
 		{"--claim-cluster-ips=port", []string{`--claim-cluster-ips: Unsupported value: "port"`, `"address"`, `"route"`}},
-		{"--claim-external-ips=auto", []string{`--claim-external-ips: Unsupported value: "auto"`}},
+		{"--claim-external-ips=all", []string{`--claim-external-ips: Unsupported value: "all"`}},
 		{"--claim-external-ips=off", []string{`--claim-external-ips: Unsupported value: "off"`}},
 		{"--claim-load-balancers=none", []string{`--claim-load-balancers: Unsupported value: "none"`}},
 		{"--claim-mark=0x4004", []string{`--claim-mark: Invalid value: "0x4004": must not have a bit of --iptables-masquerade-bit`}},

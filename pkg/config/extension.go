@@ -27,12 +27,13 @@ const (
 	DefaultReplyMark         Mark = 0x3060
 	DefaultReplyRulePriority int  = 480
 
-	// DefaultClaimMark is one more such bit. The priority is before those that
-	// network plugins send pods' traffic out by (Cilium's 110 are the first),
-	// which does no harm: nothing but VIPs is found in the table.
+	// DefaultClaimMark is one more such bit. The priority is before those of
+	// network plugins' rules for pods' traffic (Cilium's 110 are the first) and
+	// is not Calico's for WireGuard (99). It does no harm there: nothing but VIPs
+	// is found in the table.
 	DefaultClaimMark         Mark = 0x4
 	DefaultClaimTable        int  = 80080
-	DefaultClaimRulePriority int  = 99
+	DefaultClaimRulePriority int  = 98
 
 	// DefaultDrainDeadline is for how long IPVS keeps a connection on which
 	// nothing is sent.
@@ -67,10 +68,10 @@ type KubeIPVSConfiguration struct {
 	// externalTrafficPolicy Local too, for pods that would answer past the
 	// node.
 	MasqueradeExternalLocal bool `json:"masqueradeExternalLocal,omitempty"`
-	// LocalMark is VALUE/MASK: the marks by which IPVS tells who comes from
-	// outside under externalTrafficPolicy Local have all bits of the value and
-	// none outside of the mask. With off, a node with endpoints serves its
-	// pods and itself by these alone. Default 0x9/0x3fff.
+	// LocalMark is VALUE/MASK: the fwmarks that lead internal clients to all
+	// endpoints under externalTrafficPolicy Local have all bits of the value and
+	// none outside the mask. With off, a node with endpoints serves its pods and
+	// itself by these alone, as kube-proxy does. Default 0x9/0x3fff.
 	LocalMark LocalMark `json:"localMark"`
 	// UDPDrain lets an endpoint that terminates and still serves keep the UDP
 	// flows that it has.
@@ -118,12 +119,13 @@ type SNATConfiguration struct {
 	Priority int `json:"priority"`
 }
 
-// VIPConfiguration is the part about how VIPs are claimed: address or route, all
-// ports of it, or port, those of Services alone.
+// VIPConfiguration is the part about how VIPs are claimed: address or route, the
+// whole of it; port, the ports of Services alone; or auto, the whole of it, but
+// for pods and the node the ports without a Service stay another device's.
 type VIPConfiguration struct {
 	ClusterIPs    plan.Claim `json:"clusterIPs"`    // address, route or auto; default address
-	LoadBalancers plan.Claim `json:"loadBalancers"` // default port
-	ExternalIPs   plan.Claim `json:"externalIPs"`   // default port; none: not at all
+	LoadBalancers plan.Claim `json:"loadBalancers"` // default auto
+	ExternalIPs   plan.Claim `json:"externalIPs"`   // default auto; none: not at all
 	// Ping says whether VIPs answer to ping. Default true.
 	Ping *bool `json:"ping"`
 	// Mark is the bits that packets for a claimed port carry. Default 0x4.
@@ -209,8 +211,8 @@ func setOwnDefaults(c *KubeIPVSConfiguration) {
 	c.LocalMark = cmp.Or(c.LocalMark, DefaultLocalMark)
 	c.SNAT.Priority = cmp.Or(c.SNAT.Priority, DefaultReplyRulePriority)
 	c.VIPs.ClusterIPs = cmp.Or(c.VIPs.ClusterIPs, plan.ClaimAddress)
-	c.VIPs.LoadBalancers = cmp.Or(c.VIPs.LoadBalancers, plan.ClaimPort)
-	c.VIPs.ExternalIPs = cmp.Or(c.VIPs.ExternalIPs, plan.ClaimPort)
+	c.VIPs.LoadBalancers = cmp.Or(c.VIPs.LoadBalancers, plan.ClaimAuto)
+	c.VIPs.ExternalIPs = cmp.Or(c.VIPs.ExternalIPs, plan.ClaimAuto)
 	setDefault(&c.VIPs.Ping, true)
 	c.VIPs.Mark = cmp.Or(c.VIPs.Mark, DefaultClaimMark)
 	c.VIPs.Table = cmp.Or(c.VIPs.Table, DefaultClaimTable)

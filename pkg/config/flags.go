@@ -65,12 +65,12 @@ func (o *Options) ownFlags() *pflag.FlagSet {
 		"Priority of the policy rules of reply routing.")
 	c := &o.own.VIPs
 	fs.StringVar((*string)(&c.ClusterIPs), "claim-cluster-ips", string(c.ClusterIPs),
-		"How cluster IPs are claimed: address, on kube-ipvs0; route, by a local route for each, which costs less from a thousand Services on; or auto, the one and from then on the other.")
+		"How cluster IPs are claimed. address: on kube-ipvs0; route: by a local route each; auto: address up to 1,000 Services, then route.")
 	fs.StringVar((*string)(&c.LoadBalancers), "claim-load-balancers", string(c.LoadBalancers),
-		"How load balancers' IPs are claimed: port, the ports of Services alone; address, all of it on kube-ipvs0; or route, all of it by a local route. The Service annotation kube-ipvs.io/ip-mode: Proxy leaves those of one Service to the cloud.")
-	fs.StringVar((*string)(&c.ExternalIPs), "claim-external-ips", string(c.ExternalIPs), "The same for external IPs; or none: they are not served, whoever has named them.")
+		"How load balancers' IPs are claimed. auto: local, as under kube-proxy, but pods and the node reach ports without a Service elsewhere; port: only Services' ports; address: as addresses of kube-ipvs0; route: by local routes. The Service annotation kube-ipvs.io/ip-mode: Proxy leaves those of one Service to the cloud.")
+	fs.StringVar((*string)(&c.ExternalIPs), "claim-external-ips", string(c.ExternalIPs), "How external IPs are claimed: as load balancers' IPs; or none, not at all.")
 	fs.BoolVar(c.Ping, "vip-ping", *c.Ping, "Have VIPs answer to ping. Otherwise it is refused, as a port without a Service is.")
-	fs.Var(&c.Mark, "claim-mark", "The bits that packets for a claimed port carry.")
+	fs.Var(&c.Mark, "claim-mark", "Mark of packets for a port that is claimed by port, or left to another device.")
 	fs.IntVar(&c.Table, "claim-table", c.Table, "Routing table of the VIPs that are claimed by port.")
 	fs.IntVar(&c.Priority, "claim-rule-priority", c.Priority, "Priority of the policy rule that leads there.")
 	return fs

@@ -4,22 +4,29 @@ import (
 	"cmp"
 	"fmt"
 	"net/netip"
+	"slices"
 
 	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
 	"github.com/kube-ipvs/kube-ipvs/pkg/ipset"
 	"github.com/kube-ipvs/kube-ipvs/pkg/nat"
 	"github.com/kube-ipvs/kube-ipvs/pkg/routing"
+	"github.com/kube-ipvs/kube-ipvs/pkg/service"
+	"github.com/kube-ipvs/kube-ipvs/pkg/sysctl"
 )
 
-// A VIP that is an address of the node has all its ports there, also those
-// that somebody else serves on the same address. So VIPs of load balancers and
-// external IPs are claimed port by port: what is for such a port gets a mark,
-// and the mark leads to a table in which the VIP is local. Everything else is
-// routed as if the node had never heard of the VIP. docs/vips.md shows it all.
+// A packet for a VIP reaches IPVS if the VIP is local. Then all its ports are
+// the node's, also those that another device serves at the same address: a load
+// balancer that has port 443 of an address whose port 80 is a Service's, say.
 //
-// The table holds VIPs and nothing else. So the mark need not be taken off
-// again: neither the reverse-path check, which looks for the client under the
-// same mark, nor the route to the endpoint finds anything there.
+// By default (ClaimAuto) VIPs of load balancers and external IPs are local, as
+// under kube-proxy, and what pods and the node send to ports without a Service
+// is marked and skips the table that makes them local. A lost mark only means
+// that such a port is refused.
+//
+// A VIP that is the address of another node must not be local: everything else
+// on that node would become unreachable. It is claimed port by port (ClaimPort):
+// packets for a port of a Service are marked, and the mark leads to a table in
+// which the VIP is local. docs/vips.md shows both.
 
 // VIP is an address that a Service claims.
 type VIP struct {
@@ -75,57 +82,119 @@ func (b *partBuilder) addVIP(claim Claim, vs *VirtualServer) {
 	}
 }
 
-// addClaimRule looks marked packets up in our table.
-func addClaimRule(part *NodePart, cfg *Config, family ip.Family) {
-	if !cfg.VIPs.byPort() {
+// claimShared claims a load balancer's or external IP, whose other ports may be
+// another device's. An address that an interface of the node has is left alone,
+// so that its SSH and 6443 keep working (kubernetes#114815).
+func (b *partBuilder) claimShared(claim Claim, vs *VirtualServer) {
+	a := vs.Key.Addr
+	b.part.Depends |= OnLinks
+	if b.facts.OnLinks[a] {
 		return
 	}
-	part.Rules = append(part.Rules, routing.Rule{
-		Family:   family,
-		Priority: cfg.VIPs.Priority,
-		Mark:     cfg.VIPs.Mark,
-		Mask:     cfg.VIPs.Mark,
-		Table:    cfg.VIPs.Table,
+	if claim != ClaimAuto {
+		b.addVIP(claim, vs)
+		return
+	}
+	b.part.Depends |= OnPeers
+	if b.facts.Peers[a] || b.hasEndpointAt(a) {
+		b.addVIP(ClaimPort, vs)
+		return
+	}
+	b.addVIP(ClaimRoute, vs)
+	b.addMember(SharedVIPs, ipset.Entry{Addr: a})
+}
+
+// hasEndpointAt reports whether an endpoint of the Service has an address, on any
+// port: one on another node's host network.
+func (b *partBuilder) hasEndpointAt(a netip.Addr) bool {
+	return slices.ContainsFunc(b.service.Ports, func(p service.Port) bool {
+		return slices.ContainsFunc(p.Endpoints, func(e service.Endpoint) bool { return e.Addr.Addr() == a })
 	})
 }
 
-// claims writes the chains of VIPs that are claimed by port. They are empty if
-// no kind of VIP is.
-func (r *ruleset) claims(n *Node) {
-	var claim, unclaimed []nat.Rule
-	if r.cfg.VIPs.byPort() {
-		claim, unclaimed = r.claimRules(), r.unclaimedRules(n)
+// addClaimRules adds the policy rules that look up marked packets elsewhere:
+// those for ports that are claimed, and those for ports that are another
+// device's. Neither is written as long as no Service needs it: the first policy
+// rule on a node makes every route look-up dearer (fib_has_custom_rules).
+func addClaimRules(part *NodePart, cfg *Config, n *Node, family ip.Family) {
+	if cfg.VIPs.mayClaimPorts() && n.Uses.Has(PortVIPs, family) {
+		part.Rules = append(part.Rules, routing.Rule{
+			Family:   family,
+			Priority: cfg.VIPs.Priority,
+			Mark:     cfg.VIPs.Mark,
+			Mask:     cfg.VIPs.Mark,
+			Table:    cfg.VIPs.Table,
+		})
 	}
-	r.chain(nat.Mangle, "KUBE-IPVS-CLAIM", claim...)
-	r.chain(nat.Filter, "KUBE-IPVS-UNCLAIMED", unclaimed...)
+	if cfg.VIPs.mayShare() && n.Uses.Has(SharedVIPs, family) {
+		mask := cfg.foreignMask()
+		part.Rules = append(part.Rules,
+			routing.Rule{Family: family, Action: routing.SkipLocal, Mark: cfg.VIPs.Mark, Mask: mask},
+			routing.Rule{Family: family, Action: routing.SkipLocal, IIf: "lo", Mark: cfg.deviceMark(), Mask: mask})
+	}
 }
 
-// claimRules stand in PREROUTING, and in OUTPUT for the node's own packets,
-// which have their source by then. IPVS would take those without a mark, too,
-// but leave them on their way out by the interface towards the VIP where it
-// gives them an endpoint in the node's own network. What is RELATED is an ICMP
-// error about a connection, which has no port to be matched by, such as
-// "fragmentation needed":
+// addSharedSysctls lets the reverse-path check of the interfaces that lead out
+// look at marks: it would take what comes from a local VIP for martian.
+func addSharedSysctls(part *NodePart, cfg *Config, n *Node) {
+	if !cfg.VIPs.mayShare() || !slices.Contains(cfg.Families, ip.IPv4) || !n.Uses.Has(SharedVIPs, ip.IPv4) {
+		return
+	}
+	for _, link := range outerLinks(cfg, n, ip.IPv4) {
+		part.Sysctls[sysctl.LinkKey(ip.IPv4, link, "src_valid_mark")] = "1"
+	}
+}
+
+// foreignMask is the mask under which a packet for another device's port is
+// recognised. It has the bits that every fwmark of a Service has, so that none
+// of those is taken for it.
+func (c *Config) foreignMask() uint32 { return c.VIPs.Mark | c.LocalMark.Value }
+
+// deviceMark marks what the other device with a VIP sends to this node. It has
+// one of the bits of LocalMark.Value, of which a fwmark of a Service has all; no
+// more bits are there than that.
+func (c *Config) deviceMark() uint32 {
+	v := c.LocalMark.Value
+	if v&(v-1) == 0 {
+		return c.VIPs.Mark
+	}
+	return c.VIPs.Mark | v&-v
+}
+
+// usesClaims reports whether rules for ports that are claimed one by one are
+// needed.
+func (r *ruleset) usesClaims() bool { return r.cfg.VIPs.mayClaimPorts() && r.uses(PortVIPs) }
+
+// claims writes the chains of VIPs that are claimed by port.
+func (r *ruleset) claims() {
+	if !r.usesClaims() {
+		return
+	}
+	const comment = "kubernetes claimed ports"
+	r.jumpIf(nat.Mangle, "PREROUTING", r.match(PortVIPs, "dst"), "KUBE-IPVS-CLAIM", comment)
+	r.jumpIf(nat.Mangle, "OUTPUT", "-m ipvs ! --ipvs "+r.match(PortVIPs, "dst"), "KUBE-IPVS-CLAIM", comment)
+	r.jump(nat.Filter, "FORWARD", "KUBE-IPVS-UNCLAIMED", "kubernetes unclaimed ports")
+	r.chain(nat.Mangle, "KUBE-IPVS-CLAIM", r.claimRules()...)
+	r.chain(nat.Filter, "KUBE-IPVS-UNCLAIMED", r.unclaimedRules()...)
+}
+
+// claimRules mark packets for a port of a Service, in PREROUTING, and in OUTPUT
+// for the node's own packets, whose source is the node's address by then. IPVS
+// would take those without a mark, too, but leave them on their way out by the
+// interface towards the VIP where it gives them an endpoint in the node's own
+// network. RELATED is an ICMP error about a connection, such as "fragmentation
+// needed", which has no port to match:
 //
-//	-A KUBE-IPVS-CLAIM -m set ! --match-set KUBE-IPVS-PORT-IPS dst -j RETURN
 //	-A KUBE-IPVS-CLAIM -m conntrack --ctstate NEW -m set --match-set KUBE-IPVS-REFUSED dst,dst -j RETURN
-//	-A KUBE-IPVS-CLAIM -m set --match-set KUBE-LOAD-BALANCER dst,dst -j MARK --set-xmark 0x4/0x4
-//	-A KUBE-IPVS-CLAIM -m set --match-set KUBE-EXTERNAL-IP dst,dst -j MARK --set-xmark 0x4/0x4     (and KUBE-EXTERNAL-IP-LOCAL)
+//	-A KUBE-IPVS-CLAIM -m set --match-set KUBE-LOAD-BALANCER dst,dst -j MARK --set-xmark 0x4/0x4     (external IPs alike)
 //	-A KUBE-IPVS-CLAIM -p icmp -m conntrack --ctstate RELATED -j MARK --set-xmark 0x4/0x4
 func (r *ruleset) claimRules() []nat.Rule {
 	mark := fmt.Sprintf("MARK --set-xmark %#[1]x/%#[1]x", r.cfg.VIPs.Mark)
-	rules := []nat.Rule{
-		rule("no VIP claimed by port", "-m set ! --match-set "+PortVIPs.In(r.family)+" dst", "RETURN"),
-		rule("no endpoint to send it to", "-m conntrack --ctstate NEW "+r.match(Refused, "dst,dst"), "RETURN"),
+	var rules []nat.Rule
+	if r.uses(Refused) {
+		rules = append(rules, rule("no endpoint to send it to", "-m conntrack --ctstate NEW "+r.match(Refused, "dst,dst"), "RETURN"))
 	}
-	var sets []SetName
-	if r.cfg.VIPs.LoadBalancers == ClaimPort {
-		sets = append(sets, LoadBalancer)
-	}
-	if r.cfg.VIPs.ExternalIPs == ClaimPort {
-		sets = append(sets, ExternalIP, ExternalIPLocal)
-	}
-	for _, set := range sets {
+	for _, set := range r.used(LoadBalancer, ExternalIP, ExternalIPLocal) {
 		rules = append(rules, rule("claimed port", r.match(set, "dst,dst"), mark))
 	}
 	return append(rules, rule("errors about connections", r.icmp()+" -m conntrack --ctstate RELATED", mark))
@@ -133,31 +202,91 @@ func (r *ruleset) claimRules() []nat.Rule {
 
 // unclaimedRules stand in FORWARD. A port without an endpoint is refused here
 // and not by IPVS, whose ICMP error the kernel would not send: its source is
-// the VIP, which IPv4 does not find among the local addresses. And what comes
-// from outside for a port that nobody has claimed would go back to where it
+// the VIP, which IPv4 does not find among the local addresses. And what an
+// external client sends to a port that no Service has would go back to where it
 // came from, and come again:
 //
 //	-A KUBE-IPVS-UNCLAIMED -m set --match-set KUBE-IPVS-REFUSED dst,dst -j REJECT
-//	-A KUBE-IPVS-UNCLAIMED -i eth0 -m set --match-set KUBE-IPVS-PORT-IPS dst -j REJECT     (each uplink)
-func (r *ruleset) unclaimedRules(n *Node) []nat.Rule {
+//	-A KUBE-IPVS-UNCLAIMED -i eth0 -m set --match-set KUBE-IPVS-PORT-IPS dst -j REJECT     (each interface that leads out)
+func (r *ruleset) unclaimedRules() []nat.Rule {
 	rules := []nat.Rule{rule("no endpoint to send it to", r.match(Refused, "dst,dst"), r.reject())}
-	for _, link := range uplinks(r.cfg, n, r.family) {
+	for _, link := range r.outerLinks {
 		rules = append(rules, rule("no such port on this VIP", "-i "+link+" "+r.match(PortVIPs, "dst"), r.reject()))
 	}
 	return rules
 }
 
-// pingRules have the node answer what comes from outside, as it does for a VIP
-// that is its address. From inside the real load balancer is pinged. It is
-// redirected to an address of the interface because the kernel's own answer
-// would have the VIP as its source, and not be sent; see unclaimedRules.
-func (r *ruleset) pingRules(n *Node) []nat.Rule {
-	if !r.cfg.VIPs.byPort() || !r.cfg.VIPs.Ping {
+// pingRules have the node answer external clients' pings of a VIP that is claimed
+// by port. They are redirected to an address of the interface because the
+// kernel's own answer would have the VIP as its source, and not be sent; see
+// unclaimedRules.
+func (r *ruleset) pingRules() []nat.Rule {
+	if !r.usesClaims() || !r.cfg.VIPs.Ping {
 		return nil
 	}
 	var rules []nat.Rule
-	for _, link := range uplinks(r.cfg, n, r.family) {
+	for _, link := range r.outerLinks {
 		rules = append(rules, rule("ping is answered", "-i "+link+" "+r.echoRequest()+" "+r.match(PortVIPs, "dst"), "REDIRECT"))
 	}
 	return rules
+}
+
+// foreignPorts lets what pods and the node send to a port of a local VIP that no
+// Service has leave the node. The mark skips table local, see addClaimRules;
+// external clients are refused. ICMP stays, as it has no port:
+//
+//	-A KUBE-IPVS-FOREIGN -i eth0 -j RETURN     (each interface that leads out)
+//	-A KUBE-IPVS-FOREIGN -m set --match-set KUBE-LOAD-BALANCER dst,dst -j RETURN     (external IPs alike)
+//	-A KUBE-IPVS-FOREIGN ! -p icmp -j MARK --set-xmark 0x4/0xd
+//
+// What the device sends, answers and probes (kubernetes#79783), has the VIP as
+// its source. The second mark skips table local in the reverse-path check alone,
+// and replies to its probes leave the node:
+//
+//	-A PREROUTING -i eth0 -m set --match-set KUBE-IPVS-SHARED-IPS src -j KUBE-IPVS-DEVICE
+//	-A KUBE-IPVS-DEVICE -j MARK --set-xmark 0x5/0xd
+//	-A KUBE-IPVS-DEVICE -m conntrack --ctstate NEW -j CONNMARK --set-xmark 0x4/0xd
+//	-A PREROUTING, OUTPUT -m connmark --mark 0x4/0xd -m conntrack --ctdir REPLY -j KUBE-IPVS-PROBED
+//	-A KUBE-IPVS-PROBED -j MARK --set-xmark 0x4/0xd
+//
+// The node's own packets may have the VIP as their source, and get one that the
+// answer comes back to:
+//
+//	nat -A KUBE-POSTROUTING -m mark --mark 0x4/0xd -m addrtype --src-type LOCAL -j MASQUERADE
+func (r *ruleset) foreignPorts() {
+	if !r.usesShared() {
+		return
+	}
+	const comment = "kubernetes ports of other devices"
+	mask := r.cfg.foreignMask()
+	leaves := fmt.Sprintf("%#x/%#x", r.cfg.VIPs.Mark, mask)
+	r.jumpIf(nat.Mangle, "PREROUTING", r.match(SharedVIPs, "dst"), "KUBE-IPVS-FOREIGN", comment)
+	r.jumpIf(nat.Mangle, "OUTPUT", r.match(SharedVIPs, "dst"), "KUBE-IPVS-FOREIGN", comment)
+	var rules []nat.Rule
+	for _, link := range r.outerLinks {
+		r.jumpIf(nat.Mangle, "PREROUTING", "-i "+link+" "+r.match(SharedVIPs, "src"), "KUBE-IPVS-DEVICE", comment)
+		rules = append(rules, rule("external clients", "-i "+link, "RETURN"))
+	}
+	probed := "-m connmark --mark " + leaves + " -m conntrack --ctdir REPLY"
+	r.jumpIf(nat.Mangle, "PREROUTING", probed, "KUBE-IPVS-PROBED", comment)
+	r.jumpIf(nat.Mangle, "OUTPUT", probed, "KUBE-IPVS-PROBED", comment)
+	for _, set := range r.used(LoadBalancer, ExternalIP, ExternalIPLocal) {
+		rules = append(rules, rule("served by IPVS", r.match(set, "dst,dst"), "RETURN"))
+	}
+	r.chain(nat.Mangle, "KUBE-IPVS-FOREIGN", append(rules, rule("leaves the node", "! "+r.icmp(), "MARK --set-xmark "+leaves))...)
+	r.chain(nat.Mangle, "KUBE-IPVS-DEVICE",
+		nat.Rule(fmt.Sprintf("-j MARK --set-xmark %#x/%#x", r.cfg.deviceMark(), mask)),
+		nat.Rule("-m conntrack --ctstate NEW -j CONNMARK --set-xmark "+leaves))
+	r.chain(nat.Mangle, "KUBE-IPVS-PROBED", nat.Rule("-j MARK --set-xmark "+leaves))
+}
+
+func (r *ruleset) usesShared() bool { return r.cfg.VIPs.mayShare() && r.uses(SharedVIPs) }
+
+// foreignSource is the rule of KUBE-POSTROUTING that foreignPorts shows.
+func (r *ruleset) foreignSource() []nat.Rule {
+	if !r.usesShared() {
+		return nil
+	}
+	match := fmt.Sprintf("-m mark --mark %#x/%#x -m addrtype --src-type LOCAL", r.cfg.VIPs.Mark, r.cfg.foreignMask())
+	return []nat.Rule{rule("a VIP is no source", match, "MASQUERADE --random-fully")}
 }

@@ -99,8 +99,10 @@ const (
 	// an address costs the kernel a walk over all that are there, and a route
 	// does not.
 	ClaimRoute Claim = "route"
-	// ClaimAuto is ClaimAddress as long as addresses cost little, and ClaimRoute
-	// from then on.
+	// ClaimAuto is, for cluster IPs, ClaimAddress as long as addresses cost
+	// little, and ClaimRoute from then on. For other VIPs it is ClaimRoute, but
+	// ports without a Service are left to pods and the node to reach elsewhere;
+	// an address of another node is claimed as by ClaimPort.
 	ClaimAuto Claim = "auto"
 	// ClaimPort makes the ports of Services local, and leaves the others to
 	// whoever else has the address.
@@ -114,7 +116,7 @@ const (
 // claimed as a whole.
 type VIPs struct {
 	ClusterIPs    Claim // ClaimAddress, ClaimRoute or ClaimAuto
-	LoadBalancers Claim // ClaimAddress, ClaimRoute or ClaimPort
+	LoadBalancers Claim // ClaimAuto, ClaimAddress, ClaimRoute or ClaimPort
 	ExternalIPs   Claim // the same, or ClaimNone
 	Ping          bool  // whether they answer to it
 	// Mark is the bits that packets for a claimed port carry; Table is the
@@ -125,10 +127,17 @@ type VIPs struct {
 	Priority int
 }
 
-// byPort tells whether any kind of VIP is claimed so.
-func (v *VIPs) byPort() bool { return v.LoadBalancers == ClaimPort || v.ExternalIPs == ClaimPort }
+// mayClaimPorts reports whether any VIP may be claimed port by port.
+func (v *VIPs) mayClaimPorts() bool {
+	byPort := func(c Claim) bool { return c == ClaimPort || c == ClaimAuto }
+	return byPort(v.LoadBalancers) || byPort(v.ExternalIPs)
+}
 
-// byAddress tells the same of those kinds that can be claimed in either way.
-func (v *VIPs) byAddress() bool {
+// mayShare reports whether a VIP may be local while ports of it leave the node.
+func (v *VIPs) mayShare() bool { return v.LoadBalancers == ClaimAuto || v.ExternalIPs == ClaimAuto }
+
+// mayBeLocal reports whether a VIP of a kind other than cluster IPs may be local
+// as a whole, so that the node's own packets to it carry it as their source.
+func (v *VIPs) mayBeLocal() bool {
 	return v.LoadBalancers != ClaimPort || v.ExternalIPs != ClaimPort && v.ExternalIPs != ClaimNone
 }

@@ -40,6 +40,8 @@ type Node struct {
 	// Lingering are addresses that an interface had until a moment ago. They
 	// count as the node's until it is certain that they stay away.
 	Lingering []netip.Addr
+	// Uses are the sets that rules are written for.
+	Uses SetsInUse
 }
 
 // Version is a kernel's, such as 6.1. The zero Version is unknown.
@@ -65,7 +67,8 @@ type Facts struct {
 	Listeners map[routing.Listener]bool
 	Caches    map[routing.Listener]bool // those at an address of a dummy interface; see cachedHere
 	APIServer map[netip.AddrPort]bool
-	Lost      []string // nodes
+	Lost      []string            // nodes
+	Peers     map[netip.Addr]bool // addresses of other nodes, as far as routes show them
 }
 
 // AddressesAtMost is for how many Services ClaimAuto gives addresses to
@@ -90,6 +93,7 @@ const (
 	OnLost
 	// OnCaches is what every plan depends on that has a cluster IP, without saying so.
 	OnCaches
+	OnPeers
 )
 
 // FactsOf derives the facts.
@@ -104,6 +108,7 @@ func FactsOf(cfg *Config, n *Node) Facts {
 
 		Listeners: setOf(n.Listeners),
 		APIServer: setOf(n.APIServer),
+		Peers:     setOf(n.Inventory.Peers),
 	}
 	for _, a := range linkAddresses(n) {
 		f.OnLinks[a] = true
@@ -240,6 +245,9 @@ func Changed(a, b *Facts) Depends {
 	}
 	if !slices.Equal(a.Lost, b.Lost) {
 		d |= OnLost
+	}
+	if !maps.Equal(a.Peers, b.Peers) {
+		d |= OnPeers
 	}
 	return d
 }

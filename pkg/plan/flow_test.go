@@ -10,6 +10,7 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
 	"github.com/kube-ipvs/kube-ipvs/pkg/nat"
 	"github.com/kube-ipvs/kube-ipvs/pkg/plan"
+	"github.com/kube-ipvs/kube-ipvs/pkg/service"
 )
 
 // The hosts around the node of testdata/cluster.yaml, and the addresses of
@@ -151,27 +152,29 @@ var flows = []flow{
 	{"client eth0", "node:30154 SCTP", "server:54 by cni0 as client"},
 	{"node-2 eth0", "node:30081", "server:8080 by cni0 as node-2"},
 
-	// Who comes from inside gets all, with an address that is answered.
+	// The node's pods and the node get all, with an address that is answered. Pods
+	// of other nodes are external clients.
 	{"pod cni0", "l/here:80", "server:8080 by cni0 as pod, remote:8080 by eth0 as pod"},
 	{"pod cni0", "x/here:80", "server:8080 by cni0 as pod, remote:8080 by eth0 as pod"},
-	{"pod cni0", "node:30081", "server:8080 by cni0 as bridge, remote:8080 by eth0 as node"},
+	{"pod cni0", "node:30081", "server:8080 by cni0 as pod, remote:8080 by eth0 as pod"},
 	{"farpod eth0", "node:30081", "server:8080 by cni0 as farpod"},
-	{"farpod eth0", "l/here:80", "server:8080 by cni0 as bridge, remote:8080 by eth0 as node"},
+	{"farpod eth0", "l/here:80", "server:8080 by cni0 as farpod"},
 	{"server cni0", "l/here:80", "server:8080 by cni0 as bridge, remote:8080 by eth0 as server"},
 	{"l/here", "l/here:80", "server:8080 by cni0 as bridge, remote:8080 by eth0 as node"},
 	{"x/here", "x/here:80", "server:8080 by cni0 as bridge, remote:8080 by eth0 as node"},
 	{"node", "node:30081", "server:8080 by cni0 as bridge, remote:8080 by eth0 as node"},
 	{"client eth0", "c/here:80", "server:8080 by cni0 as bridge, remote:8080 by eth0 as node"},
 
-	// Where there is none, who comes from outside is turned away, and who
-	// comes from inside is led on, with an address that is answered.
+	// Where there is none, external clients are dropped, and internal ones get
+	// the other nodes' endpoints.
 	{"client eth0", "l/away:80", "DROP"},
 	{"client eth0", "x/away:80", "DROP"},
 	{"client eth0", "node:30082", "DROP"},
 	{"node-2 eth0", "node:30082", "DROP"},
 	{"pod cni0", "l/away:80", "remote:8080 by eth0 as pod"},
 	{"pod cni0", "x/away:80", "remote:8080 by eth0 as pod"},
-	{"pod cni0", "node:30082", "remote:8080 by eth0 as node"},
+	{"pod cni0", "node:30082", "remote:8080 by eth0 as pod"},
+	{"farpod eth0", "l/away:80", "DROP"},
 	{"l/away", "l/away:80", "remote:8080 by eth0 as node"},
 	{"x/away", "x/away:80", "remote:8080 by eth0 as node"},
 	{"node", "node:30082", "remote:8080 by eth0 as node"},
@@ -227,7 +230,7 @@ var portFlows = []flow{
 	{"client eth0", "l/here:80", "server:8080 by cni0 as client"},
 	{"client eth0", "x/here:80", "server:8080 by cni0 as client"},
 	{"pod cni0", "l/here:80", "server:8080 by cni0 as pod, remote:8080 by eth0 as pod"},
-	{"node", "l/here:80", "server:8080 by cni0 as bridge, remote:8080 by eth0 as node"},
+	{"node", "l/here:80", "server:8080 by cni0 as node"},
 	{"client eth0", "l/away:80", "DROP"},
 	{"client eth0", "x/away:80", "DROP"},
 	{"pod cni0", "l/away:80", "remote:8080 by eth0 as pod"},
@@ -257,8 +260,98 @@ var portFlows = []flow{
 	{"pod cni0", "c/empty:80", "REFUSED"},
 }
 
+// The same where they are claimed by default: local, but for the ports that no
+// Service has.
+var sharedFlows = []flow{
+	{"pod cni0", "l/lb:443", "FORWARD by eth0"},
+	{"l/lb", "l/lb:443", "FORWARD by eth0"},
+	{"node", "l/lb:443", "FORWARD by eth0"},
+	{"client eth0", "l/lb:443", "REJECT"},
+	{"farpod eth0", "l/lb:443", "REJECT"},
+	{"pod cni0", "x/web:8080", "FORWARD by eth0"},
+	{"client eth0", "x/web:8080", "REJECT"},
+	{"pod cni0", "l/lb:80 UDP", "FORWARD by eth0"},
+	{"pod cni0", "l/here:30081", "FORWARD by eth0"},
+	{"pod cni0", "l/lb ping", "LOCAL"},
+	{"client eth0", "l/lb ping", "LOCAL"},
+	{"client eth0", "l/here error", "LOCAL"},
+	{"pod cni0", "l/here error", "LOCAL"},
+	{"client eth0", "remote error", "FORWARD by eth0"},
+
+	{"client eth0", "l/lb:80", "remote:8080 by eth0 as node"},
+	{"pod cni0", "l/lb:80", "remote:8080 by eth0 as node"},
+	{"l/lb", "l/lb:80", "remote:8080 by eth0 as node"},
+	{"client eth0", "x/web:80", "server:8080 by cni0 as bridge, remote:8080 by eth0 as node"},
+	{"x/web", "x/web:80", "server:8080 by cni0 as bridge, remote:8080 by eth0 as node"},
+	{"client eth0", "l/here:80", "server:8080 by cni0 as client"},
+	{"client eth0", "x/here:80", "server:8080 by cni0 as client"},
+	{"pod cni0", "l/here:80", "server:8080 by cni0 as pod, remote:8080 by eth0 as pod"},
+	{"l/here", "l/here:80", "server:8080 by cni0 as bridge, remote:8080 by eth0 as node"},
+	{"client eth0", "l/away:80", "DROP"},
+	{"pod cni0", "l/away:80", "remote:8080 by eth0 as pod"},
+	{"l/away", "l/away:80", "remote:8080 by eth0 as node"},
+	{"friend eth0", "l/ranges:80", "remote:8080 by eth0 as node"},
+	{"client eth0", "l/ranges:80", "DROP"},
+	{"pod cni0", "l/ranges:80", "DROP"},
+	{"l/ranges", "l/ranges:80", "DROP"},
+	{"l/ranges-node", "l/ranges-node:80", "remote:8080 by eth0 as node"},
+	{"client eth0", "l/empty:80", "REFUSED"},
+	{"pod cni0", "l/empty:80", "REFUSED"},
+	{"pod cni0", "c/web:81", "REJECT"},
+}
+
+func TestFlowsOfSharedVIPs(t *testing.T) {
+	s := load(t, "cluster")
+	for _, family := range ip.Families {
+		t.Run(family.String(), func(t *testing.T) { checkFlows(t, newHost(t, s, family), sharedFlows) })
+	}
+}
+
+// A VIP that is another node's address is never local as a whole.
+func TestVIPOfAnotherNode(t *testing.T) {
+	for name, set := range map[string]func(*scenario){
+		"a next hop": func(s *scenario) {
+			s.node.Inventory.Peers = []netip.Addr{netip.MustParseAddr("203.0.113.13"), netip.MustParseAddr("2001:db8:113::13")}
+		},
+		"an endpoint on the host network": func(s *scenario) {
+			for i := range s.services {
+				if s.services[i].Name.Name == "lb" {
+					for j := range s.services[i].Ports {
+						p := &s.services[i].Ports[j]
+						p.Endpoints = append(p.Endpoints,
+							service.Endpoint{Addr: netip.MustParseAddrPort("203.0.113.13:80"), Node: "node-2", Ready: true, Serving: true},
+							service.Endpoint{Addr: netip.MustParseAddrPort("[2001:db8:113::13]:80"), Node: "node-2", Ready: true, Serving: true})
+					}
+				}
+			}
+		},
+	} {
+		for _, family := range ip.Families {
+			t.Run(name+" "+family.String(), func(t *testing.T) {
+				s := load(t, "cluster")
+				set(s)
+				h := newHost(t, s, family)
+				if lb := names(family).addr("l/lb"); h.bound[lb] || !h.claimed[lb] {
+					t.Errorf("local %t, claimed by port %t", h.bound[lb], h.claimed[lb])
+				}
+				want := "remote:8080 by eth0 as node"
+				if name != "a next hop" {
+					want += ", l/lb:80 by eth0 as node"
+				}
+				checkFlows(t, h, []flow{
+					{"pod cni0", "l/lb:22", "FORWARD by eth0"},
+					{"node", "l/lb:22", "FORWARD by eth0"},
+					{"pod cni0", "l/lb:80", want},
+					{"pod cni0", "c/lb:80", strings.ReplaceAll(want, "node", "pod")},
+				})
+			})
+		}
+	}
+}
+
 func TestFlowsOfClaimedPorts(t *testing.T) {
 	s := load(t, "cluster")
+	s.config.VIPs.LoadBalancers, s.config.VIPs.ExternalIPs = plan.ClaimPort, plan.ClaimPort
 	for _, family := range ip.Families {
 		t.Run(family.String(), func(t *testing.T) { checkFlows(t, newHost(t, s, family), portFlows) })
 	}
@@ -267,7 +360,9 @@ func TestFlowsOfClaimedPorts(t *testing.T) {
 // A connection that is open when the last endpoint goes, and that drains,
 // still comes to IPVS; only a new one is refused before.
 func TestClaimedPortWithoutEndpointDrains(t *testing.T) {
-	h := newHost(t, load(t, "cluster"), ip.IPv4)
+	s := load(t, "cluster")
+	s.config.VIPs.LoadBalancers = plan.ClaimPort
+	h := newHost(t, s, ip.IPv4)
 	p := flow{"client eth0", "l/empty:80", ""}.packet(names(ip.IPv4))
 	p.established = true
 	if got := h.from(p); got.verdict != "REFUSED" {
@@ -318,16 +413,40 @@ func TestNoPing(t *testing.T) {
 	}
 }
 
-// The health check of a Service is the node's to answer, not a VIP's.
+// The health check of a Service is the node's to answer, not a VIP's: a port of
+// that number there may be restricted to source ranges.
 func TestHealthCheckPortOfAVIP(t *testing.T) {
-	s := load(t, "external-local")
-	s.config.VIPs.LoadBalancers = plan.ClaimAddress
-	h := newHost(t, s, ip.IPv4)
-	h.drops = map[string]bool{"INPUT": true}
-	for to, want := range map[string]string{"192.0.2.11": "ACCEPT", "203.0.113.5": "REJECT"} {
-		p := packet{src: names(ip.IPv4).addr("client"), sport: 40000, dst: netip.MustParseAddr(to), dport: 32000, protocol: ip.TCP, in: "eth0"}
-		if got := h.hook(nat.Filter, "INPUT", &p); got.verdict != want {
-			t.Errorf("%s:%d: %s, want %s", p.dst, p.dport, got.verdict, want)
+	for _, claim := range []plan.Claim{plan.ClaimAuto, plan.ClaimAddress, plan.ClaimPort} {
+		s := load(t, "external-local")
+		s.config.VIPs.LoadBalancers = claim
+		h := newHost(t, s, ip.IPv4)
+		h.drops = map[string]bool{"INPUT": true}
+		for to, want := range map[string]bool{"192.0.2.11": true, "203.0.113.5": false} {
+			p := packet{src: names(ip.IPv4).addr("client"), sport: 40000, dst: netip.MustParseAddr(to), dport: 32000, protocol: ip.TCP, in: "eth0"}
+			if got := h.hook(nat.Filter, "INPUT", &p); (got.verdict == "ACCEPT") != want {
+				t.Errorf("claimed by %s, %s:%d: %s", claim, p.dst, p.dport, got.verdict)
+			}
+		}
+	}
+}
+
+// A Service cannot open another's port to clients outside its source ranges by
+// naming its number as its own health check port.
+func TestHealthCheckPortOpensNothing(t *testing.T) {
+	for _, claim := range []plan.Claim{plan.ClaimAuto, plan.ClaimAddress, plan.ClaimPort} {
+		s := load(t, "cluster")
+		s.config.VIPs.LoadBalancers = claim
+		for i := range s.services {
+			if s.services[i].Name.Name == "here" {
+				s.services[i].HealthCheckNodePort = 80
+			}
+		}
+		for _, family := range ip.Families {
+			checkFlows(t, newHost(t, s, family), []flow{
+				{"client eth0", "l/ranges:80", "DROP"},
+				{"friend eth0", "l/ranges:80", "remote:8080 by eth0 as node"},
+				{"client eth0", "l/away:80", "DROP"},
+			})
 		}
 	}
 }
@@ -336,7 +455,7 @@ func TestHealthCheckPortOfAVIP(t *testing.T) {
 // stands in both ways, and is an address of the node.
 func TestAddressWinsOverPort(t *testing.T) {
 	s := load(t, "cluster")
-	s.config.VIPs.LoadBalancers = plan.ClaimAddress
+	s.config.VIPs.LoadBalancers, s.config.VIPs.ExternalIPs = plan.ClaimAddress, plan.ClaimPort
 	for i := range s.services {
 		if svc := &s.services[i]; svc.Name.Name == "web" {
 			svc.ExternalIPs = []netip.Addr{netip.MustParseAddr("203.0.113.13")} // l/lb
@@ -387,9 +506,9 @@ func TestFlowsByDetection(t *testing.T) {
 			{"node", "l/away:80", masqueraded},
 			{"client eth0", "l/away:80", "DROP"},
 			{"farpod eth0", "l/away:80", "DROP"},
-			{"pod cni0", "l/away:80", masqueraded},
+			{"pod cni0", "l/away:80", kept},
 			{"client eth0", "l/here:80", "server:8080 by cni0 as client"},
-			{"pod cni0", "l/here:80", "server:8080 by cni0 as bridge, remote:8080 by eth0 as node"},
+			{"pod cni0", "l/here:80", "server:8080 by cni0 as pod, remote:8080 by eth0 as pod"},
 			{"l/here", "l/here:80", "server:8080 by cni0 as bridge, remote:8080 by eth0 as node"},
 		}},
 		{"by the bridge", func(s *scenario) {
@@ -507,11 +626,11 @@ func TestInvalidIsNotSentUnmasqueraded(t *testing.T) {
 		{"external-local", "100.64.9.9", "203.0.113.5:80", mark, "ACCEPT"}, // the client's address is kept
 		{"external-local", "100.64.9.9", "198.51.100.7:80", mark, "ACCEPT"},
 		{"external-local", "100.64.9.9", "192.0.2.11:30080", mark, "ACCEPT"},
-		{"external-local", pod, "203.0.113.5:80", mark, "DROP"},
-		{"external-local", pod, "192.0.2.11:30080", mark, "DROP"},
-		{"external-local", farPod, "203.0.113.5:80", mark, "DROP"},
+		{"external-local", pod, "203.0.113.5:80", mark, "ACCEPT"},
+		{"external-local", pod, "192.0.2.11:30080", mark, "ACCEPT"},
+		{"external-local", farPod, "203.0.113.5:80", mark, "ACCEPT"},
 		{"external-local", farPod, "192.0.2.11:30080", mark, "ACCEPT"},
-		{"external-local", pod, "203.0.113.6:80", mark, "DROP"},
+		{"external-local", pod, "203.0.113.6:80", mark, "ACCEPT"},
 		{"external-local", pod, "203.0.113.5:80", plan.LocalMark{}, "ACCEPT"},
 		{"loadbalancer", "100.64.9.9", "203.0.113.5:80", mark, "DROP"},
 	} {

@@ -32,6 +32,7 @@ type host struct {
 
 func newHost(t *testing.T, s *scenario, family ip.Family) *host {
 	t.Helper()
+	parts := partsOf(&s.config, &s.node, s.services)
 	part := plan.NodeWide(&s.config, &s.node)
 	facts := plan.FactsOf(&s.config, &s.node)
 	h := &host{
@@ -42,10 +43,8 @@ func newHost(t *testing.T, s *scenario, family ip.Family) *host {
 		claimed:   map[netip.Addr]bool{},
 		table:     s.config.VIPs.Table,
 	}
-	numbers := map[ipvs.Key]uint32{}
 	var members []plan.Member
-	for i := range s.services {
-		p := numbered(&s.config, plan.Service(&s.config, &facts, &s.services[i]), numbers)
+	for _, p := range parts {
 		members = append(members, p.Members...)
 		for _, vs := range p.VirtualServers {
 			h.servers[vs.Key] = nil
@@ -93,10 +92,14 @@ func (h *host) addRules(ours []routing.Rule) {
 // route gives the interface that a packet leaves by; "lo" if it is for the
 // node.
 func (h *host) route(src, dst netip.Addr, mark uint32) string {
-	if h.local[dst] {
+	skips := slices.ContainsFunc(h.rules, func(r routing.Rule) bool { return r.Action == routing.SkipLocal && r.IIf == "" && mark&r.Mask == r.Mark })
+	if h.local[dst] && !skips {
 		return "lo"
 	}
 	for _, r := range h.rules {
+		if r.Action != routing.Lookup {
+			continue
+		}
 		if r.From.IsValid() && !r.From.Contains(src) || r.To.IsValid() && !r.To.Contains(dst) || mark&r.Mask != r.Mark {
 			continue
 		}
@@ -202,6 +205,14 @@ func (h *host) fromItself(p packet) outcome {
 	h.mustAccept(nat.NAT, "OUTPUT", &p)
 	out, link := h.serve(p), h.route(p.src, p.dst, p.mark)
 	if out.verdict == "LOCAL" && link != "lo" {
+		p.out = link
+		source := p.src
+		if got := h.hook(nat.NAT, "POSTROUTING", &p); got.verdict == "MASQUERADE" {
+			source = h.address(link)
+		}
+		if h.bound[source] {
+			h.t.Errorf("to %s: leaves with the VIP %s as its source", p.dst, source)
+		}
 		out.verdict = "FORWARD by " + link
 	}
 	if len(out.sent) > 0 && link != "lo" {
@@ -238,9 +249,10 @@ func (h *host) serve(p packet) outcome {
 // send is what is left after IPVS has changed the destination: local output
 // once more, where a drop would lose the packet, and postrouting.
 func (h *host) send(p packet, to netip.AddrPort) sent {
-	p.dst, p.dport = to.Addr(), to.Port()
-	p.in, p.out = "", h.route(p.src, to.Addr(), p.mark)
+	p.dst, p.dport, p.ipvs = to.Addr(), to.Port(), true
+	p.in = ""
 	h.mustAccept(nat.Mangle, "OUTPUT", &p)
+	p.out = h.route(p.src, to.Addr(), p.mark)
 	if p.mark&0x9 != 0 {
 		h.t.Errorf("the packet to %s is routed with the mark %#x", to, p.mark)
 	}

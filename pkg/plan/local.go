@@ -5,28 +5,31 @@ import (
 	"math/bits"
 	"net/netip"
 	"slices"
+	"strings"
 
+	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
 	"github.com/kube-ipvs/kube-ipvs/pkg/ipvs"
 	"github.com/kube-ipvs/kube-ipvs/pkg/nat"
+	"github.com/kube-ipvs/kube-ipvs/pkg/routing"
 	"github.com/kube-ipvs/kube-ipvs/pkg/service"
 )
 
-// Under externalTrafficPolicy Local one address and port means two things: who
-// comes from outside gets the endpoints of this node, with his address kept;
-// pods and the node itself get all endpoints. IPVS has one list of real servers
-// for an address and port, so those from outside are led to a second virtual
-// server, by a mark. docs/eni.md shows a packet's way.
+// Under externalTrafficPolicy Local an address and port has two sets of
+// endpoints: external clients get those of this node and keep their address;
+// this node's pods and the node itself get all of them. IPVS has one list of
+// real servers for an address and port. It holds the node's endpoints, as
+// under kube-proxy, and internal clients are led to a second virtual server,
+// found by a fwmark. IPVS compares the whole mark of a packet, so a packet that
+// another program has marked, and one whose fwmark was lost, gets what
+// kube-proxy gives it. docs/eni.md shows a packet's way.
 
-// LocalMark says which marks lead to the second virtual servers: those that
-// have all bits of Value and none outside of Mask. The bits of Mask that are
-// not in Value count. The zero LocalMark is none: then a node with endpoints
-// serves everybody by its own.
-//
-// IPVS compares a packet's whole mark. Value is what keeps somebody else's
-// mark, or one of ours for another purpose, from being taken for a number.
+// LocalMark describes the fwmarks of the second virtual servers: those that
+// have all bits of Value and none outside Mask. The bits of Mask that are not
+// in Value hold an index. The zero LocalMark turns them off: then internal
+// clients get the node's endpoints too.
 type LocalMark struct{ Value, Mask uint32 }
 
-// Most is the greatest number.
+// Most is the greatest index.
 func (m LocalMark) Most() uint32 {
 	if m.Value == 0 {
 		return 0
@@ -34,10 +37,11 @@ func (m LocalMark) Most() uint32 {
 	return 1<<bits.OnesCount32(m.Mask&^m.Value) - 1
 }
 
-// Of is the mark with a number from 1 to Most.
+// Of is the mark with an index from 1 to Most.
 func (m LocalMark) Of(number uint32) uint32 { return m.Value | deposit(number, m.Mask&^m.Value) }
 
-// Number is the number of a mark, masqueraded or not; false if it has none.
+// Number is the index of a mark, with or without the masquerade bit; false if
+// it is no such mark.
 func (m LocalMark) Number(mark, masquerade uint32) (uint32, bool) {
 	mark &^= masquerade
 	if m.Value == 0 || mark&m.Value != m.Value || mark&^m.Mask != 0 {
@@ -47,203 +51,255 @@ func (m LocalMark) Number(mark, masquerade uint32) (uint32, bool) {
 	return n, n > 0
 }
 
-// Outside is what a Service needs for who comes from outside to one of its
-// addresses and ports. It becomes a virtual server once it has a number.
-type Outside struct {
+// Internal is what a Service needs for internal clients of one of its addresses
+// and ports. It becomes a virtual server once it has a fwmark.
+type Internal struct {
 	Key   ipvs.Key // the address and port
 	Right Right
 	ipvs.VirtualServer
-	RealServers []RealServer     // those on this node
+	RealServers []RealServer     // of the whole cluster
 	Endpoints   []netip.AddrPort // see VirtualServer
+	Lost        []netip.AddrPort // see VirtualServer
 	Masquerade  bool             // the client's address is not kept
 }
 
-// addOutside adds one if there is an endpoint on this node in whatever state:
-// its connections go on while it is not ready, and end with the virtual server.
-func (b *partBuilder) addOutside(key ipvs.Key, right Right, eps chosen) {
-	if !b.service.ExternalLocal || !eps.here || b.cfg.LocalMark.Value == 0 {
+// addInternal adds one where the node's endpoints are not all that internal
+// clients may get.
+func (b *partBuilder) addInternal(key ipvs.Key, right Right, eps chosen) {
+	if !b.service.ExternalLocal || len(eps.local) == 0 || b.cfg.LocalMark.Value == 0 {
 		return
 	}
-	o := Outside{
-		Key: key, Right: right, VirtualServer: outsideServer(b.cfg, b.service),
-		RealServers: b.realServers(key, eps.local), Endpoints: b.endpoints, Masquerade: !b.keepsClient(),
+	all := b.realServers(key, eps.cluster)
+	if slices.Equal(all, b.realServers(key, eps.local)) {
+		return
 	}
-	b.part.Outside = append(b.part.Outside, o)
+	b.part.Internal = append(b.part.Internal, Internal{
+		Key: key, Right: right, VirtualServer: internalServer(b.cfg, b.service),
+		RealServers: all, Endpoints: b.endpoints, Lost: b.lost, Masquerade: !b.keepsClient(),
+	})
 }
 
-// outsideServer has another way to session affinity: a persistent virtual
-// server with a mark does not map ports (ip_vs_sched_persist compares with the
-// virtual server's own port, which it does not have). Hashing the client's
-// address leads him to the same endpoint, and mh moves few when one comes or
-// goes. Without its fallback it would refuse those of an endpoint that drains.
-func outsideServer(cfg *Config, s *service.Service) ipvs.VirtualServer {
+// internalServer implements session affinity by hashing the client's address: a
+// persistent virtual server with a fwmark does not map ports
+// (ip_vs_sched_persist compares with the virtual server's own port, which it
+// does not have). The mh scheduler moves few clients when an endpoint is added
+// or removed; without its fallback it would refuse clients of a draining one.
+func internalServer(cfg *Config, s *service.Service) ipvs.VirtualServer {
 	if s.AffinitySeconds > 0 {
 		return ipvs.VirtualServer{Scheduler: "mh", Flags: ipvs.FlagSched1}
 	}
 	return virtualServer(cfg, s)
 }
 
-// Numbered gives each of a part's Outside its virtual server, by the number
-// that its address and port has. What has none is served to everybody by the
-// endpoints of this node, if there are any.
+// Numbered returns the part with a virtual server for each Internal whose
+// address and port has an index in numbers. Internal clients of the others get
+// the node's endpoints.
 func Numbered(cfg *Config, part Part, numbers map[ipvs.Key]uint32) Part {
-	if len(part.Outside) == 0 {
+	if len(part.Internal) == 0 {
 		return part
 	}
 	part.VirtualServers, part.Members = slices.Clone(part.VirtualServers), slices.Clone(part.Members)
-	for _, o := range part.Outside {
-		if n, ok := numbers[o.Key]; ok {
-			part.addNumbered(cfg, o, cfg.LocalMark.Of(n))
-		} else if active(o.RealServers) {
-			at := slices.IndexFunc(part.VirtualServers, func(vs VirtualServer) bool { return vs.Key == o.Key })
-			part.VirtualServers[at].RealServers = o.RealServers
+	for _, in := range part.Internal {
+		if n, ok := numbers[in.Key]; ok {
+			part.addNumbered(cfg, in, cfg.LocalMark.Of(n))
 		}
 	}
-	part.Outside = nil
+	part.Internal = nil
 	part.sort()
 	return part
 }
 
-// addNumbered writes the mark that postrouting acts on as well, where it is
-// asked for: the packet's whole mark is replaced.
-func (p *Part) addNumbered(cfg *Config, o Outside, mark uint32) {
-	if o.Masquerade {
+// addNumbered includes the bit that masquerades where that is asked for: the set
+// replaces the packet's whole mark.
+func (p *Part) addNumbered(cfg *Config, in Internal, mark uint32) {
+	if in.Masquerade {
 		mark |= cfg.MasqueradeMark
 	}
-	family := o.Key.Family()
-	p.Members = append(p.Members, Member{Set: Local.In(family), Entry: entryOf(o.Key), Mark: mark})
+	family := in.Key.Family()
+	p.Members = append(p.Members, Member{Set: Local.In(family), Entry: entryOf(in.Key), Mark: mark})
 	p.VirtualServers = append(p.VirtualServers, VirtualServer{
 		Key:           ipvs.Key{Addr: family.Unspecified(), FWMark: mark},
-		Right:         o.Right,
-		VirtualServer: o.VirtualServer, RealServers: o.RealServers, Endpoints: o.Endpoints,
+		Right:         in.Right,
+		VirtualServer: in.VirtualServer, RealServers: in.RealServers, Endpoints: in.Endpoints, Lost: in.Lost,
 	})
 }
 
-// outside matches who comes from outside of the cluster: neither from a pod
-// nor from the node. Where pods cannot be told from others, it is who enters
-// by an interface that leads out: the main table's, or an ENI. To a node port
-// another node's pod is from outside, too: "clients sending to a NodePort from
-// within the cluster may need to take traffic policy into account when picking a
-// node", and upstream's tests ask for it. By the cluster's CIDR it cannot be told
-// from this node's pods, so for node ports the interface decides as well.
-func (r *ruleset) outside(n *Node) []string {
-	const notFromNode = "-m addrtype ! --src-type LOCAL"
-	var byLink []string
-	for _, link := range uplinks(r.cfg, n, r.family) {
-		byLink = append(byLink, "-i "+link+" "+notFromNode)
+// external lists matches for external clients in filter INPUT and nat
+// PREROUTING. Whatever enters by an interface that leads out of the node is
+// external: pods of other nodes reach a VIP through their own node, and a node
+// port by choosing this node. Elsewhere, what is not known to be a pod is
+// external too.
+func (r *ruleset) external(n *Node) []string {
+	var out []string
+	for _, link := range r.outerLinks {
+		out = append(out, "-i "+link)
 	}
-	notLocal, ok := r.notLocal(n)
-	switch {
-	case ok && r.cfg.LocalTraffic.Mode == DetectClusterCIDR:
-		matches := []string{notLocal(notFromNode)}
-		for _, m := range byLink {
-			matches = append(matches, m+" "+r.match(NodePorts, "dst,dst"))
-		}
-		return matches
-	case ok:
-		return []string{notLocal(notFromNode)}
-	case len(byLink) == 0:
+	const notFromNode = "-m addrtype ! --src-type LOCAL"
+	if notPod, ok := r.notLocal(n); ok {
+		return append(out, notPod(notFromNode))
+	}
+	if len(out) == 0 {
 		return []string{notFromNode}
 	}
-	return byLink
+	return out
 }
 
-// externalLocal tells inside and outside apart. What is from outside gets its
-// number behind the routing and the reverse-path check, so that no policy rule
-// acts on it, and behind KUBE-IPVS-BIND:
+// internalRules put the fwmark on packets of internal clients, in mangle INPUT
+// for pods and in mangle OUTPUT for the node: behind every routing decision, so
+// that no policy rule sees it. A packet with bits of another program keeps its
+// mark:
 //
-//	mangle -A KUBE-IPVS-OUTSIDE ! -s 10.244.0.0/16 -m addrtype ! --src-type LOCAL -j SET --map-set KUBE-IPVS-LOCAL dst,dst --map-mark
-//	mangle -A KUBE-IPVS-OUTSIDE -i eth0 -m addrtype ! --src-type LOCAL -m set --match-set KUBE-IPVS-NODE-PORT dst,dst -j SET --map-set …
+//	-A KUBE-IPVS-INTERNAL -i eth0 -j RETURN     (each interface that leads out)
+//	-A KUBE-IPVS-INTERNAL -m mark ! --mark 0x0/0xffff8f9b -j RETURN
+//	-A KUBE-IPVS-INTERNAL -m addrtype --src-type LOCAL -j SET --map-set KUBE-IPVS-LOCAL dst,dst --map-mark
+//	-A KUBE-IPVS-INTERNAL -s 10.244.0.0/16 -m addrtype ! --src-type LOCAL -j SET --map-set KUBE-IPVS-LOCAL dst,dst --map-mark
 //
-// From outside, a node without endpoints takes only what belongs to a connection
-// that it has:
-//
-//	filter -A KUBE-IPVS-INSIDE ! -s 10.244.0.0/16 -m addrtype ! --src-type LOCAL -m conntrack ! --ctstate RELATED,ESTABLISHED -j DROP
-func (r *ruleset) externalLocal(n *Node) {
-	var number, drop []nat.Rule
-	for _, outside := range r.outside(n) {
-		number = append(number, rule("only endpoints of this node", outside, "SET --map-set "+Local.In(r.family)+" dst,dst --map-mark"))
-		drop = append(drop, rule("only pods and nodes", outside+" -m conntrack ! --ctstate RELATED,ESTABLISHED", "DROP"))
-	}
-	if r.cfg.LocalMark.Value == 0 {
-		number = nil
-	}
-	r.chain(nat.Mangle, "KUBE-IPVS-OUTSIDE", number...)
-	r.chain(nat.NAT, "KUBE-IPVS-INSIDE", r.insideRules(n)...)
-	r.chain(nat.Filter, "KUBE-IPVS-INSIDE", drop...)
-	r.chain(nat.Mangle, "KUBE-IPVS-SENT", r.sentRules()...)
-}
-
-// insideRules masquerade what is from inside where the endpoint would answer past
-// this node: what the node sends itself, and what a pod sends that is elsewhere, or
-// to a node port, which it may have come to by a tunnel. This node's own pods keep
-// their address, as with a cluster IP. Where it is not known who is a pod, or which
-// interfaces lead out of the node, nobody can be told from a client that does not
-// answer by this node:
-//
-//	-A KUBE-IPVS-INSIDE ! -s 10.244.0.0/16 -m addrtype ! --src-type LOCAL -j RETURN
-//	-A KUBE-IPVS-INSIDE -i eth0 -j KUBE-MARK-MASQ     (each interface that leads out)
-//	-A KUBE-IPVS-INSIDE -m addrtype --src-type LOCAL -j KUBE-MARK-MASQ
-//	-A KUBE-IPVS-INSIDE -m set --match-set KUBE-IPVS-NODE-PORT dst,dst -j KUBE-MARK-MASQ
-func (r *ruleset) insideRules(n *Node) []nat.Rule {
-	const masqueraded, target = "source is masqueraded", "KUBE-MARK-MASQ"
+// Where neither pods nor the interfaces that lead out are known, only the node
+// is internal.
+func (r *ruleset) internalRules(n *Node) []nat.Rule {
 	var rules []nat.Rule
-	for _, outside := range r.outside(n) {
-		rules = append(rules, rule("client address kept", outside, "RETURN"))
+	for _, link := range r.outerLinks {
+		rules = append(rules, rule("external clients", "-i "+link, "RETURN"))
 	}
-	links := uplinks(r.cfg, n, r.family)
-	if _, known := r.notLocal(n); !known || len(links) == 0 {
-		return append(rules, rule(masqueraded, "", target))
+	own := r.cfg.MasqueradeMark | r.cfg.SNAT.Mark | r.cfg.VIPs.Mark
+	toMark := "SET --map-set " + Local.In(r.family) + " dst,dst --map-mark"
+	rules = append(rules,
+		rule("marked by another program", fmt.Sprintf("-m mark ! --mark 0x0/%#x", ^own), "RETURN"),
+		rule("the node gets all endpoints", "-m addrtype --src-type LOCAL", toMark))
+	const pods, notNode = "pods get all endpoints", "-m addrtype ! --src-type LOCAL"
+	if fromPod, ok := r.local(n); ok {
+		rules = append(rules, rule(pods, fromPod(notNode), toMark))
+	} else if len(r.outerLinks) > 0 {
+		rules = append(rules, rule(pods, notNode, toMark))
 	}
-	for _, link := range links {
-		rules = append(rules, rule(masqueraded, "-i "+link, target))
-	}
-	return append(rules,
-		rule(masqueraded, "-m addrtype --src-type LOCAL", target),
-		rule(masqueraded, r.match(NodePorts, "dst,dst"), target))
+	return rules
 }
 
-// sentRules take the number off behind IPVS, before the route is looked up
-// again. Should the packet go to an endpoint elsewhere, then IPVS did not find
-// the number, as a policy engine has changed the mark: masqueraded, it is
-// answered at least.
+// externalLocal writes the chains of externalTrafficPolicy Local. From external
+// clients a node without endpoints takes only what belongs to an established
+// connection:
 //
+//	filter -A KUBE-IPVS-INSIDE -i eth0 -j DROP
+//	filter -A KUBE-IPVS-INSIDE ! -s 10.244.0.0/16 -m addrtype ! --src-type LOCAL -j DROP
+//
+// What the node itself sends there is masqueraded, as its source may be the VIP.
+// Where it has endpoints, KUBE-IPVS-SENT does that:
+//
+//	nat    -A KUBE-IPVS-INSIDE -m addrtype --src-type LOCAL -j KUBE-MARK-MASQ
+func (r *ruleset) externalLocal(n *Node) {
+	if r.uses(Local) {
+		const comment = "kubernetes external traffic policy"
+		match := notEstablished + " " + r.match(Local, "dst,dst")
+		r.jumpIf(nat.Mangle, "INPUT", match, "KUBE-IPVS-INTERNAL", comment)
+		if r.usesClaims() {
+			// Its mark must stay the one that makes the VIP local.
+			match += " " + r.notMatch(PortVIPs, "dst")
+		}
+		r.jumpIf(nat.Mangle, "OUTPUT", match, "KUBE-IPVS-INTERNAL", comment)
+		r.chain(nat.Mangle, "KUBE-IPVS-INTERNAL", r.internalRules(n)...)
+	}
+	if !r.uses(NoLocalEndpoint) {
+		return
+	}
+	var drop []nat.Rule
+	for _, external := range r.external(n) {
+		drop = append(drop, rule("only pods and nodes", external, "DROP"))
+	}
+	r.chain(nat.Filter, "KUBE-IPVS-INSIDE", drop...)
+	r.chain(nat.NAT, "KUBE-IPVS-INSIDE", rule("source is masqueraded", "-m addrtype --src-type LOCAL", "KUBE-MARK-MASQ"))
+}
+
+// sent clears the marks that have done their work once IPVS has chosen an
+// endpoint, before the route is looked up again. The claim mark would send a
+// packet for an endpoint that is itself a VIP to lo. What the node itself sends
+// to a remote endpoint is masqueraded, as its source may be the VIP:
+//
+//	-A OUTPUT -m mark ! --mark 0x0/0xd -m ipvs --ipvs -j KUBE-IPVS-SENT
+//	-A KUBE-IPVS-SENT -m mark ! --mark 0x9/0x9 -j MARK --set-xmark 0x0/0x4
 //	-A KUBE-IPVS-SENT -m mark ! --mark 0x9/0x9 -j RETURN
-//	-A KUBE-IPVS-SENT -m addrtype --src-type LOCAL -j RETURN
-//	-A KUBE-IPVS-SENT -m set ! --match-set KUBE-LOOP-BACK dst,dst,dst -j MARK --set-xmark 0x4000/0x4000
+//	-A KUBE-IPVS-SENT -m addrtype --src-type LOCAL -j MARK --set-xmark 0x4000/0x4000
 //	-A KUBE-IPVS-SENT -j MARK --set-xmark 0x0/0x3fff
-func (r *ruleset) sentRules() []nat.Rule {
-	m := r.cfg.LocalMark
-	if m.Value == 0 {
-		return nil
+//	-A KUBE-IPVS-SENT -m connmark --mark 0x20/0x3060 -j MARK --set-xmark 0x20/0x3060     (with reply routing)
+func (r *ruleset) sent() {
+	local, claim := uint32(0), uint32(0)
+	if r.uses(Local) && r.cfg.LocalMark.Value != 0 {
+		local = r.cfg.LocalMark.Value
 	}
-	return []nat.Rule{
-		nat.Rule(fmt.Sprintf("-m mark ! --mark %#[1]x/%#[1]x -j RETURN", m.Value)),
-		rule("the mark of a program on this node", "-m addrtype --src-type LOCAL", "RETURN"),
-		rule("the number was not found", r.notMatch(LoopBack, "dst,dst,dst"), fmt.Sprintf("MARK --set-xmark %#[1]x/%#[1]x", r.cfg.MasqueradeMark)),
-		nat.Rule(fmt.Sprintf("-j MARK --set-xmark 0x0/%#x", m.Mask)),
+	if r.usesClaims() {
+		claim = r.cfg.VIPs.Mark
 	}
-}
-
-// invalidRules go before those of KUBE-IPVS-INVALID, where a number tells who
-// comes from outside:
-//
-//	-A KUBE-IPVS-INVALID -m mark --mark 0x9/0x4009 -m set --match-set KUBE-IPVS-LOCAL dst,dst -j RETURN
-//	-A KUBE-IPVS-INVALID -m set --match-set KUBE-IPVS-LOCAL dst,dst -j DROP
-//	-A KUBE-IPVS-INVALID -m set --match-set KUBE-IPVS-NO-LOCAL dst,dst -j DROP
-func (r *ruleset) invalidRules() []nat.Rule {
-	m := r.cfg.LocalMark
-	if m.Value == 0 {
-		return nil
+	if local|claim == 0 {
+		return
 	}
-	kept := fmt.Sprintf("-m mark --mark %#x/%#x %s", m.Value, m.Value|r.cfg.MasqueradeMark, r.match(Local, "dst,dst"))
-	return []nat.Rule{
-		rule("client address kept", kept, "RETURN"),
-		rule("cannot be masqueraded", r.match(Local, "dst,dst"), "DROP"),
-		rule("cannot be masqueraded", r.match(NoLocalEndpoint, "dst,dst"), "DROP"),
+	r.jumpIf(nat.Mangle, "OUTPUT", fmt.Sprintf("-m mark ! --mark 0x0/%#x -m ipvs --ipvs", local|claim), "KUBE-IPVS-SENT", "kubernetes virtual servers")
+	var rules []nat.Rule
+	notLocal := ""
+	if local != 0 {
+		notLocal = fmt.Sprintf("-m mark ! --mark %#[1]x/%#[1]x ", local)
 	}
+	if claim != 0 {
+		rules = append(rules, nat.Rule(notLocal+fmt.Sprintf("-j MARK --set-xmark 0x0/%#x", claim)))
+	}
+	if local != 0 {
+		masq := r.cfg.MasqueradeMark
+		rules = append(rules,
+			nat.Rule(notLocal+"-j RETURN"),
+			rule("the node itself", "-m addrtype --src-type LOCAL", fmt.Sprintf("MARK --set-xmark %#[1]x/%#[1]x", masq)),
+			nat.Rule(fmt.Sprintf("-j MARK --set-xmark 0x0/%#x", r.cfg.LocalMark.Mask)))
+		if len(r.paths.Bound) > 0 {
+			rules = append(rules, nat.Rule(fmt.Sprintf("-m connmark --mark %s -j MARK --set-xmark %s", r.main(), r.main())))
+		}
+	}
+	r.chain(nat.Mangle, "KUBE-IPVS-SENT", rules...)
 }
 
 func (r *ruleset) notMatch(set SetName, flags string) string {
 	return fmt.Sprintf("-m set ! --match-set %s %s", set.In(r.family), flags)
+}
+
+// outerLinks are the interfaces that clients of other hosts enter by: uplinks,
+// tunnels, and whatever else has a network of its own and is no bridge of pods.
+func outerLinks(cfg *Config, n *Node, family ip.Family) []string {
+	out := uplinks(cfg, n, family)
+	for _, l := range n.Inventory.Links {
+		if !slices.Contains(out, l.Name) && leadsOut(cfg, n, &l) {
+			out = append(out, l.Name)
+		}
+	}
+	return out
+}
+
+// tunnels are kinds of interfaces by which other nodes' packets come.
+var tunnels = []string{"vxlan", "geneve", "ipip", "ip6tnl", "sit", "gre", "ip6gre", "wireguard", "tuntap"}
+
+// switches are kinds of interfaces that many pods are attached to.
+var switches = []string{"bridge", "openvswitch"}
+
+// leadsOut reports whether a link is not for pods of this node. The node's end
+// of a pod's link has no address, or one of a single host; a bridge of pods has
+// an address of the pods' network.
+func leadsOut(cfg *Config, n *Node, l *routing.Link) bool {
+	if l.Loopback || l.Master != "" || l.Type == "dummy" || isPodLink(cfg, n, l) {
+		return false
+	}
+	if slices.Contains(tunnels, l.Type) {
+		return true
+	}
+	return !slices.Contains(switches, l.Type) && slices.ContainsFunc(l.Addresses, func(a routing.Address) bool {
+		return a.Global && !a.Prefix.IsSingleIP()
+	})
+}
+
+// isPodLink reports whether the configuration names a link as one of pods.
+func isPodLink(cfg *Config, n *Node, l *routing.Link) bool {
+	var cidrs []netip.Prefix
+	switch lt := cfg.LocalTraffic; lt.Mode {
+	case DetectBridgeInterface:
+		return l.Name == lt.Interface
+	case DetectInterfaceNamePrefix:
+		return lt.Interface != "" && strings.HasPrefix(l.Name, lt.Interface)
+	case DetectNodeCIDR:
+		cidrs = n.PodCIDRs
+	}
+	return slices.ContainsFunc(l.Addresses, func(a routing.Address) bool { return containsAny(cidrs, a.Prefix.Addr()) })
 }

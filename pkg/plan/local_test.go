@@ -13,7 +13,6 @@ import (
 func TestLocalFlows(t *testing.T) {
 	const (
 		kept    = "server:8080 by cni0 as client"
-		pod     = "server:8080 by cni0 as pod, remote:8080 by eth0 as pod"
 		inside  = "server:8080 by cni0 as bridge, remote:8080 by eth0 as node"
 		outside = "server:8080 by cni0 as bridge"
 	)
@@ -33,6 +32,7 @@ func TestLocalFlows(t *testing.T) {
 			{"client eth0", "l/here:80", kept},
 			{"pod cni0", "l/here:80", "server:8080 by cni0 as pod"},
 			{"l/here", "l/here:80", "server:8080 by cni0 as l/here"},
+			{"farpod eth0", "l/here:80", "server:8080 by cni0 as farpod"},
 			{"client eth0", "l/away:80", "DROP"},
 			{"pod cni0", "l/away:80", "remote:8080 by eth0 as pod"},
 		}},
@@ -45,17 +45,17 @@ func TestLocalFlows(t *testing.T) {
 			{"client eth0", "l/here:80", "REFUSED"},
 			{"pod cni0", "l/here:80", "REFUSED"},
 		}},
-		// IPVS does not know the mark then, and sends to all; what goes
-		// elsewhere is masqueraded.
+		// IPVS does not find the fwmark then: internal clients get the node's
+		// endpoints, as under kube-proxy.
 		{"a policy engine marks in INPUT", func(_ *scenario, h *host) { h.policy = 0x100000 }, []flow{
-			{"client eth0", "l/here:80", "server:8080 by cni0 as client, remote:8080 by eth0 as node"},
+			{"client eth0", "l/here:80", kept},
 			{"client eth0", "l/lb:80", "remote:8080 by eth0 as node"},
-			{"pod cni0", "l/here:80", pod},
+			{"pod cni0", "l/here:80", "server:8080 by cni0 as pod"},
 			{"client eth0", "l/away:80", "DROP"},
 		}},
-		// Marks that somebody else or reply routing writes are no numbers.
-		{"other marks", func(_ *scenario, h *host) { h.policy = 0x80 | 0x3060 | 0x4 }, []flow{
-			{"pod cni0", "l/here:80", pod},
+		{"other marks", func(_ *scenario, h *host) { h.policy = 0x80 }, []flow{
+			{"client eth0", "l/here:80", kept},
+			{"pod cni0", "l/here:80", "server:8080 by cni0 as pod"},
 			{"client eth0", "l/lb:80", "remote:8080 by eth0 as node"},
 		}},
 	} {
@@ -85,28 +85,41 @@ func unready(s *scenario, node string) {
 	}
 }
 
-// TestNumbersRunOut serves everybody by the endpoints of this node where an
-// address and port has no number.
+// TestNumbersRunOut gives internal clients the node's endpoints where an address
+// and port has no fwmark.
 func TestNumbersRunOut(t *testing.T) {
 	s := load(t, "external-local")
 	facts := plan.FactsOf(&s.config, &s.node)
 	part := plan.Service(&s.config, &facts, &s.services[0])
-	for _, o := range part.Outside {
-		if got := realServers(part, o.Key); got != 2 {
-			t.Errorf("%s has %d real servers, want both", o.Key, got)
+	for _, in := range part.Internal {
+		if got := realServers(part, in.Key); got != 1 || len(in.RealServers) != 2 {
+			t.Errorf("%s has %d real servers for external clients, want 1, and %d for internal ones, want 2", in.Key, got, len(in.RealServers))
 		}
 	}
-	part = plan.Numbered(&s.config, part, map[ipvs.Key]uint32{part.Outside[0].Key: 1})
-	fewer := 0
+	part = plan.Numbered(&s.config, part, map[ipvs.Key]uint32{part.Internal[0].Key: 1})
+	marked := 0
 	for _, vs := range part.VirtualServers {
-		if vs.Key.FWMark == 0 && len(vs.RealServers) == 1 {
-			fewer++
+		if vs.Key.FWMark != 0 {
+			marked++
 		}
 	}
-	// Three ports of an external IP, a load balancer's IP and two of the node's,
-	// of which one has a number.
-	if fewer != 11 {
-		t.Errorf("%d of 12 virtual servers have this node's endpoint alone, want 11", fewer)
+	if marked != 1 {
+		t.Errorf("%d virtual servers with a fwmark, want 1", marked)
+	}
+}
+
+// TestNoInternalServerWithoutNeed has all endpoints on the node: internal clients
+// get them without a fwmark.
+func TestNoInternalServerWithoutNeed(t *testing.T) {
+	s := load(t, "external-local")
+	for _, p := range s.services[0].Ports {
+		for i := range p.Endpoints {
+			p.Endpoints[i].Node = "node-1"
+		}
+	}
+	facts := plan.FactsOf(&s.config, &s.node)
+	if part := plan.Service(&s.config, &facts, &s.services[0]); len(part.Internal) > 0 {
+		t.Errorf("%d servers for internal clients", len(part.Internal))
 	}
 }
 
@@ -119,9 +132,9 @@ func realServers(part plan.Part, key ipvs.Key) int {
 	return 0
 }
 
-// TestSessionAffinityOutside has no persistence, with which IPVS would send to
+// TestSessionAffinityInternal has no persistence, with which IPVS would send to
 // the Service's own port number on the pod.
-func TestSessionAffinityOutside(t *testing.T) {
+func TestSessionAffinityInternal(t *testing.T) {
 	s := load(t, "external-local")
 	s.services[0].AffinitySeconds = 60
 	facts := plan.FactsOf(&s.config, &s.node)

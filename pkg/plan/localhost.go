@@ -12,11 +12,12 @@ import (
 // exchange their source for the node's own (package loopback says why), and
 // masquerades them, so that they leave by every interface with an address of it:
 //
-//	raw -A KUBE-IPVS-LOCALHOST -d 127.0.0.1/32 -m set --match-set KUBE-IPVS-NODE-PORT dst,dst -j MARK --set-xmark 0x4000/0x4000
+//	raw -A OUTPUT -d 127.0.0.1/32 -j KUBE-IPVS-LOCALHOST
+//	raw -A KUBE-IPVS-LOCALHOST -m set --match-set KUBE-IPVS-NODE-PORT dst,dst -j MARK --set-xmark 0x4000/0x4000
 //
 // The mark tells the rules of nftables, which cannot look into the set.
-func addLocalhost(part *NodePart, cfg *Config, facts *Facts, family ip.Family) {
-	if !servesLocalhost(cfg, facts, family) {
+func addLocalhost(part *NodePart, cfg *Config, n *Node, facts *Facts, family ip.Family) {
+	if !servesLocalhost(cfg, facts, family) || !n.Uses.Has(NodePorts, family) {
 		return
 	}
 	if part.Loopback == nil {
@@ -25,7 +26,7 @@ func addLocalhost(part *NodePart, cfg *Config, facts *Facts, family ip.Family) {
 	m, address := cfg.MasqueradeMark, loopback.Address(family)
 	part.Loopback[family] = loopback.Exchange{Mark: m, Source: facts.Primary[family]}
 	r := ruleset{state: &part.NAT, cfg: cfg, family: family}
-	r.jump(nat.Raw, "OUTPUT", "KUBE-IPVS-LOCALHOST", "kubernetes localhost node ports")
-	match := fmt.Sprintf("-d %s/%d %s", address, address.BitLen(), r.match(NodePorts, "dst,dst"))
-	r.chain(nat.Raw, "KUBE-IPVS-LOCALHOST", rule("node ports of localhost", match, fmt.Sprintf("MARK --set-xmark %#[1]x/%#[1]x", m)))
+	to := fmt.Sprintf("-d %s/%d", address, address.BitLen())
+	r.jumpIf(nat.Raw, "OUTPUT", to, "KUBE-IPVS-LOCALHOST", "kubernetes localhost node ports")
+	r.chain(nat.Raw, "KUBE-IPVS-LOCALHOST", rule("node ports of localhost", r.match(NodePorts, "dst,dst"), fmt.Sprintf("MARK --set-xmark %#[1]x/%#[1]x", m)))
 }

@@ -54,7 +54,7 @@ func TestLocalhostVirtualServers(t *testing.T) {
 	for i := range s.services {
 		svc := &s.services[i]
 		part := plan.Service(&s.config, &facts, svc)
-		for _, o := range part.Outside {
+		for _, o := range part.Internal {
 			if o.Key.Addr.IsLoopback() {
 				t.Errorf("%s: %s has a virtual server for outside", svc.Name, o.Key)
 			}

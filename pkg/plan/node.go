@@ -1,6 +1,10 @@
 package plan
 
 import (
+	"cmp"
+	"maps"
+	"slices"
+
 	"github.com/kube-ipvs/kube-ipvs/pkg/ipset"
 	"github.com/kube-ipvs/kube-ipvs/pkg/loopback"
 	"github.com/kube-ipvs/kube-ipvs/pkg/nat"
@@ -15,6 +19,8 @@ type NodePart struct {
 	Sets    []ipset.Set
 	Members []Member // of sets that no Service fills
 	NAT     nat.State
+	// Chains are all that NAT could have, were every set in use; sorted.
+	Chains []nat.Chain
 	Rules   []routing.Rule
 	// Loopback is for the node ports of the loopback address.
 	Loopback loopback.State
@@ -34,12 +40,27 @@ func NodeWide(cfg *Config, n *Node) NodePart {
 		paths := PathsOf(cfg, n, family)
 		part.Sets = append(part.Sets, Sets(family)...)
 		addRuleset(&part.NAT, cfg, n, family, paths)
-		addLocalhost(&part, cfg, &facts, family)
+		addLocalhost(&part, cfg, n, &facts, family)
 		addReplyRouting(&part, cfg, family, paths)
 		part.Modes = append(part.Modes, paths.Modes...)
-		addClaimRule(&part, cfg, family)
+		addClaimRules(&part, cfg, n, family)
 	}
+	addSharedSysctls(&part, cfg, n)
+	part.Chains = allChains(cfg, n)
 	return part
+}
+
+// allChains names the chains of a node on which every set is in use.
+func allChains(cfg *Config, n *Node) []nat.Chain {
+	all := *n
+	all.Uses = nil
+	s := nat.State{Chains: map[nat.Chain][]nat.Rule{}}
+	for _, family := range cfg.Families {
+		addRuleset(&s, cfg, &all, family, PathsOf(cfg, n, family))
+	}
+	return slices.SortedFunc(maps.Keys(s.Chains), func(a, b nat.Chain) int {
+		return cmp.Or(cmp.Compare(a.Family, b.Family), cmp.Compare(a.Table, b.Table), cmp.Compare(a.Name, b.Name))
+	})
 }
 
 // sysctls without which IPVS does not serve Services rightly.

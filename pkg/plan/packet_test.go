@@ -24,6 +24,7 @@ type packet struct {
 	invalid      bool // conntrack cannot place it
 	related      bool // an ICMP error about a connection
 	established  bool // not its connection's first packet
+	ipvs         bool // IPVS has sent it on
 }
 
 // state is conntrack's: a packet here is a connection's first, or none's.
@@ -217,6 +218,9 @@ func (c *compiler) match(option string) (func(*packet) bool, error) {
 		return nil, c.module(arg)
 	case "--comment":
 		return nil, nil
+	case "--ipvs":
+		c.words = append([]string{arg}, c.words...)
+		return func(p *packet) bool { return p.ipvs }, nil
 	case "-s":
 		return within(arg, func(p *packet) netip.Addr { return p.src })
 	case "-i":
@@ -242,7 +246,7 @@ func (c *compiler) match(option string) (func(*packet) bool, error) {
 }
 
 func (c *compiler) module(name string) error {
-	if !slices.Contains([]string{"comment", "set", "mark", "connmark", "conntrack", "addrtype", "icmp", "icmp6"}, name) {
+	if !slices.Contains([]string{"comment", "set", "mark", "connmark", "conntrack", "addrtype", "icmp", "icmp6", "ipvs"}, name) {
 		return fmt.Errorf("unknown match %q", name)
 	}
 	c.marks = name

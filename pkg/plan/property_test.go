@@ -160,7 +160,7 @@ func TestInvariants(t *testing.T) {
 		facts := plan.FactsOf(&cfg, &node)
 		part := plan.Service(&cfg, &facts, &s)
 		numbers := map[ipvs.Key]uint32{}
-		for i, o := range part.Outside {
+		for i, o := range part.Internal {
 			if g.Intn(4) > 0 {
 				numbers[o.Key] = uint32(i + 1)
 			}

@@ -55,19 +55,22 @@ func addReplyRouting(part *NodePart, cfg *Config, family ip.Family, paths Paths)
 	}
 }
 
-// replyRouting writes the chains that bind flows and mark their packets. They
-// are empty where there is no ENI.
+// replyRouting writes the chains that bind flows and mark their packets, where
+// there is an ENI.
 func (r *ruleset) replyRouting() {
-	var restore, enter, entry, bind, reply []nat.Rule
-	if len(r.paths.Bound) > 0 {
-		restore, enter, entry = r.restoreRules(), r.enterRules(), r.entryRules()
-		bind, reply = r.bindRules(), r.returnRules()
+	if len(r.paths.Bound) == 0 {
+		return
 	}
-	r.chain(nat.Mangle, "KUBE-IPVS-RESTORE", restore...)
-	r.chain(nat.Mangle, "KUBE-IPVS-ENTER", enter...)
-	r.chain(nat.Mangle, "KUBE-IPVS-ENTRY", entry...)
-	r.chain(nat.Mangle, "KUBE-IPVS-BIND", bind...)
-	r.chain(nat.Mangle, "KUBE-IPVS-RETURN", reply...)
+	const comment = "kubernetes reply routing"
+	r.jump(nat.Mangle, "PREROUTING", "KUBE-IPVS-RESTORE", comment)
+	r.jump(nat.Mangle, "INPUT", "KUBE-IPVS-BIND", comment)
+	r.jump(nat.Mangle, "FORWARD", "KUBE-IPVS-RETURN", comment)
+	r.jump(nat.Mangle, "OUTPUT", "KUBE-IPVS-RETURN", comment)
+	r.chain(nat.Mangle, "KUBE-IPVS-RESTORE", r.restoreRules()...)
+	r.chain(nat.Mangle, "KUBE-IPVS-ENTER", r.enterRules()...)
+	r.chain(nat.Mangle, "KUBE-IPVS-ENTRY", r.entryRules()...)
+	r.chain(nat.Mangle, "KUBE-IPVS-BIND", r.bindRules()...)
+	r.chain(nat.Mangle, "KUBE-IPVS-RETURN", r.returnRules()...)
 }
 
 // masked is a value of a binding under the mask, as iptables writes it.
@@ -80,27 +83,30 @@ func (r *ruleset) main() string { return r.masked(r.paths.Bound[0].Mark) }
 
 // restoreRules stand in PREROUTING. What is bound to the main table's
 // interface has the mark on every packet, both ways: a pod's own packets are
-// routed by it after IPVS has changed their destination, and an answer's
-// reverse path is looked up by it once the masquerading is undone. And what
-// enters by any of the interfaces is looked at:
+// routed by it after IPVS has changed their destination, and a reply's
+// reverse path is looked up by it once the masquerading is undone. New flows
+// that enter by any of the interfaces are looked at; later packets of a bound
+// flow get the mark of the interface that they enter by:
 //
 //	-A KUBE-IPVS-RESTORE -m connmark --mark 0x20/0x3060 -j MARK --set-xmark 0x20/0x3060
-//	-A KUBE-IPVS-RESTORE -i eth0 -j KUBE-IPVS-ENTER
-//	-A KUBE-IPVS-RESTORE -i eth1 -j KUBE-IPVS-ENTER
+//	-A KUBE-IPVS-RESTORE -i eth1 -m connmark ! --mark 0x0/0x3060 -m conntrack --ctdir ORIGINAL -j MARK --set-xmark 0x40/0x3060     (each interface)
+//	-A KUBE-IPVS-RESTORE -i eth1 -m conntrack --ctstate NEW -j KUBE-IPVS-ENTER
 func (r *ruleset) restoreRules() []nat.Rule {
 	rules := []nat.Rule{nat.Rule(fmt.Sprintf("-m connmark --mark %s -j MARK --set-xmark %s", r.main(), r.main()))}
 	for _, b := range r.paths.Bound {
-		rules = append(rules, nat.Rule("-i "+b.Link+" -j KUBE-IPVS-ENTER"))
+		rules = append(rules,
+			nat.Rule(fmt.Sprintf("-i %s -m connmark ! --mark %s -m conntrack --ctdir ORIGINAL -j MARK --set-xmark %s", b.Link, r.masked(0), r.masked(b.Mark))),
+			nat.Rule("-i "+b.Link+" -m conntrack --ctstate NEW -j KUBE-IPVS-ENTER"))
 	}
 	return rules
 }
 
-// enterRules pick what is for a Service from outside:
+// enterRules pick what is for a Service:
 //
-//	-A KUBE-IPVS-ENTER -m set --match-set KUBE-LOAD-BALANCER dst,dst -j KUBE-IPVS-ENTRY     (and the other three)
+//	-A KUBE-IPVS-ENTER -m set --match-set KUBE-LOAD-BALANCER dst,dst -j KUBE-IPVS-ENTRY     (external IPs, node ports, cluster IPs)
 func (r *ruleset) enterRules() []nat.Rule {
 	var rules []nat.Rule
-	for _, set := range []SetName{LoadBalancer, ExternalIP, ExternalIPLocal, NodePorts} {
+	for _, set := range r.used(LoadBalancer, ExternalIP, ExternalIPLocal, NodePorts, ClusterIP) {
 		rules = append(rules, rule("from outside", r.match(set, "dst,dst"), "KUBE-IPVS-ENTRY"))
 	}
 	return rules
@@ -112,13 +118,13 @@ func (r *ruleset) enterRules() []nat.Rule {
 //
 //	-A KUBE-IPVS-ENTRY -i eth0 -j MARK --set-xmark 0x20/0x3060
 //	-A KUBE-IPVS-ENTRY -i eth1 -j MARK --set-xmark 0x40/0x3060
-//	-A KUBE-IPVS-ENTRY -m conntrack --ctstate NEW -j CONNMARK --save-mark --nfmask 0x3060 --ctmask 0x3060
+//	-A KUBE-IPVS-ENTRY -j CONNMARK --save-mark --nfmask 0x3060 --ctmask 0x3060
 func (r *ruleset) entryRules() []nat.Rule {
 	var rules []nat.Rule
 	for _, b := range r.paths.Bound {
 		rules = append(rules, nat.Rule(fmt.Sprintf("-i %s -j MARK --set-xmark %s", b.Link, r.masked(b.Mark))))
 	}
-	return append(rules, nat.Rule(fmt.Sprintf("-m conntrack --ctstate NEW -j CONNMARK --save-mark --nfmask %#[1]x --ctmask %#[1]x", r.cfg.SNAT.Mark)))
+	return append(rules, nat.Rule(fmt.Sprintf("-j CONNMARK --save-mark --nfmask %#[1]x --ctmask %#[1]x", r.cfg.SNAT.Mark)))
 }
 
 // bindRules stand in INPUT, behind the reverse-path check and before IPVS. A

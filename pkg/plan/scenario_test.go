@@ -114,7 +114,7 @@ func defaultConfig() plan.Config {
 		MasqueradeMark: 0x4000,
 		SNAT:           plan.SNAT{Mode: plan.SNATAuto, Mark: 0x3060, Priority: 480},
 		LocalMark:      plan.LocalMark{Value: 0x9, Mask: 0x3fff},
-		VIPs:           plan.VIPs{ClusterIPs: plan.ClaimAddress, LoadBalancers: plan.ClaimPort, ExternalIPs: plan.ClaimPort, Ping: true, Mark: 0x4, Table: 80080, Priority: 99},
+		VIPs:           plan.VIPs{ClusterIPs: plan.ClaimAddress, LoadBalancers: plan.ClaimAuto, ExternalIPs: plan.ClaimAuto, Ping: true, Mark: 0x4, Table: 80080, Priority: 98},
 	}
 }
 
@@ -196,6 +196,9 @@ func (s *scenario) addNetwork(words []string) {
 
 func parseLink(index int, name string, addresses []string) routing.Link {
 	l := routing.Link{Index: index, Name: name, Up: true, Loopback: name == "lo"}
+	if strings.HasPrefix(name, "cni") {
+		l.Type = "bridge"
+	}
 	for _, a := range addresses {
 		p := netip.MustParsePrefix(a)
 		l.Addresses = append(l.Addresses, routing.Address{

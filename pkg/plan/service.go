@@ -14,7 +14,7 @@ import (
 // Part is what one Service needs in the kernel.
 type Part struct {
 	VirtualServers []VirtualServer // by key, each key once
-	Outside        []Outside       // by key; see Numbered
+	Internal       []Internal      // by key; see Numbered
 	VIPs           []VIP           // to be claimed; sorted, each once in each way
 	Members        []Member        // of sets; sorted by set and entry
 	Unserved       []string        // what is not the Service's to have: field and why; sorted
@@ -188,15 +188,14 @@ func (b *partBuilder) claimClusterIP() Claim {
 	return ClaimAddress
 }
 
-// external are the endpoints for traffic to an external address. With
-// externalTrafficPolicy Local they are the cluster's for those who come from
-// inside. Who comes from outside gets those of this node (addOutside), and is
-// turned away if there is none that he could get (NoLocalEndpoint).
+// external returns the endpoints for external traffic. With externalTrafficPolicy
+// Local they are the node's, or, on a node without any, the cluster's, which only
+// internal clients get there: noLocal says that external ones are dropped.
 func (b *partBuilder) external(eps chosen) (endpoints []service.Endpoint, noLocal bool) {
-	if b.service.ExternalLocal && b.cfg.LocalMark.Value == 0 && len(eps.local) > 0 {
+	if b.service.ExternalLocal && len(eps.local) > 0 {
 		return eps.local, false
 	}
-	return eps.cluster, b.service.ExternalLocal && len(eps.local) == 0 && len(eps.cluster) > 0
+	return eps.cluster, b.service.ExternalLocal && len(eps.cluster) > 0
 }
 
 // keepsClient tells whether external traffic reaches the endpoints with the
@@ -221,7 +220,7 @@ func (b *partBuilder) addExternalIPs(family ip.Family, p *service.Port, eps chos
 		}
 		if b.mayHave("spec.externalIPs", key) && b.addExternal(key, right, eps) {
 			b.addMember(set, entryOf(key))
-			b.addVIPUnlessOnLink(b.cfg.VIPs.ExternalIPs, b.last())
+			b.claimShared(b.cfg.VIPs.ExternalIPs, b.last())
 		}
 	}
 }
@@ -234,7 +233,7 @@ func (b *partBuilder) addLoadBalancers(family ip.Family, p *service.Port, eps ch
 			if b.keepsClient() {
 				b.addMember(LoadBalancerLocal, entryOf(key))
 			}
-			b.addVIPUnlessOnLink(b.cfg.VIPs.LoadBalancers, b.last())
+			b.claimShared(b.cfg.VIPs.LoadBalancers, b.last())
 		}
 		// Also where the address is served already, as an external IP: that it
 		// stands in both lists must not lift the restriction.
@@ -254,7 +253,7 @@ func (b *partBuilder) addExternal(key ipvs.Key, right Right, eps chosen) bool {
 	if noLocal {
 		b.addMember(NoLocalEndpoint, entryOf(key))
 	}
-	b.addOutside(key, right, eps)
+	b.addInternal(key, right, eps)
 	return true
 }
 
@@ -276,11 +275,15 @@ func (b *partBuilder) addNodePorts(family ip.Family, p *service.Port, eps chosen
 	}
 }
 
-// addLocalhost adds a node port of the loopback address, which nobody but the node
-// asks. Without an endpoint the kernel refuses it by itself: IPVS's refusal would
-// go to the source that the request was given (package loopback).
+// addLocalhost adds a node port of the loopback address, whose only client is the
+// node: it gets all endpoints, whatever the policy. Without an endpoint the kernel
+// refuses it by itself: IPVS's refusal would go to the source that the request was
+// given (package loopback).
 func (b *partBuilder) addLocalhost(key ipvs.Key, eps chosen) {
-	endpoints, _ := b.external(eps)
+	endpoints := eps.cluster
+	if b.cfg.LocalMark.Value == 0 {
+		endpoints, _ = b.external(eps)
+	}
 	if len(endpoints) > 0 && b.addVirtualServer(key, Allotted, endpoints) {
 		b.addMember(NodePorts, entryOf(key))
 	}
@@ -340,10 +343,10 @@ func (b *partBuilder) addSourceRanges(family ip.Family, key ipvs.Key) {
 // addresses, as the route goes.
 func (b *partBuilder) nodeSources(vip netip.Addr) []netip.Addr {
 	var out []netip.Addr
-	if b.cfg.VIPs.byAddress() {
+	if b.cfg.VIPs.mayBeLocal() {
 		out = append(out, vip)
 	}
-	if b.cfg.VIPs.byPort() {
+	if b.cfg.VIPs.mayClaimPorts() {
 		b.part.Depends |= OnLinks
 		for a := range b.facts.OnLinks {
 			if ip.Of(a) == ip.Of(vip) && !a.IsLoopback() && !a.IsLinkLocalUnicast() {
@@ -453,15 +456,6 @@ func (b *partBuilder) last() *VirtualServer {
 	return &b.part.VirtualServers[len(b.part.VirtualServers)-1]
 }
 
-// addVIPUnlessOnLink leaves an address alone that is the node's own, so that
-// its SSH and 6443 go on (kubernetes#114815).
-func (b *partBuilder) addVIPUnlessOnLink(claim Claim, vs *VirtualServer) {
-	b.part.Depends |= OnLinks
-	if !b.facts.OnLinks[vs.Key.Addr] {
-		b.addVIP(claim, vs)
-	}
-}
-
 // addMember adds to the set of the entry's family; for entries without an
 // address, of the family given.
 func (b *partBuilder) addMember(set SetName, e ipset.Entry, family ...ip.Family) {
@@ -478,7 +472,7 @@ func (b *partBuilder) addMember(set SetName, e ipset.Entry, family ...ip.Family)
 // sort has equal plans be equal values, and drops what came twice.
 func (p *Part) sort() {
 	slices.SortFunc(p.VirtualServers, func(a, b VirtualServer) int { return a.Key.Compare(b.Key) })
-	slices.SortFunc(p.Outside, func(a, b Outside) int { return a.Key.Compare(b.Key) })
+	slices.SortFunc(p.Internal, func(a, b Internal) int { return a.Key.Compare(b.Key) })
 	slices.SortFunc(p.VIPs, compareVIPs)
 	p.VIPs = slices.Compact(p.VIPs)
 	slices.SortFunc(p.Members, compareMembers)

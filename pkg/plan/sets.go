@@ -30,13 +30,14 @@ const (
 	NodePortSCTP       SetName = "KUBE-NODE-PORT-SCTP-HASH"
 	NodePortLocalSCTP  SetName = "KUBE-NODE-PORT-LOCAL-SCTP-HASH"
 	HealthCheckPort    SetName = "KUBE-HEALTH-CHECK-NODE-PORT"
-	VIPAddresses       SetName = "KUBE-IPVS-IPS"       // addresses on kube-ipvs0
-	PortVIPs           SetName = "KUBE-IPVS-PORT-IPS"  // VIPs of which only the Services' ports are claimed
-	Refused            SetName = "KUBE-IPVS-REFUSED"   // those ports without an endpoint
-	NodePorts          SetName = "KUBE-IPVS-NODE-PORT" // every node address and node port that is served
-	NoLocalEndpoint    SetName = "KUBE-IPVS-NO-LOCAL"  // externalTrafficPolicy Local, and no endpoint on this node
-	Local              SetName = "KUBE-IPVS-LOCAL"     // externalTrafficPolicy Local, with the number of who comes from outside
-	ReplyRoutedSources SetName = "KUBE-IPVS-REPLY-SRC" // sources whose masqueraded flows take reply routing
+	VIPAddresses       SetName = "KUBE-IPVS-IPS"        // addresses on kube-ipvs0
+	PortVIPs           SetName = "KUBE-IPVS-PORT-IPS"   // VIPs of which only the Services' ports are claimed
+	Refused            SetName = "KUBE-IPVS-REFUSED"    // those ports without an endpoint
+	NodePorts          SetName = "KUBE-IPVS-NODE-PORT"  // every node address and node port that is served
+	SharedVIPs         SetName = "KUBE-IPVS-SHARED-IPS" // local VIPs whose other ports leave the node
+	NoLocalEndpoint    SetName = "KUBE-IPVS-NO-LOCAL"   // externalTrafficPolicy Local, no endpoint on this node
+	Local              SetName = "KUBE-IPVS-LOCAL"      // externalTrafficPolicy Local, with the fwmark for internal clients
+	ReplyRoutedSources SetName = "KUBE-IPVS-REPLY-SRC"  // sources whose masqueraded flows take reply routing
 
 	// Draining records the fwmark virtual servers that get no new connections
 	// any more, each as VIP, port and the fwmark in the form of an address. No
@@ -67,6 +68,7 @@ var setTypes = []struct {
 	{HealthCheckPort, ipset.BitmapPort},
 	{VIPAddresses, ipset.HashIP},
 	{PortVIPs, ipset.HashIP},
+	{SharedVIPs, ipset.HashIP},
 	{Refused, ipset.HashIPPort},
 	{NodePorts, ipset.HashIPPort},
 	{NoLocalEndpoint, ipset.HashIPPort},
@@ -100,6 +102,26 @@ func (n SetName) In(f ip.Family) string {
 		name = name[:maxSetName]
 	}
 	return name
+}
+
+// SetsInUse are the names of sets that have, or have had, members. Rules that
+// match a set are written once it is in use: a node pays for no rule that none
+// of its Services needs. A nil SetsInUse stands for all sets.
+type SetsInUse map[string]bool
+
+// Has reports whether a set is in use in a family.
+func (u SetsInUse) Has(set SetName, f ip.Family) bool { return u == nil || u[set.In(f)] }
+
+// Add puts the sets of members in use. It reports whether any was not before.
+func (u SetsInUse) Add(members []Member) bool {
+	added := false
+	for i := range members {
+		if name := members[i].Set; !u[name] {
+			u[name] = true
+			added = true
+		}
+	}
+	return added
 }
 
 // Sets lists every set of a family.

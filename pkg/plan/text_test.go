@@ -18,21 +18,35 @@ import (
 // then each Service's part.
 func text(cfg *plan.Config, n *plan.Node, services []service.Service) string {
 	facts := plan.FactsOf(cfg, n)
+	parts := partsOf(cfg, n, services)
 	var w writer
 	w.facts(&facts)
 	w.node(cfg, plan.NodeWide(cfg, n))
-	numbers := map[ipvs.Key]uint32{}
 	for i := range services {
 		w.line("")
 		w.line("Service %s", services[i].Name)
-		w.part(numbered(cfg, plan.Service(cfg, &facts, &services[i]), numbers))
+		w.part(parts[i])
 	}
 	return w.String()
 }
 
+// partsOf plans the Services, and puts the sets that they fill in use.
+func partsOf(cfg *plan.Config, n *plan.Node, services []service.Service) []plan.Part {
+	facts := plan.FactsOf(cfg, n)
+	numbers := map[ipvs.Key]uint32{}
+	n.Uses = plan.SetsInUse{}
+	var parts []plan.Part
+	for i := range services {
+		part := numbered(cfg, plan.Service(cfg, &facts, &services[i]), numbers)
+		n.Uses.Add(part.Members)
+		parts = append(parts, part)
+	}
+	return parts
+}
+
 // numbered gives an address and port that has no number yet the next.
 func numbered(cfg *plan.Config, p plan.Part, numbers map[ipvs.Key]uint32) plan.Part {
-	for _, o := range p.Outside {
+	for _, o := range p.Internal {
 		if _, ok := numbers[o.Key]; !ok {
 			numbers[o.Key] = uint32(len(numbers) + 1)
 		}
@@ -149,7 +163,7 @@ func dependsText(d plan.Depends) string {
 		name string
 	}{
 		{plan.OnZone, "zone"}, {plan.OnNodePorts, "node ports"}, {plan.OnLinks, "links"}, {plan.OnPrimary, "primary"}, {plan.OnMany, "many"},
-		{plan.OnListeners, "listeners"}, {plan.OnAPIServer, "API server"}, {plan.OnLost, "lost nodes"},
+		{plan.OnListeners, "listeners"}, {plan.OnAPIServer, "API server"}, {plan.OnLost, "lost nodes"}, {plan.OnPeers, "peers"},
 	} {
 		if d&bit.d != 0 {
 			out = append(out, bit.name)
@@ -157,7 +171,7 @@ func dependsText(d plan.Depends) string {
 		}
 	}
 	if d != 0 {
-		out = append(out, fmt.Sprintf("unknown bits %#x", uint8(d)))
+		out = append(out, fmt.Sprintf("unknown bits %#x", uint16(d)))
 	}
 	return strings.Join(append(out, "itself"), ", ")
 }

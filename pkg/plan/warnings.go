@@ -54,7 +54,7 @@ func marksInUse(cfg *Config, part *NodePart) []markUse {
 		reply.bits |= b.Mark
 	}
 	claim := markUse{setting: "--claim-mark"}
-	if cfg.VIPs.byPort() {
+	if cfg.VIPs.mayClaimPorts() {
 		claim.bits = cfg.VIPs.Mark
 	}
 	return []markUse{{"--iptables-masquerade-bit", cfg.MasqueradeMark}, reply, claim}

@@ -60,7 +60,7 @@ func TestWarnings(t *testing.T) {
 		{"a policy rule with other bits", append(eni, "rule 100 fwmark 0x200/0xf00 lookup 7"), plan.SNATAuto, 0x3060, nil, nil, nil},
 		{"a policy rule at our priority", append(eni, "rule 480 from 10.9.9.9 lookup 7"), plan.SNATAuto, 0x3060, nil, nil,
 			[]string{"has the priority of ours: choose another --reply-rule-priority"}},
-		{"a policy rule at that of claimed ports", append(eni, "rule 99 from 10.9.9.9 lookup 7"), plan.SNATAuto, 0x3060, nil, nil,
+		{"a policy rule at that of claimed ports", append(eni, "rule 98 from 10.9.9.9 lookup 7"), plan.SNATAuto, 0x3060, nil, nil,
 			[]string{"has the priority of ours: choose another --claim-rule-priority"}},
 		{"a pod's rule before ours", append(eni[:4:4], "rule 111 from 10.0.1.8 lookup 101"), plan.SNATAuto, 0x3060, nil, nil,
 			[]string{`"IPv4 rule 111: from 10.0.1.8/32 lookup 101" comes before reply routing: choose a --reply-rule-priority below 111`}},

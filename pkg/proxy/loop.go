@@ -153,12 +153,12 @@ func (p *Proxy) pass(ctx context.Context, retry []types.NamespacedName) {
 	for _, name := range retry {
 		p.applier.Retry(name)
 	}
-	problems := p.applier.Flush()
+	problems := p.flush()
 	if len(large) > 0 {
 		// What changes while it is programmed comes before the next.
 		p.planService(ctx, large[0])
 		count++
-		problems = append(problems, p.applier.Flush()...)
+		problems = append(problems, p.flush()...)
 	}
 	p.settle(ctx, problems)
 	p.measure(problems)

@@ -76,7 +76,7 @@ func (n *numbers) assign(name types.NamespacedName, keys []ipvs.Key, usable func
 		}
 		if n.byKey[key] == 0 {
 			n.short[name] = struct{}{}
-			errs = append(errs, fmt.Errorf("%s: all %d numbers of --local-mark are in use, so that pods and nodes too are served by the endpoints of this node alone", key, n.mark.Most()))
+			errs = append(errs, fmt.Errorf("%s: all %d numbers of --local-mark are in use, so internal clients reach only this node's endpoints", key, n.mark.Most()))
 			continue
 		}
 		out[key] = n.byKey[key]
@@ -136,8 +136,8 @@ func (n *numbers) release(held func(key ipvs.Key, number uint32) bool) []types.N
 
 // number gives a part of the plan its numbers.
 func (p *Proxy) number(name types.NamespacedName, part plan.Part) (plan.Part, error) {
-	keys := make([]ipvs.Key, len(part.Outside))
-	for i, o := range part.Outside {
+	keys := make([]ipvs.Key, len(part.Internal))
+	for i, o := range part.Internal {
 		keys[i] = o.Key
 	}
 	assigned, err := p.numbers.assign(name, keys, func(number uint32) bool {

@@ -67,6 +67,9 @@ func (p *Proxy) adopt(ctx context.Context, d draft) {
 	p.noteNoLocal(d.name, part.NoLocal)
 	owner := d.owner // by itself: a pointer into the draft would keep all of that
 	p.applier.Set(&owner, part)
+	if p.uses.Add(part.Members) {
+		p.replan = true
+	}
 	if part.HealthCheck.Port != 0 {
 		p.HealthChecks.Set(d.name, part.HealthCheck)
 	} else {
@@ -160,9 +163,26 @@ func (p *Proxy) renewNode(ctx context.Context) (plan.Depends, error) {
 	p.node.Bound = p.bound
 	p.node.Kernel = p.KernelVersion
 	p.node.BridgeNetfilter = p.BridgeNetfilter()
+	p.node.Uses = p.uses
 	facts := plan.FactsOf(&p.Config, &p.node)
 	changed := plan.Changed(&p.facts, &facts)
 	p.facts = facts
+	p.planNode()
+	return changed, nil
+}
+
+// flush writes what is dirty, and before it the rules for sets that have come
+// into use.
+func (p *Proxy) flush() apply.Problems {
+	if p.replan {
+		p.planNode()
+	}
+	return p.applier.Flush()
+}
+
+// planNode plans the node's part from what is known of the node.
+func (p *Proxy) planNode() {
+	p.replan = false
 	part := plan.NodeWide(&p.Config, &p.node)
 	p.bound = plan.Remember(p.bound, part.Bound)
 	if !slices.Equal(part.Watched, p.nodePart.Watched) {
@@ -173,7 +193,6 @@ func (p *Proxy) renewNode(ctx context.Context) (plan.Depends, error) {
 		p.applier.SetNode(part)
 		p.Meter.Interfaces(part.Modes)
 	}
-	return changed, nil
 }
 
 // deletionCandidateTaint is what the cluster autoscaler puts on a node that

@@ -110,6 +110,8 @@ type Proxy struct {
 	nodePart plan.NodePart
 	linger   linger
 	bound    []plan.Binding // the values of interfaces in all plans so far
+	uses     plan.SetsInUse // that rules are written for; it only grows
+	replan   bool           // the node's part is to be planned again
 	depends  map[types.NamespacedName]plan.Depends
 	reported map[types.NamespacedName]string // last complaint about each object
 	warned   map[string]bool                 // what is known to be in the way
@@ -158,6 +160,7 @@ func New(o Options) *Proxy {
 		lacking:    map[types.NamespacedName]struct{}{},
 		retries:    newRetries(),
 		linger:     newLinger(),
+		uses:       plan.SetsInUse{},
 	}
 }
 
@@ -210,7 +213,7 @@ func (p *Proxy) prepare(ctx context.Context) bool {
 		klog.FromContext(ctx).Error(err, "Cannot begin, trying again")
 		return false
 	}
-	problems := p.applier.Flush()
+	problems := p.flush()
 	if servers, _, _ := p.applier.Held(); servers == 0 {
 		problems = append(problems, p.program(ctx, p.inbox.first)...)
 	}
@@ -317,20 +320,34 @@ func (p *Proxy) begin(ctx context.Context) error {
 	}
 	p.applier.Adopt(observation)
 	p.numbers.seed(p.applier.Marks())
+	p.useSets(p.applier.FilledSets())
 	return nil
+}
+
+// useSets has rules written for sets that the kernel has members of: what an
+// earlier process serves goes on.
+func (p *Proxy) useSets(names []string) {
+	for _, name := range names {
+		p.uses[name] = true
+	}
+	p.replan = true
 }
 
 // programAll programs what of the node's part has changed since it was prepared,
 // and then every Service, those first that others need to start at all
-// (kubernetes#133773), and last removes what nobody wants any more.
+// (kubernetes#133773). Last it removes what is not desired any more, and then the
+// rules for sets that only an earlier process used.
 func (p *Proxy) programAll(ctx context.Context) apply.Problems {
 	if w := p.take(); w.node || w.network || p.manyNow() {
 		p.renewAffected(ctx)
 	}
-	problems := p.applier.Flush()
+	problems := p.flush()
 	problems = append(problems, p.program(ctx, p.waiting)...)
 	p.applier.Sweep()
-	problems = append(problems, p.applier.Flush()...)
+	problems = append(problems, p.flush()...)
+	p.uses = p.applier.WantedSets()
+	p.node.Uses, p.replan = p.uses, true
+	problems = append(problems, p.flush()...)
 	p.warn(ctx)
 	return problems
 }
@@ -342,12 +359,12 @@ func (p *Proxy) program(ctx context.Context, names map[types.NamespacedName]stru
 	for _, name := range batches[0] {
 		p.planService(ctx, name)
 	}
-	problems := p.applier.Flush()
+	problems := p.flush()
 	for drafts := range p.draftAhead(batches[1:]) {
 		for _, d := range drafts {
 			p.adopt(ctx, d)
 		}
-		problems = append(problems, p.applier.Flush()...)
+		problems = append(problems, p.flush()...)
 	}
 	return problems
 }

@@ -155,7 +155,7 @@ func check(c Change) error {
 
 func soundRule(r Rule, op Op) bool {
 	if r.Action == SkipLocal {
-		bare := r == Rule{Family: r.Family, Action: SkipLocal, Mark: r.Mark, Mask: r.Mask, Stray: r.Stray}
+		bare := r == Rule{Family: r.Family, Action: SkipLocal, IIf: r.IIf, Mark: r.Mark, Mask: r.Mask, Stray: r.Stray}
 		return bare && of(r.Family, netip.Prefix{}) && (r.Mask != 0 && !r.Stray || r.Stray && op == DeleteRule)
 	}
 	return r.Action == Lookup && !r.Other && !r.Own && r.Table > 0 && r.Priority > 0 &&

@@ -201,10 +201,13 @@ func (s *session) requestRule(kind, flags uint16, r rawRule) error {
 var actionNumbers = map[Action]uint8{Lookup: nl.FR_ACT_TO_TBL, Goto: nl.FR_ACT_GOTO, Nop: nl.FR_ACT_NOP}
 
 // appendRule appends a struct fib_rule_hdr and its attributes, for rules with
-// no conditions but a mark and with a table below 256.
+// no conditions but a mark and an interface, and with a table below 256.
 func appendRule(b []byte, r rawRule) []byte {
 	b = append(b, uint8(familyNumber(r.Family)), 0, 0, 0, uint8(r.Table), 0, 0, actionNumbers[r.Action], 0, 0, 0, 0)
 	b = kernel.AppendUint32(b, nl.FRA_PRIORITY, uint32(r.Priority))
+	if r.IIf != "" {
+		b = kernel.AppendAttr(b, unix.FRA_IIFNAME, append([]byte(r.IIf), 0))
+	}
 	if r.Mask != 0 {
 		b = kernel.AppendUint32(b, nl.FRA_FWMARK, r.Mark)
 		b = kernel.AppendUint32(b, nl.FRA_FWMASK, r.Mask)

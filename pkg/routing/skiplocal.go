@@ -69,8 +69,8 @@ func frameOf(rules []rawRule) (frame, error) {
 }
 
 // jump and target are the two parts that we add.
-func (f frame) jump(mark, mask uint32) Rule {
-	return Rule{Family: f.local.Family, Priority: f.before, Mark: mark, Mask: mask, Action: Goto, Target: f.next}
+func (f frame) jump(r Rule) Rule {
+	return Rule{Family: f.local.Family, Priority: f.before, IIf: r.IIf, Mark: r.Mark, Mask: r.Mask, Action: Goto, Target: f.next}
 }
 
 func (f frame) target() Rule {
@@ -96,7 +96,7 @@ func exemptions(rules []rawRule) []Rule {
 	for _, r := range parts {
 		if f.holds(rules, r) {
 			if r.Action == Goto {
-				out = append(out, Rule{Family: r.Family, Mark: r.Mark, Mask: r.Mask, Action: SkipLocal})
+				out = append(out, Rule{Family: r.Family, IIf: r.IIf, Mark: r.Mark, Mask: r.Mask, Action: SkipLocal})
 			}
 		} else {
 			left = true
@@ -115,7 +115,7 @@ func (f frame) holds(rules []rawRule, part rawRule) bool {
 		return part.Rule == f.target()
 	}
 	at := slices.Index(rules, part)
-	return part.Rule == f.jump(part.Mark, part.Mask) && at < slices.IndexFunc(rules, rawRule.localRule) &&
+	return part.Rule == f.jump(part.Rule) && at < slices.IndexFunc(rules, rawRule.localRule) &&
 		slices.Contains(rules, rawRule{f.target(), Protocol})
 }
 
@@ -132,7 +132,7 @@ func skipLocal(s stack, want Rule) error {
 	if err != nil {
 		return err
 	}
-	for _, r := range []Rule{f.target(), f.jump(want.Mark, want.Mask)} {
+	for _, r := range []Rule{f.target(), f.jump(want)} {
 		part := rawRule{r, Protocol}
 		if slices.Contains(rules, part) {
 			continue
@@ -214,7 +214,7 @@ func endSkipLocal(s stack, end Rule) error {
 	for _, r := range rules {
 		switch {
 		case !r.part():
-		case end.Stray && !(known && f.holds(rules, r)), !end.Stray && r.Action == Goto && r.Mark == end.Mark && r.Mask == end.Mask:
+		case end.Stray && !(known && f.holds(rules, r)), !end.Stray && r.Action == Goto && r.Mark == end.Mark && r.Mask == end.Mask && r.IIf == end.IIf:
 			gone = append(gone, r)
 		case r.Action == Goto:
 			targets = true

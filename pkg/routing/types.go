@@ -36,7 +36,8 @@ const (
 	//	Rule{Family: f, Action: SkipLocal, Mark: 0x4, Mask: 0x4}
 	//
 	// into the desired state, one per family and mark, with all other fields
-	// zero. Apply chooses the priorities and keeps the order, as skiplocal.go
+	// zero, except that IIf may limit it to one interface: with "lo", to what the
+	// node sends and to reverse-path checks that look at the mark. Apply chooses the priorities and keeps the order, as skiplocal.go
 	// describes; Observe reports the same value while the rule is in effect.
 	// If the rule cannot be put into its place, Apply fails with EBUSY and
 	// marked packets find table local: the mark then has no effect.

@@ -38,7 +38,9 @@ func TestBehaviourBalancer(t *testing.T) {
 	b := &balancerNet{cluster: c, balancer: c.Segment.Client("balancer", own...)}
 	b.neighbour = c.Segment.Client("neighbour", inSubnet(99)[0]+"/24", inSubnet(99)[1]+"/64")
 	b.balancer.Serve("balancer", lab.TCP, 80)
-	c.program(t, []*lab.BridgeNode{c.Nodes[0], c.Nodes[2]}, b.services())
+	// The load balancer is a neighbour of the nodes, which must not answer ARP for
+	// its addresses.
+	c.program(t, []*lab.BridgeNode{c.Nodes[0], c.Nodes[2]}, b.services(), "--claim-load-balancers=port")
 	t.Run("Issue59976NoARP", b.testNoARP)
 	t.Run("Issue79783Probes", b.testProbes)
 	t.Run("Issue66607LeftToTheBalancer", b.testLeftToIt)

@@ -239,15 +239,19 @@ func (r *ruleset) pingRules() []nat.Rule {
 //	-A KUBE-IPVS-FOREIGN -m set --match-set KUBE-LOAD-BALANCER dst,dst -j RETURN     (external IPs alike)
 //	-A KUBE-IPVS-FOREIGN ! -p icmp -j MARK --set-xmark 0x4/0xd
 //
-// What the device sends, answers and probes (kubernetes#79783), has the VIP as
-// its source. The second mark skips table local in the reverse-path check alone,
-// and replies to its probes leave the node:
+// What the device sends has the VIP as its source, which the reverse-path check
+// finds local. To pods it passes by the same mark. To the node, answers and probes
+// (kubernetes#79783), it needs another, by which only the reverse-path check skips
+// table local; these connections are known by their connmark. The node's replies to
+// probes leave the node:
 //
-//	-A PREROUTING -i eth0 -m set --match-set KUBE-IPVS-SHARED-IPS src -j KUBE-IPVS-DEVICE
-//	-A KUBE-IPVS-DEVICE -j MARK --set-xmark 0x5/0xd
-//	-A KUBE-IPVS-DEVICE -m conntrack --ctstate NEW -j CONNMARK --set-xmark 0x4/0xd
+//	-A KUBE-IPVS-FOREIGN -m addrtype --src-type LOCAL -m conntrack --ctstate NEW -j CONNMARK --set-xmark 0x4/0xd
 //	-A PREROUTING, OUTPUT -m connmark --mark 0x4/0xd -m conntrack --ctdir REPLY -j KUBE-IPVS-PROBED
 //	-A KUBE-IPVS-PROBED -j MARK --set-xmark 0x4/0xd
+//	-A PREROUTING -i eth0 -m set --match-set KUBE-IPVS-SHARED-IPS src -j KUBE-IPVS-DEVICE
+//	-A KUBE-IPVS-DEVICE -m conntrack --ctstate NEW -j CONNMARK --set-xmark 0x4/0xd
+//	-A KUBE-IPVS-DEVICE -m connmark --mark 0x4/0xd -j MARK --set-xmark 0x5/0xd
+//	-A KUBE-IPVS-DEVICE -m connmark ! --mark 0x4/0xd -j MARK --set-xmark 0x4/0xd
 //
 // The node's own packets may have the VIP as their source, and get one that the
 // answer comes back to:
@@ -260,24 +264,27 @@ func (r *ruleset) foreignPorts() {
 	const comment = "kubernetes ports of other devices"
 	mask := r.cfg.foreignMask()
 	leaves := fmt.Sprintf("%#x/%#x", r.cfg.VIPs.Mark, mask)
-	r.jumpIf(nat.Mangle, "PREROUTING", r.match(SharedVIPs, "dst"), "KUBE-IPVS-FOREIGN", comment)
-	r.jumpIf(nat.Mangle, "OUTPUT", r.match(SharedVIPs, "dst"), "KUBE-IPVS-FOREIGN", comment)
+	probed := "-m connmark --mark " + leaves + " -m conntrack --ctdir REPLY"
+	for _, hook := range []string{"PREROUTING", "OUTPUT"} {
+		r.jumpIf(nat.Mangle, hook, r.match(SharedVIPs, "dst"), "KUBE-IPVS-FOREIGN", comment)
+		r.jumpIf(nat.Mangle, hook, probed, "KUBE-IPVS-PROBED", comment)
+	}
 	var rules []nat.Rule
 	for _, link := range r.outerLinks {
 		r.jumpIf(nat.Mangle, "PREROUTING", "-i "+link+" "+r.match(SharedVIPs, "src"), "KUBE-IPVS-DEVICE", comment)
 		rules = append(rules, rule("external clients", "-i "+link, "RETURN"))
 	}
-	probed := "-m connmark --mark " + leaves + " -m conntrack --ctdir REPLY"
-	r.jumpIf(nat.Mangle, "PREROUTING", probed, "KUBE-IPVS-PROBED", comment)
-	r.jumpIf(nat.Mangle, "OUTPUT", probed, "KUBE-IPVS-PROBED", comment)
 	for _, set := range r.used(LoadBalancer, ExternalIP, ExternalIPLocal) {
 		rules = append(rules, rule("served by IPVS", r.match(set, "dst,dst"), "RETURN"))
 	}
-	r.chain(nat.Mangle, "KUBE-IPVS-FOREIGN", append(rules, rule("leaves the node", "! "+r.icmp(), "MARK --set-xmark "+leaves))...)
-	r.chain(nat.Mangle, "KUBE-IPVS-DEVICE",
-		nat.Rule(fmt.Sprintf("-j MARK --set-xmark %#x/%#x", r.cfg.deviceMark(), mask)),
-		nat.Rule("-m conntrack --ctstate NEW -j CONNMARK --set-xmark "+leaves))
+	r.chain(nat.Mangle, "KUBE-IPVS-FOREIGN", append(rules,
+		nat.Rule("-m addrtype --src-type LOCAL -m conntrack --ctstate NEW -j CONNMARK --set-xmark "+leaves),
+		rule("leaves the node", "! "+r.icmp(), "MARK --set-xmark "+leaves))...)
 	r.chain(nat.Mangle, "KUBE-IPVS-PROBED", nat.Rule("-j MARK --set-xmark "+leaves))
+	r.chain(nat.Mangle, "KUBE-IPVS-DEVICE",
+		nat.Rule("-m conntrack --ctstate NEW -j CONNMARK --set-xmark "+leaves),
+		nat.Rule(fmt.Sprintf("-m connmark --mark %s -j MARK --set-xmark %#x/%#x", leaves, r.cfg.deviceMark(), mask)),
+		nat.Rule(fmt.Sprintf("-m connmark ! --mark %[1]s -j MARK --set-xmark %[1]s", leaves)))
 }
 
 func (r *ruleset) usesShared() bool { return r.cfg.VIPs.mayShare() && r.uses(SharedVIPs) }

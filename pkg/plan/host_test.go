@@ -92,7 +92,9 @@ func (h *host) addRules(ours []routing.Rule) {
 // route gives the interface that a packet leaves by; "lo" if it is for the
 // node.
 func (h *host) route(src, dst netip.Addr, mark uint32) string {
-	skips := slices.ContainsFunc(h.rules, func(r routing.Rule) bool { return r.Action == routing.SkipLocal && r.IIf == "" && mark&r.Mask == r.Mark })
+	skips := slices.ContainsFunc(h.rules, func(r routing.Rule) bool {
+		return r.Action == routing.SkipLocal && r.IIf == "" && mark&r.Mask == r.Mark
+	})
 	if h.local[dst] && !skips {
 		return "lo"
 	}

@@ -21,7 +21,7 @@ type NodePart struct {
 	NAT     nat.State
 	// Chains are all that NAT could have, were every set in use; sorted.
 	Chains []nat.Chain
-	Rules   []routing.Rule
+	Rules  []routing.Rule
 	// Loopback is for the node ports of the loopback address.
 	Loopback loopback.State
 	Bound    []Binding // what the rules are for

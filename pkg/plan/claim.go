@@ -233,8 +233,10 @@ func (r *ruleset) pingRules() []nat.Rule {
 
 // foreignPorts lets what pods and the node send to a port of a local VIP that no
 // Service has leave the node. The mark skips table local, see addClaimRules;
-// external clients are refused. ICMP stays, as it has no port:
+// external clients are refused. ICMP stays, as it has no port, and so do answers to
+// the node's own requests, whose source is the VIP where the endpoint is here:
 //
+//	-A PREROUTING, OUTPUT -m conntrack --ctdir ORIGINAL -m set --match-set KUBE-IPVS-SHARED-IPS dst -j KUBE-IPVS-FOREIGN
 //	-A KUBE-IPVS-FOREIGN -i eth0 -j RETURN     (each interface that leads out)
 //	-A KUBE-IPVS-FOREIGN -m set --match-set KUBE-LOAD-BALANCER dst,dst -j RETURN     (external IPs alike)
 //	-A KUBE-IPVS-FOREIGN ! -p icmp -j MARK --set-xmark 0x4/0xd
@@ -266,7 +268,7 @@ func (r *ruleset) foreignPorts() {
 	leaves := fmt.Sprintf("%#x/%#x", r.cfg.VIPs.Mark, mask)
 	probed := "-m connmark --mark " + leaves + " -m conntrack --ctdir REPLY"
 	for _, hook := range []string{"PREROUTING", "OUTPUT"} {
-		r.jumpIf(nat.Mangle, hook, r.match(SharedVIPs, "dst"), "KUBE-IPVS-FOREIGN", comment)
+		r.jumpIf(nat.Mangle, hook, "-m conntrack --ctdir ORIGINAL "+r.match(SharedVIPs, "dst"), "KUBE-IPVS-FOREIGN", comment)
 		r.jumpIf(nat.Mangle, hook, probed, "KUBE-IPVS-PROBED", comment)
 	}
 	var rules []nat.Rule

@@ -9,6 +9,7 @@ CACHE := $(abspath $(or $(KUBE_IPVS_CACHE),.cache))
 LAB_PROGRAM := $(CACHE)/bin/lab
 # Directories with tests behind the build tag e2e; E2E_PACKAGES='pkg/nat' narrows.
 E2E_PACKAGES ?= $(filter-out test/conformance test/bench test/neighbours,$(patsubst %/,%,$(sort $(dir $(shell grep -rl --include='*_test.go' '^//go:build e2e' pkg cmd test)))))
+ACTIONLINT := github.com/rhysd/actionlint/cmd/actionlint@v1.7.12
 STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.2
 
 KUBERNETES_VERSION := v1.36.3
@@ -63,6 +64,15 @@ release: ## bin/release: the program of all IMAGE_ARCHITECTURES, with checksums 
 		$(GO) run ./hack/sbom $$program '$(VERSION)' $$program.cdx.json || exit; \
 	done
 	@cd $(RELEASE) && sha256sum kube-ipvs-* > SHA256SUMS && cat SHA256SUMS
+
+.PHONY: reproducible chart
+reproducible: export VERSION := $(VERSION)
+reproducible: ## build the release and the image twice, in two places, and compare
+	@hack/reproducible
+
+chart: peer-helm ## bin/chart: the Helm chart of VERSION, packaged
+	@rm -rf bin/chart && mkdir -p bin/chart
+	@$(PEERS)/helm package deploy/chart '$(VERSION)' bin/chart
 
 GOVULNCHECK := golang.org/x/vuln/cmd/govulncheck@v1.1.4
 vulncheck: ## what is known to be vulnerable and is called here; asks vuln.go.dev, and fails without it
@@ -341,12 +351,13 @@ image:
 
 docs: ## write what is made from the code and the manifests: docs/flags.md, docs/metrics.md, docs/man, deploy/install.yaml; and from verdicts: docs/conformance.md
 	@$(GO) test ./pkg/config -run '^Test(Flag|Document)Reference$$' -update
+	@$(GO) run ./hack/drawings docs/img
 	@$(GO) test ./deploy -run '^Test(InstallManifest|ValuesSchema)$$' -update
 	@$(GO) test ./cmd/proxy -run '^(TestManPages|TestMetricsReference)$$' -update
 	@$(GO) test ./test/upstream/judge -run '^TestPage$$' -update
 
 docs-check: ## fails if such a page is stale, or a page leads nowhere
-	@$(GO) test -count 1 -run '^(TestInstallManifest|TestValuesSchema|TestFlagReference|TestDocumentReference|TestAnnotationReference|TestManPages|TestMetricsReference|TestLinks|TestPage|TestTableInDocs)$$' ./pkg/config ./cmd/proxy ./deploy ./docs ./test/bench ./test/conformance ./test/reliability ./test/upstream/judge
+	@$(GO) test -count 1 -run '^(TestDrawings|TestInstallManifest|TestValuesSchema|TestFlagReference|TestDocumentReference|TestAnnotationReference|TestManPages|TestMetricsReference|TestLinks|TestPage|TestTableInDocs)$$' ./pkg/config ./cmd/proxy ./deploy ./docs ./hack/drawings ./test/bench ./test/conformance ./test/reliability ./test/upstream/judge
 
 FUZZTIME ?= 10m
 # A regular expression for targets, as in nat.FuzzParseSave.
@@ -370,7 +381,7 @@ fuzz: ## each fuzz target for FUZZTIME=10m, or those of FUZZ=regexp, from and in
 	@$(MAKE) --no-print-directory START=$(START) reliability-page
 fuzz: export FUZZ_TARGETS := $(value FUZZ)
 
-lint: ## gofmt, go vet, staticcheck, go mod
+lint: ## gofmt, go vet, staticcheck, go mod, actionlint
 	$(call phase,gofmt)
 	@unformatted=$$(gofmt -l cmd deploy hack pkg test); if [ -n "$$unformatted" ]; then echo "not formatted:"; echo "$$unformatted"; exit 1; fi
 	$(call phase,go mod)
@@ -382,6 +393,8 @@ lint: ## gofmt, go vet, staticcheck, go mod
 	$(call phase,staticcheck)
 	@$(GO) run $(STATICCHECK) ./...
 	@$(GO) run $(STATICCHECK) -tags e2e ./...
+	$(call phase,actionlint)
+	@$(GO) run $(ACTIONLINT) -shellcheck= -pyflakes=
 	$(call phase,lint passed)
 
 # Programs that the tests run beside the product, built from test/peers.

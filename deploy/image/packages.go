@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 
@@ -52,10 +53,42 @@ func packageRoot(ctx context.Context, cache, architecture string) (string, error
 	if err := debian.UnpackFor(ctx, architecture, work, unpacked, packages...); err != nil {
 		return "", err
 	}
+	if err := recordPackages(ctx, filepath.Join(work, "archives"), unpacked); err != nil {
+		return "", err
+	}
 	if err := finish(unpacked); err != nil {
 		return "", err
 	}
 	return root, os.Rename(unpacked, root)
+}
+
+// recordPackages writes which packages the image has where scanners look for it in
+// images without a package manager: one file each in var/lib/dpkg/status.d, and
+// etc/os-release.
+func recordPackages(ctx context.Context, archives, root string) error {
+	debs, err := filepath.Glob(filepath.Join(archives, "*.deb"))
+	if err != nil {
+		return err
+	}
+	status := filepath.Join(root, "var/lib/dpkg/status.d")
+	if err := errors.Join(os.MkdirAll(status, 0o755), os.MkdirAll(filepath.Join(root, "etc"), 0o755)); err != nil {
+		return err
+	}
+	for _, deb := range debs {
+		control, err := exec.CommandContext(ctx, "dpkg-deb", "--field", deb).Output()
+		if err != nil {
+			return fmt.Errorf("dpkg-deb --field %s: %w", filepath.Base(deb), err)
+		}
+		name, _, _ := strings.Cut(filepath.Base(deb), "_")
+		if err := os.WriteFile(filepath.Join(status, name), control, 0o644); err != nil {
+			return err
+		}
+	}
+	release, err := os.ReadFile("/etc/os-release")
+	if err != nil {
+		return err
+	}
+	return os.WriteFile(filepath.Join(root, "etc/os-release"), release, 0o644)
 }
 
 // packagesKey hashes what the packages are chosen by.
@@ -64,7 +97,7 @@ func packagesKey() (string, error) {
 	if err != nil {
 		return "", fmt.Errorf("which distribution is this: %w", err)
 	}
-	sum := sha256.Sum256(fmt.Appendf(nil, "%q %q %q %s", packages, unused, programs, release))
+	sum := sha256.Sum256(fmt.Appendf(nil, "recorded %q %q %q %s", packages, unused, programs, release))
 	return hex.EncodeToString(sum[:])[:12], nil
 }
 

@@ -31,7 +31,7 @@ var Mutations = []Mutation{
 		"return NodePortUDP, NodePortLocalUDP", "return NodePortTCP, NodePortLocalTCP",
 	}, {
 		"pods are masqueraded on their way to cluster IPs, and others are not", "ruleset.go",
-		`return "! -s " + c.String()`, `return "-s " + c.String()`,
+		`strings.TrimSpace("! " + match + " " + m)`, `strings.TrimSpace(match + " " + m)`,
 	}, {
 		"session affinity ends a second later", "service.go",
 		"vs.Timeout = s.AffinitySeconds", "vs.Timeout = s.AffinitySeconds + 1",

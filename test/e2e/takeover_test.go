@@ -293,7 +293,7 @@ func TestBehaviourTakeOverFromIPVSAndBack(t *testing.T) {
 	if code, output := node.RunProxy("--cleanup"); code == 0 || strings.Count(output, "stays") != 1 || !strings.Contains(output, stays) {
 		t.Errorf("kube-ipvs --cleanup ended with %d, want it to say of one virtual server %q:\n%s", code, stays, output)
 	}
-	hasNothingOfOurs(t, node, "-A -f ", "KUBE-IPVS-LOCAL")
+	hasNothingOfOurs(t, node, "-A -f ", "KUBE-IPVS-LOCAL", "KUBE-IPVS-DRAIN")
 	c.intact(t, "without kube-ipvs")
 	c.answered(t)
 	for _, h := range c.held {

@@ -42,7 +42,7 @@ var Differences = []Difference{
 				w.anyClaim(d, func(c Claim) bool { return w.disputed(c, d.At.Addr()) })
 		},
 	}, {
-		What: "`externalTrafficPolicy: Local`, from inside (for node ports: from the node that has them): all endpoints; masqueraded, but for this node's pods that ask a VIP.",
+		What: "`externalTrafficPolicy: Local`, from this node and its pods: all endpoints; masqueraded where a reply would not come back otherwise.",
 		Why: "The API: \"traffic sent to an External IP or LoadBalancer IP from within the cluster will always get 'Cluster' semantics\"; " +
 			"kubernetes#75262, #93456: kube-proxy keeps a source that the endpoint does not answer by way of the node.",
 		Applies: func(w *World, d Diff) bool {
@@ -54,12 +54,6 @@ var Differences = []Difference{
 			"kubernetes#97081: kube-proxy sends it to other nodes' endpoints, whose answers never arrive.",
 		Applies: func(w *World, d Diff) bool {
 			return d.Kind == "packet" && !Inside(d.Name) && w.anyClaim(d, externalLocal) && d.Ours == "dropped"
-		},
-	}, {
-		What: "`externalTrafficPolicy: Local`: a virtual server has all endpoints, and those of the node stand behind a mark.",
-		Why:  "The API gives one address and port two lists of endpoints, for inside and outside; IPVS has one. What packets meet is compared.",
-		Applies: func(w *World, d Diff) bool {
-			return d.Kind == "real server" && w.anyClaim(d, externalLocal)
 		},
 	}, {
 		What: "`internalTrafficPolicy: Local` without an endpoint on the node is refused, also if the Service is reached from outside.",
@@ -106,26 +100,27 @@ var Differences = []Difference{
 	},
 }
 
-// isSourceFromInside tells whether endpoints of a Service with externalTrafficPolicy
-// Local see whom they should: at a VIP this node's pods, but for one that reaches
-// itself, and for all else the node.
+// isSourceFromInside reports whether somebody answers, and endpoints of a Service
+// with externalTrafficPolicy Local see whom they should: this node's pods, except
+// for one that reaches itself, and for the node the node.
 func isSourceFromInside(d Diff) bool {
-	source := Sources[d.Name]
-	if source.In != "cni0" || NodeAddress(d.At.Addr()) {
-		return !strings.Contains(d.Ours, "as itself")
-	}
+	source, answered := Sources[d.Name], false
 	for answer := range strings.SplitSeq(d.Ours, ", ") {
 		address, how, _ := strings.Cut(answer, " ")
 		to, err := netip.ParseAddrPort(address)
 		if err != nil {
-			continue // nobody answers
+			return false
+		}
+		answered = true
+		if source.In == "" && how != "masqueraded" {
+			return false
 		}
 		itself := to.Addr().String() == source.IPv4 || to.Addr().String() == source.IPv6
-		if itself != (how == "masqueraded") {
+		if source.In == "cni0" && itself != (how == "masqueraded") {
 			return false
 		}
 	}
-	return true
+	return answered
 }
 
 // anyClaim tells whether the difference is about an address and port that

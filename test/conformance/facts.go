@@ -73,6 +73,7 @@ type Kernel struct {
 	nets           map[string]map[string][]netip.Prefix
 	addresses      map[netip.Addr]string // with their interface
 	claimed        map[netip.Addr]bool   // VIPs that are claimed port by port
+	skips          bool                  // marked packets skip table local
 	rules          map[bool]*ruleset     // by whether they are IPv6's
 	fronts         map[endpoint]string   // as members are written
 }
@@ -92,7 +93,8 @@ type virtualServer struct {
 
 // StateCommand prints everything that ParseKernel reads.
 const StateCommand = `for c in "ipvsadm -Sn" "ipset save" "iptables-save" "ip6tables-save" "ip -o address" \
-	"ip -4 route show table 80080" "ip -6 route show table 80080"; do echo "### $c"; $c 2>/dev/null; done; true`
+	"ip -4 route show table 80080" "ip -6 route show table 80080" \
+	"ip -4 route show table local proto 81" "ip -6 route show table local proto 81" "ip rule"; do echo "### $c"; $c 2>/dev/null; done; true`
 
 // ParseKernel reads the output of StateCommand.
 func ParseKernel(text string) (*Kernel, error) {
@@ -108,6 +110,8 @@ func ParseKernel(text string) (*Kernel, error) {
 		read := map[string]func([]string) error{
 			"ipvsadm -Sn": k.readIPVS, "ipset save": k.readSet, "ip -o address": k.readAddress,
 			"ip -4 route show table 80080": k.readClaim, "ip -6 route show table 80080": k.readClaim,
+			"ip -4 route show table local proto 81": k.readLocal, "ip -6 route show table local proto 81": k.readLocal,
+			"ip rule": k.readRule,
 		}[command]
 		if read == nil {
 			continue
@@ -221,6 +225,22 @@ func (k *Kernel) readClaim(words []string) error {
 		k.claimed[a] = true
 	}
 	return err
+}
+
+// readLocal reads "local 203.0.113.1 dev lo metric 1024", a VIP that is local
+// without being an address.
+func (k *Kernel) readLocal(words []string) error {
+	a, err := netip.ParseAddr(words[1])
+	if err == nil {
+		k.addresses[a] = dummy
+	}
+	return err
+}
+
+// readRule reads "0: from all fwmark 0x4/0xd goto 1 proto 81".
+func (k *Kernel) readRule(words []string) error {
+	k.skips = k.skips || slices.Contains(words, "goto")
+	return nil
 }
 
 // dummy is the interface that VIPs are on.

@@ -42,8 +42,8 @@ var Mutations = []Mutation{
 		"ports without a Service are the node's own", "ruleset.go",
 		`"-m conntrack --ctstate NEW "+r.match(VIPAddresses, "dst"), r.reject())`, `"-m conntrack --ctstate NEW "+r.match(Refused, "dst,dst"), r.reject())`,
 	}, {
-		"clients outside get endpoints of other nodes", "local.go",
-		"b.realServers(key, eps.local)", "b.realServers(key, eps.cluster)",
+		"external clients get endpoints of other nodes", "service.go",
+		"\tif b.service.ExternalLocal && len(eps.local) > 0 {\n\t\treturn eps.local, false", "\tif b.service.ExternalLocal && len(eps.local) > 0 {\n\t\treturn eps.cluster, false",
 	},
 }
 

@@ -34,8 +34,9 @@ var Sources = map[string]Source{
 	"friend":    {"100.64.7.7", "fd00:64:7::7", "eth0"},
 }
 
-// Inside tells whether a source is the cluster's.
-func Inside(source string) bool { return source != "outside" && source != "friend" }
+// Inside reports whether a source is this node or a pod on it. To this node another
+// node's pod is an external client.
+func Inside(source string) bool { return Sources[source].In != "eth0" }
 
 // UnservedPort is one that no Service has.
 const UnservedPort = 9999
@@ -100,14 +101,18 @@ func (k *Kernel) received(pkt *packet) string {
 	if verdict := cmp.Or(stopped(k.run("mangle", "PREROUTING", pkt)), stopped(k.run("nat", "PREROUTING", pkt))); verdict != "" {
 		return verdict
 	}
-	if !k.local(pkt.dst) && !(k.claimed[pkt.dst] && pkt.mark&claimMark != 0) {
+	if k.skipsLocal(pkt) || !k.local(pkt.dst) && !(k.claimed[pkt.dst] && pkt.mark&claimMark != 0) {
 		return k.forwarded(pkt)
 	}
 	return k.delivered(pkt)
 }
 
-// claimMark is the default of --claim-mark.
-const claimMark = 0x4
+// claimMark is the default of --claim-mark. Under foreignMask it marks what is for
+// a port of another device, and skips table local.
+const claimMark, foreignMask = 0x4, 0xd
+
+// skipsLocal reports whether a policy rule leads the packet past table local.
+func (k *Kernel) skipsLocal(pkt *packet) bool { return k.skips && pkt.mark&foreignMask == claimMark }
 
 func (k *Kernel) forwarded(pkt *packet) string {
 	return cmp.Or(stopped(k.run("mangle", "FORWARD", pkt)), stopped(k.run("filter", "FORWARD", pkt)), "forwarded")
@@ -140,7 +145,7 @@ func (k *Kernel) sent(pkt *packet) string {
 	if verdict := stopped(k.run("filter", "OUTPUT", pkt)); verdict != "" {
 		return verdict
 	}
-	if !k.local(pkt.dst) {
+	if k.skipsLocal(pkt) || !k.local(pkt.dst) {
 		return "sent away"
 	}
 	// What is for the node itself comes in again by lo.

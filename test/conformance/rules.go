@@ -107,6 +107,8 @@ func (p *ruleParser) parseMatch(option string) (func(*packet) bool, error) {
 		return nil, nil
 	case "--physdev-is-in":
 		return func(pkt *packet) bool { return pkt.bridged }, nil
+	case "--ipvs":
+		return func(pkt *packet) bool { return pkt.served != nil }, nil
 	}
 	arg := p.next()
 	switch option {

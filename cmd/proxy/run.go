@@ -105,6 +105,7 @@ func serve(ctx context.Context, cfg *config.Config, kernel *machine) error {
 		KernelVersion:   kernelVersion(),
 		ProbeScheduler:  kernel.ipvs.Probe,
 		BridgeNetfilter: kernel.bridgeNetfilter,
+		ReadOnly:        !kernel.sysctl.Writable(plan.SrcValidMark),
 		APIServer:       apiServers(&cfg.Source),
 		Network:         kernel.routing,
 		Rules:           nat.Watcher{},

@@ -1,6 +1,7 @@
 package apply
 
 import (
+	"cmp"
 	"maps"
 	"slices"
 
@@ -146,6 +147,8 @@ func (f *flush) flushRules(op routing.Op) {
 			changes = append(changes, routing.Change{Op: op, Rule: r})
 		}
 	}
+	// The kernel keeps rules of one priority in the order in which they came.
+	slices.SortFunc(changes, func(a, b routing.Change) int { return cmp.Compare(a.String(), b.String()) })
 	settle(changes, f.kernel.Routing.Apply, func(c routing.Change) {
 		if op == routing.AddRule {
 			f.have.rules[c.Rule] = struct{}{}

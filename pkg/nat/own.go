@@ -63,10 +63,15 @@ func (o Own) state(family ip.Family, rules ruleset, stays func(Chain) bool) (Sta
 					displaced[c] = true
 				}
 			}
-			s.Marks = append(s.Marks, markUses(c, t.chains[chain])...)
+			s.Marks = append(s.Marks, markUses(c, o.others(t.chains[chain], c))...)
 		}
 	}
 	return s, displaced
+}
+
+// others are the rules that are no jumps to a chain of ours.
+func (o Own) others(rules []Rule, c Chain) []Rule {
+	return slices.DeleteFunc(slices.Clone(rules), func(r Rule) bool { return o.has(Jump{Chain: c, Rule: r}.To()) })
 }
 
 // sortJumps adds the jumps in a base chain to the state. One behind rules of

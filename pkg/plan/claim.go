@@ -100,7 +100,7 @@ func (b *partBuilder) claimShared(claim Claim, vs *VirtualServer) {
 		b.addVIP(ClaimPort, vs)
 		return
 	}
-	b.addVIP(ClaimRoute, vs)
+	b.addVIP(b.claimWhole(), vs)
 	b.addMember(SharedVIPs, ipset.Entry{Addr: a})
 }
 
@@ -135,9 +135,11 @@ func addClaimRules(part *NodePart, cfg *Config, n *Node, family ip.Family) {
 }
 
 // addSharedSysctls lets the reverse-path check of the interfaces that lead out
-// look at marks: it would take what comes from a local VIP for martian.
+// look at marks: it would take what comes from a local VIP for martian. A process
+// that cannot set parameters leaves that to --init-only, or to the administrator;
+// without it pods and the node get no answers from the other device.
 func addSharedSysctls(part *NodePart, cfg *Config, n *Node) {
-	if !cfg.VIPs.mayShare() || !slices.Contains(cfg.Families, ip.IPv4) || !n.Uses.Has(SharedVIPs, ip.IPv4) {
+	if n.ReadOnly || !cfg.VIPs.mayShare() || !slices.Contains(cfg.Families, ip.IPv4) || !n.Uses.Has(SharedVIPs, ip.IPv4) {
 		return
 	}
 	for _, link := range outerLinks(cfg, n, ip.IPv4) {
@@ -238,7 +240,7 @@ func (r *ruleset) pingRules() []nat.Rule {
 //
 //	-A PREROUTING, OUTPUT -m conntrack --ctdir ORIGINAL -m set --match-set KUBE-IPVS-SHARED-IPS dst -j KUBE-IPVS-FOREIGN
 //	-A KUBE-IPVS-FOREIGN -i eth0 -j RETURN     (each interface that leads out)
-//	-A KUBE-IPVS-FOREIGN -m set --match-set KUBE-LOAD-BALANCER dst,dst -j RETURN     (external IPs alike)
+//	-A KUBE-IPVS-FOREIGN -m set --match-set KUBE-LOAD-BALANCER dst,dst -j RETURN     (external and cluster IPs alike)
 //	-A KUBE-IPVS-FOREIGN ! -p icmp -j MARK --set-xmark 0x4/0xd
 //
 // What the device sends has the VIP as its source, which the reverse-path check
@@ -276,7 +278,8 @@ func (r *ruleset) foreignPorts() {
 		r.jumpIf(nat.Mangle, "PREROUTING", "-i "+link+" "+r.match(SharedVIPs, "src"), "KUBE-IPVS-DEVICE", comment)
 		rules = append(rules, rule("external clients", "-i "+link, "RETURN"))
 	}
-	for _, set := range r.used(LoadBalancer, ExternalIP, ExternalIPLocal) {
+	// Any Service may name another's cluster IP as its external IP.
+	for _, set := range r.used(LoadBalancer, ExternalIP, ExternalIPLocal, ClusterIP) {
 		rules = append(rules, rule("served by IPVS", r.match(set, "dst,dst"), "RETURN"))
 	}
 	r.chain(nat.Mangle, "KUBE-IPVS-FOREIGN", append(rules,

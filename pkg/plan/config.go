@@ -100,7 +100,7 @@ const (
 	// does not.
 	ClaimRoute Claim = "route"
 	// ClaimAuto is, for cluster IPs, ClaimAddress as long as addresses cost
-	// little, and ClaimRoute from then on. For other VIPs it is ClaimRoute, but
+	// little, and ClaimRoute from then on. For other VIPs it is the same, but
 	// ports without a Service are left to pods and the node to reach elsewhere;
 	// an address of another node is claimed as by ClaimPort.
 	ClaimAuto Claim = "auto"

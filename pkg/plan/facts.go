@@ -40,6 +40,8 @@ type Node struct {
 	// Lingering are addresses that an interface had until a moment ago. They
 	// count as the node's until it is certain that they stay away.
 	Lingering []netip.Addr
+	// ReadOnly says that kernel parameters cannot be set by this process.
+	ReadOnly bool
 	// Uses are the sets that rules are written for.
 	Uses SetsInUse
 }

@@ -156,7 +156,7 @@ var flows = []flow{
 	// of other nodes are external clients.
 	{"pod cni0", "l/here:80", "server:8080 by cni0 as pod, remote:8080 by eth0 as pod"},
 	{"pod cni0", "x/here:80", "server:8080 by cni0 as pod, remote:8080 by eth0 as pod"},
-	{"pod cni0", "node:30081", "server:8080 by cni0 as pod, remote:8080 by eth0 as pod"},
+	{"pod cni0", "node:30081", "server:8080 by cni0 as bridge, remote:8080 by eth0 as node"},
 	{"farpod eth0", "node:30081", "server:8080 by cni0 as farpod"},
 	{"farpod eth0", "l/here:80", "server:8080 by cni0 as farpod"},
 	{"server cni0", "l/here:80", "server:8080 by cni0 as bridge, remote:8080 by eth0 as server"},
@@ -173,7 +173,7 @@ var flows = []flow{
 	{"node-2 eth0", "node:30082", "DROP"},
 	{"pod cni0", "l/away:80", "remote:8080 by eth0 as pod"},
 	{"pod cni0", "x/away:80", "remote:8080 by eth0 as pod"},
-	{"pod cni0", "node:30082", "remote:8080 by eth0 as pod"},
+	{"pod cni0", "node:30082", "remote:8080 by eth0 as node"},
 	{"farpod eth0", "l/away:80", "DROP"},
 	{"l/away", "l/away:80", "remote:8080 by eth0 as node"},
 	{"x/away", "x/away:80", "remote:8080 by eth0 as node"},

@@ -63,19 +63,16 @@ type Internal struct {
 	Masquerade  bool             // the client's address is not kept
 }
 
-// addInternal adds one where the node's endpoints are not all that internal
-// clients may get.
-func (b *partBuilder) addInternal(key ipvs.Key, right Right, eps chosen) {
+// addInternal adds one where the node has endpoints. By a node port internal
+// clients are masqueraded; so is the node itself at every address, see sent.
+func (b *partBuilder) addInternal(key ipvs.Key, right Right, eps chosen, nodePort bool) {
 	if !b.service.ExternalLocal || len(eps.local) == 0 || b.cfg.LocalMark.Value == 0 {
-		return
-	}
-	all := b.realServers(key, eps.cluster)
-	if slices.Equal(all, b.realServers(key, eps.local)) {
 		return
 	}
 	b.part.Internal = append(b.part.Internal, Internal{
 		Key: key, Right: right, VirtualServer: internalServer(b.cfg, b.service),
-		RealServers: all, Endpoints: b.endpoints, Lost: b.lost, Masquerade: !b.keepsClient(),
+		RealServers: b.realServers(key, eps.cluster), Endpoints: b.endpoints, Lost: b.lost,
+		Masquerade: nodePort || !b.keepsClient(),
 	})
 }
 
@@ -186,6 +183,7 @@ func (r *ruleset) internalRules(n *Node) []nat.Rule {
 // Where it has endpoints, KUBE-IPVS-SENT does that:
 //
 //	nat    -A KUBE-IPVS-INSIDE -m addrtype --src-type LOCAL -j KUBE-MARK-MASQ
+//	nat    -A KUBE-IPVS-INSIDE -m set --match-set KUBE-IPVS-NODE-PORT dst,dst -j KUBE-MARK-MASQ
 func (r *ruleset) externalLocal(n *Node) {
 	if r.uses(Local) {
 		const comment = "kubernetes external traffic policy"
@@ -206,7 +204,11 @@ func (r *ruleset) externalLocal(n *Node) {
 		drop = append(drop, rule("only pods and nodes", external, "DROP"))
 	}
 	r.chain(nat.Filter, "KUBE-IPVS-INSIDE", drop...)
-	r.chain(nat.NAT, "KUBE-IPVS-INSIDE", rule("source is masqueraded", "-m addrtype --src-type LOCAL", "KUBE-MARK-MASQ"))
+	masquerade := []nat.Rule{rule("source is masqueraded", "-m addrtype --src-type LOCAL", "KUBE-MARK-MASQ")}
+	if r.uses(NodePorts) {
+		masquerade = append(masquerade, rule("source is masqueraded", r.match(NodePorts, "dst,dst"), "KUBE-MARK-MASQ"))
+	}
+	r.chain(nat.NAT, "KUBE-IPVS-INSIDE", masquerade...)
 }
 
 // sent clears the marks that have done their work once IPVS has chosen an

@@ -108,21 +108,6 @@ func TestNumbersRunOut(t *testing.T) {
 	}
 }
 
-// TestNoInternalServerWithoutNeed has all endpoints on the node: internal clients
-// get them without a fwmark.
-func TestNoInternalServerWithoutNeed(t *testing.T) {
-	s := load(t, "external-local")
-	for _, p := range s.services[0].Ports {
-		for i := range p.Endpoints {
-			p.Endpoints[i].Node = "node-1"
-		}
-	}
-	facts := plan.FactsOf(&s.config, &s.node)
-	if part := plan.Service(&s.config, &facts, &s.services[0]); len(part.Internal) > 0 {
-		t.Errorf("%d servers for internal clients", len(part.Internal))
-	}
-}
-
 func realServers(part plan.Part, key ipvs.Key) int {
 	for _, vs := range part.VirtualServers {
 		if vs.Key == key {

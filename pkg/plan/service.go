@@ -181,6 +181,11 @@ func (b *partBuilder) claimClusterIP() Claim {
 	if b.cfg.VIPs.ClusterIPs != ClaimAuto {
 		return b.cfg.VIPs.ClusterIPs
 	}
+	return b.claimWhole()
+}
+
+// claimWhole is the way that costs less to make a whole VIP local.
+func (b *partBuilder) claimWhole() Claim {
 	b.part.Depends |= OnMany
 	if b.facts.Many {
 		return ClaimRoute
@@ -218,7 +223,7 @@ func (b *partBuilder) addExternalIPs(family ip.Family, p *service.Port, eps chos
 		if slices.Contains(b.service.LoadBalancers, a) {
 			right = Assigned
 		}
-		if b.mayHave("spec.externalIPs", key) && b.addExternal(key, right, eps) {
+		if b.mayHave("spec.externalIPs", key) && b.addExternal(key, right, eps, false) {
 			b.addMember(set, entryOf(key))
 			b.claimShared(b.cfg.VIPs.ExternalIPs, b.last())
 		}
@@ -228,7 +233,7 @@ func (b *partBuilder) addExternalIPs(family ip.Family, p *service.Port, eps chos
 func (b *partBuilder) addLoadBalancers(family ip.Family, p *service.Port, eps chosen) {
 	for _, a := range ofFamily(b.service.LoadBalancers, family) {
 		key := ipvs.Key{Protocol: p.Protocol, Addr: a, Port: p.Port}
-		if b.mayHave("status.loadBalancer.ingress", key) && b.addExternal(key, Assigned, eps) {
+		if b.mayHave("status.loadBalancer.ingress", key) && b.addExternal(key, Assigned, eps, false) {
 			b.addMember(LoadBalancer, entryOf(key))
 			if b.keepsClient() {
 				b.addMember(LoadBalancerLocal, entryOf(key))
@@ -245,7 +250,7 @@ func (b *partBuilder) addLoadBalancers(family ip.Family, p *service.Port, eps ch
 
 // addExternal adds a virtual server for an address outside the cluster's own
 // range; false if the address is served already.
-func (b *partBuilder) addExternal(key ipvs.Key, right Right, eps chosen) bool {
+func (b *partBuilder) addExternal(key ipvs.Key, right Right, eps chosen, nodePort bool) bool {
 	endpoints, noLocal := b.external(eps)
 	if !b.addVirtualServer(key, right, endpoints) {
 		return false
@@ -253,7 +258,7 @@ func (b *partBuilder) addExternal(key ipvs.Key, right Right, eps chosen) bool {
 	if noLocal {
 		b.addMember(NoLocalEndpoint, entryOf(key))
 	}
-	b.addInternal(key, right, eps)
+	b.addInternal(key, right, eps, nodePort)
 	return true
 }
 
@@ -268,7 +273,7 @@ func (b *partBuilder) addNodePorts(family ip.Family, p *service.Port, eps chosen
 			b.addLocalhost(key, eps)
 			continue
 		}
-		if b.addExternal(key, Allotted, eps) {
+		if b.addExternal(key, Allotted, eps, true) {
 			b.addMember(NodePorts, entryOf(key))
 			b.addNodePortMembers(family, key)
 		}

@@ -163,6 +163,7 @@ func (p *Proxy) renewNode(ctx context.Context) (plan.Depends, error) {
 	p.node.Bound = p.bound
 	p.node.Kernel = p.KernelVersion
 	p.node.BridgeNetfilter = p.BridgeNetfilter()
+	p.node.ReadOnly = p.ReadOnly
 	p.node.Uses = p.uses
 	facts := plan.FactsOf(&p.Config, &p.node)
 	changed := plan.Changed(&p.facts, &facts)

@@ -79,6 +79,8 @@ type Options struct {
 	// BridgeNetfilter tells whether br_netfilter is there. It may be loaded at
 	// any time.
 	BridgeNetfilter func() bool
+	// ReadOnly says that this process cannot set kernel parameters.
+	ReadOnly bool
 	// APIServer is where this process reaches it, if that is an IP address.
 	APIServer    []netip.AddrPort
 	Network      Network

@@ -101,8 +101,8 @@ var Differences = []Difference{
 }
 
 // isSourceFromInside reports whether somebody answers, and endpoints of a Service
-// with externalTrafficPolicy Local see whom they should: this node's pods, except
-// for one that reaches itself, and for the node the node.
+// with externalTrafficPolicy Local see whom they should: at a VIP this node's pods,
+// except for one that reaches itself, and otherwise the node.
 func isSourceFromInside(d Diff) bool {
 	source, answered := Sources[d.Name], false
 	for answer := range strings.SplitSeq(d.Ours, ", ") {
@@ -115,7 +115,7 @@ func isSourceFromInside(d Diff) bool {
 		if source.In == "" && how != "masqueraded" {
 			return false
 		}
-		itself := to.Addr().String() == source.IPv4 || to.Addr().String() == source.IPv6
+		itself := to.Addr().String() == source.IPv4 || to.Addr().String() == source.IPv6 || NodeAddress(d.At.Addr())
 		if source.In == "cni0" && itself != (how == "masqueraded") {
 			return false
 		}

@@ -334,13 +334,13 @@ func TestScenario5ExternalTrafficPolicyLocal(t *testing.T) {
 		{without.Namespace, vip + ":80", without.IPv4.String(), without.IPv4.String()}, // not the VIP, which is local there
 		{without.Namespace, to(without), without.IPv4.String(), without.IPv4.String()},
 		{inside.Namespace, vip + ":80", own(inside), own(inside)},
-		{inside.Namespace, to(without), own(inside), own(inside)},
+		{inside.Namespace, to(without), without.IPv4.String(), without.IPv4.String()},
 		{with.Namespace, vip + ":80", here, there},
 		{with.Namespace, to(with), here, there},
 		{beside.Namespace, vip + ":80", own(beside), own(beside)},
-		{beside.Namespace, to(with), own(beside), own(beside)},
+		{beside.Namespace, to(with), here, there},
 		{pod.Namespace, vip + ":80", here, own(pod)}, // itself it would not believe
-		{pod.Namespace, to(with), here, own(pod)},
+		{pod.Namespace, to(with), here, there},
 	} {
 		checkSources(t, "from "+from.host.Name, from.host, lab.TCP, from.address, map[string]string{"backend": from.sees, "remote": from.remoteBy})
 	}

@@ -141,7 +141,7 @@ func (a *Applier) unused(key ipvs.Key) error {
 		return nil
 	}
 	address, _ := a.serves(key)
-	return fmt.Errorf("virtual server %s, to which clients outside of %s were led, stays for as long as it has connections, now %d: clean up again then", key, address, n)
+	return fmt.Errorf("virtual server %s, to which pods and nodes that ask %s are led, stays for as long as it has connections, now %d: clean up again then", key, address, n)
 }
 
 // setsToGo are the sets that Cleanup takes away. The one that says what marks are

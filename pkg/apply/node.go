@@ -65,6 +65,7 @@ func (f *flush) flushNode() {
 		f.flushMangle()
 	} else {
 		f.flushNAT()
+		f.current = true // what stands from now on is ours, and may grow
 	}
 	f.flushRules(routing.DeleteRule)
 	f.deleteStrays()

@@ -255,6 +255,18 @@ func (r *ruleset) sent() {
 	r.chain(nat.Mangle, "KUBE-IPVS-SENT", rules...)
 }
 
+// ownSource masquerades what the node itself sends to an endpoint in its own
+// network: there KUBE-IPVS-SENT does not see it, and it keeps its fwmark:
+//
+//	nat -A KUBE-POSTROUTING -m mark --mark 0x9/0x9 -m addrtype --src-type LOCAL -j MASQUERADE --random-fully
+func (r *ruleset) ownSource() []nat.Rule {
+	v := r.cfg.LocalMark.Value
+	if v == 0 || !r.uses(Local) {
+		return nil
+	}
+	return []nat.Rule{rule("the node itself", fmt.Sprintf("-m mark --mark %#[1]x/%#[1]x -m addrtype --src-type LOCAL", v), "MASQUERADE --random-fully")}
+}
+
 func (r *ruleset) notMatch(set SetName, flags string) string {
 	return fmt.Sprintf("-m set ! --match-set %s %s", set.In(r.family), flags)
 }

@@ -274,6 +274,7 @@ func (r *ruleset) postrouting(n *Node) {
 	}
 	rules = append(rules, r.bridgeRules(n)...)
 	rules = append(rules, r.foreignSource()...)
+	rules = append(rules, r.ownSource()...)
 	rules = append(rules,
 		nat.Rule(fmt.Sprintf("-m mark ! --mark %#x/%#x -j RETURN", m, m)),
 		nat.Rule(fmt.Sprintf("-j MARK --set-xmark %#x/0x0", m)))
@@ -354,8 +355,8 @@ func (r *ruleset) accept() {
 // on nothing else: it is a local address, so whatever listens on 0.0.0.0
 // would answer for it (kubernetes#72236). It rejects external clients on a node
 // without an endpoint, under externalTrafficPolicy Local. Health check node
-// ports are accepted last, on addresses that are no VIPs, as a port number in
-// them says nothing about a VIP's port of that number:
+// ports are accepted last, when new connections to other ports of VIPs are
+// rejected: a port number says nothing about a VIP's port of that number:
 //
 //	-A INPUT -m conntrack ! --ctstate RELATED,ESTABLISHED -j KUBE-IPVS-FILTER
 //	-A KUBE-IPVS-FILTER -m set --match-set KUBE-CLUSTER-IP dst,dst -j RETURN
@@ -364,7 +365,7 @@ func (r *ruleset) accept() {
 //	-A KUBE-IPVS-FILTER -m set --match-set KUBE-LOAD-BALANCER dst,dst -j RETURN     (and external IPs)
 //	-A KUBE-IPVS-FILTER -p icmp -m icmp --icmp-type 8 -j RETURN     (not with --vip-ping=false)
 //	-A KUBE-IPVS-FILTER -m conntrack --ctstate NEW -m set --match-set KUBE-IPVS-IPS dst -j REJECT
-//	-A KUBE-IPVS-FILTER -j KUBE-NODE-PORT
+//	-A INPUT -j KUBE-NODE-PORT
 //	-A KUBE-NODE-PORT -p tcp -m set --match-set KUBE-HEALTH-CHECK-NODE-PORT dst -m set ! --match-set KUBE-IPVS-PORT-IPS dst -j ACCEPT
 func (r *ruleset) virtualAddresses() {
 	r.jumpIf(nat.Filter, "INPUT", notEstablished, "KUBE-IPVS-FILTER", "kubernetes ipvs access filter")
@@ -387,7 +388,7 @@ func (r *ruleset) virtualAddresses() {
 	}
 	rules = append(rules, rule("no such port on this VIP", "-m conntrack --ctstate NEW "+r.match(VIPAddresses, "dst"), r.reject()))
 	if r.uses(HealthCheckPort) {
-		rules = append(rules, rule("health check node ports", "", "KUBE-NODE-PORT"))
+		r.jump(nat.Filter, "INPUT", "KUBE-NODE-PORT", "kubernetes health check service ports")
 		r.chain(nat.Filter, "KUBE-NODE-PORT",
 			rule("health check node ports", "-p tcp "+r.match(HealthCheckPort, "dst")+" "+r.notMatch(PortVIPs, "dst"), "ACCEPT"))
 	}

@@ -353,7 +353,7 @@ func TestScenario5ExternalTrafficPolicyLocal(t *testing.T) {
 	// and pods get what kube-proxy gives them.
 	with.Exec("iptables", "-w", "-I", "INPUT", "-j", "MARK", "--or-mark", "0x100000")
 	checkSources(t, "from outside, with another mark", c.Client, lab.TCP, to(with), map[string]string{"backend": "198.51.100.9"})
-	checkSources(t, "from a pod, with another mark", beside.Namespace, lab.TCP, to(with), map[string]string{"backend": own(beside)})
+	checkSources(t, "from a pod, with another mark", beside.Namespace, lab.TCP, vip+":80", map[string]string{"backend": own(beside)})
 }
 
 // TestScenario6ClusterIP is a three-node kind cluster: only what comes from

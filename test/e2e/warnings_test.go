@@ -40,7 +40,9 @@ func hasCompared(node *lab.Node, times int) error {
 func TestENIWarnings(t *testing.T) {
 	c := lab.NewENICluster(t, lab.ENIOptions{})
 	programENI(t, c) // sets all parameters but the one below
-	c.Node.Sysctl("net.ipv4.conf.all.src_valid_mark", "0")
+	for _, link := range []string{"all", "eth0", "eth1"} {
+		c.Node.Sysctl("net.ipv4.conf."+link+".src_valid_mark", "0")
+	}
 	c.Node.ReadOnlySysctls()
 	c.Node.Rule("pref 300 fwmark 0x40/0x40 lookup 7", "pref 480 from 10.9.9.9 lookup 7", "pref 301 fwmark 0x80/0x80 lookup 7")
 	c.Node.Exec("iptables", "-w", "-t", "mangle", "-A", "PREROUTING", "-i", "eth0", "-j", "CONNMARK", "--set-xmark", "0x20/0x20")

@@ -125,11 +125,12 @@ func (q Question) packet() *packet {
 }
 
 // entry is the interface that a request comes in by: the one asked for, or that
-// of the way back; none, if the client is the node.
+// of the return path; none, if the client is the node. Another device that has a
+// VIP is none.
 func (n *Node) entry(q Question) string {
 	back, ok, _ := n.route(lookup{src: q.To.Addr(), dst: q.From, in: "lo"})
 	switch {
-	case ok && back.Local:
+	case ok && back.Local && (q.In == "" || n.Owner(q.From) != ""):
 		return ""
 	case q.In != "":
 		return q.In
@@ -237,7 +238,7 @@ func (w *walk) sent(p *packet) (ipvs.Key, Verdict) {
 		p.src = netip.AddrPortFrom(source, p.src.Port())
 		p.conn.source = p.src
 	}
-	p.out = way.Link
+	p.out = way.out()
 	w.note("route", p, "", "%s", way)
 	w.reach("sent by the node", p)
 	before := p.mark
@@ -248,7 +249,7 @@ func (w *walk) sent(p *packet) (ipvs.Key, Verdict) {
 		if way, ok = w.routedAgain(lookup{src: p.src.Addr(), dst: p.dst.Addr(), in: "lo", mark: p.mark}, p, way); !ok {
 			return ipvs.Key{}, Verdict{Dropped, "the node has no route to " + p.dst.Addr().String()}
 		}
-		p.out = way.Link
+		p.out = way.out()
 	}
 	if v := verdict(w.hooks("OUTPUT", p, nat.NAT), w); v.Outcome != "" {
 		return ipvs.Key{}, v

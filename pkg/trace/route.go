@@ -26,6 +26,15 @@ type found struct {
 	rule routing.Rule
 }
 
+// out is the interface that a packet leaves by. What is for the node itself leaves
+// by lo, whatever interface has the address (ip_route_output_key_hash_rcu).
+func (f found) out() string {
+	if f.Local {
+		return "lo"
+	}
+	return f.Link
+}
+
 func (f found) String() string {
 	return fmt.Sprintf("%s, by %s", f.Route, strings.TrimPrefix(f.rule.String(), f.rule.Family.String()+" "))
 }

@@ -116,6 +116,8 @@ func TestExplain(t *testing.T) {
 		"the node":         {[]string{remote}, nil, ask("10.1.0.5", vip+":80"), Answered, "", "eth0", "10.1.0.5"},
 		"the node, an endpoint on the bridge": {[]string{here}, nil, ask("10.1.0.5", vip+":80"),
 			Answered, "", "cni0", "10.244.1.1"},
+		"the node, an endpoint in its own network": {[]string{"10.1.0.5:8080"}, nil, ask("10.1.0.5", vip+":80"),
+			Answered, "", "lo", vip},
 		"a pod on the bridge":    {[]string{remote}, nil, ask("10.244.1.5", vip+":80"), Answered, "", "eth0", "10.244.1.5"},
 		"two pods on the bridge": {[]string{here}, nil, ask("10.244.1.5", vip+":80"), Answered, "", "cni0", "10.244.1.5"},
 		"a bridge without br_netfilter": {[]string{here}, noBridge, ask("10.244.1.5", vip+":80"),

@@ -25,8 +25,8 @@
 static const char line[] = "0123456789abcdef0123456789abcde\n";
 
 /* How many exchanges come before the first batch: neighbours are resolved, and an open
- * connection of TCP costs the same from about its three hundredth round trip on. */
-enum { warm_up_new = 60, warm_up_open = 500 };
+ * connection of TCP costs the same from about its thousandth round trip on. */
+enum { warm_up_new = 60, warm_up_open = 1500 };
 
 /* How long an exchange may take: what is in the way drops it. */
 enum { answer_limit = 4, whole_limit = 240 };

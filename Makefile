@@ -310,6 +310,19 @@ RELIABILITY_TESTS := ^TestReliability
 reliability: ## faults of every kind, each many times, into docs/reliability.md
 	@for part in fakes lab; do $(MAKE) --no-print-directory START=$(START) reliability-$$part || exit; done
 
+.PHONY: prove prove-fixed
+PROVE ?= 1h
+prove: prove-fixed ## every packet class of the fixed scenarios, then of random ones for PROVE=1h; docs/proof.md
+	$(call phase,random configurations for $(PROVE))
+	@PROVE=$(PROVE) $(GO) test -count 1 -v -timeout 24h -tags prove -run '^TestRandom$$' ./test/prove
+	$(call phase,no random configuration disagrees)
+
+prove-fixed: ## every packet class of the fixed scenarios, and of 50 random ones; RELIABILITY=VERSION keeps the counts
+	$(call phase,every packet class)
+	@mkdir -p $(RELIABILITY_OUT)
+	@PROVE=fixed LAB_OUT=$(RELIABILITY_OUT) $(GO) test -count 1 -timeout 30m -tags prove ./test/prove -rapid.checks 50 -rapid.seed 1
+	$(call phase,every packet class fares as it should)
+
 .PHONY: reliability-fakes reliability-lab reliability-page
 reliability-fakes: ## of these, what needs no lab; RUN=regexp selects
 	$(call phase,faults of fake kernels and API servers)

@@ -32,6 +32,7 @@ type Applier struct {
 	parts   map[types.NamespacedName]ownedPart
 	servers ledger[ipvs.Key, *plan.VirtualServer]
 	members ledger[plan.Member, uint32] // by member without its mark, which is the value
+	wanted  map[string]int              // members of each set that are wanted
 	vips    ledger[plan.VIP, struct{}]
 	node    nodePart
 
@@ -81,7 +82,7 @@ type have struct {
 
 // New makes an Applier that knows nothing of the kernel yet.
 func New(cfg *plan.Config, kernel Kernel) *Applier {
-	return &Applier{
+	a := &Applier{
 		cfg:       cfg,
 		kernel:    kernel,
 		parts:     map[types.NamespacedName]ownedPart{},
@@ -93,10 +94,13 @@ func New(cfg *plan.Config, kernel Kernel) *Applier {
 		have:      have{servers: ipvs.State{}, sets: ipset.State{}, vips: map[plan.VIP]struct{}{}, rules: map[routing.Rule]struct{}{}, sysctls: sysctl.State{}, nat: map[ip.Family]nat.State{}},
 		marked:    map[ipvs.Key]ipvs.Key{},
 		retired:   map[ipvs.Key]ipvs.Key{},
+		wanted:    map[string]int{},
 		foreign:   ipvs.State{},
 		lost:      map[string]bool{},
 		draining:  map[ipvs.Key]map[netip.AddrPort]time.Time{},
 	}
+	a.members.counted = a.countMember
+	return a
 }
 
 // Problem is something that could not be programmed.

@@ -52,8 +52,11 @@ func (c claim[V]) before(d claim[V]) bool {
 // kernel is known to hold it.
 type ledger[K comparable, V any] struct {
 	claims map[K][]claim[V] // never empty; the winner first
-	dirty  map[K]struct{}
-	most   int // that dirty has held
+	// counted is called, unless it is nil, when a key gets its first claim (1) or
+	// loses its last one (-1).
+	counted func(key K, by int)
+	dirty   map[K]struct{}
+	most    int // that dirty has held
 	// stuck are keys that the kernel refused, and that wait for their retry
 	// so as not to be tried with every other change.
 	stuck map[K]struct{}
@@ -118,6 +121,7 @@ func (l *ledger[K, V]) retry(name types.NamespacedName) {
 // put sets what an owner wants under a key. For what several may have all have
 // one right.
 func (l *ledger[K, V]) put(key K, owner *Owner, right plan.Right, value V) {
+	had := len(l.claims[key]) > 0
 	list, put := l.without(key, owner), claim[V]{owner, right, value}
 	at, _ := slices.BinarySearchFunc(list, put, func(c, put claim[V]) int {
 		if c.before(put) {
@@ -126,14 +130,21 @@ func (l *ledger[K, V]) put(key K, owner *Owner, right plan.Right, value V) {
 		return 1
 	})
 	l.claims[key] = slices.Insert(list, at, put)
+	if l.counted != nil && !had {
+		l.counted(key, 1)
+	}
 	l.mark(key)
 }
 
 // drop takes an owner's claim back.
 func (l *ledger[K, V]) drop(key K, owner *Owner) {
+	had := len(l.claims[key]) > 0
 	list := l.without(key, owner)
 	if len(list) == 0 {
 		delete(l.claims, key)
+		if l.counted != nil && had {
+			l.counted(key, -1)
+		}
 	} else {
 		l.claims[key] = list
 	}

@@ -245,11 +245,18 @@ func (a *Applier) FilledSets() []string {
 
 // WantedSets returns the sets that a Service or the node wants a member in.
 func (a *Applier) WantedSets() plan.SetsInUse {
-	sets := plan.SetsInUse{}
-	for m := range a.members.claims {
-		sets[m.Set] = true
+	sets := make(plan.SetsInUse, len(a.wanted))
+	for name := range a.wanted {
+		sets[name] = true
 	}
 	return sets
+}
+
+// countMember keeps count of the wanted members of each set.
+func (a *Applier) countMember(m plan.Member, by int) {
+	if a.wanted[m.Set] += by; a.wanted[m.Set] == 0 {
+		delete(a.wanted, m.Set)
+	}
 }
 
 // nodeDifferences counts what of the node's part is not there, or not wanted.

@@ -172,13 +172,20 @@ func (p *Proxy) renewNode(ctx context.Context) (plan.Depends, error) {
 	return changed, nil
 }
 
-// flush writes what is dirty, and before it the rules for sets that have come
-// into use.
+// flush writes what is dirty, before it the rules for sets that have come into
+// use, and behind it, when their last members are gone, removes those for sets
+// that no Service uses any more.
 func (p *Proxy) flush() apply.Problems {
 	if p.replan {
 		p.planNode()
 	}
-	return p.applier.Flush()
+	problems := p.applier.Flush()
+	if wanted := p.applier.WantedSets(); p.started && len(wanted) < len(p.uses) {
+		p.uses, p.node.Uses = wanted, wanted
+		p.planNode()
+		problems = append(problems, p.applier.Flush()...)
+	}
+	return problems
 }
 
 // planNode plans the node's part from what is known of the node.

@@ -112,7 +112,8 @@ type Proxy struct {
 	nodePart plan.NodePart
 	linger   linger
 	bound    []plan.Binding // the values of interfaces in all plans so far
-	uses     plan.SetsInUse // that rules are written for; it only grows
+	uses     plan.SetsInUse // that rules are written for
+	started  bool           // every Service is programmed: uses may shrink
 	replan   bool           // the node's part is to be planned again
 	depends  map[types.NamespacedName]plan.Depends
 	reported map[types.NamespacedName]string // last complaint about each object
@@ -347,8 +348,7 @@ func (p *Proxy) programAll(ctx context.Context) apply.Problems {
 	problems = append(problems, p.program(ctx, p.waiting)...)
 	p.applier.Sweep()
 	problems = append(problems, p.flush()...)
-	p.uses = p.applier.WantedSets()
-	p.node.Uses, p.replan = p.uses, true
+	p.started = true
 	problems = append(problems, p.flush()...)
 	p.warn(ctx)
 	return problems

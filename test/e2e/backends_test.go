@@ -146,7 +146,7 @@ func TestBehaviourInsistence(t *testing.T) {
 	if moves > 5 {
 		t.Errorf("moved %d times", moves)
 	}
-	node.Exec("iptables", "-w", "-D", "INPUT", "2")
+	node.Exec("iptables", "-w", "-D", "INPUT", "3")
 	lab.Eventually(t, syncLimit, "a jump that is deleted is back", func() error {
 		rules := node.Exec("iptables", "-w", "-S", "INPUT")
 		if n := strings.Count(rules, "-j KUBE-"); n < 2 {

@@ -29,10 +29,11 @@ var (
 	Draining = Section{"draining", "Graceful termination", "An endpoint goes. Its connections have their time, and no more than that."}
 	Input    = Section{"input", "Bad input", "What is read is not what it should be. One message names the object and the field; nothing panics, and no other Service waits."}
 	Security = Section{"security", "Security", "The process has the privileges that are documented, and a Service's owner those of a Service's owner."}
+	Packets  = Section{"packets", "Every packet class", "Whatever packet comes, in every configuration that is checked, beside other programs and between any two writes, the rules do what the API says, or what kube-proxy does. No rule is without a packet that needs it. docs/proof.md says what is proved."}
 	Soak     = Section{"soak", "Soak", "All of it at once, for a long time."}
 )
 
-var sections = []Section{Crash, Refusals, Drift, Source, Draining, Input, Security, Soak}
+var sections = []Section{Crash, Refusals, Drift, Source, Draining, Input, Security, Packets, Soak}
 
 // Figure is one thing that was counted or measured.
 type Figure struct {

@@ -1,0 +1,351 @@
+//go:build prove
+
+package prove
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+
+	"github.com/kube-ipvs/kube-ipvs/pkg/apply"
+	"github.com/kube-ipvs/kube-ipvs/pkg/conntrack"
+	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
+	"github.com/kube-ipvs/kube-ipvs/pkg/ipset"
+	"github.com/kube-ipvs/kube-ipvs/pkg/ipvs"
+	"github.com/kube-ipvs/kube-ipvs/pkg/loopback"
+	"github.com/kube-ipvs/kube-ipvs/pkg/nat"
+	"github.com/kube-ipvs/kube-ipvs/pkg/routing"
+	"github.com/kube-ipvs/kube-ipvs/pkg/sysctl"
+	"github.com/kube-ipvs/kube-ipvs/pkg/trace"
+)
+
+// Kernel is a node's kernel in memory: the fakes that package apply writes to.
+type Kernel struct {
+	scenario *Scenario
+	ipvs     *ipvs.Fake
+	ipset    *ipset.Fake
+	nat      map[ip.Family]*nat.Fake
+	routing  *routing.Fake
+	sysctl   *sysctl.Fake
+	loopback *loopback.Fake
+	writes   []string // all that were made, in order
+	// written, if set, is called before each write takes effect.
+	written func()
+}
+
+// NewKernel has nothing but the scenario's network.
+func NewKernel(s *Scenario) *Kernel {
+	k := &Kernel{
+		scenario: s, ipvs: ipvs.NewFake(), ipset: ipset.NewFake(), routing: routing.NewFake(), loopback: loopback.NewFake(),
+		nat:    map[ip.Family]*nat.Fake{ip.IPv4: nat.NewFake(ip.IPv4), ip.IPv6: nat.NewFake(ip.IPv6)},
+		sysctl: sysctl.NewFake(parameters(s)),
+	}
+	k.setNetwork(s)
+	return k
+}
+
+// setNetwork puts a scenario's network in place of what others have made. Policy
+// rules of ours stay.
+func (k *Kernel) setNetwork(s *Scenario) {
+	ours, _ := k.routing.Inventory()
+	inv := s.Node.Inventory
+	inv.Rules = slices.Clone(inv.Rules)
+	for _, r := range ours.Rules {
+		if r.Own {
+			inv.Rules = append(inv.Rules, r)
+		}
+	}
+	for _, f := range ip.Families {
+		if !slices.ContainsFunc(inv.Rules, func(r routing.Rule) bool { return r.Family == f && r.Table == localTable }) {
+			inv.Rules = append(inv.Rules, routing.Rule{Family: f, Table: localTable})
+		}
+		inv.Rules = append(inv.Rules, routing.Rule{Family: f, Priority: 32766, Table: mainTable})
+	}
+	slices.SortStableFunc(inv.Rules, func(a, b routing.Rule) int { return a.Priority - b.Priority })
+	k.routing.SetInventory(inv)
+	k.scenario = s
+	for key, value := range parameters(s) {
+		if _, there := k.sysctl.Values()[key]; !there {
+			k.sysctl.Set(key, value)
+		}
+	}
+}
+
+// The kernel's numbers of the tables that every node has.
+const (
+	mainTable  = 254
+	localTable = 255
+)
+
+// parameters are a node's before any proxy has run: strict reverse-path checks,
+// and no forwarding of IPv4.
+func parameters(s *Scenario) sysctl.State {
+	values := sysctl.State{
+		"net/ipv4/ip_forward": "0", "net/ipv6/conf/all/forwarding": "1", "net/ipv4/conf/all/src_valid_mark": "0",
+		"net/ipv4/vs/conntrack": "0", "net/ipv4/vs/snat_reroute": "1", "net/ipv4/vs/expire_nodest_conn": "0",
+		"net/ipv4/vs/expire_quiescent_template": "0", "net/ipv4/vs/conn_reuse_mode": "1",
+		"net/ipv4/conf/all/arp_ignore": "0", "net/ipv4/conf/all/arp_announce": "0", "net/ipv4/conf/all/rp_filter": "0",
+		"net/bridge/bridge-nf-call-iptables": "1", "net/bridge/bridge-nf-call-ip6tables": "1",
+	}
+	for _, l := range s.Node.Inventory.Links {
+		for key, value := range map[string]string{"rp_filter": "1", "src_valid_mark": "0", "accept_local": "0", "route_localnet": "0"} {
+			values["net/ipv4/conf/"+l.Name+"/"+key] = value
+		}
+	}
+	return values
+}
+
+// one makes changes one by one, as the kernel does, and calls written before each.
+// It works outside of the fakes, whose hooks hold their locks.
+func one[C fmt.Stringer, F any](k *Kernel, changes []C, apply func([]C) []F) []F {
+	var failures []F
+	for _, c := range changes {
+		k.writing(c.String())
+		failures = append(failures, apply([]C{c})...)
+	}
+	return failures
+}
+
+func (k *Kernel) writing(what string) {
+	if k.written != nil {
+		k.written()
+	}
+	k.writes = append(k.writes, what)
+}
+
+// The fakes, each change by itself.
+type (
+	slowIPVS struct {
+		*ipvs.Fake
+		k *Kernel
+	}
+	slowIPSet struct {
+		*ipset.Fake
+		k *Kernel
+	}
+	slowRouting struct {
+		*routing.Fake
+		k *Kernel
+	}
+	slowSysctl struct {
+		*sysctl.Fake
+		k *Kernel
+	}
+	slowNAT struct {
+		*nat.Fake
+		k *Kernel
+	}
+)
+
+func (f slowIPVS) Apply(c []ipvs.Change) []ipvs.Failure          { return one(f.k, c, f.Fake.Apply) }
+func (f slowIPSet) Apply(c []ipset.Change) []ipset.Failure       { return one(f.k, c, f.Fake.Apply) }
+func (f slowRouting) Apply(c []routing.Change) []routing.Failure { return one(f.k, c, f.Fake.Apply) }
+func (f slowSysctl) Apply(c []sysctl.Change) []sysctl.Failure    { return one(f.k, c, f.Fake.Apply) }
+
+// Apply has the changes of one table take effect together, table by table.
+func (f slowNAT) Apply(changes []nat.Change) []nat.Failure {
+	var failures []nat.Failure
+	for _, table := range []nat.Table{nat.Filter, nat.Mangle, nat.NAT, nat.Raw} {
+		var together []nat.Change
+		for _, c := range changes {
+			if c.Chain.Table == table {
+				together = append(together, c)
+			}
+		}
+		if len(together) > 0 {
+			f.k.writing(fmt.Sprintf("%d changes of table %s", len(together), table))
+			failures = append(failures, f.Fake.Apply(together)...)
+		}
+	}
+	return failures
+}
+
+// apply gives the fakes to package apply.
+func (k *Kernel) apply() apply.Kernel {
+	return apply.Kernel{
+		IPVS: slowIPVS{k.ipvs, k}, IPSet: slowIPSet{k.ipset, k}, Routing: slowRouting{k.routing, k}, Sysctl: slowSysctl{k.sysctl, k},
+		Conntrack: conntrack.NewFake(), Loopback: k.loopback,
+		NAT: map[ip.Family]apply.NAT{ip.IPv4: slowNAT{k.nat[ip.IPv4], k}, ip.IPv6: slowNAT{k.nat[ip.IPv6], k}},
+	}
+}
+
+// Node is the kernel as the evaluator takes it, of one family.
+func (k *Kernel) Node(family ip.Family) (*trace.Node, error) {
+	n := &trace.Node{Family: family, Links: k.scenario.Node.Inventory.Links, Sysctls: k.sysctl.Values()}
+	var err error
+	if n.Ruleset, err = nat.ParseSave(k.nat[family].Save()); err != nil {
+		return nil, err
+	}
+	if n.Sets, err = k.ipset.Observe(func(string) bool { return true }); err != nil {
+		return nil, err
+	}
+	if n.IPVS, err = k.ipvs.Observe(); err != nil {
+		return nil, err
+	}
+	inv, err := k.routing.Inventory()
+	if err != nil {
+		return nil, err
+	}
+	for _, r := range inv.Rules {
+		if r.Family == family {
+			n.Rules = append(n.Rules, r)
+		}
+	}
+	if n.Routes, err = k.routes(family); err != nil {
+		return nil, err
+	}
+	n.Delivers = k.scenario.fabric(family)
+	return n, nil
+}
+
+// routes are those of the kernel itself, of others, and ours.
+func (k *Kernel) routes(family ip.Family) ([]routing.Route, error) {
+	out := k.scenario.foreignRoutes(family)
+	ours, err := k.routing.Observe()
+	if err != nil {
+		return nil, err
+	}
+	for a := range ours.Addresses {
+		if ip.Of(a) == family {
+			out = append(out, routing.Route{Family: family, Table: localTable, Dst: netip.PrefixFrom(a, a.BitLen()), Link: routing.DummyLink, Local: true, Src: a})
+		}
+	}
+	for r := range ours.Routes {
+		if r.Family == family {
+			out = append(out, r)
+		}
+	}
+	return out, nil
+}
+
+// foreignRoutes are those that stand without any proxy.
+func (s *Scenario) foreignRoutes(family ip.Family) []routing.Route {
+	var out []routing.Route
+	for _, l := range s.Node.Inventory.Links {
+		for _, a := range l.Addresses {
+			addr := a.Prefix.Addr()
+			if ip.Of(addr) != family {
+				continue
+			}
+			local := netip.PrefixFrom(addr, addr.BitLen())
+			if l.Loopback {
+				local = a.Prefix.Masked()
+			}
+			out = append(out, routing.Route{Family: family, Table: localTable, Dst: local, Link: l.Name, Local: true, Src: addr})
+			if !l.Loopback && a.Prefix.Bits() < addr.BitLen() {
+				out = append(out, routing.Route{Family: family, Table: mainTable, Dst: a.Prefix.Masked(), Link: l.Name, Src: addr})
+			}
+		}
+	}
+	for _, r := range slices.Concat(s.Routes, s.Node.Inventory.Defaults) {
+		if r.Family == family {
+			out = append(out, r)
+		}
+	}
+	return out
+}
+
+// fabric is the network beyond the node: it delivers an address by the interface
+// that the CNI's own routing sends the address's packets out by, and takes it as a
+// source from there only.
+func (s *Scenario) fabric(family ip.Family) func(netip.Addr) string {
+	n := s.bare(family)
+	known := map[netip.Addr]string{}
+	for link, list := range s.Config.SNAT.Sources {
+		for _, a := range list {
+			known[a] = link
+		}
+	}
+	for link, list := range s.Node.SNATSources {
+		for _, a := range list {
+			known[a] = link
+		}
+	}
+	return func(a netip.Addr) string {
+		if owner := n.Owner(a); owner != "" {
+			return owner
+		}
+		link, seen := known[a]
+		if !seen {
+			link = s.outOf(n, a)
+			known[a] = link
+		}
+		return link
+	}
+}
+
+// bare is the node without any proxy. What is marked by others is left out.
+func (s *Scenario) bare(family ip.Family) *trace.Node {
+	n := &trace.Node{Family: family, Links: s.Node.Inventory.Links, Routes: s.foreignRoutes(family), Sysctls: parameters(s)}
+	n.Rules = append(n.Rules, routing.Rule{Family: family, Table: localTable})
+	for _, r := range s.Node.Inventory.Rules {
+		if r.Family == family && r.Mask == 0 {
+			if r.Table == localTable {
+				n.Rules = n.Rules[1:] // it stands elsewhere
+			}
+			n.Rules = append(n.Rules, r)
+		}
+	}
+	n.Rules = append(n.Rules, routing.Rule{Family: family, Priority: 32766, Table: mainTable})
+	slices.SortStableFunc(n.Rules, func(a, b routing.Rule) int { return a.Priority - b.Priority })
+	return n
+}
+
+// outOf is the interface by which a pod of this node reaches the world.
+func (s *Scenario) outOf(n *trace.Node, pod netip.Addr) string {
+	at := s.podLink(n, pod)
+	if at == "" {
+		return ""
+	}
+	out, _ := n.RouteOf(pod, faraway[n.Family], at)
+	return out.Link
+}
+
+// podLink is the interface of a pod of this node, by whatever table has a route to
+// it; "" for other addresses.
+func (s *Scenario) podLink(n *trace.Node, a netip.Addr) string {
+	bits, link := 0, ""
+	for _, r := range n.Routes {
+		if r.Dst.Contains(a) && r.Dst.Bits() > bits && !r.Local && !s.isUplink(n.Family, r.Link) {
+			bits, link = r.Dst.Bits(), r.Link
+		}
+	}
+	return link
+}
+
+// isBranch reports whether an interface leads out for those alone whose packets
+// policy rules by interface send there. Nobody outside asks a Service by it.
+func (s *Scenario) isBranch(family ip.Family, link string) bool {
+	for _, d := range s.Node.Inventory.Defaults {
+		if d.Family != family || d.Link != link {
+			continue
+		}
+		for _, r := range s.Node.Inventory.Rules {
+			if r.Table == d.Table && r.IIf != "" {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// faraway are addresses that no scenario has.
+var faraway = map[ip.Family]netip.Addr{
+	ip.IPv4: netip.MustParseAddr("100.64.9.9"),
+	ip.IPv6: netip.MustParseAddr("2001:db8:64:9::9"),
+}
+
+// uplinks lead out of the node: default routes of any table leave by them.
+func (s *Scenario) uplinks(family ip.Family) []string {
+	var out []string
+	for _, r := range s.Node.Inventory.Defaults {
+		if r.Family == family && !slices.Contains(out, r.Link) {
+			out = append(out, r.Link)
+		}
+	}
+	return out
+}
+
+func (s *Scenario) isUplink(family ip.Family, link string) bool {
+	return slices.Contains(s.uplinks(family), link)
+}

@@ -1,0 +1,605 @@
+//go:build prove
+
+package prove
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
+	"github.com/kube-ipvs/kube-ipvs/pkg/plan"
+	"github.com/kube-ipvs/kube-ipvs/pkg/service"
+	"github.com/kube-ipvs/kube-ipvs/pkg/trace"
+)
+
+// The oracle knows Services, endpoints, the configuration and which interfaces the
+// node has. It knows no set, mark, rule or virtual server.
+
+// Kind is what an address and port is.
+type Kind string
+
+// The kinds.
+const (
+	ClusterIP    Kind = "cluster IP"
+	ExternalIP   Kind = "external IP"
+	LoadBalancer Kind = "load balancer IP"
+	NodePort     Kind = "node port"
+	OtherPort    Kind = "another port of a VIP"
+	NodeItself   Kind = "the node's own"
+	Elsewhere    Kind = "elsewhere"
+)
+
+// target is what of a Service is asked; svc is nil where no Service is.
+type target struct {
+	kind    Kind
+	svc     *service.Service
+	port    *service.Port
+	several bool     // Services claim it
+	vip     []Kind   // of which kinds the address is a VIP
+	of      []string // whose
+}
+
+func (t target) String() string {
+	if t.svc == nil {
+		return string(t.kind)
+	}
+	return fmt.Sprintf("%s of %s", t.kind, t.svc.Name)
+}
+
+// client is who asks.
+type client int
+
+const (
+	theNode client = iota // the asked node itself
+	aPod                  // of this node
+	outside               // whoever comes in by an interface that leads out
+)
+
+// Fate is what must become of a connection.
+type Fate string
+
+// The fates.
+const (
+	MustAnswer Fate = "answered"
+	MustRefuse Fate = "refused"
+	MustDrop   Fate = "dropped"
+	MustReach  Fate = "a program of the node's"
+	MustLeave  Fate = "forwarded"
+	MayAny     Fate = "anything"
+)
+
+// Want is the oracle's verdict on a class.
+type Want struct {
+	Fates     []Fate // any of them
+	Endpoints []netip.AddrPort
+	Client    bool   // endpoints may see the client's address
+	Node      bool   // or one of the node's
+	Back      bool   // the answer leaves by the interface that the request entered by
+	Sentence  string // of the API's, or of ours where the API is silent
+}
+
+func (w Want) String() string {
+	var fates []string
+	for _, f := range w.Fates {
+		fates = append(fates, string(f))
+	}
+	text := strings.Join(fates, " or ")
+	if slices.Contains(w.Fates, MustAnswer) {
+		var sources []string
+		if w.Client {
+			sources = append(sources, "the client's")
+		}
+		if w.Node {
+			sources = append(sources, "the node's")
+		}
+		text += fmt.Sprintf(" by %v, seen with %s address", w.Endpoints, strings.Join(sources, " or "))
+	}
+	return text
+}
+
+// The sentences.
+const (
+	sayCluster  = `"Cluster" routes traffic to all endpoints (ServiceSpec)`
+	sayInternal = `internalTrafficPolicy "Local": "the proxy will assume that pods only want to talk to endpoints of the service on the same node as the pod, dropping the traffic if there are no local endpoints" (ServiceSpec)`
+	sayLocal    = `externalTrafficPolicy "Local": "only deliver traffic to the node-local endpoints of the service, without masquerading the client source IP. Traffic mistakenly sent to a node with no endpoints will be dropped" (ServiceSpec)`
+	sayInside   = `"traffic sent to an External IP or LoadBalancer IP from within the cluster will always get "Cluster" semantics" (ServiceSpec)`
+	sayRanges   = `loadBalancerSourceRanges: "traffic through the cloud-provider load-balancer will be restricted to the specified client IPs" (ServiceSpec)`
+	sayNone     = `a Service without endpoints refuses`
+	sayVIP      = `a VIP answers on its Services' ports only; external addresses are their owner's on other ports (docs/vips.md)`
+	sayNode     = `the node's own ports are not a Service's`
+	sayOther    = `what is for no Service is left alone`
+)
+
+// Oracle judges the classes of a scenario in one family.
+type Oracle struct {
+	*Scenario
+	family ip.Family
+	nodes  map[netip.Addr]bool // the node's addresses
+	ports  []netip.Addr        // those with node ports
+	bare   *trace.Node         // the node without any proxy
+}
+
+// NewOracle makes one.
+func NewOracle(s *Scenario, family ip.Family) *Oracle {
+	o := &Oracle{Scenario: s, family: family, nodes: map[netip.Addr]bool{}, bare: s.bare(family)}
+	for _, l := range s.Node.Inventory.Links {
+		for _, a := range l.Addresses {
+			o.nodes[a.Prefix.Addr()] = true
+			if a.Global && ip.Of(a.Prefix.Addr()) == family {
+				o.ports = append(o.ports, a.Prefix.Addr())
+			}
+		}
+	}
+	chosen := s.Config.NodePortAddresses
+	o.ports = slices.DeleteFunc(o.ports, func(a netip.Addr) bool {
+		if chosen.Primary {
+			return a != o.primary()
+		}
+		ofFamily := 0
+		for _, p := range chosen.Prefixes {
+			if ip.Of(p.Addr()) == family {
+				ofFamily++
+				if p.Contains(a) {
+					return false
+				}
+			}
+		}
+		return ofFamily > 0
+	})
+	return o
+}
+
+// primary is the node's own address.
+func (o *Oracle) primary() netip.Addr {
+	for _, a := range o.Node.Addresses {
+		if ip.Of(a) == o.family {
+			return a
+		}
+	}
+	for _, r := range o.Node.Inventory.Defaults {
+		if r.Family != o.family || r.Table != mainTable {
+			continue
+		}
+		for _, l := range o.Node.Inventory.Links {
+			for _, a := range l.Addresses {
+				if l.Name == r.Link && a.Global && ip.Of(a.Prefix.Addr()) == o.family {
+					return a.Prefix.Addr()
+				}
+			}
+		}
+	}
+	return netip.Addr{}
+}
+
+// target finds what is asked.
+func (o *Oracle) target(protocol ip.Protocol, to netip.AddrPort) target {
+	t := target{kind: Elsewhere}
+	for i := range o.Services {
+		s := &o.Services[i]
+		if !s.Has(o.family) {
+			continue
+		}
+		kinds := map[Kind][]netip.Addr{ClusterIP: s.ClusterIPs, ExternalIP: s.ExternalIPs, LoadBalancer: s.LoadBalancers}
+		for _, kind := range []Kind{ClusterIP, ExternalIP, LoadBalancer} {
+			if !slices.Contains(kinds[kind], to.Addr()) || kind == ExternalIP && o.Config.VIPs.ExternalIPs == plan.ClaimNone {
+				continue
+			}
+			t.vip, t.of = append(t.vip, kind), append(t.of, s.Name.String())
+			for j := range s.Ports {
+				if p := &s.Ports[j]; p.Protocol == protocol && p.Port == to.Port() {
+					t.take(kind, s, p)
+				}
+			}
+		}
+		if slices.Contains(o.ports, to.Addr()) {
+			for j := range s.Ports {
+				if p := &s.Ports[j]; p.Protocol == protocol && p.NodePort == to.Port() && p.NodePort != 0 {
+					t.take(NodePort, s, p)
+				}
+			}
+		}
+	}
+	switch {
+	case t.svc != nil:
+	case o.nodes[to.Addr()]:
+		t.kind = NodeItself
+	case len(t.vip) > 0:
+		t.kind = OtherPort
+	}
+	return t
+}
+
+// take notes that a Service claims what is asked. A Service that has an address in
+// two ways has it once; that of a load balancer counts, as it may be restricted.
+func (t *target) take(kind Kind, s *service.Service, p *service.Port) {
+	if t.svc != nil && t.svc != s {
+		t.several = true
+	}
+	if t.svc == s && t.kind == ClusterIP {
+		return
+	}
+	t.kind, t.svc, t.port = kind, s, p
+}
+
+// client finds out who asks, by how the request came in.
+func (o *Oracle) client(in string) client {
+	switch {
+	case in == "":
+		return theNode
+	case o.isUplink(o.family, in), o.isPhysical(in):
+		return outside
+	}
+	return aPod
+}
+
+func (o *Oracle) isPhysical(link string) bool {
+	l, _ := o.bare.Link(link)
+	return l.Type == "device" && !l.Loopback
+}
+
+// knownPod reports whether the configuration lets the node tell that it is a
+// pod's address. Where there is no such configuration everybody but the node may
+// be a pod.
+func (o *Oracle) knownPod(src netip.Addr, in string) (known, told bool) {
+	inside := func(cidrs []netip.Prefix) (bool, bool) {
+		found := false
+		for _, c := range cidrs {
+			if ip.Of(c.Addr()) == o.family {
+				found = true
+				if c.Contains(src) {
+					return true, true
+				}
+			}
+		}
+		return false, found
+	}
+	switch lt := o.Config.LocalTraffic; lt.Mode {
+	case plan.DetectClusterCIDR:
+		return inside(lt.CIDRs)
+	case plan.DetectNodeCIDR:
+		return inside(o.Node.PodCIDRs)
+	case plan.DetectBridgeInterface:
+		return in == lt.Interface, true
+	case plan.DetectInterfaceNamePrefix:
+		return strings.HasPrefix(in, lt.Interface) && in != "", true
+	}
+	return in != "", false
+}
+
+// eligible are the endpoints that may answer, on this node or anywhere: those that
+// are ready, or, if none is, those that terminate and still serve (KEP-1669).
+func (o *Oracle) eligible(p *service.Port, here bool) []netip.AddrPort {
+	pick := func(accept func(service.Endpoint) bool) []netip.AddrPort {
+		var out []netip.AddrPort
+		for _, e := range p.Endpoints {
+			if ip.Of(e.Addr.Addr()) == o.family && (!here || e.Node == o.Config.NodeName) && accept(e) && !slices.Contains(out, e.Addr) {
+				out = append(out, e.Addr)
+			}
+		}
+		return out
+	}
+	ready := pick(func(e service.Endpoint) bool { return e.Ready })
+	if len(ready) == 0 {
+		return pick(func(e service.Endpoint) bool { return e.Serving && e.Terminating })
+	}
+	if here {
+		return ready
+	}
+	return o.hinted(p, ready)
+}
+
+// hinted keeps those that hints name for this node or, failing that, its zone, if
+// all ready ones have such hints (KEP-3015, KEP-2433).
+func (o *Oracle) hinted(p *service.Port, ready []netip.AddrPort) []netip.AddrPort {
+	for _, by := range []struct {
+		hints func(service.Endpoint) []string
+		here  string
+	}{
+		{func(e service.Endpoint) []string { return e.NodeHints }, o.Config.NodeName},
+		{func(e service.Endpoint) []string { return e.ZoneHints }, o.Node.Zone},
+	} {
+		var named []netip.AddrPort
+		all := true
+		for _, e := range p.Endpoints {
+			if !slices.Contains(ready, e.Addr) || !e.Ready {
+				continue
+			}
+			all = all && len(by.hints(e)) > 0
+			if slices.Contains(by.hints(e), by.here) {
+				named = append(named, e.Addr)
+			}
+		}
+		if all && len(named) > 0 && by.here != "" {
+			return named
+		}
+	}
+	return ready
+}
+
+// Want judges a class.
+func (o *Oracle) Want(c *Class) Want {
+	w := o.want(c)
+	if o.strays(c) && !slices.Contains(w.Fates, MustDrop) {
+		w.Fates = append(w.Fates, MustDrop)
+	}
+	return w
+}
+
+// strays reports whether a request comes in by another interface than leads back to
+// the client, so that a strict reverse-path check drops it whatever a proxy does.
+// What it asks of a Service from outside is answered nevertheless where answers leave
+// by the interface of the request, unless the client is a neighbour on another one.
+func (o *Oracle) strays(c *Class) bool {
+	if c.In == "" {
+		return false
+	}
+	back, ok := o.bare.RouteOf(netip.Addr{}, c.From, "lo")
+	switch {
+	case o.isBranch(o.family, c.In):
+		return true
+	case !ok || back.Link == c.In && o.bare.PassesReversePath(c.From, c.To.Addr(), c.In):
+		return false
+	case c.target.svc == nil || c.target.kind == ClusterIP || c.State != "":
+		return true
+	}
+	return back.Dst.Bits() > 0 || !o.repliesByENI(c.In)
+}
+
+func (o *Oracle) want(c *Class) Want {
+	t := c.target
+	switch {
+	case t.several, t.svc != nil && o.excluded(c.To.Addr()), o.isVIP(c.From):
+		// Who sends from a VIP is taken for a martian under kube-proxy.
+		return Want{Fates: []Fate{MayAny}}
+	case c.State == trace.Related:
+		return o.wantError(c, t)
+	case t.kind == NodeItself:
+		return Want{Fates: []Fate{MustReach}, Sentence: sayNode}
+	case t.kind == Elsewhere:
+		return Want{Fates: []Fate{MustLeave, MustDrop, MustReach}, Sentence: sayOther}
+	case t.kind == OtherPort:
+		return o.wantOtherPort(c, t)
+	}
+	w := o.wantServed(c, t)
+	if c.State == trace.Invalid {
+		return o.wantInvalid(c, w)
+	}
+	return o.wantWay(c, t, w)
+}
+
+func (o *Oracle) excluded(a netip.Addr) bool {
+	return slices.ContainsFunc(o.Config.ExcludeCIDRs, func(p netip.Prefix) bool { return p.Contains(a) })
+}
+
+// wantError is for an ICMP error about a connection: IPVS must see it, where the
+// address is a VIP.
+func (o *Oracle) wantError(c *Class, t target) Want {
+	if o.excluded(c.To.Addr()) {
+		return Want{Fates: []Fate{MayAny}}
+	}
+	if len(t.vip) > 0 || o.nodes[c.To.Addr()] {
+		return Want{Fates: []Fate{MustReach}, Sentence: "an error about a connection finds it"}
+	}
+	return Want{Fates: []Fate{MayAny}}
+}
+
+// wantOtherPort is for a port of a VIP that no Service has. A cluster IP refuses.
+// An external address is its owner's: from inside, its other ports are reached
+// beyond the node, or refused.
+func (o *Oracle) wantOtherPort(c *Class, t target) Want {
+	w := Want{Fates: []Fate{MustRefuse}, Sentence: sayVIP}
+	external := !slices.Contains(t.vip, ClusterIP)
+	echo := c.Protocol == trace.ICMP || c.Protocol == trace.ICMPv6
+	inside := o.client(c.In) != outside
+	switch {
+	case o.excluded(c.To.Addr()):
+		w.Fates = []Fate{MayAny}
+	case external && inside && echo:
+		w.Fates = []Fate{MustLeave, MustReach}
+	case external && inside && o.claimsPorts(t):
+		w.Fates = []Fate{MustLeave}
+	case external && inside:
+		w.Fates = []Fate{MustLeave, MustRefuse}
+	case echo && o.Config.VIPs.Ping:
+		w.Fates = []Fate{MustReach}
+	}
+	if c.State == trace.Invalid {
+		w.Fates = append(w.Fates, MustReach, MustDrop, MustLeave) // the node's TCP answers with a RST
+	}
+	return w
+}
+
+// claimsPorts reports whether all VIPs at an address are claimed so that their
+// other ports are left to their owner.
+func (o *Oracle) claimsPorts(t target) bool {
+	for _, kind := range t.vip {
+		claim := map[Kind]plan.Claim{ExternalIP: o.Config.VIPs.ExternalIPs, LoadBalancer: o.Config.VIPs.LoadBalancers, ClusterIP: o.Config.VIPs.ClusterIPs}[kind]
+		if claim != plan.ClaimPort && claim != plan.ClaimAuto {
+			return false
+		}
+	}
+	return true
+}
+
+func (o *Oracle) mainUplink() string {
+	for _, r := range o.Node.Inventory.Defaults {
+		if r.Family == o.family && r.Table == mainTable {
+			return r.Link
+		}
+	}
+	return ""
+}
+
+// wantServed is for a new connection to a Service's port.
+func (o *Oracle) wantServed(c *Class, t target) Want {
+	everywhere, here := o.eligible(t.port, false), o.eligible(t.port, true)
+	who := o.client(c.In)
+	pod, told := o.knownPod(c.From, c.In)
+	answered := func(by []netip.AddrPort, client, node bool, sentence string) Want {
+		if len(by) == 0 {
+			return Want{Fates: []Fate{MustRefuse}, Sentence: sayNone}
+		}
+		hairpin := slices.ContainsFunc(by, func(a netip.AddrPort) bool { return a.Addr() == c.From })
+		return Want{Fates: []Fate{MustAnswer}, Endpoints: by, Client: client, Node: node || hairpin, Sentence: sentence}
+	}
+	if t.kind == ClusterIP {
+		by, sentence := everywhere, sayCluster
+		if t.svc.InternalLocal {
+			by, sentence = here, sayInternal
+		}
+		kept := (pod || !told) && who != theNode && !o.Config.MasqueradeAll
+		return answered(by, kept, !kept, sentence)
+	}
+	if slices.Contains(t.vip, LoadBalancer) && t.kind != NodePort && !o.mayCome(c, t.svc) {
+		return Want{Fates: []Fate{MustDrop}, Sentence: sayRanges}
+	}
+	switch {
+	case !t.svc.ExternalLocal:
+		return answered(everywhere, false, true, sayCluster)
+	case who == outside && len(here) == 0 && len(everywhere) > 0:
+		return Want{Fates: []Fate{MustDrop}, Sentence: sayLocal}
+	case who == outside:
+		masquerade := t.svc.Masquerade || o.Config.MasqueradeExternalLocal
+		return answered(here, !masquerade, masquerade, sayLocal)
+	case who == aPod && told && !pod:
+		// The configuration says that it is none of the cluster's.
+		w := answered(everywhere, true, true, sayInside)
+		if len(here) == 0 {
+			w.Fates = append(w.Fates, MustDrop)
+		}
+		return w
+	}
+	return answered(everywhere, true, true, sayInside)
+}
+
+// mayCome is about source ranges. The node may come where a range has its address.
+func (o *Oracle) mayCome(c *Class, s *service.Service) bool {
+	if len(s.SourceRanges) == 0 {
+		return true
+	}
+	from := c.From
+	if c.In == "" {
+		from = o.primary()
+	}
+	return slices.ContainsFunc(s.SourceRanges, func(p netip.Prefix) bool {
+		return ip.Of(p.Addr()) == o.family && (p.Bits() == 0 || p.Contains(from))
+	})
+}
+
+// wantInvalid is for what conntrack cannot place, which cannot be given another
+// source: it is not sent on where the connection would be, and may be where the
+// client's address is kept.
+func (o *Oracle) wantInvalid(c *Class, w Want) Want {
+	w.Sentence = "an endpoint sees no other source than the connection's"
+	if c.target.kind == ClusterIP || len(o.eligible(c.target.port, false)) == 0 {
+		// Only pods ask cluster IPs for long, and keep their addresses.
+		w.Fates = []Fate{MayAny}
+	}
+	if w.Client && slices.Contains(w.Fates, MustAnswer) {
+		w.Fates = append(w.Fates, MustDrop)
+		return w
+	}
+	w.Fates = append([]Fate{MustDrop, MustRefuse}, w.Fates...)
+	w.Fates = slices.DeleteFunc(w.Fates, func(f Fate) bool { return f == MustAnswer })
+	return w
+}
+
+// wantWay is about ways on which the answer cannot be had at all.
+func (o *Oracle) wantWay(c *Class, t target, w Want) Want {
+	if o.client(c.In) != outside {
+		if by := o.fabric(o.family)(c.From); by != "" && by != o.mainUplink() && !o.repliesByENI(c.In) {
+			w.Fates = append(w.Fates, MustDrop) // docs/eni.md: plain MASQUERADE where no source is known
+		}
+		return w
+	}
+	pod, told := o.knownPod(c.From, c.In)
+	switch {
+	case t.kind == ClusterIP && (pod || !told):
+		// Nobody sends that: another node's pods ask their own node.
+		w.Fates = []Fate{MayAny}
+	case c.In == o.mainUplink() || t.kind != ClusterIP && o.repliesByENI(c.In):
+		w.Back = true
+	}
+	return w
+}
+
+// repliesByENI reports whether answers leave by the interface that a request
+// entered by (docs/eni.md).
+func (o *Oracle) repliesByENI(in string) bool {
+	return o.Config.SNAT.Mode == plan.SNATAuto || o.Config.SNAT.Mode == plan.SNATFWMark
+}
+
+// Judge compares what the evaluator says with what the oracle wants. It returns
+// what is wrong, or "".
+func (o *Oracle) Judge(c *Class, x *trace.Explanation, w Want) string {
+	fate := fateOf(x)
+	switch {
+	case slices.Contains(w.Fates, MayAny):
+		return ""
+	case !slices.Contains(w.Fates, fate):
+		return fmt.Sprintf("%s (%s)", fate, x.Verdict)
+	case fate != MustAnswer:
+		return ""
+	}
+	var by []netip.AddrPort
+	for i := range x.RealServers {
+		b := &x.RealServers[i]
+		if b.Weight == 0 {
+			continue
+		}
+		endpoint := netip.MustParseAddrPort(b.RealServer)
+		by = append(by, endpoint)
+		if !slices.Contains(w.Endpoints, endpoint) {
+			return fmt.Sprintf("%s may answer, which is none of %v", endpoint, w.Endpoints)
+		}
+		if what := o.judgeSource(c, b, w, endpoint); what != "" {
+			return fmt.Sprintf("by %s: %s", endpoint, what)
+		}
+	}
+	for _, e := range w.Endpoints {
+		if !slices.Contains(by, e) && !(len(w.Fates) > 1 && len(by) > 0) {
+			return fmt.Sprintf("%s never answers", e)
+		}
+	}
+	return ""
+}
+
+func (o *Oracle) judgeSource(c *Class, b *trace.Branch, w Want, endpoint netip.AddrPort) string {
+	seen := netip.MustParseAddr(b.SeenSource)
+	switch {
+	case w.Back && b.AnswerBy != c.In && b.AnswerBy != "":
+		return fmt.Sprintf("the answer leaves by %s", b.AnswerBy)
+	case o.nodes[endpoint.Addr()]:
+		return "" // what is in the node's own network is not masqueraded
+	case w.Node && (o.nodes[seen] || o.fabric(o.family)(seen) == b.LeavesBy && o.isUplink(o.family, b.LeavesBy)) && !o.isVIP(seen) && (seen != c.From || c.In == ""):
+		return ""
+	case w.Client && seen == c.From && (seen != endpoint.Addr() || c.State == trace.Invalid):
+		return "" // an endpoint drops what comes from itself
+	case w.Client && c.In == "" && (o.nodes[seen] || seen == c.To.Addr()):
+		return "" // a VIP that is local is an address of the node's, too
+	}
+	return fmt.Sprintf("it sees %s", seen)
+}
+
+func (o *Oracle) isVIP(a netip.Addr) bool {
+	return !o.nodes[a] && slices.ContainsFunc(o.Services, func(s service.Service) bool {
+		return slices.Contains(slices.Concat(s.ClusterIPs, s.ExternalIPs, s.LoadBalancers), a)
+	})
+}
+
+func fateOf(x *trace.Explanation) Fate {
+	switch x.Verdict.Outcome {
+	case trace.Answered, trace.Sent:
+		return MustAnswer
+	case trace.Refused:
+		return MustRefuse
+	case trace.Unserved:
+		if x.Link == "lo" {
+			return MustReach
+		}
+		return MustLeave
+	}
+	return MustDrop
+}

@@ -1,0 +1,136 @@
+//go:build prove
+
+package prove
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
+	"github.com/kube-ipvs/kube-ipvs/pkg/nat"
+	"github.com/kube-ipvs/kube-ipvs/pkg/trace"
+)
+
+// Subject is one kernel with its classes, its oracle, and the same node under
+// kube-proxy.
+type Subject struct {
+	Scenario     *Scenario
+	Family       ip.Family
+	Node         *trace.Node
+	Peer         *trace.Node
+	Oracle       *Oracle
+	Classes      []*Class
+	Wants        []Want
+	Combinations int // of atoms, before merging
+	evaluator    trace.Evaluator
+	peers        []*trace.Explanation // undisturbed, by class
+	right        []bool               // undisturbed, by class
+	passes       []map[trace.Point]bool
+}
+
+// NewSubject programs a scenario and enumerates its classes.
+func NewSubject(s *Scenario, family ip.Family) (*Subject, error) {
+	p, err := NewProduct(s)
+	if err != nil {
+		return nil, err
+	}
+	return p.Subject(family)
+}
+
+// Subject is the kernel as it is now.
+func (p *Product) Subject(family ip.Family) (*Subject, error) {
+	s := &Subject{Scenario: p.scenario, Family: family, Oracle: NewOracle(p.scenario, family)}
+	s.evaluator.Quiet = true
+	var err error
+	if s.Node, err = p.Node(family); err != nil {
+		return nil, err
+	}
+	if s.Peer, err = KubeProxy(p.scenario, family); err != nil {
+		return nil, err
+	}
+	s.Classes, s.Combinations = Classes(s.Node, s.Oracle)
+	s.Wants = make([]Want, len(s.Classes))
+	for i, c := range s.Classes {
+		s.Wants[i] = s.Oracle.Want(c)
+	}
+	return s, nil
+}
+
+func (s *Subject) String() string { return fmt.Sprintf("%s %s", s.Scenario.Name, s.Family) }
+
+// Failure is a class that does not get what it must.
+type Failure struct {
+	Subject string
+	Class   *Class
+	Got     string
+	Want    Want
+	Path    string // through the rules
+	When    string // what other programs did, or what was written last
+}
+
+func (f Failure) String() string {
+	text := fmt.Sprintf("%s: %s\n", f.Subject, f.Class)
+	if f.When != "" {
+		text += fmt.Sprintf("  when: %s\n", f.When)
+	}
+	return text + fmt.Sprintf("  got:  %s\n  want: %s\n  because %s\n", f.Got, f.Want, f.Want.Sentence)
+}
+
+// Check judges every class as it is.
+func (s *Subject) Check() []Failure {
+	var out []Failure
+	for i, c := range s.Classes {
+		x := s.evaluator.Explain(s.Node, c.Question)
+		what := s.Oracle.Judge(c, &x, s.Wants[i])
+		if len(x.Doubts) > 0 {
+			what = "cannot be judged: " + strings.Join(x.Doubts, "; ")
+		}
+		if what != "" {
+			out = append(out, Failure{Subject: s.String(), Class: c, Got: what, Want: s.Wants[i], Path: s.path(s.Node, c, nil)})
+		}
+	}
+	return out
+}
+
+// path prints a class's way through the rules.
+func (s *Subject) path(n *trace.Node, c *Class, interfere func(trace.Point, *uint32, *uint32)) string {
+	e := trace.Evaluator{Interfere: interfere}
+	x := e.Explain(n, c.Question)
+	var b strings.Builder
+	_ = x.Write(&b)
+	return b.String()
+}
+
+// Summary is what can be seen of a class from outside of the node.
+func Summary(x *trace.Explanation) string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "%s %s", x.Verdict.Outcome, x.Link)
+	for i := range x.RealServers {
+		r := &x.RealServers[i]
+		fmt.Fprintf(&b, "; %s %d by %s as %s back %s: %s", r.RealServer, r.Weight, r.LeavesBy, r.SeenSource, r.AnswerBy, r.Verdict.Outcome)
+	}
+	return b.String()
+}
+
+// withRules is a node with other rules in one table.
+func withRules(n *trace.Node, table nat.Table, change func(nat.Contents) nat.Contents) *trace.Node {
+	out := *n
+	out.Ruleset = maps.Clone(n.Ruleset)
+	contents := n.Ruleset[table]
+	contents.Chains, contents.Policies = maps.Clone(contents.Chains), maps.Clone(contents.Policies)
+	out.Ruleset[table] = change(contents)
+	return &out
+}
+
+// withChain is a node with other rules in one chain.
+func withChain(n *trace.Node, table nat.Table, chain string, change func([]nat.Rule) []nat.Rule) *trace.Node {
+	return withRules(n, table, func(c nat.Contents) nat.Contents {
+		if c.Chains == nil {
+			c.Chains = map[string][]nat.Rule{}
+		}
+		c.Chains[chain] = change(slices.Clone(c.Chains[chain]))
+		return c
+	})
+}

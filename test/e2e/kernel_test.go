@@ -69,6 +69,14 @@ func vips(node *lab.Node) map[netip.Addr]bool {
 	for _, route := range claimRoutes(node) {
 		found[netip.MustParseAddr(strings.Fields(route)[1])] = true
 	}
+	for _, family := range []string{"-4", "-6"} {
+		out, err := node.TryExec("ip", family, "route", "show", "table", "local", "proto", "81")
+		if err == nil && out != "" {
+			for _, route := range sortedLines(out) {
+				found[netip.MustParseAddr(strings.Fields(route)[1])] = true
+			}
+		}
+	}
 	return found
 }
 

@@ -100,11 +100,7 @@ func (b *partBuilder) claimShared(claim Claim, vs *VirtualServer) {
 		b.addVIP(ClaimPort, vs)
 		return
 	}
-	claim = ClaimRoute // a route: SCTP names every IPv6 address of the node to its peer
-	if a.Is4() {
-		claim = b.claimWhole()
-	}
-	b.addVIP(claim, vs)
+	b.addVIP(ClaimRoute, vs)
 	b.addMember(SharedVIPs, ipset.Entry{Addr: a})
 }
 

@@ -100,8 +100,8 @@ const (
 	// does not.
 	ClaimRoute Claim = "route"
 	// ClaimAuto is, for cluster IPs, ClaimAddress as long as addresses cost
-	// little, and ClaimRoute from then on. For other VIPs it is the same, but
-	// ports without a Service are left to pods and the node to reach elsewhere;
+	// little, and ClaimRoute from then on. For other VIPs it is ClaimRoute, as
+	// SCTP names every IPv6 address of the node to its peer, but ports without a Service are left to pods and the node to reach elsewhere;
 	// an address of another node is claimed as by ClaimPort.
 	ClaimAuto Claim = "auto"
 	// ClaimPort makes the ports of Services local, and leaves the others to

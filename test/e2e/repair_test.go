@@ -184,7 +184,7 @@ var told = []damage{
 	{"an address", "ip address del 10.96.1.1/32 dev kube-ipvs0"},
 	{"an address of IPv6", "ip address del fd00:10:96::1/128 dev kube-ipvs0"},
 	{"all addresses", "ip address flush dev kube-ipvs0"},
-	{"a load balancer's IP", "ip address del 203.0.113.1/32 dev kube-ipvs0"},
+	{"a load balancer's IP", "ip route del local 203.0.113.1 dev lo table local"},
 	{"a load balancer's IP of IPv6", "ip -6 route del local fd00:203:1::1 dev lo table local"},
 	{"the rule for ports of other devices", "ip rule del pref 0 fwmark 0x4/0xd goto 1"},
 	{"its target, of IPv6", "ip -6 rule del pref 1"},

@@ -128,7 +128,9 @@ func dryRun(ctx context.Context, cfg config.Config) (*dryRunResult, error) {
 	}
 	var result dryRunResult
 	p := proxy.New(proxy.Options{
-		Config: cfg.Plan,
+		// The proxy in a container may not set what this process could.
+		ReadOnly: true,
+		Config:   cfg.Plan,
 		Kernel: kernel.DryRun(func(part, operation, change string) {
 			result.changes = append(result.changes, inspect.Change{Part: part, Operation: operation, What: change})
 		}),

@@ -9,8 +9,8 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/kernel"
 )
 
-// The kernel tells nobody of changes in IPVS and in sets. To read them whole costs
-// time for each member; their counts cost a few system calls.
+// The kernel does not notify of changes in IPVS and in sets. Reading them whole costs
+// time for each member; reading their counts costs a few system calls.
 
 // looks is in how many calls of Suspicious every virtual server has been looked at. It
 // is called once a second.

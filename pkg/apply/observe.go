@@ -252,6 +252,9 @@ func (a *Applier) WantedSets() plan.SetsInUse {
 	return sets
 }
 
+// CountWantedSets returns how many there are, at no cost.
+func (a *Applier) CountWantedSets() int { return len(a.wanted) }
+
 // countMember keeps count of the wanted members of each set.
 func (a *Applier) countMember(m plan.Member, by int) {
 	if a.wanted[m.Set] += by; a.wanted[m.Set] == 0 {

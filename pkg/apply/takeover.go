@@ -43,6 +43,9 @@ func servicesChain(family ip.Family) nat.Chain {
 // earlier process of this version and configuration has written them, and they
 // may grow at once.
 func (f *flush) findCurrent() {
+	if f.swept || f.current {
+		return
+	}
 	for family := range f.kernel.NAT {
 		if len(nat.Diff(f.have.nat[family], ofFamily(f.node.NAT, family))) > 0 {
 			return

@@ -117,7 +117,7 @@ func (b *partBuilder) hasEndpointAt(a netip.Addr) bool {
 // device's. Neither is written as long as no Service needs it: the first policy
 // rule on a node makes every route look-up dearer (fib_has_custom_rules).
 func addClaimRules(part *NodePart, cfg *Config, n *Node, family ip.Family) {
-	if cfg.VIPs.mayClaimPorts() && n.Uses.Has(PortVIPs, family) {
+	if cfg.claimsPorts(n.Uses, family) {
 		part.Rules = append(part.Rules, routing.Rule{
 			Family:   family,
 			Priority: cfg.VIPs.Priority,
@@ -126,7 +126,7 @@ func addClaimRules(part *NodePart, cfg *Config, n *Node, family ip.Family) {
 			Table:    cfg.VIPs.Table,
 		})
 	}
-	if cfg.VIPs.mayShare() && n.Uses.Has(SharedVIPs, family) {
+	if cfg.sharesVIPs(n.Uses, family) {
 		mask := cfg.foreignMask()
 		part.Rules = append(part.Rules,
 			routing.Rule{Family: family, Action: routing.SkipLocal, Mark: cfg.VIPs.Mark, Mask: mask},
@@ -139,7 +139,7 @@ func addClaimRules(part *NodePart, cfg *Config, n *Node, family ip.Family) {
 // that cannot set parameters leaves that to --init-only, or to the administrator;
 // without it pods and the node get no answers from the other device.
 func addSharedSysctls(part *NodePart, cfg *Config, n *Node) {
-	if n.ReadOnly || !cfg.VIPs.mayShare() || !slices.Contains(cfg.Families, ip.IPv4) || !n.Uses.Has(SharedVIPs, ip.IPv4) {
+	if n.ReadOnly || !slices.Contains(cfg.Families, ip.IPv4) || !cfg.sharesVIPs(n.Uses, ip.IPv4) {
 		return
 	}
 	for _, link := range outerLinks(cfg, n, ip.IPv4) {
@@ -163,9 +163,18 @@ func (c *Config) deviceMark() uint32 {
 	return c.VIPs.Mark | v&-v
 }
 
-// usesClaims reports whether rules for ports that are claimed one by one are
-// needed.
-func (r *ruleset) usesClaims() bool { return r.cfg.VIPs.mayClaimPorts() && r.uses(PortVIPs) }
+// claimsPorts reports whether a VIP is claimed port by port, sharesVIPs whether
+// ports of a local VIP leave the node.
+func (c *Config) claimsPorts(u SetsInUse, f ip.Family) bool {
+	return c.VIPs.mayClaimPorts() && u.Has(PortVIPs, f)
+}
+
+func (c *Config) sharesVIPs(u SetsInUse, f ip.Family) bool {
+	return c.VIPs.mayShare() && u.Has(SharedVIPs, f)
+}
+
+func (r *ruleset) usesClaims() bool { return r.cfg.claimsPorts(r.sets, r.family) }
+func (r *ruleset) usesShared() bool { return r.cfg.sharesVIPs(r.sets, r.family) }
 
 // claims writes the chains of VIPs that are claimed by port.
 func (r *ruleset) claims() {
@@ -291,8 +300,6 @@ func (r *ruleset) foreignPorts() {
 		nat.Rule(fmt.Sprintf("-m connmark --mark %s -j MARK --set-xmark %#x/%#x", leaves, r.cfg.deviceMark(), mask)),
 		nat.Rule(fmt.Sprintf("-m connmark ! --mark %[1]s -j MARK --set-xmark %[1]s", leaves)))
 }
-
-func (r *ruleset) usesShared() bool { return r.cfg.VIPs.mayShare() && r.uses(SharedVIPs) }
 
 // foreignSource is the rule of KUBE-POSTROUTING that foreignPorts shows.
 func (r *ruleset) foreignSource() []nat.Rule {

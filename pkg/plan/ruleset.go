@@ -370,8 +370,8 @@ func (r *ruleset) accept() {
 func (r *ruleset) virtualAddresses() {
 	r.jumpIf(nat.Filter, "INPUT", notEstablished, "KUBE-IPVS-FILTER", "kubernetes ipvs access filter")
 	var rules []nat.Rule
-	for _, set := range r.used(ClusterIP) {
-		rules = append(rules, rule("served by IPVS", r.match(set, "dst,dst"), "RETURN"))
+	if r.uses(ClusterIP) {
+		rules = append(rules, rule("served by IPVS", r.match(ClusterIP, "dst,dst"), "RETURN"))
 	}
 	if len(r.used(LoadBalancer, ExternalIP, NodePorts)) > 0 {
 		rules = append(rules, rule("no connection of ours", "-m conntrack --ctstate INVALID", "KUBE-IPVS-INVALID"))

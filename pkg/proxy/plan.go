@@ -180,8 +180,9 @@ func (p *Proxy) flush() apply.Problems {
 		p.planNode()
 	}
 	problems := p.applier.Flush()
-	if wanted := p.applier.WantedSets(); p.started && len(wanted) < len(p.uses) {
-		p.uses, p.node.Uses = wanted, wanted
+	if p.started && p.applier.CountWantedSets() < len(p.uses) {
+		p.uses = p.applier.WantedSets()
+		p.node.Uses = p.uses
 		p.planNode()
 		problems = append(problems, p.applier.Flush()...)
 	}

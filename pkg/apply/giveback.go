@@ -22,8 +22,8 @@ type successor struct {
 }
 
 var (
-	nobodyElse successor
-	ipvsMode   = successor{ipvs: true, chains: map[nat.Table][]string{
+	noSuccessor successor
+	ipvsMode    = successor{ipvs: true, chains: map[nat.Table][]string{
 		nat.NAT: {"KUBE-SERVICES", "KUBE-POSTROUTING", "KUBE-NODE-PORT", "KUBE-LOAD-BALANCER", "KUBE-MARK-MASQ"},
 		nat.Filter: {
 			"KUBE-FORWARD", "KUBE-NODE-PORT", "KUBE-PROXY-FIREWALL", "KUBE-SOURCE-RANGES-FIREWALL",
@@ -44,11 +44,11 @@ func (s *successor) has(c nat.Chain) bool {
 // successor finds who serves a family now, in either back end of iptables.
 func (a *Applier) successor(family ip.Family) *successor {
 	for _, s := range []nat.State{a.have.nat[family], a.have.leftovers.nat[family]} {
-		if found := successorIn(family, s); found != &nobodyElse {
+		if found := successorIn(family, s); found != &noSuccessor {
 			return found
 		}
 	}
-	return &nobodyElse
+	return &noSuccessor
 }
 
 // successorIn finds who serves a family with the rules of a back end. Whatever
@@ -65,13 +65,13 @@ func successorIn(family ip.Family, s nat.State) *successor {
 			return &ipvsMode
 		}
 	}
-	return &nobodyElse
+	return &noSuccessor
 }
 
 // GivenBack tells whether Cleanup has found kube-proxy serving in our place.
 func (a *Applier) GivenBack() bool {
 	return len(a.tablesToGo()) < len(a.have.kubeProxy) ||
-		slices.ContainsFunc(ip.Families, func(f ip.Family) bool { return a.successor(f) != &nobodyElse })
+		slices.ContainsFunc(ip.Families, func(f ip.Family) bool { return a.successor(f) != &noSuccessor })
 }
 
 // leavesIPVS tells whether kube-proxy goes on with IPVS in any family.

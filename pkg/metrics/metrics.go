@@ -140,7 +140,7 @@ func newRecorder() *Recorder {
 		nodeRefused: gauge(ours, "node_refused",
 			"1 while the kernel refuses something of the node's part, such as its rules, or cannot be read. The node is then not ready."),
 		servicesRefused: gauge(ours, "services_refused",
-			"Services of which the kernel refuses something. Each is retried."),
+			"Services with at least one change that the kernel refuses. Each is retried."),
 	}
 }
 

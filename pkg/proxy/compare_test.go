@@ -3,6 +3,7 @@ package proxy
 import (
 	"net/netip"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -145,20 +146,20 @@ func TestRulesAreReadWhenTold(t *testing.T) {
 			w.service("a", "10.96.0.1", "10.244.0.1")
 			w.synced()
 			w.sleep(time.Second)
-			before := read.times
+			before := read.times.Load()
 			w.sleep(10 * time.Minute)
-			if n := read.times - before; (n == 0) != watched {
+			if n := read.times.Load() - before; (n == 0) != watched {
 				t.Errorf("watched %t: %d times in 10 minutes", watched, n)
 			}
-			before = read.times
+			before = read.times.Load()
 			w.sink.(*inbox).rulesChanged()
 			w.sleep(minComparePeriod)
-			if read.times == before {
+			if read.times.Load() == before {
 				t.Errorf("watched %t: not read when told", watched)
 			}
-			before = read.times
+			before = read.times.Load()
 			w.sleep(21 * time.Minute)
-			if read.times == before {
+			if read.times.Load() == before {
 				t.Errorf("watched %t: never read without being told", watched)
 			}
 		})
@@ -167,11 +168,11 @@ func TestRulesAreReadWhenTold(t *testing.T) {
 
 type countedNAT struct {
 	apply.NAT
-	times int
+	times atomic.Int32
 }
 
 func (n *countedNAT) Observe(own nat.Own) (nat.State, error) {
-	n.times++
+	n.times.Add(1)
 	return n.NAT.Observe(own)
 }
 

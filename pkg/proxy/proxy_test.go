@@ -62,6 +62,8 @@ type world struct {
 	restored  atomic.Int64
 	events    []event.Warning
 
+	ordering sync.Mutex
+
 	mu     sync.Mutex
 	writes []string
 	lines  []string // of the log, as it is by default
@@ -75,13 +77,30 @@ func (w *world) Run(ctx context.Context, sink source.Sink) error {
 	return nil
 }
 
-func (w *world) Queued() { w.queued = true }
+// order is held for no time, unlike mu, so that nobody waits for it.
+func (w *world) order() {
+	w.ordering.Lock()
+	defer w.ordering.Unlock()
+}
+
+func (w *world) Queued() {
+	w.order()
+	w.queued = true
+}
+
 func (w *world) Passed(_ time.Duration, _, _ int) {
+	w.order()
 	w.queued = false
 	w.passes = append(w.passes, time.Now())
 }
-func (w *world) Compared(time.Duration, int) { w.compare++ }
+
+func (w *world) Compared(time.Duration, int) {
+	w.order()
+	w.compare++
+}
+
 func (w *world) Failing(node bool, services, all int) {
+	w.order()
 	w.failing = fmt.Sprintf("node %t, %d of %d Services", node, services, all)
 }
 func (w *world) Held(int, int, int)    {}
@@ -152,6 +171,7 @@ func (w *world) options() Options {
 		values[key] = "0"
 	}
 	ask := func(c fmt.Stringer) error {
+		w.order()
 		w.mu.Lock()
 		defer w.mu.Unlock()
 		if w.refuse != nil {
@@ -236,8 +256,11 @@ func (w *world) synced() {
 	synctest.Wait()
 }
 
-// sleep lets time pass, and everybody come to rest.
+// sleep lets time pass until every goroutine waits. The proxy may wake by a timer,
+// which orders nothing between the test and the proxy. Both call order, so that what
+// the test did before happens before what the proxy then reports and writes.
 func (w *world) sleep(d time.Duration) {
+	w.order()
 	time.Sleep(d)
 	synctest.Wait()
 }

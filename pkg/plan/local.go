@@ -152,7 +152,10 @@ func (r *ruleset) external(n *Node) []string {
 //	-A KUBE-IPVS-INTERNAL -s 10.244.0.0/16 -m addrtype ! --src-type LOCAL -j SET --map-set KUBE-IPVS-LOCAL dst,dst --map-mark
 //
 // Where neither pods nor the interfaces that lead out are known, only the node
-// is internal.
+// is internal. With reply routing, a mark with the masquerade bit binds the flow as
+// KUBE-IPVS-BIND does, which does not see that bit:
+//
+//	-A KUBE-IPVS-INTERNAL -m mark --mark 0x4000/0x4000 -m set --match-set KUBE-IPVS-REPLY-SRC src -j CONNMARK --set-xmark 0x20/0x3060
 func (r *ruleset) internalRules(n *Node) []nat.Rule {
 	var rules []nat.Rule
 	for _, link := range r.outerLinks {
@@ -168,6 +171,9 @@ func (r *ruleset) internalRules(n *Node) []nat.Rule {
 		rules = append(rules, rule(pods, fromPod(notNode), toMark))
 	} else if len(r.outerLinks) > 0 {
 		rules = append(rules, rule(pods, notNode, toMark))
+	}
+	if len(r.paths.Bound) > 0 {
+		rules = append(rules, r.bindMasqueraded())
 	}
 	return rules
 }

@@ -137,16 +137,21 @@ func (r *ruleset) entryRules() []nat.Rule {
 //	-A KUBE-IPVS-BIND -m connmark --mark 0x20/0x3060 -j MARK --set-xmark 0x20/0x3060
 //	-A KUBE-IPVS-BIND -i eth1 -j MARK --set-xmark 0x0/0x3060
 func (r *ruleset) bindRules() []nat.Rule {
-	masq := r.cfg.MasqueradeMark
 	rules := []nat.Rule{
-		nat.Rule(fmt.Sprintf("-m mark --mark %#x/%#x %s -j CONNMARK --set-xmark %s",
-			masq, masq, r.match(ReplyRoutedSources, "src"), r.main())),
+		r.bindMasqueraded(),
 		nat.Rule(fmt.Sprintf("-m connmark --mark %s -j MARK --set-xmark %s", r.main(), r.main())),
 	}
 	for _, b := range r.paths.Bound[1:] {
 		rules = append(rules, nat.Rule(fmt.Sprintf("-i %s -j MARK --set-xmark %s", b.Link, r.masked(0))))
 	}
 	return rules
+}
+
+// bindMasqueraded binds a flow that is going to be masqueraded to the main table's
+// interface, if its source cannot be given an address of its own interface.
+func (r *ruleset) bindMasqueraded() nat.Rule {
+	masq := r.cfg.MasqueradeMark
+	return nat.Rule(fmt.Sprintf("-m mark --mark %#[1]x/%#[1]x %s -j CONNMARK --set-xmark %s", masq, r.match(ReplyRoutedSources, "src"), r.main()))
 }
 
 // returnRules stand in FORWARD, and in OUTPUT for endpoints in the node's own

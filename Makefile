@@ -363,7 +363,7 @@ image:
 	$(call phase,preparing a kernel to run on)
 	@$(LAB_PROGRAM) -prepare
 
-docs: ## write what is made from the code and the manifests: docs/flags.md, docs/metrics.md, docs/man, deploy/install.yaml; and from verdicts: docs/conformance.md
+docs: ## write what is made from the code and the manifests: docs/reference/flags.md, docs/reference/metrics.md, docs/man, deploy/install.yaml; and from verdicts: docs/conformance.md
 	@$(GO) test ./pkg/config -run '^Test(Flag|Document)Reference$$' -update
 	@$(GO) run ./hack/drawings docs/img
 	@$(GO) test ./deploy -run '^Test(InstallManifest|ValuesSchema)$$' -update

@@ -13,9 +13,9 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/proxy"
 )
 
-// TestMetricsReference keeps docs/metrics.md at what the metrics and Events are.
+// TestMetricsReference keeps docs/reference/metrics.md at what the metrics and Events are.
 func TestMetricsReference(t *testing.T) {
-	page := filepath.Join("..", "..", "docs", "metrics.md")
+	page := filepath.Join("..", "..", "docs", "reference", "metrics.md")
 	want := metricsReference(t)
 	if *update {
 		if err := os.WriteFile(page, []byte(want), 0o644); err != nil {
@@ -28,7 +28,7 @@ func TestMetricsReference(t *testing.T) {
 		t.Fatal(err)
 	}
 	if diff := cmp.Diff(want, string(got)); diff != "" {
-		t.Errorf("docs/metrics.md is stale, make docs writes it (-want +got):\n%s", diff)
+		t.Errorf("docs/reference/metrics.md is stale, make docs writes it (-want +got):\n%s", diff)
 	}
 }
 

@@ -12,11 +12,11 @@ import (
 	"github.com/spf13/pflag"
 )
 
-var update = flag.Bool("update", false, "write docs/flags.md")
+var update = flag.Bool("update", false, "write docs/reference/flags.md")
 
-// TestFlagReference keeps docs/flags.md at what the flags are.
+// TestFlagReference keeps docs/reference/flags.md at what the flags are.
 func TestFlagReference(t *testing.T) {
-	page := filepath.Join("..", "..", "docs", "flags.md")
+	page := filepath.Join("..", "..", "docs", "reference", "flags.md")
 	want := flagReference()
 	if *update {
 		if err := os.WriteFile(page, []byte(want), 0o644); err != nil {
@@ -29,7 +29,7 @@ func TestFlagReference(t *testing.T) {
 		t.Fatal(err)
 	}
 	if diff := cmp.Diff(want, string(got)); diff != "" {
-		t.Errorf("docs/flags.md is stale, make docs writes it (-want +got):\n%s", diff)
+		t.Errorf("docs/reference/flags.md is stale, make docs writes it (-want +got):\n%s", diff)
 	}
 }
 

@@ -26,7 +26,7 @@ import (
 // A VIP that is the address of another node must not be local: everything else
 // on that node would become unreachable. It is claimed port by port (ClaimPort):
 // packets for a port of a Service are marked, and the mark leads to a table in
-// which the VIP is local. docs/vips.md shows both.
+// which the VIP is local. docs/concepts/vips.md shows both.
 
 // VIP is an address that a Service claims.
 type VIP struct {

@@ -21,7 +21,7 @@ import (
 // under kube-proxy, and internal clients are led to a second virtual server,
 // found by a fwmark. IPVS compares the whole mark of a packet, so a packet that
 // another program has marked, and one whose fwmark was lost, gets what
-// kube-proxy gives it. docs/eni.md shows a packet's way.
+// kube-proxy gives it. docs/concepts/eni.md shows a packet's way.
 
 // LocalMark describes the fwmarks of the second virtual servers: those that
 // have all bits of Value and none outside Mask. The bits of Mask that are not

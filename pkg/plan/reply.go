@@ -11,7 +11,7 @@ import (
 
 // Reply routing: a flow is bound to an interface by a value in some bits of
 // its conntrack mark, and a policy rule leads packets with that value on their
-// own mark out by the interface. docs/eni.md shows a flow's way through it.
+// own mark out by the interface. docs/concepts/eni.md shows a flow's way through it.
 
 // Binding is an interface that flows can be bound to.
 type Binding struct {

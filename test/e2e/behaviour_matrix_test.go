@@ -89,7 +89,7 @@ func (m *behaviourMatrix) run(t *testing.T, setup matrixSetup, family int) {
 // TestBehaviourMatrixDocumented holds the documentation to name every deviation
 // from the API.
 func TestBehaviourMatrixDocumented(t *testing.T) {
-	text, err := os.ReadFile(filepath.Join(os.Getenv("LAB_SRC"), "docs/traffic.md"))
+	text, err := os.ReadFile(filepath.Join(os.Getenv("LAB_SRC"), "docs/concepts/traffic-policies.md"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -100,7 +100,7 @@ func TestBehaviourMatrixDocumented(t *testing.T) {
 		}
 	}
 	for why := range missing {
-		t.Errorf("docs/traffic.md does not say: %s", why)
+		t.Errorf("docs/concepts/traffic-policies.md does not say: %s", why)
 	}
 }
 

@@ -240,7 +240,7 @@ const (
 	theNodes   source = "the asked node's"
 )
 
-// deviation is why something is not as the API says. docs/traffic.md has each,
+// deviation is why something is not as the API says. docs/concepts/traffic-policies.md has each,
 // word for word.
 type deviation string
 

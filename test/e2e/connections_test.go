@@ -321,7 +321,7 @@ func (c *connections) testDrainDeadline() {
 	})
 }
 
-// testOneSourcePort holds docs/connections.md to what it says that the kernel
+// testOneSourcePort holds docs/concepts/connections.md to what it says that the kernel
 // cannot do: from one port at the same time to a VIP and to its endpoint, or to
 // two VIPs of one endpoint, both connections are never answered, and one is.
 func (c *connections) testOneSourcePort() {

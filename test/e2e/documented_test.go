@@ -16,7 +16,7 @@ import (
 // there were.
 func documented(t *testing.T, command, part, output string) (found int) {
 	t.Helper()
-	for _, name := range []string{"inside.md", "scenarios.md"} {
+	for _, name := range []string{"reference/commands.md", "guides/scenarios.md"} {
 		page, err := os.ReadFile(filepath.Join(os.Getenv("LAB_SRC"), "docs", name))
 		if err != nil {
 			t.Fatal(err)

@@ -58,7 +58,7 @@ func askMatrix(t *testing.T, enis int) {
 // TestENIMatrixDocumented holds the documentation to name everything that
 // cannot work.
 func TestENIMatrixDocumented(t *testing.T) {
-	text, err := os.ReadFile(filepath.Join(os.Getenv("LAB_SRC"), "docs/eni.md"))
+	text, err := os.ReadFile(filepath.Join(os.Getenv("LAB_SRC"), "docs/concepts/eni.md"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -73,7 +73,7 @@ func TestENIMatrixDocumented(t *testing.T) {
 		}
 	}
 	for why := range missing {
-		t.Errorf("docs/eni.md does not say: %s", why)
+		t.Errorf("docs/concepts/eni.md does not say: %s", why)
 	}
 }
 

@@ -125,7 +125,7 @@ func (s eniSetup) cells() []eniCell {
 	return cells
 }
 
-// cannot is why something cannot work. docs/eni.md has each, word for word.
+// cannot is why something cannot work. docs/concepts/eni.md has each, word for word.
 type cannot string
 
 const (

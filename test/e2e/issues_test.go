@@ -186,7 +186,7 @@ func testPortOfANodePort(t *testing.T, c *cluster) {
 }
 
 // testSCTP takes every way, node ports among them. (#81474) The nodes are left out:
-// they name all their addresses in the handshake, which docs/traffic.md has about.
+// they name all their addresses in the handshake, which docs/concepts/traffic-policies.md has about.
 func testSCTP(t *testing.T, c *cluster) {
 	for _, w := range c.ways(1) {
 		for _, from := range c.callers() {

@@ -15,7 +15,7 @@ import (
 )
 
 // Who reaches what: what users asked of kube-proxy's IPVS mode and did not get.
-// docs/wants.md lists the issues.
+// docs/reports/wants.md lists the issues.
 
 // denyByPolicy has a node drop what comes to it and what it should pass on,
 // unless a rule says otherwise. It lets through what every such node must: its own

@@ -107,7 +107,7 @@ const (
 	sayInside   = `"traffic sent to an External IP or LoadBalancer IP from within the cluster will always get "Cluster" semantics" (ServiceSpec)`
 	sayRanges   = `loadBalancerSourceRanges: "traffic through the cloud-provider load-balancer will be restricted to the specified client IPs" (ServiceSpec)`
 	sayNone     = `a Service without endpoints refuses`
-	sayVIP      = `a VIP answers on its Services' ports only; external addresses are their owner's on other ports (docs/vips.md)`
+	sayVIP      = `a VIP answers on its Services' ports only; external addresses are their owner's on other ports (docs/concepts/vips.md)`
 	sayNode     = `the node's own ports are not a Service's`
 	sayOther    = `what is for no Service is left alone`
 )
@@ -510,7 +510,7 @@ func (o *Oracle) wantInvalid(c *Class, w Want) Want {
 func (o *Oracle) wantWay(c *Class, t target, w Want) Want {
 	if o.client(c.In) != outside {
 		if by := o.fabric(o.family)(c.From); by != "" && by != o.mainUplink() && !o.repliesByENI(c.In) {
-			w.Fates = append(w.Fates, MustDrop) // docs/eni.md: plain MASQUERADE where no source is known
+			w.Fates = append(w.Fates, MustDrop) // docs/concepts/eni.md: plain MASQUERADE where no source is known
 		}
 		return w
 	}
@@ -526,7 +526,7 @@ func (o *Oracle) wantWay(c *Class, t target, w Want) Want {
 }
 
 // repliesByENI reports whether answers leave by the interface that a request
-// entered by (docs/eni.md).
+// entered by (docs/concepts/eni.md).
 func (o *Oracle) repliesByENI(in string) bool {
 	return o.Config.SNAT.Mode == plan.SNATAuto || o.Config.SNAT.Mode == plan.SNATFWMark
 }

@@ -373,6 +373,12 @@ docs: ## write what is made from the code and the manifests: docs/reference/flag
 docs-check: ## fails if such a page is stale, or a page leads nowhere
 	@$(GO) test -count 1 -run '^(TestDrawings|TestInstallManifest|TestValuesSchema|TestFlagReference|TestDocumentReference|TestAnnotationReference|TestManPages|TestMetricsReference|TestLinks|TestPage|TestTableInDocs)$$' ./pkg/config ./cmd/proxy ./deploy ./docs ./hack/drawings ./test/bench ./test/conformance ./test/reliability ./test/upstream/judge
 
+.PHONY: site
+site: ## bin/site: the documentation as a site with a search; fails at a dead link (needs mkdocs, which apt-get installs)
+	@command -v mkdocs >/dev/null || apt-get install -y -qq mkdocs >/dev/null || { apt-get update -qq && apt-get install -y -qq mkdocs >/dev/null; }
+	@$(GO) test -count 1 -run '^TestLinks$$' ./docs
+	@mkdocs build -q -f hack/site/mkdocs.yml
+
 FUZZTIME ?= 10m
 # A regular expression for targets, as in nat.FuzzParseSave.
 FUZZ ?= .

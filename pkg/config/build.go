@@ -22,7 +22,7 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/plan"
 )
 
-// What can be chosen. The first content type is the default.
+// Accepted values. The first content type is the default.
 var (
 	contentTypes     = []string{"application/vnd.kubernetes.protobuf", "application/json"}
 	detectLocalModes = []plan.DetectLocalMode{plan.DetectClusterCIDR, plan.DetectNodeCIDR, plan.DetectBridgeInterface, plan.DetectInterfaceNamePrefix}
@@ -33,22 +33,23 @@ var (
 )
 
 const (
-	// maxIPVSTimeout is what the kernel takes whatever its clock rate: it
-	// keeps timeouts as ticks in 31 bits.
+	// maxIPVSTimeout is the longest time-out that the kernel accepts at any clock rate:
+	// it stores time-outs as 31-bit ticks.
 	maxIPVSTimeout = math.MaxInt32 / 1000 * time.Second
-	// maxTimeout is what fits in the kernel's other timeouts, in seconds.
+	// maxTimeout is the longest of the kernel's other time-outs, which it stores in
+	// seconds.
 	maxTimeout = math.MaxInt32 / 1000 * time.Second
 
 	maxInterfaceName = 15
-	// maxInterfacePrefix leaves room for the + that rules write after it.
+	// maxInterfacePrefix leaves room for the + that rules append.
 	maxInterfacePrefix = maxInterfaceName - 1
-	// maxRulePriority is the last before the main table's rule.
+	// maxRulePriority is the last priority before the rule of table main.
 	maxRulePriority = 32765
 	// The tables that every node has: default, main and local.
 	firstKernelTable, lastKernelTable = 253, 255
 )
 
-// builder turns documents with defaults into a Config and gathers all errors.
+// builder turns documents with defaults into a Config and collects all errors.
 type builder struct {
 	path    func(flag, fieldPath string) *field.Path
 	proxy   *proxyv1alpha1.KubeProxyConfiguration
@@ -57,7 +58,7 @@ type builder struct {
 	notices []string
 }
 
-// err lists all errors, one a line; nil without any.
+// err returns all errors, one per line, or nil.
 func (b *builder) err() error {
 	if len(b.errs) == 0 {
 		return nil
@@ -76,7 +77,7 @@ func (b *builder) invalid(path *field.Path, value any, want string) {
 	b.errs = append(b.errs, field.Invalid(path, value, want))
 }
 
-// config builds all that follows from the two documents.
+// config builds everything that follows from the two documents.
 func (b *builder) config() Config {
 	p := b.proxy
 	if p.Mode != "" && p.Mode != modeIPVS {
@@ -146,8 +147,8 @@ func (b *builder) plan() plan.Config {
 	return c
 }
 
-// localTraffic leaves out what the mode does not use, wrong or not, as
-// kube-proxy does.
+// localTraffic ignores settings that the mode does not use, valid or not, as kube-proxy
+// does.
 func (b *builder) localTraffic() plan.LocalTraffic {
 	t := plan.LocalTraffic{Mode: cmp.Or(plan.DetectLocalMode(b.proxy.DetectLocalMode), plan.DetectClusterCIDR)}
 	d := b.proxy.DetectLocal
@@ -168,7 +169,7 @@ func (b *builder) localTraffic() plan.LocalTraffic {
 func (b *builder) clusterCIDR() plan.LocalTraffic {
 	path, value := b.path("cluster-cidr", "clusterCIDR"), b.proxy.ClusterCIDR
 	if value == "" {
-		b.notices = append(b.notices, path.String()+" is not set: traffic of this node's Pods is not told from other traffic, so none is masqueraded on its way to cluster IPs")
+		b.notices = append(b.notices, path.String()+" is not set: Pods cannot be distinguished from other clients, so traffic to cluster IPs is not masqueraded")
 		return plan.LocalTraffic{Mode: plan.DetectNone}
 	}
 	t := plan.LocalTraffic{Mode: plan.DetectClusterCIDR}
@@ -229,7 +230,7 @@ func (b *builder) ipvsTimeouts() ipvs.Timeouts {
 	return t
 }
 
-// wholeSeconds is what conntrack has checked, as IPVS takes it.
+// wholeSeconds converts a validated conntrack time-out for IPVS.
 func wholeSeconds(d time.Duration) uint32 { return uint32(d / time.Second) }
 
 func (b *builder) conntrack() Conntrack {
@@ -263,7 +264,7 @@ func (b *builder) source() Source {
 	}
 	manifests := b.path("manifests", "manifests")
 	if s.Manifests != "" && s.Kubeconfig != "" {
-		b.invalid(manifests, s.Manifests, fmt.Sprintf("Services come either from manifests or from an API server: leave out one of this and %s", b.path("kubeconfig", "clientConnection.kubeconfig")))
+		b.invalid(manifests, s.Manifests, fmt.Sprintf("Services come either from manifests or from an API server: set only one of this and %s", b.path("kubeconfig", "clientConnection.kubeconfig")))
 	}
 	if !slices.Contains(contentTypes, s.ContentType) {
 		b.errs = append(b.errs, field.NotSupported(b.path("kube-api-content-type", "clientConnection.contentType"), s.ContentType, contentTypes))
@@ -278,14 +279,14 @@ func (b *builder) source() Source {
 	return s
 }
 
-// master checks the flag, which has no field in the file.
+// master validates --master, which has no field in the file.
 func (b *builder) master(value string) string {
 	path := b.path("master", "")
 	if value == "" {
 		return ""
 	}
 	if b.own.Manifests != "" {
-		b.invalid(path, value, fmt.Sprintf("Services come either from manifests or from an API server: leave out one of this and %s", b.path("manifests", "manifests")))
+		b.invalid(path, value, fmt.Sprintf("Services come either from manifests or from an API server: set only one of this and %s", b.path("manifests", "manifests")))
 	}
 	if u, err := url.Parse(value); err != nil || strings.Contains(value, "://") && (u.Host == "" || u.Scheme != "http" && u.Scheme != "https") {
 		b.invalid(path, value, "must be a URL such as https://10.0.0.1:6443")
@@ -293,8 +294,8 @@ func (b *builder) master(value string) string {
 	return value
 }
 
-// nodeName is the override or the host name, in the form that kubelet
-// registers it in.
+// nodeName returns the override or the host name, in the form in which the kubelet
+// registers it.
 func (b *builder) nodeName(hostname func() (string, error)) string {
 	path := b.path("hostname-override", "hostnameOverride")
 	if override := b.proxy.HostnameOverride; override != "" {
@@ -307,12 +308,12 @@ func (b *builder) nodeName(hostname func() (string, error)) string {
 	name, err := hostname()
 	name = strings.ToLower(strings.TrimSpace(name))
 	if err != nil || name == "" {
-		b.errs = append(b.errs, field.Required(path, fmt.Sprintf("the host name cannot be found (%v)", err)))
+		b.errs = append(b.errs, field.Required(path, fmt.Sprintf("the host name cannot be read (%v)", err)))
 	}
 	return name
 }
 
-// action finds the one thing to do.
+// action returns what to do; the flags that select it exclude each other.
 func (b *builder) action(o *Options) Action {
 	action, flag := Serve, ""
 	for _, a := range []struct {
@@ -328,22 +329,22 @@ func (b *builder) action(o *Options) Action {
 		}
 	}
 	if o.action.dryRun && action != Once {
-		b.errs = append(b.errs, field.Forbidden(field.NewPath("--dry-run"), "is for --once"))
+		b.errs = append(b.errs, field.Forbidden(field.NewPath("--dry-run"), "can only be used with --once"))
 	} else if o.action.dryRun {
 		action = DryRun
 	}
 	return action
 }
 
-// logging checks feature gates and logging together, as some formats are
-// behind gates.
+// logging validates feature gates and logging together, because some formats are behind
+// gates.
 func (b *builder) logging(c *Config) {
 	gates, unknown, err := featureGates(b.proxy.FeatureGates)
 	if err != nil {
 		b.invalid(b.path("feature-gates", "featureGates"), fmt.Sprint(b.proxy.FeatureGates), err.Error())
 	}
 	if len(unknown) > 0 {
-		b.notices = append(b.notices, "feature gates that mean nothing here are ignored: "+strings.Join(unknown, ", "))
+		b.notices = append(b.notices, "ignoring feature gates that kube-ipvs does not have: "+strings.Join(unknown, ", "))
 	}
 	c.Features, c.Logging = gates, b.proxy.Logging
 	for _, err := range logsapi.Validate(&c.Logging, gates, b.path("logging", "logging")) {
@@ -351,8 +352,8 @@ func (b *builder) logging(c *Config) {
 	}
 }
 
-// loggingFlagError names the flag, if the path is a flag's: the library knows
-// only fields.
+// loggingFlagError replaces the name of a field, the only one that the library knows,
+// by the name of the flag.
 func loggingFlagError(err *field.Error) *field.Error {
 	flags := map[string]string{
 		"--logging.format":                      "--logging-format",
@@ -370,18 +371,18 @@ func loggingFlagError(err *field.Error) *field.Error {
 	return err
 }
 
-// kubeletDropMark is the bit of KUBE-MARK-DROP. Kubelets before 1.28 drop
-// whatever carries it.
+// kubeletDropMark is the bit of KUBE-MARK-DROP. Kubelets before 1.28 drop every packet
+// that carries it.
 const kubeletDropMark = 0x8000
 
-// markBits are the bits of the mark that a setting takes.
+// markBits are the bits of the mark that a setting uses.
 type markBits struct {
 	setting string
 	bits    uint32
 }
 
-// apart refuses each setting that takes a bit of one before it. Kubernetes
-// lets its own two marks be the same.
+// apart rejects each setting that shares a bit with one before it. Kubernetes allows
+// its own two marks to be equal.
 func (b *builder) apart(marks ...markBits) {
 	for i, m := range marks {
 		for _, other := range marks[:i] {
@@ -392,8 +393,8 @@ func (b *builder) apart(marks ...markBits) {
 	}
 }
 
-// localMark keeps its marks clear of masquerading's, and such that none of
-// reply routing's is among them.
+// localMark keeps the fwmarks clear of the masquerade mark, and ensures that none of
+// them contains a reply mark.
 func (b *builder) localMark(masquerade, reply uint32) plan.LocalMark {
 	path, text := b.path("local-mark", "localMark"), b.own.LocalMark
 	if text == localMarkOff {
@@ -413,20 +414,20 @@ func (b *builder) localMark(masquerade, reply uint32) plan.LocalMark {
 		*part.to = uint32(v)
 	}
 	if text == DefaultLocalMark {
-		m.Mask &^= masquerade &^ m.Value // the other bits are enough
+		m.Mask &^= masquerade &^ m.Value // the remaining bits suffice
 	}
 	if m.Value == 0 || m.Value&^m.Mask != 0 || m.Most() == 0 {
 		b.invalid(path, text, "must have a value that is not 0, and a mask with the value's bits and at least one more")
 	}
 	b.apart(
 		markBits{b.path("iptables-masquerade-bit", "iptables.masqueradeBit").String(), masquerade},
-		markBits{"kubelet's mark for packets to drop", kubeletDropMark},
+		markBits{"kubelet's drop mark", kubeletDropMark},
 		markBits{path.String(), m.Mask})
 	b.apart(markBits{b.path("reply-mark", "snat.mark").String(), reply}, markBits{path.String(), m.Value})
 	return m
 }
 
-// snat builds the part about symmetric paths.
+// snat builds the settings of symmetric paths.
 func (b *builder) snat(masquerade uint32) plan.SNAT {
 	c := b.own.SNAT
 	path := b.path("snat-mode", "snat.mode")
@@ -440,20 +441,20 @@ func (b *builder) snat(masquerade uint32) plan.SNAT {
 	}
 	mark := b.path("reply-mark", "snat.mark")
 	if c.Mark == DefaultReplyMark {
-		c.Mark &^= Mark(masquerade) // the other bits are enough
+		c.Mark &^= Mark(masquerade) // the remaining bits suffice
 	}
 	if c.Mark == 0 {
 		b.invalid(mark, c.Mark.String(), fmt.Sprintf("must have at least one bit set, such as %s", DefaultReplyMark))
 	}
 	b.apart(
 		markBits{b.path("iptables-masquerade-bit", "iptables.masqueradeBit").String(), masquerade},
-		markBits{"kubelet's mark for packets to drop", kubeletDropMark},
+		markBits{"kubelet's drop mark", kubeletDropMark},
 		markBits{mark.String(), uint32(c.Mark)})
 	b.inRange(b.path("reply-rule-priority", "snat.priority"), c.Priority, 1, maxRulePriority)
 	return plan.SNAT{Mode: mode, Sources: b.sources(sources, c.Sources), Mark: uint32(c.Mark), Priority: c.Priority}
 }
 
-// vips builds the part about how VIPs are claimed.
+// vips builds the settings of how VIPs are claimed.
 func (b *builder) vips(p *plan.Config) plan.VIPs {
 	c := b.own.VIPs
 	b.claim(b.path("claim-cluster-ips", "vips.clusterIPs"), c.ClusterIPs, append([]plan.Claim{plan.ClaimAuto}, wholeClaims...))
@@ -462,7 +463,7 @@ func (b *builder) vips(p *plan.Config) plan.VIPs {
 	mark := b.path("claim-mark", "vips.mark")
 	for _, other := range []markBits{
 		{b.path("iptables-masquerade-bit", "iptables.masqueradeBit").String(), p.MasqueradeMark},
-		{"kubelet's mark for packets to drop", kubeletDropMark},
+		{"kubelet's drop mark", kubeletDropMark},
 		{b.path("reply-mark", "snat.mark").String(), p.SNAT.Mark},
 		{"the value of " + b.path("local-mark", "localMark").String(), p.LocalMark.Value},
 	} {

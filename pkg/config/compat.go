@@ -12,7 +12,7 @@ import (
 )
 
 // CompatKubeProxy is the profile that changes every default which differs from
-// kube-proxy's IPVS mode. Flags and fields that are set win over it.
+// kube-proxy's IPVS mode. Flags and fields that are set take precedence.
 const CompatKubeProxy = "kube-proxy"
 
 // compatProfiles are the values of --compat; empty means the defaults.
@@ -22,8 +22,8 @@ var compatProfiles = []string{CompatKubeProxy}
 // connections of a removed endpoint until they end.
 const compatDrainDeadline = 10 * 365 * 24 * time.Hour
 
-// setOwnCompat fills in the profile's values. It is called before anything that
-// was set is written over them, and does nothing for other profiles.
+// setOwnCompat fills in the profile's values. It must be called before settings are
+// written over them. It does nothing for other profiles.
 func setOwnCompat(c *KubeIPVSConfiguration, profile string) {
 	if profile != CompatKubeProxy {
 		return
@@ -55,7 +55,7 @@ func (b *builder) compat() {
 	}
 }
 
-// ownFromFlags returns the document that the flags alone make: a flag that was
+// ownFromFlags returns the document that results from the flags alone. A flag that was
 // not given has the profile's value.
 func (o *Options) ownFromFlags() *KubeIPVSConfiguration {
 	own := &KubeIPVSConfiguration{}
@@ -75,6 +75,6 @@ func (o *Options) proxyFromFlags() *proxyv1alpha1.KubeProxyConfiguration {
 	return proxy
 }
 
-// compatUsage is the flag's help.
-var compatUsage = fmt.Sprintf("Profile of defaults. %s: behave as kube-proxy's IPVS mode does, wherever the defaults of kube-ipvs differ. "+
-	"Flags and fields that are set win over it.", CompatKubeProxy)
+// compatUsage is the help of --compat.
+var compatUsage = fmt.Sprintf("Profile of defaults. %s: behave as kube-proxy's IPVS mode does, where kube-ipvs's own defaults differ. "+
+	"Flags and fields that are set take precedence.", CompatKubeProxy)

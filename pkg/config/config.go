@@ -1,7 +1,7 @@
-// Package config turns the command line and the configuration file into a
-// Config in which every value can work. Flags and file are kube-proxy's, with
-// its names, defaults and meanings; what kube-proxy does not have is set by
-// flags of our own and by a KubeIPVSConfiguration document in the same file.
+// Package config turns the command line and the configuration file into a validated
+// Config. Flags and file are kube-proxy's, with its names, defaults and meanings. What
+// kube-proxy does not have is set by flags of our own, or by a KubeIPVSConfiguration
+// document in the same file.
 package config
 
 import (
@@ -16,16 +16,15 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/plan"
 )
 
-// Config is all that the proxy is told at its start. It is checked.
+// Config is the validated configuration of the proxy.
 type Config struct {
 	Plan plan.Config
 
-	// SyncPeriod is the time between full observations of the kernel, above
-	// 0, and MinSyncPeriod the shortest between two syncs, from 0 to it.
+	// SyncPeriod is the time between full comparisons with the kernel, above 0.
+	// MinSyncPeriod is the shortest time between two syncs, between 0 and SyncPeriod.
 	SyncPeriod, MinSyncPeriod time.Duration
 
-	// DrainDeadline is for how long connections to an endpoint that is gone are
-	// kept, above 0.
+	// DrainDeadline is how long connections to a removed endpoint are kept, above 0.
 	DrainDeadline time.Duration
 	// ResetLostNodeConnections resets connections to endpoints on an unreachable node.
 	ResetLostNodeConnections bool
@@ -33,31 +32,32 @@ type Config struct {
 	IPVSTimeouts ipvs.Timeouts
 	Conntrack    Conntrack
 
-	// BindAddress is the Node's own address where it is told; the unspecified
-	// address leaves it to the Node object. Nothing is bound to it.
+	// BindAddress is the Node's own address. If it is the unspecified address, the Node
+	// object names the address. Nothing is bound to it.
 	BindAddress netip.Addr
-	// Healthz and Metrics are listened on. The zero AddrPort: not at all.
+	// Healthz and Metrics are listening addresses. The zero AddrPort disables the
+	// listener.
 	Healthz, Metrics netip.AddrPort
-	// MetricsIn says, if it is valid, that metrics are served on the node's address in
-	// it: of Metrics only the port counts then.
+	// MetricsIn, if it is valid, selects the node address that serves metrics. Only the
+	// port of Metrics counts then.
 	MetricsIn                   netip.Prefix
-	Probes                      netip.AddrPort // for the kubelet and "kube-ipvs status"; likewise
-	BindAddressHardFail         bool           // whether failing to listen ends the program
+	Probes                      netip.AddrPort // for the kubelet and "kube-ipvs status"; the zero AddrPort disables it
+	BindAddressHardFail         bool           // whether the process exits if it cannot listen
 	Profiling                   bool           // pprof, on Metrics
 	ShowHiddenMetricsForVersion string
-	ServiceMetrics              int // ports of Services that have metrics of their own; 0: none
+	ServiceMetrics              int // number of Service ports with metrics of their own; 0: none
 
 	Source Source
 
-	// StateDir is a folder for what must outlive the process: the values of
-	// kernel parameters before they were changed.
+	// StateDir is a folder for state that must outlive the process: the values that
+	// kernel parameters had before.
 	StateDir string
 
 	OOMScoreAdj int32 // -1000 to 1000
 	Action      Action
-	// File is the configuration file, "" without one.
+	// File is the configuration file, or "".
 	File string
-	// Flags are all flags with their values, given or default.
+	// Flags holds the values of all flags, given or default.
 	Flags map[string]string
 
 	Features featuregate.FeatureGate
@@ -67,23 +67,23 @@ type Config struct {
 	Proxy proxyv1alpha1.KubeProxyConfiguration
 	Own   KubeIPVSConfiguration
 
-	// Notices are for the administrator: what was given and has no effect.
+	// Notices tell the administrator which settings have no effect.
 	Notices []string
 }
 
-// Action is what the program is to do.
+// Action is what the program does.
 type Action string
 
 // The actions.
 const (
-	Serve    Action = "serve"     // until it is told to end
-	Once     Action = "once"      // program the kernel one time and exit
+	Serve    Action = "serve"     // run until terminated
+	Once     Action = "once"      // sync once and exit
 	DryRun   Action = "dry-run"   // print what Once would change and exit
-	Cleanup  Action = "cleanup"   // take away what is ours and exit
+	Cleanup  Action = "cleanup"   // remove everything that is ours and exit
 	InitOnly Action = "init-only" // do what needs full privileges and exit
 )
 
-// Source says where Services come from: a folder if Manifests is set, else an
+// Source selects where Services come from: the folder Manifests if it is set, else an
 // API server.
 type Source struct {
 	Manifests string
@@ -96,17 +96,16 @@ type Source struct {
 	QPS               float32
 	Burst             int
 
-	// ConfigSyncPeriod is how often everything known is delivered again,
-	// above 0.
+	// ConfigSyncPeriod is how often all known objects are delivered again, above 0.
 	ConfigSyncPeriod time.Duration
 }
 
-// Conntrack holds the kernel's connection tracking settings. Timeouts are in
-// whole seconds; 0 leaves the kernel's.
+// Conntrack holds the settings of the kernel's connection tracking. Time-outs are whole
+// seconds; 0 keeps the kernel's value.
 type Conntrack struct {
-	MaxPerCore, Min int32 // MaxPerCore 0 leaves the limit
+	MaxPerCore, Min int32 // MaxPerCore 0 keeps the limit
 	TCPEstablished  time.Duration
 	TCPCloseWait    time.Duration
-	TCPBeLiberal    bool // false leaves the kernel's
+	TCPBeLiberal    bool // false keeps the kernel's value
 	UDP, UDPStream  time.Duration
 }

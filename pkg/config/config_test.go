@@ -101,7 +101,7 @@ func defaults() Config {
 		OOMScoreAdj:   -999,
 		Action:        Serve,
 		Notices: []string{
-			"--cluster-cidr is not set: traffic of this node's Pods is not told from other traffic, so none is masqueraded on its way to cluster IPs",
+			"--cluster-cidr is not set: Pods cannot be distinguished from other clients, so traffic to cluster IPs is not masqueraded",
 		},
 	}
 }
@@ -227,7 +227,7 @@ func TestFlags(t *testing.T) {
 		{"--claim-external-ips=none", func(c *Config) { c.Plan.VIPs.ExternalIPs = plan.ClaimNone }},
 		{"--feature-gates=AllAlpha=false,ContextualLogging=true", func(*Config) {}},
 		{"--feature-gates=TopologyAwareHints=true", func(c *Config) {
-			c.Notices = append(c.Notices, "feature gates that mean nothing here are ignored: TopologyAwareHints")
+			c.Notices = append(c.Notices, "ignoring feature gates that kube-ipvs does not have: TopologyAwareHints")
 		}},
 		{"--iptables-localhost-nodeports=false", func(c *Config) { c.Plan.LocalhostNodePorts = false }},
 		{"--iptables-sync-period=1m --localhost-nodeports", func(c *Config) {
@@ -322,8 +322,8 @@ func TestFlagErrors(t *testing.T) {
 		{"--feature-gates=ContextualLogging=maybe", []string{"--feature-gates"}},
 		{"--logging-format=xml", []string{`--logging-format: Invalid value: "xml"`}},
 		{"--master=ftp://x", []string{"--master: ", "https://"}},
-		{"--manifests=/m --kubeconfig=/k", []string{"--manifests: ", "leave out one", "--kubeconfig"}},
-		{"--manifests=/m --master=https://x", []string{"--master: ", "leave out one", "--manifests"}},
+		{"--manifests=/m --kubeconfig=/k", []string{"--manifests: ", "set only one", "--kubeconfig"}},
+		{"--manifests=/m --master=https://x", []string{"--master: ", "set only one", "--manifests"}},
 		{"--once --cleanup", []string{"--once: ", "--cleanup"}},
 		{"--claim-load-balancers=all", []string{`--claim-load-balancers: Unsupported value: "all"`, `"port"`, `"address"`}},
 		{"--claim-cluster-ips=port", []string{`--claim-cluster-ips: Unsupported value: "port"`, `"address"`, `"route"`}},
@@ -338,24 +338,24 @@ func TestFlagErrors(t *testing.T) {
 		{"--claim-rule-priority=480", []string{"--claim-rule-priority: Invalid value: 480: must be less than --reply-rule-priority, which is 480"}},
 		{"--claim-rule-priority=40000", []string{"--claim-rule-priority: Invalid value: 40000"}},
 		{"--service-metrics=-1", []string{"--service-metrics: Invalid value: -1: must be from 0 to"}},
-		{"--dry-run", []string{"--dry-run: Forbidden: is for --once"}},
-		{"--cleanup --dry-run", []string{"--dry-run: Forbidden: is for --once"}},
+		{"--dry-run", []string{"--dry-run: Forbidden: can only be used with --once"}},
+		{"--cleanup --dry-run", []string{"--dry-run: Forbidden: can only be used with --once"}},
 		{"--snat-mode=magic", []string{`--snat-mode: Unsupported value: "magic"`, "fwmark"}},
 		{"--snat-mode=off --snat-source=eth0=10.0.0.1", []string{"--snat-source: Forbidden: --snat-mode is off"}},
 		{"--snat-source=eth0", []string{`--snat-source: Invalid value: "eth0": must be IFACE=ADDRESS`}},
 		{"--snat-source=eth0=here", []string{`--snat-source[eth0]: Invalid value: "here"`}},
 		{"--snat-source=eth0=127.0.0.1", []string{"--snat-source[eth0]: "}},
-		{"--snat-source=eth0=10.0.0.1,eth0=10.0.0.2", []string{"--snat-source[eth0]: ", "only one of its family"}},
+		{"--snat-source=eth0=10.0.0.1,eth0=10.0.0.2", []string{"--snat-source[eth0]: ", "only address of its family"}},
 		{"--snat-source=a/b=10.0.0.1", []string{"--snat-source[a/b]: ", "interface"}},
 		{"--reply-mark=0xc000", []string{`--reply-mark: Invalid value: "0xc000": must not have a bit of --iptables-masquerade-bit`}},
 		{"--state-dir=run", []string{`--state-dir: Invalid value: "run": must be an absolute path such as /run/kube-ipvs`}},
-		{"--reply-mark=0x9000", []string{`--reply-mark: Invalid value: "0x9000": must not have a bit of kubelet's mark for packets to drop`}},
+		{"--reply-mark=0x9000", []string{`--reply-mark: Invalid value: "0x9000": must not have a bit of kubelet's drop mark`}},
 		{"--local-mark=1", []string{`--local-mark: Invalid value: "1": must be off or VALUE/MASK, such as 0x9/0x3fff`}},
 		{"--local-mark=0x0/0xff", []string{"--local-mark: ", "not 0"}},
 		{"--local-mark=0x100/0xff", []string{"--local-mark: ", "the value's bits"}},
 		{"--local-mark=0x1/0x1", []string{"--local-mark: ", "at least one more"}},
 		{"--local-mark=0x1/0x4001", []string{`--local-mark: Invalid value: "0x4001": must not have a bit of --iptables-masquerade-bit`}},
-		{"--local-mark=0x1/0x8001", []string{"--local-mark: ", "kubelet's mark"}},
+		{"--local-mark=0x1/0x8001", []string{"--local-mark: ", "kubelet's drop mark"}},
 		{"--reply-mark=0x8", []string{`--local-mark: Invalid value: "0x9": must not have a bit of --reply-mark`}},
 		{"--reply-mark=0", []string{"--reply-mark: "}},
 		{"--reply-mark=bit", []string{"--reply-mark", "0x3060"}},
@@ -419,7 +419,7 @@ func TestFile(t *testing.T) {
 		}},
 		{"override wins, other flags do not", proxyHead + cluster + "hostnameOverride: X\n", "--hostname-override=Y --ipvs-scheduler=lc --cluster-cidr=nonsense", func(c *Config) {
 			c.Plan.NodeName = "y"
-			c.Notices = []string{"with --config the file's values count, not those of --cluster-cidr, --ipvs-scheduler"}
+			c.Notices = []string{"with --config the values of the file apply; ignoring --cluster-cidr, --ipvs-scheduler"}
 		}},
 		{"host name of the file", proxyHead + cluster + "hostnameOverride: ' X'\n", "", func(c *Config) { c.Plan.NodeName = "x" }},
 		{"own document, hexadecimal number", proxyHead + cluster + ownHead + "snat: {mode: fwmark, mark: 0x100, priority: 7}\nmanifests: /m\n", "", func(c *Config) {

@@ -21,13 +21,13 @@ const (
 	metricsPort = 10249
 
 	defaultScheduler = "rr"
-	// defaultFlagMinSyncPeriod is ipvs.minSyncPeriod's when no file is given.
-	// A file's is 0. kube-proxy differs in this way, so its users may rely on it.
+	// defaultFlagMinSyncPeriod is the default of ipvs.minSyncPeriod without a file.
+	// With a file it is 0. kube-proxy differs in the same way, so users may rely on it.
 	defaultFlagMinSyncPeriod = time.Second
 )
 
-// setProxyDefaults fills in what a KubeProxyConfiguration leaves open, with
-// kube-proxy's values. Only in mode it differs: ours is ipvs.
+// setProxyDefaults fills in unset fields with kube-proxy's defaults. Only mode differs:
+// its default is ipvs.
 func setProxyDefaults(c *proxyv1alpha1.KubeProxyConfiguration) {
 	c.TypeMeta = metav1.TypeMeta{APIVersion: proxyv1alpha1.SchemeGroupVersion.String(), Kind: proxyKind}
 	c.Mode = cmp.Or(c.Mode, modeIPVS)
@@ -47,7 +47,7 @@ func setProxyDefaults(c *proxyv1alpha1.KubeProxyConfiguration) {
 	logsapi.SetRecommendedLoggingConfiguration(&c.Logging)
 }
 
-// setListenDefaults sets the addresses, in the family of the bind address.
+// setListenDefaults sets the listening addresses, in the family of the bind address.
 func setListenDefaults(c *proxyv1alpha1.KubeProxyConfiguration) {
 	c.BindAddress = cmp.Or(c.BindAddress, "0.0.0.0")
 	any, loopback := "0.0.0.0", "127.0.0.1"
@@ -58,7 +58,8 @@ func setListenDefaults(c *proxyv1alpha1.KubeProxyConfiguration) {
 	c.MetricsBindAddress = withPort(cmp.Or(c.MetricsBindAddress, loopback), metricsPort)
 }
 
-// withPort gives a bare address, or CIDR, the port. Everything else it leaves.
+// withPort appends the port to a bare address or CIDR, and returns anything else
+// unchanged.
 func withPort(s string, port int) string {
 	_, err := netip.ParseAddr(s)
 	_, errCIDR := netip.ParsePrefix(s)
@@ -68,8 +69,8 @@ func withPort(s string, port int) string {
 	return s
 }
 
-// setModeDefaults sets the parts of the modes. Those of other modes matter
-// only where the configuration is shown.
+// setModeDefaults sets the defaults of all modes. Those of other modes matter only
+// where the configuration is shown.
 func setModeDefaults(c *proxyv1alpha1.KubeProxyConfiguration) {
 	for _, period := range []*metav1.Duration{&c.IPVS.SyncPeriod, &c.IPTables.SyncPeriod, &c.NFTables.SyncPeriod} {
 		period.Duration = cmp.Or(period.Duration, 30*time.Second)
@@ -86,12 +87,12 @@ func setConntrackDefaults(c *proxyv1alpha1.KubeProxyConntrackConfiguration) {
 	setDefault(&c.MaxPerCore, 32768)
 	setDefault(&c.Min, 131072)
 	setDefault(&c.TCPEstablishedTimeout, metav1.Duration{Duration: 24 * time.Hour})
-	// An hour, against the kernel's minute: a socket may stay half closed for
-	// long, and its last packets must still be translated.
+	// An hour instead of the kernel's minute: a socket may stay half closed for long,
+	// and its last packets must still be translated.
 	setDefault(&c.TCPCloseWaitTimeout, metav1.Duration{Duration: time.Hour})
 }
 
-// setDefault sets a pointer that is nil.
+// setDefault sets a nil pointer.
 func setDefault[T any](p **T, value T) {
 	if *p == nil {
 		*p = ptr.To(value)

@@ -12,140 +12,138 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/plan"
 )
 
-// The identity of our own document.
+// API version and kind of our own document.
 const (
 	OwnAPIVersion = "kube-ipvs.io/v1alpha1"
 	OwnKind       = "KubeIPVSConfiguration"
 )
 
-// Defaults of our own settings. The mark and the priority are chosen clear of
-// those of kubelet, kube-proxy and the usual network plugins.
+// Defaults of our own settings. Marks and priorities avoid those of kubelet, kube-proxy
+// and the usual network plugins.
 const (
-	// DefaultReplyMark has room for 15 interfaces in bits that Kubernetes
-	// (0x4000, 0x8000), AWS and Cilium (0x80, 0xf00), Terway (0x10) and Calico
-	// (0xffff0000) leave alone.
+	// DefaultReplyMark distinguishes 15 interfaces, in bits that Kubernetes (0x4000,
+	// 0x8000), AWS and Cilium (0x80, 0xf00), Terway (0x10) and Calico (0xffff0000) do
+	// not use.
 	DefaultReplyMark         Mark = 0x3060
 	DefaultReplyRulePriority int  = 480
 
-	// DefaultClaimMark is one more such bit. The priority is before those of
-	// network plugins' rules for pods' traffic (Cilium's 110 are the first) and
-	// is not Calico's for WireGuard (99). It does no harm there: nothing but VIPs
-	// is found in the table.
+	// DefaultClaimMark is one more such bit. The priority precedes the rules of network
+	// plugins for pod traffic (the first are Cilium's at 110) and is not that of
+	// Calico's WireGuard rule (99). An early rule is harmless: its table contains only
+	// VIPs.
 	DefaultClaimMark         Mark = 0x4
 	DefaultClaimTable        int  = 80080
 	DefaultClaimRulePriority int  = 98
 
-	// DefaultDrainDeadline is for how long IPVS keeps a connection on which
-	// nothing is sent.
+	// DefaultDrainDeadline is how long IPVS keeps an idle connection.
 	DefaultDrainDeadline = 15 * time.Minute
 
-	// DefaultProbeBindAddress is a port of our own: those of kube-proxy are
-	// kube-proxy's for as long as it runs beside us.
+	// DefaultProbeBindAddress is a port of our own: kube-proxy owns its ports while it
+	// runs beside us.
 	DefaultProbeBindAddress = "127.0.0.1:10266"
 
-	// DefaultStateDir is below /run, which is empty after a boot, as are the
-	// kernel's parameters.
+	// DefaultStateDir is below /run, which is emptied at boot, when kernel parameters
+	// are reset too.
 	DefaultStateDir = "/run/kube-ipvs"
-	// DefaultLocalMark has two bits in every mark that nobody is known to set
-	// together, and room for 4095 numbers below those of Kubernetes and Calico.
+	// DefaultLocalMark sets two bits in every mark which no other program is known to
+	// set together, and has room for 4095 fwmarks below the marks of Kubernetes and
+	// Calico.
 	DefaultLocalMark LocalMark = "0x9/0x3fff"
 )
 
-// KubeIPVSConfiguration holds the settings that kube-proxy does not have. It
-// is a document of its own beside the KubeProxyConfiguration, so that
-// kube-proxy can go on reading the same file.
+// KubeIPVSConfiguration holds the settings that kube-proxy does not have. It is a
+// document of its own beside the KubeProxyConfiguration, so that kube-proxy can still
+// read the same file.
 type KubeIPVSConfiguration struct {
 	metav1.TypeMeta `json:",inline"`
 
 	// Compat is a profile of defaults: empty, or kube-proxy for the behaviour of
-	// kube-proxy's IPVS mode. Fields that are set win over it.
+	// kube-proxy's IPVS mode. Fields that are set take precedence.
 	Compat string `json:"compat,omitempty"`
-	// SNAT says how masqueraded traffic gets a path that is the same both ways.
+	// SNAT configures how masqueraded traffic gets a symmetric path.
 	SNAT SNATConfiguration `json:"snat"`
-	// VIPs says how Services' addresses are claimed.
+	// VIPs configures how the addresses of Services are claimed.
 	VIPs VIPConfiguration `json:"vips"`
-	// MasqueradeExternalLocal masquerades external traffic under
-	// externalTrafficPolicy Local too, for pods that would answer past the
-	// node.
+	// MasqueradeExternalLocal also masquerades external traffic under
+	// externalTrafficPolicy: Local, for pods whose replies would bypass the node.
 	MasqueradeExternalLocal bool `json:"masqueradeExternalLocal,omitempty"`
-	// LocalMark is VALUE/MASK: the fwmarks that lead internal clients to all
-	// endpoints under externalTrafficPolicy Local have all bits of the value and
-	// none outside the mask. With off, a node with endpoints serves its pods and
-	// itself by these alone, as kube-proxy does. Default 0x9/0x3fff.
+	// LocalMark is VALUE/MASK of the fwmarks that route internal clients to all
+	// endpoints under externalTrafficPolicy: Local: they have all bits of the value and
+	// none outside the mask. If it is off, a node with endpoints serves its own pods
+	// and processes by these endpoints alone, as kube-proxy does. Default 0x9/0x3fff.
 	LocalMark LocalMark `json:"localMark"`
-	// UDPDrain lets an endpoint that terminates and still serves keep the UDP
-	// flows that it has.
+	// UDPDrain keeps the UDP flows of an endpoint that is terminating and still
+	// serving.
 	UDPDrain bool `json:"udpDrain,omitempty"`
-	// DrainDeadline is for how long TCP connections to an endpoint that is gone,
-	// and not just terminating, are kept. Default 15m.
+	// DrainDeadline is how long TCP connections to a removed endpoint are kept. It does
+	// not apply to an endpoint that is still terminating. Default 15m.
 	DrainDeadline metav1.Duration `json:"drainDeadline"`
 	// ResetLostNodeConnections resets TCP connections to endpoints on an unreachable
-	// node, where the Service has other endpoints, so that clients connect to these.
-	// kube-proxy keeps them.
+	// node if the Service has endpoints elsewhere, so that clients reconnect.
+	// kube-proxy keeps the connections.
 	ResetLostNodeConnections bool `json:"resetLostNodeConnections,omitempty"`
-	// DrainLostNodes is the contrary. Deprecated: use resetLostNodeConnections, which
+	// DrainLostNodes is the opposite. Deprecated: use resetLostNodeConnections, which
 	// takes precedence if it is true.
 	DrainLostNodes *bool `json:"drainLostNodes,omitempty"`
-	// TimeoutsFromConntrack has IPVS keep connections for as long as connection
-	// tracking does, where IPVS's own time-outs are not set.
+	// TimeoutsFromConntrack makes IPVS keep connections as long as connection tracking
+	// does, unless IPVS's own time-outs are set.
 	TimeoutsFromConntrack bool `json:"timeoutsFromConntrack,omitempty"`
-	// Manifests is a folder of manifests that is read in place of an API
-	// server.
+	// Manifests is a folder of manifests to read instead of an API server.
 	Manifests string `json:"manifests,omitempty"`
-	// StateDir is a folder, this node's own, that outlives the process and not
-	// the machine's next boot. Kernel parameters' earlier values are kept there
-	// for --cleanup. Default /run/kube-ipvs.
+	// StateDir is a folder on this node that outlives the process but not a reboot. It
+	// stores the earlier values of kernel parameters for --cleanup. Default
+	// /run/kube-ipvs.
 	StateDir string `json:"stateDir"`
-	// ServiceMetrics is for how many ports of Services there are metrics of
+	// ServiceMetrics is the maximum number of Service ports with metrics of their
 	// connections, packets and bytes. Default 0: none.
 	ServiceMetrics int `json:"serviceMetrics,omitempty"`
 	// ProbeBindAddress serves /livez, /readyz and /status to the kubelet's probes and
-	// to "kube-ipvs status". kube-proxy never has this port, so that it cannot answer
-	// in our place. Empty: not at all. Default 127.0.0.1:10266.
+	// to "kube-ipvs status". kube-proxy never uses this port, so it cannot answer in
+	// our place. Empty disables it. Default 127.0.0.1:10266.
 	ProbeBindAddress *string `json:"probeBindAddress"`
 }
 
-// SNATConfiguration is the part about symmetric paths.
+// SNATConfiguration configures symmetric paths.
 type SNATConfiguration struct {
 	// Mode is auto, snat, fwmark or off. Default auto.
 	Mode SNATMode `json:"mode"`
-	// Sources maps interfaces' names to the addresses, at most one of each
-	// family, that masqueraded traffic leaving by them is to carry.
+	// Sources maps interface names to source addresses, at most one per family, of
+	// masqueraded traffic that leaves by the interface.
 	Sources map[string][]string `json:"sources,omitempty"`
-	// Mark is the bits that bind connections to interfaces for reply routing:
-	// n bits tell 2^n-1 interfaces apart. Default 0x3060.
+	// Mark is the mask of the bits that bind connections to interfaces for reply
+	// routing: n bits distinguish 2^n-1 interfaces. Default 0x3060.
 	Mark Mark `json:"mark"`
-	// Priority is that of the policy rules of reply routing. Default 480.
+	// Priority is the priority of the policy rules of reply routing. Default 480.
 	Priority int `json:"priority"`
 }
 
-// VIPConfiguration is the part about how VIPs are claimed: address or route, the
-// whole of it; port, the ports of Services alone; or auto, the whole of it, but
-// for pods and the node the ports without a Service stay another device's.
+// VIPConfiguration configures how VIPs are claimed. address and route claim the whole
+// address. port claims only the ports of Services. auto claims the whole address, but
+// pods and the node reach its other ports on the device that has the address.
 type VIPConfiguration struct {
 	ClusterIPs    plan.Claim `json:"clusterIPs"`    // address, route or auto; default address
 	LoadBalancers plan.Claim `json:"loadBalancers"` // default auto
-	ExternalIPs   plan.Claim `json:"externalIPs"`   // default auto; none: not at all
-	// Ping says whether VIPs answer to ping. Default true.
+	ExternalIPs   plan.Claim `json:"externalIPs"`   // default auto; none: not claimed
+	// Ping makes VIPs answer ping. Default true.
 	Ping *bool `json:"ping"`
-	// Mark is the bits that packets for a claimed port carry. Default 0x4.
+	// Mark is the mask of the bits that packets for a claimed port carry. Default 0x4.
 	Mark Mark `json:"mark"`
-	// Table is the routing table in which the VIPs are local. Default 80080.
+	// Table is the routing table in which VIPs are local. Default 80080.
 	Table int `json:"table"`
-	// Priority is that of the policy rule which leads there. Default 99.
+	// Priority is the priority of the policy rule that looks up Table. Default 98.
 	Priority int `json:"priority"`
 }
 
-// SNATMode is a plan.SNATMode. In a document, off may stand without quotes.
+// SNATMode is a plan.SNATMode. In a document, off needs no quotes.
 type SNATMode plan.SNATMode
 
-// UnmarshalJSON reads a string, or false: that is what off is in YAML.
+// UnmarshalJSON reads a string, or false, which is how YAML reads off.
 func (m *SNATMode) UnmarshalJSON(text []byte) error {
 	return json.Unmarshal(offInQuotes(text), (*string)(m))
 }
 
-// LocalMark is a plan.LocalMark as VALUE/MASK, or off, which may stand without
-// quotes in a document.
+// LocalMark is a plan.LocalMark as VALUE/MASK, or off, which needs no quotes in a
+// document.
 type LocalMark string
 
 const localMarkOff LocalMark = "off"
@@ -162,8 +160,8 @@ func offInQuotes(text []byte) []byte {
 	return text
 }
 
-// Mark is a firewall mark. In a document it is a number, or a string in any
-// base that Go knows ("0x2000"); it is written as a hexadecimal string.
+// Mark is a firewall mark. In a document it is a number, or a string in any base that
+// Go supports ("0x2000"); it is written as a hexadecimal string.
 type Mark uint32
 
 // ParseMark reads a mark: decimal, or hexadecimal after 0x.
@@ -200,7 +198,7 @@ func (m *Mark) UnmarshalJSON(text []byte) error {
 	return m.Set(s)
 }
 
-// setOwnDefaults fills in what is not set.
+// setOwnDefaults fills in unset fields.
 func setOwnDefaults(c *KubeIPVSConfiguration) {
 	c.TypeMeta = metav1.TypeMeta{APIVersion: OwnAPIVersion, Kind: OwnKind}
 	c.StateDir = cmp.Or(c.StateDir, DefaultStateDir)

@@ -10,9 +10,9 @@ import (
 	zpages "k8s.io/component-base/zpages/features"
 )
 
-// featureGates builds the gates that this program has and sets them. Others
-// are listed: those of Kubernetes are set cluster wide, and which of them exist
-// changes with each version.
+// featureGates returns the gates of this program with their values set, and the names
+// of gates that it does not have: Kubernetes sets gates cluster wide, and the set of
+// gates changes with each version.
 func featureGates(values map[string]bool) (featuregate.FeatureGate, []string, error) {
 	gates := featuregate.NewFeatureGate()
 	if err := errors.Join(logsapi.AddFeatureGates(gates), zpages.AddFeatureGates(gates)); err != nil {

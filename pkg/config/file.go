@@ -13,7 +13,7 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/document"
 )
 
-// file is what a configuration file says, with the defaults.
+// file is the content of a configuration file, with defaults.
 type file struct {
 	proxy   proxyv1alpha1.KubeProxyConfiguration
 	own     KubeIPVSConfiguration
@@ -21,9 +21,10 @@ type file struct {
 	found   map[metav1.TypeMeta]bool
 }
 
-// readFile reads a configuration file, with the defaults of the profile, or of
-// the one that the file names if that is empty. It fails if the file cannot be read or
-// decoded, or holds a document of another kind or one kind twice.
+// readFile reads a configuration file and applies the defaults of the profile, or of
+// the profile that the file names if the argument is empty. It returns an error if the
+// file cannot be read or decoded, contains another kind of document, or contains a kind
+// twice.
 func readFile(name, profile string) (*file, error) {
 	text, err := os.ReadFile(name)
 	if err != nil {
@@ -39,7 +40,7 @@ func readFile(name, profile string) (*file, error) {
 	return f, nil
 }
 
-// parseFile is readFile for a text. All of its errors are joined.
+// parseFile parses the text of a file for readFile. It returns all errors joined.
 func parseFile(text []byte, profile string) (*file, error) {
 	f := &file{found: map[metav1.TypeMeta]bool{}}
 	docs := document.Split(text)
@@ -57,12 +58,11 @@ func parseFile(text []byte, profile string) (*file, error) {
 	setProxyCompat(&f.proxy, profile)
 	setProxyDefaults(&f.proxy)
 	setOwnDefaults(&f.own)
-	f.notices = append(f.notices, foreignFields(&f.proxy)...)
+	f.notices = append(f.notices, ignoredFields(&f.proxy)...)
 	return f, errors.Join(errs...)
 }
 
-// profileOf returns the profile that a file names. What cannot be decoded is
-// reported later.
+// profileOf returns the profile that a file names. Errors are reported later.
 func profileOf(docs []document.Document) string {
 	for _, d := range docs {
 		var own struct {
@@ -76,7 +76,7 @@ func profileOf(docs []document.Document) string {
 	return ""
 }
 
-// add decodes one document into its place.
+// add decodes one document.
 func (f *file) add(d document.Document) error {
 	var kind metav1.TypeMeta
 	if _, err := d.Decode(&kind); err != nil {
@@ -96,8 +96,8 @@ func (f *file) add(d document.Document) error {
 		proxyv1alpha1.SchemeGroupVersion, proxyKind, OwnAPIVersion, OwnKind)
 }
 
-// addProxy is as lenient with unknown fields as kube-proxy is: files in use
-// may be of any age.
+// addProxy accepts unknown fields, as kube-proxy does: files may have been written for
+// any version.
 func (f *file) addProxy(d document.Document) error {
 	loose, err := d.Decode(&f.proxy)
 	for _, l := range loose {
@@ -106,15 +106,15 @@ func (f *file) addProxy(d document.Document) error {
 	return err
 }
 
-// addOwn is strict: no file of ours is older than its fields.
+// addOwn rejects unknown fields: no file of ours predates them.
 func (f *file) addOwn(d document.Document) error {
 	loose, err := d.Decode(&f.own)
 	return errors.Join(append(loose, err)...)
 }
 
-// foreignFields notices what is set, to other than the defaults, for other
-// modes and platforms.
-func foreignFields(c *proxyv1alpha1.KubeProxyConfiguration) []string {
+// ignoredFields returns a notice for each field of other modes and platforms that is
+// not at its default.
+func ignoredFields(c *proxyv1alpha1.KubeProxyConfiguration) []string {
 	var d proxyv1alpha1.KubeProxyConfiguration
 	setProxyDefaults(&d)
 	differ := func(a, b any) bool { return !equality.Semantic.DeepEqual(a, b) }

@@ -10,13 +10,13 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation/field"
 	cliflag "k8s.io/component-base/cli/flag"
 	logsapi "k8s.io/component-base/logs/api/v1"
-	_ "k8s.io/component-base/logs/json/register" // else --logging-format knows text only
+	_ "k8s.io/component-base/logs/json/register" // registers the JSON format
 	proxyv1alpha1 "k8s.io/kube-proxy/config/v1alpha1"
 )
 
-// Options holds the command line until it becomes a Config.
+// Options holds the command line until Complete turns it into a Config.
 type Options struct {
-	// Hostname names the machine where no override does.
+	// Hostname returns the host name, the default of the Node's name.
 	Hostname func() (string, error)
 
 	configFile, writeConfigTo string
@@ -33,16 +33,16 @@ type Options struct {
 	flags flagGroups
 }
 
-// flagGroups are the flags by what the configuration file does to them.
+// flagGroups sorts the flags by how the configuration file affects them.
 type flagGroups struct {
-	general *pflag.FlagSet // count always
-	own     *pflag.FlagSet // win over the file where they are set
+	general *pflag.FlagSet // always apply
+	own     *pflag.FlagSet // take precedence over the file if they are set
 	logging *pflag.FlagSet // likewise
-	proxy   *pflag.FlagSet // have no effect beside a file
-	foreign *pflag.FlagSet // have no effect at all
+	proxy   *pflag.FlagSet // have no effect with a file
+	ignored *pflag.FlagSet // never have an effect
 }
 
-// NewOptions gives the defaults.
+// NewOptions returns options with defaults.
 func NewOptions() *Options {
 	o := &Options{Hostname: os.Hostname}
 	setProxyDefaults(&o.proxy)
@@ -53,14 +53,13 @@ func NewOptions() *Options {
 		own:     o.ownFlags(),
 		logging: newFlagSet(),
 		proxy:   o.proxyFlags(),
-		foreign: foreignFlags(),
+		ignored: ignoredFlags(),
 	}
 	logsapi.AddFlags(&o.proxy.Logging, o.flags.logging)
 	return o
 }
 
-// Flags gives the flags in named sections, for a command to add. Complete is
-// called after they have been parsed.
+// Flags returns the flags in named sections. Call Complete after they are parsed.
 func (o *Options) Flags() cliflag.NamedFlagSets {
 	var sections cliflag.NamedFlagSets
 	for _, s := range []struct {
@@ -71,26 +70,26 @@ func (o *Options) Flags() cliflag.NamedFlagSets {
 		{"own", o.flags.own},
 		{"kube-proxy", o.flags.proxy},
 		{"logging", o.flags.logging},
-		{"ignored", o.flags.foreign},
+		{"ignored", o.flags.ignored},
 	} {
 		sections.FlagSet(s.name).AddFlagSet(s.flags)
 	}
 	return sections
 }
 
-// WriteConfigTo is the file that the configuration is to be written to in
-// place of anything else; "" for none.
+// WriteConfigTo returns the file to which the configuration is written instead of
+// running, or "".
 func (o *Options) WriteConfigTo() string { return o.writeConfigTo }
 
-// Complete reads the configuration file, applies defaults and checks all of
-// it. The error lists everything that is wrong, each with flag or field, value
-// and what would be right.
+// Complete reads the configuration file, applies defaults and validates everything. The
+// error lists all invalid settings with their flag or field, their value, and what
+// would be valid.
 func (o *Options) Complete() (Config, error) {
 	proxy, own, notices, err := o.documents()
 	if err != nil {
 		return Config{}, err
 	}
-	b := builder{path: o.path, proxy: proxy, own: own, notices: append(notices, o.foreignNotices()...)}
+	b := builder{path: o.path, proxy: proxy, own: own, notices: append(notices, o.ignoredNotices()...)}
 	if o.sourcesFromFlags() {
 		own.SNAT.Sources = b.sourceFlags(o.sources)
 	}
@@ -107,7 +106,7 @@ func (o *Options) Complete() (Config, error) {
 	return c, nil
 }
 
-// path names a setting as it was written: as a flag or as a field of the file.
+// path names a setting as it was written: as a flag, or as a field of the file.
 func (o *Options) path(flag, fieldPath string) *field.Path {
 	if o.configFile == "" || o.set(flag) && o.flags.proxy.Lookup(flag) == nil {
 		return field.NewPath("--" + flag)
@@ -117,7 +116,7 @@ func (o *Options) path(flag, fieldPath string) *field.Path {
 
 func (o *Options) sourcesFromFlags() bool { return o.configFile == "" || o.set("snat-source") }
 
-// documents gives both documents with defaults and with the flags that count.
+// documents returns both documents with defaults and with the flags that apply.
 func (o *Options) documents() (*proxyv1alpha1.KubeProxyConfiguration, *KubeIPVSConfiguration, []string, error) {
 	proxy, own := o.proxyFromFlags(), o.ownFromFlags()
 	o.applyPortFlags(proxy)
@@ -139,7 +138,7 @@ func (o *Options) documents() (*proxyv1alpha1.KubeProxyConfiguration, *KubeIPVSC
 	return proxy, own, notices, nil
 }
 
-// overOwn lays our flags that are set over the file's document.
+// overOwn overrides fields of the file's document by flags that are set.
 func (o *Options) overOwn(file *KubeIPVSConfiguration) *KubeIPVSConfiguration {
 	own := &o.own
 	overlay(o, "compat", &file.Compat, own.Compat)
@@ -171,15 +170,15 @@ func (o *Options) overOwn(file *KubeIPVSConfiguration) *KubeIPVSConfiguration {
 	return file
 }
 
-// overlay takes a flag's value if it is set.
+// overlay overrides a field by a flag that is set.
 func overlay[T any](o *Options, flag string, file *T, value T) {
 	if o.set(flag) {
 		*file = value
 	}
 }
 
-// applyPortFlags does what the deprecated flags for ports alone ask for: 0
-// ends listening, anything else counts where no address is given.
+// applyPortFlags applies the deprecated port flags: 0 disables the listener; any other
+// port applies where no address is given.
 func (o *Options) applyPortFlags(c *proxyv1alpha1.KubeProxyConfiguration) {
 	for _, f := range []struct {
 		address *string
@@ -201,7 +200,7 @@ func (o *Options) applyPortFlags(c *proxyv1alpha1.KubeProxyConfiguration) {
 	}
 }
 
-// set says whether a flag was given.
+// set reports whether a flag was given.
 func (o *Options) set(name string) bool {
 	for _, group := range []*pflag.FlagSet{o.flags.general, o.flags.own, o.flags.proxy} {
 		if f := group.Lookup(name); f != nil {
@@ -211,7 +210,7 @@ func (o *Options) set(name string) bool {
 	return false
 }
 
-// values gives every flag's, by name.
+// values returns the values of all flags by name.
 func (o *Options) values() map[string]string {
 	out := map[string]string{}
 	for _, group := range o.Flags().FlagSets {
@@ -220,25 +219,26 @@ func (o *Options) values() map[string]string {
 	return out
 }
 
-// overriddenNotices names the flags that have no effect beside the file.
+// overriddenNotices returns a notice about flags that have no effect because of the
+// file.
 func (o *Options) overriddenNotices() []string {
 	names := changed(o.flags.proxy)
 	if len(names) == 0 {
 		return nil
 	}
-	return []string{fmt.Sprintf("with --config the file's values count, not those of %s", strings.Join(names, ", "))}
+	return []string{fmt.Sprintf("with --config the values of the file apply; ignoring %s", strings.Join(names, ", "))}
 }
 
-// foreignNotices names, one by one, the flags of other modes.
-func (o *Options) foreignNotices() []string {
+// ignoredNotices returns a notice for each given flag of another mode.
+func (o *Options) ignoredNotices() []string {
 	var notices []string
-	for _, name := range changed(o.flags.foreign) {
+	for _, name := range changed(o.flags.ignored) {
 		notices = append(notices, name+" has no effect: it is for another proxy mode or platform")
 	}
 	return notices
 }
 
-// changed lists the flags of a group that were given, as they are written.
+// changed returns the names of the given flags of a group, with dashes.
 func changed(group *pflag.FlagSet) []string {
 	var names []string
 	group.VisitAll(func(f *pflag.Flag) {
@@ -249,14 +249,14 @@ func changed(group *pflag.FlagSet) []string {
 	return names
 }
 
-// loggingFlags gives flags that set a logging configuration.
+// loggingFlags returns flags that set a logging configuration.
 func loggingFlags(c *logsapi.LoggingConfiguration) *pflag.FlagSet {
 	fs := newFlagSet()
 	logsapi.AddFlags(c, fs)
 	return fs
 }
 
-// copyChanged sets the flags that were given in one group in another.
+// copyChanged copies the given flags of one group to another.
 func copyChanged(from, to *pflag.FlagSet) error {
 	var err error
 	from.VisitAll(func(f *pflag.Flag) {

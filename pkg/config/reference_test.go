@@ -35,16 +35,16 @@ func TestFlagReference(t *testing.T) {
 
 func flagReference() string {
 	var page strings.Builder
-	page.WriteString("# Flags\n\nMade from the code by `make docs`. What kube-ipvs does with kube-proxy's\nflags is what kube-proxy does. Beside `--config` only those of the first two\nsections, and logging's, count.\n")
+	page.WriteString("# Flags\n\nGenerated from the code by `make docs`. kube-proxy's flags mean what they mean\nto kube-proxy. With `--config` they are ignored, as in kube-proxy: only the\nflags of the first two sections, and those of logging, still apply.\n")
 	sections := NewOptions().Flags()
 	for _, s := range []struct{ name, title string }{
-		{"general", "What to do"},
-		{"own", "kube-ipvs's own"},
-		{"kube-proxy", "kube-proxy's"},
+		{"general", "General"},
+		{"own", "kube-ipvs"},
+		{"kube-proxy", "kube-proxy"},
 		{"logging", "Logging"},
-		{"ignored", "Accepted, without effect"},
+		{"ignored", "Accepted and ignored"},
 	} {
-		fmt.Fprintf(&page, "\n## %s\n\n| flag | default | |\n|---|---|---|\n", s.title)
+		fmt.Fprintf(&page, "\n## %s\n\n| flag | default | meaning |\n|---|---|---|\n", s.title)
 		sections.FlagSet(s.name).VisitAll(func(f *pflag.Flag) {
 			text := f.Usage
 			if f.Deprecated != "" {

@@ -17,8 +17,8 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
 )
 
-// The methods here read one value each. Of a wrong one they take a note and
-// give the zero value.
+// Each method here reads one value. For an invalid value it records an error and
+// returns the zero value.
 
 func (b *builder) addr(path *field.Path, s string) netip.Addr {
 	a, err := netip.ParseAddr(s)
@@ -29,7 +29,7 @@ func (b *builder) addr(path *field.Path, s string) netip.Addr {
 	return a
 }
 
-// addrPort reads an address with a port; "" is none.
+// addrPort reads an address with a port; "" disables it.
 func (b *builder) addrPort(path *field.Path, s string) netip.AddrPort {
 	if s == "" {
 		return netip.AddrPort{}
@@ -42,8 +42,8 @@ func (b *builder) addrPort(path *field.Path, s string) netip.AddrPort {
 	return a
 }
 
-// addrPortIn is addrPort, or reads a CIDR with a port, such as 10.0.0.0/8:10249 or
-// [fd00::/8]:10249: the node's address in it is meant.
+// addrPortIn reads an address with a port, or a CIDR with a port, such as
+// 10.0.0.0/8:10249 or [fd00::/8]:10249, which selects the node address in the CIDR.
 func (b *builder) addrPortIn(path *field.Path, s string) (netip.AddrPort, netip.Prefix) {
 	if !strings.Contains(s, "/") {
 		return b.addrPort(path, s), netip.Prefix{}
@@ -77,7 +77,7 @@ func (b *builder) prefixes(path *field.Path, values []string) []netip.Prefix {
 	return prefixes
 }
 
-// inRange says whether a number is within two bounds.
+// inRange reports whether a number is between two bounds.
 func (b *builder) inRange(path *field.Path, v, low, high int) bool {
 	if v < low || v > high {
 		b.invalid(path, v, fmt.Sprintf("must be from %d to %d", low, high))
@@ -86,26 +86,26 @@ func (b *builder) inRange(path *field.Path, v, low, high int) bool {
 	return true
 }
 
-// seconds reads a timeout, which the kernel takes in whole seconds.
+// seconds reads a time-out in whole seconds, the kernel's unit.
 func (b *builder) seconds(path *field.Path, d, most time.Duration) time.Duration {
 	if d < 0 || d > most || d%time.Second != 0 {
-		b.invalid(path, d.String(), fmt.Sprintf("must be whole seconds, at most %s; 0 leaves the kernel's", most))
+		b.invalid(path, d.String(), fmt.Sprintf("must be whole seconds, at most %s; 0 keeps the kernel's value", most))
 		return 0
 	}
 	return d
 }
 
-// interfaceName reads a name of an interface, or what names begin with.
+// interfaceName reads the name of an interface, or a prefix of names.
 func (b *builder) interfaceName(path *field.Path, s string, most int) string {
 	bad := func(r rune) bool { return r == '/' || r == '+' || unicode.IsSpace(r) || unicode.IsControl(r) }
 	if s == "" || s == "." || s == ".." || len(s) > most || strings.ContainsFunc(s, bad) {
-		b.invalid(path, s, fmt.Sprintf("must be 1 to %d characters as in the name of an interface", most))
+		b.invalid(path, s, fmt.Sprintf("must be 1 to %d characters that are valid in an interface name", most))
 		return ""
 	}
 	return s
 }
 
-// absolute reads the path of a folder.
+// absolute reads an absolute path.
 func (b *builder) absolute(path *field.Path, s string) string {
 	if !filepath.IsAbs(s) {
 		b.invalid(path, s, "must be an absolute path such as "+DefaultStateDir)
@@ -113,7 +113,7 @@ func (b *builder) absolute(path *field.Path, s string) string {
 	return s
 }
 
-// sourceFlags reads IFACE=ADDRESS.
+// sourceFlags reads IFACE=ADDRESS pairs.
 func (b *builder) sourceFlags(values []string) map[string][]string {
 	if len(values) == 0 {
 		return nil
@@ -130,7 +130,7 @@ func (b *builder) sourceFlags(values []string) map[string][]string {
 	return sources
 }
 
-// sources reads the addresses of each interface, at most one of each family.
+// sources reads the addresses of each interface, at most one per family.
 func (b *builder) sources(path *field.Path, values map[string][]string) map[string][]netip.Addr {
 	if len(values) == 0 {
 		return nil
@@ -148,19 +148,19 @@ func (b *builder) sources(path *field.Path, values map[string][]string) map[stri
 	return sources
 }
 
-// sourceAddr reads one address beside those that the interface has already.
+// sourceAddr reads one more address of an interface.
 func (b *builder) sourceAddr(path *field.Path, s string, have []netip.Addr) netip.Addr {
 	a := b.addr(path, s)
 	if !a.IsValid() {
 		return a
 	}
 	if a.IsUnspecified() || a.IsLoopback() || a.IsMulticast() || a.IsLinkLocalUnicast() {
-		b.invalid(path, s, "must be an address that others can answer to")
+		b.invalid(path, s, "must be a routable unicast address")
 		return netip.Addr{}
 	}
 	for _, h := range have {
 		if ip.Of(h) == ip.Of(a) {
-			b.invalid(path, s, fmt.Sprintf("must be the only one of its family for this interface, but there is %s", h))
+			b.invalid(path, s, fmt.Sprintf("must be the only address of its family for this interface, but %s is set", h))
 			return netip.Addr{}
 		}
 	}

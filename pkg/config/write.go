@@ -7,9 +7,9 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// Write puts the configuration, with its defaults, into a file that --config
-// can read. The KubeProxyConfiguration comes first, as kube-proxy reads only
-// that.
+// Write writes the configuration with its defaults to a file that --config can read.
+// The KubeProxyConfiguration comes first because kube-proxy reads only the first
+// document.
 func (c Config) Write(name string) error {
 	text, err := c.marshal()
 	if err != nil {

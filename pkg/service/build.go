@@ -18,28 +18,27 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
 )
 
-// defaultAffinitySeconds is what the API server fills in for ClientIP
-// affinity without a configuration.
+// defaultAffinitySeconds is the API server's default for ClientIP affinity.
 const defaultAffinitySeconds = corev1.DefaultClientIPServiceAffinitySeconds
 
 // maxAffinitySeconds is the API's upper limit, one day.
 const maxAffinitySeconds = 86400
 
-// APIServer is the Service by which Pods reach the API server, which makes it, and
-// its EndpointSlice of the same name, by itself. Without it nothing else on a node
-// starts.
+// APIServer is the Service through which Pods reach the API server. The API server
+// creates it and its EndpointSlice of the same name. Nothing else on a node starts
+// without it.
 var APIServer = types.NamespacedName{Namespace: corev1.NamespaceDefault, Name: "kubernetes"}
 
-// Selector is the label selector that every Service must meet to be ours, as
-// kube-proxy has it: the label names another proxy for the Service.
+// Selector selects the Services that are ours: as in kube-proxy, those without the
+// label that names another proxy.
 func Selector() labels.Selector { return selector }
 
-// EndpointSliceSelector leaves out those of headless Services. Whose the others
-// are is for their Service to say, as kube-proxy has it: a controller copies the
-// Service's labels to them later than they change.
+// EndpointSliceSelector excludes slices of headless Services. As in kube-proxy, it does
+// not evaluate the proxy label: the controller copies it from the Service to its slices
+// with a delay.
 func EndpointSliceSelector() labels.Selector { return sliceSelector }
 
-// Made once: every Service and EndpointSlice is held against them.
+// Built once: every Service and EndpointSlice is matched against them.
 var (
 	selector      = absent(labelProxyName)
 	sliceSelector = absent(corev1.IsHeadlessService)
@@ -47,8 +46,8 @@ var (
 
 const labelProxyName = "service.kubernetes.io/service-proxy-name"
 
-// HasLabel tells whether a label of a Service or of an EndpointSlice means something
-// to a proxy.
+// HasLabel reports whether a label of a Service or EndpointSlice is evaluated by the
+// proxy.
 func HasLabel(key string) bool {
 	return key == discoveryv1.LabelServiceName || key == labelProxyName || key == corev1.IsHeadlessService
 }
@@ -62,8 +61,8 @@ func absent(key string) labels.Selector {
 	return s
 }
 
-// Proxied tells whether a Service gets virtual servers at all: it is not
-// headless, not of type ExternalName, and not some other proxy's.
+// Proxied reports whether a Service gets virtual servers: it is not headless, not of
+// type ExternalName, and not another proxy's.
 func Proxied(svc *corev1.Service) bool {
 	return svc.Spec.ClusterIP != corev1.ClusterIPNone &&
 		svc.Spec.ClusterIP != "" &&
@@ -71,7 +70,7 @@ func Proxied(svc *corev1.Service) bool {
 		Selector().Matches(labels.Set(svc.Labels))
 }
 
-// Owner names the Service that an EndpointSlice belongs to. It is false for
+// Owner returns the Service that an EndpointSlice belongs to. It returns false for
 // slices that are not ours: headless, of host names, or without an owner.
 func Owner(slice *discoveryv1.EndpointSlice) (types.NamespacedName, bool) {
 	name := slice.Labels[discoveryv1.LabelServiceName]
@@ -80,7 +79,7 @@ func Owner(slice *discoveryv1.EndpointSlice) (types.NamespacedName, bool) {
 	return types.NamespacedName{Namespace: slice.Namespace, Name: name}, ours
 }
 
-// builder collects what is wrong with an object while the rest of it is built.
+// builder collects errors about an object while the rest of it is built.
 type builder struct {
 	object string
 	errs   []error
@@ -90,10 +89,10 @@ func (b *builder) errorf(field, format string, args ...any) {
 	b.errs = append(b.errs, fmt.Errorf("%s: %s: %s", b.object, field, fmt.Sprintf(format, args...)))
 }
 
-// Build makes the model of a Service from its API object and its
-// EndpointSlices, in any order. The error lists every field that could not be
-// used, each with the object's name; the Service is what remains without
-// those, and is to be programmed all the same.
+// Build builds the model of a Service from its API object and its EndpointSlices, in
+// any order. The error lists every unusable field with the name of its object. The
+// returned Service omits these fields and is to be programmed even if there is an
+// error.
 func Build(svc *corev1.Service, endpointSlices []*discoveryv1.EndpointSlice) (Service, error) {
 	b := &builder{object: fmt.Sprintf("Service %s/%s", svc.Namespace, svc.Name)}
 	s := Service{
@@ -131,18 +130,18 @@ func (b *builder) clusterIPs(svc *corev1.Service) []netip.Addr {
 	return b.address(nil, "spec.clusterIP", svc.Spec.ClusterIP)
 }
 
-// served keeps the addresses of the families that the Service has.
+// served removes addresses of families that the Service does not have.
 func (b *builder) served(s *Service, field string, list []netip.Addr) []netip.Addr {
 	return slices.DeleteFunc(list, func(a netip.Addr) bool {
 		if s.Has(ip.Of(a)) {
 			return false
 		}
-		b.errorf(field, "%s is %s, of which the Service has no cluster IP", a, ip.Of(a))
+		b.errorf(field, "%s is %s, but the Service has no cluster IP of this family", a, ip.Of(a))
 		return true
 	})
 }
 
-// addresses parses a list; an address that stands twice counts once.
+// addresses parses a list without duplicates.
 func (b *builder) addresses(field string, list []string) []netip.Addr {
 	var out []netip.Addr
 	for i, s := range list {
@@ -151,7 +150,7 @@ func (b *builder) addresses(field string, list []string) []netip.Addr {
 	return out
 }
 
-// address parses one and adds it to a list, unless it is there.
+// address parses one address and appends it to a list that does not contain it yet.
 func (b *builder) address(list []netip.Addr, field, s string) []netip.Addr {
 	a, err := parseAddr(s)
 	if err != nil {
@@ -164,10 +163,9 @@ func (b *builder) address(list []netip.Addr, field, s string) []netip.Addr {
 	return append(list, a)
 }
 
-// parseAddr reads an address that can be a VIP or an endpoint. IPv4-mapped
-// IPv6 is read as the IPv4 address that it means, as kube-proxy does; so are
-// leading zeros, which old objects may keep: all of Kubernetes takes the
-// number for a decimal one.
+// parseAddr parses an address that can be a VIP or an endpoint. IPv4-mapped IPv6 is
+// read as IPv4, as in kube-proxy. Leading zeros, which old objects may contain, are
+// read as decimal, as in all of Kubernetes.
 func parseAddr(s string) (netip.Addr, error) {
 	a, err := netip.ParseAddr(s)
 	if err != nil {
@@ -186,12 +184,12 @@ func parseAddr(s string) (netip.Addr, error) {
 	return a, nil
 }
 
-// broadcast is every host of the link.
+// broadcast is the limited broadcast address.
 var broadcast = netip.AddrFrom4([4]byte{255, 255, 255, 255})
 
-// externalIPs are those that a Service's owner names. What is link-local belongs to
-// the link, or to the machine itself: a cloud's metadata, with its credentials, are
-// at 169.254.169.254. The API server refuses it too.
+// externalIPs returns the addresses of spec.externalIPs. Link-local addresses are
+// rejected, as by the API server: they belong to the link or to the machine, such as a
+// cloud's metadata service with its credentials at 169.254.169.254.
 func (b *builder) externalIPs(svc *corev1.Service) []netip.Addr {
 	const field = "spec.externalIPs"
 	return slices.DeleteFunc(b.addresses(field, svc.Spec.ExternalIPs), func(a netip.Addr) bool {
@@ -202,8 +200,8 @@ func (b *builder) externalIPs(svc *corev1.Service) []netip.Addr {
 	})
 }
 
-// loadBalancers takes the addresses whose traffic reaches the node with the
-// address still on it (ipMode VIP, the default; KEP-1860).
+// loadBalancers returns the addresses of the load balancer's status whose traffic
+// reaches the node with the address unchanged (ipMode VIP, the default; KEP-1860).
 func (b *builder) loadBalancers(svc *corev1.Service) []netip.Addr {
 	if svc.Spec.Type != corev1.ServiceTypeLoadBalancer {
 		return nil
@@ -219,7 +217,7 @@ func (b *builder) loadBalancers(svc *corev1.Service) []netip.Addr {
 	return vips
 }
 
-// leftToCloud reads the annotation. An ipMode in the status holds in any case.
+// leftToCloud reads the annotation. An ipMode in the status applies in any case.
 func (b *builder) leftToCloud(svc *corev1.Service) bool {
 	mode, set := svc.Annotations[AnnotationIPMode]
 	switch mode {
@@ -228,15 +226,15 @@ func (b *builder) leftToCloud(svc *corev1.Service) bool {
 	case string(corev1.LoadBalancerIPModeVIP):
 	default:
 		if set {
-			b.annotationf(AnnotationIPMode, "%q is neither Proxy nor VIP", mode)
+			b.annotationf(AnnotationIPMode, "invalid value %q, want Proxy or VIP", mode)
 		}
 	}
 	return false
 }
 
-// sourceRanges gives nil only where every source of each family may come. A
-// list of which nothing can be used must not open the Service to everybody:
-// it gives one range that matches no real source.
+// sourceRanges returns nil only if every source is allowed. If no range of the list is
+// usable it returns one range that matches no real source: the Service must not become
+// open to all.
 func (b *builder) sourceRanges(svc *corev1.Service) []netip.Prefix {
 	if svc.Spec.Type != corev1.ServiceTypeLoadBalancer || len(svc.Spec.LoadBalancerSourceRanges) == 0 {
 		return nil
@@ -259,8 +257,8 @@ func (b *builder) sourceRanges(svc *corev1.Service) []netip.Prefix {
 // noSource is a range that no packet comes from.
 var noSource = netip.PrefixFrom(broadcast, 32)
 
-// parsePrefix reads a CIDR; the API server has always let spaces around it
-// pass, and leading zeros.
+// parsePrefix parses a CIDR. Like the API server, it accepts surrounding spaces and
+// leading zeros.
 func parsePrefix(s string) (netip.Prefix, error) {
 	p, err := netip.ParsePrefix(strings.TrimSpace(s))
 	if err != nil {
@@ -271,14 +269,14 @@ func parsePrefix(s string) (netip.Prefix, error) {
 	}
 	if p.Addr().Is4In6() {
 		if p.Bits() < 96 {
-			return p, fmt.Errorf("%q mixes the families", s)
+			return p, fmt.Errorf("%q mixes IPv4 and IPv6", s)
 		}
 		p = netip.PrefixFrom(p.Addr().Unmap(), p.Bits()-96)
 	}
 	return p.Masked(), nil
 }
 
-// parseSloppyPrefix is invalid for what is no CIDR.
+// parseSloppyPrefix returns an invalid prefix if the text is not a CIDR.
 func parseSloppyPrefix(s string) netip.Prefix {
 	_, n, err := netutils.ParseCIDRSloppy(s)
 	if err != nil {
@@ -300,13 +298,13 @@ func (b *builder) affinity(svc *corev1.Service) uint32 {
 	t := *c.ClientIP.TimeoutSeconds
 	if t <= 0 || t > maxAffinitySeconds {
 		b.errorf("spec.sessionAffinityConfig.clientIP.timeoutSeconds",
-			"%d is not within 1 and %d, using %d", t, maxAffinitySeconds, defaultAffinitySeconds)
+			"%d is not between 1 and %d, using %d", t, maxAffinitySeconds, defaultAffinitySeconds)
 		return uint32(defaultAffinitySeconds)
 	}
 	return uint32(t)
 }
 
-// flag reads an annotation that is true or false.
+// flag reads a boolean annotation.
 func (b *builder) flag(svc *corev1.Service, annotation string) bool {
 	text, set := svc.Annotations[annotation]
 	if !set {
@@ -314,7 +312,7 @@ func (b *builder) flag(svc *corev1.Service, annotation string) bool {
 	}
 	value, err := strconv.ParseBool(text)
 	if err != nil {
-		b.annotationf(annotation, "%q is neither true nor false", text)
+		b.annotationf(annotation, "invalid value %q, want true or false", text)
 	}
 	return value
 }
@@ -331,7 +329,7 @@ func (b *builder) healthCheckNodePort(svc *corev1.Service) uint16 {
 	return p
 }
 
-// port checks a port number; zero passes where the field is optional.
+// port validates a port number; zero is valid if the field is optional.
 func (b *builder) port(field string, n int32, optional bool) (uint16, bool) {
 	if n == 0 && optional {
 		return 0, true
@@ -373,7 +371,7 @@ func (b *builder) servicePort(field string, p corev1.ServicePort) (Port, bool) {
 	if !ok {
 		return Port{}, false
 	}
-	// A node port that cannot be used costs only itself.
+	// An unusable node port does not affect the rest of the port.
 	nodePort, _ := b.port(field+".nodePort", p.NodePort, true)
 	return Port{Name: p.Name, Protocol: protocol, Port: number, NodePort: nodePort}, true
 }

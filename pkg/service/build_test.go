@@ -211,11 +211,11 @@ func TestBuildErrors(t *testing.T) {
 		}, []string{service + `spec.clusterIPs[1]: "::" is unspecified, loopback, link-local or multicast and cannot be served`}},
 		{"masquerade", func(s *corev1.Service, _ *discoveryv1.EndpointSlice) {
 			s.Annotations = map[string]string{AnnotationMasquerade: "perhaps"}
-		}, []string{service + `metadata.annotations[kube-ipvs.io/masquerade]: "perhaps" is neither true nor false`}},
+		}, []string{service + `metadata.annotations[kube-ipvs.io/masquerade]: invalid value "perhaps", want true or false`}},
 		{"ipMode", func(s *corev1.Service, _ *discoveryv1.EndpointSlice) {
 			s.Spec.Type = corev1.ServiceTypeLoadBalancer
 			s.Annotations = map[string]string{AnnotationIPMode: "proxy"}
-		}, []string{service + `metadata.annotations[kube-ipvs.io/ip-mode]: "proxy" is neither Proxy nor VIP`}},
+		}, []string{service + `metadata.annotations[kube-ipvs.io/ip-mode]: invalid value "proxy", want Proxy or VIP`}},
 		{"external IPs", func(s *corev1.Service, _ *discoveryv1.EndpointSlice) {
 			s.Spec.ExternalIPs = []string{"127.0.0.1", "192.0.2.1", "fe80::1", "fe80::1%eth0", "224.0.0.1", "255.255.255.255", "169.254.169.254"}
 		}, []string{
@@ -235,21 +235,21 @@ func TestBuildErrors(t *testing.T) {
 			s.Spec.ExternalIPs = []string{"192.0.2.7", "2001:db8::7"}
 			s.Status.LoadBalancer.Ingress = []corev1.LoadBalancerIngress{{IP: "2001:db8::8"}}
 		}, []string{
-			service + `spec.externalIPs: 2001:db8::7 is IPv6, of which the Service has no cluster IP`,
-			service + `status.loadBalancer.ingress: 2001:db8::8 is IPv6, of which the Service has no cluster IP`,
+			service + `spec.externalIPs: 2001:db8::7 is IPv6, but the Service has no cluster IP of this family`,
+			service + `status.loadBalancer.ingress: 2001:db8::8 is IPv6, but the Service has no cluster IP of this family`,
 		}},
 		{"source ranges", func(s *corev1.Service, _ *discoveryv1.EndpointSlice) {
 			loadBalancer(s)
 			s.Spec.LoadBalancerSourceRanges = []string{"10.0.0.0/8", "10.0.0.1", "::ffff:10.0.0.0/8", ""}
 		}, []string{
 			service + `spec.loadBalancerSourceRanges[1]: "10.0.0.1" is not a CIDR`,
-			service + `spec.loadBalancerSourceRanges[2]: "::ffff:10.0.0.0/8" mixes the families`,
+			service + `spec.loadBalancerSourceRanges[2]: "::ffff:10.0.0.0/8" mixes IPv4 and IPv6`,
 			service + `spec.loadBalancerSourceRanges[3]: "" is not a CIDR`,
 		}},
 		{"affinity", func(s *corev1.Service, _ *discoveryv1.EndpointSlice) {
 			s.Spec.SessionAffinity = corev1.ServiceAffinityClientIP
 			s.Spec.SessionAffinityConfig = &corev1.SessionAffinityConfig{ClientIP: &corev1.ClientIPConfig{TimeoutSeconds: ptr[int32](0)}}
-		}, []string{service + `spec.sessionAffinityConfig.clientIP.timeoutSeconds: 0 is not within 1 and 86400, using 10800`}},
+		}, []string{service + `spec.sessionAffinityConfig.clientIP.timeoutSeconds: 0 is not between 1 and 86400, using 10800`}},
 		{"health check", func(s *corev1.Service, _ *discoveryv1.EndpointSlice) {
 			loadBalancer(s)
 			s.Spec.ExternalTrafficPolicy = corev1.ServiceExternalTrafficPolicyLocal

@@ -9,9 +9,8 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
 )
 
-// newEndpoint reads an endpoint's conditions as the API defines them: nil
-// means "unknown", which for ready and serving counts as true, and for
-// terminating as false.
+// newEndpoint reads an endpoint's conditions as the API defines them: nil means
+// unknown, which counts as true for ready and serving, and as false for terminating.
 func newEndpoint(e discoveryv1.Endpoint, addr netip.Addr, port uint16) Endpoint {
 	out := Endpoint{
 		Addr:        netip.AddrPortFrom(addr, port),

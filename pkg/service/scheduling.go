@@ -12,22 +12,20 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/ipvs"
 )
 
-// How a Service's connections are shared out, in place of what the node has
-// for all Services.
+// Annotations that override how the node distributes the connections of a Service.
 const (
-	// AnnotationScheduler on a Service names IPVS's scheduler, such as mh.
+	// AnnotationScheduler on a Service names its IPVS scheduler, such as mh.
 	AnnotationScheduler = "kube-ipvs.io/scheduler"
-	// AnnotationSchedulerFlags beside it lists the scheduler's flags, such as
-	// "mh-port,mh-fallback". Without it they are ipvs.DefaultFlags.
+	// AnnotationSchedulerFlags on a Service lists the scheduler's flags, such as
+	// "mh-port,mh-fallback". The default is ipvs.DefaultFlags.
 	AnnotationSchedulerFlags = "kube-ipvs.io/scheduler-flags"
-	// AnnotationWeights on a Service lists the weights of the endpoints in a
-	// zone, or on a node, which counts before the zone:
-	// "zone-a=3,zone-b=1,node/worker-7=5". All others have weight 1.
+	// AnnotationWeights on a Service lists the weights of the endpoints in a zone or on
+	// a node, such as "zone-a=3,zone-b=1,node/worker-7=5". The node takes precedence
+	// over the zone. All other endpoints have weight 1.
 	AnnotationWeights = "kube-ipvs.io/weights"
 )
 
-// Scheduling is IPVS's scheduler and its flags. The zero Scheduling is the
-// node's own.
+// Scheduling is an IPVS scheduler and its flags. The zero value is the node's default.
 type Scheduling struct {
 	Scheduler string
 	Flags     ipvs.Flags
@@ -42,7 +40,7 @@ func (b *builder) scheduling(svc *corev1.Service) Scheduling {
 	list, flagsSet := svc.Annotations[AnnotationSchedulerFlags]
 	if !set {
 		if flagsSet {
-			b.annotationf(AnnotationSchedulerFlags, "%q is for the scheduler of %s, which is not set", list, AnnotationScheduler)
+			b.annotationf(AnnotationSchedulerFlags, "%q needs %s, which is not set", list, AnnotationScheduler)
 		}
 		return Scheduling{}
 	}
@@ -62,7 +60,7 @@ func (b *builder) scheduling(svc *corev1.Service) Scheduling {
 	return s
 }
 
-// weights are those of zones and nodes, as the annotation names them.
+// weights are the weights of zones and nodes in the annotation.
 type weights map[string]int
 
 const nodePrefix = "node/"
@@ -84,7 +82,7 @@ func (b *builder) weights(svc *corev1.Service) weights {
 	return out
 }
 
-// parseWeight leaves 0 to real servers that drain.
+// parseWeight rejects 0, which is reserved for draining real servers.
 func parseWeight(item string) (name string, weight int, err error) {
 	name, number, ok := strings.Cut(item, "=")
 	if !ok || name == "" || name == nodePrefix {
@@ -92,12 +90,12 @@ func parseWeight(item string) (name string, weight int, err error) {
 	}
 	weight, err = strconv.Atoi(number)
 	if err != nil || weight < 1 || weight > math.MaxUint16 {
-		return "", 0, errors.New("a weight is from 1 to 65535")
+		return "", 0, errors.New("weight must be from 1 to 65535")
 	}
 	return name, weight, nil
 }
 
-// of is an endpoint's weight; 0 if none is given.
+// of returns an endpoint's weight, or 0 if none is set.
 func (w weights) of(e *Endpoint) int {
 	if weight, ok := w[nodePrefix+e.Node]; ok && e.Node != "" {
 		return weight
@@ -105,7 +103,7 @@ func (w weights) of(e *Endpoint) int {
 	return w[e.Zone]
 }
 
-// weigh gives endpoints their weights.
+// weigh sets the weights of endpoints.
 func (w weights) weigh(endpoints map[portKey][]Endpoint) {
 	if len(w) == 0 {
 		return

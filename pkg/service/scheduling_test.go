@@ -35,7 +35,7 @@ func TestScheduling(t *testing.T) {
 		{[]string{"scheduler", "maglev"}, Scheduling{}, `Service shop/web: metadata.annotations[kube-ipvs.io/scheduler]: "maglev" is none of rr, wrr`},
 		{[]string{"scheduler", ""}, Scheduling{}, `kube-ipvs.io/scheduler]: "" is none of`},
 		{[]string{"scheduler", "sh", "scheduler-flags", "mh-port"}, Scheduling{"sh", ipvs.FlagSched1}, `kube-ipvs.io/scheduler-flags]: "mh-port" is none of sh-fallback, sh-port`},
-		{[]string{"scheduler-flags", "mh-port"}, Scheduling{}, `kube-ipvs.io/scheduler-flags]: "mh-port" is for the scheduler of kube-ipvs.io/scheduler, which is not set`},
+		{[]string{"scheduler-flags", "mh-port"}, Scheduling{}, `kube-ipvs.io/scheduler-flags]: "mh-port" needs kube-ipvs.io/scheduler, which is not set`},
 	} {
 		s, err := Build(annotated(tc.annotations...), nil)
 		if s.Scheduling != tc.want || (err == nil) != (tc.err == "") || err != nil && !strings.Contains(err.Error(), tc.err) {
@@ -61,8 +61,8 @@ func TestWeights(t *testing.T) {
 		{"a=3, b=2", []int{3, 2, 0}, ""},
 		{"a=3,node/one=7,node/two=65535", []int{7, 65535, 0}, ""},
 		{"one=3", []int{0, 0, 0}, ""},
-		{"a=3,b=0", []int{3, 0, 0}, `Service shop/web: metadata.annotations[kube-ipvs.io/weights]: "b=0" is not ZONE=WEIGHT or node/NODE=WEIGHT: a weight is from 1 to 65535`},
-		{"b=65536,a=2", []int{2, 0, 0}, "a weight is from 1 to 65535"},
+		{"a=3,b=0", []int{3, 0, 0}, `Service shop/web: metadata.annotations[kube-ipvs.io/weights]: "b=0" is not ZONE=WEIGHT or node/NODE=WEIGHT: weight must be from 1 to 65535`},
+		{"b=65536,a=2", []int{2, 0, 0}, "weight must be from 1 to 65535"},
 		{"a", []int{0, 0, 0}, "a name is missing"},
 		{"=3", []int{0, 0, 0}, "a name is missing"},
 		{"node/=3", []int{0, 0, 0}, "a name is missing"},
@@ -87,7 +87,7 @@ func TestOnePacket(t *testing.T) {
 	}{
 		{"true", false, true, ""},
 		{"false", false, false, ""},
-		{"", false, false, `kube-ipvs.io/one-packet]: "" is neither true nor false`},
+		{"", false, false, `kube-ipvs.io/one-packet]: invalid value "", want true or false`},
 		{"true", true, false, "kube-ipvs.io/one-packet]: cannot be combined with session affinity"},
 	} {
 		svc := annotated("one-packet", tc.value)

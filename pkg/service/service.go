@@ -1,6 +1,6 @@
-// Package service turns the API's objects into the proxy's own model of a
-// Service: addresses parsed, defaults resolved, what is not valid left out
-// and reported. It decides nothing; that is package plan's part.
+// Package service builds the proxy's model of a Service from API objects: it parses
+// addresses, resolves defaults, and reports and omits what is invalid. It makes no
+// decisions; package plan does.
 package service
 
 import (
@@ -13,22 +13,21 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
 )
 
-// AnnotationMasquerade on a Service, "true", has its external traffic
-// masqueraded under externalTrafficPolicy Local too. Its endpoints see the
-// node instead of the client, but answer through it: pods with a way of their
-// own to the client (macvlan, a second interface) would answer directly, and
-// the client knows no such connection.
+// AnnotationMasquerade set to "true" masquerades external traffic of the Service even
+// under externalTrafficPolicy: Local. The endpoints see the node instead of the client
+// and reply through it. Without it, pods with a route of their own to the client
+// (macvlan, a second interface) reply directly, and the client rejects the reply.
 const AnnotationMasquerade = "kube-ipvs.io/masquerade"
 
-// AnnotationIPMode on a Service, "Proxy", leaves the IPs of its load balancer
-// to the cloud, as if all of them had that ipMode in the Service's status; see
-// corev1.LoadBalancerIPMode. "VIP" changes nothing.
+// AnnotationIPMode set to "Proxy" leaves the Service's LoadBalancer IPs to the cloud,
+// as if all had this ipMode in the Service's status; see corev1.LoadBalancerIPMode.
+// "VIP" has no effect.
 const AnnotationIPMode = "kube-ipvs.io/ip-mode"
 
-// AnnotationOnePacket on a Service, "true", has each UDP datagram scheduled by itself,
-// also those of one client's port (kubernetes#110814). It is for traffic that is not
-// answered, such as syslog: IPVS keeps no connection by which an answer would get the
-// Service's address back (ip_vs_update_conntrack in net/netfilter/ipvs/ip_vs_nfct.c).
+// AnnotationOnePacket set to "true" schedules each UDP datagram by itself, even those
+// from one client port (kubernetes#110814). It is for traffic without replies, such as
+// syslog: IPVS keeps no connection that would restore the Service's address in a reply
+// (ip_vs_update_conntrack in net/netfilter/ipvs/ip_vs_nfct.c).
 const AnnotationOnePacket = "kube-ipvs.io/one-packet"
 
 // Service is one Service with its endpoints.
@@ -37,13 +36,13 @@ type Service struct {
 	UID     types.UID
 	Created time.Time
 
-	ClusterIPs    []netip.Addr // at most one of each family
+	ClusterIPs    []netip.Addr // at most one per family
 	ExternalIPs   []netip.Addr
-	LoadBalancers []netip.Addr   // those with ipMode VIP; Proxy's are the cloud's business
+	LoadBalancers []netip.Addr   // with ipMode VIP only
 	SourceRanges  []netip.Prefix // masked; nil: unrestricted
 
 	ExternalLocal bool // externalTrafficPolicy: Local
-	Masquerade    bool // even then; see AnnotationMasquerade
+	Masquerade    bool // even under ExternalLocal; see AnnotationMasquerade
 	InternalLocal bool // internalTrafficPolicy: Local
 
 	Scheduling          Scheduling
@@ -54,14 +53,13 @@ type Service struct {
 	Ports []Port // in the API's order
 }
 
-// Has tells whether the Service is one of a family, which those of its cluster
-// IPs say (spec.ipFamilies): neither node ports nor external addresses serve
-// another.
+// Has reports whether the Service has a family. Its cluster IPs decide
+// (spec.ipFamilies): node ports and external addresses do not add families.
 func (s *Service) Has(f ip.Family) bool {
 	return len(s.ClusterIPs) == 0 || slices.ContainsFunc(s.ClusterIPs, func(a netip.Addr) bool { return ip.Of(a) == f })
 }
 
-// External tells whether anything but the cluster IPs leads to the Service.
+// External reports whether the Service is reachable by anything but its cluster IPs.
 func (s *Service) External() bool {
 	if len(s.ExternalIPs) > 0 || len(s.LoadBalancers) > 0 {
 		return true
@@ -80,16 +78,16 @@ type Port struct {
 	Protocol  ip.Protocol
 	Port      uint16
 	NodePort  uint16     // 0: none
-	Endpoints []Endpoint // of both families, by address and port
+	Endpoints []Endpoint // of both families, sorted by address and port
 }
 
 // Endpoint is one address and port behind a port of a Service.
 type Endpoint struct {
 	Addr        netip.AddrPort
-	Node        string // name of the node that it runs on, or ""
-	Zone        string // the zone that it runs in, or ""
-	Weight      int    // of connections against other endpoints; 0: none given, which is 1
-	Ready       bool   // wants traffic; never true for a terminating one, unless unready ones are published
+	Node        string // name of its node, or ""
+	Zone        string // zone of its node, or ""
+	Weight      int    // relative to other endpoints; 0: not set, counts as 1
+	Ready       bool   // may receive new connections; false for terminating endpoints unless unready addresses are published
 	Serving     bool   // can answer
 	Terminating bool
 	ZoneHints   []string // zones that should use it; none: no hint

@@ -12,18 +12,17 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
 )
 
-// portKey joins a Service's port to its endpoints: EndpointSlices name ports
-// as the Service does, and may give each slice another number for the name.
+// portKey joins a Service's port to its endpoints. EndpointSlices use the Service's
+// port names, and each slice may have another number for a name.
 type portKey struct {
 	name     string
 	protocol ip.Protocol
 }
 
-// mergeSlices gives the endpoints of each port over all slices. An address
-// and port that stands in several slices, as it does for a moment while the
-// controller moves it, counts once; one that is not terminating wins.
-// Slices are taken by name, so that the order in which they come decides
-// nothing.
+// mergeSlices returns the endpoints of each port from all slices. An address and port
+// that several slices contain, as happens while the controller moves it, counts once; a
+// report that is not terminating takes precedence. Slices are sorted by name so that
+// the result does not depend on their order.
 func mergeSlices(b *builder, endpointSlices []*discoveryv1.EndpointSlice) map[portKey][]Endpoint {
 	m := merger{}
 	object := b.object
@@ -43,8 +42,8 @@ func mergeSlices(b *builder, endpointSlices []*discoveryv1.EndpointSlice) map[po
 
 type merger map[portKey][]Endpoint
 
-// addSlice adds the endpoints of a slice for each of its ports. An address
-// that cannot be used is reported once, not for every port.
+// addSlice adds the endpoints of a slice to each of its ports. It reports an invalid
+// address once, not once per port.
 func (m merger) addSlice(b *builder, slice *discoveryv1.EndpointSlice) {
 	addrs := addressesOf(b, slice)
 	for i := range slice.Ports {
@@ -64,9 +63,8 @@ func (m merger) addSlice(b *builder, slice *discoveryv1.EndpointSlice) {
 	}
 }
 
-// addressesOf gives each endpoint's address, invalid where there is none that
-// can be used. Further addresses of an endpoint are no longer defined by the
-// API.
+// addressesOf returns the address of each endpoint, or an invalid one. The API no
+// longer defines further addresses of an endpoint.
 func addressesOf(b *builder, slice *discoveryv1.EndpointSlice) []netip.Addr {
 	out := make([]netip.Addr, len(slice.Endpoints))
 	for j, e := range slice.Endpoints {
@@ -83,8 +81,8 @@ func addressesOf(b *builder, slice *discoveryv1.EndpointSlice) []netip.Addr {
 	return out
 }
 
-// endpointPort reads one of a slice's ports. One without a number means
-// "every port" in the API, which a proxy cannot serve.
+// endpointPort reads one port of a slice. A port without a number means "all ports" in
+// the API, which a proxy cannot serve.
 func endpointPort(b *builder, slice *discoveryv1.EndpointSlice, i int) (key portKey, number uint16, ok bool) {
 	p := slice.Ports[i]
 	if p.Port == nil || *p.Port == 0 {
@@ -102,7 +100,7 @@ func endpointPort(b *builder, slice *discoveryv1.EndpointSlice, i int) (key port
 	return portKey{deref(p.Name, ""), protocol}, number, true
 }
 
-// once sorts endpoints, and keeps of several reports of one the newest, or else
+// once sorts endpoints and keeps one report per address and port, the preferred or else
 // the first.
 func once(list []Endpoint) []Endpoint {
 	slices.SortStableFunc(list, func(a, b Endpoint) int { return a.Addr.Compare(b.Addr) })
@@ -119,8 +117,8 @@ func once(list []Endpoint) []Endpoint {
 	return out
 }
 
-// preferred tells which of two reports of one endpoint is the newer one: a
-// pod's address never goes back from terminating.
+// preferred reports whether a is newer than b, two reports of one endpoint: a pod's
+// address never returns from terminating.
 func preferred(a, b Endpoint) bool {
 	if a.Terminating != b.Terminating {
 		return !a.Terminating

@@ -18,14 +18,14 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/config"
 )
 
-// newCommand makes the command line. run is called with a configuration in
-// which every value can work; its context ends with SIGTERM or SIGINT.
+// newCommand builds the command line. run is called with a validated configuration; its
+// context ends with SIGTERM or SIGINT.
 func newCommand(run func(context.Context, config.Config) error) *cobra.Command {
 	opts := config.NewOptions()
 	cmd := &cobra.Command{
 		Use:           "kube-ipvs",
 		Short:         "Serves Kubernetes Services on a node, with IPVS",
-		Long:          "kube-ipvs runs on every node in the place of kube-proxy. It follows Services and\nEndpointSlices, from an API server or from a folder of manifests, and programs\nIPVS, IP sets and iptables so that the node serves them.\n\n\"kube-ipvs trace\" explains what becomes of a connection, \"kube-ipvs doctor\" looks\nfor what is wrong with the node, and \"kube-ipvs get\" lists what its kernel holds.",
+		Long:          "kube-ipvs replaces kube-proxy on every node. It watches Services and EndpointSlices,\nfrom an API server or a folder of manifests, and programs IPVS, IP sets and iptables\nso that the node serves them.\n\n\"kube-ipvs trace\" explains the path of a connection, \"kube-ipvs doctor\" checks the\nnode, and \"kube-ipvs get\" lists the state of its kernel.",
 		SilenceUsage:  true,
 		SilenceErrors: true, // cli.Run prints the error
 		Args:          cobra.NoArgs,
@@ -54,12 +54,12 @@ func newCommand(run func(context.Context, config.Config) error) *cobra.Command {
 	return cmd
 }
 
-// commandNames are those of the commands below the program, by which a process that
-// runs one is distinguished from one that serves.
+// commandNames are the names of the subcommands. They distinguish a process that runs
+// one from a process that serves.
 var commandNames = map[string]bool{"help": true, "completion": true}
 
-// helpBelow keeps the help of the program, which has its flags in sections, from
-// being inherited by the commands below it, which have few.
+// helpBelow keeps subcommands, which have few flags, from inheriting the program's
+// help, which sorts its flags into sections.
 func helpBelow(program *cobra.Command) {
 	help, usage, plain := program.HelpFunc(), program.UsageFunc(), &cobra.Command{}
 	program.SetUsageFunc(func(c *cobra.Command) error {
@@ -77,16 +77,16 @@ func helpBelow(program *cobra.Command) {
 	})
 }
 
-// completeOutput has the shell complete --output.
+// completeOutput makes the shell complete --output.
 func completeOutput(cmd *cobra.Command, formats ...string) {
 	err := cmd.RegisterFlagCompletionFunc("output", cobra.FixedCompletions(formats, cobra.ShellCompDirectiveNoFileComp))
 	if err != nil {
-		panic(err) // there is no such flag
+		panic(err) // the flag does not exist
 	}
 }
 
-// printVersion says whose version it is. The library, and so kube-proxy, says
-// "Kubernetes"; of this program that would be untrue.
+// printVersion prints the program's name and version. The library, and so kube-proxy,
+// would print "Kubernetes" instead of the name.
 func printVersion(w io.Writer) error {
 	_, err := fmt.Fprintln(w, "kube-ipvs", version.Get())
 	return err

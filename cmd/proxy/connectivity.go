@@ -42,7 +42,7 @@ func newConnectivityCommand() *cobra.Command {
 	test := &cobra.Command{
 		Use:   "test",
 		Short: "Connect to each Service that has endpoints",
-		Long:  "test connects from this node to each TCP port of each Service that has endpoints, and\nexplains failures: whether the endpoints answer when they are asked directly, and what\ntrace says of the way to them. A connection is opened and closed; nothing is sent.\nUDP and SCTP are not tested: nothing is known of what the Services would answer.\n\nThe exit code is 0 if all answer, 1 if one does not, and 2 if that could not be found\nout.",
+		Long:  "test connects from this node to each TCP port of each Service that has endpoints, and\nexplains failures: whether the endpoints answer directly, and the verdict of trace. A connection is opened and closed; nothing is sent.\nUDP and SCTP are not tested, because what the Services would answer is not known.\n\nThe exit code is 0 if all answer, 1 if one does not, and 2 if the test could not be run.",
 		Args:  cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := checkFormat(o.output); err != nil {
@@ -82,9 +82,9 @@ func newConnectivityCommand() *cobra.Command {
 	fs := test.Flags()
 	o.addFlags(fs)
 	fs.StringSliceVar(&o.services, "service", nil, "NAMESPACE/NAME of a Service to test; can be repeated; default: all")
-	fs.BoolVar(&o.all, "all", false, "list the Services that answer, too")
+	fs.BoolVar(&o.all, "all", false, "also list the Services that answer")
 	fs.DurationVar(&o.limit, "timeout", 3*time.Second, "how long a connection may take")
-	fs.IntVar(&o.parallel, "parallel", 16, "how many connections are tried at once")
+	fs.IntVar(&o.parallel, "parallel", 16, "maximum number of concurrent connections")
 	fs.StringVarP(&o.output, "output", "o", "table", "table, json, yaml")
 	completeOutput(test, "table", "json", "yaml")
 	cmd.AddCommand(test)
@@ -99,7 +99,7 @@ func summary(rows []inspect.Connection) string {
 	return fmt.Sprintf("%d answered, %d failed, %d not tested", count[inspect.Answered], count[inspect.Failed], count[inspect.Skipped])
 }
 
-// test connects to all Services, and returns a row for each address and port.
+// test connects to all Services and returns a row for each address and port.
 func (o *connectivityOptions) test(ctx context.Context, s *settings, names *inspect.Names) []inspect.Connection {
 	tests := o.tests(s, names)
 	why := &explainer{names: names}
@@ -127,7 +127,7 @@ func (o *connectivityOptions) test(ctx context.Context, s *settings, names *insp
 	return rows
 }
 
-// connection is one to be tested.
+// connection is a connection to be tested.
 type connection struct {
 	row     inspect.Connection
 	address netip.AddrPort
@@ -154,7 +154,7 @@ func (o *connectivityOptions) tests(s *settings, names *inspect.Names) []connect
 	return out
 }
 
-// notTested says why a port is not tested, or "".
+// notTested returns why a port is not tested, or "".
 func notTested(s *settings, svc *service.Service, p *service.Port, family ip.Family) string {
 	var usable, here bool
 	for _, e := range p.Endpoints {
@@ -183,7 +183,7 @@ func dial(ctx context.Context, to netip.AddrPort, limit time.Duration) error {
 	return err
 }
 
-// reasonOf is an error without the address, which the row has already.
+// reasonOf returns an error without the address, which the row already shows.
 func reasonOf(err error) string {
 	var timeout net.Error
 	if errors.As(err, &timeout) && timeout.Timeout() {
@@ -195,7 +195,7 @@ func reasonOf(err error) string {
 	return err.Error()
 }
 
-// explain asks the endpoints directly, and trace.
+// explain explains a failure by connecting to the endpoints directly, and by trace.
 func (o *connectivityOptions) explain(ctx context.Context, t *connection, why *explainer) []string {
 	var out, deaf []string
 	answering := 0
@@ -223,10 +223,10 @@ func (o *connectivityOptions) explain(ctx context.Context, t *connection, why *e
 	return out
 }
 
-// askedEndpoints bounds how many endpoints of a Service are asked directly.
+// askedEndpoints limits how many endpoints of a Service are tested directly.
 const askedEndpoints = 8
 
-// explainer traces connections of the node's own. It reads the kernel once.
+// explainer traces connections of the node itself. It reads the kernel once.
 type explainer struct {
 	names *inspect.Names
 
@@ -268,7 +268,7 @@ func (e *explainer) node(family ip.Family) (*trace.Node, error) {
 	return n, err
 }
 
-// ownAddress is one that the node has.
+// ownAddress reports whether an address is one of the node's.
 func ownAddress(n *trace.Node) (netip.Addr, bool) {
 	var all []netip.Addr
 	for _, l := range n.Links {

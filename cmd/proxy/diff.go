@@ -30,8 +30,8 @@ func newDiffCommand() *cobra.Command {
 	var output string
 	cmd := &cobra.Command{
 		Use:   "diff",
-		Short: "Compare this node's kernel with what the Services want",
-		Long:  "diff plans this node as the proxy does, with its configuration, and lists what would\nhave to be changed in the kernel. Nothing is changed. While the proxy runs there is\nno difference, except for what has changed a moment ago.\n\nThe exit code is 0 without differences, 1 with some, and 2 if they could not be\nfound out.",
+		Short: "Compare this node's kernel with the desired state",
+		Long:  "diff computes the desired state of this node as the proxy does, with its configuration,\nand lists the changes that the kernel would need. Nothing is changed. While the proxy\nruns there are no differences, except for changes of the last moment.\n\nThe exit code is 0 without differences, 1 with some, and 2 if the comparison\nfailed.",
 		Args:  cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := checkFormat(output); err != nil {
@@ -76,7 +76,7 @@ func printChanges(w io.Writer, output string, changes []inspect.Change) error {
 	return inspect.Print(w, output, inspect.ChangeColumns, len(inspect.ChangeColumns), changes)
 }
 
-// printDryRun is the command line's --once --dry-run.
+// printDryRun implements --once --dry-run.
 func printDryRun(ctx context.Context, cfg config.Config, stdout, stderr io.Writer) error {
 	result, err := dryRun(ctx, cfg)
 	if err != nil {
@@ -86,10 +86,10 @@ func printDryRun(ctx context.Context, cfg config.Config, stdout, stderr io.Write
 	return printChanges(stdout, "table", result.changes)
 }
 
-// dryRunResult is what a sync would do, and what it has found on the way.
+// dryRunResult is what a sync would change, and what it would report.
 type dryRunResult struct {
 	changes   []inspect.Change
-	unused    error           // what of the Services cannot be used
+	unused    error           // unusable fields of Services
 	complaint []event.Warning // about Services
 	warnings  []string        // about the node: conflicts with other programs
 	modes     []plan.InterfaceMode
@@ -104,13 +104,14 @@ func (r *dryRunResult) note(w io.Writer) {
 	}
 }
 
-// Warn takes what would become an Event.
+// Warn collects what would become an Event.
 func (r *dryRunResult) Warn(w event.Warning) { r.complaint = append(r.complaint, w) }
 
-// dryRun plans the node and returns what a sync would change in the kernel. What in the
-// source cannot be used is noted, as a sync would go on without it.
+// dryRun plans the node and returns what a sync would change in the kernel. Unusable
+// objects are noted and skipped, as in a sync.
 func dryRun(ctx context.Context, cfg config.Config) (*dryRunResult, error) {
-	// A command prints what it finds. Both are needed: contextual logging may be off.
+	// A command prints what it finds. Both calls are needed: contextual logging may be
+	// off.
 	klog.SetLogger(logr.Discard())
 	defer klog.ClearLogger()
 	ctx = klog.NewContext(ctx, logr.Discard())
@@ -120,7 +121,7 @@ func dryRun(ctx context.Context, cfg config.Config) (*dryRunResult, error) {
 		return nil, err
 	}
 	if from == nil {
-		return nil, errors.New("no Services are known: there is neither an API server (--kubeconfig) nor a folder (--manifests)")
+		return nil, errors.New("no source of Services: neither an API server (--kubeconfig) nor a folder (--manifests) is configured")
 	}
 	kernel, err := openKernel(ctx, &cfg)
 	if err != nil {
@@ -128,14 +129,14 @@ func dryRun(ctx context.Context, cfg config.Config) (*dryRunResult, error) {
 	}
 	var result dryRunResult
 	p := proxy.New(proxy.Options{
-		// The proxy in a container may not set what this process could.
+		// The proxy in a container may lack permissions that this process has.
 		ReadOnly: true,
 		Config:   cfg.Plan,
 		Kernel: kernel.DryRun(func(part, operation, change string) {
 			result.changes = append(result.changes, inspect.Change{Part: part, Operation: operation, What: change})
 		}),
 		KernelVersion:   kernelVersion(),
-		ProbeScheduler:  func(string) error { return nil }, // it would load a module
+		ProbeScheduler:  func(string) error { return nil }, // probing would load a module
 		BridgeNetfilter: kernel.bridgeNetfilter,
 		APIServer:       apiServers(&cfg.Source),
 		Network:         kernel.routing,
@@ -163,10 +164,10 @@ func dryRun(ctx context.Context, cfg config.Config) (*dryRunResult, error) {
 	return &result, nil
 }
 
-// dryRunLimit is how long the API server is waited for, and the kernel.
+// dryRunLimit limits the wait for the API server and the kernel.
 const dryRunLimit = 2 * time.Minute
 
-// delivered notes how far a source came.
+// delivered notes which objects the source has delivered completely.
 type delivered struct {
 	source.Loader
 	synced   bool
@@ -176,13 +177,13 @@ type delivered struct {
 	clusterIPs []netip.Addr
 }
 
-// Load notes the end of the delivery.
+// Load records the end of the delivery.
 func (d *delivered) Load(ctx context.Context, sink source.Sink) error {
 	d.unused = d.Loader.Load(ctx, syncedSink{sink, d})
 	return d.unused
 }
 
-// Run is not used: a Loader loads.
+// Run is not used because a Loader loads.
 func (d *delivered) Run(ctx context.Context, sink source.Sink) error { return d.Load(ctx, sink) }
 
 type syncedSink struct {
@@ -205,7 +206,7 @@ func (s syncedSink) Synced() {
 	s.Sink.Synced()
 }
 
-// discard takes what the proxy tells, and opens no port.
+// discard implements the proxy's outputs without opening a port.
 type discard struct{}
 
 func (discard) Queued()                                    {}

@@ -25,8 +25,8 @@ func newGetCommand() *cobra.Command {
 	var o getOptions
 	cmd := &cobra.Command{
 		Use:   "get virtualservers|endpoints|sets|snat",
-		Short: "List what this node's kernel holds for Services",
-		Long:  "get lists what this node's kernel holds now, under the Services' names. Names come\nfrom where the proxy has its Services from: the API server, or a folder of manifests.\nWithout them there are only addresses, and a note.",
+		Short: "List the kernel state of Services on this node",
+		Long:  "get lists the current state of this node's kernel with the names of Services. Names come\nfrom the proxy's source: the API server or a folder of manifests. If it cannot be read,\nget prints addresses and a note.",
 		Args:  cobra.NoArgs,
 		RunE:  func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
@@ -43,7 +43,7 @@ func newGetCommand() *cobra.Command {
 	return cmd
 }
 
-// lists is the command for one kind of thing.
+// lists returns the command for one kind of object.
 func (o *getOptions) lists(use, short string, list func(ctx context.Context, w, notes io.Writer, args []string) error) *cobra.Command {
 	return &cobra.Command{
 		Use:   use,
@@ -82,7 +82,7 @@ func (o *getOptions) endpoints(ctx context.Context, w, notes io.Writer, _ []stri
 	return inspect.Print(w, o.output, columns, len(columns)-2, rows)
 }
 
-// servers reads IPVS, and the names of what is there.
+// servers reads IPVS and the names of its addresses.
 func (o *getOptions) servers(ctx context.Context, notes io.Writer) (*inspect.Names, ipvs.State, *ipvs.Netlink, error) {
 	s, err := o.found(notes)
 	if err != nil {
@@ -122,7 +122,7 @@ func (o *getOptions) sets(ctx context.Context, w, notes io.Writer, args []string
 	}
 	i := slices.IndexFunc(rows, func(s inspect.Set) bool { return s.Name == args[0] })
 	if i < 0 {
-		return fmt.Errorf("there is no set %q", args[0])
+		return fmt.Errorf("no set %q", args[0])
 	}
 	return inspect.Print(w, o.output, inspect.MemberColumns, len(inspect.MemberColumns), rows[i].Members)
 }

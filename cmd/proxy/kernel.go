@@ -30,14 +30,14 @@ import (
 type machine struct {
 	apply.Kernel
 	sysctl  *sysctl.Proc
-	record  *sysctl.Recorded // nil where nothing can be recorded
+	record  *sysctl.Recorded // nil if values cannot be recorded
 	ipvs    *ipvs.Netlink
 	routing *routing.Netlink
-	unread  []error // families that are not served though the kernel has them
+	unread  []error // families that are not served although the kernel has them
 }
 
-// openKernel opens every kernel interface. What is missing is an error that
-// names the cure, except IPv6, which is then not served.
+// openKernel opens every kernel interface. If one is missing it returns an error that
+// names the cure. If IPv6 is missing, IPv6 is not served instead.
 func openKernel(ctx context.Context, cfg *config.Config) (*machine, error) {
 	var m machine
 	var errs [4]error
@@ -65,8 +65,8 @@ func openKernel(ctx context.Context, cfg *config.Config) (*machine, error) {
 	return &m, nil
 }
 
-// openLoopback finds nft. Where there is none, node ports are not served on the
-// loopback address, and everything else is.
+// openLoopback finds nft. Without it node ports are not served on the loopback address;
+// everything else works.
 func (m *machine) openLoopback(ctx context.Context, cfg *plan.Config) {
 	rules, err := loopback.New()
 	if err == nil {
@@ -79,11 +79,11 @@ func (m *machine) openLoopback(ctx context.Context, cfg *plan.Config) {
 	cfg.LocalhostNodePorts = false
 }
 
-// openNAT finds the programs of iptables for each family, of the back end that
-// the node uses and of the other one, and reads the rules once. Only IPv6 can be
-// left out, where the kernel has no IPv6 or its programs are not there. Any other
-// error ends the process with everything left as it is: a family that is not
-// served while its Services are there would be worse than the rules that stand.
+// openNAT finds the iptables programs of each family, of the back end that the node
+// uses and of the other one, and reads the rules once. Only IPv6 may be missing, if the
+// kernel does not support it or its programs are not installed. Any other error ends
+// the process and leaves the kernel unchanged: the existing rules are better than a
+// family that is not served although it has Services.
 func (m *machine) openNAT(ctx context.Context, cfg *plan.Config) error {
 	choice, err := nat.Choose()
 	if err != nil {
@@ -95,7 +95,7 @@ func (m *machine) openNAT(ctx context.Context, cfg *plan.Config) error {
 	})
 }
 
-// natOpener is what openFamilies asks of the machine.
+// natOpener is the part of the machine that openFamilies needs.
 type natOpener struct {
 	open    func(ip.Family, nat.Variant) (apply.NAT, error)
 	hasIPv6 func() bool
@@ -126,28 +126,28 @@ func (m *machine) openFamilies(ctx context.Context, cfg *plan.Config, choice nat
 		case family == ip.IPv6 && nat.NoIPv6(errs[i]):
 			logger.Info("Not serving IPv6", "reason", errs[i].Error())
 			if o.hasIPv6() {
-				m.unread = append(m.unread, fmt.Errorf("%s is left as it is: %w", family, errs[i]))
+				m.unread = append(m.unread, fmt.Errorf("leaving %s unchanged: %w", family, errs[i]))
 			}
 		default:
-			return fmt.Errorf("cannot read the %s rules of %s, leaving everything as it is: %w", family, choice.Use, errs[i])
+			return fmt.Errorf("cannot read the %s rules of %s, leaving everything unchanged: %w", family, choice.Use, errs[i])
 		}
 	}
 	if len(usable) == 0 {
 		return errors.Join(errs...)
 	}
 	cfg.Families = usable
-	logger.Info("Using the back end of iptables that the node uses", "programs", choice.Use.String(), "reason", choice.Why)
+	logger.Info("Using the iptables back end of the node", "programs", choice.Use.String(), "reason", choice.Why)
 	m.openOther(ctx, choice, usable, o)
 	return nil
 }
 
-// openOther opens the back end that is not used. kube-proxy, or an earlier version
-// of ours, may have left rules there.
+// openOther opens the back end that the node does not use. kube-proxy or an earlier
+// version of ours may have left rules in it.
 func (m *machine) openOther(ctx context.Context, choice nat.Choice, families []ip.Family, o natOpener) {
 	m.Leftovers.Programs = choice.Other.String()
 	m.Leftovers.Unseen = choice.Unseen
 	if choice.Unseen {
-		klog.FromContext(ctx).Info("The other back end of iptables cannot be looked into, its programs are not there", "used", choice.Use.String())
+		klog.FromContext(ctx).Info("Cannot read the other iptables back end, its programs are not installed", "used", choice.Use.String())
 	}
 	if !choice.HasOther {
 		return
@@ -155,7 +155,7 @@ func (m *machine) openOther(ctx context.Context, choice nat.Choice, families []i
 	for _, family := range families {
 		tables, err := o.open(family, choice.Other)
 		if err != nil {
-			klog.FromContext(ctx).Error(err, "Cannot look for leftovers in the other back end of iptables", "family", family.String(), "programs", choice.Other.String())
+			klog.FromContext(ctx).Error(err, "Cannot look for leftovers in the other iptables back end", "family", family.String(), "programs", choice.Other.String())
 			m.Leftovers.Unseen = true
 			continue
 		}
@@ -166,8 +166,7 @@ func (m *machine) openOther(ctx context.Context, choice nat.Choice, families []i
 	}
 }
 
-// hasIPv6 reports whether the kernel has sockets of IPv6, which it has not with
-// ipv6.disable=1.
+// hasIPv6 reports whether the kernel has IPv6 sockets. It does not with ipv6.disable=1.
 func hasIPv6() bool {
 	s, err := unix.Socket(unix.AF_INET6, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
 	if err == nil {
@@ -176,22 +175,22 @@ func hasIPv6() bool {
 	return !errors.Is(err, unix.EAFNOSUPPORT)
 }
 
-// recordSysctls has the values that kernel parameters had before kept in a
-// folder. Where that cannot be, Services matter more, and it is said.
+// recordSysctls records the earlier values of kernel parameters in a folder. If that
+// fails it only logs the failure: serving matters more.
 func (m *machine) recordSysctls(ctx context.Context, folder string) {
 	identity, err := sysctl.Identity()
 	if err == nil {
 		m.record, err = sysctl.Record(m.sysctl, folder, identity)
 	}
 	if err != nil {
-		klog.FromContext(ctx).Error(err, "Cannot record kernel parameters in --state-dir, --cleanup will leave them as they are")
+		klog.FromContext(ctx).Error(err, "Cannot record kernel parameters in --state-dir, --cleanup will not restore them")
 		return
 	}
 	m.Sysctl = m.record
 }
 
-// setSysctls sets the parameters that this node needs. A process that is not
-// privileged, and finds them so, has nothing to set.
+// setSysctls sets the parameters that this node needs. It writes only those that
+// differ, so an unprivileged process succeeds if they are set already.
 func (m *machine) setSysctls(cfg *plan.Config) error {
 	inventory, err := m.routing.Inventory()
 	if err != nil {
@@ -204,7 +203,8 @@ func (m *machine) setSysctls(cfg *plan.Config) error {
 func setSysctls(k sysctlKernel, want sysctl.State) error {
 	have := sysctl.State{}
 	for key := range want {
-		// One that cannot be read is written, and that tells what is wrong.
+		// A parameter that cannot be read is written; the error of the write is
+		// reported.
 		if s, err := k.Observe([]string{key}); err == nil {
 			have[key] = s[key]
 		}
@@ -212,8 +212,8 @@ func setSysctls(k sysctlKernel, want sysctl.State) error {
 	return kernel.Join(k.Apply(sysctl.Diff(have, want)))
 }
 
-// restoreSysctls puts back what was changed. Where kube-proxy serves in our place it
-// needs what we needed, but for what replies are routed with.
+// restoreSysctls restores changed parameters. If kube-proxy serves in our place it
+// needs the same ones, except those of reply routing.
 func (m *machine) restoreSysctls(givenBack bool) error {
 	if m.record == nil {
 		return nil
@@ -223,7 +223,7 @@ func (m *machine) restoreSysctls(givenBack bool) error {
 	})
 }
 
-// prepare checks that the scheduler exists, and sets the time-outs.
+// prepare checks that the scheduler exists and sets the time-outs.
 func (m *machine) prepare(cfg *config.Config) error {
 	if err := m.ipvs.Probe(cfg.Plan.Scheduler); err != nil {
 		return fmt.Errorf("--ipvs-scheduler %s: %w", cfg.Plan.Scheduler, err)
@@ -231,7 +231,7 @@ func (m *machine) prepare(cfg *config.Config) error {
 	return m.ipvs.SetTimeouts(cfg.IPVSTimeouts)
 }
 
-// kernelVersion reads uname(2); the zero version is one that cannot be read.
+// kernelVersion reads uname(2). It returns the zero version if that fails.
 func kernelVersion() plan.Version {
 	var u unix.Utsname
 	var v plan.Version
@@ -244,8 +244,8 @@ func kernelVersion() plan.Version {
 	return v
 }
 
-// bridgeNetfilter tells whether br_netfilter shows bridged packets to the
-// rules of every family that is served, or can be made to.
+// bridgeNetfilter reports whether br_netfilter passes bridged packets to the rules of
+// every served family, or can be made to.
 func (m *machine) bridgeNetfilter() bool {
 	for family := range m.NAT {
 		key := plan.BridgeSysctls[family]
@@ -256,17 +256,17 @@ func (m *machine) bridgeNetfilter() bool {
 	return true
 }
 
-// loadBridgeNetfilter loads br_netfilter where that is possible. Without it
-// flows between pods on one bridge are masqueraded.
+// loadBridgeNetfilter loads br_netfilter if possible. Without it, flows between pods on
+// one bridge are masqueraded.
 func loadBridgeNetfilter(ctx context.Context) {
 	if output, err := exec.CommandContext(ctx, "modprobe", "br_netfilter").CombinedOutput(); err != nil {
-		klog.FromContext(ctx).Info("Cannot load br_netfilter; pods that reach each other through a Service on one bridge are masqueraded",
+		klog.FromContext(ctx).Info("Cannot load br_netfilter, masquerading Service traffic between pods on one bridge",
 			"reason", err.Error(), "output", strings.TrimSpace(string(output)))
 	}
 }
 
-// rulesWatched reports whether nat.Watcher tells of every change of iptables' rules:
-// not of those of iptables-legacy.
+// rulesWatched reports whether nat.Watcher is notified of every change of iptables
+// rules. It is not for iptables-legacy.
 func (m *machine) rulesWatched() bool {
 	for _, tables := range m.NAT {
 		if t, ok := tables.(*nat.IPTables); !ok || t.Variant() != nat.NFT {

@@ -1,5 +1,5 @@
-// Command kube-ipvs is a kube-proxy replacement in IPVS mode: one process per
-// node, which programs the kernel so that the node serves Services.
+// Command kube-ipvs is a kube-proxy replacement in IPVS mode: one process per node,
+// which programs the kernel so that the node serves Services.
 package main
 
 import (
@@ -27,13 +27,13 @@ func main() {
 // isPlugin reports whether the program was called by the name of a kubectl plugin.
 func isPlugin(path string) bool { return strings.HasPrefix(filepath.Base(path), "kubectl-ipvs") }
 
-// The exit codes. The commands that look at a node have diff(1)'s: whether something is
-// wrong can be told from whether it could be found out.
+// Exit codes. The commands that inspect a node use diff(1)'s, which distinguish a
+// finding from a failure.
 const (
-	exitFound  = 1 // the command has found something wrong, and has printed it
-	exitFailed = 2 // the command could not do what it was asked to do
+	exitFound  = 1 // the command has found and printed a problem
+	exitFailed = 2 // the command failed
 
-	exitStopped = 1 // the proxy itself could not go on
+	exitStopped = 1 // the proxy itself had to stop
 )
 
 // execute runs a command line and returns its exit code.
@@ -55,7 +55,7 @@ func execute(program *cobra.Command, args []string, stderr io.Writer) int {
 	if errors.As(err, &found) || errors.Is(err, plugin.ErrFound) {
 		return exitFound
 	}
-	if serving { // its output is a log
+	if serving { // the output of a serving process is a log
 		klog.ErrorS(err, "command failed")
 		klog.Flush()
 	} else {
@@ -67,7 +67,7 @@ func execute(program *cobra.Command, args []string, stderr io.Writer) int {
 	return exitStopped
 }
 
-// foundError ends a command that has printed everything already.
+// foundError ends a command that has already printed its findings.
 type foundError struct{}
 
 func (*foundError) Error() string { return "something is wrong" }

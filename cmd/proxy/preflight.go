@@ -19,8 +19,8 @@ func newPreflightCommand() *cobra.Command {
 	var output string
 	cmd := &cobra.Command{
 		Use:   "preflight",
-		Short: "Look whether kube-ipvs can take kube-proxy's place on this node",
-		Long:  "preflight looks at a node on which kube-proxy runs: the kernel's parts, the kind of\niptables, the interfaces and their routing tables, marks and priorities that other\nprograms use, Services that cannot be used, and what the first sync would change.\nNothing is changed, and no kernel module is loaded.\n\nThe exit code is 0 without errors (there may be warnings), 1 with one, and 2 if the\nnode could not be looked at.",
+		Short: "Check whether kube-ipvs can replace kube-proxy on this node",
+		Long:  "preflight checks a node on which kube-proxy runs: kernel features, the iptables back end,\ninterfaces and their routing tables, marks and priorities that other programs use,\nunusable Services, and what the first sync would change. Nothing is changed, and no\nkernel module is loaded.\n\nThe exit code is 0 without errors (there may be warnings), 1 with one, and 2 if the\nnode could not be checked.",
 		Example: "  kube-ipvs preflight --config /var/lib/kube-ipvs/config.yaml\n" +
 			"  kube-ipvs preflight --kubeconfig /etc/kubernetes/kubelet.conf",
 		Args: cobra.NoArgs,
@@ -64,7 +64,7 @@ func preflight(ctx context.Context, s *settings) *doctor.Preflight {
 		p.APIServer = servers[0].String()
 	}
 	if !slices.ContainsFunc(p.Modules, func(m doctor.Module) bool { return m.Name == "ip_vs" && m.Loaded }) {
-		p.NotCompared = true // to ask the kernel for IPVS would load the module
+		p.NotCompared = true // reading IPVS would load the module
 		return p
 	}
 	result, err := dryRun(ctx, s.Config)
@@ -78,7 +78,8 @@ func preflight(ctx context.Context, s *settings) *doctor.Preflight {
 	return p
 }
 
-// taken says which program has the address for probes. A kube-ipvs that runs may.
+// taken returns which program listens on the address for probes. A running kube-ipvs
+// may.
 func taken(ctx context.Context, s *settings) string {
 	if !s.Probes.IsValid() {
 		return ""
@@ -94,7 +95,7 @@ func taken(ctx context.Context, s *settings) string {
 	return ""
 }
 
-// iptablesVariants are the back ends whose programs are here, with their rules of service
+// iptablesVariants returns the installed iptables back ends with their rules of service
 // proxies.
 func iptablesVariants() []doctor.Variant {
 	var out []doctor.Variant
@@ -105,7 +106,7 @@ func iptablesVariants() []doctor.Variant {
 			continue // the plain name is one of the others
 		}
 		v := doctor.Variant{Name: name, Version: strings.TrimSpace(version)}
-		rules, _, _ := kernel.Run(name+"-save", "") // what cannot be read has none
+		rules, _, _ := kernel.Run(name+"-save", "") // no rules if they cannot be read
 		for line := range strings.Lines(rules) {
 			if strings.HasPrefix(line, "-A ") && strings.Contains(line, "KUBE-") {
 				v.Rules++

@@ -13,17 +13,17 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/sysctl"
 )
 
-// setOOMScore keeps the process from being the first that the kernel kills
-// when memory runs out: without it no Service of the node changes any more.
+// setOOMScore keeps the process from being the kernel's first victim when memory runs
+// out: without it, the node no longer follows Services.
 func setOOMScore(ctx context.Context, score int32) {
 	if err := os.WriteFile("/proc/self/oom_score_adj", []byte(strconv.Itoa(int(score))), 0); err != nil {
 		klog.FromContext(ctx).Error(err, "Cannot set --oom-score-adj", "score", score)
 	}
 }
 
-// setConntrack sizes connection tracking. The size is the whole machine's, so
-// it is only ever raised; where it cannot be set, as in a container with
-// /proc/sys mounted read-only, Services work all the same, and it is said.
+// setConntrack sizes connection tracking. The size applies to the whole machine, so it
+// is only raised. A failure, as in a container with a read-only /proc/sys, is only
+// logged: Services work without it.
 func setConntrack(ctx context.Context, cfg *config.Conntrack, kernel sysctlKernel) {
 	want := conntrackSysctls(cfg, runtime.NumCPU())
 	const limit = "net/netfilter/nf_conntrack_max"
@@ -36,21 +36,21 @@ func setConntrack(ctx context.Context, cfg *config.Conntrack, kernel sysctlKerne
 	}
 }
 
-// sysctlKernel is what is used of package sysctl.
+// sysctlKernel is the part of package sysctl that is used here.
 type sysctlKernel interface {
 	Observe([]string) (sysctl.State, error)
 	Apply([]sysctl.Change) []sysctl.Failure
 }
 
-// atLeast compares two numbers in text.
+// atLeast compares two decimal numbers.
 func atLeast(have, want string) bool {
 	h, errHave := strconv.Atoi(have)
 	w, errWant := strconv.Atoi(want)
 	return errHave == nil && errWant == nil && h >= w
 }
 
-// conntrackSysctls are kube-proxy's --conntrack-* flags as parameters. What
-// is zero is left to the kernel.
+// conntrackSysctls returns the parameters for kube-proxy's --conntrack-* flags. Zero
+// keeps the kernel's value.
 func conntrackSysctls(cfg *config.Conntrack, cpus int) sysctl.State {
 	want := sysctl.State{}
 	if cfg.MaxPerCore > 0 {

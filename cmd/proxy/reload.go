@@ -14,20 +14,18 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/watch"
 )
 
-// errConfigChanged ends the program, so that whoever runs it starts it again with
-// the new configuration. kube-proxy does the same. Nothing is lost: what is in the
-// kernel goes on serving meanwhile.
-var errConfigChanged = errors.New("the configuration file has changed, start again")
+// errConfigChanged ends the process so that its supervisor restarts it with the new
+// configuration, as kube-proxy does. The kernel continues to serve meanwhile.
+var errConfigChanged = errors.New("the configuration file has changed, restart to apply it")
 
-// untilConfigChanges ends the context when the file says something else than it
-// does now, and says it rightly: with a file that cannot be used a new process
-// could not begin, and nobody would follow the Services.
+// untilConfigChanges cancels the context when the file changes and is valid. With an
+// invalid file a new process could not start, and nothing would follow the Services.
 func untilConfigChanges(ctx context.Context, file string, check func() (config.Config, error)) (context.Context, error) {
 	before, err := os.ReadFile(file)
 	if err != nil {
 		return nil, fmt.Errorf("--config: %w", err)
 	}
-	// A ConfigMap's files are links to a folder that is replaced, beside them.
+	// A ConfigMap's files are links into a folder that is replaced.
 	folder, err := watch.NewFolder(filepath.Dir(file))
 	if err != nil {
 		return nil, fmt.Errorf("watching --config: %w", err)
@@ -39,14 +37,14 @@ func untilConfigChanges(ctx context.Context, file string, check func() (config.C
 		for folder.Wait(ctx) {
 			now, err := os.ReadFile(file)
 			if err != nil || bytes.Equal(now, last) {
-				continue // it is being replaced, or something else in the folder has changed
+				continue // being replaced, or another file has changed
 			}
 			last = now
 			if bytes.Equal(now, before) {
 				continue
 			}
 			if _, err := check(); err != nil {
-				klog.FromContext(ctx).Error(err, "The configuration file has changed and cannot be used, going on with what it said before")
+				klog.FromContext(ctx).Error(err, "The configuration file has changed and is invalid, keeping the previous configuration")
 				continue
 			}
 			cancel(errConfigChanged)

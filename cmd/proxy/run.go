@@ -17,8 +17,8 @@ import (
 	"k8s.io/component-base/configz"
 	componentmetrics "k8s.io/component-base/metrics"
 	"k8s.io/component-base/metrics/legacyregistry"
-	_ "k8s.io/component-base/metrics/prometheus/restclient" // rest_client_*, which kube-proxy has too
-	_ "k8s.io/component-base/metrics/prometheus/version"    // kubernetes_build_info, likewise
+	_ "k8s.io/component-base/metrics/prometheus/restclient" // rest_client_* metrics, as in kube-proxy
+	_ "k8s.io/component-base/metrics/prometheus/version"    // kubernetes_build_info, as in kube-proxy
 	zpages "k8s.io/component-base/zpages/features"
 	"k8s.io/klog/v2"
 
@@ -37,11 +37,11 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/source/manifest"
 )
 
-// drainPeriod is how often draining real servers are looked at. kube-proxy
-// takes a minute, for which a pod that is gone stays in the kernel.
+// drainPeriod is how often draining real servers are polled. kube-proxy polls every
+// minute, and keeps removed pods in the kernel until then.
 const drainPeriod = 5 * time.Second
 
-// run does what the configuration says.
+// run performs the configured action.
 func run(ctx context.Context, cfg config.Config) error {
 	if cfg.Action == config.DryRun {
 		return printDryRun(ctx, cfg, os.Stdout, os.Stderr)
@@ -68,8 +68,8 @@ func run(ctx context.Context, cfg config.Config) error {
 	return serve(ctx, &cfg, kernel)
 }
 
-// cleanup takes away all that is ours, and puts kernel parameters back last:
-// what they were changed for is gone by then.
+// cleanup removes everything that is ours. It restores kernel parameters last, when
+// nothing needs them any more.
 func cleanup(cfg *config.Config, kernel *machine) error {
 	applier := apply.New(&cfg.Plan, kernel.Kernel)
 	applier.SetNode(plan.NodeWide(&cfg.Plan, &plan.Node{}))
@@ -77,8 +77,8 @@ func cleanup(cfg *config.Config, kernel *machine) error {
 	return errors.Join(append(kernel.unread, err, kernel.restoreSysctls(applier.GivenBack()))...)
 }
 
-// serve programs the kernel, once or until the context ends. What is in the
-// kernel goes on serving afterwards.
+// serve programs the kernel, once or until the context ends. The kernel continues to
+// serve afterwards.
 func serve(ctx context.Context, cfg *config.Config, kernel *machine) error {
 	if cfg.ShowHiddenMetricsForVersion != "" {
 		componentmetrics.SetShowHidden()
@@ -129,15 +129,15 @@ func serve(ctx context.Context, cfg *config.Config, kernel *machine) error {
 	defer cancel(nil)
 	answer(ctx, cancel, cfg, state)
 	err = p.Run(ctx, src)
-	klog.FromContext(ctx).Info("Stopping, and leaving the kernel as it is programmed")
+	klog.FromContext(ctx).Info("Stopping, the kernel continues to serve")
 	if cause := context.Cause(ctx); err == nil && !errors.Is(cause, context.Canceled) {
 		return cause
 	}
 	return err
 }
 
-// answer serves those who ask for the proxy's state. Where an address must be
-// had and cannot, the program ends.
+// answer serves health checks, metrics and probes. It ends the program if a required
+// address cannot be bound.
 func answer(ctx context.Context, cancel context.CancelCauseFunc, cfg *config.Config, state *health.Server) {
 	serve := func(run func(context.Context, netip.AddrPort, bool) error, address netip.AddrPort) {
 		if err := run(ctx, address, cfg.BindAddressHardFail); err != nil {
@@ -146,7 +146,7 @@ func answer(ctx context.Context, cancel context.CancelCauseFunc, cfg *config.Con
 	}
 	go serve(state.Run, cfg.Healthz)
 	state.SetNode(cfg.Plan.NodeName)
-	go func() { _ = state.RunProbes(ctx, cfg.Probes) }() // it fails only if it must not
+	go func() { _ = state.RunProbes(ctx, cfg.Probes) }() // returns an error only if a failure is fatal
 	go func() {
 		if at := awaitMetricsAddress(ctx, cfg); ctx.Err() == nil {
 			serve(health.NewMetricsServer(pages(cfg)).Run, at)
@@ -154,8 +154,8 @@ func answer(ctx context.Context, cancel context.CancelCauseFunc, cfg *config.Con
 	}()
 }
 
-// awaitMetricsAddress returns where metrics are served. Of a CIDR it is the node's address
-// in it, which a node that has just started may not have yet.
+// awaitMetricsAddress returns the address that serves metrics. For a CIDR it waits for
+// a node address in it, which a node that has just started may not have yet.
 func awaitMetricsAddress(ctx context.Context, cfg *config.Config) netip.AddrPort {
 	for told := false; ; told = true {
 		at, err := metricsAddress(cfg)
@@ -173,10 +173,10 @@ func awaitMetricsAddress(ctx context.Context, cfg *config.Config) netip.AddrPort
 	}
 }
 
-// metricsRetry is how often the node's addresses are looked at until one is found.
+// metricsRetry is how often the node's addresses are read until one matches.
 const metricsRetry = 5 * time.Second
 
-// metricsAddress finds the address now: the lowest one in the CIDR, if there is a CIDR.
+// metricsAddress returns the address now: for a CIDR, the lowest node address in it.
 func metricsAddress(cfg *config.Config) (netip.AddrPort, error) {
 	if !cfg.MetricsIn.IsValid() {
 		return cfg.Metrics, nil
@@ -197,7 +197,7 @@ func metricsAddress(cfg *config.Config) (netip.AddrPort, error) {
 	return netip.AddrPortFrom(slices.MinFunc(found, netip.Addr.Compare), cfg.Metrics.Port()), nil
 }
 
-// pages are those that the configuration turns on.
+// pages returns the pages that the configuration enables.
 func pages(cfg *config.Config) health.Pages {
 	p := health.Pages{Profiling: cfg.Profiling, Status: cfg.Features.Enabled(zpages.ComponentStatusz)}
 	if cfg.Features.Enabled(zpages.ComponentFlagz) {
@@ -206,8 +206,8 @@ func pages(cfg *config.Config) health.Pages {
 	return p
 }
 
-// newSource makes the source that the configuration names, and what writes
-// Events there. A folder of manifests takes none.
+// newSource creates the configured source and its writer of Events. A folder of
+// manifests accepts no Events.
 func newSource(ctx context.Context, cfg *config.Config) (source.Source, proxy.Events, error) {
 	if dir := cfg.Source.Manifests; dir != "" {
 		return manifest.New(dir, cfg.Plan.NodeName), event.Discard{}, nil
@@ -222,8 +222,8 @@ func newSource(ctx context.Context, cfg *config.Config) (source.Source, proxy.Ev
 	return apiserver.New(client, options), events, nil
 }
 
-// clientConfig says how the API server is reached: by a kubeconfig, or with the
-// Pod's service account.
+// clientConfig returns the configuration of the API server's client: a kubeconfig, or
+// the Pod's service account.
 func clientConfig(s *config.Source) (*rest.Config, error) {
 	if s.Kubeconfig == "" && s.Master == "" {
 		return rest.InClusterConfig()
@@ -231,15 +231,15 @@ func clientConfig(s *config.Source) (*rest.Config, error) {
 	return clientcmd.BuildConfigFromFlags(s.Master, s.Kubeconfig)
 }
 
-// apiServers are the addresses by which the API server is reached. There is none
-// where it has a name, or where there is no API server.
+// apiServers returns the addresses of the API server. There are none if it is
+// configured by name, or if there is no API server.
 func apiServers(s *config.Source) []netip.AddrPort {
 	if s.Manifests != "" {
 		return nil
 	}
 	c, err := clientConfig(s)
 	if err != nil {
-		return nil // newClient says so
+		return nil // newClient reports the error
 	}
 	u, err := url.Parse(c.Host)
 	if err != nil {
@@ -252,7 +252,7 @@ func apiServers(s *config.Source) []netip.AddrPort {
 	return []netip.AddrPort{a}
 }
 
-// newClient connects to the API server.
+// newClient creates a client of the API server.
 func newClient(s *config.Source) (*apiclient.Client, error) {
 	c, err := clientConfig(s)
 	if err != nil {

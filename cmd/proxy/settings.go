@@ -23,8 +23,8 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/source/manifest"
 )
 
-// settingsFlags are those of every command that looks at a node: how the proxy on it is
-// configured, and where the Services' names come from.
+// settingsFlags are the flags of every command that inspects a node: the proxy's
+// configuration, and the source of Service names.
 type settingsFlags struct {
 	config, kubeconfig, manifests string
 
@@ -34,25 +34,25 @@ type settingsFlags struct {
 func (o *settingsFlags) addFlags(fs *pflag.FlagSet) {
 	o.proc = "/proc"
 	fs.StringVar(&o.config, "config", "", "the proxy's configuration file; default: that of the proxy that runs on this node, or "+podConfig)
-	fs.StringVar(&o.kubeconfig, "kubeconfig", "", "how to reach the API server; default: as the proxy does")
-	fs.StringVar(&o.manifests, "manifests", "", "the folder that the Services come from, in place of the API server")
+	fs.StringVar(&o.kubeconfig, "kubeconfig", "", "kubeconfig of the API server; default: the proxy's")
+	fs.StringVar(&o.manifests, "manifests", "", "folder of manifests to read Services from, instead of the API server")
 }
 
-// podConfig is where the DaemonSet has the configuration.
+// podConfig is the path of the configuration in the DaemonSet.
 const podConfig = "/var/lib/kube-ipvs/config.yaml"
 
-// settings is a proxy's configuration, and where it was found.
+// settings is a proxy's configuration and where it was found.
 type settings struct {
 	config.Config
-	Args   []string // the flags that give it
+	Args   []string // the corresponding flags
 	Origin string
-	PID    int // of the proxy that runs with it; 0: none was found
+	PID    int // of the running proxy; 0: none was found
 }
 
-// settings finds the configuration of the proxy on this node: --config's, else that of
-// the process that serves this network namespace, else the DaemonSet's, else the
-// defaults. Flags for the source win over all of them. Notes say what was tried and
-// cannot be used.
+// settings finds the configuration of the proxy on this node: that of --config, else of
+// the process that serves this network namespace, else of the DaemonSet, else the
+// defaults. Flags for the source take precedence over all. The notes name
+// configurations that cannot be used.
 func (o *settingsFlags) settings() (s settings, notes []string, err error) {
 	try := func(origin string, pid int, args []string) bool {
 		if s.Config, err = parseArgs(args); err != nil {
@@ -80,7 +80,7 @@ func (o *settingsFlags) settings() (s settings, notes []string, err error) {
 	return s, notes, nil
 }
 
-// override lays the flags for the source over what was found.
+// override applies the flags for the source.
 func (s *settings) override(o *settingsFlags) {
 	if o.kubeconfig != "" {
 		s.Source.Kubeconfig, s.Source.Master, s.Source.Manifests = o.kubeconfig, "", ""
@@ -95,7 +95,7 @@ func exists(file string) bool {
 	return err == nil
 }
 
-// parseArgs reads a command line as the proxy does.
+// parseArgs parses a command line as the proxy does.
 func parseArgs(args []string) (config.Config, error) {
 	opts := config.NewOptions()
 	fs := pflag.NewFlagSet("", pflag.ContinueOnError)
@@ -111,11 +111,11 @@ func parseArgs(args []string) (config.Config, error) {
 // process is a proxy that runs on this node.
 type process struct {
 	pid  int
-	args []string // without the program's name
+	args []string // without the name of the program
 }
 
-// runningProxies finds the processes of this program, but for one, that serve this
-// network namespace, as far as they can be seen.
+// runningProxies returns the visible processes of this program, except one, that serve
+// this network namespace.
 func runningProxies(proc string, self int) []process {
 	var out []process
 	here, _ := os.Readlink(filepath.Join(proc, "self/ns/net"))
@@ -143,8 +143,8 @@ func runningProxies(proc string, self int) []process {
 	return out
 }
 
-// serves reports whether a command line is the proxy's, and not that of a command which
-// ends by itself.
+// serves reports whether a command line is that of a serving proxy, not of a command
+// that exits by itself.
 func serves(args []string) bool {
 	return !slices.ContainsFunc(args, func(arg string) bool {
 		name, _, _ := strings.Cut(arg, "=")
@@ -152,8 +152,8 @@ func serves(args []string) bool {
 	})
 }
 
-// source makes what the Services are read from, once; nil where there is none: outside
-// a cluster, with neither folder nor kubeconfig.
+// source creates the source of Services for a single read. It returns nil if there is
+// none: outside a cluster, with neither folder nor kubeconfig.
 func (s *settings) source() (source.Loader, error) {
 	if s.Source.Manifests != "" {
 		return manifest.NewWhole(s.Source.Manifests, s.Plan.NodeName), nil
@@ -168,17 +168,17 @@ func (s *settings) source() (source.Loader, error) {
 	return apiserver.NewListing(client, s.Plan.NodeName), nil
 }
 
-// namesLimit is how long the Services' names are waited for. It is short: a node that
-// does not reach the API server is one to be looked at, and its kernel tells everything
-// except the names.
+// namesLimit limits the wait for the names of Services. It is short: a node that cannot
+// reach the API server is one to be inspected, and the kernel has everything except the
+// names.
 const namesLimit = 5 * time.Second
 
-// names reads the Services. That they cannot be read is no reason to show nothing: the
-// names are then empty, and a note says why.
+// names reads the names of Services. If that fails it returns no names and a note, so
+// that the command can still show addresses.
 func (s *settings) names(ctx context.Context, notes io.Writer) *inspect.Names {
 	names, err := s.load(ctx)
 	if err != nil {
-		fmt.Fprintf(notes, "Showing addresses in place of names: %v\n", err)
+		fmt.Fprintf(notes, "Showing addresses instead of names: %v\n", err)
 	}
 	return names
 }
@@ -201,7 +201,7 @@ func (s *settings) load(ctx context.Context) (*inspect.Names, error) {
 	return names, err
 }
 
-// found is what the settings flags lead to. Notes go to the error output.
+// found returns the result of the settings flags. Notes go to the error output.
 func (o *settingsFlags) found(notes io.Writer) (settings, error) {
 	s, more, err := o.settings()
 	for _, note := range more {

@@ -23,8 +23,8 @@ func newStatusCommand() *cobra.Command {
 	var output string
 	cmd := &cobra.Command{
 		Use:   "status",
-		Short: "Show how the proxy on this node fares, one line for each component",
-		Long:  "status asks the proxy that runs on this node how it fares. Each component has a line,\nwith OK where nothing is wrong.\n\nThe exit code is 0 if the proxy is ready, 1 if it is not or does not run, and 2 if\nthat could not be found out.",
+		Short: "Show the state of the proxy on this node, one line per component",
+		Long:  "status shows the state of the proxy that runs on this node. Each component has a line,\nwith OK if nothing is wrong.\n\nThe exit code is 0 if the proxy is ready, 1 if it is not or does not run, and 2 if\nits state is unknown.",
 		Args:  cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			s, err := o.found(cmd.ErrOrStderr())
@@ -55,7 +55,7 @@ func showStatus(ctx context.Context, w io.Writer, output string, s *settings) er
 	return nil
 }
 
-// components are the lines of a status.
+// components returns the lines of a status.
 func components(r *health.Report, err error, s *settings) []inspect.Component {
 	if err != nil {
 		return []inspect.Component{{Status: string(doctor.Error), Name: "kube-ipvs", What: notRunning(err, s.Probes)}}
@@ -83,7 +83,7 @@ func components(r *health.Report, err error, s *settings) []inspect.Component {
 		add("kernel", r.LastDifferences > 0, doctor.Warning, "compared %s, %d differences then, %d since the start", ago(r.LastComparison), r.LastDifferences, r.Differences)
 	}
 	add("conflicts", r.Conflicts > 0, doctor.Warning, "%d virtual servers are claimed by more than one Service", r.Conflicts)
-	add("load balancers", !r.Eligible, doctor.Note, "%s", word(!r.Eligible, "told not to use the node: it is unknown, being deleted, or about to be removed by the autoscaler", "may use the node"))
+	add("load balancers", !r.Eligible, doctor.Note, "%s", word(!r.Eligible, "told not to use the node: the Node does not exist, is being deleted, or is about to be removed by the autoscaler", "may use the node"))
 	add("source", false, "", "%s", sourceName(s))
 	return rows
 }
@@ -109,7 +109,7 @@ func word(bad bool, is, isNot string) string {
 	return isNot
 }
 
-// sourceName says where the Services come from.
+// sourceName describes where Services come from.
 func sourceName(s *settings) string {
 	if s.Source.Manifests != "" {
 		return "the folder " + s.Source.Manifests

@@ -39,8 +39,8 @@ func newSysdumpCommand() *cobra.Command {
 	var output string
 	cmd := &cobra.Command{
 		Use:   "sysdump",
-		Short: "Write everything that a bug report needs into one archive",
-		Long:  "sysdump writes a tar.gz with what a bug report needs: the configuration, the state of\nthe proxy, its metrics, what the kernel holds (IPVS, IP sets, iptables, nftables,\nroutes, policy rules, parameters), the Services and EndpointSlices, and what doctor\nand diff find. Nothing is changed.\n\nSecrets are left out: no kubeconfig, token or environment is read, and objects have no\nannotations but kube-ipvs's own. Addresses and names of Services and pods are in it.\nWhat could not be gathered is listed in errors.txt.",
+		Short: "Write an archive with everything that a bug report needs",
+		Long:  "sysdump writes a tar.gz with everything that a bug report needs: the configuration, the\nstate and metrics of the proxy, the state of the kernel (IPVS, IP sets, iptables,\nnftables, routes, policy rules, parameters), the Services and EndpointSlices, and the\noutput of doctor and diff. Nothing is changed.\n\nSecrets are left out: no kubeconfig, token or environment is read, and of the\nannotations of objects, only kube-ipvs's own are included. The archive contains addresses\nand names of Services and pods. errors.txt lists what could not be collected.",
 		Example: "  kube-ipvs sysdump\n" +
 			"  kubectl -n kube-system exec POD -- kube-ipvs sysdump -o - > node.tar.gz",
 		Args: cobra.NoArgs,
@@ -53,7 +53,7 @@ func newSysdumpCommand() *cobra.Command {
 		},
 	}
 	o.addFlags(cmd.Flags())
-	cmd.Flags().StringVarP(&output, "output", "o", "", "the file to write; - for the standard output; default: kube-ipvs-NODE-TIME.tar.gz")
+	cmd.Flags().StringVarP(&output, "output", "o", "", "file to write; -: standard output; default: kube-ipvs-NODE-TIME.tar.gz")
 	return cmd
 }
 
@@ -80,15 +80,15 @@ func writeSysdump(ctx context.Context, stdout, stderr io.Writer, output string, 
 	return nil
 }
 
-// dump is an archive that is being written.
+// dump is an archive being written.
 type dump struct {
 	gzip   *gzip.Writer
 	tar    *tar.Writer
 	folder string
 	now    time.Time
 	files  int
-	failed strings.Builder // what could not be gathered
-	err    error           // of writing
+	failed strings.Builder // what could not be collected
+	err    error           // the first error of writing
 }
 
 func newDump(w io.Writer, folder string, now time.Time) *dump {
@@ -96,7 +96,7 @@ func newDump(w io.Writer, folder string, now time.Time) *dump {
 	return &dump{gzip: z, tar: tar.NewWriter(z), folder: folder, now: now}
 }
 
-// add writes a file, unless there is nothing in it.
+// add writes a file unless it is empty.
 func (d *dump) add(name string, text []byte, err error) {
 	if err != nil {
 		fmt.Fprintf(&d.failed, "%s: %v\n", name, err)
@@ -122,8 +122,8 @@ func (d *dump) close() error {
 	return errors.Join(d.err, d.tar.Close(), d.gzip.Close())
 }
 
-// secrets are what must not leave the node, whatever file it is found in: bearer tokens,
-// private keys, and passwords in URLs.
+// secrets match what must not leave the node, in any file: bearer tokens, private keys,
+// and passwords in URLs.
 var secrets = regexp.MustCompile(`eyJ[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]+|-----BEGIN [A-Z ]*PRIVATE KEY-----[\s\S]*?-----END [A-Z ]*PRIVATE KEY-----|://[^/\s:@]+:[^/\s@]+@`)
 
 func redact(text []byte) []byte {
@@ -162,11 +162,11 @@ func (d *dump) configuration(s *settings) {
 	d.add("config/args.txt", []byte(strings.Join(s.Args, "\n")+"\n"), nil)
 }
 
-// proxy asks the proxy that runs.
+// proxy queries the running proxy.
 func (d *dump) proxy(ctx context.Context, s *settings) {
 	report, err := health.Ask(ctx, s.Probes)
 	d.json("proxy/status.json", report, err)
-	at, _ := metricsAddress(&s.Config) // fetch says that there is none
+	at, _ := metricsAddress(&s.Config) // fetch reports the missing address
 	for _, path := range []string{"metrics", "configz", "flagz", "statusz", "debug/pprof/goroutine?debug=1"} {
 		text, err := fetch(ctx, at, path)
 		d.add("proxy/"+strings.NewReplacer("/", "-", "?debug=1", "").Replace(path)+".txt", text, err)
@@ -180,14 +180,15 @@ func (d *dump) proxy(ctx context.Context, s *settings) {
 	}
 }
 
-// fetchLimit bounds an answer: metrics of a large cluster are some hundred kilobytes.
+// fetchLimit limits the size of a response: metrics of a large cluster are some hundred
+// kilobytes.
 const fetchLimit = 32 << 20
 
-// fetch reads a page of a server on this node. One that is bound to all addresses is
-// asked on the loopback address.
+// fetch reads a page of a server on this node. It uses the loopback address for a
+// server that listens on all addresses.
 func fetch(ctx context.Context, at netip.AddrPort, path string) ([]byte, error) {
 	if !at.IsValid() {
-		return nil, errors.New("is configured not to be served")
+		return nil, errors.New("is disabled by the configuration")
 	}
 	if at.Addr().IsUnspecified() {
 		at = netip.AddrPortFrom(netip.MustParseAddr("127.0.0.1"), at.Port())
@@ -210,7 +211,7 @@ func fetch(ctx context.Context, at netip.AddrPort, path string) ([]byte, error) 
 	return text, err
 }
 
-// node has what the other commands print.
+// node writes the output of the other commands.
 func (d *dump) node(ctx context.Context, s *settings) {
 	findings := doctor.Examine(doctor.Observe(ctx, &s.Plan, s.Probes))
 	var text bytes.Buffer
@@ -272,7 +273,8 @@ func observeIPVS(names *inspect.Names) (*ipvsState, error) {
 	return &ipvsState{state, endpoints}, err
 }
 
-// kernel reads what the kernel holds, by programs and files that may not be there.
+// kernel writes the state of the kernel, read by programs and from files that may be
+// missing.
 func (d *dump) kernel() {
 	k, err := trace.Read()
 	if err != nil {
@@ -322,8 +324,8 @@ func (d *dump) file(name, from string) {
 	d.add(name, text, err)
 }
 
-// objects has what the proxy reads, trimmed as it does: without annotations of others,
-// which may hold anything.
+// objects writes the proxy's input, trimmed as by the proxy: annotations of others may
+// contain anything.
 func (d *dump) objects(ctx context.Context, s *settings) {
 	from, err := s.source()
 	if from == nil {
@@ -338,7 +340,7 @@ func (d *dump) objects(ctx context.Context, s *settings) {
 	d.add("objects.json", text, errors.Join(err, marshalled))
 }
 
-// objectSink keeps what a source delivers.
+// objectSink collects what a source delivers.
 type objectSink struct {
 	Nodes    []*corev1.Node               `json:"nodes"`
 	Services []*corev1.Service            `json:"services"`

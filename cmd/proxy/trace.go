@@ -29,17 +29,17 @@ type traceOptions struct {
 	live                 bool
 }
 
-// traceFormats are those that trace prints.
+// traceFormats are the output formats of trace.
 var traceFormats = []string{"text", "json", "yaml", "svg", "mermaid"}
 
 func newTraceCommand() *cobra.Command {
 	var o traceOptions
 	cmd := &cobra.Command{
 		Use:   "trace --from POD|IP --to IP:PORT[/PROTOCOL]|svc/[NAMESPACE/]NAME[:PORT]",
-		Short: "Explain what becomes of a connection on this node",
-		Long: "trace explains one connection on this node, step by step, from what the kernel\nholds now: which rules act on it, which virtual server and real servers it reaches,\nthe interface and the source with which it leaves, and whether the answer comes\nback the same way. Nothing is sent and nothing is changed.\n\n" +
-			"A pod is given as NAMESPACE/NAME. The pods behind Services are found without any\npermission to read pods. A Service stands for its cluster IP; PORT is a number or a\nname, and can be left out if the Service has one.\n\n" +
-			"The exit code is 0 if the connection is answered, 1 if it is not, and 2 if that\ncould not be found out.",
+		Short: "Explain the path of a connection on this node",
+		Long: "trace explains one connection on this node, step by step, from the current state of the\nkernel: which rules act on it, which virtual server and real servers it reaches, with\nwhich interface and source it leaves, and whether the reply returns the same way.\nNothing is sent and nothing is changed.\n\n" +
+			"Write a pod as NAMESPACE/NAME. Pods behind Services are found without permission to\nread pods. A Service stands for its cluster IP; PORT is a number or a name, and can be\nomitted if the Service has one port.\n\n" +
+			"The exit code is 0 if the connection is answered, 1 if it is not, and 2 if\ntrace failed.",
 		Example: "  kube-ipvs trace --from 10.244.1.5 --to 10.96.0.10:53/udp\n" +
 			"  kube-ipvs trace --from default/web-0 --to svc/kube-system/kube-dns:dns-tcp\n" +
 			"  kube-ipvs trace --from 198.51.100.9 --in eth1 --to 10.12.97.49:30080 -o svg > trace.svg",
@@ -51,8 +51,8 @@ func newTraceCommand() *cobra.Command {
 	fs := cmd.Flags()
 	fs.StringVar(&o.from, "from", "", "the client: an IP address, or a pod as NAMESPACE/NAME")
 	fs.StringVar(&o.to, "to", "", "the server: IP:PORT, with /udp or /sctp if it is not TCP, or svc/[NAMESPACE/]NAME[:PORT]")
-	fs.StringVar(&o.in, "in", "", "the interface by which the request enters the node; default: the one that leads to the client")
-	fs.BoolVar(&o.live, "live", false, "then print each packet of the connection as it passes an interface, until interrupted; needs CAP_NET_RAW")
+	fs.StringVar(&o.in, "in", "", "the interface on which the request enters the node; default: that of the route to the client")
+	fs.BoolVar(&o.live, "live", false, "afterwards print each packet of the connection as it passes an interface, until interrupted; needs CAP_NET_RAW")
 	fs.StringVarP(&o.output, "output", "o", "text", strings.Join(traceFormats, ", "))
 	o.addFlags(fs)
 	completeOutput(cmd, traceFormats...)
@@ -105,7 +105,7 @@ func printExplanation(w io.Writer, format string, x trace.Explanation) error {
 	return x.Write(w)
 }
 
-// explain reads the kernel, and puts in the names of what is in it.
+// explain reads the kernel and adds the names of Services and pods.
 func (o *traceOptions) explain(q trace.Question, names *inspect.Names) (x trace.Explanation, err error) {
 	kernel, err := trace.Read()
 	if err != nil {
@@ -116,17 +116,17 @@ func (o *traceOptions) explain(q trace.Question, names *inspect.Names) (x trace.
 		return x, err
 	}
 	if _, ok := node.Link(o.in); o.in != "" && !ok {
-		return x, fmt.Errorf("--in %q: the node has no such interface", o.in)
+		return x, fmt.Errorf("--in %q: no such interface", o.in)
 	}
 	x = trace.Explain(node, q)
 	names.Label(&x, q, node)
 	return x, nil
 }
 
-// captureBuffer holds packets while the screen is slow.
+// captureBuffer holds packets while the terminal is slow.
 const captureBuffer = 4 << 20
 
-// follow prints the connection's packets until it is interrupted.
+// follow prints the connection's packets until interrupted.
 func follow(ctx context.Context, w io.Writer, q trace.Question, x trace.Explanation) error {
 	ctx, stop := signal.NotifyContext(ctx, unix.SIGTERM, unix.SIGINT)
 	defer stop()
@@ -162,7 +162,7 @@ func (o *traceOptions) question(ctx context.Context, s *settings, names *inspect
 		q.From, err = o.pod(ctx, s, names, ip.Of(q.To.Addr()))
 	}
 	if err == nil && ip.Of(q.From) != ip.Of(q.To.Addr()) {
-		err = errors.New("is of another family than --to")
+		err = errors.New("address family differs from --to")
 	}
 	if err != nil {
 		return q, fmt.Errorf("--from %q: %w", o.from, err)
@@ -170,8 +170,8 @@ func (o *traceOptions) question(ctx context.Context, s *settings, names *inspect
 	return q, nil
 }
 
-// target finds the address and port that --to names. A Service is asked for by the
-// family of --from, or by IPv4 if that is a pod which may have both.
+// target resolves --to to an address and port. For a Service it uses the family of
+// --from, or IPv4 if --from is a pod that may have both.
 func (o *traceOptions) target(names *inspect.Names) (netip.AddrPort, ip.Protocol, error) {
 	if !strings.HasPrefix(o.to, inspect.ServicePrefix) {
 		return parseTarget(o.to)
@@ -200,12 +200,12 @@ func parseTarget(text string) (netip.AddrPort, ip.Protocol, error) {
 	return to, protocol, err
 }
 
-// pod finds a pod's address: among the endpoints of Services, or else by the API server,
-// if the account may read pods. The DaemonSet's may not.
+// pod resolves a pod to its address: among the endpoints of Services, or else by the
+// API server, if the account may read pods. That of the DaemonSet may not.
 func (o *traceOptions) pod(ctx context.Context, s *settings, names *inspect.Names, family ip.Family) (netip.Addr, error) {
 	namespace, name, ok := strings.Cut(o.from, "/")
 	if !ok {
-		return netip.Addr{}, errors.New("is neither an IP address nor a pod as NAMESPACE/NAME")
+		return netip.Addr{}, errors.New("want an IP address, or a pod as NAMESPACE/NAME")
 	}
 	if a, ok := names.PodAddress(o.from, family); ok {
 		return a, nil
@@ -218,7 +218,7 @@ func (o *traceOptions) pod(ctx context.Context, s *settings, names *inspect.Name
 	defer cancel()
 	pod, err := client.Pod(ctx, namespace, name)
 	if apierrors.IsForbidden(err) {
-		return netip.Addr{}, errors.New("is not an endpoint of a Service, and other pods may not be read: give the pod's IP address")
+		return netip.Addr{}, errors.New("not an endpoint of a Service, and reading other pods is not permitted: use the pod's IP address")
 	}
 	if err != nil {
 		return netip.Addr{}, err

@@ -18,8 +18,8 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/trace"
 )
 
-// serviceNames knows whose virtual servers are, for --service-metrics. It stands between
-// the source and the proxy.
+// serviceNames maps virtual servers to their Services for --service-metrics. It sits
+// between the source and the proxy.
 type serviceNames struct {
 	source.Source
 	sets func() (ipset.State, error) // the sets of service proxies
@@ -29,7 +29,7 @@ type serviceNames struct {
 	names map[address]metrics.ServiceName
 }
 
-// address is where a Service is reached. A node port has no address.
+// address is where a Service is reached. A node port has no IP address.
 type address struct {
 	protocol ip.Protocol
 	addr     netip.Addr
@@ -40,7 +40,7 @@ func newServiceNames(of source.Source) *serviceNames {
 	return &serviceNames{Source: of, sets: trace.Sets, ports: map[types.NamespacedName][]address{}, names: map[address]metrics.ServiceName{}}
 }
 
-// Run passes on what the source delivers.
+// Run forwards what the source delivers.
 func (n *serviceNames) Run(ctx context.Context, sink source.Sink) error {
 	return n.Source.Run(ctx, namingSink{sink, n})
 }
@@ -51,7 +51,7 @@ type namingSink struct {
 }
 
 func (s namingSink) SetService(svc *corev1.Service) {
-	model, _ := service.Build(svc, nil) // the proxy reports what cannot be used
+	model, _ := service.Build(svc, nil) // the proxy reports unusable fields
 	s.of.set(&model)
 	s.Sink.SetService(svc)
 }
@@ -93,8 +93,8 @@ func (n *serviceNames) forget(name types.NamespacedName) {
 	delete(n.ports, name)
 }
 
-// find names virtual servers. Those with a mark are for an address and port that a set
-// lists with it.
+// find returns the Services of virtual servers. Those with a mark belong to an address
+// and port that a set lists with it.
 func (n *serviceNames) find(keys []ipvs.Key) map[ipvs.Key]metrics.ServiceName {
 	marks := map[ipvs.Key]address{}
 	for _, key := range keys {
@@ -126,7 +126,7 @@ func (n *serviceNames) marked() map[ipvs.Key]address {
 	out := map[ipvs.Key]address{}
 	sets, err := n.sets()
 	if err != nil {
-		return out // those virtual servers have no name then
+		return out // without names for these virtual servers
 	}
 	for _, family := range ip.Families {
 		for e, mark := range sets[plan.Local.In(family)].Entries {

@@ -162,7 +162,10 @@ func fieldFlags(t *testing.T) map[string]string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	out := map[string]string{"SNAT.Sources": "snat-source"}
+	out := map[string]string{
+		"SNAT.Sources":             "snat-source",
+		"ResetLostNodeConnections": "reset-lost-node-connections",
+	}
 	for _, match := range overlaid.FindAllStringSubmatch(string(text), -1) {
 		out[match[2]] = match[1]
 	}

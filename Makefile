@@ -367,11 +367,12 @@ docs: ## write what is made from the code and the manifests: docs/reference/flag
 	@$(GO) test ./pkg/config -run '^Test(Flag|Document)Reference$$' -update
 	@$(GO) run ./hack/drawings docs/img
 	@$(GO) test ./deploy -run '^Test(InstallManifest|ValuesSchema)$$' -update
+	@$(GO) test ./docs -run '^TestChainTable$$' -update
 	@$(GO) test ./cmd/proxy -run '^(TestManPages|TestMetricsReference)$$' -update
 	@$(GO) test ./test/upstream/judge -run '^TestPage$$' -update
 
 docs-check: ## fails if such a page is stale, or a page leads nowhere
-	@$(GO) test -count 1 -run '^(TestDrawings|TestInstallManifest|TestValuesSchema|TestFlagReference|TestDocumentReference|TestAnnotationReference|TestManPages|TestMetricsReference|TestLinks|TestPage|TestTableInDocs)$$' ./pkg/config ./cmd/proxy ./deploy ./docs ./hack/drawings ./test/bench ./test/conformance ./test/reliability ./test/upstream/judge
+	@$(GO) test -count 1 -run '^(TestDrawings|TestInstallManifest|TestValuesSchema|TestFlagReference|TestDocumentReference|TestAnnotationReference|TestManPages|TestMetricsReference|TestChainTable|TestLinks|TestPage|TestTableInDocs)$$' ./pkg/config ./cmd/proxy ./deploy ./docs ./hack/drawings ./test/bench ./test/conformance ./test/reliability ./test/upstream/judge
 
 .PHONY: site
 site: ## bin/site: the documentation as a site with a search; fails at a dead link (needs mkdocs, which apt-get installs)

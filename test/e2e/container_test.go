@@ -221,7 +221,7 @@ func (d *deployment) checkCommands(t *testing.T, namespace, web1 string) {
 		{[]string{"diff"}, []string{"no difference"}},
 		{[]string{"connectivity", "test", "--service", namespace + "/web"}, []string{"2 answered, 0 failed"}},
 		{[]string{"preflight"}, []string{"OK       plan"}},
-		{[]string{"get", "virtualservers", "--kubeconfig", "/var/lib/kube-ipvs/none.yaml"}, []string{clusterIPs(1)[0], "Showing addresses in place of names"}},
+		{[]string{"get", "virtualservers", "--kubeconfig", "/var/lib/kube-ipvs/none.yaml"}, []string{clusterIPs(1)[0], "Showing addresses instead of names"}},
 	} {
 		container := *d.pod.Containers[0].DeepCopy()
 		container.Args = c.args

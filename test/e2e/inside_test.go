@@ -122,7 +122,7 @@ func pad(link string) string { return fmt.Sprintf("%-15s", link) }
 
 func checkTraceErrors(t *testing.T, c *lab.ENICluster) {
 	for arg, part := range map[string]string{
-		"--to=10.0.0.1": `--to "10.0.0.1"`, "--from=nobody": "neither an IP address nor a pod", "--from=fd00::1": "another family",
+		"--to=10.0.0.1": `--to "10.0.0.1"`, "--from=nobody": "want an IP address, or a pod", "--from=fd00::1": "family differs",
 		"--in=eth9": "no such interface", "--output=xml": "must be one of text, json",
 	} {
 		code, text := c.Node.RunProxy("trace", "--from", "10.0.0.1", "--to", c.VIP, arg)

@@ -64,7 +64,8 @@ func (f *Fake) SetConnections(key Key, dest netip.AddrPort, c Connections) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	if d, ok := k.vs[key].dests[dest]; ok {
-		k.vs[key].dests[dest] = destination{d.RealServer, c}
+		d.Connections = c
+		k.vs[key].dests[dest] = d
 	}
 }
 
@@ -131,13 +132,13 @@ func (k *fakeKernel) services() (map[Key]VirtualServer, error) {
 	return services, nil
 }
 
-func (k *fakeKernel) destinations(key Key) (map[netip.AddrPort]destination, error) {
+func (k *fakeKernel) destinations(key Key) ([]destination, error) {
 	if err := k.failDump(); err != nil {
 		return nil, err
 	}
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	return maps.Clone(k.vs[key].dests), nil
+	return slices.Collect(maps.Values(k.vs[key].dests)), nil
 }
 
 func (k *fakeKernel) count() (int, error) {
@@ -274,7 +275,7 @@ func (k *fakeKernel) realServer(c Change) error {
 		delete(service.dests, c.Dest)
 		return nil
 	}
-	dest.RealServer = c.RealServer
+	dest.Dest, dest.RealServer = c.Dest, c.RealServer
 	service.dests[c.Dest] = dest
 	return nil
 }

@@ -40,8 +40,8 @@ func FuzzReplies(f *testing.F) {
 			if key.FWMark != 0 && key.check() != nil {
 				t.Errorf("a mark is read as %s, which names nothing", key)
 			}
-			for addr := range dests {
-				checkRequest(t, Change{Op: UpdateRealServer, Key: key, VirtualServer: vs, Dest: addr})
+			for _, d := range dests {
+				checkRequest(t, Change{Op: UpdateRealServer, Key: key, VirtualServer: vs, Dest: d.Dest})
 			}
 		}
 	})

@@ -176,7 +176,7 @@ func TestOptionIsWhatDumpsTell(t *testing.T) {
 				t.Fatalf("%s: %d real servers dumped, want %d: %v", key, len(want), count, err)
 			}
 			got, err := s.options.destinations(key)
-			if err != nil || !maps.Equal(got, want) {
+			if err != nil || !maps.Equal(byDest(got), byDest(want)) {
 				t.Errorf("%s with %d: %v, want %v: %v", key, count, got, want, err)
 			}
 			mustApply(t, c, Diff(State{key: vs}, nil))
@@ -184,6 +184,90 @@ func TestOptionIsWhatDumpsTell(t *testing.T) {
 		if got, err := s.options.destinations(key); err != nil || len(got) != 0 {
 			t.Errorf("%s, which is not there: %v, %v", key, got, err)
 		}
+	}
+}
+
+func byDest(dests []destination) map[netip.AddrPort]destination {
+	m := make(map[netip.AddrPort]destination, len(dests))
+	for _, d := range dests {
+		m[d.Dest] = d
+	}
+	return m
+}
+
+// TestServicesByOption compares the two ways to list virtual servers: few, as many
+// as there is room for at once, and more than were counted. With one of IPv6, the
+// option must not be taken for all.
+func TestServicesByOption(t *testing.T) {
+	c := openKernel(t)
+	s := c.raw.(*socket)
+	sticky, hashing, once := service("wrr", "192.0.2.1:80"), service("mh"), service("rr")
+	sticky.Flags, sticky.Timeout = FlagPersistent, 10800
+	hashing.Flags, once.Flags = FlagSched1|FlagSched2, FlagOnePacket
+	want := State{
+		tcp1: sticky, tcp2: hashing, udp1: once,
+		key(ip.SCTP, "10.96.0.1:443"): service("rr"), mark(ip.IPv4, 7): service("rr", "192.0.2.1:80"),
+	}
+	for i := range 3 * moreServices {
+		want[numbered(i)] = service("rr")
+	}
+	mustApply(t, c, Diff(nil, want))
+	dumped, err := s.dumpedServices()
+	if err != nil || len(dumped) != len(want) {
+		t.Fatalf("%d virtual servers dumped, want %d: %v", len(dumped), len(want), err)
+	}
+	for _, room := range []int{1, moreServices, len(want), len(want) + 1} {
+		got, err := s.options.servicesIn(room)
+		if err != nil || !maps.Equal(got, dumped) {
+			t.Errorf("with room for %d: %d virtual servers, want %d: %v", room, len(got), len(dumped), err)
+		}
+	}
+	for key, vs := range map[Key]Service{tcp6: service("rr", "[2001:db8::1]:80"), mark(ip.IPv6, 7): service("rr")} {
+		want[key] = vs
+		mustApply(t, c, Diff(nil, State{key: vs}))
+		if state, err := c.Observe(); err != nil || state.String() != want.String() {
+			t.Errorf("observed\n%s, want\n%s: %v", state, want, err)
+		}
+	}
+	mustApply(t, c, Diff(State{tcp6: want[tcp6], mark(ip.IPv6, 7): want[mark(ip.IPv6, 7)]}, nil))
+	delete(want, tcp6)
+	delete(want, mark(ip.IPv6, 7))
+	if state, err := c.Observe(); err != nil || state.String() != want.String() {
+		t.Errorf("observed\n%s, want\n%s: %v", state, want, err)
+	}
+}
+
+// TestModuleUsers sees that the references to the module are those that are known: else
+// everything would be right, and slow.
+func TestModuleUsers(t *testing.T) {
+	c := openKernel(t)
+	s := c.raw.(*socket)
+	base := func() int {
+		all, modules, err := moduleUsers()
+		if err != nil {
+			t.Skip(err) // built in
+		}
+		return all - modules
+	}
+	for _, scheduler := range []string{"rr", "wrr", "mh"} {
+		if err := c.Probe(scheduler); err != nil {
+			t.Fatal(err)
+		}
+	}
+	others := base() // virtual servers of other network namespaces
+	mustApply(t, c, Diff(nil, State{tcp1: service("rr", "192.0.2.1:80"), tcp2: service("mh"), udp1: service("wrr")}))
+	if got := base(); got != others+3 {
+		t.Errorf("%d references, want %d", got, others+3)
+	}
+	if others == 0 && !onlyIPv4(s.options.count, moduleUsers) {
+		t.Error("IPv4 alone is not seen")
+	}
+	mustApply(t, c, Diff(nil, State{tcp6: service("rr")}))
+	if got := base(); got != others+4 {
+		t.Errorf("with one of IPv6 %d references, want %d", got, others+4)
+	}
+	if onlyIPv4(s.options.count, moduleUsers) {
+		t.Error("one of IPv6 is not seen")
 	}
 }
 
@@ -248,6 +332,44 @@ func BenchmarkApply(b *testing.B) {
 			b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N*at), "ns/service")
 		})
 	}
+}
+
+// BenchmarkObserve reads many virtual servers of IPv4, with two real servers each, as
+// Observe does it without and with one of IPv6 besides, and by the dump and the list
+// that it was done with before.
+func BenchmarkObserve(b *testing.B) {
+	for _, n := range []int{1000, 10000, 44125} {
+		run := func(name string, observe func(*client) (int, error), more State) {
+			b.Run(fmt.Sprintf("%d/%s", n, name), func(b *testing.B) {
+				c := openKernel(b)
+				b.Cleanup(func() { mustApply(b, c, deleteAll(c)) })
+				want := maps.Clone(more)
+				for i := range n {
+					want[numbered(i)] = service("rr", "192.0.2.1:80", "192.0.2.2:80")
+				}
+				mustApply(b, c, Diff(nil, want))
+				for b.Loop() {
+					if got, err := observe(c); err != nil || got != len(want) {
+						b.Fatalf("%d virtual servers, want %d: %v", got, len(want), err)
+					}
+				}
+			})
+		}
+		observe := func(c *client) (int, error) { state, err := c.Observe(); return len(state), err }
+		run("IPv4", observe, State{})
+		run("IPv6 too", observe, State{tcp6: service("rr", "[2001:db8::1]:80")})
+		run("dumps", func(c *client) (int, error) {
+			services, err := c.raw.(*socket).dumpedServices()
+			_, listErr := c.raw.list()
+			return len(services), errors.Join(err, listErr)
+		}, State{})
+	}
+}
+
+// deleteAll gives back at once what the end of a network namespace does later.
+func deleteAll(c *client) []Change {
+	state, _ := c.Observe()
+	return Diff(state, nil)
 }
 
 func BenchmarkLibrary(b *testing.B) {

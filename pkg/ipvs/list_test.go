@@ -55,7 +55,10 @@ func TestParseListRefuses(t *testing.T) {
 // What the list leaves out is asked for.
 func TestUnlistedIsAskedFor(t *testing.T) {
 	f := NewFake()
-	want := State{tcp1: service("rr", "192.0.2.1:80"), tcp2: service("rr", "192.0.2.2:80"), mark(ip.IPv4, 7): service("rr", "192.0.2.3:80")}
+	want := State{
+		tcp1: service("rr", "192.0.2.1:80"), tcp2: service("rr", "192.0.2.2:80"), mark(ip.IPv4, 7): service("rr", "192.0.2.3:80"),
+		tcp6: service("rr", "[2001:db8::1]:80"), // without one of IPv6, nothing is listed
+	}
 	mustApply(t, &f.client, Diff(nil, want))
 	for name, unlisted := range map[string]func(Key) bool{
 		"all listed": nil, "one": func(k Key) bool { return k == tcp2 }, "none listed": func(Key) bool { return true },

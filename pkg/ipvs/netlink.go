@@ -134,7 +134,18 @@ func (s *socket) call(request func(*ipvs.Handle) error) error {
 	return err
 }
 
+// services asks by the option, which knows IPv4 alone, where the kernel has no virtual
+// server of IPv6.
 func (s *socket) services() (map[Key]VirtualServer, error) {
+	if onlyIPv4(s.options.count, moduleUsers) {
+		if services, err := s.options.services(); err == nil {
+			return services, nil
+		}
+	}
+	return s.dumpedServices()
+}
+
+func (s *socket) dumpedServices() (map[Key]VirtualServer, error) {
 	var list []*ipvs.Service
 	err := s.call(func(h *ipvs.Handle) (err error) {
 		list, err = h.GetServices()
@@ -162,7 +173,7 @@ func readServices(list []*ipvs.Service) (map[Key]VirtualServer, error) {
 	return services, nil
 }
 
-func (s *socket) destinations(key Key) (map[netip.AddrPort]destination, error) {
+func (s *socket) destinations(key Key) ([]destination, error) {
 	if key.Family() == ip.IPv4 {
 		return s.options.destinations(key)
 	}
@@ -170,7 +181,7 @@ func (s *socket) destinations(key Key) (map[netip.AddrPort]destination, error) {
 }
 
 // dumped asks netlink for a virtual server's real servers.
-func (s *socket) dumped(key Key) (map[netip.AddrPort]destination, error) {
+func (s *socket) dumped(key Key) ([]destination, error) {
 	var list []*ipvs.Destination
 	err := s.call(func(h *ipvs.Handle) (err error) {
 		list, err = h.GetDestinations(serviceOf(key))
@@ -182,14 +193,15 @@ func (s *socket) dumped(key Key) (map[netip.AddrPort]destination, error) {
 	return readDestinations(list)
 }
 
-func readDestinations(list []*ipvs.Destination) (map[netip.AddrPort]destination, error) {
-	dests := make(map[netip.AddrPort]destination, len(list))
-	for _, d := range list {
+func readDestinations(list []*ipvs.Destination) ([]destination, error) {
+	dests := make([]destination, len(list))
+	for i, d := range list {
 		addr, ok := netip.AddrFromSlice(d.Address)
 		if !ok {
 			return nil, fmt.Errorf("real server's address %v: %w", d.Address, unix.EINVAL)
 		}
-		dests[netip.AddrPortFrom(addr, d.Port)] = destination{
+		dests[i] = destination{
+			Dest:        netip.AddrPortFrom(addr, d.Port),
 			RealServer:  RealServer{Weight: d.Weight},
 			Connections: Connections{Active: d.ActiveConnections, Inactive: d.InactiveConnections},
 		}

@@ -206,15 +206,13 @@ func (d *Adoption) serverThere(key ipvs.Key, is ipvs.Service) {
 		}
 		delete(d.foreign, key)
 	}
-	d.have.servers[key] = is
-	d.have.realServers += len(is.RealServers) - len(was.RealServers)
+	d.have.setServer(key, is, len(was.RealServers))
 }
 
-func (d *Adoption) serverThought(key ipvs.Key, was ipvs.Service) {
+func (d *Adoption) serverThought(key ipvs.Key, _ ipvs.Service) {
 	_, there := d.seen.servers[key]
 	if _, written := d.touched.servers[key]; !there && !written {
-		delete(d.have.servers, key)
-		d.have.realServers -= len(was.RealServers)
+		d.have.deleteServer(key)
 	}
 	if d.swept && len(d.servers.claims[key]) == 0 {
 		d.serverClaimed(key, nil)

@@ -66,8 +66,9 @@ type ownedPart struct {
 
 // have is what the kernel holds of ours, as far as is known.
 type have struct {
-	servers     ipvs.State
-	realServers int // in all of servers
+	servers     ipvs.State // changed by setServer and deleteServer alone
+	realServers int        // in all of servers
+	ofIPv4      int        // of servers
 	sets        ipset.State
 	link        bool
 	vips        map[plan.VIP]struct{}
@@ -180,12 +181,31 @@ func sameServer(a, b *plan.VirtualServer) bool {
 		slices.Equal(a.Endpoints, b.Endpoints) && slices.Equal(a.Lost, b.Lost)
 }
 
+func (h *have) setServer(key ipvs.Key, s ipvs.Service, realServersBefore int) {
+	if _, there := h.servers[key]; !there && key.Addr.Is4() {
+		h.ofIPv4++
+	}
+	h.servers[key] = s
+	h.realServers += len(s.RealServers) - realServersBefore
+}
+
+func (h *have) deleteServer(key ipvs.Key) {
+	s, there := h.servers[key]
+	if !there {
+		return
+	}
+	if key.Addr.Is4() {
+		h.ofIPv4--
+	}
+	delete(h.servers, key)
+	h.realServers -= len(s.RealServers)
+}
+
 // adoptForeign takes over a virtual server of somebody else whose key a
 // Service claims.
 func (a *Applier) adoptForeign(key ipvs.Key) {
 	if s, ok := a.foreign[key]; ok {
-		a.have.servers[key] = s
-		a.have.realServers += len(s.RealServers)
+		a.have.setServer(key, s, 0)
 		delete(a.foreign, key)
 	}
 }

@@ -4,7 +4,6 @@ import (
 	"maps"
 	"slices"
 
-	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
 	"github.com/kube-ipvs/kube-ipvs/pkg/ipvs"
 	"github.com/kube-ipvs/kube-ipvs/pkg/kernel"
 )
@@ -30,11 +29,7 @@ func (a *Applier) Suspicious() bool {
 
 func (a *Applier) serversMissing() bool {
 	n, err := a.kernel.IPVS.Count()
-	ours := len(a.have.servers)
-	if slices.Contains(a.cfg.Families, ip.IPv6) {
-		ours = ofIPv4(a.have.servers)
-	}
-	return err == nil && n != ours+ofIPv4(a.foreign)
+	return err == nil && n != a.have.ofIPv4+ofIPv4(a.foreign)
 }
 
 func ofIPv4(s ipvs.State) int {

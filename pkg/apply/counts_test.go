@@ -5,6 +5,8 @@ import (
 	"net/netip"
 	"testing"
 
+	"k8s.io/apimachinery/pkg/types"
+
 	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
 	"github.com/kube-ipvs/kube-ipvs/pkg/ipset"
 	"github.com/kube-ipvs/kube-ipvs/pkg/ipvs"
@@ -53,6 +55,8 @@ func TestSuspicious(t *testing.T) {
 				w.mustApply(clusterIP(fmt.Sprint("a", i), fmt.Sprintf("10.96.0.%d", i+1), "10.244.0.2:8000"))
 				w.mustApply(clusterIP(fmt.Sprint("b", i), fmt.Sprintf("fd00:96::%d", i+1), "[fd00:244::2]:8000"))
 			}
+			w.mustApply(clusterIP("gone", "10.96.0.99", "10.244.0.2:8000"))
+			w.applier.Delete(types.NamespacedName{Namespace: "default", Name: "gone"})
 			w.mustApply(clusterIP("a1", "10.96.0.2", "10.244.0.3:8000"))
 			w.ipvs.SetConnections(key(ip.TCP, "10.96.0.2:80"), dest, ipvs.Connections{})
 			w.drain()

@@ -173,11 +173,10 @@ func (f *flush) serverDone(c ipvs.Change) {
 	case ipvs.AddVirtualServer, ipvs.UpdateVirtualServer:
 		s.VirtualServer = c.VirtualServer
 	case ipvs.DeleteVirtualServer:
-		delete(f.have.servers, c.Key)
+		f.have.deleteServer(c.Key)
 		delete(f.draining, c.Key)
 		f.servers.clean(c.Key)
 		f.lookAtRecord(c.Key)
-		f.have.realServers -= before
 		return
 	case ipvs.AddRealServer, ipvs.UpdateRealServer:
 		if s.RealServers == nil {
@@ -190,8 +189,7 @@ func (f *flush) serverDone(c ipvs.Change) {
 	case ipvs.DeleteRealServer:
 		delete(s.RealServers, c.Dest)
 	}
-	f.have.realServers += len(s.RealServers) - before
-	f.have.servers[c.Key] = s
+	f.have.setServer(c.Key, s, before)
 }
 
 // flows are those of which conntrack may have entries that must go: by address and

@@ -95,6 +95,7 @@ type fakeKernel struct {
 
 	mu       sync.Mutex
 	vs       map[Key]fakeService
+	ofIPv4   int // of vs
 	counts   map[Op]int
 	failures []error
 	limits   Timeouts
@@ -147,13 +148,7 @@ func (k *fakeKernel) count() (int, error) {
 	}
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	n := 0
-	for key := range k.vs {
-		if key.Family() == ip.IPv4 {
-			n++
-		}
-	}
-	return n, nil
+	return k.ofIPv4, nil
 }
 
 func (k *fakeKernel) list() (map[Key]map[netip.AddrPort]RealServer, error) {
@@ -245,12 +240,18 @@ func (k *fakeKernel) virtualServer(c Change) error {
 		return unix.ESRCH
 	case c.Op == DeleteVirtualServer:
 		delete(k.vs, c.Key)
+		if c.Key.Family() == ip.IPv4 {
+			k.ofIPv4--
+		}
 		return nil
 	case !slices.Contains(k.fake.Schedulers, c.VirtualServer.Scheduler):
 		return unix.ENOENT
 	}
 	if !there {
 		service.dests = map[netip.AddrPort]destination{}
+		if c.Key.Family() == ip.IPv4 {
+			k.ofIPv4++
+		}
 	}
 	service.VirtualServer = c.VirtualServer
 	service.Flags &^= flagHashed

@@ -60,6 +60,27 @@ func BenchmarkOneChange(b *testing.B) {
 	}
 }
 
+// BenchmarkLook sees whether the kernel holds as much as it should, which is done once a
+// second. It grows with the number of Services only by the virtual servers that it looks
+// at; the kernel's own part is not in it.
+func BenchmarkLook(b *testing.B) {
+	for _, services := range []int{100, 44125} {
+		b.Run(fmt.Sprint(services), func(b *testing.B) {
+			p, _ := still(b, services)
+			if !p.prepare(b.Context()) {
+				b.Fatal("the kernel cannot be read")
+			}
+			p.start(b.Context())
+			b.ReportAllocs()
+			for b.Loop() {
+				if p.applier.Suspicious() {
+					b.Fatal("something differs")
+				}
+			}
+		})
+	}
+}
+
 // BenchmarkCompare goes through a reading of the kernel in which nothing differs. A
 // change waits for no more than one of its pieces; the longest is told.
 func BenchmarkCompare(b *testing.B) {

@@ -61,7 +61,7 @@ func (a *Applier) membersMissing() bool {
 // does not count, are among them as the others are.
 func (a *Applier) realServersDiffer() bool {
 	if len(a.toLook) == 0 {
-		a.toLook = slices.Collect(maps.Keys(a.have.servers))
+		a.toLook = slices.AppendSeq(make([]ipvs.Key, 0, len(a.have.servers)), maps.Keys(a.have.servers))
 	}
 	n := min(len(a.toLook), max(leastLooks, len(a.have.servers)/looks+1))
 	for _, key := range a.toLook[:n] {

@@ -40,7 +40,7 @@ func TestStatus(t *testing.T) {
 		err := showStatus(t.Context(), &out, "table", &s)
 		return out.String(), err
 	}
-	if text, err := show(); !errors.Is(err, errFound) || !strings.Contains(text, "the first sync has not ended") {
+	if text, err := show(); !errors.Is(err, errFound) || !strings.Contains(text, "the first sync is not finished") {
 		t.Errorf("before the first sync: %v\n%s", err, text)
 	}
 	state.Passed(time.Second, 3, 0)

@@ -1,5 +1,4 @@
-// Package event writes Events, by which those who look at an object learn what
-// the proxy has to say about it.
+// Package event writes Events about conditions of Services and Nodes.
 package event
 
 import (
@@ -21,12 +20,12 @@ import (
 // Warning is a condition of an object.
 type Warning struct {
 	Regarding corev1.ObjectReference
-	Related   *corev1.ObjectReference // another object that has to do with it, or nil
+	Related   *corev1.ObjectReference // another object involved, or nil
 	Reason    string                  // one word, CamelCase
-	Note      string                  // cut to what an Event holds
+	Note      string                  // truncated to the API's limit
 }
 
-// Discard takes warnings where nobody can be told of them.
+// Discard drops warnings. It is used without an API server.
 type Discard struct{}
 
 // Warn does nothing.
@@ -34,31 +33,30 @@ func (Discard) Warn(Warning) {}
 
 const (
 	controller = "kube-ipvs.io/kube-ipvs"
-	// action is what was done when the condition was found. The API asks for a word.
+	// action is a required field of an Event.
 	action = "Program"
-	// maxNote and maxInstance are the API's.
+	// maxNote and maxInstance are limits of the API.
 	maxNote, maxInstance = 1024, 128
 
-	// An Event is a courtesy, as the log has it too: what is more than a few is
-	// written slowly, and what is more than many not at all.
+	// Events repeat the log, so they are rate limited and dropped when there are too
+	// many.
 	burst, perSecond = 20, 0.1
 	queued           = 100
 )
 
-// retry is for an API server that is not there for a while.
+// retry is the backoff while the API server is unavailable.
 var retry = wait.Backoff{Duration: 5 * time.Second, Factor: 2, Jitter: 0.5, Steps: 6}
 
-// Client creates Events, each in its namespace. Package apiclient has it.
+// Client creates Events, each in its namespace. Package apiclient implements it.
 type Client interface {
 	CreateEvent(context.Context, *eventsv1.Event) error
 }
 
 // Writer writes Events to an API server.
 //
-// A condition that all nodes find at once is written once: its name follows
-// from what it says, and who comes second is told that it exists. client-go's
-// recorder would write one for every node, and keep but the first of the notes
-// that have one reason.
+// A condition that all nodes find at once becomes one Event: its name is derived from
+// its content, so that all but the first creation fail with AlreadyExists. client-go's
+// recorder would create one per node, and keep only the first note per reason.
 type Writer struct {
 	client   Client
 	instance string
@@ -66,7 +64,7 @@ type Writer struct {
 	limit    flowcontrol.RateLimiter
 }
 
-// NewWriter makes a Writer for the proxy on a node.
+// NewWriter creates a Writer for the proxy on a node.
 func NewWriter(client Client, node string) *Writer {
 	return &Writer{
 		client: client, instance: cut(node, maxInstance),
@@ -74,8 +72,7 @@ func NewWriter(client Client, node string) *Writer {
 	}
 }
 
-// Warn has a condition written. It returns at once; the caller says each
-// condition once.
+// Warn queues a condition and returns at once. The caller reports each condition once.
 func (w *Writer) Warn(c Warning) {
 	select {
 	case w.queue <- c:
@@ -114,8 +111,7 @@ func (w *Writer) write(ctx context.Context, c Warning) {
 	}
 }
 
-// final tells a refusal, which another try would meet too, from an API server
-// that does not answer.
+// final reports whether an error is a rejection, which a retry would not change.
 func final(err error) bool {
 	var status *apierrors.StatusError
 	return errors.As(err, &status) && !apierrors.IsTooManyRequests(err) && status.ErrStatus.Code < 500
@@ -124,7 +120,7 @@ func final(err error) bool {
 func (w *Writer) event(c Warning) *eventsv1.Event {
 	namespace := c.Regarding.Namespace
 	if namespace == "" {
-		namespace = metav1.NamespaceDefault // where the API wants those of a Node
+		namespace = metav1.NamespaceDefault // required by the API for Events about Nodes
 	}
 	return &eventsv1.Event{
 		ObjectMeta:          metav1.ObjectMeta{Namespace: namespace, Name: name(c)},
@@ -135,7 +131,7 @@ func (w *Writer) event(c Warning) *eventsv1.Event {
 	}
 }
 
-// name is the same for the same condition.
+// name derives a name from the condition.
 func name(c Warning) string {
 	h := fnv.New64a()
 	fmt.Fprintf(h, "%s\x00%s\x00%s", c.Regarding.UID, c.Reason, c.Note)
@@ -145,7 +141,7 @@ func name(c Warning) string {
 	return fmt.Sprintf("kube-ipvs.%016x", h.Sum64())
 }
 
-// cut shortens a text to a number of bytes, at the end of a letter.
+// cut truncates a text to a number of bytes, at the end of a character.
 func cut(text string, most int) string {
 	if len(text) <= most {
 		return text

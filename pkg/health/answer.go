@@ -5,7 +5,7 @@ import (
 	"net/http"
 )
 
-// status is that of an answer.
+// status returns the HTTP status of a result.
 func status(healthy bool) int {
 	if healthy {
 		return http.StatusOK
@@ -13,11 +13,11 @@ func status(healthy bool) int {
 	return http.StatusServiceUnavailable
 }
 
-// answerJSON writes an answer. The body is one that can be marshalled.
+// answerJSON writes a JSON response. The body must be marshallable.
 func answerJSON(w http.ResponseWriter, code int, body any) {
 	w.Header().Set("Content-Type", "application/json")
 	w.Header().Set("X-Content-Type-Options", "nosniff")
 	w.WriteHeader(code)
-	// What fails here is the client's connection, of which nobody is to be told.
+	// Only the client's connection can fail here.
 	_ = json.NewEncoder(w).Encode(body)
 }

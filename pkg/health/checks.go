@@ -15,9 +15,9 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/plan"
 )
 
-// HealthChecks serves the Services' health check node ports: 200 where the
-// Service has endpoints ready on this node and the proxy is healthy, else 503.
-// Set and Delete may be called from anywhere and return at once.
+// HealthChecks serves the health check node ports of Services: 200 if the Service has
+// ready endpoints on this node and the proxy is healthy, else 503. Set and Delete may
+// be called concurrently and return at once.
 type HealthChecks struct {
 	context   context.Context // until Close
 	cancel    context.CancelFunc
@@ -31,19 +31,19 @@ type HealthChecks struct {
 	ports  map[uint16]*port
 }
 
-// port is one that is served, or that was until a moment ago.
+// port is a port that is served, or is being closed.
 type port struct {
-	claims []types.NamespacedName // who wants it; it answers for the first
+	claims []types.NamespacedName // Services that want it; it answers for the first
 	close  context.CancelFunc
-	closed chan struct{} // when it is free again
+	closed chan struct{} // closed when it is free again
 }
 
-// NewHealthChecks serves on the addresses given, or on all if there are none,
-// until the context ends or Close is called. The function tells whether the
-// proxy is healthy, as Server.Healthy does.
+// NewHealthChecks serves on the given addresses, or on all if there are none, until the
+// context ends or Close is called. healthy reports whether the proxy is healthy, as
+// Server.Healthy does.
 func NewHealthChecks(ctx context.Context, addresses []netip.Addr, healthy func() bool) *HealthChecks {
 	if len(addresses) == 0 {
-		// To Go this is every address of both families, where there are two.
+		// Go listens on both families on this address.
 		addresses = []netip.Addr{netip.IPv4Unspecified()}
 	}
 	ctx, cancel := context.WithCancel(ctx)
@@ -55,9 +55,9 @@ func NewHealthChecks(ctx context.Context, addresses []netip.Addr, healthy func()
 	}
 }
 
-// Set has a Service's port served, instead of the port that it had before. A
-// port that cannot be had is reported once and tried until it can. Of two
-// Services with one port, the first to come keeps it while it wants it.
+// Set serves a Service's port, instead of its previous port. A port that cannot be
+// bound is reported once and retried. Of two Services with the same port, the first one
+// keeps it until it releases it.
 func (h *HealthChecks) Set(name types.NamespacedName, check plan.HealthCheck) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -69,7 +69,7 @@ func (h *HealthChecks) Set(name types.NamespacedName, check plan.HealthCheck) {
 	}
 }
 
-// Delete has a Service's port served no longer, if it had one.
+// Delete stops serving a Service's port, if it has one.
 func (h *HealthChecks) Delete(name types.NamespacedName) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -77,7 +77,7 @@ func (h *HealthChecks) Delete(name types.NamespacedName) {
 	delete(h.checks, name)
 }
 
-// Close ends all, and returns when all ports are free again.
+// Close stops everything and returns when all ports are free.
 func (h *HealthChecks) Close() {
 	h.mu.Lock()
 	h.cancel()
@@ -85,7 +85,7 @@ func (h *HealthChecks) Close() {
 	h.serving.Wait()
 }
 
-// claim is called under the lock, as are release and open.
+// claim, release and open are called under the lock.
 func (h *HealthChecks) claim(number uint16, name types.NamespacedName) {
 	if number == 0 || h.context.Err() != nil {
 		return
@@ -96,7 +96,7 @@ func (h *HealthChecks) claim(number uint16, name types.NamespacedName) {
 	}
 	p.claims = append(p.claims, name)
 	if len(p.claims) > 1 {
-		klog.FromContext(h.context).Info("Two Services claim one health check node port, the first one has it",
+		klog.FromContext(h.context).Info("Two Services have the same health check node port, serving the first one",
 			"port", number, "service", name, "winner", p.claims[0])
 	}
 }
@@ -112,7 +112,7 @@ func (h *HealthChecks) release(number uint16, name types.NamespacedName) {
 	}
 }
 
-// open serves a port as soon as whoever had it before has left it.
+// open serves a port as soon as its previous listener is closed.
 func (h *HealthChecks) open(number uint16, before *port) *port {
 	ctx, cancel := context.WithCancel(h.context)
 	p := &port{close: cancel, closed: make(chan struct{})}
@@ -127,7 +127,7 @@ func (h *HealthChecks) open(number uint16, before *port) *port {
 	return p
 }
 
-// forget drops a port that is served no longer, unless it was claimed anew.
+// forget drops a port that is no longer served, unless it was claimed again.
 func (h *HealthChecks) forget(number uint16, p *port) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -148,7 +148,7 @@ func (h *HealthChecks) serve(ctx context.Context, number uint16) {
 			listen:  h.listen,
 		}
 		s.report = func(err error) { h.report(number, s.address, err) }
-		sites.Go(func() { _ = s.run(ctx) }) // an error comes only from hardFail
+		sites.Go(func() { _ = s.run(ctx) }) // returns an error only with hardFail
 	}
 	sites.Wait()
 }
@@ -157,14 +157,14 @@ func (h *HealthChecks) report(number uint16, address string, err error) {
 	name, _ := h.look(number)
 	logger := klog.FromContext(h.context).WithValues("service", name, "address", address)
 	if err != nil {
-		logger.Error(err, "Cannot serve the health check node port of a Service, trying again")
+		logger.Error(err, "Cannot serve the health check node port of a Service, retrying")
 		return
 	}
-	logger.Info("Serving the health check node port after all")
+	logger.Info("Serving the health check node port")
 }
 
-// look tells for whom a port answers, and how many endpoints are ready here;
-// nobody and none while it is being closed.
+// look returns the Service that a port answers for and its number of ready endpoints on
+// this node, or zero values while the port is being closed.
 func (h *HealthChecks) look(number uint16) (name types.NamespacedName, local int) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -175,7 +175,7 @@ func (h *HealthChecks) look(number uint16) (name types.NamespacedName, local int
 	return p.claims[0], h.checks[p.claims[0]].Local
 }
 
-// The body of an answer, which has the shape of kube-proxy's.
+// The response body has kube-proxy's format.
 type (
 	checkBody struct {
 		Service             serviceBody `json:"service"`
@@ -188,8 +188,8 @@ type (
 	}
 )
 
-// weightHeader lets a load balancer share connections out by the number of
-// endpoints, rather than evenly among nodes.
+// weightHeader lets a load balancer distribute connections by the number of endpoints
+// instead of evenly among nodes.
 const weightHeader = "X-Load-Balancing-Endpoint-Weight"
 
 func (h *HealthChecks) handler(number uint16) http.HandlerFunc {

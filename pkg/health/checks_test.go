@@ -151,7 +151,7 @@ func TestPortTaken(t *testing.T) {
 		b.take("0.0.0.0:30001", false)
 		pass(lastRetry)
 		b.wantAnswer(t, 30001, http.StatusOK, web, 2)
-		b.want(t, 1, "after all", "30001")
+		b.want(t, 1, "Serving the health check node port", "30001")
 
 		b.take("0.0.0.0:30002", true)
 		b.set(web, 30002, 1)
@@ -170,8 +170,8 @@ func TestListenerFails(t *testing.T) {
 		b.listeners["0.0.0.0:30001"].Close()
 		pass(firstRetry)
 		b.wantAnswer(t, 30001, http.StatusOK, web, 1)
-		b.want(t, 1, "trying again")
-		b.want(t, 1, "after all")
+		b.want(t, 1, "retrying")
+		b.want(t, 1, "Serving the health check node port")
 	})
 }
 

@@ -14,29 +14,28 @@ import (
 	"k8s.io/component-base/metrics/prometheus/slis"
 )
 
-// mode is what /proxyMode says, by which other programs know kube-proxy's
-// mode.
+// mode is the response of /proxyMode, by which other programs detect kube-proxy's mode.
 const mode = "ipvs"
 
-// MetricsServer serves what is for the administrator: the metrics of
-// legacyregistry and the service level indicators, the configuration as given
-// to package configz, the proxy's mode, and what its Pages say.
+// MetricsServer serves the administrator's pages: metrics and service level indicators,
+// the configuration as passed to package configz, the proxy's mode, and the enabled
+// Pages.
 type MetricsServer struct {
 	pages  Pages
 	listen listenFunc
 }
 
-// Pages are those that can be turned off.
+// Pages are the optional pages.
 type Pages struct {
-	// Profiling serves Go's profiles, which cost time and tell much.
+	// Profiling serves pprof, which costs time and exposes internals.
 	Profiling bool
-	// Flags are shown on /flagz, by name; without any there is no such page.
+	// Flags are the flags by name for /flagz. Without flags the page is disabled.
 	Flags map[string]string
-	// Status has a page /statusz.
+	// Status enables /statusz.
 	Status bool
 }
 
-// NewMetricsServer makes a server.
+// NewMetricsServer creates a server.
 func NewMetricsServer(pages Pages) *MetricsServer {
 	return &MetricsServer{pages: pages, listen: net.Listen}
 }
@@ -46,8 +45,7 @@ func (s *MetricsServer) Run(ctx context.Context, address netip.AddrPort, hardFai
 	return runAt(ctx, s.listen, address, hardFail, "metrics", s.Handler())
 }
 
-// Handler answers all of the server's paths. Its /healthz says no more than
-// that the program runs.
+// Handler serves all paths. /healthz only reports that the process runs.
 func (s *MetricsServer) Handler() http.Handler {
 	mux := &listedMux{ServeMux: http.NewServeMux()}
 	mux.Handle("/metrics", legacyregistry.Handler())
@@ -71,7 +69,7 @@ func (s *MetricsServer) Handler() http.Handler {
 	return mux
 }
 
-// listedMux remembers what it serves.
+// listedMux records the paths it serves.
 type listedMux struct {
 	*http.ServeMux
 	paths []string
@@ -82,7 +80,7 @@ func (m *listedMux) Handle(path string, handler http.Handler) {
 	m.ServeMux.Handle(path, handler)
 }
 
-// folders lists the first part of each path, once.
+// folders returns the first element of each path, without duplicates.
 func (m *listedMux) folders() []string {
 	var out []string
 	for _, path := range m.paths {
@@ -93,11 +91,11 @@ func (m *listedMux) folders() []string {
 	return slices.Compact(out)
 }
 
-// answerText writes an answer of plain text.
+// answerText writes a plain-text response.
 func answerText(text string) http.HandlerFunc {
 	return func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Type", "text/plain; charset=utf-8")
 		w.Header().Set("X-Content-Type-Options", "nosniff")
-		_, _ = w.Write([]byte(text)) // no more can be done for the client
+		_, _ = w.Write([]byte(text)) // the client is gone
 	}
 }

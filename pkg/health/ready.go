@@ -14,7 +14,7 @@ import (
 	"k8s.io/component-base/version"
 )
 
-// Report is the proxy's state as /status and /readyz show it.
+// Report is the proxy's state as shown by /status and /readyz.
 type Report struct {
 	Version string    `json:"version"`
 	PID     int       `json:"pid"`
@@ -25,20 +25,21 @@ type Report struct {
 	Live  bool     `json:"live"`
 	Ready bool     `json:"ready"`
 	Why   []string `json:"why,omitempty"` // the reasons for not being live or ready
-	// Eligible reports whether load balancers should use the node, by its Node object.
+	// Eligible reports whether load balancers should use the node, according to its
+	// Node object.
 	Eligible bool `json:"nodeEligible"`
 
-	Syncs       int       `json:"syncs"` // 0: the first one has not ended
+	Syncs       int       `json:"syncs"` // 0: the first one is not finished
 	LastSync    time.Time `json:"lastSync,omitzero"`
 	SyncSeconds float64   `json:"lastSyncSeconds"`
 
-	NodeRefused     bool `json:"nodeRefused"` // something of the node's part
+	NodeRefused     bool `json:"nodeRefused"` // something of the node's part is refused
 	ServicesRefused int  `json:"servicesRefused"`
 	Services        int  `json:"services"`
 
-	LastComparison  time.Time `json:"lastComparison,omitzero"` // of the kernel with the plan
+	LastComparison  time.Time `json:"lastComparison,omitzero"` // with the kernel
 	LastDifferences int       `json:"lastDifferences"`
-	Differences     int       `json:"differences"` // in all comparisons
+	Differences     int       `json:"differences"` // found by all comparisons
 
 	VirtualServers int `json:"virtualServers"`
 	RealServers    int `json:"realServers"`
@@ -53,10 +54,10 @@ func (s *Server) SetNode(name string) {
 	s.report.Node = name
 }
 
-// ProbeHandler serves /livez and /readyz, for the kubelet, and /status, for
-// "kube-ipvs status". It is served on a port that kube-proxy never has: kube-proxy
-// beside us would else answer the probes, and one older than 1.28, which has no
-// /livez, would get us killed.
+// ProbeHandler serves /livez and /readyz for the kubelet, and /status for "kube-ipvs
+// status". It needs a port that kube-proxy never uses: otherwise a kube-proxy beside us
+// would answer the probes, and one older than 1.28, which has no /livez, would get us
+// killed.
 func (s *Server) ProbeHandler() http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("/livez", s.livez)
@@ -67,7 +68,7 @@ func (s *Server) ProbeHandler() http.Handler {
 	return mux
 }
 
-// Report returns the state now.
+// Report returns the current state.
 func (s *Server) Report() Report {
 	now := time.Now()
 	st := s.look(now)
@@ -81,12 +82,12 @@ func (s *Server) Report() Report {
 	return r
 }
 
-// why lists the reasons for not being ready. Single Services that are refused are none:
-// they are retried, and each has a log line. If most are, the fault is not theirs.
+// why returns the reasons for not being ready. Single refused Services are not a
+// reason: they are retried and logged. If most are refused, the fault is not theirs.
 func (r *Report) why() []string {
 	var out []string
 	if r.Syncs == 0 {
-		out = append(out, "the first sync has not ended")
+		out = append(out, "the first sync is not finished")
 	}
 	if !r.Live {
 		out = append(out, "the proxy does not keep up with changes")
@@ -100,13 +101,13 @@ func (r *Report) why() []string {
 	return out
 }
 
-// askLimit is how long an answer of /status is waited for.
+// askLimit limits the wait for /status.
 const askLimit = 3 * time.Second
 
 // Ask reads the state of the proxy that serves /status at an address.
 func Ask(ctx context.Context, address netip.AddrPort) (*Report, error) {
 	if !address.IsValid() {
-		return nil, errors.New("the proxy is configured not to answer probes")
+		return nil, errors.New("the proxy's probes are disabled by its configuration")
 	}
 	ctx, cancel := context.WithTimeout(ctx, askLimit)
 	defer cancel()
@@ -126,7 +127,7 @@ func Ask(ctx context.Context, address netip.AddrPort) (*Report, error) {
 	return &r, json.NewDecoder(response.Body).Decode(&r)
 }
 
-// readyBody is the answer of /readyz.
+// readyBody is the response of /readyz.
 type readyBody struct {
 	Ready bool     `json:"ready"`
 	Why   []string `json:"why,omitempty"`

@@ -25,7 +25,7 @@ func TestReady(t *testing.T) {
 				t.Errorf("%s: the healthz port answers %d", when, code)
 			}
 		}
-		want("before the first sync", "the first sync has not ended")
+		want("before the first sync", "the first sync is not finished")
 		s.Failing(true, 1, 3)
 		s.Passed(time.Second, 3, 4)
 		want("a refused rule", "the kernel refuses something of the node's part, see the log")

@@ -12,7 +12,7 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// Counter is told of every answer. Package metrics has it.
+// Counter counts responses. Package metrics implements it.
 type Counter interface {
 	Healthz(ctx context.Context, code int)
 	Livez(ctx context.Context, code int)
@@ -33,32 +33,32 @@ type Server struct {
 	listen  listenFunc
 
 	mu         sync.Mutex
-	queued     time.Time // since when there is work; zero: there is none
+	queued     time.Time // since when work is pending; zero: none
 	passed     time.Time
 	ineligible bool
 	report     Report
 }
 
-// NewServer makes a server that takes work for stuck that has waited longer
-// than two sync periods.
+// NewServer creates a server that reports the proxy as stuck when work has been pending
+// for more than two sync periods.
 func NewServer(syncPeriod time.Duration, counter Counter) *Server {
 	return &Server{late: 2 * syncPeriod, counter: counter, listen: net.Listen}
 }
 
-// Run serves at an address until the context ends; with the zero address it
-// returns at once. An address that cannot be had is reported once and tried
-// until it can, or is an error with hardFail.
+// Run serves at an address until the context ends; with the zero address it returns at
+// once. If the address cannot be bound it retries and reports that once, or returns an
+// error with hardFail.
 func (s *Server) Run(ctx context.Context, address netip.AddrPort, hardFail bool) error {
 	return runAt(ctx, s.listen, address, hardFail, "healthz", s.Handler())
 }
 
-// RunProbes is Run for ProbeHandler. A port that is taken is never an error.
+// RunProbes is like Run, for ProbeHandler. A port that is in use is never an error.
 func (s *Server) RunProbes(ctx context.Context, address netip.AddrPort) error {
 	return runAt(ctx, s.listen, address, false, "probes", s.ProbeHandler())
 }
 
-// runAt serves the named handler at an address until the context ends; with
-// the zero address there is nothing to serve.
+// runAt serves a handler at an address until the context ends. It returns at once for
+// the zero address.
 func runAt(ctx context.Context, listen listenFunc, address netip.AddrPort, hardFail bool, name string, handler http.Handler) error {
 	if !address.IsValid() {
 		return nil
@@ -68,9 +68,9 @@ func runAt(ctx context.Context, listen listenFunc, address netip.AddrPort, hardF
 		address: address.String(), handler: handler, listen: listen, hardFail: hardFail,
 		report: func(err error) {
 			if err != nil {
-				logger.Error(err, "Cannot serve HTTP, trying again")
+				logger.Error(err, "Cannot serve HTTP, retrying")
 			} else {
-				logger.Info("Serving HTTP after all")
+				logger.Info("Serving HTTP")
 			}
 		},
 	}
@@ -80,7 +80,7 @@ func runAt(ctx context.Context, listen listenFunc, address netip.AddrPort, hardF
 	return nil
 }
 
-// Queued notes since when there is work.
+// Queued records since when work is pending.
 func (s *Server) Queued() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -89,8 +89,8 @@ func (s *Server) Queued() {
 	}
 }
 
-// Passed notes the end of a sync. One with problems counts too: they are retried,
-// and one Service that cannot be programmed must not take the node from all others.
+// Passed records the end of a sync, even with problems: they are retried, and one
+// Service that cannot be programmed must not make load balancers avoid the node.
 func (s *Server) Passed(took time.Duration, _, _ int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -99,24 +99,24 @@ func (s *Server) Passed(took time.Duration, _, _ int) {
 	s.report.SyncSeconds = took.Seconds()
 }
 
-// Node notes whether load balancers should use the node: it exists and is not
-// about to go.
+// Node records whether load balancers should use the node: it exists and is not about
+// to be removed.
 func (s *Server) Node(exists, deleting, excludedFromAutoscaling bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.ineligible = !exists || deleting || excludedFromAutoscaling
 }
 
-// Failing notes what the kernel refuses, or could not be read, and is being retried:
-// something of the node's part, and how many of all Services.
+// Failing records what is refused by the kernel or unreadable, and being retried:
+// whether it concerns the node's part, and how many of all Services.
 func (s *Server) Failing(node bool, services, all int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.report.NodeRefused, s.report.ServicesRefused, s.report.Services = node, services, all
 }
 
-// Compared notes a comparison with the kernel. Differences are repaired, and do not
-// matter to health.
+// Compared records a comparison with the kernel. Differences are repaired and do not
+// affect health.
 func (s *Server) Compared(_ time.Duration, differences int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -125,26 +125,26 @@ func (s *Server) Compared(_ time.Duration, differences int) {
 	s.report.Differences += differences
 }
 
-// Held notes what the kernel holds.
+// Held records the size of the kernel's state.
 func (s *Server) Held(virtualServers, realServers, draining int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.report.VirtualServers, s.report.RealServers, s.report.Draining = virtualServers, realServers, draining
 }
 
-// Conflicts notes virtual servers that more than one Service claims.
+// Conflicts records the number of virtual servers that several Services claim.
 func (s *Server) Conflicts(count int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.report.Conflicts = count
 }
 
-// Healthy tells whether the proxy keeps up, whatever the Node says.
+// Healthy reports whether the proxy keeps up, whatever the state of the Node.
 func (s *Server) Healthy() bool {
 	return s.look(time.Now()).healthy
 }
 
-// state is the server's at one time.
+// state is a snapshot of the server's state.
 type state struct {
 	now, passed       time.Time
 	healthy, eligible bool
@@ -157,8 +157,8 @@ func (s *Server) look(now time.Time) state {
 	return state{now: now, passed: s.passed, healthy: !late, eligible: !s.ineligible}
 }
 
-// Handler serves /healthz, /livez and /readyz: the paths that kube-proxy has, for load
-// balancers and everyone who asked kube-proxy before.
+// Handler serves /healthz, /livez and /readyz, the paths of kube-proxy, for load
+// balancers and other clients.
 func (s *Server) Handler() http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("/healthz", s.healthz)
@@ -167,7 +167,7 @@ func (s *Server) Handler() http.Handler {
 	return mux
 }
 
-// The bodies of the answers, which have the shape of kube-proxy's.
+// The response bodies have kube-proxy's format.
 type (
 	livezBody struct {
 		LastUpdated time.Time `json:"lastUpdated"`
@@ -179,7 +179,8 @@ type (
 	}
 )
 
-// times are those of an answer. To kube-proxy, who is well is up to date.
+// times returns the times of a response. As in kube-proxy, a healthy proxy counts as up
+// to date.
 func (s state) times(code int) livezBody {
 	if code == http.StatusOK {
 		return livezBody{LastUpdated: s.now, CurrentTime: s.now}
@@ -189,8 +190,8 @@ func (s state) times(code int) livezBody {
 
 func (s *Server) healthz(w http.ResponseWriter, r *http.Request) {
 	st := s.look(time.Now())
-	// A node that has not programmed anything yet is no place to send traffic
-	// to, though nothing is wrong with it.
+	// A node that has not programmed anything yet must get no traffic, even though it
+	// is healthy.
 	code := status(st.healthy && st.eligible && !st.passed.IsZero())
 	s.counter.Healthz(r.Context(), code)
 	answerJSON(w, code, healthzBody{st.times(code), st.eligible})

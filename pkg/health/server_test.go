@@ -204,7 +204,7 @@ func TestAddressTaken(t *testing.T) {
 				if code, _, body := n.get(t, "http://"+address+"/healthz"); code != http.StatusOK {
 					t.Errorf("%d: %s", code, body)
 				}
-				j.want(t, 1, "after all", name)
+				j.want(t, 1, "Serving HTTP", name)
 				cancel()
 				if err := <-ended; err != nil {
 					t.Error(err)

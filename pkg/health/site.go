@@ -1,5 +1,5 @@
-// Package health answers those who ask over HTTP how this node fares: load
-// balancers, the kubelet, and people with questions.
+// Package health serves the state of the proxy over HTTP to load balancers, the kubelet
+// and people.
 package health
 
 import (
@@ -9,16 +9,15 @@ import (
 	"time"
 )
 
-// How long to wait before an address is tried again: doubling from the first
-// to the last, which is short, as the address may be kube-proxy's until
-// somebody stops it.
+// Backoff before an address is tried again. The maximum is short because kube-proxy may
+// hold the address until it is stopped.
 const (
 	firstRetry = 250 * time.Millisecond
 	lastRetry  = 5 * time.Second
 )
 
-// headerTimeout bounds a client that sends nothing, idleTimeout one that
-// sends nothing more.
+// headerTimeout limits a client that sends nothing, idleTimeout one that sends nothing
+// more.
 const (
 	headerTimeout = 10 * time.Second
 	idleTimeout   = 90 * time.Second
@@ -32,12 +31,12 @@ type site struct {
 	address  string
 	handler  http.Handler
 	listen   listenFunc
-	hardFail bool        // a failure is an error, rather than reported and tried again
-	report   func(error) // is told of a failure once, and with nil when it is over
+	hardFail bool        // return an error instead of retrying
+	report   func(error) // called once with a failure, and with nil when it is over
 }
 
-// run serves until the context ends, and returns when the address is free
-// again. The error is nil but for hardFail.
+// run serves until the context ends, and returns when the address is free again. The
+// error is nil without hardFail.
 func (s *site) run(ctx context.Context) error {
 	wait, failing := firstRetry, false
 	for ctx.Err() == nil {
@@ -63,8 +62,8 @@ func (s *site) run(ctx context.Context) error {
 	return nil
 }
 
-// serve serves once, until the context ends or the listener fails. It calls
-// listening as soon as it is.
+// serve serves once, until the context ends or the listener fails. It calls listening
+// when it listens.
 func (s *site) serve(ctx context.Context, listening func()) error {
 	l, err := s.listen("tcp", s.address)
 	if err != nil {
@@ -72,13 +71,13 @@ func (s *site) serve(ctx context.Context, listening func()) error {
 	}
 	listening()
 	server := http.Server{Handler: named(s.handler), ReadHeaderTimeout: headerTimeout, IdleTimeout: idleTimeout}
-	defer server.Close() // of the connections, if the listener has failed
+	defer server.Close() // closes connections if the listener has failed
 	defer context.AfterFunc(ctx, func() { server.Close() })()
 	return server.Serve(l)
 }
 
-// ServerName is what every answer has as its header Server. By it kube-proxy's answers
-// are distinguished from ours on the ports that both use.
+// ServerName is the header Server of every response. It distinguishes our responses
+// from kube-proxy's on the ports that both use.
 const ServerName = component
 
 func named(handler http.Handler) http.Handler {

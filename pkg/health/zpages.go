@@ -14,9 +14,9 @@ import (
 	"k8s.io/component-base/version"
 )
 
-// The pages of KEP-4827 and KEP-4828. Kubernetes has its handlers in the API
-// server's library, which is larger than this program; these give the same
-// objects and, to people, the same lines.
+// The pages of KEP-4827 and KEP-4828. Kubernetes' handlers are in the API server's
+// library, which is larger than this program. These return the same objects and the
+// same text.
 
 // component names the program on these pages.
 const component = "kube-ipvs"
@@ -24,7 +24,7 @@ const component = "kube-ipvs"
 // zpagesGroup is the API group of the objects.
 const zpagesGroup = "config.k8s.io"
 
-// zpagesVersions are those of the objects; they have one shape.
+// zpagesVersions are the versions of the objects; all have the same fields.
 var zpagesVersions = []string{"v1beta1", "v1alpha1"}
 
 type flagzBody struct {
@@ -43,7 +43,7 @@ type statuszBody struct {
 	Paths             []string    `json:"paths"`
 }
 
-// flagz shows the command line, defaults included.
+// flagz serves the command line, defaults included.
 func flagz(flags map[string]string) http.HandlerFunc {
 	var lines []string
 	for _, name := range slices.Sorted(maps.Keys(flags)) {
@@ -54,7 +54,7 @@ func flagz(flags map[string]string) http.HandlerFunc {
 	})
 }
 
-// statusz shows what runs, since when, and where else to look.
+// statusz serves the version, the start time and links to other pages.
 func statusz(paths []string) http.HandlerFunc {
 	status := func() statuszBody {
 		start := legacyregistry.GetProcessStart()
@@ -83,8 +83,8 @@ func statusz(paths []string) http.HandlerFunc {
 	})
 }
 
-// zpage answers with lines for people, or with the object if that is asked for
-// by its kind, as in "application/json;v=v1beta1;g=config.k8s.io;as=Flagz".
+// zpage responds with text, or with the object if the Accept header asks for its kind,
+// as in "application/json;v=v1beta1;g=config.k8s.io;as=Flagz".
 func zpage(kind string, lines func() []string, object func(metav1.TypeMeta) any) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		asked, ok := accepted(r.Header.Get("Accept"), kind)
@@ -101,8 +101,8 @@ func zpage(kind string, lines func() []string, object func(metav1.TypeMeta) any)
 	}
 }
 
-// accepted gives the version of the object that an Accept header asks for first,
-// or "" for text; false if it takes neither.
+// accepted returns the version of the object that an Accept header prefers, or "" for
+// text. It returns false if the header accepts neither.
 func accepted(header, kind string) (version string, ok bool) {
 	if strings.TrimSpace(header) == "" {
 		return "", true

@@ -10,15 +10,15 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/trace"
 )
 
-// box is one station of a drawing: a heading and lines below it.
+// box is a box of a drawing: a heading and lines of text.
 type box struct {
 	title string
 	lines []string
-	bad   bool // the way ends here, or is not the same both ways
+	bad   bool // the path ends here, or is asymmetric
 }
 
-// boxes are the stations of an explanation: the request up to IPVS, then one row for
-// each real server, and the verdict.
+// boxes returns the boxes of an explanation: the request up to IPVS, one row per real
+// server, and the verdict.
 func boxes(x trace.Explanation) (request box, servers []box, end box) {
 	request = box{title: x.Request, lines: []string{"enters by " + cmp.Or(x.EntersBy, "the node itself")}}
 	if x.Service != "" {
@@ -62,7 +62,8 @@ func stations(steps []trace.Step) []string {
 	return out
 }
 
-// WriteMermaid writes an explanation as a Mermaid flowchart, which many trackers draw.
+// WriteMermaid writes an explanation as a Mermaid flowchart, which many issue trackers
+// render.
 func WriteMermaid(w io.Writer, x trace.Explanation) error {
 	var b strings.Builder
 	request, servers, end := boxes(x)
@@ -91,23 +92,23 @@ func WriteMermaid(w io.Writer, x trace.Explanation) error {
 	return err
 }
 
-// mermaid escapes what has a meaning inside of a label.
+// mermaid escapes special characters in a label.
 func mermaid(text string) string {
 	return strings.NewReplacer("&", "&amp;", "<", "&lt;", ">", "&gt;", `"`, "&quot;", "#", "#35;").Replace(text)
 }
 
-// The sizes of an SVG, in pixels. Text is of a fixed width, so that its size is known.
+// Sizes of an SVG in pixels. The font is monospace, so the width of text is known.
 const (
 	svgFont    = 12
-	svgLetter  = 7.3 // the width of a letter
+	svgLetter  = 7.3 // width of a character
 	svgLine    = 17
 	svgPadding = 12
 	svgGap     = 34
-	svgLetters = 76 // in a line of a box; longer ones are broken
+	svgLetters = 76 // per line of a box; longer lines are broken
 )
 
-// WriteSVG writes an explanation as a picture that stands by itself, for a ticket. The
-// colours are legible on a light and on a dark ground.
+// WriteSVG writes an explanation as a self-contained picture that is legible in light
+// and dark mode.
 func WriteSVG(w io.Writer, x trace.Explanation) error {
 	request, servers, end := boxes(x)
 	all := []*box{&request}
@@ -139,10 +140,10 @@ func WriteSVG(w io.Writer, x trace.Explanation) error {
 		}
 		y += height
 		switch {
-		case i == 0 || i == len(all)-2: // into the real servers, and out of them
+		case i == 0 || i == len(all)-2: // arrows into and out of the real servers
 			fmt.Fprintf(&body, "<path d=\"M%.0f %.0f v%d m-5 -7 l5 7 l5 -7\" fill=\"none\" stroke=\"#57606a\" stroke-width=\"2\"/>\n", svgPadding+width/2, y+3, svgGap-6)
 			y += svgGap
-		case i < len(all)-1: // each is one of several ways
+		case i < len(all)-1: // alternatives
 			y += svgPadding
 		}
 	}
@@ -151,7 +152,7 @@ func WriteSVG(w io.Writer, x trace.Explanation) error {
 	return err
 }
 
-// broken breaks lines that are too long for a box, at spaces where there are any.
+// broken breaks lines that are too long for a box, at spaces if possible.
 func broken(lines []string) []string {
 	var out []string
 	for _, line := range lines {

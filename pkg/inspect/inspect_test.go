@@ -249,7 +249,7 @@ func TestResolve(t *testing.T) {
 		{"svc/kube-system/dns", ip.IPv4, "name one of dns:53/UDP, tcp:53/TCP"},
 		{"svc/web:https", ip.IPv4, "has no port https, but http:80/TCP"},
 		{"svc/web", ip.IPv6, "has no IPv6 cluster IP"},
-		{"svc/other/web", ip.IPv4, "there is no Service other/web"},
+		{"svc/other/web", ip.IPv4, "no Service other/web"},
 	} {
 		at, protocol, err := names.Resolve(c.to, c.family)
 		got := fmt.Sprint(at, " ", protocol)

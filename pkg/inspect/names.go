@@ -1,5 +1,4 @@
-// Package inspect lists what a node's kernel holds for Services, under the
-// Services' names.
+// Package inspect lists the kernel's state of Services with the names of Services.
 package inspect
 
 import (
@@ -20,29 +19,29 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/trace"
 )
 
-// Names tells whose an address and port is.
+// Names maps addresses and ports to Services and pods.
 type Names struct {
 	services map[target]string
 	models   []service.Service
-	marks    map[ipvs.Key]target // of second virtual servers, by their mark
+	marks    map[ipvs.Key]target // of virtual servers by fwmark
 	pods     map[netip.Addr]Pod
 }
 
-// Pod is what is behind an endpoint's address.
+// Pod is the pod behind an endpoint.
 type Pod struct {
-	Name string // NAMESPACE/NAME, or "" for what is no pod
+	Name string // NAMESPACE/NAME, or "" if the endpoint is not a pod
 	Node string
 }
 
-// target is where clients go. A node port has no address.
+// target is what clients connect to. A node port has no address.
 type target struct {
 	protocol ip.Protocol
 	addr     netip.Addr
 	port     uint16
 }
 
-// Load reads all Services of a source. Without a source no name is known. The names are
-// never nil: beside an error they are those that could be read.
+// Load reads all Services of a source. Without a source the names are empty. The result
+// is never nil: with an error it contains the names that could be read.
 func Load(ctx context.Context, from source.Loader) (*Names, error) {
 	n := newNames()
 	if from == nil {
@@ -61,8 +60,7 @@ func newNames() *Names {
 	return &Names{services: map[target]string{}, marks: map[ipvs.Key]target{}, pods: map[netip.Addr]Pod{}}
 }
 
-// sink takes names from what a source delivers. What in a Service cannot be used is the
-// running proxy's to report.
+// sink collects names from a source. The running proxy reports unusable fields.
 type sink struct {
 	*Names
 	found  []*corev1.Service
@@ -119,7 +117,7 @@ func (n *Names) addService(s *service.Service) {
 	}
 }
 
-// Marks learns from the sets which marks lead to second virtual servers.
+// Marks reads the fwmarks of virtual servers from the sets.
 func (n *Names) Marks(sets ipset.State) {
 	for _, family := range ip.Families {
 		for e, mark := range sets[plan.Local.In(family)].Entries {
@@ -129,7 +127,7 @@ func (n *Names) Marks(sets ipset.State) {
 	}
 }
 
-// Service names the Service and port that a virtual server is for, or "".
+// Service returns the Service and port of a virtual server, or "".
 func (n *Names) Service(key ipvs.Key) string {
 	t := target{key.Protocol, key.Addr, key.Port}
 	if key.FWMark != 0 {
@@ -145,9 +143,8 @@ func (n *Names) at(t target) string {
 	return n.services[target{t.protocol, netip.Addr{}, t.port}]
 }
 
-// Label puts names into an explanation: the Service's that is asked, and those of
-// the pods behind its real servers. A node port is a Service's only where the
-// address is the node's.
+// Label adds names to an explanation: of the Service, and of the pods behind its real
+// servers. A node port belongs to a Service only if the address is the node's.
 func (n *Names) Label(x *trace.Explanation, q trace.Question, node *trace.Node) {
 	for i := range x.RealServers {
 		b := &x.RealServers[i]
@@ -166,7 +163,7 @@ func (n *Names) Label(x *trace.Explanation, q trace.Question, node *trace.Node) 
 	}
 }
 
-// Entry names the Service that a member of a set is for, or "".
+// Entry returns the Service of a set member, or "".
 func (n *Names) Entry(e ipset.Entry) string {
 	if e.Protocol == 0 {
 		return ""
@@ -174,7 +171,7 @@ func (n *Names) Entry(e ipset.Entry) string {
 	return n.at(target{e.Protocol, e.Addr, e.Port})
 }
 
-// Address is what a virtual server serves: an address and port, or a mark with
+// Address returns what a virtual server serves: an address and port, or a fwmark with
 // the address and port that it stands for.
 func (n *Names) Address(key ipvs.Key) string {
 	if key.FWMark == 0 {

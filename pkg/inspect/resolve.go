@@ -13,19 +13,19 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/service"
 )
 
-// Services returns all of them, with their endpoints, by name.
+// Services returns all Services with their endpoints, sorted by name.
 func (n *Names) Services() []service.Service {
 	out := slices.Clone(n.models)
 	slices.SortFunc(out, func(a, b service.Service) int { return cmp.Compare(a.Name.String(), b.Name.String()) })
 	return out
 }
 
-// ServicePrefix is what a Service is written with where an address could stand.
+// ServicePrefix marks a Service where an address is expected.
 const ServicePrefix = "svc/"
 
-// Resolve finds the cluster IP and port of a Service, given as
-// "svc/[NAMESPACE/]NAME[:PORT]". PORT is a number or a name, and must be given if the
-// Service has more than one. The namespace is default if none is given.
+// Resolve returns the cluster IP and port of a Service written as
+// "svc/[NAMESPACE/]NAME[:PORT]". PORT is a number or a name, and required if the
+// Service has several ports. The default namespace is default.
 func (n *Names) Resolve(text string, family ip.Family) (netip.AddrPort, ip.Protocol, error) {
 	name, port, _ := strings.Cut(strings.TrimPrefix(text, ServicePrefix), ":")
 	if !strings.Contains(name, "/") {
@@ -33,12 +33,12 @@ func (n *Names) Resolve(text string, family ip.Family) (netip.AddrPort, ip.Proto
 	}
 	i := slices.IndexFunc(n.models, func(s service.Service) bool { return s.Name.String() == name })
 	if i < 0 {
-		return netip.AddrPort{}, 0, fmt.Errorf("there is no Service %s with a cluster IP", name)
+		return netip.AddrPort{}, 0, fmt.Errorf("no Service %s with a cluster IP", name)
 	}
 	s := &n.models[i]
 	at := slices.IndexFunc(s.ClusterIPs, func(a netip.Addr) bool { return ip.Of(a) == family })
 	if at < 0 {
-		return netip.AddrPort{}, 0, fmt.Errorf("the Service %s has no %s cluster IP", name, family)
+		return netip.AddrPort{}, 0, fmt.Errorf("Service %s has no %s cluster IP", name, family)
 	}
 	p, err := portOf(s, port)
 	if err != nil {
@@ -66,8 +66,8 @@ func portOf(s *service.Service, wanted string) (service.Port, error) {
 	return s.Ports[0], nil
 }
 
-// PodAddress finds the address of a pod, given as NAMESPACE/NAME, that is an endpoint of
-// a Service. Others are not known here.
+// PodAddress returns the address of a pod, written as NAMESPACE/NAME, that is an
+// endpoint of a Service. Other pods are unknown.
 func (n *Names) PodAddress(name string, family ip.Family) (netip.Addr, bool) {
 	var found []netip.Addr
 	for a, p := range n.pods {
@@ -81,7 +81,7 @@ func (n *Names) PodAddress(name string, family ip.Family) (netip.Addr, bool) {
 	return slices.MinFunc(found, netip.Addr.Compare), true
 }
 
-// NamesOf are those of Services that are known already.
+// NamesOf returns the names of known Services.
 func NamesOf(services ...service.Service) *Names {
 	n := newNames()
 	for i := range services {

@@ -14,14 +14,14 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/trace"
 )
 
-// Row is a line of a table. Cells of the last columns are shown on request.
+// Row is a row of a table. The cells of the last columns are shown on request.
 type Row interface {
 	Cells() []string
 }
 
-// VirtualServer is one of IPVS's.
+// VirtualServer is an IPVS virtual server.
 type VirtualServer struct {
-	Service     string `json:"service,omitempty"` // NAMESPACE/NAME:PORT; "" if not known
+	Service     string `json:"service,omitempty"` // NAMESPACE/NAME:PORT; "" if unknown
 	Protocol    string `json:"protocol"`
 	Address     string `json:"address"`
 	Scheduler   string `json:"scheduler"`
@@ -31,10 +31,10 @@ type VirtualServer struct {
 	Flags       uint32 `json:"flags,omitempty"` // IP_VS_SVC_F_*
 }
 
-// VirtualServerColumns are the headings; the last one is for the wide form.
+// VirtualServerColumns are the headings; the last one is for wide output.
 var VirtualServerColumns = []string{"SERVICE", "PROTOCOL", "ADDRESS", "SCHEDULER", "REALSERVERS", "AFFINITY", "FLAGS"}
 
-// Cells are in the columns' order.
+// Cells returns the cells in the order of the columns.
 func (v VirtualServer) Cells() []string {
 	servers := strconv.Itoa(v.RealServers)
 	if v.Draining > 0 {
@@ -47,7 +47,7 @@ func (v VirtualServer) Cells() []string {
 	return []string{v.Service, v.Protocol, v.Address, v.Scheduler, servers, affinity, fmt.Sprintf("%#x", v.Flags)}
 }
 
-// VirtualServers lists them by Service.
+// VirtualServers returns virtual servers sorted by Service.
 func VirtualServers(state ipvs.State, names *Names) []VirtualServer {
 	var out []VirtualServer
 	for _, key := range slices.SortedFunc(maps.Keys(state), ipvs.Key.Compare) {
@@ -79,10 +79,10 @@ type Endpoint struct {
 	Node     string `json:"node,omitempty"`
 }
 
-// EndpointColumns are the headings; the last two are for the wide form.
+// EndpointColumns are the headings; the last two are for wide output.
 var EndpointColumns = []string{"SERVICE", "ADDRESS", "ENDPOINT", "WEIGHT", "ACTIVE", "INACTIVE", "POD", "NODE"}
 
-// Cells are in the columns' order.
+// Cells returns the cells in the order of the columns.
 func (e Endpoint) Cells() []string {
 	weight := strconv.Itoa(e.Weight)
 	if e.Weight == 0 {
@@ -91,7 +91,8 @@ func (e Endpoint) Cells() []string {
 	return []string{e.Service, e.Address, e.Endpoint, weight, strconv.Itoa(e.Active), strconv.Itoa(e.Inactive), e.Pod, e.Node}
 }
 
-// Endpoints lists them by Service. connections counts a virtual server's.
+// Endpoints returns real servers sorted by Service. connections counts those of a
+// virtual server.
 func Endpoints(state ipvs.State, names *Names, connections func(ipvs.Key) (map[netip.AddrPort]ipvs.Connections, error)) ([]Endpoint, error) {
 	var out []Endpoint
 	for _, key := range slices.SortedFunc(maps.Keys(state), ipvs.Key.Compare) {
@@ -120,7 +121,7 @@ type Set struct {
 	Members []Member `json:"members,omitempty"`
 }
 
-// Member is one of a set's.
+// Member is a member of a set.
 type Member struct {
 	Entry   string `json:"entry"`
 	Mark    uint32 `json:"mark,omitempty"`
@@ -133,10 +134,10 @@ var (
 	MemberColumns = []string{"ENTRY", "MARK", "SERVICE"}
 )
 
-// Cells are in the columns' order.
+// Cells returns the cells in the order of the columns.
 func (s Set) Cells() []string { return []string{s.Name, s.Type, strconv.Itoa(s.Count)} }
 
-// Cells are in the columns' order.
+// Cells returns the cells in the order of the columns.
 func (m Member) Cells() []string {
 	mark := ""
 	if m.Mark != 0 {
@@ -145,7 +146,7 @@ func (m Member) Cells() []string {
 	return []string{m.Entry, mark, m.Service}
 }
 
-// Sets lists all sets, with their members.
+// Sets returns all sets with their members.
 func Sets(state ipset.State, names *Names) []Set {
 	var out []Set
 	for _, name := range slices.Sorted(maps.Keys(state)) {
@@ -159,7 +160,7 @@ func Sets(state ipset.State, names *Names) []Set {
 	return out
 }
 
-// Component is a part of the proxy, or of what it works with.
+// Component is a part of the proxy, or something it depends on.
 type Component struct {
 	Status string `json:"status"` // OK, warning or error
 	Name   string `json:"component"`
@@ -169,10 +170,10 @@ type Component struct {
 // ComponentColumns are the headings.
 var ComponentColumns = []string{"STATUS", "COMPONENT", "WHAT"}
 
-// Cells are in the columns' order.
+// Cells returns the cells in the order of the columns.
 func (c Component) Cells() []string { return []string{c.Status, c.Name, c.What} }
 
-// The results of a test of a connection.
+// Results of a connection test.
 const (
 	Answered = "OK"
 	Failed   = "failed"
@@ -185,18 +186,18 @@ type Connection struct {
 	Service  string `json:"service"`
 	Protocol string `json:"protocol"`
 	Address  string `json:"address"`
-	Why      string `json:"why,omitempty"` // it has failed, or was not tested
+	Why      string `json:"why,omitempty"` // of a failed or skipped test
 }
 
 // ConnectionColumns are the headings.
 var ConnectionColumns = []string{"RESULT", "SERVICE", "PROTOCOL", "ADDRESS", "WHY"}
 
-// Cells are in the columns' order.
+// Cells returns the cells in the order of the columns.
 func (c Connection) Cells() []string {
 	return []string{c.Result, c.Service, c.Protocol, c.Address, c.Why}
 }
 
-// Change is one that would make the kernel what is desired.
+// Change is a change that would bring the kernel to the desired state.
 type Change struct {
 	Part      string `json:"part"` // of the kernel: ipvs, ipset, iptables, nftables, routing or sysctl
 	Operation string `json:"operation"`
@@ -206,11 +207,10 @@ type Change struct {
 // ChangeColumns are the headings.
 var ChangeColumns = []string{"PART", "CHANGE"}
 
-// Cells are in the columns' order.
+// Cells returns the cells in the order of the columns.
 func (c Change) Cells() []string { return []string{c.Part, c.What} }
 
-// SNAT is what becomes of the source of masqueraded traffic on an interface that
-// leads out.
+// SNAT is the source of masqueraded traffic on an uplink.
 type SNAT struct {
 	Interface string `json:"interface"`
 	Family    string `json:"family"`
@@ -222,13 +222,12 @@ type SNAT struct {
 // SNATColumns are the headings.
 var SNATColumns = []string{"INTERFACE", "FAMILY", "SOURCE", "HOW", "TABLE"}
 
-// Cells are in the columns' order.
+// Cells returns the cells in the order of the columns.
 func (s SNAT) Cells() []string {
 	return []string{s.Interface, s.Family, s.Source, s.How, strconv.Itoa(s.Table)}
 }
 
-// SNATs lists the interfaces that a default route leaves by. priority is that of
-// reply routing's policy rules.
+// SNATs lists the uplinks. priority is that of reply routing's policy rules.
 func SNATs(n *trace.Node, priority int) []SNAT {
 	var out []SNAT
 	for _, r := range n.Routes {
@@ -246,7 +245,7 @@ func SNATs(n *trace.Node, priority int) []SNAT {
 	return out
 }
 
-// sourceOf is the address that masqueraded traffic gets, and by what.
+// sourceOf returns the SNAT source of an interface and how it is chosen.
 func sourceOf(n *trace.Node, r routing.Route) (address, how string) {
 	if to := n.SNATTo(r.Link); to != "" {
 		return to, "SNAT"
@@ -261,7 +260,7 @@ func sourceOf(n *trace.Node, r routing.Route) (address, how string) {
 	return a.String(), "MASQUERADE"
 }
 
-// replyMark is the mark that one of our rules leads to a table by.
+// replyMark returns the mark of our policy rule that looks up a table.
 func replyMark(n *trace.Node, table, priority int) string {
 	for _, r := range n.Rules {
 		if r.Table == table && r.Mask != 0 && r.Priority == priority {

@@ -10,11 +10,11 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// Formats are those that Print knows.
+// Formats are the formats of Print.
 var Formats = []string{"table", "wide", "json", "yaml"}
 
-// Print writes rows in a format: "table", which leaves out the last columns,
-// "wide", "json" or "yaml".
+// Print writes rows in a format: "table", which omits the last columns, "wide", "json"
+// or "yaml".
 func Print[R Row](w io.Writer, format string, columns []string, narrow int, rows []R) error {
 	if rows == nil {
 		rows = []R{} // an empty list, not null
@@ -51,7 +51,7 @@ func WriteYAML(w io.Writer, value any) error {
 	return err
 }
 
-// WriteJSON is how all commands print for programs.
+// WriteJSON writes the JSON format of all commands.
 func WriteJSON(w io.Writer, value any) error {
 	encoder := json.NewEncoder(w)
 	encoder.SetIndent("", "  ")

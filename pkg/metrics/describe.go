@@ -9,7 +9,7 @@ import (
 	"k8s.io/component-base/metrics"
 )
 
-// Description is what the reference says of a metric.
+// Description describes a metric for the reference.
 type Description struct {
 	Name   string
 	Type   string // counter, gauge or histogram
@@ -17,10 +17,10 @@ type Description struct {
 	Help   string
 }
 
-// described is how a description prints itself; its fields are not exported.
+// described parses the text of a prometheus.Desc, whose fields are not exported.
 var described = regexp.MustCompile(`fqName: "([^"]*)", help: "(?:\[[A-Z]+\] )?(.*?)",.* variableLabels: \{([^}]*)\}`)
 
-// Describe lists all metrics, in their order here.
+// Describe returns the descriptions of all metrics, in the order of this file.
 func Describe() ([]Description, error) {
 	registry := metrics.NewKubeRegistry()
 	r := newRecorder()
@@ -33,7 +33,7 @@ func Describe() ([]Description, error) {
 		m.Describe(descriptions)
 		parts := described.FindStringSubmatch((<-descriptions).String())
 		if parts == nil {
-			return nil, fmt.Errorf("metric %s does not describe itself", m.FQName())
+			return nil, fmt.Errorf("metric %s has no description", m.FQName())
 		}
 		d := Description{Name: parts[1], Type: typeOf(m), Help: strings.ReplaceAll(parts[2], `\"`, `"`)}
 		if parts[3] != "" {

@@ -1,5 +1,5 @@
-// Package metrics counts what the proxy does, under kube-proxy's names where
-// kube-proxy has the same thing, so that its dashboards and alerts go on.
+// Package metrics counts what the proxy does. Where kube-proxy has a metric, it has the
+// same name, so that dashboards and alerts keep working.
 package metrics
 
 import (
@@ -16,14 +16,14 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/plan"
 )
 
-// The prefixes: kube-proxy's, and that of what only this program has.
+// Prefixes of kube-proxy's metrics and of our own.
 const (
 	theirs = "kubeproxy"
 	ours   = "kube_ipvs"
 )
 
-// Recorder keeps the metrics. It is an Observer, and counts the answers of
-// the health server. All methods may be called at any time from anywhere.
+// Recorder holds the metrics. It is an Observer, and counts the responses of the health
+// server. All methods may be called concurrently.
 type Recorder struct {
 	passDuration    *metrics.Histogram
 	passSucceededAt *metrics.Gauge
@@ -58,9 +58,9 @@ type Recorder struct {
 	servicesRefused *metrics.Gauge
 }
 
-// New makes the metrics and registers them, with legacyregistry.Register in
-// the program. The error names each that could not be, such as one of which
-// the registry has the name already.
+// New creates the metrics and registers them with register, which is
+// legacyregistry.Register in the program. The error lists those that could not be
+// registered.
 func New(register func(metrics.Registerable) error) (*Recorder, error) {
 	var errs []error
 	r := newRecorder()
@@ -77,37 +77,37 @@ func New(register func(metrics.Registerable) error) (*Recorder, error) {
 
 func newRecorder() *Recorder {
 	return &Recorder{
-		// One pass serves both families, so that there is no label ip_family.
+		// One sync serves both families, so there is no label ip_family.
 		passDuration: histogram(theirs, "sync_proxy_rules_duration_seconds",
-			"Duration of a sync: planning and programming the Services that have changed."),
+			"Duration of a sync: planning and programming changed Services."),
 		passSucceededAt: gauge(theirs, "sync_proxy_rules_last_timestamp_seconds",
-			"Unix time of the last sync in which nothing failed."),
+			"Unix time of the last sync without failures."),
 		queuedAt: gauge(theirs, "sync_proxy_rules_last_queued_timestamp_seconds",
-			"Unix time of the last change that had to be programmed."),
-		healthz: counterByCode("proxy_healthz_total", "Answers of /healthz, by HTTP status."),
-		livez:   counterByCode("proxy_livez_total", "Answers of /livez, by HTTP status."),
+			"Unix time of the last change that was queued for programming."),
+		healthz: counterByCode("proxy_healthz_total", "Responses of /healthz, by HTTP status."),
+		livez:   counterByCode("proxy_livez_total", "Responses of /livez, by HTTP status."),
 
 		serviceChanges: counter(theirs, "sync_proxy_rules_service_changes_total",
 			"Changes of Services received."),
 		endpointChanges: counter(theirs, "sync_proxy_rules_endpoint_changes_total",
 			"Changes of EndpointSlices received."),
 		servicesPending: gauge(theirs, "sync_proxy_rules_service_changes_pending",
-			"Changes of Services that wait for the next sync."),
+			"Changes of Services pending for the next sync."),
 		endpointsPending: gauge(theirs, "sync_proxy_rules_endpoint_changes_pending",
-			"Changes of EndpointSlices that wait for the next sync."),
+			"Changes of EndpointSlices pending for the next sync."),
 		programming: metrics.NewHistogram(&metrics.HistogramOpts{
 			Subsystem: theirs, Name: "network_programming_duration_seconds", StabilityLevel: metrics.ALPHA,
-			Help:    "Time from the change of a Pod or Service, as the EndpointSlice controller saw it, until this node had programmed its endpoints.",
+			Help:    "Time from the change of a Pod or Service, as recorded by the EndpointSlice controller, until this node had programmed its endpoints.",
 			Buckets: programmingBuckets(),
 		}),
 		noLocal: gaugeBy(theirs, "sync_proxy_rules_no_local_endpoints_total",
-			"Services with the traffic policy Local that have endpoints, but none on this node.", "traffic_policy"),
+			"Services with traffic policy Local that have endpoints, but none on this node.", "traffic_policy"),
 		restoreFailures: counter(theirs, "sync_proxy_rules_iptables_restore_failures_total",
-			"Calls of iptables-restore that failed, in whole or in part."),
+			"Calls of iptables-restore that failed completely or partially."),
 		forgetDuration: histogram(theirs, "conntrack_reconciler_sync_duration_seconds",
-			"Duration of deleting the entries of stale UDP flows from connection tracking."),
+			"Duration of deleting conntrack entries of stale UDP flows."),
 		forgotten: counter(theirs, "conntrack_reconciler_deleted_entries_total",
-			"Entries of stale UDP flows deleted from connection tracking."),
+			"Deleted conntrack entries of stale UDP flows."),
 
 		stageDuration: metrics.NewHistogramVec(&metrics.HistogramOpts{
 			Subsystem: ours, Name: "stage_duration_seconds", StabilityLevel: metrics.ALPHA,
@@ -116,31 +116,31 @@ func newRecorder() *Recorder {
 		}, []string{"stage"}),
 		refused: metrics.NewCounterVec(&metrics.CounterOpts{
 			Subsystem: ours, Name: "kernel_errors_total", StabilityLevel: metrics.ALPHA,
-			Help: "Changes that the kernel refused, by its part and the operation.",
+			Help: "Changes refused by the kernel, by part of the kernel and operation.",
 		}, []string{"part", "operation"}),
 		interfaces: gaugeBy(ours, "interface_info",
-			"1 for each secondary interface: the mode that keeps request and reply of its pods on one interface, and the SNAT source, if there is one.",
+			"1 for each secondary interface, with the mode of its symmetric path and the SNAT source, if any.",
 			"interface", "ip_family", "snat_mode", "snat_source"),
 
 		planned: counter(ours, "planned_services_total",
-			"Services planned; each time counts."),
+			"Planned Services, counted each time."),
 		problems: counter(ours, "problems_total",
-			"Failures to program the kernel. Each is retried."),
+			"Failures to program the kernel. All are retried."),
 		compareDuration: histogram(ours, "compare_duration_seconds",
-			"Duration of reading the kernel for a full comparison with the plan."),
+			"Duration of reading the kernel for a full comparison with the desired state."),
 		driftRepaired: counter(ours, "drift_repaired_total",
-			"Differences found between the kernel and the plan, and repaired."),
-		virtualServers: gauge(ours, "virtual_servers", "IPVS virtual servers programmed."),
-		realServers:    gauge(ours, "real_servers", "IPVS real servers programmed, draining ones included."),
+			"Differences between the kernel and the desired state that were found and repaired."),
+		virtualServers: gauge(ours, "virtual_servers", "Programmed IPVS virtual servers."),
+		realServers:    gauge(ours, "real_servers", "Programmed IPVS real servers, including draining ones."),
 		draining: gauge(ours, "draining_real_servers",
-			"IPVS real servers with weight 0, whose connections have not ended yet."),
+			"IPVS real servers with weight 0 that still have connections."),
 		cut: counter(ours, "drain_cut_connections_total",
-			"Connections reset at --drain-deadline after their endpoint was removed, or because its node was lost."),
+			"Connections reset because --drain-deadline passed after removal of their endpoint, or because its node became unreachable."),
 		conflicts: gauge(ours, "conflicts", "IPVS virtual servers that more than one Service claims; one of them is served."),
 		nodeRefused: gauge(ours, "node_refused",
-			"1 while the kernel refuses something of the node's part, such as its rules, or cannot be read. The node is then not ready."),
+			"1 while the kernel refuses something of the node's part, such as rules, or cannot be read. The node is then not ready."),
 		servicesRefused: gauge(ours, "services_refused",
-			"Services with at least one change that the kernel refuses. Each is retried."),
+			"Services with at least one change that the kernel refuses. All are retried."),
 	}
 }
 
@@ -156,10 +156,10 @@ func (r *Recorder) all() []metrics.Registerable {
 	}
 }
 
-// Queued notes the time of a change.
+// Queued records the time of a change.
 func (r *Recorder) Queued() { r.queuedAt.Set(now()) }
 
-// Passed notes what a pass took and came to.
+// Passed records the duration and result of a sync.
 func (r *Recorder) Passed(took time.Duration, services, problems int) {
 	r.passDuration.Observe(took.Seconds())
 	r.servicesPending.Set(0)
@@ -171,7 +171,7 @@ func (r *Recorder) Passed(took time.Duration, services, problems int) {
 	}
 }
 
-// Failing notes what the kernel refuses.
+// Failing records what the kernel refuses.
 func (r *Recorder) Failing(node bool, services, _ int) {
 	r.nodeRefused.Set(0)
 	if node {
@@ -180,29 +180,30 @@ func (r *Recorder) Failing(node bool, services, _ int) {
 	r.servicesRefused.Set(float64(services))
 }
 
-// Compared notes what a comparison took and came to.
+// Compared records the duration and result of a comparison.
 func (r *Recorder) Compared(took time.Duration, differences int) {
 	r.compareDuration.Observe(took.Seconds())
 	r.driftRepaired.Add(float64(differences))
 }
 
-// Held notes what there is.
+// Held records the size of the kernel's state.
 func (r *Recorder) Held(virtualServers, realServers, draining int) {
 	r.virtualServers.Set(float64(virtualServers))
 	r.realServers.Set(float64(realServers))
 	r.draining.Set(float64(draining))
 }
 
-// Cut counts connections that were cut at the deadline for draining, or with a node.
+// Cut counts connections that were reset at the drain deadline, or with an unreachable
+// node.
 func (r *Recorder) Cut(connections int) { r.cut.Add(float64(connections)) }
 
-// Restored counts what was deleted by another program and added again at once.
+// Restored counts state that another program deleted and that was added again at once.
 func (r *Recorder) Restored(count int) { r.driftRepaired.Add(float64(count)) }
 
-// Conflicts notes how much is claimed in vain.
+// Conflicts records the number of conflicting claims.
 func (r *Recorder) Conflicts(count int) { r.conflicts.Set(float64(count)) }
 
-// Changes counts what came, which waits until the next pass has ended.
+// Changes counts received changes, which are pending until the next sync ends.
 func (r *Recorder) Changes(services, endpoints int) {
 	r.serviceChanges.Add(float64(services))
 	r.endpointChanges.Add(float64(endpoints))
@@ -210,21 +211,21 @@ func (r *Recorder) Changes(services, endpoints int) {
 	r.endpointsPending.Add(float64(endpoints))
 }
 
-// Planned notes how long a pass has planned.
+// Planned records the duration of planning.
 func (r *Recorder) Planned(took time.Duration) {
 	r.stageDuration.WithLabelValues("plan").Observe(took.Seconds())
 }
 
-// Programmed notes how long a change of endpoints took to come into the kernel.
+// Programmed records the programming latency of a change of endpoints.
 func (r *Recorder) Programmed(latency time.Duration) { r.programming.Observe(latency.Seconds()) }
 
-// NoLocalEndpoints notes for how many Services this node has no endpoint.
+// NoLocalEndpoints records the number of Services without endpoints on this node.
 func (r *Recorder) NoLocalEndpoints(internal, external int) {
 	r.noLocal.WithLabelValues("internal").Set(float64(internal))
 	r.noLocal.WithLabelValues("external").Set(float64(external))
 }
 
-// Interfaces shows secondary interfaces in the place of those before.
+// Interfaces replaces the recorded secondary interfaces.
 func (r *Recorder) Interfaces(modes []plan.InterfaceMode) {
 	r.interfaces.Reset()
 	for _, m := range modes {
@@ -236,7 +237,7 @@ func (r *Recorder) Interfaces(modes []plan.InterfaceMode) {
 	}
 }
 
-// Wrote notes how long a part of the kernel took to be written.
+// Wrote records the duration of writing one part of the kernel.
 func (r *Recorder) Wrote(part string, took time.Duration, refused int) {
 	r.stageDuration.WithLabelValues(part).Observe(took.Seconds())
 	switch {
@@ -247,22 +248,21 @@ func (r *Recorder) Wrote(part string, took time.Duration, refused int) {
 	}
 }
 
-// Refused counts a change that was refused.
+// Refused counts a refused change.
 func (r *Recorder) Refused(part, operation string) {
 	r.refused.WithLabelValues(part, operation).Inc()
 }
 
-// Forgot counts entries deleted from conntrack.
+// Forgot counts deleted conntrack entries.
 func (r *Recorder) Forgot(flows int) { r.forgotten.Add(float64(flows)) }
 
-// Node does nothing: what the Node says is no business of these metrics.
+// Node does nothing: no metric depends on the Node.
 func (r *Recorder) Node(_, _, _ bool) {}
 
-// Healthz counts an answer of /healthz, among the service level indicators
-// too.
+// Healthz counts a response of /healthz, also as a service level indicator.
 func (r *Recorder) Healthz(ctx context.Context, code int) { answered(ctx, r.healthz, "healthz", code) }
 
-// Livez counts an answer of /livez, among the service level indicators too.
+// Livez counts a response of /livez, also as a service level indicator.
 func (r *Recorder) Livez(ctx context.Context, code int) { answered(ctx, r.livez, "livez", code) }
 
 func answered(ctx context.Context, counter *metrics.CounterVec, check string, code int) {
@@ -271,11 +271,11 @@ func answered(ctx context.Context, counter *metrics.CounterVec, check string, co
 	if code != http.StatusOK {
 		status = slis.Error
 	}
-	// It has an error to return and never does.
+	// The error is always nil.
 	_ = slis.ObserveHealthcheck(ctx, "proxy", check, status)
 }
 
-// now is the time as Prometheus has it.
+// now returns the time in Prometheus' format.
 func now() float64 { return float64(time.Now().UnixNano()) / float64(time.Second) }
 
 func histogram(prefix, name, help string) *metrics.Histogram {
@@ -288,8 +288,8 @@ func histogram(prefix, name, help string) *metrics.Histogram {
 // secondsBuckets are kube-proxy's: 1 ms to 16 s.
 func secondsBuckets() []float64 { return metrics.ExponentialBuckets(0.001, 2, 15) }
 
-// programmingBuckets are those that the service level objective of Kubernetes is
-// measured with: to a minute second by second, and to five minutes.
+// programmingBuckets are those of Kubernetes' service level objective: seconds up to a
+// minute, then up to five minutes.
 func programmingBuckets() []float64 {
 	return metrics.MergeBuckets(metrics.LinearBuckets(0.25, 0.25, 2), metrics.LinearBuckets(1, 1, 59),
 		metrics.LinearBuckets(60, 5, 12), metrics.LinearBuckets(120, 30, 7))

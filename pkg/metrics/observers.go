@@ -2,7 +2,7 @@ package metrics
 
 import "time"
 
-// Observer is what the proxy's loop tells; proxy.Observer is the same.
+// Observer receives the events of the proxy's loop; proxy.Observer is the same.
 type Observer interface {
 	Queued()
 	Passed(took time.Duration, services, problems int)
@@ -13,53 +13,52 @@ type Observer interface {
 	Node(exists, deleting, excludedFromAutoscaling bool)
 }
 
-// Observers are told one after another, in their order, so that none of them
-// may block.
+// Observers calls several observers in order. None of them may block.
 type Observers []Observer
 
-// Queued tells that there is work.
+// Queued reports pending work.
 func (o Observers) Queued() {
 	for _, each := range o {
 		each.Queued()
 	}
 }
 
-// Passed tells that a pass has ended.
+// Passed reports the end of a sync.
 func (o Observers) Passed(took time.Duration, services, problems int) {
 	for _, each := range o {
 		each.Passed(took, services, problems)
 	}
 }
 
-// Failing tells what the kernel refuses.
+// Failing reports what the kernel refuses.
 func (o Observers) Failing(node bool, services, all int) {
 	for _, each := range o {
 		each.Failing(node, services, all)
 	}
 }
 
-// Compared tells that the kernel was compared with the plan.
+// Compared reports a comparison with the kernel.
 func (o Observers) Compared(took time.Duration, differences int) {
 	for _, each := range o {
 		each.Compared(took, differences)
 	}
 }
 
-// Held tells how much the kernel holds.
+// Held reports the size of the kernel's state.
 func (o Observers) Held(virtualServers, realServers, draining int) {
 	for _, each := range o {
 		each.Held(virtualServers, realServers, draining)
 	}
 }
 
-// Conflicts tells how much is claimed in vain.
+// Conflicts reports the number of conflicting claims.
 func (o Observers) Conflicts(count int) {
 	for _, each := range o {
 		each.Conflicts(count)
 	}
 }
 
-// Node tells what the Node object says.
+// Node reports the state of the Node object.
 func (o Observers) Node(exists, deleting, excludedFromAutoscaling bool) {
 	for _, each := range o {
 		each.Node(exists, deleting, excludedFromAutoscaling)

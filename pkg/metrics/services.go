@@ -22,8 +22,8 @@ func (a ServiceName) compare(b ServiceName) int {
 }
 
 // Traffic is the collector of --service-metrics: connections, packets and bytes of each
-// Service's port, from the kernel's own counters, summed over its addresses. It reads
-// the kernel when it is scraped, at most once in trafficPeriod.
+// Service port, from the kernel's counters, summed over the Service's addresses. It
+// reads the kernel on a scrape, at most once per trafficPeriod.
 type Traffic struct {
 	metrics.BaseStableCollector
 
@@ -37,13 +37,13 @@ type Traffic struct {
 	last   map[ServiceName]ipvs.Stats
 }
 
-// trafficPeriod bounds what scrapers cost: of tens of thousands of virtual servers a
-// reading takes tenths of a second.
+// trafficPeriod limits the cost of scrapes: reading tens of thousands of virtual
+// servers takes tenths of a second.
 const trafficPeriod = 5 * time.Second
 
-// NewTraffic makes the collector for at most limit ports of Services, the first by
-// namespace and name. names finds whose virtual servers are; those of nobody are left
-// out.
+// NewTraffic creates the collector for at most limit ports of Services, in order of
+// namespace and name. names returns the Services of virtual servers; virtual servers
+// without a Service are skipped.
 func NewTraffic(limit int, read func() (map[ipvs.Key]ipvs.Stats, error), names func([]ipvs.Key) map[ipvs.Key]ServiceName) *Traffic {
 	t := &Traffic{limit: limit, read: read, names: names}
 	for into, d := range map[**metrics.Desc]description{&t.connections: connections, &t.packets: packets, &t.bytes: bytes, &t.leftOut: leftOut} {
@@ -52,7 +52,7 @@ func NewTraffic(limit int, read func() (map[ipvs.Key]ipvs.Stats, error), names f
 	return t
 }
 
-// description is of a metric here, for the reference as well.
+// description describes a metric of this file for the reference.
 type description struct {
 	name, kind, help string
 	labels           []string
@@ -62,13 +62,13 @@ var (
 	servicePort = []string{"namespace", "service", "port", "protocol"}
 	direction   = append(slices.Clone(servicePort), "direction")
 
-	connections = description{ours + "_service_connections_total", "counter", "Connections to the Service's port on this node, as IPVS counts them. Needs --service-metrics.", servicePort}
+	connections = description{ours + "_service_connections_total", "counter", "Connections to the Service's port on this node, as counted by IPVS. Needs --service-metrics.", servicePort}
 	packets     = description{ours + "_service_packets_total", "counter", "Packets of connections to the Service's port on this node; direction is in (from clients) or out. Needs --service-metrics.", direction}
 	bytes       = description{ours + "_service_bytes_total", "counter", "Bytes of connections to the Service's port on this node; direction is in (from clients) or out. Needs --service-metrics.", direction}
-	leftOut     = description{ours + "_service_metrics_left_out", "gauge", "Ports of Services without these metrics, as there are more than --service-metrics allows.", nil}
+	leftOut     = description{ours + "_service_metrics_left_out", "gauge", "Service ports without these metrics because --service-metrics is exceeded.", nil}
 )
 
-// DescribeWithStability lists the descriptions.
+// DescribeWithStability returns the descriptions.
 func (t *Traffic) DescribeWithStability(out chan<- *metrics.Desc) {
 	for _, d := range []*metrics.Desc{t.connections, t.packets, t.bytes, t.leftOut} {
 		out <- d
@@ -99,7 +99,7 @@ func (t *Traffic) CollectWithStability(out chan<- metrics.Metric) {
 	out <- metrics.NewLazyConstMetric(t.leftOut, metrics.GaugeValue, float64(len(names)-len(shown)))
 }
 
-// renew keeps the last reading if there is no new one.
+// renew keeps the previous reading if reading fails.
 func (t *Traffic) renew() {
 	stats, err := t.read()
 	if err != nil {

@@ -1,5 +1,5 @@
-// Package source says what every source of Services delivers. The sources
-// themselves are in the folders below: apiserver and manifest.
+// Package source defines what every source of Services delivers. The sources are in the
+// subpackages apiserver and manifest.
 package source
 
 import (
@@ -10,38 +10,36 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// Sink takes what a source delivers. Objects are handed over: neither side
-// changes them afterwards. Calls come from one goroutine at a time, return
-// soon, and may repeat what is known already.
+// Sink receives what a source delivers. Objects are handed over: neither side changes
+// them afterwards. Calls come from one goroutine at a time, return soon, and may repeat
+// known state.
 type Sink interface {
 	SetService(*corev1.Service)
 	DeleteService(types.NamespacedName)
 	SetEndpointSlice(*discoveryv1.EndpointSlice)
 	DeleteEndpointSlice(types.NamespacedName)
-	SetNode(*corev1.Node) // only ever the node that the proxy runs on
+	SetNode(*corev1.Node) // only the node that the proxy runs on
 	DeleteNode()
-	// SetLostNodes says of which nodes the cluster does not hear any more, by name;
-	// sorted, and all of them each time. A source that cannot know never calls it.
+	// SetLostNodes delivers the names of all unreachable nodes, sorted. A source that
+	// cannot know them never calls it.
 	SetLostNodes([]string)
-	// Begun is called once, when the node has been delivered, if there is one, and
-	// those Services that others on the node need to start, with all that belongs
-	// to them, and nothing else. A source that delivers all at once need not call
-	// it.
+	// Begun is called once, after the node, if there is one, and the Services that
+	// others on the node need to start, with their EndpointSlices. A source that
+	// delivers everything at once need not call it.
 	Begun()
-	// Synced is called once, when all that existed at the start has been
-	// delivered. Until then nothing may be taken for deleted.
+	// Synced is called once, after everything that existed at the start. Until then
+	// nothing counts as deleted.
 	Synced()
 }
 
-// Source delivers to a sink until the context ends. An error means that it
-// cannot begin; what goes wrong later it reports and retries.
+// Source delivers to a sink until the context ends. It returns an error only if it
+// cannot start; later failures are reported and retried.
 type Source interface {
 	Run(ctx context.Context, sink Sink) error
 }
 
-// Loader is a source that can deliver all that it has one time. The error
-// tells what of it could not be used, the rest having been delivered; unless
-// Synced was called, nothing was.
+// Loader is a source that can deliver its content once. The error lists unusable
+// objects; the rest has been delivered. If Synced was not called, nothing was.
 type Loader interface {
 	Load(ctx context.Context, sink Sink) error
 }

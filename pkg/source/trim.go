@@ -10,12 +10,12 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/service"
 )
 
-// AnnotationPrefix is that of the annotations that are ours.
+// AnnotationPrefix is the prefix of our annotations.
 const AnnotationPrefix = "kube-ipvs.io/"
 
-// Trim takes from an object what the proxy never looks at. What it leaves is
-// often a tenth, and on a large cluster there are a hundred thousand. Sources
-// call it before they deliver, so that all of them deliver the same.
+// Trim removes from an object everything that the proxy does not read. Often a tenth
+// remains, which matters with a hundred thousand objects. Every source calls it, so
+// that all deliver the same.
 func Trim(object metav1.Object) {
 	object.SetManagedFields(nil)
 	object.SetOwnerReferences(nil)
@@ -38,13 +38,13 @@ func Trim(object metav1.Object) {
 	}
 }
 
-// ours tells whether an annotation means something here. From the time of the last
-// change it is measured how long programming takes.
+// ours reports whether an annotation is read. The time of the last change is needed for
+// the programming latency.
 func ours(annotation string) bool {
 	return annotation == corev1.EndpointsLastChangeTriggerTime || strings.HasPrefix(annotation, AnnotationPrefix)
 }
 
-// only gives what is wanted of a map; nil for nothing.
+// only returns the wanted entries of a map, or nil.
 func only(wanted func(string) bool, of map[string]string) map[string]string {
 	var kept map[string]string
 	for key, value := range of {

@@ -1,4 +1,4 @@
-// Package apiserver is the source that follows a Kubernetes API server.
+// Package apiserver is the source that watches a Kubernetes API server.
 package apiserver
 
 import (
@@ -21,42 +21,41 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/source"
 )
 
-// Client reaches the kinds that are followed. Package apiclient has it.
+// Client lists and watches the kinds that are needed. Package apiclient implements it.
 type Client interface {
 	Services(namespace string) apiclient.Lister[*corev1.ServiceList]
 	EndpointSlices(namespace string) apiclient.Lister[*discoveryv1.EndpointSliceList]
 	Nodes() apiclient.Lister[*corev1.NodeList]
 }
 
-// Options say what is followed.
+// Options configure a Source.
 type Options struct {
-	Node      string        // the name of the own one
-	Resync    time.Duration // after which what is known is delivered again; 0: never
-	LostNodes bool          // look for nodes that the cluster does not hear of any more
+	Node      string        // name of the own Node
+	Resync    time.Duration // how often known objects are delivered again; 0: never
+	LostNodes bool          // look for unreachable nodes
 }
 
-// Source follows Services and EndpointSlices, by kube-proxy's selectors, and
-// the node's own Node.
+// Source watches Services and EndpointSlices, with kube-proxy's selectors, and the own
+// Node.
 //
-// It does so by reflectors, the half of an informer that lists and watches. The
-// other half, a queue, a cache with indexes and a goroutine for each listener,
-// takes as much time at the start as to read all objects, and holds what the sink
-// has anyway.
+// It uses reflectors, the part of an informer that lists and watches. The rest of an
+// informer (a queue, an indexed cache and a goroutine per listener) takes as long at
+// the start as reading all objects, and duplicates what the sink stores.
 type Source struct {
 	client Client
 	Options
-	mu sync.Mutex // reflectors call from a goroutine each, the sink wants one
+	mu sync.Mutex // reflectors call concurrently, the sink expects one call at a time
 }
 
-// New makes a source.
+// New creates a source.
 func New(client Client, o Options) *Source {
 	return &Source{client: client, Options: o}
 }
 
 var _ source.Source = (*Source)(nil)
 
-// Run delivers until the context ends. While the API server cannot be reached
-// nothing is taken for deleted; client-go reports and tries again.
+// Run delivers until the context ends. While the API server is unreachable nothing
+// counts as deleted; client-go reports and retries.
 func (s *Source) Run(ctx context.Context, sink source.Sink) error {
 	logger := klog.FromContext(ctx)
 	nodes := newStore(&s.mu, klog.LoggerWithValues(logger, "kind", "Nodes"), sink.SetNode, func(types.NamespacedName) { sink.DeleteNode() })
@@ -82,8 +81,8 @@ func (s *Source) Run(ctx context.Context, sink source.Sink) error {
 	return nil
 }
 
-// tell calls a method of the sink once stores are synced; false if the context
-// ended first.
+// tell calls a method of the sink once the stores are synced. It returns false if the
+// context ended first.
 func (s *Source) tell(ctx context.Context, method func(), synced ...<-chan struct{}) bool {
 	for _, c := range synced {
 		select {
@@ -101,8 +100,8 @@ func (s *Source) tell(ctx context.Context, method func(), synced ...<-chan struc
 // notHeadless selects Services that have a cluster IP.
 var notHeadless = fields.OneTermNotEqualSelector("spec.clusterIP", corev1.ClusterIPNone)
 
-// services sets the selectors. A Service that becomes headless, or another
-// proxy's, leaves the selection, which shows as a deletion.
+// services sets the selectors. A Service that becomes headless, or another proxy's,
+// leaves the selection and is delivered as a deletion.
 func (s *Source) services() *cache.ListWatch {
 	return listWatch(s.client.Services(metav1.NamespaceAll), metav1.ListOptions{
 		LabelSelector: service.Selector().String(),
@@ -120,7 +119,7 @@ func (s *Source) nodes() *cache.ListWatch {
 	})
 }
 
-// listWatch lists and watches what a selection has.
+// listWatch lists and watches a selection.
 func listWatch[L runtime.Object](client apiclient.Lister[L], selection metav1.ListOptions) *cache.ListWatch {
 	selected := func(o metav1.ListOptions) metav1.ListOptions {
 		o.LabelSelector, o.FieldSelector = selection.LabelSelector, selection.FieldSelector
@@ -136,12 +135,11 @@ func listWatch[L runtime.Object](client apiclient.Lister[L], selection metav1.Li
 	}
 }
 
-// listing has a reflector begin with a list. By a watch (WatchList) each object
-// would come as a message of its own, not compressed, in frames of TLS, HTTP and
-// protobuf of its own, which takes three times as long to read. Nor does the API
-// server have to hold a whole list in memory: since Kubernetes 1.33 it encodes one
-// object after the other (KEP-5116).
+// listing makes a reflector start with a list. A watch (WatchList) would deliver each
+// object in an uncompressed message of its own, with TLS, HTTP and protobuf framing,
+// which takes three times as long to read. The API server need not hold the list in
+// memory: since Kubernetes 1.33 it encodes it object by object (KEP-5116).
 type listing struct{ *cache.ListWatch }
 
-// IsWatchListSemanticsUnSupported is how client-go asks.
+// IsWatchListSemanticsUnSupported is how client-go asks for it.
 func (listing) IsWatchListSemanticsUnSupported() bool { return true }

@@ -12,16 +12,16 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/service"
 )
 
-// firstLimit is for how long the first Services are waited for.
+// firstLimit limits the wait for the first Services.
 const firstLimit = 5 * time.Second
 
-// fromCache is the resource version of any state that the API server has at hand.
+// fromCache is the resource version that accepts any state in the API server's cache.
 const fromCache = "0"
 
-// first delivers what other programs on a node need to start, before thousands of
-// others are read (kubernetes#133773): the API server's own Service, and those of
-// namespace kube-system, where DNS is. If they cannot be had, the lists of all
-// Services will tell why.
+// first delivers what other programs on a node need to start before thousands of other
+// Services are read (kubernetes#133773): the API server's own Service, and those of
+// namespace kube-system, which include DNS. Failures are ignored here; listing all
+// Services reports them.
 func (s *Source) first(ctx context.Context, services *store[*corev1.Service], slices *store[*discoveryv1.EndpointSlice]) {
 	ctx, cancel := context.WithTimeout(ctx, firstLimit)
 	defer cancel()
@@ -31,8 +31,8 @@ func (s *Source) first(ctx context.Context, services *store[*corev1.Service], sl
 	s.firstOf(ctx, metav1.NamespaceSystem, services, slices, notHeadless.String(), service.EndpointSliceSelector().String())
 }
 
-// firstOf delivers those of a namespace, slices before their Services: none is
-// to be planned without its endpoints.
+// firstOf delivers the Services of a namespace, each after its slices: no Service is
+// planned without its endpoints.
 func (s *Source) firstOf(ctx context.Context, namespace string, services *store[*corev1.Service], slices *store[*discoveryv1.EndpointSlice], serviceFields, sliceLabels string) {
 	endpoints, err := s.client.EndpointSlices(namespace).List(ctx, metav1.ListOptions{ResourceVersion: fromCache, LabelSelector: sliceLabels})
 	if err != nil {
@@ -45,7 +45,7 @@ func (s *Source) firstOf(ctx context.Context, namespace string, services *store[
 		return
 	}
 	for i := range endpoints.Items {
-		_ = slices.Add(&endpoints.Items[i]) // of this kind they are
+		_ = slices.Add(&endpoints.Items[i]) // cannot fail: the type is right
 	}
 	for i := range list.Items {
 		_ = services.Add(&list.Items[i])

@@ -8,31 +8,31 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/service"
 )
 
-// settleTime is for how long nothing has come back of what was kept, before the
-// rest of it is deleted.
+// settleTime is how long no kept object must have come back before the remaining ones
+// are deleted.
 const settleTime = 500 * time.Millisecond
 
-// guard keeps an API server that has lost its data from taking every Service off
-// the node. That one answers, with a list that holds nothing, or what it makes by
-// itself (default/kubernetes); of a cluster in use there is no such list. What such
-// a list takes away is kept until one object more is there: then the data are back,
-// and what is still not among them goes.
+// guard keeps an API server that has lost its data from removing every Service from the
+// node. Such a server returns an empty list, or only what it creates itself
+// (default/kubernetes), which does not happen in a cluster in use. The objects missing
+// from such a list are kept until another object appears: then the data has been
+// restored, and objects that are still missing are deleted.
 //
-// Deletions that a watch tells are not its business: each of them was made.
+// Deletions that a watch reports are never held back.
 type guard struct {
-	missing map[types.NamespacedName]struct{} // of the known ones, in the last list
+	missing map[types.NamespacedName]struct{} // known objects, in the last list
 	timer   *time.Timer                       // runs while kept objects come back
 	keeping bool
 }
 
-// isOwn tells whether the API server makes an object by itself: the Service by which
-// it is reached, and the slice of that.
+// isOwn reports whether the API server creates an object itself: its own Service and
+// the slice of that Service.
 func isOwn(name types.NamespacedName) bool {
 	return name == service.APIServer
 }
 
-// wait has what is missing looked at again once all that comes back has come. The
-// lock is held, here and below.
+// wait schedules another look at the missing objects after the others have come back.
+// The caller holds the lock, here and below.
 func (s *store[T]) wait() {
 	if s.guard.timer != nil {
 		s.guard.timer.Reset(settleTime)
@@ -46,7 +46,7 @@ func (s *store[T]) wait() {
 	})
 }
 
-// decide deletes what is missing, unless nothing is left.
+// decide deletes missing objects, unless the list is empty.
 func (s *store[T]) decide() {
 	lost := 0
 	for name := range s.known {
@@ -57,13 +57,13 @@ func (s *store[T]) decide() {
 			lost++
 		}
 	}
-	if lost <= 1 { // it can have been deleted while nobody watched
+	if lost <= 1 { // a single object may have been deleted while the watch was broken
 		s.release()
 		return
 	}
 	if !s.guard.keeping {
 		s.guard.keeping = true
-		s.logger.Error(nil, "The API server lists nothing any more, as one that has lost its data; keeping what it listed before until it lists something again",
+		s.logger.Error(nil, "API server returned an empty list, possibly after data loss; keeping cached objects",
 			"kept", lost)
 	}
 }
@@ -71,10 +71,10 @@ func (s *store[T]) decide() {
 func (s *store[T]) release() {
 	if s.guard.keeping {
 		s.guard.keeping = false
-		s.logger.Info("The API server lists objects again", "gone", len(s.guard.missing))
+		s.logger.Info("API server lists objects again", "gone", len(s.guard.missing))
 	}
 	for name := range s.guard.missing {
 		s.drop(name)
 	}
-	s.guard.missing = nil // a map keeps the size that it has had
+	s.guard.missing = nil // a map never shrinks
 }

@@ -10,21 +10,21 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/source"
 )
 
-// Listing delivers what an API server has, once. It watches nothing, so that nothing is
-// retried or logged, and it leaves in what Trim takes out, such as the names of pods:
-// a command that ends at once does not hold it for long.
+// Listing delivers the content of an API server once. It does not watch, retry or log,
+// and it does not trim objects, so names of pods are included: a command that exits at
+// once can afford the memory.
 type Listing struct {
 	client Client
 	node   string
 }
 
-// NewListing makes a Listing. Without a node's name it delivers no Node.
+// NewListing creates a Listing. Without the name of a node it delivers no Node.
 func NewListing(client Client, node string) *Listing { return &Listing{client, node} }
 
 var _ source.Loader = (*Listing)(nil)
 
-// Load delivers everything, or fails at the first list that fails. Synced is called
-// only if all of it was delivered.
+// Load delivers everything, or fails at the first list that fails. It calls Synced only
+// after delivering everything.
 func (l *Listing) Load(ctx context.Context, sink source.Sink) error {
 	if l.node != "" {
 		nodes, err := l.client.Nodes().List(ctx, metav1.ListOptions{
@@ -59,5 +59,5 @@ func (l *Listing) Load(ctx context.Context, sink source.Sink) error {
 	return nil
 }
 
-// Run is Load, for what takes a Source.
+// Run calls Load; it implements Source.
 func (l *Listing) Run(ctx context.Context, sink source.Sink) error { return l.Load(ctx, sink) }

@@ -18,44 +18,43 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/source"
 )
 
-// When a node is asked for that none of its endpoints answers on.
+// When to read the Node of a node without ready endpoints.
 const (
-	askFrom   = 1 * time.Second // the Node is written before its pods; all proxies hear of them at once
+	askFrom   = 1 * time.Second // the Node is updated before its pods, which all proxies see at once
 	askUntil  = 4 * time.Second
 	askAgain  = 10 * time.Second // doubled each time
 	askSeldom = 5 * time.Minute
-	askLimit  = 10 * time.Second // for an answer
+	askLimit  = 10 * time.Second // for a response
 )
 
-// lostNodes tells of which nodes the cluster does not hear any more, so that
-// connections to their endpoints need not wait for an answer (kubernetes#89392,
-// #77903).
+// lostNodes finds unreachable nodes, so that connections to their endpoints can be
+// reset (kubernetes#89392, #77903).
 //
-// To watch all Nodes would cost each node a message for each other one every few
-// minutes. When a node dies, the node controller has its pods be not ready, which the
-// EndpointSlices say: only if endpoints that answered do so no more, and none on their
-// node does, the API server is asked for that one Node.
+// Watching all Nodes would cost each node a message per other node every few minutes.
+// When a node dies, the node controller marks its pods as not ready, which
+// EndpointSlices show. So the API server is asked for a single Node only if endpoints
+// on it were ready and none is any more.
 type lostNodes struct {
 	client Client
-	own    string // by hearing of it one knows that it is not lost
+	own    string // a node that runs us is reachable
 	slices *store[*discoveryv1.EndpointSlice]
-	tell   func(nodes []string) // sorted; called under mu
-	mu     *sync.Mutex          // the source's, for what follows
-	doubts map[string]*doubt    // by node
+	tell   func(nodes []string) // nodes is sorted; called under mu
+	mu     *sync.Mutex          // the source's; guards the fields below
+	doubts map[string]*doubt    // by name of the node
 	begun  bool
 	told   []string
-	many   bool // too many are lost to be told
+	many   bool // too many nodes are unreachable to report them
 	wake   chan struct{}
 }
 
-// doubt is about a node.
+// doubt is the state of a node that may be unreachable.
 type doubt struct {
-	ask  time.Time // when, next
+	ask  time.Time // time of the next request
 	wait time.Duration
 	lost bool
 }
 
-// lostNodes has slices looked at for them, if they are asked for.
+// lostNodes makes the store report slices to it, if unreachable nodes are wanted.
 func (s *Source) lostNodes(slices *store[*discoveryv1.EndpointSlice], sink source.Sink) *lostNodes {
 	if !s.LostNodes {
 		return nil
@@ -69,10 +68,9 @@ func (s *Source) lostNodes(slices *store[*discoveryv1.EndpointSlice], sink sourc
 	return lost
 }
 
-// see looks at a slice that has come, in the place of another one or of none. A pod
-// that has not been ready yet is no reason for doubt, nor is one that is told to end;
-// at the start it is not known what has been. The lock is held, here and below, but
-// for run and ask.
+// see examines a slice that replaces another one, or none. A pod that was never ready
+// or is being terminated raises no doubt; neither does the initial list, before which
+// nothing is known. The caller holds the lock, here and below, except in run and ask.
 func (l *lostNodes) see(was, is *discoveryv1.EndpointSlice) {
 	for i := range is.Endpoints {
 		e := &is.Endpoints[i]
@@ -87,9 +85,9 @@ func (l *lostNodes) see(was, is *discoveryv1.EndpointSlice) {
 	}
 }
 
-// answers tells whether an endpoint's pod is ready. Serving says so whether or not it
-// terminates, and even where an endpoint is to count as ready all the time
-// (publishNotReadyAddresses). What is not said is true.
+// answers reports whether an endpoint's pod is ready. It reads serving, which is set
+// whether or not the pod is terminating, and also if unready addresses are published
+// (publishNotReadyAddresses). Unset means true.
 func answers(e *discoveryv1.Endpoint) bool {
 	return ptr.Deref(e.Conditions.Serving, ptr.Deref(e.Conditions.Ready, true))
 }
@@ -118,11 +116,11 @@ func (l *lostNodes) doubt(node string) {
 func (l *lostNodes) wakeUp() {
 	select {
 	case l.wake <- struct{}{}:
-	default: // it has not taken the last one yet
+	default: // an earlier signal is pending
 	}
 }
 
-// run asks for nodes until the context ends.
+// run reads the Nodes in doubt until the context ends.
 func (l *lostNodes) run(ctx context.Context) {
 	timer := time.NewTimer(0)
 	defer timer.Stop()
@@ -136,7 +134,7 @@ func (l *lostNodes) run(ctx context.Context) {
 		for _, node := range l.due(time.Now()) {
 			lost, err := l.ask(ctx, node)
 			if err != nil {
-				klog.FromContext(ctx).V(2).Info("Cannot ask for a node of which no endpoint is ready, trying again", "node", node, "error", err.Error())
+				klog.FromContext(ctx).V(2).Info("Cannot read the Node of a node without ready endpoints, retrying", "node", node, "error", err.Error())
 			}
 			l.note(node, lost, err)
 		}
@@ -144,8 +142,8 @@ func (l *lostNodes) run(ctx context.Context) {
 	}
 }
 
-// due gives the nodes to be asked for. Those of which an endpoint answers, or that have
-// none any more, are in doubt no longer.
+// due returns the nodes whose Node is to be read now. It drops nodes with a ready
+// endpoint, or without endpoints.
 func (l *lostNodes) due(now time.Time) []string {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -169,7 +167,7 @@ func (l *lostNodes) due(now time.Time) []string {
 	return slices.Sorted(maps.Keys(due))
 }
 
-// nodes are those of which an endpoint answers, and those that have one.
+// nodes returns the nodes that have a ready endpoint, and those that have any endpoint.
 func (l *lostNodes) nodes() (answering, there map[string]bool) {
 	answering, there = map[string]bool{}, map[string]bool{}
 	for _, slice := range l.slices.known {
@@ -185,7 +183,7 @@ func (l *lostNodes) nodes() (answering, there map[string]bool) {
 	return answering, there
 }
 
-// ask has the API server say, from its cache, whether it has a Node that is heard of.
+// ask reads a Node from the API server's cache and reports whether it is unreachable.
 func (l *lostNodes) ask(ctx context.Context, node string) (lost bool, err error) {
 	ctx, cancel := context.WithTimeout(ctx, askLimit)
 	defer cancel()
@@ -199,8 +197,8 @@ func (l *lostNodes) ask(ctx context.Context, node string) (lost bool, err error)
 	return at < 0 || unheard(&list.Items[at]), nil
 }
 
-// unheard tells whether the node controller waits for a node in vain, or somebody has
-// said that it is shut down.
+// unheard reports whether the node controller has lost contact with a node, or the node
+// is marked as shut down.
 func unheard(n *corev1.Node) bool {
 	return slices.ContainsFunc(n.Status.Conditions, func(c corev1.NodeCondition) bool {
 		return c.Type == corev1.NodeReady && c.Status == corev1.ConditionUnknown
@@ -209,16 +207,16 @@ func unheard(n *corev1.Node) bool {
 	})
 }
 
-// taintShutdown is what the cloud's controller puts on a node whose machine is off.
+// taintShutdown is set by the cloud's controller on a node whose machine is off.
 const taintShutdown = "node.cloudprovider.kubernetes.io/shutdown"
 
-// note keeps an answer, and what was known if there is none.
+// note records a response. Without one, the previous state is kept.
 func (l *lostNodes) note(node string, lost bool, err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	d := l.doubts[node]
 	if d == nil {
-		return // it has come back meanwhile
+		return // it has a ready endpoint again
 	}
 	if err == nil {
 		d.lost = lost
@@ -226,8 +224,8 @@ func (l *lostNodes) note(node string, lost bool, err error) {
 	d.ask, d.wait = time.Now().Add(d.wait), min(2*d.wait, askSeldom)
 }
 
-// publish tells which nodes are lost, if that has changed, and gives when the next one
-// is to be asked for.
+// publish reports the unreachable nodes if they have changed, and returns when the next
+// Node is to be read.
 func (l *lostNodes) publish(logger klog.Logger) (next time.Time) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -243,20 +241,20 @@ func (l *lostNodes) publish(logger klog.Logger) (next time.Time) {
 	}
 	slices.Sort(lost)
 	if !slices.Equal(lost, l.told) && l.few(logger, lost) {
-		logger.Info("Nodes that are not heard of have changed; connections to their endpoints end where there are others", "nodes", lost, "before", l.told)
+		logger.Info("Unreachable nodes changed, resetting connections to their endpoints", "nodes", lost, "before", l.told)
 		l.told = lost
 		l.tell(lost)
 	}
 	return next
 }
 
-// few tells whether no more nodes are lost than answer. Else it will be those who watch
-// them that are cut off, and what was told before holds.
+// few reports whether fewer nodes are unreachable than reachable. Otherwise the
+// controllers are more likely to be cut off, and the last reported state remains.
 func (l *lostNodes) few(logger klog.Logger, lost []string) bool {
 	answering, _ := l.nodes()
 	many := len(lost) > len(answering)
 	if many && !l.many {
-		logger.Info("More nodes are not heard of than are; leaving connections to them as they are", "notHeardOf", len(lost), "others", len(answering))
+		logger.Info("Most nodes are unreachable, possibly because controllers are cut off; keeping connections", "notHeardOf", len(lost), "others", len(answering))
 	}
 	l.many = many
 	return !many

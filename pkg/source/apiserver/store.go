@@ -14,18 +14,18 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/source"
 )
 
-// object is what is followed.
+// object is a watched object.
 type object interface {
 	*corev1.Service | *discoveryv1.EndpointSlice | *corev1.Node
 	metav1.Object
 }
 
-// store is where a reflector puts objects of one kind: it passes them on, trimmed,
-// and knows which there are, so that it can tell from a new list what is gone.
+// store receives the objects of one kind from a reflector. It trims them, passes them
+// on, and knows which exist, so that it can derive deletions from a new list.
 type store[T object] struct {
-	mu     *sync.Mutex // while the sink is called
+	mu     *sync.Mutex // held while the sink is called
 	logger klog.Logger // names the kind
-	set    func(T)     // while what was known before still is
+	set    func(T)     // called while the previous object is still known
 	remove func(types.NamespacedName)
 	synced chan struct{} // closed after the first list
 	listed sync.Once
@@ -58,7 +58,7 @@ func (s *store[T]) Update(obj any) error {
 func (s *store[T]) put(obj any) error {
 	o, ok := obj.(T)
 	if !ok {
-		return fmt.Errorf("a %T is no %T", obj, o)
+		return fmt.Errorf("unexpected object %T, want %T", obj, o)
 	}
 	source.Trim(o)
 	name := nameOf(o)
@@ -71,7 +71,7 @@ func (s *store[T]) put(obj any) error {
 func (s *store[T]) Delete(obj any) error {
 	o, ok := obj.(T)
 	if !ok {
-		return fmt.Errorf("a %T is no %T", obj, o)
+		return fmt.Errorf("unexpected object %T, want %T", obj, o)
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -85,8 +85,8 @@ func (s *store[T]) drop(name types.NamespacedName) {
 	s.remove(name)
 }
 
-// Replace takes a whole list: the first one, or one after a watch that was broken
-// for too long. Of what was known it passes on only what has changed.
+// Replace receives a complete list: the first one, or one after a watch was broken for
+// too long. It passes on only what has changed.
 func (s *store[T]) Replace(list []any, _ string) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -105,7 +105,7 @@ func (s *store[T]) Replace(list []any, _ string) error {
 	return errors.Join(errs...)
 }
 
-// unchanged tells whether an object of a list is known as it is there.
+// unchanged reports whether an object of a list equals the known one.
 func (s *store[T]) unchanged(obj any) bool {
 	o, ok := obj.(T)
 	if !ok {
@@ -120,9 +120,9 @@ func (s *store[T]) unchanged(obj any) bool {
 	return true
 }
 
-// Resync does nothing. All that is known was passed on as it is, and the periodic
-// comparison with the kernel repairs what differs. To plan every Service again took
-// seconds with tens of thousands, in which no change was programmed.
+// Resync does nothing. Known objects were passed on as they are, and the periodic
+// comparison with the kernel repairs drift. Planning every Service again would block
+// changes for seconds with tens of thousands of Services.
 func (s *store[T]) Resync() error { return nil }
 
 func nameOf(o metav1.Object) types.NamespacedName {

@@ -10,8 +10,8 @@ import (
 	"k8s.io/utils/ptr"
 )
 
-// No API server has filled in what a manifest leaves open. The functions here
-// do, as it does, for the fields that the proxy looks at.
+// The functions here set the defaults that an API server would set, for the fields that
+// the proxy reads.
 
 func defaultService(s *corev1.Service) {
 	s.Namespace = cmp.Or(s.Namespace, corev1.NamespaceDefault)
@@ -53,8 +53,8 @@ func defaultAffinity(spec *corev1.ServiceSpec) {
 	}
 }
 
-// defaultClusterIPs makes the two fields agree where one of them is empty, and
-// takes the families from the addresses.
+// defaultClusterIPs copies the two fields to each other if one is empty, and derives
+// the families from the addresses.
 func defaultClusterIPs(spec *corev1.ServiceSpec) {
 	if len(spec.ClusterIPs) == 0 && spec.ClusterIP != "" {
 		spec.ClusterIPs = []string{spec.ClusterIP}
@@ -66,7 +66,7 @@ func defaultClusterIPs(spec *corev1.ServiceSpec) {
 		return
 	}
 	for _, s := range spec.ClusterIPs {
-		// One that is no address is complained of later.
+		// An invalid address is reported later.
 		if a, err := netip.ParseAddr(s); err == nil {
 			spec.IPFamilies = append(spec.IPFamilies, familyOf(a))
 		}
@@ -85,7 +85,7 @@ func defaultLoadBalancer(s *corev1.Service) {
 	}
 }
 
-// reachedFromOutside says whether an external traffic policy means anything.
+// reachedFromOutside reports whether an external traffic policy applies.
 func reachedFromOutside(s *corev1.Service) bool {
 	t := s.Spec.Type
 	return t == corev1.ServiceTypeNodePort || t == corev1.ServiceTypeLoadBalancer ||
@@ -99,8 +99,7 @@ func familyOf(a netip.Addr) corev1.IPFamily {
 	return corev1.IPv6Protocol
 }
 
-// defaultSlice leaves the conditions alone: that they are not set has a
-// meaning of its own.
+// defaultSlice leaves conditions unset: unset has a meaning of its own.
 func defaultSlice(s *discoveryv1.EndpointSlice) {
 	s.Namespace = cmp.Or(s.Namespace, corev1.NamespaceDefault)
 	for i := range s.Ports {

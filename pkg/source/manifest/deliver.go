@@ -13,15 +13,14 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/source"
 )
 
-// delivery tells a sink the difference between what it has and what it is to
-// have.
+// delivery passes the difference between delivered and desired objects to a sink.
 type delivery struct {
 	sink source.Sink
 	have map[key]metav1.Object
 }
 
-// deliver sets what is new or has changed and then deletes what is gone, so
-// that what has only moved is never missing.
+// deliver sets new and changed objects, then deletes the others, so that a moved object
+// is never missing.
 func (d *delivery) deliver(want map[key]metav1.Object) {
 	for _, k := range sorted(want) {
 		if old, ok := d.have[k]; !ok || old != want[k] && !equality.Semantic.DeepEqual(old, want[k]) {
@@ -58,9 +57,8 @@ func (d *delivery) delete(k key) {
 	}
 }
 
-// sorted gives keys in an order that does not change from run to run: the Node
-// first, as it says what is local, then slices, then the Services that use
-// them.
+// sorted returns keys in a stable order: the Node first, because it defines what is
+// local, then slices, then the Services that use them.
 func sorted(objects map[key]metav1.Object) []key {
 	order := []string{kindNode, kindSlice, kindService}
 	return slices.SortedFunc(maps.Keys(objects), func(a, b key) int {

@@ -14,16 +14,15 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// folder is what the files of a directory say, and, of what they no longer say
-// in a way that can be read, what they last said.
+// folder is the content of a directory's files. For content that has become unreadable
+// it is the last readable version.
 type folder struct {
 	dir, nodeName string
 	whole         bool
 	files         map[string]*file
 }
 
-// file is one of them. A file that cannot be read has the objects that it had
-// when it could.
+// file is one file. An unreadable file keeps the objects it had.
 type file struct {
 	hash    [sha256.Size]byte
 	objects []object
@@ -31,15 +30,15 @@ type file struct {
 	ignored []metav1.TypeMeta
 }
 
-// view is all of a folder at one time.
+// view is the content of a folder at one time.
 type view struct {
-	objects map[key]metav1.Object // those that are the proxy's
-	errs    []error               // in the order of the files
+	objects map[key]metav1.Object // those that the proxy needs
+	errs    []error               // sorted by file
 	ignored []string              // kinds that are not read
 }
 
-// scan reads the files that have changed. It fails if the directory cannot be
-// read; then nothing changes.
+// scan reads changed files. If the directory cannot be read it returns an error and
+// changes nothing.
 func (f *folder) scan() error {
 	names, err := f.list()
 	if err != nil {
@@ -55,8 +54,8 @@ func (f *folder) scan() error {
 	return nil
 }
 
-// list gives the names of the manifests, links to them included. Hidden files
-// are left out: they are editors', or what a ConfigMap's links point to.
+// list returns the names of the manifests, including links. It skips hidden files:
+// editors create them, and the links of a ConfigMap point to them.
 func (f *folder) list() ([]string, error) {
 	entries, err := os.ReadDir(f.dir)
 	if err != nil {
@@ -76,12 +75,12 @@ func (f *folder) list() ([]string, error) {
 	return names, nil
 }
 
-// read gives a file's new state, nil for one that is gone.
+// read returns a file's new state, or nil if the file was removed.
 func (f *folder) read(name string) *file {
 	path, old := filepath.Join(f.dir, name), f.files[name]
 	text, err := os.ReadFile(path)
 	if errors.Is(err, fs.ErrNotExist) {
-		// A link that leads nowhere is still there, and is a fault.
+		// A dangling link exists, and is an error.
 		if _, linkErr := os.Lstat(path); errors.Is(linkErr, fs.ErrNotExist) {
 			return nil
 		}
@@ -96,25 +95,25 @@ func (f *folder) read(name string) *file {
 	return renewed(path, hash, (&parser{nodeName: f.nodeName, whole: f.whole}).parse(text), old)
 }
 
-// unreadable keeps what a file had. Its hash is none, so that it is parsed as
-// soon as it can be read again.
+// unreadable keeps a file's objects. It clears the hash, so that the file is parsed as
+// soon as it is readable.
 func unreadable(path string, err error, old *file) *file {
 	var pathErr *fs.PathError
 	if errors.As(err, &pathErr) {
 		err = pathErr.Err
 	}
 	if old == nil || len(old.objects) == 0 {
-		return &file{errs: []error{fmt.Errorf("%s: cannot be read: %w", path, err)}}
+		return &file{errs: []error{fmt.Errorf("cannot read %s: %w", path, err)}}
 	}
 	return &file{
 		objects: old.objects,
-		errs:    []error{fmt.Errorf("%s: cannot be read: %w; what was last good stays", path, err)},
+		errs:    []error{fmt.Errorf("cannot read %s: %w; keeping its last valid content", path, err)},
 	}
 }
 
-// renewed is a file after a change. Of an object that is broken now, and of all
-// that might be behind a document that cannot be read at all, the last good
-// version stays: a slip of the pen must not take a Service down.
+// renewed returns a file after a change. It keeps the last valid version of every
+// object that is invalid now, and of every object that an unreadable document may
+// contain: a typo must not remove a Service.
 func renewed(path string, hash [sha256.Size]byte, p parsed, old *file) *file {
 	f := &file{hash: hash, objects: p.objects, ignored: p.ignored}
 	here := map[key]bool{}
@@ -146,8 +145,8 @@ func (f *file) missing(here map[key]bool, p problem) []object {
 	return hidden
 }
 
-// view puts the files together. Where two define the same object, the first
-// counts, in the order of the files' names and in a file from top to bottom.
+// view combines the files. If several define an object, the first one counts, by name
+// of the file and position in it.
 func (f *folder) view() view {
 	v := view{objects: map[key]metav1.Object{}}
 	first := map[key]string{}
@@ -157,7 +156,7 @@ func (f *folder) view() view {
 		for _, o := range file.objects {
 			where := fmt.Sprintf("%s: %s", path, o.where)
 			if other, ok := first[o.key]; ok {
-				v.errs = append(v.errs, fmt.Errorf("%s: %s is ignored: it is defined already in %s", where, o.key, other))
+				v.errs = append(v.errs, fmt.Errorf("%s: ignoring %s, which is already defined in %s", where, o.key, other))
 				continue
 			}
 			first[o.key] = where

@@ -34,7 +34,7 @@ func TestLoad(t *testing.T) {
 	want := []string{
 		`testdata/mixed/10-services.yaml: document 2 (line 12): Service default/broken: unknown field "spec.ports[0].nodePrt"`,
 		`testdata/mixed/10-services.yaml: document 4 (line 28), item 2: Service kube-system/bad-port: spec.ports[0].port: Invalid value: 70000: must be between 1 and 65535, inclusive`,
-		`testdata/mixed/20-others.json: document 1 (line 1), item 1: Service default/web is ignored: it is defined already in testdata/mixed/10-services.yaml: document 1 (line 3)`,
+		`testdata/mixed/20-others.json: document 1 (line 1), item 1: ignoring Service default/web, which is already defined in testdata/mixed/10-services.yaml: document 1 (line 3)`,
 		`testdata/mixed/30-syntax.yml: document 2 (line 6): `,
 	}
 	got := strings.Split(err.Error(), "\n")

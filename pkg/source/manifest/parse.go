@@ -25,7 +25,7 @@ const (
 	kindNode    = "Node"
 )
 
-// Typed lists, by their apiVersion and kind, and what their items are.
+// lists are the typed lists, by apiVersion and kind, with the type of their items.
 var lists = map[metav1.TypeMeta]metav1.TypeMeta{
 	{APIVersion: "v1", Kind: "List"}:                               {},
 	{APIVersion: "v1", Kind: "ServiceList"}:                        {APIVersion: "v1", Kind: kindService},
@@ -44,32 +44,32 @@ func (k key) String() string {
 	return k.kind + " " + strings.TrimPrefix(k.name.String(), "/")
 }
 
-// object is one that a file defines. It is not changed once it is made.
+// object is an object that a file defines. It is immutable.
 type object struct {
 	key   key
 	where document.Document
-	// meta is the Service, EndpointSlice or Node with its defaults; nil if the
-	// proxy has nothing to do with the object.
+	// meta is the Service, EndpointSlice or Node with its defaults, or nil if the proxy
+	// does not need it.
 	meta metav1.Object
 }
 
-// problem is what is wrong with one document.
+// problem is an error in one document.
 type problem struct {
 	where document.Document
-	key   key // of the object, as far as it could be read
+	key   key // of the object, as far as it is known
 	known bool
 	err   error
 }
 
-// parsed is what a file says.
+// parsed is the content of a file.
 type parsed struct {
 	objects  []object
 	problems []problem
-	ignored  []metav1.TypeMeta // kinds that are not ours
+	ignored  []metav1.TypeMeta // other kinds
 }
 
-// parse reads a file. What is wrong with one document does not touch the
-// others. Of Nodes, only the one with the given name counts.
+// parse parses a file. An error in one document does not affect the others. Only the
+// Node with the given name counts.
 func parse(text []byte, nodeName string) parsed {
 	return (&parser{nodeName: nodeName}).parse(text)
 }
@@ -84,11 +84,11 @@ func (p *parser) parse(text []byte) parsed {
 type parser struct {
 	parsed
 	nodeName string
-	whole    bool // leaves in what source.Trim takes out
+	whole    bool // keep what source.Trim removes
 }
 
-// head is what every object has. It is read first and leniently, so that even
-// of a broken object it is known which one it is.
+// head is common to all objects. It is decoded first and leniently, to identify even an
+// invalid object.
 type head struct {
 	metav1.TypeMeta `json:",inline"`
 	Metadata        struct {
@@ -97,8 +97,7 @@ type head struct {
 	} `json:"metadata"`
 }
 
-// document reads one document, or an item of a list whose kind may be left
-// out.
+// document parses one document, or an item of a list, which may omit its kind.
 func (p *parser) document(d document.Document, implied metav1.TypeMeta) {
 	var h head
 	if _, err := d.Decode(&h); err != nil {
@@ -141,7 +140,7 @@ func (p *parser) list(d document.Document, implied metav1.TypeMeta) {
 	}
 }
 
-// other notes a kind that is not read, or that there is none.
+// other records a kind that is not read, or a missing kind.
 func (p *parser) other(d document.Document, kind metav1.TypeMeta) {
 	var errs field.ErrorList
 	if kind.APIVersion == "" {
@@ -171,8 +170,8 @@ func (p *parser) service(d document.Document, k key) error {
 	return p.add(d, k, s, c.errs)
 }
 
-// othersService says whether a Service is none of the proxy's: it is left
-// unchecked.
+// othersService reports whether a Service is not the proxy's. Such a Service is not
+// validated.
 func othersService(s *corev1.Service) bool {
 	return s.Spec.ClusterIP == corev1.ClusterIPNone || s.Spec.Type == corev1.ServiceTypeExternalName ||
 		!service.Selector().Matches(labels.Set(s.Labels))
@@ -207,8 +206,8 @@ func (p *parser) node(d document.Document, k key) error {
 	return p.add(d, k, n, c.errs)
 }
 
-// add takes an object, with nil for one that is not the proxy's, unless there
-// is something wrong with it.
+// add adds an object, or nil for one that the proxy does not need, unless it is
+// invalid.
 func (p *parser) add(d document.Document, k key, meta metav1.Object, errs field.ErrorList) error {
 	if len(errs) > 0 {
 		return joined(errs)
@@ -232,7 +231,7 @@ func decode(d document.Document, into any) error {
 	return joined(loose)
 }
 
-// joined puts errors on one line, so that each document has one.
+// joined joins errors in one line, so that each document has one.
 func joined[E error](errs []E) error {
 	if len(errs) == 0 {
 		return nil
@@ -244,14 +243,14 @@ func joined[E error](errs []E) error {
 	return errors.New(strings.Join(texts, "; "))
 }
 
-// errorf says where in a file the problem is and what becomes of the object.
+// errorf returns an error with the position in the file and what happens to the object.
 func (p problem) errorf(file string, kept bool) error {
 	at := fmt.Sprintf("%s: %s", file, p.where)
 	if p.known {
 		at += ": " + p.key.String()
 	}
 	if kept {
-		return fmt.Errorf("%s: %w; what was last good stays", at, p.err)
+		return fmt.Errorf("%s: %w; keeping its last valid version", at, p.err)
 	}
 	return fmt.Errorf("%s: %w", at, p.err)
 }

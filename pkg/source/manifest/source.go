@@ -1,11 +1,10 @@
-// Package manifest delivers Services, EndpointSlices and the own Node from a
-// folder of YAML and JSON files, so that the proxy runs without a cluster.
+// Package manifest delivers Services, EndpointSlices and the own Node from a folder of
+// YAML and JSON files, so that the proxy runs without a cluster.
 //
-// Files are *.yaml, *.yml and *.json, of one or more documents, and Lists. A
-// document that is broken is reported and does not touch the others; what it
-// said when it was good stays until it is good again or gone. Where nobody but
-// the administrator writes the folder, files should be replaced by renaming:
-// half of a file may be well formed.
+// Files are *.yaml, *.yml and *.json with one or more documents, and Lists. An invalid
+// document is reported and does not affect the others; its last valid version is kept
+// until it is valid again or removed. Replace files by renaming: a partially written
+// file may be well formed.
 package manifest
 
 import (
@@ -19,8 +18,7 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/watch"
 )
 
-// Source is a folder of manifests. It implements source.Source and
-// source.Loader.
+// Source is a folder of manifests. It implements source.Source and source.Loader.
 type Source struct {
 	dir, nodeName string
 	whole         bool
@@ -31,20 +29,20 @@ var (
 	_ source.Loader = (*Source)(nil)
 )
 
-// New reads the folder dir and, of the Nodes in it, only the one with the
-// given name.
+// New returns a source that reads the folder dir. Of Nodes it delivers only the one
+// with the given name.
 func New(dir, nodeName string) *Source {
 	return &Source{dir: dir, nodeName: nodeName}
 }
 
-// NewWhole is New, and leaves in what source.Trim takes out, such as the names of pods.
+// NewWhole is like New, but keeps what source.Trim removes, such as the names of pods.
 func NewWhole(dir, nodeName string) *Source {
 	return &Source{dir: dir, nodeName: nodeName, whole: true}
 }
 
-// Load delivers the folder's content once, and Synced. The error joins one for
-// each document that could not be used, which the rest has been delivered
-// without; if the folder cannot be read, nothing has been delivered.
+// Load delivers the folder's content once and calls Synced. The error joins an error
+// for each unusable document; the rest has been delivered. If the folder cannot be
+// read, nothing has been delivered.
 func (s *Source) Load(ctx context.Context, sink source.Sink) error {
 	r := s.reader(sink)
 	if err := r.folder.scan(); err != nil {
@@ -57,9 +55,9 @@ func (s *Source) Load(ctx context.Context, sink source.Sink) error {
 	return errors.Join(v.errs...)
 }
 
-// Run delivers the folder's content, Synced, and then every change until the
-// context ends. It fails if the folder cannot be read or watched at the start.
-// What is wrong in it is logged, once for as long as it is so.
+// Run delivers the folder's content, calls Synced, and delivers changes until the
+// context ends. It returns an error if the folder cannot be read or watched at the
+// start. It logs each error once, as long as it persists.
 func (s *Source) Run(ctx context.Context, sink source.Sink) error {
 	w, err := watch.NewFolder(s.dir)
 	if err != nil {
@@ -86,25 +84,24 @@ func (s *Source) reader(sink source.Sink) *reader {
 	}
 }
 
-// reader brings what a folder says to a sink.
+// reader passes a folder's content to a sink.
 type reader struct {
 	folder   folder
 	delivery delivery
-	reported map[string]bool // errors of the last time
-	noticed  map[string]bool // kinds that are ignored
+	reported map[string]bool // errors of the previous reading
+	noticed  map[string]bool // ignored kinds that have been logged
 }
 
-// update reads what has changed. A folder that cannot be read is one of which
-// nothing is known: all stays.
+// update reads changes. If the folder cannot be read, the delivered state remains.
 func (r *reader) update(ctx context.Context) {
 	if err := r.folder.scan(); err != nil {
-		r.report(klog.FromContext(ctx), []error{fmt.Errorf("%w; what was last good stays", err)})
+		r.report(klog.FromContext(ctx), []error{fmt.Errorf("%w; keeping the last valid content", err)})
 		return
 	}
 	r.show(ctx)
 }
 
-// show reports and delivers what the folder says.
+// show reports errors and delivers the folder's content.
 func (r *reader) show(ctx context.Context) {
 	logger := klog.FromContext(ctx)
 	v := r.folder.view()
@@ -113,26 +110,26 @@ func (r *reader) show(ctx context.Context) {
 	r.delivery.deliver(v.objects)
 }
 
-// report logs the errors that were not there the last time.
+// report logs errors that are new since the last reading.
 func (r *reader) report(logger klog.Logger, errs []error) {
 	reported := map[string]bool{}
 	for _, err := range errs {
 		if text := err.Error(); !reported[text] {
 			reported[text] = true
 			if !r.reported[text] {
-				logger.Error(err, "Manifest is not used")
+				logger.Error(err, "Ignoring manifest")
 			}
 		}
 	}
 	r.reported = reported
 }
 
-// notice logs, once for each, the kinds that are not read.
+// notice logs each ignored kind once.
 func (r *reader) notice(logger klog.Logger, v view) {
 	for _, kind := range v.ignored {
 		if !r.noticed[kind] {
 			r.noticed[kind] = true
-			logger.Info("Manifests of this kind are ignored", "kind", kind)
+			logger.Info("Ignoring manifests of this kind", "kind", kind)
 		}
 	}
 }

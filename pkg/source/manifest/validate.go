@@ -11,9 +11,8 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation/field"
 )
 
-// checker gathers what is wrong with one object. It holds objects to the API's
-// own rules, as no API server has, as far as the proxy relies on them. Objects
-// come to it with their defaults.
+// checker collects the errors of one object. It validates the fields that the proxy
+// relies on as an API server would. Defaults must have been set.
 type checker struct{ errs field.ErrorList }
 
 func (c *checker) invalid(path *field.Path, value any, want string) {
@@ -24,14 +23,14 @@ func (c *checker) required(path *field.Path, why string) {
 	c.errs = append(c.errs, field.Required(path, why))
 }
 
-// names checks one value against one of the API's forms of names.
+// names validates a value by one of the API's rules for names.
 func (c *checker) names(path *field.Path, value string, form func(string) []string) {
 	for _, want := range form(value) {
 		c.invalid(path, value, want)
 	}
 }
 
-// oneOf checks a value of a fixed list.
+// oneOf validates a value against a list.
 func oneOf[T ~string](c *checker, path *field.Path, value T, supported ...T) {
 	if !slices.Contains(supported, value) {
 		c.errs = append(c.errs, field.NotSupported(path, value, supported))
@@ -48,7 +47,7 @@ func (c *checker) port(path *field.Path, port int32) {
 	}
 }
 
-// ip reads an address. It says whether it is one.
+// ip parses an address and reports whether it is valid.
 func (c *checker) ip(path *field.Path, s string) (netip.Addr, bool) {
 	a, err := netip.ParseAddr(s)
 	if err != nil || a.Zone() != "" || a.Is4In6() {
@@ -58,7 +57,7 @@ func (c *checker) ip(path *field.Path, s string) (netip.Addr, bool) {
 	return a, true
 }
 
-// unicast reads an address that any machine can send packets to.
+// unicast validates an address that any host can send to.
 func (c *checker) unicast(path *field.Path, s string) (netip.Addr, bool) {
 	a, ok := c.ip(path, s)
 	if ok && (a.IsUnspecified() || a.IsLoopback() || a.IsMulticast() || a.IsLinkLocalUnicast()) {
@@ -74,7 +73,7 @@ func (c *checker) cidr(path *field.Path, s string) {
 	}
 }
 
-// metadata checks what identifies an object in a namespace.
+// metadata validates the identity of a namespaced object.
 func (c *checker) metadata(namespace, name string, form func(string) []string) {
 	path := field.NewPath("metadata")
 	c.names(path.Child("namespace"), namespace, validation.IsDNS1123Label)
@@ -88,7 +87,7 @@ func (c *checker) metadata(namespace, name string, form func(string) []string) {
 func (c *checker) slice(s *discoveryv1.EndpointSlice) {
 	c.metadata(s.Namespace, s.Name, validation.IsDNS1123Subdomain)
 	if s.Labels[discoveryv1.LabelServiceName] == "" {
-		c.required(field.NewPath("metadata", "labels").Key(discoveryv1.LabelServiceName), "it says to which Service the endpoints belong")
+		c.required(field.NewPath("metadata", "labels").Key(discoveryv1.LabelServiceName), "names the Service of the endpoints")
 	}
 	path := field.NewPath("addressType")
 	if s.AddressType == "" {
@@ -141,8 +140,8 @@ func (c *checker) endpoint(path *field.Path, e *discoveryv1.Endpoint, addressTyp
 	}
 }
 
-// endpointAddress checks an address against the slice's type. Host names pass:
-// slices of them are not used.
+// endpointAddress validates an address against the slice's type. Host names are
+// accepted: their slices are not used.
 func (c *checker) endpointAddress(path *field.Path, s string, addressType discoveryv1.AddressType) {
 	if addressType == discoveryv1.AddressTypeFQDN {
 		return

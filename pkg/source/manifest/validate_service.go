@@ -29,13 +29,13 @@ func (c *checker) service(s *corev1.Service) {
 	c.loadBalancer(s)
 }
 
-// clusterIPs checks that there are one or two, one of each family. The API
-// server would choose one; here nobody does.
+// clusterIPs checks that there are one or two, at most one per family. An API server
+// would allocate one; here it must be given.
 func (c *checker) clusterIPs(spec *corev1.ServiceSpec) {
 	path := specPath.Child("clusterIPs")
 	switch {
 	case spec.ClusterIP == "":
-		c.required(specPath.Child("clusterIP"), "there is no API server that chooses one: give an address, or None")
+		c.required(specPath.Child("clusterIP"), "without an API server, an address or None must be given")
 		return
 	case spec.ClusterIPs[0] != spec.ClusterIP:
 		c.invalid(path.Index(0), spec.ClusterIPs[0], "must be the same as spec.clusterIP")
@@ -96,8 +96,7 @@ func (c *checker) servicePorts(spec *corev1.ServiceSpec) {
 	}
 }
 
-// servicePort checks one port by itself. A node port of 0 is right: then there
-// is none.
+// servicePort validates one port. A node port of 0 means none.
 func (c *checker) servicePort(path *field.Path, p *corev1.ServicePort, spec *corev1.ServiceSpec) {
 	switch {
 	case p.Name != "":
@@ -108,7 +107,7 @@ func (c *checker) servicePort(path *field.Path, p *corev1.ServicePort, spec *cor
 	c.protocol(path.Child("protocol"), p.Protocol)
 	c.port(path.Child("port"), p.Port)
 	if p.TargetPort.Type == intstr.Int {
-		// Defaulted from the port; that it is wrong has been said.
+		// Defaulted from the port, whose error has been reported.
 		if p.TargetPort.IntVal != p.Port {
 			c.port(path.Child("targetPort"), p.TargetPort.IntVal)
 		}
@@ -141,7 +140,7 @@ func (c *checker) policies(s *corev1.Service) {
 	if reachedFromOutside(s) {
 		oneOf(c, external, spec.ExternalTrafficPolicy, corev1.ServiceExternalTrafficPolicyCluster, corev1.ServiceExternalTrafficPolicyLocal)
 	} else if spec.ExternalTrafficPolicy != "" {
-		c.invalid(external, spec.ExternalTrafficPolicy, "must not be set for a Service that is not reached from outside")
+		c.invalid(external, spec.ExternalTrafficPolicy, "must not be set for a Service that is not reachable externally")
 	}
 	if p := spec.InternalTrafficPolicy; p != nil {
 		oneOf(c, specPath.Child("internalTrafficPolicy"), *p, corev1.ServiceInternalTrafficPolicyCluster, corev1.ServiceInternalTrafficPolicyLocal)
@@ -166,7 +165,7 @@ func (c *checker) loadBalancer(s *corev1.Service) {
 		c.errs = append(c.errs, field.Forbidden(ranges, "spec.type must be LoadBalancer for it"))
 	}
 	for i, cidr := range spec.LoadBalancerSourceRanges {
-		// The API has always allowed blanks around them.
+		// The API accepts surrounding spaces.
 		c.cidr(ranges.Index(i), strings.TrimSpace(cidr))
 	}
 	for i, ingress := range s.Status.LoadBalancer.Ingress {

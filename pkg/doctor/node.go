@@ -74,7 +74,7 @@ func isPrimary(n *trace.Node, link string) bool {
 func replyRouted(n *trace.Node, table int) bool {
 	sources := n.Sets[plan.ReplyRoutedSources.In(n.Family)].Entries
 	return !slices.ContainsFunc(n.Rules, func(r routing.Rule) bool {
-		if r.Table != table || !r.From.IsValid() {
+		if r.Table != table || !r.From.IsValid() || r.IIf != "" {
 			return false
 		}
 		_, listed := sources[ipset.Entry{Net: r.From.Masked()}]

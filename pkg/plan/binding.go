@@ -15,13 +15,13 @@ import (
 
 // bindings gives the main table's interface the first value, and each ENI the
 // one that it had, or a free one. ENIs for which the bits do not suffice are
-// not bound.
+// not bound. With reserve no more ENIs get the value of branches.
 //
 // Where there was an ENI the main table's interface stays bound: an ENI that is
 // set down and up again, to be renamed, say, is none for a moment. A packet of
 // a masqueraded flow that then left by the ENI, for want of its mark, would
 // have the kernel forget the flow (nf_nat_oif_changed).
-func bindings(cfg *Config, n *Node, family ip.Family, found []ENI) []Binding {
+func bindings(cfg *Config, n *Node, family ip.Family, found []ENI, reserve bool) []Binding {
 	a := assignment{cfg: cfg, node: n, family: family, taken: map[uint32]bool{}}
 	main := mainLink(&n.Inventory, family)
 	if main == "" || len(found) == 0 && !a.remembered(a.value(1)) {
@@ -34,6 +34,9 @@ func bindings(cfg *Config, n *Node, family ip.Family, found []ENI) []Binding {
 		b.Mark = a.before(b)
 		a.taken[b.Mark] = true
 		out = append(out, b)
+	}
+	if reserve {
+		a.taken[cfg.SNAT.Mark] = true
 	}
 	slices.SortStableFunc(out[1:], func(a, b Binding) int { return a.Index - b.Index })
 	for i := range out {
@@ -118,7 +121,7 @@ func (a *assignment) remembered(mark uint32) bool {
 // ourRules are the policy rules of an earlier plan that stand in the kernel.
 func (a *assignment) ourRules() []routing.Rule {
 	return filter(a.node.Inventory.Rules, func(r routing.Rule) bool {
-		return r.Family == a.family && r.Priority == a.cfg.SNAT.Priority && r.Mask == a.cfg.SNAT.Mark && !r.Other && r.Table != tableMain
+		return r.Family == a.family && r.Priority == a.cfg.SNAT.Priority && r.Mask == a.cfg.SNAT.Mark && !r.To.IsValid() && !r.Other && r.Table != tableMain
 	})
 }
 

@@ -171,6 +171,10 @@ type Paths struct {
 	// Bound lists the interfaces that answer what enters by them, the main
 	// table's first. It is empty where there is no ENI: then there is one way.
 	Bound []Binding
+	// Branches are the ways out by input interface, whose requests for Services
+	// carry BranchMark.
+	Branches   []Branch
+	BranchMark uint32
 	// Modes says for each ENI what was chosen for its pods' traffic.
 	Modes []InterfaceMode
 }
@@ -214,7 +218,11 @@ func PathsOf(cfg *Config, n *Node, family ip.Family) Paths {
 	slices.SortFunc(p.ReplyRouted, comparePrefixes)
 	p.ReplyRouted = slices.Compact(p.ReplyRouted)
 	if cfg.SNAT.Mode == SNATAuto || cfg.SNAT.Mode == SNATFWMark {
-		p.Bound = bindings(cfg, n, family, found)
+		pods := branches(cfg, n, family)
+		p.Bound = bindings(cfg, n, family, found, len(pods) > 0)
+		if mark, free := branchMark(cfg, p.Bound); free {
+			p.Branches, p.BranchMark = pods, mark
+		}
 	}
 	return p
 }

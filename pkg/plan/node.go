@@ -42,6 +42,7 @@ func NodeWide(cfg *Config, n *Node) NodePart {
 		addRuleset(&part.NAT, cfg, n, family, paths)
 		addLocalhost(&part, cfg, n, &facts, family)
 		addReplyRouting(&part, cfg, family, paths)
+		addBranches(&part, cfg, n, family, paths)
 		part.Modes = append(part.Modes, paths.Modes...)
 		addClaimRules(&part, cfg, n, family)
 	}

@@ -56,19 +56,24 @@ func addReplyRouting(part *NodePart, cfg *Config, family ip.Family, paths Paths)
 }
 
 // replyRouting writes the chains that bind flows and mark their packets, where
-// there is an ENI.
+// there is an ENI or a branch.
 func (r *ruleset) replyRouting() {
-	if len(r.paths.Bound) == 0 {
+	if len(r.paths.Bound) == 0 && len(r.paths.Branches) == 0 {
 		return
 	}
 	const comment = "kubernetes reply routing"
-	r.jump(nat.Mangle, "PREROUTING", "KUBE-IPVS-RESTORE", comment)
+	if len(r.paths.Bound) > 0 {
+		r.jump(nat.Mangle, "PREROUTING", "KUBE-IPVS-RESTORE", comment)
+		r.chain(nat.Mangle, "KUBE-IPVS-RESTORE", r.restoreRules()...)
+		r.chain(nat.Mangle, "KUBE-IPVS-ENTER", r.enterRules()...)
+		r.chain(nat.Mangle, "KUBE-IPVS-ENTRY", r.entryRules()...)
+	}
+	if len(r.paths.Branches) > 0 {
+		r.branchRules()
+	}
 	r.jump(nat.Mangle, "INPUT", "KUBE-IPVS-BIND", comment)
 	r.jump(nat.Mangle, "FORWARD", "KUBE-IPVS-RETURN", comment)
 	r.jump(nat.Mangle, "OUTPUT", "KUBE-IPVS-RETURN", comment)
-	r.chain(nat.Mangle, "KUBE-IPVS-RESTORE", r.restoreRules()...)
-	r.chain(nat.Mangle, "KUBE-IPVS-ENTER", r.enterRules()...)
-	r.chain(nat.Mangle, "KUBE-IPVS-ENTRY", r.entryRules()...)
 	r.chain(nat.Mangle, "KUBE-IPVS-BIND", r.bindRules()...)
 	r.chain(nat.Mangle, "KUBE-IPVS-RETURN", r.returnRules()...)
 }
@@ -137,6 +142,9 @@ func (r *ruleset) entryRules() []nat.Rule {
 //	-A KUBE-IPVS-BIND -m connmark --mark 0x20/0x3060 -j MARK --set-xmark 0x20/0x3060
 //	-A KUBE-IPVS-BIND -i eth1 -j MARK --set-xmark 0x0/0x3060
 func (r *ruleset) bindRules() []nat.Rule {
+	if len(r.paths.Bound) == 0 {
+		return r.branchArrived()
+	}
 	rules := []nat.Rule{
 		r.bindMasqueraded(),
 		nat.Rule(fmt.Sprintf("-m connmark --mark %s -j MARK --set-xmark %s", r.main(), r.main())),
@@ -144,7 +152,7 @@ func (r *ruleset) bindRules() []nat.Rule {
 	for _, b := range r.paths.Bound[1:] {
 		rules = append(rules, nat.Rule(fmt.Sprintf("-i %s -j MARK --set-xmark %s", b.Link, r.masked(0))))
 	}
-	return rules
+	return append(rules, r.branchArrived()...)
 }
 
 // bindMasqueraded binds a flow that is going to be masqueraded to the main table's

@@ -278,6 +278,7 @@ func (r *ruleset) postrouting(n *Node) {
 	rules = append(rules,
 		nat.Rule(fmt.Sprintf("-m mark ! --mark %#x/%#x -j RETURN", m, m)),
 		nat.Rule(fmt.Sprintf("-j MARK --set-xmark %#x/0x0", m)))
+	rules = append(rules, r.branchSource()...)
 	for _, e := range r.paths.SNAT {
 		rules = append(rules, rule("SNAT source of this interface", "-o "+e.Link,
 			"SNAT --to-source "+e.SNAT.String()+" --random-fully"))

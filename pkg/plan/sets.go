@@ -38,6 +38,7 @@ const (
 	NoLocalEndpoint    SetName = "KUBE-IPVS-NO-LOCAL"   // externalTrafficPolicy Local, no endpoint on this node
 	Local              SetName = "KUBE-IPVS-LOCAL"      // externalTrafficPolicy Local, with the fwmark for internal clients
 	ReplyRoutedSources SetName = "KUBE-IPVS-REPLY-SRC"  // sources whose masqueraded flows take reply routing
+	BranchSources      SetName = "KUBE-IPVS-BRANCH"     // pods with a way out by input interface
 
 	// Draining records the fwmark virtual servers that get no new connections
 	// any more, each as VIP, port and the fwmark in the form of an address. No
@@ -74,6 +75,7 @@ var setTypes = []struct {
 	{NoLocalEndpoint, ipset.HashIPPort},
 	{Local, ipset.HashIPPortMark},
 	{ReplyRoutedSources, ipset.HashNet},
+	{BranchSources, ipset.HashNet},
 	{Draining, ipset.HashIPPortIP},
 }
 

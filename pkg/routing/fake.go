@@ -84,6 +84,7 @@ func (f *Fake) Inventory() (Inventory, error) {
 		Links:    slices.Clone(f.inventory.Links),
 		Rules:    listed(f.rules),
 		Defaults: slices.Clone(f.inventory.Defaults),
+		Attached: slices.Clone(f.inventory.Attached),
 		Peers:    slices.Clone(f.inventory.Peers),
 	}
 	for _, r := range f.routes {
@@ -100,7 +101,7 @@ func (f *Fake) Inventory() (Inventory, error) {
 func (f *Fake) SetInventory(inv Inventory) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	f.inventory = Inventory{Links: slices.Clone(inv.Links), Defaults: slices.Clone(inv.Defaults), Peers: slices.Clone(inv.Peers)}
+	f.inventory = Inventory{Links: slices.Clone(inv.Links), Defaults: slices.Clone(inv.Defaults), Attached: slices.Clone(inv.Attached), Peers: slices.Clone(inv.Peers)}
 	f.rules = nil
 	for _, r := range inv.Rules {
 		protocol := uint8(unix.RTPROT_KERNEL)

@@ -45,11 +45,18 @@ func (n *Netlink) inventory() (Inventory, error) {
 	inv.Rules = listed(rules)
 	peers := map[netip.Addr]struct{}{}
 	for _, f := range ip.Families {
-		defaults, err := n.defaults(f, tablesOf(rules, f), names, peers)
+		t := tables{family: f, numbers: tablesOf(rules, f), names: names, inputs: inputsOf(rules, f), peers: peers}
+		routes, err := n.tableRoutes(&t)
 		if err != nil {
 			return Inventory{}, err
 		}
-		inv.Defaults = append(inv.Defaults, defaults...)
+		for _, r := range routes {
+			if r.Dst.Bits() == 0 {
+				inv.Defaults = append(inv.Defaults, r)
+			} else {
+				inv.Attached = append(inv.Attached, r)
+			}
+		}
 	}
 	if err := n.vxlanPeers(links, peers); err != nil {
 		return Inventory{}, err
@@ -71,19 +78,50 @@ func tablesOf(rules []rawRule, f ip.Family) []int {
 	return tables
 }
 
-// defaults reads the default routes of tables, and notes the gateways of all
+// inputsOf returns the interfaces that rules of other programs match packets by
+// that enter by them. What the node itself sends enters by lo.
+func inputsOf(rules []rawRule, f ip.Family) map[string]bool {
+	out := map[string]bool{}
+	for _, r := range rules {
+		if r.Family == f && r.Action == Lookup && r.IIf != "" && r.IIf != "lo" && r.protocol != Protocol {
+			out[r.IIf] = true
+		}
+	}
+	return out
+}
+
+// tables says what to read of a family's routing tables.
+type tables struct {
+	family  ip.Family
+	numbers []int
+	names   map[int]string
+	inputs  map[string]bool         // whose routes to single hosts are read
+	peers   map[netip.Addr]struct{} // to which the gateways of all routes are added
+}
+
+// wants reports whether a route is for the Inventory: a default route, or one to
+// a single host on the link of an input.
+func (t *tables) wants(r netlink.Route) bool {
+	if isDefault(r) {
+		return true
+	}
+	return len(t.inputs) > 0 && prefix(r.Dst).IsSingleIP() && len(r.MultiPath) == 0 &&
+		t.inputs[t.names[r.LinkIndex]] && !gateway(hopsOf(r)[0]).IsValid()
+}
+
+// tableRoutes reads the wanted routes of tables, and notes the gateways of all
 // routes. The kernel picks tables and type: the table of claimed VIPs has as
 // many local routes as there are of these. A kernel before 4.20 sends all
 // routes, and the library picks.
-func (n *Netlink) defaults(f ip.Family, tables []int, names map[int]string, peers map[netip.Addr]struct{}) ([]Route, error) {
+func (n *Netlink) tableRoutes(t *tables) ([]Route, error) {
 	var out []Route
-	for _, table := range tables {
-		found, err := dump(func() ([]netlink.Route, error) { return n.dumpTable(f, table, peers) })
+	for _, table := range t.numbers {
+		found, err := dump(func() ([]netlink.Route, error) { return n.dumpTable(t, table) })
 		if err != nil {
 			return nil, err
 		}
 		for _, r := range found {
-			routes, err := convert(f, r, names)
+			routes, err := convert(t.family, r, t.names)
 			if err != nil {
 				return nil, err
 			}
@@ -95,16 +133,16 @@ func (n *Netlink) defaults(f ip.Family, tables []int, names map[int]string, peer
 	return out, nil
 }
 
-func (n *Netlink) dumpTable(f ip.Family, table int, peers map[netip.Addr]struct{}) ([]netlink.Route, error) {
+func (n *Netlink) dumpTable(t *tables, table int) ([]netlink.Route, error) {
 	var out []netlink.Route
 	filter := &netlink.Route{Table: table, Type: unix.RTN_UNICAST}
-	err := n.byTable.RouteListFilteredIter(familyNumber(f), filter, netlink.RT_FILTER_TABLE|netlink.RT_FILTER_TYPE, func(r netlink.Route) bool {
+	err := n.byTable.RouteListFilteredIter(familyNumber(t.family), filter, netlink.RT_FILTER_TABLE|netlink.RT_FILTER_TYPE, func(r netlink.Route) bool {
 		for _, hop := range hopsOf(r) {
 			if via := gateway(hop); via.IsValid() && !via.IsLinkLocalUnicast() {
-				peers[via] = struct{}{}
+				t.peers[via] = struct{}{}
 			}
 		}
-		if isDefault(r) {
+		if t.wants(r) {
 			out = append(out, r)
 		}
 		return true
@@ -187,6 +225,7 @@ func (inv *Inventory) sort() {
 	slices.SortStableFunc(inv.Defaults, func(a, b Route) int {
 		return cmp.Or(cmp.Compare(a.Family, b.Family), cmp.Compare(a.Table, b.Table), cmp.Compare(a.Metric, b.Metric))
 	})
+	slices.SortStableFunc(inv.Attached, compareRoutes)
 }
 
 // listed are rules as an Inventory reports them.

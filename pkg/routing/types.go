@@ -155,12 +155,16 @@ type Link struct {
 }
 
 // Inventory is the node's network as others made it: all links (kube-ipvs0
-// left out), all policy rules, and the unicast default routes of the main
-// table and of those that a rule names.
+// left out), all policy rules, and routes of the main table and of those that a
+// rule names.
 type Inventory struct {
 	Links    []Link  // by index
 	Rules    []Rule  // by family, then priority, in the kernel's order
-	Defaults []Route // by family, table, metric; one for each next hop
+	Defaults []Route // unicast default routes by family, table, metric; one for each next hop
+	// Attached are routes to single hosts on the link of an interface that a rule
+	// of another program names as the one that packets enter by ("iif"): pods with
+	// a way out of their own. By family and table.
+	Attached []Route
 	// Peers are the gateways of all routes of the same tables, and the
 	// destinations in the forwarding databases of VXLAN links: addresses of
 	// other nodes, among others. Sorted.

@@ -18,19 +18,6 @@ func (k known) matches(name string) bool { return regexp.MustCompile(k.cells).Ma
 
 // knownFailures are by the keys of set-ups.
 var knownFailures = map[string][]known{
-	"aws": {
-		{row: 1, cells: `^(lan|outside|pod|pod on an ENI) -> (load balancer|external) IP, .* IPv4$`, fixing: true},
-		{row: 3, cells: `^lan -> (load balancer|external) IP, Local, .* IPv6$`, fixing: true},
-	},
-	"aws-security-groups-standard": {
-		{row: 1, cells: `^(lan|outside|pod|pod with security groups) -> (load balancer|external) IP, .* IPv4$`, fixing: true},
-		{row: 3, cells: `^lan -> (load balancer|external) IP, Local, .* IPv6$`, fixing: true},
-	},
-	"aws-security-groups-strict": {
-		{row: 11, cells: `^pod with security groups -> `},
-		{row: 1, cells: `^(lan|outside|pod) -> (load balancer|external) IP, .* IPv4$`, fixing: true},
-		{row: 3, cells: `^lan -> (load balancer|external) IP, Local, .* IPv6$`, fixing: true},
-	},
 	"none": {
 		{row: 8, cells: `^a pod sends 300 KiB to a (load balancer|external) IP, IPv4`, fixing: true},
 		{row: 12, cells: `^an endpoint calls its own Service`, fixing: true},

@@ -195,7 +195,7 @@ neighbour_programs := $(addprefix $(NEIGHBOURS)/,aws flannel metallb)
 neighbours: ## kube-proxy and kube-ipvs beside programs that write a node's network, into docs/neighbours.md; RUN=regexp selects
 	@$(MAKE) --no-print-directory START=$(START) neighbours-parts
 	$(call phase,beside neighbours in the lab)
-	@hack/labs 1 $(LAB_PROGRAM) -apiserver -limit 2h -out $(NEIGHBOURS)/out $(LABFLAGS) -- hack/neighbours -test.run "$${LAB_RUN:-.}"
+	@hack/labs 1 $(LAB_PROGRAM) -apiserver -limit 2h -out $(NEIGHBOURS)/out -env NEIGHBOURS_VERSION='$(VERSION)' $(LABFLAGS) -- hack/neighbours -test.run "$${LAB_RUN:-.}"
 	@$(MAKE) --no-print-directory START=$(START) neighbours-page
 neighbours: export LAB_RUN := $(value RUN)
 
@@ -211,12 +211,16 @@ neighbours-page: ## docs/neighbours.md of what was last seen
 	$(call phase,see docs/neighbours.md)
 
 neighbours-parts: deps
-	@for part in build neighbours-binary image peers peer-kube-proxy $(neighbour_programs); do $(MAKE) --no-print-directory START=$(START) $$part || exit; done
+	@for part in build neighbours-binary image peers peer-kube-proxy $(neighbour_programs) $(NEIGHBOURS)/debian; do $(MAKE) --no-print-directory START=$(START) $$part || exit; done
 
 neighbours-binary:
 	$(call phase,compiling the tests beside neighbours)
 	@mkdir -p $(CACHE)/e2e
 	@$(go_test_binary) -o $(CACHE)/e2e/ ./test/neighbours
+
+$(NEIGHBOURS)/debian: test/neighbours/cmd/debian/main.go
+	$(call phase,unpacking systemd-networkd, keepalived and firewalls from Debian's packages)
+	@mkdir -p $(NEIGHBOURS) && rm -rf $@ && $(GO) run ./test/neighbours/cmd/debian $@ && touch $@
 
 $(neighbour_programs): $(NEIGHBOURS)/%: test/neighbours/programs/%/go.mod test/neighbours/programs/%/go.sum test/neighbours/programs/%/main.go
 	$(call phase,building $(@F) (a minute the first time))

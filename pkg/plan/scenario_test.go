@@ -175,7 +175,8 @@ func (s *scenario) setNode(n *corev1.Node) {
 //	link eth0 10.12.97.49/24
 //	default dev eth0 via 10.12.97.1 [src 10.12.97.49] [table 1003]
 //	route 10.244.1.0/24 dev cni0
-//	rule 2000 from 10.12.192.44 [to 10.0.0.0/8] lookup 1003
+//	attached 10.12.200.44/32 dev vlan1 table 101
+//	rule 2000 from 10.12.192.44 [to 10.0.0.0/8] [iif vlan1] lookup 1003
 func (s *scenario) addNetwork(words []string) {
 	inv := &s.node.Inventory
 	switch words[0] {
@@ -187,6 +188,11 @@ func (s *scenario) addNetwork(words []string) {
 		r := parseRoute(words[2:])
 		r.Dst = netip.MustParsePrefix(words[1])
 		s.routes = append(s.routes, r)
+	case "attached":
+		r := parseRoute(words[2:])
+		r.Dst = netip.MustParsePrefix(words[1])
+		r.Family = ip.Of(r.Dst.Addr())
+		inv.Attached = append(inv.Attached, r)
 	case "rule":
 		inv.Rules = append(inv.Rules, parseRule(words[1], words[2:]))
 	default:
@@ -230,7 +236,7 @@ func parseRoute(words []string) routing.Route {
 }
 
 func parseRule(priority string, words []string) routing.Rule {
-	r := routing.Rule{Priority: number(priority)}
+	r := routing.Rule{Family: ip.IPv4, Priority: number(priority)}
 	for key, value := range pairs(words) {
 		switch key {
 		case "from":
@@ -239,6 +245,8 @@ func parseRule(priority string, words []string) routing.Rule {
 		case "to":
 			r.To = hostOrPrefix(value)
 			r.Family = ip.Of(r.To.Addr())
+		case "iif":
+			r.IIf = value
 		case "lookup":
 			r.Table = number(value)
 		case "fwmark":

@@ -135,11 +135,27 @@ func (b *branch) leaves(p *packet) Verdict {
 	if b.Owner(src) == "" && b.Local(src) {
 		return Verdict{Asymmetric, fmt.Sprintf("the request leaves by %s with the VIP %s as its source: the answer goes to whoever has that address", p.out, src)}
 	}
+	if own := b.ownWay(p); by == "" && own != "" && own != p.out {
+		return Verdict{Asymmetric, fmt.Sprintf("the request leaves by %s with the source %s, whose own traffic leaves by %s: a network that checks sources drops it", p.out, src, own)}
+	}
 	if by != "" && by != p.out {
 		return Verdict{Asymmetric, fmt.Sprintf("the request leaves by %s with the source %s, which is %s's: a network that checks sources drops it, and else the answer comes to %s",
 			p.out, src, by, by)}
 	}
 	return Verdict{}
+}
+
+// ownWay is the interface by which a policy rule sends what the client itself sends
+// to the endpoint, or "" if none does, or the client's address is not kept.
+func (b *branch) ownWay(p *packet) string {
+	if b.entry == "" || p.src.Addr() != b.client.src.Addr() {
+		return ""
+	}
+	way, ok, _ := b.route(lookup{src: p.src.Addr(), dst: b.to.Addr(), in: b.entry})
+	if !ok || way.Local || way.rule.IIf == "" && way.rule.From.Bits() <= 0 {
+		return ""
+	}
+	return way.Link
 }
 
 // reply is the endpoint's first packet, where it comes to this node.

@@ -9,6 +9,7 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
 	"github.com/kube-ipvs/kube-ipvs/pkg/ipvs"
 	"github.com/kube-ipvs/kube-ipvs/pkg/nat"
+	"github.com/kube-ipvs/kube-ipvs/pkg/routing"
 )
 
 // Question is a connection that somebody makes, or would make.
@@ -135,7 +136,22 @@ func (n *Node) entry(q Question) string {
 	case q.In != "":
 		return q.In
 	}
-	return back.Link
+	return cmp.Or(n.attachedTo(q.From), back.Link)
+}
+
+// attachedTo is the interface on whose link a host is by the table that packets
+// entering by it are looked up in, or "". The node's own packets need not find the
+// host there.
+func (n *Node) attachedTo(host netip.Addr) string {
+	for _, rule := range n.Rules {
+		if rule.IIf == "" || rule.IIf == "lo" || rule.Action != routing.Lookup {
+			continue
+		}
+		if r, ok := n.inTable(rule.Table, host); ok && r.Link == rule.IIf && !r.Local && !r.Via.IsValid() {
+			return r.Link
+		}
+	}
+	return ""
 }
 
 // request follows the first packet to IPVS. A verdict tells that it does not

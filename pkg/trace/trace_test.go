@@ -2,6 +2,7 @@ package trace
 
 import (
 	"net/netip"
+	"slices"
 	"strings"
 	"testing"
 
@@ -97,6 +98,21 @@ func newNode(t *testing.T, endpoints ...string) *Node {
 	return n
 }
 
+// byInput gives a pod behind cali2 a way out by vlan1, by a rule with a priority
+// beside that of table local, and a route in a table.
+func byInput(n *Node, priority, local, table int) {
+	n.Links = append(n.Links, routing.Link{Index: 6, Name: "cali2"}, routing.Link{Index: 7, Name: "vlan1"})
+	n.Rules[0].Priority = local
+	n.Rules = append(n.Rules, routing.Rule{Family: ip.IPv4, Priority: priority, IIf: "cali2", Table: 101})
+	slices.SortStableFunc(n.Rules, func(a, b routing.Rule) int { return a.Priority - b.Priority })
+	n.Routes = append(n.Routes,
+		routing.Route{Table: 101, Dst: prefix("0.0.0.0/0"), Link: "vlan1", Via: netip.MustParseAddr("10.12.0.1")},
+		routing.Route{Table: 101, Dst: prefix("10.12.0.45/32"), Link: "cali2"})
+	if table != 101 {
+		n.Routes = append(n.Routes, routing.Route{Table: table, Dst: prefix("10.12.0.45/32"), Link: "cali2"})
+	}
+}
+
 func ask(from, to string) Question {
 	return Question{Protocol: ip.TCP, From: netip.MustParseAddr(from), To: netip.MustParseAddrPort(to)}
 }
@@ -141,6 +157,14 @@ func TestExplain(t *testing.T) {
 		"an address elsewhere": {[]string{remote}, nil, ask("10.244.1.5", "192.0.2.1:80"), Unserved, "leaves the node by eth0", "", ""},
 		"no forwarding": {[]string{remote}, func(n *Node) { n.Sysctls["net/ipv4/ip_forward"] = "0" }, ask("192.0.2.9", vip+":80"),
 			Dropped, "ip_forward is 0", "eth0", "10.1.0.5"},
+		"a way out by input interface, before table local": {[]string{remote}, func(n *Node) { byInput(n, 10, 20, 101) }, ask("10.12.0.45", vip+":80"),
+			Unserved, "leaves the node by vlan1", "", ""},
+		"a way out by input interface, and the node has no route to the pod": {[]string{remote}, func(n *Node) { byInput(n, 10, 0, 101) }, ask("10.12.0.45", vip+":80"),
+			Asymmetric, "the request came in by cali2, the answer leaves by eth0", "eth0", "10.1.0.5"},
+		"a way out by input interface, and the network checks sources": {[]string{remote}, func(n *Node) {
+			byInput(n, 10, 0, 254)
+			n.Ruleset["nat"].Chains["PREROUTING"] = nil
+		}, ask("10.12.0.45", vip+":80"), Asymmetric, "whose own traffic leaves by vlan1", "eth0", "10.12.0.45"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			n := newNode(t, c.endpoints...)

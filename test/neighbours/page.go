@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 	"text/template"
+	"time"
 )
 
 // pageText is docs/neighbours.md.
@@ -34,9 +35,9 @@ same under both programs and as the API says are counted, not listed.
 
 ## Summary
 
-| set-up | cells | same | better | worse | missing |
-|---|---|---|---|---|---|
-{{range .Results}}| [{{.Title}}](#{{anchor .Title}}) | {{len .Cells}} | {{count . ""}} | {{count . "better"}} | {{count . "worse"}} | {{count . "missing"}} |
+| set-up | cells | same | better | worse | missing | run |
+|---|---|---|---|---|---|---|
+{{range .Results}}| [{{.Title}}](#{{anchor .Title}}) | {{len .Cells}} | {{count . ""}} | {{count . "better"}} | {{count . "worse"}} | {{count . "missing"}} | {{run .}} |
 {{end}}
 Not here: Felix's nftables data plane, a node that several of these programs write at once, DHCP on the uplink, and
 kernels other than Debian's 6.1.
@@ -65,7 +66,7 @@ type row struct {
 
 // WritePage writes the page. version is kube-proxy's.
 func WritePage(w io.Writer, version string, results []Result) error {
-	page, err := template.New("page").Funcs(template.FuncMap{"rows": rows, "count": count, "mark": mark, "anchor": anchor}).Parse(pageText)
+	page, err := template.New("page").Funcs(template.FuncMap{"rows": rows, "count": count, "mark": mark, "anchor": anchor, "run": ranBy}).Parse(pageText)
 	if err != nil {
 		return err
 	}
@@ -84,6 +85,14 @@ func count(r Result, v Verdict) (n int) {
 		}
 	}
 	return n
+}
+
+// ranBy says when a set-up ran, and which build.
+func ranBy(r Result) string {
+	if r.Time.IsZero() {
+		return "before builds were noted"
+	}
+	return r.Time.Format(time.DateOnly) + ", " + strings.Trim("kube-ipvs "+r.Version, " ")
 }
 
 func mark(v Verdict) string {

@@ -2,6 +2,8 @@
 // other programs that write a node's network, and the page made from it.
 package neighbours
 
+import "time"
+
 // Result is what was seen in one set-up: one neighbour in one configuration.
 type Result struct {
 	// Order and Title place the set-up on the page.
@@ -13,8 +15,11 @@ type Result struct {
 	Cells         []Cell
 	// Checks are questions outside the matrix.
 	Checks []Check
-	// Seconds is how long the set-up took.
+	// Seconds is how long the set-up took, Time when it ended, Version the build of
+	// kube-ipvs that ran.
 	Seconds int
+	Time    time.Time
+	Version string
 }
 
 // Question is one cell's.

@@ -67,6 +67,7 @@ func (u setup) run(t *testing.T) {
 	}
 	r.Checks = append(r.Checks, u.restarts(sides)...)
 	r.Seconds = int(time.Since(begin).Seconds())
+	r.Time, r.Version = time.Now().UTC(), os.Getenv("NEIGHBOURS_VERSION")
 	u.judge(t, r)
 	u.write(t, r)
 }

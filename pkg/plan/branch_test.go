@@ -1,0 +1,87 @@
+package plan_test
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/kube-ipvs/kube-ipvs/pkg/plan"
+	"github.com/kube-ipvs/kube-ipvs/pkg/routing"
+)
+
+// Rules for pods with a way out by input interface are written where there are
+// such, and nowhere else.
+func TestBranches(t *testing.T) {
+	const request, answer, sent = "9: fwmark 0x3060/0x3060 lookup 255", "480: to 10.12.200.44/32 fwmark 0x3060/0x3060 lookup 101", "32760: from 10.12.200.44/32 iif lo lookup 101"
+	for name, tc := range map[string]struct {
+		change func(*scenario)
+		want   []string
+	}{
+		"strict mode":                  {func(*scenario) {}, []string{sent, answer, request}},
+		"table local comes first":      {func(s *scenario) { s.node.Inventory.Rules[2].Priority = 0; s.sortRules() }, []string{sent, answer}},
+		"reply routing is off":         {func(s *scenario) { s.config.SNAT.Mode = plan.SNATOff }, nil},
+		"the pod has no route":         {func(s *scenario) { s.node.Inventory.Attached = nil }, nil},
+		"a rule has another condition": {func(s *scenario) { s.node.Inventory.Rules[1].To = prefixes([]string{"10.12.0.0/16"})[0] }, nil},
+		"the pod is routed by its source": {func(s *scenario) {
+			s.addNetwork(strings.Fields("rule 1536 from 10.12.200.44 lookup 101"))
+		}, nil},
+		"the table leads out by the main interface": {func(s *scenario) { s.node.Inventory.Defaults[2].Link = "eth0" }, nil},
+		"the interface is an uplink": {func(s *scenario) {
+			s.node.Inventory.Attached[0].Link, s.node.Inventory.Rules[1].IIf = "eth1", "eth1"
+		}, nil},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := load(t, "branch")
+			tc.change(s)
+			part := plan.NodeWide(&s.config, &s.node)
+			var got []string
+			for _, r := range part.Rules {
+				if text := strings.TrimPrefix(r.String(), "IPv4 rule "); r.Mark == s.config.SNAT.Mark || strings.Contains(text, "iif lo lookup") {
+					got = append(got, text)
+				}
+			}
+			slices.Sort(got)
+			if diff := cmp.Diff(tc.want, got); diff != "" {
+				t.Errorf("policy rules (-want +got):\n%s", diff)
+			}
+			members := 0
+			for _, m := range part.Members {
+				if m.Set == string(plan.BranchSources) {
+					members++
+				}
+			}
+			if (members > 0) != (len(tc.want) > 0) {
+				t.Errorf("%d pods in %s with the rules %v", members, plan.BranchSources, got)
+			}
+		})
+	}
+}
+
+// An ENI keeps the value of branches if it has it: then no pod is served as one.
+func TestBranchValueIsTaken(t *testing.T) {
+	s := load(t, "branch")
+	s.node.Bound = []plan.Binding{{Family: s.config.Families[0], Link: "eth1", Index: 3, Table: 2, Mark: s.config.SNAT.Mark}}
+	for _, r := range plan.NodeWide(&s.config, &s.node).Rules {
+		if r.To.IsValid() || r.IIf == "lo" && r.From.IsValid() {
+			t.Errorf("a rule for a branch: %s", r)
+		}
+	}
+	for i := range 20 {
+		s.addNetwork(strings.Fields(fmt.Sprintf("link ens%d 10.13.%d.2/24", i, i)))
+		s.addNetwork(strings.Fields(fmt.Sprintf("default dev ens%d via 10.13.%d.1 table %d", i, i, 500+i)))
+		s.addNetwork(strings.Fields(fmt.Sprintf("rule 2000 from 10.13.%d.2 lookup %d", i, 500+i)))
+	}
+	s.node.Bound = nil
+	for _, b := range plan.NodeWide(&s.config, &s.node).Bound {
+		if b.Mark == s.config.SNAT.Mark {
+			t.Errorf("%s has the value of branches", b.Link)
+		}
+	}
+}
+
+func (s *scenario) sortRules() {
+	slices.SortStableFunc(s.node.Inventory.Rules, func(a, b routing.Rule) int { return a.Priority - b.Priority })
+}

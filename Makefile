@@ -219,7 +219,7 @@ neighbours-binary:
 	@$(go_test_binary) -o $(CACHE)/e2e/ ./test/neighbours
 
 $(NEIGHBOURS)/debian: test/neighbours/cmd/debian/main.go
-	$(call phase,unpacking systemd-networkd, keepalived and firewalls from Debian's packages)
+	$(call phase,unpacking programs of Debian)
 	@mkdir -p $(NEIGHBOURS) && rm -rf $@ && $(GO) run ./test/neighbours/cmd/debian $@ && touch $@
 
 $(neighbour_programs): $(NEIGHBOURS)/%: test/neighbours/programs/%/go.mod test/neighbours/programs/%/go.sum test/neighbours/programs/%/main.go

@@ -110,6 +110,9 @@ func addBranches(part *NodePart, cfg *Config, n *Node, family ip.Family, paths P
 		return
 	}
 	part.Sysctls[SNATReroute] = "1"
+	if family == ip.IPv4 {
+		part.Sysctls[SrcValidMark] = "1"
+	}
 	mark := routing.Rule{Family: family, Mark: paths.BranchMark, Mask: cfg.SNAT.Mark}
 	if before := beforeLocal(n, family, paths.Branches); before > 0 {
 		request := mark
@@ -142,8 +145,10 @@ func beforeLocal(n *Node, family ip.Family, found []Branch) int {
 }
 
 // branchRules stand in PREROUTING, for packets of such pods. The mark has the
-// request found local, and makes the reverse-path check look for the pod where it
-// is:
+// request found local. It also leads the reverse-path check to the pod's interface:
+// for a packet that is forwarded the kernel looks the way back up as if it entered
+// by the interface that the packet leaves by, for a local one as if by lo
+// (fib_validate_source):
 //
 //	-A PREROUTING -m set --match-set KUBE-IPVS-BRANCH src -j KUBE-IPVS-BRANCH
 //	-A KUBE-IPVS-BRANCH -m conntrack --ctstate NEW -m set --match-set KUBE-CLUSTER-IP dst,dst -j CONNMARK --set-xmark 0x3060/0x3060     (load balancers, external IPs, node ports)

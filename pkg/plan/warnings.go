@@ -120,7 +120,7 @@ func orderWarnings(cfg *Config, n *Node, family ip.Family) []string {
 // the administrator's to loosen. They are IPv4's alone.
 func obstacles(cfg *Config, n *Node, have sysctl.State) []string {
 	o := obstacleFinder{cfg: cfg, node: n, have: have, paths: PathsOf(cfg, n, ip.IPv4), main: mainLink(&n.Inventory, ip.IPv4)}
-	if len(o.paths.Bound) > 0 {
+	if len(o.paths.Bound) > 0 || len(o.paths.Branches) > 0 {
 		o.marked()
 	}
 	if slices.Contains(cfg.Families, ip.IPv4) && o.main != "" {
@@ -163,9 +163,16 @@ func (o *obstacleFinder) strict(link string) string {
 // marked tells what is in the way of reply routing. A parameter that we could
 // set has the value that it needs.
 func (o *obstacleFinder) marked() {
+	var links []string
 	for _, b := range o.paths.Bound {
-		if key := o.strict(b.Link); key != "" && o.have[SrcValidMark] == "0" && o.have[sysctl.LinkKey(ip.IPv4, b.Link, "src_valid_mark")] == "0" {
-			o.say("the reverse-path check of %s does not look at marks and drops what reply routing brings in: %s is 1, and %s is 0 and cannot be set", b.Link, key, SrcValidMark)
+		links = append(links, b.Link)
+	}
+	for _, b := range o.paths.Branches {
+		links = append(links, b.Link)
+	}
+	for _, link := range links {
+		if key := o.strict(link); key != "" && o.have[SrcValidMark] == "0" && o.have[sysctl.LinkKey(ip.IPv4, link, "src_valid_mark")] == "0" {
+			o.say("the reverse-path check of %s does not look at marks and drops what reply routing brings in: %s is 1, and %s is 0 and cannot be set", link, key, SrcValidMark)
 		}
 	}
 	if o.have[SNATReroute] == "0" {
@@ -195,14 +202,17 @@ func (o *obstacleFinder) unmarked(e ENI) {
 
 // watchedSysctls are those that obstacles reads besides what we set.
 func watchedSysctls(cfg *Config, n *Node) []string {
-	found := enis(cfg, n, ip.IPv4)
-	if len(found) == 0 {
+	found, pods := enis(cfg, n, ip.IPv4), branches(cfg, n, ip.IPv4)
+	if len(found) == 0 && len(pods) == 0 {
 		return nil
 	}
 	var keys []string
 	links := []string{"all", mainLink(&n.Inventory, ip.IPv4)}
 	for _, e := range found {
 		links = append(links, e.Link)
+	}
+	for _, b := range pods {
+		links = append(links, b.Link)
 	}
 	for _, link := range links {
 		if link != "" {

@@ -102,12 +102,17 @@ func (n *Node) inTable(table int, dst netip.Addr) (best routing.Route, ok bool) 
 }
 
 // dropped is why the reverse-path check drops a packet that has come in, or "".
-// It is fib_validate_source of the kernel; IPv6 has none.
+// It is fib_validate_source of the kernel; IPv6 has none. The way back of a packet
+// that is forwarded is looked up as if it entered by the interface that the packet
+// leaves by.
 func (n *Node) reversePath(p *packet) string {
 	if n.Family == ip.IPv6 || p.in == "lo" {
 		return ""
 	}
 	q := lookup{src: p.dst.Addr(), dst: p.src.Addr(), in: "lo"}
+	if way, ok, _ := n.route(lookup{src: p.src.Addr(), dst: p.dst.Addr(), in: p.in, mark: p.mark}); ok && !way.Local {
+		q.in = way.Link
+	}
 	if n.Either(p.in, "src_valid_mark") {
 		q.mark = p.mark
 	}

@@ -1,0 +1,47 @@
+package routing
+
+import (
+	"maps"
+	"net"
+	"slices"
+	"testing"
+
+	"github.com/vishvananda/netlink"
+
+	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
+)
+
+// Interfaces that other programs' rules name as the one that packets enter by.
+func TestInputsOf(t *testing.T) {
+	rules := []rawRule{
+		{Rule{Family: ip.IPv4, IIf: "vlan1", Table: 101}, 0},
+		{Rule{Family: ip.IPv4, IIf: "lo", Table: 102}, 0},
+		{Rule{Family: ip.IPv4, IIf: "vlan2", Action: Goto, Target: 9}, 0},
+		{Rule{Family: ip.IPv4, IIf: "vlan3", Table: 101}, Protocol},
+		{Rule{Family: ip.IPv6, IIf: "vlan4", Table: 101}, 0},
+		{Rule{Family: ip.IPv4, OIf: "vlan5", Table: 101}, 0},
+	}
+	if got := slices.Sorted(maps.Keys(inputsOf(rules, ip.IPv4))); !slices.Equal(got, []string{"vlan1"}) {
+		t.Errorf("inputs %q, want vlan1 alone", got)
+	}
+}
+
+// Of the routes by an input only those to single hosts on its link are read.
+func TestWantedRoutes(t *testing.T) {
+	tables := tables{family: ip.IPv4, names: map[int]string{2: "eth0", 3: "vlan1"}, inputs: map[string]bool{"vlan1": true}}
+	network := func(s string) *net.IPNet { _, n, _ := net.ParseCIDR(s); return n }
+	for name, tc := range map[string]struct {
+		route netlink.Route
+		want  bool
+	}{
+		"default":               {netlink.Route{LinkIndex: 2, Gw: net.IPv4(10, 0, 0, 1)}, true},
+		"a pod":                 {netlink.Route{LinkIndex: 3, Dst: network("10.1.0.5/32")}, true},
+		"a pod of another link": {netlink.Route{LinkIndex: 2, Dst: network("10.1.0.5/32")}, false},
+		"a network":             {netlink.Route{LinkIndex: 3, Dst: network("10.1.0.0/24")}, false},
+		"behind a gateway":      {netlink.Route{LinkIndex: 3, Dst: network("10.1.0.5/32"), Gw: net.IPv4(10, 0, 0, 1)}, false},
+	} {
+		if got := tables.wants(tc.route); got != tc.want {
+			t.Errorf("%s: wanted is %t", name, got)
+		}
+	}
+}

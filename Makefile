@@ -129,7 +129,7 @@ e2e: export LAB_ONLY := $(value ONLY)
 e2e: export LAB_SKIP := $(value SKIP)
 
 .PHONY: behaviour-parts
-behaviour-parts: peer-kube-proxy peer-kubectl peer-helm peer-seccomp lab-image
+behaviour-parts: peer-kube-proxy peer-kubectl peer-helm peer-seccomp peer-previous lab-image
 behaviour: behaviour-parts ## end-to-end tests of how Services behave, from every kind of client, of what users asked for, and of faults
 	@$(MAKE) --no-print-directory START=$(START) e2e E2E_PACKAGES=test/e2e ONLY='$(BEHAVIOUR)'
 
@@ -429,6 +429,15 @@ peer-kube-proxy: $(PEERS)/kube-proxy ## kube-proxy, to compare with
 peer-kubectl: $(PEERS)/kubectl ## kubectl
 peer-helm: $(PEERS)/helm ## what renders deploy/chart with Helm's engine
 peer-seccomp: $(PEERS)/seccomp ## the filter of system calls that container runtimes give the DaemonSet
+
+# A commit to upgrade from and to downgrade to; without one, what stands here.
+UPGRADE_FROM ?=
+.PHONY: peer-previous
+peer-previous: ## another build of kube-ipvs, that of UPGRADE_FROM=COMMIT, for the test of upgrades
+	$(call phase,building the kube-ipvs to upgrade from)
+	@mkdir -p $(PEERS)
+	@from=.; if [ -n "$(UPGRADE_FROM)" ]; then from=$(CACHE)/previous && rm -rf $$from && mkdir -p $$from && git archive $(UPGRADE_FROM) | tar -x -C $$from; fi && \
+		cd $$from && $(GO) build -ldflags '$(call ldflags,v0.0.0-previous,$(UPGRADE_FROM))' -o $(PEERS)/previous ./cmd/proxy
 
 # Its arguments are the DaemonSet's capabilities.
 $(PEERS)/seccomp: test/seccomp/go.mod test/seccomp/go.sum test/seccomp/main.go

@@ -201,7 +201,10 @@ func (c *takeOver) answered(t *testing.T) {
 
 // startKubeIPVS starts it on ports of its own for health and metrics, as
 // kube-proxy may have those of both.
-func (c *takeOver) startKubeIPVS(node *lab.BridgeNode) {
+func (c *takeOver) startKubeIPVS(node *lab.BridgeNode) { c.startBuild(node, lab.Program()) }
+
+// startBuild starts a build of kube-ipvs.
+func (c *takeOver) startBuild(node *lab.BridgeNode, program string, flags ...string) {
 	passed := func(*lab.Process) error {
 		out, err := node.TryExec("curl", "-sf", "--max-time", "5", "http://127.0.0.1:10276/healthz")
 		if err != nil {
@@ -209,9 +212,11 @@ func (c *takeOver) startKubeIPVS(node *lab.BridgeNode) {
 		}
 		return nil
 	}
-	c.young[node] = node.StartProxy(passed, "--hostname-override", node.Name, "--kubeconfig", lab.Kubeconfig(),
+	c.young[node] = node.StartProgram(passed, program, append([]string{
+		"--hostname-override", node.Name, "--kubeconfig", lab.Kubeconfig(),
 		"--cluster-cidr", podCIDRs, "--ipvs-sync-period", "5s",
-		"--healthz-bind-address", "127.0.0.1:10276", "--metrics-bind-address", "127.0.0.1:10259")
+		"--healthz-bind-address", "127.0.0.1:10276", "--metrics-bind-address", "127.0.0.1:10259",
+	}, flags...)...)
 }
 
 // leftovers are what only kube-proxy has, in whatever mode.

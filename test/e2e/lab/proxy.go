@@ -22,8 +22,8 @@ const readOnlySysctls = `mount --bind /proc/sys /proc/sys && mount -o remount,ro
 // program.
 const proxyReadyLimit = 3 * time.Minute
 
-// proxyProgram is the kube-ipvs binary under test.
-func proxyProgram() string {
+// Program is the path of the kube-ipvs binary under test.
+func Program() string {
 	if path := os.Getenv("LAB_KUBE_IPVS"); path != "" {
 		return path
 	}
@@ -57,7 +57,7 @@ func APIServer(t testing.TB) string {
 // log is part of the node's dump.
 func (n *Node) StartProxy(ready func(*Process) error, args ...string) *Process {
 	n.lab.t.Helper()
-	return n.StartProgram(ready, proxyProgram(), args...)
+	return n.StartProgram(ready, Program(), args...)
 }
 
 // StartProgram is StartProxy for another program, such as a peer.
@@ -85,7 +85,7 @@ func (n *Node) startReady(ready func(*Process) error, program string, cmd *exec.
 // output.
 func (n *Node) RunProxy(args ...string) (exitCode int, output string) {
 	n.lab.t.Helper()
-	return n.runToEnd(proxyProgram(), n.inOwnMounts(proxyProgram(), args))
+	return n.runToEnd(Program(), n.inOwnMounts(Program(), args))
 }
 
 func (n *Node) runToEnd(program string, cmd *exec.Cmd) (exitCode int, output string) {

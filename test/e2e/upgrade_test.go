@@ -1,0 +1,71 @@
+//go:build e2e
+
+package e2e
+
+import (
+	"fmt"
+	"testing"
+
+	"github.com/kube-ipvs/kube-ipvs/test/e2e/lab"
+)
+
+// previousBuild is the build that upgrades start from: of the commit that
+// `make e2e UPGRADE_FROM=COMMIT` names, by default the same as the present one.
+func previousBuild() string { return lab.Peer("previous") }
+
+// TestReliabilityUpgrade upgrades and downgrades between two builds of kube-ipvs, and
+// changes numbers that are written to the kernel on the way: the masquerade mark, the
+// internal and the claim marks, the priorities of policy rules, how VIPs are claimed,
+// the scheduler. Connections of every kind stay open, new ones are answered at any
+// time, also while no build runs, and at the end nothing is left behind.
+func TestReliabilityUpgrade(t *testing.T) {
+	c := newServed(t, "")
+	node := c.takenOver()[0]
+	rules := func() string { return node.Exec("ip", "rule") + node.Exec("ip", "-6", "rule") }
+	before := rules()
+	other := []string{
+		"--iptables-masquerade-bit", "15", "--local-mark", "0x10000/0xff0000", "--claim-mark", "0x1000000",
+		"--claim-rule-priority", "97", "--reply-rule-priority", "470", "--claim-table", "80081", "--ipvs-scheduler", "lc",
+	}
+	steps := []struct {
+		name, program string
+		flags         []string
+	}{
+		{"the previous build", previousBuild(), nil},
+		{"upgraded", lab.Program(), nil},
+		{"upgraded, with other numbers", lab.Program(), other},
+		{"upgraded, with other claims", lab.Program(), []string{"--claim-load-balancers", "port", "--claim-external-ips", "address"}},
+		{"downgraded, with other numbers", previousBuild(), other},
+		{"downgraded", previousBuild(), nil},
+	}
+	for i, s := range steps {
+		if i > 0 {
+			c.young[node].Stop()
+			c.intact(t, "before "+s.name)
+		}
+		c.startBuild(node, s.program, s.flags...)
+		if i == 0 {
+			c.keepAsking(node)
+		}
+		c.intact(t, s.name)
+		c.hold(t, node)
+	}
+	c.answered(t)
+	c.young[node].Stop()
+	for _, h := range c.held {
+		h.connection.Reset()
+	}
+	lab.Eventually(t, timeWait+syncLimit, "kube-ipvs --cleanup leaves nothing", func() error {
+		if code, output := node.RunProxy("--cleanup"); code != 0 {
+			return fmt.Errorf("it ended with %d:\n%s", code, output)
+		}
+		return nil
+	})
+	hasNothingOfOurs(t, node)
+	if after := rules(); after != before {
+		t.Errorf("policy rules are\n%swere\n%s", after, before)
+	}
+	if routes := node.Exec("ip", "route", "show", "table", "all", "proto", "81") + node.Exec("ip", "-6", "route", "show", "table", "all", "proto", "81"); routes != "" {
+		t.Errorf("routes are left:\n%s", routes)
+	}
+}

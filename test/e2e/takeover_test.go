@@ -192,8 +192,10 @@ func (c *takeOver) answered(t *testing.T) {
 	t.Helper()
 	for _, clock := range c.clocks {
 		tally := clock.Stop()
-		if len(tally.Failures) > 0 {
-			t.Errorf("%s: %d new connections of %d failed, such as %s", clock.name, len(tally.Failures), len(tally.Failures)+tally.Outcomes[lab.OK], tally.Failures[0])
+		if n := len(tally.Failures); n > 0 {
+			first, last := tally.Failures[0], tally.Failures[n-1]
+			t.Errorf("%s: %d new connections of %d failed, from %s (%s) to %s (%s)", clock.name, n, n+tally.Outcomes[lab.OK],
+				first.Ended.Format(clockTime), first, last.Ended.Format(clockTime), last)
 		}
 	}
 	c.clocks = nil
@@ -314,6 +316,8 @@ func TestBehaviourTakeOverFromIPVSAndBack(t *testing.T) {
 		t.Errorf("kube-proxy, left to itself: %v", err)
 	}
 }
+
+const clockTime = "15:04:05.000"
 
 // timeWait is for how long IPVS knows a connection that has been closed.
 const timeWait = 2 * time.Minute

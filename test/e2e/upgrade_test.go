@@ -5,6 +5,7 @@ package e2e
 import (
 	"fmt"
 	"testing"
+	"time"
 
 	"github.com/kube-ipvs/kube-ipvs/test/e2e/lab"
 )
@@ -14,10 +15,11 @@ import (
 func previousBuild() string { return lab.Peer("previous") }
 
 // TestReliabilityUpgrade upgrades and downgrades between two builds of kube-ipvs, and
-// changes numbers that are written to the kernel on the way: the masquerade mark, the
-// internal and the claim marks, the priorities of policy rules, how VIPs are claimed,
-// the scheduler. Connections of every kind stay open, new ones are answered at any
-// time, also while no build runs, and at the end nothing is left behind.
+// changes the numbers that are written to the kernel on the way: marks, a routing
+// table, priorities of policy rules. Connections of every kind stay open, new ones
+// are answered at any time, also while no build runs, and at the end nothing is left
+// behind. The scheduler stays: the kernel has none for a moment while it is replaced.
+// So does the way VIPs are claimed: docs/guides/migrate.md.
 func TestReliabilityUpgrade(t *testing.T) {
 	c := newServed(t, "")
 	node := c.takenOver()[0]
@@ -25,7 +27,7 @@ func TestReliabilityUpgrade(t *testing.T) {
 	before := rules()
 	other := []string{
 		"--iptables-masquerade-bit", "15", "--local-mark", "0x10000/0xff0000", "--claim-mark", "0x1000000",
-		"--claim-rule-priority", "97", "--reply-rule-priority", "470", "--claim-table", "80081", "--ipvs-scheduler", "lc",
+		"--claim-rule-priority", "97", "--reply-rule-priority", "470", "--claim-table", "80081",
 	}
 	steps := []struct {
 		name, program string
@@ -34,7 +36,6 @@ func TestReliabilityUpgrade(t *testing.T) {
 		{"the previous build", previousBuild(), nil},
 		{"upgraded", lab.Program(), nil},
 		{"upgraded, with other numbers", lab.Program(), other},
-		{"upgraded, with other claims", lab.Program(), []string{"--claim-load-balancers", "port", "--claim-external-ips", "address"}},
 		{"downgraded, with other numbers", previousBuild(), other},
 		{"downgraded", previousBuild(), nil},
 	}
@@ -43,6 +44,7 @@ func TestReliabilityUpgrade(t *testing.T) {
 			c.young[node].Stop()
 			c.intact(t, "before "+s.name)
 		}
+		t.Logf("%s: %s", time.Now().Format(clockTime), s.name)
 		c.startBuild(node, s.program, s.flags...)
 		if i == 0 {
 			c.keepAsking(node)

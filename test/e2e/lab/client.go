@@ -37,6 +37,7 @@ type Answer struct {
 	Local   netip.AddrPort
 	Err     error
 	Elapsed time.Duration
+	Ended   time.Time // of a Load's failures
 }
 
 // Outcome classifies the answer.
@@ -297,6 +298,7 @@ func (l *Load) count(answer Answer) {
 		l.servers[answer.Server]++
 		l.sources[answer.SeenSource.Addr()]++
 	} else if len(l.failures) < keptFailures {
+		answer.Ended = time.Now()
 		l.failures = append(l.failures, answer)
 	}
 }

@@ -11,7 +11,7 @@ import (
 )
 
 // previousBuild is the build that upgrades start from: of the commit that
-// `make e2e UPGRADE_FROM=COMMIT` names, by default the same as the present one.
+// `make peer-previous UPGRADE_FROM=COMMIT` names, or the present one.
 func previousBuild() string { return lab.Peer("previous") }
 
 // TestReliabilityUpgrade upgrades and downgrades between two builds of kube-ipvs, and
@@ -19,7 +19,7 @@ func previousBuild() string { return lab.Peer("previous") }
 // table, priorities of policy rules. Connections of every kind stay open, new ones
 // are answered at any time, also while no build runs, and at the end nothing is left
 // behind. The scheduler stays: the kernel has none for a moment while it is replaced.
-// So does the way VIPs are claimed: docs/guides/migrate.md.
+// So does the way VIPs are claimed: docs/guides/upgrade.md.
 func TestReliabilityUpgrade(t *testing.T) {
 	c := newServed(t, "")
 	node := c.takenOver()[0]

@@ -1,9 +1,8 @@
-// Package apiclient reaches the API server for the few kinds of objects that a
-// Service proxy has to do with.
+// Package apiclient accesses the API server for the few kinds of objects that a Service
+// proxy needs.
 //
-// It takes the place of client-go's clientset, which brings along every kind that
-// Kubernetes has: 10 MB of program, and 8 MB of memory on each node. The rest of
-// client-go is used as it is.
+// It replaces client-go's clientset, which includes every kind of Kubernetes: 10 MB of
+// binary, and 8 MB of memory on each node. The rest of client-go is used unchanged.
 package apiclient
 
 import (
@@ -31,7 +30,7 @@ type Lister[L runtime.Object] interface {
 	Watch(context.Context, metav1.ListOptions) (watch.Interface, error)
 }
 
-// Client is for one API server. Its methods may be called concurrently.
+// Client accesses one API server. Its methods may be called concurrently.
 type Client struct {
 	core, discovery, events rest.Interface
 }
@@ -46,12 +45,12 @@ func init() {
 	for _, add := range []func(*runtime.Scheme) error{corev1.AddToScheme, discoveryv1.AddToScheme, eventsv1.AddToScheme} {
 		utilruntime.Must(add(scheme))
 	}
-	// What belongs to no group: Status, and events of a watch.
+	// Kinds without a group: Status, and the events of a watch.
 	metav1.AddToGroupVersion(scheme, schema.GroupVersion{Version: "v1"})
 }
 
-// New makes a client. It connects when it is first used; an error tells that the
-// configuration cannot be used.
+// New creates a client, which connects on first use. It returns an error if the
+// configuration is unusable.
 func New(config *rest.Config) (*Client, error) {
 	config = rest.CopyConfig(config)
 	if config.UserAgent == "" {
@@ -59,9 +58,9 @@ func New(config *rest.Config) (*Client, error) {
 	}
 	if config.RateLimiter == nil && config.QPS > 0 {
 		if config.Burst <= 0 {
-			return nil, errors.New("the API server's client: a limit of requests a second needs a burst greater than 0")
+			return nil, errors.New("API server client: a QPS limit needs a burst greater than 0")
 		}
-		// One limit for all that goes to the API server, not one for each group.
+		// One rate limit for all requests to the API server, not one per group.
 		config.RateLimiter = flowcontrol.NewTokenBucketRateLimiter(config.QPS, config.Burst)
 	}
 	connections, err := rest.HTTPClientFor(config)
@@ -76,7 +75,7 @@ func New(config *rest.Config) (*Client, error) {
 	return &c, errors.Join(errs[:]...)
 }
 
-// restClient makes the client of one group.
+// restClient creates the client of one group.
 func restClient(config *rest.Config, connections *http.Client, group schema.GroupVersion) (rest.Interface, error) {
 	config = rest.CopyConfig(config)
 	config.GroupVersion, config.APIPath = &group, "/apis"
@@ -87,31 +86,31 @@ func restClient(config *rest.Config, connections *http.Client, group schema.Grou
 	return rest.RESTClientForConfigAndClient(config, connections)
 }
 
-// Services are those of a namespace, or of all.
+// Services returns the Lister of a namespace, or of all namespaces.
 func (c *Client) Services(namespace string) Lister[*corev1.ServiceList] {
 	return gentype.NewClientWithList("services", c.core, parameter, namespace,
 		newOf[corev1.Service], newOf[corev1.ServiceList], gentype.PrefersProtobuf[*corev1.Service]())
 }
 
-// EndpointSlices are those of a namespace, or of all.
+// EndpointSlices returns the Lister of a namespace, or of all namespaces.
 func (c *Client) EndpointSlices(namespace string) Lister[*discoveryv1.EndpointSliceList] {
 	return gentype.NewClientWithList("endpointslices", c.discovery, parameter, namespace,
 		newOf[discoveryv1.EndpointSlice], newOf[discoveryv1.EndpointSliceList], gentype.PrefersProtobuf[*discoveryv1.EndpointSlice]())
 }
 
-// Nodes are the cluster's.
+// Nodes returns the Lister of Nodes.
 func (c *Client) Nodes() Lister[*corev1.NodeList] {
 	return gentype.NewClientWithList("nodes", c.core, parameter, "",
 		newOf[corev1.Node], newOf[corev1.NodeList], gentype.PrefersProtobuf[*corev1.Node]())
 }
 
-// Pod reads one.
+// Pod reads a Pod.
 func (c *Client) Pod(ctx context.Context, namespace, name string) (*corev1.Pod, error) {
 	pods := gentype.NewClient("pods", c.core, parameter, namespace, newOf[corev1.Pod], gentype.PrefersProtobuf[*corev1.Pod]())
 	return pods.Get(ctx, name, metav1.GetOptions{})
 }
 
-// CreateEvent writes an Event to its namespace.
+// CreateEvent creates an Event in its namespace.
 func (c *Client) CreateEvent(ctx context.Context, e *eventsv1.Event) error {
 	events := gentype.NewClient("events", c.events, parameter, e.Namespace, newOf[eventsv1.Event], gentype.PrefersProtobuf[*eventsv1.Event]())
 	_, err := events.Create(ctx, e, metav1.CreateOptions{})

@@ -1,5 +1,5 @@
-// Package capture sees packets pass the interfaces of a network namespace: those
-// that come in before any rule, those that go out behind all rules.
+// Package capture captures packets on the interfaces of a network namespace: received
+// packets before any rule, sent packets after all rules.
 package capture
 
 import (
@@ -14,7 +14,7 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
 )
 
-// Packet is one packet at an interface.
+// Packet is a packet on an interface.
 type Packet struct {
 	Link     int  // index of the interface
 	Out      bool // leaves by it
@@ -23,16 +23,16 @@ type Packet struct {
 	Flags    string // of TCP, such as "SYN,ACK"
 }
 
-// Socket receives every IP packet of TCP, UDP or SCTP, at all interfaces.
+// Socket receives all IP packets of TCP, UDP and SCTP on all interfaces.
 type Socket struct {
 	file   *os.File
 	raw    syscall.RawConn
 	buffer [256]byte
 }
 
-// Open begins: what passes from now on is seen, in the network namespace of the
-// calling thread. buffer is how many bytes of packets may wait to be read. It
-// needs CAP_NET_RAW, and CAP_NET_ADMIN for the buffer.
+// Open starts capturing in the network namespace of the calling thread. buffer is the
+// size in bytes of the receive buffer. It needs CAP_NET_RAW, and CAP_NET_ADMIN for the
+// buffer.
 func Open(buffer int) (*Socket, error) {
 	protocol := binary.NativeEndian.Uint16(binary.BigEndian.AppendUint16(nil, unix.ETH_P_ALL))
 	fd, err := unix.Socket(unix.AF_PACKET, unix.SOCK_DGRAM|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, int(protocol))
@@ -48,10 +48,10 @@ func Open(buffer int) (*Socket, error) {
 	return s, err
 }
 
-// Close has Next end.
+// Close makes Next fail.
 func (s *Socket) Close() error { return s.file.Close() }
 
-// Next waits for the next packet. It fails after Close.
+// Next returns the next packet. It fails after Close.
 func (s *Socket) Next() (Packet, error) {
 	for {
 		length, link, err := s.receive()
@@ -79,8 +79,8 @@ func (s *Socket) receive() (length int, link *unix.SockaddrLinklayer, err error)
 	return length, link, err
 }
 
-// Parse reads an IP packet as far as the ports. Fragments other than the first,
-// and IPv6 extension headers, are not told from other data.
+// Parse parses an IP packet up to the ports. It does not recognise fragments other than
+// the first, or IPv6 extension headers.
 func Parse(data []byte) (p Packet, ok bool) {
 	if len(data) < 20 {
 		return p, false

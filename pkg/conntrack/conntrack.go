@@ -1,10 +1,9 @@
-// Package conntrack deletes entries of the kernel's connection tracking table
-// that lead to endpoints which serve no longer. A UDP client that goes on
-// sending from one port keeps its entry alive, and with it the translation to
-// a dead endpoint, for as long as it sends.
+// Package conntrack deletes entries of the kernel's connection tracking table that
+// translate to endpoints which no longer serve. A UDP client that keeps sending from
+// one port keeps its entry alive, and with it the translation to a removed endpoint.
 //
-// Unlike its siblings it has no state to compare: what is in the table is
-// made by packets. A caller names what must not be there.
+// Unlike the other kernel packages it has no state to compare: packets create the
+// entries. The caller names those that must not exist.
 package conntrack
 
 import (
@@ -17,12 +16,11 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/kernel"
 )
 
-// Entry is a tracked connection, or what counts as one for a protocol without
-// connections.
+// Entry is a tracked connection, or a flow of a connectionless protocol.
 type Entry struct {
 	Protocol                 ip.Protocol
-	OriginalSrc, OriginalDst netip.AddrPort // of the client's packets as it sends them
-	ReplySrc, ReplyDst       netip.AddrPort // of the packets that answer: ReplySrc is the endpoint
+	OriginalSrc, OriginalDst netip.AddrPort // of the client's packets as sent
+	ReplySrc, ReplyDst       netip.AddrPort // of the replies: ReplySrc is the endpoint
 }
 
 func (e Entry) String() string {
@@ -48,43 +46,42 @@ type Match struct {
 	Source netip.Addr
 }
 
-// raw is the table as the kernel offers it.
+// raw is the kernel's interface to the table.
 type raw interface {
-	// dump reads one family's entries and gives those that are wanted. The filter
-	// may spare entries that it excludes from being read at all.
+	// dump returns the wanted entries of one family. The filter may exclude entries
+	// from being read at all.
 	dump(family ip.Family, f filter, wanted func(Entry) bool) ([]tracked, error)
-	// remove is ENOENT for an entry that is not there.
+	// remove returns ENOENT if the entry does not exist.
 	remove(ip.Family, tracked) error
 	close()
 }
 
-// tracked is an entry and what the kernel knows it by.
+// tracked is an entry with the kernel's identity of it.
 type tracked struct {
 	Entry
-	identity []byte // attributes in the kernel's form; nil in a Fake
+	identity []byte // attributes in the kernel's format; nil in a Fake
 }
 
-// client's methods may be called concurrently; they are carried out one at a
-// time.
+// client's methods may be called concurrently; they are serialized.
 type client struct {
 	mu  sync.Mutex
 	raw raw
 }
 
-// Close gives back the socket. No other method may be called after it.
+// Close closes the socket. No other method may be called afterwards.
 func (c *client) Close() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.raw.close()
 }
 
-// Delete deletes all entries that one of the matches selects, and returns their
-// number. The kernel filters for few matches; for many the table is read once for
-// each of their families, which takes a few microseconds an entry.
+// Delete deletes all entries that any of the matches selects, and returns their number.
+// For a few matches the kernel filters; for many, the table is read once per family, at
+// a few microseconds an entry.
 //
-// An entry that ends by itself meanwhile is no error. After an error some
-// entries may have been deleted, as many as the number says; nothing keeps the
-// others from being tried. Fails with EPERM without CAP_NET_ADMIN.
+// An entry that expires meanwhile is not an error. With an error, the number says how
+// many entries have been deleted; the others have been tried. It returns EPERM without
+// CAP_NET_ADMIN.
 func (c *client) Delete(matches []Match) (int, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -123,14 +120,14 @@ func (c *client) delete(family ip.Family, index index) (int, error) {
 		case removeErr == nil:
 			deleted++
 		case kernel.IsNotExist(removeErr):
-		case err == nil: // one tells enough
+		case err == nil: // one error suffices
 			err = fmt.Errorf("%s: %w", entry, removeErr)
 		}
 	}
 	return deleted, err
 }
 
-// filter is what all entries of a dump have in common. The zero filter passes all.
+// filter is what all wanted entries have in common. The zero filter passes all entries.
 type filter struct {
 	protocol    ip.Protocol    // 0: any
 	originalDst netip.AddrPort // with a protocol
@@ -143,15 +140,15 @@ func (f filter) passes(e Entry) bool {
 		(!f.replyDst.IsValid() || f.replyDst == e.ReplyDst.Addr())
 }
 
-// fewFilters is up to how many times the table is gone through in the kernel rather
-// than read once. A filtered dump walks the table too, but an entry that it leaves
-// out costs a hundredth of one that is read.
+// fewFilters is the number of matches up to which the kernel's filter is cheaper than
+// reading the table once. A filtered dump walks the whole table too, but skipping an
+// entry costs a hundredth of reading it.
 const fewFilters = 8
 
-// index finds the matches for an entry by what all of them ask for.
+// index finds the matches for an entry by the fields that all matches set.
 type index struct {
 	to map[destination][]Match
-	// The addresses of matches with a Source.
+	// Source addresses of matches with a Source.
 	sources map[netip.Addr]struct{}
 }
 
@@ -173,8 +170,8 @@ func newIndex(matches []Match) index {
 	return index
 }
 
-// filters returns what the table is to be read by for one family: nothing if no match
-// is of it.
+// filters returns the filters with which the table is read for one family, or none if
+// no match has the family.
 func (i index) filters(family ip.Family) []filter {
 	var out []filter
 	for key := range i.to {
@@ -209,7 +206,7 @@ func (i index) selects(e Entry) bool {
 	return translated && e.OriginalSrc.Addr() != e.ReplyDst.Addr()
 }
 
-// selects is asked only for entries to OriginalDst.
+// selects must only be called for entries to OriginalDst.
 func (m Match) selects(e Entry) bool {
 	if m.ReplySrc.IsValid() {
 		return m.ReplySrc == e.ReplySrc

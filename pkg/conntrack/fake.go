@@ -9,20 +9,20 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
 )
 
-// Fake is the kernel's table in memory. What is selected and how is the real
-// code.
+// Fake holds the table in memory. It shares the selection code with the real one.
 type Fake struct {
 	client
 
-	// FailDump is asked before each dump; an error fails that dump.
+	// FailDump, if set, is called before each dump, which returns its error.
 	FailDump func() error
-	// Refuse is asked before each entry is deleted; an error keeps it.
+	// Refuse, if set, is called before each deletion and may return an error that
+	// refuses it.
 	Refuse func(Entry) error
 
 	kernel fakeKernel
 }
 
-// NewFake gives an empty table.
+// NewFake returns an empty table.
 func NewFake() *Fake {
 	f := &Fake{}
 	f.kernel.fake = f
@@ -30,7 +30,7 @@ func NewFake() *Fake {
 	return f
 }
 
-// Add puts entries in the table, as packets would.
+// Add adds entries to the table, as packets would.
 func (f *Fake) Add(entries ...Entry) {
 	k := &f.kernel
 	k.mu.Lock()
@@ -38,7 +38,7 @@ func (f *Fake) Add(entries ...Entry) {
 	k.entries = append(k.entries, entries...)
 }
 
-// Entries gives the table in the order in which it was filled.
+// Entries returns the table in insertion order.
 func (f *Fake) Entries() []Entry {
 	k := &f.kernel
 	k.mu.Lock()
@@ -46,7 +46,7 @@ func (f *Fake) Entries() []Entry {
 	return slices.Clone(k.entries)
 }
 
-// Dumps gives how often the table has been read since the last call.
+// Dumps returns how often the table has been read since the last call.
 func (f *Fake) Dumps() int {
 	k := &f.kernel
 	k.mu.Lock()
@@ -56,7 +56,7 @@ func (f *Fake) Dumps() int {
 	return dumps
 }
 
-// fakeKernel is the raw side of a Fake.
+// fakeKernel is the kernel's interface of a Fake.
 type fakeKernel struct {
 	fake *Fake
 

@@ -16,23 +16,23 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/kernel"
 )
 
-// Only the library's sockets and attributes are used. Its call that deletes
-// keeps the whole table in memory and does not know the ports of SCTP.
+// Only the library's sockets and attributes are used. Its function for deletion reads
+// the whole table into memory and does not support SCTP ports.
 
-// answerTimeout bounds the wait for each part of an answer.
+// answerTimeout limits the wait for each part of a response.
 const answerTimeout = 15 * time.Second
 
-// Of <linux/netfilter/nfnetlink_conntrack.h>, where the library has no name.
+// Constants of <linux/netfilter/nfnetlink_conntrack.h> that the library lacks.
 const (
 	getStats = 5 // IPCTNL_MSG_CT_GET_STATS
 
-	ctaFilter           = 25 // CTA_FILTER; kernels before 5.8 ignore it
+	ctaFilter           = 25 // CTA_FILTER; ignored by kernels before 5.8
 	ctaFilterOrigFlags  = 1  // CTA_FILTER_ORIG_FLAGS
 	ctaFilterReplyFlags = 2  // CTA_FILTER_REPLY_FLAGS
 )
 
-// What of a tuple a filter compares: CTA_FILTER_FLAG of
-// net/netfilter/nf_internals.h, which user space does not see.
+// Fields of a tuple that a filter compares: CTA_FILTER_FLAG of
+// net/netfilter/nf_internals.h, which is not exported to user space.
 const (
 	filterDst     = 1 << 1
 	filterProto   = 1 << 3
@@ -41,12 +41,12 @@ const (
 
 const nested = unix.NLA_F_NESTED
 
-// Netlink deletes entries in the network namespace in which it was made.
+// Netlink deletes entries in the network namespace in which it was created.
 type Netlink struct{ client }
 
-// New connects to the kernel, in the network namespace of the calling thread.
-// It fails, with an error that says the cure, if the kernel does not give
-// access to connection tracking and the module that does cannot be loaded.
+// New connects to the kernel in the network namespace of the calling thread. It returns
+// an error that names the cure if the kernel gives no access to connection tracking and
+// the module that does cannot be loaded.
 func New() (*Netlink, error) {
 	sock, err := nl.GetNetlinkSocketAt(netns.None(), netns.None(), unix.NETLINK_NETFILTER)
 	if err != nil {
@@ -56,8 +56,8 @@ func New() (*Netlink, error) {
 	err = errors.Join(sock.SetSendTimeout(&timeout), sock.SetReceiveTimeout(&timeout))
 	s := &socket{map[int]*nl.SocketHandle{unix.NETLINK_NETFILTER: {Socket: sock}}}
 	if err == nil {
-		// The answer looks like part of a dump that has no end: the
-		// acknowledgement is its end.
+		// The response looks like part of an unterminated dump: the acknowledgement
+		// ends it.
 		_, err = s.request(getStats, unix.AF_UNSPEC, unix.NLM_F_ACK).Execute(unix.NETLINK_NETFILTER, 0)
 	}
 	if err != nil {
@@ -67,8 +67,7 @@ func New() (*Netlink, error) {
 	return &Netlink{client{raw: s}}, nil
 }
 
-// socket is the table through a netlink socket. It belongs to a client, whose
-// lock it relies on.
+// socket accesses the table through a netlink socket. The client's lock guards it.
 type socket struct {
 	sockets map[int]*nl.SocketHandle
 }
@@ -86,10 +85,9 @@ func (s *socket) request(command int, family uint8, flags int) *nl.NetlinkReques
 	return req
 }
 
-// attributes asks the kernel to leave out what does not pass. It cannot be asked for
-// IPv6 addresses: up to Linux 6.1 at least, ctnetlink_filter_match_tuple
-// (net/netfilter/nf_conntrack_netlink.c) leaves out those that are equal, as
-// TestFilter found.
+// attributes makes the kernel skip entries that do not pass. IPv6 addresses cannot be
+// filtered: up to Linux 6.1 at least, ctnetlink_filter_match_tuple
+// (net/netfilter/nf_conntrack_netlink.c) skips the equal ones, as TestFilter found.
 func (f filter) attributes() []*nl.RtAttr {
 	flags := nl.NewRtAttr(nested|ctaFilter, nil)
 	list := []*nl.RtAttr{flags}
@@ -121,15 +119,15 @@ func (f filter) attributes() []*nl.RtAttr {
 	return list
 }
 
-// dstAttr is a tuple's destination, an IPv4 address.
+// dstAttr returns a tuple's destination, an IPv4 address.
 func dstAttr(dst netip.Addr) *nl.RtAttr {
 	attr := nl.NewRtAttr(nested|nl.CTA_TUPLE_IP, nil)
 	attr.AddRtAttr(nl.CTA_IP_V4_DST, dst.AsSlice())
 	return attr
 }
 
-// dump looks at each message as it comes, as the table can have millions of
-// entries. What a kernel before 5.8 does not leave out, wanted does.
+// dump processes each message as it arrives, because the table can have millions of
+// entries. wanted excludes what kernels before 5.8 do not filter.
 func (s *socket) dump(family ip.Family, f filter, wanted func(Entry) bool) ([]tracked, error) {
 	var entries []tracked
 	var malformed error
@@ -195,8 +193,8 @@ func parseEntry(list []syscall.NetlinkRouteAttr) (entry Entry, err error) {
 	return entry, nil
 }
 
-// identity is what the kernel knows an entry by: the client's packets, the
-// zone, and a number, so that a successor is not met in its place.
+// identity is the kernel's identity of an entry: the client's tuple, the zone, and an
+// ID, so that a successor is not deleted instead.
 func identity(list []syscall.NetlinkRouteAttr) []byte {
 	var data []byte
 	for _, a := range list {
@@ -208,8 +206,8 @@ func identity(list []syscall.NetlinkRouteAttr) []byte {
 	return data
 }
 
-// parseTuple reads one direction's addresses. Ports are 0 for a protocol that
-// has none.
+// parseTuple parses the addresses of one direction. Ports are 0 for a protocol without
+// ports.
 func parseTuple(data []byte) (protocol ip.Protocol, src, dst netip.AddrPort, err error) {
 	tuple, err := parse(data)
 	if err != nil {
@@ -230,8 +228,8 @@ func parseTuple(data []byte) (protocol ip.Protocol, src, dst netip.AddrPort, err
 
 var errMalformed = fmt.Errorf("the kernel sent a malformed entry: %w", unix.EBADMSG)
 
-// attributes are the few values of a nest, by type. A slice of fixed size
-// instead of a map, as there are six of these for each entry of the table.
+// attributes holds the few values of a nest by type. It is a fixed-size array instead
+// of a map because each entry of the table needs six of them.
 type attributes [8][]byte
 
 func parse(data []byte) (attributes, error) {

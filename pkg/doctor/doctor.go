@@ -1,6 +1,5 @@
-// Package doctor looks for what keeps a node from serving Services, and names
-// the cure. Examine is a pure function of what Observe has read; nothing is
-// changed.
+// Package doctor checks a node for problems that affect Services, and names the cure.
+// Examine is a pure function of what Observe has read; nothing is changed.
 package doctor
 
 import (
@@ -15,11 +14,11 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/trace"
 )
 
-// Severity says how much a finding matters.
+// Severity is how serious a finding is.
 type Severity string
 
-// The severities: connections fail; some may fail, or soon; worth knowing; and a check
-// that has found nothing of these.
+// Error: connections fail. Warning: some fail, or may fail soon. Note: worth knowing.
+// OK: a check has passed.
 const (
 	Error   Severity = "error"
 	Warning Severity = "warning"
@@ -27,7 +26,7 @@ const (
 	OK      Severity = "OK"
 )
 
-// Finding is one thing that was found, or that a check has found nothing.
+// Finding is a problem, or a check that has passed.
 type Finding struct {
 	Severity Severity `json:"severity"`
 	About    string   `json:"about"`
@@ -35,45 +34,46 @@ type Finding struct {
 	Cure     string   `json:"cure,omitempty"`
 }
 
-// Facts is what is looked at.
+// Facts are the input of the checks.
 type Facts struct {
-	Nodes []*trace.Node // one for each family that could be read
-	// Unread are errors of reading the kernel: what is missing there.
+	Nodes []*trace.Node // one per family that could be read
+	// Unread are errors of reading the kernel. Data whose reading failed is missing
+	// below.
 	Unread []error
-	// Proxies are the processes of service proxies, by name, but for the one that
-	// looks. Hidden reports whether there may be others that cannot be seen: in a Pod
-	// without hostPID there are no processes but the Pod's own.
+	// Proxies are the processes of service proxies by name, except this one. Hidden
+	// reports whether there may be others: in a Pod without hostPID only the Pod's own
+	// processes are visible.
 	Proxies map[string][]int
 	Hidden  bool
-	// Answers are programs that are not this one and answer on kube-proxy's ports.
+	// Answers are other programs that listen on kube-proxy's ports.
 	Answers []Answer
-	// Serving reports whether kube-ipvs answers on its port for probes, and Unready
-	// are its reasons for not being ready.
+	// Serving reports whether kube-ipvs answers on its port for probes. Unready are its
+	// reasons for not being ready.
 	Serving bool
 	Unready []string
 	// Config is the proxy's configuration.
 	Config plan.Config
-	// Tables are those of nftables, such as "ip kube-proxy".
+	// Tables are the tables of nftables, such as "ip kube-proxy".
 	Tables []string
-	// Connections are conntrack's entries; Most is how many there may be, 0 if
-	// that is not known.
+	// Connections is the number of conntrack entries. Most is their maximum, 0 if
+	// unknown.
 	Connections, Most int
-	// Lacking are extensions of iptables that the kernel does not have.
+	// Lacking are iptables extensions that the kernel does not have.
 	Lacking map[ip.Family][]string
-	// Others are the rules of the back end of iptables that the node does not use.
-	// Unseen reports that there may be some that could not be read.
+	// Others are the rules of the iptables back end that the node does not use. Unseen
+	// reports that it may have rules which could not be read.
 	Others []OtherRules
 	Unseen bool
 }
 
-// Answer is of a program on one of kube-proxy's ports.
+// Answer describes a program on one of kube-proxy's ports.
 type Answer struct {
 	Port int
-	Mode string // as kube-proxy's /proxyMode says it; "" if that is not answered
+	Mode string // as in kube-proxy's /proxyMode; "" without a response
 }
 
-// check looks for one kind of problem. about and fine are what it says when there is
-// none; with a problem that is no more than a note it says both.
+// check looks for one kind of problem. about and fine are printed if there is none, and
+// in addition to a mere note.
 type check struct {
 	about, fine string
 	find        func(*Facts) []Finding
@@ -81,15 +81,15 @@ type check struct {
 
 var checks = []check{
 	{"kernel", "IPVS, IP sets, rules, routes and parameters can be read", unread},
-	{"kube-proxy", "does not run on this node, and has left nothing that acts on packets", both(kubeProxy, otherBackEnd)},
+	{"kube-proxy", "does not run on this node, and has left no state that affects packets", both(kubeProxy, otherBackEnd)},
 	{"kube-ipvs", "runs, and is ready", kubeIPVS},
 	{"conntrack", "its table has room", conntrack},
 	{"parameters", "the node forwards, and connection tracking follows IPVS", eachNode(parameters)},
-	{"bridges", "the rules see what pods on one bridge send each other", eachNode(bridges)},
-	{"interfaces", "what enters by an interface with a routing table of its own can leave by it, with a source of its own", eachNode(interfaces)},
-	{"rules", "the rules of Services are reached, and no other program's decide before them", both(rules, lost)},
-	{"Services", "each port of a cluster IP has its virtual server, and is local to the node alone", eachNode(programmed)},
-	{"virtual servers", "all are of Services", eachNode(foreign)},
+	{"bridges", "the rules see traffic between pods on one bridge", eachNode(bridges)},
+	{"interfaces", "interfaces with their own routing table have symmetric paths and their own source addresses", eachNode(interfaces)},
+	{"rules", "the rules of Services are reached, and no rule of another program decides before them", both(rules, lost)},
+	{"Services", "each port of a cluster IP has its virtual server, and the address is local and no other interface's", eachNode(programmed)},
+	{"virtual servers", "all belong to Services", eachNode(foreign)},
 }
 
 func both(a, b func(*Facts) []Finding) func(*Facts) []Finding {
@@ -106,8 +106,8 @@ func eachNode(find func(*trace.Node) []Finding) func(*Facts) []Finding {
 	}
 }
 
-// Examine makes every check, and lists what they find, the worst first. A check that
-// finds nothing is listed as OK.
+// Examine performs all checks and returns their findings, the worst first. A check
+// without findings returns OK.
 func Examine(f *Facts) []Finding {
 	var out []Finding
 	for _, c := range checks {
@@ -132,12 +132,12 @@ func unread(f *Facts) []Finding {
 	return out
 }
 
-// Sick tells whether there is an error among findings.
+// Sick reports whether the findings include an error.
 func Sick(findings []Finding) bool {
 	return slices.ContainsFunc(findings, func(f Finding) bool { return f.Severity == Error })
 }
 
-// Write prints findings for people.
+// Write prints findings as text.
 func Write(w io.Writer, findings []Finding) error {
 	for _, f := range findings {
 		if _, err := fmt.Fprintf(w, "%-8s %s: %s\n", f.Severity, f.About, f.What); err != nil {
@@ -156,16 +156,16 @@ func kubeProxy(f *Facts) []Finding {
 	var out []Finding
 	const cure = "remove its DaemonSet; kube-ipvs takes over what it has left"
 	if pids := f.Proxies["kube-proxy"]; len(pids) > 0 {
-		out = append(out, Finding{Error, "kube-proxy", fmt.Sprintf("runs beside kube-ipvs (process %d), and each undoes what the other does", pids[0]), cure})
+		out = append(out, Finding{Error, "kube-proxy", fmt.Sprintf("runs beside kube-ipvs (process %d), and both overwrite each other's state", pids[0]), cure})
 	}
 	for _, a := range f.Answers {
 		if len(out) > 0 {
-			break // it is the process
+			break // the process itself, reported above
 		}
 		if a.Mode != "" {
-			out = append(out, Finding{Error, "kube-proxy", fmt.Sprintf("answers on port %d, in mode %s: it runs beside kube-ipvs, and each undoes what the other does", a.Port, a.Mode), cure})
+			out = append(out, Finding{Error, "kube-proxy", fmt.Sprintf("answers on port %d, in mode %s: it runs beside kube-ipvs, and both overwrite each other's state", a.Port, a.Mode), cure})
 		} else {
-			out = append(out, Finding{Warning, "kube-proxy", fmt.Sprintf("another program has its port %d: kube-ipvs cannot be asked there", a.Port), "see whether kube-proxy still runs"})
+			out = append(out, Finding{Warning, "kube-proxy", fmt.Sprintf("another program uses its port %d, so kube-ipvs cannot serve there", a.Port), "check whether kube-proxy still runs"})
 		}
 	}
 	if slices.ContainsFunc(f.Tables, func(t string) bool { return t == "ip kube-proxy" || t == "ip6 kube-proxy" }) {
@@ -174,7 +174,7 @@ func kubeProxy(f *Facts) []Finding {
 	}
 	out = append(out, eachNode(leftovers)(f)...)
 	if f.Hidden && len(out) == 0 {
-		out = append(out, Finding{Note, "kube-proxy", "its processes cannot be seen from this Pod (without hostPID): known by its ports and by what it leaves in the kernel", ""})
+		out = append(out, Finding{Note, "kube-proxy", "its processes are not visible from this Pod (without hostPID): detected by its ports and by its state in the kernel", ""})
 	}
 	return out
 }
@@ -186,19 +186,19 @@ func kubeIPVS(f *Facts) []Finding {
 	case f.Serving, len(f.Proxies["kube-ipvs"]) > 0:
 		return nil
 	case f.Hidden:
-		return []Finding{{Warning, "kube-ipvs", "does not answer on its port for probes, and its process cannot be seen from this Pod (without hostPID)",
-			"the kernel goes on serving what it holds; nothing follows changes if it does not run"}}
+		return []Finding{{Warning, "kube-ipvs", "does not answer on its port for probes, and its process is not visible from this Pod (without hostPID)",
+			"if it does not run, the kernel continues to serve, but does not follow changes"}}
 	}
-	return []Finding{{Warning, "kube-ipvs", "does not run: the kernel goes on serving what it holds, and nothing follows changes", "start it"}}
+	return []Finding{{Warning, "kube-ipvs", "does not run: the kernel continues to serve, but does not follow changes", "start it"}}
 }
 
-// nearlyFull is the share of conntrack's table from which it matters.
+// nearlyFull is the fill level of the conntrack table above which it is a problem.
 const nearlyFull = 0.9
 
 func conntrack(f *Facts) []Finding {
 	if f.Most == 0 || float64(f.Connections) < nearlyFull*float64(f.Most) {
 		return nil
 	}
-	return []Finding{{Error, "conntrack", fmt.Sprintf("%d of %d connections: new ones are dropped when it is full", f.Connections, f.Most),
+	return []Finding{{Error, "conntrack", fmt.Sprintf("%d of %d entries: new connections are dropped when it is full", f.Connections, f.Most),
 		"raise net.netfilter.nf_conntrack_max (--conntrack-max-per-core, --conntrack-min)"}}
 }

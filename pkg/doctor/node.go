@@ -23,7 +23,7 @@ func parameters(n *trace.Node) []Finding {
 		out = append(out, Finding{Error, n.Family.String(), "the node does not forward", "sysctl -w net.ipv4.ip_forward=1 net.ipv6.conf.all.forwarding=1"})
 	}
 	if n.Sysctls["net/ipv4/vs/conntrack"] == "0" {
-		out = append(out, Finding{Error, "IPVS", "conntrack does not follow its connections, so that nothing is masqueraded", "sysctl -w net.ipv4.vs.conntrack=1"})
+		out = append(out, Finding{Error, "IPVS", "conntrack does not track its connections, so nothing is masqueraded", "sysctl -w net.ipv4.vs.conntrack=1"})
 	}
 	return out
 }
@@ -32,14 +32,14 @@ func bridges(n *trace.Node) []Finding {
 	var out []Finding
 	for _, l := range plan.PodBridges(&routing.Inventory{Links: n.Links}) {
 		if !n.BridgeFilters() {
-			out = append(out, Finding{Warning, l.Name, "frames between its pods are not shown to the rules (bridge-nf-call-iptables is 0): what they send each other through a Service must be masqueraded",
+			out = append(out, Finding{Warning, l.Name, "frames between its pods bypass the rules (bridge-nf-call-iptables is 0), so their Service traffic must be masqueraded",
 				"modprobe br_netfilter; sysctl -w net.bridge.bridge-nf-call-iptables=1 net.bridge.bridge-nf-call-ip6tables=1"})
 		}
 	}
 	return out
 }
 
-// interfaces looks at those that lead out by a table of their own: ENIs.
+// interfaces checks ENIs: interfaces with a default route in their own table.
 func interfaces(n *trace.Node) []Finding {
 	var out []Finding
 	for _, r := range n.Routes {
@@ -48,12 +48,12 @@ func interfaces(n *trace.Node) []Finding {
 		}
 		back := slices.ContainsFunc(n.Rules, func(rule routing.Rule) bool { return rule.Table == r.Table && rule.Mask != 0 })
 		if n.Family == ip.IPv4 && n.ReversePathFilter(r.Link) == 1 && !(back && n.Either(r.Link, "src_valid_mark")) {
-			out = append(out, Finding{Warning, r.Link, "rp_filter is 1, and what enters by it from outside has no way back by it: dropped",
+			out = append(out, Finding{Warning, r.Link, "rp_filter is 1, and the return path of external traffic uses another interface: such traffic is dropped",
 				"--snat-mode auto or fwmark, which route replies by a mark, with net.ipv4.conf.all.src_valid_mark=1"})
 		}
 		source := n.SourceOn(r.Link, r.Via)
 		if n.SNATTo(r.Link) == "" && n.Owner(source) != r.Link && !replyRouted(n, r.Table) {
-			out = append(out, Finding{Warning, r.Link, fmt.Sprintf("has no address: what its pods send through a Service leaves by it as %s, which is %s's", source, n.Owner(source)),
+			out = append(out, Finding{Warning, r.Link, fmt.Sprintf("has no address: Service traffic of its pods leaves with the source %s, which is %s's", source, n.Owner(source)),
 				"--snat-mode auto, or name a source with --snat-source or the Node's annotation kube-ipvs.io/snat-sources"})
 		}
 	}
@@ -62,15 +62,16 @@ func interfaces(n *trace.Node) []Finding {
 
 const mainTable = 254
 
-// isPrimary tells whether an interface is the main table's way out.
+// isPrimary reports whether an interface has main's default route.
 func isPrimary(n *trace.Node, link string) bool {
 	return slices.ContainsFunc(n.Routes, func(r routing.Route) bool {
 		return r.Table == mainTable && r.Link == link && r.Dst.Bits() == 0
 	})
 }
 
-// replyRouted reports whether all pods that are sent to an ENI's table are ones whose
-// connections are bound to another interface, or whether there are none.
+// replyRouted reports whether the connections of all pods whose traffic is routed by an
+// ENI's table are bound to another interface. It returns true if there are no such
+// pods.
 func replyRouted(n *trace.Node, table int) bool {
 	sources := n.Sets[plan.ReplyRoutedSources.In(n.Family)].Entries
 	return !slices.ContainsFunc(n.Rules, func(r routing.Rule) bool {
@@ -82,7 +83,7 @@ func replyRouted(n *trace.Node, table int) bool {
 	})
 }
 
-// jumps are the rules of the plan, in the kernel's own chains, that lead to ours.
+// jumps are the desired rules in base chains that jump to our chains.
 func jumps(f *Facts, n *trace.Node) []nat.Jump {
 	var out []nat.Jump
 	node := plan.Node{Inventory: routing.Inventory{Links: n.Links, Rules: n.Rules}}
@@ -94,16 +95,16 @@ func jumps(f *Facts, n *trace.Node) []nat.Jump {
 	return out
 }
 
-// rules finds our rules missing or behind others. Without those of the nat table nothing
-// is masqueraded; another table's may not be needed on this node.
+// rules reports missing or shadowed rules of ours. Without those in table nat nothing
+// is masqueraded; those in other tables may not be needed on this node.
 func rules(f *Facts) []Finding {
 	var out []Finding
 	for _, n := range f.Nodes {
-		first := map[nat.Chain]int{} // where ours begin
+		first := map[nat.Chain]int{} // index of our first rule
 		for _, j := range jumps(f, n) {
 			at := slices.Index(n.Ruleset[j.Chain.Table].Chains[j.Chain.Name], j.Rule)
 			if at < 0 && j.Chain.Table == nat.NAT && !j.Last {
-				return []Finding{{Error, n.Family.String(), "no rule in nat " + j.Chain.Name + " leads to " + j.To().Name + ": this node is not programmed, or another program has flushed it",
+				return []Finding{{Error, n.Family.String(), "no rule in nat " + j.Chain.Name + " leads to " + j.To().Name + ": the node is not programmed, or another program has flushed the chain",
 					"start kube-ipvs; if it runs, it repairs this within --ipvs-sync-period"}}
 			}
 			if was, ok := first[j.Chain]; at >= 0 && !j.Last && (!ok || at < was) {
@@ -117,19 +118,21 @@ func rules(f *Facts) []Finding {
 	return out
 }
 
-// shadows finds rules of other programs, in a chain before ours, that end a packet's way.
+// shadows reports terminating rules of other programs that precede ours in a base
+// chain.
 func shadows(n *trace.Node, chain nat.Chain, ours int) []Finding {
 	var out []Finding
 	for _, r := range n.Ruleset[chain.Table].Chains[chain.Name][:ours] {
 		if target := strings.Join(nat.Arguments(r, "-j"), ""); slices.Contains([]string{"ACCEPT", "DROP", "REJECT", "RETURN"}, target) {
-			out = append(out, Finding{Warning, string(chain.Table) + " " + chain.Name, "a rule of another program stands before ours: -A " + chain.Name + " " + string(r),
-				"kube-ipvs puts its own first again within --ipvs-sync-period; see which program inserts at the head"})
+			out = append(out, Finding{Warning, string(chain.Table) + " " + chain.Name, "a rule of another program precedes ours: -A " + chain.Name + " " + string(r),
+				"kube-ipvs moves its rule to the front within --ipvs-sync-period; find the program that inserts rules at the head"})
 		}
 	}
 	return out
 }
 
-// leftovers of kube-proxy's iptables mode catch packets before IPVS.
+// leftovers reports chains of kube-proxy's iptables mode, which affect packets before
+// IPVS.
 func leftovers(n *trace.Node) []Finding {
 	for chain := range n.Ruleset[nat.NAT].Chains {
 		if strings.HasPrefix(chain, "KUBE-SVC-") || strings.HasPrefix(chain, "KUBE-SEP-") {
@@ -140,36 +143,35 @@ func leftovers(n *trace.Node) []Finding {
 	return nil
 }
 
-// programmed compares the kernel's parts with each other: a Service's member of a set,
-// its virtual server and its VIP belong together. A cluster IP that an interface has too
-// is served there, by whatever listens; of a dummy link that is meant (NodeLocal
-// DNSCache).
+// programmed checks that set member, virtual server and VIP of each cluster IP exist
+// together. If another interface has a cluster IP, a process of the node serves it; on
+// a dummy interface that is intended (NodeLocal DNSCache).
 func programmed(n *trace.Node) []Finding {
 	var out []Finding
 	set := n.Sets[plan.ClusterIP.In(n.Family)]
 	for _, e := range slices.SortedFunc(maps.Keys(set.Entries), ipset.Entry.Compare) {
 		at := netip.AddrPortFrom(e.Addr, e.Port)
 		if _, ok := n.IPVS[ipvs.Key{Protocol: e.Protocol, Addr: e.Addr, Port: e.Port}]; !ok {
-			out = append(out, drift(fmt.Sprintf("%s %s has no virtual server, though %s lists it", e.Protocol, at, set.Name)))
+			out = append(out, drift(fmt.Sprintf("%s %s has no virtual server, although %s lists it", e.Protocol, at, set.Name)))
 		}
 		if !n.Local(e.Addr) {
-			out = append(out, drift(fmt.Sprintf("%s is not local to the node, though %s lists it", e.Addr, set.Name)))
+			out = append(out, drift(fmt.Sprintf("%s is not local to the node, although %s lists it", e.Addr, set.Name)))
 		}
 		owner := n.Owner(e.Addr)
 		if link, _ := n.Link(owner); link.Type == "dummy" {
 			out = append(out, Finding{Note, owner, fmt.Sprintf("has the cluster IP %s, as NodeLocal DNSCache does", e.Addr), ""})
 		} else if owner != "" {
-			out = append(out, Finding{Error, owner, fmt.Sprintf("has the address %s, which is a Service's cluster IP", e.Addr), "give the interface another address; nothing else may use the Service range"})
+			out = append(out, Finding{Error, owner, fmt.Sprintf("has the address %s, which is a Service's cluster IP", e.Addr), "give the interface another address, outside the Service range"})
 		}
 	}
 	return out
 }
 
 func drift(what string) Finding {
-	return Finding{Error, "drift", what, "kube-ipvs repairs this within --ipvs-sync-period; if it stays, its log says why"}
+	return Finding{Error, "drift", what, "kube-ipvs repairs this within --ipvs-sync-period; if not, see its log"}
 }
 
-// foreign finds virtual servers of other programs.
+// foreign reports virtual servers of other programs.
 func foreign(n *trace.Node) []Finding {
 	var out []Finding
 	listed := map[ipset.Entry]bool{}
@@ -180,7 +182,7 @@ func foreign(n *trace.Node) []Finding {
 	}
 	for _, key := range slices.SortedFunc(maps.Keys(n.IPVS), ipvs.Key.Compare) {
 		if key.FWMark == 0 && key.Family() == n.Family && !listed[ipset.Entry{Addr: key.Addr, Port: key.Port, Protocol: key.Protocol}] {
-			out = append(out, Finding{Note, "IPVS", fmt.Sprintf("the virtual server %s is not a Service's, and is left alone", key), ""})
+			out = append(out, Finding{Note, "IPVS", fmt.Sprintf("virtual server %s belongs to no Service and is not changed", key), ""})
 		}
 	}
 	return out

@@ -20,8 +20,8 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/trace"
 )
 
-// Observe reads the node, on which a proxy runs with a configuration and answers at an
-// address for probes. What cannot be read is a fact, too.
+// Observe reads the node of a proxy with the given configuration and address for
+// probes. Failures are facts, too.
 func Observe(ctx context.Context, cfg *plan.Config, probes netip.AddrPort) *Facts {
 	f := ObserveProxies(ctx)
 	f.Config, f.Tables = *cfg, tables()
@@ -39,7 +39,7 @@ func Observe(ctx context.Context, cfg *plan.Config, probes netip.AddrPort) *Fact
 	return f
 }
 
-// ObserveProxies looks for service proxies alone: their processes, and their ports.
+// ObserveProxies reads only the processes and ports of service proxies.
 func ObserveProxies(ctx context.Context) *Facts {
 	return &Facts{Proxies: processes("/proc", os.Getpid()), Hidden: hidden("/proc"), Answers: answers(ctx, proxyPorts)}
 }
@@ -53,21 +53,21 @@ func (f *Facts) readNodes() {
 	for _, family := range ip.Families {
 		node, err := kernel.Node(family)
 		if err != nil {
-			f.Unread = append(f.Unread, fmt.Errorf("%s cannot be read: %w", family, err))
+			f.Unread = append(f.Unread, fmt.Errorf("cannot read %s: %w", family, err))
 			continue
 		}
 		f.Nodes = append(f.Nodes, node)
 	}
 }
 
-// number reads a file with one; what is not there counts as 0.
+// number reads a number from a file. A missing file counts as 0.
 func number(file string) int {
 	text, _ := os.ReadFile(file)
 	n, _ := strconv.Atoi(strings.TrimSpace(string(text)))
 	return n
 }
 
-// processes finds those of service proxies, but this one's own.
+// processes returns the processes of service proxies, except our own.
 func processes(proc string, self int) map[string][]int {
 	out := map[string][]int{}
 	files, _ := filepath.Glob(filepath.Join(proc, "[0-9]*", "comm"))
@@ -82,8 +82,8 @@ func processes(proc string, self int) map[string][]int {
 	return out
 }
 
-// sameNetwork reports whether a process is in our network namespace, as far as that can be
-// seen: one of a node inside of a container (kind) is not on this node.
+// sameNetwork reports whether a process is in our network namespace, as far as visible.
+// That of a node in a container (kind) is not.
 func sameNetwork(proc string, pid int) bool {
 	here, _ := os.Readlink(filepath.Join(proc, "self/ns/net"))
 	there, err := os.Readlink(filepath.Join(proc, strconv.Itoa(pid), "ns/net"))
@@ -93,16 +93,16 @@ func sameNetwork(proc string, pid int) bool {
 // initialPIDNamespace is PROC_PID_INIT_INO of include/linux/proc_ns.h.
 const initialPIDNamespace = "pid:[4026531836]"
 
-// hidden reports whether the node may have processes that cannot be seen.
+// hidden reports whether the node may have invisible processes.
 func hidden(proc string) bool {
 	link, err := os.Readlink(filepath.Join(proc, "self/ns/pid"))
 	return err == nil && link != initialPIDNamespace
 }
 
-// proxyPorts are those that kube-proxy has by default, for metrics and for health.
+// proxyPorts are kube-proxy's default ports for metrics and health checks.
 var proxyPorts = []int{10249, 10256}
 
-// answers asks on kube-proxy's ports which programs are there. This one says its name.
+// answers returns the programs on kube-proxy's ports. kube-ipvs identifies itself.
 func answers(ctx context.Context, ports []int) []Answer {
 	client := http.Client{Timeout: time.Second}
 	var out []Answer
@@ -113,7 +113,7 @@ func answers(ctx context.Context, ports []int) []Answer {
 		}
 		response, err := client.Do(request)
 		if err != nil {
-			continue // nothing listens
+			continue // not listening
 		}
 		text, _ := io.ReadAll(io.LimitReader(response.Body, 64))
 		response.Body.Close()
@@ -129,7 +129,7 @@ func answers(ctx context.Context, ports []int) []Answer {
 	return out
 }
 
-// tables lists those of nftables, where nft(8) is at hand.
+// tables returns the tables of nftables, if nft(8) is installed.
 func tables() []string {
 	text, _, err := kernel.Run("nft", "", "--json", "list", "tables")
 	if err != nil {

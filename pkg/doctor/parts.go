@@ -14,31 +14,31 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/nat"
 )
 
-// parts are the extensions of iptables that kube-ipvs's rules may use, and what is
-// lost without one.
+// parts are the iptables extensions that our rules may use, with what is lost without
+// each.
 var parts = []struct {
 	name   string
 	target bool
 	lost   string
 }{
-	{"set", false, "no rule about Services works"},
-	{"conntrack", false, "rules that look at the state of connections"},
-	{"mark", false, "rules that look at marks, and with them masquerading"},
+	{"set", false, "all rules of Services"},
+	{"conntrack", false, "rules that match the connection state"},
+	{"mark", false, "rules that match marks, including masquerading"},
 	{"connmark", false, "reply routing"},
-	{"addrtype", false, "rules that look for addresses of the node"},
-	{"physdev", false, "rules about bridged packets"},
-	{"ipvs", false, "rules about what IPVS sends"},
-	{"MARK", true, "marks, and with them masquerading"},
+	{"addrtype", false, "rules that match addresses of the node"},
+	{"physdev", false, "rules that match bridged packets"},
+	{"ipvs", false, "rules that match packets of IPVS"},
+	{"MARK", true, "marks, including masquerading"},
 	{"CONNMARK", true, "reply routing"},
-	{"MASQUERADE", true, "masquerading: remote endpoints do not answer through this node"},
+	{"MASQUERADE", true, "masquerading: replies of remote endpoints bypass this node"},
 	{"SNAT", true, "SNAT sources of ENIs"},
-	{"REDIRECT", true, "VIPs claimed by port do not answer to ping"},
-	{"REJECT", true, "what should be refused passes"},
-	{"SET", true, "externalTrafficPolicy Local by a mark"},
+	{"REDIRECT", true, "ping of VIPs that are claimed by port"},
+	{"REJECT", true, "rejecting: traffic that should be rejected passes"},
+	{"SET", true, "fwmarks of externalTrafficPolicy: Local"},
 }
 
-// lacking lists the extensions that the kernel does not have, as far as nf_tables
-// tells; to ask loads their modules.
+// lacking returns the extensions that the kernel does not have, according to nf_tables.
+// Asking loads their modules.
 func lacking(family ip.Family) []string {
 	var out []string
 	for _, p := range parts {
@@ -47,7 +47,7 @@ func lacking(family ip.Family) []string {
 		}
 	}
 	if len(out) == len(parts) {
-		return nil // it is nft_compat that is not there
+		return nil // nft_compat itself is missing
 	}
 	return out
 }
@@ -60,11 +60,10 @@ const (
 	compatType     = 3
 )
 
-// extension is nil or EPROTONOSUPPORT if the kernel has an extension, in whatever
-// revision.
+// extension returns nil if the kernel has any revision of an extension, and
+// EPROTONOSUPPORT if not.
 func extension(family ip.Family, name string, target bool) error {
-	// The answer counts as one of several, of which no message tells the end: the ACK
-	// does.
+	// The response is flagged as multipart without an end; the ACK ends it.
 	request := nl.NewNetlinkRequest(unix.NFNL_SUBSYS_NFT_COMPAT<<8|compatGet, unix.NLM_F_ACK)
 	request.AddData(&nl.Nfgenmsg{NfgenFamily: addressFamily(family), Version: nl.NFNETLINK_V0})
 	request.AddData(nl.NewRtAttr(compatName, nl.ZeroTerminated(name)))
@@ -90,7 +89,7 @@ func lost(f *Facts) []Finding {
 	for _, family := range ip.Families {
 		for _, p := range parts {
 			if slices.Contains(f.Lacking[family], p.name) {
-				out = append(out, Finding{Warning, family.String(), fmt.Sprintf("the kernel has no xt_%s; rules that need it are left out. Lost: %s", p.name, p.lost),
+				out = append(out, Finding{Warning, family.String(), fmt.Sprintf("the kernel has no xt_%s; rules that need it are omitted. Lost: %s", p.name, p.lost),
 					"install the kernel's module (often in the package kernel-modules-extra or linux-modules-extra)"})
 			}
 		}
@@ -98,11 +97,11 @@ func lost(f *Facts) []Finding {
 	return out
 }
 
-// others reads the rules of the back end of iptables that the node does not use.
+// readOthers reads the rules of the iptables back end that the node does not use.
 func (f *Facts) readOthers() {
 	choice, err := nat.Choose()
 	if err != nil {
-		return // whoever reads the rules says so
+		return // reported by the reader of the rules
 	}
 	f.Unseen = choice.Unseen
 	if !choice.HasOther {
@@ -121,7 +120,7 @@ func (f *Facts) readOthers() {
 	}
 }
 
-// OtherRules are those of a family in the back end that is not used.
+// OtherRules are the rules of a family in the unused back end.
 type OtherRules struct {
 	Programs string
 	Family   ip.Family
@@ -132,12 +131,12 @@ func otherBackEnd(f *Facts) []Finding {
 	var out []Finding
 	for _, o := range f.Others {
 		if chain := proxysChain(o.Rules); chain != "" {
-			out = append(out, Finding{Error, o.Programs, fmt.Sprintf("has rules of a service proxy for %s, such as the chain %s: the kernel evaluates them as well, some before IPVS", o.Family, chain),
+			out = append(out, Finding{Error, o.Programs, fmt.Sprintf("has rules of a service proxy for %s, such as the chain %s: the kernel evaluates them too, some before IPVS", o.Family, chain),
 				"start kube-ipvs, which removes them; if it runs, see its log"})
 		}
 	}
 	if f.Unseen {
-		out = append(out, Finding{Note, "iptables", "the other back end of iptables may hold rules of kube-proxy, and cannot be read here", "install both iptables-nft and iptables-legacy"})
+		out = append(out, Finding{Note, "iptables", "the other iptables back end may contain rules of kube-proxy and cannot be read here", "install both iptables-nft and iptables-legacy"})
 	}
 	return out
 }

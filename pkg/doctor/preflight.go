@@ -17,36 +17,37 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/plan"
 )
 
-// Preflight is what is looked at on a node on which kube-proxy runs, before kube-ipvs
-// takes its place.
+// Preflight is the input of the checks of a node on which kube-proxy runs and kube-ipvs
+// is to replace it.
 type Preflight struct {
 	Release string // of the kernel
 	Modules []Module
-	// IPTables are the back ends of iptables whose programs are here, with what they
-	// say their version is, and how many rules of service proxies each holds. Use is
-	// the one that kube-ipvs uses, "" if there is none, and UseWhy the reason. Unseen
-	// reports that there may be rules of one whose programs are not here.
+	// IPTables are the installed iptables back ends with their versions and their
+	// number of rules of service proxies. Use is the one that kube-ipvs will use, or
+	// "", and UseWhy the reason. Unseen reports that a back end whose programs are not
+	// installed may have rules.
 	IPTables    []Variant
 	Use, UseWhy string
 	Unseen      bool
-	// Answers are programs on kube-proxy's ports, and PIDs kube-proxy's processes as
-	// far as they can be seen.
+	// Answers are programs on kube-proxy's ports. PIDs are the visible processes of
+	// kube-proxy.
 	Answers []Answer
 	PIDs    []int
 	Links   []string // names of interfaces
-	// Probes is the address for probes; Taken says what has it, "" if it is free.
+	// Probes is the address for probes. Taken names its current user, or is "".
 	Probes netip.AddrPort
 	Taken  string
-	// Config is how kube-ipvs is to run, APIServer how it is to reach the API server.
+	// Config is the configuration of kube-ipvs. APIServer is the address of the API
+	// server in it.
 	Config    plan.Config
 	APIServer string
-	// What a dry run has found. Err: there was none, for this reason.
+	// Result of a dry run. Err is the reason if there was none.
 	Err error
-	// NotCompared reports that ip_vs is not loaded: there was no dry run either.
+	// NotCompared reports that there was no dry run because ip_vs is not loaded.
 	NotCompared bool
 	Unusable    error
 	Services    int
-	// ClusterIPs are those of the Services.
+	// ClusterIPs are the cluster IPs of all Services.
 	ClusterIPs []netip.Addr
 	Changes    []inspect.Change
 	Warnings   []string
@@ -54,7 +55,7 @@ type Preflight struct {
 	Conflicts  []event.Warning
 }
 
-// Module is a part of the kernel.
+// Module is a kernel module.
 type Module struct {
 	Name     string
 	Loaded   bool
@@ -63,14 +64,14 @@ type Module struct {
 	Optional bool
 }
 
-// Variant is a kind of iptables.
+// Variant is an iptables back end.
 type Variant struct {
 	Name    string // iptables, iptables-nft or iptables-legacy
 	Version string
 	Rules   int // of service proxies
 }
 
-// modules are those that kube-ipvs needs, or makes use of.
+// modules are the modules that kube-ipvs requires or uses.
 func modules(scheduler string) []Module {
 	return []Module{
 		{Name: "ip_vs", Why: "virtual servers"},
@@ -79,13 +80,13 @@ func modules(scheduler string) []Module {
 		{Name: "ip_set", Why: "sets"},
 		{Name: "ip_set_hash_ipport", Why: "sets of Services"},
 		{Name: "ip_set_hash_net", Why: "sets of networks"},
-		{Name: "xt_set", Why: "rules that look at sets"},
+		{Name: "xt_set", Why: "rules that match sets"},
 		{Name: "dummy", Why: "the interface kube-ipvs0"},
-		{Name: "br_netfilter", Why: "pods on one bridge that reach each other through a Service", Optional: true},
+		{Name: "br_netfilter", Why: "Service traffic between pods on one bridge", Optional: true},
 	}
 }
 
-// FindModules looks for the kernel's parts below /sys/module and /lib/modules.
+// FindModules looks for kernel modules below /sys/module and /lib/modules.
 func FindModules(sys, lib, release, scheduler string) []Module {
 	list := modules(scheduler)
 	var known strings.Builder
@@ -102,7 +103,7 @@ func FindModules(sys, lib, release, scheduler string) []Module {
 	return list
 }
 
-// Release is the running kernel's.
+// Release returns the release of the running kernel.
 func Release() string {
 	var u unix.Utsname
 	if unix.Uname(&u) != nil {
@@ -111,8 +112,7 @@ func Release() string {
 	return unix.ByteSliceToString(u.Release[:])
 }
 
-// Findings lists what stands in the way of kube-ipvs on this node, the worst first, and
-// OK for each check that finds nothing.
+// Findings returns problems, the worst first, and OK for each check that has passed.
 func (p *Preflight) Findings() []Finding {
 	out := p.kernel()
 	out = append(out, p.iptables()...)
@@ -138,25 +138,25 @@ func (p *Preflight) kernel() []Finding {
 		case m.Optional:
 			out = append(out, Finding{Warning, "kernel", fmt.Sprintf("has no module %s, for %s", m.Name, m.Why), "install the kernel's modules"})
 		default:
-			// What is built in is not listed where there is no /lib/modules.
+			// Without /lib/modules, built-in modules are unknown.
 			out = append(out, Finding{Warning, "kernel", fmt.Sprintf("no module %s is found, for %s: neither loaded, nor below /lib/modules", m.Name, m.Why),
 				"install the kernel's modules, unless it is built in"})
 		}
 	}
 	if len(out) == 0 {
-		out = append(out, Finding{OK, "kernel", fmt.Sprintf("%s has every part that is needed, %d of %d are loaded", p.Release, loaded, len(p.Modules)), ""})
+		out = append(out, Finding{OK, "kernel", fmt.Sprintf("%s has all required modules, %d of %d are loaded", p.Release, loaded, len(p.Modules)), ""})
 	}
 	return out
 }
 
-// iptables says which back end is used, and where rules of service proxies are.
+// iptables reports which back end is used and where rules of service proxies are.
 func (p *Preflight) iptables() []Finding {
 	if p.Use == "" {
-		return []Finding{{Error, "iptables", "is not found", "install the package iptables"}}
+		return []Finding{{Error, "iptables", "not found", "install the package iptables"}}
 	}
 	var out []Finding
 	if p.Unseen {
-		out = append(out, Finding{Warning, "iptables", "the kernel may have rules of the other back end, whose programs are not here: kube-proxy's would stay", "install iptables-nft and iptables-legacy, or run kube-proxy --cleanup in its own image"})
+		out = append(out, Finding{Warning, "iptables", "the other back end may have rules, and its programs are not installed: those of kube-proxy would remain", "install iptables-nft and iptables-legacy, or run kube-proxy --cleanup in its own image"})
 	}
 	what := p.Use
 	for _, v := range p.IPTables {
@@ -164,7 +164,7 @@ func (p *Preflight) iptables() []Finding {
 		case v.Name == p.Use:
 			what = fmt.Sprintf("%s (%s), %s, with %d rules of service proxies", v.Name, v.Version, p.UseWhy, v.Rules)
 		case v.Rules > 0:
-			out = append(out, Finding{Note, "iptables", fmt.Sprintf("%s has %d rules of service proxies, too; those of kube-proxy are removed when kube-ipvs starts", v.Name, v.Rules), ""})
+			out = append(out, Finding{Note, "iptables", fmt.Sprintf("%s also has %d rules of service proxies; kube-ipvs removes those of kube-proxy when it starts", v.Name, v.Rules), ""})
 		}
 	}
 	return append(out, Finding{OK, "iptables", what, ""})
@@ -179,10 +179,10 @@ func (p *Preflight) proxy() []Finding {
 	if len(p.PIDs) > 0 {
 		return []Finding{{OK, "kube-proxy", fmt.Sprintf("runs (process %d); stop it when kube-ipvs runs", p.PIDs[0]), ""}}
 	}
-	return []Finding{{Note, "kube-proxy", "is not found: it does not run, or neither its port 10249 nor its process can be seen", ""}}
+	return []Finding{{Note, "kube-proxy", "not found: it does not run, or neither its port 10249 nor its process is visible", ""}}
 }
 
-// network says how the node's interfaces are understood.
+// network reports how the node's interfaces are understood.
 func (p *Preflight) network() []Finding {
 	var out []Finding
 	if slices.Contains(p.Links, "cilium_host") {
@@ -199,9 +199,9 @@ func (p *Preflight) network() []Finding {
 	switch {
 	case p.Err != nil, p.NotCompared:
 	case len(modes) == 0:
-		out = append(out, Finding{OK, "network", "one way out, no secondary interfaces with a routing table of their own", ""})
+		out = append(out, Finding{OK, "network", "one uplink, no secondary interfaces with their own routing table", ""})
 	default:
-		out = append(out, Finding{OK, "network", "secondary interfaces with a routing table of their own: " + strings.Join(modes, ", "), ""})
+		out = append(out, Finding{OK, "network", "secondary interfaces with their own routing table: " + strings.Join(modes, ", "), ""})
 	}
 	for _, w := range p.Warnings {
 		out = append(out, Finding{Warning, "conflict", w, ""})
@@ -219,14 +219,14 @@ func (p *Preflight) ports() []Finding {
 	return []Finding{{OK, "ports", fmt.Sprintf("%s, for probes, is free", p.Probes), ""}}
 }
 
-// source looks at how the API server is reached: kube-ipvs serves the cluster IP, and
-// cannot use it to begin with.
+// source checks how the API server is reached: kube-ipvs serves the cluster IP and
+// cannot depend on it when it starts.
 func (p *Preflight) source() []Finding {
 	if p.APIServer == "" {
 		return nil
 	}
 	if at, err := netip.ParseAddrPort(p.APIServer); err == nil && slices.Contains(p.ClusterIPs, at.Addr()) {
-		return []Finding{{Warning, "API server", p.APIServer + " is a cluster IP, which kube-ipvs itself serves: after a reboot it could not start", "name the API server's own address in the kubeconfig"}}
+		return []Finding{{Warning, "API server", p.APIServer + " is a cluster IP, which kube-ipvs itself serves: after a reboot it could not start", "use the API server's own address in the kubeconfig"}}
 	}
 	return []Finding{{OK, "API server", "is reached by " + p.APIServer, ""}}
 }
@@ -234,7 +234,7 @@ func (p *Preflight) source() []Finding {
 func (p *Preflight) plan() []Finding {
 	var out []Finding
 	if p.NotCompared {
-		return []Finding{{Note, "plan", "is not compared with the kernel, and marks and priorities are not looked at: ip_vs is not loaded, and preflight loads nothing", "modprobe ip_vs; kube-ipvs preflight"}}
+		return []Finding{{Note, "plan", "not compared with the kernel, marks and priorities not checked: ip_vs is not loaded, and preflight loads no module", "modprobe ip_vs; kube-ipvs preflight"}}
 	}
 	if p.Err != nil {
 		return []Finding{{Error, "plan", "cannot be compared with the kernel: " + p.Err.Error(), ""}}
@@ -253,9 +253,9 @@ func (p *Preflight) plan() []Finding {
 	for _, what := range slices.Sorted(maps.Keys(counts)) {
 		parts = append(parts, fmt.Sprintf("%s %d", what, counts[what]))
 	}
-	what := "no change of the kernel"
+	what := "none"
 	if len(parts) > 0 {
 		what = strings.Join(parts, ", ")
 	}
-	return append(out, Finding{OK, "plan", fmt.Sprintf("%d Services; the first sync would make: %s", p.Services, what), ""})
+	return append(out, Finding{OK, "plan", fmt.Sprintf("%d Services; changes of the first sync: %s", p.Services, what), ""})
 }

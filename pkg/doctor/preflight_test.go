@@ -28,22 +28,22 @@ func TestPreflight(t *testing.T) {
 		change func(*Preflight)
 		want   string // the first finding
 	}{
-		"fit":              {func(*Preflight) {}, "OK kernel: 6.1.0 has every part that is needed, 1 of 3 are loaded"},
+		"fit":              {func(*Preflight) {}, "OK kernel: 6.1.0 has all required modules, 1 of 3 are loaded"},
 		"no ip_vs":         {func(p *Preflight) { p.Modules[0] = Module{Name: "ip_vs", Why: "virtual servers"} }, "warning kernel: no module ip_vs is found"},
 		"no br_netfilter":  {func(p *Preflight) { p.Modules[2].There = false }, "warning kernel: has no module br_netfilter"},
-		"no iptables":      {func(p *Preflight) { p.IPTables, p.Use = nil, "" }, "error iptables: is not found"},
-		"legacy rules":     {func(p *Preflight) { p.IPTables[1].Rules = 4 }, "note iptables: iptables-legacy has 4 rules of service proxies, too"},
-		"unseen rules":     {func(p *Preflight) { p.Unseen = true }, "warning iptables: the kernel may have rules of the other back end"},
+		"no iptables":      {func(p *Preflight) { p.IPTables, p.Use = nil, "" }, "error iptables: not found"},
+		"legacy rules":     {func(p *Preflight) { p.IPTables[1].Rules = 4 }, "note iptables: iptables-legacy also has 4 rules of service proxies"},
+		"unseen rules":     {func(p *Preflight) { p.Unseen = true }, "warning iptables: the other back end may have rules"},
 		"port is taken":    {func(p *Preflight) { p.Taken = "in use" }, "error ports: 127.0.0.1:10266, for probes, is taken: in use"},
 		"Cilium":           {func(p *Preflight) { p.Links = []string{"eth0", "cilium_host"} }, "warning network: Cilium runs here"},
 		"a conflict":       {func(p *Preflight) { p.Warnings = []string{"uses our bits"} }, "warning conflict: uses our bits"},
 		"no API server":    {func(p *Preflight) { p.Err = errors.New("no answer") }, "error plan: cannot be compared with the kernel: no answer"},
-		"ip_vs not loaded": {func(p *Preflight) { p.NotCompared = true }, "note plan: is not compared"},
+		"ip_vs not loaded": {func(p *Preflight) { p.NotCompared = true }, "note plan: not compared"},
 		"unusable":         {func(p *Preflight) { p.Unusable = errors.New("bad document") }, "warning Services: bad document"},
 		"the cluster IP": {func(p *Preflight) {
 			p.APIServer, p.ClusterIPs = "10.96.0.1:443", []netip.Addr{netip.MustParseAddr("10.96.0.1")}
 		}, "warning API server: 10.96.0.1:443 is a cluster IP"},
-		"kube-proxy is gone": {func(p *Preflight) { p.Answers = nil }, "note kube-proxy: is not found"},
+		"kube-proxy is gone": {func(p *Preflight) { p.Answers = nil }, "note kube-proxy: not found"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			p := fit()
@@ -59,7 +59,7 @@ func TestPreflight(t *testing.T) {
 	}
 	var text strings.Builder
 	_ = Write(&text, fit().Findings())
-	for _, want := range []string{"runs in mode ipvs", "eth1 (IPv4: replies by mark)", "3 Services; the first sync would make: ipvs: add virtual server 1"} {
+	for _, want := range []string{"runs in mode ipvs", "eth1 (IPv4: replies by mark)", "3 Services; changes of the first sync: ipvs: add virtual server 1"} {
 		if !strings.Contains(text.String(), want) {
 			t.Errorf("%q is not in\n%s", want, text.String())
 		}

@@ -1,5 +1,5 @@
-// Package document reads files that hold YAML or JSON documents, so that each
-// is decoded, and complained of, by itself.
+// Package document splits files of YAML or JSON documents, so that each can be decoded,
+// and its errors reported, separately.
 package document
 
 import (
@@ -13,11 +13,10 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// Document is one document of a file, or one item of a document that is a
-// list.
+// Document is one document of a file, or one item of a document that is a list.
 type Document struct {
-	Number int // in the file, from 1; empty documents are not counted
-	Line   int // of the document's first line that is not empty, from 1
+	Number int // in the file, from 1; empty documents do not count
+	Line   int // first non-empty line of the document, from 1
 	Item   int // in the list, from 1; 0 for a document of its own
 	data   []byte
 }
@@ -32,8 +31,8 @@ func (d Document) String() string {
 	return s
 }
 
-// Items takes a list (as the API's kind List) apart. It fails if the document
-// cannot be decoded; without field items it is empty.
+// Items returns the items of a list (the API's kind List). It returns an error if the
+// document cannot be decoded, and nothing if there is no field items.
 func (d Document) Items() ([]Document, error) {
 	var list struct {
 		Items []json.RawMessage `json:"items"`
@@ -48,9 +47,9 @@ func (d Document) Items() ([]Document, error) {
 	return items, nil
 }
 
-// Split cuts a file at its document markers, without parsing it: a document
-// that is broken leaves its neighbours whole. What holds only comments and
-// directives is no document. It never fails.
+// Split splits a file at its document markers without parsing it: an invalid document
+// does not affect the others. Documents of comments and directives only are omitted. It
+// never fails.
 func Split(file []byte) []Document {
 	var docs []Document
 	var part []byte
@@ -66,8 +65,8 @@ func Split(file []byte) []Document {
 		switch {
 		case isMarker(line, "---"):
 			end(i + 1)
-			// What follows the marker on its line belongs to the document;
-			// the blanks keep the columns that the parser reports.
+			// The rest of the marker's line belongs to the document; blanks preserve
+			// the columns that the parser reports.
 			part = append([]byte("   "), line[3:]...)
 		case isMarker(line, "..."):
 			end(i + 2)
@@ -79,15 +78,15 @@ func Split(file []byte) []Document {
 	return docs
 }
 
-// isMarker says whether a line begins with a document marker: in YAML, three
-// characters at the line's start and then a blank, whatever is around them.
+// isMarker reports whether a line begins with a document marker: in YAML, three
+// characters at the start of a line, followed by a blank.
 func isMarker(line []byte, marker string) bool {
 	rest, ok := bytes.CutPrefix(line, []byte(marker))
 	return ok && (len(rest) == 0 || bytes.ContainsRune([]byte(" \t\r\n"), rune(rest[0])))
 }
 
-// firstContent gives the first line, from 0, that is neither blank, comment
-// nor directive.
+// firstContent returns the first line, from 0, that is not blank, a comment or a
+// directive.
 func firstContent(part []byte) (int, bool) {
 	for i, line := range bytes.Split(part, []byte("\n")) {
 		text := bytes.TrimSpace(line)
@@ -98,10 +97,10 @@ func firstContent(part []byte) (int, bool) {
 	return 0, false
 }
 
-// Decode decodes the document into a value with JSON tags. Fields that the
-// value does not have and keys that occur twice are listed in loose, while
-// all else is decoded (of two keys, the last counts). An error means that the
-// document is no YAML, or that a field has the wrong type.
+// Decode decodes the document into a value with JSON tags. It returns unknown fields
+// and duplicate keys in loose and decodes everything else (the last of duplicate keys
+// counts). An error means that the document is not YAML, or that a field has the wrong
+// type.
 func (d Document) Decode(into any) (loose []error, err error) {
 	text, twice, err := d.toJSON()
 	if err != nil {
@@ -114,8 +113,8 @@ func (d Document) Decode(into any) (loose []error, err error) {
 	return append(twice, unknown...), nil
 }
 
-// toJSON gives the document as JSON, and the keys that occur twice. JSON
-// itself is left as it is: its reader finds such keys.
+// toJSON converts the document to JSON and returns duplicate keys. JSON is returned
+// unchanged: its decoder finds duplicates.
 func (d Document) toJSON() (text []byte, twice []error, err error) {
 	if json.Valid(d.data) {
 		return d.data, nil, nil
@@ -131,7 +130,7 @@ func (d Document) toJSON() (text []byte, twice []error, err error) {
 	return text, []error{flatten(err)}, nil
 }
 
-// flatten puts a YAML parser's list of errors on one line.
+// flatten joins the errors of a YAML parser in one line.
 func flatten(err error) error {
 	lines := strings.Split(strings.ReplaceAll(err.Error(), "error converting YAML to JSON: ", ""), "\n")
 	for i := range lines {

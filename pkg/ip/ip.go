@@ -1,5 +1,5 @@
-// Package ip names the two IP families and the transport protocols that a
-// Service can have, in the numbers that the kernel uses for them.
+// Package ip defines the IP families and the transport protocols of Services, with the
+// kernel's numbers.
 package ip
 
 import (
@@ -11,17 +11,17 @@ import (
 // once and parameterised by it.
 type Family uint8
 
-// The two families. The zero Family is neither.
+// The zero Family is neither of them.
 const (
 	IPv4 Family = 4
 	IPv6 Family = 6
 )
 
-// Families lists both, in the order in which they are programmed.
+// Families lists both families in the order in which they are programmed.
 var Families = []Family{IPv4, IPv6}
 
-// Of gives the family of an address. An IPv4-mapped IPv6 address counts as
-// IPv6: callers unmap what they read from outside before they store it.
+// Of returns the family of an address. An IPv4-mapped IPv6 address counts as IPv6:
+// unmap external input before storing it.
 func Of(a netip.Addr) Family {
 	if a.Is4() {
 		return IPv4
@@ -29,7 +29,7 @@ func Of(a netip.Addr) Family {
 	return IPv6
 }
 
-// Bits is the length of a host prefix: 32 or 128.
+// Bits returns the length of a host prefix: 32 or 128.
 func (f Family) Bits() int {
 	if f == IPv4 {
 		return 32
@@ -37,7 +37,7 @@ func (f Family) Bits() int {
 	return 128
 }
 
-// Unspecified is 0.0.0.0 or ::.
+// Unspecified returns 0.0.0.0 or ::.
 func (f Family) Unspecified() netip.Addr {
 	if f == IPv4 {
 		return netip.IPv4Unspecified()
@@ -58,17 +58,17 @@ func (f Family) String() string {
 // Protocol is a transport protocol by its IANA number, as in the IP header.
 type Protocol uint8
 
-// The protocols of a ServicePort.
+// Protocols of a ServicePort.
 const (
 	TCP  Protocol = 6
 	UDP  Protocol = 17
 	SCTP Protocol = 132
 )
 
-// Protocols lists those of a ServicePort.
+// Protocols lists the protocols of a ServicePort.
 var Protocols = []Protocol{TCP, UDP, SCTP}
 
-// ParseProtocol reads the API's spelling ("TCP", "UDP", "SCTP").
+// ParseProtocol parses the API's spelling ("TCP", "UDP", "SCTP").
 func ParseProtocol(s string) (Protocol, error) {
 	for _, p := range Protocols {
 		if p.String() == s {
@@ -78,7 +78,7 @@ func ParseProtocol(s string) (Protocol, error) {
 	return 0, fmt.Errorf("unknown protocol %q, want TCP, UDP or SCTP", s)
 }
 
-// String is the API's spelling.
+// String returns the API's spelling.
 func (p Protocol) String() string {
 	switch p {
 	case TCP:

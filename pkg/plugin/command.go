@@ -11,10 +11,10 @@ import (
 	"github.com/spf13/cobra"
 )
 
-// ErrFound ends a command that has found something wrong and has printed it.
+// ErrFound ends a command that has printed a problem.
 var ErrFound = errors.New("something is wrong")
 
-// options are the flags that all commands have.
+// options are the flags of all commands.
 type options struct {
 	cluster
 	context, kubeconfig string
@@ -22,13 +22,14 @@ type options struct {
 	parallel            int
 }
 
-// New makes the command "kubectl ipvs". kubectl is the PATH's if it is nil.
+// New returns the command "kubectl ipvs". If kubectl is nil, the one in the PATH is
+// used.
 func New(kubectl Kubectl) *cobra.Command {
 	o := &options{cluster: cluster{kubectl: kubectl, container: "kube-ipvs"}}
 	cmd := &cobra.Command{
 		Use:           "kubectl-ipvs",
 		Annotations:   map[string]string{cobra.CommandDisplayNameAnnotation: "kubectl ipvs"},
-		Short:         "Look at kube-ipvs on the nodes of a cluster",
+		Short:         "Inspect kube-ipvs on the nodes of a cluster",
 		Long:          "kubectl ipvs runs the commands of kube-ipvs in its pods: status, doctor and diff on all\nnodes side by side, the others on one. It needs kubectl in the PATH, and the permission\nto list and exec into the pods of kube-ipvs.",
 		SilenceUsage:  true,
 		SilenceErrors: true,
@@ -43,22 +44,22 @@ func New(kubectl Kubectl) *cobra.Command {
 	fs.StringVar(&o.kubeconfig, "kubeconfig", "", "the kubeconfig that kubectl uses")
 	fs.StringVarP(&o.namespace, "namespace", "n", "kube-system", "the namespace of kube-ipvs")
 	fs.StringVar(&o.selector, "selector", "app.kubernetes.io/name=kube-ipvs", "the labels of its pods")
-	fs.StringSliceVar(&o.nodes, "node", nil, "the nodes to look at; default: all, or for trace the client's")
-	fs.IntVar(&o.parallel, "parallel", 16, "how many nodes are asked at once")
+	fs.StringSliceVar(&o.nodes, "node", nil, "the nodes to inspect; default: all, or for trace the client's")
+	fs.IntVar(&o.parallel, "parallel", 16, "maximum number of nodes that are queried concurrently")
 	cmd.AddCommand(
-		o.everywhere("status", "Show how kube-ipvs fares on each node", statusOf),
-		o.everywhere("doctor", "Look for what keeps nodes from serving Services", doctorOf),
-		o.everywhere("diff", "Compare each node's kernel with what the Services want", diffOf),
+		o.everywhere("status", "Show the state of kube-ipvs on each node", statusOf),
+		o.everywhere("doctor", "Check nodes for problems that affect Services", doctorOf),
+		o.everywhere("diff", "Compare each node's kernel with the desired state", diffOf),
 		o.trace(),
-		o.onOne("get", "List what a node's kernel holds for Services"),
+		o.onOne("get", "List the kernel state of Services on a node"),
 		o.onOne("connectivity", "Connect from a node to each Service that has endpoints"),
-		o.onOne("preflight", "Look whether kube-ipvs can take kube-proxy's place on a node"),
+		o.onOne("preflight", "Check whether kube-ipvs can replace kube-proxy on a node"),
 		o.sysdump(),
 	)
 	return cmd
 }
 
-// flags are those for kubectl.
+// flags returns the flags for kubectl.
 func (o *options) flags() []string {
 	var out []string
 	if o.kubeconfig != "" {
@@ -70,13 +71,13 @@ func (o *options) flags() []string {
 	return out
 }
 
-// onOne is a command that is passed on to one node.
+// onOne returns a command that is passed on to one node.
 func (o *options) onOne(name, short string) *cobra.Command {
 	return &cobra.Command{
 		Use:   name + " [ARGUMENTS]",
 		Short: short,
 		Long:  short + ". The arguments are those of \"kube-ipvs " + name + "\".",
-		// They may be flags that are not known here.
+		// Flags may be unknown here.
 		FParseErrWhitelist: cobra.FParseErrWhitelist{UnknownFlags: true},
 		DisableFlagParsing: true,
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -96,7 +97,7 @@ func (o *options) onOne(name, short string) *cobra.Command {
 	}
 }
 
-// pass runs a command in a pod, and ends as it does.
+// pass runs a command in a pod and returns its result.
 func (o *options) pass(ctx context.Context, stdout, stderr io.Writer, p pod, args []string) error {
 	code, err := o.exec(ctx, stdout, stderr, p, args...)
 	switch {
@@ -105,13 +106,13 @@ func (o *options) pass(ctx context.Context, stdout, stderr io.Writer, p pod, arg
 	case code == 1:
 		return ErrFound
 	case code != 0:
-		return fmt.Errorf("on the node %s: kube-ipvs %s ended with %d", p.node, args[0], code)
+		return fmt.Errorf("on node %s: kube-ipvs %s exited with %d", p.node, args[0], code)
 	}
 	return nil
 }
 
-// take takes our own flags out of arguments that are otherwise passed on. Those of the
-// program with the same name, such as trace's --kubeconfig, have no use here.
+// take removes our own flags from arguments that are otherwise passed on. Flags of the
+// program with the same name, such as trace's --kubeconfig, cannot be used here.
 func (o *options) take(cmd *cobra.Command, args []string) (rest []string, err error) {
 	ours := cmd.Root().PersistentFlags()
 	for i := 0; i < len(args); i++ {
@@ -140,11 +141,11 @@ func (o *options) take(cmd *cobra.Command, args []string) (rest []string, err er
 	return rest, nil
 }
 
-// trace runs where the client is.
+// trace returns the command that runs on the client's node.
 func (o *options) trace() *cobra.Command {
 	return &cobra.Command{
 		Use:                "trace --from POD|IP --to IP:PORT|svc/[NAMESPACE/]NAME[:PORT] [ARGUMENTS]",
-		Short:              "Explain what becomes of a connection, on the client's node",
+		Short:              "Explain the path of a connection, on the client's node",
 		Long:               "trace runs \"kube-ipvs trace\" on the node of the client, which is a pod as\nNAMESPACE/NAME or its IP address, or on the one that --node names.",
 		Example:            "  kubectl ipvs trace --from default/web-0 --to svc/kube-system/kube-dns:dns-tcp",
 		DisableFlagParsing: true,
@@ -159,7 +160,7 @@ func (o *options) trace() *cobra.Command {
 			ctx := cmd.Context()
 			at, from := fromOf(args)
 			if from == "" {
-				return errors.New("--from is missing: a pod as NAMESPACE/NAME, or an IP address")
+				return errors.New("--from is required: a pod as NAMESPACE/NAME, or an IP address")
 			}
 			var p pod
 			if len(o.nodes) == 0 {
@@ -174,17 +175,17 @@ func (o *options) trace() *cobra.Command {
 					return err
 				}
 				if len(pods) > 1 {
-					return errors.New("a connection is traced on one node")
+					return errors.New("trace needs exactly one node")
 				}
 				p = pods[0]
 			}
-			fmt.Fprintf(cmd.ErrOrStderr(), "on the node %s\n", p.node)
+			fmt.Fprintf(cmd.ErrOrStderr(), "on node %s\n", p.node)
 			return o.pass(ctx, cmd.OutOrStdout(), cmd.ErrOrStderr(), p, append([]string{"trace"}, args...))
 		},
 	}
 }
 
-// fromOf finds the value of --from, and which argument it ends.
+// fromOf returns the value of --from and the index of its last argument.
 func fromOf(args []string) (at int, value string) {
 	for i, a := range args {
 		if v, ok := strings.CutPrefix(a, "--from="); ok {

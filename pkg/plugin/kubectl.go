@@ -1,6 +1,6 @@
-// Package plugin is the program as a kubectl plugin: it finds the pods of kube-ipvs on
-// their nodes, runs the program's commands in them, and shows nodes side by side. It
-// reaches the cluster by kubectl alone, with the user's permissions.
+// Package plugin implements the kubectl plugin: it finds the pods of kube-ipvs, runs
+// commands in them, and shows nodes side by side. It accesses the cluster only through
+// kubectl, with the user's permissions.
 package plugin
 
 import (
@@ -20,12 +20,12 @@ import (
 
 // Kubectl runs kubectl. It may be called concurrently.
 type Kubectl interface {
-	// Run ends with the program's exit code, which is an error only if it could not be
-	// run.
+	// Run returns the program's exit code. It returns an error only if kubectl could
+	// not be run.
 	Run(ctx context.Context, stdout, stderr io.Writer, args ...string) (code int, err error)
 }
 
-// program is the kubectl of the PATH, with the flags that all calls have.
+// program is the kubectl in the PATH, with the flags of all calls.
 type program struct{ flags []string }
 
 func (p program) Run(ctx context.Context, stdout, stderr io.Writer, args ...string) (int, error) {
@@ -39,16 +39,16 @@ func (p program) Run(ctx context.Context, stdout, stderr io.Writer, args ...stri
 	return 0, err
 }
 
-// cluster is where kube-ipvs runs.
+// cluster is the cluster in which kube-ipvs runs.
 type cluster struct {
 	kubectl                        Kubectl
 	namespace, selector, container string
 }
 
-// pod is one of kube-ipvs.
+// pod is a pod of kube-ipvs.
 type pod struct{ name, node, phase string }
 
-// list reads objects, as JSON.
+// list reads objects as JSON.
 func (c *cluster) list(ctx context.Context, into any, args ...string) error {
 	var out, problems bytes.Buffer
 	code, err := c.kubectl.Run(ctx, &out, &problems, append([]string{"get", "-o", "json"}, args...)...)
@@ -61,7 +61,8 @@ func (c *cluster) list(ctx context.Context, into any, args ...string) error {
 	return json.Unmarshal(out.Bytes(), into)
 }
 
-// pods finds those of kube-ipvs on some nodes, or on all without any, by node.
+// pods returns the pods of kube-ipvs on the given nodes, or on all if there are none,
+// sorted by node.
 func (c *cluster) pods(ctx context.Context, nodes []string) ([]pod, error) {
 	var list corev1.PodList
 	if err := c.list(ctx, &list, "pods", "-n", c.namespace, "-l", c.selector); err != nil {
@@ -77,11 +78,11 @@ func (c *cluster) pods(ctx context.Context, nodes []string) ([]pod, error) {
 	slices.SortFunc(out, func(a, b pod) int { return cmp.Or(cmp.Compare(a.node, b.node), cmp.Compare(a.name, b.name)) })
 	for _, node := range nodes {
 		if !slices.ContainsFunc(out, func(p pod) bool { return p.node == node }) {
-			return nil, fmt.Errorf("there is no pod of kube-ipvs (-n %s -l %s) on the node %s", c.namespace, c.selector, node)
+			return nil, fmt.Errorf("no pod of kube-ipvs (-n %s -l %s) on node %s", c.namespace, c.selector, node)
 		}
 	}
 	if len(out) == 0 {
-		return nil, fmt.Errorf("there is no pod of kube-ipvs (-n %s -l %s)", c.namespace, c.selector)
+		return nil, fmt.Errorf("no pod of kube-ipvs (-n %s -l %s)", c.namespace, c.selector)
 	}
 	return out, nil
 }
@@ -92,8 +93,8 @@ func (c *cluster) exec(ctx context.Context, stdout, stderr io.Writer, p pod, arg
 	return c.kubectl.Run(ctx, stdout, stderr, call...)
 }
 
-// of finds the pod of kube-ipvs on the node of a client: an address, or a pod as
-// NAMESPACE/NAME. It also returns the client's address, as trace takes it.
+// of returns the pod of kube-ipvs on the node of a client, which is an address or a pod
+// as NAMESPACE/NAME, and the client's address for trace.
 func (c *cluster) of(ctx context.Context, client string) (p pod, address string, err error) {
 	var clients []corev1.Pod
 	if namespace, name, ok := strings.Cut(client, "/"); ok {
@@ -111,7 +112,7 @@ func (c *cluster) of(ctx context.Context, client string) (p pod, address string,
 	}
 	i := slices.IndexFunc(clients, func(p corev1.Pod) bool { return p.Spec.NodeName != "" && p.Status.PodIP != "" })
 	if i < 0 {
-		return pod{}, "", fmt.Errorf("no pod on a node is %s: name the node with --node", client)
+		return pod{}, "", fmt.Errorf("pod %s not found on any node: name the node with --node", client)
 	}
 	pods, err := c.pods(ctx, []string{clients[i].Spec.NodeName})
 	if err != nil {

@@ -15,7 +15,7 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/inspect"
 )
 
-// row is a line about a node.
+// row is a row about a node.
 type row struct {
 	Node   string `json:"node"`
 	Status string `json:"status"` // OK, note, warning or error
@@ -24,13 +24,13 @@ type row struct {
 
 var rowColumns = []string{"NODE", "STATUS", "WHAT"}
 
-// Cells are in the columns' order.
+// Cells returns the cells in the order of the columns.
 func (r row) Cells() []string { return []string{r.Node, r.Status, r.What} }
 
-// summary makes rows of what a command prints as JSON on a node.
+// summary returns the rows for the JSON output of a command on a node.
 type summary func(node string, output []byte) ([]row, error)
 
-// everywhere is a command that is run on all nodes, which are shown side by side.
+// everywhere returns a command that runs on all nodes, which are shown side by side.
 func (o *options) everywhere(name, short string, rows summary) *cobra.Command {
 	var output string
 	cmd := &cobra.Command{
@@ -58,7 +58,8 @@ func (o *options) everywhere(name, short string, rows summary) *cobra.Command {
 	return cmd
 }
 
-// ask runs a command in all pods, some at once, and returns the rows in the pods' order.
+// ask runs a command in all pods, several concurrently, and returns the rows in the
+// order of the pods.
 func (o *options) ask(ctx context.Context, stderr io.Writer, pods []pod, name string, rows summary) []row {
 	results := make([][]row, len(pods))
 	o.each(stderr, pods, func(i int, p pod) {
@@ -67,7 +68,7 @@ func (o *options) ask(ctx context.Context, stderr io.Writer, pods []pod, name st
 		if err == nil && out.Len() > 0 {
 			results[i], err = rows(p.node, out.Bytes())
 		} else if err == nil {
-			err = fmt.Errorf("kube-ipvs %s ended with %d: %s", name, code, oneLine(problems.String()))
+			err = fmt.Errorf("kube-ipvs %s exited with %d: %s", name, code, oneLine(problems.String()))
 		}
 		if err != nil {
 			what := err.Error()
@@ -84,7 +85,7 @@ func (o *options) ask(ctx context.Context, stderr io.Writer, pods []pod, name st
 	return all
 }
 
-// each does something for all pods, some at once, and shows the progress.
+// each calls a function for all pods, several concurrently, and shows the progress.
 func (o *options) each(stderr io.Writer, pods []pod, do func(int, pod)) {
 	slots := make(chan struct{}, max(o.parallel, 1))
 	var running sync.WaitGroup
@@ -111,7 +112,7 @@ func (o *options) each(stderr io.Writer, pods []pod, do func(int, pod)) {
 
 func oneLine(text string) string { return strings.Join(strings.Fields(text), " ") }
 
-// statusOf shows what is wrong, or how much there is.
+// statusOf returns the problems of a node, or a summary.
 func statusOf(node string, output []byte) ([]row, error) {
 	var components []inspect.Component
 	if err := json.Unmarshal(output, &components); err != nil {
@@ -148,7 +149,7 @@ func doctorOf(node string, output []byte) ([]row, error) {
 		rows = append(rows, row{node, string(f.Severity), what})
 	}
 	if len(rows) == 0 {
-		rows = []row{{node, string(doctor.OK), fmt.Sprintf("%d checks have found nothing", len(findings))}}
+		rows = []row{{node, string(doctor.OK), fmt.Sprintf("%d checks passed", len(findings))}}
 	}
 	return rows, nil
 }

@@ -92,9 +92,9 @@ func TestAllNodes(t *testing.T) {
 		return map[bool]int{true: 1, false: 0}[pod == "ki-b"]
 	}}
 	for command, want := range map[string][]string{
-		"status": {"node1 OK v1 ready; 3 virtual servers", "node2 error kube-ipvs: not ready", "node3 error kube-ipvs status ended with 126:"},
-		"doctor": {"node1 OK 2 checks have found nothing", "node2 warning eth1: no address (mend it)", "node3 error kube-ipvs doctor ended with 126:"},
-		"diff":   {"node1 OK no difference", "node2 error ipvs: add TCP 10.96.0.1:443", "node3 error kube-ipvs diff ended with 126:"},
+		"status": {"node1 OK v1 ready; 3 virtual servers", "node2 error kube-ipvs: not ready", "node3 error kube-ipvs status exited with 126:"},
+		"doctor": {"node1 OK 2 checks passed", "node2 warning eth1: no address (mend it)", "node3 error kube-ipvs doctor exited with 126:"},
+		"diff":   {"node1 OK no difference", "node2 error ipvs: add TCP 10.96.0.1:443", "node3 error kube-ipvs diff exited with 126:"},
 	} {
 		out, progress, err := run(t, f, command)
 		if !errors.Is(err, ErrFound) || !strings.Contains(progress, "3 of 3 nodes") {
@@ -111,7 +111,7 @@ func TestAllNodes(t *testing.T) {
 	if out, _, err := run(t, f, "status", "--node", "node1", "-o", "json"); err != nil || !strings.Contains(out, `"node": "node1"`) || strings.Contains(out, "node2") {
 		t.Errorf("%v, %s", err, out)
 	}
-	if _, _, err := run(t, f, "status", "--node", "node9"); err == nil || !strings.Contains(err.Error(), "on the node node9") {
+	if _, _, err := run(t, f, "status", "--node", "node9"); err == nil || !strings.Contains(err.Error(), "on node node9") {
 		t.Errorf("a node that is not there: %v", err)
 	}
 }
@@ -138,7 +138,7 @@ func TestTraceOnTheClientsNode(t *testing.T) {
 		}
 	}
 	for args, want := range map[string]string{
-		"trace --to 10.96.0.1:443":                      "--from is missing",
+		"trace --to 10.96.0.1:443":                      "--from is required",
 		"trace --from 203.0.113.1 --to 10.96.0.1:443":   "kubectl get pods",
 		"get endpoints":                                 "choose one with --node",
 		"trace --from default/other --to 10.96.0.1:443": "not found",
@@ -153,7 +153,7 @@ func TestTraceOnTheClientsNode(t *testing.T) {
 
 // TestExitCodes: what a command finds on the node is what the plugin finds.
 func TestExitCodes(t *testing.T) {
-	for code, want := range map[int]string{0: "<nil>", 1: ErrFound.Error(), 2: "on the node node1: kube-ipvs get ended with 2"} {
+	for code, want := range map[int]string{0: "<nil>", 1: ErrFound.Error(), 2: "on node node1: kube-ipvs get exited with 2"} {
 		f := &fakeCluster{exec: func(string, string, io.Writer) int { return code }}
 		if _, _, err := run(t, f, "get", "sets", "--node", "node1"); fmt.Sprint(err) != want {
 			t.Errorf("%d: %v, want %s", code, err, want)
@@ -196,7 +196,7 @@ func TestSysdump(t *testing.T) {
 		files[h.Name] = string(text)
 	}
 	for file, part := range map[string]string{
-		"dump/node1/node.tar.gz": "archive of ki-a", "dump/node2/log.txt": "of logs", "dump/node3/error.txt": "sysdump ended with 1", "dump/pods.txt": "of get pods",
+		"dump/node1/node.tar.gz": "archive of ki-a", "dump/node2/log.txt": "of logs", "dump/node3/error.txt": "sysdump exited with 1", "dump/pods.txt": "of get pods",
 	} {
 		if !strings.Contains(files[file], part) {
 			t.Errorf("%s is %q, want %q", file, files[file], part)

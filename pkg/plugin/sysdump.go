@@ -15,17 +15,17 @@ import (
 	"github.com/spf13/cobra"
 )
 
-// logTail bounds the log of a node, in lines.
+// logTail limits the log of a node, in lines.
 const logTail = "20000"
 
-// sysdump gathers the archives of all nodes, their logs, and what the cluster says of
-// the DaemonSet, into one archive.
+// sysdump collects the archives of all nodes, their logs, and the cluster's view of the
+// DaemonSet in one archive.
 func (o *options) sysdump() *cobra.Command {
 	var output string
 	cmd := &cobra.Command{
 		Use:   "sysdump",
-		Short: "Write everything that a bug report needs, of all nodes, into one archive",
-		Long:  "sysdump runs \"kube-ipvs sysdump\" on all nodes, or on those of --node, and adds the logs\nof the pods and what the cluster says of the DaemonSet. Secrets are left out.",
+		Short: "Write an archive with everything that a bug report needs, from all nodes",
+		Long:  "sysdump runs \"kube-ipvs sysdump\" on all nodes, or on those of --node, and adds the logs\nof the pods and the cluster's view of the DaemonSet. It contains no secrets.",
 		Args:  cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			pods, err := o.pods(cmd.Context(), o.nodes)
@@ -54,7 +54,7 @@ func (o *options) nodeFiles(ctx context.Context, p pod) map[string][]byte {
 	files := map[string][]byte{}
 	var archive, problems bytes.Buffer
 	if code, err := o.exec(ctx, &archive, &problems, p, "sysdump", "-o", "-"); err != nil || code != 0 || archive.Len() == 0 {
-		files[p.node+"/error.txt"] = fmt.Appendf(nil, "sysdump ended with %d, %v\n%s", code, err, problems.String())
+		files[p.node+"/error.txt"] = fmt.Appendf(nil, "sysdump exited with %d, %v\n%s", code, err, problems.String())
 	}
 	if archive.Len() > 0 {
 		files[p.node+"/node.tar.gz"] = archive.Bytes()
@@ -65,19 +65,19 @@ func (o *options) nodeFiles(ctx context.Context, p pod) map[string][]byte {
 	return files
 }
 
-// clusterFiles are what kubectl says of the DaemonSet, its pods, and the Events about
+// clusterFiles returns kubectl's output about the DaemonSet, its pods, and Events about
 // Services.
 func (o *options) clusterFiles(ctx context.Context) map[string][]byte {
 	return map[string][]byte{
 		"version.txt":    o.text(ctx, "version"),
 		"nodes.txt":      o.text(ctx, "get", "nodes", "-o", "wide"),
 		"pods.txt":       o.text(ctx, "get", "pods", "-n", o.namespace, "-l", o.selector, "-o", "wide"),
-		"daemonsets.txt": o.text(ctx, "get", "daemonsets", "-n", o.namespace, "-l", o.selector, "-o", "wide"), // not as YAML, which has the environment
+		"daemonsets.txt": o.text(ctx, "get", "daemonsets", "-n", o.namespace, "-l", o.selector, "-o", "wide"), // not as YAML, which would include the environment
 		"events.txt":     o.text(ctx, "get", "events.events.k8s.io", "-A", "--field-selector", "reportingController=kube-ipvs"),
 	}
 }
 
-// text is what a call of kubectl prints, problems included.
+// text returns the output of kubectl, including errors.
 func (o *options) text(ctx context.Context, args ...string) []byte {
 	var out bytes.Buffer
 	if _, err := o.kubectl.Run(ctx, &out, &out, args...); err != nil {

@@ -6,9 +6,8 @@ import (
 	"strings"
 )
 
-// Diff lists the keys of want that have does not hold with the same value,
-// by name. A key that only have holds is left as it is: the kernel's
-// parameters cannot be removed.
+// Diff returns the keys of want whose value in have is missing or different, sorted by
+// name. It ignores keys that only have contains: kernel parameters cannot be removed.
 func Diff(have, want State) []Change {
 	var changes []Change
 	for _, key := range slices.Sorted(maps.Keys(want)) {
@@ -19,6 +18,6 @@ func Diff(have, want State) []Change {
 	return changes
 }
 
-// normal puts one space between fields, where the kernel prints tabs, and
-// takes the closing newline off.
+// normal replaces the kernel's tabs between fields by one space, and removes the
+// trailing newline.
 func normal(value string) string { return strings.Join(strings.Fields(value), " ") }

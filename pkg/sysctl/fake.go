@@ -7,13 +7,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Fake is a set of parameters in memory. It has the keys it was made with
-// and no others. It is safe for concurrent use; set the hooks before.
+// Fake holds parameters in memory. It has only the keys it was created with. It may be
+// used concurrently; set the hooks before.
 type Fake struct {
-	// Refuse, if set, is asked before each write; its error refuses it.
+	// Refuse, if set, is called before each write and may return an error that refuses
+	// it.
 	Refuse func(Change) error
-	// FailObserve, if set, is asked before each Observe and Exists; its
-	// error is what they return.
+	// FailObserve, if set, is called before each Observe and Exists, which return its
+	// error.
 	FailObserve func() error
 
 	mu       sync.Mutex
@@ -22,14 +23,14 @@ type Fake struct {
 	writes   int
 }
 
-// NewFake makes one of the keys and values given, which it copies.
+// NewFake creates a Fake with a copy of the given keys and values.
 func NewFake(values State) *Fake {
 	f := &Fake{values: make(State, len(values))}
 	maps.Copy(f.values, values)
 	return f
 }
 
-// Observe is like Proc's.
+// Observe is like Proc.Observe.
 func (f *Fake) Observe(keys []string) (State, error) {
 	if err := f.count(); err != nil {
 		return nil, err
@@ -37,7 +38,7 @@ func (f *Fake) Observe(keys []string) (State, error) {
 	return observe(f, keys)
 }
 
-// Exists is like Proc's.
+// Exists is like Proc.Exists.
 func (f *Fake) Exists(key string) (bool, error) {
 	if err := f.count(); err != nil {
 		return false, err
@@ -45,32 +46,31 @@ func (f *Fake) Exists(key string) (bool, error) {
 	return exists(f, key)
 }
 
-// Apply is like Proc's.
+// Apply is like Proc.Apply.
 func (f *Fake) Apply(changes []Change) []Failure { return apply(f, changes) }
 
-// Set puts a value in place as another program would, and adds the key if it
-// is new.
+// Set sets a value as another program would. It adds new keys.
 func (f *Fake) Set(key, value string) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.values[key] = value
 }
 
-// Values is a copy of all keys and values.
+// Values returns a copy of all keys and values.
 func (f *Fake) Values() State {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return maps.Clone(f.values)
 }
 
-// Observes counts the calls of Observe and Exists.
+// Observes returns the number of calls of Observe and Exists.
 func (f *Fake) Observes() int {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return f.observes
 }
 
-// Writes counts the values written.
+// Writes returns the number of values written.
 func (f *Fake) Writes() int {
 	f.mu.Lock()
 	defer f.mu.Unlock()

@@ -22,32 +22,31 @@ type Parameters interface {
 	Apply([]Change) []Failure
 }
 
-// Recorded is parameters of which each value that Apply replaces is kept in a
-// file, so that Restore can put it back, in a later process too. It is for one
-// goroutine.
+// Recorded records in a file each value that Apply replaces, so that Restore can
+// restore it, also in a later process. It must not be used concurrently.
 type Recorded struct {
 	Parameters
 	path string
 	book book
 }
 
-// book is the file's content.
+// book is the content of the file.
 type book struct {
-	// Of tells whose parameters these are. Values of another boot or another
-	// network namespace, which a shared folder may hold, are not put back.
+	// Of identifies whose parameters these are. Values of another boot or network
+	// namespace, which a shared folder may contain, are not restored.
 	Of     string            `json:"of"`
 	Values map[string]record `json:"values"`
 }
 
-// record is one parameter: what others had set, and what we did.
+// record is one parameter: the value of others, and ours.
 type record struct {
 	Before string `json:"before"`
 	Set    string `json:"set"`
 }
 
-// Record keeps what stood before in a file below a folder, which it makes.
-// The identity is that of whose parameters they are; see Identity. It fails if
-// the file can be neither read nor written.
+// Record stores earlier values in a file below a folder, which it creates. identity
+// says whose parameters they are; see Identity. It returns an error if the file cannot
+// be read or written.
 func Record(p Parameters, folder, identity string) (*Recorded, error) {
 	if err := os.MkdirAll(folder, 0o755); err != nil {
 		return nil, err
@@ -68,8 +67,7 @@ func Record(p Parameters, folder, identity string) (*Recorded, error) {
 	return r, r.save()
 }
 
-// Identity tells this boot and the calling thread's network namespace from
-// others.
+// Identity identifies this boot and the calling thread's network namespace.
 func Identity() (string, error) {
 	boot, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
 	if err != nil {
@@ -79,23 +77,22 @@ func Identity() (string, error) {
 	return normal(string(boot)) + " " + namespace, err
 }
 
-// Apply is like the parameters' own. What stands in a key is recorded before
-// it is written, so that a crash between leaves no doubt; what cannot be
-// recorded is not written.
+// Apply is like the parameters' own Apply. It records a key's value before writing it,
+// so a crash in between is harmless. A key that cannot be recorded is not written.
 func (r *Recorded) Apply(changes []Change) []Failure {
 	if err := r.note(changes); err != nil {
 		var failures []Failure
 		for _, c := range changes {
-			failures = append(failures, Failure{Change: c, Err: fmt.Errorf("recording the value before: %w", err)})
+			failures = append(failures, Failure{Change: c, Err: fmt.Errorf("recording the earlier value: %w", err)})
 		}
 		return failures
 	}
 	return r.Parameters.Apply(changes)
 }
 
-// note takes down the keys whose value will change. A value that is neither
-// the one before nor ours is somebody's since, and becomes the one before. A
-// key that cannot be read is left to Apply to complain about.
+// note records the keys whose value will change. A value that is neither the recorded
+// one nor ours was set by another program, and replaces the recorded one. Apply reports
+// keys that cannot be read.
 func (r *Recorded) note(changes []Change) error {
 	noted := false
 	for _, c := range changes {
@@ -122,10 +119,10 @@ func (r *Recorded) present(key string) (string, bool) {
 	return state[key], err == nil
 }
 
-// Restore puts back what stood before in every key that still has the value
-// which Apply gave it, and forgets it. A key that somebody else has set since,
-// or that is gone, is left. What cannot be put back stays recorded, and so does what
-// is used by somebody else.
+// Restore restores the recorded value of every key that still has our value, and
+// removes the record. Keys that another program has set since, or that no longer exist,
+// are not changed. Values that cannot be restored, or that another program still needs,
+// stay recorded.
 func (r *Recorded) Restore(used func(key string) bool) error {
 	var changes []Change
 	kept := map[string]record{}
@@ -154,7 +151,7 @@ func unlessGone(err error) error {
 	return err
 }
 
-// save replaces the file as a whole.
+// save replaces the file atomically.
 func (r *Recorded) save() error {
 	text, err := json.MarshalIndent(r.book, "", "  ")
 	if err != nil {

@@ -13,9 +13,9 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/kernel"
 )
 
-// LinkKey is the key of an interface's own parameter, such as
-// "net/ipv4/conf/eth0/rp_filter". The kernel keeps "all" and "default"
-// beside the interfaces.
+// LinkKey returns the key of a parameter of an interface, such as
+// "net/ipv4/conf/eth0/rp_filter". Besides interfaces the kernel has "all" and
+// "default".
 func LinkKey(family ip.Family, link, parameter string) string {
 	version := "ipv4"
 	if family == ip.IPv6 {
@@ -24,15 +24,15 @@ func LinkKey(family ip.Family, link, parameter string) string {
 	return "net/" + version + "/conf/" + link + "/" + parameter
 }
 
-// store is what the real parameters and the fake's differ in. Keys are
-// checked before they come here. Errors wrap the kernel's number.
+// store is what differs between the real parameters and the Fake. Keys have been
+// checked. Errors wrap the kernel's errno.
 type store interface {
 	read(key string) (string, error)
 	write(key, value string) error
 }
 
-// observe reads all keys. One that cannot be read makes it an error without
-// any values; the error tells of every such key.
+// observe reads all keys. If any cannot be read it returns no values, and an error that
+// names all of them.
 func observe(s store, keys []string) (State, error) {
 	state := make(State, len(keys))
 	var errs []error
@@ -79,9 +79,8 @@ func apply(s store, changes []Change) []Failure {
 	return failures
 }
 
-// writeKey also reads the value back: some parameters take a value and keep
-// another (net/netfilter/nf_conntrack_buckets is rounded up), which no error
-// number tells.
+// writeKey also reads the value back: the kernel accepts some values but stores others
+// (it rounds up net/netfilter/nf_conntrack_buckets), without an error.
 func writeKey(s store, key, value string) error {
 	if err := checkKey(key); err != nil {
 		return err
@@ -94,12 +93,12 @@ func writeKey(s store, key, value string) error {
 		return err
 	}
 	if kept != normal(value) {
-		return fmt.Errorf("the kernel keeps the value %q: %w", kept, unix.EINVAL)
+		return fmt.Errorf("the kernel stored the value %q: %w", kept, unix.EINVAL)
 	}
 	return nil
 }
 
-// checkKey lets only keys through that name a file below the root.
+// checkKey rejects keys that do not name a file below the root.
 func checkKey(key string) error {
 	if !fs.ValidPath(key) || key == "." || !filepath.IsLocal(key) {
 		return fmt.Errorf("key %q is not a path below /proc/sys: %w", key, unix.EINVAL)
@@ -107,8 +106,7 @@ func checkKey(key string) error {
 	return nil
 }
 
-// explain adds what can be done about an error; errors.Is still finds the
-// number.
+// explain adds the cure to an error; errors.Is still finds the errno.
 func explain(key string, err error) error {
 	switch {
 	case errors.Is(err, unix.ENOENT):
@@ -121,7 +119,7 @@ func explain(key string, err error) error {
 	return err
 }
 
-// providers maps the beginning of a key to what brings the keys below it.
+// providers maps prefixes of keys to what provides the keys.
 var providers = []struct{ prefix, cure string }{
 	{"net/ipv4/vs/", "modprobe ip_vs; if it is loaded, this kernel has no such parameter"},
 	{"net/netfilter/nf_conntrack_", "modprobe nf_conntrack; if it is loaded, this kernel has no such parameter"},

@@ -3,11 +3,10 @@ package sysctl
 
 import "github.com/kube-ipvs/kube-ipvs/pkg/kernel"
 
-// State maps keys, written with slashes as below /proc/sys
-// ("net/ipv4/ip_forward"), to values without the closing newline. Values of
-// several fields have one space between them.
+// State maps keys, written with slashes as below /proc/sys ("net/ipv4/ip_forward"), to
+// values without the trailing newline. Fields of a value are separated by one space.
 //
-// Keys have slashes because names of interfaces have dots: the key
+// Keys have slashes because interface names may have dots: the key
 // "net/ipv4/conf/eth0.100/rp_filter" needs no escape.
 type State map[string]string
 

@@ -8,16 +8,16 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/nat"
 )
 
-// branch is a connection from IPVS to one real server and back.
+// branch is the path of a connection from IPVS to one real server and back.
 type branch struct {
 	*walk
 	question Question
-	client   packet // as it came to IPVS
-	entry    string // the interface that it entered by; "": from the node
+	client   packet // as it reached IPVS
+	entry    string // interface on which it entered; "": from the node
 	key      ipvs.Key
 	to       netip.AddrPort
 	local    bool           // the real server is in the node's own network
-	seen     netip.AddrPort // the source that the connection has behind the node
+	seen     netip.AddrPort // source of the connection as the endpoint sees it
 }
 
 func (b *branch) follow(weight int) Branch {
@@ -55,10 +55,9 @@ func (b *branch) follow(weight int) Branch {
 	return out
 }
 
-// dispatch follows a request behind IPVS, to where it leaves the node. IPVS
-// looks its way up without source and mark. That it is for another address then
-// than conntrack knows makes nat OUTPUT look it up again, with both; mangle OUTPUT
-// does so if it changes the mark.
+// dispatch follows a request from IPVS to where it leaves the node. IPVS looks up the
+// route without source and mark. nat OUTPUT looks it up again with both, because the
+// destination differs from conntrack's; mangle OUTPUT does so if it changes the mark.
 func (b *branch) dispatch(p *packet) Verdict {
 	was := p.out
 	p.dst, p.virtual, p.in = b.to, &b.key, ""
@@ -99,8 +98,8 @@ func (b *branch) dispatch(p *packet) Verdict {
 	return b.leaves(p)
 }
 
-// goOn follows the client's next packet, which has to take the way of the first:
-// where a masqueraded connection leaves by another interface the kernel forgets it
+// goOn follows the client's next packet, which must take the path of the first: if a
+// masqueraded connection leaves by another interface, the kernel drops the connection
 // (nf_nat_oif_changed).
 func (b *branch) goOn(first *packet) Verdict {
 	p := b.question.packet()
@@ -125,7 +124,7 @@ func (b *branch) goOn(first *packet) Verdict {
 	return Verdict{}
 }
 
-// leaves checks what the network beyond would say.
+// leaves checks whether the network outside the node accepts the request.
 func (b *branch) leaves(p *packet) Verdict {
 	if !b.leadsOut(p.out) {
 		return Verdict{}
@@ -145,8 +144,9 @@ func (b *branch) leaves(p *packet) Verdict {
 	return Verdict{}
 }
 
-// ownWay is the interface by which a policy rule sends what the client itself sends
-// to the endpoint, or "" if none does, or the client's address is not kept.
+// ownWay returns the interface by which a policy rule routes direct traffic of the
+// client to the endpoint. It returns "" if there is none, or if the client's address
+// is not preserved.
 func (b *branch) ownWay(p *packet) string {
 	if b.entry == "" || p.src.Addr() != b.client.src.Addr() {
 		return ""
@@ -158,7 +158,7 @@ func (b *branch) ownWay(p *packet) string {
 	return way.Link
 }
 
-// reply is the endpoint's first packet, where it comes to this node.
+// reply returns the endpoint's first packet as it enters this node.
 func (b *branch) reply(request *packet) *packet {
 	p := &packet{
 		protocol: request.protocol, src: b.to, dst: request.src, in: request.out, conn: request.conn,
@@ -170,7 +170,7 @@ func (b *branch) reply(request *packet) *packet {
 	return p
 }
 
-// comeBack follows the answer to the client.
+// comeBack follows the reply to the client.
 func (b *branch) comeBack(p *packet) Verdict {
 	if b.local {
 		return b.answeredHere(p)
@@ -202,9 +202,9 @@ func (b *branch) comeBack(p *packet) Verdict {
 	return b.onwards(p, way)
 }
 
-// misses tells of answers that do not come back through this node's IPVS: those
-// of a neighbour on the client's own bridge that the rules do not see, and those
-// to a client outside by an endpoint elsewhere that sees its address.
+// misses reports replies that bypass this node's IPVS: from an endpoint on the client's
+// bridge whose frames bypass the rules, and from a remote endpoint that sees the
+// address of an external client.
 func (b *branch) misses(p *packet) Verdict {
 	if p.dst != p.conn.source {
 		return Verdict{}
@@ -219,7 +219,7 @@ func (b *branch) misses(p *packet) Verdict {
 	return Verdict{}
 }
 
-// toNode is the answer to the node's own request.
+// toNode follows the reply to a request of the node itself.
 func (b *branch) toNode(p *packet) Verdict {
 	if v := verdict(b.hooks("INPUT", p, nat.Mangle, nat.Filter), b.walk); v.Outcome != "" {
 		return v
@@ -228,8 +228,8 @@ func (b *branch) toNode(p *packet) Verdict {
 	return Verdict{Outcome: Answered}
 }
 
-// onwards is the answer on its way through FORWARD, behind which IPVS gives it
-// the VIP as its source and looks its way up once more.
+// onwards follows a reply through FORWARD, after which IPVS sets the VIP as its source
+// and looks up its route again.
 func (b *branch) onwards(p *packet, way found) Verdict {
 	p.out = way.Link
 	if v := verdict(b.hooks("FORWARD", p, nat.Mangle, nat.Filter), b.walk); v.Outcome != "" {
@@ -246,8 +246,8 @@ func (b *branch) onwards(p *packet, way found) Verdict {
 	return b.out(p)
 }
 
-// answeredHere is the answer of an endpoint in the node's own network, which
-// begins in OUTPUT.
+// answeredHere follows the reply of an endpoint in the node's own network, which starts
+// in OUTPUT.
 func (b *branch) answeredHere(p *packet) Verdict {
 	b.reach("sent by the node", p)
 	if v := verdict(b.hooks("OUTPUT", p, nat.Raw, nat.Mangle), b.walk); v.Outcome != "" {
@@ -268,13 +268,13 @@ func (b *branch) answeredHere(p *packet) Verdict {
 	return b.out(p)
 }
 
-// restoreSource is what IPVS does to an answer.
+// restoreSource does what IPVS does to a reply.
 func (b *branch) restoreSource(p *packet) {
 	p.src = b.client.dst
 	b.note("IPVS", p, "", "the source becomes the VIP")
 }
 
-// out is where the answer leaves the node.
+// out follows a reply to where it leaves the node.
 func (b *branch) out(p *packet) Verdict {
 	if v := verdict(b.hooks("POSTROUTING", p, nat.Mangle), b.walk); v.Outcome != "" {
 		return v

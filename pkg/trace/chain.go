@@ -8,27 +8,27 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/nat"
 )
 
-// Step is something that was done with a packet, or decided about it.
+// Step is one action on a packet, or one decision about it.
 type Step struct {
 	// Where is a hook ("mangle PREROUTING"), "route", "reverse path", "IPVS" or
 	// "conntrack".
 	Where  string `json:"where"`
 	What   string `json:"what"`           // in words
 	Rule   string `json:"rule,omitempty"` // as iptables-save prints it
-	Packet string `json:"packet"`         // source > destination, behind this step
-	Mark   string `json:"mark,omitempty"` // behind this step, unless 0
-	// Met is how many rules of iptables the connection's packets were held against
-	// up to here, on this way.
+	Packet string `json:"packet"`         // source > destination after this step
+	Mark   string `json:"mark,omitempty"` // after this step, unless 0
+	// Met is the number of iptables rules that the connection's packets were matched
+	// against so far.
 	Met int `json:"rulesMet"`
 }
 
-// walk follows packets and writes down what happens.
+// walk follows packets and records the steps.
 type walk struct {
 	*Node
 	eval   *Evaluator
 	steps  []Step
-	doubts []string // rules that could not be judged
-	met    int      // rules that a packet was held against
+	doubts []string // rules that could not be evaluated
+	met    int      // rules that a packet was matched against
 }
 
 func (w *walk) note(where string, p *packet, rule, format string, args ...any) {
@@ -43,17 +43,17 @@ func (w *walk) note(where string, p *packet, rule, format string, args ...any) {
 	w.steps = append(w.steps, s)
 }
 
-// end is a verdict that ends a packet's way through a hook.
+// end is a verdict that ends a packet's traversal of a hook.
 type end string
 
 const (
 	goesOn   end = ""
-	accepted end = "ACCEPT" // by this table; the next one is asked
+	accepted end = "ACCEPT" // by this table; the next one follows
 	dropped  end = "dropped"
 	refused  end = "refused"
 )
 
-// hook runs a base chain, and its policy.
+// hook evaluates a base chain and its policy.
 func (w *walk) hook(table nat.Table, chain string, p *packet) end {
 	contents, there := w.Ruleset[table]
 	if !there {
@@ -68,7 +68,7 @@ func (w *walk) hook(table nat.Table, chain string, p *packet) end {
 	return verdict
 }
 
-// hooks runs the tables of a hook in order; the first that ends the way counts.
+// hooks evaluates the tables of a hook in order, until one ends the traversal.
 func (w *walk) hooks(chain string, p *packet, tables ...nat.Table) end {
 	for _, table := range tables {
 		if table == nat.NAT && !p.seesNAT() {
@@ -82,7 +82,7 @@ func (w *walk) hooks(chain string, p *packet, tables ...nat.Table) end {
 	return goesOn
 }
 
-// chain gives the verdict of a chain, or goesOn at its end.
+// chain returns the verdict of a chain, or goesOn at its end.
 func (w *walk) chain(table nat.Table, name, where string, p *packet) end {
 	for i, text := range w.Ruleset[table].Chains[name] {
 		w.met++
@@ -113,7 +113,7 @@ func (w *walk) doubt(format string, args ...any) {
 	w.doubts = append(w.doubts, fmt.Sprintf(format, args...))
 }
 
-// target does what a rule says. returns tells that the chain ends here.
+// target executes a rule's target. returns reports whether the chain ends here.
 func (w *walk) target(table nat.Table, r *rule, where, chain string, p *packet) (_ end, returns bool) {
 	text := "-A " + chain + " " + string(r.text)
 	switch r.target {
@@ -140,8 +140,8 @@ func (w *walk) target(table nat.Table, r *rule, where, chain string, p *packet) 
 	return w.jump(table, r, where, text, p)
 }
 
-// jump follows a rule into a chain. What is no chain, and not one of the targets
-// that matter, changes nothing here (LOG, NFLOG, CT, TCPMSS, …).
+// jump follows a rule into a chain. Other targets that do not matter here change
+// nothing (LOG, NFLOG, CT, TCPMSS, …).
 func (w *walk) jump(table nat.Table, r *rule, where, text string, p *packet) (_ end, returns bool) {
 	if _, ok := w.Ruleset[table].Chains[r.target]; ok {
 		return w.chain(table, r.target, where, p), r.jumps
@@ -154,7 +154,7 @@ func (w *walk) jump(table nat.Table, r *rule, where, text string, p *packet) (_ 
 	return goesOn, false
 }
 
-// markBy changes the packet's or the connection's mark.
+// markBy sets the mark of the packet or of the connection.
 func (w *walk) markBy(r *rule, where, text string, p *packet) {
 	before, conn := p.mark, p.conn.mark
 	_, save := r.option("--save-mark")
@@ -178,7 +178,7 @@ func (w *walk) markBy(r *rule, where, text string, p *packet) {
 	}
 }
 
-// mapSet gives the packet the mark that a set's member carries.
+// mapSet sets the mark that a set member carries.
 func (w *walk) mapSet(r *rule, p *packet) {
 	args := r.options["--map-set"]
 	_, marks := r.option("--map-mark")
@@ -209,7 +209,7 @@ func (w *walk) setMark(r *rule, text string, p *packet) {
 	}
 }
 
-// mask is an option's, or that of all bits.
+// mask returns an option's mask, or that of all bits.
 func (r *rule) mask(option string) uint32 {
 	arg, given := r.option(option)
 	bits, _, err := parseMark(arg)
@@ -219,7 +219,7 @@ func (r *rule) mask(option string) uint32 {
 	return bits
 }
 
-// translateSource gives the packet another source, for the whole connection.
+// translateSource sets another source for the whole connection.
 func (w *walk) translateSource(r *rule, where, text string, p *packet) {
 	arg, _ := r.option("--to-source")
 	to, err := netip.ParseAddr(arg)
@@ -234,9 +234,8 @@ func (w *walk) translateSource(r *rule, where, text string, p *packet) {
 	w.note(where, p, text, "source becomes %s", to)
 }
 
-// translateDestination gives the packet another destination. A connection that
-// is redirected is one to the node; by an interface without an address it is
-// dropped (nf_nat_redirect_ipv4).
+// translateDestination sets another destination. A redirected connection goes to the
+// node; if the interface has no address it is dropped (nf_nat_redirect_ipv4).
 func (w *walk) translateDestination(r *rule, where, text string, p *packet) end {
 	if r.target == "REDIRECT" {
 		if ports, given := r.option("--to-ports"); given {
@@ -267,8 +266,8 @@ func (w *walk) translateDestination(r *rule, where, text string, p *packet) end 
 	return accepted
 }
 
-// redirected is the address that REDIRECT chooses: the first of the interface's
-// that the packet came in by, or a loopback address for the node's own packets.
+// redirected returns the address that REDIRECT chooses: the first one of the interface
+// on which the packet entered, or a loopback address for the node's own packets.
 func (w *walk) redirected(p *packet) netip.Addr {
 	if p.in == "" {
 		if w.Family == ip.IPv6 {
@@ -285,8 +284,8 @@ func (w *walk) redirected(p *packet) netip.Addr {
 	return netip.Addr{}
 }
 
-// masquerade asks for an address towards the next hop of IPv4, and towards the
-// destination of IPv6.
+// masquerade chooses an address towards the next hop for IPv4, and towards the
+// destination for IPv6.
 func (w *walk) masquerade(p *packet) netip.Addr {
 	next := p.dst.Addr()
 	way, ok, _ := w.route(lookup{src: p.src.Addr(), dst: next, in: "lo", mark: p.mark})

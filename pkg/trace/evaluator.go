@@ -7,7 +7,7 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/nat"
 )
 
-// Phase is which of a connection's packets is followed.
+// Phase is the packet of a connection that is followed.
 type Phase string
 
 // The phases, in order.
@@ -17,9 +17,9 @@ const (
 	Later   Phase = "later" // the client's next packet
 )
 
-// Point is a place on a packet's way at which other programs can act: behind a
-// table's chain of a hook, or "arrival", "sent by the node" and "sent by IPVS".
-// What acts in front of a chain acts behind the one before.
+// Point is a point at which other programs can act on a packet: after a table's chain
+// of a hook, or "arrival", "sent by the node" and "sent by IPVS". Acting before a chain
+// means acting after the previous one.
 type Point struct {
 	Phase Phase
 	Where string
@@ -27,16 +27,16 @@ type Point struct {
 
 func (p Point) String() string { return fmt.Sprintf("%s, behind %s", p.Phase, p.Where) }
 
-// Evaluator explains connections. The zero Evaluator does it as Explain does. It
-// keeps the rules that it has parsed, for all nodes, and is for one goroutine.
+// Evaluator explains connections. The zero value does what Explain does. It caches
+// parsed rules of all nodes, and must not be used concurrently.
 type Evaluator struct {
 	Quiet bool // leave out Steps
-	// Interfere, if set, is called at every point, and may change the packet's and
-	// the connection's mark as another program would.
+	// Interfere, if set, is called at every point, and may change the marks of the
+	// packet and the connection as another program would.
 	Interfere func(at Point, mark, connmark *uint32)
-	// Matched, if set, is told each rule whose conditions held.
+	// Matched, if set, is called for each rule whose conditions held.
 	Matched func(table nat.Table, chain string, index int)
-	// Member, if set, is told each member of a set that a packet was found in.
+	// Member, if set, is called for each set member that a packet matched.
 	Member func(set string, entry ipset.Entry)
 
 	rules map[nat.Rule]*rule

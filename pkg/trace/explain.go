@@ -12,62 +12,62 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/routing"
 )
 
-// Question is a connection that somebody makes, or would make.
+// Question is the connection to explain.
 type Question struct {
 	Protocol ip.Protocol
 	From     netip.Addr
 	To       netip.AddrPort
-	// In is the interface by which the request enters. "" lets the way back to
-	// From tell; it means nothing where From is the node's own.
+	// In is the interface on which the request enters. If it is "", the route back to
+	// From decides. It is ignored if From is an address of the node.
 	In string
-	// What follows need not be given.
+	// Optional fields.
 	FromPort uint16
 	State    State  // New if not given
 	Mark     uint32 // that the packet arrives with
 	ConnMark uint32
 }
 
-// sourcePort is a client's that nothing is known about.
+// sourcePort is the client's port if none is given.
 const sourcePort = 40000
 
-// Explanation is what becomes of a connection.
+// Explanation is the path of a connection.
 type Explanation struct {
 	Request  string   `json:"request"`
-	Service  string   `json:"service,omitempty"`  // NAMESPACE/NAME:PORT; "" if not known, or nobody's
-	EntersBy string   `json:"entersBy,omitempty"` // "": the node itself asks
+	Service  string   `json:"service,omitempty"`  // NAMESPACE/NAME:PORT; "" if unknown or not a Service
+	EntersBy string   `json:"entersBy,omitempty"` // "": the client is the node itself
 	Steps    []Step   `json:"steps"`
-	Doubts   []string `json:"doubts,omitempty"` // what could not be judged, and was taken not to match
-	// VirtualServer is empty where none is asked.
+	Doubts   []string `json:"doubts,omitempty"` // what could not be evaluated and was assumed not to match
+	// VirtualServer is empty if the request does not reach one.
 	VirtualServer string   `json:"virtualServer,omitempty"`
 	Scheduler     string   `json:"scheduler,omitempty"`
 	RealServers   []Branch `json:"realServers,omitempty"`
-	// Link is where a request goes that no virtual server takes: an interface that it
-	// leaves by, or "lo", if a program on the node gets it.
+	// Link is where a request without a virtual server goes: the interface by which it
+	// leaves, or "lo" if it is delivered to the node.
 	Link string `json:"link,omitempty"`
-	// Verdict is for the request: where it ends, or that it is served.
+	// Verdict is that of the request: where it ends, or that it is served.
 	Verdict Verdict `json:"verdict"`
 }
 
-// Branch is the way by one real server.
+// Branch is the path through one real server.
 type Branch struct {
 	RealServer string `json:"realServer"`
 	Pod        string `json:"pod,omitempty"`  // NAMESPACE/NAME
 	Host       string `json:"node,omitempty"` // the pod's node
-	Weight     int    `json:"weight"`         // 0 takes no new connections
+	Weight     int    `json:"weight"`         // 0: no new connections
 	LeavesBy   string `json:"leavesBy,omitempty"`
 	SeenSource string `json:"seenSource,omitempty"` // what the endpoint sees
 	Request    []Step `json:"request"`
 	ReturnsBy  string `json:"returnsBy,omitempty"`
-	AnswerBy   string `json:"answerBy,omitempty"` // the interface by which the answer leaves for the client
+	AnswerBy   string `json:"answerBy,omitempty"` // the interface by which the reply leaves for the client
 	Answer     []Step `json:"answer"`
-	Later      []Step `json:"later,omitempty"` // of the client's next packet, if it takes another way
-	// Met is how many rules of iptables the first packet and its answer were held
-	// against, from their entry on.
+	Later      []Step `json:"later,omitempty"` // of the client's next packet, if its path differs
+	// Met is the number of iptables rules that the first packet and its reply were
+	// matched against, from their entry on.
 	Met     int     `json:"rulesMet"`
 	Verdict Verdict `json:"verdict"`
 }
 
-// Verdict is how a way ends.
+// Verdict is how a path ends.
 type Verdict struct {
 	Outcome Outcome `json:"outcome"`
 	Reason  string  `json:"reason,omitempty"`
@@ -80,18 +80,18 @@ func (v Verdict) String() string {
 	return string(v.Outcome) + ": " + v.Reason
 }
 
-// Outcome is how a way ends, in a word or two.
+// Outcome summarizes how a path ends.
 type Outcome string
 
 // The outcomes.
 const (
-	Answered   Outcome = "answered" // out and back by the same interfaces
+	Answered   Outcome = "answered" // request and reply use the same interfaces
 	Asymmetric Outcome = "asymmetric"
 	Dropped    Outcome = "dropped"
 	Refused    Outcome = "refused"
 	Unserved   Outcome = "not a Service's"
-	Draining   Outcome = "draining" // a real server without weight
-	Sent       Outcome = "sent"     // to the endpoint, and no answer is looked for
+	Draining   Outcome = "draining" // a real server with weight 0
+	Sent       Outcome = "sent"     // to the endpoint; no reply is expected
 )
 
 // Explain follows a connection through a node.
@@ -115,7 +115,7 @@ func (e *Evaluator) Explain(n *Node, q Question) Explanation {
 	return out
 }
 
-// packet is the first of the connection.
+// packet returns the connection's first packet.
 func (q Question) packet() *packet {
 	return &packet{
 		protocol: q.Protocol, state: cmp.Or(q.State, New), phase: Request, mark: q.Mark,
@@ -125,9 +125,9 @@ func (q Question) packet() *packet {
 	}
 }
 
-// entry is the interface that a request comes in by: the one asked for, or that
-// of the return path; none, if the client is the node. Another device that has a
-// VIP is none.
+// entry returns the interface on which a request enters: the given one, or that of the
+// return path, or none if the client is the node. Another device that has a VIP counts
+// as none.
 func (n *Node) entry(q Question) string {
 	back, ok, _ := n.route(lookup{src: q.To.Addr(), dst: q.From, in: "lo"})
 	switch {
@@ -154,8 +154,8 @@ func (n *Node) attachedTo(host netip.Addr) string {
 	return ""
 }
 
-// request follows the first packet to IPVS. A verdict tells that it does not
-// come there.
+// request follows the first packet to IPVS. A verdict means that it does not arrive
+// there.
 func (w *walk) request(p *packet) (ipvs.Key, Verdict) {
 	if p.in == "" {
 		return w.sent(p)
@@ -163,7 +163,7 @@ func (w *walk) request(p *packet) (ipvs.Key, Verdict) {
 	return w.received(p)
 }
 
-// received is a packet that comes in by an interface.
+// received follows a packet that enters on an interface.
 func (w *walk) received(p *packet) (ipvs.Key, Verdict) {
 	w.reach("arrival", p)
 	if v := verdict(w.hooks("PREROUTING", p, nat.Raw, nat.Mangle, nat.NAT), w); v.Outcome != "" {
@@ -183,7 +183,7 @@ func (w *walk) received(p *packet) (ipvs.Key, Verdict) {
 	return w.delivered(p)
 }
 
-// routed looks the way up and says so.
+// routed looks up the route and records it.
 func (w *walk) routed(q lookup, p *packet) (found, bool) {
 	way, ok := w.lookUp(q)
 	if !ok {
@@ -202,7 +202,7 @@ func (w *walk) lookUp(q lookup) (found, bool) {
 	return way, ok
 }
 
-// routedAgain looks the way up once more, and says so if it is another one.
+// routedAgain looks up the route again and records it if it differs.
 func (w *walk) routedAgain(q lookup, p *packet, before found) (found, bool) {
 	way, ok := w.lookUp(q)
 	if ok && way == before {
@@ -216,7 +216,7 @@ func (w *walk) routedAgain(q lookup, p *packet, before found) (found, bool) {
 	return way, true
 }
 
-// delivered is a packet for the node, on its way through INPUT, where IPVS is.
+// delivered follows a packet to the node through INPUT, where IPVS is.
 func (w *walk) delivered(p *packet) (ipvs.Key, Verdict) {
 	if v := verdict(w.hooks("INPUT", p, nat.Mangle, nat.Filter), w); v.Outcome != "" {
 		return ipvs.Key{}, v
@@ -231,7 +231,7 @@ func (w *walk) delivered(p *packet) (ipvs.Key, Verdict) {
 	return ipvs.Key{}, Verdict{Unserved, "a process of the node's own is asked, if one listens"}
 }
 
-// forwarded is a packet that is not for the node.
+// forwarded follows a packet that is not for the node.
 func (w *walk) forwarded(p *packet, way found) Verdict {
 	if !w.Forwards() {
 		return Verdict{Dropped, "the node does not forward (ip_forward is 0)"}
@@ -243,8 +243,8 @@ func (w *walk) forwarded(p *packet, way found) Verdict {
 	return Verdict{Unserved, "it leaves the node by " + way.Link}
 }
 
-// sent is a packet of the node's own. IPVS comes before filter OUTPUT, and takes
-// it with the way that was looked up last.
+// sent follows a packet of the node itself. IPVS precedes filter OUTPUT and uses the
+// route that was looked up last.
 func (w *walk) sent(p *packet) (ipvs.Key, Verdict) {
 	source, way, ok := w.sourceTowards(p.dst.Addr())
 	if !ok {
@@ -285,8 +285,8 @@ func (w *walk) sent(p *packet) (ipvs.Key, Verdict) {
 	return w.loops(p)
 }
 
-// loops is a packet of the node's own that comes in again by lo. The nat table has
-// seen it.
+// loops follows a packet of the node itself that enters again on lo. The nat table has
+// already processed it.
 func (w *walk) loops(p *packet) (ipvs.Key, Verdict) {
 	p.in, p.out = "lo", ""
 	if v := verdict(w.hooks("PREROUTING", p, nat.Raw, nat.Mangle), w); v.Outcome != "" {
@@ -299,7 +299,8 @@ func (w *walk) loops(p *packet) (ipvs.Key, Verdict) {
 	return w.delivered(p)
 }
 
-// scheduled finds the virtual server: one with the packet's whole mark first.
+// scheduled finds the virtual server. One that matches the packet's mark takes
+// precedence.
 func (w *walk) scheduled(p *packet) (ipvs.Key, bool) {
 	key := ipvs.Key{FWMark: p.mark, Addr: w.Family.Unspecified()}
 	if _, ok := w.IPVS[key]; !ok || p.mark == 0 {
@@ -314,8 +315,7 @@ func (w *walk) scheduled(p *packet) (ipvs.Key, bool) {
 	return key, true
 }
 
-// verdict tells how the rules have ended a packet's way, in the words of the
-// last step.
+// verdict explains how rules have ended a packet's path, in the words of the last step.
 func verdict(e end, w *walk) Verdict {
 	last := func() string {
 		s := w.steps[len(w.steps)-1]
@@ -333,7 +333,7 @@ func verdict(e end, w *walk) Verdict {
 	return Verdict{}
 }
 
-// serve follows the request by each real server, and the answer back.
+// serve follows the request to each real server, and the reply back.
 func (x *Explanation) serve(w *walk, q Question, key ipvs.Key, p packet) {
 	server := w.IPVS[key]
 	x.VirtualServer, x.Scheduler = key.String(), server.Scheduler
@@ -358,8 +358,8 @@ func (x *Explanation) serve(w *walk, q Question, key ipvs.Key, p packet) {
 	x.Verdict = together(x.RealServers)
 }
 
-// together is the verdict over all real servers that take connections: the one
-// that all have in common, or what the worst has.
+// together returns the verdict over all real servers with weight: the common one, or
+// the worst.
 func together(branches []Branch) Verdict {
 	var worst Verdict
 	for _, b := range branches {

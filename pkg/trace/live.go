@@ -9,15 +9,15 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/capture"
 )
 
-// flow tells which packets belong to a connection, on both sides of IPVS.
+// flow recognises the packets of a connection on both sides of IPVS.
 type flow struct {
 	Question
 	servers map[netip.AddrPort]bool
-	sources map[netip.Addr]bool // with which requests reach the endpoints
+	sources map[netip.Addr]bool // sources of the requests that reach the endpoints
 }
 
-// Flow is what packets of a connection look like, by an explanation. Behind IPVS
-// another client's cannot be told apart if they have the same source.
+// Flow returns the flow of an explained connection. Behind IPVS, other clients with the
+// same source address cannot be distinguished.
 func Flow(q Question, x Explanation) func(capture.Packet) bool {
 	f := flow{q, map[netip.AddrPort]bool{}, map[netip.Addr]bool{q.From: true}}
 	for _, b := range x.RealServers {
@@ -38,12 +38,12 @@ func (f *flow) has(p capture.Packet) bool {
 	return f.passes(p.From.Addr(), p.To) || f.passes(p.To.Addr(), p.From)
 }
 
-// passes tells whether this client and this server are the connection's.
+// passes reports whether client and server are those of the connection.
 func (f *flow) passes(client netip.Addr, server netip.AddrPort) bool {
 	return server == f.To && client == f.From || f.servers[server] && f.sources[client]
 }
 
-// Line is a packet for people.
+// Line formats a packet as text.
 func Line(at time.Time, p capture.Packet) string {
 	direction := "in"
 	if p.Out {

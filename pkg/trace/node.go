@@ -13,26 +13,26 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/sysctl"
 )
 
-// Node is all of a node's kernel that decides on a packet of one family.
+// Node is the kernel state of a node that affects packets of one family.
 type Node struct {
 	Family  ip.Family
-	Links   []routing.Link  // kube-ipvs0 left out
+	Links   []routing.Link  // without kube-ipvs0
 	Rules   []routing.Rule  // of this family, in the kernel's order
 	Routes  []routing.Route // of this family, of all tables
 	Ruleset nat.Ruleset
 	Sets    ipset.State
 	IPVS    ipvs.State
-	Sysctls sysctl.State // those that the kernel has of keys
-	// Delivers, if set, tells the interface by which the network beyond the node
-	// delivers an address, and from which alone it takes it as a source. Without it
-	// only the addresses that interfaces carry are known.
+	Sysctls sysctl.State // existing parameters among keys
+	// Delivers, if set, returns the interface on which the network outside the node
+	// delivers an address, the only one on which it accepts that address as a source.
+	// If it is not set, only addresses of interfaces are known.
 	Delivers func(netip.Addr) string
 }
 
-// Of interfaces, "all" among them.
+// Parameters of interfaces, including "all".
 var linkParameters = []string{"rp_filter", "src_valid_mark", "accept_local", "route_localnet"}
 
-// keys lists the parameters that matter.
+// keys returns the parameters that are read.
 func keys(family ip.Family, links []routing.Link) []string {
 	out := []string{"net/ipv4/vs/snat_reroute", "net/ipv4/vs/conntrack", "net/ipv4/ip_forward"}
 	if family == ip.IPv6 {
@@ -48,13 +48,13 @@ func keys(family ip.Family, links []routing.Link) []string {
 	return out
 }
 
-// set tells whether a parameter is there and not 0.
+// set reports whether a parameter exists and is not 0.
 func (n *Node) set(key string) bool {
 	value, ok := n.Sysctls[key]
 	return ok && value != "0"
 }
 
-// Forwards tells whether the node is a router.
+// Forwards reports whether the node forwards packets.
 func (n *Node) Forwards() bool {
 	if n.Family == ip.IPv6 {
 		return n.set(sysctl.LinkKey(n.Family, "all", "forwarding"))
@@ -62,7 +62,7 @@ func (n *Node) Forwards() bool {
 	return n.set("net/ipv4/ip_forward")
 }
 
-// BridgeFilters tells whether bridged packets are shown to the rules.
+// BridgeFilters reports whether bridged packets pass the rules.
 func (n *Node) BridgeFilters() bool {
 	if n.Family == ip.IPv6 {
 		return n.set("net/bridge/bridge-nf-call-ip6tables")
@@ -70,7 +70,7 @@ func (n *Node) BridgeFilters() bool {
 	return n.set("net/bridge/bridge-nf-call-iptables")
 }
 
-// Link finds an interface by its name.
+// Link returns the interface with a name.
 func (n *Node) Link(name string) (routing.Link, bool) {
 	i := slices.IndexFunc(n.Links, func(l routing.Link) bool { return l.Name == name })
 	if i < 0 {
@@ -79,7 +79,7 @@ func (n *Node) Link(name string) (routing.Link, bool) {
 	return n.Links[i], true
 }
 
-// Owner is the interface that has an address, or "".
+// Owner returns the interface that has an address, or "".
 func (n *Node) Owner(a netip.Addr) string {
 	for _, l := range n.Links {
 		for _, have := range l.Addresses {
@@ -91,8 +91,8 @@ func (n *Node) Owner(a netip.Addr) string {
 	return ""
 }
 
-// deliveredBy is the interface that packets for an address come in by from
-// beyond the node, or "" if that is not known.
+// deliveredBy returns the interface on which packets for an address enter from outside
+// the node, or "" if unknown.
 func (n *Node) deliveredBy(a netip.Addr) string {
 	if n.Delivers != nil {
 		return n.Delivers(a)
@@ -100,21 +100,20 @@ func (n *Node) deliveredBy(a netip.Addr) string {
 	return n.Owner(a)
 }
 
-// leadsOut tells whether a default route, of any table, leaves by an interface.
+// leadsOut reports whether an interface has a default route in any table.
 func (n *Node) leadsOut(link string) bool {
 	return slices.ContainsFunc(n.Routes, func(r routing.Route) bool {
 		return r.Link == link && r.Dst.Bits() == 0 && !r.Local
 	})
 }
 
-// Local tells whether packets for an address are for the node, by its table
-// "local".
+// Local reports whether an address is local, according to table local.
 func (n *Node) Local(a netip.Addr) bool {
 	r, ok := n.inTable(localTable, a)
 	return ok && r.Local
 }
 
-// SNATTo is the address of our rule for what leaves by an interface, or "".
+// SNATTo returns the address of our SNAT rule for an interface, or "".
 func (n *Node) SNATTo(link string) string {
 	for _, r := range n.Ruleset[nat.NAT].Chains["KUBE-POSTROUTING"] {
 		if slices.Contains(nat.Arguments(r, "-o"), link) {

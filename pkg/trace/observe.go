@@ -13,7 +13,7 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/sysctl"
 )
 
-// Kernel is what all families of a node share, read once.
+// Kernel is the state that both families share, read once.
 type Kernel struct {
 	links  []routing.Link
 	rules  []routing.Rule
@@ -31,8 +31,7 @@ func Read() (*Kernel, error) {
 	return k, nil
 }
 
-// Node reads what is a family's own, its rules and parameters, in the same
-// network namespace.
+// Node reads the rules and parameters of one family, in the same network namespace.
 func (k *Kernel) Node(family ip.Family) (*Node, error) {
 	n := &Node{Family: family, Links: k.links, Sets: k.sets, IPVS: k.ipvs}
 	for _, r := range k.rules {
@@ -80,7 +79,8 @@ func (k *Kernel) readSets() (err error) {
 	return err
 }
 
-// Sets reads those of service proxies; rules with other sets are in doubt.
+// Sets reads the sets of service proxies. Rules that match other sets cannot be
+// evaluated.
 func Sets() (ipset.State, error) {
 	kernel, err := ipset.New()
 	if err != nil {

@@ -1,9 +1,9 @@
-// Package trace explains a connection: what this node's rules, sets, virtual
-// servers and routes do with its first packet, with the answer and with the
-// packet after that, step by step, and whether the answer returns.
+// Package trace explains a connection: how this node's rules, sets, virtual servers and
+// routes handle its first packet, the reply and the next packet, step by step, and
+// whether the reply returns to the client.
 //
-// Explain is a pure function of a Node, which Observe reads from the kernel and
-// tests make up; nothing is sent and nothing is changed.
+// Explain is a pure function of a Node, which Observe reads from the kernel and tests
+// construct. Nothing is sent or changed.
 package trace
 
 import (
@@ -14,7 +14,7 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/ipvs"
 )
 
-// State is conntrack's of a packet, as "-m conntrack --ctstate" compares it.
+// State is a packet's conntrack state, as matched by "-m conntrack --ctstate".
 type State string
 
 // The states that rules distinguish.
@@ -22,38 +22,38 @@ const (
 	New         State = "NEW"
 	Established State = "ESTABLISHED"
 	Related     State = "RELATED" // an ICMP error about a connection
-	Invalid     State = "INVALID" // conntrack cannot place it; the nat table does not see it
+	Invalid     State = "INVALID" // not tracked; bypasses the nat table
 )
 
-// The protocols of pings and of errors about connections.
+// Protocols of ping and of ICMP errors.
 const (
 	ICMP   ip.Protocol = 1
 	ICMPv6 ip.Protocol = 58
 )
 
-// packet is one on its way through the node.
+// packet is a packet on its path through the node.
 type packet struct {
 	protocol ip.Protocol
 	src, dst netip.AddrPort
-	in, out  string // interfaces; "": from the node, not yet routed
+	in, out  string // "": from the node, or not yet routed
 	mark     uint32
 	conn     *connection
 	state    State
 	answer   bool      // goes against the connection's direction
-	phase    Phase     // which of the connection's packets it is
-	virtual  *ipvs.Key // the virtual server that it came by, behind IPVS
+	phase    Phase     // which packet of the connection it is
+	virtual  *ipvs.Key // the virtual server that scheduled it, after IPVS
 }
 
-// connection is what conntrack keeps.
+// connection is what conntrack stores.
 type connection struct {
 	mark   uint32
-	source netip.AddrPort // the client's own
+	source netip.AddrPort // the client's own address
 }
 
 func (p *packet) String() string { return fmt.Sprintf("%s > %s", p.src, p.dst) }
 
-// seesNAT reports whether the nat table is traversed: by the first packet of a
-// connection only.
+// seesNAT reports whether the packet traverses the nat table, as only the first packet
+// of a connection does.
 func (p *packet) seesNAT() bool { return p.state == New && !p.answer && p.phase == Request }
 
 func (p *packet) direction() string {

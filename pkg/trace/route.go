@@ -13,21 +13,21 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/sysctl"
 )
 
-// lookup is a question to the kernel's routing.
+// lookup is the key of a route lookup.
 type lookup struct {
-	src, dst netip.Addr // src invalid: not chosen yet
-	in       string     // "lo" for what the node itself sends
+	src, dst netip.Addr // src is invalid if not chosen yet
+	in       string     // "lo" for packets of the node itself
 	mark     uint32
 }
 
-// found is a route with the policy rule that led to its table.
+// found is a route, and the policy rule that selected its table.
 type found struct {
 	routing.Route
 	rule routing.Rule
 }
 
-// out is the interface that a packet leaves by. What is for the node itself leaves
-// by lo, whatever interface has the address (ip_route_output_key_hash_rcu).
+// out returns the interface by which a packet leaves. Packets to the node itself leave
+// by lo, whichever interface has the address (ip_route_output_key_hash_rcu).
 func (f found) out() string {
 	if f.Local {
 		return "lo"
@@ -39,16 +39,16 @@ func (f found) String() string {
 	return fmt.Sprintf("%s, by %s", f.Route, strings.TrimPrefix(f.rule.String(), f.rule.Family.String()+" "))
 }
 
-// route goes through the policy rules in order; the first table with a route
-// for the destination decides. doubt is not empty if a rule in front of the
-// deciding one could have acted, and is not known here.
+// route evaluates the policy rules in order. The first table with a route for the
+// destination decides. doubt is set if an earlier rule could have matched but is not
+// fully known.
 func (n *Node) route(q lookup) (way found, ok bool, doubt string) {
 	for i := 0; i < len(n.Rules); i++ {
 		rule := n.Rules[i]
 		switch {
 		case !matches(rule, q):
 		case rule.Other:
-			doubt = fmt.Sprintf("%s: not all of the policy rule is known here", rule)
+			doubt = fmt.Sprintf("%s: the policy rule is not fully known here", rule)
 		case rule.Action == routing.Goto:
 			i = n.target(i) - 1
 		case rule.Action == routing.Lookup:
@@ -60,15 +60,15 @@ func (n *Node) route(q lookup) (way found, ok bool, doubt string) {
 	return found{}, false, doubt
 }
 
-// RouteOf is the route of an unmarked packet that comes in by an interface ("lo":
-// from the node). An invalid src is one that is not chosen yet.
+// RouteOf returns the route of an unmarked packet that enters on an interface ("lo":
+// from the node). An invalid src means that it is not chosen yet.
 func (n *Node) RouteOf(src, dst netip.Addr, in string) (routing.Route, bool) {
 	way, ok, _ := n.route(lookup{src: src, dst: dst, in: in})
 	return way.Route, ok
 }
 
-// target returns where the rule goes on to that is a goto. One without a
-// target matches nothing.
+// target returns the index at which a goto rule continues. A rule without a target
+// matches nothing.
 func (n *Node) target(from int) int {
 	for i := from + 1; i < len(n.Rules); i++ {
 		if n.Rules[i].Priority == n.Rules[from].Target {
@@ -78,7 +78,8 @@ func (n *Node) target(from int) int {
 	return from + 1
 }
 
-// matches: a source that is not chosen yet is none of any prefix's but all's.
+// matches treats a source that is not chosen yet as matching only rules for all
+// sources.
 func matches(r routing.Rule, q lookup) bool {
 	in := func(p netip.Prefix, a netip.Addr) bool {
 		return !p.IsValid() || p.Bits() == 0 || a.IsValid() && p.Contains(a)
@@ -87,7 +88,7 @@ func matches(r routing.Rule, q lookup) bool {
 	return all != r.Invert
 }
 
-// inTable is the longest match, and of those the first with the lowest metric.
+// inTable returns the longest match; among those, the first with the lowest metric.
 func (n *Node) inTable(table int, dst netip.Addr) (best routing.Route, ok bool) {
 	for _, r := range n.Routes {
 		if r.Table != table || !r.Dst.Contains(dst) {
@@ -101,10 +102,10 @@ func (n *Node) inTable(table int, dst netip.Addr) (best routing.Route, ok bool) 
 	return best, ok
 }
 
-// dropped is why the reverse-path check drops a packet that has come in, or "".
-// It is fib_validate_source of the kernel; IPv6 has none. The way back of a packet
-// that is forwarded is looked up as if it entered by the interface that the packet
-// leaves by.
+// reversePath returns why the reverse-path check drops a received packet, or "". It
+// corresponds to the kernel\'s fib_validate_source; IPv6 has no such check. The return
+// path of a forwarded packet is looked up as if it entered on the interface by which
+// the packet leaves.
 func (n *Node) reversePath(p *packet) string {
 	if n.Family == ip.IPv6 || p.in == "lo" {
 		return ""
@@ -129,13 +130,13 @@ func (n *Node) reversePath(p *packet) string {
 	return fmt.Sprintf("rp_filter=1 on %s: the way back to %s is %s", p.in, q.dst, back)
 }
 
-// PassesReversePath reports whether the reverse-path check lets an unmarked packet
-// in by an interface.
+// PassesReversePath reports whether the reverse-path check accepts an unmarked packet
+// on an interface.
 func (n *Node) PassesReversePath(src, dst netip.Addr, in string) bool {
 	return n.reversePath(&packet{src: netip.AddrPortFrom(src, 0), dst: netip.AddrPortFrom(dst, 0), in: in}) == ""
 }
 
-// ReversePathFilter is the greater of the interface's value and that of all.
+// ReversePathFilter returns the greater of the interface's value and that of "all".
 func (n *Node) ReversePathFilter(link string) int {
 	value := func(name string) int {
 		v, _ := strconv.Atoi(n.Sysctls[sysctl.LinkKey(n.Family, name, "rp_filter")])
@@ -144,7 +145,7 @@ func (n *Node) ReversePathFilter(link string) int {
 	return max(value("all"), value(link))
 }
 
-// Either tells whether a parameter is set for an interface or for all.
+// Either reports whether a parameter is set for an interface or for "all".
 func (n *Node) Either(link, parameter string) bool {
 	return n.own(link, parameter) || n.own("all", parameter)
 }
@@ -153,7 +154,7 @@ func (n *Node) own(link, parameter string) bool {
 	return n.set(sysctl.LinkKey(n.Family, link, parameter))
 }
 
-// sourceTowards is the address that the node takes for a packet of its own.
+// sourceTowards returns the source address of the node's own packets to a destination.
 func (n *Node) sourceTowards(dst netip.Addr) (netip.Addr, found, bool) {
 	way, ok, _ := n.route(lookup{dst: dst, in: "lo"})
 	switch {
@@ -168,9 +169,9 @@ func (n *Node) sourceTowards(dst netip.Addr) (netip.Addr, found, bool) {
 	return a, way, a.IsValid()
 }
 
-// SourceOn is the address that the kernel chooses for what leaves by an
-// interface, which MASQUERADE asks, too: one of the interface's, and only if it
-// has none, another one's.
+// SourceOn returns the address that the kernel chooses for packets that leave by an
+// interface, also for MASQUERADE: one of the interface, or one of another interface
+// only if it has none.
 func (n *Node) SourceOn(link string, next netip.Addr) netip.Addr {
 	var own, others []netip.Prefix
 	for _, l := range n.Links {
@@ -190,9 +191,9 @@ func (n *Node) SourceOn(link string, next netip.Addr) netip.Addr {
 	return n.best(others, next)
 }
 
-// best is the first address, unless another suits better: in IPv4 one in the
-// next hop's subnet (inet_select_addr), in IPv6 the one that has the longest
-// prefix in common with the destination (RFC 6724, rule 8).
+// best returns the preferred address: for IPv4 the first one in the next hop's subnet
+// (inet_select_addr), for IPv6 the one with the longest prefix in common with the
+// destination (RFC 6724, rule 8), else the first one.
 func (n *Node) best(addresses []netip.Prefix, next netip.Addr) (best netip.Addr) {
 	most := -1
 	for _, p := range addresses {
@@ -209,7 +210,7 @@ func (n *Node) best(addresses []netip.Prefix, next netip.Addr) (best netip.Addr)
 	return best
 }
 
-// inCommon counts the leading bits that two addresses share.
+// inCommon returns the number of leading bits that two addresses share.
 func inCommon(a, b netip.Addr) int {
 	x, y := a.AsSlice(), b.AsSlice()
 	for i := range x {

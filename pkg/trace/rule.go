@@ -13,29 +13,29 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/nat"
 )
 
-// rule is one of iptables, compiled.
+// rule is a compiled iptables rule.
 type rule struct {
 	text    nat.Rule
 	tests   []test
 	target  string
-	options map[string][]string // of the target, with their arguments
+	options map[string][]string // options of the target with their arguments
 	jumps   bool                // -g, not -j
-	err     error               // something that is not known here
+	err     error               // set if part of the rule is unknown here
 }
 
-// test is one condition.
+// test evaluates one condition.
 type test struct {
 	not bool
 	is  func(*walk, *packet) (bool, error)
 }
 
-// match is one condition in words.
+// match is the text of one condition.
 type match struct {
 	module, option string
 	args           []string
 }
 
-// parse reads a rule of iptables-save.
+// parse parses a rule of iptables-save.
 func parse(text nat.Rule) *rule {
 	words, err := nat.Words(string(text))
 	out := &rule{text: text, options: map[string][]string{}, err: err}
@@ -64,8 +64,8 @@ func parse(text nat.Rule) *rule {
 	return out
 }
 
-// arguments are the words between an option and the next. A comment is one word,
-// whatever it begins with.
+// arguments returns the words between an option and the next one. A comment is one
+// word, whatever it begins with.
 func arguments(words []string) []string {
 	option, words := words[0], words[1:]
 	if option == "--comment" && len(words) > 0 {
@@ -78,14 +78,14 @@ func arguments(words []string) []string {
 	return words[:i]
 }
 
-// option gives an option of the target's with its arguments.
+// option returns an option of the target with its arguments.
 func (r rule) option(name string) (args string, given bool) {
 	words, given := r.options[name]
 	return strings.Join(words, " "), given
 }
 
-// holds reports whether every condition of a rule holds for a packet. A condition
-// that is not known here is an error, unless another one fails.
+// holds reports whether all conditions of a rule hold for a packet. An unknown
+// condition is an error, unless another one fails.
 func (w *walk) holds(r *rule, p *packet) (bool, error) {
 	err := r.err
 	for i := range r.tests {
@@ -100,7 +100,7 @@ func (w *walk) holds(r *rule, p *packet) (bool, error) {
 	return err == nil, err
 }
 
-// compile returns nil for what is no condition.
+// compile returns nil for options that are no condition.
 func compile(m match) func(*walk, *packet) (bool, error) {
 	arg := ""
 	if len(m.args) > 0 {
@@ -193,7 +193,7 @@ func isLink(pattern, name string) bool {
 	return pattern == name
 }
 
-// parsePrefix reads a prefix, or one address.
+// parsePrefix parses a prefix or a single address.
 func parsePrefix(text string) (netip.Prefix, error) {
 	if a, err := netip.ParseAddr(text); err == nil {
 		return netip.PrefixFrom(a, a.BitLen()), nil
@@ -236,7 +236,7 @@ func inPorts(text string, port uint16) (bool, error) {
 	return false, nil
 }
 
-// parseMark reads "0x4000/0x4000", or a mark without a mask.
+// parseMark parses "0x4000/0x4000", or a mark without a mask.
 func parseMark(text string) (value, mask uint32, err error) {
 	left, right, masked := strings.Cut(text, "/")
 	v, err := strconv.ParseUint(left, 0, 32)
@@ -247,8 +247,8 @@ func parseMark(text string) (value, mask uint32, err error) {
 	return uint32(v), uint32(m), err
 }
 
-// isType knows what matters to service traffic. Broadcasts are asked for by
-// rules that drop them.
+// isType supports the address types that affect service traffic. Rules that drop
+// packets match broadcasts.
 func (n *Node) isType(kind string, a netip.Addr) (bool, error) {
 	isLocal := n.Local(a)
 	switch kind {

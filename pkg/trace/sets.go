@@ -8,9 +8,8 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/ipset"
 )
 
-// member looks a packet up in a set, as "--match-set NAME FIELDS" does, and
-// gives the member and the mark that it carries. known is false for a set that is not
-// there, or of a type that is not ours.
+// member looks up a packet in a set as "--match-set NAME FIELDS" does, and returns the
+// member and its mark. known is false if the set does not exist or has an unknown type.
 func (n *Node) member(name, fields string, p *packet) (mark uint32, entry ipset.Entry, is, known bool) {
 	set, known := n.Sets[name]
 	if !known {
@@ -25,7 +24,8 @@ func (n *Node) member(name, fields string, p *packet) (mark uint32, entry ipset.
 		}
 	}
 	if p.protocol == ICMP || p.protocol == ICMPv6 {
-		// Sets of ports hold ICMP types under ICMP's own number, which none of ours does.
+		// Sets of ports store ICMP types under ICMP's number, which our sets do not
+		// use.
 		if set.Type == ipset.BitmapPort || len(at) > 1 {
 			return 0, entry, false, true
 		}
@@ -51,8 +51,8 @@ func (n *Node) member(name, fields string, p *packet) (mark uint32, entry ipset.
 	return mark, entry, is, true
 }
 
-// within goes through all members. It gives the one with the longest prefix, as
-// the kernel does.
+// within searches all members and returns the one with the longest prefix, as the
+// kernel does.
 func within(set ipset.Contents, front ipset.Entry, a netip.Addr) (best ipset.Entry, is bool) {
 	for e := range set.Entries {
 		net := e.Net
@@ -65,7 +65,7 @@ func within(set ipset.Contents, front ipset.Entry, a netip.Addr) (best ipset.Ent
 	return best, is
 }
 
-// HasMember reports whether a set has a member for a source and a destination, by
+// HasMember reports whether a set contains a member for a source and destination, in
 // the directions of "--match-set".
 func (n *Node) HasMember(set, fields string, protocol ip.Protocol, src, dst netip.AddrPort) bool {
 	_, _, is, _ := n.member(set, fields, &packet{protocol: protocol, src: src, dst: dst})

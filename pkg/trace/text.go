@@ -7,7 +7,7 @@ import (
 	"strings"
 )
 
-// Write prints an explanation for people.
+// Write prints an explanation as text.
 func (x Explanation) Write(w io.Writer) error {
 	var b strings.Builder
 	fmt.Fprintf(&b, "%s, enters by %s\n", x.Request, cmp.Or(x.EntersBy, "the node itself"))
@@ -39,7 +39,7 @@ func (x Explanation) Write(w io.Writer) error {
 	return err
 }
 
-// behind names the pod, where it is known.
+// behind returns the name of the pod, if known.
 func (r Branch) behind() string {
 	switch {
 	case r.Pod == "":
@@ -52,7 +52,7 @@ func (r Branch) behind() string {
 
 const stepFormat = "  %-18s %s\n"
 
-// writeSteps names the packet where a step has changed it.
+// writeSteps prints the packet where a step has changed it.
 func writeSteps(b *strings.Builder, steps []Step) {
 	packet := ""
 	for _, s := range steps {

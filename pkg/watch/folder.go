@@ -1,4 +1,4 @@
-// Package watch tells when the files of a folder have changed.
+// Package watch reports changes of the files in a folder.
 package watch
 
 import (
@@ -12,26 +12,25 @@ import (
 )
 
 const (
-	// settle is how long the folder must be quiet before it is read, and
-	// settleAtMost how long that is waited for: writers touch a file more than
-	// once.
+	// settle is how long the folder must be quiet before it is read, because writers
+	// touch a file several times. settleAtMost limits the wait.
 	settle       = 100 * time.Millisecond
 	settleAtMost = time.Second
-	// recheck is how often the folder is read without having been told of a
-	// change: links may lead to where nothing is watched.
+	// recheck is how often the folder is read without a notification: links may point
+	// to files that are not watched.
 	recheck = 30 * time.Second
 )
 
-// Folder waits for changes in a folder. The folder itself may be replaced, as
-// may be a link to it: so its parent is watched too.
+// Folder waits for changes in a folder. The folder, or a link to it, may be replaced,
+// so its parent is watched too.
 type Folder struct {
 	dir     string
 	watcher *fsnotify.Watcher
-	watched os.FileInfo // the directory that dir was when it was last added
+	watched os.FileInfo // the directory when dir was last added
 }
 
-// NewFolder fails if the folder is not there or the kernel's limits on watches
-// are reached.
+// NewFolder returns an error if the folder does not exist or the kernel's limit of
+// watches is reached.
 func NewFolder(dir string) (*Folder, error) {
 	dir, err := filepath.Abs(dir)
 	if err != nil {
@@ -46,16 +45,15 @@ func NewFolder(dir string) (*Folder, error) {
 		w.Close()
 		return nil, err
 	}
-	// That the parent cannot be watched only delays how soon it is seen that
-	// the folder has been replaced.
+	// Without a watch of the parent, a replaced folder is only noticed later.
 	_ = watcher.Add(filepath.Dir(w.dir))
 	return w, nil
 }
 
-// Close frees the watches. What is lost with them is of no use to anyone.
+// Close releases the watches.
 func (w *Folder) Close() { _ = w.watcher.Close() }
 
-// add watches the folder, and again if it is not the one that it was.
+// add watches the folder, again if it has been replaced.
 func (w *Folder) add() error {
 	info, err := os.Stat(w.dir)
 	if err != nil {
@@ -64,7 +62,7 @@ func (w *Folder) add() error {
 	if w.watched != nil && os.SameFile(info, w.watched) {
 		return nil
 	}
-	// Fails if the old folder is gone, and its watch with it.
+	// Fails if the old folder was removed together with its watch.
 	_ = w.watcher.Remove(w.dir)
 	if err := w.watcher.Add(w.dir); err != nil {
 		return err
@@ -73,8 +71,8 @@ func (w *Folder) add() error {
 	return nil
 }
 
-// Wait returns when the folder may have changed and has come to rest. It is
-// false when the context has ended.
+// Wait returns true when the folder may have changed and is quiet, and false when the
+// context has ended.
 func (w *Folder) Wait(ctx context.Context) bool {
 	logger := klog.FromContext(ctx)
 	quiet, latest := time.NewTimer(recheck), time.NewTimer(recheck)
@@ -94,8 +92,8 @@ func (w *Folder) Wait(ctx context.Context) bool {
 				settling = true
 			}
 		case err := <-w.watcher.Errors:
-			// Events are lost, so anything may have changed.
-			logger.V(2).Info("Watching a folder failed; it is read again", "folder", w.dir, "err", err)
+			// Events were lost, so anything may have changed.
+			logger.V(2).Info("Watching a folder failed, reading it again", "folder", w.dir, "err", err)
 			return true
 		case <-quiet.C:
 			return w.renew(logger)
@@ -105,22 +103,21 @@ func (w *Folder) Wait(ctx context.Context) bool {
 	}
 }
 
-// concerns says whether an event is about the folder: the parent's are about
-// its other entries too.
+// concerns reports whether an event is about the folder. Events of the parent may be
+// about other entries.
 func (w *Folder) concerns(event fsnotify.Event) bool {
 	if event.Name == w.dir && !event.Has(fsnotify.Chmod) {
-		// Come, gone or replaced: a new folder may have the old one's number.
+		// Created, removed or replaced: a new folder may have the old inode number.
 		w.watched = nil
 		return true
 	}
 	return filepath.Dir(event.Name) == w.dir
 }
 
-// renew makes sure that it is the present folder that is watched. If there is
-// none, reading it says so.
+// renew watches the current folder. If it does not exist, reading it reports that.
 func (w *Folder) renew(logger klog.Logger) bool {
 	if err := w.add(); err != nil {
-		logger.V(2).Info("A folder cannot be watched; it is read from time to time", "folder", w.dir, "err", err)
+		logger.V(2).Info("Cannot watch a folder, reading it periodically", "folder", w.dir, "err", err)
 	}
 	return true
 }

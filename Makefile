@@ -315,17 +315,27 @@ RELIABILITY_TESTS := ^TestReliability
 reliability: ## faults of every kind, each many times, into docs/reliability.md
 	@for part in fakes lab; do $(MAKE) --no-print-directory START=$(START) reliability-$$part || exit; done
 
-.PHONY: prove prove-fixed
+.PHONY: prove prove-short prove-kernel
 PROVE ?= 1h
-prove: prove-fixed ## every packet class of the fixed scenarios, then of random ones for PROVE=1h; docs/proof.md
+prove: ## every packet class of the fixed scenarios, then of random ones for PROVE=1h; the counts into docs/reliability.md; docs/proof.md
+	@$(MAKE) --no-print-directory START=$(START) RELIABILITY='$(VERSION)' prove-short
 	$(call phase,random configurations for $(PROVE))
-	@PROVE=$(PROVE) $(GO) test -count 1 -v -timeout 24h -tags prove -run '^TestRandom$$' ./test/prove
+	@PROVE=$(PROVE) RELIABILITY='$(VERSION)' LAB_OUT=$(RELIABILITY_OUT) $(GO) test -count 1 -v -timeout 24h -tags prove -run '^TestRandom$$' ./test/prove
+	@$(MAKE) --no-print-directory START=$(START) reliability-page
 	$(call phase,no random configuration disagrees)
 
-prove-fixed: ## every packet class of the fixed scenarios, and of 50 random ones; RELIABILITY=VERSION keeps the counts
+# In each of the eight set-ups of the test.
+CLASSES ?= 160
+prove-kernel: ## packet classes drawn at random, CLASSES=160 in each ENI layout and family, sent as real packets in the lab; SEED draws others
+	@mkdir -p $(RELIABILITY_OUT)
+	@$(MAKE) --no-print-directory START=$(START) e2e LABS=1 E2E_PACKAGES=test/e2e ONLY='^TestBehaviourPacketClasses$$' \
+		LABFLAGS="-env RELIABILITY='$(VERSION)' -out $(RELIABILITY_OUT) -env CLASSES=$(CLASSES) -env SEED=$(SEED) $(LABFLAGS)"
+	@$(MAKE) --no-print-directory START=$(START) reliability-page
+
+prove-short: ## every packet class of the fixed scenarios, and of some random ones; RELIABILITY=VERSION keeps the counts
 	$(call phase,every packet class)
 	@mkdir -p $(RELIABILITY_OUT)
-	@PROVE=fixed LAB_OUT=$(RELIABILITY_OUT) $(GO) test -count 1 -timeout 30m -tags prove ./test/prove -rapid.checks 50 -rapid.seed 1
+	@PROVE=fixed RELIABILITY='$(RELIABILITY)' LAB_OUT=$(RELIABILITY_OUT) $(GO) test -count 1 -timeout 30m -tags prove ./test/prove -rapid.checks 50 -rapid.seed 1
 	$(call phase,every packet class fares as it should)
 
 .PHONY: reliability-fakes reliability-lab reliability-page

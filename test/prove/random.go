@@ -58,6 +58,9 @@ func Draw(t *rapid.T) *Scenario {
 	v.LoadBalancers = claims[rapid.IntRange(0, 3).Draw(t, "claim of load balancers")]
 	v.ExternalIPs = claims[rapid.IntRange(0, 3).Draw(t, "claim of external IPs")]
 	s.Config.SNAT.Mode = []plan.SNATMode{plan.SNATAuto, plan.SNATFWMark, plan.SNATSource, plan.SNATOff}[rapid.IntRange(0, 3).Draw(t, "SNAT mode")]
+	for _, claim := range []plan.Claim{v.LoadBalancers, v.ExternalIPs} {
+		s.Name += " claim " + string(claim)
+	}
 	return s
 }
 

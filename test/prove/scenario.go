@@ -49,12 +49,13 @@ type settings struct {
 	NodePortAddresses []string
 	Exclude           []string
 	Modes             []plan.SNATMode
+	Claims            []plan.Claim // of external and load balancer IPs
 	Sources           map[string][]string
 	Network           string
 }
 
-// LoadDir reads the scenarios of a directory, one for each SNAT mode that a file
-// lists.
+// LoadDir reads the scenarios of a directory, one for each SNAT mode and each way to
+// claim VIPs that a file lists.
 func LoadDir(dir string) ([]*Scenario, error) {
 	files, err := filepath.Glob(filepath.Join(dir, "*.yaml"))
 	if err != nil || len(files) == 0 {
@@ -115,17 +116,29 @@ func load(file string) ([]*Scenario, error) {
 		s.Services = append(s.Services, built)
 	}
 	s.configure(&set)
-	if len(set.Modes) == 0 {
-		return []*Scenario{s}, nil
+	return s.variants(&set), nil
+}
+
+func (s *Scenario) variants(set *settings) []*Scenario {
+	out := []*Scenario{s}
+	if len(set.Modes) > 0 {
+		out = nil
 	}
-	var out []*Scenario
 	for _, mode := range set.Modes {
 		variant := *s
 		variant.Name += " " + string(mode)
 		variant.Config.SNAT.Mode = mode
 		out = append(out, &variant)
 	}
-	return out, nil
+	for _, one := range slices.Clone(out) {
+		for _, claim := range set.Claims {
+			variant := *one
+			variant.Name += " claim " + string(claim)
+			variant.Config.VIPs.LoadBalancers, variant.Config.VIPs.ExternalIPs = claim, claim
+			out = append(out, &variant)
+		}
+	}
+	return out
 }
 
 // DefaultConfig is the program's default configuration.

@@ -38,7 +38,8 @@ type ENICluster struct {
 	VIP       string
 	Endpoints []string
 
-	table int // the one that leads out by eth1
+	table  int // the one that leads out by eth1
+	layout *Layout
 }
 
 // eniPlan holds the cluster's addresses.
@@ -119,11 +120,27 @@ func (c *ENICluster) attachNode(plan *eniPlan, options ENIOptions) {
 
 func (c *ENICluster) addPod(plan *eniPlan, layout *Layout) {
 	c.t.Helper()
-	c.Pod = c.Node.Pod("pod", layout.PodLink, plan.pod)
+	c.layout = layout
+	c.Pod = c.newPod("pod", layout.PodLink, plan.pod)
+}
+
+// AddPod makes another pod with the address behind Pod's.
+func (c *ENICluster) AddPod(name string) *Pod {
+	c.t.Helper()
+	address := c.Pod.Addresses[0].Next().String()
+	c.Eth1.Own(address)
+	link := c.layout.PodLink
+	return c.newPod(name, link[:len(link)-1]+"z", address)
+}
+
+func (c *ENICluster) newPod(name, link, address string) *Pod {
+	c.t.Helper()
+	pod := c.Node.Pod(name, link, address)
 	c.Node.Rule(
-		fmt.Sprintf("pref %d to %s lookup main", layout.PodTo, plan.pod),
-		fmt.Sprintf("pref %d from %s lookup %d", layout.PodFrom, plan.pod, c.table),
+		fmt.Sprintf("pref %d to %s lookup main", c.layout.PodTo, address),
+		fmt.Sprintf("pref %d from %s lookup %d", c.layout.PodFrom, address, c.table),
 	)
+	return pod
 }
 
 func (c *ENICluster) addBackends(plan *eniPlan) {

@@ -2,11 +2,13 @@ package plan_test
 
 import (
 	"fmt"
+	"net/netip"
 	"slices"
 	"strings"
 	"testing"
 
 	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
+	"github.com/kube-ipvs/kube-ipvs/pkg/nat"
 	"github.com/kube-ipvs/kube-ipvs/pkg/plan"
 	"github.com/kube-ipvs/kube-ipvs/pkg/routing"
 )
@@ -110,4 +112,48 @@ func TestValuesAreNotReusedAtOnce(t *testing.T) {
 	n.renew("eth0 0x20, eth1 0x40, eth3 0x60") // there is no other
 	n.plug("eth4", 5)
 	n.renew("eth0 0x20, eth1 0x40, eth3 0x60") // there is none at all
+}
+
+// strayRules are the rules that keep flows of the main table's interface from
+// ENIs, in the order of the chain.
+func strayRules(s *scenario) []nat.Rule {
+	cfg := defaultConfig()
+	part := plan.NodeWide(&cfg, &s.node)
+	return part.NAT.Chains[nat.Chain{Family: ip.IPv4, Table: nat.Mangle, Name: "KUBE-IPVS-STRAY"}]
+}
+
+// A packet is only dropped where it cannot be rightly: the fault is then that our
+// policy rule is missing.
+func TestStraysAreDroppedWhereNothingElseLeads(t *testing.T) {
+	eni := func(more ...string) *scenario {
+		return withNetwork(append([]string{
+			"link eth0 10.0.0.1/24", "default dev eth0 via 10.0.0.254",
+			"link eth1", "default dev eth1 via 10.1.0.254 table 1003", "rule 2000 from 10.1.0.44/32 lookup 1003",
+		}, more...)...)
+	}
+	const drop = "-o eth1 -m comment --comment \"a policy rule is missing\" -j DROP"
+	for name, c := range map[string]struct {
+		scenario *scenario
+		want     []nat.Rule
+	}{
+		"an ENI":                        {eni(), []nat.Rule{drop}},
+		"a rule behind ours":            {eni("rule 512 from 10.1.0.44/32 lookup 1003"), []nat.Rule{drop}},
+		"a rule before ours":            {eni("rule 110 from 10.1.0.44/32 lookup 1003"), nil},
+		"a rule to main before ours":    {eni("rule 20 from 10.1.0.44/32 lookup 254"), []nat.Rule{drop}},
+		"main has a default by the ENI": {eni("default dev eth1 via 10.1.0.254"), nil},
+		"no ENI":                        {withNetwork("link eth0 10.0.0.1/24", "default dev eth0 via 10.0.0.254"), nil},
+	} {
+		if got := strayRules(c.scenario); !slices.Equal(got, c.want) {
+			t.Errorf("%s: %q, want %q", name, got, c.want)
+		}
+	}
+	routed := eni()
+	routed.node.Inventory.Direct = []routing.Route{
+		{Family: ip.IPv4, Table: 254, Dst: netip.MustParsePrefix("10.1.0.0/24"), Link: "eth1"},
+		{Family: ip.IPv6, Table: 254, Dst: netip.MustParsePrefix("fd00::/64"), Link: "eth1"},
+	}
+	want := []nat.Rule{"-d 10.1.0.0/24 -o eth1 -m comment --comment \"by the main table\" -j RETURN", drop}
+	if got := strayRules(routed); !slices.Equal(got, want) {
+		t.Errorf("a route of main by the ENI: %q, want %q", got, want)
+	}
 }

@@ -175,6 +175,9 @@ type Paths struct {
 	// carry BranchMark.
 	Branches   []Branch
 	BranchMark uint32
+	// Strays are the ENIs that packets bound to the main table's interface are
+	// kept from.
+	Strays []Stray
 	// Modes says for each ENI what was chosen for its pods' traffic.
 	Modes []InterfaceMode
 }
@@ -223,6 +226,7 @@ func PathsOf(cfg *Config, n *Node, family ip.Family) Paths {
 		if mark, free := branchMark(cfg, p.Bound); free {
 			p.Branches, p.BranchMark = pods, mark
 		}
+		p.Strays = strays(cfg, &n.Inventory, family, p.Bound)
 	}
 	return p
 }

@@ -2,6 +2,8 @@ package plan
 
 import (
 	"fmt"
+	"net/netip"
+	"slices"
 
 	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
 	"github.com/kube-ipvs/kube-ipvs/pkg/ipset"
@@ -76,6 +78,10 @@ func (r *ruleset) replyRouting() {
 	r.jump(nat.Mangle, "OUTPUT", "KUBE-IPVS-RETURN", comment)
 	r.chain(nat.Mangle, "KUBE-IPVS-BIND", r.bindRules()...)
 	r.chain(nat.Mangle, "KUBE-IPVS-RETURN", r.returnRules()...)
+	if len(r.paths.Strays) > 0 {
+		r.jumpIf(nat.Mangle, "POSTROUTING", "-m connmark --mark "+r.main()+" -m conntrack --ctdir ORIGINAL", "KUBE-IPVS-STRAY", comment)
+		r.chain(nat.Mangle, "KUBE-IPVS-STRAY", r.strayRules()...)
+	}
 }
 
 // masked is a value of a binding under the mask, as iptables writes it.
@@ -173,4 +179,62 @@ func (r *ruleset) returnRules() []nat.Rule {
 	return []nat.Rule{nat.Rule(fmt.Sprintf(
 		"-m connmark ! --mark %s -m conntrack --ctdir REPLY -j CONNMARK --restore-mark --nfmask %#[2]x --ctmask %#[2]x",
 		r.masked(0), r.cfg.SNAT.Mark))}
+}
+
+// Stray is an ENI that no packet bound to the main table's interface is routed
+// out by while our policy rule stands.
+type Stray struct {
+	Link   string
+	Direct []netip.Prefix // except packets for these, which the main table routes there
+}
+
+// strays returns the ENIs that strayRules can guard. Where another rule precedes
+// ours, or the main table has another default route by the ENI, a packet can be
+// there rightly.
+func strays(cfg *Config, inv *routing.Inventory, family ip.Family, bound []Binding) []Stray {
+	precedes := func(r routing.Rule) bool {
+		leadsElsewhere := r.Other || r.Action == routing.Lookup && r.Table != tableMain && r.Table != tableLocal
+		return r.Family == family && !r.Own && r.Priority <= cfg.SNAT.Priority && (r.IIf == "" || r.IIf == "lo") && leadsElsewhere
+	}
+	if len(bound) == 0 || slices.ContainsFunc(inv.Rules, precedes) {
+		return nil
+	}
+	var out []Stray
+	for _, b := range bound[1:] {
+		byMain := func(r routing.Route) bool { return r.Link == b.Link }
+		if slices.ContainsFunc(MainDefaults(inv, family), byMain) {
+			continue
+		}
+		s := Stray{Link: b.Link}
+		for _, r := range inv.Direct {
+			if r.Family == family && byMain(r) {
+				s.Direct = append(s.Direct, r.Dst)
+			}
+		}
+		slices.SortFunc(s.Direct, comparePrefixes)
+		s.Direct = slices.Compact(s.Direct)
+		out = append(out, s)
+	}
+	return out
+}
+
+// strayRules stand in mangle POSTROUTING, before the source is chosen. They
+// drop a packet of a flow that is bound to the main table's interface and was
+// routed by an ENI: another program, systemd-networkd at its start, has deleted
+// our policy rule, which Guard adds again within milliseconds. A dropped packet
+// is sent again. One that left would have the kernel forget a masqueraded flow
+// (nf_nat_oif_changed), and the endpoint would reset it:
+//
+//	-A POSTROUTING -m connmark --mark 0x20/0x3060 -m conntrack --ctdir ORIGINAL -j KUBE-IPVS-STRAY
+//	-A KUBE-IPVS-STRAY -d 10.12.192.0/24 -o eth1 -j RETURN     (each route of the main table by an ENI)
+//	-A KUBE-IPVS-STRAY -o eth1 -j DROP     (each ENI)
+func (r *ruleset) strayRules() []nat.Rule {
+	var rules []nat.Rule
+	for _, s := range r.paths.Strays {
+		for _, d := range s.Direct {
+			rules = append(rules, rule("by the main table", "-d "+d.String()+" -o "+s.Link, "RETURN"))
+		}
+		rules = append(rules, rule("a policy rule is missing", "-o "+s.Link, "DROP"))
+	}
+	return rules
 }

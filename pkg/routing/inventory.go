@@ -50,13 +50,7 @@ func (n *Netlink) inventory() (Inventory, error) {
 		if err != nil {
 			return Inventory{}, err
 		}
-		for _, r := range routes {
-			if r.Dst.Bits() == 0 {
-				inv.Defaults = append(inv.Defaults, r)
-			} else {
-				inv.Attached = append(inv.Attached, r)
-			}
-		}
+		inv.addRoutes(&t, routes)
 	}
 	if err := n.vxlanPeers(links, peers); err != nil {
 		return Inventory{}, err
@@ -99,14 +93,42 @@ type tables struct {
 	peers   map[netip.Addr]struct{} // to which the gateways of all routes are added
 }
 
-// wants reports whether a route is for the Inventory: a default route, or one to
-// a single host on the link of an input.
+// wants reports whether a route may be for the Inventory: a default route, one to
+// a single host on the link of an input, or one of the main table.
 func (t *tables) wants(r netlink.Route) bool {
-	if isDefault(r) {
+	if isDefault(r) || r.Table == unix.RT_TABLE_MAIN {
 		return true
 	}
 	return len(t.inputs) > 0 && prefix(r.Dst).IsSingleIP() && len(r.MultiPath) == 0 &&
 		t.inputs[t.names[r.LinkIndex]] && !gateway(hopsOf(r)[0]).IsValid()
+}
+
+// isAttached reports whether a route leads to a single host on the link of an input.
+func (t *tables) isAttached(r Route) bool {
+	return t.inputs[r.Link] && r.Dst.IsSingleIP() && !r.Via.IsValid()
+}
+
+// addRoutes divides a family's routes. Of the main table's others only those that
+// Direct is about are kept: it leads to every pod.
+func (inv *Inventory) addRoutes(t *tables, found []Route) {
+	outside := map[string]bool{}
+	for _, r := range found {
+		if r.Dst.Bits() == 0 {
+			inv.Defaults = append(inv.Defaults, r)
+			outside[r.Link] = outside[r.Link] || r.Table != unix.RT_TABLE_MAIN
+		}
+	}
+	for _, r := range found {
+		if r.Dst.Bits() == 0 {
+			continue
+		}
+		if t.isAttached(r) {
+			inv.Attached = append(inv.Attached, r)
+		}
+		if r.Table == unix.RT_TABLE_MAIN && outside[r.Link] {
+			inv.Direct = append(inv.Direct, r)
+		}
+	}
 }
 
 // tableRoutes reads the wanted routes of tables, and notes the gateways of all
@@ -122,6 +144,9 @@ func (n *Netlink) tableRoutes(t *tables) ([]Route, error) {
 		}
 		for _, r := range found {
 			routes, err := convert(t.family, r, t.names)
+			if err != nil && !isDefault(r) {
+				continue // over a link of a pod that is just being added
+			}
 			if err != nil {
 				return nil, err
 			}
@@ -222,6 +247,9 @@ func isDefault(r netlink.Route) bool { return prefix(r.Dst).Bits() <= 0 }
 func (inv *Inventory) sort() {
 	slices.SortStableFunc(inv.Links, func(a, b Link) int { return cmp.Compare(a.Index, b.Index) })
 	slices.SortStableFunc(inv.Rules, compareOrder)
+	slices.SortStableFunc(inv.Direct, func(a, b Route) int {
+		return cmp.Or(cmp.Compare(a.Link, b.Link), a.Dst.Addr().Compare(b.Dst.Addr()), cmp.Compare(a.Dst.Bits(), b.Dst.Bits()), cmp.Compare(a.Metric, b.Metric))
+	})
 	slices.SortStableFunc(inv.Defaults, func(a, b Route) int {
 		return cmp.Or(cmp.Compare(a.Family, b.Family), cmp.Compare(a.Table, b.Table), cmp.Compare(a.Metric, b.Metric))
 	})

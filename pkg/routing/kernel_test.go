@@ -283,6 +283,12 @@ func TestInventory(t *testing.T) {
 	if diff := cmp.Diff([]Route{{Family: ip.IPv4, Table: 1003, Dst: pfx("10.12.192.1/32"), Link: "eth1"}}, got.Attached, byValue); diff != "" {
 		t.Errorf("routes to hosts at inputs (-want +got):\n%s", diff)
 	}
+	if diff := cmp.Diff([]Route{
+		{Family: ip.IPv4, Table: 254, Dst: pfx("10.12.192.0/24"), Link: "eth1", Src: addr("10.12.192.10")},
+		{Family: ip.IPv4, Table: 254, Dst: pfx("10.244.7.0/24"), Link: "eth1", Via: addr("10.12.192.7")},
+	}, got.Direct, byValue); diff != "" {
+		t.Errorf("other routes (-want +got):\n%s", diff)
+	}
 	rule := func(priority, table int) Rule { return Rule{Family: ip.IPv4, Priority: priority, Table: table} }
 	to, from, not, tcp, suppress, blackhole := rule(1000, 254), rule(2000, 1003), rule(2000, 1003), rule(2001, 1003), rule(2002, 254), rule(2003, 0)
 	unmasked := rule(2004, 1003)

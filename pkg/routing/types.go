@@ -165,6 +165,9 @@ type Inventory struct {
 	// of another program names as the one that packets enter by ("iif"): pods with
 	// a way out of their own. By family and table.
 	Attached []Route
+	// Direct are the main table's other routes over links of which a default
+	// route of another table leaves. Sorted.
+	Direct []Route
 	// Peers are the gateways of all routes of the same tables, and the
 	// destinations in the forwarding databases of VXLAN links: addresses of
 	// other nodes, among others. Sorted.

@@ -270,3 +270,51 @@ func TestENIValueStays(t *testing.T) {
 		}
 	}
 }
+
+// deleteRules deletes all policy rules with our protocol, as systemd-networkd
+// does when it starts, in one process so that they go one right after another.
+const deleteRules = `ip rule show | sed -n 's/^\([0-9]*\):.*proto 81.*/rule del pref \1/p' | ip -batch -`
+
+// TestENIRulesDeleted has another program delete our policy rules, again and
+// again, while a pod's connection that depends on them is in use. It goes on,
+// and the rules are back within a fraction of a second; nothing is compared, as
+// the periodic comparison is an hour away.
+func TestENIRulesDeleted(t *testing.T) {
+	f := followENI(t, lab.ENIOptions{})
+	f.Fabric.CheckSources()
+	f.seenAs("over the primary interface", f.Pod, f.NodeAddress)
+	f.connect("the pod", f.Pod.Namespace)
+	before := f.tables("to begin with", "main", "1003")
+	busy, err := f.Pod.Connect(lab.DialTimeout, lab.TCP, f.VIP)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(busy.Close)
+	for range 20 {
+		answers := make(chan lab.Answer, 1)
+		go func() {
+			var last lab.Answer
+			for range 20 {
+				if last = busy.Ask(lab.DialTimeout); last.Err != nil {
+					break
+				}
+			}
+			answers <- last
+		}()
+		f.Node.Exec("sh", "-c", deleteRules)
+		deleted := time.Now()
+		f.Eventually(time.Second, "the rules are back", func() error {
+			if rules := f.Node.Exec("ip", "rule", "show", "pref", "480"); strings.Count(rules, "lookup") != 2 {
+				return errors.New(rules)
+			}
+			return nil
+		})
+		t.Logf("the rules are back after %s", time.Since(deleted).Round(time.Millisecond))
+		if answer := <-answers; answer.Err != nil {
+			t.Fatalf("the connection in use: %s", answer)
+		}
+	}
+	if after := f.tables("in the end", "main", "1003"); after != before {
+		t.Errorf("rules before (-) and after (+):\n%s%s", before, after)
+	}
+}

@@ -178,6 +178,9 @@ func (b *branch) comeBack(p *packet) Verdict {
 	if v := b.misses(p); v.Outcome != "" {
 		return v
 	}
+	if v := b.returnsToPort(p); v.Outcome != "" {
+		return v
+	}
 	b.reach("arrival", p)
 	if v := verdict(b.hooks("PREROUTING", p, nat.Raw, nat.Mangle), b.walk); v.Outcome != "" {
 		return v
@@ -216,6 +219,32 @@ func (b *branch) misses(p *packet) Verdict {
 	if b.entry != "" && b.leadsOut(b.entry) && b.leadsOut(p.in) {
 		return Verdict{Dropped, "the endpoint, on another node, sees the client's address and answers it past this node"}
 	}
+	return Verdict{}
+}
+
+// returnsToPort judges the answer of a pod on a bridge to itself. Where bridged
+// packets are shown to the rules, the bridge itself undoes the masquerading and
+// sends the answer back to the port that it entered by (br_nf_pre_routing_finish),
+// which must be in hairpin mode.
+func (b *branch) returnsToPort(p *packet) Verdict {
+	link, _ := b.Link(p.in)
+	if b.to.Addr() != p.conn.source.Addr() || p.dst == p.conn.source || link.Type != "bridge" || !b.BridgeFilters() {
+		return Verdict{}
+	}
+	ports := b.ports(p.in)
+	hairpin := 0
+	for _, port := range ports {
+		if b.Hairpin[port] {
+			hairpin++
+		}
+	}
+	switch hairpin {
+	case len(ports):
+		return Verdict{}
+	case 0:
+		return Verdict{Dropped, "the answer has to leave " + p.in + " by the port that it entered by, and no port is in hairpin mode"}
+	}
+	b.doubt("a pod's answer to itself leaves %s by the port that it entered by: %d of %d ports are in hairpin mode, and which is the pod's is not known here", p.in, hairpin, len(ports))
 	return Verdict{}
 }
 

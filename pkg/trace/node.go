@@ -23,6 +23,9 @@ type Node struct {
 	Sets    ipset.State
 	IPVS    ipvs.State
 	Sysctls sysctl.State // existing parameters among keys
+	// Hairpin are the ports of bridges in hairpin mode: a frame may leave by the port
+	// that it entered by.
+	Hairpin map[string]bool
 	// Delivers, if set, returns the interface on which the network outside the node
 	// delivers an address, the only one on which it accepts that address as a source.
 	// If it is not set, only addresses of interfaces are known.
@@ -68,6 +71,17 @@ func (n *Node) BridgeFilters() bool {
 		return n.set("net/bridge/bridge-nf-call-ip6tables")
 	}
 	return n.set("net/bridge/bridge-nf-call-iptables")
+}
+
+// ports lists the ports of a bridge.
+func (n *Node) ports(bridge string) []string {
+	var out []string
+	for _, l := range n.Links {
+		if l.Master == bridge {
+			out = append(out, l.Name)
+		}
+	}
+	return out
 }
 
 // Link returns the interface with a name.

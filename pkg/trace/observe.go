@@ -18,6 +18,7 @@ type Kernel struct {
 	links  []routing.Link
 	rules  []routing.Rule
 	routes []routing.Route
+	ports  map[string]bool // of bridges, with hairpin mode
 	sets   ipset.State
 	ipvs   ipvs.State
 }
@@ -33,7 +34,7 @@ func Read() (*Kernel, error) {
 
 // Node reads the rules and parameters of one family, in the same network namespace.
 func (k *Kernel) Node(family ip.Family) (*Node, error) {
-	n := &Node{Family: family, Links: k.links, Sets: k.sets, IPVS: k.ipvs}
+	n := &Node{Family: family, Links: k.links, Hairpin: k.ports, Sets: k.sets, IPVS: k.ipvs}
 	for _, r := range k.rules {
 		if r.Family == family {
 			n.Rules = append(n.Rules, r)
@@ -61,6 +62,9 @@ func (k *Kernel) readRoutes() error {
 		return err
 	}
 	k.links, k.rules = inventory.Links, inventory.Rules
+	if k.ports, err = routing.Hairpin(k.links); err != nil {
+		return err
+	}
 	k.routes, err = kernel.Routes()
 	return err
 }

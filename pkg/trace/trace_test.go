@@ -119,6 +119,12 @@ func ask(from, to string) Question {
 
 func TestExplain(t *testing.T) {
 	noBridge := func(n *Node) { n.Sysctls["net/bridge/bridge-nf-call-iptables"] = "0" }
+	asksItself := func(n *Node) {
+		post := n.Ruleset["nat"].Chains
+		post["KUBE-POSTROUTING"] = append([]nat.Rule{"-s 10.244.1.7/32 -d 10.244.1.7/32 -j MASQUERADE --random-fully"}, post["KUBE-POSTROUTING"]...)
+		n.Links = append(n.Links, routing.Link{Index: 6, Name: "veth7", Type: "veth", Master: "cni0"})
+	}
+	toItself := ask("10.244.1.7", vip+":80")
 	for name, c := range map[string]struct {
 		endpoints []string
 		change    func(*Node)
@@ -138,6 +144,12 @@ func TestExplain(t *testing.T) {
 		"two pods on the bridge": {[]string{here}, nil, ask("10.244.1.5", vip+":80"), Answered, "", "cni0", "10.244.1.5"},
 		"a bridge without br_netfilter": {[]string{here}, noBridge, ask("10.244.1.5", vip+":80"),
 			Dropped, "bridge-nf-call-iptables is 0", "cni0", "10.244.1.5"},
+		"a pod asks itself, its port is not in hairpin mode": {[]string{here}, asksItself, toItself,
+			Dropped, "no port is in hairpin mode", "cni0", "10.244.1.1"},
+		"a pod asks itself, its port is in hairpin mode": {[]string{here}, func(n *Node) { asksItself(n); n.Hairpin = map[string]bool{"veth7": true} }, toItself,
+			Answered, "", "cni0", "10.244.1.1"},
+		"a pod asks itself, the bridge shows nothing": {[]string{here}, func(n *Node) { asksItself(n); noBridge(n) }, toItself,
+			Answered, "", "cni0", "10.244.1.1"},
 		"a pod on the ENI, which has no address": {[]string{remote}, nil, ask("10.12.0.44", vip+":80"),
 			Asymmetric, "the request leaves by eth1 with the source 10.1.0.5, which is eth0's", "eth1", "10.1.0.5"},
 		"the answer fails the reverse-path check": {[]string{remote}, func(n *Node) {
@@ -203,6 +215,18 @@ func TestDoubts(t *testing.T) {
 		if got := strings.Join(x.Doubts, "; "); (want == "") != (got == "") || !strings.Contains(got, want) {
 			t.Errorf("%s: doubts %q, want %q", rule, got, want)
 		}
+	}
+}
+
+// Whether the port of a pod that asks itself is in hairpin mode is not known where
+// only some of its bridge's are.
+func TestDoubtsHairpin(t *testing.T) {
+	n := newNode(t, here)
+	n.Ruleset["nat"].Chains["KUBE-POSTROUTING"] = []nat.Rule{"-s 10.244.1.7/32 -d 10.244.1.7/32 -j MASQUERADE --random-fully"}
+	n.Links = append(n.Links, routing.Link{Index: 6, Name: "veth7", Master: "cni0"}, routing.Link{Index: 7, Name: "veth8", Master: "cni0"})
+	n.Hairpin = map[string]bool{"veth8": true}
+	if x := Explain(n, ask("10.244.1.7", vip+":80")); len(x.Doubts) != 1 || !strings.Contains(x.Doubts[0], "1 of 2 ports") {
+		t.Errorf("doubts %q", x.Doubts)
 	}
 }
 

@@ -137,7 +137,7 @@ func dryRun(ctx context.Context, cfg config.Config) (*dryRunResult, error) {
 		}),
 		KernelVersion:   kernelVersion(),
 		ProbeScheduler:  func(string) error { return nil }, // probing would load a module
-		BridgeNetfilter: kernel.bridgeNetfilter,
+		BridgeNetfilter: func(bool) plan.BridgeNetfilter { return kernel.bridgeNetfilter() },
 		APIServer:       apiServers(&cfg.Source),
 		Network:         kernel.routing,
 		Rules:           nat.Watcher{},

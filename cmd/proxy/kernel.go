@@ -191,12 +191,15 @@ func (m *machine) recordSysctls(ctx context.Context, folder string) {
 
 // setSysctls sets the parameters that this node needs. It writes only those that
 // differ, so an unprivileged process succeeds if they are set already.
-func (m *machine) setSysctls(cfg *plan.Config) error {
+func (m *machine) setSysctls(ctx context.Context, cfg *plan.Config) error {
 	inventory, err := m.routing.Inventory()
 	if err != nil {
 		return err
 	}
-	node := plan.Node{Inventory: inventory, Kernel: kernelVersion(), BridgeNetfilter: m.bridgeNetfilter()}
+	node := plan.Node{Inventory: inventory, Kernel: kernelVersion()}
+	// The process that serves may not be allowed to load the module once pods have
+	// a bridge.
+	node.BridgeNetfilter = m.bridgeNetfilterFor(ctx)(plan.MayShowBridges(cfg, &node))
 	return setSysctls(m.Sysctl, plan.NodeWide(cfg, &node).Sysctls)
 }
 
@@ -244,16 +247,33 @@ func kernelVersion() plan.Version {
 	return v
 }
 
-// bridgeNetfilter reports whether br_netfilter passes bridged packets to the rules of
-// every served family, or can be made to.
-func (m *machine) bridgeNetfilter() bool {
+// bridgeNetfilter reports whether br_netfilter shows bridged packets to the rules
+// of every family that is served, and whether it can be made to.
+func (m *machine) bridgeNetfilter() plan.BridgeNetfilter {
+	out := plan.BridgeShown
 	for family := range m.NAT {
 		key := plan.BridgeSysctls[family]
-		if have, err := m.sysctl.Observe([]string{key}); err != nil || have[key] != "1" && !m.sysctl.Writable(key) {
-			return false
+		have, err := m.sysctl.Observe([]string{key})
+		switch {
+		case err != nil || have[key] != "1" && !m.sysctl.Writable(key):
+			return plan.BridgeUnavailable
+		case have[key] != "1":
+			out = plan.BridgeAvailable
 		}
 	}
-	return true
+	return out
+}
+
+// bridgeNetfilterFor returns bridgeNetfilter with a parameter: whether to try,
+// once, to load br_netfilter where it is missing.
+func (m *machine) bridgeNetfilterFor(ctx context.Context) func(load bool) plan.BridgeNetfilter {
+	var tried sync.Once
+	return func(load bool) plan.BridgeNetfilter {
+		if load && m.bridgeNetfilter() == plan.BridgeUnavailable {
+			tried.Do(func() { loadBridgeNetfilter(ctx) })
+		}
+		return m.bridgeNetfilter()
+	}
 }
 
 // loadBridgeNetfilter loads br_netfilter if possible. Without it, flows between pods on

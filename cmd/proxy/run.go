@@ -58,12 +58,9 @@ func run(ctx context.Context, cfg config.Config) error {
 	if err := kernel.prepare(&cfg); err != nil {
 		return err
 	}
-	if !kernel.bridgeNetfilter() {
-		loadBridgeNetfilter(ctx)
-	}
 	setConntrack(ctx, &cfg.Conntrack, kernel.Sysctl)
 	if cfg.Action == config.InitOnly {
-		return kernel.setSysctls(&cfg.Plan)
+		return kernel.setSysctls(ctx, &cfg.Plan)
 	}
 	return serve(ctx, &cfg, kernel)
 }
@@ -104,7 +101,7 @@ func serve(ctx context.Context, cfg *config.Config, kernel *machine) error {
 		Kernel:          kernel.Metered(recorder),
 		KernelVersion:   kernelVersion(),
 		ProbeScheduler:  kernel.ipvs.Probe,
-		BridgeNetfilter: kernel.bridgeNetfilter,
+		BridgeNetfilter: kernel.bridgeNetfilterFor(ctx),
 		ReadOnly:        !kernel.sysctl.Writable(plan.SrcValidMark),
 		APIServer:       apiServers(&cfg.Source),
 		Network:         kernel.routing,

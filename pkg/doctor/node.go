@@ -28,9 +28,23 @@ func parameters(n *trace.Node) []Finding {
 	return out
 }
 
-func bridges(n *trace.Node) []Finding {
+func bridges(f *Facts) []Finding {
 	var out []Finding
-	for _, l := range plan.PodBridges(&routing.Inventory{Links: n.Links}) {
+	for _, n := range f.Nodes {
+		out = append(out, hiddenBridges(f, n)...)
+	}
+	return out
+}
+
+func hiddenBridges(f *Facts, n *trace.Node) []Finding {
+	var out []Finding
+	node := plan.Node{Inventory: routing.Inventory{Links: n.Links}}
+	for _, r := range n.Routes {
+		if r.Dst.Bits() == 0 && !r.Local {
+			node.Inventory.Defaults = append(node.Inventory.Defaults, r)
+		}
+	}
+	for _, l := range plan.PodBridges(&f.Config, &node) {
 		if !n.BridgeFilters() {
 			out = append(out, Finding{Warning, l.Name, "frames between its pods bypass the rules (bridge-nf-call-iptables is 0), so their Service traffic must be masqueraded",
 				"modprobe br_netfilter; sysctl -w net.bridge.bridge-nf-call-iptables=1 net.bridge.bridge-nf-call-ip6tables=1"})

@@ -13,7 +13,7 @@ import (
 )
 
 // bridgeNode has a bridge with pods, and one without.
-func bridgeNode(netfilter bool) *plan.Node {
+func bridgeNode(netfilter plan.BridgeNetfilter) *plan.Node {
 	return &plan.Node{
 		BridgeNetfilter: netfilter,
 		Inventory: routing.Inventory{Links: []routing.Link{
@@ -33,7 +33,7 @@ func bridgeNode(netfilter bool) *plan.Node {
 func TestBridgedFlowsAreShownToNetfilter(t *testing.T) {
 	cfg := defaultConfig()
 	cfg.Families = ip.Families
-	part := plan.NodeWide(&cfg, bridgeNode(true))
+	part := plan.NodeWide(&cfg, bridgeNode(plan.BridgeAvailable))
 	for _, key := range []string{"net/bridge/bridge-nf-call-iptables", "net/bridge/bridge-nf-call-ip6tables"} {
 		if part.Sysctls[key] != "1" {
 			t.Errorf("%s is %q, want 1", key, part.Sysctls[key])
@@ -42,7 +42,7 @@ func TestBridgedFlowsAreShownToNetfilter(t *testing.T) {
 	if rules := bridgeRules(part, ip.IPv4); len(rules) != 0 {
 		t.Errorf("masquerades all the same: %q", rules)
 	}
-	if s := plan.NodeWide(&cfg, &plan.Node{BridgeNetfilter: true}).Sysctls; s["net/bridge/bridge-nf-call-iptables"] != "" {
+	if s := plan.NodeWide(&cfg, &plan.Node{BridgeNetfilter: plan.BridgeAvailable}).Sysctls; s["net/bridge/bridge-nf-call-iptables"] != "" {
 		t.Error("a node without bridges gets the sysctl")
 	}
 }
@@ -50,12 +50,12 @@ func TestBridgedFlowsAreShownToNetfilter(t *testing.T) {
 func TestBridgedFlowsAreMasqueradedOtherwise(t *testing.T) {
 	cfg := defaultConfig()
 	cfg.Families = ip.Families
-	part := plan.NodeWide(&cfg, bridgeNode(false))
+	part := plan.NodeWide(&cfg, bridgeNode(plan.BridgeUnavailable))
 	if part.Sysctls["net/bridge/bridge-nf-call-iptables"] != "" {
 		t.Error("a sysctl that the kernel does not have is wanted")
 	}
 	for family, want := range map[ip.Family]string{
-		ip.IPv4: "-s 10.244.1.0/24 -o cni0 ", ip.IPv6: "-s fd00:244:1::/64 -o cni0 ",
+		ip.IPv4: "-s 10.244.1.0/24 -o cni0 -m addrtype ! --src-type LOCAL ", ip.IPv6: "-s fd00:244:1::/64 -o cni0 -m addrtype ! --src-type LOCAL ",
 	} {
 		rules := bridgeRules(part, family)
 		if len(rules) != 1 || !strings.HasPrefix(string(rules[0]), want) || !strings.Contains(string(rules[0]), "-j MASQUERADE") {
@@ -67,4 +67,59 @@ func TestBridgedFlowsAreMasqueradedOtherwise(t *testing.T) {
 func bridgeRules(part plan.NodePart, family ip.Family) []nat.Rule {
 	rules := slices.Clone(part.NAT.Chains[nat.Chain{Family: family, Table: nat.NAT, Name: "KUBE-POSTROUTING"}])
 	return slices.DeleteFunc(rules, func(r nat.Rule) bool { return !strings.Contains(string(r), "same bridge") })
+}
+
+// The bridges of a node are not all pods'. What is set for all of them is left
+// alone where one is not.
+func TestBridgesOfOthersAreLeftAlone(t *testing.T) {
+	const call = "net/bridge/bridge-nf-call-iptables"
+	address := func(prefix string) []routing.Address {
+		return []routing.Address{{Prefix: netip.MustParsePrefix(prefix), Global: true}}
+	}
+	for _, c := range []struct {
+		name    string
+		link    routing.Link
+		port    string // its port's type
+		uplink  bool
+		pods    bool // it is a bridge of pods
+		without bool // the bridge of pods is not there
+	}{
+		{name: "of virtual machines", link: routing.Link{Addresses: address("192.168.122.1/24")}, port: "tun"},
+		{name: "without an address", link: routing.Link{}, port: "veth"},
+		{name: "the uplink", link: routing.Link{Addresses: address("192.168.1.5/24")}, port: "device", uplink: true},
+		{name: "the uplink, with containers", link: routing.Link{Addresses: address("192.168.1.5/24")}, port: "veth", uplink: true},
+		{name: "the uplink, within the pods' range", link: routing.Link{Addresses: address("10.244.9.5/24")}, port: "device", uplink: true},
+		{name: "the uplink, with pods", link: routing.Link{Addresses: address("10.244.9.5/24")}, port: "veth", uplink: true, pods: true},
+		{name: "of pods of another range", link: routing.Link{Addresses: address("172.20.0.1/24")}, port: "veth", pods: true},
+		{name: "of pods in machines of their own", link: routing.Link{Addresses: address("10.244.3.1/24")}, port: "tun", pods: true},
+		{name: "of virtual machines, and no pods'", link: routing.Link{Addresses: address("192.168.122.1/24")}, port: "tun", without: true},
+	} {
+		n := bridgeNode(plan.BridgeAvailable)
+		if c.without {
+			n.Inventory.Links = nil
+		}
+		c.link.Index, c.link.Name, c.link.Type = 8, "br1", "bridge"
+		n.Inventory.Links = append(n.Inventory.Links, c.link, routing.Link{Index: 9, Name: "port", Type: c.port, Master: "br1"})
+		if c.uplink {
+			n.Inventory.Defaults = []routing.Route{{Family: ip.IPv4, Table: 254, Link: "br1", Dst: netip.MustParsePrefix("0.0.0.0/0")}}
+		}
+		cfg := defaultConfig()
+		cfg.LocalTraffic = plan.LocalTraffic{Mode: plan.DetectClusterCIDR, CIDRs: []netip.Prefix{netip.MustParsePrefix("10.244.0.0/16")}}
+		part := plan.NodeWide(&cfg, n)
+		if set := part.Sysctls[call] != ""; set != c.pods {
+			t.Errorf("%s: the parameter is set: %t", c.name, set)
+		}
+		// Masqueraded is what pods of cni0 send each other, as nothing shows it.
+		rules, want := bridgeRules(part, ip.IPv4), 1
+		if c.pods || c.without {
+			want = 0
+		}
+		if len(rules) != want {
+			t.Errorf("%s: %d rules masquerade: %q", c.name, len(rules), rules)
+		}
+		n.BridgeNetfilter = plan.BridgeUnavailable
+		if needs := plan.NeedsBridgeNetfilter(&cfg, n); needs != c.pods {
+			t.Errorf("%s: the module is loaded: %t", c.name, needs)
+		}
+	}
 }

@@ -26,9 +26,7 @@ type Node struct {
 	// SNATSources are the ENIs' primary addresses by interface, from the
 	// Node's annotation.
 	SNATSources map[string][]netip.Addr
-	// BridgeNetfilter tells whether the kernel shows bridged packets to
-	// netfilter (br_netfilter), or can be made to by BridgeSysctls.
-	BridgeNetfilter bool
+	BridgeNetfilter BridgeNetfilter
 	Listeners       []routing.Listener // sorted
 	// APIServer is where it is reached, past any Service.
 	APIServer []netip.AddrPort

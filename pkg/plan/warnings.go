@@ -24,7 +24,7 @@ type Seen struct {
 func Warnings(cfg *Config, n *Node, part *NodePart, seen Seen) []string {
 	out := ruleClashes(cfg, n, part)
 	out = append(out, markClashes(cfg, part, seen.Marks)...)
-	out = append(out, bridgeWarnings(n)...)
+	out = append(out, bridgeWarnings(cfg, n)...)
 	out = append(out, seen.Unseen...)
 	for _, family := range cfg.Families {
 		out = append(out, RuleWarnings(family, seen.Rules[family])...)

@@ -88,6 +88,7 @@ func TestWarnings(t *testing.T) {
 			s := withNetwork(tc.network...)
 			if i := slices.Index(tc.network, "link veth1"); i > 0 {
 				s.node.Inventory.Links[0].Type, s.node.Inventory.Links[i].Master = "bridge", "cni0"
+				s.node.Inventory.Links[i].Type = "veth"
 			}
 			s.config.SNAT.Mode, s.config.SNAT.Mark = tc.mode, tc.mark
 			part := plan.NodeWide(&s.config, &s.node)

@@ -162,7 +162,7 @@ func (p *Proxy) renewNode(ctx context.Context) (plan.Depends, error) {
 	p.node.Services = most
 	p.node.Bound = p.bound
 	p.node.Kernel = p.KernelVersion
-	p.node.BridgeNetfilter = p.BridgeNetfilter()
+	p.node.BridgeNetfilter = p.BridgeNetfilter(plan.NeedsBridgeNetfilter(&p.Config, &p.node))
 	p.node.ReadOnly = p.ReadOnly
 	p.node.Uses = p.uses
 	facts := plan.FactsOf(&p.Config, &p.node)

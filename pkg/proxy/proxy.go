@@ -76,9 +76,9 @@ type Options struct {
 	// ProbeScheduler tells what is in the way of a scheduler of IPVS, loading it
 	// if need be.
 	ProbeScheduler func(name string) error
-	// BridgeNetfilter tells whether br_netfilter is there. It may be loaded at
-	// any time.
-	BridgeNetfilter func() bool
+	// BridgeNetfilter reports what br_netfilter does now. load asks for the module
+	// to be loaded if it is missing.
+	BridgeNetfilter func(load bool) plan.BridgeNetfilter
 	// ReadOnly says that this process cannot set kernel parameters.
 	ReadOnly bool
 	// APIServer is where this process reaches it, if that is an IP address.

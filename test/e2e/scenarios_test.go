@@ -105,6 +105,48 @@ func TestScenario3PodsOnABridge(t *testing.T) {
 		}
 	}
 	explain(t, node.Node, dir, client.Addresses[0].String(), "10.32.0.10:53/udp", trace.Answered)
+
+	askItself(t, node, server, "10.32.0.10:53", dir)
+
+	// A bridge of virtual machines: what their administrator has set stays.
+	node.Exec("ip", "link", "add", "virbr0", "type", "bridge")
+	node.Exec("ip", "link", "add", "vnet0", "type", "dummy")
+	node.Exec("ip", "link", "set", "vnet0", "master", "virbr0")
+	node.Sysctl(bridged, "0")
+	runOnce(t, node.Node, dir, "--cluster-cidr", podCIDRs)
+	if got := node.ReadSysctl(bridged); got != "0" {
+		t.Errorf("beside a bridge of virtual machines %s is %s, want 0", bridged, got)
+	}
+	for _, protocol := range []lab.Protocol{lab.TCP, lab.UDP} {
+		if answer := client.Dial(protocol, "10.32.0.10:53"); answer.Server != "server" || answer.SeenSource.Addr() == client.Addresses[0] {
+			t.Errorf("%s, beside a bridge of virtual machines: %s, want it masqueraded", protocol, answer)
+		}
+	}
+	explain(t, node.Node, dir, client.Addresses[0].String(), "10.32.0.10:53/udp", trace.Answered)
+	// What the node itself sends by the bridge keeps its port.
+	if answer := node.DialFrom(40123, lab.DialTimeout, lab.TCP, at(server.Addresses[0].String(), 53)); answer.SeenSource.Port() != 40123 {
+		t.Errorf("a process of the node: %s, want its port kept", answer)
+	}
+}
+
+// askItself has a pod on a bridge call itself by a VIP, where its port is in
+// hairpin mode and where it is not: trace has to say what happens.
+func askItself(t *testing.T, node *lab.BridgeNode, pod *lab.Pod, vip, dir string) {
+	t.Helper()
+	for _, c := range []struct {
+		hairpin, shown string
+		want           trace.Outcome
+	}{{"on", "1", trace.Answered}, {"off", "1", trace.Dropped}, {"off", "0", trace.Answered}} {
+		for _, l := range strings.Fields(node.Exec("sh", "-c", `ip -o link show master cni0 | sed 's/^[0-9]*: \([^:@]*\).*/\1/'`)) {
+			node.Exec("ip", "link", "set", l, "type", "bridge_slave", "hairpin", c.hairpin)
+		}
+		node.Sysctl("net.bridge.bridge-nf-call-iptables", c.shown)
+		answer := pod.DialWithin(time.Second, lab.TCP, vip)
+		if answered := answer.Err == nil; answered != (c.want == trace.Answered) {
+			t.Errorf("hairpin %s, shown %s: %s, want it %s", c.hairpin, c.shown, answer, c.want)
+		}
+		explain(t, node.Node, dir, pod.Addresses[0].String(), vip, c.want)
+	}
 }
 
 // TestScenario4OneLoadBalancer is the Alibaba Cloud report: port 80 of a load

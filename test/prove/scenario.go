@@ -180,7 +180,7 @@ func (s *Scenario) configure(in *settings) {
 		}
 	}
 	s.Node.Kernel = plan.Version{Major: in.Kernel[0], Minor: in.Kernel[1]}
-	s.Node.BridgeNetfilter = true
+	s.Node.BridgeNetfilter = plan.BridgeShown
 	for _, line := range strings.Split(strings.TrimSpace(in.Network), "\n") {
 		if words := strings.Fields(line); len(words) > 0 {
 			s.addNetwork(words)

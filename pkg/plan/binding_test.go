@@ -147,6 +147,16 @@ func TestStraysAreDroppedWhereNothingElseLeads(t *testing.T) {
 			t.Errorf("%s: %q, want %q", name, got, c.want)
 		}
 	}
+	for name, change := range map[string]func(*plan.Node){
+		"the main table's default route is gone": func(n *plan.Node) { n.MainGone = map[ip.Family]bool{ip.IPv4: true} },
+		"its interface is down":                  func(n *plan.Node) { n.Inventory.Links[0].Up = false },
+	} {
+		s := eni()
+		change(&s.node)
+		if got := strayRules(s); len(got) > 0 {
+			t.Errorf("%s: %q", name, got)
+		}
+	}
 	routed := eni()
 	routed.node.Inventory.Direct = []routing.Route{
 		{Family: ip.IPv4, Table: 254, Dst: netip.MustParsePrefix("10.1.0.0/24"), Link: "eth1"},

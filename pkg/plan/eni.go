@@ -226,7 +226,7 @@ func PathsOf(cfg *Config, n *Node, family ip.Family) Paths {
 		if mark, free := branchMark(cfg, p.Bound); free {
 			p.Branches, p.BranchMark = pods, mark
 		}
-		p.Strays = strays(cfg, &n.Inventory, family, p.Bound)
+		p.Strays = strays(cfg, n, family, p.Bound)
 	}
 	return p
 }

@@ -25,7 +25,7 @@ type Node struct {
 	Bound []Binding
 	// SNATSources are the ENIs' primary addresses by interface, from the
 	// Node's annotation.
-	SNATSources map[string][]netip.Addr
+	SNATSources     map[string][]netip.Addr
 	BridgeNetfilter BridgeNetfilter
 	Listeners       []routing.Listener // sorted
 	// APIServer is where it is reached, past any Service.
@@ -38,6 +38,9 @@ type Node struct {
 	// Lingering are addresses that an interface had until a moment ago. They
 	// count as the node's until it is certain that they stay away.
 	Lingering []netip.Addr
+	// MainGone are the families of which the main table's default routes in
+	// Inventory lingered: the kernel has none now.
+	MainGone map[ip.Family]bool
 	// ReadOnly says that kernel parameters cannot be set by this process.
 	ReadOnly bool
 	// Uses are the sets that rules are written for.

@@ -190,13 +190,14 @@ type Stray struct {
 
 // strays returns the ENIs that strayRules can guard. Where another rule precedes
 // ours, or the main table has another default route by the ENI, a packet can be
-// there rightly.
-func strays(cfg *Config, inv *routing.Inventory, family ip.Family, bound []Binding) []Stray {
+// there rightly. Where the main table's interface is gone, it is the only way.
+func strays(cfg *Config, n *Node, family ip.Family, bound []Binding) []Stray {
+	inv := &n.Inventory
 	precedes := func(r routing.Rule) bool {
 		leadsElsewhere := r.Other || r.Action == routing.Lookup && r.Table != tableMain && r.Table != tableLocal
 		return r.Family == family && !r.Own && r.Priority <= cfg.SNAT.Priority && (r.IIf == "" || r.IIf == "lo") && leadsElsewhere
 	}
-	if len(bound) == 0 || slices.ContainsFunc(inv.Rules, precedes) {
+	if len(bound) == 0 || n.MainGone[family] || !isUp(inv, bound[0].Link) || slices.ContainsFunc(inv.Rules, precedes) {
 		return nil
 	}
 	var out []Stray
@@ -216,6 +217,10 @@ func strays(cfg *Config, inv *routing.Inventory, family ip.Family, bound []Bindi
 		out = append(out, s)
 	}
 	return out
+}
+
+func isUp(inv *routing.Inventory, name string) bool {
+	return slices.ContainsFunc(inv.Links, func(l routing.Link) bool { return l.Name == name && l.Up })
 }
 
 // strayRules stand in mangle POSTROUTING, before the source is chosen. They

@@ -89,6 +89,17 @@ func (l *linger) updateMain(inv *routing.Inventory, family ip.Family, now time.T
 	l.main[family] = last
 }
 
+// mainGone are the families of which the default routes linger.
+func (l *linger) mainGone() map[ip.Family]bool {
+	out := map[ip.Family]bool{}
+	for family, m := range l.main {
+		if !m.gone.IsZero() {
+			out[family] = true
+		}
+	}
+	return out
+}
+
 // next is when something ceases to linger; zero: nothing lingers.
 func (l *linger) next() time.Time {
 	var next time.Time

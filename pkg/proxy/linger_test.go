@@ -43,7 +43,11 @@ func TestLinger(t *testing.T) {
 		{64 * time.Second, network(true, "192.0.2.2/24"), "[]", 1, 0},
 		{65 * time.Second, routing.Inventory{}, "[192.0.2.2]", 0, 70 * time.Second}, // eth0 is unplugged
 	} {
+		present := len(step.inv.Defaults) > 0
 		got := l.update(&step.inv, began.Add(step.after))
+		if gone := l.mainGone()[ip.IPv4]; step.main == 1 && gone == present {
+			t.Errorf("after %s: the default route is gone: %t", step.after, gone)
+		}
 		if fmt.Sprint(got) != step.gone || len(step.inv.Defaults) != step.main {
 			t.Errorf("after %s: %s linger, and %d default routes; want %s and %d", step.after, got, len(step.inv.Defaults), step.gone, step.main)
 		}

@@ -156,6 +156,7 @@ func (p *Proxy) renewNode(ctx context.Context) (plan.Depends, error) {
 	p.complainOfNode(ctx, err)
 	p.node.Lost = lost
 	p.node.Lingering = p.linger.update(&inventory, time.Now())
+	p.node.MainGone = p.linger.mainGone()
 	p.node.Inventory = inventory
 	p.node.Listeners = listeners
 	p.node.APIServer = slices.Concat(p.APIServer, p.apiServers)

@@ -68,6 +68,7 @@ type Facts struct {
 	OnLinks   map[netip.Addr]bool      // addresses on any interface but kube-ipvs0
 	Many      bool                     // Services, too many for an address each
 	Listeners map[routing.Listener]bool
+	Loopback  map[routing.Listener]bool // those at the loopback address; see loopbackListeners
 	Caches    map[routing.Listener]bool // those at an address of a dummy interface; see cachedHere
 	APIServer map[netip.AddrPort]bool
 	Lost      []string            // nodes
@@ -97,6 +98,7 @@ const (
 	// OnCaches is what every plan depends on that has a cluster IP, without saying so.
 	OnCaches
 	OnPeers
+	OnLoopback
 )
 
 // FactsOf derives the facts.
@@ -117,6 +119,7 @@ func FactsOf(cfg *Config, n *Node) Facts {
 		f.OnLinks[a] = true
 	}
 	f.Caches = caches(n)
+	f.Loopback = loopbackListeners(n.Listeners)
 	for _, family := range cfg.Families {
 		if a := primary(n, family); a.IsValid() {
 			f.Primary[family] = a
@@ -248,6 +251,9 @@ func Changed(a, b *Facts) Depends {
 	}
 	if !slices.Equal(a.Lost, b.Lost) {
 		d |= OnLost
+	}
+	if !maps.Equal(a.Loopback, b.Loopback) {
+		d |= OnLoopback
 	}
 	if !maps.Equal(a.Peers, b.Peers) {
 		d |= OnPeers

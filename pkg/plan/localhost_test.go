@@ -9,6 +9,8 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/loopback"
 	"github.com/kube-ipvs/kube-ipvs/pkg/nat"
 	"github.com/kube-ipvs/kube-ipvs/pkg/plan"
+	"github.com/kube-ipvs/kube-ipvs/pkg/routing"
+	"github.com/kube-ipvs/kube-ipvs/pkg/service"
 )
 
 // Node ports of the loopback address are served where --nodeport-addresses
@@ -67,6 +69,54 @@ func TestLocalhostVirtualServers(t *testing.T) {
 		served := slices.ContainsFunc(part.VirtualServers, func(vs plan.VirtualServer) bool { return vs.Key.Addr.IsLoopback() })
 		if want := svc.Name.Name == "web" || svc.Name.Name == "here"; want && !served {
 			t.Errorf("%s has no node port on the loopback address", svc.Name)
+		}
+	}
+}
+
+// A program of the node that listens at the loopback address, or at all addresses,
+// keeps its port there, and only there.
+func TestLocalhostLeavesPortsToPrograms(t *testing.T) {
+	const port = 30080
+	for _, tc := range []struct {
+		name string
+		at   string
+		of   ip.Protocol
+		want [2]bool // of IPv4 and IPv6: the node port is served at the loopback address
+	}{
+		{"at the loopback address", "127.0.0.1", ip.TCP, [2]bool{false, true}},
+		{"at all addresses", "0.0.0.0", ip.TCP, [2]bool{false, true}},
+		{"at all of both families", "::", ip.TCP, [2]bool{false, false}},
+		{"at another address", "192.0.2.11", ip.TCP, [2]bool{true, true}},
+		{"of another protocol", "127.0.0.1", ip.UDP, [2]bool{true, true}},
+	} {
+		s := load(t, "cluster")
+		s.config.LocalhostNodePorts = true
+		s.node.Listeners = []routing.Listener{{Protocol: tc.of, Addr: netip.MustParseAddr(tc.at), Port: port}}
+		facts := plan.FactsOf(&s.config, &s.node)
+		svc := service.Service{
+			ClusterIPs: []netip.Addr{netip.MustParseAddr("10.96.0.10"), netip.MustParseAddr("fd00:96::10")},
+			Ports: []service.Port{{Protocol: ip.TCP, Port: 80, NodePort: port, Endpoints: []service.Endpoint{
+				{Addr: netip.MustParseAddrPort("10.244.1.5:80"), Ready: true}, {Addr: netip.MustParseAddrPort("[fd00:244:1::5]:80"), Ready: true},
+			}}},
+		}
+		part := plan.Service(&s.config, &facts, &svc)
+		for i, family := range ip.Families {
+			served := map[bool]int{}
+			for _, vs := range part.VirtualServers {
+				if vs.Key.Port == port && vs.Key.Family() == family {
+					served[vs.Key.Addr.IsLoopback()]++
+				}
+			}
+			if (served[true] > 0) != tc.want[i] || served[false] == 0 {
+				t.Errorf("%s: %s: served at the loopback address: %t, at others: %t", tc.name, family, served[true] > 0, served[false] > 0)
+			}
+		}
+		if (len(part.Unserved) > 0) == (tc.want == [2]bool{true, true}) {
+			t.Errorf("%s: says %q", tc.name, part.Unserved)
+		}
+		empty := plan.FactsOf(&s.config, &plan.Node{Addresses: s.node.Addresses, Inventory: s.node.Inventory})
+		if again := plan.Changed(&empty, &facts)&part.Depends&plan.OnLoopback != 0; again == (tc.want == [2]bool{true, true}) && tc.of == ip.TCP {
+			t.Errorf("%s: planned again when the program begins to listen: %t", tc.name, again)
 		}
 	}
 }

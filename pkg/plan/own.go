@@ -3,6 +3,7 @@ package plan
 import (
 	"fmt"
 	"net/netip"
+	"slices"
 
 	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
 	"github.com/kube-ipvs/kube-ipvs/pkg/ipvs"
@@ -20,6 +21,10 @@ func (b *partBuilder) mayHave(field string, key ipvs.Key) bool {
 		b.unserved(field, "%s: this is where the API server is reached", key)
 		return false
 	}
+	if key.Protocol == ip.TCP && slices.Contains(controlPlanePorts, key.Port) && b.facts.isAPIServer(key.Addr) {
+		b.unserved(field, "%s: this is a port of the control plane", key)
+		return false
+	}
 	if !b.facts.OnLinks[key.Addr] {
 		return true
 	}
@@ -29,6 +34,21 @@ func (b *partBuilder) mayHave(field string, key ipvs.Key) bool {
 		return false
 	}
 	return true
+}
+
+// controlPlanePorts are those of etcd, the kubelet, the controller manager and the
+// scheduler. Other ports of a node that runs an API server may be had, as under
+// kube-proxy.
+var controlPlanePorts = []uint16{2379, 2380, 10250, 10257, 10259}
+
+// isAPIServer reports whether an API server is reached at an address.
+func (f *Facts) isAPIServer(a netip.Addr) bool {
+	for at := range f.APIServer {
+		if at.Addr() == a {
+			return true
+		}
+	}
+	return false
 }
 
 // listens tells whether a program of the node's waits at an address and port.
@@ -44,6 +64,21 @@ func (f *Facts) listens(key ipvs.Key) bool {
 
 func (b *partBuilder) unserved(field, format string, args ...any) {
 	b.part.Unserved = append(b.part.Unserved, field+": "+fmt.Sprintf(format, args...))
+}
+
+// loopbackListeners are the sockets that answer at the loopback address: those of
+// it, and of TCP those of all addresses. Sockets of UDP at all addresses are mostly
+// clients'.
+func loopbackListeners(list []routing.Listener) map[routing.Listener]bool {
+	return setOf(filter(list, func(l routing.Listener) bool {
+		return l.Addr.IsLoopback() || l.Protocol == ip.TCP && l.Addr.IsUnspecified()
+	}))
+}
+
+// listensAtLoopback reports whether one of them has a port of the loopback address.
+func (f *Facts) listensAtLoopback(key ipvs.Key) bool {
+	loopback := Facts{Listeners: f.Loopback}
+	return loopback.listens(key)
 }
 
 // caches are the sockets that are bound to exactly an address of a dummy interface.

@@ -32,6 +32,9 @@ func TestWhatAServiceMayNotHave(t *testing.T) {
 		{"at another address", plan.ClaimPort, "127.0.0.1", node, []string{node + ":22", node + ":6443"}, nil},
 		{"of another node, which nobody here knows", plan.ClaimPort, "0.0.0.0", other, []string{other + ":22", other + ":6443"}, nil},
 		{"the API server", plan.ClaimPort, "0.0.0.0", api, []string{api + ":22"}, []string{"TCP " + api + ":6443: this is where the API server is reached"}},
+		{"the API server's kubelet", plan.ClaimPort, "0.0.0.0", api + " 10250", []string{api + ":22"}, []string{
+			"TCP " + api + ":10250: this is a port of the control plane", "TCP " + api + ":6443: this is where the API server is reached"}},
+		{"another node's kubelet, which nobody here knows", plan.ClaimPort, "0.0.0.0", other + " 10250", []string{other + ":22", other + ":6443", other + ":10250"}, nil},
 		{"nothing at all", plan.ClaimNone, "0.0.0.0", "203.0.113.5", nil, []string{"203.0.113.5: external IPs are not served (--claim-external-ips none)"}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
@@ -41,11 +44,16 @@ func TestWhatAServiceMayNotHave(t *testing.T) {
 				Listeners: []routing.Listener{{Protocol: ip.TCP, Addr: netip.MustParseAddr(tc.waits), Port: 22}, {Protocol: ip.UDP, Addr: netip.IPv4Unspecified(), Port: 6443}},
 				APIServer: []netip.AddrPort{netip.MustParseAddrPort(api + ":6443")},
 			}
+			ports := []service.Port{{Name: "a", Protocol: ip.TCP, Port: 22}, {Name: "b", Protocol: ip.TCP, Port: 6443}}
+			external, kubelet := strings.CutSuffix(tc.external, " 10250")
+			if tc.external = external; kubelet {
+				ports = append(ports, service.Port{Name: "c", Protocol: ip.TCP, Port: 10250})
+			}
 			facts := plan.FactsOf(&cfg, &n)
 			part := plan.Service(&cfg, &facts, &service.Service{
 				ClusterIPs:  []netip.Addr{netip.MustParseAddr("10.96.0.10")},
 				ExternalIPs: []netip.Addr{netip.MustParseAddr(tc.external)},
-				Ports:       []service.Port{{Name: "a", Protocol: ip.TCP, Port: 22}, {Name: "b", Protocol: ip.TCP, Port: 6443}},
+				Ports:       ports,
 			})
 			var served []string
 			for _, vs := range part.VirtualServers {

@@ -283,8 +283,14 @@ func (b *partBuilder) addNodePorts(family ip.Family, p *service.Port, eps chosen
 // addLocalhost adds a node port of the loopback address, whose only client is the
 // node: it gets all endpoints, whatever the policy. Without an endpoint the kernel
 // refuses it by itself: IPVS's refusal would go to the source that the request was
-// given (package loopback).
+// given (package loopback). A program of the node that listens there keeps the port,
+// as under kube-proxy.
 func (b *partBuilder) addLocalhost(key ipvs.Key, eps chosen) {
+	b.part.Depends |= OnLoopback
+	if b.facts.listensAtLoopback(key) {
+		b.unserved("spec.ports.nodePort", "%s: a program of node %s has this port", key, b.facts.NodeName)
+		return
+	}
 	endpoints := eps.cluster
 	if b.cfg.LocalMark.Value == 0 {
 		endpoints, _ = b.external(eps)

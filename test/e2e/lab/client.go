@@ -195,6 +195,29 @@ func (c *Connection) Finish(limit time.Duration) error {
 	return err
 }
 
+// Upload sends that many bytes on a TCP connection, closes it, and waits until the
+// server has read them all.
+func (c *Connection) Upload(bytes int, limit time.Duration) error {
+	defer c.socket.close()
+	if err := c.socket.deadline(limit); err != nil {
+		return err
+	}
+	for rest := bytes; rest > 0; rest -= 10_000 {
+		if _, err := c.socket.file.Write(make([]byte, min(rest, 10_000))); err != nil {
+			return err
+		}
+	}
+	if err := c.socket.control(func(fd int) error { return unix.Shutdown(fd, unix.SHUT_WR) }); err != nil {
+		return err
+	}
+	for {
+		// The server answers each piece, and closes the connection behind the last.
+		if length, _, err := c.socket.receive(make([]byte, 4096)); err != nil || length == 0 {
+			return err
+		}
+	}
+}
+
 func parseAnswer(text string) (server string, source netip.AddrPort, err error) {
 	server, seen, ok := strings.Cut(strings.TrimSpace(text), " ")
 	if !ok {

@@ -1,0 +1,84 @@
+//go:build e2e
+
+package e2e
+
+import (
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/kube-ipvs/kube-ipvs/test/e2e/lab"
+)
+
+// renewAddress removes the IPv4 address of the uplink and adds it again, with the
+// default route, as a DHCP client does that renews its lease.
+const renewAddress = `
+	route=$(ip route show default)
+	ip address del %[1]s/24 dev eth0
+	sleep 0.3
+	ip address add %[1]s/24 dev eth0
+	ip route replace $route`
+
+// TestBehaviourUplink changes a node's uplink under open connections, with default
+// settings.
+func TestBehaviourUplink(t *testing.T) {
+	c := newOfflineCluster(t)
+	node1 := c.Nodes[0]
+	web := newExposed("web", 1)
+	objects := withSlices(web, ready(c.web1), ready(c.web2))
+	node1.StartProxy(func(*lab.Process) error { return hasPassed(node1.Node) },
+		"--manifests", writeManifests(t, objects...), "--hostname-override", node1.Name, "--cluster-cidr", podCIDRs, "--ipvs-min-sync-period", "0s")
+	t.Run("its address is renewed", func(t *testing.T) { c.renewed(t, node1) })
+	t.Run("its MTU is smaller than the pods'", func(t *testing.T) { c.uploaded(t, node1) })
+}
+
+// renewed keeps connections of a client outside to a node port while the node's
+// address is gone for a moment: one to each endpoint.
+func (c *cluster) renewed(t *testing.T, node *lab.BridgeNode) {
+	open := map[string]*lab.Connection{}
+	c.Eventually(lab.DialTimeout, "a connection to each endpoint", func() error {
+		connection, err := c.Client.Connect(lab.DialTimeout, lab.TCP, at(node.IPv4.String(), 30001))
+		if err != nil {
+			return err
+		}
+		t.Cleanup(connection.Close)
+		answer := connection.Ask(lab.DialTimeout)
+		if answer.Err != nil {
+			return answer.Err
+		}
+		if open[answer.Server] = connection; len(open) < 2 {
+			return fmt.Errorf("all are with %s", answer.Server)
+		}
+		return nil
+	})
+	for range 3 {
+		node.Exec("sh", "-c", fmt.Sprintf(renewAddress, node.IPv4))
+		for server, connection := range open {
+			if answer := connection.Ask(lab.DialTimeout); server == "web1" && answer.Err != nil {
+				t.Errorf("the connection to %s: %s", server, answer)
+			}
+		}
+		if answer := c.Client.Dial(lab.TCP, at(node.IPv4.String(), 30001)); answer.Err != nil {
+			t.Errorf("a new connection: %s", answer)
+		}
+	}
+}
+
+// uploaded has a pod send much to an endpoint beyond an uplink that takes less at
+// once than the pod's own interface: the node tells the pod.
+func (c *cluster) uploaded(t *testing.T, node *lab.BridgeNode) {
+	node.Exec("ip", "link", "set", "eth0", "mtu", "1300")
+	for _, vips := range [][]string{clusterIPs(1), balancerIPs(1), externalIPs(1)} {
+		for _, vip := range vips {
+			for range 2 { // one to each endpoint
+				connection, err := c.caller1.Connect(lab.DialTimeout, lab.TCP, at(vip, 80))
+				if err == nil {
+					err = connection.Upload(150_000, 5*time.Second)
+				}
+				if err != nil {
+					t.Errorf("150 kB to %s: %v", vip, err)
+				}
+			}
+		}
+	}
+}

@@ -30,15 +30,26 @@ type side struct {
 // start runs the program, and waits until it has programmed everything.
 func (s *side) start() {
 	s.t.Helper()
-	common := []string{"--kubeconfig", lab.Kubeconfig(), "--hostname-override", nodeName, "--cluster-cidr", s.plan.clusterCIDR}
+	common := s.arguments()
 	ready := func(*lab.Process) error { return s.programmed() }
 	if s.program == kubeIPVS {
 		s.process = s.Node.StartProxy(ready, common...)
 		return
 	}
-	s.process = s.Node.StartProgram(ready, lab.Peer("kube-proxy"), append(common, "--proxy-mode", "ipvs",
-		"--conntrack-max-per-core", "0", "--conntrack-min", "0",
-		"--conntrack-tcp-timeout-established", "0s", "--conntrack-tcp-timeout-close-wait", "0s")...)
+	s.process = s.Node.StartProgram(ready, lab.Peer("kube-proxy"), append(common, s.peerArguments("ipvs")...)...)
+}
+
+// arguments are those of both programs.
+func (s *side) arguments() []string {
+	return []string{"--kubeconfig", lab.Kubeconfig(), "--hostname-override", nodeName, "--cluster-cidr", s.plan.clusterCIDR}
+}
+
+// peerArguments are kube-proxy's own. The machine's conntrack is left alone.
+func (s *side) peerArguments(mode string) []string {
+	return []string{
+		"--proxy-mode", mode, "--conntrack-max-per-core", "0", "--conntrack-min", "0",
+		"--conntrack-tcp-timeout-established", "0s", "--conntrack-tcp-timeout-close-wait", "0s",
+	}
 }
 
 // programmed returns what is missing. The rules that masquerade come last under

@@ -22,6 +22,8 @@ type setup struct {
 	plan plan
 	// build makes the node's pods, and starts the neighbour.
 	build func(*side)
+	// before does what is done on the node before the program starts.
+	before func(*side)
 	// started does what the neighbour does beside a running proxy.
 	started func(*side)
 	// restart restarts the neighbour; nil: it has nothing to restart.
@@ -55,6 +57,9 @@ func (u setup) run(t *testing.T) {
 		a.addService(svc, u.plan.newSlices(n+1, svc, sides[0].servers))
 	}
 	for _, s := range sides {
+		if u.before != nil {
+			u.before(s)
+		}
 		s.start()
 		if u.started != nil {
 			u.started(s)

@@ -13,24 +13,23 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/kernel"
 )
 
-// The flags of an attribute's type, as ints.
+// Flags of an attribute's type, as ints.
 const (
 	nested   = int(nl.NLA_F_NESTED)
 	netOrder = int(nl.NLA_F_NET_BYTEORDER)
 )
 
-// What the library does not name, of <linux/netfilter/ipset/ip_set.h>.
+// Constants of <linux/netfilter/ipset/ip_set.h> that the library lacks.
 const flagNoMatch = 1 << 2 // IPSET_FLAG_NOMATCH of a member
 
-// wholeMark is the mask under which a member's mark is written on a packet.
+// wholeMark is the mask with which a member's mark is written to a packet.
 const wholeMark = 0xffffffff
 
 func nameAttr(name string) *nl.RtAttr {
 	return nl.NewRtAttr(nl.IPSET_ATTR_SETNAME, nl.ZeroTerminated(name))
 }
 
-// entryAttr is a member in the kernel's form. Which attributes there are
-// follows from the set's type.
+// entryAttr encodes a member. The set's type determines its attributes.
 func entryAttr(t Type, e Entry, mark uint32) *nl.RtAttr {
 	data := nl.NewRtAttr(nl.IPSET_ATTR_DATA|nested, nil)
 	switch t {
@@ -45,7 +44,7 @@ func entryAttr(t Type, e Entry, mark uint32) *nl.RtAttr {
 		data.AddChild(addrAttr(nl.IPSET_ATTR_IP2, e.Addr2))
 	case HashIPPortNet:
 		data.AddChild(addrAttr(nl.IPSET_ATTR_IP2, e.Net.Addr()))
-		// Always sent: without it the kernel takes a whole address.
+		// Always sent: without it the kernel assumes a host prefix.
 		data.AddRtAttr(nl.IPSET_ATTR_CIDR2, nl.Uint8Attr(uint8(e.Net.Bits())))
 	}
 	switch t {
@@ -71,8 +70,8 @@ func addrAttr(attribute int, a netip.Addr) *nl.RtAttr {
 	return attr
 }
 
-// parseListings reads the messages of a dump. A set with many members takes
-// several; only its first says of what type it is.
+// parseListings parses the messages of a dump. A set with many members takes several
+// messages; only the first one has its type.
 func parseListings(messages [][]byte) ([]listing, error) {
 	var sets []listing
 	for _, message := range messages {
@@ -124,8 +123,8 @@ func parseHeader(attributes attributes) (listing, error) {
 	return set, nil
 }
 
-// parseMembers adds the members of one message. It leaves out exceptions to a
-// net, which are no members, and all of a type that is not in use here.
+// parseMembers adds the members of one message. It skips exceptions ("nomatch"), which
+// are not members, and members of types that are not used here.
 func (l *listing) parseMembers(data []byte) error {
 	used, err := l.fields()
 	if err != nil {
@@ -152,7 +151,7 @@ func (l *listing) parseMembers(data []byte) error {
 	return nil
 }
 
-// number is a 32-bit attribute, or 0 if it is not there.
+// number returns a 32-bit attribute, or 0 if it is missing.
 func number(data []byte) uint32 {
 	if len(data) != 4 {
 		return 0
@@ -160,7 +159,7 @@ func number(data []byte) uint32 {
 	return binary.BigEndian.Uint32(data)
 }
 
-// parseMark takes no notice of a mark under another mask: it is none of ours.
+// parseMark ignores a mark with another mask: it is not ours.
 func parseMark(data []byte) uint32 {
 	if len(data) != 8 || uint32(binary.BigEndian.Uint64(data)) != wholeMark {
 		return 0
@@ -201,7 +200,7 @@ func parseEntry(t Type, used fields, attributes attributes) (e Entry, err error)
 	return e, err
 }
 
-// parseNet takes a whole address if there is no length.
+// parseNet assumes a host prefix if there is no length.
 func parseNet(address, length []byte) (netip.Prefix, error) {
 	addr, err := parseAddr(address)
 	if err != nil {
@@ -227,7 +226,7 @@ func parseAddr(data []byte) (netip.Addr, error) {
 	return netip.Addr{}, malformed("address", data)
 }
 
-// attributes are values by type, flags of the type left out.
+// attributes holds values by type, without the type's flags.
 type attributes map[uint16][]byte
 
 func parse(data []byte) (attributes, error) {
@@ -242,7 +241,7 @@ func parse(data []byte) (attributes, error) {
 	return m, nil
 }
 
-// malformed is the error for an answer that is not of the kernel's protocol.
+// malformed returns the error for a response that violates the protocol.
 func malformed(what string, data []byte) error {
 	return fmt.Errorf("the kernel sent a malformed %s % x: %w", what, data, syscall.EBADMSG)
 }

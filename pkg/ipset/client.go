@@ -14,64 +14,60 @@ import (
 )
 
 const (
-	// defaultMaxElem is how many members a hash set can have at first, as
-	// kube-proxy makes them.
+	// defaultMaxElem is the initial capacity of a hash set, as in kube-proxy.
 	defaultMaxElem = 65536
 	// maxNameLength is IPSET_MAXNAMELEN without the terminating zero.
 	maxNameLength = 31
 )
 
-// raw is IP sets as the kernel offers them. What callers rely on beyond that
-// is in client, so that it is the same code for the kernel and for the Fake.
+// raw is the kernel's interface to IP sets. The semantics that callers rely on are in
+// client, which the kernel and the Fake share.
 type raw interface {
-	// list reads one set, or all of them if the name is empty, with or
-	// without members. A set that is not there is ENOENT.
+	// list reads one set, or all if the name is empty, with or without members. It
+	// returns ENOENT if the set does not exist.
 	list(name string, members bool) ([]listing, error)
-	// create makes a set that holds up to maxElem members. EEXIST if there
-	// is one of that name, of whatever make.
+	// create creates a set for up to maxElem members. It returns EEXIST if the name
+	// exists, whatever its type.
 	create(set Set, maxElem uint32) error
-	// destroy is ErrBusy while the set is referred to.
+	// destroy returns ErrBusy while the set is referred to.
 	destroy(name string) error
-	// swap exchanges the members of two sets of one make; references stay
-	// with the names.
+	// swap exchanges the members of two sets of the same type; references stay with the
+	// names.
 	swap(name, other string) error
-	// members adds members to one set, or removes them, in order, up to the
-	// first that is refused; all changes are of one kind. A member that is
-	// there is added, which replaces its mark, and one that is not there is
-	// removed. The set being full is ErrFull.
+	// members adds or removes members of one set, in order, up to the first refused
+	// one. All changes are of one kind. Adding an existing member replaces its mark;
+	// removing a missing one succeeds. It returns ErrFull if the set is full.
 	members([]Change) error
 	close()
 }
 
-// listing is a set as the kernel lists it.
+// listing is a set as listed by the kernel.
 type listing struct {
 	Contents
 	maxElem uint32
-	count   int // of members, also where these are not listed; -1 where the kernel does not say (before 4.10)
+	count   int // of members, even if they are not listed; -1 if unknown (kernels before 4.10)
 }
 
-// client gives raw sets the semantics of this package. Its methods may be
-// called concurrently; they are carried out one at a time, but that changes come
-// between the sets that Observe reads.
+// client implements this package's semantics on raw. Its methods may be called
+// concurrently. They are serialized, except that changes may run between the sets that
+// Observe reads.
 type client struct {
 	mu  sync.Mutex
 	raw raw
 }
 
-// Close gives back the socket. No other method may be called after it.
+// Close closes the socket. No other method may be called afterwards.
 func (c *client) Close() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.raw.close()
 }
 
-// Observe reads the sets whose names pass; nil lets all pass. The members of
-// others are not read. After an error nothing is known: there is no partial
-// state. Transient errors have been retried.
+// Observe reads the sets whose names pass; nil passes all. It does not read members of
+// other sets. With an error it returns no state. It retries transient errors.
 //
-// Comments, counters and timeouts are not part of State; nor are members that
-// are exceptions ("nomatch"). Of a type that is not in use here, the set is
-// in State without its members.
+// State does not include comments, counters, timeouts, and members that are exceptions
+// ("nomatch"). Sets of types that are not used here are in State without their members.
 func (c *client) Observe(names func(string) bool) (State, error) {
 	var state State
 	err := kernel.Retry(func() (err error) {
@@ -93,7 +89,7 @@ func (c *client) observe(names func(string) bool) (State, error) {
 		}
 		set, err := c.contents(header.Name)
 		if kernel.IsNotExist(err) {
-			continue // destroyed since it was listed
+			continue // destroyed meanwhile
 		}
 		if err != nil {
 			return nil, fmt.Errorf("list set %s: %w", header.Name, err)
@@ -115,7 +111,7 @@ func (c *client) contents(name string) (listing, error) {
 	return c.one(name, true)
 }
 
-// one reads a set; the caller has the lock.
+// one reads a set. The caller holds the lock.
 func (c *client) one(name string, members bool) (listing, error) {
 	sets, err := c.raw.list(name, members)
 	if err != nil {
@@ -127,8 +123,8 @@ func (c *client) one(name string, members bool) (listing, error) {
 	return sets[0], nil
 }
 
-// Count returns how many members a set has, without reading them; false where the
-// kernel does not say. Fails with ENOENT if there is no such set.
+// Count returns the number of members of a set without reading them, or false if the
+// kernel does not report it. It returns ENOENT if the set does not exist.
 func (c *client) Count(name string) (n int, known bool, err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -139,33 +135,29 @@ func (c *client) Count(name string) (n int, known bool, err error) {
 	return set.count, set.count >= 0, nil
 }
 
-// Apply carries out changes and gives back those that failed; none keeps
-// another from being tried. The order is that of the changes, but that members
-// for one set are brought together if only those for other sets come between. What a change asks for is made true: a set
-// that is there with the type and family that it should have is created, a
-// set or member that is not there is deleted, a member that is there is
-// added. Whether a set has extensions (comments, counters) makes no
-// difference.
+// Apply makes the changes and returns those that failed; a failure does not affect the
+// others. It keeps the order of the changes, except that members of one set are batched
+// if only changes of members of other sets come between. It is idempotent: creating an
+// existing set of the same type and family, deleting a missing set or member, and
+// adding an existing member succeed. Extensions of a set (comments, counters) are
+// ignored.
 //
-// A hash set that is full is grown to twice its size: its members are copied
-// to a set with the name's last byte replaced by "~" or with "~" appended, the
-// two are swapped, and the old one is destroyed. Packets always see all
-// members.
+// A full hash set is grown to twice its size: its members are copied to a set whose
+// name ends in "~" instead of its last byte, or with "~" appended, the two are swapped,
+// and the old one is destroyed. Packets always see all members.
 //
-// A set that is there with another type or family is destroyed and created
-// anew. While something refers to it this cannot be done: that is EEXIST and
-// ErrBusy in one.
+// An existing set of another type or family is destroyed and created again. This fails
+// while something refers to it, with EEXIST and ErrBusy.
 //
-// Fails with EINVAL for an entry or a name that does not fit the set, with
-// ErrInvalidCIDR for a /0, with ENOENT for a member of a set that is not
-// there, with ErrBusy for destroying a set that is referred to, with ErrNoType
-// if the kernel lacks the type, with EPERM without CAP_NET_ADMIN.
+// Apply returns EINVAL for an entry or name that does not fit the set, ErrInvalidCIDR
+// for a /0, ENOENT for a member of a missing set, ErrBusy for destroying a set that is
+// referred to, ErrNoType if the kernel lacks the type, and EPERM without CAP_NET_ADMIN.
 func (c *client) Apply(changes []Change) []Failure {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	errs := make([]error, len(changes))
 	for _, batch := range batches(changes) {
-		// If one of several is refused, it turns out below which.
+		// If one of several is refused, the loop below finds out which.
 		if len(batch) > 1 && c.applyTogether(changes, batch) == nil {
 			continue
 		}
@@ -182,16 +174,15 @@ func (c *client) Apply(changes []Change) []Failure {
 	return failures
 }
 
-// batchSize is how many members go to the kernel in one request. Their
-// attribute must not exceed 64 KiB.
+// batchSize is the number of members per request. Their attribute must not exceed 64
+// KiB.
 const batchSize = 256
 
-// batches puts together, by their indexes, what can go in one request: members
-// to be added to one set, or to be removed from it, if nothing else comes
-// between but the same for other sets.
+// batches groups the indexes of changes that fit into one request: additions to one
+// set, or removals from it, with nothing in between except the same for other sets.
 func batches(changes []Change) [][]int {
 	var out [][]int
-	open := map[Set]int{} // the set's batch
+	open := map[Set]int{} // the current batch of each set
 	for i, c := range changes {
 		if i > 0 && c.Op != changes[i-1].Op {
 			clear(open)
@@ -235,7 +226,7 @@ func (c *client) apply(change Change) error {
 		return gone(c.raw.destroy(change.Set.Name))
 	case AddEntry:
 		return c.add(change)
-	default: // check lets nothing else pass
+	default: // excluded by check
 		return gone(c.raw.members([]Change{change}))
 	}
 }
@@ -267,8 +258,8 @@ func (c *client) add(change Change) error {
 	return c.raw.members([]Change{change})
 }
 
-// grow doubles a set's capacity. A temporary set that was left behind by a
-// process that ended amid this is of no use.
+// grow doubles a set's capacity. It discards a temporary set that an interrupted
+// process has left.
 func (c *client) grow(set Set) error {
 	full, err := c.one(set.Name, true)
 	if err != nil {
@@ -281,8 +272,8 @@ func (c *client) grow(set Set) error {
 	if err := c.raw.create(temporary, 2*full.maxElem); err != nil {
 		return err
 	}
-	// Whichever of the two sets has the temporary name in the end is not
-	// needed. Should it stay, Observe shows it.
+	// Either set may have the temporary name in the end; it is not needed. If it
+	// remains, Observe returns it.
 	defer func() { _ = c.raw.destroy(temporary.Name) }()
 	var copies []Change
 	for entry, mark := range full.Entries {
@@ -296,13 +287,13 @@ func (c *client) grow(set Set) error {
 	return c.raw.swap(set.Name, temporary.Name)
 }
 
-// TemporaryName is that of the set which stands beside one that is grown. A process
-// that ends amid this leaves it.
+// TemporaryName returns the name of the set that exists while a set is grown. An
+// interrupted process leaves it behind.
 func TemporaryName(name string) string {
 	return name[:min(len(name), maxNameLength-1)] + "~"
 }
 
-// gone takes for success that what was to be deleted is not there.
+// gone treats a missing object as deleted.
 func gone(err error) error {
 	if kernel.IsNotExist(err) {
 		return nil
@@ -310,13 +301,13 @@ func gone(err error) error {
 	return err
 }
 
-// fits tells whether a set can be used as one of another make. It can have
-// extensions that are not asked for.
+// fits reports whether an existing set can be used. Additional extensions do not
+// matter.
 func (s Set) fits(as Set) bool {
 	return s == as || s.Name == as.Name && s.Family == as.Family && s.Type == as.Type+withMarks
 }
 
-// kind is a set's type and family in words.
+// kind describes a set's type and family.
 func (s Set) kind() string {
 	if s.Family == 0 {
 		return string(s.Type)
@@ -324,8 +315,8 @@ func (s Set) kind() string {
 	return string(s.Type) + " " + s.Family.String()
 }
 
-// check refuses what the kernel would refuse, or store as something else: then
-// it would be missed and added again for ever.
+// check rejects what the kernel would refuse, or store in another form: the latter
+// would be missing in every comparison and added again for ever.
 func (c Change) check() error {
 	if name := c.Set.Name; name == "" || len(name) > maxNameLength {
 		return fmt.Errorf("name %q, want 1 to %d bytes: %w", name, maxNameLength, unix.EINVAL)
@@ -347,7 +338,7 @@ func (c Change) check() error {
 	return fmt.Errorf("unknown operation: %w", unix.EINVAL)
 }
 
-// fields tells which fields of Entry a type uses.
+// fields are the fields of Entry that a type uses.
 type fields struct{ addr, port, protocol, addr2, net bool }
 
 var fieldsOf = map[Type]fields{
@@ -360,8 +351,8 @@ var fieldsOf = map[Type]fields{
 	BitmapPort:     {port: true},
 }
 
-// fields fails for a type that is not in use here, and for a family that the
-// type cannot have.
+// fields returns an error for a type that is not used here, and for a family that the
+// type does not support.
 func (s Set) fields() (fields, error) {
 	used, ok := fieldsOf[s.Type]
 	if !ok {
@@ -384,7 +375,7 @@ func (s Set) checkEntry(e Entry) error {
 	case used.addr && !s.holds(e.Addr), used.addr2 && !s.holds(e.Addr2):
 		err = unix.EINVAL
 	case used.addr && e.Addr.IsUnspecified(), used.addr2 && e.Addr2.IsUnspecified():
-		// Only some kernels and types take it, and no packet has it.
+		// Only some kernels and types accept it, and no packet has it.
 		err = unix.EINVAL
 	case used.net && (!s.holds(e.Net.Addr()) || e.Net != e.Net.Masked()):
 		err = unix.EINVAL
@@ -397,8 +388,8 @@ func (s Set) checkEntry(e Entry) error {
 	return nil
 }
 
-// holds tells whether the set's family is the address's. An IPv4 address in
-// IPv6 clothes would be stored as something that no packet has.
+// holds reports whether the address has the set's family. The kernel would store an
+// IPv4-mapped address as one that no packet has.
 func (s Set) holds(a netip.Addr) bool {
 	return ip.Of(a) == s.Family && !a.Is4In6() && a.Zone() == ""
 }

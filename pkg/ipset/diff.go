@@ -11,13 +11,12 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
 )
 
-// Diff lists the changes that lead from have to want. Both may be parts of
-// the kernel's state, as long as they are about the same sets.
+// Diff returns the changes from have to want. Both may be parts of the kernel's state,
+// if they are about the same sets.
 //
-// The order is the same for the same input: sets are created, then members
-// added, then members deleted, then sets destroyed. A set that is wanted with
-// another type or family than it has is created anew with all its members;
-// that only succeeds once nothing refers to it.
+// The order is deterministic: create sets, add members, delete members, destroy sets. A
+// set whose type or family differs is created again with all its members, which only
+// succeeds when nothing refers to it.
 func Diff(have, want State) []Change {
 	var p phases
 	for _, name := range sortedNames(want) {
@@ -31,15 +30,15 @@ func Diff(have, want State) []Change {
 	return p.changes()
 }
 
-// DiffEntries lists the changes that lead from have to want in one set that
-// is there: first members are added, then deleted.
+// DiffEntries returns the changes from have to want of an existing set: first
+// additions, then deletions.
 func DiffEntries(set Set, have, want map[Entry]uint32) []Change {
 	var p phases
 	p.entries(set, have, want)
 	return p.changes()
 }
 
-// phases collects changes by the phase in which they are carried out.
+// phases collects changes by the phase in which they are made.
 type phases struct {
 	creates, adds, deletes, destroys []Change
 }
@@ -74,7 +73,7 @@ func sorted(entries map[Entry]uint32) []Entry {
 	return slices.SortedFunc(maps.Keys(entries), Entry.Compare)
 }
 
-// Compare orders entries by their fields, as these stand in Entry.
+// Compare compares entries field by field, in the order of Entry.
 func (e Entry) Compare(other Entry) int {
 	return cmp.Or(
 		e.Addr.Compare(other.Addr),
@@ -91,7 +90,7 @@ func comparePrefixes(a, b netip.Prefix) int {
 
 func sortedNames(s State) []string { return slices.Sorted(maps.Keys(s)) }
 
-// String is the state as "ipset restore" reads it, sorted by name and entry:
+// String returns the state in the format of "ipset restore", sorted by name and entry:
 //
 //	create KUBE-CLUSTER-IP hash:ip,port family inet
 //	add KUBE-CLUSTER-IP 10.96.0.1,tcp:443

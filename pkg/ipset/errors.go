@@ -9,27 +9,26 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/kernel"
 )
 
-// Error is a reason for which the kernel refuses a request on sets, beside
-// the errnos that all of the kernel shares. It is IPSET_ERR_* of
+// Error is an error of ipset, in addition to the common errnos: IPSET_ERR_* of
 // <linux/netfilter/ipset/ip_set.h>, and those of the set types.
 type Error uint16
 
-// The errors that requests of this package can meet.
+// Errors that requests of this package can return.
 const (
-	ErrProtocol     Error = 4097 // the request lacks something, e.g. is of the wrong family
-	ErrNoType       Error = 4098 // no such set type, or not in this revision
+	ErrProtocol     Error = 4097 // something is missing, or of the wrong family
+	ErrNoType       Error = 4098 // no such set type or revision
 	ErrMaxSets      Error = 4099
 	ErrBusy         Error = 4100 // a rule or another set refers to the set
-	ErrNoOtherSet   Error = 4101 // the second set to swap is not there
-	ErrTypeMismatch Error = 4102 // sets to swap are of different makes
-	ErrInvalidCIDR  Error = 4104 // a /0, which no set can hold
-	ErrNoMarks      Error = 4114 // a mark for a member of a set without
+	ErrNoOtherSet   Error = 4101 // the second set to swap does not exist
+	ErrTypeMismatch Error = 4102 // sets to swap are of different types
+	ErrInvalidCIDR  Error = 4104 // a /0, which a set cannot contain
+	ErrNoMarks      Error = 4114 // a mark for a member of a set without marks
 	ErrFull         Error = 4352 // of a bitmap: port outside its range
 	ErrNullElement  Error = 4353 // the unspecified address
 	ErrInvalidProto Error = 4354
 )
 
-// errPrivate is where ipset's own numbers begin.
+// errPrivate is the first of ipset's own numbers.
 const errPrivate = 4096
 
 func (e Error) Error() string {
@@ -60,7 +59,7 @@ func (e Error) Error() string {
 	return fmt.Sprintf("ipset error %d", uint16(e))
 }
 
-// named gives the kernel's answer its name, where it is one of ipset's own.
+// named converts ipset's own numbers to Error.
 func named(err error) error {
 	var errno syscall.Errno
 	if errors.As(err, &errno) && errno >= errPrivate {
@@ -69,7 +68,7 @@ func named(err error) error {
 	return err
 }
 
-// explain adds the cure to an error that does not tell it.
+// explain adds the cure to an error.
 func explain(c Change, err error) error {
 	switch {
 	case errors.Is(err, ErrNoType):
@@ -80,8 +79,7 @@ func explain(c Change, err error) error {
 	return err
 }
 
-// module is the kernel module of a set type: ip_set_hash_ipport of
-// hash:ip,port.
+// module returns the kernel module of a set type: ip_set_hash_ipport for hash:ip,port.
 func module(t Type) string {
 	return "ip_set_" + strings.NewReplacer(":", "_", ",", "").Replace(t.kernel())
 }

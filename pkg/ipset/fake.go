@@ -8,26 +8,25 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Fake is the kernel's sets in memory. It keeps state and refuses what the
-// kernel refuses, with the same errors: the package's tests hold it and the
-// kernel to one table. Everything above the kernel's own semantics is the real
-// code.
+// Fake holds sets in memory. It keeps state and refuses what the kernel refuses, with
+// the same errors: one table of tests runs against both. It shares the code above the
+// kernel's own semantics.
 //
-// The fields may be set before it is used. The methods that are not those of
-// Netlink may be called at any time.
+// Set the fields before use. Methods other than those of Netlink may be called
+// concurrently.
 type Fake struct {
 	client
 
-	// Refuse is asked before each change; an error that it gives is the
-	// kernel's answer, and nothing is done.
+	// Refuse, if set, is called before each change. If it returns an error, that is the
+	// kernel's response and nothing is done.
 	Refuse func(Change) error
-	// FailObserve is asked before each dump; an error fails that dump.
+	// FailObserve, if set, is called before each dump, which returns its error.
 	FailObserve func() error
 
 	kernel fakeKernel
 }
 
-// NewFake gives a kernel without sets.
+// NewFake returns a kernel without sets.
 func NewFake() *Fake {
 	f := &Fake{}
 	f.kernel = fakeKernel{fake: f, sets: map[string]listing{}, references: map[string]int{}, counts: map[Op]int{}}
@@ -35,7 +34,7 @@ func NewFake() *Fake {
 	return f
 }
 
-// Dump is all sets as text; see State.String.
+// Dump returns all sets as text; see State.String.
 func (f *Fake) Dump() string {
 	k := &f.kernel
 	k.mu.Lock()
@@ -47,15 +46,15 @@ func (f *Fake) Dump() string {
 	return state.String()
 }
 
-// Reference makes a set be in use, as a rule that matches it does, so that it
+// Reference marks a set as referred to, as a rule that matches it does, so that it
 // cannot be destroyed. Release undoes one Reference.
 func (f *Fake) Reference(name string) { f.kernel.refer(name, 1) }
 
 // Release undoes one Reference.
 func (f *Fake) Release(name string) { f.kernel.refer(name, -1) }
 
-// FailNext makes the kernel answer the next changes with errs, one each; they
-// are not carried out. A nil error lets one pass.
+// FailNext makes the next changes return errs, one each, without effect. A nil error
+// lets one change pass.
 func (f *Fake) FailNext(errs ...error) {
 	k := &f.kernel
 	k.mu.Lock()
@@ -63,8 +62,8 @@ func (f *Fake) FailNext(errs ...error) {
 	k.failures = append(k.failures, errs...)
 }
 
-// Counts gives how many changes of each kind reached the kernel since the
-// last call, those refused included.
+// Counts returns the number of changes of each kind since the last call, including
+// refused ones.
 func (f *Fake) Counts() map[Op]int {
 	k := &f.kernel
 	k.mu.Lock()
@@ -74,7 +73,7 @@ func (f *Fake) Counts() map[Op]int {
 	return counts
 }
 
-// fakeKernel is the raw side of a Fake.
+// fakeKernel is the kernel's interface of a Fake.
 type fakeKernel struct {
 	fake *Fake
 
@@ -93,7 +92,7 @@ func (k *fakeKernel) refer(name string, n int) {
 	k.references[name] += n
 }
 
-// refuse counts a change and gives the error that a test asked for.
+// refuse counts a change and returns the error that a test asked for.
 func (k *fakeKernel) refuse(c Change) error {
 	k.mu.Lock()
 	k.counts[c.Op]++
@@ -219,7 +218,7 @@ func (k *fakeKernel) member(c Change) error {
 	return nil
 }
 
-// find gives the set that an entry is for, or why it cannot be for it.
+// find returns the set for an entry, or why it does not fit.
 func (k *fakeKernel) find(set Set, e Entry) (listing, error) {
 	there, ok := k.sets[set.Name]
 	if !ok {

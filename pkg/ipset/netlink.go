@@ -12,36 +12,36 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
 )
 
-// Only the library's sockets and attributes are used, not its calls for sets:
-// these send a protocol with each port, which a bitmap refuses; they cannot
-// list names or headers alone; of marks they read and write only the sets'
-// flag, not the members' values; they print what they do not know; and they
-// panic at any error that is not an errno, an interrupted dump among them.
+// Only the library's sockets and attributes are used, not its functions for sets: they
+// send a protocol with each port, which a bitmap refuses; they cannot list only names
+// or headers; they support only the sets' flag for marks, not the members' values; they
+// print what they do not know; and they panic on any error that is not an errno, such
+// as an interrupted dump.
 
-// answerTimeout bounds one request. Creating a set can load its type's
-// module, which takes seconds on a busy node.
+// answerTimeout limits one request. Creating a set may load the type's module, which
+// takes seconds on a busy node.
 const answerTimeout = 15 * time.Second
 
 const (
-	// IPSET_FLAG_LIST_HEADER of <linux/netfilter/ipset/ip_set.h>: no members.
+	// IPSET_FLAG_LIST_HEADER of <linux/netfilter/ipset/ip_set.h>: without members.
 	flagListHeader = 1 << 2
-	// How hash sets begin; the kernel doubles the table as members come.
+	// Initial size of hash sets; the kernel doubles the table as members are added.
 	hashSize = 1024
 )
 
-// revisions are those of the types: as low as ipset(8) still reads, as nothing
-// of later ones is used.
+// revisions are the types' revisions: the lowest ones that ipset(8) still reads,
+// because nothing of later ones is used.
 var revisions = map[Type]uint8{
 	HashIP: 0, HashNet: 0, HashIPPort: 1, HashIPPortIP: 1, HashIPPortNet: 2, BitmapPort: 0,
 	HashIPPortMark: 5,
 }
 
-// Netlink programs the sets of the network namespace in which it was made.
+// Netlink programs the sets of the network namespace in which it was created.
 type Netlink struct{ client }
 
-// New connects to the kernel, in the network namespace of the calling thread.
-// It fails, with an error that says the cure, if the kernel has no sets and
-// their module cannot be loaded.
+// New connects to the kernel in the network namespace of the calling thread. It returns
+// an error that names the cure if the kernel has no sets and their module cannot be
+// loaded.
 func New() (*Netlink, error) {
 	sock, err := nl.GetNetlinkSocketAt(netns.None(), netns.None(), unix.NETLINK_NETFILTER)
 	if err != nil {
@@ -60,8 +60,7 @@ func New() (*Netlink, error) {
 	return &Netlink{client{raw: s}}, nil
 }
 
-// socket is raw sets through a netlink socket. It belongs to a client, whose
-// lock it relies on.
+// socket implements raw through a netlink socket. The client's lock guards it.
 type socket struct {
 	sockets map[int]*nl.SocketHandle
 }
@@ -72,7 +71,7 @@ func (s *socket) close() {
 	}
 }
 
-// request makes one request and gives the messages of the answer.
+// request sends one request and returns the messages of the response.
 func (s *socket) request(command, flags int, attributes ...*nl.RtAttr) ([][]byte, error) {
 	req := nl.NewNetlinkRequest(unix.NFNL_SUBSYS_IPSET<<8|command, flags)
 	req.Sockets = s.sockets
@@ -83,7 +82,7 @@ func (s *socket) request(command, flags int, attributes ...*nl.RtAttr) ([][]byte
 	}
 	messages, err := req.Execute(unix.NETLINK_NETFILTER, 0)
 	if err != nil {
-		return nil, named(err) // an interrupted dump has messages as well
+		return nil, named(err) // an interrupted dump has messages too
 	}
 	return messages, nil
 }
@@ -115,8 +114,7 @@ func (s *socket) create(set Set, maxElem uint32) error {
 	if set.Type.hasMarks() {
 		options.AddRtAttr(nl.IPSET_ATTR_CADT_FLAGS|netOrder, nl.BEUint32Attr(nl.IPSET_FLAG_WITH_SKBINFO))
 	}
-	// NLM_F_EXCL, as the kernel compares more than the make with a set that
-	// is there.
+	// NLM_F_EXCL, because the kernel compares more than the type with an existing set.
 	_, err := s.request(nl.IPSET_CMD_CREATE, unix.NLM_F_ACK|unix.NLM_F_CREATE|unix.NLM_F_EXCL,
 		nameAttr(set.Name),
 		nl.NewRtAttr(nl.IPSET_ATTR_TYPENAME, nl.ZeroTerminated(set.Type.kernel())),
@@ -126,7 +124,7 @@ func (s *socket) create(set Set, maxElem uint32) error {
 	return err
 }
 
-// With NLM_F_EXCL kernels of all ages answer ENOENT for what is not there.
+// With NLM_F_EXCL kernels of all versions return ENOENT for a missing set.
 func (s *socket) destroy(name string) error {
 	_, err := s.request(nl.IPSET_CMD_DESTROY, unix.NLM_F_ACK|unix.NLM_F_EXCL, nameAttr(name))
 	return err
@@ -138,8 +136,7 @@ func (s *socket) swap(name, other string) error {
 	return err
 }
 
-// Without NLM_F_EXCL the kernel takes a member that is there as added, and one
-// that is not there as removed.
+// Without NLM_F_EXCL adding an existing member and removing a missing one succeed.
 func (s *socket) members(changes []Change) error {
 	command := nl.IPSET_CMD_ADD
 	if changes[0].Op == DeleteEntry {
@@ -158,8 +155,8 @@ func (s *socket) members(changes []Change) error {
 	for _, entry := range entries {
 		list.AddChild(entry)
 	}
-	// The kernel takes a list only from who wants to know at which line it
-	// fails. That it says in a copy of the request.
+	// The kernel requires the attribute for line numbers in a list. It writes the
+	// failing line into a copy of the request.
 	line := nl.NewRtAttr(nl.IPSET_ATTR_LINENO|netOrder, nl.BEUint32Attr(0))
 	_, err := s.request(command, unix.NLM_F_ACK, set, line, list)
 	return err

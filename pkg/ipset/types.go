@@ -1,5 +1,5 @@
-// Package ipset programs the kernel's IP sets, which the rules of package nat
-// match in constant time however many Services there are.
+// Package ipset programs the kernel's IP sets, which iptables rules match in constant
+// time, however many Services there are.
 package ipset
 
 import (
@@ -19,32 +19,32 @@ const (
 	HashIP     Type = "hash:ip"
 	HashNet    Type = "hash:net"
 	HashIPPort Type = "hash:ip,port"
-	// HashIPPortMark is hash:ip,port of which each member carries a mark, that
-	// "-j SET --map-mark" writes on packets.
+	// HashIPPortMark is hash:ip,port whose members carry marks that "-j SET --map-mark"
+	// writes to packets.
 	HashIPPortMark Type = "hash:ip,port" + withMarks
 	HashIPPortIP   Type = "hash:ip,port,ip"
 	HashIPPortNet  Type = "hash:ip,port,net"
 	BitmapPort     Type = "bitmap:port" // ports 0 to 65535, no protocol
 )
 
-// withMarks is how ipset(8) asks for marks. To the kernel they are no part of
-// the type, but an extension of the set.
+// withMarks is ipset(8)'s option for marks. For the kernel they are an extension of the
+// set, not part of its type.
 const withMarks = " skbinfo"
 
-// kernel is the type's name without its extension.
+// kernel returns the type's name without its extension.
 func (t Type) kernel() string { return strings.TrimSuffix(string(t), withMarks) }
 
 func (t Type) hasMarks() bool { return strings.HasSuffix(string(t), withMarks) }
 
-// Set is a set's name and make.
+// Set is a set's name, type and family.
 type Set struct {
 	Name   string // at most 31 bytes
 	Type   Type
 	Family ip.Family // 0 for BitmapPort, which has none
 }
 
-// Entry is a member of a set. Which fields are used follows from the set's
-// type; the others are zero, so that entries compare with ==.
+// Entry is a member of a set. The set's type determines the fields in use; the others
+// are zero, so that entries compare with ==.
 type Entry struct {
 	Addr     netip.Addr   // hash:*, the first ip
 	Port     uint16       // *port*
@@ -53,7 +53,7 @@ type Entry struct {
 	Net      netip.Prefix // hash:ip,port,net and hash:net; masked; never /0 (the kernel refuses it)
 }
 
-// String is the entry as ipset(8) writes it, e.g. "10.96.0.1,tcp:443".
+// String returns the entry as ipset(8) prints it, such as "10.96.0.1,tcp:443".
 func (e Entry) String() string {
 	s := ""
 	if e.Addr.IsValid() {
@@ -77,7 +77,7 @@ func (e Entry) String() string {
 	return s
 }
 
-// withMark is an entry with the mark that it carries, as ipset(8) writes both.
+// withMark returns an entry with its mark, as ipset(8) prints both.
 func withMark(e Entry, mark uint32) string {
 	if mark == 0 {
 		return e.String()
@@ -97,22 +97,22 @@ func protocolName(p ip.Protocol) string {
 	return fmt.Sprint(uint8(p))
 }
 
-// Contents is a set and its members, each with the mark that it carries: 0 but
-// for HashIPPortMark.
+// Contents is a set and its members with their marks, which are 0 except for
+// HashIPPortMark.
 type Contents struct {
 	Set
 	Entries map[Entry]uint32
 }
 
-// State is every set of a network namespace, or some of them, by name.
+// State holds all or some sets of a network namespace by name.
 type State map[string]Contents
 
 // Op is what a Change does.
 type Op uint8
 
-// The operations. Apply makes the outcome true: creating a set that is there
-// with the same type and family succeeds, as do adding a member that is there,
-// which then carries the mark given, and deleting what is gone.
+// The operations. Apply is idempotent: creating an existing set of the same type and
+// family succeeds, as does adding an existing member, which then has the given mark,
+// and deleting what does not exist.
 const (
 	CreateSet Op = iota + 1
 	DestroySet
@@ -134,8 +134,8 @@ func (o Op) String() string { return opNames[o] }
 type Change struct {
 	Op    Op
 	Set   Set
-	Entry Entry  // AddEntry and DeleteEntry
-	Mark  uint32 // AddEntry to a HashIPPortMark: what the member carries
+	Entry Entry  // for AddEntry and DeleteEntry
+	Mark  uint32 // for AddEntry to a HashIPPortMark: the member's mark
 }
 
 func (c Change) String() string {

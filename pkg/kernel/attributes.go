@@ -7,10 +7,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Attributes reads a list of netlink attributes; the values are parts of data.
-// One that does not fit is EBADMSG. It stands in for ParseRouteAttr of package
-// nl, which panics over a last attribute that is not padded (netlink 1.3.1, found
-// by FuzzListings).
+// Attributes parses a list of netlink attributes; the values are parts of data. It
+// returns EBADMSG for an attribute that exceeds data. It replaces ParseRouteAttr of
+// package nl, which panics on a last attribute without padding (netlink 1.3.1, found by
+// FuzzListings).
 func Attributes(data []byte) ([]syscall.NetlinkRouteAttr, error) {
 	var out []syscall.NetlinkRouteAttr
 	for len(data) >= unix.SizeofRtAttr {

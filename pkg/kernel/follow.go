@@ -9,11 +9,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Follow hands over the messages that a subscribed netlink socket brings, until the
-// socket fails or the context ends, and closes it. It calls dropped to begin with, so
-// that nothing between an earlier read and the subscription is missed, and when the
-// kernel has dropped messages because they were not read in time. The error is the
-// context's, if that has ended.
+// Follow passes on the messages of a subscribed netlink socket until the socket fails
+// or the context ends, and closes it. It calls dropped first, so that nothing between
+// an earlier read and the subscription is missed, and again whenever the kernel has
+// dropped messages that were not read in time. The error is the context's if that has
+// ended.
 func Follow(ctx context.Context, socket *nl.NetlinkSocket, message func(syscall.NetlinkMessage), dropped func()) error {
 	stop := context.AfterFunc(ctx, socket.Close)
 	defer func() {

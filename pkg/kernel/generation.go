@@ -9,20 +9,20 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// generations knows which transactions of nf_tables this process has had made. The
-// kernel numbers them, for each network namespace. The ID of the process that
-// makes one tells nothing: the sender's address is an ID of the sender's own
-// process namespace, so that programs in other containers have the same ones.
+// generations knows the nf_tables transactions that this process has made. The kernel
+// numbers them in each network namespace. The sender's process ID is useless: it is an
+// ID of the sender's process namespace, so that programs in other containers may have
+// the same one.
 type generations struct {
 	mu      sync.Mutex
 	running int
-	crossed bool // more than one ran at once: whose is whose is not known
+	crossed bool // several ran at once: their transactions cannot be attributed
 	own     map[uint32]bool
-	order   []uint32 // of own, the oldest first
+	order   []uint32 // own transactions, oldest first
 	waiting []decision
 }
 
-// decision is about a transaction that was told while one of ours was under way.
+// decision is about a transaction that was reported while one of ours was running.
 type decision struct {
 	generation uint32
 	foreign    func()
@@ -30,18 +30,18 @@ type decision struct {
 
 var written generations
 
-// keptGenerations is how many of our transactions are remembered: more than are
-// made before the news of the first one is read.
+// keptGenerations is how many of our transactions are remembered: more than are made
+// before the notification of the first one is read.
 const keptGenerations = 256
 
-// Change runs what makes a number of transactions of nf_tables, or none where
-// iptables-legacy is used.
+// Change runs a function that makes a number of nf_tables transactions, or none with
+// iptables-legacy.
 func Change(transactions int, run func() error) error {
 	return written.change(transactions, Generation, run)
 }
 
-// Foreign calls what is given if a transaction is not one of this process, at
-// once or as soon as that is known.
+// Foreign calls a function if a transaction is not one of this process, as soon as that
+// is known.
 func Foreign(generation uint32, foreign func()) { written.decide(generation, foreign) }
 
 func (g *generations) change(transactions int, generation func() (uint32, error), run func() error) error {
@@ -53,7 +53,7 @@ func (g *generations) change(transactions int, generation func() (uint32, error)
 	err := run()
 	after, errAfter := generation()
 	g.mu.Lock()
-	// With any other number, another program has made one in between.
+	// Any other number means that another program has made a transaction in between.
 	if errBefore == nil && errAfter == nil && !g.crossed && after-before == uint32(transactions) {
 		g.remember(before, after)
 	}
@@ -70,7 +70,7 @@ func (g *generations) change(transactions int, generation func() (uint32, error)
 	return err
 }
 
-// remember takes those after one and up to another for our own.
+// remember records the transactions after one number, up to another, as ours.
 func (g *generations) remember(before, after uint32) {
 	if g.own == nil {
 		g.own = map[uint32]bool{}
@@ -105,7 +105,7 @@ const (
 	nftSubsysBits = 8
 )
 
-// Generation is the number of the last transaction of nf_tables in the network
+// Generation returns the number of the last nf_tables transaction in the network
 // namespace of the calling thread.
 func Generation() (uint32, error) {
 	request := nl.NewNetlinkRequest(unix.NFNL_SUBSYS_NFTABLES<<nftSubsysBits|nftMsgGetGen, 0)
@@ -119,10 +119,10 @@ func Generation() (uint32, error) {
 			return n, nil
 		}
 	}
-	return 0, errors.New("nf_tables does not tell its generation")
+	return 0, errors.New("nf_tables does not report its generation")
 }
 
-// GenerationOf reads the number of a transaction from a message about it.
+// GenerationOf returns the number of a transaction from its notification.
 func GenerationOf(message []byte) (uint32, bool) {
 	if len(message) < sizeofNfgen {
 		return 0, false

@@ -1,11 +1,11 @@
-// Package kernel holds what the kernel-facing packages share: how a refused
-// change is reported, and how the kernel's error numbers are read.
+// Package kernel holds what the kernel packages share: failures and errno classes (this
+// file), batched netlink requests (Writer), netlink attributes, notifications (Follow),
+// nf_tables transactions (Change, Foreign), and running programs (Run).
 //
-// Each of those packages (ipvs, ipset, nat, routing, sysctl) has the same
-// shape. Observe reads the kernel's state into plain values, Diff compares
-// two states into a list of changes, Apply carries changes out and gives back
-// those that the kernel refused. Each has a real implementation and a Fake
-// that keeps state and refuses what the kernel refuses.
+// The kernel packages (ipvs, ipset, nat, routing, sysctl) have the same shape. Observe
+// reads the kernel's state into plain values, and Apply makes changes and returns those
+// that the kernel refused. Each has a real implementation and a Fake that keeps state
+// and refuses what the kernel refuses.
 package kernel
 
 import (
@@ -15,7 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Failure is one change that the kernel refused, and its reason.
+// Failure is a change that the kernel refused, with the reason.
 type Failure[C fmt.Stringer] struct {
 	Change C
 	Err    error
@@ -26,7 +26,7 @@ func (f Failure[C]) Error() string { return fmt.Sprintf("%s: %v", f.Change, f.Er
 // Unwrap lets errors.Is find the errno.
 func (f Failure[C]) Unwrap() error { return f.Err }
 
-// Join makes one error of all failures, or nil of none.
+// Join joins all failures in one error, or returns nil if there are none.
 func Join[C fmt.Stringer](failures []Failure[C]) error {
 	errs := make([]error, len(failures))
 	for i, f := range failures {
@@ -35,28 +35,28 @@ func Join[C fmt.Stringer](failures []Failure[C]) error {
 	return errors.Join(errs...)
 }
 
-// IsNotExist tells whether the object that a change named is not there.
-// IPVS says ESRCH for a missing virtual server and ENOENT for a missing real
-// server; addresses are EADDRNOTAVAIL; links ENODEV.
+// IsNotExist reports whether the object of a change does not exist. IPVS returns ESRCH
+// for a missing virtual server and ENOENT for a missing real server; addresses return
+// EADDRNOTAVAIL, links ENODEV.
 func IsNotExist(err error) bool {
 	return isAny(err, unix.ENOENT, unix.ESRCH, unix.EADDRNOTAVAIL, unix.ENODEV)
 }
 
-// IsExist tells whether what was to be added is already there.
+// IsExist reports whether an object to be added already exists.
 func IsExist(err error) bool { return isAny(err, unix.EEXIST) }
 
-// IsTransient tells whether the same call may well succeed at once: a dump
-// that raced with a change, an interrupted call, a full socket buffer.
+// IsTransient reports whether the same call may succeed at once: a dump that raced with
+// a change, an interrupted call, a full socket buffer.
 func IsTransient(err error) bool {
 	return isAny(err, unix.EINTR, unix.EAGAIN, unix.ENOBUFS, unix.EBUSY)
 }
 
-// attempts is how often Retry makes a call.
+// attempts is the maximum number of calls by Retry.
 const attempts = 4
 
-// Retry calls f until it succeeds or fails with an error that is not
-// transient, four times at most, and gives its last error. It does not pause:
-// what is transient here passes at once or not at all.
+// Retry calls f until it succeeds or fails with an error that is not transient, at most
+// four times, and returns the last error. It does not pause: transient errors pass at
+// once or not at all.
 func Retry(f func() error) error {
 	var err error
 	for range attempts {
@@ -67,7 +67,7 @@ func Retry(f func() error) error {
 	return err
 }
 
-// IsPermission tells whether the process lacks a capability (CAP_NET_ADMIN).
+// IsPermission reports whether the process lacks a capability (CAP_NET_ADMIN).
 func IsPermission(err error) bool { return isAny(err, unix.EPERM, unix.EACCES) }
 
 func isAny(err error, nums ...unix.Errno) bool {

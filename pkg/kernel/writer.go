@@ -10,23 +10,22 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// BatchSize is how many requests are best sent in one write. More gain
-// nothing: by then a request costs what the kernel needs for it.
+// BatchSize is the best number of requests per write. More gain nothing, because then
+// the kernel's own cost per request dominates.
 const BatchSize = 64
 
-// Writer sends requests to the kernel through a netlink socket, many in one
-// write, where the libraries send one and wait for its answer. It is for one
-// goroutine.
+// Writer sends batches of requests through a netlink socket, where the libraries send
+// one and wait for its response. It must not be used concurrently.
 type Writer struct {
 	socket      *nl.NetlinkSocket
-	first, last uint32 // sequence numbers of what was added
-	newest      int    // where the last request begins
+	first, last uint32 // sequence numbers of the batch
+	newest      int    // start of the last request
 	buffer      []byte
 }
 
-// NewWriter opens a socket of a netlink protocol, such as NETLINK_ROUTE, in the
-// network namespace of the calling thread. The kernel's silence for longer
-// than the timeout is EAGAIN.
+// NewWriter opens a socket of a netlink protocol, such as NETLINK_ROUTE, in the network
+// namespace of the calling thread. A response that takes longer than the timeout fails
+// with EAGAIN.
 func NewWriter(protocol int, timeout time.Duration) (*Writer, error) {
 	socket, err := nl.Subscribe(protocol)
 	if err != nil {
@@ -43,12 +42,12 @@ func NewWriter(protocol int, timeout time.Duration) (*Writer, error) {
 // Close closes the socket.
 func (w *Writer) Close() { w.socket.Close() }
 
-// Add appends a request: its type, its flags besides NLM_F_REQUEST, and what
-// follows the header, which payload appends.
+// Add appends a request: its type, its flags in addition to NLM_F_REQUEST, and the data
+// after the header, which payload appends.
 func (w *Writer) Add(kind, flags uint16, payload func([]byte) []byte) {
 	w.last++
 	w.newest = len(w.buffer)
-	b := binary.NativeEndian.AppendUint32(w.buffer, 0) // the length, below
+	b := binary.NativeEndian.AppendUint32(w.buffer, 0) // the length, set below
 	b = binary.NativeEndian.AppendUint16(b, kind)
 	b = binary.NativeEndian.AppendUint16(b, flags|unix.NLM_F_REQUEST)
 	b = binary.NativeEndian.AppendUint32(b, w.last)
@@ -58,13 +57,12 @@ func (w *Writer) Add(kind, flags uint16, payload func([]byte) []byte) {
 	w.buffer = b
 }
 
-// flagsAt is where a message's header has the flags.
+// flagsAt is the offset of the flags in a message's header.
 const flagsAt = 6
 
-// Send writes what was added and gives one answer for each request. The kernel
-// goes through a write in order, whatever becomes of a request in it. It
-// reports each that fails, and here, besides, the end of the last one. An
-// error tells that the answers are not known: the socket is of no use then.
+// Send writes the batch and returns one result per request. The kernel processes a
+// write in order, whether or not requests fail. It acknowledges each failure, and the
+// last request. An error means that the results are unknown and the socket is unusable.
 func (w *Writer) Send() (errs []error, err error) {
 	errs = make([]error, w.last+1-w.first)
 	if len(errs) == 0 {
@@ -83,8 +81,8 @@ func (w *Writer) Send() (errs []error, err error) {
 	return errs, nil
 }
 
-// answers reads until the answer to the last request. Those to an earlier
-// write, which somebody has not waited for, are passed over.
+// answers reads until the response to the last request. It skips responses to an
+// earlier, abandoned write.
 func (w *Writer) answers(errs []error) error {
 	for {
 		messages, _, err := w.socket.Receive()
@@ -97,8 +95,7 @@ func (w *Writer) answers(errs []error) error {
 	}
 }
 
-// noteAnswers puts answers in their places, and tells whether the last one is
-// among them.
+// noteAnswers stores responses, and reports whether the last one is among them.
 func (w *Writer) noteAnswers(messages []syscall.NetlinkMessage, errs []error) (last bool) {
 	for _, m := range messages {
 		at := m.Header.Seq - w.first
@@ -115,7 +112,7 @@ func (w *Writer) noteAnswers(messages []syscall.NetlinkMessage, errs []error) (l
 	return false
 }
 
-// IsTimeout tells whether the kernel did not answer a Writer in time.
+// IsTimeout reports whether the kernel did not respond to a Writer in time.
 func IsTimeout(err error) bool { return errors.Is(err, unix.EAGAIN) }
 
 // OpenAttr begins a nested attribute, CloseAttr ends it.
@@ -125,14 +122,13 @@ func OpenAttr(b []byte, kind uint16) (_ []byte, begin int) {
 	return binary.NativeEndian.AppendUint16(b, kind|unix.NLA_F_NESTED), begin
 }
 
-// CloseAttr writes the length of the attribute that OpenAttr has begun.
+// CloseAttr writes the length of an attribute begun by OpenAttr.
 func CloseAttr(b []byte, begin int) []byte {
 	binary.NativeEndian.PutUint16(b[begin:], uint16(len(b)-begin))
 	return b
 }
 
-// AppendAttr appends an attribute, and what is missing to the next multiple of
-// four.
+// AppendAttr appends an attribute, padded to a multiple of four bytes.
 func AppendAttr(b []byte, kind uint16, value []byte) []byte {
 	b = binary.NativeEndian.AppendUint16(b, uint16(unix.SizeofNlAttr+len(value)))
 	b = binary.NativeEndian.AppendUint16(b, kind)

@@ -2,19 +2,19 @@ package kubeproxy
 
 import "sync"
 
-// Fake is the tables in memory. It is safe for concurrent use; set the hooks before.
+// Fake holds tables in memory. It may be used concurrently; set the hooks before.
 type Fake struct {
-	// Refuse, if set, is asked before each change; its error refuses it.
+	// Refuse, if set, is called before each change and may return an error that refuses
+	// it.
 	Refuse func(Change) error
-	// FailObserve, if set, is asked before each Observe; its error is what that
-	// gives.
+	// FailObserve, if set, is called before each Observe, which returns its error.
 	FailObserve func() error
 
 	mu    sync.Mutex
 	state State
 }
 
-// NewFake makes one with kube-proxy's tables in the families of a state.
+// NewFake returns a Fake with kube-proxy's tables in the families of a state.
 func NewFake(state State) *Fake {
 	f := &Fake{state: State{}}
 	for family, there := range state {
@@ -23,7 +23,7 @@ func NewFake(state State) *Fake {
 	return f
 }
 
-// Observe is like NFT's.
+// Observe is like NFT.Observe.
 func (f *Fake) Observe() (State, error) {
 	if f.FailObserve != nil {
 		if err := f.FailObserve(); err != nil {
@@ -41,7 +41,7 @@ func (f *Fake) Observe() (State, error) {
 	return have, nil
 }
 
-// Apply is like NFT's.
+// Apply is like NFT.Apply.
 func (f *Fake) Apply(changes []Change) []Failure {
 	var failures []Failure
 	for _, c := range changes {

@@ -9,18 +9,18 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/kernel"
 )
 
-// names are the tables as nft lists them.
+// names are the tables as listed by nft.
 var names = map[ip.Family]string{
 	ip.IPv4: "table ip kube-proxy",
 	ip.IPv6: "table ip6 kube-proxy",
 }
 
-// NFT is the kernel's tables, reached with the program nft. It is safe for
-// concurrent use; its calls act on the calling thread's network namespace.
+// NFT accesses the kernel's tables by the program nft. It may be used concurrently, and
+// acts on the network namespace of the calling thread.
 type NFT struct{ program string }
 
-// New finds nft in the PATH. It fails if there is none: then kube-proxy cannot
-// have run in nftables mode either.
+// New finds nft in the PATH. It returns an error if nft is not installed; then
+// kube-proxy cannot have run in nftables mode either.
 func New() (*NFT, error) {
 	path, err := exec.LookPath("nft")
 	if err != nil {
@@ -29,7 +29,7 @@ func New() (*NFT, error) {
 	return &NFT{program: path}, nil
 }
 
-// Observe tells which tables there are.
+// Observe returns the existing tables.
 func (n *NFT) Observe() (State, error) {
 	text, stderr, err := kernel.Run(n.program, "", "list", "tables")
 	if err != nil {
@@ -46,12 +46,12 @@ func (n *NFT) Observe() (State, error) {
 	return have, nil
 }
 
-// Apply deletes tables, each by itself, and gives back what was not deleted. A
-// table that is gone already is deleted.
+// Apply deletes tables, each by itself, and returns those that could not be deleted.
+// Deleting a missing table succeeds.
 func (n *NFT) Apply(changes []Change) []Failure {
 	var failures []Failure
 	for _, c := range changes {
-		// Made first, so that there is one to delete.
+		// Created first, so that it exists.
 		input := names[c.Family] + "\ndelete " + names[c.Family] + "\n"
 		err := kernel.Change(1, func() error {
 			_, stderr, err := kernel.Run(n.program, input, "-f", "-")

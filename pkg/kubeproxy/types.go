@@ -1,7 +1,7 @@
-// Package kubeproxy finds and removes the tables that kube-proxy keeps in nftables
-// mode. They go on leading Services' traffic to the endpoints of yesterday after
-// kube-proxy has ended. What it leaves in the other modes has the names of ours,
-// and is found with that.
+// Package kubeproxy finds and removes the tables that kube-proxy creates in nftables
+// mode. After kube-proxy has stopped they still send Service traffic to the endpoints
+// of that time. State of its other modes has the same names as ours, and is found with
+// that.
 package kubeproxy
 
 import (
@@ -11,20 +11,20 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/kernel"
 )
 
-// State is the families in which there is a table.
+// State is the set of families that have a table.
 type State map[ip.Family]bool
 
 // Change deletes the table of a family.
 type Change struct{ Family ip.Family }
 
 func (c Change) String() string {
-	return fmt.Sprintf("delete kube-proxy's table of %s in nftables", c.Family)
+	return fmt.Sprintf("delete kube-proxy's %s table of nftables", c.Family)
 }
 
-// Failure is a change that the kernel, or nft, refused.
+// Failure is a change that the kernel or nft refused.
 type Failure = kernel.Failure[Change]
 
-// Removals are the changes after which there is no table.
+// Removals returns the changes that remove all tables.
 func (s State) Removals() []Change {
 	var changes []Change
 	for _, f := range ip.Families {

@@ -6,22 +6,22 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
 )
 
-// Fake is the rules in memory. It is safe for concurrent use; set the hooks before.
+// Fake holds the rules in memory. It may be used concurrently; set the hooks before.
 type Fake struct {
-	// Refuse, if set, is asked before each change; its error refuses it.
+	// Refuse, if set, is called before each change and may return an error that refuses
+	// it.
 	Refuse func(Change) error
-	// FailObserve, if set, is asked before each Observe; its error is what that
-	// gives.
+	// FailObserve, if set, is called before each Observe, which returns its error.
 	FailObserve func() error
 
 	mu    sync.Mutex
 	state State
 }
 
-// NewFake makes one without rules.
+// NewFake returns a Fake without rules.
 func NewFake() *Fake { return &Fake{state: State{}} }
 
-// Observe is like NFT's.
+// Observe is like NFT.Observe.
 func (f *Fake) Observe() (State, error) {
 	if f.FailObserve != nil {
 		if err := f.FailObserve(); err != nil {
@@ -33,7 +33,7 @@ func (f *Fake) Observe() (State, error) {
 	return f.state.clone(), nil
 }
 
-// Apply is like NFT's.
+// Apply is like NFT.Apply.
 func (f *Fake) Apply(changes []Change) []Failure {
 	var failures []Failure
 	for _, c := range changes {

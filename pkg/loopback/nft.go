@@ -10,12 +10,12 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/kernel"
 )
 
-// NFT is the kernel's rules, reached with the program nft. It is safe for
-// concurrent use; its calls act on the calling thread's network namespace.
+// NFT accesses the kernel's rules by the program nft. It may be used concurrently, and
+// acts on the network namespace of the calling thread.
 type NFT struct{ program string }
 
-// New finds nft in the PATH. It fails if there is none, or if the kernel has no
-// nf_tables.
+// New finds nft in the PATH. It returns an error if nft is not installed or the kernel
+// has no nf_tables.
 func New() (*NFT, error) {
 	path, err := exec.LookPath("nft")
 	if err != nil {
@@ -26,21 +26,21 @@ func New() (*NFT, error) {
 	return n, err
 }
 
-// Table is the name of ours in each family.
+// Table is the name of our table in each family.
 const Table = "kube-ipvs"
 
-// words are nftables' for a family.
+// words are the keywords of nftables for a family.
 var words = map[ip.Family]struct{ family, any, one string }{
 	ip.IPv4: {"ip", "127.0.0.0/8", "127.0.0.1"},
 	ip.IPv6: {"ip6", "::1", "::1"},
 }
 
-// rulesFormat is the table. A request is met before conntrack (-200), and an
-// answer behind IPVS (98 and 99), which has given it the loopback address as its
-// source. That IPVS has led the connection elsewhere shows in conntrack's tuples: it
-// began with another source than a loopback one, and is answered by somebody else;
-// that it was nobody's DNAT, as of a host port asked from an address of the node's,
-// in its status. In the comments stands what Observe looks for.
+// rulesFormat is the table. Requests are changed before conntrack (-200), replies after
+// IPVS (98 and 99), which has set the loopback address as their source. Conntrack's
+// tuples show that IPVS has routed the connection: it started from a source that is not
+// a loopback address, and another host replies. Its status shows that no DNAT was
+// involved, such as that of a host port at an address of the node. Observe parses the
+// comments.
 const rulesFormat = `table %[1]s kube-ipvs {
 	chain request {
 		type filter hook output priority -290; policy accept;
@@ -57,10 +57,11 @@ const commentFormat = "mark 0x%x source %s"
 
 func (e Exchange) comment() string { return fmt.Sprintf(commentFormat, e.Mark, e.Source) }
 
-// input is what nft is given for a change: the family's table is replaced at once.
+// input returns the input of nft for a change, which replaces the family's table
+// atomically.
 func input(c Change) string {
 	w := words[c.Family]
-	// Made first, so that there is one to delete.
+	// Created first, so that it exists.
 	text := fmt.Sprintf("table %[1]s %[2]s\ndelete table %[1]s %[2]s\n", w.family, Table)
 	if c.Exchange == (Exchange{}) {
 		return text
@@ -69,7 +70,7 @@ func input(c Change) string {
 	return text + fmt.Sprintf(rulesFormat, w.family, w.any, w.one, e.Mark, e.Source, e.comment())
 }
 
-// Observe reads what is ours.
+// Observe reads our rules.
 func (n *NFT) Observe() (State, error) {
 	tables, err := n.run("", "list", "tables")
 	if err != nil {
@@ -99,8 +100,8 @@ func hasLine(text, line string) bool {
 	return false
 }
 
-// parse gives what the comments of both rules say, and the zero Exchange if there
-// are other rules.
+// parse returns what the comments of both rules say, or the zero Exchange if there are
+// other rules.
 func parse(text string) Exchange {
 	var e Exchange
 	var source, first string
@@ -121,8 +122,7 @@ func parse(text string) Exchange {
 	return e
 }
 
-// Apply makes the changes true, each by itself, and gives back those that were
-// not made.
+// Apply makes the changes, each by itself, and returns those that failed.
 func (n *NFT) Apply(changes []Change) []Failure {
 	var failures []Failure
 	for _, c := range changes {

@@ -1,13 +1,12 @@
-// Package loopback gives the node's requests to its own loopback address a source
-// that is answered from other hosts.
+// Package loopback makes node ports on 127.0.0.1 and ::1 reach remote endpoints, by
+// replacing the loopback source address of the node's own requests.
 //
-// IPVS does not send to another host what has a loopback address as its source
-// (crosses_local_route_boundary), and it decides so before the source can be
-// masqueraded. So the source is exchanged before conntrack sees the request, and
-// the destination of the answer behind IPVS, by two stateless rules of nftables:
-// iptables has none that change an address without conntrack. The sysctl
-// route_localnet stays 0, and with it the kernel goes on dropping whatever comes
-// for a loopback address from another host (CVE-2020-8558).
+// IPVS does not send packets with a loopback source to another host
+// (crosses_local_route_boundary), and decides so before masquerading. So the source is
+// replaced before conntrack sees the request, and the destination of the reply after
+// IPVS, by two stateless rules of nftables; iptables cannot change addresses without
+// conntrack. The sysctl route_localnet stays 0, so that the kernel still drops packets
+// of other hosts to loopback addresses (CVE-2020-8558).
 package loopback
 
 import (
@@ -22,11 +21,11 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/kernel"
 )
 
-// Exchange is what the rules of one family do: what the node sends to its loopback
-// address with the mark gets the source.
+// Exchange describes the rules of one family: packets of the node to its loopback
+// address that carry the mark get the source.
 type Exchange struct {
 	Mark   uint32     // bits that must all be set
-	Source netip.Addr // an address of the node, not a loopback one
+	Source netip.Addr // an address of the node, not a loopback address
 }
 
 // Address is the family's loopback address.
@@ -37,11 +36,11 @@ func Address(f ip.Family) netip.Addr {
 	return netip.AddrFrom4([4]byte{127, 0, 0, 1})
 }
 
-// State is the rules by family. A family's Exchange is the zero one if some of its
-// rules stand, but not as they were written.
+// State holds the rules by family. The Exchange of a family is zero if its rules are
+// incomplete or differ from ours.
 type State map[ip.Family]Exchange
 
-// Change sets the rules of a family, or takes them away with the zero Exchange.
+// Change sets the rules of a family, or removes them if the Exchange is zero.
 type Change struct {
 	Family   ip.Family
 	Exchange Exchange
@@ -49,15 +48,15 @@ type Change struct {
 
 func (c Change) String() string {
 	if c.Exchange == (Exchange{}) {
-		return fmt.Sprintf("delete the rules of %s for its loopback address", c.Family)
+		return fmt.Sprintf("delete the %s rules for the loopback address", c.Family)
 	}
-	return fmt.Sprintf("have the node's requests to its loopback address come from %s", c.Exchange.Source)
+	return fmt.Sprintf("set the source of the node's requests to its loopback address to %s", c.Exchange.Source)
 }
 
-// Failure is a change that the kernel, or nft, refused.
+// Failure is a change that the kernel or nft refused.
 type Failure = kernel.Failure[Change]
 
-// Diff lists the changes that make want of have, by family.
+// Diff returns the changes from have to want, by family.
 func Diff(have, want State) []Change {
 	var changes []Change
 	for _, f := range ip.Families {
@@ -69,7 +68,7 @@ func Diff(have, want State) []Change {
 	return changes
 }
 
-// check refuses what no rule can be made of.
+// check rejects an Exchange that cannot be written as rules.
 func check(c Change) error {
 	e := c.Exchange
 	switch {

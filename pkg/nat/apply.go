@@ -10,19 +10,19 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
 )
 
-// backend is what the real ruleset and the fake's differ in: the two programs
-// iptables-save and iptables-restore --noflush, of one family.
+// backend is what differs between the real ruleset and the Fake: the programs
+// iptables-save and iptables-restore --noflush of one family.
 type backend interface {
 	save() (string, error)
-	// restore carries out its input, table by table. An error leaves the
-	// table with the fault, and those after it, as they were.
+	// restore executes its input table by table. If it returns an error, the table with
+	// the fault and those after it are unchanged.
 	restore(input string) error
 	// partly reads chains and jumps of a table that save cannot list.
 	partly(t Table, own Own) (*table, error)
 }
 
-// engine is what IPTables and Fake share: it brings changes to a backend, and
-// remembers what it has learned of the kernel and of other programs.
+// engine is what IPTables and Fake share: it applies changes to a backend, and
+// remembers what it has learned about the kernel and other programs.
 type engine struct {
 	family ip.Family
 	now    func() time.Time // nil: time.Now
@@ -55,7 +55,7 @@ func (e *engine) observe(b backend, own Own) (State, error) {
 	return s, nil
 }
 
-// read reads the ruleset. Of a table that cannot be listed it has only what is
+// read reads the ruleset. For a table that cannot be listed it returns only what is
 // ours.
 func read(b backend, own Own) (ruleset, []Unread, error) {
 	text, err := b.save()
@@ -74,11 +74,10 @@ func read(b backend, own Own) (ruleset, []Unread, error) {
 	return rules, unread, nil
 }
 
-// apply first tries all changes with one input. If that is refused, each
-// table is tried by itself, after a new look at what stands, as another
-// program may have changed that in between; this also tells which tables are
-// at fault. Of such a table those rules are left out that are refused by
-// themselves.
+// apply first tries all changes in one input. If that is refused, it reads the rules
+// again, in case another program has changed them, and tries each table by itself,
+// which also finds the tables at fault. From these it omits the rules that are refused
+// individually.
 func (e *engine) apply(b backend, changes []Change) []Failure {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -102,8 +101,8 @@ func (e *engine) apply(b backend, changes []Change) []Failure {
 	return failures
 }
 
-// attempt makes the changes in one go, except those known to be refused. With
-// an error, some tables may be changed and others not.
+// attempt makes the changes in one input, except those known to be refused. With an
+// error, some tables may have been changed.
 func (e *engine) attempt(b backend, changes []Change) ([]Failure, error) {
 	rules, err := standing(b, changes)
 	if err != nil {
@@ -127,9 +126,8 @@ func (e *engine) attempt(b backend, changes []Change) ([]Failure, error) {
 	return refused, nil
 }
 
-// standing reads the ruleset if the changes depend on it: which copies of a
-// jump must go, and whether a chain is still in use. Chains alone can be
-// written without.
+// standing reads the ruleset if the changes depend on it: which copies of a jump to
+// delete, and whether a chain is still in use. Writing chains does not depend on it.
 func standing(b backend, changes []Change) (ruleset, error) {
 	for _, c := range changes {
 		if c.Op != WriteChain {
@@ -140,7 +138,7 @@ func standing(b backend, changes []Change) (ruleset, error) {
 	return nil, nil
 }
 
-// ownOf are the chains and jumps that changes are about.
+// ownOf returns the chains and jumps that changes are about.
 func ownOf(changes []Change) Own {
 	var own Own
 	for _, c := range changes {
@@ -178,7 +176,7 @@ func failAll(changes []Change, err error) []Failure {
 	return failures
 }
 
-// checkFamily is for the constructors.
+// checkFamily validates the family for the constructors.
 func checkFamily(family ip.Family) error {
 	if family != ip.IPv4 && family != ip.IPv6 {
 		return fmt.Errorf("%s: %w", family, unix.EAFNOSUPPORT)

@@ -11,13 +11,12 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
 )
 
-// chainName is stricter than iptables, which only refuses blanks and a
-// leading "-" or "!". Its length is XT_EXTENSION_MAXNAMELEN without the
-// closing zero.
+// chainName is stricter than iptables, which only rejects blanks and a leading "-" or
+// "!". The length is XT_EXTENSION_MAXNAMELEN without the terminating zero.
 var chainName = regexp.MustCompile(`^[A-Za-z0-9_.:][A-Za-z0-9_.:-]{0,27}$`)
 
-// check parts the changes that can be tried from those that are known to be
-// refused, so that one of these does not take its whole table with it.
+// check separates changes that are known to be refused, so that they do not affect the
+// rest of their table.
 func check(family ip.Family, rules ruleset, changes []Change) (sound []Change, refused []Failure) {
 	for _, c := range changes {
 		if err := checkChange(family, c); err != nil {
@@ -57,7 +56,7 @@ func checkChange(family ip.Family, c Change) error {
 	return checkRules(c.Rules)
 }
 
-// checkRules lets no text through that would be more than one rule.
+// checkRules rejects text that would be more than one rule.
 func checkRules(rules []Rule) error {
 	for _, r := range rules {
 		if strings.ContainsAny(string(r), "\r\n\x00") {
@@ -70,9 +69,8 @@ func checkRules(rules []Rule) error {
 	return nil
 }
 
-// referenced finds a DeleteChain among the changes whose chain some rule
-// still refers to once all changes are made, and that rule; or -1. Without a
-// ruleset it finds none.
+// referenced returns the index of a DeleteChain whose chain a rule still refers to
+// after all changes, and that rule; or -1. Without a ruleset it finds none.
 func referenced(rules ruleset, changes []Change) (int, string) {
 	for i, c := range changes {
 		if c.Op != DeleteChain || rules[c.Chain.Table] == nil {
@@ -90,8 +88,8 @@ func referenced(rules ruleset, changes []Change) (int, string) {
 	return -1, ""
 }
 
-// goes tells whether the changes remove a rule that stands. What they write
-// is not looked at: no plan refers to a chain that it deletes.
+// goes reports whether the changes remove an existing rule. It ignores what they write:
+// no plan refers to a chain that it deletes.
 func goes(j Jump, changes []Change) bool {
 	return slices.ContainsFunc(changes, func(c Change) bool {
 		if c.Chain != j.Chain {

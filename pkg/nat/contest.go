@@ -2,24 +2,23 @@ package nat
 
 import "time"
 
-// contests bounds how often jumps of ours are moved back to the head of a
-// chain, for programs that insist on it as we do: Calico's Felix
-// (ChainInsertMode=Insert) puts its jumps first at every refresh, and whenever
-// it finds them elsewhere.
+// contests limits how often our jumps are moved back to the head of a chain. Some
+// programs insist on the head as well: Calico's Felix (ChainInsertMode=Insert) moves
+// its jumps first at every refresh, and whenever it finds them elsewhere.
 type contests struct {
-	displaced map[Chain]bool        // ours were seen behind a rule that can keep packets from them
-	moved     map[Chain][]time.Time // when they were put before it
-	given     map[Chain]time.Time   // when that was given up
+	displaced map[Chain]bool        // ours were behind a rule that can keep packets from them
+	moved     map[Chain][]time.Time // when ours were moved before it
+	given     map[Chain]time.Time   // when we gave up
 }
 
-// After movesAtMost within movesWithin, jumps stay where they are for stayFor.
+// After movesAtMost moves within movesWithin, jumps are not moved for stayFor.
 const (
 	movesAtMost = 3
 	movesWithin = 10 * time.Minute
 	stayFor     = time.Hour
 )
 
-// stays reports whether the jumps of a chain are to stay where they are.
+// stays reports whether the jumps of a chain must not be moved.
 func (c *contests) stays(chain Chain, now time.Time) bool {
 	at, given := c.given[chain]
 	if given && now.Sub(at) >= stayFor {
@@ -29,13 +28,13 @@ func (c *contests) stays(chain Chain, now time.Time) bool {
 	return given
 }
 
-// seen notes in which chains ours were displaced.
+// seen records the chains in which ours were displaced.
 func (c *contests) seen(displaced map[Chain]bool) { c.displaced = displaced }
 
-// inserted notes that jumps were put at the head of a chain.
+// inserted records that jumps were inserted at the head of a chain.
 func (c *contests) inserted(chain Chain, now time.Time) {
 	if !c.displaced[chain] {
-		return // no other program has anything to do with it
+		return // no other program is involved
 	}
 	delete(c.displaced, chain)
 	recent := []time.Time{now}
@@ -53,7 +52,7 @@ func (c *contests) inserted(chain Chain, now time.Time) {
 	}
 }
 
-// passing are the targets after which a packet meets the next rule.
+// passing are the targets after which evaluation continues with the next rule.
 var passing = map[string]bool{
 	"": true, "AUDIT": true, "CHECKSUM": true, "CLASSIFY": true, "CONNMARK": true, "CONNSECMARK": true, "CT": true,
 	"DSCP": true, "ECN": true, "HL": true, "HMARK": true, "IDLETIMER": true, "LED": true, "LOG": true, "MARK": true,
@@ -61,9 +60,8 @@ var passing = map[string]bool{
 	"TEE": true, "TOS": true, "TRACE": true, "TTL": true, "ULOG": true,
 }
 
-// decides reports whether a rule of a base chain can keep packets from those
-// behind it. An unknown target can. The chains in seen have been looked at, and
-// cannot.
+// decides reports whether a rule of a base chain can keep packets from the rules after
+// it. An unknown target can. Chains in seen have been examined and cannot.
 func (t *table) decides(r Rule, seen map[string]bool) bool {
 	to := target(r)
 	rules, isChain := t.chains[to]
@@ -73,7 +71,7 @@ func (t *table) decides(r Rule, seen map[string]bool) bool {
 	case !isChain:
 		return true
 	case len(Arguments(r, "-g")) > 0:
-		return true // nothing comes back
+		return true // it does not return
 	case seen[to]:
 		return false
 	}

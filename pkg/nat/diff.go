@@ -5,14 +5,12 @@ import (
 	"slices"
 )
 
-// Diff lists the changes that make want of have: chains to write, then jumps
-// to insert or append, then jumps to delete, then chains to delete; within each
-// by family, table and name. Jumps that must be inserted into one chain come
-// last one first, as each goes to the chain's head.
+// Diff returns the changes from have to want: write chains, insert or append jumps,
+// delete jumps, delete chains; each sorted by family, table and name. Jumps to be
+// inserted into one chain are in reverse order, because each is inserted at the head.
 //
-// If somebody put a rule before ours, all our jumps of that chain are
-// inserted anew. A program that does the same never lets this come to rest;
-// it is for the caller to bound how often Diff is acted upon.
+// If another program's rule precedes ours, all our jumps of that chain are inserted
+// again. If that program does the same, this never ends: the caller must limit it.
 func Diff(have, want State) []Change {
 	changes := writes(have, want)
 	inserts, deletes := jumps(have, want)
@@ -60,9 +58,9 @@ func jumps(have, want State) (inserts, deletes []Change) {
 	return inserts, deletes
 }
 
-// absent is the part of want, from its beginning, that has to be inserted at
-// the head of one chain so that all of want stands there. What of head and
-// stray is not wanted does not count, as it is deleted.
+// absent returns the leading part of want that must be inserted at the head of a chain
+// to make all of want precede. Jumps of head and stray that are not wanted are ignored,
+// because they are deleted.
 func absent(head, stray, want []Rule) []Rule {
 	isWanted := func(r Rule) bool { return slices.Contains(want, r) }
 	if slices.ContainsFunc(stray, isWanted) {
@@ -75,8 +73,8 @@ func absent(head, stray, want []Rule) []Rule {
 	return want
 }
 
-// notLast is all of last, unless each of it stands once, in this order, behind
-// those of first. What others have put behind it does not count.
+// notLast returns all of last, unless each of them exists once, in this order, after
+// those of first. Rules of others after them do not matter.
 func notLast(standing, first, last []Rule) []Rule {
 	ours := slices.DeleteFunc(slices.Clone(standing), func(r Rule) bool { return !slices.Contains(first, r) && !slices.Contains(last, r) })
 	at := slices.IndexFunc(ours, func(r Rule) bool { return slices.Contains(last, r) })
@@ -86,7 +84,7 @@ func notLast(standing, first, last []Rule) []Rule {
 	return last
 }
 
-// unwanted lists each rule that is not in want, once.
+// unwanted returns each rule that is not in want, once.
 func unwanted(rules, want []Rule) []Rule {
 	var out []Rule
 	for _, r := range rules {

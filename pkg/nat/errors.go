@@ -9,10 +9,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// refusal is what one of the iptables programs said when it failed.
+// refusal is the error of an iptables program.
 type refusal struct {
-	number unix.Errno // 0 if it could not be told
-	line   int        // of the input, from 1; 0 if it was not named
+	number unix.Errno // 0 if unknown
+	line   int        // of the input, from 1; 0 if unknown
 	text   string     // of that line
 	output string
 }
@@ -32,9 +32,8 @@ func (e *refusal) Unwrap() error {
 	return e.number
 }
 
-// programError reads the standard error of a program that failed, and what it
-// was given. A kernel that refuses a table makes iptables-legacy-restore name
-// the line of the COMMIT.
+// programError parses the standard error of a program that failed with an input. If the
+// kernel refuses a table, iptables-legacy-restore names the line of the COMMIT.
 func programError(input, output string, err error) error {
 	if strings.TrimSpace(output) == "" {
 		return err
@@ -54,15 +53,15 @@ func programError(input, output string, err error) error {
 	return e
 }
 
-// noSocket is what iptables says if it may not ask for sets, which it does through
-// a raw socket.
+// noSocket is iptables' message if it may not use a raw socket, which it needs for
+// sets.
 const noSocket = "Can't open socket to ipset"
 
-// lineNumber finds it in "Error occurred at line: 3", "line 5: RULE_APPEND
+// lineNumber finds the number in "Error occurred at line: 3", "line 5: RULE_APPEND
 // failed" (both nf_tables) and "iptables-restore: line 7 failed" (legacy).
 var lineNumber = regexp.MustCompile(`\bline:? (\d+)`)
 
-// oneLine drops the lines that say nothing, as they would hide the others.
+// oneLine drops lines without information.
 func oneLine(output string) string {
 	var kept []string
 	for _, line := range strings.Split(output, "\n") {
@@ -74,7 +73,7 @@ func oneLine(output string) string {
 	return strings.Join(kept, "; ")
 }
 
-// phrases are what iptables says where it does not give strerror's words.
+// phrases are messages of iptables that do not contain strerror's text.
 var phrases = []struct {
 	text   string
 	number unix.Errno
@@ -88,15 +87,15 @@ var phrases = []struct {
 	{strings.ToLower(noSocket), unix.EPERM},
 }
 
-// spoken are the numbers whose strerror text iptables gives on.
+// spoken are errnos whose strerror text iptables prints.
 var spoken = []unix.Errno{
 	unix.ENOENT, unix.EEXIST, unix.EBUSY, unix.EMLINK, unix.ELOOP,
 	unix.ENOTEMPTY, unix.EPERM, unix.EACCES, unix.EAGAIN, unix.ENOBUFS,
 	unix.ENOMEM, unix.ENOSPC, unix.EMSGSIZE, unix.EOPNOTSUPP, unix.EINVAL,
 }
 
-// number tells which errno an output speaks of. iptables has no other way to
-// tell: its exit status is 1, 2 or 4 for nearly everything.
+// number returns the errno that an output implies. The exit status does not tell: it is
+// 1, 2 or 4 for nearly all errors.
 func number(output string) unix.Errno {
 	output = strings.ToLower(output)
 	for _, p := range phrases {

@@ -13,25 +13,25 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
 )
 
-// Fake is the ruleset of one family in memory. It takes the text that
-// iptables-restore takes and refuses what that and the kernel refuse, so
-// everything above the two programs is the same code as IPTables'. It is safe
-// for concurrent use; set the hooks before.
+// Fake holds the ruleset of one family in memory. It accepts the input of
+// iptables-restore and refuses what that and the kernel refuse, so that everything
+// above the two programs is the same code as in IPTables. It may be used concurrently;
+// set the hooks before.
 type Fake struct {
-	// Refuse, if set, is asked before each change; its error refuses the
-	// change's whole table.
+	// Refuse, if set, is called before each change and may return an error, which
+	// refuses the change's whole table.
 	Refuse func(Change) error
-	// FailObserve, if set, is asked before each read of the ruleset, also of
-	// those that Apply makes; its error fails the read.
+	// FailObserve, if set, is called before each read of the ruleset, including those
+	// by Apply, which fails with its error.
 	FailObserve func() error
 	// Commit, if set, is called before each table of an input takes effect.
 	Commit func(Table)
-	// HasSet, if set, tells which IP sets there are. Without it all are.
+	// HasSet, if set, reports whether an IP set exists. Without it all exist.
 	HasSet func(name string) bool
-	// NoRandomFully makes it an iptables without --random-fully.
+	// NoRandomFully simulates an iptables without --random-fully.
 	NoRandomFully bool
 
-	// Lacks, if set, tells what the kernel lacks for a rule, which it then refuses.
+	// Lacks, if set, returns what the kernel lacks for a rule, which it then refuses.
 	Lacks func(Rule) error
 	// Unlisted are tables that iptables-save cannot list.
 	Unlisted map[Table]bool
@@ -44,7 +44,7 @@ type Fake struct {
 	watchers []func(Chain)
 }
 
-// NewFake makes one with the kernel's chains and no rules.
+// NewFake returns a Fake with the kernel's chains and no rules.
 func NewFake(family ip.Family) *Fake {
 	rules := ruleset{}
 	for name, chains := range baseChains {
@@ -57,13 +57,13 @@ func NewFake(family ip.Family) *Fake {
 	return &Fake{engine: engine{family: family}, rules: rules}
 }
 
-// RandomFully is like IPTables'.
+// RandomFully is like IPTables.RandomFully.
 func (f *Fake) RandomFully() bool { return !f.NoRandomFully }
 
-// Observe is like IPTables'.
+// Observe is like IPTables.Observe.
 func (f *Fake) Observe(own Own) (State, error) { return f.engine.observe(fakeBackend{f, nil}, own) }
 
-// Apply is like IPTables'.
+// Apply is like IPTables.Apply.
 func (f *Fake) Apply(changes []Change) []Failure {
 	refused := map[Table]error{}
 	for _, c := range changes {
@@ -77,15 +77,14 @@ func (f *Fake) Apply(changes []Change) []Failure {
 	return f.engine.apply(fakeBackend{f, refused}, changes)
 }
 
-// Save is the whole ruleset as iptables-save prints it.
+// Save returns the ruleset as iptables-save prints it.
 func (f *Fake) Save() string {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return f.rules.render()
 }
 
-// Restore runs an input of iptables-restore --noflush, as another program
-// would.
+// Restore executes an input of iptables-restore --noflush, as another program would.
 func (f *Fake) Restore(input string) error {
 	f.mu.Lock()
 	before := maps.Clone(f.rules)
@@ -97,21 +96,21 @@ func (f *Fake) Restore(input string) error {
 	return err
 }
 
-// Saves counts the reads of the ruleset by Observe and Apply.
+// Saves returns the number of reads of the ruleset by Observe and Apply.
 func (f *Fake) Saves() int {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return f.saves
 }
 
-// Restores counts the inputs that Apply and Restore gave, refused ones too.
+// Restores returns the number of inputs of Apply and Restore, including refused ones.
 func (f *Fake) Restores() int {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return f.restores
 }
 
-// fakeBackend is the Fake for the time of one call.
+// fakeBackend is the backend of a Fake during one call.
 type fakeBackend struct {
 	*Fake
 	refused map[Table]error // by Refuse
@@ -161,7 +160,7 @@ func (f *Fake) restore(input string, refused map[Table]error) error {
 	return fakeRestore(f.rules, input, f.validate(refused))
 }
 
-// tell has the watchers know which chains are not as before.
+// tell notifies watchers of changed chains.
 func (f *Fake) tell(before ruleset) {
 	for name, t := range f.rules {
 		for chain := range before[name].chains {
@@ -174,7 +173,7 @@ func (f *Fake) tell(before ruleset) {
 	}
 }
 
-// Watch is like Watcher's, for its family.
+// Watch is like Watcher.Watch, for its family.
 func (f *Fake) Watch(ctx context.Context, concerns func(Chain) bool, changed func()) error {
 	f.mu.Lock()
 	f.watchers = append(f.watchers, func(c Chain) {
@@ -188,7 +187,7 @@ func (f *Fake) Watch(ctx context.Context, concerns func(Chain) bool, changed fun
 	return ctx.Err()
 }
 
-// validate is what the kernel does at the COMMIT of a table.
+// validate checks a table as the kernel does at its COMMIT.
 func (f *Fake) validate(refused map[Table]error) func(Table, *table) error {
 	return func(name Table, t *table) error {
 		if f.Commit != nil {
@@ -208,8 +207,8 @@ func (f *Fake) validate(refused map[Table]error) func(Table, *table) error {
 	}
 }
 
-// extensions are the targets that are not chains, and the only table that
-// each can stand in, if there is one.
+// extensions are targets that are not chains, with the only table that supports each,
+// if it is limited to one.
 var extensions = map[string]Table{
 	"ACCEPT": "", "DROP": "", "RETURN": "", "MARK": "", "CONNMARK": "", "LOG": "", "NFLOG": "",
 	"MASQUERADE": NAT, "SNAT": NAT, "DNAT": NAT, "REDIRECT": NAT, "REJECT": Filter, "TCPMSS": "",
@@ -240,7 +239,7 @@ func (f *Fake) validateRule(name Table, t *table, r Rule) error {
 	return nil
 }
 
-// noLoop refuses chains that lead back to themselves.
+// noLoop rejects chains that lead back to themselves.
 func noLoop(t *table) error {
 	done := map[string]bool{} // false: on the path
 	var visit func(string) error

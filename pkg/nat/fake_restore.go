@@ -10,9 +10,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// fakeRestore carries out an input of iptables-restore --noflush. As with the
-// real program, a table takes effect at its COMMIT, so those before a fault
-// are done and those after it are not.
+// fakeRestore executes an input of iptables-restore --noflush. As in the real program,
+// a table takes effect at its COMMIT, so a fault does not affect the tables before it.
 func fakeRestore(rules ruleset, input string, validate func(Table, *table) error) error {
 	var name Table
 	var t *table
@@ -52,7 +51,7 @@ func errnoOf(err error) unix.Errno {
 	return n
 }
 
-// command carries out one line within a table.
+// command executes one line of a table.
 func (t *table) command(line string) error {
 	if line[0] == ':' {
 		return t.declare(line[1:])
@@ -85,7 +84,7 @@ func (t *table) command(line string) error {
 	return nil
 }
 
-// declare makes a chain or empties it; of a base chain it sets the policy.
+// declare creates or flushes a chain, or sets the policy of a base chain.
 func (t *table) declare(line string) error {
 	fields := strings.Fields(line)
 	switch {
@@ -99,7 +98,7 @@ func (t *table) declare(line string) error {
 	return nil
 }
 
-// insert reads "[position] rule"; positions count from 1.
+// insert parses "[position] rule"; positions start at 1.
 func (t *table) insert(chain, rest string) error {
 	at := 1
 	if first, rule, ok := strings.Cut(rest, " "); ok {

@@ -6,7 +6,7 @@ import (
 	"strings"
 )
 
-// Copies counts the copies of jumps that stand in a ruleset.
+// Copies counts the existing copies of jumps in a ruleset.
 type Copies map[Jump]int
 
 // RestoreInput is the text that iptables-restore --noflush is given for the
@@ -54,8 +54,8 @@ func tableInput(b *strings.Builder, changes []Change, copies Copies) {
 	}
 }
 
-// jumpInput keeps count of the copies while it goes, as one jump can be
-// inserted and deleted by the same changes.
+// jumpInput keeps count of copies, because the same changes may insert and delete a
+// jump.
 func jumpInput(b *strings.Builder, changes []Change, copies Copies) {
 	standing := Copies{}
 	for _, c := range changes {
@@ -82,7 +82,7 @@ func jumpInput(b *strings.Builder, changes []Change, copies Copies) {
 	}
 }
 
-// tables lists those that the changes touch.
+// tables returns the tables that the changes affect.
 func tables(changes []Change) []Table {
 	var out []Table
 	for _, c := range changes {

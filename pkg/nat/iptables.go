@@ -13,9 +13,9 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/kernel"
 )
 
-// IPTables is the kernel's ruleset of one family, reached with the iptables
-// that the distribution gives: nf_tables or legacy. It is safe for concurrent
-// use; its calls act on the calling thread's network namespace.
+// IPTables accesses the kernel's ruleset of one family by the distribution's iptables,
+// nf_tables or legacy. It may be used concurrently, and acts on the network namespace
+// of the calling thread.
 type IPTables struct {
 	variant     Variant
 	command     string
@@ -26,8 +26,8 @@ type IPTables struct {
 	engine
 }
 
-// find looks for the programs of a variant in the PATH. It fails if one is
-// missing or is too old for --wait (1.6.2).
+// find looks for the programs of a variant in the PATH. It returns an error if one is
+// missing or too old for --wait (1.6.2).
 func find(family ip.Family, variant Variant) (*IPTables, error) {
 	if err := checkFamily(family); err != nil {
 		return nil, err
@@ -51,8 +51,8 @@ func find(family ip.Family, variant Variant) (*IPTables, error) {
 	return t, t.findCompanions(path, name, string(variant))
 }
 
-// findCompanions takes save and restore from the folder of iptables itself:
-// those of another folder could be the other variant.
+// findCompanions finds save and restore in the folder of iptables: those of another
+// folder may be of the other variant.
 func (t *IPTables) findCompanions(path, name, variant string) error {
 	for cmd, suffix := range map[*string]string{&t.saveCmd: "-save", &t.restoreCmd: "-restore"} {
 		found, err := exec.LookPath(filepath.Join(filepath.Dir(path), name+variant+suffix))
@@ -64,25 +64,24 @@ func (t *IPTables) findCompanions(path, name, variant string) error {
 	return nil
 }
 
-// RandomFully tells whether MASQUERADE and SNAT take --random-fully.
+// RandomFully reports whether MASQUERADE and SNAT support --random-fully.
 func (t *IPTables) RandomFully() bool { return t.randomFully }
 
-// Observe reads what is ours of the ruleset with one iptables-save. A ruleset
-// that cannot be read whole is an error, and the State is then empty.
+// Observe reads our part of the ruleset with one iptables-save. If the ruleset cannot
+// be read completely it returns an error and an empty State.
 func (t *IPTables) Observe(own Own) (State, error) { return t.observe(t, own) }
 
-// Apply makes the changes true, those of each table at once or not at all,
-// and gives back the changes that were not made. Changes of one table that
-// iptables refused share an error, which names the line at fault and wraps
-// the errno as far as iptables told it. A chain that another program's rule
-// refers to is not deleted (EMLINK); this hinders no other change.
+// Apply makes the changes, those of each table atomically, and returns the changes that
+// failed. Changes of a table that iptables refused share an error, which names the
+// failing line and wraps the errno if iptables reported it. A chain that another
+// program's rule refers to is not deleted (EMLINK), without affecting other changes.
 //
-// A rule that the kernel or iptables refuses by itself, as it lacks an
-// extension or a set, is left out, which is no failure; see State.LeftOut.
+// A rule that is refused individually, because iptables or the kernel lacks an
+// extension or a set, is omitted. That is not a failure; see State.LeftOut.
 func (t *IPTables) Apply(changes []Change) []Failure { return t.apply(t, changes) }
 
-// save lists all tables. Some versions of iptables fail as a whole where they
-// cannot list one table; that one is then named in the words of the others.
+// save lists all tables. Some versions of iptables fail completely if they cannot list
+// one table; save then reports that table in the format of the other versions.
 func (t *IPTables) save() (string, error) {
 	if t.variant == Legacy && !hasLegacyTables(t.family) {
 		return "", nil
@@ -109,13 +108,13 @@ func (t *IPTables) save() (string, error) {
 	return out.String(), nil
 }
 
-// cannotList reports whether iptables-nft says that it does not understand a rule.
+// cannotList reports whether iptables-nft failed because it cannot parse a rule.
 func cannotList(stderr string) bool {
 	return strings.Contains(stderr, "incompatible") || strings.Contains(stderr, "Parsing nftables rule failed") || strings.Contains(stderr, "sreg")
 }
 
-// partly lists chain by chain. A base chain that cannot be listed is asked
-// whether it has each of the jumps, which then count as standing at its head.
+// partly lists a table chain by chain. For a base chain that cannot be listed it checks
+// whether each jump exists, and assumes it at the head.
 func (t *IPTables) partly(name Table, own Own) (*table, error) {
 	out := newTable()
 	for _, c := range own.Chains {
@@ -130,7 +129,7 @@ func (t *IPTables) partly(name Table, own Own) (*table, error) {
 		}
 	}
 	for _, base := range baseChains[name] {
-		out.policies[base] = "ACCEPT" // for render; nothing else asks
+		out.policies[base] = "ACCEPT" // for render; not used otherwise
 		rules, listed, err := t.list(name, base)
 		if err != nil {
 			return nil, err
@@ -143,8 +142,7 @@ func (t *IPTables) partly(name Table, own Own) (*table, error) {
 	return out, nil
 }
 
-// list gives the rules of a chain. It is false for one that is not there or
-// cannot be listed.
+// list returns the rules of a chain, or false if it does not exist or cannot be listed.
 func (t *IPTables) list(name Table, chain string) ([]Rule, bool, error) {
 	stdout, stderr, err := kernel.Run(t.command, "", "-w", "5", "-t", string(name), "-S", chain)
 	if err != nil {
@@ -177,8 +175,8 @@ func (t *IPTables) jumpsIn(c Chain, jumps []Jump) []Rule {
 	return out
 }
 
-// restore waits 5 s for the lock that the legacy programs share. No interval
-// is given: since 1.8.8 the programs ignore it.
+// restore waits 5 s for the lock of the legacy programs. It sets no interval, which
+// programs since 1.8.8 ignore.
 func (t *IPTables) restore(input string) error {
 	return kernel.Change(strings.Count(input, "COMMIT\n"), func() error {
 		_, stderr, err := kernel.Run(t.restoreCmd, input, "--noflush", "-w", "5")

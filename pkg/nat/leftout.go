@@ -12,18 +12,18 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/kernel"
 )
 
-// LeftOut is a rule of ours that iptables or the kernel refuses, and that is
-// not written so that the rest of its table is.
+// LeftOut is a rule that iptables or the kernel refuses. It is omitted so that the rest
+// of its table can be written.
 type LeftOut struct {
 	Chain Chain
 	Rule  Rule
-	// Instead is what is written in its place, or "".
+	// Instead is the rule that replaces it, or "".
 	Instead Rule
-	// Guard reports that Rule ends its chain for some packets, so that what it
-	// kept them from is left out, too; see adapt.
+	// Guard reports that Rule ends its chain for some packets, and that the rules which
+	// these packets must not reach are omitted, too; see adapt.
 	Guard bool
-	// Opens reports that Rule drops or rejects packets, itself or by the chain
-	// that it leads to: without it they pass.
+	// Opens reports that Rule drops or rejects packets, itself or by the chain it jumps
+	// to. Without it these packets pass.
 	Opens bool
 	Err   error
 }
@@ -31,26 +31,26 @@ type LeftOut struct {
 // leftOut knows which rules are refused, and what was written without them.
 type leftOut struct {
 	refused map[Table]map[Rule]verdict
-	wanted  map[Chain][]Rule // the chains in which something is left out, as they were to be written
-	jumps   map[Jump]verdict // those that are left out
+	wanted  map[Chain][]Rule // chains with omitted rules, as desired
+	jumps   map[Jump]verdict // omitted jumps
 	probed  time.Time
 }
 
-// verdict is why a rule is refused, and the rule that is accepted in its place.
+// verdict is why a rule is refused, and its accepted replacement.
 type verdict struct {
 	err     error
 	instead Rule
 }
 
-// probePeriod is the least time between two attempts to write what was refused:
-// a module may have been installed meanwhile.
+// probePeriod is the minimum time between two attempts to write refused rules: a module
+// may have been installed meanwhile.
 const probePeriod = 20 * time.Second
 
-// probeChain is where rules are tried. Its name begins as those of ours do, so
-// that the next process removes one that a crash has left.
+// probeChain is the chain in which rules are tried. It has our prefix, so that the next
+// process removes one that a crash has left.
 const probeChain = "KUBE-IPVS-PROBE"
 
-// adapt returns the changes without the refused rules.
+// adapt returns the changes without refused rules.
 func (l *leftOut) adapt(changes []Change) []Change {
 	if len(l.refused) == 0 {
 		return changes
@@ -76,11 +76,11 @@ func (l *leftOut) jumpRefused(c Change) (verdict, bool) {
 	return v, refused
 }
 
-// adaptChain leaves the refused rules of a chain out. A refused rule that ends
-// the chain for its packets keeps them from the rules behind it. Without it
-// these would meet packets that they are not for, so they go as well, except
-// those that drop, reject or end the chain themselves: a filter whose exception
-// is lost stays closed, and nothing is masqueraded or marked by mistake.
+// adaptChain omits the refused rules of a chain. A refused rule that ends the chain for
+// its packets keeps them from the rules after it. Without it these would match packets
+// that they are not meant for, so they are omitted too, except those that drop, reject
+// or end the chain themselves: a filter that has lost an exception stays closed, and
+// nothing is masqueraded or marked by mistake.
 func (l *leftOut) adaptChain(c Chain, rules []Rule, changes []Change) []Rule {
 	var out []Rule
 	unguarded := false
@@ -98,13 +98,13 @@ func (l *leftOut) adaptChain(c Chain, rules []Rule, changes []Change) []Rule {
 	return out
 }
 
-// isGuard reports whether a rule ends its chain without a change of the packet.
+// isGuard reports whether a rule ends its chain without changing the packet.
 func isGuard(r Rule) bool {
 	to := target(r)
 	return to == "RETURN" || to == "ACCEPT"
 }
 
-// drops reports whether a rule drops or rejects, or leads to a chain that does.
+// drops reports whether a rule drops or rejects, or jumps to a chain that does.
 func drops(c Chain, r Rule, changes []Change) bool {
 	switch to := target(r); to {
 	case "DROP", "REJECT":
@@ -119,8 +119,7 @@ func drops(c Chain, r Rule, changes []Change) bool {
 	return false
 }
 
-// note remembers what was to be written, of the chains in which something is
-// left out, and the jumps that are.
+// note records the desired chains in which rules are omitted, and the omitted jumps.
 func (l *leftOut) note(changes []Change) {
 	for _, c := range changes {
 		if c.isJump() && len(c.Rules) == 1 {
@@ -143,11 +142,11 @@ func (l *leftOut) note(changes []Change) {
 	}
 }
 
-// complete gives the chains of a state as they were to be written, where all
-// stands that can, and lists what is left out of them.
+// complete replaces chains of a state by the desired ones if everything that can be
+// written exists, and returns what is omitted from them.
 func (l *leftOut) complete(s *State, wanted []Jump) {
 	all := l.allWanted()
-	defer l.completeJumps(s, wanted) // by then the chains are complete
+	defer l.completeJumps(s, wanted) // when the chains are complete
 	for _, c := range sortedChains(l.wanted) {
 		rules := l.wanted[c]
 		if standing, there := s.Chains[c]; !there || !slices.Equal(standing, l.adaptChain(c, rules, all)) {
@@ -165,7 +164,7 @@ func (l *leftOut) complete(s *State, wanted []Jump) {
 	}
 }
 
-// completeJumps adds the jumps that are left out where they are wanted.
+// completeJumps adds omitted jumps that are wanted.
 func (l *leftOut) completeJumps(s *State, wanted []Jump) {
 	if len(l.jumps) == 0 {
 		return
@@ -187,7 +186,7 @@ func (l *leftOut) completeJumps(s *State, wanted []Jump) {
 	}
 }
 
-// writes are the changes that would write the chains of a state.
+// writes returns the changes that would write the chains of a state.
 func (s *State) writes() []Change {
 	var out []Change
 	for c, rules := range s.Chains {
@@ -204,8 +203,8 @@ func (l *leftOut) allWanted() []Change {
 	return out
 }
 
-// find tries the rules of a table's changes and remembers those that are
-// refused. It reports whether it found any that was not known.
+// find tries the rules of a table's changes and records the refused ones. It reports
+// whether it found any that was not known.
 func (l *leftOut) find(b backend, t Table, changes []Change, err error) bool {
 	if !mayBeRule(err) {
 		return false
@@ -223,12 +222,12 @@ func (l *leftOut) find(b backend, t Table, changes []Change, err error) bool {
 	}
 	defer removeProbe(b, t)
 	if probe(b, t, []Rule{"-j RETURN"}) != nil {
-		return false // the table as a whole cannot be written
+		return false // the table cannot be written at all
 	}
 	return l.add(b, t, refusedOf(b, t, rules))
 }
 
-// add remembers refused rules, and looks for what can be written in their place.
+// add records refused rules, and finds replacements for them.
 func (l *leftOut) add(b backend, t Table, refused map[Rule]error) bool {
 	for r, err := range refused {
 		v := verdict{err: err}
@@ -246,8 +245,8 @@ func (l *leftOut) add(b backend, t Table, refused map[Rule]error) bool {
 	return len(refused) > 0
 }
 
-// again tries what was refused, at most every probePeriod, and forgets what is
-// accepted now: the next comparison writes it.
+// again tries refused rules, at most every probePeriod, and forgets those that are
+// accepted now: the next comparison writes them.
 func (l *leftOut) again(b backend, now time.Time) {
 	if len(l.refused) == 0 || now.Sub(l.probed) < probePeriod {
 		return
@@ -271,17 +270,17 @@ func (l *leftOut) again(b backend, now time.Time) {
 	}
 }
 
-// mayBeRule reports whether an error may be that of a single rule. The others
-// pass, or concern every rule.
+// mayBeRule reports whether a single rule may have caused an error. Other errors pass,
+// or concern every rule.
 func mayBeRule(err error) bool {
 	var r *refusal
 	return errors.As(err, &r) && !kernel.IsTransient(err) && !kernel.IsPermission(err) &&
 		!errors.Is(err, unix.ENOMEM) && !errors.Is(err, unix.ENOSPC)
 }
 
-// refusedOf tries rules together, and halves of them as long as they are
-// refused. A rule whose attempt fails for another reason than the rule is
-// refused, too: it is tried again later.
+// refusedOf tries rules together, and halves of them as long as they are refused. A
+// rule whose attempt fails for another reason counts as refused: it is tried again
+// later.
 func refusedOf(b backend, t Table, rules []Rule) map[Rule]error {
 	if len(rules) == 0 {
 		return nil
@@ -303,8 +302,8 @@ func refusedOf(b backend, t Table, rules []Rule) map[Rule]error {
 	return out
 }
 
-// probe writes rules to a chain of their own, which no packet passes. A jump to
-// another chain counts as RETURN: that chain need not be there.
+// probe writes rules to a chain that no packet traverses. It replaces jumps to other
+// chains, which may not exist, by RETURN.
 func probe(b backend, t Table, rules []Rule) error {
 	var in strings.Builder
 	fmt.Fprintf(&in, "*%s\n:%s - [0:0]\n", t, probeChain)
@@ -316,12 +315,12 @@ func probe(b backend, t Table, rules []Rule) error {
 }
 
 func removeProbe(b backend, t Table) {
-	// What remains is removed by the next comparison.
+	// The next comparison removes what remains.
 	_ = b.restore(fmt.Sprintf("*%[1]s\n:%[2]s - [0:0]\n-X %[2]s\nCOMMIT\n", t, probeChain))
 }
 
-// withoutJump replaces a target that is a chain. Names of chains, unlike those
-// of extensions, have a hyphen here.
+// withoutJump replaces a target that is a chain. Here, names of chains contain a hyphen
+// and names of extensions do not.
 func withoutJump(r Rule) Rule {
 	to := target(r)
 	if !strings.Contains(to, "-") {

@@ -5,15 +5,15 @@ import (
 	"strings"
 )
 
-// MarkUse is a rule of somebody else's that sets, copies or matches bits of a
-// packet's or a connection's mark.
+// MarkUse is a foreign rule that sets, copies or matches bits of a packet mark or
+// connmark.
 type MarkUse struct {
 	Chain Chain
 	Rule  Rule
 	Bits  uint32
 }
 
-// markUses picks such rules of a chain.
+// markUses returns such rules of a chain.
 func markUses(c Chain, rules []Rule) []MarkUse {
 	var out []MarkUse
 	for _, r := range rules {
@@ -24,12 +24,11 @@ func markUses(c Chain, rules []Rule) []MarkUse {
 	return out
 }
 
-// markBits are the bits that a rule names: those under its masks, and, as the
-// xmark operations set them, those of its values. A value alone stands for
-// the whole mark.
+// markBits returns the bits that a rule names: those of its masks and, as for xmark
+// operations, of its values. A value without a mask stands for the whole mark.
 func markBits(r Rule) uint32 {
 	if !strings.Contains(string(r), "mark ") && !strings.Contains(string(r), "mask ") {
-		return 0 // others have rules by the thousand
+		return 0 // others have thousands of rules
 	}
 	var bits uint32
 	for _, arg := range Arguments(r, "--mark", "--set-xmark", "--set-mark") {
@@ -45,7 +44,7 @@ func markBits(r Rule) uint32 {
 	return bits
 }
 
-// parseBits reads a number as iptables-save prints it; 0 if it is none.
+// parseBits parses a number as printed by iptables-save. It returns 0 if it is not one.
 func parseBits(text string) uint32 {
 	n, err := strconv.ParseUint(text, 0, 32)
 	if err != nil {

@@ -8,19 +8,18 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
 )
 
-// Own tells what of a ruleset is ours: chains by their name, and with them
-// the rules of the kernel's own chains (PREROUTING, INPUT, …) whose target is
-// such a chain. Rules of other programs' chains that jump to one of ours are
-// not ours; the portmap CNI plugin has such, to KUBE-MARK-MASQ.
+// Own defines what is ours in a ruleset: chains by name, and the rules of base chains
+// (PREROUTING, INPUT, …) that jump to them. Rules in other programs' chains that jump
+// to ours are not ours; the portmap CNI plugin has such rules, to KUBE-MARK-MASQ.
 type Own struct {
 	Chains []Chain
-	// Prefixes are beginnings of names. Every chain so named is ours, of
-	// either family and in each of the tables in use: it is left from an
-	// earlier plan if it is not wanted now. Nothing of somebody else's may be
-	// named so: "KUBE-" would take kubelet's chains.
+	// Prefixes are prefixes of names. Every chain with such a name is ours, in both
+	// families and all tables in use; if it is not wanted, an earlier version has left
+	// it. No other program may use the prefixes: "KUBE-" would include kubelet's
+	// chains.
 	Prefixes []string
-	// Jumps are those that are wanted. They are looked for where a base chain
-	// cannot be listed (see Unread), and those that are Last are not displaced.
+	// Jumps are the desired jumps. They are checked where a base chain cannot be listed
+	// (see Unread), and those that are Last do not count as displaced.
 	Jumps []Jump
 }
 
@@ -32,7 +31,7 @@ func (o Own) has(c Chain) bool {
 	return slices.Contains(o.Chains, c) || slices.ContainsFunc(o.Prefixes, hasPrefix)
 }
 
-// baseChains are the chains of the kernel, where packets enter a table.
+// baseChains are the chains of the kernel.
 var baseChains = map[Table][]string{
 	NAT:    {"PREROUTING", "INPUT", "OUTPUT", "POSTROUTING"},
 	Filter: {"INPUT", "FORWARD", "OUTPUT"},
@@ -40,13 +39,13 @@ var baseChains = map[Table][]string{
 	Raw:    {"PREROUTING", "OUTPUT"},
 }
 
-// isBase goes by name alone: the kernel has no chain of these names that is
-// not a base chain, as iptables lets nobody make one.
+// isBase checks only the name: iptables does not allow creating other chains with these
+// names.
 func isBase(name string) bool { return slices.Contains(baseChains[Mangle], name) }
 
-// state picks what is ours out of a whole ruleset of a family. Jumps of a chain
-// that stays says so of are taken for being at its head. It also returns the
-// base chains in which ours stand behind a rule that can keep packets from them.
+// state returns our part of a family's ruleset. Jumps in a chain for which stays
+// returns true count as being at its head. It also returns the base chains in which
+// ours follow a rule that can keep packets from them.
 func (o Own) state(family ip.Family, rules ruleset, stays func(Chain) bool) (State, map[Chain]bool) {
 	s := State{Chains: map[Chain][]Rule{}}
 	displaced := map[Chain]bool{}
@@ -69,16 +68,16 @@ func (o Own) state(family ip.Family, rules ruleset, stays func(Chain) bool) (Sta
 	return s, displaced
 }
 
-// others are the rules that are no jumps to a chain of ours.
+// others returns the rules that do not jump to our chains.
 func (o Own) others(rules []Rule, c Chain) []Rule {
 	return slices.DeleteFunc(slices.Clone(rules), func(r Rule) bool { return o.has(Jump{Chain: c, Rule: r}.To()) })
 }
 
-// sortJumps adds the jumps in a base chain to the state. One behind rules of
-// other programs is as good as at the head, unless these can keep packets from
-// it. It reports whether such a rule stands before one of ours.
+// sortJumps adds the jumps of a base chain to the state. Rules of other programs before
+// a jump do not matter unless they can keep packets from it. It reports whether there
+// is such a rule.
 func (o Own) sortJumps(s *State, c Chain, t *table, stays bool) (displaced bool) {
-	kept, seen := false, map[string]bool{} // kept: packets may not come here
+	kept, seen := false, map[string]bool{} // kept: packets may not reach this point
 	for _, r := range t.chains[c.Name] {
 		j := Jump{Chain: c, Rule: r}
 		switch ours := o.has(j.To()); {

@@ -2,18 +2,17 @@ package nat
 
 import "fmt"
 
-// Ruleset is all tables of a family, whoever made them.
+// Ruleset holds all tables of a family, including foreign rules.
 type Ruleset map[Table]Contents
 
-// Contents is a table's chains, base chains among them, with their rules in
-// order.
+// Contents holds a table's chains, including base chains, with their rules in order.
 type Contents struct {
 	Chains   map[string][]Rule
 	Policies map[string]string // of base chains: ACCEPT, DROP
 }
 
-// ParseSave reads the output of iptables-save. What it does not understand is
-// an error.
+// ParseSave parses the output of iptables-save. It returns an error for anything it
+// does not understand.
 func ParseSave(text string) (Ruleset, error) {
 	parsed, err := parseSave(text)
 	if err != nil {

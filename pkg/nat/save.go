@@ -8,10 +8,10 @@ import (
 	"strings"
 )
 
-// ruleset is all tables of a family.
+// ruleset holds all tables of a family.
 type ruleset map[Table]*table
 
-// table is one table's chains, base chains among them, by name.
+// table holds a table's chains, including base chains, by name.
 type table struct {
 	chains   map[string][]Rule
 	policies map[string]string // of base chains
@@ -21,7 +21,7 @@ func newTable() *table {
 	return &table{chains: map[string][]Rule{}, policies: map[string]string{}}
 }
 
-// names lists the chains in a fixed order; a table that is not there has none.
+// names returns the chains in a fixed order. A nil table has none.
 func (t *table) names() []string {
 	if t == nil {
 		return nil
@@ -29,9 +29,8 @@ func (t *table) names() []string {
 	return slices.Sorted(maps.Keys(t.chains))
 }
 
-// parseSave reads the output of iptables-save. Whatever it does not know is
-// an error, and so is an end in mid-table: a part of a ruleset must not be
-// taken for the whole.
+// parseSave parses the output of iptables-save. Unknown lines and an end within a table
+// are errors: a partial ruleset must not be taken for a complete one.
 func parseSave(text string) (ruleset, error) {
 	rules, unread, err := parsePartly(text)
 	if err == nil && len(unread) > 0 {
@@ -43,8 +42,8 @@ func parseSave(text string) (ruleset, error) {
 	return rules, nil
 }
 
-// parsePartly is parseSave, except that tables which iptables-save says it cannot
-// list are returned, and not an error.
+// parsePartly is like parseSave, but returns the tables that iptables-save cannot list
+// instead of an error.
 func parsePartly(text string) (ruleset, []Unread, error) {
 	p := saveParser{rules: ruleset{}}
 	for i, line := range strings.Split(text, "\n") {
@@ -65,7 +64,7 @@ func (u Unread) err() error {
 type saveParser struct {
 	rules  ruleset
 	name   Table
-	table  *table // nil between tables
+	table  *table // nil outside tables
 	unread []Unread
 }
 
@@ -91,9 +90,8 @@ func (p *saveParser) line(line string) error {
 	return fmt.Errorf("%q is not understood", line)
 }
 
-// comment heeds the one comment that matters: iptables-nft prints it in place
-// of a table with a rule in it that nft(8) made and that iptables cannot show,
-// and ends as if all were well.
+// comment evaluates the one comment that matters: iptables-nft prints it instead of a
+// table that contains a rule of nft(8) it cannot show, and still exits with 0.
 func (p *saveParser) comment(line string) {
 	if m := incompatible.FindStringSubmatch(line); m != nil && baseChains[Table(m[1])] != nil {
 		p.unread = append(p.unread, Unread{Table: Table(m[1]), Why: strings.TrimPrefix(line, "# ")})
@@ -114,8 +112,8 @@ func (p *saveParser) begin(name Table) error {
 	return nil
 }
 
-// chain reads "NAME POLICY [packets:bytes]"; the policy is "-" unless the
-// chain is a base chain.
+// chain parses "NAME POLICY [packets:bytes]"; the policy is "-" unless the chain is a
+// base chain.
 func (p *saveParser) chain(line string) error {
 	fields := strings.Fields(line)
 	if len(fields) != 3 {
@@ -145,7 +143,7 @@ func (p *saveParser) rule(line string) error {
 	return nil
 }
 
-// render writes the ruleset as iptables-save does.
+// render prints the ruleset as iptables-save does.
 func (rs ruleset) render() string {
 	var b strings.Builder
 	for _, name := range slices.Sorted(maps.Keys(rs)) {

@@ -1,6 +1,5 @@
-// Package nat programs the iptables chains that mark, masquerade, accept and
-// reject service traffic. (They stand in the tables nat, filter and mangle;
-// the package is named for what they are for.)
+// Package nat programs iptables: the chains that mark, masquerade, accept and reject
+// Service traffic, in the tables raw, mangle, nat and filter.
 package nat
 
 import (
@@ -30,51 +29,45 @@ type Chain struct {
 
 func (c Chain) String() string { return fmt.Sprintf("%s %s/%s", c.Family, c.Table, c.Name) }
 
-// Rule is a rule's text without "-A CHAIN", in exactly the form in which
-// iptables-save prints it, so that what was written and what is read back
-// compare as they are. A lab test holds each rule of the plan to that form,
-// on both the nft and the legacy back end.
+// Rule is a rule's text without "-A CHAIN", exactly as iptables-save prints it, so that
+// written and observed rules can be compared. A lab test checks this form for each rule
+// of the plan, with the nft and the legacy back end.
 type Rule string
 
-// Jump is a rule of ours in a chain that is not ours (PREROUTING, INPUT, …).
-// Jumps stand at the chain's head, those of one chain in the order given.
+// Jump is a rule of ours in a base chain (PREROUTING, INPUT, …). Jumps precede all
+// other rules, in the given order.
 type Jump struct {
 	Chain Chain
 	Rule  Rule
-	// Last has it stand behind ours and behind every rule that was there when it
-	// was put there: it has a say only where nobody else has said anything.
-	// Observe does not tell it.
+	// Last makes it follow ours and all rules that exist when it is written: it only
+	// decides if no other rule has. Observe does not set it.
 	Last bool
 }
 
-// To is the chain that it leads to.
+// To is the chain that it jumps to.
 func (j Jump) To() Chain { return Chain{j.Chain.Family, j.Chain.Table, target(j.Rule)} }
 
-// State is what we own of the ruleset: chains of ours with all their rules,
-// and jumps to them.
+// State is our part of the ruleset: our chains with all their rules, and jumps to them.
 type State struct {
 	Chains map[Chain][]Rule
-	Jumps  []Jump // those that all packets of their chain come to, in its order, each once; then those that are Last
-	// Stray are the other jumps to chains of ours that Observe found: second
-	// copies, and those behind a rule of another program that can keep packets
-	// from them. The same jump can be there more than once. A wanted state has
-	// none.
+	Jumps  []Jump // reached by all packets of their chain, in order, each once; then those that are Last
+	// Stray are other observed jumps to our chains: duplicates, and those that follow a
+	// foreign rule which can keep packets from them. The same jump may occur more than
+	// once. A desired state has none.
 	Stray []Jump
-	// LeftOut are rules of Chains that do not stand, as they are refused.
-	// Contested are chains in which our jumps stay behind rules that can keep
-	// packets from them, as another program moves these to the head again and
-	// again. Unread are tables of which only what is ours could be read. A wanted
-	// state has none of these.
+	// LeftOut are rules of Chains that are omitted because they are refused. Contested
+	// are chains in which our jumps stay behind rules that can keep packets from them,
+	// because another program keeps moving those to the head. Unread are tables of
+	// which only our part could be read. A desired state has none of these.
 	LeftOut   []LeftOut
 	Contested []Chain
 	Unread    []Unread
-	// Marks are the rules of others that have to do with marks, as Observe met
-	// them. A wanted state has none.
+	// Marks are the observed foreign rules that use marks. A desired state has none.
 	Marks []MarkUse
 }
 
-// Unread is a table that iptables cannot list, as a rule that nft(8) made is in it.
-// What is ours is read from it chain by chain.
+// Unread is a table that iptables cannot list because it contains a rule of nft(8). Our
+// part of it is read chain by chain.
 type Unread struct {
 	Table Table
 	Why   string
@@ -83,13 +76,13 @@ type Unread struct {
 // Op is what a Change does.
 type Op uint8
 
-// The operations. Those of one Apply take effect together in each table.
+// The operations. Those of one Apply take effect atomically per table.
 const (
-	WriteChain  Op = iota + 1 // create if absent, and replace all rules
+	WriteChain  Op = iota + 1 // create the chain if necessary, and replace its rules
 	DeleteChain               // flush and remove
 	InsertJump                // at the head of the chain, once
 	AppendJump                // at its end, once
-	DeleteJump                // every copy of it
+	DeleteJump                // all copies
 )
 
 var opNames = map[Op]string{
@@ -100,14 +93,14 @@ var opNames = map[Op]string{
 	DeleteJump:  "delete jump",
 }
 
-// String names the operation.
+// String returns the name of the operation.
 func (o Op) String() string { return opNames[o] }
 
 // Change is one operation on a chain or on a jump.
 type Change struct {
 	Op    Op
 	Chain Chain
-	Rules []Rule // WriteChain: all rules; of a jump: the one
+	Rules []Rule // of WriteChain: all rules; of a jump: the one
 }
 
 func (c Change) jump() Jump { return Jump{Chain: c.Chain, Rule: c.Rules[0]} }
@@ -130,5 +123,5 @@ func (c Change) String() string {
 	return fmt.Sprintf("unknown operation %d on %s", c.Op, c.Chain)
 }
 
-// Failure is a change that the kernel, or iptables, refused.
+// Failure is a change that the kernel or iptables refused.
 type Failure = kernel.Failure[Change]

@@ -15,12 +15,12 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/kernel"
 )
 
-// Variant is a back end of iptables, by what the names of its programs have
-// behind "iptables". The kernel evaluates the rules of both.
+// Variant is a back end of iptables: the suffix of its programs' names after
+// "iptables". The kernel evaluates the rules of both.
 type Variant string
 
-// The variants. Default is the one that the distribution links to the plain
-// name, for where there are no other names.
+// The variants. Default is the one that the plain name refers to, for systems without
+// the other names.
 const (
 	NFT     Variant = "-nft"
 	Legacy  Variant = "-legacy"
@@ -37,12 +37,12 @@ func (v Variant) String() string {
 // Choice is the variant that a node uses.
 type Choice struct {
 	Use Variant
-	// Other is the other one, if its programs are there: kube-proxy may have left
-	// rules in it.
+	// Other is the other variant, if its programs are installed: kube-proxy may have
+	// left rules in it.
 	Other    Variant
 	HasOther bool
-	// Unseen reports that the kernel may have rules of the variant whose programs
-	// are not there.
+	// Unseen reports that the kernel may have rules of the variant whose programs are
+	// not installed.
 	Unseen bool
 	Why    string
 }
@@ -59,11 +59,11 @@ func New(family ip.Family) (*IPTables, error) {
 // Open finds the programs of a variant.
 func Open(family ip.Family, v Variant) (*IPTables, error) { return find(family, v) }
 
-// Choose finds out which variant the node's other programs use: the one that
-// has kubelet's KUBE-IPTABLES-HINT or KUBE-KUBELET-CANARY, else the one with more
-// rules, else nft, unless the distribution links the plain name to legacy. With
-// rules in the other one than kubelet and the CNI plugin use, whose come first
-// would be a matter of which module was loaded first.
+// Choose returns the variant that the node's other programs use: the one with kubelet's
+// KUBE-IPTABLES-HINT or KUBE-KUBELET-CANARY, else the one with more rules, else nft,
+// unless the plain name refers to legacy. If we used another variant than kubelet and
+// the CNI plugin, the order of evaluation would depend on which module was loaded
+// first.
 func Choose() (Choice, error) {
 	nft, legacy := hasPrograms(NFT), hasPrograms(Legacy)
 	switch {
@@ -91,9 +91,8 @@ func hasPrograms(v Variant) bool {
 	return true
 }
 
-// legacyNames lists the tables that iptables-legacy has made. Without them
-// nothing of legacy's is in the kernel, and iptables-legacy-save would only load
-// its modules.
+// legacyNames returns the tables of iptables-legacy that exist. Without them the kernel
+// has no legacy rules, and iptables-legacy-save would only load its modules.
 var legacyNames = map[ip.Family]string{
 	ip.IPv4: "/proc/thread-self/net/ip_tables_names",
 	ip.IPv6: "/proc/thread-self/net/ip6_tables_names",
@@ -108,8 +107,8 @@ func hasLegacyTables(family ip.Family) bool {
 	return len(strings.TrimSpace(string(text))) > 0 || err != nil && !errors.Is(err, os.ErrNotExist)
 }
 
-// decide asks a variant's iptables-save, of one table or of all (""). A family that
-// cannot be read counts for nothing: openNAT tells what is wrong with it.
+// decide runs a variant's iptables-save for one table or for all (""). An unreadable
+// family counts as empty: openNAT reports the error.
 func decide(saved func(v Variant, family ip.Family, table Table) (string, error)) (Choice, error) {
 	use := func(v Variant, why string) (Choice, error) {
 		other := NFT
@@ -129,7 +128,7 @@ func decide(saved func(v Variant, family ip.Family, table Table) (string, error)
 				noNFT = err
 			}
 			if hinted(text) {
-				return use(v, "kubelet's chains are there")
+				return use(v, "kubelet's chains are in it")
 			}
 		}
 	}
@@ -139,16 +138,16 @@ func decide(saved func(v Variant, family ip.Family, table Table) (string, error)
 	case legacyInUse():
 		nft, legacy := count(saved, NFT), count(saved, Legacy)
 		if legacy > nft {
-			return use(Legacy, fmt.Sprintf("%d rules there, and %d in the other", legacy, nft))
+			return use(Legacy, fmt.Sprintf("%d rules in it, and %d in the other", legacy, nft))
 		}
 		if nft > 0 {
-			return use(NFT, fmt.Sprintf("%d rules there, and %d in the other", nft, legacy))
+			return use(NFT, fmt.Sprintf("%d rules in it, and %d in the other", nft, legacy))
 		}
 	}
 	if plainIsLegacy() && legacyInUse() {
 		return use(Legacy, "the distribution's own")
 	}
-	return use(NFT, "no rule tells otherwise")
+	return use(NFT, "no rule indicates another one")
 }
 
 func hinted(saved string) bool {
@@ -192,15 +191,15 @@ func plainIsLegacy() bool {
 	return err == nil && strings.Contains(filepath.Base(real), "legacy")
 }
 
-// noBackEnd reports whether an error says that the kernel does not have what a
-// program works with.
+// noBackEnd reports whether an error says that the kernel does not support a program's
+// back end.
 func noBackEnd(err error) bool {
 	var r *refusal
 	return errors.As(err, &r) && strings.Contains(r.output, "Protocol not supported")
 }
 
-// NoIPv6 reports whether an error of the programs for IPv6 says that there is no
-// IPv6: no programs, or a kernel without the family or its tables.
+// NoIPv6 reports whether an error of the IPv6 programs means that there is no IPv6: no
+// programs, or a kernel without the family or its tables.
 func NoIPv6(err error) bool {
 	if errors.Is(err, exec.ErrNotFound) || errors.Is(err, unix.EAFNOSUPPORT) || noBackEnd(err) {
 		return true
@@ -209,5 +208,5 @@ func NoIPv6(err error) bool {
 	return errors.As(err, &r) && (strings.Contains(r.output, "Table does not exist") || strings.Contains(strings.ToLower(r.output), unix.EAFNOSUPPORT.Error()))
 }
 
-// Variant is the back end.
+// Variant returns the back end.
 func (t *IPTables) Variant() Variant { return t.variant }

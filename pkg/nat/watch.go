@@ -12,36 +12,34 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/kernel"
 )
 
-// Watcher tells of changes of rules, as far as the kernel does: of those of
-// nf_tables, with which iptables of today works. Of those of iptables-legacy it
-// tells nobody.
+// Watcher reports changes of rules that the kernel announces: those of nf_tables. It
+// does not announce those of iptables-legacy.
 type Watcher struct{}
 
-// watchBuffer is large since others write thousands of rules at once, of which
-// each is a message. The kernel takes it only from CAP_NET_ADMIN; else its default
-// must do.
+// watchBuffer is large because others write thousands of rules at once, each with a
+// message. It needs CAP_NET_ADMIN; otherwise the kernel's default applies.
 const watchBuffer = 4 << 20
 
-// Watch calls changed when another program has changed rules in a chain that
-// concerns the caller, or deleted such a chain; and for a table that is gone, which
-// is asked for as a chain without a name. A new chain is not told, only its rules
-// are. What this process has had done is known by the number of its transaction,
-// which the kernel tells after the changes.
+// Watch calls changed when another program has changed rules in a chain for which
+// concerns returns true, or has deleted such a chain; and for a deleted table, which is
+// passed to concerns as a chain without a name. A new chain is reported only with its
+// rules. Changes of this process are recognised by the number of their transaction,
+// which the kernel announces after the changes.
 //
-// It is first called once the subscription stands, so that nothing between an
-// earlier read and it is missed; then also when the kernel dropped messages because
-// they were not read in time. Both functions must return at once; changed may be
-// called by any goroutine.
+// Watch calls changed first when it is subscribed, so that nothing between an earlier
+// read and the subscription is missed, and again when the kernel has dropped messages
+// that were not read in time. Both functions must return at once; changed may be called
+// by any goroutine.
 //
-// Watch returns when the context ends or the subscription fails. It watches the
-// network namespace that the calling thread is in.
+// Watch returns when the context ends or the subscription fails. It watches the network
+// namespace of the calling thread.
 func (Watcher) Watch(ctx context.Context, concerns func(Chain) bool, changed func()) error {
 	socket, err := nl.Subscribe(unix.NETLINK_NETFILTER, unix.NFNLGRP_NFTABLES)
 	if err != nil {
 		return fmt.Errorf("subscribe to changes of rules: %w", err)
 	}
 	_ = socket.SetReceiveBufferSize(watchBuffer, true)
-	pending := false // a change of the transaction that is being told
+	pending := false // a change of the transaction being announced
 	err = kernel.Follow(ctx, socket, func(m syscall.NetlinkMessage) {
 		if c, ok := changedChain(m); ok && concerns(c) {
 			pending = true
@@ -69,20 +67,20 @@ const (
 	msgDelRule  = 8
 	msgNewGen   = 15
 
-	attrTable     = 1 // of all three kinds
+	attrTable     = 1 // of all three kinds of messages
 	attrChainName = 3
 	attrRuleChain = 2
 
 	sizeofNfgenmsg = 4
 )
 
-// changedChain is the chain that a message is about; one without a name stands for
-// a table as a whole. It is false for what is no news.
+// changedChain returns the chain that a message is about; one without a name stands for
+// a whole table. It returns false for messages that do not matter.
 func changedChain(m syscall.NetlinkMessage) (Chain, bool) {
 	if m.Header.Type>>8 != unix.NFNL_SUBSYS_NFTABLES || len(m.Data) < sizeofNfgenmsg {
 		return Chain{}, false
 	}
-	var named uint16 // the attribute with the chain's name
+	var named uint16 // attribute with the chain's name
 	switch m.Header.Type & 0xff {
 	case msgDelTable:
 	case msgDelChain:
@@ -99,7 +97,7 @@ func changedChain(m syscall.NetlinkMessage) (Chain, bool) {
 	case unix.AF_INET6:
 		c.Family = ip.IPv6
 	default:
-		return Chain{}, false // of no table that iptables has
+		return Chain{}, false // not a table of iptables
 	}
 	attributes, err := kernel.Attributes(m.Data[sizeofNfgenmsg:])
 	if err != nil {
@@ -116,8 +114,7 @@ func changedChain(m syscall.NetlinkMessage) (Chain, bool) {
 	return c, c.Table != ""
 }
 
-// Concerns tells whether a change of a chain is one of what is ours, or of where
-// our jumps stand.
+// Concerns reports whether a changed chain is ours, or a base chain with our jumps.
 func (o Own) Concerns(c Chain) bool {
 	_, used := baseChains[c.Table]
 	return used && (c.Name == "" || isBase(c.Name) || o.has(c))

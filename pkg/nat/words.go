@@ -6,8 +6,8 @@ import (
 	"strings"
 )
 
-// Words splits a rule as iptables-restore does: at blanks, except within
-// double quotes, where a backslash takes the next character as it is.
+// Words splits a rule as iptables-restore does: at blanks, except within double quotes,
+// where a backslash escapes the next character.
 func Words(rule string) ([]string, error) {
 	var out []string
 	var word strings.Builder
@@ -33,7 +33,7 @@ func Words(rule string) ([]string, error) {
 		}
 	}
 	if quoted {
-		return nil, errors.New("a quotation mark is not closed")
+		return nil, errors.New("unterminated quote")
 	}
 	if inWord {
 		out = append(out, word.String())
@@ -41,7 +41,7 @@ func Words(rule string) ([]string, error) {
 	return out, nil
 }
 
-// target is the chain or the extension that a rule jumps or goes to, or "".
+// target returns the chain or extension that a rule jumps or goes to, or "".
 func target(r Rule) string {
 	if to := Arguments(r, "-j", "-g"); len(to) > 0 {
 		return to[0]
@@ -49,8 +49,8 @@ func target(r Rule) string {
 	return ""
 }
 
-// Arguments are the words that follow one of the options. A rule that cannot
-// be split has none; parseSave and check let no such rule through.
+// Arguments returns the words after one of the options. A rule that cannot be split has
+// none; parseSave and check reject such rules.
 func Arguments(r Rule, options ...string) []string {
 	args, err := Words(string(r))
 	if err != nil {

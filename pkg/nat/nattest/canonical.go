@@ -1,6 +1,6 @@
-// Package nattest holds rules to the form in which iptables prints them. Its
-// functions need root and a kernel with iptables and ipset; they are for
-// end-to-end tests.
+// Package nattest checks that rules are in the form in which iptables prints them. Its
+// functions need root and a kernel with iptables and ipset; they are for end-to-end
+// tests.
 package nattest
 
 import (
@@ -18,8 +18,8 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/nat"
 )
 
-// Rules lists every rule of one family in a state by table, jumps included,
-// each once.
+// Rules returns every rule of one family in a state by table, including jumps, each
+// once.
 func Rules(family ip.Family, state nat.State) map[nat.Table][]nat.Rule {
 	out := map[nat.Table][]nat.Rule{}
 	add := func(c nat.Chain, r nat.Rule) {
@@ -38,11 +38,10 @@ func Rules(family ip.Family, state nat.State) map[nat.Table][]nat.Rule {
 	return out
 }
 
-// CheckCanonical writes each rule into a chain of its own, with the nf_tables
-// and with the legacy variant of iptables, and reports each that is refused
-// or that iptables-save prints in other words. It works in a network
-// namespace that it makes, where it also makes what the rules refer to: sets,
-// and chains, which it knows from other targets by the hyphen in their names.
+// CheckCanonical writes each rule into a chain of its own, with both variants of
+// iptables, and reports each that is refused or that iptables-save prints differently.
+// It works in a network namespace that it creates, together with what the rules refer
+// to: sets, and chains, which it recognises by the hyphen in their names.
 func CheckCanonical(t *testing.T, family ip.Family, rules map[nat.Table][]nat.Rule) {
 	t.Helper()
 	for _, variant := range []string{"-nft", "-legacy"} {
@@ -72,8 +71,8 @@ func check(t *testing.T, p programs, table nat.Table, rules []nat.Rule) {
 	}
 }
 
-// accepted writes each rule by itself, reports those that are refused, and
-// then writes the others.
+// accepted writes each rule by itself, reports those that are refused, and then writes
+// the others.
 func accepted(t *testing.T, p programs, table nat.Table, rules []nat.Rule) []nat.Rule {
 	var out []nat.Rule
 	for _, r := range rules {
@@ -89,11 +88,11 @@ func accepted(t *testing.T, p programs, table nat.Table, rules []nat.Rule) []nat
 	return out
 }
 
-// scratch names the chain of a rule.
+// scratch returns the name of the chain of a rule.
 func scratch(i int) string { return fmt.Sprintf("canonical-%d", i) }
 
-// input declares the scratch chains and those that the rules jump to, and
-// writes the rules.
+// input declares the scratch chains and the chains that the rules jump to, and writes
+// the rules.
 func input(table nat.Table, rules []nat.Rule) string {
 	var chains []string
 	written := ""
@@ -114,7 +113,7 @@ func input(table nat.Table, rules []nat.Rule) string {
 	return fmt.Sprintf("*%s\n%s%sCOMMIT\n", table, declared, written)
 }
 
-// lineOf finds the line of a table that begins so, or gives "".
+// lineOf returns the line of a table that begins with a prefix, or "".
 func lineOf(saved string, table nat.Table, prefix string) string {
 	_, block, _ := strings.Cut(saved, "*"+string(table)+"\n")
 	block, _, _ = strings.Cut(block, "\nCOMMIT\n")
@@ -126,7 +125,7 @@ func lineOf(saved string, table nat.Table, prefix string) string {
 	return ""
 }
 
-// makeSets makes them of one type: what a rule prints does not depend on it.
+// makeSets creates sets of one type: rules are printed the same for all types.
 func makeSets(t *testing.T, family ip.Family, rules []nat.Rule) {
 	inet := "inet"
 	if family == ip.IPv6 {
@@ -141,7 +140,7 @@ func makeSets(t *testing.T, family ip.Family, rules []nat.Rule) {
 	}
 }
 
-// programs are a variant's for one family.
+// programs are those of a variant for one family.
 type programs struct {
 	family  ip.Family
 	variant string
@@ -169,8 +168,8 @@ func run(program, input string, args ...string) (string, error) {
 	return stdout, nil
 }
 
-// namespace puts the test into a network namespace of its own. The thread is
-// never unlocked, so that it ends with the test and the namespace with it.
+// namespace moves the test into a new network namespace. The thread is never unlocked,
+// so that it and the namespace end with the test.
 func namespace(t *testing.T) {
 	t.Helper()
 	if os.Geteuid() != 0 {

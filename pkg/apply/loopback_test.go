@@ -32,7 +32,7 @@ func TestLoopbackRules(t *testing.T) {
 		t.Fatal(err)
 	}
 	check("after the start", want)
-	rules, mark := w.position("come from 192.0.2.11"), w.position("write chain IPv4 raw/KUBE-IPVS-LOCALHOST")
+	rules, mark := w.position("loopback address to 192.0.2.11"), w.position("write chain IPv4 raw/KUBE-IPVS-LOCALHOST")
 	if rules < 0 || mark < rules {
 		t.Errorf("rules at %d, mark at %d of %q", rules, mark, w.order)
 	}

@@ -177,7 +177,7 @@ func (a *Applier) claimed(key ipvs.Key, before []types.NamespacedName) {
 }
 
 func sameServer(a, b *plan.VirtualServer) bool {
-	return a.Right == b.Right && a.VirtualServer == b.VirtualServer && slices.Equal(a.RealServers, b.RealServers) &&
+	return a.Right == b.Right && a.VirtualServer == b.VirtualServer && a.MaxConnections == b.MaxConnections && slices.Equal(a.RealServers, b.RealServers) &&
 		slices.Equal(a.Endpoints, b.Endpoints) && slices.Equal(a.Lost, b.Lost)
 }
 

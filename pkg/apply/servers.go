@@ -14,9 +14,18 @@ import (
 func wantService(vs *plan.VirtualServer) *ipvs.Service {
 	s := &ipvs.Service{VirtualServer: vs.VirtualServer, RealServers: make(map[netip.AddrPort]ipvs.RealServer, len(vs.RealServers))}
 	for _, rs := range vs.RealServers {
-		s.RealServers[rs.AddrPort] = ipvs.RealServer{Weight: rs.Weight}
+		s.RealServers[rs.AddrPort] = wantRealServer(vs, rs)
 	}
 	return s
+}
+
+// wantRealServer is a real server in the kernel package's form. One that drains gets no
+// connections, so that it needs no limit.
+func wantRealServer(vs *plan.VirtualServer, rs plan.RealServer) ipvs.RealServer {
+	if rs.Weight == 0 {
+		return ipvs.RealServer{}
+	}
+	return ipvs.RealServer{Weight: rs.Weight, MaxConnections: vs.MaxConnections}
 }
 
 // flushServers adds and updates virtual and real servers, all additions
@@ -152,7 +161,7 @@ func (f *flush) stands(key ipvs.Key, vs *plan.VirtualServer) bool {
 	unwanted := len(have.RealServers) - len(vs.RealServers)
 	for _, rs := range vs.RealServers {
 		got, there := have.RealServers[rs.AddrPort]
-		if !there || got.Weight != rs.Weight {
+		if !there || got != wantRealServer(vs, rs) {
 			return false
 		}
 	}

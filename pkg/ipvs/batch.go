@@ -126,8 +126,7 @@ func appendService(b []byte, c Change) []byte {
 	return kernel.CloseAttr(b, begin)
 }
 
-// appendDest appends the real server. Thresholds of connections are not used,
-// but the kernel wants them.
+// appendDest appends the real server. The kernel wants both thresholds of connections.
 func appendDest(b []byte, c Change) []byte {
 	b, begin := kernel.OpenAttr(b, attrDest)
 	b = kernel.AppendAttr(b, destAddress, c.Dest.Addr().AsSlice())
@@ -135,8 +134,8 @@ func appendDest(b []byte, c Change) []byte {
 	if c.Op != DeleteRealServer {
 		b = kernel.AppendUint32(b, destForwarding, forwardMasquerade)
 		b = kernel.AppendUint32(b, destWeight, uint32(c.RealServer.Weight))
-		b = kernel.AppendUint32(b, destUpperThreshold, 0)
-		b = kernel.AppendUint32(b, destLowerThreshold, 0)
+		b = kernel.AppendUint32(b, destUpperThreshold, c.RealServer.MaxConnections)
+		b = kernel.AppendUint32(b, destLowerThreshold, 0) // three quarters of the other
 	}
 	return kernel.CloseAttr(b, begin)
 }

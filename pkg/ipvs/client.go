@@ -60,6 +60,35 @@ type destination struct {
 type client struct {
 	writing, reading, listing sync.Mutex
 	raw                       raw
+
+	// limited are the virtual servers whose real servers were given a limit of
+	// connections, which the list of all does not show.
+	limited      map[Key]struct{}
+	limitedMutex sync.Mutex
+}
+
+// limits notes which virtual servers have limits.
+func (c *client) limits(changes []Change) {
+	c.limitedMutex.Lock()
+	defer c.limitedMutex.Unlock()
+	for _, change := range changes {
+		switch {
+		case change.RealServer.MaxConnections != 0:
+			if c.limited == nil {
+				c.limited = map[Key]struct{}{}
+			}
+			c.limited[change.Key] = struct{}{}
+		case change.Op == DeleteVirtualServer:
+			delete(c.limited, change.Key)
+		}
+	}
+}
+
+func (c *client) isLimited(key Key) bool {
+	c.limitedMutex.Lock()
+	defer c.limitedMutex.Unlock()
+	_, limited := c.limited[key]
+	return limited
 }
 
 func (c *client) services() (map[Key]VirtualServer, error) {
@@ -109,7 +138,7 @@ func (c *client) observe() (State, error) {
 	state := make(State, len(services))
 	for key, vs := range services {
 		dests, listed := list[key]
-		if !listed {
+		if !listed || c.isLimited(key) {
 			if dests, err = c.realServers(key); err != nil {
 				return nil, fmt.Errorf("list real servers of %s: %w", key, err)
 			}
@@ -258,6 +287,7 @@ func (c *client) Probe(scheduler string) error {
 func (c *client) Apply(changes []Change) []Failure {
 	c.writing.Lock()
 	defer c.writing.Unlock()
+	c.limits(changes)
 	errs := make([]error, len(changes))
 	todo, indexes := make([]Change, 0, len(changes)), make([]int, 0, len(changes))
 	for i, change := range changes {

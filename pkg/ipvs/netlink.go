@@ -202,7 +202,7 @@ func readDestinations(list []*ipvs.Destination) ([]destination, error) {
 		}
 		dests[i] = destination{
 			Dest:        netip.AddrPortFrom(addr, d.Port),
-			RealServer:  RealServer{Weight: d.Weight},
+			RealServer:  RealServer{Weight: d.Weight, MaxConnections: d.UpperThreshold},
 			Connections: Connections{Active: d.ActiveConnections, Inactive: d.InactiveConnections},
 		}
 	}

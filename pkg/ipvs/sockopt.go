@@ -58,6 +58,7 @@ const (
 	entryAddress  = 0
 	entryPort     = 4
 	entryWeight   = 12
+	entryLimit    = 16
 	entryActive   = 24
 	entryInactive = 28
 )
@@ -210,7 +211,7 @@ func readEntries(b []byte) []destination {
 		entry := b[i*entrySize:]
 		dests[i] = destination{
 			Dest:        netip.AddrPortFrom(netip.AddrFrom4([4]byte(entry[entryAddress:])), binary.BigEndian.Uint16(entry[entryPort:])),
-			RealServer:  RealServer{Weight: int(int32(binary.NativeEndian.Uint32(entry[entryWeight:])))},
+			RealServer:  RealServer{Weight: int(int32(binary.NativeEndian.Uint32(entry[entryWeight:]))), MaxConnections: binary.NativeEndian.Uint32(entry[entryLimit:])},
 			Connections: Connections{Active: int(binary.NativeEndian.Uint32(entry[entryActive:])), Inactive: int(binary.NativeEndian.Uint32(entry[entryInactive:]))},
 		}
 	}

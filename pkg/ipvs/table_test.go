@@ -86,7 +86,7 @@ func testApply(t *testing.T, open func(testing.TB) *client) {
 	hashing := VirtualServer{Scheduler: "mh", Flags: FlagSched1 | FlagSched2}
 	vs := func(op Op, k Key, v VirtualServer) Change { return Change{Op: op, Key: k, VirtualServer: v} }
 	rs := func(op Op, k Key, d string, weight int) Change {
-		return Change{Op: op, Key: k, Dest: dest(d), RealServer: RealServer{weight}}
+		return Change{Op: op, Key: k, Dest: dest(d), RealServer: RealServer{Weight: weight}}
 	}
 	const before = "-A -t 10.96.0.1:443 -s rr\n-a -t 10.96.0.1:443 -r 192.0.2.1:80 -m -w 1\n"
 	for _, tc := range []struct {
@@ -99,6 +99,14 @@ func testApply(t *testing.T, open func(testing.TB) *client) {
 			name:    "add what is there: update",
 			changes: []Change{vs(AddVirtualServer, tcp1, wrr), rs(AddRealServer, tcp1, "192.0.2.1:80", 7)},
 			want:    "-A -t 10.96.0.1:443 -s wrr\n-a -t 10.96.0.1:443 -r 192.0.2.1:80 -m -w 7\n",
+		},
+		{
+			name: "a limit of connections",
+			changes: []Change{
+				{Op: AddRealServer, Key: tcp1, Dest: dest("192.0.2.1:80"), RealServer: RealServer{Weight: 1, MaxConnections: 200}},
+				{Op: AddRealServer, Key: tcp1, Dest: dest("192.0.2.2:80"), RealServer: RealServer{Weight: 1, MaxConnections: math.MaxInt32}},
+			},
+			want: "-A -t 10.96.0.1:443 -s rr\n-a -t 10.96.0.1:443 -r 192.0.2.1:80 -m -w 1 -x 200\n-a -t 10.96.0.1:443 -r 192.0.2.2:80 -m -w 1 -x 2147483647\n",
 		},
 		{
 			name:    "update what is not there: add, and what depends on it",

@@ -22,7 +22,12 @@ func (s State) String() string {
 		name := key.argument()
 		fmt.Fprintf(&b, "-A %s %s\n", name, service.arguments())
 		for _, dest := range sortedDests(service.RealServers) {
-			fmt.Fprintf(&b, "-a %s -r %s -m -w %d\n", name, dest, service.RealServers[dest].Weight)
+			rs := service.RealServers[dest]
+			fmt.Fprintf(&b, "-a %s -r %s -m -w %d", name, dest, rs.Weight)
+			if rs.MaxConnections != 0 {
+				fmt.Fprintf(&b, " -x %d", rs.MaxConnections)
+			}
+			b.WriteByte('\n')
 		}
 	}
 	return b.String()

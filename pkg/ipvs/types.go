@@ -55,6 +55,10 @@ type VirtualServer struct {
 // always masquerading, as a Service maps ports.
 type RealServer struct {
 	Weight int // 0 drains: known connections go on, none are added
+	// MaxConnections is the number of connections, closed ones that IPVS still knows
+	// included, from which on the kernel adds none until a quarter of them is gone; 0:
+	// no limit.
+	MaxConnections uint32
 }
 
 // Service is a virtual server and its real servers by address and port.
@@ -118,11 +122,20 @@ func (c Change) String() string {
 	case AddRealServer:
 		return "add real server " + c.Dest.String() + " to " + c.Key.String()
 	case UpdateRealServer:
-		return "set weight " + strconv.Itoa(c.RealServer.Weight) + " of real server " + c.Dest.String() + " of " + c.Key.String()
+		return "set " + c.RealServer.String() + " of real server " + c.Dest.String() + " of " + c.Key.String()
 	case DeleteRealServer:
 		return "delete real server " + c.Dest.String() + " of " + c.Key.String()
 	}
 	return fmt.Sprintf("unknown operation %d on %s", c.Op, c.Key)
+}
+
+// String is the values as a Change names them.
+func (rs RealServer) String() string {
+	text := "weight " + strconv.Itoa(rs.Weight)
+	if rs.MaxConnections != 0 {
+		text += " and limit " + strconv.FormatUint(uint64(rs.MaxConnections), 10)
+	}
+	return text
 }
 
 // Failure is a change that the kernel refused.

@@ -57,10 +57,11 @@ type Internal struct {
 	Key   ipvs.Key // the address and port
 	Right Right
 	ipvs.VirtualServer
-	RealServers []RealServer     // of the whole cluster
-	Endpoints   []netip.AddrPort // see VirtualServer
-	Lost        []netip.AddrPort // see VirtualServer
-	Masquerade  bool             // the client's address is not kept
+	RealServers    []RealServer     // of the whole cluster
+	MaxConnections uint32           // see VirtualServer
+	Endpoints      []netip.AddrPort // see VirtualServer
+	Lost           []netip.AddrPort // see VirtualServer
+	Masquerade     bool             // the client's address is not kept
 }
 
 // addInternal adds one where the node has endpoints. By a node port internal
@@ -71,7 +72,7 @@ func (b *partBuilder) addInternal(key ipvs.Key, right Right, eps chosen, nodePor
 	}
 	b.part.Internal = append(b.part.Internal, Internal{
 		Key: key, Right: right, VirtualServer: internalServer(b.cfg, b.service),
-		RealServers: b.realServers(key, eps.cluster), Endpoints: b.endpoints, Lost: b.lost,
+		RealServers: b.realServers(key, eps.cluster), MaxConnections: b.service.MaxConnections, Endpoints: b.endpoints, Lost: b.lost,
 		Masquerade: nodePort || !b.keepsClient(),
 	})
 }
@@ -117,7 +118,7 @@ func (p *Part) addNumbered(cfg *Config, in Internal, mark uint32) {
 	p.VirtualServers = append(p.VirtualServers, VirtualServer{
 		Key:           ipvs.Key{Addr: family.Unspecified(), FWMark: mark},
 		Right:         in.Right,
-		VirtualServer: in.VirtualServer, RealServers: in.RealServers, Endpoints: in.Endpoints, Lost: in.Lost,
+		VirtualServer: in.VirtualServer, RealServers: in.RealServers, MaxConnections: in.MaxConnections, Endpoints: in.Endpoints, Lost: in.Lost,
 	})
 }
 

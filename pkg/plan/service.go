@@ -45,7 +45,8 @@ type VirtualServer struct {
 	Key   ipvs.Key
 	Right Right
 	ipvs.VirtualServer
-	RealServers []RealServer // sorted, each once
+	RealServers    []RealServer // sorted, each once
+	MaxConnections uint32       // of each real server; 0: no limit
 	// Endpoints are all that there are, in whatever state; sorted. Connections to
 	// one that is not a real server any more may still be served.
 	Endpoints []netip.AddrPort
@@ -416,6 +417,7 @@ func (b *partBuilder) addVirtualServer(key ipvs.Key, right Right, endpoints []se
 	vs := VirtualServer{
 		Key: key, Right: right, VirtualServer: b.onePacket(key.Protocol, virtualServer(b.cfg, b.service)),
 		RealServers: b.realServers(key, endpoints), Endpoints: b.endpoints, Lost: b.lost,
+		MaxConnections: b.service.MaxConnections,
 	}
 	b.part.VirtualServers = append(b.part.VirtualServers, vs)
 	return true

@@ -109,6 +109,7 @@ func Build(svc *corev1.Service, endpointSlices []*discoveryv1.EndpointSlice) (Se
 		Scheduling:          b.scheduling(svc),
 		AffinitySeconds:     b.affinity(svc),
 		OnePacket:           b.flag(svc, AnnotationOnePacket),
+		MaxConnections:      b.maxConnections(svc),
 		HealthCheckNodePort: b.healthCheckNodePort(svc),
 	}
 	if s.OnePacket && s.AffinitySeconds > 0 {

@@ -60,6 +60,20 @@ func (b *builder) scheduling(svc *corev1.Service) Scheduling {
 	return s
 }
 
+// maxConnections is the annotation's value; 0 without one.
+func (b *builder) maxConnections(svc *corev1.Service) uint32 {
+	text, set := svc.Annotations[AnnotationMaxConnections]
+	if !set {
+		return 0
+	}
+	n, err := strconv.ParseUint(text, 10, 31)
+	if err != nil || n == 0 {
+		b.annotationf(AnnotationMaxConnections, "%q is not a number of connections from 1 to %d", text, math.MaxInt32)
+		return 0
+	}
+	return uint32(n)
+}
+
 // weights are the weights of zones and nodes in the annotation.
 type weights map[string]int
 

@@ -78,6 +78,18 @@ func TestWeights(t *testing.T) {
 	}
 }
 
+func TestMaxConnections(t *testing.T) {
+	for value, want := range map[string]uint32{"1": 1, "2147483647": 2147483647, "0": 0, "-1": 0, "2147483648": 0, "many": 0, "": 0} {
+		s, err := Build(annotated("max-connections", value), nil)
+		if s.MaxConnections != want || (err == nil) != (want != 0) {
+			t.Errorf("%q: %d, %v", value, s.MaxConnections, err)
+		}
+		if err != nil && !strings.Contains(err.Error(), "kube-ipvs.io/max-connections]: \""+value+"\" is not") {
+			t.Errorf("%q: %v", value, err)
+		}
+	}
+}
+
 func TestOnePacket(t *testing.T) {
 	for _, tc := range []struct {
 		value    string

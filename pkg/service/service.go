@@ -30,6 +30,12 @@ const AnnotationIPMode = "kube-ipvs.io/ip-mode"
 // (ip_vs_update_conntrack in net/netfilter/ipvs/ip_vs_nfct.c).
 const AnnotationOnePacket = "kube-ipvs.io/one-packet"
 
+// AnnotationMaxConnections limits the connections of each endpoint: an endpoint that
+// has as many, counted by each node and for each address and port of the Service, gets
+// no new one until a quarter of them is gone; connections that IPVS still knows after
+// their end count. Where all endpoints are full, new connections are refused.
+const AnnotationMaxConnections = "kube-ipvs.io/max-connections"
+
 // Service is one Service with its endpoints.
 type Service struct {
 	Name    types.NamespacedName
@@ -48,6 +54,7 @@ type Service struct {
 	Scheduling          Scheduling
 	AffinitySeconds     uint32 // 0: no session affinity
 	OnePacket           bool   // each UDP datagram by itself; never with session affinity
+	MaxConnections      uint32 // of each endpoint; 0: no limit
 	HealthCheckNodePort uint16 // 0: none
 
 	Ports []Port // in the API's order

@@ -29,6 +29,7 @@ func TestIssue121591Schedulers(t *testing.T) {
 	t.Run("75502 58329 118784 scheduler by annotation", c.testScheduler)
 	t.Run("138688 mh-fallback", c.testFallback)
 	t.Run("121591 weights", c.testWeights)
+	t.Run("limit of connections", c.testMaxConnections)
 	t.Run("scheduler that there is not", c.testBadScheduler)
 	t.Run("two Services claim one address and port", c.testConflict)
 }
@@ -66,6 +67,34 @@ func (c *cluster) testFirstPick(t *testing.T) {
 		if picks[node.Name+" web1"] == 0 || picks[node.Name+" web2"] == 0 {
 			t.Errorf("%s begins at one endpoint alone: %v", node.Name, picks)
 		}
+	}
+}
+
+// testMaxConnections opens more connections than two endpoints may have, in both
+// families, and one more after the limit was raised. A restart finds the limits that it
+// wants and writes nothing.
+func (c *cluster) testMaxConnections(t *testing.T) {
+	svc := newAnnotated("limited", 31, map[string]string{"max-connections": "3"})
+	c.serve(t, svc, dualStackSlices(svc, webPort, ready(c.web1), ready(c.web2)), 2, 2, 2)
+	for _, vip := range clusterIPs(31) {
+		accepted := map[string]int{}
+		refused := 0
+		for range 8 {
+			connection, err := c.caller1.Connect(lab.DialTimeout, lab.TCP, at(vip, 80))
+			if err != nil {
+				refused++
+				continue
+			}
+			t.Cleanup(connection.Close)
+			accepted[connection.Ask(lab.DialTimeout).Server]++
+		}
+		if accepted["web1"] != 3 || accepted["web2"] != 3 || refused != 2 {
+			t.Errorf("%s: accepted %v, refused %d, want 3 each and 2", vip, accepted, refused)
+		}
+	}
+	c.api.changeService("limited", func(svc *corev1.Service) { svc.Annotations["kube-ipvs.io/max-connections"] = "5" })
+	for _, vip := range clusterIPs(31) {
+		lab.Eventually(t, syncLimit, vip+" takes connections again", func() error { return c.caller1.Dial(lab.TCP, at(vip, 80)).Err })
 	}
 }
 

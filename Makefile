@@ -194,12 +194,13 @@ neighbour_programs := $(addprefix $(NEIGHBOURS)/,aws flannel metallb)
 .PHONY: neighbours neighbours-short neighbours-parts neighbours-binary neighbours-page
 neighbours: ## kube-proxy and kube-ipvs beside programs that write a node's network, into docs/neighbours.md; RUN=regexp selects
 	@$(MAKE) --no-print-directory START=$(START) neighbours-parts
+	@$(MAKE) --no-print-directory START=$(START) $(NEIGHBOURS)/debian
 	$(call phase,beside neighbours in the lab)
 	@hack/labs 1 $(LAB_PROGRAM) -apiserver -limit 2h -out $(NEIGHBOURS)/out -env NEIGHBOURS_VERSION='$(VERSION)' $(LABFLAGS) -- hack/neighbours -test.run "$${LAB_RUN:-.}"
 	@$(MAKE) --no-print-directory START=$(START) neighbours-page
 neighbours: export LAB_RUN := $(value RUN)
 
-# Without systemd-networkd, whose unpacked file system does not mount everywhere.
+# Without systemd-networkd, whose Debian packages take minutes to unpack.
 neighbours-short: ## the same in a few set-ups, always the same ones
 	@$(MAKE) --no-print-directory START=$(START) neighbours-parts
 	$(call phase,beside a few neighbours in the lab)
@@ -211,7 +212,7 @@ neighbours-page: ## docs/neighbours.md of what was last seen
 	$(call phase,see docs/neighbours.md)
 
 neighbours-parts: deps
-	@for part in build neighbours-binary image peers peer-kube-proxy $(neighbour_programs) $(NEIGHBOURS)/debian; do $(MAKE) --no-print-directory START=$(START) $$part || exit; done
+	@for part in build neighbours-binary image peers peer-kube-proxy $(neighbour_programs); do $(MAKE) --no-print-directory START=$(START) $$part || exit; done
 
 neighbours-binary:
 	$(call phase,compiling the tests beside neighbours)

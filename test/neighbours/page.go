@@ -40,7 +40,8 @@ same under both programs and as the API says are counted, not listed.
 {{range .Results}}| [{{.Title}}](#{{anchor .Title}}) | {{len .Cells}} | {{count . ""}} | {{count . "better"}} | {{count . "worse"}} | {{count . "missing"}} | {{run .}} |
 {{end}}
 Not here: Felix's nftables data plane, a node that several of these programs write at once, DHCP on the uplink, and
-kernels other than Debian's 6.1.
+kernels other than Debian's 6.1. Set-ups that have not run since the page was last written are missing from it; the
+last column says when each ran, and which build of kube-ipvs.
 {{range .Results}}
 ## {{.Title}}
 

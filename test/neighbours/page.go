@@ -40,9 +40,10 @@ same under both programs and as the API says are counted, not listed.
 {{range .Results}}| [{{.Title}}](#{{anchor .Title}}) | {{len .Cells}} | {{count . ""}} | {{count . "better"}} | {{count . "worse"}} | {{count . "missing"}} | {{run .}} |
 {{end}}
 Not here: Felix's nftables data plane, a node that several of these programs write at once, DHCP on the uplink, and
-kernels other than Debian's 6.1. Set-ups that have not run since the page was last written are missing from it; the
-last column says when each ran, and which build of kube-ipvs.
-{{range .Results}}
+kernels other than Debian's 6.1. The last column says when a set-up ran, and with which build of kube-ipvs.
+{{with notRun .Results}}
+Not run for this page: {{range $i, $title := .}}{{if $i}}; {{end}}{{$title}}{{end}}.
+{{end}}{{range .Results}}
 ## {{.Title}}
 
 What ran: {{.What}}
@@ -67,7 +68,7 @@ type row struct {
 
 // WritePage writes the page. version is kube-proxy's.
 func WritePage(w io.Writer, version string, results []Result) error {
-	page, err := template.New("page").Funcs(template.FuncMap{"rows": rows, "count": count, "mark": mark, "anchor": anchor, "run": ranBy}).Parse(pageText)
+	page, err := template.New("page").Funcs(template.FuncMap{"rows": rows, "count": count, "mark": mark, "anchor": anchor, "run": ranBy, "notRun": notRun}).Parse(pageText)
 	if err != nil {
 		return err
 	}
@@ -86,6 +87,27 @@ func count(r Result, v Verdict) (n int) {
 		}
 	}
 	return n
+}
+
+// titles are those of all set-ups.
+var titles = []string{
+	"No neighbour",
+	"AWS VPC CNI", "AWS VPC CNI, security groups for pods, standard", "AWS VPC CNI, security groups for pods, strict",
+	"Calico (Felix), iptables, insert mode", "Calico (Felix), iptables, append mode",
+	"flannel (VXLAN), load balancer IPs that are nodes' addresses, pods", "flannel (VXLAN), load balancer IPs that are nodes' addresses, host network",
+	"MetalLB, layer 2", "systemd-networkd", "keepalived", "firewalld, default deny", "ufw, default deny",
+	"kube-proxy's leftovers, iptables mode, iptables-legacy", "kube-proxy's leftovers, ipvs mode, iptables-legacy", "kube-proxy's leftovers, iptables mode, iptables-nft",
+}
+
+// notRun are the titles of set-ups without a result.
+func notRun(results []Result) []string {
+	var out []string
+	for _, title := range titles {
+		if !slices.ContainsFunc(results, func(r Result) bool { return r.Title == title }) {
+			out = append(out, title)
+		}
+	}
+	return out
 }
 
 // ranBy says when a set-up ran, and which build.

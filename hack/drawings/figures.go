@@ -41,7 +41,7 @@ func eniNode(c *canvas, x int, heading string) {
 
 // packetPath shows the hooks that a connection to a VIP passes, and what acts there.
 func packetPath() string {
-	c := newCanvas(1060, 430, "The way of a packet from a client to an endpoint of a Service, and of the reply")
+	c := newCanvas(1060, 430, "The path of a packet from a client to an endpoint of a Service, and of the reply")
 	c.text("h", 20, 34, "start", "Request")
 	steps := []struct {
 		name  string
@@ -123,8 +123,8 @@ func vipClaims() string {
 		other          []string
 		kind           string
 	}{
-		{"The whole address is the node's (address, route)", "local: every port", []string{"no Service has it: refused,", "also if another device serves it"}, "bad"},
-		{"Only the ports of Services are the node's (port)", "a mark: Service ports only", []string{"no Service has it: leaves the node,", "as if the VIP were unknown here"}, "ok"},
+		{"address, route: the node takes every port", "local: every port", []string{"no Service has it: refused,", "also if another device serves it"}, "bad"},
+		{"auto (default), port: pods reach other ports elsewhere", "Service ports only", []string{"no Service has it: leaves the node,", "to the device that has the VIP"}, "ok"},
 	} {
 		x := 20 + i*480
 		c.text("h", x+10, 38, "start", half.heading)

@@ -54,7 +54,7 @@ func (p *Proxy) warn(ctx context.Context) {
 	now := map[string]bool{}
 	for _, w := range plan.Warnings(&p.Config, &p.node, &p.nodePart, p.applier.Seen()) {
 		if !p.warned[w] {
-			klog.FromContext(ctx).Error(nil, "The node is in the way of Services", "problem", w)
+			klog.FromContext(ctx).Error(nil, "Node configuration conflicts with Service traffic", "problem", w)
 			p.warnOfNode(w)
 		}
 		now[w] = true

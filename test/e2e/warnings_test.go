@@ -49,7 +49,7 @@ func TestENIWarnings(t *testing.T) {
 	c.Node.Exec("iptables", "-w", "-t", "mangle", "-A", "PREROUTING", "-i", "eth0", "-j", "CONNMARK", "--set-xmark", "0x80/0x80")
 	p := c.Node.StartProxy(func(*lab.Process) error { return hasCompared(c.Node, 3) },
 		"--manifests", eniManifests(t, c), "--hostname-override", "node", "--ipvs-sync-period", "1s")
-	const head = "The node is in the way of Services"
+	const head = "Node configuration conflicts with Service traffic"
 	log := p.Log()
 	if n := strings.Count(log, head); n != 5 {
 		t.Errorf("said %d things, want 5", n)

@@ -78,12 +78,12 @@ func parseListings(messages [][]byte) ([]listing, error) {
 		if len(message) < nl.SizeofNfgenmsg {
 			return nil, malformed("message", message)
 		}
-		attributes, err := parse(message[nl.SizeofNfgenmsg:])
-		if err != nil {
+		var attributes attributes
+		if err := attributes.parse(message[nl.SizeofNfgenmsg:]); err != nil {
 			return nil, err
 		}
-		if _, first := attributes[nl.IPSET_ATTR_TYPENAME]; first {
-			set, err := parseHeader(attributes)
+		if attributes[nl.IPSET_ATTR_TYPENAME] != nil {
+			set, err := parseHeader(&attributes)
 			if err != nil {
 				return nil, err
 			}
@@ -101,20 +101,20 @@ func parseListings(messages [][]byte) ([]listing, error) {
 	return sets, nil
 }
 
-func parseHeader(attributes attributes) (listing, error) {
+func parseHeader(a *attributes) (listing, error) {
 	set := listing{Contents: Contents{Entries: map[Entry]uint32{}}}
-	set.Name = unix.ByteSliceToString(attributes[nl.IPSET_ATTR_SETNAME])
-	set.Type = Type(unix.ByteSliceToString(attributes[nl.IPSET_ATTR_TYPENAME]))
-	if family := attributes[nl.IPSET_ATTR_FAMILY]; len(family) == 1 {
+	set.Name = unix.ByteSliceToString(a[nl.IPSET_ATTR_SETNAME])
+	set.Type = Type(unix.ByteSliceToString(a[nl.IPSET_ATTR_TYPENAME]))
+	if family := a[nl.IPSET_ATTR_FAMILY]; len(family) == 1 {
 		set.Family = map[uint8]ip.Family{unix.AF_INET: ip.IPv4, unix.AF_INET6: ip.IPv6}[family[0]]
 	}
-	options, err := parse(attributes[nl.IPSET_ATTR_DATA])
-	if err != nil {
+	options := new(attributes)
+	if err := options.parse(a[nl.IPSET_ATTR_DATA]); err != nil {
 		return listing{}, err
 	}
 	set.maxElem = number(options[nl.IPSET_ATTR_MAXELEM])
 	set.count = -1
-	if elements, told := options[nl.IPSET_ATTR_ELEMENTS]; told {
+	if elements := options[nl.IPSET_ATTR_ELEMENTS]; elements != nil {
 		set.count = int(number(elements))
 	}
 	if number(options[nl.IPSET_ATTR_CADT_FLAGS])&nl.IPSET_FLAG_WITH_SKBINFO != 0 && set.Type+withMarks == HashIPPortMark {
@@ -130,19 +130,23 @@ func (l *listing) parseMembers(data []byte) error {
 	if err != nil {
 		return nil
 	}
-	members, err := kernel.Attributes(data)
-	if err != nil {
-		return err
-	}
-	for _, member := range members {
-		attributes, err := parse(member.Value)
+	var attributes attributes
+	for len(data) > 0 {
+		_, member, rest, err := kernel.NextAttribute(data)
 		if err != nil {
+			return malformed("list of members", data)
+		}
+		data = rest
+		if member == nil {
+			break
+		}
+		if err := attributes.parse(member); err != nil {
 			return err
 		}
 		if number(attributes[nl.IPSET_ATTR_CADT_FLAGS])&flagNoMatch != 0 {
 			continue
 		}
-		entry, err := parseEntry(l.Type, used, attributes)
+		entry, err := parseEntry(l.Type, used, &attributes)
 		if err != nil {
 			return err
 		}
@@ -167,7 +171,7 @@ func parseMark(data []byte) uint32 {
 	return uint32(binary.BigEndian.Uint64(data) >> 32)
 }
 
-func parseEntry(t Type, used fields, attributes attributes) (e Entry, err error) {
+func parseEntry(t Type, used fields, attributes *attributes) (e Entry, err error) {
 	if used.addr {
 		if e.Addr, err = parseAddr(attributes[nl.IPSET_ATTR_IP]); err != nil {
 			return e, err
@@ -214,31 +218,36 @@ func parseNet(address, length []byte) (netip.Prefix, error) {
 }
 
 func parseAddr(data []byte) (netip.Addr, error) {
-	attributes, err := parse(data)
+	kind, value, _, err := kernel.NextAttribute(data)
 	if err != nil {
-		return netip.Addr{}, err
+		return netip.Addr{}, malformed("address", data)
 	}
-	for _, family := range []uint16{nl.IPSET_ATTR_IPADDR_IPV4, nl.IPSET_ATTR_IPADDR_IPV6} {
-		if addr, ok := netip.AddrFromSlice(attributes[family]); ok {
+	switch kind & nl.NLA_TYPE_MASK {
+	case nl.IPSET_ATTR_IPADDR_IPV4, nl.IPSET_ATTR_IPADDR_IPV6:
+		if addr, ok := netip.AddrFromSlice(value); ok {
 			return addr, nil
 		}
 	}
 	return netip.Addr{}, malformed("address", data)
 }
 
-// attributes holds values by type, without the type's flags.
-type attributes map[uint16][]byte
+// attributes holds values by type, without the flags of the type; nil if there is none.
+// Higher types are not used here. An array spares an allocation for each member.
+type attributes [32][]byte
 
-func parse(data []byte) (attributes, error) {
-	list, err := kernel.Attributes(data)
-	if err != nil {
-		return nil, malformed("attributes", data)
+func (m *attributes) parse(data []byte) error {
+	*m = attributes{}
+	for rest := data; len(rest) > 0; {
+		kind, value, next, err := kernel.NextAttribute(rest)
+		if err != nil {
+			return malformed("list of attributes", data)
+		}
+		if kind &= nl.NLA_TYPE_MASK; value != nil && int(kind) < len(m) {
+			m[kind] = value
+		}
+		rest = next
 	}
-	m := make(attributes, len(list))
-	for _, a := range list {
-		m[a.Attr.Type&nl.NLA_TYPE_MASK] = a.Value
-	}
-	return m, nil
+	return nil
 }
 
 // malformed returns the error for a response that violates the protocol.

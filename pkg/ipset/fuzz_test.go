@@ -41,3 +41,24 @@ func FuzzListings(f *testing.F) {
 		}
 	})
 }
+
+// TestMembersAreReadWithoutGarbage: with 44,125 Services there are twice as many
+// members, which are all read to compare them.
+func TestMembersAreReadWithoutGarbage(t *testing.T) {
+	const members = 1000
+	list := nl.NewRtAttr(nl.IPSET_ATTR_ADT|nested, nil)
+	for i := range members {
+		list.AddChild(entryAttr(HashIPPort, Entry{Addr: netip.AddrFrom4([4]byte{10, 96, byte(i >> 8), byte(i)}), Port: 443, Protocol: ip.TCP}, 0))
+	}
+	data := list.Serialize()[unix.SizeofRtAttr:]
+	set := listing{Contents: Contents{Set: Set{Type: HashIPPort, Family: ip.IPv4}, Entries: map[Entry]uint32{}}}
+	read := func() {
+		if err := set.parseMembers(data); err != nil || len(set.Entries) != members {
+			t.Fatalf("%d members: %v", len(set.Entries), err)
+		}
+	}
+	read()
+	if n := testing.AllocsPerRun(10, read); n > members/100 {
+		t.Errorf("%.0f allocations for %d members", n, members)
+	}
+}

@@ -13,18 +13,32 @@ import (
 // FuzzListings).
 func Attributes(data []byte) ([]syscall.NetlinkRouteAttr, error) {
 	var out []syscall.NetlinkRouteAttr
-	for len(data) >= unix.SizeofRtAttr {
-		length := int(binary.NativeEndian.Uint16(data))
-		if length < unix.SizeofRtAttr || length > len(data) {
-			return nil, unix.EBADMSG
+	for len(data) > 0 {
+		kind, value, rest, err := NextAttribute(data)
+		if err != nil {
+			return nil, err
 		}
-		kind := binary.NativeEndian.Uint16(data[2:])
-		out = append(out, syscall.NetlinkRouteAttr{
-			Attr:  syscall.RtAttr{Len: uint16(length), Type: kind},
-			Value: data[unix.SizeofRtAttr:length],
-		})
-		padded := (length + unix.RTA_ALIGNTO - 1) &^ (unix.RTA_ALIGNTO - 1)
-		data = data[min(padded, len(data)):]
+		if value != nil {
+			out = append(out, syscall.NetlinkRouteAttr{
+				Attr:  syscall.RtAttr{Len: uint16(unix.SizeofRtAttr + len(value)), Type: kind},
+				Value: value,
+			})
+		}
+		data = rest
 	}
 	return out, nil
+}
+
+// NextAttribute reads the first attribute of a list, and returns what follows it. It
+// allocates nothing. At the end of the list the value is nil and nothing follows.
+func NextAttribute(data []byte) (kind uint16, value, rest []byte, err error) {
+	if len(data) < unix.SizeofRtAttr {
+		return 0, nil, nil, nil
+	}
+	length := int(binary.NativeEndian.Uint16(data))
+	if length < unix.SizeofRtAttr || length > len(data) {
+		return 0, nil, nil, unix.EBADMSG
+	}
+	padded := (length + unix.RTA_ALIGNTO - 1) &^ (unix.RTA_ALIGNTO - 1)
+	return binary.NativeEndian.Uint16(data[2:]), data[unix.SizeofRtAttr:length], data[min(padded, len(data)):], nil
 }

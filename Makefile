@@ -45,7 +45,7 @@ LABFLAGS ?=
 START := $(shell date +%s)
 phase = @printf '==> [%4ds] %s\n' $$(( $$(date +%s) - $(START) )) '$(1)'
 
-.PHONY: docs docs-check build test unit e2e behaviour reliability soak bench bench-short bench-profile conformance conformance-short mutations lint fuzz lab demo deps peers peer-kube-proxy peer-kubectl peer-helm peer-seccomp clean help
+.PHONY: docs docs-check build test unit e2e behaviour reliability soak bench bench-short bench-idle bench-profile conformance conformance-short mutations lint fuzz lab demo deps peers peer-kube-proxy peer-kubectl peer-helm peer-seccomp clean help
 
 build: ## the program, bin/kube-ipvs, statically linked
 	$(call phase,building bin/kube-ipvs)
@@ -297,6 +297,11 @@ bench-short: deps ## that nothing grows with the number of Services that should 
 	$(call phase,comparing costs in the lab)
 	@$(BENCH_LAB) -- hack/bench -test.run TestShapes
 	$(call phase,costs have their shape)
+
+bench-idle: deps ## what nothing to do costs with all checks, and a restart, with BENCH_SIZES Services
+	@$(MAKE) --no-print-directory START=$(START) -j2 build bench-binary image peers
+	$(call phase,measuring in the lab)
+	@$(BENCH_LAB) -env BENCH_SIZES='$(BENCH_SIZES)' -- hack/bench -test.run TestIdle
 
 bench-profile: deps ## where the time of a cold start with BENCH_SIZES Services goes, into .cache/bench
 	@$(MAKE) --no-print-directory START=$(START) -j2 build bench-binary image peers

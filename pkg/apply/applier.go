@@ -39,23 +39,24 @@ type Applier struct {
 	conflicts conflicts
 	flows     flows
 
-	have     have
-	marked   map[ipvs.Key]ipvs.Key                     // the address and port that a mark is for, by the members in the kernel
-	retired  map[ipvs.Key]ipvs.Key                     // the address and port of retired virtual servers with a mark, by their records
-	foreign  ipvs.State                                // virtual servers that are not ours
-	misbound map[netip.Addr]struct{}                   // addresses that were bound as kube-proxy does
-	strays   map[routing.Route]struct{}                // routes that an earlier configuration has left
-	marks    []nat.MarkUse                             // rules of others that have to do with marks
-	seen     map[ip.Family]nat.State                   // the rules as they were last observed
-	draining map[ipvs.Key]map[netip.AddrPort]time.Time // real servers of weight 0 that wait for their connections to end; see Drain
-	toDrain  []ipvs.Key                                // those of them at which this round of Drain has not looked
-	cuts     []Cut                                     // since TakeCuts was last called
-	toLook   []ipvs.Key                                // virtual servers at which this round of Suspicious has not looked
-	touched  *touched                                  // what was written since Observe began; nil when none runs
-	rules    atomic.Pointer[nat.Own]                   // for Concerns
-	lost     map[string]bool                           // sets that the kernel refuses to create, as it lacks their type, say
-	current  bool                                      // the rules that stood at the start are those of the plan
-	swept    bool                                      // all Services are known: what nobody wants may go
+	have          have
+	marked        map[ipvs.Key]ipvs.Key                     // the address and port that a mark is for, by the members in the kernel
+	retired       map[ipvs.Key]ipvs.Key                     // the address and port of retired virtual servers with a mark, by their records
+	foreign       ipvs.State                                // virtual servers that are not ours
+	misbound      map[netip.Addr]struct{}                   // addresses that were bound as kube-proxy does
+	strays        map[routing.Route]struct{}                // routes that an earlier configuration has left
+	marks         []nat.MarkUse                             // rules of others that have to do with marks
+	seen          map[ip.Family]nat.State                   // the rules as they were last observed
+	draining      map[ipvs.Key]map[netip.AddrPort]time.Time // real servers of weight 0 that wait for their connections to end; see Drain
+	drainingCount int                                       // real servers in draining
+	toDrain       []ipvs.Key                                // those of them at which this round of Drain has not looked
+	cuts          []Cut                                     // since TakeCuts was last called
+	toLook        []ipvs.Key                                // virtual servers at which this round of Suspicious has not looked
+	touched       *touched                                  // what was written since Observe began; nil when none runs
+	rules         atomic.Pointer[nat.Own]                   // for Concerns
+	lost          map[string]bool                           // sets that the kernel refuses to create, as it lacks their type, say
+	current       bool                                      // the rules that stood at the start are those of the plan
+	swept         bool                                      // all Services are known: what nobody wants may go
 }
 
 // ownedPart is what a Service wants.

@@ -114,7 +114,7 @@ func (w *world) start(services ...service.Service) Problems {
 	return append(problems, w.applier.Flush()...)
 }
 
-// checkHeld counts the real servers anew: they are counted as they change.
+// checkHeld counts anew what is counted as it changes.
 func (w *world) checkHeld() {
 	w.t.Helper()
 	want := 0
@@ -123,6 +123,16 @@ func (w *world) checkHeld() {
 	}
 	if _, got, _ := w.applier.Held(); got != want {
 		w.t.Errorf("%d real servers are counted, there are %d", got, want)
+	}
+	if got, want := w.applier.have.ofIPv4, ofIPv4(w.applier.have.servers); got != want {
+		w.t.Errorf("%d virtual servers of IPv4 are counted, there are %d", got, want)
+	}
+	draining := 0
+	for _, dests := range w.applier.draining {
+		draining += len(dests)
+	}
+	if got := w.applier.Draining(); got != draining {
+		w.t.Errorf("%d draining real servers are counted, there are %d", got, draining)
 	}
 }
 

@@ -20,24 +20,30 @@ func (a *Applier) drain(key ipvs.Key, dest netip.AddrPort) {
 	}
 	if _, listed := a.draining[key][dest]; !listed {
 		a.draining[key][dest] = time.Time{}
+		a.drainingCount++
 	}
 }
 
 func (a *Applier) undrain(key ipvs.Key, dest netip.AddrPort) {
+	if _, listed := a.draining[key][dest]; !listed {
+		return
+	}
 	delete(a.draining[key], dest)
+	a.drainingCount--
 	if len(a.draining[key]) == 0 {
 		delete(a.draining, key)
 	}
 }
 
-// Draining counts the real servers that wait for their connections to end.
-func (a *Applier) Draining() int {
-	n := 0
-	for _, dests := range a.draining {
-		n += len(dests)
-	}
-	return n
+// undrainAll is for a virtual server that is gone.
+func (a *Applier) undrainAll(key ipvs.Key) {
+	a.drainingCount -= len(a.draining[key])
+	delete(a.draining, key)
 }
+
+// Draining returns the number of real servers that wait for their connections to end.
+// The loop asks for it several times for each change.
+func (a *Applier) Draining() int { return a.drainingCount }
 
 // Drain removes the real servers whose last connection has ended. A
 // connection that is being closed still counts: its last packets must find
@@ -57,7 +63,7 @@ func (a *Applier) Drain(now time.Time, deadline time.Duration, most int) Problem
 	for _, key := range a.drainNext(most) {
 		conns, err := a.kernel.IPVS.Connections(key)
 		if kernel.IsNotExist(err) {
-			delete(a.draining, key)
+			a.undrainAll(key)
 			continue
 		}
 		if err != nil {

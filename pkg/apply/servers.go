@@ -183,7 +183,7 @@ func (f *flush) serverDone(c ipvs.Change) {
 		s.VirtualServer = c.VirtualServer
 	case ipvs.DeleteVirtualServer:
 		f.have.deleteServer(c.Key)
-		delete(f.draining, c.Key)
+		f.undrainAll(c.Key)
 		f.servers.clean(c.Key)
 		f.lookAtRecord(c.Key)
 		return

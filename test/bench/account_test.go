@@ -112,18 +112,24 @@ func children(t testing.TB, pid int) time.Duration {
 }
 
 // memory is what a process has in memory, in MB.
-func memory(t testing.TB, pid int) float64 {
+func memory(t testing.TB, pid int) float64 { return status(t, pid, "VmRSS:") }
+
+// peakMemory is the most that was resident so far.
+func peakMemory(t testing.TB, pid int) float64 { return status(t, pid, "VmHWM:") }
+
+// status gives a size of /proc's in MB.
+func status(t testing.TB, pid int, field string) float64 {
 	t.Helper()
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
 	must(t, err)
 	for line := range strings.Lines(string(text)) {
-		if kb, ok := strings.CutPrefix(line, "VmRSS:"); ok {
+		if kb, ok := strings.CutPrefix(line, field); ok {
 			n, err := strconv.ParseFloat(strings.TrimSpace(strings.TrimSuffix(strings.TrimSpace(kb), "kB")), 64)
 			must(t, err)
 			return n / 1024
 		}
 	}
-	t.Fatalf("process %d has no VmRSS", pid)
+	t.Fatalf("process %d has no %s", pid, field)
 	return 0
 }
 

@@ -101,16 +101,16 @@ func (r *run) everything() {
 	if r.n >= 10000 {
 		r.rate(time.Minute)
 	}
-	r.repaired()
+	r.compare()
 	r.put(Churned, memory(r.t, r.process.PID()))
 	if r.n >= 10000 {
 		r.atRate(time.Minute)
-		r.repaired()
+		r.compare()
 		r.put(Rechurned, memory(r.t, r.process.PID()))
 	}
 	r.seldom("30s")
 	r.restart()
-	r.idle(15 * time.Second)
+	r.idle(90 * time.Second)
 }
 
 // byAddress is what the way to claim VIPs makes a difference for.
@@ -134,7 +134,7 @@ func (r *run) short() {
 	r.coldStart()
 	r.ruleCounts()
 	r.oneChange(3)
-	r.idle(30 * time.Second)
+	r.idle(90 * time.Second)
 	r.put(Churned, memory(r.t, r.process.PID()))
 }
 

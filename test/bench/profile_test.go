@@ -69,11 +69,11 @@ func (r *run) profileRate() {
 	}()
 	r.rate(20 * time.Second)
 	<-done
-	r.repaired()
+	r.compare()
 	r.t.Logf("memory after the changes: %.1f MB", memory(r.t, r.process.PID()))
 	r.keepProfile("heap", fmt.Sprintf("heap-rate-%d.prof", r.n))
 	r.atRate(20 * time.Second)
-	r.repaired()
+	r.compare()
 	r.t.Logf("memory after as many again: %.1f MB", memory(r.t, r.process.PID()))
 	for _, m := range []Measure{Rate, Overtaken, RateMedian, RateTail, Backlog} {
 		value, _ := r.Get(m, r.subject.name, r.n)

@@ -40,6 +40,9 @@ func TestShapes(t *testing.T) {
 	}
 }
 
+// mostIdle is the target for idle with all checks, in % of an emulated core.
+const mostIdle = 1.0
+
 // cost is what is compared.
 type cost struct {
 	start  float64       // requests of the cold start, for each Service
@@ -62,13 +65,20 @@ func (b *bench) shape(t *testing.T, n int) cost {
 	if n != manyServices {
 		return c
 	}
-	r.seldom("30s") // long enough that on a busy machine, too, no check falls into the time that is idle
+	r.compare()
+	r.seldom("30s")
 	if seen := r.restart(); seen.total() != 0 {
 		t.Errorf("a restart with everything programmed writes to the kernel: %v", seen.Writes)
 	}
-	seen = r.idle(5 * time.Second)
+	seen = r.idle(65 * time.Second) // two of the 30 s
 	if work, _ := b.results.Get(IdleWork, byRoute.name, n); work != 0 {
 		t.Errorf("programs are run or the kernel is written to while nothing happens: %v", seen.Writes)
+	}
+	idle, _ := b.results.Get(Idle, byRoute.name, n)
+	checked, _ := b.results.Get(IdleChecked, byRoute.name, n)
+	t.Logf("idle: %.2f %% of a core, with comparisons of everything %.2f %%", idle, checked)
+	if checked > mostIdle {
+		t.Errorf("idle takes %.2f %% of a core with %d Services and all checks, want at most %.0f %%", checked, n, mostIdle)
 	}
 	return c
 }

@@ -96,7 +96,7 @@ func (r *run) everything() {
 	r.seldom("1h")
 	r.coldStart()
 	r.ruleCounts()
-	r.oneChange(100)
+	r.oneChange(1000)
 	r.rolling()
 	if r.n >= 10000 {
 		r.rate(time.Minute)
@@ -111,6 +111,7 @@ func (r *run) everything() {
 	r.seldom("30s")
 	r.restart()
 	r.idle(90 * time.Second)
+	r.emptied()
 }
 
 // byAddress is what the way to claim VIPs makes a difference for.

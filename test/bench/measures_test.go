@@ -4,6 +4,7 @@ package bench
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net/netip"
 	"regexp"
@@ -112,6 +113,9 @@ func (r *run) oneChange(samples int) {
 	r.drained(tp, samples)
 	r.put(OneMedian, Percentile(took, 0.5))
 	r.put(OneTail, Percentile(took, 0.99))
+	if samples >= 1000 {
+		r.put(OneWorst, Percentile(took, 0.999))
+	}
 	r.put(APIWrite, Percentile(wrote, 0.5))
 }
 
@@ -125,7 +129,9 @@ func (r *run) rolling() {
 	r.t.Helper()
 	tp := openTap(r.t, r.node.Namespace)
 	r.account.by(r.process.PID())
+	before := cpu(r.t, r.process.PID())
 	r.changeAll(tp, min(restarted, r.n))
+	r.put(ChangeCPU, milliseconds(cpu(r.t, r.process.PID())-before)/float64(min(restarted, r.n)))
 	r.drained(tp, min(restarted, r.n))
 	seen := tp.close()
 	r.put(Rolling, float64(seen.total()))
@@ -270,6 +276,19 @@ func (r *run) restart() tally {
 	return seen
 }
 
+// emptied deletes all virtual servers, and measures until they are back.
+func (r *run) emptied() {
+	r.t.Helper()
+	r.settled()
+	tp := openTap(r.t, r.node.Namespace)
+	begin := time.Now()
+	r.node.Exec("ipvsadm", "-C")
+	if !tp.await(r.limit, func(t tally) bool { return t.Writes[newReal] >= r.n*endpointsOfEach }) {
+		r.t.Fatalf("%s has not put back what was deleted", r.subject.name)
+	}
+	r.put(Emptied, tp.close().Spans[newReal][1].Sub(begin).Seconds())
+}
+
 var comparisons = regexp.MustCompile(`(?m)^kube_ipvs_compare_duration_seconds_count (\S+)$`)
 
 func (r *run) compared() float64 {
@@ -309,10 +328,18 @@ func checkPeriod(services int) time.Duration {
 }
 
 // idle measures a program that has nothing to do, with all that it does every second
-// and every 30 s. Its share of a comparison of everything, which was measured before,
-// is added.
+// and every 30 s, after the first comparison since its start, which is of everything.
+// Its share of such a comparison, which was measured before, is added.
 func (r *run) idle(duration time.Duration) tally {
 	r.t.Helper()
+	if !r.subject.peer {
+		r.eventually(r.limit, r.subject.name+" has compared the kernel", func() error {
+			if r.compared() == 0 {
+				return errors.New("no comparison so far")
+			}
+			return nil
+		})
+	}
 	r.settled()
 	pid := r.process.PID()
 	tp := openTap(r.t, r.node.Namespace)

@@ -1,0 +1,46 @@
+//go:build e2e
+
+package bench
+
+import (
+	"fmt"
+	"slices"
+	"testing"
+	"time"
+)
+
+// profiled leaves a profile of 60 s from the beginning of what is done.
+func (r *run) profiled(file string, do func()) {
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		r.keepProfile("profile?seconds=60", file)
+	}()
+	do()
+	<-done
+}
+
+// TestIdle measures what a program takes that has nothing to do, with all checks, and a
+// restart, and leaves profiles: a part of TestBench, for those who work on it.
+func TestIdle(t *testing.T) {
+	b := &bench{t: t, results: NewResults(), account: newAccount(t), api: newAPI(t)}
+	warmUp(t)
+	for _, n := range numbers(t, "BENCH_SIZES") {
+		b.api.grow(n)
+		t.Run(fmt.Sprint(n), func(t *testing.T) {
+			s := *byRoute
+			s.args = append(slices.Clone(s.args), "--profiling")
+			r := b.begin(t, &s, n)
+			r.seldom("1h")
+			r.coldStart()
+			r.profiled(fmt.Sprintf("check-%d.prof", n), r.compare)
+			r.seldom("30s")
+			r.profiled(fmt.Sprintf("restart-%d.prof", n), func() { r.restart() })
+			r.profiled(fmt.Sprintf("idle-%d.prof", n), func() { r.idle(90 * time.Second) })
+			for _, m := range []Measure{ColdStart, KernelCPU, Memory, PeakMemory, Check, Restart, Rewrites, Idle, IdleChecked} {
+				v, measured := r.Get(m, r.subject.name, n)
+				t.Logf("%s: %s %s (%t)", m.Name, Round(v), m.Unit, measured)
+			}
+		})
+	}
+}

@@ -171,30 +171,34 @@ func (n *Netlink) linkNames() (map[int]string, error) {
 func (n *Netlink) routesWith(names map[int]string, wanted func(netlink.Route) bool) ([]foundRoute, error) {
 	var out []foundRoute
 	for _, f := range ip.Families {
-		found, err := dump(func() ([]netlink.Route, error) { return n.dumpRoutes(f, wanted) })
+		found, err := dump(func() ([]foundRoute, error) { return n.dumpRoutes(f, names, wanted) })
 		if err != nil {
 			return nil, err
 		}
-		for _, r := range found {
-			routes, err := convert(f, r, names)
-			if err != nil {
-				return nil, err
-			}
-			out = append(out, routes...)
-		}
+		out = append(out, found...)
 	}
 	return out, nil
 }
 
-func (n *Netlink) dumpRoutes(f ip.Family, wanted func(netlink.Route) bool) ([]netlink.Route, error) {
-	var out []netlink.Route
+// dumpRoutes converts each route as it is read: the library's are four times as large.
+func (n *Netlink) dumpRoutes(f ip.Family, names map[int]string, wanted func(netlink.Route) bool) ([]foundRoute, error) {
+	var out []foundRoute
+	var unknown error
 	err := n.handle.RouteListFilteredIter(familyNumber(f), &netlink.Route{}, netlink.RT_FILTER_TABLE, func(r netlink.Route) bool {
-		if (r.Type == unix.RTN_UNICAST || r.Type == unix.RTN_LOCAL) && wanted(r) {
-			out = append(out, r)
+		if r.Type != unix.RTN_UNICAST && r.Type != unix.RTN_LOCAL || !wanted(r) {
+			return true
 		}
+		routes, err := convert(f, r, names)
+		if err != nil && unknown == nil {
+			unknown = err
+		}
+		out = append(out, routes...)
 		return true
 	})
-	return out, err
+	if err != nil {
+		return nil, err
+	}
+	return out, unknown
 }
 
 // convert gives a route for each next hop that is not dead: its link is up.

@@ -9,12 +9,12 @@ import (
 	"time"
 )
 
-// profiled leaves a profile of 60 s from the beginning of what is done.
+// profiled leaves a profile of 20 s from the beginning of what is done.
 func (r *run) profiled(file string, do func()) {
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		r.keepProfile("profile?seconds=60", file)
+		r.keepProfile("profile?seconds=20", file)
 	}()
 	do()
 	<-done

@@ -37,7 +37,7 @@ func TestIdle(t *testing.T) {
 			r.seldom("30s")
 			r.profiled(fmt.Sprintf("restart-%d.prof", n), func() { r.restart() })
 			r.profiled(fmt.Sprintf("idle-%d.prof", n), func() { r.idle(90 * time.Second) })
-			for _, m := range []Measure{ColdStart, KernelCPU, Memory, PeakMemory, Check, Restart, Rewrites, Idle, IdleChecked} {
+			for _, m := range []Measure{ColdStart, KernelCPU, Memory, PeakMemory, Check, Restart, Rewrites, Idle, IdleChecked, IdleWork} {
 				v, measured := r.Get(m, r.subject.name, n)
 				t.Logf("%s: %s %s (%t)", m.Name, Round(v), m.Unit, measured)
 			}

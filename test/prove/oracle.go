@@ -324,7 +324,17 @@ func (o *Oracle) Want(c *Class) Want {
 	if o.strays(c) && !slices.Contains(w.Fates, MustDrop) {
 		w.Fates = append(w.Fates, MustDrop)
 	}
+	if c.In != "" && (o.isBranch(o.family, c.In) || c.target.kind == NodeItself && o.ledPast(c)) {
+		w.Fates = append(w.Fates, MustLeave)
+	}
 	return w
+}
+
+// ledPast reports whether a CNI's policy rule by interface leads past the node what is
+// for the node itself, with or without a proxy.
+func (o *Oracle) ledPast(c *Class) bool {
+	way, ok := o.bare.RouteOf(c.From, c.To.Addr(), c.In)
+	return ok && !way.Local
 }
 
 // strays reports whether a request comes in by another interface than leads back to

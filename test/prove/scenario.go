@@ -241,6 +241,7 @@ func (s *Scenario) setNode(n *corev1.Node) {
 //	link eth0 10.12.97.49/24
 //	default dev eth0 via 10.12.97.1 [src 10.12.97.49] [table 1003]
 //	route 10.244.1.0/24 dev cni0 [table 101]
+//	attached 10.12.200.44/32 dev vlan1 table 101
 //	rule 2000 from 10.12.192.44 [to 10.0.0.0/8] [iif eth1] lookup 1003
 func (s *Scenario) addNetwork(words []string) {
 	inv := &s.Node.Inventory
@@ -254,6 +255,11 @@ func (s *Scenario) addNetwork(words []string) {
 		r.Dst = netip.MustParsePrefix(words[1])
 		r.Family = ip.Of(r.Dst.Addr())
 		s.Routes = append(s.Routes, r)
+	case "attached": // the routes that the proxy knows pods by, see routing.Inventory
+		r := parseRoute(words[2:])
+		r.Dst = netip.MustParsePrefix(words[1])
+		r.Family = ip.Of(r.Dst.Addr())
+		inv.Attached, s.Routes = append(inv.Attached, r), append(s.Routes, r)
 	case "rule":
 		inv.Rules = append(inv.Rules, parseRule(words[1], words[2:]))
 	}

@@ -1,7 +1,6 @@
-// Command image makes kube-ipvs's container image, for several architectures in
-// one OCI archive, out of the distribution's packages and programs that are built
-// already. It needs no container engine, and nothing is downloaded when the image
-// runs.
+// Command image builds kube-ipvs's container image, for several architectures in one
+// OCI archive, from the distribution's packages and from programs that have been built.
+// It needs no container engine, and nothing is downloaded when the image runs.
 package main
 
 import (
@@ -16,11 +15,11 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/hack/oci"
 )
 
-// repository is the name that releases push the image to, which the
-// manifests in deploy name.
+// repository is the name under which releases push the image, and which the manifests
+// use.
 const repository = "ghcr.io/kube-ipvs/kube-ipvs"
 
-// program is where the image has it.
+// program is the program's path in the image.
 const program = "usr/local/bin/kube-ipvs"
 
 func main() {
@@ -73,8 +72,8 @@ func run(ctx context.Context) error {
 	return archive.Close()
 }
 
-// newImage has two layers, so that a new version of the program is all that a node
-// fetches which has the packages.
+// newImage has two layers, so that nodes which have the packages only pull the program
+// of a new version.
 func newImage(ctx context.Context, cache, architecture, file string) (oci.Image, error) {
 	root, err := packageRoot(ctx, cache, architecture)
 	if err != nil {
@@ -88,5 +87,5 @@ func newImage(ctx context.Context, cache, architecture, file string) (oci.Image,
 	return oci.Image{Architecture: architecture, Layers: []oci.Layer{packages, own}, Entrypoint: []string{"/" + program}}, err
 }
 
-// tagOf makes a tag of a version, which may have a "+" that tags may not.
+// tagOf returns the tag of a version. Tags cannot contain "+".
 func tagOf(version string) string { return strings.ReplaceAll(version, "+", "-") }

@@ -15,26 +15,26 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/hack/debian"
 )
 
-// packages are iptables in both back ends, nft for node ports on the loopback
-// address, and modprobe, for the modules that the node has in /lib/modules.
+// packages are iptables with both back ends, nft for node ports on the loopback
+// address, and modprobe for the node's modules in /lib/modules.
 var packages = []string{"iptables", "nftables", "kmod"}
 
-// unused is what nothing in the image reads: documentation but for copyrights,
-// what other programs are given, and what libraries load that are not asked for it.
+// unused lists what nothing in the image reads: documentation except copyrights, files
+// for other programs, and plugins that libraries do not load by default.
 var unused = []string{
 	"etc/init.d", "lib/systemd", "usr/lib/*/engines-3", "usr/lib/*/gconv", "usr/lib/*/ossl-modules",
 	"usr/sbin/ip*tables-apply", "usr/share/bash-completion", "usr/share/initramfs-tools",
 	"usr/share/lintian", "usr/share/man", "usr/share/doc/*/[^c]*", "usr/share/doc/*/c[^o]*", "usr/share/doc/*/con*",
 }
 
-// packageRoot unpacks the packages of an architecture. What is there already stays
-// as it is; removing the cache is the way to newer ones.
+// packageRoot unpacks the packages of an architecture. Existing files are kept; remove
+// the cache to get newer ones.
 func packageRoot(ctx context.Context, cache, architecture string) (string, error) {
 	key, err := packagesKey()
 	if err != nil {
 		return "", err
 	}
-	if cache, err = filepath.Abs(cache); err != nil { // apt has its own idea of where relative paths begin
+	if cache, err = filepath.Abs(cache); err != nil { // apt resolves relative paths differently
 		return "", err
 	}
 	root := filepath.Join(cache, architecture+"-"+key)
@@ -62,9 +62,8 @@ func packageRoot(ctx context.Context, cache, architecture string) (string, error
 	return root, os.Rename(unpacked, root)
 }
 
-// recordPackages writes which packages the image has where scanners look for it in
-// images without a package manager: one file each in var/lib/dpkg/status.d, and
-// etc/os-release.
+// recordPackages records the image's packages where scanners look in images without a
+// package manager: one file each in var/lib/dpkg/status.d, and etc/os-release.
 func recordPackages(ctx context.Context, archives, root string) error {
 	debs, err := filepath.Glob(filepath.Join(archives, "*.deb"))
 	if err != nil {
@@ -91,7 +90,7 @@ func recordPackages(ctx context.Context, archives, root string) error {
 	return os.WriteFile(filepath.Join(root, "etc/os-release"), release, 0o644)
 }
 
-// packagesKey hashes what the packages are chosen by.
+// packagesKey returns a hash of everything that selects the packages.
 func packagesKey() (string, error) {
 	release, err := os.ReadFile("/etc/os-release")
 	if err != nil {
@@ -101,8 +100,8 @@ func packagesKey() (string, error) {
 	return hex.EncodeToString(sum[:])[:12], nil
 }
 
-// programs are those that must be there: iptables in both back ends, of which
-// kube-ipvs uses the one that the node uses.
+// programs must exist: iptables with both back ends. kube-ipvs uses the back end of the
+// node.
 var programs = func() []string {
 	var out []string
 	for _, family := range []string{"iptables", "ip6tables"} {
@@ -115,10 +114,10 @@ var programs = func() []string {
 	return out
 }()
 
-// finish removes what is not used, checks that all programs are there, and links the
-// plain names to nft, as the distribution does: sysdump uses them, and people.
-// kube-ipvs itself goes by the back ends' own names. Scripts of the packages are not
-// run, as they would need a shell of the architecture.
+// finish removes unused files, checks that all programs exist, and links the plain
+// names to nft, as the distribution does, for sysdump and for people. kube-ipvs itself
+// uses the names of the back ends. Scripts of the packages are not run, because they
+// would need a shell of the architecture.
 func finish(root string) error {
 	for _, pattern := range unused {
 		found, err := filepath.Glob(filepath.Join(root, pattern))

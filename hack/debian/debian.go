@@ -1,5 +1,5 @@
-// Package debian takes files out of the distribution's packages, without
-// installing anything: for the lab's guest, and for the container image.
+// Package debian extracts files from the distribution's packages without installing
+// them, for the lab's guest and for the container image.
 package debian
 
 import (
@@ -13,14 +13,13 @@ import (
 	"strings"
 )
 
-// Get runs apt-get in dir. Package lists that are missing or out of date show as
-// a failure, so a failure is met with one `apt-get update` and a second try.
+// Get runs apt-get in dir. Missing or outdated package lists show as a failure, so it
+// retries once after `apt-get update`.
 func Get(ctx context.Context, dir string, args ...string) error {
 	return lists{root: true}.get(ctx, dir, args...)
 }
 
-// lists are package lists: the machine's, which only root may bring up to date,
-// or others.
+// lists are package lists: those of the machine, which only root may update, or others.
 type lists struct {
 	root    bool
 	options []string
@@ -34,7 +33,7 @@ func (l lists) get(ctx context.Context, dir string, args ...string) error {
 	if l.root && os.Geteuid() != 0 {
 		return fmt.Errorf("%w (as root, the package lists would be updated and this tried again)", first)
 	}
-	// A repository that cannot be reached need not be the one that is needed.
+	// An unreachable repository may not be the one that is needed.
 	update := l.apt(ctx, "", "update")
 	if second := l.apt(ctx, dir, args...); second != nil {
 		return errors.Join(second, update)
@@ -53,17 +52,16 @@ func (l lists) apt(ctx context.Context, dir string, args ...string) error {
 	return nil
 }
 
-// Unpack unpacks the packages and everything that they depend on into root,
-// downloading to dir. An empty dpkg status file makes apt resolve dependencies as
-// if nothing at all were installed, so the result does not hang on what the
-// machine happens to have.
+// Unpack unpacks the packages and all their dependencies into root, downloading to dir.
+// An empty dpkg status file makes apt resolve dependencies as if nothing were
+// installed, so the result does not depend on the machine.
 func Unpack(ctx context.Context, dir, root string, packages ...string) error {
 	return unpack(ctx, lists{root: true}, dir, root, packages)
 }
 
-// UnpackFor is Unpack for machines of an architecture, such as arm64. If it is not
-// this machine's, its package lists are kept in dir; the machine's repositories
-// must have it.
+// UnpackFor is like Unpack for an architecture, such as arm64. If that is not the
+// machine's, its package lists are kept in dir; the machine's repositories must provide
+// it.
 func UnpackFor(ctx context.Context, architecture, dir, root string, packages ...string) error {
 	if here, err := exec.CommandContext(ctx, "dpkg", "--print-architecture").Output(); err == nil && strings.TrimSpace(string(here)) == architecture {
 		return Unpack(ctx, dir, root, packages...)
@@ -100,7 +98,7 @@ func unpack(ctx context.Context, from lists, dir, root string, packages []string
 	return unpackAll(ctx, archives, root)
 }
 
-// UnpackExactly unpacks just the named packages into root.
+// UnpackExactly unpacks only the named packages into root.
 func UnpackExactly(ctx context.Context, dir, root string, packages ...string) error {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return err
@@ -138,7 +136,7 @@ func Cache(ctx context.Context, args ...string) ([]byte, error) {
 	return out, nil
 }
 
-// Tail keeps the last lines of a program's output, for an error message.
+// Tail returns the last lines of a program's output, for an error message.
 func Tail(out []byte, lines int) []byte {
 	split := bytes.Split(bytes.TrimSpace(out), []byte("\n"))
 	if len(split) > lines {

@@ -26,7 +26,7 @@ func eniPath() string {
 	return c.String()
 }
 
-// eniNode draws what both halves have.
+// eniNode draws the parts that both halves share.
 func eniNode(c *canvas, x int, heading string) {
 	c.text("h", x+10, 38, "start", heading)
 	c.area(x, 52, 460, 210, "node")
@@ -39,7 +39,8 @@ func eniNode(c *canvas, x int, heading string) {
 	c.box("box", x+180, 365, 200, 46, "endpoint 10.253.3.5:8000")
 }
 
-// packetPath shows the hooks that a connection to a VIP passes, and what acts there.
+// packetPath shows the hooks that a connection to a VIP passes, and the actions of
+// each.
 func packetPath() string {
 	c := newCanvas(1060, 430, "The path of a packet from a client to an endpoint of a Service, and of the reply")
 	c.text("h", 20, 34, "start", "Request")
@@ -87,7 +88,7 @@ func packetPath() string {
 	return c.String()
 }
 
-// architecture shows how a change comes from the API server into the kernel.
+// architecture shows how a change reaches the kernel from the API server.
 func architecture() string {
 	c := newCanvas(980, 540, "The parts of kube-ipvs and how a change passes through them")
 	c.box("box", 120, 24, 300, 46, "API server", "Services, EndpointSlices, own Node")
@@ -114,8 +115,8 @@ func architecture() string {
 	return c.String()
 }
 
-// vipClaims shows who gets what at a VIP that serves one Service port and, elsewhere,
-// another port.
+// vipClaims shows which ports of a VIP reach the node, if a Service has one port and
+// another device has another.
 func vipClaims() string {
 	c := newCanvas(980, 350, "What reaches the node at a VIP, when it is claimed whole and when it is claimed by port")
 	for i, half := range []struct {

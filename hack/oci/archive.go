@@ -1,5 +1,5 @@
-// Package oci writes container images as archives, without a container engine: the
-// product's own, and those that a cluster in the lab runs.
+// Package oci writes container images as archives, without a container engine:
+// kube-ipvs's own image, and those that a cluster in the lab runs.
 package oci
 
 import (
@@ -27,10 +27,10 @@ const (
 	layerType    = "application/vnd.oci.image.layer.v1.tar+gzip"
 )
 
-// searchPath is where the programs are.
+// searchPath is the PATH of the image's programs.
 const searchPath = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
-// Image is one architecture's.
+// Image is the image of one architecture.
 type Image struct {
 	Architecture        string
 	Layers              []Layer
@@ -40,8 +40,8 @@ type Image struct {
 
 // Layer is a compressed tar archive.
 type Layer struct {
-	made string // of what
-	diff string // digest of what is compressed
+	made string // what created the layer
+	diff string // digest of the uncompressed layer
 	blob []byte
 }
 
@@ -93,8 +93,8 @@ type history struct {
 	CreatedBy string `json:"created_by"`
 }
 
-// NewLayer holds no times and no owners but root, so that the same files make the
-// same digest.
+// NewLayer writes no times and only root as the owner, so that the same files produce
+// the same digest.
 func NewLayer(made string, from Tree) (Layer, error) {
 	var compressed bytes.Buffer
 	sum := sha256.New()
@@ -114,7 +114,7 @@ func NewLayer(made string, from Tree) (Layer, error) {
 	return Layer{made: made, diff: "sha256:" + hex.EncodeToString(sum.Sum(nil)), blob: compressed.Bytes()}, nil
 }
 
-// addTree adds a file, or a folder with all that is in it.
+// addTree adds a file, or a folder with its contents.
 func addTree(out *tar.Writer, name, root string) error {
 	return filepath.WalkDir(root, func(file string, entry fs.DirEntry, err error) error {
 		if err != nil {
@@ -169,8 +169,8 @@ type archive struct {
 	have map[string]bool
 }
 
-// WriteArchive writes the images as one of several architectures, under a name with
-// its registry and a tag.
+// WriteArchive writes the images of several architectures as one, under a name with its
+// registry and a tag.
 func WriteArchive(w io.Writer, name, tag string, images []Image) error {
 	a := archive{tar.NewWriter(w), map[string]bool{}}
 	if err := a.file("oci-layout", []byte(`{"imageLayoutVersion":"1.0.0"}`)); err != nil {
@@ -235,7 +235,7 @@ func (a *archive) document(mediaType string, value any) (descriptor, error) {
 	return a.blob(mediaType, text)
 }
 
-// blob adds one that is not there yet.
+// blob adds a blob unless it exists.
 func (a *archive) blob(mediaType string, content []byte) (descriptor, error) {
 	sum := sha256.Sum256(content)
 	name := hex.EncodeToString(sum[:])

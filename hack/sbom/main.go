@@ -1,6 +1,6 @@
-// Command sbom writes what a program was built from: its modules with their
-// versions and checksums, and Go itself, as a CycloneDX document. It reads this from
-// the program, so that the two cannot differ, and writes the same for the same one.
+// Command sbom writes the components of a program as a CycloneDX document: its modules
+// with versions and checksums, and Go. It reads them from the program itself, so they
+// cannot differ, and its output is reproducible.
 package main
 
 import (
@@ -36,7 +36,7 @@ func run(args []string) error {
 	return os.WriteFile(args[2], append(text, '\n'), 0o644)
 }
 
-// document is a CycloneDX bill of materials, as far as it is used here.
+// document is the part of a CycloneDX bill of materials that is used here.
 type document struct {
 	Format     string      `json:"bomFormat"`
 	Spec       string      `json:"specVersion"`
@@ -77,8 +77,8 @@ func documentOf(info *debug.BuildInfo, version string) document {
 
 func purl(path, version string) string { return "pkg:golang/" + path + "@" + version }
 
-// hashes reads a checksum of go.sum: "h1:" and, in base64, a SHA-256 over those of
-// the module's files.
+// hashes decodes a checksum of go.sum: "h1:" and, in base64, a SHA-256 of the checksums
+// of the module's files.
 func hashes(sum string) []hash {
 	text, ok := strings.CutPrefix(sum, "h1:")
 	digest, err := base64.StdEncoding.DecodeString(text)

@@ -233,7 +233,8 @@ var needed = func() map[string]bool {
 
 // blocked are addresses that must not become local yet, as something that
 // they need was refused: a VIP that is local without its virtual server is
-// answered by whatever listens on 0.0.0.0.
+// answered by whatever listens on 0.0.0.0. A virtual server with a fwmark is not
+// needed: without it the kernel takes the one of the address and port.
 func (f *flush) blocked() map[netip.Addr]bool {
 	out := map[netip.Addr]bool{}
 	for m := range f.members.stuck {
@@ -242,9 +243,8 @@ func (f *flush) blocked() map[netip.Addr]bool {
 		}
 	}
 	for key := range f.servers.stuck {
-		if _, there := f.have.servers[key]; !there {
-			address, _ := f.serves(key)
-			out[address.Addr] = true
+		if _, there := f.have.servers[key]; !there && key.FWMark == 0 {
+			out[key.Addr] = true
 		}
 	}
 	return out

@@ -283,3 +283,25 @@ func TestMarkIsTheOlderServices(t *testing.T) {
 		}
 	}
 }
+
+// A kernel without ip_vs_mh refuses the virtual server for internal clients under
+// session affinity. The address is served all the same, as under kube-proxy.
+func TestAddressWithoutItsMarkedServer(t *testing.T) {
+	w := newWorld(t)
+	w.start()
+	w.refuse = func(change string) error {
+		if strings.Contains(change, "virtual server FWM") {
+			return unix.ENOENT
+		}
+		return nil
+	}
+	if err := w.apply(externalLocal("a", ip.TCP, vip, here)); len(err) == 0 {
+		t.Error("the refusal is not told")
+	}
+	if w.position("add local route "+vip+"/32") < 0 {
+		t.Errorf("the address is not local:\n%s", strings.Join(w.order, "\n"))
+	}
+	if n := len(w.realServers(key(ip.TCP, vip+":80"))); n != 1 {
+		t.Errorf("it has %d real servers, want 1", n)
+	}
+}

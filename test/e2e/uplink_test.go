@@ -68,7 +68,10 @@ func (c *cluster) renewed(t *testing.T, node *lab.BridgeNode) {
 // once than the pod's own interface: the node tells the pod.
 func (c *cluster) uploaded(t *testing.T, node *lab.BridgeNode) {
 	node.Exec("ip", "link", "set", "eth0", "mtu", "1300")
-	for _, vips := range [][]string{clusterIPs(1), balancerIPs(1), externalIPs(1)} {
+	// Cluster IPs are left out: what a pod sends there keeps its source, and the
+	// kernel does not translate the error that it is told by (large segments are
+	// judged behind IPVS, ip_finish_output_gso).
+	for _, vips := range [][]string{balancerIPs(1), externalIPs(1)} {
 		for _, vip := range vips {
 			for range 2 { // one to each endpoint
 				connection, err := c.caller1.Connect(lab.DialTimeout, lab.TCP, at(vip, 80))

@@ -92,7 +92,7 @@ func New(cfg *plan.Config, kernel Kernel) *Applier {
 		members:   newLedger[plan.Member, uint32](),
 		vips:      newLedger[plan.VIP, struct{}](),
 		conflicts: newConflicts(),
-		flows:     flows{stale: map[ipvs.Key]struct{}{}, sources: map[netip.Addr]struct{}{}},
+		flows:     newFlows(),
 		have:      have{servers: ipvs.State{}, sets: ipset.State{}, vips: map[plan.VIP]struct{}{}, rules: map[routing.Rule]struct{}{}, sysctls: sysctl.State{}, nat: map[ip.Family]nat.State{}},
 		marked:    map[ipvs.Key]ipvs.Key{},
 		retired:   map[ipvs.Key]ipvs.Key{},

@@ -24,6 +24,7 @@ type nodePart struct {
 
 // SetNode makes a part the wanted one for the node.
 func (a *Applier) SetNode(part plan.NodePart) {
+	a.clientsRerouted(a.node.Members, part.Members)
 	setAll(&a.members, nodeOwner, a.node.Members, part.Members, unmarked)
 	a.node = nodePart{NodePart: part, dirty: true, sets: map[string]ipset.Set{}}
 	for _, s := range part.Sets {

@@ -203,11 +203,17 @@ func (f *flush) serverDone(c ipvs.Change) {
 
 // flows are those of which conntrack may have entries that must go: by address and
 // port, those of UDP that lead to no real server any more; and those that were
-// translated to a source that is used no more.
+// translated to a source that is used no more; and those of UDP of clients that take
+// another way than they began with.
 type flows struct {
 	stale   map[ipvs.Key]struct{}
 	sources map[netip.Addr]struct{}
+	clients map[netip.Prefix]struct{}
 	wait    bool // deleting them has failed, and is tried again with the node's retry
+}
+
+func newFlows() flows {
+	return flows{stale: map[ipvs.Key]struct{}{}, sources: map[netip.Addr]struct{}{}, clients: map[netip.Prefix]struct{}{}}
 }
 
 // forgetFlows drops conntrack's entries of UDP flows that lead to no real
@@ -240,7 +246,7 @@ func (a *Applier) mayBeStale(key ipvs.Key) bool {
 // every Service is programmed it waits: Sweep has all flows looked at together, while
 // each batch at the start would read the whole table.
 func (f *flush) forgetStale() {
-	if len(f.flows.stale)+len(f.flows.sources) == 0 || !f.swept {
+	if len(f.flows.stale)+len(f.flows.sources)+len(f.flows.clients) == 0 || !f.swept {
 		return
 	}
 	matches := f.sourceMatches()
@@ -261,5 +267,5 @@ func (f *flush) forgetStale() {
 		f.fail(nil, err)
 		return
 	}
-	f.flows.stale, f.flows.sources = map[ipvs.Key]struct{}{}, map[netip.Addr]struct{}{}
+	f.flows = newFlows()
 }

@@ -2,10 +2,13 @@ package apply
 
 import (
 	"net/netip"
+	"slices"
 	"strings"
 
 	"github.com/kube-ipvs/kube-ipvs/pkg/conntrack"
+	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
 	"github.com/kube-ipvs/kube-ipvs/pkg/nat"
+	"github.com/kube-ipvs/kube-ipvs/pkg/plan"
 )
 
 // snatSource is a rule that gives packets which leave by an interface a source.
@@ -62,6 +65,21 @@ func (f *flush) sourcesReplaced(before, after nat.State) {
 	}
 }
 
+// clientsRerouted notes the sources whose masqueraded flows are bound to the main
+// table's interface from now on. A UDP flow that began before is not bound: it may
+// leave by the ENI, for as long as it is in use, with an address of another
+// interface, because the ENI had none when it was masqueraded.
+func (a *Applier) clientsRerouted(before, after []plan.Member) {
+	if !a.swept {
+		return // flows go on over a start
+	}
+	for _, m := range after {
+		if m.Entry.Net.IsValid() && m.Set == plan.ReplyRoutedSources.In(ip.Of(m.Entry.Net.Addr())) && !slices.Contains(before, m) {
+			a.flows.clients[m.Entry.Net] = struct{}{}
+		}
+	}
+}
+
 // familyOnly is the same for all addresses of a family.
 func familyOnly(a netip.Addr) netip.Addr {
 	if a.Is4() {
@@ -75,6 +93,9 @@ func (f *flush) sourceMatches() []conntrack.Match {
 	var matches []conntrack.Match
 	for a := range f.flows.sources {
 		matches = append(matches, conntrack.Match{Source: a})
+	}
+	for p := range f.flows.clients {
+		matches = append(matches, conntrack.Match{Client: p})
 	}
 	return matches
 }

@@ -9,6 +9,7 @@ import (
 
 	"github.com/kube-ipvs/kube-ipvs/pkg/conntrack"
 	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
+	"github.com/kube-ipvs/kube-ipvs/pkg/ipset"
 	"github.com/kube-ipvs/kube-ipvs/pkg/nat"
 	"github.com/kube-ipvs/kube-ipvs/pkg/plan"
 )
@@ -128,4 +129,43 @@ func TestNoDumpBeforeSweep(t *testing.T) {
 	if n := len(w.conntrack.Entries()); n != 0 {
 		t.Error("a flow that is older than its Service is left")
 	}
+}
+
+// TestReroutedClientIsForgotten: UDP flows of a source that is bound to the main
+// table's interface from now on are forgotten, once, and not at a start.
+func TestReroutedClientIsForgotten(t *testing.T) {
+	w := newWorld(t)
+	pod, other := netip.MustParsePrefix("10.244.0.9/32"), netip.MustParsePrefix("10.244.0.8/32")
+	reroute := func(sources ...netip.Prefix) {
+		part := plan.NodeWide(&w.cfg, &plan.Node{})
+		part.Members = slices.Clone(part.Members)
+		for _, p := range sources {
+			part.Members = append(part.Members, plan.Member{Set: plan.ReplyRoutedSources.In(ip.IPv4), Entry: ipset.Entry{Net: p}})
+		}
+		w.applier.SetNode(part)
+	}
+	begin := func() {
+		w.conntrack.Add(conntrack.Entry{
+			Protocol: ip.UDP, OriginalSrc: netip.MustParseAddrPort("10.244.0.9:4000"), OriginalDst: netip.MustParseAddrPort("10.96.0.1:80"),
+			ReplySrc: netip.MustParseAddrPort("10.244.9.9:8000"), ReplyDst: netip.MustParseAddrPort("192.0.2.11:4000"),
+		})
+	}
+	left := func(when string, want int) {
+		t.Helper()
+		if err := w.applier.Flush().Err(); err != nil {
+			t.Fatal(err)
+		}
+		if n := len(w.conntrack.Entries()); n != want {
+			t.Errorf("%s: %d flows are left, want %d", when, n, want)
+		}
+	}
+	begin()
+	reroute(other)
+	w.start()
+	left("at the start", 1)
+	reroute(other, pod)
+	left("it is rerouted", 0)
+	begin()
+	reroute(pod)
+	left("another one is not any more", 1)
 }

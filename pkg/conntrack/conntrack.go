@@ -10,6 +10,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 	"sync"
 
 	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
@@ -37,6 +38,9 @@ func (e Entry) String() string {
 //
 // With Source alone: those of any protocol whose client's address is translated to
 // Source, and so answered there.
+//
+// With Client alone: those of UDP that clients within Client began, of which both
+// addresses are translated.
 type Match struct {
 	Protocol    ip.Protocol
 	OriginalDst netip.AddrPort
@@ -44,6 +48,7 @@ type Match struct {
 	Keep        map[netip.AddrPort]struct{}
 
 	Source netip.Addr
+	Client netip.Prefix
 }
 
 // raw is the kernel's interface to the table.
@@ -150,6 +155,7 @@ type index struct {
 	to map[destination][]Match
 	// Source addresses of matches with a Source.
 	sources map[netip.Addr]struct{}
+	clients []netip.Prefix
 }
 
 type destination struct {
@@ -158,8 +164,12 @@ type destination struct {
 }
 
 func newIndex(matches []Match) index {
-	index := index{make(map[destination][]Match, len(matches)), map[netip.Addr]struct{}{}}
+	index := index{to: make(map[destination][]Match, len(matches)), sources: map[netip.Addr]struct{}{}}
 	for _, m := range matches {
+		if m.Client.IsValid() {
+			index.clients = append(index.clients, m.Client)
+			continue
+		}
 		if m.Source.IsValid() {
 			index.sources[m.Source] = struct{}{}
 			continue
@@ -184,6 +194,11 @@ func (i index) filters(family ip.Family) []filter {
 			out = append(out, filter{replyDst: addr})
 		}
 	}
+	for _, client := range i.clients {
+		if ip.Of(client.Addr()) == family && !slices.Contains(out, filter{protocol: ip.UDP}) {
+			out = append(out, filter{protocol: ip.UDP})
+		}
+	}
 	if len(out) <= fewFilters {
 		return out
 	}
@@ -202,8 +217,14 @@ func (i index) selects(e Entry) bool {
 			return true
 		}
 	}
-	_, translated := i.sources[e.ReplyDst.Addr()]
-	return translated && e.OriginalSrc.Addr() != e.ReplyDst.Addr()
+	if e.OriginalSrc.Addr() == e.ReplyDst.Addr() {
+		return false
+	}
+	if _, translated := i.sources[e.ReplyDst.Addr()]; translated {
+		return true
+	}
+	return e.Protocol == ip.UDP && e.OriginalDst != e.ReplySrc &&
+		slices.ContainsFunc(i.clients, func(p netip.Prefix) bool { return p.Contains(e.OriginalSrc.Addr()) })
 }
 
 // selects must only be called for entries to OriginalDst.

@@ -103,6 +103,16 @@ func testDelete(t *testing.T, open func(testing.TB) table) {
 			deleted: []string{"IPv6 SNAT", "SNAT"},
 		},
 		{
+			// Of UDP alone, translated both ways.
+			name:    "by the client",
+			matches: []Match{{Client: netip.MustParsePrefix("10.244.0.0/24")}, {Client: netip.MustParsePrefix("fd00:244::9/128")}, {Client: netip.MustParsePrefix("198.51.100.0/24")}},
+			deleted: []string{"IPv6 SNAT"},
+		},
+		{
+			name:    "by another client",
+			matches: []Match{{Client: netip.MustParsePrefix("fd00:244::8/128")}},
+		},
+		{
 			name:    "another source",
 			matches: []Match{{Source: netip.MustParseAddr("198.51.100.2")}},
 		},

@@ -25,7 +25,7 @@ func TestNeighbourNone(t *testing.T) {
 			s.Node.Exec("modprobe", "br_netfilter")
 			s.commands(
 				"ip link set eth0 mtu 1400",
-				`for port in /sys/class/net/cni0/brif/*; do bridge link set dev ${port##*/} hairpin off; done`,
+				`for port in $(ip -o link show master cni0 | cut -d: -f2 | cut -d@ -f1); do bridge link set dev $port hairpin off; done`,
 			)
 			s.Node.Sysctl("net.bridge.bridge-nf-call-iptables", "1")
 			s.Node.Sysctl("net.bridge.bridge-nf-call-ip6tables", "1")

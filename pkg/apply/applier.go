@@ -20,54 +20,55 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/sysctl"
 )
 
-// Applier holds what is wanted and what the kernel has, and writes the
-// difference. It is for one goroutine; only Observe may run beside it.
+// Applier holds the desired state and the cached state of the kernel, and writes the
+// difference. It is for one goroutine; only the function that BeginObserve returns, and
+// Concerns, may run concurrently.
 //
-// The order of use at the start is SetNode, BeginObserve and Adopt, Flush,
-// then Set and Flush for every Service, then Sweep and Flush.
+// At startup call SetNode, BeginObserve and Adopt, Flush, then Set and Flush for every
+// Service, then Sweep and Flush.
 type Applier struct {
 	cfg    *plan.Config
 	kernel Kernel
 
-	parts   map[types.NamespacedName]ownedPart
-	servers ledger[ipvs.Key, *plan.VirtualServer]
-	members ledger[plan.Member, uint32] // by member without its mark, which is the value
-	wanted  map[string]int              // members of each set that are wanted
-	vips    ledger[plan.VIP, struct{}]
-	node    nodePart
+	parts        map[types.NamespacedName]ownedPart
+	servers      table[ipvs.Key, *plan.VirtualServer]
+	members      table[plan.Member, uint32] // by member without its mark, which is the value
+	memberCounts map[string]int             // desired members of each set
+	vips         table[plan.VIP, struct{}]
+	node         nodePart
 
 	conflicts conflicts
 	flows     flows
 
-	have          have
-	marked        map[ipvs.Key]ipvs.Key                     // the address and port that a mark is for, by the members in the kernel
-	retired       map[ipvs.Key]ipvs.Key                     // the address and port of retired virtual servers with a mark, by their records
-	foreign       ipvs.State                                // virtual servers that are not ours
-	misbound      map[netip.Addr]struct{}                   // addresses that were bound as kube-proxy does
-	strays        map[routing.Route]struct{}                // routes that an earlier configuration has left
-	marks         []nat.MarkUse                             // rules of others that have to do with marks
-	seen          map[ip.Family]nat.State                   // the rules as they were last observed
-	draining      map[ipvs.Key]map[netip.AddrPort]time.Time // real servers of weight 0 that wait for their connections to end; see Drain
+	cached        cachedState
+	marked        map[ipvs.Key]ipvs.Key                     // address and port of each fwmark key, from the members of plan.Local in the kernel
+	retired       map[ipvs.Key]ipvs.Key                     // address and port of each retired fwmark key, from the members of plan.Draining
+	foreign       ipvs.State                                // virtual servers of other programs
+	wrongScope    map[netip.Addr]struct{}                   // addresses bound with kube-proxy's scope
+	staleRoutes   map[routing.Route]struct{}                // routes of an earlier configuration
+	marks         []nat.MarkUse                             // rules of other programs that use marks
+	seen          map[ip.Family]nat.State                   // the rules as last observed
+	draining      map[ipvs.Key]map[netip.AddrPort]time.Time // real servers of weight 0 whose connections have not ended; see Drain
 	drainingCount int                                       // real servers in draining
-	toDrain       []ipvs.Key                                // those of them at which this round of Drain has not looked
-	cuts          []Cut                                     // since TakeCuts was last called
-	toLook        []ipvs.Key                                // virtual servers at which this round of Suspicious has not looked
-	touched       *touched                                  // what was written since Observe began; nil when none runs
+	toDrain       []ipvs.Key                                // those that this round of Drain has not checked yet
+	cuts          []Cut                                     // since the last call of TakeCuts
+	toCheck       []ipvs.Key                                // virtual servers that this round of Suspicious has not checked yet
+	touched       *touched                                  // written since BeginObserve; nil when no observation runs
 	rules         atomic.Pointer[nat.Own]                   // for Concerns
-	lost          map[string]bool                           // sets that the kernel refuses to create, as it lacks their type, say
-	current       bool                                      // the rules that stood at the start are those of the plan
-	swept         bool                                      // all Services are known: what nobody wants may go
+	failedSets    map[string]bool                           // sets that the kernel refuses to create, for example because it lacks their type
+	rulesCurrent  bool                                      // the rules in the kernel are the plan's
+	pruning       bool                                      // all Services are known: undesired state may be deleted
 }
 
-// ownedPart is what a Service wants.
+// ownedPart is the desired state of one Service.
 type ownedPart struct {
 	owner *Owner
 	part  plan.Part
 }
 
-// have is what the kernel holds of ours, as far as is known.
-type have struct {
-	servers     ipvs.State // changed by setServer and deleteServer alone
+// cachedState is what the kernel holds of ours, as far as the Applier knows.
+type cachedState struct {
+	servers     ipvs.State // changed only by setServer and deleteServer
 	realServers int        // in all of servers
 	ofIPv4      int        // of servers
 	sets        ipset.State
@@ -82,41 +83,41 @@ type have struct {
 	leftovers leftovers
 }
 
-// New makes an Applier that knows nothing of the kernel yet.
+// New returns an Applier with an empty cached state.
 func New(cfg *plan.Config, kernel Kernel) *Applier {
 	a := &Applier{
-		cfg:       cfg,
-		kernel:    kernel,
-		parts:     map[types.NamespacedName]ownedPart{},
-		servers:   newLedger[ipvs.Key, *plan.VirtualServer](),
-		members:   newLedger[plan.Member, uint32](),
-		vips:      newLedger[plan.VIP, struct{}](),
-		conflicts: newConflicts(),
-		flows:     newFlows(),
-		have:      have{servers: ipvs.State{}, sets: ipset.State{}, vips: map[plan.VIP]struct{}{}, rules: map[routing.Rule]struct{}{}, sysctls: sysctl.State{}, nat: map[ip.Family]nat.State{}},
-		marked:    map[ipvs.Key]ipvs.Key{},
-		retired:   map[ipvs.Key]ipvs.Key{},
-		wanted:    map[string]int{},
-		foreign:   ipvs.State{},
-		lost:      map[string]bool{},
-		draining:  map[ipvs.Key]map[netip.AddrPort]time.Time{},
+		cfg:          cfg,
+		kernel:       kernel,
+		parts:        map[types.NamespacedName]ownedPart{},
+		servers:      newTable[ipvs.Key, *plan.VirtualServer](),
+		members:      newTable[plan.Member, uint32](),
+		vips:         newTable[plan.VIP, struct{}](),
+		conflicts:    newConflicts(),
+		flows:        newFlows(),
+		cached:       cachedState{servers: ipvs.State{}, sets: ipset.State{}, vips: map[plan.VIP]struct{}{}, rules: map[routing.Rule]struct{}{}, sysctls: sysctl.State{}, nat: map[ip.Family]nat.State{}},
+		marked:       map[ipvs.Key]ipvs.Key{},
+		retired:      map[ipvs.Key]ipvs.Key{},
+		memberCounts: map[string]int{},
+		foreign:      ipvs.State{},
+		failedSets:   map[string]bool{},
+		draining:     map[ipvs.Key]map[netip.AddrPort]time.Time{},
 	}
 	a.members.counted = a.countMember
 	return a
 }
 
-// Problem is something that could not be programmed.
+// Problem is state that could not be programmed.
 type Problem struct {
-	// Owners are the Services that lack it; none if it is the node's, or
-	// nobody's any more.
+	// Owners are the Services that lack it; empty if it belongs to the node, or to no
+	// Service any more.
 	Owners []types.NamespacedName
 	Err    error
 }
 
-// Problems are those of one Flush.
+// Problems are the problems of one Flush.
 type Problems []Problem
 
-// Err joins them, or is nil.
+// Err joins the errors; nil if there are none.
 func (p Problems) Err() error {
 	errs := make([]error, len(p))
 	for i := range p {
@@ -125,8 +126,8 @@ func (p Problems) Err() error {
 	return errors.Join(errs...)
 }
 
-// Set makes a part the one that a Service wants. Only what differs from its
-// part before becomes work.
+// Set replaces the desired state of a Service. Only keys that differ from its previous part
+// become dirty.
 func (a *Applier) Set(owner *Owner, part plan.Part) {
 	old := a.parts[owner.Name].part
 	a.parts[owner.Name] = ownedPart{owner, part}
@@ -135,7 +136,7 @@ func (a *Applier) Set(owner *Owner, part plan.Part) {
 	setAll(&a.vips, owner, old.VIPs, part.VIPs, func(vip plan.VIP) (plan.VIP, struct{}) { return vip, struct{}{} })
 }
 
-// Delete takes back all that a Service wanted.
+// Delete removes the desired state of a Service.
 func (a *Applier) Delete(name types.NamespacedName) {
 	if p, ok := a.parts[name]; ok {
 		a.Set(p.owner, plan.Part{})
@@ -154,26 +155,26 @@ func (a *Applier) setServers(owner *Owner, old, want []plan.VirtualServer) {
 			a.adoptForeign(vs.Key)
 			before := a.servers.owners(vs.Key)
 			a.servers.put(vs.Key, owner, vs.Right, vs)
-			a.claimed(vs.Key, before)
+			a.ownersChanged(vs.Key, before)
 		}
 		delete(before, vs.Key)
 	}
 	for key := range before {
 		owners := a.servers.owners(key)
 		a.servers.drop(key, owner)
-		a.claimed(key, owners)
+		a.ownersChanged(key, owners)
 	}
 }
 
-// claimed has all looked at that depends on who has a virtual server, after a
-// claim on it has changed.
-func (a *Applier) claimed(key ipvs.Key, before []types.NamespacedName) {
+// ownersChanged marks everything dirty that depends on which Service has a virtual server.
+// It is called after the owners of key changed from before.
+func (a *Applier) ownersChanged(key ipvs.Key, before []types.NamespacedName) {
 	owners := a.servers.owners(key)
-	a.conflicts.claimed(key, owners)
-	a.markTwin(key)
-	a.lookAtRetired(key)
+	a.conflicts.update(key, owners)
+	a.markFWMarkServer(key)
+	a.markRetired(key)
 	if len(before) > 1 || len(owners) > 1 {
-		a.markBound(key, owners)
+		a.markMembersOf(key, owners)
 	}
 }
 
@@ -182,7 +183,7 @@ func sameServer(a, b *plan.VirtualServer) bool {
 		slices.Equal(a.Endpoints, b.Endpoints) && slices.Equal(a.Lost, b.Lost)
 }
 
-func (h *have) setServer(key ipvs.Key, s ipvs.Service, realServersBefore int) {
+func (h *cachedState) setServer(key ipvs.Key, s ipvs.Service, realServersBefore int) {
 	if _, there := h.servers[key]; !there && key.Addr.Is4() {
 		h.ofIPv4++
 	}
@@ -190,7 +191,7 @@ func (h *have) setServer(key ipvs.Key, s ipvs.Service, realServersBefore int) {
 	h.realServers += len(s.RealServers) - realServersBefore
 }
 
-func (h *have) deleteServer(key ipvs.Key) {
+func (h *cachedState) deleteServer(key ipvs.Key) {
 	s, there := h.servers[key]
 	if !there {
 		return
@@ -202,17 +203,17 @@ func (h *have) deleteServer(key ipvs.Key) {
 	h.realServers -= len(s.RealServers)
 }
 
-// adoptForeign takes over a virtual server of somebody else whose key a
-// Service claims.
+// adoptForeign takes over another program's virtual server whose key a Service wants.
 func (a *Applier) adoptForeign(key ipvs.Key) {
 	if s, ok := a.foreign[key]; ok {
-		a.have.setServer(key, s, 0)
+		a.cached.setServer(key, s, 0)
 		delete(a.foreign, key)
 	}
 }
 
-// setAll puts and drops that in which two lists differ, as keys and values.
-func setAll[E any, K, V comparable](l *ledger[K, V], owner *Owner, old, want []E, entry func(E) (K, V)) {
+// setAll puts and drops the entries in which two lists differ. entry splits a list element
+// into key and value.
+func setAll[E any, K, V comparable](l *table[K, V], owner *Owner, old, want []E, entry func(E) (K, V)) {
 	before := make(map[K]V, len(old))
 	for _, e := range old {
 		k, v := entry(e)
@@ -230,25 +231,25 @@ func setAll[E any, K, V comparable](l *ledger[K, V], owner *Owner, old, want []E
 	}
 }
 
-// unmarked is a member by itself, and the mark that it carries.
+// unmarked splits a member into the member without its mark, and the mark.
 func unmarked(m plan.Member) (plan.Member, uint32) {
 	mark := m.Mark
 	m.Mark = 0
 	return m, mark
 }
 
-// Retry has what the kernel refused to a Service tried again with the next
-// Flush; with the zero name, what it refused to the node, or to nobody.
+// Retry makes the next Flush retry what the kernel refused to a Service. The zero name
+// stands for the node and for keys without an owner.
 func (a *Applier) Retry(name types.NamespacedName) {
 	a.servers.retry(name)
 	a.members.retry(name)
 	a.vips.retry(name)
 	if name == nodeOwner.Name {
-		a.flows.wait = false
+		a.flows.failed = false
 	}
 }
 
-// Held counts what the kernel holds of ours.
+// Held counts our objects in the kernel.
 func (a *Applier) Held() (virtualServers, realServers, draining int) {
-	return len(a.have.servers), a.have.realServers, a.Draining()
+	return len(a.cached.servers), a.cached.realServers, a.Draining()
 }

@@ -118,13 +118,13 @@ func (w *world) start(services ...service.Service) Problems {
 func (w *world) checkHeld() {
 	w.t.Helper()
 	want := 0
-	for _, s := range w.applier.have.servers {
+	for _, s := range w.applier.cached.servers {
 		want += len(s.RealServers)
 	}
 	if _, got, _ := w.applier.Held(); got != want {
 		w.t.Errorf("%d real servers are counted, there are %d", got, want)
 	}
-	if got, want := w.applier.have.ofIPv4, ofIPv4(w.applier.have.servers); got != want {
+	if got, want := w.applier.cached.ofIPv4, ofIPv4(w.applier.cached.servers); got != want {
 		w.t.Errorf("%d virtual servers of IPv4 are counted, there are %d", got, want)
 	}
 	draining := 0
@@ -574,7 +574,7 @@ func (w *world) checkOthers(refused string, problems Problems, services []servic
 	}
 	for _, s := range services {
 		k := ipvs.Key{Protocol: ip.TCP, Addr: s.ClusterIPs[0], Port: 80}
-		if _, bound := w.applier.have.vips[byAddress(k.Addr)]; bound && len(w.realServers(k)) == 0 && !strings.Contains(refused, "real server") {
+		if _, bound := w.applier.cached.vips[byAddress(k.Addr)]; bound && len(w.realServers(k)) == 0 && !strings.Contains(refused, "real server") {
 			w.t.Errorf("refused %q: %s is bound without its virtual server", refused, k.Addr)
 		}
 		if !nodes && !blamed[s.Name] && len(w.realServers(k)) != 1 {
@@ -620,7 +620,7 @@ func TestRefusedKeyIsNotTriedWithEveryChange(t *testing.T) {
 	if tries != before {
 		t.Error("another Service's change tried it again")
 	}
-	if _, bound := w.applier.have.vips[byAddress(bad.ClusterIPs[0])]; bound {
+	if _, bound := w.applier.cached.vips[byAddress(bad.ClusterIPs[0])]; bound {
 		t.Error("its address was bound by another Service's change")
 	}
 	w.refuse = nil
@@ -642,7 +642,7 @@ func TestSharedVIPStaysUntilTheLastServiceGoes(t *testing.T) {
 			return s
 		}
 		w.start(service("a", "10.96.0.1", 80), service("b", "10.96.0.2", 443))
-		claimed := func() bool { _, ok := w.applier.have.vips[vip]; return ok }
+		claimed := func() bool { _, ok := w.applier.cached.vips[vip]; return ok }
 		w.applier.Delete(types.NamespacedName{Namespace: "default", Name: "a"})
 		w.applier.Flush()
 		if !claimed() || len(w.realServers(key(ip.TCP, "192.0.2.1:443"))) != 1 {

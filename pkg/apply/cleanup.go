@@ -14,10 +14,10 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/routing"
 )
 
-// Cleanup takes away all that is ours, or was kube-proxy's:
-// rules first, so that the sets are free, and virtual servers while the sets
-// still tell which are ours. Where kube-proxy has taken over since, it keeps what it
-// has of that. The Applier is of no use afterwards.
+// Cleanup removes everything that is ours, or was kube-proxy's. It deletes rules first, so
+// that no rule refers to the sets, and virtual servers while the sets still say which ones
+// are ours. Where kube-proxy has taken over since, its state stays. The Applier must not be
+// used afterwards.
 func (a *Applier) Cleanup() error {
 	o, err := a.BeginObserve()()
 	if err != nil {
@@ -26,40 +26,40 @@ func (a *Applier) Cleanup() error {
 	a.Adopt(o)
 	var errs []error
 	for family, k := range a.kernel.NAT {
-		errs = append(errs, kernel.Join(k.Apply(nat.Diff(a.rulesToGo(family, a.have.nat[family]), nat.State{}))))
+		errs = append(errs, kernel.Join(k.Apply(nat.Diff(a.rulesToRemove(family, a.cached.nat[family]), nat.State{}))))
 	}
-	errs = append(errs, kernel.Join(a.dropLeftovers(a.rulesToGo)))
-	for family, err := range a.have.leftovers.unread {
+	errs = append(errs, kernel.Join(a.dropLeftovers(a.rulesToRemove)))
+	for family, err := range a.cached.leftovers.unread {
 		errs = append(errs, fmt.Errorf("rules of %s in %s may remain: %w", family, a.kernel.Leftovers.Programs, err))
 	}
 	if a.kernel.Loopback != nil {
 		errs = append(errs, kernel.Join(a.kernel.Loopback.Apply(loopback.Diff(o.loopback, nil))))
 	}
 	if a.kernel.KubeProxy != nil {
-		errs = append(errs, kernel.Join(a.kernel.KubeProxy.Apply(a.tablesToGo())))
+		errs = append(errs, kernel.Join(a.kernel.KubeProxy.Apply(a.tablesToRemove())))
 	}
-	servers, inUse := a.serversToGo()
+	servers, inUse := a.serversToRemove()
 	errs = append(append(errs, inUse...),
 		kernel.Join(a.kernel.IPVS.Apply(ipvs.Diff(servers, nil))),
 		kernel.Join(a.kernel.Routing.Apply(a.routingRemovals())),
-		kernel.Join(a.kernel.IPSet.Apply(removals(a.setsToGo(servers)))))
+		kernel.Join(a.kernel.IPSet.Apply(removals(a.setsToRemove(servers)))))
 	return errors.Join(errs...)
 }
 
 func (a *Applier) routingRemovals() []routing.Change {
 	var changes []routing.Change
-	for rule := range a.have.rules {
+	for rule := range a.cached.rules {
 		changes = append(changes, routing.Change{Op: routing.DeleteRule, Rule: rule})
 	}
-	for route := range a.strays {
+	for route := range a.staleRoutes {
 		changes = append(changes, routing.Change{Op: routing.DeleteRoute, Route: route})
 	}
-	for vip := range a.have.vips {
-		if route, ok := a.cfg.VIPs.Route(vip); ok { // addresses go with the link
+	for vip := range a.cached.vips {
+		if route, ok := a.cfg.VIPs.Route(vip); ok { // addresses are removed with the link
 			changes = append(changes, routing.Change{Op: routing.DeleteRoute, Route: route})
 		}
 	}
-	return append(changes, a.linkToGo()...)
+	return append(changes, a.linkRemovals()...)
 }
 
 func removals(sets ipset.State) []ipset.Change {

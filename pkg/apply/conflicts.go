@@ -10,61 +10,61 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/ipvs"
 )
 
-// Conflict is a virtual server that a Service claims and another one has.
+// Conflict is a virtual server that Loser wants and Winner has.
 type Conflict struct {
 	Key           ipvs.Key
 	Loser, Winner types.NamespacedName
 }
 
-// conflicts knows the virtual servers that several Services claim. Lists of
-// names have the winner first. A mark is left out: it stands for an address
-// and port, of which the conflict is told already.
+// conflicts tracks the virtual servers that several Services want. Lists of names have the
+// winner first. Fwmark keys are left out: each stands for an address and port whose conflict
+// is tracked already.
 type conflicts struct {
-	standing map[ipvs.Key][]types.NamespacedName
-	told     map[ipvs.Key][]types.NamespacedName // as it was when it was last asked
-	changed  map[ipvs.Key]struct{}               // since then
-	losers   int                                 // in all that stand
+	active   map[ipvs.Key][]types.NamespacedName
+	reported map[ipvs.Key][]types.NamespacedName // as of the last call of take
+	changed  map[ipvs.Key]struct{}               // since the last call of take
+	losers   int                                 // in all active conflicts
 }
 
 func newConflicts() conflicts {
 	return conflicts{
-		standing: map[ipvs.Key][]types.NamespacedName{},
-		told:     map[ipvs.Key][]types.NamespacedName{},
+		active:   map[ipvs.Key][]types.NamespacedName{},
+		reported: map[ipvs.Key][]types.NamespacedName{},
 		changed:  map[ipvs.Key]struct{}{},
 	}
 }
 
-// claimed notes who claims a virtual server now.
-func (c *conflicts) claimed(key ipvs.Key, owners []types.NamespacedName) {
-	was := c.standing[key]
+// update records the Services that want a virtual server now, the winner first.
+func (c *conflicts) update(key ipvs.Key, owners []types.NamespacedName) {
+	was := c.active[key]
 	if key.FWMark != 0 || len(owners) < 2 && was == nil {
 		return
 	}
 	c.changed[key] = struct{}{}
 	if was != nil {
 		c.losers -= len(was) - 1
-		delete(c.standing, key)
+		delete(c.active, key)
 	}
 	if len(owners) > 1 {
 		c.losers += len(owners) - 1
-		c.standing[key] = owners
+		c.active[key] = owners
 	}
 }
 
-// take gives what has begun since it was last called.
+// take returns the conflicts that began since its last call.
 func (c *conflicts) take() []Conflict {
 	var begun []Conflict
 	for key := range c.changed {
-		was, is := c.told[key], c.standing[key]
+		was, is := c.reported[key], c.active[key]
 		for i, loser := range is {
 			if i > 0 && (!slices.Contains(was, loser) || was[0] != is[0]) {
 				begun = append(begun, Conflict{key, loser, is[0]})
 			}
 		}
 		if is == nil {
-			delete(c.told, key)
+			delete(c.reported, key)
 		} else {
-			c.told[key] = is
+			c.reported[key] = is
 		}
 	}
 	clear(c.changed)
@@ -75,9 +75,9 @@ func (c *conflicts) take() []Conflict {
 	return begun
 }
 
-// Conflicts counts what Services claim in vain.
+// Conflicts returns how many virtual servers Services lack because another Service has them.
 func (a *Applier) Conflicts() int { return a.conflicts.losers }
 
-// TakeConflicts gives the conflicts that have begun since it was last called,
-// by loser, winner and key.
+// TakeConflicts returns the conflicts that began since its last call, sorted by loser,
+// winner and key.
 func (a *Applier) TakeConflicts() []Conflict { return a.conflicts.take() }

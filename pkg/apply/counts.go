@@ -8,28 +8,28 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/kernel"
 )
 
-// The kernel does not notify of changes in IPVS and in sets. Reading them whole costs
+// The kernel does not notify us of changes in IPVS and in sets. Reading them whole costs
 // time for each member; reading their counts costs a few system calls.
 
-// looks is in how many calls of Suspicious every virtual server has been looked at. It
-// is called once a second.
-const looks = 20 * 60
+// fullCheckCalls is the number of calls of Suspicious that together check every virtual
+// server. The proxy loop calls it once a second.
+const fullCheckCalls = 20 * 60
 
-// leastLooks is how many virtual servers a call looks at, if there are as many.
-const leastLooks = 4
+// minChecked is the least number of virtual servers that one call checks.
+const minChecked = 4
 
-// Suspicious reports whether the kernel holds something else than what was last
-// written and observed, as far as can be seen at little cost: by the number of
-// virtual servers of IPv4 and of each set's members, and by the real servers of a few
-// virtual servers, which are others with each call. What cannot be read is no reason
-// for suspicion. It must not be called while an observation or an adoption is under way.
+// Suspicious reports whether the kernel differs from the cached state, as far as a cheap
+// check can tell. It compares the number of IPv4 virtual servers, the number of members of
+// each set, and the real servers of a few virtual servers, different ones with each call. A
+// failed read is not suspicious. It must not be called while an observation or a resync
+// runs.
 func (a *Applier) Suspicious() bool {
 	return a.serversMissing() || a.membersMissing() || a.realServersDiffer()
 }
 
 func (a *Applier) serversMissing() bool {
 	n, err := a.kernel.IPVS.Count()
-	return err == nil && n != a.have.ofIPv4+ofIPv4(a.foreign)
+	return err == nil && n != a.cached.ofIPv4+ofIPv4(a.foreign)
 }
 
 func ofIPv4(s ipvs.State) int {
@@ -42,10 +42,9 @@ func ofIPv4(s ipvs.State) int {
 	return n
 }
 
-// membersMissing leaves out empty sets: what another program adds there, the
-// comparison finds.
+// membersMissing skips empty sets: the resync finds what another program adds there.
 func (a *Applier) membersMissing() bool {
-	for name, set := range a.have.sets {
+	for name, set := range a.cached.sets {
 		if len(set.Entries) == 0 {
 			continue
 		}
@@ -57,15 +56,15 @@ func (a *Applier) membersMissing() bool {
 	return false
 }
 
-// realServersDiffer looks at some virtual servers. Those of IPv6, which the kernel
-// does not count, are among them as the others are.
+// realServersDiffer checks the next virtual servers. They include those of IPv6, which the
+// kernel does not count.
 func (a *Applier) realServersDiffer() bool {
-	if len(a.toLook) == 0 {
-		a.toLook = slices.AppendSeq(make([]ipvs.Key, 0, len(a.have.servers)), maps.Keys(a.have.servers))
+	if len(a.toCheck) == 0 {
+		a.toCheck = slices.AppendSeq(make([]ipvs.Key, 0, len(a.cached.servers)), maps.Keys(a.cached.servers))
 	}
-	n := min(len(a.toLook), max(leastLooks, len(a.have.servers)/looks+1))
-	for _, key := range a.toLook[:n] {
-		have, there := a.have.servers[key]
+	n := min(len(a.toCheck), max(minChecked, len(a.cached.servers)/fullCheckCalls+1))
+	for _, key := range a.toCheck[:n] {
+		have, there := a.cached.servers[key]
 		if !there {
 			continue
 		}
@@ -73,16 +72,16 @@ func (a *Applier) realServersDiffer() bool {
 			return true
 		}
 	}
-	if a.toLook = a.toLook[n:]; len(a.toLook) == 0 {
-		a.toLook = nil // not what is left of its array
+	if a.toCheck = a.toCheck[n:]; len(a.toCheck) == 0 {
+		a.toCheck = nil // not what is left of its array
 	}
 	return false
 }
 
-// Size is how many virtual servers and members of sets the kernel holds of ours.
+// Size returns how many virtual servers and set members of ours the kernel holds.
 func (a *Applier) Size() int {
-	n := len(a.have.servers)
-	for _, set := range a.have.sets {
+	n := len(a.cached.servers)
+	for _, set := range a.cached.sets {
 		n += len(set.Entries)
 	}
 	return n

@@ -11,9 +11,8 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/plan"
 )
 
-// drain lists a real server among those that wait for their connections to
-// end. The list needs no storage of its own: weight 0 in the kernel, on a
-// real server that nobody wants, says the same after a restart.
+// drain adds a real server to the draining ones. The list is not persisted: after a restart,
+// weight 0 in the kernel on a real server that is not desired says the same.
 func (a *Applier) drain(key ipvs.Key, dest netip.AddrPort) {
 	if a.draining[key] == nil {
 		a.draining[key] = map[netip.AddrPort]time.Time{}
@@ -35,27 +34,25 @@ func (a *Applier) undrain(key ipvs.Key, dest netip.AddrPort) {
 	}
 }
 
-// undrainAll is for a virtual server that is gone.
+// undrainAll forgets the draining real servers of a deleted virtual server.
 func (a *Applier) undrainAll(key ipvs.Key) {
 	a.drainingCount -= len(a.draining[key])
 	delete(a.draining, key)
 }
 
-// Draining returns the number of real servers that wait for their connections to end.
-// The loop asks for it several times for each change.
+// Draining returns the number of draining real servers. It is cheap: the proxy loop calls it
+// several times for each change.
 func (a *Applier) Draining() int { return a.drainingCount }
 
-// Drain removes the real servers whose last connection has ended. A
-// connection that is being closed still counts: its last packets must find
-// the way. It looks at no more virtual servers than most, and goes on with the
-// others when it is called again, as DrainsOn tells.
+// Drain removes draining real servers whose last connection has ended. A closing connection
+// still counts, because its last packets need the real server. One call checks at most most
+// virtual servers; the next call continues with the others, see DrainsOn.
 //
-// Connections to an endpoint that is in no slice any more have until the
-// deadline, measured from the first call that finds it so: the pod is gone, and
-// a client that goes on sending would keep its connection and never have an
-// answer (kubernetes#84322, #89392, #77903). With the real server it gets a
-// reset. While the endpoint is there, in whatever state, they have all the time;
-// unless the cluster does not hear of its node any more: then they have none.
+// Once an endpoint is in no EndpointSlice any more, its connections have until the deadline,
+// measured from the first call that notices. The pod is gone: a client that keeps sending
+// would keep its connection and never get an answer (kubernetes#84322, #89392, #77903).
+// Removing the real server resets the connection. While the endpoint is in a slice, in
+// whatever condition, there is no deadline. On an unreachable node the deadline is zero.
 func (a *Applier) Drain(now time.Time, deadline time.Duration, most int) Problems {
 	f := &flush{Applier: a}
 	var changes []ipvs.Change
@@ -71,7 +68,7 @@ func (a *Applier) Drain(now time.Time, deadline time.Duration, most int) Problem
 			continue
 		}
 		for dest := range a.draining[key] {
-			late, lost := a.goneFor(key, dest, now) >= deadline, a.isLost(key, dest)
+			late, lost := a.missingFor(key, dest, now) >= deadline, a.onUnreachableNode(key, dest)
 			left := conns[dest].Active + conns[dest].Inactive
 			if left == 0 || late || lost {
 				c := ipvs.Change{Op: ipvs.DeleteRealServer, Key: key, Dest: dest}
@@ -82,7 +79,7 @@ func (a *Applier) Drain(now time.Time, deadline time.Duration, most int) Problem
 	}
 	f.applyServers(changes)
 	for _, c := range changes {
-		if _, there := a.have.servers[c.Key].RealServers[c.Dest]; !there {
+		if _, there := a.cached.servers[c.Key].RealServers[c.Dest]; !there {
 			a.undrain(c.Key, c.Dest)
 			if cut := open[c]; cut.Connections > 0 {
 				a.cuts = append(a.cuts, cut)
@@ -93,8 +90,8 @@ func (a *Applier) Drain(now time.Time, deadline time.Duration, most int) Problem
 	return f.problems
 }
 
-// drainNext takes virtual servers from those at which this round of Drain has not
-// looked; if there are none, a round begins, with all that drain by then.
+// drainNext returns up to most virtual servers that this round of Drain has not checked. If
+// none are left, it begins a new round with all virtual servers that drain.
 func (a *Applier) drainNext(most int) []ipvs.Key {
 	if len(a.toDrain) == 0 {
 		a.toDrain = slices.Collect(maps.Keys(a.draining))
@@ -106,44 +103,44 @@ func (a *Applier) drainNext(most int) []ipvs.Key {
 	return slices.DeleteFunc(next, func(key ipvs.Key) bool { return len(a.draining[key]) == 0 })
 }
 
-// DrainsOn tells whether Drain has not looked at all that drains.
+// DrainsOn reports whether this round of Drain has virtual servers left to check.
 func (a *Applier) DrainsOn() bool { return len(a.toDrain) > 0 }
 
-// Cut is a real server that went at the deadline, or with its node, with connections
-// that were still open.
+// Cut is a real server that was removed at the deadline, or because its node is unreachable,
+// while connections were open.
 type Cut struct {
 	Key         ipvs.Key
 	Dest        netip.AddrPort
 	Connections int
-	Lost        bool // with its node
+	Lost        bool // its node is unreachable
 }
 
-// TakeCuts gives those since it was last called.
+// TakeCuts returns the cuts since its last call.
 func (a *Applier) TakeCuts() []Cut {
 	cuts := a.cuts
 	a.cuts = nil
 	return cuts
 }
 
-func (a *Applier) isLost(key ipvs.Key, dest netip.AddrPort) bool {
-	vs, wanted := a.draws(key)
+func (a *Applier) onUnreachableNode(key ipvs.Key, dest netip.AddrPort) bool {
+	vs, wanted := a.desiredFor(key)
 	return wanted && vs.HasLost(dest)
 }
 
-// draws returns the desired virtual server whose endpoints the draining real servers
-// of one are: itself, or if it is retired that of its address and port.
-func (a *Applier) draws(key ipvs.Key) (*plan.VirtualServer, bool) {
+// desiredFor returns the desired virtual server whose endpoints the draining real servers of
+// key belong to: key itself or, if key is retired, its address and port.
+func (a *Applier) desiredFor(key ipvs.Key) (*plan.VirtualServer, bool) {
 	if vs, wanted := a.wantServer(key); wanted {
 		return vs, true
 	}
-	address, _ := a.serves(key)
+	address, _ := a.addressOf(key)
 	return a.servers.want(address)
 }
 
-// goneFor is for how long a draining real server has had no endpoint.
-func (a *Applier) goneFor(key ipvs.Key, dest netip.AddrPort, now time.Time) time.Duration {
+// missingFor returns how long a draining real server has had no endpoint.
+func (a *Applier) missingFor(key ipvs.Key, dest netip.AddrPort, now time.Time) time.Duration {
 	since := a.draining[key][dest]
-	if vs, wanted := a.draws(key); wanted && vs.HasEndpoint(dest) {
+	if vs, wanted := a.desiredFor(key); wanted && vs.HasEndpoint(dest) {
 		since = time.Time{}
 	} else if since.IsZero() {
 		since = now

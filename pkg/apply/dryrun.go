@@ -15,9 +15,9 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/sysctl"
 )
 
-// DryRun returns a kernel that is read as it is, and never written: each change is
-// passed to note, by the part of the kernel (as for a Meter) and its operation, and
-// counts as carried out. note is called from one goroutine.
+// DryRun returns a kernel that reads from k and never writes. Each change is passed to note,
+// with the part of the kernel (as for a Meter) and its operation, and counts as applied.
+// note is called from one goroutine.
 func (k Kernel) DryRun(note func(part, operation, change string)) Kernel {
 	k.IPVS = dryIPVS{k.IPVS, note}
 	k.IPSet = dryIPSet{k.IPSet, note}
@@ -40,7 +40,7 @@ func (k Kernel) DryRun(note func(part, operation, change string)) Kernel {
 
 type noteFunc = func(part, operation, change string)
 
-// pretend notes changes in the place of applying them.
+// pretend notes changes instead of applying them.
 func pretend[C fmt.Stringer](note noteFunc, part string, changes []C, operation func(C) string) []kernel.Failure[C] {
 	for _, c := range changes {
 		note(part, operation(c), c.String())
@@ -111,8 +111,8 @@ func (k dryKubeProxy) Apply(changes []kubeproxy.Change) []kubeproxy.Failure {
 	return pretend(k.note, "nftables", changes, func(kubeproxy.Change) string { return "delete table" })
 }
 
-// dryConntrack finds no connections: which ones would be deleted is known only when they
-// are looked for, and they come and go.
+// dryConntrack deletes nothing and notes nothing: which flows a write would delete is known
+// only when the table is searched.
 type dryConntrack struct{ note noteFunc }
 
 func (k dryConntrack) Delete([]conntrack.Match) (int, error) { return 0, nil }

@@ -15,41 +15,40 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/routing"
 )
 
-// flush is one pass over what is dirty.
+// flush is one pass over the dirty keys.
 type flush struct {
 	*Applier
 	problems Problems
 }
 
-// Flush writes all that differs, in an order in which no VIP answers before
-// its rules and real servers stand, and none loses them before it has stopped
-// to answer. What fails stays to be tried again; the rest goes on.
+// Flush writes all differences. The order ensures that a VIP becomes local only after its
+// rules and real servers exist, and stops being local before they are deleted. A refused
+// change is kept for Retry; the others are applied.
 func (a *Applier) Flush() Problems {
 	f := &flush{Applier: a}
 	f.flushNode()
 	f.addMembers()
-	f.stopKeeping()
+	f.deleteClientIPMembers()
 	f.flushServers()
-	f.addMembers() // those that wait for a virtual server
+	f.addMembers() // those that waited for a virtual server
 	f.flushVIPs()
 	f.deleteServers()
 	f.deleteMembers()
-	if !f.flows.wait {
-		f.forgetStale()
+	if !f.flows.failed {
+		f.deleteStaleFlows()
 	}
-	f.servers.rest()
-	f.members.rest()
-	f.vips.rest()
+	f.servers.shrink()
+	f.members.shrink()
+	f.vips.shrink()
 	return f.problems
 }
 
-// fail notes a problem of the owners of something.
+// fail records a problem of the owners.
 func (f *flush) fail(owners []types.NamespacedName, err error) {
 	f.problems = append(f.problems, Problem{owners, err})
 }
 
-// settle has changes applied, and calls done for each that was carried out
-// and failed for the others.
+// settle applies changes, and calls done for each that succeeded and failed for the others.
 func settle[C interface {
 	comparable
 	fmt.Stringer
@@ -57,7 +56,7 @@ func settle[C interface {
 	settleEach(changes, apply, func(i int) { done(changes[i]) }, func(i int, err error) { failed(changes[i], err) })
 }
 
-// settleEach is settle by the changes' places in the list.
+// settleEach is settle with the indexes of the changes in place of the changes.
 func settleEach[C interface {
 	comparable
 	fmt.Stringer
@@ -78,54 +77,54 @@ func settleEach[C interface {
 	}
 }
 
-// addMembers adds members to sets, all sets in one go. A member of plan.Local gets
-// another mark only once the virtual server under its old one is recorded.
+// addMembers adds members to all sets in one call. A member of plan.Local gets a new mark
+// only after the virtual server of its old mark is recorded.
 func (f *flush) addMembers() {
 	f.recordReplaced()
 	var changes []ipset.Change
 	for m := range f.members.dirty {
 		want, wanted := f.wantMember(m)
-		have, there := f.have.sets[m.Set].Entries[m.Entry]
-		fwm, stands := f.localMark(m)
+		have, there := f.cached.sets[m.Set].Entries[m.Entry]
+		fwm, exists := f.localMark(m)
 		switch {
-		case wanted && f.lost[m.Set]:
-			f.members.refused(m) // it is the node's problem, and waits for its set
-		case wanted && !there && f.keepsClient(m): // behind the virtual server
-		case f.revives(m, want), wanted && stands && have != want && f.retired[fwm] != keyOf(m.Entry) && !f.lost[plan.Draining.In(fwm.Family())]:
+		case wanted && f.failedSets[m.Set]:
+			f.members.markStuck(m) // flushSets reports the missing set
+		case wanted && !there && f.preservesClientIP(m): // added after the virtual server changed
+		case f.waitsForWeights(m, want), wanted && exists && have != want && f.retired[fwm] != keyOf(m.Entry) && !f.failedSets[plan.Draining.In(fwm.Family())]:
 		case wanted && (!there || have != want):
 			c := f.memberChange(ipset.AddEntry, m)
 			c.Mark = want
 			changes = append(changes, c)
 		case wanted == there:
-			f.members.clean(m)
+			f.members.markClean(m)
 		}
 	}
 	f.applyMembers(changes)
 }
 
-// deleteMembers removes members that nobody wants. One that says whose a
-// virtual server is stays as long as that, or it would be taken for somebody
-// else's, and stay for ever.
+// deleteMembers removes members that are not desired. A member that proves a virtual server
+// to be ours stays until the virtual server is deleted: without it the virtual server would
+// look foreign and never be removed.
 func (f *flush) deleteMembers() {
 	var changes []ipset.Change
 	for m := range f.members.dirty {
-		if _, wanted := f.wantMember(m); !wanted && !f.tellsOwner(m) {
+		if _, wanted := f.wantMember(m); !wanted && !f.provesOwnership(m) {
 			changes = append(changes, f.memberChange(ipset.DeleteEntry, m))
 		}
 	}
 	f.applyMembers(changes)
 }
 
-// tellsOwner tells whether a member is one by which a virtual server is known to
-// be ours that stands, and is to go.
-func (f *flush) tellsOwner(m plan.Member) bool {
-	fwm := fwmKey(ip.Of(m.Entry.Addr), f.have.sets[m.Set].Entries[m.Entry])
-	if _, stands := f.have.servers[fwm]; stands && f.marked[fwm] == keyOf(m.Entry) {
+// provesOwnership reports whether a member proves that an existing, no longer desired
+// virtual server is ours.
+func (f *flush) provesOwnership(m plan.Member) bool {
+	fwm := fwmKey(ip.Of(m.Entry.Addr), f.cached.sets[m.Set].Entries[m.Entry])
+	if _, exists := f.cached.servers[fwm]; exists && f.marked[fwm] == keyOf(m.Entry) {
 		return true
 	}
 	key := keyOf(m.Entry)
-	_, stands := f.have.servers[key]
-	if _, wanted := f.servers.want(key); !stands || wanted {
+	_, exists := f.cached.servers[key]
+	if _, wanted := f.servers.want(key); !exists || wanted {
 		return false
 	}
 	return slices.ContainsFunc(owning, func(name plan.SetName) bool { return name.In(key.Family()) == m.Set })
@@ -136,18 +135,18 @@ func (f *flush) memberChange(op ipset.Op, m plan.Member) ipset.Change {
 }
 
 func (f *flush) applyMembers(changes []ipset.Change) {
-	slices.SortStableFunc(changes, func(a, b ipset.Change) int { return cmp.Compare(turn(a), turn(b)) })
+	slices.SortStableFunc(changes, func(a, b ipset.Change) int { return cmp.Compare(sourceRangeOrder(a), sourceRangeOrder(b)) })
 	settle(changes, f.kernel.IPSet.Apply, f.memberDone, func(c ipset.Change, err error) {
 		m := plan.Member{Set: c.Set.Name, Entry: c.Entry}
 		f.fail(f.members.owners(m), err)
-		f.members.refused(m)
+		f.members.markStuck(m)
 	})
 }
 
-// turn has an address be restricted only when those who may come are listed, and
-// no more before they are taken off the list: nobody who may come is turned away
-// in between (kubernetes#119656).
-func turn(c ipset.Change) int {
+// sourceRangeOrder sorts changes so that a VIP enters LOAD-BALANCER-FW after its allowed
+// sources and leaves before them; allowed clients are never rejected in between
+// (kubernetes#119656).
+func sourceRangeOrder(c ipset.Change) int {
 	switch restricts := c.Set.Name == plan.LoadBalancerFW.In(ip.IPv4) || c.Set.Name == plan.LoadBalancerFW.In(ip.IPv6); {
 	case restricts && c.Op == ipset.AddEntry:
 		return 1
@@ -159,34 +158,33 @@ func turn(c ipset.Change) int {
 
 func (f *flush) memberDone(c ipset.Change) {
 	m := plan.Member{Set: c.Set.Name, Entry: c.Entry}
-	f.members.clean(m)
+	f.members.markClean(m)
 	f.touched.member(m)
-	entries := f.have.sets[m.Set].Entries
+	entries := f.cached.sets[m.Set].Entries
 	f.memberMarked(m.Entry, entries[m.Entry], c.Mark)
-	f.noteRecord(m, c.Op == ipset.AddEntry)
+	f.indexRecord(m, c.Op == ipset.AddEntry)
 	if c.Op == ipset.DeleteEntry {
 		delete(entries, m.Entry)
 		return
 	}
 	if entries == nil {
 		entries = map[ipset.Entry]uint32{}
-		f.have.sets[m.Set] = ipset.Contents{Set: c.Set, Entries: entries}
+		f.cached.sets[m.Set] = ipset.Contents{Set: c.Set, Entries: entries}
 	}
 	entries[m.Entry] = c.Mark
 }
 
-// flushVIPs claims VIPs, but for the blocked ones, and then gives up those that
-// nobody wants: one that changes from one way of claiming to another is local
-// all the time.
+// flushVIPs claims VIPs, except blocked ones, and then releases those that are not desired.
+// A VIP whose claim changes stays local all the time.
 func (f *flush) flushVIPs() {
 	var added, removed []plan.VIP
 	blocked := f.blocked()
 	for vip := range f.vips.dirty {
 		_, wanted := f.vips.want(vip)
-		_, there := f.have.vips[vip]
+		_, there := f.cached.vips[vip]
 		switch {
 		case wanted == there:
-			f.vips.clean(vip)
+			f.vips.markClean(vip)
 		case there:
 			removed = append(removed, vip)
 		case !blocked[vip.Addr]:
@@ -200,11 +198,11 @@ func (f *flush) flushVIPs() {
 	}
 	settleEach(changes, f.kernel.Routing.Apply, func(i int) { f.vipDone(vips[i]) }, func(i int, err error) {
 		f.fail(f.vips.owners(vips[i]), err)
-		f.vips.refused(vips[i])
+		f.vips.markStuck(vips[i])
 	})
 }
 
-// vipChange claims a VIP, or gives it up.
+// vipChange returns the change that claims or releases a VIP.
 func (f *flush) vipChange(vip plan.VIP, wanted bool) routing.Change {
 	route, ok := f.cfg.VIPs.Route(vip)
 	switch {
@@ -218,10 +216,10 @@ func (f *flush) vipChange(vip plan.VIP, wanted bool) routing.Change {
 	return routing.Change{Op: routing.DeleteAddress, Address: vip.Addr}
 }
 
-// needed are the sets without which a VIP must not answer: those that say that
-// its virtual server is ours, and those that say who may come. Without another
-// one a Service lacks what that one is for, and serves.
-var needed = func() map[string]bool {
+// requiredSets are the sets without which a VIP must not become local: those that prove its
+// virtual server to be ours, and those that list allowed clients. If another set is missing,
+// the Service works without that set's feature.
+var requiredSets = func() map[string]bool {
 	out := map[string]bool{}
 	for _, family := range ip.Families {
 		for _, name := range slices.Concat(owning, []plan.SetName{plan.LoadBalancerFW, plan.SourceCIDR, plan.SourceIP}) {
@@ -231,39 +229,38 @@ var needed = func() map[string]bool {
 	return out
 }()
 
-// blocked are addresses that must not become local yet, as something that
-// they need was refused: a VIP that is local without its virtual server is
-// answered by whatever listens on 0.0.0.0. A virtual server with a fwmark is not
-// needed: without it the kernel takes the one of the address and port.
+// blocked returns the addresses that must not become local yet because the kernel refused
+// something they need. A VIP that is local without its virtual server would be answered by
+// any process that listens on 0.0.0.0. A fwmark virtual server is not needed: without it the
+// kernel uses the one of the address and port.
 func (f *flush) blocked() map[netip.Addr]bool {
 	out := map[netip.Addr]bool{}
 	for m := range f.members.stuck {
-		if _, wanted := f.wantMember(m); wanted && (!f.lost[m.Set] || needed[m.Set]) {
+		if _, wanted := f.wantMember(m); wanted && (!f.failedSets[m.Set] || requiredSets[m.Set]) {
 			out[m.Entry.Addr] = true
 		}
 	}
 	for key := range f.servers.stuck {
-		if _, there := f.have.servers[key]; !there && key.FWMark == 0 {
+		if _, there := f.cached.servers[key]; !there && key.FWMark == 0 {
 			out[key.Addr] = true
 		}
 	}
 	return out
 }
 
-// vipDone notes that the kernel has what is wanted.
+// vipDone records that the kernel has the desired state of a VIP.
 func (f *flush) vipDone(vip plan.VIP) {
-	f.vips.clean(vip)
+	f.vips.markClean(vip)
 	f.touched.vip(vip)
 	if _, wanted := f.vips.want(vip); wanted {
-		f.have.vips[vip] = struct{}{}
+		f.cached.vips[vip] = struct{}{}
 	} else {
-		delete(f.have.vips, vip)
+		delete(f.cached.vips, vip)
 	}
 }
 
-// Lost takes notice of VIPs that were deleted from the kernel, by another
-// program or by Flush. It reports how many of them are wanted; the next Flush
-// claims these again.
+// Lost removes VIPs from the cached state that another program, or Flush, deleted from the
+// kernel. It returns how many of them are desired; the next Flush claims these again.
 func (a *Applier) Lost(lost []routing.Lost) int {
 	n := 0
 	for _, l := range lost {
@@ -271,17 +268,17 @@ func (a *Applier) Lost(lost []routing.Lost) int {
 		if _, wanted := a.vips.want(vip); !wanted {
 			continue
 		}
-		if _, there := a.have.vips[vip]; there {
-			delete(a.have.vips, vip)
-			a.vips.mark(vip)
+		if _, there := a.cached.vips[vip]; there {
+			delete(a.cached.vips, vip)
+			a.vips.markDirty(vip)
 			n++
 		}
 	}
 	return n
 }
 
-// claimOf returns by what a VIP is claimed that has a route in a table, or with
-// no table an address.
+// claimOf returns the claim of a VIP that has a route in a table, or an address if table is
+// 0.
 func (a *Applier) claimOf(table int) plan.Claim {
 	switch table {
 	case 0:

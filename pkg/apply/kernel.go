@@ -1,7 +1,6 @@
-// Package apply brings the kernel to what the plan wants. It remembers what
-// it has programmed, so that a change of one Service is compared and written
-// by itself; it reads the kernel at the start, now and then, and after an
-// error, and repairs what differs.
+// Package apply reconciles the kernel with the plan. It caches what it has programmed, so
+// that a change of one Service costs only that change. It reads the kernel at startup,
+// periodically, and after an error, and repairs drift.
 package apply
 
 import (
@@ -18,7 +17,7 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/sysctl"
 )
 
-// IPVS is what is used of package ipvs.
+// IPVS is what this package uses of package ipvs.
 type IPVS interface {
 	Observe() (ipvs.State, error)
 	Apply([]ipvs.Change) []ipvs.Failure
@@ -27,51 +26,51 @@ type IPVS interface {
 	RealServers(ipvs.Key) (map[netip.AddrPort]ipvs.RealServer, error)
 }
 
-// IPSet is what is used of package ipset. Observe reads the sets whose name
-// is accepted.
+// IPSet is what this package uses of package ipset. Observe reads the sets whose names the
+// function accepts.
 type IPSet interface {
 	Observe(name func(string) bool) (ipset.State, error)
 	Count(name string) (n int, known bool, err error)
 	Apply([]ipset.Change) []ipset.Failure
 }
 
-// NAT is what is used of package nat; one of these is for one family.
+// NAT is what this package uses of package nat, for one family.
 type NAT interface {
 	Observe(nat.Own) (nat.State, error)
 	Apply([]nat.Change) []nat.Failure
 }
 
-// Routing is what is used of package routing.
+// Routing is what this package uses of package routing.
 type Routing interface {
 	Observe() (routing.State, error)
 	Apply([]routing.Change) []routing.Failure
 	Guard([]routing.Rule)
 }
 
-// Sysctl is what is used of package sysctl.
+// Sysctl is what this package uses of package sysctl.
 type Sysctl interface {
 	Observe(keys []string) (sysctl.State, error)
 	Apply([]sysctl.Change) []sysctl.Failure
 }
 
-// Loopback is what is used of package loopback.
+// Loopback is what this package uses of package loopback.
 type Loopback interface {
 	Observe() (loopback.State, error)
 	Apply([]loopback.Change) []loopback.Failure
 }
 
-// KubeProxy is what is used of package kubeproxy.
+// KubeProxy is what this package uses of package kubeproxy.
 type KubeProxy interface {
 	Observe() (kubeproxy.State, error)
 	Apply([]kubeproxy.Change) []kubeproxy.Failure
 }
 
-// Conntrack is what is used of package conntrack.
+// Conntrack is what this package uses of package conntrack.
 type Conntrack interface {
 	Delete([]conntrack.Match) (int, error)
 }
 
-// Kernel is all that is programmed.
+// Kernel is every part of the kernel that is programmed.
 type Kernel struct {
 	IPVS      IPVS
 	IPSet     IPSet
@@ -79,17 +78,17 @@ type Kernel struct {
 	Routing   Routing
 	Sysctl    Sysctl
 	Conntrack Conntrack
-	Loopback  Loopback  // nil where there is no nft
+	Loopback  Loopback  // nil without nft
 	KubeProxy KubeProxy // likewise
 	Leftovers Leftovers
 }
 
-// Leftovers is the back end of iptables that is not used, in which kube-proxy or
-// an earlier process of ours may have left rules.
+// Leftovers is the iptables back end that is not in use, where kube-proxy or an earlier
+// process of ours may have left rules.
 type Leftovers struct {
-	NAT      map[ip.Family]NAT // nil where its programs are not there
-	Programs string            // what they are called
-	// Unseen reports that it may hold rules, and that there are no programs to
-	// read them.
+	NAT      map[ip.Family]NAT // nil if its programs are not installed
+	Programs string            // names of its programs
+	// Unseen reports that the back end may hold rules, and that no programs are installed
+	// to read them.
 	Unseen bool
 }

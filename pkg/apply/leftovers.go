@@ -11,16 +11,16 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/nat"
 )
 
-// leftovers are the rules with names of ours in the back end of iptables that is
-// not used. The kernel evaluates them as well, those of the older back end first:
-// a DNAT that kube-proxy has left there decides before IPVS.
+// leftovers are the rules with our names in the iptables back end that is not in use. The
+// kernel evaluates them too, those of the older back end first: a DNAT rule that kube-proxy
+// left there takes effect before IPVS.
 type leftovers struct {
 	nat    map[ip.Family]nat.State
 	unread map[ip.Family]error
 }
 
-// readLeftovers reads them. What cannot be read stays as it is, and hinders
-// nothing else.
+// readLeftovers reads the leftovers. A family that cannot be read is recorded in unread, and
+// left as it is.
 func (r reader) readLeftovers() leftovers {
 	l := leftovers{nat: map[ip.Family]nat.State{}, unread: map[ip.Family]error{}}
 	var mu sync.Mutex
@@ -41,7 +41,7 @@ func (r reader) readLeftovers() leftovers {
 	return l
 }
 
-// count is how many changes their removal takes.
+// count returns how many changes the removal takes.
 func (l *leftovers) count() int {
 	n := 0
 	for _, s := range l.nat {
@@ -50,9 +50,9 @@ func (l *leftovers) count() int {
 	return n
 }
 
-// removeLeftovers removes them when every Service is served without them.
+// removeLeftovers removes the leftovers once every Service is served without them.
 func (f *flush) removeLeftovers() {
-	if !f.swept {
+	if !f.pruning {
 		return
 	}
 	failures := f.dropLeftovers(func(_ ip.Family, s nat.State) nat.State { return s })
@@ -60,16 +60,16 @@ func (f *flush) removeLeftovers() {
 		f.fail(nil, failure)
 	}
 	if len(failures) == 0 {
-		clear(f.have.leftovers.nat)
+		clear(f.cached.leftovers.nat)
 	}
 }
 
-// dropLeftovers removes what is picked of each family. A chain that another
-// program's rule there refers to stays.
+// dropLeftovers removes the leftovers that pick selects of each family. A chain that another
+// program's rule refers to stays.
 func (a *Applier) dropLeftovers(pick func(ip.Family, nat.State) nat.State) []nat.Failure {
 	var out []nat.Failure
 	for family, k := range a.kernel.Leftovers.NAT {
-		changes := nat.Diff(pick(family, a.have.leftovers.nat[family]), nat.State{})
+		changes := nat.Diff(pick(family, a.cached.leftovers.nat[family]), nat.State{})
 		if len(changes) == 0 {
 			continue
 		}
@@ -82,15 +82,15 @@ func (a *Applier) dropLeftovers(pick func(ip.Family, nat.State) nat.State) []nat
 	return out
 }
 
-// unseen says where leftovers may be that cannot be seen.
+// unseen describes where leftovers may be that cannot be read.
 func (a *Applier) unseen() []string {
 	var out []string
 	if a.kernel.Leftovers.Unseen {
-		out = append(out, "the back end of iptables that kube-ipvs does not use may hold rules of kube-proxy, which go before IPVS, and its programs are not there to look: install the package iptables whole, or remove such rules")
+		out = append(out, "the iptables back end that kube-ipvs does not use may hold rules of kube-proxy, which take effect before IPVS, and its programs are not installed: install the complete iptables package, or remove such rules")
 	}
 	for _, family := range ip.Families {
-		if err := a.have.leftovers.unread[family]; err != nil {
-			out = append(out, fmt.Sprintf("what kube-proxy may have left of %s in %s cannot be read: %v", family, a.kernel.Leftovers.Programs, err))
+		if err := a.cached.leftovers.unread[family]; err != nil {
+			out = append(out, fmt.Sprintf("rules that kube-proxy may have left of %s in %s cannot be read: %v", family, a.kernel.Leftovers.Programs, err))
 		}
 	}
 	return out

@@ -9,7 +9,7 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/nat"
 )
 
-// addLeftovers gives the world the other back end of iptables, with rules in IPv4.
+// addLeftovers adds the other iptables back end to the world, with rules in IPv4.
 func (w *world) addLeftovers(rules string) *nat.Fake {
 	w.t.Helper()
 	other := nat.NewFake(ip.IPv4)
@@ -53,7 +53,7 @@ func TestLeftoversInOtherBackEnd(t *testing.T) {
 	}
 }
 
-// Leftovers that cannot be read hinder nothing, and are told.
+// Unreadable leftovers are reported and prevent nothing else.
 func TestUnreadableLeftovers(t *testing.T) {
 	w := newWorld(t)
 	other := w.addLeftovers(ofIptablesMode)

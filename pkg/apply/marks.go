@@ -7,11 +7,11 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/plan"
 )
 
-// A virtual server with a mark does not say what it serves. Members of the set
-// plan.Local do: each is an address and port, and the mark that leads there.
+// A fwmark virtual server does not say which address and port it serves. The members of
+// plan.Local do: each is an address and port with its fwmark.
 
-// Marks returns the marks in use by address and port, desired or not: those that
-// members of plan.Local carry, and of retired virtual servers.
+// Marks returns the fwmarks in use by address and port, desired or not: those of members of
+// plan.Local and of retired virtual servers.
 func (a *Applier) Marks() map[ipvs.Key]uint32 {
 	out := make(map[ipvs.Key]uint32, len(a.marked))
 	for fwm, key := range a.retired {
@@ -23,25 +23,25 @@ func (a *Applier) Marks() map[ipvs.Key]uint32 {
 	return out
 }
 
-// HoldsMark tells whether the kernel still has the member for an address and
-// port, or its virtual server.
+// HoldsMark reports whether the kernel still has the member of plan.Local for an address and
+// port, or its fwmark virtual server.
 func (a *Applier) HoldsMark(key ipvs.Key, mark uint32) bool {
-	_, member := a.have.sets[plan.Local.In(key.Family())].Entries[entryOf(key)]
-	for _, fwm := range a.twins(fwmKey(key.Family(), mark)) {
-		if _, there := a.have.servers[fwm]; there {
+	_, member := a.cached.sets[plan.Local.In(key.Family())].Entries[entryOf(key)]
+	for _, fwm := range a.markVariants(fwmKey(key.Family(), mark)) {
+		if _, there := a.cached.servers[fwm]; there {
 			return true
 		}
 	}
 	return member
 }
 
-// MarkInUse reports whether any virtual server has a mark in either family: one that
-// is not ours, or one of ours that is retired.
+// MarkInUse reports whether a virtual server of either family has the mark: a foreign one,
+// or one of ours, retired ones included.
 func (a *Applier) MarkInUse(mark uint32) bool {
 	for _, family := range ip.Families {
-		for _, fwm := range a.twins(fwmKey(family, mark)) {
+		for _, fwm := range a.markVariants(fwmKey(family, mark)) {
 			_, foreign := a.foreign[fwm]
-			if _, ours := a.have.servers[fwm]; foreign || ours {
+			if _, ours := a.cached.servers[fwm]; foreign || ours {
 				return true
 			}
 		}
@@ -61,30 +61,30 @@ func keyOf(e ipset.Entry) ipvs.Key {
 	return ipvs.Key{Protocol: e.Protocol, Addr: e.Addr, Port: e.Port}
 }
 
-// twins are a key and what it is if the same number is masqueraded, or not. A
-// process that ended after it had changed the member leaves the other.
-func (a *Applier) twins(fwm ipvs.Key) [2]ipvs.Key {
+// markVariants returns a fwmark key with and without the masquerade mark. A process that was
+// killed after it changed the member of plan.Local leaves the other one.
+func (a *Applier) markVariants(fwm ipvs.Key) [2]ipvs.Key {
 	other := fwm
 	other.FWMark ^= a.cfg.MasqueradeMark
 	return [2]ipvs.Key{fwm, other}
 }
 
-// serves returns the address and port that a virtual server serves; false if no
-// member tells.
-func (a *Applier) serves(key ipvs.Key) (ipvs.Key, bool) {
+// addressOf returns the address and port that a virtual server serves; false if no member
+// records it.
+func (a *Applier) addressOf(key ipvs.Key) (ipvs.Key, bool) {
 	if key.FWMark == 0 {
 		return key, true
 	}
-	if address, ok := a.owned(key); ok {
+	if address, ok := a.recordedAddress(key); ok {
 		return address, true
 	}
-	address, ok := a.marked[a.twins(key)[1]]
+	address, ok := a.marked[a.markVariants(key)[1]]
 	return address, ok
 }
 
-// owned returns the address and port of a virtual server with a mark, by the member
-// of plan.Local that carries the mark, or by the record of a retired one.
-func (a *Applier) owned(fwm ipvs.Key) (ipvs.Key, bool) {
+// recordedAddress returns the address and port of a fwmark virtual server from the member of
+// plan.Local that carries the mark, or from the record of a retired one.
+func (a *Applier) recordedAddress(fwm ipvs.Key) (ipvs.Key, bool) {
 	if address, ok := a.marked[fwm]; ok {
 		return address, true
 	}
@@ -92,41 +92,40 @@ func (a *Applier) owned(fwm ipvs.Key) (ipvs.Key, bool) {
 	return address, ok
 }
 
-// wantServer returns the desired virtual server. One with a mark is desired once a
-// member says that it is ours, and as long as the Service has the address and port
-// too: of two that claim them, the older.
+// wantServer returns the desired virtual server. A fwmark virtual server is desired only
+// once a member proves it to be ours, and only while its Service also has the address and
+// port.
 func (a *Applier) wantServer(key ipvs.Key) (*plan.VirtualServer, bool) {
 	vs, ok := a.servers.want(key)
 	if !ok || key.FWMark == 0 {
 		return vs, ok
 	}
-	address, ok := a.owned(key)
+	address, ok := a.recordedAddress(key)
 	if !ok || a.servers.winner(address) != a.servers.winner(key) {
 		return nil, false
 	}
 	return vs, true
 }
 
-// markTwin has the virtual server with a mark looked at when the one with the
-// address and port was.
-func (a *Applier) markTwin(key ipvs.Key) {
-	mark := a.have.sets[plan.Local.In(key.Family())].Entries[entryOf(key)]
+// markFWMarkServer marks the fwmark virtual server of an address and port dirty.
+func (a *Applier) markFWMarkServer(key ipvs.Key) {
+	mark := a.cached.sets[plan.Local.In(key.Family())].Entries[entryOf(key)]
 	a.markIfWanted(fwmKey(key.Family(), mark))
 }
 
 func (a *Applier) markIfWanted(fwm ipvs.Key) {
 	if _, claimed := a.servers.want(fwm); claimed {
-		a.servers.mark(fwm)
+		a.servers.markDirty(fwm)
 	}
 }
 
-// indexMarks reads the index from the sets. Of two members that carry one mark
-// somebody else has written one: the one that is wanted counts.
+// indexMarks rebuilds the index of fwmarks from the sets. If two members carry the same
+// mark, another program wrote one of them: the desired one counts.
 func (a *Applier) indexMarks() {
 	a.marked = map[ipvs.Key]ipvs.Key{}
 	for _, family := range a.cfg.Families {
 		set := plan.Local.In(family)
-		for e, mark := range a.have.sets[set].Entries {
+		for e, mark := range a.cached.sets[set].Entries {
 			fwm := fwmKey(family, mark)
 			want, wanted := a.wantMember(plan.Member{Set: set, Entry: e})
 			if _, known := a.marked[fwm]; mark != 0 && (!known || wanted && want == mark) {
@@ -136,8 +135,8 @@ func (a *Applier) indexMarks() {
 	}
 }
 
-// memberMarked keeps the index as a member's mark changes; 0 is none. What has
-// waited for the member can be programmed.
+// memberMarked updates the index when the mark of a member changes from was to is; 0 is no
+// mark. It marks the virtual servers dirty that waited for the member.
 func (a *Applier) memberMarked(e ipset.Entry, was, is uint32) {
 	if was == is {
 		return
@@ -145,14 +144,14 @@ func (a *Applier) memberMarked(e ipset.Entry, was, is uint32) {
 	family, key := ip.Of(e.Addr), keyOf(e)
 	if fwm := fwmKey(family, was); was != 0 && a.marked[fwm] == key {
 		delete(a.marked, fwm)
-		if _, stands := a.have.servers[fwm]; stands {
-			a.servers.mark(fwm) // to be retired
+		if _, exists := a.cached.servers[fwm]; exists {
+			a.servers.markDirty(fwm) // to be retired
 		}
 	}
 	if is != 0 {
 		fwm := fwmKey(family, is)
 		a.marked[fwm] = key
 		a.markIfWanted(fwm)
-		a.lookAtRecord(fwm)
+		a.markRecord(fwm)
 	}
 }

@@ -81,7 +81,7 @@ func TestMarkStandsAroundItsVirtualServer(t *testing.T) {
 }
 
 // TestMemberOutlivesItsVirtualServer refuses the deletion of the virtual
-// server: without its member nobody would know whose it is.
+// server: without the member nothing proves that it is ours.
 func TestMemberOutlivesItsVirtualServer(t *testing.T) {
 	w := newWorld(t)
 	s := externalLocal("a", ip.TCP, vip, here)
@@ -143,7 +143,7 @@ func TestMemberThatIsThereAfterAll(t *testing.T) {
 	}
 	w.start(externalLocal("a", ip.TCP, vip, here))
 	w.refuse = nil
-	if _, there := w.applier.have.servers[fwm(first)]; there {
+	if _, there := w.applier.cached.servers[fwm(first)]; there {
 		t.Fatal("the virtual server did not wait for its member")
 	}
 	set := w.applier.setNamed(plan.Local.In(ip.IPv4))
@@ -154,7 +154,7 @@ func TestMemberThatIsThereAfterAll(t *testing.T) {
 	if err := w.applier.Flush().Err(); err != nil {
 		t.Fatal(err)
 	}
-	if _, there := w.applier.have.servers[fwm(first)]; !there {
+	if _, there := w.applier.cached.servers[fwm(first)]; !there {
 		t.Errorf("the virtual server is not there:\n%s", w.ipvs.Dump())
 	}
 }
@@ -183,7 +183,7 @@ func TestUnreadyEndpointDrains(t *testing.T) {
 	}
 }
 
-// TestMarkDrift changes what stands in the kernel behind our back.
+// TestMarkDrift changes the kernel as another program would.
 func TestMarkDrift(t *testing.T) {
 	w := newWorld(t)
 	w.start(externalLocal("a", ip.TCP, vip, here))
@@ -256,8 +256,8 @@ func TestUDPFlowsOfBothVirtualServers(t *testing.T) {
 	}
 }
 
-// TestMarkIsTheOlderServices: who loses an address and port does not get those
-// who come from outside either.
+// TestMarkIsTheOlderServices: a Service that loses an address and port does not get
+// its external clients either.
 func TestMarkIsTheOlderServices(t *testing.T) {
 	for _, olderFirst := range []bool{true, false} {
 		w := newWorld(t)

@@ -18,16 +18,16 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/sysctl"
 )
 
-// Meter is told what becomes of everything that is written, by the part of the
-// kernel: ipvs, ipset, iptables, nftables, routing, sysctl or conntrack. Its
-// methods return at once. Package metrics has it.
+// Meter receives the outcome of every write, by the part of the kernel: ipvs, ipset,
+// iptables, nftables, routing, sysctl or conntrack. Its methods must not block. Package
+// metrics implements it.
 type Meter interface {
-	Wrote(part string, took time.Duration, refused int) // one call, however many changes it made
+	Wrote(part string, took time.Duration, refused int) // one call, with any number of changes
 	Refused(part, operation string)                     // one change
-	Forgot(flows int)                                   // by conntrack
+	Forgot(flows int)                                   // deleted from conntrack
 }
 
-// Metered gives the same kernel with a meter at each of its parts.
+// Metered returns the same kernel with a meter on each of its parts.
 func (k Kernel) Metered(m Meter) Kernel {
 	k.IPVS = meteredIPVS{k.IPVS, m}
 	k.IPSet = meteredIPSet{k.IPSet, m}
@@ -48,7 +48,7 @@ func (k Kernel) Metered(m Meter) Kernel {
 	return k
 }
 
-// measure has changes applied and tells the meter.
+// measure applies changes and reports the outcome to the meter.
 func measure[C fmt.Stringer](m Meter, part string, changes []C, apply func([]C) []kernel.Failure[C], operation func(C) string) []kernel.Failure[C] {
 	if v := klog.V(4); v.Enabled() {
 		for _, c := range changes {

@@ -20,7 +20,7 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/sysctl"
 )
 
-// readings is a Meter that writes down what it is told.
+// readings is a Meter that records its calls.
 type readings struct{ lines []string }
 
 func (r *readings) note(format string, args ...any) {
@@ -32,7 +32,7 @@ func (r *readings) Wrote(part string, _ time.Duration, refused int) {
 func (r *readings) Refused(part, operation string) { r.note("%s refused to %s", part, operation) }
 func (r *readings) Forgot(flows int)               { r.note("%d flows forgotten", flows) }
 
-// take gives what was told since the last call.
+// take returns what was recorded since the last call.
 func (r *readings) take() []string {
 	lines := r.lines
 	r.lines = nil

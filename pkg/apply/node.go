@@ -14,15 +14,14 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/sysctl"
 )
 
-// nodePart is the wanted node-wide part, and whether it is to be compared
-// with the kernel.
+// nodePart is the desired state of the node, and whether it may differ from the kernel.
 type nodePart struct {
 	plan.NodePart
 	dirty bool
 	sets  map[string]ipset.Set
 }
 
-// SetNode makes a part the wanted one for the node.
+// SetNode replaces the desired state of the node.
 func (a *Applier) SetNode(part plan.NodePart) {
 	a.clientsRerouted(a.node.Members, part.Members)
 	setAll(&a.members, nodeOwner, a.node.Members, part.Members, unmarked)
@@ -30,12 +29,12 @@ func (a *Applier) SetNode(part plan.NodePart) {
 	for _, s := range part.Sets {
 		a.node.sets[s.Name] = s
 	}
-	o := own(&part)
+	o := ownedRules(&part)
 	a.rules.Store(&o)
 }
 
-// Concerns tells whether a change of a chain may be one of what SetNode was given.
-// It may be called while other methods run.
+// Concerns reports whether a change of a chain may affect the node's desired state. It may
+// be called concurrently with other methods.
 func (a *Applier) Concerns(c nat.Chain) bool {
 	own := a.rules.Load()
 	return own != nil && (own.Concerns(c) || a.kernel.Loopback != nil && c.Table == loopback.Table)
@@ -48,8 +47,8 @@ func (a *Applier) setNamed(name string) ipset.Set {
 	return ipset.Set{Name: name}
 }
 
-// flushNode brings the node-wide part up, each step before those that need
-// it: rules match sets, and a mark is looked up only once its rule is there.
+// flushNode reconciles the node-wide state, each step before those that depend on it: rules
+// match sets, and a mark has no effect before its policy rule exists.
 func (f *flush) flushNode() {
 	if !f.node.dirty {
 		return
@@ -61,128 +60,127 @@ func (f *flush) flushNode() {
 	f.flushRules(routing.AddRule)
 	f.kernel.Routing.Guard(f.node.Rules)
 	f.flushLoopback()
-	f.findCurrent()
-	if f.rulesServe() {
+	f.detectCurrentRules()
+	if f.otherRulesServe() {
 		f.flushMangle()
 	} else {
 		f.flushNAT()
-		f.current = true // what stands from now on is ours, and may grow
+		f.rulesCurrent = true // from now on the rules in the kernel are the plan's
 	}
 	f.flushRules(routing.DeleteRule)
-	f.deleteStrays()
-	f.removeKubeProxysTables()
+	f.deleteStaleRoutes()
+	f.removeKubeProxyTables()
 	f.removeLeftovers()
-	f.node.dirty = len(f.problems) > before || f.replacesLater()
+	f.node.dirty = len(f.problems) > before || f.hasDeferredRemovals()
 }
 
 func (f *flush) flushSysctls() {
-	settle(sysctl.Diff(f.have.sysctls, f.node.Sysctls), f.kernel.Sysctl.Apply,
-		func(c sysctl.Change) { f.have.sysctls[c.Key] = c.Value },
+	settle(sysctl.Diff(f.cached.sysctls, f.node.Sysctls), f.kernel.Sysctl.Apply,
+		func(c sysctl.Change) { f.cached.sysctls[c.Key] = c.Value },
 		func(_ sysctl.Change, err error) { f.fail(nil, err) })
 }
 
 func (f *flush) flushLink() {
-	if f.have.link {
+	if f.cached.link {
 		return
 	}
 	settle([]routing.Change{{Op: routing.AddLink}}, f.kernel.Routing.Apply,
-		func(routing.Change) { f.have.link = true },
+		func(routing.Change) { f.cached.link = true },
 		func(_ routing.Change, err error) { f.fail(nil, err) })
 }
 
-// flushSets creates the sets that are missing, and takes away what an earlier
-// process has left of growing one.
+// flushSets creates missing sets, and destroys temporary sets that an earlier process left
+// while it resized a set.
 func (f *flush) flushSets() {
 	var changes []ipset.Change
 	for _, s := range f.node.Sets {
-		if _, there := f.have.sets[s.Name]; !there {
+		if _, there := f.cached.sets[s.Name]; !there {
 			changes = append(changes, ipset.Change{Op: ipset.CreateSet, Set: s})
 		}
 	}
-	for name, left := range f.have.sets {
+	for name, left := range f.cached.sets {
 		if _, wanted := f.node.sets[name]; !wanted {
 			changes = append(changes, ipset.Change{Op: ipset.DestroySet, Set: left.Set})
 		}
 	}
 	settle(changes, f.kernel.IPSet.Apply, func(c ipset.Change) {
 		if c.Op == ipset.DestroySet {
-			delete(f.have.sets, c.Set.Name)
+			delete(f.cached.sets, c.Set.Name)
 			return
 		}
-		f.have.sets[c.Set.Name] = ipset.Contents{Set: c.Set, Entries: map[ipset.Entry]uint32{}}
-		f.foundSet(c.Set.Name)
+		f.cached.sets[c.Set.Name] = ipset.Contents{Set: c.Set, Entries: map[ipset.Entry]uint32{}}
+		f.retryMembersOf(c.Set.Name)
 	}, func(c ipset.Change, err error) {
 		f.fail(nil, err)
 		if c.Op == ipset.CreateSet {
-			f.lost[c.Set.Name] = true
+			f.failedSets[c.Set.Name] = true
 		}
 	})
 }
 
-// foundSet has the members of a set written that could not be created before.
-func (a *Applier) foundSet(name string) {
-	if !a.lost[name] {
+// retryMembersOf makes the members of a set dirty that could not be created before.
+func (a *Applier) retryMembersOf(name string) {
+	if !a.failedSets[name] {
 		return
 	}
-	delete(a.lost, name)
+	delete(a.failedSets, name)
 	for m := range a.members.stuck {
 		if m.Set == name {
-			a.members.mark(m)
+			a.members.markDirty(m)
 		}
 	}
 }
 
-// flushRules adds policy rules that are missing, or deletes those that are
-// not wanted.
+// flushRules adds missing policy rules, or deletes stale ones.
 func (f *flush) flushRules(op routing.Op) {
 	want := map[routing.Rule]struct{}{}
 	for _, r := range f.node.Rules {
 		want[r] = struct{}{}
 	}
-	from, in := want, f.have.rules
+	from, in := want, f.cached.rules
 	if op == routing.DeleteRule {
-		from, in = f.have.rules, want
+		from, in = f.cached.rules, want
 	}
 	var changes []routing.Change
 	for r := range from {
-		if _, both := in[r]; !both && !(op == routing.DeleteRule && f.leadsToStrays(r)) {
+		if _, both := in[r]; !both && !(op == routing.DeleteRule && f.leadsToStaleRoutes(r)) {
 			changes = append(changes, routing.Change{Op: op, Rule: r})
 		}
 	}
-	// The kernel keeps rules of one priority in the order in which they came.
+	// The kernel keeps rules of one priority in the order of their addition.
 	slices.SortFunc(changes, func(a, b routing.Change) int { return cmp.Compare(a.String(), b.String()) })
 	settle(changes, f.kernel.Routing.Apply, func(c routing.Change) {
 		if op == routing.AddRule {
-			f.have.rules[c.Rule] = struct{}{}
+			f.cached.rules[c.Rule] = struct{}{}
 		} else {
-			delete(f.have.rules, c.Rule)
+			delete(f.cached.rules, c.Rule)
 		}
 	}, func(_ routing.Change, err error) { f.fail(nil, err) })
 }
 
-// flushLoopback comes before the rules that mark what it is for.
+// flushLoopback runs before the rules that set the marks its table matches.
 func (f *flush) flushLoopback() {
 	if f.kernel.Loopback == nil {
 		return
 	}
 	want := f.node.Loopback
-	failures := f.kernel.Loopback.Apply(loopback.Diff(f.have.loopback, want))
+	failures := f.kernel.Loopback.Apply(loopback.Diff(f.cached.loopback, want))
 	for _, failure := range failures {
 		f.fail(nil, failure)
 	}
 	if len(failures) == 0 {
-		f.have.loopback = want
+		f.cached.loopback = want
 	}
 }
 
-// flushNAT rewrites the rules that differ. The members that they need at once
-// are the node's own. After a refusal it is not known what stands; the
-// observation that follows an error tells.
+// flushNAT rewrites the rules that differ. It first adds the members they need, which are
+// the node's own. After a refusal the state of the rules is unknown; the observation that
+// follows an error reads it.
 func (f *flush) flushNAT() {
 	f.addMembers()
 	for family, k := range f.kernel.NAT {
 		want := ofFamily(f.node.NAT, family)
-		changes := nat.Diff(f.have.nat[family], want)
+		changes := nat.Diff(f.cached.nat[family], want)
 		if len(changes) == 0 {
 			continue
 		}
@@ -191,19 +189,19 @@ func (f *flush) flushNAT() {
 			f.fail(nil, failure)
 		}
 		if len(failures) == 0 {
-			f.sourcesReplaced(f.have.nat[family], want)
-			f.have.nat[family] = want
+			f.sourcesReplaced(f.cached.nat[family], want)
+			f.cached.nat[family] = want
 		}
 	}
 }
 
-// flushMangle writes the chains of table mangle alone, and takes none away. They
-// do not stand in the way of rules that serve, and are needed as soon as a virtual
-// server has all endpoints: under externalTrafficPolicy Local they lead who comes
-// from outside to those of this node.
+// flushMangle writes only the chains of table mangle, and deletes none. They do not conflict
+// with rules of kube-proxy that still serve. They are needed as soon as a virtual server has
+// all endpoints: under externalTrafficPolicy Local they direct external clients to
+// node-local endpoints.
 func (f *flush) flushMangle() {
 	for family, k := range f.kernel.NAT {
-		have := f.have.nat[family]
+		have := f.cached.nat[family]
 		want := ofTable(ofFamily(f.node.NAT, family), nat.Mangle)
 		changes := slices.DeleteFunc(nat.Diff(ofTable(have, nat.Mangle), want), func(c nat.Change) bool {
 			return c.Op == nat.DeleteChain || c.Op == nat.DeleteJump
@@ -216,7 +214,7 @@ func (f *flush) flushMangle() {
 			f.fail(nil, failure)
 		}
 		if len(failures) == 0 {
-			f.have.nat[family] = join(have, want)
+			f.cached.nat[family] = join(have, want)
 		}
 	}
 }
@@ -235,7 +233,7 @@ func ofTable(s nat.State, table nat.Table) nat.State {
 	return out
 }
 
-// join is a state with another written into it, whose jumps then come first.
+// join returns s with the chains of more written into it; the jumps of more come first.
 func join(s, more nat.State) nat.State {
 	out := nat.State{Chains: map[nat.Chain][]nat.Rule{}, Jumps: slices.Clone(more.Jumps), Stray: s.Stray}
 	maps.Copy(out.Chains, s.Chains)
@@ -248,10 +246,10 @@ func join(s, more nat.State) nat.State {
 	return out
 }
 
-// own says which chains are ours: those that the plan may write, and those that
-// an earlier version, or kube-proxy, has left.
-func own(part *plan.NodePart) nat.Own {
-	o := nat.Own{Prefixes: append([]string{"KUBE-IPVS-"}, iptablesModes...), Chains: slices.Clone(part.Chains), Jumps: part.NAT.Jumps}
+// ownedRules returns which chains are ours: those that the plan may write, and those that an
+// earlier version, or kube-proxy, has left.
+func ownedRules(part *plan.NodePart) nat.Own {
+	o := nat.Own{Prefixes: append([]string{"KUBE-IPVS-"}, iptablesModePrefixes...), Chains: slices.Clone(part.Chains), Jumps: part.NAT.Jumps}
 	for c := range part.NAT.Chains {
 		if !slices.Contains(o.Chains, c) {
 			o.Chains = append(o.Chains, c)

@@ -19,16 +19,16 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/sysctl"
 )
 
-// Parts says what an observation reads. Kernel parameters are always read.
+// Parts says what an observation reads. Sysctls are always read.
 type Parts struct {
 	State bool // virtual servers, sets, and what package routing knows
-	Rules bool // what takes a program to read: iptables and nftables
+	Rules bool // iptables and nftables, which need a program to read them
 }
 
-// Everything is all parts.
+// Everything reads all parts.
 var Everything = Parts{State: true, Rules: true}
 
-// Observation is what the kernel held when it was read.
+// Observation is the observed state of the kernel.
 type Observation struct {
 	parts   Parts
 	servers ipvs.State
@@ -41,12 +41,12 @@ type Observation struct {
 	kubeProxy kubeproxy.State
 	leftovers leftovers
 
-	vips   map[plan.VIP]struct{}      // those in routing
-	strays map[routing.Route]struct{} // of ours in routing that claim no VIP as configured
+	vips        map[plan.VIP]struct{}      // from routing
+	staleRoutes map[routing.Route]struct{} // our routes that claim no VIP as configured now
 }
 
-// touched lists what was written while the kernel was being read: of this,
-// the reading may be older than the writing. A nil one lists nothing.
+// touched lists the keys written while the kernel is being read: the observed value may be
+// older than the write. A nil touched records nothing.
 type touched struct {
 	servers map[ipvs.Key]struct{}
 	members map[plan.Member]struct{}
@@ -71,12 +71,12 @@ func (t *touched) vip(v plan.VIP) {
 	}
 }
 
-// BeginObserve prepares for an Observe of everything, and returns it. The function may
-// run in another goroutine, while Set and Flush go on; its result goes to Adopt.
+// BeginObserve returns a function that observes everything. The function may run in another
+// goroutine while Set and Flush are called; pass its result to Adopt.
 func (a *Applier) BeginObserve() func() (*Observation, error) { return a.BeginObserveParts(Everything) }
 
-// BeginObserveParts does the same for some parts. What is not read is taken to be as it
-// was when it was last written or read; at first, everything must be read.
+// BeginObserveParts is BeginObserve for some parts. Parts that are not read keep their
+// cached state. The first observation must read everything.
 func (a *Applier) BeginObserveParts(parts Parts) func() (*Observation, error) {
 	a.touched = &touched{
 		servers: map[ipvs.Key]struct{}{},
@@ -89,12 +89,12 @@ func (a *Applier) BeginObserveParts(parts Parts) func() (*Observation, error) {
 		kernel:  a.kernel,
 		sets:    setNames(a.cfg),
 		sysctls: slices.Concat(slices.Sorted(maps.Keys(a.node.Sysctls)), a.node.Watched),
-		nat:     own(&a.node.NodePart),
+		nat:     ownedRules(&a.node.NodePart),
 	}
 	return r.observe
 }
 
-// reader knows what of the kernel is to be read.
+// reader is what an observation needs to know, copied from the Applier.
 type reader struct {
 	parts   Parts
 	cfg     *plan.Config
@@ -104,10 +104,9 @@ type reader struct {
 	nat     nat.Own
 }
 
-// observe reads the kernel, all its parts at once: some take a program, and to
-// wait for one costs nothing. If any part cannot be read nothing is known:
-// a list that could not be read must never pass for an empty one. The
-// exception is a sysctl, which then is written, and that tells what is wrong.
+// observe reads all parts of the kernel concurrently, because some wait for a program. If
+// any part cannot be read it fails: a failed read must never be taken for empty state. The
+// exception are sysctls: an unreadable one is written, and the write reports the error.
 func (r reader) observe() (*Observation, error) {
 	o := Observation{parts: r.parts, nat: map[ip.Family]nat.State{}}
 	reads := []func() error{func() error { o.sysctls = r.readSysctls(); return nil }}
@@ -117,10 +116,10 @@ func (r reader) observe() (*Observation, error) {
 	if r.parts.Rules {
 		reads = append(reads, r.rulesReads(&o)...)
 	}
-	if err := together(reads); err != nil {
+	if err := parallel(reads); err != nil {
 		return nil, fmt.Errorf("reading the kernel's state: %w", err)
 	}
-	o.vips, o.strays = vipsIn(r.cfg, &o.routing)
+	o.vips, o.staleRoutes = vipsIn(r.cfg, &o.routing)
 	return &o, nil
 }
 
@@ -157,29 +156,28 @@ func (r reader) rulesReads(o *Observation) []func() error {
 	return reads
 }
 
-// vipsIn returns the VIPs of the served families that addresses and routes
-// claim, and the routes that another configuration has left, such as one with
-// another table.
-func vipsIn(cfg *plan.Config, s *routing.State) (vips map[plan.VIP]struct{}, strays map[routing.Route]struct{}) {
-	vips, strays = map[plan.VIP]struct{}{}, map[routing.Route]struct{}{}
+// vipsIn returns the VIPs of the served families that addresses and routes claim, and the
+// stale routes of another configuration, for example with another table.
+func vipsIn(cfg *plan.Config, s *routing.State) (vips map[plan.VIP]struct{}, staleRoutes map[routing.Route]struct{}) {
+	vips, staleRoutes = map[plan.VIP]struct{}{}, map[routing.Route]struct{}{}
 	for _, addresses := range []map[netip.Addr]struct{}{s.Addresses, s.Misbound} {
 		for addr := range addresses {
-			if serves(cfg, ip.Of(addr)) && !excluded(cfg, addr) {
+			if servesFamily(cfg, ip.Of(addr)) && !excluded(cfg, addr) {
 				vips[plan.VIP{Addr: addr, Claim: plan.ClaimAddress}] = struct{}{}
 			}
 		}
 	}
 	for r := range s.Routes {
-		if !serves(cfg, r.Family) {
+		if !servesFamily(cfg, r.Family) {
 			continue
 		}
 		if vip, ok := vipOf(cfg, r); ok {
 			vips[vip] = struct{}{}
 		} else {
-			strays[r] = struct{}{}
+			staleRoutes[r] = struct{}{}
 		}
 	}
-	return vips, strays
+	return vips, staleRoutes
 }
 
 // vipOf returns the VIP that a route claims.
@@ -193,16 +191,18 @@ func vipOf(cfg *plan.Config, r routing.Route) (plan.VIP, bool) {
 	return plan.VIP{}, false
 }
 
-// serves reports whether a family is served. What there is of another one is not
-// read, not compared and not removed.
-func serves(cfg *plan.Config, family ip.Family) bool { return slices.Contains(cfg.Families, family) }
+// servesFamily reports whether a family is served. State of another family is not read,
+// compared or removed.
+func servesFamily(cfg *plan.Config, family ip.Family) bool {
+	return slices.Contains(cfg.Families, family)
+}
 
 func excluded(cfg *plan.Config, addr netip.Addr) bool {
 	return slices.ContainsFunc(cfg.ExcludeCIDRs, func(p netip.Prefix) bool { return p.Contains(addr) })
 }
 
-// together does several things at once, and joins their errors in their order.
-func together(do []func() error) error {
+// parallel runs functions concurrently, and joins their errors in order.
+func parallel(do []func() error) error {
 	errs := make([]error, len(do))
 	var all sync.WaitGroup
 	for i, f := range do {
@@ -235,7 +235,7 @@ func setNames(cfg *plan.Config) map[string]bool {
 // FilledSets returns the names of the sets that have members in the kernel.
 func (a *Applier) FilledSets() []string {
 	var names []string
-	for name, set := range a.have.sets {
+	for name, set := range a.cached.sets {
 		if len(set.Entries) > 0 {
 			names = append(names, name)
 		}
@@ -243,76 +243,76 @@ func (a *Applier) FilledSets() []string {
 	return names
 }
 
-// WantedSets returns the sets that a Service or the node wants a member in.
+// WantedSets returns the sets in which a Service or the node wants a member.
 func (a *Applier) WantedSets() plan.SetsInUse {
-	sets := make(plan.SetsInUse, len(a.wanted))
-	for name := range a.wanted {
+	sets := make(plan.SetsInUse, len(a.memberCounts))
+	for name := range a.memberCounts {
 		sets[name] = true
 	}
 	return sets
 }
 
-// CountWantedSets returns how many there are, at no cost.
-func (a *Applier) CountWantedSets() int { return len(a.wanted) }
+// CountWantedSets returns the number of WantedSets, without building the map.
+func (a *Applier) CountWantedSets() int { return len(a.memberCounts) }
 
-// countMember keeps count of the wanted members of each set.
+// countMember counts the desired members of each set.
 func (a *Applier) countMember(m plan.Member, by int) {
-	if a.wanted[m.Set] += by; a.wanted[m.Set] == 0 {
-		delete(a.wanted, m.Set)
+	if a.memberCounts[m.Set] += by; a.memberCounts[m.Set] == 0 {
+		delete(a.memberCounts, m.Set)
 	}
 }
 
-// nodeDifferences counts what of the node's part is not there, or not wanted.
+// nodeDifferences returns how many of the node's objects are missing or stale.
 func (a *Applier) nodeDifferences() int {
-	n := len(sysctl.Diff(a.have.sysctls, a.node.Sysctls)) + len(loopback.Diff(a.have.loopback, a.node.Loopback))
-	if !a.have.link {
+	n := len(sysctl.Diff(a.cached.sysctls, a.node.Sysctls)) + len(loopback.Diff(a.cached.loopback, a.node.Loopback))
+	if !a.cached.link {
 		n++
 	}
 	for _, s := range a.node.Sets {
-		if _, there := a.have.sets[s.Name]; !there && !a.lost[s.Name] {
+		if _, there := a.cached.sets[s.Name]; !there && !a.failedSets[s.Name] {
 			n++
 		}
 	}
-	rules := len(a.have.rules)
+	rules := len(a.cached.rules)
 	for _, r := range a.node.Rules {
-		if _, there := a.have.rules[r]; there {
+		if _, there := a.cached.rules[r]; there {
 			rules--
 		} else {
 			n++
 		}
 	}
 	for family := range a.kernel.NAT {
-		n += len(nat.Diff(a.have.nat[family], ofFamily(a.node.NAT, family)))
+		n += len(nat.Diff(a.cached.nat[family], ofFamily(a.node.NAT, family)))
 	}
-	if a.swept {
-		n += a.have.leftovers.count()
+	if a.pruning {
+		n += a.cached.leftovers.count()
 	}
-	return n + rules + len(a.strays)
+	return n + rules + len(a.staleRoutes)
 }
 
-// Seen is what the last observation found of others' doing, with the
-// parameters as they were set since.
+// Seen returns the foreign state that the last observation found, and the sysctls as set
+// since.
 func (a *Applier) Seen() plan.Seen {
-	return plan.Seen{Marks: a.marks, Sysctls: a.have.sysctls, Rules: a.seen, Unseen: a.unseen()}
+	return plan.Seen{Marks: a.marks, Sysctls: a.cached.sysctls, Rules: a.seen, Unseen: a.unseen()}
 }
 
-// ours reports whether a virtual server is ours: whether one of our sets lists its
-// address and port, or its mark. Members are written before the virtual server and
-// deleted after it, so that a crash leaves no doubt. All others (keepalived's, say)
-// are never touched.
+// ours reports whether a virtual server is ours: one of our sets lists its address and port,
+// or its fwmark. Members are written before the virtual server and deleted after it, so this
+// holds after a crash too. All other virtual servers (keepalived's, for example) are foreign
+// and never changed.
 func (a *Applier) ours(key ipvs.Key) bool {
-	address, known := a.serves(key)
+	address, known := a.addressOf(key)
 	if key.FWMark != 0 {
 		return known && !excluded(a.cfg, address.Addr)
 	}
-	return !excluded(a.cfg, key.Addr) && listed(key, a.have.sets)
+	return !excluded(a.cfg, key.Addr) && listed(key, a.cached.sets)
 }
 
-// owning are the sets whose members say that a virtual server is ours.
+// owning are the sets whose members prove that a virtual server is ours.
 var owning = []plan.SetName{plan.ClusterIP, plan.LoadBalancer, plan.ExternalIP, plan.ExternalIPLocal, plan.NodePorts}
 
-// listed looks for an address and port. kube-proxy, whose node we may be
-// taking over, lists node ports by the port alone.
+// listed reports whether a set lists an address and port. On a node taken over from
+// kube-proxy, node ports are listed by port alone.
 func listed(key ipvs.Key, sets ipset.State) bool {
 	family := key.Family()
 	has := func(name plan.SetName, e ipset.Entry) bool {
@@ -338,24 +338,24 @@ func listed(key ipvs.Key, sets ipset.State) bool {
 	return has(plan.NodePortSCTP, full)
 }
 
-// rebind has addresses bound anew that kube-proxy has bound, with another scope,
-// once it is known that they are wanted. What is not wanted of them goes.
+// rebind treats desired addresses that kube-proxy bound, with another scope, as missing, so
+// that they are bound again. Undesired ones are deleted like any other stale address.
 func (a *Applier) rebind() {
-	for addr := range a.misbound {
+	for addr := range a.wrongScope {
 		vip := plan.VIP{Addr: addr, Claim: plan.ClaimAddress}
 		if _, wanted := a.vips.want(vip); wanted {
-			delete(a.have.vips, vip)
+			delete(a.cached.vips, vip)
 		}
 	}
 }
 
-// Sweep says that every Service is known from now on: what nobody wants is
-// to go. So are flows of which a process before this one ended before it had
-// them forgotten. What is wanted has been compared as it came.
+// Sweep declares that every Service is known: from now on undesired state is deleted. This
+// includes UDP flows that an earlier process did not delete before it ended. Desired state
+// was compared when it was set.
 func (a *Applier) Sweep() {
-	a.swept = true
-	for key := range a.have.servers {
-		a.mayBeStale(key)
+	a.pruning = true
+	for key := range a.cached.servers {
+		a.markFlowsStale(key)
 	}
 	a.rebind()
 	a.markVIPs()
@@ -363,33 +363,33 @@ func (a *Applier) Sweep() {
 }
 
 func (a *Applier) markVIPs() {
-	for vip := range a.vips.claims {
-		_, there := a.have.vips[vip]
-		a.vips.compared(vip, !there)
+	for vip := range a.vips.desired {
+		_, there := a.cached.vips[vip]
+		a.vips.setDirty(vip, !there)
 	}
 }
 
-// markUnwanted marks what is there and not wanted.
+// markUnwanted makes stale keys dirty: cached, but not desired.
 func (a *Applier) markUnwanted() {
-	for key := range a.have.servers {
+	for key := range a.cached.servers {
 		if _, wanted := a.servers.want(key); !wanted {
-			a.servers.compared(key, true)
+			a.servers.setDirty(key, true)
 		}
 	}
-	for name, set := range a.have.sets {
+	for name, set := range a.cached.sets {
 		if _, known := a.node.sets[name]; !known {
-			continue // it goes as a whole
+			continue // the whole set is destroyed
 		}
 		for e := range set.Entries {
 			m := plan.Member{Set: name, Entry: e}
 			if _, wanted := a.wantMember(m); !wanted {
-				a.members.compared(m, true)
+				a.members.setDirty(m, true)
 			}
 		}
 	}
-	for vip := range a.have.vips {
+	for vip := range a.cached.vips {
 		if _, wanted := a.vips.want(vip); !wanted {
-			a.vips.compared(vip, true)
+			a.vips.setDirty(vip, true)
 		}
 	}
 }

@@ -19,22 +19,23 @@ import (
 // three steps:
 //
 //  1. A member of plan.Draining records address, port and fwmark.
-//  2. The member of plan.Local is deleted, or gets the new fwmark: packets of new
-//     connections are not marked with the old one any more.
+//  2. The member of plan.Local is deleted, or gets the new fwmark. Packets of new
+//     connections no longer get the old fwmark.
 //  3. All real servers get weight 0, and drain.
 //
-// Between any two of them, and after, a set tells whose the virtual server is and
-// what it serves. That does not depend on the configured marks, so it holds over a
-// restart with another --local-mark. The record is deleted after the virtual server.
+// At any time a set records that the virtual server is ours and which address and port
+// it serves. This does not depend on the configured marks, so it survives a restart
+// with another --local-mark. The record is deleted after the virtual server.
 
-// retiredMember is the record of a retired virtual server.
+// retiredMember returns the member that records a retired virtual server.
 func retiredMember(fwm, address ipvs.Key) plan.Member {
 	e := entryOf(address)
 	e.Addr2 = markAddr(fwm.Family(), fwm.FWMark)
 	return plan.Member{Set: plan.Draining.In(fwm.Family()), Entry: e}
 }
 
-// retiredIn returns what a member records; false if it is of another set.
+// retiredIn returns the virtual server that a member records; false for a member of another
+// set.
 func retiredIn(m plan.Member) (fwm, address ipvs.Key, ok bool) {
 	if !m.Entry.Addr2.IsValid() || m.Set != plan.Draining.In(ip.Of(m.Entry.Addr)) {
 		return fwm, address, false
@@ -44,7 +45,7 @@ func retiredIn(m plan.Member) (fwm, address ipvs.Key, ok bool) {
 	return fwmKey(ip.Of(m.Entry.Addr), mark), keyOf(m.Entry), true
 }
 
-// markAddr writes a mark as an address: its last 32 bits.
+// markAddr encodes a mark as the last 32 bits of an address.
 func markAddr(family ip.Family, mark uint32) netip.Addr {
 	bytes := family.Unspecified().AsSlice()
 	binary.BigEndian.PutUint32(bytes[len(bytes)-4:], mark)
@@ -52,15 +53,15 @@ func markAddr(family ip.Family, mark uint32) netip.Addr {
 	return addr
 }
 
-// needsRecord reports whether a record must stay: nothing else says whose the virtual
-// server is.
+// needsRecord reports whether a record must stay because nothing else proves that the
+// virtual server is ours.
 func (a *Applier) needsRecord(fwm, address ipvs.Key) bool {
-	_, stands := a.have.servers[fwm]
-	return stands && a.retired[fwm] == address && a.marked[fwm] != address
+	_, exists := a.cached.servers[fwm]
+	return exists && a.retired[fwm] == address && a.marked[fwm] != address
 }
 
-// noteRecord keeps the index of records.
-func (a *Applier) noteRecord(m plan.Member, there bool) {
+// indexRecord updates the index of records after a member was added or deleted.
+func (a *Applier) indexRecord(m plan.Member, there bool) {
 	fwm, address, ok := retiredIn(m)
 	switch {
 	case !ok:
@@ -71,72 +72,73 @@ func (a *Applier) noteRecord(m plan.Member, there bool) {
 	}
 }
 
-// lookAtRecord has the record of a virtual server deleted if it is not needed.
-func (a *Applier) lookAtRecord(fwm ipvs.Key) {
+// markRecord makes the record of a virtual server dirty, so that it is deleted if no longer
+// needed.
+func (a *Applier) markRecord(fwm ipvs.Key) {
 	if address, recorded := a.retired[fwm]; recorded {
-		a.members.mark(retiredMember(fwm, address))
+		a.members.markDirty(retiredMember(fwm, address))
 	}
 }
 
-// outlives reports whether a virtual server is kept until its connections have ended,
-// although it is not desired: one with a fwmark and real servers whose address and
-// port stay in service.
-func (a *Applier) outlives(key ipvs.Key) bool {
-	if key.FWMark == 0 || len(a.have.servers[key].RealServers) == 0 || a.lost[plan.Draining.In(key.Family())] {
-		return false // or it cannot be recorded, as the kernel lacks the set's type
+// mustDrain reports whether a virtual server that is not desired stays until its connections
+// have ended: one with a fwmark and real servers, whose address and port are still served.
+func (a *Applier) mustDrain(key ipvs.Key) bool {
+	if key.FWMark == 0 || len(a.cached.servers[key].RealServers) == 0 || a.failedSets[plan.Draining.In(key.Family())] {
+		return false // in the last case it cannot be recorded: the kernel lacks the set's type
 	}
 	if _, wanted := a.wantServer(key); wanted {
 		return false
 	}
-	address, known := a.serves(key)
+	address, known := a.addressOf(key)
 	_, served := a.servers.want(address)
 	return known && served
 }
 
-// record writes the records of virtual servers, by their addresses, that have none yet.
+// record adds the missing records of virtual servers. retiring maps fwmark keys to their
+// address and port.
 func (f *flush) record(retiring map[ipvs.Key]ipvs.Key) {
 	var changes []ipset.Change
 	for fwm, address := range retiring {
-		if f.retired[fwm] != address && !f.lost[plan.Draining.In(fwm.Family())] {
+		if f.retired[fwm] != address && !f.failedSets[plan.Draining.In(fwm.Family())] {
 			changes = append(changes, f.memberChange(ipset.AddEntry, retiredMember(fwm, address)))
 		}
 	}
 	f.applyMembers(changes)
 }
 
-// localMark returns the mark that a dirty member of plan.Local has in the kernel, if
-// a virtual server stands under it.
-func (f *flush) localMark(m plan.Member) (fwm ipvs.Key, stands bool) {
-	mark := f.have.sets[m.Set].Entries[m.Entry]
+// localMark returns the fwmark that a dirty member of plan.Local has in the kernel, and
+// whether its virtual server exists.
+func (f *flush) localMark(m plan.Member) (fwm ipvs.Key, exists bool) {
+	mark := f.cached.sets[m.Set].Entries[m.Entry]
 	if mark == 0 || m.Set != plan.Local.In(ip.Of(m.Entry.Addr)) {
 		return fwm, false
 	}
 	fwm = fwmKey(ip.Of(m.Entry.Addr), mark)
-	_, stands = f.have.servers[fwm]
-	return fwm, stands && f.marked[fwm] == keyOf(m.Entry)
+	_, exists = f.cached.servers[fwm]
+	return fwm, exists && f.marked[fwm] == keyOf(m.Entry)
 }
 
-// recordReplaced records the virtual servers whose member of plan.Local is about to
-// get another mark.
+// recordReplaced records the virtual servers whose member of plan.Local is about to get
+// another mark.
 func (f *flush) recordReplaced() {
 	retiring := map[ipvs.Key]ipvs.Key{}
 	for m := range f.members.dirty {
-		fwm, stands := f.localMark(m)
-		if want, wanted := f.wantMember(m); stands && wanted && want != fwm.FWMark {
+		fwm, exists := f.localMark(m)
+		if want, wanted := f.wantMember(m); exists && wanted && want != fwm.FWMark {
 			retiring[fwm] = keyOf(m.Entry)
 		}
 	}
 	f.record(retiring)
 }
 
-// unmark deletes the members of plan.Local that nobody wants while the address and
-// port stay in service: from then on new connections use its plain virtual server,
-// which has its endpoints by now.
+// unmark deletes undesired members of plan.Local whose address and port are still served.
+// From then on new connections use the virtual server of the address, which has its
+// endpoints by now.
 func (f *flush) unmark() {
 	retiring := map[ipvs.Key]ipvs.Key{}
 	for m := range f.members.dirty {
-		fwm, stands := f.localMark(m)
-		if _, wanted := f.wantMember(m); stands && !wanted && f.outlives(fwm) {
+		fwm, exists := f.localMark(m)
+		if _, wanted := f.wantMember(m); exists && !wanted && f.mustDrain(fwm) {
 			retiring[fwm] = keyOf(m.Entry)
 		}
 	}
@@ -151,9 +153,9 @@ func (f *flush) unmark() {
 	f.applyMembers(changes)
 }
 
-// revives reports whether a member of plan.Local must wait: it leads to a virtual
-// server that is retired, whose real servers do not have their weights yet.
-func (f *flush) revives(m plan.Member, mark uint32) bool {
+// waitsForWeights reports whether a member of plan.Local must wait, because the retired
+// virtual server it leads to does not have its weights back yet.
+func (f *flush) waitsForWeights(m plan.Member, mark uint32) bool {
 	if mark == 0 {
 		return false
 	}
@@ -162,33 +164,33 @@ func (f *flush) revives(m plan.Member, mark uint32) bool {
 	return dirty && f.retired[fwm] == keyOf(m.Entry)
 }
 
-// retirements drains the dirty virtual servers that outlive their desire.
+// retirements returns the changes that drain the dirty virtual servers for which mustDrain
+// holds.
 func (f *flush) retirements() []ipvs.Change {
 	var all []ipvs.Change
 	for key := range f.servers.dirty {
-		if !f.outlives(key) {
+		if !f.mustDrain(key) {
 			continue
 		}
 		changes := f.retireChanges(key)
 		if len(changes) == 0 {
-			f.servers.clean(key)
+			f.servers.markClean(key)
 		}
 		all = append(all, changes...)
 	}
 	return all
 }
 
-// retireChanges takes the weight of all real servers, once no new connection is led
-// there. Of UDP and SCTP a real server stays only as long as one of the two virtual
-// servers that serve the address and port has it too: their flows end with the
-// endpoint, as elsewhere.
+// retireChanges sets all real servers to weight 0, once no new connection reaches the
+// virtual server. Real servers of UDP and SCTP stay only while a desired virtual server of
+// the address and port has them too: as elsewhere, their flows end with the endpoint.
 func (f *flush) retireChanges(key ipvs.Key) []ipvs.Change {
-	address, _ := f.serves(key)
+	address, _ := f.addressOf(key)
 	if f.marked[key] == address {
 		return nil
 	}
 	var changes []ipvs.Change
-	for dest, rs := range f.have.servers[key].RealServers {
+	for dest, rs := range f.cached.servers[key].RealServers {
 		switch c := (ipvs.Change{Op: ipvs.UpdateRealServer, Key: key, Dest: dest}); {
 		case address.Protocol != ip.TCP && !f.wantRealServer(address, dest):
 			c.Op = ipvs.DeleteRealServer
@@ -203,23 +205,22 @@ func (f *flush) retireChanges(key ipvs.Key) []ipvs.Change {
 	return changes
 }
 
-// wantRealServer reports whether an address and port has a real server, of itself or by
-// its present mark.
+// wantRealServer reports whether an address and port has a desired real server, directly or
+// through its present fwmark.
 func (f *flush) wantRealServer(address ipvs.Key, dest netip.AddrPort) bool {
-	mark := f.have.sets[plan.Local.In(address.Family())].Entries[entryOf(address)]
+	mark := f.cached.sets[plan.Local.In(address.Family())].Entries[entryOf(address)]
 	return slices.ContainsFunc([]ipvs.Key{address, fwmKey(address.Family(), mark)}, func(key ipvs.Key) bool {
 		vs, wanted := f.wantServer(key)
 		return wanted && slices.ContainsFunc(vs.RealServers, func(rs plan.RealServer) bool { return rs.AddrPort == dest })
 	})
 }
 
-// deleteRetired deletes retired virtual servers that have no real server left, and
-// their records.
+// deleteRetired deletes retired virtual servers without real servers, and their records.
 func (f *flush) deleteRetired() {
 	var servers []ipvs.Change
 	for fwm := range f.retired {
 		_, wanted := f.wantServer(fwm)
-		if s, stands := f.have.servers[fwm]; stands && !wanted && len(s.RealServers) == 0 && f.marked[fwm] == (ipvs.Key{}) {
+		if s, exists := f.cached.servers[fwm]; exists && !wanted && len(s.RealServers) == 0 && f.marked[fwm] == (ipvs.Key{}) {
 			servers = append(servers, ipvs.Change{Op: ipvs.DeleteVirtualServer, Key: fwm})
 		}
 	}
@@ -233,12 +234,11 @@ func (f *flush) deleteRetired() {
 	f.applyMembers(records)
 }
 
-// lookAtRetired has the retired virtual servers of an address and port compared, after
-// a claim on that has changed.
-func (a *Applier) lookAtRetired(address ipvs.Key) {
+// markRetired makes the retired virtual servers of an address and port dirty.
+func (a *Applier) markRetired(address ipvs.Key) {
 	for fwm, of := range a.retired {
 		if of == address {
-			a.servers.mark(fwm)
+			a.servers.markDirty(fwm)
 		}
 	}
 }

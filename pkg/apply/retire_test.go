@@ -86,7 +86,7 @@ func (w *world) retires(s service.Service) {
 	if got := w.ipset.Dump(); strings.Contains(got, "0.0.0.11") {
 		w.t.Errorf("the record is left:\n%s", got)
 	}
-	if _, stands := w.applier.have.servers[fwm(first)]; stands || len(w.applier.retired) != 0 {
+	if _, exists := w.applier.cached.servers[fwm(first)]; exists || len(w.applier.retired) != 0 {
 		w.t.Errorf("the mark is not free: %v", w.applier.retired)
 	}
 }
@@ -150,8 +150,8 @@ func TestRetireInOrder(t *testing.T) {
 	}
 }
 
-// TestRetireWaitsForItsRecord: without a record nobody would know whose the virtual
-// server is.
+// TestRetireWaitsForItsRecord: without a record nothing proves ownership of the virtual
+// server.
 func TestRetireWaitsForItsRecord(t *testing.T) {
 	for _, becomes := range []func(service.Service) service.Service{cluster, masqueraded} {
 		w, s := local(t, ip.TCP)

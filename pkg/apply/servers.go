@@ -10,8 +10,8 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/plan"
 )
 
-// wantService is the wanted virtual server in the kernel package's form.
-func wantService(vs *plan.VirtualServer) *ipvs.Service {
+// desiredService converts a desired virtual server for package ipvs.
+func desiredService(vs *plan.VirtualServer) *ipvs.Service {
 	s := &ipvs.Service{VirtualServer: vs.VirtualServer, RealServers: make(map[netip.AddrPort]ipvs.RealServer, len(vs.RealServers))}
 	for _, rs := range vs.RealServers {
 		s.RealServers[rs.AddrPort] = wantRealServer(vs, rs)
@@ -19,8 +19,8 @@ func wantService(vs *plan.VirtualServer) *ipvs.Service {
 	return s
 }
 
-// wantRealServer is a real server in the kernel package's form. One that drains gets no
-// connections, so that it needs no limit.
+// wantRealServer converts a desired real server for package ipvs. A draining one gets no
+// connections, so it needs no limit.
 func wantRealServer(vs *plan.VirtualServer, rs plan.RealServer) ipvs.RealServer {
 	if rs.Weight == 0 {
 		return ipvs.RealServer{}
@@ -28,20 +28,20 @@ func wantRealServer(vs *plan.VirtualServer, rs plan.RealServer) ipvs.RealServer 
 	return ipvs.RealServer{Weight: rs.Weight, MaxConnections: vs.MaxConnections}
 }
 
-// flushServers adds and updates virtual and real servers, all additions
-// before the first removal, and takes away real servers that nobody wants. The
-// virtual servers that a mark leads to come first: when the one of the address
-// gets the endpoints of other nodes, who comes from outside is led past it.
+// flushServers adds and updates virtual and real servers, all additions before the first
+// removal, and removes stale real servers. Fwmark virtual servers come first: before the
+// virtual server of the address gets endpoints of other nodes, external clients must already
+// use the fwmark one.
 func (f *flush) flushServers() {
 	var marked, grow, shrink []ipvs.Change
 	for key := range f.servers.dirty {
 		vs, wanted := f.wantServer(key)
 		if !wanted {
-			continue // deleteServers' part
+			continue // left to deleteServers
 		}
 		changes := f.serverChanges(key, vs)
 		if len(changes) == 0 {
-			f.servers.clean(key)
+			f.servers.markClean(key)
 			continue
 		}
 		for _, c := range changes {
@@ -59,22 +59,21 @@ func (f *flush) flushServers() {
 		grow = append(marked, grow...)
 	}
 	f.applyServers(grow)
-	f.addMembers() // those that lead to a virtual server that was retired
+	f.addMembers() // those that waited for a retired virtual server
 	f.unmark()
 	f.applyServers(append(shrink, f.retirements()...))
 }
 
-// serverChanges compares one virtual server. A TCP real server that nobody
-// wants is drained first: with weight 0 it keeps the connections that it has.
-// One that is draining already needs nothing.
+// serverChanges compares one virtual server. A stale TCP real server drains first: with
+// weight 0 it keeps its established connections. One that drains already needs no change.
 func (f *flush) serverChanges(key ipvs.Key, vs *plan.VirtualServer) []ipvs.Change {
 	var have *ipvs.Service
-	if s, ok := f.have.servers[key]; ok {
+	if s, ok := f.cached.servers[key]; ok {
 		have = &s
 	}
-	all := ipvs.DiffService(key, have, wantService(vs))
-	spread(f.cfg.NodeName, key, vs.Scheduler, all)
-	address, _ := f.serves(key)
+	all := ipvs.DiffService(key, have, desiredService(vs))
+	orderAdditions(f.cfg.NodeName, key, vs.Scheduler, all)
+	address, _ := f.addressOf(key)
 	changes := all[:0]
 	for _, c := range all {
 		if c.Op == ipvs.DeleteRealServer && address.Protocol == ip.TCP {
@@ -89,9 +88,9 @@ func (f *flush) serverChanges(key ipvs.Key, vs *plan.VirtualServer) []ipvs.Chang
 	return changes
 }
 
-// spread orders the additions of real servers, which stand together and are
-// all for one virtual server.
-func spread(node string, key ipvs.Key, scheduler string, changes []ipvs.Change) {
+// orderAdditions orders the additions of real servers, which are adjacent and all for one
+// virtual server.
+func orderAdditions(node string, key ipvs.Key, scheduler string, changes []ipvs.Change) {
 	adds := func(c ipvs.Change) bool { return c.Op == ipvs.AddRealServer }
 	first := slices.IndexFunc(changes, adds)
 	if first < 0 {
@@ -104,38 +103,38 @@ func spread(node string, key ipvs.Key, scheduler string, changes []ipvs.Change) 
 	plan.Spread(node, key, scheduler, changes[first:end], func(c ipvs.Change) netip.AddrPort { return c.Dest })
 }
 
-// deleteServers removes virtual servers that nobody wants, but for those that are
-// retired.
+// deleteServers deletes virtual servers that are not desired, except those that mustDrain
+// retains.
 func (f *flush) deleteServers() {
 	var changes []ipvs.Change
 	for key := range f.servers.dirty {
-		if _, wanted := f.wantServer(key); wanted || f.outlives(key) {
+		if _, wanted := f.wantServer(key); wanted || f.mustDrain(key) {
 			continue
 		}
-		if _, there := f.have.servers[key]; there {
+		if _, there := f.cached.servers[key]; there {
 			changes = append(changes, ipvs.Change{Op: ipvs.DeleteVirtualServer, Key: key})
 		} else {
-			f.servers.clean(key)
+			f.servers.markClean(key)
 		}
 	}
 	f.applyServers(changes)
 }
 
 func (f *flush) applyServers(changes []ipvs.Change) {
-	reported := map[ipvs.Key]bool{} // what follows from the first refusal is no news
+	reported := map[ipvs.Key]bool{} // later refusals of a key follow from the first
 	settle(changes, f.kernel.IPVS.Apply, f.serverDone, func(c ipvs.Change, err error) {
 		if !reported[c.Key] {
 			f.fail(f.servers.owners(c.Key), err)
 		}
 		reported[c.Key] = true
-		f.servers.refused(c.Key)
+		f.servers.markStuck(c.Key)
 	})
 	f.cleanServers(changes)
-	f.forgetFlows(changes)
+	f.deleteFlows(changes)
 }
 
-// cleanServers finds the virtual servers for which nothing is left to do.
-// Each is compared once, however many of its real servers have changed.
+// cleanServers marks the changed virtual servers clean that need no further change. Each is
+// compared once, however many of its real servers changed.
 func (f *flush) cleanServers(changes []ipvs.Change) {
 	seen := map[ipvs.Key]bool{}
 	for _, c := range changes {
@@ -144,17 +143,17 @@ func (f *flush) cleanServers(changes []ipvs.Change) {
 		}
 		seen[c.Key] = true
 		vs, wanted := f.wantServer(c.Key)
-		if wanted && (f.stands(c.Key, vs) || len(f.serverChanges(c.Key, vs)) == 0) ||
-			!wanted && f.outlives(c.Key) && len(f.retireChanges(c.Key)) == 0 {
-			f.servers.clean(c.Key)
+		if wanted && (f.upToDate(c.Key, vs) || len(f.serverChanges(c.Key, vs)) == 0) ||
+			!wanted && f.mustDrain(c.Key) && len(f.retireChanges(c.Key)) == 0 {
+			f.servers.markClean(c.Key)
 		}
 	}
 }
 
-// stands tells whether the kernel has a virtual server exactly as it is wanted, but
-// for real servers that drain, which is less work than to list what differs.
-func (f *flush) stands(key ipvs.Key, vs *plan.VirtualServer) bool {
-	have, there := f.have.servers[key]
+// upToDate reports whether the kernel has a virtual server exactly as desired, apart from
+// draining real servers. It is cheaper than listing the differences.
+func (f *flush) upToDate(key ipvs.Key, vs *plan.VirtualServer) bool {
+	have, there := f.cached.servers[key]
 	if !there || have.VirtualServer != vs.VirtualServer {
 		return false
 	}
@@ -167,25 +166,25 @@ func (f *flush) stands(key ipvs.Key, vs *plan.VirtualServer) bool {
 	}
 	for dest := range f.draining[key] {
 		if got, there := have.RealServers[dest]; there && got.Weight == 0 {
-			unwanted-- // what drains is of TCP, where nothing is wanted without weight
+			unwanted-- // only TCP drains, and desired TCP real servers have a weight
 		}
 	}
 	return unwanted == 0
 }
 
-// serverDone notes what the kernel has now.
+// serverDone updates the cached state after a change.
 func (f *flush) serverDone(c ipvs.Change) {
 	f.touched.server(c.Key)
-	s := f.have.servers[c.Key]
+	s := f.cached.servers[c.Key]
 	before := len(s.RealServers)
 	switch c.Op {
 	case ipvs.AddVirtualServer, ipvs.UpdateVirtualServer:
 		s.VirtualServer = c.VirtualServer
 	case ipvs.DeleteVirtualServer:
-		f.have.deleteServer(c.Key)
+		f.cached.deleteServer(c.Key)
 		f.undrainAll(c.Key)
-		f.servers.clean(c.Key)
-		f.lookAtRecord(c.Key)
+		f.servers.markClean(c.Key)
+		f.markRecord(c.Key)
 		return
 	case ipvs.AddRealServer, ipvs.UpdateRealServer:
 		if s.RealServers == nil {
@@ -198,63 +197,63 @@ func (f *flush) serverDone(c ipvs.Change) {
 	case ipvs.DeleteRealServer:
 		delete(s.RealServers, c.Dest)
 	}
-	f.have.setServer(c.Key, s, before)
+	f.cached.setServer(c.Key, s, before)
 }
 
-// flows are those of which conntrack may have entries that must go: by address and
-// port, those of UDP that lead to no real server any more; and those that were
-// translated to a source that is used no more; and those of UDP of clients that take
-// another way than they began with.
+// flows are the conntrack entries to delete:
+//   - stale: UDP flows to these addresses and ports that lead to no current real server
+//   - sources: flows translated to SNAT sources that are no longer used
+//   - clients: UDP flows from these sources whose route changed
 type flows struct {
 	stale   map[ipvs.Key]struct{}
 	sources map[netip.Addr]struct{}
 	clients map[netip.Prefix]struct{}
-	wait    bool // deleting them has failed, and is tried again with the node's retry
+	failed  bool // deleting them failed; the node's Retry tries again
 }
 
 func newFlows() flows {
 	return flows{stale: map[ipvs.Key]struct{}{}, sources: map[netip.Addr]struct{}{}, clients: map[netip.Prefix]struct{}{}}
 }
 
-// forgetFlows drops conntrack's entries of UDP flows that lead to no real
-// server of theirs any more, or that are older than the virtual server. A
-// client that goes on sending from one port would be led nowhere for as long
-// as it sends (kubernetes#71514, #76664).
-func (f *flush) forgetFlows(changes []ipvs.Change) {
+// deleteFlows deletes conntrack entries of UDP flows that lead to a removed real server, or
+// are older than the virtual server. Otherwise a client that keeps sending from one port
+// would reach no endpoint for as long as it sends (kubernetes#71514, #76664).
+func (f *flush) deleteFlows(changes []ipvs.Change) {
 	news := false
 	for _, c := range changes {
 		if c.Op == ipvs.AddVirtualServer || c.Op == ipvs.DeleteRealServer || c.Op == ipvs.DeleteVirtualServer {
-			news = f.mayBeStale(c.Key) || news
+			news = f.markFlowsStale(c.Key) || news
 		}
 	}
 	if news {
-		f.forgetStale()
+		f.deleteStaleFlows()
 	}
 }
 
-// mayBeStale notes that flows are to be looked at, if it is UDP's server.
-func (a *Applier) mayBeStale(key ipvs.Key) bool {
-	address, known := a.serves(key)
+// markFlowsStale marks the flows of a UDP virtual server for deletion. It returns false for
+// other protocols.
+func (a *Applier) markFlowsStale(key ipvs.Key) bool {
+	address, known := a.addressOf(key)
 	if known = known && address.Protocol == ip.UDP; known {
 		a.flows.stale[address] = struct{}{}
 	}
 	return known
 }
 
-// forgetStale deletes them, or has that tried again. What leads to a real server
-// that stays is kept, whichever of an address's two virtual servers has it. Until
-// every Service is programmed it waits: Sweep has all flows looked at together, while
-// each batch at the start would read the whole table.
-func (f *flush) forgetStale() {
-	if len(f.flows.stale)+len(f.flows.sources)+len(f.flows.clients) == 0 || !f.swept {
+// deleteStaleFlows deletes the marked flows. Flows to a current real server of either
+// virtual server of the address stay. It does nothing before all Services are programmed,
+// when Sweep marks all flows: until then each batch would read the whole conntrack table.
+// After an error it leaves the flows for the node's Retry.
+func (f *flush) deleteStaleFlows() {
+	if len(f.flows.stale)+len(f.flows.sources)+len(f.flows.clients) == 0 || !f.pruning {
 		return
 	}
 	matches := f.sourceMatches()
 	for key := range f.flows.stale {
 		keep := map[netip.AddrPort]struct{}{}
-		mark := f.have.sets[plan.Local.In(key.Family())].Entries[entryOf(key)]
+		mark := f.cached.sets[plan.Local.In(key.Family())].Entries[entryOf(key)]
 		for _, k := range []ipvs.Key{key, fwmKey(key.Family(), mark)} {
-			for dest := range f.have.servers[k].RealServers {
+			for dest := range f.cached.servers[k].RealServers {
 				keep[dest] = struct{}{}
 			}
 		}
@@ -263,7 +262,7 @@ func (f *flush) forgetStale() {
 		})
 	}
 	_, err := f.kernel.Conntrack.Delete(matches)
-	if f.flows.wait = err != nil; f.flows.wait {
+	if f.flows.failed = err != nil; f.flows.failed {
 		f.fail(nil, err)
 		return
 	}

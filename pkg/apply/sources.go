@@ -11,7 +11,7 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/plan"
 )
 
-// snatSource is a rule that gives packets which leave by an interface a source.
+// snatSource is a rule that sets the source address of packets leaving an interface.
 type snatSource struct {
 	link   string
 	source netip.Addr
@@ -43,11 +43,11 @@ func snatSources(s nat.State) map[snatSource]struct{} {
 	return out
 }
 
-// sourcesReplaced notes the SNAT sources that are used no more after rules were
-// rewritten. Connection tracking keeps the source that a flow began with, so a UDP
-// socket that keeps sending would send from an address that the network does not
-// have any more; MASQUERADE has the kernel forget its flows by itself
-// (net/netfilter/nf_nat_masquerade.c). A source whose interface was renamed stays.
+// sourcesReplaced marks the flows of SNAT sources that are no longer used after rules were
+// rewritten. Conntrack keeps the source that a flow began with, so a UDP socket that keeps
+// sending would use an address that the network no longer routes to this node. For
+// MASQUERADE the kernel deletes such flows itself (net/netfilter/nf_nat_masquerade.c). A
+// source whose interface was renamed stays.
 func (f *flush) sourcesReplaced(before, after nat.State) {
 	was, is := snatSources(before), snatSources(after)
 	used, ofLink := map[netip.Addr]bool{}, map[snatSource]bool{}
@@ -65,13 +65,13 @@ func (f *flush) sourcesReplaced(before, after nat.State) {
 	}
 }
 
-// clientsRerouted notes the sources whose masqueraded flows are bound to the main
-// table's interface from now on. A UDP flow that began before is not bound: it may
-// leave by the ENI, for as long as it is in use, with an address of another
-// interface, because the ENI had none when it was masqueraded.
+// clientsRerouted marks the flows of sources whose masqueraded flows are bound to the main
+// table's interface from now on. A UDP flow that began earlier is not bound. It may leave by
+// the ENI with an address of another interface, because the ENI had none when the flow was
+// masqueraded, for as long as it is in use.
 func (a *Applier) clientsRerouted(before, after []plan.Member) {
-	if !a.swept {
-		return // flows go on over a start
+	if !a.pruning {
+		return // flows survive a restart
 	}
 	for _, m := range after {
 		if m.Entry.Net.IsValid() && m.Set == plan.ReplyRoutedSources.In(ip.Of(m.Entry.Net.Addr())) && !slices.Contains(before, m) {
@@ -80,7 +80,7 @@ func (a *Applier) clientsRerouted(before, after []plan.Member) {
 	}
 }
 
-// familyOnly is the same for all addresses of a family.
+// familyOnly returns the unspecified address of the family.
 func familyOnly(a netip.Addr) netip.Addr {
 	if a.Is4() {
 		return netip.IPv4Unspecified()
@@ -88,7 +88,8 @@ func familyOnly(a netip.Addr) netip.Addr {
 	return netip.IPv6Unspecified()
 }
 
-// sourceMatches select what was translated to sources that are used no more.
+// sourceMatches returns matches for the flows of unused SNAT sources and of rerouted
+// clients.
 func (f *flush) sourceMatches() []conntrack.Match {
 	var matches []conntrack.Match
 	for a := range f.flows.sources {

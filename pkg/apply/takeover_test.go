@@ -10,7 +10,7 @@ import (
 )
 
 // ofIptablesMode is what kube-proxy writes for a Service in iptables mode, beside
-// kubelet's chain and somebody else's rule.
+// kubelet's chain and another program's rule.
 const ofIptablesMode = `*mangle
 :KUBE-PROXY-CANARY - [0:0]
 :KUBE-KUBELET-CANARY - [0:0]
@@ -35,7 +35,7 @@ COMMIT
 COMMIT
 `
 
-// Until a Service's virtual servers stand, nothing but kube-proxy's rules leads to
+// Until a Service's virtual servers exist, only kube-proxy's rules lead to
 // its endpoints.
 func TestTakeOverFromIptablesMode(t *testing.T) {
 	w := newWorld(t)
@@ -113,7 +113,7 @@ func TestTakeOverFromNFTablesMode(t *testing.T) {
 // An address has all endpoints only when there is somewhere else to lead clients
 // outside, under externalTrafficPolicy Local.
 func TestMarkedServersComeFirst(t *testing.T) {
-	for range 10 { // what is to be done stands in a map
+	for range 10 { // the work is in a map, in random order
 		w := newWorld(t)
 		s := loadBalancer("a", "10.96.0.1", "203.0.113.5", "10.244.0.2:8000", "10.244.1.2:8000")
 		s.ExternalLocal = true

@@ -15,10 +15,10 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/routing"
 )
 
-// successor is what kube-proxy has taken over, in a mode that has names of ours.
+// successor is what a kube-proxy that runs again uses, in a mode that shares names with us.
 type successor struct {
-	chains map[nat.Table][]string // those that it writes with every pass, or how their names begin
-	ipvs   bool                   // virtual servers, sets, and addresses on the link as well
+	chains map[nat.Table][]string // names, or prefixes of names, that every sync of kube-proxy writes
+	ipvs   bool                   // it also uses virtual servers, sets, and addresses on the link
 }
 
 var (
@@ -31,8 +31,8 @@ var (
 		},
 	}}
 	iptablesMode = successor{chains: map[nat.Table][]string{
-		nat.NAT:    append([]string{"KUBE-POSTROUTING", "KUBE-MARK-MASQ"}, iptablesModes...),
-		nat.Filter: append([]string{"KUBE-FORWARD", "KUBE-PROXY-FIREWALL"}, iptablesModes...),
+		nat.NAT:    append([]string{"KUBE-POSTROUTING", "KUBE-MARK-MASQ"}, iptablesModePrefixes...),
+		nat.Filter: append([]string{"KUBE-FORWARD", "KUBE-PROXY-FIREWALL"}, iptablesModePrefixes...),
 		nat.Mangle: {"KUBE-PROXY-CANARY"},
 	}}
 )
@@ -41,9 +41,10 @@ func (s *successor) has(c nat.Chain) bool {
 	return slices.ContainsFunc(s.chains[c.Table], func(name string) bool { return strings.HasPrefix(c.Name, name) })
 }
 
-// successor finds who serves a family now, in either back end of iptables.
+// successor returns the kube-proxy mode that serves a family now, in either iptables back
+// end.
 func (a *Applier) successor(family ip.Family) *successor {
-	for _, s := range []nat.State{a.have.nat[family], a.have.leftovers.nat[family]} {
+	for _, s := range []nat.State{a.cached.nat[family], a.cached.leftovers.nat[family]} {
 		if found := successorIn(family, s); found != &noSuccessor {
 			return found
 		}
@@ -51,10 +52,10 @@ func (a *Applier) successor(family ip.Family) *successor {
 	return &noSuccessor
 }
 
-// successorIn finds who serves a family with the rules of a back end. Whatever
-// Services there are, KUBE-SERVICES leads to node ports: in iptables mode to a
-// chain that we do not have, and in IPVS mode by their numbers alone, while we
-// match addresses too.
+// successorIn returns the kube-proxy mode that serves a family with the rules of one back
+// end. In both modes KUBE-SERVICES leads to node ports, whatever Services exist: in iptables
+// mode through a chain that we do not have, in IPVS mode by ports alone, while our rule
+// matches addresses too.
 func successorIn(family ip.Family, s nat.State) *successor {
 	services := servicesChain(family)
 	for _, r := range s.Chains[services] {
@@ -68,58 +69,59 @@ func successorIn(family ip.Family, s nat.State) *successor {
 	return &noSuccessor
 }
 
-// GivenBack tells whether Cleanup has found kube-proxy serving in our place.
+// GivenBack reports whether Cleanup found kube-proxy running.
 func (a *Applier) GivenBack() bool {
-	return len(a.tablesToGo()) < len(a.have.kubeProxy) ||
+	return len(a.tablesToRemove()) < len(a.cached.kubeProxy) ||
 		slices.ContainsFunc(ip.Families, func(f ip.Family) bool { return a.successor(f) != &noSuccessor })
 }
 
-// leavesIPVS tells whether kube-proxy goes on with IPVS in any family.
-func (a *Applier) leavesIPVS() bool {
+// kubeProxyUsesIPVS reports whether kube-proxy serves any family in IPVS mode.
+func (a *Applier) kubeProxyUsesIPVS() bool {
 	return slices.ContainsFunc(ip.Families, func(f ip.Family) bool { return a.successor(f).ipvs })
 }
 
-// rulesToGo are the rules of a family in one back end that Cleanup removes.
-func (a *Applier) rulesToGo(family ip.Family, have nat.State) nat.State {
+// rulesToRemove returns the rules of a family in one back end that Cleanup removes.
+func (a *Applier) rulesToRemove(family ip.Family, have nat.State) nat.State {
 	next := successorIn(family, have)
 	jumps := slices.Concat(have.Jumps, have.Stray)
 	out := nat.State{Chains: maps.Clone(have.Chains), Jumps: slices.Clone(jumps)}
 	maps.DeleteFunc(out.Chains, func(c nat.Chain, _ []nat.Rule) bool { return next.has(c) })
-	out.Jumps = slices.DeleteFunc(out.Jumps, func(j nat.Jump) bool { return next.has(j.To()) && !a.doubles(j, jumps) })
+	out.Jumps = slices.DeleteFunc(out.Jumps, func(j nat.Jump) bool { return next.has(j.To()) && !a.duplicates(j, jumps) })
 	return out
 }
 
-// doubles tells whether a jump is in our words, and there is one in kube-proxy's.
-func (a *Applier) doubles(j nat.Jump, all []nat.Jump) bool {
+// duplicates reports whether j is a jump of ours and kube-proxy has one from and to the same
+// chains.
+func (a *Applier) duplicates(j nat.Jump, all []nat.Jump) bool {
 	ours := func(j nat.Jump) bool {
 		return slices.ContainsFunc(a.node.NAT.Jumps, func(o nat.Jump) bool { return o.Chain == j.Chain && o.Rule == j.Rule })
 	}
 	return ours(j) && slices.ContainsFunc(all, func(o nat.Jump) bool { return o.Chain == j.Chain && o.To() == j.To() && !ours(o) })
 }
 
-// tablesToGo are kube-proxy's tables of nftables mode that Cleanup takes away: those
-// beside rules of ours, as without them it is kube-proxy that serves.
-func (a *Applier) tablesToGo() []kubeproxy.Change {
-	return slices.DeleteFunc(a.have.kubeProxy.Removals(), func(c kubeproxy.Change) bool {
-		_, ours := a.have.nat[c.Family].Chains[servicesChain(c.Family)]
+// tablesToRemove returns kube-proxy's nftables tables that Cleanup deletes: those beside
+// rules of ours. Without such rules kube-proxy serves the family.
+func (a *Applier) tablesToRemove() []kubeproxy.Change {
+	return slices.DeleteFunc(a.cached.kubeProxy.Removals(), func(c kubeproxy.Change) bool {
+		_, ours := a.cached.nat[c.Family].Chains[servicesChain(c.Family)]
 		return !ours
 	})
 }
 
-// serversToGo are the virtual servers that Cleanup takes away. Where IPVS is left to
-// kube-proxy it does not know those with a mark. Such a one stays as long as a
-// connection goes through it: IPVS finds the connection without the mark, and new
-// ones do not come once the rules are gone that mark.
-func (a *Applier) serversToGo() (ipvs.State, []error) {
-	out := maps.Clone(a.have.servers)
+// serversToRemove returns the virtual servers that Cleanup deletes. A kube-proxy in IPVS
+// mode does not know fwmark virtual servers. Such a virtual server stays while it has
+// connections: IPVS finds an established connection without the mark, and no new ones begin
+// once the rules that set the mark are deleted.
+func (a *Applier) serversToRemove() (ipvs.State, []error) {
+	out := maps.Clone(a.cached.servers)
 	var errs []error
-	for key := range a.have.servers {
+	for key := range a.cached.servers {
 		if !a.successor(key.Family()).ipvs {
 			continue
 		}
 		if key.FWMark == 0 {
 			delete(out, key)
-		} else if err := a.unused(key); err != nil {
+		} else if err := a.checkUnused(key); err != nil {
 			delete(out, key)
 			errs = append(errs, err)
 		}
@@ -127,8 +129,8 @@ func (a *Applier) serversToGo() (ipvs.State, []error) {
 	return out, errs
 }
 
-// unused is nil if no connection goes through a virtual server.
-func (a *Applier) unused(key ipvs.Key) error {
+// checkUnused returns an error if a virtual server has connections.
+func (a *Applier) checkUnused(key ipvs.Key) error {
 	dests, err := a.kernel.IPVS.Connections(key)
 	if err != nil {
 		return err
@@ -140,14 +142,14 @@ func (a *Applier) unused(key ipvs.Key) error {
 	if n == 0 {
 		return nil
 	}
-	address, _ := a.serves(key)
+	address, _ := a.addressOf(key)
 	return fmt.Errorf("virtual server %s, to which pods and nodes that ask %s are led, stays for as long as it has connections, now %d: clean up again then", key, address, n)
 }
 
-// setsToGo are the sets that Cleanup takes away. The one that says what marks are
-// for stays with their virtual servers.
-func (a *Applier) setsToGo(servers ipvs.State) ipset.State {
-	out := maps.Clone(a.have.sets)
+// setsToRemove returns the sets that Cleanup destroys. plan.Local and plan.Draining, which
+// map marks to addresses, stay while fwmark virtual servers of their family stay.
+func (a *Applier) setsToRemove(servers ipvs.State) ipset.State {
+	out := maps.Clone(a.cached.sets)
 	for _, family := range a.cfg.Families {
 		if a.successor(family).ipvs {
 			for _, name := range plan.KubeProxysSets(family) {
@@ -155,7 +157,7 @@ func (a *Applier) setsToGo(servers ipvs.State) ipset.State {
 			}
 		}
 	}
-	for key := range a.have.servers {
+	for key := range a.cached.servers {
 		if _, goes := servers[key]; key.FWMark != 0 && !goes {
 			delete(out, plan.Local.In(key.Family()))
 			delete(out, plan.Draining.In(key.Family()))
@@ -164,14 +166,14 @@ func (a *Applier) setsToGo(servers ipvs.State) ipset.State {
 	return out
 }
 
-// linkToGo takes away the link, or from one that is kube-proxy's the addresses of a
-// family that is not.
-func (a *Applier) linkToGo() []routing.Change {
+// linkRemovals deletes the link or, if kube-proxy uses it, the addresses of a family that
+// kube-proxy does not serve in IPVS mode.
+func (a *Applier) linkRemovals() []routing.Change {
 	var changes []routing.Change
-	if a.have.link && !a.leavesIPVS() {
+	if a.cached.link && !a.kubeProxyUsesIPVS() {
 		return append(changes, routing.Change{Op: routing.DeleteLink})
 	}
-	for vip := range a.have.vips {
+	for vip := range a.cached.vips {
 		if vip.Claim == plan.ClaimAddress && !a.successor(ip.Of(vip.Addr)).ipvs {
 			changes = append(changes, routing.Change{Op: routing.DeleteAddress, Address: vip.Addr})
 		}

@@ -13,7 +13,7 @@ func owner(name string, second int64) *Owner {
 }
 
 func TestLedgerOlderOwnerWinsAndYoungerTakesOver(t *testing.T) {
-	l := newLedger[string, int]()
+	l := newTable[string, int]()
 	young, old := owner("a", 20), owner("b", 10)
 	l.put("key", young, 0, 1)
 	l.put("key", old, 0, 2)
@@ -29,13 +29,13 @@ func TestLedgerOlderOwnerWinsAndYoungerTakesOver(t *testing.T) {
 		t.Errorf("the other owner did not take over: %d", v)
 	}
 	l.drop("key", young)
-	if _, ok := l.want("key"); ok || len(l.claims) != 0 {
+	if _, ok := l.want("key"); ok || len(l.desired) != 0 {
 		t.Error("a key that nobody wants is still there")
 	}
 }
 
 func TestLedgerSameAgeGoesByName(t *testing.T) {
-	l := newLedger[string, int]()
+	l := newTable[string, int]()
 	l.put("key", owner("b", 10), 0, 1)
 	l.put("key", owner("a", 10), 0, 2)
 	if names := l.owners("key"); names[0].Name != "a" {
@@ -44,7 +44,7 @@ func TestLedgerSameAgeGoesByName(t *testing.T) {
 }
 
 func TestLedgerNodeComesFirstAndIsNobodysService(t *testing.T) {
-	l := newLedger[string, int]()
+	l := newTable[string, int]()
 	l.put("key", owner("a", 10), 0, 1)
 	l.put("key", nodeOwner, 0, 2)
 	if v, _ := l.want("key"); v != 2 {
@@ -56,13 +56,13 @@ func TestLedgerNodeComesFirstAndIsNobodysService(t *testing.T) {
 }
 
 func TestLedgerRefusedKeysWaitForTheirOwnersRetry(t *testing.T) {
-	l := newLedger[string, int]()
+	l := newTable[string, int]()
 	a, b := owner("a", 1), owner("b", 2)
 	l.put("of a", a, 0, 1)
 	l.put("of b", b, 0, 1)
-	l.refused("of a")
-	l.refused("of b")
-	l.refused("of nobody")
+	l.markStuck("of a")
+	l.markStuck("of b")
+	l.markStuck("of nobody")
 	l.retry(a.Name)
 	if _, dirty := l.dirty["of a"]; !dirty || len(l.dirty) != 1 {
 		t.Errorf("after the retry of a: dirty %v", l.dirty)

@@ -132,7 +132,7 @@ func (m *meanwhile) adopt() int {
 		m.change()
 	}
 	d := m.applier.BeginAdopt(o)
-	d.atOnce = 1
+	d.stepSize = 1
 	for d.Step() {
 		if m.random.IntN(20) == 0 {
 			m.change()

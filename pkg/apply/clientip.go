@@ -1,0 +1,74 @@
+package apply
+
+import (
+	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
+	"github.com/kube-ipvs/kube-ipvs/pkg/ipset"
+	"github.com/kube-ipvs/kube-ipvs/pkg/plan"
+)
+
+// The members of some sets preserve the client address under externalTrafficPolicy Local: no
+// SNAT, so an endpoint on another node would reply to the client directly, not through this
+// node. Such a member must never be in effect while its virtual server has endpoints of
+// other nodes. If an existing virtual server changes, the member is therefore added after
+// the change of real servers, and deleted before it.
+
+// clientIPAddressSets and clientIPPortSets are these sets, by how their members refer to a
+// virtual server: by address and port, or by node port.
+var (
+	clientIPAddressSets = []plan.SetName{plan.LoadBalancerLocal, plan.ExternalIPLocal}
+	clientIPPortSets    = map[plan.SetName]ip.Protocol{
+		plan.NodePortLocalTCP: ip.TCP, plan.NodePortLocalUDP: ip.UDP, plan.NodePortLocalSCTP: ip.SCTP,
+	}
+)
+
+// preservesClientIP reports whether a member preserves the client address at a virtual
+// server that exists, is desired, and is about to change.
+func (f *flush) preservesClientIP(m plan.Member) bool {
+	if len(f.cached.servers) == 0 {
+		return false
+	}
+	for _, family := range ip.Families {
+		for _, name := range clientIPAddressSets {
+			if m.Set == name.In(family) {
+				_, dirty := f.servers.dirty[keyOf(m.Entry)]
+				_, exists := f.cached.servers[keyOf(m.Entry)]
+				_, wanted := f.servers.want(keyOf(m.Entry))
+				return dirty && exists && wanted
+			}
+		}
+		for name, protocol := range clientIPPortSets {
+			if m.Set == name.In(family) {
+				return f.portChanging(family, protocol, m.Entry.Port)
+			}
+		}
+	}
+	return false
+}
+
+// portChanging reports whether an existing, desired virtual server of a node port is about
+// to change, on any address.
+func (f *flush) portChanging(family ip.Family, protocol ip.Protocol, port uint16) bool {
+	for key := range f.servers.dirty {
+		if key.Port != port || key.Protocol != protocol || key.Family() != family {
+			continue
+		}
+		_, exists := f.cached.servers[key]
+		if _, wanted := f.servers.want(key); exists && wanted {
+			return true
+		}
+	}
+	return false
+}
+
+// deleteClientIPMembers deletes the members of these sets that are not desired although
+// their virtual server stays.
+func (f *flush) deleteClientIPMembers() {
+	var changes []ipset.Change
+	for m := range f.members.dirty {
+		_, there := f.cached.sets[m.Set].Entries[m.Entry]
+		if _, wanted := f.wantMember(m); there && !wanted && f.preservesClientIP(m) {
+			changes = append(changes, f.memberChange(ipset.DeleteEntry, m))
+		}
+	}
+	f.applyMembers(changes)
+}

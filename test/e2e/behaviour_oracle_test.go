@@ -245,8 +245,8 @@ const (
 type deviation string
 
 const (
-	refusedAtOnce deviation = "a client is told at once, and does not wait in vain"
-	sameToPods    deviation = "a node port and a load balancer's IP mean the same to them"
+	refusedAtOnce deviation = "the client gets an error at once instead of a timeout"
+	sameToPods    deviation = "a node port and a LoadBalancer IP mean the same to them"
 )
 
 // want is the oracle. The quotations are ServiceSpec's.

@@ -129,12 +129,12 @@ func (s eniSetup) cells() []eniCell {
 type cannot string
 
 const (
-	noSource cannot = "MASQUERADE finds no address on the ENI and takes another interface's, " +
-		"with which the request leaves by the ENI"
-	noWayBack cannot = "without a mark the way back to the client is the primary interface's: strict `rp_filter` drops " +
-		"the request at the ENI, and IPv6, which has no `rp_filter`, sends the answer out by the wrong interface"
+	noSource cannot = "MASQUERADE finds no address on the ENI and uses another interface's, " +
+		"but the request still leaves by the ENI"
+	noWayBack cannot = "without a mark the return path to the client uses the primary interface: strict `rp_filter` drops " +
+		"the request at the ENI, and IPv6, which has no `rp_filter`, sends the reply out by the wrong interface"
 	noAddress  cannot = "the node has no such address"
-	noEndpoint cannot = "the client's address is to be kept, and no endpoint is on this node"
+	noEndpoint cannot = "the client's address must be preserved, and no endpoint is on this node"
 )
 
 // whoIsSeen is the source address that an endpoint sees.

@@ -8,19 +8,19 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/routing"
 )
 
-// A flow that is open carries its interface's value in conntrack, so an
-// interface keeps the value it has, whatever others come and go: as long as
-// the process runs by the kernel's number of the interface (Node.Bound), and
-// after a restart by our policy rule, which leads from the value to its table.
+// An established flow carries its interface's mark value in conntrack, so an interface
+// keeps its value when others are added or removed. While the process runs, the value
+// follows the interface index (Node.Bound). After a restart it is recovered from our
+// policy rule, which maps the value to the interface's table.
 
-// bindings gives the main table's interface the first value, and each ENI the
-// one that it had, or a free one. ENIs for which the bits do not suffice are
-// not bound. With reserve no more ENIs get the value of branches.
+// bindings assigns the first value to the main table's interface, and to each ENI its
+// previous value or a free one. ENIs are left out once the values run out. With
+// reserve, no further ENI gets the value of branches.
 //
-// Where there was an ENI the main table's interface stays bound: an ENI that is
-// set down and up again, to be renamed, say, is none for a moment. A packet of
-// a masqueraded flow that then left by the ENI, for want of its mark, would
-// have the kernel forget the flow (nf_nat_oif_changed).
+// The main table's interface stays bound once there was an ENI: an ENI that is set down
+// and up again, for example to be renamed, is briefly not recognized as one. If a
+// packet of a masqueraded flow then lacked its mark and left through the ENI, the
+// kernel would drop the flow's conntrack entry (nf_nat_oif_changed).
 func bindings(cfg *Config, n *Node, family ip.Family, found []ENI, reserve bool) []Binding {
 	a := assignment{cfg: cfg, node: n, family: family, taken: map[uint32]bool{}}
 	main := mainLink(&n.Inventory, family)
@@ -31,7 +31,7 @@ func bindings(cfg *Config, n *Node, family ip.Family, found []ENI, reserve bool)
 	a.taken[out[0].Mark] = true
 	for _, e := range found {
 		b := Binding{Family: family, Link: e.Link, Index: linkIndex(&n.Inventory, e.Link), Table: e.Table}
-		b.Mark = a.before(b)
+		b.Mark = a.previous(b)
 		a.taken[b.Mark] = true
 		out = append(out, b)
 	}
@@ -47,8 +47,8 @@ func bindings(cfg *Config, n *Node, family ip.Family, found []ENI, reserve bool)
 	return slices.DeleteFunc(out, func(b Binding) bool { return b.Mark == 0 })
 }
 
-// Remember adds the bindings of a plan to those of earlier ones, of which a
-// value that is given to another interface is forgotten.
+// Remember merges the bindings of a new plan into the earlier ones. An earlier binding
+// is dropped if its value or its interface is bound anew.
 func Remember(earlier, now []Binding) []Binding {
 	out := slices.Clone(now)
 	for _, b := range earlier {
@@ -60,25 +60,26 @@ func Remember(earlier, now []Binding) []Binding {
 	return out
 }
 
-// assignment hands out the values of one family.
+// assignment assigns the values of one family.
 type assignment struct {
 	cfg    *Config
 	node   *Node
 	family ip.Family
-	taken  map[uint32]bool // by interfaces that are there
+	taken  map[uint32]bool // by present interfaces
 }
 
-// value is the i-th mark.
+// value returns the i-th mark.
 func (a *assignment) value(i int) uint32 { return deposit(uint32(i), a.cfg.SNAT.Mark) }
 
-// before is the value that an interface had, if no other has it now; or 0.
-func (a *assignment) before(b Binding) uint32 {
+// previous returns the value that an interface had before, or 0 if it had none or
+// another interface has it now.
+func (a *assignment) previous(b Binding) uint32 {
 	known := func(o Binding) bool { return o.Family == a.family && o.Index == b.Index && o.Table != tableMain }
 	if at := slices.IndexFunc(a.node.Bound, known); at >= 0 {
 		return a.unlessTaken(a.node.Bound[at].Mark)
 	}
 	for _, r := range a.ourRules() {
-		if a.leads(r.Table, b.Link) && !a.remembered(r.Mark) {
+		if a.routesVia(r.Table, b.Link) && !a.remembered(r.Mark) {
 			return a.unlessTaken(r.Mark)
 		}
 	}
@@ -92,13 +93,13 @@ func (a *assignment) unlessTaken(mark uint32) uint32 {
 	return mark
 }
 
-// free is the least value that no interface has, one that none had lately if
-// there is such: flows of an interface that is gone may still carry it. It is
-// 0 if all are taken.
+// free takes and returns the lowest unused value, or 0 if all are taken. It prefers
+// values that no interface had before: flows of a removed interface may still carry
+// them.
 func (a *assignment) free() uint32 {
 	last := 1<<bits.OnesCount32(a.cfg.SNAT.Mark) - 1
 	for _, lately := range []bool{false, true} {
-		// Of so many values one is free, whatever the mask.
+		// One of this many values is free, whatever the mask.
 		for i := 1; i <= min(last, len(a.taken)+len(a.node.Bound)+len(a.node.Inventory.Rules)+1); i++ {
 			if m := a.value(i); !a.taken[m] && (lately || !a.used(m)) {
 				a.taken[m] = true
@@ -109,7 +110,7 @@ func (a *assignment) free() uint32 {
 	return 0
 }
 
-// used tells whether an interface has or had the value.
+// used reports whether an interface has or had the value.
 func (a *assignment) used(mark uint32) bool {
 	return a.remembered(mark) || slices.ContainsFunc(a.ourRules(), func(r routing.Rule) bool { return r.Mark == mark })
 }
@@ -118,22 +119,21 @@ func (a *assignment) remembered(mark uint32) bool {
 	return slices.ContainsFunc(a.node.Bound, func(b Binding) bool { return b.Family == a.family && b.Mark == mark })
 }
 
-// ourRules are the policy rules of an earlier plan that stand in the kernel.
+// ourRules returns the policy rules of an earlier plan that the kernel still has.
 func (a *assignment) ourRules() []routing.Rule {
 	return filter(a.node.Inventory.Rules, func(r routing.Rule) bool {
 		return r.Family == a.family && r.Priority == a.cfg.SNAT.Priority && r.Mask == a.cfg.SNAT.Mark && !r.To.IsValid() && !r.Other && r.Table != tableMain
 	})
 }
 
-// leads tells whether a table's default route leaves by an interface.
-func (a *assignment) leads(table int, link string) bool {
+// routesVia reports whether a table has a default route through an interface.
+func (a *assignment) routesVia(table int, link string) bool {
 	return slices.ContainsFunc(a.node.Inventory.Defaults, func(r routing.Route) bool {
 		return r.Family == a.family && r.Table == table && r.Link == link
 	})
 }
 
-// deposit spreads the low bits of a value over the bits of a mask, lowest
-// first.
+// deposit spreads the low bits of value over the bits of mask, lowest first.
 func deposit(value, mask uint32) uint32 {
 	var out uint32
 	for ; mask != 0; mask &= mask - 1 {
@@ -145,7 +145,7 @@ func deposit(value, mask uint32) uint32 {
 	return out
 }
 
-// gather is the inverse: the bits of a value at those of a mask, side by side.
+// gather is the inverse of deposit: it packs the bits of value selected by mask.
 func gather(value, mask uint32) uint32 {
 	var out uint32
 	for i := 0; mask != 0; mask &= mask - 1 {

@@ -12,37 +12,37 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/routing"
 )
 
-// A policy rule by input interface ("from all iif vlan1 lookup 101") gives a pod
-// a way out of its own, past the main table. AWS VPC CNI writes such rules for
-// pods with security groups in strict mode, at priority 10, and moves the rule of
-// table local behind them, to 20; the pod's own route is in table 101 alone. Then
-// IPVS never sees the pod's requests, what it sends on for the pod leaves by the
-// main table with a source that the network does not take there, and answers do
-// not find the pod: all of that is looked up without an input interface.
+// A policy rule by input interface ("from all iif vlan1 lookup 101") routes a pod's
+// traffic past the main table. AWS VPC CNI writes such rules, at priority 10, for pods
+// with security groups in strict mode, and moves the rule of table local behind them,
+// to 20. The pod's own route exists only in table 101. Three things break, because the
+// routes are looked up without an input interface: IPVS never sees the pod's requests;
+// the packets that IPVS forwards for the pod leave through the main table with a source
+// that the network rejects; and replies are not routed to the pod.
 //
-// So requests of such pods for a Service are bound by a value of reply routing's,
-// one for all pods. docs/eni.md shows a connection's way:
+// Requests of such pods for a Service are therefore bound to one value of the reply
+// mark, shared by all these pods. docs/concepts/eni.md shows the path of a connection:
 //
 //	9:     fwmark 0x3060/0x3060 lookup local                     (if a rule by input interface is before table local)
 //	480:   to 10.12.200.44 fwmark 0x3060/0x3060 lookup 101       (answers)
 //	32760: from 10.12.200.44 iif lo lookup 101                   (what IPVS sends on)
 //
-// Nothing else that the pod sends or is sent changes its way.
+// No other traffic of the pod changes its path.
 
-// Branch is the way out of pods behind an interface.
+// Branch is the route of pods behind an interface, selected by input interface.
 type Branch struct {
 	Link  string // the node's end of the pods' link
 	Out   string // the interface of the table's default route
 	Table int
-	Pods  []netip.Prefix // of one address each
+	Pods  []netip.Prefix // single addresses
 }
 
-// sentRulePriority is that of the rules for what IPVS sends on: behind a CNI's
-// rules that lead to pods of this node, before the main table.
+// sentRulePriority is the priority of the rules for packets that IPVS forwards: behind
+// a CNI's rules for pods of this node, before the main table.
 const sentRulePriority = 32760
 
-// branches finds them for one family, in the order of the policy rules. It
-// returns none if reply routing is off.
+// branches returns the branches of one family in the order of the policy rules, or none
+// if reply routing is off.
 func branches(cfg *Config, n *Node, family ip.Family) []Branch {
 	if cfg.SNAT.Mode != SNATAuto && cfg.SNAT.Mode != SNATFWMark || bits.OnesCount32(cfg.SNAT.Mark) < 2 || len(n.Inventory.Attached) == 0 {
 		return nil
@@ -66,7 +66,7 @@ type branchFinder struct {
 	enis   []ENI
 }
 
-// branch returns the way out that a rule gives, and false if it gives pods none.
+// branch returns the branch that a rule creates, and false if the rule routes no pods.
 func (f *branchFinder) branch(r routing.Rule) (Branch, bool) {
 	inv := &f.node.Inventory
 	byInput := routing.Rule{Family: f.family, Priority: r.Priority, IIf: r.IIf, Table: r.Table}
@@ -91,19 +91,19 @@ func (f *branchFinder) branch(r routing.Rule) (Branch, bool) {
 	return b, len(b.Pods) > 0
 }
 
-// routedBySource reports whether a rule by source leads a pod to an ENI, which
-// then answers for its way.
+// routedBySource reports whether a rule by source routes a pod through an ENI. Such a
+// pod belongs to the ENI, not to a branch.
 func (f *branchFinder) routedBySource(pod netip.Addr) bool {
 	return slices.ContainsFunc(f.enis, func(e ENI) bool { return containsAny(e.Sources, pod) })
 }
 
-// branchMark is the value of requests of all such pods: all bits of the mask. It
-// is false if an ENI has it.
+// branchMark returns the value for requests of all these pods: all bits of the mask. It
+// returns false if an ENI has that value.
 func branchMark(cfg *Config, bound []Binding) (uint32, bool) {
 	return cfg.SNAT.Mark, !slices.ContainsFunc(bound, func(b Binding) bool { return b.Mark == cfg.SNAT.Mark })
 }
 
-// addBranches adds the policy rules, and the pods to the set that the rules below
+// addBranches adds the policy rules, and the members of the set that the rules below
 // match.
 func addBranches(part *NodePart, cfg *Config, n *Node, family ip.Family, paths Paths) {
 	if len(paths.Branches) == 0 {
@@ -130,8 +130,8 @@ func addBranches(part *NodePart, cfg *Config, n *Node, family ip.Family, paths P
 	}
 }
 
-// beforeLocal returns the priority just before the first rule of a branch, or 0 if
-// table local is looked up before all of them, or none is free.
+// beforeLocal returns the priority just before the first rule of a branch. It returns 0
+// if table local is looked up before all of them, or if that priority is 0.
 func beforeLocal(n *Node, family ip.Family, found []Branch) int {
 	for _, r := range n.Inventory.Rules {
 		switch {
@@ -144,10 +144,10 @@ func beforeLocal(n *Node, family ip.Family, found []Branch) int {
 	return 0
 }
 
-// branchRules stand in PREROUTING, for packets of such pods. The mark has the
-// request found local. It also leads the reverse-path check to the pod's interface:
-// for a packet that is forwarded the kernel looks the way back up as if it entered
-// by the interface that the packet leaves by, for a local one as if by lo
+// branchRules writes the PREROUTING rules for packets of these pods. The mark makes the
+// request local. It also makes the reverse-path check find the pod's interface: the
+// kernel looks up the reverse route of a forwarded packet as if it entered through the
+// packet's output interface, and that of a local packet as if it entered through lo
 // (fib_validate_source):
 //
 //	-A PREROUTING -m set --match-set KUBE-IPVS-BRANCH src -j KUBE-IPVS-BRANCH
@@ -164,8 +164,8 @@ func (r *ruleset) branchRules() {
 		nat.Rule(fmt.Sprintf("-m connmark --mark %[1]s -m conntrack --ctdir ORIGINAL -j MARK --set-xmark %[1]s", bound)))...)
 }
 
-// branchArrived takes the mark off in INPUT. A virtual server with a fwmark is
-// looked up by the whole mark, and what IPVS sends on goes by the pod's source:
+// branchArrived clears the mark in INPUT. IPVS selects a fwmark virtual server by the
+// whole mark, and forwarded packets are routed by the pod's source:
 //
 //	-A KUBE-IPVS-BIND -m mark --mark 0x3060/0x3060 -j MARK --set-xmark 0x0/0x3060
 func (r *ruleset) branchArrived() []nat.Rule {
@@ -175,8 +175,8 @@ func (r *ruleset) branchArrived() []nat.Rule {
 	return []nat.Rule{nat.Rule(fmt.Sprintf("-m mark --mark %s -j MARK --set-xmark %s", r.masked(r.paths.BranchMark), r.masked(0)))}
 }
 
-// branchSource keeps such pods' own addresses. The network takes no other by their
-// way out, and answers are led to this node by it, or by the connection's mark:
+// branchSource keeps the pods' own addresses. Their uplink accepts no other source, and
+// replies return to this node by that address or by the connmark:
 //
 //	-A KUBE-POSTROUTING -m set --match-set KUBE-IPVS-BRANCH src -j RETURN
 func (r *ruleset) branchSource() []nat.Rule {

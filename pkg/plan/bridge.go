@@ -9,33 +9,34 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/sysctl"
 )
 
-// A pod that reaches an endpoint on its own bridge through a VIP gets its
-// answer switched, past the node's netfilter, so that nobody gives it back
-// the VIP as its source: "reply from unexpected source". Either br_netfilter
-// shows what is switched to netfilter, or the node masquerades such flows, so
-// that their answers are not switched but come to the node.
+// When a pod reaches an endpoint on its own bridge through a VIP, the bridge switches
+// the reply past the node's netfilter. Nothing restores the VIP as the source, and the
+// client reports "reply from unexpected source". Either br_netfilter passes bridged
+// packets to netfilter, or the node masquerades these flows so that replies are sent to
+// the node.
 
-// BridgeNetfilter says whether the kernel shows bridged packets to the rules of
-// every family that is served.
+// BridgeNetfilter reports whether the kernel passes bridged packets to the rules of
+// every served family.
 type BridgeNetfilter uint8
 
-// The values. Unavailable: br_netfilter is not loaded, or a parameter of
-// BridgeSysctls is 0 and cannot be set. Available: one is 0 and can be set.
+// BridgeUnavailable: br_netfilter is not loaded, or a parameter of BridgeSysctls is 0
+// and cannot be set. BridgeAvailable: a parameter is 0 and can be set. BridgeShown:
+// bridged packets pass the rules.
 const (
 	BridgeUnavailable BridgeNetfilter = iota
 	BridgeAvailable
 	BridgeShown
 )
 
-// PodBridges returns the bridges with pods of this node attached, by name: those
-// with an address of the pods' range or with the configured name, unless they are
-// uplinks without a pod, and those of veths alone that lead nowhere else. An
-// uplink, a bridge of virtual machines and one without an address are not.
+// PodBridges returns the bridges that pods of this node are attached to, by name:
+// bridges with an address in the pod range or with the configured name, except uplinks
+// without a pod; and bridges that have an address and only veths as ports. Other
+// uplinks, bridges of virtual machines and bridges without an address are excluded.
 func PodBridges(cfg *Config, n *Node) []routing.Link {
 	return filter(attachedBridges(&n.Inventory), func(l routing.Link) bool { return isPodBridge(cfg, n, &l) })
 }
 
-// attachedBridges are the bridges that have a port.
+// attachedBridges returns the bridges that have a port.
 func attachedBridges(inv *routing.Inventory) []routing.Link {
 	return filter(inv.Links, func(l routing.Link) bool {
 		return l.Type == "bridge" && slices.ContainsFunc(inv.Links, func(m routing.Link) bool { return m.Master == l.Name })
@@ -61,28 +62,26 @@ func inPodRange(cfg *Config, n *Node, l *routing.Link) bool {
 	return slices.ContainsFunc(l.Addresses, func(a routing.Address) bool { return a.Global && containsAny(ranges, a.Prefix.Addr()) })
 }
 
-// MayShowBridges reports whether kube-ipvs may have all bridges' packets shown to
-// the rules. The parameter and the module are for all bridges of the node, so it
-// leaves both as they are where a bridge of others would be affected: libvirt, for
-// one, asks for 0.
+// MayShowBridges reports whether kube-ipvs may pass the packets of all bridges to the
+// rules. The parameter and the module affect every bridge of the node, so both are left
+// unchanged if there is a foreign bridge: libvirt, for example, requires 0.
 func MayShowBridges(cfg *Config, n *Node) bool {
 	return len(PodBridges(cfg, n)) == len(attachedBridges(&n.Inventory))
 }
 
-// NeedsBridgeNetfilter reports whether br_netfilter is of use on this node and
-// may be loaded.
+// NeedsBridgeNetfilter reports whether this node benefits from br_netfilter and the
+// module may be loaded.
 func NeedsBridgeNetfilter(cfg *Config, n *Node) bool {
 	return len(PodBridges(cfg, n)) > 0 && MayShowBridges(cfg, n)
 }
 
-// bridgesShown reports whether bridged packets are shown, or will be by
+// bridgesShown reports whether bridged packets pass the rules, or will after
 // addBridgeSysctls.
 func bridgesShown(cfg *Config, n *Node) bool {
 	return n.BridgeNetfilter == BridgeShown || n.BridgeNetfilter == BridgeAvailable && MayShowBridges(cfg, n)
 }
 
-// addBridgeSysctls has br_netfilter show bridged packets to the rules of each
-// family.
+// addBridgeSysctls makes br_netfilter pass bridged packets to the rules of each family.
 func addBridgeSysctls(s sysctl.State, cfg *Config, n *Node) {
 	if n.BridgeNetfilter == BridgeUnavailable || !NeedsBridgeNetfilter(cfg, n) {
 		return
@@ -92,13 +91,13 @@ func addBridgeSysctls(s sysctl.State, cfg *Config, n *Node) {
 	}
 }
 
-// BridgeSysctls are br_netfilter's parameters.
+// BridgeSysctls holds br_netfilter's parameter of each family.
 var BridgeSysctls = map[ip.Family]string{
 	ip.IPv4: "net/bridge/bridge-nf-call-iptables",
 	ip.IPv6: "net/bridge/bridge-nf-call-ip6tables",
 }
 
-// bridgeWarnings says that pods of a bridge do not see each other's address.
+// bridgeWarnings warns that pods of a bridge do not see each other's address.
 func bridgeWarnings(cfg *Config, n *Node) []string {
 	if bridgesShown(cfg, n) {
 		return nil
@@ -114,9 +113,9 @@ func bridgeWarnings(cfg *Config, n *Node) []string {
 	return out
 }
 
-// bridgeRules masquerade where there is no br_netfilter. Of what is switched
-// nothing arrives here, so what leaves by the bridge that it came from, and is not
-// the node's own, was sent back there by IPVS:
+// bridgeRules masquerades where br_netfilter is not in use. Switched packets do not
+// pass this rule, so a packet that leaves through the bridge it came from, and is not
+// the node's own, was sent back by IPVS:
 //
 //	-A KUBE-POSTROUTING -s 10.244.1.0/24 -o cni0 -m addrtype ! --src-type LOCAL -j MASQUERADE --random-fully
 func (r *ruleset) bridgeRules(n *Node) []nat.Rule {

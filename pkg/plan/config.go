@@ -6,11 +6,11 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
 )
 
-// Config is the configuration as far as it decides what stands in the kernel.
-// It is checked before it comes here: every value can work.
+// Config is the part of the configuration that determines the kernel's state. It has
+// been validated.
 type Config struct {
 	NodeName  string
-	Families  []ip.Family // which to program, IPv4 first
+	Families  []ip.Family // to program, IPv4 first
 	Scheduler string      // for virtual servers, never ""
 
 	MasqueradeAll bool
@@ -23,105 +23,102 @@ type Config struct {
 	LocalTraffic   LocalTraffic
 
 	NodePortAddresses NodePortAddresses
-	ExcludeCIDRs      []netip.Prefix // virtual servers in them are never touched
+	ExcludeCIDRs      []netip.Prefix // virtual servers in these ranges are never changed
 	StrictARP         bool
-	UDPDrain          bool // endpoints that terminate and still serve keep their UDP flows
-	// LocalhostNodePorts serves node ports to the node itself on its loopback
-	// address as well, if NodePortAddresses selects that.
+	UDPDrain          bool // endpoints that are terminating but still serving keep their UDP flows
+	// LocalhostNodePorts also serves node ports on the loopback address, for the node
+	// itself, if NodePortAddresses selects that address.
 	LocalhostNodePorts bool
 
 	SNAT SNAT
 	VIPs VIPs
 
-	LocalMark LocalMark // clear of MasqueradeMark; its Value clear of SNAT.Mark
+	LocalMark LocalMark // shares no bit with MasqueradeMark; its Value shares none with SNAT.Mark
 }
 
-// DetectLocalMode says how traffic of pods on this node is recognised.
+// DetectLocalMode is how traffic from pods on this node is recognized.
 type DetectLocalMode string
 
 // The modes of kube-proxy's --detect-local-mode.
 const (
-	DetectNone                DetectLocalMode = "" // cannot be recognised
+	DetectNone                DetectLocalMode = "" // not recognized
 	DetectClusterCIDR         DetectLocalMode = "ClusterCIDR"
-	DetectNodeCIDR            DetectLocalMode = "NodeCIDR" // the CIDRs come with the Node
+	DetectNodeCIDR            DetectLocalMode = "NodeCIDR" // the CIDRs of the Node
 	DetectBridgeInterface     DetectLocalMode = "BridgeInterface"
 	DetectInterfaceNamePrefix DetectLocalMode = "InterfaceNamePrefix"
 )
 
-// LocalTraffic recognises traffic of pods. CIDRs or Interface are used
-// according to Mode.
+// LocalTraffic recognizes traffic from pods. Mode determines whether CIDRs or Interface
+// is used.
 type LocalTraffic struct {
 	Mode      DetectLocalMode
 	CIDRs     []netip.Prefix // at most one per family
-	Interface string         // the bridge's name, or the prefix of names
+	Interface string         // name of the bridge, or prefix of interface names
 }
 
-// NodePortAddresses selects the addresses that node ports are served on. The
-// zero value selects every address of the node but loopback's.
+// NodePortAddresses selects the addresses on which node ports are served. The zero
+// value selects every node address except loopback.
 type NodePortAddresses struct {
-	Primary  bool           // only the Node's own, of each family
-	Prefixes []netip.Prefix // only addresses within one of them, if any is of the address's family
+	Primary  bool           // only the Node's own address of each family
+	Prefixes []netip.Prefix // only addresses in these prefixes; a family without a prefix is not restricted
 }
 
-// SNATMode says how traffic that must be masqueraded gets a path that is the
-// same both ways.
+// SNATMode is how masqueraded traffic gets a symmetric path.
 type SNATMode string
 
 // The modes.
 const (
-	SNATAuto   SNATMode = "auto"   // a SNAT source where one is known, else reply routing
+	SNATAuto   SNATMode = "auto"   // a SNAT source if one is known, else reply routing
 	SNATSource SNATMode = "snat"   // only SNAT sources
 	SNATFWMark SNATMode = "fwmark" // only reply routing
 	SNATOff    SNATMode = "off"    // plain MASQUERADE, as kube-proxy does
 )
 
-// SNAT is the configuration of the symmetric paths.
+// SNAT configures symmetric paths.
 type SNAT struct {
 	Mode SNATMode
-	// Sources maps an interface's name to the addresses, at most one of each
-	// family, that traffic leaving by it is to carry.
+	// Sources maps an interface name to its SNAT sources, at most one per family.
 	Sources map[string][]netip.Addr
-	// Mark is the bits that reply routing uses, which need not be adjacent: n
-	// of them tell 2^n-1 interfaces apart, the main table's among them.
-	// Priority is that of its policy rules.
+	// Mark holds the bits that reply routing uses. They need not be adjacent; n bits
+	// distinguish 2^n-1 interfaces, including the main table's. Priority is the
+	// priority of the policy rules.
 	Mark     uint32
 	Priority int
 }
 
-// Claim says what of a VIP comes to this node.
+// Claim is how the node takes over a VIP.
 type Claim string
 
 // The ways to claim a VIP.
 const (
-	// ClaimAddress makes it an address on kube-ipvs0: all of its ports.
+	// ClaimAddress makes the VIP an address on kube-ipvs0, with all ports.
 	ClaimAddress Claim = "address"
-	// ClaimRoute makes the whole of it local, too, by a route. On an interface
-	// an address costs the kernel a walk over all that are there, and a route
-	// does not.
+	// ClaimRoute also makes the whole VIP local, by a route. To add an address the
+	// kernel walks all addresses of the interface; to add a route it does not.
 	ClaimRoute Claim = "route"
-	// ClaimAuto is, for cluster IPs, ClaimAddress as long as addresses cost
-	// little, and ClaimRoute from then on. For other VIPs it is ClaimRoute, as
-	// SCTP names every IPv6 address of the node to its peer, but ports without a Service are left to pods and the node to reach elsewhere;
-	// an address of another node is claimed as by ClaimPort.
+	// ClaimAuto is, for cluster IPs, ClaimAddress while addresses are cheap, then
+	// ClaimRoute. For other VIPs it is ClaimRoute, because SCTP announces every IPv6
+	// address of the node to its peer; but pods and the node may reach ports without a
+	// Service elsewhere, and an address of another node is claimed as by ClaimPort.
 	ClaimAuto Claim = "auto"
-	// ClaimPort makes the ports of Services local, and leaves the others to
-	// whoever else has the address.
+	// ClaimPort makes only the ports of Services local and leaves the others to the
+	// device that has the address.
 	ClaimPort Claim = "port"
-	// ClaimNone leaves them alone: who may write a Service may name any address
-	// as its external IP (CVE-2020-8554).
+	// ClaimNone does not claim external IPs: anyone who may write a Service can name
+	// any address as its external IP (CVE-2020-8554).
 	ClaimNone Claim = "none"
 )
 
-// VIPs says how VIPs are claimed. Cluster IPs are all the cluster's, and so
+// VIPs configures how VIPs are claimed. Cluster IPs belong to the cluster and are
 // claimed as a whole.
 type VIPs struct {
 	ClusterIPs    Claim // ClaimAddress, ClaimRoute or ClaimAuto
 	LoadBalancers Claim // ClaimAuto, ClaimAddress, ClaimRoute or ClaimPort
-	ExternalIPs   Claim // the same, or ClaimNone
-	Ping          bool  // whether they answer to it
-	// Mark is the bits that packets for a claimed port carry; Table is the
-	// routing table that they are looked up in, and Priority that of the policy
-	// rule that says so.
+	ExternalIPs   Claim // as LoadBalancers, or ClaimNone
+	Ping          bool  // whether VIPs answer pings
+	// Mark holds the bits that packets for a claimed port carry. Table is the routing
+	// table for these packets, Priority the priority of the policy rule that selects
+	// it.
 	Mark     uint32
 	Table    int
 	Priority int
@@ -133,11 +130,12 @@ func (v *VIPs) mayClaimPorts() bool {
 	return byPort(v.LoadBalancers) || byPort(v.ExternalIPs)
 }
 
-// mayShare reports whether a VIP may be local while ports of it leave the node.
+// mayShare reports whether a VIP may be local while packets for some of its ports leave
+// the node.
 func (v *VIPs) mayShare() bool { return v.LoadBalancers == ClaimAuto || v.ExternalIPs == ClaimAuto }
 
-// mayBeLocal reports whether a VIP of a kind other than cluster IPs may be local
-// as a whole, so that the node's own packets to it carry it as their source.
+// mayBeLocal reports whether a VIP other than a cluster IP may be local as a whole. The
+// node's own packets to such a VIP have it as their source.
 func (v *VIPs) mayBeLocal() bool {
 	return v.LoadBalancers != ClaimPort || v.ExternalIPs != ClaimPort && v.ExternalIPs != ClaimNone
 }

@@ -9,23 +9,23 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/routing"
 )
 
-// Kernel numbers of the routing tables that every node has.
+// Numbers of the kernel's predefined routing tables.
 const (
 	tableMain  = 254
 	tableLocal = 255
 )
 
-// ENI is a secondary network interface that policy routing sends some pods'
-// traffic out by: a rule leads to a table of which the default route leaves by
-// it, and the main table's default route does not.
+// ENI is a secondary interface through which policy routing sends some pods' traffic: a
+// rule selects a table whose default route uses the interface, and the main table's
+// default route does not.
 type ENI struct {
 	Link    string
-	Table   int            // the first of those that lead there
-	Sources []netip.Prefix // what the rules send there; sorted
-	SNAT    netip.Addr     // what traffic leaving by it is to carry; invalid: not known
+	Table   int            // the first table that routes there
+	Sources []netip.Prefix // sources that the rules select; sorted
+	SNAT    netip.Addr     // SNAT source; invalid if not known
 }
 
-// enis finds them for one family, in the order of their names.
+// enis returns the ENIs of one family, sorted by name.
 func enis(cfg *Config, n *Node, family ip.Family) []ENI {
 	var out []ENI
 	inv := &n.Inventory
@@ -48,8 +48,8 @@ func enis(cfg *Config, n *Node, family ip.Family) []ENI {
 	return out
 }
 
-// merge takes in another table that leads to the same interface. The SNAT
-// source is one for the interface: the first that is known.
+// merge adds another table that routes to the same interface. An interface has one SNAT
+// source: the first that is known.
 func (e *ENI) merge(o ENI) {
 	e.Sources = append(e.Sources, o.Sources...)
 	slices.SortFunc(e.Sources, comparePrefixes)
@@ -59,7 +59,7 @@ func (e *ENI) merge(o ENI) {
 	}
 }
 
-// mainLink is the interface of the main table's default route, or "".
+// mainLink returns the interface of the main table's default route, or "".
 func mainLink(inv *routing.Inventory, family ip.Family) string {
 	if routes := MainDefaults(inv, family); len(routes) > 0 {
 		return routes[0].Link
@@ -67,14 +67,13 @@ func mainLink(inv *routing.Inventory, family ip.Family) string {
 	return ""
 }
 
-// MainDefaults returns the main table's default routes of a family, in the
-// order of the kernel's preference.
+// MainDefaults returns the main table's default routes of a family in the kernel's
+// order of preference.
 func MainDefaults(inv *routing.Inventory, family ip.Family) []routing.Route {
 	return filter(inv.Defaults, func(r routing.Route) bool { return r.Family == family && r.Table == tableMain && !r.Local })
 }
 
-// uplinks are the interfaces that lead out of the node: those of the main
-// table's default routes, and the ENIs.
+// uplinks returns the interfaces of the main table's default routes, and the ENIs.
 func uplinks(cfg *Config, n *Node, family ip.Family) []string {
 	var out []string
 	for _, r := range n.Inventory.Defaults {
@@ -90,9 +89,9 @@ func uplinks(cfg *Config, n *Node, family ip.Family) []string {
 	return out
 }
 
-// sourcesOf lists the sources of which rules send all traffic to a table. A
-// rule with a further condition, such as a destination, a mark or an
-// interface, sends only some of it there.
+// sourcesOf returns the sources whose traffic is routed by a table, whatever its
+// destination. It skips rules with another condition, such as a destination, a mark or
+// an interface.
 func sourcesOf(inv *routing.Inventory, family ip.Family, table int) []netip.Prefix {
 	var out []netip.Prefix
 	for _, r := range inv.Rules {
@@ -112,11 +111,10 @@ func comparePrefixes(a, b netip.Prefix) int {
 	return a.Bits() - b.Bits()
 }
 
-// snatSource chooses what traffic leaving by an ENI is to carry: what is
-// configured; the route's preferred source; the interface's own primary
-// address; what the Node's annotation says. An address that stands on another
-// interface too is no choice, as its replies come back there (Terway gives an
-// ENI the node's address).
+// snatSource returns the SNAT source of an ENI: the configured one, else the route's
+// preferred source, the interface's primary address, or the address in the Node's
+// annotation. An address that another interface has too is skipped, because replies
+// would arrive there (Terway gives an ENI the node's address).
 func snatSource(cfg *Config, n *Node, r routing.Route) netip.Addr {
 	inv := &n.Inventory
 	if a := sourceIn(cfg.SNAT.Sources, r); a.IsValid() {
@@ -130,7 +128,7 @@ func snatSource(cfg *Config, n *Node, r routing.Route) netip.Addr {
 	return netip.Addr{}
 }
 
-// sourceIn is a mapping's address for the route's interface and family.
+// sourceIn returns the address that a mapping has for the route's interface and family.
 func sourceIn(sources map[string][]netip.Addr, r routing.Route) netip.Addr {
 	for _, a := range sources[r.Link] {
 		if ip.Of(a) == r.Family {
@@ -140,7 +138,8 @@ func sourceIn(sources map[string][]netip.Addr, r routing.Route) netip.Addr {
 	return netip.Addr{}
 }
 
-// linkAddress is an interface's primary address of global scope, or invalid.
+// linkAddress returns an interface's primary address of global scope, or an invalid
+// one.
 func linkAddress(inv *routing.Inventory, link string, family ip.Family) netip.Addr {
 	for _, l := range inv.Links {
 		if l.Name != link {
@@ -161,38 +160,38 @@ func onOtherLink(inv *routing.Inventory, link string, a netip.Addr) bool {
 	})
 }
 
-// Paths says how the traffic of one family gets the same way both ways.
+// Paths describes how traffic of one family takes the same path in both directions.
 type Paths struct {
-	// SNAT lists the interfaces of which the source address is set.
+	// SNAT lists the interfaces that have a SNAT source.
 	SNAT []ENI
-	// ReplyRouted lists sources whose masqueraded flows are bound to the main
-	// table's interface instead, both ways.
+	// ReplyRouted lists sources whose masqueraded flows are bound to the main table's
+	// interface instead, in both directions.
 	ReplyRouted []netip.Prefix
-	// Bound lists the interfaces that answer what enters by them, the main
-	// table's first. It is empty where there is no ENI: then there is one way.
+	// Bound lists the interfaces with reply routing, the main table's first. It is
+	// empty without an ENI, because there is only one path.
 	Bound []Binding
-	// Branches are the ways out by input interface, whose requests for Services
+	// Branches are the routes by input interface. Requests of their pods for Services
 	// carry BranchMark.
 	Branches   []Branch
 	BranchMark uint32
-	// Strays are the ENIs that packets bound to the main table's interface are
-	// kept from.
+	// Strays are the ENIs that must not send packets bound to the main table's
+	// interface.
 	Strays []Stray
-	// Modes says for each ENI what was chosen for its pods' traffic.
+	// Modes lists the mode of each ENI's pods.
 	Modes []InterfaceMode
 }
 
-// InterfaceMode is what becomes of masqueraded traffic of the pods on an ENI:
-// it leaves there with the source (snat), by the main table's interface
-// (fwmark), or as MASQUERADE will have it (off).
+// InterfaceMode describes masqueraded traffic of the pods on an ENI: it leaves through
+// the ENI with Source (snat), through the main table's interface (fwmark), or as
+// MASQUERADE decides (off).
 type InterfaceMode struct {
 	Family ip.Family
 	Link   string
 	Mode   SNATMode
-	Source netip.Addr // invalid: not known
+	Source netip.Addr // invalid if not known
 }
 
-// mode is the one that is used: auto takes the source where it is known.
+// mode returns the effective mode: auto prefers a known SNAT source.
 func (e *ENI) mode(cfg *Config) SNATMode {
 	switch {
 	case cfg.SNAT.Mode == SNATOff:
@@ -204,7 +203,7 @@ func (e *ENI) mode(cfg *Config) SNATMode {
 	return SNATOff
 }
 
-// PathsOf applies the mode to the ENIs found.
+// PathsOf derives the paths of one family from the configured mode and the ENIs found.
 func PathsOf(cfg *Config, n *Node, family ip.Family) Paths {
 	var p Paths
 	found := enis(cfg, n, family)

@@ -1,7 +1,7 @@
-// Package plan decides what shall stand in the kernel. It is pure: from a
-// Service, the node's facts and the configuration it computes plain values,
-// and the same input gives the same values in the same order. It knows no
-// clock, no netlink and no program.
+// Package plan computes the desired state of the kernel. It is pure: it turns a
+// Service, the node's facts and the configuration into plain values, and equal input
+// gives equal output in the same order. It uses no clock, no netlink and no other
+// program.
 package plan
 
 import (
@@ -14,43 +14,44 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/routing"
 )
 
-// Node is what the plan gets to know of the node that it plans for.
+// Node is the plan's input about its node.
 type Node struct {
 	Zone      string         // label topology.kubernetes.io/zone, or ""
 	PodCIDRs  []netip.Prefix // spec.podCIDRs
 	Addresses []netip.Addr   // status.addresses, InternalIP before ExternalIP
 	Inventory routing.Inventory
-	Kernel    Version // of uname(2)
-	// Bound are the interfaces' values in the plans before; see Remember.
+	Kernel    Version // from uname(2)
+	// Bound holds the bindings of earlier plans; see Remember.
 	Bound []Binding
-	// SNATSources are the ENIs' primary addresses by interface, from the
-	// Node's annotation.
+	// SNATSources maps interfaces to the ENIs' primary addresses, from the Node's
+	// annotation.
 	SNATSources     map[string][]netip.Addr
 	BridgeNetfilter BridgeNetfilter
 	Listeners       []routing.Listener // sorted
-	// APIServer is where it is reached, past any Service.
+	// APIServer is where the API server is reached without a Service.
 	APIServer []netip.AddrPort
-	// Services is how many there have been at most since the process began. So
-	// what depends on it does not change to and fro.
+	// Services is the highest number of Services since the process started, so that
+	// decisions that depend on it do not flap.
 	Services int
-	// Lost are the other nodes that the cluster does not hear of any more.
+	// Lost lists the other nodes that are unreachable.
 	Lost []string
-	// Lingering are addresses that an interface had until a moment ago. They
-	// count as the node's until it is certain that they stay away.
+	// Lingering lists addresses that were removed from an interface recently. They
+	// count as node addresses until it is certain that they stay away.
 	Lingering []netip.Addr
-	// MainGone are the families of which the main table's default routes in
-	// Inventory lingered: the kernel has none now.
+	// MainGone holds the families whose main default routes are kept in Inventory
+	// although the kernel has none at the moment.
 	MainGone map[ip.Family]bool
-	// ReadOnly says that kernel parameters cannot be set by this process.
+	// ReadOnly means that this process cannot set kernel parameters.
 	ReadOnly bool
-	// Uses are the sets that rules are written for.
+	// Uses holds the sets that rules are written for.
 	Uses SetsInUse
 }
 
-// Version is a kernel's, such as 6.1. The zero Version is unknown.
+// Version is a kernel version, such as 6.1. The zero Version is unknown.
 type Version struct{ Major, Minor int }
 
-// AtLeast compares; an unknown version is taken for a new one.
+// AtLeast reports whether v is the given version or newer. An unknown version counts as
+// new.
 func (v Version) AtLeast(major, minor int) bool {
 	if v == (Version{}) {
 		return true
@@ -58,31 +59,31 @@ func (v Version) AtLeast(major, minor int) bool {
 	return v.Major > major || v.Major == major && v.Minor >= minor
 }
 
-// Facts are what Services' plans depend on besides the Services, derived from
-// the Node once, whenever it changes.
+// Facts holds what the plans of Services depend on besides the Services themselves. It
+// is derived from the Node whenever the Node changes.
 type Facts struct {
 	NodeName  string
 	Zone      string
 	Primary   map[ip.Family]netip.Addr // the node's own address
 	NodePorts []netip.Addr             // addresses that node ports are served on
-	OnLinks   map[netip.Addr]bool      // addresses on any interface but kube-ipvs0
-	Many      bool                     // Services, too many for an address each
+	OnLinks   map[netip.Addr]bool      // addresses on any interface except kube-ipvs0
+	Many      bool                     // more Services than AddressesAtMost
 	Listeners map[routing.Listener]bool
-	Loopback  map[routing.Listener]bool // those at the loopback address; see loopbackListeners
-	Caches    map[routing.Listener]bool // those at an address of a dummy interface; see cachedHere
+	Loopback  map[routing.Listener]bool // sockets on the loopback address; see loopbackListeners
+	Caches    map[routing.Listener]bool // sockets on an address of a dummy interface; see cachedHere
 	APIServer map[netip.AddrPort]bool
-	Lost      []string            // nodes
+	Lost      []string            // unreachable nodes
 	Peers     map[netip.Addr]bool // addresses of other nodes, as far as routes show them
 }
 
-// AddressesAtMost is for how many Services ClaimAuto gives addresses to
-// kube-ipvs0. The kernel goes through all of them to add one: measured on an
-// emulated machine a thousand take 0.19 s, where as many routes take 0.12 s, and
-// ten thousand 3.8 s and 0.61 s.
+// AddressesAtMost is the number of Services up to which ClaimAuto adds addresses to
+// kube-ipvs0. The kernel walks all of them to add one. Measured on an emulated machine:
+// 1000 addresses take 0.19 s and 1000 routes 0.12 s; 10000 addresses take 3.8 s and
+// 10000 routes 0.61 s.
 const AddressesAtMost = 1000
 
-// Depends names the facts that a Service's plan was made from, so that a
-// change of the node costs only the Services that it changes.
+// Depends is the set of facts that a Service's plan was made from. A change of the node
+// requeues only the Services that depend on it.
 type Depends uint16
 
 // The facts, as bits of Depends.
@@ -95,13 +96,13 @@ const (
 	OnListeners
 	OnAPIServer
 	OnLost
-	// OnCaches is what every plan depends on that has a cluster IP, without saying so.
+	// OnCaches is implied for every plan: any cluster IP depends on it.
 	OnCaches
 	OnPeers
 	OnLoopback
 )
 
-// FactsOf derives the facts.
+// FactsOf derives the facts from a node.
 func FactsOf(cfg *Config, n *Node) Facts {
 	f := Facts{
 		NodeName: cfg.NodeName,
@@ -134,9 +135,9 @@ func FactsOf(cfg *Config, n *Node) Facts {
 	return f
 }
 
-// linkAddresses lists what addresses interfaces have, or had until a moment
-// ago. IPv6 link-local ones are left out: every interface of a pod has one, and
-// no Service can.
+// linkAddresses returns the addresses of interfaces, including recently removed ones.
+// It leaves out IPv6 link-local addresses: every pod interface has one, and no Service
+// can.
 func linkAddresses(n *Node) []netip.Addr {
 	out := slices.Clone(n.Lingering)
 	for _, l := range n.Inventory.Links {
@@ -157,8 +158,8 @@ func setOf[T comparable](list []T) map[T]bool {
 	return out
 }
 
-// primary is the Node object's address; with no Node object, the one that the
-// main table's default route leaves with.
+// primary returns the Node object's address, or, without a Node object, the address of
+// the main table's default interface.
 func primary(n *Node, family ip.Family) netip.Addr {
 	for _, a := range n.Addresses {
 		if ip.Of(a) == family {
@@ -181,8 +182,8 @@ func firstGlobal(n *Node, family ip.Family) netip.Addr {
 	return netip.Addr{}
 }
 
-// nodePortAddresses applies NodePortAddresses. Loopback is never served, nor
-// is an IPv6 link-local address, which many nodes share.
+// nodePortAddresses applies NodePortAddresses. It never returns a loopback address or
+// an IPv6 link-local address, which many nodes share.
 func nodePortAddresses(cfg *Config, n *Node, primary map[ip.Family]netip.Addr) []netip.Addr {
 	var out []netip.Addr
 	if cfg.NodePortAddresses.Primary {
@@ -196,8 +197,8 @@ func nodePortAddresses(cfg *Config, n *Node, primary map[ip.Family]netip.Addr) [
 	return slices.Compact(out)
 }
 
-// servesLocalhost tells whether node ports are served on the loopback address. The
-// node's own address has to be one of an interface, as answers come back to it.
+// servesLocalhost reports whether node ports are served on the loopback address. The
+// node's own address must be on an interface, because replies return to it.
 func servesLocalhost(cfg *Config, f *Facts, family ip.Family) bool {
 	if !cfg.LocalhostNodePorts || cfg.NodePortAddresses.Primary || !f.OnLinks[f.Primary[family]] {
 		return false
@@ -205,14 +206,15 @@ func servesLocalhost(cfg *Config, f *Facts, family ip.Family) bool {
 	return selected(cfg, loopback.Address(family))
 }
 
-// servesNodePorts leaves out what an interface has that is no node's address.
+// servesNodePorts reports whether node ports are served on an interface address.
+// Loopback and IPv6 link-local addresses are not node addresses.
 func servesNodePorts(cfg *Config, a netip.Addr) bool {
 	return !a.IsLoopback() && !(a.Is6() && a.IsLinkLocalUnicast()) && selected(cfg, a)
 }
 
-// selected goes by the prefixes of the address's own family. With none of it
-// every address is served, as by kube-proxy: a list of IPv4 prefixes says nothing
-// about IPv6.
+// selected reports whether the prefixes of the address's family contain it. A family
+// without a prefix is served on every address, as by kube-proxy: a list of IPv4
+// prefixes does not restrict IPv6.
 func selected(cfg *Config, a netip.Addr) bool {
 	prefixes := filter(cfg.NodePortAddresses.Prefixes, func(p netip.Prefix) bool { return ip.Of(p.Addr()) == ip.Of(a) })
 	return len(prefixes) == 0 || containsAny(prefixes, a)
@@ -222,7 +224,7 @@ func containsAny(prefixes []netip.Prefix, a netip.Addr) bool {
 	return slices.ContainsFunc(prefixes, func(p netip.Prefix) bool { return p.Contains(a) })
 }
 
-// Changed tells which facts differ between two states of the node.
+// Changed returns the facts that differ between two states of the node.
 func Changed(a, b *Facts) Depends {
 	var d Depends
 	if a.Zone != b.Zone {

@@ -8,8 +8,8 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/nat"
 )
 
-// RuleWarnings says what of the rules of a family does not stand as it should,
-// and what is lost by that.
+// RuleWarnings returns a sentence for each rule or chain of a family that is not in
+// place as planned, with the consequence.
 func RuleWarnings(family ip.Family, s nat.State) []string {
 	var out []string
 	for _, l := range s.LeftOut {
@@ -41,7 +41,7 @@ func leftOutWarning(l nat.LeftOut) string {
 	return fmt.Sprintf("%s: %s. It is left out; the rest is served. Needed: %s (%v)", why, lost, strings.Join(extensions(l.Rule), ", "), l.Err)
 }
 
-// extensions are the kernel's modules that a rule may need, by name.
+// extensions returns the names of the kernel modules and sets that a rule may need.
 func extensions(r nat.Rule) []string {
 	var out []string
 	for _, m := range nat.Arguments(r, "-m") {

@@ -11,29 +11,28 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/routing"
 )
 
-// Reply routing: a flow is bound to an interface by a value in some bits of
-// its conntrack mark, and a policy rule leads packets with that value on their
-// own mark out by the interface. docs/concepts/eni.md shows a flow's way through it.
+// Reply routing binds a flow to an interface by a value in some bits of its connmark. A
+// policy rule routes packets that carry this value in their mark through the interface.
+// docs/concepts/eni.md shows the path of a flow.
 
 // Binding is an interface that flows can be bound to.
 type Binding struct {
 	Family ip.Family
 	Link   string
-	Index  int    // the kernel's number of the interface, which outlives its name
-	Table  int    // of which the default route leaves by it
-	Mark   uint32 // its value, within SNAT.Mark
+	Index  int    // kernel's interface index, which survives a rename
+	Table  int    // the table whose default route uses the interface
+	Mark   uint32 // the interface's value, within SNAT.Mark
 }
 
-// The parameters that only reply routing needs.
+// Kernel parameters that only reply routing needs.
 const (
 	SrcValidMark = "net/ipv4/conf/all/src_valid_mark"
 	SNATReroute  = "net/ipv4/vs/snat_reroute"
 )
 
-// addReplyRouting adds what the chains below need: a policy rule for each
-// value, which is looked up before a CNI's rules by source, and the sources
-// whose masqueraded flows are bound. The reverse-path check must look at the
-// mark too.
+// addReplyRouting adds the state that the chains below need: a policy rule for each
+// value, evaluated before a CNI's rules by source, and the sources whose masqueraded
+// flows are bound. It also makes the reverse-path check use the mark.
 func addReplyRouting(part *NodePart, cfg *Config, family ip.Family, paths Paths) {
 	if len(paths.Bound) == 0 {
 		return
@@ -57,8 +56,8 @@ func addReplyRouting(part *NodePart, cfg *Config, family ip.Family, paths Paths)
 	}
 }
 
-// replyRouting writes the chains that bind flows and mark their packets, where
-// there is an ENI or a branch.
+// replyRouting writes the chains that bind flows and mark their packets, if there is an
+// ENI or a branch.
 func (r *ruleset) replyRouting() {
 	if len(r.paths.Bound) == 0 && len(r.paths.Branches) == 0 {
 		return
@@ -84,20 +83,20 @@ func (r *ruleset) replyRouting() {
 	}
 }
 
-// masked is a value of a binding under the mask, as iptables writes it.
+// masked returns a binding's value with the mask, as iptables writes it.
 func (r *ruleset) masked(value uint32) string {
 	return fmt.Sprintf("%#x/%#x", value, r.cfg.SNAT.Mark)
 }
 
-// main is the value of the main table's interface.
+// main returns the value of the main table's interface.
 func (r *ruleset) main() string { return r.masked(r.paths.Bound[0].Mark) }
 
-// restoreRules stand in PREROUTING. What is bound to the main table's
-// interface has the mark on every packet, both ways: a pod's own packets are
-// routed by it after IPVS has changed their destination, and a reply's
-// reverse path is looked up by it once the masquerading is undone. New flows
-// that enter by any of the interfaces are looked at; later packets of a bound
-// flow get the mark of the interface that they enter by:
+// restoreRules writes the PREROUTING rules. Flows bound to the main table's interface
+// have the mark on every packet, in both directions: a pod's own packets are routed by
+// it after IPVS changed their destination, and the reverse path of a reply is looked up
+// by it after the masquerading is undone. New flows that enter through any of the
+// interfaces are checked by KUBE-IPVS-ENTER. Later packets of a bound flow get the mark
+// of the interface through which they enter:
 //
 //	-A KUBE-IPVS-RESTORE -m connmark --mark 0x20/0x3060 -j MARK --set-xmark 0x20/0x3060
 //	-A KUBE-IPVS-RESTORE -i eth1 -m connmark ! --mark 0x0/0x3060 -m conntrack --ctdir ORIGINAL -j MARK --set-xmark 0x40/0x3060     (each interface)
@@ -112,7 +111,7 @@ func (r *ruleset) restoreRules() []nat.Rule {
 	return rules
 }
 
-// enterRules pick what is for a Service:
+// enterRules selects packets for a Service:
 //
 //	-A KUBE-IPVS-ENTER -m set --match-set KUBE-LOAD-BALANCER dst,dst -j KUBE-IPVS-ENTRY     (external IPs, node ports, cluster IPs)
 func (r *ruleset) enterRules() []nat.Rule {
@@ -123,9 +122,9 @@ func (r *ruleset) enterRules() []nat.Rule {
 	return rules
 }
 
-// entryRules mark such a packet with the interface that it entered by, and
-// bind its flow. Without the mark the strict reverse-path check would drop it
-// at an ENI, as the way back to the client is looked up in the main table:
+// entryRules marks such a packet with the interface through which it entered, and binds
+// its flow. Without the mark, the strict reverse-path check of an ENI would drop the
+// packet, because the route back to the client would be looked up in the main table:
 //
 //	-A KUBE-IPVS-ENTRY -i eth0 -j MARK --set-xmark 0x20/0x3060
 //	-A KUBE-IPVS-ENTRY -i eth1 -j MARK --set-xmark 0x40/0x3060
@@ -138,11 +137,11 @@ func (r *ruleset) entryRules() []nat.Rule {
 	return append(rules, nat.Rule(fmt.Sprintf("-j CONNMARK --save-mark --nfmask %#[1]x --ctmask %#[1]x", r.cfg.SNAT.Mark)))
 }
 
-// bindRules stand in INPUT, behind the reverse-path check and before IPVS. A
-// new flow that the nat table has decided to masquerade, from a source that
-// cannot be given an address of its interface, is bound to the main table's.
-// What entered by an ENI loses the mark, or IPVS would send it out there again
-// instead of to its endpoint:
+// bindRules writes the INPUT rules, after the reverse-path check and before IPVS. A new
+// flow that the nat table masquerades, and whose source cannot get an address of its
+// own interface, is bound to the main table's interface. Packets that entered through
+// an ENI lose the mark: otherwise IPVS would send them out of the ENI again instead of
+// to their endpoint:
 //
 //	-A KUBE-IPVS-BIND -m mark --mark 0x4000/0x4000 -m set --match-set KUBE-IPVS-REPLY-SRC src -j CONNMARK --set-xmark 0x20/0x3060
 //	-A KUBE-IPVS-BIND -m connmark --mark 0x20/0x3060 -j MARK --set-xmark 0x20/0x3060
@@ -161,18 +160,17 @@ func (r *ruleset) bindRules() []nat.Rule {
 	return append(rules, r.branchArrived()...)
 }
 
-// bindMasqueraded binds a flow that is going to be masqueraded to the main table's
-// interface, if its source cannot be given an address of its own interface.
+// bindMasqueraded binds a masqueraded flow to the main table's interface if its source
+// cannot get an address of its own interface.
 func (r *ruleset) bindMasqueraded() nat.Rule {
 	masq := r.cfg.MasqueradeMark
 	return nat.Rule(fmt.Sprintf("-m mark --mark %#[1]x/%#[1]x %s -j CONNMARK --set-xmark %s", masq, r.match(ReplyRoutedSources, "src"), r.main()))
 }
 
-// returnRules stand in FORWARD, and in OUTPUT for endpoints in the node's own
-// network. An answer gets its flow's mark before IPVS gives it the VIP as its
-// source and routes it anew (snat_reroute), and not sooner: in PREROUTING the
-// reverse-path check would look for the endpoint beyond the client's
-// interface:
+// returnRules writes the rules of FORWARD, and of OUTPUT for endpoints in the node's
+// own network. A reply gets its flow's mark just before IPVS sets the VIP as its source
+// and reroutes it (snat_reroute). In PREROUTING it would be too early: the reverse-path
+// check would look for the endpoint on the client's interface:
 //
 //	-A KUBE-IPVS-RETURN -m connmark ! --mark 0x0/0x3060 -m conntrack --ctdir REPLY -j CONNMARK --restore-mark --nfmask 0x3060 --ctmask 0x3060
 func (r *ruleset) returnRules() []nat.Rule {
@@ -181,16 +179,17 @@ func (r *ruleset) returnRules() []nat.Rule {
 		r.masked(0), r.cfg.SNAT.Mark))}
 }
 
-// Stray is an ENI that no packet bound to the main table's interface is routed
-// out by while our policy rule stands.
+// Stray is an ENI through which no packet bound to the main table's interface is routed
+// while our policy rule is in place.
 type Stray struct {
 	Link   string
-	Direct []netip.Prefix // except packets for these, which the main table routes there
+	Direct []netip.Prefix // destinations that the main table routes through the ENI
 }
 
-// strays returns the ENIs that strayRules can guard. Where another rule precedes
-// ours, or the main table has another default route by the ENI, a packet can be
-// there rightly. Where the main table's interface is gone, it is the only way.
+// strays returns the ENIs that strayRules can guard. It skips ENIs where such a packet
+// may be correct: another rule precedes ours, or the main table has another default
+// route through the ENI. It returns none if the main table's interface is gone, because
+// the ENI is then the only path.
 func strays(cfg *Config, n *Node, family ip.Family, bound []Binding) []Stray {
 	inv := &n.Inventory
 	precedes := func(r routing.Rule) bool {
@@ -223,12 +222,13 @@ func isUp(inv *routing.Inventory, name string) bool {
 	return slices.ContainsFunc(inv.Links, func(l routing.Link) bool { return l.Name == name && l.Up })
 }
 
-// strayRules stand in mangle POSTROUTING, before the source is chosen. They
-// drop a packet of a flow that is bound to the main table's interface and was
-// routed by an ENI: another program, systemd-networkd at its start, has deleted
-// our policy rule, which Guard adds again within milliseconds. A dropped packet
-// is sent again. One that left would have the kernel forget a masqueraded flow
-// (nf_nat_oif_changed), and the endpoint would reset it:
+// strayRules writes the rules of mangle POSTROUTING, which precede SNAT. They drop a
+// packet of a flow that is bound to the main table's interface but routed through an
+// ENI. This happens if another program, such as systemd-networkd at its start, deleted
+// our policy rule; Guard adds the rule again within milliseconds. The sender
+// retransmits a dropped packet. If it left instead, the kernel would drop the conntrack
+// entry of a masqueraded flow (nf_nat_oif_changed), and the endpoint would reset the
+// connection:
 //
 //	-A POSTROUTING -m connmark --mark 0x20/0x3060 -m conntrack --ctdir ORIGINAL -j KUBE-IPVS-STRAY
 //	-A KUBE-IPVS-STRAY -d 10.12.192.0/24 -o eth1 -j RETURN     (each route of the main table by an ENI)

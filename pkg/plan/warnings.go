@@ -10,17 +10,17 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/sysctl"
 )
 
-// Seen is what was found in the kernel of others' doing.
+// Seen is the foreign state found in the kernel.
 type Seen struct {
-	Marks   []nat.MarkUse // rules that have to do with marks
-	Sysctls sysctl.State  // of NodePart's Sysctls and Watched, those that could be read
+	Marks   []nat.MarkUse // rules that match or set marks
+	Sysctls sysctl.State  // of NodePart's Sysctls and Watched, as far as they could be read
 	Rules   map[ip.Family]nat.State
-	Unseen  []string // where rules of kube-proxy may be that nobody can see, in a sentence each
+	Unseen  []string // a sentence for each place where rules of kube-proxy may exist but cannot be read
 }
 
-// Warnings says what cannot work on this node, or is at odds with another
-// program, each in one sentence that names the culprit. The same state gives
-// the same sentences.
+// Warnings returns a sentence for everything on this node that cannot work or conflicts
+// with another program; the sentence names the cause. Equal state gives equal
+// sentences.
 func Warnings(cfg *Config, n *Node, part *NodePart, seen Seen) []string {
 	out := ruleClashes(cfg, n, part)
 	out = append(out, markClashes(cfg, part, seen.Marks)...)
@@ -35,19 +35,18 @@ func Warnings(cfg *Config, n *Node, part *NodePart, seen Seen) []string {
 	return append(out, obstacles(cfg, n, seen.Sysctls)...)
 }
 
-// markUse is a setting that takes bits of the mark.
+// markUse is a setting and the mark bits that it uses.
 type markUse struct {
 	setting string
 	bits    uint32
 }
 
-// kubernetesMark is what kubelet and kube-proxy give to packets that are to be
-// masqueraded. Who names just this bit means the same by it.
+// kubernetesMark is the mark with which kubelet and kube-proxy request masquerading. A
+// foreign rule with exactly this bit is assumed to request the same.
 const kubernetesMark = 0x4000
 
-// marksInUse lists the bits that our rules set now. Reply routing's are those
-// of the values that interfaces have: a bit of its mask that no value has is
-// free to others.
+// marksInUse returns the bits that our rules set now. For reply routing these are the
+// bits of assigned values: other programs may use a bit of the mask that no value has.
 func marksInUse(cfg *Config, part *NodePart) []markUse {
 	reply := markUse{setting: "--reply-mark"}
 	for _, b := range part.Bound {
@@ -60,7 +59,7 @@ func marksInUse(cfg *Config, part *NodePart) []markUse {
 	return []markUse{{"--iptables-masquerade-bit", cfg.MasqueradeMark}, reply, claim}
 }
 
-// clash names the setting whose bits somebody else's mask has, too.
+// clash returns a warning for each setting whose bits overlap another program's mask.
 func clash(cfg *Config, part *NodePart, who string, bits uint32) []string {
 	var out []string
 	for _, use := range marksInUse(cfg, part) {
@@ -72,8 +71,8 @@ func clash(cfg *Config, part *NodePart, who string, bits uint32) []string {
 	return out
 }
 
-// ruleClashes finds policy rules of others that look at our bits or stand at
-// our rules' priority.
+// ruleClashes finds foreign policy rules that match our bits or have the priority of
+// our rules.
 func ruleClashes(cfg *Config, n *Node, part *NodePart) []string {
 	var out []string
 	for _, r := range n.Inventory.Rules {
@@ -94,7 +93,7 @@ func ruleClashes(cfg *Config, n *Node, part *NodePart) []string {
 	return out
 }
 
-// markClashes finds iptables rules of others that have to do with our bits.
+// markClashes finds foreign iptables rules that match or set our bits.
 func markClashes(cfg *Config, part *NodePart, marks []nat.MarkUse) []string {
 	var out []string
 	for _, m := range marks {
@@ -103,8 +102,8 @@ func markClashes(cfg *Config, part *NodePart, marks []nat.MarkUse) []string {
 	return out
 }
 
-// orderWarnings finds rules that send a source of which flows take reply
-// routing out by its ENI before our rules are looked up.
+// orderWarnings finds rules that precede ours and route a reply-routed source out of
+// its ENI.
 func orderWarnings(cfg *Config, n *Node, family ip.Family) []string {
 	var out []string
 	routed := PathsOf(cfg, n, family).ReplyRouted
@@ -116,8 +115,8 @@ func orderWarnings(cfg *Config, n *Node, family ip.Family) []string {
 	return out
 }
 
-// obstacles finds what strict reverse-path checks make impossible, which are
-// the administrator's to loosen. They are IPv4's alone.
+// obstacles finds strict reverse-path checks that break a feature and that the
+// administrator must relax. Only IPv4 has them.
 func obstacles(cfg *Config, n *Node, have sysctl.State) []string {
 	o := obstacleFinder{cfg: cfg, node: n, have: have, paths: PathsOf(cfg, n, ip.IPv4), main: mainLink(&n.Inventory, ip.IPv4)}
 	if len(o.paths.Bound) > 0 || len(o.paths.Branches) > 0 {
@@ -144,9 +143,9 @@ func (o *obstacleFinder) say(format string, args ...any) {
 	o.out = append(o.out, fmt.Sprintf(format, args...))
 }
 
-// strict gives the parameter that has reverse paths checked strictly on an
-// interface, or "". The kernel takes the greater of all's and its own, and 2
-// is loose.
+// strict returns the parameter that enables the strict reverse-path check on an
+// interface, or "". The kernel uses the greater of the interface's value and that of
+// "all"; 2 is loose.
 func (o *obstacleFinder) strict(link string) string {
 	own, all := sysctl.LinkKey(ip.IPv4, link, "rp_filter"), sysctl.LinkKey(ip.IPv4, "all", "rp_filter")
 	switch {
@@ -160,8 +159,8 @@ func (o *obstacleFinder) strict(link string) string {
 	return ""
 }
 
-// marked tells what is in the way of reply routing. A parameter that we could
-// set has the value that it needs.
+// marked warns about conflicts with reply routing. Parameters that we can set already
+// have the required value.
 func (o *obstacleFinder) marked() {
 	var links []string
 	for _, b := range o.paths.Bound {
@@ -180,8 +179,8 @@ func (o *obstacleFinder) marked() {
 	}
 }
 
-// unmarked tells what is lost where an ENI has no value: by the mode, or as
-// there are not enough.
+// unmarked warns about the features lost if an ENI has no value, because of the mode or
+// because the values ran out.
 func (o *obstacleFinder) unmarked(e ENI) {
 	if slices.ContainsFunc(o.paths.Bound, func(b Binding) bool { return b.Link == e.Link }) {
 		return
@@ -200,7 +199,8 @@ func (o *obstacleFinder) unmarked(e ENI) {
 	}
 }
 
-// watchedSysctls are those that obstacles reads besides what we set.
+// watchedSysctls returns the parameters that obstacles reads in addition to those that
+// we set.
 func watchedSysctls(cfg *Config, n *Node) []string {
 	found, pods := enis(cfg, n, ip.IPv4), branches(cfg, n, ip.IPv4)
 	if len(found) == 0 && len(pods) == 0 {

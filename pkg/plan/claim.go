@@ -14,19 +14,20 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/sysctl"
 )
 
-// A packet for a VIP reaches IPVS if the VIP is local. Then all its ports are
-// the node's, also those that another device serves at the same address: a load
-// balancer that has port 443 of an address whose port 80 is a Service's, say.
+// A packet for a VIP reaches IPVS only if the VIP is local. All ports of a local VIP
+// belong to the node, even those that another device serves at the same address: for
+// example, a load balancer may serve port 443 of an address whose port 80 belongs to a
+// Service.
 //
-// By default (ClaimAuto) VIPs of load balancers and external IPs are local, as
-// under kube-proxy, and what pods and the node send to ports without a Service
-// is marked and skips the table that makes them local. A lost mark only means
-// that such a port is refused.
+// By default (ClaimAuto) load balancer IPs and external IPs are local, as under
+// kube-proxy. Packets from pods and the node to ports without a Service are marked and
+// skip the table that makes the VIP local. If the mark is lost, such a port is refused,
+// nothing worse.
 //
-// A VIP that is the address of another node must not be local: everything else
-// on that node would become unreachable. It is claimed port by port (ClaimPort):
-// packets for a port of a Service are marked, and the mark leads to a table in
-// which the VIP is local. docs/concepts/vips.md shows both.
+// A VIP that is the address of another node must not be local: everything else on that
+// node would become unreachable. It is claimed port by port (ClaimPort): packets for a
+// port of a Service are marked, and the mark selects a table in which the VIP is local.
+// docs/concepts/vips.md shows both.
 
 // VIP is an address that a Service claims.
 type VIP struct {
@@ -40,9 +41,9 @@ func compareVIPs(a, b VIP) int {
 	return cmp.Or(a.Addr.Compare(b.Addr), cmp.Compare(a.Claim, b.Claim))
 }
 
-// Route makes a VIP local: for packets with the mark, or for all. The link
-// only has to be one that is up: a route of IPv6 cannot be made on kube-ipvs0,
-// which is down. It is false for a VIP that is an address.
+// Route returns the route that makes a VIP local, for marked packets or for all, and
+// false for a VIP that is claimed as an address. The link only has to be up: IPv6
+// routes cannot be added on kube-ipvs0, which is down.
 func (v *VIPs) Route(vip VIP) (routing.Route, bool) {
 	r := routing.Route{
 		Family: ip.Of(vip.Addr),
@@ -54,9 +55,8 @@ func (v *VIPs) Route(vip VIP) (routing.Route, bool) {
 	case vip.Claim == ClaimPort:
 		r.Table = v.Table
 	case vip.Claim == ClaimRoute && r.Family == ip.IPv4:
-		// Beside the route that the kernel makes for an address, which has the
-		// metric 0, as long as one gives way to the other. IPv6 has such a
-		// metric anyway.
+		// The route must coexist with the one that the kernel adds for an address with
+		// metric 0 while one replaces the other. IPv6 routes have such a metric anyway.
 		r.Table, r.Metric = tableLocal, besideKernels
 	case vip.Claim == ClaimRoute:
 		r.Table = tableLocal
@@ -82,9 +82,9 @@ func (b *partBuilder) addVIP(claim Claim, vs *VirtualServer) {
 	}
 }
 
-// claimShared claims a load balancer's or external IP, whose other ports may be
-// another device's. An address that an interface of the node has is left alone,
-// so that its SSH and 6443 keep working (kubernetes#114815).
+// claimShared claims a load balancer IP or external IP, whose other ports may belong to
+// another device. It skips an address of a node interface, so that SSH and port 6443
+// keep working there (kubernetes#114815).
 func (b *partBuilder) claimShared(claim Claim, vs *VirtualServer) {
 	a := vs.Key.Addr
 	b.part.Depends |= OnLinks
@@ -104,18 +104,17 @@ func (b *partBuilder) claimShared(claim Claim, vs *VirtualServer) {
 	b.addMember(SharedVIPs, ipset.Entry{Addr: a})
 }
 
-// hasEndpointAt reports whether an endpoint of the Service has an address, on any
-// port: one on another node's host network.
+// hasEndpointAt reports whether an endpoint of the Service has the address, on any
+// port: an endpoint on another node's host network.
 func (b *partBuilder) hasEndpointAt(a netip.Addr) bool {
 	return slices.ContainsFunc(b.service.Ports, func(p service.Port) bool {
 		return slices.ContainsFunc(p.Endpoints, func(e service.Endpoint) bool { return e.Addr.Addr() == a })
 	})
 }
 
-// addClaimRules adds the policy rules that look up marked packets elsewhere:
-// those for ports that are claimed, and those for ports that are another
-// device's. Neither is written as long as no Service needs it: the first policy
-// rule on a node makes every route look-up dearer (fib_has_custom_rules).
+// addClaimRules adds the policy rules for marked packets: those to claimed ports, and
+// those to ports of another device. A rule is written only once a Service needs it: the
+// first policy rule on a node makes every route lookup slower (fib_has_custom_rules).
 func addClaimRules(part *NodePart, cfg *Config, n *Node, family ip.Family) {
 	if cfg.claimsPorts(n.Uses, family) {
 		part.Rules = append(part.Rules, routing.Rule{
@@ -134,10 +133,10 @@ func addClaimRules(part *NodePart, cfg *Config, n *Node, family ip.Family) {
 	}
 }
 
-// addSharedSysctls lets the reverse-path check of the interfaces that lead out
-// look at marks: it would take what comes from a local VIP for martian. A process
-// that cannot set parameters leaves that to --init-only, or to the administrator;
-// without it pods and the node get no answers from the other device.
+// addSharedSysctls makes the reverse-path check of outer interfaces use the mark.
+// Otherwise it treats packets from a local VIP as martian. A process that cannot set
+// parameters leaves this to --init-only or to the administrator; without it, pods and
+// the node get no replies from the other device.
 func addSharedSysctls(part *NodePart, cfg *Config, n *Node) {
 	if n.ReadOnly || !slices.Contains(cfg.Families, ip.IPv4) || !cfg.sharesVIPs(n.Uses, ip.IPv4) {
 		return
@@ -147,14 +146,13 @@ func addSharedSysctls(part *NodePart, cfg *Config, n *Node) {
 	}
 }
 
-// foreignMask is the mask under which a packet for another device's port is
-// recognised. It has the bits that every fwmark of a Service has, so that none
-// of those is taken for it.
+// foreignMask returns the mask that identifies a packet for another device's port. It
+// includes the bits that every fwmark of a Service has, so that no such fwmark matches.
 func (c *Config) foreignMask() uint32 { return c.VIPs.Mark | c.LocalMark.Value }
 
-// deviceMark marks what the other device with a VIP sends to this node. It has
-// one of the bits of LocalMark.Value, of which a fwmark of a Service has all; no
-// more bits are there than that.
+// deviceMark returns the mark of packets that the other device with a VIP sends to this
+// node. It has one bit of LocalMark.Value, all of whose bits are set in a fwmark of a
+// Service; there are no other bits to use.
 func (c *Config) deviceMark() uint32 {
 	v := c.LocalMark.Value
 	if v&(v-1) == 0 {
@@ -163,8 +161,8 @@ func (c *Config) deviceMark() uint32 {
 	return c.VIPs.Mark | v&-v
 }
 
-// claimsPorts reports whether a VIP is claimed port by port, sharesVIPs whether
-// ports of a local VIP leave the node.
+// claimsPorts reports whether a VIP is claimed port by port. sharesVIPs reports whether
+// packets for ports of a local VIP may leave the node.
 func (c *Config) claimsPorts(u SetsInUse, f ip.Family) bool {
 	return c.VIPs.mayClaimPorts() && u.Has(PortVIPs, f)
 }
@@ -176,7 +174,7 @@ func (c *Config) sharesVIPs(u SetsInUse, f ip.Family) bool {
 func (r *ruleset) usesClaims() bool { return r.cfg.claimsPorts(r.sets, r.family) }
 func (r *ruleset) usesShared() bool { return r.cfg.sharesVIPs(r.sets, r.family) }
 
-// claims writes the chains of VIPs that are claimed by port.
+// claims writes the chains for VIPs claimed by port.
 func (r *ruleset) claims() {
 	if !r.usesClaims() {
 		return
@@ -189,12 +187,11 @@ func (r *ruleset) claims() {
 	r.chain(nat.Filter, "KUBE-IPVS-UNCLAIMED", r.unclaimedRules()...)
 }
 
-// claimRules mark packets for a port of a Service, in PREROUTING, and in OUTPUT
-// for the node's own packets, whose source is the node's address by then. IPVS
-// would take those without a mark, too, but leave them on their way out by the
-// interface towards the VIP where it gives them an endpoint in the node's own
-// network. RELATED is an ICMP error about a connection, such as "fragmentation
-// needed", which has no port to match:
+// claimRules marks packets for a port of a Service: in PREROUTING, and in OUTPUT for
+// the node's own packets, which already carry the node's address. IPVS would accept the
+// latter without a mark too, but those scheduled to an endpoint in the node's network
+// would still leave through the interface towards the VIP. RELATED matches ICMP errors
+// of a connection, such as "fragmentation needed", which have no port to match:
 //
 //	-A KUBE-IPVS-CLAIM -m conntrack --ctstate NEW -m set --match-set KUBE-IPVS-REFUSED dst,dst -j RETURN
 //	-A KUBE-IPVS-CLAIM -m set --match-set KUBE-LOAD-BALANCER dst,dst -j MARK --set-xmark 0x4/0x4     (external IPs alike)
@@ -211,14 +208,14 @@ func (r *ruleset) claimRules() []nat.Rule {
 	return append(rules, rule("errors about connections", r.icmp()+" -m conntrack --ctstate RELATED", mark))
 }
 
-// unclaimedRules stand in FORWARD. A port without an endpoint is refused here
-// and not by IPVS, whose ICMP error the kernel would not send: its source is
-// the VIP, which IPv4 does not find among the local addresses. And what an
-// external client sends to a port that no Service has would go back to where it
-// came from, and come again:
+// unclaimedRules writes FORWARD rules. A port without an endpoint is refused here and
+// not by IPVS: the kernel would not send the ICMP error of IPVS, whose source is the
+// VIP, which IPv4 does not find among the local addresses. Packets from external
+// clients to ports without a Service would be forwarded back to where they came from,
+// and loop:
 //
 //	-A KUBE-IPVS-UNCLAIMED -m set --match-set KUBE-IPVS-REFUSED dst,dst -j REJECT
-//	-A KUBE-IPVS-UNCLAIMED -i eth0 -m set --match-set KUBE-IPVS-PORT-IPS dst -j REJECT     (each interface that leads out)
+//	-A KUBE-IPVS-UNCLAIMED -i eth0 -m set --match-set KUBE-IPVS-PORT-IPS dst -j REJECT     (each outer interface)
 func (r *ruleset) unclaimedRules() []nat.Rule {
 	rules := []nat.Rule{rule("no endpoint to send it to", r.match(Refused, "dst,dst"), r.reject())}
 	for _, link := range r.outerLinks {
@@ -227,10 +224,9 @@ func (r *ruleset) unclaimedRules() []nat.Rule {
 	return rules
 }
 
-// pingRules have the node answer external clients' pings of a VIP that is claimed
-// by port. They are redirected to an address of the interface because the
-// kernel's own answer would have the VIP as its source, and not be sent; see
-// unclaimedRules.
+// pingRules makes the node answer external clients' pings of a VIP claimed by port. The
+// pings are redirected to an address of the interface, because the kernel's own reply
+// would have the VIP as its source and not be sent; see unclaimedRules.
 func (r *ruleset) pingRules() []nat.Rule {
 	if !r.usesClaims() || !r.cfg.VIPs.Ping {
 		return nil
@@ -242,21 +238,22 @@ func (r *ruleset) pingRules() []nat.Rule {
 	return rules
 }
 
-// foreignPorts lets what pods and the node send to a port of a local VIP that no
-// Service has leave the node. The mark skips table local, see addClaimRules;
-// external clients are refused. ICMP stays, as it has no port, and so do answers to
-// the node's own requests, whose source is the VIP where the endpoint is here:
+// foreignPorts lets packets from pods and the node leave the node if no Service has the
+// destination port of a local VIP. The mark skips table local, see addClaimRules.
+// External clients are refused. ICMP stays local, since it has no port, and so do
+// replies to the node's own requests, whose source is the VIP if the endpoint is on
+// this node:
 //
 //	-A PREROUTING, OUTPUT -m conntrack --ctdir ORIGINAL -m set --match-set KUBE-IPVS-SHARED-IPS dst -j KUBE-IPVS-FOREIGN
-//	-A KUBE-IPVS-FOREIGN -i eth0 -j RETURN     (each interface that leads out)
+//	-A KUBE-IPVS-FOREIGN -i eth0 -j RETURN     (each outer interface)
 //	-A KUBE-IPVS-FOREIGN -m set --match-set KUBE-LOAD-BALANCER dst,dst -j RETURN     (external and cluster IPs alike)
 //	-A KUBE-IPVS-FOREIGN ! -p icmp -j MARK --set-xmark 0x4/0xd
 //
-// What the device sends has the VIP as its source, which the reverse-path check
-// finds local. To pods it passes by the same mark. To the node, answers and probes
-// (kubernetes#79783), it needs another, by which only the reverse-path check skips
-// table local; these connections are known by their connmark. The node's replies to
-// probes leave the node:
+// Packets from the device have the VIP as their source, which the reverse-path check
+// finds to be local. Those to pods pass by the same mark. Those to the node, replies
+// and probes (kubernetes#79783), need another mark, which makes only the reverse-path
+// check skip table local; their connections are identified by connmark. The node's
+// replies to probes leave the node:
 //
 //	-A KUBE-IPVS-FOREIGN -m addrtype --src-type LOCAL -m conntrack --ctstate NEW -j CONNMARK --set-xmark 0x4/0xd
 //	-A PREROUTING, OUTPUT -m connmark --mark 0x4/0xd -m conntrack --ctdir REPLY -j KUBE-IPVS-PROBED
@@ -266,8 +263,8 @@ func (r *ruleset) pingRules() []nat.Rule {
 //	-A KUBE-IPVS-DEVICE -m connmark --mark 0x4/0xd -j MARK --set-xmark 0x5/0xd
 //	-A KUBE-IPVS-DEVICE -m connmark ! --mark 0x4/0xd -j MARK --set-xmark 0x4/0xd
 //
-// The node's own packets may have the VIP as their source, and get one that the
-// answer comes back to:
+// The node's own packets may have the VIP as their source. They get a source that
+// replies can return to:
 //
 //	nat -A KUBE-POSTROUTING -m mark --mark 0x4/0xd -m addrtype --src-type LOCAL -j MASQUERADE
 func (r *ruleset) foreignPorts() {
@@ -287,7 +284,7 @@ func (r *ruleset) foreignPorts() {
 		r.jumpIf(nat.Mangle, "PREROUTING", "-i "+link+" "+r.match(SharedVIPs, "src"), "KUBE-IPVS-DEVICE", comment)
 		rules = append(rules, rule("external clients", "-i "+link, "RETURN"))
 	}
-	// Any Service may name another's cluster IP as its external IP.
+	// Any Service may name another Service's cluster IP as its external IP.
 	for _, set := range r.used(LoadBalancer, ExternalIP, ExternalIPLocal, ClusterIP) {
 		rules = append(rules, rule("served by IPVS", r.match(set, "dst,dst"), "RETURN"))
 	}
@@ -301,7 +298,7 @@ func (r *ruleset) foreignPorts() {
 		nat.Rule(fmt.Sprintf("-m connmark ! --mark %[1]s -j MARK --set-xmark %[1]s", leaves)))
 }
 
-// foreignSource is the rule of KUBE-POSTROUTING that foreignPorts shows.
+// foreignSource returns the KUBE-POSTROUTING rule that foreignPorts shows.
 func (r *ruleset) foreignSource() []nat.Rule {
 	if !r.usesShared() {
 		return nil

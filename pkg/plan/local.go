@@ -14,22 +14,21 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/service"
 )
 
-// Under externalTrafficPolicy Local an address and port has two sets of
-// endpoints: external clients get those of this node and keep their address;
-// this node's pods and the node itself get all of them. IPVS has one list of
-// real servers for an address and port. It holds the node's endpoints, as
-// under kube-proxy, and internal clients are led to a second virtual server,
-// found by a fwmark. IPVS compares the whole mark of a packet, so a packet that
-// another program has marked, and one whose fwmark was lost, gets what
-// kube-proxy gives it. docs/concepts/eni.md shows a packet's way.
+// Under externalTrafficPolicy Local an address and port has two sets of endpoints:
+// external clients are routed to node-local endpoints and keep their address; internal
+// clients may use all endpoints. IPVS has one list of real servers per address and
+// port. That list holds the node-local endpoints, as under kube-proxy. Internal clients
+// are sent to a second virtual server, selected by a fwmark. IPVS compares the whole
+// mark, so a packet that carries another program's mark, or lost its fwmark, is treated
+// as kube-proxy would treat it. docs/concepts/eni.md shows the path of a packet.
 
-// LocalMark describes the fwmarks of the second virtual servers: those that
-// have all bits of Value and none outside Mask. The bits of Mask that are not
-// in Value hold an index. The zero LocalMark turns them off: then internal
-// clients get the node's endpoints too.
+// LocalMark describes the fwmarks of the second virtual servers: they have all bits of
+// Value and none outside Mask. The bits of Mask that are not in Value hold an index.
+// The zero LocalMark disables these virtual servers: internal clients then get the
+// node-local endpoints too.
 type LocalMark struct{ Value, Mask uint32 }
 
-// Most is the greatest index.
+// Most returns the highest index.
 func (m LocalMark) Most() uint32 {
 	if m.Value == 0 {
 		return 0
@@ -37,11 +36,11 @@ func (m LocalMark) Most() uint32 {
 	return 1<<bits.OnesCount32(m.Mask&^m.Value) - 1
 }
 
-// Of is the mark with an index from 1 to Most.
+// Of returns the mark with an index from 1 to Most.
 func (m LocalMark) Of(number uint32) uint32 { return m.Value | deposit(number, m.Mask&^m.Value) }
 
-// Number is the index of a mark, with or without the masquerade bit; false if
-// it is no such mark.
+// Number returns the index of a mark, with or without the masquerade bit, and false if
+// the mark is not a LocalMark.
 func (m LocalMark) Number(mark, masquerade uint32) (uint32, bool) {
 	mark &^= masquerade
 	if m.Value == 0 || mark&m.Value != m.Value || mark&^m.Mask != 0 {
@@ -51,8 +50,8 @@ func (m LocalMark) Number(mark, masquerade uint32) (uint32, bool) {
 	return n, n > 0
 }
 
-// Internal is what a Service needs for internal clients of one of its addresses
-// and ports. It becomes a virtual server once it has a fwmark.
+// Internal is what a Service needs for the internal clients of one of its addresses and
+// ports. It becomes a virtual server once a fwmark is assigned.
 type Internal struct {
 	Key   ipvs.Key // the address and port
 	Right Right
@@ -61,11 +60,11 @@ type Internal struct {
 	MaxConnections uint32           // see VirtualServer
 	Endpoints      []netip.AddrPort // see VirtualServer
 	Lost           []netip.AddrPort // see VirtualServer
-	Masquerade     bool             // the client's address is not kept
+	Masquerade     bool             // the client's address is replaced
 }
 
-// addInternal adds one where the node has endpoints. By a node port internal
-// clients are masqueraded; so is the node itself at every address, see sent.
+// addInternal adds an Internal if there are node-local endpoints. Internal clients of a
+// node port are masqueraded. So is the node itself, at every address; see sent.
 func (b *partBuilder) addInternal(key ipvs.Key, right Right, eps chosen, nodePort bool) {
 	if !b.service.ExternalLocal || len(eps.local) == 0 || b.cfg.LocalMark.Value == 0 {
 		return
@@ -78,10 +77,10 @@ func (b *partBuilder) addInternal(key ipvs.Key, right Right, eps chosen, nodePor
 }
 
 // internalServer implements session affinity by hashing the client's address: a
-// persistent virtual server with a fwmark does not map ports
-// (ip_vs_sched_persist compares with the virtual server's own port, which it
-// does not have). The mh scheduler moves few clients when an endpoint is added
-// or removed; without its fallback it would refuse clients of a draining one.
+// persistent virtual server with a fwmark does not map ports (ip_vs_sched_persist
+// compares the virtual server's own port, which it does not have). The mh scheduler
+// moves few clients when an endpoint is added or removed; without its fallback it would
+// refuse clients of a draining one.
 func internalServer(cfg *Config, s *service.Service) ipvs.VirtualServer {
 	if s.AffinitySeconds > 0 {
 		return ipvs.VirtualServer{Scheduler: "mh", Flags: ipvs.FlagSched1}
@@ -89,9 +88,9 @@ func internalServer(cfg *Config, s *service.Service) ipvs.VirtualServer {
 	return virtualServer(cfg, s)
 }
 
-// Numbered returns the part with a virtual server for each Internal whose
-// address and port has an index in numbers. Internal clients of the others get
-// the node's endpoints.
+// Numbered returns the part with a virtual server for each Internal whose address and
+// port has an index in numbers. Internal clients of the others get the node-local
+// endpoints.
 func Numbered(cfg *Config, part Part, numbers map[ipvs.Key]uint32) Part {
 	if len(part.Internal) == 0 {
 		return part
@@ -107,7 +106,7 @@ func Numbered(cfg *Config, part Part, numbers map[ipvs.Key]uint32) Part {
 	return part
 }
 
-// addNumbered includes the bit that masquerades where that is asked for: the set
+// addNumbered includes the masquerade bit in the mark if needed, because the set
 // replaces the packet's whole mark.
 func (p *Part) addNumbered(cfg *Config, in Internal, mark uint32) {
 	if in.Masquerade {
@@ -122,11 +121,11 @@ func (p *Part) addNumbered(cfg *Config, in Internal, mark uint32) {
 	})
 }
 
-// external lists matches for external clients in filter INPUT and nat
-// PREROUTING. Whatever enters by an interface that leads out of the node is
-// external: pods of other nodes reach a VIP through their own node, and a node
-// port by choosing this node. Elsewhere, what is not known to be a pod is
-// external too.
+// external returns matches for external clients in filter INPUT and nat PREROUTING.
+// Packets that enter through an outer interface are external: pods of other nodes reach
+// a VIP through their own node, and use this node's node port only by addressing this
+// node. On other interfaces, packets that are not known to be from a pod are external
+// too.
 func (r *ruleset) external(n *Node) []string {
 	var out []string
 	for _, link := range r.outerLinks {
@@ -142,19 +141,18 @@ func (r *ruleset) external(n *Node) []string {
 	return out
 }
 
-// internalRules put the fwmark on packets of internal clients, in mangle INPUT
-// for pods and in mangle OUTPUT for the node: behind every routing decision, so
-// that no policy rule sees it. A packet with bits of another program keeps its
-// mark:
+// internalRules sets the fwmark of internal clients' packets: in mangle INPUT for pods,
+// in mangle OUTPUT for the node. Both come after every routing decision, so no policy
+// rule sees the mark. A packet with another program's bits keeps its mark:
 //
-//	-A KUBE-IPVS-INTERNAL -i eth0 -j RETURN     (each interface that leads out)
+//	-A KUBE-IPVS-INTERNAL -i eth0 -j RETURN     (each outer interface)
 //	-A KUBE-IPVS-INTERNAL -m mark ! --mark 0x0/0xffff8f9b -j RETURN
 //	-A KUBE-IPVS-INTERNAL -m addrtype --src-type LOCAL -j SET --map-set KUBE-IPVS-LOCAL dst,dst --map-mark
 //	-A KUBE-IPVS-INTERNAL -s 10.244.0.0/16 -m addrtype ! --src-type LOCAL -j SET --map-set KUBE-IPVS-LOCAL dst,dst --map-mark
 //
-// Where neither pods nor the interfaces that lead out are known, only the node
-// is internal. With reply routing, a mark with the masquerade bit binds the flow as
-// KUBE-IPVS-BIND does, which does not see that bit:
+// If neither pods nor outer interfaces are known, only the node is internal. With reply
+// routing, a mark with the masquerade bit binds the flow, because KUBE-IPVS-BIND does
+// not see that bit:
 //
 //	-A KUBE-IPVS-INTERNAL -m mark --mark 0x4000/0x4000 -m set --match-set KUBE-IPVS-REPLY-SRC src -j CONNMARK --set-xmark 0x20/0x3060
 func (r *ruleset) internalRules(n *Node) []nat.Rule {
@@ -179,15 +177,14 @@ func (r *ruleset) internalRules(n *Node) []nat.Rule {
 	return rules
 }
 
-// externalLocal writes the chains of externalTrafficPolicy Local. From external
-// clients a node without endpoints takes only what belongs to an established
-// connection:
+// externalLocal writes the chains of externalTrafficPolicy Local. On a node without
+// endpoints, external clients may only continue established connections:
 //
 //	filter -A KUBE-IPVS-INSIDE -i eth0 -j DROP
 //	filter -A KUBE-IPVS-INSIDE ! -s 10.244.0.0/16 -m addrtype ! --src-type LOCAL -j DROP
 //
-// What the node itself sends there is masqueraded, as its source may be the VIP.
-// Where it has endpoints, KUBE-IPVS-SENT does that:
+// The node's own packets to these addresses are masqueraded, because their source may
+// be the VIP. On a node with endpoints, KUBE-IPVS-SENT does so:
 //
 //	nat    -A KUBE-IPVS-INSIDE -m addrtype --src-type LOCAL -j KUBE-MARK-MASQ
 //	nat    -A KUBE-IPVS-INSIDE -m set --match-set KUBE-IPVS-NODE-PORT dst,dst -j KUBE-MARK-MASQ
@@ -197,7 +194,7 @@ func (r *ruleset) externalLocal(n *Node) {
 		match := notEstablished + " " + r.match(Local, "dst,dst")
 		r.jumpIf(nat.Mangle, "INPUT", match, "KUBE-IPVS-INTERNAL", comment)
 		if r.usesClaims() {
-			// Its mark must stay the one that makes the VIP local.
+			// These packets must keep the mark that makes the VIP local.
 			match += " " + r.notMatch(PortVIPs, "dst")
 		}
 		r.jumpIf(nat.Mangle, "OUTPUT", match, "KUBE-IPVS-INTERNAL", comment)
@@ -218,10 +215,10 @@ func (r *ruleset) externalLocal(n *Node) {
 	r.chain(nat.NAT, "KUBE-IPVS-INSIDE", masquerade...)
 }
 
-// sent clears the marks that have done their work once IPVS has chosen an
-// endpoint, before the route is looked up again. The claim mark would send a
-// packet for an endpoint that is itself a VIP to lo. What the node itself sends
-// to a remote endpoint is masqueraded, as its source may be the VIP:
+// sent clears the marks after IPVS has selected an endpoint and before the packet is
+// rerouted. The claim mark would route a packet to lo if its endpoint is itself a VIP.
+// The node's own packets to a remote endpoint are masqueraded, because their source may
+// be the VIP:
 //
 //	-A OUTPUT -m mark ! --mark 0x0/0xd -m ipvs --ipvs -j KUBE-IPVS-SENT
 //	-A KUBE-IPVS-SENT -m mark ! --mark 0x9/0x9 -j MARK --set-xmark 0x0/0x4
@@ -262,8 +259,8 @@ func (r *ruleset) sent() {
 	r.chain(nat.Mangle, "KUBE-IPVS-SENT", rules...)
 }
 
-// ownSource masquerades what the node itself sends to an endpoint in its own
-// network: there KUBE-IPVS-SENT does not see it, and it keeps its fwmark:
+// ownSource masquerades the node's own packets to an endpoint in its own network. Such
+// packets do not pass KUBE-IPVS-SENT and keep their fwmark:
 //
 //	nat -A KUBE-POSTROUTING -m mark --mark 0x9/0x9 -m addrtype --src-type LOCAL -j MASQUERADE --random-fully
 func (r *ruleset) ownSource() []nat.Rule {
@@ -278,28 +275,29 @@ func (r *ruleset) notMatch(set SetName, flags string) string {
 	return fmt.Sprintf("-m set ! --match-set %s %s", set.In(r.family), flags)
 }
 
-// outerLinks are the interfaces that clients of other hosts enter by: uplinks,
-// tunnels, and whatever else has a network of its own and is no bridge of pods.
+// outerLinks returns the interfaces through which clients on other hosts reach the
+// node: uplinks, tunnels, and other interfaces with a network of their own, except pod
+// bridges.
 func outerLinks(cfg *Config, n *Node, family ip.Family) []string {
 	out := uplinks(cfg, n, family)
 	for _, l := range n.Inventory.Links {
-		if !slices.Contains(out, l.Name) && leadsOut(cfg, n, &l) {
+		if !slices.Contains(out, l.Name) && isOuter(cfg, n, &l) {
 			out = append(out, l.Name)
 		}
 	}
 	return out
 }
 
-// tunnels are kinds of interfaces by which other nodes' packets come.
+// tunnels lists the kinds of interfaces that receive packets of other nodes.
 var tunnels = []string{"vxlan", "geneve", "ipip", "ip6tnl", "sit", "gre", "ip6gre", "wireguard", "tuntap"}
 
-// switches are kinds of interfaces that many pods are attached to.
+// switches lists the kinds of interfaces that many pods are attached to.
 var switches = []string{"bridge", "openvswitch"}
 
-// leadsOut reports whether a link is not for pods of this node. The node's end
-// of a pod's link has no address, or one of a single host; a bridge of pods has
-// an address of the pods' network.
-func leadsOut(cfg *Config, n *Node, l *routing.Link) bool {
+// isOuter reports whether a link is not for pods of this node. The node's end of a
+// pod's link has no address or a single-host one; a pod bridge has an address in the
+// pod network.
+func isOuter(cfg *Config, n *Node, l *routing.Link) bool {
 	if l.Loopback || l.Master != "" || l.Type == "dummy" || isPodLink(cfg, n, l) {
 		return false
 	}
@@ -311,7 +309,7 @@ func leadsOut(cfg *Config, n *Node, l *routing.Link) bool {
 	})
 }
 
-// isPodLink reports whether the configuration names a link as one of pods.
+// isPodLink reports whether the configuration identifies a link as a pod link.
 func isPodLink(cfg *Config, n *Node, l *routing.Link) bool {
 	var cidrs []netip.Prefix
 	switch lt := cfg.LocalTraffic; lt.Mode {

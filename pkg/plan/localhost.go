@@ -8,14 +8,15 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/nat"
 )
 
-// addLocalhost has the node's requests to node ports of its loopback address
-// exchange their source for the node's own (package loopback says why), and
-// masquerades them, so that they leave by every interface with an address of it:
+// addLocalhost makes requests from the node to node ports of its loopback address carry
+// the node's own address as source (package loopback explains why). It also masquerades
+// them, so that a request leaves through any interface with an address of that
+// interface:
 //
 //	raw -A OUTPUT -d 127.0.0.1/32 -j KUBE-IPVS-LOCALHOST
 //	raw -A KUBE-IPVS-LOCALHOST -m set --match-set KUBE-IPVS-NODE-PORT dst,dst -j MARK --set-xmark 0x4000/0x4000
 //
-// The mark tells the rules of nftables, which cannot look into the set.
+// The mark identifies these packets to the nftables rules, which cannot match the set.
 func addLocalhost(part *NodePart, cfg *Config, n *Node, facts *Facts, family ip.Family) {
 	if !servesLocalhost(cfg, facts, family) || !n.Uses.Has(NodePorts, family) {
 		return

@@ -12,23 +12,23 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/sysctl"
 )
 
-// NodePart is what stands in the kernel whatever Services there are.
+// NodePart is the desired state that does not depend on single Services.
 type NodePart struct {
 	Sysctls sysctl.State
 	Watched []string // sysctls that are only read; see Warnings
 	Sets    []ipset.Set
 	Members []Member // of sets that no Service fills
 	NAT     nat.State
-	// Chains are all that NAT could have, were every set in use; sorted.
+	// Chains lists every chain that NAT has when all sets are in use; sorted.
 	Chains []nat.Chain
 	Rules  []routing.Rule
 	// Loopback is for the node ports of the loopback address.
 	Loopback loopback.State
-	Bound    []Binding // what the rules are for
+	Bound    []Binding // bindings that Rules implement
 	Modes    []InterfaceMode
 }
 
-// NodeWide plans the node's part.
+// NodeWide computes the node's part.
 func NodeWide(cfg *Config, n *Node) NodePart {
 	part := NodePart{
 		Sysctls: sysctls(cfg, n),
@@ -51,7 +51,7 @@ func NodeWide(cfg *Config, n *Node) NodePart {
 	return part
 }
 
-// allChains names the chains of a node on which every set is in use.
+// allChains returns the chains of a node on which every set is in use.
 func allChains(cfg *Config, n *Node) []nat.Chain {
 	all := *n
 	all.Uses = nil
@@ -64,20 +64,20 @@ func allChains(cfg *Config, n *Node) []nat.Chain {
 	})
 }
 
-// sysctls without which IPVS does not serve Services rightly.
+// sysctls returns the kernel parameters that IPVS needs to serve Services correctly.
 func sysctls(cfg *Config, n *Node) sysctl.State {
 	s := sysctl.State{
-		// netfilter must know IPVS's connections, or masquerading them fails.
+		// Masquerading needs conntrack entries for IPVS connections.
 		"net/ipv4/vs/conntrack": "1",
-		// A connection to a real server that is gone is given up at once, so
-		// that the client's next packet meets another one.
+		// Connections to a removed real server are dropped at once, so that the
+		// client's next packet is scheduled again.
 		"net/ipv4/vs/expire_nodest_conn": "1",
-		// Session affinity ends with the endpoint that it led to.
+		// Session affinity ends with its endpoint.
 		"net/ipv4/vs/expire_quiescent_template": "1",
 		"net/ipv4/ip_forward":                   "1",
 	}
-	// Before 5.9 a client port that is used again waits for a second under
-	// mode 1; before 4.1 the parameter does not exist (kubernetes#81775).
+	// Before 5.9, mode 1 delays a reused client port by a second. Before 4.1 the
+	// parameter does not exist (kubernetes#81775).
 	if n.Kernel.AtLeast(4, 1) && !n.Kernel.AtLeast(5, 9) {
 		s["net/ipv4/vs/conn_reuse_mode"] = "0"
 	}

@@ -9,14 +9,14 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/nat"
 )
 
-// ruleset writes the chains of one family. Each function below shows, in its
-// comment, the rules that it writes in IPv4 with the default configuration.
-// Rules match sets, so that no rule changes with a Service, and a packet is
-// looked at by the same few rules with ten Services and with forty thousand.
+// ruleset writes the chains of one family. Each function below shows, in its comment,
+// the rules that it writes for IPv4 with the default configuration. Rules match sets,
+// so no rule changes with a Service, and a packet is matched against the same few rules
+// with ten Services as with forty thousand.
 //
-// Rules are written for the sets in use (Node.Uses): what a node's Services do
-// not need costs its packets nothing. Where a decision is about new connections,
-// packets of established ones pass it by one match in front.
+// Rules are written for the sets in use (Node.Uses): features that no Service of a node
+// uses cost its packets nothing. If a rule decides about new connections, packets of
+// established ones skip it by one match in front.
 type ruleset struct {
 	state      *nat.State
 	cfg        *Config
@@ -45,20 +45,18 @@ func addRuleset(state *nat.State, cfg *Config, n *Node, family ip.Family, paths 
 	r.accept()
 }
 
-// notEstablished matches the packets that a decision about new connections is
-// for: the first, and those that belong to none.
+// notEstablished matches packets that start a connection or belong to none.
 const notEstablished = "-m conntrack ! --ctstate RELATED,ESTABLISHED"
 
-// chain sets a chain's rules.
+// chain sets the rules of a chain.
 func (r *ruleset) chain(t nat.Table, name string, rules ...nat.Rule) {
 	r.state.Chains[nat.Chain{Family: r.family, Table: t, Name: name}] = rules
 }
 
-// jump puts a rule at the head of a base chain, behind the jumps that were put
-// there before.
+// jump adds a rule at the head of a base chain, after the jumps added before.
 func (r *ruleset) jump(t nat.Table, from, to, comment string) { r.jumpIf(t, from, "", to, comment) }
 
-// jumpIf is jump for the packets that match.
+// jumpIf is jump with a match.
 func (r *ruleset) jumpIf(t nat.Table, from, match, to, comment string) {
 	r.state.Jumps = append(r.state.Jumps, nat.Jump{
 		Chain: nat.Chain{Family: r.family, Table: t, Name: from},
@@ -66,7 +64,7 @@ func (r *ruleset) jumpIf(t nat.Table, from, match, to, comment string) {
 	})
 }
 
-// lastJump puts one behind all other rules of a base chain.
+// lastJump adds a jump after all other rules of a base chain.
 func (r *ruleset) lastJump(t nat.Table, from, to, comment string) {
 	r.jump(t, from, to, comment)
 	r.state.Jumps[len(r.state.Jumps)-1].Last = true
@@ -75,17 +73,17 @@ func (r *ruleset) lastJump(t nat.Table, from, to, comment string) {
 // uses reports whether a set is in use.
 func (r *ruleset) uses(set SetName) bool { return r.sets.Has(set, r.family) }
 
-// used are those of the sets that are in use.
+// used returns the sets that are in use.
 func (r *ruleset) used(sets ...SetName) []SetName { return filter(sets, r.uses) }
 
-// match is "-m set --match-set NAME flags" with the family's name.
+// match returns "-m set --match-set NAME flags" with the family's set name.
 func (r *ruleset) match(set SetName, flags string) string {
 	return fmt.Sprintf("-m set --match-set %s %s", set.In(r.family), flags)
 }
 
-// rule joins a match, a comment of several words (one alone would be printed
-// without quotes) and a target. iptables-save prints addresses and interfaces
-// first, so a match begins with those.
+// rule joins a match, a comment of several words (iptables prints a single word without
+// quotes) and a target. A match begins with addresses and interfaces, because
+// iptables-save prints them first.
 func rule(comment, match, target string) nat.Rule {
 	if match != "" {
 		match += " "
@@ -93,7 +91,7 @@ func rule(comment, match, target string) nat.Rule {
 	return nat.Rule(fmt.Sprintf("%s-m comment --comment %q -j %s", match, comment, target))
 }
 
-// services decides what is masqueraded, for the first packet of a connection:
+// services decides for the first packet of a connection whether it is masqueraded:
 //
 //	-A PREROUTING, OUTPUT -j KUBE-SERVICES
 //	-A KUBE-SERVICES -s 127.0.0.0/8 -j RETURN
@@ -109,10 +107,10 @@ func rule(comment, match, target string) nat.Rule {
 //	-A KUBE-IPVS-CLUSTER ! -s 10.244.0.0/16 -j KUBE-MARK-MASQ
 //	-A KUBE-IPVS-CLUSTER -j ACCEPT
 //
-// ACCEPT ends the nat table for a VIP, so that no other program's DNAT (a
-// hostPort's, say, kubernetes#66103) takes the packet before IPVS. Node ports
-// are matched by address and port, so that a VIP's port of the same number is
-// not taken for one (kubernetes#132068).
+// ACCEPT ends the nat table for a VIP, so that no other program's DNAT, such as that of
+// a hostPort (kubernetes#66103), takes the packet before IPVS. Node ports are matched
+// by address and port, so that a VIP's port with the same number is not mistaken for
+// one (kubernetes#132068).
 func (r *ruleset) services(n *Node) {
 	const portals = "kubernetes service portals"
 	r.jump(nat.NAT, "PREROUTING", "KUBE-SERVICES", portals)
@@ -147,8 +145,7 @@ func (r *ruleset) services(n *Node) {
 	r.chain(nat.NAT, "KUBE-SERVICES", rules...)
 }
 
-// clusterIPs writes the chain for cluster IPs, which are in none of the other
-// sets.
+// clusterIPs writes the chain for cluster IPs, which are in none of the other sets.
 func (r *ruleset) clusterIPs(n *Node) {
 	var rules []nat.Rule
 	for _, m := range r.clusterIPSources(n) {
@@ -157,10 +154,10 @@ func (r *ruleset) clusterIPs(n *Node) {
 	r.chain(nat.NAT, "KUBE-IPVS-CLUSTER", append(rules, rule("served by IPVS", "", "ACCEPT"))...)
 }
 
-// clusterIPSources matches traffic to cluster IPs that must be masqueraded:
-// all of it (masqueradeAll), or what does not come from a pod, whose replies
-// could otherwise miss this node. Where pods cannot be recognised, only what a
-// node itself sends with a VIP as its source.
+// clusterIPSources returns matches for traffic to cluster IPs that must be masqueraded:
+// all of it (masqueradeAll), or traffic that is not from a pod, because its replies
+// might bypass this node. If pods are not recognized, it matches only the node's own
+// packets with a VIP as their source.
 func (r *ruleset) clusterIPSources(n *Node) []string {
 	if r.cfg.MasqueradeAll {
 		return []string{""}
@@ -171,20 +168,21 @@ func (r *ruleset) clusterIPSources(n *Node) []string {
 	return []string{r.match(ClusterIP, "src,dst")}
 }
 
-// notLocal adds to a match that the packet does not come from a pod. It is
-// false where pods cannot be recognised.
+// notLocal returns a function that restricts a match to packets not sent by a pod, and
+// false if pods are not recognized.
 func (r *ruleset) notLocal(n *Node) (func(match string) string, bool) {
 	match, ok := r.localMatch(n)
 	return func(m string) string { return strings.TrimSpace("! " + match + " " + m) }, ok
 }
 
-// local adds that it does.
+// local returns a function that restricts a match to packets sent by a pod, and false
+// if pods are not recognized.
 func (r *ruleset) local(n *Node) (func(match string) string, bool) {
 	match, ok := r.localMatch(n)
 	return func(m string) string { return strings.TrimSpace(match + " " + m) }, ok
 }
 
-// localMatch is the match for packets from pods; false if there is none.
+// localMatch returns the match for packets from pods, and false if there is none.
 func (r *ruleset) localMatch(n *Node) (string, bool) {
 	switch lt := r.cfg.LocalTraffic; lt.Mode {
 	case DetectBridgeInterface:
@@ -199,7 +197,7 @@ func (r *ruleset) localMatch(n *Node) (string, bool) {
 	return "", false
 }
 
-// from matches the family's CIDR; there is at most one.
+// from returns the match for the family's CIDR, of which there is at most one.
 func (r *ruleset) from(cidrs []netip.Prefix) (string, bool) {
 	for _, c := range cidrs {
 		if ip.Of(c.Addr()) == r.family {
@@ -209,8 +207,8 @@ func (r *ruleset) from(cidrs []netip.Prefix) (string, bool) {
 	return "", false
 }
 
-// masquerade writes the chains that decide by kind of address whether the
-// client's address is kept:
+// masquerade writes the chains that decide, by kind of address, whether the client's
+// address is kept:
 //
 //	-A KUBE-LOAD-BALANCER -m set --match-set KUBE-LOAD-BALANCER-LOCAL dst,dst -j RETURN
 //	-A KUBE-LOAD-BALANCER -j KUBE-MARK-MASQ
@@ -242,8 +240,8 @@ func (r *ruleset) masquerade() {
 	r.chain(nat.NAT, "KUBE-MARK-MASQ", nat.Rule(fmt.Sprintf("-j MARK --set-xmark %#x/%#x", m, m)))
 }
 
-// ofProtocol matches a protocol's node port set: a bitmap of ports, except for
-// SCTP.
+// ofProtocol returns the match for a protocol's node port set: a bitmap of ports,
+// except for SCTP.
 func (r *ruleset) ofProtocol(p ip.Protocol, set SetName) string {
 	flags := "dst"
 	if p == ip.SCTP {
@@ -252,9 +250,9 @@ func (r *ruleset) ofProtocol(p ip.Protocol, set SetName) string {
 	return "-p " + strings.ToLower(p.String()) + " " + r.match(set, flags)
 }
 
-// postrouting gives marked packets a source that replies come back to. IPVS
-// has changed the destination by then, and the packet was routed again with its
-// own source, so that the interface here is the one it really leaves by:
+// postrouting sets a source to which replies return, on marked packets. IPVS has
+// changed the destination at this point, and the packet was rerouted by its own source,
+// so the interface is the one it leaves through:
 //
 //	-A POSTROUTING -j KUBE-POSTROUTING
 //	-A KUBE-POSTROUTING -m set --match-set KUBE-LOOP-BACK dst,dst,src -j MASQUERADE --random-fully
@@ -263,8 +261,8 @@ func (r *ruleset) ofProtocol(p ip.Protocol, set SetName) string {
 //	-A KUBE-POSTROUTING -o eth1 -j SNAT --to-source 10.12.192.10 --random-fully     (each ENI with a known source)
 //	-A KUBE-POSTROUTING -j MASQUERADE --random-fully
 //
-// MASQUERADE alone would take an address of any other interface where eth1
-// has none, and the reply would arrive there.
+// MASQUERADE alone would use another interface's address if eth1 has none, and the
+// reply would arrive there.
 func (r *ruleset) postrouting(n *Node) {
 	r.jump(nat.NAT, "POSTROUTING", "KUBE-POSTROUTING", "kubernetes postrouting rules")
 	m := r.cfg.MasqueradeMark
@@ -287,10 +285,10 @@ func (r *ruleset) postrouting(n *Node) {
 	r.chain(nat.NAT, "KUBE-POSTROUTING", rules...)
 }
 
-// firewall enforces loadBalancerSourceRanges, on every path to the VIP, and for
-// every packet, so that a client loses its connection with its permission. IPVS
-// takes a node's own connections before filter OUTPUT sees them, with their
-// destination changed, so the source ranges stand in mangle for them:
+// firewall enforces loadBalancerSourceRanges on every path to the VIP and for every
+// packet, so that a client that is no longer allowed loses its connections. IPVS
+// rewrites the destination of a node's own connections before they reach filter OUTPUT,
+// so their source ranges are checked in mangle:
 //
 //	-A INPUT -j KUBE-PROXY-FIREWALL, and mangle -A OUTPUT -m ipvs ! --ipvs -j KUBE-PROXY-FIREWALL
 //	-A KUBE-PROXY-FIREWALL -m set --match-set KUBE-LOAD-BALANCER-FW dst,dst -j KUBE-SOURCE-RANGES-FIREWALL
@@ -315,8 +313,8 @@ func (r *ruleset) firewall() {
 	}
 }
 
-// forward lets service traffic pass a FORWARD policy of DROP. Requests that IPVS
-// sends on never pass FORWARD, but replies do:
+// forward accepts service traffic under a FORWARD policy of DROP. Requests that IPVS
+// forwards never pass FORWARD, but replies do:
 //
 //	-A FORWARD -j KUBE-FORWARD
 //	-A KUBE-FORWARD -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT
@@ -329,12 +327,12 @@ func (r *ruleset) forward() {
 		rule("kubernetes forwarding rules", fmt.Sprintf("-m mark --mark %#x/%#x", m, m), "ACCEPT"))
 }
 
-// accept lets service traffic pass an INPUT policy of DROP: on its way to IPVS
-// it passes INPUT, as if it were for the node. It stands last there, as other
-// programs' rules must be evaluated first: a firewall's own, and a policy
-// engine's, which marks in INPUT what it decides on behind IPVS. What has to be
-// rejected is by then (virtualAddresses). Replies to the node's own requests
-// pass too, and errors about connections:
+// accept accepts service traffic under an INPUT policy of DROP: packets for IPVS pass
+// INPUT, as if they were for the node. The jump is last, because other programs' rules
+// must be evaluated first: those of a firewall, and those of a policy engine that marks
+// packets in INPUT for decisions after IPVS. Packets to be rejected have been rejected
+// by then (virtualAddresses). Replies to the node's own requests and errors about
+// connections are accepted too:
 //
 //	-A INPUT -j KUBE-IPVS-ACCEPT     (last)
 //	-A KUBE-IPVS-ACCEPT -m set --match-set KUBE-CLUSTER-IP dst,dst -j ACCEPT     (load balancers, external IPs, node ports)
@@ -352,12 +350,12 @@ func (r *ruleset) accept() {
 	r.chain(nat.Filter, "KUBE-IPVS-ACCEPT", rules...)
 }
 
-// virtualAddresses lets a VIP answer on its Services' ports and to ping, and
-// on nothing else: it is a local address, so whatever listens on 0.0.0.0
-// would answer for it (kubernetes#72236). It rejects external clients on a node
-// without an endpoint, under externalTrafficPolicy Local. Health check node
-// ports are accepted last, when new connections to other ports of VIPs are
-// rejected: a port number says nothing about a VIP's port of that number:
+// virtualAddresses lets a VIP answer only on its Services' ports and to pings. A VIP is
+// a local address, so any process listening on 0.0.0.0 would answer for it
+// (kubernetes#72236). Under externalTrafficPolicy Local it rejects external clients on
+// a node without endpoints. Health check node ports are accepted last, after new
+// connections to other ports of VIPs have been rejected, because they are matched by
+// port only, and a VIP may have the same port:
 //
 //	-A INPUT -m conntrack ! --ctstate RELATED,ESTABLISHED -j KUBE-IPVS-FILTER
 //	-A KUBE-IPVS-FILTER -m set --match-set KUBE-CLUSTER-IP dst,dst -j RETURN
@@ -396,7 +394,7 @@ func (r *ruleset) virtualAddresses() {
 	r.chain(nat.Filter, "KUBE-IPVS-FILTER", rules...)
 }
 
-// icmp is the family's.
+// icmp returns the match for the family's ICMP.
 func (r *ruleset) icmp() string {
 	if r.family == ip.IPv6 {
 		return "-p ipv6-icmp"
@@ -404,7 +402,7 @@ func (r *ruleset) icmp() string {
 	return "-p icmp"
 }
 
-// echoRequest matches a ping.
+// echoRequest returns the match for a ping.
 func (r *ruleset) echoRequest() string {
 	if r.family == ip.IPv6 {
 		return r.icmp() + " -m icmp6 --icmpv6-type 128"
@@ -412,7 +410,7 @@ func (r *ruleset) echoRequest() string {
 	return r.icmp() + " -m icmp --icmp-type 8"
 }
 
-// reject is the target that refuses a connection.
+// reject returns the target that refuses a connection.
 func (r *ruleset) reject() string {
 	if r.family == ip.IPv6 {
 		return "REJECT --reject-with icmp6-port-unreachable"
@@ -420,12 +418,12 @@ func (r *ruleset) reject() string {
 	return "REJECT --reject-with icmp-port-unreachable"
 }
 
-// invalid drops what conntrack cannot place, such as a FIN that arrives when the
-// connection is forgotten, if it would have to be masqueraded: the nat table
-// does not see it, while IPVS would still send it on, with the client's own
-// address, to an endpoint that knows the connection by another. Where the
-// client's address is kept, it passes: there conntrack may see only half of a
-// flow, and all of it would look wrong:
+// invalid drops packets that conntrack cannot assign to a connection and that would
+// need masquerading, such as a FIN that arrives after conntrack has forgotten its
+// connection. The nat table does not see such a packet, while IPVS would forward it
+// with the client's own address to an endpoint that knows the connection by another
+// address. Packets whose client address is kept pass: conntrack may see only one
+// direction of their flows and consider all of it invalid:
 //
 //	-A KUBE-IPVS-INVALID -m set --match-set KUBE-LOAD-BALANCER-LOCAL dst,dst -j RETURN
 //	-A KUBE-IPVS-INVALID -p tcp -m set --match-set KUBE-NODE-PORT-LOCAL-TCP dst -m set --match-set KUBE-IPVS-NODE-PORT dst,dst -j RETURN

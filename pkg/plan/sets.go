@@ -7,22 +7,22 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/ipset"
 )
 
-// SetName is a set's name as it stands in IPv4; of IPv6 see In. The names are
-// kube-proxy's, but for those that begin with KUBE-IPVS- and end in a word
-// that it does not have: these are ours.
+// SetName is the name of a set in IPv4; see In for IPv6. The names are kube-proxy's,
+// except those that begin with KUBE-IPVS- and end in a word that kube-proxy does not
+// use: these are ours.
 type SetName string
 
-// The sets. Each rule of the chains below matches one of them.
+// The sets. Every set is matched by a rule below, except Draining.
 const (
 	LoopBack           SetName = "KUBE-LOOP-BACK"                 // endpoint, port, endpoint: a pod that reaches itself
 	ClusterIP          SetName = "KUBE-CLUSTER-IP"                // cluster IPs by port
 	ExternalIP         SetName = "KUBE-EXTERNAL-IP"               // external IPs, externalTrafficPolicy Cluster
-	ExternalIPLocal    SetName = "KUBE-EXTERNAL-IP-LOCAL"         // and Local
+	ExternalIPLocal    SetName = "KUBE-EXTERNAL-IP-LOCAL"         // external IPs, externalTrafficPolicy Local
 	LoadBalancer       SetName = "KUBE-LOAD-BALANCER"             // load balancer IPs
 	LoadBalancerLocal  SetName = "KUBE-LOAD-BALANCER-LOCAL"       // those with externalTrafficPolicy Local
 	LoadBalancerFW     SetName = "KUBE-LOAD-BALANCER-FW"          // those with loadBalancerSourceRanges
-	SourceCIDR         SetName = "KUBE-LOAD-BALANCER-SOURCE-CIDR" // and the ranges that may come
-	SourceIP           SetName = "KUBE-LOAD-BALANCER-SOURCE-IP"   // and what the node's own packets carry, where it may come
+	SourceCIDR         SetName = "KUBE-LOAD-BALANCER-SOURCE-CIDR" // the allowed source ranges of LoadBalancerFW
+	SourceIP           SetName = "KUBE-LOAD-BALANCER-SOURCE-IP"   // the allowed sources of the node's own packets
 	NodePortTCP        SetName = "KUBE-NODE-PORT-TCP"
 	NodePortLocalTCP   SetName = "KUBE-NODE-PORT-LOCAL-TCP"
 	NodePortUDP        SetName = "KUBE-NODE-PORT-UDP"
@@ -31,19 +31,18 @@ const (
 	NodePortLocalSCTP  SetName = "KUBE-NODE-PORT-LOCAL-SCTP-HASH"
 	HealthCheckPort    SetName = "KUBE-HEALTH-CHECK-NODE-PORT"
 	VIPAddresses       SetName = "KUBE-IPVS-IPS"        // addresses on kube-ipvs0
-	PortVIPs           SetName = "KUBE-IPVS-PORT-IPS"   // VIPs of which only the Services' ports are claimed
-	Refused            SetName = "KUBE-IPVS-REFUSED"    // those ports without an endpoint
+	PortVIPs           SetName = "KUBE-IPVS-PORT-IPS"   // VIPs claimed by port
+	Refused            SetName = "KUBE-IPVS-REFUSED"    // ports of PortVIPs without an endpoint
 	NodePorts          SetName = "KUBE-IPVS-NODE-PORT"  // every node address and node port that is served
 	SharedVIPs         SetName = "KUBE-IPVS-SHARED-IPS" // local VIPs whose other ports leave the node
 	NoLocalEndpoint    SetName = "KUBE-IPVS-NO-LOCAL"   // externalTrafficPolicy Local, no endpoint on this node
 	Local              SetName = "KUBE-IPVS-LOCAL"      // externalTrafficPolicy Local, with the fwmark for internal clients
 	ReplyRoutedSources SetName = "KUBE-IPVS-REPLY-SRC"  // sources whose masqueraded flows take reply routing
-	BranchSources      SetName = "KUBE-IPVS-BRANCH"     // pods with a way out by input interface
+	BranchSources      SetName = "KUBE-IPVS-BRANCH"     // pods routed by input interface
 
-	// Draining records the fwmark virtual servers that get no new connections
-	// any more, each as VIP, port and the fwmark in the form of an address. No
-	// rule matches it, and no Service wants a member: it is package apply's record
-	// of what it has retired.
+	// Draining records the fwmark virtual servers that accept no new connections, each
+	// as VIP, port and the fwmark in the form of an address. No rule matches it, and no
+	// Service adds members: it is package apply's record of retired virtual servers.
 	Draining SetName = "KUBE-IPVS-DRAIN"
 )
 
@@ -79,7 +78,7 @@ var setTypes = []struct {
 	{Draining, ipset.HashIPPortIP},
 }
 
-// KubeProxysSets are the names of those sets of a family that kube-proxy has too.
+// KubeProxysSets returns the names of the sets of a family that kube-proxy also has.
 func KubeProxysSets(f ip.Family) []string {
 	var names []string
 	for _, t := range setTypes {
@@ -90,11 +89,11 @@ func KubeProxysSets(f ip.Family) []string {
 	return names
 }
 
-// maxSetName is IPSET_MAXNAMELEN without the closing zero.
+// maxSetName is IPSET_MAXNAMELEN without the terminating zero.
 const maxSetName = 31
 
-// In is the set's name in a family: KUBE-X, or KUBE-6-X cut to what the
-// kernel takes, as kube-proxy has it.
+// In returns the set's name in a family: KUBE-X, or KUBE-6-X truncated to the kernel's
+// limit, as in kube-proxy.
 func (n SetName) In(f ip.Family) string {
 	if f == ip.IPv4 {
 		return string(n)
@@ -106,15 +105,15 @@ func (n SetName) In(f ip.Family) string {
 	return name
 }
 
-// SetsInUse are the names of sets that have, or have had, members. Rules that
-// match a set are written once it is in use: a node pays for no rule that none
-// of its Services needs. A nil SetsInUse stands for all sets.
+// SetsInUse holds the names of sets that have, or had, members. Rules that match a set
+// are written once it is in use, so a node has no rule that none of its Services needs.
+// A nil SetsInUse means all sets.
 type SetsInUse map[string]bool
 
 // Has reports whether a set is in use in a family.
 func (u SetsInUse) Has(set SetName, f ip.Family) bool { return u == nil || u[set.In(f)] }
 
-// Add puts the sets of members in use. It reports whether any was not before.
+// Add marks the sets of members as in use. It reports whether any set is new.
 func (u SetsInUse) Add(members []Member) bool {
 	added := false
 	for i := range members {
@@ -126,7 +125,7 @@ func (u SetsInUse) Add(members []Member) bool {
 	return added
 }
 
-// Sets lists every set of a family.
+// Sets returns every set of a family.
 func Sets(f ip.Family) []ipset.Set {
 	sets := make([]ipset.Set, len(setTypes))
 	for i, t := range setTypes {

@@ -9,17 +9,16 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/ipvs"
 )
 
-// Spread puts the real servers that are to be added to a virtual server in
-// order. The kernel puts a new one at the head of its list, where rr and the
-// others begin, and all nodes hear of a Service at the same time: in one order,
-// the first connection of every node would meet the same endpoint
-// (kubernetes#121591, #126378, #88580). So each node and Service has an order of
-// its own, which is always the same.
+// Spread orders, in place, the real servers to be added to a virtual server. The kernel
+// inserts a new one at the head of its list, where rr and similar schedulers begin, and
+// all nodes learn of a Service at the same time. With one common order, the first
+// connection of every node would reach the same endpoint (kubernetes#121591, #126378,
+// #88580). So the order is deterministic, but differs by node and Service.
 //
-// Schedulers that hash assign clients by the places in the list. They get them
-// in one order, so that nodes agree.
+// Hashing schedulers assign clients by position in the list. For them the order is the
+// same on all nodes, so that nodes agree.
 //
-// The list is ordered in place; dest gives the address of what stands in it.
+// dest returns the address of an element.
 func Spread[T any](node string, key ipvs.Key, scheduler string, list []T, dest func(T) netip.AddrPort) {
 	if len(list) < 2 {
 		return
@@ -44,13 +43,13 @@ func Spread[T any](node string, key ipvs.Key, scheduler string, list []T, dest f
 	}
 }
 
-// place is a number that looks like a random one, for a node's Service and an
-// endpoint.
+// place returns a pseudo-random number for an endpoint, given a prefix for node and
+// Service.
 func place(prefix []byte, dest netip.AddrPort) uint64 {
 	h := fnv.New64a()
 	_, _ = h.Write(prefix) // never fails
 	_, _ = h.Write(append(dest.AppendTo(make([]byte, 0, 64)), 0))
-	// What was written last has reached few bits; this brings it to all.
+	// FNV mixes its last input bytes into few bits; these steps spread them to all.
 	n := h.Sum64()
 	n ^= n >> 32
 	n *= 0x9e3779b97f4a7c15

@@ -8,21 +8,21 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/service"
 )
 
-// chosen are the endpoints of one port that may get traffic: those that the
-// whole cluster offers, and those on this node.
+// chosen holds the endpoints of one port that may get traffic: those of the whole
+// cluster, and the node-local ones.
 type chosen struct {
 	cluster []service.Endpoint
 	local   []service.Endpoint
-	here    bool // there is one on this node, in whatever state
+	here    bool // an endpoint is on this node, in any state
 
-	all      []netip.AddrPort // in whatever state
-	draining []netip.AddrPort // terminating, but still serving
-	lost     []netip.AddrPort // with their node, while there are others
+	all      []netip.AddrPort // in any state
+	draining []netip.AddrPort // terminating but still serving
+	lost     []netip.AddrPort // on unreachable nodes; empty if there are no other endpoints
 }
 
-// choose picks a port's endpoints of one family. Ready ones are used, those
-// that topology prefers among them; where none is ready, those that terminate
-// but still serve (KEP-1669). Cluster and local are decided independently.
+// choose selects a port's endpoints of one family: the ready ones that topology
+// prefers, or, if none is ready, those that are terminating but still serving
+// (KEP-1669). The cluster and the node-local endpoints are selected independently.
 func choose(facts *Facts, family ip.Family, all []service.Endpoint) chosen {
 	all = filter(all, func(e service.Endpoint) bool { return ip.Of(e.Addr.Addr()) == family })
 	ready := filter(all, func(e service.Endpoint) bool { return e.Ready })
@@ -38,18 +38,18 @@ func choose(facts *Facts, family ip.Family, all []service.Endpoint) chosen {
 		c.local = filter(draining, onNode)
 	}
 	if len(c.cluster) > 0 && len(facts.Lost) > 0 {
-		c.lost = addresses(filter(all, func(e service.Endpoint) bool { return silent(e) && slices.Contains(facts.Lost, e.Node) }))
+		c.lost = addresses(filter(all, func(e service.Endpoint) bool { return notServing(e) && slices.Contains(facts.Lost, e.Node) }))
 	}
 	return c
 }
 
-// silent tells whether an endpoint is not to be asked, for which its node may be the
-// reason.
-func silent(e service.Endpoint) bool { return !e.Ready && !e.Serving && e.Node != "" }
+// notServing reports whether an endpoint must not get traffic, possibly because of its
+// node.
+func notServing(e service.Endpoint) bool { return !e.Ready && !e.Serving && e.Node != "" }
 
-// nearest applies the hints of the EndpointSlice controller (KEP-2433,
-// KEP-3015): hints count only if every ready endpoint has one, and one of
-// them is for us; node before zone.
+// nearest applies the hints of the EndpointSlice controller (KEP-2433, KEP-3015): hints
+// count only if every ready endpoint has one and one of them selects this node or zone.
+// Node hints precede zone hints.
 func nearest(facts *Facts, ready []service.Endpoint) []service.Endpoint {
 	byNode := hinted(ready, facts.NodeName, func(e service.Endpoint) []string { return e.NodeHints })
 	if len(byNode) > 0 {
@@ -77,7 +77,7 @@ func addresses(endpoints []service.Endpoint) []netip.AddrPort {
 	return out
 }
 
-// filter gives what is to be kept, which is the list itself if that is all.
+// filter returns the elements to keep. It returns the list itself if all are kept.
 func filter[T any](list []T, keep func(T) bool) []T {
 	at := slices.IndexFunc(list, func(e T) bool { return !keep(e) })
 	if at < 0 {

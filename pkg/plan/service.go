@@ -11,95 +11,95 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/service"
 )
 
-// Part is what one Service needs in the kernel.
+// Part is the desired state of one Service.
 type Part struct {
-	VirtualServers []VirtualServer // by key, each key once
-	Internal       []Internal      // by key; see Numbered
-	VIPs           []VIP           // to be claimed; sorted, each once in each way
+	VirtualServers []VirtualServer // sorted by key; keys are unique
+	Internal       []Internal      // sorted by key; see Numbered
+	VIPs           []VIP           // VIPs to claim; sorted, without duplicates
 	Members        []Member        // of sets; sorted by set and entry
-	Unserved       []string        // what is not the Service's to have: field and why; sorted
+	Unserved       []string        // fields that are not served, with the reason; sorted
 	HealthCheck    HealthCheck
 	NoLocal        NoLocal
 	Depends        Depends
 }
 
-// NoLocal tells by which policies of a Service this node has none of the
-// endpoints that others have.
+// NoLocal holds the traffic policies under which this node has no endpoint while other
+// nodes have some.
 type NoLocal struct{ Internal, External bool }
 
-// Right is that by which a Service has an address and port. Where several claim
-// one, the lowest has it, and among equals the oldest Service.
+// Right determines precedence. If several Services use the same address and port, the
+// lowest Right gets it, and among equals the oldest Service.
 type Right uint8
 
-// The rights. What the API server allots it allots once, so that whoever else
-// names it means to take it: anybody who may write a Service may name any address
-// as its external IP (CVE-2020-8554), and do so before it is allotted.
+// The rights. The API server allocates an address or port only once, so another Service
+// that names it conflicts with the owner: anyone who may write a Service can name any
+// address as its external IP (CVE-2020-8554), even before it is allocated.
 const (
 	Allotted Right = iota // a cluster IP or node port
-	Assigned              // a load balancer's IP, which a controller writes
+	Assigned              // a load balancer IP, written by a controller
 	Named                 // an external IP
 )
 
-// VirtualServer is one with its real servers.
+// VirtualServer is a virtual server with its real servers.
 type VirtualServer struct {
 	Key   ipvs.Key
 	Right Right
 	ipvs.VirtualServer
-	RealServers    []RealServer // sorted, each once
-	MaxConnections uint32       // of each real server; 0: no limit
-	// Endpoints are all that there are, in whatever state; sorted. Connections to
-	// one that is not a real server any more may still be served.
+	RealServers    []RealServer // sorted, without duplicates
+	MaxConnections uint32       // per real server; 0: no limit
+	// Endpoints lists all endpoints, in any state; sorted. Connections to an endpoint
+	// that is no longer a real server may still be served.
 	Endpoints []netip.AddrPort
-	// Lost are those of Endpoints whose node is not heard of any more. Connections
-	// to them are not waited for.
+	// Lost lists those of Endpoints on unreachable nodes. Connections to them are not
+	// drained.
 	Lost []netip.AddrPort
 }
 
-// HasEndpoint tells whether an endpoint is there, in whatever state.
+// HasEndpoint reports whether the endpoint exists, in any state.
 func (vs *VirtualServer) HasEndpoint(a netip.AddrPort) bool {
 	_, there := slices.BinarySearchFunc(vs.Endpoints, a, netip.AddrPort.Compare)
 	return there
 }
 
-// HasLost tells whether an endpoint is one of those lost.
+// HasLost reports whether the endpoint is on an unreachable node.
 func (vs *VirtualServer) HasLost(a netip.AddrPort) bool { return slices.Contains(vs.Lost, a) }
 
-// RealServer is an endpoint behind a virtual server. With weight 0 it keeps
-// the flows that it has and gets no others.
+// RealServer is an endpoint of a virtual server. With weight 0 it keeps its flows and
+// gets no new ones.
 type RealServer struct {
 	netip.AddrPort
 	Weight int
 }
 
-// active tells whether anybody takes new connections.
+// active reports whether a real server accepts new connections.
 func active(list []RealServer) bool {
 	return slices.ContainsFunc(list, func(rs RealServer) bool { return rs.Weight > 0 })
 }
 
-// Member is an entry of a set, of which the name says the family, and the mark
-// that it carries in a set of marks.
+// Member is an entry of a set, and its mark in a set of marks. The set's name
+// determines the family.
 type Member struct {
 	Set   string
 	Entry ipset.Entry
 	Mark  uint32
 }
 
-// HealthCheck is a Service's health check node port (0: none) and how many
-// endpoints on this node are ready, which is what it reports.
+// HealthCheck is a Service's health check node port (0: none) and the number of ready
+// node-local endpoints, which it reports.
 type HealthCheck struct {
 	Port  uint16
 	Local int
 }
 
-// Service plans one Service for this node.
+// Service computes the part of one Service on this node.
 func Service(cfg *Config, facts *Facts, s *service.Service) Part {
 	b := partBuilder{cfg: cfg, facts: facts, service: s, seen: map[ipvs.Key]bool{}}
 	if s.HealthCheckNodePort != 0 {
 		b.part.HealthCheck = HealthCheck{Port: s.HealthCheckNodePort, Local: b.readyHere()}
 	}
 	for _, family := range cfg.Families {
-		// The cluster IPs say which families a Service has. In another one it has
-		// no endpoints, and a node port or external IP there is none of its.
+		// The cluster IPs determine the families of a Service. In another family it has
+		// no endpoints and serves no node port or external IP.
 		if !s.Has(family) {
 			continue
 		}
@@ -112,7 +112,7 @@ func Service(cfg *Config, facts *Facts, s *service.Service) Part {
 	return b.part
 }
 
-// partBuilder gathers a Part. Methods that begin with add append to it.
+// partBuilder builds a Part. Methods named add… append to it.
 type partBuilder struct {
 	cfg     *Config
 	facts   *Facts
@@ -120,14 +120,13 @@ type partBuilder struct {
 	part    Part
 	seen    map[ipvs.Key]bool
 
-	// Of the port and family that are being planned: all endpoints, those that
-	// terminate but still serve, and those that are lost with their node.
+	// Of the port and family being planned: all endpoints, those that are terminating
+	// but still serving, and those on unreachable nodes.
 	endpoints, draining, lost []netip.AddrPort
 }
 
-// addPort plans one port in one family. A VIP that stands in two of the
-// Service's lists is served once, in the order cluster IP, external IP, load
-// balancer, node port.
+// addPort plans one port in one family. A VIP in two of the Service's lists is served
+// once, in the order cluster IP, external IP, load balancer IP, node port.
 func (b *partBuilder) addPort(family ip.Family, p *service.Port) {
 	eps := choose(b.facts, family, p.Endpoints)
 	b.endpoints, b.draining, b.lost = eps.all, eps.draining, eps.lost
@@ -147,13 +146,13 @@ func (b *partBuilder) addNoLocal(eps chosen) {
 	}
 }
 
-// addDependsOnEndpoints notes that hints were there to be looked at, or endpoints
-// that may be lost.
+// addDependsOnEndpoints records that the plan depends on hints, or on endpoints that
+// may be on unreachable nodes.
 func (b *partBuilder) addDependsOnEndpoints(p *service.Port) {
 	if slices.ContainsFunc(p.Endpoints, func(e service.Endpoint) bool { return len(e.ZoneHints) > 0 }) {
 		b.part.Depends |= OnZone
 	}
-	if slices.ContainsFunc(p.Endpoints, silent) {
+	if slices.ContainsFunc(p.Endpoints, notServing) {
 		b.part.Depends |= OnLost
 	}
 }
@@ -161,7 +160,7 @@ func (b *partBuilder) addDependsOnEndpoints(p *service.Port) {
 func (b *partBuilder) addClusterIPs(family ip.Family, p *service.Port, eps chosen) {
 	endpoints := eps.cluster
 	if b.service.InternalLocal {
-		// Strictly: with none on this node the connection is refused (KEP-2086,
+		// Without a node-local endpoint the connection is refused (KEP-2086,
 		// kubernetes#121371).
 		endpoints = eps.local
 	}
@@ -177,7 +176,8 @@ func (b *partBuilder) addClusterIPs(family ip.Family, p *service.Port, eps chose
 	}
 }
 
-// claimClusterIP says how, and notes what that depends on.
+// claimClusterIP returns how to claim a cluster IP, and records the facts it depends
+// on.
 func (b *partBuilder) claimClusterIP() Claim {
 	if b.cfg.VIPs.ClusterIPs != ClaimAuto {
 		return b.cfg.VIPs.ClusterIPs
@@ -185,7 +185,7 @@ func (b *partBuilder) claimClusterIP() Claim {
 	return b.claimWhole()
 }
 
-// claimWhole is the way that costs less to make a whole VIP local.
+// claimWhole returns the cheaper way to make a whole VIP local.
 func (b *partBuilder) claimWhole() Claim {
 	b.part.Depends |= OnMany
 	if b.facts.Many {
@@ -194,9 +194,9 @@ func (b *partBuilder) claimWhole() Claim {
 	return ClaimAddress
 }
 
-// external returns the endpoints for external traffic. With externalTrafficPolicy
-// Local they are the node's, or, on a node without any, the cluster's, which only
-// internal clients get there: noLocal says that external ones are dropped.
+// external returns the endpoints for external traffic. Under externalTrafficPolicy
+// Local these are the node-local ones. On a node without any they are the cluster's,
+// for internal clients only: noLocal reports that external clients are dropped.
 func (b *partBuilder) external(eps chosen) (endpoints []service.Endpoint, noLocal bool) {
 	if b.service.ExternalLocal && len(eps.local) > 0 {
 		return eps.local, false
@@ -204,8 +204,8 @@ func (b *partBuilder) external(eps chosen) (endpoints []service.Endpoint, noLoca
 	return eps.cluster, b.service.ExternalLocal && len(eps.cluster) > 0
 }
 
-// keepsClient tells whether external traffic reaches the endpoints with the
-// client's address.
+// keepsClient reports whether external traffic reaches the endpoints with the client's
+// address.
 func (b *partBuilder) keepsClient() bool {
 	return b.service.ExternalLocal && !b.service.Masquerade && !b.cfg.MasqueradeExternalLocal
 }
@@ -224,7 +224,7 @@ func (b *partBuilder) addExternalIPs(family ip.Family, p *service.Port, eps chos
 		if slices.Contains(b.service.LoadBalancers, a) {
 			right = Assigned
 		}
-		if b.mayHave("spec.externalIPs", key) && b.addExternal(key, right, eps, false) {
+		if b.mayClaim("spec.externalIPs", key) && b.addExternal(key, right, eps, false) {
 			b.addMember(set, entryOf(key))
 			b.claimShared(b.cfg.VIPs.ExternalIPs, b.last())
 		}
@@ -234,23 +234,23 @@ func (b *partBuilder) addExternalIPs(family ip.Family, p *service.Port, eps chos
 func (b *partBuilder) addLoadBalancers(family ip.Family, p *service.Port, eps chosen) {
 	for _, a := range ofFamily(b.service.LoadBalancers, family) {
 		key := ipvs.Key{Protocol: p.Protocol, Addr: a, Port: p.Port}
-		if b.mayHave("status.loadBalancer.ingress", key) && b.addExternal(key, Assigned, eps, false) {
+		if b.mayClaim("status.loadBalancer.ingress", key) && b.addExternal(key, Assigned, eps, false) {
 			b.addMember(LoadBalancer, entryOf(key))
 			if b.keepsClient() {
 				b.addMember(LoadBalancerLocal, entryOf(key))
 			}
 			b.claimShared(b.cfg.VIPs.LoadBalancers, b.last())
 		}
-		// Also where the address is served already, as an external IP: that it
-		// stands in both lists must not lift the restriction.
+		// This includes an address already served as an external IP: listing it twice
+		// must not lift the restriction.
 		if b.seen[key] {
 			b.addSourceRanges(family, key)
 		}
 	}
 }
 
-// addExternal adds a virtual server for an address outside the cluster's own
-// range; false if the address is served already.
+// addExternal adds a virtual server for an address other than a cluster IP. It returns
+// false if the address is already served.
 func (b *partBuilder) addExternal(key ipvs.Key, right Right, eps chosen, nodePort bool) bool {
 	endpoints, noLocal := b.external(eps)
 	if !b.addVirtualServer(key, right, endpoints) {
@@ -281,11 +281,11 @@ func (b *partBuilder) addNodePorts(family ip.Family, p *service.Port, eps chosen
 	}
 }
 
-// addLocalhost adds a node port of the loopback address, whose only client is the
-// node: it gets all endpoints, whatever the policy. Without an endpoint the kernel
-// refuses it by itself: IPVS's refusal would go to the source that the request was
-// given (package loopback). A program of the node that listens there keeps the port,
-// as under kube-proxy.
+// addLocalhost adds a node port of the loopback address. Its only client is the node,
+// which gets all endpoints under any policy. Without an endpoint the port is left to
+// the kernel, which refuses it: IPVS would send its refusal to the replaced source of
+// the request (package loopback). A local program that listens there keeps the port, as
+// under kube-proxy.
 func (b *partBuilder) addLocalhost(key ipvs.Key, eps chosen) {
 	b.part.Depends |= OnLoopback
 	if b.facts.listensAtLoopback(key) {
@@ -301,8 +301,8 @@ func (b *partBuilder) addLocalhost(key ipvs.Key, eps chosen) {
 	}
 }
 
-// addNodePortMembers fills kube-proxy's node port sets: bitmaps of ports, but
-// for SCTP, of which it keeps address and port.
+// addNodePortMembers fills kube-proxy's node port sets: bitmaps of ports, except for
+// SCTP, whose set holds address and port.
 func (b *partBuilder) addNodePortMembers(family ip.Family, key ipvs.Key) {
 	set, local := nodePortSets(key.Protocol)
 	entry := ipset.Entry{Port: key.Port}
@@ -325,9 +325,9 @@ func nodePortSets(p ip.Protocol) (all, local SetName) {
 	return NodePortTCP, NodePortLocalTCP
 }
 
-// addSourceRanges restricts a load balancer's VIP. A range of everything
-// means no restriction at all. Where a range has the node's address, the node
-// may come, whatever source its packets carry.
+// addSourceRanges restricts a load balancer VIP. A range that contains every address
+// lifts the restriction. If a range contains the node's address, the node is allowed,
+// with any source that its packets carry.
 func (b *partBuilder) addSourceRanges(family ip.Family, key ipvs.Key) {
 	ranges := filter(b.service.SourceRanges, func(p netip.Prefix) bool { return ip.Of(p.Addr()) == family })
 	everybody := slices.ContainsFunc(ranges, func(p netip.Prefix) bool { return p.Bits() == 0 })
@@ -350,9 +350,8 @@ func (b *partBuilder) addSourceRanges(family ip.Family, key ipvs.Key) {
 	}
 }
 
-// nodeSources are the sources that the node's own packets to a VIP can carry:
-// the VIP, where it is an address of the node; else any of the node's
-// addresses, as the route goes.
+// nodeSources returns the sources that the node's own packets to a VIP can have: the
+// VIP, if it is local; otherwise any address of the node, depending on the route.
 func (b *partBuilder) nodeSources(vip netip.Addr) []netip.Addr {
 	var out []netip.Addr
 	if b.cfg.VIPs.mayBeLocal() {
@@ -369,9 +368,9 @@ func (b *partBuilder) nodeSources(vip netip.Addr) []netip.Addr {
 	return out
 }
 
-// addHairpin lets endpoints on this node reach themselves through any VIP:
-// such a packet must be masqueraded, or the pod would answer itself directly.
-// All of them are listed, ready or not, as connections outlive readiness.
+// addHairpin lets node-local endpoints reach themselves through any VIP: such a packet
+// must be masqueraded, or the pod would reply to itself directly. It lists all
+// endpoints, ready or not, because connections outlive readiness.
 func (b *partBuilder) addHairpin(family ip.Family, p *service.Port) {
 	for _, e := range p.Endpoints {
 		if b.onNode(e) && ip.Of(e.Addr.Addr()) == family {
@@ -382,10 +381,10 @@ func (b *partBuilder) addHairpin(family ip.Family, p *service.Port) {
 	}
 }
 
-// readyHere counts the endpoints on this node that are ready for some port. A
-// dual-stack pod is one endpoint with an address of each family: as kube-proxy does,
-// each family is counted by itself. Of two counts, which differ only for moments, it
-// returns the greater.
+// readyHere returns the number of node-local endpoints that are ready for some port. A
+// dual-stack pod is one endpoint with an address of each family, so each family is
+// counted separately, as in kube-proxy. The counts differ only briefly; the greater one
+// is returned.
 func (b *partBuilder) readyHere() int {
 	here := map[ip.Family]map[netip.Addr]struct{}{ip.IPv4: {}, ip.IPv6: {}}
 	for _, p := range b.service.Ports {
@@ -408,7 +407,8 @@ func (b *partBuilder) addHealthCheckPort(family ip.Family) {
 	}
 }
 
-// addVirtualServer is false if the key is excluded or taken already.
+// addVirtualServer adds a virtual server. It returns false if the key is excluded or
+// already served.
 func (b *partBuilder) addVirtualServer(key ipvs.Key, right Right, endpoints []service.Endpoint) bool {
 	if b.seen[key] || containsAny(b.cfg.ExcludeCIDRs, key.Addr) {
 		return false
@@ -423,10 +423,10 @@ func (b *partBuilder) addVirtualServer(key ipvs.Key, right Right, endpoints []se
 	return true
 }
 
-// realServers are the endpoints that get new connections, and, if so
-// configured, those that serve the UDP flows that they have until they end
-// (kubernetes#134143). All others of UDP go at once, as a flow of which nobody
-// knows the end would lead to an endpoint that is gone.
+// realServers returns the endpoints that get new connections and, with UDPDrain, those
+// that only keep their UDP flows until these end (kubernetes#134143). All other UDP
+// real servers are removed at once: the end of a UDP flow is not visible, and a flow
+// would keep using an endpoint that is gone.
 func (b *partBuilder) realServers(key ipvs.Key, endpoints []service.Endpoint) []RealServer {
 	var out []RealServer
 	for _, e := range endpoints {
@@ -444,7 +444,7 @@ func (b *partBuilder) realServers(key ipvs.Key, endpoints []service.Endpoint) []
 	return out
 }
 
-// onePacket has datagrams scheduled one by one, where the Service asks for it.
+// onePacket enables per-datagram scheduling if the Service requests it.
 func (b *partBuilder) onePacket(protocol ip.Protocol, vs ipvs.VirtualServer) ipvs.VirtualServer {
 	if b.service.OnePacket && protocol == ip.UDP {
 		vs.Flags |= ipvs.FlagOnePacket
@@ -464,13 +464,13 @@ func virtualServer(cfg *Config, s *service.Service) ipvs.VirtualServer {
 	return vs
 }
 
-// last is the virtual server that was added last.
+// last returns the virtual server that was added last.
 func (b *partBuilder) last() *VirtualServer {
 	return &b.part.VirtualServers[len(b.part.VirtualServers)-1]
 }
 
-// addMember adds to the set of the entry's family; for entries without an
-// address, of the family given.
+// addMember adds an entry to the set of the entry's family. The family of an entry
+// without an address is passed as an argument.
 func (b *partBuilder) addMember(set SetName, e ipset.Entry, family ...ip.Family) {
 	f := ip.IPv4
 	switch {
@@ -482,7 +482,7 @@ func (b *partBuilder) addMember(set SetName, e ipset.Entry, family ...ip.Family)
 	b.part.Members = append(b.part.Members, Member{Set: set.In(f), Entry: e})
 }
 
-// sort has equal plans be equal values, and drops what came twice.
+// sort makes equal plans equal values and removes duplicates.
 func (p *Part) sort() {
 	slices.SortFunc(p.VirtualServers, func(a, b VirtualServer) int { return a.Key.Compare(b.Key) })
 	slices.SortFunc(p.Internal, func(a, b Internal) int { return a.Key.Compare(b.Key) })

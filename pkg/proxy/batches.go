@@ -11,13 +11,13 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/service"
 )
 
-// batchSize is how many Services are programmed together at the start: few
-// enough that the first answer long before the last, and many enough that a
-// batch costs little by itself.
+// batchSize is the number of Services programmed together at start-up: few enough that
+// the first ones are served long before the last, many enough that the cost per batch
+// is small.
 const batchSize = 256
 
-// batches orders Services for the start: the API server's by itself, then
-// those of DNS, then all others, and last the large ones.
+// batches orders Services for start-up: the API server's on its own, then those of DNS,
+// then all others, and the large ones last.
 func (i *inbox) batches(names map[types.NamespacedName]struct{}) [][]types.NamespacedName {
 	i.mu.Lock()
 	defer i.mu.Unlock()
@@ -42,11 +42,11 @@ func (i *inbox) batches(names map[types.NamespacedName]struct{}) [][]types.Names
 	return slices.AppendSeq(batches, slices.Chunk(large, 1))
 }
 
-// largeAbove is how many virtual and real servers a Service has for each of its
-// addresses that is programmed by itself, after all others.
+// largeAbove is the number of virtual and real servers per address above which a
+// Service is programmed on its own, after all others.
 const largeAbove = 2000
 
-// large tells whether others would wait long for a Service.
+// large reports whether programming a Service would delay others noticeably.
 func (s *store) large(name types.NamespacedName) bool {
 	svc, endpoints := s.services[name], 0
 	if svc == nil {
@@ -58,7 +58,7 @@ func (s *store) large(name types.NamespacedName) bool {
 	return len(svc.Spec.Ports)*(1+endpoints) > largeAbove
 }
 
-// bySize parts the large ones, in order, from the others.
+// bySize separates the large Services, which it sorts, from the others.
 func (i *inbox) bySize(names map[types.NamespacedName]struct{}) (small, large []types.NamespacedName) {
 	i.mu.Lock()
 	defer i.mu.Unlock()

@@ -11,50 +11,50 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/routing"
 )
 
-// minComparePeriod is the least time between two comparisons that are made
-// because something seems to have been taken away.
+// minComparePeriod is the minimum time between two comparisons that were triggered
+// because something may have been deleted.
 const minComparePeriod = 3 * time.Second
 
-// calmPeriod is that time once a few comparisons in a row have found nothing that were
-// made because another program had changed rules: Calico's Felix, say, rewrites its
-// own in the chains where ours are whenever a pod starts.
+// calmPeriod replaces minComparePeriod after calmAfter comparisons in a row that were
+// triggered by another program's rule changes and found nothing. For example, Calico's
+// Felix rewrites its own rules in the chains that contain ours whenever a pod starts.
 const (
 	calmPeriod = 15 * time.Second
 	calmAfter  = 3
 )
 
-// leastPeriod is the least time between two comparisons now.
-func (p *Proxy) leastPeriod() time.Duration {
+// minPeriod returns the current minimum time between two comparisons.
+func (p *Proxy) minPeriod() time.Duration {
 	if p.calm >= calmAfter && !p.need.State {
 		return calmPeriod
 	}
 	return minComparePeriod
 }
 
-// observed is what an observation of the kernel came to.
+// observed is the result of an observation of the kernel.
 type observed struct {
 	observation *apply.Observation
 	err         error
 	took        time.Duration
 }
 
-// compares is what there is to compare, and when, besides the next time.
+// compares holds what the next comparison covers, and when.
 type compares struct {
-	need     apply.Parts   // because of what has happened
-	reading  apply.Parts   // by the observation that runs
-	stateAt  time.Time     // when the state is due
-	rulesAt  time.Time     // and the rules
-	lookAt   time.Time     // when the next look is due
-	looked   bool          // the comparison follows from a look
-	mistaken time.Duration // for how long no look is taken, as looks found nothing of ours
+	need      apply.Parts   // requested, in addition to the periodic parts
+	reading   apply.Parts   // covered by the running observation
+	stateAt   time.Time     // next periodic comparison of the state
+	rulesAt   time.Time     // next periodic comparison of the rules
+	lookAt    time.Time     // next look
+	byLook    bool          // a look triggered the comparison
+	lookPause time.Duration // pause after looks that found nothing of ours
 }
 
-// Every SyncPeriod kernel parameters and listeners are compared, and the state as long
-// as it is small: beyond stateSize entries it is compared every second period, and so on,
-// up to mostPeriods, so that comparing takes the same share of a processor however many
-// Services there are. What is missing from it is found by looks (apply.Suspicious) much
-// earlier. Rules are read only after the kernel has told of a change, and every
-// mostPeriods; with every period where it does not tell, as of iptables-legacy.
+// Every SyncPeriod kernel parameters and listeners are compared. So is the state while
+// it is small. Beyond stateSize entries it is compared every second period, and so on,
+// up to mostPeriods, so that the CPU share of comparisons does not grow with the number
+// of Services. Looks (apply.Suspicious) find missing state much earlier. Rules are read
+// only after the kernel reported a change, and every mostPeriods; every period where
+// the kernel reports none, as for iptables-legacy.
 const (
 	stateSize   = 2000
 	mostPeriods = 40
@@ -74,36 +74,38 @@ func (p *Proxy) rulesPeriod() time.Duration {
 	return p.SyncPeriod * mostPeriods
 }
 
-// look sees whether the kernel holds as much as it should, at little cost, and has it
-// compared at once if not. Another program that keeps changing virtual servers of its
-// own looks the same: then it is looked at less and less often, down to SyncPeriod.
+// look checks cheaply whether the kernel holds as many objects as it should, and if
+// not, triggers a comparison at once. Another program that keeps changing its own
+// virtual servers triggers it too: looks then become less frequent, down to one per
+// SyncPeriod.
 func (p *Proxy) look(now time.Time) {
 	p.lookAt = now.Add(lookPeriod)
 	if p.applier.Suspicious() {
-		p.looked = true
+		p.byLook = true
 		p.compareSoon(now, apply.Parts{State: true})
 	}
 }
 
-// lookedRight notes what came of a comparison that followed from a look.
-func (p *Proxy) lookedRight(differences int, now time.Time) {
-	if !p.looked {
+// noteLookResult adjusts the time of the next look after a comparison that a look
+// triggered.
+func (p *Proxy) noteLookResult(differences int, now time.Time) {
+	if !p.byLook {
 		return
 	}
-	p.looked = false
+	p.byLook = false
 	if differences > 0 {
-		p.mistaken = 0
+		p.lookPause = 0
 		return
 	}
-	p.mistaken = min(max(2*p.mistaken, minComparePeriod), max(p.SyncPeriod, lookPeriod))
-	p.lookAt = now.Add(p.mistaken)
+	p.lookPause = min(max(2*p.lookPause, minComparePeriod), max(p.SyncPeriod, lookPeriod))
+	p.lookAt = now.Add(p.lookPause)
 }
 
-// compareSoon has parts of the kernel compared after another program has changed
-// something, but no more often than every few seconds.
+// compareSoon requests a comparison of some parts after another program changed
+// something, no more often than minPeriod allows.
 func (p *Proxy) compareSoon(now time.Time, parts apply.Parts) {
 	p.need.State, p.need.Rules = p.need.State || parts.State, p.need.Rules || parts.Rules
-	at := p.comparedAt.Add(p.leastPeriod())
+	at := p.comparedAt.Add(p.minPeriod())
 	if at.Before(now) {
 		at = now
 	}
@@ -112,8 +114,8 @@ func (p *Proxy) compareSoon(now time.Time, parts apply.Parts) {
 	}
 }
 
-// restore adds again what another program has deleted, without a look at the
-// rest of the kernel. Rules are back already.
+// restore adds deleted state again without reading the rest of the kernel. Deleted
+// policy rules have already been added.
 func (p *Proxy) restore(ctx context.Context, lost []routing.Lost) {
 	logger := klog.FromContext(ctx)
 	var vips []routing.Lost
@@ -137,8 +139,8 @@ func (p *Proxy) restore(ctx context.Context, lost []routing.Lost) {
 	}
 }
 
-// observe reads the kernel beside the loop, which goes on meanwhile. What is told to
-// be taken away from now on has it read again: it may have been read already.
+// observe starts reading the kernel in the background. A deletion reported from now on
+// triggers another observation, because this one may already have read that part.
 func (p *Proxy) observe(now time.Time) {
 	p.compareAt, p.byRules, p.rulesChanged = time.Time{}, p.rulesChanged, false
 	p.reading = apply.Parts{State: p.need.State || !now.Before(p.stateAt), Rules: p.need.Rules || !now.Before(p.rulesAt)}
@@ -153,19 +155,19 @@ func (p *Proxy) observe(now time.Time) {
 	}()
 }
 
-// compare takes the result of an observation, which is then gone through.
+// compare starts comparing the result of an observation.
 func (p *Proxy) compare(ctx context.Context, o observed) {
 	p.observed = nil
 	p.comparedAt = time.Now()
-	if p.compareAt.IsZero() { // nothing was taken away meanwhile
+	if p.compareAt.IsZero() { // no deletion was reported meanwhile
 		p.compareAt = p.comparedAt.Add(p.SyncPeriod)
 	} else {
-		p.compareAt = p.comparedAt.Add(p.leastPeriod())
+		p.compareAt = p.comparedAt.Add(p.minPeriod())
 	}
 	if o.err != nil {
 		p.need = apply.Everything
-		p.compareAt = time.Now().Add(p.retries.failed(nobody, time.Now()))
-		klog.FromContext(ctx).Error(o.err, "Cannot compare the kernel with the plan, trying again")
+		p.compareAt = time.Now().Add(p.retries.failed(nodeKey, time.Now()))
+		klog.FromContext(ctx).Error(o.err, "Cannot read the kernel to compare it with the plan, retrying")
 		return
 	}
 	if p.reading.State {
@@ -174,19 +176,19 @@ func (p *Proxy) compare(ctx context.Context, o observed) {
 	if p.reading.Rules {
 		p.rulesAt = p.comparedAt.Add(p.rulesPeriod())
 	}
-	p.lookForListeners(ctx)
-	maps.Copy(p.waiting, p.lacking) // a module may have been loaded
-	p.adoption, p.observeTook = p.applier.BeginAdopt(o.observation), o.took
+	p.refreshListeners(ctx)
+	maps.Copy(p.dirty, p.lacking) // a module may have been loaded
+	p.comparison, p.observeTook = p.applier.BeginAdopt(o.observation), o.took
 }
 
-// goOnComparing compares some of what was observed, so that no change waits for all of
-// it, and repairs what differs in the end.
-func (p *Proxy) goOnComparing(ctx context.Context) {
-	if p.adoption.Step() {
+// stepComparison compares a portion of the observed state, so that changes need not
+// wait for all of it. After the last portion it repairs the differences.
+func (p *Proxy) stepComparison(ctx context.Context) {
+	if p.comparison.Step() {
 		return
 	}
-	differences := p.adoption.End()
-	p.adoption = nil
+	differences := p.comparison.End()
+	p.comparison = nil
 	if p.calm++; differences > 0 || !p.byRules {
 		p.calm = 0
 	}
@@ -194,18 +196,18 @@ func (p *Proxy) goOnComparing(ctx context.Context) {
 		klog.FromContext(ctx).Info("The kernel differs from the plan, repairing it", "differences", differences)
 	}
 	p.Observer.Compared(p.observeTook, differences)
-	p.lookedRight(differences, time.Now())
+	p.noteLookResult(differences, time.Now())
 	p.settle(ctx, p.applier.Flush())
 	p.reportFailing()
 	p.warn(ctx)
 	if p.reading.State && p.applier.Size() > stateSize {
-		giveBack()
+		freeMemory()
 	}
 }
 
-// endComparing gives up what was observed and not compared yet.
-func (p *Proxy) endComparing() {
-	if p.adoption != nil {
-		p.adoption.End()
+// endComparison discards observed state that has not been compared yet.
+func (p *Proxy) endComparison() {
+	if p.comparison != nil {
+		p.comparison.End()
 	}
 }

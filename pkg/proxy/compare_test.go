@@ -29,17 +29,17 @@ func TestChangeDoesNotWaitForAComparison(t *testing.T) {
 	p.need = apply.Everything
 	p.observe(time.Now())
 	p.compare(ctx, <-p.observed)
-	defer p.endComparing()
+	defer p.endComparison()
 	turn := func() { p.turn(ctx, time.Now()) }
 	turn()
 	w.slice("web7", "10.244.0.2", "10.244.1.1")
 	turn()
-	if p.adoption == nil || w.compare > 0 || !strings.Contains(w.ipvs.Dump(), "-a -t 10.96.0.8:80 -r 10.244.1.1:8000 -m -w 1") {
-		t.Errorf("the comparison goes on: %t; web7 is:\n%s", p.adoption != nil, grep(w.ipvs.Dump(), "10.96.0.8:80"))
+	if p.comparison == nil || w.compare > 0 || !strings.Contains(w.ipvs.Dump(), "-a -t 10.96.0.8:80 -r 10.244.1.1:8000 -m -w 1") {
+		t.Errorf("the comparison goes on: %t; web7 is:\n%s", p.comparison != nil, grep(w.ipvs.Dump(), "10.96.0.8:80"))
 	}
 	w.taken()
 	turns := 2
-	for ; p.adoption != nil; turns++ {
+	for ; p.comparison != nil; turns++ {
 		if p.nextWake().After(time.Now()) {
 			t.Fatal("the comparison is left alone")
 		}
@@ -229,8 +229,8 @@ func TestRulesOfOthersChangeAllTheTime(t *testing.T) {
 			}
 			p.compare(ctx, <-p.observed)
 			p.comparedAt, p.compareAt = now, now.Add(p.compareAt.Sub(p.comparedAt))
-			for p.adoption != nil {
-				p.goOnComparing(ctx)
+			for p.comparison != nil {
+				p.stepComparison(ctx)
 			}
 		}
 		return w.compare - before

@@ -16,40 +16,42 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/plan"
 )
 
-// The reasons of Events.
+// Reasons of Events.
 const (
 	reasonUnusable = "Unusable" // parts of a Service cannot be used
-	reasonConflict = "Conflict" // a virtual server of a Service is an older one's
-	reasonInTheWay = "InTheWay" // something on a Node is in the way of Services
+	reasonConflict = "Conflict" // another Service has precedence for a virtual server
+	reasonInTheWay = "InTheWay" // something on the node conflicts with Services
 )
 
-// EventReason describes a reason for the reference.
+// EventReason documents a reason in the reference.
 type EventReason struct{ Reason, Regarding, Meaning string }
 
-// EventReasons are all that the proxy writes Events for; each is a Warning.
+// EventReasons lists every reason of the Events that the proxy writes; each is a
+// Warning.
 var EventReasons = []EventReason{
 	{reasonUnusable, "Service", "A field or an annotation of the Service, or an endpoint, cannot be used. The rest of the Service is served. The note names the field and the value."},
 	{reasonConflict, "Service", "An address and port of the Service is already served for another Service, which takes precedence: a cluster IP before a load balancer's IP, that before an external IP, and the older Service before the younger. The related object is the other Service."},
 	{reasonInTheWay, "Node", "Something on the node keeps Services from being served, or conflicts with another program: a mark, a policy rule, `rp_filter`, or a bridge without br_netfilter. The note names what it is and what to change."},
 }
 
-// complain reports what is wrong with a Service, once for each complaint.
-func (p *Proxy) complain(ctx context.Context, svc *corev1.Service, err error) {
+// reportUnusable logs what is unusable in a Service and writes an Event, once per
+// error.
+func (p *Proxy) reportUnusable(ctx context.Context, svc *corev1.Service, err error) {
 	name := types.NamespacedName{Namespace: svc.Namespace, Name: svc.Name}
-	if p.news(name, err) {
+	if p.isNew(name, err) {
 		klog.FromContext(ctx).Error(err, "Parts of a Service cannot be used, serving the rest", "service", name)
 		p.Events.Warn(event.Warning{Regarding: *serviceRef(svc), Reason: reasonUnusable, Note: err.Error()})
 	}
 }
 
-func (p *Proxy) complainOfNode(ctx context.Context, err error) {
-	if p.news(nobody, err) {
+func (p *Proxy) reportUnusableNode(ctx context.Context, err error) {
+	if p.isNew(nodeKey, err) {
 		klog.FromContext(ctx).Error(err, "Parts of the Node cannot be used, using the rest", "node", p.Config.NodeName)
 	}
 }
 
-// warn says what cannot work on this node, or is at odds with another program,
-// once for as long as it stands.
+// warn reports what cannot work on this node or conflicts with another program, once
+// while the problem lasts.
 func (p *Proxy) warn(ctx context.Context) {
 	now := map[string]bool{}
 	for _, w := range plan.Warnings(&p.Config, &p.node, &p.nodePart, p.applier.Seen()) {
@@ -62,13 +64,13 @@ func (p *Proxy) warn(ctx context.Context) {
 	p.warned = now
 }
 
-// Findings are what Once has found on the node: conflicts with other programs, as
-// sentences, sorted, and how secondary interfaces get one path both ways.
+// Findings returns what Once found on the node: conflicts with other programs, as
+// sorted sentences, and how secondary interfaces get symmetric paths.
 func (p *Proxy) Findings() (warnings []string, modes []plan.InterfaceMode) {
 	return slices.Sorted(maps.Keys(p.warned)), p.nodePart.Modes
 }
 
-// warnOfNode writes an Event, if there is a Node to write it of.
+// warnOfNode writes an Event about the Node object, if it exists.
 func (p *Proxy) warnOfNode(note string) {
 	if n, _ := p.inbox.getNode(); n != nil {
 		p.Events.Warn(event.Warning{
@@ -78,8 +80,8 @@ func (p *Proxy) warnOfNode(note string) {
 	}
 }
 
-// reportConflicts tells of virtual servers that another Service has, once for
-// each two Services.
+// reportConflicts reports virtual servers that another Service has, once per pair of
+// Services.
 func (p *Proxy) reportConflicts(ctx context.Context) {
 	p.Observer.Conflicts(p.applier.Conflicts())
 	conflicts := p.applier.TakeConflicts()
@@ -101,11 +103,11 @@ func (p *Proxy) reportConflict(ctx context.Context, c apply.Conflict, keys strin
 	loser, _ := p.inbox.get(c.Loser)
 	winner, _ := p.inbox.get(c.Winner)
 	if loser == nil || winner == nil {
-		return // one of them is gone, and the conflict about to end
+		return // one was deleted, so the conflict is about to end
 	}
 	p.Events.Warn(event.Warning{
 		Regarding: *serviceRef(loser), Related: serviceRef(winner), Reason: reasonConflict,
-		Note: fmt.Sprintf("Service %s has %s by a stronger or older claim; this Service has it when that one is gone", c.Winner, keys),
+		Note: fmt.Sprintf("Service %s has %s, and takes precedence; this Service will be served there once it is released", c.Winner, keys),
 	})
 }
 
@@ -113,8 +115,9 @@ func serviceRef(svc *corev1.Service) *corev1.ObjectReference {
 	return &corev1.ObjectReference{APIVersion: "v1", Kind: "Service", Namespace: svc.Namespace, Name: svc.Name, UID: svc.UID}
 }
 
-// news tells whether an error is another one than the last.
-func (p *Proxy) news(name types.NamespacedName, err error) bool {
+// isNew reports whether an error differs from the last one about the same object, and
+// remembers it.
+func (p *Proxy) isNew(name types.NamespacedName, err error) bool {
 	if err == nil {
 		delete(p.reported, name)
 		return false

@@ -12,28 +12,28 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/routing"
 )
 
-// inbox is the source.Sink: it files what the source delivers and notes what
-// there is to do about it. Any number of changes of one Service are one piece
-// of work until the loop takes it.
+// inbox is the source.Sink. It stores what the source delivers and records the work
+// that follows from it. Any number of changes of one Service count as one until the
+// loop takes them.
 type inbox struct {
-	mu      sync.Mutex
-	store   store
-	changed map[types.NamespacedName]struct{} // Services
-	node    bool                              // the Node has changed, or what is known of others
-	network bool                              // the node's interfaces, addresses, rules or routes have
-	taken   bool                              // another program may have deleted anything of ours
-	lost    []routing.Lost                    // what of ours was deleted
-	rules   bool                              // somebody else may have changed rules
+	mu           sync.Mutex
+	store        store
+	changed      map[types.NamespacedName]struct{} // Services
+	node         bool                              // the Node, or what it knows about other nodes, has changed
+	network      bool                              // the node's interfaces, addresses, policy rules or routes have changed
+	maybeDeleted bool                              // another program may have deleted any of our state
+	lost         []routing.Lost                    // our deleted state
+	rules        bool                              // another program may have changed rules
 
 	began    time.Time
 	count    changes
 	triggers []trigger
 
-	wake   chan struct{}                     // holds one token while there is work
-	first  map[types.NamespacedName]struct{} // Services that had been delivered by then
-	begun  chan struct{}                     // closed by Begun, or Synced
-	synced chan struct{}                     // closed by Synced
-	once   [2]sync.Once
+	wake                  chan struct{}                     // holds one token while there is work
+	first                 map[types.NamespacedName]struct{} // Services delivered before Begun
+	begun                 chan struct{}                     // closed by Begun, or Synced
+	synced                chan struct{}                     // closed by Synced
+	begunOnce, syncedOnce sync.Once
 }
 
 func newInbox() *inbox {
@@ -48,7 +48,7 @@ func newInbox() *inbox {
 	}
 }
 
-// note changes the store under the lock, marks Services and wakes the loop.
+// note changes the store under the lock, marks Services dirty and wakes the loop.
 func (i *inbox) note(change func(*store) []types.NamespacedName) {
 	i.mu.Lock()
 	for _, name := range change(&i.store) {
@@ -61,7 +61,7 @@ func (i *inbox) note(change func(*store) []types.NamespacedName) {
 func (i *inbox) signal() {
 	select {
 	case i.wake <- struct{}{}:
-	default: // it has not taken the last one yet
+	default: // the last signal is still pending
 	}
 }
 
@@ -109,7 +109,8 @@ func (i *inbox) setNode(n *corev1.Node) {
 	})
 }
 
-// SetLostNodes is a change of the node, of what it knows about the others.
+// SetLostNodes counts as a change of the node: the node knows which others are
+// unreachable.
 func (i *inbox) SetLostNodes(nodes []string) {
 	i.note(func(s *store) []types.NamespacedName {
 		s.lost = nodes
@@ -119,7 +120,7 @@ func (i *inbox) SetLostNodes(nodes []string) {
 }
 
 func (i *inbox) Begun() {
-	i.once[0].Do(func() {
+	i.begunOnce.Do(func() {
 		i.mu.Lock()
 		defer i.mu.Unlock()
 		i.first = maps.Clone(i.changed)
@@ -128,17 +129,17 @@ func (i *inbox) Begun() {
 }
 
 func (i *inbox) Synced() {
-	i.once[0].Do(func() { close(i.begun) })
-	i.once[1].Do(func() { close(i.synced) })
+	i.begunOnce.Do(func() { close(i.begun) })
+	i.syncedOnce.Do(func() { close(i.synced) })
 }
 
-// networkChanged and deleted are for the watch of the node's network,
-// rulesChanged for that of its rules.
+// networkChanged and deleted are called by the watch of the node's network,
+// rulesChanged by that of its rules.
 func (i *inbox) networkChanged() { i.set(&i.network) }
 
 func (i *inbox) deleted(lost ...routing.Lost) {
 	if len(lost) == 0 {
-		i.set(&i.taken)
+		i.set(&i.maybeDeleted)
 		return
 	}
 	i.mu.Lock()
@@ -158,30 +159,30 @@ func (i *inbox) set(flag *bool) {
 
 // work is what the loop takes from the inbox.
 type work struct {
-	services             []types.NamespacedName
-	node, network, taken bool
-	rules                bool
-	lost                 []routing.Lost
-	count                changes
-	triggers             []trigger
+	services                    []types.NamespacedName
+	node, network, maybeDeleted bool
+	rules                       bool
+	lost                        []routing.Lost
+	count                       changes
+	triggers                    []trigger
 }
 
 func (i *inbox) take() work {
 	i.mu.Lock()
 	defer i.mu.Unlock()
-	w := work{node: i.node, network: i.network, taken: i.taken, rules: i.rules, lost: i.lost, count: i.count, triggers: i.triggers}
+	w := work{node: i.node, network: i.network, maybeDeleted: i.maybeDeleted, rules: i.rules, lost: i.lost, count: i.count, triggers: i.triggers}
 	for name := range i.changed {
 		w.services = append(w.services, name)
 	}
-	// Not cleared: a map keeps the size that it has had, and to go through it
-	// costs that, however little there is in it.
+	// A new map: a cleared one keeps its size, and iterating over it takes time
+	// proportional to that.
 	i.changed = map[types.NamespacedName]struct{}{}
-	i.node, i.network, i.taken, i.rules = false, false, false, false
+	i.node, i.network, i.maybeDeleted, i.rules = false, false, false, false
 	i.count, i.triggers, i.lost = changes{}, nil, nil
 	return w
 }
 
-// get gives a Service and its slices as they stand now; nil if there is none.
+// get returns a Service and its current slices, or nil if it does not exist.
 func (i *inbox) get(name types.NamespacedName) (*corev1.Service, []*discoveryv1.EndpointSlice) {
 	i.mu.Lock()
 	defer i.mu.Unlock()
@@ -192,14 +193,15 @@ func (i *inbox) get(name types.NamespacedName) (*corev1.Service, []*discoveryv1.
 	return svc, i.store.slices[name]
 }
 
-// services is how many there are.
+// services returns the number of Services.
 func (i *inbox) services() int {
 	i.mu.Lock()
 	defer i.mu.Unlock()
 	return len(i.store.services)
 }
 
-// getNode gives the own Node, nil if there is none, and the names of those lost.
+// getNode returns the Node object, or nil if it does not exist, and the names of
+// unreachable nodes.
 func (i *inbox) getNode() (node *corev1.Node, lost []string) {
 	i.mu.Lock()
 	defer i.mu.Unlock()

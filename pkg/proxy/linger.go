@@ -11,36 +11,35 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/routing"
 )
 
-// addressLingers is for how long node ports are served on an address that has
-// vanished, and mainLingers for how long the main table's default route is
-// taken to be there. DHCP clients and network managers remove and add both
-// again within a second. Without this, the virtual servers of the address
-// would be deleted with their connections, and the primary interface could be
-// taken for an ENI.
+// addressLingers is how long node ports are served on an address that was removed.
+// mainLingers is how long the main table's default route is assumed to exist after it
+// was removed. DHCP clients and network managers remove and add both again within a
+// second. Without this, the virtual servers of the address would be deleted with their
+// connections, and the primary interface could be mistaken for an ENI.
 const (
 	addressLingers = 5 * time.Second
 	mainLingers    = time.Minute
 )
 
-// linger remembers what has vanished from the node's network lately.
+// linger remembers what was recently removed from the node's network.
 type linger struct {
-	present map[netip.Addr]bool // at the last reading
+	present map[netip.Addr]bool // at the last update
 	gone    map[netip.Addr]time.Time
 	main    map[ip.Family]mainRoutes
 }
 
-// mainRoutes are the main table's default routes of a family, as last seen.
+// mainRoutes holds the main table's last known default routes of a family.
 type mainRoutes struct {
 	routes []routing.Route
-	gone   time.Time // zero: they are there
+	gone   time.Time // when they were removed; zero: they exist
 }
 
 func newLinger() linger {
 	return linger{gone: map[netip.Addr]time.Time{}, main: map[ip.Family]mainRoutes{}}
 }
 
-// update takes a reading of the node's network. It adds the default routes that
-// linger, and returns the addresses that do, sorted.
+// update processes the current network of the node. It adds the lingering default
+// routes to inv, and returns the lingering addresses, sorted.
 func (l *linger) update(inv *routing.Inventory, now time.Time) []netip.Addr {
 	l.updateAddresses(inv, now)
 	for _, family := range ip.Families {
@@ -89,7 +88,7 @@ func (l *linger) updateMain(inv *routing.Inventory, family ip.Family, now time.T
 	l.main[family] = last
 }
 
-// mainGone are the families of which the default routes linger.
+// mainGone returns the families whose default routes linger.
 func (l *linger) mainGone() map[ip.Family]bool {
 	out := map[ip.Family]bool{}
 	for family, m := range l.main {
@@ -100,7 +99,7 @@ func (l *linger) mainGone() map[ip.Family]bool {
 	return out
 }
 
-// next is when something ceases to linger; zero: nothing lingers.
+// next returns when something stops lingering, or zero if nothing lingers.
 func (l *linger) next() time.Time {
 	var next time.Time
 	sooner := func(t time.Time) {

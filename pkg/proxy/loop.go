@@ -17,7 +17,7 @@ import (
 func (p *Proxy) loop(ctx context.Context, ended <-chan error) error {
 	timer := time.NewTimer(0)
 	defer timer.Stop()
-	defer p.endComparing()
+	defer p.endComparison()
 	for {
 		timer.Reset(time.Until(p.nextWake()))
 		select {
@@ -34,7 +34,7 @@ func (p *Proxy) loop(ctx context.Context, ended <-chan error) error {
 	}
 }
 
-// nextWake is when there is something to do without anything happening.
+// nextWake returns when the loop has work even if no event arrives.
 func (p *Proxy) nextWake() time.Time {
 	next := time.Now().Add(p.SyncPeriod)
 	sooner := func(t time.Time) {
@@ -42,14 +42,14 @@ func (p *Proxy) nextWake() time.Time {
 			next = t
 		}
 	}
-	if p.adoption != nil {
+	if p.comparison != nil {
 		return time.Now()
 	}
 	if p.observed == nil {
 		sooner(p.compareAt)
 		sooner(p.lookAt)
 	}
-	if len(p.waiting) > 0 || p.renew {
+	if len(p.dirty) > 0 || p.renew {
 		sooner(p.lastPass.Add(p.MinSyncPeriod))
 	}
 	if p.applier.Draining() > 0 {
@@ -60,36 +60,36 @@ func (p *Proxy) nextWake() time.Time {
 	return next
 }
 
-// turn does what is due.
+// turn runs everything that is due.
 func (p *Proxy) turn(ctx context.Context, now time.Time) {
 	w := p.take()
-	p.renew = p.renew || w.node || w.network || p.manyNow() || p.linger.due(now)
+	p.renew = p.renew || w.node || w.network || p.becameMany() || p.linger.due(now)
 	p.restore(ctx, w.lost)
-	if w.taken {
+	if w.maybeDeleted {
 		p.calm = 0
 	}
 	p.rulesChanged = p.rulesChanged || w.rules
-	if w.rules || w.taken {
-		p.compareSoon(now, apply.Parts{State: w.taken, Rules: w.rules})
+	if w.rules || w.maybeDeleted {
+		p.compareSoon(now, apply.Parts{State: w.maybeDeleted, Rules: w.rules})
 	}
-	if len(p.waiting) > 0 || p.renew {
+	if len(p.dirty) > 0 || p.renew {
 		p.Observer.Queued()
 	}
 	retry := p.retries.take(now)
-	p.renew = p.renew || p.unread && slices.Contains(retry, nobody)
+	p.renew = p.renew || p.renewFailed && slices.Contains(retry, nodeKey)
 	if len(retry) > 0 || p.passDue(now) {
 		p.pass(ctx, retry)
 	}
 	if p.applier.Draining() > 0 && !now.Before(p.drainAt) {
 		p.drain(ctx, now)
 	}
-	if p.adoption != nil {
-		p.goOnComparing(ctx)
+	if p.comparison != nil {
+		p.stepComparison(ctx)
 	}
-	if p.observed == nil && p.adoption == nil && !now.Before(p.lookAt) {
+	if p.observed == nil && p.comparison == nil && !now.Before(p.lookAt) {
 		p.look(now)
 	}
-	if p.observed == nil && p.adoption == nil && !now.Before(p.compareAt) {
+	if p.observed == nil && p.comparison == nil && !now.Before(p.compareAt) {
 		p.observe(now)
 	}
 }
@@ -103,59 +103,59 @@ func logSync(ctx context.Context, took time.Duration, services, problems int, ap
 	}
 }
 
-// reportFailing tells the Observer what waits to be retried.
+// reportFailing reports the pending retries to the Observer.
 func (p *Proxy) reportFailing() {
 	services := len(p.retries.due)
-	_, node := p.retries.due[nobody]
+	_, node := p.retries.due[nodeKey]
 	if node {
 		services--
 	}
 	p.Observer.Failing(node, services, len(p.depends))
 }
 
-// drainAtOnce is for how many virtual servers, at most, a change waits when it is
-// looked whose connections have ended.
-const drainAtOnce = 256
+// drainBatch is the maximum number of virtual servers whose connections are checked
+// before other changes get their turn.
+const drainBatch = 256
 
-// drain removes real servers without connections, and leaves to the next turns what
-// would take long.
+// drain removes real servers without connections. If many are draining, the next turns
+// continue.
 func (p *Proxy) drain(ctx context.Context, now time.Time) {
-	p.settle(ctx, p.applier.Drain(now, p.DrainDeadline, drainAtOnce))
+	p.settle(ctx, p.applier.Drain(now, p.DrainDeadline, drainBatch))
 	p.reportCuts(ctx)
 	if !p.applier.DrainsOn() {
 		p.drainAt = now.Add(p.DrainPeriod)
 	}
 }
 
-// manyNow tells whether there have come to be too many Services for addresses.
-func (p *Proxy) manyNow() bool { return !p.facts.Many && p.inbox.services() > plan.AddressesAtMost }
+// becameMany reports whether there are now too many Services for an address each.
+func (p *Proxy) becameMany() bool { return !p.facts.Many && p.inbox.services() > plan.AddressesAtMost }
 
 func (p *Proxy) passDue(now time.Time) bool {
-	return (len(p.waiting) > 0 || p.renew) && !now.Before(p.lastPass.Add(p.MinSyncPeriod))
+	return (len(p.dirty) > 0 || p.renew) && !now.Before(p.lastPass.Add(p.MinSyncPeriod))
 }
 
-// pass plans and programs the Services that wait, and what is to be tried
-// again.
+// pass plans and programs the dirty Services, and retries those that are due.
 func (p *Proxy) pass(ctx context.Context, retry []types.NamespacedName) {
 	began := time.Now()
 	renewed := p.renew
 	if renewed {
 		p.renewAffected(ctx)
 	}
-	small, large := p.inbox.bySize(p.waiting)
+	small, large := p.inbox.bySize(p.dirty)
 	count := len(small)
 	for _, name := range small {
 		p.planService(ctx, name)
 	}
-	if len(p.waiting) == 0 {
-		p.waiting = map[types.NamespacedName]struct{}{} // smaller, see take
+	if len(p.dirty) == 0 {
+		p.dirty = map[types.NamespacedName]struct{}{} // smaller, see take
 	}
 	for _, name := range retry {
 		p.applier.Retry(name)
 	}
 	problems := p.flush()
 	if len(large) > 0 {
-		// What changes while it is programmed comes before the next.
+		// Changes that arrive while a large Service is programmed precede the next
+		// large one.
 		p.planService(ctx, large[0])
 		count++
 		problems = append(problems, p.flush()...)
@@ -176,13 +176,13 @@ func (p *Proxy) pass(ctx context.Context, retry []types.NamespacedName) {
 	p.Observer.Passed(time.Since(began), count, len(problems))
 }
 
-// settle has what failed tried again, and the kernel compared before that:
-// after an error it is not certain what it holds.
+// settle schedules retries of what failed. It also requests a comparison before each
+// retry, because the kernel's state is uncertain after an error.
 func (p *Proxy) settle(ctx context.Context, problems apply.Problems) {
 	p.releaseNumbers()
 	failed := map[types.NamespacedName]time.Duration{}
 	for _, problem := range problems {
-		for _, name := range concerned(problem) {
+		for _, name := range affected(problem) {
 			if _, done := failed[name]; !done {
 				failed[name] = p.retries.failed(name, time.Now())
 			}
@@ -199,30 +199,30 @@ func (p *Proxy) settle(ctx context.Context, problems apply.Problems) {
 	p.reportConflicts(ctx)
 }
 
-// concerned are the Services that lack something, or the node.
-func concerned(problem apply.Problem) []types.NamespacedName {
+// affected returns the Services that a problem affects, or the node.
+func affected(problem apply.Problem) []types.NamespacedName {
 	if len(problem.Owners) == 0 {
-		return []types.NamespacedName{nobody}
+		return []types.NamespacedName{nodeKey}
 	}
 	return problem.Owners
 }
 
-// logProblems tells each of those concerned each reason once, with the first of what
-// was refused for it: without a set, say, every member of it is.
+// logProblems logs one line per Service and reason, with the first failed change as an
+// example: a missing set fails every member.
 func logProblems(ctx context.Context, problems apply.Problems, waits map[types.NamespacedName]time.Duration) {
-	type told struct {
+	type ownerReason struct {
 		name   types.NamespacedName
 		reason string
 	}
-	count := map[told]int{}
+	count := map[ownerReason]int{}
 	for _, problem := range problems {
-		for _, name := range concerned(problem) {
-			count[told{name, reason(problem.Err)}]++
+		for _, name := range affected(problem) {
+			count[ownerReason{name, reason(problem.Err)}]++
 		}
 	}
 	for _, problem := range problems {
-		for _, name := range concerned(problem) {
-			t := told{name, reason(problem.Err)}
+		for _, name := range affected(problem) {
+			t := ownerReason{name, reason(problem.Err)}
 			if n := count[t]; n > 0 {
 				logProblem(ctx, name, problem.Err, n-1, waits[name])
 			}
@@ -231,7 +231,7 @@ func logProblems(ctx context.Context, problems apply.Problems, waits map[types.N
 	}
 }
 
-// reason is an error without the change that it is about.
+// reason returns an error's text without the change that failed.
 func reason(err error) string {
 	if inner := errors.Unwrap(err); inner != nil {
 		return inner.Error()
@@ -244,22 +244,22 @@ func logProblem(ctx context.Context, name types.NamespacedName, err error, more 
 	if more > 0 {
 		logger = logger.WithValues("moreForThisReason", more)
 	}
-	if name == nobody {
+	if name == nodeKey {
 		logger.Error(err, "Cannot program the node")
 		return
 	}
 	logger.Error(err, "Cannot program Service", "service", name)
 }
 
-// reportCuts tells of connections that were cut, as their endpoint was gone for too
-// long, or its node is not heard of.
+// reportCuts reports connections that were cut because their endpoint was gone for too
+// long or its node is unreachable.
 func (p *Proxy) reportCuts(ctx context.Context) {
 	for _, c := range p.applier.TakeCuts() {
 		logger := klog.FromContext(ctx).WithValues("virtualServer", c.Key.String(), "endpoint", c.Dest.String(), "connections", c.Connections)
 		if c.Lost {
-			logger.Info("Cutting connections to an endpoint on a node that is not heard of any more")
+			logger.Info("Cutting connections to an endpoint on an unreachable node")
 		} else {
-			logger.Info("Cutting connections to an endpoint that is gone, at the deadline for draining", "deadline", p.DrainDeadline)
+			logger.Info("Drain deadline reached, cutting connections to a removed endpoint", "deadline", p.DrainDeadline)
 		}
 		p.Meter.Cut(c.Connections)
 	}

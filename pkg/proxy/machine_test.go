@@ -188,8 +188,8 @@ func (m *machine) pass() {
 	if m.process.observed != nil {
 		m.process.compare(m.context(), <-m.process.observed)
 	}
-	for m.process.adoption != nil {
-		m.process.goOnComparing(m.context())
+	for m.process.comparison != nil {
+		m.process.stepComparison(m.context())
 	}
 }
 

@@ -12,20 +12,19 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/service"
 )
 
-// changes counts what the source has delivered.
+// changes counts what the source delivered.
 type changes struct{ services, endpoints int }
 
-// trigger is a change of a Service's endpoints, and when the cluster saw the pod
-// or Service change that it comes from.
+// trigger is a change of a Service's endpoints, and when the cluster saw the pod or
+// Service change that caused it.
 type trigger struct {
 	service types.NamespacedName
 	at      time.Time
 }
 
-// noteTrigger reads the time that the controller writes on a slice. One that was
-// known already is no new change, as when everything is delivered again; one from
-// before this process says nothing about it. It is called under the lock, before
-// the slice is filed.
+// noteTrigger reads the timestamp that the controller writes on a slice. It ignores a
+// known timestamp, as after a relist, and one from before this process started. It must
+// be called under the lock, before the slice is stored.
 func (i *inbox) noteTrigger(slice *discoveryv1.EndpointSlice) {
 	const key = corev1.EndpointsLastChangeTriggerTime
 	at, err := time.Parse(time.RFC3339Nano, slice.Annotations[key])
@@ -40,11 +39,11 @@ func (i *inbox) noteTrigger(slice *discoveryv1.EndpointSlice) {
 	i.triggers = append(i.triggers, trigger{owner, at})
 }
 
-// take gets what has come, and has it wait for the next pass.
+// take moves the inbox's work to the next pass.
 func (p *Proxy) take() work {
 	w := p.inbox.take()
 	for _, name := range w.services {
-		p.waiting[name] = struct{}{}
+		p.dirty[name] = struct{}{}
 	}
 	p.triggers = append(p.triggers, w.triggers...)
 	if w.count != (changes{}) {
@@ -53,11 +52,11 @@ func (p *Proxy) take() work {
 	return w
 }
 
-// noteNoLocal notes what a Service's plan says.
+// noteNoLocal updates the number of Services without node-local endpoints.
 func (p *Proxy) noteNoLocal(name types.NamespacedName, n plan.NoLocal) {
 	was := p.noLocal[name]
-	p.noInternal += count(n.Internal) - count(was.Internal)
-	p.noExternal += count(n.External) - count(was.External)
+	p.noInternal += boolToInt(n.Internal) - boolToInt(was.Internal)
+	p.noExternal += boolToInt(n.External) - boolToInt(was.External)
 	if n == (plan.NoLocal{}) {
 		delete(p.noLocal, name)
 	} else {
@@ -65,15 +64,15 @@ func (p *Proxy) noteNoLocal(name types.NamespacedName, n plan.NoLocal) {
 	}
 }
 
-func count(counts bool) int {
-	if counts {
+func boolToInt(b bool) int {
+	if b {
 		return 1
 	}
 	return 0
 }
 
-// measure tells the meter what a pass came to. A change that was refused has
-// not been programmed, however long that takes.
+// measure reports a pass to the meter. A refused change does not count as programmed,
+// however long it takes.
 func (p *Proxy) measure(problems apply.Problems) {
 	p.Meter.Planned(p.planning)
 	p.planning = 0

@@ -12,13 +12,13 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/source"
 )
 
-// AnnotationSNATSources on a Node maps interfaces that carry no address of
-// their own to the ENI's primary address, one for each family:
+// AnnotationSNATSources on a Node maps interfaces without an address of their own to
+// the ENI's primary address, one per family:
 // "eth1=10.12.192.10,eth1=fd00:12:192::10,eth2=10.12.193.10".
 const AnnotationSNATSources = source.AnnotationPrefix + "snat-sources"
 
-// nodeOf takes from a Node what the plan needs. The error names the fields
-// that cannot be used; the rest is.
+// nodeOf extracts the plan's input from a Node. The error names unusable fields; the
+// other fields are used.
 func nodeOf(n *corev1.Node) (plan.Node, error) {
 	var out plan.Node
 	if n == nil {
@@ -52,7 +52,7 @@ func nodeOf(n *corev1.Node) (plan.Node, error) {
 	return out, errors.Join(append(errs, err)...)
 }
 
-// snatSources reads the annotation.
+// snatSources parses the annotation.
 func snatSources(text string) (map[string][]netip.Addr, error) {
 	if text == "" {
 		return nil, nil

@@ -13,36 +13,36 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/plan"
 )
 
-// numbers hands out the numbers of addresses and ports that need a second
-// virtual server, the smallest free one first. An address and port keeps its
-// number for as long as the kernel has anything under it, and a new process
-// begins with the numbers that it finds there.
+// numbers assigns indexes of plan.LocalMark to addresses and ports that need a second
+// virtual server, the lowest free one first. An address and port keeps its number while
+// the kernel holds anything under it. A new process starts with the numbers that it
+// finds in the kernel.
 type numbers struct {
-	mark   plan.LocalMark
-	masq   uint32
-	byKey  map[ipvs.Key]uint32
-	taken  map[uint32]struct{}
-	wanted map[types.NamespacedName][]ipvs.Key
-	users  map[ipvs.Key]int      // Services that want it
-	idle   map[ipvs.Key]struct{} // with a number that nobody wants any more
-	short  map[types.NamespacedName]struct{}
+	mark       plan.LocalMark
+	masq       uint32
+	byKey      map[ipvs.Key]uint32
+	taken      map[uint32]struct{}
+	wanted     map[types.NamespacedName][]ipvs.Key
+	users      map[ipvs.Key]int      // number of Services that want it
+	idle       map[ipvs.Key]struct{} // numbered, but no longer wanted by any Service
+	unnumbered map[types.NamespacedName]struct{}
 }
 
 func newNumbers(cfg *plan.Config) *numbers {
 	return &numbers{
-		mark:   cfg.LocalMark,
-		masq:   cfg.MasqueradeMark,
-		byKey:  map[ipvs.Key]uint32{},
-		taken:  map[uint32]struct{}{},
-		wanted: map[types.NamespacedName][]ipvs.Key{},
-		users:  map[ipvs.Key]int{},
-		idle:   map[ipvs.Key]struct{}{},
-		short:  map[types.NamespacedName]struct{}{},
+		mark:       cfg.LocalMark,
+		masq:       cfg.MasqueradeMark,
+		byKey:      map[ipvs.Key]uint32{},
+		taken:      map[uint32]struct{}{},
+		wanted:     map[types.NamespacedName][]ipvs.Key{},
+		users:      map[ipvs.Key]int{},
+		idle:       map[ipvs.Key]struct{}{},
+		unnumbered: map[types.NamespacedName]struct{}{},
 	}
 }
 
-// seed takes over what the kernel has. Marks that are no number of ours, as
-// after a change of configuration, are left to be replaced.
+// seed takes over the marks in the kernel. Marks that are not ours, for example after a
+// change of configuration, are skipped and will be replaced.
 func (n *numbers) seed(marks map[ipvs.Key]uint32) {
 	for _, key := range slices.SortedFunc(maps.Keys(marks), ipvs.Key.Compare) {
 		number, ok := n.mark.Number(marks[key], n.masq)
@@ -59,15 +59,15 @@ func (n *numbers) set(key ipvs.Key, number uint32) {
 	n.taken[number] = struct{}{}
 }
 
-// assign makes the keys those that a Service wants numbers for, and gives the
-// numbers. The error is for those that are left without.
+// assign replaces the keys for which a Service wants numbers, and returns the numbers.
+// The error names keys without one.
 func (n *numbers) assign(name types.NamespacedName, keys []ipvs.Key, usable func(number uint32) bool) (map[ipvs.Key]uint32, error) {
 	before := n.wanted[name]
 	n.want(name, keys)
 	for _, key := range before {
 		n.drop(key)
 	}
-	delete(n.short, name)
+	delete(n.unnumbered, name)
 	out := make(map[ipvs.Key]uint32, len(keys))
 	var errs []error
 	for _, key := range keys {
@@ -75,7 +75,7 @@ func (n *numbers) assign(name types.NamespacedName, keys []ipvs.Key, usable func
 			n.allot(key, usable)
 		}
 		if n.byKey[key] == 0 {
-			n.short[name] = struct{}{}
+			n.unnumbered[name] = struct{}{}
 			errs = append(errs, fmt.Errorf("%s: all %d numbers of --local-mark are in use, so internal clients reach only this node's endpoints", key, n.mark.Most()))
 			continue
 		}
@@ -115,9 +115,8 @@ func (n *numbers) allot(key ipvs.Key, usable func(uint32) bool) {
 	}
 }
 
-// release frees the numbers that nobody wants and of which the kernel holds
-// nothing any more. It gives the Services that are still without one, if any
-// became free.
+// release frees numbers that no Service wants and under which the kernel holds nothing.
+// If any became free, it returns the Services that lack numbers.
 func (n *numbers) release(held func(key ipvs.Key, number uint32) bool) []types.NamespacedName {
 	freed := false
 	for key := range n.idle {
@@ -131,10 +130,10 @@ func (n *numbers) release(held func(key ipvs.Key, number uint32) bool) []types.N
 	if !freed {
 		return nil
 	}
-	return slices.SortedFunc(maps.Keys(n.short), func(a, b types.NamespacedName) int { return cmp.Compare(a.String(), b.String()) })
+	return slices.SortedFunc(maps.Keys(n.unnumbered), func(a, b types.NamespacedName) int { return cmp.Compare(a.String(), b.String()) })
 }
 
-// number gives a part of the plan its numbers.
+// number assigns the marks of a part's Internal virtual servers.
 func (p *Proxy) number(name types.NamespacedName, part plan.Part) (plan.Part, error) {
 	keys := make([]ipvs.Key, len(part.Internal))
 	for i, o := range part.Internal {
@@ -146,12 +145,12 @@ func (p *Proxy) number(name types.NamespacedName, part plan.Part) (plan.Part, er
 	return plan.Numbered(&p.Config, part, assigned), err
 }
 
-// releaseNumbers has those planned again that were short of numbers.
+// releaseNumbers frees unused numbers and requeues the Services that lack some.
 func (p *Proxy) releaseNumbers() {
 	held := func(key ipvs.Key, number uint32) bool {
 		return p.applier.HoldsMark(key, p.Config.LocalMark.Of(number))
 	}
 	for _, name := range p.numbers.release(held) {
-		p.waiting[name] = struct{}{}
+		p.dirty[name] = struct{}{}
 	}
 }

@@ -11,7 +11,8 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/service"
 )
 
-// setAPIServers notes where the API servers are: at the endpoints of their Service.
+// setAPIServers records the addresses of the API servers, the endpoints of their
+// Service.
 func (p *Proxy) setAPIServers(s *service.Service) {
 	var list []netip.AddrPort
 	for _, port := range s.Ports {
@@ -24,26 +25,26 @@ func (p *Proxy) setAPIServers(s *service.Service) {
 	}
 	p.apiServers = list
 	p.node.APIServer = slices.Concat(p.APIServer, list)
-	p.reconsider()
+	p.refreshFacts()
 }
 
-// lookForListeners has those Services planned again that have a port of the
-// node's, or want one. The kernel does not tell when a program begins to wait.
-func (p *Proxy) lookForListeners(ctx context.Context) {
+// refreshListeners rereads the node's listening sockets and requeues Services that use,
+// or want, a port on a node address. The kernel does not notify us of new listeners.
+func (p *Proxy) refreshListeners(ctx context.Context) {
 	listeners, err := p.Network.Listeners()
 	if err != nil {
-		klog.FromContext(ctx).Error(err, "Cannot read the node's ports, keeping what is known")
+		klog.FromContext(ctx).Error(err, "Cannot read the node's listening sockets, keeping the known ones")
 		return
 	}
 	if !slices.Equal(listeners, p.node.Listeners) {
 		p.node.Listeners = listeners
-		p.reconsider()
+		p.refreshFacts()
 	}
 }
 
-// reconsider derives the facts again, and has those Services planned again whose
-// plan depends on what has changed.
-func (p *Proxy) reconsider() {
+// refreshFacts derives the facts again and requeues the Services that depend on the
+// changed ones.
+func (p *Proxy) refreshFacts() {
 	facts := plan.FactsOf(&p.Config, &p.node)
 	p.markAffected(plan.Changed(&p.facts, &facts))
 	p.facts = facts
@@ -52,7 +53,7 @@ func (p *Proxy) reconsider() {
 func (p *Proxy) markAffected(changed plan.Depends) {
 	for name, depends := range p.depends {
 		if depends&changed != 0 || changed&plan.OnCaches != 0 {
-			p.waiting[name] = struct{}{}
+			p.dirty[name] = struct{}{}
 		}
 	}
 }

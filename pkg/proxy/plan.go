@@ -19,18 +19,18 @@ import (
 // draft is the plan of one Service.
 type draft struct {
 	name  types.NamespacedName
-	svc   *corev1.Service // nil: there is none to be served
-	part  plan.Part       // without the numbers
+	svc   *corev1.Service // nil: nothing is to be served
+	part  plan.Part       // without numbers
 	owner apply.Owner
-	err   error // what could not be used
+	err   error // unusable parts of the Service
 	took  time.Duration
-	// lacks says that the kernel does not have the scheduler.
+	// lacks means that the kernel does not have the scheduler.
 	lacks bool
 }
 
-// draft plans one Service as it stands now. It may run beside all that changes
-// neither the node's facts nor what is known of schedulers; that of the API
-// server's Service does.
+// draft plans one Service as it is now. It may run concurrently with anything except
+// changes of the node's facts and of the known schedulers. A draft of the API server's
+// Service changes the facts.
 func (p *Proxy) draft(name types.NamespacedName) draft {
 	began := time.Now()
 	svc, endpointSlices := p.inbox.get(name)
@@ -49,23 +49,23 @@ func (p *Proxy) draft(name types.NamespacedName) draft {
 	}
 }
 
-// adopt makes a draft what the Service wants, and hands its part over.
-func (p *Proxy) adopt(ctx context.Context, d draft) {
+// accept records a draft as the Service's plan and passes its part to the applier.
+func (p *Proxy) accept(ctx context.Context, d draft) {
 	began := time.Now()
 	defer func() { p.planning += d.took + time.Since(began) }()
-	delete(p.waiting, d.name)
+	delete(p.dirty, d.name)
 	if d.svc == nil {
 		p.forget(d.name)
 		return
 	}
-	part, short := p.number(d.name, d.part)
-	p.complain(ctx, d.svc, errors.Join(d.err, unserved(d.name, part.Unserved), short))
+	part, numberErr := p.number(d.name, d.part)
+	p.reportUnusable(ctx, d.svc, errors.Join(d.err, unservedError(d.name, part.Unserved), numberErr))
 	p.depends[d.name] = part.Depends
 	if delete(p.lacking, d.name); d.lacks {
 		p.lacking[d.name] = struct{}{}
 	}
 	p.noteNoLocal(d.name, part.NoLocal)
-	owner := d.owner // by itself: a pointer into the draft would keep all of that
+	owner := d.owner // copied, because a pointer into the draft would keep the whole draft alive
 	p.applier.Set(&owner, part)
 	if p.uses.Add(part.Members) {
 		p.replan = true
@@ -77,12 +77,12 @@ func (p *Proxy) adopt(ctx context.Context, d draft) {
 	}
 }
 
-// planService does both.
+// planService drafts and accepts the plan of one Service.
 func (p *Proxy) planService(ctx context.Context, name types.NamespacedName) {
-	p.adopt(ctx, p.draft(name))
+	p.accept(ctx, p.draft(name))
 }
 
-// draftAhead plans batch after batch, each while the one before is written to
+// draftAhead drafts one batch after another, each while the previous one is written to
 // the kernel.
 func (p *Proxy) draftAhead(batches [][]types.NamespacedName) <-chan []draft {
 	out := make(chan []draft, 1)
@@ -99,8 +99,9 @@ func (p *Proxy) draftAhead(batches [][]types.NamespacedName) <-chan []draft {
 	return out
 }
 
-// unserved makes an error of what a Service may not have.
-func unserved(name types.NamespacedName, list []string) error {
+// unservedError returns an error for the fields of a Service that are not served, or
+// nil.
+func unservedError(name types.NamespacedName, list []string) error {
 	var errs []error
 	for _, what := range list {
 		errs = append(errs, errors.New("Service "+name.String()+": "+what))
@@ -113,33 +114,33 @@ func (p *Proxy) forget(name types.NamespacedName) {
 	delete(p.reported, name)
 	delete(p.lacking, name)
 	p.noteNoLocal(name, plan.NoLocal{})
-	_, _ = p.number(name, plan.Part{}) // who wants none is never short of one
+	_, _ = p.number(name, plan.Part{}) // never fails: no numbers are wanted
 	p.retries.succeeded(name)
 	p.applier.Delete(name)
 	p.HealthChecks.Delete(name)
 }
 
-// renewAffected reads the node again and has those Services planned again
-// whose plan depends on what has changed.
+// renewAffected rereads the node and requeues the Services that depend on the changed
+// facts.
 func (p *Proxy) renewAffected(ctx context.Context) {
-	p.renew, p.unread = false, false
+	p.renew, p.renewFailed = false, false
 	changed, err := p.renewNode(ctx)
 	if err != nil {
-		// What was known of the node holds until it can be read: a list of
-		// interfaces that failed is no empty one (kubernetes#129146).
-		p.unread = true
-		p.retries.failed(nobody, time.Now())
-		klog.FromContext(ctx).Error(err, "Cannot read the node's network, keeping what is known")
+		// Keep the known facts until the node can be read: a failed list of interfaces
+		// is not an empty one (kubernetes#129146).
+		p.renewFailed = true
+		p.retries.failed(nodeKey, time.Now())
+		klog.FromContext(ctx).Error(err, "Cannot read the node's network, keeping the known state")
 		return
 	}
 	p.markAffected(changed)
 	if changed&plan.OnLost != 0 {
-		p.drainAt = time.Time{} // once those Services are planned
+		p.drainAt = time.Time{} // as soon as these Services are planned
 	}
 }
 
-// renewNode reads the node's network, and plans the node's part from this and
-// the Node object. It tells which facts have changed.
+// renewNode reads the node's network and plans the node's part from it and the Node
+// object. It returns the changed facts.
 func (p *Proxy) renewNode(ctx context.Context) (plan.Depends, error) {
 	inventory, err := p.Network.Inventory()
 	if err != nil {
@@ -153,7 +154,7 @@ func (p *Proxy) renewNode(ctx context.Context) (plan.Depends, error) {
 	most := max(p.node.Services, p.inbox.services())
 	p.reportNode(node)
 	p.node, err = nodeOf(node)
-	p.complainOfNode(ctx, err)
+	p.reportUnusableNode(ctx, err)
 	p.node.Lost = lost
 	p.node.Lingering = p.linger.update(&inventory, time.Now())
 	p.node.MainGone = p.linger.mainGone()
@@ -173,9 +174,9 @@ func (p *Proxy) renewNode(ctx context.Context) (plan.Depends, error) {
 	return changed, nil
 }
 
-// flush writes what is dirty, before it the rules for sets that have come into
-// use, and behind it, when their last members are gone, removes those for sets
-// that no Service uses any more.
+// flush writes all dirty state, preceded by the rules for sets that came into use. It
+// then removes the rules for sets that no Service uses any more, after the last members
+// were deleted.
 func (p *Proxy) flush() apply.Problems {
 	if p.replan {
 		p.planNode()
@@ -190,7 +191,7 @@ func (p *Proxy) flush() apply.Problems {
 	return problems
 }
 
-// planNode plans the node's part from what is known of the node.
+// planNode plans the node's part from the known state of the node.
 func (p *Proxy) planNode() {
 	p.replan = false
 	part := plan.NodeWide(&p.Config, &p.node)
@@ -205,8 +206,8 @@ func (p *Proxy) planNode() {
 	}
 }
 
-// deletionCandidateTaint is what the cluster autoscaler puts on a node that
-// it is about to remove (KEP-3836).
+// deletionCandidateTaint is set by the cluster autoscaler on a node that it is about to
+// remove (KEP-3836).
 const deletionCandidateTaint = "ToBeDeletedByClusterAutoscaler"
 
 func (p *Proxy) reportNode(n *corev1.Node) {

@@ -1,6 +1,5 @@
-// Package proxy is the loop between a source and the kernel: it turns what
-// the source delivers into parts of the plan, one Service at a time, and has
-// them applied.
+// Package proxy is the loop between a source and the kernel: it plans what the source
+// delivers, one Service at a time, and passes the plans to package apply.
 package proxy
 
 import (
@@ -21,16 +20,16 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/source"
 )
 
-// Network reads the node's network, and tells when it has changed or when
-// something of ours was taken away. Package routing has it.
+// Network reads the node's network, and reports changes and deletions of our state.
+// Package routing implements it.
 type Network interface {
 	Inventory() (routing.Inventory, error)
 	Listeners() ([]routing.Listener, error)
 	Watch(ctx context.Context, changed func(), deleted func(...routing.Lost)) error
 }
 
-// Rules tells when somebody else has changed a rule in a chain that concerns the
-// proxy. Package nat has it.
+// Rules reports when another program has changed a rule in a chain that concerns the
+// proxy. Package nat implements it.
 type Rules interface {
 	Watch(ctx context.Context, concerns func(nat.Chain) bool, changed func()) error
 }
@@ -41,47 +40,47 @@ type HealthChecks interface {
 	Delete(types.NamespacedName)
 }
 
-// Observer is told how the loop fares. Its methods return at once.
+// Observer receives the state of the loop. Its methods return at once.
 type Observer interface {
 	Queued()                                             // there is work
-	Passed(took time.Duration, services, problems int)   // a pass over all the work that there was has ended
-	Failing(node bool, services, all int)                // what was refused and is retried: of the node's part, and how many of all Services
+	Passed(took time.Duration, services, problems int)   // a pass over all pending work has ended
+	Failing(node bool, services, all int)                // refused changes to be retried: whether the node's part, how many Services, of how many
 	Compared(took time.Duration, differences int)        // the whole kernel was compared
 	Held(virtualServers, realServers, draining int)      // what the kernel holds of ours
-	Conflicts(count int)                                 // virtual servers that are claimed in vain
-	Node(exists, deleting, excludedFromAutoscaling bool) // what the Node says
+	Conflicts(count int)                                 // virtual servers not served, because another Service has precedence
+	Node(exists, deleting, excludedFromAutoscaling bool) // state of the Node object
 }
 
-// Meter takes what only metrics show. Its methods return at once.
+// Meter receives values that only metrics show. Its methods return at once.
 type Meter interface {
-	Changes(services, endpoints int)         // that came, and wait for the next pass
+	Changes(services, endpoints int)         // delivered, for the next pass
 	Planned(took time.Duration)              // in one pass
-	Programmed(latency time.Duration)        // since an endpoint's change was seen by the cluster
-	NoLocalEndpoints(internal, external int) // Services, by policy, of which this node has no endpoint
-	Interfaces(modes []plan.InterfaceMode)   // all that are known
+	Programmed(latency time.Duration)        // since the cluster saw an endpoint's change
+	NoLocalEndpoints(internal, external int) // Services, by policy, without an endpoint on this node
+	Interfaces(modes []plan.InterfaceMode)   // all known interfaces
 	Restored(count int)                      // rules, addresses and routes that another program had deleted
-	Cut(connections int)                     // at the deadline for draining, or with a node
+	Cut(connections int)                     // at the drain deadline, or on an unreachable node
 }
 
-// Events writes Events. Package event has it. Warn returns at once.
+// Events writes Events. Package event implements it. Warn returns at once.
 type Events interface {
 	Warn(event.Warning)
 }
 
-// Options are how the proxy runs, apart from what it plans.
+// Options configures the proxy, apart from the plan.
 type Options struct {
 	Config        plan.Config
 	Kernel        apply.Kernel
 	KernelVersion plan.Version
-	// ProbeScheduler tells what is in the way of a scheduler of IPVS, loading it
-	// if need be.
+	// ProbeScheduler returns an error if the kernel cannot use an IPVS scheduler. It
+	// loads the scheduler if necessary.
 	ProbeScheduler func(name string) error
-	// BridgeNetfilter reports what br_netfilter does now. load asks for the module
-	// to be loaded if it is missing.
+	// BridgeNetfilter returns the state of br_netfilter. load requests loading the
+	// module if it is missing.
 	BridgeNetfilter func(load bool) plan.BridgeNetfilter
-	// ReadOnly says that this process cannot set kernel parameters.
+	// ReadOnly means that this process cannot set kernel parameters.
 	ReadOnly bool
-	// APIServer is where this process reaches it, if that is an IP address.
+	// APIServer is where this process reaches the API server, if that is an IP address.
 	APIServer    []netip.AddrPort
 	Network      Network
 	Rules        Rules
@@ -90,65 +89,65 @@ type Options struct {
 	Meter        Meter
 	Events       Events
 
-	MinSyncPeriod time.Duration // least time between two passes; 0: none
+	MinSyncPeriod time.Duration // minimum time between two passes; 0: none
 	SyncPeriod    time.Duration // time between two comparisons with the kernel; see statePeriod
-	RulesWatched  bool          // Rules tells of every change of a rule that concerns the proxy
-	DrainPeriod   time.Duration // time between two looks at draining real servers
+	RulesWatched  bool          // Rules reports every change of a rule that concerns the proxy
+	DrainPeriod   time.Duration // time between two checks of draining real servers
 	DrainDeadline time.Duration // for connections to an endpoint that is gone
 }
 
-// nobody stands for the node itself among the names of Services.
-var nobody types.NamespacedName
+// nodeKey represents the node itself among the names of Services.
+var nodeKey types.NamespacedName
 
-// Proxy is one node's. Make it with New and use it once.
+// Proxy is the proxy of one node. Create it with New and use it once.
 type Proxy struct {
 	Options
 	inbox   *inbox
 	applier *apply.Applier
 
-	// What follows belongs to the loop's goroutine.
+	// The following fields belong to the loop's goroutine.
 	node     plan.Node
 	facts    plan.Facts
 	nodePart plan.NodePart
 	linger   linger
-	bound    []plan.Binding // the values of interfaces in all plans so far
-	uses     plan.SetsInUse // that rules are written for
+	bound    []plan.Binding // bindings of all plans so far
+	uses     plan.SetsInUse // sets that rules are written for
 	started  bool           // every Service is programmed: uses may shrink
-	replan   bool           // the node's part is to be planned again
+	replan   bool           // plan the node's part again
 	depends  map[types.NamespacedName]plan.Depends
-	reported map[types.NamespacedName]string // last complaint about each object
-	warned   map[string]bool                 // what is known to be in the way
+	reported map[types.NamespacedName]string // last error reported for each object
+	warned   map[string]bool                 // current warnings
 
 	triggers []trigger                             // changes of endpoints since the last pass
-	noLocal  map[types.NamespacedName]plan.NoLocal // Services for which there is something to tell
-	planning time.Duration                         // of this pass
+	noLocal  map[types.NamespacedName]plan.NoLocal // Services with a policy that lacks endpoints
+	planning time.Duration                         // time spent planning in this pass
 
-	noInternal, noExternal int // in all of noLocal
+	noInternal, noExternal int // totals of noLocal
 
 	numbers    *numbers
-	schedulers map[string]bool                   // those that the kernel is known to have
-	lacking    map[types.NamespacedName]struct{} // Services that ask for one that it does not have
+	schedulers map[string]bool                   // schedulers known to be available
+	lacking    map[types.NamespacedName]struct{} // Services whose scheduler is unavailable
 	apiServers []netip.AddrPort                  // the endpoints of default/kubernetes
 
-	waiting      map[types.NamespacedName]struct{} // Services to be planned
-	renew        bool                              // the node's facts are to be read again
-	unread       bool                              // reading them has failed, and is to be tried again with the node's retry
+	dirty        map[types.NamespacedName]struct{} // Services to plan
+	renew        bool                              // read the node's facts again
+	renewFailed  bool                              // reading the facts failed; retried with the node's retry
 	retries      *retries
 	lastPass     time.Time
-	compareAt    time.Time // zero while an observation runs, unless another is to follow it soon
+	compareAt    time.Time // zero while an observation runs, unless another must follow soon
 	comparedAt   time.Time
 	rulesChanged bool // by another program, since the last observation began
-	byRules      bool // the observation was made for that
-	calm         int  // comparisons in a row that were made for that and found nothing
+	byRules      bool // rulesChanged triggered the observation
+	calm         int  // comparisons in a row that rulesChanged triggered and that found nothing
 	drainAt      time.Time
 	observed     chan observed // nil while no observation runs
-	compares                   // what the next comparison is about
+	compares                   // scope and time of the next comparison
 
-	adoption    *apply.Adoption // nil while nothing that was observed is being compared
+	comparison  *apply.Adoption // nil unless observed state is being compared
 	observeTook time.Duration
 }
 
-// New makes a proxy. Nothing is read or written yet.
+// New creates a proxy. It does not read or write anything.
 func New(o Options) *Proxy {
 	return &Proxy{
 		Options:    o,
@@ -157,7 +156,7 @@ func New(o Options) *Proxy {
 		depends:    map[types.NamespacedName]plan.Depends{},
 		reported:   map[types.NamespacedName]string{},
 		noLocal:    map[types.NamespacedName]plan.NoLocal{},
-		waiting:    map[types.NamespacedName]struct{}{},
+		dirty:      map[types.NamespacedName]struct{}{},
 		numbers:    newNumbers(&o.Config),
 		schedulers: map[string]bool{},
 		lacking:    map[types.NamespacedName]struct{}{},
@@ -167,9 +166,9 @@ func New(o Options) *Proxy {
 	}
 }
 
-// Run programs the kernel until the context ends, and leaves it serving. The
-// error is the source's, if it cannot begin; whatever fails later is
-// reported and tried again.
+// Run programs the kernel until the context ends, and leaves the kernel serving. It
+// returns an error only if the source cannot start; later failures are reported and
+// retried.
 func (p *Proxy) Run(ctx context.Context, src source.Source) error {
 	ended := make(chan error, 1)
 	go func() { ended <- src.Run(ctx, p.inbox) }()
@@ -195,7 +194,7 @@ func (p *Proxy) Run(ctx context.Context, src source.Source) error {
 	}
 	for !p.prepare(ctx) {
 		p.Observer.Queued()
-		if !sleep(ctx, p.retries.failed(nobody, time.Now())) {
+		if !sleep(ctx, p.retries.failed(nodeKey, time.Now())) {
 			return nil
 		}
 	}
@@ -206,14 +205,14 @@ func (p *Proxy) Run(ctx context.Context, src source.Source) error {
 	return p.loop(ctx, ended)
 }
 
-// prepare learns what the node and the kernel are like, and programs the node's
-// part, for which some programs are run, while the Services are still being
-// delivered: none of it depends on them. Then it programs those Services that
-// others on the node need to start, if the kernel has none yet. It is false if the
-// kernel cannot be read, of which nothing must be assumed.
+// prepare reads the node and the kernel and programs the node's part, which runs
+// external programs, while the Services are still being delivered: the part does not
+// depend on them. If the kernel has no virtual servers yet, it also programs the
+// Services that others on the node need to start. It returns false if the kernel cannot
+// be read: what cannot be read is never assumed to be empty.
 func (p *Proxy) prepare(ctx context.Context) bool {
 	if err := p.begin(ctx); err != nil {
-		klog.FromContext(ctx).Error(err, "Cannot begin, trying again")
+		klog.FromContext(ctx).Error(err, "Cannot read the node or the kernel, retrying")
 		return false
 	}
 	problems := p.flush()
@@ -224,8 +223,8 @@ func (p *Proxy) prepare(ctx context.Context) bool {
 	return true
 }
 
-// Once programs what the source has, one time, and gives all that could not
-// be used or programmed.
+// Once programs the source's objects one time and returns an error for everything that
+// could not be used or programmed.
 func (p *Proxy) Once(ctx context.Context, src source.Source) error {
 	unused := p.load(ctx, src)
 	select {
@@ -239,8 +238,8 @@ func (p *Proxy) Once(ctx context.Context, src source.Source) error {
 	return errors.Join(unused, p.programAll(ctx).Err())
 }
 
-// load has the source deliver one time. A source that cannot is run until it
-// is synced.
+// load makes the source deliver one time. A source without Load is run until it has
+// synced.
 func (p *Proxy) load(ctx context.Context, src source.Source) error {
 	if l, ok := src.(source.Loader); ok {
 		return l.Load(ctx, p.inbox)
@@ -259,10 +258,10 @@ func (p *Proxy) load(ctx context.Context, src source.Source) error {
 	}
 }
 
-// endOfSource makes an error of a source that stopped by itself.
+// endOfSource returns the error for a source that stopped on its own.
 func endOfSource(ctx context.Context, err error) error {
 	if err == nil && ctx.Err() == nil {
-		return errors.New("the source of Services has ended")
+		return errors.New("the source of Services stopped")
 	}
 	if errors.Is(err, context.Canceled) {
 		return nil
@@ -270,15 +269,15 @@ func endOfSource(ctx context.Context, err error) error {
 	return err
 }
 
-// watch follows something of the kernel's that others change. What it may have
-// missed after a failure is taken for changed.
+// watch runs a watch of kernel state that other programs change. When a watch fails, it
+// reports a change, because some may have been missed.
 func (p *Proxy) watch(ctx context.Context, what string, changed func(), run func() error) {
 	for {
 		err := run()
 		if ctx.Err() != nil {
 			return
 		}
-		klog.FromContext(ctx).Error(err, "Cannot follow "+what+", trying again")
+		klog.FromContext(ctx).Error(err, "Watch failed, retrying", "watch", what)
 		changed()
 		if !sleep(ctx, lastRetry) {
 			return
@@ -286,7 +285,7 @@ func (p *Proxy) watch(ctx context.Context, what string, changed func(), run func
 	}
 }
 
-// sleep is false if the context ended first.
+// sleep returns false if the context ended first.
 func sleep(ctx context.Context, d time.Duration) bool {
 	t := time.NewTimer(d)
 	defer t.Stop()
@@ -309,10 +308,10 @@ func (p *Proxy) start(ctx context.Context) {
 	p.reportFailing()
 	logSync(ctx, time.Since(began), len(p.depends), len(problems), p.applier)
 	p.Observer.Passed(time.Since(began), len(p.depends), len(problems))
-	keepLess()
+	tuneGC()
 }
 
-// begin learns what the node and the kernel are like.
+// begin reads the node and the kernel.
 func (p *Proxy) begin(ctx context.Context) error {
 	if _, err := p.renewNode(ctx); err != nil {
 		return err
@@ -327,8 +326,8 @@ func (p *Proxy) begin(ctx context.Context) error {
 	return nil
 }
 
-// useSets has rules written for sets that the kernel has members of: what an
-// earlier process serves goes on.
+// useSets marks sets that have members in the kernel as in use, so that what an earlier
+// process served keeps its rules.
 func (p *Proxy) useSets(names []string) {
 	for _, name := range names {
 		p.uses[name] = true
@@ -336,16 +335,15 @@ func (p *Proxy) useSets(names []string) {
 	p.replan = true
 }
 
-// programAll programs what of the node's part has changed since it was prepared,
-// and then every Service, those first that others need to start at all
-// (kubernetes#133773). Last it removes what is not desired any more, and then the
-// rules for sets that only an earlier process used.
+// programAll programs the node's part again if it changed since prepare, then every
+// Service, starting with those that others need to start (kubernetes#133773). Then it
+// removes stale state, and last the rules for sets that only an earlier process used.
 func (p *Proxy) programAll(ctx context.Context) apply.Problems {
-	if w := p.take(); w.node || w.network || p.manyNow() {
+	if w := p.take(); w.node || w.network || p.becameMany() {
 		p.renewAffected(ctx)
 	}
 	problems := p.flush()
-	problems = append(problems, p.program(ctx, p.waiting)...)
+	problems = append(problems, p.program(ctx, p.dirty)...)
 	p.applier.Sweep()
 	problems = append(problems, p.flush()...)
 	p.started = true
@@ -357,34 +355,34 @@ func (p *Proxy) programAll(ctx context.Context) apply.Problems {
 // program programs Services batch by batch.
 func (p *Proxy) program(ctx context.Context, names map[types.NamespacedName]struct{}) apply.Problems {
 	batches := p.inbox.batches(names)
-	// From the API server's Service it follows what others may not have.
+	// The API server's Service determines the addresses that others may not use.
 	for _, name := range batches[0] {
 		p.planService(ctx, name)
 	}
 	problems := p.flush()
 	for drafts := range p.draftAhead(batches[1:]) {
 		for _, d := range drafts {
-			p.adopt(ctx, d)
+			p.accept(ctx, d)
 		}
 		problems = append(problems, p.flush()...)
 	}
 	return problems
 }
 
-// restingGC is how much the heap may grow, in per cent of what lives, before the
-// garbage is collected once the start is over. Little becomes garbage then: Go's own
-// 100 would mostly keep as much again as there is, unused.
+// restingGC is the heap growth in percent that triggers a garbage collection after
+// start-up. Little garbage arises then: with Go's default of 100 the heap would hold
+// about as much unused as used memory.
 const restingGC = 50
 
-// keepLess has less memory kept from now on, unless GOGC says how much.
-func keepLess() {
+// tuneGC reduces memory use from now on, unless GOGC is set.
+func tuneGC() {
 	if chosen := debug.SetGCPercent(restingGC); chosen != 100 {
 		debug.SetGCPercent(chosen)
 	}
-	giveBack()
+	freeMemory()
 }
 
-// giveBack returns memory to the system after much was read that is needed no
-// more: else it stays until the heap has grown to it again, which it may never do.
-// It takes a collection of garbage, for which nobody waits.
-func giveBack() { go debug.FreeOSMemory() }
+// freeMemory returns memory to the system after a large read. Otherwise it stays
+// allocated until the heap grows to that size again, which may never happen. It forces
+// a garbage collection, in the background.
+func freeMemory() { go debug.FreeOSMemory() }

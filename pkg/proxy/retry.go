@@ -7,15 +7,15 @@ import (
 	"k8s.io/client-go/util/flowcontrol"
 )
 
-// Retries begin soon, as most refusals pass, and end at a rate that a node
-// with a lasting fault can bear.
+// Retries start early, because most refusals are short, and slow down to a rate that a
+// node with a permanent fault can sustain.
 const (
 	firstRetry = 100 * time.Millisecond
 	lastRetry  = 30 * time.Second
 )
 
-// retries holds what failed until it is due again, with a backoff of its own
-// for each Service. The zero name stands for the node.
+// retries holds failed Services until their retry is due, each with its own backoff.
+// The zero name represents the node.
 type retries struct {
 	backoff *flowcontrol.Backoff
 	due     map[types.NamespacedName]time.Time
@@ -28,7 +28,7 @@ func newRetries() *retries {
 	}
 }
 
-// failed sets the time of the next try.
+// failed schedules the next retry and returns the time until then.
 func (r *retries) failed(name types.NamespacedName, now time.Time) time.Duration {
 	id := name.String()
 	r.backoff.Next(id, now)
@@ -43,7 +43,7 @@ func (r *retries) succeeded(name types.NamespacedName) {
 	r.backoff.DeleteEntry(name.String())
 }
 
-// take removes and gives those that are due.
+// take removes and returns the names that are due.
 func (r *retries) take(now time.Time) []types.NamespacedName {
 	var out []types.NamespacedName
 	for name, at := range r.due {
@@ -55,7 +55,7 @@ func (r *retries) take(now time.Time) []types.NamespacedName {
 	return out
 }
 
-// next is when the first is due; zero if none is.
+// next returns when the first retry is due, or zero if there is none.
 func (r *retries) next() time.Time {
 	var first time.Time
 	for _, at := range r.due {

@@ -6,10 +6,10 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/service"
 )
 
-// checkScheduler has a Service do with the node's scheduler where the kernel
-// does not have the one that it asks for: a virtual server that the kernel
-// refuses would leave the Service without any. What was missing is looked for
-// again whenever the Service is planned, and with each comparison with the kernel.
+// checkScheduler falls back to the node's scheduler if the kernel does not have the one
+// that a Service requests: a virtual server that the kernel refuses would leave the
+// Service without any. A missing scheduler is probed again whenever the Service is
+// planned, and after each comparison with the kernel.
 func (p *Proxy) checkScheduler(s *service.Service) error {
 	name := s.Scheduling.Scheduler
 	if name == "" || p.schedulers[name] {

@@ -11,13 +11,13 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/service"
 )
 
-// store holds the API objects that the source has delivered, by Service.
+// store holds the delivered API objects, by Service.
 type store struct {
 	services map[types.NamespacedName]*corev1.Service
-	slices   map[types.NamespacedName][]*discoveryv1.EndpointSlice // by Service, sorted; never changed in place, as they are read elsewhere
+	slices   map[types.NamespacedName][]*discoveryv1.EndpointSlice // by Service, sorted; replaced instead of changed, because others read them concurrently
 	owners   map[types.NamespacedName]types.NamespacedName         // slice → Service
 	node     *corev1.Node
-	lost     []string // nodes
+	lost     []string // unreachable nodes
 }
 
 func newStore() store {
@@ -28,8 +28,8 @@ func newStore() store {
 	}
 }
 
-// setSlice files a slice and gives the Services that it changes: two where
-// the slice passed from one to another.
+// setSlice stores a slice and returns the Services that it affects: two if the slice
+// moved from one to another.
 func (s *store) setSlice(slice *discoveryv1.EndpointSlice) []types.NamespacedName {
 	name := types.NamespacedName{Namespace: slice.Namespace, Name: slice.Name}
 	owner, ours := service.Owner(slice)
@@ -69,7 +69,7 @@ func (s *store) deleteSlice(name types.NamespacedName) []types.NamespacedName {
 	return []types.NamespacedName{owner}
 }
 
-// slice gives one of a Service's, nil if there is none of that name.
+// slice returns one of a Service's slices, or nil if none has that name.
 func (s *store) slice(owner, name types.NamespacedName) *discoveryv1.EndpointSlice {
 	list := s.slices[owner]
 	if at, there := find(list, name); there {
@@ -78,7 +78,8 @@ func (s *store) slice(owner, name types.NamespacedName) *discoveryv1.EndpointSli
 	return nil
 }
 
-// find looks for a slice among those of one Service, which are of its namespace.
+// find searches for a slice by name among those of one Service, which share a
+// namespace.
 func find(list []*discoveryv1.EndpointSlice, name types.NamespacedName) (at int, there bool) {
 	return slices.BinarySearchFunc(list, name, func(s *discoveryv1.EndpointSlice, n types.NamespacedName) int {
 		return cmp.Compare(s.Name, n.Name)

@@ -394,6 +394,12 @@ docs: ## write what is made from the code and the manifests: docs/reference/flag
 docs-check: ## fails if such a page is stale, or a page leads nowhere
 	@$(GO) test -count 1 -run '^(TestDrawings|TestInstallManifest|TestValuesSchema|TestFlagReference|TestDocumentReference|TestAnnotationReference|TestManPages|TestMetricsReference|TestChainTable|TestLinks|TestPage|TestTableInDocs)$$' ./pkg/config ./cmd/proxy ./deploy ./docs ./hack/drawings ./test/bench ./test/conformance ./test/reliability ./test/upstream/judge
 
+.PHONY: monitoring
+monitoring: ## the dashboard's and the alerts' queries, asked of a real Prometheus (which apt-get installs)
+	@command -v prometheus >/dev/null || apt-get install -y -qq --no-install-recommends prometheus >/dev/null || { apt-get update -qq && apt-get install -y -qq --no-install-recommends prometheus >/dev/null; }
+	@promtool check rules deploy/chart/files/prometheus-rules.yaml
+	@$(GO) test -count 1 -tags prometheus -run '^TestPrometheus$$' ./deploy
+
 .PHONY: site
 site: ## bin/site: the documentation as a site with a search; fails at a dead link (needs mkdocs, which apt-get installs)
 	@command -v mkdocs >/dev/null || apt-get install -y -qq mkdocs >/dev/null || { apt-get update -qq && apt-get install -y -qq mkdocs >/dev/null; }

@@ -13,33 +13,31 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/kernel"
 )
 
-// rounds is how often Apply tries what is worth it. Two are enough for changes
-// that meet another state than expected; the others are for transient errors.
-const rounds = 4
+// attempts is how often Apply tries a change that is worth retrying. Two suffice for changes
+// that find unexpected state; the others are for transient errors.
+const attempts = 4
 
-// flagHashed is IP_VS_SVC_F_HASHED: set by the kernel on every virtual server
-// that it has, and ignored in a request.
+// flagHashed is IP_VS_SVC_F_HASHED, which the kernel sets on every virtual server and
+// ignores in requests.
 const flagHashed Flags = 0x2
 
-// raw is IPVS as the kernel offers it: one state per network namespace, and
-// requests that it carries out or answers with an errno. What callers rely on
-// beyond that is in client, so that it is the same code for the kernel and
-// for the Fake.
+// raw is IPVS as the kernel provides it: one state per network namespace, and requests that
+// are applied or answered with an errno. The guarantees to callers beyond that are in
+// client, which the kernel and the Fake share.
 type raw interface {
 	// services lists the virtual servers, without their real servers.
 	services() (map[Key]VirtualServer, error)
-	// destinations lists the real servers of one virtual server. For one that is
-	// not there the kernel returns an empty list, not an error.
+	// destinations lists the real servers of one virtual server. For a missing virtual
+	// server it returns an empty list, not an error.
 	destinations(Key) ([]destination, error)
-	// list returns the real servers of all virtual servers that have an address.
-	// It may leave virtual servers out, and not every kernel has it; those that it
-	// returns are whole. Its cost grows with the square of their number.
+	// list returns the real servers of all virtual servers that have an address. It may
+	// omit virtual servers, and some kernels do not support it; those it returns are
+	// complete. Its cost grows with the square of their number.
 	list() (map[Key]map[netip.AddrPort]RealServer, error)
-	// count returns how many virtual servers of IPv4 there are, at the cost of one
-	// system call.
+	// count returns the number of IPv4 virtual servers with one system call.
 	count() (int, error)
-	// execute carries out changes in order, as they are, and gives one
-	// answer for each.
+	// execute applies changes in order, without correction, and returns one answer for
+	// each.
 	execute([]Change) []error
 	timeouts() (Timeouts, error)
 	setTimeouts(Timeouts) error
@@ -53,21 +51,21 @@ type destination struct {
 	Connections
 }
 
-// client gives raw IPVS the semantics of this package. Its methods may be
-// called concurrently. To read all takes seconds where there are thousands of
-// virtual servers: nothing waits for that. So there is a lock for what writes, one
-// for each single request that reads, and one for the list.
+// client gives raw IPVS the semantics of this package. Its methods may be called
+// concurrently. Reading everything takes seconds with thousands of virtual servers, and
+// nothing may wait for that. So there is one lock for writes, one for each single read
+// request, and one for the list.
 type client struct {
 	writing, reading, listing sync.Mutex
 	raw                       raw
 
-	// limited are the virtual servers whose real servers were given a limit of
-	// connections, which the list of all does not show.
+	// limited are the virtual servers whose real servers were given a connection limit,
+	// which raw.list does not return.
 	limited      map[Key]struct{}
 	limitedMutex sync.Mutex
 }
 
-// limits notes which virtual servers have limits.
+// limits records the virtual servers that changes give a limit.
 func (c *client) limits(changes []Change) {
 	c.limitedMutex.Lock()
 	defer c.limitedMutex.Unlock()
@@ -103,7 +101,7 @@ func (c *client) destinations(key Key) ([]destination, error) {
 	return c.raw.destinations(key)
 }
 
-// Close gives back the socket. No other method may be called after it.
+// Close closes the sockets. No other method may be called afterwards.
 func (c *client) Close() {
 	c.writing.Lock()
 	defer c.writing.Unlock()
@@ -114,12 +112,11 @@ func (c *client) Close() {
 	c.raw.close()
 }
 
-// Observe reads every virtual server of the network namespace with its real
-// servers, whoever made them. After an error nothing is known: there is no
-// partial state. Transient errors have been retried. What is written meanwhile
-// is in it or not.
+// Observe reads every virtual server of the network namespace with its real servers, foreign
+// ones included. Transient errors are retried. On an error it returns no partial state.
+// Changes written concurrently may or may not be included.
 //
-// Connections and a real server's forwarding method are not part of State.
+// Connections and the forwarding method of real servers are not part of State.
 func (c *client) Observe() (State, error) {
 	var state State
 	err := kernel.Retry(func() (err error) {
@@ -148,14 +145,14 @@ func (c *client) observe() (State, error) {
 	return state, nil
 }
 
-// listAtMost is the number of virtual servers up to which the list of all is read. A
-// request for the real servers of one virtual server of IPv6 costs as much as 0.3 ms on
-// an emulated machine; the list costs more where there are more virtual servers.
+// listAtMost is the largest number of virtual servers for which the list is read. Requesting
+// the real servers of one IPv6 virtual server costs up to 0.3 ms on an emulated machine;
+// with more virtual servers the list costs more than that for each.
 const listAtMost = 10_000
 
-// list reads the real servers of as many virtual servers as the kernel lists together;
-// those of the others are asked for one by one. With IPv4 alone that is cheap, and
-// nothing is listed.
+// list reads the real servers of as many virtual servers as the kernel lists together; the
+// others are requested one by one. For IPv4 alone single requests are cheap, so nothing is
+// listed.
 func (c *client) list(services map[Key]VirtualServer) map[Key]map[netip.AddrPort]RealServer {
 	if len(services) > listAtMost || !hasIPv6(services) {
 		return nil
@@ -178,8 +175,8 @@ func hasIPv6(services map[Key]VirtualServer) bool {
 	return false
 }
 
-// RealServers reads those of one virtual server, without retrying. One that is not
-// there has none.
+// RealServers reads the real servers of one virtual server, without retrying. A missing
+// virtual server has none.
 func (c *client) RealServers(key Key) (map[netip.AddrPort]RealServer, error) {
 	return c.realServers(key)
 }
@@ -196,8 +193,8 @@ func (c *client) realServers(key Key) (map[netip.AddrPort]RealServer, error) {
 	return out, nil
 }
 
-// Connections counts the connections of each real server of a virtual
-// server. A virtual server that is not there has none.
+// Connections counts the connections of each real server of a virtual server. A missing
+// virtual server has none.
 func (c *client) Connections(key Key) (map[netip.AddrPort]Connections, error) {
 	if err := key.check(); err != nil {
 		return nil, fmt.Errorf("count connections: %w", err)
@@ -217,9 +214,8 @@ func (c *client) Connections(key Key) (map[netip.AddrPort]Connections, error) {
 	return counts, nil
 }
 
-// Count returns how many virtual servers of IPv4 there are, whoever made them. It
-// costs one system call, and waits for no other method. The kernel does not count those
-// of IPv6.
+// Count returns the number of IPv4 virtual servers, foreign ones included. It costs one
+// system call and waits for no other method. The kernel does not count those of IPv6.
 func (c *client) Count() (int, error) {
 	n, err := c.raw.count()
 	if err != nil {
@@ -228,7 +224,7 @@ func (c *client) Count() (int, error) {
 	return n, nil
 }
 
-// Timeouts reads the connection table's timeouts.
+// Timeouts reads the timeouts of the connection table.
 func (c *client) Timeouts() (Timeouts, error) {
 	c.reading.Lock()
 	defer c.reading.Unlock()
@@ -243,14 +239,14 @@ func (c *client) Timeouts() (Timeouts, error) {
 	return t, nil
 }
 
-// SetTimeouts sets the connection table's timeouts; 0 leaves the present
-// value. Existing connections keep theirs until their next packet. Fails with
-// EINVAL for a timeout that the kernel cannot count in its ticks.
+// SetTimeouts sets the timeouts of the connection table; 0 keeps the current value. Existing
+// connections keep their timeout until their next packet. It fails with EINVAL for a timeout
+// that does not fit into the kernel's ticks.
 func (c *client) SetTimeouts(t Timeouts) error {
 	if t == (Timeouts{}) {
 		return nil
 	}
-	c.reading.Lock() // it goes over the socket that reads
+	c.reading.Lock() // it uses the socket for reads
 	defer c.reading.Unlock()
 	if err := kernel.Retry(func() error { return c.raw.setTimeouts(t) }); err != nil {
 		return fmt.Errorf("set timeouts %+v: %w", t, err)
@@ -258,10 +254,9 @@ func (c *client) SetTimeouts(t Timeouts) error {
 	return nil
 }
 
-// Probe finds out whether the kernel has a scheduler, loading its module if
-// need be and possible, by adding a virtual server and removing it. Its
-// address, 198.51.100.0:20000, is of a range for documentation; nothing is
-// ever sent there. An error says what can be done.
+// Probe checks that the kernel has a scheduler, loading its module if necessary and
+// possible, by adding and deleting a virtual server. Its address, 198.51.100.0:20000, is
+// reserved for documentation; no traffic is sent there. An error says how to fix the cause.
 func (c *client) Probe(scheduler string) error {
 	key := Key{Protocol: ip.TCP, Addr: netip.AddrFrom4([4]byte{198, 51, 100, 0}), Port: 20000}
 	add := Change{Op: AddVirtualServer, Key: key, VirtualServer: VirtualServer{Scheduler: scheduler}}
@@ -271,19 +266,17 @@ func (c *client) Probe(scheduler string) error {
 	return kernel.Join(c.Apply([]Change{{Op: DeleteVirtualServer, Key: key}}))
 }
 
-// Apply carries out changes in order and gives back those that failed; none
-// keeps another from being tried. What a change asks for is made true: what
-// is to be added and is there is updated, what is to be updated and is not
-// there is added, what is to be deleted and is not there counts as deleted. A
-// real server cannot be added to a virtual server that is not there (ESRCH).
+// Apply applies changes in order and returns those that failed; a failed change does not
+// stop the others. It makes the requested outcome true: an add of an existing object updates
+// it, an update of a missing object adds it, and a delete of a missing object succeeds. A
+// real server cannot be added to a missing virtual server (ESRCH).
 //
-// Changes that depend on each other must stand in Diff's order, and an object
-// must be changed at most once: whatever meets an unexpected state is made
-// true after all others have been tried.
+// Changes that depend on each other must be in Diff's order, and each object may be changed
+// once: a change that finds unexpected state is corrected after all others were tried.
 //
-// Fails with EINVAL for a key, an address or a combination that IPVS has no
-// use for, with ERANGE for a weight outside 0 to 65535, with ENOENT for a
-// scheduler that the kernel does not have, with EPERM without CAP_NET_ADMIN.
+// It fails with EINVAL for a key, an address or a combination that IPVS cannot use, with
+// ERANGE for a weight outside 0 to 65535, with ENOENT for a scheduler that the kernel lacks,
+// with EPERM without CAP_NET_ADMIN.
 func (c *client) Apply(changes []Change) []Failure {
 	c.writing.Lock()
 	defer c.writing.Unlock()
@@ -295,7 +288,7 @@ func (c *client) Apply(changes []Change) []Failure {
 			todo, indexes = append(todo, change), append(indexes, i)
 		}
 	}
-	for range rounds {
+	for range attempts {
 		todo, indexes = c.execute(todo, indexes, errs)
 	}
 	var failures []Failure
@@ -307,16 +300,16 @@ func (c *client) Apply(changes []Change) []Failure {
 	return failures
 }
 
-// execute carries out changes, of which the indexes are those in Apply's argument,
-// notes their errors there, and gives back what is worth to be tried next.
+// execute applies changes, stores their errors in errs, and returns the changes to try next.
+// indexes are the positions of the changes in Apply's argument.
 func (c *client) execute(changes []Change, indexes []int, errs []error) (next []Change, nextIndexes []int) {
 	if len(changes) == 0 {
 		return nil, nil
 	}
 	for i, err := range c.raw.execute(changes) {
-		if done(changes[i], err) {
+		if applied(changes[i], err) {
 			err = nil
-		} else if again, ok := correct(changes[i], err); ok {
+		} else if again, ok := retryAs(changes[i], err); ok {
 			next, nextIndexes = append(next, again), append(nextIndexes, indexes[i])
 		}
 		errs[indexes[i]] = err
@@ -324,8 +317,8 @@ func (c *client) execute(changes []Change, indexes []int, errs []error) (next []
 	return next, nextIndexes
 }
 
-// done tells whether the kernel's state is as the change wants it.
-func done(c Change, err error) bool {
+// applied reports whether the kernel's state is as the change requests.
+func applied(c Change, err error) bool {
 	switch c.Op {
 	case DeleteVirtualServer, DeleteRealServer:
 		return err == nil || kernel.IsNotExist(err)
@@ -333,10 +326,10 @@ func done(c Change, err error) bool {
 	return err == nil
 }
 
-// correct gives the change to make after c met err, if there is one. ESRCH
-// says that the virtual server is missing, ENOENT that the real server is (or
-// the scheduler: nothing to do about that).
-func correct(c Change, err error) (Change, bool) {
+// retryAs returns the change to try after c failed with err, if there is one. ESRCH means
+// that the virtual server is missing. ENOENT means that the real server is missing, or the
+// scheduler, which no change can fix.
+func retryAs(c Change, err error) (Change, bool) {
 	missingVS, missingRS := errors.Is(err, unix.ESRCH), errors.Is(err, unix.ENOENT)
 	switch {
 	case kernel.IsTransient(err):
@@ -347,7 +340,7 @@ func correct(c Change, err error) (Change, bool) {
 	case c.Op == AddRealServer && kernel.IsExist(err):
 		c.Op = UpdateRealServer
 	case c.Op == AddRealServer && missingVS:
-		// The virtual server may be added before, in the next round.
+		// The virtual server may be added before it in the next round.
 	case c.Op == UpdateRealServer && (missingVS || missingRS):
 		c.Op = AddRealServer
 	default:
@@ -356,7 +349,7 @@ func correct(c Change, err error) (Change, bool) {
 	return c, true
 }
 
-// explain adds the cure to an errno that does not tell it.
+// explain adds the fix to an errno that does not suggest it.
 func explain(c Change, err error) error {
 	switch {
 	case c.VirtualServer.Scheduler != "" && errors.Is(err, unix.ENOENT):
@@ -367,8 +360,8 @@ func explain(c Change, err error) error {
 	return err
 }
 
-// check refuses what the kernel would refuse, or take and never use, or what
-// does not survive the way there and back.
+// check rejects a change that the kernel would reject, would accept but never use, or would
+// not return unchanged.
 func (c Change) check() error {
 	if err := c.Key.check(); err != nil {
 		return err
@@ -389,8 +382,8 @@ func (c Change) check() error {
 	return fmt.Errorf("unknown operation: %w", unix.EINVAL)
 }
 
-// checkVirtualServer refuses the port 0 (all ports) without persistence: the
-// kernel takes it, and then drops what arrives.
+// checkVirtualServer rejects port 0 (all ports) without persistence: the kernel accepts it,
+// and then drops the packets.
 func (c Change) checkVirtualServer() error {
 	if c.Key.FWMark == 0 && c.Key.Port == 0 && c.VirtualServer.Flags&FlagPersistent == 0 {
 		return fmt.Errorf("port 0 needs persistence or a mark: %w", unix.EINVAL)
@@ -398,19 +391,19 @@ func (c Change) checkVirtualServer() error {
 	return nil
 }
 
-// checkDest refuses a real server of the other family: masquerading cannot
-// translate between families.
+// checkDest rejects a real server of the other family: masquerading cannot translate between
+// families.
 func (c Change) checkDest() error {
-	if !plain(c.Dest.Addr()) || ip.Of(c.Dest.Addr()) != c.Key.Family() {
+	if !unambiguous(c.Dest.Addr()) || ip.Of(c.Dest.Addr()) != c.Key.Family() {
 		return fmt.Errorf("address %s, want one of %s: %w", c.Dest.Addr(), c.Key.Family(), unix.EINVAL)
 	}
 	return nil
 }
 
-// check refuses a key that names nothing in the kernel.
+// check rejects a key that identifies nothing in the kernel.
 func (k Key) check() error {
 	switch {
-	case !plain(k.Addr):
+	case !unambiguous(k.Addr):
 		return fmt.Errorf("virtual server's address %s: %w", k.Addr, unix.EINVAL)
 	case k.FWMark != 0 && (k != Key{Addr: k.Family().Unspecified(), FWMark: k.FWMark}):
 		return fmt.Errorf("mark %#x together with an address, a port or a protocol: %w", k.FWMark, unix.EINVAL)
@@ -420,8 +413,8 @@ func (k Key) check() error {
 	return nil
 }
 
-// plain tells whether an address has one meaning in the kernel: it is not an
-// IPv4 address in IPv6 clothes, and has no zone.
-func plain(a netip.Addr) bool {
+// unambiguous reports whether an address has exactly one meaning in the kernel: it is not an
+// IPv4-mapped IPv6 address and has no zone.
+func unambiguous(a netip.Addr) bool {
 	return a.IsValid() && !a.Is4In6() && a.Zone() == ""
 }

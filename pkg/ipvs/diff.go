@@ -7,13 +7,13 @@ import (
 	"slices"
 )
 
-// Diff lists the changes that lead from have to want. Both may be parts of
-// the kernel's state, as long as they are about the same keys.
+// Diff returns the changes that turn have into want. Both may be parts of the kernel's state
+// if they cover the same keys.
 //
-// The order is the same for the same input, and such that no connection meets
-// less than before or after: first what is added (a virtual server directly
-// before its real servers), then updates, then real servers are deleted and,
-// last, virtual servers. Each object is changed at most once.
+// The order is deterministic. At no point does a connection find fewer objects than both
+// before and after: additions come first (a virtual server directly before its real
+// servers), then updates, then deletions of real servers and, last, of virtual servers. Each
+// object is changed at most once.
 func Diff(have, want State) []Change {
 	keys := slices.Collect(maps.Keys(want))
 	for key := range have {
@@ -29,15 +29,14 @@ func Diff(have, want State) []Change {
 	return p.changes()
 }
 
-// DiffService is Diff for one key. A nil service is one that is not there.
+// DiffService is Diff for one key. A nil service does not exist.
 func DiffService(key Key, have, want *Service) []Change {
 	var p phases
 	p.service(key, have, want)
 	return p.changes()
 }
 
-// Compare orders keys: those with a mark last, then by address, protocol and
-// port.
+// Compare orders keys: fwmark keys last, then by address, protocol and port.
 func (k Key) Compare(other Key) int {
 	return cmp.Or(
 		cmp.Compare(k.FWMark, other.FWMark),
@@ -54,7 +53,7 @@ func find(s State, key Key) *Service {
 	return nil
 }
 
-// phases collects changes by the phase in which they are carried out.
+// phases collects changes by the phase in which they are applied.
 type phases struct {
 	adds, updates, deletes, removals []Change
 }

@@ -12,30 +12,30 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
 )
 
-// Fake is IPVS in memory. It keeps state and refuses what the kernel refuses,
-// with the same errnos: the package's tests hold it and the kernel to one
-// table. Everything above the kernel's own semantics is the real code.
+// Fake is IPVS in memory. It is stateful and rejects what the kernel rejects, with the same
+// errnos: the package's tests run one table against both. Everything above the kernel's own
+// semantics is the real code.
 //
-// The fields may be set before it is used. The methods that are not those of
-// Netlink may be called at any time.
+// Set the fields before use. The methods that Netlink does not have may be called at any
+// time.
 type Fake struct {
 	client
 
-	// Schedulers are those that the kernel has; NewFake gives the usual ones.
+	// Schedulers are the schedulers that the kernel has; NewFake sets the usual ones.
 	Schedulers []string
-	// Refuse is asked before each operation; an error that it gives is the
-	// kernel's answer, and nothing is done.
+	// Refuse, if set, is called before each operation. If it returns an error, that is the
+	// kernel's answer and the operation is not applied.
 	Refuse func(Change) error
-	// FailObserve is asked before each dump; an error fails that dump.
+	// FailObserve, if set, is called before each dump; its error fails the dump.
 	FailObserve func() error
-	// Unlisted are virtual servers that the list of all leaves out, which then are
+	// Unlisted, if set, selects virtual servers that the list omits and that are therefore
 	// dumped one by one.
 	Unlisted func(Key) bool
 
 	kernel fakeKernel
 }
 
-// NewFake gives an empty IPVS.
+// NewFake returns an empty IPVS.
 func NewFake() *Fake {
 	f := &Fake{Schedulers: []string{"rr", "wrr", "lc", "wlc", "sh", "dh", "sed", "nq", "mh", "fo", "ovf"}}
 	f.kernel = fakeKernel{
@@ -48,7 +48,7 @@ func NewFake() *Fake {
 	return f
 }
 
-// Dump is the state as text; see State.String.
+// Dump returns the state as text; see State.String.
 func (f *Fake) Dump() string {
 	k := &f.kernel
 	k.mu.Lock()
@@ -56,9 +56,8 @@ func (f *Fake) Dump() string {
 	return k.state().String()
 }
 
-// SetConnections sets the connection counts of a real server. They stay until
-// it is set again, deleted, or the virtual server is. It does nothing for a
-// real server that is not there.
+// SetConnections sets the connection counts of a real server. They last until they are set
+// again or the real server is deleted. It does nothing for a missing real server.
 func (f *Fake) SetConnections(key Key, dest netip.AddrPort, c Connections) {
 	k := &f.kernel
 	k.mu.Lock()
@@ -69,8 +68,8 @@ func (f *Fake) SetConnections(key Key, dest netip.AddrPort, c Connections) {
 	}
 }
 
-// FailNext makes the kernel answer the next operations with errs, one each;
-// they are not carried out. A nil error lets one pass.
+// FailNext makes the kernel answer the next operations with errs, one each, without applying
+// them. A nil error applies one.
 func (f *Fake) FailNext(errs ...error) {
 	k := &f.kernel
 	k.mu.Lock()
@@ -78,8 +77,8 @@ func (f *Fake) FailNext(errs ...error) {
 	k.failures = append(k.failures, errs...)
 }
 
-// Counts gives how many operations of each kind reached the kernel since the
-// last call, those refused included.
+// Counts returns how many operations of each kind reached the kernel since the last call,
+// including rejected ones.
 func (f *Fake) Counts() map[Op]int {
 	k := &f.kernel
 	k.mu.Lock()
@@ -95,7 +94,7 @@ type fakeKernel struct {
 
 	mu       sync.Mutex
 	vs       map[Key]fakeService
-	ofIPv4   int // of vs
+	ofIPv4   int // number of vs
 	counts   map[Op]int
 	failures []error
 	limits   Timeouts
@@ -177,7 +176,7 @@ func (k *fakeKernel) timeouts() (Timeouts, error) {
 }
 
 func (k *fakeKernel) setTimeouts(t Timeouts) error {
-	// The kernel counts in ticks, of which there are 100 to 1000 a second.
+	// The kernel counts in ticks, 100 to 1000 a second.
 	const most = math.MaxInt32 / 100
 	if t.TCP > most || t.TCPFin > most || t.UDP > most {
 		return unix.EINVAL
@@ -216,7 +215,7 @@ func (k *fakeKernel) one(c Change) error {
 	return k.realServer(c)
 }
 
-// refuse counts an operation and gives the error that a test asked for.
+// refuse counts an operation and returns the error that the test set.
 func (k *fakeKernel) refuse(c Change) error {
 	k.mu.Lock()
 	k.counts[c.Op]++
@@ -281,8 +280,8 @@ func (k *fakeKernel) realServer(c Change) error {
 	return nil
 }
 
-// usable tells whether the kernel takes an address as a real server's: one
-// that can be that of a single host, and for IPv6 not of a link only.
+// usable reports whether the kernel accepts an address for a real server: a unicast address,
+// for IPv6 not a link-local one.
 func usable(a netip.Addr) bool {
 	switch {
 	case a.IsMulticast():

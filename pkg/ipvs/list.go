@@ -15,16 +15,15 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
 )
 
-// listFile is IPVS as text, of the network namespace of the thread that opens it,
-// whoever reads it:
+// listFile is the text form of IPVS, of the network namespace of the thread that opens it,
+// regardless of the thread that reads it:
 //
 //	TCP  0A600001:01BB rr persistent 10800 FFFFFFFF
 //	  -> C000020A:192B      Masq    1      0          0
 //
-// It gives the real servers of all virtual servers for the price of one, where a
-// dump of netlink is of one virtual server. Where several network namespaces have
-// virtual servers, some kernels leave some out; and one with a mark does not tell
-// its family.
+// One read returns the real servers of all virtual servers, where a netlink dump returns
+// those of one. If several network namespaces have virtual servers, some kernels omit some.
+// The line of a fwmark does not say its family.
 const listFile = "/proc/thread-self/net/ip_vs"
 
 // listOf reads the file from its beginning.
@@ -35,10 +34,10 @@ func listOf(file *os.File) (map[Key]map[netip.AddrPort]RealServer, error) {
 	return parseList(file)
 }
 
-// parseList gives the real servers of each virtual server that has an address.
+// parseList returns the real servers of each virtual server that has an address.
 func parseList(r io.Reader) (map[Key]map[netip.AddrPort]RealServer, error) {
 	list := map[Key]map[netip.AddrPort]RealServer{}
-	var dests map[netip.AddrPort]RealServer // of the last virtual server; nil: not wanted
+	var dests map[netip.AddrPort]RealServer // of the last virtual server; nil if it is skipped
 	lines := bufio.NewScanner(r)
 	for lines.Scan() {
 		words := strings.Fields(lines.Text())
@@ -47,7 +46,7 @@ func parseList(r io.Reader) (map[Key]map[netip.AddrPort]RealServer, error) {
 			return nil, unreadable(lines.Text())
 		case words[0] == "->":
 			if dests == nil {
-				continue // of a mark, or the heading
+				continue // of a fwmark, or the header
 			}
 			dest, rs, err := parseDest(words)
 			if err != nil {
@@ -62,7 +61,7 @@ func parseList(r io.Reader) (map[Key]map[netip.AddrPort]RealServer, error) {
 			dests = map[netip.AddrPort]RealServer{}
 			list[Key{Protocol: protocols[words[0]], Addr: address.Addr(), Port: address.Port()}] = dests
 		default:
-			dests = nil // a mark, or the heading
+			dests = nil // a fwmark, or the header
 		}
 	}
 	return list, lines.Err()
@@ -74,7 +73,7 @@ func unreadable(line string) error {
 	return fmt.Errorf("%s: %q: %w", listFile, line, unix.EINVAL)
 }
 
-// parseDest reads the line of a real server.
+// parseDest parses the line of a real server.
 func parseDest(words []string) (netip.AddrPort, RealServer, error) {
 	if len(words) < 4 {
 		return netip.AddrPort{}, RealServer{}, unix.EINVAL
@@ -87,7 +86,7 @@ func parseDest(words []string) (netip.AddrPort, RealServer, error) {
 	return address, RealServer{Weight: weight}, err
 }
 
-// parseHex reads "0A600001:01BB" and "[fd00:0000:…:0001]:01BB".
+// parseHex parses "0A600001:01BB" and "[fd00:0000:…:0001]:01BB".
 func parseHex(text string) (netip.AddrPort, error) {
 	at := strings.LastIndexByte(text, ':')
 	if at < 0 {

@@ -18,16 +18,16 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/kernel"
 )
 
-// answerTimeout bounds one request. Adding a virtual server can load a
-// scheduler's module, which takes seconds on a busy node.
+// answerTimeout limits one request. Adding a virtual server can load a scheduler's module,
+// which takes seconds on a busy node.
 const answerTimeout = 15 * time.Second
 
-// Netlink programs IPVS in the network namespace in which it was made.
+// Netlink programs IPVS in the network namespace of the thread that called New.
 type Netlink struct{ client }
 
-// New connects to the kernel, in the network namespace of the calling thread.
-// It fails, with an error that says the cure, if the kernel has no IPVS and
-// its module cannot be loaded.
+// New connects to the kernel, in the network namespace of the calling thread. If the kernel
+// has no IPVS and its module cannot be loaded, it fails with an error that says how to fix
+// it.
 func New() (*Netlink, error) {
 	if err := require(); err != nil {
 		return nil, err
@@ -43,24 +43,24 @@ func New() (*Netlink, error) {
 	}
 	s := &socket{handle: handle, options: options, timeout: answerTimeout}
 	if s.listed, err = os.Open(listFile); err != nil {
-		s.listed = nil // no /proc: one by one, then
+		s.listed = nil // no /proc: real servers are requested one by one
 	}
 	return &Netlink{client{raw: s}}, nil
 }
 
-// require makes sure that IPVS is there before the library asks for it: the
-// library asks once in a process's life and remembers even that it failed.
-// Kernels from 5.9 on load the module when its netlink family is asked for,
-// also for a process in a container without modprobe.
+// require makes sure that IPVS is available before the library looks for it: the library
+// looks once per process and caches even a failure. Kernels since 5.9 load the module when
+// its netlink family is looked up, also for a process in a container without modprobe.
 func require() error {
-	return lookFor(func() error {
+	return loadAndRetry(func() error {
 		_, err := netlink.GenlFamilyGet("IPVS")
 		return err
 	}, func() error { return exec.Command("modprobe", "ip_vs").Run() })
 }
 
-// lookFor looks once more after the module was loaded, which tells how that went.
-func lookFor(family, load func() error) error {
+// loadAndRetry looks again after loading the module; the result of the second look shows whether
+// loading worked.
+func loadAndRetry(family, load func() error) error {
 	err := family()
 	if errors.Is(err, unix.ENOENT) {
 		_ = load()
@@ -75,8 +75,8 @@ func lookFor(family, load func() error) error {
 	return nil
 }
 
-// Probe writes nothing if the scheduler's module is there to see: a restart then
-// leaves the kernel as it is.
+// Probe writes nothing if the scheduler's module is visibly loaded, so that a restart leaves
+// the kernel unchanged.
 func (n *Netlink) Probe(scheduler string) error {
 	if _, err := os.Stat("/sys/module/ip_vs_" + scheduler); err == nil {
 		return nil
@@ -84,15 +84,15 @@ func (n *Netlink) Probe(scheduler string) error {
 	return n.client.Probe(scheduler)
 }
 
-// socket is raw IPVS through generic netlink sockets: the library's, which
-// reads, and one that writes; the options; and the list. It belongs to a client,
-// whose locks it relies on: one for the handle, one for the writer, one for the list.
+// socket implements raw with generic netlink sockets (the library's for reads, one for
+// writes), socket options and the list. It relies on the locks of its client: one for the
+// handle, one for the writer, one for the list.
 type socket struct {
-	handle  *ipvs.Handle // nil after a time-out
+	handle  *ipvs.Handle // nil after a timeout
 	options *control
-	writer  *writer // nil before the first change, and after a time-out
+	writer  *writer // nil before the first change, and after an error
 	timeout time.Duration
-	listed  *os.File // nil where there is none
+	listed  *os.File // nil without /proc
 }
 
 func (s *socket) close() {
@@ -111,12 +111,12 @@ func (s *socket) close() {
 	}
 }
 
-// call makes one request. The library waits for an answer without end, even
-// past the socket's own time-out; closing the socket ends the wait. The next
-// request then gets a new socket, which stale answers cannot reach.
+// call makes one request. The library waits for an answer forever, even past the socket's
+// own timeout; closing the socket ends the wait. The next request opens a new socket, which
+// late answers cannot reach.
 //
-// The new socket is of the network namespace of whichever thread asks, as New
-// has it: the process must not have threads in several.
+// The new socket belongs to the network namespace of the calling thread, as with New: the
+// process must not have threads in several.
 func (s *socket) call(request func(*ipvs.Handle) error) error {
 	if s.handle == nil {
 		handle, err := ipvs.New("")
@@ -134,8 +134,8 @@ func (s *socket) call(request func(*ipvs.Handle) error) error {
 	return err
 }
 
-// services asks by the option, which knows IPv4 alone, where the kernel has no virtual
-// server of IPv6.
+// services uses the socket option, which returns IPv4 alone, if the kernel has no IPv6
+// virtual server.
 func (s *socket) services() (map[Key]VirtualServer, error) {
 	if onlyIPv4(s.options.count, moduleUsers) {
 		if services, err := s.options.services(); err == nil {
@@ -180,7 +180,7 @@ func (s *socket) destinations(key Key) ([]destination, error) {
 	return s.dumped(key)
 }
 
-// dumped asks netlink for a virtual server's real servers.
+// dumped reads the real servers of a virtual server with netlink.
 func (s *socket) dumped(key Key) ([]destination, error) {
 	var list []*ipvs.Destination
 	err := s.call(func(h *ipvs.Handle) (err error) {
@@ -216,8 +216,8 @@ func (s *socket) list() (map[Key]map[netip.AddrPort]RealServer, error) {
 	return listOf(s.listed)
 }
 
-// execute gives up on the rest after a time-out: a kernel that hangs is not
-// to be waited for once a change.
+// execute skips the remaining changes after a timeout: if the kernel hangs, it must not wait
+// once for each change.
 func (s *socket) execute(changes []Change) []error {
 	errs := make([]error, 0, len(changes))
 	for batch := range slices.Chunk(changes, kernel.BatchSize) {
@@ -233,8 +233,8 @@ func (s *socket) execute(changes []Change) []error {
 	return errs
 }
 
-// write has one batch carried out. After an error, of which nobody knows which
-// changes it has left undone, the next batch gets a new socket, as in call.
+// write sends one batch. After an error it is unknown which changes were applied; the next
+// batch opens a new socket, as in call.
 func (s *socket) write(batch []Change) ([]error, error) {
 	if s.writer == nil {
 		w, err := newWriter(s.timeout)
@@ -275,7 +275,7 @@ func (s *socket) setTimeouts(t Timeouts) error {
 func seconds(d time.Duration) uint32    { return uint32(d / time.Second) }
 func duration(sec uint32) time.Duration { return time.Duration(sec) * time.Second }
 
-// serviceOf names a virtual server in the library's form.
+// serviceOf converts a key for the library.
 func serviceOf(key Key) *ipvs.Service {
 	s := &ipvs.Service{FWMark: key.FWMark, AddressFamily: unix.AF_INET}
 	if key.Family() == ip.IPv6 {

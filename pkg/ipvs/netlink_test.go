@@ -23,7 +23,7 @@ func TestIssue121042MissingModule(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			loads := 0
-			err := lookFor(func() error {
+			err := loadAndRetry(func() error {
 				answer := tc.answers[0]
 				tc.answers = tc.answers[1:]
 				return answer

@@ -8,21 +8,19 @@ import (
 	"strings"
 )
 
-// Schedulers are those of Linux. Which of them a kernel has, Probe finds out.
+// Schedulers are the schedulers of Linux. Probe checks whether a kernel has one.
 var Schedulers = []string{"rr", "wrr", "lc", "wlc", "lblc", "lblcr", "dh", "sh", "mh", "sed", "nq", "fo", "ovf", "twos"}
 
-// schedulerFlags are the flags of the schedulers that have any, as ipvsadm
-// names them.
+// schedulerFlags are the flags of the schedulers that have any, by ipvsadm's names.
 var schedulerFlags = map[string]map[string]Flags{
 	"sh": {"sh-fallback": FlagSched1, "sh-port": FlagSched2},
 	"mh": {"mh-fallback": FlagSched1, "mh-port": FlagSched2},
 }
 
-// DefaultFlags are a scheduler's flags where none are asked for. Without its
-// fallback a scheduler that hashes refuses the clients of a real server with
-// weight 0, which is one that drains (kubernetes PR 138688). By the address
-// alone maglev hashing would send everybody behind one NAT to one endpoint;
-// kube-proxy sets that flag too.
+// DefaultFlags returns the flags of a scheduler if none are configured. Without its fallback
+// flag a hashing scheduler rejects the clients of a real server with weight 0, one that
+// drains (kubernetes PR 138688). Without its port flag maglev hashing would send all clients
+// behind one NAT to one endpoint; kube-proxy sets that flag too.
 func DefaultFlags(scheduler string) Flags {
 	switch scheduler {
 	case "sh":
@@ -33,8 +31,8 @@ func DefaultFlags(scheduler string) Flags {
 	return 0
 }
 
-// ParseFlags reads a list of a scheduler's flags by their names, such as
-// "mh-port,mh-fallback". An empty list is none.
+// ParseFlags parses a comma-separated list of a scheduler's flags, such as
+// "mh-port,mh-fallback". An empty list means no flags.
 func ParseFlags(scheduler, list string) (Flags, error) {
 	if list == "" {
 		return 0, nil
@@ -54,9 +52,8 @@ func ParseFlags(scheduler, list string) (Flags, error) {
 	return flags, nil
 }
 
-// Hashes tells whether a scheduler assigns clients by the place that a real
-// server has in the kernel's list. Nodes on which that is the same send a
-// client to the same one.
+// Hashes reports whether a scheduler selects real servers by their position in the kernel's
+// list. Nodes with the same order send a client to the same real server.
 func Hashes(scheduler string) bool {
 	return scheduler == "sh" || scheduler == "dh" || scheduler == "mh"
 }

@@ -13,14 +13,14 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
 )
 
-// The older interface of <linux/ip_vs.h>, socket options, knows IPv4 alone, and answers
-// with one system call what takes a dump of netlink three and an object of each
-// attribute. So the connections of what drains are counted by it: with 400 changes a
-// second on an emulated machine the dumps were a quarter of all the processor's work.
+// The older interface of <linux/ip_vs.h>, socket options, supports IPv4 alone. It needs one
+// system call where a netlink dump needs three and an object for each attribute. The
+// connections of draining real servers are therefore counted with it: with 400 changes a
+// second on an emulated machine, dumps took a quarter of all CPU time.
 //
 // It also lists all virtual servers in one call, in time that grows with their number.
-// Netlink's dump and /proc/net/ip_vs begin with the first bucket of the table for each
-// page of the answer: with 44,125 virtual servers they take 45 million steps.
+// Netlink dumps and /proc/net/ip_vs restart at the first bucket of the table for each page
+// of the answer: with 44,125 virtual servers they take 45 million steps.
 
 const (
 	optGetInfo  = 64 + 1024 + 64 + 1 // IP_VS_SO_GET_INFO
@@ -31,7 +31,7 @@ const (
 	infoSize     = 12
 	infoServices = 8
 
-	// struct ip_vs_get_services of 64-bit machines, up to its entries, and
+	// struct ip_vs_get_services on 64-bit machines, up to its entries, and
 	// struct ip_vs_service_entry.
 	listedHead      = 8
 	listedNumber    = 0
@@ -44,8 +44,8 @@ const (
 	listedFlags     = 32
 	listedTimeout   = 36
 
-	// struct ip_vs_get_dests of 64-bit machines, up to its entries, and where what is
-	// in it.
+	// struct ip_vs_get_dests on 64-bit machines, up to its entries, and the offsets of
+	// its fields.
 	destsHead     = 24
 	destsProtocol = 0
 	destsAddress  = 4
@@ -63,14 +63,13 @@ const (
 	entryInactive = 28
 )
 
-// control is a socket for the options. Its methods but count must not be called
-// concurrently.
+// control is a socket for the options. Only count may be called concurrently.
 type control struct {
 	fd      int
-	request []byte // of the last call of destinations, to be used again
+	request []byte // buffer of destinations, reused by the next call
 }
 
-// newControl is for the network namespace of the calling thread.
+// newControl opens a socket in the network namespace of the calling thread.
 func newControl() (*control, error) {
 	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
@@ -81,7 +80,7 @@ func newControl() (*control, error) {
 
 func (c *control) close() { unix.Close(c.fd) }
 
-// get asks for an option with a request, which the answer overwrites.
+// get reads an option. The kernel overwrites the request with its answer.
 func (c *control) get(option uintptr, request []byte) error {
 	length := uint32(len(request))
 	_, _, errno := unix.Syscall6(unix.SYS_GETSOCKOPT, uintptr(c.fd), unix.IPPROTO_IP, option,
@@ -92,7 +91,7 @@ func (c *control) get(option uintptr, request []byte) error {
 	return nil
 }
 
-// count is num_services, which counts IPv4 alone (net/netfilter/ipvs/ip_vs_ctl.c).
+// count returns num_services, which counts IPv4 alone (net/netfilter/ipvs/ip_vs_ctl.c).
 func (c *control) count() (int, error) {
 	var info [infoSize]byte
 	if err := c.get(optGetInfo, info[:]); err != nil {
@@ -101,12 +100,12 @@ func (c *control) count() (int, error) {
 	return int(binary.NativeEndian.Uint32(info[infoServices:])), nil
 }
 
-// moreServices is how many virtual servers may be added between two calls without the
-// list being asked for again.
+// moreServices is how many virtual servers may be added between counting and listing before
+// the list must be read again.
 const moreServices = 64
 
-// services lists the virtual servers of IPv4. As with destinations, after a full answer
-// there may be more.
+// services lists the IPv4 virtual servers. As in destinations, a full answer may be
+// incomplete.
 func (c *control) services() (map[Key]VirtualServer, error) {
 	n, err := c.count()
 	if err != nil {
@@ -128,7 +127,7 @@ func (c *control) servicesIn(room int) (map[Key]VirtualServer, error) {
 	}
 }
 
-// readServiceEntries reads entries until one that the kernel has not filled.
+// readServiceEntries parses entries up to the first one that the kernel did not fill.
 func readServiceEntries(b []byte) map[Key]VirtualServer {
 	services := make(map[Key]VirtualServer, len(b)/listedSize)
 	for ; len(b) >= listedSize; b = b[listedSize:] {
@@ -151,7 +150,8 @@ func readServiceEntries(b []byte) map[Key]VirtualServer {
 	return services
 }
 
-// schedulerName returns one string for all virtual servers with a common scheduler.
+// schedulerName returns the name of a scheduler. Common names share one string for all
+// virtual servers.
 func schedulerName(b []byte) string {
 	b, _, _ = bytes.Cut(b, []byte{0})
 	switch string(b) {
@@ -163,15 +163,15 @@ func schedulerName(b []byte) string {
 	return string(b)
 }
 
-// destinations lists the real servers of a virtual server of IPv4. The kernel fills
-// as many entries as there is room for, and does not say how many that were: the
-// others stay zero, and after a full answer there may be more.
+// destinations lists the real servers of an IPv4 virtual server. The kernel fills as many
+// entries as fit and does not say how many that were. Unused entries stay zero, and a full
+// answer may be incomplete.
 func (c *control) destinations(key Key) ([]destination, error) {
 	for room := 16; ; room *= 4 {
 		request := c.destsRequest(key, room)
 		err := c.get(optGetDests, request)
 		if errors.Is(err, unix.ESRCH) {
-			return nil, nil // there is no such virtual server, of which a dump is empty
+			return nil, nil // no such virtual server: an empty list, as from a dump
 		}
 		if err != nil {
 			return nil, err
@@ -200,7 +200,7 @@ func (c *control) destsRequest(key Key, room int) []byte {
 	return b
 }
 
-// readEntries reads entries until one that the kernel has not filled.
+// readEntries parses entries up to the first one that the kernel did not fill.
 func readEntries(b []byte) []destination {
 	n := 0
 	for n < len(b)/entrySize && binary.NativeEndian.Uint32(b[n*entrySize+entryAddress:]) != 0 {

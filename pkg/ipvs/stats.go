@@ -8,9 +8,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Stats are the kernel's counters of a virtual server since it was added. In the
-// netlink message that is read connections and packets have 32 bits, and begin again
-// at 0.
+// Stats are the kernel's counters of a virtual server since it was added. Connections and
+// packets are 32-bit numbers in the netlink message and wrap to 0.
 type Stats struct {
 	Connections           uint64
 	PacketsIn, PacketsOut uint64 // from and to clients
@@ -18,7 +17,8 @@ type Stats struct {
 }
 
 // ReadStats reads the counters of all virtual servers, in the network namespace of the
-// calling thread, with a socket of its own: it may be called beside everything else.
+// calling thread. It uses a socket of its own, so it may be called concurrently with
+// everything else.
 func ReadStats() (map[Key]Stats, error) {
 	handle, err := ipvs.New("")
 	if err != nil {

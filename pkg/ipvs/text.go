@@ -10,8 +10,7 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
 )
 
-// String is the state as "ipvsadm -Sn" prints it, sorted by key and by real
-// server:
+// String formats the state as "ipvsadm -Sn" does, sorted by key and by real server:
 //
 //	-A -t 10.96.0.1:443 -s rr
 //	-a -t 10.96.0.1:443 -r 192.0.2.10:6443 -m -w 1
@@ -58,7 +57,7 @@ func (vs VirtualServer) arguments() string {
 	return s
 }
 
-// schedulerFlags names the flags as the scheduler does.
+// schedulerFlags returns the names that the scheduler gives the flags.
 func (vs VirtualServer) schedulerFlags() string {
 	names := []string{"flag-1", "flag-2", "flag-3"}
 	if vs.Scheduler == "sh" || vs.Scheduler == "mh" {

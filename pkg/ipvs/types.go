@@ -20,10 +20,10 @@ type Key struct {
 	FWMark   uint32      // the packet's whole mark; 0 for an address key
 }
 
-// Family is that of the virtual server.
+// Family returns the family of the virtual server.
 func (k Key) Family() ip.Family { return ip.Of(k.Addr) }
 
-// String is "TCP 10.96.0.1:443" or "FWM 0x200001 IPv4".
+// String returns "TCP 10.96.0.1:443" or "FWM 0x200001 IPv4".
 func (k Key) String() string {
 	if k.FWMark != 0 {
 		return fmt.Sprintf("FWM %#x %s", k.FWMark, k.Family())
@@ -31,11 +31,11 @@ func (k Key) String() string {
 	return k.Protocol.String() + " " + netip.AddrPortFrom(k.Addr, k.Port).String()
 }
 
-// Flags are IP_VS_SVC_F_* of <linux/ip_vs.h>, without IP_VS_SVC_F_HASHED,
-// which the kernel sets by itself.
+// Flags are IP_VS_SVC_F_* of <linux/ip_vs.h>, except IP_VS_SVC_F_HASHED, which the kernel
+// sets itself.
 type Flags uint32
 
-// The flags that a virtual server can be given.
+// Flags that can be set on a virtual server.
 const (
 	FlagPersistent Flags = 0x1  // session affinity by client address
 	FlagOnePacket  Flags = 0x4  // UDP: schedule each datagram anew
@@ -44,24 +44,24 @@ const (
 	FlagSched3     Flags = 0x20
 )
 
-// VirtualServer is what can be set on a virtual server.
+// VirtualServer is the settings of a virtual server.
 type VirtualServer struct {
 	Scheduler string // rr, wrr, lc, mh, …
 	Flags     Flags
 	Timeout   uint32 // seconds of persistence; 0 without FlagPersistent
 }
 
-// RealServer is what can be set on a real server. The forwarding method is
-// always masquerading, as a Service maps ports.
+// RealServer is the settings of a real server. The forwarding method is always masquerading,
+// as a Service maps ports.
 type RealServer struct {
-	Weight int // 0 drains: known connections go on, none are added
-	// MaxConnections is the number of connections, closed ones that IPVS still knows
-	// included, from which on the kernel adds none until a quarter of them is gone; 0:
-	// no limit.
+	Weight int // 0 drains: established connections continue, no new ones are accepted
+	// MaxConnections is the number of connections at which the kernel stops adding new
+	// ones, until a quarter of them has ended. It includes closed ones that IPVS still
+	// tracks. 0: no limit.
 	MaxConnections uint32
 }
 
-// Service is a virtual server and its real servers by address and port.
+// Service is a virtual server with its real servers by address and port.
 type Service struct {
 	VirtualServer
 	RealServers map[netip.AddrPort]RealServer
@@ -76,15 +76,15 @@ type Connections struct {
 	Inactive int // all others: closing TCP, UDP, SCTP
 }
 
-// Timeouts are the connection table's, in whole seconds. 0 leaves the
-// kernel's value (900, 120, 300).
+// Timeouts are the timeouts of the connection table in whole seconds. The kernel's defaults
+// are 900, 120 and 300.
 type Timeouts struct{ TCP, TCPFin, UDP uint32 }
 
 // Op is what a Change does.
 type Op uint8
 
-// The operations. Apply makes the outcome true: an add of what is there
-// becomes an update, a delete of what is gone succeeds.
+// The operations. Apply makes the outcome true: adding an existing object updates
+// it, and deleting a missing one succeeds.
 const (
 	AddVirtualServer Op = iota + 1
 	UpdateVirtualServer
@@ -103,7 +103,7 @@ var opNames = map[Op]string{
 	DeleteRealServer:    "delete real server",
 }
 
-// String names the operation.
+// String returns the name of the operation.
 func (o Op) String() string { return opNames[o] }
 
 // Change is one operation on one virtual or real server.
@@ -129,7 +129,7 @@ func (c Change) String() string {
 	return fmt.Sprintf("unknown operation %d on %s", c.Op, c.Key)
 }
 
-// String is the values as a Change names them.
+// String formats the settings as a Change does.
 func (rs RealServer) String() string {
 	text := "weight " + strconv.Itoa(rs.Weight)
 	if rs.MaxConnections != 0 {

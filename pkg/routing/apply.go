@@ -12,8 +12,8 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/kernel"
 )
 
-// stack is what the kernel and the fake differ in. Each method is one request
-// and gives the errno that the kernel gives.
+// stack is where the kernel and the Fake differ. Each method is one request and returns the
+// kernel's errno.
 type stack interface {
 	addLink() error
 	deleteLink() error
@@ -23,13 +23,13 @@ type stack interface {
 	addRule(Rule) error
 	deleteRule(Rule) error
 	rawRules(ip.Family) ([]rawRule, error) // in the kernel's order
-	addRaw(rawRule) error                  // also if there is one like it
-	deleteRaw(rawRule) error               // the first one like it
-	orderLock() sync.Locker                // of the rules around that of table local
+	addRaw(rawRule) error                  // even if an equal one exists
+	deleteRaw(rawRule) error               // the first equal one
+	orderLock() sync.Locker                // held while the rules around the one of table local are changed
 	replaceRoute(Route) error
 	deleteRoute(Route) error
-	// together carries out what it can of changes to VIPs that are of one kind,
-	// with few writes, and gives the others back.
+	// together applies changes to VIPs that have the same operation with few writes, and
+	// returns those that must be applied one by one.
 	together([]Change) []Change
 }
 
@@ -49,8 +49,8 @@ func apply(s stack, changes []Change) []Failure {
 	return failures
 }
 
-// runs cuts changes where the order matters: those of one run may be carried
-// out in any.
+// runs splits changes where the order matters: the changes of one run may be applied in any
+// order.
 func runs(changes []Change) [][]Change {
 	var out [][]Change
 	for i, c := range changes {
@@ -64,8 +64,8 @@ func runs(changes []Change) [][]Change {
 	return out
 }
 
-// ofVIP tells whether a change is one of those of which there are as many as
-// VIPs: an address, or a route that makes one local.
+// ofVIP reports whether a change is of a kind of which there is one for each VIP: an
+// address, or a local route to a single address.
 func ofVIP(c Change) bool {
 	switch c.Op {
 	case AddAddress, DeleteAddress:
@@ -105,8 +105,8 @@ func change(s stack, c Change, misbound func() (map[netip.Addr]struct{}, error))
 	return unless(kernel.IsNotExist, s.deleteRoute(c.Route))
 }
 
-// bind adds an address. The kernel cannot change the scope of one that is
-// there, so that is removed for the moment between two requests.
+// bind adds an address. The kernel cannot change the scope of an existing address, so that
+// is deleted first and missing for the time between two requests.
 func bind(s stack, a netip.Addr, misbound func() (map[netip.Addr]struct{}, error)) error {
 	err := s.addAddress(a)
 	if !kernel.IsExist(err) {
@@ -132,7 +132,7 @@ func unless(harmless func(error) bool, err error) error {
 	return err
 }
 
-// check refuses what cannot be put into a request.
+// check rejects what a request cannot express.
 func check(c Change) error {
 	ok := true
 	switch c.Op {
@@ -140,7 +140,7 @@ func check(c Change) error {
 	case AddAddress, DeleteAddress:
 		ok = c.Address.IsValid() && !c.Address.Is4In6() && c.Address.Zone() == ""
 	case AddRule, DeleteRule:
-		ok = soundRule(c.Rule, c.Op)
+		ok = validRule(c.Rule, c.Op)
 	case AddRoute, DeleteRoute:
 		ok = c.Route.Table > 0 && c.Route.Link != "" &&
 			c.Route.Dst.IsValid() && of(c.Route.Family, c.Route.Dst)
@@ -148,12 +148,12 @@ func check(c Change) error {
 		ok = false
 	}
 	if !ok {
-		return fmt.Errorf("not a sound change: %w", unix.EINVAL)
+		return fmt.Errorf("invalid change: %w", unix.EINVAL)
 	}
 	return nil
 }
 
-func soundRule(r Rule, op Op) bool {
+func validRule(r Rule, op Op) bool {
 	if r.Action == SkipLocal {
 		bare := r == Rule{Family: r.Family, Action: SkipLocal, IIf: r.IIf, Mark: r.Mark, Mask: r.Mask, Stray: r.Stray}
 		return bare && of(r.Family, netip.Prefix{}) && (r.Mask != 0 && !r.Stray || r.Stray && op == DeleteRule)
@@ -162,8 +162,7 @@ func soundRule(r Rule, op Op) bool {
 		of(r.Family, r.From) && of(r.Family, r.To)
 }
 
-// of tells whether a prefix, if there is one, is masked and of the family,
-// and the family is one of the two.
+// of reports whether f is IPv4 or IPv6 and p is invalid, or masked and of the family.
 func of(f ip.Family, p netip.Prefix) bool {
 	if f != ip.IPv4 && f != ip.IPv6 {
 		return false
@@ -171,14 +170,14 @@ func of(f ip.Family, p netip.Prefix) bool {
 	return !p.IsValid() || p.Masked() == p && ip.Of(p.Addr()) == f
 }
 
-// attempts is how often a read is tried that the kernel's changes disturb.
+// attempts is how often a read is tried that concurrent changes disturb.
 const attempts = 10
 
-// errChanged tells that what was read does not fit together.
+// errChanged means that lists read one after the other are inconsistent.
 var errChanged = errors.New("the network changed while it was read")
 
-// retry repeats a read after an error for which that helps. The last error is
-// given back; what was read along with it is dropped, as it may be a part.
+// retry repeats a read while again returns true for its error. It returns the last error,
+// and no value with it, since that may be incomplete.
 func retry[T any](read func() (T, error), again func(error) bool) (T, error) {
 	var zero T
 	var err error

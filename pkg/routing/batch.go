@@ -9,12 +9,12 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/kernel"
 )
 
-// Changes to VIPs are written here and not through the netlink library, which
-// waits for the answer to each: measured with BenchmarkVIPs on an emulated
-// machine, a thousand take a quarter of the time, or less.
+// Changes to VIPs are written here and not through the netlink library, which waits for the
+// answer to each. Measured with BenchmarkVIPs on an emulated machine, a thousand take a
+// quarter of the time or less.
 
-// together writes many changes at once. What the kernel refuses is given back:
-// tried by itself it turns out to be harmless, or has a reason that can be told.
+// together writes many changes at once. It returns those that the kernel refused: applied
+// one by one, they turn out to be harmless or get an error with a reason.
 func (s *session) together(changes []Change) []Change {
 	writer, err := kernel.NewWriter(unix.NETLINK_ROUTE, requestLimit)
 	if err != nil {
@@ -55,7 +55,7 @@ func (s *session) batch(w *kernel.Writer, changes []Change) []Change {
 	return rest
 }
 
-// request adds the message for a change.
+// request queues the message of a change.
 func (s *session) request(w *kernel.Writer, c Change, link uint32) {
 	switch c.Op {
 	case AddAddress:
@@ -86,8 +86,8 @@ func (s *session) appendAddress(b []byte, c Change, link uint32) []byte {
 	return kernel.AppendAttr(b, unix.IFA_ADDRESS, c.Address.AsSlice())
 }
 
-// appendRoute appends a struct rtmsg and its attributes; see newRoute. Tables
-// that do not fit into a byte are an attribute only.
+// appendRoute appends a struct rtmsg and its attributes; see newRoute. Table numbers that do
+// not fit into a byte are in the attribute only.
 func appendRoute(b []byte, r Route, protocol, scope uint8, link uint32) []byte {
 	table := uint8(unix.RT_TABLE_UNSPEC)
 	if r.Table < 256 {

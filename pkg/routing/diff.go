@@ -10,11 +10,11 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
 )
 
-// Diff lists the changes that make want of have, in a fixed order. Whatever
-// another change needs comes before it: the link, then addresses, then routes
-// (those to neighbours before those through gateways), then rules, which lead
-// to the routes. Deletions follow the other way round. If the link goes, its
-// addresses go with it and are not listed.
+// Diff returns the changes that turn have into want, in a deterministic order. What another
+// change needs comes before it: the link, then addresses, then routes (those on link before
+// those through gateways), then rules, which refer to the routes' tables. Deletions follow
+// in the reverse order. If the link is deleted, its addresses are deleted with it and are
+// not listed.
 func Diff(have, want State) []Change {
 	var changes []Change
 	if want.DummyLink && !have.DummyLink {
@@ -39,7 +39,7 @@ func deletions(have, want State, newRoutes []Route) []Change {
 		changes = append(changes, Change{Op: DeleteRule, Rule: r})
 	}
 	for _, r := range slices.Backward(sorted(minus(have.Routes, want.Routes), compareRoutes)) {
-		// A deletion that names no gateway would take the new route, too.
+		// The kernel would delete the new route if r has no gateway to match.
 		replaced := func(n Route) bool { return keyOf(n) == keyOf(r) }
 		if !slices.ContainsFunc(newRoutes, replaced) {
 			changes = append(changes, Change{Op: DeleteRoute, Route: r})
@@ -74,7 +74,7 @@ func sorted[K any](keys []K, compare func(K, K) int) []K {
 	return keys
 }
 
-// routeKey is what the kernel keeps one route for.
+// routeKey is the key under which the kernel keeps one route.
 type routeKey struct {
 	family ip.Family
 	table  int
@@ -88,7 +88,7 @@ func compareRoutes(a, b Route) int {
 	return cmp.Or(
 		cmp.Compare(a.Family, b.Family),
 		cmp.Compare(a.Table, b.Table),
-		a.Via.Compare(b.Via), // the invalid address, of a neighbour, is first
+		a.Via.Compare(b.Via), // the invalid address, on link, is first
 		a.Dst.Addr().Compare(b.Dst.Addr()),
 		cmp.Compare(a.Dst.Bits(), b.Dst.Bits()),
 		cmp.Compare(a.Metric, b.Metric),

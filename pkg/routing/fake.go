@@ -12,32 +12,31 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
 )
 
-// Fake is a kernel's routing in memory. It refuses what the kernel refuses,
-// but does not look whether gateways can be reached. It is safe for
-// concurrent use; set the hooks before.
+// Fake is the kernel's routing in memory. It rejects what the kernel rejects, but does not
+// check whether gateways are reachable. It is safe for concurrent use; set the hooks before.
 type Fake struct {
-	// Refuse, if set, is asked before each change; its error refuses it.
+	// Refuse, if set, is called before each change; its error is the kernel's answer.
 	Refuse func(Change) error
-	// FailObserve, if set, is asked before each Observe, Inventory and
-	// Listeners; its error is what they return.
+	// FailObserve, if set, is called before each Observe, Inventory and Listeners; its
+	// error is what they return.
 	FailObserve func() error
 
 	mu        sync.Mutex
 	dummyLink bool
 	addresses map[netip.Addr]bool // true: misbound
-	rules     []rawRule           // ours and others', in order
+	rules     []rawRule           // ours and foreign, in order
 	routes    map[routeKey]foundRoute
-	ours      bool      // the present change is Apply's
+	ours      bool      // the current change is Apply's
 	inventory Inventory // Links and Defaults
 	listeners []Listener
 	watchers  []*watcher
 	guard     guard
-	lost      []rawRule // rules that the present change has deleted
+	lost      []rawRule // rules that the current change deleted
 	observes  int
 	applied   int
 }
 
-// NewFake makes one with a loopback link and the kernel's own rules.
+// NewFake returns a Fake with a loopback link and the kernel's own rules.
 func NewFake() *Fake {
 	f := &Fake{addresses: map[netip.Addr]bool{}, routes: map[routeKey]foundRoute{}}
 	f.inventory.Links = []Link{{
@@ -55,7 +54,7 @@ func NewFake() *Fake {
 	return f
 }
 
-// Observe is like Netlink's.
+// Observe is like Netlink.Observe.
 func (f *Fake) Observe() (State, error) {
 	if err := f.read(); err != nil {
 		return State{}, err
@@ -72,8 +71,8 @@ func (f *Fake) Observe() (State, error) {
 	return snap.state(), nil
 }
 
-// Inventory is like Netlink's: what SetInventory gave, and the rules that
-// Apply made since.
+// Inventory is like Netlink.Inventory. It returns what SetInventory set, and the rules that
+// Apply added since.
 func (f *Fake) Inventory() (Inventory, error) {
 	if err := f.read(); err != nil {
 		return Inventory{}, err
@@ -96,8 +95,8 @@ func (f *Fake) Inventory() (Inventory, error) {
 	return inv, nil
 }
 
-// SetInventory puts the node's network in place of what there is, also of all
-// rules. It is copied no deeper than its lists.
+// SetInventory replaces the node's network, including all rules. It copies the lists, not
+// what they refer to.
 func (f *Fake) SetInventory(inv Inventory) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -115,7 +114,7 @@ func (f *Fake) SetInventory(inv Inventory) {
 	}
 }
 
-// Listeners gives what SetListeners gave.
+// Listeners returns what SetListeners set.
 func (f *Fake) Listeners() ([]Listener, error) {
 	if f.FailObserve != nil {
 		if err := f.FailObserve(); err != nil {
@@ -127,21 +126,21 @@ func (f *Fake) Listeners() ([]Listener, error) {
 	return slices.Clone(f.listeners), nil
 }
 
-// SetListeners has programs wait on ports.
+// SetListeners replaces the listening ports.
 func (f *Fake) SetListeners(list ...Listener) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.listeners = sortListeners(slices.Clone(list))
 }
 
-// Misbind gives an address to DummyLink with the scope that kube-proxy does.
+// Misbind adds an address to DummyLink with the scope that kube-proxy uses.
 func (f *Fake) Misbind(a netip.Addr) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.addresses[a] = true
 }
 
-// Apply is like Netlink's.
+// Apply is like Netlink.Apply.
 func (f *Fake) Apply(changes []Change) []Failure {
 	var failures []Failure
 	for _, c := range changes {
@@ -158,7 +157,7 @@ func (f *Fake) Apply(changes []Change) []Failure {
 	return failures
 }
 
-// Do makes changes as another program would: without asking Refuse.
+// Do makes changes as another program would, without calling Refuse.
 func (f *Fake) Do(changes ...Change) []Failure { return f.do(false, changes...) }
 
 func (f *Fake) do(ours bool, changes ...Change) []Failure {
@@ -170,10 +169,10 @@ func (f *Fake) do(ours bool, changes ...Change) []Failure {
 	return apply((*fakeStack)(f), changes)
 }
 
-// Guard is like Netlink's.
+// Guard is like Netlink.Guard.
 func (f *Fake) Guard(rules []Rule) { f.guard.set(rules) }
 
-// restore does what Watch does about deleted rules.
+// restore restores deleted rules as Watch does.
 func (f *Fake) restore() {
 	gone := f.lost
 	f.lost = nil
@@ -184,15 +183,15 @@ func (f *Fake) restore() {
 	for _, r := range gone {
 		lost, ok := f.guard.restore((*fakeStack)(f), r, true)
 		for _, w := range f.watchers {
-			w.isLost(lost...)
+			w.reportLost(lost...)
 			if !ok {
-				w.anythingLost()
+				w.reportAnything()
 			}
 		}
 	}
 }
 
-// Watch is like Netlink's.
+// Watch is like Netlink.Watch.
 func (f *Fake) Watch(ctx context.Context, inventory func(), own func(...Lost)) error {
 	w := newWatcher()
 	w.all()
@@ -206,14 +205,14 @@ func (f *Fake) Watch(ctx context.Context, inventory func(), own func(...Lost)) e
 	return ctx.Err()
 }
 
-// Observes counts the calls of Observe and Inventory.
+// Observes returns the number of calls of Observe and Inventory.
 func (f *Fake) Observes() int {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return f.observes
 }
 
-// Applied counts the changes that were tried, by Apply and by Do.
+// Applied returns the number of changes tried, by Apply and by Do.
 func (f *Fake) Applied() int {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -230,16 +229,17 @@ func (f *Fake) read() error {
 	return nil
 }
 
-// fakeStack is the Fake below Apply. Its lock is held.
+// fakeStack implements stack for the Fake. The Fake's lock is held.
 type fakeStack Fake
 
-// tell gives the watchers what the kernel's message about a change makes due.
-func (f *fakeStack) tell(inventory bool, lost ...Lost) {
+// notify schedules the calls of the watchers that the kernel's message about a change would
+// cause.
+func (f *fakeStack) notify(inventory bool, lost ...Lost) {
 	for _, w := range f.watchers {
 		if inventory {
 			due(w.inventory)
 		}
-		w.isLost(lost...)
+		w.reportLost(lost...)
 	}
 }
 
@@ -256,7 +256,7 @@ func (f *fakeStack) deleteLink() error {
 		return unix.ENODEV
 	}
 	for _, w := range f.watchers {
-		w.anythingLost()
+		w.reportAnything()
 	}
 	f.dummyLink = false
 	clear(f.addresses)
@@ -282,7 +282,7 @@ func (f *fakeStack) deleteAddress(a netip.Addr) error {
 	if _, ok := f.addresses[a]; !ok {
 		return unix.EADDRNOTAVAIL
 	}
-	f.tell(false, Lost{Addr: a})
+	f.notify(false, Lost{Addr: a})
 	delete(f.addresses, a)
 	return nil
 }
@@ -305,7 +305,7 @@ func (f *fakeStack) addRule(r Rule) error {
 	return f.addRaw(raw)
 }
 
-// orderLock is of no use here: the Fake's own lock is held.
+// orderLock returns a lock without effect: the Fake's own lock is held.
 func (f *fakeStack) orderLock() sync.Locker { return &sync.Mutex{} }
 
 func (f *fakeStack) protocol() uint8 {
@@ -330,7 +330,7 @@ func (f *fakeStack) rawRules(family ip.Family) ([]rawRule, error) {
 }
 
 func (f *fakeStack) addRaw(r rawRule) error {
-	f.tell(true)
+	f.notify(true)
 	f.rules = append(f.rules, r)
 	slices.SortStableFunc(f.rules, func(a, b rawRule) int { return compareOrder(a.Rule, b.Rule) })
 	return nil
@@ -338,7 +338,7 @@ func (f *fakeStack) addRaw(r rawRule) error {
 
 func (f *fakeStack) deleteRaw(r rawRule) error {
 	r.Target = 0
-	return f.deleteFirst(func(raw rawRule) bool { // which the kernel does not compare
+	return f.deleteFirst(func(raw rawRule) bool { // the kernel does not compare targets
 		raw.Target = 0
 		return raw == r
 	})
@@ -349,7 +349,7 @@ func (f *fakeStack) deleteFirst(like func(rawRule) bool) error {
 	if i < 0 {
 		return unix.ENOENT
 	}
-	f.tell(true)
+	f.notify(true)
 	f.lost = append(f.lost, f.rules[i])
 	f.rules = slices.Delete(f.rules, i, i+1)
 	return nil
@@ -365,7 +365,7 @@ func (f *fakeStack) replaceRoute(r Route) error {
 	case r.Src.IsValid() && !f.isLocal(r.Src):
 		return unix.EINVAL
 	}
-	f.tell(r.Dst.Bits() == 0)
+	f.notify(r.Dst.Bits() == 0)
 	f.routes[keyOf(r)] = foundRoute{r, f.ours}
 	return nil
 }
@@ -379,14 +379,14 @@ func (f *fakeStack) deleteRoute(r Route) error {
 		return unix.ESRCH
 	}
 	if found.ours && r.Dst.IsSingleIP() {
-		f.tell(false, Lost{Addr: r.Dst.Addr(), Table: r.Table})
+		f.notify(false, Lost{Addr: r.Dst.Addr(), Table: r.Table})
 	}
-	f.tell(r.Dst.Bits() == 0)
+	f.notify(r.Dst.Bits() == 0)
 	delete(f.routes, keyOf(r))
 	return nil
 }
 
-// together has each change tried by itself.
+// together returns all changes, to be applied one by one.
 func (f *fakeStack) together(changes []Change) []Change { return changes }
 
 func (f *fakeStack) isUp(link string) (bool, error) {

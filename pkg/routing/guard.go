@@ -14,32 +14,31 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/kernel"
 )
 
-// Lost is something of ours that was deleted, by another program or by Apply:
-// a Rule, which is back by then, or else an address of DummyLink, or a local
-// route to a single address in Table.
+// Lost is something of ours that was deleted, by another program or by Apply: a Rule, which
+// has been restored by then, or else an address of DummyLink, or a local route to a single
+// address in Table.
 type Lost struct {
 	Rule  Rule
 	Addr  netip.Addr
 	Table int // 0: an address
 }
 
-// Guard has Watch add these rules again as soon as another program deletes
-// them, without a word to anybody else. systemd-networkd deletes all rules
-// that it does not know when it starts; until ours are back, packets leave by
-// the wrong interface. Guard replaces the rules of the last call. Call it
-// before a rule of those is deleted with Apply.
+// Guard makes Watch restore these rules as soon as another program deletes them, before its
+// callbacks are called. systemd-networkd deletes all rules that it does not know when it
+// starts; until ours are restored, packets leave by the wrong interface. Guard replaces the
+// rules of the last call. Call it before Apply deletes one of those.
 func (n *Netlink) Guard(rules []Rule) { n.guard.set(rules) }
 
-// guard knows the rules that Guard was given.
+// guard holds the rules that Guard was given.
 type guard struct {
 	mu       sync.Mutex
 	rules    map[Rule]struct{}
-	began    time.Time // of the period that restored counts
+	began    time.Time // start of the period in which restored counts
 	restored int
 }
 
-// restoredAtMost in a period of restorePeriod are rules added again at once:
-// a fight with another program is left to the slower comparison.
+// At most restoredAtMost rules are restored at once in each restorePeriod. If another
+// program keeps deleting rules, the rest is left to the slower resync.
 const (
 	restoredAtMost = 256
 	restorePeriod  = 10 * time.Second
@@ -54,10 +53,9 @@ func (g *guard) set(rules []Rule) {
 	}
 }
 
-// restore puts those guarded rules back that a change of a rule is about: the
-// rule itself, or those that skip table local if that was one of their parts
-// or a rule of table local. It returns those that had to be put back, and
-// false if that failed.
+// restore adds the guarded rules again that a change of a rule removed: the rule itself or,
+// if it was part of a SkipLocal rule or a rule of table local, the SkipLocal rules. It
+// returns the rules that were missing, and false if any could not be restored.
 func (g *guard) restore(s stack, changed rawRule, deleted bool) (lost []Lost, ok bool) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -78,8 +76,7 @@ func (g *guard) restore(s stack, changed rawRule, deleted bool) (lost []Lost, ok
 	return lost, ok
 }
 
-// concerns reports whether a change of one of the kernel's rules can be one of
-// a guarded rule.
+// concerns reports whether a change of one of the kernel's rules may affect a guarded rule.
 func concerns(changed rawRule, deleted bool, r Rule) bool {
 	if r.Action == SkipLocal {
 		return r.Family == changed.Family && (deleted && changed.part() || changed.localRule())
@@ -87,7 +84,7 @@ func concerns(changed rawRule, deleted bool, r Rule) bool {
 	return deleted && changed == rawRule{r, Protocol}
 }
 
-// inEffect reports whether a rule stands as it should.
+// inEffect reports whether a rule exists and is in effect.
 func inEffect(s stack, r Rule) (bool, error) {
 	rules, err := s.rawRules(r.Family)
 	if r.Action == SkipLocal {
@@ -104,11 +101,11 @@ func (g *guard) allowed(now time.Time) bool {
 	return g.restored <= restoredAtMost
 }
 
-// actionsByNumber are those of rules that can be read.
+// actionsByNumber are the actions of rules that can be read.
 var actionsByNumber = map[uint8]Action{unix.FR_ACT_TO_TBL: Lookup, unix.FR_ACT_GOTO: Goto, unix.FR_ACT_NOP: Nop}
 
-// parseRule reads a message about a rule: a struct fib_rule_hdr and
-// attributes. Conditions that a rule of ours never has are left out.
+// parseRule parses a message about a rule: a struct fib_rule_hdr and attributes. It ignores
+// conditions that our rules never have.
 func parseRule(data []byte) (rawRule, bool) {
 	const header = 12
 	if len(data) < header {
@@ -164,7 +161,7 @@ func (r *rawRule) attribute(a syscall.NetlinkRouteAttr, toBits, fromBits int) {
 	}
 }
 
-// lostAddress reads a message about an address (struct ifaddrmsg).
+// lostAddress parses a message about an address (struct ifaddrmsg).
 func lostAddress(data []byte) (Lost, bool) {
 	a, ok := attributeOf(data, unix.SizeofIfAddrmsg, unix.IFA_LOCAL)
 	if !ok {
@@ -173,7 +170,8 @@ func lostAddress(data []byte) (Lost, bool) {
 	return Lost{Addr: address(a)}, ok && address(a).IsValid()
 }
 
-// lostRoute reads a message about a route (struct rtmsg) to a single address.
+// lostRoute parses a message about a route (struct rtmsg); false unless it is to a single
+// address.
 func lostRoute(data []byte) (Lost, bool) {
 	dst, ok := attributeOf(data, unix.SizeofRtMsg, unix.RTA_DST)
 	if !ok || 8*len(dst) != int(data[1]) || !address(dst).IsValid() {
@@ -186,8 +184,8 @@ func lostRoute(data []byte) (Lost, bool) {
 	return Lost{Addr: address(dst), Table: table}, true
 }
 
-// attributeOf returns the value of the first attribute of a kind, behind a
-// header of a message.
+// attributeOf returns the value of the first attribute of a kind, after a message header of
+// the given size.
 func attributeOf(data []byte, header int, kind uint16) ([]byte, bool) {
 	if len(data) < header {
 		return nil, false

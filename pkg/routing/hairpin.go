@@ -9,9 +9,9 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/kernel"
 )
 
-// Hairpin returns the names of those bridge ports among links that are in hairpin
-// mode: a frame may leave by the port that it entered by. It reads the network
-// namespace that the calling thread is in.
+// Hairpin returns the names of the bridge ports among links that are in hairpin mode: a
+// frame may leave by the port where it entered. It reads the network namespace of the
+// calling thread.
 func Hairpin(links []Link) (map[string]bool, error) {
 	messages, err := dump(func() ([][]byte, error) {
 		request := nl.NewNetlinkRequest(unix.RTM_GETLINK, unix.NLM_F_DUMP)
@@ -36,7 +36,7 @@ func Hairpin(links []Link) (map[string]bool, error) {
 	return out, nil
 }
 
-// hairpinMode reads IFLA_BRPORT_MODE, in IFLA_PROTINFO, from a port's attributes.
+// hairpinMode returns IFLA_BRPORT_MODE, in IFLA_PROTINFO, from the attributes of a port.
 func hairpinMode(attributes []byte) bool {
 	list, _ := kernel.Attributes(attributes)
 	for _, a := range list {

@@ -14,9 +14,9 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
 )
 
-// Inventory reads the node's network. As with Observe, it is whole or an
-// error. Routes that the kernel does not use, over a link that is down, are
-// left out, and so are all but unicast ones.
+// Inventory reads the node's network. Like Observe, it returns no partial result with an
+// error. It omits routes that the kernel does not use because their link is down, and all
+// but unicast routes.
 func (n *Netlink) Inventory() (Inventory, error) {
 	inv, err := retry(n.inventory, inconsistent)
 	if err != nil {
@@ -60,8 +60,7 @@ func (n *Netlink) inventory() (Inventory, error) {
 	return inv, nil
 }
 
-// tablesOf returns the main table and those that rules look up, but for the
-// local one.
+// tablesOf returns the main table and those that rules look up, except table local.
 func tablesOf(rules []rawRule, f ip.Family) []int {
 	tables := []int{unix.RT_TABLE_MAIN}
 	for _, r := range rules {
@@ -72,8 +71,8 @@ func tablesOf(rules []rawRule, f ip.Family) []int {
 	return tables
 }
 
-// inputsOf returns the interfaces that rules of other programs match packets by
-// that enter by them. What the node itself sends enters by lo.
+// inputsOf returns the input interfaces that rules of other programs match. lo is left out:
+// it is the input interface of the node's own packets.
 func inputsOf(rules []rawRule, f ip.Family) map[string]bool {
 	out := map[string]bool{}
 	for _, r := range rules {
@@ -84,17 +83,17 @@ func inputsOf(rules []rawRule, f ip.Family) map[string]bool {
 	return out
 }
 
-// tables says what to read of a family's routing tables.
+// tables is what to read of a family's routing tables.
 type tables struct {
 	family  ip.Family
 	numbers []int
 	names   map[int]string
-	inputs  map[string]bool         // whose routes to single hosts are read
-	peers   map[netip.Addr]struct{} // to which the gateways of all routes are added
+	inputs  map[string]bool         // interfaces whose routes to single hosts are read
+	peers   map[netip.Addr]struct{} // receives the gateways of all routes
 }
 
-// wants reports whether a route may be for the Inventory: a default route, one to
-// a single host on the link of an input, or one of the main table.
+// wants reports whether a route may belong to the Inventory: a default route, one to a
+// single host on the link of an input, or one of the main table.
 func (t *tables) wants(r netlink.Route) bool {
 	if isDefault(r) || r.Table == unix.RT_TABLE_MAIN {
 		return true
@@ -108,8 +107,8 @@ func (t *tables) isAttached(r Route) bool {
 	return t.inputs[r.Link] && r.Dst.IsSingleIP() && !r.Via.IsValid()
 }
 
-// addRoutes divides a family's routes. Of the main table's others only those that
-// Direct is about are kept: it leads to every pod.
+// addRoutes sorts a family's routes into the Inventory. Of the other routes of the main
+// table, which may have one for every pod, it keeps only those of Direct.
 func (inv *Inventory) addRoutes(t *tables, found []Route) {
 	outside := map[string]bool{}
 	for _, r := range found {
@@ -131,10 +130,9 @@ func (inv *Inventory) addRoutes(t *tables, found []Route) {
 	}
 }
 
-// tableRoutes reads the wanted routes of tables, and notes the gateways of all
-// routes. The kernel picks tables and type: the table of claimed VIPs has as
-// many local routes as there are of these. A kernel before 4.20 sends all
-// routes, and the library picks.
+// tableRoutes reads the wanted routes of the tables, and the gateways of all their routes.
+// The kernel filters by table and type, because the table of claimed VIPs has a local route
+// for each of them. A kernel before 4.20 sends all routes, and the library filters.
 func (n *Netlink) tableRoutes(t *tables) ([]Route, error) {
 	var out []Route
 	for _, table := range t.numbers {
@@ -145,7 +143,7 @@ func (n *Netlink) tableRoutes(t *tables) ([]Route, error) {
 		for _, r := range found {
 			routes, err := convert(t.family, r, t.names)
 			if err != nil && !isDefault(r) {
-				continue // over a link of a pod that is just being added
+				continue // over the link of a pod that is being added
 			}
 			if err != nil {
 				return nil, err
@@ -173,12 +171,12 @@ func (n *Netlink) dumpTable(t *tables, table int) ([]netlink.Route, error) {
 		return true
 	})
 	if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.EAFNOSUPPORT) {
-		return nil, nil // there is no such table, or no IPv6
+		return nil, nil // no such table, or no IPv6
 	}
 	return out, err
 }
 
-// vxlanPeers notes the nodes that VXLAN links send to.
+// vxlanPeers adds the nodes that VXLAN links send to.
 func (n *Netlink) vxlanPeers(links []netlink.Link, peers map[netip.Addr]struct{}) error {
 	for _, l := range links {
 		if l.Type() != "vxlan" {
@@ -230,7 +228,7 @@ func (n *Netlink) links(links []netlink.Link, names map[int]string) ([]Link, err
 	return out, nil
 }
 
-// linkAddress reads the flags: IFA_F_SECONDARY of IPv4 is the same bit as
+// linkAddress converts an address. IFA_F_SECONDARY of IPv4 is the same bit as
 // IFA_F_TEMPORARY of IPv6.
 func linkAddress(a netlink.Addr) Address {
 	return Address{
@@ -240,10 +238,11 @@ func linkAddress(a netlink.Addr) Address {
 	}
 }
 
-// isDefault tells by the length of the destination, 0, or -1 if there is none.
+// isDefault reports whether a route is a default route: its prefix length is 0, or -1
+// without a destination.
 func isDefault(r netlink.Route) bool { return prefix(r.Dst).Bits() <= 0 }
 
-// sort keeps the kernel's order among equals.
+// sort keeps the kernel's order of equal elements.
 func (inv *Inventory) sort() {
 	slices.SortStableFunc(inv.Links, func(a, b Link) int { return cmp.Compare(a.Index, b.Index) })
 	slices.SortStableFunc(inv.Rules, compareOrder)
@@ -256,7 +255,7 @@ func (inv *Inventory) sort() {
 	slices.SortStableFunc(inv.Attached, compareRoutes)
 }
 
-// listed are rules as an Inventory reports them.
+// listed converts rules for an Inventory.
 func listed(rules []rawRule) []Rule {
 	out := make([]Rule, len(rules))
 	for i, r := range rules {
@@ -270,8 +269,8 @@ func compareOrder(a, b Rule) int {
 	return cmp.Or(cmp.Compare(a.Family, b.Family), cmp.Compare(a.Priority, b.Priority))
 }
 
-// Routes reads every unicast and local route that the kernel uses, of all
-// tables, one for each next hop. There is one at least for each VIP.
+// Routes reads every unicast and local route that the kernel uses, of all tables, one for
+// each next hop. There is at least one for each VIP.
 func (n *Netlink) Routes() ([]Route, error) {
 	read := func() ([]Route, error) {
 		names, err := n.linkNames()

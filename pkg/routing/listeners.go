@@ -18,16 +18,16 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
 )
 
-// Listener is a port on which a program of this node's waits, at one of its
-// addresses or, with the unspecified one, at all. :: stands for IPv4 too.
+// Listener is a port on which a process of this node listens, at one of its addresses or,
+// with the unspecified address, at all. :: includes IPv4.
 type Listener struct {
 	Protocol ip.Protocol
 	Addr     netip.Addr
 	Port     uint16
 }
 
-// listings are where the kernel lists sockets, and the state of those that wait:
-// TCP_LISTEN, and for UDP TCP_CLOSE, the state of a socket without a peer.
+// listings are the kernel's lists of sockets, and the state of listening ones: TCP_LISTEN
+// and, for UDP, TCP_CLOSE, the state of a socket without a peer.
 var listings = []struct {
 	name     string
 	protocol ip.Protocol
@@ -36,8 +36,8 @@ var listings = []struct {
 	{"tcp", ip.TCP, "0A"}, {"tcp6", ip.TCP, "0A"}, {"udp", ip.UDP, "07"}, {"udp6", ip.UDP, "07"},
 }
 
-// Listeners reads the node's ports, of TCP and UDP, sorted. It is whole or an
-// error.
+// Listeners reads the node's listening ports of TCP and UDP, sorted. It returns no partial
+// result with an error.
 func (n *Netlink) Listeners() ([]Listener, error) {
 	var out []Listener
 	for _, l := range listings {
@@ -65,16 +65,16 @@ func sortListeners(list []Listener) []Listener {
 	return slices.Compact(list)
 }
 
-// readListeners reads a listing:
+// readListeners parses a listing:
 //
 //	sl  local_address rem_address   st …
 //	 0: 0100007F:1F90 00000000:0000 0A …
 //
-// TCP's has those that wait before all others, of which there may be very many.
+// That of TCP has listening sockets before all others, of which there may be very many.
 func readListeners(listing io.Reader, protocol ip.Protocol, waits string) ([]Listener, error) {
 	var out []Listener
 	lines := bufio.NewScanner(listing)
-	lines.Scan() // the heading
+	lines.Scan() // the header
 	for lines.Scan() {
 		words := strings.Fields(lines.Text())
 		if len(words) < 4 {
@@ -95,8 +95,8 @@ func readListeners(listing io.Reader, protocol ip.Protocol, waits string) ([]Lis
 	return out, lines.Err()
 }
 
-// parseSocketAddress reads ADDRESS:PORT in hexadecimal digits. The address is
-// written as numbers of 32 bits, each in the machine's order of bytes.
+// parseSocketAddress parses ADDRESS:PORT in hexadecimal digits. The address is a sequence of
+// 32-bit words in native byte order.
 func parseSocketAddress(text string) (netip.AddrPort, error) {
 	address, number, _ := strings.Cut(text, ":")
 	port, err := strconv.ParseUint(number, 16, 16)

@@ -16,42 +16,39 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/kernel"
 )
 
-// Protocol marks the rules and routes that Apply makes as this program's.
-// Observe tells by it which are ours. It is a number that neither the kernel
-// nor iproute2 has a name for.
+// Protocol identifies the rules and routes that Apply adds as ours. Neither the kernel nor
+// iproute2 has a name for the number.
 const Protocol = 81
 
-// addressScope is the scope that IPv4 addresses of DummyLink are given.
+// addressScope is the scope of IPv4 addresses on DummyLink.
 //
-// MASQUERADE on a link without an address of its own takes the first address
-// of global scope that any link has (inet_select_addr). A VIP must not be it.
-// Link scope keeps VIPs out of that choice and changes nothing else: the
-// local route of the address, of scope host, is the same, so that packets to
-// the VIP are delivered and come to IPVS, and the node's own connections to
-// the VIP get the VIP as their source as they do with global scope. The
-// end-to-end tests show all of this.
+// On a link without an address of its own, MASQUERADE uses the first address of global scope
+// of any link (inet_select_addr). That must not be a VIP. Link scope excludes VIPs from that
+// choice and changes nothing else. The local route of the address, of scope host, is the
+// same: packets to the VIP are delivered and reach IPVS, and the node's own connections to
+// the VIP have the VIP as their source, as with global scope. The end-to-end tests verify
+// all of this.
 //
 // The scope of an IPv6 address follows from the address alone.
 const addressScope = netlink.SCOPE_LINK
 
-// requestLimit ends a request that the kernel does not answer. A dump of
-// 100,000 addresses takes less than a second.
+// requestLimit is the timeout of a request. A dump of 100,000 addresses takes less than a
+// second.
 const requestLimit = time.Minute
 
-// Netlink is the kernel's routing. It belongs to the network
-// namespace that the calling thread was in when New was called, and is safe
-// for concurrent use.
+// Netlink is the kernel's routing. It belongs to the network namespace of the thread that
+// called New, and is safe for concurrent use.
 type Netlink struct {
 	handle  *netlink.Handle
-	byTable *netlink.Handle // on which the kernel heeds the filters of a dump
-	scope   netlink.Scope   // of IPv4 addresses on DummyLink
-	buffer  int             // bytes, of Watch's socket
-	pause   time.Duration   // of Watch, see routesPause
+	byTable *netlink.Handle // the kernel applies the filters of its dumps
+	scope   netlink.Scope   // of IPv4 addresses on DummyLink; see addressScope
+	buffer  int             // receive buffer of Watch's socket in bytes
+	pause   time.Duration   // of Watch; see routesPause
 	guard   guard
 	order   sync.Mutex // see orderLock
 }
 
-// New opens the sockets.
+// New opens the sockets in the network namespace of the calling thread.
 func New() (*Netlink, error) {
 	n := &Netlink{scope: addressScope, buffer: watchBuffer, pause: routesPause}
 	for _, handle := range []**netlink.Handle{&n.handle, &n.byTable} {
@@ -77,21 +74,20 @@ func (n *Netlink) Close() {
 	}
 }
 
-// Apply makes each change true and gives back those that the kernel refused:
-// ENODEV if the link of an address or route is missing, ENETDOWN or
-// ENETUNREACH if a route cannot lead where it says, EPERM without
-// CAP_NET_ADMIN, EACCES for an IPv6 address where IPv6 is disabled, EINVAL
-// for a change that makes no sense. The others are made.
+// Apply makes each change true and returns those that the kernel refused. A refused change
+// does not stop the others. It fails with ENODEV if the link of an address or route is
+// missing, ENETDOWN or ENETUNREACH if a route cannot lead where it says, EPERM without
+// CAP_NET_ADMIN, EACCES for an IPv6 address where IPv6 is disabled, and EINVAL for an
+// invalid change.
 func (n *Netlink) Apply(changes []Change) []Failure {
 	return apply(n.session(Protocol), changes)
 }
 
-// session is the kernel for one Apply, within which the index of a link is
-// looked up once.
+// session is the stack of one Apply. It looks up the index of each link once.
 type session struct {
 	*Netlink
 	links    map[string]int
-	protocol netlink.RouteProtocol // of the rules and routes that it adds
+	protocol netlink.RouteProtocol // of the rules and routes it adds
 }
 
 func (n *Netlink) session(protocol netlink.RouteProtocol) *session {
@@ -132,8 +128,8 @@ func (s *session) deleteAddress(a netip.Addr) error {
 	return s.handle.AddrDel(link, addr)
 }
 
-// onDummyLink makes the request's parts. Duplicate address detection is off:
-// every node holds the same VIPs, and nobody answers for them on the link.
+// onDummyLink returns the arguments of a request for an address. Duplicate address detection
+// is off: every node has the same VIPs, and none answers for them on the link.
 func (s *session) onDummyLink(a netip.Addr) (netlink.Link, *netlink.Addr, error) {
 	index, err := s.index(DummyLink)
 	if err != nil {
@@ -162,7 +158,7 @@ func (s *session) addRule(r Rule) error {
 	return s.handle.RuleAdd(rule)
 }
 
-// deleteRule deletes a rule of ours, not one like it of another program.
+// deleteRule deletes a rule of ours, not an equal one of another program.
 func (s *session) deleteRule(r Rule) error {
 	rule := newRule(r)
 	if s.protocol == Protocol {
@@ -177,12 +173,12 @@ func (s *session) addRaw(r rawRule) error {
 
 func (s *session) deleteRaw(r rawRule) error { return s.requestRule(unix.RTM_DELRULE, 0, r) }
 
-// orderLock keeps Apply and Watch from moving the rule of table local at the
-// same time: both might delete it.
+// orderLock prevents Apply and Watch from moving the rule of table local at the same time:
+// both might delete it.
 func (s *session) orderLock() sync.Locker { return &s.order }
 
-// requestRule writes a rule by itself: the library refuses a second rule like
-// one that stands.
+// requestRule writes a rule without the library, which refuses a second rule equal to an
+// existing one.
 func (s *session) requestRule(kind, flags uint16, r rawRule) error {
 	writer, err := kernel.NewWriter(unix.NETLINK_ROUTE, requestLimit)
 	if err != nil {
@@ -197,11 +193,11 @@ func (s *session) requestRule(kind, flags uint16, r rawRule) error {
 	return answers[0]
 }
 
-// actionNumbers are the kernel's FR_ACT_ numbers.
+// actionNumbers are the kernel's FR_ACT_* numbers.
 var actionNumbers = map[Action]uint8{Lookup: nl.FR_ACT_TO_TBL, Goto: nl.FR_ACT_GOTO, Nop: nl.FR_ACT_NOP}
 
-// appendRule appends a struct fib_rule_hdr and its attributes, for rules with
-// no conditions but a mark and an interface, and with a table below 256.
+// appendRule appends a struct fib_rule_hdr and its attributes, for rules that match only a
+// mark and an input interface, with a table below 256.
 func appendRule(b []byte, r rawRule) []byte {
 	b = append(b, uint8(familyNumber(r.Family)), 0, 0, 0, uint8(r.Table), 0, 0, actionNumbers[r.Action], 0, 0, 0, 0)
 	b = kernel.AppendUint32(b, nl.FRA_PRIORITY, uint32(r.Priority))
@@ -227,8 +223,8 @@ func (s *session) replaceRoute(r Route) error {
 	return s.handle.RouteReplace(route)
 }
 
-// deleteRoute leaves the scope open: a route that somebody else made can have
-// another than newRoute gives it.
+// deleteRoute matches any scope: a route that another program added may have another scope
+// than newRoute sets.
 func (s *session) deleteRoute(r Route) error {
 	route, err := s.newRoute(r)
 	if err != nil {
@@ -285,7 +281,7 @@ func (s *session) newRoute(r Route) (*netlink.Route, error) {
 	return route, nil
 }
 
-// index finds a link's number; ENODEV if there is no such link.
+// index returns the index of a link; ENODEV if there is no such link.
 func (s *session) index(name string) (int, error) {
 	if i, ok := s.links[name]; ok {
 		return i, nil
@@ -298,8 +294,7 @@ func (s *session) index(name string) (int, error) {
 	return s.links[name], nil
 }
 
-// linkByName gives the kernel's number back for a link that is not there,
-// which the library hides.
+// linkByName returns ENODEV for a missing link; the library hides the errno.
 func (n *Netlink) linkByName(name string) (netlink.Link, error) {
 	link, err := n.handle.LinkByName(name)
 	if errors.As(err, &netlink.LinkNotFoundError{}) {

@@ -13,8 +13,8 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/kernel"
 )
 
-// Observe reads what is ours. If the kernel changes during each of ten reads,
-// it returns an error and an empty State.
+// Observe reads what is ours. If the kernel changes during each of ten reads, it returns an
+// error and an empty State.
 func (n *Netlink) Observe() (State, error) {
 	snap, err := retry(n.snapshot, inconsistent)
 	if err != nil {
@@ -23,22 +23,22 @@ func (n *Netlink) Observe() (State, error) {
 	return snap.state(), nil
 }
 
-// dump reads one list of the kernel's. The library gives what it has read of
-// a list that changed meanwhile, along with ErrDumpInterrupted; that may lack
-// anything.
+// dump reads one of the kernel's lists. If a list changes during the read, the library
+// returns ErrDumpInterrupted with what it has read, which may lack any entry; dump reads it
+// again.
 func dump[T any](read func() ([]T, error)) ([]T, error) {
 	return retry(read, func(err error) bool {
 		return errors.Is(err, netlink.ErrDumpInterrupted) || kernel.IsTransient(err)
 	})
 }
 
-// inconsistent tells that lists which were read one after the other do not
-// fit together.
+// inconsistent reports whether an error means that lists read one after the other are
+// inconsistent.
 func inconsistent(err error) bool { return errors.Is(err, errChanged) }
 
 func (n *Netlink) dumpLinks() ([]netlink.Link, error) { return dump(n.handle.LinkList) }
 
-// dumpAddresses reads those of a link, or of all if it is nil.
+// dumpAddresses reads the addresses of a link, or of all if link is nil.
 func (n *Netlink) dumpAddresses(link netlink.Link) ([]netlink.Addr, error) {
 	return dump(func() ([]netlink.Addr, error) { return n.handle.AddrList(link, netlink.FAMILY_ALL) })
 }
@@ -58,8 +58,8 @@ func (n *Netlink) snapshot() (snapshot, error) {
 	return snap, nil
 }
 
-// readDummyLink refuses a link of another make that has the name: Apply could
-// neither use it nor make its own.
+// readDummyLink fails if a link of another type has the name: Apply could neither use it nor
+// add its own.
 func (n *Netlink) readDummyLink(snap *snapshot) error {
 	link, err := n.linkByName(DummyLink)
 	if errors.Is(err, unix.ENODEV) {
@@ -84,7 +84,7 @@ func (n *Netlink) readDummyLink(snap *snapshot) error {
 	return nil
 }
 
-// rules reads those of both families.
+// rules reads the rules of both families.
 func (n *Netlink) rules() ([]rawRule, error) {
 	var out []rawRule
 	for _, f := range ip.Families {
@@ -97,8 +97,8 @@ func (n *Netlink) rules() ([]rawRule, error) {
 	return out, nil
 }
 
-// rawRules reads a family's rules in the kernel's order. A kernel without IPv6
-// has none of it.
+// rawRules reads the rules of a family in the kernel's order. A kernel without IPv6 has no
+// rules of that family.
 func (n *Netlink) rawRules(f ip.Family) ([]rawRule, error) {
 	rules, err := dump(func() ([]netlink.Rule, error) { return n.handle.RuleList(familyNumber(f)) })
 	if errors.Is(err, unix.EAFNOSUPPORT) {
@@ -111,13 +111,13 @@ func (n *Netlink) rawRules(f ip.Family) ([]rawRule, error) {
 	return out, err
 }
 
-// rule converts a rule. The library does not report a rule's action. A goto is
-// known by its target; of our own rules, one without a table is a nop.
+// rule converts a rule. The library does not report a rule's action: a goto has a target,
+// and a rule of ours without a table is a nop.
 func rule(f ip.Family, r netlink.Rule) Rule {
 	out := Rule{
 		Family:   f,
 		Priority: r.Priority,
-		From:     prefix(r.Src).Masked(), // iproute2 and the kernel do not mask
+		From:     prefix(r.Src).Masked(), // neither iproute2 nor the kernel masks it
 		To:       prefix(r.Dst).Masked(),
 		IIf:      r.IifName,
 		OIf:      r.OifName,
@@ -142,8 +142,8 @@ func rule(f ip.Family, r netlink.Rule) Rule {
 	return out
 }
 
-// routes reads those that the kernel did not make itself, with an address or
-// a link.
+// routes reads all routes except those that the kernel added itself for an address or a
+// link.
 func (n *Netlink) routes() ([]foundRoute, error) {
 	names, err := n.linkNames()
 	if err != nil {
@@ -165,9 +165,8 @@ func (n *Netlink) linkNames() (map[int]string, error) {
 	return names, nil
 }
 
-// routesWith reads the routes of all tables that are wanted and that the
-// kernel uses. Routes to local addresses are many, one at least for each VIP,
-// so unwanted ones are dropped while they are read.
+// routesWith reads the wanted routes of all tables that the kernel uses. There is at least
+// one local route for each VIP, so unwanted routes are dropped while they are read.
 func (n *Netlink) routesWith(names map[int]string, wanted func(netlink.Route) bool) ([]foundRoute, error) {
 	var out []foundRoute
 	for _, f := range ip.Families {
@@ -180,7 +179,7 @@ func (n *Netlink) routesWith(names map[int]string, wanted func(netlink.Route) bo
 	return out, nil
 }
 
-// dumpRoutes converts each route as it is read: the library's are four times as large.
+// dumpRoutes converts each route while it is read: the library's are four times as large.
 func (n *Netlink) dumpRoutes(f ip.Family, names map[int]string, wanted func(netlink.Route) bool) ([]foundRoute, error) {
 	var out []foundRoute
 	var unknown error
@@ -201,8 +200,8 @@ func (n *Netlink) dumpRoutes(f ip.Family, names map[int]string, wanted func(netl
 	return out, unknown
 }
 
-// convert gives a route for each next hop that is not dead: its link is up.
-// A link that is not known tells that the links changed after they were read.
+// convert returns a route for each next hop whose link is up. An unknown link means that the
+// links changed after they were read.
 func convert(f ip.Family, r netlink.Route, names map[int]string) ([]foundRoute, error) {
 	var out []foundRoute
 	for _, hop := range hopsOf(r) {
@@ -239,7 +238,7 @@ func hopsOf(r netlink.Route) []*netlink.NexthopInfo {
 	return []*netlink.NexthopInfo{{LinkIndex: r.LinkIndex, Gw: r.Gw, Via: r.Via, Flags: r.Flags}}
 }
 
-// gateway can be an IPv6 address in an IPv4 route.
+// gateway returns the gateway of a next hop; an IPv4 route may have an IPv6 one.
 func gateway(hop *netlink.NexthopInfo) netip.Addr {
 	if via, ok := hop.Via.(*netlink.Via); ok {
 		return address(via.Addr)

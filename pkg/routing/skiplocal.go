@@ -9,48 +9,48 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/kernel"
 )
 
-// A rule with the action SkipLocal is kept in the kernel as three rules, of
-// which the middle one is the kernel's own:
+// The kernel stores a rule with the action SkipLocal as three rules; the middle one is the
+// kernel's own:
 //
 //	0: from all fwmark 0x4/0x4 goto 1   (protocol 81)
 //	0: from all lookup local            (protocol kernel)
 //	1: from all nop                     (protocol 81)
 //
-// The kernel inserts a rule behind those of equal priority, so at priority 0
-// ours can only come first if the local rule is added again behind it, before
-// the one in front is deleted. There is a rule for table local at every moment.
-// Where table local is looked up at another priority (AWS VPC CNI moves it to
-// 20 for security groups of pods), ours stand one below and one above it.
+// The kernel inserts a rule after those of equal priority. So at priority 0 ours can only
+// come first if the local rule is added again behind it, before the one in front is deleted.
+// A rule for table local exists at every moment. If table local is looked up at another
+// priority (AWS VPC CNI moves it to 20 for security groups of pods), our rules are one below
+// and one above it.
 //
-// A goto whose target is missing matches nothing (net/core/fib_rules.c,
-// fib_rules_lookup). So after a crash between any two steps marked packets
-// find table local, as without the rule, and the next Apply goes on from what
-// stands.
+// A goto whose target is missing matches nothing (net/core/fib_rules.c, fib_rules_lookup).
+// So after a crash between any two steps marked packets are routed by table local, as
+// without the rule, and the next Apply continues from the existing rules.
 
-// rawRule is one of the kernel's rules, with who made it.
+// rawRule is one of the kernel's rules, with the routing protocol that identifies its
+// creator.
 type rawRule struct {
 	Rule
 	protocol uint8
 }
 
-// part reports whether a rule is one that we add for an exemption.
+// part reports whether we added a rule as part of a SkipLocal rule.
 func (r rawRule) part() bool {
 	return r.protocol == Protocol && (r.Action == Goto || r.Action == Nop)
 }
 
-// localRule reports whether a rule looks table local up for all packets.
+// localRule reports whether a rule looks up table local for all packets.
 func (r rawRule) localRule() bool {
 	return r.Rule == Rule{Family: r.Family, Priority: r.Priority, Table: unix.RT_TABLE_LOCAL}
 }
 
-// frame is where the parts of an exemption belong.
+// frame is where the parts of a SkipLocal rule belong.
 type frame struct {
 	local        rawRule // the first rule of table local
 	before, next int     // the priorities of goto and nop
 }
 
-// frameOf returns EBUSY where table local cannot be skipped without a change
-// of what other programs' rules mean.
+// frameOf returns EBUSY if table local cannot be skipped without changing the meaning of
+// other programs' rules.
 func frameOf(rules []rawRule) (frame, error) {
 	first := slices.IndexFunc(rules, rawRule.localRule)
 	if first < 0 {
@@ -68,7 +68,7 @@ func frameOf(rules []rawRule) (frame, error) {
 	return frame{local: local, before: max(local.Priority-1, 0), next: local.Priority + 1}, nil
 }
 
-// jump and target are the two parts that we add.
+// jump and target return the two parts that we add.
 func (f frame) jump(r Rule) Rule {
 	return Rule{Family: f.local.Family, Priority: f.before, IIf: r.IIf, Mark: r.Mark, Mask: r.Mask, Action: Goto, Target: f.next}
 }
@@ -77,9 +77,8 @@ func (f frame) target() Rule {
 	return Rule{Family: f.local.Family, Priority: f.next, Action: Nop}
 }
 
-// exemptions turns the parts among a family's rules into what State tells: a
-// rule for each mark that skips table local, and one that is Stray if anything
-// is left over.
+// exemptions combines the parts among a family's rules into the rules of State: a SkipLocal
+// rule for each mark that skips table local, and one that is Stray if any part is left over.
 func exemptions(rules []rawRule) []Rule {
 	parts := slices.Clone(rules)
 	parts = slices.DeleteFunc(parts, func(r rawRule) bool { return !r.part() })
@@ -108,8 +107,8 @@ func exemptions(rules []rawRule) []Rule {
 	return out
 }
 
-// holds reports whether a part is in its place: a goto before all local rules
-// and with a target of ours, or that target.
+// holds reports whether a part is in its place: a goto before all local rules whose target
+// exists, or that target.
 func (f frame) holds(rules []rawRule, part rawRule) bool {
 	if part.Action == Nop {
 		return part.Rule == f.target()
@@ -119,7 +118,7 @@ func (f frame) holds(rules []rawRule, part rawRule) bool {
 		slices.Contains(rules, rawRule{f.target(), Protocol})
 }
 
-// skipLocal puts an exemption into its place.
+// skipLocal adds the parts of a SkipLocal rule in their places.
 func skipLocal(s stack, want Rule) error {
 	lock := s.orderLock()
 	lock.Lock()
@@ -144,12 +143,13 @@ func skipLocal(s stack, want Rule) error {
 	return f.orderLocal(s, true)
 }
 
-// orderSteps ends a fight with another program over the order of the rules.
+// orderSteps limits how long orderLocal competes with another program over the order of the
+// rules.
 const orderSteps = 16
 
-// orderLocal deletes the local rules that stand before a jump of ours, except
-// the last one of all. With add, it adds one behind in that case. It reads the
-// rules before each step, as another program may have moved the local rule.
+// orderLocal deletes the local rules before a jump of ours, except the last local rule of
+// all; with add, it first adds one behind the jumps in that case. It reads the rules before
+// each step, as another program may have moved the local rule.
 func (f frame) orderLocal(s stack, add bool) error {
 	for range orderSteps {
 		rules, err := s.rawRules(f.local.Family)
@@ -172,8 +172,7 @@ func (f frame) orderLocal(s stack, add bool) error {
 	return fmt.Errorf("another program keeps changing the rule of table local: %w", unix.EBUSY)
 }
 
-// locals returns the local rules before the last jump of ours, and counts
-// those behind it.
+// locals returns the local rules before the last jump of ours, and counts those behind it.
 func (f frame) locals(rules []rawRule) (before []rawRule, behind int) {
 	for i, r := range rules {
 		if !r.localRule() || r.Priority != f.local.Priority {
@@ -192,7 +191,7 @@ func (f frame) isJump(r rawRule) bool {
 	return r.part() && r.Action == Goto && r.Priority == f.before
 }
 
-// endSkipLocal removes an exemption, or with Stray what belongs to none. It
+// endSkipLocal removes a SkipLocal rule or, with Stray, the parts that belong to none. It
 // leaves one rule of table local where it finds one or two.
 func endSkipLocal(s stack, end Rule) error {
 	lock := s.orderLock()
@@ -210,7 +209,7 @@ func endSkipLocal(s stack, end Rule) error {
 		}
 	}
 	var gone []rawRule
-	targets := false // whether a jump stays, which needs its target
+	targets := false // a jump stays, so its target must stay
 	for _, r := range rules {
 		switch {
 		case !r.part():
@@ -218,7 +217,7 @@ func endSkipLocal(s stack, end Rule) error {
 			gone = append(gone, r)
 		case r.Action == Goto:
 			targets = true
-		case !targets: // a nop comes after the jumps to it
+		case !targets: // a nop; it comes after the jumps to it
 			gone = append(gone, r)
 		}
 	}

@@ -1,6 +1,6 @@
-// Package routing programs the kube-ipvs0 link, its addresses, and policy
-// rules and routes of ours; and it reads the node's interfaces, rules and
-// default routes, from which the plan learns where each flow leaves the node.
+// Package routing programs the kube-ipvs0 link, its addresses, and our policy rules and
+// routes. It also reads the node's interfaces, rules and default routes, from which the plan
+// derives where each flow leaves the node.
 package routing
 
 import (
@@ -11,36 +11,36 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/kernel"
 )
 
-// DummyLink is the link that VIPs are bound to. Its name is kube-proxy's, as
-// other programs (CNIs, kubelet, node-IP detection) know it by that.
+// DummyLink is the link that VIPs are bound to. It has kube-proxy's name, because other
+// programs (CNIs, kubelet, node-IP detection) know it by that name.
 const DummyLink = "kube-ipvs0"
 
 // Action is what a Rule does with the packets that match it.
 type Action uint8
 
 const (
-	// Lookup looks Table up, and goes on with the next rule if no route there
-	// is for the packet.
+	// Lookup looks up Table, and continues with the next rule if no route there
+	// matches the packet.
 	Lookup Action = iota
-	// Goto goes on with the first rule of priority Target. Nop does nothing;
-	// it can be such a target. Inventory reports them; to write them, use
-	// SkipLocal. Nop is reported for our rules only, others' are Other.
+	// Goto continues with the first rule of priority Target. Nop does nothing; it can be
+	// such a target. Inventory reports them; to write them, use SkipLocal. Nop is reported
+	// only for our rules; those of other programs are Other.
 	Goto
 	Nop
-	// SkipLocal exempts packets with the mark from table local: they are
-	// routed as if the node had none of the addresses in it. Its rule stands
-	// before the one of table local, wherever that is, and goes on behind it.
+	// SkipLocal exempts packets with the mark from table local: they are routed as if the
+	// node had none of the addresses in it. The rule is evaluated before the one of table
+	// local, wherever that is, and continues behind it.
 	//
 	// To use it, put
 	//
 	//	Rule{Family: f, Action: SkipLocal, Mark: 0x4, Mask: 0x4}
 	//
-	// into the desired state, one per family and mark, with all other fields
-	// zero, except that IIf may limit it to one interface: with "lo", to what the
-	// node sends and to reverse-path checks that look at the mark. Apply chooses the priorities and keeps the order, as skiplocal.go
-	// describes; Observe reports the same value while the rule is in effect.
-	// If the rule cannot be put into its place, Apply fails with EBUSY and
-	// marked packets find table local: the mark then has no effect.
+	// into the desired state, one per family and mark, with all other fields zero. IIf may
+	// limit it to one interface: with "lo", to packets that the node sends and to
+	// reverse-path checks that use the mark. Apply chooses the priorities and keeps the
+	// order, as skiplocal.go describes; Observe reports the same value while the rule is in
+	// effect. If the rule cannot be put in its place, Apply fails with EBUSY and the mark
+	// has no effect: marked packets are routed by table local.
 	SkipLocal
 )
 
@@ -56,15 +56,14 @@ type Rule struct {
 	Table    int  // of Lookup: 254 is main, 255 local
 	Target   int  // of Goto: a priority
 	Invert   bool // "not"
-	// Own is set by Inventory alone: the rule has our Protocol.
+	// Own is set only by Inventory: the rule has our Protocol.
 	Own bool
-	// Stray is set by Observe alone, with SkipLocal: the family has parts of
-	// such rules that have no effect or do not belong where they are. It can
-	// be deleted.
+	// Stray is set only by Observe, with SkipLocal: the family has parts of such rules that
+	// have no effect or are misplaced. It can be deleted.
 	Stray bool
-	// Other is set if the rule has conditions without a field here (type of
-	// service, ports, users, …) or another action (blackhole, VRF, suppressed
-	// prefixes). Such a rule can be read, not written.
+	// Other is set if the rule has conditions without a field here (type of service, ports,
+	// users, …) or another action (blackhole, VRF, suppressed prefixes). Such a rule can be
+	// read but not written.
 	Other bool
 }
 
@@ -136,62 +135,60 @@ func (r Route) String() string {
 	return s + fmt.Sprintf(" table %d", r.Table)
 }
 
-// Address is one on an interface.
+// Address is an address of an interface.
 type Address struct {
 	Prefix netip.Prefix // address and length, not masked
 	Global bool         // of global scope
 	Second bool         // IPv4 secondary; IPv6 temporary or deprecated
 }
 
-// Link is an interface as the plan needs to know it.
+// Link is what the plan needs to know of an interface.
 type Link struct {
 	Index     int
 	Name      string
 	Type      string // "device", "veth", "dummy", "bridge", "macvlan", …
-	Master    string // the bridge or bond that it belongs to, or ""
+	Master    string // the bridge or bond it belongs to, or ""
 	Up        bool   // set up by the administrator, with or without a carrier
 	Loopback  bool
 	Addresses []Address
 }
 
-// Inventory is the node's network as others made it: all links (kube-ipvs0
-// left out), all policy rules, and routes of the main table and of those that a
-// rule names.
+// Inventory is the node's network as other programs configured it: all links (except
+// kube-ipvs0), all policy rules, and routes of the main table and of those that a rule looks
+// up.
 type Inventory struct {
 	Links    []Link  // by index
 	Rules    []Rule  // by family, then priority, in the kernel's order
 	Defaults []Route // unicast default routes by family, table, metric; one for each next hop
-	// Attached are routes to single hosts on the link of an interface that a rule
-	// of another program names as the one that packets enter by ("iif"): pods with
-	// a way out of their own. By family and table.
+	// Attached are routes to single hosts on links that a rule of another program matches
+	// as the input interface ("iif"): pods with an uplink of their own. By family and
+	// table.
 	Attached []Route
-	// Direct are the main table's other routes over links of which a default
-	// route of another table leaves. Sorted.
+	// Direct are the main table's other routes over links that also have a default route in
+	// another table. Sorted.
 	Direct []Route
-	// Peers are the gateways of all routes of the same tables, and the
-	// destinations in the forwarding databases of VXLAN links: addresses of
-	// other nodes, among others. Sorted.
+	// Peers are the gateways of all routes of the same tables, and the destinations in the
+	// forwarding databases of VXLAN links: addresses of other nodes, among others. Sorted.
 	Peers []netip.Addr
 }
 
-// State is what we own: the dummy link, its addresses, and our rules and
-// routes.
+// State is what we own: the dummy link, its addresses, and our rules and routes.
 type State struct {
 	DummyLink bool
 	Addresses map[netip.Addr]struct{} // each as a host address on DummyLink
 	Rules     map[Rule]struct{}
 	Routes    map[Route]struct{}
-	// Misbound are addresses that Observe met on DummyLink with another scope
-	// than Apply gives them; kube-proxy leaves such. A wanted state has none.
+	// Misbound are addresses on DummyLink whose scope differs from the one that Apply sets;
+	// kube-proxy leaves such addresses. Always empty in a desired state.
 	Misbound map[netip.Addr]struct{}
 }
 
 // Op is what a Change does.
 type Op uint8
 
-// The operations. Apply makes the outcome true: adding what is there and
-// deleting what is gone succeed; an address that is misbound is bound anew,
-// and a route takes the place of one with the same destination, table and
+// The operations. Apply makes the outcome true: adding an existing object and
+// deleting a missing one succeed; a misbound address is bound again,
+// and a route replaces one with the same destination, table and
 // metric.
 const (
 	AddLink    Op = iota + 1 // DummyLink, down and without ARP
@@ -215,7 +212,7 @@ var opNames = map[Op]string{
 	DeleteRoute:   "delete route",
 }
 
-// String names the operation.
+// String returns the name of the operation.
 func (o Op) String() string { return opNames[o] }
 
 // Change is one operation.

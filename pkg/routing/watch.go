@@ -14,34 +14,31 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/kernel"
 )
 
-// groups are what Watch subscribes to.
+// groups are the multicast groups that Watch subscribes to.
 var groups = []uint{
 	unix.RTNLGRP_LINK,
 	unix.RTNLGRP_IPV4_IFADDR, unix.RTNLGRP_IPV4_ROUTE, unix.RTNLGRP_IPV4_RULE,
 	unix.RTNLGRP_IPV6_IFADDR, unix.RTNLGRP_IPV6_ROUTE, unix.RTNLGRP_IPV6_RULE,
 }
 
-// Watch calls inventory when what Inventory reads may have changed, and own
-// with what of ours was deleted. A deleted rule that Guard was given is back by
-// then; to add addresses and routes again is up to the caller. Apply's own
-// deletions lead to a call of own as well, those of rules and of the link
-// excepted. Without an argument, anything may have been deleted: the kernel
-// dropped messages because they were not read in time, DummyLink is gone, or a
-// rule could not be added again.
+// Watch calls inventory when the result of Inventory may have changed, and own with what was
+// deleted of ours. A rule that Guard was given has been restored by then; adding addresses
+// and routes again is up to the caller. Apply's own deletions are reported too, except those
+// of rules and of the link. A call of own without arguments means that anything may have
+// been deleted: the kernel dropped messages because they were not read in time, DummyLink
+// was deleted or renamed, or a rule could not be restored.
 //
-// Both are first called, own without an argument, once the subscription
-// stands, so that nothing between an earlier read and it is missed; then also
-// after a new subscription. Changes while a callback runs lead to one more
-// call, however many they are. The callbacks are never called at the same time.
+// Once the subscription is active, and after each new subscription, both are called, own
+// without arguments, so that no change since an earlier read is missed. All changes during a
+// callback cause one more call. The callbacks are never called concurrently.
 //
-// Of routes other than default routes, which others have by the thousand,
-// inventory is called a few seconds later, once for all that changed by then,
-// and for those to single addresses not at all. When a link is set down its IPv4 routes go without a message; the
-// message about the link stands for them.
+// Routes other than default routes change by the thousand. For these, inventory is called a
+// few seconds later, once for all changes by then; for routes to single addresses it is not
+// called. When a link is set down, the kernel removes its IPv4 routes without a message; the
+// message about the link covers them.
 //
-// Watch returns the context's error when that ends, and otherwise only if it
-// cannot subscribe to begin with. It watches the network namespace that the
-// calling thread is in.
+// Watch returns the context's error when the context ends, and otherwise only if the first
+// subscription fails. It watches the network namespace of the calling thread.
 func (n *Netlink) Watch(ctx context.Context, inventory func(), own func(...Lost)) error {
 	socket, err := n.subscribe()
 	if err != nil {
@@ -65,8 +62,8 @@ func (n *Netlink) Watch(ctx context.Context, inventory func(), own func(...Lost)
 	return ctx.Err()
 }
 
-// watchBuffer is large to spare reads of everything. The kernel takes it only
-// from CAP_NET_ADMIN; else its default must do.
+// watchBuffer is large, because an overflow costs a read of everything. The kernel accepts
+// it only with CAP_NET_ADMIN; otherwise the default size applies.
 const watchBuffer = 4 << 20
 
 func (n *Netlink) subscribe() (*nl.NetlinkSocket, error) {
@@ -75,19 +72,18 @@ func (n *Netlink) subscribe() (*nl.NetlinkSocket, error) {
 		return nil, fmt.Errorf("subscribe to network changes: %w", err)
 	}
 	_ = socket.SetReceiveBufferSize(n.buffer, true)
-	// Without the filter, messages are only read in vain.
+	// The filter is an optimization: without it, more messages are read and ignored.
 	_ = unix.SetsockoptSockFprog(socket.GetFd(), unix.SOL_SOCKET, unix.SO_ATTACH_FILTER, &unix.SockFprog{
-		Len: uint16(len(heeded)), Filter: &heeded[0],
+		Len: uint16(len(messageFilter)), Filter: &messageFilter[0],
 	})
 	return socket, nil
 }
 
-// heeded passes all messages but those about routes to single addresses, which
-// this program and others write by the thousand: of these only deletions of
-// routes with our Protocol. Filters load half-words in network order, so the
-// type of a message, which fits into a byte, is the byte that depends on the
-// machine.
-var heeded = []unix.SockFilter{
+// messageFilter passes all messages except those about routes to single addresses, which we
+// and other programs write by the thousand. Of these it passes only deletions of routes with
+// our Protocol. Filters load half-words in network byte order, so it loads the low byte of
+// the message type, whose offset depends on the machine.
+var messageFilter = []unix.SockFilter{
 	/*  0 */ {Code: unix.BPF_LD | unix.BPF_B | unix.BPF_ABS, K: typeByte()},
 	/*  1 */ {Code: unix.BPF_JMP | unix.BPF_JEQ | unix.BPF_K, K: unix.RTM_NEWROUTE, Jt: 3},
 	/*  2 */ {Code: unix.BPF_JMP | unix.BPF_JEQ | unix.BPF_K, K: unix.RTM_DELROUTE, Jf: 8},
@@ -103,7 +99,7 @@ var heeded = []unix.SockFilter{
 	/* 12 */ {Code: unix.BPF_RET | unix.BPF_K, K: 0},
 }
 
-// typeByte is where a message's header has the low byte of its type.
+// typeByte returns the offset of the low byte of the type in a message header.
 func typeByte() uint32 {
 	if binary.NativeEndian.Uint16([]byte{1, 0}) == 1 {
 		return 4
@@ -111,11 +107,10 @@ func typeByte() uint32 {
 	return 5
 }
 
-// resubscribePause keeps a socket that cannot be had from being asked for in
-// a tight loop.
+// resubscribePause limits how often a failing subscription is retried.
 const resubscribePause = time.Second
 
-// resubscribe tries until it succeeds or the context ends, then with nil.
+// resubscribe retries until it succeeds. It returns nil if the context ends.
 func (n *Netlink) resubscribe(ctx context.Context) *nl.NetlinkSocket {
 	for {
 		select {
@@ -129,8 +124,7 @@ func (n *Netlink) resubscribe(ctx context.Context) *nl.NetlinkSocket {
 	}
 }
 
-// receive reads messages until the socket fails or the context ends, and
-// closes the socket.
+// receive reads messages until the socket fails or the context ends, and closes the socket.
 func (n *Netlink) receive(ctx context.Context, w *watcher, socket *nl.NetlinkSocket) {
 	w.dummyLink = 0
 	if link, err := n.linkByName(DummyLink); err == nil {
@@ -139,17 +133,17 @@ func (n *Netlink) receive(ctx context.Context, w *watcher, socket *nl.NetlinkSoc
 	_ = kernel.Follow(ctx, socket, w.message, w.all)
 }
 
-// watcher sorts messages. Its channels hold one call that is due.
+// watcher classifies messages. A value in one of its channels is a pending call.
 type watcher struct {
 	inventory, own chan struct{}
-	later          chan struct{} // a call of inventory that can wait
-	pause          time.Duration // before a call of inventory that can wait
+	later          chan struct{} // a call of inventory that may be delayed
+	pause          time.Duration // the delay of such a call
 	dummyLink      int32         // index; 0: there is none
 	restore        func(changed rawRule, deleted bool) ([]Lost, bool)
 
 	mu       sync.Mutex
 	lost     []Lost // for the next call of own
-	anything bool   // it is to be called without
+	anything bool   // the next call of own has no arguments
 }
 
 func newWatcher() *watcher {
@@ -161,17 +155,17 @@ func newWatcher() *watcher {
 
 func (w *watcher) all() {
 	due(w.inventory)
-	w.anythingLost()
+	w.reportAnything()
 }
 
-func (w *watcher) anythingLost() {
+func (w *watcher) reportAnything() {
 	w.mu.Lock()
 	w.anything = true
 	w.mu.Unlock()
 	due(w.own)
 }
 
-func (w *watcher) isLost(lost ...Lost) {
+func (w *watcher) reportLost(lost ...Lost) {
 	if len(lost) == 0 {
 		return
 	}
@@ -192,15 +186,15 @@ func (w *watcher) take() (lost []Lost, anything bool) {
 func due(c chan struct{}) {
 	select {
 	case c <- struct{}{}:
-	default: // one is due already
+	default: // one is pending already
 	}
 }
 
-// routesPause is for how long changes of routes are gathered.
+// routesPause is how long changes of routes are collected before inventory is called.
 const routesPause = 3 * time.Second
 
 func (w *watcher) notify(ctx context.Context, inventory func(), own func(...Lost)) {
-	var pause <-chan time.Time // until inventory is called
+	var pause <-chan time.Time // fires when the delayed call of inventory is due
 	for {
 		select {
 		case <-ctx.Done():
@@ -240,7 +234,7 @@ func (w *watcher) message(m syscall.NetlinkMessage) {
 	}
 }
 
-// rule has a guarded rule added again at once, before anything else is told.
+// rule restores a guarded rule at once, before it reports anything.
 func (w *watcher) rule(m syscall.NetlinkMessage) {
 	due(w.inventory)
 	changed, ok := parseRule(m.Data)
@@ -248,14 +242,14 @@ func (w *watcher) rule(m syscall.NetlinkMessage) {
 		return
 	}
 	lost, ok := w.restore(changed, m.Header.Type == unix.RTM_DELRULE)
-	w.isLost(lost...)
+	w.reportLost(lost...)
 	if !ok {
-		w.anythingLost()
+		w.reportAnything()
 	}
 }
 
-// link heeds a message about an interface, not about a bridge's port, which
-// comes with it.
+// link handles a message about an interface. It ignores those about a bridge port, which
+// accompany it.
 func (w *watcher) link(m syscall.NetlinkMessage) {
 	if len(m.Data) < unix.SizeofIfInfomsg {
 		return
@@ -268,10 +262,10 @@ func (w *watcher) link(m syscall.NetlinkMessage) {
 	switch {
 	case info.Index == w.dummyLink && name != DummyLink:
 		w.dummyLink = 0
-		w.all() // its new name makes it one of the inventory's
+		w.all() // renamed, it belongs to the inventory
 	case info.Index == w.dummyLink && m.Header.Type == unix.RTM_DELLINK:
 		w.dummyLink = 0
-		w.anythingLost()
+		w.reportAnything()
 	case name == DummyLink && m.Header.Type == unix.RTM_NEWLINK:
 		w.dummyLink = info.Index
 	default:
@@ -279,7 +273,7 @@ func (w *watcher) link(m syscall.NetlinkMessage) {
 	}
 }
 
-// linkName is "" where the message does not say it.
+// linkName returns the name of the link, or "" if the message does not have it.
 func linkName(attributes []byte) string {
 	list, _ := kernel.Attributes(attributes)
 	for _, a := range list {
@@ -299,7 +293,7 @@ func (w *watcher) address(m syscall.NetlinkMessage) {
 		due(w.inventory)
 	case m.Header.Type == unix.RTM_DELADDR:
 		if lost, ok := lostAddress(m.Data); ok {
-			w.isLost(lost)
+			w.reportLost(lost)
 		}
 	}
 }
@@ -320,7 +314,7 @@ func (w *watcher) route(m syscall.NetlinkMessage) {
 	}
 	if info.Protocol == Protocol && m.Header.Type == unix.RTM_DELROUTE {
 		if lost, ok := lostRoute(m.Data); ok {
-			w.isLost(lost)
+			w.reportLost(lost)
 		}
 	}
 }

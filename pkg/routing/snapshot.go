@@ -7,12 +7,12 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
 )
 
-// snapshot is what the kernel holds, of which some is ours.
+// snapshot is what was read from the kernel, ours and foreign.
 type snapshot struct {
 	dummyLink bool
 	addresses []boundAddress // on DummyLink
 	rules     []rawRule
-	routes    []foundRoute // without those that the kernel made itself
+	routes    []foundRoute // without those that the kernel added itself
 }
 
 // foundRoute is a route, and whether it has our Protocol.
@@ -26,9 +26,9 @@ type boundAddress struct {
 	misbound bool
 }
 
-// state picks what is ours: the dummy link with its addresses, and every rule
-// and route that has our Protocol, whatever its priority, mark or table. So
-// what another configuration or version has left is found too.
+// state selects what is ours: the dummy link with its addresses, and every rule and route
+// that has our Protocol, whatever its priority, mark or table. This includes what another
+// configuration or version has left.
 func (snap snapshot) state() State {
 	s := State{
 		DummyLink: snap.dummyLink,
@@ -40,8 +40,8 @@ func (snap snapshot) state() State {
 	for _, a := range snap.addresses {
 		switch {
 		case !a.prefix.IsSingleIP() || a.prefix.Addr().IsLinkLocalUnicast():
-			// fe80::/64 is the kernel's own, made when the link is set up.
-			// Others' networks on the link take no VIP's place.
+			// The kernel adds fe80::/64 itself when the link is set up.
+			// Foreign networks on the link do not conflict with VIPs.
 		case a.misbound:
 			s.Misbound[a.prefix.Addr()] = struct{}{}
 		default:
@@ -67,11 +67,12 @@ func (snap snapshot) state() State {
 	return s
 }
 
-// kernelMetric6 is IP6_RT_PRIO_USER, the metric that the kernel gives an IPv6
-// route that was given none.
+// kernelMetric6 is IP6_RT_PRIO_USER, the metric that the kernel sets on an IPv6 route
+// without one.
 const kernelMetric6 = 1024
 
-// normal is the route as it was written: the kernel's metric for none is 0.
+// normal returns the route as it was written: with metric 0 in place of the kernel's
+// default.
 func normal(r Route) Route {
 	if r.Family == ip.IPv6 && r.Metric == kernelMetric6 {
 		r.Metric = 0

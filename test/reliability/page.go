@@ -10,17 +10,16 @@ import (
 	"strings"
 )
 
-const head = `# Faults
+const head = `# Reliability
 
-What becomes of Services when something goes wrong, as tests have found it.
-This page is written by ` + "`make reliability`" + ` from what the tests themselves have
-counted; do not edit. Each part says when it was last measured: ` + "`make help`" + ` lists
-what runs one kind by itself. All tests but those of ` + "`make fuzz`" + ` run in CI too,
-with fewer repetitions.
+Tests inject faults and record what happens to Services. ` + "`make reliability`" + ` writes this
+page from their figures; do not edit it. Each part shows when it was last measured.
+` + "`make help`" + ` lists the targets for each kind of fault. All tests except those of
+` + "`make fuzz`" + ` also run in CI, with fewer repetitions.
 `
 
-// Page makes the page of the figures in a folder. Of a section without any it
-// says so.
+// Page returns the page for the figures in a directory. It marks a section without
+// figures as not measured.
 func Page(folder string) (string, error) {
 	var b strings.Builder
 	b.WriteString(head)
@@ -51,7 +50,7 @@ func writePart(b *strings.Builder, file string) error {
 	if err != nil {
 		return err
 	}
-	fmt.Fprintf(b, "\n`%s`, in %s s, on %s, %s, %s:\n\n| | | |\n|---|---|---|\n",
+	fmt.Fprintf(b, "\n`%s`, in %s s, on %s, %s, %s:\n\n| what | figure | remarks |\n|---|---|---|\n",
 		p.Test, Round(p.Seconds), p.Date.Format("2006-01-02 15:04 MST"), p.Version, p.Kernel)
 	for _, f := range p.Figures {
 		fmt.Fprintf(b, "| %s | %s | %s |\n", f.Name, strings.TrimSpace(Round(f.Value)+" "+f.Unit), f.Shows)
@@ -59,7 +58,7 @@ func writePart(b *strings.Builder, file string) error {
 	return nil
 }
 
-// Round shows whole numbers as they are, and three digits of others.
+// Round formats whole numbers as they are, and others with three digits.
 func Round(v float64) string {
 	switch a := math.Abs(v); {
 	case v == math.Trunc(v) || a >= 100:

@@ -14,8 +14,8 @@ const installHead = `# kube-ipvs without Helm and kustomize. Generated from depl
 #   sed -e 's,POD_CIDR,10.244.0.0/16,' -e 's,API_SERVER:6443,10.0.0.10:6443,' install.yaml |
 #     kubectl apply -f -
 #
-# A later change of this ConfigMap restarts kube-ipvs on all nodes within a minute or
-# so. The Helm chart and the kustomize base roll it out node by node.
+# If you change this ConfigMap later, kube-ipvs restarts on all nodes within about a
+# minute. The Helm chart and the kustomize base roll out changes node by node.
 `
 
 // TestInstallManifest checks that install.yaml has what the base has.

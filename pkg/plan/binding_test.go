@@ -13,7 +13,7 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/routing"
 )
 
-// eniNode follows a node on which ENIs come and go.
+// eniNode is a node whose ENIs are added and removed.
 type eniNode struct {
 	t *testing.T
 	scenario
@@ -56,7 +56,7 @@ func (n *eniNode) rename(from, to string) {
 	}
 }
 
-// renew plans, and has the rules stand in the kernel.
+// renew plans the node and installs the planned policy rules.
 func (n *eniNode) renew(want string) {
 	n.t.Helper()
 	part := plan.NodeWide(&n.config, &n.node)
@@ -75,7 +75,7 @@ func (n *eniNode) renew(want string) {
 	}
 }
 
-// restart forgets what only the process knew.
+// restart discards the state that only the process had.
 func (n *eniNode) restart() { n.node.Bound = nil }
 
 func TestValuesStay(t *testing.T) {
@@ -92,7 +92,7 @@ func TestValuesStay(t *testing.T) {
 	n.rename("eth3", "ens7")
 	n.renew("eth0 0x20, ens7 0x1000")
 	n.unplug("ens7")
-	n.renew("eth0 0x20") // flows that are bound to it go on
+	n.renew("eth0 0x20") // flows bound to it continue
 	n.restart()
 	n.renew("")
 }
@@ -106,24 +106,24 @@ func TestValuesAreNotReusedAtOnce(t *testing.T) {
 	n.plug("eth2", 3)
 	n.renew("eth0 0x20, eth2 0x60")
 	n.plug("eth1", 2)
-	n.renew("eth0 0x20, eth1 0x40, eth2 0x60") // the same interface as before
+	n.renew("eth0 0x20, eth1 0x40, eth2 0x60") // each interface has its previous value
 	n.unplug("eth2")
 	n.plug("eth3", 4)
-	n.renew("eth0 0x20, eth1 0x40, eth3 0x60") // there is no other
+	n.renew("eth0 0x20, eth1 0x40, eth3 0x60") // no other value is left
 	n.plug("eth4", 5)
-	n.renew("eth0 0x20, eth1 0x40, eth3 0x60") // there is none at all
+	n.renew("eth0 0x20, eth1 0x40, eth3 0x60") // no value is free
 }
 
-// strayRules are the rules that keep flows of the main table's interface from
-// ENIs, in the order of the chain.
+// strayRules returns the rules that keep flows of the main table's interface off ENIs,
+// in the order of the chain.
 func strayRules(s *scenario) []nat.Rule {
 	cfg := defaultConfig()
 	part := plan.NodeWide(&cfg, &s.node)
 	return part.NAT.Chains[nat.Chain{Family: ip.IPv4, Table: nat.Mangle, Name: "KUBE-IPVS-STRAY"}]
 }
 
-// A packet is only dropped where it cannot be rightly: the fault is then that our
-// policy rule is missing.
+// A packet is dropped only where it cannot be correct, which means that our policy rule
+// is missing.
 func TestStraysAreDroppedWhereNothingElseLeads(t *testing.T) {
 	eni := func(more ...string) *scenario {
 		return withNetwork(append([]string{

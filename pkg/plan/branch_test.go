@@ -12,8 +12,7 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/routing"
 )
 
-// Rules for pods with a way out by input interface are written where there are
-// such, and nowhere else.
+// Rules for pods routed by input interface are written only if there are such pods.
 func TestBranches(t *testing.T) {
 	const request, answer, sent = "9: fwmark 0x3060/0x3060 lookup 255", "480: to 10.12.200.44/32 fwmark 0x3060/0x3060 lookup 101", "32760: from 10.12.200.44/32 iif lo lookup 101"
 	for name, tc := range map[string]struct {
@@ -60,7 +59,7 @@ func TestBranches(t *testing.T) {
 	}
 }
 
-// An ENI keeps the value of branches if it has it: then no pod is served as one.
+// An ENI keeps the value of branches if it has it. Then no pod is served as a branch.
 func TestBranchValueIsTaken(t *testing.T) {
 	s := load(t, "branch")
 	s.node.Bound = []plan.Binding{{Family: s.config.Families[0], Link: "eth1", Index: 3, Table: 2, Mark: s.config.SNAT.Mark}}

@@ -12,7 +12,7 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/routing"
 )
 
-// bridgeNode has a bridge with pods, and one without.
+// bridgeNode has one bridge with pods and one without.
 func bridgeNode(netfilter plan.BridgeNetfilter) *plan.Node {
 	return &plan.Node{
 		BridgeNetfilter: netfilter,
@@ -69,8 +69,8 @@ func bridgeRules(part plan.NodePart, family ip.Family) []nat.Rule {
 	return slices.DeleteFunc(rules, func(r nat.Rule) bool { return !strings.Contains(string(r), "same bridge") })
 }
 
-// The bridges of a node are not all pods'. What is set for all of them is left
-// alone where one is not.
+// Not every bridge has pods. A setting that affects all bridges is left unchanged if
+// one of them is foreign.
 func TestBridgesOfOthersAreLeftAlone(t *testing.T) {
 	const call = "net/bridge/bridge-nf-call-iptables"
 	address := func(prefix string) []routing.Address {
@@ -79,10 +79,10 @@ func TestBridgesOfOthersAreLeftAlone(t *testing.T) {
 	for _, c := range []struct {
 		name    string
 		link    routing.Link
-		port    string // its port's type
+		port    string // type of its port
 		uplink  bool
-		pods    bool // it is a bridge of pods
-		without bool // the bridge of pods is not there
+		pods    bool // it is a pod bridge
+		without bool // there is no pod bridge
 	}{
 		{name: "of virtual machines", link: routing.Link{Addresses: address("192.168.122.1/24")}, port: "tun"},
 		{name: "without an address", link: routing.Link{}, port: "veth"},
@@ -109,7 +109,8 @@ func TestBridgesOfOthersAreLeftAlone(t *testing.T) {
 		if set := part.Sysctls[call] != ""; set != c.pods {
 			t.Errorf("%s: the parameter is set: %t", c.name, set)
 		}
-		// Masqueraded is what pods of cni0 send each other, as nothing shows it.
+		// Traffic between pods of cni0 is masqueraded, because it does not pass
+		// netfilter.
 		rules, want := bridgeRules(part, ip.IPv4), 1
 		if c.pods || c.without {
 			want = 0

@@ -12,9 +12,9 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/service"
 )
 
-// backends reads endpoints 10.0.0.1, 10.0.0.2 and so on, each told as NODE
-// STATE, where the state is ready, draining (terminating, but serving),
-// unready or gone, and then hints: zone=ZONE or node=NODE.
+// backends parses endpoints 10.0.0.1, 10.0.0.2 and so on. Each is NODE STATE, followed
+// by hints: zone=ZONE or node=NODE. STATE is ready, draining (terminating, but
+// serving), unready or gone.
 func backends(list ...string) []service.Endpoint {
 	var out []service.Endpoint
 	for i, text := range list {
@@ -38,9 +38,9 @@ func backends(list ...string) []service.Endpoint {
 	return out
 }
 
-// The node is node-1 in zone a. Endpoints are shown by their last number,
-// those of the cluster IP before those of a node port with
-// externalTrafficPolicy Local, which takes the cluster's if it has none.
+// The node is node-1 in zone a. Endpoints are listed by their last number: first those
+// of the cluster IP, then those of a node port with externalTrafficPolicy Local, which
+// falls back to the cluster's.
 func TestChosenEndpoints(t *testing.T) {
 	for _, tc := range []struct {
 		name    string
@@ -89,7 +89,7 @@ func TestChosenEndpoints(t *testing.T) {
 	}
 }
 
-// lastNumbers shows a virtual server's real servers by their last number.
+// lastNumbers returns the last numbers of a virtual server's real servers.
 func lastNumbers(part plan.Part, key ipvs.Key) string {
 	var out []string
 	for _, vs := range part.VirtualServers {
@@ -102,8 +102,8 @@ func lastNumbers(part plan.Part, key ipvs.Key) string {
 	return strings.Join(out, " ")
 }
 
-// TestIssue89392LostEndpoints tells of which endpoints connections are not waited for:
-// those that are not to be asked, on a node that is lost, while there are others.
+// TestIssue89392LostEndpoints checks which endpoints are not drained: those that must
+// not get traffic and are on an unreachable node, while there are others.
 func TestIssue89392LostEndpoints(t *testing.T) {
 	for _, tc := range []struct {
 		name string
@@ -136,8 +136,8 @@ func TestIssue89392LostEndpoints(t *testing.T) {
 	}
 }
 
-// Who is not known to be on this node is not on it: a Service without node
-// names must not be taken for local where the node has no name either.
+// An endpoint without a node name is never node-local, not even if the node itself has
+// no name.
 func TestEndpointsWithoutNode(t *testing.T) {
 	cfg := defaultConfig()
 	part := plan.Service(&cfg, &plan.Facts{}, &service.Service{
@@ -151,7 +151,7 @@ func TestEndpointsWithoutNode(t *testing.T) {
 	}
 }
 
-// A pod that is behind two ports is one endpoint to a load balancer.
+// A pod behind two ports counts as one endpoint.
 func TestHealthCheckCountsAddresses(t *testing.T) {
 	cfg := defaultConfig()
 	part := plan.Service(&cfg, &plan.Facts{NodeName: "node-1"}, &service.Service{

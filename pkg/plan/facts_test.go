@@ -12,7 +12,7 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/routing"
 )
 
-// withNetwork is a node of which the network is told as in testdata.
+// withNetwork returns a node whose network is described as in testdata.
 func withNetwork(lines ...string) *scenario {
 	s := &scenario{config: defaultConfig()}
 	s.config.Families = ip.Families
@@ -27,7 +27,7 @@ func TestNodePortAddresses(t *testing.T) {
 		"link lo 127.0.0.1/8 ::1/128",
 		"link eth0 192.0.2.11/24 2001:db8::11/64 fe80::11/64",
 		"link eth1 198.51.100.11/24 169.254.7.7/32",
-		"link eth2 192.0.2.11/32", // once more
+		"link eth2 192.0.2.11/32", // again
 	}
 	for _, tc := range []struct {
 		name string
@@ -53,7 +53,7 @@ func TestNodePortAddresses(t *testing.T) {
 	}
 }
 
-// The Node object has the word; then the default route's interface; then any.
+// The Node object takes precedence, then the default route's interface, then any other.
 func TestPrimary(t *testing.T) {
 	links := []string{"link lo 127.0.0.1/8", "link eth0 169.254.1.1/16", "link eth1 192.0.2.11/24", "link eth2 198.51.100.11/24"}
 	for _, tc := range []struct {
@@ -145,7 +145,8 @@ func TestConnReuseModeByKernel(t *testing.T) {
 	}
 }
 
-// The kernel takes names of 31 bytes; kube-proxy cuts those of IPv6 likewise.
+// The kernel accepts names of 31 bytes. kube-proxy truncates IPv6 names in the same
+// way.
 func TestSetNames(t *testing.T) {
 	for name, want := range map[plan.SetName]string{
 		plan.ClusterIP:  "KUBE-6-CLUSTER-IP",
@@ -219,7 +220,7 @@ func TestPathsOf(t *testing.T) {
 	}
 }
 
-// Families are apart: an IPv6 table says nothing about IPv4.
+// Families are independent: an IPv6 table does not affect IPv4.
 func TestPathsByFamily(t *testing.T) {
 	s := withNetwork("link eth0 10.0.0.1/24 2001:db8::1/64", "link eth1 2001:db8:1::1/64",
 		"default dev eth0 via 10.0.0.254", "default dev eth0 via 2001:db8::fe", "default dev eth1 via 2001:db8:1::fe table 101",
@@ -233,7 +234,7 @@ func TestPathsByFamily(t *testing.T) {
 	}
 }
 
-// manyLinks makes a node of many interfaces, as one with many pods is.
+// manyLinks returns a node with many interfaces, like one with many pods.
 func manyLinks(n int) *plan.Node {
 	node := &plan.Node{}
 	for i := range n {

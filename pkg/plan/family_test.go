@@ -10,8 +10,8 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/service"
 )
 
-// A Service has the families of its cluster IPs: neither node ports nor external
-// addresses of another one are served.
+// A Service has the families of its cluster IPs. Node ports and external addresses of
+// another family are not served.
 func TestFamiliesOfService(t *testing.T) {
 	cfg := defaultConfig()
 	cfg.Families = ip.Families

@@ -13,20 +13,20 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/service"
 )
 
-// The hosts around the node of testdata/cluster.yaml, and the addresses of
-// Services there: cluster IPs begin with "c/", external IPs with "x/", load
-// balancers with "l/".
+// The hosts around the node of testdata/cluster.yaml, and the addresses of its
+// Services. Cluster IPs have the prefix "c/", external IPs "x/", load balancer IPs
+// "l/".
 var hosts = map[string][2]string{
 	"node":     {"192.0.2.11", "2001:db8::11"},
-	"bridge":   {"10.244.1.1", "fd00:244:1::1"}, // the node's end of the pods' bridge
+	"bridge":   {"10.244.1.1", "fd00:244:1::1"}, // the node's address on the pod bridge
 	"loopback": {"127.0.0.1", "::1"},
 	"pod":      {"10.244.1.7", "fd00:244:1::7"}, // on this node, no endpoint
-	"server":   {"10.244.1.5", "fd00:244:1::5"}, // an endpoint on this node
-	"remote":   {"10.244.2.5", "fd00:244:2::5"}, // and on node-2
+	"server":   {"10.244.1.5", "fd00:244:1::5"}, // a node-local endpoint
+	"remote":   {"10.244.2.5", "fd00:244:2::5"}, // an endpoint on node-2
 	"farpod":   {"10.244.2.7", "fd00:244:2::7"},
 	"node-2":   {"192.0.2.12", "2001:db8::12"},
 	"client":   {"100.64.9.9", "2001:db8:64:9::9"},
-	"friend":   {"100.64.7.7", "2001:db8:64:7::7"}, // within a source range
+	"friend":   {"100.64.7.7", "2001:db8:64:7::7"}, // in a source range
 }
 
 func init() {
@@ -40,7 +40,7 @@ func init() {
 	}
 }
 
-// names are the hosts of one family.
+// names maps host names to addresses of one family.
 type names ip.Family
 
 func (n names) addr(name string) netip.Addr {
@@ -63,9 +63,9 @@ func (n names) name(a netip.Addr) string {
 	return a.String()
 }
 
-// flow is a connection: "client eth0" comes in by eth0, and "node" is from
-// the node itself. The destination is "HOST:PORT", with another protocol than
-// TCP behind it, "HOST ping", or "HOST error": an ICMP error about a connection.
+// flow is a connection. "client eth0" enters through eth0; "node" is the node itself.
+// The destination is "HOST:PORT", followed by the protocol unless it is TCP, or "HOST
+// ping", or "HOST error" for an ICMP error about a connection.
 type flow struct{ from, to, want string }
 
 func (f flow) packet(n names) packet {
@@ -91,10 +91,11 @@ func (f flow) packet(n names) packet {
 	return p
 }
 
-// The hosts of a local connection to a VIP: it is a local address, so the
-// kernel chooses it as the source as well.
+// A VIP is a local address, so the kernel also chooses it as the source of a local
+// connection to it.
 var flows = []flow{
-	// Cluster IPs: masqueraded for who is no pod, and for a pod that reaches itself.
+	// Cluster IPs: clients other than pods, and a pod that reaches itself, are
+	// masqueraded.
 	{"pod cni0", "c/web:80", "server:8080 by cni0 as pod, remote:8080 by eth0 as pod"},
 	{"farpod eth0", "c/web:80", "server:8080 by cni0 as farpod, remote:8080 by eth0 as farpod"},
 	{"server cni0", "c/web:80", "server:8080 by cni0 as bridge, remote:8080 by eth0 as server"},
@@ -106,7 +107,7 @@ var flows = []flow{
 	{"client eth0", "c/datagrams:53 UDP", "remote:53 by eth0 as node"},
 	{"client eth0", "c/datagrams:54 SCTP", "remote:54 by eth0 as node"},
 
-	// Nothing else answers on a VIP, but for ping.
+	// A VIP answers nothing else, except pings.
 	{"pod cni0", "c/web:81", "REJECT"},
 	{"client eth0", "c/web:22", "REJECT"},
 	{"client eth0", "c/web:80 UDP", "REJECT"},
@@ -118,14 +119,14 @@ var flows = []flow{
 	{"client eth0", "c/web ping", "LOCAL"},
 	{"client eth0", "l/lb ping", "LOCAL"},
 
-	// The node's own ports are not our business.
+	// The node's own ports are not affected.
 	{"client eth0", "node:22", "LOCAL"},
 	{"client eth0", "node:80", "LOCAL"},
 	{"client eth0", "node ping", "LOCAL"},
 	{"client eth0", "node:32011", "LOCAL"},
 	{"client eth0", "remote:8080", "FORWARD by eth0"},
 
-	// External IPs and node ports are masqueraded for everybody.
+	// External IPs and node ports are masqueraded for every client.
 	{"client eth0", "x/web:80", "server:8080 by cni0 as bridge, remote:8080 by eth0 as node"},
 	{"pod cni0", "x/web:80", "server:8080 by cni0 as bridge, remote:8080 by eth0 as node"},
 	{"x/web", "x/web:80", "server:8080 by cni0 as bridge, remote:8080 by eth0 as node"},
@@ -143,8 +144,8 @@ var flows = []flow{
 	{"pod cni0", "l/lb:80", "remote:8080 by eth0 as node"},
 	{"l/lb", "l/lb:80", "remote:8080 by eth0 as node"},
 
-	// externalTrafficPolicy Local keeps the client's address, where there is
-	// an endpoint on this node.
+	// externalTrafficPolicy Local keeps the client's address if there is a node-local
+	// endpoint.
 	{"client eth0", "l/here:80", "server:8080 by cni0 as client"},
 	{"client eth0", "x/here:80", "server:8080 by cni0 as client"},
 	{"client eth0", "node:30081", "server:8080 by cni0 as client"},
@@ -152,8 +153,8 @@ var flows = []flow{
 	{"client eth0", "node:30154 SCTP", "server:54 by cni0 as client"},
 	{"node-2 eth0", "node:30081", "server:8080 by cni0 as node-2"},
 
-	// The node's pods and the node get all, with an address that is answered. Pods
-	// of other nodes are external clients.
+	// Internal clients get all endpoints, with a source that replies can return to.
+	// Pods of other nodes are external clients.
 	{"pod cni0", "l/here:80", "server:8080 by cni0 as pod, remote:8080 by eth0 as pod"},
 	{"pod cni0", "x/here:80", "server:8080 by cni0 as pod, remote:8080 by eth0 as pod"},
 	{"pod cni0", "node:30081", "server:8080 by cni0 as bridge, remote:8080 by eth0 as node"},
@@ -165,8 +166,8 @@ var flows = []flow{
 	{"node", "node:30081", "server:8080 by cni0 as bridge, remote:8080 by eth0 as node"},
 	{"client eth0", "c/here:80", "server:8080 by cni0 as bridge, remote:8080 by eth0 as node"},
 
-	// Where there is none, external clients are dropped, and internal ones get
-	// the other nodes' endpoints.
+	// Without a node-local endpoint, external clients are dropped, and internal clients
+	// get the other nodes' endpoints.
 	{"client eth0", "l/away:80", "DROP"},
 	{"client eth0", "x/away:80", "DROP"},
 	{"client eth0", "node:30082", "DROP"},
@@ -181,7 +182,7 @@ var flows = []flow{
 	{"client eth0", "c/away:80", "remote:8080 by eth0 as node"},
 	{"client eth0", "node:32012", "LOCAL"},
 
-	// Source ranges hold for load balancer IPs, on every path.
+	// Source ranges apply to load balancer IPs on every path.
 	{"friend eth0", "l/ranges:80", "remote:8080 by eth0 as node"},
 	{"client eth0", "l/ranges:80", "DROP"},
 	{"pod cni0", "l/ranges:80", "DROP"},
@@ -193,7 +194,7 @@ var flows = []flow{
 	{"node-2 eth0", "l/ranges-node:80", "remote:8080 by eth0 as node"},
 	{"client eth0", "l/ranges-node:80", "DROP"},
 
-	// Without endpoints a Service refuses.
+	// A Service without endpoints refuses connections.
 	{"client eth0", "l/empty:80", "REFUSED"},
 	{"client eth0", "node:30086", "REFUSED"},
 	{"pod cni0", "c/empty:80", "REFUSED"},
@@ -201,11 +202,11 @@ var flows = []flow{
 	{"pod cni0", "c/inside:80", "REFUSED"},
 }
 
-// The same where the VIPs of load balancers and external IPs are claimed by
-// port. They are no addresses of the node, which reaches them as itself.
+// The same with VIPs of load balancers and external IPs claimed by port. They are not
+// addresses of the node, which reaches them with its own address.
 var portFlows = []flow{
-	// What no Service has claimed is left to who has the address: from inside it
-	// leaves the node, and from outside it does not go back there.
+	// Ports that no Service claims belong to the device with the address: packets from
+	// inside leave the node, packets from outside are not sent back.
 	{"pod cni0", "l/lb:443", "FORWARD by eth0"},
 	{"node", "l/lb:443", "FORWARD by eth0"},
 	{"client eth0", "l/lb:443", "REJECT"},
@@ -221,7 +222,7 @@ var portFlows = []flow{
 	{"pod cni0", "l/here error", "LOCAL"},
 	{"client eth0", "remote error", "FORWARD by eth0"},
 
-	// What is claimed is served as ever.
+	// Claimed ports are served as before.
 	{"client eth0", "l/lb:80", "remote:8080 by eth0 as node"},
 	{"pod cni0", "l/lb:80", "remote:8080 by eth0 as node"},
 	{"node", "l/lb:80", "remote:8080 by eth0 as node"},
@@ -236,7 +237,7 @@ var portFlows = []flow{
 	{"pod cni0", "l/away:80", "remote:8080 by eth0 as pod"},
 	{"node", "l/away:80", "remote:8080 by eth0 as node"},
 
-	// Source ranges hold for whatever address of the node its packets carry.
+	// Source ranges apply to any address of the node that its packets carry.
 	{"friend eth0", "l/ranges:80", "remote:8080 by eth0 as node"},
 	{"client eth0", "l/ranges:80", "DROP"},
 	{"pod cni0", "l/ranges:80", "DROP"},
@@ -248,20 +249,19 @@ var portFlows = []flow{
 	{"pod cni0", "l/ranges-node:80", "DROP"},
 	{"l/ranges-node eth0", "l/ranges-node:80", "DROP"},
 
-	// Without endpoints a Service refuses.
+	// A Service without endpoints refuses connections.
 	{"client eth0", "l/empty:80", "REJECT"},
 	{"pod cni0", "l/empty:80", "REJECT"},
 	{"node", "l/empty:80", "REFUSED"},
 
-	// Cluster IPs are the node's addresses.
+	// Cluster IPs are addresses of the node.
 	{"pod cni0", "c/web:80", "server:8080 by cni0 as pod, remote:8080 by eth0 as pod"},
 	{"pod cni0", "c/web:81", "REJECT"},
 	{"client eth0", "c/web ping", "LOCAL"},
 	{"pod cni0", "c/empty:80", "REFUSED"},
 }
 
-// The same where they are claimed by default: local, but for the ports that no
-// Service has.
+// The same with VIPs claimed by default: local, except for ports without a Service.
 var sharedFlows = []flow{
 	{"pod cni0", "l/lb:443", "FORWARD by eth0"},
 	{"l/lb", "l/lb:443", "FORWARD by eth0"},
@@ -357,8 +357,8 @@ func TestFlowsOfClaimedPorts(t *testing.T) {
 	}
 }
 
-// A connection that is open when the last endpoint goes, and that drains,
-// still comes to IPVS; only a new one is refused before.
+// An established, draining connection still reaches IPVS after the last endpoint is
+// removed. Only new connections are refused before.
 func TestClaimedPortWithoutEndpointDrains(t *testing.T) {
 	s := load(t, "cluster")
 	s.config.VIPs.LoadBalancers = plan.ClaimPort
@@ -370,9 +370,9 @@ func TestClaimedPortWithoutEndpointDrains(t *testing.T) {
 	}
 }
 
-// TestPolicyOfDrop has filter INPUT drop what nobody accepts: services go on,
-// with what is refused and dropped for reasons of its own. Of what is the node's
-// nothing does but health checks, and errors about connections.
+// TestPolicyOfDrop sets the policy of filter INPUT to DROP. Services continue to work,
+// including what they refuse and drop. Of the node's own traffic only health checks and
+// errors about connections pass.
 func TestPolicyOfDrop(t *testing.T) {
 	for _, claim := range []plan.Claim{plan.ClaimAddress, plan.ClaimPort} {
 		s := load(t, "cluster")
@@ -397,7 +397,7 @@ func TestPolicyOfDrop(t *testing.T) {
 	}
 }
 
-// Where VIPs do not answer to ping, they refuse it. The node answers.
+// VIPs that do not answer pings reject them. The node answers.
 func TestNoPing(t *testing.T) {
 	for claim, from := range map[plan.Claim]string{plan.ClaimAddress: "REJECT", plan.ClaimPort: "FORWARD by eth0"} {
 		s := load(t, "cluster")
@@ -413,8 +413,8 @@ func TestNoPing(t *testing.T) {
 	}
 }
 
-// The health check of a Service is the node's to answer, not a VIP's: a port of
-// that number there may be restricted to source ranges.
+// The node answers a Service's health check, a VIP does not: the same port of a VIP may
+// be restricted to source ranges.
 func TestHealthCheckPortOfAVIP(t *testing.T) {
 	for _, claim := range []plan.Claim{plan.ClaimAuto, plan.ClaimAddress, plan.ClaimPort} {
 		s := load(t, "external-local")
@@ -430,8 +430,8 @@ func TestHealthCheckPortOfAVIP(t *testing.T) {
 	}
 }
 
-// A Service cannot open another's port to clients outside its source ranges by
-// naming its number as its own health check port.
+// A Service must not open another Service's port to clients outside the source ranges
+// by using its number as health check port.
 func TestHealthCheckPortOpensNothing(t *testing.T) {
 	for _, claim := range []plan.Claim{plan.ClaimAuto, plan.ClaimAddress, plan.ClaimPort} {
 		s := load(t, "cluster")
@@ -451,8 +451,8 @@ func TestHealthCheckPortOpensNothing(t *testing.T) {
 	}
 }
 
-// One address that one kind of VIP claims by port and another as an address
-// stands in both ways, and is an address of the node.
+// An address that one kind of VIP claims by port and another as an address is claimed
+// in both ways, and is an address of the node.
 func TestAddressWinsOverPort(t *testing.T) {
 	s := load(t, "cluster")
 	s.config.VIPs.LoadBalancers, s.config.VIPs.ExternalIPs = plan.ClaimAddress, plan.ClaimPort
@@ -490,8 +490,8 @@ func checkFlows(t *testing.T, h *host, flows []flow) {
 	}
 }
 
-// How pods are recognised decides what is masqueraded on its way to a cluster
-// IP, and who may go on from a node without an endpoint.
+// The way in which pods are recognized decides what is masqueraded on the path to a
+// cluster IP, and which clients are forwarded by a node without an endpoint.
 func TestFlowsByDetection(t *testing.T) {
 	const kept, masqueraded = "remote:8080 by eth0 as pod", "remote:8080 by eth0 as node"
 	for _, tc := range []struct {
@@ -559,9 +559,9 @@ func TestFlowsByDetection(t *testing.T) {
 	}
 }
 
-// A packet that is answered must come back by the interface that it left by:
-// the fabric delivers each address of an interface there, and the node drops
-// what comes in where it would not send to.
+// A reply must return through the interface that the packet left by: the network
+// delivers packets for an interface's address there, and the node drops packets that
+// enter through another interface than it would send by.
 func TestSymmetricPaths(t *testing.T) {
 	const eth0, eth1, eth2 = "10.12.97.49", "10.12.192.10", "10.12.99.10"
 	fabric := map[string]string{eth0: "eth0", eth1: "eth1", "10.12.98.10": "eth1", eth2: "eth2"}
@@ -612,8 +612,8 @@ func TestSymmetricPaths(t *testing.T) {
 	}
 }
 
-// TestInvalidIsNotSentUnmasqueraded sends what conntrack cannot place, which
-// the nat table does not see.
+// TestInvalidIsNotSentUnmasqueraded sends packets that conntrack cannot assign to a
+// connection, which the nat table does not see.
 func TestInvalidIsNotSentUnmasqueraded(t *testing.T) {
 	const pod, farPod = "10.244.1.7", "10.244.2.7"
 	mark := plan.LocalMark{Value: 0x9, Mask: 0x3fff}

@@ -15,7 +15,7 @@ import (
 
 var update = flag.Bool("update", false, "write the golden files anew")
 
-// The whole plan of each scenario of testdata is as its golden file says.
+// The whole plan of each scenario in testdata equals its golden file.
 func TestGolden(t *testing.T) {
 	used := map[string]bool{}
 	for _, name := range scenarios(t) {
@@ -64,7 +64,7 @@ func compareGolden(t *testing.T, file, got string) {
 	}
 }
 
-// checkNoOtherGolden finds files that no scenario writes any more.
+// checkNoOtherGolden reports golden files that no scenario writes any more.
 func checkNoOtherGolden(t *testing.T, used map[string]bool) {
 	files, err := filepath.Glob("testdata/*.golden")
 	if err != nil {
@@ -77,8 +77,8 @@ func checkNoOtherGolden(t *testing.T, used map[string]bool) {
 	}
 }
 
-// Every member goes to a set that the node has, and no set is there twice:
-// names of IPv6 are cut, and could meet.
+// Every member belongs to a set that the node has, and set names are unique: IPv6 names
+// are truncated and could collide.
 func TestSetsExist(t *testing.T) {
 	for _, name := range scenarios(t) {
 		s := load(t, name)
@@ -101,8 +101,8 @@ func TestSetsExist(t *testing.T) {
 	}
 }
 
-// iptables-save prints a comment in quotes only if there is something to
-// quote; a rule in other words than those would always look changed.
+// iptables-save quotes a comment only if necessary. A rule written differently would
+// always seem changed.
 func TestCommentsAreCanonical(t *testing.T) {
 	s := load(t, "dualstack")
 	part := plan.NodeWide(&s.config, &s.node)

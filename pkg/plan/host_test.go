@@ -15,19 +15,19 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/routing"
 )
 
-// host is a node on which the plan of a scenario stands, in one family.
+// host simulates one family of a node on which the plan of a scenario is installed.
 type host struct {
 	*firewall
 	family    ip.Family
 	inventory *routing.Inventory
-	main      []routing.Route // of the main table, but for its defaults
+	main      []routing.Route // of the main table, except its default routes
 	rules     []routing.Rule
-	validMark bool // src_valid_mark: the reverse-path check looks at the mark
+	validMark bool // src_valid_mark: the reverse-path check uses the mark
 	servers   map[ipvs.Key][]netip.AddrPort
 	bound     map[netip.Addr]bool // addresses on kube-ipvs0
-	policy    uint32              // what a policy engine's rules in INPUT add to each packet's mark
+	policy    uint32              // added to each packet's mark by a policy engine's rules in INPUT
 	claimed   map[netip.Addr]bool // VIPs in the table of claimed ports
-	table     int                 // its number
+	table     int                 // number of that table
 }
 
 func newHost(t *testing.T, s *scenario, family ip.Family) *host {
@@ -89,7 +89,7 @@ func (h *host) addRules(ours []routing.Rule) {
 	slices.SortStableFunc(h.rules, func(a, b routing.Rule) int { return cmp.Compare(a.Priority, b.Priority) })
 }
 
-// route gives the interface that a packet leaves by; "lo" if it is for the
+// route returns the interface through which a packet leaves; "lo" if it is for the
 // node.
 func (h *host) route(src, dst netip.Addr, mark uint32) string {
 	skips := slices.ContainsFunc(h.rules, func(r routing.Rule) bool {
@@ -132,8 +132,8 @@ func (h *host) lookUp(table int, dst netip.Addr) string {
 	return ""
 }
 
-// address is what MASQUERADE takes: the interface's first address, or, if it
-// has none, the first of any other.
+// address returns the address that MASQUERADE uses: the interface's first one, or, if
+// it has none, the first of any other interface.
 func (h *host) address(link string) netip.Addr {
 	var other netip.Addr
 	for _, l := range h.inventory.Links {
@@ -152,10 +152,10 @@ func (h *host) address(link string) netip.Addr {
 	return other
 }
 
-// outcome is what becomes of the first packet of a connection.
+// outcome is what happens to the first packet of a connection.
 type outcome struct {
-	verdict string // DROP, REJECT; REFUSED without real servers; FORWARD by an interface, LOCAL if IPVS does not serve it
-	sent    []sent // one for each real server
+	verdict string // DROP, REJECT; REFUSED without real servers; FORWARD by an interface; LOCAL if IPVS does not serve the packet
+	sent    []sent // one per real server
 }
 
 // sent is a packet on its way to a real server.
@@ -166,8 +166,8 @@ type sent struct {
 	connmk uint32
 }
 
-// from sends a packet that comes in by an interface, or that the node itself
-// sends if the interface is "".
+// from sends a packet that enters through an interface, or, if the interface is "", one
+// of the node itself.
 func (h *host) from(p packet) outcome {
 	if p.in == "" {
 		return h.fromItself(p)
@@ -199,7 +199,7 @@ func (h *host) forward(p packet) outcome {
 	return outcome{verdict: "FORWARD by " + p.out}
 }
 
-// fromItself: IPVS takes the packet before filter OUTPUT sees it.
+// fromItself sends a packet of the node: IPVS takes it before filter OUTPUT sees it.
 func (h *host) fromItself(p packet) outcome {
 	if got := h.hook(nat.Mangle, "OUTPUT", &p); got.verdict != "ACCEPT" {
 		return outcome{verdict: got.verdict}
@@ -229,7 +229,7 @@ func (h *host) mustAccept(table nat.Table, chain string, p *packet) {
 	}
 }
 
-// serve looks for the packet's whole mark before its address and port.
+// serve selects the virtual server: by the whole mark first, then by address and port.
 func (h *host) serve(p packet) outcome {
 	servers, served := h.servers[ipvs.Key{Addr: h.family.Unspecified(), FWMark: p.mark}]
 	if p.mark == 0 || !served {
@@ -248,8 +248,8 @@ func (h *host) serve(p packet) outcome {
 	return out
 }
 
-// send is what is left after IPVS has changed the destination: local output
-// once more, where a drop would lose the packet, and postrouting.
+// send continues after IPVS has changed the destination: local output again, where a
+// drop would lose the packet, and postrouting.
 func (h *host) send(p packet, to netip.AddrPort) sent {
 	p.dst, p.dport, p.ipvs = to.Addr(), to.Port(), true
 	p.in = ""
@@ -276,10 +276,9 @@ func (h *host) send(p packet, to netip.AddrPort) sent {
 	return out
 }
 
-// replyPasses tells whether the reply passes the strict reverse-path check,
-// where it comes in by the interface that the fabric delivers to. The check
-// comes after the source is restored, and so asks for the way to the server
-// from the client's address.
+// replyPasses reports whether the reply passes the strict reverse-path check of the
+// interface that the network delivers it to. The check runs after the source is
+// restored, so it looks up the route from the client's address to the server.
 func (h *host) replyPasses(client netip.Addr, s sent, by string) bool {
 	reply := packet{src: s.to.Addr(), dst: s.source, protocol: ip.TCP, in: by, connmk: s.connmk, reply: true}
 	h.mustAccept(nat.Mangle, "PREROUTING", &reply)
@@ -290,7 +289,7 @@ func (h *host) replyPasses(client netip.Addr, s sent, by string) bool {
 	return h.route(client, s.to.Addr(), mark) == by
 }
 
-// text shows an outcome with hosts by their names.
+// text returns an outcome with host names instead of addresses.
 func (o outcome) text(name func(netip.Addr) string) string {
 	if o.verdict != "" {
 		return o.verdict

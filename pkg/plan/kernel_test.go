@@ -14,10 +14,9 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/routing"
 )
 
-// TestCanonicalRules holds every rule of the plan, whatever the configuration
-// and the network, to the text in which iptables-save prints it. A rule that is
-// printed otherwise would be taken for a difference, and written again with
-// every look at the kernel.
+// TestCanonicalRules checks that iptables-save prints every rule of the plan as the
+// plan writes it, for all configurations and networks. A rule printed differently would
+// count as a difference and be rewritten at each comparison.
 func TestCanonicalRules(t *testing.T) {
 	for _, family := range ip.Families {
 		rules := map[nat.Table][]nat.Rule{}
@@ -38,7 +37,7 @@ func TestCanonicalRules(t *testing.T) {
 	}
 }
 
-// everyConfig varies whatever the rules depend on.
+// everyConfig varies every setting that the rules depend on.
 func everyConfig() []plan.Config {
 	var out []plan.Config
 	for _, mode := range []plan.SNATMode{plan.SNATAuto, plan.SNATSource, plan.SNATFWMark, plan.SNATOff} {
@@ -60,8 +59,8 @@ func everyConfig() []plan.Config {
 	return out
 }
 
-// secondaryInterfaces is a node with two of them in each family: eth1, of which
-// the source address is known, and eth2, of which it is not.
+// secondaryInterfaces returns a node with two of them in each family: eth1 with a known
+// SNAT source, eth2 without one.
 func secondaryInterfaces() *plan.Node {
 	n := &plan.Node{PodCIDRs: prefixes([]string{"10.244.1.0/24", "fd00:244:1::/64"})}
 	inv := &n.Inventory

@@ -8,7 +8,7 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/plan"
 )
 
-// TestLocalFlows varies what decides on flows under externalTrafficPolicy
+// TestLocalFlows varies the settings that affect flows under externalTrafficPolicy
 // Local.
 func TestLocalFlows(t *testing.T) {
 	const (
@@ -45,7 +45,7 @@ func TestLocalFlows(t *testing.T) {
 			{"client eth0", "l/here:80", "REFUSED"},
 			{"pod cni0", "l/here:80", "REFUSED"},
 		}},
-		// IPVS does not find the fwmark then: internal clients get the node's
+		// IPVS does not find the fwmark then. Internal clients get the node-local
 		// endpoints, as under kube-proxy.
 		{"a policy engine marks in INPUT", func(_ *scenario, h *host) { h.policy = 0x100000 }, []flow{
 			{"client eth0", "l/here:80", kept},
@@ -85,8 +85,8 @@ func unready(s *scenario, node string) {
 	}
 }
 
-// TestNumbersRunOut gives internal clients the node's endpoints where an address
-// and port has no fwmark.
+// TestNumbersRunOut checks that internal clients get the node-local endpoints if an
+// address and port has no fwmark.
 func TestNumbersRunOut(t *testing.T) {
 	s := load(t, "external-local")
 	facts := plan.FactsOf(&s.config, &s.node)
@@ -117,8 +117,8 @@ func realServers(part plan.Part, key ipvs.Key) int {
 	return 0
 }
 
-// TestSessionAffinityInternal has no persistence, with which IPVS would send to
-// the Service's own port number on the pod.
+// TestSessionAffinityInternal checks that there is no persistence, with which IPVS
+// would send packets to the Service's own port number on the pod.
 func TestSessionAffinityInternal(t *testing.T) {
 	s := load(t, "external-local")
 	s.services[0].AffinitySeconds = 60

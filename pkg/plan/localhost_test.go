@@ -13,8 +13,8 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/service"
 )
 
-// Node ports of the loopback address are served where --nodeport-addresses
-// selects it, and the node has an address that answers come back to.
+// Node ports are served on the loopback address if --nodeport-addresses selects it and
+// the node has an address that replies can return to.
 func TestLocalhostIsServed(t *testing.T) {
 	for name, tc := range map[string]struct {
 		change func(*scenario)
@@ -48,7 +48,8 @@ func TestLocalhostIsServed(t *testing.T) {
 	}
 }
 
-// What nobody outside can ask needs no number, no bitmap, and no refusal.
+// A virtual server that only the node can reach needs no number, no bitmap and no
+// rejection.
 func TestLocalhostVirtualServers(t *testing.T) {
 	s := load(t, "cluster")
 	s.config.LocalhostNodePorts = true
@@ -73,15 +74,15 @@ func TestLocalhostVirtualServers(t *testing.T) {
 	}
 }
 
-// A program of the node that listens at the loopback address, or at all addresses,
-// keeps its port there, and only there.
+// A local program that listens on the loopback address, or on all addresses, keeps its
+// port there, and only there.
 func TestLocalhostLeavesPortsToPrograms(t *testing.T) {
 	const port = 30080
 	for _, tc := range []struct {
 		name string
 		at   string
 		of   ip.Protocol
-		want [2]bool // of IPv4 and IPv6: the node port is served at the loopback address
+		want [2]bool // IPv4, IPv6: whether the node port is served on the loopback address
 	}{
 		{"at the loopback address", "127.0.0.1", ip.TCP, [2]bool{false, true}},
 		{"at all addresses", "0.0.0.0", ip.TCP, [2]bool{false, true}},

@@ -6,9 +6,9 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/plan"
 )
 
-// TestMasqueradeOfLocalTraffic asks for masquerading under
-// externalTrafficPolicy Local, of one Service or of all: then none of the sets
-// that keep the client's address has a member.
+// TestMasqueradeOfLocalTraffic enables masquerading under externalTrafficPolicy Local,
+// for one Service or for all. None of the sets that keep the client's address may then
+// have a member.
 func TestMasqueradeOfLocalTraffic(t *testing.T) {
 	keeping := map[string]bool{}
 	for _, family := range defaultConfig().Families {

@@ -13,14 +13,14 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/service"
 )
 
-// TestWhatAServiceMayNotHave names addresses as external IPs, on the ports 22 and
-// 6443, on a node where programs wait on these.
+// TestWhatAServiceMayNotHave uses addresses as external IPs, on ports 22 and 6443, on a
+// node where programs listen on these ports.
 func TestWhatAServiceMayNotHave(t *testing.T) {
 	const node, other, api = "192.168.0.11", "192.168.0.12", "192.168.0.1"
 	for _, tc := range []struct {
 		name     string
 		claim    plan.Claim
-		waits    string // where a program waits on port 22
+		waits    string // address on which a program listens on port 22
 		external string
 		served   []string
 		unserved []string
@@ -79,9 +79,9 @@ func TestWhatAServiceMayNotHave(t *testing.T) {
 	}
 }
 
-// TestNodeLocalDNSCache: a program that listens at exactly a cluster IP, on a dummy
-// interface, keeps that port for as long as it listens. Neither the interface alone nor
-// a program that listens at all addresses takes a Service from IPVS.
+// TestNodeLocalDNSCache checks that a program that listens on exactly a cluster IP, on
+// a dummy interface, keeps that port while it listens. Neither the interface alone nor
+// a program that listens on all addresses does.
 func TestNodeLocalDNSCache(t *testing.T) {
 	const clusterIP = "10.96.0.10"
 	for _, tc := range []struct {
@@ -137,7 +137,7 @@ func TestNodeLocalDNSCache(t *testing.T) {
 	}
 }
 
-// TestOnePacket: of UDP alone, and only where it is asked for.
+// TestOnePacket checks that only UDP is affected, and only on request.
 func TestOnePacket(t *testing.T) {
 	cfg := plan.Config{NodeName: "node1", Families: ip.Families, Scheduler: "mh", VIPs: plan.VIPs{ClusterIPs: plan.ClaimAddress}}
 	facts := plan.FactsOf(&cfg, &plan.Node{})

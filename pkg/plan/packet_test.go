@@ -13,21 +13,22 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/plan"
 )
 
-// packet is one as the rules see it. Its connection is new.
+// packet is a packet as rules see it. Its connection is new.
 type packet struct {
 	src, dst     netip.Addr
 	protocol     ip.Protocol // icmp for a ping
 	sport, dport uint16
 	in, out      string // interfaces
 	mark, connmk uint32
-	reply        bool // of the connection's direction
-	invalid      bool // conntrack cannot place it
+	reply        bool // in the reply direction of its connection
+	invalid      bool // conntrack cannot assign it to a connection
 	related      bool // an ICMP error about a connection
 	established  bool // not its connection's first packet
-	ipvs         bool // IPVS has sent it on
+	ipvs         bool // IPVS has forwarded it
 }
 
-// state is conntrack's: a packet here is a connection's first, or none's.
+// state returns the conntrack state: a packet here starts a connection or belongs to
+// none.
 func (p *packet) state() string {
 	switch {
 	case p.invalid:
@@ -43,32 +44,32 @@ func (p *packet) state() string {
 // icmp stands for an echo request of either family.
 const icmp ip.Protocol = 1
 
-// firewall is the plan's rules, compiled. It knows the forms that the plan
-// uses and refuses every other, so that a new one cannot go unnoticed.
+// firewall is the compiled rule set of a plan. It supports only the matches and targets
+// that the plan uses and rejects all others, so that a new one is noticed.
 type firewall struct {
 	t      *testing.T
 	family ip.Family
 	chains map[nat.Chain][]rule
 	types  map[string]ipset.Type
-	drops  map[string]bool // the kernel's chains of table filter of which the policy is to drop
+	drops  map[string]bool // base chains of table filter with policy DROP
 	sets   map[string]map[ipset.Entry]uint32
-	local  map[netip.Addr]bool // addresses of the node, VIPs included
+	local  map[netip.Addr]bool // addresses of the node, including VIPs
 }
 
-// rule is a compiled one: what it does if every match holds.
+// rule is a compiled rule: target applies if every match holds.
 type rule struct {
 	text    string
 	matches []func(*packet) bool
 	target  target
 }
 
-// target is a verdict, a chain to jump to, or a change of the packet after
-// which the next rule is looked at.
+// target is a verdict, a chain to jump to, or a change of the packet that does not end
+// the chain.
 type target struct {
 	verdict string
 	jump    string
 	change  func(*packet)
-	source  netip.Addr // SNAT's
+	source  netip.Addr // of SNAT
 }
 
 func newFirewall(t *testing.T, family ip.Family, part plan.NodePart, members []plan.Member, local map[netip.Addr]bool) *firewall {
@@ -116,7 +117,7 @@ func (f *firewall) checkJumps(planned map[nat.Chain][]nat.Rule) {
 	}
 }
 
-// hook runs the rules of a chain of the kernel's.
+// hook runs the rules of a base chain.
 func (f *firewall) hook(table nat.Table, chain string, p *packet) target {
 	got := f.run(nat.Chain{Family: f.family, Table: table, Name: chain}, p)
 	switch {
@@ -158,12 +159,12 @@ func (r rule) holds(p *packet) bool {
 	return true
 }
 
-// compiler walks over the words of one rule.
+// compiler parses the words of one rule.
 type compiler struct {
 	fw    *firewall
 	words []string
 	not   bool
-	marks string // whose --mark it is: the last -m
+	marks string // the last -m, to which a --mark belongs
 	rule  rule
 }
 
@@ -209,7 +210,7 @@ func (c *compiler) next() string {
 	return w
 }
 
-// match reads an option with its argument; it is nil for those that match
+// match parses an option with its argument. It returns nil for options that match
 // nothing by themselves.
 func (c *compiler) match(option string) (func(*packet) bool, error) {
 	arg := c.next()
@@ -296,11 +297,11 @@ func (f *firewall) ofType(kind string) (func(*packet) bool, error) {
 	return func(p *packet) bool { return f.local[p.src] || p.src.IsLoopback() }, nil
 }
 
-// inSet looks a packet up as the set's type tells, each part of an entry from
-// the packet's source or destination as the flags tell.
+// inSet looks up a packet in a set. The set's type determines the parts of an entry,
+// the flags whether each comes from the packet's source or destination.
 func (f *firewall) inSet(name string, flags []string) (func(*packet) bool, error) {
 	kind, ok := f.types[name]
-	types, _, _ := strings.Cut(string(kind), " ") // without extensions
+	types, _, _ := strings.Cut(string(kind), " ") // without options
 	parts := strings.Split(strings.TrimPrefix(strings.TrimPrefix(types, "hash:"), "bitmap:"), ",")
 	switch {
 	case !ok:
@@ -319,7 +320,7 @@ func (f *firewall) inSet(name string, flags []string) (func(*packet) bool, error
 	}, nil
 }
 
-// find gives the mark of the member that a packet meets.
+// find returns the mark of the member that matches a packet.
 func (f *firewall) find(name string, parts, flags []string, p *packet) (mark uint32, found bool) {
 	if slices.Contains(parts, "port") && p.protocol == icmp {
 		return 0, false
@@ -332,8 +333,8 @@ func (f *firewall) find(name string, parts, flags []string, p *packet) (mark uin
 	return 0, false
 }
 
-// mapSet is --map-set: the member's mark becomes the packet's. The kernel takes
-// it in the table mangle alone, which TestCanonicalRules holds to.
+// mapSet implements --map-set: the packet gets the member's mark. The kernel accepts it
+// only in table mangle, which TestCanonicalRules checks.
 func (c *compiler) mapSet() (func(*packet), error) {
 	if err := c.expect("--map-set"); err != nil {
 		return nil, err
@@ -378,7 +379,7 @@ func inEntry(kind ipset.Type, parts, flags []string, e ipset.Entry, p *packet) b
 	return true
 }
 
-// target reads what stands behind -j.
+// target parses the words after -j.
 func (c *compiler) target() error {
 	name := c.next()
 	t := &c.rule.target
@@ -427,8 +428,8 @@ func (c *compiler) expect(option string, args ...string) error {
 	return nil
 }
 
-// setMark is --set-xmark (the bits of the mask are cleared, then the value is
-// XORed in), or copies the masked bits from one mark to the other.
+// setMark implements --set-xmark (clear the bits of the mask, then XOR the value), and
+// copies of the masked bits between the two marks.
 func (c *compiler) setMark(name string) (func(*packet), error) {
 	switch option := c.next(); {
 	case option == "--set-xmark":
@@ -447,7 +448,7 @@ func (c *compiler) setMark(name string) (func(*packet), error) {
 	return nil, fmt.Errorf("unknown option of %s", name)
 }
 
-// markMask reads the two masks of a copy, which must be the same.
+// markMask parses the two masks of a copy, which must be equal.
 func (c *compiler) markMask() (uint32, error) {
 	var masks [2]uint32
 	for i, option := range []string{"--nfmask", "--ctmask"} {
@@ -464,7 +465,7 @@ func (c *compiler) markMask() (uint32, error) {
 	return masks[0], nil
 }
 
-// The simulator has to refuse what it does not know.
+// The simulator must reject what it does not support.
 func TestFirewallKnowsItsLimits(t *testing.T) {
 	f := &firewall{t: t, family: ip.IPv4, types: map[string]ipset.Type{"S": ipset.HashIPPort}}
 	for _, text := range []string{

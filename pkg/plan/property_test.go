@@ -21,17 +21,16 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/service"
 )
 
-// rounds of each property. The seed is the round, so that a failure can be
-// had again.
+// rounds of each property. The round is the seed, so that a failure can be reproduced.
 const rounds = 1000
 
-// generator makes Services and nodes out of few values, so that these meet:
-// addresses that stand twice, VIPs that the node has, zones that match.
+// generator creates Services and nodes from few values, so that they collide: duplicate
+// addresses, VIPs on the node, matching zones.
 type generator struct{ *rand.Rand }
 
 func (g generator) coin() bool { return g.Intn(2) == 0 }
 
-// some gives some of a list, in any order.
+// some returns some elements of a list, in any order.
 func some[T any](g generator, list ...T) []T {
 	out := slices.Clone(list)
 	g.Shuffle(len(out), func(i, j int) { out[i], out[j] = out[j], out[i] })
@@ -89,7 +88,7 @@ func (g generator) service() service.Service {
 	return s
 }
 
-// endpoints are sorted, as package service has them.
+// endpoints returns sorted endpoints, as package service does.
 func (g generator) endpoints() []service.Endpoint {
 	var out []service.Endpoint
 	for _, a := range g.addrs("10.244.1.5", "10.244.1.6", "10.244.2.5", "fd00:244:1::5", "fd00:244:2::5") {
@@ -104,7 +103,7 @@ func (g generator) endpoints() []service.Endpoint {
 	return out
 }
 
-// links are addresses by interface; each change of them is a change of facts.
+// links returns addresses by interface. Every change of them changes the facts.
 func (g generator) links() []routing.Link {
 	var out []routing.Link
 	for i, a := range g.addrs("192.0.2.11", "198.51.100.7", "10.9.0.1", "2001:db8::11", "fe80::1") {
@@ -173,8 +172,8 @@ func TestInvariants(t *testing.T) {
 	})
 }
 
-// checkServers: each key once, sorted, of a family that is served and not
-// excluded; real servers of the same family, sorted; the address local.
+// checkServers: keys are unique, sorted, of a served family and not excluded; real
+// servers are of the same family and sorted; the address is local.
 func checkServers(t *testing.T, cfg *plan.Config, facts *plan.Facts, part *plan.Part) {
 	for i, vs := range part.VirtualServers {
 		if i > 0 && part.VirtualServers[i-1].Key.Compare(vs.Key) >= 0 {
@@ -200,8 +199,7 @@ func checkServers(t *testing.T, cfg *plan.Config, facts *plan.Facts, part *plan.
 	}
 }
 
-// checkMarks: each number leads to a virtual server of its own, and whoever gets
-// it there has a member that says so.
+// checkMarks: each number selects a virtual server of its own, and a member maps to it.
 func checkMarks(t *testing.T, part *plan.Part, want int) {
 	marks := map[ipvs.Key]int{}
 	for _, m := range part.Members {
@@ -223,8 +221,8 @@ func checkMarks(t *testing.T, part *plan.Part, want int) {
 	}
 }
 
-// checkVIPs: each is claimed for a virtual server, and in the set that the
-// rules of its way match.
+// checkVIPs: each VIP is claimed for a virtual server, and is in the set that the rules
+// for its claim match.
 func checkVIPs(t *testing.T, part *plan.Part) {
 	claimed := map[string]bool{}
 	for _, v := range part.VIPs {
@@ -252,8 +250,8 @@ func checkVIPs(t *testing.T, part *plan.Part) {
 	}
 }
 
-// checkMembers: each once; and what names a virtual server names one that is
-// there, or a rule would act on what IPVS does not serve.
+// checkMembers: members are unique, and members that name a virtual server name an
+// existing one. Otherwise a rule would act on packets that IPVS does not serve.
 func checkMembers(t *testing.T, part *plan.Part) {
 	seen := map[plan.Member]bool{}
 	keys := map[ipvs.Key]bool{}
@@ -276,8 +274,8 @@ func checkMembers(t *testing.T, part *plan.Part) {
 	}
 }
 
-// A change of the node that a Service's plan does not depend on, by what this
-// says, never changes it.
+// A change of the node never changes the plan of a Service that does not depend on it,
+// according to Depends.
 func TestDependsIsComplete(t *testing.T) {
 	told := map[plan.Depends]int{}
 	property(t, func(t *testing.T, g generator) {
@@ -310,8 +308,8 @@ func TestDependsIsComplete(t *testing.T) {
 	}
 }
 
-// The restriction of a load balancer IP does not depend on what else the
-// address is: with ranges, nobody reaches it by a rule that lets all pass.
+// The source ranges of a load balancer IP apply whatever else the address is: no rule
+// lets other clients through.
 func TestSourceRangesHold(t *testing.T) {
 	property(t, func(t *testing.T, g generator) {
 		cfg, node, s := g.config(), g.node(), g.service()

@@ -10,9 +10,9 @@ import (
 	"testing"
 )
 
-// A plan follows from its input alone: the package has nothing at hand with
-// which it could ask the kernel, the API or the clock. Own packages are left
-// out, of which only the plain values are used.
+// A plan depends only on its input: the package imports nothing that can access the
+// kernel, the API or the clock. Imports of this module are not checked; only their
+// plain values are used.
 func TestPure(t *testing.T) {
 	files, err := filepath.Glob("*.go")
 	if err != nil || len(files) == 0 {

@@ -21,25 +21,25 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/service"
 )
 
-// scenario is a file of testdata: a document of kind Scenario, which tells
-// the configuration and the node's network, and then the API's objects.
+// scenario is a file of testdata: a document of kind Scenario, with the configuration
+// and the node's network, followed by API objects.
 type scenario struct {
 	config   plan.Config
 	node     plan.Node
-	modes    []plan.SNATMode // one golden file each
-	routes   []routing.Route // of the main table, which only packets need
+	modes    []plan.SNATMode // a golden file for each
+	routes   []routing.Route // of the main table; only packets need them
 	services []service.Service
 }
 
-// settings is the document of kind Scenario. What it leaves out is as
-// kube-proxy has it by default, for node-1.
+// settings is the document of kind Scenario. Omitted fields have kube-proxy's defaults;
+// the node is node-1.
 type settings struct {
 	Kind              string
 	Families          []string
 	Scheduler         string
 	MasqueradeAll     bool
 	StrictARP         bool
-	Kernel            [2]int // version; none: unknown
+	Kernel            [2]int // version; empty: unknown
 	DetectLocal       plan.DetectLocalMode
 	ClusterCIDRs      []string
 	Interface         string
@@ -170,7 +170,7 @@ func (s *scenario) setNode(n *corev1.Node) {
 	}
 }
 
-// addNetwork reads one line about the node's network, in words like ip(8)'s:
+// addNetwork parses one line about the node's network, in words like those of ip(8):
 //
 //	link eth0 10.12.97.49/24
 //	default dev eth0 via 10.12.97.1 [src 10.12.97.49] [table 1003]

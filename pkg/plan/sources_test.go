@@ -9,8 +9,8 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/routing"
 )
 
-// Only rules that send all of a source's traffic to a table with a default
-// route by another interface make an ENI of this.
+// An interface is an ENI only if rules send all traffic of a source to a table with a
+// default route through it.
 func TestENIsOfRules(t *testing.T) {
 	pod, all := netip.MustParsePrefix("10.12.192.44/32"), netip.MustParsePrefix("0.0.0.0/0")
 	rule := func(change func(*routing.Rule)) routing.Rule {

@@ -22,8 +22,8 @@ func someDests(n int) []netip.AddrPort {
 	return out
 }
 
-// Of many nodes about the same number begin at each endpoint, which is the one
-// that was added last.
+// Over many nodes, each endpoint is the first one of the scheduler, the one added last,
+// on about the same number of nodes.
 func TestSpreadOverNodes(t *testing.T) {
 	const nodes, endpoints = 1000, 5
 	key := ipvs.Key{Protocol: ip.TCP, Addr: netip.MustParseAddr("10.96.0.1"), Port: 80}
@@ -40,7 +40,7 @@ func TestSpreadOverNodes(t *testing.T) {
 	}
 }
 
-// One node has one order for a Service, however the endpoints come, and another
+// A node has one order for a Service, whatever the order of the endpoints, and another
 // for another Service.
 func TestSpreadIsTheNodesOwn(t *testing.T) {
 	orders := map[string]bool{}

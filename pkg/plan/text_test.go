@@ -14,8 +14,8 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/service"
 )
 
-// text is a whole plan as it can be read: what stands on the node anyway, and
-// then each Service's part.
+// text returns a whole plan in readable form: first the node's part, then each
+// Service's.
 func text(cfg *plan.Config, n *plan.Node, services []service.Service) string {
 	facts := plan.FactsOf(cfg, n)
 	parts := partsOf(cfg, n, services)
@@ -30,7 +30,7 @@ func text(cfg *plan.Config, n *plan.Node, services []service.Service) string {
 	return w.String()
 }
 
-// partsOf plans the Services, and puts the sets that they fill in use.
+// partsOf plans the Services and marks the sets that they fill as in use.
 func partsOf(cfg *plan.Config, n *plan.Node, services []service.Service) []plan.Part {
 	facts := plan.FactsOf(cfg, n)
 	numbers := map[ipvs.Key]uint32{}
@@ -44,7 +44,7 @@ func partsOf(cfg *plan.Config, n *plan.Node, services []service.Service) []plan.
 	return parts
 }
 
-// numbered gives an address and port that has no number yet the next.
+// numbered assigns the next number to each address and port without one.
 func numbered(cfg *plan.Config, p plan.Part, numbers map[ipvs.Key]uint32) plan.Part {
 	for _, o := range p.Internal {
 		if _, ok := numbers[o.Key]; !ok {

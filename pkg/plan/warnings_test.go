@@ -11,13 +11,13 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/sysctl"
 )
 
-// use is a rule of somebody else's with the bits that it names.
+// use returns a foreign rule that uses the given bits.
 func use(rule string, bits uint32) nat.MarkUse {
 	return nat.MarkUse{Chain: nat.Chain{Family: ip.IPv4, Table: nat.Mangle, Name: "THEIRS"}, Rule: nat.Rule(rule), Bits: bits}
 }
 
-// strictly are the parameters of a node with strict reverse-path checks, on
-// which reply routing works.
+// strictly returns the parameters of a node with strict reverse-path checks on which
+// reply routing works.
 func strictly(change ...string) sysctl.State {
 	s := sysctl.State{
 		"net/ipv4/conf/all/src_valid_mark": "1", "net/ipv4/vs/snat_reroute": "1",
@@ -50,7 +50,7 @@ func TestWarnings(t *testing.T) {
 		mark    uint32
 		marks   []nat.MarkUse
 		sysctls sysctl.State
-		want    []string // what each says, in part
+		want    []string // a part of each warning
 	}{
 		{"nothing is in the way", eni, plan.SNATAuto, 0x3060, []nat.MarkUse{aws, kubelet, flannel, portmap}, strictly(), nil},
 		{"no ENI, no reply mark", eni[:3], plan.SNATAuto, 0x3060, []nat.MarkUse{wide}, nil, nil},

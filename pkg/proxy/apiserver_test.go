@@ -27,7 +27,7 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/test/reliability"
 )
 
-// scripted is an API server that does what a test tells it to.
+// scripted is an API server controlled by a test.
 type scripted struct {
 	*httptest.Server
 
@@ -36,9 +36,9 @@ type scripted struct {
 	objects  map[string]map[string]metav1.Object // by resource and name
 	events   map[string][]scriptedEvent
 	revision int
-	oldest   int  // watches from before are told that they are too old
-	down     bool // connections are cut, and new ones too
-	epoch    int  // watches of an earlier one end
+	oldest   int  // older watches get "too old"
+	down     bool // existing connections are cut, new ones refused
+	epoch    int  // watches of an earlier epoch end
 	lists    map[string]int
 	watches  map[string]int
 }
@@ -62,7 +62,7 @@ func newScripted(t *testing.T) *scripted {
 	return s
 }
 
-// set changes what it does, and ends all watches.
+// set changes the server's behavior and ends all watches.
 func (s *scripted) set(change func()) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -72,7 +72,7 @@ func (s *scripted) set(change func()) {
 	s.changed.Broadcast()
 }
 
-// put has an object there, and tells watches.
+// put stores an object and notifies the watches.
 func (s *scripted) put(resource, event string, o metav1.Object) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -150,7 +150,7 @@ func (s *scripted) watch(w http.ResponseWriter, resource string, from int) {
 	}
 }
 
-// settled waits until everything is watched again, and for what may come of it.
+// settled waits until everything is watched again, and for the consequences.
 func (s *scripted) settled(t *testing.T) {
 	t.Helper()
 	await(t, "the watches", func() bool {
@@ -158,7 +158,7 @@ func (s *scripted) settled(t *testing.T) {
 		defer s.mu.Unlock()
 		return s.watches[services] > 0 && s.watches[epslices] > 0 && s.watches["nodes"] > 0
 	})
-	time.Sleep(time.Second) // nothing is to come
+	time.Sleep(time.Second) // wait for nothing to happen
 }
 
 func await(t *testing.T, what string, ready func() bool) {
@@ -170,7 +170,7 @@ func await(t *testing.T, what string, ready func() bool) {
 	}
 }
 
-// behind is a machine whose process follows a scripted API server.
+// behind is a machine whose process watches a scripted API server.
 type behind struct {
 	*machine
 	t      *testing.T
@@ -192,7 +192,7 @@ func newBehind(t *testing.T) *behind {
 	return b
 }
 
-// run starts a process, in the place of the one before.
+// run starts a process that replaces the previous one.
 func (b *behind) run() {
 	b.t.Helper()
 	if b.stop != nil {
@@ -212,7 +212,7 @@ func (b *behind) run() {
 	b.t.Cleanup(b.stop)
 }
 
-// taken gives the operations on the kernel since it was last asked.
+// taken returns the operations on the kernel since the last call.
 func (b *behind) taken() []string {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -221,7 +221,7 @@ func (b *behind) taken() []string {
 	return out
 }
 
-// programmed is how many virtual servers of cluster IPs there are.
+// programmed returns the number of virtual servers of cluster IPs.
 func (b *behind) programmed() int {
 	state, err := b.ipvs.Observe()
 	if err != nil {
@@ -236,10 +236,9 @@ func (b *behind) programmed() int {
 	return n
 }
 
-// TestReliabilityAPIServer has an API server do what one is not to do, with the
-// client and the informers that the product has, and fakes of the kernel. Nothing
-// is written, but where something has changed. OUTAGE is how long it is gone the
-// first time.
+// TestReliabilityAPIServer runs the real client and informers against an API server
+// that misbehaves, with fakes of the kernel. Nothing may be written unless something
+// changed. OUTAGE sets the length of the first outage.
 func TestReliabilityAPIServer(t *testing.T) {
 	record := reliability.Begin(t, reliability.Source, "scripted")
 	count := reliability.Times(300, 44125)
@@ -330,7 +329,7 @@ func TestReliabilityAPIServer(t *testing.T) {
 	)
 }
 
-// outage is that of OUTAGE, or else as long as it is usually.
+// outage returns the duration in OUTAGE, or else the usual one.
 func outage(t *testing.T, usual time.Duration) time.Duration {
 	text := os.Getenv("OUTAGE")
 	if text == "" {
@@ -343,8 +342,7 @@ func outage(t *testing.T, usual time.Duration) time.Duration {
 	return chosen
 }
 
-// duplicates tells of every tenth object what was before it was changed, then what
-// is, and that again.
+// duplicates sends a MODIFIED event for every tenth object, twice.
 func (b *behind) duplicates(count int) {
 	b.server.mu.Lock()
 	defer b.server.mu.Unlock()
@@ -359,7 +357,7 @@ func (b *behind) duplicates(count int) {
 	}
 }
 
-// small is a Service of one port and its slice.
+// small returns a Service with one port, and its slice.
 func small(i int) (*corev1.Service, *discoveryv1.EndpointSlice) {
 	svc, slice := exposed(fmt.Sprint("web", i), 1, nil, at("10.244.0.2", "10.244.1.2")...)
 	vip := fmt.Sprintf("10.96.%d.%d", i/250, 1+i%250)

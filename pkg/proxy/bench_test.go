@@ -8,7 +8,7 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// still is a proxy over fakes that is driven by hand. It knows of so many
+// still returns a proxy over fakes, driven by hand, that knows the given number of
 // Services with two endpoints each.
 func still(b testing.TB, services int) (*Proxy, *world) {
 	b.Helper()
@@ -41,8 +41,8 @@ func BenchmarkStart(b *testing.B) {
 	}
 }
 
-// BenchmarkOneChange gives one endpoint of one Service another address. How
-// many Services there are makes no difference.
+// BenchmarkOneChange changes the address of one endpoint of one Service. The number of
+// Services should make no difference.
 func BenchmarkOneChange(b *testing.B) {
 	for _, services := range []int{100, 44125} {
 		b.Run(fmt.Sprint(services), func(b *testing.B) {
@@ -60,9 +60,8 @@ func BenchmarkOneChange(b *testing.B) {
 	}
 }
 
-// BenchmarkLook sees whether the kernel holds as much as it should, which is done once a
-// second. It grows with the number of Services only by the virtual servers that it looks
-// at; the kernel's own part is not in it.
+// BenchmarkLook measures a look, which runs once a second. Its cost grows with the
+// number of virtual servers; the kernel's own part is not included.
 func BenchmarkLook(b *testing.B) {
 	for _, services := range []int{100, 44125} {
 		b.Run(fmt.Sprint(services), func(b *testing.B) {
@@ -81,8 +80,8 @@ func BenchmarkLook(b *testing.B) {
 	}
 }
 
-// BenchmarkCompare goes through a reading of the kernel in which nothing differs. A
-// change waits for no more than one of its pieces; the longest is told.
+// BenchmarkCompare compares a reading of the kernel that has no differences. A change
+// waits for at most one step; the longest step is reported.
 func BenchmarkCompare(b *testing.B) {
 	const services = 44125
 	p, _ := still(b, services)

@@ -17,8 +17,8 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/plan"
 )
 
-// TestChangeDoesNotWaitForAComparison has a Service change while what was read of
-// thousands is being compared.
+// TestChangeDoesNotWaitForAComparison changes a Service while a reading of thousands is
+// being compared.
 func TestChangeDoesNotWaitForAComparison(t *testing.T) {
 	p, w := still(t, 3000)
 	ctx := klog.NewContext(t.Context(), klog.Background())
@@ -68,8 +68,8 @@ func clearIPVS(t *testing.T, k *ipvs.Fake) {
 	}
 }
 
-// TestMassDeletionIsRepaired has everything in IPVS, or in a set, be deleted. The
-// kernel tells nobody, and the periodic comparison is half a minute away.
+// TestMassDeletionIsRepaired deletes everything in IPVS, or in a set. The kernel does
+// not report it, and the periodic comparison is half a minute away.
 func TestMassDeletionIsRepaired(t *testing.T) {
 	for name, damage := range map[string]func(*testing.T, *world, *ipset.Fake){
 		"ipvsadm -C": func(t *testing.T, w *world, _ *ipset.Fake) { clearIPVS(t, w.ipvs) },
@@ -111,8 +111,8 @@ func TestMassDeletionIsRepaired(t *testing.T) {
 	}
 }
 
-// TestForeignServersAreLookedAtLess has another program change virtual servers of its
-// own all the time.
+// TestForeignServersAreLookedAtLess makes another program change its own virtual
+// servers all the time.
 func TestForeignServersAreLookedAtLess(t *testing.T) {
 	run(t, nil, func(w *world) {
 		w.service("a", "10.96.0.1", "10.244.0.1")
@@ -134,7 +134,7 @@ func TestForeignServersAreLookedAtLess(t *testing.T) {
 	})
 }
 
-// TestRulesAreReadWhenTold reads rules only where there is a reason.
+// TestRulesAreReadWhenTold checks that rules are read only for a reason.
 func TestRulesAreReadWhenTold(t *testing.T) {
 	for _, watched := range []bool{true, false} {
 		read := &countedNAT{}
@@ -176,8 +176,8 @@ func (n *countedNAT) Observe(own nat.Own) (nat.State, error) {
 	return n.NAT.Observe(own)
 }
 
-// TestStateIsReadLessTheMoreThereIs: the time between two comparisons grows with what
-// there is to compare, up to mostPeriods.
+// TestStateIsReadLessTheMoreThereIs checks that the time between two comparisons grows
+// with the size of the state, up to mostPeriods.
 func TestStateIsReadLessTheMoreThereIs(t *testing.T) {
 	for services, want := range map[int]int{10: 1, 3000: 4} { // each has a virtual server and one or two members
 		p, _ := still(t, services)
@@ -206,9 +206,9 @@ func grep(text, what string) string {
 	return strings.Join(out, "\n")
 }
 
-// TestRulesOfOthersChangeAllTheTime has another program change its rules again and
-// again: after a few comparisons in vain there are fewer, until one finds something,
-// or something else of ours may be gone.
+// TestRulesOfOthersChangeAllTheTime makes another program change its rules again and
+// again. After a few comparisons without differences, comparisons become less frequent,
+// until one finds a difference or a deletion is reported.
 func TestRulesOfOthersChangeAllTheTime(t *testing.T) {
 	p, w := still(t, 1)
 	ctx := klog.NewContext(t.Context(), klog.Background())
@@ -217,7 +217,7 @@ func TestRulesOfOthersChangeAllTheTime(t *testing.T) {
 	}
 	p.start(ctx)
 	now := time.Now()
-	// compared has rules changed every second for a while, and counts comparisons.
+	// compared changes rules every second for a while and counts the comparisons.
 	compared := func(seconds int) int {
 		before := w.compare
 		for range seconds {

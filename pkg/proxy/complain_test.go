@@ -13,7 +13,7 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/routing"
 )
 
-// claim is a Service of two ports that was made at a second.
+// claim adds a Service with two ports that was created at the given second.
 func (w *world) claim(name, vip string, second int64) {
 	w.sink.SetService(&corev1.Service{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name, UID: types.UID("uid of " + name), CreationTimestamp: metav1.Unix(second, 0)},
@@ -31,7 +31,7 @@ func TestConflictIsAnEventAndAMetric(t *testing.T) {
 		w.claim("young", "10.96.0.10", 20)
 		w.claim("old", "10.96.0.10", 10)
 		w.sleep(time.Minute)
-		w.slice("young", "10.244.0.3") // what is planned again is not told again
+		w.slice("young", "10.244.0.3") // planning again does not report again
 		w.sleep(time.Minute)
 		if len(w.events) != 1 || w.conflicts != 2 {
 			t.Fatalf("%d conflicts, Events %+v", w.conflicts, w.events)
@@ -62,8 +62,8 @@ func TestComplaintIsAnEventOnce(t *testing.T) {
 	})
 }
 
-// TestSchedulerThatTheKernelLacks has the Service served by the node's, and
-// asked for again without a change.
+// TestSchedulerThatTheKernelLacks checks that the Service is served with the node's
+// scheduler, and that its own is probed again without a change of the Service.
 func TestSchedulerThatTheKernelLacks(t *testing.T) {
 	run(t, nil, func(w *world) {
 		w.synced()
@@ -96,8 +96,8 @@ func TestSchedulerThatTheKernelLacks(t *testing.T) {
 	})
 }
 
-// TestWhatIsInTheWayIsAnEventOfTheNode has another program take our bit, and let
-// go of it, and take it again.
+// TestWhatIsInTheWayIsAnEventOfTheNode makes another program use our bit, stop, and use
+// it again.
 func TestWhatIsInTheWayIsAnEventOfTheNode(t *testing.T) {
 	run(t, nil, func(w *world) {
 		w.sink.SetNode(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "node1", UID: "uid of node1"}})

@@ -23,16 +23,16 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/test/reliability"
 )
 
-// crash is what a process panics with that ends without a word.
+// crash is the panic value of a process that ends abruptly.
 type crash struct{ before string }
 
-// step is something that happens to a node while a process runs.
+// step is an event on a node while a process runs.
 type step struct {
 	name string
 	do   func(*machine)
 }
 
-// changed is a step in which one Service becomes another.
+// changed returns a step that changes one Service.
 func changed(name string, change func(*corev1.Service), endpoints ...string) step {
 	return step{name, func(m *machine) {
 		m.set(exposed("web", 2, change, at(endpoints...)...))
@@ -40,8 +40,8 @@ func changed(name string, change func(*corev1.Service), endpoints ...string) ste
 	}}
 }
 
-// life is what happens to a node between two starts: of everything that is
-// programmed some comes, changes and goes. The Service "steady" does not change.
+// life lists the events on a node between two starts: objects of every kind are added,
+// changed and deleted. The Service "steady" does not change.
 var life = []step{
 	{"start", func(m *machine) {
 		if !m.boot() {
@@ -79,7 +79,7 @@ var life = []step{
 	{"another start", func(m *machine) { m.boot() }},
 }
 
-// The TCP connection and the UDP flow that a client has through web.
+// The TCP connection and the UDP flow of a client with web.
 var (
 	tcp, udp = ipvs.Key{Protocol: ip.TCP, Addr: netip.MustParseAddr("203.0.1.2"), Port: 80}, netip.MustParseAddrPort("203.0.1.2:80")
 	endpoint = netip.MustParseAddrPort("10.244.0.2:8000")
@@ -90,13 +90,13 @@ func (m *machine) connect() {
 	m.ask()
 }
 
-// ask has a client send a datagram to web.
+// ask sends a client's datagram to web.
 func (m *machine) ask() {
 	client := netip.MustParseAddrPort("10.244.0.5:40000")
 	m.conntrack.Add(conntrack.Entry{Protocol: ip.UDP, OriginalSrc: client, OriginalDst: udp, ReplySrc: endpoint, ReplyDst: client})
 }
 
-// connected tells whether the real server is there that has the connection.
+// connected reports whether the connection's real server exists.
 func (m *machine) connected() bool {
 	state, err := m.ipvs.Observe()
 	if err != nil {
@@ -106,7 +106,7 @@ func (m *machine) connected() bool {
 	return there
 }
 
-// marked are the real servers of web that are reached by a mark.
+// marked returns the real servers of web that are selected by a mark.
 func (m *machine) marked() map[ipvs.Key]ipvs.Connections {
 	state, err := m.ipvs.Observe()
 	if err != nil {
@@ -130,7 +130,7 @@ func (m *machine) marked() map[ipvs.Key]ipvs.Connections {
 
 var markedEndpoint = netip.MustParseAddrPort("10.244.0.3:8000")
 
-// connectMarked opens a connection by every mark of web.
+// connectMarked opens a connection through every mark of web.
 func (m *machine) connectMarked() {
 	for key := range m.marked() {
 		m.ipvs.SetConnections(key, markedEndpoint, ipvs.Connections{Active: 1})
@@ -154,7 +154,7 @@ func (m *machine) openByMark() int {
 
 func (m *machine) disconnect() { m.ipvs.SetConnections(tcp, endpoint, ipvs.Connections{}) }
 
-// ways a node comes to a first start.
+// Initial states of a node before its first start.
 var beginnings = []step{
 	{"an empty node", func(*machine) {}},
 	{"kube-proxy's iptables mode", func(m *machine) {
@@ -179,7 +179,7 @@ func (m *machine) restore(family ip.Family, input string) {
 	}
 }
 
-// node makes a machine at its beginning, with a Service that stays.
+// node returns a machine in an initial state, with a Service that stays.
 func node(t testing.TB, beginning step) *machine {
 	m := newMachine(t)
 	m.set(exposed("steady", 1, nil, at("10.244.0.9", "10.244.1.9")...))
@@ -187,8 +187,8 @@ func node(t testing.TB, beginning step) *machine {
 	return m
 }
 
-// dieBefore has the process end before the nth of the operations to come, counted
-// from 0. What it gives says how many there were so far.
+// dieBefore ends the process before the nth of the following operations, counted from
+// 0. The returned counter holds the number of operations so far.
 func (m *machine) dieBefore(n int) (count *int) {
 	count = new(int)
 	boundary := func(text string) {
@@ -199,14 +199,14 @@ func (m *machine) dieBefore(n int) (count *int) {
 	}
 	m.operation = func(text string) error { boundary(text); return nil }
 	for family, f := range m.nat {
-		f.Refuse = nil // the rules of a table come together
+		f.Refuse = nil // the rules of a table are written together
 		f.Commit = func(table nat.Table) { boundary(fmt.Sprintf("the commit of %s %s", family, table)) }
 	}
 	return count
 }
 
-// live has the machine live on, from a step of its life. It gives the step in
-// which the process died, if it did, and before what.
+// live continues the machine's life from a step. It returns the step in which the
+// process died, if it did, and before which operation.
 func (m *machine) live(from int) (died int, before string) {
 	for i := from; i < len(life); i++ {
 		if before = m.try(life[i]); before != "" {
@@ -230,11 +230,11 @@ func (m *machine) try(s step) (before string) {
 	return ""
 }
 
-// TestReliabilityCrash ends the process at every boundary between two operations
-// on the kernel, in a life of all kinds of changes, from each beginning; and at
-// random at a second boundary, while the next process starts. After the next start
-// the kernel is what it is on a node that was programmed at once; one start more
-// finds nothing to do; what did not change was not touched.
+// TestReliabilityCrash ends the process at every boundary between two operations on the
+// kernel, in a life with all kinds of changes, from each initial state; and at a
+// second, random boundary while the next process starts. After the next start the
+// kernel equals that of a node programmed at once; a further start finds nothing to do;
+// unchanged state was not touched.
 func TestReliabilityCrash(t *testing.T) {
 	record := reliability.Begin(t, reliability.Crash, "fakes")
 	references := map[int]string{}
@@ -247,7 +247,7 @@ func TestReliabilityCrash(t *testing.T) {
 			m.dieBefore(n)
 			died, before := m.live(0)
 			if before == "" || b > 0 && died > 0 {
-				break // the lives differ in their first step only
+				break // the lives differ only in their first step
 			}
 			crashes++
 			context := beginning.name + ": " + before
@@ -278,10 +278,10 @@ func TestReliabilityCrash(t *testing.T) {
 	)
 }
 
-// faults are what a restart is not to bring.
+// faults counts what a restart must not cause.
 type faults struct{ kernels, touched, cut int }
 
-// checkRestart starts a process after one that died in a step.
+// checkRestart starts a process after one died in a step.
 func (m *machine) checkRestart(context string, died int, references map[int]string, f *faults) {
 	m.t.Helper()
 	writes := m.recording()
@@ -322,7 +322,7 @@ func (m *machine) checkRestart(context string, died int, references map[int]stri
 	}
 }
 
-// recording has operations written down, and the process live.
+// recording records operations instead of ending the process.
 func (m *machine) recording() (writes *[]string) {
 	writes = new([]string)
 	m.operation = func(text string) error { *writes = append(*writes, text); return nil }
@@ -333,8 +333,8 @@ func (m *machine) recording() (writes *[]string) {
 	return writes
 }
 
-// reference is the kernel of an empty node on which the objects and the network
-// of a step were there from the beginning.
+// reference returns the kernel of an empty node on which the objects and the network of
+// a step existed from the beginning.
 func (m *machine) reference(died int) string {
 	fresh := newMachine(m.t)
 	fresh.network(died >= stepNamed("an ENI") && died < stepNamed("no ENI"))
@@ -351,7 +351,7 @@ func stepNamed(name string) int {
 	return slices.IndexFunc(life, func(s step) bool { return s.name == name })
 }
 
-// ofSteady tells whether an operation is on something of the Service that stays.
+// ofSteady reports whether an operation concerns the Service that stays.
 func ofSteady(text string) bool { return steadyAddress.MatchString(text) }
 
 var steadyAddress = regexp.MustCompile(`203\.0\.\d+\.1\b[^0-9]|fd00:10:96::1\b|fd00:203::1\b|:3001\d|10\.244\.[01]\.9`)
@@ -366,8 +366,8 @@ func steady(dump string) string {
 	return strings.Join(kept, "")
 }
 
-// normal has marks replaced by the address and port that they are for, and lines
-// sorted: which Service has which number follows from the order in which they came.
+// normal replaces marks by their address and port, and sorts lines: the numbers of
+// Services depend on the order in which they were added.
 func normal(kernel string) string {
 	lines := strings.Split(kernel, "\n")
 	addresses := map[string]string{}

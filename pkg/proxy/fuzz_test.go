@@ -23,14 +23,14 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/service"
 )
 
-// The Service that others must not harm. Its address is a load balancer's too.
+// The Service that others must not harm. Its address is also a load balancer IP.
 const (
 	goodVIP      = "10.96.0.10"
 	goodBalancer = "192.0.2.10"
 )
 
-// newGood is the Service and its slice. It is older than what is set without a
-// time, and lets one range in.
+// newGood returns the Service and its slice. It is older than objects without a time,
+// and allows one source range.
 func newGood() (*corev1.Service, *discoveryv1.EndpointSlice) {
 	svc := &corev1.Service{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "good", CreationTimestamp: metav1.Unix(1, 0)},
@@ -44,7 +44,7 @@ func newGood() (*corev1.Service, *discoveryv1.EndpointSlice) {
 	return svc, newSlice("good", "10.244.1.5", "10.244.1.6")
 }
 
-// bad is what somebody else may write. All that is text or a number is free.
+// bad holds the fields that another user may write. Every text and number is arbitrary.
 type bad struct {
 	cluster, external, balancer, sources string
 	protocol, scheduler, weights         string
@@ -88,8 +88,8 @@ func (b *bad) service() *corev1.Service {
 	return svc
 }
 
-// onlyNames leaves of the Service what its owner alone decides, and makes it
-// the older one: it was there before the other was allotted anything.
+// onlyNames removes fields that only the Service's owner controls, and makes the
+// Service the older one: it existed before the other was allocated anything.
 func (b *bad) onlyNames(svc *corev1.Service) {
 	svc.CreationTimestamp = metav1.Unix(0, 0)
 	svc.Spec.ClusterIP, svc.Spec.ClusterIPs = "10.96.0.11", []string{"10.96.0.11"}
@@ -112,13 +112,12 @@ func (b *bad) slice() *discoveryv1.EndpointSlice {
 	return s
 }
 
-// FuzzObjects has a Service and its EndpointSlice go all the way into the kernel's
-// fakes, beside one that was there before: nothing panics, nothing is refused by
-// the kernel, a complaint names an object and a field, and the other Service is
-// served as it was.
+// FuzzObjects passes a Service and its EndpointSlice through to the kernel's fakes,
+// beside an existing Service. Nothing may panic, the kernel refuses nothing, an error
+// names an object and a field, and the other Service is served as before.
 func FuzzObjects(f *testing.F) {
 	f.Add("10.96.0.11", "203.0.113.5", "192.0.2.11", "10.0.0.0/8", "TCP", "wrr", "node/node1=3", "10.244.2.5", "10.244.2.6", "IPv4", int32(80), int32(30081), int32(8080), int32(60), uint8(0xff))
-	// Whatever the other has, in whatever field.
+	// Values of the good Service, in various fields.
 	f.Add(goodVIP, goodBalancer, goodVIP, "0.0.0.0/0", "TCP", "", "true", "10.244.1.5", "10.244.2.6", "IPv4", int32(80), int32(30080), int32(8000), int32(86400), uint8(0x25))
 	f.Add("10.96.0.11", goodVIP, goodBalancer, "10.0.0.0/8", "TCP", "Proxy", "zone-a=2", "::ffff:10.244.2.5", "fd00::1", "IPv4", int32(80), int32(80), int32(8000), int32(0), uint8(0x01))
 	f.Add("10.96.0.11", goodBalancer, "", "", "TCP", "VIP", "", "", "", "", int32(80), int32(0), int32(8000), int32(1), uint8(0x00))
@@ -135,7 +134,7 @@ func FuzzObjects(f *testing.F) {
 	})
 }
 
-// together is what the kernel holds.
+// together is the kernel's state.
 type together struct {
 	servers ipvs.State
 	sets    ipset.State
@@ -177,7 +176,7 @@ func programTogether(t *testing.T, others ...*bad) together {
 	return together{servers, sets}
 }
 
-// fuzzInventory is a node with one interface, by which everything leaves.
+// fuzzInventory returns a node with a single interface.
 func fuzzInventory() routing.Inventory {
 	return routing.Inventory{
 		Links:    []routing.Link{{Index: 1, Name: "lo", Type: "device", Up: true, Loopback: true}, {Index: 2, Name: "eth0", Type: "device", Up: true, Addresses: []routing.Address{{Prefix: netip.MustParsePrefix("192.168.0.11/24"), Global: true}}}},
@@ -187,7 +186,7 @@ func fuzzInventory() routing.Inventory {
 
 var objectAndField = regexp.MustCompile(`^(Service|EndpointSlice) default/[a-z0-9-]+: (spec|status|metadata|endpoints|ports)\S*: `)
 
-// checkNote wants the object and the field in each line of a complaint.
+// checkNote checks that each line of an Event's note names the object and the field.
 func checkNote(t *testing.T, note string) {
 	for line := range strings.Lines(note) {
 		if !objectAndField.MatchString(line) {
@@ -196,8 +195,8 @@ func checkNote(t *testing.T, note string) {
 	}
 }
 
-// ofGood tells what the kernel holds for the addresses and ports of the good
-// Service, which are those of a kernel that has nothing else.
+// ofGood returns the kernel's state for the addresses and ports of the good Service, as
+// listed in a kernel that has nothing else.
 func (k *together) ofGood(good together) map[string]string {
 	out := map[string]string{}
 	for key := range good.servers {

@@ -14,10 +14,10 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/test/reliability"
 )
 
-// Each write takes the kernel so long, in synctest's time.
+// Duration of each kernel write, in synctest's time.
 const writeTakes = 100 * time.Microsecond
 
-// timed notes when something was first written, by how the write begins.
+// timed records the time of the first write with each prefix.
 func (w *world) timed(prefixes ...string) map[string]time.Time {
 	first := map[string]time.Time{}
 	w.setRefuse(func(write string) error {
@@ -32,8 +32,8 @@ func (w *world) timed(prefixes ...string) map[string]time.Time {
 	return first
 }
 
-// large is a Service of so many ports and endpoints, with names as long as the API
-// lets them be.
+// large returns a Service with the given numbers of ports and endpoints, and with names
+// of maximum length.
 func (w *world) large(name string, number, ports, endpoints int) {
 	vip := fmt.Sprintf("10.97.0.%d", number)
 	long := strings.Repeat("n", 63)
@@ -57,9 +57,9 @@ func (w *world) large(name string, number, ports, endpoints int) {
 	w.sink.SetEndpointSlice(slice)
 }
 
-// TestReliabilityLargeServices sets Services of 10,000 ports and of 5,000 endpoints
-// together with small ones: at the start and later. The small ones do not wait. One
-// that comes while a large one is being written waits for that one alone.
+// TestReliabilityLargeServices adds Services with 10,000 ports and with 5,000 endpoints
+// together with small ones, at the start and later. The small ones do not wait. A small
+// Service added while a large one is written waits only for that one.
 func TestReliabilityLargeServices(t *testing.T) {
 	record := reliability.Begin(t, reliability.Input, "large")
 	var waits []time.Duration
@@ -80,7 +80,7 @@ func TestReliabilityLargeServices(t *testing.T) {
 		}
 
 		w.service("first", "10.96.0.12")
-		const over = period / 10 // by then this was a pass; the next comes after the period
+		const over = period / 10 // the previous pass is over by then; the next follows after the period
 		w.sleep(over)
 		at = w.timed("add virtual server TCP 10.96.0.11:80")
 		began = time.Now().Add(period - over)
@@ -107,8 +107,8 @@ func TestReliabilityLargeServices(t *testing.T) {
 	)
 }
 
-// TestOneMessageForManyFaults: however much is wrong with a Service, there is one
-// Event.
+// TestOneMessageForManyFaults checks that there is one Event per Service, however many
+// faults it has.
 func TestOneMessageForManyFaults(t *testing.T) {
 	run(t, nil, func(w *world) {
 		svc := &corev1.Service{

@@ -10,7 +10,8 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/routing"
 )
 
-// network is a node's, with these addresses on eth0 and a default route there.
+// network returns a node network with these addresses on eth0 and, with main, a default
+// route through it.
 func network(main bool, addresses ...string) routing.Inventory {
 	eth0 := routing.Link{Index: 2, Name: "eth0", Up: true}
 	for _, a := range addresses {
@@ -41,7 +42,7 @@ func TestLinger(t *testing.T) {
 		{8 * time.Second, network(false, "192.0.2.2/24"), "[]", 1, 63 * time.Second},
 		{63 * time.Second, network(false, "192.0.2.2/24"), "[]", 0, 0},
 		{64 * time.Second, network(true, "192.0.2.2/24"), "[]", 1, 0},
-		{65 * time.Second, routing.Inventory{}, "[192.0.2.2]", 0, 70 * time.Second}, // eth0 is unplugged
+		{65 * time.Second, routing.Inventory{}, "[192.0.2.2]", 0, 70 * time.Second}, // eth0 is removed
 	} {
 		present := len(step.inv.Defaults) > 0
 		got := l.update(&step.inv, began.Add(step.after))
@@ -57,8 +58,8 @@ func TestLinger(t *testing.T) {
 	}
 }
 
-// An address that is removed and added again keeps its node ports' virtual
-// servers, and one that stays away loses them after a few seconds.
+// An address that is removed and added again keeps the virtual servers of its node
+// ports. One that stays away loses them after a few seconds.
 func TestAddressLingers(t *testing.T) {
 	run(t, nil, func(w *world) {
 		inventory := func(addresses ...string) {

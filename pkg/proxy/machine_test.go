@@ -33,17 +33,17 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/sysctl"
 )
 
-// machine is a node whose kernel, of fakes, outlives the processes that program
-// it, and the cluster's objects. A process is driven by hand: it does nothing but
-// what it is told to, and all of it before the call returns.
+// machine is a node with the cluster's objects and a fake kernel that outlives the
+// processes programming it. A process is driven by hand: it acts only when told to, and
+// finishes before the call returns.
 type machine struct {
 	t       testing.TB
 	cfg     plan.Config
-	now     time.Time // of the process
+	now     time.Time // the process's clock
 	process *Proxy
 
 	services map[string]*corev1.Service
-	slices   map[string]*discoveryv1.EndpointSlice // by the name of the Service
+	slices   map[string]*discoveryv1.EndpointSlice // by name of the Service
 
 	ipvs      *ipvs.Fake
 	ipset     *ipset.Fake
@@ -54,11 +54,11 @@ type machine struct {
 	loopback  *loopback.Fake
 	kubeProxy *kubeproxy.Fake
 
-	operation func(text string) error // asked before each that changes the kernel
-	listing   func(of string) error   // asked before each that reads it, one at a time
+	operation func(text string) error // called before each operation that changes the kernel
+	listing   func(of string) error   // called before each list that is read, one at a time
 	reading   sync.Mutex
-	errors    []string   // that were logged
-	logged    sync.Mutex // by the clients of an API server, too
+	errors    []string   // logged errors
+	logged    sync.Mutex // clients of an API server log concurrently
 }
 
 func newMachine(t testing.TB) *machine {
@@ -120,7 +120,7 @@ func (m *machine) hook() {
 	}
 }
 
-// makeForeign puts into the kernel what is somebody else's.
+// makeForeign adds foreign state to the kernel.
 func (m *machine) makeForeign() {
 	key := ipvs.Key{Protocol: ip.TCP, Addr: netip.MustParseAddr("192.168.7.7"), Port: 80}
 	m.ipvs.Apply([]ipvs.Change{
@@ -135,8 +135,8 @@ func (m *machine) makeForeign() {
 	m.ipset.Apply([]ipset.Change{{Op: ipset.CreateSet, Set: ipset.Set{Name: "OTHERS", Type: ipset.HashIP, Family: ip.IPv4}}})
 }
 
-// boot starts a process, in the place of one that is gone. It is false if the
-// kernel cannot be read.
+// boot starts a process that replaces the previous one. It returns false if the kernel
+// cannot be read.
 func (m *machine) boot() bool {
 	m.process = New(m.options(&world{checks: map[types.NamespacedName]plan.HealthCheck{}}))
 	for _, name := range slices.Sorted(maps.Keys(m.services)) {
@@ -167,7 +167,8 @@ func (m *machine) options(w *world) Options {
 	}
 }
 
-// context has errors written down, and nothing logged: there is too much of it.
+// context returns a context whose logger records errors and drops everything else,
+// which is too much.
 func (m *machine) context() context.Context {
 	return klog.NewContext(m.t.Context(), funcr.New(func(_, line string) {
 		if strings.Contains(line, `"error"=`) {
@@ -178,11 +179,11 @@ func (m *machine) context() context.Context {
 	}, funcr.Options{}))
 }
 
-// turn has the process do what is due.
+// turn runs everything that is due.
 func (m *machine) turn() { m.process.turn(m.context(), m.process.lastPass) }
 
-// pass has the process do all that will be due within an hour: what was refused is
-// tried again, and the kernel compared.
+// pass runs everything that becomes due within an hour, including retries and a
+// comparison of the kernel.
 func (m *machine) pass() {
 	m.process.turn(m.context(), time.Now().Add(time.Hour))
 	if m.process.observed != nil {
@@ -193,13 +194,13 @@ func (m *machine) pass() {
 	}
 }
 
-// drain has it look at draining real servers, after some time.
+// drain checks draining real servers after some time.
 func (m *machine) drain(after time.Duration) {
 	m.now = m.now.Add(after)
 	m.process.drain(m.context(), m.now)
 }
 
-// set makes an object, or changes it.
+// set creates or changes an object.
 func (m *machine) set(svc *corev1.Service, slice *discoveryv1.EndpointSlice) {
 	m.services[svc.Name], m.slices[svc.Name] = svc, slice
 	if m.process != nil {
@@ -216,13 +217,13 @@ func (m *machine) delete(name string) {
 	m.process.inbox.DeleteService(types.NamespacedName{Namespace: slice.Namespace, Name: name})
 }
 
-// network gives the node its interfaces: eth0, and an ENI with a pod behind it.
+// network sets the node's interfaces: eth0, and an ENI with a pod behind it.
 func (m *machine) network(eni bool) {
 	inventory, err := m.routing.Inventory()
 	if err != nil {
 		m.t.Fatal(err)
 	}
-	// Another program's rules come and go; ours stay.
+	// Another program's rules change; ours stay.
 	inventory.Rules = slices.DeleteFunc(inventory.Rules, func(r routing.Rule) bool { return r.Priority == 2000 })
 	inventory.Links, inventory.Defaults = inventory.Links[:1], nil
 	link := func(index int, name string, table int, addresses ...routing.Address) {
@@ -245,7 +246,7 @@ func (m *machine) network(eni bool) {
 	}
 }
 
-// kernel is all that it holds, to compare.
+// kernel returns the whole state in comparable form.
 func (m *machine) kernel() string {
 	s, err := m.routing.Observe()
 	if err != nil {
@@ -263,9 +264,9 @@ func (m *machine) kernel() string {
 		fmt.Sprintf("%v\n%v\n%v\n%v\n", rules, tables, m.sysctl.Values(), m.conntrack.Entries())
 }
 
-// exposed is a Service of all kinds of VIPs, each port with every protocol, and
-// its endpoints, of which the first is on this node. Of the number n follow its
-// addresses and ports.
+// exposed returns a Service with all kinds of VIPs, each port with every protocol, and
+// its endpoints, the first of which is on this node. Its addresses and ports are
+// derived from n.
 func exposed(name string, n byte, change func(*corev1.Service), endpoints ...discoveryv1.Endpoint) (*corev1.Service, *discoveryv1.EndpointSlice) {
 	v4 := func(third byte) string { return netip.AddrFrom4([4]byte{203, 0, third, n}).String() }
 	svc := &corev1.Service{
@@ -294,7 +295,7 @@ func exposed(name string, n byte, change func(*corev1.Service), endpoints ...dis
 	return svc, slice
 }
 
-// at are endpoints by their addresses.
+// at returns endpoints with the given addresses.
 func at(addresses ...string) []discoveryv1.Endpoint {
 	out := make([]discoveryv1.Endpoint, len(addresses))
 	for i, a := range addresses {
@@ -303,8 +304,8 @@ func at(addresses ...string) []discoveryv1.Endpoint {
 	return out
 }
 
-// TestDryRun: it writes nothing, lists what a start would write, and lists nothing once
-// that was done.
+// TestDryRun checks that a dry run writes nothing, lists what a start would write, and
+// lists nothing after that start.
 func TestDryRun(t *testing.T) {
 	m := two(t)
 	m.operation = func(operation string) error {
@@ -338,10 +339,10 @@ func TestDryRun(t *testing.T) {
 	}
 }
 
-// Run is Load.
+// Run delivers the same as Load.
 func (m *machine) Run(ctx context.Context, sink source.Sink) error { return m.Load(ctx, sink) }
 
-// Load delivers the machine's Services, one time.
+// Load delivers the machine's Services once.
 func (m *machine) Load(_ context.Context, sink source.Sink) error {
 	for _, name := range slices.Sorted(maps.Keys(m.services)) {
 		sink.SetService(m.services[name])

@@ -12,16 +12,16 @@ import (
 	"k8s.io/utils/ptr"
 )
 
-// changedAt delivers a slice that the controller wrote because of a change at
-// that time.
+// changedAt delivers a slice that the controller wrote because of a change at the given
+// time.
 func (w *world) changedAt(name string, at time.Time, endpoints ...string) {
 	s := newSlice(name, endpoints...)
 	s.Annotations = map[string]string{corev1.EndpointsLastChangeTriggerTime: at.Format(time.RFC3339Nano)}
 	w.sink.SetEndpointSlice(s)
 }
 
-// Only what changed since the start says how fast this process programs, each
-// change once, and nothing that was refused.
+// The latency covers only changes since the start, each once, and none that was
+// refused.
 func TestNetworkProgrammingLatency(t *testing.T) {
 	run(t, func(o *Options) { o.MinSyncPeriod = 10 * time.Second }, func(w *world) {
 		w.service("web", "10.96.0.10")
@@ -32,7 +32,7 @@ func TestNetworkProgrammingLatency(t *testing.T) {
 		w.sleep(2 * time.Second)
 		w.changedAt("web", at, "10.244.0.3")
 		w.sleep(time.Minute)
-		w.changedAt("web", at, "10.244.0.3") // everything known is delivered again
+		w.changedAt("web", at, "10.244.0.3") // known objects are delivered again
 		w.sleep(time.Minute)
 		if diff := cmp.Diff([]time.Duration{2 * time.Second}, w.latencies); diff != "" {
 			t.Errorf("-want +got:\n%s", diff)
@@ -88,7 +88,7 @@ func TestServicesWithoutLocalEndpoints(t *testing.T) {
 	})
 }
 
-// internalLocal is a Service with internalTrafficPolicy Local.
+// internalLocal adds a Service with internalTrafficPolicy Local.
 func (w *world) internalLocal(name, vip string) {
 	w.sink.SetService(&corev1.Service{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name},

@@ -25,14 +25,14 @@ func serviceName(name string) types.NamespacedName {
 	return types.NamespacedName{Namespace: "default", Name: name}
 }
 
-// vipKey is port 80 of 203.0.113.n.
+// vipKey returns port 80 of 203.0.113.n.
 func vipKey(n byte) ipvs.Key {
 	return ipvs.Key{Protocol: ip.TCP, Addr: netip.AddrFrom4([4]byte{203, 0, 113, n}), Port: 80}
 }
 
 func all(uint32) bool { return true }
 
-// three has room for three numbers: the marks 0xb, 0xd and 0xf.
+// three has three numbers: the marks 0xb, 0xd and 0xf.
 func three() *numbers {
 	return newNumbers(&plan.Config{MasqueradeMark: 0x4000, LocalMark: plan.LocalMark{Value: 0x9, Mask: 0xf}})
 }
@@ -53,7 +53,7 @@ func TestSmallestFreeNumber(t *testing.T) {
 		}
 	}
 	check(a, []ipvs.Key{vipKey(1), vipKey(2)}, 1, 2)
-	check(b, []ipvs.Key{vipKey(2)}, 2) // a conflict, but one address and port
+	check(b, []ipvs.Key{vipKey(2)}, 2) // a conflict, but the same address and port
 	check(a, []ipvs.Key{vipKey(2)}, 2)
 	check(c, []ipvs.Key{vipKey(3)}, 3) // 1 is still in the kernel
 	if _, err := n.assign(c, []ipvs.Key{vipKey(3), vipKey(4)}, all); err == nil || !strings.Contains(err.Error(), "TCP 203.0.113.4:80: all 3 numbers") {
@@ -67,14 +67,14 @@ func TestSmallestFreeNumber(t *testing.T) {
 	}
 	check(c, []ipvs.Key{vipKey(3), vipKey(4)}, 3, 1)
 	check(b, nil)
-	check(a, []ipvs.Key{vipKey(2)}, 2) // b is gone, a is not
+	check(a, []ipvs.Key{vipKey(2)}, 2) // a still wants it, b no longer exists
 }
 
 func TestNumbersInTheKernelAreKept(t *testing.T) {
 	n := three()
 	n.seed(map[ipvs.Key]uint32{
 		vipKey(1): 0x400d,            // number 2, masqueraded
-		vipKey(2): 0xd, vipKey(3): 1, // the same number, and none
+		vipKey(2): 0xd, vipKey(3): 1, // the same number, and no number
 	})
 	got, err := n.assign(serviceName("a"), []ipvs.Key{vipKey(3), vipKey(1), vipKey(2)}, func(number uint32) bool { return number != 1 })
 	if err == nil {
@@ -85,8 +85,7 @@ func TestNumbersInTheKernelAreKept(t *testing.T) {
 	}
 }
 
-// externalLocal is a Service with a load balancer's IP, and an endpoint on this
-// node.
+// externalLocal adds a Service with a load balancer IP and a node-local endpoint.
 func (w *world) externalLocal(name, vip string) {
 	clusterIP := strings.Replace(vip, "203.0.113", "10.96.0", 1)
 	w.sink.SetService(&corev1.Service{
@@ -103,8 +102,8 @@ func (w *world) externalLocal(name, vip string) {
 	w.sink.SetEndpointSlice(slice)
 }
 
-// TestRestartKeepsNumbers deletes the first of two Services, so that a process
-// that would number anew gave the other its number.
+// TestRestartKeepsNumbers deletes the first of two Services: a process that assigned
+// new numbers would give the other that number.
 func TestRestartKeepsNumbers(t *testing.T) {
 	var o Options
 	var before string
@@ -162,8 +161,8 @@ func TestNumberIsFreeOnceTheKernelIsRidOfIt(t *testing.T) {
 	})
 }
 
-// TestNumbersRunOut has internal clients of the last of several Services get this
-// node's endpoints alone, until a number becomes free.
+// TestNumbersRunOut checks that internal clients of the last of several Services get
+// only node-local endpoints until a number is free.
 func TestNumbersRunOut(t *testing.T) {
 	run(t, func(o *Options) { o.Config.LocalMark.Mask = 0xb }, func(w *world) { // one number
 		w.externalLocal("a", "203.0.113.1")

@@ -16,7 +16,7 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/routing"
 )
 
-// thief is a Service that names an external IP, on port 6443.
+// thief adds a Service with an external IP, on port 6443.
 func (w *world) thief(external string) {
 	w.sink.SetService(&corev1.Service{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "thief"},
@@ -28,7 +28,7 @@ func (w *world) thief(external string) {
 	w.slice("thief", "10.244.6.6")
 }
 
-// has tells whether there is a virtual server for TCP port 6443.
+// has reports whether there is a virtual server for TCP port 6443.
 func (w *world) has(address string) bool {
 	s, err := w.ipvs.Observe()
 	if err != nil {
@@ -38,8 +38,8 @@ func (w *world) has(address string) bool {
 	return there
 }
 
-// A program of the node's has its port, from when it is seen to wait there until it
-// is seen to have gone; and that the ports cannot be read changes nothing.
+// A local program keeps its port from when it is seen to listen until it is seen to
+// have stopped. A failure to read the ports changes nothing.
 func TestPortOfTheNodeStaysItsOwn(t *testing.T) {
 	const node = "192.168.0.11"
 	program := routing.Listener{Protocol: ip.TCP, Addr: netip.IPv4Unspecified(), Port: 6443}
@@ -82,8 +82,8 @@ func TestPortOfTheNodeStaysItsOwn(t *testing.T) {
 	})
 }
 
-// The API server's endpoints cannot be named, from when they are known; nor can the
-// address by which this process reaches it.
+// No Service may use the API server's endpoints once they are known, or the address at
+// which this process reaches it.
 func TestAPIServerCannotBeNamed(t *testing.T) {
 	own := func(o *Options) { o.APIServer = []netip.AddrPort{netip.MustParseAddrPort("192.0.2.1:6443")} }
 	run(t, own, func(w *world) {

@@ -36,8 +36,8 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/sysctl"
 )
 
-// world is a proxy over fakes. Time is synctest's: it passes when everybody
-// waits, so a test that waits a minute takes no time and is exact.
+// world is a proxy over fakes. Time is synctest's: it advances when all goroutines
+// wait, so a test that sleeps for a minute takes no time and is exact.
 type world struct {
 	t       testing.TB
 	ipvs    *ipvs.Fake
@@ -47,9 +47,9 @@ type world struct {
 	checks  map[types.NamespacedName]plan.HealthCheck
 	passes  []time.Time
 	compare int
-	failing string // what was refused, as last reported
-	queued  bool   // since the last pass
-	nodes   int    // that were read
+	failing string // last reported failures
+	queued  bool   // work was queued since the last pass
+	nodes   int    // number of reads of the Node
 	again   Options
 
 	conflicts int
@@ -66,18 +66,19 @@ type world struct {
 
 	mu     sync.Mutex
 	writes []string
-	lines  []string // of the log, as it is by default
+	lines  []string // lines logged at the default level
 	refuse func(string) error
 }
 
-// Run is the world's source: it hands its sink to the test.
+// Run is the world's source: it passes its sink to the test.
 func (w *world) Run(ctx context.Context, sink source.Sink) error {
 	w.sink = sink
 	<-ctx.Done()
 	return nil
 }
 
-// order is held for no time, unlike mu, so that nobody waits for it.
+// order only orders memory accesses. Unlike mu it is released at once, so no goroutine
+// waits for it.
 func (w *world) order() {
 	w.ordering.Lock()
 	defer w.ordering.Unlock()
@@ -125,7 +126,7 @@ func newWorld(t testing.TB) *world {
 	return &world{t: t, ipvs: ipvs.NewFake(), routing: routing.NewFake(), nat: nat.NewFake(ip.IPv4), checks: map[types.NamespacedName]plan.HealthCheck{}}
 }
 
-// run starts a proxy in a bubble and calls the test once the source is asked.
+// run starts a proxy in a bubble and calls the test once the source runs.
 func run(t *testing.T, options func(*Options), test func(*world)) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t)
@@ -146,7 +147,7 @@ func run(t *testing.T, options func(*Options), test func(*world)) {
 	})
 }
 
-// restarted runs another proxy over the same kernel.
+// restarted runs another proxy on the same kernel.
 func (w *world) restarted(test func()) {
 	ctx, cancel := context.WithCancel(w.t.Context())
 	done := make(chan error, 1)
@@ -197,10 +198,10 @@ func (w *world) options() Options {
 	}
 }
 
-// taken gives the writes since the last call.
+// taken returns the writes since the last call.
 func (w *world) taken() []string { return w.take(&w.writes) }
 
-// logged gives the lines of the log since the last call.
+// logged returns the lines logged since the last call.
 func (w *world) logged() []string { return w.take(&w.lines) }
 
 func (w *world) take(list *[]string) []string {
@@ -223,7 +224,7 @@ func (w *world) setRefuse(f func(string) error) {
 	w.refuse = f
 }
 
-// service is a Service of one TCP port, and its slice.
+// service adds a Service with one TCP port, and its slice.
 func (w *world) service(name, vip string, endpoints ...string) {
 	w.sink.SetService(&corev1.Service{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name},
@@ -256,8 +257,8 @@ func (w *world) synced() {
 	synctest.Wait()
 }
 
-// sleep lets time pass until every goroutine waits. The proxy may wake by a timer,
-// which orders nothing between the test and the proxy. Both call order, so that what
+// sleep advances time until every goroutine waits. A timer may wake the proxy, which
+// establishes no order between the test and the proxy. Both call order, so that what
 // the test did before happens before what the proxy then reports and writes.
 func (w *world) sleep(d time.Duration) {
 	w.order()
@@ -265,7 +266,7 @@ func (w *world) sleep(d time.Duration) {
 	synctest.Wait()
 }
 
-// realServers counts those of a cluster IP's port 80 that have weight.
+// realServers counts the real servers with a weight of a cluster IP's port 80.
 func (w *world) realServers(vip string) int { return w.realServersOf(vip, 80) }
 
 func (w *world) realServersOf(vip string, port uint16) int {
@@ -282,7 +283,7 @@ func (w *world) realServersOf(vip string, port uint16) int {
 	return n
 }
 
-// nodePort sets a Service with a node port and no endpoints.
+// nodePort adds a Service with a node port and no endpoints.
 func (w *world) nodePort(name, clusterIP string, port int32) {
 	w.sink.SetService(&corev1.Service{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name},
@@ -307,8 +308,8 @@ func TestNothingIsWrittenBeforeTheSourceIsSynced(t *testing.T) {
 	})
 }
 
-// The node's part needs no Service. What the node's part follows from may change
-// until the Services are there.
+// The node's part does not depend on Services. Its inputs may change until the Services
+// are delivered.
 func TestNodeIsProgrammedWhileServicesAreDelivered(t *testing.T) {
 	run(t, nil, func(w *world) {
 		w.sink.Begun()
@@ -332,8 +333,8 @@ func TestNodeIsProgrammedWhileServicesAreDelivered(t *testing.T) {
 	})
 }
 
-// What others need to start is served before all is known, but nothing that has
-// come since, of which parts may be missing.
+// Services that others need to start are served before everything is delivered, but no
+// later objects, which may be incomplete.
 func TestIssue133773FirstServices(t *testing.T) {
 	run(t, nil, func(w *world) {
 		w.service("kubernetes", "10.96.0.1", "192.168.0.1")
@@ -353,8 +354,8 @@ func TestIssue133773FirstServices(t *testing.T) {
 	})
 }
 
-// After a restart the kernel serves them already, and nothing that is wanted may
-// be taken for less than it is.
+// After a restart the kernel already serves them. An incomplete desired state must not
+// replace it.
 func TestFirstServicesAfterARestart(t *testing.T) {
 	run(t, nil, func(w *world) {
 		w.service("kubernetes", "10.96.0.1", "192.168.0.1", "192.168.0.2")
@@ -554,8 +555,8 @@ func TestTakenAddressComesBackSoon(t *testing.T) {
 	})
 }
 
-// TestChangedRuleComesBackSoon has another program flush a chain of ours, add to one,
-// and change one of its own, which is none of our business.
+// TestChangedRuleComesBackSoon makes another program flush one of our chains, add to
+// another, and change one of its own, which does not concern us.
 func TestChangedRuleComesBackSoon(t *testing.T) {
 	run(t, nil, func(w *world) {
 		w.service("web", "10.96.0.10", "10.244.0.2")
@@ -584,8 +585,8 @@ func TestChangedRuleComesBackSoon(t *testing.T) {
 	})
 }
 
-// TestTakenWhileCompared takes an address away that the comparison which runs has read
-// already.
+// TestTakenWhileCompared deletes an address that the running comparison has already
+// read.
 func TestTakenWhileCompared(t *testing.T) {
 	slow := func(o *Options) {
 		o.Kernel.NAT[ip.IPv4].(*nat.Fake).FailObserve = func() error {
@@ -618,8 +619,8 @@ func TestTakenWhileCompared(t *testing.T) {
 	})
 }
 
-// TestOwnRemovalIsNoDrift deletes Services. The kernel tells of each address
-// that goes; to read everything because of that would cost what exists.
+// TestOwnRemovalIsNoDrift deletes Services. The kernel reports each deleted address;
+// reading everything because of that would cost time in proportion to the whole state.
 func TestOwnRemovalIsNoDrift(t *testing.T) {
 	run(t, nil, func(w *world) {
 		for i := range 10 {
@@ -638,8 +639,8 @@ func TestOwnRemovalIsNoDrift(t *testing.T) {
 	})
 }
 
-// TestNewENIIsLookedAtSoon has a pod's rule make an interface an ENI: whether
-// its reverse-path check is in the way is known seconds later.
+// TestNewENIIsLookedAtSoon adds a policy rule of a pod that makes an interface an ENI:
+// seconds later it is known whether its reverse-path check conflicts.
 func TestNewENIIsLookedAtSoon(t *testing.T) {
 	run(t, nil, func(w *world) {
 		inventory, err := w.routing.Inventory()
@@ -668,7 +669,7 @@ func TestNewENIIsLookedAtSoon(t *testing.T) {
 	})
 }
 
-// TestCutsAreCounted has connections open when the deadline of their endpoint comes.
+// TestCutsAreCounted keeps connections open until the drain deadline of their endpoint.
 func TestCutsAreCounted(t *testing.T) {
 	run(t, nil, func(w *world) {
 		w.service("web", "10.96.0.10", "10.244.0.2", "10.244.0.3")
@@ -690,7 +691,8 @@ func TestCutsAreCounted(t *testing.T) {
 	})
 }
 
-// TestIssue89392LostNodesConnections are cut as soon as the node is known to be lost.
+// TestIssue89392LostNodesConnections checks that connections are cut as soon as the
+// node is known to be unreachable.
 func TestIssue89392LostNodesConnections(t *testing.T) {
 	run(t, nil, func(w *world) {
 		w.service("web", "10.96.0.10", "10.244.0.2", "10.244.0.3")
@@ -737,8 +739,8 @@ func TestIdleWritesNothing(t *testing.T) {
 	})
 }
 
-// TestQuietWhenNothingHappens has what is wrong said once, and nothing in an hour in
-// which the kernel is compared and the source delivers again what it has.
+// TestQuietWhenNothingHappens checks that a problem is reported once, and nothing is
+// reported in an hour of comparisons and repeated deliveries.
 func TestQuietWhenNothingHappens(t *testing.T) {
 	run(t, nil, func(w *world) {
 		deliver := func() {
@@ -765,8 +767,8 @@ func TestQuietWhenNothingHappens(t *testing.T) {
 	})
 }
 
-// TestNodeChangeCostsTheServicesThatDependOnIt gives the node a new address:
-// only the Service with a node port is written.
+// TestNodeChangeCostsTheServicesThatDependOnIt adds an address to the node: only the
+// Service with a node port is written.
 func TestNodeChangeCostsTheServicesThatDependOnIt(t *testing.T) {
 	run(t, nil, func(w *world) {
 		w.service("web", "10.96.0.10", "10.244.0.2")
@@ -790,8 +792,8 @@ func TestNodeChangeCostsTheServicesThatDependOnIt(t *testing.T) {
 	})
 }
 
-// TestIssue129146UnreadableInterfaces has the list of interfaces fail to be read:
-// node ports stay on the addresses that were known, until it can be. (#112185)
+// TestIssue129146UnreadableInterfaces makes the list of interfaces unreadable: node
+// ports stay on the known addresses until it can be read again. (#112185)
 func TestIssue129146UnreadableInterfaces(t *testing.T) {
 	var unreadable atomic.Bool
 	run(t, nil, func(w *world) {
@@ -815,7 +817,7 @@ func TestIssue129146UnreadableInterfaces(t *testing.T) {
 		w.synced()
 		w.taken()
 		unreadable.Store(true)
-		w.routing.SetInventory(inventory) // tells of a change
+		w.routing.SetInventory(inventory) // reports a change
 		w.sleep(time.Minute)
 		if got := w.taken(); len(got) != 0 {
 			t.Errorf("while interfaces cannot be read, wrote %q", got)
@@ -870,8 +872,9 @@ func TestHealthCheckPortFollowsTheService(t *testing.T) {
 	})
 }
 
-// TestAutoChangesOver has the thousand-and-first Service come: every cluster IP gets
-// a route before its address goes. When it is gone again, nothing else moves.
+// TestAutoChangesOver adds the thousand-and-first Service: every cluster IP gets a
+// route before its address is removed. When the Service is deleted, nothing changes
+// back.
 func TestAutoChangesOver(t *testing.T) {
 	auto := func(o *Options) { o.Config.VIPs.ClusterIPs = plan.ClaimAuto }
 	vip := func(i int) string { return fmt.Sprintf("10.96.%d.%d", i/250, 1+i%250) }

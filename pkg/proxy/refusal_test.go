@@ -15,23 +15,22 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/test/reliability"
 )
 
-// errnos are what operations of any kernel package fail with: EBADMSG is an answer
-// that is short, ETIMEDOUT one that does not come, and EINTR a dump that a change has
-// interrupted.
+// errnos lists the errors of operations of every kernel package. EBADMSG is a truncated
+// answer, ETIMEDOUT a missing one, and EINTR a dump interrupted by a change.
 var errnos = []unix.Errno{
 	unix.ENOMEM, unix.EBUSY, unix.EPERM, unix.EINTR, unix.ENOBUFS, unix.EEXIST, unix.EAGAIN, unix.ENOENT, unix.EINVAL, unix.ENOSPC, unix.ESRCH, unix.EMSGSIZE,
 	unix.EBADMSG, unix.ETIMEDOUT, unix.EACCES, unix.EROFS, unix.EIO, unix.ERANGE, unix.ENODEV, unix.EADDRNOTAVAIL, unix.ENETUNREACH, unix.ENETDOWN,
 	unix.EOPNOTSUPP, unix.EPROTONOSUPPORT, unix.EAFNOSUPPORT, unix.ELOOP, unix.EMLINK, unix.ENOTEMPTY, unix.E2BIG,
 }
 
-// harmless errors tell that what an operation wants is so, which the kernel does not
-// say unless it is.
+// harmless reports whether an error says that the operation's goal already holds. The
+// kernel returns such an error only if it does.
 func harmless(operation string, err unix.Errno) bool {
 	takesAway := strings.HasPrefix(operation, "delete") || strings.HasPrefix(operation, "forget")
 	return takesAway && kernel.IsNotExist(err) || !takesAway && kernel.IsExist(err)
 }
 
-// two is a machine with two Services that have nothing in common.
+// two returns a machine with two Services that share nothing.
 func two(t testing.TB) *machine {
 	m := newMachine(t)
 	m.set(exposed("steady", 1, nil, at("10.244.0.9", "10.244.1.9")...))
@@ -39,7 +38,7 @@ func two(t testing.TB) *machine {
 	return m
 }
 
-// refuse has an operation refused, as often as it is tried.
+// refuse makes an operation fail whenever it is tried.
 func (m *machine) refuse(refused func(operation string) error) {
 	m.operation = refused
 	for _, f := range m.nat {
@@ -59,16 +58,16 @@ var deeds = []deed{
 		m.ask()
 		m.delete("web")
 		m.turn()
-		m.pass() // the kernel is compared before it is well again
+		m.pass() // compare before the kernel works again
 	}},
 }
 
 // TestReliabilityRefusals refuses each operation of a start, and of a Service's
-// deletion, with each error (in most runs: every 13th operation with one), until
-// the kernel is said to be well again. Each time there is an error that names it,
-// the Service that is not concerned is served, and the kernel is as planned after
-// the retries, or after a start in their place. The list of connections, which is
-// read when flows are to be forgotten, is taken for an operation.
+// deletion, with each error (in most runs: every 13th operation with one error), until
+// the kernel works again. Each time an error names the operation, the unaffected
+// Service is served, and the kernel is as planned after the retries, or after a start
+// instead of them. The list of connections, which is read to delete flows, counts as an
+// operation.
 func TestReliabilityRefusals(t *testing.T) {
 	record := reliability.Begin(t, reliability.Refusals, "fakes")
 	operations, refused, most := 0, 0, 0
@@ -101,7 +100,7 @@ func TestReliabilityRefusals(t *testing.T) {
 	)
 }
 
-// refuseOne gives the number of error messages.
+// refuseOne returns the number of error messages.
 func refuseOne(t *testing.T, at int, operation string, err unix.Errno, want string) int {
 	t.Helper()
 	context := fmt.Sprintf("%s: %q refused with %q", deeds[at].name, operation, err)
@@ -138,7 +137,7 @@ func refuseOne(t *testing.T, at int, operation string, err unix.Errno, want stri
 	if len(operation)%2 == 0 {
 		m.boot()
 	}
-	for range 3 { // what depends on what was refused follows
+	for range 3 { // including what depends on the refused operation
 		m.pass()
 	}
 	if diff := cmp.Diff(want, normal(m.kernel())); diff != "" {
@@ -159,12 +158,12 @@ func only(which *regexp.Regexp, kernel string) string {
 	return strings.Join(kept, "")
 }
 
-// lists are what is read of the kernel to compare it.
+// lists are the parts of the kernel that are read for a comparison.
 var lists = []string{"virtual servers", "sets", "routing", "loopback rules", "kube-proxy's tables", "IPv4 rules", "IPv6 rules"}
 
-// TestReliabilityUnreadable has each list fail to be read, with each error, at a
-// start and in a comparison of a kernel that serves: nothing is written meanwhile
-// (kubernetes#129146). In most runs it is every fourth error.
+// TestReliabilityUnreadable makes each list unreadable, with each error, at a start and
+// in a comparison of a kernel in service: nothing is written meanwhile
+// (kubernetes#129146). In most runs it uses every fourth error.
 func TestReliabilityUnreadable(t *testing.T) {
 	record := reliability.Begin(t, reliability.Refusals, "unreadable")
 	tries, written := 0, 0
@@ -208,8 +207,8 @@ func TestReliabilityUnreadable(t *testing.T) {
 	)
 }
 
-// TestReliabilityRandomRefusals has operations and lists fail at random through a
-// life of all kinds of changes.
+// TestReliabilityRandomRefusals makes random operations and lists fail through a life
+// with all kinds of changes.
 func TestReliabilityRandomRefusals(t *testing.T) {
 	record := reliability.Begin(t, reliability.Refusals, "random")
 	random := rand.New(rand.NewPCG(3, 4))

@@ -24,8 +24,8 @@ import (
 // mark, shared by all these pods. docs/concepts/eni.md shows the path of a connection:
 //
 //	9:     fwmark 0x3060/0x3060 lookup local                     (if a rule by input interface is before table local)
-//	480:   to 10.12.200.44 fwmark 0x3060/0x3060 lookup 101       (answers)
-//	32760: from 10.12.200.44 iif lo lookup 101                   (what IPVS sends on)
+//	480:   to 10.12.200.44 fwmark 0x3060/0x3060 lookup 101       (replies)
+//	32760: from 10.12.200.44 iif lo lookup 101                   (packets that IPVS forwards)
 //
 // No other traffic of the pod changes its path.
 

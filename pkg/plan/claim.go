@@ -55,9 +55,9 @@ func (v *VIPs) Route(vip VIP) (routing.Route, bool) {
 	case vip.Claim == ClaimPort:
 		r.Table = v.Table
 	case vip.Claim == ClaimRoute && r.Family == ip.IPv4:
-		// The route must coexist with the one that the kernel adds for an address with
-		// metric 0 while one replaces the other. IPv6 routes have such a metric anyway.
-		r.Table, r.Metric = tableLocal, besideKernels
+		// The route that the kernel adds for an address has metric 0. Ours must coexist
+		// with it while one replaces the other. IPv6 routes have such a metric anyway.
+		r.Table, r.Metric = tableLocal, coexistMetric
 	case vip.Claim == ClaimRoute:
 		r.Table = tableLocal
 	default:
@@ -66,7 +66,8 @@ func (v *VIPs) Route(vip VIP) (routing.Route, bool) {
 	return r, true
 }
 
-const besideKernels = 1024
+// coexistMetric is the metric of our IPv4 route for a VIP, beside the one of the kernel.
+const coexistMetric = 1024
 
 // addVIP claims a VIP for a virtual server.
 func (b *partBuilder) addVIP(claim Claim, vs *VirtualServer) {

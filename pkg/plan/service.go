@@ -57,8 +57,8 @@ type VirtualServer struct {
 
 // HasEndpoint reports whether the endpoint exists, in any state.
 func (vs *VirtualServer) HasEndpoint(a netip.AddrPort) bool {
-	_, there := slices.BinarySearchFunc(vs.Endpoints, a, netip.AddrPort.Compare)
-	return there
+	_, found := slices.BinarySearchFunc(vs.Endpoints, a, netip.AddrPort.Compare)
+	return found
 }
 
 // HasLost reports whether the endpoint is on an unreachable node.
@@ -284,7 +284,7 @@ func (b *partBuilder) addNodePorts(family ip.Family, p *service.Port, eps chosen
 // addLocalhost adds a node port of the loopback address. Its only client is the node,
 // which gets all endpoints under any policy. Without an endpoint the port is left to
 // the kernel, which refuses it: IPVS would send its refusal to the replaced source of
-// the request (package loopback). A local program that listens there keeps the port, as
+// the request (package loopback). A local program that listens found keeps the port, as
 // under kube-proxy.
 func (b *partBuilder) addLocalhost(key ipvs.Key, eps chosen) {
 	b.part.Depends |= OnLoopback
@@ -330,8 +330,8 @@ func nodePortSets(p ip.Protocol) (all, local SetName) {
 // with any source that its packets carry.
 func (b *partBuilder) addSourceRanges(family ip.Family, key ipvs.Key) {
 	ranges := filter(b.service.SourceRanges, func(p netip.Prefix) bool { return ip.Of(p.Addr()) == family })
-	everybody := slices.ContainsFunc(ranges, func(p netip.Prefix) bool { return p.Bits() == 0 })
-	if len(b.service.SourceRanges) == 0 || everybody {
+	unrestricted := slices.ContainsFunc(ranges, func(p netip.Prefix) bool { return p.Bits() == 0 })
+	if len(b.service.SourceRanges) == 0 || unrestricted {
 		return
 	}
 	b.part.Depends |= OnPrimary
@@ -436,8 +436,8 @@ func (b *partBuilder) realServers(key ipvs.Key, endpoints []service.Endpoint) []
 		return out
 	}
 	for _, a := range b.draining {
-		at, there := slices.BinarySearchFunc(out, a, func(rs RealServer, a netip.AddrPort) int { return rs.Compare(a) })
-		if !there {
+		at, found := slices.BinarySearchFunc(out, a, func(rs RealServer, a netip.AddrPort) int { return rs.Compare(a) })
+		if !found {
 			out = slices.Insert(out, at, RealServer{a, 0})
 		}
 	}

@@ -12,7 +12,7 @@ import (
 // use: these are ours.
 type SetName string
 
-// The sets. Every set is matched by a rule below, except Draining.
+// The sets that rules match, and Draining.
 const (
 	LoopBack           SetName = "KUBE-LOOP-BACK"                 // endpoint, port, endpoint: a pod that reaches itself
 	ClusterIP          SetName = "KUBE-CLUSTER-IP"                // cluster IPs by port

@@ -120,11 +120,11 @@ func orderWarnings(cfg *Config, n *Node, family ip.Family) []string {
 func obstacles(cfg *Config, n *Node, have sysctl.State) []string {
 	o := obstacleFinder{cfg: cfg, node: n, have: have, paths: PathsOf(cfg, n, ip.IPv4), main: mainLink(&n.Inventory, ip.IPv4)}
 	if len(o.paths.Bound) > 0 || len(o.paths.Branches) > 0 {
-		o.marked()
+		o.checkReplyRouting()
 	}
 	if slices.Contains(cfg.Families, ip.IPv4) && o.main != "" {
 		for _, e := range enis(cfg, n, ip.IPv4) {
-			o.unmarked(e)
+			o.checkUnbound(e)
 		}
 	}
 	return o.out
@@ -139,14 +139,14 @@ type obstacleFinder struct {
 	out   []string
 }
 
-func (o *obstacleFinder) say(format string, args ...any) {
+func (o *obstacleFinder) warnf(format string, args ...any) {
 	o.out = append(o.out, fmt.Sprintf(format, args...))
 }
 
-// strict returns the parameter that enables the strict reverse-path check on an
+// strictParameter returns the parameter that enables the strict reverse-path check on an
 // interface, or "". The kernel uses the greater of the interface's value and that of
 // "all"; 2 is loose.
-func (o *obstacleFinder) strict(link string) string {
+func (o *obstacleFinder) strictParameter(link string) string {
 	own, all := sysctl.LinkKey(ip.IPv4, link, "rp_filter"), sysctl.LinkKey(ip.IPv4, "all", "rp_filter")
 	switch {
 	case o.have[own] == "2" || o.have[all] == "2":
@@ -159,9 +159,9 @@ func (o *obstacleFinder) strict(link string) string {
 	return ""
 }
 
-// marked warns about conflicts with reply routing. Parameters that we can set already
+// checkReplyRouting warns about conflicts with reply routing. Parameters that we can set already
 // have the required value.
-func (o *obstacleFinder) marked() {
+func (o *obstacleFinder) checkReplyRouting() {
 	var links []string
 	for _, b := range o.paths.Bound {
 		links = append(links, b.Link)
@@ -170,18 +170,18 @@ func (o *obstacleFinder) marked() {
 		links = append(links, b.Link)
 	}
 	for _, link := range links {
-		if key := o.strict(link); key != "" && o.have[SrcValidMark] == "0" && o.have[sysctl.LinkKey(ip.IPv4, link, "src_valid_mark")] == "0" {
-			o.say("the reverse-path check of %s does not look at marks and drops what reply routing brings in: %s is 1, and %s is 0 and cannot be set", link, key, SrcValidMark)
+		if key := o.strictParameter(link); key != "" && o.have[SrcValidMark] == "0" && o.have[sysctl.LinkKey(ip.IPv4, link, "src_valid_mark")] == "0" {
+			o.warnf("the reverse-path check of %s does not look at marks and drops what reply routing brings in: %s is 1, and %s is 0 and cannot be set", link, key, SrcValidMark)
 		}
 	}
 	if o.have[SNATReroute] == "0" {
-		o.say("answers to what entered by an ENI leave by %s: %s is 0 and cannot be set", o.main, SNATReroute)
+		o.warnf("answers to what entered by an ENI leave by %s: %s is 0 and cannot be set", o.main, SNATReroute)
 	}
 }
 
-// unmarked warns about the features lost if an ENI has no value, because of the mode or
+// checkUnbound warns about the features lost if an ENI has no value, because of the mode or
 // because the values ran out.
-func (o *obstacleFinder) unmarked(e ENI) {
+func (o *obstacleFinder) checkUnbound(e ENI) {
 	if slices.ContainsFunc(o.paths.Bound, func(b Binding) bool { return b.Link == e.Link }) {
 		return
 	}
@@ -189,13 +189,13 @@ func (o *obstacleFinder) unmarked(e ENI) {
 	if len(o.paths.Bound) > 0 {
 		why = "--reply-mark has not enough bits"
 	}
-	if key := o.strict(e.Link); key != "" {
-		o.say("the reverse-path check of %s drops what enters by it from outside for a Service: %s is 1, and %s", e.Link, key, why)
+	if key := o.strictParameter(e.Link); key != "" {
+		o.warnf("the reverse-path check of %s drops what enters by it from outside for a Service: %s is 1, and %s", e.Link, key, why)
 	}
 	own := linkAddress(&o.node.Inventory, e.Link, ip.IPv4)
 	masqueraded := o.cfg.SNAT.Mode == SNATOff || o.cfg.SNAT.Mode == SNATSource && !e.SNAT.IsValid()
-	if key := o.strict(o.main); key != "" && masqueraded && (!own.IsValid() || onOtherLink(&o.node.Inventory, e.Link, own)) {
-		o.say("the reverse-path check of %s drops answers to pods of %s, which has no address of its own to masquerade them by: %s is 1, and %s", o.main, e.Link, key, why)
+	if key := o.strictParameter(o.main); key != "" && masqueraded && (!own.IsValid() || onOtherLink(&o.node.Inventory, e.Link, own)) {
+		o.warnf("the reverse-path check of %s drops answers to pods of %s, which has no address of its own to masquerade them by: %s is 1, and %s", o.main, e.Link, key, why)
 	}
 }
 

@@ -51,27 +51,27 @@ type compares struct {
 
 // Every SyncPeriod kernel parameters and listeners are compared. So is the state while
 // it is small. Beyond stateSize entries it is compared every second period, and so on,
-// up to mostPeriods, so that the CPU share of comparisons does not grow with the number
+// up to maxPeriods, so that the CPU share of comparisons does not grow with the number
 // of Services. Looks (apply.Suspicious) find missing state much earlier. Rules are read
-// only after the kernel reported a change, and every mostPeriods; every period where
+// only after the kernel reported a change, and every maxPeriods; every period where
 // the kernel reports none, as for iptables-legacy.
 const (
-	stateSize   = 2000
-	mostPeriods = 40
+	stateSize  = 2000
+	maxPeriods = 40
 )
 
 // lookPeriod is the time between two looks.
 const lookPeriod = time.Second
 
 func (p *Proxy) statePeriod() time.Duration {
-	return p.SyncPeriod * time.Duration(min(1+p.applier.Size()/stateSize, mostPeriods))
+	return p.SyncPeriod * time.Duration(min(1+p.applier.Size()/stateSize, maxPeriods))
 }
 
 func (p *Proxy) rulesPeriod() time.Duration {
 	if !p.RulesWatched {
 		return p.SyncPeriod
 	}
-	return p.SyncPeriod * mostPeriods
+	return p.SyncPeriod * maxPeriods
 }
 
 // look checks cheaply whether the kernel holds as many objects as it should, and if
@@ -177,7 +177,7 @@ func (p *Proxy) compare(ctx context.Context, o observed) {
 		p.rulesAt = p.comparedAt.Add(p.rulesPeriod())
 	}
 	p.refreshListeners(ctx)
-	maps.Copy(p.dirty, p.lacking) // a module may have been loaded
+	maps.Copy(p.dirty, p.noScheduler) // a module may have been loaded
 	p.comparison, p.observeTook = p.applier.BeginAdopt(o.observation), o.took
 }
 

@@ -177,7 +177,7 @@ func (n *countedNAT) Observe(own nat.Own) (nat.State, error) {
 }
 
 // TestStateIsReadLessTheMoreThereIs checks that the time between two comparisons grows
-// with the size of the state, up to mostPeriods.
+// with the size of the state, up to maxPeriods.
 func TestStateIsReadLessTheMoreThereIs(t *testing.T) {
 	for services, want := range map[int]int{10: 1, 3000: 4} { // each has a virtual server and one or two members
 		p, _ := still(t, services)

@@ -30,7 +30,7 @@ type inbox struct {
 	triggers []trigger
 
 	wake                  chan struct{}                     // holds one token while there is work
-	first                 map[types.NamespacedName]struct{} // Services delivered before Begun
+	firstServices         map[types.NamespacedName]struct{} // Services delivered before Begun
 	begun                 chan struct{}                     // closed by Begun, or Synced
 	synced                chan struct{}                     // closed by Synced
 	begunOnce, syncedOnce sync.Once
@@ -123,7 +123,7 @@ func (i *inbox) Begun() {
 	i.begunOnce.Do(func() {
 		i.mu.Lock()
 		defer i.mu.Unlock()
-		i.first = maps.Clone(i.changed)
+		i.firstServices = maps.Clone(i.changed)
 		close(i.begun)
 	})
 }

@@ -72,7 +72,7 @@ func (n *numbers) assign(name types.NamespacedName, keys []ipvs.Key, usable func
 	var errs []error
 	for _, key := range keys {
 		if n.byKey[key] == 0 {
-			n.allot(key, usable)
+			n.allocate(key, usable)
 		}
 		if n.byKey[key] == 0 {
 			n.unnumbered[name] = struct{}{}
@@ -106,7 +106,7 @@ func (n *numbers) drop(key ipvs.Key) {
 	}
 }
 
-func (n *numbers) allot(key ipvs.Key, usable func(uint32) bool) {
+func (n *numbers) allocate(key ipvs.Key, usable func(uint32) bool) {
 	for number := uint32(1); number <= n.mark.Most(); number++ {
 		if _, taken := n.taken[number]; !taken && usable(number) {
 			n.set(key, number)

@@ -24,8 +24,8 @@ type draft struct {
 	owner apply.Owner
 	err   error // unusable parts of the Service
 	took  time.Duration
-	// lacks means that the kernel does not have the scheduler.
-	lacks bool
+	// noScheduler means that the kernel does not have the scheduler.
+	noScheduler bool
 }
 
 // draft plans one Service as it is now. It may run concurrently with anything except
@@ -38,14 +38,14 @@ func (p *Proxy) draft(name types.NamespacedName) draft {
 		return draft{name: name}
 	}
 	s, err := service.Build(svc, endpointSlices)
-	lacks := p.checkScheduler(&s)
-	err = errors.Join(err, lacks)
+	schedulerErr := p.checkScheduler(&s)
+	err = errors.Join(err, schedulerErr)
 	if name == service.APIServer {
 		p.setAPIServers(&s)
 	}
 	return draft{
 		name: name, svc: svc, part: plan.Service(&p.Config, &p.facts, &s),
-		owner: apply.Owner{Name: name, Created: s.Created}, err: err, took: time.Since(began), lacks: lacks != nil,
+		owner: apply.Owner{Name: name, Created: s.Created}, err: err, took: time.Since(began), noScheduler: schedulerErr != nil,
 	}
 }
 
@@ -61,8 +61,8 @@ func (p *Proxy) accept(ctx context.Context, d draft) {
 	part, numberErr := p.number(d.name, d.part)
 	p.reportUnusable(ctx, d.svc, errors.Join(d.err, unservedError(d.name, part.Unserved), numberErr))
 	p.depends[d.name] = part.Depends
-	if delete(p.lacking, d.name); d.lacks {
-		p.lacking[d.name] = struct{}{}
+	if delete(p.noScheduler, d.name); d.noScheduler {
+		p.noScheduler[d.name] = struct{}{}
 	}
 	p.noteNoLocal(d.name, part.NoLocal)
 	owner := d.owner // copied, because a pointer into the draft would keep the whole draft alive
@@ -112,7 +112,7 @@ func unservedError(name types.NamespacedName, list []string) error {
 func (p *Proxy) forget(name types.NamespacedName) {
 	delete(p.depends, name)
 	delete(p.reported, name)
-	delete(p.lacking, name)
+	delete(p.noScheduler, name)
 	p.noteNoLocal(name, plan.NoLocal{})
 	_, _ = p.number(name, plan.Part{}) // never fails: no numbers are wanted
 	p.retries.succeeded(name)
@@ -215,6 +215,6 @@ func (p *Proxy) reportNode(n *corev1.Node) {
 		p.Observer.Node(false, false, false)
 		return
 	}
-	doomed := slices.ContainsFunc(n.Spec.Taints, func(t corev1.Taint) bool { return t.Key == deletionCandidateTaint })
-	p.Observer.Node(true, n.DeletionTimestamp != nil, doomed)
+	candidate := slices.ContainsFunc(n.Spec.Taints, func(t corev1.Taint) bool { return t.Key == deletionCandidateTaint })
+	p.Observer.Node(true, n.DeletionTimestamp != nil, candidate)
 }

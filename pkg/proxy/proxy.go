@@ -124,10 +124,10 @@ type Proxy struct {
 
 	noInternal, noExternal int // totals of noLocal
 
-	numbers    *numbers
-	schedulers map[string]bool                   // schedulers known to be available
-	lacking    map[types.NamespacedName]struct{} // Services whose scheduler is unavailable
-	apiServers []netip.AddrPort                  // the endpoints of default/kubernetes
+	numbers     *numbers
+	schedulers  map[string]bool                   // schedulers known to be available
+	noScheduler map[types.NamespacedName]struct{} // Services whose scheduler is unavailable
+	apiServers  []netip.AddrPort                  // the endpoints of default/kubernetes
 
 	dirty        map[types.NamespacedName]struct{} // Services to plan
 	renew        bool                              // read the node's facts again
@@ -150,19 +150,19 @@ type Proxy struct {
 // New creates a proxy. It does not read or write anything.
 func New(o Options) *Proxy {
 	return &Proxy{
-		Options:    o,
-		inbox:      newInbox(),
-		applier:    apply.New(&o.Config, o.Kernel),
-		depends:    map[types.NamespacedName]plan.Depends{},
-		reported:   map[types.NamespacedName]string{},
-		noLocal:    map[types.NamespacedName]plan.NoLocal{},
-		dirty:      map[types.NamespacedName]struct{}{},
-		numbers:    newNumbers(&o.Config),
-		schedulers: map[string]bool{},
-		lacking:    map[types.NamespacedName]struct{}{},
-		retries:    newRetries(),
-		linger:     newLinger(),
-		uses:       plan.SetsInUse{},
+		Options:     o,
+		inbox:       newInbox(),
+		applier:     apply.New(&o.Config, o.Kernel),
+		depends:     map[types.NamespacedName]plan.Depends{},
+		reported:    map[types.NamespacedName]string{},
+		noLocal:     map[types.NamespacedName]plan.NoLocal{},
+		dirty:       map[types.NamespacedName]struct{}{},
+		numbers:     newNumbers(&o.Config),
+		schedulers:  map[string]bool{},
+		noScheduler: map[types.NamespacedName]struct{}{},
+		retries:     newRetries(),
+		linger:      newLinger(),
+		uses:        plan.SetsInUse{},
 	}
 }
 
@@ -217,7 +217,7 @@ func (p *Proxy) prepare(ctx context.Context) bool {
 	}
 	problems := p.flush()
 	if servers, _, _ := p.applier.Held(); servers == 0 {
-		problems = append(problems, p.program(ctx, p.inbox.first)...)
+		problems = append(problems, p.program(ctx, p.inbox.firstServices)...)
 	}
 	p.settle(ctx, problems)
 	return true
@@ -279,7 +279,7 @@ func (p *Proxy) watch(ctx context.Context, what string, changed func(), run func
 		}
 		klog.FromContext(ctx).Error(err, "Watch failed, retrying", "watch", what)
 		changed()
-		if !sleep(ctx, lastRetry) {
+		if !sleep(ctx, maxBackoff) {
 			return
 		}
 	}

@@ -10,8 +10,8 @@ import (
 // Retries start early, because most refusals are short, and slow down to a rate that a
 // node with a permanent fault can sustain.
 const (
-	firstRetry = 100 * time.Millisecond
-	lastRetry  = 30 * time.Second
+	minBackoff = 100 * time.Millisecond
+	maxBackoff = 30 * time.Second
 )
 
 // retries holds failed Services until their retry is due, each with its own backoff.
@@ -23,7 +23,7 @@ type retries struct {
 
 func newRetries() *retries {
 	return &retries{
-		backoff: flowcontrol.NewBackOff(firstRetry, lastRetry),
+		backoff: flowcontrol.NewBackOff(minBackoff, maxBackoff),
 		due:     map[types.NamespacedName]time.Time{},
 	}
 }

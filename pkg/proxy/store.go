@@ -41,7 +41,7 @@ func (s *store) setSlice(slice *discoveryv1.EndpointSlice) []types.NamespacedNam
 		changed = s.deleteSlice(name)
 	}
 	list := s.slices[owner]
-	if at, there := find(list, name); there {
+	if at, found := find(list, name); found {
 		list = slices.Clone(list)
 		list[at] = slice
 	} else {
@@ -59,7 +59,7 @@ func (s *store) deleteSlice(name types.NamespacedName) []types.NamespacedName {
 	}
 	delete(s.owners, name)
 	list := s.slices[owner]
-	if at, there := find(list, name); there {
+	if at, found := find(list, name); found {
 		list = slices.Concat(list[:at], list[at+1:])
 	}
 	s.slices[owner] = list
@@ -72,7 +72,7 @@ func (s *store) deleteSlice(name types.NamespacedName) []types.NamespacedName {
 // slice returns one of a Service's slices, or nil if none has that name.
 func (s *store) slice(owner, name types.NamespacedName) *discoveryv1.EndpointSlice {
 	list := s.slices[owner]
-	if at, there := find(list, name); there {
+	if at, found := find(list, name); found {
 		return list[at]
 	}
 	return nil
@@ -80,7 +80,7 @@ func (s *store) slice(owner, name types.NamespacedName) *discoveryv1.EndpointSli
 
 // find searches for a slice by name among those of one Service, which share a
 // namespace.
-func find(list []*discoveryv1.EndpointSlice, name types.NamespacedName) (at int, there bool) {
+func find(list []*discoveryv1.EndpointSlice, name types.NamespacedName) (at int, found bool) {
 	return slices.BinarySearchFunc(list, name, func(s *discoveryv1.EndpointSlice, n types.NamespacedName) int {
 		return cmp.Compare(s.Name, n.Name)
 	})

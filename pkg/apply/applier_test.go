@@ -70,7 +70,7 @@ func newWorld(t testing.TB) *world {
 	return w
 }
 
-// hook has every write recorded, and refused where refuse says so.
+// hook records every write, and refuses those that refuse selects.
 func (w *world) hook() {
 	ask := func(c fmt.Stringer) error {
 		if w.refuse != nil {
@@ -91,7 +91,7 @@ func (w *world) hook() {
 	}
 }
 
-// restart makes a new Applier, as a new process would be, on the same kernel.
+// restart creates a new Applier on the same kernel, as a new process would.
 func (w *world) restart() {
 	w.applier = New(&w.cfg, Kernel{
 		IPVS: w.ipvs, IPSet: w.ipset, Routing: w.routing, Sysctl: w.sysctl, Conntrack: w.conntrack, Loopback: w.loopback,
@@ -102,7 +102,7 @@ func (w *world) restart() {
 	w.applier.SetNode(plan.NodeWide(&w.cfg, &node))
 }
 
-// start does what the proxy does when it begins.
+// start does what the proxy does at startup.
 func (w *world) start(services ...service.Service) Problems {
 	w.t.Helper()
 	if _, err := w.observe(); err != nil {
@@ -114,7 +114,7 @@ func (w *world) start(services ...service.Service) Problems {
 	return append(problems, w.applier.Flush()...)
 }
 
-// checkHeld counts anew what is counted as it changes.
+// checkHeld recounts what the Applier counts incrementally.
 func (w *world) checkHeld() {
 	w.t.Helper()
 	want := 0
@@ -153,7 +153,7 @@ func (w *world) apply(services ...service.Service) Problems {
 	return w.applier.Flush()
 }
 
-// set has services wanted.
+// set makes services desired.
 func (w *world) set(services ...service.Service) {
 	for i := range services {
 		s := &services[i]
@@ -167,7 +167,7 @@ func (w *world) set(services ...service.Service) {
 	}
 }
 
-// deadline is that of connections to endpoints that are gone.
+// deadline is that of connections to deleted endpoints.
 const deadline = 15 * time.Minute
 
 func (w *world) drain() Problems { return w.applier.Drain(w.now, deadline, math.MaxInt) }
@@ -179,17 +179,17 @@ func (w *world) mustApply(services ...service.Service) {
 	}
 }
 
-// position is where a write stands in the order, or -1.
+// position returns the index of a write in the order, or -1.
 func (w *world) position(text string) int {
 	return slices.IndexFunc(w.order, func(s string) bool { return strings.Contains(s, text) })
 }
 
-// kernel is all that the fakes hold, to compare.
+// kernel returns everything that the fakes hold, for comparison.
 func (w *world) kernel() string {
 	return w.ipvs.Dump() + w.ipset.Dump() + w.routes() + w.nat[ip.IPv4].Save() + w.nat[ip.IPv6].Save()
 }
 
-// routes is what the fake routing holds of ours.
+// routes returns our routes in the fake.
 func (w *world) routes() string {
 	s, err := w.routing.Observe()
 	if err != nil {
@@ -198,8 +198,7 @@ func (w *world) routes() string {
 	return fmt.Sprintf("link %v\naddresses %v\nrules %v\nroutes %v\n", s.DummyLink, slices.SortedFunc(maps.Keys(s.Addresses), netip.Addr.Compare), s.Rules, s.Routes)
 }
 
-// clusterIP is a Service of one TCP port 80 with endpoints given as
-// "10.244.0.2:8000".
+// clusterIP returns a Service with TCP port 80 and endpoints given as "10.244.0.2:8000".
 func clusterIP(name, vip string, endpoints ...string) service.Service {
 	s := service.Service{
 		Name:       types.NamespacedName{Namespace: "default", Name: name},
@@ -212,7 +211,7 @@ func clusterIP(name, vip string, endpoints ...string) service.Service {
 	return s
 }
 
-// loadBalancer is a clusterIP with a load balancer's IP.
+// loadBalancer returns a clusterIP with a LoadBalancer IP.
 func loadBalancer(name, vip, lb string, endpoints ...string) service.Service {
 	s := clusterIP(name, vip, endpoints...)
 	s.LoadBalancers = []netip.Addr{netip.MustParseAddr(lb)}
@@ -260,8 +259,8 @@ func TestStartWritesTheNodeBeforeAnyVirtualServer(t *testing.T) {
 	}
 }
 
-// A VIP that is claimed by port becomes local last, and is local no more first,
-// as one that is an address.
+// A VIP claimed by port becomes local last and stops being local first, like one claimed by
+// address.
 func TestOrderOfAClaimedPort(t *testing.T) {
 	w := newWorld(t)
 	w.start()
@@ -296,7 +295,7 @@ func TestOrderOfAClaimedPort(t *testing.T) {
 	}
 }
 
-// Source ranges come and go, and who may come before and after may come at any
+// While source ranges change, clients that are allowed before and after are allowed at every
 // moment in between.
 func TestSourceRangesChangeWithoutAGap(t *testing.T) {
 	w := newWorld(t)
@@ -325,8 +324,8 @@ func TestSourceRangesChangeWithoutAGap(t *testing.T) {
 	}
 }
 
-// A new process that claims in another way leaves nothing of the old one, and
-// gives up nothing before it has what is to take its place.
+// A new process with another claim leaves nothing of the old one, and releases nothing
+// before its replacement exists.
 func TestClaimsChangeWithTheConfiguration(t *testing.T) {
 	svc := loadBalancer("web", "10.96.0.10", "192.168.1.200", "10.244.0.2:8000")
 	states := map[plan.Claim]string{}
@@ -358,8 +357,7 @@ func TestClaimsChangeWithTheConfiguration(t *testing.T) {
 	}
 }
 
-// claimBy claims load balancers' IPs in a way, and cluster IPs if it is one for
-// them.
+// claimBy sets the claim of LoadBalancer IPs, and of cluster IPs if it is valid for them.
 func (w *world) claimBy(claim plan.Claim) {
 	w.cfg.VIPs.ClusterIPs, w.cfg.VIPs.LoadBalancers = plan.ClaimAddress, claim
 	if claim == plan.ClaimRoute {
@@ -518,10 +516,9 @@ func TestFailedReadIsNoEmptyList(t *testing.T) {
 	}
 }
 
-// TestEveryRefusalIsReportedAndRepaired refuses each write of a busy start in
-// turn. Each time the error must name the Service, everything that does not
-// need the refused write must be there, and the retry must leave the kernel
-// as if nothing had happened.
+// TestEveryRefusalIsReportedAndRepaired refuses each write of a busy start in turn. Each
+// time the error must name the Service, everything that does not need the refused write must
+// exist, and the retry must leave the kernel as if nothing had been refused.
 func TestEveryRefusalIsReportedAndRepaired(t *testing.T) {
 	services := []service.Service{
 		clusterIP("a", "10.96.0.1", "10.244.0.2:8000"),
@@ -539,8 +536,8 @@ func TestEveryRefusalIsReportedAndRepaired(t *testing.T) {
 			if seen-1 == n {
 				refused = change
 			}
-			// As often as it is tried: members that are refused together are
-			// tried one by one.
+			// Every attempt fails: members that are refused together are tried one by
+			// one.
 			if change == refused {
 				return unix.ENOMEM
 			}
@@ -548,7 +545,7 @@ func TestEveryRefusalIsReportedAndRepaired(t *testing.T) {
 		}
 		problems := w.start(services...)
 		if len(problems) == 0 {
-			t.Errorf("nobody noticed that %q was refused", refused)
+			t.Errorf("no problem reports that %q was refused", refused)
 		}
 		w.checkOthers(refused, problems, services)
 		w.refuse = nil
@@ -560,8 +557,8 @@ func TestEveryRefusalIsReportedAndRepaired(t *testing.T) {
 	t.Logf("refused each of %d writes in turn", writes)
 }
 
-// checkOthers checks that a Service that is not to blame is served, and that
-// one of which something is missing is not half served.
+// checkOthers checks that an unaffected Service is served, and that a Service that lacks
+// something is not half served.
 func (w *world) checkOthers(refused string, problems Problems, services []service.Service) {
 	w.t.Helper()
 	blamed := map[types.NamespacedName]bool{}
@@ -583,7 +580,7 @@ func (w *world) checkOthers(refused string, problems Problems, services []servic
 	}
 }
 
-// recover does what the loop does after problems: compare, and try again.
+// recover does what the proxy loop does after problems: it compares and retries.
 func (w *world) recover(problems Problems) {
 	w.t.Helper()
 	if _, err := w.observe(); err != nil {
@@ -672,14 +669,14 @@ func TestTCPRealServerDrains(t *testing.T) {
 		t.Fatal("removed with a connection open")
 	}
 
-	// A restart goes on draining, without weight coming back.
+	// A restart continues draining; the weight stays 0.
 	w.restart()
 	w.start(clusterIP("a", "10.96.0.1", "10.244.0.3:8000"))
 	if rs := w.realServers(k)[gone]; rs.Weight != 0 || w.applier.Draining() != 1 {
 		t.Fatalf("after a restart: %v, %d draining", rs, w.applier.Draining())
 	}
 
-	// The endpoint comes back, and goes again.
+	// The endpoint returns, and is deleted again.
 	w.mustApply(clusterIP("a", "10.96.0.1", "10.244.0.2:8000", "10.244.0.3:8000"))
 	if rs := w.realServers(k)[gone]; rs.Weight != 1 || w.applier.Draining() != 0 {
 		t.Fatalf("back again: %v, %d draining", rs, w.applier.Draining())
@@ -697,7 +694,7 @@ func TestTCPRealServerDrains(t *testing.T) {
 	}
 }
 
-// flowTo is conntrack's entry of a client's datagrams to a VIP.
+// flowTo returns the conntrack entry of a client's datagrams to a VIP.
 func flowTo(client, vip, endpoint string) conntrack.Entry {
 	c := netip.MustParseAddrPort(client)
 	return conntrack.Entry{
@@ -726,7 +723,7 @@ func TestUDPRealServerGoesAtOnceWithItsFlows(t *testing.T) {
 	}
 }
 
-// TestDriftOfTheNodesPartIsCounted changes what belongs to no Service.
+// TestDriftOfTheNodesPartIsCounted changes node-wide state.
 func TestDriftOfTheNodesPartIsCounted(t *testing.T) {
 	w := newWorld(t)
 	w.start(clusterIP("a", "10.96.0.1", "10.244.0.2:8000"))
@@ -758,8 +755,8 @@ func TestDriftOfTheNodesPartIsCounted(t *testing.T) {
 	}
 }
 
-// TestRefusedFlowsAreForgottenLater has conntrack refuse: the flow leads nowhere
-// until it is forgotten.
+// TestRefusedFlowsAreForgottenLater makes conntrack refuse the deletion of a stale flow: the
+// flow must be deleted with the retry.
 func TestRefusedFlowsAreForgottenLater(t *testing.T) {
 	w := newWorld(t)
 	udp := func(endpoints ...string) service.Service {
@@ -821,7 +818,7 @@ func TestConflictIsTheOlderServices(t *testing.T) {
 	older.Created, younger.Created = owner("", 10).Created, owner("", 20).Created
 	w.mustApply(younger, older)
 	k := key(ip.TCP, "10.96.0.1:80")
-	// The younger one's endpoint drains, as it was served for a moment.
+	// The younger one's endpoint drains, because it was served for a moment.
 	if rs := w.realServers(k); rs[netip.MustParseAddrPort("10.244.0.2:8000")].Weight != 1 {
 		t.Errorf("real servers %v", rs)
 	}
@@ -861,8 +858,8 @@ func TestCleanupLeavesTheNodeAsItWas(t *testing.T) {
 	}
 }
 
-// Another process has other marks, tables and priorities. It leaves nothing of
-// the first one's, and VIPs stay local until each is claimed anew.
+// A new process has other marks, tables and priorities. It leaves nothing of the first one,
+// and VIPs stay local until each is claimed again.
 func TestOtherRoutingLeavesNothing(t *testing.T) {
 	services := []service.Service{loadBalancer("a", "10.96.0.1", "203.0.113.5", "10.244.0.2:8000")}
 	fresh := newWorld(t)
@@ -906,7 +903,7 @@ func TestOtherRoutingLeavesNothing(t *testing.T) {
 	}
 }
 
-// TestLeftTemporarySetGoes has a process end while it grows a set.
+// TestLeftTemporarySetGoes ends a process while it resizes a set.
 func TestLeftTemporarySetGoes(t *testing.T) {
 	w := newWorld(t)
 	w.start(clusterIP("a", "10.96.0.1", "10.244.0.2:8000"))

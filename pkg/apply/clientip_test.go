@@ -9,9 +9,9 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/plan"
 )
 
-// TestClientIsKeptForThisNodesEndpointsAlone changes the traffic policy: at no moment is
-// a client's address kept on the way to another node's endpoint.
-func TestClientIsKeptForThisNodesEndpointsAlone(t *testing.T) {
+// TestClientAddressIsPreservedOnlyForLocalEndpoints changes the traffic policy: at no moment may
+// the client address be preserved on the way to another node's endpoint.
+func TestClientAddressIsPreservedOnlyForLocalEndpoints(t *testing.T) {
 	w := newWorld(t)
 	w.cfg.LocalMark = plan.LocalMark{} // the virtual server has this node's endpoints
 	w.facts.NodePorts = []netip.Addr{netip.MustParseAddr("192.0.2.1")}

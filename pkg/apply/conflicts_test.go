@@ -10,9 +10,9 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
 )
 
-// TestConflictsAreToldOnce adds and removes owners. A conflict is reported once, when
+// TestConflictsAreReportedOnce adds and removes owners. A conflict is reported once, when
 // it begins.
-func TestConflictsAreToldOnce(t *testing.T) {
+func TestConflictsAreReportedOnce(t *testing.T) {
 	c := newConflicts()
 	k := key(ip.TCP, "10.96.0.1:80")
 	for i, step := range []struct {
@@ -40,7 +40,7 @@ func TestConflictsAreToldOnce(t *testing.T) {
 			reported = append(reported, begun.Loser.Name+begun.Winner.Name)
 		}
 		if !slices.Equal(reported, step.reported) || c.losers != step.losers {
-			t.Errorf("step %d, %q: %d losers, told %v, want %+v", i, step.owners, c.losers, reported, step)
+			t.Errorf("step %d, %q: %d losers, reported %v, want %+v", i, step.owners, c.losers, reported, step)
 		}
 	}
 	if s := fmt.Sprint(len(c.active), len(c.reported), len(c.changed)); s != "0 0 0" {
@@ -49,7 +49,7 @@ func TestConflictsAreToldOnce(t *testing.T) {
 }
 
 // A conflict that ended before take was called is not reported.
-func TestConflictThatIsOverIsNotTold(t *testing.T) {
+func TestEndedConflictIsNotReported(t *testing.T) {
 	c := newConflicts()
 	a, b := types.NamespacedName{Name: "a"}, types.NamespacedName{Name: "b"}
 	k := key(ip.TCP, "10.96.0.1:80")

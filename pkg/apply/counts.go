@@ -73,7 +73,7 @@ func (a *Applier) realServersDiffer() bool {
 		}
 	}
 	if a.toCheck = a.toCheck[n:]; len(a.toCheck) == 0 {
-		a.toCheck = nil // not what is left of its array
+		a.toCheck = nil // release its array
 	}
 	return false
 }

@@ -13,7 +13,7 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/plan"
 )
 
-// TestSuspicious does not suspect what we write ourselves, and what others do.
+// TestSuspicious expects suspicion of changes by other programs, and none of our own.
 func TestSuspicious(t *testing.T) {
 	dest := netip.MustParseAddrPort("10.244.0.2:8000")
 	k := key(ip.TCP, "10.96.0.1:80")

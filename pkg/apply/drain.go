@@ -98,7 +98,7 @@ func (a *Applier) drainNext(most int) []ipvs.Key {
 	}
 	next := a.toDrain[:min(most, len(a.toDrain))]
 	if a.toDrain = a.toDrain[len(next):]; len(a.toDrain) == 0 {
-		a.toDrain = nil // not what is left of its array
+		a.toDrain = nil // release its array
 	}
 	return slices.DeleteFunc(next, func(key ipvs.Key) bool { return len(a.draining[key]) == 0 })
 }

@@ -11,9 +11,8 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/service"
 )
 
-// TestDeadlineOfADrainingRealServer has connections stay open for days. They
-// last while the endpoint is there, ready or not, and until the deadline when it
-// is gone.
+// TestDeadlineOfADrainingRealServer has connections that stay open for days. They last while
+// the endpoint exists, ready or not, and until the deadline once it is deleted.
 func TestDeadlineOfADrainingRealServer(t *testing.T) {
 	w := newWorld(t)
 	w.now = time.Unix(1e9, 0)
@@ -53,7 +52,7 @@ func TestDeadlineOfADrainingRealServer(t *testing.T) {
 	}
 }
 
-// TestIssue89392LostRealServer ends the connections to an endpoint whose node is lost,
+// TestIssue89392LostRealServer resets the connections to an endpoint on an unreachable node,
 // and no others.
 func TestIssue89392LostRealServer(t *testing.T) {
 	w := newWorld(t)
@@ -90,8 +89,8 @@ func TestIssue89392LostRealServer(t *testing.T) {
 	}
 }
 
-// TestUDPDrain keeps a flow to an endpoint that terminates and still serves, and
-// ends it with the endpoint.
+// TestUDPDrain keeps a flow to an endpoint that is terminating and serving, and ends it with
+// the endpoint.
 func TestUDPDrain(t *testing.T) {
 	w := newWorld(t)
 	w.cfg.UDPDrain = true
@@ -124,8 +123,8 @@ func TestUDPDrain(t *testing.T) {
 	}
 }
 
-// TestDrainGoesOn looks at few virtual servers at a time, and comes to all of them,
-// also to those that begin to drain meanwhile.
+// TestDrainGoesOn checks few virtual servers with each call, and reaches all of them,
+// including those that begin to drain meanwhile.
 func TestDrainGoesOn(t *testing.T) {
 	w := newWorld(t)
 	w.now = time.Unix(1e9, 0)

@@ -11,8 +11,9 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/plan"
 )
 
-// A kernel without a type of sets costs what these are for, is told once for the
-// node, and hinders no Service. When the type is there, members follow.
+// If the kernel lacks a set type, only the feature of that set is missing. The problem is
+// reported once, for the node, and affects no Service. Members are added once the type is
+// available.
 func TestSetThatCannotBeCreated(t *testing.T) {
 	for name, member := range map[plan.SetName]string{plan.LoopBack: "10.244.0.2,tcp:8000,10.244.0.2", plan.VIPAddresses: "10.96.0.1"} {
 		t.Run(string(name), func(t *testing.T) {
@@ -32,7 +33,7 @@ func TestSetThatCannotBeCreated(t *testing.T) {
 			}
 			for _, p := range problems {
 				if len(p.Owners) > 0 {
-					t.Errorf("a Service is told: %v", p.Err)
+					t.Errorf("the problem names a Service: %v", p.Err)
 				}
 			}
 			if w.position("add address 10.96.0.1") < 0 || w.position("add virtual server TCP 10.96.0.1:80") < 0 {

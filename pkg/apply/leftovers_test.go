@@ -20,8 +20,8 @@ func (w *world) addLeftovers(rules string) *nat.Fake {
 	return other
 }
 
-// What kube-proxy has left in the other back end serves until every Service is
-// programmed, and goes then. What is not its own stays.
+// Rules that kube-proxy left in the other back end serve until every Service is programmed,
+// and are deleted then. Foreign rules stay.
 func TestLeftoversInOtherBackEnd(t *testing.T) {
 	for name, rules := range map[string]string{"iptables mode": ofIptablesMode, "IPVS mode": ofIPVSMode} {
 		t.Run(name, func(t *testing.T) {
@@ -69,7 +69,7 @@ func TestUnreadableLeftovers(t *testing.T) {
 	}
 }
 
-// kube-proxy that serves with the other back end by now keeps its rules there.
+// A kube-proxy that serves with the other back end by now keeps its rules there.
 func TestCleanupBesideOtherBackEnd(t *testing.T) {
 	w := newWorld(t)
 	if err := w.start(clusterIP("a", "10.96.0.1", here)).Err(); err != nil {
@@ -86,7 +86,7 @@ func TestCleanupBesideOtherBackEnd(t *testing.T) {
 	w.check(nil, []string{"KUBE-"})
 }
 
-// A family that is not served, as its programs are not there, stays as it is.
+// A family that is not served, because its programs are missing, is not changed.
 func TestUnservedFamilyIsLeftAlone(t *testing.T) {
 	w := newWorld(t)
 	if err := w.start(loadBalancer("a", "fd00::b", "2001:db8::1", "[fd00::2]:8000")).Err(); err != nil {

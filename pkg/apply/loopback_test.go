@@ -11,8 +11,8 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/routing"
 )
 
-// The rules for the loopback address stand before those that mark what they are
-// for. They are repaired, and go with everything else.
+// The rules for the loopback address exist before the rules that set the marks they match.
+// They are repaired, and deleted with everything else.
 func TestLoopbackRules(t *testing.T) {
 	w := newWorld(t)
 	w.cfg.LocalhostNodePorts = true

@@ -16,9 +16,9 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/service"
 )
 
-// externalLocal is a Service with a load balancer's IP on port 80 and
-// externalTrafficPolicy Local. The endpoints given are on this node, and
-// 10.244.9.9 on another.
+// externalLocal returns a Service with a LoadBalancer IP on port 80 and
+// externalTrafficPolicy Local. The given endpoints are on this node, 10.244.9.9 is on
+// another.
 func externalLocal(name string, protocol ip.Protocol, vip string, here ...string) service.Service {
 	s := clusterIP(name, "10.96.0.1", here...)
 	s.ExternalLocal = true
@@ -49,7 +49,7 @@ func fwm(mark uint32) ipvs.Key { return fwmKey(ip.IPv4, mark) }
 const (
 	here = "10.244.0.2:8000"
 	vip  = "203.0.113.5"
-	// first is the mark with the number 1.
+	// first is the fwmark with index 1.
 	first = 0xb
 )
 
@@ -117,8 +117,8 @@ func TestRestartKeepsMarks(t *testing.T) {
 	}
 }
 
-// TestForeignMarkIsLeftAlone has a virtual server with a mark that none of our
-// members carries.
+// TestForeignMarkIsLeftAlone has a virtual server with a fwmark that none of our members
+// carries.
 func TestForeignMarkIsLeftAlone(t *testing.T) {
 	w := newWorld(t)
 	w.ipvs.Apply([]ipvs.Change{{Op: ipvs.AddVirtualServer, Key: fwm(77), VirtualServer: ipvs.VirtualServer{Scheduler: "wlc"}}})
@@ -127,12 +127,12 @@ func TestForeignMarkIsLeftAlone(t *testing.T) {
 		t.Errorf("not there any more:\n%s", w.ipvs.Dump())
 	}
 	if !w.applier.MarkInUse(77) || w.applier.MarkInUse(first+1) {
-		t.Error("the marks of others are not told from ours")
+		t.Error("foreign marks are taken for ours")
 	}
 }
 
-// TestMemberThatIsThereAfterAll was refused, as far as is known. What waits for it is
-// programmed when it is seen.
+// TestMemberThatIsThereAfterAll: a member exists although its addition seemed to fail. The
+// virtual server that waits for it is programmed once the member is observed.
 func TestMemberThatIsThereAfterAll(t *testing.T) {
 	w := newWorld(t)
 	w.refuse = func(change string) error {
@@ -159,8 +159,8 @@ func TestMemberThatIsThereAfterAll(t *testing.T) {
 	}
 }
 
-// TestUnreadyEndpointDrains: the last endpoint of the node is not ready for a
-// while. The virtual server stays, with what is connected.
+// TestUnreadyEndpointDrains: the node's last endpoint is not ready for a while. The virtual
+// server and its connections stay.
 func TestUnreadyEndpointDrains(t *testing.T) {
 	w := newWorld(t)
 	s, dest := externalLocal("a", ip.TCP, vip, here), netip.MustParseAddrPort(here)
@@ -215,8 +215,7 @@ func TestMarkDrift(t *testing.T) {
 	}
 }
 
-// TestMasqueradeChangesTheMark: the same number, with the mark that postrouting
-// acts on or without.
+// TestMasqueradeChangesTheMark: the same fwmark, with and without the masquerade mark.
 func TestMasqueradeChangesTheMark(t *testing.T) {
 	w := newWorld(t)
 	s := externalLocal("a", ip.TCP, vip, here)
@@ -232,8 +231,8 @@ func TestMasqueradeChangesTheMark(t *testing.T) {
 	}
 }
 
-// TestUDPFlowsOfBothVirtualServers: what leads to an endpoint that one of the
-// two still has is kept.
+// TestUDPFlowsOfBothVirtualServers: flows to an endpoint that either of the two virtual
+// servers still has are kept.
 func TestUDPFlowsOfBothVirtualServers(t *testing.T) {
 	w := newWorld(t)
 	s := externalLocal("a", ip.UDP, vip, here)
@@ -296,7 +295,7 @@ func TestAddressWithoutItsMarkedServer(t *testing.T) {
 		return nil
 	}
 	if err := w.apply(externalLocal("a", ip.TCP, vip, here)); len(err) == 0 {
-		t.Error("the refusal is not told")
+		t.Error("the refusal is not reported")
 	}
 	if w.position("add local route "+vip+"/32") < 0 {
 		t.Errorf("the address is not local:\n%s", strings.Join(w.order, "\n"))

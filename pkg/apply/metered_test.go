@@ -39,7 +39,7 @@ func (r *readings) take() []string {
 	return lines
 }
 
-// Every part of the kernel is metered, and says the operation that it refused.
+// Every part of the kernel is metered, and reports the operation that it refused.
 func TestMetered(t *testing.T) {
 	w := newWorld(t)
 	var r readings

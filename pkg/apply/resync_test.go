@@ -19,14 +19,14 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/service"
 )
 
-// meanwhile is a world in which Services and damage come at random.
+// meanwhile is a world in which Services change and the kernel is damaged at random.
 type meanwhile struct {
 	*world
 	random *rand.Rand
 	now    map[string]service.Service
 }
 
-// change has one Service come, change or go.
+// change adds, changes or deletes one Service.
 func (m *meanwhile) change() {
 	i := m.random.IntN(8)
 	name, vip := fmt.Sprintf("s%d", i), fmt.Sprintf("10.96.0.%d", 10+i)
@@ -50,8 +50,7 @@ func (m *meanwhile) change() {
 	m.apply(s) // what damage has it refused is tried again in the end
 }
 
-// damage takes away one of the things that are there, or alters it, or adds what is
-// nobody's.
+// damage deletes or alters one of the existing objects, or adds a foreign one.
 func (m *meanwhile) damage() {
 	key, entry := m.anyServer(), m.anyEntry()
 	state, _ := m.routing.Observe()
@@ -105,7 +104,7 @@ func (m *meanwhile) anyServer() ipvs.Key {
 	return ipvs.Key{}
 }
 
-// anyEntry gives a change of any member of a set that has one.
+// anyEntry returns a change of any member of a set that has one.
 func (m *meanwhile) anyEntry() func(ipset.Op) ipset.Change {
 	state, _ := m.ipset.Observe(func(string) bool { return true })
 	for _, set := range state {
@@ -116,8 +115,8 @@ func (m *meanwhile) anyEntry() func(ipset.Op) ipset.Change {
 	return func(ipset.Op) ipset.Change { return ipset.Change{} }
 }
 
-// adopt has Services change before, while and after the kernel is read, and between any
-// two pieces of what was read, and gives the differences found.
+// adopt changes Services before, during and after the read of the kernel, and between any
+// two steps of the resync. It returns the differences found.
 func (m *meanwhile) adopt() int {
 	m.t.Helper()
 	for range m.random.IntN(4) {
@@ -147,7 +146,7 @@ func (m *meanwhile) adopt() int {
 	return d.End()
 }
 
-// repair compares once more, as what was written meanwhile was not, and tries again
+// repair compares again, because changes written meanwhile were not compared, and retries
 // what was refused.
 func (m *meanwhile) repair() {
 	m.t.Helper()
@@ -167,9 +166,9 @@ func (m *meanwhile) repair() {
 	}
 }
 
-// TestAdoptionInPieces finds nothing where nothing was damaged, whatever is written
-// meanwhile. After damage it leaves a process that starts nothing to write.
-func TestAdoptionInPieces(t *testing.T) {
+// TestResyncInSteps finds no difference without damage, whatever is written meanwhile. After
+// damage it leaves nothing to write for a process that starts.
+func TestResyncInSteps(t *testing.T) {
 	found := 0
 	for seed := range uint64(300) {
 		m := &meanwhile{world: newWorld(t), random: rand.New(rand.NewPCG(seed, 1)), now: map[string]service.Service{}}

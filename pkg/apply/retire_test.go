@@ -15,13 +15,13 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/service"
 )
 
-// cluster is a Service with externalTrafficPolicy Cluster.
+// cluster returns a Service with externalTrafficPolicy Cluster.
 func cluster(s service.Service) service.Service {
 	s.ExternalLocal = false
 	return s
 }
 
-// quarantined is a Service whose endpoints on this node have left their slice.
+// quarantined returns a Service whose endpoints on this node have left their slice.
 func quarantined(s service.Service) service.Service {
 	s.Ports = slices.Clone(s.Ports)
 	s.Ports[0].Endpoints = slices.DeleteFunc(slices.Clone(s.Ports[0].Endpoints), func(e service.Endpoint) bool { return e.Node == "node1" })
@@ -33,10 +33,10 @@ func masqueraded(s service.Service) service.Service {
 	return s
 }
 
-// used is a real server of the virtual server with the mark, which a connection uses.
+// used is a real server of the fwmark virtual server, which a connection uses.
 var used = netip.MustParseAddrPort(here)
 
-// local starts with a Service of policy Local that has a connection by its mark.
+// local starts with a Service of policy Local that has a connection through its fwmark.
 func local(t *testing.T, protocol ip.Protocol) (*world, service.Service) {
 	w := newWorld(t)
 	s := externalLocal("a", protocol, vip, here)
@@ -48,8 +48,8 @@ func local(t *testing.T, protocol ip.Protocol) (*world, service.Service) {
 	return w, s
 }
 
-// retires checks that the virtual server with the first mark stands for its connection
-// alone, over a comparison and a restart, and goes with its end.
+// retires checks that the virtual server with the first fwmark exists only for its
+// connection, across a resync and a restart, and is deleted when that ends.
 func (w *world) retires(s service.Service) {
 	w.t.Helper()
 	check := func(when string) {
@@ -91,8 +91,8 @@ func (w *world) retires(s service.Service) {
 	}
 }
 
-// TestRetire has a virtual server with a mark not be desired any more while a
-// connection uses it, for each reason that there is.
+// TestRetire makes a fwmark virtual server undesired while a connection uses it, for each
+// possible reason.
 func TestRetire(t *testing.T) {
 	for name, becomes := range map[string]func(service.Service) service.Service{
 		"policy Cluster":           cluster,
@@ -124,8 +124,8 @@ func TestRetire(t *testing.T) {
 	})
 }
 
-// TestRetireInOrder has no packet marked that meets a virtual server without weights,
-// neither when it is retired nor when it comes back.
+// TestRetireInOrder checks that no marked packet reaches a virtual server without weights,
+// neither when it is retired nor when it is desired again.
 func TestRetireInOrder(t *testing.T) {
 	w, s := local(t, ip.TCP)
 	inOrder := func(texts ...string) {
@@ -162,13 +162,13 @@ func TestRetireWaitsForItsRecord(t *testing.T) {
 			return nil
 		}
 		if w.apply(becomes(s)).Err() == nil {
-			t.Error("the refusal is not told")
+			t.Error("the refusal is not reported")
 		}
 		if got := w.applier.Marks()[key(ip.TCP, vip+":80")]; got != first {
 			t.Errorf("the member was changed without a record: mark %#x", got)
 		}
 		if rs := w.realServers(fwm(first))[used]; rs.Weight != 1 {
-			t.Errorf("packets are led to %v", rs)
+			t.Errorf("packets reach %v", rs)
 		}
 		w.refuse = nil
 		w.applier.Retry(nodeOwner.Name)
@@ -222,7 +222,7 @@ func TestRetireUDP(t *testing.T) {
 	}
 }
 
-// TestCleanupOfRetired leaves nothing.
+// TestCleanupOfRetired leaves nothing in the kernel.
 func TestCleanupOfRetired(t *testing.T) {
 	w, s := local(t, ip.TCP)
 	w.mustApply(cluster(s))

@@ -14,7 +14,7 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/plan"
 )
 
-// postrouting makes SNAT sources, as "eth1 10.12.192.10", those of the node.
+// postrouting sets the SNAT sources of the node, given as "eth1 10.12.192.10".
 func (w *world) postrouting(sources ...string) {
 	part := plan.NodeWide(&w.cfg, &plan.Node{})
 	part.NAT.Chains = maps.Clone(part.NAT.Chains)
@@ -30,8 +30,8 @@ func (w *world) postrouting(sources ...string) {
 	w.applier.SetNode(part)
 }
 
-// TestSourceIsForgotten: flows that were translated to a source are forgotten when it
-// is used no more, after the rules are written, and no others.
+// TestSourceIsForgotten: flows translated to a source are deleted once it is no longer used,
+// after the rules are written, and no others.
 func TestSourceIsForgotten(t *testing.T) {
 	flow := func(protocol ip.Protocol, source string) conntrack.Entry {
 		return conntrack.Entry{
@@ -87,7 +87,7 @@ func TestSourceIsForgotten(t *testing.T) {
 	}
 }
 
-// TestSourceChangedOverARestart: the rules in the kernel tell the old one.
+// TestSourceChangedOverARestart: the rules in the kernel show the old source.
 func TestSourceChangedOverARestart(t *testing.T) {
 	w := newWorld(t)
 	w.postrouting("eth1 10.12.192.10")
@@ -105,8 +105,8 @@ func TestSourceChangedOverARestart(t *testing.T) {
 	}
 }
 
-// TestNoDumpBeforeSweep: at the start conntrack is read once for each family,
-// however many batches there are.
+// TestNoDumpBeforeSweep: at startup conntrack is read once for each family, however many
+// batches there are.
 func TestNoDumpBeforeSweep(t *testing.T) {
 	w := newWorld(t)
 	w.observe()
@@ -131,8 +131,8 @@ func TestNoDumpBeforeSweep(t *testing.T) {
 	}
 }
 
-// TestReroutedClientIsForgotten: UDP flows of a source that is bound to the main
-// table's interface from now on are forgotten, once, and not at a start.
+// TestReroutedClientIsForgotten: UDP flows of a source that is bound to the main table's
+// interface from now on are deleted, once, and not at startup.
 func TestReroutedClientIsForgotten(t *testing.T) {
 	w := newWorld(t)
 	pod, other := netip.MustParsePrefix("10.244.0.9/32"), netip.MustParsePrefix("10.244.0.8/32")

@@ -10,7 +10,7 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/kubeproxy"
 )
 
-// ofIPVSMode is some of what kube-proxy writes over ours.
+// ofIPVSMode is some of what kube-proxy writes over our rules.
 const ofIPVSMode = `*nat
 :KUBE-SERVICES - [0:0]
 :KUBE-POSTROUTING - [0:0]
@@ -34,7 +34,7 @@ COMMIT
 COMMIT
 `
 
-// cleanup is a process of its own.
+// cleanup runs Cleanup as a separate process would.
 func (w *world) cleanup() (*Applier, error) {
 	w.restart()
 	return w.applier, w.applier.Cleanup()
@@ -47,7 +47,7 @@ func (w *world) restore(family ip.Family, text string) {
 	}
 }
 
-// check wants some texts in the kernel, and others not.
+// check requires some texts in the kernel, and forbids others.
 func (w *world) check(kept, gone []string) {
 	w.t.Helper()
 	state := w.kernel()
@@ -63,8 +63,8 @@ func (w *world) check(kept, gone []string) {
 	}
 }
 
-// TestCleanupBesideIPVSMode leaves kube-proxy what it has taken over in IPv4, and
-// takes away all of IPv6.
+// TestCleanupBesideIPVSMode keeps what kube-proxy has taken over in IPv4, and deletes
+// everything of IPv6.
 func TestCleanupBesideIPVSMode(t *testing.T) {
 	w := newWorld(t)
 	if err := w.start(externalLocal("a", ip.TCP, vip, here), clusterIP("b", "fd00::b", "[fd00::2]:8000")).Err(); err != nil {
@@ -94,7 +94,7 @@ func TestCleanupBesideIPVSMode(t *testing.T) {
 	w.check(kept, append(gone, "-f 11", "KUBE-IPVS-LOCAL "))
 }
 
-// TestCleanupBesideIptablesMode leaves kube-proxy its rules, and nothing of IPVS.
+// TestCleanupBesideIptablesMode keeps kube-proxy's rules, and nothing of IPVS.
 func TestCleanupBesideIptablesMode(t *testing.T) {
 	w := newWorld(t)
 	if err := w.start(externalLocal("a", ip.TCP, vip, here)).Err(); err != nil {
@@ -109,8 +109,8 @@ func TestCleanupBesideIptablesMode(t *testing.T) {
 		[]string{"-t 10.96.0.1:80", "-f 11", "link true", "KUBE-IPVS-", "KUBE-CLUSTER-IP ", ":KUBE-LOAD-BALANCER", ":KUBE-NODE-PORT "})
 }
 
-// TestCleanupBesideNFTablesMode leaves kube-proxy its tables, once nothing of ours
-// serves beside them.
+// TestCleanupBesideNFTablesMode keeps kube-proxy's tables once no rules of ours serve beside
+// them.
 func TestCleanupBesideNFTablesMode(t *testing.T) {
 	for _, c := range []struct {
 		name string

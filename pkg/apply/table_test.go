@@ -12,7 +12,7 @@ func owner(name string, second int64) *Owner {
 	return &Owner{Name: types.NamespacedName{Namespace: "default", Name: name}, Created: time.Unix(second, 0)}
 }
 
-func TestLedgerOlderOwnerWinsAndYoungerTakesOver(t *testing.T) {
+func TestTableOlderOwnerWinsAndYoungerTakesOver(t *testing.T) {
 	l := newTable[string, int]()
 	young, old := owner("a", 20), owner("b", 10)
 	l.put("key", young, 0, 1)
@@ -30,11 +30,11 @@ func TestLedgerOlderOwnerWinsAndYoungerTakesOver(t *testing.T) {
 	}
 	l.drop("key", young)
 	if _, ok := l.want("key"); ok || len(l.desired) != 0 {
-		t.Error("a key that nobody wants is still there")
+		t.Error("a key without an owner is still in the table")
 	}
 }
 
-func TestLedgerSameAgeGoesByName(t *testing.T) {
+func TestTableSameAgeSortsByName(t *testing.T) {
 	l := newTable[string, int]()
 	l.put("key", owner("b", 10), 0, 1)
 	l.put("key", owner("a", 10), 0, 2)
@@ -43,7 +43,7 @@ func TestLedgerSameAgeGoesByName(t *testing.T) {
 	}
 }
 
-func TestLedgerNodeComesFirstAndIsNobodysService(t *testing.T) {
+func TestTableNodeComesFirstAndIsNoService(t *testing.T) {
 	l := newTable[string, int]()
 	l.put("key", owner("a", 10), 0, 1)
 	l.put("key", nodeOwner, 0, 2)
@@ -55,7 +55,7 @@ func TestLedgerNodeComesFirstAndIsNobodysService(t *testing.T) {
 	}
 }
 
-func TestLedgerRefusedKeysWaitForTheirOwnersRetry(t *testing.T) {
+func TestTableRefusedKeysWaitForTheirOwnersRetry(t *testing.T) {
 	l := newTable[string, int]()
 	a, b := owner("a", 1), owner("b", 2)
 	l.put("of a", a, 0, 1)
@@ -69,7 +69,7 @@ func TestLedgerRefusedKeysWaitForTheirOwnersRetry(t *testing.T) {
 	}
 	l.retry(nodeOwner.Name)
 	if _, dirty := l.dirty["of nobody"]; !dirty || len(l.dirty) != 2 {
-		t.Errorf("after the retry of nobody: dirty %v", l.dirty)
+		t.Errorf("after the retry of the zero name: dirty %v", l.dirty)
 	}
 	l.put("of b", b, 0, 2) // a change does not wait
 	if _, dirty := l.dirty["of b"]; !dirty || len(l.stuck) != 0 {

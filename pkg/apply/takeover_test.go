@@ -9,7 +9,7 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/kubeproxy"
 )
 
-// ofIptablesMode is what kube-proxy writes for a Service in iptables mode, beside
+// ofIptablesMode is what kube-proxy writes for a Service in iptables mode, beside the
 // kubelet's chain and another program's rule.
 const ofIptablesMode = `*mangle
 :KUBE-PROXY-CANARY - [0:0]
@@ -62,7 +62,7 @@ func TestTakeOverFromIptablesMode(t *testing.T) {
 	}
 }
 
-// In IPVS mode the sets of node ports are others: until ours are filled, only
+// In IPVS mode kube-proxy's sets of node ports differ from ours: until ours are filled, only
 // kube-proxy's rules masquerade.
 func TestTakeOverFromIPVSMode(t *testing.T) {
 	w := newWorld(t)
@@ -77,8 +77,8 @@ func TestTakeOverFromIPVSMode(t *testing.T) {
 	if member < 0 || replaced < member {
 		t.Errorf("the member came as change %d, the rules were replaced by change %d", member, replaced)
 	}
-	// Those that lead clients outside to this node's endpoints are needed as soon
-	// as an address has all endpoints.
+	// The rules that direct external clients to node-local endpoints are needed as soon as
+	// an address has all endpoints.
 	if mangle := w.position("mangle/KUBE-IPVS-"); mangle < 0 || mangle > member {
 		t.Errorf("the member came as change %d, table mangle was written by change %d of\n%s", member, mangle, strings.Join(w.order, "\n"))
 	}
@@ -110,8 +110,8 @@ func TestTakeOverFromNFTablesMode(t *testing.T) {
 	}
 }
 
-// An address has all endpoints only when there is somewhere else to lead clients
-// outside, under externalTrafficPolicy Local.
+// Under externalTrafficPolicy Local an address gets all endpoints only once external clients
+// are directed elsewhere.
 func TestMarkedServersComeFirst(t *testing.T) {
 	for range 10 { // the work is in a map, in random order
 		w := newWorld(t)

@@ -20,8 +20,8 @@ func mark(family ip.Family, fwmark uint32) Key {
 	return Key{Addr: family.Unspecified(), FWMark: fwmark}
 }
 
-// service makes a Service of the scheduler and real servers of weight 1, or
-// of the weight after "=".
+// service returns a Service with the scheduler and real servers of weight 1, or of the
+// weight after "=".
 func service(scheduler string, dests ...string) Service {
 	s := Service{VirtualServer: VirtualServer{Scheduler: scheduler}, RealServers: map[netip.AddrPort]RealServer{}}
 	for _, dest := range dests {

@@ -41,7 +41,7 @@ func TestTransientErrorsAreRetried(t *testing.T) {
 	}
 }
 
-// TestObserveIsNeverPartial fails one dump after the other.
+// TestObserveIsNeverPartial fails each dump in turn.
 func TestObserveIsNeverPartial(t *testing.T) {
 	for fail := range 3 {
 		f := NewFake()
@@ -115,8 +115,8 @@ func TestConcurrentUse(t *testing.T) {
 	wg.Wait()
 }
 
-// TestNothingWaitsForObserve has a change made during a read of everything, which
-// takes long where there is much.
+// TestNothingWaitsForObserve makes a change during a read of everything, which may take
+// long.
 func TestNothingWaitsForObserve(t *testing.T) {
 	f := NewFake()
 	mustApply(t, &f.client, Diff(nil, State{tcp1: service("rr", "192.0.2.1:80"), tcp2: service("rr")}))

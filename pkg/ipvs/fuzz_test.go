@@ -14,9 +14,9 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
 )
 
-// FuzzReplies: what the kernel says of virtual and real servers is refused, or
-// read so that it names something that can be changed, and is told in words; and
-// the request that would change it is whole.
+// FuzzReplies: the kernel's answer about virtual and real servers is rejected, or converted
+// to a key that can be changed and formatted; and the request that would change it is
+// complete.
 func FuzzReplies(f *testing.F) {
 	f.Add(uint16(unix.AF_INET), uint16(6), uint16(443), uint32(0), "rr", uint32(2), uint32(0), []byte{10, 96, 0, 1}, []byte{10, 244, 1, 5}, uint16(6443), 1)
 	f.Add(uint16(unix.AF_INET6), uint16(17), uint16(53), uint32(0), "mh", uint32(3), uint32(10800), []byte(net.ParseIP("fd00::a")), []byte(net.ParseIP("fd00::5")), uint16(53), 0)
@@ -47,8 +47,8 @@ func FuzzReplies(f *testing.F) {
 	})
 }
 
-// checkRequest wants a request that is aligned and whole, of what the package
-// would send.
+// checkRequest requires that a request is aligned, complete, and one that the package would
+// send.
 func checkRequest(t *testing.T, c Change) {
 	if c.check() != nil {
 		return
@@ -63,8 +63,8 @@ func checkRequest(t *testing.T, c Change) {
 	}
 }
 
-// FuzzList: a list of all real servers is refused, or read so that the kernel's list
-// of what was read would be read as the same.
+// FuzzList: a list of all real servers is rejected, or parsed so that printing and parsing
+// the result again gives the same.
 func FuzzList(f *testing.F) {
 	f.Add(heading + "TCP  0A600001:01BB rr persistent 10800 FFFFFFFF\n  -> C0000201:192B      Masq    1      3          7         \n")
 	f.Add(heading + "FWM  00000007 rr \n  -> C0000209:0050      Masq    1      0          0         \nUDP  0A600002:0035 rr ops \n")
@@ -84,7 +84,7 @@ func FuzzList(f *testing.F) {
 	})
 }
 
-// printList is what the kernel prints for virtual servers.
+// printList returns what the kernel prints for virtual servers.
 func printList(list map[Key]map[netip.AddrPort]RealServer) string {
 	var b strings.Builder
 	b.WriteString(heading)

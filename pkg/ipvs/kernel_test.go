@@ -30,16 +30,16 @@ func TestKernel(t *testing.T) {
 	}
 }
 
-// openKernel moves the test to a fresh network namespace, where it stays: the
-// thread is never unlocked, so the runtime ends it with the test.
+// openKernel moves the test to a new network namespace, where it stays: the thread is never
+// unlocked, so the runtime ends it with the test.
 func openKernel(t testing.TB) *client {
 	t.Helper()
 	runtime.LockOSThread()
 	if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
 		t.Fatal(err)
 	}
-	// Without any link up there is no local table, and the kernel takes every
-	// real server's address for a broadcast address.
+	// Without a link that is up there is no local table, and the kernel takes every real
+	// server's address for a broadcast address.
 	lo, err := netlink.LinkByName("lo")
 	if err != nil {
 		t.Fatal(err)
@@ -55,7 +55,7 @@ func openKernel(t testing.TB) *client {
 	return &n.client
 }
 
-// TestText compares State.String with the program whose form it has.
+// TestText compares State.String with the output of ipvsadm.
 func TestText(t *testing.T) {
 	c := openKernel(t)
 	sticky := service("rr", "192.0.2.1:80", "192.0.2.2:81=0")
@@ -92,9 +92,9 @@ func sortedLines(s string) []string {
 	return lines
 }
 
-// TestListIsWhatDumpsTell compares the two ways to read real servers, over a list
-// of several pages, with another network namespace that has virtual servers too:
-// then some kernels leave some out of the list.
+// TestListIsWhatDumpsTell compares the two ways to read real servers, with a list of several
+// pages and a second network namespace with virtual servers: some kernels then omit some
+// from the list.
 func TestListIsWhatDumpsTell(t *testing.T) {
 	done := make(chan struct{})
 	t.Cleanup(func() { close(done) })
@@ -159,8 +159,8 @@ func TestConnectionIsCounted(t *testing.T) {
 	}
 }
 
-// TestOptionIsWhatDumpsTell compares the two ways to read the real servers of one
-// virtual server: few, as many as there is room for at once, and more.
+// TestOptionIsWhatDumpsTell compares the two ways to read the real servers of one virtual
+// server: few, as many as fit into one request, and more.
 func TestOptionIsWhatDumpsTell(t *testing.T) {
 	c := openKernel(t)
 	s := c.raw.(*socket)
@@ -195,9 +195,9 @@ func byDest(dests []destination) map[netip.AddrPort]destination {
 	return m
 }
 
-// TestServicesByOption compares the two ways to list virtual servers: few, as many
-// as there is room for at once, and more than were counted. With one of IPv6, the
-// option must not be taken for all.
+// TestServicesByOption compares the two ways to list virtual servers: few, as many as fit
+// into one request, and more than were counted. With an IPv6 virtual server the option's
+// list must not be taken for complete.
 func TestServicesByOption(t *testing.T) {
 	c := openKernel(t)
 	s := c.raw.(*socket)
@@ -237,8 +237,8 @@ func TestServicesByOption(t *testing.T) {
 	}
 }
 
-// TestModuleUsers sees that the references to the module are those that are known: else
-// everything would be right, and slow.
+// TestModuleUsers checks that all references to the module are accounted for: otherwise
+// everything would be correct, but slow.
 func TestModuleUsers(t *testing.T) {
 	c := openKernel(t)
 	s := c.raw.(*socket)
@@ -271,8 +271,8 @@ func TestModuleUsers(t *testing.T) {
 	}
 }
 
-// TestTimedOutSocket ends a request that is never answered, and makes one
-// after it.
+// TestTimedOutSocket makes a request that is never answered, and another one after the
+// timeout.
 func TestTimedOutSocket(t *testing.T) {
 	c := openKernel(t)
 	s := c.raw.(*socket)
@@ -285,8 +285,8 @@ func TestTimedOutSocket(t *testing.T) {
 	mustApply(t, c, Diff(nil, State{tcp1: service("rr")}))
 }
 
-// TestManyChanges makes more changes than go into one write, of which some
-// are refused: each has its own answer.
+// TestManyChanges makes more changes than one write holds. Some are refused; each has its
+// own answer.
 func TestManyChanges(t *testing.T) {
 	c := openKernel(t)
 	var changes []Change
@@ -314,9 +314,8 @@ func numbered(i int) Key {
 	return key(ip.TCP, fmt.Sprintf("10.%d.%d.%d:443", i>>16&255, i>>8&255, i&255))
 }
 
-// BenchmarkApply programs a virtual server with two real servers, by itself and
-// as one of many; BenchmarkLibrary does what Apply did when it used the
-// library's way of writing.
+// BenchmarkApply programs a virtual server with two real servers, alone and in a batch.
+// BenchmarkLibrary does the same through the library.
 func BenchmarkApply(b *testing.B) {
 	for _, at := range []int{1, 1000} {
 		b.Run(fmt.Sprint(at), func(b *testing.B) {
@@ -334,9 +333,9 @@ func BenchmarkApply(b *testing.B) {
 	}
 }
 
-// BenchmarkObserve reads many virtual servers of IPv4, with two real servers each, as
-// Observe does it without and with one of IPv6 besides, and by the dump and the list
-// that it was done with before.
+// BenchmarkObserve reads many IPv4 virtual servers with two real servers each: with Observe,
+// without and with one IPv6 virtual server beside them, and with the dump and the list that
+// Observe used before.
 func BenchmarkObserve(b *testing.B) {
 	for _, n := range []int{1000, 10000, 44125} {
 		run := func(name string, observe func(*client) (int, error), more State) {
@@ -366,7 +365,7 @@ func BenchmarkObserve(b *testing.B) {
 	}
 }
 
-// deleteAll gives back at once what the end of a network namespace does later.
+// deleteAll frees at once what the kernel frees some time after the network namespace ends.
 func deleteAll(c *client) []Change {
 	state, _ := c.Observe()
 	return Diff(state, nil)
@@ -387,8 +386,8 @@ func BenchmarkLibrary(b *testing.B) {
 	}
 }
 
-// BenchmarkConnections counts the connections of a virtual server with two real
-// servers; BenchmarkDump does it as the library does.
+// BenchmarkConnections counts the connections of a virtual server with two real servers.
+// BenchmarkDump does the same through the library.
 func BenchmarkConnections(b *testing.B) {
 	c := openKernel(b)
 	mustApply(b, c, Diff(nil, State{tcp1: service("rr", "192.0.2.1:80", "192.0.2.2:80")}))
@@ -409,7 +408,7 @@ func BenchmarkDump(b *testing.B) {
 	}
 }
 
-// TestCount counts those of IPv4.
+// TestCount counts IPv4 virtual servers.
 func TestCount(t *testing.T) {
 	c := openKernel(t)
 	mustApply(t, c, Diff(nil, State{

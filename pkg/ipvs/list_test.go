@@ -39,7 +39,7 @@ SCTP  [fd00:0010:0000:0000:0000:0000:0000:0001]:0050 mh
 	}
 }
 
-// Of what cannot be read, nothing is known.
+// An unreadable list returns nothing.
 func TestParseListRefuses(t *testing.T) {
 	for _, line := range []string{
 		"TCP", "TCP  0A600001", "TCP  0A600001:1BBBB rr", "TCP  [fd00::1:0050 rr", "TCP  0A60000100:01BB rr", "TCP  none:01BB rr",
@@ -52,7 +52,7 @@ func TestParseListRefuses(t *testing.T) {
 	}
 }
 
-// What the list leaves out is asked for.
+// Virtual servers that the list omits are requested one by one.
 func TestUnlistedIsAskedFor(t *testing.T) {
 	f := NewFake()
 	want := State{

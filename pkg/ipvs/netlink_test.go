@@ -8,8 +8,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A kernel without IPVS ends the start with one error that names the module and
-// the cure (kubernetes#121042, #92033).
+// Without IPVS in the kernel, startup fails with one error that names the module and the fix
+// (kubernetes#121042, #92033).
 func TestIssue121042MissingModule(t *testing.T) {
 	for name, tc := range map[string]struct {
 		answers []error // to the looks for IPVS

@@ -73,7 +73,7 @@ type control struct {
 func newControl() (*control, error) {
 	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
-		return nil, fmt.Errorf("open a socket to ask IPVS: %w", err)
+		return nil, fmt.Errorf("open a socket for IPVS: %w", err)
 	}
 	return &control{fd: fd}, nil
 }

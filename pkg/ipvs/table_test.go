@@ -14,8 +14,8 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/kernel"
 )
 
-// The tests of this file are run on the Fake and, with the build tag e2e, on
-// the kernel: that both pass is what makes the Fake worth believing.
+// The tests of this file run on the Fake and, with the build tag e2e, on the kernel. Both
+// must pass, so the Fake behaves like the kernel.
 
 var allTests = []struct {
 	name string
@@ -28,7 +28,7 @@ var allTests = []struct {
 	{"connections", testConnections},
 }
 
-// testErrnos asks the raw side: what the kernel itself answers.
+// testErrnos tests raw: the kernel's own answers.
 func testErrnos(t *testing.T, open func(testing.TB) *client) {
 	dest := netip.MustParseAddrPort
 	rr := VirtualServer{Scheduler: "rr"}
@@ -78,7 +78,7 @@ func testErrnos(t *testing.T, open func(testing.TB) *client) {
 	}
 }
 
-// testApply asks the client: what callers rely on.
+// testApply tests client: the guarantees to callers.
 func testApply(t *testing.T, open func(testing.TB) *client) {
 	dest := netip.MustParseAddrPort
 	rr, wrr := VirtualServer{Scheduler: "rr"}, VirtualServer{Scheduler: "wrr"}

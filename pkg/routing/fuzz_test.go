@@ -11,8 +11,8 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
 )
 
-// FuzzWatch: any message of the kernel's is sorted, and nothing but a change of
-// what is looked at leads to a call.
+// FuzzWatch: any message of the kernel is handled, and only a change of watched state causes
+// a call.
 func FuzzWatch(f *testing.F) {
 	link := make([]byte, unix.SizeofIfInfomsg)
 	f.Add(uint16(unix.RTM_NEWLINK), append(link, 11, 0, 3, 0, 'k', 'u', 'b', 'e', '-', 'i', 0, 0))
@@ -24,14 +24,14 @@ func FuzzWatch(f *testing.F) {
 		w.dummyLink = 7
 		w.message(syscall.NetlinkMessage{Header: syscall.NlMsghdr{Type: kind}, Data: data})
 		if (kind < unix.RTM_NEWLINK || kind > unix.RTM_DELRULE) && len(w.inventory)+len(w.own) > 0 {
-			t.Errorf("a message of type %d led to a call", kind)
+			t.Errorf("a message of type %d caused a call", kind)
 		}
 	})
 }
 
-// FuzzReplies: what the library gives of routes and rules is turned into values that
-// can be told in words, or refused. Messages are left out: the library panics over an
-// attribute that is not padded (netlink 1.3.1), as all of the kernel's are.
+// FuzzReplies: the library's routes and rules are converted to values that can be formatted,
+// or rejected. Messages are not fuzzed: the library panics on an attribute without padding
+// (netlink 1.3.1), and all attributes of the kernel have it.
 func FuzzReplies(f *testing.F) {
 	f.Add([]byte{10, 0, 0, 0}, []byte{10, 0, 0, 1}, 8, 254, 1, uint32(1), uint32(1))
 	f.Add([]byte(net.ParseIP("fd00::")), []byte{}, 64, 0, 2, uint32(0), uint32(0))

@@ -11,7 +11,7 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
 )
 
-// Interfaces that other programs' rules name as the one that packets enter by.
+// Input interfaces that rules of other programs match.
 func TestInputsOf(t *testing.T) {
 	rules := []rawRule{
 		{Rule{Family: ip.IPv4, IIf: "vlan1", Table: 101}, 0},
@@ -26,7 +26,7 @@ func TestInputsOf(t *testing.T) {
 	}
 }
 
-// Of the routes by an input only those to single hosts on its link are read.
+// Of the routes over an input interface only those to single hosts on its link are read.
 func TestWantedRoutes(t *testing.T) {
 	tables := tables{family: ip.IPv4, names: map[int]string{2: "eth0", 3: "vlan1"}, inputs: map[string]bool{"vlan1": true}}
 	network := func(s string) *net.IPNet { _, n, _ := net.ParseCIDR(s); return n }

@@ -51,9 +51,8 @@ func open(t testing.TB) *Netlink {
 	return n
 }
 
-// namespace puts the test into a network namespace of its own, with lo up.
-// The thread is never unlocked, so that it ends with the test and the
-// namespace with it.
+// namespace moves the test to a network namespace of its own, with lo up. The thread is
+// never unlocked, so it ends with the test, and the namespace with it.
 func namespace(t testing.TB) {
 	t.Helper()
 	if os.Geteuid() != 0 {
@@ -66,8 +65,7 @@ func namespace(t testing.TB) {
 	ipCommands(t, "link set lo up")
 }
 
-// sideThread runs a function on a thread of its own in the namespace of the
-// caller.
+// sideThread runs a function on a thread of its own in the namespace of the caller.
 func sideThread(t *testing.T, f func()) {
 	here, err := netns.Get()
 	if err != nil {
@@ -102,7 +100,7 @@ func command(t testing.TB, line string) string {
 	return string(out)
 }
 
-// The link is left as kube-proxy leaves it, and so is what is bound to it.
+// The link and what is bound to it are as kube-proxy leaves them.
 func TestDummyLinkAsKubeProxyLeavesIt(t *testing.T) {
 	s := kernelSubject(t)
 	s.reach(t, wanted())
@@ -124,8 +122,8 @@ func TestDummyLinkAsKubeProxyLeavesIt(t *testing.T) {
 	t.Log(command(t, "ip rule show"), command(t, "ip -details route show table 250"))
 }
 
-// A link that is set up gets an address of the kernel's, and routes; none of
-// this is ours to remove.
+// The kernel adds an address and routes to a link that is set up; none of these are ours to
+// delete.
 func TestDummyLinkSetUp(t *testing.T) {
 	s := kernelSubject(t)
 	s.reach(t, wanted())
@@ -158,9 +156,9 @@ func TestIPv6Disabled(t *testing.T) {
 	}
 }
 
-// What addressScope is for: MASQUERADE out of a link without an address takes
-// a VIP that has global scope, and not one that has link scope. Delivery, and
-// the source of the node's own connections, are the same with both.
+// addressScope: on a link without an address, MASQUERADE uses a VIP of global scope, and not
+// one of link scope. Delivery, and the source of the node's own connections, are the same
+// with both.
 func TestScopeOfVIPs(t *testing.T) {
 	for scope, want := range map[netlink.Scope]string{
 		netlink.SCOPE_LINK:     "10.12.97.49",
@@ -190,8 +188,8 @@ func TestScopeOfVIPs(t *testing.T) {
 	}
 }
 
-// masqueradeSource sends a datagram out of a link without an address and
-// gives the source that it has at the other end.
+// masqueradeSource sends a datagram over a link without an address and returns the source
+// address that arrives.
 func masqueradeSource(t *testing.T) string {
 	ipCommands(t,
 		"link add eth0 type dummy", "addr add 10.12.97.49/24 dev eth0", "link set eth0 up",
@@ -210,8 +208,8 @@ func masqueradeSource(t *testing.T) string {
 	return replyDestination(t, "198.51.100.7")
 }
 
-// replyDestination is where a reply of a peer would go, by the table of
-// connections: the source that the peer sees.
+// replyDestination returns where a peer's reply would go according to conntrack: the source
+// that the peer sees.
 func replyDestination(t *testing.T, peer string) string {
 	flows := command(t, "conntrack -L -p udp --orig-dst "+peer)
 	_, reply, _ := strings.Cut(flows, "src="+peer+" dst=")
@@ -219,8 +217,8 @@ func replyDestination(t *testing.T, peer string) string {
 	return source
 }
 
-// connectSource connects to an address and gives the source that the server,
-// which listens on another, sees.
+// connectSource connects to an address and returns the source that the server sees, which
+// listens on another one.
 func connectSource(t *testing.T, listen, connect string) string {
 	listener, err := net.Listen("tcp", listen)
 	if err != nil {
@@ -305,7 +303,7 @@ func TestInventory(t *testing.T) {
 	}
 }
 
-// names drops the numbers of the links, which depend on the kernel.
+// names drops the indexes of the links, which depend on the kernel.
 func names(links []Link) []Link {
 	out := slices.Clone(links)
 	for i := range out {
@@ -331,8 +329,8 @@ func wantedLinks() []Link {
 	}
 }
 
-// While another thread keeps changing addresses, what is read is whole: the
-// addresses that stay are in each answer.
+// While another thread keeps changing addresses, each read is complete: it contains the
+// addresses that stay.
 func TestReadsAmidChanges(t *testing.T) {
 	s := kernelSubject(t)
 	const stay = 2000
@@ -369,8 +367,8 @@ func TestReadsAmidChanges(t *testing.T) {
 	t.Logf("%d reads whole, %d given up, beside %d changes", whole, failed, 2*<-ended)
 }
 
-// Changes of routes that are not default ones are gathered; those to single
-// addresses do not wake the watcher at all.
+// Changes of routes other than default routes are collected; those to single addresses do
+// not wake the watcher at all.
 func TestWatchRoutes(t *testing.T) {
 	s := kernelSubject(t)
 	s.must(t, s.Apply([]Change{{Op: AddLink}}))
@@ -387,8 +385,8 @@ func TestWatchRoutes(t *testing.T) {
 	w.expect("other routes", true, false)
 }
 
-// Messages that overrun the socket's buffer lead to both calls, though none
-// of them would lead to a call of inventory.
+// Messages that overrun the socket's buffer cause both calls, even if none of them alone
+// would cause a call of inventory.
 func TestWatchOverrun(t *testing.T) {
 	s := kernelSubject(t)
 	s.must(t, s.Apply([]Change{{Op: AddLink}}))
@@ -406,8 +404,8 @@ func TestWatchOverrun(t *testing.T) {
 	w.expect("the overrun", true, true)
 }
 
-// Binding is the kernel's own work, which grows with the square of the number
-// of addresses: it looks through those of the link for each new one.
+// The kernel's work for binding grows with the square of the number of addresses: it
+// searches those of the link for each new one.
 func TestManyAddresses(t *testing.T) {
 	s := kernelSubject(t)
 	s.must(t, s.Apply([]Change{{Op: AddLink}}))
@@ -426,8 +424,8 @@ func TestManyAddresses(t *testing.T) {
 	t.Logf("and read in %s", time.Since(started))
 }
 
-// BenchmarkVIPs has addresses and local routes written together, and one by
-// one through the library. One turn adds a thousand and takes them away.
+// BenchmarkVIPs writes addresses and local routes in batches, and one by one through the
+// library. One iteration adds and deletes a thousand.
 func BenchmarkVIPs(b *testing.B) {
 	for what, ops := range map[string][2]Op{"addresses": {AddAddress, DeleteAddress}, "routes": {AddRoute, DeleteRoute}} {
 		for _, together := range []bool{true, false} {
@@ -473,8 +471,8 @@ func writeVIPs(b *testing.B, n *Netlink, op Op, together bool) {
 	}
 }
 
-// With the rule, marked packets to an address of the node leave it, others are
-// delivered to it: those that come in, and the node's own, which are sent.
+// With the rule, marked packets to an address of the node leave it, and others are
+// delivered: both received packets and those that the node sends.
 func TestSkipLocalRoutes(t *testing.T) {
 	s := kernelSubject(t)
 	ipCommands(t, "addr add 192.0.2.1/24 dev eth1", "-6 addr add fd00:2::1/64 dev eth1 nodad",
@@ -509,8 +507,8 @@ func TestSkipLocalRoutes(t *testing.T) {
 	}
 }
 
-// isDelivered sends a datagram with a mark to an address of the node, and
-// reports whether a local socket got it. If not, it has to leave by eth1.
+// isDelivered sends a datagram with a mark to an address of the node, and reports whether a
+// local socket received it. Otherwise it must leave by eth1.
 func isDelivered(t *testing.T, to string, mark int) bool {
 	t.Helper()
 	listener, err := net.ListenPacket("udp", netip.AddrPortFrom(addr(to), 7).String())
@@ -544,7 +542,7 @@ func isDelivered(t *testing.T, to string, mark int) bool {
 	return true
 }
 
-// transmitted counts the packets that have left by eth1.
+// transmitted returns the number of packets that left by eth1.
 func transmitted(t *testing.T) int {
 	t.Helper()
 	link, err := netlink.LinkByName("eth1")

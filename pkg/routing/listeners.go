@@ -78,7 +78,7 @@ func readListeners(listing io.Reader, protocol ip.Protocol, waits string) ([]Lis
 	for lines.Scan() {
 		words := strings.Fields(lines.Text())
 		if len(words) < 4 {
-			return nil, fmt.Errorf("a line of %d words", len(words))
+			return nil, fmt.Errorf("line with %d fields, want at least 4", len(words))
 		}
 		if words[3] != waits {
 			if protocol == ip.TCP {
@@ -101,18 +101,18 @@ func parseSocketAddress(text string) (netip.AddrPort, error) {
 	address, number, _ := strings.Cut(text, ":")
 	port, err := strconv.ParseUint(number, 16, 16)
 	if err != nil {
-		return netip.AddrPort{}, fmt.Errorf("the port of %q: %w", text, err)
+		return netip.AddrPort{}, fmt.Errorf("invalid port in %q: %w", text, err)
 	}
 	digits, err := hex.DecodeString(address)
 	if err != nil || len(digits)%4 != 0 {
-		return netip.AddrPort{}, fmt.Errorf("the address of %q", text)
+		return netip.AddrPort{}, fmt.Errorf("invalid address in %q", text)
 	}
 	for word := range slices.Chunk(digits, 4) {
 		binary.NativeEndian.PutUint32(word, binary.BigEndian.Uint32(word))
 	}
 	addr, ok := netip.AddrFromSlice(digits)
 	if !ok {
-		return netip.AddrPort{}, fmt.Errorf("the address of %q", text)
+		return netip.AddrPort{}, fmt.Errorf("invalid address in %q", text)
 	}
 	return netip.AddrPortFrom(addr.Unmap(), uint16(port)), nil
 }

@@ -31,7 +31,7 @@ func TestReadListeners(t *testing.T) {
 	}
 }
 
-// TestListeners finds sockets of its own, and not one that has a peer.
+// TestListeners finds its own sockets, but not one that has a peer.
 func TestListeners(t *testing.T) {
 	tcp, err := net.Listen("tcp4", "127.0.0.1:0")
 	if err != nil {
@@ -66,7 +66,7 @@ func TestListeners(t *testing.T) {
 	}
 }
 
-// FuzzListeners: a listing is read, or refused.
+// FuzzListeners: a listing is parsed or rejected.
 func FuzzListeners(f *testing.F) {
 	f.Add(tcpListing, true)
 	f.Add("heading\n 0: 00000000000000000000000001000000:0035 0:0 07 0\n", false)

@@ -16,8 +16,8 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
 )
 
-// subject is an implementation under test, on a node with the links lo and
-// eth1, and ways to act beside it as another program would.
+// subject is an implementation under test, on a node with the links lo and eth1, and ways to
+// change its state as another program would.
 type subject struct {
 	Observe   func() (State, error)
 	Inventory func() (Inventory, error)
@@ -30,8 +30,7 @@ type subject struct {
 	directly  func(...step) // changes single rules of the kernel's
 }
 
-// subjects make the implementations by name; the end-to-end tests add the
-// real one.
+// subjects create the implementations by name; the end-to-end tests add the real one.
 var subjects = map[string]func(*testing.T) subject{
 	"fake": func(*testing.T) subject {
 		f := NewFake()
@@ -68,7 +67,7 @@ func set[K comparable](keys ...K) map[K]struct{} {
 	return m
 }
 
-// wanted is a state with something of everything.
+// wanted returns a state with an object of every kind.
 func wanted() State {
 	return State{
 		DummyLink: true,
@@ -90,9 +89,9 @@ func wanted() State {
 	}
 }
 
-// TestLocalRoutes has routes that make single addresses local: in a table with
-// a number that does not fit in the oldest part of the request, and in the
-// kernel's table, beside the route that the kernel makes for the same address.
+// TestLocalRoutes adds routes that make single addresses local: in a table whose number does
+// not fit into the request's header, and in the kernel's table, beside the route that the
+// kernel adds for the same address.
 func TestLocalRoutes(t *testing.T) {
 	each(t, func(t *testing.T, s subject) {
 		const table = 80080
@@ -148,7 +147,7 @@ var byValue = cmp.Options{
 	cmp.Comparer(func(a, b netip.Prefix) bool { return a == b }),
 }
 
-// reach brings the state to want and checks that it is that.
+// reach changes the state to want and checks the result.
 func (s subject) reach(t *testing.T, want State) {
 	t.Helper()
 	s.must(t, s.Apply(Diff(s.observe(t), want)))
@@ -210,8 +209,7 @@ func TestDriftIsRepaired(t *testing.T) {
 	}
 }
 
-// Rules and routes of other programs are not ours, be they as ours in all but
-// the protocol.
+// Rules and routes of other programs are not ours, even if only the protocol differs.
 func TestOthersAreNotOurs(t *testing.T) {
 	each(t, func(t *testing.T, s subject) {
 		others := []Change{
@@ -264,7 +262,7 @@ func TestApplyIsIdempotent(t *testing.T) {
 	})
 }
 
-// kube-proxy leaves its addresses behind, bound with global scope.
+// kube-proxy leaves addresses with global scope.
 func TestMisboundAddresses(t *testing.T) {
 	each(t, func(t *testing.T, s subject) {
 		want := wanted()
@@ -347,8 +345,8 @@ func TestWatch(t *testing.T) {
 	})
 }
 
-// A guarded rule that another program deletes is back at once, and one that is
-// not guarded any more is not.
+// A guarded rule that another program deletes is restored at once; one that is no longer
+// guarded is not.
 func TestGuard(t *testing.T) {
 	want := wanted()
 	skip := Rule{Family: ip.IPv4, Action: SkipLocal, Mark: 4, Mask: 4}
@@ -392,14 +390,14 @@ func TestGuard(t *testing.T) {
 	})
 }
 
-// watching is a Watch that runs.
+// watching is a running Watch.
 type watching struct {
 	t              *testing.T
 	inventory, own chan struct{}
 	end            func()
 }
 
-// watch runs Watch on the test's thread, as it is in the test's namespace.
+// watch runs Watch on the test's thread, which is in the test's namespace.
 func watch(t *testing.T, s subject) watching {
 	ctx, cancel := context.WithCancel(context.Background())
 	w := watching{t: t, inventory: make(chan struct{}, 1), own: make(chan struct{}, 1)}
@@ -416,11 +414,11 @@ func watch(t *testing.T, s subject) watching {
 	return w
 }
 
-// inNamespace runs a function beside the test. The end-to-end tests see to it
-// that it is in the test's network namespace.
+// inNamespace runs a function concurrently with the test. The end-to-end tests make sure
+// that it runs in the test's network namespace.
 var inNamespace = func(_ *testing.T, f func()) { go f() }
 
-// expect waits for the calls that are due and checks that there is no other.
+// expect waits for the pending calls and checks that there are no others.
 func (w watching) expect(when string, inventory, own bool) {
 	w.t.Helper()
 	for c, due := range map[chan struct{}]bool{w.inventory: inventory, w.own: own} {
@@ -446,7 +444,7 @@ func (w watching) expect(when string, inventory, own bool) {
 	w.drain()
 }
 
-// drain passes over further messages of the same change.
+// drain skips further messages about the same change.
 func (w watching) drain() {
 	time.Sleep(50 * time.Millisecond)
 	for _, c := range []chan struct{}{w.inventory, w.own} {

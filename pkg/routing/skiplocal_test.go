@@ -27,8 +27,8 @@ func nopRule(priority int) rawRule {
 
 var skipping = []string{"0: fwmark 0x4/0x4 goto 1", "0: lookup 255", "1: nop"}
 
-// skipCases are states that a node can be in, written as steps from a fresh
-// one, what becomes of them, and what is left without the rule.
+// skipCases are states that a node can be in, written as steps from a new node, with the
+// expected rules with and without the SkipLocal rule.
 var skipCases = map[string]struct {
 	steps      []step
 	with, left []string
@@ -67,7 +67,7 @@ var skipCases = map[string]struct {
 	},
 }
 
-// take takes steps, for IPv4.
+// take executes steps, for IPv4.
 func take(s stack, steps []step) {
 	for _, step := range steps {
 		step.rule.Family = ip.IPv4
@@ -112,7 +112,7 @@ func (s subject) prepare(t *testing.T, f ip.Family, steps []step) {
 	}
 }
 
-// rulesBelowMain lists a family's rules but the default ones.
+// rulesBelowMain returns a family's rules except the default ones.
 func (s subject) rulesBelowMain(t *testing.T, f ip.Family) []string {
 	t.Helper()
 	rules, err := s.stack.rawRules(f)
@@ -131,8 +131,8 @@ func (s subject) rulesBelowMain(t *testing.T, f ip.Family) []string {
 	return out
 }
 
-// TestSkipLocal brings each state to one with the rule and to one without it,
-// and in both cases ends after each step as a crash would, and goes on.
+// TestSkipLocal changes each state to one with the rule and to one without it. In both cases
+// it also stops after each step, as a crash would, and continues.
 func TestSkipLocal(t *testing.T) {
 	for name, test := range skipCases {
 		t.Run(name, func(t *testing.T) {
@@ -166,7 +166,7 @@ func TestSkipLocal(t *testing.T) {
 	}
 }
 
-// TestSkipLocalCrashes has each crash begin at the same state.
+// TestSkipLocalCrashes starts each crash from the same state.
 func TestSkipLocalCrashes(t *testing.T) {
 	for name, test := range skipCases {
 		for crash := range 8 {
@@ -194,8 +194,8 @@ func TestSkipLocalCrashes(t *testing.T) {
 	}
 }
 
-// crashing applies what is to do until so many rules are written. Table local
-// is looked up all the time, if it was.
+// crashing applies changes until the given number of rules is written. Table local is looked
+// up at every moment, if it was before.
 func (s subject) crashing(t *testing.T, want State, steps int, refused bool) {
 	t.Helper()
 	looksUp := func(f ip.Family) bool {

@@ -69,8 +69,8 @@ type ownedPart struct {
 // cachedState is what the kernel holds of ours, as far as the Applier knows.
 type cachedState struct {
 	servers     ipvs.State // changed only by setServer and deleteServer
-	realServers int        // in all of servers
-	ofIPv4      int        // of servers
+	realServers int        // real servers of all virtual servers
+	ipv4Servers int        // IPv4 virtual servers in servers
 	sets        ipset.State
 	link        bool
 	vips        map[plan.VIP]struct{}
@@ -183,24 +183,24 @@ func sameServer(a, b *plan.VirtualServer) bool {
 		slices.Equal(a.Endpoints, b.Endpoints) && slices.Equal(a.Lost, b.Lost)
 }
 
-func (h *cachedState) setServer(key ipvs.Key, s ipvs.Service, realServersBefore int) {
-	if _, there := h.servers[key]; !there && key.Addr.Is4() {
-		h.ofIPv4++
+func (c *cachedState) setServer(key ipvs.Key, s ipvs.Service, realServersBefore int) {
+	if _, there := c.servers[key]; !there && key.Addr.Is4() {
+		c.ipv4Servers++
 	}
-	h.servers[key] = s
-	h.realServers += len(s.RealServers) - realServersBefore
+	c.servers[key] = s
+	c.realServers += len(s.RealServers) - realServersBefore
 }
 
-func (h *cachedState) deleteServer(key ipvs.Key) {
-	s, there := h.servers[key]
+func (c *cachedState) deleteServer(key ipvs.Key) {
+	s, there := c.servers[key]
 	if !there {
 		return
 	}
 	if key.Addr.Is4() {
-		h.ofIPv4--
+		c.ipv4Servers--
 	}
-	delete(h.servers, key)
-	h.realServers -= len(s.RealServers)
+	delete(c.servers, key)
+	c.realServers -= len(s.RealServers)
 }
 
 // adoptForeign takes over another program's virtual server whose key a Service wants.
@@ -213,7 +213,7 @@ func (a *Applier) adoptForeign(key ipvs.Key) {
 
 // setAll puts and drops the entries in which two lists differ. entry splits a list element
 // into key and value.
-func setAll[E any, K, V comparable](l *table[K, V], owner *Owner, old, want []E, entry func(E) (K, V)) {
+func setAll[E any, K, V comparable](t *table[K, V], owner *Owner, old, want []E, entry func(E) (K, V)) {
 	before := make(map[K]V, len(old))
 	for _, e := range old {
 		k, v := entry(e)
@@ -222,12 +222,12 @@ func setAll[E any, K, V comparable](l *table[K, V], owner *Owner, old, want []E,
 	for _, e := range want {
 		k, v := entry(e)
 		if was, ok := before[k]; !ok || was != v {
-			l.put(k, owner, 0, v)
+			t.put(k, owner, 0, v)
 		}
 		delete(before, k)
 	}
 	for k := range before {
-		l.drop(k, owner)
+		t.drop(k, owner)
 	}
 }
 

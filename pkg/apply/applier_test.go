@@ -124,7 +124,7 @@ func (w *world) checkHeld() {
 	if _, got, _ := w.applier.Held(); got != want {
 		w.t.Errorf("%d real servers are counted, there are %d", got, want)
 	}
-	if got, want := w.applier.cached.ofIPv4, ofIPv4(w.applier.cached.servers); got != want {
+	if got, want := w.applier.cached.ipv4Servers, countIPv4(w.applier.cached.servers); got != want {
 		w.t.Errorf("%d virtual servers of IPv4 are counted, there are %d", got, want)
 	}
 	draining := 0

@@ -29,10 +29,10 @@ func (a *Applier) Suspicious() bool {
 
 func (a *Applier) serversMissing() bool {
 	n, err := a.kernel.IPVS.Count()
-	return err == nil && n != a.cached.ofIPv4+ofIPv4(a.foreign)
+	return err == nil && n != a.cached.ipv4Servers+countIPv4(a.foreign)
 }
 
-func ofIPv4(s ipvs.State) int {
+func countIPv4(s ipvs.State) int {
 	n := 0
 	for key := range s {
 		if key.Addr.Is4() {

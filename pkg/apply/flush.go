@@ -48,16 +48,16 @@ func (f *flush) fail(owners []types.NamespacedName, err error) {
 	f.problems = append(f.problems, Problem{owners, err})
 }
 
-// settle applies changes, and calls done for each that succeeded and failed for the others.
-func settle[C interface {
+// applyChanges applies changes, and calls done for each that succeeded and failed for the others.
+func applyChanges[C interface {
 	comparable
 	fmt.Stringer
 }](changes []C, apply func([]C) []kernel.Failure[C], done func(C), failed func(C, error)) {
-	settleEach(changes, apply, func(i int) { done(changes[i]) }, func(i int, err error) { failed(changes[i], err) })
+	applyIndexed(changes, apply, func(i int) { done(changes[i]) }, func(i int, err error) { failed(changes[i], err) })
 }
 
-// settleEach is settle with the indexes of the changes in place of the changes.
-func settleEach[C interface {
+// applyIndexed is applyChanges with the indexes of the changes in place of the changes.
+func applyIndexed[C interface {
 	comparable
 	fmt.Stringer
 }](changes []C, apply func([]C) []kernel.Failure[C], done func(int), failed func(int, error)) {
@@ -136,7 +136,7 @@ func (f *flush) memberChange(op ipset.Op, m plan.Member) ipset.Change {
 
 func (f *flush) applyMembers(changes []ipset.Change) {
 	slices.SortStableFunc(changes, func(a, b ipset.Change) int { return cmp.Compare(sourceRangeOrder(a), sourceRangeOrder(b)) })
-	settle(changes, f.kernel.IPSet.Apply, f.memberDone, func(c ipset.Change, err error) {
+	applyChanges(changes, f.kernel.IPSet.Apply, f.memberDone, func(c ipset.Change, err error) {
 		m := plan.Member{Set: c.Set.Name, Entry: c.Entry}
 		f.fail(f.members.owners(m), err)
 		f.members.markStuck(m)
@@ -196,7 +196,7 @@ func (f *flush) flushVIPs() {
 	for i, vip := range vips {
 		changes[i] = f.vipChange(vip, i < len(added))
 	}
-	settleEach(changes, f.kernel.Routing.Apply, func(i int) { f.vipDone(vips[i]) }, func(i int, err error) {
+	applyIndexed(changes, f.kernel.Routing.Apply, func(i int) { f.vipDone(vips[i]) }, func(i int, err error) {
 		f.fail(f.vips.owners(vips[i]), err)
 		f.vips.markStuck(vips[i])
 	})

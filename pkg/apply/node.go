@@ -75,7 +75,7 @@ func (f *flush) flushNode() {
 }
 
 func (f *flush) flushSysctls() {
-	settle(sysctl.Diff(f.cached.sysctls, f.node.Sysctls), f.kernel.Sysctl.Apply,
+	applyChanges(sysctl.Diff(f.cached.sysctls, f.node.Sysctls), f.kernel.Sysctl.Apply,
 		func(c sysctl.Change) { f.cached.sysctls[c.Key] = c.Value },
 		func(_ sysctl.Change, err error) { f.fail(nil, err) })
 }
@@ -84,7 +84,7 @@ func (f *flush) flushLink() {
 	if f.cached.link {
 		return
 	}
-	settle([]routing.Change{{Op: routing.AddLink}}, f.kernel.Routing.Apply,
+	applyChanges([]routing.Change{{Op: routing.AddLink}}, f.kernel.Routing.Apply,
 		func(routing.Change) { f.cached.link = true },
 		func(_ routing.Change, err error) { f.fail(nil, err) })
 }
@@ -103,7 +103,7 @@ func (f *flush) flushSets() {
 			changes = append(changes, ipset.Change{Op: ipset.DestroySet, Set: left.Set})
 		}
 	}
-	settle(changes, f.kernel.IPSet.Apply, func(c ipset.Change) {
+	applyChanges(changes, f.kernel.IPSet.Apply, func(c ipset.Change) {
 		if c.Op == ipset.DestroySet {
 			delete(f.cached.sets, c.Set.Name)
 			return
@@ -149,7 +149,7 @@ func (f *flush) flushRules(op routing.Op) {
 	}
 	// The kernel keeps rules of one priority in the order of their addition.
 	slices.SortFunc(changes, func(a, b routing.Change) int { return cmp.Compare(a.String(), b.String()) })
-	settle(changes, f.kernel.Routing.Apply, func(c routing.Change) {
+	applyChanges(changes, f.kernel.Routing.Apply, func(c routing.Change) {
 		if op == routing.AddRule {
 			f.cached.rules[c.Rule] = struct{}{}
 		} else {

@@ -269,10 +269,10 @@ func (d *Adoption) compareVIP(vip plan.VIP, _ []desired[struct{}]) {
 }
 
 // setDirty marks a key dirty or clean, and counts each difference once.
-func setDirty[K comparable, V any](d *Adoption, l *table[K, V], key K, differs bool) {
-	_, known := l.dirty[key]
-	l.setDirty(key, differs)
-	if _, dirty := l.dirty[key]; dirty && !known {
+func setDirty[K comparable, V any](d *Adoption, t *table[K, V], key K, differs bool) {
+	_, known := t.dirty[key]
+	t.setDirty(key, differs)
+	if _, dirty := t.dirty[key]; dirty && !known {
 		d.differences++
 	}
 }

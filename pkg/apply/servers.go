@@ -122,7 +122,7 @@ func (f *flush) deleteServers() {
 
 func (f *flush) applyServers(changes []ipvs.Change) {
 	reported := map[ipvs.Key]bool{} // later refusals of a key follow from the first
-	settle(changes, f.kernel.IPVS.Apply, f.serverDone, func(c ipvs.Change, err error) {
+	applyChanges(changes, f.kernel.IPVS.Apply, f.serverDone, func(c ipvs.Change, err error) {
 		if !reported[c.Key] {
 			f.fail(f.servers.owners(c.Key), err)
 		}
@@ -219,13 +219,13 @@ func newFlows() flows {
 // are older than the virtual server. Otherwise a client that keeps sending from one port
 // would reach no endpoint for as long as it sends (kubernetes#71514, #76664).
 func (f *flush) deleteFlows(changes []ipvs.Change) {
-	news := false
+	marked := false
 	for _, c := range changes {
 		if c.Op == ipvs.AddVirtualServer || c.Op == ipvs.DeleteRealServer || c.Op == ipvs.DeleteVirtualServer {
-			news = f.markFlowsStale(c.Key) || news
+			marked = f.markFlowsStale(c.Key) || marked
 		}
 	}
-	if news {
+	if marked {
 		f.deleteStaleFlows()
 	}
 }

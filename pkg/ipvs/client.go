@@ -65,8 +65,8 @@ type client struct {
 	limitedMutex sync.Mutex
 }
 
-// limits records the virtual servers that changes give a limit.
-func (c *client) limits(changes []Change) {
+// recordLimits records the virtual servers that changes give a limit.
+func (c *client) recordLimits(changes []Change) {
 	c.limitedMutex.Lock()
 	defer c.limitedMutex.Unlock()
 	for _, change := range changes {
@@ -145,16 +145,16 @@ func (c *client) observe() (State, error) {
 	return state, nil
 }
 
-// listAtMost is the largest number of virtual servers for which the list is read. Requesting
+// maxListed is the largest number of virtual servers for which the list is read. Requesting
 // the real servers of one IPv6 virtual server costs up to 0.3 ms on an emulated machine;
 // with more virtual servers the list costs more than that for each.
-const listAtMost = 10_000
+const maxListed = 10_000
 
 // list reads the real servers of as many virtual servers as the kernel lists together; the
 // others are requested one by one. For IPv4 alone single requests are cheap, so nothing is
 // listed.
 func (c *client) list(services map[Key]VirtualServer) map[Key]map[netip.AddrPort]RealServer {
-	if len(services) > listAtMost || !hasIPv6(services) {
+	if len(services) > maxListed || !hasIPv6(services) {
 		return nil
 	}
 	c.listing.Lock()
@@ -280,7 +280,7 @@ func (c *client) Probe(scheduler string) error {
 func (c *client) Apply(changes []Change) []Failure {
 	c.writing.Lock()
 	defer c.writing.Unlock()
-	c.limits(changes)
+	c.recordLimits(changes)
 	errs := make([]error, len(changes))
 	todo, indexes := make([]Change, 0, len(changes)), make([]int, 0, len(changes))
 	for i, change := range changes {

@@ -92,12 +92,12 @@ func (f *Fake) Counts() map[Op]int {
 type fakeKernel struct {
 	fake *Fake
 
-	mu       sync.Mutex
-	vs       map[Key]fakeService
-	ofIPv4   int // number of vs
-	counts   map[Op]int
-	failures []error
-	limits   Timeouts
+	mu        sync.Mutex
+	vs        map[Key]fakeService
+	ipv4Count int // number of vs
+	counts    map[Op]int
+	failures  []error
+	limits    Timeouts
 }
 
 type fakeService struct {
@@ -147,7 +147,7 @@ func (k *fakeKernel) count() (int, error) {
 	}
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	return k.ofIPv4, nil
+	return k.ipv4Count, nil
 }
 
 func (k *fakeKernel) list() (map[Key]map[netip.AddrPort]RealServer, error) {
@@ -197,12 +197,12 @@ func (k *fakeKernel) setTimeouts(t Timeouts) error {
 func (k *fakeKernel) execute(changes []Change) []error {
 	errs := make([]error, len(changes))
 	for i, c := range changes {
-		errs[i] = k.one(c)
+		errs[i] = k.applyOne(c)
 	}
 	return errs
 }
 
-func (k *fakeKernel) one(c Change) error {
+func (k *fakeKernel) applyOne(c Change) error {
 	if err := k.refuse(c); err != nil {
 		return err
 	}
@@ -240,7 +240,7 @@ func (k *fakeKernel) virtualServer(c Change) error {
 	case c.Op == DeleteVirtualServer:
 		delete(k.vs, c.Key)
 		if c.Key.Family() == ip.IPv4 {
-			k.ofIPv4--
+			k.ipv4Count--
 		}
 		return nil
 	case !slices.Contains(k.fake.Schedulers, c.VirtualServer.Scheduler):
@@ -249,7 +249,7 @@ func (k *fakeKernel) virtualServer(c Change) error {
 	if !there {
 		service.dests = map[netip.AddrPort]destination{}
 		if c.Key.Family() == ip.IPv4 {
-			k.ofIPv4++
+			k.ipv4Count++
 		}
 	}
 	service.VirtualServer = c.VirtualServer

@@ -171,7 +171,7 @@ func TestOptionIsWhatDumpsTell(t *testing.T) {
 				vs.RealServers[netip.AddrPortFrom(netip.AddrFrom4([4]byte{192, 0, 2, byte(1 + i)}), uint16(8000+i))] = RealServer{Weight: i}
 			}
 			mustApply(t, c, Diff(nil, State{key: vs}))
-			want, err := s.dumped(key)
+			want, err := s.dumpDestinations(key)
 			if err != nil || len(want) != count {
 				t.Fatalf("%s: %d real servers dumped, want %d: %v", key, len(want), count, err)
 			}
@@ -208,15 +208,15 @@ func TestServicesByOption(t *testing.T) {
 		tcp1: sticky, tcp2: hashing, udp1: once,
 		key(ip.SCTP, "10.96.0.1:443"): service("rr"), mark(ip.IPv4, 7): service("rr", "192.0.2.1:80"),
 	}
-	for i := range 3 * moreServices {
+	for i := range 3 * spareServices {
 		want[numbered(i)] = service("rr")
 	}
 	mustApply(t, c, Diff(nil, want))
-	dumped, err := s.dumpedServices()
+	dumped, err := s.dumpServices()
 	if err != nil || len(dumped) != len(want) {
 		t.Fatalf("%d virtual servers dumped, want %d: %v", len(dumped), len(want), err)
 	}
-	for _, room := range []int{1, moreServices, len(want), len(want) + 1} {
+	for _, room := range []int{1, spareServices, len(want), len(want) + 1} {
 		got, err := s.options.servicesIn(room)
 		if err != nil || !maps.Equal(got, dumped) {
 			t.Errorf("with room for %d: %d virtual servers, want %d: %v", room, len(got), len(dumped), err)
@@ -358,7 +358,7 @@ func BenchmarkObserve(b *testing.B) {
 		run("IPv4", observe, State{})
 		run("IPv6 too", observe, State{tcp6: service("rr", "[2001:db8::1]:80")})
 		run("dumps", func(c *client) (int, error) {
-			services, err := c.raw.(*socket).dumpedServices()
+			services, err := c.raw.(*socket).dumpServices()
 			_, listErr := c.raw.list()
 			return len(services), errors.Join(err, listErr)
 		}, State{})
@@ -402,7 +402,7 @@ func BenchmarkDump(b *testing.B) {
 	c := openKernel(b)
 	mustApply(b, c, Diff(nil, State{tcp1: service("rr", "192.0.2.1:80", "192.0.2.2:80")}))
 	for b.Loop() {
-		if _, err := c.raw.(*socket).dumped(tcp1); err != nil {
+		if _, err := c.raw.(*socket).dumpDestinations(tcp1); err != nil {
 			b.Fatal(err)
 		}
 	}

@@ -142,10 +142,10 @@ func (s *socket) services() (map[Key]VirtualServer, error) {
 			return services, nil
 		}
 	}
-	return s.dumpedServices()
+	return s.dumpServices()
 }
 
-func (s *socket) dumpedServices() (map[Key]VirtualServer, error) {
+func (s *socket) dumpServices() (map[Key]VirtualServer, error) {
 	var list []*ipvs.Service
 	err := s.call(func(h *ipvs.Handle) (err error) {
 		list, err = h.GetServices()
@@ -177,11 +177,11 @@ func (s *socket) destinations(key Key) ([]destination, error) {
 	if key.Family() == ip.IPv4 {
 		return s.options.destinations(key)
 	}
-	return s.dumped(key)
+	return s.dumpDestinations(key)
 }
 
-// dumped reads the real servers of a virtual server with netlink.
-func (s *socket) dumped(key Key) ([]destination, error) {
+// dumpDestinations reads the real servers of a virtual server with netlink.
+func (s *socket) dumpDestinations(key Key) ([]destination, error) {
 	var list []*ipvs.Destination
 	err := s.call(func(h *ipvs.Handle) (err error) {
 		list, err = h.GetDestinations(serviceOf(key))

@@ -100,9 +100,9 @@ func (c *control) count() (int, error) {
 	return int(binary.NativeEndian.Uint32(info[infoServices:])), nil
 }
 
-// moreServices is how many virtual servers may be added between counting and listing before
+// spareServices is how many virtual servers may be added between counting and listing before
 // the list must be read again.
-const moreServices = 64
+const spareServices = 64
 
 // services lists the IPv4 virtual servers. As in destinations, a full answer may be
 // incomplete.
@@ -111,7 +111,7 @@ func (c *control) services() (map[Key]VirtualServer, error) {
 	if err != nil {
 		return nil, err
 	}
-	return c.servicesIn(n + moreServices)
+	return c.servicesIn(n + spareServices)
 }
 
 func (c *control) servicesIn(room int) (map[Key]VirtualServer, error) {

@@ -28,9 +28,9 @@ type stack interface {
 	orderLock() sync.Locker                // held while the rules around the one of table local are changed
 	replaceRoute(Route) error
 	deleteRoute(Route) error
-	// together applies changes to VIPs that have the same operation with few writes, and
+	// applyBatch applies changes to VIPs that have the same operation with few writes, and
 	// returns those that must be applied one by one.
-	together([]Change) []Change
+	applyBatch([]Change) []Change
 }
 
 func apply(s stack, changes []Change) []Failure {
@@ -38,7 +38,7 @@ func apply(s stack, changes []Change) []Failure {
 	var failures []Failure
 	for _, run := range runs(changes) {
 		if len(run) > 1 {
-			run = s.together(run)
+			run = s.applyBatch(run)
 		}
 		for _, c := range run {
 			if err := change(s, c, misbound); err != nil {
@@ -82,27 +82,27 @@ func change(s stack, c Change, misbound func() (map[netip.Addr]struct{}, error))
 	}
 	switch c.Op {
 	case AddLink:
-		return unless(kernel.IsExist, s.addLink())
+		return ignore(kernel.IsExist, s.addLink())
 	case DeleteLink:
-		return unless(kernel.IsNotExist, s.deleteLink())
+		return ignore(kernel.IsNotExist, s.deleteLink())
 	case AddAddress:
 		return bind(s, c.Address, misbound)
 	case DeleteAddress:
-		return unless(kernel.IsNotExist, s.deleteAddress(c.Address))
+		return ignore(kernel.IsNotExist, s.deleteAddress(c.Address))
 	case AddRule:
 		if c.Rule.Action == SkipLocal {
 			return skipLocal(s, c.Rule)
 		}
-		return unless(kernel.IsExist, s.addRule(c.Rule))
+		return ignore(kernel.IsExist, s.addRule(c.Rule))
 	case DeleteRule:
 		if c.Rule.Action == SkipLocal {
 			return endSkipLocal(s, c.Rule)
 		}
-		return unless(kernel.IsNotExist, s.deleteRule(c.Rule))
+		return ignore(kernel.IsNotExist, s.deleteRule(c.Rule))
 	case AddRoute:
 		return s.replaceRoute(c.Route)
 	}
-	return unless(kernel.IsNotExist, s.deleteRoute(c.Route))
+	return ignore(kernel.IsNotExist, s.deleteRoute(c.Route))
 }
 
 // bind adds an address. The kernel cannot change the scope of an existing address, so that
@@ -119,13 +119,13 @@ func bind(s stack, a netip.Addr, misbound func() (map[netip.Addr]struct{}, error
 	if _, ok := wrong[a]; !ok {
 		return nil
 	}
-	if err := unless(kernel.IsNotExist, s.deleteAddress(a)); err != nil {
+	if err := ignore(kernel.IsNotExist, s.deleteAddress(a)); err != nil {
 		return err
 	}
-	return unless(kernel.IsExist, s.addAddress(a))
+	return ignore(kernel.IsExist, s.addAddress(a))
 }
 
-func unless(harmless func(error) bool, err error) error {
+func ignore(harmless func(error) bool, err error) error {
 	if harmless(err) {
 		return nil
 	}
@@ -143,7 +143,7 @@ func check(c Change) error {
 		ok = validRule(c.Rule, c.Op)
 	case AddRoute, DeleteRoute:
 		ok = c.Route.Table > 0 && c.Route.Link != "" &&
-			c.Route.Dst.IsValid() && of(c.Route.Family, c.Route.Dst)
+			c.Route.Dst.IsValid() && isFamily(c.Route.Family, c.Route.Dst)
 	default:
 		ok = false
 	}
@@ -156,14 +156,14 @@ func check(c Change) error {
 func validRule(r Rule, op Op) bool {
 	if r.Action == SkipLocal {
 		bare := r == Rule{Family: r.Family, Action: SkipLocal, IIf: r.IIf, Mark: r.Mark, Mask: r.Mask, Stray: r.Stray}
-		return bare && of(r.Family, netip.Prefix{}) && (r.Mask != 0 && !r.Stray || r.Stray && op == DeleteRule)
+		return bare && isFamily(r.Family, netip.Prefix{}) && (r.Mask != 0 && !r.Stray || r.Stray && op == DeleteRule)
 	}
 	return r.Action == Lookup && !r.Other && !r.Own && r.Table > 0 && r.Priority > 0 &&
-		of(r.Family, r.From) && of(r.Family, r.To)
+		isFamily(r.Family, r.From) && isFamily(r.Family, r.To)
 }
 
-// of reports whether f is IPv4 or IPv6 and p is invalid, or masked and of the family.
-func of(f ip.Family, p netip.Prefix) bool {
+// isFamily reports whether f is IPv4 or IPv6 and p is invalid, or masked and of the family.
+func isFamily(f ip.Family, p netip.Prefix) bool {
 	if f != ip.IPv4 && f != ip.IPv6 {
 		return false
 	}

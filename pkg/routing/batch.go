@@ -13,9 +13,9 @@ import (
 // answer to each. Measured with BenchmarkVIPs on an emulated machine, a thousand take a
 // quarter of the time or less.
 
-// together writes many changes at once. It returns those that the kernel refused: applied
+// applyBatch writes many changes at once. It returns those that the kernel refused: applied
 // one by one, they turn out to be harmless or get an error with a reason.
-func (s *session) together(changes []Change) []Change {
+func (s *session) applyBatch(changes []Change) []Change {
 	writer, err := kernel.NewWriter(unix.NETLINK_ROUTE, requestLimit)
 	if err != nil {
 		return changes

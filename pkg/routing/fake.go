@@ -81,7 +81,7 @@ func (f *Fake) Inventory() (Inventory, error) {
 	defer f.mu.Unlock()
 	inv := Inventory{
 		Links:    slices.Clone(f.inventory.Links),
-		Rules:    listed(f.rules),
+		Rules:    inventoryRules(f.rules),
 		Defaults: slices.Clone(f.inventory.Defaults),
 		Attached: slices.Clone(f.inventory.Attached),
 		Peers:    slices.Clone(f.inventory.Peers),
@@ -237,7 +237,7 @@ type fakeStack Fake
 func (f *fakeStack) notify(inventory bool, lost ...Lost) {
 	for _, w := range f.watchers {
 		if inventory {
-			due(w.inventory)
+			signal(w.inventory)
 		}
 		w.reportLost(lost...)
 	}
@@ -386,8 +386,8 @@ func (f *fakeStack) deleteRoute(r Route) error {
 	return nil
 }
 
-// together returns all changes, to be applied one by one.
-func (f *fakeStack) together(changes []Change) []Change { return changes }
+// applyBatch returns all changes, to be applied one by one.
+func (f *fakeStack) applyBatch(changes []Change) []Change { return changes }
 
 func (f *fakeStack) isUp(link string) (bool, error) {
 	if link == DummyLink && f.dummyLink {

@@ -37,11 +37,11 @@ type guard struct {
 	restored int
 }
 
-// At most restoredAtMost rules are restored at once in each restorePeriod. If another
+// At most maxRestored rules are restored at once in each restorePeriod. If another
 // program keeps deleting rules, the rest is left to the slower resync.
 const (
-	restoredAtMost = 256
-	restorePeriod  = 10 * time.Second
+	maxRestored   = 256
+	restorePeriod = 10 * time.Second
 )
 
 func (g *guard) set(rules []Rule) {
@@ -98,7 +98,7 @@ func (g *guard) allowed(now time.Time) bool {
 		g.began, g.restored = now, 0
 	}
 	g.restored++
-	return g.restored <= restoredAtMost
+	return g.restored <= maxRestored
 }
 
 // actionsByNumber are the actions of rules that can be read.

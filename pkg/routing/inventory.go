@@ -42,7 +42,7 @@ func (n *Netlink) inventory() (Inventory, error) {
 	if err != nil {
 		return Inventory{}, err
 	}
-	inv.Rules = listed(rules)
+	inv.Rules = inventoryRules(rules)
 	peers := map[netip.Addr]struct{}{}
 	for _, f := range ip.Families {
 		t := tables{family: f, numbers: tablesOf(rules, f), names: names, inputs: inputsOf(rules, f), peers: peers}
@@ -255,8 +255,8 @@ func (inv *Inventory) sort() {
 	slices.SortStableFunc(inv.Attached, compareRoutes)
 }
 
-// listed converts rules for an Inventory.
-func listed(rules []rawRule) []Rule {
+// inventoryRules converts rules for an Inventory.
+func inventoryRules(rules []rawRule) []Rule {
 	out := make([]Rule, len(rules))
 	for i, r := range rules {
 		out[i] = r.Rule

@@ -428,8 +428,8 @@ func TestManyAddresses(t *testing.T) {
 // library. One iteration adds and deletes a thousand.
 func BenchmarkVIPs(b *testing.B) {
 	for what, ops := range map[string][2]Op{"addresses": {AddAddress, DeleteAddress}, "routes": {AddRoute, DeleteRoute}} {
-		for _, together := range []bool{true, false} {
-			b.Run(fmt.Sprintf("%s/together=%t", what, together), func(b *testing.B) {
+		for _, batched := range []bool{true, false} {
+			b.Run(fmt.Sprintf("%s/together=%t", what, batched), func(b *testing.B) {
 				namespace(b)
 				n := open(b)
 				for _, f := range n.Apply([]Change{{Op: AddLink}}) {
@@ -437,7 +437,7 @@ func BenchmarkVIPs(b *testing.B) {
 				}
 				for b.Loop() {
 					for _, op := range ops {
-						writeVIPs(b, n, op, together)
+						writeVIPs(b, n, op, batched)
 					}
 				}
 			})
@@ -445,7 +445,7 @@ func BenchmarkVIPs(b *testing.B) {
 	}
 }
 
-func writeVIPs(b *testing.B, n *Netlink, op Op, together bool) {
+func writeVIPs(b *testing.B, n *Netlink, op Op, batched bool) {
 	var changes []Change
 	for i := range 1000 {
 		c := Change{Op: op}
@@ -458,8 +458,8 @@ func writeVIPs(b *testing.B, n *Netlink, op Op, together bool) {
 		changes = append(changes, c)
 	}
 	s := n.session(Protocol)
-	if together {
-		changes = s.together(changes)
+	if batched {
+		changes = s.applyBatch(changes)
 		if len(changes) > 0 {
 			b.Fatalf("%d changes are left, such as %s", len(changes), changes[0])
 		}

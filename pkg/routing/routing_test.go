@@ -403,7 +403,7 @@ func watch(t *testing.T, s subject) watching {
 	w := watching{t: t, inventory: make(chan struct{}, 1), own: make(chan struct{}, 1)}
 	ended := make(chan error, 1)
 	inNamespace(t, func() {
-		ended <- s.Watch(ctx, func() { due(w.inventory) }, func(...Lost) { due(w.own) })
+		ended <- s.Watch(ctx, func() { signal(w.inventory) }, func(...Lost) { signal(w.own) })
 	})
 	w.end = func() {
 		cancel()
@@ -506,8 +506,8 @@ func TestFakeInventory(t *testing.T) {
 func TestGuardGivesUp(t *testing.T) {
 	var g guard
 	now := time.Now()
-	for i := range restoredAtMost + 1 {
-		if g.allowed(now) != (i < restoredAtMost) {
+	for i := range maxRestored + 1 {
+		if g.allowed(now) != (i < maxRestored) {
 			t.Fatalf("%d rules", i)
 		}
 	}

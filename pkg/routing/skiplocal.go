@@ -93,7 +93,7 @@ func exemptions(rules []rawRule) []Rule {
 	var out []Rule
 	left := false
 	for _, r := range parts {
-		if f.holds(rules, r) {
+		if f.inPlace(rules, r) {
 			if r.Action == Goto {
 				out = append(out, Rule{Family: r.Family, IIf: r.IIf, Mark: r.Mark, Mask: r.Mask, Action: SkipLocal})
 			}
@@ -107,9 +107,9 @@ func exemptions(rules []rawRule) []Rule {
 	return out
 }
 
-// holds reports whether a part is in its place: a goto before all local rules whose target
+// inPlace reports whether a part is in its place: a goto before all local rules whose target
 // exists, or that target.
-func (f frame) holds(rules []rawRule, part rawRule) bool {
+func (f frame) inPlace(rules []rawRule, part rawRule) bool {
 	if part.Action == Nop {
 		return part.Rule == f.target()
 	}
@@ -163,7 +163,7 @@ func (f frame) orderLocal(s stack, add bool) error {
 		case behind == 0:
 			err = s.addRaw(f.local)
 		default: // the kernel deletes the first of several
-			err = unless(kernel.IsNotExist, s.deleteRaw(before[0]))
+			err = ignore(kernel.IsNotExist, s.deleteRaw(before[0]))
 		}
 		if err != nil {
 			return err
@@ -213,7 +213,7 @@ func endSkipLocal(s stack, end Rule) error {
 	for _, r := range rules {
 		switch {
 		case !r.part():
-		case end.Stray && !(known && f.holds(rules, r)), !end.Stray && r.Action == Goto && r.Mark == end.Mark && r.Mask == end.Mask && r.IIf == end.IIf:
+		case end.Stray && !(known && f.inPlace(rules, r)), !end.Stray && r.Action == Goto && r.Mark == end.Mark && r.Mask == end.Mask && r.IIf == end.IIf:
 			gone = append(gone, r)
 		case r.Action == Goto:
 			targets = true
@@ -222,7 +222,7 @@ func endSkipLocal(s stack, end Rule) error {
 		}
 	}
 	for _, r := range gone {
-		if err := unless(kernel.IsNotExist, s.deleteRaw(r)); err != nil {
+		if err := ignore(kernel.IsNotExist, s.deleteRaw(r)); err != nil {
 			return err
 		}
 	}

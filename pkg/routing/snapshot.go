@@ -61,7 +61,7 @@ func (snap snapshot) state() State {
 	}
 	for _, r := range snap.routes {
 		if r.ours {
-			s.Routes[normal(r.Route)] = struct{}{}
+			s.Routes[withoutDefaultMetric(r.Route)] = struct{}{}
 		}
 	}
 	return s
@@ -71,9 +71,9 @@ func (snap snapshot) state() State {
 // without one.
 const kernelMetric6 = 1024
 
-// normal returns the route as it was written: with metric 0 in place of the kernel's
+// withoutDefaultMetric returns the route as it was written: with metric 0 in place of the kernel's
 // default.
-func normal(r Route) Route {
+func withoutDefaultMetric(r Route) Route {
 	if r.Family == ip.IPv6 && r.Metric == kernelMetric6 {
 		r.Metric = 0
 	}

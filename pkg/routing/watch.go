@@ -154,7 +154,7 @@ func newWatcher() *watcher {
 }
 
 func (w *watcher) all() {
-	due(w.inventory)
+	signal(w.inventory)
 	w.reportAnything()
 }
 
@@ -162,7 +162,7 @@ func (w *watcher) reportAnything() {
 	w.mu.Lock()
 	w.anything = true
 	w.mu.Unlock()
-	due(w.own)
+	signal(w.own)
 }
 
 func (w *watcher) reportLost(lost ...Lost) {
@@ -172,7 +172,7 @@ func (w *watcher) reportLost(lost ...Lost) {
 	w.mu.Lock()
 	w.lost = append(w.lost, lost...)
 	w.mu.Unlock()
-	due(w.own)
+	signal(w.own)
 }
 
 func (w *watcher) take() (lost []Lost, anything bool) {
@@ -183,7 +183,7 @@ func (w *watcher) take() (lost []Lost, anything bool) {
 	return lost, anything
 }
 
-func due(c chan struct{}) {
+func signal(c chan struct{}) {
 	select {
 	case c <- struct{}{}:
 	default: // one is pending already
@@ -236,7 +236,7 @@ func (w *watcher) message(m syscall.NetlinkMessage) {
 
 // rule restores a guarded rule at once, before it reports anything.
 func (w *watcher) rule(m syscall.NetlinkMessage) {
-	due(w.inventory)
+	signal(w.inventory)
 	changed, ok := parseRule(m.Data)
 	if !ok {
 		return
@@ -269,7 +269,7 @@ func (w *watcher) link(m syscall.NetlinkMessage) {
 	case name == DummyLink && m.Header.Type == unix.RTM_NEWLINK:
 		w.dummyLink = info.Index
 	default:
-		due(w.inventory)
+		signal(w.inventory)
 	}
 }
 
@@ -290,7 +290,7 @@ func (w *watcher) address(m syscall.NetlinkMessage) {
 	}
 	switch info := nl.DeserializeIfAddrmsg(m.Data); {
 	case int32(info.Index) != w.dummyLink:
-		due(w.inventory)
+		signal(w.inventory)
 	case m.Header.Type == unix.RTM_DELADDR:
 		if lost, ok := lostAddress(m.Data); ok {
 			w.reportLost(lost)
@@ -308,9 +308,9 @@ func (w *watcher) route(m syscall.NetlinkMessage) {
 	}
 	switch {
 	case info.Dst_len == 0:
-		due(w.inventory)
+		signal(w.inventory)
 	case info.Type == unix.RTN_UNICAST && info.Protocol != unix.RTPROT_KERNEL && info.Protocol != Protocol:
-		due(w.later)
+		signal(w.later)
 	}
 	if info.Protocol == Protocol && m.Header.Type == unix.RTM_DELROUTE {
 		if lost, ok := lostRoute(m.Data); ok {

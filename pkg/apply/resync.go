@@ -117,10 +117,10 @@ func (d *Adoption) steps(yield func(struct{}) bool) {
 	if !d.seen.parts.State {
 		return
 	}
-	looked := 0
+	compared := 0
 	proceed := func() bool {
-		looked++
-		return looked%d.stepSize != 0 || yield(struct{}{})
+		compared++
+		return compared%d.stepSize != 0 || yield(struct{}{})
 	}
 	_ = d.takeMembers(proceed) &&
 		each(d.seen.servers, proceed, d.observedServer) &&

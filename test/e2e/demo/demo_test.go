@@ -74,8 +74,8 @@ eth0. A pod calls the address of the cloud's load balancer, %[1]s.
   %-14[3]s '-- eth1 --------------'           '-- backend2 %[5]s
 
 rp_filter is strict. The network drops packets whose source is not an address of
-the interface that they come from, unless said. eth1's own address is %[6]s;
-the node does not carry it, unless said.
+the interface that they come from, unless stated otherwise. eth1's own address is %[6]s;
+the node does not carry it, unless stated otherwise.
 
 `
 
@@ -110,7 +110,7 @@ func TestDemo(t *testing.T) {
 }
 
 const conclusion = `
-Under kube-proxy's rules the pod waits in vain: the request leaves by one interface
+Under kube-proxy's rules the pod's request times out: it leaves by one interface
 with the address of the other. Under kube-ipvs the request, its source address and
 the reply belong to one interface, and every request was answered.
 

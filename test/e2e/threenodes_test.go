@@ -370,8 +370,10 @@ func testLocalConnections(t *testing.T, c *cluster, svc *corev1.Service) {
 			c.api.setSlice(slice)
 		}
 		lab.Eventually(t, syncLimit, step.when, func() error {
-			if answer := c.Client.DialWithin(refusalLimit, lab.TCP, address); answer.Outcome() != step.want {
-				return fmt.Errorf("%s from outside: %s", address, answer)
+			for _, ip := range balancerIPs(4) { // of each family: their slices change one by one
+				if answer := c.Client.DialWithin(refusalLimit, lab.TCP, at(ip, 80)); answer.Outcome() != step.want {
+					return fmt.Errorf("%s from outside: %s", ip, answer)
+				}
 			}
 			return nil
 		})

@@ -124,7 +124,7 @@ func strayRules(s *scenario) []nat.Rule {
 
 // A packet is dropped only where it cannot be correct, which means that our policy rule
 // is missing.
-func TestStraysAreDroppedWhereNothingElseLeads(t *testing.T) {
+func TestStraysAreDropped(t *testing.T) {
 	eni := func(more ...string) *scenario {
 		return withNetwork(append([]string{
 			"link eth0 10.0.0.1/24", "default dev eth0 via 10.0.0.254",

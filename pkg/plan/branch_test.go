@@ -60,7 +60,7 @@ func TestBranches(t *testing.T) {
 }
 
 // An ENI keeps the value of branches if it has it. Then no pod is served as a branch.
-func TestBranchValueIsTaken(t *testing.T) {
+func TestENIHasBranchValue(t *testing.T) {
 	s := load(t, "branch")
 	s.node.Bound = []plan.Binding{{Family: s.config.Families[0], Link: "eth1", Index: 3, Table: 2, Mark: s.config.SNAT.Mark}}
 	for _, r := range plan.NodeWide(&s.config, &s.node).Rules {

@@ -102,9 +102,9 @@ func bridgeWarnings(cfg *Config, n *Node) []string {
 	if bridgesShown(cfg, n) {
 		return nil
 	}
-	why := "br_netfilter is not loaded, or " + BridgeSysctls[ip.IPv4] + " or its like of IPv6 is 0 and cannot be set"
+	why := "br_netfilter is not loaded, or " + BridgeSysctls[ip.IPv4] + " or its IPv6 counterpart is 0 and cannot be set"
 	if !MayShowBridges(cfg, n) {
-		why = "br_netfilter is not loaded, or " + BridgeSysctls[ip.IPv4] + " or its like of IPv6 is 0, and kube-ipvs does not change that where there are other bridges"
+		why = "br_netfilter is not loaded, or " + BridgeSysctls[ip.IPv4] + " or its IPv6 counterpart is 0, and kube-ipvs does not change that where there are other bridges"
 	}
 	var out []string
 	for _, bridge := range PodBridges(cfg, n) {

@@ -30,7 +30,7 @@ func bridgeNode(netfilter plan.BridgeNetfilter) *plan.Node {
 	}
 }
 
-func TestBridgedFlowsAreShownToNetfilter(t *testing.T) {
+func TestBridgedFlowsPassNetfilter(t *testing.T) {
 	cfg := defaultConfig()
 	cfg.Families = ip.Families
 	part := plan.NodeWide(&cfg, bridgeNode(plan.BridgeAvailable))
@@ -40,19 +40,19 @@ func TestBridgedFlowsAreShownToNetfilter(t *testing.T) {
 		}
 	}
 	if rules := bridgeRules(part, ip.IPv4); len(rules) != 0 {
-		t.Errorf("masquerades all the same: %q", rules)
+		t.Errorf("masquerades anyway: %q", rules)
 	}
 	if s := plan.NodeWide(&cfg, &plan.Node{BridgeNetfilter: plan.BridgeAvailable}).Sysctls; s["net/bridge/bridge-nf-call-iptables"] != "" {
 		t.Error("a node without bridges gets the sysctl")
 	}
 }
 
-func TestBridgedFlowsAreMasqueradedOtherwise(t *testing.T) {
+func TestBridgedFlowsAreMasqueraded(t *testing.T) {
 	cfg := defaultConfig()
 	cfg.Families = ip.Families
 	part := plan.NodeWide(&cfg, bridgeNode(plan.BridgeUnavailable))
 	if part.Sysctls["net/bridge/bridge-nf-call-iptables"] != "" {
-		t.Error("a sysctl that the kernel does not have is wanted")
+		t.Error("a sysctl that the kernel does not have is planned")
 	}
 	for family, want := range map[ip.Family]string{
 		ip.IPv4: "-s 10.244.1.0/24 -o cni0 -m addrtype ! --src-type LOCAL ", ip.IPv6: "-s fd00:244:1::/64 -o cni0 -m addrtype ! --src-type LOCAL ",
@@ -71,7 +71,7 @@ func bridgeRules(part plan.NodePart, family ip.Family) []nat.Rule {
 
 // Not every bridge has pods. A setting that affects all bridges is left unchanged if
 // one of them is foreign.
-func TestBridgesOfOthersAreLeftAlone(t *testing.T) {
+func TestForeignBridges(t *testing.T) {
 	const call = "net/bridge/bridge-nf-call-iptables"
 	address := func(prefix string) []routing.Address {
 		return []routing.Address{{Prefix: netip.MustParsePrefix(prefix), Global: true}}

@@ -80,10 +80,10 @@ func TestChosenEndpoints(t *testing.T) {
 			})
 			part = plan.Numbered(&cfg, part, nil)
 			if got := lastNumbers(part, ipvs.Key{Protocol: ip.TCP, Addr: vip, Port: 80}); got != tc.cluster {
-				t.Errorf("the cluster's: %q, want %q", got, tc.cluster)
+				t.Errorf("cluster endpoints: %q, want %q", got, tc.cluster)
 			}
 			if got := lastNumbers(part, ipvs.Key{Protocol: ip.TCP, Addr: node, Port: 30080}); got != tc.local {
-				t.Errorf("this node's: %q, want %q", got, tc.local)
+				t.Errorf("node-local endpoints: %q, want %q", got, tc.local)
 			}
 		})
 	}

@@ -366,7 +366,7 @@ func TestClaimedPortWithoutEndpointDrains(t *testing.T) {
 	p := flow{"client eth0", "l/empty:80", ""}.packet(names(ip.IPv4))
 	p.established = true
 	if got := h.from(p); got.verdict != "REFUSED" {
-		t.Errorf("%s, want it to come to IPVS", got.verdict)
+		t.Errorf("%s, want it to reach IPVS", got.verdict)
 	}
 }
 
@@ -391,7 +391,7 @@ func TestPolicyOfDrop(t *testing.T) {
 			}
 			reply := packet{src: names(family).addr("remote"), dst: names(family).addr("node"), protocol: ip.TCP, reply: true, in: "eth0"}
 			if got := h.hook(nat.Filter, "INPUT", &reply); got.verdict != "ACCEPT" {
-				t.Errorf("an answer to the node: %s", got.verdict)
+				t.Errorf("a reply to the node: %s", got.verdict)
 			}
 		}
 	}

@@ -86,7 +86,7 @@ func TestSetsExist(t *testing.T) {
 		known := map[string]bool{}
 		for _, set := range part.Sets {
 			if known[set.Name] {
-				t.Errorf("%s: set %s is there twice", name, set.Name)
+				t.Errorf("%s: set %s is listed twice", name, set.Name)
 			}
 			known[set.Name] = true
 		}

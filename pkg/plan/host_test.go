@@ -218,7 +218,7 @@ func (h *host) fromItself(p packet) outcome {
 		out.verdict = "FORWARD by " + link
 	}
 	if len(out.sent) > 0 && link != "lo" {
-		h.t.Errorf("to %s: an endpoint in the node's own network would not get what leaves by %s", p.dst, link)
+		h.t.Errorf("to %s: an endpoint in the node's own network is not reached through %s", p.dst, link)
 	}
 	return out
 }

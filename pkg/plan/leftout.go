@@ -26,15 +26,15 @@ func RuleWarnings(family ip.Family, s nat.State) []string {
 
 func leftOutWarning(l nat.LeftOut) string {
 	why := fmt.Sprintf("the kernel, or iptables, refuses the rule %q of %s", l.Rule, l.Chain)
-	lost := "what it is for does not work"
+	lost := "its purpose is not served"
 	if about := nat.Arguments(l.Rule, "--comment"); len(about) > 0 {
 		lost = fmt.Sprintf("%q does not work", about[0])
 	}
 	switch {
 	case l.Instead != "":
-		lost = fmt.Sprintf("%q stands in its place", l.Instead)
+		lost = fmt.Sprintf("%q is used instead", l.Instead)
 	case l.Opens:
-		lost += ", and what it should drop or reject passes"
+		lost += ", and packets that it should drop or reject pass"
 	case l.Guard:
 		lost += ", and neither does what the rules behind it would do to packets that it ends the chain for"
 	}

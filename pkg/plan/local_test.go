@@ -130,7 +130,7 @@ func TestSessionAffinityInternal(t *testing.T) {
 			t.Errorf("%s %s flags %#x", vs.Key, vs.Scheduler, vs.Flags)
 		}
 		if vs.Key.FWMark != 0 && vs.Scheduler != "mh" {
-			t.Errorf("%s: scheduler %s does not look at the client", vs.Key, vs.Scheduler)
+			t.Errorf("%s: scheduler %s ignores the client", vs.Key, vs.Scheduler)
 		}
 	}
 }
@@ -138,7 +138,7 @@ func TestSessionAffinityInternal(t *testing.T) {
 func TestLocalMark(t *testing.T) {
 	m := plan.LocalMark{Value: 0x9, Mask: 0x3fff}
 	if m.Most() != 4095 {
-		t.Errorf("numbers up to %d", m.Most())
+		t.Errorf("highest number %d", m.Most())
 	}
 	seen := map[uint32]bool{}
 	for n := uint32(1); n <= m.Most(); n++ {
@@ -155,10 +155,10 @@ func TestLocalMark(t *testing.T) {
 	}
 	for _, mark := range []uint32{0, 0x1, 0x8, 0x9, 0x4000, 0x8009, 0x1000b} {
 		if n, ok := m.Number(mark, 0x4000); ok {
-			t.Errorf("mark %#x is taken for number %d", mark, n)
+			t.Errorf("mark %#x counts as number %d", mark, n)
 		}
 	}
 	if n := (plan.LocalMark{}).Most(); n != 0 {
-		t.Errorf("none has %d numbers", n)
+		t.Errorf("the zero mark has %d numbers", n)
 	}
 }

@@ -59,7 +59,7 @@ func TestLocalhostVirtualServers(t *testing.T) {
 		part := plan.Service(&s.config, &facts, svc)
 		for _, o := range part.Internal {
 			if o.Key.Addr.IsLoopback() {
-				t.Errorf("%s: %s has a virtual server for outside", svc.Name, o.Key)
+				t.Errorf("%s: %s has a virtual server for external clients", svc.Name, o.Key)
 			}
 		}
 		for _, vs := range part.VirtualServers {
@@ -113,11 +113,11 @@ func TestLocalhostLeavesPortsToPrograms(t *testing.T) {
 			}
 		}
 		if (len(part.Unserved) > 0) == (tc.want == [2]bool{true, true}) {
-			t.Errorf("%s: says %q", tc.name, part.Unserved)
+			t.Errorf("%s: unserved %q", tc.name, part.Unserved)
 		}
 		empty := plan.FactsOf(&s.config, &plan.Node{Addresses: s.node.Addresses, Inventory: s.node.Inventory})
 		if again := plan.Changed(&empty, &facts)&part.Depends&plan.OnLoopback != 0; again == (tc.want == [2]bool{true, true}) && tc.of == ip.TCP {
-			t.Errorf("%s: planned again when the program begins to listen: %t", tc.name, again)
+			t.Errorf("%s: requeued when the program begins to listen: %t", tc.name, again)
 		}
 	}
 }

@@ -13,9 +13,9 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/service"
 )
 
-// TestWhatAServiceMayNotHave uses addresses as external IPs, on ports 22 and 6443, on a
+// TestForbiddenExternalIPs uses addresses as external IPs, on ports 22 and 6443, on a
 // node where programs listen on these ports.
-func TestWhatAServiceMayNotHave(t *testing.T) {
+func TestForbiddenExternalIPs(t *testing.T) {
 	const node, other, api = "192.168.0.11", "192.168.0.12", "192.168.0.1"
 	for _, tc := range []struct {
 		name     string
@@ -68,7 +68,7 @@ func TestWhatAServiceMayNotHave(t *testing.T) {
 				tc.unserved[i] = "spec.externalIPs: " + tc.unserved[i]
 			}
 			if !slices.Equal(part.Unserved, tc.unserved) {
-				t.Errorf("says %q, want %q", part.Unserved, tc.unserved)
+				t.Errorf("unserved %q, want %q", part.Unserved, tc.unserved)
 			}
 			for _, m := range part.Members {
 				if strings.HasPrefix(m.Entry.String(), tc.external+",tcp:22") && !slices.Contains(served, tc.external+":22") {
@@ -131,7 +131,7 @@ func TestNodeLocalDNSCache(t *testing.T) {
 			}
 			without := plan.FactsOf(&cfg, &plan.Node{Inventory: n.Inventory})
 			if changed := plan.Changed(&without, &facts)&plan.OnCaches != 0; changed != (tc.kind == "dummy" && tc.waits != "0.0.0.0") {
-				t.Errorf("the facts' change is noticed: %t", changed)
+				t.Errorf("facts differ: %t", changed)
 			}
 		})
 	}

@@ -410,14 +410,14 @@ func (c *compiler) target() error {
 		t.jump = name
 	}
 	if err == nil && len(c.words) > 0 {
-		err = fmt.Errorf("unknown words %q behind the target", c.words)
+		err = fmt.Errorf("unknown words %q after the target", c.words)
 	}
 	return err
 }
 
 func (c *compiler) expect(option string, args ...string) error {
 	if got := c.next(); got != option {
-		return fmt.Errorf("%q where %s belongs", got, option)
+		return fmt.Errorf("%q instead of %s", got, option)
 	}
 	if len(args) == 0 {
 		return nil
@@ -466,7 +466,7 @@ func (c *compiler) markMask() (uint32, error) {
 }
 
 // The simulator must reject what it does not support.
-func TestFirewallKnowsItsLimits(t *testing.T) {
+func TestFirewallRejectsUnknownRules(t *testing.T) {
 	f := &firewall{t: t, family: ip.IPv4, types: map[string]ipset.Type{"S": ipset.HashIPPort}}
 	for _, text := range []string{
 		"",
@@ -487,7 +487,7 @@ func TestFirewallKnowsItsLimits(t *testing.T) {
 		"-j ACCEPT --random-fully",
 	} {
 		if _, err := f.compile(text); err == nil {
-			t.Errorf("%q is taken", text)
+			t.Errorf("%q is accepted", text)
 		}
 	}
 }

@@ -177,7 +177,7 @@ func TestInvariants(t *testing.T) {
 func checkServers(t *testing.T, cfg *plan.Config, facts *plan.Facts, part *plan.Part) {
 	for i, vs := range part.VirtualServers {
 		if i > 0 && part.VirtualServers[i-1].Key.Compare(vs.Key) >= 0 {
-			t.Errorf("%s stands twice or out of order", vs.Key)
+			t.Errorf("%s is duplicated or out of order", vs.Key)
 		}
 		if !slices.Contains(cfg.Families, vs.Key.Family()) {
 			t.Errorf("%s is of a family that is not served", vs.Key)
@@ -189,7 +189,7 @@ func checkServers(t *testing.T, cfg *plan.Config, facts *plan.Facts, part *plan.
 		}
 		for j, rs := range vs.RealServers {
 			if ip.Of(rs.Addr()) != vs.Key.Family() || j > 0 && vs.RealServers[j-1].Compare(rs.AddrPort) >= 0 {
-				t.Errorf("%s: real server %s is of another family, or stands twice or out of order", vs.Key, rs)
+				t.Errorf("%s: real server %s is of another family, duplicated or out of order", vs.Key, rs)
 			}
 		}
 		claimed := slices.ContainsFunc(part.VIPs, func(v plan.VIP) bool { return v.Addr == vs.Key.Addr })
@@ -213,7 +213,7 @@ func checkMarks(t *testing.T, part *plan.Part, want int) {
 	}
 	for _, vs := range part.VirtualServers {
 		if vs.Key.FWMark != 0 && marks[vs.Key] != 1 {
-			t.Errorf("%d members lead to %s", marks[vs.Key], vs.Key)
+			t.Errorf("%d members map to %s", marks[vs.Key], vs.Key)
 		}
 	}
 	if len(marks) != want {
@@ -241,7 +241,7 @@ func checkVIPs(t *testing.T, part *plan.Part) {
 		}
 	}
 	if !maps.Equal(claimed, listed) {
-		t.Errorf("claimed are %v, but in the sets are %v", claimed, listed)
+		t.Errorf("claimed %v, but the sets hold %v", claimed, listed)
 	}
 	for _, v := range part.VIPs {
 		if !slices.ContainsFunc(part.VirtualServers, func(vs plan.VirtualServer) bool { return vs.Key.Addr == v.Addr }) {
@@ -303,7 +303,7 @@ func TestDependsIsComplete(t *testing.T) {
 	})
 	for _, d := range []plan.Depends{plan.OnZone, plan.OnLost, plan.OnPrimary, plan.OnLinks, plan.OnLinks | plan.OnNodePorts} {
 		if told[d] == 0 {
-			t.Errorf("never met a Service that depends on %s", dependsText(d))
+			t.Errorf("no Service depended on %s", dependsText(d))
 		}
 	}
 }
@@ -321,7 +321,7 @@ func TestSourceRangesHold(t *testing.T) {
 			entry := ipset.Entry{Addr: k.Addr, Port: k.Port, Protocol: k.Protocol}
 			restricted := plan.Member{Set: plan.LoadBalancerFW.In(k.Family()), Entry: entry}
 			if slices.Contains(s.LoadBalancers, k.Addr) && k.Port == 80 && !slices.Contains(part.Members, restricted) {
-				t.Errorf("%s is open to everybody", k)
+				t.Errorf("%s is open to every client", k)
 			}
 		}
 	})

@@ -42,7 +42,7 @@ func TestSpreadOverNodes(t *testing.T) {
 
 // A node has one order for a Service, whatever the order of the endpoints, and another
 // for another Service.
-func TestSpreadIsTheNodesOwn(t *testing.T) {
+func TestSpreadIsStable(t *testing.T) {
 	orders := map[string]bool{}
 	for i := range 20 {
 		key := ipvs.Key{Protocol: ip.TCP, Addr: netip.AddrFrom4([4]byte{10, 96, 0, byte(i)}), Port: 80}

@@ -175,7 +175,7 @@ func (o *obstacleFinder) checkReplyRouting() {
 		}
 	}
 	if o.have[SNATReroute] == "0" {
-		o.warnf("answers to what entered by an ENI leave by %s: %s is 0 and cannot be set", o.main, SNATReroute)
+		o.warnf("replies to packets that entered by an ENI leave by %s: %s is 0 and cannot be set", o.main, SNATReroute)
 	}
 }
 

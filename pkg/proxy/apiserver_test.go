@@ -165,7 +165,7 @@ func await(t *testing.T, what string, ready func() bool) {
 	t.Helper()
 	for end := time.Now().Add(10 * time.Minute); !ready(); time.Sleep(20 * time.Millisecond) {
 		if time.Now().After(end) {
-			t.Fatalf("%s did not come", what)
+			t.Fatalf("%s did not happen", what)
 		}
 	}
 }

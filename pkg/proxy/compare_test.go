@@ -35,13 +35,13 @@ func TestChangeDoesNotWaitForAComparison(t *testing.T) {
 	w.slice("web7", "10.244.0.2", "10.244.1.1")
 	turn()
 	if p.comparison == nil || w.compare > 0 || !strings.Contains(w.ipvs.Dump(), "-a -t 10.96.0.8:80 -r 10.244.1.1:8000 -m -w 1") {
-		t.Errorf("the comparison goes on: %t; web7 is:\n%s", p.comparison != nil, grep(w.ipvs.Dump(), "10.96.0.8:80"))
+		t.Errorf("comparison in progress: %t; web7 is:\n%s", p.comparison != nil, grep(w.ipvs.Dump(), "10.96.0.8:80"))
 	}
 	w.taken()
 	turns := 2
 	for ; p.comparison != nil; turns++ {
 		if p.nextWake().After(time.Now()) {
-			t.Fatal("the comparison is left alone")
+			t.Fatal("the comparison was abandoned")
 		}
 		turn()
 	}
@@ -49,7 +49,7 @@ func TestChangeDoesNotWaitForAComparison(t *testing.T) {
 		t.Errorf("%d comparisons, in %d turns", w.compare, turns)
 	}
 	if got := w.taken(); len(got) > 0 {
-		t.Errorf("what was written meanwhile was taken for a difference: %q", got)
+		t.Errorf("writes during the comparison counted as differences: %q", got)
 	}
 }
 
@@ -111,9 +111,9 @@ func TestMassDeletionIsRepaired(t *testing.T) {
 	}
 }
 
-// TestForeignServersAreLookedAtLess makes another program change its own virtual
+// TestForeignServersReduceLooks makes another program change its own virtual
 // servers all the time.
-func TestForeignServersAreLookedAtLess(t *testing.T) {
+func TestForeignServersReduceLooks(t *testing.T) {
 	run(t, nil, func(w *world) {
 		w.service("a", "10.96.0.1", "10.244.0.1")
 		w.synced()
@@ -134,8 +134,8 @@ func TestForeignServersAreLookedAtLess(t *testing.T) {
 	})
 }
 
-// TestRulesAreReadWhenTold checks that rules are read only for a reason.
-func TestRulesAreReadWhenTold(t *testing.T) {
+// TestRulesAreReadAfterChanges checks that rules are read only for a reason.
+func TestRulesAreReadAfterChanges(t *testing.T) {
 	for _, watched := range []bool{true, false} {
 		read := &countedNAT{}
 		run(t, func(o *Options) {
@@ -155,12 +155,12 @@ func TestRulesAreReadWhenTold(t *testing.T) {
 			w.sink.(*inbox).rulesChanged()
 			w.sleep(minComparePeriod)
 			if read.times.Load() == before {
-				t.Errorf("watched %t: not read when told", watched)
+				t.Errorf("watched %t: not read after a change", watched)
 			}
 			before = read.times.Load()
 			w.sleep(21 * time.Minute)
 			if read.times.Load() == before {
-				t.Errorf("watched %t: never read without being told", watched)
+				t.Errorf("watched %t: never read without a change", watched)
 			}
 		})
 	}
@@ -176,9 +176,9 @@ func (n *countedNAT) Observe(own nat.Own) (nat.State, error) {
 	return n.NAT.Observe(own)
 }
 
-// TestStateIsReadLessTheMoreThereIs checks that the time between two comparisons grows
+// TestStatePeriodGrowsWithSize checks that the time between two comparisons grows
 // with the size of the state, up to maxPeriods.
-func TestStateIsReadLessTheMoreThereIs(t *testing.T) {
+func TestStatePeriodGrowsWithSize(t *testing.T) {
 	for services, want := range map[int]int{10: 1, 3000: 4} { // each has a virtual server and one or two members
 		p, _ := still(t, services)
 		ctx := klog.NewContext(t.Context(), klog.Background())
@@ -206,10 +206,10 @@ func grep(text, what string) string {
 	return strings.Join(out, "\n")
 }
 
-// TestRulesOfOthersChangeAllTheTime makes another program change its rules again and
+// TestForeignRulesChangeConstantly makes another program change its rules again and
 // again. After a few comparisons without differences, comparisons become less frequent,
 // until one finds a difference or a deletion is reported.
-func TestRulesOfOthersChangeAllTheTime(t *testing.T) {
+func TestForeignRulesChangeConstantly(t *testing.T) {
 	p, w := still(t, 1)
 	ctx := klog.NewContext(t.Context(), klog.Background())
 	if !p.prepare(ctx) {
@@ -239,10 +239,10 @@ func TestRulesOfOthersChangeAllTheTime(t *testing.T) {
 		t.Errorf("%d comparisons in a minute", n)
 	}
 	if n := compared(60); n > 4 {
-		t.Errorf("%d comparisons in the next one", n)
+		t.Errorf("%d comparisons in the next minute", n)
 	}
 	p.inbox.deleted()
 	if n := compared(6); n < 2 {
-		t.Errorf("%d comparisons when something is gone", n)
+		t.Errorf("%d comparisons after a deletion", n)
 	}
 }

@@ -62,9 +62,9 @@ func TestComplaintIsAnEventOnce(t *testing.T) {
 	})
 }
 
-// TestSchedulerThatTheKernelLacks checks that the Service is served with the node's
+// TestMissingScheduler checks that the Service is served with the node's
 // scheduler, and that its own is probed again without a change of the Service.
-func TestSchedulerThatTheKernelLacks(t *testing.T) {
+func TestMissingScheduler(t *testing.T) {
 	run(t, nil, func(w *world) {
 		w.synced()
 		w.ipvs.Schedulers = []string{"rr"}
@@ -96,9 +96,9 @@ func TestSchedulerThatTheKernelLacks(t *testing.T) {
 	})
 }
 
-// TestWhatIsInTheWayIsAnEventOfTheNode makes another program use our bit, stop, and use
+// TestNodeConflictEvent makes another program use our bit, stop, and use
 // it again.
-func TestWhatIsInTheWayIsAnEventOfTheNode(t *testing.T) {
+func TestNodeConflictEvent(t *testing.T) {
 	run(t, nil, func(w *world) {
 		w.sink.SetNode(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "node1", UID: "uid of node1"}})
 		w.synced()

@@ -266,7 +266,7 @@ func TestReliabilityCrash(t *testing.T) {
 		}
 	}
 	if crashes < 40 || again < 5 {
-		t.Errorf("%d crashes, %d second ones: not all boundaries were met", crashes, again)
+		t.Errorf("%d crashes, %d second ones: not all boundaries were reached", crashes, again)
 	}
 	record(
 		reliability.Figure{Name: "boundaries between two operations, at each of which the process ended once", Value: float64(crashes), Shows: "with fakes of the kernel"},
@@ -301,24 +301,24 @@ func (m *machine) checkRestart(context string, died int, references map[int]stri
 	m.drain(time.Second)
 	if touched := slices.DeleteFunc(slices.Clone(*writes), func(w string) bool { return !ofSteady(w) }); died > 0 && len(touched) > 0 {
 		f.touched += len(touched)
-		m.t.Errorf("%s: the next start touched what had not changed: %q", context, touched)
+		m.t.Errorf("%s: the next start touched unchanged state: %q", context, touched)
 	}
 	if after := steady(m.ipvs.Dump()); died > 0 && after != before {
-		m.t.Errorf("%s: what had not changed was\n%s\nand is\n%s", context, before, after)
+		m.t.Errorf("%s: unchanged state was\n%s\nand is\n%s", context, before, after)
 	}
 	if references[died] == "" {
 		references[died] = m.reference(died)
 	}
 	if diff := cmp.Diff(references[died], normal(m.kernel())); diff != "" {
 		f.kernels++
-		m.t.Errorf("%s: planned (-), there (+):\n%s", context, diff)
+		m.t.Errorf("%s: planned (-), observed (+):\n%s", context, diff)
 	}
 	*writes = nil
 	m.boot()
 	m.drain(time.Second)
 	if len(*writes) > 0 {
 		f.kernels++
-		m.t.Errorf("%s: one start more found to do: %q", context, *writes)
+		m.t.Errorf("%s: a further start found work: %q", context, *writes)
 	}
 }
 

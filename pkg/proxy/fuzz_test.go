@@ -129,7 +129,7 @@ func FuzzObjects(f *testing.F) {
 		alone := programTogether(t)
 		both := programTogether(t, b)
 		if diff := cmp.Diff(alone.ofGood(alone), both.ofGood(alone)); diff != "" {
-			t.Errorf("beside %+v the other Service is served otherwise (-alone +beside):\n%s", *b, diff)
+			t.Errorf("beside %+v the other Service is served differently (-alone +beside):\n%s", *b, diff)
 		}
 	})
 }
@@ -160,7 +160,7 @@ func programTogether(t *testing.T, others ...*bad) together {
 		t.Fatal(err)
 	}
 	if err := p.programAll(ctx).Err(); err != nil {
-		t.Errorf("the kernel has refused: %v", err)
+		t.Errorf("the kernel refused: %v", err)
 	}
 	for _, e := range w.events {
 		checkNote(t, e.Note)
@@ -190,7 +190,7 @@ var objectAndField = regexp.MustCompile(`^(Service|EndpointSlice) default/[a-z0-
 func checkNote(t *testing.T, note string) {
 	for line := range strings.Lines(note) {
 		if !objectAndField.MatchString(line) {
-			t.Errorf("a complaint without object and field: %q", line)
+			t.Errorf("an error without object and field: %q", line)
 		}
 	}
 }

@@ -107,9 +107,9 @@ func TestReliabilityLargeServices(t *testing.T) {
 	)
 }
 
-// TestOneMessageForManyFaults checks that there is one Event per Service, however many
+// TestOneEventForManyFaults checks that there is one Event per Service, however many
 // faults it has.
-func TestOneMessageForManyFaults(t *testing.T) {
+func TestOneEventForManyFaults(t *testing.T) {
 	run(t, nil, func(w *world) {
 		svc := &corev1.Service{
 			ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "bad"},

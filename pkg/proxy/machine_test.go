@@ -325,7 +325,7 @@ func TestDryRun(t *testing.T) {
 	parts := noted()
 	for _, part := range []string{"ipvs", "ipset", "iptables", "routing", "sysctl"} {
 		if parts[part] == 0 {
-			t.Errorf("nothing of %s would be changed before a start: %v", part, parts)
+			t.Errorf("no change of %s listed before a start: %v", part, parts)
 		}
 	}
 	m.operation = nil
@@ -335,7 +335,7 @@ func TestDryRun(t *testing.T) {
 		return nil
 	}
 	if parts := noted(); len(parts) > 0 {
-		t.Errorf("behind a start there is still to be changed: %v", parts)
+		t.Errorf("changes listed after a start: %v", parts)
 	}
 }
 

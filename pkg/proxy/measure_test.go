@@ -46,7 +46,7 @@ func TestNetworkProgrammingLatency(t *testing.T) {
 		w.changedAt("web", time.Now(), "10.244.0.4")
 		w.sleep(time.Minute)
 		if len(w.latencies) != 1 {
-			t.Errorf("what was refused counts as programmed: %v", w.latencies)
+			t.Errorf("refused changes count as programmed: %v", w.latencies)
 		}
 	})
 }

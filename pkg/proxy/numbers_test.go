@@ -60,10 +60,10 @@ func TestSmallestFreeNumber(t *testing.T) {
 		t.Errorf("without a free number: %v", err)
 	}
 	if got := n.release(func(ipvs.Key, uint32) bool { return true }); got != nil {
-		t.Errorf("%s can have a number, of which the kernel still has something", got)
+		t.Errorf("%s can have a number that the kernel still uses", got)
 	}
 	if got := n.release(func(ipvs.Key, uint32) bool { return false }); len(got) != 1 || got[0] != c {
-		t.Errorf("%s can have the number that is free again, want %s", got, c)
+		t.Errorf("%s can have the freed number, want %s", got, c)
 	}
 	check(c, []ipvs.Key{vipKey(3), vipKey(4)}, 3, 1)
 	check(b, nil)
@@ -78,7 +78,7 @@ func TestNumbersInTheKernelAreKept(t *testing.T) {
 	})
 	got, err := n.assign(serviceName("a"), []ipvs.Key{vipKey(3), vipKey(1), vipKey(2)}, func(number uint32) bool { return number != 1 })
 	if err == nil {
-		t.Error("number 1 is somebody else's")
+		t.Error("number 1 belongs to another key")
 	}
 	if want := (map[ipvs.Key]uint32{vipKey(1): 2, vipKey(3): 3}); !cmp.Equal(want, got, cmp.Comparer(func(a, b netip.Addr) bool { return a == b })) {
 		t.Errorf("numbers %v, want %v", got, want)
@@ -133,8 +133,8 @@ func TestRestartKeepsNumbers(t *testing.T) {
 	})
 }
 
-// TestNumberIsFreeOnceTheKernelIsRidOfIt refuses a deletion.
-func TestNumberIsFreeOnceTheKernelIsRidOfIt(t *testing.T) {
+// TestNumberIsFreeAfterDeletion refuses a deletion.
+func TestNumberIsFreeAfterDeletion(t *testing.T) {
 	run(t, nil, func(w *world) {
 		w.externalLocal("a", "203.0.113.1")
 		w.synced()
@@ -149,14 +149,14 @@ func TestNumberIsFreeOnceTheKernelIsRidOfIt(t *testing.T) {
 		w.externalLocal("b", "203.0.113.2")
 		w.sleep(time.Second)
 		if got := w.ipvs.Dump(); !strings.Contains(got, "-A -f 11 ") || !strings.Contains(got, "-A -f 13 ") {
-			t.Errorf("b was given what a still has:\n%s", got)
+			t.Errorf("b got a number that a still has:\n%s", got)
 		}
 		w.setRefuse(nil)
 		w.sleep(time.Minute)
 		w.externalLocal("c", "203.0.113.3")
 		w.sleep(time.Second)
 		if got := w.ipvs.Dump(); strings.Count(got, "-A -f 11 ") != 1 || !strings.Contains(got, "203.0.113.3:80") {
-			t.Errorf("c was not given what is free again:\n%s", got)
+			t.Errorf("c did not get the freed number:\n%s", got)
 		}
 	})
 }

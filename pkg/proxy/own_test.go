@@ -40,7 +40,7 @@ func (w *world) has(address string) bool {
 
 // A local program keeps its port from when it is seen to listen until it is seen to
 // have stopped. A failure to read the ports changes nothing.
-func TestPortOfTheNodeStaysItsOwn(t *testing.T) {
+func TestLocalProgramKeepsItsPort(t *testing.T) {
 	const node = "192.168.0.11"
 	program := routing.Listener{Protocol: ip.TCP, Addr: netip.IPv4Unspecified(), Port: 6443}
 	var fails atomic.Bool
@@ -58,7 +58,7 @@ func TestPortOfTheNodeStaysItsOwn(t *testing.T) {
 		w.thief(node)
 		w.synced()
 		if w.has(node) {
-			t.Error("it has taken a port of the node's")
+			t.Error("the Service got a port that a local program has")
 		}
 		if len(w.events) != 1 || !strings.Contains(w.events[0].Note, "Service default/thief: spec.externalIPs: TCP 192.168.0.11:6443: a program of node node1 has this port") {
 			t.Errorf("events %+v", w.events)
@@ -66,18 +66,18 @@ func TestPortOfTheNodeStaysItsOwn(t *testing.T) {
 		w.routing.SetListeners()
 		w.sleep(time.Minute)
 		if !w.has(node) {
-			t.Error("it has not got a port that nobody has")
+			t.Error("the Service did not get a free port")
 		}
 		w.routing.SetListeners(program)
 		w.sleep(time.Minute)
 		if w.has(node) {
-			t.Error("it has kept a port that is the node's now")
+			t.Error("the Service kept a port on which a local program listens now")
 		}
 		w.routing.SetListeners()
 		fails.Store(true)
 		w.sleep(time.Minute)
 		if w.has(node) {
-			t.Error("what could not be read was taken for an empty list")
+			t.Error("an unreadable list was treated as empty")
 		}
 	})
 }
@@ -90,7 +90,7 @@ func TestAPIServerCannotBeNamed(t *testing.T) {
 		w.thief("192.168.0.1")
 		w.synced()
 		if !w.has("192.168.0.1") {
-			t.Error("an address that nobody has is not served")
+			t.Error("an unused address is not served")
 		}
 		w.sink.SetService(&corev1.Service{
 			ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "kubernetes"},
@@ -104,12 +104,12 @@ func TestAPIServerCannotBeNamed(t *testing.T) {
 		w.sink.SetEndpointSlice(slice)
 		w.sleep(time.Minute)
 		if w.has("192.168.0.1") {
-			t.Error("it has what is sent to the API server")
+			t.Error("the Service got traffic to the API server")
 		}
 		w.thief("192.0.2.1")
 		w.sleep(time.Minute)
 		if w.has("192.0.2.1") {
-			t.Error("it has what this process sends to the API server")
+			t.Error("the Service got this process's traffic to the API server")
 		}
 	})
 }

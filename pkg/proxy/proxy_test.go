@@ -328,7 +328,7 @@ func TestNodeIsProgrammedWhileServicesAreDelivered(t *testing.T) {
 			t.Error("not programmed after the sync")
 		}
 		if w.nodes != 2 {
-			t.Errorf("%d Nodes were read, want none and the one that came in between", w.nodes)
+			t.Errorf("%d Nodes were read, want none and the one set in between", w.nodes)
 		}
 	})
 }
@@ -345,7 +345,7 @@ func TestIssue133773FirstServices(t *testing.T) {
 			t.Error("the API server's Service is not programmed")
 		}
 		if w.realServers("10.96.0.10") != 0 {
-			t.Error("a Service is programmed that may not be whole")
+			t.Error("a Service that may be incomplete is programmed")
 		}
 		w.synced()
 		if w.realServers("10.96.0.1") != 1 || w.realServers("10.96.0.10") != 1 {
@@ -365,7 +365,7 @@ func TestFirstServicesAfterARestart(t *testing.T) {
 			w.sink.Begun()
 			synctest.Wait()
 			if w.realServers("10.96.0.1") != 2 {
-				t.Error("programmed before all is known")
+				t.Error("programmed before the sync")
 			}
 		})
 	})
@@ -383,7 +383,7 @@ func TestAPIServersServiceIsFirst(t *testing.T) {
 			if strings.HasPrefix(write, "add virtual server") {
 				servers++
 				if first := "add virtual server TCP 10.96.0.1:80"; servers == 1 && write != first {
-					t.Errorf("first came %q, want %q", write, first)
+					t.Errorf("first write %q, want %q", write, first)
 				}
 			}
 		}
@@ -445,7 +445,7 @@ func TestRefusedServiceIsRetriedWithBackoffAndOthersGoOn(t *testing.T) {
 		w.service("good", "10.96.0.11", "10.244.0.3")
 		w.synced()
 		if w.realServers("10.96.0.11") != 1 {
-			t.Error("another Service suffers")
+			t.Error("another Service is affected")
 		}
 		if want := "node false, 1 of 2 Services"; w.failing != want {
 			t.Errorf("reported failing: %s, want %s", w.failing, want)
@@ -512,7 +512,7 @@ func TestUnreadableKernelIsNotWritten(t *testing.T) {
 		w.synced()
 		w.sleep(time.Minute)
 		if got := w.taken(); len(got) != 0 {
-			t.Errorf("wrote %q without knowing what is there", got)
+			t.Errorf("wrote %q without knowing the kernel's state", got)
 		}
 		mu.Lock()
 		broken = false
@@ -532,12 +532,12 @@ func TestDriftIsRepairedWithinAPeriod(t *testing.T) {
 		w.ipvs.Apply([]ipvs.Change{{Op: ipvs.DeleteVirtualServer, Key: key}})
 		w.sleep(31 * time.Second)
 		if w.realServers("10.96.0.10") != 1 {
-			t.Error("the virtual server did not come back")
+			t.Error("the virtual server was not restored")
 		}
 	})
 }
 
-func TestTakenAddressComesBackSoon(t *testing.T) {
+func TestDeletedAddressIsRestoredSoon(t *testing.T) {
 	run(t, nil, func(w *world) {
 		w.service("web", "10.96.0.10", "10.244.0.2")
 		w.synced()
@@ -547,7 +547,7 @@ func TestTakenAddressComesBackSoon(t *testing.T) {
 		w.routing.Do(routing.Change{Op: routing.DeleteAddress, Address: address})
 		w.sleep(4 * time.Second)
 		if got := strings.Join(w.taken(), "\n"); !strings.Contains(got, "add address 10.96.0.10") {
-			t.Errorf("within seconds was written %q", got)
+			t.Errorf("wrote %q within seconds", got)
 		}
 		if n := w.restored.Load(); n != 1 {
 			t.Errorf("%d are counted, want 1", n)
@@ -555,9 +555,9 @@ func TestTakenAddressComesBackSoon(t *testing.T) {
 	})
 }
 
-// TestChangedRuleComesBackSoon makes another program flush one of our chains, add to
+// TestChangedRuleIsRestoredSoon makes another program flush one of our chains, add to
 // another, and change one of its own, which does not concern us.
-func TestChangedRuleComesBackSoon(t *testing.T) {
+func TestChangedRuleIsRestoredSoon(t *testing.T) {
 	run(t, nil, func(w *world) {
 		w.service("web", "10.96.0.10", "10.244.0.2")
 		w.synced()
@@ -585,9 +585,9 @@ func TestChangedRuleComesBackSoon(t *testing.T) {
 	})
 }
 
-// TestTakenWhileCompared deletes an address that the running comparison has already
+// TestDeletionDuringComparison deletes an address that the running comparison has already
 // read.
-func TestTakenWhileCompared(t *testing.T) {
+func TestDeletionDuringComparison(t *testing.T) {
 	slow := func(o *Options) {
 		o.Kernel.NAT[ip.IPv4].(*nat.Fake).FailObserve = func() error {
 			time.Sleep(time.Second)
@@ -610,7 +610,7 @@ func TestTakenWhileCompared(t *testing.T) {
 		got := w.taken()
 		for _, address := range []string{"10.96.0.10", "10.96.0.11"} {
 			if !slices.ContainsFunc(got, func(write string) bool { return strings.Contains(write, "add address "+address) }) {
-				t.Errorf("%s is not back; written was %q", address, got)
+				t.Errorf("%s was not restored; wrote %q", address, got)
 			}
 		}
 		if w.compare != 0 {
@@ -639,9 +639,9 @@ func TestOwnRemovalIsNoDrift(t *testing.T) {
 	})
 }
 
-// TestNewENIIsLookedAtSoon adds a policy rule of a pod that makes an interface an ENI:
+// TestNewENIIsCheckedSoon adds a policy rule of a pod that makes an interface an ENI:
 // seconds later it is known whether its reverse-path check conflicts.
-func TestNewENIIsLookedAtSoon(t *testing.T) {
+func TestNewENIIsCheckedSoon(t *testing.T) {
 	run(t, nil, func(w *world) {
 		inventory, err := w.routing.Inventory()
 		if err != nil {
@@ -706,13 +706,13 @@ func TestIssue89392LostNodesConnections(t *testing.T) {
 		w.sink.SetEndpointSlice(slice)
 		w.sleep(time.Hour)
 		if got := w.ipvs.Dump(); w.cut.Load() != 0 || !strings.Contains(got, "10.244.0.2:8000 -m -w 0") {
-			t.Errorf("while its node is heard of %d were cut:\n%s", w.cut.Load(), got)
+			t.Errorf("while its node is reachable %d were cut:\n%s", w.cut.Load(), got)
 		}
 		w.passes = nil
 		w.sink.SetLostNodes([]string{"node2"})
 		w.sleep(0)
 		if got := w.ipvs.Dump(); w.cut.Load() != 3 || strings.Contains(got, "10.244.0.2:8000 -m -w 0") {
-			t.Errorf("when it is lost %d were cut, want 3:\n%s", w.cut.Load(), got)
+			t.Errorf("once it is unreachable %d were cut, want 3:\n%s", w.cut.Load(), got)
 		}
 		if len(w.passes) != 1 {
 			t.Errorf("%d passes, want one", len(w.passes))
@@ -731,7 +731,7 @@ func TestIdleWritesNothing(t *testing.T) {
 			t.Errorf("in an idle hour: %d passes, wrote %q", len(w.passes), got)
 		}
 		if w.queued {
-			t.Error("work is said to be waiting, and there is none")
+			t.Error("reported as queued without work")
 		}
 		if w.compare < 100 {
 			t.Errorf("compared %d times in an hour, want every 30 s", w.compare)
@@ -753,7 +753,7 @@ func TestQuietWhenNothingHappens(t *testing.T) {
 		said := strings.Join(w.logged(), "\n")
 		for _, want := range []string{"no address", "Two Services claim"} {
 			if n := strings.Count(said, want); n != 1 {
-				t.Errorf("%q is said %d times:\n%s", want, n, said)
+				t.Errorf("%q is logged %d times:\n%s", want, n, said)
 			}
 		}
 		for range 4 {
@@ -872,10 +872,10 @@ func TestHealthCheckPortFollowsTheService(t *testing.T) {
 	})
 }
 
-// TestAutoChangesOver adds the thousand-and-first Service: every cluster IP gets a
+// TestAutoSwitchesToRoutes adds the thousand-and-first Service: every cluster IP gets a
 // route before its address is removed. When the Service is deleted, nothing changes
 // back.
-func TestAutoChangesOver(t *testing.T) {
+func TestAutoSwitchesToRoutes(t *testing.T) {
 	auto := func(o *Options) { o.Config.VIPs.ClusterIPs = plan.ClaimAuto }
 	vip := func(i int) string { return fmt.Sprintf("10.96.%d.%d", i/250, 1+i%250) }
 	run(t, auto, func(w *world) {

@@ -141,7 +141,7 @@ func refuseOne(t *testing.T, at int, operation string, err unix.Errno, want stri
 		m.pass()
 	}
 	if diff := cmp.Diff(want, normal(m.kernel())); diff != "" {
-		t.Errorf("%s: planned (-), there after the retries (+):\n%s", context, diff)
+		t.Errorf("%s: planned (-), observed after the retries (+):\n%s", context, diff)
 	}
 	return told
 }
@@ -182,7 +182,7 @@ func TestReliabilityUnreadable(t *testing.T) {
 				m.errors = nil
 				if begins == "a start" {
 					if m.boot() {
-						t.Errorf("%s: the start went on without the list of %s", err, list)
+						t.Errorf("%s: the start continued without the list of %s", err, list)
 					}
 				} else {
 					m.pass()
@@ -241,7 +241,7 @@ func TestReliabilityRandomRefusals(t *testing.T) {
 		}
 		m.boot() // without an ENI some rules stay until the next start
 		if diff := cmp.Diff(m.reference(len(life)-1), normal(m.kernel())); diff != "" {
-			t.Errorf("planned (-), there (+):\n%s", diff)
+			t.Errorf("planned (-), observed (+):\n%s", diff)
 		}
 	}
 	record(

@@ -239,8 +239,8 @@ func (r *ruleset) pingRules() []nat.Rule {
 	return rules
 }
 
-// foreignPorts lets packets from pods and the node leave the node if no Service has the
-// destination port of a local VIP. The mark skips table local, see addClaimRules.
+// foreignPorts lets packets from pods and the node to a port of a local VIP leave the
+// node if no Service has that port. The mark skips table local, see addClaimRules.
 // External clients are refused. ICMP stays local, since it has no port, and so do
 // replies to the node's own requests, whose source is the VIP if the endpoint is on
 // this node:

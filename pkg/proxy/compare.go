@@ -49,12 +49,12 @@ type compares struct {
 	lookPause time.Duration // pause after looks that found nothing of ours
 }
 
-// Every SyncPeriod kernel parameters and listeners are compared. So is the state while
-// it is small. Beyond stateSize entries it is compared every second period, and so on,
-// up to maxPeriods, so that the CPU share of comparisons does not grow with the number
-// of Services. Looks (apply.Suspicious) find missing state much earlier. Rules are read
-// only after the kernel reported a change, and every maxPeriods; every period where
-// the kernel reports none, as for iptables-legacy.
+// Kernel parameters and listeners are compared every SyncPeriod, and so is the state
+// while it is small. Beyond stateSize entries the state is compared every second period,
+// and so on, up to every maxPeriods, so that the CPU share of comparisons does not grow
+// with the number of Services. Looks (apply.Suspicious) find missing state much earlier.
+// Rules are read after the kernel reported a change, and every maxPeriods. If the kernel
+// does not report changes, as for iptables-legacy, they are read every period.
 const (
 	stateSize  = 2000
 	maxPeriods = 40

@@ -186,10 +186,10 @@ type Stray struct {
 	Direct []netip.Prefix // destinations that the main table routes through the ENI
 }
 
-// strays returns the ENIs that strayRules can guard. It skips ENIs where such a packet
-// may be correct: another rule precedes ours, or the main table has another default
-// route through the ENI. It returns none if the main table's interface is gone, because
-// the ENI is then the only path.
+// strays returns the ENIs that strayRules can guard. It skips an ENI with another default
+// route of the main table, because such a packet may be correct there. It returns none
+// if another rule precedes ours, for the same reason, or if the main table's interface
+// is gone, because the ENI is then the only path.
 func strays(cfg *Config, n *Node, family ip.Family, bound []Binding) []Stray {
 	inv := &n.Inventory
 	precedes := func(r routing.Rule) bool {

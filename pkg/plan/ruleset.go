@@ -352,7 +352,7 @@ func (r *ruleset) accept() {
 
 // virtualAddresses lets a VIP answer only on its Services' ports and to pings. A VIP is
 // a local address, so any process listening on 0.0.0.0 would answer for it
-// (kubernetes#72236). Under externalTrafficPolicy Local it rejects external clients on
+// (kubernetes#72236). Under externalTrafficPolicy Local it drops external clients on
 // a node without endpoints. Health check node ports are accepted last, after new
 // connections to other ports of VIPs have been rejected, because they are matched by
 // port only, and a VIP may have the same port:

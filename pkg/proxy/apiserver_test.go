@@ -321,11 +321,11 @@ func TestReliabilityAPIServer(t *testing.T) {
 		t.Errorf("%d Services in the end, want %d", n, count-1)
 	}
 	record(
-		reliability.Figure{Name: "Services", Value: float64(count), Shows: "listed and watched with the real client, kernel of fakes"},
-		reliability.Figure{Name: "the API server was gone for", Value: outage.Seconds(), Unit: "s"},
-		reliability.Figure{Name: "and for", Value: 2 * short.Seconds(), Unit: "s", Shows: "in the middle of which the process was started"},
+		reliability.Figure{Name: "Services", Value: float64(count), Shows: "listed and watched with the real client, fakes of the kernel"},
+		reliability.Figure{Name: "first outage of the API server", Value: outage.Seconds(), Unit: "s"},
+		reliability.Figure{Name: "second outage", Value: 2 * short.Seconds(), Unit: "s", Shows: "the process was started during it"},
 		reliability.Figure{Name: "watches closed", Value: float64(reliability.Times(2, 20) * 3)},
-		reliability.Figure{Name: "operations on the kernel because of all that", Value: float64(wrong), Shows: "and of a list of everything anew, a revision that fell, events twice and out of order, and a list of nothing"},
+		reliability.Figure{Name: "operations on the kernel because of these events", Value: float64(wrong), Shows: "also of a complete new list, a lower revision, repeated and unordered events, and an empty list"},
 	)
 }
 

@@ -269,12 +269,12 @@ func TestReliabilityCrash(t *testing.T) {
 		t.Errorf("%d crashes, %d second ones: not all boundaries were reached", crashes, again)
 	}
 	record(
-		reliability.Figure{Name: "boundaries between two operations, at each of which the process ended once", Value: float64(crashes), Shows: "with fakes of the kernel"},
-		reliability.Figure{Name: "of these, ended again at a boundary of the next start", Value: float64(again), Shows: "at random"},
-		reliability.Figure{Name: "kernels that were not what was planned after the next start", Value: float64(faults.kernels)},
-		reliability.Figure{Name: "operations of the next start on what belongs to a Service that had not changed", Value: float64(faults.touched)},
-		reliability.Figure{Name: "ends while a real server drained", Value: float64(connected), Shows: "with a connection through it"},
-		reliability.Figure{Name: "of these connections, cut", Value: float64(faults.cut)},
+		reliability.Figure{Name: "boundaries between two operations, each with one crash", Value: float64(crashes), Shows: "with fakes of the kernel"},
+		reliability.Figure{Name: "of these, crashed again at a boundary of the next start", Value: float64(again), Shows: "at random"},
+		reliability.Figure{Name: "kernels that differed from the plan after the next start", Value: float64(faults.kernels)},
+		reliability.Figure{Name: "operations of the next start on state of unchanged Services", Value: float64(faults.touched)},
+		reliability.Figure{Name: "crashes while a real server drained", Value: float64(connected), Shows: "with a connection through it"},
+		reliability.Figure{Name: "of these connections, broken", Value: float64(faults.cut)},
 	)
 }
 

@@ -101,9 +101,9 @@ func TestReliabilityLargeServices(t *testing.T) {
 		t.Errorf("small Services were programmed after %v, the large one after %s", waits, whole)
 	}
 	record(
-		reliability.Figure{Name: "ports of one Service", Value: 10000, Shows: "and 5,000 endpoints of another, with names as long as they may be"},
-		reliability.Figure{Name: "until that one is programmed", Value: whole.Seconds(), Unit: "s", Shows: fmt.Sprintf("where the kernel takes %s for each write", writeTakes)},
-		reliability.Figure{Name: "until a small one is", Value: slices.Max(waits).Seconds() * 1000, Unit: "ms", Shows: "that waits together with it"},
+		reliability.Figure{Name: "ports of one Service", Value: 10000, Shows: "and 5,000 endpoints of another, with names of maximum length"},
+		reliability.Figure{Name: "time until that Service is programmed", Value: whole.Seconds(), Unit: "s", Shows: fmt.Sprintf("the kernel takes %s for each write", writeTakes)},
+		reliability.Figure{Name: "time until a small Service is programmed", Value: slices.Max(waits).Seconds() * 1000, Unit: "ms", Shows: "while both wait"},
 	)
 }
 

@@ -94,9 +94,9 @@ func TestReliabilityRefusals(t *testing.T) {
 	}
 	record(
 		reliability.Figure{Name: "operations of a start and of a deletion, each refused", Value: float64(operations), Shows: "of IPVS, IP sets, iptables, routing, parameters, nftables"},
-		reliability.Figure{Name: "errors that each was refused with, at most", Value: float64(reliability.Times(1, len(errnos))), Shows: "those left out that say of an addition that it is there, or of a deletion that it is gone"},
-		reliability.Figure{Name: "refusals after whose retries the kernel was as planned", Value: float64(refused)},
-		reliability.Figure{Name: "error messages of one refusal, at most", Value: float64(most), Shows: "over all tries until the kernel is well again"},
+		reliability.Figure{Name: "errors that each was refused with, at most", Value: float64(reliability.Times(1, len(errnos))), Shows: "without errors that mean that an added object exists or a deleted one does not"},
+		reliability.Figure{Name: "refusals after which retries made the kernel equal the plan", Value: float64(refused)},
+		reliability.Figure{Name: "error messages of one refusal, at most", Value: float64(most), Shows: "over all retries until the kernel accepts the operation"},
 	)
 }
 
@@ -202,8 +202,8 @@ func TestReliabilityUnreadable(t *testing.T) {
 		}
 	}
 	record(
-		reliability.Figure{Name: "lists that could not be read", Value: float64(tries), Shows: "each with each error, at a start and in a comparison"},
-		reliability.Figure{Name: "operations meanwhile", Value: float64(written)},
+		reliability.Figure{Name: "lists that could not be read", Value: float64(tries), Shows: "each with each error, at a start and during a comparison"},
+		reliability.Figure{Name: "operations on the kernel meanwhile", Value: float64(written)},
 	)
 }
 
@@ -245,7 +245,7 @@ func TestReliabilityRandomRefusals(t *testing.T) {
 		}
 	}
 	record(
-		reliability.Figure{Name: "operations and lists that failed at random", Value: float64(failures), Shows: fmt.Sprintf("one of 20 and one of 10, in %d lives of all kinds of changes", lives)},
-		reliability.Figure{Name: "lives after which the kernel was as planned", Value: float64(lives)},
+		reliability.Figure{Name: "operations and lists that failed at random", Value: float64(failures), Shows: fmt.Sprintf("1 of 20 and 1 of 10, in %d process lifetimes with all kinds of changes", lives)},
+		reliability.Figure{Name: "process lifetimes after which the kernel equaled the plan", Value: float64(lives)},
 	)
 }

@@ -416,8 +416,8 @@ func TestReliabilityAnnotations(t *testing.T) {
 		}
 	}
 	record(
-		reliability.Figure{Name: "annotations on a Service with source ranges, by value", Value: float64(tried), Shows: "kube-ipvs' own, and those by which clouds are told ranges"},
-		reliability.Figure{Name: "of these, that changed its ranges", Value: float64(widened)},
+		reliability.Figure{Name: "annotation values on a Service with source ranges", Value: float64(tried), Shows: "kube-ipvs's own annotations, and those that configure source ranges in clouds"},
+		reliability.Figure{Name: "of these, changed the ranges", Value: float64(widened)},
 	)
 }
 

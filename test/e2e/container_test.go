@@ -74,8 +74,8 @@ func TestReliabilityContainer(t *testing.T) {
 	p.Terminate()
 	d.cleanUp(t)
 	record(
-		reliability.Figure{Name: "capabilities of the container", Value: float64(len(main.SecurityContext.Capabilities.Add)), Shows: "and no others, with its root file system read-only"},
-		reliability.Figure{Name: "of these, taken away, one at a time", Value: float64(len(main.SecurityContext.Capabilities.Add)), Shows: "each time it has ended with an error that names it"},
+		reliability.Figure{Name: "capabilities of the container", Value: float64(len(main.SecurityContext.Capabilities.Add)), Shows: "no others, and a read-only root file system"},
+		reliability.Figure{Name: "of these, removed, one at a time", Value: float64(len(main.SecurityContext.Capabilities.Add)), Shows: "each time the process exited with an error that names it"},
 		reliability.Figure{Name: "operations that the kernel refused", Value: 0},
 		reliability.Figure{Name: "connections to a Service", Value: float64(asked), Shows: "all answered"},
 	)

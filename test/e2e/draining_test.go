@@ -214,15 +214,15 @@ func TestReliabilityDraining(t *testing.T) {
 		t.Errorf("%d connections were reset, and %v counted", d.cut, n)
 	}
 	record(
-		reliability.Figure{Name: "TCP connections to an endpoint that terminates", Value: float64(tcp + kept), Shows: "IPv4 and IPv6; half of them under a process that was killed meanwhile"},
-		reliability.Figure{Name: "of these, to one that came back", Value: float64(back), Shows: "un-drained in place"},
-		reliability.Figure{Name: "UDP flows to one that terminates, with `--udp-drain`", Value: float64(drained), Shows: "under a process that was killed meanwhile"},
+		reliability.Figure{Name: "TCP connections to an endpoint that terminates", Value: float64(tcp + kept), Shows: "IPv4 and IPv6; for half of them the process was killed meanwhile"},
+		reliability.Figure{Name: "of these, to an endpoint that became ready again", Value: float64(back), Shows: "it stopped draining, without being removed"},
+		reliability.Figure{Name: "UDP flows to an endpoint that terminates, with `--udp-drain`", Value: float64(drained), Shows: "the process was killed meanwhile"},
 		reliability.Figure{Name: "of all these, lost", Value: float64(d.lost)},
-		reliability.Figure{Name: "UDP flows without it: the last one was elsewhere after", Value: moved.Seconds(), Unit: "s", Shows: "of an emulated node that asks one after the other"},
+		reliability.Figure{Name: "UDP flows without it: time until the last one moved to another endpoint", Value: moved.Seconds(), Unit: "s", Shows: "on an emulated node that tests one flow after the other"},
 		reliability.Figure{Name: "SCTP associations, which end at once", Value: float64(ended)},
-		reliability.Figure{Name: "TCP connections to an endpoint that is gone: the last one was reset after", Value: deadline.Seconds(), Unit: "s", Shows: fmt.Sprintf("with a deadline of %s, looked at every 5 s", drainDeadline)},
-		reliability.Figure{Name: "UDP flows to a dead node: the last one was elsewhere after", Value: elsewhere.Seconds(), Unit: "s", Shows: "since its endpoint is not ready"},
-		reliability.Figure{Name: "TCP connections to it: the last one was reset after", Value: flushed.Seconds(), Unit: "s", Shows: "since its endpoint is gone"},
-		reliability.Figure{Name: "new connections meanwhile, of every protocol", Value: float64(fresh), Shows: "all answered by who is left"},
+		reliability.Figure{Name: "TCP connections to a removed endpoint: time until the last one was reset", Value: deadline.Seconds(), Unit: "s", Shows: fmt.Sprintf("with a deadline of %s, checked every 5 s", drainDeadline)},
+		reliability.Figure{Name: "UDP flows to a failed node: time until the last one moved to another endpoint", Value: elsewhere.Seconds(), Unit: "s", Shows: "after its endpoint became unready"},
+		reliability.Figure{Name: "TCP connections to it: time until the last one was reset", Value: flushed.Seconds(), Unit: "s", Shows: "after its endpoint was removed"},
+		reliability.Figure{Name: "new connections meanwhile, of every protocol", Value: float64(fresh), Shows: "all answered by the remaining endpoints"},
 	)
 }

@@ -81,13 +81,13 @@ func TestReliabilityKills(t *testing.T) {
 	}
 	differences := k.checkEnd(t, before)
 	record(
-		reliability.Figure{Name: "kills of the process", Value: float64(times), Shows: fmt.Sprintf("at random times, a quarter to five quarters of a whole start after it began, while %d Services changed", churned)},
-		reliability.Figure{Name: "a whole start", Value: whole.Seconds(), Unit: "s"},
-		reliability.Figure{Name: "new connections to a Service that did not change", Value: float64(answered)},
+		reliability.Figure{Name: "kills of the process", Value: float64(times), Shows: fmt.Sprintf("at random times, 0.25 to 1.25 times the duration of a start after it began, while %d Services changed", churned)},
+		reliability.Figure{Name: "duration of a start", Value: whole.Seconds(), Unit: "s"},
+		reliability.Figure{Name: "new connections to an unchanged Service", Value: float64(answered)},
 		reliability.Figure{Name: "of these, not answered", Value: float64(failed)},
-		reliability.Figure{Name: "connections to it that were open all the time", Value: float64(len(long)), Shows: "TCP, UDP and SCTP, IPv4 and IPv6, from a pod and from outside"},
-		reliability.Figure{Name: "requests on these", Value: float64(asked)},
-		reliability.Figure{Name: "lines in which the kernel differs in the end from a node that was programmed at once", Value: float64(differences)},
+		reliability.Figure{Name: "connections to it that stayed open all the time", Value: float64(len(long)), Shows: "TCP, UDP and SCTP, IPv4 and IPv6, from a pod and from an external client"},
+		reliability.Figure{Name: "requests on these connections", Value: float64(asked)},
+		reliability.Figure{Name: "lines in which the kernel finally differs from a node that was programmed in one sync", Value: float64(differences)},
 	)
 }
 

@@ -74,10 +74,10 @@ func TestReliabilityLostNode(t *testing.T) {
 	served(3)
 	back := len(c.connect(t, web, 6)["web2"])
 	record(
-		reliability.Figure{Name: "TCP connections to a node that the cluster does not hear of any more, reset", Value: float64(len(open["web2"])), Shows: "IPv4 and IPv6, with an API server"},
-		reliability.Figure{Name: "the last one after", Value: took.Seconds(), Unit: "s", Shows: "since its endpoint is not ready; of these up to 4 s until the API server is asked for the node"},
-		reliability.Figure{Name: "connections of the same Service that went on meanwhile", Value: float64(stayed), Shows: "half of them to an endpoint that was not ready either, on a node that is heard of"},
-		reliability.Figure{Name: "new connections to the node when it was back", Value: float64(back)},
+		reliability.Figure{Name: "TCP connections to an unreachable node, reset", Value: float64(len(open["web2"])), Shows: "IPv4 and IPv6, with an API server"},
+		reliability.Figure{Name: "time until the last one was reset", Value: took.Seconds(), Unit: "s", Shows: "after its endpoint became unready; includes up to 4 s until kube-ipvs requests the Node"},
+		reliability.Figure{Name: "connections of the same Service that continued meanwhile", Value: float64(stayed), Shows: "half of them to an endpoint that was not ready either, on a reachable node"},
+		reliability.Figure{Name: "new connections to the node after it became reachable again", Value: float64(back)},
 	)
 }
 

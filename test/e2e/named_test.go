@@ -71,10 +71,10 @@ func TestReliabilityNamedAddresses(t *testing.T) {
 		t.Errorf("profiles are given away, with %s", out)
 	}
 	record(
-		reliability.Figure{Name: "addresses that two Services named as their external IPs", Value: float64(2 * len(slices.Concat(nodeIPs(node1), balancerIPs(1), clusterIPs(1)))), Shows: "the node's, and another Service's"},
-		reliability.Figure{Name: "connections to these, and to their ports", Value: float64(asked), Shows: "from a pod and from outside, IPv4 and IPv6"},
-		reliability.Figure{Name: "of these, not answered by whose address it is", Value: float64(taken)},
-		reliability.Figure{Name: "ports that the process listens at", Value: float64(len(now)), Shows: strings.Join(now, ", ") + ": as documented"},
+		reliability.Figure{Name: "addresses that two Services set as their external IPs", Value: float64(2 * len(slices.Concat(nodeIPs(node1), balancerIPs(1), clusterIPs(1)))), Shows: "the node's, and another Service's"},
+		reliability.Figure{Name: "connections to these addresses, and to their ports", Value: float64(asked), Shows: "from a pod and from an external client, IPv4 and IPv6"},
+		reliability.Figure{Name: "of these, not answered by the owner of the address", Value: float64(taken)},
+		reliability.Figure{Name: "ports that the process listens on", Value: float64(len(now)), Shows: strings.Join(now, ", ") + ": as documented"},
 	)
 }
 

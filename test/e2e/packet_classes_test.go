@@ -113,7 +113,7 @@ func TestBehaviourPacketClasses(t *testing.T) {
 	record(
 		reliability.Figure{Name: "layouts", Value: float64(setups), Shows: "each CNI's, IPv4 and IPv6"},
 		reliability.Figure{Name: "packet classes sent as real packets", Value: float64(sent), Shows: "the kernel and the evaluator agree on each"},
-		reliability.Figure{Name: "ways through the rules", Value: float64(ways), Shows: "sets of rules that matched, among these classes"},
+		reliability.Figure{Name: "paths through the rules", Value: float64(ways), Shows: "sets of rules that matched, among these classes"},
 	)
 }
 

@@ -202,7 +202,7 @@ var told = []damage{
 	{"a refusal of another tool before ours", "iptables -w -t filter -I INPUT 1 -s 192.0.2.1/32 -j DROP"},
 }
 
-const toldName, seenName = "told by netlink", "seen by counts and looks"
+const toldName, seenName = "announced by netlink", "found by the checks every second"
 
 // TestReliabilityDrift does damage to what is programmed, piece by piece, behind the proxy's
 // back. Where netlink tells of it, or counts do, all is whole again within seconds, with
@@ -220,7 +220,7 @@ func TestReliabilityDrift(t *testing.T) {
 	}{
 		{"1h", toldName, told},
 		{"1h", seenName, seen},
-		{"2s", "found by the periodic check, which came every 2 s", found},
+		{"2s", "found by the periodic comparison every 2 s", found},
 	} {
 		process := node.StartProxy(func(*lab.Process) error { return hasPassed(node) }, append(flags, "--ipvs-sync-period", kind.period)...)
 		if kind.period != "1h" {
@@ -245,8 +245,8 @@ func TestReliabilityDrift(t *testing.T) {
 		}
 		process.Terminate()
 		figures = append(figures,
-			reliability.Figure{Name: "kinds of damage " + kind.name, Value: float64(done), Shows: "each repaired and counted, with everything of others as it was"},
-			reliability.Figure{Name: "until it was seen to be repaired, at most", Value: longest.Seconds(), Unit: "s", Shows: "of an emulated node"})
+			reliability.Figure{Name: "kinds of damage " + kind.name, Value: float64(done), Shows: "each repaired and counted, foreign state unchanged"},
+			reliability.Figure{Name: "longest time until it was repaired", Value: longest.Seconds(), Unit: "s", Shows: "on an emulated node"})
 	}
 	record(figures...)
 }

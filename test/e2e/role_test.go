@@ -62,10 +62,10 @@ func TestReliabilityRole(t *testing.T) {
 		t.Run("without "+permissions[i].String(), func(t *testing.T) { a.checkWithout(t, c, permissions[i]) })
 	}
 	record(
-		reliability.Figure{Name: "permissions of the ClusterRole", Value: float64(len(permissions)), Shows: "asked for by the API server's own authoriser, of the ServiceAccount's token"},
-		reliability.Figure{Name: "requests that it refused", Value: float64(len(refused)), Shows: "from a start to a Service that answers and an Event that is written"},
+		reliability.Figure{Name: "permissions of the ClusterRole", Value: float64(len(permissions)), Shows: "checked by the API server's authorizer for the ServiceAccount's token"},
+		reliability.Figure{Name: "requests that the authorizer refused", Value: float64(len(refused)), Shows: "from the start until a Service answers and an Event is written"},
 		reliability.Figure{Name: "connections to the Service", Value: float64(asked), Shows: "from a pod and from the node, IPv4 and IPv6, all answered"},
-		reliability.Figure{Name: "permissions that were taken away, one at a time", Value: float64(taken), Shows: "each time the log has named the verb and the resource"},
+		reliability.Figure{Name: "permissions removed, one at a time", Value: float64(taken), Shows: "each time the log named the verb and the resource"},
 	)
 }
 

@@ -350,16 +350,16 @@ func (s *soak) figures(took time.Duration, restarts int, before, after process) 
 	}
 	return []reliability.Figure{
 		n("length", int(took.Seconds()), "s", ""),
-		n("connections", asked, "", "by pods, the node and clients outside, each answer looked at"),
-		n("answered", answered, "", "by an endpoint that the Service had"),
-		n("wrong answers", len(s.wrong), "", "by anybody else"),
-		n("timed out", asked-answered, "", "as packet after packet was lost"),
-		n("packets lost", s.lost(), "", "of the fabric's, 1 % in each direction"),
+		n("connections", asked, "", "by pods, the node and external clients, each reply checked"),
+		n("answered", answered, "", "by an endpoint of the Service"),
+		n("wrong answers", len(s.wrong), "", "by any other host"),
+		n("timed out", asked-answered, "", "because consecutive packets were lost"),
+		n("packets lost", s.lost(), "", "by the network, 1 % in each direction"),
 		n("endpoints replaced", s.next-2, "", ""),
-		n("Services added", s.number, "", fmt.Sprintf("and %d taken away", s.gone)),
+		n("Services added", s.number, "", fmt.Sprintf("and %d removed", s.gone)),
 		n("restarts", restarts, "", "by SIGTERM and SIGKILL in turn"),
-		{Name: "memory", Value: after.memory, Unit: "MB", Shows: fmt.Sprintf("resident, at the end; %.1f a third of the time before", before.memory)},
-		{Name: "open files", Value: after.files, Shows: fmt.Sprintf("at the end; %.0f before", before.files)},
-		{Name: "goroutines", Value: after.goroutines, Shows: fmt.Sprintf("at the end; %.0f before", before.goroutines)},
+		{Name: "memory", Value: after.memory, Unit: "MB", Shows: fmt.Sprintf("resident, at the end; %.1f a third of the time earlier", before.memory)},
+		{Name: "open files", Value: after.files, Shows: fmt.Sprintf("at the end; %.0f earlier", before.files)},
+		{Name: "goroutines", Value: after.goroutines, Shows: fmt.Sprintf("at the end; %.0f earlier", before.goroutines)},
 	}
 }

@@ -126,7 +126,7 @@ func TestClasses(t *testing.T) {
 	record(
 		figure("configurations", len(list), "scenarios in each SNAT mode and family"),
 		figure("packet classes", classes, "judged by the oracle"),
-		figure("combinations of values", combinations, "that these classes stand for"),
+		figure("combinations of values", combinations, "that these classes represent"),
 		figure("known disagreements", r.count, "in test/prove/exceptions.yaml"),
 	)
 }
@@ -151,7 +151,7 @@ func TestBesideOtherPrograms(t *testing.T) {
 	record(
 		figure("acts of other programs", acts, "a write to a mark at one point of the way, or a rule that accepts early"),
 		figure("packet classes beside them", judged, "right, or as under kube-proxy"),
-		figure("known to be otherwise", r.count, "in test/prove/exceptions.yaml"),
+		figure("known exceptions", r.count, "in test/prove/exceptions.yaml"),
 	)
 }
 
@@ -224,8 +224,8 @@ func TestUpdates(t *testing.T) {
 	r.print(t, true)
 	record(
 		figure("changes of a configuration", changes, "endpoints, policies, ports, addresses, ENIs"),
-		figure("states between two writes", states, "in each of which every packet class fares as before or as after"),
-		figure("known to be otherwise", r.count, "packet classes in one of the states, in test/prove/exceptions.yaml"),
+		figure("states between two writes", states, "in each of them, every packet class has the result from before or from after the change"),
+		figure("known exceptions", r.count, "packet classes in a state, listed in test/prove/exceptions.yaml"),
 	)
 }
 

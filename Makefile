@@ -36,6 +36,8 @@ SKIP ?=
 # How Services behave, issue by issue and case by case, and when something goes
 # wrong: more than fits in `test`.
 BEHAVIOUR := ^Test(Issue|Behaviour|Reliability)
+# Of these, what `make prove-kernel` alone runs.
+ONLY_PROVED := ^TestBehaviourPacketClasses$$
 # How many labs share the end-to-end tests: an emulated one leaves a core half idle.
 LABS ?= $(if $(RUN),1,2)
 CMD ?= sh -c "uname -r && ipvsadm -Ln"
@@ -131,7 +133,7 @@ e2e: export LAB_SKIP := $(value SKIP)
 .PHONY: behaviour-parts
 behaviour-parts: peer-kube-proxy peer-kubectl peer-helm peer-seccomp peer-previous lab-image
 behaviour: behaviour-parts ## end-to-end tests of how Services behave, from every kind of client, of what users asked for, and of faults
-	@$(MAKE) --no-print-directory START=$(START) e2e E2E_PACKAGES=test/e2e ONLY='$(BEHAVIOUR)'
+	@$(MAKE) --no-print-directory START=$(START) e2e E2E_PACKAGES=test/e2e ONLY='$(BEHAVIOUR)' SKIP='$(ONLY_PROVED)'
 
 # What they need, one after the other: together, two compilers would do the same
 # packages. The unit tests' are different ones, for the race detector.

@@ -8,41 +8,21 @@ import (
 
 	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
 	"github.com/kube-ipvs/kube-ipvs/pkg/trace"
+	"github.com/kube-ipvs/kube-ipvs/test/e2e/lab"
 )
 
 // checkTraces holds "kube-ipvs trace" to what the packets did: each endpoint that
 // has answered a cell is said to answer, over the interface and with the source
 // that were seen, and no other is.
 func (m *eniMatrix) checkTraces(t *testing.T, all []asked) {
-	var nodes [2]*trace.Node
-	err := m.Node.Do(func() error {
-		kernel, err := trace.Read()
-		if err != nil {
-			return err
-		}
-		for i, family := range ip.Families {
-			if nodes[i], err = kernel.Node(family); err != nil {
-				return err
-			}
-		}
-		return nil
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	nodes := m.Node.Trace()
 	for _, a := range all {
 		x := trace.Explain(nodes[a.family], m.question(a.eniCell))
 		if !m.checkTrace(t, a, x) {
-			var text testWriter
-			_ = x.Write(&text)
-			t.Logf("%s:\n%s", a, text)
+			t.Logf("%s:\n%s", a, lab.Explained(&x))
 		}
 	}
 }
-
-type testWriter []byte
-
-func (w *testWriter) Write(p []byte) (int, error) { *w = append(*w, p...); return len(p), nil }
 
 func (m *eniMatrix) question(c eniCell) trace.Question {
 	from := m.Interfaces()[0].Addresses[c.family]

@@ -212,17 +212,7 @@ func (l *classLab) service(n int, addresses map[string]netip.Addr) []runtime.Obj
 // kernel reads what the evaluator needs.
 func (l *classLab) kernel(t *testing.T) *trace.Node {
 	t.Helper()
-	var n *trace.Node
-	err := l.Node.Do(func() error {
-		k, err := trace.Read()
-		if err == nil {
-			n, err = k.Node(ip.Families[l.family])
-		}
-		return err
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	n := l.Node.Trace()[l.family]
 	n.Delivers = func(a netip.Addr) string { return l.delivered[a] }
 	return n
 }
@@ -351,9 +341,7 @@ func (l *classLab) compare(t *testing.T, n *trace.Node, drawn []classQuestion) {
 			case try < 2: // a starved machine answers late
 				todo = append(todo, r.classQuestion)
 			default:
-				var text testWriter
-				_ = x.Write(&text)
-				t.Errorf("%s: %s\n  sent: %s\n%s", l.String(r.classQuestion), what, r.answer, text)
+				t.Errorf("%s: %s\n  sent: %s\n%s", l.String(r.classQuestion), what, r.answer, lab.Explained(&x))
 			}
 		}
 	}

@@ -9,6 +9,7 @@ import (
 
 	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
 	"github.com/kube-ipvs/kube-ipvs/pkg/trace"
+	"github.com/kube-ipvs/kube-ipvs/test/e2e/lab"
 )
 
 const tracedRight = "right in all cells"
@@ -25,22 +26,7 @@ func traced(sides []*side, cells []Cell, client string) Check {
 // trace returns tracedRight, or the first verdict that is not.
 func (s *side) trace(cells []Cell, client string, seen func(Cell) Seen) string {
 	s.t.Helper()
-	var nodes [2]*trace.Node
-	err := s.Node.Do(func() error {
-		kernel, err := trace.Read()
-		if err != nil {
-			return err
-		}
-		for i, family := range ip.Families {
-			if nodes[i], err = kernel.Node(family); err != nil {
-				return err
-			}
-		}
-		return nil
-	})
-	if err != nil {
-		s.t.Fatal(err)
-	}
+	nodes := s.Node.Trace()
 	var first string
 	wrong := 0
 	for _, c := range cells {
@@ -53,9 +39,7 @@ func (s *side) trace(cells []Cell, client string, seen func(Cell) Seen) string {
 			continue
 		}
 		wrong++
-		var text textWriter
-		_ = x.Write(&text)
-		s.t.Logf("%s: %s: %s, traced as %s", s.program, c.Question, seen(c), text)
+		s.t.Logf("%s: %s: %s, traced as %s", s.program, c.Question, seen(c), lab.Explained(&x))
 		if first == "" {
 			first = fmt.Sprintf("%s: traced as %s, seen: %s", c.Question, x.Verdict.Outcome, seen(c))
 		}
@@ -65,10 +49,6 @@ func (s *side) trace(cells []Cell, client string, seen func(Cell) Seen) string {
 	}
 	return tracedRight
 }
-
-type textWriter []byte
-
-func (w *textWriter) Write(p []byte) (int, error) { *w = append(*w, p...); return len(p), nil }
 
 func protocolOf(name string) ip.Protocol {
 	p, err := ip.ParseProtocol(name)

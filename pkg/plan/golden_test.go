@@ -1,38 +1,83 @@
 package plan_test
 
 import (
+	"cmp"
 	"flag"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
+	gocmp "github.com/google/go-cmp/cmp"
 
 	"github.com/kube-ipvs/kube-ipvs/pkg/plan"
 )
 
 var update = flag.Bool("update", false, "write the golden files anew")
 
-// The whole plan of each scenario in testdata equals its golden file.
+// The plan of each scenario in testdata equals its golden file. Only scenarios about the
+// node, those with "node: true", have the node's part in it: TestGoldenNode compares the
+// others' parts.
 func TestGolden(t *testing.T) {
-	used := map[string]bool{}
-	for _, name := range scenarios(t) {
-		s := load(t, name)
+	used := map[string]bool{nodeGolden: true}
+	eachGolden(t, func(name string, s *scenario) {
+		used[name+".golden"] = true
+		t.Run(name, func(t *testing.T) {
+			compareGolden(t, name+".golden", text(&s.config, &s.node, s.services, s.aboutNode))
+		})
+	})
+	checkNoOtherGolden(t, used)
+}
+
+// nodeGolden has the node's part of all scenarios that are not about the node.
+const nodeGolden = "node.golden"
+
+// The node's part of each scenario that is not about the node equals the golden file. The
+// file lists each variant of a section once, below the scenarios that have it.
+func TestGoldenNode(t *testing.T) {
+	all := 0
+	having := map[section][]string{} // the scenarios by section
+	eachGolden(t, func(name string, s *scenario) {
+		if s.aboutNode {
+			return
+		}
+		all++
+		partsOf(&s.config, &s.node, s.services)
+		for _, sec := range nodeSections(&s.config, plan.NodeWide(&s.config, &s.node)) {
+			having[sec] = append(having[sec], name)
+		}
+	})
+	var w writer
+	for _, sec := range slices.SortedFunc(maps.Keys(having), compareSections) {
+		names := strings.Join(having[sec], ", ")
+		if len(having[sec]) == all {
+			names = "all"
+		}
+		w.line("%s\n# %s\n%s", strings.TrimSpace(sec.title+" "+sec.chain), names, sec.lines)
+	}
+	compareGolden(t, nodeGolden, w.String())
+}
+
+func compareSections(a, b section) int {
+	return cmp.Or(strings.Compare(a.title, b.title), strings.Compare(a.chain, b.chain), strings.Compare(a.lines, b.lines))
+}
+
+// eachGolden calls do for each scenario and SNAT mode, with the name of its golden file.
+func eachGolden(t *testing.T, do func(name string, s *scenario)) {
+	t.Helper()
+	for _, file := range scenarios(t) {
+		s := load(t, file)
 		for _, mode := range s.modes {
-			golden := name + ".golden"
+			name := file
 			if len(s.modes) > 1 {
-				golden = name + "." + string(mode) + ".golden"
+				name = file + "." + string(mode)
 			}
-			used[golden] = true
-			t.Run(strings.TrimSuffix(golden, ".golden"), func(t *testing.T) {
-				s.config.SNAT.Mode = mode
-				compareGolden(t, filepath.Join("testdata", golden), text(&s.config, &s.node, s.services))
-			})
+			s.config.SNAT.Mode = mode
+			do(name, s)
 		}
 	}
-	checkNoOtherGolden(t, used)
 }
 
 func scenarios(t *testing.T) []string {
@@ -47,8 +92,9 @@ func scenarios(t *testing.T) []string {
 	return files
 }
 
-func compareGolden(t *testing.T, file, got string) {
+func compareGolden(t *testing.T, name, got string) {
 	t.Helper()
+	file := filepath.Join("testdata", name)
 	if *update {
 		if err := os.WriteFile(file, []byte(got), 0o644); err != nil {
 			t.Fatal(err)
@@ -59,7 +105,7 @@ func compareGolden(t *testing.T, file, got string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if diff := cmp.Diff(strings.Split(string(want), "\n"), strings.Split(got, "\n")); diff != "" {
+	if diff := gocmp.Diff(strings.Split(string(want), "\n"), strings.Split(got, "\n")); diff != "" {
 		t.Errorf("%s (-want +got); run with -update if this is meant\n%s", file, diff)
 	}
 }

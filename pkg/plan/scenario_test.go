@@ -24,17 +24,19 @@ import (
 // scenario is a file of testdata: a document of kind Scenario, with the configuration
 // and the node's network, followed by API objects.
 type scenario struct {
-	config   plan.Config
-	node     plan.Node
-	modes    []plan.SNATMode // a golden file for each
-	routes   []routing.Route // of the main table; only packets need them
-	services []service.Service
+	config    plan.Config
+	node      plan.Node
+	aboutNode bool            // the golden files have the node's part
+	modes     []plan.SNATMode // a golden file for each
+	routes    []routing.Route // of the main table; only packets need them
+	services  []service.Service
 }
 
 // settings is the document of kind Scenario. Omitted fields have kube-proxy's defaults;
 // the node is node-1.
 type settings struct {
 	Kind              string
+	Node              bool // the golden files have the node's part
 	Families          []string
 	Scheduler         string
 	MasqueradeAll     bool
@@ -143,6 +145,7 @@ func (s *scenario) configure(in *settings) {
 			c.SNAT.Sources[link] = append(c.SNAT.Sources[link], netip.MustParseAddr(a))
 		}
 	}
+	s.aboutNode = in.Node
 	s.modes = in.Modes
 	if len(s.modes) == 0 {
 		s.modes = []plan.SNATMode{plan.SNATAuto}

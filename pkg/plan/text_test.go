@@ -14,14 +14,16 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/service"
 )
 
-// text returns a whole plan in readable form: first the node's part, then each
-// Service's.
-func text(cfg *plan.Config, n *plan.Node, services []service.Service) string {
+// text returns a plan in readable form: the node's facts, with node also its part, then
+// each Service's.
+func text(cfg *plan.Config, n *plan.Node, services []service.Service, node bool) string {
 	facts := plan.FactsOf(cfg, n)
 	parts := partsOf(cfg, n, services)
 	var w writer
 	w.facts(&facts)
-	w.node(cfg, plan.NodeWide(cfg, n))
+	if node {
+		w.node(nodeSections(cfg, plan.NodeWide(cfg, n)))
+	}
 	for i := range services {
 		w.line("")
 		w.line("Service %s", services[i].Name)
@@ -69,49 +71,78 @@ func (w *writer) facts(f *plan.Facts) {
 	for _, a := range f.NodePorts {
 		w.line("  node ports on %s", a)
 	}
-	w.line("")
 }
 
-func (w *writer) node(cfg *plan.Config, part plan.NodePart) {
-	w.line("Node")
+// section is a piece of the node's part, for example a chain. Nodes with different Services
+// and settings have many sections in common.
+type section struct {
+	title, chain string
+	lines        string
+}
+
+// node writes the node's part; each chain follows the jumps of its table.
+func (w *writer) node(part []section) {
+	for _, s := range part {
+		if s.chain == "" {
+			w.line("\n%s", s.title)
+		} else {
+			w.line(":%s", s.chain)
+		}
+		w.WriteString(s.lines)
+	}
+}
+
+// nodeSections returns the node's part: its sysctls, sets, members and policy rules, then
+// per family and table the jumps from base chains and the chains by name.
+func nodeSections(cfg *plan.Config, part plan.NodePart) []section {
+	var sysctls, sets, rules writer
 	for _, key := range slices.Sorted(maps.Keys(part.Sysctls)) {
-		w.line("  sysctl %s = %s", key, part.Sysctls[key])
+		sysctls.line("  sysctl %s = %s", key, part.Sysctls[key])
 	}
 	for _, s := range part.Sets {
-		w.line("  set %s %s %s", s.Name, s.Type, s.Family)
+		sets.line("  set %s %s %s", s.Name, s.Type, s.Family)
 	}
-	w.members(part.Members)
+	rules.members(part.Members)
 	for _, r := range part.Rules {
-		w.line("  %s", r)
+		rules.line("  %s", r)
+	}
+	if n := len(part.NAT.Stray); n > 0 {
+		rules.line("%d stray jumps, where a wanted state has none", n)
+	}
+	out := []section{
+		{title: "Node sysctls", lines: sysctls.String()},
+		{title: "Node sets", lines: sets.String()},
+		{title: "Node members and policy rules", lines: rules.String()},
 	}
 	for _, family := range cfg.Families {
 		for _, table := range []nat.Table{nat.Mangle, nat.NAT, nat.Filter} {
-			w.line("")
-			w.line("%s *%s", family, table)
-			w.rules(&part.NAT, family, table)
+			out = append(out, tableSections(&part.NAT, family, table)...)
 		}
 	}
-	if n := len(part.NAT.Stray); n > 0 {
-		w.line("%d stray jumps, where a wanted state has none", n)
-	}
+	return out
 }
 
-func (w *writer) rules(state *nat.State, family ip.Family, table nat.Table) {
+func tableSections(state *nat.State, family ip.Family, table nat.Table) []section {
+	title := fmt.Sprintf("%s *%s", family, table)
+	var jumps writer
 	for _, j := range state.Jumps {
 		if j.Chain.Family == family && j.Chain.Table == table {
-			w.line("-A %s %s", j.Chain.Name, j.Rule)
+			jumps.line("-A %s %s", j.Chain.Name, j.Rule)
 		}
 	}
+	out := []section{{title: title, lines: jumps.String()}}
 	byName := func(a, b nat.Chain) int { return cmp.Compare(a.Name, b.Name) }
 	for _, c := range slices.SortedFunc(maps.Keys(state.Chains), byName) {
 		if c.Family != family || c.Table != table {
 			continue
 		}
-		w.line(":%s", c.Name)
+		var rules writer
 		for _, r := range state.Chains[c] {
-			w.line("-A %s %s", c.Name, r)
+			rules.line("-A %s %s", c.Name, r)
 		}
+		out = append(out, section{title, c.Name, rules.String()})
 	}
+	return out
 }
 
 func (w *writer) members(list []plan.Member) {

@@ -112,7 +112,7 @@ func (m *machine) openFamilies(ctx context.Context, cfg *plan.Config, choice nat
 		}
 		all.Go(func() {
 			if tables[i], errs[i] = o.open(family, choice.Use); errs[i] == nil {
-				errs[i] = kernel.Retry(func() error { _, err := tables[i].Observe(nat.Own{}); return err })
+				errs[i] = kernel.Retry(func() error { _, err := tables[i].Observe(nat.Owned{}); return err })
 			}
 		})
 	}
@@ -200,7 +200,7 @@ func (m *machine) setSysctls(ctx context.Context, cfg *plan.Config) error {
 	// The process that serves may not be allowed to load the module once pods have
 	// a bridge.
 	node.BridgeNetfilter = m.bridgeNetfilterFor(ctx)(plan.MayShowBridges(cfg, &node))
-	return setSysctls(m.Sysctl, plan.NodeWide(cfg, &node).Sysctls)
+	return setSysctls(m.Sysctl, plan.ForNode(cfg, &node).Sysctls)
 }
 
 func setSysctls(k sysctlKernel, want sysctl.State) error {

@@ -69,7 +69,7 @@ func run(ctx context.Context, cfg config.Config) error {
 // nothing needs them any more.
 func cleanup(cfg *config.Config, kernel *machine) error {
 	applier := apply.New(&cfg.Plan, kernel.Kernel)
-	applier.SetNode(plan.NodeWide(&cfg.Plan, &plan.Node{}))
+	applier.SetNode(plan.ForNode(&cfg.Plan, &plan.Node{}))
 	err := applier.Cleanup()
 	return errors.Join(append(kernel.unread, err, kernel.restoreSysctls(applier.GivenBack()))...)
 }

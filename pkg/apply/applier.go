@@ -54,7 +54,7 @@ type Applier struct {
 	cuts          []Cut                                     // since the last call of TakeCuts
 	toCheck       []ipvs.Key                                // virtual servers that this round of Suspicious has not checked yet
 	touched       *touched                                  // written since BeginObserve; nil when no observation runs
-	rules         atomic.Pointer[nat.Own]                   // for Concerns
+	rules         atomic.Pointer[nat.Owned]                 // for Concerns
 	failedSets    map[string]bool                           // sets that the kernel refuses to create, for example because it lacks their type
 	rulesCurrent  bool                                      // the rules in the kernel are the plan's
 	pruning       bool                                      // all Services are known: undesired state may be deleted
@@ -63,7 +63,7 @@ type Applier struct {
 // ownedPart is the desired state of one Service.
 type ownedPart struct {
 	owner *Owner
-	part  plan.Part
+	part  plan.ServicePlan
 }
 
 // cachedState is what the kernel holds of ours, as far as the Applier knows.
@@ -128,7 +128,7 @@ func (p Problems) Err() error {
 
 // Set replaces the desired state of a Service. Only keys that differ from its previous part
 // become dirty.
-func (a *Applier) Set(owner *Owner, part plan.Part) {
+func (a *Applier) Set(owner *Owner, part plan.ServicePlan) {
 	old := a.parts[owner.Name].part
 	a.parts[owner.Name] = ownedPart{owner, part}
 	a.setServers(owner, old.VirtualServers, part.VirtualServers)
@@ -139,7 +139,7 @@ func (a *Applier) Set(owner *Owner, part plan.Part) {
 // Delete removes the desired state of a Service.
 func (a *Applier) Delete(name types.NamespacedName) {
 	if p, ok := a.parts[name]; ok {
-		a.Set(p.owner, plan.Part{})
+		a.Set(p.owner, plan.ServicePlan{})
 		delete(a.parts, name)
 	}
 }
@@ -154,7 +154,7 @@ func (a *Applier) setServers(owner *Owner, old, want []plan.VirtualServer) {
 		if was, ok := before[vs.Key]; !ok || !sameServer(was, vs) {
 			a.adoptForeign(vs.Key)
 			before := a.servers.owners(vs.Key)
-			a.servers.put(vs.Key, owner, vs.Right, vs)
+			a.servers.put(vs.Key, owner, vs.Precedence, vs)
 			a.ownersChanged(vs.Key, before)
 		}
 		delete(before, vs.Key)
@@ -179,7 +179,7 @@ func (a *Applier) ownersChanged(key ipvs.Key, before []types.NamespacedName) {
 }
 
 func sameServer(a, b *plan.VirtualServer) bool {
-	return a.Right == b.Right && a.VirtualServer == b.VirtualServer && a.MaxConnections == b.MaxConnections && slices.Equal(a.RealServers, b.RealServers) &&
+	return a.Precedence == b.Precedence && a.VirtualServer == b.VirtualServer && a.MaxConnections == b.MaxConnections && slices.Equal(a.RealServers, b.RealServers) &&
 		slices.Equal(a.Endpoints, b.Endpoints) && slices.Equal(a.Lost, b.Lost)
 }
 

@@ -59,7 +59,7 @@ func newWorld(t testing.TB) *world {
 		ipvs:    ipvs.NewFake(), ipset: ipset.NewFake(), routing: routing.NewFake(), conntrack: conntrack.NewFake(), loopback: loopback.NewFake(),
 		nat: map[ip.Family]*nat.Fake{ip.IPv4: nat.NewFake(ip.IPv4), ip.IPv6: nat.NewFake(ip.IPv6)},
 	}
-	part := plan.NodeWide(&w.cfg, &plan.Node{})
+	part := plan.ForNode(&w.cfg, &plan.Node{})
 	values := sysctl.State{}
 	for key := range part.Sysctls {
 		values[key] = "0"
@@ -98,8 +98,8 @@ func (w *world) restart() {
 		NAT: map[ip.Family]NAT{ip.IPv4: w.nat[ip.IPv4], ip.IPv6: w.nat[ip.IPv6]},
 	})
 	node := plan.Node{}
-	w.facts = plan.FactsOf(&w.cfg, &node)
-	w.applier.SetNode(plan.NodeWide(&w.cfg, &node))
+	w.facts = plan.NewFacts(&w.cfg, &node)
+	w.applier.SetNode(plan.ForNode(&w.cfg, &node))
 }
 
 // start does what the proxy does at startup.
@@ -157,13 +157,13 @@ func (w *world) apply(services ...service.Service) Problems {
 func (w *world) set(services ...service.Service) {
 	for i := range services {
 		s := &services[i]
-		part := plan.Service(&w.cfg, &w.facts, s)
+		part := plan.ForService(&w.cfg, &w.facts, s)
 		for _, o := range part.Internal {
 			if w.numbers[o.Key] == 0 {
 				w.numbers[o.Key] = uint32(len(w.numbers) + 1)
 			}
 		}
-		w.applier.Set(&Owner{Name: s.Name, Created: s.Created}, plan.Numbered(&w.cfg, part, w.numbers))
+		w.applier.Set(&Owner{Name: s.Name, Created: s.Created}, plan.AssignMarks(&w.cfg, part, w.numbers))
 	}
 }
 
@@ -328,8 +328,8 @@ func TestSourceRangesChangeWithoutAGap(t *testing.T) {
 // before its replacement exists.
 func TestClaimsChangeWithTheConfiguration(t *testing.T) {
 	svc := loadBalancer("web", "10.96.0.10", "192.168.1.200", "10.244.0.2:8000")
-	states := map[plan.Claim]string{}
-	for _, claim := range []plan.Claim{plan.ClaimPort, plan.ClaimAddress, plan.ClaimRoute} {
+	states := map[plan.ClaimMode]string{}
+	for _, claim := range []plan.ClaimMode{plan.ClaimPort, plan.ClaimAddress, plan.ClaimRoute} {
 		w := newWorld(t)
 		w.claimBy(claim)
 		w.restart()
@@ -337,7 +337,7 @@ func TestClaimsChangeWithTheConfiguration(t *testing.T) {
 		states[claim] = w.kernel()
 	}
 	w := newWorld(t)
-	for _, claim := range []plan.Claim{
+	for _, claim := range []plan.ClaimMode{
 		plan.ClaimPort, plan.ClaimAddress, plan.ClaimRoute, plan.ClaimAddress, plan.ClaimPort, plan.ClaimRoute, plan.ClaimPort,
 	} {
 		w.claimBy(claim)
@@ -358,7 +358,7 @@ func TestClaimsChangeWithTheConfiguration(t *testing.T) {
 }
 
 // claimBy sets the claim of LoadBalancer IPs, and of cluster IPs if it is valid for them.
-func (w *world) claimBy(claim plan.Claim) {
+func (w *world) claimBy(claim plan.ClaimMode) {
 	w.cfg.VIPs.ClusterIPs, w.cfg.VIPs.LoadBalancers = plan.ClaimAddress, claim
 	if claim == plan.ClaimRoute {
 		w.cfg.VIPs.ClusterIPs = claim

@@ -279,7 +279,7 @@ func (a *Applier) Lost(lost []routing.Lost) int {
 
 // claimOf returns the claim of a VIP that has a route in a table, or an address if table is
 // 0.
-func (a *Applier) claimOf(table int) plan.Claim {
+func (a *Applier) claimOf(table int) plan.ClaimMode {
 	switch table {
 	case 0:
 		return plan.ClaimAddress

@@ -36,7 +36,7 @@ type IPSet interface {
 
 // NAT is what this package uses of package nat, for one family.
 type NAT interface {
-	Observe(nat.Own) (nat.State, error)
+	Observe(nat.Owned) (nat.State, error)
 	Apply([]nat.Change) []nat.Failure
 }
 

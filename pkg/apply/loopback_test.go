@@ -16,7 +16,7 @@ import (
 func TestLoopbackRules(t *testing.T) {
 	w := newWorld(t)
 	w.cfg.LocalhostNodePorts = true
-	part := plan.NodeWide(&w.cfg, &plan.Node{Inventory: routing.Inventory{Links: []routing.Link{{
+	part := plan.ForNode(&w.cfg, &plan.Node{Inventory: routing.Inventory{Links: []routing.Link{{
 		Name: "eth0", Addresses: []routing.Address{{Prefix: netip.MustParsePrefix("192.0.2.11/24"), Global: true}},
 	}}}})
 	w.applier.SetNode(part)

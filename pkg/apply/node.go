@@ -16,16 +16,16 @@ import (
 
 // nodePart is the desired state of the node, and whether it may differ from the kernel.
 type nodePart struct {
-	plan.NodePart
+	plan.NodePlan
 	dirty bool
 	sets  map[string]ipset.Set
 }
 
 // SetNode replaces the desired state of the node.
-func (a *Applier) SetNode(part plan.NodePart) {
+func (a *Applier) SetNode(part plan.NodePlan) {
 	a.clientsRerouted(a.node.Members, part.Members)
 	setAll(&a.members, nodeOwner, a.node.Members, part.Members, unmarked)
-	a.node = nodePart{NodePart: part, dirty: true, sets: map[string]ipset.Set{}}
+	a.node = nodePart{NodePlan: part, dirty: true, sets: map[string]ipset.Set{}}
 	for _, s := range part.Sets {
 		a.node.sets[s.Name] = s
 	}
@@ -229,13 +229,13 @@ func ofTable(s nat.State, table nat.Table) nat.State {
 	of := func(jumps []nat.Jump) []nat.Jump {
 		return slices.DeleteFunc(slices.Clone(jumps), func(j nat.Jump) bool { return j.Chain.Table != table })
 	}
-	out.Jumps, out.Stray = of(s.Jumps), of(s.Stray)
+	out.Jumps, out.Misplaced = of(s.Jumps), of(s.Misplaced)
 	return out
 }
 
 // join returns s with the chains of more written into it; the jumps of more come first.
 func join(s, more nat.State) nat.State {
-	out := nat.State{Chains: map[nat.Chain][]nat.Rule{}, Jumps: slices.Clone(more.Jumps), Stray: s.Stray}
+	out := nat.State{Chains: map[nat.Chain][]nat.Rule{}, Jumps: slices.Clone(more.Jumps), Misplaced: s.Misplaced}
 	maps.Copy(out.Chains, s.Chains)
 	maps.Copy(out.Chains, more.Chains)
 	for _, j := range s.Jumps {
@@ -248,8 +248,8 @@ func join(s, more nat.State) nat.State {
 
 // ownedRules returns which chains are ours: those that the plan may write, and those that an
 // earlier version, or kube-proxy, has left.
-func ownedRules(part *plan.NodePart) nat.Own {
-	o := nat.Own{Prefixes: append([]string{"KUBE-IPVS-"}, iptablesModePrefixes...), Chains: slices.Clone(part.Chains), Jumps: part.NAT.Jumps}
+func ownedRules(part *plan.NodePlan) nat.Owned {
+	o := nat.Owned{Prefixes: append([]string{"KUBE-IPVS-"}, iptablesModePrefixes...), Chains: slices.Clone(part.Chains), Jumps: part.NAT.Jumps}
 	for c := range part.NAT.Chains {
 		if !slices.Contains(o.Chains, c) {
 			o.Chains = append(o.Chains, c)

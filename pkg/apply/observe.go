@@ -89,7 +89,7 @@ func (a *Applier) BeginObserveParts(parts Parts) func() (*Observation, error) {
 		kernel:  a.kernel,
 		sets:    setNames(a.cfg),
 		sysctls: slices.Concat(slices.Sorted(maps.Keys(a.node.Sysctls)), a.node.Watched),
-		nat:     ownedRules(&a.node.NodePart),
+		nat:     ownedRules(&a.node.NodePlan),
 	}
 	return r.observe
 }
@@ -101,7 +101,7 @@ type reader struct {
 	kernel  Kernel
 	sets    map[string]bool
 	sysctls []string
-	nat     nat.Own
+	nat     nat.Owned
 }
 
 // observe reads all parts of the kernel concurrently, because some wait for a program. If
@@ -182,7 +182,7 @@ func vipsIn(cfg *plan.Config, s *routing.State) (vips map[plan.VIP]struct{}, sta
 
 // vipOf returns the VIP that a route claims.
 func vipOf(cfg *plan.Config, r routing.Route) (plan.VIP, bool) {
-	for _, claim := range []plan.Claim{plan.ClaimPort, plan.ClaimRoute} {
+	for _, claim := range []plan.ClaimMode{plan.ClaimPort, plan.ClaimRoute} {
 		vip := plan.VIP{Addr: r.Dst.Addr(), Claim: claim}
 		if own, _ := cfg.VIPs.Route(vip); r == own {
 			return vip, true
@@ -292,8 +292,8 @@ func (a *Applier) nodeDifferences() int {
 
 // Seen returns the foreign state that the last observation found, and the sysctls as set
 // since.
-func (a *Applier) Seen() plan.Seen {
-	return plan.Seen{Marks: a.marks, Sysctls: a.cached.sysctls, Rules: a.seen, Unseen: a.unseen()}
+func (a *Applier) Seen() plan.Foreign {
+	return plan.Foreign{Marks: a.marks, Sysctls: a.cached.sysctls, Rules: a.seen, Unseen: a.unseen()}
 }
 
 // ours reports whether a virtual server is ours: one of our sets lists its address and port,

@@ -100,7 +100,7 @@ func orderAdditions(node string, key ipvs.Key, scheduler string, changes []ipvs.
 	for end < len(changes) && adds(changes[end]) {
 		end++
 	}
-	plan.Spread(node, key, scheduler, changes[first:end], func(c ipvs.Change) netip.AddrPort { return c.Dest })
+	plan.OrderRealServers(node, key, scheduler, changes[first:end], func(c ipvs.Change) netip.AddrPort { return c.Dest })
 }
 
 // deleteServers deletes virtual servers that are not desired, except those that mustDrain

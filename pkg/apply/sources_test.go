@@ -16,7 +16,7 @@ import (
 
 // postrouting sets the SNAT sources of the node, given as "eth1 10.12.192.10".
 func (w *world) postrouting(sources ...string) {
-	part := plan.NodeWide(&w.cfg, &plan.Node{})
+	part := plan.ForNode(&w.cfg, &plan.Node{})
 	part.NAT.Chains = maps.Clone(part.NAT.Chains)
 	chain := nat.Chain{Family: ip.IPv4, Table: nat.NAT, Name: "KUBE-POSTROUTING"}
 	for _, s := range sources {
@@ -137,7 +137,7 @@ func TestReroutedClientIsForgotten(t *testing.T) {
 	w := newWorld(t)
 	pod, other := netip.MustParsePrefix("10.244.0.9/32"), netip.MustParsePrefix("10.244.0.8/32")
 	reroute := func(sources ...netip.Prefix) {
-		part := plan.NodeWide(&w.cfg, &plan.Node{})
+		part := plan.ForNode(&w.cfg, &plan.Node{})
 		part.Members = slices.Clone(part.Members)
 		for _, p := range sources {
 			part.Members = append(part.Members, plan.Member{Set: plan.ReplyRoutedSources.In(ip.IPv4), Entry: ipset.Entry{Net: p}})

@@ -83,7 +83,7 @@ func (a *Applier) kubeProxyUsesIPVS() bool {
 // rulesToRemove returns the rules of a family in one back end that Cleanup removes.
 func (a *Applier) rulesToRemove(family ip.Family, have nat.State) nat.State {
 	next := successorIn(family, have)
-	jumps := slices.Concat(have.Jumps, have.Stray)
+	jumps := slices.Concat(have.Jumps, have.Misplaced)
 	out := nat.State{Chains: maps.Clone(have.Chains), Jumps: slices.Clone(jumps)}
 	maps.DeleteFunc(out.Chains, func(c nat.Chain, _ []nat.Rule) bool { return next.has(c) })
 	out.Jumps = slices.DeleteFunc(out.Jumps, func(j nat.Jump) bool { return next.has(j.To()) && !a.duplicates(j, jumps) })
@@ -152,7 +152,7 @@ func (a *Applier) setsToRemove(servers ipvs.State) ipset.State {
 	out := maps.Clone(a.cached.sets)
 	for _, family := range a.cfg.Families {
 		if a.successor(family).ipvs {
-			for _, name := range plan.KubeProxysSets(family) {
+			for _, name := range plan.KubeProxySets(family) {
 				delete(out, name)
 			}
 		}

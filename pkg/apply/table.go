@@ -32,7 +32,7 @@ func (o *Owner) before(p *Owner) bool {
 // desired is the value that one owner wants under a key, and its precedence.
 type desired[V any] struct {
 	owner *Owner
-	right plan.Right
+	right plan.Precedence
 	value V
 }
 
@@ -119,7 +119,7 @@ func (t *table[K, V]) retry(name types.NamespacedName) {
 
 // put sets the value that an owner wants under a key. Members and VIPs, which owners share,
 // all have precedence 0.
-func (t *table[K, V]) put(key K, owner *Owner, right plan.Right, value V) {
+func (t *table[K, V]) put(key K, owner *Owner, right plan.Precedence, value V) {
 	had := len(t.desired[key]) > 0
 	list, put := t.without(key, owner), desired[V]{owner, right, value}
 	at, _ := slices.BinarySearchFunc(list, put, func(c, put desired[V]) int {

@@ -26,8 +26,8 @@ import (
 var (
 	contentTypes     = []string{"application/vnd.kubernetes.protobuf", "application/json"}
 	detectLocalModes = []plan.DetectLocalMode{plan.DetectClusterCIDR, plan.DetectNodeCIDR, plan.DetectBridgeInterface, plan.DetectInterfaceNamePrefix}
-	wholeClaims      = []plan.Claim{plan.ClaimAddress, plan.ClaimRoute}
-	claims           = append([]plan.Claim{plan.ClaimAuto, plan.ClaimPort}, wholeClaims...)
+	wholeClaims      = []plan.ClaimMode{plan.ClaimAddress, plan.ClaimRoute}
+	claims           = append([]plan.ClaimMode{plan.ClaimAuto, plan.ClaimPort}, wholeClaims...)
 	snatModes        = []plan.SNATMode{plan.SNATAuto, plan.SNATSource, plan.SNATFWMark, plan.SNATOff}
 	minorVersion     = regexp.MustCompile(`^[0-9]+\.[0-9]+$`)
 )
@@ -416,7 +416,7 @@ func (b *builder) localMark(masquerade, reply uint32) plan.LocalMark {
 	if text == DefaultLocalMark {
 		m.Mask &^= masquerade &^ m.Value // the remaining bits suffice
 	}
-	if m.Value == 0 || m.Value&^m.Mask != 0 || m.Most() == 0 {
+	if m.Value == 0 || m.Value&^m.Mask != 0 || m.Max() == 0 {
 		b.invalid(path, text, "must have a value that is not 0, and a mask with the value's bits and at least one more")
 	}
 	b.apart(
@@ -457,9 +457,9 @@ func (b *builder) snat(masquerade uint32) plan.SNAT {
 // vips builds the settings of how VIPs are claimed.
 func (b *builder) vips(p *plan.Config) plan.VIPs {
 	c := b.own.VIPs
-	b.claim(b.path("claim-cluster-ips", "vips.clusterIPs"), c.ClusterIPs, append([]plan.Claim{plan.ClaimAuto}, wholeClaims...))
+	b.claim(b.path("claim-cluster-ips", "vips.clusterIPs"), c.ClusterIPs, append([]plan.ClaimMode{plan.ClaimAuto}, wholeClaims...))
 	b.claim(b.path("claim-load-balancers", "vips.loadBalancers"), c.LoadBalancers, claims)
-	b.claim(b.path("claim-external-ips", "vips.externalIPs"), c.ExternalIPs, append([]plan.Claim{plan.ClaimNone}, claims...))
+	b.claim(b.path("claim-external-ips", "vips.externalIPs"), c.ExternalIPs, append([]plan.ClaimMode{plan.ClaimNone}, claims...))
 	mark := b.path("claim-mark", "vips.mark")
 	for _, other := range []markBits{
 		{b.path("iptables-masquerade-bit", "iptables.masqueradeBit").String(), p.MasqueradeMark},
@@ -486,7 +486,7 @@ func (b *builder) vips(p *plan.Config) plan.VIPs {
 	}
 }
 
-func (b *builder) claim(path *field.Path, c plan.Claim, supported []plan.Claim) {
+func (b *builder) claim(path *field.Path, c plan.ClaimMode, supported []plan.ClaimMode) {
 	if !slices.Contains(supported, c) {
 		b.errs = append(b.errs, field.NotSupported(path, c, supported))
 	}

@@ -121,9 +121,9 @@ type SNATConfiguration struct {
 // address. port claims only the ports of Services. auto claims the whole address, but
 // pods and the node reach its other ports on the device that has the address.
 type VIPConfiguration struct {
-	ClusterIPs    plan.Claim `json:"clusterIPs"`    // address, route or auto; default address
-	LoadBalancers plan.Claim `json:"loadBalancers"` // default auto
-	ExternalIPs   plan.Claim `json:"externalIPs"`   // default auto; none: not claimed
+	ClusterIPs    plan.ClaimMode `json:"clusterIPs"`    // address, route or auto; default address
+	LoadBalancers plan.ClaimMode `json:"loadBalancers"` // default auto
+	ExternalIPs   plan.ClaimMode `json:"externalIPs"`   // default auto; none: not claimed
 	// Ping makes VIPs answer ping. Default true.
 	Ping *bool `json:"ping"`
 	// Mark is the mask of the bits that packets for a claimed port carry. Default 0x4.

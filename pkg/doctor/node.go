@@ -101,7 +101,7 @@ func replyRouted(n *trace.Node, table int) bool {
 func jumps(f *Facts, n *trace.Node) []nat.Jump {
 	var out []nat.Jump
 	node := plan.Node{Inventory: routing.Inventory{Links: n.Links, Rules: n.Rules}}
-	for _, j := range plan.NodeWide(&f.Config, &node).NAT.Jumps {
+	for _, j := range plan.ForNode(&f.Config, &node).NAT.Jumps {
 		if j.Chain.Family == n.Family {
 			out = append(out, j)
 		}
@@ -117,11 +117,11 @@ func rules(f *Facts) []Finding {
 		first := map[nat.Chain]int{} // index of our first rule
 		for _, j := range jumps(f, n) {
 			at := slices.Index(n.Ruleset[j.Chain.Table].Chains[j.Chain.Name], j.Rule)
-			if at < 0 && j.Chain.Table == nat.NAT && !j.Last {
+			if at < 0 && j.Chain.Table == nat.NAT && !j.Append {
 				return []Finding{{Error, n.Family.String(), "no rule in nat " + j.Chain.Name + " leads to " + j.To().Name + ": the node is not programmed, or another program has flushed the chain",
 					"start kube-ipvs; if it runs, it repairs this within --ipvs-sync-period"}}
 			}
-			if was, ok := first[j.Chain]; at >= 0 && !j.Last && (!ok || at < was) {
+			if was, ok := first[j.Chain]; at >= 0 && !j.Append && (!ok || at < was) {
 				first[j.Chain] = at
 			}
 		}

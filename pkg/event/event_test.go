@@ -98,7 +98,7 @@ func TestOneEventHoweverManyNodes(t *testing.T) {
 
 func TestEventOfANodeIsInTheDefaultNamespace(t *testing.T) {
 	run(t, func(w *world) {
-		w.writer("node1").Warn(Warning{Regarding: corev1.ObjectReference{Kind: "Node", Name: "node1"}, Reason: "InTheWay", Note: strings.Repeat("€", 1000)})
+		w.writer("node1").Warn(Warning{Regarding: corev1.ObjectReference{Kind: "Node", Name: "node1"}, Reason: "NodeConflict", Note: strings.Repeat("€", 1000)})
 		events := w.after(time.Second)
 		if len(events) != 1 || events[0].Namespace != metav1.NamespaceDefault {
 			t.Fatalf("%+v", events)

@@ -18,7 +18,7 @@ type backend interface {
 	// the fault and those after it are unchanged.
 	restore(input string) error
 	// partly reads chains and jumps of a table that save cannot list.
-	partly(t Table, own Own) (*table, error)
+	partly(t Table, own Owned) (*table, error)
 }
 
 // engine is what IPTables and Fake share: it applies changes to a backend, and
@@ -39,7 +39,7 @@ func (e *engine) time() time.Time {
 	return e.now()
 }
 
-func (e *engine) observe(b backend, own Own) (State, error) {
+func (e *engine) observe(b backend, own Owned) (State, error) {
 	rules, unread, err := read(b, own)
 	if err != nil {
 		return State{}, err
@@ -57,7 +57,7 @@ func (e *engine) observe(b backend, own Own) (State, error) {
 
 // read reads the ruleset. For a table that cannot be listed it returns only what is
 // ours.
-func read(b backend, own Own) (ruleset, []Unread, error) {
+func read(b backend, own Owned) (ruleset, []Unread, error) {
 	text, err := b.save()
 	if err != nil {
 		return nil, nil, fmt.Errorf("iptables-save: %w", err)
@@ -139,8 +139,8 @@ func standing(b backend, changes []Change) (ruleset, error) {
 }
 
 // ownOf returns the chains and jumps that changes are about.
-func ownOf(changes []Change) Own {
-	var own Own
+func ownOf(changes []Change) Owned {
+	var own Owned
 	for _, c := range changes {
 		if c.isJump() && len(c.Rules) == 1 {
 			own.Jumps = append(own.Jumps, c.jump())

@@ -35,7 +35,7 @@ func writes(have, want State) []Change {
 }
 
 func jumps(have, want State) (inserts, deletes []Change) {
-	heads, strays := byChain(have.Jumps), byChain(have.Stray)
+	heads, strays := byChain(have.Jumps), byChain(have.Misplaced)
 	first, last := byChain(atEnd(want.Jumps, false)), byChain(atEnd(want.Jumps, true))
 	all := map[Chain][]Rule{}
 	for _, m := range []map[Chain][]Rule{heads, strays, first, last} {
@@ -96,7 +96,7 @@ func unwanted(rules, want []Rule) []Rule {
 }
 
 func atEnd(jumps []Jump, last bool) []Jump {
-	return slices.DeleteFunc(slices.Clone(jumps), func(j Jump) bool { return j.Last != last })
+	return slices.DeleteFunc(slices.Clone(jumps), func(j Jump) bool { return j.Append != last })
 }
 
 func byChain(jumps []Jump) map[Chain][]Rule {

@@ -49,10 +49,10 @@ func TestDiffJumps(t *testing.T) {
 		{name: "only the last one is left", head: []Rule{c}, want: []Rule{a}, last: []Rule{c}, changes: []Change{insert(a)}},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			have := State{Jumps: jumpsOf("PREROUTING", test.head...), Stray: jumpsOf("PREROUTING", test.stray...)}
+			have := State{Jumps: jumpsOf("PREROUTING", test.head...), Misplaced: jumpsOf("PREROUTING", test.stray...)}
 			want := State{Jumps: jumpsOf("PREROUTING", test.want...)}
 			for _, j := range jumpsOf("PREROUTING", test.last...) {
-				j.Last = true
+				j.Append = true
 				want.Jumps = append(want.Jumps, j)
 			}
 			got := Diff(have, want)

@@ -73,8 +73,8 @@ func oneLine(output string) string {
 	return strings.Join(kept, "; ")
 }
 
-// phrases are messages of iptables that do not contain strerror's text.
-var phrases = []struct {
+// errnoTexts are messages of iptables that do not contain strerror's text.
+var errnoTexts = []struct {
 	text   string
 	number unix.Errno
 }{
@@ -87,8 +87,8 @@ var phrases = []struct {
 	{strings.ToLower(noSocket), unix.EPERM},
 }
 
-// spoken are errnos whose strerror text iptables prints.
-var spoken = []unix.Errno{
+// printedErrnos are those whose strerror text iptables prints.
+var printedErrnos = []unix.Errno{
 	unix.ENOENT, unix.EEXIST, unix.EBUSY, unix.EMLINK, unix.ELOOP,
 	unix.ENOTEMPTY, unix.EPERM, unix.EACCES, unix.EAGAIN, unix.ENOBUFS,
 	unix.ENOMEM, unix.ENOSPC, unix.EMSGSIZE, unix.EOPNOTSUPP, unix.EINVAL,
@@ -98,12 +98,12 @@ var spoken = []unix.Errno{
 // 1, 2 or 4 for nearly all errors.
 func number(output string) unix.Errno {
 	output = strings.ToLower(output)
-	for _, p := range phrases {
+	for _, p := range errnoTexts {
 		if strings.Contains(output, p.text) {
 			return p.number
 		}
 	}
-	for _, n := range spoken {
+	for _, n := range printedErrnos {
 		if strings.Contains(output, n.Error()) {
 			return n
 		}

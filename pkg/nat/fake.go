@@ -61,7 +61,7 @@ func NewFake(family ip.Family) *Fake {
 func (f *Fake) RandomFully() bool { return !f.NoRandomFully }
 
 // Observe is like IPTables.Observe.
-func (f *Fake) Observe(own Own) (State, error) { return f.engine.observe(fakeBackend{f, nil}, own) }
+func (f *Fake) Observe(own Owned) (State, error) { return f.engine.observe(fakeBackend{f, nil}, own) }
 
 // Apply is like IPTables.Apply.
 func (f *Fake) Apply(changes []Change) []Failure {
@@ -134,7 +134,7 @@ func (b fakeBackend) save() (string, error) {
 	return text, nil
 }
 
-func (b fakeBackend) partly(t Table, own Own) (*table, error) {
+func (b fakeBackend) partly(t Table, own Owned) (*table, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	is, out := b.rules[t], newTable()

@@ -34,9 +34,9 @@ func TestRestoreInput(t *testing.T) {
 	s := fakeSubject(ip.IPv4)
 	old := Jump{Chain: s.chain(NAT, "PREROUTING"), Rule: "-j KUBE-IPVS-OLD"}
 	have := State{
-		Chains: map[Chain][]Rule{s.chain(NAT, "KUBE-IPVS-OLD"): {"-j RETURN"}},
-		Jumps:  []Jump{old},
-		Stray:  []Jump{{Chain: s.chain(NAT, "PREROUTING"), Rule: portals}, old},
+		Chains:    map[Chain][]Rule{s.chain(NAT, "KUBE-IPVS-OLD"): {"-j RETURN"}},
+		Jumps:     []Jump{old},
+		Misplaced: []Jump{{Chain: s.chain(NAT, "PREROUTING"), Rule: portals}, old},
 	}
 	for name, test := range map[string]struct {
 		changes []Change
@@ -44,8 +44,8 @@ func TestRestoreInput(t *testing.T) {
 	}{
 		"none":    {},
 		"fresh":   {changes: Diff(State{}, s.wanted())},
-		"repair":  {changes: Diff(have, s.wanted()), copies: Copies{old: 2, have.Stray[0]: 1}},
-		"cleanup": {changes: Diff(have, State{}), copies: Copies{old: 2, have.Stray[0]: 1}},
+		"repair":  {changes: Diff(have, s.wanted()), copies: Copies{old: 2, have.Misplaced[0]: 1}},
+		"cleanup": {changes: Diff(have, State{}), copies: Copies{old: 2, have.Misplaced[0]: 1}},
 		"twice": {
 			changes: []Change{{InsertJump, old.Chain, []Rule{old.Rule}}, {InsertJump, old.Chain, []Rule{old.Rule}}, {DeleteJump, old.Chain, []Rule{old.Rule}}},
 			copies:  Copies{old: 2},

@@ -69,7 +69,7 @@ func (t *IPTables) RandomFully() bool { return t.randomFully }
 
 // Observe reads our part of the ruleset with one iptables-save. If the ruleset cannot
 // be read completely it returns an error and an empty State.
-func (t *IPTables) Observe(own Own) (State, error) { return t.observe(t, own) }
+func (t *IPTables) Observe(own Owned) (State, error) { return t.observe(t, own) }
 
 // Apply makes the changes, those of each table atomically, and returns the changes that
 // failed. Changes of a table that iptables refused share an error, which names the
@@ -115,7 +115,7 @@ func cannotList(stderr string) bool {
 
 // partly lists a table chain by chain. For a base chain that cannot be listed it checks
 // whether each jump exists, and assumes it at the head.
-func (t *IPTables) partly(name Table, own Own) (*table, error) {
+func (t *IPTables) partly(name Table, own Owned) (*table, error) {
 	out := newTable()
 	for _, c := range own.Chains {
 		if c.Table == name && c.Family == t.family && !isBase(c.Name) {

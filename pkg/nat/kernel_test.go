@@ -136,7 +136,7 @@ func TestTableWithRulesOfNFT(t *testing.T) {
 		}
 		reach()
 	}
-	if have, err := s.again().Observe(Own{}); err != nil || len(have.Unread) != 1 {
+	if have, err := s.again().Observe(Owned{}); err != nil || len(have.Unread) != 1 {
 		t.Errorf("%v; %+v", err, have)
 	}
 	if out, err := exec.Command("nft", "list", "chain", "ip", "nat", "PREROUTING").CombinedOutput(); err != nil || strings.Count(string(out), "jump") != 2 {

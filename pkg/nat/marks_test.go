@@ -25,7 +25,7 @@ func TestOthersMarks(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s, _ := Own{Prefixes: []string{"OURS"}}.state(4, rules, never)
+	s, _ := Owned{Prefixes: []string{"OURS"}}.state(4, rules, never)
 	if len(s.Marks) != 1 || s.Marks[0].Chain.Name != "THEIRS" || s.Marks[0].Bits != 0x40 {
 		t.Errorf("%+v", s.Marks)
 	}

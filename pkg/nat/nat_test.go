@@ -17,7 +17,7 @@ import (
 // another program would.
 type subject struct {
 	family  ip.Family
-	Observe func(Own) (State, error)
+	Observe func(Owned) (State, error)
 	Apply   func([]Change) []Failure
 	foreign func(input string) error
 	again   func() subject // another process
@@ -48,8 +48,8 @@ func each(t *testing.T, test func(*testing.T, subject)) {
 
 func (s subject) chain(t Table, name string) Chain { return Chain{s.family, t, name} }
 
-func (s subject) own() Own {
-	return Own{
+func (s subject) own() Owned {
+	return Owned{
 		Chains:   []Chain{s.chain(NAT, "KUBE-SERVICES"), s.chain(NAT, "KUBE-MARK-MASQ"), s.chain(Filter, "KUBE-FORWARD")},
 		Prefixes: []string{"KUBE-IPVS-"},
 	}
@@ -171,7 +171,7 @@ func TestAnotherProgramInsists(t *testing.T) {
 	now := time.Now()
 	f := NewFake(ip.IPv4)
 	f.engine.now = func() time.Time { return now }
-	s, want := subjectOf(f), Own{}
+	s, want := subjectOf(f), Owned{}
 	for c := range s.wanted().Chains {
 		want.Chains = append(want.Chains, c)
 	}
@@ -229,10 +229,10 @@ func TestLastJump(t *testing.T) {
 		const last = Rule("-j KUBE-IPVS-LAST")
 		want, pre := s.wanted(), s.chain(NAT, "PREROUTING")
 		want.Chains[s.chain(NAT, "KUBE-IPVS-LAST")] = []Rule{"-j ACCEPT"}
-		want.Jumps = append(want.Jumps, Jump{Chain: pre, Rule: last, Last: true})
+		want.Jumps = append(want.Jumps, Jump{Chain: pre, Rule: last, Append: true})
 		s.must(t, "*nat\n:CNI - [0:0]\n-A PREROUTING -j CNI\nCOMMIT\n")
 		s.reach(t, want)
-		all := Own{Chains: []Chain{s.chain(NAT, "CNI")}, Prefixes: []string{"KUBE-"}}
+		all := Owned{Chains: []Chain{s.chain(NAT, "CNI")}, Prefixes: []string{"KUBE-"}}
 		for _, then := range []string{"", "*nat\n-A PREROUTING -j CNI\nCOMMIT\n"} {
 			s.must(t, then)
 			s.reach(t, want)
@@ -256,7 +256,7 @@ func TestForeignRulesAreKept(t *testing.T) {
 	each(t, func(t *testing.T, s subject) {
 		s.must(t, "*nat\n:CNI - [0:0]\n:KUBE-MARK-MASQ - [0:0]\n-A CNI -j KUBE-MARK-MASQ\n-A PREROUTING -j CNI\nCOMMIT\n")
 		s.reach(t, s.wanted())
-		state, err := s.Observe(Own{Chains: []Chain{s.chain(NAT, "CNI")}})
+		state, err := s.Observe(Owned{Chains: []Chain{s.chain(NAT, "CNI")}})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -337,7 +337,7 @@ func TestRefusedRuleIsLeftOut(t *testing.T) {
 			},
 			{"sets a mark from a set", s.chain(Mangle, "KUBE-SERVICES"), []Rule{"-j SET --map-set KUBE-ABSENT dst,dst --map-mark"}, nil, false},
 		} {
-			own := Own{Chains: []Chain{test.chain}, Prefixes: []string{"KUBE-IPVS-"}}
+			own := Owned{Chains: []Chain{test.chain}, Prefixes: []string{"KUBE-IPVS-"}}
 			write := Change{WriteChain, test.chain, test.rules}
 			if failures := s.Apply([]Change{drop, write}); len(failures) > 0 {
 				t.Errorf("%s: %v", test.name, failures)

@@ -8,10 +8,10 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
 )
 
-// Own defines what is ours in a ruleset: chains by name, and the rules of base chains
+// Owned defines what is ours in a ruleset: chains by name, and the rules of base chains
 // (PREROUTING, INPUT, …) that jump to them. Rules in other programs' chains that jump
 // to ours are not ours; the portmap CNI plugin has such rules, to KUBE-MARK-MASQ.
-type Own struct {
+type Owned struct {
 	Chains []Chain
 	// Prefixes are prefixes of names. Every chain with such a name is ours, in both
 	// families and all tables in use; if it is not wanted, an earlier version has left
@@ -19,11 +19,11 @@ type Own struct {
 	// chains.
 	Prefixes []string
 	// Jumps are the desired jumps. They are checked where a base chain cannot be listed
-	// (see Unread), and those that are Last do not count as displaced.
+	// (see Unread), and those with Append do not count as displaced.
 	Jumps []Jump
 }
 
-func (o Own) has(c Chain) bool {
+func (o Owned) has(c Chain) bool {
 	if isBase(c.Name) {
 		return false
 	}
@@ -46,7 +46,7 @@ func isBase(name string) bool { return slices.Contains(baseChains[Mangle], name)
 // state returns our part of a family's ruleset. Jumps in a chain for which stays
 // returns true count as being at its head. It also returns the base chains in which
 // ours follow a rule that can keep packets from them.
-func (o Own) state(family ip.Family, rules ruleset, stays func(Chain) bool) (State, map[Chain]bool) {
+func (o Owned) state(family ip.Family, rules ruleset, stays func(Chain) bool) (State, map[Chain]bool) {
 	s := State{Chains: map[Chain][]Rule{}}
 	displaced := map[Chain]bool{}
 	for _, name := range slices.Sorted(maps.Keys(baseChains)) {
@@ -69,14 +69,14 @@ func (o Own) state(family ip.Family, rules ruleset, stays func(Chain) bool) (Sta
 }
 
 // others returns the rules that do not jump to our chains.
-func (o Own) others(rules []Rule, c Chain) []Rule {
+func (o Owned) others(rules []Rule, c Chain) []Rule {
 	return slices.DeleteFunc(slices.Clone(rules), func(r Rule) bool { return o.has(Jump{Chain: c, Rule: r}.To()) })
 }
 
 // sortJumps adds the jumps of a base chain to the state. Rules of other programs before
 // a jump do not matter unless they can keep packets from it. It reports whether there
 // is such a rule.
-func (o Own) sortJumps(s *State, c Chain, t *table, stays bool) (displaced bool) {
+func (o Owned) sortJumps(s *State, c Chain, t *table, stays bool) (displaced bool) {
 	kept, seen := false, map[string]bool{} // kept: packets may not reach this point
 	for _, r := range t.chains[c.Name] {
 		j := Jump{Chain: c, Rule: r}
@@ -87,9 +87,9 @@ func (o Own) sortJumps(s *State, c Chain, t *table, stays bool) (displaced bool)
 		case (!kept || stays) && !slices.Contains(s.Jumps, j):
 			s.Jumps = append(s.Jumps, j)
 		default:
-			s.Stray = append(s.Stray, j)
+			s.Misplaced = append(s.Misplaced, j)
 		}
-		last := slices.Contains(o.Jumps, Jump{Chain: c, Rule: r, Last: true})
+		last := slices.Contains(o.Jumps, Jump{Chain: c, Rule: r, Append: true})
 		if kept && stays && !last && !slices.Contains(s.Contested, c) {
 			s.Contested = append(s.Contested, c)
 		}

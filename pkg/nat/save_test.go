@@ -36,7 +36,7 @@ func TestParseSave(t *testing.T) {
 		t.Fatal(err)
 	}
 	c := natChain("KUBE-SERVICES")
-	got, _ := Own{Chains: []Chain{c}}.state(ip.IPv4, rules, never)
+	got, _ := Owned{Chains: []Chain{c}}.state(ip.IPv4, rules, never)
 	want := State{
 		Chains: map[Chain][]Rule{c: {"-s 127.0.0.0/8 -j RETURN", ""}},
 		Jumps:  jumpsOf("PREROUTING", `-m comment --comment "say \"-j CNI\" here" -j KUBE-SERVICES`),
@@ -83,7 +83,7 @@ func FuzzParseSave(f *testing.F) {
 		if again.render() != rules.render() {
 			t.Errorf("changed on the way:\n%s\n%s", rules.render(), again.render())
 		}
-		Own{Prefixes: []string{"K"}}.state(ip.IPv4, rules, never)
+		Owned{Prefixes: []string{"K"}}.state(ip.IPv4, rules, never)
 	})
 }
 

@@ -39,9 +39,9 @@ type Rule string
 type Jump struct {
 	Chain Chain
 	Rule  Rule
-	// Last makes it follow ours and all rules that exist when it is written: it only
+	// Append makes it follow ours and all rules that exist when it is written: it only
 	// decides if no other rule has. Observe does not set it.
-	Last bool
+	Append bool
 }
 
 // To is the chain that it jumps to.
@@ -50,11 +50,11 @@ func (j Jump) To() Chain { return Chain{j.Chain.Family, j.Chain.Table, target(j.
 // State is our part of the ruleset: our chains with all their rules, and jumps to them.
 type State struct {
 	Chains map[Chain][]Rule
-	Jumps  []Jump // reached by all packets of their chain, in order, each once; then those that are Last
-	// Stray are other observed jumps to our chains: duplicates, and those that follow a
+	Jumps  []Jump // reached by all packets of their chain, in order, each once; then those with Append
+	// Misplaced are other observed jumps to our chains: duplicates, and those that follow a
 	// foreign rule which can keep packets from them. The same jump may occur more than
 	// once. A desired state has none.
-	Stray []Jump
+	Misplaced []Jump
 	// LeftOut are rules of Chains that are omitted because they are refused. Contested
 	// are chains in which our jumps stay behind rules that can keep packets from them,
 	// because another program keeps moving those to the head. Unread are tables of

@@ -115,7 +115,7 @@ func changedChain(m syscall.NetlinkMessage) (Chain, bool) {
 }
 
 // Concerns reports whether a changed chain is ours, or a base chain with our jumps.
-func (o Own) Concerns(c Chain) bool {
+func (o Owned) Concerns(c Chain) bool {
 	_, used := baseChains[c.Table]
 	return used && (c.Name == "" || isBase(c.Name) || o.has(c))
 }

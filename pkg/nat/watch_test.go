@@ -78,7 +78,7 @@ func FuzzChangedChain(f *testing.F) {
 }
 
 func TestOwnConcerns(t *testing.T) {
-	own := Own{Chains: []Chain{{ip.IPv4, NAT, "KUBE-SERVICES"}}, Prefixes: []string{"KUBE-IPVS-"}}
+	own := Owned{Chains: []Chain{{ip.IPv4, NAT, "KUBE-SERVICES"}}, Prefixes: []string{"KUBE-IPVS-"}}
 	for _, tc := range []struct {
 		chain Chain
 		want  bool

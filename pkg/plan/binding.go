@@ -47,9 +47,9 @@ func bindings(cfg *Config, n *Node, family ip.Family, found []ENI, reserve bool)
 	return slices.DeleteFunc(out, func(b Binding) bool { return b.Mark == 0 })
 }
 
-// Remember merges the bindings of a new plan into the earlier ones. An earlier binding
+// MergeBindings merges the bindings of a new plan into the earlier ones. An earlier binding
 // is dropped if its value or its interface is bound anew.
-func Remember(earlier, now []Binding) []Binding {
+func MergeBindings(earlier, now []Binding) []Binding {
 	out := slices.Clone(now)
 	for _, b := range earlier {
 		same := func(o Binding) bool { return o.Family == b.Family && (o.Mark == b.Mark || o.Index == b.Index) }

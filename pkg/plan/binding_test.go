@@ -59,8 +59,8 @@ func (n *eniNode) rename(from, to string) {
 // renew plans the node and installs the planned policy rules.
 func (n *eniNode) renew(want string) {
 	n.t.Helper()
-	part := plan.NodeWide(&n.config, &n.node)
-	n.node.Bound = plan.Remember(n.node.Bound, part.Bound)
+	part := plan.ForNode(&n.config, &n.node)
+	n.node.Bound = plan.MergeBindings(n.node.Bound, part.Bound)
 	inv := &n.node.Inventory
 	inv.Rules = slices.DeleteFunc(inv.Rules, func(r routing.Rule) bool { return r.Mask != 0 })
 	inv.Rules = append(inv.Rules, part.Rules...)
@@ -118,7 +118,7 @@ func TestValuesAreNotReusedAtOnce(t *testing.T) {
 // in the order of the chain.
 func strayRules(s *scenario) []nat.Rule {
 	cfg := defaultConfig()
-	part := plan.NodeWide(&cfg, &s.node)
+	part := plan.ForNode(&cfg, &s.node)
 	return part.NAT.Chains[nat.Chain{Family: ip.IPv4, Table: nat.Mangle, Name: "KUBE-IPVS-STRAY"}]
 }
 

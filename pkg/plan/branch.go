@@ -105,7 +105,7 @@ func branchMark(cfg *Config, bound []Binding) (uint32, bool) {
 
 // addBranches adds the policy rules, and the members of the set that the rules below
 // match.
-func addBranches(part *NodePart, cfg *Config, n *Node, family ip.Family, paths Paths) {
+func addBranches(part *NodePlan, cfg *Config, n *Node, family ip.Family, paths Paths) {
 	if len(paths.Branches) == 0 {
 		return
 	}

@@ -35,7 +35,7 @@ func TestBranches(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			s := load(t, "branch")
 			tc.change(s)
-			part := plan.NodeWide(&s.config, &s.node)
+			part := plan.ForNode(&s.config, &s.node)
 			var got []string
 			for _, r := range part.Rules {
 				if text := strings.TrimPrefix(r.String(), "IPv4 rule "); r.Mark == s.config.SNAT.Mark || strings.Contains(text, "iif lo lookup") {
@@ -63,7 +63,7 @@ func TestBranches(t *testing.T) {
 func TestENIHasBranchValue(t *testing.T) {
 	s := load(t, "branch")
 	s.node.Bound = []plan.Binding{{Family: s.config.Families[0], Link: "eth1", Index: 3, Table: 2, Mark: s.config.SNAT.Mark}}
-	for _, r := range plan.NodeWide(&s.config, &s.node).Rules {
+	for _, r := range plan.ForNode(&s.config, &s.node).Rules {
 		if r.To.IsValid() || r.IIf == "lo" && r.From.IsValid() {
 			t.Errorf("a rule for a branch: %s", r)
 		}
@@ -74,7 +74,7 @@ func TestENIHasBranchValue(t *testing.T) {
 		s.addNetwork(strings.Fields(fmt.Sprintf("rule 2000 from 10.13.%d.2 lookup %d", i, 500+i)))
 	}
 	s.node.Bound = nil
-	for _, b := range plan.NodeWide(&s.config, &s.node).Bound {
+	for _, b := range plan.ForNode(&s.config, &s.node).Bound {
 		if b.Mark == s.config.SNAT.Mark {
 			t.Errorf("%s has the value of branches", b.Link)
 		}

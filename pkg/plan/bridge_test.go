@@ -33,7 +33,7 @@ func bridgeNode(netfilter plan.BridgeNetfilter) *plan.Node {
 func TestBridgedFlowsPassNetfilter(t *testing.T) {
 	cfg := defaultConfig()
 	cfg.Families = ip.Families
-	part := plan.NodeWide(&cfg, bridgeNode(plan.BridgeAvailable))
+	part := plan.ForNode(&cfg, bridgeNode(plan.BridgeAvailable))
 	for _, key := range []string{"net/bridge/bridge-nf-call-iptables", "net/bridge/bridge-nf-call-ip6tables"} {
 		if part.Sysctls[key] != "1" {
 			t.Errorf("%s is %q, want 1", key, part.Sysctls[key])
@@ -42,7 +42,7 @@ func TestBridgedFlowsPassNetfilter(t *testing.T) {
 	if rules := bridgeRules(part, ip.IPv4); len(rules) != 0 {
 		t.Errorf("masquerades anyway: %q", rules)
 	}
-	if s := plan.NodeWide(&cfg, &plan.Node{BridgeNetfilter: plan.BridgeAvailable}).Sysctls; s["net/bridge/bridge-nf-call-iptables"] != "" {
+	if s := plan.ForNode(&cfg, &plan.Node{BridgeNetfilter: plan.BridgeAvailable}).Sysctls; s["net/bridge/bridge-nf-call-iptables"] != "" {
 		t.Error("a node without bridges gets the sysctl")
 	}
 }
@@ -50,7 +50,7 @@ func TestBridgedFlowsPassNetfilter(t *testing.T) {
 func TestBridgedFlowsAreMasqueraded(t *testing.T) {
 	cfg := defaultConfig()
 	cfg.Families = ip.Families
-	part := plan.NodeWide(&cfg, bridgeNode(plan.BridgeUnavailable))
+	part := plan.ForNode(&cfg, bridgeNode(plan.BridgeUnavailable))
 	if part.Sysctls["net/bridge/bridge-nf-call-iptables"] != "" {
 		t.Error("a sysctl that the kernel does not have is planned")
 	}
@@ -64,7 +64,7 @@ func TestBridgedFlowsAreMasqueraded(t *testing.T) {
 	}
 }
 
-func bridgeRules(part plan.NodePart, family ip.Family) []nat.Rule {
+func bridgeRules(part plan.NodePlan, family ip.Family) []nat.Rule {
 	rules := slices.Clone(part.NAT.Chains[nat.Chain{Family: family, Table: nat.NAT, Name: "KUBE-POSTROUTING"}])
 	return slices.DeleteFunc(rules, func(r nat.Rule) bool { return !strings.Contains(string(r), "same bridge") })
 }
@@ -105,7 +105,7 @@ func TestForeignBridges(t *testing.T) {
 		}
 		cfg := defaultConfig()
 		cfg.LocalTraffic = plan.LocalTraffic{Mode: plan.DetectClusterCIDR, CIDRs: []netip.Prefix{netip.MustParsePrefix("10.244.0.0/16")}}
-		part := plan.NodeWide(&cfg, n)
+		part := plan.ForNode(&cfg, n)
 		if set := part.Sysctls[call] != ""; set != c.pods {
 			t.Errorf("%s: the parameter is set: %t", c.name, set)
 		}

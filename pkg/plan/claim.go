@@ -32,7 +32,7 @@ import (
 // VIP is an address that a Service claims.
 type VIP struct {
 	Addr  netip.Addr
-	Claim Claim
+	Claim ClaimMode
 }
 
 func (v VIP) String() string { return fmt.Sprintf("%s by %s", v.Addr, v.Claim) }
@@ -70,7 +70,7 @@ func (v *VIPs) Route(vip VIP) (routing.Route, bool) {
 const coexistMetric = 1024
 
 // addVIP claims a VIP for a virtual server.
-func (b *partBuilder) addVIP(claim Claim, vs *VirtualServer) {
+func (b *serviceBuilder) addVIP(claim ClaimMode, vs *VirtualServer) {
 	a := vs.Key.Addr
 	b.part.VIPs = append(b.part.VIPs, VIP{a, claim})
 	if claim != ClaimPort {
@@ -86,17 +86,17 @@ func (b *partBuilder) addVIP(claim Claim, vs *VirtualServer) {
 // claimShared claims a load balancer IP or external IP, whose other ports may belong to
 // another device. It skips an address of a node interface, so that SSH and port 6443
 // keep working there (kubernetes#114815).
-func (b *partBuilder) claimShared(claim Claim, vs *VirtualServer) {
+func (b *serviceBuilder) claimShared(claim ClaimMode, vs *VirtualServer) {
 	a := vs.Key.Addr
-	b.part.Depends |= OnLinks
-	if b.facts.OnLinks[a] {
+	b.part.Deps |= OnNodeIPs
+	if b.facts.NodeIPs[a] {
 		return
 	}
 	if claim != ClaimAuto {
 		b.addVIP(claim, vs)
 		return
 	}
-	b.part.Depends |= OnPeers
+	b.part.Deps |= OnPeers
 	if b.facts.Peers[a] || b.hasEndpointAt(a) {
 		b.addVIP(ClaimPort, vs)
 		return
@@ -107,7 +107,7 @@ func (b *partBuilder) claimShared(claim Claim, vs *VirtualServer) {
 
 // hasEndpointAt reports whether an endpoint of the Service has the address, on any
 // port: an endpoint on another node's host network.
-func (b *partBuilder) hasEndpointAt(a netip.Addr) bool {
+func (b *serviceBuilder) hasEndpointAt(a netip.Addr) bool {
 	return slices.ContainsFunc(b.service.Ports, func(p service.Port) bool {
 		return slices.ContainsFunc(p.Endpoints, func(e service.Endpoint) bool { return e.Addr.Addr() == a })
 	})
@@ -116,7 +116,7 @@ func (b *partBuilder) hasEndpointAt(a netip.Addr) bool {
 // addClaimRules adds the policy rules for marked packets: those to claimed ports, and
 // those to ports of another device. A rule is written only once a Service needs it: the
 // first policy rule on a node makes every route lookup slower (fib_has_custom_rules).
-func addClaimRules(part *NodePart, cfg *Config, n *Node, family ip.Family) {
+func addClaimRules(part *NodePlan, cfg *Config, n *Node, family ip.Family) {
 	if cfg.claimsPorts(n.Uses, family) {
 		part.Rules = append(part.Rules, routing.Rule{
 			Family:   family,
@@ -138,7 +138,7 @@ func addClaimRules(part *NodePart, cfg *Config, n *Node, family ip.Family) {
 // Otherwise it treats packets from a local VIP as martian. A process that cannot set
 // parameters leaves this to --init-only or to the administrator; without it, pods and
 // the node get no replies from the other device.
-func addSharedSysctls(part *NodePart, cfg *Config, n *Node) {
+func addSharedSysctls(part *NodePlan, cfg *Config, n *Node) {
 	if n.ReadOnly || !slices.Contains(cfg.Families, ip.IPv4) || !cfg.sharesVIPs(n.Uses, ip.IPv4) {
 		return
 	}

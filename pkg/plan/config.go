@@ -86,36 +86,36 @@ type SNAT struct {
 	Priority int
 }
 
-// Claim is how the node takes over a VIP.
-type Claim string
+// ClaimMode is how the node takes over a VIP.
+type ClaimMode string
 
 // The ways to claim a VIP.
 const (
 	// ClaimAddress makes the VIP an address on kube-ipvs0, with all ports.
-	ClaimAddress Claim = "address"
+	ClaimAddress ClaimMode = "address"
 	// ClaimRoute also makes the whole VIP local, by a route. To add an address the
 	// kernel walks all addresses of the interface; to add a route it does not.
-	ClaimRoute Claim = "route"
+	ClaimRoute ClaimMode = "route"
 	// ClaimAuto is, for cluster IPs, ClaimAddress while addresses are cheap, then
 	// ClaimRoute. For other VIPs it is ClaimRoute, because SCTP announces every IPv6
 	// address of the node to its peer; but pods and the node may reach ports without a
 	// Service elsewhere, and an address of another node is claimed as by ClaimPort.
-	ClaimAuto Claim = "auto"
+	ClaimAuto ClaimMode = "auto"
 	// ClaimPort makes only the ports of Services local and leaves the others to the
 	// device that has the address.
-	ClaimPort Claim = "port"
+	ClaimPort ClaimMode = "port"
 	// ClaimNone does not claim external IPs: anyone who may write a Service can name
 	// any address as its external IP (CVE-2020-8554).
-	ClaimNone Claim = "none"
+	ClaimNone ClaimMode = "none"
 )
 
 // VIPs configures how VIPs are claimed. Cluster IPs belong to the cluster and are
 // claimed as a whole.
 type VIPs struct {
-	ClusterIPs    Claim // ClaimAddress, ClaimRoute or ClaimAuto
-	LoadBalancers Claim // ClaimAuto, ClaimAddress, ClaimRoute or ClaimPort
-	ExternalIPs   Claim // as LoadBalancers, or ClaimNone
-	Ping          bool  // whether VIPs answer pings
+	ClusterIPs    ClaimMode // ClaimAddress, ClaimRoute or ClaimAuto
+	LoadBalancers ClaimMode // ClaimAuto, ClaimAddress, ClaimRoute or ClaimPort
+	ExternalIPs   ClaimMode // as LoadBalancers, or ClaimNone
+	Ping          bool      // whether VIPs answer pings
 	// Mark holds the bits that packets for a claimed port carry. Table is the routing
 	// table for these packets, Priority the priority of the policy rule that selects
 	// it.
@@ -126,7 +126,7 @@ type VIPs struct {
 
 // mayClaimPorts reports whether any VIP may be claimed port by port.
 func (v *VIPs) mayClaimPorts() bool {
-	byPort := func(c Claim) bool { return c == ClaimPort || c == ClaimAuto }
+	byPort := func(c ClaimMode) bool { return c == ClaimPort || c == ClaimAuto }
 	return byPort(v.LoadBalancers) || byPort(v.ExternalIPs)
 }
 

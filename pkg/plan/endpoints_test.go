@@ -74,11 +74,11 @@ func TestChosenEndpoints(t *testing.T) {
 			node := netip.MustParseAddr("192.0.2.11")
 			facts := plan.Facts{NodeName: "node-1", Zone: "a", NodePorts: []netip.Addr{node}}
 			vip := netip.MustParseAddr("10.96.0.10")
-			part := plan.Service(&cfg, &facts, &service.Service{
+			part := plan.ForService(&cfg, &facts, &service.Service{
 				ClusterIPs: []netip.Addr{vip}, ExternalLocal: true,
 				Ports: []service.Port{{Protocol: ip.TCP, Port: 80, NodePort: 30080, Endpoints: tc.in}},
 			})
-			part = plan.Numbered(&cfg, part, nil)
+			part = plan.AssignMarks(&cfg, part, nil)
 			if got := lastNumbers(part, ipvs.Key{Protocol: ip.TCP, Addr: vip, Port: 80}); got != tc.cluster {
 				t.Errorf("cluster endpoints: %q, want %q", got, tc.cluster)
 			}
@@ -90,7 +90,7 @@ func TestChosenEndpoints(t *testing.T) {
 }
 
 // lastNumbers returns the last numbers of a virtual server's real servers.
-func lastNumbers(part plan.Part, key ipvs.Key) string {
+func lastNumbers(part plan.ServicePlan, key ipvs.Key) string {
 	var out []string
 	for _, vs := range part.VirtualServers {
 		for _, rs := range vs.RealServers {
@@ -121,7 +121,7 @@ func TestIssue89392LostEndpoints(t *testing.T) {
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			cfg, facts := defaultConfig(), plan.Facts{NodeName: "node-1", Zone: "a", Lost: []string{"", "node-2"}}
-			part := plan.Service(&cfg, &facts, &service.Service{
+			part := plan.ForService(&cfg, &facts, &service.Service{
 				ClusterIPs: []netip.Addr{netip.MustParseAddr("10.96.0.10")},
 				Ports:      []service.Port{{Protocol: ip.TCP, Port: 80, Endpoints: tc.in}},
 			})
@@ -140,7 +140,7 @@ func TestIssue89392LostEndpoints(t *testing.T) {
 // no name.
 func TestEndpointsWithoutNode(t *testing.T) {
 	cfg := defaultConfig()
-	part := plan.Service(&cfg, &plan.Facts{}, &service.Service{
+	part := plan.ForService(&cfg, &plan.Facts{}, &service.Service{
 		HealthCheckNodePort: 32000,
 		Ports: []service.Port{{Protocol: ip.TCP, Port: 80, Endpoints: []service.Endpoint{
 			{Addr: netip.MustParseAddrPort("10.0.0.1:80"), Ready: true, Serving: true},
@@ -154,7 +154,7 @@ func TestEndpointsWithoutNode(t *testing.T) {
 // A pod behind two ports counts as one endpoint.
 func TestHealthCheckCountsAddresses(t *testing.T) {
 	cfg := defaultConfig()
-	part := plan.Service(&cfg, &plan.Facts{NodeName: "node-1"}, &service.Service{
+	part := plan.ForService(&cfg, &plan.Facts{NodeName: "node-1"}, &service.Service{
 		HealthCheckNodePort: 32000,
 		Ports: []service.Port{
 			{Protocol: ip.TCP, Port: 80, Endpoints: backends("node-1 ready", "node-1 draining", "node-2 ready")},
@@ -167,7 +167,7 @@ func TestHealthCheckCountsAddresses(t *testing.T) {
 	here := func(addr string) service.Endpoint {
 		return service.Endpoint{Addr: netip.MustParseAddrPort(addr), Node: "node-1", Ready: true, Serving: true}
 	}
-	part = plan.Service(&cfg, &plan.Facts{NodeName: "node-1"}, &service.Service{
+	part = plan.ForService(&cfg, &plan.Facts{NodeName: "node-1"}, &service.Service{
 		HealthCheckNodePort: 32000,
 		Ports: []service.Port{{Protocol: ip.TCP, Port: 80, Endpoints: []service.Endpoint{
 			here("10.244.0.2:80"), here("10.244.0.3:80"), here("[fd00::2]:80"), here("[fd00::3]:80"),

@@ -146,7 +146,7 @@ func linkAddress(inv *routing.Inventory, link string, family ip.Family) netip.Ad
 			continue
 		}
 		for _, a := range l.Addresses {
-			if a.Global && !a.Second && ip.Of(a.Prefix.Addr()) == family {
+			if a.Global && !a.Secondary && ip.Of(a.Prefix.Addr()) == family {
 				return a.Prefix.Addr()
 			}
 		}

@@ -21,7 +21,7 @@ type Node struct {
 	Addresses []netip.Addr   // status.addresses, InternalIP before ExternalIP
 	Inventory routing.Inventory
 	Kernel    Version // from uname(2)
-	// Bound holds the bindings of earlier plans; see Remember.
+	// Bound holds the bindings of earlier plans; see MergeBindings.
 	Bound []Binding
 	// SNATSources maps interfaces to the ENIs' primary addresses, from the Node's
 	// annotation.
@@ -62,18 +62,18 @@ func (v Version) AtLeast(major, minor int) bool {
 // Facts holds what the plans of Services depend on besides the Services themselves. It
 // is derived from the Node whenever the Node changes.
 type Facts struct {
-	NodeName  string
-	Zone      string
-	Primary   map[ip.Family]netip.Addr // the node's own address
-	NodePorts []netip.Addr             // addresses that node ports are served on
-	OnLinks   map[netip.Addr]bool      // addresses on any interface except kube-ipvs0
-	Many      bool                     // more Services than AddressesAtMost
-	Listeners map[routing.Listener]bool
-	Loopback  map[routing.Listener]bool // sockets on the loopback address; see loopbackListeners
-	Caches    map[routing.Listener]bool // sockets on an address of a dummy interface; see cachedHere
-	APIServer map[netip.AddrPort]bool
-	Lost      []string            // unreachable nodes
-	Peers     map[netip.Addr]bool // addresses of other nodes, as far as routes show them
+	NodeName     string
+	Zone         string
+	Primary      map[ip.Family]netip.Addr // the node's own address
+	NodePorts    []netip.Addr             // addresses that node ports are served on
+	NodeIPs      map[netip.Addr]bool      // addresses on any interface except kube-ipvs0
+	PreferRoutes bool                     // more Services than AddressesAtMost
+	Listeners    map[routing.Listener]bool
+	Loopback     map[routing.Listener]bool // sockets on the loopback address; see loopbackListeners
+	Caches       map[routing.Listener]bool // sockets on an address of a dummy interface; see cachedHere
+	APIServer    map[netip.AddrPort]bool
+	Lost         []string            // unreachable nodes
+	Peers        map[netip.Addr]bool // addresses of other nodes, as far as routes show them
 }
 
 // AddressesAtMost is the number of Services up to which ClaimAuto adds addresses to
@@ -82,17 +82,17 @@ type Facts struct {
 // 10000 routes 0.61 s.
 const AddressesAtMost = 1000
 
-// Depends is the set of facts that a Service's plan was made from. A change of the node
+// Deps is the set of facts that a Service's plan was made from. A change of the node
 // requeues only the Services that depend on it.
-type Depends uint16
+type Deps uint16
 
-// The facts, as bits of Depends.
+// The facts, as bits of Deps.
 const (
-	OnZone Depends = 1 << iota
+	OnZone Deps = 1 << iota
 	OnNodePorts
-	OnLinks
+	OnNodeIPs
 	OnPrimary
-	OnMany
+	OnServiceCount
 	OnListeners
 	OnAPIServer
 	OnLost
@@ -102,22 +102,22 @@ const (
 	OnLoopback
 )
 
-// FactsOf derives the facts from a node.
-func FactsOf(cfg *Config, n *Node) Facts {
+// NewFacts derives the facts from a node.
+func NewFacts(cfg *Config, n *Node) Facts {
 	f := Facts{
-		NodeName: cfg.NodeName,
-		Zone:     n.Zone,
-		Lost:     n.Lost,
-		Primary:  map[ip.Family]netip.Addr{},
-		OnLinks:  map[netip.Addr]bool{},
-		Many:     n.Services > AddressesAtMost,
+		NodeName:     cfg.NodeName,
+		Zone:         n.Zone,
+		Lost:         n.Lost,
+		Primary:      map[ip.Family]netip.Addr{},
+		NodeIPs:      map[netip.Addr]bool{},
+		PreferRoutes: n.Services > AddressesAtMost,
 
 		Listeners: setOf(n.Listeners),
 		APIServer: setOf(n.APIServer),
 		Peers:     setOf(n.Inventory.Peers),
 	}
 	for _, a := range linkAddresses(n) {
-		f.OnLinks[a] = true
+		f.NodeIPs[a] = true
 	}
 	f.Caches = caches(n)
 	f.Loopback = loopbackListeners(n.Listeners)
@@ -200,7 +200,7 @@ func nodePortAddresses(cfg *Config, n *Node, primary map[ip.Family]netip.Addr) [
 // servesLocalhost reports whether node ports are served on the loopback address. The
 // node's own address must be on an interface, because replies return to it.
 func servesLocalhost(cfg *Config, f *Facts, family ip.Family) bool {
-	if !cfg.LocalhostNodePorts || cfg.NodePortAddresses.Primary || !f.OnLinks[f.Primary[family]] {
+	if !cfg.LocalhostNodePorts || cfg.NodePortAddresses.Primary || !f.NodeIPs[f.Primary[family]] {
 		return false
 	}
 	return selected(cfg, loopback.Address(family))
@@ -224,23 +224,23 @@ func containsAny(prefixes []netip.Prefix, a netip.Addr) bool {
 	return slices.ContainsFunc(prefixes, func(p netip.Prefix) bool { return p.Contains(a) })
 }
 
-// Changed returns the facts that differ between two states of the node.
-func Changed(a, b *Facts) Depends {
-	var d Depends
+// DiffFacts returns the facts that differ between two states of the node.
+func DiffFacts(a, b *Facts) Deps {
+	var d Deps
 	if a.Zone != b.Zone {
 		d |= OnZone
 	}
 	if !slices.Equal(a.NodePorts, b.NodePorts) {
 		d |= OnNodePorts
 	}
-	if !maps.Equal(a.OnLinks, b.OnLinks) {
-		d |= OnLinks
+	if !maps.Equal(a.NodeIPs, b.NodeIPs) {
+		d |= OnNodeIPs
 	}
 	if !maps.Equal(a.Primary, b.Primary) {
 		d |= OnPrimary
 	}
-	if a.Many != b.Many {
-		d |= OnMany
+	if a.PreferRoutes != b.PreferRoutes {
+		d |= OnServiceCount
 	}
 	if !maps.Equal(a.Listeners, b.Listeners) {
 		d |= OnListeners

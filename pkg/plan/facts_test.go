@@ -46,7 +46,7 @@ func TestNodePortAddresses(t *testing.T) {
 			s := withNetwork(network...)
 			s.node.Addresses = []netip.Addr{netip.MustParseAddr("198.51.100.11"), netip.MustParseAddr("2001:db8::11")}
 			s.config.NodePortAddresses = tc.set
-			if got := fmt.Sprint(plan.FactsOf(&s.config, &s.node).NodePorts); got != tc.want {
+			if got := fmt.Sprint(plan.NewFacts(&s.config, &s.node).NodePorts); got != tc.want {
 				t.Errorf("got %s, want %s", got, tc.want)
 			}
 		})
@@ -74,7 +74,7 @@ func TestPrimary(t *testing.T) {
 			if tc.node != "" {
 				s.node.Addresses = []netip.Addr{netip.MustParseAddr(tc.node)}
 			}
-			if got := plan.FactsOf(&s.config, &s.node).Primary[ip.IPv4].String(); got != tc.want {
+			if got := plan.NewFacts(&s.config, &s.node).Primary[ip.IPv4].String(); got != tc.want {
 				t.Errorf("got %s, want %s", got, tc.want)
 			}
 		})
@@ -90,16 +90,16 @@ func TestChanged(t *testing.T) {
 	for _, tc := range []struct {
 		name   string
 		change func(*scenario)
-		want   plan.Depends
+		want   plan.Deps
 	}{
 		{"nothing", func(*scenario) {}, 0},
 		{"zone", func(s *scenario) { s.node.Zone = "b" }, plan.OnZone},
-		{"address", func(s *scenario) { s.addNetwork(strings.Fields("link eth1 198.51.100.1/24")) }, plan.OnLinks | plan.OnNodePorts},
+		{"address", func(s *scenario) { s.addNetwork(strings.Fields("link eth1 198.51.100.1/24")) }, plan.OnNodeIPs | plan.OnNodePorts},
 		{"address of a link alone", func(s *scenario) { s.addNetwork(strings.Fields("link eth1 fe80::1/64")) }, 0},
-		{"address that lingers", func(s *scenario) { s.node.Lingering = []netip.Addr{netip.MustParseAddr("198.51.100.1")} }, plan.OnLinks | plan.OnNodePorts},
+		{"address that lingers", func(s *scenario) { s.node.Lingering = []netip.Addr{netip.MustParseAddr("198.51.100.1")} }, plan.OnNodeIPs | plan.OnNodePorts},
 		{"primary", func(s *scenario) { s.node.Addresses = []netip.Addr{netip.MustParseAddr("203.0.113.1")} }, plan.OnPrimary},
 		{"a thousand Services", func(s *scenario) { s.node.Services = 1000 }, 0},
-		{"more Services", func(s *scenario) { s.node.Services = 1001 }, plan.OnMany},
+		{"more Services", func(s *scenario) { s.node.Services = 1001 }, plan.OnServiceCount},
 		{"a node is lost", func(s *scenario) { s.node.Lost = []string{"node-2"} }, plan.OnLost},
 		{"link without an address", func(s *scenario) { s.addNetwork(strings.Fields("link eth1")) }, 0},
 		{"pod CIDRs", func(s *scenario) { s.node.PodCIDRs = prefixes([]string{"10.244.1.0/24"}) }, 0},
@@ -107,8 +107,8 @@ func TestChanged(t *testing.T) {
 		t.Run(tc.name, func(t *testing.T) {
 			before, after := base(), base()
 			tc.change(after)
-			a, b := plan.FactsOf(&before.config, &before.node), plan.FactsOf(&after.config, &after.node)
-			if got := plan.Changed(&a, &b); got != tc.want {
+			a, b := plan.NewFacts(&before.config, &before.node), plan.NewFacts(&after.config, &after.node)
+			if got := plan.DiffFacts(&a, &b); got != tc.want {
 				t.Errorf("changed %s, want %s", dependsText(got), dependsText(tc.want))
 			}
 		})
@@ -139,7 +139,7 @@ func TestConnReuseModeByKernel(t *testing.T) {
 	} {
 		s := withNetwork("link eth0 192.0.2.11/24")
 		s.node.Kernel = tc.v
-		if got := plan.NodeWide(&s.config, &s.node).Sysctls["net/ipv4/vs/conn_reuse_mode"]; got != tc.want {
+		if got := plan.ForNode(&s.config, &s.node).Sysctls["net/ipv4/vs/conn_reuse_mode"]; got != tc.want {
 			t.Errorf("%v: conn_reuse_mode %q, want %q", tc.v, got, tc.want)
 		}
 	}
@@ -198,7 +198,7 @@ func TestPathsOf(t *testing.T) {
 			"default dev eth1 via 10.0.1.254 table 101", "rule 9 from 10.0.1.8 lookup 101"}, nil, "[] [10.0.1.8/32]"},
 		{"not a secondary address", []string{"link eth0 10.0.0.1/24", "link eth1 10.0.1.9/24 10.0.1.1/24", "default dev eth0 via 10.0.0.254",
 			"default dev eth1 via 10.0.1.254 table 101", "rule 9 from 10.0.1.8 lookup 101"},
-			func(s *scenario) { s.node.Inventory.Links[1].Addresses[0].Second = true }, "[eth1 10.0.1.1] []"},
+			func(s *scenario) { s.node.Inventory.Links[1].Addresses[0].Secondary = true }, "[eth1 10.0.1.1] []"},
 		{"by name", []string{"link eth0 10.0.0.1/24", "link eth2 10.0.2.1/24", "link eth1 10.0.1.1/24", "default dev eth0 via 10.0.0.254",
 			"default dev eth2 via 10.0.2.254 table 101", "default dev eth1 via 10.0.1.254 table 102",
 			"rule 9 from 10.0.2.8 lookup 101", "rule 9 from 10.0.1.8 lookup 102"}, nil, "[eth1 10.0.1.1 eth2 10.0.2.1] []"},
@@ -250,6 +250,6 @@ func BenchmarkFactsOf1000Links(b *testing.B) {
 	cfg, node := defaultConfig(), manyLinks(1000)
 	b.ReportAllocs()
 	for b.Loop() {
-		plan.FactsOf(&cfg, node)
+		plan.NewFacts(&cfg, node)
 	}
 }

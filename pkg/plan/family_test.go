@@ -18,7 +18,7 @@ func TestFamiliesOfService(t *testing.T) {
 	addrs := []netip.Addr{netip.MustParseAddr("192.0.2.11"), netip.MustParseAddr("2001:db8::11")}
 	facts := plan.Facts{NodeName: "node-1", NodePorts: addrs}
 	vips := []netip.Addr{netip.MustParseAddr("203.0.113.5"), netip.MustParseAddr("2001:db8:113::5")}
-	part := plan.Service(&cfg, &facts, &service.Service{
+	part := plan.ForService(&cfg, &facts, &service.Service{
 		ClusterIPs: []netip.Addr{netip.MustParseAddr("fd00:96::10")}, ExternalIPs: vips, LoadBalancers: vips,
 		ExternalLocal: true, HealthCheckNodePort: 31000,
 		Ports: []service.Port{{Protocol: ip.TCP, Port: 80, NodePort: 30080}},

@@ -374,7 +374,7 @@ func TestClaimedPortWithoutEndpointDrains(t *testing.T) {
 // including what they refuse and drop. Of the node's own traffic only health checks and
 // errors about connections pass.
 func TestPolicyOfDrop(t *testing.T) {
-	for _, claim := range []plan.Claim{plan.ClaimAddress, plan.ClaimPort} {
+	for _, claim := range []plan.ClaimMode{plan.ClaimAddress, plan.ClaimPort} {
 		s := load(t, "cluster")
 		s.config.VIPs.LoadBalancers, s.config.VIPs.ExternalIPs = claim, claim
 		for _, family := range ip.Families {
@@ -399,7 +399,7 @@ func TestPolicyOfDrop(t *testing.T) {
 
 // VIPs that do not answer pings reject them. The node answers.
 func TestNoPing(t *testing.T) {
-	for claim, from := range map[plan.Claim]string{plan.ClaimAddress: "REJECT", plan.ClaimPort: "FORWARD by eth0"} {
+	for claim, from := range map[plan.ClaimMode]string{plan.ClaimAddress: "REJECT", plan.ClaimPort: "FORWARD by eth0"} {
 		s := load(t, "cluster")
 		s.config.VIPs.Ping, s.config.VIPs.LoadBalancers = false, claim
 		for _, family := range ip.Families {
@@ -416,7 +416,7 @@ func TestNoPing(t *testing.T) {
 // The node answers a Service's health check, a VIP does not: the same port of a VIP may
 // be restricted to source ranges.
 func TestHealthCheckPortOfAVIP(t *testing.T) {
-	for _, claim := range []plan.Claim{plan.ClaimAuto, plan.ClaimAddress, plan.ClaimPort} {
+	for _, claim := range []plan.ClaimMode{plan.ClaimAuto, plan.ClaimAddress, plan.ClaimPort} {
 		s := load(t, "external-local")
 		s.config.VIPs.LoadBalancers = claim
 		h := newHost(t, s, ip.IPv4)
@@ -433,7 +433,7 @@ func TestHealthCheckPortOfAVIP(t *testing.T) {
 // A Service must not open another Service's port to clients outside the source ranges
 // by using its number as health check port.
 func TestHealthCheckPortOpensNothing(t *testing.T) {
-	for _, claim := range []plan.Claim{plan.ClaimAuto, plan.ClaimAddress, plan.ClaimPort} {
+	for _, claim := range []plan.ClaimMode{plan.ClaimAuto, plan.ClaimAddress, plan.ClaimPort} {
 		s := load(t, "cluster")
 		s.config.VIPs.LoadBalancers = claim
 		for i := range s.services {

@@ -45,7 +45,7 @@ func TestGoldenNode(t *testing.T) {
 		}
 		all++
 		partsOf(&s.config, &s.node, s.services)
-		for _, sec := range nodeSections(&s.config, plan.NodeWide(&s.config, &s.node)) {
+		for _, sec := range nodeSections(&s.config, plan.ForNode(&s.config, &s.node)) {
 			having[sec] = append(having[sec], name)
 		}
 	})
@@ -128,7 +128,7 @@ func checkNoOtherGolden(t *testing.T, used map[string]bool) {
 func TestSetsExist(t *testing.T) {
 	for _, name := range scenarios(t) {
 		s := load(t, name)
-		part := plan.NodeWide(&s.config, &s.node)
+		part := plan.ForNode(&s.config, &s.node)
 		known := map[string]bool{}
 		for _, set := range part.Sets {
 			if known[set.Name] {
@@ -136,9 +136,9 @@ func TestSetsExist(t *testing.T) {
 			}
 			known[set.Name] = true
 		}
-		facts := plan.FactsOf(&s.config, &s.node)
+		facts := plan.NewFacts(&s.config, &s.node)
 		for i := range s.services {
-			for _, m := range slices.Concat(part.Members, plan.Service(&s.config, &facts, &s.services[i]).Members) {
+			for _, m := range slices.Concat(part.Members, plan.ForService(&s.config, &facts, &s.services[i]).Members) {
 				if !known[m.Set] {
 					t.Errorf("%s: %s is a member of %s, which is not among the sets", name, m.Entry, m.Set)
 				}
@@ -151,7 +151,7 @@ func TestSetsExist(t *testing.T) {
 // always seem changed.
 func TestCommentsAreCanonical(t *testing.T) {
 	s := load(t, "dualstack")
-	part := plan.NodeWide(&s.config, &s.node)
+	part := plan.ForNode(&s.config, &s.node)
 	for _, j := range part.NAT.Jumps {
 		checkComments(t, string(j.Rule))
 	}

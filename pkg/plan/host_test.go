@@ -33,8 +33,8 @@ type host struct {
 func newHost(t *testing.T, s *scenario, family ip.Family) *host {
 	t.Helper()
 	parts := partsOf(&s.config, &s.node, s.services)
-	part := plan.NodeWide(&s.config, &s.node)
-	facts := plan.FactsOf(&s.config, &s.node)
+	part := plan.ForNode(&s.config, &s.node)
+	facts := plan.NewFacts(&s.config, &s.node)
 	h := &host{
 		family: family, inventory: &s.node.Inventory,
 		validMark: part.Sysctls["net/ipv4/conf/all/src_valid_mark"] == "1",
@@ -53,7 +53,7 @@ func newHost(t *testing.T, s *scenario, family ip.Family) *host {
 			}
 		}
 		for _, v := range p.VIPs {
-			into := map[plan.Claim]map[netip.Addr]bool{plan.ClaimAddress: h.bound, plan.ClaimRoute: h.bound, plan.ClaimPort: h.claimed}
+			into := map[plan.ClaimMode]map[netip.Addr]bool{plan.ClaimAddress: h.bound, plan.ClaimRoute: h.bound, plan.ClaimPort: h.claimed}
 			into[v.Claim][v.Addr] = true
 		}
 	}
@@ -61,7 +61,7 @@ func newHost(t *testing.T, s *scenario, family ip.Family) *host {
 	for a := range h.bound {
 		local[a] = true
 	}
-	for a := range facts.OnLinks {
+	for a := range facts.NodeIPs {
 		local[a] = true
 	}
 	h.firewall = newFirewall(t, family, part, members, local)

@@ -21,7 +21,7 @@ func TestCanonicalRules(t *testing.T) {
 	for _, family := range ip.Families {
 		rules := map[nat.Table][]nat.Rule{}
 		for _, cfg := range everyConfig() {
-			part := plan.NodeWide(&cfg, secondaryInterfaces())
+			part := plan.ForNode(&cfg, secondaryInterfaces())
 			for table, more := range nattest.Rules(family, part.NAT) {
 				rules[table] = append(rules[table], more...)
 				slices.Sort(rules[table])

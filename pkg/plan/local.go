@@ -28,20 +28,20 @@ import (
 // node-local endpoints too.
 type LocalMark struct{ Value, Mask uint32 }
 
-// Most returns the highest index.
-func (m LocalMark) Most() uint32 {
+// Max returns the highest index.
+func (m LocalMark) Max() uint32 {
 	if m.Value == 0 {
 		return 0
 	}
 	return 1<<bits.OnesCount32(m.Mask&^m.Value) - 1
 }
 
-// Of returns the mark with an index from 1 to Most.
-func (m LocalMark) Of(number uint32) uint32 { return m.Value | deposit(number, m.Mask&^m.Value) }
+// Mark returns the mark with an index from 1 to Max.
+func (m LocalMark) Mark(number uint32) uint32 { return m.Value | deposit(number, m.Mask&^m.Value) }
 
-// Number returns the index of a mark, with or without the masquerade bit, and false if
+// Index returns the index of a mark, with or without the masquerade bit, and false if
 // the mark is not a LocalMark.
-func (m LocalMark) Number(mark, masquerade uint32) (uint32, bool) {
+func (m LocalMark) Index(mark, masquerade uint32) (uint32, bool) {
 	mark &^= masquerade
 	if m.Value == 0 || mark&m.Value != m.Value || mark&^m.Mask != 0 {
 		return 0, false
@@ -50,11 +50,11 @@ func (m LocalMark) Number(mark, masquerade uint32) (uint32, bool) {
 	return n, n > 0
 }
 
-// Internal is what a Service needs for the internal clients of one of its addresses and
+// InternalServer is what a Service needs for the internal clients of one of its addresses and
 // ports. It becomes a virtual server once a fwmark is assigned.
-type Internal struct {
-	Key   ipvs.Key // the address and port
-	Right Right
+type InternalServer struct {
+	Key        ipvs.Key // the address and port
+	Precedence Precedence
 	ipvs.VirtualServer
 	RealServers    []RealServer     // of the whole cluster
 	MaxConnections uint32           // see VirtualServer
@@ -63,14 +63,14 @@ type Internal struct {
 	Masquerade     bool             // the client's address is replaced
 }
 
-// addInternal adds an Internal if there are node-local endpoints. Internal clients of a
+// addInternal adds an InternalServer if there are node-local endpoints. Internal clients of a
 // node port are masqueraded. So is the node itself, at every address; see sent.
-func (b *partBuilder) addInternal(key ipvs.Key, right Right, eps chosen, nodePort bool) {
+func (b *serviceBuilder) addInternal(key ipvs.Key, right Precedence, eps chosen, nodePort bool) {
 	if !b.service.ExternalLocal || len(eps.local) == 0 || b.cfg.LocalMark.Value == 0 {
 		return
 	}
-	b.part.Internal = append(b.part.Internal, Internal{
-		Key: key, Right: right, VirtualServer: internalServer(b.cfg, b.service),
+	b.part.Internal = append(b.part.Internal, InternalServer{
+		Key: key, Precedence: right, VirtualServer: internalServer(b.cfg, b.service),
 		RealServers: b.realServers(key, eps.cluster), MaxConnections: b.service.MaxConnections, Endpoints: b.endpoints, Lost: b.lost,
 		Masquerade: nodePort || !b.keepsClient(),
 	})
@@ -88,17 +88,17 @@ func internalServer(cfg *Config, s *service.Service) ipvs.VirtualServer {
 	return virtualServer(cfg, s)
 }
 
-// Numbered returns the part with a virtual server for each Internal whose address and
+// AssignMarks returns the plan with a virtual server for each InternalServer whose address and
 // port has an index in numbers. Internal clients of the others get the node-local
 // endpoints.
-func Numbered(cfg *Config, part Part, numbers map[ipvs.Key]uint32) Part {
+func AssignMarks(cfg *Config, part ServicePlan, numbers map[ipvs.Key]uint32) ServicePlan {
 	if len(part.Internal) == 0 {
 		return part
 	}
 	part.VirtualServers, part.Members = slices.Clone(part.VirtualServers), slices.Clone(part.Members)
 	for _, in := range part.Internal {
 		if n, ok := numbers[in.Key]; ok {
-			part.addNumbered(cfg, in, cfg.LocalMark.Of(n))
+			part.addMarked(cfg, in, cfg.LocalMark.Mark(n))
 		}
 	}
 	part.Internal = nil
@@ -106,9 +106,9 @@ func Numbered(cfg *Config, part Part, numbers map[ipvs.Key]uint32) Part {
 	return part
 }
 
-// addNumbered includes the masquerade bit in the mark if needed, because the set
+// addMarked includes the masquerade bit in the mark if needed, because the set
 // replaces the packet's whole mark.
-func (p *Part) addNumbered(cfg *Config, in Internal, mark uint32) {
+func (p *ServicePlan) addMarked(cfg *Config, in InternalServer, mark uint32) {
 	if in.Masquerade {
 		mark |= cfg.MasqueradeMark
 	}
@@ -116,7 +116,7 @@ func (p *Part) addNumbered(cfg *Config, in Internal, mark uint32) {
 	p.Members = append(p.Members, Member{Set: Local.In(family), Entry: entryOf(in.Key), Mark: mark})
 	p.VirtualServers = append(p.VirtualServers, VirtualServer{
 		Key:           ipvs.Key{Addr: family.Unspecified(), FWMark: mark},
-		Right:         in.Right,
+		Precedence:    in.Precedence,
 		VirtualServer: in.VirtualServer, RealServers: in.RealServers, MaxConnections: in.MaxConnections, Endpoints: in.Endpoints, Lost: in.Lost,
 	})
 }

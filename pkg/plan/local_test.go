@@ -89,14 +89,14 @@ func unready(s *scenario, node string) {
 // address and port has no fwmark.
 func TestNumbersRunOut(t *testing.T) {
 	s := load(t, "external-local")
-	facts := plan.FactsOf(&s.config, &s.node)
-	part := plan.Service(&s.config, &facts, &s.services[0])
+	facts := plan.NewFacts(&s.config, &s.node)
+	part := plan.ForService(&s.config, &facts, &s.services[0])
 	for _, in := range part.Internal {
 		if got := realServers(part, in.Key); got != 1 || len(in.RealServers) != 2 {
 			t.Errorf("%s has %d real servers for external clients, want 1, and %d for internal ones, want 2", in.Key, got, len(in.RealServers))
 		}
 	}
-	part = plan.Numbered(&s.config, part, map[ipvs.Key]uint32{part.Internal[0].Key: 1})
+	part = plan.AssignMarks(&s.config, part, map[ipvs.Key]uint32{part.Internal[0].Key: 1})
 	marked := 0
 	for _, vs := range part.VirtualServers {
 		if vs.Key.FWMark != 0 {
@@ -108,7 +108,7 @@ func TestNumbersRunOut(t *testing.T) {
 	}
 }
 
-func realServers(part plan.Part, key ipvs.Key) int {
+func realServers(part plan.ServicePlan, key ipvs.Key) int {
 	for _, vs := range part.VirtualServers {
 		if vs.Key == key {
 			return len(vs.RealServers)
@@ -122,8 +122,8 @@ func realServers(part plan.Part, key ipvs.Key) int {
 func TestSessionAffinityInternal(t *testing.T) {
 	s := load(t, "external-local")
 	s.services[0].AffinitySeconds = 60
-	facts := plan.FactsOf(&s.config, &s.node)
-	part := numbered(&s.config, plan.Service(&s.config, &facts, &s.services[0]), map[ipvs.Key]uint32{})
+	facts := plan.NewFacts(&s.config, &s.node)
+	part := numbered(&s.config, plan.ForService(&s.config, &facts, &s.services[0]), map[ipvs.Key]uint32{})
 	for _, vs := range part.VirtualServers {
 		persistent := vs.Flags&ipvs.FlagPersistent != 0
 		if persistent == (vs.Key.FWMark != 0) {
@@ -137,28 +137,28 @@ func TestSessionAffinityInternal(t *testing.T) {
 
 func TestLocalMark(t *testing.T) {
 	m := plan.LocalMark{Value: 0x9, Mask: 0x3fff}
-	if m.Most() != 4095 {
-		t.Errorf("highest number %d", m.Most())
+	if m.Max() != 4095 {
+		t.Errorf("highest number %d", m.Max())
 	}
 	seen := map[uint32]bool{}
-	for n := uint32(1); n <= m.Most(); n++ {
-		mark := m.Of(n)
+	for n := uint32(1); n <= m.Max(); n++ {
+		mark := m.Mark(n)
 		if mark&0x9 != 0x9 || mark&^0x3fff != 0 || seen[mark] {
 			t.Fatalf("mark %#x for %d", mark, n)
 		}
 		for _, mark := range []uint32{mark, mark | 0x4000} {
-			if got, ok := m.Number(mark, 0x4000); got != n || !ok {
+			if got, ok := m.Index(mark, 0x4000); got != n || !ok {
 				t.Fatalf("mark %#x is number %d, %v, want %d", mark, got, ok, n)
 			}
 		}
 		seen[mark] = true
 	}
 	for _, mark := range []uint32{0, 0x1, 0x8, 0x9, 0x4000, 0x8009, 0x1000b} {
-		if n, ok := m.Number(mark, 0x4000); ok {
+		if n, ok := m.Index(mark, 0x4000); ok {
 			t.Errorf("mark %#x counts as number %d", mark, n)
 		}
 	}
-	if n := (plan.LocalMark{}).Most(); n != 0 {
+	if n := (plan.LocalMark{}).Max(); n != 0 {
 		t.Errorf("the zero mark has %d numbers", n)
 	}
 }

@@ -17,7 +17,7 @@ import (
 //	raw -A KUBE-IPVS-LOCALHOST -m set --match-set KUBE-IPVS-NODE-PORT dst,dst -j MARK --set-xmark 0x4000/0x4000
 //
 // The mark identifies these packets to the nftables rules, which cannot match the set.
-func addLocalhost(part *NodePart, cfg *Config, n *Node, facts *Facts, family ip.Family) {
+func addLocalhost(part *NodePlan, cfg *Config, n *Node, facts *Facts, family ip.Family) {
 	if !servesLocalhost(cfg, facts, family) || !n.Uses.Has(NodePorts, family) {
 		return
 	}

@@ -35,7 +35,7 @@ func TestLocalhostIsServed(t *testing.T) {
 			s := load(t, "cluster")
 			s.config.LocalhostNodePorts = true
 			tc.change(s)
-			part, facts := plan.NodeWide(&s.config, &s.node), plan.FactsOf(&s.config, &s.node)
+			part, facts := plan.ForNode(&s.config, &s.node), plan.NewFacts(&s.config, &s.node)
 			for _, family := range ip.Families {
 				_, exchanged := part.Loopback[family]
 				_, marked := part.NAT.Chains[nat.Chain{Family: family, Table: nat.Raw, Name: "KUBE-IPVS-LOCALHOST"}]
@@ -53,10 +53,10 @@ func TestLocalhostIsServed(t *testing.T) {
 func TestLocalhostVirtualServers(t *testing.T) {
 	s := load(t, "cluster")
 	s.config.LocalhostNodePorts = true
-	facts := plan.FactsOf(&s.config, &s.node)
+	facts := plan.NewFacts(&s.config, &s.node)
 	for i := range s.services {
 		svc := &s.services[i]
-		part := plan.Service(&s.config, &facts, svc)
+		part := plan.ForService(&s.config, &facts, svc)
 		for _, o := range part.Internal {
 			if o.Key.Addr.IsLoopback() {
 				t.Errorf("%s: %s has a virtual server for external clients", svc.Name, o.Key)
@@ -93,14 +93,14 @@ func TestLocalhostLeavesPortsToPrograms(t *testing.T) {
 		s := load(t, "cluster")
 		s.config.LocalhostNodePorts = true
 		s.node.Listeners = []routing.Listener{{Protocol: tc.of, Addr: netip.MustParseAddr(tc.at), Port: port}}
-		facts := plan.FactsOf(&s.config, &s.node)
+		facts := plan.NewFacts(&s.config, &s.node)
 		svc := service.Service{
 			ClusterIPs: []netip.Addr{netip.MustParseAddr("10.96.0.10"), netip.MustParseAddr("fd00:96::10")},
 			Ports: []service.Port{{Protocol: ip.TCP, Port: 80, NodePort: port, Endpoints: []service.Endpoint{
 				{Addr: netip.MustParseAddrPort("10.244.1.5:80"), Ready: true}, {Addr: netip.MustParseAddrPort("[fd00:244:1::5]:80"), Ready: true},
 			}}},
 		}
-		part := plan.Service(&s.config, &facts, &svc)
+		part := plan.ForService(&s.config, &facts, &svc)
 		for i, family := range ip.Families {
 			served := map[bool]int{}
 			for _, vs := range part.VirtualServers {
@@ -112,11 +112,11 @@ func TestLocalhostLeavesPortsToPrograms(t *testing.T) {
 				t.Errorf("%s: %s: served at the loopback address: %t, at others: %t", tc.name, family, served[true] > 0, served[false] > 0)
 			}
 		}
-		if (len(part.Unserved) > 0) == (tc.want == [2]bool{true, true}) {
-			t.Errorf("%s: unserved %q", tc.name, part.Unserved)
+		if (len(part.Rejected) > 0) == (tc.want == [2]bool{true, true}) {
+			t.Errorf("%s: unserved %q", tc.name, part.Rejected)
 		}
-		empty := plan.FactsOf(&s.config, &plan.Node{Addresses: s.node.Addresses, Inventory: s.node.Inventory})
-		if again := plan.Changed(&empty, &facts)&part.Depends&plan.OnLoopback != 0; again == (tc.want == [2]bool{true, true}) && tc.of == ip.TCP {
+		empty := plan.NewFacts(&s.config, &plan.Node{Addresses: s.node.Addresses, Inventory: s.node.Inventory})
+		if again := plan.DiffFacts(&empty, &facts)&part.Deps&plan.OnLoopback != 0; again == (tc.want == [2]bool{true, true}) && tc.of == ip.TCP {
 			t.Errorf("%s: requeued when the program begins to listen: %t", tc.name, again)
 		}
 	}

@@ -30,10 +30,10 @@ func TestMasqueradeOfLocalTraffic(t *testing.T) {
 	} {
 		s := load(t, "external-local")
 		ask(s)
-		facts := plan.FactsOf(&s.config, &s.node)
+		facts := plan.NewFacts(&s.config, &s.node)
 		kept := 0
 		for i := range s.services {
-			for _, m := range plan.Service(&s.config, &facts, &s.services[i]).Members {
+			for _, m := range plan.ForService(&s.config, &facts, &s.services[i]).Members {
 				if keeping[m.Set] {
 					kept++
 				}

@@ -12,8 +12,8 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/sysctl"
 )
 
-// NodePart is the desired state that does not depend on single Services.
-type NodePart struct {
+// NodePlan is the desired state that does not depend on single Services.
+type NodePlan struct {
 	Sysctls sysctl.State
 	Watched []string // sysctls that are only read; see Warnings
 	Sets    []ipset.Set
@@ -28,14 +28,14 @@ type NodePart struct {
 	Modes    []InterfaceMode
 }
 
-// NodeWide computes the node's part.
-func NodeWide(cfg *Config, n *Node) NodePart {
-	part := NodePart{
+// ForNode computes the plan of the node.
+func ForNode(cfg *Config, n *Node) NodePlan {
+	part := NodePlan{
 		Sysctls: sysctls(cfg, n),
 		Watched: watchedSysctls(cfg, n),
 		NAT:     nat.State{Chains: map[nat.Chain][]nat.Rule{}},
 	}
-	facts := FactsOf(cfg, n)
+	facts := NewFacts(cfg, n)
 	for _, family := range cfg.Families {
 		paths := PathsOf(cfg, n, family)
 		part.Sets = append(part.Sets, Sets(family)...)

@@ -72,7 +72,7 @@ type target struct {
 	source  netip.Addr // of SNAT
 }
 
-func newFirewall(t *testing.T, family ip.Family, part plan.NodePart, members []plan.Member, local map[netip.Addr]bool) *firewall {
+func newFirewall(t *testing.T, family ip.Family, part plan.NodePlan, members []plan.Member, local map[netip.Addr]bool) *firewall {
 	f := &firewall{
 		t: t, family: family, local: local,
 		chains: map[nat.Chain][]rule{}, types: map[string]ipset.Type{}, sets: map[string]map[ipset.Entry]uint32{},

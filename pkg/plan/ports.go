@@ -15,8 +15,8 @@ import (
 // port on a node address that a local process is listening on, such as sshd or the
 // kubelet. Other ports on node addresses are allowed: clusters without a load balancer
 // expose Services that way.
-func (b *partBuilder) mayClaim(field string, key ipvs.Key) bool {
-	b.part.Depends |= OnAPIServer | OnLinks
+func (b *serviceBuilder) mayClaim(field string, key ipvs.Key) bool {
+	b.part.Deps |= OnAPIServer | OnNodeIPs
 	if key.Protocol == ip.TCP && b.facts.APIServer[netip.AddrPortFrom(key.Addr, key.Port)] {
 		b.unserved(field, "%s: this is where the API server is reached", key)
 		return false
@@ -25,10 +25,10 @@ func (b *partBuilder) mayClaim(field string, key ipvs.Key) bool {
 		b.unserved(field, "%s: this is a port of the control plane", key)
 		return false
 	}
-	if !b.facts.OnLinks[key.Addr] {
+	if !b.facts.NodeIPs[key.Addr] {
 		return true
 	}
-	b.part.Depends |= OnListeners
+	b.part.Deps |= OnListeners
 	if b.facts.listens(key) {
 		b.unserved(field, "%s: a program of node %s has this port", key, b.facts.NodeName)
 		return false
@@ -62,8 +62,8 @@ func (f *Facts) listens(key ipvs.Key) bool {
 	return false
 }
 
-func (b *partBuilder) unserved(field, format string, args ...any) {
-	b.part.Unserved = append(b.part.Unserved, field+": "+fmt.Sprintf(format, args...))
+func (b *serviceBuilder) unserved(field, format string, args ...any) {
+	b.part.Rejected = append(b.part.Rejected, field+": "+fmt.Sprintf(format, args...))
 }
 
 // loopbackListeners returns the sockets that accept connections on the loopback
@@ -104,6 +104,6 @@ func caches(n *Node) map[routing.Listener]bool {
 // listens on exactly that address and port. IPVS would take the packets before the
 // program sees them, so the port is left to the program while it listens. The interface
 // alone is not enough: an earlier proxy may have left one with every cluster IP.
-func (b *partBuilder) cachedHere(key ipvs.Key) bool {
+func (b *serviceBuilder) cachedHere(key ipvs.Key) bool {
 	return b.facts.Caches[routing.Listener{Protocol: key.Protocol, Addr: key.Addr, Port: key.Port}]
 }

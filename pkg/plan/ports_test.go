@@ -19,7 +19,7 @@ func TestForbiddenExternalIPs(t *testing.T) {
 	const node, other, api = "192.168.0.11", "192.168.0.12", "192.168.0.1"
 	for _, tc := range []struct {
 		name     string
-		claim    plan.Claim
+		claim    plan.ClaimMode
 		waits    string // address on which a program listens on port 22
 		external string
 		served   []string
@@ -49,8 +49,8 @@ func TestForbiddenExternalIPs(t *testing.T) {
 			if tc.external = external; kubelet {
 				ports = append(ports, service.Port{Name: "c", Protocol: ip.TCP, Port: 10250})
 			}
-			facts := plan.FactsOf(&cfg, &n)
-			part := plan.Service(&cfg, &facts, &service.Service{
+			facts := plan.NewFacts(&cfg, &n)
+			part := plan.ForService(&cfg, &facts, &service.Service{
 				ClusterIPs:  []netip.Addr{netip.MustParseAddr("10.96.0.10")},
 				ExternalIPs: []netip.Addr{netip.MustParseAddr(tc.external)},
 				Ports:       ports,
@@ -67,8 +67,8 @@ func TestForbiddenExternalIPs(t *testing.T) {
 			for i := range tc.unserved {
 				tc.unserved[i] = "spec.externalIPs: " + tc.unserved[i]
 			}
-			if !slices.Equal(part.Unserved, tc.unserved) {
-				t.Errorf("unserved %q, want %q", part.Unserved, tc.unserved)
+			if !slices.Equal(part.Rejected, tc.unserved) {
+				t.Errorf("unserved %q, want %q", part.Rejected, tc.unserved)
 			}
 			for _, m := range part.Members {
 				if strings.HasPrefix(m.Entry.String(), tc.external+",tcp:22") && !slices.Contains(served, tc.external+":22") {
@@ -105,8 +105,8 @@ func TestNodeLocalDNSCache(t *testing.T) {
 				Inventory: routing.Inventory{Links: []routing.Link{{Index: 3, Name: "nodelocaldns", Type: tc.kind, Up: true, Addresses: addresses}}},
 				Listeners: []routing.Listener{{Protocol: tc.protocol, Addr: netip.MustParseAddr(tc.waits), Port: 53}},
 			}
-			facts := plan.FactsOf(&cfg, &n)
-			part := plan.Service(&cfg, &facts, &service.Service{
+			facts := plan.NewFacts(&cfg, &n)
+			part := plan.ForService(&cfg, &facts, &service.Service{
 				ClusterIPs: []netip.Addr{netip.MustParseAddr(clusterIP)},
 				Ports: []service.Port{
 					{Name: "dns", Protocol: ip.UDP, Port: 53}, {Name: "tcp", Protocol: ip.TCP, Port: 53}, {Name: "metrics", Protocol: ip.TCP, Port: 9153},
@@ -129,8 +129,8 @@ func TestNodeLocalDNSCache(t *testing.T) {
 			if members != len(tc.served) {
 				t.Errorf("members %v, want as many as virtual servers", part.Members)
 			}
-			without := plan.FactsOf(&cfg, &plan.Node{Inventory: n.Inventory})
-			if changed := plan.Changed(&without, &facts)&plan.OnCaches != 0; changed != (tc.kind == "dummy" && tc.waits != "0.0.0.0") {
+			without := plan.NewFacts(&cfg, &plan.Node{Inventory: n.Inventory})
+			if changed := plan.DiffFacts(&without, &facts)&plan.OnCaches != 0; changed != (tc.kind == "dummy" && tc.waits != "0.0.0.0") {
 				t.Errorf("facts differ: %t", changed)
 			}
 		})
@@ -140,9 +140,9 @@ func TestNodeLocalDNSCache(t *testing.T) {
 // TestOnePacket checks that only UDP is affected, and only on request.
 func TestOnePacket(t *testing.T) {
 	cfg := plan.Config{NodeName: "node1", Families: ip.Families, Scheduler: "mh", VIPs: plan.VIPs{ClusterIPs: plan.ClaimAddress}}
-	facts := plan.FactsOf(&cfg, &plan.Node{})
+	facts := plan.NewFacts(&cfg, &plan.Node{})
 	for _, asked := range []bool{false, true} {
-		part := plan.Service(&cfg, &facts, &service.Service{
+		part := plan.ForService(&cfg, &facts, &service.Service{
 			ClusterIPs: []netip.Addr{netip.MustParseAddr("10.96.0.10")}, OnePacket: asked,
 			Ports: []service.Port{{Name: "udp", Protocol: ip.UDP, Port: 514}, {Name: "tcp", Protocol: ip.TCP, Port: 514}},
 		})

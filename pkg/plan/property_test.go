@@ -49,7 +49,7 @@ func (g generator) config() plan.Config {
 	cfg := defaultConfig()
 	cfg.Families = [][]ip.Family{{ip.IPv4}, {ip.IPv6}, ip.Families}[g.Intn(3)]
 	cfg.NodePortAddresses.Primary = g.coin()
-	claims := []plan.Claim{plan.ClaimAddress, plan.ClaimRoute, plan.ClaimPort}
+	claims := []plan.ClaimMode{plan.ClaimAddress, plan.ClaimRoute, plan.ClaimPort}
 	cfg.VIPs.ClusterIPs, cfg.VIPs.LoadBalancers, cfg.VIPs.ExternalIPs = claims[g.Intn(2)], claims[g.Intn(3)], claims[g.Intn(3)]
 	if g.Intn(4) == 0 {
 		cfg.ExcludeCIDRs = prefixes([]string{"203.0.113.0/24"})
@@ -130,18 +130,18 @@ func property(t *testing.T, check func(t *testing.T, g generator)) {
 func TestDeterministic(t *testing.T) {
 	property(t, func(t *testing.T, g generator) {
 		cfg, node, s := g.config(), g.node(), g.service()
-		facts := plan.FactsOf(&cfg, &node)
-		want := plan.Service(&cfg, &facts, &s)
+		facts := plan.NewFacts(&cfg, &node)
+		want := plan.ForService(&cfg, &facts, &s)
 
 		again := s
 		again.ClusterIPs, again.ExternalIPs = shuffled(g, s.ClusterIPs), shuffled(g, s.ExternalIPs)
 		again.LoadBalancers, again.SourceRanges = shuffled(g, s.LoadBalancers), shuffled(g, s.SourceRanges)
 		again.Ports = shuffled(g, s.Ports)
-		facts = plan.FactsOf(&cfg, &node)
-		if diff := cmp.Diff(want, plan.Service(&cfg, &facts, &again), planByValue); diff != "" {
+		facts = plan.NewFacts(&cfg, &node)
+		if diff := cmp.Diff(want, plan.ForService(&cfg, &facts, &again), planByValue); diff != "" {
 			t.Errorf("input in another order (-want +got)\n%s", diff)
 		}
-		if !reflect.DeepEqual(plan.NodeWide(&cfg, &node), plan.NodeWide(&cfg, &node)) {
+		if !reflect.DeepEqual(plan.ForNode(&cfg, &node), plan.ForNode(&cfg, &node)) {
 			t.Error("the node's part differs from itself")
 		}
 	})
@@ -156,15 +156,15 @@ func shuffled[T any](g generator, list []T) []T {
 func TestInvariants(t *testing.T) {
 	property(t, func(t *testing.T, g generator) {
 		cfg, node, s := g.config(), g.node(), g.service()
-		facts := plan.FactsOf(&cfg, &node)
-		part := plan.Service(&cfg, &facts, &s)
+		facts := plan.NewFacts(&cfg, &node)
+		part := plan.ForService(&cfg, &facts, &s)
 		numbers := map[ipvs.Key]uint32{}
 		for i, o := range part.Internal {
 			if g.Intn(4) > 0 {
 				numbers[o.Key] = uint32(i + 1)
 			}
 		}
-		part = plan.Numbered(&cfg, part, numbers)
+		part = plan.AssignMarks(&cfg, part, numbers)
 		checkMarks(t, &part, len(numbers))
 		checkServers(t, &cfg, &facts, &part)
 		checkVIPs(t, &part)
@@ -174,7 +174,7 @@ func TestInvariants(t *testing.T) {
 
 // checkServers: keys are unique, sorted, of a served family and not excluded; real
 // servers are of the same family and sorted; the address is local.
-func checkServers(t *testing.T, cfg *plan.Config, facts *plan.Facts, part *plan.Part) {
+func checkServers(t *testing.T, cfg *plan.Config, facts *plan.Facts, part *plan.ServicePlan) {
 	for i, vs := range part.VirtualServers {
 		if i > 0 && part.VirtualServers[i-1].Key.Compare(vs.Key) >= 0 {
 			t.Errorf("%s is duplicated or out of order", vs.Key)
@@ -193,14 +193,14 @@ func checkServers(t *testing.T, cfg *plan.Config, facts *plan.Facts, part *plan.
 			}
 		}
 		claimed := slices.ContainsFunc(part.VIPs, func(v plan.VIP) bool { return v.Addr == vs.Key.Addr })
-		if vs.Key.FWMark == 0 && !claimed && !facts.OnLinks[vs.Key.Addr] && !slices.Contains(facts.NodePorts, vs.Key.Addr) {
+		if vs.Key.FWMark == 0 && !claimed && !facts.NodeIPs[vs.Key.Addr] && !slices.Contains(facts.NodePorts, vs.Key.Addr) {
 			t.Errorf("%s is neither claimed nor on an interface", vs.Key)
 		}
 	}
 }
 
 // checkMarks: each number selects a virtual server of its own, and a member maps to it.
-func checkMarks(t *testing.T, part *plan.Part, want int) {
+func checkMarks(t *testing.T, part *plan.ServicePlan, want int) {
 	marks := map[ipvs.Key]int{}
 	for _, m := range part.Members {
 		local := m.Set == plan.Local.In(ip.IPv4) || m.Set == plan.Local.In(ip.IPv6)
@@ -223,7 +223,7 @@ func checkMarks(t *testing.T, part *plan.Part, want int) {
 
 // checkVIPs: each VIP is claimed for a virtual server, and is in the set that the rules
 // for its claim match.
-func checkVIPs(t *testing.T, part *plan.Part) {
+func checkVIPs(t *testing.T, part *plan.ServicePlan) {
 	claimed := map[string]bool{}
 	for _, v := range part.VIPs {
 		set := plan.VIPAddresses
@@ -252,7 +252,7 @@ func checkVIPs(t *testing.T, part *plan.Part) {
 
 // checkMembers: members are unique, and members that name a virtual server name an
 // existing one. Otherwise a rule would act on packets that IPVS does not serve.
-func checkMembers(t *testing.T, part *plan.Part) {
+func checkMembers(t *testing.T, part *plan.ServicePlan) {
 	seen := map[plan.Member]bool{}
 	keys := map[ipvs.Key]bool{}
 	for _, vs := range part.VirtualServers {
@@ -275,9 +275,9 @@ func checkMembers(t *testing.T, part *plan.Part) {
 }
 
 // A change of the node never changes the plan of a Service that does not depend on it,
-// according to Depends.
+// according to Deps.
 func TestDependsIsComplete(t *testing.T) {
-	told := map[plan.Depends]int{}
+	told := map[plan.Deps]int{}
 	property(t, func(t *testing.T, g generator) {
 		cfg, s, before, after := g.config(), g.service(), g.node(), g.node()
 		switch g.Intn(5) { // mostly one change at a time
@@ -290,18 +290,18 @@ func TestDependsIsComplete(t *testing.T) {
 		case 3:
 			after.Zone, after.Inventory, after.Addresses = before.Zone, before.Inventory, before.Addresses
 		}
-		a, b := plan.FactsOf(&cfg, &before), plan.FactsOf(&cfg, &after)
-		was, is := plan.Service(&cfg, &a, &s), plan.Service(&cfg, &b, &s)
-		changed := plan.Changed(&a, &b)
-		if was.Depends&changed != 0 {
+		a, b := plan.NewFacts(&cfg, &before), plan.NewFacts(&cfg, &after)
+		was, is := plan.ForService(&cfg, &a, &s), plan.ForService(&cfg, &b, &s)
+		changed := plan.DiffFacts(&a, &b)
+		if was.Deps&changed != 0 {
 			told[changed]++
 			return
 		}
 		if diff := cmp.Diff(was, is, planByValue); diff != "" {
-			t.Errorf("depends on %s, and %s changed (-was +is)\n%s", dependsText(was.Depends), dependsText(changed), diff)
+			t.Errorf("depends on %s, and %s changed (-was +is)\n%s", dependsText(was.Deps), dependsText(changed), diff)
 		}
 	})
-	for _, d := range []plan.Depends{plan.OnZone, plan.OnLost, plan.OnPrimary, plan.OnLinks, plan.OnLinks | plan.OnNodePorts} {
+	for _, d := range []plan.Deps{plan.OnZone, plan.OnLost, plan.OnPrimary, plan.OnNodeIPs, plan.OnNodeIPs | plan.OnNodePorts} {
 		if told[d] == 0 {
 			t.Errorf("no Service depended on %s", dependsText(d))
 		}
@@ -314,8 +314,8 @@ func TestSourceRangesHold(t *testing.T) {
 	property(t, func(t *testing.T, g generator) {
 		cfg, node, s := g.config(), g.node(), g.service()
 		s.SourceRanges = prefixes([]string{"10.0.0.0/8"})
-		facts := plan.FactsOf(&cfg, &node)
-		part := plan.Service(&cfg, &facts, &s)
+		facts := plan.NewFacts(&cfg, &node)
+		part := plan.ForService(&cfg, &facts, &s)
 		for _, vs := range part.VirtualServers {
 			k := vs.Key
 			entry := ipset.Entry{Addr: k.Addr, Port: k.Port, Protocol: k.Protocol}
@@ -330,7 +330,7 @@ func TestSourceRangesHold(t *testing.T) {
 func BenchmarkServiceOf2Endpoints(b *testing.B) {
 	cfg := defaultConfig()
 	node := *manyLinks(3)
-	facts := plan.FactsOf(&cfg, &node)
+	facts := plan.NewFacts(&cfg, &node)
 	s := service.Service{
 		ClusterIPs: []netip.Addr{netip.MustParseAddr("10.96.0.10")},
 		Ports: []service.Port{{Protocol: ip.TCP, Port: 80, Endpoints: []service.Endpoint{
@@ -340,6 +340,6 @@ func BenchmarkServiceOf2Endpoints(b *testing.B) {
 	}
 	b.ReportAllocs()
 	for b.Loop() {
-		plan.Service(&cfg, &facts, &s)
+		plan.ForService(&cfg, &facts, &s)
 	}
 }

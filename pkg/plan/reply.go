@@ -33,7 +33,7 @@ const (
 // addReplyRouting adds the state that the chains below need: a policy rule for each
 // value, evaluated before a CNI's rules by source, and the sources whose masqueraded
 // flows are bound. It also makes the reverse-path check use the mark.
-func addReplyRouting(part *NodePart, cfg *Config, family ip.Family, paths Paths) {
+func addReplyRouting(part *NodePlan, cfg *Config, family ip.Family, paths Paths) {
 	if len(paths.Bound) == 0 {
 		return
 	}

@@ -67,7 +67,7 @@ func (r *ruleset) jumpIf(t nat.Table, from, match, to, comment string) {
 // lastJump adds a jump after all other rules of a base chain.
 func (r *ruleset) lastJump(t nat.Table, from, to, comment string) {
 	r.jump(t, from, to, comment)
-	r.state.Jumps[len(r.state.Jumps)-1].Last = true
+	r.state.Jumps[len(r.state.Jumps)-1].Append = true
 }
 
 // uses reports whether a set is in use.

@@ -11,39 +11,39 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/service"
 )
 
-// Part is the desired state of one Service.
-type Part struct {
-	VirtualServers []VirtualServer // sorted by key; keys are unique
-	Internal       []Internal      // sorted by key; see Numbered
-	VIPs           []VIP           // VIPs to claim; sorted, without duplicates
-	Members        []Member        // of sets; sorted by set and entry
-	Unserved       []string        // fields that are not served, with the reason; sorted
+// ServicePlan is the desired state of one Service.
+type ServicePlan struct {
+	VirtualServers []VirtualServer  // sorted by key; keys are unique
+	Internal       []InternalServer // sorted by key; see AssignMarks
+	VIPs           []VIP            // VIPs to claim; sorted, without duplicates
+	Members        []Member         // of sets; sorted by set and entry
+	Rejected       []string         // fields that are not served, with the reason; sorted
 	HealthCheck    HealthCheck
-	NoLocal        NoLocal
-	Depends        Depends
+	NoLocal        NoLocalEndpoints
+	Deps           Deps
 }
 
-// NoLocal holds the traffic policies under which this node has no endpoint while other
+// NoLocalEndpoints holds the traffic policies under which this node has no endpoint while other
 // nodes have some.
-type NoLocal struct{ Internal, External bool }
+type NoLocalEndpoints struct{ Internal, External bool }
 
-// Right determines precedence. If several Services use the same address and port, the
-// lowest Right gets it, and among equals the oldest Service.
-type Right uint8
+// Precedence orders claims to an address and port. If several Services use the same address and port, the
+// lowest Precedence gets it, and among equals the oldest Service.
+type Precedence uint8
 
-// The rights. The API server allocates an address or port only once, so another Service
+// The precedences. The API server allocates an address or port only once, so another Service
 // that names it conflicts with the owner: anyone who may write a Service can name any
 // address as its external IP (CVE-2020-8554), even before it is allocated.
 const (
-	Allotted Right = iota // a cluster IP or node port
-	Assigned              // a load balancer IP, written by a controller
-	Named                 // an external IP
+	FromAllocator Precedence = iota // a cluster IP or node port
+	FromStatus                      // a load balancer IP, written by a controller
+	FromSpec                        // an external IP
 )
 
 // VirtualServer is a virtual server with its real servers.
 type VirtualServer struct {
-	Key   ipvs.Key
-	Right Right
+	Key        ipvs.Key
+	Precedence Precedence
 	ipvs.VirtualServer
 	RealServers    []RealServer // sorted, without duplicates
 	MaxConnections uint32       // per real server; 0: no limit
@@ -91,9 +91,9 @@ type HealthCheck struct {
 	Local int
 }
 
-// Service computes the part of one Service on this node.
-func Service(cfg *Config, facts *Facts, s *service.Service) Part {
-	b := partBuilder{cfg: cfg, facts: facts, service: s, seen: map[ipvs.Key]bool{}}
+// ForService computes the plan of one Service on this node.
+func ForService(cfg *Config, facts *Facts, s *service.Service) ServicePlan {
+	b := serviceBuilder{cfg: cfg, facts: facts, service: s, seen: map[ipvs.Key]bool{}}
 	if s.HealthCheckNodePort != 0 {
 		b.part.HealthCheck = HealthCheck{Port: s.HealthCheckNodePort, Local: b.readyHere()}
 	}
@@ -112,12 +112,12 @@ func Service(cfg *Config, facts *Facts, s *service.Service) Part {
 	return b.part
 }
 
-// partBuilder builds a Part. Methods named add… append to it.
-type partBuilder struct {
+// serviceBuilder builds a ServicePlan. Methods named add… append to it.
+type serviceBuilder struct {
 	cfg     *Config
 	facts   *Facts
 	service *service.Service
-	part    Part
+	part    ServicePlan
 	seen    map[ipvs.Key]bool
 
 	// Of the port and family being planned: all endpoints, those that are terminating
@@ -127,11 +127,11 @@ type partBuilder struct {
 
 // addPort plans one port in one family. A VIP in two of the Service's lists is served
 // once, in the order cluster IP, external IP, load balancer IP, node port.
-func (b *partBuilder) addPort(family ip.Family, p *service.Port) {
+func (b *serviceBuilder) addPort(family ip.Family, p *service.Port) {
 	eps := choose(b.facts, family, p.Endpoints)
 	b.endpoints, b.draining, b.lost = eps.all, eps.draining, eps.lost
 	b.addNoLocal(eps)
-	b.addDependsOnEndpoints(p)
+	b.addDepsOnEndpoints(p)
 	b.addClusterIPs(family, p, eps)
 	b.addExternalIPs(family, p, eps)
 	b.addLoadBalancers(family, p, eps)
@@ -139,7 +139,7 @@ func (b *partBuilder) addPort(family ip.Family, p *service.Port) {
 	b.addHairpin(family, p)
 }
 
-func (b *partBuilder) addNoLocal(eps chosen) {
+func (b *serviceBuilder) addNoLocal(eps chosen) {
 	if len(eps.local) == 0 && len(eps.cluster) > 0 {
 		b.part.NoLocal.Internal = b.part.NoLocal.Internal || b.service.InternalLocal
 		b.part.NoLocal.External = b.part.NoLocal.External || b.service.ExternalLocal
@@ -148,16 +148,16 @@ func (b *partBuilder) addNoLocal(eps chosen) {
 
 // addDependsOnEndpoints records that the plan depends on hints, or on endpoints that
 // may be on unreachable nodes.
-func (b *partBuilder) addDependsOnEndpoints(p *service.Port) {
+func (b *serviceBuilder) addDepsOnEndpoints(p *service.Port) {
 	if slices.ContainsFunc(p.Endpoints, func(e service.Endpoint) bool { return len(e.ZoneHints) > 0 }) {
-		b.part.Depends |= OnZone
+		b.part.Deps |= OnZone
 	}
 	if slices.ContainsFunc(p.Endpoints, notServing) {
-		b.part.Depends |= OnLost
+		b.part.Deps |= OnLost
 	}
 }
 
-func (b *partBuilder) addClusterIPs(family ip.Family, p *service.Port, eps chosen) {
+func (b *serviceBuilder) addClusterIPs(family ip.Family, p *service.Port, eps chosen) {
 	endpoints := eps.cluster
 	if b.service.InternalLocal {
 		// Without a node-local endpoint the connection is refused (KEP-2086,
@@ -169,7 +169,7 @@ func (b *partBuilder) addClusterIPs(family ip.Family, p *service.Port, eps chose
 		if b.cachedHere(key) {
 			continue
 		}
-		if b.addVirtualServer(key, Allotted, endpoints) {
+		if b.addVirtualServer(key, FromAllocator, endpoints) {
 			b.addMember(ClusterIP, entryOf(key))
 			b.addVIP(b.claimClusterIP(), b.last())
 		}
@@ -178,7 +178,7 @@ func (b *partBuilder) addClusterIPs(family ip.Family, p *service.Port, eps chose
 
 // claimClusterIP returns how to claim a cluster IP, and records the facts it depends
 // on.
-func (b *partBuilder) claimClusterIP() Claim {
+func (b *serviceBuilder) claimClusterIP() ClaimMode {
 	if b.cfg.VIPs.ClusterIPs != ClaimAuto {
 		return b.cfg.VIPs.ClusterIPs
 	}
@@ -186,9 +186,9 @@ func (b *partBuilder) claimClusterIP() Claim {
 }
 
 // claimWhole returns the cheaper way to make a whole VIP local.
-func (b *partBuilder) claimWhole() Claim {
-	b.part.Depends |= OnMany
-	if b.facts.Many {
+func (b *serviceBuilder) claimWhole() ClaimMode {
+	b.part.Deps |= OnServiceCount
+	if b.facts.PreferRoutes {
 		return ClaimRoute
 	}
 	return ClaimAddress
@@ -197,7 +197,7 @@ func (b *partBuilder) claimWhole() Claim {
 // external returns the endpoints for external traffic. Under externalTrafficPolicy
 // Local these are the node-local ones. On a node without any they are the cluster's,
 // for internal clients only: noLocal reports that external clients are dropped.
-func (b *partBuilder) external(eps chosen) (endpoints []service.Endpoint, noLocal bool) {
+func (b *serviceBuilder) external(eps chosen) (endpoints []service.Endpoint, noLocal bool) {
 	if b.service.ExternalLocal && len(eps.local) > 0 {
 		return eps.local, false
 	}
@@ -206,11 +206,11 @@ func (b *partBuilder) external(eps chosen) (endpoints []service.Endpoint, noLoca
 
 // keepsClient reports whether external traffic reaches the endpoints with the client's
 // address.
-func (b *partBuilder) keepsClient() bool {
+func (b *serviceBuilder) keepsClient() bool {
 	return b.service.ExternalLocal && !b.service.Masquerade && !b.cfg.MasqueradeExternalLocal
 }
 
-func (b *partBuilder) addExternalIPs(family ip.Family, p *service.Port, eps chosen) {
+func (b *serviceBuilder) addExternalIPs(family ip.Family, p *service.Port, eps chosen) {
 	set := ExternalIP
 	if b.keepsClient() {
 		set = ExternalIPLocal
@@ -220,9 +220,9 @@ func (b *partBuilder) addExternalIPs(family ip.Family, p *service.Port, eps chos
 			b.unserved("spec.externalIPs", "%s: external IPs are not served (--claim-external-ips none)", a)
 			continue
 		}
-		key, right := ipvs.Key{Protocol: p.Protocol, Addr: a, Port: p.Port}, Named
+		key, right := ipvs.Key{Protocol: p.Protocol, Addr: a, Port: p.Port}, FromSpec
 		if slices.Contains(b.service.LoadBalancers, a) {
-			right = Assigned
+			right = FromStatus
 		}
 		if b.mayClaim("spec.externalIPs", key) && b.addExternal(key, right, eps, false) {
 			b.addMember(set, entryOf(key))
@@ -231,10 +231,10 @@ func (b *partBuilder) addExternalIPs(family ip.Family, p *service.Port, eps chos
 	}
 }
 
-func (b *partBuilder) addLoadBalancers(family ip.Family, p *service.Port, eps chosen) {
+func (b *serviceBuilder) addLoadBalancers(family ip.Family, p *service.Port, eps chosen) {
 	for _, a := range ofFamily(b.service.LoadBalancers, family) {
 		key := ipvs.Key{Protocol: p.Protocol, Addr: a, Port: p.Port}
-		if b.mayClaim("status.loadBalancer.ingress", key) && b.addExternal(key, Assigned, eps, false) {
+		if b.mayClaim("status.loadBalancer.ingress", key) && b.addExternal(key, FromStatus, eps, false) {
 			b.addMember(LoadBalancer, entryOf(key))
 			if b.keepsClient() {
 				b.addMember(LoadBalancerLocal, entryOf(key))
@@ -251,7 +251,7 @@ func (b *partBuilder) addLoadBalancers(family ip.Family, p *service.Port, eps ch
 
 // addExternal adds a virtual server for an address other than a cluster IP. It returns
 // false if the address is already served.
-func (b *partBuilder) addExternal(key ipvs.Key, right Right, eps chosen, nodePort bool) bool {
+func (b *serviceBuilder) addExternal(key ipvs.Key, right Precedence, eps chosen, nodePort bool) bool {
 	endpoints, noLocal := b.external(eps)
 	if !b.addVirtualServer(key, right, endpoints) {
 		return false
@@ -263,18 +263,18 @@ func (b *partBuilder) addExternal(key ipvs.Key, right Right, eps chosen, nodePor
 	return true
 }
 
-func (b *partBuilder) addNodePorts(family ip.Family, p *service.Port, eps chosen) {
+func (b *serviceBuilder) addNodePorts(family ip.Family, p *service.Port, eps chosen) {
 	if p.NodePort == 0 {
 		return
 	}
-	b.part.Depends |= OnNodePorts
+	b.part.Deps |= OnNodePorts
 	for _, a := range ofFamily(b.facts.NodePorts, family) {
 		key := ipvs.Key{Protocol: p.Protocol, Addr: a, Port: p.NodePort}
 		if a.IsLoopback() {
 			b.addLocalhost(key, eps)
 			continue
 		}
-		if b.addExternal(key, Allotted, eps, true) {
+		if b.addExternal(key, FromAllocator, eps, true) {
 			b.addMember(NodePorts, entryOf(key))
 			b.addNodePortMembers(family, key)
 		}
@@ -286,8 +286,8 @@ func (b *partBuilder) addNodePorts(family ip.Family, p *service.Port, eps chosen
 // the kernel, which refuses it: IPVS would send its refusal to the replaced source of
 // the request (package loopback). A local program that listens found keeps the port, as
 // under kube-proxy.
-func (b *partBuilder) addLocalhost(key ipvs.Key, eps chosen) {
-	b.part.Depends |= OnLoopback
+func (b *serviceBuilder) addLocalhost(key ipvs.Key, eps chosen) {
+	b.part.Deps |= OnLoopback
 	if b.facts.listensAtLoopback(key) {
 		b.unserved("spec.ports.nodePort", "%s: a program of node %s has this port", key, b.facts.NodeName)
 		return
@@ -296,14 +296,14 @@ func (b *partBuilder) addLocalhost(key ipvs.Key, eps chosen) {
 	if b.cfg.LocalMark.Value == 0 {
 		endpoints, _ = b.external(eps)
 	}
-	if len(endpoints) > 0 && b.addVirtualServer(key, Allotted, endpoints) {
+	if len(endpoints) > 0 && b.addVirtualServer(key, FromAllocator, endpoints) {
 		b.addMember(NodePorts, entryOf(key))
 	}
 }
 
 // addNodePortMembers fills kube-proxy's node port sets: bitmaps of ports, except for
 // SCTP, whose set holds address and port.
-func (b *partBuilder) addNodePortMembers(family ip.Family, key ipvs.Key) {
+func (b *serviceBuilder) addNodePortMembers(family ip.Family, key ipvs.Key) {
 	set, local := nodePortSets(key.Protocol)
 	entry := ipset.Entry{Port: key.Port}
 	if key.Protocol == ip.SCTP {
@@ -328,13 +328,13 @@ func nodePortSets(p ip.Protocol) (all, local SetName) {
 // addSourceRanges restricts a load balancer VIP. A range that contains every address
 // lifts the restriction. If a range contains the node's address, the node is allowed,
 // with any source that its packets carry.
-func (b *partBuilder) addSourceRanges(family ip.Family, key ipvs.Key) {
+func (b *serviceBuilder) addSourceRanges(family ip.Family, key ipvs.Key) {
 	ranges := filter(b.service.SourceRanges, func(p netip.Prefix) bool { return ip.Of(p.Addr()) == family })
 	unrestricted := slices.ContainsFunc(ranges, func(p netip.Prefix) bool { return p.Bits() == 0 })
 	if len(b.service.SourceRanges) == 0 || unrestricted {
 		return
 	}
-	b.part.Depends |= OnPrimary
+	b.part.Deps |= OnPrimary
 	b.addMember(LoadBalancerFW, entryOf(key))
 	for _, r := range ranges {
 		e := entryOf(key)
@@ -352,14 +352,14 @@ func (b *partBuilder) addSourceRanges(family ip.Family, key ipvs.Key) {
 
 // nodeSources returns the sources that the node's own packets to a VIP can have: the
 // VIP, if it is local; otherwise any address of the node, depending on the route.
-func (b *partBuilder) nodeSources(vip netip.Addr) []netip.Addr {
+func (b *serviceBuilder) nodeSources(vip netip.Addr) []netip.Addr {
 	var out []netip.Addr
 	if b.cfg.VIPs.mayBeLocal() {
 		out = append(out, vip)
 	}
 	if b.cfg.VIPs.mayClaimPorts() {
-		b.part.Depends |= OnLinks
-		for a := range b.facts.OnLinks {
+		b.part.Deps |= OnNodeIPs
+		for a := range b.facts.NodeIPs {
 			if ip.Of(a) == ip.Of(vip) && !a.IsLoopback() && !a.IsLinkLocalUnicast() {
 				out = append(out, a)
 			}
@@ -371,7 +371,7 @@ func (b *partBuilder) nodeSources(vip netip.Addr) []netip.Addr {
 // addHairpin lets node-local endpoints reach themselves through any VIP: such a packet
 // must be masqueraded, or the pod would reply to itself directly. It lists all
 // endpoints, ready or not, because connections outlive readiness.
-func (b *partBuilder) addHairpin(family ip.Family, p *service.Port) {
+func (b *serviceBuilder) addHairpin(family ip.Family, p *service.Port) {
 	for _, e := range p.Endpoints {
 		if b.onNode(e) && ip.Of(e.Addr.Addr()) == family {
 			b.addMember(LoopBack, ipset.Entry{
@@ -385,7 +385,7 @@ func (b *partBuilder) addHairpin(family ip.Family, p *service.Port) {
 // dual-stack pod is one endpoint with an address of each family, so each family is
 // counted separately, as in kube-proxy. The counts differ only briefly; the greater one
 // is returned.
-func (b *partBuilder) readyHere() int {
+func (b *serviceBuilder) readyHere() int {
 	here := map[ip.Family]map[netip.Addr]struct{}{ip.IPv4: {}, ip.IPv6: {}}
 	for _, p := range b.service.Ports {
 		for _, e := range p.Endpoints {
@@ -397,11 +397,11 @@ func (b *partBuilder) readyHere() int {
 	return max(len(here[ip.IPv4]), len(here[ip.IPv6]))
 }
 
-func (b *partBuilder) onNode(e service.Endpoint) bool {
+func (b *serviceBuilder) onNode(e service.Endpoint) bool {
 	return e.Node != "" && e.Node == b.facts.NodeName
 }
 
-func (b *partBuilder) addHealthCheckPort(family ip.Family) {
+func (b *serviceBuilder) addHealthCheckPort(family ip.Family) {
 	if port := b.service.HealthCheckNodePort; port != 0 {
 		b.addMember(HealthCheckPort, ipset.Entry{Port: port}, family)
 	}
@@ -409,13 +409,13 @@ func (b *partBuilder) addHealthCheckPort(family ip.Family) {
 
 // addVirtualServer adds a virtual server. It returns false if the key is excluded or
 // already served.
-func (b *partBuilder) addVirtualServer(key ipvs.Key, right Right, endpoints []service.Endpoint) bool {
+func (b *serviceBuilder) addVirtualServer(key ipvs.Key, right Precedence, endpoints []service.Endpoint) bool {
 	if b.seen[key] || containsAny(b.cfg.ExcludeCIDRs, key.Addr) {
 		return false
 	}
 	b.seen[key] = true
 	vs := VirtualServer{
-		Key: key, Right: right, VirtualServer: b.onePacket(key.Protocol, virtualServer(b.cfg, b.service)),
+		Key: key, Precedence: right, VirtualServer: b.onePacket(key.Protocol, virtualServer(b.cfg, b.service)),
 		RealServers: b.realServers(key, endpoints), Endpoints: b.endpoints, Lost: b.lost,
 		MaxConnections: b.service.MaxConnections,
 	}
@@ -427,7 +427,7 @@ func (b *partBuilder) addVirtualServer(key ipvs.Key, right Right, endpoints []se
 // that only keep their UDP flows until these end (kubernetes#134143). All other UDP
 // real servers are removed at once: the end of a UDP flow is not visible, and a flow
 // would keep using an endpoint that is gone.
-func (b *partBuilder) realServers(key ipvs.Key, endpoints []service.Endpoint) []RealServer {
+func (b *serviceBuilder) realServers(key ipvs.Key, endpoints []service.Endpoint) []RealServer {
 	var out []RealServer
 	for _, e := range endpoints {
 		out = append(out, RealServer{e.Addr, max(e.Weight, 1)})
@@ -445,7 +445,7 @@ func (b *partBuilder) realServers(key ipvs.Key, endpoints []service.Endpoint) []
 }
 
 // onePacket enables per-datagram scheduling if the Service requests it.
-func (b *partBuilder) onePacket(protocol ip.Protocol, vs ipvs.VirtualServer) ipvs.VirtualServer {
+func (b *serviceBuilder) onePacket(protocol ip.Protocol, vs ipvs.VirtualServer) ipvs.VirtualServer {
 	if b.service.OnePacket && protocol == ip.UDP {
 		vs.Flags |= ipvs.FlagOnePacket
 	}
@@ -465,13 +465,13 @@ func virtualServer(cfg *Config, s *service.Service) ipvs.VirtualServer {
 }
 
 // last returns the virtual server that was added last.
-func (b *partBuilder) last() *VirtualServer {
+func (b *serviceBuilder) last() *VirtualServer {
 	return &b.part.VirtualServers[len(b.part.VirtualServers)-1]
 }
 
 // addMember adds an entry to the set of the entry's family. The family of an entry
 // without an address is passed as an argument.
-func (b *partBuilder) addMember(set SetName, e ipset.Entry, family ...ip.Family) {
+func (b *serviceBuilder) addMember(set SetName, e ipset.Entry, family ...ip.Family) {
 	f := ip.IPv4
 	switch {
 	case e.Addr.IsValid():
@@ -483,15 +483,15 @@ func (b *partBuilder) addMember(set SetName, e ipset.Entry, family ...ip.Family)
 }
 
 // sort makes equal plans equal values and removes duplicates.
-func (p *Part) sort() {
+func (p *ServicePlan) sort() {
 	slices.SortFunc(p.VirtualServers, func(a, b VirtualServer) int { return a.Key.Compare(b.Key) })
-	slices.SortFunc(p.Internal, func(a, b Internal) int { return a.Key.Compare(b.Key) })
+	slices.SortFunc(p.Internal, func(a, b InternalServer) int { return a.Key.Compare(b.Key) })
 	slices.SortFunc(p.VIPs, compareVIPs)
 	p.VIPs = slices.Compact(p.VIPs)
 	slices.SortFunc(p.Members, compareMembers)
 	p.Members = slices.Compact(p.Members)
-	slices.Sort(p.Unserved)
-	p.Unserved = slices.Compact(p.Unserved)
+	slices.Sort(p.Rejected)
+	p.Rejected = slices.Compact(p.Rejected)
 }
 
 func compareMembers(a, b Member) int {

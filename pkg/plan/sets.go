@@ -78,8 +78,8 @@ var setTypes = []struct {
 	{Draining, ipset.HashIPPortIP},
 }
 
-// KubeProxysSets returns the names of the sets of a family that kube-proxy also has.
-func KubeProxysSets(f ip.Family) []string {
+// KubeProxySets returns the names of the sets of a family that kube-proxy also has.
+func KubeProxySets(f ip.Family) []string {
 	var names []string
 	for _, t := range setTypes {
 		if t.name == VIPAddresses || !strings.HasPrefix(string(t.name), "KUBE-IPVS-") {

@@ -9,7 +9,7 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/ipvs"
 )
 
-// Spread orders, in place, the real servers to be added to a virtual server. The kernel
+// OrderRealServers orders, in place, the real servers to be added to a virtual server. The kernel
 // inserts a new one at the head of its list, where rr and similar schedulers begin, and
 // all nodes learn of a Service at the same time. With one common order, the first
 // connection of every node would reach the same endpoint (kubernetes#121591, #126378,
@@ -19,7 +19,7 @@ import (
 // same on all nodes, so that nodes agree.
 //
 // dest returns the address of an element.
-func Spread[T any](node string, key ipvs.Key, scheduler string, list []T, dest func(T) netip.AddrPort) {
+func OrderRealServers[T any](node string, key ipvs.Key, scheduler string, list []T, dest func(T) netip.AddrPort) {
 	if len(list) < 2 {
 		return
 	}

@@ -30,7 +30,7 @@ func TestSpreadOverNodes(t *testing.T) {
 	first := map[netip.AddrPort]int{}
 	for i := range nodes {
 		list := someDests(endpoints)
-		plan.Spread(fmt.Sprintf("node%d", i), key, "rr", list, itself)
+		plan.OrderRealServers(fmt.Sprintf("node%d", i), key, "rr", list, itself)
 		first[list[endpoints-1]]++
 	}
 	for _, dest := range someDests(endpoints) {
@@ -47,10 +47,10 @@ func TestSpreadIsStable(t *testing.T) {
 	for i := range 20 {
 		key := ipvs.Key{Protocol: ip.TCP, Addr: netip.AddrFrom4([4]byte{10, 96, 0, byte(i)}), Port: 80}
 		want := someDests(8)
-		plan.Spread("node1", key, "rr", want, itself)
+		plan.OrderRealServers("node1", key, "rr", want, itself)
 		got := someDests(8)
 		rand.New(rand.NewSource(int64(i))).Shuffle(len(got), func(i, j int) { got[i], got[j] = got[j], got[i] })
-		plan.Spread("node1", key, "rr", got, itself)
+		plan.OrderRealServers("node1", key, "rr", got, itself)
 		if !slices.Equal(got, want) {
 			t.Errorf("%s: %v and %v", key, got, want)
 		}
@@ -64,7 +64,7 @@ func TestSpreadIsStable(t *testing.T) {
 func TestHashingSchedulersAgreeOnAllNodes(t *testing.T) {
 	for _, scheduler := range []string{"sh", "dh", "mh"} {
 		list := someDests(8)
-		plan.Spread("node1", ipvs.Key{Protocol: ip.TCP, Addr: netip.MustParseAddr("10.96.0.1"), Port: 80}, scheduler, list, itself)
+		plan.OrderRealServers("node1", ipvs.Key{Protocol: ip.TCP, Addr: netip.MustParseAddr("10.96.0.1"), Port: 80}, scheduler, list, itself)
 		if !slices.Equal(list, someDests(8)) {
 			t.Errorf("%s: %v", scheduler, list)
 		}

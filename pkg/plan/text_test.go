@@ -17,12 +17,12 @@ import (
 // text returns a plan in readable form: the node's facts, with node also its part, then
 // each Service's.
 func text(cfg *plan.Config, n *plan.Node, services []service.Service, node bool) string {
-	facts := plan.FactsOf(cfg, n)
+	facts := plan.NewFacts(cfg, n)
 	parts := partsOf(cfg, n, services)
 	var w writer
 	w.facts(&facts)
 	if node {
-		w.node(nodeSections(cfg, plan.NodeWide(cfg, n)))
+		w.node(nodeSections(cfg, plan.ForNode(cfg, n)))
 	}
 	for i := range services {
 		w.line("")
@@ -33,13 +33,13 @@ func text(cfg *plan.Config, n *plan.Node, services []service.Service, node bool)
 }
 
 // partsOf plans the Services and marks the sets that they fill as in use.
-func partsOf(cfg *plan.Config, n *plan.Node, services []service.Service) []plan.Part {
-	facts := plan.FactsOf(cfg, n)
+func partsOf(cfg *plan.Config, n *plan.Node, services []service.Service) []plan.ServicePlan {
+	facts := plan.NewFacts(cfg, n)
 	numbers := map[ipvs.Key]uint32{}
 	n.Uses = plan.SetsInUse{}
-	var parts []plan.Part
+	var parts []plan.ServicePlan
 	for i := range services {
-		part := numbered(cfg, plan.Service(cfg, &facts, &services[i]), numbers)
+		part := numbered(cfg, plan.ForService(cfg, &facts, &services[i]), numbers)
 		n.Uses.Add(part.Members)
 		parts = append(parts, part)
 	}
@@ -47,13 +47,13 @@ func partsOf(cfg *plan.Config, n *plan.Node, services []service.Service) []plan.
 }
 
 // numbered assigns the next number to each address and port without one.
-func numbered(cfg *plan.Config, p plan.Part, numbers map[ipvs.Key]uint32) plan.Part {
+func numbered(cfg *plan.Config, p plan.ServicePlan, numbers map[ipvs.Key]uint32) plan.ServicePlan {
 	for _, o := range p.Internal {
 		if _, ok := numbers[o.Key]; !ok {
 			numbers[o.Key] = uint32(len(numbers) + 1)
 		}
 	}
-	return plan.Numbered(cfg, p, numbers)
+	return plan.AssignMarks(cfg, p, numbers)
 }
 
 type writer struct{ strings.Builder }
@@ -94,7 +94,7 @@ func (w *writer) node(part []section) {
 
 // nodeSections returns the node's part: its sysctls, sets, members and policy rules, then
 // per family and table the jumps from base chains and the chains by name.
-func nodeSections(cfg *plan.Config, part plan.NodePart) []section {
+func nodeSections(cfg *plan.Config, part plan.NodePlan) []section {
 	var sysctls, sets, rules writer
 	for _, key := range slices.Sorted(maps.Keys(part.Sysctls)) {
 		sysctls.line("  sysctl %s = %s", key, part.Sysctls[key])
@@ -106,7 +106,7 @@ func nodeSections(cfg *plan.Config, part plan.NodePart) []section {
 	for _, r := range part.Rules {
 		rules.line("  %s", r)
 	}
-	if n := len(part.NAT.Stray); n > 0 {
+	if n := len(part.NAT.Misplaced); n > 0 {
 		rules.line("%d stray jumps, where a wanted state has none", n)
 	}
 	out := []section{
@@ -155,7 +155,7 @@ func (w *writer) members(list []plan.Member) {
 	}
 }
 
-func (w *writer) part(p plan.Part) {
+func (w *writer) part(p plan.ServicePlan) {
 	for _, vs := range p.VirtualServers {
 		w.line("  %s %s%s", vs.Key, vs.Scheduler, options(vs))
 		for _, rs := range vs.RealServers {
@@ -173,7 +173,7 @@ func (w *writer) part(p plan.Part) {
 	if p.HealthCheck != (plan.HealthCheck{}) {
 		w.line("  health check on %d: %d local", p.HealthCheck.Port, p.HealthCheck.Local)
 	}
-	w.line("  depends on %s", dependsText(p.Depends))
+	w.line("  depends on %s", dependsText(p.Deps))
 }
 
 func options(vs plan.VirtualServer) string {
@@ -187,13 +187,13 @@ func options(vs plan.VirtualServer) string {
 	return s
 }
 
-func dependsText(d plan.Depends) string {
+func dependsText(d plan.Deps) string {
 	var out []string
 	for _, bit := range []struct {
-		d    plan.Depends
+		d    plan.Deps
 		name string
 	}{
-		{plan.OnZone, "zone"}, {plan.OnNodePorts, "node ports"}, {plan.OnLinks, "links"}, {plan.OnPrimary, "primary"}, {plan.OnMany, "many"},
+		{plan.OnZone, "zone"}, {plan.OnNodePorts, "node ports"}, {plan.OnNodeIPs, "links"}, {plan.OnPrimary, "primary"}, {plan.OnServiceCount, "many"},
 		{plan.OnListeners, "listeners"}, {plan.OnAPIServer, "API server"}, {plan.OnLost, "lost nodes"}, {plan.OnPeers, "peers"},
 	} {
 		if d&bit.d != 0 {

@@ -10,10 +10,10 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/sysctl"
 )
 
-// Seen is the foreign state found in the kernel.
-type Seen struct {
+// Foreign is the foreign state found in the kernel.
+type Foreign struct {
 	Marks   []nat.MarkUse // rules that match or set marks
-	Sysctls sysctl.State  // of NodePart's Sysctls and Watched, as far as they could be read
+	Sysctls sysctl.State  // of NodePlan's Sysctls and Watched, as far as they could be read
 	Rules   map[ip.Family]nat.State
 	Unseen  []string // a sentence for each place where rules of kube-proxy may exist but cannot be read
 }
@@ -21,7 +21,7 @@ type Seen struct {
 // Warnings returns a sentence for everything on this node that cannot work or conflicts
 // with another program; the sentence names the cause. Equal state gives equal
 // sentences.
-func Warnings(cfg *Config, n *Node, part *NodePart, seen Seen) []string {
+func Warnings(cfg *Config, n *Node, part *NodePlan, seen Foreign) []string {
 	out := ruleClashes(cfg, n, part)
 	out = append(out, markClashes(cfg, part, seen.Marks)...)
 	out = append(out, bridgeWarnings(cfg, n)...)
@@ -47,7 +47,7 @@ const kubernetesMark = 0x4000
 
 // marksInUse returns the bits that our rules set now. For reply routing these are the
 // bits of assigned values: other programs may use a bit of the mask that no value has.
-func marksInUse(cfg *Config, part *NodePart) []markUse {
+func marksInUse(cfg *Config, part *NodePlan) []markUse {
 	reply := markUse{setting: "--reply-mark"}
 	for _, b := range part.Bound {
 		reply.bits |= b.Mark
@@ -60,7 +60,7 @@ func marksInUse(cfg *Config, part *NodePart) []markUse {
 }
 
 // clash returns a warning for each setting whose bits overlap another program's mask.
-func clash(cfg *Config, part *NodePart, who string, bits uint32) []string {
+func clash(cfg *Config, part *NodePlan, who string, bits uint32) []string {
 	var out []string
 	for _, use := range marksInUse(cfg, part) {
 		agreed := bits == kubernetesMark && use.bits == cfg.MasqueradeMark
@@ -73,7 +73,7 @@ func clash(cfg *Config, part *NodePart, who string, bits uint32) []string {
 
 // ruleClashes finds foreign policy rules that match our bits or have the priority of
 // our rules.
-func ruleClashes(cfg *Config, n *Node, part *NodePart) []string {
+func ruleClashes(cfg *Config, n *Node, part *NodePlan) []string {
 	var out []string
 	for _, r := range n.Inventory.Rules {
 		if r.Own || slices.ContainsFunc(part.Rules, func(o routing.Rule) bool { return o.Priority == r.Priority && o.Mask == r.Mask }) {
@@ -94,7 +94,7 @@ func ruleClashes(cfg *Config, n *Node, part *NodePart) []string {
 }
 
 // markClashes finds foreign iptables rules that match or set our bits.
-func markClashes(cfg *Config, part *NodePart, marks []nat.MarkUse) []string {
+func markClashes(cfg *Config, part *NodePlan, marks []nat.MarkUse) []string {
 	var out []string
 	for _, m := range marks {
 		out = append(out, clash(cfg, part, fmt.Sprintf("the rule \"%s\" in %s", m.Rule, m.Chain), m.Bits)...)

@@ -91,8 +91,8 @@ func TestWarnings(t *testing.T) {
 				s.node.Inventory.Links[i].Type = "veth"
 			}
 			s.config.SNAT.Mode, s.config.SNAT.Mark = tc.mode, tc.mark
-			part := plan.NodeWide(&s.config, &s.node)
-			got := plan.Warnings(&s.config, &s.node, &part, plan.Seen{Marks: tc.marks, Sysctls: tc.sysctls})
+			part := plan.ForNode(&s.config, &s.node)
+			got := plan.Warnings(&s.config, &s.node, &part, plan.Foreign{Marks: tc.marks, Sysctls: tc.sysctls})
 			if len(got) != len(tc.want) {
 				t.Fatalf("got %d warnings, want %d:\n%s", len(got), len(tc.want), strings.Join(got, "\n"))
 			}

@@ -171,7 +171,7 @@ type countedNAT struct {
 	times atomic.Int32
 }
 
-func (n *countedNAT) Observe(own nat.Own) (nat.State, error) {
+func (n *countedNAT) Observe(own nat.Owned) (nat.State, error) {
 	n.times.Add(1)
 	return n.NAT.Observe(own)
 }

@@ -18,9 +18,9 @@ import (
 
 // Reasons of Events.
 const (
-	reasonUnusable = "Unusable" // parts of a Service cannot be used
-	reasonConflict = "Conflict" // another Service has precedence for a virtual server
-	reasonInTheWay = "InTheWay" // something on the node conflicts with Services
+	reasonUnusable     = "Unusable"     // parts of a Service cannot be used
+	reasonConflict     = "Conflict"     // another Service has precedence for a virtual server
+	reasonNodeConflict = "NodeConflict" // something on the node conflicts with Services
 )
 
 // EventReason documents a reason in the reference.
@@ -31,7 +31,7 @@ type EventReason struct{ Reason, Regarding, Meaning string }
 var EventReasons = []EventReason{
 	{reasonUnusable, "Service", "A field or an annotation of the Service, or an endpoint, cannot be used. The rest of the Service is served. The note names the field and the value."},
 	{reasonConflict, "Service", "An address and port of the Service is already served for another Service, which takes precedence: a cluster IP before a load balancer's IP, that before an external IP, and the older Service before the younger. The related object is the other Service."},
-	{reasonInTheWay, "Node", "Something on the node keeps Services from being served, or conflicts with another program: a mark, a policy rule, `rp_filter`, or a bridge without br_netfilter. The note names what it is and what to change."},
+	{reasonNodeConflict, "Node", "Something on the node keeps Services from being served, or conflicts with another program: a mark, a policy rule, `rp_filter`, or a bridge without br_netfilter. The note names what it is and what to change."},
 }
 
 // reportUnusable logs what is unusable in a Service and writes an Event, once per
@@ -75,7 +75,7 @@ func (p *Proxy) warnOfNode(note string) {
 	if n, _ := p.inbox.getNode(); n != nil {
 		p.Events.Warn(event.Warning{
 			Regarding: corev1.ObjectReference{APIVersion: "v1", Kind: "Node", Name: n.Name, UID: n.UID},
-			Reason:    reasonInTheWay, Note: note,
+			Reason:    reasonNodeConflict, Note: note,
 		})
 	}
 }

@@ -112,7 +112,7 @@ func TestNodeConflictEvent(t *testing.T) {
 		if len(w.events) != 2 {
 			t.Fatalf("%d Events, want one for each time: %+v", len(w.events), w.events)
 		}
-		if e := w.events[0]; e.Regarding.Kind != "Node" || e.Regarding.UID != "uid of node1" || e.Reason != reasonInTheWay || !strings.Contains(e.Note, "IPv4 rule 7: fwmark 0x6000/0x6000") {
+		if e := w.events[0]; e.Regarding.Kind != "Node" || e.Regarding.UID != "uid of node1" || e.Reason != reasonNodeConflict || !strings.Contains(e.Note, "IPv4 rule 7: fwmark 0x6000/0x6000") {
 			t.Errorf("%+v", e)
 		}
 	})

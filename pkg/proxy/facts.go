@@ -45,12 +45,12 @@ func (p *Proxy) refreshListeners(ctx context.Context) {
 // refreshFacts derives the facts again and requeues the Services that depend on the
 // changed ones.
 func (p *Proxy) refreshFacts() {
-	facts := plan.FactsOf(&p.Config, &p.node)
-	p.markAffected(plan.Changed(&p.facts, &facts))
+	facts := plan.NewFacts(&p.Config, &p.node)
+	p.markAffected(plan.DiffFacts(&p.facts, &facts))
 	p.facts = facts
 }
 
-func (p *Proxy) markAffected(changed plan.Depends) {
+func (p *Proxy) markAffected(changed plan.Deps) {
 	for name, depends := range p.depends {
 		if depends&changed != 0 || changed&plan.OnCaches != 0 {
 			p.dirty[name] = struct{}{}

@@ -128,7 +128,9 @@ func (p *Proxy) drain(ctx context.Context, now time.Time) {
 }
 
 // becameMany reports whether there are now too many Services for an address each.
-func (p *Proxy) becameMany() bool { return !p.facts.Many && p.inbox.services() > plan.AddressesAtMost }
+func (p *Proxy) becameMany() bool {
+	return !p.facts.PreferRoutes && p.inbox.services() > plan.AddressesAtMost
+}
 
 func (p *Proxy) passDue(now time.Time) bool {
 	return (len(p.dirty) > 0 || p.renew) && !now.Before(p.lastPass.Add(p.MinSyncPeriod))

@@ -76,7 +76,7 @@ func newMachine(t testing.TB) *machine {
 		kubeProxy: kubeproxy.NewFake(kubeproxy.State{}),
 	}
 	values := sysctl.State{"net/ipv4/conf/all/src_valid_mark": "0", "net/ipv4/vs/snat_reroute": "0"} // with an ENI
-	for key := range plan.NodeWide(&m.cfg, &plan.Node{}).Sysctls {
+	for key := range plan.ForNode(&m.cfg, &plan.Node{}).Sysctls {
 		values[key] = "0"
 	}
 	m.sysctl = sysctl.NewFake(values)

@@ -53,11 +53,11 @@ func (p *Proxy) take() work {
 }
 
 // noteNoLocal updates the number of Services without node-local endpoints.
-func (p *Proxy) noteNoLocal(name types.NamespacedName, n plan.NoLocal) {
+func (p *Proxy) noteNoLocal(name types.NamespacedName, n plan.NoLocalEndpoints) {
 	was := p.noLocal[name]
 	p.noInternal += boolToInt(n.Internal) - boolToInt(was.Internal)
 	p.noExternal += boolToInt(n.External) - boolToInt(was.External)
-	if n == (plan.NoLocal{}) {
+	if n == (plan.NoLocalEndpoints{}) {
 		delete(p.noLocal, name)
 	} else {
 		p.noLocal[name] = n

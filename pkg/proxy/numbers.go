@@ -45,7 +45,7 @@ func newNumbers(cfg *plan.Config) *numbers {
 // change of configuration, are skipped and will be replaced.
 func (n *numbers) seed(marks map[ipvs.Key]uint32) {
 	for _, key := range slices.SortedFunc(maps.Keys(marks), ipvs.Key.Compare) {
-		number, ok := n.mark.Number(marks[key], n.masq)
+		number, ok := n.mark.Index(marks[key], n.masq)
 		if _, taken := n.taken[number]; !ok || taken || n.byKey[key] != 0 {
 			continue
 		}
@@ -76,7 +76,7 @@ func (n *numbers) assign(name types.NamespacedName, keys []ipvs.Key, usable func
 		}
 		if n.byKey[key] == 0 {
 			n.unnumbered[name] = struct{}{}
-			errs = append(errs, fmt.Errorf("%s: all %d numbers of --local-mark are in use, so internal clients reach only this node's endpoints", key, n.mark.Most()))
+			errs = append(errs, fmt.Errorf("%s: all %d numbers of --local-mark are in use, so internal clients reach only this node's endpoints", key, n.mark.Max()))
 			continue
 		}
 		out[key] = n.byKey[key]
@@ -107,7 +107,7 @@ func (n *numbers) drop(key ipvs.Key) {
 }
 
 func (n *numbers) allocate(key ipvs.Key, usable func(uint32) bool) {
-	for number := uint32(1); number <= n.mark.Most(); number++ {
+	for number := uint32(1); number <= n.mark.Max(); number++ {
 		if _, taken := n.taken[number]; !taken && usable(number) {
 			n.set(key, number)
 			return
@@ -134,21 +134,21 @@ func (n *numbers) release(held func(key ipvs.Key, number uint32) bool) []types.N
 }
 
 // number assigns the marks of a part's Internal virtual servers.
-func (p *Proxy) number(name types.NamespacedName, part plan.Part) (plan.Part, error) {
+func (p *Proxy) number(name types.NamespacedName, part plan.ServicePlan) (plan.ServicePlan, error) {
 	keys := make([]ipvs.Key, len(part.Internal))
 	for i, o := range part.Internal {
 		keys[i] = o.Key
 	}
 	assigned, err := p.numbers.assign(name, keys, func(number uint32) bool {
-		return !p.applier.MarkInUse(p.Config.LocalMark.Of(number))
+		return !p.applier.MarkInUse(p.Config.LocalMark.Mark(number))
 	})
-	return plan.Numbered(&p.Config, part, assigned), err
+	return plan.AssignMarks(&p.Config, part, assigned), err
 }
 
 // releaseNumbers frees unused numbers and requeues the Services that lack some.
 func (p *Proxy) releaseNumbers() {
 	held := func(key ipvs.Key, number uint32) bool {
-		return p.applier.HoldsMark(key, p.Config.LocalMark.Of(number))
+		return p.applier.HoldsMark(key, p.Config.LocalMark.Mark(number))
 	}
 	for _, name := range p.numbers.release(held) {
 		p.dirty[name] = struct{}{}

@@ -19,8 +19,8 @@ import (
 // draft is the plan of one Service.
 type draft struct {
 	name  types.NamespacedName
-	svc   *corev1.Service // nil: nothing is to be served
-	part  plan.Part       // without numbers
+	svc   *corev1.Service  // nil: nothing is to be served
+	part  plan.ServicePlan // without numbers
 	owner apply.Owner
 	err   error // unusable parts of the Service
 	took  time.Duration
@@ -44,12 +44,12 @@ func (p *Proxy) draft(name types.NamespacedName) draft {
 		p.setAPIServers(&s)
 	}
 	return draft{
-		name: name, svc: svc, part: plan.Service(&p.Config, &p.facts, &s),
+		name: name, svc: svc, part: plan.ForService(&p.Config, &p.facts, &s),
 		owner: apply.Owner{Name: name, Created: s.Created}, err: err, took: time.Since(began), noScheduler: schedulerErr != nil,
 	}
 }
 
-// accept records a draft as the Service's plan and passes its part to the applier.
+// accept records a draft as the Service's plan and passes it to the applier.
 func (p *Proxy) accept(ctx context.Context, d draft) {
 	began := time.Now()
 	defer func() { p.planning += d.took + time.Since(began) }()
@@ -59,8 +59,8 @@ func (p *Proxy) accept(ctx context.Context, d draft) {
 		return
 	}
 	part, numberErr := p.number(d.name, d.part)
-	p.reportUnusable(ctx, d.svc, errors.Join(d.err, unservedError(d.name, part.Unserved), numberErr))
-	p.depends[d.name] = part.Depends
+	p.reportUnusable(ctx, d.svc, errors.Join(d.err, unservedError(d.name, part.Rejected), numberErr))
+	p.depends[d.name] = part.Deps
 	if delete(p.noScheduler, d.name); d.noScheduler {
 		p.noScheduler[d.name] = struct{}{}
 	}
@@ -113,8 +113,8 @@ func (p *Proxy) forget(name types.NamespacedName) {
 	delete(p.depends, name)
 	delete(p.reported, name)
 	delete(p.noScheduler, name)
-	p.noteNoLocal(name, plan.NoLocal{})
-	_, _ = p.number(name, plan.Part{}) // never fails: no numbers are wanted
+	p.noteNoLocal(name, plan.NoLocalEndpoints{})
+	_, _ = p.number(name, plan.ServicePlan{}) // never fails: no numbers are wanted
 	p.retries.succeeded(name)
 	p.applier.Delete(name)
 	p.HealthChecks.Delete(name)
@@ -139,9 +139,9 @@ func (p *Proxy) renewAffected(ctx context.Context) {
 	}
 }
 
-// renewNode reads the node's network and plans the node's part from it and the Node
+// renewNode reads the node's network and plans the node's plan from it and the Node
 // object. It returns the changed facts.
-func (p *Proxy) renewNode(ctx context.Context) (plan.Depends, error) {
+func (p *Proxy) renewNode(ctx context.Context) (plan.Deps, error) {
 	inventory, err := p.Network.Inventory()
 	if err != nil {
 		return 0, err
@@ -167,8 +167,8 @@ func (p *Proxy) renewNode(ctx context.Context) (plan.Depends, error) {
 	p.node.BridgeNetfilter = p.BridgeNetfilter(plan.NeedsBridgeNetfilter(&p.Config, &p.node))
 	p.node.ReadOnly = p.ReadOnly
 	p.node.Uses = p.uses
-	facts := plan.FactsOf(&p.Config, &p.node)
-	changed := plan.Changed(&p.facts, &facts)
+	facts := plan.NewFacts(&p.Config, &p.node)
+	changed := plan.DiffFacts(&p.facts, &facts)
 	p.facts = facts
 	p.planNode()
 	return changed, nil
@@ -191,11 +191,11 @@ func (p *Proxy) flush() apply.Problems {
 	return problems
 }
 
-// planNode plans the node's part from the known state of the node.
+// planNode plans the node's plan from the known state of the node.
 func (p *Proxy) planNode() {
 	p.replan = false
-	part := plan.NodeWide(&p.Config, &p.node)
-	p.bound = plan.Remember(p.bound, part.Bound)
+	part := plan.ForNode(&p.Config, &p.node)
+	p.bound = plan.MergeBindings(p.bound, part.Bound)
 	if !slices.Equal(part.Watched, p.nodePart.Watched) {
 		p.compareSoon(time.Now(), apply.Parts{}) // their values are read with the rest of the kernel
 	}

@@ -44,7 +44,7 @@ type HealthChecks interface {
 type Observer interface {
 	Queued()                                             // there is work
 	Passed(took time.Duration, services, problems int)   // a pass over all pending work has ended
-	Failing(node bool, services, all int)                // refused changes to be retried: whether the node's part, how many Services, of how many
+	Failing(node bool, services, all int)                // refused changes to be retried: whether the node's plan, how many Services, of how many
 	Compared(took time.Duration, differences int)        // the whole kernel was compared
 	Held(virtualServers, realServers, draining int)      // what the kernel holds of ours
 	Conflicts(count int)                                 // virtual servers not served, because another Service has precedence
@@ -108,19 +108,19 @@ type Proxy struct {
 	// The following fields belong to the loop's goroutine.
 	node     plan.Node
 	facts    plan.Facts
-	nodePart plan.NodePart
+	nodePart plan.NodePlan
 	linger   linger
 	bound    []plan.Binding // bindings of all plans so far
 	uses     plan.SetsInUse // sets that rules are written for
 	started  bool           // every Service is programmed: uses may shrink
-	replan   bool           // plan the node's part again
-	depends  map[types.NamespacedName]plan.Depends
+	replan   bool           // plan the node's plan again
+	depends  map[types.NamespacedName]plan.Deps
 	reported map[types.NamespacedName]string // last error reported for each object
 	warned   map[string]bool                 // current warnings
 
-	triggers []trigger                             // changes of endpoints since the last pass
-	noLocal  map[types.NamespacedName]plan.NoLocal // Services with a policy that lacks endpoints
-	planning time.Duration                         // time spent planning in this pass
+	triggers []trigger                                      // changes of endpoints since the last pass
+	noLocal  map[types.NamespacedName]plan.NoLocalEndpoints // Services with a policy that lacks endpoints
+	planning time.Duration                                  // time spent planning in this pass
 
 	noInternal, noExternal int // totals of noLocal
 
@@ -153,9 +153,9 @@ func New(o Options) *Proxy {
 		Options:     o,
 		inbox:       newInbox(),
 		applier:     apply.New(&o.Config, o.Kernel),
-		depends:     map[types.NamespacedName]plan.Depends{},
+		depends:     map[types.NamespacedName]plan.Deps{},
 		reported:    map[types.NamespacedName]string{},
-		noLocal:     map[types.NamespacedName]plan.NoLocal{},
+		noLocal:     map[types.NamespacedName]plan.NoLocalEndpoints{},
 		dirty:       map[types.NamespacedName]struct{}{},
 		numbers:     newNumbers(&o.Config),
 		schedulers:  map[string]bool{},
@@ -205,8 +205,8 @@ func (p *Proxy) Run(ctx context.Context, src source.Source) error {
 	return p.loop(ctx, ended)
 }
 
-// prepare reads the node and the kernel and programs the node's part, which runs
-// external programs, while the Services are still being delivered: the part does not
+// prepare reads the node and the kernel and programs the node's plan, which runs
+// external programs, while the Services are still being delivered: the plan does not
 // depend on them. If the kernel has no virtual servers yet, it also programs the
 // Services that others on the node need to start. It returns false if the kernel cannot
 // be read: what cannot be read is never assumed to be empty.
@@ -335,7 +335,7 @@ func (p *Proxy) useSets(names []string) {
 	p.replan = true
 }
 
-// programAll programs the node's part again if it changed since prepare, then every
+// programAll programs the node's plan again if it changed since prepare, then every
 // Service, starting with those that others need to start (kubernetes#133773). Then it
 // removes stale state, and last the rules for sets that only an earlier process used.
 func (p *Proxy) programAll(ctx context.Context) apply.Problems {

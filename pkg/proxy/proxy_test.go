@@ -168,7 +168,7 @@ func (w *world) options() Options {
 		VIPs:      plan.VIPs{ClusterIPs: plan.ClaimAddress, LoadBalancers: plan.ClaimAddress, ExternalIPs: plan.ClaimAddress},
 	}
 	values := sysctl.State{"net/ipv4/conf/all/src_valid_mark": "0", "net/ipv4/vs/snat_reroute": "0"} // with an ENI
-	for key := range plan.NodeWide(&cfg, &plan.Node{}).Sysctls {
+	for key := range plan.ForNode(&cfg, &plan.Node{}).Sysctls {
 		values[key] = "0"
 	}
 	ask := func(c fmt.Stringer) error {

@@ -155,8 +155,8 @@ func check(c Change) error {
 
 func validRule(r Rule, op Op) bool {
 	if r.Action == SkipLocal {
-		bare := r == Rule{Family: r.Family, Action: SkipLocal, IIf: r.IIf, Mark: r.Mark, Mask: r.Mask, Stray: r.Stray}
-		return bare && isFamily(r.Family, netip.Prefix{}) && (r.Mask != 0 && !r.Stray || r.Stray && op == DeleteRule)
+		bare := r == Rule{Family: r.Family, Action: SkipLocal, IIf: r.IIf, Mark: r.Mark, Mask: r.Mask, Leftover: r.Leftover}
+		return bare && isFamily(r.Family, netip.Prefix{}) && (r.Mask != 0 && !r.Leftover || r.Leftover && op == DeleteRule)
 	}
 	return r.Action == Lookup && !r.Other && !r.Own && r.Table > 0 && r.Priority > 0 &&
 		isFamily(r.Family, r.From) && isFamily(r.Family, r.To)

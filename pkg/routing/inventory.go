@@ -232,9 +232,9 @@ func (n *Netlink) links(links []netlink.Link, names map[int]string) ([]Link, err
 // IFA_F_TEMPORARY of IPv6.
 func linkAddress(a netlink.Addr) Address {
 	return Address{
-		Prefix: prefix(a.IPNet),
-		Global: a.Scope == unix.RT_SCOPE_UNIVERSE,
-		Second: a.Flags&(unix.IFA_F_SECONDARY|unix.IFA_F_DEPRECATED) != 0,
+		Prefix:    prefix(a.IPNet),
+		Global:    a.Scope == unix.RT_SCOPE_UNIVERSE,
+		Secondary: a.Flags&(unix.IFA_F_SECONDARY|unix.IFA_F_DEPRECATED) != 0,
 	}
 }
 

@@ -319,7 +319,7 @@ func wantedLinks() []Link {
 		{Name: "eth1", Type: "dummy", Up: true, Addresses: []Address{
 			{Prefix: pfx("10.12.192.12/32")}, // the kernel lists narrow scopes first
 			{Prefix: pfx("10.12.192.10/24"), Global: true},
-			{Prefix: pfx("10.12.192.11/24"), Global: true, Second: true},
+			{Prefix: pfx("10.12.192.11/24"), Global: true, Secondary: true},
 			{Prefix: pfx("fd00::10/64"), Global: true},
 		}},
 		{Name: "flannel.1", Type: "vxlan"},

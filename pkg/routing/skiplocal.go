@@ -78,14 +78,14 @@ func (f frame) target() Rule {
 }
 
 // exemptions combines the parts among a family's rules into the rules of State: a SkipLocal
-// rule for each mark that skips table local, and one that is Stray if any part is left over.
+// rule for each mark that skips table local, and one that is Leftover if any part is left over.
 func exemptions(rules []rawRule) []Rule {
 	parts := slices.Clone(rules)
 	parts = slices.DeleteFunc(parts, func(r rawRule) bool { return !r.part() })
 	if len(parts) == 0 {
 		return nil
 	}
-	stray := Rule{Family: parts[0].Family, Action: SkipLocal, Stray: true}
+	stray := Rule{Family: parts[0].Family, Action: SkipLocal, Leftover: true}
 	f, err := frameOf(rules)
 	if err != nil {
 		return []Rule{stray}
@@ -191,7 +191,7 @@ func (f frame) isJump(r rawRule) bool {
 	return r.part() && r.Action == Goto && r.Priority == f.before
 }
 
-// endSkipLocal removes a SkipLocal rule or, with Stray, the parts that belong to none. It
+// endSkipLocal removes a SkipLocal rule or, with Leftover, the parts that belong to none. It
 // leaves one rule of table local where it finds one or two.
 func endSkipLocal(s stack, end Rule) error {
 	lock := s.orderLock()
@@ -213,7 +213,7 @@ func endSkipLocal(s stack, end Rule) error {
 	for _, r := range rules {
 		switch {
 		case !r.part():
-		case end.Stray && !(known && f.inPlace(rules, r)), !end.Stray && r.Action == Goto && r.Mark == end.Mark && r.Mask == end.Mask && r.IIf == end.IIf:
+		case end.Leftover && !(known && f.inPlace(rules, r)), !end.Leftover && r.Action == Goto && r.Mark == end.Mark && r.Mask == end.Mask && r.IIf == end.IIf:
 			gone = append(gone, r)
 		case r.Action == Goto:
 			targets = true

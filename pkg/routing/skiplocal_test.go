@@ -241,7 +241,7 @@ func TestSkipLocalUnsound(t *testing.T) {
 	each(t, func(t *testing.T, s subject) {
 		for _, c := range []Change{
 			{Op: AddRule, Rule: Rule{Family: ip.IPv4, Action: SkipLocal}},
-			{Op: AddRule, Rule: Rule{Family: ip.IPv4, Action: SkipLocal, Stray: true}},
+			{Op: AddRule, Rule: Rule{Family: ip.IPv4, Action: SkipLocal, Leftover: true}},
 			{Op: AddRule, Rule: Rule{Family: ip.IPv4, Action: SkipLocal, Mark: 4, Mask: 4, Priority: 1}},
 			{Op: AddRule, Rule: Rule{Action: SkipLocal, Mark: 4, Mask: 4}},
 			{Op: AddRule, Rule: Rule{Family: ip.IPv4, Action: Nop, Priority: 1}},

@@ -58,9 +58,9 @@ type Rule struct {
 	Invert   bool // "not"
 	// Own is set only by Inventory: the rule has our Protocol.
 	Own bool
-	// Stray is set only by Observe, with SkipLocal: the family has parts of such rules that
+	// Leftover is set only by Observe, with SkipLocal: the family has parts of such rules that
 	// have no effect or are misplaced. It can be deleted.
-	Stray bool
+	Leftover bool
 	// Other is set if the rule has conditions without a field here (type of service, ports,
 	// users, …) or another action (blackhole, VRF, suppressed prefixes). Such a rule can be
 	// read but not written.
@@ -99,7 +99,7 @@ func (r Rule) action() string {
 		return fmt.Sprintf(" goto %d", r.Target)
 	case r.Action == Nop:
 		return " nop"
-	case r.Stray:
+	case r.Leftover:
 		return " stray parts of rules that skip table local"
 	case r.Action == SkipLocal:
 		return " skip table local"
@@ -137,9 +137,9 @@ func (r Route) String() string {
 
 // Address is an address of an interface.
 type Address struct {
-	Prefix netip.Prefix // address and length, not masked
-	Global bool         // of global scope
-	Second bool         // IPv4 secondary; IPv6 temporary or deprecated
+	Prefix    netip.Prefix // address and length, not masked
+	Global    bool         // of global scope
+	Secondary bool         // IPv4 secondary; IPv6 temporary or deprecated
 }
 
 // Link is what the plan needs to know of an interface.

@@ -177,7 +177,7 @@ func (n *Node) SourceOn(link string, next netip.Addr) netip.Addr {
 	for _, l := range n.Links {
 		for _, a := range l.Addresses {
 			switch {
-			case ip.Of(a.Prefix.Addr()) != n.Family || !a.Global || a.Second:
+			case ip.Of(a.Prefix.Addr()) != n.Family || !a.Global || a.Secondary:
 			case l.Name == link:
 				own = append(own, a.Prefix)
 			case !l.Loopback:

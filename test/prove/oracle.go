@@ -425,7 +425,7 @@ func (o *Oracle) wantOtherPort(c *Class, t target) Want {
 // other ports are left to their owner.
 func (o *Oracle) claimsPorts(t target) bool {
 	for _, kind := range t.vip {
-		claim := map[Kind]plan.Claim{ExternalIP: o.Config.VIPs.ExternalIPs, LoadBalancer: o.Config.VIPs.LoadBalancers, ClusterIP: o.Config.VIPs.ClusterIPs}[kind]
+		claim := map[Kind]plan.ClaimMode{ExternalIP: o.Config.VIPs.ExternalIPs, LoadBalancer: o.Config.VIPs.LoadBalancers, ClusterIP: o.Config.VIPs.ClusterIPs}[kind]
 		if claim != plan.ClaimPort && claim != plan.ClaimAuto {
 			return false
 		}

@@ -63,9 +63,9 @@ func (p *Product) setNode() {
 	s := p.scenario
 	node := s.Node
 	node.Bound, node.Uses = p.bound, p.uses
-	p.facts = plan.FactsOf(&s.Config, &node)
-	part := plan.NodeWide(&s.Config, &node)
-	p.bound = plan.Remember(p.bound, part.Bound)
+	p.facts = plan.NewFacts(&s.Config, &node)
+	part := plan.ForNode(&s.Config, &node)
+	p.bound = plan.MergeBindings(p.bound, part.Bound)
 	for key := range part.Sysctls {
 		if _, there := p.sysctl.Values()[key]; !there {
 			p.sysctl.Set(key, "0")
@@ -80,13 +80,13 @@ func (p *Product) setServices() {
 	for i := range s.Services {
 		svc := &s.Services[i]
 		now[svc.Name.String()] = svc
-		part := plan.Service(&s.Config, &p.facts, svc)
+		part := plan.ForService(&s.Config, &p.facts, svc)
 		for _, o := range part.Internal {
 			if p.numbers[o.Key] == 0 {
 				p.numbers[o.Key] = uint32(len(p.numbers) + 1)
 			}
 		}
-		part = plan.Numbered(&s.Config, part, p.numbers)
+		part = plan.AssignMarks(&s.Config, part, p.numbers)
 		replan = p.uses.Add(part.Members) || replan
 		p.applier.Set(&apply.Owner{Name: svc.Name, Created: svc.Created}, part)
 	}

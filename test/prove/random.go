@@ -54,11 +54,11 @@ func Draw(t *rapid.T) *Scenario {
 	}
 	s.configure(&set)
 	v := &s.Config.VIPs
-	claims := []plan.Claim{plan.ClaimAuto, plan.ClaimAddress, plan.ClaimRoute, plan.ClaimPort}
+	claims := []plan.ClaimMode{plan.ClaimAuto, plan.ClaimAddress, plan.ClaimRoute, plan.ClaimPort}
 	v.LoadBalancers = claims[rapid.IntRange(0, 3).Draw(t, "claim of load balancers")]
 	v.ExternalIPs = claims[rapid.IntRange(0, 3).Draw(t, "claim of external IPs")]
 	s.Config.SNAT.Mode = []plan.SNATMode{plan.SNATAuto, plan.SNATFWMark, plan.SNATSource, plan.SNATOff}[rapid.IntRange(0, 3).Draw(t, "SNAT mode")]
-	for _, claim := range []plan.Claim{v.LoadBalancers, v.ExternalIPs} {
+	for _, claim := range []plan.ClaimMode{v.LoadBalancers, v.ExternalIPs} {
 		s.Name += " claim " + string(claim)
 	}
 	return s

@@ -49,7 +49,7 @@ type settings struct {
 	NodePortAddresses []string
 	Exclude           []string
 	Modes             []plan.SNATMode
-	Claims            []plan.Claim // of external and load balancer IPs
+	Claims            []plan.ClaimMode // of external and load balancer IPs
 	Sources           map[string][]string
 	Network           string
 }

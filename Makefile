@@ -209,8 +209,8 @@ neighbours-short: ## the same in a few set-ups, always the same ones
 	@hack/labs 1 $(LAB_PROGRAM) -apiserver -limit 30m $(LABFLAGS) -- hack/neighbours -test.short -test.run . -test.skip '^TestNeighbourNetworkd$$'
 	$(call phase,no neighbour is worse off)
 
-neighbours-page: ## docs/neighbours.md of what was last seen
-	@$(GO) run ./test/neighbours/cmd/page $(NEIGHBOURS)/out/neighbours '$(KUBERNETES_VERSION)' >docs/neighbours.md.new && mv docs/neighbours.md.new docs/neighbours.md
+neighbours-page: ## docs/neighbours.md of what was last seen of each set-up
+	@$(GO) run ./test/neighbours/cmd/page $(NEIGHBOURS)/out/neighbours test/neighbours/results '$(KUBERNETES_VERSION)' >docs/neighbours.md.new && mv docs/neighbours.md.new docs/neighbours.md
 	$(call phase,see docs/neighbours.md)
 
 neighbours-parts: deps

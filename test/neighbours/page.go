@@ -37,20 +37,28 @@ same under both programs and as the API says are counted, not listed.
 
 | set-up | cells | same | better | worse | missing | run |
 |---|---|---|---|---|---|---|
-{{range .Results}}| [{{.Title}}](#{{anchor .Title}}) | {{len .Cells}} | {{count . ""}} | {{count . "better"}} | {{count . "worse"}} | {{count . "missing"}} | {{run .}} |
+{{range .Results}}| [{{.Title}}](#{{anchor .Title}}) | {{.Cells}} | {{.Same}} | {{.Better}} | {{.Worse}} | {{.Lacking}} | {{run .}} |
 {{end}}
-Not here: Felix's nftables data plane, a node that several of these programs write at once, DHCP on the uplink, and
-kernels other than Debian's 6.1. The last column says when a set-up ran, and with which build of kube-ipvs.
+The kernel is Debian's 6.1. The last column says when a set-up ran, and with which build of kube-ipvs. "better", "worse"
+and "missing" count the questions beside the matrix too.
+
+Not here: a node that several of these programs write at once, and DHCP on the uplink.
 {{with notRun .Results}}
 Not run for this page: {{range $i, $title := .}}{{if $i}}; {{end}}{{$title}}{{end}}.
-{{end}}{{range .Results}}
+{{end}}{{with .Kernels}}
+## On other kernels
+
+| set-up | kernel | cells | same | better | worse | missing | run |
+|---|---|---|---|---|---|---|---|
+{{range .}}| {{.Title}} | {{.Kernel}} | {{.Cells}} | {{.Same}} | {{.Better}} | {{.Worse}} | {{.Lacking}} | {{run .}} |
+{{end}}{{end}}{{range .Results}}
 ## {{.Title}}
 
 What ran: {{.What}}
 {{if .Missing}}
 Not covered: {{.Missing}}
 {{end}}
-{{- with rows .}}
+{{- with .Rows}}
 | client | destination | policy | protocols | kube-proxy | kube-ipvs | |
 |---|---|---|---|---|---|---|
 {{range .}}| {{.Client}} | {{.Destination}} | {{.Policy}} | {{.Protocols}} | {{.KubeProxy}} | {{.KubeIPVS}} | {{.Verdict}} |
@@ -60,33 +68,17 @@ Not covered: {{.Missing}}
 {{range .Checks}}| {{.Name}} | {{.KubeProxy}} | {{.KubeIPVS}} | {{mark .Verdict}} |
 {{end}}{{end}}`
 
-// row is what a table shows of cells that differ in protocol and family alone.
-type row struct {
-	Client, Destination, Policy, Protocols string
-	KubeProxy, KubeIPVS, Verdict           string
-}
-
 // WritePage writes the page. version is kube-proxy's.
-func WritePage(w io.Writer, version string, results []Result) error {
-	page, err := template.New("page").Funcs(template.FuncMap{"rows": rows, "count": count, "mark": mark, "anchor": anchor, "run": ranBy, "notRun": notRun}).Parse(pageText)
+func WritePage(w io.Writer, version string, results []Summary) error {
+	page, err := template.New("page").Funcs(template.FuncMap{"mark": mark, "anchor": anchor, "run": ranBy, "notRun": notRun}).Parse(pageText)
 	if err != nil {
 		return err
 	}
-	return page.Execute(w, map[string]any{"Version": version, "Results": results})
-}
-
-func count(r Result, v Verdict) (n int) {
-	for _, c := range r.Cells {
-		if c.Verdict == v {
-			n++
-		}
-	}
-	for _, c := range r.Checks {
-		if v != Same && c.Verdict == v {
-			n++
-		}
-	}
-	return n
+	usual := func(s Summary) bool { return s.Kernel == "" }
+	other := func(s Summary) bool { return s.Kernel != "" }
+	return page.Execute(w, map[string]any{
+		"Version": version, "Results": slices.DeleteFunc(slices.Clone(results), other), "Kernels": slices.DeleteFunc(slices.Clone(results), usual),
+	})
 }
 
 // titles are those of all set-ups.
@@ -100,10 +92,10 @@ var titles = []string{
 }
 
 // notRun are the titles of set-ups without a result.
-func notRun(results []Result) []string {
+func notRun(results []Summary) []string {
 	var out []string
 	for _, title := range titles {
-		if !slices.ContainsFunc(results, func(r Result) bool { return r.Title == title }) {
+		if !slices.ContainsFunc(results, func(s Summary) bool { return s.Title == title }) {
 			out = append(out, title)
 		}
 	}
@@ -111,11 +103,8 @@ func notRun(results []Result) []string {
 }
 
 // ranBy says when a set-up ran, and which build.
-func ranBy(r Result) string {
-	if r.Time.IsZero() {
-		return "before builds were noted"
-	}
-	return r.Time.Format(time.DateOnly) + ", " + strings.Trim("kube-ipvs "+r.Version, " ")
+func ranBy(s Summary) string {
+	return s.Time.Format(time.DateOnly) + ", " + strings.Trim("kube-ipvs "+s.Version, " ")
 }
 
 func mark(v Verdict) string {
@@ -137,29 +126,6 @@ func anchor(title string) string {
 		return -1
 	}
 	return strings.Map(keep, strings.ToLower(title))
-}
-
-// rows lists the cells in which the programs differ, or do not what the API says.
-func rows(r Result) []row {
-	var all []row
-	protocols := map[row][]string{}
-	for _, c := range r.Cells {
-		if c.Verdict == Same && c.KubeIPVS.Keeps(c.API) {
-			continue
-		}
-		key := row{
-			Client: c.Client, Destination: c.Destination, Policy: c.Policy,
-			KubeProxy: c.KubeProxy.String(), KubeIPVS: c.KubeIPVS.String(), Verdict: mark(c.Verdict),
-		}
-		if !slices.Contains(all, key) {
-			all = append(all, key)
-		}
-		protocols[key] = append(protocols[key], c.Protocol+map[bool]string{false: "/IPv4", true: "/IPv6"}[c.IPv6])
-	}
-	for i, key := range all {
-		all[i].Protocols = joinProtocols(protocols[key])
-	}
-	return all
 }
 
 // joinProtocols names all of them in one word.

@@ -12,7 +12,9 @@ type Result struct {
 	// What says which program ran, or whose rules were written, and how. Missing says
 	// what the set-up leaves out.
 	What, Missing string
-	Cells         []Cell
+	// Kernel names a kernel other than the lab's usual one.
+	Kernel string
+	Cells  []Cell
 	// Checks are questions outside the matrix.
 	Checks []Check
 	// Seconds is how long the set-up took, Time when it ended, Version the build of
@@ -46,7 +48,7 @@ type Cell struct {
 type Check struct {
 	Name                string
 	KubeProxy, KubeIPVS string
-	Verdict             Verdict
+	Verdict             Verdict `json:",omitempty"`
 }
 
 // Promise is what the Service API says of a question.

@@ -1,8 +1,10 @@
-// Command page writes docs/neighbours.md from what the tests beside neighbours
-// have seen: page DIRECTORY VERSION.
+// Command page writes docs/neighbours.md from what the tests beside neighbours have
+// seen: page SEEN RESULTS VERSION. It first writes summaries of what is in the
+// directory SEEN to the directory RESULTS, and makes the page of all that are there.
 package main
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"os"
@@ -13,33 +15,56 @@ import (
 )
 
 func main() {
-	results, err := read(os.Args[1])
-	if err == nil {
-		err = neighbours.WritePage(os.Stdout, os.Args[2], results)
-	}
+	err := run(os.Args[1], os.Args[2], os.Args[3])
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "page:", err)
 		os.Exit(1)
 	}
 }
 
-func read(dir string) ([]neighbours.Result, error) {
+func run(seen, kept, version string) error {
+	err := each(seen, func(file string, r neighbours.Result) error {
+		data, err := json.MarshalIndent(neighbours.Summarize(r), "", "\t")
+		if err != nil {
+			return err
+		}
+		return os.WriteFile(filepath.Join(kept, filepath.Base(file)), append(data, '\n'), 0o644)
+	})
+	if err != nil {
+		return err
+	}
+	var all []neighbours.Summary
+	err = each(kept, func(_ string, s neighbours.Summary) error {
+		all = append(all, s)
+		return nil
+	})
+	if err != nil {
+		return err
+	}
+	slices.SortFunc(all, func(a, b neighbours.Summary) int {
+		return cmp.Or(cmp.Compare(a.Kernel, b.Kernel), a.Order-b.Order)
+	})
+	return neighbours.WritePage(os.Stdout, version, all)
+}
+
+// each decodes the files of a directory.
+func each[T any](dir string, do func(file string, value T) error) error {
 	files, err := filepath.Glob(filepath.Join(dir, "*.json"))
 	if err != nil {
-		return nil, err
+		return err
 	}
-	var results []neighbours.Result
 	for _, file := range files {
 		data, err := os.ReadFile(file)
 		if err != nil {
-			return nil, err
+			return err
 		}
-		var r neighbours.Result
-		if err := json.Unmarshal(data, &r); err != nil {
-			return nil, fmt.Errorf("%s: %w", file, err)
+		var value T
+		if err := json.Unmarshal(data, &value); err != nil {
+			return fmt.Errorf("%s: %w", file, err)
 		}
-		results = append(results, r)
+		if err := do(file, value); err != nil {
+			return fmt.Errorf("%s: %w", file, err)
+		}
 	}
-	slices.SortFunc(results, func(a, b neighbours.Result) int { return a.Order - b.Order })
-	return results, nil
+	return nil
 }

@@ -29,9 +29,11 @@ const calicoWhat = "Rules from the source of Felix (felix/rules/static.go, dispa
 
 // TestNeighbourCalico is Calico's Felix, which puts its rules first or last.
 func TestNeighbourCalico(t *testing.T) {
-	modes := []struct{ name, rewrites string }{
-		{"insert", "Its jumps come first in each chain; a loop looks every second and puts them there again, as Felix does every 180 s."},
-		{"append", "Its jumps come last in each chain."},
+	modes := []struct{ name, title, plane, rewrites string }{
+		{"insert", "iptables, insert mode", "iptables", "Its jumps come first in each chain; a loop looks every second and puts them there again, as Felix does every 180 s."},
+		{"append", "iptables, append mode", "iptables", "Its jumps come last in each chain."},
+		{"nftables", "nftables", "nftables", "They are in a table `calico` for each family, with base chains of its own (felix/nftables/table.go); " +
+			"Felix renders both data planes from the same rules, and so they are translated from those of iptables."},
 	}
 	for i, mode := range modes {
 		t.Run(mode.name, func(t *testing.T) {
@@ -40,17 +42,17 @@ func TestNeighbourCalico(t *testing.T) {
 			}
 			setup{
 				key: "calico-" + mode.name, plan: ordinaryPlan,
-				Result: Result{Order: 20 + i, Title: "Calico (Felix), iptables, " + mode.name + " mode",
-					What:    fmt.Sprintf(calicoWhat, "iptables", mode.rewrites),
+				Result: Result{Order: 20 + i, Title: "Calico (Felix), " + mode.title,
+					What:    fmt.Sprintf(calicoWhat, mode.plane, mode.rewrites),
 					Missing: "Felix itself, whose module is not served; host endpoints; overlays; the eBPF data plane."},
-				build:  func(s *side) { buildCalico(s, mode.name == "insert") },
+				build:  func(s *side) { buildCalico(s, mode.name) },
 				checks: []check{policyHolds(0), policyHolds(1)},
 			}.run(t)
 		})
 	}
 }
 
-func buildCalico(s *side, insert bool) {
+func buildCalico(s *side, mode string) {
 	links := map[string]string{}
 	for _, p := range calicoPods {
 		links[p.name] = p.link
@@ -60,11 +62,17 @@ func buildCalico(s *side, insert bool) {
 	denied := pod("denied", calicoDenied[:]...)
 	s.state["denied"] = denied.Name
 	s.extra = append(s.extra, &client{name: "denied", hosts: [2]*lab.Namespace{denied.Namespace, denied.Namespace}, inside: true})
+	if mode == "nftables" {
+		for family := range 2 {
+			s.Node.Feed(calicoNFT(s.plan, family), "nft", "-f", "-")
+		}
+		return
+	}
 	for family, restore := range []string{"iptables-restore", "ip6tables-restore"} {
 		s.Node.Feed(calicoSets(s.plan, family), "ipset", "restore")
 		s.Node.Feed(calicoRules(family), restore, "-w", "--noflush")
 	}
-	if insert {
+	if mode == "insert" {
 		s.Node.Start("sh", "-c", calicoLoop)
 	} else {
 		s.commands(calicoJumps("-A"))

@@ -178,5 +178,14 @@ func TestNeighbourUFW(t *testing.T) {
 	onlyLong(t)
 	ordinary("ufw", 53, "ufw, default deny",
 		"Debian's ufw 0.36.2, with iptables' nft back end: incoming and routed traffic is denied, but for the Services' ports, node ports and pods.", "",
-		func(s *side) { s.neighbour = s.startDebian(ufwConfig, logs("\nenabled")) }).run(t)
+		func(s *side) {
+			s.neighbour = s.startDebian(ufwConfig, func(p *lab.Process) error {
+				for _, program := range []string{"iptables-nft", "ip6tables-nft"} {
+					if out := s.Node.Exec(program, "-S"); !strings.Contains(out, "-P INPUT DROP") || !strings.Contains(out, "-P FORWARD DROP") || !strings.Contains(out, "30000:32767") {
+						return fmt.Errorf("%s has no rules of ufw's yet", program)
+					}
+				}
+				return logs("\nenabled")(p)
+			})
+		}).run(t)
 }

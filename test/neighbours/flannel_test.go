@@ -34,9 +34,10 @@ func TestNeighbourFlannel(t *testing.T) {
 			setup{
 				key: "flannel-" + strings.ReplaceAll(name, " ", "-"), plan: flannelPlan(hostNetwork),
 				Result: Result{Order: 30 + i, Title: "flannel (VXLAN), load balancer IPs that are nodes' addresses, " + name,
-					What: "flannel v0.28.10: its own package `pkg/backend/vxlan` ran on two nodes and made links, FDB entries and routes for both families. " +
+					What: "flannel v0.28.10: its own packages `pkg/backend/vxlan` and `pkg/trafficmngr/iptables` ran on two nodes and made links, FDB entries and routes " +
+						"for both families, and rules that masquerade and forward. " +
 						"Load balancer IPs are the addresses of both nodes; the other node's are asked. " + endpoints,
-					Missing: "flannel's masquerading rules and its daemon's watch of the API server; external clients at the other node's address, which its own program would serve."},
+					Missing: "flannel's watch of the API server; external clients at the other node's address, which its own program would serve."},
 				build: buildFlannel, restart: restartFlannel,
 				wanted: func(q Question) bool { return q.Destination != toExternalIP || q.Policy == policyOf(clusterService) },
 			}.run(t)

@@ -17,4 +17,6 @@ type known struct {
 func (k known) matches(name string) bool { return regexp.MustCompile(k.cells).MatchString(name) }
 
 // knownFailures are by the keys of set-ups.
-var knownFailures = map[string][]known{}
+var knownFailures = map[string][]known{
+	"none": {{row: 12, cells: "^an endpoint calls its own Service", fixing: true}},
+}

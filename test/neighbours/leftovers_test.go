@@ -14,12 +14,12 @@ import (
 // switched to another program, or to another variant of iptables.
 func TestNeighbourLeftovers(t *testing.T) {
 	onlyLong(t)
-	for i, c := range []struct{ mode, variant string }{{"iptables", "legacy"}, {"ipvs", "legacy"}, {"iptables", "nft"}} {
+	for i, c := range []struct{ mode, variant string }{{"iptables", "legacy"}, {"ipvs", "legacy"}, {"iptables", "nft"}, {"ipvs", "nft"}} {
 		t.Run(c.mode+"-"+c.variant, func(t *testing.T) {
 			setup{
 				key: "leftovers-" + c.mode + "-" + c.variant, plan: ordinaryPlan,
 				Result: Result{Order: 60 + i, Title: fmt.Sprintf("kube-proxy's leftovers, %s mode, iptables-%s", c.mode, c.variant),
-					What: fmt.Sprintf("kube-proxy ran in %s mode with iptables-%s and was ended, which leaves all that it wrote. Then the programs started, with iptables-nft; kube-proxy in IPVS mode.", c.mode, c.variant)},
+					What: fmt.Sprintf("kube-proxy ran in %s mode with iptables-%s and was ended, which leaves all that it wrote. Then the endpoints changed, and the programs started; kube-proxy in IPVS mode, with iptables-nft, kube-ipvs with what it chose.", c.mode, c.variant)},
 				build:  func(s *side) { s.addBridgePods(s.plan) },
 				before: func(s *side) { s.leaveBehind(c.mode, c.variant) },
 			}.run(t)

@@ -77,7 +77,7 @@ func (p plan) targetPort(n int) uint16 {
 	if p.hostNetwork {
 		return servicePort(n)
 	}
-	return targetPort(n)
+	return targetPort(n) + p.shift
 }
 
 func (p plan) externalIPs(n int) [2]string { return format(p.externalNet, 128+n) }
@@ -214,6 +214,14 @@ func (a *api) addService(svc *corev1.Service, slices []*discoveryv1.EndpointSlic
 	created.Status = status
 	_, err = all.UpdateStatus(a.t.Context(), created, metav1.UpdateOptions{})
 	a.must(err)
+}
+
+func (a *api) updateSlices(slices []*discoveryv1.EndpointSlice) {
+	a.t.Helper()
+	for _, slice := range slices {
+		_, err := a.client.DiscoveryV1().EndpointSlices(a.namespace).Update(a.t.Context(), slice, metav1.UpdateOptions{})
+		a.must(err)
+	}
 }
 
 // addNode creates the Node.

@@ -23,10 +23,8 @@ func TestNeighbourNone(t *testing.T) {
 		build: func(s *side) {
 			s.addBridgePods(s.plan)
 			s.Node.Exec("modprobe", "br_netfilter")
-			s.commands(
-				"ip link set eth0 mtu 1400",
-				`for port in $(ip -o link show master cni0 | cut -d: -f2 | cut -d@ -f1); do bridge link set dev $port hairpin off; done`,
-			)
+			s.Eth0.SetMTU(1400)
+			s.commands(`for port in $(ip -o link show master cni0 | cut -d: -f2 | cut -d@ -f1); do bridge link set dev $port hairpin off; done`)
 			s.Node.Sysctl("net.bridge.bridge-nf-call-iptables", "1")
 			s.Node.Sysctl("net.bridge.bridge-nf-call-ip6tables", "1")
 		},
@@ -43,10 +41,13 @@ const uploaded = 300 << 10
 // uploads has the client "pod" send much to a Service, several times, so that
 // endpoints beyond the uplink are among those that get it.
 func uploads(family int, destination string) check {
-	return check{name: fmt.Sprintf("a pod sends 300 KiB to a %s, IPv%d", destination, 4+2*family), good: []string{"arrives"}, ask: func(s *side) string {
+	return check{name: fmt.Sprintf("a pod sends 300 KiB, over the smaller MTU, to the %s, IPv%d", destination, 4+2*family), good: []string{"arrives"}, ask: func(s *side) string {
 		q := Question{Client: "pod", Destination: destination, Policy: policyOf(clusterService), Protocol: "TCP", IPv6: family == 1}
 		for range 4 {
-			if err := s.upload(q); err != nil {
+			begin := time.Now()
+			err := s.upload(q)
+			s.t.Logf("%s: 300 KiB, %s: %s, error %v", s.program, q, time.Since(begin).Round(time.Millisecond), err)
+			if err != nil {
 				return "does not arrive"
 			}
 		}

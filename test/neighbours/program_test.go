@@ -75,12 +75,19 @@ func (s *side) programmed() error {
 			}
 		}
 	}
-	for _, save := range []string{"iptables-save", "ip6tables-save"} {
-		if out, err := s.Node.TryExec(save, "-t", "nat"); err != nil || !strings.Contains(out, "-A KUBE-POSTROUTING") {
-			return fmt.Errorf("%s has no KUBE-POSTROUTING yet", save)
+	for _, family := range []string{"iptables", "ip6tables"} {
+		if !s.masquerades(family+"-nft-save") && !s.masquerades(family+"-legacy-save") {
+			return fmt.Errorf("%s has no KUBE-POSTROUTING yet", family)
 		}
 	}
 	return nil
+}
+
+// masquerades reports whether a variant of iptables has the rules for it: kube-ipvs
+// goes on with the one that it finds in use.
+func (s *side) masquerades(save string) bool {
+	out, err := s.Node.TryExec(save, "-t", "nat")
+	return err == nil && strings.Contains(out, "-A KUBE-POSTROUTING")
 }
 
 func bracketed(ip string) string {

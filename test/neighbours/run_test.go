@@ -22,7 +22,8 @@ type setup struct {
 	plan plan
 	// build makes the node's pods, and starts the neighbour.
 	build func(*side)
-	// before does what is done on the node before the program starts.
+	// before does what is done on the node before the program starts, while endpoints
+	// have other ports: what it leaves behind is out of date.
 	before func(*side)
 	// started does what the neighbour does beside a running proxy.
 	started func(*side)
@@ -45,6 +46,9 @@ type check struct {
 	ask    func(*side) string
 }
 
+// stale is how far the endpoints' ports move after before.
+const stale = 1000
+
 // run asks everything of both programs, each on a site of its own, and writes the
 // result.
 func (u setup) run(t *testing.T) {
@@ -52,14 +56,25 @@ func (u setup) run(t *testing.T) {
 	a := newAPI(t)
 	sides := []*side{u.newSide(t, kubeProxy), u.newSide(t, kubeIPVS)}
 	a.addNode(u.plan.nodeIPs())
+	first := u.plan
+	if u.before != nil {
+		first.shift = stale
+	}
 	for n := range services + 1 {
-		svc := u.plan.newService(n + 1)
-		a.addService(svc, u.plan.newSlices(n+1, svc, sides[0].servers))
+		svc := first.newService(n + 1)
+		a.addService(svc, first.newSlices(n+1, svc, sides[0].servers))
+	}
+	if u.before != nil {
+		for _, s := range sides {
+			s.plan = first
+			u.before(s)
+			s.plan = u.plan
+		}
+		for n := range services + 1 {
+			a.updateSlices(u.plan.newSlices(n+1, u.plan.newService(n+1), sides[0].servers))
+		}
 	}
 	for _, s := range sides {
-		if u.before != nil {
-			u.before(s)
-		}
 		s.start()
 		if u.started != nil {
 			u.started(s)

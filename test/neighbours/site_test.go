@@ -70,6 +70,8 @@ type plan struct {
 	ownToo    bool
 	// hostNetwork has endpoints on the nodes' own addresses.
 	hostNetwork bool
+	// shift moves the endpoints' ports.
+	shift uint16
 	// bare leaves out the endpoint "there", which the set-up makes.
 	bare bool
 	// asks leaves questions out.

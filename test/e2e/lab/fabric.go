@@ -133,6 +133,13 @@ func (p *Port) Unplug() {
 	f.installChecks()
 }
 
+// SetMTU limits the packets of both ends, as the routers of a real link agree on an MTU.
+// With one end alone, packets that are too large for it would be lost without a word.
+func (p *Port) SetMTU(mtu int) {
+	p.segment.fabric.Exec("ip", "link", "set", "dev", p.name, "mtu", strconv.Itoa(mtu))
+	p.host.Exec("ip", "link", "set", "dev", p.Interface, "mtu", strconv.Itoa(mtu))
+}
+
 // Lose has a share of what the fabric sends to the interface lost, and of what the
 // interface sends: "1%".
 func (p *Port) Lose(share string) {

@@ -54,7 +54,10 @@ func listen(fd int, protocol Protocol, address netip.AddrPort) error {
 		return err
 	}
 	if protocol == UDP {
-		return nil
+		if !address.Addr().Is6() {
+			return nil
+		}
+		return unix.SetsockoptInt(fd, unix.IPPROTO_IPV6, unix.IPV6_RECVPKTINFO, 1)
 	}
 	return unix.Listen(fd, 1024)
 }
@@ -70,10 +73,12 @@ func (s *Server) answerTo(source netip.AddrPort) []byte {
 	return fmt.Appendf(nil, "%s %s\n", s.Name, source)
 }
 
+// answerDatagrams answers from the address that was asked, as a server must that has
+// several: the kernel would take that of the interface that leads to the client.
 func (s *Server) answerDatagrams() {
-	buffer := make([]byte, 2048)
+	buffer, control := make([]byte, 2048), make([]byte, 128)
 	for {
-		_, from, err := s.socket.receive(buffer)
+		from, asked, err := s.socket.receiveWithControl(buffer, control)
 		if !from.IsValid() {
 			if err != nil {
 				return
@@ -82,7 +87,7 @@ func (s *Server) answerDatagrams() {
 		}
 		// A client that is gone needs no answer.
 		_ = s.socket.control(func(fd int) error {
-			return unix.Sendto(fd, s.answerTo(from), 0, sockaddr(s.inOwnFamily(from)))
+			return unix.Sendmsg(fd, s.answerTo(from), asked, sockaddr(s.inOwnFamily(from)), 0)
 		})
 	}
 }

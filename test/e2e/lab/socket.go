@@ -8,6 +8,7 @@ import (
 	"os"
 	"syscall"
 	"time"
+	"unsafe"
 
 	"golang.org/x/sys/unix"
 )
@@ -159,6 +160,36 @@ func (s *socket) receive(buffer []byte) (length int, from netip.AddrPort, err er
 		return err
 	})
 	return length, from, err
+}
+
+// receiveWithControl returns, with a datagram's source, the control message that has an
+// answer sent from its destination, if the socket was told to receive it.
+func (s *socket) receiveWithControl(buffer, control []byte) (from netip.AddrPort, answer []byte, err error) {
+	err = s.whenReadable(func(fd int) error {
+		_, length, _, address, err := unix.Recvmsg(fd, buffer, control, 0)
+		if err == nil {
+			from, answer = addrPort(address), answerFrom(control[:length])
+		}
+		return err
+	})
+	return from, answer, err
+}
+
+// answerFrom turns the control messages of a datagram into that of an answer, which
+// names no interface: where answers go is for routing to say.
+func answerFrom(control []byte) []byte {
+	messages, err := unix.ParseSocketControlMessage(control)
+	if err != nil {
+		return nil
+	}
+	for _, m := range messages {
+		if m.Header.Level == unix.IPPROTO_IPV6 && m.Header.Type == unix.IPV6_PKTINFO {
+			info := *(*unix.Inet6Pktinfo)(unsafe.Pointer(&m.Data[0]))
+			info.Ifindex = 0
+			return unix.PktInfo6(&info)
+		}
+	}
+	return nil
 }
 
 func (s *socket) send(data []byte) error {

@@ -26,7 +26,9 @@ type BridgeNode struct {
 	Bridge *Bridge
 	// IPv4 and IPv6 are the node's addresses.
 	IPv4, IPv6 netip.Addr
-	pods       int
+	// Uplink is eth0's.
+	Uplink *Port
+	pods   int
 }
 
 // NewThreeNodes builds the cluster, without any proxy's rules and without pods.
@@ -57,8 +59,8 @@ func (c *ThreeNodes) newNode(number int) *BridgeNode {
 		IPv4: netip.AddrFrom4([4]byte{192, 168, 50, byte(10 + number)}),
 		IPv6: netip.MustParseAddr(fmt.Sprintf("fd00:50::1%d", number)),
 	}
-	port := c.Segment.Attach(n.Namespace, "eth0", n.IPv4.String()+"/24", n.IPv6.String()+"/64")
-	port.Accept(n.PodSubnets()...)
+	n.Uplink = c.Segment.Attach(n.Namespace, "eth0", n.IPv4.String()+"/24", n.IPv6.String()+"/64")
+	n.Uplink.Accept(n.PodSubnets()...)
 	c.Segment.DefaultRoute(n.Namespace, "eth0")
 	n.Bridge = n.Node.Bridge("cni0", fmt.Sprintf("10.244.%d.1/24", number), fmt.Sprintf("fd00:244:%d::1/64", number))
 	return n

@@ -19,6 +19,7 @@ import (
 	"github.com/flannel-io/flannel/pkg/ip"
 	"github.com/flannel-io/flannel/pkg/lease"
 	"github.com/flannel-io/flannel/pkg/subnet"
+	"github.com/flannel-io/flannel/pkg/trafficmngr/iptables"
 )
 
 func main() {
@@ -43,8 +44,27 @@ func run(own, other string) error {
 	if err != nil {
 		return err
 	}
+	if err := traffic(network.Lease()); err != nil {
+		return err
+	}
 	fmt.Println("registered")
 	network.Run(context.Background())
+	return nil
+}
+
+// traffic has flannel write its rules for forwarding and masquerading, and repeat that
+// every 5 s, as its daemon does by default in Kubernetes (--ip-masq).
+func traffic(own *lease.Lease) error {
+	const resync = 5
+	ctx, c := context.Background(), config()
+	manager := &iptables.IPTablesManager{}
+	if err := manager.Init(ctx); err != nil {
+		return err
+	}
+	if err := manager.SetupAndEnsureMasqRules(ctx, c.Network, own.Subnet, c.Network, c.IPv6Network, own.IPv6Subnet, c.IPv6Network, own, resync, false); err != nil {
+		return err
+	}
+	manager.SetupAndEnsureForwardRules(ctx, c.Network, c.IPv6Network, resync)
 	return nil
 }
 

@@ -144,7 +144,7 @@ func TestNeighbourAWSSecurityGroups(t *testing.T) {
 					What: fmt.Sprintf(awsWhat, ", `SetupBranchENIPodNetwork`") +
 						" The client “pod with security groups” has a branch ENI (a VLAN of a trunk ENI) of its own.",
 					Missing: "Endpoints with a branch ENI; the security groups themselves, which are the cloud's."},
-				build:  func(s *side) { buildBranches(s, mode) },
+				build: func(s *side) { buildBranches(s, mode) }, restart: func(s *side) { setUpTrunk(&awsNode{side: s, env: enforcing(mode)}) },
 				wanted: func(q Question) bool { return strings.Contains(q.Client, "security") },
 				traced: []string{"pod with security groups"},
 			}.run(t)
@@ -153,14 +153,12 @@ func TestNeighbourAWSSecurityGroups(t *testing.T) {
 }
 
 func buildBranches(s *side, mode string) {
-	n := newAWSNode(s, "POD_SECURITY_GROUP_ENFORCING_MODE="+mode)
+	n := newAWSNode(s, enforcing(mode)...)
 	trunk := s.Fabric.Segment(awsENIGateway)
 	eth1 := trunk.Attach(s.Node.Namespace, "eth1")
 	eth1.Own(awsENI)
 	eth1.Accept("10.12.200.0/24", "fd00:12:200::/64", "fe80::/10")
-	n.host(true)
-	n.step("eni", map[string]any{"IP": awsENI, "MAC": s.Node.MAC("eth1").String(), "Subnet": awsENISubnet, "Table": awsENITable, "Trunk": true})
-	n.carryOut()
+	setUpTrunk(n)
 	pod, pod6 := n.pod("pod", 0, "10.12.97.60"), n.pod("pod6", 0, "fd00:12:97:0:1::2")
 	hereV4, hereV6 := n.pod("here", 0, "10.12.97.61"), n.pod("here6", 0, "fd00:12:97:0:1::3")
 	group := n.branch(trunk, mode, "group", 1, "10.12.200.44", "10.12.200.1", "10.12.200.1/24")
@@ -170,6 +168,15 @@ func buildBranches(s *side, mode string) {
 	s.addClients("pod with security groups", true, group, group6)
 	s.addServer(here, hereV4.Namespace, hereV4.Addresses...)
 	s.addServer(here, hereV6.Namespace, hereV6.Addresses...)
+}
+
+func enforcing(mode string) []string { return []string{"POD_SECURITY_GROUP_ENFORCING_MODE=" + mode} }
+
+// setUpTrunk does what the CNI's daemon does when it starts on a node with a trunk ENI.
+func setUpTrunk(n *awsNode) {
+	n.host(true)
+	n.step("eni", map[string]any{"IP": awsENI, "MAC": n.Node.MAC("eth1").String(), "Subnet": awsENISubnet, "Table": awsENITable, "Trunk": true})
+	n.carryOut()
 }
 
 // branch makes a pod with a branch ENI. The fabric knows the ENI's hardware address,

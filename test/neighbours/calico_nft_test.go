@@ -51,7 +51,7 @@ func calicoNFT(p plan, family int) string {
 			fmt.Fprintf(&rules, "add rule %s calico %s-%s %s\n", word, table, words[1], strings.Join(nftRule(table, word, words[2:]), " "))
 		}
 	}
-	return fmt.Sprintf("table %s calico {\n%s%s}\ntable %s calico {%s}\n%s", word, sets.String(), declared.String(), word, calicoBases, rules.String())
+	return fmt.Sprintf("table %[1]s calico {\n%[2]s%[3]s}\nflush table %[1]s calico\ntable %[1]s calico {%[4]s}\n%[5]s", word, sets.String(), declared.String(), calicoBases, rules.String())
 }
 
 // nftRule translates what calicoRules uses of iptables.

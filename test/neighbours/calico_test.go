@@ -44,8 +44,8 @@ func TestNeighbourCalico(t *testing.T) {
 				key: "calico-" + mode.name, plan: ordinaryPlan,
 				Result: Result{Order: 20 + i, Title: "Calico (Felix), " + mode.title,
 					What:    fmt.Sprintf(calicoWhat, mode.plane, mode.rewrites),
-					Missing: "Felix itself, whose module is not served; host endpoints; overlays; the eBPF data plane."},
-				build:  func(s *side) { buildCalico(s, mode.name) },
+					Missing: "Felix itself, whose module is not served (its restart is a rewriting of all its chains); host endpoints; overlays; the eBPF data plane."},
+				build: func(s *side) { buildCalico(s, mode.name) }, restart: func(s *side) { writeCalico(s, mode.name) },
 				checks: []check{policyHolds(0), policyHolds(1)},
 			}.run(t)
 		})
@@ -62,20 +62,26 @@ func buildCalico(s *side, mode string) {
 	denied := pod("denied", calicoDenied[:]...)
 	s.state["denied"] = denied.Name
 	s.extra = append(s.extra, &client{name: "denied", hosts: [2]*lab.Namespace{denied.Namespace, denied.Namespace}, inside: true})
-	if mode == "nftables" {
-		for family := range 2 {
-			s.Node.Feed(calicoNFT(s.plan, family), "nft", "-f", "-")
-		}
-		return
-	}
-	for family, restore := range []string{"iptables-restore", "ip6tables-restore"} {
-		s.Node.Feed(calicoSets(s.plan, family), "ipset", "restore")
-		s.Node.Feed(calicoRules(family), restore, "-w", "--noflush")
-	}
-	if mode == "insert" {
+	writeCalico(s, mode)
+	switch mode {
+	case "insert":
 		s.Node.Start("sh", "-c", calicoLoop)
-	} else {
+	case "append":
 		s.commands(calicoJumps("-A"))
+	}
+}
+
+// writeCalico writes all chains, as Felix does when it starts: what is in them is
+// replaced in one transaction for each table. Jumps that are there stay.
+func writeCalico(s *side, mode string) {
+	s.t.Helper()
+	for family, restore := range []string{"iptables-restore", "ip6tables-restore"} {
+		if mode == "nftables" {
+			s.Node.Feed(calicoNFT(s.plan, family), "nft", "-f", "-")
+			continue
+		}
+		s.Node.Feed(calicoSets(s.plan, family), "ipset", "restore", "-exist")
+		s.Node.Feed(calicoRules(family), restore, "-w", "--noflush")
 	}
 }
 

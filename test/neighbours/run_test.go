@@ -91,9 +91,17 @@ func (u setup) run(t *testing.T) {
 		r.Checks = append(r.Checks, c.compare(sides))
 	}
 	r.Checks = append(r.Checks, u.restarts(sides)...)
+	u.judge(t, r)
 	r.Seconds = int(time.Since(begin).Seconds())
 	r.Time, r.Version = time.Now().UTC(), os.Getenv("NEIGHBOURS_VERSION")
-	u.judge(t, r)
+	if os.Getenv("NEIGHBOURS_KERNEL") != "" {
+		release, err := os.ReadFile("/proc/sys/kernel/osrelease")
+		if err != nil {
+			t.Fatal(err)
+		}
+		r.Kernel = strings.TrimSpace(string(release))
+		u.key += "-" + r.Kernel
+	}
 	u.write(t, r)
 }
 

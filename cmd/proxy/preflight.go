@@ -10,7 +10,7 @@ import (
 
 	"github.com/kube-ipvs/kube-ipvs/pkg/doctor"
 	"github.com/kube-ipvs/kube-ipvs/pkg/health"
-	"github.com/kube-ipvs/kube-ipvs/pkg/kernel"
+	"github.com/kube-ipvs/kube-ipvs/pkg/kernel/program"
 	"github.com/kube-ipvs/kube-ipvs/pkg/nat"
 )
 
@@ -101,12 +101,12 @@ func iptablesVariants() []doctor.Variant {
 	var out []doctor.Variant
 	for _, variant := range []nat.Variant{nat.NFT, nat.Legacy, nat.Default} {
 		name := variant.String()
-		version, _, err := kernel.Run(name, "", "--version")
+		version, _, err := program.Run(name, "", "--version")
 		if err != nil || variant == nat.Default && len(out) > 0 {
 			continue // the plain name is one of the others
 		}
 		v := doctor.Variant{Name: name, Version: strings.TrimSpace(version)}
-		rules, _, _ := kernel.Run(name+"-save", "") // no rules if they cannot be read
+		rules, _, _ := program.Run(name+"-save", "") // no rules if they cannot be read
 		for line := range strings.Lines(rules) {
 			if strings.HasPrefix(line, "-A ") && strings.Contains(line, "KUBE-") {
 				v.Rules++

@@ -29,7 +29,7 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/inspect"
 	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
 	"github.com/kube-ipvs/kube-ipvs/pkg/ipvs"
-	"github.com/kube-ipvs/kube-ipvs/pkg/kernel"
+	"github.com/kube-ipvs/kube-ipvs/pkg/kernel/program"
 	"github.com/kube-ipvs/kube-ipvs/pkg/source"
 	"github.com/kube-ipvs/kube-ipvs/pkg/trace"
 )
@@ -294,7 +294,7 @@ func (d *dump) kernel() {
 		"iptables-legacy-save": {"iptables-legacy-save", "-c"}, "ip6tables-legacy-save": {"ip6tables-legacy-save", "-c"},
 		"iptables-version": {"iptables-nft", "--version"}, "nft": {"nft", "list", "ruleset"},
 	} {
-		out, stderr, err := kernel.Run(command[0], "", command[1:]...)
+		out, stderr, err := program.Run(command[0], "", command[1:]...)
 		if err != nil {
 			err = fmt.Errorf("%w: %s", err, strings.TrimSpace(stderr))
 		}

@@ -13,7 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
-	"github.com/kube-ipvs/kube-ipvs/pkg/kernel"
+	"github.com/kube-ipvs/kube-ipvs/pkg/kernel/nlmsg"
 )
 
 // Only the library's sockets and attributes are used. Its function for deletion reads
@@ -171,7 +171,7 @@ func parseMessage(message []byte) ([]syscall.NetlinkRouteAttr, error) {
 	if len(message) < nl.SizeofNfgenmsg {
 		return nil, errMalformed
 	}
-	list, err := kernel.Attributes(message[nl.SizeofNfgenmsg:])
+	list, err := nlmsg.Attributes(message[nl.SizeofNfgenmsg:])
 	if err != nil {
 		return nil, errMalformed
 	}
@@ -234,7 +234,7 @@ type attributes [8][]byte
 
 func parse(data []byte) (attributes, error) {
 	var values attributes
-	list, err := kernel.Attributes(data)
+	list, err := nlmsg.Attributes(data)
 	if err != nil {
 		return values, errMalformed
 	}

@@ -15,7 +15,7 @@ import (
 
 	"github.com/kube-ipvs/kube-ipvs/pkg/health"
 	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
-	"github.com/kube-ipvs/kube-ipvs/pkg/kernel"
+	"github.com/kube-ipvs/kube-ipvs/pkg/kernel/program"
 	"github.com/kube-ipvs/kube-ipvs/pkg/plan"
 	"github.com/kube-ipvs/kube-ipvs/pkg/trace"
 )
@@ -131,7 +131,7 @@ func answers(ctx context.Context, ports []int) []Answer {
 
 // tables returns the tables of nftables, if nft(8) is installed.
 func tables() []string {
-	text, _, err := kernel.Run("nft", "", "--json", "list", "tables")
+	text, _, err := program.Run("nft", "", "--json", "list", "tables")
 	if err != nil {
 		return nil
 	}

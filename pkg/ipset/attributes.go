@@ -10,7 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
-	"github.com/kube-ipvs/kube-ipvs/pkg/kernel"
+	"github.com/kube-ipvs/kube-ipvs/pkg/kernel/nlmsg"
 )
 
 // Flags of an attribute's type, as ints.
@@ -132,7 +132,7 @@ func (l *listing) parseMembers(data []byte) error {
 	}
 	var attributes attributes
 	for len(data) > 0 {
-		_, member, rest, err := kernel.NextAttribute(data)
+		_, member, rest, err := nlmsg.NextAttribute(data)
 		if err != nil {
 			return malformed("list of members", data)
 		}
@@ -218,7 +218,7 @@ func parseNet(address, length []byte) (netip.Prefix, error) {
 }
 
 func parseAddr(data []byte) (netip.Addr, error) {
-	kind, value, _, err := kernel.NextAttribute(data)
+	kind, value, _, err := nlmsg.NextAttribute(data)
 	if err != nil {
 		return netip.Addr{}, malformed("address", data)
 	}
@@ -238,7 +238,7 @@ type attributes [32][]byte
 func (m *attributes) parse(data []byte) error {
 	*m = attributes{}
 	for rest := data; len(rest) > 0; {
-		kind, value, next, err := kernel.NextAttribute(rest)
+		kind, value, next, err := nlmsg.NextAttribute(rest)
 		if err != nil {
 			return malformed("list of attributes", data)
 		}

@@ -9,7 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
-	"github.com/kube-ipvs/kube-ipvs/pkg/kernel"
+	"github.com/kube-ipvs/kube-ipvs/pkg/kernel/nlmsg"
 )
 
 // Changes are written here and not through github.com/moby/ipvs, which sends one request,
@@ -59,7 +59,7 @@ var commands = map[Op]uint8{
 
 // writer sends changes to the kernel, many in one write.
 type writer struct {
-	*kernel.Writer
+	*nlmsg.Writer
 	family uint16 // generic netlink family, numbered by the kernel at run time
 }
 
@@ -68,14 +68,14 @@ func newWriter(timeout time.Duration) (*writer, error) {
 	if err != nil {
 		return nil, fmt.Errorf("look for IPVS in the kernel: %w", err)
 	}
-	w, err := kernel.NewWriter(unix.NETLINK_GENERIC, timeout)
+	w, err := nlmsg.NewWriter(unix.NETLINK_GENERIC, timeout)
 	if err != nil {
 		return nil, err
 	}
 	return &writer{w, family.ID}, nil
 }
 
-// write sends at most kernel.BatchSize changes and returns one answer for each. If it
+// write sends at most nlmsg.BatchSize changes and returns one answer for each. If it
 // returns an error, the answers are unknown.
 func (w *writer) write(changes []Change) ([]error, error) {
 	for _, c := range changes {
@@ -98,50 +98,50 @@ func appendRequest(b []byte, c Change) []byte {
 // appendService appends the attributes of the virtual server: its key and, for an add or
 // update, its settings.
 func appendService(b []byte, c Change) []byte {
-	b, begin := kernel.OpenAttr(b, attrService)
+	b, begin := nlmsg.OpenAttr(b, attrService)
 	family, netmask := uint16(unix.AF_INET), uint32(0xffffffff)
 	if c.Key.Family() == ip.IPv6 {
 		family, netmask = unix.AF_INET6, 128
 	}
-	b = kernel.AppendUint16(b, serviceFamily, family)
+	b = nlmsg.AppendUint16(b, serviceFamily, family)
 	if c.Key.FWMark != 0 {
-		b = kernel.AppendUint32(b, serviceMark, c.Key.FWMark)
+		b = nlmsg.AppendUint32(b, serviceMark, c.Key.FWMark)
 	} else {
-		b = kernel.AppendUint16(b, serviceProtocol, uint16(c.Key.Protocol))
-		b = kernel.AppendAttr(b, serviceAddress, c.Key.Addr.AsSlice())
+		b = nlmsg.AppendUint16(b, serviceProtocol, uint16(c.Key.Protocol))
+		b = nlmsg.AppendAttr(b, serviceAddress, c.Key.Addr.AsSlice())
 		b = appendPort(b, servicePort, c.Key.Port)
 	}
 	switch c.Op {
 	case AddVirtualServer, UpdateVirtualServer:
 		vs := c.VirtualServer
-		b = kernel.AppendAttr(b, serviceScheduler, append([]byte(vs.Scheduler), 0))
+		b = nlmsg.AppendAttr(b, serviceScheduler, append([]byte(vs.Scheduler), 0))
 		// The second word is the mask of the flags to set: all.
 		flags := binary.NativeEndian.AppendUint32(nil, uint32(vs.Flags))
-		b = kernel.AppendAttr(b, serviceFlags, append(flags, 0xff, 0xff, 0xff, 0xff))
-		b = kernel.AppendUint32(b, serviceTimeout, vs.Timeout)
+		b = nlmsg.AppendAttr(b, serviceFlags, append(flags, 0xff, 0xff, 0xff, 0xff))
+		b = nlmsg.AppendUint32(b, serviceTimeout, vs.Timeout)
 		// Persistence is by full client address: a mask in IPv4, a prefix
 		// length in IPv6.
-		b = kernel.AppendUint32(b, serviceNetmask, netmask)
+		b = nlmsg.AppendUint32(b, serviceNetmask, netmask)
 	}
-	return kernel.CloseAttr(b, begin)
+	return nlmsg.CloseAttr(b, begin)
 }
 
 // appendDest appends the attributes of the real server. The kernel requires both connection
 // thresholds.
 func appendDest(b []byte, c Change) []byte {
-	b, begin := kernel.OpenAttr(b, attrDest)
-	b = kernel.AppendAttr(b, destAddress, c.Dest.Addr().AsSlice())
+	b, begin := nlmsg.OpenAttr(b, attrDest)
+	b = nlmsg.AppendAttr(b, destAddress, c.Dest.Addr().AsSlice())
 	b = appendPort(b, destPort, c.Dest.Port())
 	if c.Op != DeleteRealServer {
-		b = kernel.AppendUint32(b, destForwarding, forwardMasquerade)
-		b = kernel.AppendUint32(b, destWeight, uint32(c.RealServer.Weight))
-		b = kernel.AppendUint32(b, destUpperThreshold, c.RealServer.MaxConnections)
-		b = kernel.AppendUint32(b, destLowerThreshold, 0) // 0: the kernel uses three quarters of the upper one
+		b = nlmsg.AppendUint32(b, destForwarding, forwardMasquerade)
+		b = nlmsg.AppendUint32(b, destWeight, uint32(c.RealServer.Weight))
+		b = nlmsg.AppendUint32(b, destUpperThreshold, c.RealServer.MaxConnections)
+		b = nlmsg.AppendUint32(b, destLowerThreshold, 0) // 0: the kernel uses three quarters of the upper one
 	}
-	return kernel.CloseAttr(b, begin)
+	return nlmsg.CloseAttr(b, begin)
 }
 
 // appendPort appends a port, which is in network byte order.
 func appendPort(b []byte, kind, port uint16) []byte {
-	return kernel.AppendAttr(b, kind, binary.BigEndian.AppendUint16(nil, port))
+	return nlmsg.AppendAttr(b, kind, binary.BigEndian.AppendUint16(nil, port))
 }

@@ -21,7 +21,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
-	"github.com/kube-ipvs/kube-ipvs/pkg/kernel"
+	"github.com/kube-ipvs/kube-ipvs/pkg/kernel/nlmsg"
 )
 
 func TestKernel(t *testing.T) {
@@ -290,7 +290,7 @@ func TestTimedOutSocket(t *testing.T) {
 func TestManyChanges(t *testing.T) {
 	c := openKernel(t)
 	var changes []Change
-	for i := range 3*kernel.BatchSize + 1 {
+	for i := range 3*nlmsg.BatchSize + 1 {
 		vs := VirtualServer{Scheduler: "rr"}
 		if i%50 == 49 {
 			vs.Scheduler = "nosuch"

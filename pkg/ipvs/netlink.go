@@ -15,7 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
-	"github.com/kube-ipvs/kube-ipvs/pkg/kernel"
+	"github.com/kube-ipvs/kube-ipvs/pkg/kernel/nlmsg"
 )
 
 // answerTimeout limits one request. Adding a virtual server can load a scheduler's module,
@@ -220,7 +220,7 @@ func (s *socket) list() (map[Key]map[netip.AddrPort]RealServer, error) {
 // once for each change.
 func (s *socket) execute(changes []Change) []error {
 	errs := make([]error, 0, len(changes))
-	for batch := range slices.Chunk(changes, kernel.BatchSize) {
+	for batch := range slices.Chunk(changes, nlmsg.BatchSize) {
 		answers, err := s.write(batch)
 		if err != nil {
 			answers = slices.Repeat([]error{err}, len(batch))
@@ -249,7 +249,7 @@ func (s *socket) write(batch []Change) ([]error, error) {
 	}
 	s.writer.Close()
 	s.writer = nil
-	if kernel.IsTimeout(err) {
+	if nlmsg.IsTimeout(err) {
 		err = fmt.Errorf("no answer from IPVS in %s: %w", s.timeout, unix.ETIMEDOUT)
 	}
 	return nil, err

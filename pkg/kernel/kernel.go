@@ -1,6 +1,7 @@
-// Package kernel holds what the kernel packages share: failures and errno classes (this
-// file), batched netlink requests (Writer), netlink attributes, notifications (Follow),
-// nf_tables transactions (Change, Foreign), and running programs (Run).
+// Package kernel holds what the kernel packages share: the failure of a change, and
+// classes of errnos. Package nlmsg sends and parses netlink messages, package generation
+// tells our nf_tables transactions from those of other programs, and package program runs
+// programs.
 //
 // The kernel packages (ipvs, ipset, nat, routing, sysctl) have the same shape. Observe
 // reads the kernel's state into plain values, and Apply makes changes and returns those

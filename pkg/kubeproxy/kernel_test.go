@@ -9,7 +9,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/kube-ipvs/kube-ipvs/pkg/kernel"
+	"github.com/kube-ipvs/kube-ipvs/pkg/kernel/program"
 )
 
 func init() {
@@ -26,7 +26,7 @@ func init() {
 		}
 		for _, family := range []string{"ip", "ip6"} {
 			text := strings.ReplaceAll("table FAMILY kube-proxy {\n chain nat-prerouting { type nat hook prerouting priority dstnat; tcp dport 80 counter; }\n}\ntable FAMILY others {}\n", "FAMILY", family)
-			if _, stderr, err := kernel.Run("nft", text, "-f", "-"); err != nil {
+			if _, stderr, err := program.Run("nft", text, "-f", "-"); err != nil {
 				t.Fatalf("%v: %s", err, stderr)
 			}
 		}

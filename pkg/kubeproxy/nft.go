@@ -6,7 +6,8 @@ import (
 	"strings"
 
 	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
-	"github.com/kube-ipvs/kube-ipvs/pkg/kernel"
+	"github.com/kube-ipvs/kube-ipvs/pkg/kernel/generation"
+	"github.com/kube-ipvs/kube-ipvs/pkg/kernel/program"
 )
 
 // names are the tables as listed by nft.
@@ -31,7 +32,7 @@ func New() (*NFT, error) {
 
 // Observe returns the existing tables.
 func (n *NFT) Observe() (State, error) {
-	text, stderr, err := kernel.Run(n.program, "", "list", "tables")
+	text, stderr, err := program.Run(n.program, "", "list", "tables")
 	if err != nil {
 		return nil, fmt.Errorf("nft list tables: %w: %s", err, strings.TrimSpace(stderr))
 	}
@@ -53,8 +54,8 @@ func (n *NFT) Apply(changes []Change) []Failure {
 	for _, c := range changes {
 		// Created first, so that it exists.
 		input := names[c.Family] + "\ndelete " + names[c.Family] + "\n"
-		err := kernel.Change(1, func() error {
-			_, stderr, err := kernel.Run(n.program, input, "-f", "-")
+		err := generation.Change(1, func() error {
+			_, stderr, err := program.Run(n.program, input, "-f", "-")
 			if err != nil {
 				return fmt.Errorf("%w: %s", err, strings.TrimSpace(stderr))
 			}

@@ -7,7 +7,8 @@ import (
 	"strings"
 
 	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
-	"github.com/kube-ipvs/kube-ipvs/pkg/kernel"
+	"github.com/kube-ipvs/kube-ipvs/pkg/kernel/generation"
+	"github.com/kube-ipvs/kube-ipvs/pkg/kernel/program"
 )
 
 // NFT accesses the kernel's rules by the program nft. It may be used concurrently, and
@@ -128,7 +129,7 @@ func (n *NFT) Apply(changes []Change) []Failure {
 	for _, c := range changes {
 		err := check(c)
 		if err == nil {
-			err = kernel.Change(1, func() error { _, err := n.run(input(c), "-f", "-"); return err })
+			err = generation.Change(1, func() error { _, err := n.run(input(c), "-f", "-"); return err })
 		}
 		if err != nil {
 			failures = append(failures, Failure{Change: c, Err: err})
@@ -138,7 +139,7 @@ func (n *NFT) Apply(changes []Change) []Failure {
 }
 
 func (n *NFT) run(input string, args ...string) (string, error) {
-	stdout, stderr, err := kernel.Run(n.program, input, args...)
+	stdout, stderr, err := program.Run(n.program, input, args...)
 	if err != nil {
 		return "", fmt.Errorf("nft %s: %w: %s", strings.Join(args, " "), err, strings.TrimSpace(stderr))
 	}

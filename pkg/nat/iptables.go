@@ -11,6 +11,8 @@ import (
 
 	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
 	"github.com/kube-ipvs/kube-ipvs/pkg/kernel"
+	"github.com/kube-ipvs/kube-ipvs/pkg/kernel/generation"
+	"github.com/kube-ipvs/kube-ipvs/pkg/kernel/program"
 )
 
 // IPTables accesses the kernel's ruleset of one family by the distribution's iptables,
@@ -86,7 +88,7 @@ func (t *IPTables) save() (string, error) {
 	if t.variant == Legacy && !hasLegacyTables(t.family) {
 		return "", nil
 	}
-	stdout, stderr, err := kernel.Run(t.saveCmd, "")
+	stdout, stderr, err := program.Run(t.saveCmd, "")
 	if err == nil {
 		return stdout, nil
 	}
@@ -95,7 +97,7 @@ func (t *IPTables) save() (string, error) {
 	}
 	var out strings.Builder
 	for name := range baseChains {
-		stdout, stderr, err := kernel.Run(t.saveCmd, "", "-t", string(name))
+		stdout, stderr, err := program.Run(t.saveCmd, "", "-t", string(name))
 		switch {
 		case err == nil:
 			out.WriteString(stdout)
@@ -144,7 +146,7 @@ func (t *IPTables) partly(name Table, own Owned) (*table, error) {
 
 // list returns the rules of a chain, or false if it does not exist or cannot be listed.
 func (t *IPTables) list(name Table, chain string) ([]Rule, bool, error) {
-	stdout, stderr, err := kernel.Run(t.command, "", "-w", "5", "-t", string(name), "-S", chain)
+	stdout, stderr, err := program.Run(t.command, "", "-w", "5", "-t", string(name), "-S", chain)
 	if err != nil {
 		if err := programError("", stderr, err); kernel.IsTransient(err) || kernel.IsPermission(err) || strings.TrimSpace(stderr) == "" {
 			return nil, false, err
@@ -168,7 +170,7 @@ func (t *IPTables) jumpsIn(c Chain, jumps []Jump) []Rule {
 			continue
 		}
 		args := append([]string{"-w", "5", "-t", string(c.Table), "-C", c.Name}, words...)
-		if _, _, err := kernel.Run(t.command, "", args...); err == nil {
+		if _, _, err := program.Run(t.command, "", args...); err == nil {
 			out = append(out, j.Rule)
 		}
 	}
@@ -178,8 +180,8 @@ func (t *IPTables) jumpsIn(c Chain, jumps []Jump) []Rule {
 // restore waits 5 s for the lock of the legacy programs. It sets no interval, which
 // programs since 1.8.8 ignore.
 func (t *IPTables) restore(input string) error {
-	return kernel.Change(strings.Count(input, "COMMIT\n"), func() error {
-		_, stderr, err := kernel.Run(t.restoreCmd, input, "--noflush", "-w", "5")
+	return generation.Change(strings.Count(input, "COMMIT\n"), func() error {
+		_, stderr, err := program.Run(t.restoreCmd, input, "--noflush", "-w", "5")
 		if err != nil {
 			return programError(input, stderr, err)
 		}

@@ -15,7 +15,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
-	"github.com/kube-ipvs/kube-ipvs/pkg/kernel"
+	"github.com/kube-ipvs/kube-ipvs/pkg/kernel/generation"
+	"github.com/kube-ipvs/kube-ipvs/pkg/kernel/program"
 )
 
 // init adds both variants of iptables to the implementations that every test
@@ -230,9 +231,9 @@ func TestWatch(t *testing.T) {
 	}
 	// While ours is written another program writes, in a process of the same ID for
 	// all that the messages tell.
-	err = kernel.Change(1, func() error {
+	err = generation.Change(1, func() error {
 		for _, chain := range []string{"OURS", "THEIRS"} {
-			if _, text, err := kernel.Run("iptables-nft-restore", "*nat\n:"+chain+" -\n-A "+chain+" -p tcp -j RETURN\nCOMMIT\n", "--noflush"); err != nil {
+			if _, text, err := program.Run("iptables-nft-restore", "*nat\n:"+chain+" -\n-A "+chain+" -p tcp -j RETURN\nCOMMIT\n", "--noflush"); err != nil {
 				return fmt.Errorf("%w: %s", err, text)
 			}
 		}

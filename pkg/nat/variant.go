@@ -12,7 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
-	"github.com/kube-ipvs/kube-ipvs/pkg/kernel"
+	"github.com/kube-ipvs/kube-ipvs/pkg/kernel/program"
 )
 
 // Variant is a back end of iptables: the suffix of its programs' names after
@@ -167,15 +167,15 @@ func count(saved func(Variant, ip.Family, Table) (string, error), v Variant) int
 }
 
 func savedBy(v Variant, family ip.Family, table Table) (string, error) {
-	program := "iptables"
+	name := "iptables"
 	if family == ip.IPv6 {
-		program = "ip6tables"
+		name = "ip6tables"
 	}
 	var args []string
 	if table != "" {
 		args = []string{"-t", string(table)}
 	}
-	stdout, stderr, err := kernel.Run(program+string(v)+"-save", "", args...)
+	stdout, stderr, err := program.Run(name+string(v)+"-save", "", args...)
 	if err != nil {
 		return "", programError("", stderr, err)
 	}

@@ -9,7 +9,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
-	"github.com/kube-ipvs/kube-ipvs/pkg/kernel"
+	"github.com/kube-ipvs/kube-ipvs/pkg/kernel/generation"
+	"github.com/kube-ipvs/kube-ipvs/pkg/kernel/nlmsg"
 )
 
 // Watcher reports changes of rules that the kernel announces: those of nf_tables. It
@@ -40,14 +41,14 @@ func (Watcher) Watch(ctx context.Context, concerns func(Chain) bool, changed fun
 	}
 	_ = socket.SetReceiveBufferSize(watchBuffer, true)
 	pending := false // a change of the transaction being announced
-	err = kernel.Follow(ctx, socket, func(m syscall.NetlinkMessage) {
+	err = nlmsg.Follow(ctx, socket, func(m syscall.NetlinkMessage) {
 		if c, ok := changedChain(m); ok && concerns(c) {
 			pending = true
 		}
 		if m.Header.Type == unix.NFNL_SUBSYS_NFTABLES<<8|msgNewGen && pending {
 			pending = false
-			if n, ok := kernel.GenerationOf(m.Data); ok {
-				kernel.Foreign(n, changed)
+			if n, ok := generation.Of(m.Data); ok {
+				generation.Foreign(n, changed)
 			} else {
 				changed()
 			}
@@ -99,7 +100,7 @@ func changedChain(m syscall.NetlinkMessage) (Chain, bool) {
 	default:
 		return Chain{}, false // not a table of iptables
 	}
-	attributes, err := kernel.Attributes(m.Data[sizeofNfgenmsg:])
+	attributes, err := nlmsg.Attributes(m.Data[sizeofNfgenmsg:])
 	if err != nil {
 		return Chain{}, false
 	}

@@ -8,7 +8,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
-	"github.com/kube-ipvs/kube-ipvs/pkg/kernel"
+	"github.com/kube-ipvs/kube-ipvs/pkg/kernel/nlmsg"
 )
 
 const nftables = unix.NFNL_SUBSYS_NFTABLES << 8
@@ -17,7 +17,7 @@ const nftables = unix.NFNL_SUBSYS_NFTABLES << 8
 func message(kind uint16, family byte, attributes ...string) syscall.NetlinkMessage {
 	data := []byte{family, 0, 0, 0}
 	for i, text := range attributes {
-		data = kernel.AppendAttr(data, uint16(1+i), append([]byte(text), 0))
+		data = nlmsg.AppendAttr(data, uint16(1+i), append([]byte(text), 0))
 	}
 	return syscall.NetlinkMessage{Header: syscall.NlMsghdr{Type: kind}, Data: data}
 }

@@ -6,7 +6,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/kube-ipvs/kube-ipvs/pkg/kernel"
+	"github.com/kube-ipvs/kube-ipvs/pkg/kernel/nlmsg"
 )
 
 // Changes to VIPs are written here and not through the netlink library, which waits for the
@@ -16,19 +16,19 @@ import (
 // applyBatch writes many changes at once. It returns those that the kernel refused: applied
 // one by one, they turn out to be harmless or get an error with a reason.
 func (s *session) applyBatch(changes []Change) []Change {
-	writer, err := kernel.NewWriter(unix.NETLINK_ROUTE, requestLimit)
+	writer, err := nlmsg.NewWriter(unix.NETLINK_ROUTE, requestLimit)
 	if err != nil {
 		return changes
 	}
 	defer writer.Close()
 	var rest []Change
-	for batch := range slices.Chunk(changes, kernel.BatchSize) {
+	for batch := range slices.Chunk(changes, nlmsg.BatchSize) {
 		rest = append(rest, s.batch(writer, batch)...)
 	}
 	return rest
 }
 
-func (s *session) batch(w *kernel.Writer, changes []Change) []Change {
+func (s *session) batch(w *nlmsg.Writer, changes []Change) []Change {
 	var sent, rest []Change
 	for _, c := range changes {
 		link := DummyLink
@@ -56,7 +56,7 @@ func (s *session) batch(w *kernel.Writer, changes []Change) []Change {
 }
 
 // request queues the message of a change.
-func (s *session) request(w *kernel.Writer, c Change, link uint32) {
+func (s *session) request(w *nlmsg.Writer, c Change, link uint32) {
 	switch c.Op {
 	case AddAddress:
 		w.Add(unix.RTM_NEWADDR, unix.NLM_F_CREATE|unix.NLM_F_EXCL, func(b []byte) []byte { return s.appendAddress(b, c, link) })
@@ -82,8 +82,8 @@ func (s *session) appendAddress(b []byte, c Change, link uint32) []byte {
 	}
 	b = append(b, family, uint8(c.Address.BitLen()), flags, scope)
 	b = binary.NativeEndian.AppendUint32(b, link)
-	b = kernel.AppendAttr(b, unix.IFA_LOCAL, c.Address.AsSlice())
-	return kernel.AppendAttr(b, unix.IFA_ADDRESS, c.Address.AsSlice())
+	b = nlmsg.AppendAttr(b, unix.IFA_LOCAL, c.Address.AsSlice())
+	return nlmsg.AppendAttr(b, unix.IFA_ADDRESS, c.Address.AsSlice())
 }
 
 // appendRoute appends a struct rtmsg and its attributes; see newRoute. Table numbers that do
@@ -94,11 +94,11 @@ func appendRoute(b []byte, r Route, protocol, scope uint8, link uint32) []byte {
 		table = uint8(r.Table)
 	}
 	b = append(b, uint8(familyNumber(r.Family)), uint8(r.Dst.Bits()), 0, 0, table, protocol, scope, unix.RTN_LOCAL, 0, 0, 0, 0)
-	b = kernel.AppendAttr(b, unix.RTA_DST, r.Dst.Addr().AsSlice())
-	b = kernel.AppendUint32(b, unix.RTA_OIF, link)
-	b = kernel.AppendUint32(b, unix.RTA_TABLE, uint32(r.Table))
+	b = nlmsg.AppendAttr(b, unix.RTA_DST, r.Dst.Addr().AsSlice())
+	b = nlmsg.AppendUint32(b, unix.RTA_OIF, link)
+	b = nlmsg.AppendUint32(b, unix.RTA_TABLE, uint32(r.Table))
 	if r.Metric != 0 {
-		b = kernel.AppendUint32(b, unix.RTA_PRIORITY, uint32(r.Metric))
+		b = nlmsg.AppendUint32(b, unix.RTA_PRIORITY, uint32(r.Metric))
 	}
 	return b
 }

@@ -11,7 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
-	"github.com/kube-ipvs/kube-ipvs/pkg/kernel"
+	"github.com/kube-ipvs/kube-ipvs/pkg/kernel/nlmsg"
 )
 
 // Lost is something of ours that was deleted, by another program or by Apply: a Rule, which
@@ -118,7 +118,7 @@ func parseRule(data []byte) (rawRule, bool) {
 	action, known := actionsByNumber[data[7]]
 	r.Action, r.Other = action, !known
 	r.Invert = binary.NativeEndian.Uint32(data[8:])&unix.FIB_RULE_INVERT != 0
-	attributes, err := kernel.Attributes(data[header:])
+	attributes, err := nlmsg.Attributes(data[header:])
 	for _, a := range attributes {
 		r.attribute(a, int(data[1]), int(data[2]))
 	}
@@ -190,7 +190,7 @@ func attributeOf(data []byte, header int, kind uint16) ([]byte, bool) {
 	if len(data) < header {
 		return nil, false
 	}
-	list, _ := kernel.Attributes(data[header:])
+	list, _ := nlmsg.Attributes(data[header:])
 	for _, a := range list {
 		if a.Attr.Type == kind {
 			return a.Value, true

@@ -6,7 +6,7 @@ import (
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
-	"github.com/kube-ipvs/kube-ipvs/pkg/kernel"
+	"github.com/kube-ipvs/kube-ipvs/pkg/kernel/nlmsg"
 )
 
 // Hairpin returns the names of the bridge ports among links that are in hairpin mode: a
@@ -38,12 +38,12 @@ func Hairpin(links []Link) (map[string]bool, error) {
 
 // hairpinMode returns IFLA_BRPORT_MODE, in IFLA_PROTINFO, from the attributes of a port.
 func hairpinMode(attributes []byte) bool {
-	list, _ := kernel.Attributes(attributes)
+	list, _ := nlmsg.Attributes(attributes)
 	for _, a := range list {
 		if a.Attr.Type&^unix.NLA_F_NESTED != unix.IFLA_PROTINFO {
 			continue
 		}
-		nested, _ := kernel.Attributes(a.Value)
+		nested, _ := nlmsg.Attributes(a.Value)
 		for _, b := range nested {
 			if b.Attr.Type == nl.IFLA_BRPORT_MODE && len(b.Value) > 0 {
 				return b.Value[0] != 0

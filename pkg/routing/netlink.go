@@ -13,7 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
-	"github.com/kube-ipvs/kube-ipvs/pkg/kernel"
+	"github.com/kube-ipvs/kube-ipvs/pkg/kernel/nlmsg"
 )
 
 // Protocol identifies the rules and routes that Apply adds as ours. Neither the kernel nor
@@ -180,7 +180,7 @@ func (s *session) orderLock() sync.Locker { return &s.order }
 // requestRule writes a rule without the library, which refuses a second rule equal to an
 // existing one.
 func (s *session) requestRule(kind, flags uint16, r rawRule) error {
-	writer, err := kernel.NewWriter(unix.NETLINK_ROUTE, requestLimit)
+	writer, err := nlmsg.NewWriter(unix.NETLINK_ROUTE, requestLimit)
 	if err != nil {
 		return err
 	}
@@ -200,18 +200,18 @@ var actionNumbers = map[Action]uint8{Lookup: nl.FR_ACT_TO_TBL, Goto: nl.FR_ACT_G
 // mark and an input interface, with a table below 256.
 func appendRule(b []byte, r rawRule) []byte {
 	b = append(b, uint8(familyNumber(r.Family)), 0, 0, 0, uint8(r.Table), 0, 0, actionNumbers[r.Action], 0, 0, 0, 0)
-	b = kernel.AppendUint32(b, nl.FRA_PRIORITY, uint32(r.Priority))
+	b = nlmsg.AppendUint32(b, nl.FRA_PRIORITY, uint32(r.Priority))
 	if r.IIf != "" {
-		b = kernel.AppendAttr(b, unix.FRA_IIFNAME, append([]byte(r.IIf), 0))
+		b = nlmsg.AppendAttr(b, unix.FRA_IIFNAME, append([]byte(r.IIf), 0))
 	}
 	if r.Mask != 0 {
-		b = kernel.AppendUint32(b, nl.FRA_FWMARK, r.Mark)
-		b = kernel.AppendUint32(b, nl.FRA_FWMASK, r.Mask)
+		b = nlmsg.AppendUint32(b, nl.FRA_FWMARK, r.Mark)
+		b = nlmsg.AppendUint32(b, nl.FRA_FWMASK, r.Mask)
 	}
 	if r.Action == Goto {
-		b = kernel.AppendUint32(b, nl.FRA_GOTO, uint32(r.Target))
+		b = nlmsg.AppendUint32(b, nl.FRA_GOTO, uint32(r.Target))
 	}
-	return kernel.AppendAttr(b, nl.FRA_PROTOCOL, []byte{r.protocol})
+	return nlmsg.AppendAttr(b, nl.FRA_PROTOCOL, []byte{r.protocol})
 }
 
 func (s *session) replaceRoute(r Route) error {

@@ -11,7 +11,7 @@ import (
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
-	"github.com/kube-ipvs/kube-ipvs/pkg/kernel"
+	"github.com/kube-ipvs/kube-ipvs/pkg/kernel/nlmsg"
 )
 
 // groups are the multicast groups that Watch subscribes to.
@@ -130,7 +130,7 @@ func (n *Netlink) receive(ctx context.Context, w *watcher, socket *nl.NetlinkSoc
 	if link, err := n.linkByName(DummyLink); err == nil {
 		w.dummyLink = int32(link.Attrs().Index)
 	}
-	_ = kernel.Follow(ctx, socket, w.message, w.all)
+	_ = nlmsg.Follow(ctx, socket, w.message, w.all)
 }
 
 // watcher classifies messages. A value in one of its channels is a pending call.
@@ -275,7 +275,7 @@ func (w *watcher) link(m syscall.NetlinkMessage) {
 
 // linkName returns the name of the link, or "" if the message does not have it.
 func linkName(attributes []byte) string {
-	list, _ := kernel.Attributes(attributes)
+	list, _ := nlmsg.Attributes(attributes)
 	for _, a := range list {
 		if a.Attr.Type == unix.IFLA_IFNAME {
 			return unix.ByteSliceToString(a.Value)

@@ -14,7 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
-	"github.com/kube-ipvs/kube-ipvs/pkg/kernel"
+	"github.com/kube-ipvs/kube-ipvs/pkg/kernel/program"
 	"github.com/kube-ipvs/kube-ipvs/pkg/nat"
 )
 
@@ -160,10 +160,10 @@ func (p programs) restore(input string) error {
 
 func (p programs) save() (string, error) { return run(p.name()+"-save", "") }
 
-func run(program, input string, args ...string) (string, error) {
-	stdout, stderr, err := kernel.Run(program, input, args...)
+func run(name, input string, args ...string) (string, error) {
+	stdout, stderr, err := program.Run(name, input, args...)
 	if err != nil {
-		return "", fmt.Errorf("%s: %w: %s", program, err, stderr)
+		return "", fmt.Errorf("%s: %w: %s", name, err, stderr)
 	}
 	return stdout, nil
 }

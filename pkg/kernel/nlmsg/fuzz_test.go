@@ -1,4 +1,4 @@
-package kernel
+package nlmsg
 
 import (
 	"encoding/binary"

@@ -1,4 +1,6 @@
-package kernel
+// Package nlmsg sends netlink requests in batches, follows notifications and parses
+// attributes, where package netlink of vishvananda does so one by one or not at all.
+package nlmsg
 
 import (
 	"encoding/binary"

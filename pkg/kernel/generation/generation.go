@@ -1,4 +1,6 @@
-package kernel
+// Package generation distinguishes the nf_tables transactions of this process from those
+// of other programs.
+package generation
 
 import (
 	"encoding/binary"
@@ -7,6 +9,8 @@ import (
 
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
+
+	"github.com/kube-ipvs/kube-ipvs/pkg/kernel/nlmsg"
 )
 
 // generations knows the nf_tables transactions that this process has made. The kernel
@@ -37,7 +41,7 @@ const keptGenerations = 256
 // Change runs a function that makes a number of nf_tables transactions, or none with
 // iptables-legacy.
 func Change(transactions int, run func() error) error {
-	return written.change(transactions, Generation, run)
+	return written.change(transactions, Last, run)
 }
 
 // Foreign calls a function if a transaction is not one of this process, as soon as that
@@ -105,9 +109,9 @@ const (
 	nftSubsysBits = 8
 )
 
-// Generation returns the number of the last nf_tables transaction in the network
+// Last returns the number of the last nf_tables transaction in the network
 // namespace of the calling thread.
-func Generation() (uint32, error) {
+func Last() (uint32, error) {
 	request := nl.NewNetlinkRequest(unix.NFNL_SUBSYS_NFTABLES<<nftSubsysBits|nftMsgGetGen, 0)
 	request.AddData(&nl.Nfgenmsg{NfgenFamily: unix.AF_UNSPEC, Version: nl.NFNETLINK_V0})
 	replies, err := request.Execute(unix.NETLINK_NETFILTER, 0)
@@ -115,19 +119,19 @@ func Generation() (uint32, error) {
 		return 0, err
 	}
 	for _, reply := range replies {
-		if n, ok := GenerationOf(reply); ok {
+		if n, ok := Of(reply); ok {
 			return n, nil
 		}
 	}
 	return 0, errors.New("nf_tables does not report its generation")
 }
 
-// GenerationOf returns the number of a transaction from its notification.
-func GenerationOf(message []byte) (uint32, bool) {
+// Of returns the number of a transaction from its notification.
+func Of(message []byte) (uint32, bool) {
 	if len(message) < sizeofNfgen {
 		return 0, false
 	}
-	attributes, err := Attributes(message[sizeofNfgen:])
+	attributes, err := nlmsg.Attributes(message[sizeofNfgen:])
 	if err != nil {
 		return 0, false
 	}

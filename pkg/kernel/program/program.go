@@ -1,4 +1,5 @@
-package kernel
+// Package program runs programs such as iptables-restore and nft.
+package program
 
 import (
 	"bytes"

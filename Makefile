@@ -42,6 +42,10 @@ ONLY_PROVED := ^TestBehaviourPacketClasses$$
 LABS ?= $(if $(RUN),1,2)
 CMD ?= sh -c "uname -r && ipvsadm -Ln"
 LABFLAGS ?=
+# The package of the lab's kernel, if not the distribution's stock one, such as
+# linux-image-6.12-amd64 or linux-image-cloud-amd64.
+KERNEL ?= $(LAB_KERNEL)
+export LAB_KERNEL := $(KERNEL)
 
 # $(call phase,text) prints a line with the seconds since make began.
 START := $(shell date +%s)
@@ -194,11 +198,11 @@ conformance-binary:
 NEIGHBOURS := $(CACHE)/neighbours
 neighbour_programs := $(addprefix $(NEIGHBOURS)/,aws flannel metallb)
 .PHONY: neighbours neighbours-short neighbours-parts neighbours-binary neighbours-page
-neighbours: ## kube-proxy and kube-ipvs beside programs that write a node's network, into docs/neighbours.md; RUN=regexp selects
+neighbours: ## kube-proxy and kube-ipvs beside programs that write a node's network, into docs/neighbours.md; RUN=regexp selects, KERNEL=linux-image-6.12-amd64 as well
 	@$(MAKE) --no-print-directory START=$(START) neighbours-parts
 	@$(MAKE) --no-print-directory START=$(START) $(NEIGHBOURS)/debian
 	$(call phase,beside neighbours in the lab)
-	@hack/labs 1 $(LAB_PROGRAM) -apiserver -limit 2h -out $(NEIGHBOURS)/out -env NEIGHBOURS_VERSION='$(VERSION)' $(LABFLAGS) -- hack/neighbours -test.run "$${LAB_RUN:-.}"
+	@hack/labs 1 $(LAB_PROGRAM) -apiserver -limit 2h -out $(NEIGHBOURS)/out -env NEIGHBOURS_VERSION='$(VERSION)' -env NEIGHBOURS_KERNEL=$(KERNEL) $(LABFLAGS) -- hack/neighbours -test.run "$${LAB_RUN:-.}"
 	@$(MAKE) --no-print-directory START=$(START) neighbours-page
 neighbours: export LAB_RUN := $(value RUN)
 

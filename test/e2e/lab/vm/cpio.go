@@ -29,6 +29,26 @@ func writeCPIO(w io.Writer, root string) error {
 	return archive.add("TRAILER!!!", 0, nil)
 }
 
+// addTree adds the file or the directory tree from as to, without what is left out.
+func (c *cpioWriter) addTree(from, to string, leftOut func(path string) bool) error {
+	return filepath.WalkDir(from, func(path string, entry fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		if leftOut(path) {
+			if entry.IsDir() {
+				return filepath.SkipDir
+			}
+			return nil
+		}
+		name, err := filepath.Rel(from, path)
+		if err != nil {
+			return err
+		}
+		return c.addPath(filepath.Join(to, name)[1:], path, entry)
+	})
+}
+
 type cpioWriter struct {
 	w     io.Writer
 	inode int

@@ -14,10 +14,16 @@ const (
 	guestShared = "/shared"
 )
 
-// runScript is the shell script that the guest runs: environment, directory,
-// command.
-func runScript(dir string, env map[string]string, command []string) []byte {
+// runScript is the shell script that the guest runs: modules to remove, environment,
+// directory, command.
+func runScript(dir string, env map[string]string, without, command []string) []byte {
 	var script strings.Builder
+	for _, module := range without {
+		fmt.Fprintf(&script, "file=$(modinfo -n %s) && rm \"$file\" || exit 126\n", quote(module))
+	}
+	if len(without) > 0 {
+		script.WriteString("depmod || exit 126\n")
+	}
 	names := make([]string, 0, len(env))
 	for name := range env {
 		names = append(names, name)

@@ -43,13 +43,15 @@ var guestTrees = []string{"etc/iproute2", "etc/protocols", "etc/services", "usr/
 // image is a kernel and the initial file system to boot it with.
 type image struct {
 	kernel, initrd string
+	// shares reports whether the kernel can mount what the host shares.
+	shares bool
 }
 
 // ensureImage returns the image, building it if the cache has none for the
 // present inputs. An image holds the packages of the day it was built; removing
 // the cache is the way to newer ones.
-func ensureImage(ctx context.Context, cache string, log Logf) (*image, error) {
-	key, err := imageKey()
+func ensureImage(ctx context.Context, cache, kernel string, log Logf) (*image, error) {
+	key, err := imageKey(kernel)
 	if err != nil {
 		return nil, err
 	}
@@ -65,16 +67,21 @@ func ensureImage(ctx context.Context, cache string, log Logf) (*image, error) {
 
 	dir := filepath.Join(images, key)
 	if _, err := os.Stat(dir); errors.Is(err, fs.ErrNotExist) {
-		if err := buildImage(ctx, images, dir, log); err != nil {
+		if err := buildImage(ctx, kernel, images, dir, log); err != nil {
 			return nil, fmt.Errorf("build the guest image: %w", err)
 		}
 	}
-	return &image{kernel: filepath.Join(dir, "vmlinuz"), initrd: filepath.Join(dir, "initrd")}, nil
+	_, err = os.Stat(filepath.Join(dir, withoutShares))
+	return &image{kernel: filepath.Join(dir, "vmlinuz"), initrd: filepath.Join(dir, "initrd"), shares: err != nil}, nil
 }
 
+// withoutShares is a file beside an image whose kernel has no 9p, as the flavours for
+// clouds have none.
+const withoutShares = "without-9p"
+
 // imageKey hashes what the image is made from: this package's lists and init
-// script, and the distribution's release.
-func imageKey() (string, error) {
+// script, the distribution's release, and the kernel's name if it is not the stock one.
+func imageKey(kernel string) (string, error) {
 	release, err := os.ReadFile("/etc/os-release")
 	if err != nil {
 		return "", fmt.Errorf("which distribution is this: %w", err)
@@ -83,7 +90,7 @@ func imageKey() (string, error) {
 	for _, list := range [][]string{guestPackages, guestTools, guestTrees, wantedModules} {
 		fmt.Fprintf(hash, "%q\n", list)
 	}
-	fmt.Fprintf(hash, "%s\n%s\n%s", imageFormat, release, initScript)
+	fmt.Fprintf(hash, "%s\n%s\n%s%s", imageFormat, release, initScript, kernel)
 	return hex.EncodeToString(hash.Sum(nil))[:12], nil
 }
 
@@ -102,7 +109,7 @@ func lockFile(path string) (unlock func(), err error) {
 
 // buildImage makes the image beside its final place and moves it there whole,
 // so that an interrupted build leaves nothing that looks finished.
-func buildImage(ctx context.Context, images, dir string, log Logf) error {
+func buildImage(ctx context.Context, kernel, images, dir string, log Logf) error {
 	begin := time.Now()
 	log("building the guest image")
 	if err := ensureTools(ctx, log, vmTools); err != nil {
@@ -121,7 +128,7 @@ func buildImage(ctx context.Context, images, dir string, log Logf) error {
 	if err := stageUserland(ctx, filepath.Join(work, "userland"), stage); err != nil {
 		return err
 	}
-	if err := stageKernel(ctx, filepath.Join(work, "kernel"), stage, filepath.Join(result, "vmlinuz")); err != nil {
+	if err := stageKernel(ctx, kernel, filepath.Join(work, "kernel"), stage, result); err != nil {
 		return err
 	}
 	if err := packInitrd(stage, filepath.Join(result, "initrd")); err != nil {
@@ -149,8 +156,8 @@ func packInitrd(stage, path string) error {
 	return file.Close()
 }
 
-func stageKernel(ctx context.Context, work, stage, kernel string) error {
-	packages, err := kernelPackages(ctx)
+func stageKernel(ctx context.Context, kernel, work, stage, result string) error {
+	packages, err := kernelPackages(ctx, kernel)
 	if err != nil {
 		return err
 	}
@@ -162,7 +169,12 @@ func stageKernel(ctx context.Context, work, stage, kernel string) error {
 	if err != nil {
 		return err
 	}
-	return copyFile(filepath.Join(root, "boot/vmlinuz-"+release), kernel)
+	if found, err := filepath.Glob(filepath.Join(stage, "usr/lib/modules", release, "kernel/fs/9p/*")); err == nil && len(found) == 0 {
+		if err := os.WriteFile(filepath.Join(result, withoutShares), nil, 0o644); err != nil {
+			return err
+		}
+	}
+	return copyFile(filepath.Join(root, "boot/vmlinuz-"+release), filepath.Join(result, "vmlinuz"))
 }
 
 // stageUserland fills the guest's file system: one directory of programs, one

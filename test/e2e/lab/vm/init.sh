@@ -41,28 +41,40 @@ esac
 # answer their first associations.
 modprobe -a -q virtio_pci virtio_net virtio_console 9p 9pnet_virtio overlay ip_vs ip_vs_rr dummy veth sctp
 
+# Without 9p everything is here already.
+case $(cat /proc/cmdline) in
+*lab.baked*) baked=yes ;;
+*) baked= ;;
+esac
 share="-t 9p -o trans=virtio,version=9p2000.L,msize=512000"
-mount $share out /out || fail "cannot mount the output directory"
 mkdir -p /shared
-mount $share shared /shared || fail "cannot mount the shared directory"
-mount $share,ro,cache=loose cache /cache || fail "cannot mount the cache"
-mkdir /mnt/src /mnt/upper /mnt/work
-mount $share,ro,cache=loose src /mnt/src || fail "cannot mount the source tree"
-mount -t overlay -o lowerdir=/mnt/src,upperdir=/mnt/upper,workdir=/mnt/work overlay /src ||
-	fail "cannot overlay the source tree"
+if [ -z "$baked" ]; then
+	mount $share out /out || fail "cannot mount the output directory"
+	mount $share shared /shared || fail "cannot mount the shared directory"
+	mount $share,ro,cache=loose cache /cache || fail "cannot mount the cache"
+	mkdir /mnt/src /mnt/upper /mnt/work
+	mount $share,ro,cache=loose src /mnt/src || fail "cannot mount the source tree"
+	mount -t overlay -o lowerdir=/mnt/src,upperdir=/mnt/upper,workdir=/mnt/work overlay /src ||
+		fail "cannot overlay the source tree"
+fi
 
 ip link set lo up
 ip addr add 10.0.2.15/24 dev eth0
 ip link set eth0 up
 ip route add default via 10.0.2.2
 
-port=
-for name in /sys/class/virtio-ports/*/name; do
-	[ "$(cat $name)" = lab.out ] && port=/dev/$(basename $(dirname $name))
-done
-[ -n "$port" ] || fail "no port for the output"
+# port NAME prints the device of a virtio port.
+port() {
+	for name in /sys/class/virtio-ports/*/name; do
+		[ "$(cat $name)" = "$1" ] && echo /dev/$(basename $(dirname $name))
+	done
+}
 
-setsid /usr/bin/dash /out/run </dev/null >$port 2>&1
+output=$(port lab.out)
+[ -n "$output" ] || fail "no port for the output"
+
+setsid /usr/bin/dash /out/run </dev/null >$output 2>&1
 echo $? >/out/rc.new
 mv /out/rc.new /out/rc
+[ -z "$baked" ] || tar -C /out -cf - . >$(port lab.files) || fail "cannot send the output directory"
 reboot -f

@@ -2,7 +2,6 @@ package vm
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -95,10 +94,15 @@ func lookTool(program string) (string, error) {
 
 var kernelImage = regexp.MustCompile(`(?m)^\s*\|?Depends: (linux-image-[0-9]\S*)$`)
 
-// kernelPackages names the concrete packages behind the distribution's stock
-// kernel: the image and, where they are packaged apart, its modules.
-func kernelPackages(ctx context.Context) ([]string, error) {
-	for _, meta := range []string{"linux-image-amd64", "linux-image-generic"} {
+// kernelPackages names the concrete packages behind a kernel's: the image and, where
+// they are packaged apart, its modules. Without a name it is the distribution's stock
+// kernel.
+func kernelPackages(ctx context.Context, name string) ([]string, error) {
+	names := []string{name}
+	if name == "" {
+		names = []string{"linux-image-amd64", "linux-image-generic"}
+	}
+	for _, meta := range names {
 		out, err := debian.Cache(ctx, "depends", meta)
 		if err != nil {
 			continue
@@ -116,5 +120,5 @@ func kernelPackages(ctx context.Context) ([]string, error) {
 		}
 		return packages, nil
 	}
-	return nil, errors.New("no stock kernel package (linux-image-amd64 or linux-image-generic) in the package lists")
+	return nil, fmt.Errorf("no kernel package %s in the package lists (apt-get update?)", strings.Join(names, " or "))
 }

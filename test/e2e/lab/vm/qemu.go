@@ -35,6 +35,13 @@ type guest struct {
 // could not start, the guest's kernel panicked, or ctx ended.
 func (g *guest) run(ctx context.Context) (exitCode int, err error) {
 	console := filepath.Join(g.out, "console.log")
+	var files *baked
+	if !g.image.shares {
+		if files, err = g.bake(); err != nil {
+			return 0, fmt.Errorf("put the command into the guest's image: %w", err)
+		}
+		defer files.remove()
+	}
 	cmd := exec.CommandContext(ctx, "qemu-system-x86_64", g.arguments(console)...)
 	var complaint strings.Builder
 	// QEMU opens /dev/stdout anew, which would overwrite a plain file from its
@@ -44,6 +51,9 @@ func (g *guest) run(ctx context.Context) (exitCode int, err error) {
 	// group keeps a Ctrl-C for the runner to handle.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL, Setpgid: true}
 	runErr := runOnLockedThread(cmd)
+	if files != nil {
+		runErr = errors.Join(runErr, files.fetch(g.out))
+	}
 	if ctx.Err() != nil {
 		return 0, context.Cause(ctx)
 	}
@@ -67,6 +77,9 @@ func (g *guest) arguments(console string) []string {
 		"-device", "virtserialport,chardev=out,name=lab.out",
 		"-netdev", "user,id=n0", "-device", "virtio-net-pci,netdev=n0,romfile=",
 	)
+	if !g.image.shares {
+		return append(args, "-chardev", "file,id=files,path="+filepath.Join(g.out, bakedFiles), "-device", "virtserialport,chardev=files,name=lab.files")
+	}
 	for _, s := range []struct{ tag, path, options string }{
 		{"src", g.source, ",readonly=on"}, {"cache", g.cache, ",readonly=on"}, {"out", g.out, ""}, {"shared", g.shared, ""},
 	} {

@@ -42,6 +42,11 @@ type Config struct {
 	// Shared is a directory that several labs may have in common, for their
 	// commands to write to. If empty, a run's output directory stands for it.
 	Shared string
+	// Kernel is the package of the guest's kernel, or one that depends on it; if empty,
+	// the distribution's stock kernel.
+	Kernel string
+	// Without are modules that the guest's kernel cannot load.
+	Without []string
 	// Memory is a guest's, in QEMU's notation.
 	Memory string
 	// CountInstructions gives an emulated guest one processor and a clock that counts
@@ -67,7 +72,7 @@ type Lab struct {
 // Prepare chooses the way and builds what it needs.
 func Prepare(ctx context.Context, config Config) (*Lab, error) {
 	lab := &Lab{config: config, way: config.Way}
-	if lab.way == "" && hostIsNode(ctx) == nil {
+	if lab.way == "" && config.Kernel == "" && config.Without == nil && hostIsNode(ctx) == nil {
 		lab.way = Host
 	}
 	if lab.way == Host {
@@ -93,7 +98,7 @@ func (l *Lab) prepareGuest(ctx context.Context) (err error) {
 	if err = ensureTools(ctx, l.config.Log, vmTools); err != nil {
 		return err
 	}
-	if l.image, err = ensureImage(ctx, l.config.Cache, l.config.Log); err != nil {
+	if l.image, err = ensureImage(ctx, l.config.Cache, l.config.Kernel, l.config.Log); err != nil {
 		return err
 	}
 	if l.way != "" {
@@ -128,7 +133,7 @@ func (l *Lab) Run(ctx context.Context, out string, extra map[string]string) (exi
 		env["LAB_SHARED"] = cmp.Or(l.config.Shared, out)
 	}
 	script := filepath.Join(out, "run")
-	if err := os.WriteFile(script, runScript(dir, env, l.config.Command), 0o755); err != nil {
+	if err := os.WriteFile(script, runScript(dir, env, l.config.Without, l.config.Command), 0o755); err != nil {
 		return 0, err
 	}
 	if l.way == Host {
@@ -207,7 +212,7 @@ func (l *Lab) probe(ctx context.Context, way Way) error {
 		return err
 	}
 	defer os.RemoveAll(out)
-	script := runScript("/", nil, []string{"true"})
+	script := runScript("/", nil, nil, []string{"true"})
 	if err := os.WriteFile(filepath.Join(out, "run"), script, 0o755); err != nil {
 		return err
 	}

@@ -76,17 +76,19 @@ func (s *side) programmed() error {
 		}
 	}
 	for _, family := range []string{"iptables", "ip6tables"} {
-		if !s.masquerades(family+"-nft-save") && !s.masquerades(family+"-legacy-save") {
+		// kube-ipvs goes on with the variant that it finds in use. Where no tables of
+		// iptables-legacy are, its program would make them.
+		legacy := fmt.Sprintf("if [ -s /proc/net/%s_names ]; then %s-legacy-save -t nat; fi", strings.Replace(family, "tables", "_tables", 1), family)
+		if !s.masquerades(family+"-nft-save", "-t", "nat") && !s.masquerades("sh", "-c", legacy) {
 			return fmt.Errorf("%s has no KUBE-POSTROUTING yet", family)
 		}
 	}
 	return nil
 }
 
-// masquerades reports whether a variant of iptables has the rules for it: kube-ipvs
-// goes on with the one that it finds in use.
-func (s *side) masquerades(save string) bool {
-	out, err := s.Node.TryExec(save, "-t", "nat")
+// masquerades reports whether what a program prints has the rules for it.
+func (s *side) masquerades(program string, args ...string) bool {
+	out, err := s.Node.TryExec(program, args...)
 	return err == nil && strings.Contains(out, "-A KUBE-POSTROUTING")
 }
 

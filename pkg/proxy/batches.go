@@ -5,9 +5,9 @@ import (
 	"slices"
 	"strings"
 
-	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
 	"github.com/kube-ipvs/kube-ipvs/pkg/service"
 )
 
@@ -53,9 +53,9 @@ func (s *store) large(name types.NamespacedName) bool {
 		return false
 	}
 	for _, slice := range s.slices[name] {
-		endpoints += len(slice.Endpoints)
+		endpoints += slice.Endpoints()
 	}
-	return len(svc.Spec.Ports)*(1+endpoints) > largeAbove
+	return svc.Ports()*(1+endpoints) > largeAbove
 }
 
 // bySize separates the large Services, which it sorts, from the others.
@@ -73,11 +73,7 @@ func (i *inbox) bySize(names map[types.NamespacedName]struct{}) (small, large []
 	return small, large
 }
 
-func servesDNS(svc *corev1.Service) bool {
-	return slices.ContainsFunc(svc.Spec.Ports, func(p corev1.ServicePort) bool {
-		return p.Port == 53 && p.Protocol == corev1.ProtocolUDP
-	})
-}
+func servesDNS(svc *service.Parsed) bool { return svc.HasPort(ip.UDP, 53) }
 
 func sortNames(names []types.NamespacedName) {
 	slices.SortFunc(names, func(a, b types.NamespacedName) int {

@@ -14,6 +14,7 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/apply"
 	"github.com/kube-ipvs/kube-ipvs/pkg/event"
 	"github.com/kube-ipvs/kube-ipvs/pkg/plan"
+	"github.com/kube-ipvs/kube-ipvs/pkg/service"
 )
 
 // Reasons of Events.
@@ -36,8 +37,8 @@ var EventReasons = []EventReason{
 
 // reportUnusable logs what is unusable in a Service and writes an Event, once per
 // error.
-func (p *Proxy) reportUnusable(ctx context.Context, svc *corev1.Service, err error) {
-	name := types.NamespacedName{Namespace: svc.Namespace, Name: svc.Name}
+func (p *Proxy) reportUnusable(ctx context.Context, svc *service.Parsed, err error) {
+	name := svc.Name
 	if p.isNew(name, err) {
 		klog.FromContext(ctx).Error(err, "Parts of a Service cannot be used, serving the rest", "service", name)
 		p.Events.Warn(event.Warning{Regarding: *serviceRef(svc), Reason: reasonUnusable, Note: err.Error()})
@@ -111,8 +112,8 @@ func (p *Proxy) reportConflict(ctx context.Context, c apply.Conflict, keys strin
 	})
 }
 
-func serviceRef(svc *corev1.Service) *corev1.ObjectReference {
-	return &corev1.ObjectReference{APIVersion: "v1", Kind: "Service", Namespace: svc.Namespace, Name: svc.Name, UID: svc.UID}
+func serviceRef(svc *service.Parsed) *corev1.ObjectReference {
+	return &corev1.ObjectReference{APIVersion: "v1", Kind: "Service", Namespace: svc.Name.Namespace, Name: svc.Name.Name, UID: svc.UID}
 }
 
 // isNew reports whether an error differs from the last one about the same object, and

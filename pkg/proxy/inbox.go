@@ -10,6 +10,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/kube-ipvs/kube-ipvs/pkg/routing"
+	"github.com/kube-ipvs/kube-ipvs/pkg/service"
 )
 
 // inbox is the source.Sink. It stores what the source delivers and records the work
@@ -66,11 +67,11 @@ func (i *inbox) signal() {
 }
 
 func (i *inbox) SetService(svc *corev1.Service) {
-	name := types.NamespacedName{Namespace: svc.Namespace, Name: svc.Name}
+	parsed := service.Parse(svc)
 	i.note(func(s *store) []types.NamespacedName {
 		i.count.services++
-		s.services[name] = svc
-		return []types.NamespacedName{name}
+		s.services[parsed.Name] = parsed
+		return []types.NamespacedName{parsed.Name}
 	})
 }
 
@@ -83,10 +84,11 @@ func (i *inbox) DeleteService(name types.NamespacedName) {
 }
 
 func (i *inbox) SetEndpointSlice(slice *discoveryv1.EndpointSlice) {
+	parsed := service.ParseSlice(slice)
 	i.note(func(s *store) []types.NamespacedName {
 		i.count.endpoints++
-		i.noteTrigger(slice)
-		return s.setSlice(slice)
+		i.noteTrigger(parsed)
+		return s.setSlice(parsed)
 	})
 }
 
@@ -183,7 +185,7 @@ func (i *inbox) take() work {
 }
 
 // get returns a Service and its current slices, or nil if it does not exist.
-func (i *inbox) get(name types.NamespacedName) (*corev1.Service, []*discoveryv1.EndpointSlice) {
+func (i *inbox) get(name types.NamespacedName) (*service.Parsed, []*service.Slice) {
 	i.mu.Lock()
 	defer i.mu.Unlock()
 	svc := i.store.services[name]

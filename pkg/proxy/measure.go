@@ -3,8 +3,6 @@ package proxy
 import (
 	"time"
 
-	corev1 "k8s.io/api/core/v1"
-	discoveryv1 "k8s.io/api/discovery/v1"
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/kube-ipvs/kube-ipvs/pkg/apply"
@@ -25,18 +23,15 @@ type trigger struct {
 // noteTrigger reads the timestamp that the controller writes on a slice. It ignores a
 // known timestamp, as after a relist, and one from before this process started. It must
 // be called under the lock, before the slice is stored.
-func (i *inbox) noteTrigger(slice *discoveryv1.EndpointSlice) {
-	const key = corev1.EndpointsLastChangeTriggerTime
-	at, err := time.Parse(time.RFC3339Nano, slice.Annotations[key])
-	owner, ours := service.Owner(slice)
-	if err != nil || !ours || at.Before(i.began) {
+func (i *inbox) noteTrigger(slice *service.Slice) {
+	if slice.Trigger == 0 || slice.Trigger < i.began.UnixNano() {
 		return
 	}
-	name := types.NamespacedName{Namespace: slice.Namespace, Name: slice.Name}
-	if before := i.store.slice(owner, name); before != nil && before.Annotations[key] == slice.Annotations[key] {
+	owner := types.NamespacedName{Namespace: slice.Name.Namespace, Name: slice.Service}
+	if before := i.store.slice(owner, slice.Name); before != nil && before.Trigger == slice.Trigger {
 		return
 	}
-	i.triggers = append(i.triggers, trigger{owner, at})
+	i.triggers = append(i.triggers, trigger{owner, time.Unix(0, slice.Trigger)})
 }
 
 // take moves the inbox's work to the next pass.

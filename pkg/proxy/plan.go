@@ -19,7 +19,7 @@ import (
 // draft is the plan of one Service.
 type draft struct {
 	name  types.NamespacedName
-	svc   *corev1.Service  // nil: nothing is to be served
+	svc   *service.Parsed  // nil: nothing is to be served
 	part  plan.ServicePlan // without numbers
 	owner apply.Owner
 	err   error // unusable parts of the Service
@@ -34,10 +34,10 @@ type draft struct {
 func (p *Proxy) draft(name types.NamespacedName) draft {
 	began := time.Now()
 	svc, endpointSlices := p.inbox.get(name)
-	if svc == nil || !service.Proxied(svc) {
+	if svc == nil || !svc.Proxied() {
 		return draft{name: name}
 	}
-	s, err := service.Build(svc, endpointSlices)
+	s, err := svc.With(endpointSlices)
 	schedulerErr := p.checkScheduler(&s)
 	err = errors.Join(err, schedulerErr)
 	if name == service.APIServer {

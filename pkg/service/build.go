@@ -1,7 +1,6 @@
 package service
 
 import (
-	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -81,12 +80,12 @@ func Owner(slice *discoveryv1.EndpointSlice) (types.NamespacedName, bool) {
 
 // builder collects errors about an object while the rest of it is built.
 type builder struct {
-	object string
-	errs   []error
+	kind, namespace, name string // of the object
+	errs                  []error
 }
 
 func (b *builder) errorf(field, format string, args ...any) {
-	b.errs = append(b.errs, fmt.Errorf("%s: %s: %s", b.object, field, fmt.Sprintf(format, args...)))
+	b.errs = append(b.errs, fmt.Errorf("%s %s/%s: %s: %s", b.kind, b.namespace, b.name, field, fmt.Sprintf(format, args...)))
 }
 
 // Build builds the model of a Service from its API object and its EndpointSlices, in
@@ -94,8 +93,18 @@ func (b *builder) errorf(field, format string, args ...any) {
 // returned Service omits these fields and is to be programmed even if there is an
 // error.
 func Build(svc *corev1.Service, endpointSlices []*discoveryv1.EndpointSlice) (Service, error) {
-	b := &builder{object: fmt.Sprintf("Service %s/%s", svc.Namespace, svc.Name)}
-	s := Service{
+	parsed := make([]*Slice, len(endpointSlices))
+	for i, slice := range endpointSlices {
+		parsed[i] = parseSlice(slice)
+	}
+	return build(svc).with(parsed)
+}
+
+// build parses the fields of a Service, without endpoints.
+func build(svc *corev1.Service) *fields {
+	b := &builder{kind: "Service", namespace: svc.Namespace, name: svc.Name}
+	f := &fields{}
+	f.Service = Service{
 		Name:                types.NamespacedName{Namespace: svc.Namespace, Name: svc.Name},
 		UID:                 svc.UID,
 		Created:             svc.CreationTimestamp.Time,
@@ -112,23 +121,25 @@ func Build(svc *corev1.Service, endpointSlices []*discoveryv1.EndpointSlice) (Se
 		MaxConnections:      b.maxConnections(svc),
 		HealthCheckNodePort: b.healthCheckNodePort(svc),
 	}
+	s := &f.Service
 	if s.OnePacket && s.AffinitySeconds > 0 {
 		b.annotationf(AnnotationOnePacket, "cannot be combined with session affinity")
 		s.OnePacket = false
 	}
-	s.ExternalIPs = b.served(&s, "spec.externalIPs", s.ExternalIPs)
-	s.LoadBalancers = b.served(&s, "status.loadBalancer.ingress", s.LoadBalancers)
-	endpoints := mergeSlices(b, endpointSlices)
-	b.weights(svc).weigh(endpoints)
-	s.Ports = b.ports(svc, endpoints)
-	return s, errors.Join(b.errs...)
+	s.ExternalIPs = b.served(s, "spec.externalIPs", s.ExternalIPs)
+	s.LoadBalancers = b.served(s, "status.loadBalancer.ingress", s.LoadBalancers)
+	f.errs, b.errs = b.errs, nil
+	f.weights = b.weights(svc)
+	s.Ports = b.ports(svc)
+	f.errsOfPorts = b.errs
+	return f
 }
 
 func (b *builder) clusterIPs(svc *corev1.Service) []netip.Addr {
 	if len(svc.Spec.ClusterIPs) > 0 {
 		return b.addresses("spec.clusterIPs", svc.Spec.ClusterIPs)
 	}
-	return b.address(nil, "spec.clusterIP", svc.Spec.ClusterIP)
+	return b.address(nil, svc.Spec.ClusterIP, func() string { return "spec.clusterIP" })
 }
 
 // served removes addresses of families that the Service does not have.
@@ -146,16 +157,17 @@ func (b *builder) served(s *Service, field string, list []netip.Addr) []netip.Ad
 func (b *builder) addresses(field string, list []string) []netip.Addr {
 	var out []netip.Addr
 	for i, s := range list {
-		out = b.address(out, fmt.Sprintf("%s[%d]", field, i), s)
+		out = b.address(out, s, func() string { return fmt.Sprintf("%s[%d]", field, i) })
 	}
 	return out
 }
 
-// address parses one address and appends it to a list that does not contain it yet.
-func (b *builder) address(list []netip.Addr, field, s string) []netip.Addr {
+// address parses one address and appends it to a list that does not contain it yet. The
+// name of the field is only needed for an error.
+func (b *builder) address(list []netip.Addr, s string, field func() string) []netip.Addr {
 	a, err := parseAddr(s)
 	if err != nil {
-		b.errorf(field, "%v", err)
+		b.errorf(field(), "%v", err)
 		return list
 	}
 	if slices.Contains(list, a) {
@@ -212,7 +224,7 @@ func (b *builder) loadBalancers(svc *corev1.Service) []netip.Addr {
 	for i, in := range svc.Status.LoadBalancer.Ingress {
 		proxied := leftToCloud || in.IPMode != nil && *in.IPMode == corev1.LoadBalancerIPModeProxy
 		if in.IP != "" && !proxied {
-			vips = b.address(vips, fmt.Sprintf("status.loadBalancer.ingress[%d].ip", i), in.IP)
+			vips = b.address(vips, in.IP, func() string { return fmt.Sprintf("status.loadBalancer.ingress[%d].ip", i) })
 		}
 	}
 	return vips
@@ -323,57 +335,58 @@ func (b *builder) healthCheckNodePort(svc *corev1.Service) uint16 {
 		svc.Spec.ExternalTrafficPolicy != corev1.ServiceExternalTrafficPolicyLocal {
 		return 0
 	}
-	p, ok := b.port("spec.healthCheckNodePort", svc.Spec.HealthCheckNodePort, true)
-	if !ok {
+	p := svc.Spec.HealthCheckNodePort
+	if !portValid(p, true) {
+		b.errorf("spec.healthCheckNodePort", "%d is not a port", p)
 		return 0
 	}
-	return p
+	return uint16(p)
 }
 
-// port validates a port number; zero is valid if the field is optional.
-func (b *builder) port(field string, n int32, optional bool) (uint16, bool) {
-	if n == 0 && optional {
-		return 0, true
+// port validates a port number of an element of a list; zero is valid if the field is
+// optional.
+func (b *builder) port(list string, i int, field string, n int32, optional bool) (uint16, bool) {
+	if portValid(n, optional) {
+		return uint16(n), true
 	}
-	if n < 1 || n > 65535 {
-		b.errorf(field, "%d is not a port", n)
-		return 0, false
-	}
-	return uint16(n), true
+	b.errorf(fmt.Sprintf("%s[%d]%s", list, i, field), "%d is not a port", n)
+	return 0, false
 }
 
-func (b *builder) ports(svc *corev1.Service, endpoints map[portKey][]Endpoint) []Port {
+func portValid(n int32, optional bool) bool { return n == 0 && optional || n >= 1 && n <= 65535 }
+
+// ports returns the ports without endpoints.
+func (b *builder) ports(svc *corev1.Service) []Port {
 	var out []Port
-	seen := map[[2]uint16]bool{}
-	for i, p := range svc.Spec.Ports {
-		port, ok := b.servicePort(fmt.Sprintf("spec.ports[%d]", i), p)
+	for i := range svc.Spec.Ports {
+		port, ok := b.servicePort(i, &svc.Spec.Ports[i])
 		if !ok {
 			continue
 		}
-		id := [2]uint16{uint16(port.Protocol), port.Port}
-		if seen[id] {
+		if slices.ContainsFunc(out, func(p Port) bool { return p.Protocol == port.Protocol && p.Port == port.Port }) {
 			b.errorf(fmt.Sprintf("spec.ports[%d]", i), "%s %d stands twice", port.Protocol, port.Port)
 			continue
 		}
-		seen[id] = true
-		port.Endpoints = endpoints[portKey{port.Name, port.Protocol}]
+		if out == nil {
+			out = make([]Port, 0, len(svc.Spec.Ports))
+		}
 		out = append(out, port)
 	}
 	return out
 }
 
-func (b *builder) servicePort(field string, p corev1.ServicePort) (Port, bool) {
+func (b *builder) servicePort(i int, p *corev1.ServicePort) (Port, bool) {
 	protocol, err := parseProtocol(p.Protocol)
 	if err != nil {
-		b.errorf(field+".protocol", "%v", err)
+		b.errorf(fmt.Sprintf("spec.ports[%d].protocol", i), "%v", err)
 		return Port{}, false
 	}
-	number, ok := b.port(field+".port", p.Port, false)
+	number, ok := b.port("spec.ports", i, ".port", p.Port, false)
 	if !ok {
 		return Port{}, false
 	}
 	// An unusable node port does not affect the rest of the port.
-	nodePort, _ := b.port(field+".nodePort", p.NodePort, true)
+	nodePort, _ := b.port("spec.ports", i, ".nodePort", p.NodePort, true)
 	return Port{Name: p.Name, Protocol: protocol, Port: number, NodePort: nodePort}, true
 }
 

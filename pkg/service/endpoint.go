@@ -3,31 +3,57 @@ package service
 import (
 	"fmt"
 	"net/netip"
+	"unique"
 
 	discoveryv1 "k8s.io/api/discovery/v1"
 
 	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
 )
 
-// newEndpoint reads an endpoint's conditions as the API defines them: nil means
+// conditions of an endpoint.
+type conditions struct{ ready, serving, terminating bool }
+
+// newSliceEndpoint reads an endpoint's conditions as the API defines them: nil means
 // unknown, which counts as true for ready and serving, and as false for terminating.
-func newEndpoint(e discoveryv1.Endpoint, addr netip.Addr, port uint16) Endpoint {
-	out := Endpoint{
-		Addr:        netip.AddrPortFrom(addr, port),
-		Node:        deref(e.NodeName, ""),
-		Zone:        deref(e.Zone, ""),
-		Ready:       deref(e.Conditions.Ready, true),
-		Serving:     deref(e.Conditions.Serving, true),
-		Terminating: deref(e.Conditions.Terminating, false),
+func newSliceEndpoint(e *discoveryv1.Endpoint, addr netip.Addr) sliceEndpoint {
+	out := sliceEndpoint{
+		addr: addr,
+		node: unique.Make(deref(e.NodeName, "")),
+		zone: unique.Make(deref(e.Zone, "")),
+		conditions: conditions{
+			ready:       deref(e.Conditions.Ready, true),
+			serving:     deref(e.Conditions.Serving, true),
+			terminating: deref(e.Conditions.Terminating, false),
+		},
 	}
 	if e.Hints == nil {
 		return out
 	}
+	h := &hints{}
 	for _, z := range e.Hints.ForZones {
-		out.ZoneHints = append(out.ZoneHints, z.Name)
+		h.zones = append(h.zones, unique.Make(z.Name).Value())
 	}
 	for _, n := range e.Hints.ForNodes {
-		out.NodeHints = append(out.NodeHints, n.Name)
+		h.nodes = append(h.nodes, unique.Make(n.Name).Value())
+	}
+	if len(h.zones)+len(h.nodes) > 0 {
+		out.hints = h
+	}
+	return out
+}
+
+// endpoint returns the endpoint with a port.
+func (e *sliceEndpoint) endpoint(port uint16) Endpoint {
+	out := Endpoint{
+		Addr:        netip.AddrPortFrom(e.addr, port),
+		Node:        e.node.Value(),
+		Zone:        e.zone.Value(),
+		Ready:       e.ready,
+		Serving:     e.serving,
+		Terminating: e.terminating,
+	}
+	if e.hints != nil {
+		out.ZoneHints, out.NodeHints = e.hints.zones, e.hints.nodes
 	}
 	return out
 }

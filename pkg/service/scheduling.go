@@ -118,13 +118,11 @@ func (w weights) of(e *Endpoint) int {
 }
 
 // weigh sets the weights of endpoints.
-func (w weights) weigh(endpoints map[portKey][]Endpoint) {
+func (w weights) weigh(endpoints []Endpoint) {
 	if len(w) == 0 {
 		return
 	}
-	for _, list := range endpoints {
-		for i := range list {
-			list[i].Weight = w.of(&list[i])
-		}
+	for i := range endpoints {
+		endpoints[i].Weight = w.of(&endpoints[i])
 	}
 }

@@ -5,9 +5,12 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
+	"time"
+	"unique"
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
+	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
 )
@@ -19,55 +22,70 @@ type portKey struct {
 	protocol ip.Protocol
 }
 
-// mergeSlices returns the endpoints of each port from all slices. An address and port
-// that several slices contain, as happens while the controller moves it, counts once; a
-// report that is not terminating takes precedence. Slices are sorted by name so that
-// the result does not depend on their order.
-func mergeSlices(b *builder, endpointSlices []*discoveryv1.EndpointSlice) map[portKey][]Endpoint {
-	m := merger{}
-	object := b.object
-	defer func() { b.object = object }()
-	byName := slices.SortedStableFunc(slices.Values(endpointSlices), func(a, b *discoveryv1.EndpointSlice) int {
-		return strings.Compare(a.Name, b.Name)
-	})
-	for _, slice := range byName {
-		b.object = fmt.Sprintf("EndpointSlice %s/%s", slice.Namespace, slice.Name)
-		m.addSlice(b, slice)
-	}
-	for key, list := range m {
-		m[key] = once(list)
-	}
-	return m
+// Slice is an EndpointSlice as it is kept between changes: parsed once, without what
+// is not read, and in a third of the memory of the API object.
+type Slice struct {
+	Name    types.NamespacedName
+	Service string // the Service that it belongs to; "" for a slice that is not ours
+	// Trigger is the time in nanoseconds since 1970 of the change of a pod or a Service
+	// that the slice is the result of; 0 if it does not say.
+	Trigger int64
+
+	ports     []slicePort
+	endpoints []sliceEndpoint
+	errs      []error
 }
 
-type merger map[portKey][]Endpoint
-
-// addSlice adds the endpoints of a slice to each of its ports. It reports an invalid
-// address once, not once per port.
-func (m merger) addSlice(b *builder, slice *discoveryv1.EndpointSlice) {
-	addrs := addressesOf(b, slice)
-	for i := range slice.Ports {
-		key, number, ok := endpointPort(b, slice, i)
-		if !ok {
-			continue
-		}
-		list := slices.Grow(m[key], len(addrs))
-		for j, addr := range addrs {
-			if addr.IsValid() {
-				list = append(list, newEndpoint(slice.Endpoints[j], addr, number))
-			}
-		}
-		if len(list) > 0 {
-			m[key] = list
-		}
-	}
+// slicePort is one port of a slice.
+type slicePort struct {
+	name     unique.Handle[string]
+	protocol ip.Protocol
+	number   uint16
 }
 
-// addressesOf returns the address of each endpoint, or an invalid one. The API no
-// longer defines further addresses of an endpoint.
-func addressesOf(b *builder, slice *discoveryv1.EndpointSlice) []netip.Addr {
-	out := make([]netip.Addr, len(slice.Endpoints))
-	for j, e := range slice.Endpoints {
+// sliceEndpoint is an endpoint without its port. Few names of nodes and zones stand in
+// many slices.
+type sliceEndpoint struct {
+	addr       netip.Addr
+	node, zone unique.Handle[string]
+	hints      *hints
+	conditions
+}
+
+type hints struct{ zones, nodes []string }
+
+// Endpoints returns the number of usable endpoints.
+func (s *Slice) Endpoints() int { return len(s.endpoints) }
+
+// ParseSlice parses an EndpointSlice, which it does not keep.
+func ParseSlice(slice *discoveryv1.EndpointSlice) *Slice {
+	owner, ours := Owner(slice)
+	if !ours {
+		return &Slice{Name: nameOf(slice)}
+	}
+	s := parseSlice(slice)
+	s.Service = owner.Name
+	if at, err := time.Parse(time.RFC3339Nano, slice.Annotations[corev1.EndpointsLastChangeTriggerTime]); err == nil {
+		s.Trigger = at.UnixNano()
+	}
+	return s
+}
+
+func parseSlice(slice *discoveryv1.EndpointSlice) *Slice {
+	s := &Slice{Name: nameOf(slice)}
+	b := &builder{kind: "EndpointSlice", namespace: slice.Namespace, name: slice.Name}
+	s.parseEndpoints(b, slice)
+	s.parsePorts(b, slice)
+	s.errs = b.errs
+	return s
+}
+
+// parseEndpoints parses the first address of each endpoint. The API no longer defines
+// further ones.
+func (s *Slice) parseEndpoints(b *builder, slice *discoveryv1.EndpointSlice) {
+	s.endpoints = make([]sliceEndpoint, 0, len(slice.Endpoints))
+	for j := range slice.Endpoints {
+		e := &slice.Endpoints[j]
 		if len(e.Addresses) == 0 {
 			continue
 		}
@@ -76,34 +94,80 @@ func addressesOf(b *builder, slice *discoveryv1.EndpointSlice) []netip.Addr {
 			b.errorf(fmt.Sprintf("endpoints[%d].addresses[0]", j), "%v", err)
 			continue
 		}
-		out[j] = addr
+		s.endpoints = append(s.endpoints, newSliceEndpoint(e, addr))
 	}
-	return out
 }
 
-// endpointPort reads one port of a slice. A port without a number means "all ports" in
-// the API, which a proxy cannot serve.
-func endpointPort(b *builder, slice *discoveryv1.EndpointSlice, i int) (key portKey, number uint16, ok bool) {
-	p := slice.Ports[i]
-	if p.Port == nil || *p.Port == 0 {
-		return key, 0, false
+// parsePorts parses the ports. A port without a number means "all ports" in the API,
+// which a proxy cannot serve.
+func (s *Slice) parsePorts(b *builder, slice *discoveryv1.EndpointSlice) {
+	s.ports = make([]slicePort, 0, len(slice.Ports))
+	for i, p := range slice.Ports {
+		if p.Port == nil || *p.Port == 0 {
+			continue
+		}
+		number, ok := b.port("ports", i, ".port", *p.Port, false)
+		if !ok {
+			continue
+		}
+		protocol, err := parseProtocol(deref(p.Protocol, corev1.ProtocolTCP))
+		if err != nil {
+			b.errorf(fmt.Sprintf("ports[%d].protocol", i), "%v", err)
+			continue
+		}
+		s.ports = append(s.ports, slicePort{unique.Make(deref(p.Name, "")), protocol, number})
 	}
-	field := fmt.Sprintf("ports[%d]", i)
-	if number, ok = b.port(field+".port", *p.Port, false); !ok {
-		return key, 0, false
+}
+
+// mergeSlices returns the endpoints of a port from all slices. An address and port that
+// several slices contain, as happens while the controller moves it, counts once; a
+// report that is not terminating takes precedence. Slices are sorted by name so that
+// the result does not depend on their order.
+//
+// EndpointSlices use the Service's port names, and each slice may have another number
+// for a name.
+func mergeSlices(port *Port, endpointSlices []*Slice) []Endpoint {
+	name := unique.Make(port.Name)
+	n := 0
+	for _, slice := range endpointSlices {
+		n += len(slice.endpoints)
 	}
-	protocol, err := parseProtocol(deref(p.Protocol, corev1.ProtocolTCP))
-	if err != nil {
-		b.errorf(field+".protocol", "%v", err)
-		return key, 0, false
+	if n == 0 {
+		return nil
 	}
-	return portKey{deref(p.Name, ""), protocol}, number, true
+	list := make([]Endpoint, 0, n)
+	for _, slice := range endpointSlices {
+		for _, p := range slice.ports {
+			if p.name != name || p.protocol != port.Protocol {
+				continue
+			}
+			for i := range slice.endpoints {
+				list = append(list, slice.endpoints[i].endpoint(p.number))
+			}
+		}
+	}
+	if len(list) == 0 {
+		return nil
+	}
+	return once(list)
+}
+
+// byName returns slices sorted by name.
+func byName(endpointSlices []*Slice) []*Slice {
+	order := func(a, b *Slice) int { return strings.Compare(a.Name.Name, b.Name.Name) }
+	if slices.IsSortedFunc(endpointSlices, order) {
+		return endpointSlices
+	}
+	return slices.SortedStableFunc(slices.Values(endpointSlices), order)
 }
 
 // once sorts endpoints and keeps one report per address and port, the preferred or else
 // the first.
 func once(list []Endpoint) []Endpoint {
-	slices.SortStableFunc(list, func(a, b Endpoint) int { return a.Addr.Compare(b.Addr) })
+	order := func(a, b Endpoint) int { return a.Addr.Compare(b.Addr) }
+	if !slices.IsSortedFunc(list, order) {
+		slices.SortStableFunc(list, order)
+	}
 	out := list[:0]
 	for _, e := range list {
 		last := len(out) - 1

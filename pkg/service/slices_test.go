@@ -30,9 +30,10 @@ func TestConditions(t *testing.T) {
 		{yes, no, no, Endpoint{Ready: true}}, // publishNotReadyAddresses
 		{nil, no, yes, Endpoint{Ready: true, Terminating: true}},
 	} {
-		got := newEndpoint(discoveryv1.Endpoint{Conditions: discoveryv1.EndpointConditions{
+		parsed := newSliceEndpoint(&discoveryv1.Endpoint{Conditions: discoveryv1.EndpointConditions{
 			Ready: tc.ready, Serving: tc.serving, Terminating: tc.terminating,
-		}}, netip.MustParseAddr("10.244.1.5"), 8080)
+		}}, netip.MustParseAddr("10.244.1.5"))
+		got := parsed.endpoint(8080)
 		tc.want.Addr = netip.MustParseAddrPort("10.244.1.5:8080")
 		if diff := cmp.Diff(tc.want, got, byValue); diff != "" {
 			t.Errorf("ready %s, serving %s, terminating %s (-want +got)\n%s",

@@ -2,11 +2,13 @@ package apiserver
 
 import (
 	"context"
+	"hash/maphash"
 	"maps"
 	"math/rand/v2"
 	"slices"
 	"sync"
 	"time"
+	"unique"
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
@@ -60,18 +62,53 @@ func (s *Source) lostNodes(slices *store[*discoveryv1.EndpointSlice], sink sourc
 		return nil
 	}
 	lost := &lostNodes{client: s.client, own: s.Node, slices: slices, tell: sink.SetLostNodes, mu: &s.mu, doubts: map[string]*doubt{}, wake: make(chan struct{}, 1)}
+	slices.pods = podsOf
 	deliver := slices.set
 	slices.set = func(slice *discoveryv1.EndpointSlice) {
-		lost.see(slices.known[nameOf(slice)], slice)
+		was, known := slices.known[nameOf(slice)]
+		lost.see(was.pods, known, slice)
 		deliver(slice)
 	}
 	return lost
 }
 
+// pod is what is remembered of an endpoint.
+type pod struct {
+	node    unique.Handle[string] // "" if it has none
+	address uint64                // of its addresses, with the lowest bit set if it answered
+}
+
+// podsOf returns what is remembered of a slice's endpoints.
+func podsOf(slice *discoveryv1.EndpointSlice) []pod {
+	pods := make([]pod, len(slice.Endpoints))
+	for i := range slice.Endpoints {
+		e := &slice.Endpoints[i]
+		pods[i] = pod{unique.Make(ptr.Deref(e.NodeName, "")), hashOf(e.Addresses) &^ 1}
+		if answers(e) {
+			pods[i].address |= 1
+		}
+	}
+	return pods
+}
+
+func (p pod) answered() bool { return p.address&1 != 0 }
+
+// hashOf returns the same for the same addresses. Where it does for others, a Node is
+// read in vain.
+func hashOf(addresses []string) uint64 {
+	var h maphash.Hash
+	h.SetSeed(seed)
+	for _, a := range addresses {
+		_, _ = h.WriteString(a) // never fails
+		_ = h.WriteByte(0)
+	}
+	return h.Sum64()
+}
+
 // see examines a slice that replaces another one, or none. A pod that was never ready
 // or is being terminated raises no doubt; neither does the initial list, before which
 // nothing is known. The caller holds the lock, here and below, except in run and ask.
-func (l *lostNodes) see(was, is *discoveryv1.EndpointSlice) {
+func (l *lostNodes) see(was []pod, known bool, is *discoveryv1.EndpointSlice) {
 	for i := range is.Endpoints {
 		e := &is.Endpoints[i]
 		switch {
@@ -79,7 +116,7 @@ func (l *lostNodes) see(was, is *discoveryv1.EndpointSlice) {
 		case answers(e):
 			l.isBack(*e.NodeName)
 		case ptr.Deref(e.Conditions.Terminating, false):
-		case was == nil && !l.begun, was != nil && answered(was, e):
+		case !known && !l.begun, known && answered(was, e):
 			l.doubt(*e.NodeName)
 		}
 	}
@@ -92,10 +129,9 @@ func answers(e *discoveryv1.Endpoint) bool {
 	return ptr.Deref(e.Conditions.Serving, ptr.Deref(e.Conditions.Ready, true))
 }
 
-func answered(slice *discoveryv1.EndpointSlice, e *discoveryv1.Endpoint) bool {
-	return slices.ContainsFunc(slice.Endpoints, func(other discoveryv1.Endpoint) bool {
-		return slices.Equal(other.Addresses, e.Addresses) && answers(&other)
-	})
+func answered(was []pod, e *discoveryv1.Endpoint) bool {
+	address := hashOf(e.Addresses) | 1
+	return slices.ContainsFunc(was, func(p pod) bool { return p.address == address })
 }
 
 func (l *lostNodes) isBack(node string) {
@@ -170,13 +206,15 @@ func (l *lostNodes) due(now time.Time) []string {
 // nodes returns the nodes that have a ready endpoint, and those that have any endpoint.
 func (l *lostNodes) nodes() (answering, there map[string]bool) {
 	answering, there = map[string]bool{}, map[string]bool{}
+	none := unique.Make("")
 	for _, slice := range l.slices.known {
-		for i := range slice.Endpoints {
-			if e := &slice.Endpoints[i]; e.NodeName != nil {
-				there[*e.NodeName] = true
-				if answers(e) {
-					answering[*e.NodeName] = true
-				}
+		for _, p := range slice.pods {
+			if p.node == none {
+				continue
+			}
+			there[p.node.Value()] = true
+			if p.answered() {
+				answering[p.node.Value()] = true
 			}
 		}
 	}

@@ -3,7 +3,9 @@ package apiserver
 import (
 	"errors"
 	"fmt"
+	"hash/maphash"
 	"sync"
+	"unique"
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
@@ -29,14 +31,36 @@ type store[T object] struct {
 	remove func(types.NamespacedName)
 	synced chan struct{} // closed after the first list
 	listed sync.Once
-	known  map[types.NamespacedName]T
+	known  map[types.NamespacedName]known
 	guard  guard
+	// pods, if not nil, returns what is remembered of an object's endpoints.
+	pods func(T) []pod
+}
+
+// known is what is remembered of an object: enough to tell whether another list has it
+// unchanged.
+type known struct {
+	version uint64
+	pods    []pod // see lostNodes
+}
+
+// seed makes the versions of this process.
+var seed = maphash.MakeSeed()
+
+// versionOf tells an object's versions apart, in eight bytes.
+func versionOf(o metav1.Object) uint64 {
+	var h maphash.Hash
+	h.SetSeed(seed)
+	_, _ = h.WriteString(string(o.GetUID())) // never fails
+	_ = h.WriteByte(0)
+	_, _ = h.WriteString(o.GetResourceVersion())
+	return h.Sum64()
 }
 
 func newStore[T object](mu *sync.Mutex, logger klog.Logger, set func(T), remove func(types.NamespacedName)) *store[T] {
 	return &store[T]{
 		mu: mu, logger: logger, set: set, remove: remove,
-		synced: make(chan struct{}), known: map[types.NamespacedName]T{},
+		synced: make(chan struct{}), known: map[types.NamespacedName]known{},
 	}
 }
 
@@ -64,7 +88,11 @@ func (s *store[T]) put(obj any) error {
 	name := nameOf(o)
 	delete(s.guard.missing, name)
 	s.set(o)
-	s.known[name] = o
+	k := known{version: versionOf(o)}
+	if s.pods != nil {
+		k.pods = s.pods(o)
+	}
+	s.known[name] = k
 	return nil
 }
 
@@ -112,8 +140,7 @@ func (s *store[T]) unchanged(obj any) bool {
 		return false
 	}
 	name := nameOf(o)
-	was, known := s.known[name]
-	if !known || was.GetUID() != o.GetUID() || was.GetResourceVersion() != o.GetResourceVersion() {
+	if was, known := s.known[name]; !known || was.version != versionOf(o) {
 		return false
 	}
 	delete(s.guard.missing, name)
@@ -126,5 +153,5 @@ func (s *store[T]) unchanged(obj any) bool {
 func (s *store[T]) Resync() error { return nil }
 
 func nameOf(o metav1.Object) types.NamespacedName {
-	return types.NamespacedName{Namespace: o.GetNamespace(), Name: o.GetName()}
+	return types.NamespacedName{Namespace: unique.Make(o.GetNamespace()).Value(), Name: o.GetName()}
 }

@@ -1,0 +1,113 @@
+package service
+
+import (
+	"errors"
+	"net/netip"
+	"reflect"
+	"slices"
+	"time"
+	"unique"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
+)
+
+// Parsed is a Service as it is kept between changes: parsed once, without what is not
+// read, and in a third of the memory of the API object.
+type Parsed struct {
+	Name types.NamespacedName
+	UID  types.UID
+
+	proxied    bool
+	created    time.Time
+	clusterIPs []netip.Addr
+	ports      []parsedPort
+	rest       *fields // nil if all other fields have their zero value
+}
+
+type parsedPort struct {
+	name           unique.Handle[string]
+	protocol       ip.Protocol
+	port, nodePort uint16
+}
+
+// fields are a Service without endpoints, and what cannot be used of it.
+type fields struct {
+	Service
+	weights     weights
+	errs        []error
+	errsOfPorts []error
+}
+
+// Parse parses a Service, which it does not keep.
+func Parse(svc *corev1.Service) *Parsed {
+	p := &Parsed{Name: nameOf(svc), UID: svc.UID, proxied: Proxied(svc)}
+	if !p.proxied {
+		return p
+	}
+	f := build(svc)
+	p.created, p.clusterIPs = f.Created, slices.Clip(f.ClusterIPs)
+	p.ports = make([]parsedPort, len(f.Ports))
+	for i, port := range f.Ports {
+		p.ports[i] = parsedPort{unique.Make(port.Name), port.Protocol, port.Port, port.NodePort}
+	}
+	f.Name, f.UID, f.Created, f.ClusterIPs, f.Ports = types.NamespacedName{}, "", time.Time{}, nil, nil
+	if !reflect.ValueOf(f).Elem().IsZero() {
+		p.rest = f
+	}
+	return p
+}
+
+// Proxied reports whether the Service gets virtual servers; see the function of this
+// name.
+func (p *Parsed) Proxied() bool { return p.proxied }
+
+// Ports returns the number of ports.
+func (p *Parsed) Ports() int { return len(p.ports) }
+
+// HasPort reports whether the Service has a port.
+func (p *Parsed) HasPort(protocol ip.Protocol, number uint16) bool {
+	return slices.ContainsFunc(p.ports, func(q parsedPort) bool { return q.protocol == protocol && q.port == number })
+}
+
+// With returns the model of the Service with the endpoints of slices; see Build. The
+// caller must not change it.
+func (p *Parsed) With(endpointSlices []*Slice) (Service, error) {
+	var f fields
+	if p.rest != nil {
+		f = *p.rest
+	}
+	f.Name, f.UID, f.Created, f.ClusterIPs = p.Name, p.UID, p.created, p.clusterIPs
+	if len(p.ports) > 0 {
+		f.Ports = make([]Port, len(p.ports))
+	}
+	for i, port := range p.ports {
+		f.Ports[i] = Port{Name: port.name.Value(), Protocol: port.protocol, Port: port.port, NodePort: port.nodePort}
+	}
+	return f.with(endpointSlices)
+}
+
+// with adds the endpoints to the ports.
+func (f *fields) with(endpointSlices []*Slice) (Service, error) {
+	endpointSlices = byName(endpointSlices)
+	errs := f.errs
+	for _, slice := range endpointSlices {
+		errs = append(errs[:len(errs):len(errs)], slice.errs...)
+	}
+	for i := range f.Ports {
+		port := &f.Ports[i]
+		port.Endpoints = mergeSlices(port, endpointSlices)
+		f.weights.weigh(port.Endpoints)
+	}
+	errs = append(errs[:len(errs):len(errs)], f.errsOfPorts...)
+	return f.Service, errors.Join(errs...)
+}
+
+// nameOf returns the name of an object. Few namespaces stand in
+// many names.
+func nameOf(o metav1.Object) types.NamespacedName {
+	return types.NamespacedName{Namespace: unique.Make(o.GetNamespace()).Value(), Name: o.GetName()}
+}

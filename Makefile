@@ -71,6 +71,14 @@ release: ## bin/release: the program of all IMAGE_ARCHITECTURES, with checksums 
 	done
 	@cd $(RELEASE) && sha256sum kube-ipvs-* > SHA256SUMS && cat SHA256SUMS
 
+# The SBOMs join the release's files and checksums.
+.PHONY: image-sbom
+image-sbom: ## bin/release: SBOMs (CycloneDX) of the images in IMAGE_ARCHIVE, which container-image makes, checked against the schema
+	@mkdir -p $(RELEASE)
+	@$(GO) run ./hack/sbom image $(IMAGE_ARCHIVE) '$(VERSION)' $(RELEASE)/kube-ipvs-$(VERSION)-image-linux-ARCH.cdx.json
+	@cd test/sbom && $(GO) run . $(abspath $(RELEASE))/*.cdx.json
+	@cd $(RELEASE) && sha256sum kube-ipvs-* > SHA256SUMS && cat SHA256SUMS
+
 .PHONY: reproducible chart
 reproducible: export VERSION := $(VERSION)
 reproducible: ## build the release and the image twice, in two places, and compare
@@ -123,6 +131,7 @@ unit: deps ## unit tests, with the race detector; lint has go vet
 	$(call phase,unit tests)
 	@CGO_ENABLED=1 $(GO) test -race -vet=off ./...
 	@cd test/helm && $(GO) test ./...
+	@cd test/sbom && $(GO) test ./...
 	$(call phase,unit tests passed)
 
 e2e: build e2e-binaries peers ## end-to-end tests in the lab; RUN=regexp selects, LAB=host|kvm|tcg forces a way

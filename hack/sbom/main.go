@@ -1,5 +1,6 @@
 // Command sbom writes the components of a program as a CycloneDX document: its modules
-// with versions and checksums, and Go. It reads them from the program itself, so they
+// with versions and checksums, and Go; and those of a container image, which are Debian's
+// packages besides. It reads them from the program and the image themselves, so they
 // cannot differ, and its output is reproducible.
 package main
 
@@ -8,6 +9,7 @@ import (
 	"encoding/base64"
 	"encoding/hex"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"os"
 	"runtime/debug"
@@ -21,19 +23,46 @@ func main() {
 	}
 }
 
+const usage = `usage: sbom PROGRAM VERSION OUT
+       sbom image ARCHIVE VERSION OUT   of each image in an OCI archive; in OUT, ARCH stands for the architecture`
+
 func run(args []string) error {
+	if len(args) == 4 && args[0] == "image" {
+		return writeImages(args[1], args[2], args[3])
+	}
 	if len(args) != 3 {
-		return fmt.Errorf("usage: sbom PROGRAM VERSION OUT")
+		return errors.New(usage)
 	}
 	info, err := buildinfo.ReadFile(args[0])
 	if err != nil {
 		return err
 	}
-	text, err := json.MarshalIndent(documentOf(info, args[1]), "", "  ")
+	return write(documentOf(info, args[1]), args[2])
+}
+
+func writeImages(archive, version, out string) error {
+	images, err := readArchive(archive)
 	if err != nil {
 		return err
 	}
-	return os.WriteFile(args[2], append(text, '\n'), 0o644)
+	for _, image := range images {
+		d, err := imageDocument(image, version)
+		if err != nil {
+			return err
+		}
+		if err := write(d, strings.ReplaceAll(out, "ARCH", image.architecture)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func write(d document, out string) error {
+	text, err := json.MarshalIndent(d, "", "  ")
+	if err != nil {
+		return err
+	}
+	return os.WriteFile(out, append(text, '\n'), 0o644)
 }
 
 // document is the part of a CycloneDX bill of materials that is used here.

@@ -18,9 +18,8 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/ipset"
 	"github.com/kube-ipvs/kube-ipvs/pkg/ipvs"
 	"github.com/kube-ipvs/kube-ipvs/pkg/kernel"
-	"github.com/kube-ipvs/kube-ipvs/pkg/kubeproxy"
-	"github.com/kube-ipvs/kube-ipvs/pkg/loopback"
 	"github.com/kube-ipvs/kube-ipvs/pkg/nat"
+	"github.com/kube-ipvs/kube-ipvs/pkg/nft"
 	"github.com/kube-ipvs/kube-ipvs/pkg/plan"
 	"github.com/kube-ipvs/kube-ipvs/pkg/routing"
 	"github.com/kube-ipvs/kube-ipvs/pkg/sysctl"
@@ -59,7 +58,7 @@ func openKernel(ctx context.Context, cfg *config.Config) (*machine, error) {
 		return nil, err
 	}
 	m.openLoopback(ctx, &cfg.Plan)
-	if tables, err := kubeproxy.New(); err == nil {
+	if tables, err := nft.NewKubeProxyTables(); err == nil {
 		m.KubeProxy = tables
 	}
 	return &m, nil
@@ -68,7 +67,7 @@ func openKernel(ctx context.Context, cfg *config.Config) (*machine, error) {
 // openLoopback finds nft. Without it node ports are not served on the loopback address;
 // everything else works.
 func (m *machine) openLoopback(ctx context.Context, cfg *plan.Config) {
-	rules, err := loopback.New()
+	rules, err := nft.NewLoopbackRules()
 	if err == nil {
 		m.Loopback = rules
 		return

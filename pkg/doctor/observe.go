@@ -2,7 +2,6 @@ package doctor
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"io"
 	"net/http"
@@ -15,7 +14,7 @@ import (
 
 	"github.com/kube-ipvs/kube-ipvs/pkg/health"
 	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
-	"github.com/kube-ipvs/kube-ipvs/pkg/kernel/program"
+	"github.com/kube-ipvs/kube-ipvs/pkg/nft"
 	"github.com/kube-ipvs/kube-ipvs/pkg/plan"
 	"github.com/kube-ipvs/kube-ipvs/pkg/trace"
 )
@@ -24,7 +23,8 @@ import (
 // probes. Failures are facts, too.
 func Observe(ctx context.Context, cfg *plan.Config, probes netip.AddrPort) *Facts {
 	f := ObserveProxies(ctx)
-	f.Config, f.Tables = *cfg, tables()
+	f.Config = *cfg
+	f.Tables, _ = nft.Tables() // none if nft is not installed
 	if report, err := health.Ask(ctx, probes); err == nil {
 		f.Serving, f.Unready = true, report.Why
 	}
@@ -125,29 +125,6 @@ func answers(ctx context.Context, ports []int) []Answer {
 			a.Mode = strings.TrimSpace(string(text))
 		}
 		out = append(out, a)
-	}
-	return out
-}
-
-// tables returns the tables of nftables, if nft(8) is installed.
-func tables() []string {
-	text, _, err := program.Run("nft", "", "--json", "list", "tables")
-	if err != nil {
-		return nil
-	}
-	var list struct {
-		NFTables []struct {
-			Table *struct{ Family, Name string }
-		}
-	}
-	if json.Unmarshal([]byte(text), &list) != nil {
-		return nil
-	}
-	var out []string
-	for _, entry := range list.NFTables {
-		if t := entry.Table; t != nil {
-			out = append(out, t.Family+" "+t.Name)
-		}
 	}
 	return out
 }

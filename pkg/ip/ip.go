@@ -45,6 +45,14 @@ func (f Family) Unspecified() netip.Addr {
 	return netip.IPv6Unspecified()
 }
 
+// Loopback returns 127.0.0.1 or ::1.
+func (f Family) Loopback() netip.Addr {
+	if f == IPv6 {
+		return netip.IPv6Loopback()
+	}
+	return netip.AddrFrom4([4]byte{127, 0, 0, 1})
+}
+
 func (f Family) String() string {
 	switch f {
 	case IPv4:

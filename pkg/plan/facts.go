@@ -10,7 +10,6 @@ import (
 	"slices"
 
 	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
-	"github.com/kube-ipvs/kube-ipvs/pkg/loopback"
 	"github.com/kube-ipvs/kube-ipvs/pkg/routing"
 )
 
@@ -129,7 +128,7 @@ func NewFacts(cfg *Config, n *Node) Facts {
 	f.NodePorts = nodePortAddresses(cfg, n, f.Primary)
 	for _, family := range cfg.Families {
 		if servesLocalhost(cfg, &f, family) {
-			f.NodePorts = append(f.NodePorts, loopback.Address(family))
+			f.NodePorts = append(f.NodePorts, family.Loopback())
 		}
 	}
 	return f
@@ -203,7 +202,7 @@ func servesLocalhost(cfg *Config, f *Facts, family ip.Family) bool {
 	if !cfg.LocalhostNodePorts || cfg.NodePortAddresses.Primary || !f.NodeIPs[f.Primary[family]] {
 		return false
 	}
-	return selected(cfg, loopback.Address(family))
+	return selected(cfg, family.Loopback())
 }
 
 // servesNodePorts reports whether node ports are served on an interface address.

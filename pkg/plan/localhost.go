@@ -4,8 +4,8 @@ import (
 	"fmt"
 
 	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
-	"github.com/kube-ipvs/kube-ipvs/pkg/loopback"
 	"github.com/kube-ipvs/kube-ipvs/pkg/nat"
+	"github.com/kube-ipvs/kube-ipvs/pkg/nft"
 )
 
 // addLocalhost makes requests from the node to node ports of its loopback address carry
@@ -22,10 +22,10 @@ func addLocalhost(part *NodePlan, cfg *Config, n *Node, facts *Facts, family ip.
 		return
 	}
 	if part.Loopback == nil {
-		part.Loopback = loopback.State{}
+		part.Loopback = nft.Loopback{}
 	}
-	m, address := cfg.MasqueradeMark, loopback.Address(family)
-	part.Loopback[family] = loopback.Exchange{Mark: m, Source: facts.Primary[family]}
+	m, address := cfg.MasqueradeMark, family.Loopback()
+	part.Loopback[family] = nft.Exchange{Mark: m, Source: facts.Primary[family]}
 	r := ruleset{state: &part.NAT, cfg: cfg, family: family}
 	to := fmt.Sprintf("-d %s/%d", address, address.BitLen())
 	r.jumpIf(nat.Raw, "OUTPUT", to, "KUBE-IPVS-LOCALHOST", "kubernetes localhost node ports")

@@ -6,7 +6,6 @@ import (
 	"testing"
 
 	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
-	"github.com/kube-ipvs/kube-ipvs/pkg/loopback"
 	"github.com/kube-ipvs/kube-ipvs/pkg/nat"
 	"github.com/kube-ipvs/kube-ipvs/pkg/plan"
 	"github.com/kube-ipvs/kube-ipvs/pkg/routing"
@@ -39,7 +38,7 @@ func TestLocalhostIsServed(t *testing.T) {
 			for _, family := range ip.Families {
 				_, exchanged := part.Loopback[family]
 				_, marked := part.NAT.Chains[nat.Chain{Family: family, Table: nat.Raw, Name: "KUBE-IPVS-LOCALHOST"}]
-				served := slices.Contains(facts.NodePorts, loopback.Address(family))
+				served := slices.Contains(facts.NodePorts, family.Loopback())
 				if exchanged != tc.want || marked != tc.want || served != tc.want {
 					t.Errorf("%s: exchanged %t, marked %t, served %t, want %t", family, exchanged, marked, served, tc.want)
 				}

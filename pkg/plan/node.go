@@ -6,8 +6,8 @@ import (
 	"slices"
 
 	"github.com/kube-ipvs/kube-ipvs/pkg/ipset"
-	"github.com/kube-ipvs/kube-ipvs/pkg/loopback"
 	"github.com/kube-ipvs/kube-ipvs/pkg/nat"
+	"github.com/kube-ipvs/kube-ipvs/pkg/nft"
 	"github.com/kube-ipvs/kube-ipvs/pkg/routing"
 	"github.com/kube-ipvs/kube-ipvs/pkg/sysctl"
 )
@@ -23,7 +23,7 @@ type NodePlan struct {
 	Chains []nat.Chain
 	Rules  []routing.Rule
 	// Loopback is for the node ports of the loopback address.
-	Loopback loopback.State
+	Loopback nft.Loopback
 	Bound    []Binding // bindings that Rules implement
 	Modes    []InterfaceMode
 }

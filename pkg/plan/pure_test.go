@@ -40,7 +40,7 @@ func TestPure(t *testing.T) {
 
 func pure(path string) bool {
 	if strings.HasPrefix(path, "github.com/kube-ipvs/kube-ipvs/pkg/") {
-		return slices.Contains([]string{"ip", "ipset", "ipvs", "loopback", "nat", "routing", "service", "sysctl"}, filepath.Base(path))
+		return slices.Contains([]string{"ip", "ipset", "ipvs", "nft", "nat", "routing", "service", "sysctl"}, filepath.Base(path))
 	}
 	return slices.Contains([]string{"cmp", "fmt", "hash/fnv", "maps", "math/bits", "net/netip", "slices", "strings"}, path)
 }

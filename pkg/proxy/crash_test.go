@@ -17,8 +17,8 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/conntrack"
 	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
 	"github.com/kube-ipvs/kube-ipvs/pkg/ipvs"
-	"github.com/kube-ipvs/kube-ipvs/pkg/kubeproxy"
 	"github.com/kube-ipvs/kube-ipvs/pkg/nat"
+	"github.com/kube-ipvs/kube-ipvs/pkg/nft"
 	"github.com/kube-ipvs/kube-ipvs/pkg/routing"
 	"github.com/kube-ipvs/kube-ipvs/test/reliability"
 )
@@ -167,7 +167,7 @@ var beginnings = []step{
 		m.routing.Misbind(netip.MustParseAddr("203.0.1.1"))
 	}},
 	{"kube-proxy's nftables mode", func(m *machine) {
-		*m.kubeProxy = *kubeproxy.NewFake(kubeproxy.State{ip.IPv4: true, ip.IPv6: true})
+		*m.kubeProxy = *nft.NewFakeKubeProxy(nft.KubeProxy{ip.IPv4: true, ip.IPv6: true})
 		m.hook()
 	}},
 }

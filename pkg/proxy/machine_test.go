@@ -24,9 +24,8 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
 	"github.com/kube-ipvs/kube-ipvs/pkg/ipset"
 	"github.com/kube-ipvs/kube-ipvs/pkg/ipvs"
-	"github.com/kube-ipvs/kube-ipvs/pkg/kubeproxy"
-	"github.com/kube-ipvs/kube-ipvs/pkg/loopback"
 	"github.com/kube-ipvs/kube-ipvs/pkg/nat"
+	"github.com/kube-ipvs/kube-ipvs/pkg/nft"
 	"github.com/kube-ipvs/kube-ipvs/pkg/plan"
 	"github.com/kube-ipvs/kube-ipvs/pkg/routing"
 	"github.com/kube-ipvs/kube-ipvs/pkg/source"
@@ -51,8 +50,8 @@ type machine struct {
 	routing   *routing.Fake
 	sysctl    *sysctl.Fake
 	conntrack *conntrack.Fake
-	loopback  *loopback.Fake
-	kubeProxy *kubeproxy.Fake
+	loopback  *nft.FakeLoopback
+	kubeProxy *nft.FakeKubeProxy
 
 	operation func(text string) error // called before each operation that changes the kernel
 	listing   func(of string) error   // called before each list that is read, one at a time
@@ -71,9 +70,9 @@ func newMachine(t testing.TB) *machine {
 			VIPs:      plan.VIPs{ClusterIPs: plan.ClaimAddress, LoadBalancers: plan.ClaimPort, ExternalIPs: plan.ClaimRoute, Ping: true, Mark: 0x4, Table: 80080, Priority: 99},
 		},
 		services: map[string]*corev1.Service{}, slices: map[string]*discoveryv1.EndpointSlice{},
-		ipvs: ipvs.NewFake(), ipset: ipset.NewFake(), routing: routing.NewFake(), conntrack: conntrack.NewFake(), loopback: loopback.NewFake(),
+		ipvs: ipvs.NewFake(), ipset: ipset.NewFake(), routing: routing.NewFake(), conntrack: conntrack.NewFake(), loopback: nft.NewFakeLoopback(),
 		nat:       map[ip.Family]*nat.Fake{ip.IPv4: nat.NewFake(ip.IPv4), ip.IPv6: nat.NewFake(ip.IPv6)},
-		kubeProxy: kubeproxy.NewFake(kubeproxy.State{}),
+		kubeProxy: nft.NewFakeKubeProxy(nft.KubeProxy{}),
 	}
 	values := sysctl.State{"net/ipv4/conf/all/src_valid_mark": "0", "net/ipv4/vs/snat_reroute": "0"} // with an ENI
 	for key := range plan.ForNode(&m.cfg, &plan.Node{}).Sysctls {
@@ -96,9 +95,9 @@ func (m *machine) hook() {
 	m.ipvs.Refuse = func(c ipvs.Change) error { return ask(c.String()) }
 	m.ipset.Refuse = func(c ipset.Change) error { return ask(c.String()) }
 	m.routing.Refuse = func(c routing.Change) error { return ask(c.String()) }
-	m.loopback.Refuse = func(c loopback.Change) error { return ask(c.String()) }
+	m.loopback.Refuse = func(c nft.LoopbackChange) error { return ask(c.String()) }
 	m.sysctl.Refuse = func(c sysctl.Change) error { return ask(c.String()) }
-	m.kubeProxy.Refuse = func(c kubeproxy.Change) error { return ask(c.String()) }
+	m.kubeProxy.Refuse = func(c nft.KubeProxyChange) error { return ask(c.String()) }
 	m.conntrack.Refuse = func(e conntrack.Entry) error { return ask("forget " + e.String()) }
 	read := func(of string) func() error {
 		return func() error {

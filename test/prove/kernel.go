@@ -12,8 +12,8 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
 	"github.com/kube-ipvs/kube-ipvs/pkg/ipset"
 	"github.com/kube-ipvs/kube-ipvs/pkg/ipvs"
-	"github.com/kube-ipvs/kube-ipvs/pkg/loopback"
 	"github.com/kube-ipvs/kube-ipvs/pkg/nat"
+	"github.com/kube-ipvs/kube-ipvs/pkg/nft"
 	"github.com/kube-ipvs/kube-ipvs/pkg/routing"
 	"github.com/kube-ipvs/kube-ipvs/pkg/sysctl"
 	"github.com/kube-ipvs/kube-ipvs/pkg/trace"
@@ -27,7 +27,7 @@ type Kernel struct {
 	nat      map[ip.Family]*nat.Fake
 	routing  *routing.Fake
 	sysctl   *sysctl.Fake
-	loopback *loopback.Fake
+	loopback *nft.FakeLoopback
 	writes   []string // all that were made, in order
 	// written, if set, is called before each write takes effect.
 	written func()
@@ -36,7 +36,7 @@ type Kernel struct {
 // NewKernel has nothing but the scenario's network.
 func NewKernel(s *Scenario) *Kernel {
 	k := &Kernel{
-		scenario: s, ipvs: ipvs.NewFake(), ipset: ipset.NewFake(), routing: routing.NewFake(), loopback: loopback.NewFake(),
+		scenario: s, ipvs: ipvs.NewFake(), ipset: ipset.NewFake(), routing: routing.NewFake(), loopback: nft.NewFakeLoopback(),
 		nat:    map[ip.Family]*nat.Fake{ip.IPv4: nat.NewFake(ip.IPv4), ip.IPv6: nat.NewFake(ip.IPv6)},
 		sysctl: sysctl.NewFake(parameters(s)),
 	}

@@ -26,7 +26,7 @@ func boxes(x trace.Explanation) (request box, servers []box, end box) {
 	}
 	request.lines = append(request.lines, stations(x.Steps)...)
 	for _, b := range x.RealServers {
-		server := box{title: "real server " + b.RealServer, bad: b.Verdict.Outcome != trace.Answered && b.Verdict.Outcome != trace.Draining}
+		server := box{title: "real server " + b.RealServer, bad: b.Verdict.Outcome != trace.Answered && b.Verdict.Outcome != trace.Draining && b.Verdict.Outcome != trace.Full}
 		if b.Pod != "" {
 			server.lines = append(server.lines, "pod "+b.Pod)
 		}

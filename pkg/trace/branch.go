@@ -20,10 +20,13 @@ type branch struct {
 	seen     netip.AddrPort // source of the connection as the endpoint sees it
 }
 
-func (b *branch) follow(weight int) Branch {
-	out := Branch{Weight: weight, RealServer: b.to.String()}
-	if weight == 0 {
+func (b *branch) follow(server ipvs.RealServer) Branch {
+	out := Branch{Weight: server.Weight, RealServer: b.to.String(), MaxConnections: server.MaxConnections}
+	if server.Weight == 0 {
 		out.Verdict = Verdict{Draining, "it takes no new connections"}
+		return out
+	}
+	if out.limit(b.Connections[b.key][b.to]); out.Verdict.Outcome != "" {
 		return out
 	}
 	p := b.client
@@ -53,6 +56,24 @@ func (b *branch) follow(weight int) Branch {
 		}
 	}
 	return out
+}
+
+// limit compares the connections of a real server with its limit. The kernel
+// (net/netfilter/ipvs/ip_vs_conn.c, ip_vs_unbind_dest) accepts new ones again when fewer
+// than three quarters of the limit are left; whether it has been reached since cannot be
+// read.
+func (out *Branch) limit(c ipvs.Connections) {
+	if out.MaxConnections == 0 {
+		return
+	}
+	total, limit := c.Active+c.Inactive, int(out.MaxConnections)
+	out.Connections = total
+	switch {
+	case total >= limit:
+		out.Verdict = Verdict{Full, fmt.Sprintf("it has %d connections, and kube-ipvs.io/max-connections is %d", total, limit)}
+	case 4*total >= 3*limit:
+		out.Doubt = fmt.Sprintf("it may refuse new connections: if it has been full, it accepts them again below three quarters of %d", limit)
+	}
 }
 
 // dispatch follows a request from IPVS to where it leaves the node. IPVS looks up the

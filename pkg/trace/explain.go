@@ -54,13 +54,18 @@ type Branch struct {
 	Pod        string `json:"pod,omitempty"`  // NAMESPACE/NAME
 	Host       string `json:"node,omitempty"` // the pod's node
 	Weight     int    `json:"weight"`         // 0: no new connections
-	LeavesBy   string `json:"leavesBy,omitempty"`
-	SeenSource string `json:"seenSource,omitempty"` // what the endpoint sees
-	Request    []Step `json:"request"`
-	ReturnsBy  string `json:"returnsBy,omitempty"`
-	AnswerBy   string `json:"answerBy,omitempty"` // the interface by which the reply leaves for the client
-	Answer     []Step `json:"answer"`
-	Later      []Step `json:"later,omitempty"` // of the client's next packet, if its path differs
+	// MaxConnections is the limit of Connections, which counts closed ones that IPVS still
+	// tracks, too. 0: no limit, and they are not counted.
+	MaxConnections uint32 `json:"maxConnections,omitempty"`
+	Connections    int    `json:"connections,omitempty"`
+	Doubt          string `json:"doubt,omitempty"` // why it may refuse the connection
+	LeavesBy       string `json:"leavesBy,omitempty"`
+	SeenSource     string `json:"seenSource,omitempty"` // what the endpoint sees
+	Request        []Step `json:"request"`
+	ReturnsBy      string `json:"returnsBy,omitempty"`
+	AnswerBy       string `json:"answerBy,omitempty"` // the interface by which the reply leaves for the client
+	Answer         []Step `json:"answer"`
+	Later          []Step `json:"later,omitempty"` // of the client's next packet, if its path differs
 	// Met is the number of iptables rules that the first packet and its reply were
 	// matched against, from their entry on.
 	Met     int     `json:"rulesMet"`
@@ -91,6 +96,7 @@ const (
 	Refused    Outcome = "refused"
 	Unserved   Outcome = "not a Service's"
 	Draining   Outcome = "draining" // a real server with weight 0
+	Full       Outcome = "full"     // a real server with as many connections as it may have
 	Sent       Outcome = "sent"     // to the endpoint; no reply is expected
 )
 
@@ -348,7 +354,7 @@ func (x *Explanation) serve(w *walk, q Question, key ipvs.Key, p packet) {
 	slices.SortFunc(addresses, netip.AddrPort.Compare)
 	for _, a := range addresses {
 		b := &branch{walk: &walk{Node: w.Node, eval: w.eval, met: w.met}, question: q, client: p, entry: x.EntersBy, key: key, to: a}
-		x.RealServers = append(x.RealServers, b.follow(server.RealServers[a].Weight))
+		x.RealServers = append(x.RealServers, b.follow(server.RealServers[a]))
 		w.doubts = append(w.doubts, b.walk.doubts...)
 	}
 	if len(w.doubts) > 1 {
@@ -358,12 +364,14 @@ func (x *Explanation) serve(w *walk, q Question, key ipvs.Key, p packet) {
 	x.Verdict = together(x.RealServers)
 }
 
-// together returns the verdict over all real servers with weight: the common one, or
-// the worst.
+// together returns the verdict over all real servers that accept connections: the common
+// one, or the worst.
 func together(branches []Branch) Verdict {
 	var worst Verdict
+	full := false
 	for _, b := range branches {
-		if b.Verdict.Outcome == Draining {
+		if b.Verdict.Outcome == Draining || b.Verdict.Outcome == Full {
+			full = full || b.Verdict.Outcome == Full
 			continue
 		}
 		if worst.Outcome == "" || worst.Outcome == Answered || worst.Outcome == Sent {
@@ -373,7 +381,10 @@ func together(branches []Branch) Verdict {
 			}
 		}
 	}
-	if worst.Outcome == "" {
+	switch {
+	case worst.Outcome == "" && full:
+		return Verdict{Refused, "all real servers that take connections are full"}
+	case worst.Outcome == "":
 		return Verdict{Refused, "the virtual server has no real server that takes connections"}
 	}
 	return worst

@@ -22,7 +22,9 @@ type Node struct {
 	Ruleset nat.Ruleset
 	Sets    ipset.State
 	IPVS    ipvs.State
-	Sysctls sysctl.State // existing parameters among keys
+	// Connections counts those of real servers with a limit.
+	Connections Connections
+	Sysctls     sysctl.State // existing parameters among keys
 	// Hairpin are the ports of bridges in hairpin mode: a frame may leave by the port
 	// that it entered by.
 	Hairpin map[string]bool
@@ -31,6 +33,9 @@ type Node struct {
 	// If it is not set, only addresses of interfaces are known.
 	Delivers func(netip.Addr) string
 }
+
+// Connections are counts by virtual server and real server.
+type Connections map[ipvs.Key]map[netip.AddrPort]ipvs.Connections
 
 // Parameters of interfaces, including "all".
 var linkParameters = []string{"rp_filter", "src_valid_mark", "accept_local", "route_localnet"}

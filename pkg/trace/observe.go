@@ -21,6 +21,7 @@ type Kernel struct {
 	ports  map[string]bool // of bridges, with hairpin mode
 	sets   ipset.State
 	ipvs   ipvs.State
+	counts Connections
 }
 
 // Read reads the kernel, in the network namespace of the calling thread.
@@ -34,7 +35,7 @@ func Read() (*Kernel, error) {
 
 // Node reads the rules and parameters of one family, in the same network namespace.
 func (k *Kernel) Node(family ip.Family) (*Node, error) {
-	n := &Node{Family: family, Links: k.links, Hairpin: k.ports, Sets: k.sets, IPVS: k.ipvs}
+	n := &Node{Family: family, Links: k.links, Hairpin: k.ports, Sets: k.sets, IPVS: k.ipvs, Connections: k.counts}
 	for _, r := range k.rules {
 		if r.Family == family {
 			n.Rules = append(n.Rules, r)
@@ -100,8 +101,22 @@ func (k *Kernel) readServers() error {
 		return err
 	}
 	defer kernel.Close()
-	k.ipvs, err = kernel.Observe()
-	return err
+	if k.ipvs, err = kernel.Observe(); err != nil {
+		return err
+	}
+	k.counts = Connections{}
+	for key, server := range k.ipvs {
+		for _, rs := range server.RealServers {
+			if rs.MaxConnections == 0 {
+				continue
+			}
+			if k.counts[key], err = kernel.Connections(key); err != nil {
+				return err
+			}
+			break
+		}
+	}
+	return nil
 }
 
 func (n *Node) readSysctls() error {

@@ -17,6 +17,12 @@ func (x Explanation) Write(w io.Writer) error {
 	writeSteps(&b, x.Steps)
 	for _, r := range x.RealServers {
 		fmt.Fprintf(&b, "\nto the real server %s, %sweight %d\n", r.RealServer, r.behind(), r.Weight)
+		if r.MaxConnections > 0 {
+			fmt.Fprintf(&b, "  %d of at most %d connections\n", r.Connections, r.MaxConnections)
+		}
+		if r.Doubt != "" {
+			fmt.Fprintf(&b, "  %s\n", r.Doubt)
+		}
 		writeSteps(&b, r.Request)
 		if r.LeavesBy != "" {
 			fmt.Fprintf(&b, "  leaves by %s, the endpoint sees %s\n", r.LeavesBy, r.SeenSource)

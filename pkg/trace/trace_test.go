@@ -399,3 +399,42 @@ func TestGoto(t *testing.T) {
 		}
 	}
 }
+
+// TestLimit: a full real server is left out, one that may be full is named, and if all are
+// full, the connection is refused.
+func TestLimit(t *testing.T) {
+	const one, other = "10.12.0.45:8080", "10.12.0.46:8080"
+	for name, c := range map[string]struct {
+		counts    [2]ipvs.Connections
+		want      []Outcome
+		doubtful  bool
+		of, whole string
+	}{
+		"room":     {[2]ipvs.Connections{{Active: 2}, {Active: 1, Inactive: 1}}, []Outcome{Answered, Answered}, false, "", "answered"},
+		"may be":   {[2]ipvs.Connections{{Active: 3}, {Active: 1}}, []Outcome{Answered, Answered}, true, "3 of at most 4 connections", "answered"},
+		"one full": {[2]ipvs.Connections{{Active: 3, Inactive: 1}, {}}, []Outcome{Full, Answered}, false, "full: it has 4 connections", "answered"},
+		"all full": {[2]ipvs.Connections{{Active: 4}, {Active: 5}}, []Outcome{Full, Full}, false, "5 of at most 4", "refused: all real servers that take connections are full"},
+	} {
+		n := newNode(t, one, other)
+		key := ipvs.Key{Protocol: ip.TCP, Addr: netip.MustParseAddr(vip), Port: 80}
+		n.Connections = Connections{key: {}}
+		for i, e := range []string{one, other} {
+			at := netip.MustParseAddrPort(e)
+			n.IPVS[key].RealServers[at] = ipvs.RealServer{Weight: 1, MaxConnections: 4}
+			n.Connections[key][at] = c.counts[i]
+		}
+		x := Explain(n, ask("192.0.2.9", vip+":80"))
+		var text strings.Builder
+		if err := x.Write(&text); err != nil {
+			t.Fatal(err)
+		}
+		for i, want := range c.want {
+			if got := x.RealServers[i].Verdict.Outcome; got != want {
+				t.Errorf("%s: real server %d: %s, want %s", name, i, got, want)
+			}
+		}
+		if doubtful := x.RealServers[0].Doubt != ""; doubtful != c.doubtful || !strings.Contains(text.String(), c.of) || !strings.HasSuffix(text.String(), c.whole+"\n") {
+			t.Errorf("%s: want %q and %q, doubt %t:\n%s", name, c.of, c.whole, c.doubtful, &text)
+		}
+	}
+}

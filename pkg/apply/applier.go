@@ -3,14 +3,12 @@ package apply
 import (
 	"errors"
 	"net/netip"
-	"slices"
 	"sync/atomic"
 	"time"
 
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
-	"github.com/kube-ipvs/kube-ipvs/pkg/ipset"
 	"github.com/kube-ipvs/kube-ipvs/pkg/ipvs"
 	"github.com/kube-ipvs/kube-ipvs/pkg/kubeproxy"
 	"github.com/kube-ipvs/kube-ipvs/pkg/loopback"
@@ -30,15 +28,18 @@ type Applier struct {
 	cfg    *plan.Config
 	kernel Kernel
 
-	parts        map[types.NamespacedName]ownedPart
-	servers      table[ipvs.Key, *plan.VirtualServer]
-	members      table[plan.Member, uint32] // by member without its mark, which is the value
-	memberCounts map[string]int             // desired members of each set
-	vips         table[plan.VIP, struct{}]
-	node         nodePart
+	parts   map[types.NamespacedName]*ownedPart
+	servers serverTable
+	members memberTable
+	vips    vipTable
+	sets    sets
+	node    nodePart
 
 	conflicts conflicts
 	flows     flows
+
+	realServers int // in the kernel, of all virtual servers
+	ipv4Servers int // IPv4 virtual servers in the kernel
 
 	cached        cachedState
 	marked        map[ipvs.Key]ipvs.Key                     // address and port of each fwmark key, from the members of plan.Local in the kernel
@@ -52,31 +53,36 @@ type Applier struct {
 	drainingCount int                                       // real servers in draining
 	toDrain       []ipvs.Key                                // those that this round of Drain has not checked yet
 	cuts          []Cut                                     // since the last call of TakeCuts
-	toCheck       []ipvs.Key                                // virtual servers that this round of Suspicious has not checked yet
-	touched       *touched                                  // written since BeginObserve; nil when no observation runs
+	toCheck       []*server                                 // virtual servers that this round of Suspicious has not checked yet
 	rules         atomic.Pointer[nat.Owned]                 // for Concerns
-	failedSets    map[string]bool                           // sets that the kernel refuses to create, for example because it lacks their type
 	rulesCurrent  bool                                      // the rules in the kernel are the plan's
 	pruning       bool                                      // all Services are known: undesired state may be deleted
 }
 
-// ownedPart is the desired state of one Service.
+type (
+	serverTable = table[ipvs.Key, wantedServer, actualServer]
+	memberTable = table[memberKey, uint32, uint32] // the values are marks
+	vipTable    = table[plan.VIP, struct{}, struct{}]
+
+	server    = record[ipvs.Key, wantedServer, actualServer]
+	member    = record[memberKey, uint32, uint32]
+	vipRecord = record[plan.VIP, struct{}, struct{}]
+)
+
+// ownedPart is what one Service, or the node, wants.
 type ownedPart struct {
-	owner *Owner
-	part  plan.ServicePlan
+	owner   *Owner
+	servers []*server
+	members []*member
+	vips    []*vipRecord
 }
 
-// cachedState is what the kernel holds of ours, as far as the Applier knows.
+// cachedState is what the kernel holds of the node's state, as far as the Applier knows.
 type cachedState struct {
-	servers     ipvs.State // changed only by setServer and deleteServer
-	realServers int        // real servers of all virtual servers
-	ipv4Servers int        // IPv4 virtual servers in servers
-	sets        ipset.State
-	link        bool
-	vips        map[plan.VIP]struct{}
-	rules       map[routing.Rule]struct{}
-	sysctls     sysctl.State
-	nat         map[ip.Family]nat.State
+	link    bool
+	rules   map[routing.Rule]struct{}
+	sysctls sysctl.State
+	nat     map[ip.Family]nat.State
 
 	loopback  loopback.State
 	kubeProxy kubeproxy.State
@@ -86,23 +92,23 @@ type cachedState struct {
 // New returns an Applier with an empty cached state.
 func New(cfg *plan.Config, kernel Kernel) *Applier {
 	a := &Applier{
-		cfg:          cfg,
-		kernel:       kernel,
-		parts:        map[types.NamespacedName]ownedPart{},
-		servers:      newTable[ipvs.Key, *plan.VirtualServer](),
-		members:      newTable[plan.Member, uint32](),
-		vips:         newTable[plan.VIP, struct{}](),
-		conflicts:    newConflicts(),
-		flows:        newFlows(),
-		cached:       cachedState{servers: ipvs.State{}, sets: ipset.State{}, vips: map[plan.VIP]struct{}{}, rules: map[routing.Rule]struct{}{}, sysctls: sysctl.State{}, nat: map[ip.Family]nat.State{}},
-		marked:       map[ipvs.Key]ipvs.Key{},
-		retired:      map[ipvs.Key]ipvs.Key{},
-		memberCounts: map[string]int{},
-		foreign:      ipvs.State{},
-		failedSets:   map[string]bool{},
-		draining:     map[ipvs.Key]map[netip.AddrPort]time.Time{},
+		cfg:       cfg,
+		kernel:    kernel,
+		parts:     map[types.NamespacedName]*ownedPart{},
+		servers:   newTable[ipvs.Key, wantedServer, actualServer](),
+		members:   newTable[memberKey, uint32, uint32](),
+		vips:      newTable[plan.VIP, struct{}, struct{}](),
+		sets:      sets{index: map[string]uint16{}},
+		conflicts: newConflicts(),
+		flows:     newFlows(),
+		cached:    cachedState{rules: map[routing.Rule]struct{}{}, sysctls: sysctl.State{}, nat: map[ip.Family]nat.State{}},
+		marked:    map[ipvs.Key]ipvs.Key{},
+		retired:   map[ipvs.Key]ipvs.Key{},
+		foreign:   ipvs.State{},
+		draining:  map[ipvs.Key]map[netip.AddrPort]time.Time{},
 	}
-	a.members.counted = a.countMember
+	a.node.own.owner = nodeOwner
+	a.members.counted = func(key memberKey, by int) { a.sets.list[key.set].wanted += by }
 	return a
 }
 
@@ -129,11 +135,19 @@ func (p Problems) Err() error {
 // Set replaces the desired state of a Service. Only keys that differ from its previous part
 // become dirty.
 func (a *Applier) Set(owner *Owner, part plan.ServicePlan) {
-	old := a.parts[owner.Name].part
-	a.parts[owner.Name] = ownedPart{owner, part}
-	a.setServers(owner, old.VirtualServers, part.VirtualServers)
-	setAll(&a.members, owner, old.Members, part.Members, unmarked)
-	setAll(&a.vips, owner, old.VIPs, part.VIPs, func(vip plan.VIP) (plan.VIP, struct{}) { return vip, struct{}{} })
+	p := a.parts[owner.Name]
+	if p == nil {
+		p = &ownedPart{}
+		a.parts[owner.Name] = p
+	}
+	if p.owner == nil || !p.owner.Created.Equal(owner.Created) {
+		p.owner = owner
+	}
+	a.setServers(p, part.VirtualServers)
+	a.setMembers(p, part.Members)
+	p.vips = a.vips.replace(p.owner, p.vips, len(part.VIPs),
+		func(i int) entry[plan.VIP, struct{}] { return entry[plan.VIP, struct{}]{key: part.VIPs[i]} },
+		func(struct{}, struct{}) bool { return true })
 }
 
 // Delete removes the desired state of a Service.
@@ -144,26 +158,31 @@ func (a *Applier) Delete(name types.NamespacedName) {
 	}
 }
 
-func (a *Applier) setServers(owner *Owner, old, want []plan.VirtualServer) {
-	before := make(map[ipvs.Key]*plan.VirtualServer, len(old))
-	for i := range old {
-		before[old[i].Key] = &old[i]
-	}
-	for i := range want {
-		vs := &want[i]
-		if was, ok := before[vs.Key]; !ok || !sameServer(was, vs) {
-			a.adoptForeign(vs.Key)
-			before := a.servers.owners(vs.Key)
-			a.servers.put(vs.Key, owner, vs.Precedence, vs)
-			a.ownersChanged(vs.Key, before)
-		}
-		delete(before, vs.Key)
-	}
-	for key := range before {
-		owners := a.servers.owners(key)
-		a.servers.drop(key, owner)
-		a.ownersChanged(key, owners)
-	}
+func (a *Applier) setServers(p *ownedPart, want []plan.VirtualServer) {
+	var last []endpoint // the virtual servers of a Service often have the same endpoints
+	p.servers = replaceAll(&a.servers, p.owner, p.servers, len(want),
+		func(i int) entry[ipvs.Key, wantedServer] {
+			value := newWanted(&want[i], last)
+			last = value.endpoints
+			return entry[ipvs.Key, wantedServer]{want[i].Key, want[i].Precedence, value}
+		}, sameWanted,
+		func(s *server, e entry[ipvs.Key, wantedServer]) {
+			a.adoptForeign(s)
+			before := a.servers.owners(s.key)
+			a.servers.put(s, p.owner, e.right, e.value)
+			a.ownersChanged(s.key, before)
+		}, func(s *server) {
+			before := a.servers.owners(s.key)
+			a.servers.drop(s, p.owner)
+			a.ownersChanged(s.key, before)
+		})
+}
+
+func (a *Applier) setMembers(p *ownedPart, want []plan.Member) {
+	p.members = a.members.replace(p.owner, p.members, len(want),
+		func(i int) entry[memberKey, uint32] {
+			return entry[memberKey, uint32]{key: a.sets.key(want[i]), value: want[i].Mark}
+		}, func(a, b uint32) bool { return a == b })
 }
 
 // ownersChanged marks everything dirty that depends on which Service has a virtual server.
@@ -178,64 +197,52 @@ func (a *Applier) ownersChanged(key ipvs.Key, before []types.NamespacedName) {
 	}
 }
 
-func sameServer(a, b *plan.VirtualServer) bool {
-	return a.Precedence == b.Precedence && a.VirtualServer == b.VirtualServer && a.MaxConnections == b.MaxConnections && slices.Equal(a.RealServers, b.RealServers) &&
-		slices.Equal(a.Endpoints, b.Endpoints) && slices.Equal(a.Lost, b.Lost)
+// holdServer records that the kernel holds a virtual server.
+func (a *Applier) holdServer(s *server, is actualServer) {
+	if !s.there && s.key.Addr.Is4() {
+		a.ipv4Servers++
+	}
+	a.realServers += len(is.reals) - len(s.actual.reals)
+	a.servers.hold(s, is)
 }
 
-func (c *cachedState) setServer(key ipvs.Key, s ipvs.Service, realServersBefore int) {
-	if _, there := c.servers[key]; !there && key.Addr.Is4() {
-		c.ipv4Servers++
+// loseServer records that the kernel does not hold a virtual server.
+func (a *Applier) loseServer(s *server) {
+	if s.there && s.key.Addr.Is4() {
+		a.ipv4Servers--
 	}
-	c.servers[key] = s
-	c.realServers += len(s.RealServers) - realServersBefore
+	a.realServers -= len(s.actual.reals)
+	a.servers.lose(s)
 }
 
-func (c *cachedState) deleteServer(key ipvs.Key) {
-	s, there := c.servers[key]
-	if !there {
-		return
+// setRealServer records that the kernel holds a real server.
+func (a *Applier) setRealServer(s *server, dest netip.AddrPort, rs ipvs.RealServer) {
+	before := len(s.actual.reals)
+	s.actual.setRealServer(dest, rs)
+	a.realServers += len(s.actual.reals) - before
+}
+
+// deleteRealServer records that the kernel does not hold a real server.
+func (a *Applier) deleteRealServer(s *server, dest netip.AddrPort) {
+	before := len(s.actual.reals)
+	s.actual.deleteRealServer(dest)
+	a.realServers += len(s.actual.reals) - before
+}
+
+// actual returns the virtual server that the kernel has under a key; nil if none.
+func (a *Applier) actual(key ipvs.Key) *actualServer {
+	if s := a.servers.records[key]; s != nil && s.there {
+		return &s.actual
 	}
-	if key.Addr.Is4() {
-		c.ipv4Servers--
-	}
-	delete(c.servers, key)
-	c.realServers -= len(s.RealServers)
+	return nil
 }
 
 // adoptForeign takes over another program's virtual server whose key a Service wants.
-func (a *Applier) adoptForeign(key ipvs.Key) {
-	if s, ok := a.foreign[key]; ok {
-		a.cached.setServer(key, s, 0)
-		delete(a.foreign, key)
+func (a *Applier) adoptForeign(s *server) {
+	if is, ok := a.foreign[s.key]; ok {
+		a.holdServer(s, newActual(is))
+		delete(a.foreign, s.key)
 	}
-}
-
-// setAll puts and drops the entries in which two lists differ. entry splits a list element
-// into key and value.
-func setAll[E any, K, V comparable](t *table[K, V], owner *Owner, old, want []E, entry func(E) (K, V)) {
-	before := make(map[K]V, len(old))
-	for _, e := range old {
-		k, v := entry(e)
-		before[k] = v
-	}
-	for _, e := range want {
-		k, v := entry(e)
-		if was, ok := before[k]; !ok || was != v {
-			t.put(k, owner, 0, v)
-		}
-		delete(before, k)
-	}
-	for k := range before {
-		t.drop(k, owner)
-	}
-}
-
-// unmarked splits a member into the member without its mark, and the mark.
-func unmarked(m plan.Member) (plan.Member, uint32) {
-	mark := m.Mark
-	m.Mark = 0
-	return m, mark
 }
 
 // Retry makes the next Flush retry what the kernel refused to a Service. The zero name
@@ -251,5 +258,5 @@ func (a *Applier) Retry(name types.NamespacedName) {
 
 // Held counts our objects in the kernel.
 func (a *Applier) Held() (virtualServers, realServers, draining int) {
-	return len(a.cached.servers), a.cached.realServers, a.Draining()
+	return a.servers.held, a.realServers, a.Draining()
 }

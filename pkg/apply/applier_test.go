@@ -117,21 +117,34 @@ func (w *world) start(services ...service.Service) Problems {
 // checkHeld recounts what the Applier counts incrementally.
 func (w *world) checkHeld() {
 	w.t.Helper()
-	want := 0
-	for _, s := range w.applier.cached.servers {
-		want += len(s.RealServers)
+	a := w.applier
+	reals, ipv4 := 0, 0
+	for s := range a.servers.allHeld() {
+		reals += len(s.actual.reals)
+		if s.key.Addr.Is4() {
+			ipv4++
+		}
 	}
-	if _, got, _ := w.applier.Held(); got != want {
-		w.t.Errorf("%d real servers are counted, there are %d", got, want)
+	if a.realServers != reals || a.ipv4Servers != ipv4 {
+		w.t.Errorf("%d real servers and %d virtual servers of IPv4 are counted, there are %d and %d", a.realServers, a.ipv4Servers, reals, ipv4)
 	}
-	if got, want := w.applier.cached.ipv4Servers, countIPv4(w.applier.cached.servers); got != want {
-		w.t.Errorf("%d virtual servers of IPv4 are counted, there are %d", got, want)
+	checkTable(w.t, &a.servers)
+	checkTable(w.t, &a.members)
+	checkTable(w.t, &a.vips)
+	held := map[uint16]int{}
+	for m := range a.members.allHeld() {
+		held[m.key.set]++
+	}
+	for i, set := range a.sets.list {
+		if set.held != held[uint16(i)] {
+			w.t.Errorf("%d members of %s are counted, there are %d", set.held, set.name, held[uint16(i)])
+		}
 	}
 	draining := 0
-	for _, dests := range w.applier.draining {
+	for _, dests := range a.draining {
 		draining += len(dests)
 	}
-	if got := w.applier.Draining(); got != draining {
+	if got := a.Draining(); got != draining {
 		w.t.Errorf("%d draining real servers are counted, there are %d", got, draining)
 	}
 }
@@ -571,7 +584,7 @@ func (w *world) checkOthers(refused string, problems Problems, services []servic
 	}
 	for _, s := range services {
 		k := ipvs.Key{Protocol: ip.TCP, Addr: s.ClusterIPs[0], Port: 80}
-		if _, bound := w.applier.cached.vips[byAddress(k.Addr)]; bound && len(w.realServers(k)) == 0 && !strings.Contains(refused, "real server") {
+		if w.applier.vips.holds(byAddress(k.Addr)) && len(w.realServers(k)) == 0 && !strings.Contains(refused, "real server") {
 			w.t.Errorf("refused %q: %s is bound without its virtual server", refused, k.Addr)
 		}
 		if !nodes && !blamed[s.Name] && len(w.realServers(k)) != 1 {
@@ -617,7 +630,7 @@ func TestRefusedKeyIsNotTriedWithEveryChange(t *testing.T) {
 	if tries != before {
 		t.Error("another Service's change tried it again")
 	}
-	if _, bound := w.applier.cached.vips[byAddress(bad.ClusterIPs[0])]; bound {
+	if w.applier.vips.holds(byAddress(bad.ClusterIPs[0])) {
 		t.Error("its address was bound by another Service's change")
 	}
 	w.refuse = nil
@@ -639,7 +652,7 @@ func TestSharedVIPStaysUntilTheLastServiceGoes(t *testing.T) {
 			return s
 		}
 		w.start(service("a", "10.96.0.1", 80), service("b", "10.96.0.2", 443))
-		claimed := func() bool { _, ok := w.applier.cached.vips[vip]; return ok }
+		claimed := func() bool { return w.applier.vips.holds(vip) }
 		w.applier.Delete(types.NamespacedName{Namespace: "default", Name: "a"})
 		w.applier.Flush()
 		if !claimed() || len(w.realServers(key(ip.TCP, "192.0.2.1:443"))) != 1 {

@@ -1,13 +1,12 @@
 package apply
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
-	"maps"
 	"slices"
 
 	"github.com/kube-ipvs/kube-ipvs/pkg/ipset"
-	"github.com/kube-ipvs/kube-ipvs/pkg/ipvs"
 	"github.com/kube-ipvs/kube-ipvs/pkg/kernel"
 	"github.com/kube-ipvs/kube-ipvs/pkg/loopback"
 	"github.com/kube-ipvs/kube-ipvs/pkg/nat"
@@ -40,7 +39,7 @@ func (a *Applier) Cleanup() error {
 	}
 	servers, inUse := a.serversToRemove()
 	errs = append(append(errs, inUse...),
-		kernel.Join(a.kernel.IPVS.Apply(ipvs.Diff(servers, nil))),
+		kernel.Join(a.kernel.IPVS.Apply(servers)),
 		kernel.Join(a.kernel.Routing.Apply(a.routingRemovals())),
 		kernel.Join(a.kernel.IPSet.Apply(removals(a.setsToRemove(servers)))))
 	return errors.Join(errs...)
@@ -54,18 +53,19 @@ func (a *Applier) routingRemovals() []routing.Change {
 	for route := range a.staleRoutes {
 		changes = append(changes, routing.Change{Op: routing.DeleteRoute, Route: route})
 	}
-	for vip := range a.cached.vips {
-		if route, ok := a.cfg.VIPs.Route(vip); ok { // addresses are removed with the link
+	for v := range a.vips.allHeld() {
+		if route, ok := a.cfg.VIPs.Route(v.key); ok { // addresses are removed with the link
 			changes = append(changes, routing.Change{Op: routing.DeleteRoute, Route: route})
 		}
 	}
 	return append(changes, a.linkRemovals()...)
 }
 
-func removals(sets ipset.State) []ipset.Change {
-	var changes []ipset.Change
-	for _, name := range slices.Sorted(maps.Keys(sets)) {
-		changes = append(changes, ipset.Change{Op: ipset.DestroySet, Set: sets[name].Set})
+func removals(sets []ipset.Set) []ipset.Change {
+	slices.SortFunc(sets, func(a, b ipset.Set) int { return cmp.Compare(a.Name, b.Name) })
+	changes := make([]ipset.Change, len(sets))
+	for i, set := range sets {
+		changes[i] = ipset.Change{Op: ipset.DestroySet, Set: set}
 	}
 	return changes
 }

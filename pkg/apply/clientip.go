@@ -23,37 +23,35 @@ var (
 
 // preservesClientIP reports whether a member preserves the client address at a virtual
 // server that exists, is desired, and is about to change.
-func (f *flush) preservesClientIP(m plan.Member) bool {
-	if len(f.cached.servers) == 0 {
+func (f *flush) preservesClientIP(m *member) bool {
+	if f.servers.held == 0 {
 		return false
 	}
+	set := f.sets.list[m.key.set].name
 	for _, family := range ip.Families {
 		for _, name := range clientIPAddressSets {
-			if m.Set == name.In(family) {
-				_, dirty := f.servers.dirty[keyOf(m.Entry)]
-				_, exists := f.cached.servers[keyOf(m.Entry)]
-				_, wanted := f.servers.want(keyOf(m.Entry))
-				return dirty && exists && wanted
+			if set == name.In(family) {
+				s := f.servers.records[f.addressIn(m)]
+				return s != nil && s.changing()
 			}
 		}
 		for name, protocol := range clientIPPortSets {
-			if m.Set == name.In(family) {
-				return f.portChanging(family, protocol, m.Entry.Port)
+			if set == name.In(family) {
+				return f.portChanging(family, protocol, m.key.port)
 			}
 		}
 	}
 	return false
 }
 
+// changing reports whether an existing, desired object is about to change.
+func (r *record[K, W, A]) changing() bool { return r.dirty && r.there && r.wanted() }
+
 // portChanging reports whether an existing, desired virtual server of a node port is about
 // to change, on any address.
 func (f *flush) portChanging(family ip.Family, protocol ip.Protocol, port uint16) bool {
-	for key := range f.servers.dirty {
-		if key.Port != port || key.Protocol != protocol || key.Family() != family {
-			continue
-		}
-		_, exists := f.cached.servers[key]
-		if _, wanted := f.servers.want(key); exists && wanted {
+	for s := range f.servers.allDirty() {
+		if s.key.Port == port && s.key.Protocol == protocol && s.key.Family() == family && s.changing() {
 			return true
 		}
 	}
@@ -64,9 +62,8 @@ func (f *flush) portChanging(family ip.Family, protocol ip.Protocol, port uint16
 // their virtual server stays.
 func (f *flush) deleteClientIPMembers() {
 	var changes []ipset.Change
-	for m := range f.members.dirty {
-		_, there := f.cached.sets[m.Set].Entries[m.Entry]
-		if _, wanted := f.wantMember(m); there && !wanted && f.preservesClientIP(m) {
+	for m := range f.members.allDirty() {
+		if _, wanted := f.wantMember(m); m.there && !wanted && f.preservesClientIP(m) {
 			changes = append(changes, f.memberChange(ipset.DeleteEntry, m))
 		}
 	}

@@ -1,7 +1,6 @@
 package apply
 
 import (
-	"maps"
 	"slices"
 
 	"github.com/kube-ipvs/kube-ipvs/pkg/ipvs"
@@ -29,7 +28,7 @@ func (a *Applier) Suspicious() bool {
 
 func (a *Applier) serversMissing() bool {
 	n, err := a.kernel.IPVS.Count()
-	return err == nil && n != a.cached.ipv4Servers+countIPv4(a.foreign)
+	return err == nil && n != a.ipv4Servers+countIPv4(a.foreign)
 }
 
 func countIPv4(s ipvs.State) int {
@@ -44,12 +43,12 @@ func countIPv4(s ipvs.State) int {
 
 // membersMissing skips empty sets: the resync finds what another program adds there.
 func (a *Applier) membersMissing() bool {
-	for name, set := range a.cached.sets {
-		if len(set.Entries) == 0 {
+	for _, set := range a.sets.list {
+		if set.held == 0 {
 			continue
 		}
-		n, known, err := a.kernel.IPSet.Count(name)
-		if kernel.IsNotExist(err) || err == nil && known && n != len(set.Entries) {
+		n, known, err := a.kernel.IPSet.Count(set.name)
+		if kernel.IsNotExist(err) || err == nil && known && n != set.held {
 			return true
 		}
 	}
@@ -60,15 +59,14 @@ func (a *Applier) membersMissing() bool {
 // kernel does not count.
 func (a *Applier) realServersDiffer() bool {
 	if len(a.toCheck) == 0 {
-		a.toCheck = slices.AppendSeq(make([]ipvs.Key, 0, len(a.cached.servers)), maps.Keys(a.cached.servers))
+		a.toCheck = slices.AppendSeq(make([]*server, 0, a.servers.held), a.servers.allHeld())
 	}
-	n := min(len(a.toCheck), max(minChecked, len(a.cached.servers)/fullCheckCalls+1))
-	for _, key := range a.toCheck[:n] {
-		have, there := a.cached.servers[key]
-		if !there {
+	n := min(len(a.toCheck), max(minChecked, a.servers.held/fullCheckCalls+1))
+	for _, s := range a.toCheck[:n] {
+		if !s.there {
 			continue
 		}
-		if is, err := a.kernel.IPVS.RealServers(key); err == nil && !maps.Equal(is, have.RealServers) {
+		if is, err := a.kernel.IPVS.RealServers(s.key); err == nil && !s.actual.equals(is) {
 			return true
 		}
 	}
@@ -80,9 +78,5 @@ func (a *Applier) realServersDiffer() bool {
 
 // Size returns how many virtual servers and set members of ours the kernel holds.
 func (a *Applier) Size() int {
-	n := len(a.cached.servers)
-	for _, set := range a.cached.sets {
-		n += len(set.Entries)
-	}
-	return n
+	return a.servers.held + a.members.held
 }

@@ -8,7 +8,6 @@ import (
 
 	"github.com/kube-ipvs/kube-ipvs/pkg/ipvs"
 	"github.com/kube-ipvs/kube-ipvs/pkg/kernel"
-	"github.com/kube-ipvs/kube-ipvs/pkg/plan"
 )
 
 // drain adds a real server to the draining ones. The list is not persisted: after a restart,
@@ -79,7 +78,7 @@ func (a *Applier) Drain(now time.Time, deadline time.Duration, most int) Problem
 	}
 	f.applyServers(changes)
 	for _, c := range changes {
-		if _, there := a.cached.servers[c.Key].RealServers[c.Dest]; !there {
+		if s := a.actual(c.Key); s == nil || !s.has(c.Dest) {
 			a.undrain(c.Key, c.Dest)
 			if cut := open[c]; cut.Connections > 0 {
 				a.cuts = append(a.cuts, cut)
@@ -123,24 +122,27 @@ func (a *Applier) TakeCuts() []Cut {
 }
 
 func (a *Applier) onUnreachableNode(key ipvs.Key, dest netip.AddrPort) bool {
-	vs, wanted := a.desiredFor(key)
-	return wanted && vs.HasLost(dest)
+	want, wanted := a.desiredFor(key)
+	return wanted && want.is(dest, isLost)
 }
 
 // desiredFor returns the desired virtual server whose endpoints the draining real servers of
 // key belong to: key itself or, if key is retired, its address and port.
-func (a *Applier) desiredFor(key ipvs.Key) (*plan.VirtualServer, bool) {
-	if vs, wanted := a.wantServer(key); wanted {
-		return vs, true
+func (a *Applier) desiredFor(key ipvs.Key) (*wantedServer, bool) {
+	if want, wanted := a.wantServer(key); wanted {
+		return want, true
 	}
 	address, _ := a.addressOf(key)
-	return a.servers.want(address)
+	if s := a.servers.records[address]; s != nil && s.wanted() {
+		return &s.value, true
+	}
+	return nil, false
 }
 
 // missingFor returns how long a draining real server has had no endpoint.
 func (a *Applier) missingFor(key ipvs.Key, dest netip.AddrPort, now time.Time) time.Duration {
 	since := a.draining[key][dest]
-	if vs, wanted := a.desiredFor(key); wanted && vs.HasEndpoint(dest) {
+	if want, wanted := a.desiredFor(key); wanted && want.is(dest, isEndpoint) {
 		since = time.Time{}
 	} else if since.IsZero() {
 		since = now

@@ -37,9 +37,9 @@ func (a *Applier) Flush() Problems {
 	if !f.flows.failed {
 		f.deleteStaleFlows()
 	}
-	f.servers.shrink()
-	f.members.shrink()
-	f.vips.shrink()
+	f.servers.compact()
+	f.members.compact()
+	f.vips.compact()
 	return f.problems
 }
 
@@ -82,24 +82,31 @@ func applyIndexed[C interface {
 func (f *flush) addMembers() {
 	f.recordReplaced()
 	var changes []ipset.Change
-	for m := range f.members.dirty {
+	for m := range f.members.allDirty() {
 		want, wanted := f.wantMember(m)
-		have, there := f.cached.sets[m.Set].Entries[m.Entry]
-		fwm, exists := f.localMark(m)
+		set := f.sets.list[m.key.set]
+		different := !m.there || m.actual != want
 		switch {
-		case wanted && f.failedSets[m.Set]:
+		case wanted && set.failed:
 			f.members.markStuck(m) // flushSets reports the missing set
-		case wanted && !there && f.preservesClientIP(m): // added after the virtual server changed
-		case f.waitsForWeights(m, want), wanted && exists && have != want && f.retired[fwm] != keyOf(m.Entry) && !f.failedSets[plan.Draining.In(fwm.Family())]:
-		case wanted && (!there || have != want):
+		case wanted && !m.there && f.preservesClientIP(m): // added after the virtual server changed
+		case f.waitsForWeights(m, want) || wanted && f.waitsForRecord(m, want):
+		case wanted && different:
 			c := f.memberChange(ipset.AddEntry, m)
 			c.Mark = want
 			changes = append(changes, c)
-		case wanted == there:
+		case wanted == m.there:
 			f.members.markClean(m)
 		}
 	}
 	f.applyMembers(changes)
+}
+
+// waitsForRecord reports whether a member of plan.Local keeps its mark for now, because the
+// virtual server of the mark is not recorded yet.
+func (f *flush) waitsForRecord(m *member, want uint32) bool {
+	fwm, exists := f.localMark(m)
+	return exists && m.actual != want && f.retired[fwm] != keyOf(f.sets.member(m.key).Entry) && !f.sets.get(plan.Draining.In(fwm.Family())).failed
 }
 
 // deleteMembers removes members that are not desired. A member that proves a virtual server
@@ -107,7 +114,7 @@ func (f *flush) addMembers() {
 // look foreign and never be removed.
 func (f *flush) deleteMembers() {
 	var changes []ipset.Change
-	for m := range f.members.dirty {
+	for m := range f.members.allDirty() {
 		if _, wanted := f.wantMember(m); !wanted && !f.provesOwnership(m) {
 			changes = append(changes, f.memberChange(ipset.DeleteEntry, m))
 		}
@@ -117,28 +124,29 @@ func (f *flush) deleteMembers() {
 
 // provesOwnership reports whether a member proves that an existing, no longer desired
 // virtual server is ours.
-func (f *flush) provesOwnership(m plan.Member) bool {
-	fwm := fwmKey(ip.Of(m.Entry.Addr), f.cached.sets[m.Set].Entries[m.Entry])
-	if _, exists := f.cached.servers[fwm]; exists && f.marked[fwm] == keyOf(m.Entry) {
+func (f *flush) provesOwnership(m *member) bool {
+	full := f.sets.member(m.key)
+	key := keyOf(full.Entry)
+	fwm := fwmKey(ip.Of(m.key.addr), m.actual)
+	if f.servers.holds(fwm) && f.marked[fwm] == key {
 		return true
 	}
-	key := keyOf(m.Entry)
-	_, exists := f.cached.servers[key]
-	if _, wanted := f.servers.want(key); !exists || wanted {
+	if !f.servers.holds(key) || f.servers.wanted(key) {
 		return false
 	}
-	return slices.ContainsFunc(owning, func(name plan.SetName) bool { return name.In(key.Family()) == m.Set })
+	return slices.ContainsFunc(owning, func(name plan.SetName) bool { return name.In(key.Family()) == full.Set })
 }
 
-func (f *flush) memberChange(op ipset.Op, m plan.Member) ipset.Change {
-	return ipset.Change{Op: op, Set: f.setNamed(m.Set), Entry: m.Entry}
+func (f *flush) memberChange(op ipset.Op, m *member) ipset.Change {
+	full := f.sets.member(m.key)
+	return ipset.Change{Op: op, Set: f.setNamed(full.Set), Entry: full.Entry}
 }
 
 func (f *flush) applyMembers(changes []ipset.Change) {
 	slices.SortStableFunc(changes, func(a, b ipset.Change) int { return cmp.Compare(sourceRangeOrder(a), sourceRangeOrder(b)) })
 	applyChanges(changes, f.kernel.IPSet.Apply, f.memberDone, func(c ipset.Change, err error) {
-		m := plan.Member{Set: c.Set.Name, Entry: c.Entry}
-		f.fail(f.members.owners(m), err)
+		m := f.memberOf(c)
+		f.fail(f.members.owners(m.key), err)
 		f.members.markStuck(m)
 	})
 }
@@ -156,48 +164,50 @@ func sourceRangeOrder(c ipset.Change) int {
 	return 0
 }
 
+// memberOf returns the record of the member that a change is about.
+func (f *flush) memberOf(c ipset.Change) *member {
+	return f.members.get(f.sets.key(plan.Member{Set: c.Set.Name, Entry: c.Entry}))
+}
+
 func (f *flush) memberDone(c ipset.Change) {
-	m := plan.Member{Set: c.Set.Name, Entry: c.Entry}
-	f.members.markClean(m)
-	f.touched.member(m)
-	entries := f.cached.sets[m.Set].Entries
-	f.memberMarked(m.Entry, entries[m.Entry], c.Mark)
-	f.indexRecord(m, c.Op == ipset.AddEntry)
+	m := f.memberOf(c)
+	f.members.touch(m)
+	was := m.actual
 	if c.Op == ipset.DeleteEntry {
-		delete(entries, m.Entry)
-		return
+		f.loseMember(m)
+	} else {
+		if set := f.sets.list[m.key.set]; !set.exists {
+			set.set, set.exists = c.Set, true
+		}
+		f.holdMember(m, c.Mark)
 	}
-	if entries == nil {
-		entries = map[ipset.Entry]uint32{}
-		f.cached.sets[m.Set] = ipset.Contents{Set: c.Set, Entries: entries}
-	}
-	entries[m.Entry] = c.Mark
+	f.members.markClean(m)
+	f.memberMarked(c.Entry, was, c.Mark)
+	f.indexRecord(plan.Member{Set: c.Set.Name, Entry: c.Entry}, c.Op == ipset.AddEntry)
 }
 
 // flushVIPs claims VIPs, except blocked ones, and then releases those that are not desired.
 // A VIP whose claim changes stays local all the time.
 func (f *flush) flushVIPs() {
-	var added, removed []plan.VIP
+	var added, removed []*vipRecord
 	blocked := f.blocked()
-	for vip := range f.vips.dirty {
-		_, wanted := f.vips.want(vip)
-		_, there := f.cached.vips[vip]
+	for v := range f.vips.allDirty() {
 		switch {
-		case wanted == there:
-			f.vips.markClean(vip)
-		case there:
-			removed = append(removed, vip)
-		case !blocked[vip.Addr]:
-			added = append(added, vip)
+		case v.wanted() == v.there:
+			f.vips.markClean(v)
+		case v.there:
+			removed = append(removed, v)
+		case !blocked[v.key.Addr]:
+			added = append(added, v)
 		}
 	}
 	vips := append(added, removed...)
 	changes := make([]routing.Change, len(vips))
-	for i, vip := range vips {
-		changes[i] = f.vipChange(vip, i < len(added))
+	for i, v := range vips {
+		changes[i] = f.vipChange(v.key, i < len(added))
 	}
 	applyIndexed(changes, f.kernel.Routing.Apply, func(i int) { f.vipDone(vips[i]) }, func(i int, err error) {
-		f.fail(f.vips.owners(vips[i]), err)
+		f.fail(f.vips.owners(vips[i].key), err)
 		f.vips.markStuck(vips[i])
 	})
 }
@@ -235,13 +245,14 @@ var requiredSets = func() map[string]bool {
 // kernel uses the one of the address and port.
 func (f *flush) blocked() map[netip.Addr]bool {
 	out := map[netip.Addr]bool{}
-	for m := range f.members.stuck {
-		if _, wanted := f.wantMember(m); wanted && (!f.failedSets[m.Set] || requiredSets[m.Set]) {
-			out[m.Entry.Addr] = true
+	for key, m := range f.members.stuck {
+		set := f.sets.list[key.set]
+		if _, wanted := f.wantMember(m); wanted && (!set.failed || requiredSets[set.name]) {
+			out[key.addr] = true
 		}
 	}
-	for key := range f.servers.stuck {
-		if _, there := f.cached.servers[key]; !there && key.FWMark == 0 {
+	for key, s := range f.servers.stuck {
+		if !s.there && key.FWMark == 0 {
 			out[key.Addr] = true
 		}
 	}
@@ -249,14 +260,14 @@ func (f *flush) blocked() map[netip.Addr]bool {
 }
 
 // vipDone records that the kernel has the desired state of a VIP.
-func (f *flush) vipDone(vip plan.VIP) {
-	f.vips.markClean(vip)
-	f.touched.vip(vip)
-	if _, wanted := f.vips.want(vip); wanted {
-		f.cached.vips[vip] = struct{}{}
+func (f *flush) vipDone(v *vipRecord) {
+	f.vips.touch(v)
+	if v.wanted() {
+		f.vips.hold(v, struct{}{})
 	} else {
-		delete(f.cached.vips, vip)
+		f.vips.lose(v)
 	}
+	f.vips.markClean(v)
 }
 
 // Lost removes VIPs from the cached state that another program, or Flush, deleted from the
@@ -264,13 +275,10 @@ func (f *flush) vipDone(vip plan.VIP) {
 func (a *Applier) Lost(lost []routing.Lost) int {
 	n := 0
 	for _, l := range lost {
-		vip := plan.VIP{Addr: l.Addr, Claim: a.claimOf(l.Table)}
-		if _, wanted := a.vips.want(vip); !wanted {
-			continue
-		}
-		if _, there := a.cached.vips[vip]; there {
-			delete(a.cached.vips, vip)
-			a.vips.markDirty(vip)
+		v := a.vips.records[plan.VIP{Addr: l.Addr, Claim: a.claimOf(l.Table)}]
+		if v != nil && v.wanted() && v.there {
+			a.vips.lose(v)
+			a.vips.markDirty(v)
 			n++
 		}
 	}

@@ -26,13 +26,12 @@ func (a *Applier) Marks() map[ipvs.Key]uint32 {
 // HoldsMark reports whether the kernel still has the member of plan.Local for an address and
 // port, or its fwmark virtual server.
 func (a *Applier) HoldsMark(key ipvs.Key, mark uint32) bool {
-	_, member := a.cached.sets[plan.Local.In(key.Family())].Entries[entryOf(key)]
 	for _, fwm := range a.markVariants(fwmKey(key.Family(), mark)) {
-		if _, there := a.cached.servers[fwm]; there {
+		if a.servers.holds(fwm) {
 			return true
 		}
 	}
-	return member
+	return a.members.holds(a.localMember(key))
 }
 
 // MarkInUse reports whether a virtual server of either family has the mark: a foreign one,
@@ -40,8 +39,7 @@ func (a *Applier) HoldsMark(key ipvs.Key, mark uint32) bool {
 func (a *Applier) MarkInUse(mark uint32) bool {
 	for _, family := range ip.Families {
 		for _, fwm := range a.markVariants(fwmKey(family, mark)) {
-			_, foreign := a.foreign[fwm]
-			if _, ours := a.cached.servers[fwm]; foreign || ours {
+			if _, foreign := a.foreign[fwm]; foreign || a.servers.holds(fwm) {
 				return true
 			}
 		}
@@ -95,27 +93,50 @@ func (a *Applier) recordedAddress(fwm ipvs.Key) (ipvs.Key, bool) {
 // wantServer returns the desired virtual server. A fwmark virtual server is desired only
 // once a member proves it to be ours, and only while its Service also has the address and
 // port.
-func (a *Applier) wantServer(key ipvs.Key) (*plan.VirtualServer, bool) {
-	vs, ok := a.servers.want(key)
-	if !ok || key.FWMark == 0 {
-		return vs, ok
+func (a *Applier) wantServer(key ipvs.Key) (*wantedServer, bool) {
+	if s := a.servers.records[key]; s != nil {
+		return a.wantRecord(s)
 	}
-	address, ok := a.recordedAddress(key)
-	if !ok || a.servers.winner(address) != a.servers.winner(key) {
+	return nil, false
+}
+
+// wantRecord is wantServer for a record.
+func (a *Applier) wantRecord(s *server) (*wantedServer, bool) {
+	if !s.wanted() {
 		return nil, false
 	}
-	return vs, true
+	if s.key.FWMark == 0 {
+		return &s.value, true
+	}
+	address, ok := a.recordedAddress(s.key)
+	if !ok || a.servers.winner(address) != s.owner.Name {
+		return nil, false
+	}
+	return &s.value, true
+}
+
+// localMember returns the key of the member of plan.Local for an address and port.
+func (a *Applier) localMember(key ipvs.Key) memberKey {
+	return a.sets.key(plan.Member{Set: plan.Local.In(key.Family()), Entry: entryOf(key)})
+}
+
+// markOf returns the mark that the kernel gives to packets of internal clients to an address
+// and port; 0 if none.
+func (a *Applier) markOf(key ipvs.Key) uint32 {
+	if m := a.members.records[a.localMember(key)]; m != nil && m.there {
+		return m.actual
+	}
+	return 0
 }
 
 // markFWMarkServer marks the fwmark virtual server of an address and port dirty.
 func (a *Applier) markFWMarkServer(key ipvs.Key) {
-	mark := a.cached.sets[plan.Local.In(key.Family())].Entries[entryOf(key)]
-	a.markIfWanted(fwmKey(key.Family(), mark))
+	a.markIfWanted(fwmKey(key.Family(), a.markOf(key)))
 }
 
 func (a *Applier) markIfWanted(fwm ipvs.Key) {
-	if _, claimed := a.servers.want(fwm); claimed {
-		a.servers.markDirty(fwm)
+	if a.servers.wanted(fwm) {
+		a.servers.markKey(fwm)
 	}
 }
 
@@ -123,14 +144,19 @@ func (a *Applier) markIfWanted(fwm ipvs.Key) {
 // mark, another program wrote one of them: the desired one counts.
 func (a *Applier) indexMarks() {
 	a.marked = map[ipvs.Key]ipvs.Key{}
+	local := map[uint16]ip.Family{}
 	for _, family := range a.cfg.Families {
-		set := plan.Local.In(family)
-		for e, mark := range a.cached.sets[set].Entries {
-			fwm := fwmKey(family, mark)
-			want, wanted := a.wantMember(plan.Member{Set: set, Entry: e})
-			if _, known := a.marked[fwm]; mark != 0 && (!known || wanted && want == mark) {
-				a.marked[fwm] = keyOf(e)
-			}
+		local[a.sets.named(plan.Local.In(family))] = family
+	}
+	for m := range a.members.allHeld() {
+		family, ok := local[m.key.set]
+		if !ok || m.actual == 0 {
+			continue
+		}
+		fwm := fwmKey(family, m.actual)
+		want, wanted := a.wantMember(m)
+		if _, known := a.marked[fwm]; !known || wanted && want == m.actual {
+			a.marked[fwm] = keyOf(a.sets.member(m.key).Entry)
 		}
 	}
 }
@@ -144,8 +170,8 @@ func (a *Applier) memberMarked(e ipset.Entry, was, is uint32) {
 	family, key := ip.Of(e.Addr), keyOf(e)
 	if fwm := fwmKey(family, was); was != 0 && a.marked[fwm] == key {
 		delete(a.marked, fwm)
-		if _, exists := a.cached.servers[fwm]; exists {
-			a.servers.markDirty(fwm) // to be retired
+		if a.servers.holds(fwm) {
+			a.servers.markKey(fwm) // to be retired
 		}
 	}
 	if is != 0 {

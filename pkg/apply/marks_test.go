@@ -143,7 +143,7 @@ func TestMemberThatIsThereAfterAll(t *testing.T) {
 	}
 	w.start(externalLocal("a", ip.TCP, vip, here))
 	w.refuse = nil
-	if _, there := w.applier.cached.servers[fwm(first)]; there {
+	if w.applier.servers.holds(fwm(first)) {
 		t.Fatal("the virtual server did not wait for its member")
 	}
 	set := w.applier.setNamed(plan.Local.In(ip.IPv4))
@@ -154,7 +154,7 @@ func TestMemberThatIsThereAfterAll(t *testing.T) {
 	if err := w.applier.Flush().Err(); err != nil {
 		t.Fatal(err)
 	}
-	if _, there := w.applier.cached.servers[fwm(first)]; !there {
+	if !w.applier.servers.holds(fwm(first)) {
 		t.Errorf("the virtual server is not there:\n%s", w.ipvs.Dump())
 	}
 }

@@ -4,6 +4,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
+	"github.com/kube-ipvs/kube-ipvs/pkg/ipset"
 	"github.com/kube-ipvs/kube-ipvs/pkg/ipvs"
 	"github.com/kube-ipvs/kube-ipvs/pkg/plan"
 )
@@ -25,28 +26,61 @@ func serverOf(m plan.Member) (ipvs.Key, bool) {
 // member about a virtual server is desired if the Service that has the virtual server wants
 // it, or the node does. The record of a retired virtual server is desired as long as that
 // exists.
-func (a *Applier) wantMember(m plan.Member) (mark uint32, wanted bool) {
-	if fwm, address, ok := retiredIn(m); ok {
+func (a *Applier) wantMember(m *member) (mark uint32, wanted bool) {
+	full := a.sets.member(m.key)
+	if fwm, address, ok := retiredIn(full); ok {
 		return 0, a.needsRecord(fwm, address)
 	}
-	key, about := serverOf(m)
-	if _, claimed := a.servers.want(key); !about || !claimed {
-		return a.members.want(m)
+	key, about := serverOf(full)
+	if !about || !a.servers.wanted(key) {
+		return m.value, m.wanted()
 	}
-	if mark, wanted = a.members.valueFor(m, nodeOwner.Name); wanted {
-		return mark, true
+	for _, name := range []types.NamespacedName{nodeOwner.Name, a.servers.winner(key)} {
+		if of, wanted := a.members.desiredBy(m, name); wanted {
+			return of.value, true
+		}
 	}
-	return a.members.valueFor(m, a.servers.winner(key))
+	return 0, false
 }
 
 // markMembersOf marks all members dirty that the owners want for a virtual server.
 func (a *Applier) markMembersOf(key ipvs.Key, owners []types.NamespacedName) {
 	for _, name := range owners {
-		for _, m := range a.parts[name].part.Members {
-			if about, ok := serverOf(m); ok && about == key {
-				m.Mark = 0
+		p := a.parts[name]
+		if p == nil {
+			continue
+		}
+		for _, m := range p.members {
+			if about, ok := serverOf(a.sets.member(m.key)); ok && about == key {
 				a.members.markDirty(m)
 			}
+		}
+	}
+}
+
+// holdMember records that the kernel has a member.
+func (a *Applier) holdMember(m *member, mark uint32) {
+	if !m.there {
+		a.sets.list[m.key.set].held++
+	}
+	a.members.hold(m, mark)
+}
+
+// loseMember records that the kernel does not have a member.
+func (a *Applier) loseMember(m *member) {
+	if m.there {
+		a.sets.list[m.key.set].held--
+	}
+	a.members.lose(m)
+}
+
+// loseSet records that the kernel does not have a set.
+func (a *Applier) loseSet(name string) {
+	i := a.sets.named(name)
+	a.sets.list[i].exists, a.sets.list[i].set = false, ipset.Set{}
+	for m := range a.members.allHeld() {
+		if m.key.set == i {
+			a.loseMember(m)
 		}
 	}
 }

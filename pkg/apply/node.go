@@ -19,13 +19,15 @@ type nodePart struct {
 	plan.NodePlan
 	dirty bool
 	sets  map[string]ipset.Set
+	own   ownedPart // its members
 }
 
 // SetNode replaces the desired state of the node.
 func (a *Applier) SetNode(part plan.NodePlan) {
 	a.clientsRerouted(a.node.Members, part.Members)
-	setAll(&a.members, nodeOwner, a.node.Members, part.Members, unmarked)
-	a.node = nodePart{NodePlan: part, dirty: true, sets: map[string]ipset.Set{}}
+	own := a.node.own
+	a.setMembers(&own, part.Members)
+	a.node = nodePart{NodePlan: part, dirty: true, sets: map[string]ipset.Set{}, own: own}
 	for _, s := range part.Sets {
 		a.node.sets[s.Name] = s
 	}
@@ -94,38 +96,39 @@ func (f *flush) flushLink() {
 func (f *flush) flushSets() {
 	var changes []ipset.Change
 	for _, s := range f.node.Sets {
-		if _, there := f.cached.sets[s.Name]; !there {
+		if !f.sets.get(s.Name).exists {
 			changes = append(changes, ipset.Change{Op: ipset.CreateSet, Set: s})
 		}
 	}
-	for name, left := range f.cached.sets {
-		if _, wanted := f.node.sets[name]; !wanted {
-			changes = append(changes, ipset.Change{Op: ipset.DestroySet, Set: left.Set})
+	for _, left := range f.sets.list {
+		if _, wanted := f.node.sets[left.name]; left.exists && !wanted {
+			changes = append(changes, ipset.Change{Op: ipset.DestroySet, Set: left.set})
 		}
 	}
 	applyChanges(changes, f.kernel.IPSet.Apply, func(c ipset.Change) {
 		if c.Op == ipset.DestroySet {
-			delete(f.cached.sets, c.Set.Name)
+			f.loseSet(c.Set.Name)
 			return
 		}
-		f.cached.sets[c.Set.Name] = ipset.Contents{Set: c.Set, Entries: map[ipset.Entry]uint32{}}
-		f.retryMembersOf(c.Set.Name)
+		set := f.sets.get(c.Set.Name)
+		set.set, set.exists = c.Set, true
+		f.retryMembersOf(set)
 	}, func(c ipset.Change, err error) {
 		f.fail(nil, err)
 		if c.Op == ipset.CreateSet {
-			f.failedSets[c.Set.Name] = true
+			f.sets.get(c.Set.Name).failed = true
 		}
 	})
 }
 
 // retryMembersOf makes the members of a set dirty that could not be created before.
-func (a *Applier) retryMembersOf(name string) {
-	if !a.failedSets[name] {
+func (a *Applier) retryMembersOf(set *setState) {
+	if !set.failed {
 		return
 	}
-	delete(a.failedSets, name)
-	for m := range a.members.stuck {
-		if m.Set == name {
+	set.failed = false
+	for key, m := range a.members.stuck {
+		if a.sets.list[key.set] == set {
 			a.members.markDirty(m)
 		}
 	}

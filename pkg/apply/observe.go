@@ -45,32 +45,6 @@ type Observation struct {
 	staleRoutes map[routing.Route]struct{} // our routes that claim no VIP as configured now
 }
 
-// touched lists the keys written while the kernel is being read: the observed value may be
-// older than the write. A nil touched records nothing.
-type touched struct {
-	servers map[ipvs.Key]struct{}
-	members map[plan.Member]struct{}
-	vips    map[plan.VIP]struct{}
-}
-
-func (t *touched) server(k ipvs.Key) {
-	if t != nil {
-		t.servers[k] = struct{}{}
-	}
-}
-
-func (t *touched) member(m plan.Member) {
-	if t != nil {
-		t.members[m] = struct{}{}
-	}
-}
-
-func (t *touched) vip(v plan.VIP) {
-	if t != nil {
-		t.vips[v] = struct{}{}
-	}
-}
-
 // BeginObserve returns a function that observes everything. The function may run in another
 // goroutine while Set and Flush are called; pass its result to Adopt.
 func (a *Applier) BeginObserve() func() (*Observation, error) { return a.BeginObserveParts(Everything) }
@@ -78,11 +52,9 @@ func (a *Applier) BeginObserve() func() (*Observation, error) { return a.BeginOb
 // BeginObserveParts is BeginObserve for some parts. Parts that are not read keep their
 // cached state. The first observation must read everything.
 func (a *Applier) BeginObserveParts(parts Parts) func() (*Observation, error) {
-	a.touched = &touched{
-		servers: map[ipvs.Key]struct{}{},
-		members: map[plan.Member]struct{}{},
-		vips:    map[plan.VIP]struct{}{},
-	}
+	a.servers.beginObserve()
+	a.members.beginObserve()
+	a.vips.beginObserve()
 	r := reader{
 		parts:   parts,
 		cfg:     a.cfg,
@@ -235,9 +207,9 @@ func setNames(cfg *plan.Config) map[string]bool {
 // FilledSets returns the names of the sets that have members in the kernel.
 func (a *Applier) FilledSets() []string {
 	var names []string
-	for name, set := range a.cached.sets {
-		if len(set.Entries) > 0 {
-			names = append(names, name)
+	for _, set := range a.sets.list {
+		if set.held > 0 {
+			names = append(names, set.name)
 		}
 	}
 	return names
@@ -245,21 +217,24 @@ func (a *Applier) FilledSets() []string {
 
 // WantedSets returns the sets in which a Service or the node wants a member.
 func (a *Applier) WantedSets() plan.SetsInUse {
-	sets := make(plan.SetsInUse, len(a.memberCounts))
-	for name := range a.memberCounts {
-		sets[name] = true
+	sets := plan.SetsInUse{}
+	for _, set := range a.sets.list {
+		if set.wanted > 0 {
+			sets[set.name] = true
+		}
 	}
 	return sets
 }
 
 // CountWantedSets returns the number of WantedSets, without building the map.
-func (a *Applier) CountWantedSets() int { return len(a.memberCounts) }
-
-// countMember counts the desired members of each set.
-func (a *Applier) countMember(m plan.Member, by int) {
-	if a.memberCounts[m.Set] += by; a.memberCounts[m.Set] == 0 {
-		delete(a.memberCounts, m.Set)
+func (a *Applier) CountWantedSets() int {
+	n := 0
+	for _, set := range a.sets.list {
+		if set.wanted > 0 {
+			n++
+		}
 	}
+	return n
 }
 
 // nodeDifferences returns how many of the node's objects are missing or stale.
@@ -269,7 +244,7 @@ func (a *Applier) nodeDifferences() int {
 		n++
 	}
 	for _, s := range a.node.Sets {
-		if _, there := a.cached.sets[s.Name]; !there && !a.failedSets[s.Name] {
+		if set := a.sets.get(s.Name); !set.exists && !set.failed {
 			n++
 		}
 	}
@@ -305,7 +280,7 @@ func (a *Applier) ours(key ipvs.Key) bool {
 	if key.FWMark != 0 {
 		return known && !excluded(a.cfg, address.Addr)
 	}
-	return !excluded(a.cfg, key.Addr) && listed(key, a.cached.sets)
+	return !excluded(a.cfg, key.Addr) && a.listed(key)
 }
 
 // owning are the sets whose members prove that a virtual server is ours.
@@ -313,11 +288,10 @@ var owning = []plan.SetName{plan.ClusterIP, plan.LoadBalancer, plan.ExternalIP, 
 
 // listed reports whether a set lists an address and port. On a node taken over from
 // kube-proxy, node ports are listed by port alone.
-func listed(key ipvs.Key, sets ipset.State) bool {
+func (a *Applier) listed(key ipvs.Key) bool {
 	family := key.Family()
 	has := func(name plan.SetName, e ipset.Entry) bool {
-		_, ok := sets[name.In(family)].Entries[e]
-		return ok
+		return a.members.holds(a.sets.key(plan.Member{Set: name.In(family), Entry: e}))
 	}
 	full := entryOf(key)
 	for _, name := range owning {
@@ -325,7 +299,7 @@ func listed(key ipvs.Key, sets ipset.State) bool {
 			return true
 		}
 	}
-	if _, own := sets[plan.NodePorts.In(family)]; own {
+	if a.sets.get(plan.NodePorts.In(family)).exists {
 		return false
 	}
 	port := ipset.Entry{Port: key.Port}
@@ -342,9 +316,8 @@ func listed(key ipvs.Key, sets ipset.State) bool {
 // that they are bound again. Undesired ones are deleted like any other stale address.
 func (a *Applier) rebind() {
 	for addr := range a.wrongScope {
-		vip := plan.VIP{Addr: addr, Claim: plan.ClaimAddress}
-		if _, wanted := a.vips.want(vip); wanted {
-			delete(a.cached.vips, vip)
+		if v := a.vips.records[plan.VIP{Addr: addr, Claim: plan.ClaimAddress}]; v != nil && v.wanted() {
+			a.vips.lose(v)
 		}
 	}
 }
@@ -354,42 +327,22 @@ func (a *Applier) rebind() {
 // was compared when it was set.
 func (a *Applier) Sweep() {
 	a.pruning = true
-	for key := range a.cached.servers {
-		a.markFlowsStale(key)
-	}
 	a.rebind()
-	a.markVIPs()
-	a.markUnwanted()
-}
-
-func (a *Applier) markVIPs() {
-	for vip := range a.vips.desired {
-		_, there := a.cached.vips[vip]
-		a.vips.setDirty(vip, !there)
-	}
-}
-
-// markUnwanted makes stale keys dirty: cached, but not desired.
-func (a *Applier) markUnwanted() {
-	for key := range a.cached.servers {
-		if _, wanted := a.servers.want(key); !wanted {
-			a.servers.setDirty(key, true)
+	for s := range a.servers.allHeld() {
+		a.markFlowsStale(s.key)
+		if !s.wanted() {
+			a.servers.setDirty(s, true)
 		}
 	}
-	for name, set := range a.cached.sets {
-		if _, known := a.node.sets[name]; !known {
+	for m := range a.members.allHeld() {
+		if _, known := a.node.sets[a.sets.list[m.key.set].name]; !known {
 			continue // the whole set is destroyed
 		}
-		for e := range set.Entries {
-			m := plan.Member{Set: name, Entry: e}
-			if _, wanted := a.wantMember(m); !wanted {
-				a.members.setDirty(m, true)
-			}
+		if _, wanted := a.wantMember(m); !wanted {
+			a.members.setDirty(m, true)
 		}
 	}
-	for vip := range a.cached.vips {
-		if _, wanted := a.vips.want(vip); !wanted {
-			a.vips.setDirty(vip, true)
-		}
+	for _, v := range a.vips.list() {
+		a.vips.setDirty(v, v.wanted() != v.there)
 	}
 }

@@ -1,8 +1,8 @@
 package apply
 
 import (
-	"iter"
 	"maps"
+	"slices"
 
 	"github.com/kube-ipvs/kube-ipvs/pkg/ipset"
 	"github.com/kube-ipvs/kube-ipvs/pkg/ipvs"
@@ -27,9 +27,14 @@ type Adoption struct {
 	stepSize     int
 	marksChanged bool // members that map fwmarks to addresses differed from the cache
 	differences  int
-	next         func() (struct{}, bool)
-	stop         func()
+	passes       []pass // not begun
+	items, next  int    // of the pass that runs
+	do           func(item int)
 }
+
+// pass is a loop of a resync. It lists its items when it begins, and returns their number
+// and what to do with one.
+type pass func() (items int, do func(item int))
 
 // Adopt runs a resync to its end, and returns the number of differences found.
 func (a *Applier) Adopt(o *Observation) int {
@@ -51,9 +56,9 @@ func (a *Applier) BeginAdopt(o *Observation) *Adoption {
 	if o.parts.State {
 		a.takeRouting(o)
 		d.takeSets()
+		d.passes = d.allPasses()
 	}
 	d.differences = a.nodeDifferences()
-	d.next, d.stop = iter.Pull(d.steps)
 	return d
 }
 
@@ -81,142 +86,149 @@ func (a *Applier) takeRouting(o *Observation) {
 	a.staleRoutes = o.staleRoutes
 }
 
-// takeSets records which sets exist. takeMembers compares their members.
+// takeSets records which sets exist.
 func (d *Adoption) takeSets() {
-	for name := range d.cached.sets {
-		if _, there := d.seen.sets[name]; !there {
-			delete(d.cached.sets, name)
+	for _, set := range d.sets.list {
+		if _, there := d.seen.sets[set.name]; set.exists && !there {
+			d.loseSet(set.name)
 			d.marksChanged = true // it may be plan.Local, whose members carry the marks
 		}
 	}
 	for name, is := range d.seen.sets {
-		entries := d.cached.sets[name].Entries
-		if entries == nil {
-			entries = make(map[ipset.Entry]uint32, len(is.Entries))
-		}
-		d.cached.sets[name] = ipset.Contents{Set: is.Set, Entries: entries}
+		set := d.sets.get(name)
+		set.set, set.exists = is.Set, true
 	}
 }
 
 // Step compares the next keys. It returns false when all are compared.
 func (d *Adoption) Step() bool {
-	_, more := d.next()
-	return more
+	for left := d.stepSize; left > 0; left-- {
+		for d.next == d.items {
+			if len(d.passes) == 0 {
+				return false
+			}
+			d.items, d.do = d.passes[0]()
+			d.next, d.passes = 0, d.passes[1:]
+		}
+		d.do(d.next)
+		d.next++
+	}
+	return true
 }
 
 // End ends a resync, finished or not, and returns the number of differences found.
 func (d *Adoption) End() int {
-	d.stop()
-	d.touched = nil
+	d.servers.endObserve()
+	d.members.endObserve()
+	d.vips.endObserve()
 	return d.differences
 }
 
-// steps does all the work and yields after every stepSize keys. The sets come first, because
-// their members say which virtual servers are ours.
-func (d *Adoption) steps(yield func(struct{}) bool) {
-	if !d.seen.parts.State {
+// allPasses returns all the work. The sets come first, because their members say which
+// virtual servers are ours.
+func (d *Adoption) allPasses() []pass {
+	var passes []pass
+	for name, is := range d.seen.sets {
+		passes = append(passes, overMap(is.Entries, func(e ipset.Entry, mark uint32) {
+			d.observedMember(plan.Member{Set: name, Entry: e}, mark)
+		}))
+	}
+	return append(passes,
+		overTable(&d.members, d.cachedMember),
+		func() (int, func(int)) { return 1, func(int) { d.updateMarks() } },
+		overMap(d.seen.servers, d.observedServer),
+		overTable(&d.servers, d.cachedServer),
+		overMap(d.foreign, d.cachedForeign),
+		overMap(d.seen.vips, d.observedVIP),
+		overTable(&d.vips, d.cachedVIP),
+		overTable(&d.members, d.compareMember),
+		overTable(&d.servers, d.compareServer),
+		overTable(&d.vips, d.compareVIP))
+}
+
+// overMap returns a pass over the entries of a map, which may change meanwhile.
+func overMap[K comparable, V any](m map[K]V, do func(K, V)) pass {
+	return func() (int, func(int)) {
+		keys := slices.AppendSeq(make([]K, 0, len(m)), maps.Keys(m))
+		return len(keys), func(i int) {
+			if v, there := m[keys[i]]; there {
+				do(keys[i], v)
+			}
+		}
+	}
+}
+
+// overTable returns a pass over the records of a table.
+func overTable[K comparable, W, A any](t *table[K, W, A], do func(*record[K, W, A])) pass {
+	return func() (int, func(int)) {
+		list := t.list()
+		return len(list), func(i int) { do(list[i]) }
+	}
+}
+
+func (d *Adoption) observedMember(full plan.Member, mark uint32) {
+	if !d.sets.get(full.Set).exists {
+		return // destroyed meanwhile
+	}
+	m := d.members.get(d.sets.key(full))
+	if m.there && m.actual == mark || m.touched {
 		return
 	}
-	compared := 0
-	proceed := func() bool {
-		compared++
-		return compared%d.stepSize != 0 || yield(struct{}{})
-	}
-	_ = d.takeMembers(proceed) &&
-		each(d.seen.servers, proceed, d.observedServer) &&
-		each(d.cached.servers, proceed, d.cachedServer) &&
-		each(d.foreign, proceed, d.cachedForeign) &&
-		each(d.seen.vips, proceed, d.observedVIP) &&
-		each(d.cached.vips, proceed, d.cachedVIP) &&
-		each(d.members.desired, proceed, d.compareMember) &&
-		each(d.servers.desired, proceed, d.compareServer) &&
-		each(d.vips.desired, proceed, d.compareVIP)
+	d.marksChanged = d.marksChanged || m.actual != mark
+	d.holdMember(m, mark)
+	d.indexRecord(full, true)
 }
 
-// each calls do for each entry of a map until proceed returns false. The map may change
-// meanwhile.
-func each[K comparable, V any](m map[K]V, proceed func() bool, do func(K, V)) bool {
-	for k, v := range m {
-		do(k, v)
-		if !proceed() {
-			return false
-		}
+// cachedMember drops a member from the cache that the kernel does not have.
+func (d *Adoption) cachedMember(m *member) {
+	if !m.there || m.touched {
+		return
 	}
-	return true
+	full := d.sets.member(m.key)
+	if _, there := d.seen.sets[full.Set].Entries[full.Entry]; !there {
+		d.marksChanged = d.marksChanged || m.actual != 0
+		d.loseMember(m)
+	}
 }
 
-// takeMembers compares the members of all sets, then updates the index of fwmarks if any
-// mark changed.
-func (d *Adoption) takeMembers(proceed func() bool) bool {
-	for name, is := range d.seen.sets {
-		there := func(e ipset.Entry, mark uint32) { d.observedMember(plan.Member{Set: name, Entry: e}, mark) }
-		cached := func(e ipset.Entry, _ uint32) { d.cachedMember(plan.Member{Set: name, Entry: e}, is.Entries) }
-		if !each(is.Entries, proceed, there) || !each(d.cached.sets[name].Entries, proceed, cached) {
-			return false
-		}
-	}
+// updateMarks updates the index of fwmarks if any mark changed.
+func (d *Adoption) updateMarks() {
 	if d.marksChanged {
 		d.indexMarks()
 	}
-	return true
 }
 
-func (d *Adoption) observedMember(m plan.Member, mark uint32) {
-	set, known := d.cached.sets[m.Set]
-	was, there := set.Entries[m.Entry]
-	if _, written := d.touched.members[m]; !known || there && was == mark || written {
-		return
+// compareMember leaves alone the members of a set that is not desired: it is destroyed as a
+// whole.
+func (d *Adoption) compareMember(m *member) {
+	if !m.wanted() {
+		if _, known := d.node.sets[d.sets.list[m.key.set].name]; !known || !d.pruning {
+			return
+		}
 	}
-	set.Entries[m.Entry] = mark
-	d.indexRecord(m, true)
-	d.marksChanged = d.marksChanged || was != mark
-}
-
-// cachedMember drops a member from the cache that the kernel does not have, and compares
-// members without an owner. A set that is not desired is destroyed as a whole.
-func (d *Adoption) cachedMember(m plan.Member, seen map[ipset.Entry]uint32) {
-	_, there := seen[m.Entry]
-	if _, written := d.touched.members[m]; !there && !written {
-		entries := d.cached.sets[m.Set].Entries
-		d.marksChanged = d.marksChanged || entries[m.Entry] != 0
-		delete(entries, m.Entry)
-	}
-	if _, known := d.node.sets[m.Set]; known && d.pruning && len(d.members.desired[m]) == 0 {
-		d.compareMember(m, nil)
-	}
-}
-
-func (d *Adoption) compareMember(m plan.Member, _ []desired[uint32]) {
 	want, wanted := d.wantMember(m)
-	have, there := d.cached.sets[m.Set].Entries[m.Entry]
-	setDirty(d, &d.members, m, wanted != there || wanted && have != want)
+	compared(d, &d.members, m, wanted != m.there || wanted && m.actual != want)
 }
 
 func (d *Adoption) observedServer(key ipvs.Key, is ipvs.Service) {
-	was, there := d.cached.servers[key]
-	if there && was.VirtualServer == is.VirtualServer && maps.Equal(was.RealServers, is.RealServers) {
+	s := d.servers.get(key)
+	if s.touched || s.there && s.actual.VirtualServer == is.VirtualServer && s.actual.equals(is.RealServers) {
 		return
 	}
-	if _, written := d.touched.servers[key]; written {
-		return
-	}
-	if !there {
-		if _, wanted := d.servers.want(key); !wanted && !d.ours(key) {
+	if !s.there {
+		if !s.wanted() && !d.ours(key) {
 			d.foreign[key] = is
+			d.servers.release(s)
 			return
 		}
 		delete(d.foreign, key)
 	}
-	d.cached.setServer(key, is, len(was.RealServers))
+	d.holdServer(s, newActual(is))
 }
 
-func (d *Adoption) cachedServer(key ipvs.Key, _ ipvs.Service) {
-	_, there := d.seen.servers[key]
-	if _, written := d.touched.servers[key]; !there && !written {
-		d.cached.deleteServer(key)
-	}
-	if d.pruning && len(d.servers.desired[key]) == 0 {
-		d.compareServer(key, nil)
+func (d *Adoption) cachedServer(s *server) {
+	if _, there := d.seen.servers[s.key]; !there && !s.touched && s.there {
+		d.loseServer(s)
 	}
 }
 
@@ -226,53 +238,49 @@ func (d *Adoption) cachedForeign(key ipvs.Key, _ ipvs.Service) {
 	}
 }
 
-func (d *Adoption) compareServer(key ipvs.Key, _ []desired[*plan.VirtualServer]) {
-	f := &flush{Applier: d.Applier}
-	vs, wanted := d.wantServer(key)
-	_, there := d.cached.servers[key]
-	if d.mustDrain(key) {
-		setDirty(d, &d.servers, key, len(f.retireChanges(key)) > 0)
+func (d *Adoption) compareServer(s *server) {
+	if !s.wanted() && !d.pruning {
 		return
 	}
-	setDirty(d, &d.servers, key, !wanted && there || wanted && !f.upToDate(key, vs) && len(f.serverChanges(key, vs)) > 0)
+	f := &flush{Applier: d.Applier}
+	want, wanted := d.wantRecord(s)
+	if d.mustDrain(s) {
+		compared(d, &d.servers, s, len(f.retireChanges(s)) > 0)
+		return
+	}
+	compared(d, &d.servers, s, !wanted && s.there || wanted && !f.upToDate(s, want) && len(f.serverChanges(s, want)) > 0)
 }
 
 // observedVIP caches an observed VIP. A desired address that is bound with kube-proxy's
 // scope is treated as missing, so that it is bound again.
-func (d *Adoption) observedVIP(vip plan.VIP, _ struct{}) {
-	_, wanted := d.vips.want(vip)
-	_, wrongScope := d.wrongScope[vip.Addr]
-	if _, written := d.touched.vips[vip]; written {
+func (d *Adoption) observedVIP(key plan.VIP, _ struct{}) {
+	v := d.vips.get(key)
+	if v.touched {
 		return
 	}
-	if wrongScope && wanted && vip.Claim == plan.ClaimAddress {
-		delete(d.cached.vips, vip)
+	if _, wrong := d.wrongScope[key.Addr]; wrong && v.wanted() && key.Claim == plan.ClaimAddress {
+		d.vips.lose(v)
 	} else {
-		d.cached.vips[vip] = struct{}{}
+		d.vips.hold(v, struct{}{})
 	}
 }
 
-func (d *Adoption) cachedVIP(vip plan.VIP, _ struct{}) {
-	_, there := d.seen.vips[vip]
-	if _, written := d.touched.vips[vip]; !there && !written {
-		delete(d.cached.vips, vip)
-	}
-	if d.pruning && len(d.vips.desired[vip]) == 0 {
-		d.compareVIP(vip, nil)
+func (d *Adoption) cachedVIP(v *vipRecord) {
+	if _, there := d.seen.vips[v.key]; !there && !v.touched {
+		d.vips.lose(v)
 	}
 }
 
-func (d *Adoption) compareVIP(vip plan.VIP, _ []desired[struct{}]) {
-	_, wanted := d.vips.want(vip)
-	_, there := d.cached.vips[vip]
-	setDirty(d, &d.vips, vip, wanted != there)
+func (d *Adoption) compareVIP(v *vipRecord) {
+	if v.wanted() || d.pruning {
+		compared(d, &d.vips, v, v.wanted() != v.there)
+	}
 }
 
-// setDirty marks a key dirty or clean, and counts each difference once.
-func setDirty[K comparable, V any](d *Adoption, t *table[K, V], key K, differs bool) {
-	_, known := t.dirty[key]
-	t.setDirty(key, differs)
-	if _, dirty := t.dirty[key]; dirty && !known {
+// compared marks a record dirty or clean, and counts each difference once.
+func compared[K comparable, W, A any](d *Adoption, t *table[K, W, A], r *record[K, W, A], differs bool) {
+	known := r.dirty
+	if t.setDirty(r, differs); r.dirty && !known {
 		d.differences++
 	}
 }

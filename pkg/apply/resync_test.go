@@ -139,7 +139,7 @@ func (m *meanwhile) adopt() int {
 	}
 	defer m.checkHeld()
 	defer func() {
-		if m.applier.touched != nil {
+		if len(m.applier.servers.touched)+len(m.applier.members.touched)+len(m.applier.vips.touched) > 0 {
 			m.t.Error("what is written is still listed")
 		}
 	}()

@@ -56,8 +56,7 @@ func markAddr(family ip.Family, mark uint32) netip.Addr {
 // needsRecord reports whether a record must stay because nothing else proves that the
 // virtual server is ours.
 func (a *Applier) needsRecord(fwm, address ipvs.Key) bool {
-	_, exists := a.cached.servers[fwm]
-	return exists && a.retired[fwm] == address && a.marked[fwm] != address
+	return a.servers.holds(fwm) && a.retired[fwm] == address && a.marked[fwm] != address
 }
 
 // indexRecord updates the index of records after a member was added or deleted.
@@ -76,22 +75,21 @@ func (a *Applier) indexRecord(m plan.Member, there bool) {
 // needed.
 func (a *Applier) markRecord(fwm ipvs.Key) {
 	if address, recorded := a.retired[fwm]; recorded {
-		a.members.markDirty(retiredMember(fwm, address))
+		a.members.markKey(a.sets.key(retiredMember(fwm, address)))
 	}
 }
 
 // mustDrain reports whether a virtual server that is not desired stays until its connections
 // have ended: one with a fwmark and real servers, whose address and port are still served.
-func (a *Applier) mustDrain(key ipvs.Key) bool {
-	if key.FWMark == 0 || len(a.cached.servers[key].RealServers) == 0 || a.failedSets[plan.Draining.In(key.Family())] {
+func (a *Applier) mustDrain(s *server) bool {
+	if s.key.FWMark == 0 || len(s.actual.reals) == 0 || a.sets.get(plan.Draining.In(s.key.Family())).failed {
 		return false // in the last case it cannot be recorded: the kernel lacks the set's type
 	}
-	if _, wanted := a.wantServer(key); wanted {
+	if _, wanted := a.wantRecord(s); wanted {
 		return false
 	}
-	address, known := a.addressOf(key)
-	_, served := a.servers.want(address)
-	return known && served
+	address, known := a.addressOf(s.key)
+	return known && a.servers.wanted(address)
 }
 
 // record adds the missing records of virtual servers. retiring maps fwmark keys to their
@@ -99,8 +97,8 @@ func (a *Applier) mustDrain(key ipvs.Key) bool {
 func (f *flush) record(retiring map[ipvs.Key]ipvs.Key) {
 	var changes []ipset.Change
 	for fwm, address := range retiring {
-		if f.retired[fwm] != address && !f.failedSets[plan.Draining.In(fwm.Family())] {
-			changes = append(changes, f.memberChange(ipset.AddEntry, retiredMember(fwm, address)))
+		if f.retired[fwm] != address && !f.sets.get(plan.Draining.In(fwm.Family())).failed {
+			changes = append(changes, f.changeOf(ipset.AddEntry, retiredMember(fwm, address)))
 		}
 	}
 	f.applyMembers(changes)
@@ -108,24 +106,30 @@ func (f *flush) record(retiring map[ipvs.Key]ipvs.Key) {
 
 // localMark returns the fwmark that a dirty member of plan.Local has in the kernel, and
 // whether its virtual server exists.
-func (f *flush) localMark(m plan.Member) (fwm ipvs.Key, exists bool) {
-	mark := f.cached.sets[m.Set].Entries[m.Entry]
-	if mark == 0 || m.Set != plan.Local.In(ip.Of(m.Entry.Addr)) {
+func (f *flush) localMark(m *member) (fwm ipvs.Key, exists bool) {
+	if !m.there || m.actual == 0 || f.sets.list[m.key.set].name != plan.Local.In(ip.Of(m.key.addr)) {
 		return fwm, false
 	}
-	fwm = fwmKey(ip.Of(m.Entry.Addr), mark)
-	_, exists = f.cached.servers[fwm]
-	return fwm, exists && f.marked[fwm] == keyOf(m.Entry)
+	fwm = fwmKey(ip.Of(m.key.addr), m.actual)
+	return fwm, f.servers.holds(fwm) && f.marked[fwm] == f.addressIn(m)
+}
+
+// addressIn returns the address and port of a member.
+func (f *flush) addressIn(m *member) ipvs.Key {
+	return ipvs.Key{Protocol: m.key.protocol, Addr: m.key.addr, Port: m.key.port}
 }
 
 // recordReplaced records the virtual servers whose member of plan.Local is about to get
 // another mark.
 func (f *flush) recordReplaced() {
 	retiring := map[ipvs.Key]ipvs.Key{}
-	for m := range f.members.dirty {
+	for m := range f.members.allDirty() {
 		fwm, exists := f.localMark(m)
-		if want, wanted := f.wantMember(m); exists && wanted && want != fwm.FWMark {
-			retiring[fwm] = keyOf(m.Entry)
+		if !exists {
+			continue
+		}
+		if want, wanted := f.wantMember(m); wanted && want != fwm.FWMark {
+			retiring[fwm] = f.addressIn(m)
 		}
 	}
 	f.record(retiring)
@@ -136,10 +140,13 @@ func (f *flush) recordReplaced() {
 // endpoints by now.
 func (f *flush) unmark() {
 	retiring := map[ipvs.Key]ipvs.Key{}
-	for m := range f.members.dirty {
+	for m := range f.members.allDirty() {
 		fwm, exists := f.localMark(m)
-		if _, wanted := f.wantMember(m); exists && !wanted && f.mustDrain(fwm) {
-			retiring[fwm] = keyOf(m.Entry)
+		if !exists {
+			continue
+		}
+		if _, wanted := f.wantMember(m); !wanted && f.mustDrain(f.servers.get(fwm)) {
+			retiring[fwm] = f.addressIn(m)
 		}
 	}
 	f.record(retiring)
@@ -147,34 +154,38 @@ func (f *flush) unmark() {
 	for fwm, address := range retiring {
 		if f.retired[fwm] == address {
 			m := plan.Member{Set: plan.Local.In(fwm.Family()), Entry: entryOf(address)}
-			changes = append(changes, f.memberChange(ipset.DeleteEntry, m))
+			changes = append(changes, f.changeOf(ipset.DeleteEntry, m))
 		}
 	}
 	f.applyMembers(changes)
 }
 
+// changeOf returns a change of a member.
+func (f *flush) changeOf(op ipset.Op, m plan.Member) ipset.Change {
+	return ipset.Change{Op: op, Set: f.setNamed(m.Set), Entry: m.Entry}
+}
+
 // waitsForWeights reports whether a member of plan.Local must wait, because the retired
 // virtual server it leads to does not have its weights back yet.
-func (f *flush) waitsForWeights(m plan.Member, mark uint32) bool {
+func (f *flush) waitsForWeights(m *member, mark uint32) bool {
 	if mark == 0 {
 		return false
 	}
-	fwm := fwmKey(ip.Of(m.Entry.Addr), mark)
-	_, dirty := f.servers.dirty[fwm]
-	return dirty && f.retired[fwm] == keyOf(m.Entry)
+	fwm := fwmKey(ip.Of(m.key.addr), mark)
+	return f.servers.isDirty(fwm) && f.retired[fwm] == f.addressIn(m)
 }
 
 // retirements returns the changes that drain the dirty virtual servers for which mustDrain
 // holds.
 func (f *flush) retirements() []ipvs.Change {
 	var all []ipvs.Change
-	for key := range f.servers.dirty {
-		if !f.mustDrain(key) {
+	for s := range f.servers.allDirty() {
+		if !f.mustDrain(s) {
 			continue
 		}
-		changes := f.retireChanges(key)
+		changes := f.retireChanges(s)
 		if len(changes) == 0 {
-			f.servers.markClean(key)
+			f.servers.markClean(s)
 		}
 		all = append(all, changes...)
 	}
@@ -184,18 +195,20 @@ func (f *flush) retirements() []ipvs.Change {
 // retireChanges sets all real servers to weight 0, once no new connection reaches the
 // virtual server. Real servers of UDP and SCTP stay only while a desired virtual server of
 // the address and port has them too: as elsewhere, their flows end with the endpoint.
-func (f *flush) retireChanges(key ipvs.Key) []ipvs.Change {
+func (f *flush) retireChanges(s *server) []ipvs.Change {
+	key := s.key
 	address, _ := f.addressOf(key)
 	if f.marked[key] == address {
 		return nil
 	}
 	var changes []ipvs.Change
-	for dest, rs := range f.cached.servers[key].RealServers {
+	for _, rs := range s.actual.reals {
+		dest := rs.dest()
 		switch c := (ipvs.Change{Op: ipvs.UpdateRealServer, Key: key, Dest: dest}); {
 		case address.Protocol != ip.TCP && !f.wantRealServer(address, dest):
 			c.Op = ipvs.DeleteRealServer
 			changes = append(changes, c)
-		case rs.Weight != 0:
+		case rs.weight != 0:
 			changes = append(changes, c)
 			fallthrough
 		default:
@@ -208,10 +221,9 @@ func (f *flush) retireChanges(key ipvs.Key) []ipvs.Change {
 // wantRealServer reports whether an address and port has a desired real server, directly or
 // through its present fwmark.
 func (f *flush) wantRealServer(address ipvs.Key, dest netip.AddrPort) bool {
-	mark := f.cached.sets[plan.Local.In(address.Family())].Entries[entryOf(address)]
-	return slices.ContainsFunc([]ipvs.Key{address, fwmKey(address.Family(), mark)}, func(key ipvs.Key) bool {
-		vs, wanted := f.wantServer(key)
-		return wanted && slices.ContainsFunc(vs.RealServers, func(rs plan.RealServer) bool { return rs.AddrPort == dest })
+	return slices.ContainsFunc([]ipvs.Key{address, fwmKey(address.Family(), f.markOf(address))}, func(key ipvs.Key) bool {
+		want, wanted := f.wantServer(key)
+		return wanted && want.is(dest, isRealServer)
 	})
 }
 
@@ -220,7 +232,7 @@ func (f *flush) deleteRetired() {
 	var servers []ipvs.Change
 	for fwm := range f.retired {
 		_, wanted := f.wantServer(fwm)
-		if s, exists := f.cached.servers[fwm]; exists && !wanted && len(s.RealServers) == 0 && f.marked[fwm] == (ipvs.Key{}) {
+		if s := f.actual(fwm); s != nil && !wanted && len(s.reals) == 0 && f.marked[fwm] == (ipvs.Key{}) {
 			servers = append(servers, ipvs.Change{Op: ipvs.DeleteVirtualServer, Key: fwm})
 		}
 	}
@@ -228,7 +240,7 @@ func (f *flush) deleteRetired() {
 	var records []ipset.Change
 	for _, c := range servers {
 		if m := retiredMember(c.Key, f.retired[c.Key]); f.retired[c.Key] != (ipvs.Key{}) && !f.needsRecord(c.Key, f.retired[c.Key]) {
-			records = append(records, f.memberChange(ipset.DeleteEntry, m))
+			records = append(records, f.changeOf(ipset.DeleteEntry, m))
 		}
 	}
 	f.applyMembers(records)
@@ -238,7 +250,7 @@ func (f *flush) deleteRetired() {
 func (a *Applier) markRetired(address ipvs.Key) {
 	for fwm, of := range a.retired {
 		if of == address {
-			a.servers.markDirty(fwm)
+			a.servers.markKey(fwm)
 		}
 	}
 }

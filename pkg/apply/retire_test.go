@@ -86,7 +86,7 @@ func (w *world) retires(s service.Service) {
 	if got := w.ipset.Dump(); strings.Contains(got, "0.0.0.11") {
 		w.t.Errorf("the record is left:\n%s", got)
 	}
-	if _, exists := w.applier.cached.servers[fwm(first)]; exists || len(w.applier.retired) != 0 {
+	if w.applier.servers.holds(fwm(first)) || len(w.applier.retired) != 0 {
 		w.t.Errorf("the mark is not free: %v", w.applier.retired)
 	}
 }

@@ -10,45 +10,27 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/plan"
 )
 
-// desiredService converts a desired virtual server for package ipvs.
-func desiredService(vs *plan.VirtualServer) *ipvs.Service {
-	s := &ipvs.Service{VirtualServer: vs.VirtualServer, RealServers: make(map[netip.AddrPort]ipvs.RealServer, len(vs.RealServers))}
-	for _, rs := range vs.RealServers {
-		s.RealServers[rs.AddrPort] = wantRealServer(vs, rs)
-	}
-	return s
-}
-
-// wantRealServer converts a desired real server for package ipvs. A draining one gets no
-// connections, so it needs no limit.
-func wantRealServer(vs *plan.VirtualServer, rs plan.RealServer) ipvs.RealServer {
-	if rs.Weight == 0 {
-		return ipvs.RealServer{}
-	}
-	return ipvs.RealServer{Weight: rs.Weight, MaxConnections: vs.MaxConnections}
-}
-
 // flushServers adds and updates virtual and real servers, all additions before the first
 // removal, and removes stale real servers. Fwmark virtual servers come first: before the
 // virtual server of the address gets endpoints of other nodes, external clients must already
 // use the fwmark one.
 func (f *flush) flushServers() {
 	var marked, grow, shrink []ipvs.Change
-	for key := range f.servers.dirty {
-		vs, wanted := f.wantServer(key)
+	for s := range f.servers.allDirty() {
+		want, wanted := f.wantRecord(s)
 		if !wanted {
 			continue // left to deleteServers
 		}
-		changes := f.serverChanges(key, vs)
+		changes := f.serverChanges(s, want)
 		if len(changes) == 0 {
-			f.servers.markClean(key)
+			f.servers.markClean(s)
 			continue
 		}
 		for _, c := range changes {
 			switch {
 			case c.Op == ipvs.DeleteRealServer || c.Op == ipvs.UpdateRealServer && c.RealServer.Weight == 0:
 				shrink = append(shrink, c)
-			case key.FWMark != 0:
+			case s.key.FWMark != 0:
 				marked = append(marked, c)
 			default:
 				grow = append(grow, c)
@@ -66,19 +48,19 @@ func (f *flush) flushServers() {
 
 // serverChanges compares one virtual server. A stale TCP real server drains first: with
 // weight 0 it keeps its established connections. One that drains already needs no change.
-func (f *flush) serverChanges(key ipvs.Key, vs *plan.VirtualServer) []ipvs.Change {
-	var have *ipvs.Service
-	if s, ok := f.cached.servers[key]; ok {
-		have = &s
+func (f *flush) serverChanges(s *server, want *wantedServer) []ipvs.Change {
+	var have *actualServer
+	if s.there {
+		have = &s.actual
 	}
-	all := ipvs.DiffService(key, have, desiredService(vs))
-	orderAdditions(f.cfg.NodeName, key, vs.Scheduler, all)
-	address, _ := f.addressOf(key)
+	all := diffServer(s.key, have, want)
+	orderAdditions(f.cfg.NodeName, s.key, want.Scheduler, all)
+	address, _ := f.addressOf(s.key)
 	changes := all[:0]
 	for _, c := range all {
 		if c.Op == ipvs.DeleteRealServer && address.Protocol == ip.TCP {
-			f.drain(key, c.Dest)
-			if have.RealServers[c.Dest].Weight == 0 {
+			f.drain(s.key, c.Dest)
+			if is, _ := have.realServer(c.Dest); is.Weight == 0 {
 				continue
 			}
 			c.Op = ipvs.UpdateRealServer
@@ -107,14 +89,14 @@ func orderAdditions(node string, key ipvs.Key, scheduler string, changes []ipvs.
 // retains.
 func (f *flush) deleteServers() {
 	var changes []ipvs.Change
-	for key := range f.servers.dirty {
-		if _, wanted := f.wantServer(key); wanted || f.mustDrain(key) {
+	for s := range f.servers.allDirty() {
+		if _, wanted := f.wantRecord(s); wanted || f.mustDrain(s) {
 			continue
 		}
-		if _, there := f.cached.servers[key]; there {
-			changes = append(changes, ipvs.Change{Op: ipvs.DeleteVirtualServer, Key: key})
+		if s.there {
+			changes = append(changes, ipvs.Change{Op: ipvs.DeleteVirtualServer, Key: s.key})
 		} else {
-			f.servers.markClean(key)
+			f.servers.markClean(s)
 		}
 	}
 	f.applyServers(changes)
@@ -127,7 +109,7 @@ func (f *flush) applyServers(changes []ipvs.Change) {
 			f.fail(f.servers.owners(c.Key), err)
 		}
 		reported[c.Key] = true
-		f.servers.markStuck(c.Key)
+		f.servers.markStuck(f.servers.get(c.Key))
 	})
 	f.cleanServers(changes)
 	f.deleteFlows(changes)
@@ -142,30 +124,39 @@ func (f *flush) cleanServers(changes []ipvs.Change) {
 			continue
 		}
 		seen[c.Key] = true
-		vs, wanted := f.wantServer(c.Key)
-		if wanted && (f.upToDate(c.Key, vs) || len(f.serverChanges(c.Key, vs)) == 0) ||
-			!wanted && f.mustDrain(c.Key) && len(f.retireChanges(c.Key)) == 0 {
-			f.servers.markClean(c.Key)
+		s := f.servers.records[c.Key]
+		if s == nil {
+			continue // deleted
+		}
+		want, wanted := f.wantRecord(s)
+		if wanted && (f.upToDate(s, want) || len(f.serverChanges(s, want)) == 0) ||
+			!wanted && f.mustDrain(s) && len(f.retireChanges(s)) == 0 {
+			f.servers.markClean(s)
 		}
 	}
 }
 
 // upToDate reports whether the kernel has a virtual server exactly as desired, apart from
 // draining real servers. It is cheaper than listing the differences.
-func (f *flush) upToDate(key ipvs.Key, vs *plan.VirtualServer) bool {
-	have, there := f.cached.servers[key]
-	if !there || have.VirtualServer != vs.VirtualServer {
+func (f *flush) upToDate(s *server, want *wantedServer) bool {
+	if !s.there || s.actual.VirtualServer != want.VirtualServer {
 		return false
 	}
-	unwanted := len(have.RealServers) - len(vs.RealServers)
-	for _, rs := range vs.RealServers {
-		got, there := have.RealServers[rs.AddrPort]
-		if !there || got != wantRealServer(vs, rs) {
+	reals, i, unwanted := s.actual.reals, 0, len(s.actual.reals)
+	for _, e := range want.endpoints {
+		if e.is&isRealServer == 0 {
+			continue
+		}
+		for i < len(reals) && compareDest(reals[i].addr, reals[i].port, e.dest()) < 0 {
+			i++
+		}
+		if i == len(reals) || reals[i].dest() != e.dest() || reals[i].settings() != want.settings(e) {
 			return false
 		}
+		i, unwanted = i+1, unwanted-1
 	}
-	for dest := range f.draining[key] {
-		if got, there := have.RealServers[dest]; there && got.Weight == 0 {
+	for dest := range f.draining[s.key] {
+		if is, there := s.actual.realServer(dest); there && is.Weight == 0 {
 			unwanted-- // only TCP drains, and desired TCP real servers have a weight
 		}
 	}
@@ -174,30 +165,24 @@ func (f *flush) upToDate(key ipvs.Key, vs *plan.VirtualServer) bool {
 
 // serverDone updates the cached state after a change.
 func (f *flush) serverDone(c ipvs.Change) {
-	f.touched.server(c.Key)
-	s := f.cached.servers[c.Key]
-	before := len(s.RealServers)
+	s := f.servers.get(c.Key)
+	f.servers.touch(s)
 	switch c.Op {
 	case ipvs.AddVirtualServer, ipvs.UpdateVirtualServer:
-		s.VirtualServer = c.VirtualServer
+		f.holdServer(s, actualServer{c.VirtualServer, s.actual.reals})
 	case ipvs.DeleteVirtualServer:
-		f.cached.deleteServer(c.Key)
+		f.loseServer(s)
 		f.undrainAll(c.Key)
-		f.servers.markClean(c.Key)
+		f.servers.markClean(s)
 		f.markRecord(c.Key)
-		return
 	case ipvs.AddRealServer, ipvs.UpdateRealServer:
-		if s.RealServers == nil {
-			s.RealServers = map[netip.AddrPort]ipvs.RealServer{}
-		}
-		s.RealServers[c.Dest] = c.RealServer
+		f.setRealServer(s, c.Dest, c.RealServer)
 		if c.RealServer.Weight > 0 {
 			f.undrain(c.Key, c.Dest)
 		}
 	case ipvs.DeleteRealServer:
-		delete(s.RealServers, c.Dest)
+		f.deleteRealServer(s, c.Dest)
 	}
-	f.cached.setServer(c.Key, s, before)
 }
 
 // flows are the conntrack entries to delete:
@@ -251,10 +236,11 @@ func (f *flush) deleteStaleFlows() {
 	matches := f.sourceMatches()
 	for key := range f.flows.stale {
 		keep := map[netip.AddrPort]struct{}{}
-		mark := f.cached.sets[plan.Local.In(key.Family())].Entries[entryOf(key)]
-		for _, k := range []ipvs.Key{key, fwmKey(key.Family(), mark)} {
-			for dest := range f.cached.servers[k].RealServers {
-				keep[dest] = struct{}{}
+		for _, k := range []ipvs.Key{key, fwmKey(key.Family(), f.markOf(key))} {
+			if s := f.actual(k); s != nil {
+				for _, rs := range s.reals {
+					keep[rs.dest()] = struct{}{}
+				}
 			}
 		}
 		matches = append(matches, conntrack.Match{

@@ -112,20 +112,22 @@ func (a *Applier) tablesToRemove() []kubeproxy.Change {
 // mode does not know fwmark virtual servers. Such a virtual server stays while it has
 // connections: IPVS finds an established connection without the mark, and no new ones begin
 // once the rules that set the mark are deleted.
-func (a *Applier) serversToRemove() (ipvs.State, []error) {
-	out := maps.Clone(a.cached.servers)
+func (a *Applier) serversToRemove() ([]ipvs.Change, []error) {
+	var out []ipvs.Change
 	var errs []error
-	for key := range a.cached.servers {
-		if !a.successor(key.Family()).ipvs {
-			continue
+	for s := range a.servers.allHeld() {
+		if a.successor(s.key.Family()).ipvs {
+			if s.key.FWMark == 0 {
+				continue
+			}
+			if err := a.checkUnused(s.key); err != nil {
+				errs = append(errs, err)
+				continue
+			}
 		}
-		if key.FWMark == 0 {
-			delete(out, key)
-		} else if err := a.checkUnused(key); err != nil {
-			delete(out, key)
-			errs = append(errs, err)
-		}
+		out = append(out, ipvs.Change{Op: ipvs.DeleteVirtualServer, Key: s.key})
 	}
+	slices.SortFunc(out, func(a, b ipvs.Change) int { return a.Key.Compare(b.Key) })
 	return out, errs
 }
 
@@ -148,19 +150,28 @@ func (a *Applier) checkUnused(key ipvs.Key) error {
 
 // setsToRemove returns the sets that Cleanup destroys. plan.Local and plan.Draining, which
 // map marks to addresses, stay while fwmark virtual servers of their family stay.
-func (a *Applier) setsToRemove(servers ipvs.State) ipset.State {
-	out := maps.Clone(a.cached.sets)
+func (a *Applier) setsToRemove(servers []ipvs.Change) []ipset.Set {
+	stay := map[string]bool{}
 	for _, family := range a.cfg.Families {
 		if a.successor(family).ipvs {
 			for _, name := range plan.KubeProxySets(family) {
-				delete(out, name)
+				stay[name] = true
 			}
 		}
 	}
-	for key := range a.cached.servers {
-		if _, goes := servers[key]; key.FWMark != 0 && !goes {
-			delete(out, plan.Local.In(key.Family()))
-			delete(out, plan.Draining.In(key.Family()))
+	removed := map[ipvs.Key]bool{}
+	for _, c := range servers {
+		removed[c.Key] = true
+	}
+	for s := range a.servers.allHeld() {
+		if s.key.FWMark != 0 && !removed[s.key] {
+			stay[plan.Local.In(s.key.Family())], stay[plan.Draining.In(s.key.Family())] = true, true
+		}
+	}
+	var out []ipset.Set
+	for _, set := range a.sets.list {
+		if set.exists && !stay[set.name] {
+			out = append(out, set.set)
 		}
 	}
 	return out
@@ -173,9 +184,9 @@ func (a *Applier) linkRemovals() []routing.Change {
 	if a.cached.link && !a.kubeProxyUsesIPVS() {
 		return append(changes, routing.Change{Op: routing.DeleteLink})
 	}
-	for vip := range a.cached.vips {
-		if vip.Claim == plan.ClaimAddress && !a.successor(ip.Of(vip.Addr)).ipvs {
-			changes = append(changes, routing.Change{Op: routing.DeleteAddress, Address: vip.Addr})
+	for v := range a.vips.allHeld() {
+		if v.key.Claim == plan.ClaimAddress && !a.successor(ip.Of(v.key.Addr)).ipvs {
+			changes = append(changes, routing.Change{Op: routing.DeleteAddress, Address: v.key.Addr})
 		}
 	}
 	return changes

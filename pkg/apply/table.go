@@ -1,6 +1,7 @@
 package apply
 
 import (
+	"iter"
 	"slices"
 	"strings"
 	"time"
@@ -30,168 +31,397 @@ func (o *Owner) before(p *Owner) bool {
 }
 
 // desired is the value that one owner wants under a key, and its precedence.
-type desired[V any] struct {
+type desired[W any] struct {
 	owner *Owner
 	right plan.Precedence
-	value V
+	value W
 }
 
 // before orders the values of one key by precedence, then by owner.
-func (c desired[V]) before(d desired[V]) bool {
+func (c desired[W]) before(d desired[W]) bool {
 	if c.right != d.right {
 		return c.right < d.right
 	}
 	return c.owner.before(d.owner)
 }
 
-// table is the desired state of one kind of object, by key. Several owners may want the same
-// key. For a set member or a VIP this counts references; for a virtual server it is a
-// conflict, which the first in order of precedence wins.
-//
-// A key is dirty from when its winning value may have changed until the kernel is known to
-// hold it.
-type table[K comparable, V any] struct {
-	desired map[K][]desired[V] // lists are never empty; the winner is first
+// record is the desired and the cached state of one object. It is dirty from when they may
+// have begun to differ until the kernel is known to hold the desired value.
+type record[K comparable, W, A any] struct {
+	key        K
+	desired[W]      // of the owner that precedes all others; its owner is nil if no owner wants the key
+	actual     A    // the cached state, if there
+	there      bool // the kernel holds the object
+	dirty      bool
+	queued     bool // in table.queue
+	touched    bool // in table.touched
+	round      uint32
+}
+
+// wanted reports whether any owner wants the object.
+func (r *record[K, W, A]) wanted() bool { return r.owner != nil }
+
+// table holds one kind of object by key, with its desired and its cached state. Several
+// owners may want the same key. For a set member or a VIP this counts references; for a
+// virtual server it is a conflict, which the first in order of precedence wins.
+type table[K comparable, W, A any] struct {
+	records map[K]*record[K, W, A]
+	losers  map[K][]desired[W] // of keys that several owners want, without the winner; sorted
 	// counted, if not nil, is called with 1 when a key gets its first owner, and with -1
 	// when it loses its last one.
 	counted func(key K, by int)
-	dirty   map[K]struct{}
-	peak    int // largest size of dirty since it was allocated
+	held    int // records that are there
+	// queue lists every dirty record, and records that were dirty since the last call of
+	// compact.
+	queue []*record[K, W, A]
 	// stuck are keys that the kernel refused. They wait for a retry, so that not every
 	// Flush repeats them.
-	stuck map[K]struct{}
+	stuck map[K]*record[K, W, A]
+	// touched lists the records written since the kernel is being read: the observed value
+	// may be older than the write. Meanwhile idle records are not deleted.
+	observing bool
+	touched   []*record[K, W, A]
+	idle      []*record[K, W, A]
+	round     uint32 // of setAll
 }
 
-func newTable[K comparable, V any]() table[K, V] {
-	return table[K, V]{desired: map[K][]desired[V]{}, dirty: map[K]struct{}{}, stuck: map[K]struct{}{}}
+func newTable[K comparable, W, A any]() table[K, W, A] {
+	return table[K, W, A]{
+		records: map[K]*record[K, W, A]{}, losers: map[K][]desired[W]{}, stuck: map[K]*record[K, W, A]{},
+	}
 }
 
-// markDirty makes a key dirty.
-func (t *table[K, V]) markDirty(key K) {
-	delete(t.stuck, key)
-	t.dirty[key] = struct{}{}
-	t.peak = max(t.peak, len(t.dirty))
+// get returns the record of a key, a new one if necessary.
+func (t *table[K, W, A]) get(key K) *record[K, W, A] {
+	r := t.records[key]
+	if r == nil {
+		r = &record[K, W, A]{key: key}
+		t.records[key] = r
+	}
+	return r
 }
 
-// setDirty records the result of comparing a key. A stuck key that differs stays stuck.
-func (t *table[K, V]) setDirty(key K, differs bool) {
-	if _, waits := t.stuck[key]; differs && !waits {
-		t.markDirty(key)
+// wanted reports whether any owner wants a key.
+func (t *table[K, W, A]) wanted(key K) bool {
+	r := t.records[key]
+	return r != nil && r.wanted()
+}
+
+// holds reports whether the kernel holds a key, as far as is known.
+func (t *table[K, W, A]) holds(key K) bool {
+	r := t.records[key]
+	return r != nil && r.there
+}
+
+// isDirty reports whether a key is dirty.
+func (t *table[K, W, A]) isDirty(key K) bool {
+	r := t.records[key]
+	return r != nil && r.dirty
+}
+
+// release deletes a record that says nothing: now or, while the kernel is being read, at
+// the end of the resync.
+func (t *table[K, W, A]) release(r *record[K, W, A]) {
+	if r.wanted() || r.there || r.dirty || t.stuck[r.key] == r {
+		return
+	}
+	if t.observing {
+		t.idle = append(t.idle, r)
+		return
+	}
+	delete(t.records, r.key)
+}
+
+// markDirty makes a record dirty.
+func (t *table[K, W, A]) markDirty(r *record[K, W, A]) {
+	delete(t.stuck, r.key)
+	r.dirty = true
+	if !r.queued {
+		r.queued = true
+		t.queue = append(t.queue, r)
+	}
+}
+
+// markKey makes a key dirty that an owner wants or the kernel holds.
+func (t *table[K, W, A]) markKey(key K) {
+	if r := t.records[key]; r != nil {
+		t.markDirty(r)
+	}
+}
+
+// setDirty records the result of a comparison. A stuck key that differs stays stuck.
+func (t *table[K, W, A]) setDirty(r *record[K, W, A], differs bool) {
+	if _, waits := t.stuck[r.key]; differs && !waits {
+		t.markDirty(r)
 	} else if !differs {
-		t.markClean(key)
+		t.markClean(r)
 	}
 }
 
 // markClean records that the kernel holds the desired value.
-func (t *table[K, V]) markClean(key K) {
-	delete(t.stuck, key)
-	delete(t.dirty, key)
+func (t *table[K, W, A]) markClean(r *record[K, W, A]) {
+	delete(t.stuck, r.key)
+	r.dirty = false
+	t.release(r)
 }
 
-// markStuck sets a key aside until its retry.
-func (t *table[K, V]) markStuck(key K) {
-	delete(t.dirty, key)
-	t.stuck[key] = struct{}{}
+// markStuck sets a record aside until its retry.
+func (t *table[K, W, A]) markStuck(r *record[K, W, A]) {
+	r.dirty = false
+	t.stuck[r.key] = r
+}
+
+// allDirty returns the records that are dirty now.
+func (t *table[K, W, A]) allDirty() iter.Seq[*record[K, W, A]] {
+	return func(yield func(*record[K, W, A]) bool) {
+		for _, r := range t.queue {
+			if r.dirty && !yield(r) {
+				return
+			}
+		}
+	}
+}
+
+// allHeld returns the records that are there. Records may be deleted meanwhile.
+func (t *table[K, W, A]) allHeld() iter.Seq[*record[K, W, A]] {
+	return func(yield func(*record[K, W, A]) bool) {
+		for _, r := range t.records {
+			if r.there && !yield(r) {
+				return
+			}
+		}
+	}
+}
+
+// list returns all records. It is a snapshot that stays valid while the kernel is read.
+func (t *table[K, W, A]) list() []*record[K, W, A] {
+	out := make([]*record[K, W, A], 0, len(t.records))
+	for _, r := range t.records {
+		out = append(out, r)
+	}
+	return out
 }
 
 // reusableSize is about the number of keys that one batch of Services makes dirty at
-// startup. A map that has held at most as many is reused.
+// startup. A queue for as many is reused.
 const reusableSize = 1024
 
-// shrink replaces a dirty map that has grown large. Iterating over a map costs its capacity,
-// not its length.
-func (t *table[K, V]) shrink() {
-	if len(t.dirty) == 0 && t.peak > reusableSize {
-		t.dirty, t.peak = map[K]struct{}{}, 0
+// compact removes clean records from the queue.
+func (t *table[K, W, A]) compact() {
+	t.queue = slices.DeleteFunc(t.queue, func(r *record[K, W, A]) bool {
+		r.queued = r.dirty
+		return !r.dirty
+	})
+	if len(t.queue) == 0 && cap(t.queue) > reusableSize {
+		t.queue = nil
 	}
 }
 
 // retry makes stuck keys dirty again: those that the named owner wants or, with the zero
 // name, those that no Service wants.
-func (t *table[K, V]) retry(name types.NamespacedName) {
-	for key := range t.stuck {
-		owners := t.owners(key)
+func (t *table[K, W, A]) retry(name types.NamespacedName) {
+	for _, r := range t.stuck {
+		owners := t.owners(r.key)
 		if slices.Contains(owners, name) || len(owners) == 0 && name == nodeOwner.Name {
-			t.markDirty(key)
+			t.markDirty(r)
 		}
 	}
 }
 
 // put sets the value that an owner wants under a key. Members and VIPs, which owners share,
 // all have precedence 0.
-func (t *table[K, V]) put(key K, owner *Owner, right plan.Precedence, value V) {
-	had := len(t.desired[key]) > 0
-	list, put := t.without(key, owner), desired[V]{owner, right, value}
-	at, _ := slices.BinarySearchFunc(list, put, func(c, put desired[V]) int {
-		if c.before(put) {
-			return -1
+func (t *table[K, W, A]) put(r *record[K, W, A], owner *Owner, right plan.Precedence, value W) {
+	put := desired[W]{owner, right, value}
+	switch {
+	case !r.wanted():
+		r.desired = put
+		if t.counted != nil {
+			t.counted(r.key, 1)
 		}
-		return 1
-	})
-	t.desired[key] = slices.Insert(list, at, put)
-	if t.counted != nil && !had {
-		t.counted(key, 1)
+	case r.owner.Name == owner.Name && len(t.losers[r.key]) == 0:
+		r.desired = put
+	default:
+		list := t.without(r, owner)
+		at, _ := slices.BinarySearchFunc(list, put, func(c, put desired[W]) int {
+			if c.before(put) {
+				return -1
+			}
+			return 1
+		})
+		t.setAllDesired(r, slices.Insert(list, at, put))
 	}
-	t.markDirty(key)
+	t.markDirty(r)
 }
 
 // drop removes the value that an owner wants under a key.
-func (t *table[K, V]) drop(key K, owner *Owner) {
-	had := len(t.desired[key]) > 0
-	list := t.without(key, owner)
-	if len(list) == 0 {
-		delete(t.desired, key)
-		if t.counted != nil && had {
-			t.counted(key, -1)
-		}
-	} else {
-		t.desired[key] = list
+func (t *table[K, W, A]) drop(r *record[K, W, A], owner *Owner) {
+	had := r.wanted()
+	t.setAllDesired(r, t.without(r, owner))
+	if had && !r.wanted() && t.counted != nil {
+		t.counted(r.key, -1)
 	}
-	t.markDirty(key)
+	t.markDirty(r)
 }
 
 // without returns the values of a key except the owner's.
-func (t *table[K, V]) without(key K, owner *Owner) []desired[V] {
-	return slices.DeleteFunc(t.desired[key], func(c desired[V]) bool { return c.owner.Name == owner.Name })
+func (t *table[K, W, A]) without(r *record[K, W, A], owner *Owner) []desired[W] {
+	return slices.DeleteFunc(t.allDesired(r), func(c desired[W]) bool { return c.owner.Name == owner.Name })
 }
 
-// valueFor returns the value that one owner wants under a key.
-func (t *table[K, V]) valueFor(key K, name types.NamespacedName) (V, bool) {
-	for _, c := range t.desired[key] {
+// allDesired returns a copy of all values of a key, the winner's first.
+func (t *table[K, W, A]) allDesired(r *record[K, W, A]) []desired[W] {
+	if !r.wanted() {
+		return nil
+	}
+	return append([]desired[W]{r.desired}, t.losers[r.key]...)
+}
+
+func (t *table[K, W, A]) setAllDesired(r *record[K, W, A], list []desired[W]) {
+	if len(list) == 0 {
+		r.desired = desired[W]{}
+	} else {
+		r.desired = list[0]
+	}
+	if len(list) > 1 {
+		t.losers[r.key] = slices.Clone(list[1:])
+	} else {
+		delete(t.losers, r.key)
+	}
+}
+
+// desiredBy returns what one owner wants under a key.
+func (t *table[K, W, A]) desiredBy(r *record[K, W, A], name types.NamespacedName) (desired[W], bool) {
+	if r == nil || !r.wanted() {
+		return desired[W]{}, false
+	}
+	if r.owner.Name == name {
+		return r.desired, true
+	}
+	for _, c := range t.losers[r.key] {
 		if c.owner.Name == name {
-			return c.value, true
+			return c, true
 		}
 	}
-	var none V
-	return none, false
-}
-
-// want returns the desired value of a key: the winner's.
-func (t *table[K, V]) want(key K) (V, bool) {
-	list := t.desired[key]
-	if len(list) == 0 {
-		var none V
-		return none, false
-	}
-	return list[0].value, true
+	return desired[W]{}, false
 }
 
 // winner returns the owner of the desired value; the zero name for the node, or if there is
 // none.
-func (t *table[K, V]) winner(key K) types.NamespacedName {
-	if list := t.desired[key]; len(list) > 0 {
-		return list[0].owner.Name
+func (t *table[K, W, A]) winner(key K) types.NamespacedName {
+	if r := t.records[key]; r != nil && r.wanted() {
+		return r.owner.Name
 	}
 	return nodeOwner.Name
 }
 
 // owners returns all Services that want a key, the winner first. The node is not listed.
-func (t *table[K, V]) owners(key K) []types.NamespacedName {
+func (t *table[K, W, A]) owners(key K) []types.NamespacedName {
+	r := t.records[key]
+	if r == nil || !r.wanted() {
+		return nil
+	}
 	var out []types.NamespacedName
-	for _, c := range t.desired[key] {
+	if r.owner != nodeOwner {
+		out = append(out, r.owner.Name)
+	}
+	for _, c := range t.losers[key] {
 		if c.owner != nodeOwner {
 			out = append(out, c.owner.Name)
 		}
 	}
 	return out
+}
+
+// hold records that the kernel holds a value.
+func (t *table[K, W, A]) hold(r *record[K, W, A], actual A) {
+	if !r.there {
+		r.there = true
+		t.held++
+	}
+	r.actual = actual
+}
+
+// lose records that the kernel does not hold a key.
+func (t *table[K, W, A]) lose(r *record[K, W, A]) {
+	if !r.there {
+		return
+	}
+	var none A
+	r.there, r.actual = false, none
+	t.held--
+	t.release(r)
+}
+
+// touch notes that a key is being written.
+func (t *table[K, W, A]) touch(r *record[K, W, A]) {
+	if t.observing && !r.touched {
+		r.touched = true
+		t.touched = append(t.touched, r)
+	}
+}
+
+// beginObserve notes from now on which keys are written.
+func (t *table[K, W, A]) beginObserve() {
+	t.endObserve()
+	t.observing = true
+}
+
+// endObserve forgets which keys were written, and deletes records that became idle.
+func (t *table[K, W, A]) endObserve() {
+	for _, r := range t.touched {
+		r.touched = false
+	}
+	idle := t.idle
+	t.observing, t.touched, t.idle = false, nil, nil
+	for _, r := range idle {
+		if t.records[r.key] == r {
+			t.release(r)
+		}
+	}
+}
+
+// entry is what an owner wants under one key.
+type entry[K comparable, W any] struct {
+	key   K
+	right plan.Precedence
+	value W
+}
+
+// replaceAll replaces what an owner wants: it puts the entries that are new or differ from
+// what the owner wanted under the key, and then drops the keys of old that entries lacks. It
+// returns the records of the entries.
+func replaceAll[K comparable, W, A any](
+	t *table[K, W, A], owner *Owner, old []*record[K, W, A], n int, entryOf func(i int) entry[K, W],
+	same func(a, b W) bool, put func(*record[K, W, A], entry[K, W]), drop func(*record[K, W, A]),
+) []*record[K, W, A] {
+	t.round++
+	round := t.round
+	var records []*record[K, W, A]
+	if n > 0 {
+		records = make([]*record[K, W, A], 0, n)
+	}
+	for i := range n {
+		e := entryOf(i)
+		r := t.get(e.key)
+		if was, wanted := t.desiredBy(r, owner.Name); !wanted || was.right != e.right || !was.owner.Created.Equal(owner.Created) || !same(was.value, e.value) {
+			put(r, e)
+		}
+		if r.round != round {
+			r.round = round
+			records = append(records, r)
+		}
+	}
+	for _, r := range old {
+		if r.round != round {
+			drop(r)
+		}
+	}
+	return records
+}
+
+// replace is replaceAll for entries that owners share.
+func (t *table[K, W, A]) replace(owner *Owner, old []*record[K, W, A], n int, entryOf func(i int) entry[K, W], same func(a, b W) bool) []*record[K, W, A] {
+	put := func(r *record[K, W, A], e entry[K, W]) { t.put(r, owner, e.right, e.value) }
+	drop := func(r *record[K, W, A]) { t.drop(r, owner) }
+	return replaceAll(t, owner, old, n, entryOf, same, put, drop)
 }

@@ -2,7 +2,6 @@ package ipvs
 
 import (
 	"net/netip"
-	"slices"
 	"strings"
 	"testing"
 
@@ -129,18 +128,5 @@ func TestDiff(t *testing.T) {
 				t.Errorf("the changes do not lead from have to want: %s", d)
 			}
 		})
-	}
-}
-
-func TestDiffService(t *testing.T) {
-	want := service("rr", "192.0.2.1:80")
-	if got := DiffService(tcp1, nil, &want); !slices.Equal(got, Diff(nil, State{tcp1: want})) {
-		t.Error(got)
-	}
-	if got := DiffService(tcp1, &want, nil); !slices.Equal(got, Diff(State{tcp1: want}, nil)) {
-		t.Error(got)
-	}
-	if changes := DiffService(tcp1, nil, nil); changes != nil {
-		t.Error(changes)
 	}
 }

@@ -71,3 +71,7 @@ func (vs VirtualServer) schedulerFlags() string {
 	}
 	return strings.Join(set, ",")
 }
+
+func sortedDests(m map[netip.AddrPort]RealServer) []netip.AddrPort {
+	return slices.SortedFunc(maps.Keys(m), netip.AddrPort.Compare)
+}

@@ -3,6 +3,7 @@
 package ipvs
 
 import (
+	"cmp"
 	"fmt"
 	"net/netip"
 	"strconv"
@@ -29,6 +30,16 @@ func (k Key) String() string {
 		return fmt.Sprintf("FWM %#x %s", k.FWMark, k.Family())
 	}
 	return k.Protocol.String() + " " + netip.AddrPortFrom(k.Addr, k.Port).String()
+}
+
+// Compare orders keys: fwmark keys last, then by address, protocol and port.
+func (k Key) Compare(other Key) int {
+	return cmp.Or(
+		cmp.Compare(k.FWMark, other.FWMark),
+		k.Addr.Compare(other.Addr),
+		cmp.Compare(k.Protocol, other.Protocol),
+		cmp.Compare(k.Port, other.Port),
+	)
 }
 
 // Flags are IP_VS_SVC_F_* of <linux/ip_vs.h>, except IP_VS_SVC_F_HASHED, which the kernel

@@ -1,14 +1,13 @@
 package ipvs
 
 import (
-	"cmp"
 	"maps"
 	"net/netip"
 	"slices"
 )
 
-// Diff returns the changes that turn have into want. Both may be parts of the kernel's state
-// if they cover the same keys.
+// Diff is the reference for what a client applies: it returns the changes that turn have
+// into want. Both may be parts of the kernel's state if they cover the same keys.
 //
 // The order is deterministic. At no point does a connection find fewer objects than both
 // before and after: additions come first (a virtual server directly before its real
@@ -27,23 +26,6 @@ func Diff(have, want State) []Change {
 		p.service(key, find(have, key), find(want, key))
 	}
 	return p.changes()
-}
-
-// DiffService is Diff for one key. A nil service does not exist.
-func DiffService(key Key, have, want *Service) []Change {
-	var p phases
-	p.service(key, have, want)
-	return p.changes()
-}
-
-// Compare orders keys: fwmark keys last, then by address, protocol and port.
-func (k Key) Compare(other Key) int {
-	return cmp.Or(
-		cmp.Compare(k.FWMark, other.FWMark),
-		k.Addr.Compare(other.Addr),
-		cmp.Compare(k.Protocol, other.Protocol),
-		cmp.Compare(k.Port, other.Port),
-	)
 }
 
 func find(s State, key Key) *Service {
@@ -98,8 +80,4 @@ func (p *phases) realServers(key Key, have, want map[netip.AddrPort]RealServer) 
 			p.deletes = append(p.deletes, Change{Op: DeleteRealServer, Key: key, Dest: dest})
 		}
 	}
-}
-
-func sortedDests(m map[netip.AddrPort]RealServer) []netip.AddrPort {
-	return slices.SortedFunc(maps.Keys(m), netip.AddrPort.Compare)
 }

@@ -193,7 +193,7 @@ func (f *flush) flushNAT() {
 		}
 		if len(failures) == 0 {
 			f.sourcesReplaced(f.cached.nat[family], want)
-			f.cached.nat[family] = want
+			f.cached.nat[family] = nat.After(f.cached.nat[family], want)
 		}
 	}
 }
@@ -238,7 +238,7 @@ func ofTable(s nat.State, table nat.Table) nat.State {
 
 // join returns s with the chains of more written into it; the jumps of more come first.
 func join(s, more nat.State) nat.State {
-	out := nat.State{Chains: map[nat.Chain][]nat.Rule{}, Jumps: slices.Clone(more.Jumps), Misplaced: s.Misplaced}
+	out := nat.State{Chains: map[nat.Chain][]nat.Rule{}, Jumps: slices.Clone(more.Jumps), Misplaced: s.Misplaced, Open: s.Open}
 	maps.Copy(out.Chains, s.Chains)
 	maps.Copy(out.Chains, more.Chains)
 	for _, j := range s.Jumps {

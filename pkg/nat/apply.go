@@ -2,6 +2,7 @@ package nat
 
 import (
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 
@@ -24,8 +25,9 @@ type backend interface {
 // engine is what IPTables and Fake share: it applies changes to a backend, and
 // remembers what it has learned about the kernel and other programs.
 type engine struct {
-	family ip.Family
-	now    func() time.Time // nil: time.Now
+	family  ip.Family
+	now     func() time.Time // nil: time.Now
+	watched bool             // Watcher tells of changes of the backend
 
 	mu       sync.Mutex // one restore at a time: they would wait for each other
 	leftOut  leftOut
@@ -52,6 +54,9 @@ func (e *engine) observe(b backend, own Owned) (State, error) {
 	e.contests.seen(displaced)
 	e.leftOut.complete(&s, own.Jumps)
 	s.Unread = unread
+	if e.watched && !slices.ContainsFunc(unread, func(u Unread) bool { return u.Table == Filter }) {
+		s.Open = own.open(e.family, rules)
+	}
 	return s, nil
 }
 

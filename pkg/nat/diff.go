@@ -11,7 +11,10 @@ import (
 //
 // If another program's rule precedes ours, all our jumps of that chain are inserted
 // again. If that program does the same, this never ends: the caller must limit it.
+//
+// Jumps that only accept packets are not desired in an open chain; see State.Open.
 func Diff(have, want State) []Change {
+	want.Jumps = needed(have.Open, want.Jumps)
 	changes := writes(have, want)
 	inserts, deletes := jumps(have, want)
 	changes = append(changes, inserts...)
@@ -22,6 +25,17 @@ func Diff(have, want State) []Change {
 		}
 	}
 	return changes
+}
+
+// After returns the state that stands once Diff's changes are made.
+func After(have, want State) State {
+	want.Jumps, want.Open = needed(have.Open, want.Jumps), have.Open
+	return want
+}
+
+// needed returns the jumps without those that only accept packets in an open chain.
+func needed(open []Chain, jumps []Jump) []Jump {
+	return slices.DeleteFunc(slices.Clone(jumps), func(j Jump) bool { return j.Accepts && slices.Contains(open, j.Chain) })
 }
 
 func writes(have, want State) []Change {

@@ -54,7 +54,7 @@ func NewFake(family ip.Family) *Fake {
 			rules[name].policies[c] = "ACCEPT"
 		}
 	}
-	return &Fake{engine: engine{family: family}, rules: rules}
+	return &Fake{engine: engine{family: family, watched: true}, rules: rules}
 }
 
 // RandomFully is like IPTables.RandomFully.
@@ -164,7 +164,8 @@ func (f *Fake) restore(input string, refused map[Table]error) error {
 func (f *Fake) tell(before ruleset) {
 	for name, t := range f.rules {
 		for chain := range before[name].chains {
-			if now, there := t.chains[chain]; !there || !slices.Equal(now, before[name].chains[chain]) {
+			now, there := t.chains[chain]
+			if !there || !slices.Equal(now, before[name].chains[chain]) || t.policies[chain] != before[name].policies[chain] {
 				for _, w := range f.watchers {
 					w(Chain{f.engine.family, name, chain})
 				}

@@ -49,7 +49,7 @@ func find(family ip.Family, variant Variant) (*IPTables, error) {
 	if a, b, c := found.GetIptablesVersion(); a < 1 || a == 1 && (b < 6 || b == 6 && c < 2) {
 		return nil, fmt.Errorf("%s is version %d.%d.%d: install 1.6.2 or newer", path, a, b, c)
 	}
-	t := &IPTables{variant: variant, command: path, randomFully: found.HasRandomFully(), engine: engine{family: family}}
+	t := &IPTables{variant: variant, command: path, randomFully: found.HasRandomFully(), engine: engine{family: family, watched: variant == NFT}}
 	return t, t.findCompanions(path, name, string(variant))
 }
 

@@ -43,7 +43,7 @@ func openSubject(t *testing.T, family ip.Family, variant Variant) subject {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return subject{family, real.Observe, real.Apply, real.restore, func() subject { return openSubject(t, family, variant) }}
+	return subject{family, real.Observe, real.Apply, real.restore, func() subject { return openSubject(t, family, variant) }, variant == Legacy}
 }
 
 // namespace puts the test into a network namespace of its own. The thread is

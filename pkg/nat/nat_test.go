@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
 	"golang.org/x/sys/unix"
 
 	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
@@ -21,6 +22,7 @@ type subject struct {
 	Apply   func([]Change) []Failure
 	foreign func(input string) error
 	again   func() subject // another process
+	blind   bool           // changes are not watched
 }
 
 // subjects make the implementations by name; the end-to-end tests add the
@@ -37,7 +39,7 @@ func fakeSubject(family ip.Family) subject {
 }
 
 func subjectOf(f *Fake) subject {
-	return subject{f.engine.family, f.Observe, f.Apply, f.Restore, func() subject { return subjectOf(f.again()) }}
+	return subject{f.engine.family, f.Observe, f.Apply, f.Restore, func() subject { return subjectOf(f.again()) }, false}
 }
 
 func each(t *testing.T, test func(*testing.T, subject)) {
@@ -107,11 +109,54 @@ func (s subject) must(t *testing.T, input string) {
 	}
 }
 
+// whoeverElse leaves out what Observe tells of other programs.
+var whoeverElse = cmpopts.IgnoreFields(State{}, "Open")
+
+// A jump that only accepts packets stands in a chain that is not known to accept them
+// anyway, and in no other.
+func TestAcceptingJumps(t *testing.T) {
+	each(t, func(t *testing.T, s subject) {
+		want := s.wanted()
+		want.Jumps[0].Accepts = true
+		forward := want.Jumps[0]
+		reaches := func(what string, stands bool) {
+			t.Helper()
+			s.reach(t, want)
+			have := s.observe(t)
+			found := slices.ContainsFunc(have.Jumps, func(j Jump) bool { return j.Chain == forward.Chain && j.Rule == forward.Rule })
+			if found != (stands || s.blind) {
+				t.Errorf("%s: the jump stands: %t", what, found)
+			}
+			if after := After(have, want); len(Diff(after, want)) > 0 {
+				t.Errorf("%s: %v", what, Diff(after, want))
+			}
+		}
+		reaches("nothing else", false)
+		for _, other := range []struct {
+			what, set, undo string
+			stands          bool
+		}{
+			{"policy", ":FORWARD DROP [0:0]", ":FORWARD ACCEPT [0:0]", true},
+			{"rule", "-A FORWARD -p tcp -j DROP", "-D FORWARD -p tcp -j DROP", true},
+			{"rule that accepts", "-A FORWARD -p tcp -j ACCEPT", "-D FORWARD -p tcp -j ACCEPT", true},
+			{"chain", ":OTHER - [0:0]\n-A OTHER -p udp -j DROP\n-A FORWARD -j OTHER", "-D FORWARD -j OTHER", true},
+			{"rule that decides nothing", "-A FORWARD -p tcp -j MARK --set-xmark 0x1/0x1", "-D FORWARD -p tcp -j MARK --set-xmark 0x1/0x1", false},
+			{"kubelet's", ":KUBE-FIREWALL - [0:0]\n-A KUBE-FIREWALL -p udp -j DROP\n-A FORWARD -j KUBE-FIREWALL", "-D FORWARD -j KUBE-FIREWALL", false},
+			{"policy of another chain", ":INPUT DROP [0:0]", ":INPUT ACCEPT [0:0]", false},
+		} {
+			s.must(t, "*filter\n"+other.set+"\nCOMMIT\n")
+			reaches(other.what, other.stands)
+			s.must(t, "*filter\n"+other.undo+"\nCOMMIT\n")
+			reaches(other.what+", undone", false)
+		}
+	})
+}
+
 func TestReachAndKeep(t *testing.T) {
 	each(t, func(t *testing.T, s subject) {
 		want := s.wanted()
 		s.reach(t, want)
-		if diff := cmp.Diff(want, s.observe(t)); diff != "" {
+		if diff := cmp.Diff(want, s.observe(t), whoeverElse); diff != "" {
 			t.Errorf("state (-want +got):\n%s", diff)
 		}
 	})
@@ -145,7 +190,7 @@ func TestDriftIsRepaired(t *testing.T) {
 				}
 				s.reach(t, s.wanted())
 				want := s.wanted()
-				if diff := cmp.Diff(want, s.observe(t)); diff != "" {
+				if diff := cmp.Diff(want, s.observe(t), whoeverElse); diff != "" {
 					t.Errorf("state (-want +got):\n%s", diff)
 				}
 			})
@@ -418,7 +463,7 @@ func TestApplyIsIdempotent(t *testing.T) {
 			if failures := s.Apply(changes); len(failures) > 0 {
 				t.Fatal(failures)
 			}
-			if diff := cmp.Diff(want, s.observe(t)); diff != "" {
+			if diff := cmp.Diff(want, s.observe(t), whoeverElse); diff != "" {
 				t.Errorf("state (-want +got):\n%s", diff)
 			}
 		}

@@ -89,7 +89,7 @@ func (o Owned) sortJumps(s *State, c Chain, t *table, stays bool) (displaced boo
 		default:
 			s.Misplaced = append(s.Misplaced, j)
 		}
-		last := slices.Contains(o.Jumps, Jump{Chain: c, Rule: r, Append: true})
+		last := slices.ContainsFunc(o.Jumps, func(j Jump) bool { return j.Chain == c && j.Rule == r && j.Append })
 		if kept && stays && !last && !slices.Contains(s.Contested, c) {
 			s.Contested = append(s.Contested, c)
 		}
@@ -97,3 +97,28 @@ func (o Owned) sortJumps(s *State, c Chain, t *table, stays bool) (displaced boo
 	}
 	return displaced
 }
+
+// open returns the base chains of table filter that are open; see State.Open. A
+// chain that does not exist is.
+func (o Owned) open(family ip.Family, rules ruleset) []Chain {
+	t := rules[Filter]
+	if t == nil {
+		t = newTable()
+	}
+	var out []Chain
+	for _, name := range baseChains[Filter] {
+		c := Chain{Family: family, Table: Filter, Name: name}
+		policy := t.policies[name]
+		decides := slices.ContainsFunc(o.others(t.chains[name], c), func(r Rule) bool {
+			return target(r) != kubeletsFirewall && t.decides(r, map[string]bool{})
+		})
+		if (policy == "" || policy == "ACCEPT") && !decides {
+			out = append(out, c)
+		}
+	}
+	return out
+}
+
+// kubeletsFirewall is kubelet's chain on every node. It drops nothing but what
+// other hosts send to loopback addresses.
+const kubeletsFirewall = "KUBE-FIREWALL"

@@ -42,6 +42,10 @@ type Jump struct {
 	// Append makes it follow ours and all rules that exist when it is written: it only
 	// decides if no other rule has. Observe does not set it.
 	Append bool
+	// Accepts reports that the chain it leads to only accepts packets. Such a jump is
+	// written only where a policy or another program's rule may drop them; see
+	// State.Open. Observe does not set it.
+	Accepts bool
 }
 
 // To is the chain that it jumps to.
@@ -62,6 +66,11 @@ type State struct {
 	LeftOut   []LeftOut
 	Contested []Chain
 	Unread    []Unread
+	// Open are base chains of table filter that accept every packet except what our
+	// own rules refuse: their policy is ACCEPT, and no foreign rule decides about
+	// packets. It is empty where rule changes are not watched. A desired state has
+	// none.
+	Open []Chain
 	// Marks are the observed foreign rules that use marks. A desired state has none.
 	Marks []MarkUse
 }

@@ -22,10 +22,11 @@ type Watcher struct{}
 const watchBuffer = 4 << 20
 
 // Watch calls changed when another program has changed rules in a chain for which
-// concerns returns true, or has deleted such a chain; and for a deleted table, which is
-// passed to concerns as a chain without a name. A new chain is reported only with its
-// rules. Changes of this process are recognised by the number of their transaction,
-// which the kernel announces after the changes.
+// concerns returns true, has deleted such a chain, or has created such a base chain or
+// set its policy; and for a deleted table, which is passed to concerns as a chain without
+// a name. Other new chains are reported only with their rules. Changes of this process
+// are recognised by the number of their transaction, which the kernel announces after
+// the changes.
 //
 // Watch calls changed first when it is subscribed, so that nothing between an earlier
 // read and the subscription is missed, and again when the kernel has dropped messages
@@ -63,6 +64,7 @@ func (Watcher) Watch(ctx context.Context, concerns func(Chain) bool, changed fun
 // Messages and attributes of <linux/netfilter/nf_tables.h>.
 const (
 	msgDelTable = 2
+	msgNewChain = 3
 	msgDelChain = 5
 	msgNewRule  = 6
 	msgDelRule  = 8
@@ -84,7 +86,7 @@ func changedChain(m syscall.NetlinkMessage) (Chain, bool) {
 	var named uint16 // attribute with the chain's name
 	switch m.Header.Type & 0xff {
 	case msgDelTable:
-	case msgDelChain:
+	case msgNewChain, msgDelChain:
 		named = attrChainName
 	case msgNewRule, msgDelRule:
 		named = attrRuleChain
@@ -111,6 +113,9 @@ func changedChain(m syscall.NetlinkMessage) (Chain, bool) {
 		case named:
 			c.Name = unix.ByteSliceToString(a.Value)
 		}
+	}
+	if m.Header.Type&0xff == msgNewChain && !isBase(c.Name) {
+		return Chain{}, false // its rules are told
 	}
 	return c, c.Table != ""
 }

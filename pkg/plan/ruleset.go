@@ -73,6 +73,9 @@ func (r *ruleset) lastJump(t nat.Table, from, to, comment string) {
 // uses reports whether a set is in use.
 func (r *ruleset) uses(set SetName) bool { return r.sets.Has(set, r.family) }
 
+// accepts records that the last jump leads to a chain that only accepts packets.
+func (r *ruleset) accepts() { r.state.Jumps[len(r.state.Jumps)-1].Accepts = true }
+
 // used returns the sets that are in use.
 func (r *ruleset) used(sets ...SetName) []SetName { return filter(sets, r.uses) }
 
@@ -332,7 +335,9 @@ func (r *ruleset) forward() {
 // must be evaluated first: those of a firewall, and those of a policy engine that marks
 // packets in INPUT for decisions after IPVS. Packets to be rejected have been rejected
 // by then (virtualAddresses). Replies to the node's own requests and errors about
-// connections are accepted too:
+// connections are accepted too. The jump is omitted as long as INPUT accepts every
+// packet anyway (nat.State.Open), because every packet of every connection would pay
+// for it:
 //
 //	-A INPUT -j KUBE-IPVS-ACCEPT     (last)
 //	-A KUBE-IPVS-ACCEPT -m set --match-set KUBE-CLUSTER-IP dst,dst -j ACCEPT     (load balancers, external IPs, node ports)
@@ -340,6 +345,7 @@ func (r *ruleset) forward() {
 //	-A KUBE-IPVS-ACCEPT -p icmp -m conntrack --ctstate RELATED -j ACCEPT
 func (r *ruleset) accept() {
 	r.lastJump(nat.Filter, "INPUT", "KUBE-IPVS-ACCEPT", "kubernetes service traffic")
+	r.accepts()
 	var rules []nat.Rule
 	for _, set := range r.used(ClusterIP, LoadBalancer, ExternalIP, ExternalIPLocal, NodePorts) {
 		rules = append(rules, rule("served by IPVS", r.match(set, "dst,dst"), "ACCEPT"))

@@ -216,7 +216,7 @@ func (r *ruleset) from(cidrs []netip.Prefix) (string, bool) {
 //	-A KUBE-LOAD-BALANCER -m set --match-set KUBE-LOAD-BALANCER-LOCAL dst,dst -j RETURN
 //	-A KUBE-LOAD-BALANCER -j KUBE-MARK-MASQ
 //	-A KUBE-NODE-PORT -p tcp -m set --match-set KUBE-NODE-PORT-LOCAL-TCP dst -j RETURN     (udp, sctp alike)
-//	-A KUBE-NODE-PORT -p tcp -m set --match-set KUBE-NODE-PORT-TCP dst -j KUBE-MARK-MASQ
+//	-A KUBE-NODE-PORT -j KUBE-MARK-MASQ
 //	-A KUBE-MARK-MASQ -j MARK --set-xmark 0x4000/0x4000
 func (r *ruleset) masquerade() {
 	if r.uses(LoadBalancer) {
@@ -229,15 +229,12 @@ func (r *ruleset) masquerade() {
 	if r.uses(NodePorts) {
 		var rules []nat.Rule
 		for _, p := range ip.Protocols {
-			all, local := nodePortSets(p)
-			if r.uses(local) {
+			if _, local := nodePortSets(p); r.uses(local) {
 				rules = append(rules, rule("externalTrafficPolicy Local", r.ofProtocol(p, local), "RETURN"))
 			}
-			if r.uses(all) {
-				rules = append(rules, rule("source is masqueraded", r.ofProtocol(p, all), "KUBE-MARK-MASQ"))
-			}
 		}
-		r.chain(nat.NAT, "KUBE-NODE-PORT", rules...)
+		// The jump has matched address and port: the set of all ports decides nothing more.
+		r.chain(nat.NAT, "KUBE-NODE-PORT", append(rules, rule("source is masqueraded", "", "KUBE-MARK-MASQ"))...)
 	}
 	m := r.cfg.MasqueradeMark
 	r.chain(nat.NAT, "KUBE-MARK-MASQ", nat.Rule(fmt.Sprintf("-j MARK --set-xmark %#x/%#x", m, m)))

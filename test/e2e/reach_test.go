@@ -39,7 +39,8 @@ func denyByPolicy(node *lab.BridgeNode) {
 
 // TestIssue98465PolicyOfDrop has nodes drop by policy what comes to them and what
 // passes: every way to a Service goes on, its health check too, and nothing else
-// is opened. (Also kubernetes#132689.)
+// is opened. (Also kubernetes#132689.) Then node 1 stops dropping, and starts again
+// while the proxy runs.
 func TestIssue98465PolicyOfDrop(t *testing.T) {
 	c := newOfflineCluster(t)
 	node1, node3 := c.Nodes[0], c.Nodes[2]
@@ -51,6 +52,9 @@ func TestIssue98465PolicyOfDrop(t *testing.T) {
 	kept.Spec.HealthCheckNodePort = 30200
 	objects := append(withSlices(newExposed("web", 1), ready(c.web1), ready(c.web2)), kept,
 		newSlice(kept, "IPv4", webPort, endpoint{address: c.web1.Addresses[0].String(), node: node1.Name}))
+	hosted := newService("hosted", corev1.ProtocolTCP, 80, clusterIPs(3)[0])
+	hosted.Spec.Type, hosted.Spec.Ports[0].NodePort = corev1.ServiceTypeNodePort, 30003
+	objects = append(objects, hosted, newSlice(hosted, "IPv4", 9000, endpoint{address: node1.IPv4.String(), node: node1.Name}))
 	c.program(t, []*lab.BridgeNode{node3}, objects)
 	node1.StartProxy(func(*lab.Process) error { return hasPassed(node1.Node) },
 		"--manifests", writeManifests(t, objects...), "--hostname-override", node1.Name, "--cluster-cidr", podCIDRs)
@@ -72,6 +76,44 @@ func TestIssue98465PolicyOfDrop(t *testing.T) {
 		nobody.Go(func() { checkNoAnswer(t, closed.from.Name+" to "+closed.address, closed.from, lab.TCP, closed.address) })
 	}
 	nobody.Wait()
+	c.checkPolicyFollowed(t, map[string]string{
+		at(clusterIPs(3)[0], 80): "host", at(node1.IPv4.String(), 30003): "host", at(balancerIPs(2)[0], 80): "web1",
+	})
+}
+
+// checkPolicyFollowed changes node 1's INPUT while its proxy runs. The chain that accepts
+// Service traffic is jumped to only while a policy or another program's rule may drop
+// packets. No read of the rules is due meanwhile: the proxy is told.
+func (c *cluster) checkPolicyFollowed(t *testing.T, services map[string]string) {
+	t.Helper()
+	node1 := c.Nodes[0]
+	const ours = "-j KUBE-IPVS-ACCEPT"
+	for _, step := range []struct {
+		what, command string
+		jumps         bool
+	}{
+		{"the policy is ACCEPT, and rules decide", "iptables -w -P INPUT ACCEPT", true},
+		{"nothing is dropped", "iptables -w -D INPUT -i lo -j ACCEPT", false},
+		{"the policy is DROP", "iptables -w -P INPUT DROP", true},
+		{"the policy is ACCEPT again", "iptables -w -P INPUT ACCEPT", false},
+		{"a rule drops a port", "iptables -w -A INPUT -p tcp --dport 9001 -j DROP", true},
+		{"the policy is DROP, too", "iptables -w -P INPUT DROP", true},
+	} {
+		node1.Exec("sh", "-c", step.command)
+		lab.Eventually(t, syncLimit/2, step.what, func() error {
+			if rules := node1.Exec("iptables", "-w", "-S", "INPUT"); strings.Contains(rules, ours) != step.jumps {
+				return fmt.Errorf("want the jump: %t\n%s", step.jumps, rules)
+			}
+			return nil
+		})
+		for address, server := range services {
+			for _, from := range []*lab.Namespace{c.Client, c.caller1.Namespace} {
+				if answer := from.Dial(lab.TCP, address); answer.Server != server {
+					t.Errorf("%s, %s from %s: %s, want %s", step.what, address, from.Name, answer, server)
+				}
+			}
+		}
+	}
 }
 
 // TestIssue72236HostPorts has processes listen on all of the node's addresses:

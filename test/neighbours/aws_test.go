@@ -146,7 +146,6 @@ func TestNeighbourAWSSecurityGroups(t *testing.T) {
 					Missing: "Endpoints with a branch ENI; the security groups themselves, which are the cloud's."},
 				build: func(s *side) { buildBranches(s, mode) }, restart: func(s *side) { setUpTrunk(&awsNode{side: s, env: enforcing(mode)}) },
 				wanted: func(q Question) bool { return strings.Contains(q.Client, "security") },
-				traced: []string{"pod with security groups"},
 			}.run(t)
 		})
 	}

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/netip"
 	"strings"
+	"time"
 
 	"github.com/kube-ipvs/kube-ipvs/test/e2e/lab"
 )
@@ -31,7 +32,14 @@ type side struct {
 func (s *side) start() {
 	s.t.Helper()
 	common := s.arguments()
-	ready := func(*lab.Process) error { return s.programmed() }
+	ready := func(*lab.Process) error {
+		err := s.programmed()
+		if err != nil {
+			// Looking takes several processes, which the program needs the processor for.
+			time.Sleep(time.Second)
+		}
+		return err
+	}
 	if s.program == kubeIPVS {
 		s.process = s.Node.StartProxy(ready, common...)
 		return

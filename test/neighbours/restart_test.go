@@ -7,6 +7,7 @@ import (
 	"maps"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/kube-ipvs/kube-ipvs/test/e2e/lab"
 )
@@ -42,11 +43,11 @@ func (s *side) hold() []held {
 // holdOne returns nil for a question that is not answered.
 func (s *side) holdOne(q Question) *held {
 	host := s.client(q.Client).hosts[q.family()]
-	c, err := host.ConnectFrom(s.ports.next(), deadline, lab.Protocol(q.Protocol), s.plan.target(q))
+	c, err := host.ConnectFrom(s.ports.next(), longDeadline, lab.Protocol(q.Protocol), s.plan.target(q))
 	if err != nil {
 		return nil
 	}
-	answer := c.Ask(deadline)
+	answer := c.Ask(longDeadline)
 	if answer.Err != nil {
 		c.Reset()
 		return nil
@@ -143,9 +144,9 @@ func (s *side) unanswered() map[string]bool {
 			all = append(all, q)
 		}
 	}
-	for range 3 {
+	for _, limit := range []time.Duration{deadline, longDeadline, longDeadline} {
 		var again []Question
-		for i, seen := range s.askAll(all, deadline) {
+		for i, seen := range s.askAll(all, limit) {
 			if !seen.Keeps(s.promise(all[i])) {
 				again = append(again, all[i])
 			}

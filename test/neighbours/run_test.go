@@ -33,8 +33,6 @@ type setup struct {
 	wanted func(Question) bool
 	// checks are further questions.
 	checks []check
-	// traced are clients whose cells "kube-ipvs trace" is to judge as packets do.
-	traced []string
 }
 
 // check is a question that is not one of the matrix: what became of it is a word.
@@ -84,9 +82,7 @@ func (u setup) run(t *testing.T) {
 	r := u.Result
 	r.Cells = compare(sides[0], sides[1], u.wanted)
 	t.Logf("the matrix is asked after %s", time.Since(begin).Round(time.Second))
-	for _, client := range u.traced {
-		r.Checks = append(r.Checks, traced(sides, r.Cells, client))
-	}
+	r.Checks = append(r.Checks, traced(sides, r.Cells))
 	for _, c := range append([]check{foreignFrom("pod"), foreignFrom("node")}, u.checks...) {
 		r.Checks = append(r.Checks, c.compare(sides))
 	}

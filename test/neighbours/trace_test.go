@@ -14,28 +14,32 @@ import (
 
 const tracedRight = "right in all cells"
 
-// traced matches the verdicts of "kube-ipvs trace" on a client's cells against what
-// became of its requests, on the nodes of both programs.
-func traced(sides []*side, cells []Cell, client string) Check {
-	c := Check{Name: "verdicts of `kube-ipvs trace` for “" + client + "”"}
-	c.KubeProxy, c.KubeIPVS = sides[0].trace(cells, client, func(c Cell) Seen { return c.KubeProxy }), sides[1].trace(cells, client, func(c Cell) Seen { return c.KubeIPVS })
+// traced matches the verdicts of "kube-ipvs trace" on all cells against what became of
+// their requests, on the nodes of both programs.
+func traced(sides []*side, cells []Cell) Check {
+	c := Check{Name: "verdicts of `kube-ipvs trace`"}
+	c.KubeProxy, c.KubeIPVS = sides[0].trace(cells, func(c Cell) Seen { return c.KubeProxy }), sides[1].trace(cells, func(c Cell) Seen { return c.KubeIPVS })
 	c.judge([]string{tracedRight}, true)
 	return c
 }
 
-// trace returns tracedRight, or the first verdict that is not.
-func (s *side) trace(cells []Cell, client string, seen func(Cell) Seen) string {
+// trace returns tracedRight, or the first verdict that is not. A cell whose requests
+// fared differently has no verdict.
+func (s *side) trace(cells []Cell, seen func(Cell) Seen) string {
 	s.t.Helper()
 	nodes := s.Node.Trace()
+	addresses := map[string]netip.Addr{}
 	var first string
 	wrong := 0
 	for _, c := range cells {
-		if c.Client != client {
-			continue
+		who := fmt.Sprint(c.Client, c.IPv6)
+		if !addresses[who].IsValid() {
+			addresses[who] = s.addressOf(c.Client, c.family())
 		}
-		q := trace.Question{Protocol: protocolOf(c.Protocol), From: s.addressOf(client, c.family()), To: netip.MustParseAddrPort(s.plan.target(c.Question))}
+		q := trace.Question{Protocol: protocolOf(c.Protocol), From: addresses[who], To: netip.MustParseAddrPort(s.plan.target(c.Question))}
 		x := trace.Explain(nodes[c.family()], q)
-		if seen(c).Always() == (x.Verdict.Outcome == trace.Answered) {
+		answered := x.Verdict.Outcome == trace.Answered
+		if seen(c).Always() == answered || answered && seen(c).Outcomes[ok] > 0 {
 			continue
 		}
 		wrong++

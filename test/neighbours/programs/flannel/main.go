@@ -52,10 +52,11 @@ func run(own, other string) error {
 	return nil
 }
 
-// traffic has flannel write its rules for forwarding and masquerading, and repeat that
-// every 5 s, as its daemon does by default in Kubernetes (--ip-masq).
+// traffic has flannel write its rules for forwarding and masquerading (--ip-masq), and
+// look for them every minute: every 5 s, as by default, is more than an emulated
+// processor can do beside its work.
 func traffic(own *lease.Lease) error {
-	const resync = 5
+	const resync = 60
 	ctx, c := context.Background(), config()
 	manager := &iptables.IPTablesManager{}
 	if err := manager.Init(ctx); err != nil {

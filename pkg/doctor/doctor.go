@@ -10,6 +10,7 @@ import (
 	"strings"
 
 	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
+	"github.com/kube-ipvs/kube-ipvs/pkg/ipset"
 	"github.com/kube-ipvs/kube-ipvs/pkg/plan"
 	"github.com/kube-ipvs/kube-ipvs/pkg/trace"
 )
@@ -60,6 +61,8 @@ type Facts struct {
 	Connections, Most int
 	// Lacking are iptables extensions that the kernel does not have.
 	Lacking map[ip.Family][]string
+	// LackingTypes are set types that the kernel does not have.
+	LackingTypes []ipset.Type
 	// Others are the rules of the iptables back end that the node does not use. Unseen
 	// reports that it may have rules which could not be read.
 	Others []OtherRules

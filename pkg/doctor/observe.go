@@ -34,6 +34,7 @@ func Observe(ctx context.Context, cfg *plan.Config, probes netip.AddrPort) *Fact
 	for _, n := range f.Nodes {
 		f.Lacking[n.Family] = lacking(n.Family)
 	}
+	f.LackingTypes = lackingTypes()
 	f.Connections = number("/proc/sys/net/netfilter/nf_conntrack_count")
 	f.Most = number("/proc/sys/net/netfilter/nf_conntrack_max")
 	return f

@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
+	"github.com/kube-ipvs/kube-ipvs/pkg/ipset"
 	"github.com/kube-ipvs/kube-ipvs/pkg/nat"
 )
 
@@ -52,6 +53,46 @@ func lacking(family ip.Family) []string {
 	return out
 }
 
+// setTypes are the types of our sets, with what is lost without each, and the sets.
+var setTypes = []struct {
+	kind ipset.Type
+	lost string
+}{
+	{ipset.HashIPPort, "masquerading, policies and filters of Services (KUBE-CLUSTER-IP and others)"},
+	{ipset.HashIPPortIP, "endpoints that connect to themselves through a Service (KUBE-LOOP-BACK)"},
+	{ipset.HashIPPortNet, "loadBalancerSourceRanges: nobody is admitted (KUBE-LOAD-BALANCER-SOURCE-CIDR)"},
+	{ipset.HashIP, "rules about VIPs as a whole (KUBE-IPVS-IPS)"},
+	{ipset.HashNet, "reply routing of pods' own sources (KUBE-IPVS-REPLY-SRC)"},
+	{ipset.BitmapPort, "node ports (KUBE-NODE-PORT-TCP and others)"},
+}
+
+// lackingTypes returns the set types that the kernel does not have. Asking loads their
+// modules.
+func lackingTypes() []ipset.Type {
+	var out []ipset.Type
+	for _, t := range setTypes {
+		if errors.Is(setType(t.kind), unix.Errno(nl.IPSET_ERR_FIND_TYPE)) {
+			out = append(out, t.kind)
+		}
+	}
+	return out
+}
+
+// setType returns nil if the kernel has a set type.
+func setType(t ipset.Type) error {
+	family := uint8(unix.AF_INET)
+	if t == ipset.BitmapPort {
+		family = unix.AF_UNSPEC
+	}
+	request := nl.NewNetlinkRequest(unix.NFNL_SUBSYS_IPSET<<8|nl.IPSET_CMD_TYPE, unix.NLM_F_ACK)
+	request.AddData(&nl.Nfgenmsg{NfgenFamily: family, Version: nl.NFNETLINK_V0})
+	request.AddData(nl.NewRtAttr(nl.IPSET_ATTR_PROTOCOL, nl.Uint8Attr(nl.IPSET_PROTOCOL)))
+	request.AddData(nl.NewRtAttr(nl.IPSET_ATTR_TYPENAME, nl.ZeroTerminated(string(t))))
+	request.AddData(nl.NewRtAttr(nl.IPSET_ATTR_FAMILY, nl.Uint8Attr(family)))
+	_, err := request.Execute(unix.NETLINK_NETFILTER, 0)
+	return err
+}
+
 // Messages and attributes of <linux/netfilter/nf_tables_compat.h>.
 const (
 	compatGet      = 0
@@ -85,12 +126,17 @@ func addressFamily(family ip.Family) uint8 {
 }
 
 func lost(f *Facts) []Finding {
+	const cure = "install the kernel's module (often in the package kernel-modules-extra or linux-modules-extra)"
 	var out []Finding
+	for _, t := range setTypes {
+		if slices.Contains(f.LackingTypes, t.kind) {
+			out = append(out, Finding{Warning, "sets", fmt.Sprintf("the kernel has no set type %s; rules that match sets of it are omitted. Lost: %s", t.kind, t.lost), cure})
+		}
+	}
 	for _, family := range ip.Families {
 		for _, p := range parts {
 			if slices.Contains(f.Lacking[family], p.name) {
-				out = append(out, Finding{Warning, family.String(), fmt.Sprintf("the kernel has no xt_%s; rules that need it are omitted. Lost: %s", p.name, p.lost),
-					"install the kernel's module (often in the package kernel-modules-extra or linux-modules-extra)"})
+				out = append(out, Finding{Warning, family.String(), fmt.Sprintf("the kernel has no xt_%s; rules that need it are omitted. Lost: %s", p.name, p.lost), cure})
 			}
 		}
 	}

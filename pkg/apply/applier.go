@@ -37,6 +37,7 @@ type Applier struct {
 
 	conflicts conflicts
 	flows     flows
+	numbers   *numbers
 
 	realServers int // in the kernel, of all virtual servers
 	ipv4Servers int // IPv4 virtual servers in the kernel
@@ -100,6 +101,7 @@ func New(cfg *plan.Config, kernel Kernel) *Applier {
 		vips:      newTable[plan.VIP, struct{}, struct{}](),
 		sets:      sets{index: map[string]uint16{}},
 		conflicts: newConflicts(),
+		numbers:   newNumbers(cfg),
 		flows:     newFlows(),
 		cached:    cachedState{rules: map[routing.Rule]struct{}{}, sysctls: sysctl.State{}, nat: map[ip.Family]nat.State{}},
 		marked:    map[ipvs.Key]ipvs.Key{},
@@ -133,8 +135,15 @@ func (p Problems) Err() error {
 }
 
 // Set replaces the desired state of a Service. Only keys that differ from its previous part
-// become dirty.
-func (a *Applier) Set(owner *Owner, part plan.ServicePlan) {
+// become dirty. Set assigns the fwmarks of part.Internal and returns the plan with them; the
+// error names the addresses and ports without one.
+func (a *Applier) Set(owner *Owner, part plan.ServicePlan) (plan.ServicePlan, error) {
+	part, err := a.assignMarks(owner.Name, part)
+	a.set(owner, part)
+	return part, err
+}
+
+func (a *Applier) set(owner *Owner, part plan.ServicePlan) {
 	p := a.parts[owner.Name]
 	if p == nil {
 		p = &ownedPart{}
@@ -152,8 +161,9 @@ func (a *Applier) Set(owner *Owner, part plan.ServicePlan) {
 
 // Delete removes the desired state of a Service.
 func (a *Applier) Delete(name types.NamespacedName) {
+	_, _ = a.numbers.assign(name, nil, nil) // never fails: no number is wanted
 	if p, ok := a.parts[name]; ok {
-		a.Set(p.owner, plan.ServicePlan{})
+		a.set(p.owner, plan.ServicePlan{})
 		delete(a.parts, name)
 	}
 }

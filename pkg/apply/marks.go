@@ -10,9 +10,9 @@ import (
 // A fwmark virtual server does not say which address and port it serves. The members of
 // plan.Local do: each is an address and port with its fwmark.
 
-// Marks returns the fwmarks in use by address and port, desired or not: those of members of
+// usedMarks returns the fwmarks in use by address and port, desired or not: those of members of
 // plan.Local and of retired virtual servers.
-func (a *Applier) Marks() map[ipvs.Key]uint32 {
+func (a *Applier) usedMarks() map[ipvs.Key]uint32 {
 	out := make(map[ipvs.Key]uint32, len(a.marked))
 	for fwm, key := range a.retired {
 		out[key] = max(out[key], fwm.FWMark)
@@ -23,9 +23,9 @@ func (a *Applier) Marks() map[ipvs.Key]uint32 {
 	return out
 }
 
-// HoldsMark reports whether the kernel still has the member of plan.Local for an address and
+// holdsMark reports whether the kernel still has the member of plan.Local for an address and
 // port, or its fwmark virtual server.
-func (a *Applier) HoldsMark(key ipvs.Key, mark uint32) bool {
+func (a *Applier) holdsMark(key ipvs.Key, mark uint32) bool {
 	for _, fwm := range a.markVariants(fwmKey(key.Family(), mark)) {
 		if a.servers.holds(fwm) {
 			return true
@@ -34,9 +34,9 @@ func (a *Applier) HoldsMark(key ipvs.Key, mark uint32) bool {
 	return a.members.holds(a.localMember(key))
 }
 
-// MarkInUse reports whether a virtual server of either family has the mark: a foreign one,
+// markInUse reports whether a virtual server of either family has the mark: a foreign one,
 // or one of ours, retired ones included.
-func (a *Applier) MarkInUse(mark uint32) bool {
+func (a *Applier) markInUse(mark uint32) bool {
 	for _, family := range ip.Families {
 		for _, fwm := range a.markVariants(fwmKey(family, mark)) {
 			if _, foreign := a.foreign[fwm]; foreign || a.servers.holds(fwm) {

@@ -75,7 +75,7 @@ func TestMarkStandsAroundItsVirtualServer(t *testing.T) {
 	w.applier.Delete(externalLocal("a", ip.TCP, vip).Name)
 	w.applier.Flush()
 	inOrder("delete local route 203.0.113.5/32", "delete virtual server FWM 0xb", "delete 203.0.113.5,tcp:80 from set KUBE-IPVS-LOCAL")
-	if w.applier.HoldsMark(key(ip.TCP, vip+":80"), first) {
+	if w.applier.holdsMark(key(ip.TCP, vip+":80"), first) {
 		t.Error("the mark is taken for held when all is gone")
 	}
 }
@@ -94,7 +94,7 @@ func TestMemberOutlivesItsVirtualServer(t *testing.T) {
 	}
 	w.applier.Delete(s.Name)
 	w.applier.Flush()
-	if !w.applier.HoldsMark(key(ip.TCP, vip+":80"), first) || w.applier.Marks()[key(ip.TCP, vip+":80")] != first {
+	if !w.applier.holdsMark(key(ip.TCP, vip+":80"), first) || w.applier.usedMarks()[key(ip.TCP, vip+":80")] != first {
 		t.Fatal("the member went before its virtual server")
 	}
 	w.refuse = nil
@@ -126,7 +126,7 @@ func TestForeignMarkIsLeftAlone(t *testing.T) {
 	if _, there := w.applier.foreign[fwm(77)]; !there || !strings.Contains(w.ipvs.Dump(), "-A -f 77 -s wlc") {
 		t.Errorf("not there any more:\n%s", w.ipvs.Dump())
 	}
-	if !w.applier.MarkInUse(77) || w.applier.MarkInUse(first+1) {
+	if !w.applier.markInUse(77) || w.applier.markInUse(first+1) {
 		t.Error("foreign marks are taken for ours")
 	}
 }
@@ -226,7 +226,7 @@ func TestMasqueradeChangesTheMark(t *testing.T) {
 	if got := w.ipvs.Dump(); !strings.Contains(got, "-A -f 16395 ") || strings.Contains(got, "-A -f 11 ") {
 		t.Errorf("virtual servers\n%s", got)
 	}
-	if got := w.applier.Marks()[key(ip.TCP, vip+":80")]; got != 0x4000|first {
+	if got := w.applier.usedMarks()[key(ip.TCP, vip+":80")]; got != 0x4000|first {
 		t.Errorf("the member carries %#x", got)
 	}
 }

@@ -121,6 +121,9 @@ func (d *Adoption) End() int {
 	d.servers.endObserve()
 	d.members.endObserve()
 	d.vips.endObserve()
+	if !d.numbers.seeded && len(d.passes) == 0 && d.next == d.items {
+		d.numbers.seed(d.usedMarks())
+	}
 	return d.differences
 }
 

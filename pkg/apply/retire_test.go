@@ -60,7 +60,7 @@ func (w *world) retires(s service.Service) {
 		if got := w.ipset.Dump(); strings.Contains(got, "skbmark 0xb") {
 			w.t.Errorf("%s: packets are still marked:\n%s", when, got)
 		}
-		if !w.applier.HoldsMark(key(ip.TCP, vip+":80"), first) || !w.applier.MarkInUse(first) {
+		if !w.applier.holdsMark(key(ip.TCP, vip+":80"), first) || !w.applier.markInUse(first) {
 			w.t.Errorf("%s: the mark is free", when)
 		}
 	}
@@ -164,7 +164,7 @@ func TestRetireWaitsForItsRecord(t *testing.T) {
 		if w.apply(becomes(s)).Err() == nil {
 			t.Error("the refusal is not reported")
 		}
-		if got := w.applier.Marks()[key(ip.TCP, vip+":80")]; got != first {
+		if got := w.applier.usedMarks()[key(ip.TCP, vip+":80")]; got != first {
 			t.Errorf("the member was changed without a record: mark %#x", got)
 		}
 		if rs := w.realServers(fwm(first))[used]; rs.Weight != 1 {

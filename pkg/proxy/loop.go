@@ -181,7 +181,9 @@ func (p *Proxy) pass(ctx context.Context, retry []types.NamespacedName) {
 // settle schedules retries of what failed. It also requests a comparison before each
 // retry, because the kernel's state is uncertain after an error.
 func (p *Proxy) settle(ctx context.Context, problems apply.Problems) {
-	p.releaseNumbers()
+	for _, name := range p.applier.ReleaseMarks() {
+		p.dirty[name] = struct{}{}
+	}
 	failed := map[types.NamespacedName]time.Duration{}
 	for _, problem := range problems {
 		for _, name := range affected(problem) {

@@ -20,7 +20,7 @@ import (
 type draft struct {
 	name  types.NamespacedName
 	svc   *service.Parsed  // nil: nothing is to be served
-	part  plan.ServicePlan // without numbers
+	part  plan.ServicePlan // without fwmarks
 	owner apply.Owner
 	err   error // unusable parts of the Service
 	took  time.Duration
@@ -58,15 +58,14 @@ func (p *Proxy) accept(ctx context.Context, d draft) {
 		p.forget(d.name)
 		return
 	}
-	part, numberErr := p.number(d.name, d.part)
-	p.reportUnusable(ctx, d.svc, errors.Join(d.err, unservedError(d.name, part.Rejected), numberErr))
+	owner := d.owner // copied, because a pointer into the draft would keep the whole draft alive
+	part, markErr := p.applier.Set(&owner, d.part)
+	p.reportUnusable(ctx, d.svc, errors.Join(d.err, unservedError(d.name, part.Rejected), markErr))
 	p.depends[d.name] = part.Deps
 	if delete(p.noScheduler, d.name); d.noScheduler {
 		p.noScheduler[d.name] = struct{}{}
 	}
 	p.noteNoLocal(d.name, part.NoLocal)
-	owner := d.owner // copied, because a pointer into the draft would keep the whole draft alive
-	p.applier.Set(&owner, part)
 	if p.uses.Add(part.Members) {
 		p.replan = true
 	}
@@ -114,7 +113,6 @@ func (p *Proxy) forget(name types.NamespacedName) {
 	delete(p.reported, name)
 	delete(p.noScheduler, name)
 	p.noteNoLocal(name, plan.NoLocalEndpoints{})
-	_, _ = p.number(name, plan.ServicePlan{}) // never fails: no numbers are wanted
 	p.retries.succeeded(name)
 	p.applier.Delete(name)
 	p.HealthChecks.Delete(name)

@@ -124,7 +124,6 @@ type Proxy struct {
 
 	noInternal, noExternal int // totals of noLocal
 
-	numbers     *numbers
 	schedulers  map[string]bool                   // schedulers known to be available
 	noScheduler map[types.NamespacedName]struct{} // Services whose scheduler is unavailable
 	apiServers  []netip.AddrPort                  // the endpoints of default/kubernetes
@@ -157,7 +156,6 @@ func New(o Options) *Proxy {
 		reported:    map[types.NamespacedName]string{},
 		noLocal:     map[types.NamespacedName]plan.NoLocalEndpoints{},
 		dirty:       map[types.NamespacedName]struct{}{},
-		numbers:     newNumbers(&o.Config),
 		schedulers:  map[string]bool{},
 		noScheduler: map[types.NamespacedName]struct{}{},
 		retries:     newRetries(),
@@ -321,7 +319,6 @@ func (p *Proxy) begin(ctx context.Context) error {
 		return err
 	}
 	p.applier.Adopt(observation)
-	p.numbers.seed(p.applier.Marks())
 	p.useSets(p.applier.FilledSets())
 	return nil
 }

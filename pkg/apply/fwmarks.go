@@ -1,4 +1,4 @@
-package proxy
+package apply
 
 import (
 	"cmp"
@@ -15,8 +15,8 @@ import (
 
 // numbers assigns indexes of plan.LocalMark to addresses and ports that need a second
 // virtual server, the lowest free one first. An address and port keeps its number while
-// the kernel holds anything under it. A new process starts with the numbers that it
-// finds in the kernel.
+// the kernel holds anything under it. A new process starts with the numbers that the
+// first resync finds in the kernel.
 type numbers struct {
 	mark       plan.LocalMark
 	masq       uint32
@@ -26,6 +26,7 @@ type numbers struct {
 	users      map[ipvs.Key]int      // number of Services that want it
 	idle       map[ipvs.Key]struct{} // numbered, but no longer wanted by any Service
 	unnumbered map[types.NamespacedName]struct{}
+	seeded     bool
 }
 
 func newNumbers(cfg *plan.Config) *numbers {
@@ -44,6 +45,7 @@ func newNumbers(cfg *plan.Config) *numbers {
 // seed takes over the marks in the kernel. Marks that are not ours, for example after a
 // change of configuration, are skipped and will be replaced.
 func (n *numbers) seed(marks map[ipvs.Key]uint32) {
+	n.seeded = true
 	for _, key := range slices.SortedFunc(maps.Keys(marks), ipvs.Key.Compare) {
 		number, ok := n.mark.Index(marks[key], n.masq)
 		if _, taken := n.taken[number]; !ok || taken || n.byKey[key] != 0 {
@@ -133,24 +135,19 @@ func (n *numbers) release(held func(key ipvs.Key, number uint32) bool) []types.N
 	return slices.SortedFunc(maps.Keys(n.unnumbered), func(a, b types.NamespacedName) int { return cmp.Compare(a.String(), b.String()) })
 }
 
-// number assigns the marks of a part's Internal virtual servers.
-func (p *Proxy) number(name types.NamespacedName, part plan.ServicePlan) (plan.ServicePlan, error) {
+// assignMarks returns a plan with fwmarks for the virtual servers of internal clients. The
+// error names those without one.
+func (a *Applier) assignMarks(name types.NamespacedName, part plan.ServicePlan) (plan.ServicePlan, error) {
 	keys := make([]ipvs.Key, len(part.Internal))
 	for i, o := range part.Internal {
 		keys[i] = o.Key
 	}
-	assigned, err := p.numbers.assign(name, keys, func(number uint32) bool {
-		return !p.applier.MarkInUse(p.Config.LocalMark.Mark(number))
-	})
-	return plan.AssignMarks(&p.Config, part, assigned), err
+	assigned, err := a.numbers.assign(name, keys, func(number uint32) bool { return !a.markInUse(a.cfg.LocalMark.Mark(number)) })
+	return plan.AssignMarks(a.cfg, part, assigned), err
 }
 
-// releaseNumbers frees unused numbers and requeues the Services that lack some.
-func (p *Proxy) releaseNumbers() {
-	held := func(key ipvs.Key, number uint32) bool {
-		return p.applier.HoldsMark(key, p.Config.LocalMark.Mark(number))
-	}
-	for _, name := range p.numbers.release(held) {
-		p.dirty[name] = struct{}{}
-	}
+// ReleaseMarks frees the fwmarks that no Service wants and the kernel no longer holds. If any
+// became free, it returns the Services that lack some, which are to be set again.
+func (a *Applier) ReleaseMarks() []types.NamespacedName {
+	return a.numbers.release(func(key ipvs.Key, number uint32) bool { return a.holdsMark(key, a.cfg.LocalMark.Mark(number)) })
 }

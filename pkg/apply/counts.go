@@ -4,7 +4,6 @@ import (
 	"slices"
 
 	"github.com/kube-ipvs/kube-ipvs/pkg/ipvs"
-	"github.com/kube-ipvs/kube-ipvs/pkg/kernel"
 )
 
 // The kernel does not notify us of changes in IPVS and in sets. Reading them whole costs
@@ -43,16 +42,22 @@ func countIPv4(s ipvs.State) int {
 
 // membersMissing skips empty sets: the resync finds what another program adds there.
 func (a *Applier) membersMissing() bool {
+	held := map[string]int{}
+	var names []string
 	for _, set := range a.sets.list {
-		if set.held == 0 {
-			continue
-		}
-		n, known, err := a.kernel.IPSet.Count(set.name)
-		if kernel.IsNotExist(err) || err == nil && known && n != set.held {
-			return true
+		if set.held > 0 {
+			held[set.name] = set.held
+			names = append(names, set.name)
 		}
 	}
-	return false
+	if len(names) == 0 {
+		return false
+	}
+	sizes, err := a.kernel.IPSet.Sizes(names)
+	return err == nil && slices.ContainsFunc(names, func(name string) bool {
+		n, there := sizes[name]
+		return !there || n >= 0 && n != held[name]
+	})
 }
 
 // realServersDiffer checks the next virtual servers. They include those of IPv6, which the

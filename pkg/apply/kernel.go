@@ -30,7 +30,7 @@ type IPVS interface {
 // function accepts.
 type IPSet interface {
 	Observe(name func(string) bool) (ipset.State, error)
-	Count(name string) (n int, known bool, err error)
+	Sizes(names []string) (map[string]int, error)
 	Apply([]ipset.Change) []ipset.Failure
 }
 

@@ -52,8 +52,9 @@ type listing struct {
 // concurrently. They are serialized, except that changes may run between the sets that
 // Observe reads.
 type client struct {
-	mu  sync.Mutex
-	raw raw
+	mu   sync.Mutex
+	raw  raw
+	sets int // when all were last listed
 }
 
 // Close closes the socket. No other method may be called afterwards.
@@ -102,7 +103,9 @@ func (c *client) observe(names func(string) bool) (State, error) {
 func (c *client) headers() ([]listing, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return c.raw.list("", false)
+	list, err := c.raw.list("", false)
+	c.sets = len(list)
+	return list, err
 }
 
 func (c *client) contents(name string) (listing, error) {
@@ -123,16 +126,40 @@ func (c *client) one(name string, members bool) (listing, error) {
 	return sets[0], nil
 }
 
-// Count returns the number of members of a set without reading them, or false if the
-// kernel does not report it. It returns ENOENT if the set does not exist.
-func (c *client) Count(name string) (n int, known bool, err error) {
+// fewSets is up to how many sets the kernel has that all are listed in one request; with
+// more, as network policies may have, each is asked for.
+const fewSets = 64
+
+// Sizes returns the numbers of members of sets without reading them, -1 for one that the
+// kernel does not report. Sets that do not exist are missing.
+func (c *client) Sizes(names []string) (map[string]int, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	set, err := c.one(name, false)
-	if err != nil {
-		return 0, false, fmt.Errorf("count members of set %s: %w", name, err)
+	sizes := make(map[string]int, len(names))
+	if c.sets <= fewSets {
+		list, err := c.raw.list("", false)
+		if err != nil {
+			return nil, fmt.Errorf("count members of sets: %w", err)
+		}
+		c.sets = len(list)
+		for _, set := range list {
+			if slices.Contains(names, set.Name) {
+				sizes[set.Name] = set.count
+			}
+		}
+		return sizes, nil
 	}
-	return set.count, set.count >= 0, nil
+	for _, name := range names {
+		set, err := c.one(name, false)
+		if kernel.IsNotExist(err) {
+			continue
+		}
+		if err != nil {
+			return nil, fmt.Errorf("count members of set %s: %w", name, err)
+		}
+		sizes[name] = set.count
+	}
+	return sizes, nil
 }
 
 // Apply makes the changes and returns those that failed; a failure does not affect the

@@ -180,7 +180,7 @@ func BenchmarkObserve(b *testing.B) {
 	}
 }
 
-func BenchmarkCount(b *testing.B) {
+func BenchmarkSizes(b *testing.B) {
 	for _, n := range []uint32{1000, 10000, 50000} {
 		b.Run(fmt.Sprint(n), func(b *testing.B) {
 			c := openKernel(b)
@@ -191,7 +191,7 @@ func BenchmarkCount(b *testing.B) {
 			}
 			mustApply(b, c, changes)
 			for b.Loop() {
-				if _, _, err := c.Count(vips4.Name); err != nil {
+				if _, err := c.Sizes([]string{vips4.Name}); err != nil {
 					b.Fatal(err)
 				}
 			}

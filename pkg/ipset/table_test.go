@@ -3,7 +3,9 @@ package ipset
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"net/netip"
+	"slices"
 	"strings"
 	"testing"
 
@@ -346,13 +348,18 @@ func testObserve(t *testing.T, open func(testing.TB) (*client, references)) {
 	all := everything()
 	mustApply(t, c, Diff(nil, all))
 	wantState(t, c, all)
-	for name, set := range all {
-		if n, known, err := c.Count(name); n != len(set.Entries) || !known || err != nil {
-			t.Errorf("%s: %d members, known %t, %v, want %d", name, n, known, err, len(set.Entries))
+	names := append(slices.Collect(maps.Keys(all)), "none-such")
+	for _, other := range []int{len(all), fewSets + 1} { // sets of the kernel
+		c.sets = other
+		sizes, err := c.Sizes(names)
+		if err != nil || len(sizes) != len(all) {
+			t.Errorf("%d sets are counted, %v, want %d", len(sizes), err, len(all))
 		}
-	}
-	if _, _, err := c.Count("none-such"); !errors.Is(err, unix.ENOENT) {
-		t.Errorf("a set that is not there: %v", err)
+		for name, set := range all {
+			if n, there := sizes[name]; n != len(set.Entries) || !there {
+				t.Errorf("%s: %d members, there: %t, want %d", name, n, there, len(set.Entries))
+			}
+		}
 	}
 	got, err := c.Observe(func(name string) bool { return strings.HasPrefix(name, "vips") })
 	if err != nil {

@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"slices"
+	"sync/atomic"
 	"time"
 
 	"github.com/moby/ipvs"
@@ -93,6 +94,10 @@ type socket struct {
 	writer  *writer // nil before the first change, and after an error
 	timeout time.Duration
 	listed  *os.File // nil without /proc
+
+	// noIPv6 is set once a dump had no IPv6 virtual server, until one is added here.
+	// Those that another program adds later are not listed.
+	noIPv6 atomic.Bool
 }
 
 func (s *socket) close() {
@@ -137,12 +142,18 @@ func (s *socket) call(request func(*ipvs.Handle) error) error {
 // services uses the socket option, which returns IPv4 alone, if the kernel has no IPv6
 // virtual server.
 func (s *socket) services() (map[Key]VirtualServer, error) {
-	if onlyIPv4(s.options.count, moduleUsers) {
+	if s.noIPv6.Load() || onlyIPv4(s.options.count, moduleUsers) {
 		if services, err := s.options.services(); err == nil {
 			return services, nil
 		}
 	}
-	return s.dumpServices()
+	// Set before the dump, so that an addition meanwhile is not lost.
+	s.noIPv6.Store(true)
+	services, err := s.dumpServices()
+	if err != nil || hasIPv6(services) {
+		s.noIPv6.Store(false)
+	}
+	return services, err
 }
 
 func (s *socket) dumpServices() (map[Key]VirtualServer, error) {
@@ -222,6 +233,9 @@ func (s *socket) execute(changes []Change) []error {
 	errs := make([]error, 0, len(changes))
 	for batch := range slices.Chunk(changes, nlmsg.BatchSize) {
 		answers, err := s.write(batch)
+		if slices.ContainsFunc(batch, func(c Change) bool { return c.Op == AddVirtualServer && c.Key.Family() == ip.IPv6 }) {
+			s.noIPv6.Store(false)
+		}
 		if err != nil {
 			answers = slices.Repeat([]error{err}, len(batch))
 		}

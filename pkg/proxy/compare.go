@@ -50,15 +50,18 @@ type compares struct {
 }
 
 // Kernel parameters and listeners are compared every SyncPeriod, and so is the state
-// while it is small. Beyond stateSize entries the state is compared every second period,
+// while it is small. From stateSize entries the state is compared every second period,
 // and so on, up to every maxPeriods, so that the CPU share of comparisons does not grow
 // with the number of Services. Looks (apply.Suspicious) find missing state much earlier.
 // Rules are read after the kernel reported a change, and every maxPeriods. If the kernel
 // does not report changes, as for iptables-legacy, they are read every period.
 const (
-	stateSize  = 2000
+	stateSize  = 500
 	maxPeriods = 40
 )
+
+// muchState is the number of entries whose comparison leaves memory worth freeing.
+const muchState = 2000
 
 // lookPeriod is the time between two looks.
 const lookPeriod = time.Second
@@ -200,7 +203,7 @@ func (p *Proxy) stepComparison(ctx context.Context) {
 	p.settle(ctx, p.applier.Flush())
 	p.reportFailing()
 	p.warn(ctx)
-	if p.reading.State && p.applier.Size() > stateSize {
+	if p.reading.State && p.applier.Size() > muchState {
 		freeMemory()
 	}
 }

@@ -324,7 +324,7 @@ func (r *run) compare() {
 // pkg/proxy has it: 30 s for each 2,000 entries, of which a Service of the benchmark has
 // three, up to 20 minutes.
 func checkPeriod(services int) time.Duration {
-	return 30 * time.Second * time.Duration(min(1+3*services/2000, 40))
+	return 30 * time.Second * time.Duration(min(1+3*services/500, 40))
 }
 
 // idle measures a program that has nothing to do, with all that it does every second

@@ -32,6 +32,7 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/nat"
 	"github.com/kube-ipvs/kube-ipvs/pkg/plan"
 	"github.com/kube-ipvs/kube-ipvs/pkg/proxy"
+	"github.com/kube-ipvs/kube-ipvs/pkg/service"
 	"github.com/kube-ipvs/kube-ipvs/pkg/source"
 	"github.com/kube-ipvs/kube-ipvs/pkg/source/apiserver"
 	"github.com/kube-ipvs/kube-ipvs/pkg/source/manifest"
@@ -209,7 +210,7 @@ func newSource(ctx context.Context, cfg *config.Config) (source.Source, proxy.Ev
 	if dir := cfg.Source.Manifests; dir != "" {
 		return manifest.New(dir, cfg.Plan.NodeName), event.Discard{}, nil
 	}
-	client, err := newClient(&cfg.Source)
+	client, err := newTrimmingClient(&cfg.Source)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -251,11 +252,28 @@ func apiServers(s *config.Source) []netip.AddrPort {
 
 // newClient creates a client of the API server.
 func newClient(s *config.Source) (*apiclient.Client, error) {
+	c, err := restConfig(s)
+	if err != nil {
+		return nil, err
+	}
+	return apiclient.New(c)
+}
+
+// newTrimmingClient creates a client that does not decode what source.Trim removes.
+func newTrimmingClient(s *config.Source) (*apiclient.Client, error) {
+	c, err := restConfig(s)
+	if err != nil {
+		return nil, err
+	}
+	return apiclient.NewTrimming(c, apiclient.Trim{Label: service.HasLabel, Annotation: source.HasAnnotation})
+}
+
+func restConfig(s *config.Source) (*rest.Config, error) {
 	c, err := clientConfig(s)
 	if err != nil {
 		return nil, fmt.Errorf("configuring the API server's client (--kubeconfig, --master): %w", err)
 	}
 	c.ContentType, c.AcceptContentTypes = s.ContentType, s.AcceptContentType
 	c.QPS, c.Burst = s.QPS, s.Burst
-	return apiclient.New(c)
+	return c, nil
 }

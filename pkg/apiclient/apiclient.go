@@ -51,7 +51,12 @@ func init() {
 
 // New creates a client, which connects on first use. It returns an error if the
 // configuration is unusable.
-func New(config *rest.Config) (*Client, error) {
+func New(config *rest.Config) (*Client, error) { return newClient(config, nil) }
+
+// NewTrimming is New for a client whose Services and EndpointSlices are trimmed.
+func NewTrimming(config *rest.Config, t Trim) (*Client, error) { return newClient(config, &t) }
+
+func newClient(config *rest.Config, t *Trim) (*Client, error) {
 	config = rest.CopyConfig(config)
 	if config.UserAgent == "" {
 		config.UserAgent = rest.DefaultKubernetesUserAgent()
@@ -69,20 +74,23 @@ func New(config *rest.Config) (*Client, error) {
 	}
 	var c Client
 	var errs [3]error
-	c.core, errs[0] = restClient(config, connections, corev1.SchemeGroupVersion)
-	c.discovery, errs[1] = restClient(config, connections, discoveryv1.SchemeGroupVersion)
-	c.events, errs[2] = restClient(config, connections, eventsv1.SchemeGroupVersion)
+	c.core, errs[0] = restClient(config, connections, corev1.SchemeGroupVersion, t)
+	c.discovery, errs[1] = restClient(config, connections, discoveryv1.SchemeGroupVersion, t)
+	c.events, errs[2] = restClient(config, connections, eventsv1.SchemeGroupVersion, nil)
 	return &c, errors.Join(errs[:]...)
 }
 
 // restClient creates the client of one group.
-func restClient(config *rest.Config, connections *http.Client, group schema.GroupVersion) (rest.Interface, error) {
+func restClient(config *rest.Config, connections *http.Client, group schema.GroupVersion, t *Trim) (rest.Interface, error) {
 	config = rest.CopyConfig(config)
 	config.GroupVersion, config.APIPath = &group, "/apis"
 	if group.Group == "" {
 		config.APIPath = "/api"
 	}
 	config.NegotiatedSerializer = rest.CodecFactoryForGeneratedClient(scheme, codecs).WithoutConversion()
+	if t != nil {
+		config.NegotiatedSerializer = trimming{config.NegotiatedSerializer, t.kinds()}
+	}
 	return rest.RESTClientForConfigAndClient(config, connections)
 }
 

@@ -21,7 +21,7 @@ func Trim(object metav1.Object) {
 	object.SetOwnerReferences(nil)
 	object.SetFinalizers(nil)
 	object.SetGenerateName("")
-	object.SetAnnotations(only(ours, object.GetAnnotations()))
+	object.SetAnnotations(only(HasAnnotation, object.GetAnnotations()))
 	switch o := object.(type) {
 	case *corev1.Service:
 		o.Labels = only(service.HasLabel, o.Labels)
@@ -38,9 +38,9 @@ func Trim(object metav1.Object) {
 	}
 }
 
-// ours reports whether an annotation is read. The time of the last change is needed for
+// HasAnnotation reports whether an annotation is read. The time of the last change is needed for
 // the programming latency.
-func ours(annotation string) bool {
+func HasAnnotation(annotation string) bool {
 	return annotation == corev1.EndpointsLastChangeTriggerTime || strings.HasPrefix(annotation, AnnotationPrefix)
 }
 

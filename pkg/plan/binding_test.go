@@ -21,15 +21,15 @@ type eniNode struct {
 
 func newENINode(t *testing.T) *eniNode {
 	n := &eniNode{t: t, scenario: *withNetwork("link eth0 10.0.0.1/24", "default dev eth0 via 10.0.0.254")}
-	n.node.Inventory.Links[0].Index = 1
+	n.Node.Inventory.Links[0].Index = 1
 	return n
 }
 
 // plug adds an interface, with the index as its table.
 func (n *eniNode) plug(name string, index int) {
-	inv := &n.node.Inventory
+	inv := &n.Node.Inventory
 	more := withNetwork("link "+name, fmt.Sprintf("default dev %s via 10.0.%d.254 table %d", name, index, 1000+index),
-		fmt.Sprintf("rule 2000 from 10.0.%d.8 lookup %d", index, 1000+index)).node.Inventory
+		fmt.Sprintf("rule 2000 from 10.0.%d.8 lookup %d", index, 1000+index)).Node.Inventory
 	more.Links[0].Index = index
 	inv.Links = append(inv.Links, more.Links...)
 	inv.Defaults = append(inv.Defaults, more.Defaults...)
@@ -37,13 +37,13 @@ func (n *eniNode) plug(name string, index int) {
 }
 
 func (n *eniNode) unplug(name string) {
-	inv := &n.node.Inventory
+	inv := &n.Node.Inventory
 	inv.Links = slices.DeleteFunc(inv.Links, func(l routing.Link) bool { return l.Name == name })
 	inv.Defaults = slices.DeleteFunc(inv.Defaults, func(r routing.Route) bool { return r.Link == name })
 }
 
 func (n *eniNode) rename(from, to string) {
-	inv := &n.node.Inventory
+	inv := &n.Node.Inventory
 	for i := range inv.Links {
 		if inv.Links[i].Name == from {
 			inv.Links[i].Name = to
@@ -59,9 +59,9 @@ func (n *eniNode) rename(from, to string) {
 // renew plans the node and installs the planned policy rules.
 func (n *eniNode) renew(want string) {
 	n.t.Helper()
-	part := plan.ForNode(&n.config, &n.node)
-	n.node.Bound = plan.MergeBindings(n.node.Bound, part.Bound)
-	inv := &n.node.Inventory
+	part := plan.ForNode(&n.Config, &n.Node)
+	n.Node.Bound = plan.MergeBindings(n.Node.Bound, part.Bound)
+	inv := &n.Node.Inventory
 	inv.Rules = slices.DeleteFunc(inv.Rules, func(r routing.Rule) bool { return r.Mask != 0 })
 	inv.Rules = append(inv.Rules, part.Rules...)
 	var got []string
@@ -76,7 +76,7 @@ func (n *eniNode) renew(want string) {
 }
 
 // restart discards the state that only the process had.
-func (n *eniNode) restart() { n.node.Bound = nil }
+func (n *eniNode) restart() { n.Node.Bound = nil }
 
 func TestValuesStay(t *testing.T) {
 	n := newENINode(t)
@@ -99,7 +99,7 @@ func TestValuesStay(t *testing.T) {
 
 func TestValuesAreNotReusedAtOnce(t *testing.T) {
 	n := newENINode(t)
-	n.config.SNAT.Mark = 0x60 // three values
+	n.Config.SNAT.Mark = 0x60 // three values
 	n.plug("eth1", 2)
 	n.renew("eth0 0x20, eth1 0x40")
 	n.unplug("eth1")
@@ -118,7 +118,7 @@ func TestValuesAreNotReusedAtOnce(t *testing.T) {
 // in the order of the chain.
 func strayRules(s *scenario) []nat.Rule {
 	cfg := defaultConfig()
-	part := plan.ForNode(&cfg, &s.node)
+	part := plan.ForNode(&cfg, &s.Node)
 	return part.NAT.Chains[nat.Chain{Family: ip.IPv4, Table: nat.Mangle, Name: "KUBE-IPVS-STRAY"}]
 }
 
@@ -152,13 +152,13 @@ func TestStraysAreDropped(t *testing.T) {
 		"its interface is down":                  func(n *plan.Node) { n.Inventory.Links[0].Up = false },
 	} {
 		s := eni()
-		change(&s.node)
+		change(&s.Node)
 		if got := strayRules(s); len(got) > 0 {
 			t.Errorf("%s: %q", name, got)
 		}
 	}
 	routed := eni()
-	routed.node.Inventory.Direct = []routing.Route{
+	routed.Node.Inventory.Direct = []routing.Route{
 		{Family: ip.IPv4, Table: 254, Dst: netip.MustParsePrefix("10.1.0.0/24"), Link: "eth1"},
 		{Family: ip.IPv6, Table: 254, Dst: netip.MustParsePrefix("fd00::/64"), Link: "eth1"},
 	}

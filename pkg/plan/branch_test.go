@@ -20,25 +20,25 @@ func TestBranches(t *testing.T) {
 		want   []string
 	}{
 		"strict mode":                  {func(*scenario) {}, []string{sent, answer, request}},
-		"table local comes first":      {func(s *scenario) { s.node.Inventory.Rules[2].Priority = 0; s.sortRules() }, []string{sent, answer}},
-		"reply routing is off":         {func(s *scenario) { s.config.SNAT.Mode = plan.SNATOff }, nil},
-		"the pod has no route":         {func(s *scenario) { s.node.Inventory.Attached = nil }, nil},
-		"a rule has another condition": {func(s *scenario) { s.node.Inventory.Rules[1].To = prefixes([]string{"10.12.0.0/16"})[0] }, nil},
+		"table local comes first":      {func(s *scenario) { s.Node.Inventory.Rules[2].Priority = 0; sortRules(s) }, []string{sent, answer}},
+		"reply routing is off":         {func(s *scenario) { s.Config.SNAT.Mode = plan.SNATOff }, nil},
+		"the pod has no route":         {func(s *scenario) { s.Node.Inventory.Attached = nil }, nil},
+		"a rule has another condition": {func(s *scenario) { s.Node.Inventory.Rules[1].To = prefixes([]string{"10.12.0.0/16"})[0] }, nil},
 		"the pod is routed by its source": {func(s *scenario) {
-			s.addNetwork(strings.Fields("rule 1536 from 10.12.200.44 lookup 101"))
+			s.AddNetwork(strings.Fields("rule 1536 from 10.12.200.44 lookup 101"))
 		}, nil},
-		"the table leads out by the main interface": {func(s *scenario) { s.node.Inventory.Defaults[2].Link = "eth0" }, nil},
+		"the table leads out by the main interface": {func(s *scenario) { s.Node.Inventory.Defaults[2].Link = "eth0" }, nil},
 		"the interface is an uplink": {func(s *scenario) {
-			s.node.Inventory.Attached[0].Link, s.node.Inventory.Rules[1].IIf = "eth1", "eth1"
+			s.Node.Inventory.Attached[0].Link, s.Node.Inventory.Rules[1].IIf = "eth1", "eth1"
 		}, nil},
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := load(t, "branch")
 			tc.change(s)
-			part := plan.ForNode(&s.config, &s.node)
+			part := plan.ForNode(&s.Config, &s.Node)
 			var got []string
 			for _, r := range part.Rules {
-				if text := strings.TrimPrefix(r.String(), "IPv4 rule "); r.Mark == s.config.SNAT.Mark || strings.Contains(text, "iif lo lookup") {
+				if text := strings.TrimPrefix(r.String(), "IPv4 rule "); r.Mark == s.Config.SNAT.Mark || strings.Contains(text, "iif lo lookup") {
 					got = append(got, text)
 				}
 			}
@@ -62,25 +62,25 @@ func TestBranches(t *testing.T) {
 // An ENI keeps the value of branches if it has it. Then no pod is served as a branch.
 func TestENIHasBranchValue(t *testing.T) {
 	s := load(t, "branch")
-	s.node.Bound = []plan.Binding{{Family: s.config.Families[0], Link: "eth1", Index: 3, Table: 2, Mark: s.config.SNAT.Mark}}
-	for _, r := range plan.ForNode(&s.config, &s.node).Rules {
+	s.Node.Bound = []plan.Binding{{Family: s.Config.Families[0], Link: "eth1", Index: 3, Table: 2, Mark: s.Config.SNAT.Mark}}
+	for _, r := range plan.ForNode(&s.Config, &s.Node).Rules {
 		if r.To.IsValid() || r.IIf == "lo" && r.From.IsValid() {
 			t.Errorf("a rule for a branch: %s", r)
 		}
 	}
 	for i := range 20 {
-		s.addNetwork(strings.Fields(fmt.Sprintf("link ens%d 10.13.%d.2/24", i, i)))
-		s.addNetwork(strings.Fields(fmt.Sprintf("default dev ens%d via 10.13.%d.1 table %d", i, i, 500+i)))
-		s.addNetwork(strings.Fields(fmt.Sprintf("rule 2000 from 10.13.%d.2 lookup %d", i, 500+i)))
+		s.AddNetwork(strings.Fields(fmt.Sprintf("link ens%d 10.13.%d.2/24", i, i)))
+		s.AddNetwork(strings.Fields(fmt.Sprintf("default dev ens%d via 10.13.%d.1 table %d", i, i, 500+i)))
+		s.AddNetwork(strings.Fields(fmt.Sprintf("rule 2000 from 10.13.%d.2 lookup %d", i, 500+i)))
 	}
-	s.node.Bound = nil
-	for _, b := range plan.ForNode(&s.config, &s.node).Bound {
-		if b.Mark == s.config.SNAT.Mark {
+	s.Node.Bound = nil
+	for _, b := range plan.ForNode(&s.Config, &s.Node).Bound {
+		if b.Mark == s.Config.SNAT.Mark {
 			t.Errorf("%s has the value of branches", b.Link)
 		}
 	}
 }
 
-func (s *scenario) sortRules() {
-	slices.SortStableFunc(s.node.Inventory.Rules, func(a, b routing.Rule) int { return a.Priority - b.Priority })
+func sortRules(s *scenario) {
+	slices.SortStableFunc(s.Node.Inventory.Rules, func(a, b routing.Rule) int { return a.Priority - b.Priority })
 }

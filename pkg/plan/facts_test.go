@@ -14,10 +14,10 @@ import (
 
 // withNetwork returns a node whose network is described as in testdata.
 func withNetwork(lines ...string) *scenario {
-	s := &scenario{config: defaultConfig()}
-	s.config.Families = ip.Families
+	s := &scenario{Config: defaultConfig()}
+	s.Config.Families = ip.Families
 	for _, line := range lines {
-		s.addNetwork(strings.Fields(line))
+		s.AddNetwork(strings.Fields(line))
 	}
 	return s
 }
@@ -44,9 +44,9 @@ func TestNodePortAddresses(t *testing.T) {
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			s := withNetwork(network...)
-			s.node.Addresses = []netip.Addr{netip.MustParseAddr("198.51.100.11"), netip.MustParseAddr("2001:db8::11")}
-			s.config.NodePortAddresses = tc.set
-			if got := fmt.Sprint(plan.NewFacts(&s.config, &s.node).NodePorts); got != tc.want {
+			s.Node.Addresses = []netip.Addr{netip.MustParseAddr("198.51.100.11"), netip.MustParseAddr("2001:db8::11")}
+			s.Config.NodePortAddresses = tc.set
+			if got := fmt.Sprint(plan.NewFacts(&s.Config, &s.Node).NodePorts); got != tc.want {
 				t.Errorf("got %s, want %s", got, tc.want)
 			}
 		})
@@ -72,9 +72,9 @@ func TestPrimary(t *testing.T) {
 		t.Run(tc.name, func(t *testing.T) {
 			s := withNetwork(tc.network...)
 			if tc.node != "" {
-				s.node.Addresses = []netip.Addr{netip.MustParseAddr(tc.node)}
+				s.Node.Addresses = []netip.Addr{netip.MustParseAddr(tc.node)}
 			}
-			if got := plan.NewFacts(&s.config, &s.node).Primary[ip.IPv4].String(); got != tc.want {
+			if got := plan.NewFacts(&s.Config, &s.Node).Primary[ip.IPv4].String(); got != tc.want {
 				t.Errorf("got %s, want %s", got, tc.want)
 			}
 		})
@@ -84,7 +84,7 @@ func TestPrimary(t *testing.T) {
 func TestChanged(t *testing.T) {
 	base := func() *scenario {
 		s := withNetwork("link eth0 192.0.2.11/24", "default dev eth0 via 192.0.2.1")
-		s.node.Zone = "a"
+		s.Node.Zone = "a"
 		return s
 	}
 	for _, tc := range []struct {
@@ -93,21 +93,21 @@ func TestChanged(t *testing.T) {
 		want   plan.Deps
 	}{
 		{"nothing", func(*scenario) {}, 0},
-		{"zone", func(s *scenario) { s.node.Zone = "b" }, plan.OnZone},
-		{"address", func(s *scenario) { s.addNetwork(strings.Fields("link eth1 198.51.100.1/24")) }, plan.OnNodeIPs | plan.OnNodePorts},
-		{"address of a link alone", func(s *scenario) { s.addNetwork(strings.Fields("link eth1 fe80::1/64")) }, 0},
-		{"address that lingers", func(s *scenario) { s.node.Lingering = []netip.Addr{netip.MustParseAddr("198.51.100.1")} }, plan.OnNodeIPs | plan.OnNodePorts},
-		{"primary", func(s *scenario) { s.node.Addresses = []netip.Addr{netip.MustParseAddr("203.0.113.1")} }, plan.OnPrimary},
-		{"a thousand Services", func(s *scenario) { s.node.Services = 1000 }, 0},
-		{"more Services", func(s *scenario) { s.node.Services = 1001 }, plan.OnServiceCount},
-		{"a node is lost", func(s *scenario) { s.node.Lost = []string{"node-2"} }, plan.OnLost},
-		{"link without an address", func(s *scenario) { s.addNetwork(strings.Fields("link eth1")) }, 0},
-		{"pod CIDRs", func(s *scenario) { s.node.PodCIDRs = prefixes([]string{"10.244.1.0/24"}) }, 0},
+		{"zone", func(s *scenario) { s.Node.Zone = "b" }, plan.OnZone},
+		{"address", func(s *scenario) { s.AddNetwork(strings.Fields("link eth1 198.51.100.1/24")) }, plan.OnNodeIPs | plan.OnNodePorts},
+		{"address of a link alone", func(s *scenario) { s.AddNetwork(strings.Fields("link eth1 fe80::1/64")) }, 0},
+		{"address that lingers", func(s *scenario) { s.Node.Lingering = []netip.Addr{netip.MustParseAddr("198.51.100.1")} }, plan.OnNodeIPs | plan.OnNodePorts},
+		{"primary", func(s *scenario) { s.Node.Addresses = []netip.Addr{netip.MustParseAddr("203.0.113.1")} }, plan.OnPrimary},
+		{"a thousand Services", func(s *scenario) { s.Node.Services = 1000 }, 0},
+		{"more Services", func(s *scenario) { s.Node.Services = 1001 }, plan.OnServiceCount},
+		{"a node is lost", func(s *scenario) { s.Node.Lost = []string{"node-2"} }, plan.OnLost},
+		{"link without an address", func(s *scenario) { s.AddNetwork(strings.Fields("link eth1")) }, 0},
+		{"pod CIDRs", func(s *scenario) { s.Node.PodCIDRs = prefixes([]string{"10.244.1.0/24"}) }, 0},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			before, after := base(), base()
 			tc.change(after)
-			a, b := plan.NewFacts(&before.config, &before.node), plan.NewFacts(&after.config, &after.node)
+			a, b := plan.NewFacts(&before.Config, &before.Node), plan.NewFacts(&after.Config, &after.Node)
 			if got := plan.DiffFacts(&a, &b); got != tc.want {
 				t.Errorf("changed %s, want %s", dependsText(got), dependsText(tc.want))
 			}
@@ -138,8 +138,8 @@ func TestConnReuseModeByKernel(t *testing.T) {
 		{plan.Version{Major: 5, Minor: 8}, "0"}, {plan.Version{Major: 5, Minor: 9}, ""}, {plan.Version{Major: 6, Minor: 12}, ""},
 	} {
 		s := withNetwork("link eth0 192.0.2.11/24")
-		s.node.Kernel = tc.v
-		if got := plan.ForNode(&s.config, &s.node).Sysctls["net/ipv4/vs/conn_reuse_mode"]; got != tc.want {
+		s.Node.Kernel = tc.v
+		if got := plan.ForNode(&s.Config, &s.Node).Sysctls["net/ipv4/vs/conn_reuse_mode"]; got != tc.want {
 			t.Errorf("%v: conn_reuse_mode %q, want %q", tc.v, got, tc.want)
 		}
 	}
@@ -184,9 +184,9 @@ func TestPathsOf(t *testing.T) {
 		{"pods, sorted, each once", with("rule 9 from 10.0.1.8 lookup 101", "rule 10 from 10.0.1.7 lookup 101",
 			"rule 11 from 10.0.1.8 to 10.0.0.0/8 lookup 101"), nil, "[] [10.0.1.7/32 10.0.1.8/32]"},
 		{"all but some", with("rule 9 from 10.0.1.8 lookup 101"),
-			func(s *scenario) { s.node.Inventory.Rules[0].Invert = true }, "[] []"},
+			func(s *scenario) { s.Node.Inventory.Rules[0].Invert = true }, "[] []"},
 		{"a rule that is not wholly known", with("rule 9 from 10.0.1.8 lookup 101"),
-			func(s *scenario) { s.node.Inventory.Rules[0].Other = true }, "[] []"},
+			func(s *scenario) { s.Node.Inventory.Rules[0].Other = true }, "[] []"},
 		{"another way by the main interface", with("default dev eth0 via 10.0.0.253 table 102", "rule 9 from 10.0.1.8 lookup 102"), nil, "[] []"},
 		{"two tables of one interface", with("default dev eth1 via 10.0.1.253 table 102",
 			"rule 9 from 10.0.1.8 lookup 102", "rule 9 from 10.0.1.7 lookup 101"), nil, "[] [10.0.1.7/32 10.0.1.8/32]"},
@@ -198,7 +198,7 @@ func TestPathsOf(t *testing.T) {
 			"default dev eth1 via 10.0.1.254 table 101", "rule 9 from 10.0.1.8 lookup 101"}, nil, "[] [10.0.1.8/32]"},
 		{"not a secondary address", []string{"link eth0 10.0.0.1/24", "link eth1 10.0.1.9/24 10.0.1.1/24", "default dev eth0 via 10.0.0.254",
 			"default dev eth1 via 10.0.1.254 table 101", "rule 9 from 10.0.1.8 lookup 101"},
-			func(s *scenario) { s.node.Inventory.Links[1].Addresses[0].Secondary = true }, "[eth1 10.0.1.1] []"},
+			func(s *scenario) { s.Node.Inventory.Links[1].Addresses[0].Secondary = true }, "[eth1 10.0.1.1] []"},
 		{"by name", []string{"link eth0 10.0.0.1/24", "link eth2 10.0.2.1/24", "link eth1 10.0.1.1/24", "default dev eth0 via 10.0.0.254",
 			"default dev eth2 via 10.0.2.254 table 101", "default dev eth1 via 10.0.1.254 table 102",
 			"rule 9 from 10.0.2.8 lookup 101", "rule 9 from 10.0.1.8 lookup 102"}, nil, "[eth1 10.0.1.1 eth2 10.0.2.1] []"},
@@ -208,7 +208,7 @@ func TestPathsOf(t *testing.T) {
 			if tc.change != nil {
 				tc.change(s)
 			}
-			paths := plan.PathsOf(&s.config, &s.node, ip.IPv4)
+			paths := plan.PathsOf(&s.Config, &s.Node, ip.IPv4)
 			sources := []string{}
 			for _, e := range paths.SNAT {
 				sources = append(sources, e.Link+" "+e.SNAT.String())
@@ -225,10 +225,10 @@ func TestPathsByFamily(t *testing.T) {
 	s := withNetwork("link eth0 10.0.0.1/24 2001:db8::1/64", "link eth1 2001:db8:1::1/64",
 		"default dev eth0 via 10.0.0.254", "default dev eth0 via 2001:db8::fe", "default dev eth1 via 2001:db8:1::fe table 101",
 		"rule 9 from 2001:db8:1::8 lookup 101")
-	if p := plan.PathsOf(&s.config, &s.node, ip.IPv4); len(p.SNAT)+len(p.ReplyRouted) > 0 {
+	if p := plan.PathsOf(&s.Config, &s.Node, ip.IPv4); len(p.SNAT)+len(p.ReplyRouted) > 0 {
 		t.Errorf("IPv4 has %+v", p)
 	}
-	p := plan.PathsOf(&s.config, &s.node, ip.IPv6)
+	p := plan.PathsOf(&s.Config, &s.Node, ip.IPv6)
 	if len(p.SNAT) != 1 || p.SNAT[0].SNAT != netip.MustParseAddr("2001:db8:1::1") {
 		t.Errorf("IPv6 has %+v", p)
 	}

@@ -311,13 +311,13 @@ func TestFlowsOfSharedVIPs(t *testing.T) {
 func TestVIPOfAnotherNode(t *testing.T) {
 	for name, set := range map[string]func(*scenario){
 		"a next hop": func(s *scenario) {
-			s.node.Inventory.Peers = []netip.Addr{netip.MustParseAddr("203.0.113.13"), netip.MustParseAddr("2001:db8:113::13")}
+			s.Node.Inventory.Peers = []netip.Addr{netip.MustParseAddr("203.0.113.13"), netip.MustParseAddr("2001:db8:113::13")}
 		},
 		"an endpoint on the host network": func(s *scenario) {
-			for i := range s.services {
-				if s.services[i].Name.Name == "lb" {
-					for j := range s.services[i].Ports {
-						p := &s.services[i].Ports[j]
+			for i := range s.Services {
+				if s.Services[i].Name.Name == "lb" {
+					for j := range s.Services[i].Ports {
+						p := &s.Services[i].Ports[j]
 						p.Endpoints = append(p.Endpoints,
 							service.Endpoint{Addr: netip.MustParseAddrPort("203.0.113.13:80"), Node: "node-2", Ready: true, Serving: true},
 							service.Endpoint{Addr: netip.MustParseAddrPort("[2001:db8:113::13]:80"), Node: "node-2", Ready: true, Serving: true})
@@ -351,7 +351,7 @@ func TestVIPOfAnotherNode(t *testing.T) {
 
 func TestFlowsOfClaimedPorts(t *testing.T) {
 	s := load(t, "cluster")
-	s.config.VIPs.LoadBalancers, s.config.VIPs.ExternalIPs = plan.ClaimPort, plan.ClaimPort
+	s.Config.VIPs.LoadBalancers, s.Config.VIPs.ExternalIPs = plan.ClaimPort, plan.ClaimPort
 	for _, family := range ip.Families {
 		t.Run(family.String(), func(t *testing.T) { checkFlows(t, newHost(t, s, family), portFlows) })
 	}
@@ -361,7 +361,7 @@ func TestFlowsOfClaimedPorts(t *testing.T) {
 // removed. Only new connections are refused before.
 func TestClaimedPortWithoutEndpointDrains(t *testing.T) {
 	s := load(t, "cluster")
-	s.config.VIPs.LoadBalancers = plan.ClaimPort
+	s.Config.VIPs.LoadBalancers = plan.ClaimPort
 	h := newHost(t, s, ip.IPv4)
 	p := flow{"client eth0", "l/empty:80", ""}.packet(names(ip.IPv4))
 	p.established = true
@@ -376,7 +376,7 @@ func TestClaimedPortWithoutEndpointDrains(t *testing.T) {
 func TestPolicyOfDrop(t *testing.T) {
 	for _, claim := range []plan.ClaimMode{plan.ClaimAddress, plan.ClaimPort} {
 		s := load(t, "cluster")
-		s.config.VIPs.LoadBalancers, s.config.VIPs.ExternalIPs = claim, claim
+		s.Config.VIPs.LoadBalancers, s.Config.VIPs.ExternalIPs = claim, claim
 		for _, family := range ip.Families {
 			h, accepting := newHost(t, s, family), newHost(t, s, family)
 			h.drops = map[string]bool{"INPUT": true}
@@ -401,7 +401,7 @@ func TestPolicyOfDrop(t *testing.T) {
 func TestNoPing(t *testing.T) {
 	for claim, from := range map[plan.ClaimMode]string{plan.ClaimAddress: "REJECT", plan.ClaimPort: "FORWARD by eth0"} {
 		s := load(t, "cluster")
-		s.config.VIPs.Ping, s.config.VIPs.LoadBalancers = false, claim
+		s.Config.VIPs.Ping, s.Config.VIPs.LoadBalancers = false, claim
 		for _, family := range ip.Families {
 			checkFlows(t, newHost(t, s, family), []flow{
 				{"client eth0", "c/web ping", "REJECT"},
@@ -418,7 +418,7 @@ func TestNoPing(t *testing.T) {
 func TestHealthCheckPortOfAVIP(t *testing.T) {
 	for _, claim := range []plan.ClaimMode{plan.ClaimAuto, plan.ClaimAddress, plan.ClaimPort} {
 		s := load(t, "external-local")
-		s.config.VIPs.LoadBalancers = claim
+		s.Config.VIPs.LoadBalancers = claim
 		h := newHost(t, s, ip.IPv4)
 		h.drops = map[string]bool{"INPUT": true}
 		for to, want := range map[string]bool{"192.0.2.11": true, "203.0.113.5": false} {
@@ -435,10 +435,10 @@ func TestHealthCheckPortOfAVIP(t *testing.T) {
 func TestHealthCheckPortOpensNothing(t *testing.T) {
 	for _, claim := range []plan.ClaimMode{plan.ClaimAuto, plan.ClaimAddress, plan.ClaimPort} {
 		s := load(t, "cluster")
-		s.config.VIPs.LoadBalancers = claim
-		for i := range s.services {
-			if s.services[i].Name.Name == "here" {
-				s.services[i].HealthCheckNodePort = 80
+		s.Config.VIPs.LoadBalancers = claim
+		for i := range s.Services {
+			if s.Services[i].Name.Name == "here" {
+				s.Services[i].HealthCheckNodePort = 80
 			}
 		}
 		for _, family := range ip.Families {
@@ -455,9 +455,9 @@ func TestHealthCheckPortOpensNothing(t *testing.T) {
 // in both ways, and is an address of the node.
 func TestAddressWinsOverPort(t *testing.T) {
 	s := load(t, "cluster")
-	s.config.VIPs.LoadBalancers, s.config.VIPs.ExternalIPs = plan.ClaimAddress, plan.ClaimPort
-	for i := range s.services {
-		if svc := &s.services[i]; svc.Name.Name == "web" {
+	s.Config.VIPs.LoadBalancers, s.Config.VIPs.ExternalIPs = plan.ClaimAddress, plan.ClaimPort
+	for i := range s.Services {
+		if svc := &s.Services[i]; svc.Name.Name == "web" {
 			svc.ExternalIPs = []netip.Addr{netip.MustParseAddr("203.0.113.13")} // l/lb
 		}
 	}
@@ -475,7 +475,7 @@ func TestAddressWinsOverPort(t *testing.T) {
 
 func TestFlows(t *testing.T) {
 	s := load(t, "cluster")
-	s.config.VIPs.LoadBalancers, s.config.VIPs.ExternalIPs = plan.ClaimAddress, plan.ClaimAddress
+	s.Config.VIPs.LoadBalancers, s.Config.VIPs.ExternalIPs = plan.ClaimAddress, plan.ClaimAddress
 	for _, family := range ip.Families {
 		t.Run(family.String(), func(t *testing.T) { checkFlows(t, newHost(t, s, family), flows) })
 	}
@@ -499,7 +499,7 @@ func TestFlowsByDetection(t *testing.T) {
 		set   func(*scenario)
 		flows []flow
 	}{
-		{"not at all", func(s *scenario) { s.config.LocalTraffic = plan.LocalTraffic{} }, []flow{
+		{"not at all", func(s *scenario) { s.Config.LocalTraffic = plan.LocalTraffic{} }, []flow{
 			{"pod cni0", "c/away:80", kept},
 			{"client eth0", "c/away:80", "remote:8080 by eth0 as client"},
 			{"c/away", "c/away:80", masqueraded},
@@ -512,7 +512,7 @@ func TestFlowsByDetection(t *testing.T) {
 			{"l/here", "l/here:80", "server:8080 by cni0 as bridge, remote:8080 by eth0 as node"},
 		}},
 		{"by the bridge", func(s *scenario) {
-			s.config.LocalTraffic = plan.LocalTraffic{Mode: plan.DetectBridgeInterface, Interface: "cni0"}
+			s.Config.LocalTraffic = plan.LocalTraffic{Mode: plan.DetectBridgeInterface, Interface: "cni0"}
 		}, []flow{
 			{"pod cni0", "c/away:80", kept},
 			{"client eth0", "c/away:80", masqueraded},
@@ -523,7 +523,7 @@ func TestFlowsByDetection(t *testing.T) {
 			{"l/away", "l/away:80", masqueraded},
 		}},
 		{"by the interface's name", func(s *scenario) {
-			s.config.LocalTraffic = plan.LocalTraffic{Mode: plan.DetectInterfaceNamePrefix, Interface: "veth"}
+			s.Config.LocalTraffic = plan.LocalTraffic{Mode: plan.DetectInterfaceNamePrefix, Interface: "veth"}
 		}, []flow{
 			{"pod veth1a2b", "c/away:80", kept},
 			{"pod vet", "c/away:80", masqueraded},
@@ -531,19 +531,19 @@ func TestFlowsByDetection(t *testing.T) {
 			{"pod veth1a2b", "l/away:80", kept},
 		}},
 		{"by the Node's CIDRs", func(s *scenario) {
-			s.config.LocalTraffic = plan.LocalTraffic{Mode: plan.DetectNodeCIDR}
-			s.node.PodCIDRs = prefixes([]string{"10.244.1.0/24", "fd00:244:1::/64"})
+			s.Config.LocalTraffic = plan.LocalTraffic{Mode: plan.DetectNodeCIDR}
+			s.Node.PodCIDRs = prefixes([]string{"10.244.1.0/24", "fd00:244:1::/64"})
 		}, []flow{
 			{"pod cni0", "c/away:80", kept},
 			{"farpod eth0", "c/away:80", masqueraded},
 		}},
 		{"by the Node's CIDRs, which it does not have", func(s *scenario) {
-			s.config.LocalTraffic = plan.LocalTraffic{Mode: plan.DetectNodeCIDR}
+			s.Config.LocalTraffic = plan.LocalTraffic{Mode: plan.DetectNodeCIDR}
 		}, []flow{
 			{"client eth0", "c/away:80", "remote:8080 by eth0 as client"},
 			{"c/away", "c/away:80", masqueraded},
 		}},
-		{"masquerade all", func(s *scenario) { s.config.MasqueradeAll = true }, []flow{
+		{"masquerade all", func(s *scenario) { s.Config.MasqueradeAll = true }, []flow{
 			{"pod cni0", "c/away:80", masqueraded},
 			{"client eth0", "l/here:80", "server:8080 by cni0 as client"},
 		}},
@@ -551,7 +551,7 @@ func TestFlowsByDetection(t *testing.T) {
 		for _, family := range ip.Families {
 			t.Run(tc.name+" "+family.String(), func(t *testing.T) {
 				s := load(t, "cluster")
-				s.config.VIPs.LoadBalancers = plan.ClaimAddress
+				s.Config.VIPs.LoadBalancers = plan.ClaimAddress
 				tc.set(s)
 				checkFlows(t, newHost(t, s, family), tc.flows)
 			})
@@ -590,7 +590,7 @@ func TestSymmetricPaths(t *testing.T) {
 	} {
 		t.Run(fmt.Sprintf("%s %s %s", tc.scenario, tc.mode, tc.pod), func(t *testing.T) {
 			s := load(t, tc.scenario)
-			s.config.SNAT.Mode = tc.mode
+			s.Config.SNAT.Mode = tc.mode
 			h := newHost(t, s, ip.IPv4)
 			pod := netip.MustParseAddr(tc.pod)
 			out := h.from(packet{
@@ -635,7 +635,7 @@ func TestInvalidIsNotSentUnmasqueraded(t *testing.T) {
 		{"loadbalancer", "100.64.9.9", "203.0.113.5:80", mark, "DROP"},
 	} {
 		s := load(t, tc.scenario)
-		s.config.LocalMark = tc.mark
+		s.Config.LocalMark = tc.mark
 		h := newHost(t, s, ip.IPv4)
 		dst := netip.MustParseAddrPort(tc.dst)
 		in := "eth0"

@@ -25,7 +25,7 @@ func TestGolden(t *testing.T) {
 	eachGolden(t, func(name string, s *scenario) {
 		used[name+".golden"] = true
 		t.Run(name, func(t *testing.T) {
-			compareGolden(t, name+".golden", text(&s.config, &s.node, s.services, s.aboutNode))
+			compareGolden(t, name+".golden", text(&s.Config, &s.Node, s.Services, s.AboutNode))
 		})
 	})
 	checkNoOtherGolden(t, used)
@@ -40,12 +40,12 @@ func TestGoldenNode(t *testing.T) {
 	all := 0
 	having := map[section][]string{} // the scenarios by section
 	eachGolden(t, func(name string, s *scenario) {
-		if s.aboutNode {
+		if s.AboutNode {
 			return
 		}
 		all++
-		partsOf(&s.config, &s.node, s.services)
-		for _, sec := range nodeSections(&s.config, plan.ForNode(&s.config, &s.node)) {
+		partsOf(&s.Config, &s.Node, s.Services)
+		for _, sec := range nodeSections(&s.Config, plan.ForNode(&s.Config, &s.Node)) {
 			having[sec] = append(having[sec], name)
 		}
 	})
@@ -69,12 +69,12 @@ func eachGolden(t *testing.T, do func(name string, s *scenario)) {
 	t.Helper()
 	for _, file := range scenarios(t) {
 		s := load(t, file)
-		for _, mode := range s.modes {
+		for _, mode := range s.Modes {
 			name := file
-			if len(s.modes) > 1 {
+			if len(s.Modes) > 1 {
 				name = file + "." + string(mode)
 			}
-			s.config.SNAT.Mode = mode
+			s.Config.SNAT.Mode = mode
 			do(name, s)
 		}
 	}
@@ -128,7 +128,7 @@ func checkNoOtherGolden(t *testing.T, used map[string]bool) {
 func TestSetsExist(t *testing.T) {
 	for _, name := range scenarios(t) {
 		s := load(t, name)
-		part := plan.ForNode(&s.config, &s.node)
+		part := plan.ForNode(&s.Config, &s.Node)
 		known := map[string]bool{}
 		for _, set := range part.Sets {
 			if known[set.Name] {
@@ -136,9 +136,9 @@ func TestSetsExist(t *testing.T) {
 			}
 			known[set.Name] = true
 		}
-		facts := plan.NewFacts(&s.config, &s.node)
-		for i := range s.services {
-			for _, m := range slices.Concat(part.Members, plan.ForService(&s.config, &facts, &s.services[i]).Members) {
+		facts := plan.NewFacts(&s.Config, &s.Node)
+		for i := range s.Services {
+			for _, m := range slices.Concat(part.Members, plan.ForService(&s.Config, &facts, &s.Services[i]).Members) {
 				if !known[m.Set] {
 					t.Errorf("%s: %s is a member of %s, which is not among the sets", name, m.Entry, m.Set)
 				}
@@ -151,7 +151,7 @@ func TestSetsExist(t *testing.T) {
 // always seem changed.
 func TestCommentsAreCanonical(t *testing.T) {
 	s := load(t, "dualstack")
-	part := plan.ForNode(&s.config, &s.node)
+	part := plan.ForNode(&s.Config, &s.Node)
 	for _, j := range part.NAT.Jumps {
 		checkComments(t, string(j.Rule))
 	}

@@ -32,16 +32,16 @@ type host struct {
 
 func newHost(t *testing.T, s *scenario, family ip.Family) *host {
 	t.Helper()
-	parts := partsOf(&s.config, &s.node, s.services)
-	part := plan.ForNode(&s.config, &s.node)
-	facts := plan.NewFacts(&s.config, &s.node)
+	parts := partsOf(&s.Config, &s.Node, s.Services)
+	part := plan.ForNode(&s.Config, &s.Node)
+	facts := plan.NewFacts(&s.Config, &s.Node)
 	h := &host{
-		family: family, inventory: &s.node.Inventory,
+		family: family, inventory: &s.Node.Inventory,
 		validMark: part.Sysctls["net/ipv4/conf/all/src_valid_mark"] == "1",
 		servers:   map[ipvs.Key][]netip.AddrPort{},
 		bound:     map[netip.Addr]bool{},
 		claimed:   map[netip.Addr]bool{},
-		table:     s.config.VIPs.Table,
+		table:     s.Config.VIPs.Table,
 	}
 	var members []plan.Member
 	for _, p := range parts {
@@ -71,8 +71,8 @@ func newHost(t *testing.T, s *scenario, family ip.Family) *host {
 }
 
 func (h *host) addRoutes(s *scenario) {
-	h.main = slices.Clone(s.routes)
-	for _, l := range s.node.Inventory.Links {
+	h.main = slices.Clone(s.Routes)
+	for _, l := range s.Node.Inventory.Links {
 		for _, a := range l.Addresses {
 			h.main = append(h.main, routing.Route{Dst: a.Prefix.Masked(), Link: l.Name})
 		}

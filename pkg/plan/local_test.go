@@ -21,14 +21,14 @@ func TestLocalFlows(t *testing.T) {
 		set   func(*scenario, *host)
 		flows []flow
 	}{
-		{"masqueraded for everybody", func(s *scenario, _ *host) { s.config.MasqueradeExternalLocal = true }, []flow{
+		{"masqueraded for everybody", func(s *scenario, _ *host) { s.Config.MasqueradeExternalLocal = true }, []flow{
 			{"client eth0", "l/here:80", outside},
 			{"client eth0", "x/here:80", outside},
 			{"client eth0", "node:30081", outside},
 			{"pod cni0", "l/here:80", inside},
 			{"l/here", "l/here:80", inside},
 		}},
-		{"no second virtual servers", func(s *scenario, _ *host) { s.config.LocalMark = plan.LocalMark{} }, []flow{
+		{"no second virtual servers", func(s *scenario, _ *host) { s.Config.LocalMark = plan.LocalMark{} }, []flow{
 			{"client eth0", "l/here:80", kept},
 			{"pod cni0", "l/here:80", "server:8080 by cni0 as pod"},
 			{"l/here", "l/here:80", "server:8080 by cni0 as l/here"},
@@ -62,7 +62,7 @@ func TestLocalFlows(t *testing.T) {
 		for _, family := range ip.Families {
 			t.Run(tc.name+" "+family.String(), func(t *testing.T) {
 				s := load(t, "cluster")
-				s.config.VIPs.LoadBalancers, s.config.VIPs.ExternalIPs = plan.ClaimAddress, plan.ClaimAddress
+				s.Config.VIPs.LoadBalancers, s.Config.VIPs.ExternalIPs = plan.ClaimAddress, plan.ClaimAddress
 				tc.set(s, &host{})
 				h := newHost(t, s, family)
 				tc.set(s, h)
@@ -74,8 +74,8 @@ func TestLocalFlows(t *testing.T) {
 
 // unready makes a node's endpoints not ready.
 func unready(s *scenario, node string) {
-	for i := range s.services {
-		for _, p := range s.services[i].Ports {
+	for i := range s.Services {
+		for _, p := range s.Services[i].Ports {
 			for j := range p.Endpoints {
 				if e := &p.Endpoints[j]; e.Node == node {
 					e.Ready, e.Serving = false, false
@@ -89,14 +89,14 @@ func unready(s *scenario, node string) {
 // address and port has no fwmark.
 func TestNumbersRunOut(t *testing.T) {
 	s := load(t, "external-local")
-	facts := plan.NewFacts(&s.config, &s.node)
-	part := plan.ForService(&s.config, &facts, &s.services[0])
+	facts := plan.NewFacts(&s.Config, &s.Node)
+	part := plan.ForService(&s.Config, &facts, &s.Services[0])
 	for _, in := range part.Internal {
 		if got := realServers(part, in.Key); got != 1 || len(in.RealServers) != 2 {
 			t.Errorf("%s has %d real servers for external clients, want 1, and %d for internal ones, want 2", in.Key, got, len(in.RealServers))
 		}
 	}
-	part = plan.AssignMarks(&s.config, part, map[ipvs.Key]uint32{part.Internal[0].Key: 1})
+	part = plan.AssignMarks(&s.Config, part, map[ipvs.Key]uint32{part.Internal[0].Key: 1})
 	marked := 0
 	for _, vs := range part.VirtualServers {
 		if vs.Key.FWMark != 0 {
@@ -121,9 +121,9 @@ func realServers(part plan.ServicePlan, key ipvs.Key) int {
 // would send packets to the Service's own port number on the pod.
 func TestSessionAffinityInternal(t *testing.T) {
 	s := load(t, "external-local")
-	s.services[0].AffinitySeconds = 60
-	facts := plan.NewFacts(&s.config, &s.node)
-	part := numbered(&s.config, plan.ForService(&s.config, &facts, &s.services[0]), map[ipvs.Key]uint32{})
+	s.Services[0].AffinitySeconds = 60
+	facts := plan.NewFacts(&s.Config, &s.Node)
+	part := numbered(&s.Config, plan.ForService(&s.Config, &facts, &s.Services[0]), map[ipvs.Key]uint32{})
 	for _, vs := range part.VirtualServers {
 		persistent := vs.Flags&ipvs.FlagPersistent != 0
 		if persistent == (vs.Key.FWMark != 0) {

@@ -20,21 +20,21 @@ func TestLocalhostIsServed(t *testing.T) {
 		want   bool
 	}{
 		"by default":    {func(*scenario) {}, true},
-		"turned off":    {func(s *scenario) { s.config.LocalhostNodePorts = false }, false},
-		"primary alone": {func(s *scenario) { s.config.NodePortAddresses.Primary = true }, false},
+		"turned off":    {func(s *scenario) { s.Config.LocalhostNodePorts = false }, false},
+		"primary alone": {func(s *scenario) { s.Config.NodePortAddresses.Primary = true }, false},
 		"others selected": {func(s *scenario) {
-			s.config.NodePortAddresses.Prefixes = prefixes([]string{"192.0.2.0/24", "2001:db8::/64"})
+			s.Config.NodePortAddresses.Prefixes = prefixes([]string{"192.0.2.0/24", "2001:db8::/64"})
 		}, false},
-		"selected": {func(s *scenario) { s.config.NodePortAddresses.Prefixes = prefixes([]string{"127.0.0.0/8", "::1/128"}) }, true},
+		"selected": {func(s *scenario) { s.Config.NodePortAddresses.Prefixes = prefixes([]string{"127.0.0.0/8", "::1/128"}) }, true},
 		"the Node's address is elsewhere": {func(s *scenario) {
-			s.node.Addresses = []netip.Addr{netip.MustParseAddr("192.0.2.99"), netip.MustParseAddr("2001:db8::99")}
+			s.Node.Addresses = []netip.Addr{netip.MustParseAddr("192.0.2.99"), netip.MustParseAddr("2001:db8::99")}
 		}, false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := load(t, "cluster")
-			s.config.LocalhostNodePorts = true
+			s.Config.LocalhostNodePorts = true
 			tc.change(s)
-			part, facts := plan.ForNode(&s.config, &s.node), plan.NewFacts(&s.config, &s.node)
+			part, facts := plan.ForNode(&s.Config, &s.Node), plan.NewFacts(&s.Config, &s.Node)
 			for _, family := range ip.Families {
 				_, exchanged := part.Loopback[family]
 				_, marked := part.NAT.Chains[nat.Chain{Family: family, Table: nat.Raw, Name: "KUBE-IPVS-LOCALHOST"}]
@@ -51,11 +51,11 @@ func TestLocalhostIsServed(t *testing.T) {
 // rejection.
 func TestLocalhostVirtualServers(t *testing.T) {
 	s := load(t, "cluster")
-	s.config.LocalhostNodePorts = true
-	facts := plan.NewFacts(&s.config, &s.node)
-	for i := range s.services {
-		svc := &s.services[i]
-		part := plan.ForService(&s.config, &facts, svc)
+	s.Config.LocalhostNodePorts = true
+	facts := plan.NewFacts(&s.Config, &s.Node)
+	for i := range s.Services {
+		svc := &s.Services[i]
+		part := plan.ForService(&s.Config, &facts, svc)
 		for _, o := range part.Internal {
 			if o.Key.Addr.IsLoopback() {
 				t.Errorf("%s: %s has a virtual server for external clients", svc.Name, o.Key)
@@ -90,16 +90,16 @@ func TestLocalhostLeavesPortsToPrograms(t *testing.T) {
 		{"of another protocol", "127.0.0.1", ip.UDP, [2]bool{true, true}},
 	} {
 		s := load(t, "cluster")
-		s.config.LocalhostNodePorts = true
-		s.node.Listeners = []routing.Listener{{Protocol: tc.of, Addr: netip.MustParseAddr(tc.at), Port: port}}
-		facts := plan.NewFacts(&s.config, &s.node)
+		s.Config.LocalhostNodePorts = true
+		s.Node.Listeners = []routing.Listener{{Protocol: tc.of, Addr: netip.MustParseAddr(tc.at), Port: port}}
+		facts := plan.NewFacts(&s.Config, &s.Node)
 		svc := service.Service{
 			ClusterIPs: []netip.Addr{netip.MustParseAddr("10.96.0.10"), netip.MustParseAddr("fd00:96::10")},
 			Ports: []service.Port{{Protocol: ip.TCP, Port: 80, NodePort: port, Endpoints: []service.Endpoint{
 				{Addr: netip.MustParseAddrPort("10.244.1.5:80"), Ready: true}, {Addr: netip.MustParseAddrPort("[fd00:244:1::5]:80"), Ready: true},
 			}}},
 		}
-		part := plan.ForService(&s.config, &facts, &svc)
+		part := plan.ForService(&s.Config, &facts, &svc)
 		for i, family := range ip.Families {
 			served := map[bool]int{}
 			for _, vs := range part.VirtualServers {
@@ -114,7 +114,7 @@ func TestLocalhostLeavesPortsToPrograms(t *testing.T) {
 		if (len(part.Rejected) > 0) == (tc.want == [2]bool{true, true}) {
 			t.Errorf("%s: unserved %q", tc.name, part.Rejected)
 		}
-		empty := plan.NewFacts(&s.config, &plan.Node{Addresses: s.node.Addresses, Inventory: s.node.Inventory})
+		empty := plan.NewFacts(&s.Config, &plan.Node{Addresses: s.Node.Addresses, Inventory: s.Node.Inventory})
 		if again := plan.DiffFacts(&empty, &facts)&part.Deps&plan.OnLoopback != 0; again == (tc.want == [2]bool{true, true}) && tc.of == ip.TCP {
 			t.Errorf("%s: requeued when the program begins to listen: %t", tc.name, again)
 		}

@@ -22,18 +22,18 @@ func TestMasqueradeOfLocalTraffic(t *testing.T) {
 	for name, ask := range map[string]func(*scenario){
 		"nobody": func(*scenario) {},
 		"the Services": func(s *scenario) {
-			for i := range s.services {
-				s.services[i].Masquerade = true
+			for i := range s.Services {
+				s.Services[i].Masquerade = true
 			}
 		},
-		"the node": func(s *scenario) { s.config.MasqueradeExternalLocal = true },
+		"the node": func(s *scenario) { s.Config.MasqueradeExternalLocal = true },
 	} {
 		s := load(t, "external-local")
 		ask(s)
-		facts := plan.NewFacts(&s.config, &s.node)
+		facts := plan.NewFacts(&s.Config, &s.Node)
 		kept := 0
-		for i := range s.services {
-			for _, m := range plan.ForService(&s.config, &facts, &s.services[i]).Members {
+		for i := range s.Services {
+			for _, m := range plan.ForService(&s.Config, &facts, &s.Services[i]).Members {
 				if keeping[m.Set] {
 					kept++
 				}

@@ -87,12 +87,12 @@ func TestWarnings(t *testing.T) {
 		t.Run(tc.name, func(t *testing.T) {
 			s := withNetwork(tc.network...)
 			if i := slices.Index(tc.network, "link veth1"); i > 0 {
-				s.node.Inventory.Links[0].Type, s.node.Inventory.Links[i].Master = "bridge", "cni0"
-				s.node.Inventory.Links[i].Type = "veth"
+				s.Node.Inventory.Links[0].Type, s.Node.Inventory.Links[i].Master = "bridge", "cni0"
+				s.Node.Inventory.Links[i].Type = "veth"
 			}
-			s.config.SNAT.Mode, s.config.SNAT.Mark = tc.mode, tc.mark
-			part := plan.ForNode(&s.config, &s.node)
-			got := plan.Warnings(&s.config, &s.node, &part, plan.Foreign{Marks: tc.marks, Sysctls: tc.sysctls})
+			s.Config.SNAT.Mode, s.Config.SNAT.Mark = tc.mode, tc.mark
+			part := plan.ForNode(&s.Config, &s.Node)
+			got := plan.Warnings(&s.Config, &s.Node, &part, plan.Foreign{Marks: tc.marks, Sysctls: tc.sysctls})
 			if len(got) != len(tc.want) {
 				t.Fatalf("got %d warnings, want %d:\n%s", len(got), len(tc.want), strings.Join(got, "\n"))
 			}

@@ -13,6 +13,7 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
 	"github.com/kube-ipvs/kube-ipvs/pkg/plan"
 	"github.com/kube-ipvs/kube-ipvs/pkg/service"
+	"github.com/kube-ipvs/kube-ipvs/test/scenario"
 )
 
 // layouts are the networks of random scenarios: lines of a scenario's network, and
@@ -43,8 +44,8 @@ func eniNetwork(address string, from, to int) string {
 // Draw makes a scenario of one or two Services on one of the layouts.
 func Draw(t *rapid.T) *Scenario {
 	layout := layouts[rapid.IntRange(0, len(layouts)-1).Draw(t, "layout")]
-	s := &Scenario{Name: "random", Config: DefaultConfig()}
-	set := settings{Network: layout.network}
+	s := &Scenario{Name: "random"}
+	set := scenario.Settings{Network: layout.network}
 	if layout.cidr != "" && rapid.Bool().Draw(t, "cluster CIDR") {
 		set.DetectLocal, set.ClusterCIDRs = plan.DetectClusterCIDR, []string{layout.cidr}
 	}
@@ -52,7 +53,8 @@ func Draw(t *rapid.T) *Scenario {
 	for i := range rapid.IntRange(1, 2).Draw(t, "services") {
 		s.Services = append(s.Services, drawService(t, i, layout.pods))
 	}
-	s.configure(&set)
+	s.Configure(&set)
+	s.complete()
 	v := &s.Config.VIPs
 	claims := []plan.ClaimMode{plan.ClaimAuto, plan.ClaimAddress, plan.ClaimRoute, plan.ClaimPort}
 	v.LoadBalancers = claims[rapid.IntRange(0, 3).Draw(t, "claim of load balancers")]
@@ -78,7 +80,7 @@ func drawService(t *rapid.T, i int, pods []string) service.Service {
 	if yes("load balancer") {
 		s.LoadBalancers = addr("203.0.113.1%d")
 		if yes("source ranges") {
-			s.SourceRanges = prefixes([]string{"100.64.7.0/24"})
+			s.SourceRanges = scenario.Prefixes([]string{"100.64.7.0/24"})
 		}
 		if s.ExternalLocal {
 			s.HealthCheckNodePort = uint16(32000 + i)

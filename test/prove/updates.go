@@ -12,6 +12,7 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/routing"
 	"github.com/kube-ipvs/kube-ipvs/pkg/service"
 	"github.com/kube-ipvs/kube-ipvs/pkg/trace"
+	"github.com/kube-ipvs/kube-ipvs/test/scenario"
 )
 
 // Update changes a scenario. Apply gets a deep enough copy.
@@ -146,14 +147,14 @@ var Updates = []Update{
 		if len(s.LoadBalancers) == 0 || len(s.SourceRanges) > 0 {
 			return false
 		}
-		s.SourceRanges = prefixes([]string{"198.18.0.0/15", "2001:db8:ffff::/48"})
+		s.SourceRanges = scenario.Prefixes([]string{"198.18.0.0/15", "2001:db8:ffff::/48"})
 		return true
 	}),
 	eachService("source ranges change", func(s *service.Service) bool {
 		if len(s.SourceRanges) == 0 {
 			return false
 		}
-		s.SourceRanges = prefixes([]string{"198.18.0.0/15", "2001:db8:ffff::/48"})
+		s.SourceRanges = scenario.Prefixes([]string{"198.18.0.0/15", "2001:db8:ffff::/48"})
 		return true
 	}),
 	eachService("a port changes", func(s *service.Service) bool {
@@ -183,7 +184,7 @@ var Updates = []Update{
 		for i := range s.Node.Inventory.Links {
 			l := &s.Node.Inventory.Links[i]
 			if s.isUplink(ip.IPv4, l.Name) && len(l.Addresses) == 0 {
-				l.Addresses = newLink(0, l.Name, "10.12.192.10/24").Addresses
+				l.Addresses = scenario.NewLink(0, l.Name, "10.12.192.10/24").Addresses
 				return true
 			}
 		}

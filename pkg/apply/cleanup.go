@@ -25,23 +25,23 @@ func (a *Applier) Cleanup() error {
 	a.Adopt(o)
 	var errs []error
 	for family, k := range a.kernel.NAT {
-		errs = append(errs, kernel.Join(k.Apply(nat.Diff(a.rulesToRemove(family, a.cached.nat[family]), nat.State{}))))
+		errs = append(errs, kernel.Join(a.kernel.writeNAT(k, nat.Diff(a.rulesToRemove(family, a.cached.nat[family]), nat.State{}))))
 	}
 	errs = append(errs, kernel.Join(a.dropLeftovers(a.rulesToRemove)))
 	for family, err := range a.cached.leftovers.unread {
 		errs = append(errs, fmt.Errorf("rules of %s in %s may remain: %w", family, a.kernel.Leftovers.Programs, err))
 	}
 	if a.kernel.Loopback != nil {
-		errs = append(errs, kernel.Join(a.kernel.Loopback.Apply(loopback.Diff(o.loopback, nil))))
+		errs = append(errs, kernel.Join(a.kernel.writeLoopback(loopback.Diff(o.loopback, nil))))
 	}
 	if a.kernel.KubeProxy != nil {
-		errs = append(errs, kernel.Join(a.kernel.KubeProxy.Apply(a.tablesToRemove())))
+		errs = append(errs, kernel.Join(a.kernel.writeKubeProxy(a.tablesToRemove())))
 	}
 	servers, inUse := a.serversToRemove()
 	errs = append(append(errs, inUse...),
-		kernel.Join(a.kernel.IPVS.Apply(servers)),
-		kernel.Join(a.kernel.Routing.Apply(a.routingRemovals())),
-		kernel.Join(a.kernel.IPSet.Apply(removals(a.setsToRemove(servers)))))
+		kernel.Join(a.kernel.writeIPVS(servers)),
+		kernel.Join(a.kernel.writeRouting(a.routingRemovals())),
+		kernel.Join(a.kernel.writeSets(removals(a.setsToRemove(servers)))))
 	return errors.Join(errs...)
 }
 

@@ -144,7 +144,7 @@ func (f *flush) memberChange(op ipset.Op, m *member) ipset.Change {
 
 func (f *flush) applyMembers(changes []ipset.Change) {
 	slices.SortStableFunc(changes, func(a, b ipset.Change) int { return cmp.Compare(sourceRangeOrder(a), sourceRangeOrder(b)) })
-	applyChanges(changes, f.kernel.IPSet.Apply, f.memberDone, func(c ipset.Change, err error) {
+	applyChanges(changes, f.kernel.writeSets, f.memberDone, func(c ipset.Change, err error) {
 		m := f.memberOf(c)
 		f.fail(f.members.owners(m.key), err)
 		f.members.markStuck(m)
@@ -206,7 +206,7 @@ func (f *flush) flushVIPs() {
 	for i, v := range vips {
 		changes[i] = f.vipChange(v.key, i < len(added))
 	}
-	applyIndexed(changes, f.kernel.Routing.Apply, func(i int) { f.vipDone(vips[i]) }, func(i int, err error) {
+	applyIndexed(changes, f.kernel.writeRouting, func(i int) { f.vipDone(vips[i]) }, func(i int, err error) {
 		f.fail(f.vips.owners(vips[i].key), err)
 		f.vips.markStuck(vips[i])
 	})

@@ -81,6 +81,9 @@ type Kernel struct {
 	Loopback  Loopback  // nil without nft
 	KubeProxy KubeProxy // likewise
 	Leftovers Leftovers
+
+	meter  Meter                                // nil: see Metered
+	dryRun func(part, operation, change string) // nil: see DryRun
 }
 
 // Leftovers is the iptables back end that is not in use, where kube-proxy or an earlier

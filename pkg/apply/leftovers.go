@@ -73,7 +73,7 @@ func (a *Applier) dropLeftovers(pick func(ip.Family, nat.State) nat.State) []nat
 		if len(changes) == 0 {
 			continue
 		}
-		for _, failure := range k.Apply(changes) {
+		for _, failure := range a.kernel.writeNAT(k, changes) {
 			if !errors.Is(failure, unix.EMLINK) {
 				out = append(out, failure)
 			}

@@ -53,6 +53,24 @@ func TestLeftoversInOtherBackEnd(t *testing.T) {
 	}
 }
 
+// A dry run lists the leftovers among what it would change, and deletes none.
+func TestDryRunKeepsLeftovers(t *testing.T) {
+	w := newWorld(t)
+	other := w.addLeftovers(ofIptablesMode)
+	before, listed := other.Save(), 0
+	w.applier.kernel = w.applier.kernel.DryRun(func(part, operation, change string) {
+		if part == "iptables" && operation == nat.DeleteChain.String() {
+			listed++
+		}
+	})
+	if err := w.start(clusterIP("a", "10.96.0.1", "10.244.0.2:8000")).Err(); err != nil {
+		t.Fatal(err)
+	}
+	if other.Save() != before || len(w.order) > 0 || listed == 0 {
+		t.Errorf("%d deleted chains are listed; written %q; left of\n%s\n%s", listed, w.order, before, other.Save())
+	}
+}
+
 // Unreadable leftovers are reported and prevent nothing else.
 func TestUnreadableLeftovers(t *testing.T) {
 	w := newWorld(t)

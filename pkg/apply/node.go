@@ -77,7 +77,7 @@ func (f *flush) flushNode() {
 }
 
 func (f *flush) flushSysctls() {
-	applyChanges(sysctl.Diff(f.cached.sysctls, f.node.Sysctls), f.kernel.Sysctl.Apply,
+	applyChanges(sysctl.Diff(f.cached.sysctls, f.node.Sysctls), f.kernel.writeSysctls,
 		func(c sysctl.Change) { f.cached.sysctls[c.Key] = c.Value },
 		func(_ sysctl.Change, err error) { f.fail(nil, err) })
 }
@@ -86,7 +86,7 @@ func (f *flush) flushLink() {
 	if f.cached.link {
 		return
 	}
-	applyChanges([]routing.Change{{Op: routing.AddLink}}, f.kernel.Routing.Apply,
+	applyChanges([]routing.Change{{Op: routing.AddLink}}, f.kernel.writeRouting,
 		func(routing.Change) { f.cached.link = true },
 		func(_ routing.Change, err error) { f.fail(nil, err) })
 }
@@ -105,7 +105,7 @@ func (f *flush) flushSets() {
 			changes = append(changes, ipset.Change{Op: ipset.DestroySet, Set: left.set})
 		}
 	}
-	applyChanges(changes, f.kernel.IPSet.Apply, func(c ipset.Change) {
+	applyChanges(changes, f.kernel.writeSets, func(c ipset.Change) {
 		if c.Op == ipset.DestroySet {
 			f.loseSet(c.Set.Name)
 			return
@@ -152,7 +152,7 @@ func (f *flush) flushRules(op routing.Op) {
 	}
 	// The kernel keeps rules of one priority in the order of their addition.
 	slices.SortFunc(changes, func(a, b routing.Change) int { return cmp.Compare(a.String(), b.String()) })
-	applyChanges(changes, f.kernel.Routing.Apply, func(c routing.Change) {
+	applyChanges(changes, f.kernel.writeRouting, func(c routing.Change) {
 		if op == routing.AddRule {
 			f.cached.rules[c.Rule] = struct{}{}
 		} else {
@@ -167,7 +167,7 @@ func (f *flush) flushLoopback() {
 		return
 	}
 	want := f.node.Loopback
-	failures := f.kernel.Loopback.Apply(loopback.Diff(f.cached.loopback, want))
+	failures := f.kernel.writeLoopback(loopback.Diff(f.cached.loopback, want))
 	for _, failure := range failures {
 		f.fail(nil, failure)
 	}
@@ -187,7 +187,7 @@ func (f *flush) flushNAT() {
 		if len(changes) == 0 {
 			continue
 		}
-		failures := k.Apply(changes)
+		failures := f.kernel.writeNAT(k, changes)
 		for _, failure := range failures {
 			f.fail(nil, failure)
 		}
@@ -212,7 +212,7 @@ func (f *flush) flushMangle() {
 		if len(changes) == 0 {
 			continue
 		}
-		failures := k.Apply(changes)
+		failures := f.kernel.writeNAT(k, changes)
 		for _, failure := range failures {
 			f.fail(nil, failure)
 		}

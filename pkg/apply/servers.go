@@ -104,7 +104,7 @@ func (f *flush) deleteServers() {
 
 func (f *flush) applyServers(changes []ipvs.Change) {
 	reported := map[ipvs.Key]bool{} // later refusals of a key follow from the first
-	applyChanges(changes, f.kernel.IPVS.Apply, f.serverDone, func(c ipvs.Change, err error) {
+	applyChanges(changes, f.kernel.writeIPVS, f.serverDone, func(c ipvs.Change, err error) {
 		if !reported[c.Key] {
 			f.fail(f.servers.owners(c.Key), err)
 		}
@@ -247,7 +247,7 @@ func (f *flush) deleteStaleFlows() {
 			Protocol: key.Protocol, OriginalDst: netip.AddrPortFrom(key.Addr, key.Port), Keep: keep,
 		})
 	}
-	_, err := f.kernel.Conntrack.Delete(matches)
+	err := f.kernel.deleteFlows(matches)
 	if f.flows.failed = err != nil; f.flows.failed {
 		f.fail(nil, err)
 		return

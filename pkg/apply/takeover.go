@@ -67,7 +67,7 @@ func (f *flush) deleteStaleRoutes() {
 	for r := range f.staleRoutes {
 		changes = append(changes, routing.Change{Op: routing.DeleteRoute, Route: r})
 	}
-	applyChanges(changes, f.kernel.Routing.Apply, func(c routing.Change) { delete(f.staleRoutes, c.Route) },
+	applyChanges(changes, f.kernel.writeRouting, func(c routing.Change) { delete(f.staleRoutes, c.Route) },
 		func(_ routing.Change, err error) { f.fail(nil, err) })
 }
 
@@ -91,7 +91,7 @@ func (f *flush) removeKubeProxyTables() {
 	if !f.pruning || f.kernel.KubeProxy == nil {
 		return
 	}
-	applyChanges(f.cached.kubeProxy.Removals(), f.kernel.KubeProxy.Apply,
+	applyChanges(f.cached.kubeProxy.Removals(), f.kernel.writeKubeProxy,
 		func(c kubeproxy.Change) { delete(f.cached.kubeProxy, c.Family) },
 		func(_ kubeproxy.Change, err error) { f.fail(nil, err) })
 }

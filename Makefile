@@ -465,6 +465,8 @@ peers: $(PEERS)/etcd $(PEERS)/kube-apiserver ## etcd and kube-apiserver, for the
 peer-kube-proxy: $(PEERS)/kube-proxy ## kube-proxy, to compare with
 peer-kubectl: $(PEERS)/kubectl ## kubectl
 peer-helm: $(PEERS)/helm ## what renders deploy/chart with Helm's engine
+.PHONY: peer-helm-cli
+peer-helm-cli: $(PEERS)/helm-cli ## Helm itself
 peer-seccomp: $(PEERS)/seccomp ## the filter of system calls that container runtimes give the DaemonSet
 
 # A commit to upgrade from and to downgrade to; without one, what stands here.
@@ -485,6 +487,11 @@ $(PEERS)/helm: test/helm/go.mod test/helm/go.sum test/helm/render.go
 	$(call phase,building the engine of Helm)
 	@mkdir -p $(PEERS)
 	@cd test/helm && $(GO) build -o $@ .
+
+$(PEERS)/helm-cli: test/helm/go.mod test/helm/go.sum
+	$(call phase,building Helm (a minute the first time))
+	@mkdir -p $(PEERS)
+	@cd test/helm && $(GO) build -ldflags '-s -w' -o $@ helm.sh/helm/v3/cmd/helm
 
 $(PEERS)/etcd: peer_package := go.etcd.io/etcd/server/v3
 $(addprefix $(PEERS)/,kube-apiserver kube-proxy kubectl): peer_package = k8s.io/kubernetes/cmd/$(@F)
@@ -549,6 +556,25 @@ e2e-upstream: export CLUSTER_FOCUS := $(value FOCUS)
 cluster-prepared: cluster-parts
 	$(call phase,preparing the nodes of a cluster)
 	@$(CLUSTER_PROGRAM) $(cluster_flags) prepare
+
+# The image has the name that the guides use.
+walk_image := $(CACHE)/container/walk.tar
+WALK ?= iptables ipvs nftables
+WALK_NODES ?= 3
+WALK_FLAGS ?=
+.PHONY: cluster-walk cluster-walk-short walk-parts
+walk-parts: cluster-parts peer-kube-proxy peer-helm-cli
+	@$(MAKE) --no-print-directory START=$(START) container-image IMAGE_ARCHITECTURES=$$($(GO) env GOHOSTARCH) IMAGE_ARCHIVE=$(walk_image) IMAGE_TAG=v0.1.0
+
+cluster-walk: walk-parts ## the commands of the migration guide, run on a real cluster with connections open, from each of kube-proxy's modes and back; WALK='iptables ipvs nftables'
+	@for mode in $(WALK); do \
+		printf '==> [%4ds] from kube-proxy in %s mode to kube-ipvs and back\n' $$(( $$(date +%s) - $(START) )) $$mode; \
+		$(CLUSTER_PROGRAM) $(cluster_flags) -proxy kube-proxy-$$mode -nodes $(WALK_NODES) -extra $(walk_image) -helm $(PEERS)/helm-cli $(WALK_FLAGS) walk || exit; \
+	done
+	$(call phase,the guide leads there and back)
+
+cluster-walk-short: ## the same from iptables mode to one node and back
+	@$(MAKE) --no-print-directory START=$(START) cluster-walk WALK=iptables WALK_NODES=2 WALK_FLAGS=-walk-short
 
 cluster_short := $(CACHE)/cluster/short
 e2e-upstream-short: cluster-parts ## a dozen of these, in minutes; verdicts are not kept

@@ -30,6 +30,8 @@ type Config struct {
 	Served Served
 	// Image is the archive with kube-ipvs's image, tagged imageTag.
 	Image string
+	// Extra are archives of more images that the nodes import.
+	Extra []string
 	// Nodes is how many there are.
 	Nodes int
 	Log   vm.Logf
@@ -112,7 +114,10 @@ func (c *Config) Prepare(ctx context.Context) error {
 }
 
 // prepared is what is built before anything runs.
-type prepared struct{ disk, archive string }
+type prepared struct {
+	disk     string
+	archives []string
+}
 
 func (c *Config) prepare(ctx context.Context) (p prepared, err error) {
 	lab, err := c.lab(ctx)
@@ -125,7 +130,8 @@ func (c *Config) prepare(ctx context.Context) (p prepared, err error) {
 	if p.disk, err = c.ensureDisk(ctx, lab, c.images()); err != nil {
 		return p, err
 	}
-	p.archive, err = c.proxyArchive(ctx)
+	archive, err := c.proxyArchive(ctx)
+	p.archives = append([]string{archive}, c.Extra...)
 	return p, err
 }
 
@@ -154,8 +160,9 @@ func (c *Config) startSupervisor(ctx context.Context, p prepared) error {
 		return err
 	}
 	defer progress.Close()
-	cmd := exec.Command("/proc/self/exe", "-source", c.Source, "-cache", c.Cache, "-proxy", c.Served.Proxy,
-		"-nodes", strconv.Itoa(c.Nodes), "supervise", p.disk, p.archive, listener.Addr().String())
+	arguments := []string{"-source", c.Source, "-cache", c.Cache, "-proxy", c.Served.Proxy,
+		"-nodes", strconv.Itoa(c.Nodes), "supervise", listener.Addr().String(), p.disk}
+	cmd := exec.Command("/proc/self/exe", append(arguments, p.archives...)...)
 	cmd.ExtraFiles = []*os.File{door, said}
 	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNET, Setsid: true}
 	if cmd.Stderr, err = os.Create(filepath.Join(c.state(), "log")); err != nil {

@@ -202,3 +202,13 @@ func judgedImages(ctx context.Context, programs string) (map[string]recipe, erro
 	}
 	return images, nil
 }
+
+// AgnhostImage returns the name of the image with the servers of upstream's tests, which
+// nodes have.
+func (c *Config) AgnhostImage(ctx context.Context) (string, error) {
+	images, err := judgedImages(ctx, c.programs())
+	if err != nil {
+		return "", err
+	}
+	return imageNamed(images, "agnhost"), nil
+}

@@ -157,3 +157,6 @@ func users(nodes []node) []control.User {
 }
 
 func (n node) user() string { return "system:node:" + n.name() }
+
+// NodeAddress returns the IPv4 address of a node, counted from 1.
+func NodeAddress(n int) string { return node(n).address4() }

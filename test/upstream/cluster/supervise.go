@@ -23,9 +23,11 @@ var kubeProxyManifest string
 
 // supervisor is the process that the cluster lives and ends with.
 type supervisor struct {
-	config        *Config
-	dir           string
-	disk, archive string
+	config *Config
+	dir    string
+	disk   string
+	// archives are the images that the nodes import when they start.
+	archives []string
 	// authorized is what nodes know the key to them by, a line of authorized_keys.
 	authorized string
 	server     *control.Server
@@ -39,8 +41,8 @@ const upLimit = 15 * time.Minute
 // until ctx ends. door is an open socket of the machine's, known there under the
 // address, through which people reach the API server; progress gets lines for
 // them.
-func (c *Config) Supervise(ctx context.Context, disk, archive, address string, door net.Listener, progress io.Writer) error {
-	s := &supervisor{config: c, dir: c.state(), disk: disk, archive: archive}
+func (c *Config) Supervise(ctx context.Context, disk string, archives []string, address string, door net.Listener, progress io.Writer) error {
+	s := &supervisor{config: c, dir: c.state(), disk: disk, archives: archives}
 	s.say = func(format string, args ...any) { fmt.Fprintf(progress, format+"\n", args...) }
 	if err := os.WriteFile(filepath.Join(s.dir, "pid"), fmt.Appendln(nil, os.Getpid()), 0o644); err != nil {
 		return err
@@ -120,15 +122,18 @@ func (s *supervisor) boot(ctx context.Context, lab *vm.Lab, n node, nodes []node
 	share := filepath.Join(s.dir, n.name())
 	kubeconfig := s.server.KubeconfigFor(n.user(), s.server.URL())
 	env := fmt.Sprintf("NAME=%s\nADDRESSES=%s,%s\n", n.name(), n.address4(), n.address6())
-	image, err := os.ReadFile(s.archive)
-	if err != nil {
-		return err
-	}
-	for name, content := range map[string][]byte{
+	files := map[string][]byte{
 		"env": []byte(env), "network": []byte(n.networkScript(nodes)), "cni.conflist": []byte(n.cni()),
-		"kubeconfig": kubeconfig, "images/proxy.tar": image,
-		"authorized_keys": []byte(s.authorized),
-	} {
+		"kubeconfig": kubeconfig, "authorized_keys": []byte(s.authorized),
+	}
+	for _, archive := range s.archives {
+		image, err := os.ReadFile(archive)
+		if err != nil {
+			return err
+		}
+		files["images/"+filepath.Base(archive)] = image
+	}
+	for name, content := range files {
 		if err := write(share, name, content, 0o600); err != nil {
 			return err
 		}

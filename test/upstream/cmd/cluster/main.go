@@ -15,9 +15,10 @@ import (
 	"time"
 
 	"github.com/kube-ipvs/kube-ipvs/test/upstream/cluster"
+	"github.com/kube-ipvs/kube-ipvs/test/upstream/walk"
 )
 
-const usage = `usage: cluster [flags] prepare|up|down|judge
+const usage = `usage: cluster [flags] prepare|up|down|judge|walk
 
 `
 
@@ -49,7 +50,16 @@ func run() error {
 	flag.StringVar(&j.results, "results", "test/upstream/results", "directory of the verdicts")
 	flag.StringVar(&j.page, "page", "docs/conformance.md", "page to write")
 	flag.UintVar(&j.parallel, "parallel", 0, "how many specs run at once (default: 2, or 1 with more than 3 nodes)")
+	w := walk.Walk{Config: config}
+	flag.StringVar(&w.Helm, "helm", "", "Helm, for the walk")
+	flag.StringVar(&w.Image, "walk-image", "ghcr.io/kube-ipvs/kube-ipvs", "name of the image of kube-ipvs in the archives of -extra")
+	flag.StringVar(&w.Version, "walk-version", "v0.1.0", "its tag")
+	flag.BoolVar(&w.Short, "walk-short", false, "walk to one node and back only")
+	extra := flag.String("extra", "", "an archive with more images for the nodes")
 	flag.Parse()
+	if *extra != "" {
+		config.Extra = []string{*extra}
+	}
 	for _, path := range []*string{&config.Source, &config.Cache, &config.Image} {
 		var err error
 		if *path, err = filepath.Abs(*path); err != nil {
@@ -71,6 +81,9 @@ func run() error {
 		return config.Down()
 	case "judge":
 		return runJudge(ctx, config, &j)
+	case "walk":
+		w.Program = j.program
+		return runWalk(ctx, config, &w)
 	case "supervise":
 		return supervise(ctx, config)
 	}
@@ -86,6 +99,19 @@ func up(ctx context.Context, config *cluster.Config, program string) (err error)
 	return config.Up(ctx)
 }
 
+// runWalk walks through the migration guide: on the cluster that is up, or else on one
+// that ends with the walk.
+func runWalk(ctx context.Context, config *cluster.Config, w *walk.Walk) (err error) {
+	if _, err := config.Running(); err == nil {
+		return w.Run(ctx)
+	}
+	if err := up(ctx, config, w.Program); err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, config.Down()) }()
+	return w.Run(ctx)
+}
+
 // supervise takes the two open files that Up gives, the door and the pipe. Nobody
 // else is to have them, or the pipe would outlive this process.
 func supervise(ctx context.Context, config *cluster.Config) error {
@@ -97,5 +123,5 @@ func supervise(ctx context.Context, config *cluster.Config) error {
 		return err
 	}
 	progress := os.NewFile(progressFile, "progress")
-	return config.Supervise(ctx, flag.Arg(1), flag.Arg(2), flag.Arg(3), door, progress)
+	return config.Supervise(ctx, flag.Arg(2), flag.Args()[3:], flag.Arg(1), door, progress)
 }

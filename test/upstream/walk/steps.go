@@ -1,0 +1,197 @@
+package walk
+
+import (
+	"context"
+	"fmt"
+	"regexp"
+	"strings"
+)
+
+const (
+	readme   = "README.md"
+	install  = "docs/guides/install.md"
+	migrate  = "docs/guides/migrate.md"
+	commands = "docs/reference/commands.md"
+)
+
+// step is a block of commands that a reader of the guide copies.
+type step struct {
+	// page, section and index select the block.
+	page, section string
+	index         int
+	// set are the values that the reader changes: names and values of assignments; or,
+	// if replace, any text and what stands for it.
+	set     map[string]string
+	replace bool
+	// then checks the result, if there is more to check than that no command fails.
+	then func(ctx context.Context, w *Walk, printed string) error
+}
+
+func guide(section string, index int) step {
+	return step{page: migrate, section: section, index: index}
+}
+
+// on returns the step for another node.
+func (s step) checked(then func(context.Context, *Walk, string) error) step {
+	s.then = then
+	return s
+}
+
+const (
+	prepare   = "1. Prepare"
+	checkNode = "Check a node"
+	keepOff   = "2. Keep kube-proxy off labelled nodes"
+	onNoNode  = "3. Install kube-ipvs on no node"
+	oneNode   = "4. One node"
+	batches   = "5. In batches: 5, 25, 100 %"
+	features  = "6. Features"
+	remove    = "7. Remove kube-proxy"
+	rollBack  = "Roll back"
+	nftables  = "Back to nftables mode"
+	cleanUp   = "Clean up"
+)
+
+// canary are the steps from the README to one node that kube-ipvs serves, and back.
+func canary(values map[string]string) []step {
+	settings := step{page: migrate, section: prepare, index: 0, set: values}
+	placeholders := map[string]string{
+		"https://10.0.0.10:6443": values["server"], "10.244.0.0/16": "'" + values["cidr"] + "'",
+		"registry.example/kube-ipvs": values["image"],
+	}
+	return []step{
+		{page: readme, section: "Install", index: 1, set: placeholders, replace: true},
+		guide(onNoNode, 1),
+		settings,
+		guide(prepare, 1),
+		guide(prepare, 2).checked(prints("mode: ")),
+		guide(keepOff, 0),
+		guide(keepOff, 1),
+		guide(keepOff, 0),
+		guide(onNoNode, 0).checked(runsNowhere),
+		guide(checkNode, 0).checked(passes),
+		guide(oneNode, 0),
+		guide(oneNode, 1).checked(isServed),
+		guide(rollBack, 0).checked(runsNowhere),
+	}
+}
+
+// back are the steps from all nodes to kube-proxy in a mode.
+func back(mode string, nodes int) (steps []step) {
+	if mode == "nftables" {
+		steps = append(steps, guide(nftables, 0))
+	}
+	for range nodes {
+		steps = append(steps, guide(rollBack, 1))
+	}
+	steps = append(steps, guide(rollBack, 2).checked(prints("ACTIVE")))
+	if mode != "ipvs" {
+		steps = append(steps, renewed)
+	}
+	for n := range nodes {
+		steps = append(steps, onNode(n+1), guide(cleanUp, 0))
+	}
+	if mode == "nftables" {
+		steps = append(steps, guide(nftables, 1))
+	}
+	return append(steps, guide(onNoNode, 1), guide(keepOff, 1))
+}
+
+// everywhere are the steps from one node to all of them, with features and without.
+func everywhere(nodes int) (steps []step) {
+	steps = append(steps, guide(oneNode, 0), guide(oneNode, 1).checked(isServed))
+	for n := range nodes - 1 {
+		steps = append(steps, guide(batches, 0), guide(batches, 1))
+		if n == 0 {
+			// The first batch goes back, and is migrated again.
+			steps = append(steps, guide(rollBack, 1), guide(batches, 0), guide(batches, 1))
+		}
+	}
+	return append(steps, plugin, guide(features, 0), guide(features, 1))
+}
+
+// forGood are the steps that end with a cluster without kube-proxy.
+func forGood(nodes int) []step {
+	steps := []step{guide(keepOff, 0), guide(onNoNode, 0)}
+	for range nodes {
+		steps = append(steps, guide(batches, 0))
+	}
+	return append(steps, guide(batches, 1), guide(remove, 0).checked(leavesNothing))
+}
+
+// onNode is what a reader does who repeats a command for another node.
+func onNode(n int) step {
+	return step{section: "", set: map[string]string{"node": fmt.Sprintf("node%d", n)}}
+}
+
+// renewed is not a block: connections that began in IPVS end, and others begin.
+var renewed = step{section: "clients end their connections and open others"}
+
+// plugin is not a block: pluginWorks runs the commands of commands.
+var plugin = step{section: "kubectl ipvs", page: commands}
+
+// Steps returns the steps from kube-proxy in a mode to kube-ipvs and back. The short ones
+// end when one node has been there and back.
+func steps(mode string, nodes int, short bool, values map[string]string) []step {
+	steps := canary(values)
+	if short {
+		return append(steps, onNode(1), guide(cleanUp, 0), guide(onNoNode, 1), guide(keepOff, 1))
+	}
+	steps = append(steps, everywhere(nodes)...)
+	steps = append(steps, back(mode, nodes)...)
+	if mode == "iptables" {
+		steps = append(steps, forGood(nodes)...)
+	}
+	return steps
+}
+
+// passes: preflight has looked at the node, and found no error.
+func passes(_ context.Context, _ *Walk, printed string) error {
+	if bad := regexp.MustCompile(`(?m)^error .*`).FindString(printed); bad != "" || !strings.Contains(printed, "OK ") {
+		return fmt.Errorf("preflight found %q", bad)
+	}
+	return nil
+}
+
+func prints(want string) func(context.Context, *Walk, string) error {
+	return func(_ context.Context, _ *Walk, printed string) error {
+		if !strings.Contains(printed, want) {
+			return fmt.Errorf("did not print %q", want)
+		}
+		return nil
+	}
+}
+
+// runsNowhere: no pod of kube-ipvs is left, and kube-proxy serves all nodes.
+func runsNowhere(ctx context.Context, w *Walk, _ string) error {
+	out, err := w.shell(ctx, `kubectl --namespace kube-system get pods --selector app.kubernetes.io/name=kube-ipvs --output name
+		kubectl --namespace kube-system get daemonset kube-proxy --output jsonpath='ready {.status.numberReady} of {.status.desiredNumberScheduled}'`)
+	if want := fmt.Sprintf("ready %d of %[1]d", w.Config.Nodes); err == nil && strings.TrimSpace(out) != want {
+		return fmt.Errorf("got %q, want %q", out, want)
+	}
+	return err
+}
+
+// isServed checks the output of the guide's verification, and that it is kube-ipvs that
+// made the virtual servers: kube-proxy was not in IPVS mode before, or its process is gone.
+func isServed(_ context.Context, _ *Walk, printed string) error {
+	for _, want := range []string{"kube-ipvs v", "OK       kube-ipvs ", "ready"} {
+		if !strings.Contains(strings.ReplaceAll(printed, "Kube-ipvs", "kube-ipvs"), want) {
+			return fmt.Errorf("did not print %q", want)
+		}
+	}
+	if bad := regexp.MustCompile(`(?m)^(warning|error) .*`).FindString(printed); bad != "" {
+		return fmt.Errorf("printed %q", bad)
+	}
+	return nil
+}
+
+// leavesNothing: on no node is anything left of kube-proxy's modes.
+func leavesNothing(ctx context.Context, w *Walk, _ string) error {
+	for n := range w.Config.Nodes {
+		out, err := w.onNode(ctx, n+1, "iptables-save | grep -e KUBE-SEP -e KUBE-SVC; nft list tables | grep kube-proxy; true")
+		if err != nil || strings.TrimSpace(out) != "" {
+			return fmt.Errorf("node%d has %q: %w", n+1, out, err)
+		}
+	}
+	return nil
+}

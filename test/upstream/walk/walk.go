@@ -1,0 +1,273 @@
+package walk
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/kube-ipvs/kube-ipvs/test/upstream/cluster"
+)
+
+// Walk is a walk through the guide on a cluster that is up.
+type Walk struct {
+	Config *cluster.Config
+	// Program is kube-ipvs, for the kubectl plugin, and Helm the program of that name.
+	Program, Helm string
+	// Image and Version are what the nodes have of kube-ipvs.
+	Image, Version string
+	Short          bool
+
+	// dir has the state of the reader's shell, and programs in bin.
+	dir     string
+	clients clients
+}
+
+// Run copies one block after the other. It returns an error at the first command that
+// fails, or connection that breaks.
+func (w *Walk) Run(ctx context.Context) error {
+	mode, ok := strings.CutPrefix(w.Config.Served.Proxy, "kube-proxy-")
+	if !ok {
+		return fmt.Errorf("the walk begins with kube-proxy, not with %s", w.Config.Served.Proxy)
+	}
+	if err := w.prepare(); err != nil {
+		return err
+	}
+	defer os.RemoveAll(w.dir)
+	w.clients = clients{w: w}
+	defer w.clients.stop()
+	if err := w.clients.start(ctx); err != nil {
+		return fmt.Errorf("start the clients: %w", err)
+	}
+	if err := w.check(ctx, "begin"); err != nil {
+		return err
+	}
+	server, err := w.shell(ctx, "kubectl config view --minify --output jsonpath='{.clusters[0].cluster.server}'")
+	if err != nil {
+		return err
+	}
+	values := map[string]string{
+		"image": w.Image, "version": w.Version, "server": strings.TrimSpace(server),
+		"cidr": strings.ReplaceAll(cluster.PodCIDRs, ",", `\,`), "node": "node1", "batch": "1",
+	}
+	for _, s := range steps(mode, w.Config.Nodes, w.Short, values) {
+		if err := w.take(ctx, s); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (w *Walk) prepare() (err error) {
+	if w.dir, err = os.MkdirTemp("", "walk-"); err != nil {
+		return err
+	}
+	bin := filepath.Join(w.dir, "bin")
+	if err := os.Mkdir(bin, 0o755); err != nil {
+		return err
+	}
+	for name, program := range map[string]string{"kubectl": w.Config.Kubectl(), "helm": w.Helm, "kubectl-ipvs": w.Program} {
+		if err := os.Symlink(program, filepath.Join(bin, name)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// take runs a step, and checks the clients.
+func (w *Walk) take(ctx context.Context, s step) error {
+	switch {
+	case s.page == "" && s.set != nil:
+		return w.assign(ctx, s.set)
+	case s.page == "":
+		w.Config.Log("%s", s.section)
+		if err := w.clients.renew(ctx); err != nil {
+			return err
+		}
+		return w.check(ctx, s.section)
+	case s.page == commands:
+		if err := w.pluginWorks(ctx); err != nil {
+			return err
+		}
+		return w.check(ctx, s.section)
+	}
+	block, err := find(w.Config.Source, s)
+	if err != nil {
+		return err
+	}
+	text, err := s.text(block)
+	if err != nil {
+		return err
+	}
+	printed, err := w.shell(ctx, text)
+	if err == nil && s.then != nil {
+		err = s.then(ctx, w, printed)
+	}
+	if err != nil {
+		return fmt.Errorf("%s: %s\n%s\nprinted:\n%s\n%w", block, s.section, text, printed, err)
+	}
+	return w.check(ctx, fmt.Sprintf("%s, %s", block, s.section))
+}
+
+func (w *Walk) assign(ctx context.Context, values map[string]string) error {
+	for name, value := range values {
+		if _, err := w.shell(ctx, name+"="+value); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// check checks the clients after a step.
+func (w *Walk) check(ctx context.Context, after string) error {
+	held, failed, err := w.clients.check(ctx)
+	if err != nil {
+		return fmt.Errorf("after %s: %w", after, err)
+	}
+	w.Config.Log("%s: %d connections held, %d new ones failed", after, held, failed)
+	return nil
+}
+
+// text returns the commands of a step.
+func (s *step) text(block *Block) (string, error) {
+	if !s.replace {
+		changed, err := block.set(s.set)
+		if err != nil {
+			return "", err
+		}
+		return (&Block{Text: changed}).script(), nil
+	}
+	text := block.Text
+	for old, value := range s.set {
+		if !strings.Contains(text, old) {
+			return "", fmt.Errorf("%s: there is no %s", block, old)
+		}
+		text = strings.ReplaceAll(text, old, value)
+	}
+	return text, nil
+}
+
+// find returns the block of a step.
+func find(source string, s step) (*Block, error) {
+	blocks, err := Blocks(source, s.page)
+	if err != nil {
+		return nil, err
+	}
+	for _, b := range blocks {
+		if b.Section == s.section && b.Index == s.index {
+			return b, nil
+		}
+	}
+	return nil, fmt.Errorf("%s has no block %d in the section %q", s.page, s.index, s.section)
+}
+
+// shellFormat runs commands as one shell would that the reader keeps open: variables and
+// functions are there in the next block. It stops at the first command that fails.
+const shellFormat = `set -a -e -o pipefail
+state=%s
+[ ! -e $state ] || . $state
+trap '{ declare -f; export -p; } >$state' EXIT
+. /dev/fd/3
+`
+
+// stepLimit is how long a block may take.
+const stepLimit = 12 * time.Minute
+
+// shell runs commands in the cluster's network, with its kubeconfig, in the checkout.
+func (w *Walk) shell(ctx context.Context, text string) (string, error) {
+	ctx, cancel := context.WithTimeout(ctx, stepLimit)
+	defer cancel()
+	cmd, err := w.Config.Inside(ctx, "bash", "-c", fmt.Sprintf(shellFormat, filepath.Join(w.dir, "state")))
+	if err != nil {
+		return "", err
+	}
+	file := filepath.Join(w.dir, "commands")
+	if err := os.WriteFile(file, []byte(text+"\n"), 0o644); err != nil {
+		return "", err
+	}
+	script, err := os.Open(file)
+	if err != nil {
+		return "", err
+	}
+	defer script.Close()
+	cmd.ExtraFiles = []*os.File{script}
+	cmd.Dir = w.Config.Source
+	cmd.Env = append(os.Environ(), "KUBECONFIG="+w.Config.InsideKubeconfig(),
+		"PATH="+filepath.Join(w.dir, "bin")+":"+os.Getenv("PATH"), "HOME="+w.dir)
+	out, err := cmd.CombinedOutput()
+	if err != nil {
+		return string(out), fmt.Errorf("%s: %w:\n%s", strings.TrimSpace(text), err, out)
+	}
+	return string(out), nil
+}
+
+func (w *Walk) apply(ctx context.Context, manifest string) error {
+	_, err := w.shell(ctx, "kubectl apply --filename - <<'END_OF_MANIFEST'\n"+manifest+"\nEND_OF_MANIFEST")
+	return err
+}
+
+// onNode runs a command on a node.
+func (w *Walk) onNode(ctx context.Context, n int, command string) (string, error) {
+	return w.shell(ctx, "ssh -q -i "+w.Config.SSHKey()+" -o StrictHostKeyChecking=no -o UserKnownHostsFile=/dev/null "+
+		cluster.SSHUser+"@"+cluster.NodeAddress(n)+" "+strconv.Quote(command))
+}
+
+// noise is what no command of the plugin prints.
+var noise = []string{"reflector", "Defaulted container", "Unable to use a TTY", "context canceled"}
+
+// pluginWorks runs the commands that the reference shows, and more.
+func (w *Walk) pluginWorks(ctx context.Context) error {
+	client, err := w.shell(ctx, "kubectl get pods --selector app=client-pod --output jsonpath='{.items[0].metadata.name} {.items[0].spec.nodeName}'")
+	if err != nil {
+		return err
+	}
+	pod, node, _ := strings.Cut(strings.TrimSpace(client), " ")
+	var everyNode []string
+	for n := range w.Config.Nodes {
+		everyNode = append(everyNode, fmt.Sprintf("\nnode%d ", n+1))
+	}
+	for _, tc := range []struct {
+		command string
+		want    []string
+		fails   bool
+	}{
+		{command: "kubectl ipvs status", want: everyNode},
+		{command: "kubectl ipvs doctor", want: everyNode},
+		{command: "kubectl ipvs diff", want: everyNode},
+		{command: "kubectl ipvs trace --from default/web-0 --to svc/kube-system/kube-dns:dns-tcp", want: []string{"kube-system/kube-dns:dns-tcp", "answered"}},
+		{command: "kubectl ipvs trace --from default/" + pod + " --to svc/web", want: []string{"on node " + node, "default/web-0", "default/web-2", "answered"}},
+		{command: "kubectl ipvs trace --from default/" + pod + " --to svc/web:81", want: []string{"81"}, fails: true},
+		{command: "kubectl ipvs get endpoints --node node1 -o wide", want: []string{"default/web-0", "default/web-1", "node2"}},
+		{command: "kubectl ipvs get endpoints", want: []string{"choose one with --node"}, fails: true},
+		{command: "kubectl ipvs connectivity test --node node1", want: []string{" 0 failed"}},
+		{command: "cd $(mktemp -d) && kubectl ipvs sysdump && tar -tzf *.tar.gz && cd -", want: []string{"node1", "node2", "doctor"}},
+	} {
+		printed, err := w.shell(ctx, tc.command)
+		var ended *exec.ExitError
+		if tc.fails && errors.As(err, &ended) {
+			err = nil
+		} else if tc.fails && err == nil {
+			err = errors.New("did not exit non-zero")
+		}
+		for _, want := range tc.want {
+			if !strings.Contains("\n"+printed, want) {
+				err = errors.Join(err, fmt.Errorf("did not print %q", want))
+			}
+		}
+		for _, bad := range noise {
+			if strings.Contains(printed, bad) {
+				err = errors.Join(err, fmt.Errorf("printed %q", bad))
+			}
+		}
+		if err != nil {
+			return fmt.Errorf("%s\nprinted:\n%s\n%w", tc.command, printed, err)
+		}
+		w.Config.Log("%s: as expected", tc.command)
+	}
+	return nil
+}

@@ -124,6 +124,37 @@ func TestRetire(t *testing.T) {
 	})
 }
 
+// TestKilledWhileMarkChanges kills the process after each write of a change of
+// --local-mark in turn. The next process still knows the virtual server with the old
+// fwmark as ours, and deletes it.
+func TestKilledWhileMarkChanges(t *testing.T) {
+	killed := true
+	for writes := 0; killed; writes++ {
+		w, s := local(t, ip.TCP)
+		w.ipvs.SetConnections(fwm(first), used, ipvs.Connections{})
+		w.cfg.LocalMark = plan.LocalMark{Value: 0x10000, Mask: 0xff0000}
+		w.restart()
+		w.order, killed = nil, false
+		w.refuse = func(string) error {
+			if len(w.order) < writes {
+				return nil
+			}
+			killed = true
+			return unix.EIO
+		}
+		w.start(s)
+		w.refuse = nil
+		w.restart()
+		if err := w.start(s).Err(); err != nil {
+			t.Fatal(err)
+		}
+		w.drain()
+		if got := w.ipvs.Dump(); strings.Contains(got, "-f 11 ") || !strings.Contains(got, "-A -f 196608 ") {
+			t.Errorf("killed after %d writes, the last is %q:\n%s", writes, w.order[:min(writes, len(w.order))], got)
+		}
+	}
+}
+
 // TestRetireInOrder checks that no marked packet reaches a virtual server without weights,
 // neither when it is retired nor when it is desired again.
 func TestRetireInOrder(t *testing.T) {

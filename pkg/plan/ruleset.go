@@ -317,14 +317,32 @@ func (r *ruleset) firewall() {
 // forwards never pass FORWARD, but replies do:
 //
 //	-A FORWARD -j KUBE-FORWARD
+//	-A KUBE-FORWARD -i eth0 -m conntrack --ctstate ESTABLISHED --ctdir ORIGINAL -m set --match-set KUBE-IPVS-NODE-PORT dst,dst -j DROP
 //	-A KUBE-FORWARD -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT
 //	-A KUBE-FORWARD -m mark --mark 0x4000/0x4000 -j ACCEPT
 func (r *ruleset) forward() {
 	m := r.cfg.MasqueradeMark
 	r.jump(nat.Filter, "FORWARD", "KUBE-FORWARD", "kubernetes forwarding rules")
-	r.chain(nat.Filter, "KUBE-FORWARD",
+	r.chain(nat.Filter, "KUBE-FORWARD", append(r.absentAddress(),
 		rule("kubernetes forwarding conntrack rule", "-m conntrack --ctstate RELATED,ESTABLISHED", "ACCEPT"),
-		rule("kubernetes forwarding rules", fmt.Sprintf("-m mark --mark %#x/%#x", m, m), "ACCEPT"))
+		rule("kubernetes forwarding rules", fmt.Sprintf("-m mark --mark %#x/%#x", m, m), "ACCEPT"))...)
+}
+
+// absentAddress drops packets of established node port connections while the node's
+// address is removed for a moment, as by a DHCP renewal. They are forwarded then, if
+// there is still a default route. As soon as one leaves through another interface than
+// the connection was masqueraded for, the kernel deletes the connection
+// (nf_nat_oif_changed), and the endpoint resets it. The client sends dropped packets again.
+func (r *ruleset) absentAddress() []nat.Rule {
+	if !r.uses(NodePorts) {
+		return nil
+	}
+	var rules []nat.Rule
+	for _, link := range r.outerLinks {
+		match := "-i " + link + " -m conntrack --ctstate ESTABLISHED --ctdir ORIGINAL " + r.match(NodePorts, "dst,dst")
+		rules = append(rules, rule("address is absent", match, "DROP"))
+	}
+	return rules
 }
 
 // accept accepts service traffic under an INPUT policy of DROP: packets for IPVS pass

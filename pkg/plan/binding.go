@@ -94,20 +94,34 @@ func (a *assignment) unlessTaken(mark uint32) uint32 {
 }
 
 // free takes and returns the lowest unused value, or 0 if all are taken. It prefers
-// values that no interface had before: flows of a removed interface may still carry
-// them.
+// values that no interface had before, because flows of a removed interface may still
+// carry them, and values that no socket of another program carries.
 func (a *assignment) free() uint32 {
 	last := 1<<bits.OnesCount32(a.cfg.SNAT.Mark) - 1
-	for _, lately := range []bool{false, true} {
+	unused := []func(mark uint32) bool{
+		func(m uint32) bool { return !a.used(m) && !a.onSockets(m) },
+		func(m uint32) bool { return !a.used(m) },
+		func(uint32) bool { return true },
+	}
+	for _, accepts := range unused {
 		// One of this many values is free, whatever the mask.
-		for i := 1; i <= min(last, len(a.taken)+len(a.node.Bound)+len(a.node.Inventory.Rules)+1); i++ {
-			if m := a.value(i); !a.taken[m] && (lately || !a.used(m)) {
+		for i := 1; i <= min(last, len(a.taken)+len(a.node.Bound)+2*len(a.node.Inventory.Rules)+1); i++ {
+			if m := a.value(i); !a.taken[m] && accepts(m) {
 				a.taken[m] = true
 				return m
 			}
 		}
 	}
 	return 0
+}
+
+// onSockets reports whether the mark of another program's policy rule has the value within
+// our mask. A VPN marks its own packets with such a mark so that a rule leads them past the
+// tunnel: our rule for the value would take them first (wg-quick: 0xca6c).
+func (a *assignment) onSockets(mark uint32) bool {
+	return slices.ContainsFunc(a.node.Inventory.Rules, func(r routing.Rule) bool {
+		return r.Family == a.family && r.Mask != a.cfg.SNAT.Mark && r.Mark&r.Mask&a.cfg.SNAT.Mark == mark
+	})
 }
 
 // used reports whether an interface has or had the value.

@@ -114,6 +114,24 @@ func TestValuesAreNotReusedAtOnce(t *testing.T) {
 	n.renew("eth0 0x20, eth1 0x40, eth3 0x60") // no value is free
 }
 
+// TestValuesOfOtherSockets checks that no interface gets the value that WireGuard's own
+// packets carry, unless no other is left.
+func TestValuesOfOtherSockets(t *testing.T) {
+	for mask, want := range map[uint32]string{
+		0x3060: "eth0 0x20, eth1 0x40, eth2 0x1000",
+		0x60:   "eth0 0x20, eth1 0x40, eth2 0x60",
+	} {
+		n := newENINode(t)
+		n.config.SNAT.Mark = mask
+		n.plug("eth1", 2)
+		n.plug("eth2", 3)
+		n.node.Inventory.Rules = append(n.node.Inventory.Rules, routing.Rule{
+			Family: ip.IPv4, Priority: 32764, Invert: true, Mark: 0xca6c, Mask: 0xffffffff, Table: 51820,
+		})
+		n.renew(want)
+	}
+}
+
 // strayRules returns the rules that keep flows of the main table's interface off ENIs,
 // in the order of the chain.
 func strayRules(s *scenario) []nat.Rule {

@@ -79,8 +79,8 @@ func (s *Socket) receive() (length int, link *unix.SockaddrLinklayer, err error)
 	return length, link, err
 }
 
-// Parse parses an IP packet up to the ports. It does not recognise fragments other than
-// the first, or IPv6 extension headers.
+// Parse parses an IP packet up to the ports. It returns false for a fragment other than the
+// first, which has no ports, and for a packet with IPv6 extension headers.
 func Parse(data []byte) (p Packet, ok bool) {
 	if len(data) < 20 {
 		return p, false
@@ -89,7 +89,11 @@ func Parse(data []byte) (p Packet, ok bool) {
 	switch data[0] >> 4 {
 	case 4:
 		from, to = netip.AddrFrom4([4]byte(data[12:16])), netip.AddrFrom4([4]byte(data[16:20]))
-		p.Protocol, data = ip.Protocol(data[9]), data[min(len(data), int(data[0]&15)*4):]
+		header, laterFragment := int(data[0]&15)*4, data[6]&0x1f != 0 || data[7] != 0
+		if header < 20 || header > len(data) || laterFragment {
+			return p, false
+		}
+		p.Protocol, data = ip.Protocol(data[9]), data[header:]
 	case 6:
 		if len(data) < 40 {
 			return p, false

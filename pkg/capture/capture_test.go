@@ -1,6 +1,7 @@
 package capture
 
 import (
+	"encoding/binary"
 	"encoding/hex"
 	"net/netip"
 	"testing"
@@ -35,7 +36,26 @@ func TestParse(t *testing.T) {
 	}
 }
 
+// FuzzParse checks that an accepted packet has the ports of its transport header: not those
+// of an IP header that is too short, and not the payload of a later fragment.
 func FuzzParse(f *testing.F) {
 	f.Add([]byte{0x4f, 0, 0, 0, 0, 0, 0, 0, 0, 6, 0, 0, 1, 2, 3, 4, 1, 2, 3, 4, 5})
-	f.Fuzz(func(_ *testing.T, data []byte) { Parse(data) })
+	f.Add([]byte{0x40, 0, 0, 0, 0, 0, 0, 0, 0, 6, 0, 0, 1, 2, 3, 4, 1, 2, 3, 4, 5, 6, 7, 8})
+	f.Add([]byte{0x45, 0, 0, 0, 0, 0, 0, 1, 0, 17, 0, 0, 1, 2, 3, 4, 1, 2, 3, 4, 5, 6, 7, 8})
+	f.Fuzz(func(t *testing.T, data []byte) {
+		p, ok := Parse(data)
+		if !ok {
+			return
+		}
+		header := 40
+		if p.From.Addr().Is4() {
+			header = int(data[0]&15) * 4
+			if header < 20 || data[6]&0x1f != 0 || data[7] != 0 {
+				t.Fatalf("accepted %+v, header of %d bytes, fragment %x", p, header, data[6:8])
+			}
+		}
+		if len(data) < header+4 || p.From.Port() != binary.BigEndian.Uint16(data[header:]) || p.To.Port() != binary.BigEndian.Uint16(data[header+2:]) {
+			t.Fatalf("%+v of %x", p, data)
+		}
+	})
 }

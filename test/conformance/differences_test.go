@@ -58,6 +58,7 @@ func TestDifferences(t *testing.T) {
 		{"claimed for the other family", balancerOf("6"), packetTo("TCP", "pod", "203.0.113.1:80", "refused", "forwarded"), true},
 		{"node port's number, masqueraded", nil, packetTo("TCP", "pod", "10.96.1.10:30000", "10.244.1.2:8080 masqueraded", "10.244.1.2:8080 as itself"), true},
 		{"node port's number, another endpoint", nil, packetTo("TCP", "pod", "10.96.1.10:30000", "10.244.1.2:8080 masqueraded", "10.244.1.3:8080 as itself"), false},
+		{"Local, a real server less", local(), realServer("203.0.113.1:80", "-m -w 1", ""), false},
 		{"disputed", copies("ready", "not ready"), realServer("10.96.1.10:80", "-m -w 1", ""), true},
 		{"disputed, of other hints", copies("ready", "ready", "a"), realServer("10.96.1.10:80", "-m -w 1", ""), true},
 		{"disputed while terminating", copies("terminating", "terminated"), realServer("10.96.1.10:80", "", "-m -w 1"), true},

@@ -4,7 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"os/exec"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -15,6 +17,7 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
 	"github.com/kube-ipvs/kube-ipvs/pkg/nat"
 	"github.com/kube-ipvs/kube-ipvs/pkg/plan"
+	"github.com/kube-ipvs/kube-ipvs/pkg/sysctl"
 )
 
 // TestUnreadableAtStart has the rules of each family fail to be opened
@@ -97,5 +100,49 @@ func TestLeftoversCannotBeOpened(t *testing.T) {
 	})
 	if err != nil || !m.Leftovers.Unseen || m.Leftovers.NAT != nil {
 		t.Errorf("%v, %+v", err, m.Leftovers)
+	}
+}
+
+// TestBridgeNetfilter reads the parameters of both families: all must be 1, or be such that
+// they can be set.
+func TestBridgeNetfilter(t *testing.T) {
+	for _, tc := range []struct {
+		ipv4, ipv6 string // "": the file does not exist
+		want       plan.BridgeNetfilter
+	}{
+		{"1", "1", plan.BridgeShown},
+		{"0", "1", plan.BridgeAvailable},
+		{"1", "0", plan.BridgeAvailable},
+		{"1", "", plan.BridgeUnavailable},
+		{"", "0", plan.BridgeUnavailable},
+		{"", "", plan.BridgeUnavailable},
+	} {
+		root := t.TempDir()
+		if err := os.MkdirAll(filepath.Join(root, "net/bridge"), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		for family, value := range map[ip.Family]string{ip.IPv4: tc.ipv4, ip.IPv6: tc.ipv6} {
+			if value == "" {
+				continue
+			}
+			if err := os.WriteFile(filepath.Join(root, plan.BridgeSysctls[family]), []byte(value+"\n"), 0o644); err != nil {
+				t.Fatal(err)
+			}
+		}
+		m := machine{sysctl: sysctl.NewAt(root), Kernel: apply.Kernel{NAT: map[ip.Family]apply.NAT{ip.IPv4: nil, ip.IPv6: nil}}}
+		if got := m.bridgeNetfilter(); got != tc.want {
+			t.Errorf("IPv4 %q, IPv6 %q: %d, want %d", tc.ipv4, tc.ipv6, got, tc.want)
+		}
+	}
+}
+
+// TestNoNFT checks that without nft only node ports on the loopback address are missing.
+func TestNoNFT(t *testing.T) {
+	t.Setenv("PATH", t.TempDir())
+	cfg := plan.Config{LocalhostNodePorts: true}
+	var m machine
+	m.openLoopback(context.Background(), &cfg)
+	if cfg.LocalhostNodePorts || m.Loopback != nil {
+		t.Errorf("node ports on the loopback address: %v, written by %v", cfg.LocalhostNodePorts, m.Loopback)
 	}
 }

@@ -122,10 +122,10 @@ func TestValuesOfOtherSockets(t *testing.T) {
 		0x60:   "eth0 0x20, eth1 0x40, eth2 0x60",
 	} {
 		n := newENINode(t)
-		n.config.SNAT.Mark = mask
+		n.Config.SNAT.Mark = mask
 		n.plug("eth1", 2)
 		n.plug("eth2", 3)
-		n.node.Inventory.Rules = append(n.node.Inventory.Rules, routing.Rule{
+		n.Node.Inventory.Rules = append(n.Node.Inventory.Rules, routing.Rule{
 			Family: ip.IPv4, Priority: 32764, Invert: true, Mark: 0xca6c, Mask: 0xffffffff, Table: 51820,
 		})
 		n.renew(want)

@@ -24,7 +24,7 @@ var ours = Trim{
 // protobufOf returns the serializer of protocol buffers.
 func protobufOf(t testing.TB, trim *Trim) runtime.Serializer {
 	t.Helper()
-	var negotiated runtime.NegotiatedSerializer = rest.CodecFactoryForGeneratedClient(scheme, codecs).WithoutConversion()
+	negotiated := runtime.NegotiatedSerializer(rest.CodecFactoryForGeneratedClient(scheme, codecs).WithoutConversion())
 	if trim != nil {
 		negotiated = trimming{negotiated, trim.kinds()}
 	}
@@ -57,7 +57,7 @@ func wholeMeta() metav1.ObjectMeta {
 		Annotations:       map[string]string{"kube-ipvs.io/scheduler": "mh", "helm.sh/chart": strings.Repeat("x", 300)},
 		OwnerReferences:   []metav1.OwnerReference{{Kind: "Service", Name: "web"}},
 		Finalizers:        []string{"service.kubernetes.io/load-balancer-cleanup"},
-		ManagedFields:     []metav1.ManagedFieldsEntry{{Manager: "helm", FieldsV1: &metav1.FieldsV1{Raw: []byte(`{"f:spec":{}}`)}}},
+		ManagedFields:     []metav1.ManagedFieldsEntry{{Manager: "helm", FieldsV1: metav1.NewFieldsV1(`{"f:spec":{}}`)}},
 	}
 }
 

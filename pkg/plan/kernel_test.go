@@ -12,6 +12,7 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/nat/nattest"
 	"github.com/kube-ipvs/kube-ipvs/pkg/plan"
 	"github.com/kube-ipvs/kube-ipvs/pkg/routing"
+	testscenario "github.com/kube-ipvs/kube-ipvs/test/scenario"
 )
 
 // TestCanonicalRules checks that iptables-save prints every rule of the plan as the
@@ -65,9 +66,9 @@ func secondaryInterfaces() *plan.Node {
 	n := &plan.Node{PodCIDRs: prefixes([]string{"10.244.1.0/24", "fd00:244:1::/64"})}
 	inv := &n.Inventory
 	inv.Links = []routing.Link{
-		parseLink(1, "eth0", []string{"10.12.97.49/24", "fd00:97::49/64"}),
-		parseLink(2, "eth1", []string{"10.12.192.10/24", "fd00:192::10/64"}),
-		parseLink(3, "eth2", nil),
+		testscenario.NewLink(1, "eth0", "10.12.97.49/24", "fd00:97::49/64"),
+		testscenario.NewLink(2, "eth1", "10.12.192.10/24", "fd00:192::10/64"),
+		testscenario.NewLink(3, "eth2"),
 	}
 	for _, family := range ip.Families {
 		inv.Defaults = append(inv.Defaults, defaultRoute(family, "eth0", 254))

@@ -7,7 +7,6 @@ import (
 	"testing"
 
 	"github.com/kube-ipvs/kube-ipvs/pkg/plan"
-	"github.com/kube-ipvs/kube-ipvs/pkg/routing"
 	testscenario "github.com/kube-ipvs/kube-ipvs/test/scenario"
 )
 
@@ -26,10 +25,6 @@ func load(t testing.TB, name string) *scenario {
 func defaultConfig() plan.Config { return testscenario.DefaultConfig() }
 
 func prefixes(list []string) []netip.Prefix { return testscenario.Prefixes(list) }
-
-func parseLink(index int, name string, addresses []string) routing.Link {
-	return testscenario.NewLink(index, name, addresses...)
-}
 
 func number(s string) int {
 	n, err := strconv.Atoi(s)

@@ -56,7 +56,7 @@ type compares struct {
 // Rules are read after the kernel reported a change, and every maxPeriods. If the kernel
 // does not report changes, as for iptables-legacy, they are read every period.
 const (
-	stateSize  = 500
+	stateSize  = 2000
 	maxPeriods = 40
 )
 

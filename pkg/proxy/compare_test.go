@@ -179,7 +179,7 @@ func (n *countedNAT) Observe(own nat.Owned) (nat.State, error) {
 // TestStatePeriodGrowsWithSize checks that the time between two comparisons grows
 // with the size of the state, up to maxPeriods.
 func TestStatePeriodGrowsWithSize(t *testing.T) {
-	for services, want := range map[int]int{10: 1, 1000: 7} { // each has a virtual server and one or two members
+	for services, want := range map[int]int{10: 1, 3000: 4} { // each has a virtual server and one or two members
 		p, _ := still(t, services)
 		ctx := klog.NewContext(t.Context(), klog.Background())
 		if !p.prepare(ctx) {

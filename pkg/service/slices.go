@@ -15,13 +15,6 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
 )
 
-// portKey joins a Service's port to its endpoints. EndpointSlices use the Service's
-// port names, and each slice may have another number for a name.
-type portKey struct {
-	name     string
-	protocol ip.Protocol
-}
-
 // Slice is an EndpointSlice as it is kept between changes: parsed once, without what
 // is not read, and in a third of the memory of the API object.
 type Slice struct {

@@ -46,14 +46,14 @@ func (x Explanation) Write(w io.Writer) error {
 }
 
 // behind returns the name of the pod, if known.
-func (r Branch) behind() string {
+func (out Branch) behind() string {
 	switch {
-	case r.Pod == "":
+	case out.Pod == "":
 		return ""
-	case r.Host == "":
-		return "pod " + r.Pod + ", "
+	case out.Host == "":
+		return "pod " + out.Pod + ", "
 	}
-	return "pod " + r.Pod + " on " + r.Host + ", "
+	return "pod " + out.Pod + " on " + out.Host + ", "
 }
 
 const stepFormat = "  %-18s %s\n"

@@ -53,6 +53,8 @@ func (b *branch) follow(server ipvs.RealServer) Branch {
 		b.steps = nil
 		if v := b.goOn(&p); v.Outcome != "" {
 			out.Verdict, out.Later = v, b.steps
+		} else if b.eval.Opened != nil {
+			b.eval.Opened(&Connection{b, p})
 		}
 	}
 	return out
@@ -90,6 +92,9 @@ func (b *branch) dispatch(p *packet) Verdict {
 		return Verdict{Dropped, "the endpoint is in the node's own network, and the request is on its way out by " + was}
 	case way.Local:
 		b.local, p.out = true, "lo"
+		if b.entry == "" {
+			return b.dispatchHere(p)
+		}
 		return Verdict{}
 	}
 	p.out = way.Link
@@ -117,6 +122,36 @@ func (b *branch) dispatch(p *packet) Verdict {
 		p.src = b.seen
 	}
 	return b.leaves(p)
+}
+
+// dispatchHere follows a request of the node itself to an endpoint in its own network.
+// It passes the rest of OUTPUT and POSTROUTING, which may masquerade it, and enters
+// again on lo. A request that has entered on an interface is delivered at once.
+func (b *branch) dispatchHere(p *packet) Verdict {
+	if v := verdict(b.hooks("OUTPUT", p, nat.Filter), b.walk); v.Outcome != "" {
+		return v
+	}
+	if v := verdict(b.hooks("POSTROUTING", p, nat.Mangle, nat.NAT), b.walk); v.Outcome != "" {
+		return v
+	}
+	if p.phase == Later {
+		p.src = b.seen
+	}
+	return b.throughLoopback(p)
+}
+
+// throughLoopback follows a packet of the node itself that enters again on lo. It keeps
+// its route and its connection, so only the hooks act on it.
+func (b *branch) throughLoopback(p *packet) Verdict {
+	p.in, p.out = "lo", ""
+	if v := verdict(b.hooks("PREROUTING", p, nat.Raw, nat.Mangle), b.walk); v.Outcome != "" {
+		return v
+	}
+	if v := verdict(b.hooks("INPUT", p, nat.Mangle, nat.Filter), b.walk); v.Outcome != "" {
+		return v
+	}
+	p.out = "lo"
+	return Verdict{}
 }
 
 // goOn follows the client's next packet, which must take the path of the first: if a
@@ -206,10 +241,7 @@ func (b *branch) comeBack(p *packet) Verdict {
 	if v := verdict(b.hooks("PREROUTING", p, nat.Raw, nat.Mangle), b.walk); v.Outcome != "" {
 		return v
 	}
-	if p.dst != p.conn.source {
-		p.dst = p.conn.source
-		b.note("conntrack", p, "", "the destination becomes the client's again")
-	}
+	b.restoreClient(p)
 	if why := b.reversePath(p); why != "" {
 		b.note("reverse path", p, "", "dropped: %s", why)
 		return Verdict{Dropped, "the answer, as " + why}
@@ -303,19 +335,34 @@ func (b *branch) answeredHere(p *packet) Verdict {
 	if v := verdict(b.hooks("OUTPUT", p, nat.Raw, nat.Mangle), b.walk); v.Outcome != "" {
 		return v
 	}
+	b.restoreClient(p)
 	b.restoreSource(p)
 	way, ok := b.routed(lookup{src: p.src.Addr(), dst: p.dst.Addr(), in: "lo", mark: p.mark}, p)
 	if !ok {
 		return Verdict{Dropped, "the answer: there is no route to " + p.dst.Addr().String()}
 	}
-	if way.Local {
-		return Verdict{Outcome: Answered}
-	}
-	p.out = way.Link
+	p.out = way.out()
 	if v := verdict(b.hooks("OUTPUT", p, nat.Filter), b.walk); v.Outcome != "" {
 		return v
 	}
-	return b.out(p)
+	if !way.Local {
+		return b.out(p)
+	}
+	if v := verdict(b.hooks("POSTROUTING", p, nat.Mangle), b.walk); v.Outcome != "" {
+		return v
+	}
+	if v := b.throughLoopback(p); v.Outcome != "" {
+		return v
+	}
+	return Verdict{Outcome: Answered}
+}
+
+// restoreClient does what conntrack does to the reply of a masqueraded connection.
+func (b *branch) restoreClient(p *packet) {
+	if p.dst != p.conn.source {
+		p.dst = p.conn.source
+		b.note("conntrack", p, "", "the destination becomes the client's again")
+	}
 }
 
 // restoreSource does what IPVS does to a reply.

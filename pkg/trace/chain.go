@@ -88,6 +88,9 @@ func (w *walk) chain(table nat.Table, name, where string, p *packet) end {
 		w.met++
 		r := w.eval.rule(text)
 		is, err := w.holds(r, p)
+		if w.eval.Near != nil && !is {
+			w.near(table, name, i, r, p)
+		}
 		if err != nil {
 			w.doubt("%s: -A %s %s: %s", table, name, text, err)
 			continue

@@ -36,8 +36,13 @@ type Evaluator struct {
 	Interfere func(at Point, mark, connmark *uint32)
 	// Matched, if set, is called for each rule whose conditions held.
 	Matched func(table nat.Table, chain string, index int)
+	// Near, if set, is called for each rule of which one condition alone did not hold,
+	// with the condition's index.
+	Near func(table nat.Table, chain string, index, condition int)
 	// Member, if set, is called for each set member that a packet matched.
 	Member func(set string, entry ipset.Entry)
+	// Opened, if set, is called for each connection that a real server answers.
+	Opened func(*Connection)
 
 	rules map[nat.Rule]*rule
 }

@@ -103,7 +103,7 @@ func (n *Node) inTable(table int, dst netip.Addr) (best routing.Route, ok bool) 
 }
 
 // reversePath returns why the reverse-path check drops a received packet, or "". It
-// corresponds to the kernel\'s fib_validate_source; IPv6 has no such check. The return
+// corresponds to the kernel's fib_validate_source; IPv6 has no such check. The return
 // path of a forwarded packet is looked up as if it entered on the interface by which
 // the packet leaves.
 func (n *Node) reversePath(p *packet) string {
@@ -185,8 +185,11 @@ func (n *Node) SourceOn(link string, next netip.Addr) netip.Addr {
 			}
 		}
 	}
-	if len(own) > 0 {
+	switch {
+	case len(own) > 0:
 		return n.best(own, next)
+	case n.Family == ip.IPv4 && len(others) > 0:
+		return others[0].Addr()
 	}
 	return n.best(others, next)
 }

@@ -100,6 +100,24 @@ func (w *walk) holds(r *rule, p *packet) (bool, error) {
 	return err == nil, err
 }
 
+// near reports a rule of which one condition alone does not hold.
+func (w *walk) near(table nat.Table, chain string, index int, r *rule, p *packet) {
+	failed := -1
+	for i := range r.tests {
+		is, err := r.tests[i].is(w, p)
+		if err == nil && is != r.tests[i].not {
+			continue
+		}
+		if failed >= 0 {
+			return
+		}
+		failed = i
+	}
+	if failed >= 0 {
+		w.eval.Near(table, chain, index, failed)
+	}
+}
+
 // compile returns nil for options that are no condition.
 func compile(m match) func(*walk, *packet) (bool, error) {
 	arg := ""

@@ -139,7 +139,7 @@ func TestExplain(t *testing.T) {
 		"the node, an endpoint on the bridge": {[]string{here}, nil, ask("10.1.0.5", vip+":80"),
 			Answered, "", "cni0", "10.244.1.1"},
 		"the node, an endpoint in its own network": {[]string{"10.1.0.5:8080"}, nil, ask("10.1.0.5", vip+":80"),
-			Answered, "", "lo", vip},
+			Answered, "", "lo", "10.1.0.5"},
 		"a pod on the bridge":    {[]string{remote}, nil, ask("10.244.1.5", vip+":80"), Answered, "", "eth0", "10.244.1.5"},
 		"two pods on the bridge": {[]string{here}, nil, ask("10.244.1.5", vip+":80"), Answered, "", "cni0", "10.244.1.5"},
 		"a bridge without br_netfilter": {[]string{here}, noBridge, ask("10.244.1.5", vip+":80"),
@@ -436,5 +436,27 @@ func TestLimit(t *testing.T) {
 		if doubtful := x.RealServers[0].Doubt != ""; doubtful != c.doubtful || !strings.Contains(text.String(), c.of) || !strings.HasSuffix(text.String(), c.whole+"\n") {
 			t.Errorf("%s: want %q and %q, doubt %t:\n%s", name, c.of, c.whole, c.doubtful, &text)
 		}
+	}
+}
+
+// An open connection needs its real server, and rules that let its packets pass.
+func TestContinue(t *testing.T) {
+	n := newNode(t, "10.244.1.5:8080")
+	var open []*Connection
+	e := Evaluator{Opened: func(c *Connection) { open = append(open, c) }}
+	e.Explain(n, ask("10.1.0.5", "10.96.0.10:80"))
+	if len(open) != 1 || open[0].RealServer() != "10.244.1.5:8080" {
+		t.Fatalf("open: %v", open)
+	}
+	if v := e.Continue(n, open[0]); v.Outcome != Answered {
+		t.Errorf("on the same node: %s", v)
+	}
+	other := newNode(t, "10.244.2.5:8080")
+	if v := e.Continue(other, open[0]); v.Outcome != Dropped {
+		t.Errorf("without the real server: %s", v)
+	}
+	n.Ruleset[nat.Filter] = nat.Contents{Chains: map[string][]nat.Rule{"INPUT": {"-m conntrack --ctstate ESTABLISHED -j DROP"}}}
+	if v := e.Continue(n, open[0]); v.Outcome != Dropped {
+		t.Errorf("with rules that drop the reply: %s", v)
 	}
 }

@@ -6,8 +6,11 @@ import (
 	"cmp"
 	"fmt"
 	"maps"
+	"net/netip"
+	"regexp"
 	"slices"
 	"strings"
+	"sync"
 
 	"github.com/kube-ipvs/kube-ipvs/pkg/ipset"
 	"github.com/kube-ipvs/kube-ipvs/pkg/nat"
@@ -47,6 +50,14 @@ var Environments = []struct {
 	{"another program's masquerading", func(n *trace.Node) *trace.Node {
 		return withChain(n, nat.NAT, "POSTROUTING", func(rules []nat.Rule) []nat.Rule { return append(rules, "-j MASQUERADE") })
 	}},
+	{"marks of others from the start", func(n *trace.Node) *trace.Node {
+		for _, chain := range []string{"PREROUTING", "OUTPUT"} {
+			n = withChain(n, nat.Raw, chain, func(rules []nat.Rule) []nat.Rule {
+				return slices.Insert(rules, 0, "-j MARK --set-xmark 0x100000/0xfff00000", "-j CONNMARK --set-xmark 0x100000/0xfff00000")
+			})
+		}
+		return n
+	}},
 	{"marks of others in INPUT", func(n *trace.Node) *trace.Node {
 		return withChain(n, nat.Filter, "INPUT", func(rules []nat.Rule) []nat.Rule {
 			return append(rules, "-j MARK --set-xmark 0x100000/0xfff00000")
@@ -54,34 +65,47 @@ var Environments = []struct {
 	}},
 }
 
-// ruleKey names a rule of ours by its text. Those of several interfaces, families
-// or configurations are one.
-type ruleKey struct {
-	table nat.Table
-	chain string
-	text  string
-}
-
-func (k ruleKey) String() string { return fmt.Sprintf("%s -A %s %s", k.table, k.chain, k.text) }
-
-// Need says how a rule or a set showed that it is needed.
+// Need says how a rule, an edit of it, an order or a member of a set showed that it is
+// needed.
 type Need struct {
-	Tried, Needed int    // copies, in all subjects
+	Tried, Needed int    // copies, in all subjects and environments
 	By            string // a class that needs it
 }
 
 // Necessity gathers over subjects.
 type Necessity struct {
-	Rules   map[ruleKey]*Need
-	Sets    map[string]*Need // members by the set's name
-	Unused  map[string][]string
-	Swaps   int // neighbours that were swapped
-	Ordered int // those that some class distinguishes
+	mu      sync.Mutex
+	Rules   map[string]*Need // removed
+	Edits   map[string]*Need // narrower, wider or negated conditions, other marks
+	Orders  map[string]*Need // swapped neighbours that some packet matches both of
+	Members map[string]*Need // removed, by subject
+	Apart   int              // neighbours that no packet matches both of, or that do the same
 }
 
 // NewNecessity is empty.
 func NewNecessity() *Necessity {
-	return &Necessity{Rules: map[ruleKey]*Need{}, Sets: map[string]*Need{}, Unused: map[string][]string{}}
+	return &Necessity{Rules: map[string]*Need{}, Edits: map[string]*Need{}, Orders: map[string]*Need{}, Members: map[string]*Need{}}
+}
+
+// need returns the entry of a key, and whether it has shown already that it is needed.
+func (y *Necessity) need(m map[string]*Need, key string) (n *Need, shown bool) {
+	y.mu.Lock()
+	defer y.mu.Unlock()
+	if m[key] == nil {
+		m[key] = &Need{}
+	}
+	return m[key], m[key].Needed > 0
+}
+
+// note counts a try. by is the class that showed the need, or "".
+func (y *Necessity) note(n *Need, by string) {
+	y.mu.Lock()
+	defer y.mu.Unlock()
+	n.Tried++
+	if by != "" {
+		n.Needed++
+		n.By = cmp.Or(n.By, by)
+	}
 }
 
 // hits are the classes that met a rule or a member.
@@ -104,7 +128,8 @@ type member struct {
 	entry ipset.Entry
 }
 
-// normal makes one text of those of several interfaces and addresses.
+// normal names a rule by its text. Those of several interfaces, addresses and families
+// are one.
 func (s *Subject) normal(rule nat.Rule) string {
 	words, _ := nat.Words(string(rule))
 	for i := 1; i < len(words); i++ {
@@ -123,117 +148,213 @@ func (s *Subject) normal(rule nat.Rule) string {
 	return strings.Join(words, " ")
 }
 
+var addressText = regexp.MustCompile(`(-s|-d) [0-9a-f.:/]+`)
+var linkText = regexp.MustCompile(`(-i|-o) [^ "]+`)
+
+// normalText does the same to the words of an edit.
+func (s *Subject) normalText(what string) string {
+	what = addressText.ReplaceAllString(what, "$1 PREFIX")
+	what = linkText.ReplaceAllString(what, "$1 LINK")
+	return strings.NewReplacer("ipv6-icmp", "icmp", "icmpv6", "icmp", "KUBE-6-", "KUBE-").Replace(what)
+}
+
 // ours reports whether a rule is one of ours.
 func ours(chain string, rule nat.Rule) bool {
 	return strings.HasPrefix(chain, "KUBE-") || strings.Contains(string(rule), "-j KUBE-")
 }
 
-// Check removes each rule and each member of the subject, and swaps neighbours, in
-// every environment.
+// near is a rule of which one condition alone did not hold.
+type near struct {
+	place
+	condition int
+}
+
+// met is what the classes of a subject met in an environment.
+type met struct {
+	*Subject
+	e       trace.Evaluator
+	env     string
+	node    *trace.Node
+	before  []string // summaries, by class
+	places  hits[place]
+	nears   hits[near]
+	members hits[member]
+}
+
+// shows returns a class that gets another result from a changed node, or "".
+func (m *met) shows(changed *trace.Node, classes ...[]int) string {
+	for _, i := range slices.Concat(classes...) {
+		x := m.e.Explain(changed, m.Classes[i].Question)
+		if Summary(&x) != m.before[i] {
+			return fmt.Sprintf("%s, %s: %s", m.Subject, m.env, m.Classes[i])
+		}
+	}
+	return ""
+}
+
+// Check removes and edits each rule, removes each member of a set, and swaps neighbours,
+// in every environment. What has shown that it is needed is not tried again.
 func (y *Necessity) Check(s *Subject) {
+	var all sync.WaitGroup
 	for _, env := range Environments {
-		y.check(s, env.Name, env.change(s.Node))
-	}
-}
-
-func (y *Necessity) check(s *Subject, env string, n *trace.Node) {
-	before, places, members := s.baseline(n)
-	changed := func(m *trace.Node, classes []int) (int, bool) {
-		for _, i := range classes {
-			x := s.evaluator.Explain(m, s.Classes[i].Question)
-			if Summary(&x) != before[i] {
-				return i, true
-			}
-		}
-		return 0, false
-	}
-	for table, contents := range n.Ruleset {
-		for chain, rules := range contents.Chains {
-			for index, rule := range rules {
-				if !ours(chain, rule) {
-					continue
-				}
-				key := ruleKey{table, chain, s.normal(rule)}
-				need := y.Rules[key]
-				if need == nil {
-					need = &Need{}
-					y.Rules[key] = need
-				}
-				need.Tried++
-				met := places[place{table, chain, index}]
-				without := withChain(n, table, chain, func(r []nat.Rule) []nat.Rule { return slices.Delete(r, index, index+1) })
-				if by, is := changed(without, met); is {
-					need.Needed++
-					need.By = cmp.Or(need.By, fmt.Sprintf("%s, %s: %s", s, env, s.Classes[by]))
-				}
-				if index+1 < len(rules) && ours(chain, rules[index+1]) && env == Environments[0].Name {
-					y.Swaps++
-					swapped := withChain(n, table, chain, func(r []nat.Rule) []nat.Rule {
-						r[index], r[index+1] = r[index+1], r[index]
-						return r
-					})
-					if _, is := changed(swapped, slices.Concat(met, places[place{table, chain, index + 1}])); is {
-						y.Ordered++
-					}
+		all.Go(func() {
+			m := s.meet(env.Name, env.change(s.Node))
+			for table, contents := range m.node.Ruleset {
+				for chain, rules := range contents.Chains {
+					y.chain(m, place{table, chain, 0}, rules)
 				}
 			}
-		}
+			y.members(m)
+		})
 	}
-	y.members(s, env, n, members, changed)
+	all.Wait()
 }
 
-// baseline evaluates all classes, and notes what each met.
-func (s *Subject) baseline(n *trace.Node) (before []string, places hits[place], members hits[member]) {
-	places, members = hits[place]{}, hits[member]{}
-	before = make([]string, len(s.Classes))
-	e := trace.Evaluator{Quiet: true}
-	for i, c := range s.Classes {
-		e.Matched = func(t nat.Table, chain string, index int) { places.add(place{t, chain, index}, i) }
-		e.Member = func(set string, entry ipset.Entry) { members.add(member{set, entry}, i) }
-		x := e.Explain(n, c.Question)
-		before[i] = Summary(&x)
-	}
-	return before, places, members
-}
-
-func (y *Necessity) members(s *Subject, env string, n *trace.Node, met hits[member], changed func(*trace.Node, []int) (int, bool)) {
-	for name, set := range n.Sets {
-		if strings.HasPrefix(name, "KUBE-6-") != (s.Family.Bits() > 32) && set.Type != ipset.BitmapPort {
+func (y *Necessity) chain(m *met, at place, rules []nat.Rule) {
+	for index, rule := range rules {
+		if at.index = index; !ours(at.chain, rule) {
 			continue
 		}
-		short := strings.Replace(name, "KUBE-6-", "KUBE-", 1)
-		need := y.Sets[short]
-		if need == nil {
-			need = &Need{}
-			y.Sets[short] = need
+		y.rule(m, at, rule)
+		if m.env == Environments[0].Name && index+1 < len(rules) && ours(at.chain, rules[index+1]) {
+			y.order(m, at, rule, rules[index+1])
+		}
+	}
+}
+
+// rule removes one, and tries all edits of it.
+func (y *Necessity) rule(m *met, at place, rule nat.Rule) {
+	text := fmt.Sprintf("%s -A %s %s", at.table, at.chain, m.normal(rule))
+	if n, shown := y.need(y.Rules, text); !shown {
+		without := withChain(m.node, at.table, at.chain, func(r []nat.Rule) []nat.Rule { return slices.Delete(r, at.index, at.index+1) })
+		y.note(n, m.shows(without, m.places[at]))
+	}
+	for _, e := range edits(rule) {
+		n, shown := y.need(y.Edits, text+": "+m.normalText(e.what))
+		if shown {
+			continue
+		}
+		var close []int
+		if e.condition >= 0 {
+			close = m.nears[near{at, e.condition}]
+		}
+		edited := withChain(m.node, at.table, at.chain, func(r []nat.Rule) []nat.Rule {
+			r[at.index] = e.rule
+			return r
+		})
+		y.note(n, m.shows(edited, m.places[at], close))
+	}
+}
+
+// order swaps a rule with the next one. Where no packet matches both, or where both do
+// the same, either order is right.
+func (y *Necessity) order(m *met, at place, first, second nat.Rule) {
+	next := at
+	next.index++
+	_, one := parts(first)
+	_, other := parts(second)
+	if join(nil, one) == join(nil, other) || !m.both(at, next) {
+		y.Apart++ // one environment alone is tried
+		return
+	}
+	n, shown := y.need(y.Orders, fmt.Sprintf("%s -A %s %s, then %s", at.table, at.chain, m.normal(first), m.normal(second)))
+	if !shown {
+		swapped := withChain(m.node, at.table, at.chain, func(r []nat.Rule) []nat.Rule {
+			r[at.index], r[next.index] = r[next.index], r[at.index]
+			return r
+		})
+		y.note(n, m.shows(swapped, m.places[at], m.places[next]))
+	}
+}
+
+// both reports whether some packet that matches a rule would match the next one, too.
+func (m *met) both(at, next place) bool {
+	without := withChain(m.node, at.table, at.chain, func(r []nat.Rule) []nat.Rule {
+		r[at.index] = "-m mark ! --mark 0x0/0x0" // never
+		return r
+	})
+	is := false
+	e := trace.Evaluator{Quiet: true, Matched: func(t nat.Table, chain string, index int) { is = is || next == place{t, chain, index} }}
+	for _, i := range m.places[at] {
+		if e.Explain(without, m.Classes[i].Question); is {
+			return true
+		}
+	}
+	return false
+}
+
+// meet evaluates all classes, and notes what each met.
+func (s *Subject) meet(env string, n *trace.Node) *met {
+	m := &met{Subject: s, e: trace.Evaluator{Quiet: true}, env: env, node: n, before: make([]string, len(s.Classes)), places: hits[place]{}, nears: hits[near]{}, members: hits[member]{}}
+	e := trace.Evaluator{Quiet: true}
+	for i, c := range s.Classes {
+		e.Matched = func(t nat.Table, chain string, index int) { m.places.add(place{t, chain, index}, i) }
+		e.Near = func(t nat.Table, chain string, index, condition int) {
+			m.nears.add(near{place{t, chain, index}, condition}, i)
+		}
+		e.Member = func(set string, entry ipset.Entry) { m.members.add(member{set, entry}, i) }
+		x := e.Explain(n, c.Question)
+		m.before[i] = Summary(&x)
+	}
+	return m
+}
+
+// members removes each member of the sets of the family.
+func (y *Necessity) members(m *met) {
+	for name, set := range m.node.Sets {
+		if strings.HasPrefix(name, "KUBE-6-") != (m.Family.Bits() > 32) && set.Type != ipset.BitmapPort {
+			continue
 		}
 		for e := range set.Entries {
-			if env == Environments[0].Name {
-				need.Tried++
+			n, shown := y.need(y.Members, fmt.Sprintf("%s in %s of %s", e, strings.Replace(name, "KUBE-6-", "KUBE-", 1), m.Subject))
+			if shown {
+				continue
 			}
 			without := set
 			without.Entries = maps.Clone(set.Entries)
 			delete(without.Entries, e)
-			m := *n
-			m.Sets = maps.Clone(n.Sets)
-			m.Sets[name] = without
-			key := fmt.Sprintf("%s %s in %s", s, e, short)
-			if by, is := changed(&m, met[member{name, e}]); is {
-				if need.By == "" {
-					need.By = fmt.Sprintf("%s, %s: %s", s, env, s.Classes[by])
-				}
-				y.Unused[key] = append(y.Unused[key], env)
-			}
+			changed := *m.node
+			changed.Sets = maps.Clone(m.node.Sets)
+			changed.Sets[name] = without
+			y.note(n, cmp.Or(m.shows(&changed, m.members[member{name, e}]), m.showsAlike(&changed, name, e)))
 		}
 	}
 }
 
-// Unneeded lists the rules of which no copy is needed anywhere.
-func (y *Necessity) Unneeded() []string {
+// showsAlike asks for a member in the place of others of its set: members that nothing
+// distinguishes have one class.
+func (m *met) showsAlike(changed *trace.Node, set string, e ipset.Entry) string {
+	for other, classes := range m.members {
+		if other.set != set {
+			continue
+		}
+		for _, i := range classes {
+			q := m.Classes[i].Question
+			switch {
+			case e.Addr.IsValid() && q.To.Addr() != other.entry.Addr, e.Addr2.IsValid() || e.Net.IsValid():
+				continue
+			case e.Addr.IsValid():
+				q.To = netip.AddrPortFrom(e.Addr, q.To.Port())
+			}
+			if e.Port != 0 {
+				q.To = netip.AddrPortFrom(q.To.Addr(), e.Port)
+			}
+			q.Protocol = cmp.Or(e.Protocol, q.Protocol)
+			before, after := m.e.Explain(m.node, q), m.e.Explain(changed, q)
+			if Summary(&before) != Summary(&after) {
+				return fmt.Sprintf("%s, %s: as %s", m.Subject, m.env, m.Classes[i])
+			}
+		}
+	}
+	return ""
+}
+
+// Unneeded lists what nothing has shown to be needed.
+func Unneeded(m map[string]*Need) []string {
 	var out []string
-	for key, need := range y.Rules {
-		if need.Needed == 0 {
-			out = append(out, key.String())
+	for key, n := range m {
+		if n.Needed == 0 {
+			out = append(out, key)
 		}
 	}
 	slices.Sort(out)

@@ -6,7 +6,6 @@ import (
 	"fmt"
 
 	"github.com/kube-ipvs/kube-ipvs/pkg/apply"
-	"github.com/kube-ipvs/kube-ipvs/pkg/ipvs"
 	"github.com/kube-ipvs/kube-ipvs/pkg/plan"
 	"github.com/kube-ipvs/kube-ipvs/pkg/service"
 )
@@ -19,7 +18,7 @@ type Product struct {
 	facts   plan.Facts
 	bound   []plan.Binding
 	uses    plan.SetsInUse
-	numbers map[ipvs.Key]uint32
+	started bool // the first programming has ended
 	have    map[string]*service.Service
 }
 
@@ -31,37 +30,67 @@ func NewProduct(s *Scenario) (*Product, error) {
 
 // Start does what the program does when it begins, on the kernel as it is.
 func (p *Product) Start() error {
-	p.applier = apply.New(&p.scenario.Config, p.apply())
-	p.uses = plan.SetsInUse{}
-	p.numbers, p.have = map[ipvs.Key]uint32{}, map[string]*service.Service{}
+	cfg := &p.scenario.Config
+	p.applier = apply.New(cfg, p.apply())
+	p.uses, p.started, p.bound = plan.SetsInUse{}, false, nil
+	p.have = map[string]*service.Service{}
 	p.setNode()
 	o, err := p.applier.BeginObserve()()
 	if err != nil {
 		return err
 	}
 	p.applier.Adopt(o)
-	if err := p.applier.Flush().Err(); err != nil {
-		return fmt.Errorf("%s: %w", p.scenario.Name, err)
+	for _, set := range p.applier.FilledSets() {
+		p.uses[set] = true
 	}
-	p.setServices()
-	if err := p.applier.Flush().Err(); err != nil {
-		return fmt.Errorf("%s: %w", p.scenario.Name, err)
+	p.setNode()
+	if err := p.flush(); err != nil {
+		return err
+	}
+	if err := p.setServices(); err != nil {
+		return err
+	}
+	if err := p.flush(); err != nil {
+		return err
 	}
 	p.applier.Sweep()
-	return p.applier.Flush().Err()
+	if err := p.flush(); err != nil {
+		return err
+	}
+	p.started = true
+	return p.flush()
 }
 
 // Change programs another scenario, as a running program does.
 func (p *Product) Change(to *Scenario) error {
 	p.scenario = to
 	p.setNode()
-	p.setServices()
-	return p.applier.Flush().Err()
+	if err := p.setServices(); err != nil {
+		return err
+	}
+	return p.flush()
+}
+
+// flush writes what has changed, and then removes the rules for sets that no Service
+// uses any more.
+func (p *Product) flush() error {
+	err := p.applier.Flush().Err()
+	if err == nil && p.started && p.applier.CountWantedSets() < len(p.uses) {
+		p.uses = p.applier.WantedSets()
+		p.setNode()
+		err = p.applier.Flush().Err()
+	}
+	if err != nil {
+		return fmt.Errorf("%s: %w", p.scenario.Name, err)
+	}
+	return nil
 }
 
 func (p *Product) setNode() {
 	s := p.scenario
 	node := s.Node
+	// With our own policy rules, by which a restarted program knows the interfaces' marks.
+	node.Inventory, _ = p.routing.Inventory()
 	node.Bound, node.Uses = p.bound, p.uses
 	p.facts = plan.NewFacts(&s.Config, &node)
 	part := plan.ForNode(&s.Config, &node)
@@ -74,21 +103,18 @@ func (p *Product) setNode() {
 	p.applier.SetNode(part)
 }
 
-func (p *Product) setServices() {
+func (p *Product) setServices() error {
 	s := p.scenario
 	now, replan := map[string]*service.Service{}, false
 	for i := range s.Services {
 		svc := &s.Services[i]
 		now[svc.Name.String()] = svc
 		part := plan.ForService(&s.Config, &p.facts, svc)
-		for _, o := range part.Internal {
-			if p.numbers[o.Key] == 0 {
-				p.numbers[o.Key] = uint32(len(p.numbers) + 1)
-			}
+		part, err := p.applier.Set(&apply.Owner{Name: svc.Name, Created: svc.Created}, part)
+		if err != nil {
+			return fmt.Errorf("%s: %w", svc.Name, err)
 		}
-		part = plan.AssignMarks(&s.Config, part, p.numbers)
 		replan = p.uses.Add(part.Members) || replan
-		p.applier.Set(&apply.Owner{Name: svc.Name, Created: svc.Created}, part)
 	}
 	if replan {
 		p.setNode() // rules for sets that came into use
@@ -99,4 +125,5 @@ func (p *Product) setServices() {
 		}
 	}
 	p.have = now
+	return nil
 }

@@ -3,15 +3,20 @@
 package prove
 
 import (
+	"cmp"
+	"flag"
 	"fmt"
 	"os"
 	"slices"
+	"strconv"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
 	"pgregory.net/rapid"
 
+	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
 	"github.com/kube-ipvs/kube-ipvs/test/reliability"
 )
 
@@ -133,6 +138,7 @@ func TestClasses(t *testing.T) {
 
 // TestBesideOtherPrograms has every other program act at every point.
 func TestBesideOtherPrograms(t *testing.T) {
+	t.Parallel()
 	all := prove != ""
 	record := reliability.Begin(t, reliability.Packets, "foreign")
 	r := reported{check: "foreign", known: exceptions(t)}
@@ -155,8 +161,10 @@ func TestBesideOtherPrograms(t *testing.T) {
 	)
 }
 
-// TestNecessity removes each rule, and each member of a set.
+// TestNecessity removes and edits each rule, removes each member of a set, and swaps
+// neighbours.
 func TestNecessity(t *testing.T) {
+	t.Parallel()
 	if prove == "" {
 		t.Skip("takes half a minute; PROVE=fixed runs it")
 	}
@@ -166,78 +174,105 @@ func TestNecessity(t *testing.T) {
 	for _, s := range subjects(t, true) {
 		y.Check(s)
 	}
-	unneeded, tried, members := 0, 0, 0
-	for _, rule := range y.Unneeded() {
-		if !known.Has("necessity", rule) {
-			t.Errorf("no class needs it: %s", rule)
+	var figures []reliability.Figure
+	tried, caught, listed := 0, 0, 0
+	for _, kind := range []struct {
+		name, of, shows string
+		needs           map[string]*Need
+	}{
+		{"no rule", "rules removed, one at a time", "interfaces and addresses left out; in each configuration and six environments", y.Rules},
+		{"edited", "edits of rules", "a condition left out, negated, narrower or wider; a bit of a mark that is set left out", y.Edits},
+		{"swapped", "neighboring rules swapped", "those that some packet matches both of", y.Orders},
+		{"no member", "members removed from sets, one at a time", "of every configuration", y.Members},
+	} {
+		unneeded := Unneeded(kind.needs)
+		for _, what := range unneeded {
+			if !known.Has("necessity", kind.name+": "+what) {
+				t.Errorf("no class shows it: %s: %s", kind.name, what)
+			}
 		}
-		unneeded++
-	}
-	for _, n := range y.Rules {
-		tried += n.Tried
-	}
-	for name, n := range y.Sets {
-		members += n.Tried
-		if n.Tried > 0 && n.By == "" && !known.Has("necessity", "set "+name) {
-			t.Errorf("no class needs a member of %s", name)
-		}
+		figures = append(figures, figure(kind.of, len(kind.needs), kind.shows),
+			figure("of these, shown by a packet class", len(kind.needs)-len(unneeded), "the others are in test/prove/exceptions.yaml, with a reason"))
+		tried, caught, listed = tried+len(kind.needs), caught+len(kind.needs)-len(unneeded), listed+len(unneeded)
 	}
 	if os.Getenv("PROVE_ONLY") == "" {
 		for _, e := range known.Unused("necessity") {
 			t.Errorf("exceptions.yaml: nothing needs %q any more", e)
 		}
 	}
-	record(
-		figure("rules removed, one at a time", tried, "in each configuration and five environments"),
-		figure("different rules", len(y.Rules), "interfaces and addresses left out"),
-		figure("needed by a packet class", len(y.Rules)-unneeded, "the others are in test/prove/exceptions.yaml, with a reason"),
-		figure("members of sets removed", members, ""),
-		figure("neighbours swapped", y.Swaps, ""),
-		figure("swaps that a packet class shows", y.Ordered, "the others may stand in either order"),
-	)
+	record(append(figures,
+		figure("mutations in all", tried, ""),
+		figure("caught", caught, "by a packet class that gets another result"),
+		figure("not caught", listed, "in test/prove/exceptions.yaml, with a reason"),
+		figure("neighboring rules that may stand in either order", y.Apart, "no packet matches both, or both do the same; in all configurations"))...)
 }
 
 // TestUpdates judges every class after each write of every change.
 func TestUpdates(t *testing.T) {
+	t.Parallel()
 	if prove == "" {
 		t.Skip("takes minutes; PROVE=fixed runs it")
 	}
 	record := reliability.Begin(t, reliability.Packets, "updates")
 	r := reported{check: "updates", known: exceptions(t)}
-	states, changes := 0, 0
+	var all UpdateResult
+	changes := 0
+	var mu sync.Mutex
+	one := func(s *Scenario, u Update, f ip.Family) {
+		x, err := CheckUpdate(s, u, f)
+		mu.Lock()
+		defer mu.Unlock()
+		if err != nil {
+			t.Errorf("%s: %s: %v", s.Name, u.Name, err)
+		}
+		if x.States > 0 {
+			changes++
+		}
+		all.States, all.Opened, all.Crashes = all.States+x.States, all.Opened+x.Opened, all.Crashes+x.Crashes
+		for _, bad := range x.Failures {
+			r.add(s.Name+u.Name, bad)
+		}
+	}
+	work := make(chan func())
+	var workers sync.WaitGroup
+	for range 4 {
+		workers.Go(func() {
+			for do := range work {
+				do()
+			}
+		})
+	}
 	for _, s := range scenarios(t, true) {
 		for _, u := range Updates {
 			for _, f := range s.Config.Families {
-				bad, n, err := CheckUpdate(s, u, f)
-				if err != nil {
-					t.Errorf("%s: %s: %v", s.Name, u.Name, err)
-				}
-				if states += n; n > 0 {
-					changes++
-				}
-				for _, b := range bad {
-					r.add(s.Name+u.Name, b)
-				}
+				work <- func() { one(s, u, f) }
 			}
 		}
 	}
+	close(work)
+	workers.Wait()
 	r.print(t, true)
 	record(
 		figure("changes of a configuration", changes, "endpoints, policies, ports, addresses, ENIs"),
-		figure("states between two writes", states, "in each of them, every packet class has the result from before or from after the change"),
+		figure("states between two writes", all.States, "in each of them, every packet class has the result from before or from after the change"),
+		figure("open connections", all.Opened, "that both sides of a change have; in each state, the next packet and its reply arrive"),
+		figure("crashes", all.Crashes, "one after each write; the next start ends in the state of a node that has only had the new configuration"),
 		figure("known exceptions", r.count, "packet classes in a state, listed in test/prove/exceptions.yaml"),
 	)
 }
 
 // TestRandom draws scenarios. Rapid makes a failing one small and keeps it in
-// testdata/rapid.
+// testdata/rapid. For a time, it draws rounds of rapid's number of checks; SEED is that
+// of the first round, and each next round has the next one.
 func TestRandom(t *testing.T) {
 	known := exceptions(t)
+	configurations, classes, judged := 0, 0, 0
 	check := func(t *rapid.T) {
 		s, err := NewSubject(Draw(t), 4)
 		if err != nil {
 			t.Fatal(err)
 		}
+		configurations, classes = configurations+1, classes+len(s.Classes)
 		for _, f := range s.Check() {
 			if !known.Has("classes", f.String()) {
 				t.Fatalf("%s\n%s", f, f.Path)
@@ -246,7 +281,8 @@ func TestRandom(t *testing.T) {
 		acts := Foreigns(s.Points())
 		for range min(len(acts), 5) {
 			f := acts[rapid.IntRange(0, len(acts)-1).Draw(t, "act")]
-			failures, _ := s.CheckForeign(f)
+			failures, n := s.CheckForeign(f)
+			judged += n
 			for _, bad := range failures {
 				if !known.Has("foreign", bad.String()) {
 					t.Fatalf("%s\n%s", bad, bad.Path)
@@ -259,9 +295,23 @@ func TestRandom(t *testing.T) {
 		rapid.Check(t, check)
 		return
 	}
-	for began, rounds := time.Now(), 0; time.Since(began) < limit && !t.Failed(); {
-		rapid.Check(t, check)
-		rounds++
-		fmt.Printf("%s of %s: %d rounds of random configurations\n", time.Since(began).Round(time.Second), limit, rounds)
+	record := reliability.Begin(t, reliability.Packets, "random")
+	first, err := strconv.ParseUint(cmp.Or(os.Getenv("SEED"), "1"), 10, 64)
+	if err != nil {
+		t.Fatal(err)
 	}
+	seed := first
+	for began := time.Now(); time.Since(began) < limit && !t.Failed(); seed++ {
+		if err := flag.Set("rapid.seed", strconv.FormatUint(seed, 10)); err != nil {
+			t.Fatal(err)
+		}
+		rapid.Check(t, check)
+		fmt.Printf("%s of %s: seed %d, %d configurations, %d classes, %d beside other programs\n",
+			time.Since(began).Round(time.Second), limit, seed, configurations, classes, judged)
+	}
+	record(
+		figure("random configurations", configurations, fmt.Sprintf("with the seeds %d to %d", first, seed-1)),
+		figure("packet classes of random configurations", classes, "judged by the oracle"),
+		figure("packet classes of random configurations beside other programs", judged, "five acts in each configuration"),
+	)
 }

@@ -3,12 +3,20 @@
 package prove
 
 import (
+	"cmp"
 	"fmt"
+	"maps"
 	"net/netip"
+	"reflect"
 	"slices"
 	"strings"
 
+	gocmp "github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+
 	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
+	"github.com/kube-ipvs/kube-ipvs/pkg/ipset"
+	"github.com/kube-ipvs/kube-ipvs/pkg/ipvs"
 	"github.com/kube-ipvs/kube-ipvs/pkg/routing"
 	"github.com/kube-ipvs/kube-ipvs/pkg/service"
 	"github.com/kube-ipvs/kube-ipvs/pkg/trace"
@@ -217,91 +225,339 @@ var Updates = []Update{
 	}},
 }
 
-// CheckUpdate programs a scenario, then the updated one, and judges every class
-// after each single write: it must fare as before or as after.
-func CheckUpdate(s *Scenario, u Update, family ip.Family) (failures []Failure, states int, err error) {
-	to := s.clone()
-	if !u.Apply(to) {
-		return nil, 0, nil
-	}
-	p, err := NewProduct(s)
-	if err != nil {
-		return nil, 0, err
-	}
-	before, err := p.Node(family)
-	if err != nil {
-		return nil, 0, err
-	}
-	// The network changes first, by another program's hand; then what was before is
-	// the old rules on the new network.
-	inventory := !slices.EqualFunc(s.Node.Inventory.Links, to.Node.Inventory.Links, func(a, b routing.Link) bool {
-		return a.Name == b.Name && slices.Equal(a.Addresses, b.Addresses)
-	})
-	if inventory {
-		p.Kernel.setNetwork(to)
-		if before, err = p.Node(family); err != nil {
-			return nil, 0, err
-		}
-	}
-	var between []*trace.Node
-	var writes []int
-	p.written = func() {
-		n, e := p.Node(family)
-		if e != nil {
-			err = e
-			return
-		}
-		between = append(between, n)
-		writes = append(writes, len(p.writes))
-	}
-	if e := p.Change(to); e != nil {
-		return nil, 0, e
-	}
-	p.written = nil
-	if err != nil {
-		return nil, 0, err
-	}
-	after, err := p.Node(family)
-	if err != nil {
-		return nil, 0, err
-	}
-	return compareStates(s, to, u, family, before, after, between, p.writes, writes), len(between), nil
+// UpdateResult is what became of a change.
+type UpdateResult struct {
+	Failures []Failure // of new and established connections
+	States   int       // between two writes, those of one restart included
+	Opened   int       // connections that are open on both sides of the change
+	Crashes  int       // restarts, one after each write
 }
 
-// compareStates evaluates the classes of both scenarios in every state.
-func compareStates(s, to *Scenario, u Update, family ip.Family, before, after *trace.Node, between []*trace.Node, log []string, at []int) []Failure {
-	var classes []*Class
+// running is a program that is put through a change.
+type running struct {
+	*Product
+	from, to *Scenario
+	network  bool // the change is another program's, to the network
+}
+
+// begin programs a scenario. The network changes first, by another program's hand; then
+// what was before is the old rules on the new network.
+func begin(from, to *Scenario) (*running, error) {
+	p, err := NewProduct(from)
+	if err != nil {
+		return nil, err
+	}
+	r := &running{Product: p, from: from, to: to}
+	r.network = !slices.EqualFunc(from.Node.Inventory.Links, to.Node.Inventory.Links, func(a, b routing.Link) bool {
+		return a.Name == b.Name && slices.Equal(a.Addresses, b.Addresses)
+	})
+	if r.network {
+		p.Kernel.setNetwork(to)
+	}
+	return r, nil
+}
+
+// watch has all states between the writes of do. It ends in the state that do leaves.
+func (r *running) watch(family ip.Family, do func() error) (between []*trace.Node, at []int, err error) {
+	var failed error
+	r.written = func() {
+		n, e := r.Node(family)
+		failed = cmp.Or(failed, e)
+		between, at = append(between, n), append(at, len(r.writes))
+	}
+	err = cmp.Or(do(), failed)
+	r.written = nil
+	return between, at, err
+}
+
+// crashed is what a write panics with that is not made.
+type crashed struct{}
+
+// crash makes the change, until a write that is not made. It reports whether there was
+// so many.
+func (r *running) crash(write int) (is bool, err error) {
+	made := 0
+	r.written = func() {
+		if made == write {
+			panic(crashed{})
+		}
+		made++
+	}
+	defer func() {
+		r.written = nil
+		if p := recover(); p == (crashed{}) {
+			is = true
+		} else if p != nil {
+			panic(p)
+		}
+	}()
+	return false, r.Change(r.to)
+}
+
+// CheckUpdate programs a scenario, then the updated one, and judges every class after
+// each single write: it must fare as before or as after, and connections that are open
+// on both sides must continue. Then it does so with a crash after each write: the next
+// start must end in the state of a node that has only had the updated scenario, or in that of
+// a program that has not crashed.
+func CheckUpdate(s *Scenario, u Update, family ip.Family) (out UpdateResult, err error) {
+	to := s.clone()
+	if !u.Apply(to) {
+		return out, nil
+	}
+	r, err := begin(s, to)
+	if err != nil {
+		return out, err
+	}
+	before, err := r.Node(family)
+	if err != nil {
+		return out, err
+	}
+	between, at, err := r.watch(family, func() error { return r.Change(to) })
+	if err != nil {
+		return out, err
+	}
+	after, err := r.Node(family)
+	if err != nil {
+		return out, err
+	}
+	c := newComparison(s, to, family, before, after)
+	out.Failures, out.States, out.Opened = c.judge(u.Name, between, r.writes, at), len(between), len(c.opened)
+	if family != s.Config.Families[0] {
+		return out, nil // the kernel has both families
+	}
+	fresh, err := NewProduct(to)
+	if err != nil {
+		return out, err
+	}
+	want, err := fresh.Node(family)
+	if err != nil {
+		return out, err
+	}
+	return out, out.crashes(c, u, family, want, after)
+}
+
+// crashes restarts the program after each write of a change. The classes are judged in
+// all states of the restart from the middle of the change.
+func (out *UpdateResult) crashes(c *comparison, u Update, family ip.Family, want, orWant *trace.Node) error {
+	for write := range out.States {
+		r, err := begin(c.from, c.to)
+		if err != nil {
+			return err
+		}
+		if is, err := r.crash(write); err != nil || !is {
+			return fmt.Errorf("no crash before write %d: %w", write, err)
+		}
+		r.scenario = c.to
+		name := fmt.Sprintf("%s; crash before write %d, restart", u.Name, write+1)
+		if write == out.States/2 {
+			between, at, err := r.watch(family, r.Start)
+			if err != nil {
+				return err
+			}
+			out.Failures = append(out.Failures, c.judge(name, between, r.writes, at)...)
+			out.States += len(between)
+		} else if err := r.Start(); err != nil {
+			return err
+		}
+		out.Crashes++
+		got, err := r.Node(family)
+		if err != nil {
+			return err
+		}
+		// A program that knew an interface before remembers it.
+		if what := differs(got, want); what != "" && differs(got, orWant) != "" {
+			out.Failures = append(out.Failures, Failure{
+				Subject: c.String(), Class: &Class{}, When: name, Got: what,
+				Want: Want{Sentence: "a restart ends in the state of a node that has only had the new configuration"},
+			})
+		}
+	}
+	return nil
+}
+
+// differs names what of a node is not as on another one. Real servers that drain are
+// left out, and so are parameters, which the program does not set back.
+func differs(got, want *trace.Node) string {
+	var out []string
+	for _, x := range []struct {
+		what      string
+		got, want any
+	}{
+		{"rules", got.Ruleset, want.Ruleset}, {"sets", unmarked(got.Sets), unmarked(want.Sets)}, {"virtual servers", serving(got, want), serving(want, want)},
+		{"policy rules", got.Rules, want.Rules},
+	} {
+		if reflect.DeepEqual(x.got, x.want) {
+			continue
+		}
+		if d := gocmp.Diff(x.want, x.got, cmpopts.EquateComparable(netip.Addr{}, netip.Prefix{}, netip.AddrPort{}), cmpopts.EquateEmpty()); d != "" {
+			out = append(out, x.what+" differ:\n"+d)
+		}
+	}
+	if !sameRoutes(got.Routes, want.Routes) {
+		out = append(out, fmt.Sprintf("routes differ: %v, want %v", got.Routes, want.Routes))
+	}
+	return strings.Join(out, "; ")
+}
+
+// serving are the virtual servers with the real servers that take connections. Those of
+// marks are numbered in the order of their contents, as a program that has run longer
+// may have given them other marks, and has some that drain.
+func serving(n, want *trace.Node) ipvs.State {
+	out := ipvs.State{}
+	var marked []ipvs.Service
+	for key, s := range n.IPVS {
+		drains := len(s.RealServers)
+		s.RealServers = maps.Clone(s.RealServers)
+		maps.DeleteFunc(s.RealServers, func(_ netip.AddrPort, r ipvs.RealServer) bool { return r.Weight == 0 })
+		_, wanted := want.IPVS[key]
+		switch {
+		case key.FWMark != 0 && len(s.RealServers) > 0:
+			marked = append(marked, s)
+		case key.FWMark == 0 && (wanted || drains == 0 || len(s.RealServers) > 0):
+			out[key] = s
+		}
+	}
+	slices.SortFunc(marked, func(a, b ipvs.Service) int { return cmp.Compare(fmt.Sprint(a), fmt.Sprint(b)) })
+	for i, s := range marked {
+		out[ipvs.Key{Port: uint16(i)}] = s
+	}
+	return out
+}
+
+// unmarked has the members, and which of them have marks. The set of what drains is left
+// out.
+func unmarked(sets ipset.State) ipset.State {
+	out := ipset.State{}
+	for name, s := range sets {
+		if strings.HasSuffix(name, "IPVS-DRAIN") {
+			continue // what drains by its mark
+		}
+		s.Entries = maps.Clone(s.Entries)
+		for e, mark := range s.Entries {
+			s.Entries[e] = min(mark, 1)
+		}
+		out[name] = s
+	}
+	return out
+}
+
+func sameRoutes(a, b []routing.Route) bool {
+	set := func(list []routing.Route) map[routing.Route]bool {
+		out := map[routing.Route]bool{}
+		for _, r := range list {
+			out[r] = true
+		}
+		return out
+	}
+	return maps.Equal(set(a), set(b))
+}
+
+// comparison holds states to those before and after a change.
+type comparison struct {
+	from, to      *Scenario
+	family        ip.Family
+	classes       []*Class
+	before, after []trace.Explanation // by class
+	opened        []opened
+}
+
+// opened is a connection that is open before a change, and continues after it.
+type opened struct {
+	*Class
+	*trace.Connection
+}
+
+func (c *comparison) String() string { return c.from.Name + " " + c.family.String() }
+
+// newComparison evaluates the classes of both scenarios, before and after.
+func newComparison(s, to *Scenario, family ip.Family, before, after *trace.Node) *comparison {
+	c := &comparison{from: s, to: to, family: family}
 	seen := map[string]bool{}
 	for _, x := range []struct {
 		n *trace.Node
 		s *Scenario
 	}{{before, s}, {after, to}} {
-		list, _ := Classes(x.n, NewOracle(x.s, family))
-		for _, c := range list {
-			if key := c.String(); !seen[key] && c.State == "" && c.target.kind != Elsewhere && c.target.kind != NodeItself {
+		o := NewOracle(x.s, family)
+		list, _ := Classes(x.n, o)
+		for _, class := range list {
+			served := class.State == "" && class.target.kind != Elsewhere && class.target.kind != NodeItself && !o.isVIP(class.From)
+			if key := class.String(); served && !seen[key] {
 				seen[key] = true
-				classes = append(classes, c)
+				c.classes = append(c.classes, class)
 			}
 		}
 	}
 	e := trace.Evaluator{Quiet: true}
+	for _, class := range c.classes {
+		e.Opened = func(conn *trace.Connection) {
+			if new(trace.Evaluator).Continue(after, conn).Outcome == trace.Answered {
+				c.opened = append(c.opened, opened{class, conn})
+			}
+		}
+		c.before = append(c.before, e.Explain(before, class.Question))
+		e.Opened = nil
+		c.after = append(c.after, e.Explain(after, class.Question))
+	}
+	return c
+}
+
+// judge evaluates new connections of every class, and the next packets of established
+// ones, in every state.
+func (c *comparison) judge(name string, between []*trace.Node, log []string, at []int) []Failure {
+	e := trace.Evaluator{Quiet: true}
+	differs := make([]bool, len(between)) // from the state before it
+	for i, n := range between {
+		differs[i] = i == 0 || !sameOfFamily(n, between[i-1])
+	}
 	var out []Failure
-	for _, c := range classes {
-		a, b := e.Explain(before, c.Question), e.Explain(after, c.Question)
+	fails := func(i int, class *Class, got string, want string) {
+		out = append(out, Failure{
+			Subject: c.String(), Class: class, Got: got, Want: Want{Sentence: want},
+			When: fmt.Sprintf("%s; before write %d of %d: %s", name, i+1, len(between), next(log, at[i])),
+		})
+	}
+	for k, class := range c.classes {
 		for i, n := range between {
-			x := e.Explain(n, c.Question)
-			if asEither(&x, &a, &b) {
+			if !differs[i] {
 				continue
 			}
-			out = append(out, Failure{
-				Subject: s.Name + " " + family.String(), Class: c, Got: Summary(&x),
-				Want: Want{Sentence: fmt.Sprintf("every state is as before (%s) or as after (%s)", Summary(&a), Summary(&b))},
-				When: fmt.Sprintf("%s; before write %d of %d: %s", u.Name, i+1, len(between), next(log, at[i])),
-			})
-			break
+			if x := e.Explain(n, class.Question); !asEither(&x, &c.before[k], &c.after[k]) {
+				fails(i, class, Summary(&x), fmt.Sprintf("every state is as before (%s) or as after (%s)", Summary(&c.before[k]), Summary(&c.after[k])))
+				break
+			}
+		}
+	}
+	for _, o := range c.opened {
+		for i, n := range between {
+			if !differs[i] {
+				continue
+			}
+			if v := e.Continue(n, o.Connection); v.Outcome != trace.Answered {
+				fails(i, o.Class, fmt.Sprintf("the open connection to %s: %s", o.RealServer(), v), "a connection that exists on both sides continues")
+				break
+			}
 		}
 	}
 	return out
+}
+
+// sameOfFamily reports whether the packets of a family meet the same on two nodes.
+func sameOfFamily(a, b *trace.Node) bool {
+	other := func(set string) bool {
+		return strings.HasPrefix(set, "KUBE-6-") != (a.Family == ip.IPv6) && strings.HasPrefix(set, "KUBE-")
+	}
+	sets := func(n *trace.Node) ipset.State {
+		out := maps.Clone(n.Sets)
+		maps.DeleteFunc(out, func(name string, s ipset.Contents) bool { return other(name) && s.Type != ipset.BitmapPort })
+		return out
+	}
+	servers := func(n *trace.Node) ipvs.State {
+		out := maps.Clone(n.IPVS)
+		maps.DeleteFunc(out, func(k ipvs.Key, _ ipvs.Service) bool { return ip.Of(k.Addr) != a.Family })
+		return out
+	}
+	return reflect.DeepEqual(a.Ruleset, b.Ruleset) && reflect.DeepEqual(a.Rules, b.Rules) && sameRoutes(a.Routes, b.Routes) &&
+		reflect.DeepEqual(a.Sysctls, b.Sysctls) && reflect.DeepEqual(sets(a), sets(b)) && reflect.DeepEqual(servers(a), servers(b))
 }
 
 func next(log []string, at int) string {

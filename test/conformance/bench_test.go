@@ -270,9 +270,17 @@ func both(one, other func() error) error {
 }
 
 // compare lists what differs between two kernels.
-func compare(theirs, ours *Kernel) []Diff {
+func compare(theirs, ours *Kernel) ([]Diff, error) {
 	questions := Questions(theirs, ours)
-	return Compare(theirs.Facts(questions), ours.Facts(questions))
+	kubeProxys, err := theirs.Facts(questions)
+	if err != nil {
+		return nil, fmt.Errorf("kube-proxy: %w", err)
+	}
+	facts, err := ours.Facts(questions)
+	if err != nil {
+		return nil, fmt.Errorf("kube-ipvs: %w", err)
+	}
+	return Compare(kubeProxys, facts), nil
 }
 
 // step makes a step's changes, and lists what then differs without being
@@ -289,7 +297,11 @@ func (b *bench) step(step Step, allowed func(*Difference)) ([]Diff, error) {
 		if err != nil {
 			return nil, err
 		}
-		unexpected := slices.DeleteFunc(compare(theirs, ours), func(d Diff) bool {
+		differs, err := compare(theirs, ours)
+		if err != nil {
+			return nil, err
+		}
+		unexpected := slices.DeleteFunc(differs, func(d Diff) bool {
 			entry := Allowed(b.world, d)
 			if entry != nil {
 				allowed(entry)

@@ -7,6 +7,8 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+
+	"github.com/kube-ipvs/kube-ipvs/pkg/trace"
 )
 
 // Fact says where in a node's state something stands. Fields that make no sense
@@ -64,18 +66,16 @@ func Compare(kubeProxy, ours Facts) []Diff {
 	return out
 }
 
-// Kernel is what a proxy has programmed, as the tools print it.
+// Kernel is what a proxy has programmed: as the tools print it, and as the evaluator of
+// packets takes it.
 type Kernel struct {
-	virtualServers map[endpoint]virtualServer
-	marked         map[uint32]virtualServer // of IPv4, then of IPv6
-	marked6        map[uint32]virtualServer
-	sets           map[string]map[string]uint32 // members with their marks
-	nets           map[string]map[string][]netip.Prefix
-	addresses      map[netip.Addr]string // with their interface
-	claimed        map[netip.Addr]bool   // VIPs that are claimed port by port
-	skips          bool                  // marked packets skip table local
-	rules          map[bool]*ruleset     // by whether they are IPv6's
-	fronts         map[endpoint]string   // as members are written
+	virtualServers map[endpoint]virtualServer // without those of marks
+	sets           map[string][]string        // members
+	addresses      map[netip.Addr]string      // with their interface
+	claimed        map[netip.Addr]bool        // VIPs that are claimed port by port
+
+	nodes     [2]*trace.Node // of IPv4 and IPv6, for the evaluator
+	evaluator trace.Evaluator
 }
 
 // endpoint is one as a virtual server's key.
@@ -92,26 +92,22 @@ type virtualServer struct {
 }
 
 // StateCommand prints everything that ParseKernel reads.
-const StateCommand = `for c in "ipvsadm -Sn" "ipset save" "iptables-save" "ip6tables-save" "ip -o address" \
+const StateCommand = `for c in "ipvsadm -Sn" "ipset save" "ip -o address" \
 	"ip -4 route show table 80080" "ip -6 route show table 80080" \
-	"ip -4 route show table local proto 81" "ip -6 route show table local proto 81" "ip rule"; do echo "### $c"; $c 2>/dev/null; done; true`
+	"ip -4 route show table local proto 81" "ip -6 route show table local proto 81"; do echo "### $c"; $c 2>/dev/null; done; true`
 
 // ParseKernel reads the output of StateCommand.
 func ParseKernel(text string) (*Kernel, error) {
 	k := &Kernel{
-		virtualServers: map[endpoint]virtualServer{}, marked: map[uint32]virtualServer{}, marked6: map[uint32]virtualServer{},
-		sets: map[string]map[string]uint32{}, nets: map[string]map[string][]netip.Prefix{},
-		addresses: map[netip.Addr]string{}, claimed: map[netip.Addr]bool{}, rules: map[bool]*ruleset{}, fronts: map[endpoint]string{},
+		virtualServers: map[endpoint]virtualServer{}, sets: map[string][]string{},
+		addresses: map[netip.Addr]string{}, claimed: map[netip.Addr]bool{}, evaluator: trace.Evaluator{Quiet: true},
 	}
-	saved := map[string]string{}
 	for _, section := range strings.Split(text, "### ")[1:] {
 		command, body, _ := strings.Cut(section, "\n")
-		saved[command] = body
 		read := map[string]func([]string) error{
 			"ipvsadm -Sn": k.readIPVS, "ipset save": k.readSet, "ip -o address": k.readAddress,
 			"ip -4 route show table 80080": k.readClaim, "ip -6 route show table 80080": k.readClaim,
 			"ip -4 route show table local proto 81": k.readLocal, "ip -6 route show table local proto 81": k.readLocal,
-			"ip rule": k.readRule,
 		}[command]
 		if read == nil {
 			continue
@@ -124,89 +120,39 @@ func ParseKernel(text string) (*Kernel, error) {
 			}
 		}
 	}
-	for v6, command := range map[bool]string{false: "iptables-save", true: "ip6tables-save"} {
-		r, err := parseRules(k, saved[command])
-		if err != nil {
-			return nil, fmt.Errorf("%s: %w", command, err)
-		}
-		k.rules[v6] = r
-	}
 	return k, nil
 }
 
 var ipvsProtocols = map[string]string{"-t": "TCP", "-u": "UDP", "--sctp-service": "SCTP"}
 
 // readIPVS reads "-A -t 10.96.0.1:443 -s rr" and "-a -t 10.96.0.1:443 -r
-// 10.12.97.2:6443 -m -w 1"; with a mark, "-f 9" and, for IPv6, "-6" behind it.
+// 10.12.97.2:6443 -m -w 1". It leaves out virtual servers of marks, "-f 9".
 func (k *Kernel) readIPVS(words []string) error {
-	rest := words[3:]
-	var vs virtualServer
 	if words[1] == "-f" {
-		var mark uint32
-		if _, err := fmt.Sscan(words[2], &mark); err != nil {
-			return err
-		}
-		into := k.marked
-		if len(rest) > 0 && rest[0] == "-6" {
-			into, rest = k.marked6, rest[1:]
-		}
-		if words[0] == "-A" {
-			into[mark] = virtualServer{strings.Join(rest, " "), map[netip.AddrPort]string{}}
-		}
-		vs = into[mark]
-	} else {
-		at, err := netip.ParseAddrPort(words[2])
-		if err != nil {
-			return err
-		}
-		key := endpoint{ipvsProtocols[words[1]], at}
-		if words[0] == "-A" {
-			k.virtualServers[key] = virtualServer{strings.Join(rest, " "), map[netip.AddrPort]string{}}
-		}
-		vs = k.virtualServers[key]
+		return nil
 	}
+	at, err := netip.ParseAddrPort(words[2])
+	if err != nil {
+		return err
+	}
+	key, rest := endpoint{ipvsProtocols[words[1]], at}, words[3:]
 	if words[0] == "-A" {
+		k.virtualServers[key] = virtualServer{strings.Join(rest, " "), map[netip.AddrPort]string{}}
 		return nil
 	}
 	to, err := netip.ParseAddrPort(rest[1])
 	if err == nil {
-		vs.realServers[to] = strings.Join(rest[2:], " ")
+		k.virtualServers[key].realServers[to] = strings.Join(rest[2:], " ")
 	}
 	return err
 }
 
-// readSet reads "create NAME …" and "add NAME MEMBER [skbmark 0x9/0x…]".
+// readSet reads "create NAME …" and "add NAME MEMBER …".
 func (k *Kernel) readSet(words []string) error {
-	if words[0] == "create" {
-		k.sets[words[1]] = map[string]uint32{}
-		return nil
-	}
-	member, mark := words[2], uint32(0)
-	if len(words) > 4 && words[3] == "skbmark" {
-		if _, err := fmt.Sscanf(words[4], "0x%x", &mark); err != nil {
-			return err
-		}
-	}
-	k.sets[words[1]][member] = mark
-	if parts := strings.Split(member, ","); len(parts) == 3 {
-		prefix, err := parsePrefix(parts[2])
-		if err != nil {
-			return err
-		}
-		if k.nets[words[1]] == nil {
-			k.nets[words[1]] = map[string][]netip.Prefix{}
-		}
-		front := parts[0] + "," + parts[1]
-		k.nets[words[1]][front] = append(k.nets[words[1]][front], prefix)
+	if words[0] == "add" {
+		k.sets[words[1]] = append(k.sets[words[1]], words[2])
 	}
 	return nil
-}
-
-func parsePrefix(text string) (netip.Prefix, error) {
-	if a, err := netip.ParseAddr(text); err == nil {
-		return netip.PrefixFrom(a, a.BitLen()), nil
-	}
-	return netip.ParsePrefix(text)
 }
 
 // readAddress reads "2: eth0    inet 192.168.50.11/24 brd …".
@@ -237,12 +183,6 @@ func (k *Kernel) readLocal(words []string) error {
 	return err
 }
 
-// readRule reads "0: from all fwmark 0x4/0xd goto 1 proto 81".
-func (k *Kernel) readRule(words []string) error {
-	k.skips = k.skips || slices.Contains(words, "goto")
-	return nil
-}
-
 // dummy is the interface that VIPs are on.
 const dummy = "kube-ipvs0"
 
@@ -252,7 +192,7 @@ var ownSets = regexp.MustCompile(`^KUBE-(6-)?IPVS-`)
 
 // Facts brings the state into normal form. What becomes of packets is asked of
 // every address and port that either side serves: see Questions.
-func (k *Kernel) Facts(questions []Question) Facts {
+func (k *Kernel) Facts(questions []Question) (Facts, error) {
 	facts := Facts{}
 	for key, vs := range k.virtualServers {
 		facts[Fact{Kind: "virtual server", Protocol: key.protocol, At: key.at}] = vs.options
@@ -269,16 +209,20 @@ func (k *Kernel) Facts(questions []Question) Facts {
 		facts[Fact{Kind: "VIP", At: netip.AddrPortFrom(a, 0)}] = "local"
 	}
 	for name, members := range k.sets {
-		for m := range members {
+		for _, m := range members {
 			if f, ok := memberFact(name, m); ok {
 				facts[f] = "listed"
 			}
 		}
 	}
 	for _, q := range questions {
-		facts[q.fact()] = k.answer(q)
+		answer, err := k.answer(q)
+		if err != nil {
+			return nil, fmt.Errorf("%s: %w", q.fact(), err)
+		}
+		facts[q.fact()] = answer
 	}
-	return facts
+	return facts, nil
 }
 
 // memberFact is false for members that the fact of a VIP stands for already,

@@ -1,10 +1,13 @@
 package conformance
 
 import (
-	"cmp"
+	"fmt"
 	"net/netip"
 	"slices"
 	"strings"
+
+	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
+	"github.com/kube-ipvs/kube-ipvs/pkg/trace"
 )
 
 // Question asks what becomes of a packet.
@@ -80,134 +83,57 @@ func (k *Kernel) nodePorts() []endpoint {
 	return out
 }
 
-// answer follows a packet through the node. The hooks come in the kernel's
-// order, and IPVS after INPUT's filter; for the node's own packets it comes
-// between nat and filter in OUTPUT.
-func (k *Kernel) answer(q Question) string {
-	source := Sources[q.From]
-	pkt := &packet{dst: q.To.Addr(), dport: q.To.Port(), protocol: q.Protocol, sport: 40000, in: source.In, bridged: source.In == "cni0"}
-	pkt.src = netip.MustParseAddr(source.IPv4)
-	if pkt.dst.Is6() {
-		pkt.src = netip.MustParseAddr(source.IPv6)
-	}
-	if pkt.in == "" {
-		return k.sent(pkt)
-	}
-	return k.received(pkt)
+// protocols are the evaluator's, for IPv4 and IPv6.
+var protocols = map[string][2]ip.Protocol{
+	"TCP": {ip.TCP, ip.TCP}, "UDP": {ip.UDP, ip.UDP}, "SCTP": {ip.SCTP, ip.SCTP}, "ICMP": {trace.ICMP, trace.ICMPv6},
 }
 
-// received is a packet that has come in by an interface.
-func (k *Kernel) received(pkt *packet) string {
-	if verdict := cmp.Or(stopped(k.run("mangle", "PREROUTING", pkt)), stopped(k.run("nat", "PREROUTING", pkt))); verdict != "" {
-		return verdict
+// answer asks the evaluator what becomes of a request. Each real server has its words.
+// What the evaluator cannot judge is an error.
+func (k *Kernel) answer(q Question) (string, error) {
+	source, family := Sources[q.From], 0
+	from := netip.MustParseAddr(source.IPv4)
+	if q.To.Addr().Is6() {
+		from, family = netip.MustParseAddr(source.IPv6), 1
 	}
-	if k.skipsLocal(pkt) || !k.local(pkt.dst) && !(k.claimed[pkt.dst] && pkt.mark&claimMark != 0) {
-		return k.forwarded(pkt)
-	}
-	return k.delivered(pkt)
-}
-
-// claimMark is the default of --claim-mark. Under foreignMask it marks what is for
-// a port of another device, and skips table local.
-const claimMark, foreignMask = 0x4, 0xd
-
-// skipsLocal reports whether a policy rule leads the packet past table local.
-func (k *Kernel) skipsLocal(pkt *packet) bool { return k.skips && pkt.mark&foreignMask == claimMark }
-
-func (k *Kernel) forwarded(pkt *packet) string {
-	return cmp.Or(stopped(k.run("mangle", "FORWARD", pkt)), stopped(k.run("filter", "FORWARD", pkt)), "forwarded")
-}
-
-func (k *Kernel) delivered(pkt *packet) string {
-	verdict := cmp.Or(stopped(k.run("mangle", "INPUT", pkt)), stopped(k.run("filter", "INPUT", pkt)))
-	if verdict != "" {
-		return verdict
-	}
-	if answer, served := k.scheduled(pkt); served {
-		return answer
-	}
-	return "the node's own"
-}
-
-// sent is a packet of the node's own: its source is the destination, where that
-// is local.
-func (k *Kernel) sent(pkt *packet) string {
-	if k.local(pkt.dst) {
-		pkt.src = pkt.dst
-	}
-	verdict := cmp.Or(stopped(k.run("mangle", "OUTPUT", pkt)), stopped(k.run("nat", "OUTPUT", pkt)))
-	if verdict != "" {
-		return verdict
-	}
-	if answer, served := k.scheduled(pkt); served {
-		return answer
-	}
-	if verdict := stopped(k.run("filter", "OUTPUT", pkt)); verdict != "" {
-		return verdict
-	}
-	if k.skipsLocal(pkt) || !k.local(pkt.dst) {
-		return "sent away"
-	}
-	// What is for the node itself comes in again by lo.
-	pkt.in = "lo"
-	return k.delivered(pkt)
-}
-
-// stopped is a verdict that ends the way, else "".
-func stopped(verdict string) string {
-	switch verdict {
-	case "DROP":
-		return "dropped"
-	case "REJECT":
-		return "refused"
-	case "REDIRECT":
-		return "the node's own"
-	}
-	return ""
-}
-
-// scheduled is what IPVS does: a virtual server with the packet's mark comes
-// first, and one without real servers refuses. Each real server has its words.
-func (k *Kernel) scheduled(pkt *packet) (answer string, served bool) {
-	marked := k.marked
-	if pkt.dst.Is6() {
-		marked = k.marked6
-	}
-	key := endpoint{pkt.protocol, netip.AddrPortFrom(pkt.dst, pkt.dport)}
-	vs, served := marked[pkt.mark]
-	if !served || pkt.mark == 0 {
-		vs, served = k.virtualServers[key]
-	}
-	if !served {
-		return "", false
+	n := k.nodes[family]
+	x := k.evaluator.Explain(n, trace.Question{Protocol: protocols[q.Protocol][family], From: from, To: q.To, In: source.In})
+	if len(x.Doubts) > 0 {
+		return "", fmt.Errorf("the evaluator cannot judge it: %s", strings.Join(x.Doubts, "; "))
 	}
 	var out []string
-	for to, options := range vs.realServers {
-		if active(options) {
-			out = append(out, k.dispatched(*pkt, key, to))
+	for i := range x.RealServers {
+		if b := &x.RealServers[i]; b.Weight > 0 {
+			out = append(out, b.RealServer+" "+dispatched(n, b))
 		}
 	}
-	if len(out) == 0 {
-		return "refused", true
+	switch {
+	case len(out) > 0:
+		slices.Sort(out)
+		return strings.Join(out, ", "), nil
+	case x.Verdict.Outcome == trace.Refused:
+		return "refused", nil
+	case x.Verdict.Outcome == trace.Dropped:
+		return "dropped", nil
+	case x.Link == "lo":
+		return "the node's own", nil
+	case source.In == "":
+		return "sent away", nil
 	}
-	slices.Sort(out)
-	return strings.Join(out, ", "), true
+	return "forwarded", nil
 }
 
-// active tells whether a real server takes new connections.
-func active(options string) bool { return !strings.Contains(options+" ", "-w 0 ") }
-
-// dispatched is a packet that IPVS has given a real server. It is in OUTPUT
-// again, and nat does not look at it there a second time.
-func (k *Kernel) dispatched(pkt packet, key endpoint, to netip.AddrPort) string {
-	pkt.served, pkt.in = &key, ""
-	pkt.dst, pkt.dport = to.Addr(), to.Port()
-	verdict := cmp.Or(stopped(k.run("mangle", "OUTPUT", &pkt)), stopped(k.run("filter", "OUTPUT", &pkt)))
-	if verdict != "" {
-		return to.String() + " " + verdict
+// dispatched says what becomes of a request behind IPVS: whose address the endpoint
+// sees, or that it does not arrive there. What becomes of the reply is not compared.
+func dispatched(n *trace.Node, b *trace.Branch) string {
+	arrives := b.ReturnsBy != "" || b.LeavesBy == "lo"
+	switch {
+	case !arrives && b.Verdict.Outcome == trace.Refused:
+		return "refused"
+	case !arrives && b.Verdict.Outcome == trace.Dropped:
+		return "dropped"
+	case n.Owner(netip.MustParseAddr(b.SeenSource)) != "":
+		return "masqueraded"
 	}
-	if m := k.run("nat", "POSTROUTING", &pkt); m == "MASQUERADE" || m == "SNAT" {
-		return to.String() + " masqueraded"
-	}
-	return to.String() + " as itself"
+	return "as itself"
 }

@@ -18,6 +18,8 @@ import (
 	"github.com/moby/ipvs"
 	"golang.org/x/sys/unix"
 
+	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
+	"github.com/kube-ipvs/kube-ipvs/pkg/trace"
 	"github.com/kube-ipvs/kube-ipvs/test/e2e/lab"
 )
 
@@ -269,5 +271,16 @@ func (s *side) read() (*Kernel, error) {
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", s.name, err)
 	}
-	return k, nil
+	return k, s.node.Do(func() error {
+		kernel, err := trace.Read()
+		if err != nil {
+			return err
+		}
+		for i, family := range ip.Families {
+			if k.nodes[i], err = kernel.Node(family); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
 }

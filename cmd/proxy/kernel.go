@@ -225,6 +225,16 @@ func (m *machine) restoreSysctls(givenBack bool) error {
 	})
 }
 
+// rerouteReplies turns the second route look-up of replies on when the process ends: no one
+// is told then that another program has added a policy rule.
+func rerouteReplies(k sysctlKernel) error {
+	have, err := k.Observe([]string{plan.SNATReroute})
+	if err != nil || have[plan.SNATReroute] != "0" {
+		return err
+	}
+	return setSysctls(k, sysctl.State{plan.SNATReroute: "1"})
+}
+
 // prepare checks that the scheduler exists and sets the time-outs.
 func (m *machine) prepare(cfg *config.Config) error {
 	if err := m.ipvs.Probe(cfg.Plan.Scheduler); err != nil {

@@ -42,6 +42,9 @@ type Node struct {
 	MainGone map[ip.Family]bool
 	// ReadOnly means that this process cannot set kernel parameters.
 	ReadOnly bool
+	// Watched means that the process is told when the Inventory changes, as long as it
+	// runs.
+	Watched bool
 	// Uses holds the sets that rules are written for.
 	Uses SetsInUse
 }

@@ -47,6 +47,7 @@ func ForNode(cfg *Config, n *Node) NodePlan {
 		addClaimRules(&part, cfg, n, family)
 	}
 	addSharedSysctls(&part, cfg, n)
+	addReroute(&part, n)
 	part.Chains = allChains(cfg, n)
 	return part
 }
@@ -62,6 +63,21 @@ func allChains(cfg *Config, n *Node) []nat.Chain {
 	return slices.SortedFunc(maps.Keys(s.Chains), func(a, b nat.Chain) int {
 		return cmp.Or(cmp.Compare(a.Family, b.Family), cmp.Compare(a.Table, b.Table), cmp.Compare(a.Name, b.Name))
 	})
+}
+
+// addReroute turns the second route look-up of replies off while it cannot change their
+// route, and on again otherwise. kube-proxy leaves it on, which is the kernel's default. A
+// process that is not told of changes, or could not turn it on again, leaves it alone. The
+// rules of the plan itself need it, even if the Inventory does not have them yet, except
+// those by which packets skip table local: replies to other hosts have no route there.
+func addReroute(part *NodePlan, n *Node) {
+	if _, set := part.Sysctls[SNATReroute]; set || !n.Watched || n.ReadOnly || n.Inventory.Reroute == routing.RerouteUnknown {
+		return
+	}
+	part.Sysctls[SNATReroute] = "1"
+	if n.Inventory.Reroute == routing.RerouteNeedless && !slices.ContainsFunc(part.Rules, func(r routing.Rule) bool { return r.Action != routing.SkipLocal }) {
+		part.Sysctls[SNATReroute] = "0"
+	}
 }
 
 // sysctls returns the kernel parameters that IPVS needs to serve Services correctly.

@@ -13,6 +13,7 @@ import (
 
 	"github.com/kube-ipvs/kube-ipvs/pkg/apply"
 	"github.com/kube-ipvs/kube-ipvs/pkg/plan"
+	"github.com/kube-ipvs/kube-ipvs/pkg/routing"
 	"github.com/kube-ipvs/kube-ipvs/pkg/service"
 )
 
@@ -128,6 +129,10 @@ func (p *Proxy) renewAffected(ctx context.Context) {
 		// is not an empty one (kubernetes#129146).
 		p.renewFailed = true
 		p.retries.failed(nodeKey, time.Now())
+		if p.node.Inventory.Reroute == routing.RerouteNeedless {
+			p.node.Inventory.Reroute = routing.RerouteNeeded
+			p.replan = true
+		}
 		klog.FromContext(ctx).Error(err, "Cannot read the node's network, keeping the known state")
 		return
 	}
@@ -163,7 +168,7 @@ func (p *Proxy) renewNode(ctx context.Context) (plan.Deps, error) {
 	p.node.Bound = p.bound
 	p.node.Kernel = p.KernelVersion
 	p.node.BridgeNetfilter = p.BridgeNetfilter(plan.NeedsBridgeNetfilter(&p.Config, &p.node))
-	p.node.ReadOnly = p.ReadOnly
+	p.node.ReadOnly, p.node.Watched = p.ReadOnly, p.watched
 	p.node.Uses = p.uses
 	facts := plan.NewFacts(&p.Config, &p.node)
 	changed := plan.DiffFacts(&p.facts, &facts)

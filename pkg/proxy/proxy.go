@@ -113,6 +113,7 @@ type Proxy struct {
 	bound    []plan.Binding // bindings of all plans so far
 	uses     plan.SetsInUse // sets that rules are written for
 	started  bool           // every Service is programmed: uses may shrink
+	watched  bool           // changes of the node are reported: Run, not Once
 	replan   bool           // plan the node's plan again
 	depends  map[types.NamespacedName]plan.Deps
 	reported map[types.NamespacedName]string // last error reported for each object
@@ -168,6 +169,7 @@ func New(o Options) *Proxy {
 // returns an error only if the source cannot start; later failures are reported and
 // retried.
 func (p *Proxy) Run(ctx context.Context, src source.Source) error {
+	p.watched = true
 	ended := make(chan error, 1)
 	go func() { ended <- src.Run(ctx, p.inbox) }()
 	missed := func() { p.inbox.networkChanged(); p.inbox.deleted() }

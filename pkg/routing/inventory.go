@@ -42,7 +42,7 @@ func (n *Netlink) inventory() (Inventory, error) {
 	if err != nil {
 		return Inventory{}, err
 	}
-	inv.Rules = inventoryRules(rules)
+	inv.Rules, inv.Reroute = inventoryRules(rules), n.reroute(rules)
 	peers := map[netip.Addr]struct{}{}
 	for _, f := range ip.Families {
 		t := tables{family: f, numbers: tablesOf(rules, f), names: names, inputs: inputsOf(rules, f), peers: peers}

@@ -551,3 +551,30 @@ func transmitted(t *testing.T) int {
 	}
 	return int(link.Attrs().Statistics.TxPackets)
 }
+
+// Anything by which the source of a packet may decide its route needs the second look-up.
+func TestInventoryReroute(t *testing.T) {
+	namespace(t)
+	ipCommands(t, "link set lo up", "link add eth1 type veth peer name eth2", "link set eth2 up", "link set eth1 up", "-6 addr add fd00::10/64 dev eth1 nodad")
+	n := open(t)
+	check := func(what string, want Reroute) {
+		t.Helper()
+		if inv, err := n.Inventory(); err != nil || inv.Reroute != want {
+			t.Errorf("%s: %d, %v, want %d", what, inv.Reroute, err, want)
+		}
+	}
+	check("nothing", RerouteNeedless)
+	for _, c := range []struct{ add, del string }{
+		{"rule add pref 1000 from 10.0.0.1 lookup 100", "rule del pref 1000"},
+		{"rule add pref 32767 fwmark 1 lookup 100", "rule del pref 32767 fwmark 1"},
+		{"-6 rule add pref 1000 iif eth1 lookup 100", "-6 rule del pref 1000"},
+		{"-6 route add 2001:db8::/64 from fd00:1::/64 dev eth1", "-6 route del 2001:db8::/64 from fd00:1::/64 dev eth1"},
+		{"xfrm policy add src 10.0.0.0/8 dst 192.0.2.0/24 dir out", "xfrm policy flush"},
+		{"rule del pref 0", "rule add pref 0 lookup local"},
+	} {
+		ipCommands(t, c.add)
+		check(c.add, RerouteNeeded)
+		ipCommands(t, c.del)
+		check(c.del, RerouteNeedless)
+	}
+}

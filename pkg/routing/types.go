@@ -170,6 +170,8 @@ type Inventory struct {
 	// Peers are the gateways of all routes of the same tables, and the destinations in the
 	// forwarding databases of VXLAN links: addresses of other nodes, among others. Sorted.
 	Peers []netip.Addr
+	// Reroute is whether replies need a second route look-up after IPVS.
+	Reroute Reroute
 }
 
 // State is what we own: the dummy link, its addresses, and our rules and routes.

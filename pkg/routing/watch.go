@@ -49,6 +49,7 @@ func (n *Netlink) Watch(ctx context.Context, inventory func(), own func(...Lost)
 	w.restore = func(changed rawRule, deleted bool) ([]Lost, bool) {
 		return n.guard.restore(n.session(Protocol), changed, deleted)
 	}
+	watchIPsec(ctx, func() { signal(w.inventory) })
 	notified := make(chan struct{})
 	go func() {
 		defer close(notified)

@@ -40,14 +40,14 @@ func TestInstructions(t *testing.T) {
 	for _, n := range numbers(t, "BENCH_SIZES") {
 		b.api.grow(n)
 		for _, w := range chosen(t, "INSTRUCTIONS_WORLDS", worlds, func(w *world) string { return w.name }) {
-			b.countWorld(t, w, n, figures, (*counting).count)
+			b.countWorld(t, w, n, "", figures, (*counting).count)
 			fmt.Printf("\n%s: instructions over the direct path\n\n%s\n", w.name, figures.Table(func(f Figure) bool { return f.World == w.name && f.Services == n && f.Variant == "" }))
 		}
 		if os.Getenv("INSTRUCTIONS_VARIANTS") != "" {
-			b.countWorld(t, worldOfVariants(), n, figures, (*counting).variants)
+			b.countWorld(t, worldOfVariants(), n, ", variants", figures, (*counting).variants)
 		}
 		if os.Getenv("INSTRUCTIONS_ABLATION") != "" {
-			b.countWorld(t, worldOfVariants(), n, figures, (*counting).ablation)
+			b.countWorld(t, worldOfVariants(), n, ", ablation", figures, (*counting).ablation)
 		}
 	}
 }
@@ -81,12 +81,14 @@ func worldOfVariants() *world {
 }
 
 // countWorld has all subjects of a world measured. What was measured is kept after each.
-func (b *bench) countWorld(t *testing.T, w *world, n int, figures *Figures, measure func(*counting)) {
+// The name of a test must not occur twice: the "#" that would be added to the second one
+// becomes part of a directory, whose name ends there for mount(8).
+func (b *bench) countWorld(t *testing.T, w *world, n int, what string, figures *Figures, measure func(*counting)) {
 	b.api.enter(w)
 	defer b.api.leave(w)
 	for _, s := range chosen(t, "INSTRUCTIONS_SUBJECTS", countedSubjects(), func(s countedSubject) string { return s.name }) {
 		if slices.Contains(w.subjects, s.name) {
-			t.Run(fmt.Sprintf("%s, %s, %d", s.name, w.name, n), func(t *testing.T) {
+			t.Run(fmt.Sprintf("%s, %s, %d%s", s.name, w.name, n, what), func(t *testing.T) {
 				c := &counting{testbed: newTestbed(t, s.program, w), subject: s, world: w, services: n, figures: figures}
 				c.begin()
 				if os.Getenv("INSTRUCTIONS_SHOW") != "" {

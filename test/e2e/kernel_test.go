@@ -135,10 +135,11 @@ func kernelState(node *lab.Node) string {
 	return text.String()
 }
 
+// programmedSysctls leaves out snat_reroute, which is 0 only while a proxy runs.
 var programmedSysctls = []string{
 	"net.ipv4.ip_forward", "net.ipv4.vs.conntrack", "net.ipv4.vs.expire_nodest_conn",
 	"net.ipv4.vs.expire_quiescent_template", "net.ipv4.conf.all.src_valid_mark",
-	"net.ipv4.conf.all.arp_ignore", "net.ipv4.conf.all.arp_announce", "net.ipv4.vs.snat_reroute",
+	"net.ipv4.conf.all.arp_ignore", "net.ipv4.conf.all.arp_announce",
 	"net.netfilter.nf_conntrack_tcp_timeout_established", "net.netfilter.nf_conntrack_tcp_timeout_close_wait",
 }
 

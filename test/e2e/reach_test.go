@@ -81,6 +81,44 @@ func TestIssue98465PolicyOfDrop(t *testing.T) {
 	})
 }
 
+// TestRepliesAreRoutedOnce adds what may route replies by their source while the proxy
+// runs. Replies are routed a second time as soon as it is there, and when the proxy has
+// ended. Services answer in every step.
+func TestRepliesAreRoutedOnce(t *testing.T) {
+	c := newOfflineCluster(t)
+	node1 := c.Nodes[0]
+	s := newService("web", corev1.ProtocolTCP, 80, clusterIPs(1)[0])
+	s = newLoadBalancer(s, balancerIPs(1)[0])
+	s.Spec.Ports[0].NodePort = 30001
+	proxy := node1.StartProxy(func(*lab.Process) error { return hasPassed(node1.Node) },
+		"--manifests", writeManifests(t, withSlices(s, ready(c.web1), ready(c.web2))...), "--hostname-override", node1.Name, "--cluster-cidr", podCIDRs)
+	for _, step := range []struct{ what, command, want string }{
+		{"no policy routing", "true", "0"},
+		{"a policy rule", "ip rule add pref 1000 from 192.0.2.1 lookup 100", "1"},
+		{"the rule is deleted", "ip rule del pref 1000", "0"},
+		{"an IPsec policy", "ip xfrm policy add src 192.0.2.1 dst 192.0.2.2 dir out", "1"},
+		{"the policy is deleted", "ip xfrm policy flush", "0"},
+		{"the proxy has ended", "", "1"},
+	} {
+		if step.command == "" {
+			proxy.Terminate()
+		} else {
+			node1.Exec("sh", "-c", step.command)
+		}
+		lab.Eventually(t, syncLimit/2, step.what, func() error {
+			if now := node1.ReadSysctl("net.ipv4.vs.snat_reroute"); now != step.want {
+				return fmt.Errorf("snat_reroute is %s", now)
+			}
+			return nil
+		})
+		for address, from := range map[string]*lab.Namespace{at(clusterIPs(1)[0], 80): c.caller1.Namespace, at(node1.IPv4.String(), 30001): c.Client, at(balancerIPs(1)[0], 80): c.caller1.Namespace} {
+			if answer := from.Dial(lab.TCP, address); answer.Server == "" {
+				t.Errorf("%s, %s from %s: %s", step.what, address, from.Name, answer)
+			}
+		}
+	}
+}
+
 // checkPolicyFollowed changes node 1's INPUT while its proxy runs. The chain that accepts
 // Service traffic is jumped to only while a policy or another program's rule may drop
 // packets. No read of the rules is due meanwhile: the proxy is told.

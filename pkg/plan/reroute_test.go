@@ -1,0 +1,32 @@
+package plan
+
+import (
+	"testing"
+
+	"github.com/kube-ipvs/kube-ipvs/pkg/routing"
+)
+
+// Replies are routed a second time unless it is certain that this changes nothing.
+func TestReroute(t *testing.T) {
+	for _, c := range []struct {
+		what              string
+		reroute           routing.Reroute
+		watched, readOnly bool
+		rules             []routing.Rule
+		want              string
+	}{
+		{"plain routing", routing.RerouteNeedless, true, false, nil, "0"},
+		{"policy routing", routing.RerouteNeeded, true, false, nil, "1"},
+		{"not read", routing.RerouteUnknown, true, false, nil, ""},
+		{"--once", routing.RerouteNeedless, false, false, nil, ""},
+		{"parameters cannot be set", routing.RerouteNeedless, true, true, nil, ""},
+		{"shared VIPs", routing.RerouteNeedless, true, false, []routing.Rule{{Action: routing.SkipLocal, Mark: 4, Mask: 4}}, "0"},
+		{"a rule of the plan", routing.RerouteNeedless, true, false, []routing.Rule{{Priority: 99}}, "1"},
+	} {
+		part := NodePlan{Sysctls: map[string]string{}, Rules: c.rules}
+		addReroute(&part, &Node{Watched: c.watched, ReadOnly: c.readOnly, Inventory: routing.Inventory{Reroute: c.reroute}})
+		if got := part.Sysctls[SNATReroute]; got != c.want {
+			t.Errorf("%s: %q, want %q", c.what, got, c.want)
+		}
+	}
+}

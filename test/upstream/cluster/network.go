@@ -62,7 +62,7 @@ func setUpNetwork(nodes []node) error {
 		// Programs look for a default route when they choose an address.
 		"ip route add default via " + nodesUpTo(1)[0].address4() + " metric 1000",
 		"ip addr add " + client4 + "/32 dev lo",
-		"ip addr add " + client6 + "/128 dev lo",
+		"ip addr add " + client6 + "/128 dev lo nodad", // tentative for a moment otherwise
 		// Balancers drop what is for no Service, without a word: the kernel does so with
 		// packets that come by lo and are not for itself.
 		"ip route add " + balanced4 + " dev lo src " + client4,

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+	"sync"
 
 	"github.com/kube-ipvs/kube-ipvs/pkg/apply"
 	"github.com/kube-ipvs/kube-ipvs/pkg/conntrack"
@@ -261,7 +262,10 @@ func (s *Scenario) fabric(family ip.Family) func(netip.Addr) string {
 			known[a] = link
 		}
 	}
+	var mu sync.Mutex // classes are evaluated in parallel
 	return func(a netip.Addr) string {
+		mu.Lock()
+		defer mu.Unlock()
 		if owner := n.Owner(a); owner != "" {
 			return owner
 		}

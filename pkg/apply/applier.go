@@ -10,9 +10,8 @@ import (
 
 	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
 	"github.com/kube-ipvs/kube-ipvs/pkg/ipvs"
-	"github.com/kube-ipvs/kube-ipvs/pkg/kubeproxy"
-	"github.com/kube-ipvs/kube-ipvs/pkg/loopback"
 	"github.com/kube-ipvs/kube-ipvs/pkg/nat"
+	"github.com/kube-ipvs/kube-ipvs/pkg/nft"
 	"github.com/kube-ipvs/kube-ipvs/pkg/plan"
 	"github.com/kube-ipvs/kube-ipvs/pkg/routing"
 	"github.com/kube-ipvs/kube-ipvs/pkg/sysctl"
@@ -85,8 +84,8 @@ type cachedState struct {
 	sysctls sysctl.State
 	nat     map[ip.Family]nat.State
 
-	loopback  loopback.State
-	kubeProxy kubeproxy.State
+	loopback  nft.Loopback
+	kubeProxy nft.KubeProxy
 	leftovers leftovers
 }
 

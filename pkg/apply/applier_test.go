@@ -18,8 +18,8 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
 	"github.com/kube-ipvs/kube-ipvs/pkg/ipset"
 	"github.com/kube-ipvs/kube-ipvs/pkg/ipvs"
-	"github.com/kube-ipvs/kube-ipvs/pkg/loopback"
 	"github.com/kube-ipvs/kube-ipvs/pkg/nat"
+	"github.com/kube-ipvs/kube-ipvs/pkg/nft"
 	"github.com/kube-ipvs/kube-ipvs/pkg/plan"
 	"github.com/kube-ipvs/kube-ipvs/pkg/routing"
 	"github.com/kube-ipvs/kube-ipvs/pkg/service"
@@ -41,7 +41,7 @@ type world struct {
 	routing   *routing.Fake
 	sysctl    *sysctl.Fake
 	conntrack *conntrack.Fake
-	loopback  *loopback.Fake
+	loopback  *nft.FakeLoopback
 	refuse    func(change string) error // asked of every change of every kind
 	now       time.Time
 }
@@ -56,7 +56,7 @@ func newWorld(t testing.TB) *world {
 			VIPs:      plan.VIPs{ClusterIPs: plan.ClaimAddress, LoadBalancers: plan.ClaimPort, ExternalIPs: plan.ClaimPort, Ping: true, Mark: 0x4, Table: 80080, Priority: 99},
 		},
 		numbers: map[ipvs.Key]uint32{},
-		ipvs:    ipvs.NewFake(), ipset: ipset.NewFake(), routing: routing.NewFake(), conntrack: conntrack.NewFake(), loopback: loopback.NewFake(),
+		ipvs:    ipvs.NewFake(), ipset: ipset.NewFake(), routing: routing.NewFake(), conntrack: conntrack.NewFake(), loopback: nft.NewFakeLoopback(),
 		nat: map[ip.Family]*nat.Fake{ip.IPv4: nat.NewFake(ip.IPv4), ip.IPv6: nat.NewFake(ip.IPv6)},
 	}
 	part := plan.ForNode(&w.cfg, &plan.Node{})
@@ -84,7 +84,7 @@ func (w *world) hook() {
 	w.ipvs.Refuse = func(c ipvs.Change) error { return ask(c) }
 	w.ipset.Refuse = func(c ipset.Change) error { return ask(c) }
 	w.routing.Refuse = func(c routing.Change) error { return ask(c) }
-	w.loopback.Refuse = func(c loopback.Change) error { return ask(c) }
+	w.loopback.Refuse = func(c nft.LoopbackChange) error { return ask(c) }
 	w.sysctl.Refuse = func(c sysctl.Change) error { return ask(c) }
 	for _, f := range w.nat {
 		f.Refuse = func(c nat.Change) error { return ask(c) }

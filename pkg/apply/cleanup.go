@@ -8,8 +8,8 @@ import (
 
 	"github.com/kube-ipvs/kube-ipvs/pkg/ipset"
 	"github.com/kube-ipvs/kube-ipvs/pkg/kernel"
-	"github.com/kube-ipvs/kube-ipvs/pkg/loopback"
 	"github.com/kube-ipvs/kube-ipvs/pkg/nat"
+	"github.com/kube-ipvs/kube-ipvs/pkg/nft"
 	"github.com/kube-ipvs/kube-ipvs/pkg/routing"
 )
 
@@ -32,7 +32,7 @@ func (a *Applier) Cleanup() error {
 		errs = append(errs, fmt.Errorf("rules of %s in %s may remain: %w", family, a.kernel.Leftovers.Programs, err))
 	}
 	if a.kernel.Loopback != nil {
-		errs = append(errs, kernel.Join(a.kernel.writeLoopback(loopback.Diff(o.loopback, nil))))
+		errs = append(errs, kernel.Join(a.kernel.writeLoopback(nft.DiffLoopback(o.loopback, nil))))
 	}
 	if a.kernel.KubeProxy != nil {
 		errs = append(errs, kernel.Join(a.kernel.writeKubeProxy(a.tablesToRemove())))

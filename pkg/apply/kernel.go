@@ -10,9 +10,8 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
 	"github.com/kube-ipvs/kube-ipvs/pkg/ipset"
 	"github.com/kube-ipvs/kube-ipvs/pkg/ipvs"
-	"github.com/kube-ipvs/kube-ipvs/pkg/kubeproxy"
-	"github.com/kube-ipvs/kube-ipvs/pkg/loopback"
 	"github.com/kube-ipvs/kube-ipvs/pkg/nat"
+	"github.com/kube-ipvs/kube-ipvs/pkg/nft"
 	"github.com/kube-ipvs/kube-ipvs/pkg/routing"
 	"github.com/kube-ipvs/kube-ipvs/pkg/sysctl"
 )
@@ -55,14 +54,14 @@ type Sysctl interface {
 
 // Loopback is what this package uses of package loopback.
 type Loopback interface {
-	Observe() (loopback.State, error)
-	Apply([]loopback.Change) []loopback.Failure
+	Observe() (nft.Loopback, error)
+	Apply([]nft.LoopbackChange) []nft.LoopbackFailure
 }
 
 // KubeProxy is what this package uses of package kubeproxy.
 type KubeProxy interface {
-	Observe() (kubeproxy.State, error)
-	Apply([]kubeproxy.Change) []kubeproxy.Failure
+	Observe() (nft.KubeProxy, error)
+	Apply([]nft.KubeProxyChange) []nft.KubeProxyFailure
 }
 
 // Conntrack is what this package uses of package conntrack.

@@ -6,7 +6,7 @@ import (
 	"testing"
 
 	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
-	"github.com/kube-ipvs/kube-ipvs/pkg/loopback"
+	"github.com/kube-ipvs/kube-ipvs/pkg/nft"
 	"github.com/kube-ipvs/kube-ipvs/pkg/plan"
 	"github.com/kube-ipvs/kube-ipvs/pkg/routing"
 )
@@ -20,8 +20,8 @@ func TestLoopbackRules(t *testing.T) {
 		Name: "eth0", Addresses: []routing.Address{{Prefix: netip.MustParsePrefix("192.0.2.11/24"), Global: true}},
 	}}}})
 	w.applier.SetNode(part)
-	want := loopback.State{ip.IPv4: {Mark: w.cfg.MasqueradeMark, Source: netip.MustParseAddr("192.0.2.11")}}
-	check := func(when string, want loopback.State) {
+	want := nft.Loopback{ip.IPv4: {Mark: w.cfg.MasqueradeMark, Source: netip.MustParseAddr("192.0.2.11")}}
+	check := func(when string, want nft.Loopback) {
 		t.Helper()
 		have, err := w.loopback.Observe()
 		if err != nil || !maps.Equal(have, want) {
@@ -45,5 +45,5 @@ func TestLoopbackRules(t *testing.T) {
 	if err := w.applier.Cleanup(); err != nil {
 		t.Fatal(err)
 	}
-	check("after the cleanup", loopback.State{})
+	check("after the cleanup", nft.Loopback{})
 }

@@ -7,8 +7,8 @@ import (
 
 	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
 	"github.com/kube-ipvs/kube-ipvs/pkg/ipset"
-	"github.com/kube-ipvs/kube-ipvs/pkg/loopback"
 	"github.com/kube-ipvs/kube-ipvs/pkg/nat"
+	"github.com/kube-ipvs/kube-ipvs/pkg/nft"
 	"github.com/kube-ipvs/kube-ipvs/pkg/plan"
 	"github.com/kube-ipvs/kube-ipvs/pkg/routing"
 	"github.com/kube-ipvs/kube-ipvs/pkg/sysctl"
@@ -39,7 +39,7 @@ func (a *Applier) SetNode(part plan.NodePlan) {
 // be called concurrently with other methods.
 func (a *Applier) Concerns(c nat.Chain) bool {
 	own := a.rules.Load()
-	return own != nil && (own.Concerns(c) || a.kernel.Loopback != nil && c.Table == loopback.Table)
+	return own != nil && (own.Concerns(c) || a.kernel.Loopback != nil && c.Table == nft.Table)
 }
 
 func (a *Applier) setNamed(name string) ipset.Set {
@@ -167,7 +167,7 @@ func (f *flush) flushLoopback() {
 		return
 	}
 	want := f.node.Loopback
-	failures := f.kernel.writeLoopback(loopback.Diff(f.cached.loopback, want))
+	failures := f.kernel.writeLoopback(nft.DiffLoopback(f.cached.loopback, want))
 	for _, failure := range failures {
 		f.fail(nil, failure)
 	}

@@ -11,9 +11,8 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
 	"github.com/kube-ipvs/kube-ipvs/pkg/ipset"
 	"github.com/kube-ipvs/kube-ipvs/pkg/ipvs"
-	"github.com/kube-ipvs/kube-ipvs/pkg/kubeproxy"
-	"github.com/kube-ipvs/kube-ipvs/pkg/loopback"
 	"github.com/kube-ipvs/kube-ipvs/pkg/nat"
+	"github.com/kube-ipvs/kube-ipvs/pkg/nft"
 	"github.com/kube-ipvs/kube-ipvs/pkg/plan"
 	"github.com/kube-ipvs/kube-ipvs/pkg/routing"
 	"github.com/kube-ipvs/kube-ipvs/pkg/sysctl"
@@ -37,8 +36,8 @@ type Observation struct {
 	sysctls sysctl.State
 	nat     map[ip.Family]nat.State
 
-	loopback  loopback.State
-	kubeProxy kubeproxy.State
+	loopback  nft.Loopback
+	kubeProxy nft.KubeProxy
 	leftovers leftovers
 
 	vips        map[plan.VIP]struct{}      // from routing
@@ -239,7 +238,7 @@ func (a *Applier) CountWantedSets() int {
 
 // nodeDifferences returns how many of the node's objects are missing or stale.
 func (a *Applier) nodeDifferences() int {
-	n := len(sysctl.Diff(a.cached.sysctls, a.node.Sysctls)) + len(loopback.Diff(a.cached.loopback, a.node.Loopback))
+	n := len(sysctl.Diff(a.cached.sysctls, a.node.Sysctls)) + len(nft.DiffLoopback(a.cached.loopback, a.node.Loopback))
 	if !a.cached.link {
 		n++
 	}

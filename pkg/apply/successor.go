@@ -9,8 +9,8 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
 	"github.com/kube-ipvs/kube-ipvs/pkg/ipset"
 	"github.com/kube-ipvs/kube-ipvs/pkg/ipvs"
-	"github.com/kube-ipvs/kube-ipvs/pkg/kubeproxy"
 	"github.com/kube-ipvs/kube-ipvs/pkg/nat"
+	"github.com/kube-ipvs/kube-ipvs/pkg/nft"
 	"github.com/kube-ipvs/kube-ipvs/pkg/plan"
 	"github.com/kube-ipvs/kube-ipvs/pkg/routing"
 )
@@ -101,8 +101,8 @@ func (a *Applier) duplicates(j nat.Jump, all []nat.Jump) bool {
 
 // tablesToRemove returns kube-proxy's nftables tables that Cleanup deletes: those beside
 // rules of ours. Without such rules kube-proxy serves the family.
-func (a *Applier) tablesToRemove() []kubeproxy.Change {
-	return slices.DeleteFunc(a.cached.kubeProxy.Removals(), func(c kubeproxy.Change) bool {
+func (a *Applier) tablesToRemove() []nft.KubeProxyChange {
+	return slices.DeleteFunc(a.cached.kubeProxy.Removals(), func(c nft.KubeProxyChange) bool {
 		_, ours := a.cached.nat[c.Family].Chains[servicesChain(c.Family)]
 		return !ours
 	})

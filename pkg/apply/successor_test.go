@@ -7,7 +7,7 @@ import (
 
 	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
 	"github.com/kube-ipvs/kube-ipvs/pkg/ipvs"
-	"github.com/kube-ipvs/kube-ipvs/pkg/kubeproxy"
+	"github.com/kube-ipvs/kube-ipvs/pkg/nft"
 )
 
 // ofIPVSMode is some of what kube-proxy writes over our rules.
@@ -128,7 +128,7 @@ func TestCleanupBesideNFTablesMode(t *testing.T) {
 			w := newWorld(t)
 			w.start(clusterIP("a", "10.96.0.1", here))
 			c.then(w)
-			tables := kubeproxy.NewFake(kubeproxy.State{ip.IPv4: true, ip.IPv6: true})
+			tables := nft.NewFakeKubeProxy(nft.KubeProxy{ip.IPv4: true, ip.IPv6: true})
 			w.restart()
 			w.applier.kernel.KubeProxy = tables
 			if err := w.applier.Cleanup(); err != nil || w.applier.GivenBack() != (c.left > 0) {

@@ -2,8 +2,8 @@ package apply
 
 import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
-	"github.com/kube-ipvs/kube-ipvs/pkg/kubeproxy"
 	"github.com/kube-ipvs/kube-ipvs/pkg/nat"
+	"github.com/kube-ipvs/kube-ipvs/pkg/nft"
 	"github.com/kube-ipvs/kube-ipvs/pkg/routing"
 )
 
@@ -92,6 +92,6 @@ func (f *flush) removeKubeProxyTables() {
 		return
 	}
 	applyChanges(f.cached.kubeProxy.Removals(), f.kernel.writeKubeProxy,
-		func(c kubeproxy.Change) { delete(f.cached.kubeProxy, c.Family) },
-		func(_ kubeproxy.Change, err error) { f.fail(nil, err) })
+		func(c nft.KubeProxyChange) { delete(f.cached.kubeProxy, c.Family) },
+		func(_ nft.KubeProxyChange, err error) { f.fail(nil, err) })
 }

@@ -6,7 +6,7 @@ import (
 	"testing"
 
 	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
-	"github.com/kube-ipvs/kube-ipvs/pkg/kubeproxy"
+	"github.com/kube-ipvs/kube-ipvs/pkg/nft"
 )
 
 // ofIptablesMode is what kube-proxy writes for a Service in iptables mode, beside the
@@ -86,8 +86,8 @@ func TestTakeOverFromIPVSMode(t *testing.T) {
 
 func TestTakeOverFromNFTablesMode(t *testing.T) {
 	w := newWorld(t)
-	tables := kubeproxy.NewFake(kubeproxy.State{ip.IPv4: true, ip.IPv6: true})
-	tables.Refuse = func(c kubeproxy.Change) error {
+	tables := nft.NewFakeKubeProxy(nft.KubeProxy{ip.IPv4: true, ip.IPv6: true})
+	tables.Refuse = func(c nft.KubeProxyChange) error {
 		if w.position("add address 10.96.0.1") < 0 {
 			t.Errorf("%s, before the Service is served", c)
 		}

@@ -10,9 +10,8 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/ipset"
 	"github.com/kube-ipvs/kube-ipvs/pkg/ipvs"
 	"github.com/kube-ipvs/kube-ipvs/pkg/kernel"
-	"github.com/kube-ipvs/kube-ipvs/pkg/kubeproxy"
-	"github.com/kube-ipvs/kube-ipvs/pkg/loopback"
 	"github.com/kube-ipvs/kube-ipvs/pkg/nat"
+	"github.com/kube-ipvs/kube-ipvs/pkg/nft"
 	"github.com/kube-ipvs/kube-ipvs/pkg/routing"
 	"github.com/kube-ipvs/kube-ipvs/pkg/sysctl"
 )
@@ -53,8 +52,8 @@ var (
 	natSection       = section[nat.Change]{"iptables", func(c nat.Change) string { return c.Op.String() }}
 	routingSection   = section[routing.Change]{"routing", func(c routing.Change) string { return c.Op.String() }}
 	sysctlSection    = section[sysctl.Change]{"sysctl", func(sysctl.Change) string { return "set" }}
-	loopbackSection  = section[loopback.Change]{"nftables", func(loopback.Change) string { return "write" }}
-	kubeProxySection = section[kubeproxy.Change]{"nftables", func(kubeproxy.Change) string { return "delete table" }}
+	loopbackSection  = section[nft.LoopbackChange]{"nftables", func(nft.LoopbackChange) string { return "write" }}
+	kubeProxySection = section[nft.KubeProxyChange]{"nftables", func(nft.KubeProxyChange) string { return "delete table" }}
 )
 
 // to returns the function that applies changes of a section: it logs and measures them, and
@@ -123,10 +122,10 @@ func (k *Kernel) writeSysctls(c []sysctl.Change) []sysctl.Failure {
 
 func (k *Kernel) writeNAT(to NAT, c []nat.Change) []nat.Failure { return natSection.to(k, to.Apply)(c) }
 
-func (k *Kernel) writeLoopback(c []loopback.Change) []kernel.Failure[loopback.Change] {
+func (k *Kernel) writeLoopback(c []nft.LoopbackChange) []kernel.Failure[nft.LoopbackChange] {
 	return loopbackSection.to(k, k.Loopback.Apply)(c)
 }
 
-func (k *Kernel) writeKubeProxy(c []kubeproxy.Change) []kernel.Failure[kubeproxy.Change] {
+func (k *Kernel) writeKubeProxy(c []nft.KubeProxyChange) []kernel.Failure[nft.KubeProxyChange] {
 	return kubeProxySection.to(k, k.KubeProxy.Apply)(c)
 }

@@ -13,9 +13,8 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
 	"github.com/kube-ipvs/kube-ipvs/pkg/ipset"
 	"github.com/kube-ipvs/kube-ipvs/pkg/ipvs"
-	"github.com/kube-ipvs/kube-ipvs/pkg/kubeproxy"
-	"github.com/kube-ipvs/kube-ipvs/pkg/loopback"
 	"github.com/kube-ipvs/kube-ipvs/pkg/nat"
+	"github.com/kube-ipvs/kube-ipvs/pkg/nft"
 	"github.com/kube-ipvs/kube-ipvs/pkg/routing"
 	"github.com/kube-ipvs/kube-ipvs/pkg/sysctl"
 )
@@ -43,8 +42,8 @@ func (r *readings) take() []string {
 func TestMetered(t *testing.T) {
 	w := newWorld(t)
 	var r readings
-	tables := kubeproxy.NewFake(nil)
-	tables.Refuse = func(kubeproxy.Change) error { return errors.New("no") }
+	tables := nft.NewFakeKubeProxy(nil)
+	tables.Refuse = func(nft.KubeProxyChange) error { return errors.New("no") }
 	k := Kernel{
 		IPVS: w.ipvs, IPSet: w.ipset, Routing: w.routing, Sysctl: w.sysctl, Conntrack: w.conntrack, Loopback: w.loopback,
 		NAT: map[ip.Family]NAT{ip.IPv4: w.nat[ip.IPv4]}, KubeProxy: tables,
@@ -57,8 +56,8 @@ func TestMetered(t *testing.T) {
 		"routing refused to add link":         func() { k.writeRouting([]routing.Change{{Op: routing.AddLink}}) },
 		"iptables refused to write chain":     func() { k.writeNAT(k.NAT[ip.IPv4], []nat.Change{{Op: nat.WriteChain}}) },
 		"sysctl refused to set":               func() { k.writeSysctls([]sysctl.Change{{Key: "net/ipv4/ip_forward"}}) },
-		"nftables refused to write":           func() { k.writeLoopback([]loopback.Change{{Family: ip.IPv4}}) },
-		"nftables refused to delete table":    func() { k.writeKubeProxy([]kubeproxy.Change{{Family: ip.IPv4}}) },
+		"nftables refused to write":           func() { k.writeLoopback([]nft.LoopbackChange{{Family: ip.IPv4}}) },
+		"nftables refused to delete table":    func() { k.writeKubeProxy([]nft.KubeProxyChange{{Family: ip.IPv4}}) },
 		"conntrack refused to delete entries": func() { _ = k.deleteFlows([]conntrack.Match{dns}) },
 	} {
 		w.conntrack.FailDump = func() error { return errors.New("no") }

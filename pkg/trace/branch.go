@@ -112,6 +112,16 @@ func (b *branch) dispatch(p *packet) Verdict {
 		return Verdict{Dropped, "behind IPVS it is routed to lo: " + way.String()}
 	}
 	p.out = way.Link
+	if v := b.sendRouted(p); v.Outcome != "" {
+		return v
+	}
+	return b.leaves(p)
+}
+
+// sendRouted follows a packet that has its route through the rest of OUTPUT and through
+// POSTROUTING, which may masquerade it. It returns a Verdict without an Outcome if the
+// packet is sent.
+func (b *branch) sendRouted(p *packet) Verdict {
 	if v := verdict(b.hooks("OUTPUT", p, nat.Filter), b.walk); v.Outcome != "" {
 		return v
 	}
@@ -121,21 +131,15 @@ func (b *branch) dispatch(p *packet) Verdict {
 	if p.phase == Later {
 		p.src = b.seen
 	}
-	return b.leaves(p)
+	return Verdict{}
 }
 
 // dispatchHere follows a request of the node itself to an endpoint in its own network.
 // It passes the rest of OUTPUT and POSTROUTING, which may masquerade it, and enters
 // again on lo. A request that has entered on an interface is delivered at once.
 func (b *branch) dispatchHere(p *packet) Verdict {
-	if v := verdict(b.hooks("OUTPUT", p, nat.Filter), b.walk); v.Outcome != "" {
+	if v := b.sendRouted(p); v.Outcome != "" {
 		return v
-	}
-	if v := verdict(b.hooks("POSTROUTING", p, nat.Mangle, nat.NAT), b.walk); v.Outcome != "" {
-		return v
-	}
-	if p.phase == Later {
-		p.src = b.seen
 	}
 	return b.throughLoopback(p)
 }

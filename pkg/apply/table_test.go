@@ -146,14 +146,14 @@ func TestTableRefusedKeysWaitForTheirOwnersRetry(t *testing.T) {
 	a, b := owner("a", 1), owner("b", 2)
 	l.set("of a", a, 1)
 	l.set("of b", b, 1)
-	for _, key := range []string{"of a", "of b", "of nobody"} {
+	for _, key := range []string{"of a", "of b", "unowned"} {
 		l.markStuck(l.get(key))
 	}
 	l.compact()
 	if l.retry(a.Name); !slices.Equal(l.dirty(), []string{"of a"}) {
 		t.Errorf("after the retry of a: dirty %v", l.dirty())
 	}
-	if l.retry(nodeOwner.Name); !slices.Equal(l.dirty(), []string{"of a", "of nobody"}) {
+	if l.retry(nodeOwner.Name); !slices.Equal(l.dirty(), []string{"of a", "unowned"}) {
 		t.Errorf("after the retry of the zero name: dirty %v", l.dirty())
 	}
 	l.setDirty(l.get("of b"), true)

@@ -60,7 +60,7 @@ var setTypes = []struct {
 }{
 	{ipset.HashIPPort, "masquerading, policies and filters of Services (KUBE-CLUSTER-IP and others)"},
 	{ipset.HashIPPortIP, "endpoints that connect to themselves through a Service (KUBE-LOOP-BACK)"},
-	{ipset.HashIPPortNet, "loadBalancerSourceRanges: nobody is admitted (KUBE-LOAD-BALANCER-SOURCE-CIDR)"},
+	{ipset.HashIPPortNet, "loadBalancerSourceRanges: no client is admitted (KUBE-LOAD-BALANCER-SOURCE-CIDR)"},
 	{ipset.HashIP, "rules about VIPs as a whole (KUBE-IPVS-IPS)"},
 	{ipset.HashNet, "reply routing of pods' own sources (KUBE-IPVS-REPLY-SRC)"},
 	{ipset.BitmapPort, "node ports (KUBE-NODE-PORT-TCP and others)"},

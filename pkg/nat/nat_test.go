@@ -109,8 +109,8 @@ func (s subject) must(t *testing.T, input string) {
 	}
 }
 
-// whoeverElse leaves out what Observe tells of other programs.
-var whoeverElse = cmpopts.IgnoreFields(State{}, "Open")
+// ignoreForeign excludes the fields of a State that describe other programs.
+var ignoreForeign = cmpopts.IgnoreFields(State{}, "Open")
 
 // A jump that only accepts packets stands in a chain that is not known to accept them
 // anyway, and in no other.
@@ -156,7 +156,7 @@ func TestReachAndKeep(t *testing.T) {
 	each(t, func(t *testing.T, s subject) {
 		want := s.wanted()
 		s.reach(t, want)
-		if diff := cmp.Diff(want, s.observe(t), whoeverElse); diff != "" {
+		if diff := cmp.Diff(want, s.observe(t), ignoreForeign); diff != "" {
 			t.Errorf("state (-want +got):\n%s", diff)
 		}
 	})
@@ -190,7 +190,7 @@ func TestDriftIsRepaired(t *testing.T) {
 				}
 				s.reach(t, s.wanted())
 				want := s.wanted()
-				if diff := cmp.Diff(want, s.observe(t), whoeverElse); diff != "" {
+				if diff := cmp.Diff(want, s.observe(t), ignoreForeign); diff != "" {
 					t.Errorf("state (-want +got):\n%s", diff)
 				}
 			})
@@ -463,7 +463,7 @@ func TestApplyIsIdempotent(t *testing.T) {
 			if failures := s.Apply(changes); len(failures) > 0 {
 				t.Fatal(failures)
 			}
-			if diff := cmp.Diff(want, s.observe(t), whoeverElse); diff != "" {
+			if diff := cmp.Diff(want, s.observe(t), ignoreForeign); diff != "" {
 				t.Errorf("state (-want +got):\n%s", diff)
 			}
 		}

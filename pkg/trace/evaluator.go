@@ -36,7 +36,7 @@ type Evaluator struct {
 	Interfere func(at Point, mark, connmark *uint32)
 	// Matched, if set, is called for each rule whose conditions held.
 	Matched func(table nat.Table, chain string, index int)
-	// Near, if set, is called for each rule of which one condition alone did not hold,
+	// Near, if set, is called for each rule that exactly one condition kept from matching,
 	// with the condition's index.
 	Near func(table nat.Table, chain string, index, condition int)
 	// Member, if set, is called for each set member that a packet matched.

@@ -100,7 +100,7 @@ func (w *walk) holds(r *rule, p *packet) (bool, error) {
 	return err == nil, err
 }
 
-// near reports a rule of which one condition alone does not hold.
+// near reports a rule that exactly one condition keeps from matching.
 func (w *walk) near(table nat.Table, chain string, index int, r *rule, p *packet) {
 	failed := -1
 	for i := range r.tests {

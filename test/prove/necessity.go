@@ -163,7 +163,7 @@ func ours(chain string, rule nat.Rule) bool {
 	return strings.HasPrefix(chain, "KUBE-") || strings.Contains(string(rule), "-j KUBE-")
 }
 
-// near is a rule of which one condition alone did not hold.
+// near is a rule that exactly one condition kept from matching.
 type near struct {
 	place
 	condition int

@@ -28,7 +28,7 @@ const bakedParameter = " lab.baked"
 
 type baked struct{ initrd string }
 
-// bake gives the guest an initial file system of its own.
+// bake writes an initial file system for this guest only.
 func (g *guest) bake() (_ *baked, err error) {
 	file, err := os.CreateTemp(g.out, "initrd-")
 	if err != nil {

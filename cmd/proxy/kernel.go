@@ -11,7 +11,6 @@ import (
 	"golang.org/x/sys/unix"
 	"k8s.io/klog/v2"
 
-	"github.com/kube-ipvs/kube-ipvs/pkg/apply"
 	"github.com/kube-ipvs/kube-ipvs/pkg/config"
 	"github.com/kube-ipvs/kube-ipvs/pkg/conntrack"
 	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
@@ -21,13 +20,14 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/nat"
 	"github.com/kube-ipvs/kube-ipvs/pkg/nft"
 	"github.com/kube-ipvs/kube-ipvs/pkg/plan"
+	"github.com/kube-ipvs/kube-ipvs/pkg/reconcile"
 	"github.com/kube-ipvs/kube-ipvs/pkg/routing"
 	"github.com/kube-ipvs/kube-ipvs/pkg/sysctl"
 )
 
 // machine is the real kernel.
 type machine struct {
-	apply.Kernel
+	reconcile.Kernel
 	sysctl  *sysctl.Proc
 	record  *sysctl.Recorded // nil if values cannot be recorded
 	ipvs    *ipvs.Netlink
@@ -50,9 +50,9 @@ func openKernel(ctx context.Context, cfg *config.Config) (*machine, error) {
 		return nil, err
 	}
 	m.sysctl = sysctl.New()
-	m.Kernel = apply.Kernel{
+	m.Kernel = reconcile.Kernel{
 		IPVS: m.ipvs, IPSet: sets, Routing: m.routing, Conntrack: flows,
-		Sysctl: m.sysctl, NAT: map[ip.Family]apply.NAT{},
+		Sysctl: m.sysctl, NAT: map[ip.Family]reconcile.NAT{},
 	}
 	if err := m.openNAT(ctx, &cfg.Plan); err != nil {
 		return nil, err
@@ -89,20 +89,20 @@ func (m *machine) openNAT(ctx context.Context, cfg *plan.Config) error {
 		return err
 	}
 	return m.openFamilies(ctx, cfg, choice, natOpener{
-		open:    func(f ip.Family, v nat.Variant) (apply.NAT, error) { return nat.Open(f, v) },
+		open:    func(f ip.Family, v nat.Variant) (reconcile.NAT, error) { return nat.Open(f, v) },
 		hasIPv6: hasIPv6,
 	})
 }
 
 // natOpener is the part of the machine that openFamilies needs.
 type natOpener struct {
-	open    func(ip.Family, nat.Variant) (apply.NAT, error)
+	open    func(ip.Family, nat.Variant) (reconcile.NAT, error)
 	hasIPv6 func() bool
 }
 
 func (m *machine) openFamilies(ctx context.Context, cfg *plan.Config, choice nat.Choice, o natOpener) error {
 	logger := klog.FromContext(ctx)
-	tables, errs := make([]apply.NAT, len(cfg.Families)), make([]error, len(cfg.Families))
+	tables, errs := make([]reconcile.NAT, len(cfg.Families)), make([]error, len(cfg.Families))
 	var all sync.WaitGroup
 	for i, family := range cfg.Families {
 		if family == ip.IPv6 && !o.hasIPv6() {
@@ -159,7 +159,7 @@ func (m *machine) openOther(ctx context.Context, choice nat.Choice, families []i
 			continue
 		}
 		if m.Leftovers.NAT == nil {
-			m.Leftovers.NAT = map[ip.Family]apply.NAT{}
+			m.Leftovers.NAT = map[ip.Family]reconcile.NAT{}
 		}
 		m.Leftovers.NAT[family] = tables
 	}

@@ -13,10 +13,10 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/kube-ipvs/kube-ipvs/pkg/apply"
 	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
 	"github.com/kube-ipvs/kube-ipvs/pkg/nat"
 	"github.com/kube-ipvs/kube-ipvs/pkg/plan"
+	"github.com/kube-ipvs/kube-ipvs/pkg/reconcile"
 	"github.com/kube-ipvs/kube-ipvs/pkg/sysctl"
 )
 
@@ -56,10 +56,10 @@ func TestUnreadableAtStart(t *testing.T) {
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			cfg := plan.Config{Families: slices.Clone(ip.Families)}
-			m := machine{Kernel: apply.Kernel{NAT: map[ip.Family]apply.NAT{}}}
+			m := machine{Kernel: reconcile.Kernel{NAT: map[ip.Family]reconcile.NAT{}}}
 			opener := natOpener{
 				hasIPv6: func() bool { return !test.noIPv6 },
-				open: func(f ip.Family, v nat.Variant) (apply.NAT, error) {
+				open: func(f ip.Family, v nat.Variant) (reconcile.NAT, error) {
 					fake := nat.NewFake(f)
 					if f == test.family && v == nat.NFT {
 						fake.FailObserve = func() error { return test.read }
@@ -88,10 +88,10 @@ func TestUnreadableAtStart(t *testing.T) {
 // The other back end of iptables is no reason to end.
 func TestLeftoversCannotBeOpened(t *testing.T) {
 	cfg := plan.Config{Families: []ip.Family{ip.IPv4}}
-	m := machine{Kernel: apply.Kernel{NAT: map[ip.Family]apply.NAT{}}}
+	m := machine{Kernel: reconcile.Kernel{NAT: map[ip.Family]reconcile.NAT{}}}
 	err := m.openFamilies(context.Background(), &cfg, nat.Choice{Use: nat.Legacy, Other: nat.NFT, HasOther: true}, natOpener{
 		hasIPv6: func() bool { return true },
-		open: func(f ip.Family, v nat.Variant) (apply.NAT, error) {
+		open: func(f ip.Family, v nat.Variant) (reconcile.NAT, error) {
 			if v == nat.NFT {
 				return nil, errors.New("too old")
 			}
@@ -129,7 +129,7 @@ func TestBridgeNetfilter(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		m := machine{sysctl: sysctl.NewAt(root), Kernel: apply.Kernel{NAT: map[ip.Family]apply.NAT{ip.IPv4: nil, ip.IPv6: nil}}}
+		m := machine{sysctl: sysctl.NewAt(root), Kernel: reconcile.Kernel{NAT: map[ip.Family]reconcile.NAT{ip.IPv4: nil, ip.IPv6: nil}}}
 		if got := m.bridgeNetfilter(); got != tc.want {
 			t.Errorf("IPv4 %q, IPv6 %q: %d, want %d", tc.ipv4, tc.ipv6, got, tc.want)
 		}

@@ -23,7 +23,6 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/kube-ipvs/kube-ipvs/pkg/apiclient"
-	"github.com/kube-ipvs/kube-ipvs/pkg/apply"
 	"github.com/kube-ipvs/kube-ipvs/pkg/config"
 	"github.com/kube-ipvs/kube-ipvs/pkg/event"
 	"github.com/kube-ipvs/kube-ipvs/pkg/health"
@@ -32,6 +31,7 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/nat"
 	"github.com/kube-ipvs/kube-ipvs/pkg/plan"
 	"github.com/kube-ipvs/kube-ipvs/pkg/proxy"
+	"github.com/kube-ipvs/kube-ipvs/pkg/reconcile"
 	"github.com/kube-ipvs/kube-ipvs/pkg/service"
 	"github.com/kube-ipvs/kube-ipvs/pkg/source"
 	"github.com/kube-ipvs/kube-ipvs/pkg/source/apiserver"
@@ -69,10 +69,10 @@ func run(ctx context.Context, cfg config.Config) error {
 // cleanup removes everything that is ours. It restores kernel parameters last, when
 // nothing needs them any more.
 func cleanup(cfg *config.Config, kernel *machine) error {
-	applier := apply.New(&cfg.Plan, kernel.Kernel)
-	applier.SetNode(plan.ForNode(&cfg.Plan, &plan.Node{}))
-	err := applier.Cleanup()
-	return errors.Join(append(kernel.unread, err, kernel.restoreSysctls(applier.GivenBack()))...)
+	reconciler := reconcile.New(&cfg.Plan, kernel.Kernel)
+	reconciler.SetNode(plan.ForNode(&cfg.Plan, &plan.Node{}))
+	err := reconciler.Cleanup()
+	return errors.Join(append(kernel.unread, err, kernel.restoreSysctls(reconciler.GivenBack()))...)
 }
 
 // serve programs the kernel, once or until the context ends. The kernel continues to

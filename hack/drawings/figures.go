@@ -102,7 +102,7 @@ func architecture() string {
 	c.arrow("way", 580, 234, 680, 348)
 	c.box("box", 120, 272, 320, 56, "pkg/service, pkg/plan", "pure functions: API object to desired state,", "one part per Service, one for the node")
 	c.arrow("way", 440, 300, 560, 348)
-	c.box("box", 560, 350, 300, 50, "pkg/apply", "difference to the kernel, in a safe order")
+	c.box("box", 560, 350, 300, 50, "pkg/reconcile", "difference to the kernel, in a safe order")
 	c.area(40, 430, 900, 92, "kernel, each part behind one package: Observe, Diff, Apply")
 	for i, name := range []string{"IPVS", "ipset", "iptables", "policy routing", "sysctl", "conntrack"} {
 		c.box("box", 60+i*146, 460, 130, 46, name)

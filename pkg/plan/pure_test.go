@@ -49,7 +49,7 @@ func TestPureRefuses(t *testing.T) {
 	for _, path := range []string{
 		"time", "os", "os/exec", "net", "syscall", "context", "math/rand", "golang.org/x/sys/unix",
 		"github.com/vishvananda/netlink", "k8s.io/client-go/rest", "k8s.io/api/core/v1",
-		"github.com/kube-ipvs/kube-ipvs/pkg/apply", "github.com/kube-ipvs/kube-ipvs/pkg/source/apiserver",
+		"github.com/kube-ipvs/kube-ipvs/pkg/reconcile", "github.com/kube-ipvs/kube-ipvs/pkg/source/apiserver",
 	} {
 		if pure(path) {
 			t.Errorf("%s counts as pure", path)

@@ -42,7 +42,7 @@ const (
 
 	// Draining records the fwmark virtual servers that accept no new connections, each
 	// as VIP, port and the fwmark in the form of an address. No rule matches it, and no
-	// Service adds members: it is package apply's record of retired virtual servers.
+	// Service adds members: it is package reconcile's record of retired virtual servers.
 	Draining SetName = "KUBE-IPVS-DRAIN"
 )
 

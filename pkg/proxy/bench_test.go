@@ -72,7 +72,7 @@ func BenchmarkLook(b *testing.B) {
 			p.start(b.Context())
 			b.ReportAllocs()
 			for b.Loop() {
-				if p.applier.Suspicious() {
+				if p.reconciler.Suspicious() {
 					b.Fatal("something differs")
 				}
 			}
@@ -93,13 +93,13 @@ func BenchmarkCompare(b *testing.B) {
 	pieces := 0
 	for b.Loop() {
 		b.StopTimer()
-		o, err := p.applier.BeginObserve()()
+		o, err := p.reconciler.BeginObserve()()
 		if err != nil {
 			b.Fatal(err)
 		}
 		b.StartTimer()
 		began := time.Now()
-		d := p.applier.BeginAdopt(o)
+		d := p.reconciler.BeginAdopt(o)
 		for more := true; more; began = time.Now() {
 			more = d.Step()
 			longest = max(longest, time.Since(began))

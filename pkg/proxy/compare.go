@@ -7,7 +7,7 @@ import (
 
 	"k8s.io/klog/v2"
 
-	"github.com/kube-ipvs/kube-ipvs/pkg/apply"
+	"github.com/kube-ipvs/kube-ipvs/pkg/reconcile"
 	"github.com/kube-ipvs/kube-ipvs/pkg/routing"
 )
 
@@ -33,26 +33,26 @@ func (p *Proxy) minPeriod() time.Duration {
 
 // observed is the result of an observation of the kernel.
 type observed struct {
-	observation *apply.Observation
+	observation *reconcile.Observation
 	err         error
 	took        time.Duration
 }
 
 // compares holds what the next comparison covers, and when.
 type compares struct {
-	need      apply.Parts   // requested, in addition to the periodic parts
-	reading   apply.Parts   // covered by the running observation
-	stateAt   time.Time     // next periodic comparison of the state
-	rulesAt   time.Time     // next periodic comparison of the rules
-	lookAt    time.Time     // next look
-	byLook    bool          // a look triggered the comparison
-	lookPause time.Duration // pause after looks that found nothing of ours
+	need      reconcile.Parts // requested, in addition to the periodic parts
+	reading   reconcile.Parts // covered by the running observation
+	stateAt   time.Time       // next periodic comparison of the state
+	rulesAt   time.Time       // next periodic comparison of the rules
+	lookAt    time.Time       // next look
+	byLook    bool            // a look triggered the comparison
+	lookPause time.Duration   // pause after looks that found nothing of ours
 }
 
 // Kernel parameters and listeners are compared every SyncPeriod, and so is the state
 // while it is small. From stateSize entries the state is compared every second period,
 // and so on, up to every maxPeriods, so that the CPU share of comparisons does not grow
-// with the number of Services. Looks (apply.Suspicious) find missing state much earlier.
+// with the number of Services. Looks (reconcile.Suspicious) find missing state much earlier.
 // Rules are read after the kernel reported a change, and every maxPeriods. If the kernel
 // does not report changes, as for iptables-legacy, they are read every period.
 const (
@@ -67,7 +67,7 @@ const muchState = 2000
 const lookPeriod = time.Second
 
 func (p *Proxy) statePeriod() time.Duration {
-	return p.SyncPeriod * time.Duration(min(1+p.applier.Size()/stateSize, maxPeriods))
+	return p.SyncPeriod * time.Duration(min(1+p.reconciler.Size()/stateSize, maxPeriods))
 }
 
 func (p *Proxy) rulesPeriod() time.Duration {
@@ -83,9 +83,9 @@ func (p *Proxy) rulesPeriod() time.Duration {
 // SyncPeriod.
 func (p *Proxy) look(now time.Time) {
 	p.lookAt = now.Add(lookPeriod)
-	if p.applier.Suspicious() {
+	if p.reconciler.Suspicious() {
 		p.byLook = true
-		p.compareSoon(now, apply.Parts{State: true})
+		p.compareSoon(now, reconcile.Parts{State: true})
 	}
 }
 
@@ -106,7 +106,7 @@ func (p *Proxy) noteLookResult(differences int, now time.Time) {
 
 // compareSoon requests a comparison of some parts after another program changed
 // something, no more often than minPeriod allows.
-func (p *Proxy) compareSoon(now time.Time, parts apply.Parts) {
+func (p *Proxy) compareSoon(now time.Time, parts reconcile.Parts) {
 	p.need.State, p.need.Rules = p.need.State || parts.State, p.need.Rules || parts.Rules
 	at := p.comparedAt.Add(p.minPeriod())
 	if at.Before(now) {
@@ -131,13 +131,13 @@ func (p *Proxy) restore(ctx context.Context, lost []routing.Lost) {
 			logger.Info("Another program deleted a policy rule of ours, it was added again", "rule", l.Rule.String())
 		}
 	}
-	n := p.applier.Lost(vips)
+	n := p.reconciler.Lost(vips)
 	if rules+n > 0 {
 		p.Meter.Restored(rules + n)
 	}
 	if n > 0 {
 		logger.Info("VIPs were deleted, adding them again", "count", n)
-		p.settle(ctx, p.applier.Flush())
+		p.settle(ctx, p.reconciler.Flush())
 		p.reportFailing()
 	}
 }
@@ -146,9 +146,9 @@ func (p *Proxy) restore(ctx context.Context, lost []routing.Lost) {
 // triggers another observation, because this one may already have read that part.
 func (p *Proxy) observe(now time.Time) {
 	p.compareAt, p.byRules, p.rulesChanged = time.Time{}, p.rulesChanged, false
-	p.reading = apply.Parts{State: p.need.State || !now.Before(p.stateAt), Rules: p.need.Rules || !now.Before(p.rulesAt)}
-	p.need = apply.Parts{}
-	read := p.applier.BeginObserveParts(p.reading)
+	p.reading = reconcile.Parts{State: p.need.State || !now.Before(p.stateAt), Rules: p.need.Rules || !now.Before(p.rulesAt)}
+	p.need = reconcile.Parts{}
+	read := p.reconciler.BeginObserveParts(p.reading)
 	result := make(chan observed, 1)
 	p.observed = result
 	go func() {
@@ -168,7 +168,7 @@ func (p *Proxy) compare(ctx context.Context, o observed) {
 		p.compareAt = p.comparedAt.Add(p.minPeriod())
 	}
 	if o.err != nil {
-		p.need = apply.Everything
+		p.need = reconcile.Everything
 		p.compareAt = time.Now().Add(p.retries.failed(nodeKey, time.Now()))
 		klog.FromContext(ctx).Error(o.err, "Cannot read the kernel to compare it with the plan, retrying")
 		return
@@ -181,7 +181,7 @@ func (p *Proxy) compare(ctx context.Context, o observed) {
 	}
 	p.refreshListeners(ctx)
 	maps.Copy(p.dirty, p.noScheduler) // a module may have been loaded
-	p.comparison, p.observeTook = p.applier.BeginAdopt(o.observation), o.took
+	p.comparison, p.observeTook = p.reconciler.BeginAdopt(o.observation), o.took
 }
 
 // stepComparison compares a portion of the observed state, so that changes need not
@@ -200,10 +200,10 @@ func (p *Proxy) stepComparison(ctx context.Context) {
 	}
 	p.Observer.Compared(p.observeTook, differences)
 	p.noteLookResult(differences, time.Now())
-	p.settle(ctx, p.applier.Flush())
+	p.settle(ctx, p.reconciler.Flush())
 	p.reportFailing()
 	p.warn(ctx)
-	if p.reading.State && p.applier.Size() > muchState {
+	if p.reading.State && p.reconciler.Size() > muchState {
 		freeMemory()
 	}
 }

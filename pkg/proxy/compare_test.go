@@ -9,12 +9,12 @@ import (
 
 	"k8s.io/klog/v2"
 
-	"github.com/kube-ipvs/kube-ipvs/pkg/apply"
 	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
 	"github.com/kube-ipvs/kube-ipvs/pkg/ipset"
 	"github.com/kube-ipvs/kube-ipvs/pkg/ipvs"
 	"github.com/kube-ipvs/kube-ipvs/pkg/nat"
 	"github.com/kube-ipvs/kube-ipvs/pkg/plan"
+	"github.com/kube-ipvs/kube-ipvs/pkg/reconcile"
 )
 
 // TestChangeDoesNotWaitForAComparison changes a Service while a reading of thousands is
@@ -26,7 +26,7 @@ func TestChangeDoesNotWaitForAComparison(t *testing.T) {
 		t.Fatal("the kernel cannot be read")
 	}
 	p.start(ctx)
-	p.need = apply.Everything
+	p.need = reconcile.Everything
 	p.observe(time.Now())
 	p.compare(ctx, <-p.observed)
 	defer p.endComparison()
@@ -167,7 +167,7 @@ func TestRulesAreReadAfterChanges(t *testing.T) {
 }
 
 type countedNAT struct {
-	apply.NAT
+	reconcile.NAT
 	times atomic.Int32
 }
 

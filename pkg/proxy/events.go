@@ -11,9 +11,9 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
 
-	"github.com/kube-ipvs/kube-ipvs/pkg/apply"
 	"github.com/kube-ipvs/kube-ipvs/pkg/event"
 	"github.com/kube-ipvs/kube-ipvs/pkg/plan"
+	"github.com/kube-ipvs/kube-ipvs/pkg/reconcile"
 	"github.com/kube-ipvs/kube-ipvs/pkg/service"
 )
 
@@ -55,7 +55,7 @@ func (p *Proxy) reportUnusableNode(ctx context.Context, err error) {
 // while the problem lasts.
 func (p *Proxy) warn(ctx context.Context) {
 	now := map[string]bool{}
-	for _, w := range plan.Warnings(&p.Config, &p.node, &p.nodePart, p.applier.Seen()) {
+	for _, w := range plan.Warnings(&p.Config, &p.node, &p.nodePart, p.reconciler.Seen()) {
 		if !p.warned[w] {
 			klog.FromContext(ctx).Error(nil, "Node configuration conflicts with Service traffic", "problem", w)
 			p.warnOfNode(w)
@@ -84,8 +84,8 @@ func (p *Proxy) warnOfNode(note string) {
 // reportConflicts reports virtual servers that another Service has, once per pair of
 // Services.
 func (p *Proxy) reportConflicts(ctx context.Context) {
-	p.Observer.Conflicts(p.applier.Conflicts())
-	conflicts := p.applier.TakeConflicts()
+	p.Observer.Conflicts(p.reconciler.Conflicts())
+	conflicts := p.reconciler.TakeConflicts()
 	for len(conflicts) > 0 {
 		first, n := conflicts[0], 0
 		var keys []string
@@ -98,7 +98,7 @@ func (p *Proxy) reportConflicts(ctx context.Context) {
 	}
 }
 
-func (p *Proxy) reportConflict(ctx context.Context, c apply.Conflict, keys string) {
+func (p *Proxy) reportConflict(ctx context.Context, c reconcile.Conflict, keys string) {
 	klog.FromContext(ctx).Info("Two Services claim one address and port",
 		"virtualServers", keys, "service", c.Loser, "winner", c.Winner)
 	loser, _ := p.inbox.get(c.Loser)

@@ -9,8 +9,8 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
 
-	"github.com/kube-ipvs/kube-ipvs/pkg/apply"
 	"github.com/kube-ipvs/kube-ipvs/pkg/plan"
+	"github.com/kube-ipvs/kube-ipvs/pkg/reconcile"
 )
 
 // loop serves until the context ends.
@@ -52,7 +52,7 @@ func (p *Proxy) nextWake() time.Time {
 	if len(p.dirty) > 0 || p.renew {
 		sooner(p.lastPass.Add(p.MinSyncPeriod))
 	}
-	if p.applier.Draining() > 0 {
+	if p.reconciler.Draining() > 0 {
 		sooner(p.drainAt)
 	}
 	sooner(p.retries.next())
@@ -70,7 +70,7 @@ func (p *Proxy) turn(ctx context.Context, now time.Time) {
 	}
 	p.rulesChanged = p.rulesChanged || w.rules
 	if w.rules || w.maybeDeleted {
-		p.compareSoon(now, apply.Parts{State: w.maybeDeleted, Rules: w.rules})
+		p.compareSoon(now, reconcile.Parts{State: w.maybeDeleted, Rules: w.rules})
 	}
 	if len(p.dirty) > 0 || p.renew {
 		p.Observer.Queued()
@@ -80,7 +80,7 @@ func (p *Proxy) turn(ctx context.Context, now time.Time) {
 	if len(retry) > 0 || p.passDue(now) {
 		p.pass(ctx, retry)
 	}
-	if p.applier.Draining() > 0 && !now.Before(p.drainAt) {
+	if p.reconciler.Draining() > 0 && !now.Before(p.drainAt) {
 		p.drain(ctx, now)
 	}
 	if p.comparison != nil {
@@ -95,9 +95,9 @@ func (p *Proxy) turn(ctx context.Context, now time.Time) {
 }
 
 // logSync logs the summary of a sync.
-func logSync(ctx context.Context, took time.Duration, services, problems int, applier *apply.Applier) {
+func logSync(ctx context.Context, took time.Duration, services, problems int, reconciler *reconcile.Reconciler) {
 	if logger := klog.FromContext(ctx).V(2); logger.Enabled() {
-		virtualServers, realServers, draining := applier.Held()
+		virtualServers, realServers, draining := reconciler.Held()
 		logger.Info("Synced", "services", services, "problems", problems, "took", took.Round(time.Millisecond),
 			"virtualServers", virtualServers, "realServers", realServers, "draining", draining)
 	}
@@ -120,9 +120,9 @@ const drainBatch = 256
 // drain removes real servers without connections. If many are draining, the next turns
 // continue.
 func (p *Proxy) drain(ctx context.Context, now time.Time) {
-	p.settle(ctx, p.applier.Drain(now, p.DrainDeadline, drainBatch))
+	p.settle(ctx, p.reconciler.Drain(now, p.DrainDeadline, drainBatch))
 	p.reportCuts(ctx)
-	if !p.applier.DrainsOn() {
+	if !p.reconciler.DrainsOn() {
 		p.drainAt = now.Add(p.DrainPeriod)
 	}
 }
@@ -152,7 +152,7 @@ func (p *Proxy) pass(ctx context.Context, retry []types.NamespacedName) {
 		p.dirty = map[types.NamespacedName]struct{}{} // smaller, see take
 	}
 	for _, name := range retry {
-		p.applier.Retry(name)
+		p.reconciler.Retry(name)
 	}
 	problems := p.flush()
 	if len(large) > 0 {
@@ -174,14 +174,14 @@ func (p *Proxy) pass(ctx context.Context, retry []types.NamespacedName) {
 	}
 	p.lastPass = time.Now()
 	p.reportFailing()
-	logSync(ctx, time.Since(began), count, len(problems), p.applier)
+	logSync(ctx, time.Since(began), count, len(problems), p.reconciler)
 	p.Observer.Passed(time.Since(began), count, len(problems))
 }
 
 // settle schedules retries of what failed. It also requests a comparison before each
 // retry, because the kernel's state is uncertain after an error.
-func (p *Proxy) settle(ctx context.Context, problems apply.Problems) {
-	for _, name := range p.applier.ReleaseMarks() {
+func (p *Proxy) settle(ctx context.Context, problems reconcile.Problems) {
+	for _, name := range p.reconciler.ReleaseMarks() {
 		p.dirty[name] = struct{}{}
 	}
 	failed := map[types.NamespacedName]time.Duration{}
@@ -194,17 +194,17 @@ func (p *Proxy) settle(ctx context.Context, problems apply.Problems) {
 	}
 	logProblems(ctx, problems, failed)
 	for _, wait := range failed {
-		p.need = apply.Everything
+		p.need = reconcile.Everything
 		if at := time.Now().Add(wait / 2); at.Before(p.compareAt) {
 			p.compareAt = at
 		}
 	}
-	p.Observer.Held(p.applier.Held())
+	p.Observer.Held(p.reconciler.Held())
 	p.reportConflicts(ctx)
 }
 
 // affected returns the Services that a problem affects, or the node.
-func affected(problem apply.Problem) []types.NamespacedName {
+func affected(problem reconcile.Problem) []types.NamespacedName {
 	if len(problem.Owners) == 0 {
 		return []types.NamespacedName{nodeKey}
 	}
@@ -213,7 +213,7 @@ func affected(problem apply.Problem) []types.NamespacedName {
 
 // logProblems logs one line per Service and reason, with the first failed change as an
 // example: a missing set fails every member.
-func logProblems(ctx context.Context, problems apply.Problems, waits map[types.NamespacedName]time.Duration) {
+func logProblems(ctx context.Context, problems reconcile.Problems, waits map[types.NamespacedName]time.Duration) {
 	type ownerReason struct {
 		name   types.NamespacedName
 		reason string
@@ -258,7 +258,7 @@ func logProblem(ctx context.Context, name types.NamespacedName, err error, more 
 // reportCuts reports connections that were cut because their endpoint was gone for too
 // long or its node is unreachable.
 func (p *Proxy) reportCuts(ctx context.Context) {
-	for _, c := range p.applier.TakeCuts() {
+	for _, c := range p.reconciler.TakeCuts() {
 		logger := klog.FromContext(ctx).WithValues("virtualServer", c.Key.String(), "endpoint", c.Dest.String(), "connections", c.Connections)
 		if c.Lost {
 			logger.Info("Cutting connections to an endpoint on an unreachable node")

@@ -19,7 +19,6 @@ import (
 	"k8s.io/klog/v2"
 	"k8s.io/utils/ptr"
 
-	"github.com/kube-ipvs/kube-ipvs/pkg/apply"
 	"github.com/kube-ipvs/kube-ipvs/pkg/conntrack"
 	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
 	"github.com/kube-ipvs/kube-ipvs/pkg/ipset"
@@ -27,6 +26,7 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/nat"
 	"github.com/kube-ipvs/kube-ipvs/pkg/nft"
 	"github.com/kube-ipvs/kube-ipvs/pkg/plan"
+	"github.com/kube-ipvs/kube-ipvs/pkg/reconcile"
 	"github.com/kube-ipvs/kube-ipvs/pkg/routing"
 	"github.com/kube-ipvs/kube-ipvs/pkg/source"
 	"github.com/kube-ipvs/kube-ipvs/pkg/sysctl"
@@ -155,9 +155,9 @@ func (m *machine) boot() bool {
 func (m *machine) options(w *world) Options {
 	return Options{
 		Config: m.cfg,
-		Kernel: apply.Kernel{
+		Kernel: reconcile.Kernel{
 			IPVS: m.ipvs, IPSet: m.ipset, Routing: m.routing, Sysctl: m.sysctl, Conntrack: m.conntrack, Loopback: m.loopback, KubeProxy: m.kubeProxy,
-			NAT: map[ip.Family]apply.NAT{ip.IPv4: m.nat[ip.IPv4], ip.IPv6: m.nat[ip.IPv6]},
+			NAT: map[ip.Family]reconcile.NAT{ip.IPv4: m.nat[ip.IPv4], ip.IPv6: m.nat[ip.IPv6]},
 		},
 		BridgeNetfilter: func(bool) plan.BridgeNetfilter { return plan.BridgeShown },
 		ProbeScheduler:  func(string) error { return nil },

@@ -5,8 +5,8 @@ import (
 
 	"k8s.io/apimachinery/pkg/types"
 
-	"github.com/kube-ipvs/kube-ipvs/pkg/apply"
 	"github.com/kube-ipvs/kube-ipvs/pkg/plan"
+	"github.com/kube-ipvs/kube-ipvs/pkg/reconcile"
 	"github.com/kube-ipvs/kube-ipvs/pkg/service"
 )
 
@@ -68,7 +68,7 @@ func boolToInt(b bool) int {
 
 // measure reports a pass to the meter. A refused change does not count as programmed,
 // however long it takes.
-func (p *Proxy) measure(problems apply.Problems) {
+func (p *Proxy) measure(problems reconcile.Problems) {
 	p.Meter.Planned(p.planning)
 	p.planning = 0
 	failed := map[types.NamespacedName]bool{}

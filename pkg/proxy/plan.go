@@ -11,8 +11,8 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
 
-	"github.com/kube-ipvs/kube-ipvs/pkg/apply"
 	"github.com/kube-ipvs/kube-ipvs/pkg/plan"
+	"github.com/kube-ipvs/kube-ipvs/pkg/reconcile"
 	"github.com/kube-ipvs/kube-ipvs/pkg/routing"
 	"github.com/kube-ipvs/kube-ipvs/pkg/service"
 )
@@ -22,7 +22,7 @@ type draft struct {
 	name  types.NamespacedName
 	svc   *service.Parsed  // nil: nothing is to be served
 	part  plan.ServicePlan // without fwmarks
-	owner apply.Owner
+	owner reconcile.Owner
 	err   error // unusable parts of the Service
 	took  time.Duration
 	// noScheduler means that the kernel does not have the scheduler.
@@ -46,11 +46,11 @@ func (p *Proxy) draft(name types.NamespacedName) draft {
 	}
 	return draft{
 		name: name, svc: svc, part: plan.ForService(&p.Config, &p.facts, &s),
-		owner: apply.Owner{Name: name, Created: s.Created}, err: err, took: time.Since(began), noScheduler: schedulerErr != nil,
+		owner: reconcile.Owner{Name: name, Created: s.Created}, err: err, took: time.Since(began), noScheduler: schedulerErr != nil,
 	}
 }
 
-// accept records a draft as the Service's plan and passes it to the applier.
+// accept records a draft as the Service's plan and passes it to the reconciler.
 func (p *Proxy) accept(ctx context.Context, d draft) {
 	began := time.Now()
 	defer func() { p.planning += d.took + time.Since(began) }()
@@ -60,7 +60,7 @@ func (p *Proxy) accept(ctx context.Context, d draft) {
 		return
 	}
 	owner := d.owner // copied, because a pointer into the draft would keep the whole draft alive
-	part, markErr := p.applier.Set(&owner, d.part)
+	part, markErr := p.reconciler.Set(&owner, d.part)
 	p.reportUnusable(ctx, d.svc, errors.Join(d.err, unservedError(d.name, part.Rejected), markErr))
 	p.depends[d.name] = part.Deps
 	if delete(p.noScheduler, d.name); d.noScheduler {
@@ -115,7 +115,7 @@ func (p *Proxy) forget(name types.NamespacedName) {
 	delete(p.noScheduler, name)
 	p.noteNoLocal(name, plan.NoLocalEndpoints{})
 	p.retries.succeeded(name)
-	p.applier.Delete(name)
+	p.reconciler.Delete(name)
 	p.HealthChecks.Delete(name)
 }
 
@@ -180,16 +180,16 @@ func (p *Proxy) renewNode(ctx context.Context) (plan.Deps, error) {
 // flush writes all dirty state, preceded by the rules for sets that came into use. It
 // then removes the rules for sets that no Service uses any more, after the last members
 // were deleted.
-func (p *Proxy) flush() apply.Problems {
+func (p *Proxy) flush() reconcile.Problems {
 	if p.replan {
 		p.planNode()
 	}
-	problems := p.applier.Flush()
-	if p.started && p.applier.CountWantedSets() < len(p.uses) {
-		p.uses = p.applier.WantedSets()
+	problems := p.reconciler.Flush()
+	if p.started && p.reconciler.CountWantedSets() < len(p.uses) {
+		p.uses = p.reconciler.WantedSets()
 		p.node.Uses = p.uses
 		p.planNode()
-		problems = append(problems, p.applier.Flush()...)
+		problems = append(problems, p.reconciler.Flush()...)
 	}
 	return problems
 }
@@ -200,11 +200,11 @@ func (p *Proxy) planNode() {
 	part := plan.ForNode(&p.Config, &p.node)
 	p.bound = plan.MergeBindings(p.bound, part.Bound)
 	if !slices.Equal(part.Watched, p.nodePart.Watched) {
-		p.compareSoon(time.Now(), apply.Parts{}) // their values are read with the rest of the kernel
+		p.compareSoon(time.Now(), reconcile.Parts{}) // their values are read with the rest of the kernel
 	}
 	if !reflect.DeepEqual(part, p.nodePart) {
 		p.nodePart = part
-		p.applier.SetNode(part)
+		p.reconciler.SetNode(part)
 		p.Meter.Interfaces(part.Modes)
 	}
 }

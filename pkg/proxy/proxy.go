@@ -12,10 +12,10 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
 
-	"github.com/kube-ipvs/kube-ipvs/pkg/apply"
 	"github.com/kube-ipvs/kube-ipvs/pkg/event"
 	"github.com/kube-ipvs/kube-ipvs/pkg/nat"
 	"github.com/kube-ipvs/kube-ipvs/pkg/plan"
+	"github.com/kube-ipvs/kube-ipvs/pkg/reconcile"
 	"github.com/kube-ipvs/kube-ipvs/pkg/routing"
 	"github.com/kube-ipvs/kube-ipvs/pkg/source"
 )
@@ -70,7 +70,7 @@ type Events interface {
 // Options configures the proxy, apart from the plan.
 type Options struct {
 	Config        plan.Config
-	Kernel        apply.Kernel
+	Kernel        reconcile.Kernel
 	KernelVersion plan.Version
 	// ProbeScheduler returns an error if the kernel cannot use an IPVS scheduler. It
 	// loads the scheduler if necessary.
@@ -102,8 +102,8 @@ var nodeKey types.NamespacedName
 // Proxy is the proxy of one node. Create it with New and use it once.
 type Proxy struct {
 	Options
-	inbox   *inbox
-	applier *apply.Applier
+	inbox      *inbox
+	reconciler *reconcile.Reconciler
 
 	// The following fields belong to the loop's goroutine.
 	node     plan.Node
@@ -143,7 +143,7 @@ type Proxy struct {
 	observed     chan observed // nil while no observation runs
 	compares                   // scope and time of the next comparison
 
-	comparison  *apply.Adoption // nil unless observed state is being compared
+	comparison  *reconcile.Adoption // nil unless observed state is being compared
 	observeTook time.Duration
 }
 
@@ -152,7 +152,7 @@ func New(o Options) *Proxy {
 	return &Proxy{
 		Options:     o,
 		inbox:       newInbox(),
-		applier:     apply.New(&o.Config, o.Kernel),
+		reconciler:  reconcile.New(&o.Config, o.Kernel),
 		depends:     map[types.NamespacedName]plan.Deps{},
 		reported:    map[types.NamespacedName]string{},
 		noLocal:     map[types.NamespacedName]plan.NoLocalEndpoints{},
@@ -177,7 +177,7 @@ func (p *Proxy) Run(ctx context.Context, src source.Source) error {
 		return p.Network.Watch(ctx, p.inbox.networkChanged, p.inbox.deleted)
 	})
 	go p.watch(ctx, "the node's rules", p.inbox.rulesChanged, func() error {
-		return p.Rules.Watch(ctx, p.applier.Concerns, p.inbox.rulesChanged)
+		return p.Rules.Watch(ctx, p.reconciler.Concerns, p.inbox.rulesChanged)
 	})
 	await := func(event <-chan struct{}) (bool, error) {
 		select {
@@ -216,7 +216,7 @@ func (p *Proxy) prepare(ctx context.Context) bool {
 		return false
 	}
 	problems := p.flush()
-	if servers, _, _ := p.applier.Held(); servers == 0 {
+	if servers, _, _ := p.reconciler.Held(); servers == 0 {
 		problems = append(problems, p.program(ctx, p.inbox.firstServices)...)
 	}
 	p.settle(ctx, problems)
@@ -306,7 +306,7 @@ func (p *Proxy) start(ctx context.Context) {
 	p.settle(ctx, problems)
 	p.measure(problems)
 	p.reportFailing()
-	logSync(ctx, time.Since(began), len(p.depends), len(problems), p.applier)
+	logSync(ctx, time.Since(began), len(p.depends), len(problems), p.reconciler)
 	p.Observer.Passed(time.Since(began), len(p.depends), len(problems))
 	tuneGC()
 }
@@ -316,12 +316,12 @@ func (p *Proxy) begin(ctx context.Context) error {
 	if _, err := p.renewNode(ctx); err != nil {
 		return err
 	}
-	observation, err := p.applier.BeginObserve()()
+	observation, err := p.reconciler.BeginObserve()()
 	if err != nil {
 		return err
 	}
-	p.applier.Adopt(observation)
-	p.useSets(p.applier.FilledSets())
+	p.reconciler.Adopt(observation)
+	p.useSets(p.reconciler.FilledSets())
 	return nil
 }
 
@@ -337,13 +337,13 @@ func (p *Proxy) useSets(names []string) {
 // programAll programs the node's plan again if it changed since prepare, then every
 // Service, starting with those that others need to start (kubernetes#133773). Then it
 // removes stale state, and last the rules for sets that only an earlier process used.
-func (p *Proxy) programAll(ctx context.Context) apply.Problems {
+func (p *Proxy) programAll(ctx context.Context) reconcile.Problems {
 	if w := p.take(); w.node || w.network || p.becameMany() {
 		p.renewAffected(ctx)
 	}
 	problems := p.flush()
 	problems = append(problems, p.program(ctx, p.dirty)...)
-	p.applier.Sweep()
+	p.reconciler.Sweep()
 	problems = append(problems, p.flush()...)
 	p.started = true
 	problems = append(problems, p.flush()...)
@@ -352,7 +352,7 @@ func (p *Proxy) programAll(ctx context.Context) apply.Problems {
 }
 
 // program programs Services batch by batch.
-func (p *Proxy) program(ctx context.Context, names map[types.NamespacedName]struct{}) apply.Problems {
+func (p *Proxy) program(ctx context.Context, names map[types.NamespacedName]struct{}) reconcile.Problems {
 	batches := p.inbox.batches(names)
 	// The API server's Service determines the addresses that others may not use.
 	for _, name := range batches[0] {

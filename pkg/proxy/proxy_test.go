@@ -23,7 +23,6 @@ import (
 	"k8s.io/klog/v2"
 	"k8s.io/utils/ptr"
 
-	"github.com/kube-ipvs/kube-ipvs/pkg/apply"
 	"github.com/kube-ipvs/kube-ipvs/pkg/conntrack"
 	"github.com/kube-ipvs/kube-ipvs/pkg/event"
 	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
@@ -31,6 +30,7 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/ipvs"
 	"github.com/kube-ipvs/kube-ipvs/pkg/nat"
 	"github.com/kube-ipvs/kube-ipvs/pkg/plan"
+	"github.com/kube-ipvs/kube-ipvs/pkg/reconcile"
 	"github.com/kube-ipvs/kube-ipvs/pkg/routing"
 	"github.com/kube-ipvs/kube-ipvs/pkg/source"
 	"github.com/kube-ipvs/kube-ipvs/pkg/sysctl"
@@ -187,9 +187,9 @@ func (w *world) options() Options {
 	w.routing.Refuse = func(c routing.Change) error { return ask(c) }
 	return Options{
 		Config: cfg,
-		Kernel: apply.Kernel{
+		Kernel: reconcile.Kernel{
 			IPVS: w.ipvs, IPSet: ipset.NewFake(), Routing: w.routing, Sysctl: sysctl.NewFake(values), Conntrack: conntrack.NewFake(),
-			NAT: map[ip.Family]apply.NAT{ip.IPv4: w.nat, ip.IPv6: nat.NewFake(ip.IPv6)},
+			NAT: map[ip.Family]reconcile.NAT{ip.IPv4: w.nat, ip.IPv6: nat.NewFake(ip.IPv6)},
 		},
 		BridgeNetfilter: func(bool) plan.BridgeNetfilter { return plan.BridgeShown },
 		ProbeScheduler:  w.ipvs.Probe,

@@ -8,19 +8,19 @@ import (
 	"slices"
 	"sync"
 
-	"github.com/kube-ipvs/kube-ipvs/pkg/apply"
 	"github.com/kube-ipvs/kube-ipvs/pkg/conntrack"
 	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
 	"github.com/kube-ipvs/kube-ipvs/pkg/ipset"
 	"github.com/kube-ipvs/kube-ipvs/pkg/ipvs"
 	"github.com/kube-ipvs/kube-ipvs/pkg/nat"
 	"github.com/kube-ipvs/kube-ipvs/pkg/nft"
+	"github.com/kube-ipvs/kube-ipvs/pkg/reconcile"
 	"github.com/kube-ipvs/kube-ipvs/pkg/routing"
 	"github.com/kube-ipvs/kube-ipvs/pkg/sysctl"
 	"github.com/kube-ipvs/kube-ipvs/pkg/trace"
 )
 
-// Kernel is a node's kernel in memory: the fakes that package apply writes to.
+// Kernel is a node's kernel in memory: the fakes that package reconcile writes to.
 type Kernel struct {
 	scenario *Scenario
 	ipvs     *ipvs.Fake
@@ -161,12 +161,12 @@ func (f slowNAT) Apply(changes []nat.Change) []nat.Failure {
 	return failures
 }
 
-// apply gives the fakes to package apply.
-func (k *Kernel) apply() apply.Kernel {
-	return apply.Kernel{
+// apply gives the fakes to package reconcile.
+func (k *Kernel) apply() reconcile.Kernel {
+	return reconcile.Kernel{
 		IPVS: slowIPVS{k.ipvs, k}, IPSet: slowIPSet{k.ipset, k}, Routing: slowRouting{k.routing, k}, Sysctl: slowSysctl{k.sysctl, k},
 		Conntrack: conntrack.NewFake(), Loopback: k.loopback,
-		NAT: map[ip.Family]apply.NAT{ip.IPv4: slowNAT{k.nat[ip.IPv4], k}, ip.IPv6: slowNAT{k.nat[ip.IPv6], k}},
+		NAT: map[ip.Family]reconcile.NAT{ip.IPv4: slowNAT{k.nat[ip.IPv4], k}, ip.IPv6: slowNAT{k.nat[ip.IPv6], k}},
 	}
 }
 

@@ -5,21 +5,21 @@ package prove
 import (
 	"fmt"
 
-	"github.com/kube-ipvs/kube-ipvs/pkg/apply"
 	"github.com/kube-ipvs/kube-ipvs/pkg/plan"
+	"github.com/kube-ipvs/kube-ipvs/pkg/reconcile"
 	"github.com/kube-ipvs/kube-ipvs/pkg/service"
 )
 
-// Product is kube-ipvs on a Kernel: packages plan and apply as package proxy puts
+// Product is kube-ipvs on a Kernel: packages plan and reconcile as package proxy puts
 // them together.
 type Product struct {
 	*Kernel
-	applier *apply.Applier
-	facts   plan.Facts
-	bound   []plan.Binding
-	uses    plan.SetsInUse
-	started bool // the first programming has ended
-	have    map[string]*service.Service
+	reconciler *reconcile.Reconciler
+	facts      plan.Facts
+	bound      []plan.Binding
+	uses       plan.SetsInUse
+	started    bool // the first programming has ended
+	have       map[string]*service.Service
 }
 
 // NewProduct programs a scenario into a kernel.
@@ -31,16 +31,16 @@ func NewProduct(s *Scenario) (*Product, error) {
 // Start does what the program does when it begins, on the kernel as it is.
 func (p *Product) Start() error {
 	cfg := &p.scenario.Config
-	p.applier = apply.New(cfg, p.apply())
+	p.reconciler = reconcile.New(cfg, p.apply())
 	p.uses, p.started, p.bound = plan.SetsInUse{}, false, nil
 	p.have = map[string]*service.Service{}
 	p.setNode()
-	o, err := p.applier.BeginObserve()()
+	o, err := p.reconciler.BeginObserve()()
 	if err != nil {
 		return err
 	}
-	p.applier.Adopt(o)
-	for _, set := range p.applier.FilledSets() {
+	p.reconciler.Adopt(o)
+	for _, set := range p.reconciler.FilledSets() {
 		p.uses[set] = true
 	}
 	p.setNode()
@@ -53,7 +53,7 @@ func (p *Product) Start() error {
 	if err := p.flush(); err != nil {
 		return err
 	}
-	p.applier.Sweep()
+	p.reconciler.Sweep()
 	if err := p.flush(); err != nil {
 		return err
 	}
@@ -74,11 +74,11 @@ func (p *Product) Change(to *Scenario) error {
 // flush writes what has changed, and then removes the rules for sets that no Service
 // uses any more.
 func (p *Product) flush() error {
-	err := p.applier.Flush().Err()
-	if err == nil && p.started && p.applier.CountWantedSets() < len(p.uses) {
-		p.uses = p.applier.WantedSets()
+	err := p.reconciler.Flush().Err()
+	if err == nil && p.started && p.reconciler.CountWantedSets() < len(p.uses) {
+		p.uses = p.reconciler.WantedSets()
 		p.setNode()
-		err = p.applier.Flush().Err()
+		err = p.reconciler.Flush().Err()
 	}
 	if err != nil {
 		return fmt.Errorf("%s: %w", p.scenario.Name, err)
@@ -100,7 +100,7 @@ func (p *Product) setNode() {
 			p.sysctl.Set(key, "0")
 		}
 	}
-	p.applier.SetNode(part)
+	p.reconciler.SetNode(part)
 }
 
 func (p *Product) setServices() error {
@@ -110,7 +110,7 @@ func (p *Product) setServices() error {
 		svc := &s.Services[i]
 		now[svc.Name.String()] = svc
 		part := plan.ForService(&s.Config, &p.facts, svc)
-		part, err := p.applier.Set(&apply.Owner{Name: svc.Name, Created: svc.Created}, part)
+		part, err := p.reconciler.Set(&reconcile.Owner{Name: svc.Name, Created: svc.Created}, part)
 		if err != nil {
 			return fmt.Errorf("%s: %w", svc.Name, err)
 		}
@@ -121,7 +121,7 @@ func (p *Product) setServices() error {
 	}
 	for name, svc := range p.have {
 		if now[name] == nil {
-			p.applier.Delete(svc.Name)
+			p.reconciler.Delete(svc.Name)
 		}
 	}
 	p.have = now

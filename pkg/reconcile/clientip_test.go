@@ -1,0 +1,42 @@
+package reconcile
+
+import (
+	"net/netip"
+	"strings"
+	"testing"
+
+	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
+	"github.com/kube-ipvs/kube-ipvs/pkg/plan"
+)
+
+// TestClientAddressIsPreservedOnlyForLocalEndpoints changes the traffic policy: at no moment may
+// the client address be preserved on the way to another node's endpoint.
+func TestClientAddressIsPreservedOnlyForLocalEndpoints(t *testing.T) {
+	w := newWorld(t)
+	w.cfg.LocalMark = plan.LocalMark{} // the virtual server has this node's endpoints
+	w.facts.NodePorts = []netip.Addr{netip.MustParseAddr("192.0.2.1")}
+	s := externalLocal("a", ip.TCP, vip, here)
+	s.ExternalIPs = []netip.Addr{netip.MustParseAddr("203.0.113.6")}
+	s.Ports[0].NodePort = 30080
+	w.start()
+	w.mustApply(cluster(s))
+	inOrder := func(first, second string) {
+		t.Helper()
+		if a, b := w.position(first), w.position(second); a < 0 || b < a {
+			t.Errorf("%q at %d, %q at %d\n%s", first, a, second, b, strings.Join(w.order, "\n"))
+		}
+	}
+	for _, at := range []struct{ server, member string }{
+		{"203.0.113.5:80", "203.0.113.5,tcp:80%KUBE-LOAD-BALANCER-LOCAL"},
+		{"203.0.113.6:80", "203.0.113.6,tcp:80%KUBE-EXTERNAL-IP-LOCAL"},
+		{"192.0.2.1:30080", "30080%KUBE-NODE-PORT-LOCAL-TCP"},
+	} {
+		member, set, _ := strings.Cut(at.member, "%")
+		w.order = nil
+		w.mustApply(s)
+		inOrder("set weight 0 of real server 10.244.9.9:8000 of TCP "+at.server, "add "+member+" to set "+set)
+		w.order = nil
+		w.mustApply(cluster(s))
+		inOrder("delete "+member+" from set "+set, "set weight 1 of real server 10.244.9.9:8000 of TCP "+at.server)
+	}
+}

@@ -1,0 +1,77 @@
+package reconcile
+
+import (
+	"fmt"
+	"net/netip"
+	"testing"
+
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
+	"github.com/kube-ipvs/kube-ipvs/pkg/ipset"
+	"github.com/kube-ipvs/kube-ipvs/pkg/ipvs"
+	"github.com/kube-ipvs/kube-ipvs/pkg/plan"
+)
+
+// TestSuspicious expects suspicion of changes by other programs, and none of our own.
+func TestSuspicious(t *testing.T) {
+	dest := netip.MustParseAddrPort("10.244.0.2:8000")
+	k := key(ip.TCP, "10.96.0.1:80")
+	clusterIPs := ipset.Set{Name: string(plan.ClusterIP), Type: ipset.HashIPPort, Family: ip.IPv4}
+	for name, tc := range map[string]struct {
+		damage func(*world)
+		within int // calls
+	}{
+		"a virtual server is deleted": {func(w *world) {
+			w.ipvs.Apply([]ipvs.Change{{Op: ipvs.DeleteVirtualServer, Key: k}})
+		}, 1},
+		"a virtual server is added": {func(w *world) {
+			w.ipvs.Apply([]ipvs.Change{{Op: ipvs.AddVirtualServer, Key: key(ip.TCP, "192.0.2.1:1"), VirtualServer: ipvs.VirtualServer{Scheduler: "rr"}}})
+		}, 1},
+		"a member is deleted": {func(w *world) {
+			w.ipset.Apply([]ipset.Change{{Op: ipset.DeleteEntry, Set: clusterIPs, Entry: entryOf(k)}})
+		}, 1},
+		"a set is destroyed": {func(w *world) {
+			w.nat[ip.IPv4].Apply(nil)
+			w.ipset.Apply([]ipset.Change{{Op: ipset.DestroySet, Set: clusterIPs}})
+		}, 1},
+		"a real server is deleted": {func(w *world) {
+			w.ipvs.Apply([]ipvs.Change{{Op: ipvs.DeleteRealServer, Key: k, Dest: dest}})
+		}, 30},
+		"a weight is changed": {func(w *world) {
+			w.ipvs.Apply([]ipvs.Change{{Op: ipvs.UpdateRealServer, Key: k, Dest: dest, RealServer: ipvs.RealServer{Weight: 9}}})
+		}, 30},
+		"those of IPv6 are gone": {func(w *world) {
+			for i := range 20 {
+				w.ipvs.Apply([]ipvs.Change{{Op: ipvs.DeleteVirtualServer, Key: key(ip.TCP, fmt.Sprintf("[fd00:96::%d]:80", i+1))}})
+			}
+		}, 12},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t)
+			w.ipvs.Apply([]ipvs.Change{{Op: ipvs.AddVirtualServer, Key: key(ip.TCP, "192.0.2.9:9"), VirtualServer: ipvs.VirtualServer{Scheduler: "rr"}}})
+			w.start()
+			for i := range 20 {
+				w.mustApply(clusterIP(fmt.Sprint("a", i), fmt.Sprintf("10.96.0.%d", i+1), "10.244.0.2:8000"))
+				w.mustApply(clusterIP(fmt.Sprint("b", i), fmt.Sprintf("fd00:96::%d", i+1), "[fd00:244::2]:8000"))
+			}
+			w.mustApply(clusterIP("gone", "10.96.0.99", "10.244.0.2:8000"))
+			w.reconciler.Delete(types.NamespacedName{Namespace: "default", Name: "gone"})
+			w.mustApply(clusterIP("a1", "10.96.0.2", "10.244.0.3:8000"))
+			w.ipvs.SetConnections(key(ip.TCP, "10.96.0.2:80"), dest, ipvs.Connections{})
+			w.drain()
+			for range 30 {
+				if w.reconciler.Suspicious() {
+					t.Fatal("suspects what we wrote ourselves")
+				}
+			}
+			tc.damage(w)
+			for range tc.within {
+				if w.reconciler.Suspicious() {
+					return
+				}
+			}
+			t.Errorf("not seen in %d calls", tc.within)
+		})
+	}
+}

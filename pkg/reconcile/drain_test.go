@@ -1,0 +1,154 @@
+package reconcile
+
+import (
+	"net/netip"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
+	"github.com/kube-ipvs/kube-ipvs/pkg/ipvs"
+	"github.com/kube-ipvs/kube-ipvs/pkg/service"
+)
+
+// TestDeadlineOfADrainingRealServer has connections that stay open for days. They last while
+// the endpoint exists, ready or not, and until the deadline once it is deleted.
+func TestDeadlineOfADrainingRealServer(t *testing.T) {
+	w := newWorld(t)
+	w.now = time.Unix(1e9, 0)
+	k, dest := key(ip.TCP, "10.96.0.1:80"), netip.MustParseAddrPort("10.244.0.2:8000")
+	both := func() service.Service { return clusterIP("a", "10.96.0.1", "10.244.0.2:8000", "10.244.0.3:8000") }
+	notReady := both()
+	notReady.Ports[0].Endpoints[0].Ready = false
+	without := clusterIP("a", "10.96.0.1", "10.244.0.3:8000")
+	w.start(both())
+	w.ipvs.SetConnections(k, dest, ipvs.Connections{Active: 1})
+	there := func(after time.Duration, want bool, when string) {
+		t.Helper()
+		w.drain()
+		w.now = w.now.Add(after)
+		if err := w.drain().Err(); err != nil {
+			t.Fatal(err)
+		}
+		if _, is := w.realServers(k)[dest]; is != want {
+			t.Errorf("%s: there %v", when, is)
+		}
+	}
+	w.mustApply(notReady)
+	there(24*time.Hour, true, "a day unready")
+	w.mustApply(without)
+	there(deadline-time.Second, true, "before the deadline")
+	w.mustApply(notReady)
+	there(24*time.Hour, true, "came back unready")
+	w.mustApply(without)
+	there(deadline-time.Second, true, "before the deadline, which begins anew")
+	if _, err := w.observe(); err != nil { // a full comparison changes nothing
+		t.Fatal(err)
+	}
+	w.reconciler.Flush()
+	there(time.Second, false, "after the deadline")
+	if n := w.reconciler.Draining(); n != 0 {
+		t.Errorf("%d draining", n)
+	}
+}
+
+// TestIssue89392LostRealServer resets the connections to an endpoint on an unreachable node,
+// and no others.
+func TestIssue89392LostRealServer(t *testing.T) {
+	w := newWorld(t)
+	k := key(ip.TCP, "10.96.0.1:80")
+	web := clusterIP("a", "10.96.0.1", "10.244.0.2:8000", "10.244.0.3:8000", "10.244.0.4:8000")
+	for i, node := range []string{"node-2", "node-3", "node-4"} {
+		web.Ports[0].Endpoints[i].Node = node
+	}
+	w.start(web)
+	for _, e := range web.Ports[0].Endpoints[:2] {
+		w.ipvs.SetConnections(k, e.Addr, ipvs.Connections{Active: 2, Inactive: 1})
+	}
+	unready := clusterIP("a", "10.96.0.1", "10.244.0.2:8000", "10.244.0.3:8000", "10.244.0.4:8000")
+	for i, e := range web.Ports[0].Endpoints {
+		e.Ready, e.Serving = i == 2, i == 2
+		unready.Ports[0].Endpoints[i] = e
+	}
+	w.mustApply(unready)
+	w.drain()
+	if n := w.reconciler.Draining(); n != 2 {
+		t.Fatalf("%d drain while no node is lost, want 2", n)
+	}
+	w.facts.Lost = []string{"node-2"}
+	w.mustApply(unready)
+	if err := w.drain().Err(); err != nil {
+		t.Fatal(err)
+	}
+	dest := web.Ports[0].Endpoints[0].Addr
+	if _, there := w.realServers(k)[dest]; there || len(w.realServers(k)) != 2 {
+		t.Errorf("node-2 is lost: %v", w.realServers(k))
+	}
+	if got, want := w.reconciler.TakeCuts(), []Cut{{k, dest, 3, true}}; !slices.Equal(got, want) {
+		t.Errorf("cut: %v, want %v", got, want)
+	}
+}
+
+// TestUDPDrain keeps a flow to an endpoint that is terminating and serving, and ends it with
+// the endpoint.
+func TestUDPDrain(t *testing.T) {
+	w := newWorld(t)
+	w.cfg.UDPDrain = true
+	k, dest := key(ip.UDP, "10.96.0.10:53"), netip.MustParseAddrPort("10.244.0.2:53")
+	dns := func(change func(*service.Endpoint), endpoints ...string) service.Service {
+		s := clusterIP("dns", "10.96.0.10", endpoints...)
+		s.Ports[0].Protocol, s.Ports[0].Port = ip.UDP, 53
+		change(&s.Ports[0].Endpoints[0])
+		return s
+	}
+	asIs := func(*service.Endpoint) {}
+	w.start(dns(asIs, "10.244.0.2:53", "10.244.0.3:53"))
+	flow := flowTo("10.244.0.9:1000", "10.96.0.10:53", "10.244.0.2:53")
+	w.conntrack.Add(flow)
+	for _, step := range []struct {
+		name   string
+		now    service.Service
+		weight int // -1: not there
+		flows  int
+	}{
+		{"terminating", dns(func(e *service.Endpoint) { e.Ready, e.Terminating = false, true }, "10.244.0.2:53", "10.244.0.3:53"), 0, 1},
+		{"ready again", dns(asIs, "10.244.0.2:53", "10.244.0.3:53"), 1, 1},
+		{"terminating, not serving", dns(func(e *service.Endpoint) { e.Ready, e.Serving, e.Terminating = false, false, true }, "10.244.0.2:53", "10.244.0.3:53"), -1, 0},
+	} {
+		w.mustApply(step.now)
+		rs, there := w.realServers(k)[dest]
+		if there != (step.weight >= 0) || there && rs.Weight != step.weight || len(w.conntrack.Entries()) != step.flows {
+			t.Errorf("%s: there %v with weight %d, %d flows", step.name, there, rs.Weight, len(w.conntrack.Entries()))
+		}
+	}
+}
+
+// TestDrainGoesOn checks few virtual servers with each call, and reaches all of them,
+// including those that begin to drain meanwhile.
+func TestDrainGoesOn(t *testing.T) {
+	w := newWorld(t)
+	w.now = time.Unix(1e9, 0)
+	names, addresses := []string{"a", "b", "c", "d", "e"}, []string{"10.96.0.1", "10.96.0.2", "10.96.0.3", "10.96.0.4", "10.96.0.5"}
+	var before []service.Service
+	for i := range names {
+		before = append(before, clusterIP(names[i], addresses[i], "10.244.0.2:8000", "10.244.0.3:8000"))
+	}
+	w.start(before...)
+	for i := range 4 {
+		w.mustApply(clusterIP(names[i], addresses[i], "10.244.0.3:8000"))
+	}
+	for i, want := range []struct {
+		left int
+		on   bool
+	}{{2, true}, {1, false}, {0, false}} {
+		if i == 1 {
+			w.mustApply(clusterIP("e", "10.96.0.5", "10.244.0.3:8000"))
+		}
+		if err := w.reconciler.Drain(w.now, deadline, 2).Err(); err != nil {
+			t.Fatal(err)
+		}
+		if left, on := w.reconciler.Draining(), w.reconciler.DrainsOn(); left != want.left || on != want.on {
+			t.Errorf("call %d: %d drain, goes on: %v; want %+v", i, left, on, want)
+		}
+	}
+}

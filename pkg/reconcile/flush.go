@@ -1,0 +1,298 @@
+package reconcile
+
+import (
+	"cmp"
+	"fmt"
+	"net/netip"
+	"slices"
+
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
+	"github.com/kube-ipvs/kube-ipvs/pkg/ipset"
+	"github.com/kube-ipvs/kube-ipvs/pkg/kernel"
+	"github.com/kube-ipvs/kube-ipvs/pkg/plan"
+	"github.com/kube-ipvs/kube-ipvs/pkg/routing"
+)
+
+// flush is one pass over the dirty keys.
+type flush struct {
+	*Reconciler
+	problems Problems
+}
+
+// Flush writes all differences. The order ensures that a VIP becomes local only after its
+// rules and real servers exist, and stops being local before they are deleted. A refused
+// change is kept for Retry; the others are applied.
+func (a *Reconciler) Flush() Problems {
+	f := &flush{Reconciler: a}
+	f.flushNode()
+	f.addMembers()
+	f.deleteClientIPMembers()
+	f.flushServers()
+	f.addMembers() // those that waited for a virtual server
+	f.flushVIPs()
+	f.deleteServers()
+	f.deleteMembers()
+	if !f.flows.failed {
+		f.deleteStaleFlows()
+	}
+	f.servers.compact()
+	f.members.compact()
+	f.vips.compact()
+	return f.problems
+}
+
+// fail records a problem of the owners.
+func (f *flush) fail(owners []types.NamespacedName, err error) {
+	f.problems = append(f.problems, Problem{owners, err})
+}
+
+// applyChanges applies changes, and calls done for each that succeeded and failed for the others.
+func applyChanges[C interface {
+	comparable
+	fmt.Stringer
+}](changes []C, apply func([]C) []kernel.Failure[C], done func(C), failed func(C, error)) {
+	applyIndexed(changes, apply, func(i int) { done(changes[i]) }, func(i int, err error) { failed(changes[i], err) })
+}
+
+// applyIndexed is applyChanges with the indexes of the changes in place of the changes.
+func applyIndexed[C interface {
+	comparable
+	fmt.Stringer
+}](changes []C, apply func([]C) []kernel.Failure[C], done func(int), failed func(int, error)) {
+	if len(changes) == 0 {
+		return
+	}
+	refused := map[C]error{}
+	for _, f := range apply(changes) {
+		refused[f.Change] = f
+	}
+	for i, c := range changes {
+		if err, ok := refused[c]; ok {
+			failed(i, err)
+		} else {
+			done(i)
+		}
+	}
+}
+
+// addMembers adds members to all sets in one call. A member of plan.Local gets a new mark
+// only after the virtual server of its old mark is recorded.
+func (f *flush) addMembers() {
+	f.recordReplaced()
+	var changes []ipset.Change
+	for m := range f.members.allDirty() {
+		want, wanted := f.wantMember(m)
+		set := f.sets.list[m.key.set]
+		different := !m.there || m.actual != want
+		switch {
+		case wanted && set.failed:
+			f.members.markStuck(m) // flushSets reports the missing set
+		case wanted && !m.there && f.preservesClientIP(m): // added after the virtual server changed
+		case f.waitsForWeights(m, want) || wanted && f.waitsForRecord(m, want):
+		case wanted && different:
+			c := f.memberChange(ipset.AddEntry, m)
+			c.Mark = want
+			changes = append(changes, c)
+		case wanted == m.there:
+			f.members.markClean(m)
+		}
+	}
+	f.applyMembers(changes)
+}
+
+// waitsForRecord reports whether a member of plan.Local keeps its mark for now, because the
+// virtual server of the mark is not recorded yet.
+func (f *flush) waitsForRecord(m *member, want uint32) bool {
+	fwm, exists := f.localMark(m)
+	return exists && m.actual != want && f.retired[fwm] != keyOf(f.sets.member(m.key).Entry) && !f.sets.get(plan.Draining.In(fwm.Family())).failed
+}
+
+// deleteMembers removes members that are not desired. A member that proves a virtual server
+// to be ours stays until the virtual server is deleted: without it the virtual server would
+// look foreign and never be removed.
+func (f *flush) deleteMembers() {
+	var changes []ipset.Change
+	for m := range f.members.allDirty() {
+		if _, wanted := f.wantMember(m); !wanted && !f.provesOwnership(m) {
+			changes = append(changes, f.memberChange(ipset.DeleteEntry, m))
+		}
+	}
+	f.applyMembers(changes)
+}
+
+// provesOwnership reports whether a member proves that an existing, no longer desired
+// virtual server is ours.
+func (f *flush) provesOwnership(m *member) bool {
+	full := f.sets.member(m.key)
+	key := keyOf(full.Entry)
+	fwm := fwmKey(ip.Of(m.key.addr), m.actual)
+	if f.servers.holds(fwm) && f.marked[fwm] == key {
+		return true
+	}
+	if !f.servers.holds(key) || f.servers.wanted(key) {
+		return false
+	}
+	return slices.ContainsFunc(owning, func(name plan.SetName) bool { return name.In(key.Family()) == full.Set })
+}
+
+func (f *flush) memberChange(op ipset.Op, m *member) ipset.Change {
+	full := f.sets.member(m.key)
+	return ipset.Change{Op: op, Set: f.setNamed(full.Set), Entry: full.Entry}
+}
+
+func (f *flush) applyMembers(changes []ipset.Change) {
+	slices.SortStableFunc(changes, func(a, b ipset.Change) int { return cmp.Compare(sourceRangeOrder(a), sourceRangeOrder(b)) })
+	applyChanges(changes, f.kernel.writeSets, f.memberDone, func(c ipset.Change, err error) {
+		m := f.memberOf(c)
+		f.fail(f.members.owners(m.key), err)
+		f.members.markStuck(m)
+	})
+}
+
+// sourceRangeOrder sorts changes so that a VIP enters LOAD-BALANCER-FW after its allowed
+// sources and leaves before them; allowed clients are never rejected in between
+// (kubernetes#119656).
+func sourceRangeOrder(c ipset.Change) int {
+	switch restricts := c.Set.Name == plan.LoadBalancerFW.In(ip.IPv4) || c.Set.Name == plan.LoadBalancerFW.In(ip.IPv6); {
+	case restricts && c.Op == ipset.AddEntry:
+		return 1
+	case restricts:
+		return -1
+	}
+	return 0
+}
+
+// memberOf returns the record of the member that a change is about.
+func (f *flush) memberOf(c ipset.Change) *member {
+	return f.members.get(f.sets.key(plan.Member{Set: c.Set.Name, Entry: c.Entry}))
+}
+
+func (f *flush) memberDone(c ipset.Change) {
+	m := f.memberOf(c)
+	f.members.touch(m)
+	was := m.actual
+	if c.Op == ipset.DeleteEntry {
+		f.loseMember(m)
+	} else {
+		if set := f.sets.list[m.key.set]; !set.exists {
+			set.set, set.exists = c.Set, true
+		}
+		f.holdMember(m, c.Mark)
+	}
+	f.members.markClean(m)
+	f.memberMarked(c.Entry, was, c.Mark)
+	f.indexRecord(plan.Member{Set: c.Set.Name, Entry: c.Entry}, c.Op == ipset.AddEntry)
+}
+
+// flushVIPs claims VIPs, except blocked ones, and then releases those that are not desired.
+// A VIP whose claim changes stays local all the time.
+func (f *flush) flushVIPs() {
+	var added, removed []*vipRecord
+	blocked := f.blocked()
+	for v := range f.vips.allDirty() {
+		switch {
+		case v.wanted() == v.there:
+			f.vips.markClean(v)
+		case v.there:
+			removed = append(removed, v)
+		case !blocked[v.key.Addr]:
+			added = append(added, v)
+		}
+	}
+	vips := append(added, removed...)
+	changes := make([]routing.Change, len(vips))
+	for i, v := range vips {
+		changes[i] = f.vipChange(v.key, i < len(added))
+	}
+	applyIndexed(changes, f.kernel.writeRouting, func(i int) { f.vipDone(vips[i]) }, func(i int, err error) {
+		f.fail(f.vips.owners(vips[i].key), err)
+		f.vips.markStuck(vips[i])
+	})
+}
+
+// vipChange returns the change that claims or releases a VIP.
+func (f *flush) vipChange(vip plan.VIP, wanted bool) routing.Change {
+	route, ok := f.cfg.VIPs.Route(vip)
+	switch {
+	case ok && wanted:
+		return routing.Change{Op: routing.AddRoute, Route: route}
+	case ok:
+		return routing.Change{Op: routing.DeleteRoute, Route: route}
+	case wanted:
+		return routing.Change{Op: routing.AddAddress, Address: vip.Addr}
+	}
+	return routing.Change{Op: routing.DeleteAddress, Address: vip.Addr}
+}
+
+// requiredSets are the sets without which a VIP must not become local: those that prove its
+// virtual server to be ours, and those that list allowed clients. If another set is missing,
+// the Service works without that set's feature.
+var requiredSets = func() map[string]bool {
+	out := map[string]bool{}
+	for _, family := range ip.Families {
+		for _, name := range slices.Concat(owning, []plan.SetName{plan.LoadBalancerFW, plan.SourceCIDR, plan.SourceIP}) {
+			out[name.In(family)] = true
+		}
+	}
+	return out
+}()
+
+// blocked returns the addresses that must not become local yet because the kernel refused
+// something they need. A VIP that is local without its virtual server would be answered by
+// any process that listens on 0.0.0.0. A fwmark virtual server is not needed: without it the
+// kernel uses the one of the address and port.
+func (f *flush) blocked() map[netip.Addr]bool {
+	out := map[netip.Addr]bool{}
+	for key, m := range f.members.stuck {
+		set := f.sets.list[key.set]
+		if _, wanted := f.wantMember(m); wanted && (!set.failed || requiredSets[set.name]) {
+			out[key.addr] = true
+		}
+	}
+	for key, s := range f.servers.stuck {
+		if !s.there && key.FWMark == 0 {
+			out[key.Addr] = true
+		}
+	}
+	return out
+}
+
+// vipDone records that the kernel has the desired state of a VIP.
+func (f *flush) vipDone(v *vipRecord) {
+	f.vips.touch(v)
+	if v.wanted() {
+		f.vips.hold(v, struct{}{})
+	} else {
+		f.vips.lose(v)
+	}
+	f.vips.markClean(v)
+}
+
+// Lost removes VIPs from the cached state that another program, or Flush, deleted from the
+// kernel. It returns how many of them are desired; the next Flush claims these again.
+func (a *Reconciler) Lost(lost []routing.Lost) int {
+	n := 0
+	for _, l := range lost {
+		v := a.vips.records[plan.VIP{Addr: l.Addr, Claim: a.claimOf(l.Table)}]
+		if v != nil && v.wanted() && v.there {
+			a.vips.lose(v)
+			a.vips.markDirty(v)
+			n++
+		}
+	}
+	return n
+}
+
+// claimOf returns the claim of a VIP that has a route in a table, or an address if table is
+// 0.
+func (a *Reconciler) claimOf(table int) plan.ClaimMode {
+	switch table {
+	case 0:
+		return plan.ClaimAddress
+	case a.cfg.VIPs.Table:
+		return plan.ClaimPort
+	}
+	return plan.ClaimRoute
+}

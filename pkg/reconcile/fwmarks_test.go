@@ -1,0 +1,74 @@
+package reconcile
+
+import (
+	"net/netip"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
+	"github.com/kube-ipvs/kube-ipvs/pkg/ipvs"
+	"github.com/kube-ipvs/kube-ipvs/pkg/plan"
+)
+
+// vipKey returns port 80 of 203.0.113.n.
+func vipKey(n byte) ipvs.Key {
+	return ipvs.Key{Protocol: ip.TCP, Addr: netip.AddrFrom4([4]byte{203, 0, 113, n}), Port: 80}
+}
+
+func all(uint32) bool { return true }
+
+// three has three numbers: the marks 0xb, 0xd and 0xf.
+func three() *numbers {
+	return newNumbers(&plan.Config{MasqueradeMark: 0x4000, LocalMark: plan.LocalMark{Value: 0x9, Mask: 0xf}})
+}
+
+func TestSmallestFreeNumber(t *testing.T) {
+	n := three()
+	a, b, c := owner("a", 0).Name, owner("b", 0).Name, owner("c", 0).Name
+	check := func(who types.NamespacedName, keys []ipvs.Key, want ...uint32) {
+		t.Helper()
+		got, err := n.assign(who, keys, all)
+		if err != nil {
+			t.Error(err)
+		}
+		for i, key := range keys {
+			if got[key] != want[i] {
+				t.Errorf("%s of %s has number %d, want %d", key, who, got[key], want[i])
+			}
+		}
+	}
+	check(a, []ipvs.Key{vipKey(1), vipKey(2)}, 1, 2)
+	check(b, []ipvs.Key{vipKey(2)}, 2) // a conflict, but the same address and port
+	check(a, []ipvs.Key{vipKey(2)}, 2)
+	check(c, []ipvs.Key{vipKey(3)}, 3) // 1 is still in the kernel
+	if _, err := n.assign(c, []ipvs.Key{vipKey(3), vipKey(4)}, all); err == nil || !strings.Contains(err.Error(), "TCP 203.0.113.4:80: all 3 numbers") {
+		t.Errorf("without a free number: %v", err)
+	}
+	if got := n.release(func(ipvs.Key, uint32) bool { return true }); got != nil {
+		t.Errorf("%s can have a number that the kernel still uses", got)
+	}
+	if got := n.release(func(ipvs.Key, uint32) bool { return false }); len(got) != 1 || got[0] != c {
+		t.Errorf("%s can have the freed number, want %s", got, c)
+	}
+	check(c, []ipvs.Key{vipKey(3), vipKey(4)}, 3, 1)
+	check(b, nil)
+	check(a, []ipvs.Key{vipKey(2)}, 2) // a still wants it, b no longer exists
+}
+
+func TestNumbersInTheKernelAreKept(t *testing.T) {
+	n := three()
+	n.seed(map[ipvs.Key]uint32{
+		vipKey(1): 0x400d,            // number 2, masqueraded
+		vipKey(2): 0xd, vipKey(3): 1, // the same number, and no number
+	})
+	got, err := n.assign(owner("a", 0).Name, []ipvs.Key{vipKey(3), vipKey(1), vipKey(2)}, func(number uint32) bool { return number != 1 })
+	if err == nil {
+		t.Error("number 1 belongs to another key")
+	}
+	if want := (map[ipvs.Key]uint32{vipKey(1): 2, vipKey(3): 3}); !cmp.Equal(want, got, cmp.Comparer(func(a, b netip.Addr) bool { return a == b })) {
+		t.Errorf("numbers %v, want %v", got, want)
+	}
+}

@@ -1,0 +1,289 @@
+package reconcile
+
+import (
+	"maps"
+	"slices"
+
+	"github.com/kube-ipvs/kube-ipvs/pkg/ipset"
+	"github.com/kube-ipvs/kube-ipvs/pkg/ipvs"
+	"github.com/kube-ipvs/kube-ipvs/pkg/plan"
+	"github.com/kube-ipvs/kube-ipvs/pkg/routing"
+)
+
+// keysPerStep is how many keys one step of a resync compares. Comparing everything takes a
+// quarter of a second with tens of thousands of Services; changes must not wait that long.
+const keysPerStep = 512
+
+// Adoption is a resync: it replaces the cached state with the observed state, except for
+// keys written since the observation began, and marks what differs from the desired state.
+// Set and Flush may be called between its steps, and repair what was found so far.
+//
+// It first replaces the cached state with the observed state, key by key, then compares the
+// whole cache with the desired state. Comparing everything, not only what changed, also
+// catches keys that a bug in the incremental path missed.
+type Adoption struct {
+	*Reconciler
+	seen         *Observation
+	stepSize     int
+	marksChanged bool // members that map fwmarks to addresses differed from the cache
+	differences  int
+	passes       []pass // not begun
+	items, next  int    // of the pass that runs
+	do           func(item int)
+}
+
+// pass is a loop of a resync. It lists its items when it begins, and returns their number
+// and what to do with one.
+type pass func() (items int, do func(item int))
+
+// Adopt runs a resync to its end, and returns the number of differences found.
+func (a *Reconciler) Adopt(o *Observation) int {
+	d := a.BeginAdopt(o)
+	for d.Step() {
+	}
+	return d.End()
+}
+
+// BeginAdopt replaces the node's cached state at once, and leaves the rest to the steps of
+// the returned Adoption. No observation may begin before Adoption.End.
+func (a *Reconciler) BeginAdopt(o *Observation) *Adoption {
+	a.node.dirty = true
+	a.cached.sysctls = o.sysctls
+	if o.parts.Rules {
+		a.takeRules(o)
+	}
+	d := &Adoption{Reconciler: a, seen: o, stepSize: keysPerStep}
+	if o.parts.State {
+		a.takeRouting(o)
+		d.takeSets()
+		d.passes = d.allPasses()
+	}
+	d.differences = a.nodeDifferences()
+	return d
+}
+
+// takeRules replaces the part of the cached state that iptables and nft list.
+func (a *Reconciler) takeRules(o *Observation) {
+	a.cached.nat = o.nat
+	a.seen = maps.Clone(o.nat)
+	a.cached.loopback = o.loopback
+	a.cached.kubeProxy = o.kubeProxy
+	a.cached.leftovers = o.leftovers
+	a.marks = nil
+	for _, family := range a.cfg.Families {
+		a.marks = append(a.marks, o.nat[family].Marks...)
+	}
+}
+
+func (a *Reconciler) takeRouting(o *Observation) {
+	a.cached.link = o.routing.DummyLink
+	a.cached.rules = maps.Clone(o.routing.Rules)
+	if a.cached.rules == nil {
+		a.cached.rules = map[routing.Rule]struct{}{}
+	}
+	maps.DeleteFunc(a.cached.rules, func(r routing.Rule, _ struct{}) bool { return !servesFamily(a.cfg, r.Family) })
+	a.wrongScope = o.routing.Misbound
+	a.staleRoutes = o.staleRoutes
+}
+
+// takeSets records which sets exist.
+func (d *Adoption) takeSets() {
+	for _, set := range d.sets.list {
+		if _, there := d.seen.sets[set.name]; set.exists && !there {
+			d.loseSet(set.name)
+			d.marksChanged = true // it may be plan.Local, whose members carry the marks
+		}
+	}
+	for name, is := range d.seen.sets {
+		set := d.sets.get(name)
+		set.set, set.exists = is.Set, true
+	}
+}
+
+// Step compares the next keys. It returns false when all are compared.
+func (d *Adoption) Step() bool {
+	for left := d.stepSize; left > 0; left-- {
+		for d.next == d.items {
+			if len(d.passes) == 0 {
+				return false
+			}
+			d.items, d.do = d.passes[0]()
+			d.next, d.passes = 0, d.passes[1:]
+		}
+		d.do(d.next)
+		d.next++
+	}
+	return true
+}
+
+// End ends a resync, finished or not, and returns the number of differences found.
+func (d *Adoption) End() int {
+	d.servers.endObserve()
+	d.members.endObserve()
+	d.vips.endObserve()
+	if !d.numbers.seeded && len(d.passes) == 0 && d.next == d.items {
+		d.numbers.seed(d.usedMarks())
+	}
+	return d.differences
+}
+
+// allPasses returns all the work. The sets come first, because their members say which
+// virtual servers are ours.
+func (d *Adoption) allPasses() []pass {
+	var passes []pass
+	for name, is := range d.seen.sets {
+		passes = append(passes, overMap(is.Entries, func(e ipset.Entry, mark uint32) {
+			d.observedMember(plan.Member{Set: name, Entry: e}, mark)
+		}))
+	}
+	return append(passes,
+		overTable(&d.members, d.cachedMember),
+		func() (int, func(int)) { return 1, func(int) { d.updateMarks() } },
+		overMap(d.seen.servers, d.observedServer),
+		overTable(&d.servers, d.cachedServer),
+		overMap(d.foreign, d.cachedForeign),
+		overMap(d.seen.vips, d.observedVIP),
+		overTable(&d.vips, d.cachedVIP),
+		overTable(&d.members, d.compareMember),
+		overTable(&d.servers, d.compareServer),
+		overTable(&d.vips, d.compareVIP))
+}
+
+// overMap returns a pass over the entries of a map, which may change meanwhile.
+func overMap[K comparable, V any](m map[K]V, do func(K, V)) pass {
+	return func() (int, func(int)) {
+		keys := slices.AppendSeq(make([]K, 0, len(m)), maps.Keys(m))
+		return len(keys), func(i int) {
+			if v, there := m[keys[i]]; there {
+				do(keys[i], v)
+			}
+		}
+	}
+}
+
+// overTable returns a pass over the records of a table.
+func overTable[K comparable, W, A any](t *table[K, W, A], do func(*record[K, W, A])) pass {
+	return func() (int, func(int)) {
+		list := t.list()
+		return len(list), func(i int) { do(list[i]) }
+	}
+}
+
+func (d *Adoption) observedMember(full plan.Member, mark uint32) {
+	if !d.sets.get(full.Set).exists {
+		return // destroyed meanwhile
+	}
+	m := d.members.get(d.sets.key(full))
+	if m.there && m.actual == mark || m.touched {
+		return
+	}
+	d.marksChanged = d.marksChanged || m.actual != mark
+	d.holdMember(m, mark)
+	d.indexRecord(full, true)
+}
+
+// cachedMember drops a member from the cache that the kernel does not have.
+func (d *Adoption) cachedMember(m *member) {
+	if !m.there || m.touched {
+		return
+	}
+	full := d.sets.member(m.key)
+	if _, there := d.seen.sets[full.Set].Entries[full.Entry]; !there {
+		d.marksChanged = d.marksChanged || m.actual != 0
+		d.loseMember(m)
+	}
+}
+
+// updateMarks updates the index of fwmarks if any mark changed.
+func (d *Adoption) updateMarks() {
+	if d.marksChanged {
+		d.indexMarks()
+	}
+}
+
+// compareMember leaves alone the members of a set that is not desired: it is destroyed as a
+// whole.
+func (d *Adoption) compareMember(m *member) {
+	if !m.wanted() {
+		if _, known := d.node.sets[d.sets.list[m.key.set].name]; !known || !d.pruning {
+			return
+		}
+	}
+	want, wanted := d.wantMember(m)
+	compared(d, &d.members, m, wanted != m.there || wanted && m.actual != want)
+}
+
+func (d *Adoption) observedServer(key ipvs.Key, is ipvs.Service) {
+	s := d.servers.get(key)
+	if s.touched || s.there && s.actual.VirtualServer == is.VirtualServer && s.actual.equals(is.RealServers) {
+		return
+	}
+	if !s.there {
+		if !s.wanted() && !d.ours(key) {
+			d.foreign[key] = is
+			d.servers.release(s)
+			return
+		}
+		delete(d.foreign, key)
+	}
+	d.holdServer(s, newActual(is))
+}
+
+func (d *Adoption) cachedServer(s *server) {
+	if _, there := d.seen.servers[s.key]; !there && !s.touched && s.there {
+		d.loseServer(s)
+	}
+}
+
+func (d *Adoption) cachedForeign(key ipvs.Key, _ ipvs.Service) {
+	if _, there := d.seen.servers[key]; !there {
+		delete(d.foreign, key)
+	}
+}
+
+func (d *Adoption) compareServer(s *server) {
+	if !s.wanted() && !d.pruning {
+		return
+	}
+	f := &flush{Reconciler: d.Reconciler}
+	want, wanted := d.wantRecord(s)
+	if d.mustDrain(s) {
+		compared(d, &d.servers, s, len(f.retireChanges(s)) > 0)
+		return
+	}
+	compared(d, &d.servers, s, !wanted && s.there || wanted && !f.upToDate(s, want) && len(f.serverChanges(s, want)) > 0)
+}
+
+// observedVIP caches an observed VIP. A desired address that is bound with kube-proxy's
+// scope is treated as missing, so that it is bound again.
+func (d *Adoption) observedVIP(key plan.VIP, _ struct{}) {
+	v := d.vips.get(key)
+	if v.touched {
+		return
+	}
+	if _, wrong := d.wrongScope[key.Addr]; wrong && v.wanted() && key.Claim == plan.ClaimAddress {
+		d.vips.lose(v)
+	} else {
+		d.vips.hold(v, struct{}{})
+	}
+}
+
+func (d *Adoption) cachedVIP(v *vipRecord) {
+	if _, there := d.seen.vips[v.key]; !there && !v.touched {
+		d.vips.lose(v)
+	}
+}
+
+func (d *Adoption) compareVIP(v *vipRecord) {
+	if v.wanted() || d.pruning {
+		compared(d, &d.vips, v, v.wanted() != v.there)
+	}
+}
+
+// compared marks a record dirty or clean, and counts each difference once.
+func compared[K comparable, W, A any](d *Adoption, t *table[K, W, A], r *record[K, W, A], differs bool) {
+	known := r.dirty
+	if t.setDirty(r, differs); r.dirty && !known {
+		d.differences++
+	}
+}

@@ -1,0 +1,256 @@
+package reconcile
+
+import (
+	"encoding/binary"
+	"net/netip"
+	"slices"
+
+	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
+	"github.com/kube-ipvs/kube-ipvs/pkg/ipset"
+	"github.com/kube-ipvs/kube-ipvs/pkg/ipvs"
+	"github.com/kube-ipvs/kube-ipvs/pkg/plan"
+)
+
+// A fwmark virtual server is retired, not deleted, while the virtual server of its
+// address and port stays: the traffic policy changed, the last endpoint left this
+// node, or the fwmark itself changed. IPVS finds an established connection by its
+// addresses, without the mark, so all that it needs is that the virtual and the real
+// server stay. Deleting them would reset it (expire_nodest_conn). Retiring takes
+// three steps:
+//
+//  1. A member of plan.Draining records address, port and fwmark.
+//  2. The member of plan.Local is deleted, or gets the new fwmark. Packets of new
+//     connections no longer get the old fwmark.
+//  3. All real servers get weight 0, and drain.
+//
+// At any time a set records that the virtual server is ours and which address and port
+// it serves. This does not depend on the configured marks, so it survives a restart
+// with another --local-mark. The record is deleted after the virtual server.
+
+// retiredMember returns the member that records a retired virtual server.
+func retiredMember(fwm, address ipvs.Key) plan.Member {
+	e := entryOf(address)
+	e.Addr2 = markAddr(fwm.Family(), fwm.FWMark)
+	return plan.Member{Set: plan.Draining.In(fwm.Family()), Entry: e}
+}
+
+// retiredIn returns the virtual server that a member records; false for a member of another
+// set.
+func retiredIn(m plan.Member) (fwm, address ipvs.Key, ok bool) {
+	if !m.Entry.Addr2.IsValid() || m.Set != plan.Draining.In(ip.Of(m.Entry.Addr)) {
+		return fwm, address, false
+	}
+	bytes := m.Entry.Addr2.AsSlice()
+	mark := binary.BigEndian.Uint32(bytes[len(bytes)-4:])
+	return fwmKey(ip.Of(m.Entry.Addr), mark), keyOf(m.Entry), true
+}
+
+// markAddr encodes a mark as the last 32 bits of an address.
+func markAddr(family ip.Family, mark uint32) netip.Addr {
+	bytes := family.Unspecified().AsSlice()
+	binary.BigEndian.PutUint32(bytes[len(bytes)-4:], mark)
+	addr, _ := netip.AddrFromSlice(bytes)
+	return addr
+}
+
+// needsRecord reports whether a record must stay because nothing else proves that the
+// virtual server is ours.
+func (a *Reconciler) needsRecord(fwm, address ipvs.Key) bool {
+	return a.servers.holds(fwm) && a.retired[fwm] == address && a.marked[fwm] != address
+}
+
+// indexRecord updates the index of records after a member was added or deleted.
+func (a *Reconciler) indexRecord(m plan.Member, there bool) {
+	fwm, address, ok := retiredIn(m)
+	switch {
+	case !ok:
+	case there:
+		a.retired[fwm] = address
+	case a.retired[fwm] == address:
+		delete(a.retired, fwm)
+	}
+}
+
+// markRecord makes the record of a virtual server dirty, so that it is deleted if no longer
+// needed.
+func (a *Reconciler) markRecord(fwm ipvs.Key) {
+	if address, recorded := a.retired[fwm]; recorded {
+		a.members.markKey(a.sets.key(retiredMember(fwm, address)))
+	}
+}
+
+// mustDrain reports whether a virtual server that is not desired stays until its connections
+// have ended: one with a fwmark and real servers, whose address and port are still served.
+func (a *Reconciler) mustDrain(s *server) bool {
+	if s.key.FWMark == 0 || len(s.actual.reals) == 0 || a.sets.get(plan.Draining.In(s.key.Family())).failed {
+		return false // in the last case it cannot be recorded: the kernel lacks the set's type
+	}
+	if _, wanted := a.wantRecord(s); wanted {
+		return false
+	}
+	address, known := a.addressOf(s.key)
+	return known && a.servers.wanted(address)
+}
+
+// record adds the missing records of virtual servers. retiring maps fwmark keys to their
+// address and port.
+func (f *flush) record(retiring map[ipvs.Key]ipvs.Key) {
+	var changes []ipset.Change
+	for fwm, address := range retiring {
+		if f.retired[fwm] != address && !f.sets.get(plan.Draining.In(fwm.Family())).failed {
+			changes = append(changes, f.changeOf(ipset.AddEntry, retiredMember(fwm, address)))
+		}
+	}
+	f.applyMembers(changes)
+}
+
+// localMark returns the fwmark that a dirty member of plan.Local has in the kernel, and
+// whether its virtual server exists.
+func (f *flush) localMark(m *member) (fwm ipvs.Key, exists bool) {
+	if !m.there || m.actual == 0 || f.sets.list[m.key.set].name != plan.Local.In(ip.Of(m.key.addr)) {
+		return fwm, false
+	}
+	fwm = fwmKey(ip.Of(m.key.addr), m.actual)
+	return fwm, f.servers.holds(fwm) && f.marked[fwm] == f.addressIn(m)
+}
+
+// addressIn returns the address and port of a member.
+func (f *flush) addressIn(m *member) ipvs.Key {
+	return ipvs.Key{Protocol: m.key.protocol, Addr: m.key.addr, Port: m.key.port}
+}
+
+// recordReplaced records the virtual servers whose member of plan.Local is about to get
+// another mark.
+func (f *flush) recordReplaced() {
+	retiring := map[ipvs.Key]ipvs.Key{}
+	for m := range f.members.allDirty() {
+		fwm, exists := f.localMark(m)
+		if !exists {
+			continue
+		}
+		if want, wanted := f.wantMember(m); wanted && want != fwm.FWMark {
+			retiring[fwm] = f.addressIn(m)
+		}
+	}
+	f.record(retiring)
+}
+
+// unmark deletes undesired members of plan.Local whose address and port are still served.
+// From then on new connections use the virtual server of the address, which has its
+// endpoints by now.
+func (f *flush) unmark() {
+	retiring := map[ipvs.Key]ipvs.Key{}
+	for m := range f.members.allDirty() {
+		fwm, exists := f.localMark(m)
+		if !exists {
+			continue
+		}
+		if _, wanted := f.wantMember(m); !wanted && f.mustDrain(f.servers.get(fwm)) {
+			retiring[fwm] = f.addressIn(m)
+		}
+	}
+	f.record(retiring)
+	var changes []ipset.Change
+	for fwm, address := range retiring {
+		if f.retired[fwm] == address {
+			m := plan.Member{Set: plan.Local.In(fwm.Family()), Entry: entryOf(address)}
+			changes = append(changes, f.changeOf(ipset.DeleteEntry, m))
+		}
+	}
+	f.applyMembers(changes)
+}
+
+// changeOf returns a change of a member.
+func (f *flush) changeOf(op ipset.Op, m plan.Member) ipset.Change {
+	return ipset.Change{Op: op, Set: f.setNamed(m.Set), Entry: m.Entry}
+}
+
+// waitsForWeights reports whether a member of plan.Local must wait, because the retired
+// virtual server it leads to does not have its weights back yet.
+func (f *flush) waitsForWeights(m *member, mark uint32) bool {
+	if mark == 0 {
+		return false
+	}
+	fwm := fwmKey(ip.Of(m.key.addr), mark)
+	return f.servers.isDirty(fwm) && f.retired[fwm] == f.addressIn(m)
+}
+
+// retirements returns the changes that drain the dirty virtual servers for which mustDrain
+// holds.
+func (f *flush) retirements() []ipvs.Change {
+	var all []ipvs.Change
+	for s := range f.servers.allDirty() {
+		if !f.mustDrain(s) {
+			continue
+		}
+		changes := f.retireChanges(s)
+		if len(changes) == 0 {
+			f.servers.markClean(s)
+		}
+		all = append(all, changes...)
+	}
+	return all
+}
+
+// retireChanges sets all real servers to weight 0, once no new connection reaches the
+// virtual server. Real servers of UDP and SCTP stay only while a desired virtual server of
+// the address and port has them too: as elsewhere, their flows end with the endpoint.
+func (f *flush) retireChanges(s *server) []ipvs.Change {
+	key := s.key
+	address, _ := f.addressOf(key)
+	if f.marked[key] == address {
+		return nil
+	}
+	var changes []ipvs.Change
+	for _, rs := range s.actual.reals {
+		dest := rs.dest()
+		switch c := (ipvs.Change{Op: ipvs.UpdateRealServer, Key: key, Dest: dest}); {
+		case address.Protocol != ip.TCP && !f.wantRealServer(address, dest):
+			c.Op = ipvs.DeleteRealServer
+			changes = append(changes, c)
+		case rs.weight != 0:
+			changes = append(changes, c)
+			fallthrough
+		default:
+			f.drain(key, dest)
+		}
+	}
+	return changes
+}
+
+// wantRealServer reports whether an address and port has a desired real server, directly or
+// through its present fwmark.
+func (f *flush) wantRealServer(address ipvs.Key, dest netip.AddrPort) bool {
+	return slices.ContainsFunc([]ipvs.Key{address, fwmKey(address.Family(), f.markOf(address))}, func(key ipvs.Key) bool {
+		want, wanted := f.wantServer(key)
+		return wanted && want.is(dest, isRealServer)
+	})
+}
+
+// deleteRetired deletes retired virtual servers without real servers, and their records.
+func (f *flush) deleteRetired() {
+	var servers []ipvs.Change
+	for fwm := range f.retired {
+		_, wanted := f.wantServer(fwm)
+		if s := f.actual(fwm); s != nil && !wanted && len(s.reals) == 0 && f.marked[fwm] == (ipvs.Key{}) {
+			servers = append(servers, ipvs.Change{Op: ipvs.DeleteVirtualServer, Key: fwm})
+		}
+	}
+	f.applyServers(servers)
+	var records []ipset.Change
+	for _, c := range servers {
+		if m := retiredMember(c.Key, f.retired[c.Key]); f.retired[c.Key] != (ipvs.Key{}) && !f.needsRecord(c.Key, f.retired[c.Key]) {
+			records = append(records, f.changeOf(ipset.DeleteEntry, m))
+		}
+	}
+	f.applyMembers(records)
+}
+
+// markRetired makes the retired virtual servers of an address and port dirty.
+func (a *Reconciler) markRetired(address ipvs.Key) {
+	for fwm, of := range a.retired {
+		if of == address {
+			a.servers.markKey(fwm)
+		}
+	}
+}

@@ -1,0 +1,93 @@
+package reconcile
+
+import (
+	"math/rand/v2"
+	"net/netip"
+	"slices"
+	"testing"
+
+	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
+	"github.com/kube-ipvs/kube-ipvs/pkg/ipvs"
+	"github.com/kube-ipvs/kube-ipvs/pkg/plan"
+)
+
+// randomServer returns a planned virtual server with some of six endpoints.
+func randomServer(random *rand.Rand) *plan.VirtualServer {
+	vs := &plan.VirtualServer{VirtualServer: ipvs.VirtualServer{Scheduler: []string{"rr", "wrr"}[random.IntN(2)]}, MaxConnections: uint32(random.IntN(2))}
+	for i := range byte(6) {
+		dest := netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 0, 0, i / 2}), 80+uint16(i%2))
+		if random.IntN(2) == 0 {
+			vs.RealServers = append(vs.RealServers, plan.RealServer{AddrPort: dest, Weight: random.IntN(3)})
+		}
+		if random.IntN(2) == 0 {
+			vs.Endpoints = append(vs.Endpoints, dest)
+		}
+		if random.IntN(4) == 0 {
+			vs.Lost = append(vs.Lost, dest)
+		}
+	}
+	return vs
+}
+
+func TestWantedServerIsWhatWasPlanned(t *testing.T) {
+	random := rand.New(rand.NewPCG(1, 1))
+	for range 1000 {
+		vs := randomServer(random)
+		want := newWanted(vs, nil)
+		if again := newWanted(vs, want.endpoints); len(want.endpoints) > 0 && &again.endpoints[0] != &want.endpoints[0] {
+			t.Fatal("equal lists are not shared")
+		}
+		for i := range byte(6) {
+			dest := netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 0, 0, i / 2}), 80+uint16(i%2))
+			real := slices.ContainsFunc(vs.RealServers, func(rs plan.RealServer) bool { return rs.AddrPort == dest })
+			if want.is(dest, isRealServer) != real || want.is(dest, isEndpoint) != vs.HasEndpoint(dest) || want.is(dest, isLost) != vs.HasLost(dest) {
+				t.Fatalf("%s of %+v: %+v", dest, vs, want)
+			}
+		}
+	}
+}
+
+// The changes turn what the kernel has into what is desired, and add before they delete.
+func TestDiffServerLeadsFromActualToDesired(t *testing.T) {
+	key := ipvs.Key{Protocol: ip.TCP, Addr: netip.MustParseAddr("10.96.0.1"), Port: 80}
+	phases := map[ipvs.Op]int{
+		ipvs.AddVirtualServer: 0, ipvs.AddRealServer: 1, ipvs.UpdateVirtualServer: 2, ipvs.UpdateRealServer: 3, ipvs.DeleteRealServer: 4,
+	}
+	random := rand.New(rand.NewPCG(2, 2))
+	var have *actualServer
+	for range 2000 {
+		want := newWanted(randomServer(random), nil)
+		changes := diffServer(key, have, &want)
+		if !slices.IsSortedFunc(changes, func(a, b ipvs.Change) int { return phases[a.Op] - phases[b.Op] }) {
+			t.Fatalf("out of order: %v", changes)
+		}
+		if have == nil {
+			have = &actualServer{}
+		}
+		for _, c := range changes {
+			switch c.Op {
+			case ipvs.AddVirtualServer, ipvs.UpdateVirtualServer:
+				have.VirtualServer = c.VirtualServer
+			case ipvs.AddRealServer, ipvs.UpdateRealServer:
+				if c.Op == ipvs.AddRealServer == have.has(c.Dest) {
+					t.Fatalf("%s of a real server that is there or not", c)
+				}
+				have.setRealServer(c.Dest, c.RealServer)
+			case ipvs.DeleteRealServer:
+				have.deleteRealServer(c.Dest)
+			}
+		}
+		if more := diffServer(key, have, &want); len(more) > 0 {
+			t.Fatalf("%v remain after %v", more, changes)
+		}
+		seen := map[netip.AddrPort]ipvs.RealServer{}
+		for _, e := range want.endpoints {
+			if e.is&isRealServer != 0 {
+				seen[e.dest()] = want.settings(e)
+			}
+		}
+		if !have.equals(seen) {
+			t.Fatalf("has %v, want %v", have.reals, seen)
+		}
+	}
+}

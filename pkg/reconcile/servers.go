@@ -1,0 +1,256 @@
+package reconcile
+
+import (
+	"net/netip"
+	"slices"
+
+	"github.com/kube-ipvs/kube-ipvs/pkg/conntrack"
+	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
+	"github.com/kube-ipvs/kube-ipvs/pkg/ipvs"
+	"github.com/kube-ipvs/kube-ipvs/pkg/plan"
+)
+
+// flushServers adds and updates virtual and real servers, all additions before the first
+// removal, and removes stale real servers. Fwmark virtual servers come first: before the
+// virtual server of the address gets endpoints of other nodes, external clients must already
+// use the fwmark one.
+func (f *flush) flushServers() {
+	var marked, grow, shrink []ipvs.Change
+	for s := range f.servers.allDirty() {
+		want, wanted := f.wantRecord(s)
+		if !wanted {
+			continue // left to deleteServers
+		}
+		changes := f.serverChanges(s, want)
+		if len(changes) == 0 {
+			f.servers.markClean(s)
+			continue
+		}
+		for _, c := range changes {
+			switch {
+			case c.Op == ipvs.DeleteRealServer || c.Op == ipvs.UpdateRealServer && c.RealServer.Weight == 0:
+				shrink = append(shrink, c)
+			case s.key.FWMark != 0:
+				marked = append(marked, c)
+			default:
+				grow = append(grow, c)
+			}
+		}
+	}
+	if len(marked) > 0 {
+		grow = append(marked, grow...)
+	}
+	f.applyServers(grow)
+	f.addMembers() // those that waited for a retired virtual server
+	f.unmark()
+	f.applyServers(append(shrink, f.retirements()...))
+}
+
+// serverChanges compares one virtual server. A stale TCP real server drains first: with
+// weight 0 it keeps its established connections. One that drains already needs no change.
+func (f *flush) serverChanges(s *server, want *wantedServer) []ipvs.Change {
+	var have *actualServer
+	if s.there {
+		have = &s.actual
+	}
+	all := diffServer(s.key, have, want)
+	orderAdditions(f.cfg.NodeName, s.key, want.Scheduler, all)
+	address, _ := f.addressOf(s.key)
+	changes := all[:0]
+	for _, c := range all {
+		if c.Op == ipvs.DeleteRealServer && address.Protocol == ip.TCP {
+			f.drain(s.key, c.Dest)
+			if is, _ := have.realServer(c.Dest); is.Weight == 0 {
+				continue
+			}
+			c.Op = ipvs.UpdateRealServer
+		}
+		changes = append(changes, c)
+	}
+	return changes
+}
+
+// orderAdditions orders the additions of real servers, which are adjacent and all for one
+// virtual server.
+func orderAdditions(node string, key ipvs.Key, scheduler string, changes []ipvs.Change) {
+	adds := func(c ipvs.Change) bool { return c.Op == ipvs.AddRealServer }
+	first := slices.IndexFunc(changes, adds)
+	if first < 0 {
+		return
+	}
+	end := first
+	for end < len(changes) && adds(changes[end]) {
+		end++
+	}
+	plan.OrderRealServers(node, key, scheduler, changes[first:end], func(c ipvs.Change) netip.AddrPort { return c.Dest })
+}
+
+// deleteServers deletes virtual servers that are not desired, except those that mustDrain
+// retains.
+func (f *flush) deleteServers() {
+	var changes []ipvs.Change
+	for s := range f.servers.allDirty() {
+		if _, wanted := f.wantRecord(s); wanted || f.mustDrain(s) {
+			continue
+		}
+		if s.there {
+			changes = append(changes, ipvs.Change{Op: ipvs.DeleteVirtualServer, Key: s.key})
+		} else {
+			f.servers.markClean(s)
+		}
+	}
+	f.applyServers(changes)
+}
+
+func (f *flush) applyServers(changes []ipvs.Change) {
+	reported := map[ipvs.Key]bool{} // later refusals of a key follow from the first
+	applyChanges(changes, f.kernel.writeIPVS, f.serverDone, func(c ipvs.Change, err error) {
+		if !reported[c.Key] {
+			f.fail(f.servers.owners(c.Key), err)
+		}
+		reported[c.Key] = true
+		f.servers.markStuck(f.servers.get(c.Key))
+	})
+	f.cleanServers(changes)
+	f.deleteFlows(changes)
+}
+
+// cleanServers marks the changed virtual servers clean that need no further change. Each is
+// compared once, however many of its real servers changed.
+func (f *flush) cleanServers(changes []ipvs.Change) {
+	seen := map[ipvs.Key]bool{}
+	for _, c := range changes {
+		if seen[c.Key] {
+			continue
+		}
+		seen[c.Key] = true
+		s := f.servers.records[c.Key]
+		if s == nil {
+			continue // deleted
+		}
+		want, wanted := f.wantRecord(s)
+		if wanted && (f.upToDate(s, want) || len(f.serverChanges(s, want)) == 0) ||
+			!wanted && f.mustDrain(s) && len(f.retireChanges(s)) == 0 {
+			f.servers.markClean(s)
+		}
+	}
+}
+
+// upToDate reports whether the kernel has a virtual server exactly as desired, apart from
+// draining real servers. It is cheaper than listing the differences.
+func (f *flush) upToDate(s *server, want *wantedServer) bool {
+	if !s.there || s.actual.VirtualServer != want.VirtualServer {
+		return false
+	}
+	reals, i, unwanted := s.actual.reals, 0, len(s.actual.reals)
+	for _, e := range want.endpoints {
+		if e.is&isRealServer == 0 {
+			continue
+		}
+		for i < len(reals) && compareDest(reals[i].addr, reals[i].port, e.dest()) < 0 {
+			i++
+		}
+		if i == len(reals) || reals[i].dest() != e.dest() || reals[i].settings() != want.settings(e) {
+			return false
+		}
+		i, unwanted = i+1, unwanted-1
+	}
+	for dest := range f.draining[s.key] {
+		if is, there := s.actual.realServer(dest); there && is.Weight == 0 {
+			unwanted-- // only TCP drains, and desired TCP real servers have a weight
+		}
+	}
+	return unwanted == 0
+}
+
+// serverDone updates the cached state after a change.
+func (f *flush) serverDone(c ipvs.Change) {
+	s := f.servers.get(c.Key)
+	f.servers.touch(s)
+	switch c.Op {
+	case ipvs.AddVirtualServer, ipvs.UpdateVirtualServer:
+		f.holdServer(s, actualServer{c.VirtualServer, s.actual.reals})
+	case ipvs.DeleteVirtualServer:
+		f.loseServer(s)
+		f.undrainAll(c.Key)
+		f.servers.markClean(s)
+		f.markRecord(c.Key)
+	case ipvs.AddRealServer, ipvs.UpdateRealServer:
+		f.setRealServer(s, c.Dest, c.RealServer)
+		if c.RealServer.Weight > 0 {
+			f.undrain(c.Key, c.Dest)
+		}
+	case ipvs.DeleteRealServer:
+		f.deleteRealServer(s, c.Dest)
+	}
+}
+
+// flows are the conntrack entries to delete:
+//   - stale: UDP flows to these addresses and ports that lead to no current real server
+//   - sources: flows translated to SNAT sources that are no longer used
+//   - clients: UDP flows from these sources whose route changed
+type flows struct {
+	stale   map[ipvs.Key]struct{}
+	sources map[netip.Addr]struct{}
+	clients map[netip.Prefix]struct{}
+	failed  bool // deleting them failed; the node's Retry tries again
+}
+
+func newFlows() flows {
+	return flows{stale: map[ipvs.Key]struct{}{}, sources: map[netip.Addr]struct{}{}, clients: map[netip.Prefix]struct{}{}}
+}
+
+// deleteFlows deletes conntrack entries of UDP flows that lead to a removed real server, or
+// are older than the virtual server. Otherwise a client that keeps sending from one port
+// would reach no endpoint for as long as it sends (kubernetes#71514, #76664).
+func (f *flush) deleteFlows(changes []ipvs.Change) {
+	marked := false
+	for _, c := range changes {
+		if c.Op == ipvs.AddVirtualServer || c.Op == ipvs.DeleteRealServer || c.Op == ipvs.DeleteVirtualServer {
+			marked = f.markFlowsStale(c.Key) || marked
+		}
+	}
+	if marked {
+		f.deleteStaleFlows()
+	}
+}
+
+// markFlowsStale marks the flows of a UDP virtual server for deletion. It returns false for
+// other protocols.
+func (a *Reconciler) markFlowsStale(key ipvs.Key) bool {
+	address, known := a.addressOf(key)
+	if known = known && address.Protocol == ip.UDP; known {
+		a.flows.stale[address] = struct{}{}
+	}
+	return known
+}
+
+// deleteStaleFlows deletes the marked flows. Flows to a current real server of either
+// virtual server of the address stay. It does nothing before all Services are programmed,
+// when Sweep marks all flows: until then each batch would read the whole conntrack table.
+// After an error it leaves the flows for the node's Retry.
+func (f *flush) deleteStaleFlows() {
+	if len(f.flows.stale)+len(f.flows.sources)+len(f.flows.clients) == 0 || !f.pruning {
+		return
+	}
+	matches := f.sourceMatches()
+	for key := range f.flows.stale {
+		keep := map[netip.AddrPort]struct{}{}
+		for _, k := range []ipvs.Key{key, fwmKey(key.Family(), f.markOf(key))} {
+			if s := f.actual(k); s != nil {
+				for _, rs := range s.reals {
+					keep[rs.dest()] = struct{}{}
+				}
+			}
+		}
+		matches = append(matches, conntrack.Match{
+			Protocol: key.Protocol, OriginalDst: netip.AddrPortFrom(key.Addr, key.Port), Keep: keep,
+		})
+	}
+	err := f.kernel.deleteFlows(matches)
+	if f.flows.failed = err != nil; f.flows.failed {
+		f.fail(nil, err)
+		return
+	}
+	f.flows = newFlows()
+}

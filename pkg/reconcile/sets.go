@@ -1,0 +1,73 @@
+package reconcile
+
+import (
+	"net/netip"
+	"unique"
+
+	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
+	"github.com/kube-ipvs/kube-ipvs/pkg/ipset"
+	"github.com/kube-ipvs/kube-ipvs/pkg/plan"
+)
+
+// setState is a set in the kernel, and the number of its members.
+type setState struct {
+	name   string
+	set    ipset.Set // if it exists
+	exists bool
+	failed bool // the kernel refuses to create it, for example because it lacks its type
+	held   int  // members in the kernel
+	wanted int  // desired members
+}
+
+// memberKey is a plan.Member without its mark, in a third of the memory.
+type memberKey struct {
+	addr     netip.Addr
+	more     unique.Handle[memberRest] // the zero Handle if there is none
+	port     uint16
+	set      uint16 // index in sets.list
+	protocol ip.Protocol
+}
+
+// memberRest holds the fields that few members have.
+type memberRest struct {
+	addr2 netip.Addr
+	net   netip.Prefix
+}
+
+// sets lists the sets that were ever seen or desired. Their indexes do not change.
+type sets struct {
+	list  []*setState
+	index map[string]uint16
+}
+
+// named returns the index of a set.
+func (s *sets) named(name string) uint16 {
+	i, ok := s.index[name]
+	if !ok {
+		i = uint16(len(s.list))
+		s.index[name] = i
+		s.list = append(s.list, &setState{name: name})
+	}
+	return i
+}
+
+func (s *sets) get(name string) *setState { return s.list[s.named(name)] }
+
+// key returns the key of a member.
+func (s *sets) key(m plan.Member) memberKey {
+	k := memberKey{addr: m.Entry.Addr, port: m.Entry.Port, protocol: m.Entry.Protocol, set: s.named(m.Set)}
+	if rest := (memberRest{m.Entry.Addr2, m.Entry.Net}); rest != (memberRest{}) {
+		k.more = unique.Make(rest)
+	}
+	return k
+}
+
+// member returns the member that a key stands for.
+func (s *sets) member(k memberKey) plan.Member {
+	m := plan.Member{Set: s.list[k.set].name, Entry: ipset.Entry{Addr: k.addr, Port: k.port, Protocol: k.protocol}}
+	if k.more != (unique.Handle[memberRest]{}) {
+		rest := k.more.Value()
+		m.Entry.Addr2, m.Entry.Net = rest.addr2, rest.net
+	}
+	return m
+}

@@ -1,0 +1,193 @@
+package reconcile
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
+	"github.com/kube-ipvs/kube-ipvs/pkg/ipset"
+	"github.com/kube-ipvs/kube-ipvs/pkg/ipvs"
+	"github.com/kube-ipvs/kube-ipvs/pkg/nat"
+	"github.com/kube-ipvs/kube-ipvs/pkg/nft"
+	"github.com/kube-ipvs/kube-ipvs/pkg/plan"
+	"github.com/kube-ipvs/kube-ipvs/pkg/routing"
+)
+
+// successor is what a kube-proxy that runs again uses, in a mode that shares names with us.
+type successor struct {
+	chains map[nat.Table][]string // names, or prefixes of names, that every sync of kube-proxy writes
+	ipvs   bool                   // it also uses virtual servers, sets, and addresses on the link
+}
+
+var (
+	noSuccessor successor
+	ipvsMode    = successor{ipvs: true, chains: map[nat.Table][]string{
+		nat.NAT: {"KUBE-SERVICES", "KUBE-POSTROUTING", "KUBE-NODE-PORT", "KUBE-LOAD-BALANCER", "KUBE-MARK-MASQ"},
+		nat.Filter: {
+			"KUBE-FORWARD", "KUBE-NODE-PORT", "KUBE-PROXY-FIREWALL", "KUBE-SOURCE-RANGES-FIREWALL",
+			"KUBE-IPVS-FILTER", "KUBE-IPVS-OUT-FILTER",
+		},
+	}}
+	iptablesMode = successor{chains: map[nat.Table][]string{
+		nat.NAT:    append([]string{"KUBE-POSTROUTING", "KUBE-MARK-MASQ"}, iptablesModePrefixes...),
+		nat.Filter: append([]string{"KUBE-FORWARD", "KUBE-PROXY-FIREWALL"}, iptablesModePrefixes...),
+		nat.Mangle: {"KUBE-PROXY-CANARY"},
+	}}
+)
+
+func (s *successor) has(c nat.Chain) bool {
+	return slices.ContainsFunc(s.chains[c.Table], func(name string) bool { return strings.HasPrefix(c.Name, name) })
+}
+
+// successor returns the kube-proxy mode that serves a family now, in either iptables back
+// end.
+func (a *Reconciler) successor(family ip.Family) *successor {
+	for _, s := range []nat.State{a.cached.nat[family], a.cached.leftovers.nat[family]} {
+		if found := successorIn(family, s); found != &noSuccessor {
+			return found
+		}
+	}
+	return &noSuccessor
+}
+
+// successorIn returns the kube-proxy mode that serves a family with the rules of one back
+// end. In both modes KUBE-SERVICES leads to node ports, whatever Services exist: in iptables
+// mode through a chain that we do not have, in IPVS mode by ports alone, while our rule
+// matches addresses too.
+func successorIn(family ip.Family, s nat.State) *successor {
+	services := servicesChain(family)
+	for _, r := range s.Chains[services] {
+		switch to := (nat.Jump{Chain: services, Rule: r}).To().Name; {
+		case to == "KUBE-NODEPORTS":
+			return &iptablesMode
+		case to == "KUBE-NODE-PORT" && strings.HasPrefix(string(r), "-m addrtype --dst-type LOCAL "):
+			return &ipvsMode
+		}
+	}
+	return &noSuccessor
+}
+
+// GivenBack reports whether Cleanup found kube-proxy running.
+func (a *Reconciler) GivenBack() bool {
+	return len(a.tablesToRemove()) < len(a.cached.kubeProxy) ||
+		slices.ContainsFunc(ip.Families, func(f ip.Family) bool { return a.successor(f) != &noSuccessor })
+}
+
+// kubeProxyUsesIPVS reports whether kube-proxy serves any family in IPVS mode.
+func (a *Reconciler) kubeProxyUsesIPVS() bool {
+	return slices.ContainsFunc(ip.Families, func(f ip.Family) bool { return a.successor(f).ipvs })
+}
+
+// rulesToRemove returns the rules of a family in one back end that Cleanup removes.
+func (a *Reconciler) rulesToRemove(family ip.Family, have nat.State) nat.State {
+	next := successorIn(family, have)
+	jumps := slices.Concat(have.Jumps, have.Misplaced)
+	out := nat.State{Chains: maps.Clone(have.Chains), Jumps: slices.Clone(jumps)}
+	maps.DeleteFunc(out.Chains, func(c nat.Chain, _ []nat.Rule) bool { return next.has(c) })
+	out.Jumps = slices.DeleteFunc(out.Jumps, func(j nat.Jump) bool { return next.has(j.To()) && !a.duplicates(j, jumps) })
+	return out
+}
+
+// duplicates reports whether j is a jump of ours and kube-proxy has one from and to the same
+// chains.
+func (a *Reconciler) duplicates(j nat.Jump, all []nat.Jump) bool {
+	ours := func(j nat.Jump) bool {
+		return slices.ContainsFunc(a.node.NAT.Jumps, func(o nat.Jump) bool { return o.Chain == j.Chain && o.Rule == j.Rule })
+	}
+	return ours(j) && slices.ContainsFunc(all, func(o nat.Jump) bool { return o.Chain == j.Chain && o.To() == j.To() && !ours(o) })
+}
+
+// tablesToRemove returns kube-proxy's nftables tables that Cleanup deletes: those beside
+// rules of ours. Without such rules kube-proxy serves the family.
+func (a *Reconciler) tablesToRemove() []nft.KubeProxyChange {
+	return slices.DeleteFunc(a.cached.kubeProxy.Removals(), func(c nft.KubeProxyChange) bool {
+		_, ours := a.cached.nat[c.Family].Chains[servicesChain(c.Family)]
+		return !ours
+	})
+}
+
+// serversToRemove returns the virtual servers that Cleanup deletes. A kube-proxy in IPVS
+// mode does not know fwmark virtual servers. Such a virtual server stays while it has
+// connections: IPVS finds an established connection without the mark, and no new ones begin
+// once the rules that set the mark are deleted.
+func (a *Reconciler) serversToRemove() ([]ipvs.Change, []error) {
+	var out []ipvs.Change
+	var errs []error
+	for s := range a.servers.allHeld() {
+		if a.successor(s.key.Family()).ipvs {
+			if s.key.FWMark == 0 {
+				continue
+			}
+			if err := a.checkUnused(s.key); err != nil {
+				errs = append(errs, err)
+				continue
+			}
+		}
+		out = append(out, ipvs.Change{Op: ipvs.DeleteVirtualServer, Key: s.key})
+	}
+	slices.SortFunc(out, func(a, b ipvs.Change) int { return a.Key.Compare(b.Key) })
+	return out, errs
+}
+
+// checkUnused returns an error if a virtual server has connections.
+func (a *Reconciler) checkUnused(key ipvs.Key) error {
+	dests, err := a.kernel.IPVS.Connections(key)
+	if err != nil {
+		return err
+	}
+	n := 0
+	for _, c := range dests {
+		n += c.Active + c.Inactive
+	}
+	if n == 0 {
+		return nil
+	}
+	address, _ := a.addressOf(key)
+	return fmt.Errorf("virtual server %s, to which pods and nodes that ask %s are led, stays for as long as it has connections, now %d: clean up again then", key, address, n)
+}
+
+// setsToRemove returns the sets that Cleanup destroys. plan.Local and plan.Draining, which
+// map marks to addresses, stay while fwmark virtual servers of their family stay.
+func (a *Reconciler) setsToRemove(servers []ipvs.Change) []ipset.Set {
+	stay := map[string]bool{}
+	for _, family := range a.cfg.Families {
+		if a.successor(family).ipvs {
+			for _, name := range plan.KubeProxySets(family) {
+				stay[name] = true
+			}
+		}
+	}
+	removed := map[ipvs.Key]bool{}
+	for _, c := range servers {
+		removed[c.Key] = true
+	}
+	for s := range a.servers.allHeld() {
+		if s.key.FWMark != 0 && !removed[s.key] {
+			stay[plan.Local.In(s.key.Family())], stay[plan.Draining.In(s.key.Family())] = true, true
+		}
+	}
+	var out []ipset.Set
+	for _, set := range a.sets.list {
+		if set.exists && !stay[set.name] {
+			out = append(out, set.set)
+		}
+	}
+	return out
+}
+
+// linkRemovals deletes the link or, if kube-proxy uses it, the addresses of a family that
+// kube-proxy does not serve in IPVS mode.
+func (a *Reconciler) linkRemovals() []routing.Change {
+	var changes []routing.Change
+	if a.cached.link && !a.kubeProxyUsesIPVS() {
+		return append(changes, routing.Change{Op: routing.DeleteLink})
+	}
+	for v := range a.vips.allHeld() {
+		if v.key.Claim == plan.ClaimAddress && !a.successor(ip.Of(v.key.Addr)).ipvs {
+			changes = append(changes, routing.Change{Op: routing.DeleteAddress, Address: v.key.Addr})
+		}
+	}
+	return changes
+}

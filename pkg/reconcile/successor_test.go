@@ -1,0 +1,142 @@
+package reconcile
+
+import (
+	"net/netip"
+	"strings"
+	"testing"
+
+	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
+	"github.com/kube-ipvs/kube-ipvs/pkg/ipvs"
+	"github.com/kube-ipvs/kube-ipvs/pkg/nft"
+)
+
+// ofIPVSMode is some of what kube-proxy writes over our rules.
+const ofIPVSMode = `*nat
+:KUBE-SERVICES - [0:0]
+:KUBE-POSTROUTING - [0:0]
+:KUBE-NODE-PORT - [0:0]
+:KUBE-LOAD-BALANCER - [0:0]
+:KUBE-MARK-MASQ - [0:0]
+-A KUBE-SERVICES -m addrtype --dst-type LOCAL -j KUBE-NODE-PORT
+-A KUBE-LOAD-BALANCER -j KUBE-MARK-MASQ
+-A KUBE-MARK-MASQ -j MARK --set-xmark 0x4000/0x4000
+COMMIT
+*filter
+:KUBE-FORWARD - [0:0]
+:KUBE-NODE-PORT - [0:0]
+:KUBE-PROXY-FIREWALL - [0:0]
+:KUBE-SOURCE-RANGES-FIREWALL - [0:0]
+:KUBE-IPVS-FILTER - [0:0]
+:KUBE-IPVS-OUT-FILTER - [0:0]
+-A KUBE-FORWARD -m mark --mark 0x4000/0x4000 -j ACCEPT
+-I INPUT -m comment --comment "kubernetes health check rules" -j KUBE-NODE-PORT
+-I OUTPUT -m comment --comment "kubernetes ipvs access filter" -j KUBE-IPVS-OUT-FILTER
+COMMIT
+`
+
+// cleanup runs Cleanup as a separate process would.
+func (w *world) cleanup() (*Reconciler, error) {
+	w.restart()
+	return w.reconciler, w.reconciler.Cleanup()
+}
+
+func (w *world) restore(family ip.Family, text string) {
+	w.t.Helper()
+	if err := w.nat[family].Restore(text); err != nil {
+		w.t.Fatal(err)
+	}
+}
+
+// check requires some texts in the kernel, and forbids others.
+func (w *world) check(kept, gone []string) {
+	w.t.Helper()
+	state := w.kernel()
+	for _, text := range kept {
+		if !strings.Contains(state, text) {
+			w.t.Errorf("there is no %q any more in\n%s", text, state)
+		}
+	}
+	for _, text := range gone {
+		if strings.Contains(state, text) {
+			w.t.Errorf("there is still %q in\n%s", text, state)
+		}
+	}
+}
+
+// TestCleanupBesideIPVSMode keeps what kube-proxy has taken over in IPv4, and deletes
+// everything of IPv6.
+func TestCleanupBesideIPVSMode(t *testing.T) {
+	w := newWorld(t)
+	if err := w.start(externalLocal("a", ip.TCP, vip, here), clusterIP("b", "fd00::b", "[fd00::2]:8000")).Err(); err != nil {
+		t.Fatal(err)
+	}
+	w.restore(ip.IPv4, ofIPVSMode)
+	w.ipvs.SetConnections(fwm(first), netip.MustParseAddrPort(here), ipvs.Connections{Inactive: 1})
+	a, err := w.cleanup()
+	if err == nil || !strings.Contains(err.Error(), "FWM 0xb IPv4") || !strings.Contains(err.Error(), "TCP 203.0.113.5:80") || !a.GivenBack() {
+		t.Errorf("given back %v, and: %v", a.GivenBack(), err)
+	}
+	kept := []string{
+		"-t 10.96.0.1:80", "-t 203.0.113.5:80", "link true", "10.96.0.1", "KUBE-CLUSTER-IP ", "KUBE-IPVS-IPS ",
+		":KUBE-SERVICES", `-A PREROUTING -m comment --comment "kubernetes service portals" -j KUBE-SERVICES`,
+		":KUBE-IPVS-OUT-FILTER", "kubernetes health check rules",
+	}
+	gone := []string{
+		"fd00::b", "KUBE-6-CLUSTER-IP ", "KUBE-IPVS-CLAIM", "KUBE-IPVS-OUTSIDE", "KUBE-IPVS-ACCEPT", "KUBE-IPVS-INSIDE",
+		"kubernetes health check service ports", "KUBE-IPVS-PORT-IPS ", "rule 99",
+	}
+	w.check(append(kept, "-f 11", "KUBE-IPVS-LOCAL "), gone)
+
+	w.ipvs.SetConnections(fwm(first), netip.MustParseAddrPort(here), ipvs.Connections{})
+	if _, err := w.cleanup(); err != nil {
+		t.Errorf("when the connection has ended: %v", err)
+	}
+	w.check(kept, append(gone, "-f 11", "KUBE-IPVS-LOCAL "))
+}
+
+// TestCleanupBesideIptablesMode keeps kube-proxy's rules, and nothing of IPVS.
+func TestCleanupBesideIptablesMode(t *testing.T) {
+	w := newWorld(t)
+	if err := w.start(externalLocal("a", ip.TCP, vip, here)).Err(); err != nil {
+		t.Fatal(err)
+	}
+	w.restore(ip.IPv4, ofIptablesMode+"*nat\n:KUBE-POSTROUTING - [0:0]\n:KUBE-MARK-MASQ - [0:0]\nCOMMIT\n*filter\n:KUBE-FORWARD - [0:0]\n:KUBE-PROXY-FIREWALL - [0:0]\nCOMMIT\n")
+	if a, err := w.cleanup(); err != nil || !a.GivenBack() {
+		t.Errorf("given back %v, and: %v", a.GivenBack(), err)
+	}
+	w.check(
+		[]string{":KUBE-SEP-", ":KUBE-NODEPORTS", ":KUBE-PROXY-CANARY", "-A PREROUTING -m comment", "-A INPUT -m conntrack --ctstate NEW -j KUBE-EXTERNAL-SERVICES", ":KUBE-MARK-MASQ", ":KUBE-FORWARD"},
+		[]string{"-t 10.96.0.1:80", "-f 11", "link true", "KUBE-IPVS-", "KUBE-CLUSTER-IP ", ":KUBE-LOAD-BALANCER", ":KUBE-NODE-PORT "})
+}
+
+// TestCleanupBesideNFTablesMode keeps kube-proxy's tables once no rules of ours serve beside
+// them.
+func TestCleanupBesideNFTablesMode(t *testing.T) {
+	for _, c := range []struct {
+		name string
+		then func(*world)
+		left int
+	}{
+		{"kube-proxy has emptied IPVS, and taken away the rules", func(w *world) {
+			if _, err := w.cleanup(); err != nil {
+				w.t.Fatal(err)
+			}
+		}, 2},
+		{"kube-proxy was to be taken over from", func(*world) {}, 0},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			w := newWorld(t)
+			w.start(clusterIP("a", "10.96.0.1", here))
+			c.then(w)
+			tables := nft.NewFakeKubeProxy(nft.KubeProxy{ip.IPv4: true, ip.IPv6: true})
+			w.restart()
+			w.reconciler.kernel.KubeProxy = tables
+			if err := w.reconciler.Cleanup(); err != nil || w.reconciler.GivenBack() != (c.left > 0) {
+				t.Errorf("given back %v, and: %v", w.reconciler.GivenBack(), err)
+			}
+			if left, _ := tables.Observe(); len(left) != c.left {
+				t.Errorf("left: %v", left)
+			}
+		})
+	}
+}

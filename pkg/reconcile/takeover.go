@@ -1,0 +1,97 @@
+package reconcile
+
+import (
+	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
+	"github.com/kube-ipvs/kube-ipvs/pkg/nat"
+	"github.com/kube-ipvs/kube-ipvs/pkg/nft"
+	"github.com/kube-ipvs/kube-ipvs/pkg/routing"
+)
+
+// iptablesModePrefixes are name prefixes of chains that kube-proxy creates in iptables mode,
+// now or in earlier versions, and we do not. No chain of the kubelet has such a prefix.
+var iptablesModePrefixes = []string{
+	"KUBE-SVC-", "KUBE-SVL-", "KUBE-SEP-", "KUBE-EXT-", "KUBE-XLB-", "KUBE-FW-",
+	"KUBE-NODEPORTS", "KUBE-EXTERNAL-SERVICES", "KUBE-SERVICES", "KUBE-PROXY-CANARY",
+}
+
+// otherRulesServe reports whether existing rules must stay until every Service is
+// programmed: kube-proxy's, or those of another version or configuration of ours. In
+// iptables mode only these rules lead to endpoints. In IPVS mode they match sets that we do
+// not fill, and ours match sets that are still empty, so connections that begin in between
+// would never be masqueraded. Without such rules, ours are written first. (In nftables mode
+// kube-proxy's table exists beside our rules meanwhile.)
+func (f *flush) otherRulesServe() bool {
+	if f.pruning || f.rulesCurrent {
+		return false
+	}
+	for family := range f.kernel.NAT {
+		if len(f.cached.nat[family].Chains[servicesChain(family)]) > 0 || len(f.cached.leftovers.nat[family].Chains[servicesChain(family)]) > 0 {
+			return true
+		}
+	}
+	return false
+}
+
+// servicesChain returns the chain where our rules begin, as kube-proxy's do in iptables and
+// IPVS mode.
+func servicesChain(family ip.Family) nat.Chain {
+	return nat.Chain{Family: family, Table: nat.NAT, Name: "KUBE-SERVICES"}
+}
+
+// detectCurrentRules sets rulesCurrent if the rules in the kernel are the plan's: an earlier
+// process of this version and configuration wrote them, and they may be changed at once.
+func (f *flush) detectCurrentRules() {
+	if f.pruning || f.rulesCurrent {
+		return
+	}
+	for family := range f.kernel.NAT {
+		if len(nat.Diff(f.cached.nat[family], ofFamily(f.node.NAT, family))) > 0 {
+			return
+		}
+	}
+	f.rulesCurrent = true
+}
+
+// hasDeferredRemovals reports whether a removal waits until every Service is served.
+func (f *flush) hasDeferredRemovals() bool {
+	return f.otherRulesServe() || !f.pruning && (len(f.cached.kubeProxy) > 0 || f.cached.leftovers.count() > 0 || len(f.staleRoutes) > 0)
+}
+
+// deleteStaleRoutes deletes routes of an earlier configuration, once every VIP is claimed as
+// configured now.
+func (f *flush) deleteStaleRoutes() {
+	if !f.pruning {
+		return
+	}
+	var changes []routing.Change
+	for r := range f.staleRoutes {
+		changes = append(changes, routing.Change{Op: routing.DeleteRoute, Route: r})
+	}
+	applyChanges(changes, f.kernel.writeRouting, func(c routing.Change) { delete(f.staleRoutes, c.Route) },
+		func(_ routing.Change, err error) { f.fail(nil, err) })
+}
+
+// leadsToStaleRoutes reports whether a policy rule of an earlier configuration still serves
+// VIPs, by a lookup of its own table.
+func (f *flush) leadsToStaleRoutes(rule routing.Rule) bool {
+	if f.pruning || rule.Action != routing.Lookup {
+		return false
+	}
+	for r := range f.staleRoutes {
+		if r.Table == rule.Table && r.Family == rule.Family {
+			return true
+		}
+	}
+	return false
+}
+
+// removeKubeProxyTables deletes kube-proxy's nftables tables once every Service is served
+// without them. Established connections survive: conntrack keeps their translation.
+func (f *flush) removeKubeProxyTables() {
+	if !f.pruning || f.kernel.KubeProxy == nil {
+		return
+	}
+	applyChanges(f.cached.kubeProxy.Removals(), f.kernel.writeKubeProxy,
+		func(c nft.KubeProxyChange) { delete(f.cached.kubeProxy, c.Family) },
+		func(_ nft.KubeProxyChange, err error) { f.fail(nil, err) })
+}

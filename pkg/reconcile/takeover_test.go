@@ -1,0 +1,129 @@
+package reconcile
+
+import (
+	"errors"
+	"strings"
+	"testing"
+
+	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
+	"github.com/kube-ipvs/kube-ipvs/pkg/nft"
+)
+
+// ofIptablesMode is what kube-proxy writes for a Service in iptables mode, beside the
+// kubelet's chain and another program's rule.
+const ofIptablesMode = `*mangle
+:KUBE-PROXY-CANARY - [0:0]
+:KUBE-KUBELET-CANARY - [0:0]
+COMMIT
+*nat
+:KUBE-SERVICES - [0:0]
+:KUBE-NODEPORTS - [0:0]
+:KUBE-SVC-NPX46M4PTMTKRN6Y - [0:0]
+:KUBE-SEP-IO5XOSKPAXIFQXAJ - [0:0]
+-A PREROUTING -m comment --comment "kubernetes service portals" -j KUBE-SERVICES
+-A PREROUTING -j RETURN
+-A KUBE-SERVICES -d 10.96.0.1/32 -p tcp -m tcp --dport 80 -j KUBE-SVC-NPX46M4PTMTKRN6Y
+-A KUBE-SERVICES -m addrtype --dst-type LOCAL -j KUBE-NODEPORTS
+-A KUBE-SVC-NPX46M4PTMTKRN6Y -j KUBE-SEP-IO5XOSKPAXIFQXAJ
+-A KUBE-SEP-IO5XOSKPAXIFQXAJ -p tcp -m tcp -j DNAT --to-destination 10.244.0.2:8000
+COMMIT
+*filter
+:KUBE-SERVICES - [0:0]
+:KUBE-EXTERNAL-SERVICES - [0:0]
+-A INPUT -m conntrack --ctstate NEW -j KUBE-EXTERNAL-SERVICES
+-A OUTPUT -m conntrack --ctstate NEW -j KUBE-SERVICES
+COMMIT
+`
+
+// Until a Service's virtual servers exist, only kube-proxy's rules lead to
+// its endpoints.
+func TestTakeOverFromIptablesMode(t *testing.T) {
+	w := newWorld(t)
+	if err := w.nat[ip.IPv4].Restore(ofIptablesMode); err != nil {
+		t.Fatal(err)
+	}
+	if err := w.start(clusterIP("a", "10.96.0.1", "10.244.0.2:8000")).Err(); err != nil {
+		t.Fatal(err)
+	}
+	vip, replaced := w.position("add address 10.96.0.1"), w.position("write chain IPv4 nat/KUBE-SERVICES")
+	if vip < 0 || replaced < vip {
+		t.Errorf("the VIP came as change %d, the rules were replaced by change %d of\n%s", vip, replaced, strings.Join(w.order, "\n"))
+	}
+	rules := w.nat[ip.IPv4].Save()
+	for _, gone := range []string{"KUBE-SVC-", "KUBE-SEP-", "KUBE-NODEPORTS", "KUBE-EXTERNAL-SERVICES", "KUBE-PROXY-CANARY", "-A OUTPUT -m conntrack --ctstate NEW -j KUBE-SERVICES"} {
+		if strings.Contains(rules, gone) {
+			t.Errorf("there is still %s in\n%s", gone, rules)
+		}
+	}
+	for _, kept := range []string{"KUBE-KUBELET-CANARY", "-A PREROUTING -j RETURN"} {
+		if !strings.Contains(rules, kept) {
+			t.Errorf("there is no %s any more in\n%s", kept, rules)
+		}
+	}
+}
+
+// In IPVS mode kube-proxy's sets of node ports differ from ours: until ours are filled, only
+// kube-proxy's rules masquerade.
+func TestTakeOverFromIPVSMode(t *testing.T) {
+	w := newWorld(t)
+	const rules = "*nat\n:KUBE-SERVICES - [0:0]\n:KUBE-NODE-PORT - [0:0]\n-A KUBE-SERVICES -m addrtype --dst-type LOCAL -j KUBE-NODE-PORT\nCOMMIT\n"
+	if err := w.nat[ip.IPv6].Restore(rules); err != nil {
+		t.Fatal(err)
+	}
+	if err := w.start(clusterIP("a", "10.96.0.1", "10.244.0.2:8000")).Err(); err != nil {
+		t.Fatal(err)
+	}
+	member, replaced := w.position("to set KUBE-CLUSTER-IP"), w.position("write chain IPv6 nat/KUBE-SERVICES")
+	if member < 0 || replaced < member {
+		t.Errorf("the member came as change %d, the rules were replaced by change %d", member, replaced)
+	}
+	// The rules that direct external clients to node-local endpoints are needed as soon as
+	// an address has all endpoints.
+	if mangle := w.position("mangle/KUBE-IPVS-"); mangle < 0 || mangle > member {
+		t.Errorf("the member came as change %d, table mangle was written by change %d of\n%s", member, mangle, strings.Join(w.order, "\n"))
+	}
+}
+
+func TestTakeOverFromNFTablesMode(t *testing.T) {
+	w := newWorld(t)
+	tables := nft.NewFakeKubeProxy(nft.KubeProxy{ip.IPv4: true, ip.IPv6: true})
+	tables.Refuse = func(c nft.KubeProxyChange) error {
+		if w.position("add address 10.96.0.1") < 0 {
+			t.Errorf("%s, before the Service is served", c)
+		}
+		if c.Family == ip.IPv6 {
+			return errors.New("no")
+		}
+		return nil
+	}
+	w.reconciler.kernel.KubeProxy = tables
+	problems := w.start(clusterIP("a", "10.96.0.1", "10.244.0.2:8000"))
+	if len(problems) != 1 || !strings.Contains(problems[0].Err.Error(), "IPv6") {
+		t.Errorf("%v", problems)
+	}
+	tables.Refuse = nil
+	if problems := w.reconciler.Flush(); len(problems) > 0 {
+		t.Errorf("tried again: %v", problems)
+	}
+	if left, _ := tables.Observe(); len(left) > 0 {
+		t.Errorf("left: %v", left)
+	}
+}
+
+// Under externalTrafficPolicy Local an address gets all endpoints only once external clients
+// are directed elsewhere.
+func TestMarkedServersComeFirst(t *testing.T) {
+	for range 10 { // the work is in a map, in random order
+		w := newWorld(t)
+		s := loadBalancer("a", "10.96.0.1", "203.0.113.5", "10.244.0.2:8000", "10.244.1.2:8000")
+		s.ExternalLocal = true
+		s.Ports[0].Endpoints[0].Node = w.reconciler.cfg.NodeName
+		if err := w.start(s).Err(); err != nil {
+			t.Fatal(err)
+		}
+		marked, address := w.position("FWM "), w.position("TCP 203.0.113.5:80")
+		if marked < 0 || address < marked {
+			t.Fatalf("the marked one came as change %d, the address's as %d of\n%s", marked, address, strings.Join(w.order, "\n"))
+		}
+	}
+}

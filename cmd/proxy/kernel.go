@@ -198,7 +198,7 @@ func (m *machine) setSysctls(ctx context.Context, cfg *plan.Config) error {
 	node := plan.Node{Inventory: inventory, Kernel: kernelVersion()}
 	// The process that serves may not be allowed to load the module once pods have
 	// a bridge.
-	node.BridgeNetfilter = m.bridgeNetfilterFor(ctx)(plan.MayShowBridges(cfg, &node))
+	node.BridgeNetfilter = m.bridgeNetfilterFor(ctx)(plan.MayEnableBridgeNetfilter(cfg, &node))
 	return setSysctls(m.Sysctl, plan.ForNode(cfg, &node).Sysctls)
 }
 
@@ -259,7 +259,7 @@ func kernelVersion() plan.Version {
 // bridgeNetfilter reports whether br_netfilter shows bridged packets to the rules
 // of every family that is served, and whether it can be made to.
 func (m *machine) bridgeNetfilter() plan.BridgeNetfilter {
-	out := plan.BridgeShown
+	out := plan.BridgeEnabled
 	for family := range m.NAT {
 		key := plan.BridgeSysctls[family]
 		have, err := m.sysctl.Observe([]string{key})

@@ -110,7 +110,7 @@ func TestBridgeNetfilter(t *testing.T) {
 		ipv4, ipv6 string // "": the file does not exist
 		want       plan.BridgeNetfilter
 	}{
-		{"1", "1", plan.BridgeShown},
+		{"1", "1", plan.BridgeEnabled},
 		{"0", "1", plan.BridgeAvailable},
 		{"1", "0", plan.BridgeAvailable},
 		{"1", "", plan.BridgeUnavailable},

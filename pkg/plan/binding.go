@@ -95,16 +95,16 @@ func (a *assignment) unlessTaken(mark uint32) uint32 {
 
 // free takes and returns the lowest unused value, or 0 if all are taken. It prefers
 // values that no interface had before, because flows of a removed interface may still
-// carry them, and values that no socket of another program carries.
+// carry them, and values that no mark of another program contains.
 func (a *assignment) free() uint32 {
 	last := 1<<bits.OnesCount32(a.cfg.SNAT.Mark) - 1
-	unused := []func(mark uint32) bool{
-		func(m uint32) bool { return !a.used(m) && !a.onSockets(m) },
+	preferences := []func(mark uint32) bool{
+		func(m uint32) bool { return !a.used(m) && !a.inForeignRule(m) },
 		func(m uint32) bool { return !a.used(m) },
 		func(uint32) bool { return true },
 	}
-	for _, accepts := range unused {
-		// One of this many values is free, whatever the mask.
+	for _, accepts := range preferences {
+		// With this many candidates, one is free for any mask that has one.
 		for i := 1; i <= min(last, len(a.taken)+len(a.node.Bound)+2*len(a.node.Inventory.Rules)+1); i++ {
 			if m := a.value(i); !a.taken[m] && accepts(m) {
 				a.taken[m] = true
@@ -115,10 +115,10 @@ func (a *assignment) free() uint32 {
 	return 0
 }
 
-// onSockets reports whether the mark of another program's policy rule has the value within
-// our mask. A VPN marks its own packets with such a mark so that a rule leads them past the
-// tunnel: our rule for the value would take them first (wg-quick: 0xca6c).
-func (a *assignment) onSockets(mark uint32) bool {
+// inForeignRule reports whether the mark of another program's policy rule, reduced to our
+// mask, equals the value. For example, wg-quick marks WireGuard's own packets with 0xca6c
+// to route them past the tunnel. Our rule for the same value would match them first.
+func (a *assignment) inForeignRule(mark uint32) bool {
 	return slices.ContainsFunc(a.node.Inventory.Rules, func(r routing.Rule) bool {
 		return r.Family == a.family && r.Mask != a.cfg.SNAT.Mark && r.Mark&r.Mask&a.cfg.SNAT.Mark == mark
 	})

@@ -180,7 +180,7 @@ func TestStraysAreDropped(t *testing.T) {
 		{Family: ip.IPv4, Table: 254, Dst: netip.MustParsePrefix("10.1.0.0/24"), Link: "eth1"},
 		{Family: ip.IPv6, Table: 254, Dst: netip.MustParsePrefix("fd00::/64"), Link: "eth1"},
 	}
-	want := []nat.Rule{"-d 10.1.0.0/24 -o eth1 -m comment --comment \"by the main table\" -j RETURN", drop}
+	want := []nat.Rule{"-d 10.1.0.0/24 -o eth1 -m comment --comment \"route of the main table\" -j RETURN", drop}
 	if got := strayRules(routed); !slices.Equal(got, want) {
 		t.Errorf("a route of main by the ENI: %q, want %q", got, want)
 	}

@@ -103,29 +103,29 @@ func branchMark(cfg *Config, bound []Binding) (uint32, bool) {
 	return cfg.SNAT.Mark, !slices.ContainsFunc(bound, func(b Binding) bool { return b.Mark == cfg.SNAT.Mark })
 }
 
-// addBranches adds the policy rules, and the members of the set that the rules below
-// match.
-func addBranches(part *NodePlan, cfg *Config, n *Node, family ip.Family, paths Paths) {
+// addBranches adds the policy rules, and the members of the set that branchRules and
+// keepBranchSource match.
+func addBranches(plan *NodePlan, cfg *Config, n *Node, family ip.Family, paths Paths) {
 	if len(paths.Branches) == 0 {
 		return
 	}
-	part.Sysctls[SNATReroute] = "1"
+	plan.Sysctls[SNATReroute] = "1"
 	if family == ip.IPv4 {
-		part.Sysctls[SrcValidMark] = "1"
+		plan.Sysctls[SrcValidMark] = "1"
 	}
 	mark := routing.Rule{Family: family, Mark: paths.BranchMark, Mask: cfg.SNAT.Mark}
 	if before := beforeLocal(n, family, paths.Branches); before > 0 {
 		request := mark
 		request.Priority, request.Table = before, tableLocal
-		part.Rules = append(part.Rules, request)
+		plan.Rules = append(plan.Rules, request)
 	}
 	for _, b := range paths.Branches {
 		for _, pod := range b.Pods {
-			answer := mark
-			answer.Priority, answer.To, answer.Table = cfg.SNAT.Priority, pod, b.Table
-			part.Rules = append(part.Rules, answer,
+			reply := mark
+			reply.Priority, reply.To, reply.Table = cfg.SNAT.Priority, pod, b.Table
+			plan.Rules = append(plan.Rules, reply,
 				routing.Rule{Family: family, Priority: sentRulePriority, From: pod, IIf: "lo", Table: b.Table})
-			part.Members = append(part.Members, Member{Set: BranchSources.In(family), Entry: ipset.Entry{Net: pod}})
+			plan.Members = append(plan.Members, Member{Set: BranchSources.In(family), Entry: ipset.Entry{Net: pod}})
 		}
 	}
 }
@@ -157,31 +157,31 @@ func (r *ruleset) branchRules() {
 	bound := r.masked(r.paths.BranchMark)
 	var rules []nat.Rule
 	for _, set := range r.used(ClusterIP, LoadBalancer, ExternalIP, ExternalIPLocal, NodePorts) {
-		rules = append(rules, rule("from a branch", "-m conntrack --ctstate NEW "+r.match(set, "dst,dst"), "CONNMARK --set-xmark "+bound))
+		rules = append(rules, rule("from a pod routed by interface", "-m conntrack --ctstate NEW "+r.match(set, "dst,dst"), "CONNMARK --set-xmark "+bound))
 	}
 	r.jumpIf(nat.Mangle, "PREROUTING", r.match(BranchSources, "src"), "KUBE-IPVS-BRANCH", "kubernetes reply routing")
 	r.chain(nat.Mangle, "KUBE-IPVS-BRANCH", append(rules,
 		nat.Rule(fmt.Sprintf("-m connmark --mark %[1]s -m conntrack --ctdir ORIGINAL -j MARK --set-xmark %[1]s", bound)))...)
 }
 
-// branchArrived clears the mark in INPUT. IPVS selects a fwmark virtual server by the
+// clearBranchMark clears the mark in INPUT. IPVS selects a fwmark virtual server by the
 // whole mark, and forwarded packets are routed by the pod's source:
 //
 //	-A KUBE-IPVS-BIND -m mark --mark 0x3060/0x3060 -j MARK --set-xmark 0x0/0x3060
-func (r *ruleset) branchArrived() []nat.Rule {
+func (r *ruleset) clearBranchMark() []nat.Rule {
 	if len(r.paths.Branches) == 0 {
 		return nil
 	}
 	return []nat.Rule{nat.Rule(fmt.Sprintf("-m mark --mark %s -j MARK --set-xmark %s", r.masked(r.paths.BranchMark), r.masked(0)))}
 }
 
-// branchSource keeps the pods' own addresses. Their uplink accepts no other source, and
+// keepBranchSource keeps the pods' own addresses. Their uplink accepts no other source, and
 // replies return to this node by that address or by the connmark:
 //
 //	-A KUBE-POSTROUTING -m set --match-set KUBE-IPVS-BRANCH src -j RETURN
-func (r *ruleset) branchSource() []nat.Rule {
+func (r *ruleset) keepBranchSource() []nat.Rule {
 	if len(r.paths.Branches) == 0 {
 		return nil
 	}
-	return []nat.Rule{rule("the network takes only its own address", r.match(BranchSources, "src"), "RETURN")}
+	return []nat.Rule{rule("pod keeps its own address", r.match(BranchSources, "src"), "RETURN")}
 }

@@ -20,12 +20,12 @@ import (
 type BridgeNetfilter uint8
 
 // BridgeUnavailable: br_netfilter is not loaded, or a parameter of BridgeSysctls is 0
-// and cannot be set. BridgeAvailable: a parameter is 0 and can be set. BridgeShown:
+// and cannot be set. BridgeAvailable: a parameter is 0 and can be set. BridgeEnabled:
 // bridged packets pass the rules.
 const (
 	BridgeUnavailable BridgeNetfilter = iota
 	BridgeAvailable
-	BridgeShown
+	BridgeEnabled
 )
 
 // PodBridges returns the bridges that pods of this node are attached to, by name:
@@ -62,23 +62,23 @@ func inPodRange(cfg *Config, n *Node, l *routing.Link) bool {
 	return slices.ContainsFunc(l.Addresses, func(a routing.Address) bool { return a.Global && containsAny(ranges, a.Prefix.Addr()) })
 }
 
-// MayShowBridges reports whether kube-ipvs may pass the packets of all bridges to the
+// MayEnableBridgeNetfilter reports whether kube-ipvs may pass the packets of all bridges to the
 // rules. The parameter and the module affect every bridge of the node, so both are left
 // unchanged if there is a foreign bridge: libvirt, for example, requires 0.
-func MayShowBridges(cfg *Config, n *Node) bool {
+func MayEnableBridgeNetfilter(cfg *Config, n *Node) bool {
 	return len(PodBridges(cfg, n)) == len(attachedBridges(&n.Inventory))
 }
 
 // NeedsBridgeNetfilter reports whether this node benefits from br_netfilter and the
 // module may be loaded.
 func NeedsBridgeNetfilter(cfg *Config, n *Node) bool {
-	return len(PodBridges(cfg, n)) > 0 && MayShowBridges(cfg, n)
+	return len(PodBridges(cfg, n)) > 0 && MayEnableBridgeNetfilter(cfg, n)
 }
 
-// bridgesShown reports whether bridged packets pass the rules, or will after
+// bridgeNetfilterEnabled reports whether bridged packets pass the rules, or will after
 // addBridgeSysctls.
-func bridgesShown(cfg *Config, n *Node) bool {
-	return n.BridgeNetfilter == BridgeShown || n.BridgeNetfilter == BridgeAvailable && MayShowBridges(cfg, n)
+func bridgeNetfilterEnabled(cfg *Config, n *Node) bool {
+	return n.BridgeNetfilter == BridgeEnabled || n.BridgeNetfilter == BridgeAvailable && MayEnableBridgeNetfilter(cfg, n)
 }
 
 // addBridgeSysctls makes br_netfilter pass bridged packets to the rules of each family.
@@ -97,18 +97,19 @@ var BridgeSysctls = map[ip.Family]string{
 	ip.IPv6: "net/bridge/bridge-nf-call-ip6tables",
 }
 
-// bridgeWarnings warns that pods of a bridge do not see each other's address.
+// bridgeWarnings warns that pods of a bridge do not see each other's address in Service
+// traffic.
 func bridgeWarnings(cfg *Config, n *Node) []string {
-	if bridgesShown(cfg, n) {
+	if bridgeNetfilterEnabled(cfg, n) {
 		return nil
 	}
 	why := "br_netfilter is not loaded, or " + BridgeSysctls[ip.IPv4] + " or its IPv6 counterpart is 0 and cannot be set"
-	if !MayShowBridges(cfg, n) {
-		why = "br_netfilter is not loaded, or " + BridgeSysctls[ip.IPv4] + " or its IPv6 counterpart is 0, and kube-ipvs does not change that where there are other bridges"
+	if !MayEnableBridgeNetfilter(cfg, n) {
+		why = "br_netfilter is not loaded, or " + BridgeSysctls[ip.IPv4] + " or its IPv6 counterpart is 0, and kube-ipvs does not change it, because the node has other bridges"
 	}
 	var out []string
 	for _, bridge := range PodBridges(cfg, n) {
-		out = append(out, "what pods of "+bridge.Name+" send each other through a Service is masqueraded: "+why)
+		out = append(out, "Service traffic between pods of "+bridge.Name+" is masqueraded: "+why)
 	}
 	return out
 }
@@ -119,7 +120,7 @@ func bridgeWarnings(cfg *Config, n *Node) []string {
 //
 //	-A KUBE-POSTROUTING -s 10.244.1.0/24 -o cni0 -m addrtype ! --src-type LOCAL -j MASQUERADE --random-fully
 func (r *ruleset) bridgeRules(n *Node) []nat.Rule {
-	if bridgesShown(r.cfg, n) {
+	if bridgeNetfilterEnabled(r.cfg, n) {
 		return nil
 	}
 	var rules []nat.Rule

@@ -21,11 +21,11 @@ import (
 //
 // By default (ClaimAuto) load balancer IPs and external IPs are local, as under
 // kube-proxy. Packets from pods and the node to ports without a Service are marked and
-// skip the table that makes the VIP local. If the mark is lost, such a port is refused,
-// nothing worse.
+// skip the table that makes the VIP local. If the mark is lost, such a port is only
+// refused, as under kube-proxy.
 //
 // A VIP that is the address of another node must not be local: everything else on that
-// node would become unreachable. It is claimed port by port (ClaimPort): packets for a
+// node would become unreachable. It is claimed by port (ClaimPort): packets for a
 // port of a Service are marked, and the mark selects a table in which the VIP is local.
 // docs/concepts/vips.md shows both.
 
@@ -72,7 +72,7 @@ const coexistMetric = 1024
 // addVIP claims a VIP for a virtual server.
 func (b *serviceBuilder) addVIP(claim ClaimMode, vs *VirtualServer) {
 	a := vs.Key.Addr
-	b.part.VIPs = append(b.part.VIPs, VIP{a, claim})
+	b.plan.VIPs = append(b.plan.VIPs, VIP{a, claim})
 	if claim != ClaimPort {
 		b.addMember(VIPAddresses, ipset.Entry{Addr: a})
 		return
@@ -88,7 +88,7 @@ func (b *serviceBuilder) addVIP(claim ClaimMode, vs *VirtualServer) {
 // keep working there (kubernetes#114815).
 func (b *serviceBuilder) claimShared(claim ClaimMode, vs *VirtualServer) {
 	a := vs.Key.Addr
-	b.part.Deps |= OnNodeIPs
+	b.plan.Deps |= OnNodeIPs
 	if b.facts.NodeIPs[a] {
 		return
 	}
@@ -96,7 +96,7 @@ func (b *serviceBuilder) claimShared(claim ClaimMode, vs *VirtualServer) {
 		b.addVIP(claim, vs)
 		return
 	}
-	b.part.Deps |= OnPeers
+	b.plan.Deps |= OnPeers
 	if b.facts.Peers[a] || b.hasEndpointAt(a) {
 		b.addVIP(ClaimPort, vs)
 		return
@@ -113,12 +113,12 @@ func (b *serviceBuilder) hasEndpointAt(a netip.Addr) bool {
 	})
 }
 
-// addClaimRules adds the policy rules for marked packets: those to claimed ports, and
-// those to ports of another device. A rule is written only once a Service needs it: the
+// addClaimRules adds the policy rules for packets to claimed ports, and for packets to
+// ports of another device. A rule is written only once a Service needs it, because the
 // first policy rule on a node makes every route lookup slower (fib_has_custom_rules).
-func addClaimRules(part *NodePlan, cfg *Config, n *Node, family ip.Family) {
+func addClaimRules(plan *NodePlan, cfg *Config, n *Node, family ip.Family) {
 	if cfg.claimsPorts(n.Uses, family) {
-		part.Rules = append(part.Rules, routing.Rule{
+		plan.Rules = append(plan.Rules, routing.Rule{
 			Family:   family,
 			Priority: cfg.VIPs.Priority,
 			Mark:     cfg.VIPs.Mark,
@@ -128,22 +128,22 @@ func addClaimRules(part *NodePlan, cfg *Config, n *Node, family ip.Family) {
 	}
 	if cfg.sharesVIPs(n.Uses, family) {
 		mask := cfg.foreignMask()
-		part.Rules = append(part.Rules,
+		plan.Rules = append(plan.Rules,
 			routing.Rule{Family: family, Action: routing.SkipLocal, Mark: cfg.VIPs.Mark, Mask: mask},
 			routing.Rule{Family: family, Action: routing.SkipLocal, IIf: "lo", Mark: cfg.deviceMark(), Mask: mask})
 	}
 }
 
 // addSharedSysctls makes the reverse-path check of outer interfaces use the mark.
-// Otherwise it treats packets from a local VIP as martian. A process that cannot set
-// parameters leaves this to --init-only or to the administrator; without it, pods and
-// the node get no replies from the other device.
-func addSharedSysctls(part *NodePlan, cfg *Config, n *Node) {
+// Otherwise it treats packets from a local VIP as martian. If this process cannot set
+// parameters, --init-only or the administrator must; otherwise pods and the node get no
+// replies from the other device.
+func addSharedSysctls(plan *NodePlan, cfg *Config, n *Node) {
 	if n.ReadOnly || !slices.Contains(cfg.Families, ip.IPv4) || !cfg.sharesVIPs(n.Uses, ip.IPv4) {
 		return
 	}
 	for _, link := range outerLinks(cfg, n, ip.IPv4) {
-		part.Sysctls[sysctl.LinkKey(ip.IPv4, link, "src_valid_mark")] = "1"
+		plan.Sysctls[sysctl.LinkKey(ip.IPv4, link, "src_valid_mark")] = "1"
 	}
 }
 
@@ -151,9 +151,9 @@ func addSharedSysctls(part *NodePlan, cfg *Config, n *Node) {
 // includes the bits that every fwmark of a Service has, so that no such fwmark matches.
 func (c *Config) foreignMask() uint32 { return c.VIPs.Mark | c.LocalMark.Value }
 
-// deviceMark returns the mark of packets that the other device with a VIP sends to this
-// node. It has one bit of LocalMark.Value, all of whose bits are set in a fwmark of a
-// Service; there are no other bits to use.
+// deviceMark returns the mark of packets that arrive from the device that shares a VIP
+// with this node. A fwmark of a Service has all bits of LocalMark.Value; this mark has
+// only one of them, so it is distinct without using another bit.
 func (c *Config) deviceMark() uint32 {
 	v := c.LocalMark.Value
 	if v&(v-1) == 0 {
@@ -162,12 +162,12 @@ func (c *Config) deviceMark() uint32 {
 	return c.VIPs.Mark | v&-v
 }
 
-// claimsPorts reports whether a VIP is claimed port by port. sharesVIPs reports whether
-// packets for ports of a local VIP may leave the node.
+// claimsPorts reports whether a VIP is claimed by port.
 func (c *Config) claimsPorts(u SetsInUse, f ip.Family) bool {
 	return c.VIPs.mayClaimPorts() && u.Has(PortVIPs, f)
 }
 
+// sharesVIPs reports whether packets for some ports of a local VIP may leave the node.
 func (c *Config) sharesVIPs(u SetsInUse, f ip.Family) bool {
 	return c.VIPs.mayShare() && u.Has(SharedVIPs, f)
 }
@@ -201,7 +201,7 @@ func (r *ruleset) claimRules() []nat.Rule {
 	mark := fmt.Sprintf("MARK --set-xmark %#[1]x/%#[1]x", r.cfg.VIPs.Mark)
 	var rules []nat.Rule
 	if r.uses(Refused) {
-		rules = append(rules, rule("no endpoint to send it to", "-m conntrack --ctstate NEW "+r.match(Refused, "dst,dst"), "RETURN"))
+		rules = append(rules, rule("no endpoint for this port", "-m conntrack --ctstate NEW "+r.match(Refused, "dst,dst"), "RETURN"))
 	}
 	for _, set := range r.used(LoadBalancer, ExternalIP, ExternalIPLocal) {
 		rules = append(rules, rule("claimed port", r.match(set, "dst,dst"), mark))
@@ -218,7 +218,7 @@ func (r *ruleset) claimRules() []nat.Rule {
 //	-A KUBE-IPVS-UNCLAIMED -m set --match-set KUBE-IPVS-REFUSED dst,dst -j REJECT
 //	-A KUBE-IPVS-UNCLAIMED -i eth0 -m set --match-set KUBE-IPVS-PORT-IPS dst -j REJECT     (each outer interface)
 func (r *ruleset) unclaimedRules() []nat.Rule {
-	rules := []nat.Rule{rule("no endpoint to send it to", r.match(Refused, "dst,dst"), r.reject())}
+	rules := []nat.Rule{rule("no endpoint for this port", r.match(Refused, "dst,dst"), r.reject())}
 	for _, link := range r.outerLinks {
 		rules = append(rules, rule("no such port on this VIP", "-i "+link+" "+r.match(PortVIPs, "dst"), r.reject()))
 	}
@@ -305,5 +305,5 @@ func (r *ruleset) foreignSource() []nat.Rule {
 		return nil
 	}
 	match := fmt.Sprintf("-m mark --mark %#x/%#x -m addrtype --src-type LOCAL", r.cfg.VIPs.Mark, r.cfg.foreignMask())
-	return []nat.Rule{rule("a VIP is no source", match, "MASQUERADE --random-fully")}
+	return []nat.Rule{rule("source may be a VIP", match, "MASQUERADE --random-fully")}
 }

@@ -27,7 +27,7 @@ type Node struct {
 	SNATSources     map[string][]netip.Addr
 	BridgeNetfilter BridgeNetfilter
 	Listeners       []routing.Listener // sorted
-	// APIServer is where the API server is reached without a Service.
+	// APIServer holds the API server's addresses, those of no Service.
 	APIServer []netip.AddrPort
 	// Services is the highest number of Services since the process started, so that
 	// decisions that depend on it do not flap.
@@ -42,7 +42,7 @@ type Node struct {
 	MainGone map[ip.Family]bool
 	// ReadOnly means that this process cannot set kernel parameters.
 	ReadOnly bool
-	// Watched means that the process is told when the Inventory changes, as long as it
+	// Watched means that changes of the Inventory are reported to the process while it
 	// runs.
 	Watched bool
 	// Uses holds the sets that rules are written for.
@@ -64,18 +64,18 @@ func (v Version) AtLeast(major, minor int) bool {
 // Facts holds what the plans of Services depend on besides the Services themselves. It
 // is derived from the Node whenever the Node changes.
 type Facts struct {
-	NodeName     string
-	Zone         string
-	Primary      map[ip.Family]netip.Addr // the node's own address
-	NodePorts    []netip.Addr             // addresses that node ports are served on
-	NodeIPs      map[netip.Addr]bool      // addresses on any interface except kube-ipvs0
-	PreferRoutes bool                     // more Services than AddressesAtMost
-	Listeners    map[routing.Listener]bool
-	Loopback     map[routing.Listener]bool // sockets on the loopback address; see loopbackListeners
-	Caches       map[routing.Listener]bool // sockets on an address of a dummy interface; see cachedHere
-	APIServer    map[netip.AddrPort]bool
-	Lost         []string            // unreachable nodes
-	Peers        map[netip.Addr]bool // addresses of other nodes, as far as routes show them
+	NodeName       string
+	Zone           string
+	Primary        map[ip.Family]netip.Addr // the node's own address
+	NodePorts      []netip.Addr             // addresses that node ports are served on
+	NodeIPs        map[netip.Addr]bool      // addresses on any interface except kube-ipvs0
+	PreferRoutes   bool                     // more Services than AddressesAtMost
+	Listeners      map[routing.Listener]bool
+	Loopback       map[routing.Listener]bool // sockets on the loopback address; see loopbackListeners
+	DummyListeners map[routing.Listener]bool // sockets on an address of a dummy interface; see servedOnDummy
+	APIServer      map[netip.AddrPort]bool
+	Lost           []string            // unreachable nodes
+	Peers          map[netip.Addr]bool // addresses of other nodes, as far as routes show them
 }
 
 // AddressesAtMost is the number of Services up to which ClaimAuto adds addresses to
@@ -98,8 +98,8 @@ const (
 	OnListeners
 	OnAPIServer
 	OnLost
-	// OnCaches is implied for every plan: any cluster IP depends on it.
-	OnCaches
+	// OnDummyListeners is implied for every plan: any cluster IP depends on it.
+	OnDummyListeners
 	OnPeers
 	OnLoopback
 )
@@ -121,7 +121,7 @@ func NewFacts(cfg *Config, n *Node) Facts {
 	for _, a := range linkAddresses(n) {
 		f.NodeIPs[a] = true
 	}
-	f.Caches = caches(n)
+	f.DummyListeners = dummyListeners(n)
 	f.Loopback = loopbackListeners(n.Listeners)
 	for _, family := range cfg.Families {
 		if a := primary(n, family); a.IsValid() {
@@ -247,8 +247,8 @@ func DiffFacts(a, b *Facts) Deps {
 	if !maps.Equal(a.Listeners, b.Listeners) {
 		d |= OnListeners
 	}
-	if !maps.Equal(a.Caches, b.Caches) {
-		d |= OnCaches
+	if !maps.Equal(a.DummyListeners, b.DummyListeners) {
+		d |= OnDummyListeners
 	}
 	if !maps.Equal(a.APIServer, b.APIServer) {
 		d |= OnAPIServer

@@ -37,7 +37,7 @@ func (m LocalMark) Max() uint32 {
 }
 
 // Mark returns the mark with an index from 1 to Max.
-func (m LocalMark) Mark(number uint32) uint32 { return m.Value | deposit(number, m.Mask&^m.Value) }
+func (m LocalMark) Mark(index uint32) uint32 { return m.Value | deposit(index, m.Mask&^m.Value) }
 
 // Index returns the index of a mark, with or without the masquerade bit, and false if
 // the mark is not a LocalMark.
@@ -65,12 +65,12 @@ type InternalServer struct {
 
 // addInternal adds an InternalServer if there are node-local endpoints. Internal clients of a
 // node port are masqueraded. So is the node itself, at every address; see sent.
-func (b *serviceBuilder) addInternal(key ipvs.Key, right Precedence, eps chosen, nodePort bool) {
+func (b *serviceBuilder) addInternal(key ipvs.Key, precedence Precedence, eps chosen, nodePort bool) {
 	if !b.service.ExternalLocal || len(eps.local) == 0 || b.cfg.LocalMark.Value == 0 {
 		return
 	}
-	b.part.Internal = append(b.part.Internal, InternalServer{
-		Key: key, Precedence: right, VirtualServer: internalServer(b.cfg, b.service),
+	b.plan.Internal = append(b.plan.Internal, InternalServer{
+		Key: key, Precedence: precedence, VirtualServer: internalServer(b.cfg, b.service),
 		RealServers: b.realServers(key, eps.cluster), MaxConnections: b.service.MaxConnections, Endpoints: b.endpoints, Lost: b.lost,
 		Masquerade: nodePort || !b.keepsClient(),
 	})
@@ -89,21 +89,21 @@ func internalServer(cfg *Config, s *service.Service) ipvs.VirtualServer {
 }
 
 // AssignMarks returns the plan with a virtual server for each InternalServer whose address and
-// port has an index in numbers. Internal clients of the others get the node-local
+// port has an index in indexes. Internal clients of the others get the node-local
 // endpoints.
-func AssignMarks(cfg *Config, part ServicePlan, numbers map[ipvs.Key]uint32) ServicePlan {
-	if len(part.Internal) == 0 {
-		return part
+func AssignMarks(cfg *Config, plan ServicePlan, indexes map[ipvs.Key]uint32) ServicePlan {
+	if len(plan.Internal) == 0 {
+		return plan
 	}
-	part.VirtualServers, part.Members = slices.Clone(part.VirtualServers), slices.Clone(part.Members)
-	for _, in := range part.Internal {
-		if n, ok := numbers[in.Key]; ok {
-			part.addMarked(cfg, in, cfg.LocalMark.Mark(n))
+	plan.VirtualServers, plan.Members = slices.Clone(plan.VirtualServers), slices.Clone(plan.Members)
+	for _, in := range plan.Internal {
+		if n, ok := indexes[in.Key]; ok {
+			plan.addMarked(cfg, in, cfg.LocalMark.Mark(n))
 		}
 	}
-	part.Internal = nil
-	part.sort()
-	return part
+	plan.Internal = nil
+	plan.sort()
+	return plan
 }
 
 // addMarked includes the masquerade bit in the mark if needed, because the set
@@ -205,7 +205,7 @@ func (r *ruleset) externalLocal(n *Node) {
 	}
 	var drop []nat.Rule
 	for _, external := range r.external(n) {
-		drop = append(drop, rule("only pods and nodes", external, "DROP"))
+		drop = append(drop, rule("internal clients only", external, "DROP"))
 	}
 	r.chain(nat.Filter, "KUBE-IPVS-INSIDE", drop...)
 	masquerade := []nat.Rule{rule("source is masqueraded", "-m addrtype --src-type LOCAL", "KUBE-MARK-MASQ")}
@@ -215,8 +215,8 @@ func (r *ruleset) externalLocal(n *Node) {
 	r.chain(nat.NAT, "KUBE-IPVS-INSIDE", masquerade...)
 }
 
-// sent clears the marks after IPVS has selected an endpoint and before the packet is
-// rerouted. The claim mark would route a packet to lo if its endpoint is itself a VIP.
+// sent writes the chain that clears our marks after IPVS has selected an endpoint and
+// before the packet is rerouted. The claim mark would route a packet to lo if its endpoint is itself a VIP.
 // The node's own packets to a remote endpoint are masqueraded, because their source may
 // be the VIP:
 //

@@ -30,7 +30,7 @@ type NodePlan struct {
 
 // ForNode computes the plan of the node.
 func ForNode(cfg *Config, n *Node) NodePlan {
-	part := NodePlan{
+	plan := NodePlan{
 		Sysctls: sysctls(cfg, n),
 		Watched: watchedSysctls(cfg, n),
 		NAT:     nat.State{Chains: map[nat.Chain][]nat.Rule{}},
@@ -38,18 +38,18 @@ func ForNode(cfg *Config, n *Node) NodePlan {
 	facts := NewFacts(cfg, n)
 	for _, family := range cfg.Families {
 		paths := PathsOf(cfg, n, family)
-		part.Sets = append(part.Sets, Sets(family)...)
-		addRuleset(&part.NAT, cfg, n, family, paths)
-		addLocalhost(&part, cfg, n, &facts, family)
-		addReplyRouting(&part, cfg, family, paths)
-		addBranches(&part, cfg, n, family, paths)
-		part.Modes = append(part.Modes, paths.Modes...)
-		addClaimRules(&part, cfg, n, family)
+		plan.Sets = append(plan.Sets, Sets(family)...)
+		addRuleset(&plan.NAT, cfg, n, family, paths)
+		addLocalhost(&plan, cfg, n, &facts, family)
+		addReplyRouting(&plan, cfg, family, paths)
+		addBranches(&plan, cfg, n, family, paths)
+		plan.Modes = append(plan.Modes, paths.Modes...)
+		addClaimRules(&plan, cfg, n, family)
 	}
-	addSharedSysctls(&part, cfg, n)
-	addReroute(&part, n)
-	part.Chains = allChains(cfg, n)
-	return part
+	addSharedSysctls(&plan, cfg, n)
+	addReroute(&plan, n)
+	plan.Chains = allChains(cfg, n)
+	return plan
 }
 
 // allChains returns the chains of a node on which every set is in use.
@@ -65,18 +65,18 @@ func allChains(cfg *Config, n *Node) []nat.Chain {
 	})
 }
 
-// addReroute turns the second route look-up of replies off while it cannot change their
-// route, and on again otherwise. kube-proxy leaves it on, which is the kernel's default. A
-// process that is not told of changes, or could not turn it on again, leaves it alone. The
-// rules of the plan itself need it, even if the Inventory does not have them yet, except
-// those by which packets skip table local: replies to other hosts have no route there.
-func addReroute(part *NodePlan, n *Node) {
-	if _, set := part.Sysctls[SNATReroute]; set || !n.Watched || n.ReadOnly || n.Inventory.Reroute == routing.RerouteUnknown {
+// addReroute turns the second route lookup of replies off while it cannot change their
+// route, and on again otherwise. It leaves the parameter alone, as kube-proxy does, if
+// changes are not reported to this process or it could not turn the lookup on again. The
+// policy rules of this plan need the lookup, even before the Inventory has them. Only the
+// rules that skip table local do not: that table has no route for replies to other hosts.
+func addReroute(plan *NodePlan, n *Node) {
+	if _, set := plan.Sysctls[SNATReroute]; set || !n.Watched || n.ReadOnly || n.Inventory.Reroute == routing.RerouteUnknown {
 		return
 	}
-	part.Sysctls[SNATReroute] = "1"
-	if n.Inventory.Reroute == routing.RerouteNeedless && !slices.ContainsFunc(part.Rules, func(r routing.Rule) bool { return r.Action != routing.SkipLocal }) {
-		part.Sysctls[SNATReroute] = "0"
+	plan.Sysctls[SNATReroute] = "1"
+	if n.Inventory.Reroute == routing.RerouteNeedless && !slices.ContainsFunc(plan.Rules, func(r routing.Rule) bool { return r.Action != routing.SkipLocal }) {
+		plan.Sysctls[SNATReroute] = "0"
 	}
 }
 

@@ -10,27 +10,27 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/routing"
 )
 
-// mayClaim reports whether a Service may use an address and port that was not allocated
+// mayServe reports whether a Service may use an address and port that was not allocated
 // to it. It rejects the address of the API server, the control plane's ports, and any
 // port on a node address that a local process is listening on, such as sshd or the
 // kubelet. Other ports on node addresses are allowed: clusters without a load balancer
 // expose Services that way.
-func (b *serviceBuilder) mayClaim(field string, key ipvs.Key) bool {
-	b.part.Deps |= OnAPIServer | OnNodeIPs
+func (b *serviceBuilder) mayServe(field string, key ipvs.Key) bool {
+	b.plan.Deps |= OnAPIServer | OnNodeIPs
 	if key.Protocol == ip.TCP && b.facts.APIServer[netip.AddrPortFrom(key.Addr, key.Port)] {
-		b.unserved(field, "%s: this is where the API server is reached", key)
+		b.reject(field, "%s is the address of the API server", key)
 		return false
 	}
 	if key.Protocol == ip.TCP && slices.Contains(controlPlanePorts, key.Port) && b.facts.isAPIServer(key.Addr) {
-		b.unserved(field, "%s: this is a port of the control plane", key)
+		b.reject(field, "%s is a port of the control plane", key)
 		return false
 	}
 	if !b.facts.NodeIPs[key.Addr] {
 		return true
 	}
-	b.part.Deps |= OnListeners
+	b.plan.Deps |= OnListeners
 	if b.facts.listens(key) {
-		b.unserved(field, "%s: a program of node %s has this port", key, b.facts.NodeName)
+		b.reject(field, "%s: a program on node %s listens on this port", key, b.facts.NodeName)
 		return false
 	}
 	return true
@@ -62,8 +62,9 @@ func (f *Facts) listens(key ipvs.Key) bool {
 	return false
 }
 
-func (b *serviceBuilder) unserved(field, format string, args ...any) {
-	b.part.Rejected = append(b.part.Rejected, field+": "+fmt.Sprintf(format, args...))
+// reject records that a field is not served, with the reason.
+func (b *serviceBuilder) reject(field, format string, args ...any) {
+	b.plan.Rejected = append(b.plan.Rejected, field+": "+fmt.Sprintf(format, args...))
 }
 
 // loopbackListeners returns the sockets that accept connections on the loopback
@@ -75,14 +76,15 @@ func loopbackListeners(list []routing.Listener) map[routing.Listener]bool {
 	}))
 }
 
-// listensAtLoopback reports whether a local process has a port of the loopback address.
+// listensAtLoopback reports whether a local process listens on a port of the loopback
+// address.
 func (f *Facts) listensAtLoopback(key ipvs.Key) bool {
 	loopback := Facts{Listeners: f.Loopback}
 	return loopback.listens(key)
 }
 
-// caches returns the sockets bound to exactly an address of a dummy interface.
-func caches(n *Node) map[routing.Listener]bool {
+// dummyListeners returns the sockets bound to exactly an address of a dummy interface.
+func dummyListeners(n *Node) map[routing.Listener]bool {
 	out := map[routing.Listener]bool{}
 	for _, link := range n.Inventory.Links {
 		if link.Type != "dummy" {
@@ -99,11 +101,11 @@ func caches(n *Node) map[routing.Listener]bool {
 	return out
 }
 
-// cachedHere reports whether a local program serves a cluster IP's port in place of its
+// servedOnDummy reports whether a local program serves a cluster IP's port in place of its
 // endpoints, as NodeLocal DNSCache does: it adds the address to a dummy interface and
 // listens on exactly that address and port. IPVS would take the packets before the
 // program sees them, so the port is left to the program while it listens. The interface
 // alone is not enough: an earlier proxy may have left one with every cluster IP.
-func (b *serviceBuilder) cachedHere(key ipvs.Key) bool {
-	return b.facts.Caches[routing.Listener{Protocol: key.Protocol, Addr: key.Addr, Port: key.Port}]
+func (b *serviceBuilder) servedOnDummy(key ipvs.Key) bool {
+	return b.facts.DummyListeners[routing.Listener{Protocol: key.Protocol, Addr: key.Addr, Port: key.Port}]
 }

@@ -20,28 +20,28 @@ func TestForbiddenExternalIPs(t *testing.T) {
 	for _, tc := range []struct {
 		name     string
 		claim    plan.ClaimMode
-		waits    string // address on which a program listens on port 22
+		listens  string // address on which a program listens on port 22
 		external string
 		served   []string
 		unserved []string
 	}{
-		{"nothing of the node's", plan.ClaimPort, "0.0.0.0", "203.0.113.5", []string{"203.0.113.5:22", "203.0.113.5:6443"}, nil},
-		{"a port of the node's", plan.ClaimPort, "0.0.0.0", node, []string{node + ":6443"}, []string{"TCP " + node + ":22: a program of node node1 has this port"}},
-		{"at that address alone", plan.ClaimAddress, node, node, []string{node + ":6443"}, []string{"TCP " + node + ":22: a program of node node1 has this port"}},
-		{"of both families", plan.ClaimPort, "::", node, []string{node + ":6443"}, []string{"TCP " + node + ":22: a program of node node1 has this port"}},
-		{"at another address", plan.ClaimPort, "127.0.0.1", node, []string{node + ":22", node + ":6443"}, nil},
-		{"of another node, which nobody here knows", plan.ClaimPort, "0.0.0.0", other, []string{other + ":22", other + ":6443"}, nil},
-		{"the API server", plan.ClaimPort, "0.0.0.0", api, []string{api + ":22"}, []string{"TCP " + api + ":6443: this is where the API server is reached"}},
+		{"not a node address", plan.ClaimPort, "0.0.0.0", "203.0.113.5", []string{"203.0.113.5:22", "203.0.113.5:6443"}, nil},
+		{"a listening port of the node", plan.ClaimPort, "0.0.0.0", node, []string{node + ":6443"}, []string{"TCP " + node + ":22: a program on node node1 listens on this port"}},
+		{"listening on that address only", plan.ClaimAddress, node, node, []string{node + ":6443"}, []string{"TCP " + node + ":22: a program on node node1 listens on this port"}},
+		{"listening for both families", plan.ClaimPort, "::", node, []string{node + ":6443"}, []string{"TCP " + node + ":22: a program on node node1 listens on this port"}},
+		{"listening on another address", plan.ClaimPort, "127.0.0.1", node, []string{node + ":22", node + ":6443"}, nil},
+		{"of another node, unknown here", plan.ClaimPort, "0.0.0.0", other, []string{other + ":22", other + ":6443"}, nil},
+		{"the API server", plan.ClaimPort, "0.0.0.0", api, []string{api + ":22"}, []string{"TCP " + api + ":6443 is the address of the API server"}},
 		{"the API server's kubelet", plan.ClaimPort, "0.0.0.0", api + " 10250", []string{api + ":22"}, []string{
-			"TCP " + api + ":10250: this is a port of the control plane", "TCP " + api + ":6443: this is where the API server is reached"}},
-		{"another node's kubelet, which nobody here knows", plan.ClaimPort, "0.0.0.0", other + " 10250", []string{other + ":22", other + ":6443", other + ":10250"}, nil},
-		{"nothing at all", plan.ClaimNone, "0.0.0.0", "203.0.113.5", nil, []string{"203.0.113.5: external IPs are not served (--claim-external-ips none)"}},
+			"TCP " + api + ":10250 is a port of the control plane", "TCP " + api + ":6443 is the address of the API server"}},
+		{"another node's kubelet, unknown here", plan.ClaimPort, "0.0.0.0", other + " 10250", []string{other + ":22", other + ":6443", other + ":10250"}, nil},
+		{"external IPs are not claimed", plan.ClaimNone, "0.0.0.0", "203.0.113.5", nil, []string{"203.0.113.5: external IPs are not served (--claim-external-ips none)"}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			cfg := plan.Config{NodeName: "node1", Families: ip.Families, Scheduler: "rr", VIPs: plan.VIPs{ClusterIPs: plan.ClaimAddress, LoadBalancers: plan.ClaimPort, ExternalIPs: tc.claim}}
 			n := plan.Node{
 				Inventory: routing.Inventory{Links: []routing.Link{{Index: 2, Name: "eth0", Up: true, Addresses: []routing.Address{{Prefix: netip.MustParsePrefix(node + "/24"), Global: true}}}}},
-				Listeners: []routing.Listener{{Protocol: ip.TCP, Addr: netip.MustParseAddr(tc.waits), Port: 22}, {Protocol: ip.UDP, Addr: netip.IPv4Unspecified(), Port: 6443}},
+				Listeners: []routing.Listener{{Protocol: ip.TCP, Addr: netip.MustParseAddr(tc.listens), Port: 22}, {Protocol: ip.UDP, Addr: netip.IPv4Unspecified(), Port: 6443}},
 				APIServer: []netip.AddrPort{netip.MustParseAddrPort(api + ":6443")},
 			}
 			ports := []service.Port{{Name: "a", Protocol: ip.TCP, Port: 22}, {Name: "b", Protocol: ip.TCP, Port: 6443}}
@@ -85,15 +85,15 @@ func TestForbiddenExternalIPs(t *testing.T) {
 func TestNodeLocalDNSCache(t *testing.T) {
 	const clusterIP = "10.96.0.10"
 	for _, tc := range []struct {
-		name, kind, waits string
-		protocol          ip.Protocol
-		served            []string
+		name, kind, listens string
+		protocol            ip.Protocol
+		served              []string
 	}{
 		{"a cache", "dummy", clusterIP, ip.UDP, []string{"TCP 10.96.0.10:53", "TCP 10.96.0.10:9153"}},
 		{"of TCP", "dummy", clusterIP, ip.TCP, []string{"TCP 10.96.0.10:9153", "UDP 10.96.0.10:53"}},
 		{"at all addresses", "dummy", "0.0.0.0", ip.UDP, []string{"TCP 10.96.0.10:53", "TCP 10.96.0.10:9153", "UDP 10.96.0.10:53"}},
 		{"not on a dummy interface", "", clusterIP, ip.UDP, []string{"TCP 10.96.0.10:53", "TCP 10.96.0.10:9153", "UDP 10.96.0.10:53"}},
-		{"at another address", "dummy", "169.254.20.10", ip.UDP, []string{"TCP 10.96.0.10:53", "TCP 10.96.0.10:9153", "UDP 10.96.0.10:53"}},
+		{"listening on another address", "dummy", "169.254.20.10", ip.UDP, []string{"TCP 10.96.0.10:53", "TCP 10.96.0.10:9153", "UDP 10.96.0.10:53"}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			cfg := plan.Config{NodeName: "node1", Families: ip.Families, Scheduler: "rr", VIPs: plan.VIPs{ClusterIPs: plan.ClaimAddress}}
@@ -103,7 +103,7 @@ func TestNodeLocalDNSCache(t *testing.T) {
 			}
 			n := plan.Node{
 				Inventory: routing.Inventory{Links: []routing.Link{{Index: 3, Name: "nodelocaldns", Type: tc.kind, Up: true, Addresses: addresses}}},
-				Listeners: []routing.Listener{{Protocol: tc.protocol, Addr: netip.MustParseAddr(tc.waits), Port: 53}},
+				Listeners: []routing.Listener{{Protocol: tc.protocol, Addr: netip.MustParseAddr(tc.listens), Port: 53}},
 			}
 			facts := plan.NewFacts(&cfg, &n)
 			part := plan.ForService(&cfg, &facts, &service.Service{
@@ -130,7 +130,7 @@ func TestNodeLocalDNSCache(t *testing.T) {
 				t.Errorf("members %v, want as many as virtual servers", part.Members)
 			}
 			without := plan.NewFacts(&cfg, &plan.Node{Inventory: n.Inventory})
-			if changed := plan.DiffFacts(&without, &facts)&plan.OnCaches != 0; changed != (tc.kind == "dummy" && tc.waits != "0.0.0.0") {
+			if changed := plan.DiffFacts(&without, &facts)&plan.OnDummyListeners != 0; changed != (tc.kind == "dummy" && tc.listens != "0.0.0.0") {
 				t.Errorf("facts differ: %t", changed)
 			}
 		})

@@ -33,16 +33,16 @@ const (
 // addReplyRouting adds the state that the chains below need: a policy rule for each
 // value, evaluated before a CNI's rules by source, and the sources whose masqueraded
 // flows are bound. It also makes the reverse-path check use the mark.
-func addReplyRouting(part *NodePlan, cfg *Config, family ip.Family, paths Paths) {
+func addReplyRouting(plan *NodePlan, cfg *Config, family ip.Family, paths Paths) {
 	if len(paths.Bound) == 0 {
 		return
 	}
 	if family == ip.IPv4 {
-		part.Sysctls[SrcValidMark] = "1"
-		part.Sysctls[SNATReroute] = "1"
+		plan.Sysctls[SrcValidMark] = "1"
+		plan.Sysctls[SNATReroute] = "1"
 	}
 	for _, b := range paths.Bound {
-		part.Rules = append(part.Rules, routing.Rule{
+		plan.Rules = append(plan.Rules, routing.Rule{
 			Family:   family,
 			Priority: cfg.SNAT.Priority,
 			Mark:     b.Mark,
@@ -50,9 +50,9 @@ func addReplyRouting(part *NodePlan, cfg *Config, family ip.Family, paths Paths)
 			Table:    b.Table,
 		})
 	}
-	part.Bound = append(part.Bound, paths.Bound...)
+	plan.Bound = append(plan.Bound, paths.Bound...)
 	for _, p := range paths.ReplyRouted {
-		part.Members = append(part.Members, Member{Set: ReplyRoutedSources.In(family), Entry: ipset.Entry{Net: p}})
+		plan.Members = append(plan.Members, Member{Set: ReplyRoutedSources.In(family), Entry: ipset.Entry{Net: p}})
 	}
 }
 
@@ -111,18 +111,18 @@ func (r *ruleset) restoreRules() []nat.Rule {
 	return rules
 }
 
-// enterRules selects packets for a Service:
+// enterRules selects the packets that are for a Service:
 //
 //	-A KUBE-IPVS-ENTER -m set --match-set KUBE-LOAD-BALANCER dst,dst -j KUBE-IPVS-ENTRY     (external IPs, node ports, cluster IPs)
 func (r *ruleset) enterRules() []nat.Rule {
 	var rules []nat.Rule
 	for _, set := range r.used(LoadBalancer, ExternalIP, ExternalIPLocal, NodePorts, ClusterIP) {
-		rules = append(rules, rule("from outside", r.match(set, "dst,dst"), "KUBE-IPVS-ENTRY"))
+		rules = append(rules, rule("traffic for Services", r.match(set, "dst,dst"), "KUBE-IPVS-ENTRY"))
 	}
 	return rules
 }
 
-// entryRules marks such a packet with the interface through which it entered, and binds
+// entryRules marks a packet for a Service with the interface through which it entered, and binds
 // its flow. Without the mark, the strict reverse-path check of an ENI would drop the
 // packet, because the route back to the client would be looked up in the main table:
 //
@@ -148,7 +148,7 @@ func (r *ruleset) entryRules() []nat.Rule {
 //	-A KUBE-IPVS-BIND -i eth1 -j MARK --set-xmark 0x0/0x3060
 func (r *ruleset) bindRules() []nat.Rule {
 	if len(r.paths.Bound) == 0 {
-		return r.branchArrived()
+		return r.clearBranchMark()
 	}
 	rules := []nat.Rule{
 		r.bindMasqueraded(),
@@ -157,7 +157,7 @@ func (r *ruleset) bindRules() []nat.Rule {
 	for _, b := range r.paths.Bound[1:] {
 		rules = append(rules, nat.Rule(fmt.Sprintf("-i %s -j MARK --set-xmark %s", b.Link, r.masked(0))))
 	}
-	return append(rules, r.branchArrived()...)
+	return append(rules, r.clearBranchMark()...)
 }
 
 // bindMasqueraded binds a masqueraded flow to the main table's interface if its source
@@ -193,8 +193,8 @@ type Stray struct {
 func strays(cfg *Config, n *Node, family ip.Family, bound []Binding) []Stray {
 	inv := &n.Inventory
 	precedes := func(r routing.Rule) bool {
-		leadsElsewhere := r.Other || r.Action == routing.Lookup && r.Table != tableMain && r.Table != tableLocal
-		return r.Family == family && !r.Own && r.Priority <= cfg.SNAT.Priority && (r.IIf == "" || r.IIf == "lo") && leadsElsewhere
+		otherTable := r.Other || r.Action == routing.Lookup && r.Table != tableMain && r.Table != tableLocal
+		return r.Family == family && !r.Own && r.Priority <= cfg.SNAT.Priority && (r.IIf == "" || r.IIf == "lo") && otherTable
 	}
 	if len(bound) == 0 || n.MainGone[family] || !isUp(inv, bound[0].Link) || slices.ContainsFunc(inv.Rules, precedes) {
 		return nil
@@ -225,7 +225,7 @@ func isUp(inv *routing.Inventory, name string) bool {
 // strayRules writes the rules of mangle POSTROUTING, which precede SNAT. They drop a
 // packet of a flow that is bound to the main table's interface but routed through an
 // ENI. This happens if another program, such as systemd-networkd at its start, deleted
-// our policy rule; Guard adds the rule again within milliseconds. The sender
+// our policy rule; package routing's Guard adds the rule again within milliseconds. The sender
 // retransmits a dropped packet. If it left instead, the kernel would drop the conntrack
 // entry of a masqueraded flow (nf_nat_oif_changed), and the endpoint would reset the
 // connection:
@@ -237,7 +237,7 @@ func (r *ruleset) strayRules() []nat.Rule {
 	var rules []nat.Rule
 	for _, s := range r.paths.Strays {
 		for _, d := range s.Direct {
-			rules = append(rules, rule("by the main table", "-d "+d.String()+" -o "+s.Link, "RETURN"))
+			rules = append(rules, rule("route of the main table", "-d "+d.String()+" -o "+s.Link, "RETURN"))
 		}
 		rules = append(rules, rule("a policy rule is missing", "-o "+s.Link, "DROP"))
 	}

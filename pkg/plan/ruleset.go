@@ -16,7 +16,7 @@ import (
 //
 // Rules are written for the sets in use (Node.Uses): features that no Service of a node
 // uses cost its packets nothing. If a rule decides about new connections, packets of
-// established ones skip it by one match in front.
+// established ones skip it by one preceding match.
 type ruleset struct {
 	state      *nat.State
 	cfg        *Config
@@ -233,7 +233,7 @@ func (r *ruleset) masquerade() {
 				rules = append(rules, rule("externalTrafficPolicy Local", r.ofProtocol(p, local), "RETURN"))
 			}
 		}
-		// The jump has matched address and port: the set of all ports decides nothing more.
+		// The jump already matched address and port, so the set of all node ports is not needed.
 		r.chain(nat.NAT, "KUBE-NODE-PORT", append(rules, rule("source is masqueraded", "", "KUBE-MARK-MASQ"))...)
 	}
 	m := r.cfg.MasqueradeMark
@@ -268,7 +268,7 @@ func (r *ruleset) postrouting(n *Node) {
 	m := r.cfg.MasqueradeMark
 	var rules []nat.Rule
 	if r.uses(LoopBack) {
-		rules = append(rules, rule("a pod that reaches itself", r.match(LoopBack, "dst,dst,src"), "MASQUERADE --random-fully"))
+		rules = append(rules, rule("pod connects to itself", r.match(LoopBack, "dst,dst,src"), "MASQUERADE --random-fully"))
 	}
 	rules = append(rules, r.bridgeRules(n)...)
 	rules = append(rules, r.foreignSource()...)
@@ -276,7 +276,7 @@ func (r *ruleset) postrouting(n *Node) {
 	rules = append(rules,
 		nat.Rule(fmt.Sprintf("-m mark ! --mark %#x/%#x -j RETURN", m, m)),
 		nat.Rule(fmt.Sprintf("-j MARK --set-xmark %#x/0x0", m)))
-	rules = append(rules, r.branchSource()...)
+	rules = append(rules, r.keepBranchSource()...)
 	for _, e := range r.paths.SNAT {
 		rules = append(rules, rule("SNAT source of this interface", "-o "+e.Link,
 			"SNAT --to-source "+e.SNAT.String()+" --random-fully"))
@@ -307,8 +307,8 @@ func (r *ruleset) firewall() {
 		r.chain(table, "KUBE-PROXY-FIREWALL",
 			rule("load balancer source ranges", r.match(LoadBalancerFW, "dst,dst"), "KUBE-SOURCE-RANGES-FIREWALL"))
 		r.chain(table, "KUBE-SOURCE-RANGES-FIREWALL",
-			rule("may come", r.match(SourceCIDR, "dst,dst,src"), "RETURN"),
-			rule("this node may come", r.match(SourceIP, "dst,dst,src"), "RETURN"),
+			rule("allowed source", r.match(SourceCIDR, "dst,dst,src"), "RETURN"),
+			rule("allowed source: this node", r.match(SourceIP, "dst,dst,src"), "RETURN"),
 			nat.Rule("-j DROP"))
 	}
 }
@@ -366,7 +366,7 @@ func (r *ruleset) accept() {
 		rules = append(rules, rule("served by IPVS", r.match(set, "dst,dst"), "ACCEPT"))
 	}
 	rules = append(rules,
-		rule("the node was the one to ask", "-m conntrack --ctstate ESTABLISHED --ctdir REPLY", "ACCEPT"),
+		rule("replies to the node", "-m conntrack --ctstate ESTABLISHED --ctdir REPLY", "ACCEPT"),
 		rule("errors about connections", r.icmp()+" -m conntrack --ctstate RELATED", "ACCEPT"))
 	r.chain(nat.Filter, "KUBE-IPVS-ACCEPT", rules...)
 }
@@ -394,7 +394,7 @@ func (r *ruleset) virtualAddresses() {
 		rules = append(rules, rule("served by IPVS", r.match(ClusterIP, "dst,dst"), "RETURN"))
 	}
 	if len(r.used(LoadBalancer, ExternalIP, NodePorts)) > 0 {
-		rules = append(rules, rule("no connection of ours", "-m conntrack --ctstate INVALID", "KUBE-IPVS-INVALID"))
+		rules = append(rules, rule("no known connection", "-m conntrack --ctstate INVALID", "KUBE-IPVS-INVALID"))
 		r.invalid()
 	}
 	if r.uses(NoLocalEndpoint) {

@@ -16,17 +16,17 @@ func RuleWarnings(family ip.Family, s nat.State) []string {
 		out = append(out, leftOutWarning(l))
 	}
 	for _, c := range s.Contested {
-		out = append(out, fmt.Sprintf("another program keeps putting its rules before ours in %s, which stay behind them: packets that those rules accept or drop do not come to ours", c))
+		out = append(out, fmt.Sprintf("another program keeps inserting its rules before ours in %s; ours now stay behind them and do not see packets that those rules accept or drop", c))
 	}
 	for _, u := range s.Unread {
-		out = append(out, fmt.Sprintf("table %s of %s has a rule made with nft that iptables cannot read: ours stand there, but what is before them is not known; move such rules to a table of another name (%s)", u.Table, family, u.Why))
+		out = append(out, fmt.Sprintf("table %s of %s has a rule, written by nft, that iptables cannot read: our rules are in place, but it is unknown which rules precede them; move such rules to a table with another name (%s)", u.Table, family, u.Why))
 	}
 	return out
 }
 
 func leftOutWarning(l nat.LeftOut) string {
 	why := fmt.Sprintf("the kernel, or iptables, refuses the rule %q of %s", l.Rule, l.Chain)
-	lost := "its purpose is not served"
+	lost := "its feature does not work"
 	if about := nat.Arguments(l.Rule, "--comment"); len(about) > 0 {
 		lost = fmt.Sprintf("%q does not work", about[0])
 	}
@@ -34,11 +34,11 @@ func leftOutWarning(l nat.LeftOut) string {
 	case l.Instead != "":
 		lost = fmt.Sprintf("%q is used instead", l.Instead)
 	case l.Opens:
-		lost += ", and packets that it should drop or reject pass"
+		lost += ", and packets that it should drop or reject are allowed"
 	case l.Guard:
-		lost += ", and neither does what the rules behind it would do to packets that it ends the chain for"
+		lost += ", and packets that should leave the chain at this rule meet the rules behind it"
 	}
-	return fmt.Sprintf("%s: %s. It is left out; the rest is served. Needed: %s (%v)", why, lost, strings.Join(extensions(l.Rule), ", "), l.Err)
+	return fmt.Sprintf("%s: %s. The rule is omitted; the others are in place. It needs: %s (%v)", why, lost, strings.Join(extensions(l.Rule), ", "), l.Err)
 }
 
 // extensions returns the names of the kernel modules and sets that a rule may need.

@@ -23,17 +23,18 @@ type ServicePlan struct {
 	Deps           Deps
 }
 
-// NoLocalEndpoints holds the traffic policies under which this node has no endpoint while other
-// nodes have some.
+// NoLocalEndpoints holds the traffic policies under which this node has no endpoint while
+// other nodes have some.
 type NoLocalEndpoints struct{ Internal, External bool }
 
-// Precedence orders claims to an address and port. If several Services use the same address and port, the
-// lowest Precedence gets it, and among equals the oldest Service.
+// Precedence orders the Services that want the same address and port: the lowest
+// Precedence gets it, and among equals the oldest Service.
 type Precedence uint8
 
-// The precedences. The API server allocates an address or port only once, so another Service
-// that names it conflicts with the owner: anyone who may write a Service can name any
-// address as its external IP (CVE-2020-8554), even before it is allocated.
+// The precedences, from the highest. The API server allocates an address or port only
+// once, so another Service that names it conflicts with the owner: anyone who may write a
+// Service can name any address as its external IP (CVE-2020-8554), even before it is
+// allocated.
 const (
 	FromAllocator Precedence = iota // a cluster IP or node port
 	FromStatus                      // a load balancer IP, written by a controller
@@ -95,7 +96,7 @@ type HealthCheck struct {
 func ForService(cfg *Config, facts *Facts, s *service.Service) ServicePlan {
 	b := serviceBuilder{cfg: cfg, facts: facts, service: s, seen: map[ipvs.Key]bool{}}
 	if s.HealthCheckNodePort != 0 {
-		b.part.HealthCheck = HealthCheck{Port: s.HealthCheckNodePort, Local: b.readyHere()}
+		b.plan.HealthCheck = HealthCheck{Port: s.HealthCheckNodePort, Local: b.readyHere()}
 	}
 	for _, family := range cfg.Families {
 		// The cluster IPs determine the families of a Service. In another family it has
@@ -108,8 +109,8 @@ func ForService(cfg *Config, facts *Facts, s *service.Service) ServicePlan {
 		}
 		b.addHealthCheckPort(family)
 	}
-	b.part.sort()
-	return b.part
+	b.plan.sort()
+	return b.plan
 }
 
 // serviceBuilder builds a ServicePlan. Methods named add… append to it.
@@ -117,7 +118,7 @@ type serviceBuilder struct {
 	cfg     *Config
 	facts   *Facts
 	service *service.Service
-	part    ServicePlan
+	plan    ServicePlan
 	seen    map[ipvs.Key]bool
 
 	// Of the port and family being planned: all endpoints, those that are terminating
@@ -141,19 +142,19 @@ func (b *serviceBuilder) addPort(family ip.Family, p *service.Port) {
 
 func (b *serviceBuilder) addNoLocal(eps chosen) {
 	if len(eps.local) == 0 && len(eps.cluster) > 0 {
-		b.part.NoLocal.Internal = b.part.NoLocal.Internal || b.service.InternalLocal
-		b.part.NoLocal.External = b.part.NoLocal.External || b.service.ExternalLocal
+		b.plan.NoLocal.Internal = b.plan.NoLocal.Internal || b.service.InternalLocal
+		b.plan.NoLocal.External = b.plan.NoLocal.External || b.service.ExternalLocal
 	}
 }
 
-// addDependsOnEndpoints records that the plan depends on hints, or on endpoints that
+// addDepsOnEndpoints records that the plan depends on hints, or on endpoints that
 // may be on unreachable nodes.
 func (b *serviceBuilder) addDepsOnEndpoints(p *service.Port) {
 	if slices.ContainsFunc(p.Endpoints, func(e service.Endpoint) bool { return len(e.ZoneHints) > 0 }) {
-		b.part.Deps |= OnZone
+		b.plan.Deps |= OnZone
 	}
 	if slices.ContainsFunc(p.Endpoints, notServing) {
-		b.part.Deps |= OnLost
+		b.plan.Deps |= OnLost
 	}
 }
 
@@ -166,7 +167,7 @@ func (b *serviceBuilder) addClusterIPs(family ip.Family, p *service.Port, eps ch
 	}
 	for _, a := range ofFamily(b.service.ClusterIPs, family) {
 		key := ipvs.Key{Protocol: p.Protocol, Addr: a, Port: p.Port}
-		if b.cachedHere(key) {
+		if b.servedOnDummy(key) {
 			continue
 		}
 		if b.addVirtualServer(key, FromAllocator, endpoints) {
@@ -187,7 +188,7 @@ func (b *serviceBuilder) claimClusterIP() ClaimMode {
 
 // claimWhole returns the cheaper way to make a whole VIP local.
 func (b *serviceBuilder) claimWhole() ClaimMode {
-	b.part.Deps |= OnServiceCount
+	b.plan.Deps |= OnServiceCount
 	if b.facts.PreferRoutes {
 		return ClaimRoute
 	}
@@ -217,14 +218,14 @@ func (b *serviceBuilder) addExternalIPs(family ip.Family, p *service.Port, eps c
 	}
 	for _, a := range ofFamily(b.service.ExternalIPs, family) {
 		if b.cfg.VIPs.ExternalIPs == ClaimNone {
-			b.unserved("spec.externalIPs", "%s: external IPs are not served (--claim-external-ips none)", a)
+			b.reject("spec.externalIPs", "%s: external IPs are not served (--claim-external-ips none)", a)
 			continue
 		}
-		key, right := ipvs.Key{Protocol: p.Protocol, Addr: a, Port: p.Port}, FromSpec
+		key, precedence := ipvs.Key{Protocol: p.Protocol, Addr: a, Port: p.Port}, FromSpec
 		if slices.Contains(b.service.LoadBalancers, a) {
-			right = FromStatus
+			precedence = FromStatus
 		}
-		if b.mayClaim("spec.externalIPs", key) && b.addExternal(key, right, eps, false) {
+		if b.mayServe("spec.externalIPs", key) && b.addExternal(key, precedence, eps, false) {
 			b.addMember(set, entryOf(key))
 			b.claimShared(b.cfg.VIPs.ExternalIPs, b.last())
 		}
@@ -234,7 +235,7 @@ func (b *serviceBuilder) addExternalIPs(family ip.Family, p *service.Port, eps c
 func (b *serviceBuilder) addLoadBalancers(family ip.Family, p *service.Port, eps chosen) {
 	for _, a := range ofFamily(b.service.LoadBalancers, family) {
 		key := ipvs.Key{Protocol: p.Protocol, Addr: a, Port: p.Port}
-		if b.mayClaim("status.loadBalancer.ingress", key) && b.addExternal(key, FromStatus, eps, false) {
+		if b.mayServe("status.loadBalancer.ingress", key) && b.addExternal(key, FromStatus, eps, false) {
 			b.addMember(LoadBalancer, entryOf(key))
 			if b.keepsClient() {
 				b.addMember(LoadBalancerLocal, entryOf(key))
@@ -251,15 +252,15 @@ func (b *serviceBuilder) addLoadBalancers(family ip.Family, p *service.Port, eps
 
 // addExternal adds a virtual server for an address other than a cluster IP. It returns
 // false if the address is already served.
-func (b *serviceBuilder) addExternal(key ipvs.Key, right Precedence, eps chosen, nodePort bool) bool {
+func (b *serviceBuilder) addExternal(key ipvs.Key, precedence Precedence, eps chosen, nodePort bool) bool {
 	endpoints, noLocal := b.external(eps)
-	if !b.addVirtualServer(key, right, endpoints) {
+	if !b.addVirtualServer(key, precedence, endpoints) {
 		return false
 	}
 	if noLocal {
 		b.addMember(NoLocalEndpoint, entryOf(key))
 	}
-	b.addInternal(key, right, eps, nodePort)
+	b.addInternal(key, precedence, eps, nodePort)
 	return true
 }
 
@@ -267,7 +268,7 @@ func (b *serviceBuilder) addNodePorts(family ip.Family, p *service.Port, eps cho
 	if p.NodePort == 0 {
 		return
 	}
-	b.part.Deps |= OnNodePorts
+	b.plan.Deps |= OnNodePorts
 	for _, a := range ofFamily(b.facts.NodePorts, family) {
 		key := ipvs.Key{Protocol: p.Protocol, Addr: a, Port: p.NodePort}
 		if a.IsLoopback() {
@@ -284,12 +285,12 @@ func (b *serviceBuilder) addNodePorts(family ip.Family, p *service.Port, eps cho
 // addLocalhost adds a node port of the loopback address. Its only client is the node,
 // which gets all endpoints under any policy. Without an endpoint the port is left to
 // the kernel, which refuses it: IPVS would send its refusal to the replaced source of
-// the request (package loopback). A local program that listens found keeps the port, as
-// under kube-proxy.
+// the request (package nft). A local program that listens on the port keeps it, as under
+// kube-proxy.
 func (b *serviceBuilder) addLocalhost(key ipvs.Key, eps chosen) {
-	b.part.Deps |= OnLoopback
+	b.plan.Deps |= OnLoopback
 	if b.facts.listensAtLoopback(key) {
-		b.unserved("spec.ports.nodePort", "%s: a program of node %s has this port", key, b.facts.NodeName)
+		b.reject("spec.ports.nodePort", "%s: a program on node %s listens on this port", key, b.facts.NodeName)
 		return
 	}
 	endpoints := eps.cluster
@@ -334,7 +335,7 @@ func (b *serviceBuilder) addSourceRanges(family ip.Family, key ipvs.Key) {
 	if len(b.service.SourceRanges) == 0 || unrestricted {
 		return
 	}
-	b.part.Deps |= OnPrimary
+	b.plan.Deps |= OnPrimary
 	b.addMember(LoadBalancerFW, entryOf(key))
 	for _, r := range ranges {
 		e := entryOf(key)
@@ -358,7 +359,7 @@ func (b *serviceBuilder) nodeSources(vip netip.Addr) []netip.Addr {
 		out = append(out, vip)
 	}
 	if b.cfg.VIPs.mayClaimPorts() {
-		b.part.Deps |= OnNodeIPs
+		b.plan.Deps |= OnNodeIPs
 		for a := range b.facts.NodeIPs {
 			if ip.Of(a) == ip.Of(vip) && !a.IsLoopback() && !a.IsLinkLocalUnicast() {
 				out = append(out, a)
@@ -409,17 +410,17 @@ func (b *serviceBuilder) addHealthCheckPort(family ip.Family) {
 
 // addVirtualServer adds a virtual server. It returns false if the key is excluded or
 // already served.
-func (b *serviceBuilder) addVirtualServer(key ipvs.Key, right Precedence, endpoints []service.Endpoint) bool {
+func (b *serviceBuilder) addVirtualServer(key ipvs.Key, precedence Precedence, endpoints []service.Endpoint) bool {
 	if b.seen[key] || containsAny(b.cfg.ExcludeCIDRs, key.Addr) {
 		return false
 	}
 	b.seen[key] = true
 	vs := VirtualServer{
-		Key: key, Precedence: right, VirtualServer: b.onePacket(key.Protocol, virtualServer(b.cfg, b.service)),
+		Key: key, Precedence: precedence, VirtualServer: b.onePacket(key.Protocol, virtualServer(b.cfg, b.service)),
 		RealServers: b.realServers(key, endpoints), Endpoints: b.endpoints, Lost: b.lost,
 		MaxConnections: b.service.MaxConnections,
 	}
-	b.part.VirtualServers = append(b.part.VirtualServers, vs)
+	b.plan.VirtualServers = append(b.plan.VirtualServers, vs)
 	return true
 }
 
@@ -466,7 +467,7 @@ func virtualServer(cfg *Config, s *service.Service) ipvs.VirtualServer {
 
 // last returns the virtual server that was added last.
 func (b *serviceBuilder) last() *VirtualServer {
-	return &b.part.VirtualServers[len(b.part.VirtualServers)-1]
+	return &b.plan.VirtualServers[len(b.plan.VirtualServers)-1]
 }
 
 // addMember adds an entry to the set of the entry's family. The family of an entry
@@ -479,7 +480,7 @@ func (b *serviceBuilder) addMember(set SetName, e ipset.Entry, family ...ip.Fami
 	case len(family) > 0:
 		f = family[0]
 	}
-	b.part.Members = append(b.part.Members, Member{Set: set.In(f), Entry: e})
+	b.plan.Members = append(b.plan.Members, Member{Set: set.In(f), Entry: e})
 }
 
 // sort makes equal plans equal values and removes duplicates.

@@ -9,8 +9,8 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/ipvs"
 )
 
-// OrderRealServers orders, in place, the real servers to be added to a virtual server. The kernel
-// inserts a new one at the head of its list, where rr and similar schedulers begin, and
+// OrderRealServers sorts, in place, the real servers to be added to a virtual server. The
+// kernel inserts a new one at the head of its list, where rr and similar schedulers begin, and
 // all nodes learn of a Service at the same time. With one common order, the first
 // connection of every node would reach the same endpoint (kubernetes#121591, #126378,
 // #88580). So the order is deterministic, but differs by node and Service.
@@ -27,25 +27,25 @@ func OrderRealServers[T any](node string, key ipvs.Key, scheduler string, list [
 		slices.SortFunc(list, func(a, b T) int { return dest(a).Compare(dest(b)) })
 		return
 	}
-	type placed struct {
-		place uint64
-		what  T
+	type ranked struct {
+		rank uint64
+		elem T
 	}
-	places, prefix := make([]placed, len(list)), []byte(node+"\x00"+key.String()+"\x00")
-	for i, what := range list {
-		places[i] = placed{place(prefix, dest(what)), what}
+	order, prefix := make([]ranked, len(list)), []byte(node+"\x00"+key.String()+"\x00")
+	for i, elem := range list {
+		order[i] = ranked{rank(prefix, dest(elem)), elem}
 	}
-	slices.SortFunc(places, func(a, b placed) int {
-		return cmp.Or(cmp.Compare(a.place, b.place), dest(a.what).Compare(dest(b.what)))
+	slices.SortFunc(order, func(a, b ranked) int {
+		return cmp.Or(cmp.Compare(a.rank, b.rank), dest(a.elem).Compare(dest(b.elem)))
 	})
-	for i := range places {
-		list[i] = places[i].what
+	for i := range order {
+		list[i] = order[i].elem
 	}
 }
 
-// place returns a pseudo-random number for an endpoint, given a prefix for node and
+// rank returns a pseudo-random number for an endpoint, given a prefix for node and
 // Service.
-func place(prefix []byte, dest netip.AddrPort) uint64 {
+func rank(prefix []byte, dest netip.AddrPort) uint64 {
 	h := fnv.New64a()
 	_, _ = h.Write(prefix) // never fails
 	_, _ = h.Write(append(dest.AppendTo(make([]byte, 0, 64)), 0))

@@ -21,18 +21,18 @@ type Foreign struct {
 // Warnings returns a sentence for everything on this node that cannot work or conflicts
 // with another program; the sentence names the cause. Equal state gives equal
 // sentences.
-func Warnings(cfg *Config, n *Node, part *NodePlan, seen Foreign) []string {
-	out := ruleClashes(cfg, n, part)
-	out = append(out, markClashes(cfg, part, seen.Marks)...)
+func Warnings(cfg *Config, n *Node, plan *NodePlan, foreign Foreign) []string {
+	out := ruleConflicts(cfg, n, plan)
+	out = append(out, markConflicts(cfg, plan, foreign.Marks)...)
 	out = append(out, bridgeWarnings(cfg, n)...)
-	out = append(out, seen.Unseen...)
+	out = append(out, foreign.Unseen...)
 	for _, family := range cfg.Families {
-		out = append(out, RuleWarnings(family, seen.Rules[family])...)
+		out = append(out, RuleWarnings(family, foreign.Rules[family])...)
 	}
 	for _, family := range cfg.Families {
 		out = append(out, orderWarnings(cfg, n, family)...)
 	}
-	return append(out, obstacles(cfg, n, seen.Sysctls)...)
+	return append(out, reversePathConflicts(cfg, n, foreign.Sysctls)...)
 }
 
 // markUse is a setting and the mark bits that it uses.
@@ -47,9 +47,9 @@ const kubernetesMark = 0x4000
 
 // marksInUse returns the bits that our rules set now. For reply routing these are the
 // bits of assigned values: other programs may use a bit of the mask that no value has.
-func marksInUse(cfg *Config, part *NodePlan) []markUse {
+func marksInUse(cfg *Config, plan *NodePlan) []markUse {
 	reply := markUse{setting: "--reply-mark"}
-	for _, b := range part.Bound {
+	for _, b := range plan.Bound {
 		reply.bits |= b.Mark
 	}
 	claim := markUse{setting: "--claim-mark"}
@@ -59,45 +59,45 @@ func marksInUse(cfg *Config, part *NodePlan) []markUse {
 	return []markUse{{"--iptables-masquerade-bit", cfg.MasqueradeMark}, reply, claim}
 }
 
-// clash returns a warning for each setting whose bits overlap another program's mask.
-func clash(cfg *Config, part *NodePlan, who string, bits uint32) []string {
+// bitConflicts returns a warning for each setting whose bits overlap another program's mask.
+func bitConflicts(cfg *Config, plan *NodePlan, object string, bits uint32) []string {
 	var out []string
-	for _, use := range marksInUse(cfg, part) {
+	for _, use := range marksInUse(cfg, plan) {
 		agreed := bits == kubernetesMark && use.bits == cfg.MasqueradeMark
 		if common := bits & use.bits; common != 0 && !agreed {
-			out = append(out, fmt.Sprintf("%s, of another program, uses the bits %#x of the mark, which are ours: choose another %s", who, common, use.setting))
+			out = append(out, fmt.Sprintf("%s, of another program, uses bits %#x of the mark, which kube-ipvs uses: choose another %s", object, common, use.setting))
 		}
 	}
 	return out
 }
 
-// ruleClashes finds foreign policy rules that match our bits or have the priority of
+// ruleConflicts finds foreign policy rules that match our bits or have the priority of
 // our rules.
-func ruleClashes(cfg *Config, n *Node, part *NodePlan) []string {
+func ruleConflicts(cfg *Config, n *Node, plan *NodePlan) []string {
 	var out []string
 	for _, r := range n.Inventory.Rules {
-		if r.Own || slices.ContainsFunc(part.Rules, func(o routing.Rule) bool { return o.Priority == r.Priority && o.Mask == r.Mask }) {
+		if r.Own || slices.ContainsFunc(plan.Rules, func(o routing.Rule) bool { return o.Priority == r.Priority && o.Mask == r.Mask }) {
 			continue
 		}
-		out = append(out, clash(cfg, part, "the policy rule \""+r.String()+"\"", r.Mask)...)
-		if slices.ContainsFunc(part.Rules, func(o routing.Rule) bool {
+		out = append(out, bitConflicts(cfg, plan, "the policy rule \""+r.String()+"\"", r.Mask)...)
+		if slices.ContainsFunc(plan.Rules, func(o routing.Rule) bool {
 			return o.Priority == r.Priority && o.Family == r.Family && o.Action != routing.SkipLocal
 		}) {
 			setting := "--reply-rule-priority"
 			if r.Priority == cfg.VIPs.Priority {
 				setting = "--claim-rule-priority"
 			}
-			out = append(out, fmt.Sprintf("the policy rule %q, of another program, has the priority of ours: choose another %s", r, setting))
+			out = append(out, fmt.Sprintf("the policy rule %q, of another program, has the priority of a kube-ipvs rule: choose another %s", r, setting))
 		}
 	}
 	return out
 }
 
-// markClashes finds foreign iptables rules that match or set our bits.
-func markClashes(cfg *Config, part *NodePlan, marks []nat.MarkUse) []string {
+// markConflicts finds foreign iptables rules that match or set our bits.
+func markConflicts(cfg *Config, plan *NodePlan, marks []nat.MarkUse) []string {
 	var out []string
 	for _, m := range marks {
-		out = append(out, clash(cfg, part, fmt.Sprintf("the rule \"%s\" in %s", m.Rule, m.Chain), m.Bits)...)
+		out = append(out, bitConflicts(cfg, plan, fmt.Sprintf("the rule \"%s\" in %s", m.Rule, m.Chain), m.Bits)...)
 	}
 	return out
 }
@@ -109,16 +109,16 @@ func orderWarnings(cfg *Config, n *Node, family ip.Family) []string {
 	routed := PathsOf(cfg, n, family).ReplyRouted
 	for _, r := range n.Inventory.Rules {
 		if r.Family == family && r.Priority < cfg.SNAT.Priority && r.Mask == 0 && slices.Contains(routed, r.From) && r.Table != tableMain {
-			out = append(out, fmt.Sprintf("the policy rule %q comes before reply routing: choose a --reply-rule-priority below %d", r, r.Priority))
+			out = append(out, fmt.Sprintf("the policy rule %q precedes reply routing: choose a --reply-rule-priority below %d", r, r.Priority))
 		}
 	}
 	return out
 }
 
-// obstacles finds strict reverse-path checks that break a feature and that the
+// reversePathConflicts finds strict reverse-path checks that break a feature and that the
 // administrator must relax. Only IPv4 has them.
-func obstacles(cfg *Config, n *Node, have sysctl.State) []string {
-	o := obstacleFinder{cfg: cfg, node: n, have: have, paths: PathsOf(cfg, n, ip.IPv4), main: mainLink(&n.Inventory, ip.IPv4)}
+func reversePathConflicts(cfg *Config, n *Node, have sysctl.State) []string {
+	o := reversePathFinder{cfg: cfg, node: n, have: have, paths: PathsOf(cfg, n, ip.IPv4), main: mainLink(&n.Inventory, ip.IPv4)}
 	if len(o.paths.Bound) > 0 || len(o.paths.Branches) > 0 {
 		o.checkReplyRouting()
 	}
@@ -130,7 +130,7 @@ func obstacles(cfg *Config, n *Node, have sysctl.State) []string {
 	return o.out
 }
 
-type obstacleFinder struct {
+type reversePathFinder struct {
 	cfg   *Config
 	node  *Node
 	have  sysctl.State
@@ -139,14 +139,14 @@ type obstacleFinder struct {
 	out   []string
 }
 
-func (o *obstacleFinder) warnf(format string, args ...any) {
+func (o *reversePathFinder) warnf(format string, args ...any) {
 	o.out = append(o.out, fmt.Sprintf(format, args...))
 }
 
 // strictParameter returns the parameter that enables the strict reverse-path check on an
 // interface, or "". The kernel uses the greater of the interface's value and that of
 // "all"; 2 is loose.
-func (o *obstacleFinder) strictParameter(link string) string {
+func (o *reversePathFinder) strictParameter(link string) string {
 	own, all := sysctl.LinkKey(ip.IPv4, link, "rp_filter"), sysctl.LinkKey(ip.IPv4, "all", "rp_filter")
 	switch {
 	case o.have[own] == "2" || o.have[all] == "2":
@@ -159,9 +159,9 @@ func (o *obstacleFinder) strictParameter(link string) string {
 	return ""
 }
 
-// checkReplyRouting warns about conflicts with reply routing. Parameters that we can set already
-// have the required value.
-func (o *obstacleFinder) checkReplyRouting() {
+// checkReplyRouting warns about conflicts with reply routing. It runs after our own
+// parameters were written: one with another value cannot be set.
+func (o *reversePathFinder) checkReplyRouting() {
 	var links []string
 	for _, b := range o.paths.Bound {
 		links = append(links, b.Link)
@@ -171,7 +171,7 @@ func (o *obstacleFinder) checkReplyRouting() {
 	}
 	for _, link := range links {
 		if key := o.strictParameter(link); key != "" && o.have[SrcValidMark] == "0" && o.have[sysctl.LinkKey(ip.IPv4, link, "src_valid_mark")] == "0" {
-			o.warnf("the reverse-path check of %s does not look at marks and drops what reply routing brings in: %s is 1, and %s is 0 and cannot be set", link, key, SrcValidMark)
+			o.warnf("the reverse-path check of %s ignores marks and drops packets under reply routing: %s is 1, and %s is 0 and cannot be set", link, key, SrcValidMark)
 		}
 	}
 	if o.have[SNATReroute] == "0" {
@@ -181,25 +181,25 @@ func (o *obstacleFinder) checkReplyRouting() {
 
 // checkUnbound warns about the features lost if an ENI has no value, because of the mode or
 // because the values ran out.
-func (o *obstacleFinder) checkUnbound(e ENI) {
+func (o *reversePathFinder) checkUnbound(e ENI) {
 	if slices.ContainsFunc(o.paths.Bound, func(b Binding) bool { return b.Link == e.Link }) {
 		return
 	}
 	why := fmt.Sprintf("--snat-mode is %s", o.cfg.SNAT.Mode)
 	if len(o.paths.Bound) > 0 {
-		why = "--reply-mark has not enough bits"
+		why = "--reply-mark has too few bits"
 	}
 	if key := o.strictParameter(e.Link); key != "" {
-		o.warnf("the reverse-path check of %s drops what enters by it from outside for a Service: %s is 1, and %s", e.Link, key, why)
+		o.warnf("the reverse-path check of %s drops external traffic for Services: %s is 1, and %s", e.Link, key, why)
 	}
 	own := linkAddress(&o.node.Inventory, e.Link, ip.IPv4)
 	masqueraded := o.cfg.SNAT.Mode == SNATOff || o.cfg.SNAT.Mode == SNATSource && !e.SNAT.IsValid()
 	if key := o.strictParameter(o.main); key != "" && masqueraded && (!own.IsValid() || onOtherLink(&o.node.Inventory, e.Link, own)) {
-		o.warnf("the reverse-path check of %s drops answers to pods of %s, which has no address of its own to masquerade them by: %s is 1, and %s", o.main, e.Link, key, why)
+		o.warnf("the reverse-path check of %s drops replies to pods of %s, which has no address of its own for masquerading: %s is 1, and %s", o.main, e.Link, key, why)
 	}
 }
 
-// watchedSysctls returns the parameters that obstacles reads in addition to those that
+// watchedSysctls returns the parameters that reversePathConflicts reads in addition to those that
 // we set.
 func watchedSysctls(cfg *Config, n *Node) []string {
 	found, pods := enis(cfg, n, ip.IPv4), branches(cfg, n, ip.IPv4)

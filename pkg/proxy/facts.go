@@ -52,7 +52,7 @@ func (p *Proxy) refreshFacts() {
 
 func (p *Proxy) markAffected(changed plan.Deps) {
 	for name, depends := range p.depends {
-		if depends&changed != 0 || changed&plan.OnCaches != 0 {
+		if depends&changed != 0 || changed&plan.OnDummyListeners != 0 {
 			p.dirty[name] = struct{}{}
 		}
 	}

@@ -60,7 +60,7 @@ func TestLocalProgramKeepsItsPort(t *testing.T) {
 		if w.has(node) {
 			t.Error("the Service got a port that a local program has")
 		}
-		if len(w.events) != 1 || !strings.Contains(w.events[0].Note, "Service default/thief: spec.externalIPs: TCP 192.168.0.11:6443: a program of node node1 has this port") {
+		if len(w.events) != 1 || !strings.Contains(w.events[0].Note, "Service default/thief: spec.externalIPs: TCP 192.168.0.11:6443: a program on node node1 listens on this port") {
 			t.Errorf("events %+v", w.events)
 		}
 		w.routing.SetListeners()

@@ -159,7 +159,7 @@ func (m *machine) options(w *world) Options {
 			IPVS: m.ipvs, IPSet: m.ipset, Routing: m.routing, Sysctl: m.sysctl, Conntrack: m.conntrack, Loopback: m.loopback, KubeProxy: m.kubeProxy,
 			NAT: map[ip.Family]reconcile.NAT{ip.IPv4: m.nat[ip.IPv4], ip.IPv6: m.nat[ip.IPv6]},
 		},
-		BridgeNetfilter: func(bool) plan.BridgeNetfilter { return plan.BridgeShown },
+		BridgeNetfilter: func(bool) plan.BridgeNetfilter { return plan.BridgeEnabled },
 		ProbeScheduler:  func(string) error { return nil },
 		Network:         m.routing, Rules: m.nat[ip.IPv4], HealthChecks: w, Observer: w, Meter: w, Events: w,
 		SyncPeriod: time.Hour, DrainPeriod: time.Nanosecond, DrainDeadline: 15 * time.Minute,

@@ -191,7 +191,7 @@ func (w *world) options() Options {
 			IPVS: w.ipvs, IPSet: ipset.NewFake(), Routing: w.routing, Sysctl: sysctl.NewFake(values), Conntrack: conntrack.NewFake(),
 			NAT: map[ip.Family]reconcile.NAT{ip.IPv4: w.nat, ip.IPv6: nat.NewFake(ip.IPv6)},
 		},
-		BridgeNetfilter: func(bool) plan.BridgeNetfilter { return plan.BridgeShown },
+		BridgeNetfilter: func(bool) plan.BridgeNetfilter { return plan.BridgeEnabled },
 		ProbeScheduler:  w.ipvs.Probe,
 		Network:         w.routing, Rules: w.nat, HealthChecks: w, Observer: w, Meter: w, Events: w,
 		SyncPeriod: 30 * time.Second, DrainPeriod: 5 * time.Second, DrainDeadline: 15 * time.Minute,

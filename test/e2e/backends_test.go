@@ -135,7 +135,7 @@ func TestBehaviourInsistence(t *testing.T) {
 	p := node.StartProxy(func(*lab.Process) error { return hasPassed(node) }, append(flags, "--ipvs-sync-period", "1s")...)
 	const rule = "INPUT -s 192.0.2.0/24 -m comment --comment insists -j ACCEPT"
 	moves := 0
-	const said = "another program keeps putting its rules before ours in IPv4 filter/INPUT"
+	const said = "another program keeps inserting its rules before ours in IPv4 filter/INPUT"
 	lab.Eventually(t, 2*syncLimit, "kube-ipvs gives way", func() error {
 		if rules := node.Exec("iptables", "-w", "-S", "INPUT"); !strings.HasPrefix(rules, "-P INPUT ACCEPT\n-A INPUT -s 192.0.2.0/24 ") {
 			moves++

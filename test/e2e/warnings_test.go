@@ -58,8 +58,8 @@ func TestENIWarnings(t *testing.T) {
 		`IPv4 rule 300: fwmark 0x40/0x40 lookup 7`,
 		`IPv4 rule 480: from 10.9.9.9/32 lookup 7`,
 		`the rule \"-i eth0 -j CONNMARK --set-xmark 0x20/0x20\" in IPv4 mangle/PREROUTING`,
-		`the reverse-path check of eth0 does not look at marks and drops what reply routing brings in: net/ipv4/conf/eth0/rp_filter is 1, and net/ipv4/conf/all/src_valid_mark is 0`,
-		`the reverse-path check of eth1 does not look at marks and drops what reply routing brings in: net/ipv4/conf/eth1/rp_filter is 1, and net/ipv4/conf/all/src_valid_mark is 0`,
+		`the reverse-path check of eth0 ignores marks and drops packets under reply routing: net/ipv4/conf/eth0/rp_filter is 1, and net/ipv4/conf/all/src_valid_mark is 0`,
+		`the reverse-path check of eth1 ignores marks and drops packets under reply routing: net/ipv4/conf/eth1/rp_filter is 1, and net/ipv4/conf/all/src_valid_mark is 0`,
 	} {
 		if n := strings.Count(log, want); n != 1 {
 			t.Errorf("%q is said %d times", want, n)

@@ -75,7 +75,7 @@ func load(file string) ([]*Scenario, error) {
 
 // complete adds what only packets need.
 func (s *Scenario) complete() {
-	s.Node.BridgeNetfilter = plan.BridgeShown
+	s.Node.BridgeNetfilter = plan.BridgeEnabled
 	s.Routes = append(s.Routes, s.Node.Inventory.Attached...)
 	s.addPodRoutes()
 	s.completeNetwork()

@@ -37,12 +37,12 @@ func boxes(x trace.Explanation) (request box, servers []box, end box) {
 		if b.LeavesBy != "" {
 			server.lines = append(server.lines, "leaves by "+b.LeavesBy+" as "+b.SeenSource)
 		}
-		if len(b.Answer) > 0 {
-			server.lines = append(server.lines, "the answer enters by "+cmp.Or(b.ReturnsBy, "the node itself"))
-			server.lines = append(server.lines, stations(b.Answer)...)
+		if len(b.Reply) > 0 {
+			server.lines = append(server.lines, "the reply enters by "+cmp.Or(b.ReplyEntersBy, "the node itself"))
+			server.lines = append(server.lines, stations(b.Reply)...)
 		}
-		if b.AnswerBy != "" {
-			server.lines = append(server.lines, "the answer leaves by "+b.AnswerBy)
+		if b.ReplyLeavesBy != "" {
+			server.lines = append(server.lines, "the reply leaves by "+b.ReplyLeavesBy)
 		}
 		server.lines = append(server.lines, b.Verdict.String())
 		servers = append(servers, server)

@@ -190,7 +190,7 @@ func TestLabel(t *testing.T) {
 	}
 	x := trace.Explanation{
 		Verdict:     trace.Verdict{Outcome: trace.Answered},
-		RealServers: []trace.Branch{{RealServer: "10.244.1.5:8080", Weight: 1}, {RealServer: "10.244.2.5:8080", Weight: 1}},
+		RealServers: []trace.ServerPath{{RealServer: "10.244.1.5:8080", Weight: 1}, {RealServer: "10.244.2.5:8080", Weight: 1}},
 	}
 	names.Label(&x, trace.Question{Protocol: ip.TCP, To: netip.MustParseAddrPort("10.96.0.10:80")}, node)
 	var text strings.Builder
@@ -276,7 +276,7 @@ func TestDrawings(t *testing.T) {
 	x := trace.Explanation{
 		Request: "TCP 10.0.0.1:40000 > 10.96.0.10:80", Service: "default/web", EntersBy: "veth1",
 		Steps: []trace.Step{{Where: "mangle PREROUTING", What: `mark "0x4" <here> & #1`}},
-		RealServers: []trace.Branch{
+		RealServers: []trace.ServerPath{
 			{RealServer: "10.244.1.5:80", Pod: "default/web-0", Weight: 1, LeavesBy: "eth0", SeenSource: "10.0.0.1", Verdict: trace.Verdict{Outcome: trace.Answered}},
 			{RealServer: "10.244.1.6:80", Weight: 1, Verdict: trace.Verdict{Outcome: trace.Dropped, Reason: strings.Repeat("a long reason ", 20)}},
 		},

@@ -17,48 +17,48 @@ import (
 // that no rule refers to the sets, and virtual servers while the sets still say which ones
 // are ours. Where kube-proxy has taken over since, its state stays. The Reconciler must not be
 // used afterwards.
-func (r *Reconciler) Cleanup() error {
-	o, err := r.BeginObserve()()
+func (a *Reconciler) Cleanup() error {
+	o, err := a.BeginObserve()()
 	if err != nil {
 		return err
 	}
-	r.Adopt(o)
+	a.Adopt(o)
 	var errs []error
-	for family, k := range r.kernel.NAT {
-		errs = append(errs, kernel.Join(r.kernel.writeNAT(k, nat.Diff(r.rulesToRemove(family, r.cached.nat[family]), nat.State{}))))
+	for family, k := range a.kernel.NAT {
+		errs = append(errs, kernel.Join(a.kernel.writeNAT(k, nat.Diff(a.rulesToRemove(family, a.cached.nat[family]), nat.State{}))))
 	}
-	errs = append(errs, kernel.Join(r.dropLeftovers(r.rulesToRemove)))
-	for family, err := range r.cached.leftovers.unread {
-		errs = append(errs, fmt.Errorf("rules of %s in %s may remain: %w", family, r.kernel.Leftovers.Programs, err))
+	errs = append(errs, kernel.Join(a.dropLeftovers(a.rulesToRemove)))
+	for family, err := range a.cached.leftovers.unread {
+		errs = append(errs, fmt.Errorf("rules of %s in %s may remain: %w", family, a.kernel.Leftovers.Programs, err))
 	}
-	if r.kernel.Loopback != nil {
-		errs = append(errs, kernel.Join(r.kernel.writeLoopback(nft.DiffLoopback(o.loopback, nil))))
+	if a.kernel.Loopback != nil {
+		errs = append(errs, kernel.Join(a.kernel.writeLoopback(nft.DiffLoopback(o.loopback, nil))))
 	}
-	if r.kernel.KubeProxy != nil {
-		errs = append(errs, kernel.Join(r.kernel.writeKubeProxy(r.tablesToRemove())))
+	if a.kernel.KubeProxy != nil {
+		errs = append(errs, kernel.Join(a.kernel.writeKubeProxy(a.tablesToRemove())))
 	}
-	servers, inUse := r.serversToRemove()
+	servers, inUse := a.serversToRemove()
 	errs = append(append(errs, inUse...),
-		kernel.Join(r.kernel.writeIPVS(servers)),
-		kernel.Join(r.kernel.writeRouting(r.routingRemovals())),
-		kernel.Join(r.kernel.writeSets(removals(r.setsToRemove(servers)))))
+		kernel.Join(a.kernel.writeIPVS(servers)),
+		kernel.Join(a.kernel.writeRouting(a.routingRemovals())),
+		kernel.Join(a.kernel.writeSets(removals(a.setsToRemove(servers)))))
 	return errors.Join(errs...)
 }
 
-func (r *Reconciler) routingRemovals() []routing.Change {
+func (a *Reconciler) routingRemovals() []routing.Change {
 	var changes []routing.Change
-	for rule := range r.cached.rules {
+	for rule := range a.cached.rules {
 		changes = append(changes, routing.Change{Op: routing.DeleteRule, Rule: rule})
 	}
-	for route := range r.staleRoutes {
+	for route := range a.staleRoutes {
 		changes = append(changes, routing.Change{Op: routing.DeleteRoute, Route: route})
 	}
-	for v := range r.vips.allHeld() {
-		if route, ok := r.cfg.VIPs.Route(v.key); ok { // addresses are removed with the link
+	for v := range a.vips.allHeld() {
+		if route, ok := a.cfg.VIPs.Route(v.key); ok { // addresses are removed with the link
 			changes = append(changes, routing.Change{Op: routing.DeleteRoute, Route: route})
 		}
 	}
-	return append(changes, r.linkRemovals()...)
+	return append(changes, a.linkRemovals()...)
 }
 
 func removals(sets []ipset.Set) []ipset.Change {

@@ -76,8 +76,8 @@ func (c *conflicts) take() []Conflict {
 }
 
 // Conflicts returns how many virtual servers Services lack because another Service has them.
-func (r *Reconciler) Conflicts() int { return r.conflicts.losers }
+func (a *Reconciler) Conflicts() int { return a.conflicts.losers }
 
 // TakeConflicts returns the conflicts that began since its last call, sorted by loser,
 // winner and key.
-func (r *Reconciler) TakeConflicts() []Conflict { return r.conflicts.take() }
+func (a *Reconciler) TakeConflicts() []Conflict { return a.conflicts.take() }

@@ -12,36 +12,36 @@ import (
 
 // drain adds a real server to the draining ones. The list is not persisted: after a restart,
 // weight 0 in the kernel on a real server that is not desired says the same.
-func (r *Reconciler) drain(key ipvs.Key, dest netip.AddrPort) {
-	if r.draining[key] == nil {
-		r.draining[key] = map[netip.AddrPort]time.Time{}
+func (a *Reconciler) drain(key ipvs.Key, dest netip.AddrPort) {
+	if a.draining[key] == nil {
+		a.draining[key] = map[netip.AddrPort]time.Time{}
 	}
-	if _, listed := r.draining[key][dest]; !listed {
-		r.draining[key][dest] = time.Time{}
-		r.drainingCount++
+	if _, listed := a.draining[key][dest]; !listed {
+		a.draining[key][dest] = time.Time{}
+		a.drainingCount++
 	}
 }
 
-func (r *Reconciler) undrain(key ipvs.Key, dest netip.AddrPort) {
-	if _, listed := r.draining[key][dest]; !listed {
+func (a *Reconciler) undrain(key ipvs.Key, dest netip.AddrPort) {
+	if _, listed := a.draining[key][dest]; !listed {
 		return
 	}
-	delete(r.draining[key], dest)
-	r.drainingCount--
-	if len(r.draining[key]) == 0 {
-		delete(r.draining, key)
+	delete(a.draining[key], dest)
+	a.drainingCount--
+	if len(a.draining[key]) == 0 {
+		delete(a.draining, key)
 	}
 }
 
 // undrainAll forgets the draining real servers of a deleted virtual server.
-func (r *Reconciler) undrainAll(key ipvs.Key) {
-	r.drainingCount -= len(r.draining[key])
-	delete(r.draining, key)
+func (a *Reconciler) undrainAll(key ipvs.Key) {
+	a.drainingCount -= len(a.draining[key])
+	delete(a.draining, key)
 }
 
 // Draining returns the number of draining real servers. It is cheap: the proxy loop calls it
 // several times for each change.
-func (r *Reconciler) Draining() int { return r.drainingCount }
+func (a *Reconciler) Draining() int { return a.drainingCount }
 
 // Drain removes draining real servers whose last connection has ended. A closing connection
 // still counts, because its last packets need the real server. One call checks at most most
@@ -52,22 +52,22 @@ func (r *Reconciler) Draining() int { return r.drainingCount }
 // would keep its connection and never get an answer (kubernetes#84322, #89392, #77903).
 // Removing the real server resets the connection. While the endpoint is in a slice, in
 // whatever condition, there is no deadline. On an unreachable node the deadline is zero.
-func (r *Reconciler) Drain(now time.Time, deadline time.Duration, most int) Problems {
-	f := &flush{Reconciler: r}
+func (a *Reconciler) Drain(now time.Time, deadline time.Duration, most int) Problems {
+	f := &flush{Reconciler: a}
 	var changes []ipvs.Change
 	open := map[ipvs.Change]Cut{}
-	for _, key := range r.drainNext(most) {
-		conns, err := r.kernel.IPVS.Connections(key)
+	for _, key := range a.drainNext(most) {
+		conns, err := a.kernel.IPVS.Connections(key)
 		if kernel.IsNotExist(err) {
-			r.undrainAll(key)
+			a.undrainAll(key)
 			continue
 		}
 		if err != nil {
-			f.fail(r.servers.owners(key), err)
+			f.fail(a.servers.owners(key), err)
 			continue
 		}
-		for dest := range r.draining[key] {
-			late, lost := r.missingFor(key, dest, now) >= deadline, r.onUnreachableNode(key, dest)
+		for dest := range a.draining[key] {
+			late, lost := a.missingFor(key, dest, now) >= deadline, a.onUnreachableNode(key, dest)
 			left := conns[dest].Active + conns[dest].Inactive
 			if left == 0 || late || lost {
 				c := ipvs.Change{Op: ipvs.DeleteRealServer, Key: key, Dest: dest}
@@ -78,10 +78,10 @@ func (r *Reconciler) Drain(now time.Time, deadline time.Duration, most int) Prob
 	}
 	f.applyServers(changes)
 	for _, c := range changes {
-		if s := r.actual(c.Key); s == nil || !s.has(c.Dest) {
-			r.undrain(c.Key, c.Dest)
+		if s := a.actual(c.Key); s == nil || !s.has(c.Dest) {
+			a.undrain(c.Key, c.Dest)
 			if cut := open[c]; cut.Connections > 0 {
-				r.cuts = append(r.cuts, cut)
+				a.cuts = append(a.cuts, cut)
 			}
 		}
 	}
@@ -91,19 +91,19 @@ func (r *Reconciler) Drain(now time.Time, deadline time.Duration, most int) Prob
 
 // drainNext returns up to most virtual servers that this round of Drain has not checked. If
 // none are left, it begins a new round with all virtual servers that drain.
-func (r *Reconciler) drainNext(most int) []ipvs.Key {
-	if len(r.toDrain) == 0 {
-		r.toDrain = slices.Collect(maps.Keys(r.draining))
+func (a *Reconciler) drainNext(most int) []ipvs.Key {
+	if len(a.toDrain) == 0 {
+		a.toDrain = slices.Collect(maps.Keys(a.draining))
 	}
-	next := r.toDrain[:min(most, len(r.toDrain))]
-	if r.toDrain = r.toDrain[len(next):]; len(r.toDrain) == 0 {
-		r.toDrain = nil // release its array
+	next := a.toDrain[:min(most, len(a.toDrain))]
+	if a.toDrain = a.toDrain[len(next):]; len(a.toDrain) == 0 {
+		a.toDrain = nil // release its array
 	}
-	return slices.DeleteFunc(next, func(key ipvs.Key) bool { return len(r.draining[key]) == 0 })
+	return slices.DeleteFunc(next, func(key ipvs.Key) bool { return len(a.draining[key]) == 0 })
 }
 
 // DrainsOn reports whether this round of Drain has virtual servers left to check.
-func (r *Reconciler) DrainsOn() bool { return len(r.toDrain) > 0 }
+func (a *Reconciler) DrainsOn() bool { return len(a.toDrain) > 0 }
 
 // Cut is a real server that was removed at the deadline, or because its node is unreachable,
 // while connections were open.
@@ -115,39 +115,39 @@ type Cut struct {
 }
 
 // TakeCuts returns the cuts since its last call.
-func (r *Reconciler) TakeCuts() []Cut {
-	cuts := r.cuts
-	r.cuts = nil
+func (a *Reconciler) TakeCuts() []Cut {
+	cuts := a.cuts
+	a.cuts = nil
 	return cuts
 }
 
-func (r *Reconciler) onUnreachableNode(key ipvs.Key, dest netip.AddrPort) bool {
-	want, wanted := r.desiredFor(key)
+func (a *Reconciler) onUnreachableNode(key ipvs.Key, dest netip.AddrPort) bool {
+	want, wanted := a.desiredFor(key)
 	return wanted && want.is(dest, isLost)
 }
 
 // desiredFor returns the desired virtual server whose endpoints the draining real servers of
 // key belong to: key itself or, if key is retired, its address and port.
-func (r *Reconciler) desiredFor(key ipvs.Key) (*wantedServer, bool) {
-	if want, wanted := r.wantServer(key); wanted {
+func (a *Reconciler) desiredFor(key ipvs.Key) (*wantedServer, bool) {
+	if want, wanted := a.wantServer(key); wanted {
 		return want, true
 	}
-	address, _ := r.addressOf(key)
-	if s := r.servers.records[address]; s != nil && s.wanted() {
+	address, _ := a.addressOf(key)
+	if s := a.servers.records[address]; s != nil && s.wanted() {
 		return &s.value, true
 	}
 	return nil, false
 }
 
 // missingFor returns how long a draining real server has had no endpoint.
-func (r *Reconciler) missingFor(key ipvs.Key, dest netip.AddrPort, now time.Time) time.Duration {
-	since := r.draining[key][dest]
-	if want, wanted := r.desiredFor(key); wanted && want.is(dest, isEndpoint) {
+func (a *Reconciler) missingFor(key ipvs.Key, dest netip.AddrPort, now time.Time) time.Duration {
+	since := a.draining[key][dest]
+	if want, wanted := a.desiredFor(key); wanted && want.is(dest, isEndpoint) {
 		since = time.Time{}
 	} else if since.IsZero() {
 		since = now
 	}
-	r.draining[key][dest] = since
+	a.draining[key][dest] = since
 	if since.IsZero() {
 		return 0
 	}

@@ -24,8 +24,8 @@ type flush struct {
 // Flush writes all differences. The order ensures that a VIP becomes local only after its
 // rules and real servers exist, and stops being local before they are deleted. A refused
 // change is kept for Retry; the others are applied.
-func (r *Reconciler) Flush() Problems {
-	f := &flush{Reconciler: r}
+func (a *Reconciler) Flush() Problems {
+	f := &flush{Reconciler: a}
 	f.flushNode()
 	f.addMembers()
 	f.deleteClientIPMembers()
@@ -272,13 +272,13 @@ func (f *flush) vipDone(v *vipRecord) {
 
 // Lost removes VIPs from the cached state that another program, or Flush, deleted from the
 // kernel. It returns how many of them are desired; the next Flush claims these again.
-func (r *Reconciler) Lost(lost []routing.Lost) int {
+func (a *Reconciler) Lost(lost []routing.Lost) int {
 	n := 0
 	for _, l := range lost {
-		v := r.vips.records[plan.VIP{Addr: l.Addr, Claim: r.claimOf(l.Table)}]
+		v := a.vips.records[plan.VIP{Addr: l.Addr, Claim: a.claimOf(l.Table)}]
 		if v != nil && v.wanted() && v.there {
-			r.vips.lose(v)
-			r.vips.markDirty(v)
+			a.vips.lose(v)
+			a.vips.markDirty(v)
 			n++
 		}
 	}
@@ -287,11 +287,11 @@ func (r *Reconciler) Lost(lost []routing.Lost) int {
 
 // claimOf returns the claim of a VIP that has a route in a table, or an address if table is
 // 0.
-func (r *Reconciler) claimOf(table int) plan.ClaimMode {
+func (a *Reconciler) claimOf(table int) plan.ClaimMode {
 	switch table {
 	case 0:
 		return plan.ClaimAddress
-	case r.cfg.VIPs.Table:
+	case a.cfg.VIPs.Table:
 		return plan.ClaimPort
 	}
 	return plan.ClaimRoute

@@ -66,14 +66,14 @@ func (f *flush) removeLeftovers() {
 
 // dropLeftovers removes the leftovers that pick selects of each family. A chain that another
 // program's rule refers to stays.
-func (r *Reconciler) dropLeftovers(pick func(ip.Family, nat.State) nat.State) []nat.Failure {
+func (a *Reconciler) dropLeftovers(pick func(ip.Family, nat.State) nat.State) []nat.Failure {
 	var out []nat.Failure
-	for family, k := range r.kernel.Leftovers.NAT {
-		changes := nat.Diff(pick(family, r.cached.leftovers.nat[family]), nat.State{})
+	for family, k := range a.kernel.Leftovers.NAT {
+		changes := nat.Diff(pick(family, a.cached.leftovers.nat[family]), nat.State{})
 		if len(changes) == 0 {
 			continue
 		}
-		for _, failure := range r.kernel.writeNAT(k, changes) {
+		for _, failure := range a.kernel.writeNAT(k, changes) {
 			if !errors.Is(failure, unix.EMLINK) {
 				out = append(out, failure)
 			}
@@ -83,14 +83,14 @@ func (r *Reconciler) dropLeftovers(pick func(ip.Family, nat.State) nat.State) []
 }
 
 // unseen describes where leftovers may be that cannot be read.
-func (r *Reconciler) unseen() []string {
+func (a *Reconciler) unseen() []string {
 	var out []string
-	if r.kernel.Leftovers.Unseen {
+	if a.kernel.Leftovers.Unseen {
 		out = append(out, "the iptables back end that kube-ipvs does not use may hold rules of kube-proxy, which take effect before IPVS, and its programs are not installed: install the complete iptables package, or remove such rules")
 	}
 	for _, family := range ip.Families {
-		if err := r.cached.leftovers.unread[family]; err != nil {
-			out = append(out, fmt.Sprintf("rules that kube-proxy may have left of %s in %s cannot be read: %v", family, r.kernel.Leftovers.Programs, err))
+		if err := a.cached.leftovers.unread[family]; err != nil {
+			out = append(out, fmt.Sprintf("rules that kube-proxy may have left of %s in %s cannot be read: %v", family, a.kernel.Leftovers.Programs, err))
 		}
 	}
 	return out

@@ -23,27 +23,27 @@ type nodePart struct {
 }
 
 // SetNode replaces the desired state of the node.
-func (r *Reconciler) SetNode(part plan.NodePlan) {
-	r.clientsRerouted(r.node.Members, part.Members)
-	own := r.node.own
-	r.setMembers(&own, part.Members)
-	r.node = nodePart{NodePlan: part, dirty: true, sets: map[string]ipset.Set{}, own: own}
+func (a *Reconciler) SetNode(part plan.NodePlan) {
+	a.clientsRerouted(a.node.Members, part.Members)
+	own := a.node.own
+	a.setMembers(&own, part.Members)
+	a.node = nodePart{NodePlan: part, dirty: true, sets: map[string]ipset.Set{}, own: own}
 	for _, s := range part.Sets {
-		r.node.sets[s.Name] = s
+		a.node.sets[s.Name] = s
 	}
 	o := ownedRules(&part)
-	r.rules.Store(&o)
+	a.rules.Store(&o)
 }
 
 // Concerns reports whether a change of a chain may affect the node's desired state. It may
 // be called concurrently with other methods.
-func (r *Reconciler) Concerns(c nat.Chain) bool {
-	own := r.rules.Load()
-	return own != nil && (own.Concerns(c) || r.kernel.Loopback != nil && c.Table == nft.Table)
+func (a *Reconciler) Concerns(c nat.Chain) bool {
+	own := a.rules.Load()
+	return own != nil && (own.Concerns(c) || a.kernel.Loopback != nil && c.Table == nft.Table)
 }
 
-func (r *Reconciler) setNamed(name string) ipset.Set {
-	if s, ok := r.node.sets[name]; ok {
+func (a *Reconciler) setNamed(name string) ipset.Set {
+	if s, ok := a.node.sets[name]; ok {
 		return s
 	}
 	return ipset.Set{Name: name}
@@ -122,14 +122,14 @@ func (f *flush) flushSets() {
 }
 
 // retryMembersOf makes the members of a set dirty that could not be created before.
-func (r *Reconciler) retryMembersOf(set *setState) {
+func (a *Reconciler) retryMembersOf(set *setState) {
 	if !set.failed {
 		return
 	}
 	set.failed = false
-	for key, m := range r.members.stuck {
-		if r.sets.list[key.set] == set {
-			r.members.markDirty(m)
+	for key, m := range a.members.stuck {
+		if a.sets.list[key.set] == set {
+			a.members.markDirty(m)
 		}
 	}
 }

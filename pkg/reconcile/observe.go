@@ -46,25 +46,25 @@ type Observation struct {
 
 // BeginObserve returns a function that observes everything. The function may run in another
 // goroutine while Set and Flush are called; pass its result to Adopt.
-func (r *Reconciler) BeginObserve() func() (*Observation, error) {
-	return r.BeginObserveParts(Everything)
+func (a *Reconciler) BeginObserve() func() (*Observation, error) {
+	return a.BeginObserveParts(Everything)
 }
 
 // BeginObserveParts is BeginObserve for some parts. Parts that are not read keep their
 // cached state. The first observation must read everything.
-func (r *Reconciler) BeginObserveParts(parts Parts) func() (*Observation, error) {
-	r.servers.beginObserve()
-	r.members.beginObserve()
-	r.vips.beginObserve()
-	read := reader{
+func (a *Reconciler) BeginObserveParts(parts Parts) func() (*Observation, error) {
+	a.servers.beginObserve()
+	a.members.beginObserve()
+	a.vips.beginObserve()
+	r := reader{
 		parts:   parts,
-		cfg:     r.cfg,
-		kernel:  r.kernel,
-		sets:    setNames(r.cfg),
-		sysctls: slices.Concat(slices.Sorted(maps.Keys(r.node.Sysctls)), r.node.Watched),
-		nat:     ownedRules(&r.node.NodePlan),
+		cfg:     a.cfg,
+		kernel:  a.kernel,
+		sets:    setNames(a.cfg),
+		sysctls: slices.Concat(slices.Sorted(maps.Keys(a.node.Sysctls)), a.node.Watched),
+		nat:     ownedRules(&a.node.NodePlan),
 	}
-	return read.observe
+	return r.observe
 }
 
 // reader is what an observation needs to know, copied from the Reconciler.
@@ -206,9 +206,9 @@ func setNames(cfg *plan.Config) map[string]bool {
 }
 
 // FilledSets returns the names of the sets that have members in the kernel.
-func (r *Reconciler) FilledSets() []string {
+func (a *Reconciler) FilledSets() []string {
 	var names []string
-	for _, set := range r.sets.list {
+	for _, set := range a.sets.list {
 		if set.held > 0 {
 			names = append(names, set.name)
 		}
@@ -217,9 +217,9 @@ func (r *Reconciler) FilledSets() []string {
 }
 
 // WantedSets returns the sets in which a Service or the node wants a member.
-func (r *Reconciler) WantedSets() plan.SetsInUse {
+func (a *Reconciler) WantedSets() plan.SetsInUse {
 	sets := plan.SetsInUse{}
-	for _, set := range r.sets.list {
+	for _, set := range a.sets.list {
 		if set.wanted > 0 {
 			sets[set.name] = true
 		}
@@ -228,9 +228,9 @@ func (r *Reconciler) WantedSets() plan.SetsInUse {
 }
 
 // CountWantedSets returns the number of WantedSets, without building the map.
-func (r *Reconciler) CountWantedSets() int {
+func (a *Reconciler) CountWantedSets() int {
 	n := 0
-	for _, set := range r.sets.list {
+	for _, set := range a.sets.list {
 		if set.wanted > 0 {
 			n++
 		}
@@ -239,49 +239,49 @@ func (r *Reconciler) CountWantedSets() int {
 }
 
 // nodeDifferences returns how many of the node's objects are missing or stale.
-func (r *Reconciler) nodeDifferences() int {
-	n := len(sysctl.Diff(r.cached.sysctls, r.node.Sysctls)) + len(nft.DiffLoopback(r.cached.loopback, r.node.Loopback))
-	if !r.cached.link {
+func (a *Reconciler) nodeDifferences() int {
+	n := len(sysctl.Diff(a.cached.sysctls, a.node.Sysctls)) + len(nft.DiffLoopback(a.cached.loopback, a.node.Loopback))
+	if !a.cached.link {
 		n++
 	}
-	for _, s := range r.node.Sets {
-		if set := r.sets.get(s.Name); !set.exists && !set.failed {
+	for _, s := range a.node.Sets {
+		if set := a.sets.get(s.Name); !set.exists && !set.failed {
 			n++
 		}
 	}
-	rules := len(r.cached.rules)
-	for _, rule := range r.node.Rules {
-		if _, there := r.cached.rules[rule]; there {
+	rules := len(a.cached.rules)
+	for _, r := range a.node.Rules {
+		if _, there := a.cached.rules[r]; there {
 			rules--
 		} else {
 			n++
 		}
 	}
-	for family := range r.kernel.NAT {
-		n += len(nat.Diff(r.cached.nat[family], ofFamily(r.node.NAT, family)))
+	for family := range a.kernel.NAT {
+		n += len(nat.Diff(a.cached.nat[family], ofFamily(a.node.NAT, family)))
 	}
-	if r.pruning {
-		n += r.cached.leftovers.count()
+	if a.pruning {
+		n += a.cached.leftovers.count()
 	}
-	return n + rules + len(r.staleRoutes)
+	return n + rules + len(a.staleRoutes)
 }
 
 // Seen returns the foreign state that the last observation found, and the sysctls as set
 // since.
-func (r *Reconciler) Seen() plan.Foreign {
-	return plan.Foreign{Marks: r.marks, Sysctls: r.cached.sysctls, Rules: r.seen, Unseen: r.unseen()}
+func (a *Reconciler) Seen() plan.Foreign {
+	return plan.Foreign{Marks: a.marks, Sysctls: a.cached.sysctls, Rules: a.seen, Unseen: a.unseen()}
 }
 
 // ours reports whether a virtual server is ours: one of our sets lists its address and port,
 // or its fwmark. Members are written before the virtual server and deleted after it, so this
 // holds after a crash too. All other virtual servers (keepalived's, for example) are foreign
 // and never changed.
-func (r *Reconciler) ours(key ipvs.Key) bool {
-	address, known := r.addressOf(key)
+func (a *Reconciler) ours(key ipvs.Key) bool {
+	address, known := a.addressOf(key)
 	if key.FWMark != 0 {
-		return known && !excluded(r.cfg, address.Addr)
+		return known && !excluded(a.cfg, address.Addr)
 	}
-	return !excluded(r.cfg, key.Addr) && r.listed(key)
+	return !excluded(a.cfg, key.Addr) && a.listed(key)
 }
 
 // owning are the sets whose members prove that a virtual server is ours.
@@ -289,10 +289,10 @@ var owning = []plan.SetName{plan.ClusterIP, plan.LoadBalancer, plan.ExternalIP, 
 
 // listed reports whether a set lists an address and port. On a node taken over from
 // kube-proxy, node ports are listed by port alone.
-func (r *Reconciler) listed(key ipvs.Key) bool {
+func (a *Reconciler) listed(key ipvs.Key) bool {
 	family := key.Family()
 	has := func(name plan.SetName, e ipset.Entry) bool {
-		return r.members.holds(r.sets.key(plan.Member{Set: name.In(family), Entry: e}))
+		return a.members.holds(a.sets.key(plan.Member{Set: name.In(family), Entry: e}))
 	}
 	full := entryOf(key)
 	for _, name := range owning {
@@ -300,7 +300,7 @@ func (r *Reconciler) listed(key ipvs.Key) bool {
 			return true
 		}
 	}
-	if r.sets.get(plan.NodePorts.In(family)).exists {
+	if a.sets.get(plan.NodePorts.In(family)).exists {
 		return false
 	}
 	port := ipset.Entry{Port: key.Port}
@@ -315,10 +315,10 @@ func (r *Reconciler) listed(key ipvs.Key) bool {
 
 // rebind treats desired addresses that kube-proxy bound, with another scope, as missing, so
 // that they are bound again. Undesired ones are deleted like any other stale address.
-func (r *Reconciler) rebind() {
-	for addr := range r.wrongScope {
-		if v := r.vips.records[plan.VIP{Addr: addr, Claim: plan.ClaimAddress}]; v != nil && v.wanted() {
-			r.vips.lose(v)
+func (a *Reconciler) rebind() {
+	for addr := range a.wrongScope {
+		if v := a.vips.records[plan.VIP{Addr: addr, Claim: plan.ClaimAddress}]; v != nil && v.wanted() {
+			a.vips.lose(v)
 		}
 	}
 }
@@ -326,24 +326,24 @@ func (r *Reconciler) rebind() {
 // Sweep declares that every Service is known: from now on undesired state is deleted. This
 // includes UDP flows that an earlier process did not delete before it ended. Desired state
 // was compared when it was set.
-func (r *Reconciler) Sweep() {
-	r.pruning = true
-	r.rebind()
-	for s := range r.servers.allHeld() {
-		r.markFlowsStale(s.key)
+func (a *Reconciler) Sweep() {
+	a.pruning = true
+	a.rebind()
+	for s := range a.servers.allHeld() {
+		a.markFlowsStale(s.key)
 		if !s.wanted() {
-			r.servers.setDirty(s, true)
+			a.servers.setDirty(s, true)
 		}
 	}
-	for m := range r.members.allHeld() {
-		if _, known := r.node.sets[r.sets.list[m.key.set].name]; !known {
+	for m := range a.members.allHeld() {
+		if _, known := a.node.sets[a.sets.list[m.key.set].name]; !known {
 			continue // the whole set is destroyed
 		}
-		if _, wanted := r.wantMember(m); !wanted {
-			r.members.setDirty(m, true)
+		if _, wanted := a.wantMember(m); !wanted {
+			a.members.setDirty(m, true)
 		}
 	}
-	for _, v := range r.vips.list() {
-		r.vips.setDirty(v, v.wanted() != v.there)
+	for _, v := range a.vips.list() {
+		a.vips.setDirty(v, v.wanted() != v.there)
 	}
 }

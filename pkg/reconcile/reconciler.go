@@ -89,9 +89,9 @@ type cachedState struct {
 	leftovers leftovers
 }
 
-// New returns a Reconciler with an empty cached state.
+// New returns an Reconciler with an empty cached state.
 func New(cfg *plan.Config, kernel Kernel) *Reconciler {
-	r := &Reconciler{
+	a := &Reconciler{
 		cfg:       cfg,
 		kernel:    kernel,
 		parts:     map[types.NamespacedName]*ownedPart{},
@@ -108,9 +108,9 @@ func New(cfg *plan.Config, kernel Kernel) *Reconciler {
 		foreign:   ipvs.State{},
 		draining:  map[ipvs.Key]map[netip.AddrPort]time.Time{},
 	}
-	r.node.own.owner = nodeOwner
-	r.members.counted = func(key memberKey, by int) { r.sets.list[key.set].wanted += by }
-	return r
+	a.node.own.owner = nodeOwner
+	a.members.counted = func(key memberKey, by int) { a.sets.list[key.set].wanted += by }
+	return a
 }
 
 // Problem is state that could not be programmed.
@@ -136,136 +136,136 @@ func (p Problems) Err() error {
 // Set replaces the desired state of a Service. Only keys that differ from its previous part
 // become dirty. Set assigns the fwmarks of part.Internal and returns the plan with them; the
 // error names the addresses and ports without one.
-func (r *Reconciler) Set(owner *Owner, part plan.ServicePlan) (plan.ServicePlan, error) {
-	part, err := r.assignMarks(owner.Name, part)
-	r.set(owner, part)
+func (a *Reconciler) Set(owner *Owner, part plan.ServicePlan) (plan.ServicePlan, error) {
+	part, err := a.assignMarks(owner.Name, part)
+	a.set(owner, part)
 	return part, err
 }
 
-func (r *Reconciler) set(owner *Owner, part plan.ServicePlan) {
-	p := r.parts[owner.Name]
+func (a *Reconciler) set(owner *Owner, part plan.ServicePlan) {
+	p := a.parts[owner.Name]
 	if p == nil {
 		p = &ownedPart{}
-		r.parts[owner.Name] = p
+		a.parts[owner.Name] = p
 	}
 	if p.owner == nil || !p.owner.Created.Equal(owner.Created) {
 		p.owner = owner
 	}
-	r.setServers(p, part.VirtualServers)
-	r.setMembers(p, part.Members)
-	p.vips = r.vips.replace(p.owner, p.vips, len(part.VIPs),
+	a.setServers(p, part.VirtualServers)
+	a.setMembers(p, part.Members)
+	p.vips = a.vips.replace(p.owner, p.vips, len(part.VIPs),
 		func(i int) entry[plan.VIP, struct{}] { return entry[plan.VIP, struct{}]{key: part.VIPs[i]} },
 		func(struct{}, struct{}) bool { return true })
 }
 
 // Delete removes the desired state of a Service.
-func (r *Reconciler) Delete(name types.NamespacedName) {
-	_, _ = r.numbers.assign(name, nil, nil) // never fails: no number is wanted
-	if p, ok := r.parts[name]; ok {
-		r.set(p.owner, plan.ServicePlan{})
-		delete(r.parts, name)
+func (a *Reconciler) Delete(name types.NamespacedName) {
+	_, _ = a.numbers.assign(name, nil, nil) // never fails: no number is wanted
+	if p, ok := a.parts[name]; ok {
+		a.set(p.owner, plan.ServicePlan{})
+		delete(a.parts, name)
 	}
 }
 
-func (r *Reconciler) setServers(p *ownedPart, want []plan.VirtualServer) {
+func (a *Reconciler) setServers(p *ownedPart, want []plan.VirtualServer) {
 	var last []endpoint // the virtual servers of a Service often have the same endpoints
-	p.servers = replaceAll(&r.servers, p.owner, p.servers, len(want),
+	p.servers = replaceAll(&a.servers, p.owner, p.servers, len(want),
 		func(i int) entry[ipvs.Key, wantedServer] {
 			value := newWanted(&want[i], last)
 			last = value.endpoints
 			return entry[ipvs.Key, wantedServer]{want[i].Key, want[i].Precedence, value}
 		}, sameWanted,
 		func(s *server, e entry[ipvs.Key, wantedServer]) {
-			r.adoptForeign(s)
-			before := r.servers.owners(s.key)
-			r.servers.put(s, p.owner, e.right, e.value)
-			r.ownersChanged(s.key, before)
+			a.adoptForeign(s)
+			before := a.servers.owners(s.key)
+			a.servers.put(s, p.owner, e.right, e.value)
+			a.ownersChanged(s.key, before)
 		}, func(s *server) {
-			before := r.servers.owners(s.key)
-			r.servers.drop(s, p.owner)
-			r.ownersChanged(s.key, before)
+			before := a.servers.owners(s.key)
+			a.servers.drop(s, p.owner)
+			a.ownersChanged(s.key, before)
 		})
 }
 
-func (r *Reconciler) setMembers(p *ownedPart, want []plan.Member) {
-	p.members = r.members.replace(p.owner, p.members, len(want),
+func (a *Reconciler) setMembers(p *ownedPart, want []plan.Member) {
+	p.members = a.members.replace(p.owner, p.members, len(want),
 		func(i int) entry[memberKey, uint32] {
-			return entry[memberKey, uint32]{key: r.sets.key(want[i]), value: want[i].Mark}
+			return entry[memberKey, uint32]{key: a.sets.key(want[i]), value: want[i].Mark}
 		}, func(a, b uint32) bool { return a == b })
 }
 
 // ownersChanged marks everything dirty that depends on which Service has a virtual server.
 // It is called after the owners of key changed from before.
-func (r *Reconciler) ownersChanged(key ipvs.Key, before []types.NamespacedName) {
-	owners := r.servers.owners(key)
-	r.conflicts.update(key, owners)
-	r.markFWMarkServer(key)
-	r.markRetired(key)
+func (a *Reconciler) ownersChanged(key ipvs.Key, before []types.NamespacedName) {
+	owners := a.servers.owners(key)
+	a.conflicts.update(key, owners)
+	a.markFWMarkServer(key)
+	a.markRetired(key)
 	if len(before) > 1 || len(owners) > 1 {
-		r.markMembersOf(key, owners)
+		a.markMembersOf(key, owners)
 	}
 }
 
 // holdServer records that the kernel holds a virtual server.
-func (r *Reconciler) holdServer(s *server, is actualServer) {
+func (a *Reconciler) holdServer(s *server, is actualServer) {
 	if !s.there && s.key.Addr.Is4() {
-		r.ipv4Servers++
+		a.ipv4Servers++
 	}
-	r.realServers += len(is.reals) - len(s.actual.reals)
-	r.servers.hold(s, is)
+	a.realServers += len(is.reals) - len(s.actual.reals)
+	a.servers.hold(s, is)
 }
 
 // loseServer records that the kernel does not hold a virtual server.
-func (r *Reconciler) loseServer(s *server) {
+func (a *Reconciler) loseServer(s *server) {
 	if s.there && s.key.Addr.Is4() {
-		r.ipv4Servers--
+		a.ipv4Servers--
 	}
-	r.realServers -= len(s.actual.reals)
-	r.servers.lose(s)
+	a.realServers -= len(s.actual.reals)
+	a.servers.lose(s)
 }
 
 // setRealServer records that the kernel holds a real server.
-func (r *Reconciler) setRealServer(s *server, dest netip.AddrPort, rs ipvs.RealServer) {
+func (a *Reconciler) setRealServer(s *server, dest netip.AddrPort, rs ipvs.RealServer) {
 	before := len(s.actual.reals)
 	s.actual.setRealServer(dest, rs)
-	r.realServers += len(s.actual.reals) - before
+	a.realServers += len(s.actual.reals) - before
 }
 
 // deleteRealServer records that the kernel does not hold a real server.
-func (r *Reconciler) deleteRealServer(s *server, dest netip.AddrPort) {
+func (a *Reconciler) deleteRealServer(s *server, dest netip.AddrPort) {
 	before := len(s.actual.reals)
 	s.actual.deleteRealServer(dest)
-	r.realServers += len(s.actual.reals) - before
+	a.realServers += len(s.actual.reals) - before
 }
 
 // actual returns the virtual server that the kernel has under a key; nil if none.
-func (r *Reconciler) actual(key ipvs.Key) *actualServer {
-	if s := r.servers.records[key]; s != nil && s.there {
+func (a *Reconciler) actual(key ipvs.Key) *actualServer {
+	if s := a.servers.records[key]; s != nil && s.there {
 		return &s.actual
 	}
 	return nil
 }
 
 // adoptForeign takes over another program's virtual server whose key a Service wants.
-func (r *Reconciler) adoptForeign(s *server) {
-	if is, ok := r.foreign[s.key]; ok {
-		r.holdServer(s, newActual(is))
-		delete(r.foreign, s.key)
+func (a *Reconciler) adoptForeign(s *server) {
+	if is, ok := a.foreign[s.key]; ok {
+		a.holdServer(s, newActual(is))
+		delete(a.foreign, s.key)
 	}
 }
 
 // Retry makes the next Flush retry what the kernel refused to a Service. The zero name
 // stands for the node and for keys without an owner.
-func (r *Reconciler) Retry(name types.NamespacedName) {
-	r.servers.retry(name)
-	r.members.retry(name)
-	r.vips.retry(name)
+func (a *Reconciler) Retry(name types.NamespacedName) {
+	a.servers.retry(name)
+	a.members.retry(name)
+	a.vips.retry(name)
 	if name == nodeOwner.Name {
-		r.flows.failed = false
+		a.flows.failed = false
 	}
 }
 
 // Held counts our objects in the kernel.
-func (r *Reconciler) Held() (virtualServers, realServers, draining int) {
-	return r.servers.held, r.realServers, r.Draining()
+func (a *Reconciler) Held() (virtualServers, realServers, draining int) {
+	return a.servers.held, a.realServers, a.Draining()
 }

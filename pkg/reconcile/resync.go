@@ -37,8 +37,8 @@ type Adoption struct {
 type pass func() (items int, do func(item int))
 
 // Adopt runs a resync to its end, and returns the number of differences found.
-func (r *Reconciler) Adopt(o *Observation) int {
-	d := r.BeginAdopt(o)
+func (a *Reconciler) Adopt(o *Observation) int {
+	d := a.BeginAdopt(o)
 	for d.Step() {
 	}
 	return d.End()
@@ -46,44 +46,44 @@ func (r *Reconciler) Adopt(o *Observation) int {
 
 // BeginAdopt replaces the node's cached state at once, and leaves the rest to the steps of
 // the returned Adoption. No observation may begin before Adoption.End.
-func (r *Reconciler) BeginAdopt(o *Observation) *Adoption {
-	r.node.dirty = true
-	r.cached.sysctls = o.sysctls
+func (a *Reconciler) BeginAdopt(o *Observation) *Adoption {
+	a.node.dirty = true
+	a.cached.sysctls = o.sysctls
 	if o.parts.Rules {
-		r.takeRules(o)
+		a.takeRules(o)
 	}
-	d := &Adoption{Reconciler: r, seen: o, stepSize: keysPerStep}
+	d := &Adoption{Reconciler: a, seen: o, stepSize: keysPerStep}
 	if o.parts.State {
-		r.takeRouting(o)
+		a.takeRouting(o)
 		d.takeSets()
 		d.passes = d.allPasses()
 	}
-	d.differences = r.nodeDifferences()
+	d.differences = a.nodeDifferences()
 	return d
 }
 
 // takeRules replaces the part of the cached state that iptables and nft list.
-func (r *Reconciler) takeRules(o *Observation) {
-	r.cached.nat = o.nat
-	r.seen = maps.Clone(o.nat)
-	r.cached.loopback = o.loopback
-	r.cached.kubeProxy = o.kubeProxy
-	r.cached.leftovers = o.leftovers
-	r.marks = nil
-	for _, family := range r.cfg.Families {
-		r.marks = append(r.marks, o.nat[family].Marks...)
+func (a *Reconciler) takeRules(o *Observation) {
+	a.cached.nat = o.nat
+	a.seen = maps.Clone(o.nat)
+	a.cached.loopback = o.loopback
+	a.cached.kubeProxy = o.kubeProxy
+	a.cached.leftovers = o.leftovers
+	a.marks = nil
+	for _, family := range a.cfg.Families {
+		a.marks = append(a.marks, o.nat[family].Marks...)
 	}
 }
 
-func (r *Reconciler) takeRouting(o *Observation) {
-	r.cached.link = o.routing.DummyLink
-	r.cached.rules = maps.Clone(o.routing.Rules)
-	if r.cached.rules == nil {
-		r.cached.rules = map[routing.Rule]struct{}{}
+func (a *Reconciler) takeRouting(o *Observation) {
+	a.cached.link = o.routing.DummyLink
+	a.cached.rules = maps.Clone(o.routing.Rules)
+	if a.cached.rules == nil {
+		a.cached.rules = map[routing.Rule]struct{}{}
 	}
-	maps.DeleteFunc(r.cached.rules, func(rule routing.Rule, _ struct{}) bool { return !servesFamily(r.cfg, rule.Family) })
-	r.wrongScope = o.routing.Misbound
-	r.staleRoutes = o.staleRoutes
+	maps.DeleteFunc(a.cached.rules, func(r routing.Rule, _ struct{}) bool { return !servesFamily(a.cfg, r.Family) })
+	a.wrongScope = o.routing.Misbound
+	a.staleRoutes = o.staleRoutes
 }
 
 // takeSets records which sets exist.

@@ -69,13 +69,13 @@ func (f *flush) sourcesReplaced(before, after nat.State) {
 // table's interface from now on. A UDP flow that began earlier is not bound. It may leave by
 // the ENI with an address of another interface, because the ENI had none when the flow was
 // masqueraded, for as long as it is in use.
-func (r *Reconciler) clientsRerouted(before, after []plan.Member) {
-	if !r.pruning {
+func (a *Reconciler) clientsRerouted(before, after []plan.Member) {
+	if !a.pruning {
 		return // flows survive a restart
 	}
 	for _, m := range after {
 		if m.Entry.Net.IsValid() && m.Set == plan.ReplyRoutedSources.In(ip.Of(m.Entry.Net.Addr())) && !slices.Contains(before, m) {
-			r.flows.clients[m.Entry.Net] = struct{}{}
+			a.flows.clients[m.Entry.Net] = struct{}{}
 		}
 	}
 }

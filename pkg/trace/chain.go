@@ -17,9 +17,9 @@ type Step struct {
 	Rule   string `json:"rule,omitempty"` // as iptables-save prints it
 	Packet string `json:"packet"`         // source > destination after this step
 	Mark   string `json:"mark,omitempty"` // after this step, unless 0
-	// Met is the number of iptables rules that the connection's packets were matched
+	// Rules is the number of iptables rules that the connection's packets were matched
 	// against so far.
-	Met int `json:"rulesMet"`
+	Rules int `json:"rulesEvaluated"`
 }
 
 // walk follows packets and records the steps.
@@ -28,7 +28,7 @@ type walk struct {
 	eval   *Evaluator
 	steps  []Step
 	doubts []string // rules that could not be evaluated
-	met    int      // rules that a packet was matched against
+	rules  int      // that a packet was matched against
 }
 
 func (w *walk) note(where string, p *packet, rule, format string, args ...any) {
@@ -36,7 +36,7 @@ func (w *walk) note(where string, p *packet, rule, format string, args ...any) {
 		w.steps = append(w.steps[:0], Step{Where: where, What: format, Rule: rule})
 		return
 	}
-	s := Step{Where: where, What: fmt.Sprintf(format, args...), Rule: rule, Packet: p.String(), Met: w.met}
+	s := Step{Where: where, What: fmt.Sprintf(format, args...), Rule: rule, Packet: p.String(), Rules: w.rules}
 	if p.mark != 0 {
 		s.Mark = fmt.Sprintf("%#x", p.mark)
 	}
@@ -47,21 +47,21 @@ func (w *walk) note(where string, p *packet, rule, format string, args ...any) {
 type end string
 
 const (
-	goesOn   end = ""
-	accepted end = "ACCEPT" // by this table; the next one follows
-	dropped  end = "dropped"
-	refused  end = "refused"
+	undecided end = ""
+	accepted  end = "ACCEPT" // by this table; the next one follows
+	dropped   end = "dropped"
+	refused   end = "refused"
 )
 
 // hook evaluates a base chain and its policy.
 func (w *walk) hook(table nat.Table, chain string, p *packet) end {
-	contents, there := w.Ruleset[table]
-	if !there {
-		return goesOn
+	contents, exists := w.Ruleset[table]
+	if !exists {
+		return undecided
 	}
 	where := string(table) + " " + chain
 	verdict := w.chain(table, chain, where, p)
-	if verdict == goesOn && contents.Policies[chain] == "DROP" {
+	if verdict == undecided && contents.Policies[chain] == "DROP" {
 		w.note(where, p, "", "the chain's policy is DROP")
 		return dropped
 	}
@@ -77,39 +77,39 @@ func (w *walk) hooks(chain string, p *packet, tables ...nat.Table) end {
 		if verdict := w.hook(table, chain, p); verdict == dropped || verdict == refused {
 			return verdict
 		}
-		w.reach(string(table)+" "+chain, p)
+		w.interfere(string(table)+" "+chain, p)
 	}
-	return goesOn
+	return undecided
 }
 
-// chain returns the verdict of a chain, or goesOn at its end.
+// chain returns the verdict of a chain, or undecided at its end.
 func (w *walk) chain(table nat.Table, name, where string, p *packet) end {
 	for i, text := range w.Ruleset[table].Chains[name] {
-		w.met++
+		w.rules++
 		r := w.eval.rule(text)
-		is, err := w.holds(r, p)
-		if w.eval.Near != nil && !is {
+		matched, err := w.matches(r, p)
+		if w.eval.Near != nil && !matched {
 			w.near(table, name, i, r, p)
 		}
 		if err != nil {
 			w.doubt("%s: -A %s %s: %s", table, name, text, err)
 			continue
 		}
-		if !is {
+		if !matched {
 			continue
 		}
 		if w.eval.Matched != nil {
 			w.eval.Matched(table, name, i)
 		}
 		verdict, returns := w.target(table, r, where, name, p)
-		if verdict != goesOn {
+		if verdict != undecided {
 			return verdict
 		}
 		if returns {
-			return goesOn
+			return undecided
 		}
 	}
-	return goesOn
+	return undecided
 }
 
 func (w *walk) doubt(format string, args ...any) {
@@ -130,10 +130,10 @@ func (w *walk) target(table nat.Table, r *rule, where, chain string, p *packet) 
 		w.note(where, p, text, "refused")
 		return refused, false
 	case "RETURN":
-		return goesOn, true
+		return undecided, true
 	case "MARK", "CONNMARK", "SET":
 		w.markBy(r, where, text, p)
-		return goesOn, false
+		return undecided, false
 	case "MASQUERADE", "SNAT":
 		w.translateSource(r, where, text, p)
 		return accepted, false
@@ -152,9 +152,9 @@ func (w *walk) jump(table nat.Table, r *rule, where, text string, p *packet) (_ 
 	switch r.target {
 	case "", "LOG", "NFLOG", "CT", "NOTRACK", "TCPMSS", "CHECKSUM", "TRACE", "CLASSIFY":
 	default:
-		w.doubt("%s: the target %s is not known here", text, r.target)
+		w.doubt("%s: unsupported target %s", text, r.target)
 	}
-	return goesOn, false
+	return undecided, false
 }
 
 // markBy sets the mark of the packet or of the connection.
@@ -177,7 +177,7 @@ func (w *walk) markBy(r *rule, where, text string, p *packet) {
 		w.note(where, p, text, "mark %#x", p.mark)
 	}
 	if p.conn.mark != conn {
-		w.note(where, p, text, "the connection's mark %#x", p.conn.mark)
+		w.note(where, p, text, "connmark %#x", p.conn.mark)
 	}
 }
 
@@ -188,8 +188,8 @@ func (w *walk) mapSet(r *rule, p *packet) {
 	if len(args) != 2 || !marks {
 		return
 	}
-	mark, entry, is, _ := w.member(args[0], args[1], p)
-	if !is {
+	mark, entry, found, _ := w.member(args[0], args[1], p)
+	if !found {
 		return
 	}
 	if w.eval.Member != nil {
@@ -242,7 +242,7 @@ func (w *walk) translateSource(r *rule, where, text string, p *packet) {
 func (w *walk) translateDestination(r *rule, where, text string, p *packet) end {
 	if r.target == "REDIRECT" {
 		if ports, given := r.option("--to-ports"); given {
-			w.doubt("%s: the port %s is not followed", text, ports)
+			w.doubt("%s: the new port %s is ignored", text, ports)
 		}
 		to := w.redirected(p)
 		if !to.IsValid() {

@@ -13,7 +13,7 @@ type Phase string
 // The phases, in order.
 const (
 	Request Phase = "request" // the first packet
-	Answer  Phase = "answer"
+	Reply   Phase = "reply"
 	Later   Phase = "later" // the client's next packet
 )
 
@@ -25,7 +25,7 @@ type Point struct {
 	Where string
 }
 
-func (p Point) String() string { return fmt.Sprintf("%s, behind %s", p.Phase, p.Where) }
+func (p Point) String() string { return fmt.Sprintf("%s, after %s", p.Phase, p.Where) }
 
 // Evaluator explains connections. The zero value does what Explain does. It caches
 // parsed rules of all nodes, and must not be used concurrently.
@@ -34,7 +34,7 @@ type Evaluator struct {
 	// Interfere, if set, is called at every point, and may change the marks of the
 	// packet and the connection as another program would.
 	Interfere func(at Point, mark, connmark *uint32)
-	// Matched, if set, is called for each rule whose conditions held.
+	// Matched, if set, is called for each rule that matched.
 	Matched func(table nat.Table, chain string, index int)
 	// Near, if set, is called for each rule that exactly one condition kept from matching,
 	// with the condition's index.
@@ -59,18 +59,18 @@ func (e *Evaluator) rule(text nat.Rule) *rule {
 	return r
 }
 
-// reach lets other programs act on a packet.
-func (w *walk) reach(where string, p *packet) {
+// interfere lets other programs act on a packet.
+func (w *walk) interfere(where string, p *packet) {
 	if w.eval.Interfere == nil {
 		return
 	}
 	mark, conn := p.mark, p.conn.mark
 	w.eval.Interfere(Point{p.phase, where}, &p.mark, &p.conn.mark)
 	if p.mark != mark {
-		w.note(where, p, "", "another program makes the mark %#x", p.mark)
+		w.note(where, p, "", "another program sets the mark %#x", p.mark)
 	}
 	if p.conn.mark != conn {
-		w.note(where, p, "", "another program makes the connection's mark %#x", p.conn.mark)
+		w.note(where, p, "", "another program sets the connmark %#x", p.conn.mark)
 	}
 }
 

@@ -38,9 +38,9 @@ type Explanation struct {
 	Steps    []Step   `json:"steps"`
 	Doubts   []string `json:"doubts,omitempty"` // what could not be evaluated and was assumed not to match
 	// VirtualServer is empty if the request does not reach one.
-	VirtualServer string   `json:"virtualServer,omitempty"`
-	Scheduler     string   `json:"scheduler,omitempty"`
-	RealServers   []Branch `json:"realServers,omitempty"`
+	VirtualServer string       `json:"virtualServer,omitempty"`
+	Scheduler     string       `json:"scheduler,omitempty"`
+	RealServers   []ServerPath `json:"realServers,omitempty"`
 	// Link is where a request without a virtual server goes: the interface by which it
 	// leaves, or "lo" if it is delivered to the node.
 	Link string `json:"link,omitempty"`
@@ -48,8 +48,8 @@ type Explanation struct {
 	Verdict Verdict `json:"verdict"`
 }
 
-// Branch is the path through one real server.
-type Branch struct {
+// ServerPath is the path through one real server.
+type ServerPath struct {
 	RealServer string `json:"realServer"`
 	Pod        string `json:"pod,omitempty"`  // NAMESPACE/NAME
 	Host       string `json:"node,omitempty"` // the pod's node
@@ -62,13 +62,13 @@ type Branch struct {
 	LeavesBy       string `json:"leavesBy,omitempty"`
 	SeenSource     string `json:"seenSource,omitempty"` // what the endpoint sees
 	Request        []Step `json:"request"`
-	ReturnsBy      string `json:"returnsBy,omitempty"`
-	AnswerBy       string `json:"answerBy,omitempty"` // the interface by which the reply leaves for the client
-	Answer         []Step `json:"answer"`
+	ReplyEntersBy  string `json:"replyEntersBy,omitempty"`
+	ReplyLeavesBy  string `json:"replyLeavesBy,omitempty"` // towards the client
+	Reply          []Step `json:"reply"`
 	Later          []Step `json:"later,omitempty"` // of the client's next packet, if its path differs
-	// Met is the number of iptables rules that the first packet and its reply were
-	// matched against, from their entry on.
-	Met     int     `json:"rulesMet"`
+	// Rules is the number of iptables rules that the first packet and its reply were
+	// matched against.
+	Rules   int     `json:"rulesEvaluated"`
 	Verdict Verdict `json:"verdict"`
 }
 
@@ -94,7 +94,7 @@ const (
 	Asymmetric Outcome = "asymmetric"
 	Dropped    Outcome = "dropped"
 	Refused    Outcome = "refused"
-	Unserved   Outcome = "not a Service's"
+	Unserved   Outcome = "not a Service"
 	Draining   Outcome = "draining" // a real server with weight 0
 	Full       Outcome = "full"     // a real server with as many connections as it may have
 	Sent       Outcome = "sent"     // to the endpoint; no reply is expected
@@ -145,9 +145,9 @@ func (n *Node) entry(q Question) string {
 	return cmp.Or(n.attachedTo(q.From), back.Link)
 }
 
-// attachedTo is the interface on whose link a host is by the table that packets
-// entering by it are looked up in, or "". The node's own packets need not find the
-// host there.
+// attachedTo returns the interface to whose link a host is attached, or "", according to
+// the routing tables that policy rules select by input interface. The node's own packets
+// may not find the host in these tables.
 func (n *Node) attachedTo(host netip.Addr) string {
 	for _, rule := range n.Rules {
 		if rule.IIf == "" || rule.IIf == "lo" || rule.Action != routing.Lookup {
@@ -171,7 +171,7 @@ func (w *walk) request(p *packet) (ipvs.Key, Verdict) {
 
 // received follows a packet that enters on an interface.
 func (w *walk) received(p *packet) (ipvs.Key, Verdict) {
-	w.reach("arrival", p)
+	w.interfere("arrival", p)
 	if v := verdict(w.hooks("PREROUTING", p, nat.Raw, nat.Mangle, nat.NAT), w); v.Outcome != "" {
 		return ipvs.Key{}, v
 	}
@@ -181,7 +181,7 @@ func (w *walk) received(p *packet) (ipvs.Key, Verdict) {
 	}
 	way, ok := w.routed(lookup{src: p.src.Addr(), dst: p.dst.Addr(), in: p.in, mark: p.mark}, p)
 	if !ok {
-		return ipvs.Key{}, Verdict{Dropped, "there is no route to " + p.dst.Addr().String()}
+		return ipvs.Key{}, Verdict{Dropped, "no route to " + p.dst.Addr().String()}
 	}
 	if !way.Local {
 		return ipvs.Key{}, w.forwarded(p, way)
@@ -234,7 +234,7 @@ func (w *walk) delivered(p *packet) (ipvs.Key, Verdict) {
 		return key, Verdict{}
 	}
 	p.out = "lo"
-	return ipvs.Key{}, Verdict{Unserved, "a process of the node's own is asked, if one listens"}
+	return ipvs.Key{}, Verdict{Unserved, "it is delivered to the node: a process that listens on the port gets it"}
 }
 
 // forwarded follows a packet that is not for the node.
@@ -262,7 +262,7 @@ func (w *walk) sent(p *packet) (ipvs.Key, Verdict) {
 	}
 	p.out = way.out()
 	w.note("route", p, "", "%s", way)
-	w.reach("sent by the node", p)
+	w.interfere("sent by the node", p)
 	before := p.mark
 	if v := verdict(w.hooks("OUTPUT", p, nat.Raw, nat.Mangle), w); v.Outcome != "" {
 		return ipvs.Key{}, v
@@ -288,19 +288,19 @@ func (w *walk) sent(p *packet) (ipvs.Key, Verdict) {
 	if !way.Local {
 		return ipvs.Key{}, Verdict{Unserved, "it leaves the node by " + way.Link}
 	}
-	return w.loops(p)
+	return w.reenter(p)
 }
 
-// loops follows a packet of the node itself that enters again on lo. The nat table has
+// reenter follows a packet of the node itself that enters again on lo. The nat table has
 // already processed it.
-func (w *walk) loops(p *packet) (ipvs.Key, Verdict) {
+func (w *walk) reenter(p *packet) (ipvs.Key, Verdict) {
 	p.in, p.out = "lo", ""
 	if v := verdict(w.hooks("PREROUTING", p, nat.Raw, nat.Mangle), w); v.Outcome != "" {
 		return ipvs.Key{}, v
 	}
 	way, ok := w.lookUp(lookup{src: p.src.Addr(), dst: p.dst.Addr(), in: p.in, mark: p.mark})
 	if !ok || !way.Local {
-		return ipvs.Key{}, Verdict{Dropped, "it comes in by lo, and is not for the node there"}
+		return ipvs.Key{}, Verdict{Dropped, "it enters again by lo and is not local there"}
 	}
 	return w.delivered(p)
 }
@@ -314,11 +314,19 @@ func (w *walk) scheduled(p *packet) (ipvs.Key, bool) {
 	}
 	server, ok := w.IPVS[key]
 	if !ok {
-		w.note("IPVS", p, "", "no virtual server has %s %s", p.protocol, p.dst)
+		w.note("IPVS", p, "", "no virtual server for %s %s", p.protocol, p.dst)
 		return key, false
 	}
-	w.note("IPVS", p, "", "virtual server %s, %s, %d real servers", key, server.Scheduler, len(server.RealServers))
+	w.note("IPVS", p, "", "virtual server %s, %s, %s", key, server.Scheduler, countServers(len(server.RealServers)))
 	return key, true
+}
+
+// countServers returns a number of real servers in words.
+func countServers(n int) string {
+	if n == 1 {
+		return "1 real server"
+	}
+	return fmt.Sprintf("%d real servers", n)
 }
 
 // verdict explains how rules have ended a packet's path, in the words of the last step.
@@ -344,7 +352,7 @@ func (x *Explanation) serve(w *walk, q Question, key ipvs.Key, p packet) {
 	server := w.IPVS[key]
 	x.VirtualServer, x.Scheduler = key.String(), server.Scheduler
 	if p.state == Related {
-		x.Verdict, x.Link = Verdict{Unserved, "IPVS looks for the connection that it is about"}, "lo"
+		x.Verdict, x.Link = Verdict{Unserved, "it is an ICMP error, which IPVS assigns to its connection"}, "lo"
 		return
 	}
 	var addresses []netip.AddrPort
@@ -353,7 +361,7 @@ func (x *Explanation) serve(w *walk, q Question, key ipvs.Key, p packet) {
 	}
 	slices.SortFunc(addresses, netip.AddrPort.Compare)
 	for _, a := range addresses {
-		b := &branch{walk: &walk{Node: w.Node, eval: w.eval, met: w.met}, question: q, client: p, entry: x.EntersBy, key: key, to: a}
+		b := &serverPath{walk: &walk{Node: w.Node, eval: w.eval, rules: w.rules}, question: q, client: p, entry: x.EntersBy, key: key, to: a}
 		x.RealServers = append(x.RealServers, b.follow(server.RealServers[a]))
 		w.doubts = append(w.doubts, b.walk.doubts...)
 	}
@@ -361,31 +369,31 @@ func (x *Explanation) serve(w *walk, q Question, key ipvs.Key, p packet) {
 		slices.Sort(w.doubts)
 		w.doubts = slices.Compact(w.doubts)
 	}
-	x.Verdict = together(x.RealServers)
+	x.Verdict = worst(x.RealServers)
 }
 
-// together returns the verdict over all real servers that accept connections: the common
+// worst returns the verdict over all real servers that accept connections: the common
 // one, or the worst.
-func together(branches []Branch) Verdict {
-	var worst Verdict
+func worst(paths []ServerPath) Verdict {
+	var out Verdict
 	full := false
-	for _, b := range branches {
+	for _, b := range paths {
 		if b.Verdict.Outcome == Draining || b.Verdict.Outcome == Full {
 			full = full || b.Verdict.Outcome == Full
 			continue
 		}
-		if worst.Outcome == "" || worst.Outcome == Answered || worst.Outcome == Sent {
-			worst = b.Verdict
-			if worst.Outcome != Answered && worst.Outcome != Sent {
-				worst.Reason = "by " + b.RealServer + ": " + worst.Reason
+		if out.Outcome == "" || out.Outcome == Answered || out.Outcome == Sent {
+			out = b.Verdict
+			if out.Outcome != Answered && out.Outcome != Sent {
+				out.Reason = "by " + b.RealServer + ": " + out.Reason
 			}
 		}
 	}
 	switch {
-	case worst.Outcome == "" && full:
-		return Verdict{Refused, "all real servers that take connections are full"}
-	case worst.Outcome == "":
-		return Verdict{Refused, "the virtual server has no real server that takes connections"}
+	case out.Outcome == "" && full:
+		return Verdict{Refused, "all real servers that accept connections are full"}
+	case out.Outcome == "":
+		return Verdict{Refused, "the virtual server has no real server that accepts connections"}
 	}
-	return worst
+	return out
 }

@@ -9,14 +9,15 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/capture"
 )
 
-// flow recognises the packets of a connection on both sides of IPVS.
+// flow recognizes the packets of a connection on both sides of IPVS.
 type flow struct {
 	Question
 	servers map[netip.AddrPort]bool
 	sources map[netip.Addr]bool // sources of the requests that reach the endpoints
 }
 
-// Flow returns the flow of an explained connection. Behind IPVS, other clients with the
+// Flow returns a function that reports whether a packet belongs to an explained
+// connection. After IPVS, other clients with the
 // same source address cannot be distinguished.
 func Flow(q Question, x Explanation) func(capture.Packet) bool {
 	f := flow{q, map[netip.AddrPort]bool{}, map[netip.Addr]bool{q.From: true}}
@@ -28,18 +29,18 @@ func Flow(q Question, x Explanation) func(capture.Packet) bool {
 			f.sources[a] = true
 		}
 	}
-	return f.has
+	return f.contains
 }
 
-func (f *flow) has(p capture.Packet) bool {
+func (f *flow) contains(p capture.Packet) bool {
 	if p.Protocol != f.Protocol {
 		return false
 	}
-	return f.passes(p.From.Addr(), p.To) || f.passes(p.To.Addr(), p.From)
+	return f.between(p.From.Addr(), p.To) || f.between(p.To.Addr(), p.From)
 }
 
-// passes reports whether client and server are those of the connection.
-func (f *flow) passes(client netip.Addr, server netip.AddrPort) bool {
+// between reports whether client and server are those of the connection.
+func (f *flow) between(client netip.Addr, server netip.AddrPort) bool {
 	return server == f.To && client == f.From || f.servers[server] && f.sources[client]
 }
 

@@ -39,7 +39,7 @@ type packet struct {
 	mark     uint32
 	conn     *connection
 	state    State
-	answer   bool      // goes against the connection's direction
+	reply    bool      // in the direction of replies
 	phase    Phase     // which packet of the connection it is
 	virtual  *ipvs.Key // the virtual server that scheduled it, after IPVS
 }
@@ -54,10 +54,10 @@ func (p *packet) String() string { return fmt.Sprintf("%s > %s", p.src, p.dst) }
 
 // seesNAT reports whether the packet traverses the nat table, as only the first packet
 // of a connection does.
-func (p *packet) seesNAT() bool { return p.state == New && !p.answer && p.phase == Request }
+func (p *packet) seesNAT() bool { return p.state == New && !p.reply && p.phase == Request }
 
 func (p *packet) direction() string {
-	if p.answer {
+	if p.reply {
 		return "REPLY"
 	}
 	return "ORIGINAL"

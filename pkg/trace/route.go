@@ -48,7 +48,7 @@ func (n *Node) route(q lookup) (way found, ok bool, doubt string) {
 		switch {
 		case !matches(rule, q):
 		case rule.Other:
-			doubt = fmt.Sprintf("%s: the policy rule is not fully known here", rule)
+			doubt = fmt.Sprintf("%s: the policy rule has unsupported conditions", rule)
 		case rule.Action == routing.Goto:
 			i = n.target(i) - 1
 		case rule.Action == routing.Lookup:
@@ -125,9 +125,9 @@ func (n *Node) reversePath(p *packet) string {
 	case strictness == 0 || ok && (back.Link == p.in || strictness == 2):
 		return ""
 	case !ok:
-		return fmt.Sprintf("rp_filter=%d on %s: there is no way back to %s", strictness, p.in, q.dst)
+		return fmt.Sprintf("rp_filter=%d on %s: no return path to %s", strictness, p.in, q.dst)
 	}
-	return fmt.Sprintf("rp_filter=1 on %s: the way back to %s is %s", p.in, q.dst, back)
+	return fmt.Sprintf("rp_filter=1 on %s: the return path to %s is %s", p.in, q.dst, back)
 }
 
 // PassesReversePath reports whether the reverse-path check accepts an unmarked packet

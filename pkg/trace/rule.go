@@ -15,18 +15,18 @@ import (
 
 // rule is a compiled iptables rule.
 type rule struct {
-	text    nat.Rule
-	tests   []test
-	target  string
-	options map[string][]string // options of the target with their arguments
-	jumps   bool                // -g, not -j
-	err     error               // set if part of the rule is unknown here
+	text       nat.Rule
+	conditions []condition
+	target     string
+	options    map[string][]string // options of the target with their arguments
+	jumps      bool                // -g, not -j
+	err        error               // set if part of the rule is unsupported
 }
 
-// test evaluates one condition.
-type test struct {
-	not bool
-	is  func(*walk, *packet) (bool, error)
+// condition evaluates one condition.
+type condition struct {
+	not   bool
+	holds func(*walk, *packet) (bool, error)
 }
 
 // match is the text of one condition.
@@ -55,8 +55,8 @@ func parse(text nat.Rule) *rule {
 		case out.target != "":
 			out.options[option] = args
 		default:
-			if is := compile(match{module: module, option: option, args: args}); is != nil {
-				out.tests = append(out.tests, test{not, is})
+			if holds := compile(match{module: module, option: option, args: args}); holds != nil {
+				out.conditions = append(out.conditions, condition{not, holds})
 			}
 		}
 		not = false
@@ -84,16 +84,16 @@ func (r rule) option(name string) (args string, given bool) {
 	return strings.Join(words, " "), given
 }
 
-// holds reports whether all conditions of a rule hold for a packet. An unknown
+// matches reports whether all conditions of a rule hold for a packet. An unknown
 // condition is an error, unless another one fails.
-func (w *walk) holds(r *rule, p *packet) (bool, error) {
+func (w *walk) matches(r *rule, p *packet) (bool, error) {
 	err := r.err
-	for i := range r.tests {
-		is, e := r.tests[i].is(w, p)
+	for i := range r.conditions {
+		is, e := r.conditions[i].holds(w, p)
 		switch {
 		case e != nil:
 			err = cmp.Or(err, e)
-		case is == r.tests[i].not:
+		case is == r.conditions[i].not:
 			return false, nil
 		}
 	}
@@ -103,9 +103,9 @@ func (w *walk) holds(r *rule, p *packet) (bool, error) {
 // near reports a rule that exactly one condition keeps from matching.
 func (w *walk) near(table nat.Table, chain string, index int, r *rule, p *packet) {
 	failed := -1
-	for i := range r.tests {
-		is, err := r.tests[i].is(w, p)
-		if err == nil && is != r.tests[i].not {
+	for i := range r.conditions {
+		is, err := r.conditions[i].holds(w, p)
+		if err == nil && is != r.conditions[i].not {
 			continue
 		}
 		if failed >= 0 {
@@ -152,7 +152,7 @@ func matchSet(name string, args []string) func(*walk, *packet) (bool, error) {
 		}
 		_, entry, is, known := w.member(name, args[1], p)
 		if !known {
-			return false, fmt.Errorf("the set %s cannot be read here", name)
+			return false, fmt.Errorf("unknown set %s", name)
 		}
 		if is && w.eval.Member != nil {
 			w.eval.Member(name, entry)
@@ -193,7 +193,7 @@ func compileModule(m match, arg string) func(*walk, *packet) (bool, error) {
 		echo := arg == "8" || arg == "128"
 		return func(_ *walk, p *packet) (bool, error) { return echo && p.isEcho(), nil }
 	}
-	err := fmt.Errorf("the match %s is not known here", strings.TrimSpace(m.module+" "+m.option))
+	err := fmt.Errorf("unsupported match %s", strings.TrimSpace(m.module+" "+m.option))
 	return func(*walk, *packet) (bool, error) { return false, err }
 }
 
@@ -279,7 +279,7 @@ func (n *Node) isType(kind string, a netip.Addr) (bool, error) {
 	case "BROADCAST", "ANYCAST", "BLACKHOLE":
 		return false, nil
 	}
-	return false, fmt.Errorf("the address type %s is not known here", kind)
+	return false, fmt.Errorf("unsupported address type %s", kind)
 }
 
 // localTable is RT_TABLE_LOCAL.

@@ -16,7 +16,7 @@ func (x Explanation) Write(w io.Writer) error {
 	}
 	writeSteps(&b, x.Steps)
 	for _, r := range x.RealServers {
-		fmt.Fprintf(&b, "\nto the real server %s, %sweight %d\n", r.RealServer, r.behind(), r.Weight)
+		fmt.Fprintf(&b, "\nto the real server %s, %sweight %d\n", r.RealServer, r.podName(), r.Weight)
 		if r.MaxConnections > 0 {
 			fmt.Fprintf(&b, "  %d of at most %d connections\n", r.Connections, r.MaxConnections)
 		}
@@ -27,26 +27,26 @@ func (x Explanation) Write(w io.Writer) error {
 		if r.LeavesBy != "" {
 			fmt.Fprintf(&b, "  leaves by %s, the endpoint sees %s\n", r.LeavesBy, r.SeenSource)
 		}
-		if len(r.Answer) > 0 {
-			fmt.Fprintf(&b, "the answer, enters by %s\n", cmp.Or(r.ReturnsBy, "the node itself"))
-			writeSteps(&b, r.Answer)
+		if len(r.Reply) > 0 {
+			fmt.Fprintf(&b, "the reply, enters by %s\n", cmp.Or(r.ReplyEntersBy, "the node itself"))
+			writeSteps(&b, r.Reply)
 		}
-		if r.AnswerBy != "" {
-			fmt.Fprintf(&b, "  leaves by %s\n", r.AnswerBy)
-			fmt.Fprintf(&b, "  both together met %d rules of iptables\n", r.Met)
+		if r.ReplyLeavesBy != "" {
+			fmt.Fprintf(&b, "  leaves by %s\n", r.ReplyLeavesBy)
+			fmt.Fprintf(&b, "  request and reply were matched against %d iptables rules\n", r.Rules)
 		}
 		fmt.Fprintf(&b, "  %s\n", r.Verdict)
 	}
 	for _, doubt := range x.Doubts {
-		fmt.Fprintf(&b, "\nnot judged: %s", doubt)
+		fmt.Fprintf(&b, "\nnot evaluated: %s", doubt)
 	}
 	fmt.Fprintf(&b, "\n%s\n", x.Verdict)
 	_, err := io.WriteString(w, b.String())
 	return err
 }
 
-// behind returns the name of the pod, if known.
-func (out Branch) behind() string {
+// podName returns the pod and its node, if known.
+func (out ServerPath) podName() string {
 	switch {
 	case out.Pod == "":
 		return ""

@@ -119,7 +119,7 @@ func ask(from, to string) Question {
 
 func TestExplain(t *testing.T) {
 	noBridge := func(n *Node) { n.Sysctls["net/bridge/bridge-nf-call-iptables"] = "0" }
-	asksItself := func(n *Node) {
+	connectsToItself := func(n *Node) {
 		post := n.Ruleset["nat"].Chains
 		post["KUBE-POSTROUTING"] = append([]nat.Rule{"-s 10.244.1.7/32 -d 10.244.1.7/32 -j MASQUERADE --random-fully"}, post["KUBE-POSTROUTING"]...)
 		n.Links = append(n.Links, routing.Link{Index: 6, Name: "veth7", Type: "veth", Master: "cni0"})
@@ -134,8 +134,8 @@ func TestExplain(t *testing.T) {
 		leavesBy  string // of the first real server
 		seen      string
 	}{
-		"a client outside": {[]string{remote}, nil, ask("192.0.2.9", vip+":80"), Answered, "", "eth0", "10.1.0.5"},
-		"the node":         {[]string{remote}, nil, ask("10.1.0.5", vip+":80"), Answered, "", "eth0", "10.1.0.5"},
+		"an external client": {[]string{remote}, nil, ask("192.0.2.9", vip+":80"), Answered, "", "eth0", "10.1.0.5"},
+		"the node":           {[]string{remote}, nil, ask("10.1.0.5", vip+":80"), Answered, "", "eth0", "10.1.0.5"},
 		"the node, an endpoint on the bridge": {[]string{here}, nil, ask("10.1.0.5", vip+":80"),
 			Answered, "", "cni0", "10.244.1.1"},
 		"the node, an endpoint in its own network": {[]string{"10.1.0.5:8080"}, nil, ask("10.1.0.5", vip+":80"),
@@ -144,35 +144,35 @@ func TestExplain(t *testing.T) {
 		"two pods on the bridge": {[]string{here}, nil, ask("10.244.1.5", vip+":80"), Answered, "", "cni0", "10.244.1.5"},
 		"a bridge without br_netfilter": {[]string{here}, noBridge, ask("10.244.1.5", vip+":80"),
 			Dropped, "bridge-nf-call-iptables is 0", "cni0", "10.244.1.5"},
-		"a pod asks itself, its port is not in hairpin mode": {[]string{here}, asksItself, toItself,
+		"a pod connects to itself, its port is not in hairpin mode": {[]string{here}, connectsToItself, toItself,
 			Dropped, "no port is in hairpin mode", "cni0", "10.244.1.1"},
-		"a pod asks itself, its port is in hairpin mode": {[]string{here}, func(n *Node) { asksItself(n); n.Hairpin = map[string]bool{"veth7": true} }, toItself,
+		"a pod connects to itself, its port is in hairpin mode": {[]string{here}, func(n *Node) { connectsToItself(n); n.Hairpin = map[string]bool{"veth7": true} }, toItself,
 			Answered, "", "cni0", "10.244.1.1"},
-		"a pod asks itself, the bridge shows nothing": {[]string{here}, func(n *Node) { asksItself(n); noBridge(n) }, toItself,
+		"a pod connects to itself, br_netfilter is off": {[]string{here}, func(n *Node) { connectsToItself(n); noBridge(n) }, toItself,
 			Answered, "", "cni0", "10.244.1.1"},
 		"a pod on the ENI, which has no address": {[]string{remote}, nil, ask("10.12.0.44", vip+":80"),
-			Asymmetric, "the request leaves by eth1 with the source 10.1.0.5, which is eth0's", "eth1", "10.1.0.5"},
-		"the answer fails the reverse-path check": {[]string{remote}, func(n *Node) {
+			Asymmetric, "the request leaves by eth1 with the source 10.1.0.5, which belongs to eth0", "eth1", "10.1.0.5"},
+		"the reply fails the reverse-path check": {[]string{remote}, func(n *Node) {
 			n.Ruleset["nat"].Chains["KUBE-POSTROUTING"] = []nat.Rule{"-j SNAT --to-source 10.1.0.5"}
 			n.Rules = append(n.Rules[:1], routing.Rule{Priority: 1, Mark: 0x4000, Mask: 0x4000, Table: 254}, n.Rules[2], n.Rules[3])
-		}, ask("10.12.0.44", vip+":80"), Dropped, "rp_filter=1 on eth0: the way back to 10.1.9.9 is", "eth0", "10.1.0.5"},
+		}, ask("10.12.0.44", vip+":80"), Dropped, "rp_filter=1 on eth0: the return path to 10.1.9.9 is", "eth0", "10.1.0.5"},
 		"the source is the node's": {[]string{remote}, nil,
 			Question{Protocol: ip.TCP, From: netip.MustParseAddr("192.0.2.9"), To: netip.MustParseAddrPort(vip + ":80"), In: "eth1"},
 			Dropped, "rp_filter=1 on eth1", "", ""},
 		"the node, and nothing is masqueraded": {[]string{remote}, func(n *Node) { n.Ruleset["nat"].Chains["OUTPUT"] = nil }, ask("10.1.0.5", vip+":80"),
 			Asymmetric, "with the VIP 10.96.0.10 as its source", "eth0", vip},
-		"a rule that drops":    {[]string{remote}, nil, ask("192.0.2.66", vip+":80"), Dropped, "-A INPUT -s 192.0.2.66/32", "", ""},
-		"a rule that refuses":  {[]string{remote}, nil, ask("192.0.2.67", vip+":80"), Refused, "-A INPUT -s 192.0.2.67/32", "", ""},
-		"a policy that drops":  {[]string{remote}, func(n *Node) { n.Ruleset["filter"].Policies["INPUT"] = "DROP" }, ask("192.0.2.9", vip+":80"), Dropped, "policy is DROP", "", ""},
-		"no endpoint":          {nil, nil, ask("192.0.2.9", vip+":80"), Refused, "no real server", "", ""},
-		"a port of nobody's":   {[]string{remote}, nil, ask("192.0.2.9", vip+":81"), Unserved, "a process of the node's own", "", ""},
-		"an address elsewhere": {[]string{remote}, nil, ask("10.244.1.5", "192.0.2.1:80"), Unserved, "leaves the node by eth0", "", ""},
+		"a rule that drops":        {[]string{remote}, nil, ask("192.0.2.66", vip+":80"), Dropped, "-A INPUT -s 192.0.2.66/32", "", ""},
+		"a rule that refuses":      {[]string{remote}, nil, ask("192.0.2.67", vip+":80"), Refused, "-A INPUT -s 192.0.2.67/32", "", ""},
+		"a policy that drops":      {[]string{remote}, func(n *Node) { n.Ruleset["filter"].Policies["INPUT"] = "DROP" }, ask("192.0.2.9", vip+":80"), Dropped, "policy is DROP", "", ""},
+		"no endpoint":              {nil, nil, ask("192.0.2.9", vip+":80"), Refused, "no real server", "", ""},
+		"a port without a Service": {[]string{remote}, nil, ask("192.0.2.9", vip+":81"), Unserved, "delivered to the node", "", ""},
+		"an address elsewhere":     {[]string{remote}, nil, ask("10.244.1.5", "192.0.2.1:80"), Unserved, "leaves the node by eth0", "", ""},
 		"no forwarding": {[]string{remote}, func(n *Node) { n.Sysctls["net/ipv4/ip_forward"] = "0" }, ask("192.0.2.9", vip+":80"),
 			Dropped, "ip_forward is 0", "eth0", "10.1.0.5"},
 		"a way out by input interface, before table local": {[]string{remote}, func(n *Node) { byInput(n, 10, 20, 101) }, ask("10.12.0.45", vip+":80"),
 			Unserved, "leaves the node by vlan1", "", ""},
 		"a way out by input interface, and the node has no route to the pod": {[]string{remote}, func(n *Node) { byInput(n, 10, 0, 101) }, ask("10.12.0.45", vip+":80"),
-			Asymmetric, "the request came in by cali2, the answer leaves by eth0", "eth0", "10.1.0.5"},
+			Asymmetric, "the request entered by cali2, the reply leaves by eth0", "eth0", "10.1.0.5"},
 		"a way out by input interface, and the network checks sources": {[]string{remote}, func(n *Node) {
 			byInput(n, 10, 0, 254)
 			n.Ruleset["nat"].Chains["PREROUTING"] = nil
@@ -184,12 +184,12 @@ func TestExplain(t *testing.T) {
 				c.change(n)
 			}
 			x := Explain(n, c.question)
-			var branch Branch
+			var path ServerPath
 			if len(x.RealServers) > 0 {
-				branch = x.RealServers[0]
+				path = x.RealServers[0]
 			}
 			if x.Verdict.Outcome != c.outcome || !strings.Contains(x.Verdict.Reason, c.reason) ||
-				branch.LeavesBy != c.leavesBy || branch.SeenSource != c.seen || len(x.Doubts) > 0 {
+				path.LeavesBy != c.leavesBy || path.SeenSource != c.seen || len(x.Doubts) > 0 {
 				var text strings.Builder
 				_ = x.Write(&text)
 				t.Errorf("want %s: %s, by %s as %s:\n%s", c.outcome, c.reason, c.leavesBy, c.seen, text.String())
@@ -198,12 +198,12 @@ func TestExplain(t *testing.T) {
 	}
 }
 
-// A rule that cannot be judged is named, and taken not to match.
+// A rule that cannot be evaluated is named, and assumed not to match.
 func TestDoubts(t *testing.T) {
 	for rule, want := range map[nat.Rule]string{
-		"-m recent --rcheck --name x -j DROP":        "the match recent --rcheck",
-		"-m set --match-set theirs src -j DROP":      "the set theirs",
-		"-p tcp -j SYNPROXY":                         "the target SYNPROXY",
+		"-m recent --rcheck --name x -j DROP":        "unsupported match recent --rcheck",
+		"-m set --match-set theirs src -j DROP":      "unknown set theirs",
+		"-p tcp -j SYNPROXY":                         "unsupported target SYNPROXY",
 		"-s 192.0.2.1/32 -m recent --rcheck -j DROP": "", // its source is another one's anyway
 	} {
 		n := newNode(t, remote)
@@ -218,8 +218,8 @@ func TestDoubts(t *testing.T) {
 	}
 }
 
-// Whether the port of a pod that asks itself is in hairpin mode is not known where
-// only some of its bridge's are.
+// If only some ports of a bridge are in hairpin mode, it is unknown whether that of a pod
+// that connects to itself is.
 func TestDoubtsHairpin(t *testing.T) {
 	n := newNode(t, here)
 	n.Ruleset["nat"].Chains["KUBE-POSTROUTING"] = []nat.Rule{"-s 10.244.1.7/32 -d 10.244.1.7/32 -j MASQUERADE --random-fully"}
@@ -230,7 +230,7 @@ func TestDoubtsHairpin(t *testing.T) {
 	}
 }
 
-// Draining real servers take no connections, and so decide nothing.
+// Draining real servers accept no connections, so they do not affect the verdict.
 func TestDraining(t *testing.T) {
 	n := newNode(t, remote)
 	n.IPVS[ipvs.Key{Protocol: ip.TCP, Addr: netip.MustParseAddr(vip), Port: 80}].RealServers[netip.MustParseAddrPort("10.1.9.10:8080")] = ipvs.RealServer{}
@@ -273,7 +273,7 @@ func TestMatches(t *testing.T) {
 		"-p tcp -m tcp --tcp-flags FIN,SYN,RST,ACK SYN": true,
 		`-m comment --comment "a, \"b\" ! -s c"`:        true,
 	} {
-		if is, err := w.holds(parse(rule), p); is != want || err != nil {
+		if is, err := w.matches(parse(rule), p); is != want || err != nil {
 			t.Errorf("%s: %v, %v, want %v", rule, is, err, want)
 		}
 	}
@@ -321,7 +321,7 @@ func TestBestSource(t *testing.T) {
 
 func TestFlow(t *testing.T) {
 	q := ask("10.12.0.44", vip+":80")
-	has := Flow(q, Explanation{RealServers: []Branch{{RealServer: remote, SeenSource: "10.1.0.5"}}})
+	has := Flow(q, Explanation{RealServers: []ServerPath{{RealServer: remote, SeenSource: "10.1.0.5"}}})
 	for text, want := range map[string]bool{
 		"10.12.0.44:1 10.96.0.10:80": true,
 		"10.96.0.10:80 10.12.0.44:1": true,
@@ -364,17 +364,17 @@ func FuzzRule(f *testing.F) {
 	})
 }
 
-// TestRulesMet counts by hand: a client's first packet meets one rule of PREROUTING,
-// two of KUBE-SERVICES and two of INPUT up to IPVS, then one of POSTROUTING and three
-// of KUBE-POSTROUTING; its answer one of FORWARD.
-func TestRulesMet(t *testing.T) {
+// Counted by hand: up to IPVS, a client's first packet is matched against one rule of
+// PREROUTING, two of KUBE-SERVICES and two of INPUT, then against one of POSTROUTING and
+// three of KUBE-POSTROUTING; its reply is matched against one of FORWARD.
+func TestRulesEvaluated(t *testing.T) {
 	x := Explain(newNode(t, remote, here), ask("192.0.2.9", vip+":80"))
-	if met := x.Steps[len(x.Steps)-1].Met; met != 5 {
+	if met := x.Steps[len(x.Steps)-1].Rules; met != 5 {
 		t.Errorf("%d rules up to IPVS, not 5: %+v", met, x.Steps)
 	}
 	for _, r := range x.RealServers {
-		if r.Met != 10 {
-			t.Errorf("by %s: %d rules, not 10: %+v %+v", r.RealServer, r.Met, r.Request, r.Answer)
+		if r.Rules != 10 {
+			t.Errorf("by %s: %d rules, not 10: %+v %+v", r.RealServer, r.Rules, r.Request, r.Reply)
 		}
 	}
 }
@@ -413,7 +413,7 @@ func TestLimit(t *testing.T) {
 		"room":     {[2]ipvs.Connections{{Active: 2}, {Active: 1, Inactive: 1}}, []Outcome{Answered, Answered}, false, "", "answered"},
 		"may be":   {[2]ipvs.Connections{{Active: 3}, {Active: 1}}, []Outcome{Answered, Answered}, true, "3 of at most 4 connections", "answered"},
 		"one full": {[2]ipvs.Connections{{Active: 3, Inactive: 1}, {}}, []Outcome{Full, Answered}, false, "full: it has 4 connections", "answered"},
-		"all full": {[2]ipvs.Connections{{Active: 4}, {Active: 5}}, []Outcome{Full, Full}, false, "5 of at most 4", "refused: all real servers that take connections are full"},
+		"all full": {[2]ipvs.Connections{{Active: 4}, {Active: 5}}, []Outcome{Full, Full}, false, "5 of at most 4", "refused: all real servers that accept connections are full"},
 	} {
 		n := newNode(t, one, other)
 		key := ipvs.Key{Protocol: ip.TCP, Addr: netip.MustParseAddr(vip), Port: 80}

@@ -77,7 +77,7 @@ func (s *site) rulesMet() int {
 	}))
 	for _, step := range explained.Steps {
 		if step.Where == "IPVS" || strings.Contains(step.Rule, "-j DNAT") {
-			return step.Met
+			return step.Rules
 		}
 	}
 	s.t.Fatalf("%s: no real server is chosen: %+v", s.subject.name, explained)

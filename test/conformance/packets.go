@@ -125,8 +125,8 @@ func (k *Kernel) answer(q Question) (string, error) {
 
 // dispatched says what becomes of a request behind IPVS: whose address the endpoint
 // sees, or that it does not arrive there. What becomes of the reply is not compared.
-func dispatched(n *trace.Node, b *trace.Branch) string {
-	arrives := b.ReturnsBy != "" || b.LeavesBy == "lo"
+func dispatched(n *trace.Node, b *trace.ServerPath) string {
+	arrives := b.ReplyEntersBy != "" || b.LeavesBy == "lo"
 	switch {
 	case !arrives && b.Verdict.Outcome == trace.Refused:
 		return "refused"

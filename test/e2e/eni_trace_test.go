@@ -43,10 +43,10 @@ func (m *eniMatrix) checkTrace(t *testing.T, a asked, x trace.Explanation) bool 
 		return false
 	}
 	if len(x.Doubts) > 0 {
-		t.Errorf("%s: rules not judged: %q", a, x.Doubts)
+		t.Errorf("%s: rules not evaluated: %q", a, x.Doubts)
 		return false
 	}
-	branches := map[netip.AddrPort]trace.Branch{}
+	branches := map[netip.AddrPort]trace.ServerPath{}
 	for _, b := range x.RealServers {
 		branches[netip.MustParseAddrPort(b.RealServer)] = b
 	}
@@ -71,8 +71,8 @@ func (m *eniMatrix) checkTrace(t *testing.T, a asked, x trace.Explanation) bool 
 			t.Errorf("%s: %s traced as %s", a, name, b.Verdict)
 			return false
 		}
-		if answers && want.link != "" && (b.LeavesBy != want.link || b.ReturnsBy != want.link) {
-			t.Errorf("%s: %s traced out by %s and back by %s, want %s", a, name, b.LeavesBy, b.ReturnsBy, want.link)
+		if answers && want.link != "" && (b.LeavesBy != want.link || b.ReplyEntersBy != want.link) {
+			t.Errorf("%s: %s traced out by %s and back by %s, want %s", a, name, b.LeavesBy, b.ReplyEntersBy, want.link)
 			return false
 		}
 	}

@@ -62,7 +62,7 @@ func checkOperate(t *testing.T, c *lab.ENICluster) {
 	shows(run(0, "trace", "--from", from, "--to", "svc/web"), "Service            default/web:tcp", "\nanswered\n")
 	shows(run(0, "trace", "--from", from, "--to", "svc/web:tcp", "-o", "mermaid"), "flowchart TD\n")
 	shows(run(0, "trace", "--from", from, "--to", c.VIP, "-o", "svg"), "</svg>")
-	shows(run(1, "trace", "--from", from, "--to", "203.0.113.77:80"), "not a Service's")
+	shows(run(1, "trace", "--from", from, "--to", "203.0.113.77:80"), "not a Service")
 	shows(run(2, "trace", "--from", from, "--to", "svc/nobody"), "no Service default/nobody")
 
 	if answer := c.Pod.Dial(lab.TCP, c.VIP); answer.Err != nil {

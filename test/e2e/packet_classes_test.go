@@ -428,9 +428,9 @@ func (l *classLab) disagreesOn(r classResult, x *trace.Explanation, p passes) st
 		if seen.Addr().String() != b.SeenSource {
 			return fmt.Sprintf("%s sees %s, traced as %s", at, seen, b.SeenSource)
 		}
-		legs := map[leg]pass{{seen, at}: {b.LeavesBy, true}, {at, seen}: {b.ReturnsBy, false}}
+		legs := map[leg]pass{{seen, at}: {b.LeavesBy, true}, {at, seen}: {b.ReplyEntersBy, false}}
 		if in := l.entry(r.classQuestion); in != "" {
-			legs[leg{r.answer.Local, r.to}], legs[leg{r.to, r.answer.Local}] = pass{in, false}, pass{b.AnswerBy, true}
+			legs[leg{r.answer.Local, r.to}], legs[leg{r.to, r.answer.Local}] = pass{in, false}, pass{b.ReplyLeavesBy, true}
 		}
 		for way, want := range legs {
 			if want.link != "" && want.link != "lo" && !p[way][want] {

@@ -576,11 +576,11 @@ func (o *Oracle) Judge(c *Class, x *trace.Explanation, w Want) string {
 	return ""
 }
 
-func (o *Oracle) judgeSource(c *Class, b *trace.Branch, w Want, endpoint netip.AddrPort) string {
+func (o *Oracle) judgeSource(c *Class, b *trace.ServerPath, w Want, endpoint netip.AddrPort) string {
 	seen := netip.MustParseAddr(b.SeenSource)
 	switch {
-	case w.Back && b.AnswerBy != c.In && b.AnswerBy != "":
-		return fmt.Sprintf("the answer leaves by %s", b.AnswerBy)
+	case w.Back && b.ReplyLeavesBy != c.In && b.ReplyLeavesBy != "":
+		return fmt.Sprintf("the answer leaves by %s", b.ReplyLeavesBy)
 	case o.nodes[endpoint.Addr()]:
 		return "" // what is in the node's own network is not masqueraded
 	case w.Node && (o.nodes[seen] || o.fabric(o.family)(seen) == b.LeavesBy && o.isUplink(o.family, b.LeavesBy)) && !o.isVIP(seen) && (seen != c.From || c.In == ""):

@@ -109,7 +109,7 @@ func Summary(x *trace.Explanation) string {
 	fmt.Fprintf(&b, "%s %s", x.Verdict.Outcome, x.Link)
 	for i := range x.RealServers {
 		r := &x.RealServers[i]
-		fmt.Fprintf(&b, "; %s %d by %s as %s back %s: %s", r.RealServer, r.Weight, r.LeavesBy, r.SeenSource, r.AnswerBy, r.Verdict.Outcome)
+		fmt.Fprintf(&b, "; %s %d by %s as %s back %s: %s", r.RealServer, r.Weight, r.LeavesBy, r.SeenSource, r.ReplyLeavesBy, r.Verdict.Outcome)
 	}
 	return b.String()
 }

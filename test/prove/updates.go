@@ -596,6 +596,6 @@ func asEither(x, before, after *trace.Explanation) bool {
 	return true
 }
 
-func way(r trace.Branch) string {
+func way(r trace.ServerPath) string {
 	return strings.Join([]string{r.RealServer, r.LeavesBy, r.SeenSource, string(r.Verdict.Outcome)}, " ")
 }

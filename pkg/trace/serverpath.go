@@ -8,8 +8,8 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/nat"
 )
 
-// branch is the path of a connection from IPVS to one real server and back.
-type branch struct {
+// serverPath is the path of a connection from IPVS to one real server and back.
+type serverPath struct {
 	*walk
 	question Question
 	client   packet // as it reached IPVS
@@ -20,10 +20,10 @@ type branch struct {
 	seen     netip.AddrPort // source of the connection as the endpoint sees it
 }
 
-func (b *branch) follow(server ipvs.RealServer) Branch {
-	out := Branch{Weight: server.Weight, RealServer: b.to.String(), MaxConnections: server.MaxConnections}
+func (b *serverPath) follow(server ipvs.RealServer) ServerPath {
+	out := ServerPath{Weight: server.Weight, RealServer: b.to.String(), MaxConnections: server.MaxConnections}
 	if server.Weight == 0 {
-		out.Verdict = Verdict{Draining, "it takes no new connections"}
+		out.Verdict = Verdict{Draining, "it accepts no new connections"}
 		return out
 	}
 	if out.limit(b.Connections[b.key][b.to]); out.Verdict.Outcome != "" {
@@ -34,7 +34,7 @@ func (b *branch) follow(server ipvs.RealServer) Branch {
 	p.conn = &conn
 	out.Verdict = b.dispatch(&p)
 	out.Request, b.steps = b.steps, nil
-	out.Met = b.met
+	out.Rules = b.rules
 	out.LeavesBy, out.SeenSource = p.out, p.src.Addr().String()
 	switch {
 	case out.Verdict.Outcome != "":
@@ -44,14 +44,14 @@ func (b *branch) follow(server ipvs.RealServer) Branch {
 		return out
 	}
 	b.seen = p.src
-	answer := b.reply(&p)
-	out.ReturnsBy = answer.in
-	out.Verdict = b.comeBack(answer)
-	out.AnswerBy, out.Answer = answer.out, b.steps
-	out.Met = b.met
+	reply := b.reply(&p)
+	out.ReplyEntersBy = reply.in
+	out.Verdict = b.followReply(reply)
+	out.ReplyLeavesBy, out.Reply = reply.out, b.steps
+	out.Rules = b.rules
 	if out.Verdict.Outcome == Answered {
 		b.steps = nil
-		if v := b.goOn(&p); v.Outcome != "" {
+		if v := b.followNext(&p); v.Outcome != "" {
 			out.Verdict, out.Later = v, b.steps
 		} else if b.eval.Opened != nil {
 			b.eval.Opened(&Connection{b, p})
@@ -64,7 +64,7 @@ func (b *branch) follow(server ipvs.RealServer) Branch {
 // (net/netfilter/ipvs/ip_vs_conn.c, ip_vs_unbind_dest) accepts new ones again when fewer
 // than three quarters of the limit are left; whether it has been reached since cannot be
 // read.
-func (out *Branch) limit(c ipvs.Connections) {
+func (out *ServerPath) limit(c ipvs.Connections) {
 	if out.MaxConnections == 0 {
 		return
 	}
@@ -81,15 +81,15 @@ func (out *Branch) limit(c ipvs.Connections) {
 // dispatch follows a request from IPVS to where it leaves the node. IPVS looks up the
 // route without source and mark. nat OUTPUT looks it up again with both, because the
 // destination differs from conntrack's; mangle OUTPUT does so if it changes the mark.
-func (b *branch) dispatch(p *packet) Verdict {
+func (b *serverPath) dispatch(p *packet) Verdict {
 	was := p.out
 	p.dst, p.virtual, p.in = b.to, &b.key, ""
 	way, ok := b.routed(lookup{dst: b.to.Addr(), in: "lo"}, p)
 	switch {
 	case !ok:
-		return Verdict{Dropped, "there is no route to " + b.to.Addr().String()}
+		return Verdict{Dropped, "no route to " + b.to.Addr().String()}
 	case way.Local && b.entry == "" && was != "" && was != "lo":
-		return Verdict{Dropped, "the endpoint is in the node's own network, and the request is on its way out by " + was}
+		return Verdict{Dropped, "the endpoint is in the node's own network, but the request is already routed out of " + was}
 	case way.Local:
 		b.local, p.out = true, "lo"
 		if b.entry == "" {
@@ -98,18 +98,18 @@ func (b *branch) dispatch(p *packet) Verdict {
 		return Verdict{}
 	}
 	p.out = way.Link
-	b.reach("sent by IPVS", p)
+	b.interfere("sent by IPVS", p)
 	before := p.mark
 	if v := verdict(b.hooks("OUTPUT", p, nat.Raw, nat.Mangle), b.walk); v.Outcome != "" {
 		return v
 	}
 	if p.state != Invalid || p.mark != before {
 		if way, ok = b.routedAgain(lookup{src: p.src.Addr(), dst: b.to.Addr(), in: "lo", mark: p.mark}, p, way); !ok {
-			return Verdict{Dropped, "there is no route to " + b.to.Addr().String() + " for what comes from " + p.src.Addr().String()}
+			return Verdict{Dropped, "no route to " + b.to.Addr().String() + " from " + p.src.Addr().String()}
 		}
 	}
 	if way.Local {
-		return Verdict{Dropped, "behind IPVS it is routed to lo: " + way.String()}
+		return Verdict{Dropped, "after IPVS it is routed to lo: " + way.String()}
 	}
 	p.out = way.Link
 	if v := b.sendRouted(p); v.Outcome != "" {
@@ -121,7 +121,7 @@ func (b *branch) dispatch(p *packet) Verdict {
 // sendRouted follows a packet that has its route through the rest of OUTPUT and through
 // POSTROUTING, which may masquerade it. It returns a Verdict without an Outcome if the
 // packet is sent.
-func (b *branch) sendRouted(p *packet) Verdict {
+func (b *serverPath) sendRouted(p *packet) Verdict {
 	if v := verdict(b.hooks("OUTPUT", p, nat.Filter), b.walk); v.Outcome != "" {
 		return v
 	}
@@ -137,7 +137,7 @@ func (b *branch) sendRouted(p *packet) Verdict {
 // dispatchHere follows a request of the node itself to an endpoint in its own network.
 // It passes the rest of OUTPUT and POSTROUTING, which may masquerade it, and enters
 // again on lo. A request that has entered on an interface is delivered at once.
-func (b *branch) dispatchHere(p *packet) Verdict {
+func (b *serverPath) dispatchHere(p *packet) Verdict {
 	if v := b.sendRouted(p); v.Outcome != "" {
 		return v
 	}
@@ -146,7 +146,7 @@ func (b *branch) dispatchHere(p *packet) Verdict {
 
 // throughLoopback follows a packet of the node itself that enters again on lo. It keeps
 // its route and its connection, so only the hooks act on it.
-func (b *branch) throughLoopback(p *packet) Verdict {
+func (b *serverPath) throughLoopback(p *packet) Verdict {
 	p.in, p.out = "lo", ""
 	if v := verdict(b.hooks("PREROUTING", p, nat.Raw, nat.Mangle), b.walk); v.Outcome != "" {
 		return v
@@ -158,10 +158,10 @@ func (b *branch) throughLoopback(p *packet) Verdict {
 	return Verdict{}
 }
 
-// goOn follows the client's next packet, which must take the path of the first: if a
+// followNext follows the client's next packet, which must take the path of the first: if a
 // masqueraded connection leaves by another interface, the kernel drops the connection
 // (nf_nat_oif_changed).
-func (b *branch) goOn(first *packet) Verdict {
+func (b *serverPath) followNext(first *packet) Verdict {
 	p := b.question.packet()
 	p.state, p.phase, p.conn, p.in = Established, Later, first.conn, b.entry
 	p.src = b.client.conn.source
@@ -185,29 +185,29 @@ func (b *branch) goOn(first *packet) Verdict {
 }
 
 // leaves checks whether the network outside the node accepts the request.
-func (b *branch) leaves(p *packet) Verdict {
+func (b *serverPath) leaves(p *packet) Verdict {
 	if !b.leadsOut(p.out) {
 		return Verdict{}
 	}
 	src := p.src.Addr()
 	by := b.deliveredBy(src)
 	if b.Owner(src) == "" && b.Local(src) {
-		return Verdict{Asymmetric, fmt.Sprintf("the request leaves by %s with the VIP %s as its source: the answer goes to whoever has that address", p.out, src)}
+		return Verdict{Asymmetric, fmt.Sprintf("the request leaves by %s with the VIP %s as its source: the reply goes to the host that has this address", p.out, src)}
 	}
-	if own := b.ownWay(p); by == "" && own != "" && own != p.out {
+	if own := b.directLink(p); by == "" && own != "" && own != p.out {
 		return Verdict{Asymmetric, fmt.Sprintf("the request leaves by %s with the source %s, whose own traffic leaves by %s: a network that checks sources drops it", p.out, src, own)}
 	}
 	if by != "" && by != p.out {
-		return Verdict{Asymmetric, fmt.Sprintf("the request leaves by %s with the source %s, which is %s's: a network that checks sources drops it, and else the answer comes to %s",
+		return Verdict{Asymmetric, fmt.Sprintf("the request leaves by %s with the source %s, which belongs to %s: a network that checks sources drops it; otherwise the reply arrives on %s",
 			p.out, src, by, by)}
 	}
 	return Verdict{}
 }
 
-// ownWay returns the interface by which a policy rule routes direct traffic of the
+// directLink returns the interface by which a policy rule routes direct traffic of the
 // client to the endpoint. It returns "" if there is none, or if the client's address
 // is not preserved.
-func (b *branch) ownWay(p *packet) string {
+func (b *serverPath) directLink(p *packet) string {
 	if b.entry == "" || p.src.Addr() != b.client.src.Addr() {
 		return ""
 	}
@@ -219,10 +219,10 @@ func (b *branch) ownWay(p *packet) string {
 }
 
 // reply returns the endpoint's first packet as it enters this node.
-func (b *branch) reply(request *packet) *packet {
+func (b *serverPath) reply(request *packet) *packet {
 	p := &packet{
 		protocol: request.protocol, src: b.to, dst: request.src, in: request.out, conn: request.conn,
-		answer: true, state: Established, phase: Answer,
+		reply: true, state: Established, phase: Reply,
 	}
 	if b.local {
 		p.in = ""
@@ -230,60 +230,60 @@ func (b *branch) reply(request *packet) *packet {
 	return p
 }
 
-// comeBack follows the reply to the client.
-func (b *branch) comeBack(p *packet) Verdict {
+// followReply follows the reply to the client.
+func (b *serverPath) followReply(p *packet) Verdict {
 	if b.local {
-		return b.answeredHere(p)
+		return b.replyFromNode(p)
 	}
-	if v := b.misses(p); v.Outcome != "" {
+	if v := b.bypasses(p); v.Outcome != "" {
 		return v
 	}
-	if v := b.returnsToPort(p); v.Outcome != "" {
+	if v := b.checkHairpin(p); v.Outcome != "" {
 		return v
 	}
-	b.reach("arrival", p)
+	b.interfere("arrival", p)
 	if v := verdict(b.hooks("PREROUTING", p, nat.Raw, nat.Mangle), b.walk); v.Outcome != "" {
 		return v
 	}
 	b.restoreClient(p)
 	if why := b.reversePath(p); why != "" {
 		b.note("reverse path", p, "", "dropped: %s", why)
-		return Verdict{Dropped, "the answer, as " + why}
+		return Verdict{Dropped, "the reply: " + why}
 	}
 	way, ok := b.routed(lookup{src: p.src.Addr(), dst: p.dst.Addr(), in: p.in, mark: p.mark}, p)
 	switch {
 	case !ok:
-		return Verdict{Dropped, "the answer: there is no route to " + p.dst.Addr().String()}
+		return Verdict{Dropped, "the reply: no route to " + p.dst.Addr().String()}
 	case way.Local:
-		return b.toNode(p)
+		return b.deliverReply(p)
 	case !b.Forwards():
-		return Verdict{Dropped, "the answer: the node does not forward (ip_forward is 0)"}
+		return Verdict{Dropped, "the reply: the node does not forward (ip_forward is 0)"}
 	}
-	return b.onwards(p, way)
+	return b.forwardReply(p, way)
 }
 
-// misses reports replies that bypass this node's IPVS: from an endpoint on the client's
+// bypasses reports replies that bypass this node's IPVS: from an endpoint on the client's
 // bridge whose frames bypass the rules, and from a remote endpoint that sees the
 // address of an external client.
-func (b *branch) misses(p *packet) Verdict {
+func (b *serverPath) bypasses(p *packet) Verdict {
 	if p.dst != p.conn.source {
 		return Verdict{}
 	}
 	link, _ := b.Link(p.in)
 	if p.in == b.entry && link.Type == "bridge" && !b.BridgeFilters() {
-		return Verdict{Dropped, "client and endpoint are on the bridge " + p.in + ", whose frames are not shown to the rules (bridge-nf-call-iptables is 0): the client is answered by an address that it did not ask"}
+		return Verdict{Dropped, "client and endpoint are on bridge " + p.in + ", whose frames bypass the rules (bridge-nf-call-iptables is 0): the client gets a reply from an address that it did not connect to"}
 	}
 	if b.entry != "" && b.leadsOut(b.entry) && b.leadsOut(p.in) {
-		return Verdict{Dropped, "the endpoint, on another node, sees the client's address and answers it past this node"}
+		return Verdict{Dropped, "the endpoint, on another node, sees the client's address and replies to it directly, not through this node"}
 	}
 	return Verdict{}
 }
 
-// returnsToPort judges the answer of a pod on a bridge to itself. Where bridged
-// packets are shown to the rules, the bridge itself undoes the masquerading and
-// sends the answer back to the port that it entered by (br_nf_pre_routing_finish),
-// which must be in hairpin mode.
-func (b *branch) returnsToPort(p *packet) Verdict {
+// checkHairpin reports whether the reply of a pod on a bridge to itself is dropped. If
+// bridged packets pass the rules, the bridge undoes the masquerading and sends the reply
+// back to the port on which it entered (br_nf_pre_routing_finish). This port must be in
+// hairpin mode.
+func (b *serverPath) checkHairpin(p *packet) Verdict {
 	link, _ := b.Link(p.in)
 	if b.to.Addr() != p.conn.source.Addr() || p.dst == p.conn.source || link.Type != "bridge" || !b.BridgeFilters() {
 		return Verdict{}
@@ -299,14 +299,14 @@ func (b *branch) returnsToPort(p *packet) Verdict {
 	case len(ports):
 		return Verdict{}
 	case 0:
-		return Verdict{Dropped, "the answer has to leave " + p.in + " by the port that it entered by, and no port is in hairpin mode"}
+		return Verdict{Dropped, "the reply has to leave " + p.in + " by the port on which it entered, and no port is in hairpin mode"}
 	}
-	b.doubt("a pod's answer to itself leaves %s by the port that it entered by: %d of %d ports are in hairpin mode, and which is the pod's is not known here", p.in, hairpin, len(ports))
+	b.doubt("a pod's reply to itself leaves %s by the port on which it entered: %d of %d ports are in hairpin mode, and the pod's port is unknown", p.in, hairpin, len(ports))
 	return Verdict{}
 }
 
-// toNode follows the reply to a request of the node itself.
-func (b *branch) toNode(p *packet) Verdict {
+// deliverReply follows the reply to a request of the node itself.
+func (b *serverPath) deliverReply(p *packet) Verdict {
 	if v := verdict(b.hooks("INPUT", p, nat.Mangle, nat.Filter), b.walk); v.Outcome != "" {
 		return v
 	}
@@ -314,9 +314,9 @@ func (b *branch) toNode(p *packet) Verdict {
 	return Verdict{Outcome: Answered}
 }
 
-// onwards follows a reply through FORWARD, after which IPVS sets the VIP as its source
+// forwardReply follows a reply through FORWARD, after which IPVS sets the VIP as its source
 // and looks up its route again.
-func (b *branch) onwards(p *packet, way found) Verdict {
+func (b *serverPath) forwardReply(p *packet, way found) Verdict {
 	p.out = way.Link
 	if v := verdict(b.hooks("FORWARD", p, nat.Mangle, nat.Filter), b.walk); v.Outcome != "" {
 		return v
@@ -325,17 +325,17 @@ func (b *branch) onwards(p *packet, way found) Verdict {
 	if b.set("net/ipv4/vs/snat_reroute") {
 		again, ok := b.routedAgain(lookup{src: p.src.Addr(), dst: p.dst.Addr(), in: "lo", mark: p.mark}, p, way)
 		if !ok {
-			return Verdict{Dropped, "the answer: there is no route to " + p.dst.Addr().String()}
+			return Verdict{Dropped, "the reply: no route to " + p.dst.Addr().String()}
 		}
 		p.out = again.Link
 	}
 	return b.out(p)
 }
 
-// answeredHere follows the reply of an endpoint in the node's own network, which starts
+// replyFromNode follows the reply of an endpoint in the node's own network, which starts
 // in OUTPUT.
-func (b *branch) answeredHere(p *packet) Verdict {
-	b.reach("sent by the node", p)
+func (b *serverPath) replyFromNode(p *packet) Verdict {
+	b.interfere("sent by the node", p)
 	if v := verdict(b.hooks("OUTPUT", p, nat.Raw, nat.Mangle), b.walk); v.Outcome != "" {
 		return v
 	}
@@ -343,7 +343,7 @@ func (b *branch) answeredHere(p *packet) Verdict {
 	b.restoreSource(p)
 	way, ok := b.routed(lookup{src: p.src.Addr(), dst: p.dst.Addr(), in: "lo", mark: p.mark}, p)
 	if !ok {
-		return Verdict{Dropped, "the answer: there is no route to " + p.dst.Addr().String()}
+		return Verdict{Dropped, "the reply: no route to " + p.dst.Addr().String()}
 	}
 	p.out = way.out()
 	if v := verdict(b.hooks("OUTPUT", p, nat.Filter), b.walk); v.Outcome != "" {
@@ -362,26 +362,26 @@ func (b *branch) answeredHere(p *packet) Verdict {
 }
 
 // restoreClient does what conntrack does to the reply of a masqueraded connection.
-func (b *branch) restoreClient(p *packet) {
+func (b *serverPath) restoreClient(p *packet) {
 	if p.dst != p.conn.source {
 		p.dst = p.conn.source
-		b.note("conntrack", p, "", "the destination becomes the client's again")
+		b.note("conntrack", p, "", "destination becomes the client's again")
 	}
 }
 
 // restoreSource does what IPVS does to a reply.
-func (b *branch) restoreSource(p *packet) {
+func (b *serverPath) restoreSource(p *packet) {
 	p.src = b.client.dst
-	b.note("IPVS", p, "", "the source becomes the VIP")
+	b.note("IPVS", p, "", "source becomes the VIP")
 }
 
 // out follows a reply to where it leaves the node.
-func (b *branch) out(p *packet) Verdict {
+func (b *serverPath) out(p *packet) Verdict {
 	if v := verdict(b.hooks("POSTROUTING", p, nat.Mangle), b.walk); v.Outcome != "" {
 		return v
 	}
 	if p.out != b.entry {
-		return Verdict{Asymmetric, fmt.Sprintf("the request came in by %s, the answer leaves by %s", b.entry, p.out)}
+		return Verdict{Asymmetric, fmt.Sprintf("the request entered by %s, the reply leaves by %s", b.entry, p.out)}
 	}
 	return Verdict{Outcome: Answered}
 }

@@ -3,87 +3,9 @@ package plan_test
 import (
 	"testing"
 
-	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
 	"github.com/kube-ipvs/kube-ipvs/pkg/ipvs"
 	"github.com/kube-ipvs/kube-ipvs/pkg/plan"
 )
-
-// TestLocalFlows varies the settings that affect flows under externalTrafficPolicy
-// Local.
-func TestLocalFlows(t *testing.T) {
-	const (
-		kept    = "server:8080 by cni0 as client"
-		inside  = "server:8080 by cni0 as bridge, remote:8080 by eth0 as node"
-		outside = "server:8080 by cni0 as bridge"
-	)
-	for _, tc := range []struct {
-		name  string
-		set   func(*scenario, *host)
-		flows []flow
-	}{
-		{"masqueraded for everybody", func(s *scenario, _ *host) { s.Config.MasqueradeExternalLocal = true }, []flow{
-			{"client eth0", "l/here:80", outside},
-			{"client eth0", "x/here:80", outside},
-			{"client eth0", "node:30081", outside},
-			{"pod cni0", "l/here:80", inside},
-			{"l/here", "l/here:80", inside},
-		}},
-		{"no second virtual servers", func(s *scenario, _ *host) { s.Config.LocalMark = plan.LocalMark{} }, []flow{
-			{"client eth0", "l/here:80", kept},
-			{"pod cni0", "l/here:80", "server:8080 by cni0 as pod"},
-			{"l/here", "l/here:80", "server:8080 by cni0 as l/here"},
-			{"farpod eth0", "l/here:80", "server:8080 by cni0 as farpod"},
-			{"client eth0", "l/away:80", "DROP"},
-			{"pod cni0", "l/away:80", "remote:8080 by eth0 as pod"},
-		}},
-		{"no endpoint here that is ready", func(s *scenario, _ *host) { unready(s, "node-1") }, []flow{
-			{"client eth0", "l/here:80", "DROP"},
-			{"pod cni0", "l/here:80", "remote:8080 by eth0 as pod"},
-			{"l/here", "l/here:80", "remote:8080 by eth0 as node"},
-		}},
-		{"none ready anywhere", func(s *scenario, _ *host) { unready(s, "node-1"); unready(s, "node-2") }, []flow{
-			{"client eth0", "l/here:80", "REFUSED"},
-			{"pod cni0", "l/here:80", "REFUSED"},
-		}},
-		// IPVS does not find the fwmark then. Internal clients get the node-local
-		// endpoints, as under kube-proxy.
-		{"a policy engine marks in INPUT", func(_ *scenario, h *host) { h.policy = 0x100000 }, []flow{
-			{"client eth0", "l/here:80", kept},
-			{"client eth0", "l/lb:80", "remote:8080 by eth0 as node"},
-			{"pod cni0", "l/here:80", "server:8080 by cni0 as pod"},
-			{"client eth0", "l/away:80", "DROP"},
-		}},
-		{"other marks", func(_ *scenario, h *host) { h.policy = 0x80 }, []flow{
-			{"client eth0", "l/here:80", kept},
-			{"pod cni0", "l/here:80", "server:8080 by cni0 as pod"},
-			{"client eth0", "l/lb:80", "remote:8080 by eth0 as node"},
-		}},
-	} {
-		for _, family := range ip.Families {
-			t.Run(tc.name+" "+family.String(), func(t *testing.T) {
-				s := load(t, "cluster")
-				s.Config.VIPs.LoadBalancers, s.Config.VIPs.ExternalIPs = plan.ClaimAddress, plan.ClaimAddress
-				tc.set(s, &host{})
-				h := newHost(t, s, family)
-				tc.set(s, h)
-				checkFlows(t, h, tc.flows)
-			})
-		}
-	}
-}
-
-// unready makes a node's endpoints not ready.
-func unready(s *scenario, node string) {
-	for i := range s.Services {
-		for _, p := range s.Services[i].Ports {
-			for j := range p.Endpoints {
-				if e := &p.Endpoints[j]; e.Node == node {
-					e.Ready, e.Serving = false, false
-				}
-			}
-		}
-	}
-}
 
 // TestNumbersRunOut checks that internal clients get the node-local endpoints if an
 // address and port has no fwmark.

@@ -22,7 +22,11 @@ type Question struct {
 	In string
 	// Optional fields.
 	FromPort uint16
+	// Bound means that the program of the node has bound From. Without it, the kernel
+	// chooses the source of the node's own packets.
+	Bound    bool
 	State    State  // New if not given
+	Reply    bool   // it is of a connection that To opened to From
 	Mark     uint32 // that the packet arrives with
 	ConnMark uint32
 }
@@ -44,6 +48,8 @@ type Explanation struct {
 	// Link is where a request without a virtual server goes: the interface by which it
 	// leaves, or "lo" if it is delivered to the node.
 	Link string `json:"link,omitempty"`
+	// SeenSource is the address with which such a request leaves.
+	SeenSource string `json:"seenSource,omitempty"`
 	// Verdict is that of the request: where it ends, or that it is served.
 	Verdict Verdict `json:"verdict"`
 }
@@ -61,6 +67,7 @@ type ServerPath struct {
 	Doubt          string `json:"doubt,omitempty"` // why it may refuse the connection
 	LeavesBy       string `json:"leavesBy,omitempty"`
 	SeenSource     string `json:"seenSource,omitempty"` // what the endpoint sees
+	Mark           uint32 `json:"-"`                    // with which the request leaves
 	Request        []Step `json:"request"`
 	ReplyEntersBy  string `json:"replyEntersBy,omitempty"`
 	ReplyLeavesBy  string `json:"replyLeavesBy,omitempty"` // towards the client
@@ -116,6 +123,9 @@ func (e *Evaluator) Explain(n *Node, q Question) Explanation {
 		out.serve(w, q, key, *p)
 	case Unserved:
 		out.Link = p.out
+		if p.out != "lo" {
+			out.SeenSource = p.src.Addr().String()
+		}
 	}
 	out.Steps, out.Doubts = w.steps, w.doubts
 	return out
@@ -124,7 +134,7 @@ func (e *Evaluator) Explain(n *Node, q Question) Explanation {
 // packet returns the connection's first packet.
 func (q Question) packet() *packet {
 	return &packet{
-		protocol: q.Protocol, state: cmp.Or(q.State, New), phase: Request, mark: q.Mark,
+		protocol: q.Protocol, state: cmp.Or(q.State, New), phase: Request, mark: q.Mark, bound: q.Bound, reply: q.Reply,
 		src:  netip.AddrPortFrom(q.From, cmp.Or(q.FromPort, sourcePort)),
 		dst:  q.To,
 		conn: &connection{mark: q.ConnMark, source: netip.AddrPortFrom(q.From, cmp.Or(q.FromPort, sourcePort))},
@@ -246,13 +256,25 @@ func (w *walk) forwarded(p *packet, way found) Verdict {
 	if v := verdict(w.hooks("FORWARD", p, nat.Mangle, nat.Filter), w); v.Outcome != "" {
 		return v
 	}
-	return Verdict{Unserved, "it leaves the node by " + way.Link}
+	return w.departs(p)
+}
+
+// departs follows a packet that is for no Service through POSTROUTING.
+func (w *walk) departs(p *packet) Verdict {
+	if v := verdict(w.hooks("POSTROUTING", p, nat.Mangle, nat.NAT), w); v.Outcome != "" {
+		return v
+	}
+	return Verdict{Unserved, "it leaves the node by " + p.out}
 }
 
 // sent follows a packet of the node itself. IPVS precedes filter OUTPUT and uses the
 // route that was looked up last.
 func (w *walk) sent(p *packet) (ipvs.Key, Verdict) {
 	source, way, ok := w.sourceTowards(p.dst.Addr())
+	if p.bound {
+		source = p.src.Addr()
+		way, ok = w.lookUp(lookup{src: source, dst: p.dst.Addr(), in: "lo"})
+	}
 	if !ok {
 		return ipvs.Key{}, Verdict{Dropped, "the node has no route to " + p.dst.Addr().String()}
 	}
@@ -286,7 +308,7 @@ func (w *walk) sent(p *packet) (ipvs.Key, Verdict) {
 		return ipvs.Key{}, v
 	}
 	if !way.Local {
-		return ipvs.Key{}, Verdict{Unserved, "it leaves the node by " + way.Link}
+		return ipvs.Key{}, w.departs(p)
 	}
 	return w.reenter(p)
 }

@@ -39,6 +39,7 @@ type packet struct {
 	mark     uint32
 	conn     *connection
 	state    State
+	bound    bool      // the node's program has chosen src
 	reply    bool      // in the direction of replies
 	phase    Phase     // which packet of the connection it is
 	virtual  *ipvs.Key // the virtual server that scheduled it, after IPVS

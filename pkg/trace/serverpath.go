@@ -35,7 +35,7 @@ func (b *serverPath) follow(server ipvs.RealServer) ServerPath {
 	out.Verdict = b.dispatch(&p)
 	out.Request, b.steps = b.steps, nil
 	out.Rules = b.rules
-	out.LeavesBy, out.SeenSource = p.out, p.src.Addr().String()
+	out.LeavesBy, out.SeenSource, out.Mark = p.out, p.src.Addr().String(), p.mark
 	switch {
 	case out.Verdict.Outcome != "":
 		return out

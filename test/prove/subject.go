@@ -3,14 +3,17 @@
 package prove
 
 import (
+	"cmp"
 	"fmt"
 	"maps"
+	"net/netip"
 	"slices"
 	"strings"
 
 	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
 	"github.com/kube-ipvs/kube-ipvs/pkg/nat"
 	"github.com/kube-ipvs/kube-ipvs/pkg/trace"
+	"github.com/kube-ipvs/kube-ipvs/test/scenario"
 )
 
 // Subject is one kernel with its classes, its oracle, and the same node under
@@ -87,12 +90,37 @@ func (s *Subject) Check() []Failure {
 		if len(x.Doubts) > 0 {
 			what = "cannot be judged: " + strings.Join(x.Doubts, "; ")
 		}
+		if !slices.Contains(s.Wants[i].Fates, MayAny) {
+			what = cmp.Or(what, leftover(&c.Question, &x))
+		}
 		if what != "" {
 			out = append(out, Failure{Subject: s.String(), Class: c, Got: what, Want: s.Wants[i], Path: s.path(s.Node, c, nil)})
 		}
 	}
 	return out
 }
+
+// leftover reports a request that leaves with one of our marks: it would be routed by it,
+// and a tunnel passes the mark on to its own packets, which would be masqueraded as well. A
+// pod that reaches itself stays on this node. Table nat, which clears the bit, does not see
+// what conntrack cannot assign to a connection.
+func leftover(c *trace.Question, x *trace.Explanation) string {
+	if c.State == trace.Invalid {
+		return ""
+	}
+	for _, r := range x.RealServers {
+		if r.Mark&ownMarks != 0 && r.LeavesBy != "lo" && netip.MustParseAddrPort(r.RealServer).Addr() != c.From {
+			return fmt.Sprintf("to %s: leaves with the mark %#x", r.RealServer, r.Mark)
+		}
+	}
+	return ""
+}
+
+// ownMarks are those of ours that have no meaning behind the node.
+var ownMarks = func() uint32 {
+	cfg := scenario.DefaultConfig()
+	return cfg.MasqueradeMark | cfg.LocalMark.Value | cfg.VIPs.Mark
+}()
 
 // path prints a class's way through the rules.
 func (s *Subject) path(n *trace.Node, c *Class, interfere func(trace.Point, *uint32, *uint32)) string {
@@ -103,13 +131,20 @@ func (s *Subject) path(n *trace.Node, c *Class, interfere func(trace.Point, *uin
 	return b.String()
 }
 
-// Summary is what can be seen of a class from outside of the node.
+// Summary is what can be seen of a class from outside of the node, and by what encapsulates
+// its packets.
 func Summary(x *trace.Explanation) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "%s %s", x.Verdict.Outcome, x.Link)
+	if x.SeenSource != "" {
+		b.WriteString(" as " + x.SeenSource)
+	}
 	for i := range x.RealServers {
 		r := &x.RealServers[i]
 		fmt.Fprintf(&b, "; %s %d by %s as %s back %s: %s", r.RealServer, r.Weight, r.LeavesBy, r.SeenSource, r.ReplyLeavesBy, r.Verdict.Outcome)
+		if r.Mark&ownMarks != 0 {
+			b.WriteString(" marked")
+		}
 	}
 	return b.String()
 }

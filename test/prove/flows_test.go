@@ -1,16 +1,23 @@
-package plan_test
+//go:build prove
+
+package prove
 
 import (
+	"cmp"
 	"fmt"
 	"net/netip"
+	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 
 	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
-	"github.com/kube-ipvs/kube-ipvs/pkg/nat"
 	"github.com/kube-ipvs/kube-ipvs/pkg/plan"
+	"github.com/kube-ipvs/kube-ipvs/pkg/routing"
 	"github.com/kube-ipvs/kube-ipvs/pkg/service"
+	"github.com/kube-ipvs/kube-ipvs/pkg/trace"
+	"github.com/kube-ipvs/kube-ipvs/test/scenario"
 )
 
 // The hosts around the node of testdata/cluster.yaml, and the addresses of its
@@ -63,32 +70,139 @@ func (n names) name(a netip.Addr) string {
 	return a.String()
 }
 
-// flow is a connection. "client eth0" enters through eth0; "node" is the node itself.
-// The destination is "HOST:PORT", followed by the protocol unless it is TCP, or "HOST
-// ping", or "HOST error" for an ICMP error about a connection.
+// flow is a connection. "client eth0" enters through eth0; a source without an interface
+// is an address that a program of the node has bound. The destination is "HOST:PORT",
+// followed by the protocol unless it is TCP, or "HOST ping", or "HOST error" for an ICMP
+// error about a connection.
 type flow struct{ from, to, want string }
 
-func (f flow) packet(n names) packet {
+func (f flow) question(n names) trace.Question {
 	source := strings.Fields(f.from)
-	p := packet{src: n.addr(source[0]), sport: 40000, protocol: ip.TCP}
+	q := trace.Question{Protocol: ip.TCP, From: n.addr(source[0]), Bound: len(source) == 1}
 	if len(source) > 1 {
-		p.in = source[1]
+		q.In = source[1]
 	}
 	to := strings.Fields(f.to)
 	where, port, _ := strings.Cut(to[0], ":")
-	p.dst = n.addr(where)
+	number, _ := strconv.ParseUint(port, 10, 16)
+	q.To = netip.AddrPortFrom(n.addr(where), uint16(number))
 	switch {
-	case len(to) > 1 && (to[1] == "ping" || to[1] == "error"):
-		p.protocol, p.sport, p.related = icmp, 0, to[1] == "error"
-		return p
-	case len(to) > 1:
+	case len(to) == 1:
+	case to[1] == "ping" || to[1] == "error":
+		q.Protocol = map[ip.Family]ip.Protocol{ip.IPv4: trace.ICMP, ip.IPv6: trace.ICMPv6}[ip.Family(n)]
+		if to[1] == "error" {
+			q.State = trace.Related
+		}
+	default:
 		var err error
-		if p.protocol, err = ip.ParseProtocol(to[1]); err != nil {
+		if q.Protocol, err = ip.ParseProtocol(to[1]); err != nil {
 			panic(err)
 		}
 	}
-	p.dport = uint16(number(port))
-	return p
+	return q
+}
+
+// text is what becomes of a flow. Without a virtual server that is DROP or REJECT,
+// LOCAL for the node's own ports, or FORWARD. REFUSED is by IPVS.
+func (n names) text(x *trace.Explanation) string {
+	var out []string
+	for _, r := range x.RealServers {
+		to := netip.MustParseAddrPort(r.RealServer)
+		way := fmt.Sprintf("%s:%d by %s as %s", n.name(to.Addr()), to.Port(), r.LeavesBy, n.name(netip.MustParseAddr(r.SeenSource)))
+		if r.Verdict.Outcome != trace.Answered {
+			way += " (" + string(r.Verdict.Outcome) + ")"
+		}
+		out = append(out, way)
+	}
+	switch outcome := x.Verdict.Outcome; {
+	case len(x.Doubts) > 0:
+		return "cannot be judged: " + strings.Join(x.Doubts, "; ")
+	case len(out) > 0:
+		return strings.Join(out, ", ")
+	case outcome == trace.Dropped:
+		return "DROP"
+	case outcome == trace.Refused && x.VirtualServer != "":
+		return "REFUSED"
+	case outcome == trace.Refused:
+		return "REJECT"
+	case outcome == trace.Unserved && x.Link == "lo":
+		return "LOCAL"
+	case outcome == trace.Unserved:
+		return "FORWARD by " + x.Link
+	}
+	return x.Verdict.String()
+}
+
+// golden reads a scenario of pkg/plan.
+func golden(t *testing.T, name string) *Scenario {
+	t.Helper()
+	list, err := load(filepath.Join("../../pkg/plan/testdata", name+".yaml"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return list[0].clone()
+}
+
+// host is a node on which kube-ipvs has programmed a scenario.
+type host struct {
+	*trace.Node
+	evaluator trace.Evaluator
+}
+
+func newHost(t *testing.T, s *Scenario, family ip.Family) *host {
+	t.Helper()
+	p, err := NewProduct(s)
+	if err != nil {
+		t.Fatal(err)
+	}
+	n, err := p.Node(family)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return &host{Node: n}
+}
+
+// in returns the host in one of the Environments.
+func (h *host) in(environment string) *host {
+	for _, e := range Environments {
+		if e.Name == environment {
+			return &host{Node: e.change(h.Node)}
+		}
+	}
+	panic("no environment " + environment)
+}
+
+// entersBy returns the interface by which a client's packets enter.
+func (s *Scenario) entersBy(client netip.Addr) string {
+	return cmp.Or(s.podLink(s.bare(ip.IPv4), client), NewOracle(s, ip.IPv4).mainUplink())
+}
+
+// claimed reports whether an address is in the table of claimed ports.
+func (h *host) claimed(a netip.Addr) bool {
+	table := scenario.DefaultConfig().VIPs.Table
+	return slices.ContainsFunc(h.Routes, func(r routing.Route) bool { return r.Table == table && r.Dst.Addr() == a })
+}
+
+// sorted lists real servers by their names, which stand for addresses of any order.
+func sorted(text string) string {
+	list := strings.Split(text, ", ")
+	slices.Sort(list)
+	return strings.Join(list, ", ")
+}
+
+func checkFlows(t *testing.T, h *host, flows []flow) {
+	t.Helper()
+	n := names(h.Family)
+	for _, f := range flows {
+		q := f.question(n)
+		x := h.evaluator.Explain(h.Node, q)
+		if what := leftover(&q, &x); what != "" {
+			t.Errorf("from %s to %s: %s", f.from, f.to, what)
+		}
+		if got := n.text(&x); sorted(got) != sorted(f.want) {
+			t.Errorf("from %s to %s:\n got %s\nwant %s", f.from, f.to, got, f.want)
+		}
+	}
 }
 
 // A VIP is a local address, so the kernel also chooses it as the source of a local
@@ -97,12 +211,12 @@ var flows = []flow{
 	// Cluster IPs: clients other than pods, and a pod that reaches itself, are
 	// masqueraded.
 	{"pod cni0", "c/web:80", "server:8080 by cni0 as pod, remote:8080 by eth0 as pod"},
-	{"farpod eth0", "c/web:80", "server:8080 by cni0 as farpod, remote:8080 by eth0 as farpod"},
+	{"farpod eth0", "c/web:80", "server:8080 by cni0 as farpod, remote:8080 by eth0 as farpod (dropped)"},
 	{"server cni0", "c/web:80", "server:8080 by cni0 as bridge, remote:8080 by eth0 as server"},
 	{"client eth0", "c/web:80", "server:8080 by cni0 as bridge, remote:8080 by eth0 as node"},
 	{"c/web", "c/web:80", "server:8080 by cni0 as bridge, remote:8080 by eth0 as node"},
 	{"node", "c/web:80", "server:8080 by cni0 as bridge, remote:8080 by eth0 as node"},
-	{"loopback", "c/web:80", "server:8080 by cni0 as loopback, remote:8080 by eth0 as loopback"},
+	{"loopback", "c/web:80", "server:8080 by cni0 as loopback, remote:8080 by eth0 as loopback (asymmetric)"},
 	{"pod cni0", "c/datagrams:53 UDP", "remote:53 by eth0 as pod"},
 	{"client eth0", "c/datagrams:53 UDP", "remote:53 by eth0 as node"},
 	{"client eth0", "c/datagrams:54 SCTP", "remote:54 by eth0 as node"},
@@ -301,7 +415,7 @@ var sharedFlows = []flow{
 }
 
 func TestFlowsOfSharedVIPs(t *testing.T) {
-	s := load(t, "cluster")
+	s := golden(t, "cluster")
 	for _, family := range ip.Families {
 		t.Run(family.String(), func(t *testing.T) { checkFlows(t, newHost(t, s, family), sharedFlows) })
 	}
@@ -309,11 +423,11 @@ func TestFlowsOfSharedVIPs(t *testing.T) {
 
 // A VIP that is another node's address is never local as a whole.
 func TestVIPOfAnotherNode(t *testing.T) {
-	for name, set := range map[string]func(*scenario){
-		"a next hop": func(s *scenario) {
+	for name, set := range map[string]func(*Scenario){
+		"a next hop": func(s *Scenario) {
 			s.Node.Inventory.Peers = []netip.Addr{netip.MustParseAddr("203.0.113.13"), netip.MustParseAddr("2001:db8:113::13")}
 		},
-		"an endpoint on the host network": func(s *scenario) {
+		"an endpoint on the host network": func(s *Scenario) {
 			for i := range s.Services {
 				if s.Services[i].Name.Name == "lb" {
 					for j := range s.Services[i].Ports {
@@ -328,11 +442,11 @@ func TestVIPOfAnotherNode(t *testing.T) {
 	} {
 		for _, family := range ip.Families {
 			t.Run(name+" "+family.String(), func(t *testing.T) {
-				s := load(t, "cluster")
+				s := golden(t, "cluster")
 				set(s)
 				h := newHost(t, s, family)
-				if lb := names(family).addr("l/lb"); h.bound[lb] || !h.claimed[lb] {
-					t.Errorf("local %t, claimed by port %t", h.bound[lb], h.claimed[lb])
+				if lb := names(family).addr("l/lb"); h.Local(lb) || !h.claimed(lb) {
+					t.Errorf("local %t, claimed by port %t", h.Local(lb), h.claimed(lb))
 				}
 				want := "remote:8080 by eth0 as node"
 				if name != "a next hop" {
@@ -350,7 +464,7 @@ func TestVIPOfAnotherNode(t *testing.T) {
 }
 
 func TestFlowsOfClaimedPorts(t *testing.T) {
-	s := load(t, "cluster")
+	s := golden(t, "cluster")
 	s.Config.VIPs.LoadBalancers, s.Config.VIPs.ExternalIPs = plan.ClaimPort, plan.ClaimPort
 	for _, family := range ip.Families {
 		t.Run(family.String(), func(t *testing.T) { checkFlows(t, newHost(t, s, family), portFlows) })
@@ -360,13 +474,14 @@ func TestFlowsOfClaimedPorts(t *testing.T) {
 // An established, draining connection still reaches IPVS after the last endpoint is
 // removed. Only new connections are refused before.
 func TestClaimedPortWithoutEndpointDrains(t *testing.T) {
-	s := load(t, "cluster")
+	s := golden(t, "cluster")
 	s.Config.VIPs.LoadBalancers = plan.ClaimPort
 	h := newHost(t, s, ip.IPv4)
-	p := flow{"client eth0", "l/empty:80", ""}.packet(names(ip.IPv4))
-	p.established = true
-	if got := h.from(p); got.verdict != "REFUSED" {
-		t.Errorf("%s, want it to reach IPVS", got.verdict)
+	q := flow{"client eth0", "l/empty:80", ""}.question(names(ip.IPv4))
+	q.State = trace.Established
+	x := h.evaluator.Explain(h.Node, q)
+	if got := names(ip.IPv4).text(&x); got != "REFUSED" {
+		t.Errorf("%s, want it to reach IPVS", got)
 	}
 }
 
@@ -375,23 +490,27 @@ func TestClaimedPortWithoutEndpointDrains(t *testing.T) {
 // errors about connections pass.
 func TestPolicyOfDrop(t *testing.T) {
 	for _, claim := range []plan.ClaimMode{plan.ClaimAddress, plan.ClaimPort} {
-		s := load(t, "cluster")
+		s := golden(t, "cluster")
 		s.Config.VIPs.LoadBalancers, s.Config.VIPs.ExternalIPs = claim, claim
 		for _, family := range ip.Families {
-			h, accepting := newHost(t, s, family), newHost(t, s, family)
-			h.drops = map[string]bool{"INPUT": true}
+			accepting := newHost(t, s, family)
+			dropping, n := accepting.in("policies of DROP"), names(family)
 			for _, f := range slices.Concat(flows, portFlows) {
-				p := f.packet(names(family))
-				f.want = accepting.from(p).text(names(family).name)
-				open := p.in == "" || strings.HasPrefix(f.to, "node:320") || strings.HasSuffix(f.to, "error")
-				if f.want == "LOCAL" && !open {
+				q := f.question(n)
+				x := accepting.evaluator.Explain(accepting.Node, q)
+				f.want = n.text(&x)
+				open := q.In == "" || strings.HasPrefix(f.to, "node:320") || strings.HasSuffix(f.to, "error")
+				forwarded := strings.HasPrefix(f.want, "FORWARD") && q.In != "" && q.State != trace.Related
+				if f.want == "LOCAL" && !open || forwarded {
 					f.want = "DROP"
 				}
-				checkFlows(t, h, []flow{f})
+				checkFlows(t, dropping, []flow{f})
 			}
-			reply := packet{src: names(family).addr("remote"), dst: names(family).addr("node"), protocol: ip.TCP, reply: true, in: "eth0"}
-			if got := h.hook(nat.Filter, "INPUT", &reply); got.verdict != "ACCEPT" {
-				t.Errorf("a reply to the node: %s", got.verdict)
+			q := flow{"remote eth0", "node:40000", ""}.question(n)
+			q.State, q.Reply = trace.Established, true
+			x := dropping.evaluator.Explain(dropping.Node, q)
+			if got := n.text(&x); got != "LOCAL" {
+				t.Errorf("a reply to the node: %s", got)
 			}
 		}
 	}
@@ -400,7 +519,7 @@ func TestPolicyOfDrop(t *testing.T) {
 // VIPs that do not answer pings reject them. The node answers.
 func TestNoPing(t *testing.T) {
 	for claim, from := range map[plan.ClaimMode]string{plan.ClaimAddress: "REJECT", plan.ClaimPort: "FORWARD by eth0"} {
-		s := load(t, "cluster")
+		s := golden(t, "cluster")
 		s.Config.VIPs.Ping, s.Config.VIPs.LoadBalancers = false, claim
 		for _, family := range ip.Families {
 			checkFlows(t, newHost(t, s, family), []flow{
@@ -417,14 +536,14 @@ func TestNoPing(t *testing.T) {
 // be restricted to source ranges.
 func TestHealthCheckPortOfAVIP(t *testing.T) {
 	for _, claim := range []plan.ClaimMode{plan.ClaimAuto, plan.ClaimAddress, plan.ClaimPort} {
-		s := load(t, "external-local")
+		s := golden(t, "external-local")
 		s.Config.VIPs.LoadBalancers = claim
-		h := newHost(t, s, ip.IPv4)
-		h.drops = map[string]bool{"INPUT": true}
+		h := newHost(t, s, ip.IPv4).in("policies of DROP")
 		for to, want := range map[string]bool{"192.0.2.11": true, "203.0.113.5": false} {
-			p := packet{src: names(ip.IPv4).addr("client"), sport: 40000, dst: netip.MustParseAddr(to), dport: 32000, protocol: ip.TCP, in: "eth0"}
-			if got := h.hook(nat.Filter, "INPUT", &p); (got.verdict == "ACCEPT") != want {
-				t.Errorf("claimed by %s, %s:%d: %s", claim, p.dst, p.dport, got.verdict)
+			q := trace.Question{Protocol: ip.TCP, From: names(ip.IPv4).addr("client"), In: "eth0", To: netip.AddrPortFrom(netip.MustParseAddr(to), 32000)}
+			x := h.evaluator.Explain(h.Node, q)
+			if got := names(ip.IPv4).text(&x); (got == "LOCAL") != want {
+				t.Errorf("claimed by %s, %s: %s", claim, q.To, got)
 			}
 		}
 	}
@@ -434,7 +553,7 @@ func TestHealthCheckPortOfAVIP(t *testing.T) {
 // by using its number as health check port.
 func TestHealthCheckPortOpensNothing(t *testing.T) {
 	for _, claim := range []plan.ClaimMode{plan.ClaimAuto, plan.ClaimAddress, plan.ClaimPort} {
-		s := load(t, "cluster")
+		s := golden(t, "cluster")
 		s.Config.VIPs.LoadBalancers = claim
 		for i := range s.Services {
 			if s.Services[i].Name.Name == "here" {
@@ -454,7 +573,7 @@ func TestHealthCheckPortOpensNothing(t *testing.T) {
 // An address that one kind of VIP claims by port and another as an address is claimed
 // in both ways, and is an address of the node.
 func TestAddressWinsOverPort(t *testing.T) {
-	s := load(t, "cluster")
+	s := golden(t, "cluster")
 	s.Config.VIPs.LoadBalancers, s.Config.VIPs.ExternalIPs = plan.ClaimAddress, plan.ClaimPort
 	for i := range s.Services {
 		if svc := &s.Services[i]; svc.Name.Name == "web" {
@@ -463,8 +582,8 @@ func TestAddressWinsOverPort(t *testing.T) {
 	}
 	h := newHost(t, s, ip.IPv4)
 	lb := netip.MustParseAddr("203.0.113.13")
-	if !h.bound[lb] || !h.claimed[lb] {
-		t.Errorf("bound %t, claimed %t", h.bound[lb], h.claimed[lb])
+	if !h.Local(lb) || !h.claimed(lb) {
+		t.Errorf("local %t, claimed by port %t", h.Local(lb), h.claimed(lb))
 	}
 	checkFlows(t, h, []flow{
 		{"client eth0", "l/lb:80", "remote:8080 by eth0 as node"},
@@ -474,19 +593,10 @@ func TestAddressWinsOverPort(t *testing.T) {
 }
 
 func TestFlows(t *testing.T) {
-	s := load(t, "cluster")
+	s := golden(t, "cluster")
 	s.Config.VIPs.LoadBalancers, s.Config.VIPs.ExternalIPs = plan.ClaimAddress, plan.ClaimAddress
 	for _, family := range ip.Families {
 		t.Run(family.String(), func(t *testing.T) { checkFlows(t, newHost(t, s, family), flows) })
-	}
-}
-
-func checkFlows(t *testing.T, h *host, flows []flow) {
-	n := names(h.family)
-	for _, f := range flows {
-		if got := h.from(f.packet(n)).text(n.name); got != f.want {
-			t.Errorf("from %s to %s:\n got %s\nwant %s", f.from, f.to, got, f.want)
-		}
 	}
 }
 
@@ -496,12 +606,12 @@ func TestFlowsByDetection(t *testing.T) {
 	const kept, masqueraded = "remote:8080 by eth0 as pod", "remote:8080 by eth0 as node"
 	for _, tc := range []struct {
 		name  string
-		set   func(*scenario)
+		set   func(*Scenario)
 		flows []flow
 	}{
-		{"not at all", func(s *scenario) { s.Config.LocalTraffic = plan.LocalTraffic{} }, []flow{
+		{"not at all", func(s *Scenario) { s.Config.LocalTraffic = plan.LocalTraffic{} }, []flow{
 			{"pod cni0", "c/away:80", kept},
-			{"client eth0", "c/away:80", "remote:8080 by eth0 as client"},
+			{"client eth0", "c/away:80", "remote:8080 by eth0 as client (dropped)"},
 			{"c/away", "c/away:80", masqueraded},
 			{"node", "l/away:80", masqueraded},
 			{"client eth0", "l/away:80", "DROP"},
@@ -511,7 +621,7 @@ func TestFlowsByDetection(t *testing.T) {
 			{"pod cni0", "l/here:80", "server:8080 by cni0 as pod, remote:8080 by eth0 as pod"},
 			{"l/here", "l/here:80", "server:8080 by cni0 as bridge, remote:8080 by eth0 as node"},
 		}},
-		{"by the bridge", func(s *scenario) {
+		{"by the bridge", func(s *Scenario) {
 			s.Config.LocalTraffic = plan.LocalTraffic{Mode: plan.DetectBridgeInterface, Interface: "cni0"}
 		}, []flow{
 			{"pod cni0", "c/away:80", kept},
@@ -522,35 +632,35 @@ func TestFlowsByDetection(t *testing.T) {
 			{"farpod eth0", "l/away:80", "DROP"},
 			{"l/away", "l/away:80", masqueraded},
 		}},
-		{"by the interface's name", func(s *scenario) {
-			s.Config.LocalTraffic = plan.LocalTraffic{Mode: plan.DetectInterfaceNamePrefix, Interface: "veth"}
-		}, []flow{
+		{"by the interface's name", func(s *Scenario) { byName(s, "veth1a2b") }, []flow{
 			{"pod veth1a2b", "c/away:80", kept},
-			{"pod vet", "c/away:80", masqueraded},
 			{"node", "c/away:80", masqueraded},
 			{"pod veth1a2b", "l/away:80", kept},
 		}},
-		{"by the Node's CIDRs", func(s *scenario) {
+		{"by the name of other interfaces", func(s *Scenario) { byName(s, "vet") }, []flow{
+			{"pod vet", "c/away:80", masqueraded},
+		}},
+		{"by the Node's CIDRs", func(s *Scenario) {
 			s.Config.LocalTraffic = plan.LocalTraffic{Mode: plan.DetectNodeCIDR}
-			s.Node.PodCIDRs = prefixes([]string{"10.244.1.0/24", "fd00:244:1::/64"})
+			s.Node.PodCIDRs = scenario.Prefixes([]string{"10.244.1.0/24", "fd00:244:1::/64"})
 		}, []flow{
 			{"pod cni0", "c/away:80", kept},
 			{"farpod eth0", "c/away:80", masqueraded},
 		}},
-		{"by the Node's CIDRs, which it does not have", func(s *scenario) {
+		{"by the Node's CIDRs, which it does not have", func(s *Scenario) {
 			s.Config.LocalTraffic = plan.LocalTraffic{Mode: plan.DetectNodeCIDR}
 		}, []flow{
-			{"client eth0", "c/away:80", "remote:8080 by eth0 as client"},
+			{"client eth0", "c/away:80", "remote:8080 by eth0 as client (dropped)"},
 			{"c/away", "c/away:80", masqueraded},
 		}},
-		{"masquerade all", func(s *scenario) { s.Config.MasqueradeAll = true }, []flow{
+		{"masquerade all", func(s *Scenario) { s.Config.MasqueradeAll = true }, []flow{
 			{"pod cni0", "c/away:80", masqueraded},
 			{"client eth0", "l/here:80", "server:8080 by cni0 as client"},
 		}},
 	} {
 		for _, family := range ip.Families {
 			t.Run(tc.name+" "+family.String(), func(t *testing.T) {
-				s := load(t, "cluster")
+				s := golden(t, "cluster")
 				s.Config.VIPs.LoadBalancers = plan.ClaimAddress
 				tc.set(s)
 				checkFlows(t, newHost(t, s, family), tc.flows)
@@ -559,53 +669,57 @@ func TestFlowsByDetection(t *testing.T) {
 	}
 }
 
+// byName recognizes pods by names that begin with "veth", and has one on a link.
+func byName(s *Scenario, link string) {
+	s.Config.LocalTraffic = plan.LocalTraffic{Mode: plan.DetectInterfaceNamePrefix, Interface: "veth"}
+	for _, pod := range hosts["pod"] {
+		a := netip.MustParseAddr(pod)
+		s.AddNetwork([]string{"route", netip.PrefixFrom(a, a.BitLen()).String(), "dev", link})
+	}
+	s.completeNetwork()
+}
+
 // A reply must return through the interface that the packet left by: the network
 // delivers packets for an interface's address there, and the node drops packets that
 // enter through another interface than it would send by.
 func TestSymmetricPaths(t *testing.T) {
-	const eth0, eth1, eth2 = "10.12.97.49", "10.12.192.10", "10.12.99.10"
-	fabric := map[string]string{eth0: "eth0", eth1: "eth1", "10.12.98.10": "eth1", eth2: "eth2"}
 	for _, tc := range []struct {
 		scenario, pod string
 		mode          plan.SNATMode
 		want          string
 	}{
-		{"eni", "10.12.192.44", plan.SNATOff, "by eth1 as 10.12.97.49, back by eth0: dropped"},
-		{"eni", "10.12.192.44", plan.SNATSource, "by eth1 as 10.12.97.49, back by eth0: dropped"},
-		{"eni", "10.12.192.44", plan.SNATFWMark, "by eth0 as 10.12.97.49, back by eth0: passes"},
-		{"eni", "10.12.192.44", plan.SNATAuto, "by eth0 as 10.12.97.49, back by eth0: passes"},
-		{"eni-configured", "10.12.192.44", plan.SNATAuto, "by eth1 as 10.12.192.10, back by eth1: passes"},
-		{"eni-configured", "10.12.192.44", plan.SNATSource, "by eth1 as 10.12.192.10, back by eth1: passes"},
-		{"eni-address", "10.12.192.44", plan.SNATOff, "by eth1 as 10.12.192.10, back by eth1: passes"},
-		{"eni-address", "10.12.192.44", plan.SNATSource, "by eth1 as 10.12.192.10, back by eth1: passes"},
-		{"eni-address", "10.12.192.44", plan.SNATFWMark, "by eth0 as 10.12.97.49, back by eth0: passes"},
-		{"eni-address", "10.12.192.44", plan.SNATAuto, "by eth1 as 10.12.192.10, back by eth1: passes"},
-		{"aws", "10.12.98.44", plan.SNATAuto, "by eth1 as 10.12.98.10, back by eth1: passes"},
-		{"aws", "10.12.99.44", plan.SNATAuto, "by eth2 as 10.12.99.10, back by eth2: passes"},
-		{"aws", "10.12.97.44", plan.SNATAuto, "by eth0 as 10.12.97.49, back by eth0: passes"},
-		{"aws", "10.12.99.44", plan.SNATFWMark, "by eth0 as 10.12.97.49, back by eth0: passes"},
-		{"aws", "10.12.97.44", plan.SNATFWMark, "by eth0 as 10.12.97.49, back by eth0: passes"},
-		{"terway", "10.12.192.44", plan.SNATSource, "by eth1 as 10.12.97.49, back by eth0: dropped"},
-		{"terway", "10.12.192.44", plan.SNATAuto, "by eth0 as 10.12.97.49, back by eth0: passes"},
+		{"eni", "10.12.192.44", plan.SNATOff, "by eth1 as 10.12.97.49: asymmetric"},
+		{"eni", "10.12.192.44", plan.SNATSource, "by eth1 as 10.12.97.49: asymmetric"},
+		{"eni", "10.12.192.44", plan.SNATFWMark, "by eth0 as 10.12.97.49: answered"},
+		{"eni", "10.12.192.44", plan.SNATAuto, "by eth0 as 10.12.97.49: answered"},
+		{"eni-configured", "10.12.192.44", plan.SNATAuto, "by eth1 as 10.12.192.10: answered"},
+		{"eni-configured", "10.12.192.44", plan.SNATSource, "by eth1 as 10.12.192.10: answered"},
+		{"eni-address", "10.12.192.44", plan.SNATOff, "by eth1 as 10.12.192.10: answered"},
+		{"eni-address", "10.12.192.44", plan.SNATSource, "by eth1 as 10.12.192.10: answered"},
+		{"eni-address", "10.12.192.44", plan.SNATFWMark, "by eth0 as 10.12.97.49: answered"},
+		{"eni-address", "10.12.192.44", plan.SNATAuto, "by eth1 as 10.12.192.10: answered"},
+		{"aws", "10.12.98.44", plan.SNATAuto, "by eth1 as 10.12.98.10: answered"},
+		{"aws", "10.12.99.44", plan.SNATAuto, "by eth2 as 10.12.99.10: answered"},
+		{"aws", "10.12.97.44", plan.SNATAuto, "by eth0 as 10.12.97.49: answered"},
+		{"aws", "10.12.99.44", plan.SNATFWMark, "by eth0 as 10.12.97.49: answered"},
+		{"aws", "10.12.97.44", plan.SNATFWMark, "by eth0 as 10.12.97.49: answered"},
+		{"terway", "10.12.192.44", plan.SNATSource, "by eth1 as 10.12.97.49: asymmetric"},
+		{"terway", "10.12.192.44", plan.SNATAuto, "by eth0 as 10.12.97.49: answered"},
 	} {
 		t.Run(fmt.Sprintf("%s %s %s", tc.scenario, tc.mode, tc.pod), func(t *testing.T) {
-			s := load(t, tc.scenario)
+			s := golden(t, tc.scenario)
 			s.Config.SNAT.Mode = tc.mode
 			h := newHost(t, s, ip.IPv4)
 			pod := netip.MustParseAddr(tc.pod)
-			out := h.from(packet{
-				src: pod, sport: 40000, in: "veth0",
-				dst: netip.MustParseAddr("10.12.115.101"), dport: 80, protocol: ip.TCP,
+			x := h.evaluator.Explain(h.Node, trace.Question{
+				Protocol: ip.TCP, From: pod, In: s.entersBy(pod), To: netip.MustParseAddrPort("10.12.115.101:80"),
 			})
-			if len(out.sent) != 2 {
-				t.Fatalf("not sent to the two servers: %+v", out)
+			if len(x.RealServers) != 2 {
+				t.Fatalf("not sent to the two servers: %+v", x)
 			}
-			for _, sent := range out.sent {
-				by := fabric[sent.source.String()]
-				verdict := map[bool]string{true: "passes", false: "dropped"}[h.replyPasses(pod, sent, by)]
-				got := fmt.Sprintf("by %s as %s, back by %s: %s", sent.link, sent.source, by, verdict)
-				if got != tc.want {
-					t.Errorf("to %s:\n got %s\nwant %s", sent.to, got, tc.want)
+			for _, r := range x.RealServers {
+				if got := fmt.Sprintf("by %s as %s: %s", r.LeavesBy, r.SeenSource, r.Verdict.Outcome); got != tc.want {
+					t.Errorf("to %s:\n got %s\nwant %s", r.RealServer, got, tc.want)
 				}
 			}
 		})
@@ -620,35 +734,100 @@ func TestInvalidIsNotSentUnmasqueraded(t *testing.T) {
 	for _, tc := range []struct {
 		scenario, src, dst string
 		mark               plan.LocalMark
-		want               string
+		want               trace.Outcome
 	}{
-		{"eni", "10.12.192.44", "10.12.115.101:80", mark, "DROP"},
-		{"external-local", "100.64.9.9", "203.0.113.5:80", mark, "ACCEPT"}, // the client's address is kept
-		{"external-local", "100.64.9.9", "198.51.100.7:80", mark, "ACCEPT"},
-		{"external-local", "100.64.9.9", "192.0.2.11:30080", mark, "ACCEPT"},
-		{"external-local", pod, "203.0.113.5:80", mark, "ACCEPT"},
-		{"external-local", pod, "192.0.2.11:30080", mark, "ACCEPT"},
-		{"external-local", farPod, "203.0.113.5:80", mark, "ACCEPT"},
-		{"external-local", farPod, "192.0.2.11:30080", mark, "ACCEPT"},
-		{"external-local", pod, "203.0.113.6:80", mark, "ACCEPT"},
-		{"external-local", pod, "203.0.113.5:80", plan.LocalMark{}, "ACCEPT"},
-		{"loadbalancer", "100.64.9.9", "203.0.113.5:80", mark, "DROP"},
+		{"eni", "10.12.192.44", "10.12.115.101:80", mark, trace.Dropped},
+		{"external-local", "100.64.9.9", "203.0.113.5:80", mark, trace.Sent}, // the client's address is kept
+		{"external-local", "100.64.9.9", "198.51.100.7:80", mark, trace.Sent},
+		{"external-local", "100.64.9.9", "192.0.2.11:30080", mark, trace.Sent},
+		{"external-local", pod, "203.0.113.5:80", mark, trace.Sent},
+		{"external-local", pod, "192.0.2.11:30080", mark, trace.Sent},
+		{"external-local", farPod, "203.0.113.5:80", mark, trace.Sent},
+		{"external-local", farPod, "192.0.2.11:30080", mark, trace.Sent},
+		{"external-local", pod, "203.0.113.6:80", mark, trace.Sent},
+		{"external-local", pod, "203.0.113.5:80", plan.LocalMark{}, trace.Sent},
+		{"loadbalancer", "100.64.9.9", "203.0.113.5:80", mark, trace.Dropped},
 	} {
-		s := load(t, tc.scenario)
+		s := golden(t, tc.scenario)
 		s.Config.LocalMark = tc.mark
 		h := newHost(t, s, ip.IPv4)
-		dst := netip.MustParseAddrPort(tc.dst)
-		in := "eth0"
-		if tc.src == pod {
-			in = "cni0"
+		src := netip.MustParseAddr(tc.src)
+		x := h.evaluator.Explain(h.Node, trace.Question{
+			Protocol: ip.TCP, From: src, In: s.entersBy(src), To: netip.MustParseAddrPort(tc.dst), State: trace.Invalid,
+		})
+		if x.Verdict.Outcome != tc.want {
+			t.Errorf("%s from %s: %s, want %s", tc.dst, tc.src, x.Verdict, tc.want)
 		}
-		p := packet{
-			src: netip.MustParseAddr(tc.src), sport: 40000, in: in, invalid: true,
-			dst: dst.Addr(), dport: dst.Port(), protocol: ip.TCP,
+	}
+}
+
+// TestLocalFlows varies the settings that affect flows under externalTrafficPolicy
+// Local.
+func TestLocalFlows(t *testing.T) {
+	const (
+		kept    = "server:8080 by cni0 as client"
+		inside  = "server:8080 by cni0 as bridge, remote:8080 by eth0 as node"
+		outside = "server:8080 by cni0 as bridge"
+	)
+	for _, tc := range []struct {
+		name  string
+		in    string // an environment
+		set   func(*Scenario)
+		flows []flow
+	}{
+		{"masqueraded for everybody", "no other rules", func(s *Scenario) { s.Config.MasqueradeExternalLocal = true }, []flow{
+			{"client eth0", "l/here:80", outside},
+			{"client eth0", "x/here:80", outside},
+			{"client eth0", "node:30081", outside},
+			{"pod cni0", "l/here:80", inside},
+			{"l/here", "l/here:80", inside},
+		}},
+		{"no second virtual servers", "no other rules", func(s *Scenario) { s.Config.LocalMark = plan.LocalMark{} }, []flow{
+			{"client eth0", "l/here:80", kept},
+			{"pod cni0", "l/here:80", "server:8080 by cni0 as pod"},
+			{"l/here", "l/here:80", "server:8080 by cni0 as l/here"},
+			{"farpod eth0", "l/here:80", "server:8080 by cni0 as farpod"},
+			{"client eth0", "l/away:80", "DROP"},
+			{"pod cni0", "l/away:80", "remote:8080 by eth0 as pod"},
+		}},
+		{"no endpoint here that is ready", "no other rules", func(s *Scenario) { unready(s, "node-1") }, []flow{
+			{"client eth0", "l/here:80", "DROP"},
+			{"pod cni0", "l/here:80", "remote:8080 by eth0 as pod"},
+			{"l/here", "l/here:80", "remote:8080 by eth0 as node"},
+		}},
+		{"none ready anywhere", "no other rules", func(s *Scenario) { unready(s, "node-1"); unready(s, "node-2") }, []flow{
+			{"client eth0", "l/here:80", "REFUSED"},
+			{"pod cni0", "l/here:80", "REFUSED"},
+		}},
+		// IPVS does not find the fwmark then. Internal clients get the node-local
+		// endpoints, as under kube-proxy.
+		{"a policy engine marks in INPUT", "marks of others in INPUT", func(*Scenario) {}, []flow{
+			{"client eth0", "l/here:80", kept},
+			{"client eth0", "l/lb:80", "remote:8080 by eth0 as node"},
+			{"pod cni0", "l/here:80", "server:8080 by cni0 as pod"},
+			{"client eth0", "l/away:80", "DROP"},
+		}},
+	} {
+		for _, family := range ip.Families {
+			t.Run(tc.name+" "+family.String(), func(t *testing.T) {
+				s := golden(t, "cluster")
+				s.Config.VIPs.LoadBalancers, s.Config.VIPs.ExternalIPs = plan.ClaimAddress, plan.ClaimAddress
+				tc.set(s)
+				checkFlows(t, newHost(t, s, family).in(tc.in), tc.flows)
+			})
 		}
-		h.mustAccept(nat.Mangle, "INPUT", &p)
-		if got := h.hook(nat.Filter, "INPUT", &p); got.verdict != tc.want {
-			t.Errorf("%s from %s: %s, want %s", tc.dst, tc.src, got.verdict, tc.want)
+	}
+}
+
+// unready makes a node's endpoints not ready.
+func unready(s *Scenario, node string) {
+	for i := range s.Services {
+		for _, p := range s.Services[i].Ports {
+			for j := range p.Endpoints {
+				if e := &p.Endpoints[j]; e.Node == node {
+					e.Ready, e.Serving = false, false
+				}
+			}
 		}
 	}
 }

@@ -24,8 +24,10 @@ import (
 
 	"github.com/kube-ipvs/kube-ipvs/pkg/apiclient"
 	"github.com/kube-ipvs/kube-ipvs/pkg/config"
+	"github.com/kube-ipvs/kube-ipvs/pkg/doctor"
 	"github.com/kube-ipvs/kube-ipvs/pkg/event"
 	"github.com/kube-ipvs/kube-ipvs/pkg/health"
+	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
 	"github.com/kube-ipvs/kube-ipvs/pkg/ipvs"
 	"github.com/kube-ipvs/kube-ipvs/pkg/metrics"
 	"github.com/kube-ipvs/kube-ipvs/pkg/nat"
@@ -53,6 +55,11 @@ func run(ctx context.Context, cfg config.Config) error {
 	}
 	kernel.recordSysctls(ctx, cfg.StateDir)
 	if cfg.Action == config.Cleanup {
+		if err := awaitTakeOver(ctx, doctor.KubeProxyMode, func() ([]ip.Family, error) {
+			return reconcile.New(&cfg.Plan, kernel.Kernel).NotTakenOver()
+		}); err != nil {
+			return err
+		}
 		return cleanup(&cfg, kernel)
 	}
 	setOOMScore(ctx, cfg.OOMScoreAdj)
@@ -64,6 +71,43 @@ func run(ctx context.Context, cfg config.Config) error {
 		return kernel.setSysctls(ctx, &cfg.Plan)
 	}
 	return serve(ctx, &cfg, kernel)
+}
+
+// takeOverLimit is for the first sync of a kube-proxy on a slow node, takeOverPeriod
+// between looks at it.
+const (
+	takeOverLimit  = 2 * time.Minute
+	takeOverPeriod = time.Second
+)
+
+// awaitTakeOver waits until a kube-proxy that runs on the node has written its rules. It is
+// ready long before its first sync, which writes IPv4 and IPv6 minutes apart on a busy node.
+// Until then our rules and virtual servers serve alone, and without them new connections
+// would be refused. There is nothing to wait for without a kube-proxy, and in nftables mode,
+// which deletes the rules when it starts.
+func awaitTakeOver(ctx context.Context, kubeProxy func(context.Context) string, pending func() ([]ip.Family, error)) error {
+	deadline := time.Now().Add(takeOverLimit)
+	for logged := false; ; logged = true {
+		mode := kubeProxy(ctx)
+		if mode == "" || mode == "nftables" {
+			return nil
+		}
+		families, err := pending()
+		if err != nil || len(families) == 0 {
+			return err
+		}
+		if time.Now().After(deadline) {
+			return fmt.Errorf("a kube-proxy in mode %s runs, but has not written its rules for %v yet: clean up again when it has, or stop it", mode, families)
+		}
+		if !logged {
+			klog.FromContext(ctx).Info("Waiting for kube-proxy to write its rules", "mode", mode, "families", families)
+		}
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-time.After(takeOverPeriod):
+		}
+	}
 }
 
 // cleanup removes everything that is ours. It restores kernel parameters last, when

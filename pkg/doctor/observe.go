@@ -103,6 +103,17 @@ func hidden(proc string) bool {
 // proxyPorts are kube-proxy's default ports for metrics and health checks.
 var proxyPorts = []int{10249, 10256}
 
+// KubeProxyMode returns the mode of the kube-proxy that runs on this node, or "" if none
+// answers on its default ports.
+func KubeProxyMode(ctx context.Context) string {
+	for _, a := range answers(ctx, proxyPorts) {
+		if a.Mode != "" {
+			return a.Mode
+		}
+	}
+	return ""
+}
+
 // answers returns the programs on kube-proxy's ports. kube-ipvs identifies itself.
 func answers(ctx context.Context, ports []int) []Answer {
 	client := http.Client{Timeout: time.Second}

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"slices"
 
+	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
 	"github.com/kube-ipvs/kube-ipvs/pkg/ipset"
 	"github.com/kube-ipvs/kube-ipvs/pkg/kernel"
 	"github.com/kube-ipvs/kube-ipvs/pkg/nat"
@@ -43,6 +44,20 @@ func (a *Reconciler) Cleanup() error {
 		kernel.Join(a.kernel.writeRouting(a.routingRemovals())),
 		kernel.Join(a.kernel.writeSets(removals(a.setsToRemove(servers)))))
 	return errors.Join(errs...)
+}
+
+// NotTakenOver returns the families whose rules are still ours: no kube-proxy has replaced
+// them. The Reconciler must not be used afterwards.
+func (a *Reconciler) NotTakenOver() ([]ip.Family, error) {
+	o, err := a.BeginObserve()()
+	if err != nil {
+		return nil, err
+	}
+	a.Adopt(o)
+	return slices.DeleteFunc(slices.Clone(a.cfg.Families), func(f ip.Family) bool {
+		_, rules := a.cached.nat[f].Chains[servicesChain(f)]
+		return !rules || a.successor(f) != &noSuccessor
+	}), nil
 }
 
 func (a *Reconciler) routingRemovals() []routing.Change {

@@ -2,6 +2,7 @@ package reconcile
 
 import (
 	"net/netip"
+	"slices"
 	"strings"
 	"testing"
 
@@ -107,6 +108,27 @@ func TestCleanupBesideIptablesMode(t *testing.T) {
 	w.check(
 		[]string{":KUBE-SEP-", ":KUBE-NODEPORTS", ":KUBE-PROXY-CANARY", "-A PREROUTING -m comment", "-A INPUT -m conntrack --ctstate NEW -j KUBE-EXTERNAL-SERVICES", ":KUBE-MARK-MASQ", ":KUBE-FORWARD"},
 		[]string{"-t 10.96.0.1:80", "-f 11", "link true", "KUBE-IPVS-", "KUBE-CLUSTER-IP ", ":KUBE-LOAD-BALANCER", ":KUBE-NODE-PORT "})
+}
+
+// TestNotTakenOver: kube-proxy writes the rules of one family after the other.
+func TestNotTakenOver(t *testing.T) {
+	w := newWorld(t)
+	check := func(when string, want ...ip.Family) {
+		t.Helper()
+		w.restart()
+		if got, err := w.reconciler.NotTakenOver(); err != nil || !slices.Equal(got, want) {
+			t.Errorf("%s: %v and %v, want %v", when, got, err, want)
+		}
+	}
+	check("without rules")
+	if err := w.start(externalLocal("a", ip.TCP, vip, here), clusterIP("b", "fd00::b", "[fd00::2]:8000")).Err(); err != nil {
+		t.Fatal(err)
+	}
+	check("without kube-proxy", ip.IPv4, ip.IPv6)
+	w.restore(ip.IPv4, ofIptablesMode)
+	check("kube-proxy has written IPv4", ip.IPv6)
+	w.restore(ip.IPv6, ofIptablesMode)
+	check("kube-proxy has written both")
 }
 
 // TestCleanupBesideNFTablesMode keeps kube-proxy's tables once no rules of ours serve beside

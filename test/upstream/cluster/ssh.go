@@ -2,7 +2,6 @@ package cluster
 
 import (
 	"crypto/ed25519"
-	"crypto/x509"
 	"encoding/base64"
 	"encoding/binary"
 	"encoding/pem"
@@ -23,21 +22,38 @@ func (c *Config) writeSSHKey() (authorized string, err error) {
 	if err != nil {
 		return "", err
 	}
-	der, err := x509.MarshalPKCS8PrivateKey(private)
-	if err != nil {
-		return "", err
+	return authorizedKey(public), os.WriteFile(c.SSHKey(), privateKey(private), 0o600)
+}
+
+// privateKey returns the key in the form of OpenSSH's PROTOCOL.key, the only one that
+// ssh reads of this kind: without encryption, with one key, padded to blocks of 8.
+func privateKey(key ed25519.PrivateKey) []byte {
+	public := fields(keyKind, string(key.Public().(ed25519.PublicKey)))
+	const check = "\x00\x00\x00\x00" // twice the same number
+	private := append([]byte(check+check), public...)
+	private = append(private, fields(string(key), "")...) // and no comment
+	for i := byte(1); len(private)%8 != 0; i++ {
+		private = append(private, i)
 	}
-	text := pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: der})
-	return authorizedKey(public), os.WriteFile(c.SSHKey(), text, 0o600)
+	text := []byte("openssh-key-v1\x00")
+	text = append(text, fields("none", "none", "")...)
+	text = binary.BigEndian.AppendUint32(text, 1)
+	text = append(text, fields(string(public), string(private))...)
+	return pem.EncodeToMemory(&pem.Block{Type: "OPENSSH PRIVATE KEY", Bytes: text})
+}
+
+const keyKind = "ssh-ed25519"
+
+// fields returns strings in SSH's form, each behind its length.
+func fields(parts ...string) (out []byte) {
+	for _, part := range parts {
+		out = append(binary.BigEndian.AppendUint32(out, uint32(len(part))), part...)
+	}
+	return out
 }
 
 // authorizedKey is a line of a file authorized_keys. The key's form is that of
-// RFC 8709, section 4: two strings, each behind its length.
+// RFC 8709, section 4.
 func authorizedKey(public ed25519.PublicKey) string {
-	const kind = "ssh-ed25519"
-	var key []byte
-	for _, part := range []string{kind, string(public)} {
-		key = append(binary.BigEndian.AppendUint32(key, uint32(len(part))), part...)
-	}
-	return kind + " " + base64.StdEncoding.EncodeToString(key) + "\n"
+	return keyKind + " " + base64.StdEncoding.EncodeToString(fields(keyKind, string(public))) + "\n"
 }

@@ -556,12 +556,13 @@ cluster-prepared: cluster-parts
 	$(call phase,preparing the nodes of a cluster)
 	@$(CLUSTER_PROGRAM) $(cluster_flags) prepare
 
+comma := ,
 # The image has the name that the guides use.
 walk_image := $(CACHE)/container/walk.tar
 WALK ?= iptables ipvs nftables
 WALK_NODES ?= 3
 WALK_FLAGS ?=
-.PHONY: cluster-walk cluster-walk-short walk-parts
+.PHONY: cluster-walk cluster-walk-short cluster-walk-install walk-parts
 walk-parts: cluster-parts peer-kube-proxy peer-helm-cli
 	@$(MAKE) --no-print-directory START=$(START) container-image IMAGE_ARCHITECTURES=$$($(GO) env GOHOSTARCH) IMAGE_ARCHIVE=$(walk_image) IMAGE_TAG=v0.1.0
 
@@ -572,7 +573,11 @@ cluster-walk: walk-parts ## the commands of the migration guide, run on a real c
 	done
 	$(call phase,the guide leads there and back)
 
-cluster-walk-short: ## the same from iptables mode to one node and back
+cluster-walk-install: walk-parts ## the commands of the installation guides, run on a real cluster
+	$(call phase,the installation guides)
+	@$(CLUSTER_PROGRAM) $(cluster_flags) -proxy kube-proxy-iptables -nodes 2 -extra $(walk_image)$(comma)$(cluster_image) -helm $(PEERS)/helm-cli -walk-install walk
+
+cluster-walk-short: ## cluster-walk from iptables mode to one node and back
 	@$(MAKE) --no-print-directory START=$(START) cluster-walk WALK=iptables WALK_NODES=2 WALK_FLAGS=-walk-short
 
 cluster_short := $(CACHE)/cluster/short

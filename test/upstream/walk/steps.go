@@ -23,6 +23,8 @@ type step struct {
 	// if replace, any text and what stands for it.
 	set     map[string]string
 	replace bool
+	// commands stand for a block, if there is no page.
+	commands string
 	// then checks the result, if there is more to check than that no command fails.
 	then func(ctx context.Context, w *Walk, printed string) error
 }
@@ -152,10 +154,12 @@ func passes(_ context.Context, _ *Walk, printed string) error {
 	return nil
 }
 
-func prints(want string) func(context.Context, *Walk, string) error {
+func prints(wants ...string) func(context.Context, *Walk, string) error {
 	return func(_ context.Context, _ *Walk, printed string) error {
-		if !strings.Contains(printed, want) {
-			return fmt.Errorf("did not print %q", want)
+		for _, want := range wants {
+			if !strings.Contains(printed, want) {
+				return fmt.Errorf("did not print %q", want)
+			}
 		}
 		return nil
 	}

@@ -24,7 +24,9 @@ type Walk struct {
 	Short          bool
 
 	// dir has the state of the reader's shell, and programs in bin.
-	dir     string
+	dir string
+	// work is the directory that commands run in.
+	work    string
 	clients clients
 }
 
@@ -47,13 +49,9 @@ func (w *Walk) Run(ctx context.Context) error {
 	if err := w.check(ctx, "begin"); err != nil {
 		return err
 	}
-	server, err := w.shell(ctx, "kubectl config view --minify --output jsonpath='{.clusters[0].cluster.server}'")
+	values, err := w.values(ctx)
 	if err != nil {
 		return err
-	}
-	values := map[string]string{
-		"image": w.Image, "version": w.Version, "server": strings.TrimSpace(server),
-		"cidr": strings.ReplaceAll(cluster.PodCIDRs, ",", `\,`), "node": "node1", "batch": "1",
 	}
 	for _, s := range steps(mode, w.Config.Nodes, w.Short, values) {
 		if err := w.take(ctx, s); err != nil {
@@ -63,7 +61,17 @@ func (w *Walk) Run(ctx context.Context) error {
 	return nil
 }
 
+// values are what a reader puts in place of the guides' examples.
+func (w *Walk) values(ctx context.Context) (map[string]string, error) {
+	server, err := w.shell(ctx, "kubectl config view --minify --output jsonpath='{.clusters[0].cluster.server}'")
+	return map[string]string{
+		"image": w.Image, "version": w.Version, "server": strings.TrimSpace(server),
+		"cidr": strings.ReplaceAll(cluster.PodCIDRs, ",", `\,`), "node": "node1", "batch": "1",
+	}, err
+}
+
 func (w *Walk) prepare() (err error) {
+	w.work = w.Config.Source
 	if w.dir, err = os.MkdirTemp("", "walk-"); err != nil {
 		return err
 	}
@@ -71,7 +79,7 @@ func (w *Walk) prepare() (err error) {
 	if err := os.Mkdir(bin, 0o755); err != nil {
 		return err
 	}
-	for name, program := range map[string]string{"kubectl": w.Config.Kubectl(), "helm": w.Helm, "kubectl-ipvs": w.Program} {
+	for name, program := range map[string]string{"kubectl": w.Config.Kubectl(), "helm": w.Helm, "kubectl-ipvs": w.Program, "kube-ipvs": w.Program} {
 		if err := os.Symlink(program, filepath.Join(bin, name)); err != nil {
 			return err
 		}
@@ -82,6 +90,8 @@ func (w *Walk) prepare() (err error) {
 // take runs a step, and checks the clients.
 func (w *Walk) take(ctx context.Context, s step) error {
 	switch {
+	case s.commands != "":
+		return w.follow(ctx, s, s.commands, strings.SplitN(strings.TrimSpace(s.commands), "\n", 2)[0])
 	case s.page == "" && s.set != nil:
 		return w.assign(ctx, s.set)
 	case s.page == "":
@@ -104,14 +114,19 @@ func (w *Walk) take(ctx context.Context, s step) error {
 	if err != nil {
 		return err
 	}
+	return w.follow(ctx, s, text, fmt.Sprintf("%s, %s", block, s.section))
+}
+
+// follow runs the commands of a step, and checks the result and the clients.
+func (w *Walk) follow(ctx context.Context, s step, text, name string) error {
 	printed, err := w.shell(ctx, text)
 	if err == nil && s.then != nil {
 		err = s.then(ctx, w, printed)
 	}
 	if err != nil {
-		return fmt.Errorf("%s: %s\n%s\nprinted:\n%s\n%w", block, s.section, text, printed, err)
+		return fmt.Errorf("%s\n%s\nprinted:\n%s\n%w", name, text, printed, err)
 	}
-	return w.check(ctx, fmt.Sprintf("%s, %s", block, s.section))
+	return w.check(ctx, name)
 }
 
 func (w *Walk) assign(ctx context.Context, values map[string]string) error {
@@ -123,8 +138,12 @@ func (w *Walk) assign(ctx context.Context, values map[string]string) error {
 	return nil
 }
 
-// check checks the clients after a step.
+// check checks the clients after a step, if there are any.
 func (w *Walk) check(ctx context.Context, after string) error {
+	if w.clients.targets == 0 {
+		w.Config.Log("%s", after)
+		return nil
+	}
 	held, failed, err := w.clients.check(ctx)
 	if err != nil {
 		return fmt.Errorf("after %s: %w", after, err)
@@ -196,7 +215,7 @@ func (w *Walk) shell(ctx context.Context, text string) (string, error) {
 	}
 	defer script.Close()
 	cmd.ExtraFiles = []*os.File{script}
-	cmd.Dir = w.Config.Source
+	cmd.Dir = w.work
 	cmd.Env = append(os.Environ(), "KUBECONFIG="+w.Config.InsideKubeconfig(),
 		"PATH="+filepath.Join(w.dir, "bin")+":"+os.Getenv("PATH"), "HOME="+w.dir)
 	out, err := cmd.CombinedOutput()
@@ -213,8 +232,13 @@ func (w *Walk) apply(ctx context.Context, manifest string) error {
 
 // onNode runs a command on a node.
 func (w *Walk) onNode(ctx context.Context, n int, command string) (string, error) {
-	return w.shell(ctx, "ssh -q -i "+w.Config.SSHKey()+" -o StrictHostKeyChecking=no -o UserKnownHostsFile=/dev/null "+
-		cluster.SSHUser+"@"+cluster.NodeAddress(n)+" "+strconv.Quote(command))
+	return w.shell(ctx, w.ssh(n)+" "+strconv.Quote(command))
+}
+
+// ssh is the command that runs others on a node.
+func (w *Walk) ssh(n int) string {
+	return "ssh -q -i " + w.Config.SSHKey() + " -o StrictHostKeyChecking=no -o UserKnownHostsFile=/dev/null " +
+		cluster.SSHUser + "@" + cluster.NodeAddress(n)
 }
 
 // noise is what no command of the plugin prints.

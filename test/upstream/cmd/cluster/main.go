@@ -11,6 +11,7 @@ import (
 	"os"
 	"os/signal"
 	"path/filepath"
+	"strings"
 	"syscall"
 	"time"
 
@@ -55,10 +56,11 @@ func run() error {
 	flag.StringVar(&w.Image, "walk-image", "ghcr.io/kube-ipvs/kube-ipvs", "name of the image of kube-ipvs in the archives of -extra")
 	flag.StringVar(&w.Version, "walk-version", "v0.1.0", "its tag")
 	flag.BoolVar(&w.Short, "walk-short", false, "walk to one node and back only")
-	extra := flag.String("extra", "", "an archive with more images for the nodes")
+	install := flag.Bool("walk-install", false, "walk through the installation guides")
+	extra := flag.String("extra", "", "archives with more images for the nodes, separated by commas")
 	flag.Parse()
 	if *extra != "" {
-		config.Extra = []string{*extra}
+		config.Extra = strings.Split(*extra, ",")
 	}
 	for _, path := range []*string{&config.Source, &config.Cache, &config.Image} {
 		var err error
@@ -83,7 +85,10 @@ func run() error {
 		return runJudge(ctx, config, &j)
 	case "walk":
 		w.Program = j.program
-		return runWalk(ctx, config, &w)
+		if *install {
+			return runWalk(ctx, config, &w, w.RunInstallation)
+		}
+		return runWalk(ctx, config, &w, w.Run)
 	case "supervise":
 		return supervise(ctx, config)
 	}
@@ -99,17 +104,17 @@ func up(ctx context.Context, config *cluster.Config, program string) (err error)
 	return config.Up(ctx)
 }
 
-// runWalk walks through the migration guide: on the cluster that is up, or else on one
-// that ends with the walk.
-func runWalk(ctx context.Context, config *cluster.Config, w *walk.Walk) (err error) {
+// runWalk walks through guides: on the cluster that is up, or else on one that ends with
+// the walk.
+func runWalk(ctx context.Context, config *cluster.Config, w *walk.Walk, run func(context.Context) error) (err error) {
 	if _, err := config.Running(); err == nil {
-		return w.Run(ctx)
+		return run(ctx)
 	}
 	if err := up(ctx, config, w.Program); err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, config.Down()) }()
-	return w.Run(ctx)
+	return run(ctx)
 }
 
 // supervise takes the two open files that Up gives, the door and the pipe. Nobody

@@ -150,7 +150,7 @@ func dryRun(ctx context.Context, cfg config.Config) (*dryRunResult, error) {
 		DrainDeadline:   cfg.DrainDeadline,
 	})
 	read := &delivered{Loader: from}
-	ctx, cancel := context.WithTimeoutCause(ctx, dryRunLimit, fmt.Errorf("no answer within %s", dryRunLimit))
+	ctx, cancel := context.WithTimeoutCause(ctx, dryRunLimit, fmt.Errorf("no reply within %s", dryRunLimit))
 	defer cancel()
 	switch err := p.Once(ctx, read); {
 	case err != nil && !read.synced:

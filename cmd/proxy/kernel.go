@@ -36,7 +36,7 @@ type machine struct {
 }
 
 // openKernel opens every kernel interface. If one is missing it returns an error that
-// names the cure. If IPv6 is missing, IPv6 is not served instead.
+// names the fix. If IPv6 is missing, IPv6 is not served instead.
 func openKernel(ctx context.Context, cfg *config.Config) (*machine, error) {
 	var m machine
 	var errs [4]error
@@ -225,7 +225,7 @@ func (m *machine) restoreSysctls(givenBack bool) error {
 	})
 }
 
-// rerouteReplies turns the second route look-up of replies on when the process ends: no one
+// rerouteReplies turns the second route lookup of replies on when the process ends: no one
 // is told then that another program has added a policy rule.
 func rerouteReplies(k sysctlKernel) error {
 	have, err := k.Observe([]string{plan.SNATReroute})

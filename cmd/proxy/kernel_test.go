@@ -26,7 +26,7 @@ import (
 // written or concluded anything.
 func TestUnreadableAtStart(t *testing.T) {
 	killed := errors.New("signal: killed")
-	incompatible := errors.New("table filter has a rule made with nft that iptables cannot read")
+	incompatible := errors.New("table filter has a rule, written by nft, that iptables cannot read")
 	noProgram := fmt.Errorf("ip6tables: %w: install the package iptables", exec.ErrNotFound)
 	for _, test := range []struct {
 		name       string

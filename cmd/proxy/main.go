@@ -70,7 +70,7 @@ func execute(program *cobra.Command, args []string, stderr io.Writer) int {
 // foundError ends a command that has already printed its findings.
 type foundError struct{}
 
-func (*foundError) Error() string { return "something is wrong" }
+func (*foundError) Error() string { return "a problem was found" }
 
 // errFound is the foundError.
 var errFound = &foundError{}

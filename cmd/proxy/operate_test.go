@@ -60,7 +60,7 @@ func TestStatus(t *testing.T) {
 		t.Errorf("with a refused node's part: %v\n%s", err, text)
 	}
 	server.Config.Handler = http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "{}") })
-	if text, err := show(); !errors.Is(err, errFound) || !strings.Contains(text, "another program's") {
+	if text, err := show(); !errors.Is(err, errFound) || !strings.Contains(text, "belongs to another program") {
 		t.Errorf("another program's answer: %v\n%s", err, text)
 	}
 }

@@ -41,13 +41,13 @@ func metricsReference(t *testing.T) string {
 	var page strings.Builder
 	page.WriteString(`# Metrics and Events
 
-Made from the code by ` + "`make docs`" + `.
+Generated from the code by ` + "`make docs`" + `.
 
-Metrics are served in Prometheus' format on ` + "`--metrics-bind-address`" + ` (default 127.0.0.1:10249),
-path ` + "`/metrics`" + `; service level indicators of the health checks on ` + "`/metrics/slis`" + `. Names that
-begin with ` + "`kubeproxy_`" + ` are those that kube-proxy's IPVS mode has, with the same meaning,
-without the label ` + "`ip_family`" + `: one sync serves both families. All metrics are alpha: a
-release that changes one says so in its notes.
+kube-ipvs serves metrics in Prometheus' format on ` + "`--metrics-bind-address`" + ` (default 127.0.0.1:10249),
+path ` + "`/metrics`" + `, and service level indicators of the health checks on ` + "`/metrics/slis`" + `. Metrics
+whose names begin with ` + "`kubeproxy_`" + ` have the same meaning as in kube-proxy's IPVS mode. They have no
+label ` + "`ip_family`" + `, because one sync serves both families. All metrics are alpha: the upgrade notes of a
+release list every changed metric.
 `)
 	for _, section := range []struct{ title, prefix string }{{"Metrics that kube-proxy has", "kubeproxy_"}, {"kube-ipvs's own metrics", "kube_ipvs_"}} {
 		fmt.Fprintf(&page, "\n## %s\n\n| metric | type | labels | meaning |\n|---|---|---|---|\n", section.title)
@@ -63,7 +63,7 @@ release that changes one says so in its notes.
 		}
 	}
 	page.WriteString("\n## Metrics of libraries\n\n`rest_client_*` (requests to the API server), `kubernetes_build_info`, `process_*` and `go_*`, as\nevery Kubernetes component has them.\n")
-	page.WriteString("\n## Events\n\nEvents are of type Warning, of the group events.k8s.io, with `kube-ipvs` as the reporting\ncontroller. Each complaint is written once while it stands, and by one node for all.\n\n| reason | about | meaning |\n|---|---|---|\n")
+	page.WriteString("\n## Events\n\nEvents are of type Warning, of the group events.k8s.io, with `kube-ipvs` as the reporting\ncontroller. A condition is reported once while it lasts, and by one node for all.\n\n| reason | object | meaning |\n|---|---|---|\n")
 	for _, e := range proxy.EventReasons {
 		fmt.Fprintf(&page, "| `%s` | %s | %s |\n", e.Reason, e.Regarding, e.Meaning)
 	}

@@ -172,7 +172,7 @@ func serve(ctx context.Context, cfg *config.Config, kernel *machine) error {
 	answer(ctx, cancel, cfg, state)
 	err = p.Run(ctx, src)
 	if problem := rerouteReplies(kernel.sysctl); problem != nil && kernel.sysctl.Writable(plan.SNATReroute) {
-		klog.FromContext(ctx).Error(problem, "Cannot turn the second route look-up of replies on")
+		klog.FromContext(ctx).Error(problem, "Cannot turn the second route lookup of replies on")
 	}
 	klog.FromContext(ctx).Info("Stopping, the kernel continues to serve")
 	if cause := context.Cause(ctx); err == nil && !errors.Is(cause, context.Canceled) {

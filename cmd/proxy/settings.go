@@ -184,7 +184,7 @@ func (s *settings) names(ctx context.Context, notes io.Writer) *inspect.Names {
 }
 
 func (s *settings) load(ctx context.Context) (*inspect.Names, error) {
-	ctx, cancel := context.WithTimeoutCause(ctx, namesLimit, fmt.Errorf("no answer within %s", namesLimit))
+	ctx, cancel := context.WithTimeoutCause(ctx, namesLimit, fmt.Errorf("no reply within %s", namesLimit))
 	defer cancel()
 	from, err := s.source()
 	if err != nil {

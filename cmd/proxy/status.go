@@ -116,7 +116,7 @@ func sourceName(s *settings) string {
 	}
 	c, err := clientConfig(&s.Source)
 	if err != nil {
-		return "not known: " + err.Error()
+		return "unknown: " + err.Error()
 	}
 	return "the API server " + c.Host + ", by the configuration of " + s.Origin
 }

@@ -57,7 +57,7 @@ const (
 type KubeIPVSConfiguration struct {
 	metav1.TypeMeta `json:",inline"`
 
-	// Compat is a profile of defaults: empty, or kube-proxy for the behaviour of
+	// Compat is a profile of defaults: empty, or kube-proxy for the behavior of
 	// kube-proxy's IPVS mode. Fields that are set take precedence.
 	Compat string `json:"compat,omitempty"`
 	// SNAT configures how masqueraded traffic gets a symmetric path.
@@ -69,8 +69,8 @@ type KubeIPVSConfiguration struct {
 	MasqueradeExternalLocal bool `json:"masqueradeExternalLocal,omitempty"`
 	// LocalMark is VALUE/MASK of the fwmarks that route internal clients to all
 	// endpoints under externalTrafficPolicy: Local: they have all bits of the value and
-	// none outside the mask. If it is off, a node with endpoints serves its own pods
-	// and processes by these endpoints alone, as kube-proxy does. Default 0x9/0x3fff.
+	// none outside the mask. If it is off, internal clients get only the node-local
+	// endpoints, if there are any, as under kube-proxy. Default 0x9/0x3fff.
 	LocalMark LocalMark `json:"localMark"`
 	// UDPDrain keeps the UDP flows of an endpoint that is terminating and still
 	// serving.
@@ -82,8 +82,8 @@ type KubeIPVSConfiguration struct {
 	// node if the Service has endpoints elsewhere, so that clients reconnect.
 	// kube-proxy keeps the connections.
 	ResetLostNodeConnections bool `json:"resetLostNodeConnections,omitempty"`
-	// DrainLostNodes is the opposite. Deprecated: use resetLostNodeConnections, which
-	// takes precedence if it is true.
+	// DrainLostNodes keeps TCP connections to endpoints on an unreachable node. Deprecated:
+	// use resetLostNodeConnections, the opposite, which takes precedence if it is true.
 	DrainLostNodes *bool `json:"drainLostNodes,omitempty"`
 	// TimeoutsFromConntrack makes IPVS keep connections as long as connection tracking
 	// does, unless IPVS's own time-outs are set.

@@ -49,7 +49,7 @@ func (o *Options) ownFlags() *pflag.FlagSet {
 	fs.BoolVar(&o.own.MasqueradeExternalLocal, "masquerade-external-local", false,
 		"Also masquerade external traffic under externalTrafficPolicy: Local, for pods whose replies would bypass the node. The Service annotation kube-ipvs.io/masquerade does so for one Service.")
 	fs.StringVar((*string)(&o.own.LocalMark), "local-mark", string(o.own.LocalMark),
-		"VALUE/MASK of the fwmarks that distinguish external clients under externalTrafficPolicy: Local. off: a node with endpoints serves its own pods and processes by these endpoints alone, as kube-proxy does.")
+		"VALUE/MASK of the fwmarks that route internal clients to all endpoints under externalTrafficPolicy: Local. off: internal clients get only the node-local endpoints, if there are any, as under kube-proxy.")
 	fs.BoolVar(&o.own.UDPDrain, "udp-drain", false,
 		"Keep established UDP flows of an endpoint that is terminating and still serving.")
 	fs.DurationVar(&o.own.DrainDeadline.Duration, "drain-deadline", o.own.DrainDeadline.Duration,
@@ -90,15 +90,15 @@ func (o *Options) proxyFlags() *pflag.FlagSet {
 // addTrafficFlags adds the flags about traffic and addresses.
 func (o *Options) addTrafficFlags(fs *pflag.FlagSet) {
 	c := &o.proxy
-	fs.StringVar((*string)(&c.Mode), "proxy-mode", string(c.Mode), "Only ipvs.")
+	fs.StringVar((*string)(&c.Mode), "proxy-mode", string(c.Mode), "Proxy mode. Must be ipvs.")
 	fs.StringVar(&c.ClusterCIDR, "cluster-cidr", c.ClusterCIDR,
 		"CIDR of the cluster's Pods, or one per family, separated by a comma. With --detect-local-mode=ClusterCIDR, traffic to cluster IPs from other sources is masqueraded.")
 	fs.StringVar((*string)(&c.DetectLocalMode), "detect-local-mode", string(c.DetectLocalMode),
-		"How traffic from Pods on this node is recognised: ClusterCIDR, NodeCIDR, BridgeInterface or InterfaceNamePrefix.")
+		"How traffic from Pods on this node is recognized: ClusterCIDR, NodeCIDR, BridgeInterface or InterfaceNamePrefix.")
 	fs.StringVar(&c.DetectLocal.BridgeInterface, "pod-bridge-interface", c.DetectLocal.BridgeInterface,
-		"With BridgeInterface: the bridge of the Pods.")
+		"With --detect-local-mode=BridgeInterface: the bridge of the Pods.")
 	fs.StringVar(&c.DetectLocal.InterfaceNamePrefix, "pod-interface-name-prefix", c.DetectLocal.InterfaceNamePrefix,
-		"With InterfaceNamePrefix: the prefix of the names of Pod interfaces.")
+		"With --detect-local-mode=InterfaceNamePrefix: the prefix of the names of Pod interfaces.")
 	fs.BoolVar(&c.IPTables.MasqueradeAll, "masquerade-all", c.IPTables.MasqueradeAll,
 		"Masquerade all traffic to cluster IPs.")
 	fs.Int32Var(c.IPTables.MasqueradeBit, "iptables-masquerade-bit", *c.IPTables.MasqueradeBit,
@@ -126,9 +126,9 @@ func (o *Options) addIPVSFlags(fs *pflag.FlagSet) {
 	fs.DurationVar(&c.TCPTimeout.Duration, "ipvs-tcp-timeout", c.TCPTimeout.Duration,
 		"Idle time after which IPVS drops a TCP connection. 0 keeps the kernel's value.")
 	fs.DurationVar(&c.TCPFinTimeout.Duration, "ipvs-tcpfin-timeout", c.TCPFinTimeout.Duration,
-		"The same after a FIN. 0 keeps the kernel's value.")
+		"Idle time after which IPVS drops a TCP connection after a FIN. 0 keeps the kernel's value.")
 	fs.DurationVar(&c.UDPTimeout.Duration, "ipvs-udp-timeout", c.UDPTimeout.Duration,
-		"The same for UDP. 0 keeps the kernel's value.")
+		"Idle time after which IPVS drops a UDP flow. 0 keeps the kernel's value.")
 }
 
 func (o *Options) addConntrackFlags(fs *pflag.FlagSet) {
@@ -139,13 +139,13 @@ func (o *Options) addConntrackFlags(fs *pflag.FlagSet) {
 	fs.DurationVar(&c.TCPEstablishedTimeout.Duration, "conntrack-tcp-timeout-established", c.TCPEstablishedTimeout.Duration,
 		"Idle time after which conntrack drops an established TCP connection. 0 keeps the kernel's value.")
 	fs.DurationVar(&c.TCPCloseWaitTimeout.Duration, "conntrack-tcp-timeout-close-wait", c.TCPCloseWaitTimeout.Duration,
-		"The same for a TCP connection in CLOSE_WAIT. 0 keeps the kernel's value.")
+		"Idle time after which conntrack drops a TCP connection in CLOSE_WAIT. 0 keeps the kernel's value.")
 	fs.BoolVar(&c.TCPBeLiberal, "conntrack-tcp-be-liberal", c.TCPBeLiberal,
 		"Do not treat TCP packets outside the window as invalid.")
 	fs.DurationVar(&c.UDPTimeout.Duration, "conntrack-udp-timeout", c.UDPTimeout.Duration,
 		"Idle time after which conntrack drops a UDP flow without replies. 0 keeps the kernel's value.")
 	fs.DurationVar(&c.UDPStreamTimeout.Duration, "conntrack-udp-timeout-stream", c.UDPStreamTimeout.Duration,
-		"The same for a UDP flow with replies. 0 keeps the kernel's value.")
+		"Idle time after which conntrack drops a UDP flow with replies. 0 keeps the kernel's value.")
 }
 
 // addProcessFlags adds the flags about the process itself.

@@ -45,7 +45,7 @@ const nested = unix.NLA_F_NESTED
 type Netlink struct{ client }
 
 // New connects to the kernel in the network namespace of the calling thread. It returns
-// an error that names the cure if the kernel gives no access to connection tracking and
+// an error that names the fix if the kernel gives no access to connection tracking and
 // the module that does cannot be loaded.
 func New() (*Netlink, error) {
 	sock, err := nl.GetNetlinkSocketAt(netns.None(), netns.None(), unix.NETLINK_NETFILTER)

@@ -1,4 +1,4 @@
-// Package doctor checks a node for problems that affect Services, and names the cure.
+// Package doctor checks a node for problems that affect Services, and names the fix.
 // Examine is a pure function of what Observe has read; nothing is changed.
 package doctor
 
@@ -32,7 +32,7 @@ type Finding struct {
 	Severity Severity `json:"severity"`
 	About    string   `json:"about"`
 	What     string   `json:"what"`
-	Cure     string   `json:"cure,omitempty"`
+	Fix      string   `json:"fix,omitempty"`
 }
 
 // Facts are the input of the checks.
@@ -146,8 +146,8 @@ func Write(w io.Writer, findings []Finding) error {
 		if _, err := fmt.Fprintf(w, "%-8s %s: %s\n", f.Severity, f.About, f.What); err != nil {
 			return err
 		}
-		if f.Cure != "" {
-			if _, err := fmt.Fprintf(w, "%-8s   %s\n", "", f.Cure); err != nil {
+		if f.Fix != "" {
+			if _, err := fmt.Fprintf(w, "%-8s   %s\n", "", f.Fix); err != nil {
 				return err
 			}
 		}
@@ -157,16 +157,16 @@ func Write(w io.Writer, findings []Finding) error {
 
 func kubeProxy(f *Facts) []Finding {
 	var out []Finding
-	const cure = "remove its DaemonSet; kube-ipvs takes over what it has left"
+	const fix = "remove its DaemonSet; kube-ipvs takes over the state that it left"
 	if pids := f.Proxies["kube-proxy"]; len(pids) > 0 {
-		out = append(out, Finding{Error, "kube-proxy", fmt.Sprintf("runs beside kube-ipvs (process %d), and both overwrite each other's state", pids[0]), cure})
+		out = append(out, Finding{Error, "kube-proxy", fmt.Sprintf("runs beside kube-ipvs (process %d), and both overwrite each other's state", pids[0]), fix})
 	}
 	for _, a := range f.Answers {
 		if len(out) > 0 {
 			break // the process itself, reported above
 		}
 		if a.Mode != "" {
-			out = append(out, Finding{Error, "kube-proxy", fmt.Sprintf("answers on port %d, in mode %s: it runs beside kube-ipvs, and both overwrite each other's state", a.Port, a.Mode), cure})
+			out = append(out, Finding{Error, "kube-proxy", fmt.Sprintf("answers on port %d, in mode %s: it runs beside kube-ipvs, and both overwrite each other's state", a.Port, a.Mode), fix})
 		} else {
 			out = append(out, Finding{Warning, "kube-proxy", fmt.Sprintf("another program uses its port %d, so kube-ipvs cannot serve there", a.Port), "check whether kube-proxy still runs"})
 		}

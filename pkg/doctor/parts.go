@@ -126,17 +126,17 @@ func addressFamily(family ip.Family) uint8 {
 }
 
 func lost(f *Facts) []Finding {
-	const cure = "install the kernel's module (often in the package kernel-modules-extra or linux-modules-extra)"
+	const fix = "install the kernel's module (often in the package kernel-modules-extra or linux-modules-extra)"
 	var out []Finding
 	for _, t := range setTypes {
 		if slices.Contains(f.LackingTypes, t.kind) {
-			out = append(out, Finding{Warning, "sets", fmt.Sprintf("the kernel has no set type %s; rules that match sets of it are omitted. Lost: %s", t.kind, t.lost), cure})
+			out = append(out, Finding{Warning, "sets", fmt.Sprintf("the kernel has no set type %s; rules that match sets of it are omitted. Lost: %s", t.kind, t.lost), fix})
 		}
 	}
 	for _, family := range ip.Families {
 		for _, p := range parts {
 			if slices.Contains(f.Lacking[family], p.name) {
-				out = append(out, Finding{Warning, family.String(), fmt.Sprintf("the kernel has no xt_%s; rules that need it are omitted. Lost: %s", p.name, p.lost), cure})
+				out = append(out, Finding{Warning, family.String(), fmt.Sprintf("the kernel has no xt_%s; rules that need it are omitted. Lost: %s", p.name, p.lost), fix})
 			}
 		}
 	}

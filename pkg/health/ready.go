@@ -121,7 +121,7 @@ func Ask(ctx context.Context, address netip.AddrPort) (*Report, error) {
 	}
 	defer response.Body.Close()
 	if name := response.Header.Get("Server"); response.StatusCode != http.StatusOK || name != ServerName {
-		return nil, fmt.Errorf("%s is another program's: %s %s", address, response.Status, name)
+		return nil, fmt.Errorf("%s belongs to another program: %s %s", address, response.Status, name)
 	}
 	var r Report
 	return &r, json.NewDecoder(response.Body).Decode(&r)

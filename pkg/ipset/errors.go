@@ -68,7 +68,7 @@ func named(err error) error {
 	return err
 }
 
-// explain adds the cure to an error.
+// explain adds the fix to an error.
 func explain(c Change, err error) error {
 	switch {
 	case errors.Is(err, ErrNoType):

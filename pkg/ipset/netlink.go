@@ -40,7 +40,7 @@ var revisions = map[Type]uint8{
 type Netlink struct{ client }
 
 // New connects to the kernel in the network namespace of the calling thread. It returns
-// an error that names the cure if the kernel has no sets and their module cannot be
+// an error that names the fix if the kernel has no sets and their module cannot be
 // loaded.
 func New() (*Netlink, error) {
 	sock, err := nl.GetNetlinkSocketAt(netns.None(), netns.None(), unix.NETLINK_NETFILTER)
@@ -55,7 +55,7 @@ func New() (*Netlink, error) {
 	}
 	if err != nil {
 		s.close()
-		return nil, fmt.Errorf("the kernel does not list its sets (%w); run \"modprobe ip_set\" on the node, and see that the process has NET_ADMIN", err)
+		return nil, fmt.Errorf("the kernel does not list its sets (%w); run \"modprobe ip_set\" on the node, and check that the process has NET_ADMIN", err)
 	}
 	return &Netlink{client{raw: s}}, nil
 }

@@ -134,7 +134,7 @@ func (s *socket) call(request func(*ipvs.Handle) error) error {
 	err := request(s.handle)
 	if !watchdog.Stop() {
 		s.handle = nil
-		return fmt.Errorf("no answer from IPVS in %s: %w", s.timeout, unix.ETIMEDOUT)
+		return fmt.Errorf("no reply from IPVS within %s: %w", s.timeout, unix.ETIMEDOUT)
 	}
 	return err
 }
@@ -264,7 +264,7 @@ func (s *socket) write(batch []Change) ([]error, error) {
 	s.writer.Close()
 	s.writer = nil
 	if nlmsg.IsTimeout(err) {
-		err = fmt.Errorf("no answer from IPVS in %s: %w", s.timeout, unix.ETIMEDOUT)
+		err = fmt.Errorf("no reply from IPVS within %s: %w", s.timeout, unix.ETIMEDOUT)
 	}
 	return nil, err
 }

@@ -27,7 +27,7 @@ func ReadStats() (map[Key]Stats, error) {
 	watchdog := time.AfterFunc(answerTimeout, handle.Close) // see socket.call
 	list, err := handle.GetServices()
 	if !watchdog.Stop() {
-		return nil, fmt.Errorf("no answer from IPVS in %s: %w", answerTimeout, unix.ETIMEDOUT)
+		return nil, fmt.Errorf("no reply from IPVS within %s: %w", answerTimeout, unix.ETIMEDOUT)
 	}
 	defer handle.Close()
 	if err != nil {

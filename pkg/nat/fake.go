@@ -230,7 +230,7 @@ func (f *Fake) validateRule(name Table, t *table, r Rule) error {
 	to := target(r)
 	if only, ok := extensions[to]; ok {
 		if only != "" && only != name {
-			return fmt.Errorf("%s stands only in table %s: %w", to, only, unix.EINVAL)
+			return fmt.Errorf("%s is only valid in table %s: %w", to, only, unix.EINVAL)
 		}
 		return nil
 	}

@@ -27,7 +27,7 @@ func fakeRestore(rules ruleset, input string, validate func(Table, *table) error
 			}
 			t = rules[name].clone()
 		case t == nil:
-			err = errors.New("stands outside of any table")
+			err = errors.New("outside of any table")
 		case line == "COMMIT":
 			if err = validate(name, t); err == nil {
 				rules[name], t = t, nil
@@ -79,7 +79,7 @@ func (t *table) command(line string) error {
 	case "-X":
 		return t.removeChain(chain)
 	default:
-		return fmt.Errorf("%s is not understood: %w", fields[0], unix.EINVAL)
+		return fmt.Errorf("unexpected %s: %w", fields[0], unix.EINVAL)
 	}
 	return nil
 }

@@ -59,7 +59,7 @@ func (t *IPTables) findCompanions(path, name, variant string) error {
 	for cmd, suffix := range map[*string]string{&t.saveCmd: "-save", &t.restoreCmd: "-restore"} {
 		found, err := exec.LookPath(filepath.Join(filepath.Dir(path), name+variant+suffix))
 		if err != nil {
-			return fmt.Errorf("%w: install the package iptables whole", err)
+			return fmt.Errorf("%w: install the complete package iptables", err)
 		}
 		*cmd = found
 	}

@@ -58,7 +58,7 @@ func parsePartly(text string) (ruleset, []Unread, error) {
 }
 
 func (u Unread) err() error {
-	return fmt.Errorf("table %s has a rule made with nft that iptables cannot read (%s); move such rules to a table of another name", u.Table, u.Why)
+	return fmt.Errorf("table %s has a rule, written by nft, that iptables cannot read (%s); move such rules to a table with another name", u.Table, u.Why)
 }
 
 type saveParser struct {
@@ -78,7 +78,7 @@ func (p *saveParser) line(line string) error {
 	case line[0] == '*':
 		return p.begin(Table(line[1:]))
 	case p.table == nil:
-		return fmt.Errorf("%q stands outside of any table", line)
+		return fmt.Errorf("%q is outside of any table", line)
 	case line[0] == ':':
 		return p.chain(line[1:])
 	case strings.HasPrefix(line, "-A "):
@@ -87,7 +87,7 @@ func (p *saveParser) line(line string) error {
 		p.table = nil
 		return nil
 	}
-	return fmt.Errorf("%q is not understood", line)
+	return fmt.Errorf("unexpected line %q", line)
 }
 
 // comment evaluates the one comment that matters: iptables-nft prints it instead of a
@@ -102,10 +102,10 @@ var incompatible = regexp.MustCompile("^# Table `(.*)' is incompatible")
 
 func (p *saveParser) begin(name Table) error {
 	if p.table != nil {
-		return fmt.Errorf("table %s begins within table %s", name, p.name)
+		return fmt.Errorf("table %s begins inside table %s", name, p.name)
 	}
 	if name == "" || p.rules[name] != nil {
-		return fmt.Errorf("table %q has no name or comes twice", name)
+		return fmt.Errorf("table %q has no name, or appears twice", name)
 	}
 	p.name, p.table = name, newTable()
 	p.rules[name] = p.table
@@ -121,7 +121,7 @@ func (p *saveParser) chain(line string) error {
 	}
 	name, policy := fields[0], fields[1]
 	if _, ok := p.table.chains[name]; ok {
-		return fmt.Errorf("chain %s comes twice", name)
+		return fmt.Errorf("chain %s appears twice", name)
 	}
 	p.table.chains[name] = nil
 	if policy != "-" {

@@ -25,7 +25,7 @@ const watchBuffer = 4 << 20
 // concerns returns true, has deleted such a chain, or has created such a base chain or
 // set its policy; and for a deleted table, which is passed to concerns as a chain without
 // a name. Other new chains are reported only with their rules. Changes of this process
-// are recognised by the number of their transaction, which the kernel announces after
+// are recognized by the number of their transaction, which the kernel announces after
 // the changes.
 //
 // Watch calls changed first when it is subscribed, so that nothing between an earlier

@@ -12,7 +12,7 @@ import (
 )
 
 // ErrFound ends a command that has printed a problem.
-var ErrFound = errors.New("something is wrong")
+var ErrFound = errors.New("a problem was found")
 
 // options are the flags of all commands.
 type options struct {

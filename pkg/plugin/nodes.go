@@ -143,8 +143,8 @@ func doctorOf(node string, output []byte) ([]row, error) {
 			continue
 		}
 		what := f.About + ": " + f.What
-		if f.Cure != "" {
-			what += " (" + f.Cure + ")"
+		if f.Fix != "" {
+			what += " (" + f.Fix + ")"
 		}
 		rows = append(rows, row{node, string(f.Severity), what})
 	}

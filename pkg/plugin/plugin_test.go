@@ -80,7 +80,7 @@ func TestAllNodes(t *testing.T) {
 			"ki-a status -o json": `[{"status":"OK","component":"kube-ipvs","what":"v1 ready"},{"status":"OK","component":"IPVS","what":"3 virtual servers"}]`,
 			"ki-b status -o json": `[{"status":"error","component":"kube-ipvs","what":"not ready"},{"status":"OK","component":"IPVS","what":"3"}]`,
 			"ki-a doctor -o json": `[{"severity":"OK","about":"kernel","what":"fine"},{"severity":"note","about":"IPVS","what":"foreign"}]`,
-			"ki-b doctor -o json": `[{"severity":"warning","about":"eth1","what":"no address","cure":"mend it"}]`,
+			"ki-b doctor -o json": `[{"severity":"warning","about":"eth1","what":"no address","fix":"mend it"}]`,
 			"ki-a diff -o json":   `[]`,
 			"ki-b diff -o json":   `[{"part":"ipvs","operation":"add","change":"add TCP 10.96.0.1:443"}]`,
 		}

@@ -31,8 +31,8 @@ type EventReason struct{ Reason, Regarding, Meaning string }
 // Warning.
 var EventReasons = []EventReason{
 	{reasonUnusable, "Service", "A field or an annotation of the Service, or an endpoint, cannot be used. The rest of the Service is served. The note names the field and the value."},
-	{reasonConflict, "Service", "An address and port of the Service is already served for another Service, which takes precedence: a cluster IP before a load balancer's IP, that before an external IP, and the older Service before the younger. The related object is the other Service."},
-	{reasonNodeConflict, "Node", "Something on the node keeps Services from being served, or conflicts with another program: a mark, a policy rule, `rp_filter`, or a bridge without br_netfilter. The note names what it is and what to change."},
+	{reasonConflict, "Service", "Another Service has precedence for an address and port of this Service and is served there: cluster IPs precede LoadBalancer IPs, these precede external IPs, and older Services precede younger ones. The related object is the other Service."},
+	{reasonNodeConflict, "Node", "Something on the node keeps Services from being served, or conflicts with another program: a mark, a policy rule, `rp_filter`, or a bridge without br_netfilter. The note names the cause and what to change."},
 }
 
 // reportUnusable logs what is unusable in a Service and writes an Event, once per

@@ -152,7 +152,7 @@ func TestIPv6Disabled(t *testing.T) {
 	}
 	failures := s.Apply([]Change{{Op: AddAddress, Address: addr("fd00::1")}})
 	if len(failures) != 1 || !errors.Is(failures[0], unix.EACCES) || !strings.Contains(failures[0].Error(), "disable_ipv6") {
-		t.Errorf("failures = %v, want EACCES and the cure", failures)
+		t.Errorf("failures = %v, want EACCES and the fix", failures)
 	}
 }
 
@@ -552,7 +552,7 @@ func transmitted(t *testing.T) int {
 	return int(link.Attrs().Statistics.TxPackets)
 }
 
-// Anything by which the source of a packet may decide its route needs the second look-up.
+// Anything by which the source of a packet may decide its route needs the second lookup.
 func TestInventoryReroute(t *testing.T) {
 	namespace(t)
 	ipCommands(t, "link set lo up", "link add eth1 type veth peer name eth2", "link set eth2 up", "link set eth1 up", "-6 addr add fd00::10/64 dev eth1 nodad")

@@ -19,7 +19,7 @@ import (
 // Reroute is whether the source of a packet may change its route. IPVS replaces the source
 // of a reply by the VIP after the reply was routed, and then routes it again unless
 // net.ipv4.vs.snat_reroute is 0 (ip_vs_route_me_harder in net/netfilter/ipvs/ip_vs_core.c).
-// The second look-up costs every reply about 2,700 instructions.
+// The second lookup costs every reply about 2,700 instructions.
 type Reroute uint8
 
 // Inventory sets RerouteNeeded or RerouteNeedless.

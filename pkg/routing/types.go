@@ -170,7 +170,7 @@ type Inventory struct {
 	// Peers are the gateways of all routes of the same tables, and the destinations in the
 	// forwarding databases of VXLAN links: addresses of other nodes, among others. Sorted.
 	Peers []netip.Addr
-	// Reroute is whether replies need a second route look-up after IPVS.
+	// Reroute is whether replies need a second route lookup after IPVS.
 	Reroute Reroute
 }
 

@@ -364,7 +364,7 @@ func (b *builder) ports(svc *corev1.Service) []Port {
 			continue
 		}
 		if slices.ContainsFunc(out, func(p Port) bool { return p.Protocol == port.Protocol && p.Port == port.Port }) {
-			b.errorf(fmt.Sprintf("spec.ports[%d]", i), "%s %d stands twice", port.Protocol, port.Port)
+			b.errorf(fmt.Sprintf("spec.ports[%d]", i), "%s %d appears twice", port.Protocol, port.Port)
 			continue
 		}
 		if out == nil {

@@ -267,7 +267,7 @@ func TestBuildErrors(t *testing.T) {
 			service + `spec.ports[2].port: 0 is not a port`,
 			service + `spec.ports[3].port: 65536 is not a port`,
 			service + `spec.ports[4].nodePort: -1 is not a port`,
-			service + `spec.ports[5]: TCP 80 stands twice`,
+			service + `spec.ports[5]: TCP 80 appears twice`,
 		}},
 		{"slice's port", func(_ *corev1.Service, s *discoveryv1.EndpointSlice) {
 			s.Ports = append(s.Ports,

@@ -237,7 +237,7 @@ func checkModel(t *testing.T, s *Service) {
 		for _, a := range list {
 			checkAddr(t, a)
 			if seen[a] {
-				t.Errorf("%s stands twice", a)
+				t.Errorf("%s appears twice", a)
 			}
 			seen[a] = true
 		}
@@ -261,7 +261,7 @@ func checkModel(t *testing.T, s *Service) {
 		for _, e := range p.Endpoints {
 			checkAddr(t, e.Addr.Addr())
 			if e.Addr.Port() == 0 || seen[e.Addr] {
-				t.Errorf("endpoint %s has no port or stands twice", e.Addr)
+				t.Errorf("endpoint %s has no port or appears twice", e.Addr)
 			}
 			seen[e.Addr] = true
 		}

@@ -18,7 +18,7 @@ func New() *Proc { return NewAt("/proc/sys") }
 // elsewhere.
 func NewAt(root string) *Proc { return &Proc{root: root} }
 
-// Observe reads the keys. If a key does not exist (ENOENT, with the cure) or cannot be
+// Observe reads the keys. If a key does not exist (ENOENT, with the fix) or cannot be
 // read, it returns an error and no values. Call Exists first for keys that some kernels
 // do not have.
 func (p *Proc) Observe(keys []string) (State, error) { return observe(p, keys) }

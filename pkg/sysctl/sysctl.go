@@ -106,7 +106,7 @@ func checkKey(key string) error {
 	return nil
 }
 
-// explain adds the cure to an error; errors.Is still finds the errno.
+// explain adds the fix to an error; errors.Is still finds the errno.
 func explain(key string, err error) error {
 	switch {
 	case errors.Is(err, unix.ENOENT):
@@ -120,7 +120,7 @@ func explain(key string, err error) error {
 }
 
 // providers maps prefixes of keys to what provides the keys.
-var providers = []struct{ prefix, cure string }{
+var providers = []struct{ prefix, fix string }{
 	{"net/ipv4/vs/", "modprobe ip_vs; if it is loaded, this kernel has no such parameter"},
 	{"net/netfilter/nf_conntrack_", "modprobe nf_conntrack; if it is loaded, this kernel has no such parameter"},
 	{"net/bridge/", "modprobe br_netfilter"},
@@ -132,7 +132,7 @@ var providers = []struct{ prefix, cure string }{
 func missing(key string) string {
 	for _, p := range providers {
 		if strings.HasPrefix(key, p.prefix) {
-			return p.cure
+			return p.fix
 		}
 	}
 	return "no such parameter in this kernel"

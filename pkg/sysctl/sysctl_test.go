@@ -52,7 +52,7 @@ func TestObserve(t *testing.T) {
 }
 
 func TestMissingKey(t *testing.T) {
-	for key, cure := range map[string]string{
+	for key, fix := range map[string]string{
 		"net/ipv4/vs/conntrack":                   "modprobe ip_vs",
 		"net/netfilter/nf_conntrack_max":          "modprobe nf_conntrack",
 		"net/bridge/bridge-nf-call-iptables":      "modprobe br_netfilter",
@@ -62,8 +62,8 @@ func TestMissingKey(t *testing.T) {
 	} {
 		each(t, func(t *testing.T, p Parameters) {
 			state, err := p.Observe([]string{"net/ipv4/ip_forward", key})
-			if state != nil || !errors.Is(err, unix.ENOENT) || !strings.Contains(err.Error(), cure) {
-				t.Errorf("Observe(%s) = %v, %v; want no values and ENOENT with %q", key, state, err, cure)
+			if state != nil || !errors.Is(err, unix.ENOENT) || !strings.Contains(err.Error(), fix) {
+				t.Errorf("Observe(%s) = %v, %v; want no values and ENOENT with %q", key, state, err, fix)
 			}
 			if ok, err := p.Exists(key); ok || err != nil {
 				t.Errorf("Exists(%s) = %v, %v", key, ok, err)
@@ -137,15 +137,15 @@ type clamp struct{ *Fake }
 func (c clamp) write(key, _ string) error { return c.Fake.write(key, "10") }
 
 func TestExplain(t *testing.T) {
-	for number, cure := range map[unix.Errno]string{
+	for number, fix := range map[unix.Errno]string{
 		unix.EROFS:  "privileged",
 		unix.EACCES: "CAP_NET_ADMIN",
 	} {
 		f := NewFake(State{"a": "1"})
 		f.Refuse = func(Change) error { return number }
 		failures := f.Apply([]Change{{"a", "2"}})
-		if len(failures) != 1 || !errors.Is(failures[0], number) || !strings.Contains(failures[0].Error(), cure) {
-			t.Errorf("%v: %v, want %q", number, failures, cure)
+		if len(failures) != 1 || !errors.Is(failures[0], number) || !strings.Contains(failures[0].Error(), fix) {
+			t.Errorf("%v: %v, want %q", number, failures, fix)
 		}
 	}
 }

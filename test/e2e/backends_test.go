@@ -108,7 +108,7 @@ func TestBehaviourUnreadableRules(t *testing.T) {
 	}
 	node.Exec("sh", "-c", "iptables -w -t filter -F KUBE-FORWARD; iptables -w -t nat -F KUBE-SERVICES; ipvsadm -C")
 	p := node.StartProxy(func(*lab.Process) error { return hasCompared(node, 2) }, flags...)
-	const said = "table filter of IPv4 has a rule made with nft that iptables cannot read"
+	const said = "table filter of IPv4 has a rule, written by nft, that iptables cannot read"
 	if n := strings.Count(p.Log(), said); n != 1 {
 		t.Errorf("%q is said %d times in\n%s", said, n, p.Log())
 	}

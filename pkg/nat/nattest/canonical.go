@@ -41,7 +41,7 @@ func Rules(family ip.Family, state nat.State) map[nat.Table][]nat.Rule {
 // CheckCanonical writes each rule into a chain of its own, with both variants of
 // iptables, and reports each that is refused or that iptables-save prints differently.
 // It works in a network namespace that it creates, together with what the rules refer
-// to: sets, and chains, which it recognises by the hyphen in their names.
+// to: sets, and chains, which it recognizes by the hyphen in their names.
 func CheckCanonical(t *testing.T, family ip.Family, rules map[nat.Table][]nat.Rule) {
 	t.Helper()
 	for _, variant := range []string{"-nft", "-legacy"} {

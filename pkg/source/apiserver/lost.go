@@ -292,7 +292,7 @@ func (l *lostNodes) few(logger klog.Logger, lost []string) bool {
 	answering, _ := l.nodes()
 	many := len(lost) > len(answering)
 	if many && !l.many {
-		logger.Info("Most nodes are unreachable, possibly because controllers are cut off; keeping connections", "notHeardOf", len(lost), "others", len(answering))
+		logger.Info("Most nodes are unreachable, possibly because controllers are cut off; keeping connections", "unreachable", len(lost), "reachable", len(answering))
 	}
 	l.many = many
 	return !many

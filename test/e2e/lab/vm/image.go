@@ -94,7 +94,7 @@ func imageKey(kernel string) (string, error) {
 	return hex.EncodeToString(hash.Sum(nil))[:12], nil
 }
 
-// lockFile serialises the runners that share a cache.
+// lockFile serializes the runners that share a cache.
 func lockFile(path string) (unlock func(), err error) {
 	file, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o644)
 	if err != nil {

@@ -122,7 +122,7 @@ func TestOneEventForManyFaults(t *testing.T) {
 		w.service("good", "10.96.0.10", "10.244.0.2")
 		w.synced()
 		w.sleep(time.Hour)
-		if len(w.events) != 1 || w.events[0].Regarding.Name != "bad" || !strings.HasPrefix(w.events[0].Note, "Service default/bad: spec.ports[1]: TCP 80 stands twice") {
+		if len(w.events) != 1 || w.events[0].Regarding.Name != "bad" || !strings.HasPrefix(w.events[0].Note, "Service default/bad: spec.ports[1]: TCP 80 appears twice") {
 			t.Errorf("%d Events", len(w.events))
 		}
 		if w.realServers("10.96.0.10") != 1 {

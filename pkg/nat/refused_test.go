@@ -1,0 +1,107 @@
+package nat
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
+)
+
+// manyRules returns rules of several extensions, n of each kind.
+func manyRules(n int) []Rule {
+	var out []Rule
+	for i := range n {
+		out = append(out,
+			Rule(fmt.Sprintf(`-i eth%d -p tcp -m comment --comment "no -m set %d" -m set --match-set KUBE-%d dst,dst -j MARK --set-xmark 0x%x/0xff`, i, i, i%3, i+1)),
+			Rule(fmt.Sprintf("-i eth%d -m conntrack --ctstate NEW -j MARK --set-xmark 0x%x/0xff", i, i+1)),
+			Rule(fmt.Sprintf("-i eth%d -m mark --mark 0x%x/0xff -j RETURN", i, i+1)),
+			Rule(fmt.Sprintf("-i eth%d -p tcp -m tcp --dport %d -j KUBE-IPVS-DROP", i, i+1)),
+			Rule(fmt.Sprintf("-o eth%d -j SNAT --to-source 192.0.2.%d --random-fully", i, i%200)),
+		)
+	}
+	return out
+}
+
+// The number of runs depends on what is missing, not on the number of rules, except for
+// halving them where iptables does not name the line. What can be written is written.
+func TestRunsDoNotGrowWithRules(t *testing.T) {
+	for name, lacks := range map[string]func(Rule) bool{
+		"-m set":         func(r Rule) bool { return strings.Contains(string(r), "-m set --match") },
+		"-j MARK":        func(r Rule) bool { return strings.Contains(string(r), "-j MARK") },
+		"-m conntrack":   func(r Rule) bool { return strings.Contains(string(r), "-m conntrack") },
+		"-m comment":     func(r Rule) bool { return strings.Contains(string(r), "-m comment") },
+		"--random-fully": func(r Rule) bool { return strings.Contains(string(r), "--random-fully") },
+		"set KUBE-1":     func(r Rule) bool { return false },
+		"one mark":       func(r Rule) bool { return strings.Contains(string(r), "--mark 0x3/0xff") },
+		"one rule":       func(r Rule) bool { return r == manyRules(3)[7] },
+		"three":          func(r Rule) bool { return strings.Contains(string(r), "-m set --match") || strings.Contains(string(r), "SNAT") || strings.Contains(string(r), "-m mark") },
+	} {
+		t.Run(name, func(t *testing.T) {
+			few, many := runsWithout(t, name, lacks, 4), runsWithout(t, name, lacks, 200)
+			if many > few+3*7 { // 200 is about 4 << 6
+				t.Errorf("%d runs for 20 rules, %d for 1,000", few, many)
+			}
+		})
+	}
+}
+
+func runsWithout(t *testing.T, name string, lacks func(Rule) bool, n int) int {
+	t.Helper()
+	f, now := NewFake(ip.IPv4), time.Now()
+	f.engine.now = func() time.Time { return now }
+	f.HasSet = func(set string) bool { return name != "set "+set }
+	f.Lacks = func(r Rule) error {
+		if lacks(r) {
+			return unix.ENOENT
+		}
+		return nil
+	}
+	rules, chain := manyRules(n), Chain{ip.IPv4, NAT, "KUBE-SERVICES"}
+	changes := []Change{{WriteChain, Chain{ip.IPv4, NAT, "KUBE-IPVS-DROP"}, []Rule{"-p udp -j RETURN"}}, {WriteChain, chain, rules}}
+	if failures := f.Apply(changes); len(failures) > 0 {
+		t.Fatal(failures)
+	}
+	runs := f.Restores()
+	var want []Rule
+	guarded := true
+	for _, r := range rules {
+		switch plain := Rule(strings.TrimSuffix(string(r), randomFully)); {
+		case !lacks(r) && !strings.Contains(string(r), strings.TrimPrefix(name, "set ")+" dst"):
+			if guarded || isGuard(r) {
+				want = append(want, r)
+			}
+		case !lacks(plain) && plain != r:
+			want = append(want, plain)
+		default:
+			guarded = guarded && !isGuard(r)
+		}
+	}
+	if got := f.rules[NAT].chains[chain.Name]; !slices.Equal(got, want) {
+		t.Errorf("%d of %d rules are written, want %d", len(got), len(rules), len(want))
+	}
+	// New rules with the same parts cost nothing more, and neither does what is tried again.
+	more := append(slices.Clone(rules), manyRules(n + 1)[5*n:]...)
+	f.Apply([]Change{{WriteChain, chain, more}})
+	if after := f.Restores() - runs; after > 1 && name != "one rule" && name != "one mark" {
+		t.Errorf("%d more runs for %d more rules", after, len(more)-len(rules))
+	}
+	before := f.Restores()
+	now = now.Add(probePeriod)
+	if s, err := f.Observe(Owned{Chains: []Chain{chain}}); err != nil || len(s.LeftOut) == 0 {
+		t.Errorf("%v, left out %v", err, s.LeftOut)
+	}
+	if again := f.Restores() - before; again > probesPerPeriod+1 {
+		t.Errorf("%d runs to try again", again)
+	}
+	f.Lacks, f.HasSet = nil, nil
+	now = now.Add(probePeriod)
+	if s, err := f.Observe(Owned{Chains: []Chain{chain}}); err != nil || len(s.LeftOut) > 0 {
+		t.Errorf("%v, still left out: %v", err, s.LeftOut)
+	}
+	return runs
+}

@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/kube-ipvs/kube-ipvs/test/e2e/lab"
 	"github.com/kube-ipvs/kube-ipvs/test/reliability"
@@ -36,6 +37,10 @@ var kernelParts = []struct{ module, loses, says string }{
 	{"xt_nat", "", ""},
 	{"xt_conntrack", "", ""},
 	{"xt_mark", "", "xt_MARK"},
+	{"xt_set", "", "xt_set"},
+	{"ip_set_hash_ipport", "", "KUBE-CLUSTER-IP"},
+	{"xt_comment", "", "xt_comment"},
+	{"ip_vs_rr", "", "rr"},
 }
 
 // TestMissingKernelParts withholds one module at a time. Every client is served that
@@ -62,8 +67,10 @@ func TestMissingKernelParts(t *testing.T) {
 		}
 		t.Run(part.module, func(t *testing.T) {
 			withhold(t, part.module)
+			started := time.Now()
 			p := node.StartProxy(func(*lab.Process) error { return hasCompared(node.Node, 2) },
 				"--manifests", dir, "--hostname-override", node.Name, "--cluster-cidr", podCIDRs, "--ipvs-sync-period", "1s")
+			t.Logf("ready after %s", time.Since(started))
 			for _, client := range clients {
 				if part.loses != "" && strings.Contains(client.name, part.loses) {
 					continue

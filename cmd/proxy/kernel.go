@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os/exec"
+	"slices"
 	"strings"
 	"sync"
 
@@ -237,10 +238,28 @@ func rerouteReplies(k sysctlKernel) error {
 
 // prepare checks that the scheduler exists and sets the time-outs.
 func (m *machine) prepare(cfg *config.Config) error {
-	if err := m.ipvs.Probe(cfg.Plan.Scheduler); err != nil {
-		return fmt.Errorf("--ipvs-scheduler %s: %w", cfg.Plan.Scheduler, err)
+	if err := chooseScheduler(&cfg.Plan, m.ipvs.Probe); err != nil {
+		return err
 	}
 	return m.ipvs.SetTimeouts(cfg.IPVSTimeouts)
+}
+
+// chooseScheduler replaces a scheduler that the kernel does not have by the first one that
+// it has: Services are better served with another one than not at all.
+func chooseScheduler(cfg *plan.Config, probe func(string) error) error {
+	err := probe(cfg.Scheduler)
+	if err == nil {
+		return nil
+	}
+	if errors.Is(err, unix.ENOENT) && slices.Contains(ipvs.Schedulers, cfg.Scheduler) {
+		for _, other := range ipvs.Schedulers {
+			if probe(other) == nil {
+				cfg.MissingScheduler, cfg.Scheduler = cfg.Scheduler, other
+				return nil
+			}
+		}
+	}
+	return fmt.Errorf("--ipvs-scheduler %s: %w", cfg.Scheduler, err)
 }
 
 // kernelVersion reads uname(2). It returns the zero version if that fails.

@@ -110,6 +110,13 @@ func TestExamine(t *testing.T) {
 			"warning IPv6: the kernel has no xt_REDIRECT; rules that need it are omitted. Lost: ping of VIPs that are claimed by port"},
 		"no hash:ip,port,ip": {func(f *Facts) { f.LackingTypes = []ipset.Type{ipset.HashIPPortIP} },
 			"warning sets: the kernel has no set type hash:ip,port,ip; rules that match sets of it are omitted. Lost: endpoints that connect to themselves through a Service (KUBE-LOOP-BACK)"},
+		"no scheduler": {func(f *Facts) {
+			f.Config.Scheduler = "rr"
+			for key, s := range f.Nodes[0].IPVS {
+				s.Scheduler = "wrr"
+				f.Nodes[0].IPVS[key] = s
+			}
+		}, "warning IPVS: no virtual server uses the configured scheduler rr; the kernel lacks it, and Services are served with wrr"},
 		"conntrack is full": {func(f *Facts) { f.Connections = 90 }, "error conntrack: 90 of 100 entries"},
 		"cannot be read":    {func(f *Facts) { f.Unread = []error{errors.New("no IPVS")} }, "error kernel: no IPVS"},
 		"no forwarding":     {set("net/ipv4/ip_forward", "0"), "error IPv4: the node does not forward"},

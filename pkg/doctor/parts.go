@@ -133,6 +133,10 @@ func lost(f *Facts) []Finding {
 			out = append(out, Finding{Warning, "sets", fmt.Sprintf("the kernel has no set type %s; rules that match sets of it are omitted. Lost: %s", t.kind, t.lost), fix})
 		}
 	}
+	if other := f.otherScheduler(); other != "" {
+		out = append(out, Finding{Warning, "IPVS", fmt.Sprintf("no virtual server uses the configured scheduler %s; the kernel lacks it, and Services are served with %s", f.Config.Scheduler, other),
+			"install the module ip_vs_" + f.Config.Scheduler + " and restart kube-ipvs"})
+	}
 	for _, family := range ip.Families {
 		for _, p := range parts {
 			if slices.Contains(f.Lacking[family], p.name) {
@@ -141,6 +145,23 @@ func lost(f *Facts) []Finding {
 		}
 	}
 	return out
+}
+
+// otherScheduler returns the scheduler of the virtual servers if the configured one is not
+// used by any of them.
+func (f *Facts) otherScheduler() string {
+	other := ""
+	for _, n := range f.Nodes {
+		for key, server := range n.IPVS {
+			if server.Scheduler == f.Config.Scheduler || f.Config.Scheduler == "" {
+				return ""
+			}
+			if key.FWMark == 0 {
+				other = server.Scheduler
+			}
+		}
+	}
+	return other
 }
 
 // readOthers reads the rules of the iptables back end that the node does not use.

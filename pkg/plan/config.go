@@ -12,6 +12,9 @@ type Config struct {
 	NodeName  string
 	Families  []ip.Family // to program, IPv4 first
 	Scheduler string      // for virtual servers, never ""
+	// MissingScheduler is the configured scheduler if the kernel does not have it;
+	// Scheduler is used instead.
+	MissingScheduler string
 
 	MasqueradeAll bool
 	// MasqueradeExternalLocal masquerades external traffic under

@@ -2,6 +2,8 @@ package plan
 
 import (
 	"fmt"
+	"maps"
+	"slices"
 	"strings"
 
 	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
@@ -12,8 +14,12 @@ import (
 // place as planned, with the consequence.
 func RuleWarnings(family ip.Family, s nat.State) []string {
 	var out []string
-	for _, l := range s.LeftOut {
+	single, groups := byCause(s.LeftOut)
+	for _, l := range single {
 		out = append(out, leftOutWarning(l))
+	}
+	for _, lacks := range slices.Sorted(maps.Keys(groups)) {
+		out = append(out, lackWarning(family, lacks, groups[lacks]))
 	}
 	for _, c := range s.Contested {
 		out = append(out, fmt.Sprintf("another program keeps inserting its rules before ours in %s; ours now stay behind them and do not see packets that those rules accept or drop", c))
@@ -22,6 +28,58 @@ func RuleWarnings(family ip.Family, s nat.State) []string {
 		out = append(out, fmt.Sprintf("table %s of %s has a rule, written by nft, that iptables cannot read: our rules are in place, but it is unknown which rules precede them; move such rules to a table with another name (%s)", u.Table, family, u.Why))
 	}
 	return out
+}
+
+// byCause groups rules that are omitted for want of one extension or set. One warning for
+// each group says what is lost: without xt_set, a hundred rules are omitted.
+func byCause(omitted []nat.LeftOut) (single []nat.LeftOut, groups map[string][]nat.LeftOut) {
+	groups = map[string][]nat.LeftOut{}
+	for _, l := range omitted {
+		groups[l.Lacks] = append(groups[l.Lacks], l)
+	}
+	for _, l := range omitted {
+		if len(groups[l.Lacks]) == 1 || l.Lacks == string(l.Rule) || l.Instead != "" {
+			single = append(single, l)
+			delete(groups, l.Lacks)
+		}
+	}
+	return single, groups
+}
+
+// lackWarning lists comments of omitted rules, those that open something first.
+func lackWarning(family ip.Family, lacks string, omitted []nat.LeftOut) string {
+	var opens, lost []string
+	for _, l := range omitted {
+		about := l.Chain.Name
+		if comments := nat.Arguments(l.Rule, "--comment"); len(comments) > 0 {
+			about = comments[0]
+		}
+		into := &lost
+		if l.Opens {
+			into = &opens
+		}
+		if !slices.Contains(*into, about) {
+			*into = append(*into, about)
+		}
+	}
+	out := fmt.Sprintf("the kernel, or iptables, has no %s: %d rules of %s are left out; the rest is served. Install it (%v).", module(lacks), len(omitted), family, omitted[0].Err)
+	if len(opens) > 0 {
+		out += fmt.Sprintf(" Packets pass that these should drop or reject: %s.", strings.Join(opens, ", "))
+	}
+	if len(lost) > 0 {
+		out += fmt.Sprintf(" Without effect: %s.", strings.Join(lost, ", "))
+	}
+	return out
+}
+
+// module returns the name of what a rule lacks: "xt_set" for "-m set".
+func module(lacks string) string {
+	for _, option := range []string{"-m ", "-j "} {
+		if name, ok := strings.CutPrefix(lacks, option); ok {
+			return "xt_" + name
+		}
+	}
+	return lacks
 }
 
 func leftOutWarning(l nat.LeftOut) string {

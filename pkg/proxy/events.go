@@ -6,6 +6,7 @@ import (
 	"maps"
 	"slices"
 	"strings"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -78,6 +79,36 @@ func (p *Proxy) warnOfNode(note string) {
 			Regarding: corev1.ObjectReference{APIVersion: "v1", Kind: "Node", Name: n.Name, UID: n.UID},
 			Reason:    reasonNodeConflict, Note: note,
 		})
+	}
+}
+
+// persistent is the backoff from which a refused change of the node is an Event.
+const persistent = 3 * time.Second
+
+// reportFailingNode writes an Event for each reason why the node cannot be programmed, once
+// while it lasts: a set type that the kernel does not have affects Services that no error
+// names.
+func (p *Proxy) reportFailingNode(problems reconcile.Problems, wait time.Duration) {
+	if wait < persistent {
+		return
+	}
+	changes := map[string][]string{} // by reason
+	for _, problem := range problems {
+		if len(problem.Owners) == 0 {
+			why := reason(problem.Err)
+			changes[why] = append(changes[why], strings.TrimSuffix(problem.Err.Error(), ": "+why))
+		}
+	}
+	for _, why := range slices.Sorted(maps.Keys(changes)) {
+		slices.Sort(changes[why])
+		note := fmt.Sprintf("Cannot program the node (%s): %s", why, strings.Join(changes[why], ", "))
+		if !p.failingNode[note] {
+			if p.failingNode == nil {
+				p.failingNode = map[string]bool{}
+			}
+			p.failingNode[note] = true
+			p.warnOfNode(note)
+		}
 	}
 }
 

@@ -170,6 +170,9 @@ func (p *Proxy) pass(ctx context.Context, retry []types.NamespacedName) {
 	for _, name := range retry {
 		if _, again := p.retries.due[name]; !again {
 			p.retries.succeeded(name)
+			if name == nodeKey {
+				p.failingNode = nil
+			}
 		}
 	}
 	p.lastPass = time.Now()
@@ -193,6 +196,7 @@ func (p *Proxy) settle(ctx context.Context, problems reconcile.Problems) {
 		}
 	}
 	logProblems(ctx, problems, failed)
+	p.reportFailingNode(problems, failed[nodeKey])
 	for _, wait := range failed {
 		p.need = reconcile.Everything
 		if at := time.Now().Add(wait / 2); at.Before(p.compareAt) {

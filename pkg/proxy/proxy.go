@@ -118,6 +118,8 @@ type Proxy struct {
 	depends  map[types.NamespacedName]plan.Deps
 	reported map[types.NamespacedName]string // last error reported for each object
 	warned   map[string]bool                 // current warnings
+	// failingNode are the reported reasons why the node cannot be programmed.
+	failingNode map[string]bool
 
 	triggers []trigger                                      // changes of endpoints since the last pass
 	noLocal  map[types.NamespacedName]plan.NoLocalEndpoints // Services with a policy that lacks endpoints

@@ -1,0 +1,48 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/kube-ipvs/kube-ipvs/pkg/plan"
+)
+
+// Without the configured scheduler another one is used. A name that is none of Linux's, and
+// any other error, end the process.
+func TestChooseScheduler(t *testing.T) {
+	for _, c := range []struct {
+		name      string
+		configure string
+		kernel    []string
+		err       error
+		want      string // "": an error
+	}{
+		{"there", "rr", []string{"wrr", "rr"}, unix.ENOENT, "rr"},
+		{"missing", "rr", []string{"wlc", "wrr"}, unix.ENOENT, "wrr"},
+		{"none", "rr", nil, unix.ENOENT, ""},
+		{"a typing error", "rrr", []string{"rr"}, unix.ENOENT, ""},
+		{"not permitted", "rr", []string{"wrr"}, unix.EPERM, ""},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			cfg := plan.Config{Scheduler: c.configure}
+			err := chooseScheduler(&cfg, func(name string) error {
+				if slices.Contains(c.kernel, name) {
+					return nil
+				}
+				return fmt.Errorf("probe: %w", c.err)
+			})
+			switch {
+			case c.want == "":
+				if !errors.Is(err, c.err) || cfg.MissingScheduler != "" {
+					t.Errorf("%v, scheduler %+v", err, cfg)
+				}
+			case err != nil || cfg.Scheduler != c.want || (cfg.MissingScheduler != "") != (c.want != c.configure):
+				t.Errorf("%v, scheduler %q in place of %q", err, cfg.Scheduler, cfg.MissingScheduler)
+			}
+		})
+	}
+}

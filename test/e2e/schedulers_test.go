@@ -30,6 +30,7 @@ func TestIssue121591Schedulers(t *testing.T) {
 	t.Run("138688 mh-fallback", c.testFallback)
 	t.Run("121591 weights", c.testWeights)
 	t.Run("limit of connections", c.testMaxConnections)
+	t.Run("110814 76517 one packet", c.testOnePacket)
 	t.Run("scheduler that there is not", c.testBadScheduler)
 	t.Run("two Services claim one address and port", c.testConflict)
 }
@@ -98,14 +99,80 @@ func (c *cluster) testMaxConnections(t *testing.T) {
 	}
 }
 
+// testOnePacket sends many datagrams from one socket, as a syslog client does: to a
+// cluster IP from a pod, and to a load balancer IP from outside. With the annotation all
+// endpoints receive some, without it one endpoint receives all.
+func (c *cluster) testOnePacket(t *testing.T) {
+	const port, datagrams = 8514, 40
+	servers := []*lab.Server{c.web1.Serve("web1", lab.UDP, port), c.web2.Serve("web2", lab.UDP, port)}
+	for i, annotations := range []map[string]string{{}, {"one-packet": "true"}} {
+		n := 32 + i
+		svc := newLoadBalancer(newService(fmt.Sprintf("datagrams%d", n), corev1.ProtocolUDP, 80, clusterIPs(n)...), balancerIPs(n)...)
+		svc.Annotations = prefixed(annotations)
+		c.serve(t, svc, dualStackSlices(svc, port, ready(c.web1), ready(c.web2)), 2, 2, 2)
+		for _, way := range []wayIn{
+			{from: c.caller1.Namespace, address: at(clusterIPs(n)[0], 80)}, {from: c.caller1.Namespace, address: at(clusterIPs(n)[1], 80)},
+			{from: c.Client, address: at(balancerIPs(n)[0], 80)}, {from: c.Client, address: at(balancerIPs(n)[1], 80)},
+		} {
+			received, err := sendFromOneSocket(t, way, datagrams, servers)
+			if err != nil {
+				t.Errorf("%s %s: %v", svc.Name, way.address, err)
+			}
+			// Round robin, but other traffic to the virtual server may take a turn.
+			spread := min(received[0], received[1]) >= datagrams/4
+			if spread != (len(annotations) > 0) {
+				t.Errorf("%s %s, annotations %v: the endpoints received %v", svc.Name, way.address, annotations, received)
+			}
+		}
+	}
+}
+
+// sendFromOneSocket returns how many of the datagrams each server received.
+func sendFromOneSocket(t *testing.T, way wayIn, datagrams int, servers []*lab.Server) (received []int, err error) {
+	t.Helper()
+	socket, err := way.from.Connect(lab.DialTimeout, lab.UDP, way.address)
+	if err != nil {
+		return nil, err
+	}
+	defer socket.Close()
+	before := make([]int, len(servers))
+	for i, s := range servers {
+		before[i] = s.Served()
+	}
+	for range datagrams {
+		if err := socket.Send(); err != nil {
+			return nil, err
+		}
+	}
+	lab.Eventually(t, lab.DialTimeout, way.address+" received all datagrams", func() error {
+		sum := 0
+		received = nil
+		for i, s := range servers {
+			received = append(received, s.Served()-before[i])
+			sum += received[i]
+		}
+		if sum != datagrams {
+			return fmt.Errorf("received %v of %d", received, datagrams)
+		}
+		return nil
+	})
+	return received, nil
+}
+
 // newAnnotated is Service number n with annotations of ours.
 func newAnnotated(name string, n int, annotations map[string]string) *corev1.Service {
 	svc := newService(name, corev1.ProtocolTCP, 80, clusterIPs(n)...)
-	svc.Annotations = map[string]string{}
-	for key, value := range annotations {
-		svc.Annotations["kube-ipvs.io/"+key] = value
-	}
+	svc.Annotations = prefixed(annotations)
 	return svc
+}
+
+// prefixed returns annotations of ours.
+func prefixed(annotations map[string]string) map[string]string {
+	out := map[string]string{}
+	for key, value := range annotations {
+		out["kube-ipvs.io/"+key] = value
+	}
+	return out
 }
 
 // options are those of Service number n on a node.

@@ -173,6 +173,9 @@ func (c *Connection) Ask(limit time.Duration) (answer Answer) {
 	return answer
 }
 
+// Send sends one request, and does not wait for the answer.
+func (c *Connection) Send() error { return c.socket.send([]byte("who are you?\n")) }
+
 // Close closes the connection in order.
 func (c *Connection) Close() { c.socket.close() }
 

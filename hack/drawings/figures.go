@@ -125,7 +125,7 @@ func vipClaims() string {
 		kind           string
 	}{
 		{"address, route: the node takes every port", "local: every port", []string{"no Service has it: refused,", "also if another device serves it"}, "bad"},
-		{"auto (default), port: pods reach other ports elsewhere", "Service ports only", []string{"no Service has it: leaves the node,", "to the device that has the VIP"}, "ok"},
+		{"auto (default), port: the Service's ports only", "Service ports only", []string{"no Service has it: leaves the node,", "to the device that has the VIP"}, "ok"},
 	} {
 		x := 20 + i*480
 		c.text("h", x+10, 38, "start", half.heading)
@@ -135,10 +135,12 @@ func vipClaims() string {
 		c.box("box", x+270, 90, 170, 60, "IPVS", half.entry)
 		c.arrow("ok", x+170, 120, x+267, 120)
 		c.text("ok", x+355, 170, "middle", "an endpoint answers")
-		c.arrow(half.kind, x+170, 250, x+230, 250)
-		c.lines(half.kind, x+240, 246, "start", half.other...)
+		c.lines(half.kind, x+235, 246, "start", half.other...)
 		if half.kind == "bad" {
-			c.cross(x+216, 250)
+			c.line(half.kind, "", []int{x + 170, 250, x + 212, 250})
+			c.cross(x+220, 250)
+		} else {
+			c.arrow(half.kind, x+170, 250, x+228, 250)
 		}
 	}
 	return c.String()

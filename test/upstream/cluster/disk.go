@@ -48,7 +48,7 @@ func (c *Config) ensureDisk(ctx context.Context, lab *vm.Lab, dir string) (strin
 	containerd := strings.ReplaceAll(containerdConfig, "PAUSE", pause)
 	kubelet := filepath.Join(c.programs(), "kubelet")
 	key, err := digest([]string{kubelet}, append(slices.Clone(nodePackages),
-		string(nodeInit), string(kubeletConfig), containerd, strings.Join(archives, " "), imageFormat)...)
+		string(nodeInit), string(kubeletConfig), containerd, baseNames(archives), imageFormat)...)
 	if err != nil {
 		return "", err
 	}
@@ -82,6 +82,16 @@ func buildAll(ctx context.Context, dir string, images map[string]recipe) (archiv
 	}
 	slices.Sort(archives)
 	return archives, nil
+}
+
+// baseNames joins the names of archives, which have the digest of their content. The key
+// of a disk is the same in a copy of the cache.
+func baseNames(archives []string) string {
+	var names []string
+	for _, archive := range archives {
+		names = append(names, filepath.Base(archive))
+	}
+	return strings.Join(names, " ")
 }
 
 func imageNamed(images map[string]recipe, short string) string {

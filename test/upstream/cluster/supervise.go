@@ -117,6 +117,11 @@ func (s *supervisor) applyObjects(ctx context.Context, nodes []node) error {
 	return s.deployProxy(ctx)
 }
 
+// clockParameters make a node count time by the ACPI timer. An emulated node on a busy
+// machine mismeasures the frequency of its TSC at the start: the clock of one ran 27 times
+// too fast, and everything on it timed out.
+const clockParameters = "tsc=unstable clocksource=acpi_pm"
+
 // boot starts a node's machine, which goes on with this process.
 func (s *supervisor) boot(ctx context.Context, lab *vm.Lab, n node, nodes []node) error {
 	share := filepath.Join(s.dir, n.name())
@@ -141,7 +146,7 @@ func (s *supervisor) boot(ctx context.Context, lab *vm.Lab, n node, nodes []node
 	console := filepath.Join(share, "console")
 	cmd := lab.Command(ctx, vm.Machine{
 		Disk: s.disk, Tap: n.tap(), MAC: n.mac(), Shares: map[string]string{"node": share},
-		Memory: nodeMemory, Console: console,
+		Memory: nodeMemory, Console: console, Parameters: clockParameters,
 	})
 	go func() {
 		if err := run(cmd); ctx.Err() == nil {

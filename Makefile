@@ -1,42 +1,42 @@
-# Builds and tests kube-ipvs. `make help` lists what there is to make.
+# Builds and tests kube-ipvs. `make help` lists the targets.
 
 SHELL := /bin/bash -o pipefail
 .DEFAULT_GOAL := build
 
 GO ?= go
 CACHE := $(abspath $(or $(KUBE_IPVS_CACHE),.cache))
-# Not LAB, which is the user's: it forces a kind of kernel.
+# LAB is for the user: it forces how the lab gets its kernel (host, kvm or tcg).
 LAB_PROGRAM := $(CACHE)/bin/lab
-# Directories with tests behind the build tag e2e; E2E_PACKAGES='pkg/nat' narrows.
+# Directories with tests that have the build tag e2e. E2E_PACKAGES='pkg/nat' selects.
 E2E_PACKAGES ?= $(filter-out test/conformance test/bench test/neighbours,$(patsubst %/,%,$(sort $(dir $(shell grep -rl --include='*_test.go' '^//go:build e2e' pkg cmd test)))))
 ACTIONLINT := github.com/rhysd/actionlint/cmd/actionlint@v1.7.12
 STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.2
 
 KUBERNETES_VERSION := v1.36.3
-# component-base takes nothing for a version that is not one.
+# component-base rejects a string that is not a version.
 VERSION ?= $(or $(shell git describe --tags --match 'v[0-9]*' --dirty 2>/dev/null),v0.1.0-dev+$(or $(shell git rev-parse --short HEAD 2>/dev/null),unknown))
 COMMIT := $(shell git rev-parse HEAD 2>/dev/null)
 version_package := k8s.io/component-base/version
 ldflags = -s -w -X $(version_package).gitVersion=$(1) -X $(version_package).gitCommit=$(2)
 
-# One way to compile for all targets, so that they share what is in the build
-# cache; only the race detector needs cgo. Debug information, which stripped
-# programs have no use for, would be an eighth of the compiler's work.
+# All targets compile with the same flags, so that they share the build cache. Only the
+# race detector needs cgo. Without debug information, which stripped programs do not
+# have anyway, the compiler does an eighth less work.
 compile_flags := -trimpath -gcflags=all=-dwarf=false
 export GOFLAGS := $(filter-out $(compile_flags),$(GOFLAGS)) $(compile_flags)
 export CGO_ENABLED := 0
 go_test_binary = $(GO) test -c -ldflags '-s -w' -tags e2e
 
-# What to run in the lab: RUN is a regular expression for tests.
+# RUN is a regular expression that selects tests to run in the lab.
 RUN ?=
 TIMEOUT ?= 40m
-# Regular expressions for names of tests: the one selects, the other leaves out.
+# Regular expressions for names of tests: ONLY selects tests, SKIP excludes them.
 ONLY ?=
 SKIP ?=
-# How Services behave, issue by issue and case by case, and when something goes
-# wrong: more than fits in `test`.
+# Tests of `behaviour`: by issue, by case, and under faults. They take too long for `test`.
 BEHAVIOUR := ^Test(Issue|Behaviour|Reliability)
-# How many labs share the end-to-end tests: an emulated one leaves a core half idle.
+# Number of labs that share the end-to-end tests. One emulated lab does not use a whole
+# core.
 LABS ?= $(if $(RUN),1,2)
 CMD ?= sh -c "uname -r && ipvsadm -Ln"
 LABFLAGS ?=
@@ -51,16 +51,16 @@ phase = @printf '==> [%4ds] %s\n' $$(( $$(date +%s) - $(START) )) '$(1)'
 
 .PHONY: docs docs-check build test unit e2e behaviour reliability soak bench bench-short bench-idle bench-profile conformance conformance-short mutations lint fuzz lab demo deps peers peer-kube-proxy peer-kubectl peer-helm peer-seccomp clean help
 
-build: ## the program, bin/kube-ipvs, statically linked
+build: ## build bin/kube-ipvs, statically linked
 	$(call phase,building bin/kube-ipvs)
 	@$(GO) build -ldflags '$(call ldflags,$(VERSION),$(COMMIT))' -o bin/kube-ipvs ./cmd/proxy
 
-# What a release has besides the image: for each architecture the program and what
-# it was built from, and their checksums. The same commit gives the same files.
+# Files of a release besides the image: for each architecture the program and its SBOM,
+# and the checksums. The build is reproducible.
 RELEASE := bin/release
 release_name = $(RELEASE)/kube-ipvs-$(VERSION)-linux-$(1)
 .PHONY: release vulncheck
-release: ## bin/release: the program of all IMAGE_ARCHITECTURES, with checksums and SBOMs (CycloneDX)
+release: ## build bin/release: the program for all IMAGE_ARCHITECTURES, SBOMs (CycloneDX) and checksums
 	@rm -rf $(RELEASE) && mkdir -p $(RELEASE)
 	@for architecture in $(IMAGE_ARCHITECTURES); do \
 		program=$(call release_name,$$architecture); \
@@ -69,9 +69,9 @@ release: ## bin/release: the program of all IMAGE_ARCHITECTURES, with checksums 
 	done
 	@cd $(RELEASE) && sha256sum kube-ipvs-* > SHA256SUMS && cat SHA256SUMS
 
-# The SBOMs join the release's files and checksums.
+# Adds the SBOMs to the release's files and checksums.
 .PHONY: image-sbom
-image-sbom: ## bin/release: SBOMs (CycloneDX) of the images in IMAGE_ARCHIVE, which container-image makes, checked against the schema
+image-sbom: ## write SBOMs (CycloneDX) of the images in IMAGE_ARCHIVE to bin/release, and validate them; needs container-image
 	@mkdir -p $(RELEASE)
 	@$(GO) run ./hack/sbom image $(IMAGE_ARCHIVE) '$(VERSION)' $(RELEASE)/kube-ipvs-$(VERSION)-image-linux-ARCH.cdx.json
 	@cd test/sbom && $(GO) run . $(abspath $(RELEASE))/*.cdx.json
@@ -79,25 +79,25 @@ image-sbom: ## bin/release: SBOMs (CycloneDX) of the images in IMAGE_ARCHIVE, wh
 
 .PHONY: reproducible chart
 reproducible: export VERSION := $(VERSION)
-reproducible: ## build the release and the image twice, in two places, and compare
+reproducible: ## build the release and the image twice, in different directories, and compare them
 	@hack/reproducible
 
-chart: peer-helm ## bin/chart: the Helm chart of VERSION, packaged
+chart: peer-helm ## package the Helm chart of VERSION in bin/chart
 	@rm -rf bin/chart && mkdir -p bin/chart
 	@$(PEERS)/helm package deploy/chart '$(VERSION)' bin/chart
 
 GOVULNCHECK := golang.org/x/vuln/cmd/govulncheck@v1.1.4
-vulncheck: ## what is known to be vulnerable and is called here; asks vuln.go.dev, and fails without it
+vulncheck: ## find calls of Go code with known vulnerabilities; queries vuln.go.dev
 	@$(GO) run $(GOVULNCHECK) ./...
 
-# An architecture's program, and the archive with the images of all of them.
+# The program of one architecture, and the archive with the images of all architectures.
 IMAGE_ARCHITECTURES ?= amd64 arm64
 IMAGE_ARCHIVE ?= bin/kube-ipvs-image.tar
-# Without one it is the version.
+# Default: the version.
 IMAGE_TAG ?=
 image_program = $(CACHE)/container/kube-ipvs-$(1)
 .PHONY: container-image
-container-image: ## the container image of all IMAGE_ARCHITECTURES, an OCI archive, without a container engine
+container-image: ## build the container image for all IMAGE_ARCHITECTURES as an OCI archive, without a container engine
 	@for architecture in $(IMAGE_ARCHITECTURES); do \
 		printf '==> [%4ds] building kube-ipvs for %s\n' $$(( $$(date +%s) - $(START) )) $$architecture; \
 		GOARCH=$$architecture $(GO) build -ldflags '$(call ldflags,$(VERSION),$(COMMIT))' -o $(call image_program,$$architecture) ./cmd/proxy || exit; \
@@ -107,47 +107,47 @@ container-image: ## the container image of all IMAGE_ARCHITECTURES, an OCI archi
 	@$(GO) run ./deploy/image -cache $(CACHE)/container -out $(IMAGE_ARCHIVE) -version '$(VERSION)' -commit '$(COMMIT)' -tag '$(IMAGE_TAG)' \
 		$(foreach architecture,$(IMAGE_ARCHITECTURES),$(architecture)=$(call image_program,$(architecture)))
 
-# That of this machine alone, which the lab runs.
+# The image for this machine's architecture, for the lab.
 .PHONY: lab-image
 lab-image:
 	@$(MAKE) --no-print-directory START=$(START) container-image IMAGE_ARCHITECTURES=$$($(GO) env GOHOSTARCH) IMAGE_ARCHIVE=$(CACHE)/container/lab.tar
 
-# Not run where this is developed, which has no container engine.
+# Not tested yet: the development machines have no container engine.
 .PHONY: kind
-kind: ## for machines with Docker and kind: upstream's sig-network tests on a kind cluster; E2E_FOCUS, E2E_SKIP
+kind: ## run upstream's sig-network tests on a kind cluster (needs Docker and kind); E2E_FOCUS, E2E_SKIP select
 	@$(MAKE) --no-print-directory START=$(START) container-image IMAGE_ARCHITECTURES=$$($(GO) env GOHOSTARCH) IMAGE_ARCHIVE=$(CACHE)/container/kind.tar IMAGE_TAG=kind
 	$(call phase,a kind cluster)
 	@test/e2e/kind/run $(CACHE)/container/kind.tar $(KUBERNETES_VERSION)
 	$(call phase,sig-network passed)
 
-test: ## unit tests, then the end-to-end tests, without those of `behaviour`
+test: ## run the unit tests, then the end-to-end tests except those of `behaviour`
 	@$(MAKE) --no-print-directory START=$(START) deps
 	@$(MAKE) --no-print-directory START=$(START) -j2 unit e2e-parts
 	@$(MAKE) --no-print-directory START=$(START) e2e SKIP='$(BEHAVIOUR)'
 
-unit: deps ## unit tests, with the race detector; lint has go vet
+unit: deps ## run the unit tests with the race detector (go vet is part of lint)
 	$(call phase,unit tests)
 	@CGO_ENABLED=1 $(GO) test -race -vet=off ./...
 	@cd test/helm && $(GO) test ./...
 	@cd test/sbom && $(GO) test ./...
 	$(call phase,unit tests passed)
 
-e2e: build e2e-binaries peers ## end-to-end tests in the lab; RUN=regexp selects, LAB=host|kvm|tcg forces a way
+e2e: build e2e-binaries peers ## run the end-to-end tests in the lab; RUN=regexp selects, LAB=host|kvm|tcg forces the kind of lab
 	$(call phase,end-to-end tests in the lab)
 	@hack/labs $(LABS) $(LAB_PROGRAM) -apiserver -limit $(TIMEOUT) -env TIMEOUT=$(TIMEOUT) -env RUN="$$LAB_RUN" -env ONLY="$$LAB_ONLY" -env SKIP="$$LAB_SKIP" $(LABFLAGS) -- hack/e2e $(E2E_PACKAGES)
 	$(call phase,end-to-end tests passed)
-# Under another name: make would expand the dollar signs of a RUN= that it was given.
+# Passed under other names, because make would expand the dollar signs in RUN=.
 e2e: export LAB_RUN := $(value RUN)
 e2e: export LAB_ONLY := $(value ONLY)
 e2e: export LAB_SKIP := $(value SKIP)
 
 .PHONY: behaviour-parts
 behaviour-parts: peer-kube-proxy peer-kubectl peer-helm peer-seccomp peer-previous lab-image
-behaviour: behaviour-parts ## end-to-end tests of how Services behave, from every kind of client, of what users asked for, and of faults
+behaviour: behaviour-parts ## run the end-to-end tests of Services from every kind of client, of users' issues, and of faults
 	@$(MAKE) --no-print-directory START=$(START) e2e E2E_PACKAGES=test/e2e ONLY='$(BEHAVIOUR)'
 
-# What they need, one after the other: together, two compilers would do the same
-# packages. The unit tests' are different ones, for the race detector.
+# Prerequisites of the end-to-end tests, built one after the other: two compilers in
+# parallel would compile the same packages. The unit tests' packages differ (race detector).
 .PHONY: e2e-parts
 e2e-parts:
 	@for part in image build e2e-binaries peers; do $(MAKE) --no-print-directory START=$(START) $$part || exit; done
@@ -162,7 +162,7 @@ $(LAB_PROGRAM):
 	$(if $(wildcard $@),,$(call phase,building the runner of the lab))
 	@$(GO) build -o $@ ./test/e2e/cmd/lab
 
-deps: $(LAB_PROGRAM) ## install what the machine lacks for the tests
+deps: $(LAB_PROGRAM) ## install the programs that the tests need
 	@$(LAB_PROGRAM) -deps
 
 lab: $(LAB_PROGRAM) ## run CMD='...' with a kernel that has IPVS
@@ -170,24 +170,24 @@ lab: $(LAB_PROGRAM) ## run CMD='...' with a kernel that has IPVS
 lab: export LAB_CMD := $(value CMD)
 
 STEPS ?= 500
-# The same one gives the same steps; a run that has none takes one and prints it.
+# The same seed generates the same steps. Without one, a run chooses one and prints it.
 SEED ?=
-# How many labs share the steps, each with both programs: they wait, mostly.
+# Number of labs that share the steps. Each runs both programs, which mostly wait.
 SHARES ?= 3
-conformance: deps ## what kube-proxy and kube-ipvs program, compared after each of STEPS=500 generated steps
+conformance: deps ## compare what kube-proxy and kube-ipvs program, after each of STEPS=500 generated steps
 	@$(MAKE) --no-print-directory START=$(START) -j2 build conformance-binary image peers peer-kube-proxy
 	$(call phase,kube-proxy and kube-ipvs side by side in the lab)
 	@hack/labs $(SHARES) $(LAB_PROGRAM) -apiserver -limit 10h -env STEPS=$(STEPS) -env SEED=$(SEED) -env SHARES=$(SHARES) $(LABFLAGS) -- hack/conformance -test.run '^TestConformance$$'
 	$(call phase,kube-ipvs conforms)
 
-conformance-short: ## the same with 20 steps, always the same ones
+conformance-short: ## run conformance with 20 fixed steps
 	@$(MAKE) --no-print-directory START=$(START) conformance STEPS=20 SEED=7 SHARES=1
 
-mutations: deps ## ten breaks of the plan, each of which the comparison must catch
+mutations: deps ## break the plan in ten ways, each of which the comparison must detect
 	@$(MAKE) --no-print-directory START=$(START) -j2 build conformance-binary mutants image peers peer-kube-proxy
 	$(call phase,kube-proxy and ten broken kube-ipvs in the lab)
 	@hack/labs 1 $(LAB_PROGRAM) -apiserver -limit 10h -env MUTATIONS=1 $(LABFLAGS) -- hack/conformance -test.run TestMutations
-	$(call phase,all mutations are caught)
+	$(call phase,all mutations are detected)
 
 .PHONY: mutants
 mutants:
@@ -200,12 +200,12 @@ conformance-binary:
 	@mkdir -p $(CACHE)/e2e
 	@$(go_test_binary) -o $(CACHE)/e2e/ ./test/conformance
 
-# What other programs do to a node's network, from their own code: helper programs,
-# each a module of its own, and Debian's packages, unpacked.
+# Programs that write a node's network: helper programs that use the other projects' own
+# code, each a separate module, and unpacked Debian packages.
 NEIGHBOURS := $(CACHE)/neighbours
 neighbour_programs := $(addprefix $(NEIGHBOURS)/,aws flannel metallb)
 .PHONY: neighbours neighbours-short neighbours-parts neighbours-binary neighbours-page
-neighbours: ## kube-proxy and kube-ipvs beside programs that write a node's network, into docs/neighbours.md; RUN=regexp selects, KERNEL=linux-image-6.12-amd64 as well
+neighbours: ## compare kube-proxy and kube-ipvs beside CNIs, policy engines and firewalls, and write docs/neighbours.md; RUN=regexp selects, KERNEL=linux-image-6.12-amd64 too
 	@$(MAKE) --no-print-directory START=$(START) neighbours-parts
 	@$(MAKE) --no-print-directory START=$(START) $(NEIGHBOURS)/debian
 	$(call phase,beside neighbours in the lab)
@@ -213,14 +213,14 @@ neighbours: ## kube-proxy and kube-ipvs beside programs that write a node's netw
 	@$(MAKE) --no-print-directory START=$(START) neighbours-page
 neighbours: export LAB_RUN := $(value RUN)
 
-# Without systemd-networkd, whose Debian packages take minutes to unpack.
-neighbours-short: ## the same in a few set-ups, always the same ones
+# Excludes systemd-networkd, because unpacking its Debian packages takes minutes.
+neighbours-short: ## run neighbours in a few fixed set-ups
 	@$(MAKE) --no-print-directory START=$(START) neighbours-parts
 	$(call phase,beside a few neighbours in the lab)
 	@hack/labs 1 $(LAB_PROGRAM) -apiserver -limit 30m $(LABFLAGS) -- hack/neighbours -test.short -test.run . -test.skip '^TestNeighbourNetworkd$$'
-	$(call phase,no neighbour is worse off)
+	$(call phase,no set-up is worse than under kube-proxy)
 
-neighbours-page: ## docs/neighbours.md of what was last seen of each set-up
+neighbours-page: ## write docs/neighbours.md from the last result of each set-up
 	@$(GO) run ./test/neighbours/cmd/page $(NEIGHBOURS)/out/neighbours test/neighbours/results '$(KUBERNETES_VERSION)' >docs/neighbours.md.new && mv docs/neighbours.md.new docs/neighbours.md
 	$(call phase,see docs/neighbours.md)
 
@@ -240,23 +240,23 @@ $(neighbour_programs): $(NEIGHBOURS)/%: test/neighbours/programs/%/go.mod test/n
 	$(call phase,building $(@F) (a minute the first time))
 	@mkdir -p $(NEIGHBOURS) && cd test/neighbours/programs/$* && $(GO) build -ldflags '-s -w' -o $@ .
 
-# How many Services are measured, and with how many kube-proxy is: its IPVS mode
-# takes half an hour to begin with 10,000.
+# Numbers of Services to measure, and those for kube-proxy. Its IPVS mode takes half an
+# hour to start with 10,000.
 BENCH_SIZES ?= 100 1000 10000 44125
 BENCH_PEER_SIZES ?= 1000
 BENCH_LAB = $(LAB_PROGRAM) -apiserver -limit 10h -memory 6G -out $(CACHE)/bench $(LABFLAGS)
-# What the results say about the run.
+# Facts about the run that the results include.
 BENCH_FACTS = -env BENCH_VERSION='$(VERSION)' -env BENCH_PEER_VERSION='$(KUBERNETES_VERSION)' \
 	-env BENCH_HOST="$$(nproc) processors, Linux $$(uname -r), load average $$(cut -d ' ' -f 1-3 /proc/loadavg) at the beginning"
-bench: deps ## what all costs, beside the least and beside kube-proxy, into docs/performance
+bench: deps ## measure start, changes, memory and idle of kube-ipvs, kube-proxy and the raw floor, and write docs/performance
 	@$(MAKE) --no-print-directory START=$(START) -j2 build bench-binary image peers peer-kube-proxy
 	$(call phase,measuring in the lab)
 	@$(BENCH_LAB) -env BENCH_SIZES='$(BENCH_SIZES)' -env BENCH_PEER_SIZES='$(BENCH_PEER_SIZES)' $(BENCH_FACTS) -- hack/bench -test.run TestBench
 	@mkdir -p docs/performance && cp $(CACHE)/bench/measurements.* docs/performance/
 	$(call phase,see docs/performance/measurements.md)
 
-# Names, separated by semicolons, of what is counted; all if empty. KUBE_IPVS is the
-# program to run, which may be another checkout's.
+# Names of what to count, separated by semicolons; empty means all. KUBE_IPVS is the
+# program to run, possibly of another checkout.
 WORLDS ?=
 SUBJECTS ?=
 PATHS ?=
@@ -266,14 +266,14 @@ VARIANTS ?=
 KUBE_IPVS ?= bin/kube-ipvs
 INSTRUCTIONS_SIZES ?= 10
 INSTRUCTIONS_OUT := $(CACHE)/instructions
-# No -limit of less: kube-proxy's IPVS mode takes long to begin on one emulated processor.
+# The -limit is high because kube-proxy's IPVS mode starts slowly on one emulated processor.
 instructions_lab = $(LAB_PROGRAM) -icount -apiserver -limit 10h -out $(INSTRUCTIONS_OUT) -env LAB_KUBE_IPVS=/out/kube-ipvs \
 	-env BENCH_SIZES='$(INSTRUCTIONS_SIZES)' $(BENCH_FACTS) \
 	-env INSTRUCTIONS_WORLDS='$(WORLDS)' -env INSTRUCTIONS_SUBJECTS='$(SUBJECTS)' -env INSTRUCTIONS_PATHS='$(PATHS)' \
 	-env INSTRUCTIONS_WORKLOADS='$(WORKLOADS)' -env INSTRUCTIONS_ABLATION='$(ABLATION)' -env INSTRUCTIONS_VARIANTS='$(VARIANTS)' $(LABFLAGS) $(1) -- hack/bench
 
 .PHONY: bench-instructions bench-instructions-quick instructions-parts
-bench-instructions: instructions-parts ## instructions of an exchange over the direct path, into docs/performance; WORLDS=, SUBJECTS=, PATHS=, WORKLOADS='a;b' select, ABLATION=jumps|rules, VARIANTS=1, INSTRUCTIONS_SIZES='10 1000'
+bench-instructions: instructions-parts ## count the instructions that a Service adds to an exchange, and write docs/performance; WORLDS=, SUBJECTS=, PATHS=, WORKLOADS='a;b' select, ABLATION=jumps|rules, VARIANTS=1, INSTRUCTIONS_SIZES='10 1000'
 	$(call phase,counting instructions in the lab)
 	@$(call instructions_lab) -test.run '^TestInstructions$$'
 	@cp $(INSTRUCTIONS_OUT)/figures.json test/bench/instructions/figures.json
@@ -283,14 +283,14 @@ bench-instructions: instructions-parts ## instructions of an exchange over the d
 bench-instructions-quick: WORLDS := $(or $(WORLDS),default)
 bench-instructions-quick: SUBJECTS := $(or $(SUBJECTS),direct;floor;kube-ipvs)
 bench-instructions-quick: PATHS := $(or $(PATHS),ClusterIP;NodePort)
-bench-instructions-quick: instructions-parts ## the same, only printed, for a few subjects and paths
+bench-instructions-quick: instructions-parts ## print the same for a few subjects and paths
 	$(call phase,counting instructions in the lab)
 	@$(call instructions_lab) -test.run '^TestInstructions$$'
 
-# Set to write test/bench/instructions/short.json instead of comparing with it.
+# UPDATE=1 writes test/bench/instructions/short.json instead of comparing with it.
 UPDATE ?=
 .PHONY: bench-instructions-short
-bench-instructions-short: instructions-parts ## that no exchange takes 2 % more instructions than was committed; UPDATE=1 commits to what it takes now
+bench-instructions-short: instructions-parts ## fail if an exchange takes 2 % more instructions than the committed figure; UPDATE=1 writes new figures
 	$(call phase,counting instructions in the lab)
 	@$(call instructions_lab,-env INSTRUCTIONS_UPDATE='$(UPDATE)') -test.run '^TestInstructionsShort$$'
 	@$(if $(UPDATE),cp $(INSTRUCTIONS_OUT)/short.json test/bench/instructions/short.json)
@@ -301,22 +301,22 @@ instructions-parts: deps
 	@mkdir -p $(INSTRUCTIONS_OUT) && cp $(KUBE_IPVS) $(INSTRUCTIONS_OUT)/kube-ipvs
 
 .PHONY: traffic
-traffic: ## the client and the server of bench-instructions
+traffic: ## build the client and the server of bench-instructions
 	@mkdir -p $(CACHE)/e2e
 	@gcc -O2 -Wall -Wextra -Werror -static -o $(CACHE)/e2e/traffic test/bench/instructions/traffic.c
 
-bench-short: deps ## that nothing grows with the number of Services that should not
+bench-short: deps ## fail if a cost grows with the number of Services that should not
 	@$(MAKE) --no-print-directory START=$(START) -j2 build bench-binary image peers
 	$(call phase,comparing costs in the lab)
 	@$(BENCH_LAB) -- hack/bench -test.run TestShapes
 	$(call phase,costs have their shape)
 
-bench-idle: deps ## what nothing to do costs with all checks, and a restart, with BENCH_SIZES Services
+bench-idle: deps ## measure an idle node with all checks, and a restart, with BENCH_SIZES Services
 	@$(MAKE) --no-print-directory START=$(START) -j2 build bench-binary image peers
 	$(call phase,measuring in the lab)
 	@$(BENCH_LAB) -env BENCH_SIZES='$(BENCH_SIZES)' -- hack/bench -test.run TestIdle
 
-bench-profile: deps ## where the time of a cold start with BENCH_SIZES Services goes, into .cache/bench
+bench-profile: deps ## profile a cold start and changes with BENCH_SIZES Services, into .cache/bench
 	@$(MAKE) --no-print-directory START=$(START) -j2 build bench-binary image peers
 	$(call phase,profiling in the lab)
 	@$(BENCH_LAB) -env BENCH_SIZES='$(BENCH_SIZES)' -- hack/bench -test.run TestProfile
@@ -327,65 +327,65 @@ bench-binary:
 	@mkdir -p $(CACHE)/e2e
 	@$(go_test_binary) -o $(CACHE)/e2e/ ./test/bench
 
-# What tests of faults have counted goes from here into test/reliability/figures,
-# and from there into the page.
+# The reliability tests write their figures here. reliability-page copies them to
+# test/reliability/figures and writes the page.
 RELIABILITY_OUT = $(CACHE)/reliability
 RELIABILITY_TESTS := ^TestReliability
-reliability: ## faults of every kind, each many times, into docs/reliability.md
+reliability: ## inject all kinds of faults many times, and write docs/reliability.md
 	@for part in fakes lab; do $(MAKE) --no-print-directory START=$(START) reliability-$$part || exit; done
 
 .PHONY: prove prove-short prove-kernel
 PROVE ?= 1h
-prove: ## every packet class of the fixed scenarios, then of random ones for PROVE=1h; the counts into docs/reliability.md; docs/proof.md
+prove: ## check every packet class of the fixed scenarios, then of random ones for PROVE=1h, and write the counts to docs/reliability.md (docs/proof.md)
 	@$(MAKE) --no-print-directory START=$(START) RELIABILITY='$(VERSION)' prove-short
 	$(call phase,random configurations for $(PROVE))
 	@PROVE=$(PROVE) RELIABILITY='$(VERSION)' LAB_OUT=$(RELIABILITY_OUT) $(GO) test -count 1 -v -timeout 24h -tags prove -run '^TestRandom$$' ./test/prove
 	@$(MAKE) --no-print-directory START=$(START) reliability-page
 	$(call phase,no random configuration disagrees)
 
-# In each layout and family; CI sends 12.
+# Number of classes in each layout and family. CI sends 12.
 CLASSES ?= 500
 LAYOUT ?=
-prove-kernel: ## packet classes drawn at random, CLASSES=500 in each ENI layout and family, sent as real packets in the lab; SEED draws others, LAYOUT=1 to 4 selects one
+prove-kernel: ## send random packet classes in the lab, CLASSES=500 in each ENI layout and family; SEED draws others, LAYOUT=1 to 4 selects a layout
 	@mkdir -p $(RELIABILITY_OUT)
 	@$(MAKE) --no-print-directory START=$(START) e2e LABS=1 E2E_PACKAGES=test/e2e ONLY='^TestBehaviourPacketClasses$$' \
 		LABFLAGS="-env RELIABILITY='$(VERSION)' -out $(RELIABILITY_OUT) -env CLASSES=$(CLASSES) -env SEED=$(SEED) -env LAYOUT=$(LAYOUT) $(LABFLAGS)"
 	@$(MAKE) --no-print-directory START=$(START) reliability-page
 
-prove-short: ## every packet class of the fixed scenarios, and of some random ones; RELIABILITY=VERSION keeps the counts
+prove-short: ## check every packet class of the fixed scenarios, and of some random ones; RELIABILITY=VERSION stores the counts
 	$(call phase,every packet class)
 	@mkdir -p $(RELIABILITY_OUT)
 	@PROVE=fixed RELIABILITY='$(RELIABILITY)' LAB_OUT=$(RELIABILITY_OUT) $(GO) test -count 1 -timeout 30m -tags prove ./test/prove -rapid.checks 50 -rapid.seed 1
-	$(call phase,every packet class fares as it should)
+	$(call phase,every packet class has the expected result)
 
 .PHONY: reliability-fakes reliability-lab reliability-page
-reliability-fakes: ## of these, what needs no lab; RUN=regexp selects
+reliability-fakes: ## run the reliability tests that need no lab; RUN=regexp selects
 	$(call phase,faults of fake kernels and API servers)
 	@mkdir -p $(RELIABILITY_OUT)
 	@RELIABILITY='$(VERSION)' LAB_OUT=$(RELIABILITY_OUT) $(GO) test -count 1 -timeout 2h -run "$${LAB_RUN:-$(RELIABILITY_TESTS)}" ./pkg/... ./cmd/...
 	@$(MAKE) --no-print-directory START=$(START) reliability-page
 reliability-fakes: export LAB_RUN := $(value RUN)
 
-reliability-lab: lab-image peer-seccomp ## of these, what needs one; ONLY=regexp selects
+reliability-lab: lab-image peer-seccomp ## run the reliability tests that need the lab; ONLY=regexp selects
 	@mkdir -p $(RELIABILITY_OUT)
 	@$(MAKE) --no-print-directory START=$(START) e2e LABS=1 E2E_PACKAGES=test/e2e ONLY='$(or $(value ONLY),$(RELIABILITY_TESTS))' TIMEOUT=5h \
 		LABFLAGS="-env RELIABILITY='$(VERSION)' -out $(RELIABILITY_OUT) $(LABFLAGS)"
 	@$(MAKE) --no-print-directory START=$(START) reliability-page
 
 SOAK ?= 30m
-soak: ## of these, everything at once for SOAK=30m: connections, each looked at, while all changes
+soak: ## combine all changes and faults for SOAK=30m, and check every connection
 	@$(MAKE) --no-print-directory START=$(START) reliability-lab ONLY='^TestReliabilitySoak$$' LABFLAGS='-env SOAK=$(SOAK) $(LABFLAGS)'
 
-reliability-page: ## docs/reliability.md of what was last measured
+reliability-page: ## write docs/reliability.md from the last figures
 	@! ls $(RELIABILITY_OUT)/*.json >/dev/null 2>&1 || cp $(RELIABILITY_OUT)/*.json test/reliability/figures/
 	@$(GO) test ./test/reliability -run '^TestPage$$' -update
 	$(call phase,see docs/reliability.md)
 
-demo: $(LAB_PROGRAM) ## see it at work: one cluster, under kube-proxy's rules and under kube-ipvs
+demo: $(LAB_PROGRAM) ## show a pod on an ENI under kube-proxy's rules and under kube-ipvs
 	@$(MAKE) --no-print-directory START=$(START) -j3 build demo-binary image
 	$(call phase,the demo)
 	@$(LAB_PROGRAM) $(LABFLAGS) -- hack/demo
-	$(call phase,the demo has shown what it should)
+	$(call phase,the demo has passed)
 
 .PHONY: demo-binary image
 demo-binary:
@@ -397,7 +397,7 @@ image:
 	$(call phase,preparing a kernel to run on)
 	@$(LAB_PROGRAM) -prepare
 
-docs: ## write what is made from the code and the manifests: docs/reference/flags.md, docs/reference/metrics.md, docs/man, deploy/install.yaml; and from verdicts: docs/conformance.md
+docs: ## write all generated files: references, man pages, drawings, the table of chains, deploy/install.yaml, the chart's schema, docs/conformance.md
 	@$(GO) test ./pkg/config -run '^Test(Flag|Document)Reference$$' -update
 	@$(GO) run ./hack/drawings docs/img
 	@$(GO) test ./deploy -run '^Test(InstallManifest|ValuesSchema)$$' -update
@@ -405,26 +405,26 @@ docs: ## write what is made from the code and the manifests: docs/reference/flag
 	@$(GO) test ./cmd/proxy -run '^(TestManPages|TestMetricsReference)$$' -update
 	@$(GO) test ./test/upstream/judge -run '^TestPage$$' -update
 
-docs-check: ## fails if such a page is stale, or a page leads nowhere
+docs-check: ## fail if a generated file is stale, or a link is dead
 	@$(GO) test -count 1 -run '^(TestDrawings|TestInstallManifest|TestValuesSchema|TestFlagReference|TestDocumentReference|TestAnnotationReference|TestManPages|TestMetricsReference|TestChainTable|TestLinks|TestPage|TestTableInDocs)$$' ./pkg/config ./cmd/proxy ./deploy ./docs ./hack/drawings ./test/bench ./test/conformance ./test/reliability ./test/upstream/judge
 
 .PHONY: monitoring
-monitoring: ## the dashboard's and the alerts' queries, asked of a real Prometheus (which apt-get installs)
+monitoring: ## run the queries of the dashboard and the alerts on a real Prometheus (installed with apt-get)
 	@command -v prometheus >/dev/null || apt-get install -y -qq --no-install-recommends prometheus >/dev/null || { apt-get update -qq && apt-get install -y -qq --no-install-recommends prometheus >/dev/null; }
 	@promtool check rules deploy/chart/files/prometheus-rules.yaml
 	@$(GO) test -count 1 -tags prometheus -run '^TestPrometheus$$' ./deploy
 
 .PHONY: site
-site: ## bin/site: the documentation as a site with a search; fails at a dead link (needs mkdocs, which apt-get installs)
+site: ## build the documentation as a site with search in bin/site (installs mkdocs with apt-get)
 	@command -v mkdocs >/dev/null || apt-get install -y -qq mkdocs >/dev/null || { apt-get update -qq && apt-get install -y -qq mkdocs >/dev/null; }
 	@$(GO) test -count 1 -run '^TestLinks$$' ./docs
 	@mkdocs build -q -f hack/site/mkdocs.yml
 
 FUZZTIME ?= 10m
-# A regular expression for targets, as in nat.FuzzParseSave.
+# A regular expression that selects targets, such as nat.FuzzParseSave.
 FUZZ ?= .
 FUZZ_OUT = $(CACHE)/fuzz
-fuzz: ## each fuzz target for FUZZTIME=10m, or those of FUZZ=regexp, from and into test/reliability/corpora, and docs/reliability.md
+fuzz: ## run each fuzz target for FUZZTIME=10m with the corpora in test/reliability/corpora, and write docs/reliability.md; FUZZ=regexp selects
 	@rm -rf $(FUZZ_OUT) && mkdir -p $(FUZZ_OUT) $(RELIABILITY_OUT)
 	@for file in $$(grep -rl --include='*_test.go' '^func Fuzz' pkg); do \
 		for target in $$(sed -n 's/^func \(Fuzz[A-Za-z]*\)(.*/\1/p' $$file); do \
@@ -442,7 +442,7 @@ fuzz: ## each fuzz target for FUZZTIME=10m, or those of FUZZ=regexp, from and in
 	@$(MAKE) --no-print-directory START=$(START) reliability-page
 fuzz: export FUZZ_TARGETS := $(value FUZZ)
 
-lint: ## gofmt, go vet, staticcheck, go mod, actionlint
+lint: ## run gofmt, go mod, go vet, staticcheck and actionlint
 	$(call phase,gofmt)
 	@unformatted=$$(gofmt -l cmd deploy hack pkg test); if [ -n "$$unformatted" ]; then echo "not formatted:"; echo "$$unformatted"; exit 1; fi
 	$(call phase,go mod)
@@ -458,20 +458,20 @@ lint: ## gofmt, go vet, staticcheck, go mod, actionlint
 	@$(GO) run $(ACTIONLINT) -shellcheck= -pyflakes=
 	$(call phase,lint passed)
 
-# Programs that the tests run beside the product, built from test/peers.
+# Programs that the tests run beside kube-ipvs, built from test/peers.
 PEERS := $(CACHE)/peers
-peers: $(PEERS)/etcd $(PEERS)/kube-apiserver ## etcd and kube-apiserver, for the lab
-peer-kube-proxy: $(PEERS)/kube-proxy ## kube-proxy, to compare with
-peer-kubectl: $(PEERS)/kubectl ## kubectl
-peer-helm: $(PEERS)/helm ## what renders deploy/chart with Helm's engine
+peers: $(PEERS)/etcd $(PEERS)/kube-apiserver ## build etcd and kube-apiserver for the lab
+peer-kube-proxy: $(PEERS)/kube-proxy ## build kube-proxy, for comparisons
+peer-kubectl: $(PEERS)/kubectl ## build kubectl
+peer-helm: $(PEERS)/helm ## build a program that renders deploy/chart with Helm's engine
 .PHONY: peer-helm-cli
-peer-helm-cli: $(PEERS)/helm-cli ## Helm itself
-peer-seccomp: $(PEERS)/seccomp ## the filter of system calls that container runtimes give the DaemonSet
+peer-helm-cli: $(PEERS)/helm-cli ## build Helm
+peer-seccomp: $(PEERS)/seccomp ## write the seccomp profile that container runtimes apply to the DaemonSet
 
-# A commit to upgrade from and to downgrade to; without one, what stands here.
+# The commit to upgrade from and to downgrade to. Default: this checkout.
 UPGRADE_FROM ?=
 .PHONY: peer-previous
-peer-previous: ## another build of kube-ipvs, that of UPGRADE_FROM=COMMIT, for the test of upgrades
+peer-previous: ## build another kube-ipvs, of UPGRADE_FROM=COMMIT, for the upgrade test
 	$(call phase,building the kube-ipvs to upgrade from)
 	@mkdir -p $(PEERS)
 	@from=.; if [ -n "$(UPGRADE_FROM)" ]; then from=$(CACHE)/previous && rm -rf $$from && mkdir -p $$from && git archive $(UPGRADE_FROM) | tar -x -C $$from; fi && \
@@ -500,7 +500,7 @@ $(addprefix $(PEERS)/,etcd kubectl kube-apiserver kube-proxy): test/peers/go.mod
 	@cd test/peers && $(GO) build \
 		-ldflags '$(call ldflags,$(KUBERNETES_VERSION),)' -o $@ $(peer_package)
 
-# Nodes that are machines: kubelets in guests, with the control plane beside them.
+# A cluster of QEMU guests with kubelets; the control plane runs on this machine.
 UPSTREAM := $(CACHE)/upstream
 CLUSTER_PROGRAM := $(CACHE)/bin/cluster
 upstream_commands := kube-controller-manager kube-scheduler kubelet
@@ -534,23 +534,23 @@ cluster_flags = -cache $(CACHE) -proxy $(PROXY) -nodes $(NODES) -image $(cluster
 $(CLUSTER_PROGRAM):
 	@$(GO) build -o $@ ./test/upstream/cmd/cluster
 
-# IMAGE_TAG is the one that the cluster's manifests name.
+# IMAGE_TAG is the tag in the cluster's manifests.
 cluster-parts: deps $(CLUSTER_PROGRAM) $(upstream_programs) peers peer-kubectl $(if $(filter kube-proxy-%,$(PROXY)),peer-kube-proxy)
 	@$(MAKE) --no-print-directory START=$(START) container-image IMAGE_ARCHITECTURES=$$($(GO) env GOHOSTARCH) IMAGE_ARCHIVE=$(cluster_image) IMAGE_TAG=cluster
 
-cluster: cluster-parts ## a real cluster on this machine, which stays: kubelets in guests; PROXY=kube-ipvs|kube-proxy-ipvs|kube-proxy-nftables
+cluster: cluster-parts ## start a cluster of QEMU guests with kubelets, and keep it; PROXY=kube-ipvs|kube-proxy-ipvs|kube-proxy-nftables
 	$(call phase,bringing the cluster up)
 	@$(CLUSTER_PROGRAM) $(cluster_flags) up
 
-cluster-down: $(CLUSTER_PROGRAM) ## end that cluster, with every trace of it
+cluster-down: $(CLUSTER_PROGRAM) ## stop that cluster and remove it
 	@$(CLUSTER_PROGRAM) $(cluster_flags) down
 
-e2e-upstream: cluster-parts ## Kubernetes' own network tests on that cluster, or on one of their own, into docs/conformance.md; goes on where it was stopped; FOCUS=regexp selects
+e2e-upstream: cluster-parts ## run Kubernetes' sig-network tests on that cluster, or on a new one, and write docs/conformance.md; continues an interrupted run; FOCUS=regexp selects
 	$(call phase,upstream tests)
 	@$(CLUSTER_PROGRAM) $(cluster_flags) -focus "$$CLUSTER_FOCUS" judge
 e2e-upstream: export CLUSTER_FOCUS := $(value FOCUS)
 
-# For those who have time before they want it.
+# Prepares the nodes ahead of time.
 .PHONY: cluster-prepared
 cluster-prepared: cluster-parts
 	$(call phase,preparing the nodes of a cluster)
@@ -566,29 +566,29 @@ WALK_FLAGS ?=
 walk-parts: cluster-parts peer-kube-proxy peer-helm-cli
 	@$(MAKE) --no-print-directory START=$(START) container-image IMAGE_ARCHITECTURES=$$($(GO) env GOHOSTARCH) IMAGE_ARCHIVE=$(walk_image) IMAGE_TAG=v0.1.0
 
-cluster-walk: walk-parts ## the commands of the migration guide, run on a real cluster with connections open, from each of kube-proxy's modes and back; WALK='iptables ipvs nftables'
+cluster-walk: walk-parts ## run the commands of the migration guide on a cluster with open connections, from each kube-proxy mode and back; WALK='iptables ipvs nftables'
 	@for mode in $(WALK); do \
 		printf '==> [%4ds] from kube-proxy in %s mode to kube-ipvs and back\n' $$(( $$(date +%s) - $(START) )) $$mode; \
 		$(CLUSTER_PROGRAM) $(cluster_flags) -proxy kube-proxy-$$mode -nodes $(WALK_NODES) -extra $(walk_image) -helm $(PEERS)/helm-cli $(WALK_FLAGS) walk || exit; \
 	done
-	$(call phase,the guide leads there and back)
+	$(call phase,the migration guide has passed)
 
-cluster-walk-install: walk-parts ## the commands of the installation guides, run on a real cluster
+cluster-walk-install: walk-parts ## run the commands of the installation guides on a cluster
 	$(call phase,the installation guides)
 	@$(CLUSTER_PROGRAM) $(cluster_flags) -proxy kube-proxy-iptables -nodes 2 -extra $(walk_image)$(comma)$(cluster_image) -helm $(PEERS)/helm-cli -walk-install walk
 
-cluster-walk-short: ## cluster-walk from iptables mode to one node and back
+cluster-walk-short: ## run cluster-walk from iptables mode for one node, and back
 	@$(MAKE) --no-print-directory START=$(START) cluster-walk WALK=iptables WALK_NODES=2 WALK_FLAGS=-walk-short
 
 cluster_short := $(CACHE)/cluster/short
-e2e-upstream-short: cluster-parts ## a dozen of these, in minutes; verdicts are not kept
+e2e-upstream-short: cluster-parts ## run a dozen of these tests in minutes, without storing results
 	$(call phase,a dozen upstream tests)
 	@rm -rf $(cluster_short) && mkdir -p $(cluster_short)
 	@$(CLUSTER_PROGRAM) $(cluster_flags) -short -results $(cluster_short) -page $(cluster_short)/conformance.md judge
-	$(call phase,the dozen has passed)
+	$(call phase,the dozen tests have passed)
 
-clean: ## remove what was built; the cache as well
+clean: ## remove bin and the cache
 	@rm -rf bin $(CACHE)
 
-help: ## this list
+help: ## print this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)

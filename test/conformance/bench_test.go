@@ -27,7 +27,7 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/test/e2e/lab"
 )
 
-// bench has both programs, and the API server that they follow.
+// bench runs both programs and the API server that they watch.
 type bench struct {
 	client          kubernetes.Interface
 	kubeProxy, ours *side
@@ -39,14 +39,14 @@ func newBench(t testing.TB) *bench {
 	t.Helper()
 	config, err := clientcmd.BuildConfigFromFlags("", lab.Kubeconfig())
 	must(t, err)
-	config.QPS = -1                           // without a limit
-	config.WarningHandler = rest.NoWarnings{} // that fields are deprecated
+	config.QPS = -1                           // no limit
+	config.WarningHandler = rest.NoWarnings{} // no warnings about deprecated fields
 	client, err := kubernetes.NewForConfig(config)
 	must(t, err)
 	b := &bench{client: client, world: NewWorld()}
 	b.addNode(t)
 	b.addMarker(t)
-	// Memory is cheaper here than collecting it.
+	// Memory costs less than garbage collection here.
 	t.Setenv("GOGC", "400")
 	b.kubeProxy, b.ours = newSide(t, "kube-proxy"), newSide(t, "kube-ipvs")
 	b.kubeProxy.startKubeProxy()
@@ -109,8 +109,8 @@ func gone(err error) error {
 	return err
 }
 
-// applyService updates a Service, or makes it anew where the API server does not
-// allow the change, and then writes its status.
+// applyService updates a Service, or recreates it if the API server forbids the change,
+// and then writes its status.
 func (b *bench) applyService(want *corev1.Service) error {
 	status := want.Status
 	got, err := b.services().Get(ctx, want.Name, metav1.GetOptions{})
@@ -135,8 +135,8 @@ func (b *bench) applyService(want *corev1.Service) error {
 	return err
 }
 
-// sameNodePorts is false where the API server has kept what is not wanted: it
-// does so with allocateLoadBalancerNodePorts: false.
+// sameNodePorts reports whether the node ports are as wanted. The API server keeps
+// unwanted ones after allocateLoadBalancerNodePorts: false.
 func sameNodePorts(got, want *corev1.Service) bool {
 	return slices.EqualFunc(got.Spec.Ports, want.Spec.Ports, func(a, b corev1.ServicePort) bool { return a.NodePort == b.NodePort })
 }
@@ -163,13 +163,13 @@ func (b *bench) setZone(zone string) error {
 	return err
 }
 
-// The marker is a Service whose port and endpoints' port change with each step.
-// It comes by the same watches as all that was written before it. Its endpoints
-// have a hint each, so that it tells of the Node's zone as well. It is UDP's, so
-// that none of its real servers drains.
+// The marker is a Service whose port and target port change with each step. It arrives by
+// the same watches as everything that was written before it. Its endpoints have a hint
+// each, so that it also shows when the Node's zone has been processed. It is UDP, so that
+// none of its real servers drains.
 var markerIPs = []netip.Addr{netip.MustParseAddr("10.96.0.200"), netip.MustParseAddr("fd00:10:96::c8")}
 
-// Zones are those that Nodes and hints may be in.
+// zones are the zones of Nodes and hints.
 var zones = []string{"a", "b", "c"}
 
 func (b *bench) markerService() *corev1.Service {
@@ -227,7 +227,7 @@ func (b *bench) writeMarker() error {
 	return nil
 }
 
-// marker is what a kernel then has of it.
+// marker returns the marker's state in the kernel after the current step.
 func (b *bench) marker() marker {
 	out, port := marker{}, uint16(b.marks)
 	for family, a := range markerIPs {
@@ -240,7 +240,8 @@ func (b *bench) marker() marker {
 	return out
 }
 
-// settle waits until both sides have all that was written so far, and reads them.
+// settle waits until both programs have processed everything written so far, and returns
+// their kernels' state.
 func (b *bench) settle() (theirs, ours *Kernel, err error) {
 	b.marks = b.marks%60000 + 1
 	began := time.Now()
@@ -253,7 +254,8 @@ func (b *bench) settle() (theirs, ours *Kernel, err error) {
 	return theirs, ours, err
 }
 
-// settled is a side's kernel when it has all that was written before the marker.
+// settled returns a program's kernel state once it has processed everything that was
+// written before the marker.
 func (b *bench) settled(s *side, written time.Time) (*Kernel, error) {
 	if err := s.await(b.marker(), uint16(b.marks), written); err != nil {
 		return nil, err
@@ -261,7 +263,7 @@ func (b *bench) settled(s *side, written time.Time) (*Kernel, error) {
 	return s.read()
 }
 
-// both does two things at once.
+// both runs two functions concurrently and joins their errors.
 func both(one, other func() error) error {
 	done := make(chan error)
 	go func() { done <- other() }()
@@ -269,7 +271,7 @@ func both(one, other func() error) error {
 	return errors.Join(err, <-done)
 }
 
-// compare lists what differs between two kernels.
+// compare returns the differences between two kernels.
 func compare(theirs, ours *Kernel) ([]Diff, error) {
 	questions := Questions(theirs, ours)
 	kubeProxys, err := theirs.Facts(questions)
@@ -283,8 +285,9 @@ func compare(theirs, ours *Kernel) ([]Diff, error) {
 	return Compare(kubeProxys, facts), nil
 }
 
-// step makes a step's changes, and lists what then differs without being
-// allowed. What is gone when both sides have passed once more was on its way.
+// step makes a step's changes and returns the differences that are not allowed. A
+// difference that disappears after one more pass of both programs is ignored: the change
+// was in progress.
 func (b *bench) step(step Step, allowed func(*Difference)) ([]Diff, error) {
 	for _, c := range step {
 		if err := b.apply(c); err != nil {
@@ -315,7 +318,7 @@ func (b *bench) step(step Step, allowed func(*Difference)) ([]Diff, error) {
 	return nil, nil
 }
 
-// clear is a step that deletes all there is.
+// clear returns a step that deletes all objects.
 func (b *bench) clear() Step {
 	var step Step
 	for name := range b.world.Services {

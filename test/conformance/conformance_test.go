@@ -18,9 +18,9 @@ import (
 	"pgregory.net/rapid"
 )
 
-// TestConformance runs both programs through the named sequences of testdata,
-// and then through generated ones of STEPS steps in all; with STEPS=0 through
-// none. KEEP_GOING has it report what differs and go on.
+// TestConformance runs both programs through the named sequences of testdata, and then
+// through generated sequences of STEPS steps in total. With STEPS=0 it generates none.
+// With KEEP_GOING it reports differences and continues.
 func TestConformance(t *testing.T) {
 	b := newBench(t)
 	_, _, err := b.settle()
@@ -52,19 +52,19 @@ func TestConformance(t *testing.T) {
 	r.report(t)
 }
 
-// run counts.
+// run is the state of one test run.
 type run struct {
 	*bench
 	t            *testing.T
 	began        time.Time
 	steps, taken int
-	keepGoing    bool           // report differences, and do not shrink
+	keepGoing    bool           // report differences without shrinking the sequence
 	used         map[string]int // entries of the table
-	failed       []Step         // the last sequence that failed, which is the shortest when shrinking has ended
+	failed       []Step         // the last failed sequence; the shortest one once shrinking has ended
 }
 
-// sequences are those that once failed, and those that each entry of the table
-// was written for.
+// sequences returns the sequences of testdata: those that failed once, and those written
+// for an entry of the table.
 func sequences(t *testing.T) map[string][]Step {
 	files, err := filepath.Glob("testdata/*.json")
 	must(t, err)
@@ -81,7 +81,7 @@ func sequences(t *testing.T) map[string][]Step {
 	return out
 }
 
-// generated is one sequence.
+// generated runs one generated sequence.
 func (r *run) generated(t *rapid.T) {
 	if r.failed == nil && r.taken >= r.steps {
 		return
@@ -93,8 +93,8 @@ func (r *run) generated(t *rapid.T) {
 	}
 }
 
-// play takes the steps, the first of which deletes what is left of others, and
-// tells what is wrong.
+// play runs the steps and returns a description of the first failure, or "". The first
+// step deletes what earlier sequences left.
 func (r *run) play(steps []Step) string {
 	left := r.clear()
 	for i, step := range steps {
@@ -118,7 +118,7 @@ func (r *run) play(steps []Step) string {
 	return ""
 }
 
-// describe shows differences with the objects that they are about.
+// describe formats differences together with the objects that they concern.
 func (r *run) describe(diffs []Diff) string {
 	var text strings.Builder
 	fmt.Fprintf(&text, "%d differences that are not allowed:\n", len(diffs))
@@ -146,10 +146,10 @@ func (r *run) describe(diffs []Diff) string {
 	return text.String()
 }
 
-// mostShown is how many differences say what a failure is about.
+// mostShown is the maximum number of differences that a failure lists.
 const mostShown = 30
 
-// progress tells how far it is, and how long it will take.
+// progress logs the progress and the estimated remaining time.
 func (r *run) progress() {
 	r.taken++
 	if r.steps == 0 || r.taken%10 > 0 {
@@ -160,7 +160,7 @@ func (r *run) progress() {
 	r.t.Logf("%d of %d steps in %s, about %s left", r.taken, r.steps, took.Round(time.Second), left.Round(time.Second))
 }
 
-// keep writes the shortest sequence that fails, to be put into testdata.
+// keep writes the shortest failing sequence to a file that can be added to testdata.
 func (r *run) keep(t *testing.T) {
 	if r.failed == nil {
 		return
@@ -172,7 +172,7 @@ func (r *run) keep(t *testing.T) {
 	t.Logf("the sequence that fails is in failed.json: put it into test/conformance/testdata under a name that says what it is about\n%s", text)
 }
 
-// report tells which entries of the table were of use.
+// report logs which entries of the table were used.
 func (r *run) report(t *testing.T) {
 	for _, d := range Differences {
 		if r.used[d.What] == 0 {

@@ -9,7 +9,8 @@ import (
 
 // Difference is an allowed difference.
 type Difference struct {
-	// What differs, and the sentence of the API or the issue that justifies it.
+	// What describes the difference. Why is the sentence of the API or the issue that
+	// justifies it.
 	What, Why string
 	Applies   func(*World, Diff) bool
 }

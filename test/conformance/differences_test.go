@@ -10,7 +10,7 @@ import (
 
 var update = flag.Bool("update", false, "write the table into docs/differences.md")
 
-// The page ends with the table as it is.
+// The page ends with the current table.
 func TestTableInDocs(t *testing.T) {
 	const path = "../../docs/differences.md"
 	page, err := os.ReadFile(path)
@@ -27,7 +27,7 @@ func TestTableInDocs(t *testing.T) {
 	}
 }
 
-// Each entry allows what it says and nothing else of the kind.
+// Each entry allows the difference that it describes, and no similar one.
 func TestDifferences(t *testing.T) {
 	for _, tc := range []struct {
 		name  string
@@ -84,7 +84,8 @@ func balancerOf(families string) []Change {
 	}}}
 }
 
-// copies have one endpoint in two slices, with hints for zones in the second.
+// copies returns changes that put one endpoint into two slices, with zone hints in the
+// second.
 func copies(one, other string, hints ...string) []Change {
 	ports := []SlicePort{{"web", 8080}}
 	return append(balancer(),

@@ -11,12 +11,11 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/trace"
 )
 
-// Fact says where in a node's state something stands. Fields that make no sense
-// for its kind are zero.
+// Fact identifies one item of a node's state. Fields that its kind does not use are zero.
 type Fact struct {
 	Kind     string // virtual server, real server, address, member, packet
 	Protocol string
-	At       netip.AddrPort // the virtual server's; with port 0 an address alone
+	At       netip.AddrPort // of the virtual server; port 0: only an address
 	Name     string         // the real server, the set's name or the packet's source
 	Member   string         // as ipset(8) writes it
 }
@@ -34,11 +33,11 @@ func (f Fact) String() string {
 	return strings.Join(words, " ")
 }
 
-// Facts are a node's state in normal form: what stands there, and in which way.
-// The state of two nodes is the same if their facts are.
+// Facts are a node's state in normal form: each item with its value. Two nodes have the
+// same state if their Facts are equal.
 type Facts map[Fact]string
 
-// Diff is a fact that differs; "" is absent.
+// Diff is a fact that differs. An absent one has the value "".
 type Diff struct {
 	Fact
 	KubeProxy, Ours string
@@ -49,7 +48,7 @@ func (d Diff) String() string {
 	return fmt.Sprintf("%s: kube-proxy has %s, kube-ipvs %s", d.Fact, show(d.KubeProxy), show(d.Ours))
 }
 
-// Compare lists what differs.
+// Compare returns the differences, sorted.
 func Compare(kubeProxy, ours Facts) []Diff {
 	var out []Diff
 	for f, v := range kubeProxy {
@@ -66,19 +65,19 @@ func Compare(kubeProxy, ours Facts) []Diff {
 	return out
 }
 
-// Kernel is what a proxy has programmed: as the tools print it, and as the evaluator of
-// packets takes it.
+// Kernel is the state that a proxy has programmed, as the tools print it and as the
+// packet evaluator reads it.
 type Kernel struct {
-	virtualServers map[endpoint]virtualServer // without those of marks
+	virtualServers map[endpoint]virtualServer // without fwmark virtual servers
 	sets           map[string][]string        // members
 	addresses      map[netip.Addr]string      // with their interface
-	claimed        map[netip.Addr]bool        // VIPs that are claimed port by port
+	claimed        map[netip.Addr]bool        // VIPs claimed by port
 
 	nodes     [2]*trace.Node // of IPv4 and IPv6, for the evaluator
 	evaluator trace.Evaluator
 }
 
-// endpoint is one as a virtual server's key.
+// endpoint is the key of a virtual server, or a real server.
 type endpoint struct {
 	protocol string
 	at       netip.AddrPort
@@ -125,8 +124,8 @@ func ParseKernel(text string) (*Kernel, error) {
 
 var ipvsProtocols = map[string]string{"-t": "TCP", "-u": "UDP", "--sctp-service": "SCTP"}
 
-// readIPVS reads "-A -t 10.96.0.1:443 -s rr" and "-a -t 10.96.0.1:443 -r
-// 10.12.97.2:6443 -m -w 1". It leaves out virtual servers of marks, "-f 9".
+// readIPVS reads "-A -t 10.96.0.1:443 -s rr" and "-a -t 10.96.0.1:443 -r 10.12.97.2:6443
+// -m -w 1". It ignores fwmark virtual servers, "-f 9".
 func (k *Kernel) readIPVS(words []string) error {
 	if words[1] == "-f" {
 		return nil
@@ -183,15 +182,15 @@ func (k *Kernel) readLocal(words []string) error {
 	return err
 }
 
-// dummy is the interface that VIPs are on.
+// dummy is the interface that carries VIPs.
 const dummy = "kube-ipvs0"
 
-// ownSets are those that kube-proxy has nothing like, and the one that lists
+// ownSets matches the sets that kube-proxy has no counterpart for, and the set that lists
 // VIPs.
 var ownSets = regexp.MustCompile(`^KUBE-(6-)?IPVS-`)
 
-// Facts brings the state into normal form. What becomes of packets is asked of
-// every address and port that either side serves: see Questions.
+// Facts returns the state in normal form. The evaluator decides what happens to packets
+// to every address and port that either program serves; see Questions.
 func (k *Kernel) Facts(questions []Question) (Facts, error) {
 	facts := Facts{}
 	for key, vs := range k.virtualServers {
@@ -225,8 +224,8 @@ func (k *Kernel) Facts(questions []Question) (Facts, error) {
 	return facts, nil
 }
 
-// memberFact is false for members that the fact of a VIP stands for already,
-// and for sets that only one of both programs has.
+// memberFact returns the fact of a set member. It returns false for members that the fact
+// of a VIP already covers, and for sets that only one program has.
 func memberFact(set, member string) (Fact, bool) {
 	if ownSets.MatchString(set) {
 		return Fact{}, false

@@ -16,7 +16,7 @@ import (
 )
 
 // served is a node with one Service that is claimed as an address, and one that is
-// claimed by a route, with a virtual server of a mark.
+// claimed by a route and has a fwmark virtual server.
 const served = `### ipvsadm -Sn
 -A -t 10.96.0.1:80 -s rr
 -a -t 10.96.0.1:80 -r 10.244.1.2:8080 -m -w 1
@@ -49,7 +49,7 @@ local 203.0.113.1 dev lo proto 81
 ### ip -6 route show table 80080
 `
 
-// rules are those of served.
+// rules are the iptables rules of served.
 const rules = `*mangle
 :INPUT ACCEPT [0:0]
 -A INPUT ! -s 10.244.0.0/16 -m addrtype ! --src-type LOCAL -j SET --map-set KUBE-IPVS-LOCAL dst,dst --map-mark
@@ -74,7 +74,7 @@ COMMIT
 COMMIT
 `
 
-// newNode is served as the evaluator takes it.
+// newNode returns served as the evaluator reads it.
 func newNode(t *testing.T, extra string) *trace.Node {
 	t.Helper()
 	ruleset, err := nat.ParseSave(extra + rules)
@@ -162,7 +162,7 @@ func TestAnswers(t *testing.T) {
 	}
 }
 
-// What the evaluator does not know must not go unnoticed.
+// Rules that the evaluator does not support must be reported.
 func TestUnknownRules(t *testing.T) {
 	for _, rule := range []string{"-m recent --rcheck -j DROP", "-m set --match-set NONE dst -j DROP", "-s nowhere -j ACCEPT", "-j TARPIT"} {
 		k := &Kernel{nodes: [2]*trace.Node{newNode(t, "*raw\n:PREROUTING ACCEPT [0:0]\n-A PREROUTING "+rule+"\nCOMMIT\n")}}

@@ -18,8 +18,8 @@ import (
 
 var flagInHelp = regexp.MustCompile(`(?m)^ +(?:-\w, )?--([a-z0-9-]+)`)
 
-// TestConformanceFlags keeps the list of kube-proxy's flags, all of which
-// package config knows, at what the program says.
+// TestConformanceFlags compares the list of kube-proxy's flags in package config with the
+// flags of the real program.
 func TestConformanceFlags(t *testing.T) {
 	help, err := exec.Command(lab.Peer("kube-proxy"), "--help").CombinedOutput()
 	if err != nil {

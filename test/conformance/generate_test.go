@@ -4,14 +4,14 @@ package conformance
 
 import "pgregory.net/rapid"
 
-// The generators draw from small pools, so that steps meet what was there
-// before: addresses are shared, endpoints come again, Services change their
-// type. The first of each pool is what a failure shrinks to.
+// The generators draw from small pools, so that steps affect existing state: Services
+// share addresses, endpoints return, Services change their type. A failure shrinks to the
+// first element of each pool.
 const slots = 5
 
 var (
-	// drawSequence begins with enough for the steps to change, and is short, as
-	// it may have to be shrunk.
+	// drawSequence begins with enough objects for the steps to change. It is short,
+	// because it may have to be shrunk.
 	drawSequence = rapid.Custom(func(t *rapid.T) []Step {
 		opening := Step(rapid.SliceOfN(drawChange, 8, 12).Draw(t, "opening"))
 		return append([]Step{opening}, rapid.SliceOfN(drawStep, 1, 20).Draw(t, "steps")...)
@@ -63,7 +63,7 @@ var (
 		return s
 	})
 
-	// One number of one protocol may stand once in a Service.
+	// A port number may appear once for each protocol of a Service.
 	drawPort = rapid.Custom(func(t *rapid.T) Port {
 		name, numbers := rapid.SampledFrom(portNames).Draw(t, "name"), []int32{80, 81, 443, FirstNodePort, FirstNodePort + 10}
 		if name == "admin" {
@@ -72,8 +72,8 @@ var (
 		return Port{name, rapid.SampledFrom(numbers).Draw(t, "number")}
 	})
 
-	// The API wants a slice's endpoints to be unique; in another slice of the
-	// Service one may stand again.
+	// The API requires unique endpoints in a slice. Another slice of the Service may
+	// repeat one.
 	drawSlice = rapid.Custom(func(t *rapid.T) *Slice {
 		return &Slice{
 			Slot:              drawSlot.Draw(t, "slot"),
@@ -114,7 +114,7 @@ var (
 	balancerIPs = []string{"203.0.113.1", "203.0.113.2", "203.0.113.3", "fd00:113::1", "fd00:113::2", NodeIPv6}
 )
 
-// rarely is true once in so many times; a failure shrinks to false.
+// rarely returns true once in so many times. A failure shrinks to false.
 func rarely(t *rapid.T, what string, times int) bool {
 	return rapid.IntRange(0, times-1).Draw(t, what) == times-1
 }

@@ -1,7 +1,6 @@
-// Package conformance holds kube-ipvs to kube-proxy's IPVS mode: both run side
-// by side against one API server, and after every change what they have put
-// into their kernels is compared. What may differ, and why, is a table
-// (Differences).
+// Package conformance compares kube-ipvs with kube-proxy's IPVS mode. Both run side by
+// side against one API server, and the test compares their kernels after every change. A
+// table lists the allowed differences and the reasons (Differences).
 package conformance
 
 import (
@@ -20,12 +19,12 @@ type Change struct {
 	Zone          *string  `json:",omitempty"` // of the Node; "": it has no such label
 }
 
-// Step is what changes at once; then both sides are compared.
+// Step is a set of changes that are made together. Afterwards both kernels are compared.
 type Step []Change
 
-// Service is an API object in a shorter form.
+// Service is a short form of the API object.
 type Service struct {
-	Slot                int    // which one it is; names and numbers follow from it
+	Slot                int    // identifies the Service; determines names and numbers
 	Type                string // ClusterIP, NodePort, LoadBalancer, ExternalName, Headless
 	Families            string // "4", "6", "46" or "64"; the first is the primary one
 	Ports               []Port
@@ -39,11 +38,11 @@ type Service struct {
 	PublishNotReady     bool      `json:",omitempty"`
 	TrafficDistribution string    `json:",omitempty"`
 	NamedByOtherProxy   bool      `json:",omitempty"` // the label service-proxy-name
-	LabelledHeadless    bool      `json:",omitempty"` // the label headless, which Services have no use for
+	LabelledHeadless    bool      `json:",omitempty"` // the label headless, which has no effect on Services
 }
 
-// Port is one of a Service's. Its name, of which the protocol follows, binds it
-// to ports of slices.
+// Port is a port of a Service. Its name determines its protocol, and binds it to ports of
+// slices.
 type Port struct {
 	Name   string
 	Number int32
@@ -62,14 +61,14 @@ func protocolOf(portName string) string {
 	return "TCP"
 }
 
-// Ingress is an entry of status.loadBalancer. Mode is VIP or Proxy; Hostname has
-// a name in place of the IP.
+// Ingress is an entry of status.loadBalancer. Mode is VIP, Proxy, or Hostname for a host
+// name in place of the IP.
 type Ingress struct{ IP, Mode string }
 
-// Slice is an EndpointSlice in a shorter form.
+// Slice is a short form of an EndpointSlice.
 type Slice struct {
-	Slot      int // the Service's
-	Number    int // among the Service's slices of this family
+	Slot      int // of the Service
+	Number    int // index among the Service's slices of this family
 	Family    string
 	Ports     []SlicePort
 	Endpoints []Endpoint
@@ -78,14 +77,14 @@ type Slice struct {
 	LabelledHeadless  bool `json:",omitempty"`
 }
 
-// SlicePort is a target port; it is named, as its number may differ from slice
-// to slice. Number 0 is none at all.
+// SlicePort is a target port. It is identified by name, because its number may differ
+// from slice to slice. Number 0 means no port.
 type SlicePort struct {
 	Name   string
 	Number int32
 }
 
-// Endpoint is one of Hosts, by its number, and its state.
+// Endpoint is one of Hosts, by its index, and its state.
 type Endpoint struct {
 	Host  int
 	State string   // one of EndpointStates
@@ -93,11 +92,12 @@ type Endpoint struct {
 	Nodes []string `json:",omitempty"`
 }
 
-// EndpointStates are combinations of the three conditions, as controllers write
-// them, and as they may be left out.
+// EndpointStates are combinations of the three conditions, set as controllers set them,
+// or omitted.
 var EndpointStates = []string{"ready", "unset", "not ready", "terminating", "terminated", "ready and terminating"}
 
-// Conditions are ready, serving, terminating; nil is not written.
+// Conditions returns ready, serving and terminating. nil means that the condition is not
+// written.
 func (e Endpoint) Conditions() (ready, serving, terminating *bool) {
 	yes, no := new(true), new(false)
 	switch e.State {
@@ -115,12 +115,12 @@ func (e Endpoint) Conditions() (ready, serving, terminating *bool) {
 	return nil, nil, nil
 }
 
-// Host is where an endpoint can be. Node is "" if the slice does not say.
+// Host is a possible location of an endpoint. Node is "" if the slice does not name one.
 type Host struct {
 	IPv4, IPv6, Node string
 }
 
-// The two nodes; both programs believe to be on the first.
+// The two nodes. Both programs are configured to be on the first.
 const (
 	NodeName  = "conformant"
 	OtherNode = "other"
@@ -128,7 +128,7 @@ const (
 	NodeIPv6  = "fd00:50::11"
 )
 
-// Hosts are pods, and the node itself, in whose network pods may be.
+// Hosts are pods, and the node itself for pods on the host network.
 var Hosts = []Host{
 	{"10.244.1.2", "fd00:244:1::2", NodeName},
 	{"10.244.2.2", "fd00:244:2::2", OtherNode},
@@ -148,7 +148,7 @@ func (s *Slice) Name() string {
 	return fmt.Sprintf("%s-ipv%s-%d", serviceName(s.Slot), strings.ToLower(s.Family), s.Number)
 }
 
-// ClusterIPs are the Service's own, in the order of its families.
+// ClusterIPs returns the Service's cluster IPs in the order of its families.
 func (s *Service) ClusterIPs() []string {
 	var out []string
 	for _, f := range s.Families {
@@ -159,12 +159,12 @@ func (s *Service) ClusterIPs() []string {
 	return out
 }
 
-// Exposed tells whether there is a way in from outside of the cluster.
+// Exposed reports whether external clients can reach the Service.
 func (s *Service) Exposed() bool {
 	return s.Type == "NodePort" || s.Type == "LoadBalancer" || len(s.ExternalIPs) > 0 && s.Type == "ClusterIP"
 }
 
-// NodePort is that of a port by its place, 0 if it has none.
+// NodePort returns the node port of the port with an index, or 0.
 func (s *Service) NodePort(place int) int32 {
 	if s.Type == "NodePort" || s.Type == "LoadBalancer" && !s.NoNodePorts {
 		return FirstNodePort + int32(10*s.Slot+place)
@@ -172,27 +172,27 @@ func (s *Service) NodePort(place int) int32 {
 	return 0
 }
 
-// FirstNodePort is that of the first port of the first Service.
+// FirstNodePort is the node port of the first port of the first Service.
 const FirstNodePort = 30000
 
-// Served tells whether a proxy has anything to do for it.
+// Served reports whether a proxy serves the Service.
 func (s *Service) Served() bool {
 	return !s.NamedByOtherProxy && s.Type != "ExternalName" && s.Type != "Headless"
 }
 
-// World is what the API server holds.
+// World is the content of the API server.
 type World struct {
 	Zone     string
 	Services map[string]*Service
 	Slices   map[string]*Slice
 }
 
-// NewWorld is empty.
+// NewWorld returns an empty World.
 func NewWorld() *World {
 	return &World{Services: map[string]*Service{}, Slices: map[string]*Slice{}}
 }
 
-// Apply notes a change.
+// Apply records a change.
 func (w *World) Apply(c Change) {
 	switch {
 	case c.Service != nil:
@@ -208,14 +208,14 @@ func (w *World) Apply(c Change) {
 	}
 }
 
-// Claim is one Service's wish for an address and port.
+// Claim is a Service that wants an address and port.
 type Claim struct {
 	Service *Service
 	Port    Port
 	Kind    string // cluster IP, external IP, load balancer, node port
 }
 
-// Claims lists who wants an address and port.
+// Claims returns the Services that want an address and port.
 func (w *World) Claims(protocol string, at netip.AddrPort) []Claim {
 	var out []Claim
 	for _, s := range w.Services {
@@ -226,8 +226,8 @@ func (w *World) Claims(protocol string, at netip.AddrPort) []Claim {
 	return out
 }
 
-// claims leaves out addresses of a family that the Service has not: nobody serves
-// these for it.
+// claims returns the Service's claims, without addresses of a family that the Service
+// does not have: no proxy serves these.
 func (s *Service) claims(protocol string, at netip.AddrPort) []Claim {
 	var out []Claim
 	if !s.has(at.Addr()) {
@@ -252,7 +252,7 @@ func (s *Service) claims(protocol string, at netip.AddrPort) []Claim {
 	return out
 }
 
-// has tells whether the Service is of the address's family.
+// has reports whether the Service has the address's family.
 func (s *Service) has(a netip.Addr) bool {
 	family := "4"
 	if a.Is6() {
@@ -261,7 +261,7 @@ func (s *Service) has(a netip.Addr) bool {
 	return strings.Contains(s.Families, family)
 }
 
-// balancers are the load balancer's IPs that the node has to serve.
+// balancers returns the LoadBalancer IPs that the node serves.
 func (s *Service) balancers() []string {
 	var out []string
 	for _, in := range s.Ingress {
@@ -272,24 +272,24 @@ func (s *Service) balancers() []string {
 	return out
 }
 
-// NodeAddresses are those of the node, on all of its interfaces.
+// NodeAddresses are the addresses of the node, on all interfaces.
 var NodeAddresses = []string{NodeIPv4, NodeIPv6, "10.244.1.1", "fd00:244:1::1"}
 
-// NodeAddress tells whether an address is one of the node's.
+// NodeAddress reports whether an address is one of the node's.
 func NodeAddress(a netip.Addr) bool {
 	return slices.Contains(NodeAddresses, a.String()) || a.Is6() && a.IsLinkLocalUnicast()
 }
 
-// onlyOtherRanges tells whether there are source ranges, but none of an address's
+// onlyOtherRanges reports whether the Service has source ranges, but none of an address's
 // family.
 func (s *Service) onlyOtherRanges(a netip.Addr) bool {
 	same := func(r string) bool { return strings.Contains(r, ":") == a.Is6() }
 	return len(s.SourceRanges) > 0 && !slices.ContainsFunc(s.SourceRanges, same)
 }
 
-// disputed tells whether an endpoint of a claim is in several slices, and it is
-// open which of them is right: those that do not terminate say different things,
-// or all terminate and say different things.
+// disputed reports whether an endpoint of a claim is in several slices that disagree:
+// either two that do not terminate describe it differently, or all terminate and describe
+// it differently.
 func (w *World) disputed(c Claim, at netip.Addr) bool {
 	for _, copies := range w.copies(c, at) {
 		live := slices.DeleteFunc(slices.Clone(copies), Endpoint.terminates)
@@ -303,7 +303,7 @@ func (w *World) disputed(c Claim, at netip.Addr) bool {
 	return false
 }
 
-// copies are a claim's endpoints, by host and port, in all slices of a family.
+// copies returns a claim's endpoints in all slices of a family, by host and port.
 func (w *World) copies(c Claim, at netip.Addr) map[[2]int32][]Endpoint {
 	out := map[[2]int32][]Endpoint{}
 	for _, s := range w.Slices {
@@ -328,7 +328,7 @@ func (e Endpoint) terminates() bool {
 	return terminating != nil && *terminating
 }
 
-// says tells whether two endpoints are in the same state with the same hints.
+// says reports whether two endpoints have the same state and hints.
 func (e Endpoint) says(other Endpoint) bool {
 	state := func(e Endpoint) string { return strings.ReplaceAll(e.State, "unset", "ready") }
 	return state(e) == state(other) && slices.Equal(e.Zones, other.Zones) && slices.Equal(e.Nodes, other.Nodes)

@@ -10,15 +10,15 @@ import (
 	"time"
 )
 
-// mutant is a broken kube-ipvs on a node of its own.
+// mutant is a mutated kube-ipvs on a node of its own.
 type mutant struct {
 	*side
 	mutation Mutation
 	caught   bool
 }
 
-// TestMutations plays one sequence to kube-proxy, kube-ipvs and all that
-// `make mutations` has broken. Only the unbroken one may pass.
+// TestMutations runs one sequence with kube-proxy, kube-ipvs and all mutants of `make
+// mutations`. Only the unmodified kube-ipvs may pass.
 func TestMutations(t *testing.T) {
 	dir := filepath.Join(os.Getenv("LAB_CACHE"), "mutants")
 	if os.Getenv("MUTATIONS") == "" {
@@ -58,7 +58,8 @@ func TestMutations(t *testing.T) {
 	}
 }
 
-// look compares one that is not caught yet with kube-proxy; nil: it passes.
+// look compares a mutant that is not detected yet with kube-proxy. It returns nil if they
+// agree.
 func (m *mutant) look(t *testing.T, b *bench, theirs *Kernel, began time.Time) *Diff {
 	if m.caught {
 		return nil

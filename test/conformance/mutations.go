@@ -5,14 +5,14 @@ import (
 	"strings"
 )
 
-// Mutation is a small break of the plan, which a comparison must not let pass.
+// Mutation is a small change that breaks the plan. The comparison must detect it.
 type Mutation struct {
 	Name     string
 	File     string // of pkg/plan
 	Old, New string
 }
 
-// Mutations break ten different behaviours.
+// Mutations break ten different behaviors.
 var Mutations = []Mutation{
 	{
 		"terminating endpoints are never used", "endpoints.go",
@@ -47,8 +47,8 @@ var Mutations = []Mutation{
 	},
 }
 
-// Apply breaks the source. It is an error if the text is not there just once,
-// as the mutation would then be none, or another.
+// Apply returns the mutated source. It fails unless the source contains the old text
+// exactly once.
 func (m *Mutation) Apply(source string) (string, error) {
 	if n := strings.Count(source, m.Old); n != 1 {
 		return "", fmt.Errorf("mutation %q: pkg/plan/%s has its text %d times, want once", m.Name, m.File, n)

@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-// The plan changes; the mutations have to follow.
+// Every mutation must apply to the current source of the plan.
 func TestMutationsApply(t *testing.T) {
 	for _, m := range Mutations {
 		source, err := os.ReadFile(filepath.Join("../../pkg/plan", m.File))

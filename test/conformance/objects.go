@@ -6,12 +6,12 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// Namespace is where the objects are.
+// Namespace is the namespace of all objects.
 const Namespace = "default"
 
 const proxyNameLabel = "service.kubernetes.io/service-proxy-name"
 
-// Object is the Service as the API has it, with its status.
+// Object returns the Service as an API object, with its status.
 func (s *Service) Object() *corev1.Service {
 	svc := &corev1.Service{
 		ObjectMeta: metav1.ObjectMeta{Name: s.Name(), Namespace: Namespace, Labels: labels(s.NamedByOtherProxy, s.LabelledHeadless)},
@@ -109,7 +109,7 @@ var addressTypes = map[string]discoveryv1.AddressType{
 	"4": discoveryv1.AddressTypeIPv4, "6": discoveryv1.AddressTypeIPv6, "FQDN": discoveryv1.AddressTypeFQDN,
 }
 
-// Object is the EndpointSlice as the API has it.
+// Object returns the EndpointSlice as an API object.
 func (s *Slice) Object() *discoveryv1.EndpointSlice {
 	out := &discoveryv1.EndpointSlice{
 		ObjectMeta:  metav1.ObjectMeta{Name: s.Name(), Namespace: Namespace, Labels: labels(s.NamedByOtherProxy, s.LabelledHeadless)},

@@ -10,7 +10,7 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/trace"
 )
 
-// Question asks what becomes of a packet.
+// Question is a packet whose path is evaluated.
 type Question struct {
 	From     string // one of Sources
 	Protocol string
@@ -21,7 +21,7 @@ func (q Question) fact() Fact {
 	return Fact{Kind: "packet", Name: q.From, Protocol: q.Protocol, At: q.To}
 }
 
-// Source is a place that packets come from.
+// Source is the origin of packets.
 type Source struct {
 	IPv4, IPv6 string
 	In         string // the node's interface; "": the node itself
@@ -37,16 +37,16 @@ var Sources = map[string]Source{
 	"friend":    {"100.64.7.7", "fd00:64:7::7", "eth0"},
 }
 
-// Inside reports whether a source is this node or a pod on it. To this node another
-// node's pod is an external client.
+// Inside reports whether a source is this node or a pod on it. For this node, a pod of
+// another node is an external client.
 func Inside(source string) bool { return Sources[source].In != "eth0" }
 
-// UnservedPort is one that no Service has.
+// UnservedPort is a port that no Service has.
 const UnservedPort = 9999
 
-// Questions asks of every address and port that one of the kernels serves, and
-// of the ports around it: another protocol's, node ports on VIPs, and one that
-// nobody serves; and whether the address answers ping.
+// Questions returns questions about every address and port that one of the kernels
+// serves, and about related ports: the same port of another protocol, node ports on VIPs,
+// and an unserved port. It also asks whether the address answers ping.
 func Questions(kernels ...*Kernel) []Question {
 	targets := map[endpoint]bool{}
 	for _, k := range kernels {
@@ -83,13 +83,13 @@ func (k *Kernel) nodePorts() []endpoint {
 	return out
 }
 
-// protocols are the evaluator's, for IPv4 and IPv6.
+// protocols maps names to the evaluator's protocols, for IPv4 and IPv6.
 var protocols = map[string][2]ip.Protocol{
 	"TCP": {ip.TCP, ip.TCP}, "UDP": {ip.UDP, ip.UDP}, "SCTP": {ip.SCTP, ip.SCTP}, "ICMP": {trace.ICMP, trace.ICMPv6},
 }
 
-// answer asks the evaluator what becomes of a request. Each real server has its words.
-// What the evaluator cannot judge is an error.
+// answer returns what happens to a request, in words, for each real server. It fails if
+// the evaluator does not support a rule.
 func (k *Kernel) answer(q Question) (string, error) {
 	source, family := Sources[q.From], 0
 	from := netip.MustParseAddr(source.IPv4)
@@ -123,8 +123,8 @@ func (k *Kernel) answer(q Question) (string, error) {
 	return "forwarded", nil
 }
 
-// dispatched says what becomes of a request behind IPVS: whose address the endpoint
-// sees, or that it does not arrive there. What becomes of the reply is not compared.
+// dispatched describes a request after IPVS: the source address that the endpoint sees,
+// or that the request does not reach it. Replies are not compared.
 func dispatched(n *trace.Node, b *trace.ServerPath) string {
 	arrives := b.ReplyEntersBy != "" || b.LeavesBy == "lo"
 	switch {

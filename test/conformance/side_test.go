@@ -23,14 +23,14 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/test/e2e/lab"
 )
 
-// side is one of both programs on a node of its own. The nodes are in labs of
-// their own, and have the same interfaces and addresses.
+// side is one of the two programs, on a node of its own. The nodes are in separate labs
+// and have the same interfaces and addresses.
 type side struct {
 	name    string
 	node    *lab.Node
 	program *lab.Process
 	http    *http.Client
-	ipvs    *ipvs.Handle // opened at the first look, when the kernel has IPVS
+	ipvs    *ipvs.Handle // opened at the first read, when the kernel has IPVS
 }
 
 func newSide(t testing.TB, name string) *side {
@@ -39,8 +39,8 @@ func newSide(t testing.TB, name string) *side {
 	fabric.Uplink()
 	segment := fabric.Segment("192.168.50.1/24", "fd00:50::1/64")
 	node := l.Node(name)
-	// Each link-local address would be one more for every node port, and all of
-	// kube-proxy's passes dearer.
+	// Each link-local address would add an address to every node port, and make each pass
+	// of kube-proxy slower.
 	node.Sysctl("net.ipv6.conf.default.addr_gen_mode", "1")
 	segment.Attach(node.Namespace, "eth0", NodeIPv4+"/24", NodeIPv6+"/64")
 	segment.DefaultRoute(node.Namespace, "eth0")
@@ -48,7 +48,7 @@ func newSide(t testing.TB, name string) *side {
 	return &side{name: name, node: node, http: clientIn(node.Namespace)}
 }
 
-// clientIn asks servers of a namespace.
+// clientIn returns a client in a network namespace.
 func clientIn(n *lab.Namespace) *http.Client {
 	dial := func(ctx context.Context, network, address string) (conn net.Conn, err error) {
 		err = n.Do(func() error {
@@ -62,9 +62,9 @@ func clientIn(n *lab.Namespace) *http.Client {
 
 const podCIDRs = "10.244.0.0/16,fd00:244::/32"
 
-// kubeProxyRests is how long kube-proxy waits after a pass. All of its cost is in
-// passes, whatever has changed. While it rests both kernels are read and the next
-// step is written, so that it takes one pass for that and not two.
+// kubeProxyRests is how long kube-proxy waits after a pass. Each pass costs the same,
+// whatever has changed. During the wait the test reads both kernels and writes the next
+// step, so that kube-proxy needs one pass for the step and not two.
 const kubeProxyRests = 3 * time.Second
 
 func (s *side) startKubeProxy() {
@@ -94,10 +94,10 @@ func (s *side) passed() error {
 
 var lastPass = regexp.MustCompile(`(?m)^kubeproxy_sync_proxy_rules_last_timestamp_seconds(?:\{ip_family="(IPv[46])"\})? (\S+)$`)
 
-// families are kube-proxy's names for them.
+// families are kube-proxy's names of the families.
 var families = []string{"IPv4", "IPv6"}
 
-// passes are the times at which the last complete pass of each family ended.
+// passes returns the times at which the last complete pass of each family ended.
 func (s *side) passes() (map[string]time.Time, error) {
 	out, err := s.metrics()
 	if err != nil {
@@ -138,15 +138,13 @@ func (s *side) metrics() ([]byte, error) {
 	return io.ReadAll(response.Body)
 }
 
-// syncLimit is how long a change may take to be in the kernel of an emulated
-// node that is busy.
+// syncLimit is the maximum time until a change is in the kernel of a busy emulated node.
 const syncLimit = 5 * time.Minute
 
-// await waits until a state of the marker, written at a time, is all that the
-// kernel has of it, and then for the end of the pass that brought it: that ended
-// after the last moment at which it was not there yet. What was written before
-// the marker is in the kernel then. Each family has its own passes, of which
-// there may be no other for a long time.
+// await waits until the kernel has exactly the given state of the marker, and then for
+// the end of the pass that wrote it: a pass that ended after the last moment at which the
+// state was missing. Then everything that was written before the marker is in the kernel.
+// Each family has its own passes, and the next one of a family may be long in coming.
 func (s *side) await(want marker, port uint16, written time.Time) error {
 	absent := map[string]time.Time{}
 	for _, family := range families {
@@ -180,13 +178,12 @@ func (s *side) await(want marker, port uint16, written time.Time) error {
 	})
 }
 
-// draining is how kube-ipvs says that no real server waits for the end of
-// connections: it looks from time to time. kube-proxy looks at once, too.
+// draining matches kube-ipvs's metric while a real server drains. kube-ipvs checks
+// connections from time to time; kube-proxy checks at once.
 var draining = regexp.MustCompile(`(?m)^kube_ipvs_draining_real_servers [^0]`)
 
-// eventually asks again until check returns nil. What it asks for has no event
-// that could be waited for, and asking takes time from the programs that work on
-// it.
+// eventually repeats check until it returns nil. There is no event to wait for, and each
+// check takes CPU time from the programs under test.
 func eventually(what string, check func() error) error {
 	deadline := time.Now().Add(syncLimit)
 	for pause := 100 * time.Millisecond; ; pause = min(pause*3/2, time.Second) {
@@ -201,8 +198,8 @@ func eventually(what string, check func() error) error {
 	}
 }
 
-// marker is what a kernel has of the marker: of each family its virtual servers
-// with their real servers.
+// marker is the kernel's state of the marker: for each family its virtual servers with
+// their real servers.
 type marker map[string]map[endpoint]map[netip.AddrPort]bool
 
 func (m marker) add(key endpoint, to netip.AddrPort) {
@@ -219,9 +216,8 @@ func (m marker) add(key endpoint, to netip.AddrPort) {
 	m[family][key][to] = true
 }
 
-// marker reads what there is of it with one port and with the port before. It is
-// asked for again and again, so that it asks the kernel itself, and for nothing
-// else.
+// marker reads the marker's state with the given port and with the previous one. It is
+// called often, so it reads only these, directly from the kernel.
 func (s *side) marker(port uint16) (marker, error) {
 	if err := s.openIPVS(); err != nil {
 		return nil, err

@@ -1,5 +1,5 @@
-// Command helm renders deploy/chart with Helm's own engine, on standard output.
-// It is a module of its own, so that Helm is no dependency of the product.
+// Command helm renders deploy/chart with Helm's engine to standard output. It is a
+// separate module, so that kube-ipvs does not depend on Helm.
 package main
 
 import (
@@ -51,7 +51,7 @@ func run(args []string) (string, error) {
 	}
 	var out strings.Builder
 	for _, name := range slices.Sorted(maps.Keys(files)) {
-		// What is in templates/tests is applied by "helm test" alone.
+		// Only "helm test" applies the files in templates/tests.
 		if strings.HasSuffix(name, ".yaml") && filepath.Base(filepath.Dir(name)) != "tests" && strings.TrimSpace(files[name]) != "" {
 			out.WriteString("---\n" + files[name] + "\n")
 		}

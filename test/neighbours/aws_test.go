@@ -14,9 +14,8 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/test/e2e/lab"
 )
 
-// The plan of a cluster of AWS VPC CNI's: pods, endpoints and clients have
-// addresses of the VPC. IPv6 pods are on the primary interface, as in IPv6
-// clusters.
+// The address plan of a cluster with AWS VPC CNI: pods, endpoints and clients have
+// addresses of the VPC. IPv6 pods are on the primary interface, as in IPv6 clusters.
 var awsPlan = plan{
 	gateways: [2]string{"10.12.97.1/24", "fd00:12:97::1/64"}, node: [2]string{"10.12.97.49/24", "fd00:12:97::49/64"},
 	lan:    [2]string{"10.12.97.9/24", "fd00:12:97::9/64"},
@@ -52,7 +51,7 @@ func TestNeighbourAWS(t *testing.T) {
 	}.run(t)
 }
 
-// awsNode collects what the CNI is to do.
+// awsNode collects the steps for the CNI's code.
 type awsNode struct {
 	*side
 	steps []map[string]any
@@ -64,7 +63,7 @@ func (n *awsNode) step(do string, fields map[string]any) {
 	n.steps = append(n.steps, fields)
 }
 
-// carryOut has the CNI's code do what was collected.
+// carryOut runs the collected steps with the CNI's code.
 func (n *awsNode) carryOut() {
 	n.t.Helper()
 	text, err := json.Marshal(n.steps)
@@ -76,14 +75,14 @@ func (n *awsNode) carryOut() {
 	n.Node.Feed(string(text), "env", append(words, path("aws"))...)
 }
 
-// host sets the node itself up, for both families.
+// host sets up the node itself, for both families.
 func (n *awsNode) host(securityGroups bool) {
 	mac := n.Node.MAC("eth0").String()
 	n.step("host", map[string]any{"MAC": mac, "IP": "10.12.97.49", "VPC": []string{"10.12.0.0/16"}, "SecurityGroups": securityGroups})
 	n.step("host", map[string]any{"MAC": mac, "IP": "fd00:12:97::49", "VPC": []string{"fd00:12::/32"}, "SecurityGroups": securityGroups, "IPv6": true})
 }
 
-// pod makes a pod as the CNI's plugin does; table 0 is the main one.
+// pod creates a pod as the CNI's plugin does. Table 0 is the main table.
 func (n *awsNode) pod(name string, table int, ip string) *lab.Pod {
 	n.t.Helper()
 	pod := &lab.Pod{Namespace: n.Namespace(name), Node: n.Node, HostInterface: "eni" + name, Addresses: []netip.Addr{netip.MustParseAddr(ip)}}

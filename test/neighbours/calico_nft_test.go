@@ -23,8 +23,9 @@ const calicoBases = `
 	chain filter-OUTPUT { type filter hook output priority 0; jump filter-cali-OUTPUT; }
 `
 
-// calicoNFT is the ruleset of Felix's nftables data plane. Felix makes both of the same
-// rules, so this one is translated from that of iptables, as its match builder does it.
+// calicoNFT returns the ruleset of Felix's nftables data plane. Felix generates both data
+// planes from the same rules, so this one is translated from the iptables rules, in the
+// way of its match builder.
 func calicoNFT(p plan, family int) string {
 	word, kind := []string{"ip", "ip6"}[family], []string{"ipv4_addr", "ipv6_addr"}[family]
 	elements := map[string][]string{}
@@ -54,7 +55,7 @@ func calicoNFT(p plan, family int) string {
 	return fmt.Sprintf("table %[1]s calico {\n%[2]s%[3]s}\nflush table %[1]s calico\ntable %[1]s calico {%[4]s}\n%[5]s", word, sets.String(), declared.String(), calicoBases, rules.String())
 }
 
-// nftRule translates what calicoRules uses of iptables.
+// nftRule translates the iptables syntax that calicoRules uses.
 func nftRule(table, word string, words []string) []string {
 	var out []string
 	not, protocol := "", ""

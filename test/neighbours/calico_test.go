@@ -27,7 +27,8 @@ const calicoWhat = "Rules from the source of Felix (felix/rules/static.go, dispa
 	"IPVS support: `cali-` chains in raw, mangle, nat and filter, endpoint marks under 0xfff00000, `cali-forward-check`, workload policy by `cali-tw-` " +
 	"and `cali-fw-` chains. A policy denies the pod “denied” at the endpoint “here”. %s"
 
-// TestNeighbourCalico is Calico's Felix, which puts its rules first or last.
+// TestNeighbourCalico tests Calico's Felix, which inserts its rules first or appends
+// them.
 func TestNeighbourCalico(t *testing.T) {
 	modes := []struct{ name, title, plane, rewrites string }{
 		{"insert", "iptables, insert mode", "iptables", "Its jumps come first in each chain; a loop looks every second and puts them there again, as Felix does every 180 s."},
@@ -71,8 +72,8 @@ func buildCalico(s *side, mode string) {
 	}
 }
 
-// writeCalico writes all chains, as Felix does when it starts: what is in them is
-// replaced in one transaction for each table. Jumps that are there stay.
+// writeCalico writes all chains as Felix does when it starts: one transaction for each
+// table replaces their content. Existing jumps stay.
 func writeCalico(s *side, mode string) {
 	s.t.Helper()
 	for family, restore := range []string{"iptables-restore", "ip6tables-restore"} {
@@ -98,7 +99,7 @@ $i -w -t filter -A FORWARD -m comment --comment cali:mark -j MARK --set-xmark 0x
 done`
 }
 
-// calicoLoop puts jumps that are not first to the first place.
+// calicoLoop moves jumps to the first place.
 var calicoLoop = calicoJumps("-I") + `
 while sleep 1; do for i in iptables ip6tables; do for hook in ` + calicoHooks + `; do table=${hook%:*} chain=${hook#*:}
 case $($i -w -t $table -S $chain 1) in *cali:jump*) ;; *)
@@ -200,7 +201,8 @@ func calicoRules(family int) string {
 	return text.String()
 }
 
-// policyHolds asks ClusterIPs as the denied pod: the endpoint "here" must not answer.
+// policyHolds connects to ClusterIPs as the denied pod: the endpoint "here" must not
+// answer.
 func policyHolds(family int) check {
 	return check{name: fmt.Sprintf("a policy denies a pod at “here”, which it asks by ClusterIP, IPv%d", 4+2*family),
 		good: []string{"denied there, answered elsewhere"}, ask: func(s *side) string {

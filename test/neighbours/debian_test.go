@@ -10,7 +10,7 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/test/e2e/lab"
 )
 
-// inDebian is a script that runs another in a root file system of Debian's, with the
+// inDebian returns a script that runs another one in Debian's root file system, with the
 // node's /run and a read-only /sys, so that no program waits for udev.
 func inDebian(script string) string {
 	root := path("debian")
@@ -44,7 +44,7 @@ func logs(word string) func(*lab.Process) error {
 	}
 }
 
-// ordinary is the set-up of a node with pods on a bridge and a program of Debian's.
+// ordinary returns the set-up of a node with pods on a bridge and a Debian program.
 func ordinary(key string, order int, title, what, missing string, start func(*side)) setup {
 	return setup{
 		key: key, plan: ordinaryPlan, Result: Result{Order: order, Title: title, What: what, Missing: missing},
@@ -69,8 +69,8 @@ IPv6AcceptRA=no
 END
 exec env SYSTEMD_LOG_LEVEL=info SYSTEMD_LOG_TARGET=console /lib/systemd/systemd-networkd`
 
-// TestNeighbourNetworkd is systemd-networkd, which removes policy rules and routes
-// that are not its own when it starts.
+// TestNeighbourNetworkd tests systemd-networkd, which deletes foreign policy rules and
+// routes when it starts.
 func TestNeighbourNetworkd(t *testing.T) {
 	u := ordinary("networkd", 50, "systemd-networkd",
 		"Debian's systemd-networkd 252 with a .network file for the uplink, and its defaults: `ManageForeignRoutes` and `ManageForeignRoutingPolicyRules` are on.",
@@ -101,8 +101,8 @@ virtual_server 192.168.50.200 8080 {
 END
 exec keepalived --dont-fork --log-console --log-detail --no-syslog -f /tmp/keepalived.conf`
 
-// TestNeighbourKeepalived is keepalived with an address of VRRP and a virtual server
-// of its own.
+// TestNeighbourKeepalived tests keepalived with a VRRP address and a virtual server of
+// its own.
 func TestNeighbourKeepalived(t *testing.T) {
 	onlyLong(t)
 	u := ordinary("keepalived", 51, "keepalived",
@@ -144,7 +144,8 @@ cat >/etc/firewalld/zones/trusted.xml <<'END'
 END
 exec firewalld --nofork --nopid`
 
-// TestNeighbourFirewalld is firewalld with a zone that drops what is not allowed.
+// TestNeighbourFirewalld tests firewalld with a zone that drops everything that is not
+// allowed.
 func TestNeighbourFirewalld(t *testing.T) {
 	onlyLong(t)
 	ordinary("firewalld", 52, "firewalld, default deny",
@@ -173,7 +174,7 @@ ufw --force enable
 echo enabled
 exec sleep infinity`
 
-// TestNeighbourUFW is ufw with its default of denying.
+// TestNeighbourUFW tests ufw with its default deny policy.
 func TestNeighbourUFW(t *testing.T) {
 	onlyLong(t)
 	ordinary("ufw", 53, "ufw, default deny",

@@ -11,9 +11,9 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/test/e2e/lab"
 )
 
-// flannelPlan has the endpoint "there" behind a VXLAN, and load balancer IPs that
-// are the nodes' addresses, as k3s' ServiceLB has them. Clients that are not in the
-// cluster would be served by the other node's program, which is not here.
+// flannelPlan puts the endpoint "there" behind a VXLAN, and uses the nodes' addresses as
+// LoadBalancer IPs, as k3s' ServiceLB does. It has no clients outside the cluster: the
+// other node's proxy, which is not part of this test, would serve them.
 func flannelPlan(hostNetwork bool) plan {
 	p := ordinaryPlan
 	p.bare, p.hostNetwork, p.ownToo = true, hostNetwork, true
@@ -64,7 +64,7 @@ func buildFlannel(s *side) {
 	s.startFlannel(other, 2, 1)
 }
 
-// startFlannel waits until the routes to the other node's pods are there.
+// startFlannel starts flannel and waits for the routes to the other node's pods.
 func (s *site) startFlannel(node *lab.Node, own, other int) *lab.Process {
 	s.t.Helper()
 	return node.StartProgram(func(*lab.Process) error {

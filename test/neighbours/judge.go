@@ -39,7 +39,7 @@ func Compare(p Promise, proxy, own Seen, wanted bool) Verdict {
 	return Same
 }
 
-// String describes what was seen, in a table's cell.
+// String formats the results for a table's cell.
 func (s Seen) String() string {
 	if s.Always() {
 		return fmt.Sprintf("%s; sees %s", where(s.Endpoints), strings.Join(s.Sources, ", "))

@@ -10,8 +10,8 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/test/e2e/lab"
 )
 
-// TestNeighbourLeftovers is what kube-proxy leaves when it is ended: a node that was
-// switched to another program, or to another variant of iptables.
+// TestNeighbourLeftovers tests a node with the state that a stopped kube-proxy left,
+// after a switch to another program or to another variant of iptables.
 func TestNeighbourLeftovers(t *testing.T) {
 	onlyLong(t)
 	for i, c := range []struct{ mode, variant string }{{"iptables", "legacy"}, {"ipvs", "legacy"}, {"iptables", "nft"}, {"ipvs", "nft"}} {
@@ -27,7 +27,7 @@ func TestNeighbourLeftovers(t *testing.T) {
 	}
 }
 
-// leaveBehind runs kube-proxy with a variant of iptables and ends it.
+// leaveBehind runs kube-proxy with a variant of iptables and stops it.
 func (s *side) leaveBehind(mode, variant string) {
 	s.t.Helper()
 	dir := "/tmp/iptables-" + variant

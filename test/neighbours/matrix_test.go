@@ -15,7 +15,7 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/test/e2e/lab"
 )
 
-// The destinations, by what of a Service is asked.
+// The kinds of destinations.
 const (
 	toClusterIP  = "ClusterIP"
 	toNodePort   = "NodePort"
@@ -25,7 +25,7 @@ const (
 
 var destinations = []string{toClusterIP, toNodePort, toBalancerIP, toExternalIP}
 
-// questions are those of a site's matrix.
+// questions returns the questions of a site's matrix.
 func questions(s *site) []Question {
 	var all []Question
 	for _, c := range s.clients {
@@ -47,8 +47,8 @@ func questions(s *site) []Question {
 	return all
 }
 
-// promise is the oracle: what ServiceSpec says, and nothing of any program. A
-// client that is not a pod and not the node is outside, wherever its address is.
+// promise is the oracle. It follows ServiceSpec alone. A client that is neither a pod nor
+// the node is external, whatever its address is.
 func (s *site) promise(q Question) Promise {
 	inside := s.client(q.Client).inside
 	switch {
@@ -99,15 +99,16 @@ func at(ip string, port uint16) string {
 	return netip.AddrPortFrom(netip.MustParseAddr(ip), port).String()
 }
 
-// ports gives each request a source port of its own: IPVS tells answers apart by
-// endpoint and client alone, and would mix up what one port asks of two VIPs.
+// ports assigns each request its own source port. IPVS matches replies on endpoint and
+// client only, so it would mix up two VIPs that one client port connects to.
 type ports struct{ last atomic.Int32 }
 
 func (p *ports) next() uint16 { return uint16(33000 + p.last.Add(1)%27000) }
 
-// A cell asks until all endpoints have answered, and often enough that each would
-// have, by round robin, beside other cells that ask the same Service. The deadline leaves time for one lost SYN; the second try, for cells that differ,
-// for a machine that stood still.
+// A cell sends requests until all endpoints have answered, and at least as many as round
+// robin needs to reach each endpoint while other cells use the same Service. The deadline
+// allows for one lost SYN. The second attempt, for cells that differ, allows for a
+// machine that stood still.
 const (
 	deadline     = 2500 * time.Millisecond
 	longDeadline = 7 * time.Second
@@ -118,7 +119,7 @@ const (
 	givesUpAfter = 2
 )
 
-// ask asks one cell's question.
+// ask sends the requests of one cell.
 func (s *side) ask(q Question, limit time.Duration) Seen {
 	seen := Seen{Outcomes: map[string]int{}}
 	host := s.client(q.Client).hosts[q.family()]
@@ -140,7 +141,7 @@ func (s *side) ask(q Question, limit time.Duration) Seen {
 	return seen
 }
 
-// endpoints counts those of one family.
+// endpoints returns the number of endpoints of one family.
 func (s *site) endpoints(family int) (count int) {
 	for _, e := range s.servers {
 		if e.addresses[family].IsValid() {
@@ -164,7 +165,7 @@ func (s *side) source(q Question, answer lab.Answer) string {
 
 func (s *side) isNode(a netip.Addr) bool { return slices.Contains(s.own, a) }
 
-// readOwn reads the node's addresses, VIPs left out.
+// readOwn reads the node's addresses without VIPs.
 func (s *side) readOwn() {
 	s.own = nil
 	for line := range strings.Lines(s.Node.Exec("ip", "-o", "address")) {
@@ -178,7 +179,7 @@ func (s *side) readOwn() {
 	}
 }
 
-// askAll asks many questions at once.
+// askAll asks many questions concurrently.
 func (s *side) askAll(all []Question, limit time.Duration) []Seen {
 	s.readOwn()
 	seen := make([]Seen, len(all))
@@ -195,7 +196,7 @@ func (s *side) askAll(all []Question, limit time.Duration) []Seen {
 	return seen
 }
 
-// compare asks both sides everything. Cells in which kube-ipvs fails are asked
+// compare asks both programs every question. Cells in which kube-ipvs fails are asked
 // again, with more time.
 func compare(proxy, own *side, wanted func(Question) bool) []Cell {
 	all := questions(own.site)

@@ -10,11 +10,11 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/test/e2e/lab"
 )
 
-// The VIPs that MetalLB announces are in the node's own subnet: nothing routes to
-// them, a client has to find them by ARP and neighbour discovery.
+// The VIPs that MetalLB announces are in the node's own subnet. No route leads to them: a
+// client finds them by ARP and neighbor discovery.
 var announced = [2]string{"192.168.50.100", "fd00:50::100"}
 
-// TestNeighbourMetalLB is MetalLB's speaker in layer 2 mode.
+// TestNeighbourMetalLB tests MetalLB's speaker in layer 2 mode.
 func TestNeighbourMetalLB(t *testing.T) {
 	onlyLong(t)
 	p := ordinaryPlan
@@ -43,7 +43,7 @@ func startMetalLB(s *side) *lab.Process {
 
 func running(*lab.Process) error { return nil }
 
-// found looks who answers for a VIP on the link.
+// found checks which host answers for a VIP on the link.
 func found(name string, family int) check {
 	return check{name: fmt.Sprintf("“%s” learns the node's hardware address for the VIP, IPv%d", name, 4+2*family), good: []string{"yes"}, ask: func(s *side) string {
 		host := s.client(name).hosts[family]

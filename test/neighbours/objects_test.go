@@ -22,14 +22,14 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/test/e2e/lab"
 )
 
-// The Services, by their numbers: one for each externalTrafficPolicy, and one
-// more whose VIP is the balancer's.
+// The Services, by number: one for each externalTrafficPolicy, and one whose VIP belongs
+// to the balancer.
 const (
 	clusterService = 1 + iota
 	localService
 	foreignService
 
-	services = 2 // that the matrix asks
+	services = 2 // in the matrix
 )
 
 var protocols = []lab.Protocol{lab.TCP, lab.UDP}
@@ -47,7 +47,7 @@ func nodePort(n int) uint16   { return uint16(30000 + n) }
 // foreignPort is a port of the foreign Service's VIP that no Service has.
 const foreignPort = 443
 
-// servicePort differs by Service, as VIPs of two may be the same.
+// servicePort differs by Service, because two Services may have the same VIP.
 func servicePort(n int) uint16 { return uint16(79 + n) }
 
 var foreignIPs = [2]string{"203.0.113.200", "fd00:203:2::200"}
@@ -55,7 +55,7 @@ var foreignIPs = [2]string{"203.0.113.200", "fd00:203:2::200"}
 func clusterIPs(n int) [2]string  { return format([2]string{"10.96.7.%d", "fd00:10:96::7%d"}, n) }
 func balancerIPs(n int) [2]string { return format([2]string{"203.0.113.%d", "fd00:203:1::%d"}, n) }
 
-// balancerIPs are what of Service number n is asked as its load balancer's IPs, and
+// balancerIPs returns the LoadBalancer IPs of a Service that the matrix uses, and
 // statusIPs all that are in its status.
 func (p plan) balancerIPs(n int) [2]string {
 	if p.balancers[0] != "" {
@@ -86,7 +86,7 @@ func format(formats [2]string, n int) [2]string {
 	return [2]string{fmt.Sprintf(formats[0], n), fmt.Sprintf(formats[1], n)}
 }
 
-// newService is Service number n.
+// newService returns Service number n.
 func (p plan) newService(n int) *corev1.Service {
 	ips := clusterIPs(n)
 	svc := &corev1.Service{
@@ -118,7 +118,7 @@ func (p plan) newService(n int) *corev1.Service {
 	return svc
 }
 
-// newSlices lists the endpoints of Service number n.
+// newSlices returns the EndpointSlices of Service number n.
 func (p plan) newSlices(n int, svc *corev1.Service, servers []*server) []*discoveryv1.EndpointSlice {
 	var slices []*discoveryv1.EndpointSlice
 	for i, family := range []discoveryv1.AddressType{discoveryv1.AddressTypeIPv4, discoveryv1.AddressTypeIPv6} {
@@ -154,8 +154,7 @@ func newEndpoint(name string, address netip.Addr) discoveryv1.Endpoint {
 	}
 }
 
-// api writes to the lab's API server, in a namespace of the test's own. There are
-// no controllers.
+// api writes to the lab's API server, in a namespace of this test. No controllers run.
 type api struct {
 	t         testing.TB
 	client    kubernetes.Interface
@@ -188,7 +187,7 @@ func (a *api) must(err error) {
 	}
 }
 
-// undo has an object deleted when the test ends: every proxy sees all of them.
+// undo deletes an object when the test ends, because every proxy sees all objects.
 func (a *api) undo(remove func(context.Context) error) {
 	a.t.Cleanup(func() {
 		if err := remove(context.Background()); err != nil && !apierrors.IsNotFound(err) {

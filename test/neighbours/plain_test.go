@@ -11,9 +11,8 @@ import (
 	"time"
 )
 
-// TestNeighbourNone is a node that no other program writes, with what is peculiar
-// to its links: an uplink with a smaller MTU than the pods', and a bridge that does
-// not send a packet back to the port that it came from.
+// TestNeighbourNone tests a node without other programs, with two properties of its
+// links: an uplink with a smaller MTU than the pods', and a bridge without hairpin mode.
 func TestNeighbourNone(t *testing.T) {
 	onlyLong(t)
 	setup{
@@ -35,11 +34,11 @@ func TestNeighbourNone(t *testing.T) {
 	}.run(t)
 }
 
-// uploaded is more than fits in any buffer on the way.
+// uploaded is more than all buffers on the path hold.
 const uploaded = 300 << 10
 
-// uploads has the client "pod" send much to a Service, several times, so that
-// endpoints beyond the uplink are among those that get it.
+// uploads sends much data from the client "pod" to a Service, often enough that endpoints
+// beyond the uplink get some of it.
 func uploads(family int, destination string) check {
 	return check{name: fmt.Sprintf("a pod sends 300 KiB, over the smaller MTU, to the %s, IPv%d", destination, 4+2*family), good: []string{"arrives"}, ask: func(s *side) string {
 		q := Question{Client: "pod", Destination: destination, Policy: policyOf(clusterService), Protocol: "TCP", IPv6: family == 1}
@@ -55,7 +54,7 @@ func uploads(family int, destination string) check {
 	}}
 }
 
-// upload returns when the endpoint has read everything, and so closed.
+// upload returns when the endpoint has read everything and has closed the connection.
 func (s *side) upload(q Question) error {
 	var conn net.Conn
 	err := s.client(q.Client).hosts[q.family()].Do(func() (err error) {
@@ -70,7 +69,7 @@ func (s *side) upload(q Question) error {
 		return err
 	}
 	go func() {
-		// What cannot be sent shows in the answer.
+		// A failed write shows in the reply.
 		_, _ = io.WriteString(conn, strings.Repeat("x", uploaded))
 		_ = conn.(*net.TCPConn).CloseWrite()
 	}()
@@ -78,8 +77,8 @@ func (s *side) upload(q Question) error {
 	return err
 }
 
-// callsItself has the endpoint "here" ask its own Service until it must have been
-// led to itself.
+// callsItself connects from the endpoint "here" to its own Service, often enough that it
+// reaches itself.
 func callsItself(family int) check {
 	return check{name: fmt.Sprintf("an endpoint calls its own Service, without hairpin mode, IPv%d", 4+2*family), good: []string{"answered"}, wanted: true, ask: func(s *side) string {
 		for range 4 {

@@ -11,7 +11,7 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/test/e2e/lab"
 )
 
-// program is one of both: what serves the Services of a site.
+// program is the proxy that serves the Services of a site.
 type program string
 
 const (
@@ -28,14 +28,15 @@ type side struct {
 	own     []netip.Addr // the node's addresses
 }
 
-// start runs the program, and waits until it has programmed everything.
+// start runs the program and waits until everything is programmed.
 func (s *side) start() {
 	s.t.Helper()
 	common := s.arguments()
 	ready := func(*lab.Process) error {
 		err := s.programmed()
 		if err != nil {
-			// Looking takes several processes, which the program needs the processor for.
+			// A check runs several processes, which compete with the program for the
+			// processor.
 			time.Sleep(time.Second)
 		}
 		return err
@@ -47,12 +48,13 @@ func (s *side) start() {
 	s.process = s.Node.StartProgram(ready, lab.Peer("kube-proxy"), append(common, s.peerArguments("ipvs")...)...)
 }
 
-// arguments are those of both programs.
+// arguments returns the arguments that both programs have.
 func (s *side) arguments() []string {
 	return []string{"--kubeconfig", lab.Kubeconfig(), "--hostname-override", nodeName, "--cluster-cidr", s.plan.clusterCIDR}
 }
 
-// peerArguments are kube-proxy's own. The machine's conntrack is left alone.
+// peerArguments returns kube-proxy's own arguments. They leave the machine's conntrack
+// settings unchanged.
 func (s *side) peerArguments(mode string) []string {
 	return []string{
 		"--proxy-mode", mode, "--conntrack-max-per-core", "0", "--conntrack-min", "0",
@@ -60,8 +62,8 @@ func (s *side) peerArguments(mode string) []string {
 	}
 }
 
-// programmed returns what is missing. The rules that masquerade come last under
-// both programs.
+// programmed returns an error that names missing state. Both programs write the
+// masquerade rules last.
 func (s *side) programmed() error {
 	if out, err := s.Node.TryExec("curl", "-s", "--max-time", "5", "http://127.0.0.1:10256/healthz"); err != nil || strings.Contains(out, `"lastUpdated":"0001-`) {
 		return fmt.Errorf("not healthy yet: %s", out)
@@ -84,8 +86,8 @@ func (s *side) programmed() error {
 		}
 	}
 	for _, family := range []string{"iptables", "ip6tables"} {
-		// kube-ipvs goes on with the variant that it finds in use. Where no tables of
-		// iptables-legacy are, its program would make them.
+		// kube-ipvs keeps the variant that it finds in use. iptables-legacy-save would
+		// create its tables if they do not exist.
 		legacy := fmt.Sprintf("if [ -s /proc/net/%s_names ]; then %s-legacy-save -t nat; fi", strings.Replace(family, "tables", "_tables", 1), family)
 		if !s.masquerades(family+"-nft-save", "-t", "nat") && !s.masquerades("sh", "-c", legacy) {
 			return fmt.Errorf("%s has no KUBE-POSTROUTING yet", family)
@@ -94,7 +96,7 @@ func (s *side) programmed() error {
 	return nil
 }
 
-// masquerades reports whether what a program prints has the rules for it.
+// masquerades reports whether a program's output contains the masquerade rules.
 func (s *side) masquerades(program string, args ...string) bool {
 	out, err := s.Node.TryExec(program, args...)
 	return err == nil && strings.Contains(out, "-A KUBE-POSTROUTING")
@@ -107,7 +109,7 @@ func bracketed(ip string) string {
 	return ip
 }
 
-// restart ends the program and starts it anew.
+// restart stops the program and starts it again.
 func (s *side) restart() {
 	s.t.Helper()
 	s.process.Terminate()

@@ -19,8 +19,8 @@ type held struct {
 	server     string
 }
 
-// hold opens connections from every client to a ClusterIP, a NodePort and a load
-// balancer IP, with both protocols. What is not answered is not held.
+// hold opens connections from every client to a ClusterIP, a NodePort and a LoadBalancer
+// IP, over both protocols. It omits connections that are not answered.
 func (s *side) hold() []held {
 	found := make(chan *held)
 	asked := 0
@@ -55,10 +55,10 @@ func (s *side) holdOne(q Question) *held {
 	return &held{q.String(), c, answer.Server}
 }
 
-// longest is how many connections a line of the page names.
+// longest is the maximum number of connections that a line of the page names.
 const longest = 4
 
-// broken names the connections that do not answer, or by another endpoint.
+// broken returns the connections that do not answer, or whose endpoint changed.
 func broken(connections []held) map[string]string {
 	words := make(chan [2]string)
 	for _, h := range connections {
@@ -83,8 +83,8 @@ func broken(connections []held) map[string]string {
 	return bad
 }
 
-// restarts has connections held over a restart of the program, and then of the
-// neighbour. A connection that breaks under kube-ipvs alone is worse.
+// restarts holds connections open while the program restarts, and then the neighbour. A
+// connection that breaks only under kube-ipvs is worse.
 func (u setup) restarts(sides []*side) []Check {
 	events := []struct {
 		name string
@@ -135,8 +135,7 @@ func heldText(count int, lost map[string]string) string {
 	return text
 }
 
-// unanswered are the cells of TCP that do not do what the API says, and still do not
-// when they are asked again.
+// unanswered returns the TCP cells that twice differ from what the API says.
 func (s *side) unanswered() map[string]bool {
 	var all []Question
 	for _, q := range questions(s.site) {
@@ -160,8 +159,8 @@ func (s *side) unanswered() map[string]bool {
 	return bad
 }
 
-// compareUnanswered is worse if a cell fails under kube-ipvs alone. What fails
-// before a restart too is in the matrix.
+// compareUnanswered returns worse if a cell fails only under kube-ipvs. The matrix covers
+// cells that failed before the restart.
 func compareUnanswered(name string, bad [2]map[string]bool) Check {
 	c := Check{Name: name, KubeProxy: fmt.Sprintf("%d cells fail", len(bad[0])), KubeIPVS: fmt.Sprintf("%d cells fail", len(bad[1]))}
 	for cell := range bad[1] {

@@ -1,16 +1,16 @@
-// Package neighbours holds what was seen of kube-proxy and of kube-ipvs beside
-// other programs that write a node's network, and the page made from it.
+// Package neighbours stores the results of kube-proxy and of kube-ipvs beside other
+// programs that write a node's network, and writes the page from them.
 package neighbours
 
 import "time"
 
-// Result is what was seen in one set-up: one neighbour in one configuration.
+// Result is the result of one set-up: one neighbour in one configuration.
 type Result struct {
 	// Order and Title place the set-up on the page.
 	Order int
 	Title string
-	// What says which program ran, or whose rules were written, and how. Missing says
-	// what the set-up leaves out.
+	// What describes which program ran, or whose rules were written, and how. Missing
+	// describes what the set-up leaves out.
 	What, Missing string
 	// Kernel names a kernel other than the lab's usual one.
 	Kernel string
@@ -24,7 +24,7 @@ type Result struct {
 	Version string
 }
 
-// Question is one cell's.
+// Question is the request of one cell.
 type Question struct {
 	Client      string
 	Destination string
@@ -33,7 +33,7 @@ type Question struct {
 	IPv6        bool
 }
 
-// Cell is a question with both programs' answers.
+// Cell is a question with the results under both programs.
 type Cell struct {
 	Question
 	// API is what the Service API promises.
@@ -43,15 +43,15 @@ type Cell struct {
 	Verdict   Verdict
 }
 
-// Check is a question that is not one of the matrix, such as whether open
-// connections outlive a restart.
+// Check is a question outside the matrix, such as whether open connections survive a
+// restart.
 type Check struct {
 	Name                string
 	KubeProxy, KubeIPVS string
 	Verdict             Verdict `json:",omitempty"`
 }
 
-// Promise is what the Service API says of a question.
+// Promise is the result that the Service API requires.
 type Promise string
 
 // The promises.
@@ -60,11 +60,11 @@ const (
 	Answered Promise = "answered"
 	// KeepsClient: by an endpoint of this node, which sees the client's own address.
 	KeepsClient Promise = "answered here, address kept"
-	// Open: the API does not say.
+	// Open: the API leaves the result open.
 	Open Promise = "not said"
 )
 
-// Verdict compares what was seen.
+// Verdict compares the results under both programs.
 type Verdict string
 
 // The verdicts. Worse fails the run, unless it is a known failure.
@@ -72,11 +72,11 @@ const (
 	Same   Verdict = ""
 	Better Verdict = "better"
 	Worse  Verdict = "worse"
-	// Missing: both fail, where this project wants to work.
+	// Missing: both fail, and kube-ipvs should work.
 	Missing Verdict = "missing"
 )
 
-// Seen is what became of a cell's requests under one program.
+// Seen is the result of a cell's requests under one program.
 type Seen struct {
 	// Outcomes counts requests by how they ended.
 	Outcomes map[string]int

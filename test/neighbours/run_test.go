@@ -20,12 +20,12 @@ type setup struct {
 	key string
 	Result
 	plan plan
-	// build makes the node's pods, and starts the neighbour.
+	// build creates the node's pods and starts the neighbour.
 	build func(*side)
-	// before does what is done on the node before the program starts, while endpoints
-	// have other ports: what it leaves behind is out of date.
+	// before changes the node before the program starts, while endpoints have other
+	// ports: the state that it leaves is stale.
 	before func(*side)
-	// started does what the neighbour does beside a running proxy.
+	// started runs the neighbour's actions beside a running proxy.
 	started func(*side)
 	// restart restarts the neighbour; nil: it has nothing to restart.
 	restart func(*side)
@@ -35,10 +35,10 @@ type setup struct {
 	checks []check
 }
 
-// check is a question that is not one of the matrix: what became of it is a word.
+// check is a question outside the matrix. Its result is a word.
 type check struct {
 	name string
-	// good are the words that are right.
+	// good lists the correct results.
 	good   []string
 	wanted bool
 	ask    func(*side) string
@@ -47,7 +47,7 @@ type check struct {
 // stale is how far the endpoints' ports move after before.
 const stale = 1000
 
-// run asks everything of both programs, each on a site of its own, and writes the
+// run asks every question under both programs, each on a site of its own, and writes the
 // result.
 func (u setup) run(t *testing.T) {
 	begin := time.Now()
@@ -133,7 +133,7 @@ func (c *Check) judge(good []string, wanted bool) {
 	}
 }
 
-// foreignFrom asks a port of a VIP that no Service has: kube-proxy refuses it.
+// foreignFrom connects to a port of a VIP that no Service has. kube-proxy refuses it.
 func foreignFrom(name string) check {
 	return check{name: "a port of a VIP that no Service has, from " + name, good: []string{"answered by balancer"}, ask: func(s *side) string {
 		var words []string
@@ -152,7 +152,7 @@ func word(answer lab.Answer) string {
 	return "answered by " + answer.Server
 }
 
-// both joins the words of both families.
+// both joins the results of both families.
 func both(words []string) string {
 	if len(words) == 2 && words[0] != words[1] {
 		return fmt.Sprintf("IPv4: %s, IPv6: %s", words[0], words[1])
@@ -160,7 +160,8 @@ func both(words []string) string {
 	return words[0]
 }
 
-// judge fails the test for what is worse, or missing, and not known.
+// judge fails the test for cells that are worse or missing, unless they are known
+// failures.
 func (u setup) judge(t *testing.T, r Result) {
 	t.Helper()
 	bad := map[string]string{}
@@ -208,7 +209,7 @@ func (u setup) write(t *testing.T, r Result) {
 	}
 }
 
-// path is a helper program's.
+// path returns the path of a helper program.
 func path(name string) string { return filepath.Join(os.Getenv("LAB_CACHE"), "neighbours", name) }
 
 // onlyLong skips a set-up in the short run.

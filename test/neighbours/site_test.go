@@ -10,8 +10,8 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/test/e2e/lab"
 )
 
-// site is a node with what is around it. Each program has one of its own, with
-// the same addresses, so that one set of Services serves both.
+// site is a node with the hosts around it. Each program has a site of its own with the
+// same addresses, so that one set of Services serves both.
 //
 //	          .- lan (a client in the node's network)
 //	fabric --+-- node: pods "pod", "here"
@@ -26,32 +26,32 @@ type site struct {
 	Uplink  *lab.Segment // the node's network
 	Eth0    *lab.Port
 	clients []*client
-	pods    map[string]*lab.Namespace // those that addPods made
-	// extra ask in checks, not in the matrix.
+	pods    map[string]*lab.Namespace // created by addPods
+	// extra clients are used by checks, not by the matrix.
 	extra   []*client
 	servers []*server
-	// neighbour is its program, state what a set-up keeps.
+	// neighbour is the other program; state is data of the set-up.
 	neighbour *lab.Process
 	state     map[string]string
 }
 
-// nodeName is the API's name of the node.
+// nodeName is the name of the Node object.
 const nodeName = "node"
 
-// client asks. It may be a different host for each family.
+// client sends requests. It may be a different host for each family.
 type client struct {
 	name   string
-	hosts  [2]*lab.Namespace // IPv4, IPv6; nil: it asks none of these
+	hosts  [2]*lab.Namespace // IPv4, IPv6; nil: no requests in this family
 	inside bool              // a pod or the node, to the Service API
 }
 
 // server is an endpoint.
 type server struct {
 	name      string
-	addresses [2]netip.Addr // not valid: none of this family
+	addresses [2]netip.Addr // invalid: none in this family
 }
 
-// here and there begin the names of endpoints on the node and on others.
+// here and there are the prefixes of endpoints' names, on the node and on others.
 const (
 	here  = "here"
 	there = "there"
@@ -64,17 +64,17 @@ type plan struct {
 	pods                [2]string // the node's pod ranges
 	externalNet         [2]string // external IPs, in formats of a number
 	clusterCIDR         string
-	// balancers, if set, are the load balancer's IPs of all Services; with ownToo the
-	// node's own addresses are as well.
+	// balancers, if set, are the LoadBalancer IPs of all Services. With ownToo these
+	// include the node's own addresses.
 	balancers [2]string
 	ownToo    bool
-	// hostNetwork has endpoints on the nodes' own addresses.
+	// hostNetwork puts endpoints on the nodes' own addresses.
 	hostNetwork bool
 	// shift moves the endpoints' ports.
 	shift uint16
 	// bare leaves out the endpoint "there", which the set-up makes.
 	bare bool
-	// asks leaves questions out.
+	// asks excludes questions.
 	asks func(*client, string) bool
 }
 
@@ -87,8 +87,7 @@ var ordinaryPlan = plan{
 	clusterCIDR: "10.244.0.0/16,fd00:244::/32",
 }
 
-// newSite builds the fabric, the node's primary interface and everything that is
-// not on the node.
+// newSite builds the fabric, the node's primary interface and all hosts outside the node.
 func newSite(t *testing.T, p plan) *site {
 	t.Helper()
 	l := lab.New(t)
@@ -110,7 +109,7 @@ func newSite(t *testing.T, p plan) *site {
 	return s
 }
 
-// routeVIPs has the fabric deliver VIPs to the node, and one to the balancer.
+// routeVIPs routes VIPs to the node, and one to the balancer.
 func (s *site) routeVIPs(p plan) {
 	s.t.Helper()
 	for family, node := range p.node {
@@ -139,12 +138,12 @@ func (s *site) addClient(name string, inside bool, host *lab.Namespace) {
 	s.clients = append(s.clients, &client{name, [2]*lab.Namespace{host, host}, inside})
 }
 
-// addClients is for a client with a host of its own for each family.
+// addClients adds a client with a separate host for each family.
 func (s *site) addClients(name string, inside bool, v4, v6 *lab.Namespace) {
 	s.clients = append(s.clients, &client{name, [2]*lab.Namespace{v4, v6}, inside})
 }
 
-// addServer has a host answer for all Services.
+// addServer makes a host answer for all Services.
 func (s *site) addServer(name string, host *lab.Namespace, addresses ...netip.Addr) {
 	s.t.Helper()
 	e := &server{name: name}
@@ -164,14 +163,14 @@ func (s *site) addServer(name string, host *lab.Namespace, addresses ...netip.Ad
 	host.Sysctl("net.ipv4.tcp_synack_retries", "1")
 }
 
-// addBridgePods makes the node's pods on a bridge.
+// addBridgePods creates the node's pods on a bridge.
 func (s *site) addBridgePods(p plan) {
 	s.t.Helper()
 	bridge := s.Node.Bridge("cni0", "10.244.1.1/24", "fd00:244:1::1/64")
 	s.addPods(p, func(name string, addresses ...string) *lab.Pod { return bridge.Pod(name, addresses...) })
 }
 
-// addPods makes a client and an endpoint on the node.
+// addPods creates a client and an endpoint on the node.
 func (s *site) addPods(p plan, pod func(name string, addresses ...string) *lab.Pod) {
 	s.t.Helper()
 	for family, node := range p.node {

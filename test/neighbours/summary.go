@@ -5,8 +5,8 @@ import (
 	"time"
 )
 
-// Summary is what the page shows of a result. Those in the directory results are kept
-// with the page, so that one set-up can run again without the others.
+// Summary is the part of a result that the page shows. Summaries in the directory results
+// are stored with the page, so that one set-up can run again without the others.
 type Summary struct {
 	Order         int
 	Title         string
@@ -23,14 +23,14 @@ type Summary struct {
 	Version       string
 }
 
-// Row is what a table shows of cells that differ in protocol and family alone.
+// Row is a table row: cells that differ only in protocol and family.
 type Row struct {
 	Client, Destination, Policy, Protocols string
 	KubeProxy, KubeIPVS                    string
 	Verdict                                string `json:",omitempty"`
 }
 
-// Summarize counts what was seen, and keeps what differs.
+// Summarize counts the results and keeps the cells that differ.
 func Summarize(r Result) Summary {
 	return Summary{
 		Order: r.Order, Title: r.Title, What: r.What, Missing: r.Missing, Kernel: r.Kernel,
@@ -53,7 +53,7 @@ func count(r Result, v Verdict) (n int) {
 	return n
 }
 
-// rows lists the cells in which the programs differ, or do not what the API says.
+// rows returns the cells in which the programs differ, or deviate from the API.
 func rows(r Result) []Row {
 	var all []Row
 	protocols := map[Row][]string{}

@@ -14,9 +14,9 @@ import (
 
 const tracedRight = "right in all cells"
 
-// traced matches the verdicts of "kube-ipvs trace" on cells against what became of
-// their requests, on the nodes of both programs. What the API leaves open is not asked:
-// what becomes of it is for the network to say.
+// traced compares the verdicts of "kube-ipvs trace" with the results of the cells, on the
+// nodes of both programs. It skips cells that the API leaves open, because the network
+// decides them.
 func traced(sides []*side, cells []Cell) Check {
 	c := Check{Name: "verdicts of `kube-ipvs trace`"}
 	c.KubeProxy, c.KubeIPVS = sides[0].trace(cells, func(c Cell) Seen { return c.KubeProxy }), sides[1].trace(cells, func(c Cell) Seen { return c.KubeIPVS })
@@ -24,8 +24,8 @@ func traced(sides []*side, cells []Cell) Check {
 	return c
 }
 
-// trace returns tracedRight, or the first verdict that is not. A cell whose requests
-// fared differently has no verdict.
+// trace returns tracedRight, or the first wrong verdict. A cell whose requests had
+// different results has no verdict.
 func (s *side) trace(cells []Cell, seen func(Cell) Seen) string {
 	s.t.Helper()
 	nodes := s.Node.Trace()

@@ -1,6 +1,6 @@
-// Package reliability keeps what tests of faults have come to, and makes
-// docs/reliability.md of it (make reliability). A test of a fault belongs to the
-// package whose fault it is; it is named TestReliability…, and calls Record.
+// Package reliability stores the figures of reliability tests and writes
+// docs/reliability.md from them (make reliability). A test belongs to the package whose
+// fault it injects; its name begins with TestReliability, and it calls Record.
 package reliability
 
 import (
@@ -13,11 +13,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Section is a kind of faults.
+// Section is a part of the page about one kind of faults.
 type Section struct {
-	Key    string // begins the names of its files
+	Key    string // prefix of the names of its files
 	Title  string
-	Claims string // what its tests hold to
+	Claims string // what its tests check
 }
 
 // The sections, in the order of the page.
@@ -35,7 +35,7 @@ var (
 
 var sections = []Section{Crash, Refusals, Drift, Source, Draining, Input, Security, Packets, Soak}
 
-// Figure is one thing that was counted or measured.
+// Figure is one count or measurement.
 type Figure struct {
 	Name  string  `json:"name"`
 	Value float64 `json:"value"`
@@ -43,21 +43,21 @@ type Figure struct {
 	Shows string  `json:"shows,omitempty"` // what it means
 }
 
-// Part is what one test has recorded.
+// Part is the record of one test.
 type Part struct {
 	Test    string    `json:"test"`
 	Date    time.Time `json:"date"`
 	Version string    `json:"version"`
 	Kernel  string    `json:"kernel"`
-	Seconds float64   `json:"seconds"` // that the test took
+	Seconds float64   `json:"seconds"` // duration of the test
 	Figures []Figure  `json:"figures"`
 }
 
-// version is that of what is tested; it is empty but in `make reliability`.
+// version returns the version under test. It is empty except in `make reliability`.
 func version() string { return os.Getenv("RELIABILITY") }
 
-// Times is how often to do something: in `make reliability` often, and in all
-// other runs of the tests as often as these have time for.
+// Times returns how often a test repeats its fault: long in `make reliability`, short
+// otherwise.
 func Times(short, long int) int {
 	if version() == "" {
 		return short
@@ -65,9 +65,9 @@ func Times(short, long int) int {
 	return long
 }
 
-// Begin takes the time, and gives what records a test's figures in the place of
-// those of its last run: to be called when all is checked. A test that has failed
-// records none. Outside of `make reliability` they are only logged.
+// Begin starts the clock of a test and returns a function that records its figures,
+// replacing those of its last run. Call it after all checks. A failed test records
+// nothing. Outside of `make reliability` the figures are only logged.
 func Begin(t testing.TB, s Section, name string) (record func(...Figure)) {
 	began := time.Now()
 	return func(figures ...Figure) {

@@ -12,7 +12,7 @@ var update = flag.Bool("update", false, "write docs/reliability.md")
 
 const page = "../../docs/reliability.md"
 
-// TestPage has the page say what was recorded, and nothing else.
+// The page contains exactly what was recorded.
 func TestPage(t *testing.T) {
 	want, err := Page("figures")
 	if err != nil {
@@ -28,8 +28,7 @@ func TestPage(t *testing.T) {
 	}
 }
 
-// TestRecord keeps figures as a later page shows them, and none of a run of the
-// usual tests.
+// Recorded figures appear on a later page. Ordinary test runs record nothing.
 func TestRecord(t *testing.T) {
 	folder := t.TempDir()
 	t.Setenv("LAB_OUT", folder)

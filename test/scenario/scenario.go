@@ -31,10 +31,10 @@ const MainTable = 254
 type Scenario struct {
 	Config    plan.Config
 	Node      plan.Node
-	AboutNode bool             // the golden file has the node's part
+	AboutNode bool             // the golden file contains the node's plan
 	Modes     []plan.SNATMode  // at least one
 	Claims    []plan.ClaimMode // other ways to claim external and load balancer IPs
-	Routes    []routing.Route  // what only packets need: routes other than default routes
+	Routes    []routing.Route  // routes other than default routes, for the evaluation of packets
 	Services  []service.Service
 }
 
@@ -42,7 +42,7 @@ type Scenario struct {
 // the node is node-1.
 type Settings struct {
 	Kind              string
-	Node              bool // the golden file has the node's part
+	Node              bool // the golden file contains the node's plan
 	Families          []string
 	Scheduler         string
 	MasqueradeAll     bool

@@ -1,5 +1,5 @@
-// Command mutants builds kube-ipvs once for each mutation, into a folder: the
-// programs have the mutations' numbers for names.
+// Command mutants builds kube-ipvs once for each mutation, into a folder. Each program is
+// named after its mutation's number.
 package main
 
 import (
@@ -36,8 +36,8 @@ func build(dir string) error {
 	return nil
 }
 
-// buildOne has the compiler take the broken file in place of the right one,
-// which is left alone.
+// buildOne compiles kube-ipvs with the mutated file in place of the original, which it
+// does not change.
 func buildOne(program string, m conformance.Mutation) error {
 	original, err := filepath.Abs(filepath.Join("pkg/plan", m.File))
 	if err != nil {

@@ -1,5 +1,5 @@
-// Command debian unpacks the Debian packages of neighbours, with all that they
-// depend on, into a folder that a guest uses as a root file system.
+// Command debian unpacks the Debian packages of the neighbours, with their dependencies,
+// into a directory that a guest uses as a root file system.
 package main
 
 import (
@@ -22,7 +22,8 @@ func main() {
 	}
 }
 
-// run leaves nothing that looks finished if it is interrupted.
+// run unpacks into a temporary directory, so that an interrupted run does not look
+// complete.
 func run(root string) error {
 	work, err := os.MkdirTemp(filepath.Dir(root), "debian-")
 	if err != nil {

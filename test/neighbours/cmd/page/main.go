@@ -1,6 +1,6 @@
-// Command page writes docs/neighbours.md from what the tests beside neighbours have
-// seen: page SEEN RESULTS VERSION. It first writes summaries of what is in the
-// directory SEEN to the directory RESULTS, and makes the page of all that are there.
+// Command page writes docs/neighbours.md: page SEEN RESULTS VERSION. It first writes
+// summaries of the results in the directory SEEN to the directory RESULTS, and then the
+// page from all summaries there.
 package main
 
 import (

@@ -1,6 +1,6 @@
-// Command fuzz makes figures of what `go test -fuzz` has written, a file for each
-// target, named after it and its package: fuzz VERSION OUT LOG... Figures of other
-// targets that OUT has are kept.
+// Command fuzz turns the output of `go test -fuzz` into figures: fuzz VERSION OUT LOG...
+// Each log belongs to one target and is named after it and its package. Figures of other
+// targets in OUT are kept.
 package main
 
 import (
@@ -57,7 +57,7 @@ func run(version, out string, logs []string) error {
 	return os.WriteFile(out, append(text, '\n'), 0o644)
 }
 
-// read gives what was recorded before, if anything was.
+// read returns the recorded figures, if any.
 func read(file string) (p reliability.Part, err error) {
 	text, err := os.ReadFile(file)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -69,7 +69,7 @@ func read(file string) (p reliability.Part, err error) {
 	return p, err
 }
 
-// seconds is how long all targets took, each in its last run.
+// seconds returns the total duration of the last runs of all targets.
 func seconds(figures []reliability.Figure) (sum float64, err error) {
 	for _, f := range figures {
 		words := strings.FieldsFunc(f.Shows, func(r rune) bool { return r == ' ' || r == ';' })
@@ -84,8 +84,8 @@ func seconds(figures []reliability.Figure) (sum float64, err error) {
 
 var lastLine = regexp.MustCompile(`elapsed: (\S+), execs: (\d+) .*\(total: (\d+)\)`)
 
-// figure reads how a target has ended, and when. One that has found something is an
-// error: there is nothing to be told of it before that is mended.
+// figure reads the result of a target and its time. A target that found a failure is an
+// error: fix it before its figure is published.
 func figure(version, log string) (f reliability.Figure, at time.Time, err error) {
 	text, err := os.ReadFile(log)
 	if err != nil {

@@ -16,8 +16,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// account has the kernel write down every process that ends (acct(2)), which
-// costs the processes nothing.
+// account makes the kernel record every process that exits (acct(2)). This does not slow
+// the processes down.
 type account struct {
 	t    testing.TB
 	file string
@@ -45,7 +45,7 @@ const (
 	acctCommand = 48
 )
 
-// by counts the programs that a process has run since the last call.
+// by returns how often a process has run each program since the last call.
 func (a *account) by(pid int) map[string]int {
 	a.t.Helper()
 	records, err := os.ReadFile(a.file)
@@ -57,7 +57,7 @@ func (a *account) by(pid int) map[string]int {
 			a.t.Fatalf("process accounting is of version %d, not %d", records[1]&0xf, acctVersion)
 		}
 		command := string(bytes.TrimRight(records[acctCommand:acctSize], "\x00"))
-		// A shell mounts what the program finds in /run before it becomes it.
+		// A shell mounts the contents of /run before it executes the program.
 		if int(binary.NativeEndian.Uint32(records[acctParent:])) == pid && command != "mount" {
 			programs[command]++
 		}
@@ -73,8 +73,7 @@ func sum(counts map[string]int) int {
 	return total
 }
 
-// cpu is the processor time that a process has used, that of the programs which
-// it has run included.
+// cpu returns the CPU time of a process, including that of programs it has run.
 func cpu(t testing.TB, pid int) time.Duration {
 	t.Helper()
 	threads, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/schedstat", pid))
@@ -83,7 +82,7 @@ func cpu(t testing.TB, pid int) time.Duration {
 	for _, thread := range threads {
 		text, err := os.ReadFile(thread)
 		if err != nil {
-			continue // it has ended
+			continue // the process has exited
 		}
 		ns, err := strconv.ParseInt(strings.Fields(string(text))[0], 10, 64)
 		must(t, err)
@@ -92,10 +91,10 @@ func cpu(t testing.TB, pid int) time.Duration {
 	return used + children(t, pid)
 }
 
-// userHZ is in what proc(5) counts a process's time.
+// userHZ is the unit of process times in proc(5), in ticks per second.
 const userHZ = 100
 
-// children is the processor time of the programs that a process has run.
+// children returns the CPU time of the programs that a process has run.
 func children(t testing.TB, pid int) time.Duration {
 	t.Helper()
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
@@ -111,13 +110,13 @@ func children(t testing.TB, pid int) time.Duration {
 	return time.Duration(ticks) * time.Second / userHZ
 }
 
-// memory is what a process has in memory, in MB.
+// memory returns a process's resident memory in MB.
 func memory(t testing.TB, pid int) float64 { return status(t, pid, "VmRSS:") }
 
-// peakMemory is the most that was resident so far.
+// peakMemory returns a process's maximum resident memory so far in MB.
 func peakMemory(t testing.TB, pid int) float64 { return status(t, pid, "VmHWM:") }
 
-// status gives a size of /proc's in MB.
+// status returns a size from /proc/PID/status in MB.
 func status(t testing.TB, pid int, field string) float64 {
 	t.Helper()
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))

@@ -15,7 +15,7 @@ import (
 	"time"
 )
 
-// TestBench measures everything, and leaves a page and a plot in $LAB_OUT.
+// TestBench measures everything, and writes a page and a plot to $LAB_OUT.
 func TestBench(t *testing.T) {
 	sizes, peerSizes := numbers(t, "BENCH_SIZES"), numbers(t, "BENCH_PEER_SIZES")
 	results := NewResults()
@@ -35,8 +35,8 @@ func TestBench(t *testing.T) {
 	b.progress.run(t)
 }
 
-// warmUp has the programs in memory, and the kernel's modules: what is measured
-// first would pay for the others.
+// warmUp loads the programs and the kernel's modules, so that the first measurement does
+// not include that.
 func warmUp(t *testing.T) {
 	floors(t, NewResults(), 1, true)
 	for _, s := range []*subject{byRoute, ipvsPeer} {
@@ -47,7 +47,7 @@ func warmUp(t *testing.T) {
 	}
 }
 
-// bench is what all measurements share.
+// bench is the state that all measurements share.
 type bench struct {
 	t        *testing.T
 	results  *Results
@@ -56,8 +56,8 @@ type bench struct {
 	progress *progress
 }
 
-// plan has all done for a number of Services. The seconds are what each part is
-// expected to take in an emulated guest.
+// plan queues all measurements for a number of Services. The seconds are the expected
+// duration of each part in an emulated guest.
 func (b *bench) plan(n int, ours, peers bool) {
 	thousand := float64(n) / 1000
 	b.progress.add(fmt.Sprintf("%d Services are created", n), 2*thousand, func(*testing.T) { b.api.grow(n) })
@@ -76,8 +76,8 @@ func (b *bench) plan(n int, ours, peers bool) {
 	}
 }
 
-// mostAddresses is with how many Services cluster IPs are also addresses: with
-// more, nobody would have them so.
+// mostAddresses is the maximum number of Services that are also measured with cluster IPs
+// as addresses.
 const mostAddresses = 10000
 
 func (b *bench) measure(s *subject, n int, seconds float64, what func(*run)) {
@@ -90,8 +90,8 @@ func (b *bench) begin(t *testing.T, s *subject, n int) *run {
 	return &run{site: newSite(t, s), Results: b.results, api: b.api, account: b.account, n: n, limit: time.Hour}
 }
 
-// everything is what is measured of us. While changes are measured there is no
-// periodic check, whose cost is measured by itself.
+// everything measures kube-ipvs completely. While changes are measured there is no
+// periodic check; its cost is measured separately.
 func (r *run) everything() {
 	r.seldom("1h")
 	r.coldStart()
@@ -114,7 +114,7 @@ func (r *run) everything() {
 	r.emptied()
 }
 
-// byAddress is what the way to claim VIPs makes a difference for.
+// byAddress measures only what depends on how VIPs are claimed.
 func (r *run) byAddress() {
 	r.seldom("1h")
 	r.coldStart()
@@ -123,14 +123,15 @@ func (r *run) byAddress() {
 	r.rolling()
 }
 
-// seldom sets the time between two periodic checks, for the next start.
+// seldom sets the period of the comparison for the next start.
 func (r *run) seldom(period string) {
 	s := *r.subject
 	s.args = append(slices.Clone(s.args), "--ipvs-sync-period", period)
 	r.subject = &s
 }
 
-// short is what is measured of peers, of which each change can take minutes.
+// short is the subset that is measured of kube-proxy, whose changes can take minutes
+// each.
 func (r *run) short() {
 	r.coldStart()
 	r.ruleCounts()
@@ -139,7 +140,7 @@ func (r *run) short() {
 	r.put(Churned, memory(r.t, r.process.PID()))
 }
 
-// describe says where and with what the figures came about.
+// describe records facts about the machine and the run.
 func describe(results *Results, sizes, peerSizes []int) {
 	results.Fact("date", time.Now().UTC().Format("2006-01-02"))
 	results.Fact("kube-ipvs", os.Getenv("BENCH_VERSION"))
@@ -152,7 +153,7 @@ func describe(results *Results, sizes, peerSizes []int) {
 	results.Fact("began", now())
 }
 
-// now is the time, with how busy the machine is.
+// now returns the time and the machine's load.
 func now() string {
 	return fmt.Sprintf("%s, load average in the lab %s", time.Now().UTC().Format("15:04 UTC"), strings.TrimSpace(read("/proc/loadavg")))
 }
@@ -166,7 +167,7 @@ func model() string {
 	return "unknown"
 }
 
-// read reads a file that every kernel has.
+// read returns the content of a file that every kernel has.
 func read(path string) string {
 	text, err := os.ReadFile(path)
 	if err != nil {

@@ -13,14 +13,14 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/trace"
 )
 
-// One more Service than those that are counted is served by a pod that there is.
+// One additional Service, which is not counted, has an existing pod as its endpoint.
 var (
 	planeIP     = netip.MustParseAddr("10.96.0.20")
 	planeServer = netip.MustParseAddr("10.255.0.2")
 	planeClient = netip.MustParseAddr("10.255.0.3")
 )
 
-// addPlane creates it, by the API server: there is one.
+// addPlane creates that Service through the API server.
 func (a *api) addPlane() {
 	a.t.Helper()
 	svc, slice := newService(0), newSlice(0, 0)
@@ -30,13 +30,14 @@ func (a *api) addPlane() {
 	a.create(metav1.NamespaceDefault, svc, slice)
 }
 
-// addPods adds the pods whose packets' way is explained.
+// addPods adds the client and the server whose path is traced.
 func (s *site) addPods() {
 	s.node.Pod("server", "", planeServer.String()+"/32")
 	s.node.Pod("client", "", planeClient.String()+"/32")
 }
 
-// ruleCounts counts rules of iptables, of which packets meet some.
+// ruleCounts records the number of iptables rules, and how many of them a packet is
+// matched against.
 func (r *run) ruleCounts() {
 	r.t.Helper()
 	if !r.subject.nftables {
@@ -45,7 +46,7 @@ func (r *run) ruleCounts() {
 	}
 }
 
-// rules counts those of iptables.
+// rules returns the number of iptables rules.
 func (s *site) rules() int {
 	count := 0
 	for _, save := range []string{"iptables-save", "ip6tables-save"} {
@@ -58,8 +59,8 @@ func (s *site) rules() int {
 	return count
 }
 
-// rulesMet counts those that a connection's first packet is held against until IPVS
-// or DNAT chooses a real server.
+// rulesMet returns how many rules a connection's first packet is matched against until
+// IPVS or DNAT selects a real server.
 func (s *site) rulesMet() int {
 	s.t.Helper()
 	var explained trace.Explanation

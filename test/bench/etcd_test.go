@@ -25,10 +25,10 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/test/e2e/lab"
 )
 
-// What the API server would take many minutes to create is written to its etcd,
-// as the API server would write it; it follows etcd by a watch.
+// Objects whose creation through the API server would take minutes are written directly
+// to etcd, encoded as the API server does. It learns of them through its watch of etcd.
 
-// stored is an object as etcd has it.
+// stored is an object as stored in etcd.
 type stored struct {
 	Key   []byte `json:"key"`
 	Value []byte `json:"value"`
@@ -50,8 +50,8 @@ func store(key string, version schema.GroupVersion, kind string, object interfac
 	return stored{[]byte("/registry/" + key), b.Bytes()}, err
 }
 
-// storedService is a Service with what belongs to it: its slice, and the object
-// by which the API server knows that the cluster IP is taken.
+// storedService returns a Service with its slice, and the object by which the API server
+// records that the cluster IP is allocated.
 func (a *api) storedService(n int) ([]stored, error) {
 	svc, slice := newService(n), newSlice(n, 0)
 	svc.Namespace, slice.Namespace = a.space, a.space
@@ -74,8 +74,7 @@ func (a *api) storedService(n int) ([]stored, error) {
 	return objects, nil
 }
 
-// perTransaction is how many Services are written at once: etcd takes at most 128
-// objects.
+// perTransaction is the number of Services in one transaction. etcd allows 128 objects.
 const perTransaction = 42
 
 // grow creates Services until there are n.
@@ -95,8 +94,8 @@ func (a *api) grow(n int) {
 	a.awaitCache(n - 1)
 }
 
-// awaitCache waits until those who list find a Service, the last that was made:
-// the API server answers them by what its watch of etcd has brought.
+// awaitCache waits until a list contains the last created Service. The API server answers
+// lists from the state that its watch of etcd has delivered.
 func (a *api) awaitCache(n int) {
 	a.t.Helper()
 	cached := metav1.GetOptions{ResourceVersion: "0"}
@@ -109,14 +108,14 @@ func (a *api) awaitCache(n int) {
 	})
 }
 
-// writing is a request to etcd that makes changes.
+// writing is a request to etcd with changes.
 type writing struct {
 	body      []byte
 	addresses []netip.Addr // the new ones
 }
 
-// prepare makes the requests for so many changes of one Service after the other,
-// as it takes an emulated machine longer to encode them than to send them.
+// prepare encodes the requests for a number of changes in advance, each of another
+// Service: on an emulated machine encoding takes longer than sending.
 func (a *api) prepare(services, changes int) []writing {
 	a.t.Helper()
 	out := make([]writing, changes/perWrites)
@@ -145,7 +144,7 @@ func transact(operations []map[string]stored) error {
 	return send(body)
 }
 
-// transaction uses the JSON form of etcd's interface.
+// transaction encodes a transaction for the JSON interface of etcd.
 func transaction(operations []map[string]stored) ([]byte, error) {
 	return json.Marshal(map[string]any{"success": operations})
 }

@@ -15,34 +15,34 @@ const (
 	KubeIPVS = "kube-ipvs"
 )
 
-// Figure is how many instructions of the guest's one exchange takes, client and server
-// included.
+// Figure is the number of instructions that one exchange takes in the whole guest,
+// including client and server.
 type Figure struct {
 	Services int    `json:"services"`
-	World    string `json:"world"` // which Services there are besides the ClusterIPs
+	World    string `json:"world"` // the Services besides the ClusterIPs
 	Subject  string `json:"subject"`
-	// Variant is what differs from the subject as it is: a rule that is missing, or a
-	// kernel parameter.
+	// Variant names a modification of the subject: a removed rule, or a kernel parameter.
+	// Empty: none.
 	Variant  string `json:"variant,omitempty"`
 	Path     string `json:"path"`
 	Workload string `json:"workload"`
 	Value    int    `json:"value"`
 }
 
-// place is where a figure belongs: a later one there replaces it.
+// place returns the figure's key: a later figure with the same key replaces it.
 func (f Figure) place() Figure {
 	f.Value = 0
 	return f
 }
 
-// Figures are those of one or more runs, with facts about the latest. The zero value is
-// empty and ready to use.
+// Figures are the figures of one or more runs, with facts about the latest run. The zero
+// value is empty and ready to use.
 type Figures struct {
 	Facts map[string]string `json:"facts"`
 	List  []Figure          `json:"figures"`
 }
 
-// LoadFigures reads what Save has written; a file that is missing holds none.
+// LoadFigures reads a file that Save wrote. A missing file contains no figures.
 func LoadFigures(path string) (*Figures, error) {
 	f := &Figures{Facts: map[string]string{}}
 	text, err := os.ReadFile(path)
@@ -55,7 +55,7 @@ func LoadFigures(path string) (*Figures, error) {
 	return f, err
 }
 
-// Save writes a figure a line, so that a change can be read.
+// Save writes one figure per line, so that diffs are readable.
 func (f *Figures) Save(path string) error {
 	facts, err := json.Marshal(f.Facts)
 	if err != nil {
@@ -73,7 +73,7 @@ func (f *Figures) Save(path string) error {
 	return os.WriteFile(path, []byte(text), 0o644)
 }
 
-// Put adds a figure, or replaces that of the same place.
+// Put adds a figure, or replaces the one with the same key.
 func (f *Figures) Put(figure Figure) {
 	same := func(other Figure) bool { return other.place() == figure.place() }
 	if i := slices.IndexFunc(f.List, same); i >= 0 {
@@ -96,8 +96,9 @@ func (f *Figures) value(place Figure) (int, bool) {
 	return 0, false
 }
 
-// Over returns what a figure is over the direct path's of the same world, path and
-// workload, which does not depend on the number of Services.
+// Over returns the difference between a figure and that of the direct path in the same
+// world, with the same path and workload. The direct path does not depend on the number
+// of Services.
 func (f *Figures) Over(figure Figure) (int, bool) {
 	value, ok := f.value(figure)
 	for _, other := range f.List {
@@ -116,8 +117,8 @@ func (c column) place(row Figure) Figure {
 	return row
 }
 
-// distinct returns what a function makes of each selected figure, each once, in the order
-// of the list.
+// distinct returns the distinct results of a function for the selected figures, in the
+// order of the list.
 func distinct[T comparable](f *Figures, selects func(Figure) bool, of func(Figure) T) []T {
 	var list []T
 	for _, figure := range f.List {
@@ -130,14 +131,15 @@ func distinct[T comparable](f *Figures, selects func(Figure) bool, of func(Figur
 
 func columnOf(f Figure) column { return column{f.Path, f.Workload} }
 
-// rowOf is a figure without its column.
+// rowOf returns a figure without its column.
 func rowOf(f Figure) Figure {
 	f.Path, f.Workload, f.Value = "", "", 0
 	return f
 }
 
-// Table is a Markdown table of the selected figures, a row for each subject and variant:
-// what they are over the direct path, and of the direct path the figures.
+// Table returns a Markdown table of the selected figures with a row for each subject and
+// variant. It shows the figures of the direct path, and the differences of all others to
+// it.
 func (f *Figures) Table(selects func(Figure) bool) string {
 	columns := distinct(f, selects, columnOf)
 	rows := distinct(f, selects, rowOf)
@@ -157,7 +159,7 @@ func (f *Figures) Table(selects func(Figure) bool) string {
 	return b.String()
 }
 
-// rowName names a row by what distinguishes it.
+// rowName names a row by the fields that distinguish it.
 func (f *Figures) rowName(row Figure, rows []Figure) string {
 	name := row.Subject
 	if row.Variant != "" {
@@ -192,7 +194,8 @@ func signed(n int) string {
 	return "+" + thousands(n)
 }
 
-// Saved is a Markdown table of what each variant takes less than its subject as it is.
+// Saved returns a Markdown table of the instructions that each variant saves compared
+// with its unmodified subject.
 func (f *Figures) Saved(selects func(Figure) bool) string {
 	columns := distinct(f, selects, columnOf)
 	rows := distinct(f, selects, rowOf)
@@ -215,7 +218,7 @@ func (f *Figures) Saved(selects func(Figure) bool) string {
 	return b.String()
 }
 
-// difference is a variant's figure less its subject's.
+// difference returns the difference between a variant's figure and its subject's.
 func (f *Figures) difference(place Figure) string {
 	with, ok := f.value(place)
 	place.Variant = ""

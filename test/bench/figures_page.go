@@ -11,7 +11,7 @@ import (
 //go:embed instructions/dataplane.md.tmpl
 var dataplaneTemplate string
 
-// Page is docs/performance/dataplane.md: the template with tables of the figures.
+// Page returns docs/performance/dataplane.md: the template with tables of the figures.
 func (f *Figures) Page() (string, error) {
 	functions := template.FuncMap{
 		"facts": f.facts,
@@ -47,7 +47,7 @@ func (f *Figures) Page() (string, error) {
 	return b.String(), err
 }
 
-// withoutPrefix begins the variants of an ablation.
+// withoutPrefix is the prefix of an ablation's variants.
 const withoutPrefix = "without "
 
 func isAblation(f Figure) bool { return strings.HasPrefix(f.Variant, withoutPrefix) }
@@ -86,7 +86,7 @@ const (
 	panelGap   = 16
 )
 
-// SVG draws what each subject takes over the direct path in the default world.
+// SVG returns a chart of what each subject adds to the direct path in the default world.
 func (f *Figures) SVG() string {
 	var charts []chart
 	for _, path := range []string{"ClusterIP", "NodePort"} {
@@ -103,7 +103,7 @@ func (f *Figures) SVG() string {
 	return drawCharts(charts, 150)
 }
 
-// AblationSVG draws what each of kube-ipvs's rules costs.
+// AblationSVG returns a chart of the cost of each rule of kube-ipvs.
 func (f *Figures) AblationSVG() string {
 	var charts []chart
 	for _, path := range []string{"ClusterIP", "NodePort"} {
@@ -130,7 +130,7 @@ func (f *Figures) chart(title string, selects func(Figure) bool, of func(Figure)
 	return c
 }
 
-// drawCharts draws panels side by side in twos; labels is the width for names.
+// drawCharts draws panels in two columns. labels is the width for names.
 func drawCharts(charts []chart, labels int) string {
 	rows := 0
 	for _, c := range charts {

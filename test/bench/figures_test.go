@@ -12,7 +12,7 @@ import (
 
 var update = flag.Bool("update", false, "write docs/performance/dataplane.md and its drawings")
 
-// TestPage fails if the page or a drawing is not what the figures give.
+// TestPage fails if the page or a drawing is stale.
 func TestPage(t *testing.T) {
 	figures, err := LoadFigures("instructions/figures.json")
 	if err != nil {
@@ -48,8 +48,8 @@ func sampleFigures() *Figures {
 	return f
 }
 
-// TestFiguresAreReplaced has a later figure take the place of an earlier one, and what
-// was saved read again.
+// A later figure replaces an earlier one with the same key, also after saving and
+// loading.
 func TestFiguresAreReplaced(t *testing.T) {
 	f := sampleFigures()
 	f.Put(Figure{Services: 10, World: "default", Subject: "floor", Path: "ClusterIP", Workload: "TCP connection", Value: 260000})

@@ -12,18 +12,17 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// floor sends netlink messages as fast as the kernel takes them, many in one
-// write, and does nothing else: it shares no code with the product, and is what
-// the product is measured by.
+// floor sends netlink messages as fast as the kernel accepts them, many in one write. It
+// shares no code with kube-ipvs and is the minimum that kube-ipvs is compared with.
 type floor struct {
 	socket   *nl.NetlinkSocket
 	sequence uint32
 	buffer   []byte
-	newest   int // where the last message begins
+	newest   int // offset of the last message
 	pending  int
 }
 
-// perWrite is how many messages go to the kernel at once.
+// perWrite is the number of messages in one write.
 const perWrite = 64
 
 func newFloor(protocol int) (*floor, error) {
@@ -31,7 +30,7 @@ func newFloor(protocol int) (*floor, error) {
 	return &floor{socket: socket}, err
 }
 
-// add appends a message, and sends what there is if that is enough.
+// add appends a message, and sends the batch if it is full.
 func (f *floor) add(kind, flags uint16, payload []byte) error {
 	f.sequence++
 	f.pending++
@@ -48,7 +47,7 @@ func (f *floor) add(kind, flags uint16, payload []byte) error {
 	return f.flush()
 }
 
-// flush sends what there is, and waits until the kernel has answered the last.
+// flush sends the batch and waits until the kernel has acknowledged the last message.
 func (f *floor) flush() error {
 	if f.pending == 0 {
 		return nil
@@ -100,7 +99,7 @@ func native16(v uint16) []byte  { return binary.NativeEndian.AppendUint16(nil, v
 func native32(v uint32) []byte  { return binary.NativeEndian.AppendUint32(nil, v) }
 func network16(v uint16) []byte { return binary.BigEndian.AppendUint16(nil, v) }
 
-// floorIPVS makes n virtual servers of TCP with their real servers.
+// floorIPVS creates n TCP virtual servers with their real servers.
 func floorIPVS(n int) error {
 	family, err := netlink.GenlFamilyGet("IPVS")
 	if err != nil {
@@ -127,7 +126,7 @@ func floorIPVS(n int) error {
 	return f.flush()
 }
 
-// floorRoutes makes each VIP local by a route.
+// floorRoutes makes each VIP local through a route.
 func floorRoutes(n int) error {
 	return floorNetwork(n, func(f *floor, link uint32, a netip.Addr) error {
 		header := []byte{unix.AF_INET, 32, 0, 0, unix.RT_TABLE_LOCAL, 81, unix.RT_SCOPE_HOST, unix.RTN_LOCAL, 0, 0, 0, 0}
@@ -136,7 +135,7 @@ func floorRoutes(n int) error {
 	})
 }
 
-// floorAddresses gives each VIP to the interface.
+// floorAddresses adds each VIP as an address of the interface.
 func floorAddresses(n int) error {
 	return floorNetwork(n, func(f *floor, link uint32, a netip.Addr) error {
 		payload := append([]byte{unix.AF_INET, 32, 0, unix.RT_SCOPE_LINK}, native32(link)...)
@@ -176,8 +175,8 @@ const (
 	attrADT      = 8
 )
 
-// floorSets makes two sets, of address and port and of addresses, of which each
-// Service is a member.
+// floorSets creates two sets, one of addresses and ports and one of addresses, with a
+// member for each Service.
 func floorSets(n int) error {
 	f, err := newFloor(unix.NETLINK_NETFILTER)
 	if err != nil {

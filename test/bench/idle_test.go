@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-// profiled leaves a profile of 20 s from the beginning of what is done.
+// profiled writes a 20 s profile that begins together with a function.
 func (r *run) profiled(file string, do func()) {
 	done := make(chan struct{})
 	go func() {
@@ -20,8 +20,8 @@ func (r *run) profiled(file string, do func()) {
 	<-done
 }
 
-// TestIdle measures what a program takes that has nothing to do, with all checks, and a
-// restart, and leaves profiles: a part of TestBench, for those who work on it.
+// TestIdle measures an idle program with all its checks, and a restart, and writes
+// profiles. It is a part of TestBench for developers.
 func TestIdle(t *testing.T) {
 	b := &bench{t: t, results: NewResults(), account: newAccount(t), api: newAPI(t)}
 	warmUp(t)

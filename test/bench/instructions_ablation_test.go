@@ -9,14 +9,15 @@ import (
 	"strings"
 )
 
-// iptablesRule is a rule as iptables-save writes it.
+// iptablesRule is a rule in iptables-save syntax.
 type iptablesRule struct {
 	table, chain string
-	number       int    // in its chain, from 1
+	number       int    // position in its chain, from 1
 	text         string // what follows "-A CHAIN "
 }
 
-// variant names the figures without the rule. Comments are the same for several rules.
+// variant returns the name of the figures without the rule. It omits comments, because
+// several rules have the same one.
 func (r iptablesRule) variant() string {
 	words := strings.Split(r.text, `"`)
 	for i := 1; i < len(words); i += 2 {
@@ -52,7 +53,7 @@ func (b *testbed) iptablesRules(all bool) []iptablesRule {
 	return rules
 }
 
-// without does something while a rule is missing.
+// without calls a function while a rule is removed.
 func (b *testbed) without(r iptablesRule, do func()) {
 	head := "iptables -w -t " + r.table
 	b.node.Exec("sh", "-c", fmt.Sprintf("%s -D %s %d", head, r.chain, r.number))
@@ -60,8 +61,8 @@ func (b *testbed) without(r iptablesRule, do func()) {
 	b.node.Exec("sh", "-c", fmt.Sprintf("%s -I %s %d %s", head, r.chain, r.number, r.text))
 }
 
-// ablation measures the subject again without each of its rules, one at a time, and then
-// without more and more of what it has programmed.
+// ablation measures the subject without each of its rules, one at a time, and then while
+// it removes more and more of them.
 func (c *counting) ablation() {
 	if c.subject.program == nil {
 		return
@@ -73,7 +74,7 @@ func (c *counting) ablation() {
 		for _, r := range c.iptablesRules(how == "rules") {
 			c.without(r, func() { c.measure(r.variant(), c.paths()) })
 		}
-		// Tells how much figures drift in the course of this.
+		// Shows how much the figures drift during this measurement.
 		c.measure("without nothing, again", c.paths())
 	}
 	without := "without"
@@ -92,7 +93,7 @@ func (c *counting) ablation() {
 	}
 }
 
-// change is something about a node that costs or saves instructions.
+// change is a modification of a node that costs or saves instructions.
 type change struct {
 	name     string
 	subjects []string
@@ -114,7 +115,7 @@ var changes = []change{
 	ruleInInput("-m set ! --match-set ablation dst", "a set match in filter INPUT"),
 	ruleInInput("-m mark --mark 0x8000/0x8000", "a mark match in filter INPUT"),
 	ruleInInput("-m conntrack ! --ctstate RELATED,ESTABLISHED", "a conntrack match in filter INPUT"),
-	// Answers come from the pods' range. By prefixes, as a set match costs more.
+	// Replies come from the pods' range. Prefixes, because a set match costs more.
 	{name: "untracked: two NOTRACK rules in raw PREROUTING", subjects: []string{floorName, KubeIPVS},
 		do: []string{
 			"iptables -w -t raw -A PREROUTING -s 10.255.0.0/24 -d 10.96.0.0/16 -j CT --notrack",
@@ -125,14 +126,14 @@ var changes = []change{
 			"iptables -w -t raw -D PREROUTING -s 10.255.0.0/24 -d 10.255.0.0/24 -j CT --notrack",
 		},
 		check: (*counting).hairpin},
-	// The last: a namespace that has once had a rule of its own looks routes up by rules
-	// for ever (fib_has_custom_rules in net/ipv4/fib_rules.c).
+	// This is last because a network namespace that once had a policy rule looks up
+	// routes by rules from then on (fib_has_custom_rules in net/ipv4/fib_rules.c).
 	{name: "a policy rule by mark", subjects: []string{Direct, floorName},
 		do: []string{"ip rule add pref 99 fwmark 0x1/0x1 lookup 80080"}, undo: []string{"ip rule del pref 99"}},
 	{name: "the same, deleted again", subjects: []string{Direct, floorName}},
 }
 
-// baseChain adds an empty base chain, as iptables would.
+// baseChain returns a change that adds an empty base chain, as iptables would.
 func baseChain(name, hook, priority string) change {
 	kind := "filter"
 	if strings.HasPrefix(name, "nat ") {
@@ -148,7 +149,8 @@ func baseChain(name, hook, priority string) change {
 	}
 }
 
-// ruleInInput adds a rule that every packet to a VIP meets, with the base chain.
+// ruleInInput returns a change that adds a rule, with its base chain, against which every
+// packet to a VIP is matched.
 func ruleInInput(match, name string) change {
 	return change{
 		name: name + ", with its base chain", subjects: []string{floorName},

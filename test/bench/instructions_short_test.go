@@ -11,16 +11,17 @@ import (
 // shortFile holds the figures that TestInstructionsShort compares with.
 const shortFile = "test/bench/instructions/short.json"
 
-// Nothing but a change of the program or of the kernel moves a figure by a hundredth.
+// allowedMore is the allowed increase. Without a change of the program or the kernel,
+// figures vary by less than 1 %.
 const allowedMore = 0.02
 
-// tries is how often a figure is measured that is too high: what disturbs one only adds
-// to it.
+// tries is how often a figure that is too high is measured. Disturbances only increase a
+// figure.
 const tries = 3
 
-// TestInstructionsShort fails if an exchange through kube-ipvs takes more instructions than
-// the committed figure allows, on the committed kernel; on another, more than that by
-// as much as the floor differs. It leaves new figures in $LAB_OUT; with
+// TestInstructionsShort fails if an exchange through kube-ipvs takes more instructions
+// than the committed figure allows. On another kernel than the committed figures', the
+// limit moves by the difference of the floors. It writes new figures to $LAB_OUT. With
 // INSTRUCTIONS_UPDATE it compares nothing.
 func TestInstructionsShort(t *testing.T) {
 	committed, err := LoadFigures(filepath.Join(os.Getenv("LAB_SRC"), shortFile))
@@ -50,7 +51,7 @@ func TestInstructionsShort(t *testing.T) {
 
 const shortServices = 10
 
-// compare fails for each figure that is too high, after some more tries.
+// compare fails the test for each figure that is still too high after several tries.
 func (c *counting) compare(committed *Figures) {
 	if len(committed.List) == 0 {
 		c.t.Fatalf("%s has no figures to compare with", shortFile)
@@ -72,7 +73,7 @@ func (c *counting) compare(committed *Figures) {
 	}
 }
 
-// allowed is the most that a figure may be.
+// allowed returns the limit of a figure.
 func (c *counting) allowed(committed *Figures, place Figure) int {
 	value, ok := committed.value(place)
 	if !ok {

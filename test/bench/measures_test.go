@@ -15,20 +15,20 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/test/e2e/lab"
 )
 
-// run is one run of measurements.
+// run is one run of the measurements, of one subject with one number of Services.
 type run struct {
 	*site
 	*Results
 	api     *api
 	account *account
 	n       int // Services
-	foreign int // virtual servers that were added beside
+	foreign int // added foreign virtual servers
 	limit   time.Duration
 }
 
 func (r *run) put(m Measure, value float64) { r.Put(m, r.subject.name, r.n, value) }
 
-// floors measures what the kernel needs at least, with VIPs in either form.
+// floors measures the minimum that the kernel needs, with VIPs as addresses or as routes.
 func floors(t testing.TB, results *Results, n int, addresses bool) {
 	t.Helper()
 	vips := map[string]func(int) error{Floor: floorRoutes}
@@ -52,15 +52,15 @@ func floors(t testing.TB, results *Results, n int, addresses bool) {
 	}
 }
 
-// coldStart starts the program on a node that knows nothing yet, and gives what
-// our program asks of the kernel.
+// coldStart starts the program on an empty node and returns the requests that it sends to
+// the kernel.
 func (r *run) coldStart() (seen tally) {
 	r.t.Helper()
 	seen = r.startTapped()
 	if seen := r.sees(); seen < r.n {
 		r.t.Fatalf("%s has programmed %d of %d Services:\n%s", r.subject.name, seen, r.n, r.process.Log())
 	}
-	if !seen.DNS.IsZero() { // else it was in a write too large to be seen whole
+	if !seen.DNS.IsZero() { // otherwise the write was too large to be captured completely
 		r.put(FirstDNS, seen.DNS.Sub(r.started).Seconds())
 	}
 	r.put(Programs, float64(sum(r.account.by(r.process.PID()))))
@@ -69,8 +69,8 @@ func (r *run) coldStart() (seen tally) {
 	return seen
 }
 
-// startTapped tells the time and the processor time for what goes to the kernel
-// from what comes before.
+// startTapped starts the program, and measures the time and the CPU time of writing to
+// the kernel separately from the time before.
 func (r *run) startTapped() tally {
 	r.t.Helper()
 	tp := openTap(r.t, r.node.Namespace)
@@ -90,7 +90,7 @@ func (r *run) startTapped() tally {
 	return seen
 }
 
-// oneChange changes endpoints, one after the other.
+// oneChange changes endpoints one after the other and measures each change.
 func (r *run) oneChange(samples int) {
 	r.t.Helper()
 	tp := openTap(r.t, r.node.Namespace)
@@ -121,10 +121,10 @@ func (r *run) oneChange(samples int) {
 
 func milliseconds(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }
 
-// restarted is how many pods a rolling restart replaces.
+// restarted is the number of pods that a rolling restart replaces.
 const restarted = 500
 
-// rolling replaces pods, and counts what the kernel is told.
+// rolling replaces pods and counts the requests to the kernel.
 func (r *run) rolling() {
 	r.t.Helper()
 	tp := openTap(r.t, r.node.Namespace)
@@ -138,8 +138,8 @@ func (r *run) rolling() {
 	r.put(HotPath, float64(sum(r.account.by(r.process.PID()))))
 }
 
-// drained waits until our program has deleted so many real servers, some time
-// after it was told to: no later measure is to see that.
+// drained waits until kube-ipvs has deleted a number of draining real servers, so that no
+// later measurement includes that.
 func (r *run) drained(tp *tap, count int) {
 	r.t.Helper()
 	if !r.subject.peer && !tp.await(r.limit, func(t tally) bool { return t.Writes[goneReal] >= count }) {
@@ -147,7 +147,7 @@ func (r *run) drained(tp *tap, count int) {
 	}
 }
 
-// changeAll changes one endpoint of each of so many Services.
+// changeAll changes one endpoint of each of a number of Services.
 func (r *run) changeAll(tp *tap, services int) {
 	r.t.Helper()
 	changes := make([]renewal, services)
@@ -161,16 +161,16 @@ func (r *run) changeAll(tp *tap, services int) {
 	}
 }
 
-// The rate of changes that is asked for.
+// ratePerSecond is the requested rate of changes.
 const ratePerSecond = 1000
 
-// rateLimit is for how long the last of them is waited for.
+// rateLimit is the maximum time to wait for the last change.
 const rateLimit = 5 * time.Minute
 
-// perWrites is how many changes are written to etcd at once.
+// perWrites is the number of changes in one write to etcd.
 const perWrites = 50
 
-// rate makes changes at the rate, and measures when each is in the kernel.
+// rate makes changes at ratePerSecond and measures when each one is in the kernel.
 func (r *run) rate(duration time.Duration) {
 	r.t.Helper()
 	began, times := r.atRate(duration)
@@ -191,10 +191,11 @@ func (r *run) rate(duration time.Duration) {
 	r.put(Backlog, milliseconds(latest.Sub(last)))
 }
 
-// atRate makes changes at the rate, and gives when each was in the kernel. They are
-// written to etcd, many at once: sixteen clients of the API server in an emulated
-// machine make ninety a second. A change that still waits when the next one of its
-// Service comes is planned with that, and never comes: it is overtaken.
+// atRate makes changes at ratePerSecond and returns when each one was in the kernel. It
+// writes them to etcd in batches, because sixteen API clients on an emulated machine make
+// only ninety a second. A change that is still pending when the next change of its
+// Service arrives is planned together with it and never appears in the kernel: it was
+// overtaken.
 func (r *run) atRate(duration time.Duration) ([]begun, map[netip.Addr]time.Time) {
 	r.t.Helper()
 	writes := r.api.prepare(r.n, int(duration.Seconds())*ratePerSecond)
@@ -215,8 +216,8 @@ func (r *run) atRate(duration time.Duration) ([]begun, map[netip.Addr]time.Time)
 
 var drainingServers = regexp.MustCompile(`(?m)^kube_ipvs_draining_real_servers (\S+)$`)
 
-// undrained waits until no real server drains: what is measured next is not to have
-// their deletion in it.
+// undrained waits until no real server drains, so that the next measurement does not
+// include their deletion.
 func (r *run) undrained() {
 	r.t.Helper()
 	r.eventually(r.limit, r.subject.name+" drains nothing", func() error {
@@ -231,14 +232,14 @@ func (r *run) undrained() {
 	})
 }
 
-// begun is a change that was asked for.
+// begun is a requested change.
 type begun struct {
 	address netip.Addr // the new endpoint
 	at      time.Time
 }
 
-// keepRate makes changes at the rate, of one Service after the other and for so
-// long, and says when it asked for each.
+// keepRate makes changes at ratePerSecond for a duration, each of another Service, and
+// returns when it requested each one.
 func (r *run) keepRate(writes []writing, duration time.Duration) []begun {
 	r.t.Helper()
 	var began []begun
@@ -264,7 +265,7 @@ func later(a, b time.Time) time.Time {
 	return a
 }
 
-// restart starts the program again, with all that it wants in the kernel.
+// restart restarts the program while the kernel has the complete desired state.
 func (r *run) restart() tally {
 	r.t.Helper()
 	r.stop()
@@ -276,7 +277,7 @@ func (r *run) restart() tally {
 	return seen
 }
 
-// emptied deletes all virtual servers, and measures until they are back.
+// emptied deletes all virtual servers and measures how long their repair takes.
 func (r *run) emptied() {
 	r.t.Helper()
 	r.settled()
@@ -300,9 +301,9 @@ func (r *run) compared() float64 {
 	return 0
 }
 
-// compare adds a virtual server that is not the program's, which has the program
-// compare the whole kernel, waits until it has, and measures the processor time. There
-// must be no other comparison meanwhile.
+// compare adds a foreign virtual server, which triggers a full comparison, waits for the
+// end of the comparison and measures its CPU time. No other comparison may run at that
+// time.
 func (r *run) compare() {
 	r.t.Helper()
 	r.settled()
@@ -320,16 +321,16 @@ func (r *run) compare() {
 	r.put(Check, (cpu(r.t, pid) - before).Seconds())
 }
 
-// checkPeriod is the time between two comparisons of everything by default, as
-// pkg/proxy has it: 30 s for each 2,000 entries, of which a Service of the benchmark has
-// three, up to 20 minutes.
+// checkPeriod returns the default time between two full comparisons, as in pkg/proxy: 30
+// s for each 2,000 entries, up to 20 minutes. A Service of the benchmark has three
+// entries.
 func checkPeriod(services int) time.Duration {
 	return 30 * time.Second * time.Duration(min(1+3*services/500, 40))
 }
 
-// idle measures a program that has nothing to do, with all that it does every second
-// and every 30 s, after the first comparison since its start, which is of everything.
-// Its share of such a comparison, which was measured before, is added.
+// idle measures an idle program with its checks every second and every 30 s, after the
+// first full comparison since its start. It adds the proportional cost of a full
+// comparison, which was measured before.
 func (r *run) idle(duration time.Duration) tally {
 	r.t.Helper()
 	if !r.subject.peer {
@@ -359,8 +360,7 @@ func (r *run) idle(duration time.Duration) tally {
 	return seen
 }
 
-// settled waits until the program has used no processor time to speak of for a
-// while.
+// settled waits until the program has used almost no CPU time for a while.
 func (r *run) settled() {
 	r.t.Helper()
 	r.eventually(r.limit, r.subject.name+" has nothing to do", func() error {

@@ -21,15 +21,14 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/test/e2e/lab"
 )
 
-// endpointsOfEach is how many endpoints each Service has.
+// endpointsOfEach is the number of endpoints of each Service.
 const endpointsOfEach = 2
 
-// vip is the cluster IP of Service number n. The first addresses of the range
-// are the API server's own.
+// vip returns the cluster IP of Service number n. The first addresses of the range belong
+// to the API server's own Services.
 func vip(n int) netip.Addr { return numbered(netip.MustParseAddr("10.96.0.0"), 256+n) }
 
-// endpoint is address number i of Service number n; versions of it follow each
-// other, and come again after 16.
+// endpoint returns address number i of Service number n. Its versions repeat after 16.
 func endpoint(n, i, version int) netip.Addr {
 	return numbered(netip.MustParseAddr("10.128.0.0"), (n*endpointsOfEach+i)*16+version%16)
 }
@@ -40,10 +39,10 @@ func numbered(first netip.Addr, n int) netip.Addr {
 	return netip.AddrFrom4([4]byte{a[0], byte(sum >> 16), byte(sum >> 8), byte(sum)})
 }
 
-// What DNS is in every cluster: the addresses are kubeadm's.
+// DNS has kubeadm's addresses.
 var dnsIP, dnsEndpoint = netip.MustParseAddr("10.96.0.10"), netip.MustParseAddr("10.127.0.10")
 
-// addDNS creates it, by the API server: there is one.
+// addDNS creates the DNS Service through the API server.
 func (a *api) addDNS() {
 	a.t.Helper()
 	svc, slice := newService(0), newSlice(0, 0)
@@ -59,7 +58,7 @@ func (a *api) addDNS() {
 	a.create(ns.Name, svc, slice)
 }
 
-// create has the API server take a Service, after its slice.
+// create creates a slice and then its Service through the API server.
 func (a *api) create(namespace string, svc *corev1.Service, slice *discoveryv1.EndpointSlice) {
 	a.t.Helper()
 	_, err := a.client.DiscoveryV1().EndpointSlices(namespace).Create(a.t.Context(), slice, metav1.CreateOptions{})
@@ -111,11 +110,11 @@ type api struct {
 	client kubernetes.Interface
 	space  string
 	count  int
-	// versions are how often each Service's endpoint was changed.
+	// versions counts the changes of each Service's endpoint.
 	versions map[int]int
 }
 
-// writers is how many requests are under way at once.
+// writers is the number of concurrent requests.
 const writers = 16
 
 func newAPI(t testing.TB) *api {
@@ -137,29 +136,29 @@ func newAPI(t testing.TB) *api {
 	return a
 }
 
-// renewal is a change of one endpoint, of which the next one of the same Service
-// is another.
+// renewal is a replacement of one endpoint. The next renewal of the Service uses another
+// address.
 type renewal struct {
 	service int
 	slice   *discoveryv1.EndpointSlice
 	address netip.Addr // the new one
 }
 
-// renewal makes the next change of a Service.
+// renewal returns the next change of a Service.
 func (a *api) renewal(n int) renewal {
 	a.versions[n]++
 	v := a.versions[n]
 	return renewal{n, newSlice(n, v), endpoint(n, 0, v)}
 }
 
-// write has the API server take a change.
+// write sends a change to the API server.
 func (a *api) write(ctx context.Context, r renewal) error {
 	_, err := a.client.DiscoveryV1().EndpointSlices(a.space).Update(ctx, r.slice, metav1.UpdateOptions{})
 	return err
 }
 
-// parallel does something for each number from one up to another, and fails with
-// the first error.
+// parallel calls a function for each number of a range concurrently, and returns the
+// first error.
 func (a *api) parallel(from, to int, do func(context.Context, int) error) {
 	a.t.Helper()
 	numbers := make(chan int)

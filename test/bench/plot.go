@@ -6,7 +6,7 @@ import (
 	"strings"
 )
 
-// The plot's measures, side by side.
+// plotted are the measures of the plot, side by side.
 var plotted = []Measure{ColdStart, OneMedian}
 
 const (
@@ -17,7 +17,7 @@ const (
 
 var colours = []string{"#0b62a4", "#4da3d9", "#c0392b", "#e08e0b", "#555555", "#2e8b57", "#8e44ad", "#999999"}
 
-// SVG draws both axes by powers of ten: the number of Services, and the figure.
+// SVG returns a plot with logarithmic axes: the number of Services, and the figure.
 func (r *Results) SVG() string {
 	var b strings.Builder
 	height := panelHeight + legendLine*(len(r.Subjects)+1)
@@ -40,7 +40,7 @@ func (r *Results) SVG() string {
 
 func colour(i int) string { return colours[i%len(colours)] }
 
-// axis maps figures to places, by powers of ten.
+// axis maps figures to positions on a logarithmic scale.
 type axis struct {
 	from, to   int // exponents
 	begin, end float64

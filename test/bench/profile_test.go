@@ -15,8 +15,8 @@ import (
 	"time"
 )
 
-// TestProfile shows where the time of a cold start goes, and what the process
-// holds after it: when what was written, on the page, and profiles beside it.
+// TestProfile profiles a cold start and the memory of the process after it, and writes a
+// page and the profiles.
 func TestProfile(t *testing.T) {
 	b := &bench{t: t, results: NewResults(), account: newAccount(t), api: newAPI(t)}
 	warmUp(t)
@@ -60,7 +60,7 @@ func (b *bench) profile(t *testing.T, n int) {
 	keep(t, fmt.Sprintf("metrics-%d.txt", n), text)
 }
 
-// profileRate shows what many changes take.
+// profileRate profiles many changes.
 func (r *run) profileRate() {
 	done := make(chan struct{})
 	go func() {
@@ -81,8 +81,8 @@ func (r *run) profileRate() {
 	}
 }
 
-// keepProfile leaves one of the program's profiles in $LAB_OUT, for go tool
-// pprof, as soon as the program gives it.
+// keepProfile writes one of the program's profiles to $LAB_OUT for go tool pprof, as soon
+// as the program returns it.
 func (s *site) keepProfile(profile, file string) {
 	for deadline := time.Now().Add(time.Minute); time.Now().Before(deadline); {
 		response, err := s.pages.Get("http://127.0.0.1:10249/debug/pprof/" + profile)

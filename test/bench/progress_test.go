@@ -8,8 +8,8 @@ import (
 	"time"
 )
 
-// progress goes through what there is to measure, and says how long that will
-// still take, by how long it has taken against what was expected.
+// progress runs the queued measurements and estimates the remaining time from the ratio
+// of actual to expected durations.
 type progress struct {
 	steps []step
 	keep  func(done, all int) // called after each step, so that a run that is stopped leaves what it has
@@ -25,7 +25,7 @@ func (p *progress) add(name string, seconds float64, do func(*testing.T)) {
 	p.steps = append(p.steps, step{name, seconds, do})
 }
 
-// run goes on after a step that has failed: its figures are not measured then.
+// run continues after a failed step. The figures of that step are then missing.
 func (p *progress) run(t *testing.T) {
 	begin := time.Now()
 	total, done := 0.0, 0.0

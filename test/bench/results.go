@@ -1,6 +1,6 @@
-// Package bench measures what kube-ipvs costs, beside the least that the kernel
-// needs and beside kube-proxy, in the lab (make bench). What is here needs no lab:
-// how results are kept and shown.
+// Package bench measures the cost of kube-ipvs in the lab, against the minimum that the
+// kernel needs and against kube-proxy (make bench). The untagged files store and format
+// results and need no lab.
 package bench
 
 import (
@@ -10,13 +10,13 @@ import (
 	"strings"
 )
 
-// Measure is something that is measured.
+// Measure is a quantity that is measured.
 type Measure struct {
 	Name, Unit string
 	Note       string // how
 }
 
-// The measures, in the order in which they are shown.
+// The measures, in the order of the page.
 var (
 	ColdStart   = Measure{"Cold start", "s", "From the start of the process on a fresh node until everything is programmed, the reading of the objects from the API server included."}
 	Kernel      = Measure{"Kernel part of the cold start", "s", "From the first real server that is written, but for those of DNS and of the API server, until everything is programmed; planning is in it. The raw floor's is the sum of its parts."}
@@ -59,23 +59,23 @@ var Measures = []Measure{
 	Rolling, Emptied, Restart, Rewrites, IdleChecked, Idle, Check, IdleWork, Memory, PeakMemory, Churned, Rechurned, Programs, HotPath, Rules, RulesMet,
 }
 
-// Point says what was measured: of whom, with how many Services.
+// Point identifies a figure: measure, subject and number of Services.
 type Point struct {
 	Measure, Subject string
 	Services         int
 }
 
-// Results are a run's. A figure that was not measured is not in them.
+// Results are the results of a run. Figures that were not measured are absent.
 type Results struct {
 	Facts    [][2]string // about the run, by name
 	Subjects []string    // in the order in which they came
 	Figures  map[Point]float64
 }
 
-// NewResults makes empty ones.
+// NewResults returns empty Results.
 func NewResults() *Results { return &Results{Figures: map[Point]float64{}} }
 
-// Put keeps a figure.
+// Put stores a figure.
 func (r *Results) Put(m Measure, subject string, services int, value float64) {
 	if !slices.Contains(r.Subjects, subject) {
 		r.Subjects = append(r.Subjects, subject)
@@ -83,7 +83,7 @@ func (r *Results) Put(m Measure, subject string, services int, value float64) {
 	r.Figures[Point{m.Name, subject, services}] = value
 }
 
-// Get gives a figure; false if it was not measured.
+// Get returns a figure, or false if it was not measured.
 func (r *Results) Get(m Measure, subject string, services int) (float64, bool) {
 	v, ok := r.Figures[Point{m.Name, subject, services}]
 	return v, ok
@@ -99,10 +99,10 @@ func (r *Results) Fact(name, value string) {
 	r.Facts[at] = [2]string{name, value}
 }
 
-// NotMeasured stands where there is no figure.
+// NotMeasured is the text for a missing figure.
 const NotMeasured = "not measured"
 
-// Markdown is a page with a table for each measure that has figures.
+// Markdown returns the page with a table for each measure that has figures.
 func (r *Results) Markdown(targets []Target) string {
 	var b strings.Builder
 	b.WriteString("# Measurements\n\nWritten by `make bench`; do not edit. What is not measured says so.\n\n")
@@ -118,7 +118,7 @@ func (r *Results) Markdown(targets []Target) string {
 	return b.String()
 }
 
-// Page is one with a table for each of some measures that has figures.
+// Page returns a page with a table for each of the given measures that has figures.
 func (r *Results) Page(title, intro string, measures []Measure) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "# %s\n\n%s\n\n", title, intro)
@@ -163,7 +163,7 @@ func (r *Results) writeTable(b *strings.Builder, m Measure) {
 	}
 }
 
-// extent is what a measure's table spans.
+// extent returns the sizes and subjects of a measure's table.
 func (r *Results) extent(m Measure) (sizes []int, subjects []string) {
 	for p := range r.Figures {
 		if p.Measure == m.Name && !slices.Contains(sizes, p.Services) {
@@ -187,8 +187,7 @@ func (r *Results) cell(m Measure, subject string, services int) string {
 	return Round(v)
 }
 
-// Round shows three digits of a figure, and no more of what is beside the comma
-// than they need.
+// Round formats a figure with three significant digits, without trailing zeros.
 func Round(v float64) string {
 	switch a := math.Abs(v); {
 	case a == math.Trunc(a) && a < 1e6 || a >= 100:
@@ -201,7 +200,7 @@ func Round(v float64) string {
 	return fmt.Sprintf("%.3f", v)
 }
 
-// thousands writes a number as 44,125.
+// thousands formats a number as 44,125.
 func thousands(n int) string {
 	text := fmt.Sprint(n)
 	for i := len(text) - 3; i > 0 && text[i-1] != '-'; i -= 3 {
@@ -210,7 +209,8 @@ func thousands(n int) string {
 	return text
 }
 
-// Percentile is the value below which that part of the values lies, from 0 to 1.
+// Percentile returns the value below which a part of the values lies. part is from 0 to
+// 1.
 func Percentile(values []float64, part float64) float64 {
 	sorted := slices.Sorted(slices.Values(values))
 	return sorted[min(len(sorted)-1, int(part*float64(len(sorted))))]

@@ -17,8 +17,8 @@ func example() *Results {
 	return r
 }
 
-// TestNotMeasured has a figure that is missing shown as such, in the table of
-// figures as in that of targets.
+// A missing figure is shown as not measured, in the table of figures and in that of
+// targets.
 func TestNotMeasured(t *testing.T) {
 	page := example().Markdown(Targets(1000, 1000))
 	for _, line := range []string{
@@ -72,7 +72,7 @@ func TestPercentile(t *testing.T) {
 	}
 }
 
-// TestPlot sees that the plot is XML, with a line for each who has figures.
+// The plot is valid XML, with a line for each subject that has figures.
 func TestPlot(t *testing.T) {
 	plot := example().SVG()
 	decoder := xml.NewDecoder(strings.NewReader(plot))

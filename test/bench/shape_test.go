@@ -9,14 +9,14 @@ import (
 	"time"
 )
 
-// The numbers of Services that are compared. With the smallest, what a process
-// does but once would count for too much in its start.
+// The numbers of Services that are compared. With fewer, the fixed costs of a start would
+// dominate.
 const fewServices, someServices, manyServices = 100, 1000, 4000
 
-// TestShapes fails if something grows with the number of Services that should
-// not. What is compared is counted; of times, only the processor time of a change,
-// which is taken several times: an emulated processor that others keep waiting
-// seems to work meanwhile.
+// TestShapes fails if a cost grows with the number of Services that should not. It
+// compares counts. The only time it compares is the CPU time of a change, measured
+// several times, because an emulated processor accounts time in which other processes
+// run.
 func TestShapes(t *testing.T) {
 	b := &bench{t: t, results: NewResults(), account: newAccount(t), api: newAPI(t)}
 	warmUp(t)
@@ -30,8 +30,8 @@ func TestShapes(t *testing.T) {
 	if many.writes > few.writes*1.1 {
 		t.Errorf("a change costs %.2f writes to the kernel with %d Services, and %.2f with %d", many.writes, manyServices, few.writes, fewServices)
 	}
-	// With 40 times as many Services: what grows with them, be it the twentieth part
-	// of a change's cost, is more than this; what a busy machine adds is less.
+	// With 40 times as many Services, even a twentieth of a change's cost that grows with
+	// them exceeds this limit. The noise of a busy machine does not.
 	if many.cpu > few.cpu*5/2 {
 		t.Errorf("a change costs %s of processor time with %d Services, and %s with %d", many.cpu, manyServices, few.cpu, fewServices)
 	}
@@ -40,20 +40,21 @@ func TestShapes(t *testing.T) {
 	}
 }
 
-// mostIdle is how many changes a second of idle may cost with all checks. A change costs
-// 1.5 ms of an emulated processor that nobody else uses: this is 3 % of it, where a
-// comparison of everything every 30 s would be 15 % with 10,000 Services. Of seconds
-// themselves a busy machine has several times as many.
+// mostIdle is the allowed cost of one idle second with all checks, in changes. A change
+// takes 1.5 ms of an idle emulated processor, so this is 3 % of it; a full comparison
+// every 30 s would be 15 % with 10,000 Services. A limit in seconds would be exceeded
+// several times on a busy machine.
 const mostIdle = 20
 
-// cost is what is compared.
+// cost holds the compared costs.
 type cost struct {
 	start  float64       // requests of the cold start, for each Service
 	writes float64       // to the kernel, for one change
 	cpu    time.Duration // for one change
 }
 
-// shape sees that what must cost nothing does, and gives what the rest costs.
+// shape checks that operations without work write nothing, and returns the costs of the
+// others.
 func (b *bench) shape(t *testing.T, n int) cost {
 	r := b.begin(t, byRoute, n)
 	r.seldom("1h")
@@ -61,7 +62,7 @@ func (b *bench) shape(t *testing.T, n int) cost {
 	seen := r.coldStart()
 	c := r.changes()
 	c.start = float64(seen.total()+sum(seen.Reads)) / float64(n)
-	const first = 2 // the API server's virtual server, and DNS's own
+	const first = 2 // the virtual servers of the API server and of DNS
 	if before := seen.BeforeDNS; before > max(first, n/100) {
 		t.Errorf("%d of %d virtual servers are written before that of DNS", before, n)
 	}
@@ -87,12 +88,12 @@ func (b *bench) shape(t *testing.T, n int) cost {
 	return c
 }
 
-// rounds is how often a hundred changes are made. The cheapest of them counts: a
-// collection of garbage, or a busy machine, makes another one dearer.
+// rounds is how often a hundred changes are made. The cheapest round counts, because
+// garbage collection or a busy machine makes others more expensive.
 const rounds = 4
 
-// changes makes changes, of a hundred Services, and sees that no more is written
-// to the kernel than they need.
+// changes makes changes of a hundred Services, and checks that no more is written to the
+// kernel than necessary.
 func (r *run) changes() cost {
 	r.t.Helper()
 	tp := openTap(r.t, r.node.Namespace)

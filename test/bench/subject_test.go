@@ -19,21 +19,21 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/test/e2e/lab"
 )
 
-// subject is a program, in one of its ways to work.
+// subject is a program with one configuration.
 type subject struct {
 	name     string
-	peer     bool // one to compare with
+	peer     bool // for comparison, not kube-ipvs
 	program  string
 	args     []string
 	nftables bool
-	// pause is how long the program waits between two changes by itself, so
-	// that a change that comes earlier would show nothing but that.
+	// pause is how long the program itself waits between two changes. An earlier change
+	// would only measure this pause.
 	pause time.Duration
 }
 
 var common = []string{"--hostname-override", "node", "--cluster-cidr", "10.128.0.0/9"}
 
-// kubeIPVS is our program, with cluster IPs claimed in one of its ways.
+// kubeIPVS is kube-ipvs with one way to claim cluster IPs.
 func kubeIPVS(claim string) *subject {
 	return &subject{
 		name: "kube-ipvs, " + claim, program: filepath.Join(os.Getenv("LAB_SRC"), "bin/kube-ipvs"),
@@ -41,8 +41,8 @@ func kubeIPVS(claim string) *subject {
 	}
 }
 
-// kubeProxy is the peer. It is told to leave the size of conntrack alone, which
-// is the machine's.
+// kubeProxy is kube-proxy in a mode. It leaves the size of the conntrack table, which
+// belongs to the machine, unchanged.
 func kubeProxy(mode string, args ...string) *subject {
 	return &subject{
 		name: "kube-proxy, " + mode, peer: true, program: lab.Peer("kube-proxy"), nftables: mode == "nftables",
@@ -87,7 +87,7 @@ func newSite(t testing.TB, s *subject) *site {
 	return made
 }
 
-// start starts the program, which then runs.
+// start starts the program.
 func (s *site) start() {
 	s.t.Helper()
 	s.started = time.Now()
@@ -95,7 +95,7 @@ func (s *site) start() {
 	s.process = s.node.StartProgram(func(*lab.Process) error { return nil }, s.subject.program, args...)
 }
 
-// stop ends the program; what is in the kernel stays.
+// stop stops the program. The kernel state stays.
 func (s *site) stop() {
 	must(s.t, s.process.Signal(unix.SIGTERM))
 	<-s.process.Done()
@@ -114,8 +114,8 @@ func (s *site) metrics() (string, error) {
 
 var lastPass = regexp.MustCompile(`(?m)^kubeproxy_sync_proxy_rules_last_timestamp_seconds(?:\{ip_family="IPv[46]"\})? (\S+)$`)
 
-// passed waits for the end of a pass of every family that began after the
-// program's start, and gives when it was.
+// passed waits until every family has finished a pass that began after the program's
+// start, and returns the time of the last end.
 func (s *site) passed(limit time.Duration) time.Time {
 	s.t.Helper()
 	var latest time.Time
@@ -146,8 +146,8 @@ func (s *site) passed(limit time.Duration) time.Time {
 	return latest
 }
 
-// eventually looks the more seldom the longer it takes: to answer costs the program
-// time. What is looked at says itself since when it is so.
+// eventually repeats a check with increasing pauses, because each check costs the program
+// time. The check itself reports since when its condition holds.
 func (s *site) eventually(limit time.Duration, what string, check func() error) {
 	s.t.Helper()
 	begin := time.Now()
@@ -168,12 +168,12 @@ func (s *site) eventually(limit time.Duration, what string, check func() error) 
 	}
 }
 
-// sees counts the Services that the kernel has.
+// sees returns the number of Services in the kernel.
 func (s *site) sees() int {
 	s.t.Helper()
 	if s.subject.nftables {
 		return strings.Count(s.node.Exec("nft", "list", "map", "ip", "kube-proxy", "service-ips"), " . tcp . 80 : ")
 	}
-	// /proc/net/ip_vs leaves out some where several namespaces have any.
+	// /proc/net/ip_vs omits some entries if several network namespaces have any.
 	return strings.Count(s.node.Exec("ipvsadm", "-Ln"), ":80 rr")
 }

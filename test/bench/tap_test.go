@@ -18,9 +18,9 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/test/e2e/lab"
 )
 
-// tap sees every netlink request that is made in a namespace, by whatever
-// program, by an interface of the kernel's (nlmon). It is the same measure for
-// all programs: what they ask of the kernel, and when.
+// tap captures every netlink request in a network namespace, of any program, through an
+// nlmon interface. So all programs are measured in the same way: by their requests and
+// the time of each.
 type tap struct {
 	socket int
 	family uint16 // IPVS's number in generic netlink
@@ -28,27 +28,27 @@ type tap struct {
 
 	mu      sync.Mutex
 	stopped bool
-	held    bool // what comes is left in the kernel for the time being
+	held    bool // packets stay in the kernel's buffer for now
 	changed *sync.Cond
 	seen    tally
 	awaited map[[4]byte]*arrival
-	missing int // of those that must come
+	missing int // addresses with must that were not seen yet
 }
 
-// arrival is when a request first named an address; zero if none has.
+// arrival is the time at which a request first named an address; zero if none has.
 type arrival struct {
 	at   time.Time
-	must bool // it is waited for
+	must bool // met waits for it
 }
 
 // tally counts requests.
 type tally struct {
-	Writes, Reads map[string]int          // by what they are for
+	Writes, Reads map[string]int          // by kind
 	First         time.Time               // when the first real server was added, but for those of DNS and of the API server
 	DNS           time.Time               // when that of DNS was
 	BeforeDNS     int                     // virtual servers added by then
 	Spans         map[string][2]time.Time // when the first and the last request were made, by what they are for
-	Dropped       bool                    // some were not seen
+	Dropped       bool                    // some requests were not captured
 }
 
 func newTally() tally {
@@ -66,12 +66,12 @@ func (t tally) total() int {
 
 const tapLink = "nlmon0"
 
-// addTap makes the interface, before a program starts that follows interfaces.
+// addTap creates the interface. Call it before a program starts that watches interfaces.
 func addTap(n *lab.Namespace) {
 	n.Link(&netlink.GenericLink{LinkAttrs: netlink.LinkAttrs{Name: tapLink}, LinkType: "nlmon"})
 }
 
-// openTap begins to listen. The interface must be there.
+// openTap starts capturing. The interface must exist.
 func openTap(t testing.TB, n *lab.Namespace) *tap {
 	t.Helper()
 	family, err := netlink.GenlFamilyGet("IPVS")
@@ -87,7 +87,7 @@ func openTap(t testing.TB, n *lab.Namespace) *tap {
 	return tp
 }
 
-// requestsOnly lets pass what has NLM_F_REQUEST in the first message's flags.
+// requestsOnly accepts packets whose first message has NLM_F_REQUEST.
 var requestsOnly = []unix.SockFilter{
 	{Code: unix.BPF_LD | unix.BPF_B | unix.BPF_ABS, K: 6},
 	{Code: unix.BPF_JMP | unix.BPF_JSET | unix.BPF_K, K: unix.NLM_F_REQUEST, Jf: 1},
@@ -98,7 +98,7 @@ var requestsOnly = []unix.SockFilter{
 const (
 	tapBuffer  = 4 << 20
 	tapBacklog = 256 << 20
-	// tapPause is how long a tap that is to be closed may still listen.
+	// tapPause is how long a closing tap may still capture.
 	tapPause = 200 * time.Millisecond
 )
 
@@ -152,15 +152,15 @@ func (tp *tap) listen() {
 	}
 }
 
-// hold has the kernel keep what comes, with the time at which it came, so that
-// the machine has nothing to do but what is measured.
+// hold leaves packets in the kernel's buffer, with their timestamps, so that capturing
+// does not disturb the measurement.
 func (tp *tap) hold() {
 	tp.mu.Lock()
 	defer tp.mu.Unlock()
 	tp.held = true
 }
 
-// release has all that was held come, and what comes then.
+// release processes the held packets, and then new ones as they arrive.
 func (tp *tap) release() {
 	tp.mu.Lock()
 	tp.held = false
@@ -176,7 +176,7 @@ func (tp *tap) whileHeld() {
 	}
 }
 
-// stamp is when the kernel saw a packet.
+// stamp returns the kernel's timestamp of a packet.
 func stamp(control []byte) time.Time {
 	messages, err := unix.ParseSocketControlMessage(control)
 	if err == nil {
@@ -236,7 +236,8 @@ func (tp *tap) count(protocol int, message []byte, at time.Time) {
 	tp.find(message, at)
 }
 
-// ofMany tells whether a message is for one of the Services whose number is varied.
+// ofMany reports whether a message concerns one of the benchmark's Services, and not a
+// fixed one.
 func ofMany(message []byte) bool {
 	for ; len(message) >= 4; message = message[4:] {
 		if a := netip.AddrFrom4([4]byte(message)); !a.Less(vip(0)) && a.Less(vip(1<<20)) {
@@ -246,7 +247,8 @@ func ofMany(message []byte) bool {
 	return false
 }
 
-// find looks for awaited addresses. Values in netlink stand at multiples of four.
+// find searches a message for awaited addresses. Values in netlink messages are aligned
+// to four bytes.
 func (tp *tap) find(message []byte, at time.Time) {
 	if len(tp.awaited) == 0 {
 		return
@@ -263,7 +265,7 @@ func (tp *tap) find(message []byte, at time.Time) {
 	}
 }
 
-// What the requests for IPVS are counted as.
+// Names of the counted IPVS requests.
 const (
 	newServer = "virtual server added"
 	newReal   = "real server added"
@@ -277,14 +279,14 @@ var ipvsWrites = map[byte]string{
 	5: newReal, 6: setReal, 7: goneReal, 12: "time-outs", 17: "flush",
 }
 
-// Commands of <linux/netfilter/ipset/ip_set.h> that change something.
+// Commands of <linux/netfilter/ipset/ip_set.h> that write.
 var setWrites = map[byte]string{
 	2: "set created", 3: "set destroyed", 4: "set flushed", 5: "set renamed", 6: "sets swapped",
 	9: "members added", 10: "members deleted",
 }
 
-// classify tells what a request is for, and whether it changes anything; "" for
-// what is neither.
+// classify returns the kind of a request, and whether it writes. It returns "" for
+// unknown requests.
 func (tp *tap) classify(protocol int, message []byte) (what string, write bool) {
 	kind := binary.NativeEndian.Uint16(message[4:])
 	if kind < unix.NLMSG_MIN_TYPE {
@@ -315,8 +317,8 @@ const (
 	subsystemNFTables  = 10
 )
 
-// tablesReads are the commands of <linux/netfilter/nf_tables.h> that change
-// nothing, NFT_MSG_GET….
+// tablesReads are the commands of <linux/netfilter/nf_tables.h> that only read,
+// NFT_MSG_GET….
 var tablesReads = []byte{1, 4, 7, 10, 13, 16, 19, 21, 23, 25}
 
 func netfilter(subsystem, command byte) (what string, write bool) {
@@ -335,7 +337,8 @@ func netfilter(subsystem, command byte) (what string, write bool) {
 	return "", false
 }
 
-// await waits until the requests seen so far are enough, false after the limit.
+// await waits until the captured requests satisfy a condition. It returns false after the
+// limit.
 func (tp *tap) await(limit time.Duration, enough func(tally) bool) bool {
 	expired := false
 	timer := time.AfterFunc(limit, func() {
@@ -353,7 +356,7 @@ func (tp *tap) await(limit time.Duration, enough func(tally) bool) bool {
 	return enough(tp.seen)
 }
 
-// expect has an address looked for, and perhaps waited for.
+// expect registers an address to look for. If must is true, met waits for it.
 func (tp *tap) expect(a netip.Addr, must bool) {
 	tp.mu.Lock()
 	defer tp.mu.Unlock()
@@ -363,7 +366,7 @@ func (tp *tap) expect(a netip.Addr, must bool) {
 	}
 }
 
-// forget has none looked for.
+// forget removes all registered addresses.
 func (tp *tap) forget() {
 	tp.mu.Lock()
 	defer tp.mu.Unlock()
@@ -371,8 +374,8 @@ func (tp *tap) forget() {
 	tp.missing = 0
 }
 
-// met is when each expected address was first written to the kernel; false if
-// that has not happened within the limit to all that must come.
+// met returns when each expected address was first written to the kernel. It returns
+// false if one with must was not written within the limit.
 func (tp *tap) met(limit time.Duration) (map[netip.Addr]time.Time, bool) {
 	all := tp.await(limit, func(tally) bool { return tp.missing == 0 })
 	tp.mu.Lock()
@@ -386,7 +389,7 @@ func (tp *tap) met(limit time.Duration) (map[netip.Addr]time.Time, bool) {
 	return times, all
 }
 
-// close stops listening and gives what was seen.
+// close stops capturing and returns the counts.
 func (tp *tap) close() tally {
 	tp.mu.Lock()
 	tp.stopped = true

@@ -2,7 +2,7 @@ package bench
 
 import "fmt"
 
-// Target is a bound for a figure, or for how many times one is another.
+// Target is a limit of a figure, or of the ratio of two figures.
 type Target struct {
 	Name     string
 	AtLeast  float64 // 0: AtMost holds
@@ -10,7 +10,7 @@ type Target struct {
 	Measured func(*Results) (float64, bool) // nil: nothing measures it
 }
 
-// Row is the target's line in the table.
+// Row returns the target's row of the table.
 func (t *Target) row(r *Results) string {
 	want := "at most " + Round(t.AtMost)
 	if t.AtLeast > 0 {
@@ -30,7 +30,7 @@ func (t *Target) row(r *Results) string {
 	return fmt.Sprintf("| %s | %s | %s | %s |\n", t.Name, want, Round(v), verdict)
 }
 
-// Misses tells whether a figure is out of bounds.
+// Misses reports whether a figure violates the target.
 func (t *Target) Misses(v float64) bool {
 	if t.AtLeast > 0 {
 		return v < t.AtLeast
@@ -38,7 +38,7 @@ func (t *Target) Misses(v float64) bool {
 	return v > t.AtMost
 }
 
-// figure is a place in the results.
+// figure identifies a figure in the results.
 type figure struct {
 	measure  Measure
 	subject  string
@@ -47,7 +47,7 @@ type figure struct {
 
 func (f figure) of(r *Results) (float64, bool) { return r.Get(f.measure, f.subject, f.services) }
 
-// ratio divides one figure by another.
+// ratio returns the quotient of two figures.
 func ratio(a, b figure) func(*Results) (float64, bool) {
 	return func(r *Results) (float64, bool) {
 		x, okX := a.of(r)
@@ -59,7 +59,7 @@ func ratio(a, b figure) func(*Results) (float64, bool) {
 	}
 }
 
-// perService has a ratio count for each Service.
+// perService returns the quotient of two figures, divided by the number of Services.
 func perService(a, b figure) func(*Results) (float64, bool) {
 	return func(r *Results) (float64, bool) {
 		v, ok := ratio(a, b)(r)
@@ -67,7 +67,7 @@ func perService(a, b figure) func(*Results) (float64, bool) {
 	}
 }
 
-// memoryOfOne is by how much memory grows with each Service from 100 on.
+// memoryOfOne returns how much memory each Service beyond the first 100 adds.
 func memoryOfOne(services int) func(*Results) (float64, bool) {
 	return func(r *Results) (float64, bool) {
 		few, okFew := r.Get(Memory, Ours, 100)
@@ -87,7 +87,8 @@ const (
 	FloorAddresses = "raw floor, addresses"
 )
 
-// Targets are bounds for the number of Services at which peers were measured.
+// Targets returns the targets, for the number of Services with which kube-proxy was
+// measured and for a large number.
 func Targets(peer, large int) []Target {
 	at := func(m Measure, subject string, n int) figure { return figure{m, subject, n} }
 	name := func(format string, n int) string { return fmt.Sprintf(format, thousands(n)) }

@@ -29,7 +29,7 @@ type testbed struct {
 	port    int // the next source port
 }
 
-// addressPair is an IPv4 and an IPv6 address. The second is missing where only IPv4 is
+// addressPair is an IPv4 and an IPv6 address. The second is absent if only IPv4 is
 // measured.
 type addressPair [2]netip.Addr
 
@@ -59,7 +59,7 @@ var (
 	remotePair = pair("10.253.3.5", "")
 )
 
-// Who calls, and who is masqueraded: a prefix of each family.
+// The prefixes of clients, and of masqueraded clients, for each family.
 const (
 	fromPod     = "client"
 	fromOutside = "outside"
@@ -100,8 +100,8 @@ func newTestbed(t testing.TB, s *subject, w *world) *testbed {
 	return b
 }
 
-// plugENI gives the node a second interface with a pod on it, as a CNI does, and the
-// fabric a pod of another node.
+// plugENI adds a second interface with a pod to the node, as a CNI does, and a pod of
+// another node to the fabric.
 func (b *testbed) plugENI(fabric *lab.Fabric) {
 	subnet := fabric.Segment("10.12.192.1/24")
 	port := subnet.Attach(b.node.Namespace, "eth1")
@@ -124,7 +124,7 @@ func serveTraffic(host *lab.Namespace, addresses addressPair) {
 	}
 }
 
-// pagesOf is a client for what programs serve on the node.
+// pagesOf returns a client for the HTTP servers on the node.
 func pagesOf(node *lab.Node) *http.Client {
 	dial := func(_ context.Context, network, address string) (c net.Conn, err error) {
 		err = node.Do(func() (err error) { c, err = net.Dial(network, address); return err })
@@ -135,7 +135,7 @@ func pagesOf(node *lab.Node) *http.Client {
 
 func trafficProgram() string { return filepath.Join(os.Getenv("LAB_CACHE"), "e2e", "traffic") }
 
-// virtualServers has IPVS serve the world's Services, without any rules.
+// virtualServers programs the world's Services in IPVS, without any rules.
 func (b *testbed) virtualServers(w *world, conntrack string) {
 	b.node.Sysctl("net.ipv4.vs.conntrack", conntrack)
 	for _, s := range w.services {
@@ -166,7 +166,8 @@ func (b *testbed) virtualServer(service netip.AddrPort, protocol string, endpoin
 
 var iptablesPrograms = [2]string{"iptables", "ip6tables"}
 
-// masqueradeOnly leaves one rule, which masquerades the clients of a path, or nobody.
+// masqueradeOnly replaces all rules with one that masquerades the clients of a path, or
+// with none.
 func (b *testbed) masqueradeOnly(p path) {
 	for family, program := range iptablesPrograms {
 		source := [2]string{"192.0.2.0/24", "2001:db8::/32"}[family]
@@ -178,7 +179,7 @@ func (b *testbed) masqueradeOnly(p path) {
 	}
 }
 
-// path is from where to where packets go.
+// path is the client and the destination of an exchange.
 type path struct {
 	name        string
 	from        string
@@ -186,11 +187,11 @@ type path struct {
 	kind        vipKind
 	family      int  // 0 is IPv4's
 	masqueraded bool // by every subject
-	// elsewhere is a path that the world's feature does not concern.
+	// elsewhere means that the world's feature does not affect the path.
 	elsewhere bool
 }
 
-// vipKind is what of a Service the client calls.
+// vipKind is the kind of address that the client connects to.
 type vipKind int
 
 const (
@@ -199,7 +200,7 @@ const (
 	byBalancer
 )
 
-// target is the address that the client calls.
+// target returns the address that the client connects to.
 func (p path) target(direct bool, w workload) netip.AddrPort {
 	s := p.service
 	switch {
@@ -215,7 +216,7 @@ func (p path) target(direct bool, w workload) netip.AddrPort {
 	return netip.AddrPortFrom(s.vip[p.family], servicePort)
 }
 
-// workload is one of the traffic program's.
+// workload is a workload of the traffic program.
 type workload struct {
 	name  string
 	title string
@@ -231,11 +232,12 @@ var workloads = []workload{
 	{name: "udp-round-trip", title: "UDP round trip", count: 150, udp: true},
 }
 
-// A figure is the median of batches: a timer of the kernel's disturbs one or two.
+// batches is the number of batches. A figure is their median: a kernel timer disturbs one
+// or two.
 const batches = 9
 
-// warmUpExchanges is no fewer than those that the traffic program makes with a port each
-// before the first batch.
+// warmUpExchanges is at least the number of exchanges with a new port that the traffic
+// program makes before the first batch.
 const warmUpExchanges = 100
 
 const (
@@ -243,7 +245,7 @@ const (
 	lastSourcePort  = 60000
 )
 
-// instructions counts what one exchange takes.
+// instructions returns the number of instructions of one exchange.
 func (b *testbed) instructions(p path, w workload, direct bool) (int, error) {
 	need := warmUpExchanges + w.ports*w.count*batches
 	if b.port+need > lastSourcePort {

@@ -12,8 +12,8 @@ import (
 	"k8s.io/utils/ptr"
 )
 
-// countedService is a Service whose exchanges are counted. All serve TCP and UDP at
-// servicePort by one endpoint.
+// countedService is a Service whose exchanges are measured. All serve TCP and UDP on
+// servicePort with one endpoint.
 type countedService struct {
 	name      string
 	vip       addressPair
@@ -25,7 +25,7 @@ type countedService struct {
 	onNode    bool // the endpoint is on the node that is measured
 }
 
-// world is what there is besides ClusterIPs.
+// world is a set of Services and features besides the ClusterIPs.
 type world struct {
 	name     string
 	services []*countedService
@@ -64,7 +64,7 @@ var (
 	eniInPath      = path{name: "to an ENI's pod", from: fromOutside, service: eniService, kind: byBalancer, masqueraded: true}
 )
 
-// What the feature of a world does not concern.
+// Paths that the feature of a world does not affect.
 var clusterIPElsewhere, nodePortElsewhere = elsewhere(clusterIPPath), elsewhere(nodePortPath)
 
 func elsewhere(p path) path {
@@ -72,14 +72,15 @@ func elsewhere(p path) path {
 	return p
 }
 
-// defaultWorld has no feature in use but node ports.
+// defaultWorld has no feature except node ports.
 const defaultWorld = "default"
 
 // Names of subjects.
 const (
 	bareName  = "bare IPVS"
 	floorName = "floor"
-	// What the floor takes after all others tells how far figures drift.
+	// floorAgainName is the floor, measured again after all other subjects to show the
+	// drift.
 	floorAgainName = "floor, again"
 	portName       = "kube-ipvs, by port"
 	fwmarkName     = "kube-ipvs, reply routing"
@@ -110,7 +111,7 @@ var worlds = []*world{
 
 func countedName(s *countedService) string { return "counted-" + s.name }
 
-// addNode creates the Node object, by which kube-proxy knows the addresses of node
+// addNode creates the Node object, from which kube-proxy learns the addresses for node
 // ports.
 func (a *api) addNode() {
 	a.t.Helper()

@@ -16,9 +16,9 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/test/e2e/lab"
 )
 
-// api writes to the lab's API server what users and controllers would write to
-// it; there are no controllers. What it has made is deleted after the test: all
-// tests share the server, and every proxy sees all of it.
+// api writes objects to the lab's API server as users and controllers do; no controllers
+// run. It deletes its objects after the test, because all tests share the server and
+// every proxy sees all objects.
 type api struct {
 	t         testing.TB
 	client    kubernetes.Interface
@@ -26,8 +26,9 @@ type api struct {
 	undo      []func(context.Context) error
 }
 
-// newAPI connects to the server, with a namespace of the test's own. Made before
-// the lab, it is undone after it, when the state of a failed test has been kept.
+// newAPI connects to the server and creates a namespace for the test. Call it before the
+// lab is created: then its cleanup runs after the lab's, which saves the state of a
+// failed test.
 func newAPI(t testing.TB) *api {
 	t.Helper()
 	config, err := clientcmd.BuildConfigFromFlags("", lab.Kubeconfig())
@@ -48,7 +49,8 @@ func newAPI(t testing.TB) *api {
 	return a
 }
 
-// clean leaves the namespace, which only a controller could delete.
+// clean deletes the objects. It keeps the namespace, which only a controller could
+// delete.
 func (a *api) clean() {
 	for i := len(a.undo) - 1; i >= 0; i-- {
 		if err := a.undo[i](context.Background()); err != nil && !apierrors.IsNotFound(err) {

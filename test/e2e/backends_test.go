@@ -11,11 +11,11 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/test/e2e/lab"
 )
 
-// TestBehaviourTakeOverFromBothBackEnds has kube-proxy's rules, of both of its modes
-// with iptables, stand in iptables-legacy and then in iptables-nft, on a node whose
-// kubelet uses one of these. kube-ipvs writes its own rules where kubelet's are, and
-// removes what kube-proxy has left from both. It is asked with the endpoints changed
-// since: what is left leads to those of before.
+// TestBehaviourTakeOverFromBothBackEnds starts with rules of kube-proxy, of both of its
+// iptables modes, in iptables-legacy and then in iptables-nft, on a node whose kubelet
+// uses one of them. kube-ipvs writes its rules to kubelet's back end and removes
+// kube-proxy's from both. The endpoints have changed since kube-proxy wrote its rules, so
+// a remaining rule would lead to a removed endpoint.
 func TestBehaviourTakeOverFromBothBackEnds(t *testing.T) {
 	type situation struct{ kubelet, left string }
 	for mode, cases := range map[string][]situation{
@@ -49,8 +49,8 @@ func TestBehaviourTakeOverFromBothBackEnds(t *testing.T) {
 	}
 }
 
-// takesOver starts kube-ipvs, wants kube-proxy's rules gone and its own where
-// kubelet's are, and all clients to be led to the endpoint of today.
+// takesOver starts kube-ipvs and checks that kube-proxy's rules are gone, that
+// kube-ipvs's are in kubelet's back end, and that all clients reach the current endpoint.
 func (c *takeOver) takesOver(t *testing.T, node *lab.BridgeNode, kubelet, left string) {
 	t.Helper()
 	name := fmt.Sprintf("kubelet uses %s, kube-proxy has left rules in %s", kubelet, left)
@@ -60,7 +60,7 @@ func (c *takeOver) takesOver(t *testing.T, node *lab.BridgeNode, kubelet, left s
 	lab.Eventually(t, 2*syncLimit, name, func() error {
 		for _, family := range []string{"iptables", "ip6tables"} {
 			used, other := node.Exec(family+"-"+kubelet+"-save"), node.Exec(family+"-"+others[kubelet]+"-save")
-			other = strings.ReplaceAll(other, "KUBE-FIREWALL", "") // has kubelet's name, and stays
+			other = strings.ReplaceAll(other, "KUBE-FIREWALL", "") // stays, because kubelet's chain has the same name
 			if !strings.Contains(used, "KUBE-IPVS-") || strings.Contains(other, "KUBE-") {
 				return fmt.Errorf("in use:\n%s\nthe other:\n%s", used, other)
 			}
@@ -82,16 +82,17 @@ func (c *takeOver) takesOver(t *testing.T, node *lab.BridgeNode, kubelet, left s
 	}
 }
 
-// TestBehaviourUnreadableRules starts where another program's rule makes
-// iptables-save leave a table out: what stands goes on serving, all is repaired,
-// nothing is removed, and it is said what is in the way.
+// TestBehaviourUnreadableRules starts with a rule of another program that makes
+// iptables-save omit a table. Existing Services continue to work, state is repaired,
+// nothing is removed, and the log names the cause.
 func TestBehaviourUnreadableRules(t *testing.T) {
 	node, flags := loneNode(t)
 	flags = append(flags, "--ipvs-sync-period", "1s")
 	if code, output := node.RunProxy(append(flags, "--once")...); code != 0 {
 		t.Fatalf("kube-ipvs --once ended with %d:\n%s", code, output)
 	}
-	// While the table cannot be read, INPUT may drop packets: it has the rules that accept.
+	// While the table cannot be read, kube-ipvs assumes that INPUT may drop packets and
+	// adds its accepting rules.
 	withoutJump := regexp.MustCompile(`(?m)^-A INPUT .*-j KUBE-IPVS-ACCEPT\n`)
 	whole := withoutJump.ReplaceAllString(kernelState(node), "")
 	foreign := func(op string) {
@@ -127,9 +128,9 @@ func TestBehaviourUnreadableRules(t *testing.T) {
 	}
 }
 
-// TestBehaviourInsistence has another program put a rule before ours again as soon
-// as ours are at the head, as Calico's Felix does. After a few moves ours stay, which
-// is said once, and are repaired as before.
+// TestBehaviourInsistence runs a program that inserts its rule before ours again and
+// again, as Calico's Felix does. After a few moves our rule stays behind it. This is
+// logged once, and our rules are still repaired.
 func TestBehaviourInsistence(t *testing.T) {
 	node, flags := loneNode(t)
 	p := node.StartProxy(func(*lab.Process) error { return hasPassed(node) }, append(flags, "--ipvs-sync-period", "1s")...)

@@ -13,22 +13,21 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/test/e2e/lab"
 )
 
-// balancerNet is a load balancer in the nodes' own subnet, which has the addresses
-// of some Services.
+// balancerNet is the cluster with a load balancer in the nodes' subnet that has the
+// addresses of some Services.
 type balancerNet struct {
 	*cluster
 	balancer, neighbour *lab.Namespace
 }
 
-// inSubnet are addresses of the nodes' subnet, IPv4 first.
+// inSubnet returns addresses of the nodes' subnet, IPv4 first.
 func inSubnet(n int) []string { return ips("192.168.50.%d", "fd00:50::%d", n) }
 
-// The load balancer's addresses: of a Service that is claimed, and of two that are
-// left to it. Nobody has unheldVIP.
+// The load balancer's addresses: claimed by a Service, and left to the load balancer by
+// two Services. No host has unheldVIP.
 const claimedVIP, proxyVIP, annotatedVIP, unheldVIP = 200, 202, 203, 201
 
-// TestBehaviourBalancer asks what concerns a load balancer beside the nodes, issue
-// by issue.
+// TestBehaviourBalancer tests a load balancer beside the nodes, issue by issue.
 func TestBehaviourBalancer(t *testing.T) {
 	c := newOfflineCluster(t)
 	var own []string
@@ -38,8 +37,8 @@ func TestBehaviourBalancer(t *testing.T) {
 	b := &balancerNet{cluster: c, balancer: c.Segment.Client("balancer", own...)}
 	b.neighbour = c.Segment.Client("neighbour", inSubnet(99)[0]+"/24", inSubnet(99)[1]+"/64")
 	b.balancer.Serve("balancer", lab.TCP, 80)
-	// The load balancer is a neighbour of the nodes, which must not answer ARP for
-	// its addresses.
+	// The load balancer shares a link with the nodes, which must not answer ARP for its
+	// addresses.
 	c.program(t, []*lab.BridgeNode{c.Nodes[0], c.Nodes[2]}, b.services(), "--claim-load-balancers=port")
 	t.Run("Issue59976NoARP", b.testNoARP)
 	t.Run("Issue79783Probes", b.testProbes)
@@ -67,8 +66,8 @@ func (b *balancerNet) services() []runtime.Object {
 	return objects
 }
 
-// testNoARP: nodes do not answer for a VIP, with arp_ignore as it is by default; and
-// serve it to who knows the way. (metallb#153)
+// testNoARP: nodes do not answer ARP for a VIP, with the default arp_ignore, and serve it
+// for clients with a route to the node. (metallb#153)
 func (b *balancerNet) testNoARP(t *testing.T) {
 	node1 := b.Nodes[0]
 	if got := node1.ReadSysctl("net.ipv4.conf.all.arp_ignore"); got != "0" {
@@ -89,8 +88,8 @@ func (b *balancerNet) testNoARP(t *testing.T) {
 	}
 }
 
-// testProbes: the load balancer looks at the nodes with an address of its own that
-// a Service has.
+// testProbes: the load balancer probes the nodes from an address of its own that a
+// Service also has.
 func (b *balancerNet) testProbes(t *testing.T) {
 	node1 := b.Nodes[0]
 	for family, own := range nodeIPs(node1) {
@@ -111,8 +110,8 @@ func (b *balancerNet) testProbes(t *testing.T) {
 	}
 }
 
-// testLeftToIt: pods and nodes come to the load balancer itself, by the status's
-// ipMode and by the Service's annotation.
+// testLeftToIt: pods and nodes reach the load balancer itself, selected by ipMode in the
+// status and by the Service's annotation.
 func (b *balancerNet) testLeftToIt(t *testing.T) {
 	for _, n := range []int{proxyVIP, annotatedVIP} {
 		for _, vip := range inSubnet(n) {

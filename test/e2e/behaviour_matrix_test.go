@@ -36,24 +36,25 @@ type behaviourMatrix struct {
 	failures atomic.Int32
 }
 
-// TestBehaviourMatrixIPv4 asks every question of the oracle's: who answers, and
-// which source the endpoint sees; who is refused, and who gets no answer.
+// TestBehaviourMatrixIPv4 tests every cell of the matrix: which endpoints answer, which
+// source they see, and whether the client is refused or gets no reply.
 func TestBehaviourMatrixIPv4(t *testing.T) { askBehaviour(t, 0) }
 
-// TestBehaviourMatrixIPv6 is the same in the other family.
+// TestBehaviourMatrixIPv6 does the same with IPv6.
 func TestBehaviourMatrixIPv6(t *testing.T) { askBehaviour(t, 1) }
 
 func askBehaviour(t *testing.T, family int) {
 	m := newBehaviourMatrix(t)
 	for _, setup := range matrixSetups {
-		// The nodes' state is kept when the test ends: as it was when it failed.
+		// The lab saves the nodes' state when the test ends; stop at the first failure so
+		// that it is the state of the failure.
 		if !t.Run(setup.name, func(t *testing.T) { m.run(t, setup, family) }) {
 			return
 		}
 	}
 }
 
-// run starts the proxies anew and asks all cells.
+// run restarts the proxies and tests all cells.
 func (m *behaviourMatrix) run(t *testing.T, setup matrixSetup, family int) {
 	dir := writeManifests(t, m.manifests()...)
 	for _, node := range []*lab.BridgeNode{m.Nodes[0], m.Nodes[2]} {
@@ -86,8 +87,8 @@ func (m *behaviourMatrix) run(t *testing.T, setup matrixSetup, family int) {
 	}
 }
 
-// TestBehaviourMatrixDocumented holds the documentation to name every deviation
-// from the API.
+// TestBehaviourMatrixDocumented checks that the documentation names every deviation from
+// the API.
 func TestBehaviourMatrixDocumented(t *testing.T) {
 	text, err := os.ReadFile(filepath.Join(os.Getenv("LAB_SRC"), "docs/concepts/traffic-policies.md"))
 	if err != nil {
@@ -104,7 +105,8 @@ func TestBehaviourMatrixDocumented(t *testing.T) {
 	}
 }
 
-// enoughFailures tell what is wrong. Each that waits in vain costs time.
+// enoughFailures is the number of failures after which the test stops, because each
+// timeout takes time.
 const enoughFailures = 50
 
 func (m *behaviourMatrix) untilTooMany(ask func(matrixCell) error) func(matrixCell) error {
@@ -133,7 +135,7 @@ func newBehaviourMatrix(t *testing.T) *behaviourMatrix {
 	}
 	for name, host := range m.hosts {
 		m.ports[name] = &atomic.Int32{}
-		// Many refusals in a second are what is looked at.
+		// The test causes many refusals per second, which the kernel would rate-limit.
 		host.Sysctl("net.ipv4.icmp_ratemask", "0")
 		host.Sysctl("net.ipv6.icmp.ratemask", "0") // of no type that there is
 	}
@@ -147,7 +149,7 @@ func newBehaviourMatrix(t *testing.T) *behaviourMatrix {
 	return m
 }
 
-// addOutside makes a client outside, which is led to one node with every VIP.
+// addOutside adds an external client whose packets to every VIP are routed to one node.
 func (m *behaviourMatrix) addOutside(node *lab.BridgeNode) *lab.Namespace {
 	n := 100 + node.Number
 	segment := m.Fabric.Segment(fmt.Sprintf("198.51.%d.1/24", n), fmt.Sprintf("fd00:51:%d::1/64", n))
@@ -161,8 +163,8 @@ func (m *behaviourMatrix) addOutside(node *lab.BridgeNode) *lab.Namespace {
 	return segment.Client(fmt.Sprintf("outside%d", node.Number), fmt.Sprintf("198.51.%d.9/24", n), fmt.Sprintf("fd00:51:%d::9/64", n))
 }
 
-// A Service's endpoints have ports, and names for its alone, so that the answer of
-// another Service's is not taken for one of its own.
+// The endpoints of each Service have their own port and names, so that a reply of another
+// Service is recognized.
 func (s matrixService) targetPort() uint16 { return uint16(webPort + s.number) }
 func (s matrixService) servedBy(endpoint string) string {
 	return fmt.Sprintf("%s-%d", endpoint, s.number)
@@ -198,7 +200,7 @@ func (c condition) endpoint() endpoint {
 	}
 }
 
-// target is what a cell's client asks.
+// target returns the address that a cell's client connects to.
 func (m *behaviourMatrix) target(c matrixCell) string {
 	switch c.destination.kind {
 	case clusterIP:
@@ -217,17 +219,17 @@ func (m *behaviourMatrix) target(c matrixCell) string {
 	return at(nodeIPs(m.Nodes[c.destination.node-1])[c.family], c.nodePort())
 }
 
-// dial asks once, from a port that the client has not used before. IPVS knows
-// answers by endpoint and client alone, and would mix up what comes for two VIPs
-// from one port.
+// dial sends one request from a port that the client has not used before. IPVS matches
+// replies on endpoint and client only, and would mix up two VIPs that one port connects
+// to.
 func (m *behaviourMatrix) dial(c matrixCell, limit time.Duration) lab.Answer {
 	const first = 33000 // behind the node ports
 	port := first + m.ports[c.client.name].Add(1)
 	return m.hosts[c.client.name].DialFrom(uint16(port), limit, c.protocol, m.target(c))
 }
 
-// askAnswered asks until all endpoints have answered that should, and often enough
-// that every other one would have.
+// askAnswered sends requests until all expected endpoints have answered, and often enough
+// that every other endpoint would have.
 func (m *behaviourMatrix) askAnswered(c matrixCell) error {
 	want := c.want().answers
 	met := map[string]bool{}
@@ -246,8 +248,8 @@ func (m *behaviourMatrix) askAnswered(c matrixCell) error {
 	return nil
 }
 
-// answeredBy names the endpoint that has given an answer, if it should have, and
-// has seen the source that it should.
+// answeredBy returns the endpoint that answered. It fails if another endpoint should
+// have, or if the endpoint saw an unexpected source.
 func (m *behaviourMatrix) answeredBy(c matrixCell, answer lab.Answer) (string, error) {
 	want := c.want().answers
 	for name, source := range want {
@@ -263,8 +265,8 @@ func (m *behaviourMatrix) answeredBy(c matrixCell, answer lab.Answer) (string, e
 	return "", fmt.Errorf("%s, want %v", answer, want)
 }
 
-// sourceOf is the address that an endpoint should have seen. A node has one on
-// each side.
+// sourceOf returns the address that an endpoint should have seen. A node has one on each
+// side.
 func (m *behaviourMatrix) sourceOf(c matrixCell, endpoint string, source source, answer lab.Answer) netip.Addr {
 	node := m.Nodes[c.asked()-1]
 	switch {
@@ -276,7 +278,8 @@ func (m *behaviourMatrix) sourceOf(c matrixCell, endpoint string, source source,
 	return netip.MustParseAddr(nodeIPs(node)[c.family])
 }
 
-// askRefused asks once: there is nobody who could be met the next time.
+// askRefused sends one request. There are no endpoints among which another one could
+// answer the next request.
 func (m *behaviourMatrix) askRefused(c matrixCell) error {
 	if answer := m.dial(c, lostAfter); !refused(answer) {
 		return fmt.Errorf("%s, want it refused", answer)
@@ -284,8 +287,8 @@ func (m *behaviourMatrix) askRefused(c matrixCell) error {
 	return nil
 }
 
-// askDropped waits for longer than an answer or a refusal takes. Each endpoint
-// would have its turn.
+// askDropped waits longer than a reply or a refusal takes, often enough to reach each
+// endpoint.
 func (m *behaviourMatrix) askDropped(c matrixCell) error {
 	answers := make(chan lab.Answer)
 	tries := 2 * len(c.place.conditions)

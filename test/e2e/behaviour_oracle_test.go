@@ -10,8 +10,8 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/test/e2e/lab"
 )
 
-// The dimensions of the matrix of behaviour. Its oracle is what the Service and
-// EndpointSlice API say, and knows nothing of IPVS, sets and marks.
+// The dimensions of the behavior matrix. Its oracle follows the Service and EndpointSlice
+// API and knows nothing of IPVS, sets and marks.
 
 // Two pods may be endpoints. node3 has none.
 const (
@@ -19,10 +19,10 @@ const (
 	web2 = "web2" // on node2
 )
 
-// endpointNodes says where the endpoints are.
+// endpointNodes maps endpoints to their nodes.
 var endpointNodes = map[string]int{web1: 1, web2: 2}
 
-// condition is what an EndpointSlice says of an endpoint.
+// condition is the state of an endpoint in its EndpointSlice.
 type condition int
 
 const (
@@ -33,7 +33,7 @@ const (
 	isGone                  // terminating and not serving
 )
 
-// place is which endpoints a Service has.
+// place is the set of endpoints that a Service has.
 type place struct {
 	name       string
 	conditions map[string]condition
@@ -49,9 +49,9 @@ var places = []place{
 	{"none that serves", map[string]condition{web1: isUnready, web2: isGone}},
 }
 
-// eligible are the endpoints, on one node or on any (0), that traffic goes to:
-// those that are ready, or else those that still serve while they terminate
-// (KEP-1669). For one node only its own endpoints count.
+// eligible returns the endpoints that get traffic, on one node or on any (0): the ready
+// ones or, if there are none, those that terminate and still serve (KEP-1669). For one
+// node only its own endpoints count.
 func (p place) eligible(node int) []string {
 	for _, wanted := range []condition{isReady, isTerminating} {
 		var found []string
@@ -91,12 +91,12 @@ func (s matrixService) String() string {
 	return fmt.Sprintf("eTP %s, iTP %s, endpoints %s", policy[s.externalLocal], policy[s.internalLocal], s.place.name)
 }
 
-// matrixClient asks.
+// matrixClient is a client.
 type matrixClient struct {
 	name string
 	kind clientKind
-	// node is the one that it is on, or is; that a client outside is led to by
-	// whoever announces the VIPs.
+	// node is the node that the client is on, or is. For an external client it is the
+	// node that its packets to VIPs are routed to.
 	node int
 }
 
@@ -118,7 +118,7 @@ var matrixClients = []matrixClient{
 	{"outside3", outsideClient, 3},
 }
 
-// destination is what of a Service is asked.
+// destination is the kind of address that a client connects to.
 type destination struct {
 	kind destinationKind
 	node int // whose address it is; 0: a VIP
@@ -133,7 +133,7 @@ const (
 	nodePort     destinationKind = "node port"
 	podSidePort  destinationKind = "node port at the address on the pods' side"
 	loopbackPort destinationKind = "node port at the loopback address"
-	// vipNodePort is no way to a Service: only nodes' addresses have node ports.
+	// vipNodePort does not reach a Service: only node addresses have node ports.
 	vipNodePort destinationKind = "the node port's number at the cluster IP"
 )
 
@@ -149,9 +149,9 @@ func (d destination) String() string {
 	return fmt.Sprintf("%s, node%d", d.kind, d.node)
 }
 
-// asks tells which questions there are. A loopback address is its node's alone;
-// a client outside has no way to the pods' side, and to another node's VIPs none
-// but the one that it is led.
+// asks reports whether a cell exists. Only a node itself can use its loopback address. An
+// external client cannot reach the pods' side, and reaches VIPs only through the node
+// that its packets are routed to.
 func (c matrixClient) asks(d destination) bool {
 	switch d.kind {
 	case loopbackPort:
@@ -164,12 +164,12 @@ func (c matrixClient) asks(d destination) bool {
 	return true
 }
 
-// matrixSetup is how the proxies are started.
+// matrixSetup is a configuration of the proxies.
 type matrixSetup struct {
 	name      string
 	protocols []lab.Protocol
 	flags     []string
-	// byBridge: a node knows pods by their bridge, so that it knows its own alone.
+	// byBridge: a node recognizes pods by their bridge, and so only its own pods.
 	byBridge bool
 }
 
@@ -199,7 +199,7 @@ func (c matrixCell) String() string {
 	return fmt.Sprintf("%s IPv%d, %s: %s, from %s", c.protocol, []int{4, 6}[c.family], c.matrixService, c.destination, c.client.name)
 }
 
-// cells are those of one family. Neighbours in the list ask different Services.
+// cells returns the cells of one family. Adjacent cells use different Services.
 func (s matrixSetup) cells(family int) []matrixCell {
 	var cells []matrixCell
 	for _, client := range matrixClients {
@@ -216,11 +216,11 @@ func (s matrixSetup) cells(family int) []matrixCell {
 	return cells
 }
 
-// verdict is what must become of a cell's connections.
+// verdict is the expected result of a cell's connections.
 type verdict struct {
 	fate fate
-	// answers are the endpoints that all answer, and nobody else, with the source
-	// that each sees.
+	// answers maps each endpoint that must answer to the source that it must see. No
+	// other endpoint may answer.
 	answers map[string]source
 	why     deviation
 }
@@ -240,8 +240,8 @@ const (
 	theNodes   source = "the asked node's"
 )
 
-// deviation is why something is not as the API says. docs/concepts/traffic-policies.md has each,
-// word for word.
+// deviation is the reason for a deviation from the API. docs/concepts/traffic-policies.md
+// quotes each one.
 type deviation string
 
 const (
@@ -249,7 +249,7 @@ const (
 	sameToPods    deviation = "a node port and a LoadBalancer IP mean the same to them"
 )
 
-// want is the oracle. The quotations are ServiceSpec's.
+// want is the oracle. It quotes the documentation of ServiceSpec.
 func (c matrixCell) want() verdict {
 	everywhere := c.place.eligible(0)
 	switch {
@@ -269,8 +269,8 @@ func (c matrixCell) want() verdict {
 	return verdict{fate: isDropped}
 }
 
-// asked is the node that decides: a VIP is served by the client's own node or
-// the one that it is led to.
+// asked returns the ingress node: for a VIP, the client's own node, or the node that its
+// packets are routed to.
 func (c matrixCell) asked() int {
 	if c.destination.node != 0 {
 		return c.destination.node
@@ -278,13 +278,14 @@ func (c matrixCell) asked() int {
 	return c.client.node
 }
 
-// isInternal tells which of the two policies the destination is subject to.
+// isInternal reports whether internalTrafficPolicy, not externalTrafficPolicy, applies to
+// the destination.
 func (c matrixCell) isInternal() bool { return c.destination.kind == clusterIP }
 
-// local tells whether only endpoints of the asked node may be used. "Note that
-// traffic sent to an External IP or LoadBalancer IP from within the cluster will
-// always get "Cluster" semantics, but clients sending to a NodePort from within
-// the cluster may need to take traffic policy into account when picking a node."
+// local reports whether only endpoints of the ingress node may be used. "Note that
+// traffic sent to an External IP or LoadBalancer IP from within the cluster will always
+// get "Cluster" semantics, but clients sending to a NodePort from within the cluster may
+// need to take traffic policy into account when picking a node."
 func (c matrixCell) local() bool {
 	if c.isInternal() {
 		return c.internalLocal
@@ -292,16 +293,16 @@ func (c matrixCell) local() bool {
 	return c.externalLocal && !c.within()
 }
 
-// within tells who the asked node knows to be of the cluster: pods and itself. To
-// its node ports only its own pods are, which kube-proxy's developers call "neither
-// internal nor external", and upstream's tests leave open.
+// within reports whether the ingress node recognizes the client as internal: a pod or
+// itself. For its node ports only its own pods count; kube-proxy's developers call the
+// others "neither internal nor external", and upstream's tests leave them open.
 func (c matrixCell) within() bool {
 	onAsked := c.client.node == c.asked()
 	known := c.destination.node == 0 && !c.setup.byBridge
 	return c.client.kind == podClient && (onAsked || known) || c.client.kind == nodeClient && onAsked
 }
 
-// leftOpen is what the oracle has chosen where the API says "may".
+// leftOpen returns the deviation that the oracle chose where the API says "may".
 func (c matrixCell) leftOpen() deviation {
 	if c.externalLocal && c.destination.kind != clusterIP && c.destination.node != 0 {
 		return sameToPods
@@ -317,10 +318,11 @@ func (c matrixCell) answeredBy(endpoints []string, why deviation) verdict {
 	return v
 }
 
-// seenBy is the source that an endpoint sees. Pods see each other through a
-// cluster IP, and under externalTrafficPolicy Local through a VIP of their own node's;
-// others the node answers "without masquerading the client source IP". Everybody
-// else, and an endpoint that asks itself, has to be answered through the asked node.
+// seenBy returns the source that an endpoint sees. Pods see each other's address through
+// a cluster IP and, under externalTrafficPolicy Local, through a VIP of their own node.
+// The node serves external clients "without masquerading the client source IP". All other
+// clients, and an endpoint that connects to itself, need replies through the ingress
+// node.
 func (c matrixCell) seenBy(endpoint string) source {
 	switch {
 	case c.client.kind == podClient && endpoint == c.client.name:

@@ -24,9 +24,9 @@ type turnover struct {
 	next int
 }
 
-// replace replaces the oldest pod: a new one becomes ready, the old one
-// terminates, and is gone from the slices. It goes on serving until every node
-// has been told, as pods do that end gracefully.
+// replace replaces the oldest pod: a new one becomes ready, the old one terminates and
+// leaves the slices. The old pod serves until every node has processed the change, as
+// pods with a graceful termination do.
 func (o *turnover) replace(set func(...podEndpoint)) {
 	added := o.pods[o.next%len(o.pods)]
 	o.next++
@@ -35,7 +35,7 @@ func (o *turnover) replace(set func(...podEndpoint)) {
 	set(o.live[1:]...)
 }
 
-// has tells what a node lacks of the endpoints.
+// has returns an error if a node lacks one of the endpoints.
 func (o *turnover) has(node *lab.Node) error {
 	table := readIPVS(node)
 	for family, ip := range o.svc.Spec.ClusterIPs {
@@ -65,9 +65,9 @@ type rollout struct {
 	t *testing.T
 }
 
-// TestChurn replaces a Service's pods while clients keep connecting, as a rollout
-// does, and has the proxy stopped, killed and started again meanwhile. Nobody
-// notices: no connection fails, and one that is open stays open.
+// TestChurn replaces a Service's pods while clients connect, as a rollout does, and
+// stops, kills and restarts the proxy meanwhile. No connection fails, and open
+// connections stay open.
 func TestChurn(t *testing.T) {
 	r := newRollout(t)
 	var loads []*lab.Load
@@ -100,7 +100,7 @@ func TestChurn(t *testing.T) {
 	}
 }
 
-// newRollout has six pods, of which two are endpoints.
+// newRollout creates six pods, two of which are endpoints.
 func newRollout(t *testing.T) *rollout {
 	r := &rollout{cluster: newCluster(t), t: t, turnover: turnover{svc: newExposed("rollout", 1)}}
 	r.pods = []*lab.Pod{r.web1, r.web2}
@@ -111,14 +111,14 @@ func newRollout(t *testing.T) *rollout {
 		r.pods = append(r.pods, pod)
 	}
 	r.live, r.next = []podEndpoint{ready(r.web1), ready(r.web2)}, 2
-	// Every step is to be a change of its own, though they follow quickly.
+	// Every step must be a separate sync, although the steps follow quickly.
 	r.flags = []string{"--ipvs-min-sync-period", "100ms"}
 	r.startProxies()
 	r.serve(t, r.svc, dualStackSlices(r.svc, webPort, r.live...), 2, 2, 2)
 	return r
 }
 
-// wayIn is an address that a client keeps asking.
+// wayIn is an address to which a client keeps connecting.
 type wayIn struct {
 	from    *lab.Namespace
 	address string
@@ -133,7 +133,7 @@ func (r *rollout) waysIn() []wayIn {
 	}
 }
 
-// openConnections opens one to each endpoint.
+// openConnections opens a connection to each endpoint.
 func (r *rollout) openConnections() []*lab.Connection {
 	var open []*lab.Connection
 	for range r.live {
@@ -164,9 +164,9 @@ func (r *rollout) set(endpoints ...podEndpoint) {
 	}
 }
 
-// restart ends the proxies of the two nodes that have clients, sees that the
-// kernel goes on, and starts them again. What the new process finds as it should
-// be it leaves alone.
+// restart stops the proxies of the two nodes that have clients, checks that the kernel
+// continues to serve, and starts them again. A new process does not rewrite correct
+// state.
 func (r *rollout) restart(signal syscall.Signal) {
 	for _, i := range []int{0, 2} {
 		if err := r.proxies[i].Signal(signal); err != nil {
@@ -189,8 +189,8 @@ func (r *rollout) restart(signal syscall.Signal) {
 	}
 }
 
-// sameButDrained compares two states without the real servers that drain, which
-// go when they have drained.
+// sameButDrained compares two states without draining real servers, which are removed
+// once they have drained.
 func sameButDrained(a, b string) bool {
 	return slices.Equal(withoutDraining(a), withoutDraining(b))
 }
@@ -199,9 +199,8 @@ func withoutDraining(state string) []string {
 	return slices.DeleteFunc(strings.Split(state, "\n"), func(line string) bool { return strings.HasSuffix(line, "-w 0") })
 }
 
-// TestIssue71514UDPChurn removes an endpoint from under clients that keep their sockets:
-// once the change is in the kernel, nothing goes to that endpoint any more, and
-// their datagrams are answered by another.
+// TestIssue71514UDPChurn removes an endpoint while clients keep their sockets. Once the
+// change is in the kernel, no datagram reaches that endpoint, and another one answers.
 func TestIssue71514UDPChurn(t *testing.T) {
 	r := newRollout(t)
 	for _, w := range r.waysIn() {
@@ -229,7 +228,7 @@ func TestIssue71514UDPChurn(t *testing.T) {
 	}
 }
 
-// openSockets opens as many as meet every endpoint.
+// openSockets opens enough sockets to reach every endpoint.
 func (r *rollout) openSockets(w wayIn) []*lab.Connection {
 	var sockets []*lab.Connection
 	for range manyRequests {

@@ -19,9 +19,9 @@ import (
 )
 
 // TestBehaviourClusterIPsByRoute changes from addresses on kube-ipvs0 to routes and back
-// while a pod and the node keep connecting. A cluster IP that is a route
-// behaves as one that is an address: its other ports are refused, whatever
-// listens on the node, and it is pinged.
+// while a pod and the node keep connecting. A cluster IP that is a route behaves like one
+// that is an address: its other ports are refused, whatever listens on the node, and it
+// answers ping.
 func TestBehaviourClusterIPsByRoute(t *testing.T) {
 	c := lab.NewThreeNodes(t)
 	node, far := c.Nodes[0], c.Nodes[1].AddPod("far")
@@ -81,8 +81,8 @@ func TestBehaviourClusterIPsByRoute(t *testing.T) {
 	}
 }
 
-// TestBehaviourClusterIPsAuto has one Service too many for addresses come, while a
-// pod and the node keep connecting.
+// TestBehaviourClusterIPsAuto exceeds the number of Services for addresses while a pod
+// and the node keep connecting.
 func TestBehaviourClusterIPsAuto(t *testing.T) {
 	c := lab.NewThreeNodes(t)
 	node, far := c.Nodes[0], c.Nodes[1].AddPod("far")

@@ -36,11 +36,10 @@ type cluster struct {
 	flags            []string // more of them, for the proxies
 }
 
-// webPort is the endpoints' port, of every protocol.
+// webPort is the endpoints' port for every protocol.
 const webPort = 8000
 
-// syncLimit is how long a change may take to be in the kernel of an emulated
-// node that is busy.
+// syncLimit is the maximum time until a change is in the kernel of a busy emulated node.
 const syncLimit = 30 * time.Second
 
 func newCluster(t *testing.T) *cluster {
@@ -54,7 +53,7 @@ func newCluster(t *testing.T) *cluster {
 	return c
 }
 
-// newOfflineCluster is the same without the API server.
+// newOfflineCluster returns a cluster without the API server.
 func newOfflineCluster(t *testing.T) *cluster {
 	t.Helper()
 	c := &cluster{ThreeNodes: lab.NewThreeNodes(t)}
@@ -85,7 +84,7 @@ func newNode(node *lab.BridgeNode) *corev1.Node {
 	}
 }
 
-// program has nodes serve Services, once: those of the objects.
+// program runs kube-ipvs with --once on nodes to serve the objects.
 func (c *cluster) program(t *testing.T, nodes []*lab.BridgeNode, objects []runtime.Object, args ...string) {
 	t.Helper()
 	dir := writeManifests(t, objects...)
@@ -94,7 +93,7 @@ func (c *cluster) program(t *testing.T, nodes []*lab.BridgeNode, objects []runti
 	}
 }
 
-// withSlices is a Service with pods as its endpoints.
+// withSlices returns a Service and its slices with pods as endpoints.
 func withSlices(svc *corev1.Service, pods ...podEndpoint) []runtime.Object {
 	objects := []runtime.Object{svc}
 	for _, slice := range dualStackSlices(svc, webPort, pods...) {
@@ -103,8 +102,8 @@ func withSlices(svc *corev1.Service, pods ...podEndpoint) []runtime.Object {
 	return objects
 }
 
-// routeVIPs has the fabric deliver what comes from outside, as a load balancer
-// or a route that somebody has announced would.
+// routeVIPs routes external traffic for VIPs to nodes, as a load balancer or an announced
+// route does.
 func (c *cluster) routeVIPs() {
 	first, last := c.Nodes[0], c.Nodes[2]
 	for prefix, node := range map[string]*lab.BridgeNode{"10.96.0.0/16": first, "203.0.113.0/25": first, "203.0.113.128/25": last} {
@@ -118,7 +117,7 @@ func (c *cluster) routeVIPs() {
 // The addresses of Service number n, IPv4 first.
 func clusterIPs(n int) []string { return ips("10.96.1.%d", "fd00:10:96::%d", n) }
 
-// balancerIPs and externalIPs are delivered to node1 and to node3.
+// balancerIPs and externalIPs are routed to node1 and to node3.
 func balancerIPs(n int) []string { return ips("203.0.113.%d", "fd00:203:1::%d", n) }
 func externalIPs(n int) []string { return ips("203.0.113.%d", "fd00:203:3::%d", 128+n) }
 
@@ -126,7 +125,7 @@ func ips(v4, v6 string, n int) []string {
 	return []string{fmt.Sprintf(v4, n), fmt.Sprintf(v6, n)}
 }
 
-// newDualStack is Service number n: both families, and every protocol on port 80.
+// newDualStack returns Service number n with both families and every protocol on port 80.
 func newDualStack(name string, n int) *corev1.Service {
 	svc := newService(name, corev1.ProtocolTCP, 80, clusterIPs(n)...)
 	for _, protocol := range lab.Protocols[1:] {
@@ -137,8 +136,8 @@ func newDualStack(name string, n int) *corev1.Service {
 	return svc
 }
 
-// newExposed is a dual-stack Service that is reached in every way there is: by
-// its cluster IPs, a load balancer's, external IPs and node port 30000+n.
+// newExposed returns a dual-stack Service with all kinds of addresses: cluster IPs,
+// LoadBalancer IPs, external IPs and node port 30000+n.
 func newExposed(name string, n int) *corev1.Service {
 	svc := newLoadBalancer(newDualStack(name, n), balancerIPs(n)...)
 	svc.Spec.ExternalIPs = externalIPs(n)
@@ -148,7 +147,7 @@ func newExposed(name string, n int) *corev1.Service {
 	return svc
 }
 
-// dualStackSlices lists pods as a Service's endpoints, one slice for each family.
+// dualStackSlices returns a slice for each family with pods as a Service's endpoints.
 func dualStackSlices(svc *corev1.Service, port int32, pods ...podEndpoint) []*discoveryv1.EndpointSlice {
 	var slices []*discoveryv1.EndpointSlice
 	for i, family := range []string{"IPv4", "IPv6"} {
@@ -166,7 +165,7 @@ func dualStackSlices(svc *corev1.Service, port int32, pods ...podEndpoint) []*di
 	return slices
 }
 
-// podEndpoint is a pod behind a Service, in the state that the endpoint tells.
+// podEndpoint is a pod behind a Service, with the conditions of its endpoint.
 type podEndpoint struct {
 	pod *lab.Pod
 	endpoint
@@ -175,11 +174,10 @@ type podEndpoint struct {
 func ready(pod *lab.Pod) podEndpoint       { return podEndpoint{pod: pod} }
 func terminating(pod *lab.Pod) podEndpoint { return podEndpoint{pod, endpoint{terminating: true}} }
 
-// podCIDRs hold the pods of all nodes.
+// podCIDRs contain the pods of all nodes.
 const podCIDRs = "10.244.0.0/16,fd00:244::/32"
 
-// startProxies runs kube-ipvs on every node, and waits until each has programmed
-// what there is.
+// startProxies runs kube-ipvs on every node and waits for the first sync of each.
 func (c *cluster) startProxies() {
 	for i := range c.Nodes {
 		c.startProxy(i)
@@ -195,7 +193,7 @@ func (c *cluster) startProxy(i int) {
 	c.proxies[i] = node.StartProxy(func(*lab.Process) error { return hasPassed(node.Node) }, args...)
 }
 
-// hasPassed asks the proxy whether it has programmed everything once.
+// hasPassed returns an error until the proxy has completed a sync.
 func hasPassed(node *lab.Node) error {
 	out, err := node.TryExec("curl", "-s", "--max-time", "5", "http://127.0.0.1:10256/healthz")
 	if err == nil && strings.Contains(out, `"lastUpdated":"0001-`) {
@@ -219,8 +217,8 @@ func (c *cluster) serve(t *testing.T, svc *corev1.Service, slices []*discoveryv1
 	}
 }
 
-// served tells what is missing. A VIP is the last of what a proxy programs for a
-// Service, so that everything stands when its addresses do.
+// served returns an error that names missing state. A VIP is the last state that a proxy
+// writes for a Service, so everything else exists when its addresses do.
 func served(node *lab.Node, svc *corev1.Service, realServers int) error {
 	table, addresses := readIPVS(node), vips(node)
 	for _, ip := range addressesOf(svc) {
@@ -239,7 +237,7 @@ func served(node *lab.Node, svc *corev1.Service, realServers int) error {
 	return nil
 }
 
-// addressesOf lists the VIPs that a Service has on a node.
+// addressesOf returns the VIPs of a Service on a node.
 func addressesOf(svc *corev1.Service) []netip.Addr {
 	texts := append(append([]string{}, svc.Spec.ClusterIPs...), svc.Spec.ExternalIPs...)
 	for _, ingress := range svc.Status.LoadBalancer.Ingress {

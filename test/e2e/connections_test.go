@@ -16,8 +16,8 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/test/e2e/lab"
 )
 
-// connections is a node with a caller and two endpoints, and a proxy that
-// follows a folder: what a connection meets while endpoints come and go.
+// connections is a node with a client, two endpoints and a proxy that watches a folder.
+// Its tests follow connections while endpoints are added and removed.
 type connections struct {
 	t      *testing.T
 	node   *lab.BridgeNode
@@ -26,7 +26,7 @@ type connections struct {
 	folder string
 }
 
-// drainDeadline is looked at every five seconds.
+// drainDeadline is checked every five seconds.
 const drainDeadline = 3 * time.Second
 
 func newConnections(t *testing.T) *connections {
@@ -47,21 +47,21 @@ func newConnections(t *testing.T) *connections {
 	return c
 }
 
-// with gives a test what it reports to.
+// with returns a copy that reports to another test.
 func (c *connections) with(t *testing.T) *connections {
 	other := *c
 	other.t = t
 	return &other
 }
 
-// add has a Service served by both endpoints.
+// add creates a Service with both endpoints.
 func (c *connections) add(svc *corev1.Service) {
 	c.t.Helper()
 	writeManifest(c.t, filepath.Join(c.folder, svc.Name+".yaml"), svc)
 	c.set(svc, endpointOf(c.pods["web1"]), endpointOf(c.pods["web2"]))
 }
 
-// write puts a Service into the folder.
+// write writes a Service to the folder.
 func (c *connections) write(svc *corev1.Service, pods ...podEndpoint) {
 	writeManifest(c.t, filepath.Join(c.folder, svc.Name+".yaml"), svc)
 	for i, slice := range dualStackSlices(svc, webPort, pods...) {
@@ -73,9 +73,9 @@ func endpointOf(pod *lab.Pod) endpoint {
 	return endpoint{address: pod.Addresses[0].String(), node: pod.Node.Name}
 }
 
-// set makes these a Service's endpoints, and waits until they are programmed:
-// of each protocol those that are ready, and no others that get anything new. The
-// VIP comes last.
+// set replaces a Service's endpoints and waits until they are programmed: for each
+// protocol the ready ones, and no others that get new connections. The VIP is written
+// last.
 func (c *connections) set(svc *corev1.Service, endpoints ...endpoint) {
 	c.t.Helper()
 	writeManifest(c.t, filepath.Join(c.folder, svc.Name+"-slice.yaml"), newSlice(svc, "IPv4", webPort, endpoints...))
@@ -105,12 +105,12 @@ func (c *connections) set(svc *corev1.Service, endpoints ...endpoint) {
 	})
 }
 
-// other is the endpoint that is not the one named.
+// other returns the endpoint that is not the named one.
 func (c *connections) other(name string) string {
 	return map[string]string{"web1": "web2", "web2": "web1"}[name]
 }
 
-// asked asks on a connection and gives the name of the endpoint.
+// asked sends a request on a connection and returns the name of the endpoint.
 func (c *connections) asked(connection *lab.Connection) string {
 	c.t.Helper()
 	answer := connection.Ask(lab.DialTimeout)
@@ -120,15 +120,15 @@ func (c *connections) asked(connection *lab.Connection) string {
 	return answer.Server
 }
 
-// newPair is a Service of TCP and UDP port 80.
+// newPair returns a Service with TCP and UDP port 80.
 func newPair(name, ip string) *corev1.Service {
 	svc := newService(name, corev1.ProtocolTCP, 80, ip)
 	svc.Spec.Ports = append(svc.Spec.Ports, corev1.ServicePort{Name: "udp", Protocol: corev1.ProtocolUDP, Port: 80})
 	return svc
 }
 
-// TestIssue89358Connections follows single connections and flows. The parts are
-// named by their issues, and share the node.
+// TestIssue89358Connections follows single connections and flows. Subtests are named
+// after their issues and share the node.
 func TestIssue89358Connections(t *testing.T) {
 	c := newConnections(t)
 	for _, part := range []struct {
@@ -149,8 +149,8 @@ func TestIssue89358Connections(t *testing.T) {
 	}
 }
 
-// testAffinity has a client come back. It meets one endpoint until the time-out
-// after its last connection, and another at once when that endpoint goes.
+// testAffinity connects repeatedly. The client reaches one endpoint until the timeout
+// after its last connection, and another one at once when that endpoint is removed.
 func (c *connections) testAffinity() {
 	const timeout = 15 * time.Second
 	svc := newPair("affinity", "10.96.1.1")
@@ -190,12 +190,12 @@ func (c *connections) testAffinity() {
 	}
 }
 
-// testPortReuse connects from one port again and again. No SYN is dropped, which
-// would cost a second, and none goes to an endpoint that was removed in between.
+// testPortReuse connects from one port again and again. No SYN is dropped, which would
+// cost a second, and none reaches an endpoint that was removed in between.
 func (c *connections) testPortReuse() {
 	svc := newPair("reuse", "10.96.1.2")
 	c.add(svc)
-	// What is closed in order may be used again after a second.
+	// The port of an orderly closed connection may be reused after a second.
 	c.caller.Sysctl("net.ipv4.tcp_tw_reuse", "1")
 	vip := at(svc.Spec.ClusterIP, 80)
 	sent := c.caller.Watch(lab.TCP, vip)
@@ -223,7 +223,7 @@ func (c *connections) testPortReuse() {
 	}
 }
 
-// reuse connects from a port and tells who answered.
+// reuse connects from a port and returns which endpoint answered.
 func (c *connections) reuse(port uint16, vip string, inOrder bool) string {
 	c.t.Helper()
 	connection, err := c.caller.ConnectFrom(port, lab.DialTimeout, lab.TCP, vip)
@@ -253,8 +253,8 @@ func syns(c *lab.Capture) int {
 	return n
 }
 
-// opened makes a Service of both pods and connects to it. It tells which pod
-// answers.
+// opened creates a Service with both pods, connects to it, and returns which pod
+// answered.
 func (c *connections) opened(name, ip string, protocol lab.Protocol) (svc *corev1.Service, connection *lab.Connection, ends string) {
 	svc = newPair(name, ip)
 	c.add(svc)
@@ -265,7 +265,7 @@ func (c *connections) opened(name, ip string, protocol lab.Protocol) (svc *corev
 	return svc, connection, c.asked(connection)
 }
 
-// terminate has an endpoint terminate and serve, and gives the one that stays.
+// terminate makes an endpoint terminate and still serve, and returns the other one.
 func (c *connections) terminate(svc *corev1.Service, pod string) (stays endpoint) {
 	stays = endpointOf(c.pods[c.other(pod)])
 	leaving := endpointOf(c.pods[pod])
@@ -274,8 +274,8 @@ func (c *connections) terminate(svc *corev1.Service, pod string) (stays endpoint
 	return stays
 }
 
-// testUDPDrain has an endpoint terminate under a client's socket. While it
-// serves it keeps what it has; then another one answers.
+// testUDPDrain terminates an endpoint while a client uses a socket. As long as the
+// endpoint serves it keeps the flow; then the other one answers.
 func (c *connections) testUDPDrain() {
 	svc, socket, ends := c.opened("udpdrain", "10.96.1.3", lab.UDP)
 	defer socket.Close()
@@ -298,8 +298,8 @@ func (c *connections) testUDPDrain() {
 	})
 }
 
-// testDrainDeadline leaves connections open. One to an endpoint that terminates
-// goes on; when the endpoint is gone, the client is told after the deadline.
+// testDrainDeadline leaves connections open. A connection to a terminating endpoint
+// continues. When the endpoint is removed, the client is reset after the deadline.
 func (c *connections) testDrainDeadline() {
 	svc, connection, ends := c.opened("deadline", "10.96.1.4", lab.TCP)
 	defer connection.Close()
@@ -321,9 +321,9 @@ func (c *connections) testDrainDeadline() {
 	})
 }
 
-// testOneSourcePort holds docs/concepts/connections.md to what it says that the kernel
-// cannot do: from one port at the same time to a VIP and to its endpoint, or to
-// two VIPs of one endpoint, both connections are never answered, and one is.
+// testOneSourcePort checks the kernel limit in docs/concepts/connections.md: of two
+// simultaneous connections from one port, to a VIP and its endpoint or to two VIPs of one
+// endpoint, exactly one is answered.
 func (c *connections) testOneSourcePort() {
 	one, two := newPair("one", "10.96.1.5"), newPair("two", "10.96.1.6")
 	for _, svc := range []*corev1.Service{one, two} {
@@ -352,7 +352,7 @@ func (c *connections) testOneSourcePort() {
 	}
 }
 
-// testTimeouts has IPVS keep connections for as long as it was told.
+// testTimeouts checks that IPVS keeps connections for the configured time.
 func (c *connections) testTimeouts() {
 	got := c.node.Exec("ipvsadm", "-l", "--timeout")
 	if want := "Timeout (tcp tcpfin udp): 3600 90 120"; strings.TrimSpace(got) != want {

@@ -26,11 +26,11 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/test/reliability"
 )
 
-// TestReliabilityContainer runs the image's root file system on a node as the
-// DaemonSet has it run: read-only, with its mounts, its arguments, its capabilities
-// and the system calls that a container may make by default. The privileged init
-// container sets kernel parameters; of the capabilities of the one that stays each is
-// needed, and it says so. Cleaning up leaves nothing.
+// TestReliabilityContainer runs the image's root file system as the DaemonSet does:
+// read-only, with its mounts, arguments, capabilities and the default seccomp profile of
+// container runtimes. The privileged init container sets kernel parameters. Each
+// capability of the main container is needed, and its absence is reported. The cleanup
+// leaves nothing.
 func TestReliabilityContainer(t *testing.T) {
 	record := reliability.Begin(t, reliability.Security, "container")
 	c := newCluster(t)
@@ -90,7 +90,7 @@ type deployment struct {
 	files map[string]string // of the host: where a volume is
 }
 
-// deploy lays out what a kubelet does before it starts containers.
+// deploy prepares the files that a kubelet prepares before it starts containers.
 func deploy(t *testing.T, node *lab.BridgeNode) *deployment {
 	t.Helper()
 	d := &deployment{node: node, pod: daemonSet(t).Spec.Template.Spec, root: t.TempDir(), files: map[string]string{}}
@@ -129,8 +129,8 @@ func daemonSet(t *testing.T) (out appsv1.DaemonSet) {
 	return out
 }
 
-// configFolder returns the folder that the base's ConfigMap makes, with the values of
-// this cluster: the pod CIDR, and the way to the API server.
+// configFolder returns a folder with the content of the base's ConfigMap, with this
+// cluster's pod CIDR and API server.
 func configFolder(t *testing.T) string {
 	t.Helper()
 	const unset = "POD_CIDR"
@@ -154,7 +154,7 @@ func configFolder(t *testing.T) string {
 	return dir
 }
 
-// numbers are the capabilities that a manifest may name.
+// numbers maps the capabilities that a manifest may name.
 var numbers = map[corev1.Capability]int{"NET_ADMIN": unix.CAP_NET_ADMIN, "NET_RAW": unix.CAP_NET_RAW, "SYS_MODULE": unix.CAP_SYS_MODULE, "SYS_RESOURCE": unix.CAP_SYS_RESOURCE}
 
 func (d *deployment) container(c corev1.Container) lab.Container {
@@ -175,7 +175,7 @@ func (d *deployment) container(c corev1.Container) lab.Container {
 	return out
 }
 
-// command is the image's entry point, with a container's arguments.
+// command returns the image's entry point with a container's arguments.
 func (d *deployment) command(c corev1.Container, more ...string) (program string, args []string) {
 	words := slices.Clone(d.image.Config.Entrypoint)
 	for _, a := range append(slices.Clone(c.Args), more...) {
@@ -194,7 +194,7 @@ func (d *deployment) start(c corev1.Container) *lab.Process {
 	return d.node.StartContainer(d.container(c), func(*lab.Process) error { return hasPassed(d.node.Node) }, program, args...)
 }
 
-// checkWithout wants it to end, and to name what is missing.
+// checkWithout checks that the process exits without a capability and names it.
 func (d *deployment) checkWithout(t *testing.T, missing corev1.Capability) {
 	c := *d.pod.Containers[0].DeepCopy()
 	add := &c.SecurityContext.Capabilities.Add
@@ -205,9 +205,9 @@ func (d *deployment) checkWithout(t *testing.T, missing corev1.Capability) {
 	}
 }
 
-// checkCommands runs commands as "kubectl exec" does, beside the process: they use its
-// kubeconfig, find the pods' names without reading pods, and print nothing but what they
-// find. An API server that does not answer costs the names alone.
+// checkCommands runs commands as "kubectl exec" does, beside the proxy. They use its
+// kubeconfig, find the pods' names without permission to read pods, and print only their
+// results. If the API server does not answer, they work without names.
 func (d *deployment) checkCommands(t *testing.T, namespace, web1 string) {
 	t.Helper()
 	for _, c := range []struct {
@@ -227,7 +227,7 @@ func (d *deployment) checkCommands(t *testing.T, namespace, web1 string) {
 		container.Args = c.args
 		code, output := d.run(container)
 		t.Logf("%q:\n%s", c.args, output)
-		// A pod that reaches itself may do so unanswered, with 1.
+		// A pod may fail to reach itself, with exit code 1.
 		if code > 1 || code == 1 && c.args[0] != "trace" || strings.Contains(output, "reflector") {
 			t.Errorf("%q ended with %d:\n%s", c.args, code, output)
 		}
@@ -261,7 +261,7 @@ func (d *deployment) cleanUp(t *testing.T) {
 	}
 }
 
-// checkConfined looks at what the process has, and is kept from.
+// checkConfined checks the capabilities and restrictions of the process.
 func (d *deployment) checkConfined(t *testing.T, p *lab.Process) {
 	t.Helper()
 	var want uint64
@@ -284,12 +284,12 @@ func (d *deployment) checkConfined(t *testing.T, p *lab.Process) {
 	}
 }
 
-// imageConfig is what is used of an image's configuration.
+// imageConfig is the part of an image's configuration that the test uses.
 type imageConfig struct {
 	Config struct{ Entrypoint, Env []string }
 }
 
-// imageManifest is what is used of an index and of a manifest.
+// imageManifest is the part of an index and of a manifest that the test uses.
 type imageManifest struct {
 	Config    blobReference
 	Layers    []blobReference

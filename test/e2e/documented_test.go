@@ -10,10 +10,10 @@ import (
 	"testing"
 )
 
-// documented holds what the docs show of a command to its real output: line by
-// line, where "..." stands for any lines. Of several that are shown for the same
-// command those are meant that have part in a line of theirs. It tells how many
-// there were.
+// documented compares the output of a command that the docs show with its real output,
+// line by line. "..." stands for any lines. If the docs show several outputs of the
+// command, only those with part in one of their lines are compared. It returns their
+// number.
 func documented(t *testing.T, command, part, output string) (found int) {
 	t.Helper()
 	for _, name := range []string{"reference/commands.md", "guides/scenarios.md"} {
@@ -34,8 +34,8 @@ func documented(t *testing.T, command, part, output string) (found int) {
 	return found
 }
 
-// shownOf gives what stands below a command in a page, to the next command or the
-// block's end.
+// shownOf returns the outputs below a command in a page, up to the next command or the
+// end of the block.
 func shownOf(page, command string) []string {
 	var out []string
 	for _, rest := range strings.Split(page, "\n$ "+command+"\n")[1:] {
@@ -46,10 +46,10 @@ func shownOf(page, command string) []string {
 	return out
 }
 
-// counts are of connections, at the end of a line.
+// counts matches counts of connections at the end of a line.
 var counts = regexp.MustCompile(`(:\d+ +\d+) +\d+ +\d+$`)
 
-// sameText tells whether all shown lines were printed, and else the first that
+// sameText reports whether all shown lines were printed, and returns the first one that
 // was not.
 func sameText(shown, printed string) (string, bool) {
 	lines := strings.Split(printed, "\n")

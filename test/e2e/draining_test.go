@@ -14,8 +14,8 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/test/reliability"
 )
 
-// draining is a node with a caller and a Service's endpoint web1. The other one,
-// web2, is on a node of its own, and goes in every way there is.
+// draining is a node with a client and the endpoint web1 of a Service. The other
+// endpoint, web2, is on another node and is removed in all possible ways.
 type draining struct {
 	*connections
 	svc       *corev1.Service
@@ -25,7 +25,7 @@ type draining struct {
 	lost, cut int // TCP connections that were not answered though they were to be; that were reset
 }
 
-// follow is a connection, and who has answered first.
+// follow is a connection and the endpoint that answered first.
 type follow struct {
 	*lab.Connection
 	protocol lab.Protocol
@@ -49,7 +49,7 @@ func newDraining(t *testing.T) *draining {
 	return d
 }
 
-// start starts a process in the place of the one that is killed.
+// start kills the running process and starts another one.
 func (d *draining) start(flags ...string) {
 	if d.proxy != nil {
 		d.proxy.Stop()
@@ -59,7 +59,7 @@ func (d *draining) start(flags ...string) {
 		"--ipvs-min-sync-period", "100ms", "--drain-deadline", drainDeadline.String()}, flags...)...)
 }
 
-// open opens connections of every protocol, until both endpoints have some.
+// open opens connections of every protocol until each endpoint has some.
 func (d *draining) open() {
 	d.t.Helper()
 	for _, f := range d.followed {
@@ -83,12 +83,13 @@ func (d *draining) open() {
 	}
 }
 
-// of gives the connections of a protocol to web2.
+// of returns the connections of a protocol to web2.
 func (d *draining) of(protocol lab.Protocol) []follow {
 	return slices.DeleteFunc(slices.Clone(d.followed), func(f follow) bool { return f.protocol != protocol || f.server != "web2" })
 }
 
-// becomes has web2 be in a state, and waits until it gets nothing new, or something.
+// becomes sets the state of web2 and waits until it gets no new connections, or gets them
+// again.
 func (d *draining) becomes(web2 ...podEndpoint) (since time.Time) {
 	d.t.Helper()
 	since = time.Now()
@@ -101,7 +102,7 @@ func (d *draining) becomes(web2 ...podEndpoint) (since time.Time) {
 	return since
 }
 
-// stay wants the connections to be answered by whom they were.
+// stay checks that the connections are still answered by the same endpoint.
 func (d *draining) stay(when string, protocol lab.Protocol) (asked int) {
 	d.t.Helper()
 	for _, f := range d.of(protocol) {
@@ -114,12 +115,12 @@ func (d *draining) stay(when string, protocol lab.Protocol) (asked int) {
 	return asked
 }
 
-// nextDatagram is when a client sends again that has no answer. IPVS drops what meets
-// connection tracking's old entry after its real server is gone, a moment before that
-// entry is deleted.
+// nextDatagram is when a client without a reply sends again. IPVS drops packets that
+// match the old conntrack entry between the removal of its real server and the deletion
+// of the entry.
 const nextDatagram = 500 * time.Millisecond
 
-// move wants the sockets to be answered by web1, and gives how long the last one took.
+// move checks that web1 answers the sockets, and returns how long the last one took.
 func (d *draining) move(when string, since time.Time) time.Duration {
 	d.t.Helper()
 	for _, f := range d.of(lab.UDP) {
@@ -133,7 +134,7 @@ func (d *draining) move(when string, since time.Time) time.Duration {
 	return time.Since(since)
 }
 
-// end wants SCTP's associations not to be answered any more.
+// end checks that the SCTP associations are no longer answered.
 func (d *draining) end(when string) (ended int) {
 	d.t.Helper()
 	for _, f := range d.of(lab.SCTP) {
@@ -145,7 +146,8 @@ func (d *draining) end(when string) (ended int) {
 	return ended
 }
 
-// reset wants the TCP connections to be reset, and gives how long the last one took.
+// reset checks that the TCP connections are reset, and returns how long the last one
+// took.
 func (d *draining) reset(when string, since time.Time) time.Duration {
 	d.t.Helper()
 	for _, f := range d.of(lab.TCP) {
@@ -160,8 +162,8 @@ func (d *draining) reset(when string, since time.Time) time.Duration {
 	return time.Since(since)
 }
 
-// fresh wants new connections of every protocol to be answered by web1, and gives
-// their number.
+// fresh checks that web1 answers new connections of every protocol, and returns their
+// number.
 func (d *draining) fresh(when string) (dialled int) {
 	d.t.Helper()
 	for _, vip := range clusterIPs(1) {
@@ -177,8 +179,8 @@ func (d *draining) fresh(when string) (dialled int) {
 	return dialled
 }
 
-// TestReliabilityDraining has an endpoint terminate, come back, terminate under
-// processes that are killed, and be gone; and then its node die.
+// TestReliabilityDraining makes an endpoint terminate, return, terminate while processes
+// are killed, and be removed. Then its node fails.
 func TestReliabilityDraining(t *testing.T) {
 	record := reliability.Begin(t, reliability.Draining, "lab")
 	d := newDraining(t)

@@ -20,13 +20,14 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/test/e2e/lab"
 )
 
-// eniChurn is an ENI cluster in which everything changes while clients connect.
+// eniChurn is an ENI cluster that changes while clients connect.
 type eniChurn struct {
 	*lab.ENINode
 	turnover
 	t   *testing.T
 	dir string // of manifests
-	// flaps has an address at times, comes is there at times, stays stays.
+	// flaps is an interface whose address comes and goes; comes is plugged in and out;
+	// stays does not change.
 	flaps, comes, stays *lab.NodeInterface
 	guest               *lab.Pod // of the interface that comes
 	loads               []*eniLoad
@@ -35,14 +36,14 @@ type eniChurn struct {
 	limit               time.Duration // for the proxy to follow a change
 }
 
-// eniLoad is a client with the sources that endpoints may see.
+// eniLoad is a client, with the sources that endpoints may see.
 type eniLoad struct {
 	*lab.Load
 	name    string
 	sources []netip.Addr
 }
 
-// The load balancer IPs, by how they are delivered.
+// The LoadBalancer IPs, by the interface to which they are routed.
 var (
 	vipsInside = []string{"10.115.1.1", "fd00:115:1::1"}
 	vipsByEth0 = []string{"10.115.20.1", "fd00:115:20::1"}
@@ -50,22 +51,19 @@ var (
 	vipsByEth3 = []string{"10.115.23.1", "fd00:115:23::1"}
 )
 
-// TestENIChurn connects and connects, from pods, the node and outside, while
-// endpoints come, terminate and go, eth1's address comes and goes, and eth2 goes
-// and is plugged in again, with a pod. ENI_CONNECTIONS says how many connections
-// there are to be, at least.
+// TestENIChurn connects from pods, the node and external clients, while endpoints are
+// added, terminate and are removed, eth1's address is removed and added, and eth2 with a
+// pod is unplugged and plugged in. ENI_CONNECTIONS is the minimum number of connections.
 //
-// None may be lost, as nothing is done that must lose one: an endpoint that is
-// removed goes on serving, so that what it has is finished there; when eth1 loses
-// its address, the cloud still delivers that to it, so that what has it as its
-// source is finished too. Only what goes over eth2 is lost when that goes, whoever
-// programs the node: its pod stops before, and asks again when the proxy has seen
-// the interface (no CNI starts a pod before it).
+// No connection may be lost, because no change must break one: a removed endpoint
+// continues to serve its connections, and when eth1 loses its address, the cloud still
+// delivers packets for it. Only connections through eth2 are lost when it is unplugged,
+// under any proxy: its pod stops before that, and connects again when the proxy has seen
+// the interface, as a CNI starts pods only then.
 //
-// And none may have a foreign source: the fabric drops what leaves by an
-// interface with a source that is not its own, and must not have anything to
-// drop; and what the endpoints see, those on the node too, is always an address
-// that the client may have, never a VIP.
+// No connection may have a foreign source: the fabric drops packets whose source does not
+// belong to their interface, and must not have to drop any. Endpoints, including those on
+// the node, must only see addresses that the client may have, never a VIP.
 func TestENIChurn(t *testing.T) {
 	c := newENIChurn(t, "--ipvs-sync-period", "1h", "--ipvs-min-sync-period", "0s")
 	atLeast := c.atLeast()
@@ -95,8 +93,8 @@ func (c *eniChurn) atLeast() int {
 func newENIChurn(t *testing.T, flags ...string) *eniChurn {
 	c := &eniChurn{ENINode: lab.NewENINode(t), t: t, flags: flags, limit: followLimit}
 	c.flaps, c.comes, c.stays = c.AddENI(), c.AddENI(), c.AddENI()
-	// With the last IPv4 address of an interface the kernel removes its routes.
-	// This one stays, and is no source for anybody.
+	// When an interface loses its last IPv4 address, the kernel removes its routes. This
+	// address stays and is never used as a source.
 	c.Node.Exec("ip", "address", "add", "169.254.0.1/32", "scope", "link", "dev", c.flaps.Name())
 	c.Fabric.Route("blackhole "+vipsInside[0], "blackhole "+vipsInside[1])
 	c.Primary.Deliver(vipsByEth0...)
@@ -120,7 +118,7 @@ func newENIChurn(t *testing.T, flags ...string) *eniChurn {
 	return c
 }
 
-// startProxy starts it, and waits until it has passed over everything.
+// startProxy starts the proxy and waits for its first sync.
 func (c *eniChurn) startProxy() {
 	c.proxy = c.Node.StartProxy(func(*lab.Process) error {
 		if err := hasPassed(c.Node); err != nil {
@@ -146,13 +144,13 @@ func (c *eniChurn) startLoads() {
 	c.load(byEth3, vipsByEth3, 0)
 }
 
-// pause is between two connections of a client: without, the changes, which are
-// what the test is about, would have to wait on an emulated node.
+// pause is the time between two connections of a client. Without it, the changes would be
+// slow on an emulated node.
 const pause = 50 * time.Millisecond
 
-// load starts a client. Endpoints see the node, by eth0's address or, while it has
-// one, eth1's: what pod1 sends leaves by that, and on the links of the node's
-// pods, which have no address, the kernel chooses one of the node's.
+// load starts a client. Endpoints see the node, with eth0's address or, while it has one,
+// eth1's: packets of pod1 leave by eth1. On the links of the node's pods, which have no
+// address, the kernel chooses any address of the node.
 func (c *eniChurn) load(from *lab.Namespace, vips []string, family int) *eniLoad {
 	l := &eniLoad{
 		from.PacedLoad(pause, lostAfter, 1, lab.TCP, at(vips[family], 80)), from.Name + " to " + vips[family],
@@ -172,7 +170,7 @@ func (c *eniChurn) connections() int {
 	return sum
 }
 
-// check stops the load, and looks at what became of its connections.
+// check stops the load and checks its connections.
 func (l *eniLoad) check(t *testing.T) {
 	tally := l.Stop()
 	if len(tally.Failures) > 0 || len(tally.Outcomes) != 1 {
@@ -186,8 +184,8 @@ func (l *eniLoad) check(t *testing.T) {
 	t.Log(l.name, tally.Outcomes, tally.Servers, tally.Sources)
 }
 
-// round changes everything once; endpoints while eth1 has an address and while it
-// has none.
+// round changes everything once, and endpoints both while eth1 has an address and while
+// it has none.
 func (c *eniChurn) round() {
 	guest := c.load(c.guest.Namespace, vipsInside, 1)
 	c.flaps.Carry()
@@ -203,8 +201,8 @@ func (c *eniChurn) round() {
 	c.follows("eth2 is bound", func() bool { return c.binds("eth2") == 2 })
 }
 
-// snats and binds count the families in which the interface has a SNAT source,
-// and in which it answers what enters by it.
+// snats and binds return the number of families in which the interface has a SNAT source,
+// and in which connections that enter by it are bound to it.
 func (c *eniChurn) snats(link string) int { return c.families("nat", "KUBE-POSTROUTING", "-o "+link) }
 func (c *eniChurn) binds(link string) int { return c.families("mangle", "KUBE-IPVS-ENTRY", "-i "+link) }
 
@@ -218,7 +216,7 @@ func (c *eniChurn) families(table, chain, match string) int {
 	return n
 }
 
-// follows waits until the proxy has seen a change.
+// follows waits until the proxy has processed a change.
 func (c *eniChurn) follows(what string, check func() bool) {
 	c.t.Helper()
 	c.Eventually(c.limit, what, func() error {
@@ -229,7 +227,7 @@ func (c *eniChurn) follows(what string, check func() bool) {
 	})
 }
 
-// set makes these the endpoints and waits until the node has them.
+// set replaces the endpoints and waits until the node has them.
 func (c *eniChurn) set(endpoints ...podEndpoint) {
 	c.t.Helper()
 	c.live = slices.Clone(endpoints)
@@ -243,7 +241,8 @@ func (c *eniChurn) writeSlices() {
 	}
 }
 
-// write replaces a file of the manifests as a whole, as half of one would be read.
+// write replaces a file of the manifests atomically, because the proxy would read half of
+// one.
 func (c *eniChurn) write(name string, object runtime.Object) {
 	whole := filepath.Join(c.t.TempDir(), name)
 	writeManifest(c.t, whole, object)

@@ -17,12 +17,12 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/test/e2e/lab"
 )
 
-// followLimit is generous to an emulated machine; what is followed by
-// subscription takes well under a second of it.
+// followLimit is generous for an emulated machine. Changes announced by netlink take well
+// under a second of it.
 const followLimit = 20 * time.Second
 
-// followedENI is the ENI cluster under a running proxy, of which the periodic
-// comparison is an hour away and has no part in what is tested.
+// followedENI is the ENI cluster under a running proxy whose periodic comparison is an
+// hour away and plays no part in the test.
 type followedENI struct {
 	*lab.ENICluster
 	t     *testing.T
@@ -45,7 +45,7 @@ func followENI(t *testing.T, options lab.ENIOptions) *followedENI {
 	return f
 }
 
-// datagrams serves UDP at the VIP too, by a Service of its own.
+// datagrams serves UDP on the VIP too, with a Service of its own.
 func (f *followedENI) datagrams(folder string) *corev1.Service {
 	vip, port := netip.MustParseAddrPort(f.VIP), netip.MustParseAddrPort(f.Endpoints[0]).Port()
 	svc := newLoadBalancer(newService("udp", corev1.ProtocolUDP, int32(vip.Port()), "10.96.0.81"), vip.Addr().String())
@@ -68,7 +68,7 @@ func (f *followedENI) socket() *lab.Connection {
 	return socket
 }
 
-// follows waits until what a socket sends reaches the backends as an address.
+// follows waits until the backends see an address as the source of a socket's datagrams.
 func (f *followedENI) follows(when string, socket *lab.Connection, source netip.Addr) {
 	f.t.Helper()
 	begin := time.Now()
@@ -92,7 +92,8 @@ func (f *followedENI) start() {
 	}, f.args...)
 }
 
-// seenAs waits until a pod's new connections reach the backends as an address.
+// seenAs waits until the backends see an address as the source of a pod's new
+// connections.
 func (f *followedENI) seenAs(when string, pod *lab.Pod, source netip.Addr) {
 	f.t.Helper()
 	begin := time.Now()
@@ -107,7 +108,7 @@ func (f *followedENI) seenAs(when string, pod *lab.Pod, source netip.Addr) {
 	f.undisturbed(when)
 }
 
-// connect opens a connection that is to live through all that follows.
+// connect opens a connection that must survive all following changes.
 func (f *followedENI) connect(who string, from *lab.Namespace) {
 	f.t.Helper()
 	c, err := from.Connect(lab.DialTimeout, lab.TCP, f.VIP)
@@ -129,8 +130,8 @@ func (f *followedENI) undisturbed(when string) {
 	}
 }
 
-// tables waits until our policy rules lead to these tables, and gives them,
-// sorted: rules of one priority stand in the order in which they were added.
+// tables waits until our policy rules lead to the given tables, and returns the rules,
+// sorted: rules of one priority are listed in the order of their addition.
 func (f *followedENI) tables(when string, want ...string) string {
 	f.t.Helper()
 	var rules string
@@ -150,10 +151,10 @@ func (f *followedENI) tables(when string, want ...string) string {
 	return strings.Join(slices.Sorted(strings.Lines(rules)), "")
 }
 
-// TestENIFollowed changes the ENI under a running proxy: its address comes,
-// changes and goes, pods' rules come and go, the interface gets another name,
-// and is unplugged. Each time the pods' next connections take the way that is
-// right then, and those that are open go on.
+// TestENIFollowed changes the ENI under a running proxy: its address is added, changed
+// and removed, pods' rules are added and removed, the interface is renamed and unplugged.
+// Each time the pods' next connections take the correct path, and open connections
+// continue.
 func TestENIFollowed(t *testing.T) {
 	f := followENI(t, lab.ENIOptions{})
 	const other = "10.12.192.11"
@@ -182,7 +183,7 @@ func TestENIFollowed(t *testing.T) {
 	}
 }
 
-// followAddresses gives eth1 its address, and another one in its place.
+// followAddresses adds eth1's address and replaces it.
 func (f *followedENI) followAddresses(other string) {
 	f.t.Helper()
 	f.Node.Address("eth1", f.ENIAddress.String())
@@ -198,8 +199,8 @@ func (f *followedENI) followAddresses(other string) {
 	f.seenAs("without it again", f.Pod, f.NodeAddress)
 }
 
-// dropLast takes the ENI's only IPv4 address away. Its routes go with it, and the
-// kernel says nothing of that; the CNI makes them again.
+// dropLast removes the ENI's only IPv4 address. The kernel removes its routes too,
+// without a notification. The CNI adds them again.
 func (f *followedENI) dropLast(link, address string) {
 	f.t.Helper()
 	f.Node.Exec("ip", "address", "del", address+"/32", "dev", link)
@@ -211,8 +212,8 @@ func (f *followedENI) routeBy(link string) {
 	f.Node.Route("10.12.192.1 dev "+link+" table 1003", "default via 10.12.192.1 dev "+link+" table 1003")
 }
 
-// followRename gives eth1 another name, for which older kernels want it down;
-// its routes go with that, and the CNI makes them again.
+// followRename renames eth1. Older kernels require it to be down, which removes its
+// routes. The CNI adds them again.
 func (f *followedENI) followRename() {
 	f.t.Helper()
 	before := f.tables("before the ENI is renamed", "main", "1003")
@@ -229,8 +230,7 @@ func (f *followedENI) followRename() {
 	}
 }
 
-// plugIn adds another ENI, with a rule for a pod, and leaves it to the fabric
-// to check sources.
+// plugIn adds another ENI with a rule for a pod. The fabric checks sources on it.
 func (f *followedENI) plugIn(number int) *lab.Port {
 	f.t.Helper()
 	link, table, subnet := fmt.Sprintf("eth%d", number), 1002+number, fmt.Sprintf("10.12.%d.", 191+number)
@@ -241,9 +241,9 @@ func (f *followedENI) plugIn(number int) *lab.Port {
 	return port
 }
 
-// TestENIValueStays removes the middle one of three ENIs while a client from
-// outside has a connection open that entered by the youngest: it goes on, also
-// across a restart of the proxy.
+// TestENIValueStays removes the middle one of three ENIs while an external client has a
+// connection open that entered by the last one. The connection continues, also across a
+// restart of the proxy.
 func TestENIValueStays(t *testing.T) {
 	f := followENI(t, lab.ENIOptions{})
 	f.plugIn(2)
@@ -275,10 +275,10 @@ func TestENIValueStays(t *testing.T) {
 // does when it starts, in one process so that they go one right after another.
 const deleteRules = `ip rule show | sed -n 's/^\([0-9]*\):.*proto 81.*/rule del pref \1/p' | ip -batch -`
 
-// TestENIRulesDeleted has another program delete our policy rules, again and
-// again, while a pod's connection that depends on them is in use. It goes on,
-// and the rules are back within a fraction of a second; nothing is compared, as
-// the periodic comparison is an hour away.
+// TestENIRulesDeleted lets another program delete our policy rules again and again while
+// a pod's connection that depends on them is in use. The connection continues, and the
+// rules are back within a fraction of a second, without the periodic comparison, which is
+// an hour away.
 func TestENIRulesDeleted(t *testing.T) {
 	f := followENI(t, lab.ENIOptions{})
 	f.Fabric.CheckSources()

@@ -10,11 +10,11 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/test/e2e/lab"
 )
 
-// TestENILatePacket closes a connection after conntrack has forgotten it, as
-// happens when a pod closes late. A FIN begins no connection, so conntrack
-// calls it INVALID and the nat table does not see it, while IPVS still knows
-// the connection and would send it to the endpoint: with the pod's own
-// address, which the endpoint has never heard of and answers with a reset.
+// TestENILatePacket closes a connection after conntrack has forgotten it, as happens when
+// a pod closes late. A FIN starts no connection, so conntrack calls it INVALID and the
+// nat table does not see it. IPVS still knows the connection and would send the FIN to
+// the endpoint with the pod's own address, which the endpoint does not know and would
+// answer with a reset.
 func TestENILatePacket(t *testing.T) {
 	for _, ipv6 := range []bool{false, true} {
 		for _, address := range []bool{true, false} {
@@ -43,8 +43,8 @@ func checkLatePacket(t *testing.T, c *lab.ENICluster) {
 	if _, seen := onNode.Await(10*time.Second, fin); !seen {
 		t.Fatalf("the pod's late packet did not come\n%s", onNode)
 	}
-	// The pod sends it again when nobody answers. Then the first has had its
-	// effect, whatever that is.
+	// The pod retransmits the FIN if there is no reply. By then the first one has had its
+	// effect, if any.
 	again := 0
 	onNode.Await(10*time.Second, func(p lab.Packet) bool {
 		if fin(p) {

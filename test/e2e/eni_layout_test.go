@@ -11,12 +11,11 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/test/e2e/lab"
 )
 
-// TestBehaviourENILayouts has a pod behind a secondary interface call a load balancer's
-// address under the rules, tables and marks of each CNI, with nothing
-// configured, rp_filter strict and a fabric that drops sources that do not
-// belong to the interface. Where the ENI carries its own address request and
-// reply pass by it; Terway's carries the node's, of which the replies come to
-// eth0. What enters from outside by the ENI is answered by it.
+// TestBehaviourENILayouts connects from a pod on an ENI to a LoadBalancer IP under the
+// rules, tables and marks of each CNI, without configuration, with strict rp_filter and a
+// fabric that drops foreign sources. If the ENI carries its own address, request and
+// reply use it. Terway's carries the node's address, to which replies arrive on eth0.
+// External traffic that enters by the ENI is answered through it.
 func TestBehaviourENILayouts(t *testing.T) {
 	for _, layout := range []lab.Layout{lab.SeedLayout, lab.AWSLayout, lab.TerwayLayout, lab.CiliumLayout} {
 		for _, v6 := range []bool{false, true} {
@@ -38,8 +37,8 @@ func TestBehaviourENILayouts(t *testing.T) {
 	}
 }
 
-// newClientBy makes a client outside, of which the cloud's load balancer
-// delivers connections to one of the node's interfaces.
+// newClientBy adds an external client whose connections the cloud's load balancer
+// delivers to one of the node's interfaces.
 func newClientBy(c *lab.ENICluster, link string) *lab.Namespace {
 	vip := netip.MustParseAddrPort(c.VIP).Addr()
 	port, next := c.Eth0, c.NodeAddress
@@ -56,8 +55,8 @@ func newClientBy(c *lab.ENICluster, link string) *lab.Namespace {
 	return client
 }
 
-// checkEntersBy has a client from outside call the load balancer's address:
-// requests and replies pass one interface.
+// checkEntersBy connects an external client to the LoadBalancer IP and checks that
+// requests and replies use one interface.
 func checkEntersBy(t *testing.T, c *lab.ENICluster, client *lab.Namespace, link string) {
 	t.Helper()
 	onNode := c.Node.Watch(lab.TCP, c.VIP)

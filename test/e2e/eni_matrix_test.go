@@ -20,7 +20,7 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/test/e2e/lab"
 )
 
-// eniMatrix is a cluster in which every question is asked, under each mode.
+// eniMatrix is a cluster in which every cell is tested under each mode.
 type eniMatrix struct {
 	*lab.ENINode
 	enis    int
@@ -31,14 +31,13 @@ type eniMatrix struct {
 	dir     string              // of manifests
 }
 
-// TestENIMatrixOneENI asks every question of the oracle's in every set-up, with
-// strict rp_filter and on a fabric that drops sources that do not belong to the
-// interface: who answers, which source the endpoint sees, and by which
-// interfaces each packet passes the node. What the oracle says cannot work must
-// be seen not to.
+// TestENIMatrixOneENI tests every cell in every set-up, with strict rp_filter and a
+// fabric that drops sources that do not belong to the interface: which endpoints answer,
+// which source they see, and which interfaces each packet uses on the node. Cells that
+// the oracle calls impossible must fail.
 func TestENIMatrixOneENI(t *testing.T) { askMatrix(t, 1) }
 
-// TestENIMatrixThreeENIs is the same with more of them.
+// TestENIMatrixThreeENIs does the same with three ENIs.
 func TestENIMatrixThreeENIs(t *testing.T) { askMatrix(t, 3) }
 
 func askMatrix(t *testing.T, enis int) {
@@ -55,7 +54,7 @@ func askMatrix(t *testing.T, enis int) {
 	}
 }
 
-// TestENIMatrixDocumented holds the documentation to name everything that
+// TestENIMatrixDocumented checks that the documentation names every connection that
 // cannot work.
 func TestENIMatrixDocumented(t *testing.T) {
 	text, err := os.ReadFile(filepath.Join(os.Getenv("LAB_SRC"), "docs/concepts/eni.md"))
@@ -95,7 +94,7 @@ func newENIMatrix(t *testing.T, enis int, address bool) *eniMatrix {
 		for _, service := range eniServices() {
 			pod.Serve(name, lab.TCP, service.targetPort())
 		}
-		// Nobody is to be told again, while the next is asked, what had no way.
+		// No retransmissions of failed cells during the next cell.
 		pod.Sysctl("net.ipv4.tcp_synack_retries", "0")
 	}
 	for _, client := range eniClients(enis) {
@@ -106,8 +105,8 @@ func newENIMatrix(t *testing.T, enis int, address bool) *eniMatrix {
 	return m
 }
 
-// addClient makes who asks, and has the fabric deliver the load balancer IPs
-// that it asks, if they are to come from there.
+// addClient adds a client and, for external ones, routes its LoadBalancer IPs in the
+// fabric.
 func (m *eniMatrix) addClient(c eniClient) {
 	switch {
 	case c.kind == aPod:
@@ -124,10 +123,10 @@ func (m *eniMatrix) addClient(c eniClient) {
 	}
 }
 
-// vipSubnet numbers the load balancer IPs of one client. Each has its own, so
-// that no other's connections come between its round robin. And each Service has
-// its own target port: IPVS tells answers apart by endpoint and client alone, and
-// would mix up what a client sends from one port to two of an endpoint's VIPs.
+// vipSubnet numbers the LoadBalancer IPs of one client. Each client has its own, so that
+// other clients do not disturb its round robin. Each Service has its own target port,
+// because IPVS matches replies on endpoint and client only and would mix up two VIPs of
+// an endpoint that one port connects to.
 func (c eniClient) vipSubnet() int {
 	return map[string]int{aPod: 10, outside: 20, aNode: 30}[c.kind] + c.number
 }
@@ -136,7 +135,7 @@ func (c eniClient) vipSubnets() []string {
 	return []string{fmt.Sprintf("10.115.%d.0/24", c.vipSubnet()), fmt.Sprintf("fd00:115:%d::/64", c.vipSubnet())}
 }
 
-// vips are the load balancer IPs of a Service for a client, IPv4 first.
+// vips returns the LoadBalancer IPs of a Service for a client, IPv4 first.
 func (s eniService) vips(c eniClient) []string {
 	return []string{fmt.Sprintf("10.115.%d.%d", c.vipSubnet(), s.number), fmt.Sprintf("fd00:115:%d::%d", c.vipSubnet(), s.number)}
 }
@@ -170,7 +169,7 @@ func (m *eniMatrix) manifests() []runtime.Object {
 	return objects
 }
 
-// target is what a cell's client asks.
+// target returns the address that a cell's client connects to.
 func (m *eniMatrix) target(c eniCell) string {
 	if c.client.nodePort {
 		return netip.AddrPortFrom(m.Interfaces()[c.client.number].Addresses[c.family], c.nodePort()).String()
@@ -178,7 +177,7 @@ func (m *eniMatrix) target(c eniCell) string {
 	return at(c.vips(c.client)[c.family], 80)
 }
 
-// endpoint is where a cell's requests go.
+// endpoint returns the address that a cell's requests reach.
 func (m *eniMatrix) endpoint(c eniCell, name string) netip.AddrPort {
 	return netip.AddrPortFrom(m.servers[name].Addresses[c.family], c.targetPort())
 }
@@ -193,7 +192,7 @@ func (m *eniMatrix) asker(c eniClient) *lab.Namespace {
 	return m.pods[c.number].Namespace
 }
 
-// asked is a cell with what became of its connections.
+// asked is a cell with its results.
 type asked struct {
 	eniCell
 	answers []lab.Answer
@@ -201,7 +200,7 @@ type asked struct {
 
 func (m *eniMatrix) run(t *testing.T, mode string) {
 	runOnce(t, m.Node, m.dir, "--snat-mode", mode, "--cluster-cidr", lab.ENIPodCIDRs)
-	// A client may take a port again that it has used under the mode before.
+	// A client may reuse a port that it has used under the previous mode.
 	for _, family := range []string{"ipv4", "ipv6"} {
 		m.Node.Exec("conntrack", "-F", "-f", family)
 	}
@@ -222,7 +221,7 @@ func (m *eniMatrix) run(t *testing.T, mode string) {
 		t.Errorf("the fabric dropped %d packets for their source", n)
 	}
 	middle := time.Now()
-	// These wait, mostly.
+	// These mostly wait.
 	done = append(done, inParallel(len(doubtful), doubtful, m.askBriefly)...)
 	t.Logf("%d cells that are answered: %s; %d that are not, or not always: %s",
 		len(sure), middle.Sub(begin).Round(time.Millisecond), len(doubtful), time.Since(middle).Round(time.Millisecond))
@@ -234,7 +233,8 @@ func (m *eniMatrix) run(t *testing.T, mode string) {
 	m.checkTraces(t, done)
 }
 
-// ends are all that packets of the cells go to, in front of the proxy and behind.
+// ends returns all source and destination addresses of the cells' packets, before and
+// after IPVS.
 func (m *eniMatrix) ends(cells []eniCell) []string {
 	var ends []string
 	for _, cell := range cells {
@@ -268,16 +268,15 @@ func inParallel[cell, result any](workers int, cells []cell, ask func(cell) resu
 	return all
 }
 
-// tries is how many connections meet each of a cell's endpoints twice, by
-// round robin.
+// tries is the number of connections that reach each of a cell's endpoints twice by round
+// robin.
 func (c eniCell) tries() int { return 2 * len(c.place) }
 
-// lostAfter is how long a connection without an answer is waited for. TCP sends
-// again what a starved machine was late with; what is lost is never answered.
+// lostAfter is the timeout of a connection. TCP retransmits what a starved machine
+// delayed; lost packets are never answered.
 const lostAfter = 10 * time.Second
 
-// ask asks until all who should have answered have, and for some more tries if
-// they have not.
+// ask sends requests until all expected endpoints have answered, and some more otherwise.
 func (m *eniMatrix) ask(c eniCell) asked {
 	out := asked{eniCell: c}
 	answering, _ := c.answering()
@@ -292,11 +291,10 @@ func (m *eniMatrix) ask(c eniCell) asked {
 	return out
 }
 
-// briefly is long for an answer, and short for someone who waits in vain.
+// briefly is long enough for a reply, and short for a timeout.
 const briefly = time.Second
 
-// askBriefly asks all at once, and again if one of those who should have answered
-// was late.
+// askBriefly sends all requests at once, and repeats them if an expected reply was late.
 func (m *eniMatrix) askBriefly(c eniCell) (out asked) {
 	out.eniCell = c
 	answering, _ := c.answering()
@@ -318,7 +316,7 @@ func (m *eniMatrix) askBriefly(c eniCell) (out asked) {
 	return out
 }
 
-// checkAnswers compares who has answered, and which sources they have seen, with
+// checkAnswers compares the endpoints that answered, and the sources that they saw, with
 // the oracle.
 func (m *eniMatrix) checkAnswers(t *testing.T, a asked) {
 	answering, why := a.answering()
@@ -363,19 +361,19 @@ func (m *eniMatrix) isSeen(c eniCell, want eniWant, answer lab.Answer) bool {
 // leg is one direction of a flow on one side of the node.
 type leg struct{ from, to netip.AddrPort }
 
-// pass is a packet's, through an interface.
+// pass is a packet on an interface.
 type pass struct {
 	link string
 	out  bool
 }
 
-// eniWay is what a connection must look like on the node.
+// eniWay is the expected path of a connection on the node.
 type eniWay struct {
 	eniCell
 	legs map[leg]pass
 }
 
-// wayOf is that of a connection that was answered.
+// wayOf returns the expected path of an answered connection.
 func (m *eniMatrix) wayOf(c eniCell, answer lab.Answer) eniWay {
 	answering, _ := c.answering()
 	behind := cmp.Or(answering[answer.Server].link, m.servers[answer.Server].HostInterface)
@@ -391,7 +389,7 @@ func (m *eniMatrix) wayOf(c eniCell, answer lab.Answer) eniWay {
 	return w
 }
 
-// checkWays compares the interfaces by which the packets passed with the oracle.
+// checkWays compares the interfaces that the packets used with the oracle.
 func (m *eniMatrix) checkWays(t *testing.T, all []asked, onNode *lab.Capture) {
 	var ways []eniWay
 	for _, a := range all {
@@ -417,7 +415,7 @@ func (m *eniMatrix) checkWays(t *testing.T, all []asked, onNode *lab.Capture) {
 			arrived[l.to] = first.Interface
 		}
 	}
-	// What is not answered must have been asked.
+	// The request of an unanswered connection must have been captured.
 	for _, a := range all {
 		link := m.linkOf(a.client)
 		if got := arrived[netip.MustParseAddrPort(m.target(a.eniCell))]; link != "" && got != link {
@@ -426,8 +424,7 @@ func (m *eniMatrix) checkWays(t *testing.T, all []asked, onNode *lab.Capture) {
 	}
 }
 
-// packets sorts what was captured. The capture may be a little behind the
-// answers.
+// packets sorts the captured packets. The capture may lag a little behind the replies.
 func (m *eniMatrix) packets(ways []eniWay, onNode *lab.Capture) map[leg][]lab.Packet {
 	passed := map[leg][]lab.Packet{}
 	m.Eventually(followLimit, "every packet is seen", func() error {
@@ -447,7 +444,7 @@ func (m *eniMatrix) packets(ways []eniWay, onNode *lab.Capture) map[leg][]lab.Pa
 	return passed
 }
 
-// linkOf is the node's interface towards a client, "" for the node itself.
+// linkOf returns the node's interface towards a client, or "" for the node itself.
 func (m *eniMatrix) linkOf(c eniClient) string {
 	switch c.kind {
 	case aNode:

@@ -9,10 +9,10 @@ import (
 	corev1 "k8s.io/api/core/v1"
 )
 
-// The dimensions of the ENI cluster. A set-up is what the node is; a question is
-// who asks whom there, and a cell is both.
+// The dimensions of the ENI matrix. A set-up is the state of the node, a question is a
+// client and a destination, and a cell is both.
 
-// eniSetup is a node and how its proxy was started.
+// eniSetup is a node and the configuration of its proxy.
 type eniSetup struct {
 	mode    string
 	enis    int
@@ -23,8 +23,8 @@ func (s eniSetup) String() string {
 	return fmt.Sprintf("%s,%d ENIs,with addresses=%v", s.mode, s.enis, s.address)
 }
 
-// eniModes are in an order in which what a mode leaves set (src_valid_mark)
-// does not serve the next.
+// eniModes are ordered so that state that a mode leaves (src_valid_mark) does not help
+// the next one.
 var eniModes = []string{"off", "snat", "auto", "fwmark"}
 
 // The endpoints: a pod with an address of eth1's, a pod with one of no ENI's, and
@@ -35,20 +35,19 @@ const (
 	remote   = "remote"
 )
 
-// eniPlaces are where a Service's endpoints are.
+// eniPlaces are the locations of a Service's endpoints.
 var eniPlaces = [][]string{{onENI}, {ordinary}, {remote}, {onENI, remote}}
 
 var eniPolicies = []corev1.ServiceExternalTrafficPolicy{
 	corev1.ServiceExternalTrafficPolicyCluster, corev1.ServiceExternalTrafficPolicyLocal,
 }
 
-// eniClient asks. A pod's number is its ENI's, or 0 if it is on none; for a
-// client outside it is that of the interface that the cloud delivers its
-// requests to.
+// eniClient is a client. A pod's number is that of its ENI, or 0. An external client's
+// number is that of the interface to which the cloud delivers its requests.
 type eniClient struct {
 	kind     string
 	number   int
-	nodePort bool // it asks the interface's own address, not the load balancer's
+	nodePort bool // connects to the interface's own address instead of a LoadBalancer IP
 }
 
 const (
@@ -71,7 +70,7 @@ func (c eniClient) String() string {
 	return fmt.Sprintf("a pod on eth%d", c.number)
 }
 
-// eniClients are all that a node with so many ENIs has.
+// eniClients returns all clients of a node with a number of ENIs.
 func eniClients(enis int) []eniClient {
 	clients := []eniClient{{kind: aNode}}
 	for number := range enis + 1 {
@@ -125,7 +124,8 @@ func (s eniSetup) cells() []eniCell {
 	return cells
 }
 
-// cannot is why something cannot work. docs/concepts/eni.md has each, word for word.
+// cannot is the reason why a connection cannot work. docs/concepts/eni.md quotes each
+// one.
 type cannot string
 
 const (
@@ -142,25 +142,25 @@ type whoIsSeen string
 
 const (
 	theClient whoIsSeen = "the client"
-	// theNode is any address of the node's: on a pod's link, which has none, the
-	// kernel chooses one.
+	// theNode is any address of the node: on a pod's link without an address the kernel
+	// chooses one.
 	theNode whoIsSeen = "the node"
 	// theLink is the address of the interface that the request left by.
 	theLink whoIsSeen = "the interface"
 )
 
-// eniWant is what must become of a connection that is for one endpoint.
+// eniWant is the expected result of a connection to one endpoint.
 type eniWant struct {
 	cannot cannot
 	seen   whoIsSeen
-	// link is the interface that the request leaves by and the endpoint's answer
-	// comes in by; "" is the endpoint's own.
+	// link is the interface by which the request leaves and the endpoint's reply enters;
+	// "" is the endpoint's own link.
 	link string
 }
 
-// want is the oracle. It knows what routing and the cloud allow, and what the
-// mode promises, and nothing of rules, sets and marks. The way between the client
-// and the node is always one interface.
+// want is the oracle. It knows what routing and the cloud permit and what the mode
+// promises, and nothing of rules, sets and marks. Client and node always use one
+// interface.
 func (c eniCell) want(endpoint string) eniWant {
 	fromOutside := c.client.kind == outside
 	byENI := fromOutside && c.client.number > 0
@@ -185,7 +185,8 @@ func (c eniCell) want(endpoint string) eniWant {
 	return eniWant{seen: theLink, link: "eth0"}
 }
 
-// wantItself is for a pod that keeps its address, and with it its interface.
+// wantItself returns the result for a pod that keeps its address, and with it its
+// interface.
 func (c eniCell) wantItself(here bool) eniWant {
 	if here {
 		return eniWant{seen: theClient}
@@ -193,7 +194,7 @@ func (c eniCell) wantItself(here bool) eniWant {
 	return eniWant{seen: theClient, link: fmt.Sprintf("eth%d", c.client.number)}
 }
 
-// wantByENI is for what a pod on an ENI sends beyond the node.
+// wantByENI returns the result for a pod on an ENI with an endpoint on another node.
 func (c eniCell) wantByENI() eniWant {
 	switch {
 	case c.mode == "fwmark", c.mode == "auto" && !c.address:
@@ -204,9 +205,9 @@ func (c eniCell) wantByENI() eniWant {
 	return eniWant{cannot: noSource}
 }
 
-// answering are the endpoints that must answer, each with what is wanted of it.
-// Those that the policy takes out are not missed if others are there: then every
-// connection is answered. Otherwise why says why some or all are not.
+// answering returns the endpoints that must answer, each with the expected result.
+// Endpoints that the policy excludes are not missed if others exist: then every
+// connection is answered. Otherwise why is the reason why some or all are not.
 func (c eniCell) answering() (answer map[string]eniWant, why cannot) {
 	answer = map[string]eniWant{}
 	for _, endpoint := range c.place {

@@ -14,8 +14,8 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/test/e2e/lab"
 )
 
-// eniManifests describe the ENI cluster's Service: a load balancer's address
-// and two backends beyond the fabric.
+// eniManifests writes the ENI cluster's Service: a LoadBalancer IP and two backends
+// beyond the fabric.
 func eniManifests(t testing.TB, c *lab.ENICluster) string {
 	t.Helper()
 	vip := netip.MustParseAddrPort(c.VIP)
@@ -32,19 +32,17 @@ func eniManifests(t testing.TB, c *lab.ENICluster) string {
 	return writeManifests(t, svc, newSlice(svc, family, int32(port), endpoints...))
 }
 
-// eniPath is where the ENI cluster's flows must pass: out and back by one
-// interface, as an address that belongs to it.
+// eniPath is the expected path of the ENI cluster's flows: both directions on one
+// interface, with an address that belongs to it.
 type eniPath struct {
 	link   string
 	source netip.Addr
 }
 
-// TestENICluster is the report that this project comes from: a pod behind a
-// secondary interface calls a load balancer's address, under strict rp_filter
-// and on a fabric that drops sources that do not belong to the interface. It
-// times out under kube-proxy's rules (TestLabENIClusterUnderKubeProxy) and is
-// answered under ours, without any configuration. Everything around it is asked
-// by TestENIMatrixOneENI.
+// TestENICluster tests the problem that started this project: a pod on an ENI connects to
+// a LoadBalancer IP, with strict rp_filter and a fabric that drops foreign sources. It
+// times out under kube-proxy's rules (TestLabENIClusterUnderKubeProxy) and is answered
+// under ours, without any configuration. TestENIMatrixOneENI tests the variations.
 func TestENICluster(t *testing.T) {
 	for _, v6 := range []bool{false, true} {
 		t.Run(fmt.Sprintf("IPv6=%v", v6), func(t *testing.T) {
@@ -55,15 +53,15 @@ func TestENICluster(t *testing.T) {
 	}
 }
 
-// TestENIClusterConfiguredSource gives the address-less interface a source.
+// TestENIClusterConfiguredSource configures a SNAT source for the interface without an
+// address.
 func TestENIClusterConfiguredSource(t *testing.T) {
 	c := lab.NewENICluster(t, lab.ENIOptions{CheckSources: true})
 	programENI(t, c, "--snat-source", "eth1="+c.ENIAddress.String())
 	checkENI(t, c, eniPath{"eth1", c.ENIAddress})
 }
 
-// TestENIClusterAnnotatedSource has the Node say which address the interface
-// is to use.
+// TestENIClusterAnnotatedSource sets the SNAT source with the Node's annotation.
 func TestENIClusterAnnotatedSource(t *testing.T) {
 	c := lab.NewENICluster(t, lab.ENIOptions{CheckSources: true})
 	dir := eniManifests(t, c)
@@ -83,7 +81,7 @@ func programENI(t *testing.T, c *lab.ENICluster, args ...string) {
 	runOnce(t, c.Node, eniManifests(t, c), args...)
 }
 
-// runOnce programs a node from manifests.
+// runOnce programs a node once from manifests.
 func runOnce(t *testing.T, n *lab.Node, dir string, args ...string) {
 	t.Helper()
 	args = append([]string{"--manifests", dir, "--once", "--hostname-override", n.Name}, args...)
@@ -92,8 +90,8 @@ func runOnce(t *testing.T, n *lab.Node, dir string, args ...string) {
 	}
 }
 
-// checkENI has the pod and the node call the load balancer's address, several
-// times, and looks at each packet's way.
+// checkENI connects from the pod and from the node to the LoadBalancer IP several times,
+// and checks the path of each packet.
 func checkENI(t *testing.T, c *lab.ENICluster, want eniPath) {
 	t.Helper()
 	onNode := c.Node.Watch(lab.TCP, append([]string{c.VIP}, c.Endpoints...)...)
@@ -126,8 +124,8 @@ func checkENI(t *testing.T, c *lab.ENICluster, want eniPath) {
 	if n := c.Eth0.Spoofed() + c.Eth1.Spoofed(); n != 0 {
 		t.Errorf("the fabric dropped %d packets for their source", n)
 	}
-	// The node itself. To a local IPv6 address the kernel chooses any of its
-	// addresses as the source, which may be routed by the ENI.
+	// The node itself. For a local IPv6 destination the kernel chooses any of its
+	// addresses as the source, which may be routed out of the ENI.
 	if answer := c.Node.Dial(lab.TCP, c.VIP); answer.Err != nil || answer.SeenSource.Addr() != c.NodeAddress && (answer.SeenSource.Addr().Is4() || answer.SeenSource.Addr() != c.ENIAddress) {
 		t.Errorf("the node's request: %s, want source %s", answer, c.NodeAddress)
 	}

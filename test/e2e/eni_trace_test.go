@@ -11,9 +11,8 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/test/e2e/lab"
 )
 
-// checkTraces holds "kube-ipvs trace" to what the packets did: each endpoint that
-// has answered a cell is said to answer, over the interface and with the source
-// that were seen, and no other is.
+// checkTraces compares "kube-ipvs trace" with the packets: it must predict for each
+// endpoint whether it answers, the interface and the source.
 func (m *eniMatrix) checkTraces(t *testing.T, all []asked) {
 	nodes := m.Node.Trace()
 	for _, a := range all {

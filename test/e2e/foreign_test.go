@@ -10,10 +10,10 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/test/e2e/lab"
 )
 
-// foreignServers are virtual servers as keepalived and Docker swarm make them,
-// in ipvsadm's own words: on an address of their own, with a mark, and on
-// addresses that a Service has too, with other ports and protocols. The last is
-// one that a Service claims, in a range that is excluded.
+// foreignServers are virtual servers like those of keepalived and Docker swarm, in
+// ipvsadm's syntax: on an address of their own, with a fwmark, and on addresses that a
+// Service also has, with other ports and protocols. The last one is claimed by a Service,
+// in an excluded range.
 const foreignServers = `-A -t 10.12.0.1:80 -s wrr -p 300
 -a -t 10.12.0.1:80 -r 10.12.0.2:80 -m -w 3
 -A -f 258 -s rr
@@ -27,9 +27,9 @@ const foreignServers = `-A -t 10.12.0.1:80 -s wrr -p 300
 -a -t 203.0.113.129:80 -r 10.12.0.2:80 -m -w 1
 `
 
-// TestIssue59507ForeignVirtualServers has others' virtual servers stay as they
-// are while a proxy compares, is killed and started again, has a Service go, and
-// cleans up (kubernetes#55857, kube-vip#745).
+// TestIssue59507ForeignVirtualServers checks that foreign virtual servers do not change
+// while a proxy compares, is killed and restarted, loses a Service, and cleans up
+// (kubernetes#55857, kube-vip#745).
 func TestIssue59507ForeignVirtualServers(t *testing.T) {
 	node, flags := loneNode(t)
 	flags = append(flags, "--ipvs-sync-period", "1s", "--ipvs-exclude-cidrs", "203.0.113.128/25")

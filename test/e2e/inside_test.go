@@ -17,9 +17,9 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/test/e2e/lab"
 )
 
-// TestBehaviourInside asks the program about the report that the project comes
-// from, where it fails and where it does not; TestENIMatrixOneENI compares what
-// trace explains with what packets do, cell by cell.
+// TestBehaviourInside runs the commands on the node of the original problem, in a mode
+// that fails and in one that works. TestENIMatrixOneENI compares trace with packets, cell
+// by cell.
 func TestBehaviourInside(t *testing.T) {
 	c := lab.NewENICluster(t, lab.ENIOptions{CheckSources: true})
 	for _, mode := range []string{"off", "auto"} {
@@ -49,8 +49,8 @@ func checkTraceCommand(t *testing.T, c *lab.ENICluster, mode string) {
 	}
 }
 
-// explain has the program explain a connection, which is to end in want, as far as
-// the docs show it in their words. The Services' names come from manifests.
+// explain runs trace on a connection, which must end in want, and compares the output
+// with the docs where they show it. The names of Services come from manifests.
 func explain(t *testing.T, n *lab.Node, manifests, from, to string, want trace.Outcome) {
 	t.Helper()
 	command := fmt.Sprintf("kube-ipvs trace --from %s --to %s", from, to)
@@ -67,7 +67,7 @@ func explain(t *testing.T, n *lab.Node, manifests, from, to string, want trace.O
 	documented(t, command, string(want), text)
 }
 
-// decode runs the program, which is to print JSON.
+// decode runs the program and decodes its JSON output.
 func decode(t *testing.T, n *lab.Node, out any, args ...string) (exitCode int) {
 	t.Helper()
 	code, text := n.RunProxy(args...)
@@ -77,8 +77,8 @@ func decode(t *testing.T, n *lab.Node, out any, args ...string) (exitCode int) {
 	return code
 }
 
-// checkLive has the pod ask while the program looks on: the packets of both sides
-// are seen.
+// checkLive connects from the pod during trace --live: packets on both sides of IPVS are
+// printed.
 func checkLive(t *testing.T, c *lab.ENICluster) {
 	from := c.Pod.Addresses[0].String()
 	p := c.Node.StartProxy(func(p *lab.Process) error {
@@ -115,7 +115,7 @@ func checkLive(t *testing.T, c *lab.ENICluster) {
 	}
 }
 
-// printLimit is for a busy machine.
+// printLimit is the timeout on a busy machine.
 const printLimit = 30 * time.Second
 
 func pad(link string) string { return fmt.Sprintf("%-15s", link) }
@@ -151,7 +151,7 @@ func checkGet(t *testing.T, c *lab.ENICluster) {
 	}
 }
 
-// hasLine tells whether a table has a line with all cells.
+// hasLine reports whether a table has a line with all cells.
 func hasLine(text string, cells []string) bool {
 	for line := range strings.Lines(text) {
 		all := true
@@ -165,8 +165,8 @@ func hasLine(text string, cells []string) bool {
 	return false
 }
 
-// checkDoctor: under plain masquerading the ENI is what is wrong, and otherwise
-// no more than that no proxy runs.
+// checkDoctor: under plain masquerading, doctor reports the ENI; otherwise it reports
+// only that no proxy runs.
 func checkDoctor(t *testing.T, c *lab.ENICluster, mode string) {
 	want := []string{"kube-ipvs"}
 	if mode == "off" {

@@ -13,9 +13,9 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/test/e2e/lab"
 )
 
-// TestBehaviourReach asks what needs nothing but a cluster and Services, issue by
-// issue. On node1 all the while a hostPort's DNAT lies in wait for port 80 of every
-// address that is local, before the rules of any Service.
+// TestBehaviourReach tests issues that need only a cluster and Services. During all of
+// them, node1 has a hostPort's DNAT rule for port 80 of every local address, before the
+// rules of any Service.
 func TestBehaviourReach(t *testing.T) {
 	c := newOfflineCluster(t)
 	node1 := c.Nodes[0]
@@ -52,8 +52,8 @@ func TestBehaviourReach(t *testing.T) {
 	})
 }
 
-// addHostPort has port 80 of a node lead to a pod, as the portmap plugin does, by
-// rules at the head of their chains.
+// addHostPort forwards port 80 of a node to a pod, as the portmap plugin does, by rules
+// at the head of their chains.
 func addHostPort(node *lab.BridgeNode, pod *lab.Pod) {
 	for i, program := range []string{"iptables", "ip6tables"} {
 		for _, chain := range []string{"PREROUTING", "OUTPUT"} {
@@ -63,8 +63,8 @@ func addHostPort(node *lab.BridgeNode, pod *lab.Pod) {
 	}
 }
 
-// reachServices are the Services, by number. The last is another one's neighbour
-// on its addresses.
+// reachServices returns the Services, by number. The last one shares the addresses of
+// another.
 func reachServices(c *cluster) []runtime.Object {
 	external := func(n int) *corev1.Service {
 		svc := newExposed(fmt.Sprintf("external%d", n), n)
@@ -102,8 +102,8 @@ func reachServices(c *cluster) []runtime.Object {
 	return objects
 }
 
-// testNodesSource: the node is seen with its own address, not with the VIP, which
-// the kernel chooses as the source to reach a local address. (#65158)
+// testNodesSource: endpoints see the node's own address, not the VIP, which the kernel
+// chooses as the source towards a local address. (#65158)
 func testNodesSource(t *testing.T, c *cluster) {
 	node1 := c.Nodes[0]
 	for family, own := range nodeIPs(node1) {
@@ -116,7 +116,8 @@ func testNodesSource(t *testing.T, c *cluster) {
 	}
 }
 
-// testHairpin: the only endpoint asks for itself, on every way. (#85877, #134884)
+// testHairpin: the only endpoint connects to its own Service, on every path. (#85877,
+// #134884)
 func testHairpin(t *testing.T, c *cluster) {
 	node1 := c.Nodes[0]
 	for family := range 2 {
@@ -131,8 +132,9 @@ func testHairpin(t *testing.T, c *cluster) {
 	}
 }
 
-// testStrictInternal: with the endpoint elsewhere the cluster IP is refused, also
-// of a Service that can be reached from outside; and there all endpoints serve.
+// testStrictInternal: if the only endpoint is on another node, the cluster IP is refused,
+// also of a Service that external clients can reach. On external addresses all endpoints
+// serve.
 func testStrictInternal(t *testing.T, c *cluster) {
 	for family, ip := range clusterIPs(3) {
 		for _, from := range []*lab.Namespace{c.caller1.Namespace, c.Nodes[0].Namespace} {
@@ -146,9 +148,9 @@ func testStrictInternal(t *testing.T, c *cluster) {
 	}
 }
 
-// testExternalFromInside: on a node without an endpoint, pods and the node are
-// served by the others', with an address that is answered, and who is outside is
-// not. (#71596, #75262, #92857)
+// testExternalFromInside: on a node without an endpoint, pods and the node reach
+// endpoints of other nodes, with a source that gets replies. External clients get no
+// reply. (#71596, #75262, #92857)
 func testExternalFromInside(t *testing.T, c *cluster) {
 	node1, pod := c.Nodes[0], c.caller1
 	for family, own := range nodeIPs(node1) {
@@ -175,7 +177,7 @@ func testExternalIPLocal(t *testing.T, c *cluster) {
 	}
 }
 
-// testPortOfANodePort: a cluster IP's port has the number of another's node port.
+// testPortOfANodePort: a cluster IP's port has the number of another Service's node port.
 func testPortOfANodePort(t *testing.T, c *cluster) {
 	for family, ip := range clusterIPs(6) {
 		for _, protocol := range lab.Protocols {
@@ -185,8 +187,9 @@ func testPortOfANodePort(t *testing.T, c *cluster) {
 	}
 }
 
-// testSCTP takes every way, node ports among them. (#81474) The nodes are left out:
-// they name all their addresses in the handshake, which docs/concepts/traffic-policies.md has about.
+// testSCTP uses every kind of address, including node ports. (#81474) It leaves out nodes
+// as clients: they list all their addresses in the handshake, see
+// docs/concepts/traffic-policies.md.
 func testSCTP(t *testing.T, c *cluster) {
 	for _, w := range c.ways(1) {
 		for _, from := range c.callers() {
@@ -202,7 +205,7 @@ func testSCTP(t *testing.T, c *cluster) {
 	}
 }
 
-// testHostPort: the hostPort serves the node's address, and no VIP's port. (#61938)
+// testHostPort: the hostPort serves the node's address, and not a VIP's port. (#61938)
 func testHostPort(t *testing.T, c *cluster) {
 	node1 := c.Nodes[0]
 	for family := range 2 {
@@ -219,8 +222,8 @@ func testHostPort(t *testing.T, c *cluster) {
 	}
 }
 
-// testNodeAddress: an address of the node serves as a load balancer's IP, and its
-// SSH and API server are reached as before, from everywhere. (#117613)
+// testNodeAddress: a node address serves as a LoadBalancer IP, and its SSH and API server
+// remain reachable from everywhere. (#117613)
 func testNodeAddress(t *testing.T, c *cluster) {
 	for _, ip := range nodeIPs(c.Nodes[0]) {
 		for _, from := range []*lab.Namespace{c.Client, c.caller1.Namespace, c.caller3.Namespace, c.Nodes[1].Namespace, c.Nodes[0].Namespace} {
@@ -233,7 +236,8 @@ func testNodeAddress(t *testing.T, c *cluster) {
 	}
 }
 
-// checkShared asks an IP of two Services, or what is left when one has gone. (#65263)
+// checkShared tests an IP of two Services, or of the remaining one after the other was
+// deleted. (#65263)
 func checkShared(t *testing.T, c *cluster, both bool) {
 	t.Helper()
 	for _, ip := range balancerIPs(7) {

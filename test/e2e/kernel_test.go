@@ -12,10 +12,10 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/test/e2e/lab"
 )
 
-// ipvsOptions are the words by which ipvsadm tells the protocols apart.
+// ipvsOptions maps ipvsadm's options to protocols.
 var ipvsOptions = map[string]lab.Protocol{"-t": lab.TCP, "-u": lab.UDP, "--sctp-service": lab.SCTP}
 
-// virtualServer is one as ipvsadm names it.
+// virtualServer is the key of a virtual server in ipvsadm's syntax.
 type virtualServer struct {
 	protocol lab.Protocol
 	address  netip.AddrPort
@@ -23,8 +23,8 @@ type virtualServer struct {
 
 func (vs virtualServer) String() string { return fmt.Sprintf("%s %s", vs.protocol, vs.address) }
 
-// ipvsTable is what ipvsadm -Sn prints: of each virtual server the words that
-// describe it, and those of its real servers, by their addresses.
+// ipvsTable is the output of ipvsadm -Sn: for each virtual server its options, and those
+// of its real servers by address.
 type ipvsTable map[virtualServer]ipvsEntry
 
 type ipvsEntry struct {
@@ -51,7 +51,7 @@ func readIPVS(node *lab.Node) ipvsTable {
 
 func (e ipvsEntry) String() string { return fmt.Sprintf("[%s] %v", e.options, e.realServers) }
 
-// active counts the real servers that get new connections.
+// active returns the number of real servers that get new connections.
 func (e ipvsEntry) active() int {
 	n := 0
 	for _, options := range e.realServers {
@@ -62,8 +62,7 @@ func (e ipvsEntry) active() int {
 	return n
 }
 
-// vips lists what the node has claimed: the addresses that stand on kube-ipvs0,
-// and those of which ports are claimed.
+// vips returns the VIPs that the node claims, as addresses on kube-ipvs0 or by port.
 func vips(node *lab.Node) map[netip.Addr]bool {
 	found := bound(node)
 	for _, route := range claimRoutes(node) {
@@ -80,7 +79,7 @@ func vips(node *lab.Node) map[netip.Addr]bool {
 	return found
 }
 
-// claimRoutes lists the table of claimed ports, a line each.
+// claimRoutes returns the lines of the table of claimed ports.
 func claimRoutes(node *lab.Node) []string {
 	var lines []string
 	for _, family := range []string{"-4", "-6"} {
@@ -92,7 +91,7 @@ func claimRoutes(node *lab.Node) []string {
 	return lines
 }
 
-// bound lists the addresses that stand on kube-ipvs0.
+// bound returns the addresses on kube-ipvs0.
 func bound(node *lab.Node) map[netip.Addr]bool {
 	found := map[netip.Addr]bool{}
 	out, err := node.TryExec("ip", "-o", "address", "show", "dev", "kube-ipvs0")
@@ -107,8 +106,8 @@ func bound(node *lab.Node) map[netip.Addr]bool {
 	return found
 }
 
-// kernelState is all that a proxy programs, in a form in which equal states are
-// equal texts: what the kernel numbers, counts or orders by itself is left out.
+// kernelState returns all state that a proxy programs as text. Equal states have equal
+// texts: it omits numbers, counters and orders that the kernel chooses.
 func kernelState(node *lab.Node) string {
 	var text strings.Builder
 	section := func(title string, lines []string) {
@@ -135,7 +134,7 @@ func kernelState(node *lab.Node) string {
 	return text.String()
 }
 
-// programmedSysctls leaves out snat_reroute, which is 0 only while a proxy runs.
+// programmedSysctls excludes snat_reroute, which is 0 only while a proxy runs.
 var programmedSysctls = []string{
 	"net.ipv4.ip_forward", "net.ipv4.vs.conntrack", "net.ipv4.vs.expire_nodest_conn",
 	"net.ipv4.vs.expire_quiescent_template", "net.ipv4.conf.all.src_valid_mark",
@@ -154,14 +153,14 @@ func sortedLines(text string) []string {
 	return lines
 }
 
-// rulesOf leaves out counters and remarks. The order of rules has a meaning.
+// rulesOf returns saved rules without counters and comments, in their order.
 func rulesOf(saved string) []string {
 	return slices.DeleteFunc(strings.Split(counters.ReplaceAllString(saved, ""), "\n"), func(line string) bool {
 		return line == "" || strings.HasPrefix(line, "#")
 	})
 }
 
-// linksOf lists the node's interfaces, and the addresses on kube-ipvs0.
+// linksOf returns the node's interfaces, and the addresses on kube-ipvs0.
 func linksOf(node *lab.Node) []string {
 	var names []string
 	for _, line := range strings.Split(strings.TrimSpace(node.Exec("ip", "-o", "link")), "\n") {

@@ -21,8 +21,8 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/test/reliability"
 )
 
-// kills is a node whose process is killed again and again, while the Services of
-// its folder change. One of them, "steady", does not.
+// kills is a node whose proxy is killed again and again while the Services of its folder
+// change. The Service "steady" does not change.
 type kills struct {
 	*connections
 	client *lab.Namespace
@@ -31,15 +31,14 @@ type kills struct {
 	flags  []string
 }
 
-// churned is how many Services change.
+// churned is the number of changing Services.
 const churned = 6
 
-// TestReliabilityKills kills the process at random times after its start, within
-// and after its first pass, while Services come, change and go: KILLS times, or
-// 12, and 1,000 in `make reliability`; for KILL_LIMIT at most, if that is set.
-// Clients of the Service that does not change notice nothing, with the connections
-// that they have and with new ones. In the end the kernel is what one process makes
-// of the folder on a clean node, and what it was before when that is cleaned up.
+// TestReliabilityKills kills the process at random times during and after its first sync,
+// while Services are created, changed and deleted: KILLS times, by default 12, and 1,000
+// in `make reliability`; at most for KILL_LIMIT, if set. Connections to the unchanged
+// Service, old and new, are not affected. In the end the kernel equals that of a single
+// process on a clean node, and the cleanup restores the state before the test.
 func TestReliabilityKills(t *testing.T) {
 	record := reliability.Begin(t, reliability.Crash, "lab")
 	k := newKills(t)
@@ -143,8 +142,7 @@ func (k *kills) start() *lab.Process {
 	return k.node.StartProxy(func(*lab.Process) error { return nil }, k.flags...)
 }
 
-// churn changes one Service: its endpoints, its kind, its port, or that it is
-// there at all.
+// churn changes one Service: its endpoints, its type, its port, or whether it exists.
 func (k *kills) churn(random *rand.Rand) {
 	n := 2 + random.IntN(churned)
 	svc := newExposed(fmt.Sprint("web", n), n)
@@ -162,13 +160,13 @@ func (k *kills) churn(random *rand.Rand) {
 		k.write(newDualStack(svc.Name, n), web2)
 	case 5:
 		for _, name := range []string{"", "-0", "-1"} {
-			// It may not be there.
+			// The file may not exist.
 			_ = os.Remove(filepath.Join(k.folder, svc.Name+name+".yaml"))
 		}
 	}
 }
 
-// follow has the folder change until it is stopped.
+// follow changes the folder until it is stopped.
 func (k *kills) follow(t *testing.T) (stop func()) {
 	done := make(chan struct{})
 	var churning sync.WaitGroup
@@ -188,8 +186,8 @@ func (k *kills) follow(t *testing.T) (stop func()) {
 	return stop
 }
 
-// openLong opens connections and sockets in every way that has ports of its own:
-// IPVS mixes up connections from one port to two VIPs of one endpoint.
+// openLong opens connections and sockets to every kind of address with its own client
+// port: IPVS mixes up connections from one port to two VIPs of an endpoint.
 func (k *kills) openLong(t *testing.T) []*lab.Connection {
 	var long []*lab.Connection
 	open := func(from *lab.Namespace, protocol lab.Protocol, address string) {
@@ -208,10 +206,10 @@ func (k *kills) openLong(t *testing.T) []*lab.Connection {
 	return long
 }
 
-// busyLimit is for a machine that is starting a program all the time.
+// busyLimit is the timeout on a machine that keeps starting a program.
 const busyLimit = time.Minute
 
-// loads are clients that open connections to the Service that does not change.
+// loads starts clients that connect to the unchanged Service.
 func (k *kills) loads() []*lab.Load {
 	var loads []*lab.Load
 	for i := range 2 {
@@ -222,7 +220,7 @@ func (k *kills) loads() []*lab.Load {
 	return loads
 }
 
-// askAll asks on every connection, and gives their number.
+// askAll sends a request on every connection and returns their number.
 func (k *kills) askAll(t *testing.T, long []*lab.Connection) int {
 	t.Helper()
 	for _, connection := range long {
@@ -233,8 +231,8 @@ func (k *kills) askAll(t *testing.T, long []*lab.Connection) int {
 	return len(long)
 }
 
-// checkEnd has a last process make the kernel right, compares that with what one
-// makes of a clean node, and says by how many lines it differs.
+// checkEnd lets a last process repair the kernel, compares the result with that of a
+// process on a clean node, and returns the number of differing lines.
 func (k *kills) checkEnd(t *testing.T, before string) (differences int) {
 	last := k.start()
 	lab.Eventually(k.t, 4*syncLimit, "the last process has drained everything", func() error {

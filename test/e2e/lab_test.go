@@ -12,8 +12,8 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/test/e2e/lab"
 )
 
-// TestLabAnswers checks the lab's own servers and clients: every protocol, both
-// families, through the router, and the ways in which a request can fail.
+// TestLabAnswers tests the lab's servers and clients: every protocol, both families,
+// through the router, and the ways in which a request can fail.
 func TestLabAnswers(t *testing.T) {
 	l := lab.New(t)
 	fabric := l.Fabric("fabric")
@@ -40,9 +40,8 @@ func TestLabAnswers(t *testing.T) {
 	}
 }
 
-// TestLabSCTP checks what the lab does so that SCTP can be asked like the others:
-// a client heeds a refusal, and a server outlives signals, as the runtime sends
-// them to its threads.
+// TestLabSCTP tests the lab's SCTP: a client reacts to a refusal, and a server survives
+// signals that the runtime sends to its threads.
 func TestLabSCTP(t *testing.T) {
 	l := lab.New(t)
 	host := l.Namespace("host")
@@ -65,15 +64,15 @@ func TestLabSCTP(t *testing.T) {
 	}
 }
 
-// signalOften sends this process the signal by which Go's runtime interrupts
-// threads, until done.
+// signalOften sends this process the signal by which Go's runtime preempts threads, until
+// done.
 func signalOften(done chan struct{}) {
 	for {
 		select {
 		case <-done:
 			return
 		default:
-			// It fails in no way for a process's own.
+			// It cannot fail for the own process.
 			_ = unix.Kill(os.Getpid(), unix.SIGURG)
 		}
 	}
@@ -111,11 +110,10 @@ func TestLabFabricDropsSpoofedSources(t *testing.T) {
 	}
 }
 
-// TestLabENIClusterUnderKubeProxy reproduces the report that the ENI cluster
-// comes from: under kube-proxy's rules a pod that calls the load balancer's
-// address waits in vain. The request leaves by the pods' interface with the
-// other one's address, and the reply comes in by that other interface, where the
-// reverse-path check drops it.
+// TestLabENIClusterUnderKubeProxy reproduces the original problem: under kube-proxy's
+// rules a pod that connects to the LoadBalancer IP times out. The request leaves by the
+// pods' interface with the other interface's address. The reply enters by that other
+// interface, where the reverse-path check drops it.
 func TestLabENIClusterUnderKubeProxy(t *testing.T) {
 	c := lab.NewENICluster(t, lab.ENIOptions{})
 	lab.KubeProxyRules(c.Node, c.VIP, c.Endpoints...)
@@ -134,14 +132,14 @@ func TestLabENIClusterUnderKubeProxy(t *testing.T) {
 	}
 	t.Log(onNode)
 
-	// The set-up itself is sound: without the service, the pod reaches a backend.
+	// The set-up works without the Service: the pod reaches a backend.
 	if answer := c.Pod.Dial(lab.TCP, c.Endpoints[0]); answer.Server != "backend1" {
 		t.Errorf("the pod's direct request: %s", answer)
 	}
 }
 
-// TestLabENIClusterChecked shows the same on a fabric that checks sources: there
-// the request does not even get through.
+// TestLabENIClusterChecked does the same on a fabric that checks sources, which drops the
+// request.
 func TestLabENIClusterChecked(t *testing.T) {
 	for _, options := range []lab.ENIOptions{{CheckSources: true}, {CheckSources: true, IPv6: true}} {
 		c := lab.NewENICluster(t, options)

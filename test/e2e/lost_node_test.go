@@ -14,9 +14,9 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/test/reliability"
 )
 
-// TestReliabilityLostNode has a node die, and the node controller say so: connections
-// to its endpoints are reset, and no others. At the same time an endpoint on another
-// node is not ready any more, of which the cluster hears.
+// TestReliabilityLostNode fails a node, and reports it as the node controller does.
+// Connections to its endpoints are reset, and no others. At the same time an endpoint on
+// another node, which is reachable, is not ready.
 func TestReliabilityLostNode(t *testing.T) {
 	record := reliability.Begin(t, reliability.Draining, "lost-node")
 	c := newCluster(t)
@@ -38,7 +38,7 @@ func TestReliabilityLostNode(t *testing.T) {
 	open := c.connect(t, web, 3*reliability.Times(2, 10))
 
 	node2 := c.Nodes[1]
-	node2.Exec("tc", "qdisc", "replace", "dev", "eth0", "root", "netem", "loss", "100%") // it says nothing
+	node2.Exec("tc", "qdisc", "replace", "dev", "eth0", "root", "netem", "loss", "100%") // it is silent from now on
 	c.api.hear(node2.Name, corev1.ConditionUnknown)
 	since := time.Now()
 	for _, slice := range dualStackSlices(web, webPort, ready(c.web1), notReady(c.web2), notReady(web3)) {
@@ -81,15 +81,15 @@ func TestReliabilityLostNode(t *testing.T) {
 	)
 }
 
-// newTCP is a dual-stack Service number n of TCP alone.
+// newTCP returns dual-stack Service number n with TCP only.
 func newTCP(name string, n int) *corev1.Service {
 	return newService(name, corev1.ProtocolTCP, 80, clusterIPs(n)...)
 }
 
 func notReady(pod *lab.Pod) podEndpoint { return podEndpoint{pod, endpoint{notReady: true}} }
 
-// connect opens connections from node1's caller to each cluster IP of a Service, and
-// gives them by who answers.
+// connect opens connections from a pod of node1 to each cluster IP of a Service, and
+// returns them by the endpoint that answered.
 func (c *cluster) connect(t *testing.T, svc *corev1.Service, each int) map[string][]*lab.Connection {
 	t.Helper()
 	open := map[string][]*lab.Connection{}
@@ -114,7 +114,7 @@ func (c *cluster) connect(t *testing.T, svc *corev1.Service, each int) map[strin
 	return open
 }
 
-// hear says whether a node is ready, as the node controller and kubelets do.
+// hear sets the Ready condition of a node, as the node controller and kubelets do.
 func (a *api) hear(node string, status corev1.ConditionStatus) {
 	a.t.Helper()
 	nodes := a.client.CoreV1().Nodes()

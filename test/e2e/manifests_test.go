@@ -20,7 +20,7 @@ import (
 
 const namespace = "default"
 
-// newService is a Service of one port, named after its protocol.
+// newService returns a Service with one port, named after its protocol.
 func newService(name string, protocol corev1.Protocol, port int32, clusterIPs ...string) *corev1.Service {
 	families := make([]corev1.IPFamily, len(clusterIPs))
 	policy := corev1.IPFamilyPolicySingleStack
@@ -47,14 +47,15 @@ func newService(name string, protocol corev1.Protocol, port int32, clusterIPs ..
 	}
 }
 
-// endpoint is one address behind a Service, on a node or outside all of them.
+// endpoint is an address behind a Service, on a node or outside of all nodes.
 type endpoint struct {
 	address, node string
 	notReady      bool
 	terminating   bool // still serving
 }
 
-// newSlice lists a Service's endpoints of one family, all on one target port.
+// newSlice returns a slice of a Service's endpoints of one family, all with one target
+// port.
 func newSlice(svc *corev1.Service, family string, port int32, endpoints ...endpoint) *discoveryv1.EndpointSlice {
 	slice := &discoveryv1.EndpointSlice{
 		TypeMeta: metav1.TypeMeta{APIVersion: "discovery.k8s.io/v1", Kind: "EndpointSlice"},
@@ -79,7 +80,7 @@ func newSlice(svc *corev1.Service, family string, port int32, endpoints ...endpo
 	return slice
 }
 
-// newLoadBalancer gives a Service an address of the cloud's load balancer.
+// newLoadBalancer adds a LoadBalancer IP to a Service.
 func newLoadBalancer(svc *corev1.Service, ips ...string) *corev1.Service {
 	svc.Spec.Type = corev1.ServiceTypeLoadBalancer
 	for _, ip := range ips {
@@ -88,8 +89,7 @@ func newLoadBalancer(svc *corev1.Service, ips ...string) *corev1.Service {
 	return svc
 }
 
-// writeManifests writes objects to a new folder, one file each, and gives its
-// path.
+// writeManifests writes objects to a new folder, one file each, and returns its path.
 func writeManifests(t testing.TB, objects ...runtime.Object) string {
 	t.Helper()
 	dir := t.TempDir()

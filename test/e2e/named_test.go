@@ -16,17 +16,17 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/test/reliability"
 )
 
-// TestReliabilityNamedAddresses has Services name what is not theirs as external IPs:
-// a port of the node's, and another Service's addresses, once with an endpoint of
-// their own and once without, by which it would be refused. As long as the process
-// runs, it listens where that is documented, and nowhere else.
+// TestReliabilityNamedAddresses creates Services whose external IPs belong to others: a
+// port of the node, and another Service's addresses, once with an endpoint and once
+// without, which would make them refuse. While the process runs, it listens only on
+// documented ports.
 func TestReliabilityNamedAddresses(t *testing.T) {
 	record := reliability.Begin(t, reliability.Security, "named")
 	c := newOfflineCluster(t)
 	node1 := c.Nodes[0]
 	node1.Serve("host", lab.TCP, 22)
 	objects := withSlices(newLoadBalancer(newDualStack("victim", 1), balancerIPs(1)...), ready(c.web1))
-	// By its name each of them would come first.
+	// By name, each of them precedes the owner.
 	for i, name := range []string{"a-thief", "a-closer"} {
 		svc := newDualStack(name, 2+i)
 		svc.Spec.ExternalIPs = slices.Concat(nodeIPs(node1), balancerIPs(1), clusterIPs(1))
@@ -78,7 +78,7 @@ func TestReliabilityNamedAddresses(t *testing.T) {
 	)
 }
 
-// listening lists the ports of a node, of TCP and UDP.
+// listening returns the TCP and UDP ports on which the node listens.
 func listening(t *testing.T, node *lab.Node) []string {
 	t.Helper()
 	var list []routing.Listener

@@ -10,10 +10,10 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/test/e2e/lab"
 )
 
-// TestIssueEksctl542NodeLocalDNSCache runs a server where NodeLocal DNSCache runs in its
-// default set-up: at the cluster IP, which a dummy interface has, with packets to it not
-// tracked. Pods and the node reach it in the place of the endpoints, and once it is gone
-// they reach the endpoints. The Service's other port is served all the time.
+// TestIssueEksctl542NodeLocalDNSCache runs a server like NodeLocal DNSCache in its
+// default set-up: on the cluster IP, which a dummy interface has, with untracked packets.
+// Pods and the node reach it instead of the endpoints. When it stops, they reach the
+// endpoints. The Service's other port is served all the time.
 func TestIssueEksctl542NodeLocalDNSCache(t *testing.T) {
 	c := newOfflineCluster(t)
 	node := c.Nodes[0]
@@ -42,7 +42,7 @@ func TestIssueEksctl542NodeLocalDNSCache(t *testing.T) {
 				}
 			}
 		}
-		// The other family is none of the cache's.
+		// The cache does not serve the other family.
 		if answer := c.caller1.DialWithin(lostAfter, lab.TCP, at(clusterIPs(1)[1], port)); answer.Server != "web1" {
 			return fmt.Errorf("IPv6: %s, want web1", answer)
 		}

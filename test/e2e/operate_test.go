@@ -12,8 +12,8 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/test/e2e/lab"
 )
 
-// checkOperate runs the commands beside a proxy that serves: they use its
-// configuration, and all of them say that the node is as it should be.
+// checkOperate runs the commands beside a proxy that serves. They use its configuration,
+// and all report a healthy node.
 func checkOperate(t *testing.T, c *lab.ENICluster) {
 	n := c.Node
 	ready := func(*lab.Process) error {
@@ -86,10 +86,10 @@ func checkOperate(t *testing.T, c *lab.ENICluster) {
 	n.Exec("tar", "xzf", "/tmp/sysdump/all.tar.gz", "-C", "/tmp/sysdump")
 	t.Logf("not gathered:\n%s", n.Exec("sh", "-c", "cat /tmp/sysdump/*/errors.txt"))
 
-	// What is taken away is a difference, and --once --dry-run does not mend it.
+	// A deleted object is a difference, which --once --dry-run does not repair.
 	svc := strings.Fields(n.Exec("ipset", "list", "KUBE-CLUSTER-IP", "-o", "save"))
 	member := strings.Replace(svc[len(svc)-1], ",tcp:", ":", 1)
-	_ = syscall.Kill(p.PID(), syscall.SIGSTOP) // or it would mend that
+	_ = syscall.Kill(p.PID(), syscall.SIGSTOP) // otherwise it would repair that
 	n.Exec("ipvsadm", "-D", "-t", member)
 	if documented(t, "kube-ipvs diff", "", run(1, "diff")) == 0 {
 		t.Error("the docs do not show kube-ipvs diff")

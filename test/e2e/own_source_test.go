@@ -13,7 +13,7 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/test/e2e/lab"
 )
 
-// ownSource is a node whose own connections are looked at.
+// ownSource is a node whose own connections are tested.
 type ownSource struct {
 	node      *lab.Node
 	addresses []netip.Addr  // its own, of each family
@@ -22,9 +22,9 @@ type ownSource struct {
 	policy    corev1.ServiceExternalTrafficPolicy
 }
 
-// check has the node connect to every kind of VIP. The server must see an
-// address of the node: one that answers come back to, and no VIP, which is the
-// address that the kernel chooses to reach a local address.
+// check connects from the node to every kind of VIP. The server must see an address of
+// the node to which replies return, and not the VIP, which the kernel chooses as the
+// source towards a local address.
 func (o ownSource) check(t *testing.T, args ...string) {
 	t.Helper()
 	svc := newExposed("web", 1)
@@ -51,9 +51,8 @@ func (o ownSource) check(t *testing.T, args ...string) {
 	}
 }
 
-// TestBehaviourNodesOwnSource does so on an ordinary node, with endpoints on another
-// node, in a pod beside, and in the node's own network, with and without
-// knowing the pods' range.
+// TestBehaviourNodesOwnSource tests an ordinary node, with endpoints on another node, in
+// a pod on this node, and in the node's own network, with and without a known pod range.
 func TestBehaviourNodesOwnSource(t *testing.T) {
 	c := lab.NewThreeNodes(t)
 	node := c.Nodes[0]
@@ -89,7 +88,7 @@ func TestBehaviourNodesOwnSource(t *testing.T) {
 	}
 }
 
-// TestNodesOwnSourceENI does so on a node with a secondary interface.
+// TestNodesOwnSourceENI tests a node with a secondary interface.
 func TestNodesOwnSourceENI(t *testing.T) {
 	for _, v6 := range []bool{false, true} {
 		for _, address := range []bool{false, true} {

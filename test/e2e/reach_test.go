@@ -14,17 +14,17 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/test/e2e/lab"
 )
 
-// Who reaches what: what users asked of kube-proxy's IPVS mode and did not get.
-// docs/reports/wants.md lists the issues.
+// Reachability issues of users that kube-proxy's IPVS mode has not fixed.
+// docs/reports/wants.md lists them.
 
-// denyByPolicy has a node drop what comes to it and what it should pass on,
-// unless a rule says otherwise. It lets through what every such node must: its own
-// network, neighbour discovery, and, as a CNI does, what is from and for its pods.
+// denyByPolicy sets the policies of INPUT and FORWARD to DROP. Rules accept only what
+// every such node needs: its own network, neighbor discovery and, as a CNI writes,
+// traffic from and to its pods.
 func denyByPolicy(node *lab.BridgeNode) {
 	for i, program := range []string{"iptables", "ip6tables"} {
 		node.Exec(program, "-w", "-A", "INPUT", "-i", "lo", "-j", "ACCEPT")
 		if program == "ip6tables" {
-			// Bridged packets meet FORWARD.
+			// Bridged packets pass FORWARD.
 			node.Exec(program, "-w", "-A", "INPUT", "-p", "icmpv6", "-j", "ACCEPT")
 			node.Exec(program, "-w", "-A", "FORWARD", "-p", "icmpv6", "-j", "ACCEPT")
 		}
@@ -37,10 +37,10 @@ func denyByPolicy(node *lab.BridgeNode) {
 	}
 }
 
-// TestIssue98465PolicyOfDrop has nodes drop by policy what comes to them and what
-// passes: every way to a Service goes on, its health check too, and nothing else
-// is opened. (Also kubernetes#132689.) Then node 1 stops dropping, and starts again
-// while the proxy runs.
+// TestIssue98465PolicyOfDrop sets the policies of INPUT and FORWARD to DROP. Every path
+// to a Service works, also its health check, and nothing else is allowed. (Also
+// kubernetes#132689.) Then node 1 changes its policy to ACCEPT and back while the proxy
+// runs.
 func TestIssue98465PolicyOfDrop(t *testing.T) {
 	c := newOfflineCluster(t)
 	node1, node3 := c.Nodes[0], c.Nodes[2]
@@ -81,9 +81,9 @@ func TestIssue98465PolicyOfDrop(t *testing.T) {
 	})
 }
 
-// TestRepliesAreRoutedOnce adds what may route replies by their source while the proxy
-// runs. Replies are routed a second time as soon as it is there, and when the proxy has
-// ended. Services answer in every step.
+// TestRepliesAreRoutedOnce adds state that may route replies by their source while the
+// proxy runs. From then on, and after the proxy has ended, replies are routed a second
+// time. Services answer in every step.
 func TestRepliesAreRoutedOnce(t *testing.T) {
 	c := newOfflineCluster(t)
 	node1 := c.Nodes[0]
@@ -119,9 +119,9 @@ func TestRepliesAreRoutedOnce(t *testing.T) {
 	}
 }
 
-// checkPolicyFollowed changes node 1's INPUT while its proxy runs. The chain that accepts
-// Service traffic is jumped to only while a policy or another program's rule may drop
-// packets. No read of the rules is due meanwhile: the proxy is told.
+// checkPolicyFollowed changes node 1's INPUT while its proxy runs. INPUT jumps to the
+// accepting chain only while its policy or another program's rule may drop packets. The
+// proxy must react to the kernel's notification, since no periodic read is due.
 func (c *cluster) checkPolicyFollowed(t *testing.T, services map[string]string) {
 	t.Helper()
 	node1 := c.Nodes[0]
@@ -154,9 +154,9 @@ func (c *cluster) checkPolicyFollowed(t *testing.T, services map[string]string) 
 	}
 }
 
-// TestIssue72236HostPorts has processes listen on all of the node's addresses:
-// no VIP leads to them, whichever way it is claimed, neither to their ports nor
-// to a health check's.
+// TestIssue72236HostPorts starts processes that listen on all of the node's addresses. No
+// VIP leads to them, whichever way it is claimed, neither on their ports nor on that of a
+// health check.
 func TestIssue72236HostPorts(t *testing.T) {
 	c := newOfflineCluster(t)
 	node1 := c.Nodes[0]
@@ -183,8 +183,7 @@ func TestIssue72236HostPorts(t *testing.T) {
 	}
 }
 
-// checkOnlyService has somebody ask a VIP on its Service's port, and on those of
-// the host.
+// checkOnlyService connects to a VIP on its Service's port and on the host's ports.
 func checkOnlyService(t *testing.T, claim string, from *lab.Namespace, ip string, hostPort uint16) {
 	for _, protocol := range []lab.Protocol{lab.TCP, lab.UDP} {
 		if answer := from.Dial(protocol, at(ip, 80)); answer.Server != "web1" {
@@ -198,7 +197,7 @@ func checkOnlyService(t *testing.T, claim string, from *lab.Namespace, ip string
 	}
 }
 
-// TestBehaviourPing (website#41002) has VIPs answer to ping, or refuse it.
+// TestBehaviourPing (website#41002) tests that VIPs answer ping, or refuse it.
 func TestBehaviourPing(t *testing.T) {
 	c := newOfflineCluster(t)
 	node1 := c.Nodes[0]
@@ -224,9 +223,9 @@ func TestBehaviourPing(t *testing.T) {
 	}
 }
 
-// TestIssue56320Localhost asks node ports on the node's loopback addresses: with
-// endpoints in a pod here, in one elsewhere, and in the node's own network. Nobody
-// else can ask there. (Also kubernetes#67730, #96879, #111840.)
+// TestIssue56320Localhost connects to node ports on the node's loopback addresses, with
+// endpoints in a pod on this node, on another node, and in the node's own network. No
+// other host can connect there. (Also kubernetes#67730, #96879, #111840.)
 func TestIssue56320Localhost(t *testing.T) {
 	c := newOfflineCluster(t)
 	node1 := c.Nodes[0]
@@ -258,7 +257,7 @@ func TestIssue56320Localhost(t *testing.T) {
 			t.Errorf("%s, without an endpoint: %s, want it refused", at(ip, 30004), answer)
 		}
 	}
-	// What is the node's own on these addresses is so still.
+	// The node's own servers on these addresses still answer.
 	if answer := node1.Dial(lab.TCP, "127.0.0.1:9000"); answer.Server != "own" || !answer.SeenSource.Addr().IsLoopback() {
 		t.Errorf("a process on the loopback address: %s", answer)
 	}
@@ -274,13 +273,13 @@ func TestIssue56320Localhost(t *testing.T) {
 	}
 }
 
-// checkHostPortKept has the node ask a host port on its loopback address, as a
-// CNI plugin makes one, from its own other address: the answer is DNAT's to put
-// right, and ours to leave alone.
+// checkHostPortKept connects from the node's other address to a host port on its loopback
+// address, as a CNI plugin creates it. DNAT translates the reply; our rules must not
+// change it.
 func checkHostPortKept(t *testing.T, node *lab.BridgeNode, pod string) {
 	t.Helper()
 	node.Exec("iptables", "-t", "nat", "-A", "OUTPUT", "-d", "127.0.0.1", "-p", "tcp", "--dport", "9100", "-j", "DNAT", "--to-destination", pod)
-	// What the server says is no HTTP: that it was reached is in the time it took.
+	// The server does not speak HTTP. The time shows that it was reached.
 	out, err := node.TryExec("curl", "--silent", "--max-time", "5", "--output", "/dev/null", "--write-out", "%{time_connect}",
 		"--interface", node.IPv4.String(), "http://127.0.0.1:9100")
 	if strings.Trim(out, "0.") == "" {
@@ -288,8 +287,8 @@ func checkHostPortKept(t *testing.T, node *lab.BridgeNode, pod string) {
 	}
 }
 
-// checkNeighbourKeptOut has a host on the node's subnet send it what is for
-// 127.0.0.1, as route_localnet would let in (CVE-2020-8558).
+// checkNeighbourKeptOut sends packets for 127.0.0.1 from a host on the node's subnet,
+// which route_localnet would admit (CVE-2020-8558).
 func (c *cluster) checkNeighbourKeptOut(t *testing.T, node *lab.BridgeNode, ports ...uint16) {
 	attacker := c.Segment.Client("attacker", "192.168.50.66/24")
 	attacker.Sysctl("net.ipv4.conf.all.route_localnet", "1")

@@ -18,8 +18,8 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/test/reliability"
 )
 
-// loneNode is a node with a folder of manifests: no API server, and nobody to
-// talk to. The kernel's state is all that counts.
+// loneNode returns a node with a folder of manifests, without API server and other hosts.
+// Only the kernel state matters.
 func loneNode(t *testing.T) (node *lab.Node, flags []string) {
 	t.Helper()
 	node = lab.New(t).Node("node")
@@ -33,10 +33,10 @@ func loneNode(t *testing.T) (node *lab.Node, flags []string) {
 	return node, []string{"--manifests", writeManifests(t, objects...), "--hostname-override", "node", "--cluster-cidr", podCIDRs}
 }
 
-// othersServer makes a virtual server of somebody else.
+// othersServer creates a foreign virtual server.
 const othersServer = "printf '%s\\n' '-A -t 10.12.0.1:80 -s wrr' '-a -t 10.12.0.1:80 -r 10.12.0.2:80 -m -w 3' | ipvsadm -R"
 
-// makeForeign puts into the kernel what is nobody's business but its owner's.
+// makeForeign adds foreign state to the kernel.
 func makeForeign(node *lab.Node) {
 	node.Exec("sh", "-c", othersServer)
 	for _, program := range []string{"iptables", "ip6tables"} {
@@ -51,8 +51,8 @@ func makeForeign(node *lab.Node) {
 	node.Exec("ip", "link", "add", "others0", "type", "dummy")
 }
 
-// addENI gives a node the least that reply routing takes: an interface that a
-// rule by source leads to.
+// addENI adds the minimum for reply routing: an interface to which a rule by source
+// leads.
 func addENI(node *lab.Node) {
 	node.Route("default via 192.168.50.1 dev eth0")
 	node.Bridge("eth1")
@@ -60,18 +60,17 @@ func addENI(node *lab.Node) {
 	node.Rule("pref 2000 from 10.12.0.44 lookup 1003")
 }
 
-// otherRouting are settings of policy rules and routes, each with another value
-// than the default.
+// otherRouting are settings of policy rules and routes with values that differ from the
+// defaults.
 var otherRouting = []string{
 	"--claim-mark", "0x80000", "--claim-table", "80090", "--claim-rule-priority", "90",
 	"--reply-mark", "0x60000", "--reply-rule-priority", "500",
 }
 
-// TestCleanup removes everything that was programmed, and nothing else. Three
-// processes have programmed it, the second one with other marks, tables and
-// priorities, of which the third one leaves nothing. Cleaning up puts kernel
-// parameters back to what they were before the first process, except one that
-// another program has set since.
+// TestCleanup checks that --cleanup removes everything that was programmed, and nothing
+// else. Three processes have programmed the node, the second one with other marks, tables
+// and priorities, which the third one has removed. Kernel parameters get their values
+// from before the first process, except one that another program has set since.
 func TestCleanup(t *testing.T) {
 	node, flags := loneNode(t)
 	makeForeign(node)
@@ -119,8 +118,8 @@ func TestCleanup(t *testing.T) {
 	}
 }
 
-// withoutEmpty drops what is no more than a look at a table leaves behind: its
-// name and its chains without rules, and the line that is left of no table.
+// withoutEmpty removes traces of merely listing a table: its name, its chains without
+// rules, and the line of a missing table.
 func withoutEmpty(state string) string {
 	var kept []string
 	for _, line := range strings.Split(state, "\n") {
@@ -134,14 +133,15 @@ func withoutEmpty(state string) string {
 	return strings.Join(kept, "\n")
 }
 
-// damage is what somebody does to what is programmed.
+// damage is a change of programmed state by another program.
 type damage struct{ name, command string }
 
-// insertion is the command by which another tool puts a rule before ours.
+// insertion matches a command that inserts a rule before ours.
 var insertion = regexp.MustCompile(`^(ip6?tables) -w -t (\S+) -I (\S+) \d+ (.+)$`)
 
-// leaves is a node's state after the repair: that of before, with another tool's rule
-// behind our jumps at the head of its chain; and the command that takes the rule away.
+// leaves returns the node's expected state after the repair: as before, with the other
+// program's rule behind our jumps at the head of its chain, and the command that deletes
+// that rule.
 func (d damage) leaves(whole string) (state, undo string) {
 	m := insertion.FindStringSubmatch(d.command)
 	if m == nil {
@@ -153,8 +153,8 @@ func (d damage) leaves(whole string) (state, undo string) {
 	return whole[:at] + fmt.Sprintf("-A %s %s\n", chain, rule) + whole[at:], fmt.Sprintf("%s -w -t %s -D %s %s", program, table, chain, rule)
 }
 
-// seen are kinds of damage that are seen once a second: by counts, or as there are few
-// virtual servers, by looking at their real servers.
+// seen are kinds of damage that the check of every second detects: by counts, or by the
+// real servers of a few virtual servers.
 var seen = []damage{
 	{"a virtual server", "ipvsadm -D -t " + at(clusterIPs(1)[0], 80)},
 	{"a virtual server of IPv6", "ipvsadm -D -u " + at(clusterIPs(1)[1], 80)},
@@ -169,8 +169,8 @@ var seen = []damage{
 	{"all members of all sets", "for set in $(ipset list -n | grep ^KUBE); do ipset flush $set; done"},
 }
 
-// found are kinds of damage that only the periodic check finds: IPVS and ipset tell
-// nobody, nor do parameters, and counts stay as they are.
+// found are kinds of damage that only the periodic comparison detects: the kernel does
+// not announce changes of IPVS, ipset and parameters, and the counts do not change.
 var found = []damage{
 	{"the scheduler", "ipvsadm -E -t " + at(balancerIPs(1)[0], 80) + " -s wlc"},
 	{"affinity that nobody wants", "ipvsadm -E -t " + at(balancerIPs(1)[1], 80) + " -s rr -p 60"},
@@ -179,7 +179,7 @@ var found = []damage{
 	{"forwarding", "sysctl -w net.ipv4.ip_forward=0"},
 }
 
-// told are those that netlink tells of.
+// told are kinds of damage that netlink announces.
 var told = []damage{
 	{"an address", "ip address del 10.96.1.1/32 dev kube-ipvs0"},
 	{"an address of IPv6", "ip address del fd00:10:96::1/128 dev kube-ipvs0"},
@@ -204,11 +204,11 @@ var told = []damage{
 
 const toldName, seenName = "announced by netlink", "found by the checks every second"
 
-// TestReliabilityDrift does damage to what is programmed, piece by piece, behind the proxy's
-// back. Where netlink tells of it, or counts do, all is whole again within seconds, with
-// a periodic check once an hour; else within a sync period or two. It is counted. What is
-// others' is as it was. Of what the check finds every second kind is done, and all
-// of them in `make reliability`.
+// TestReliabilityDrift damages programmed state piece by piece while the proxy runs.
+// Announced or counted damage is repaired within seconds, although the comparison runs
+// once an hour; other damage within one or two sync periods. Each repair is counted.
+// Foreign state does not change. Of the damage that only the comparison finds, every
+// second kind is tested, and all kinds in `make reliability`.
 func TestReliabilityDrift(t *testing.T) {
 	record := reliability.Begin(t, reliability.Drift, "lab")
 	node, flags := loneNode(t)
@@ -251,7 +251,7 @@ func TestReliabilityDrift(t *testing.T) {
 	record(figures...)
 }
 
-// repaired does damage, and gives the time until all is whole again.
+// repaired causes damage and returns the time until it is repaired.
 func repaired(t *testing.T, node *lab.Node, d damage, whole string) time.Duration {
 	node.Exec("sh", "-c", d.command)
 	whole, undo := d.leaves(whole)
@@ -266,7 +266,7 @@ func repaired(t *testing.T, node *lab.Node, d damage, whole string) time.Duratio
 	return time.Since(began)
 }
 
-// staysQuiet wants no line in the log while the kernel is compared a few times.
+// staysQuiet checks that several comparisons log nothing.
 func staysQuiet(t *testing.T, node *lab.Node, process *lab.Process) {
 	t.Helper()
 	const comparisons = "kube_ipvs_compare_duration_seconds_count"
@@ -282,13 +282,13 @@ func staysQuiet(t *testing.T, node *lab.Node, process *lab.Process) {
 	}
 }
 
-// driftCounted is how many differences the proxy has counted.
+// driftCounted returns the number of repaired differences that the proxy has counted.
 func driftCounted(t *testing.T, node *lab.Node) float64 {
 	t.Helper()
 	return counted(t, node, "kube_ipvs_drift_repaired_total")
 }
 
-// counted is a metric of the proxy's that has no labels.
+// counted returns the value of a metric of the proxy without labels.
 func counted(t *testing.T, node *lab.Node, metric string) float64 {
 	t.Helper()
 	line := regexp.MustCompile(`(?m)^` + metric + ` (\S+)$`)

@@ -24,16 +24,15 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/test/reliability"
 )
 
-// TestReliabilityRole runs the process as the ServiceAccount that deploy makes, and
-// has the API server's own authoriser ask for each of its requests: the ClusterRole
-// is enough, and of each permission that is taken away the log says what is missing.
-// In most runs it is every third one.
+// TestReliabilityRole runs the process as the ServiceAccount of deploy, with the API
+// server's own authorizer. The ClusterRole is sufficient, and for each removed permission
+// the log names what is missing. Most runs test every third permission.
 func TestReliabilityRole(t *testing.T) {
 	record := reliability.Begin(t, reliability.Security, "role")
 	c := newCluster(t)
 	a := c.api.deployAccount()
 	c.flags = []string{"--kubeconfig", a.kubeconfig}
-	svc := newAnnotated("web", 1, map[string]string{"scheduler": "maglev"}) // an Event tells of it
+	svc := newAnnotated("web", 1, map[string]string{"scheduler": "maglev"}) // causes an Event
 	for _, slice := range dualStackSlices(svc, webPort, ready(c.web1), ready(c.web2)) {
 		c.api.addSlice(slice)
 	}
@@ -69,19 +68,19 @@ func TestReliabilityRole(t *testing.T) {
 	)
 }
 
-// forbidden are the lines of a log that tell of a permission that is missing.
+// forbidden returns the log lines about missing permissions.
 func forbidden(log string) []string {
 	return slices.DeleteFunc(strings.Split(log, "\n"), func(line string) bool { return !strings.Contains(line, "forbidden") })
 }
 
-// account is what deploy makes for the process in the API server.
+// account holds the objects that deploy creates for the process in the API server.
 type account struct {
 	api        *api
 	role       rbacv1.ClusterRole
 	kubeconfig string // with a token of the ServiceAccount
 }
 
-// deployAccount makes the objects of deploy/base/rbac.yaml.
+// deployAccount creates the objects of deploy/base/rbac.yaml.
 func (a *api) deployAccount() *account {
 	a.t.Helper()
 	out := &account{api: a}
@@ -117,7 +116,7 @@ func (a *api) deployAccount() *account {
 	return out
 }
 
-// permission is one thing that a role allows.
+// permission is one verb on one resource.
 type permission struct{ verb, group, resource string }
 
 func (p permission) String() string { return p.verb + " " + p.resource }
@@ -133,8 +132,8 @@ func permissionsOf(role rbacv1.ClusterRole) (out []permission) {
 	return out
 }
 
-// checkWithout takes a permission away from the role, and has a process that is
-// started say so.
+// checkWithout removes a permission from the role and checks that a new process reports
+// it.
 func (a *account) checkWithout(t *testing.T, c *cluster, p permission) {
 	less := a.role
 	less.Rules = nil
@@ -148,7 +147,7 @@ func (a *account) checkWithout(t *testing.T, c *cluster, p permission) {
 	want := fmt.Sprintf(`User "system:serviceaccount:kube-system:kube-ipvs" cannot %s resource "%s" in API group "%s"`, p.verb, p.resource, p.group)
 	node := c.Nodes[0]
 	process := node.StartProxy(func(process *lab.Process) error {
-		log := strings.ReplaceAll(process.Log(), `\`, "") // an error is quoted
+		log := strings.ReplaceAll(process.Log(), `\`, "") // errors are quoted
 		if !strings.Contains(log, want) {
 			return fmt.Errorf("the log does not have %q", want)
 		}
@@ -157,17 +156,16 @@ func (a *account) checkWithout(t *testing.T, c *cluster, p permission) {
 	process.Terminate()
 }
 
-// set changes the role, and waits for the authoriser to know.
+// set changes the role and waits until the authorizer applies it.
 func (a *account) set(t *testing.T, role rbacv1.ClusterRole) {
 	t.Helper()
-	role.ResourceVersion = "" // whichever there is
+	role.ResourceVersion = "" // any version
 	_, err := a.api.client.RbacV1().ClusterRoles().Update(t.Context(), &role, metav1.UpdateOptions{})
 	a.api.must(err)
 	a.mayAll(t, role)
 }
 
-// mayAll waits until the authoriser allows what a role has, and nothing that it has
-// taken away.
+// mayAll waits until the authorizer allows exactly what the role permits.
 func (a *account) mayAll(t testing.TB, role rbacv1.ClusterRole) {
 	t.Helper()
 	allowed := permissionsOf(role)

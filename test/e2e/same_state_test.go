@@ -19,8 +19,8 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/test/e2e/lab"
 )
 
-// TestSameState programs two equal nodes with the same objects: one from a
-// folder, one time, the other from the API server. The kernel cannot tell.
+// TestSameState programs two equal nodes with the same objects, one from a folder with
+// --once, one from the API server, and compares the kernels.
 func TestSameState(t *testing.T) {
 	c := newCluster(t)
 	services, endpointSlices := everyKind(c)
@@ -56,8 +56,8 @@ func TestSameState(t *testing.T) {
 	}
 }
 
-// everyKind is one Service of each kind, with what the API server would choose
-// by itself chosen already.
+// everyKind returns a Service of each kind, with the fields set that the API server would
+// choose.
 func everyKind(c *cluster) (services []*corev1.Service, endpointSlices []*discoveryv1.EndpointSlice) {
 	plain := newExposed("plain", 1)
 	local := newExposed("local", 2)
@@ -76,7 +76,7 @@ func everyKind(c *cluster) (services []*corev1.Service, endpointSlices []*discov
 	return append(services, newExposed("empty", 6)), endpointSlices
 }
 
-// ownService is the Service that the API server makes for itself.
+// ownService returns the Service that the API server creates for itself.
 func (a *api) ownService() *corev1.Service {
 	a.t.Helper()
 	svc, err := a.client.CoreV1().Services("default").Get(a.t.Context(), "kubernetes", metav1.GetOptions{})
@@ -85,8 +85,8 @@ func (a *api) ownService() *corev1.Service {
 	return svc
 }
 
-// badDocuments are one that is good, one of which a field cannot be, one of
-// which a field is unknown, and one more that is good.
+// badDocuments are a valid document, one with an invalid field, one with an unknown
+// field, and another valid one.
 const badDocuments = `apiVersion: v1
 kind: Service
 metadata: {name: first}
@@ -108,7 +108,8 @@ metadata: {name: fourth}
 spec: {clusterIP: 10.96.2.4, ports: [{port: 80}]}
 `
 
-// TestBadDocuments has faults reported where they are, and the rest programmed.
+// TestBadDocuments checks that errors are reported with their position, and the rest is
+// programmed.
 func TestBadDocuments(t *testing.T) {
 	node := lab.New(t).Node("node")
 	dir := t.TempDir()

@@ -18,10 +18,10 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/test/e2e/lab"
 )
 
-// TestScenario2DirectlyAttachedPods is the home lab: the pod has an interface of
-// its own on the clients' network. Under externalTrafficPolicy Local it sees
-// the client's address and answers by that interface, past the node that the
-// client asked. The Service's annotation has it masqueraded.
+// TestScenario2DirectlyAttachedPods: the pod has an interface of its own on the clients'
+// network. Under externalTrafficPolicy Local it sees the client's address and replies by
+// that interface, not through the node that the client connected to. The Service's
+// annotation requests masquerading.
 func TestScenario2DirectlyAttachedPods(t *testing.T) {
 	c := lab.NewThreeNodes(t)
 	node := c.Nodes[0]
@@ -58,16 +58,16 @@ func TestScenario2DirectlyAttachedPods(t *testing.T) {
 		}
 	}
 	explain(t, node.Node, writeManifests(t, svc, slice), "192.168.50.99", vip+":80", trace.Answered)
-	// The node sees only one half of this.
+	// The node sees only the request.
 	if output, err := client.TryExec("ping", "-c", "1", "-W", "3", pod.Addresses[0].String()); err != nil {
 		t.Errorf("ping of the pod: %v\n%s", err, output)
 	}
 }
 
-// TestScenario3PodsOnABridge is "Kubernetes the Hard Way": a pod calls a
-// cluster IP of which the endpoint is on its own bridge. What is switched
-// passes the node's netfilter by, unless br_netfilter shows it; then the pod
-// gets an answer from an address that it never asked.
+// TestScenario3PodsOnABridge is "Kubernetes the Hard Way": a pod connects to a cluster IP
+// whose endpoint is on its own bridge. Switched packets bypass the node's netfilter
+// unless br_netfilter is on; the pod then gets a reply from an address that it did not
+// connect to.
 func TestScenario3PodsOnABridge(t *testing.T) {
 	c := lab.NewThreeNodes(t)
 	node := c.Nodes[0]
@@ -81,7 +81,7 @@ func TestScenario3PodsOnABridge(t *testing.T) {
 
 	const bridged = "net.bridge.bridge-nf-call-iptables"
 	node.Sysctl(bridged, "0")
-	// As kube-proxy leaves it: nothing is masqueraded between pods.
+	// As under kube-proxy: nothing is masqueraded between pods.
 	node.Exec("ip", "link", "add", "kube-ipvs0", "type", "dummy")
 	node.Exec("ip", "address", "add", "10.32.0.10/32", "dev", "kube-ipvs0")
 	node.Exec("ipvsadm", "-A", "-t", "10.32.0.10:53", "-s", "rr")
@@ -108,7 +108,7 @@ func TestScenario3PodsOnABridge(t *testing.T) {
 
 	askItself(t, node, server, "10.32.0.10:53", dir)
 
-	// A bridge of virtual machines: what their administrator has set stays.
+	// A bridge of virtual machines: the administrator's setting must stay.
 	node.Exec("ip", "link", "add", "virbr0", "type", "bridge")
 	node.Exec("ip", "link", "add", "vnet0", "type", "dummy")
 	node.Exec("ip", "link", "set", "vnet0", "master", "virbr0")
@@ -123,14 +123,14 @@ func TestScenario3PodsOnABridge(t *testing.T) {
 		}
 	}
 	explain(t, node.Node, dir, client.Addresses[0].String(), "10.32.0.10:53/udp", trace.Answered)
-	// What the node itself sends by the bridge keeps its port.
+	// Packets of the node itself keep their port.
 	if answer := node.DialFrom(40123, lab.DialTimeout, lab.TCP, at(server.Addresses[0].String(), 53)); answer.SeenSource.Port() != 40123 {
 		t.Errorf("a process of the node: %s, want its port kept", answer)
 	}
 }
 
-// askItself has a pod on a bridge call itself by a VIP, where its port is in
-// hairpin mode and where it is not: trace has to say what happens.
+// askItself connects a pod on a bridge to itself through a VIP, with and without hairpin
+// mode: trace must predict the result.
 func askItself(t *testing.T, node *lab.BridgeNode, pod *lab.Pod, vip, dir string) {
 	t.Helper()
 	for _, c := range []struct {
@@ -149,9 +149,9 @@ func askItself(t *testing.T, node *lab.BridgeNode, pod *lab.Pod, vip, dir string
 	}
 }
 
-// TestScenario4OneLoadBalancer is the Alibaba Cloud report: port 80 of a load
-// balancer's IP is a Service's, and port 443 of the same IP is served by the
-// load balancer for somebody else. The endpoint is beyond the fabric.
+// TestScenario4OneLoadBalancer is a report from Alibaba Cloud: port 80 of a LoadBalancer
+// IP belongs to a Service, and the load balancer serves port 443 of the same IP for
+// another owner. The endpoint is beyond the fabric.
 func TestScenario4OneLoadBalancer(t *testing.T) {
 	c := lab.NewThreeNodes(t)
 	vips := []string{"192.168.1.200", "fd00:1::200"}
@@ -159,12 +159,13 @@ func TestScenario4OneLoadBalancer(t *testing.T) {
 	balancer := c.Fabric.Segment("192.168.1.1/24", "fd00:1::1/64").Client("balancer", vips[0]+"/24", vips[1]+"/64")
 	backend := c.Fabric.Segment("10.253.3.1/24", "fd00:253:3::1/64").Client("backend", endpoints[0]+"/24", endpoints[1]+"/64")
 	for _, protocol := range lab.Protocols {
-		for _, port := range []uint16{80, 81, 443} { // whatever comes to it
+		for _, port := range []uint16{80, 81, 443} { // all ports
 			balancer.Serve("balancer", protocol, port)
 		}
 		backend.Serve("backend", protocol, 8000)
 	}
-	// Under kube-proxy: an address of the node, and whatever listens there.
+	// Under kube-proxy: the VIP is an address of the node, and any process that listens
+	// there answers.
 	for i, vip := range vips {
 		node := c.Nodes[1+i]
 		pod := node.AddPod(fmt.Sprintf("caller%d", 1+i))
@@ -185,11 +186,10 @@ func TestScenario4OneLoadBalancer(t *testing.T) {
 	for _, protocol := range lab.Protocols {
 		node.Serve("host", protocol, 443)
 	}
-	// What comes from the client the load balancer sends to the node, whatever
-	// the port.
+	// The load balancer sends the client's packets to the node, whatever the port.
 	c.Fabric.Route("default via "+node.IPv4.String()+" table 300", "default via "+node.IPv6.String()+" table 300")
 	c.Fabric.Rule("pref 300 from 198.51.100.0/24 to 192.168.1.200 lookup 300", "pref 300 from fd00:51::/64 to fd00:1::200 lookup 300")
-	node.Sysctl("net.ipv4.conf.all.src_valid_mark", "1") // as where there are ENIs
+	node.Sysctl("net.ipv4.conf.all.src_valid_mark", "1") // as on nodes with ENIs
 	node.Sysctl("net.ipv4.icmp_ratelimit", "0")
 	node.Sysctl("net.ipv6.icmp.ratelimit", "0")
 
@@ -216,8 +216,8 @@ func TestScenario4OneLoadBalancer(t *testing.T) {
 	}
 }
 
-// sharedBalancer is a node that has claimed some ports of the load balancer's
-// IPs, IPv4 first.
+// sharedBalancer is a node that has claimed some ports of the LoadBalancer IPs, IPv4
+// first.
 type sharedBalancer struct {
 	*lab.ThreeNodes
 	node      *lab.BridgeNode
@@ -249,8 +249,8 @@ func (s *sharedBalancer) testExplained(t *testing.T) {
 	explain(t, s.node.Node, s.manifests, pod, at(s.vips[0], 81), trace.Refused)
 }
 
-// testUnclaimed: from inside the load balancer answers; what it has sent to
-// the node is refused there, and does not go to and fro.
+// testUnclaimed: internal clients reach the load balancer. Packets that it sends to the
+// node for its own ports are refused there and do not loop.
 func (s *sharedBalancer) testUnclaimed(t *testing.T) {
 	for _, vip := range s.vips {
 		for _, protocol := range lab.Protocols {
@@ -259,7 +259,7 @@ func (s *sharedBalancer) testUnclaimed(t *testing.T) {
 					t.Errorf("%s %s from %s: %s, want the load balancer", protocol, vip, from.Name, answer)
 				}
 			}
-			// SCTP does not heed the ICMP error that refuses it.
+			// SCTP ignores the ICMP error that refuses it.
 			answer := s.Client.Dial(protocol, at(vip, 443))
 			if protocol != lab.SCTP && !refused(answer) || answer.Err == nil {
 				t.Errorf("%s %s from outside: %s, want it refused", protocol, vip, answer)
@@ -278,8 +278,8 @@ func (s *sharedBalancer) testNoEndpoint(t *testing.T) {
 	}
 }
 
-// testICMP has the VIPs pinged from outside, and the client send an error about
-// a connection, which must come to the endpoint.
+// testICMP pings the VIPs from an external client, and sends an ICMP error about a
+// connection, which must reach the endpoint.
 func (s *sharedBalancer) testICMP(t *testing.T) {
 	for i, vip := range s.vips {
 		ping, iptables := []string{"ping", "ping6"}[i], []string{"iptables", "ip6tables"}[i]
@@ -299,7 +299,7 @@ func (s *sharedBalancer) testICMP(t *testing.T) {
 	}
 }
 
-// icmpErrors reads a counter: in snmp the names stand in the line before.
+// icmpErrors reads a counter. In /proc/net/snmp the names are in the preceding line.
 func icmpErrors(host *lab.Namespace, file, counter string) int {
 	names := []string{}
 	for _, line := range strings.Split(host.Exec("cat", file), "\n") {
@@ -317,8 +317,8 @@ func icmpErrors(host *lab.Namespace, file, counter string) int {
 	return -1
 }
 
-// TestScenario5ExternalTrafficPolicyLocal is the Alibaba Cloud report: nodes
-// with and without an endpoint, seen from outside and from inside.
+// TestScenario5ExternalTrafficPolicyLocal is a report from Alibaba Cloud: nodes with and
+// without an endpoint, for external and internal clients.
 func TestScenario5ExternalTrafficPolicyLocal(t *testing.T) {
 	c := lab.NewThreeNodes(t)
 	with, without, other := c.Nodes[0], c.Nodes[1], c.Nodes[2]
@@ -334,8 +334,8 @@ func TestScenario5ExternalTrafficPolicyLocal(t *testing.T) {
 	dir := writeManifests(t, svc, newSlice(svc, "IPv4", 8000,
 		endpoint{address: pod.Addresses[0].String(), node: with.Name}, endpoint{address: remote.Addresses[0].String(), node: other.Name}))
 
-	// As kube-proxy leaves it: all endpoints where there is none here, and no
-	// masquerading, so that the endpoint sees the VIP.
+	// As under kube-proxy: all endpoints if none is on the node, and no masquerading, so
+	// that the endpoint sees the VIP.
 	without.Exec("ip", "link", "add", "kube-ipvs0", "type", "dummy")
 	without.Exec("ip", "address", "add", vip+"/32", "dev", "kube-ipvs0")
 	without.Exec("ipvsadm", "-A", "-t", vip+":80", "-s", "rr")
@@ -370,10 +370,10 @@ func TestScenario5ExternalTrafficPolicyLocal(t *testing.T) {
 	for _, from := range []struct {
 		host     *lab.Namespace
 		address  string
-		sees     string // who backend sees
-		remoteBy string // and who remote does
+		sees     string // the source that backend sees
+		remoteBy string // the source that remote sees
 	}{
-		{without.Namespace, vip + ":80", without.IPv4.String(), without.IPv4.String()}, // not the VIP, which is local there
+		{without.Namespace, vip + ":80", without.IPv4.String(), without.IPv4.String()}, // not the VIP, which is local on this node
 		{without.Namespace, to(without), without.IPv4.String(), without.IPv4.String()},
 		{inside.Namespace, vip + ":80", own(inside), own(inside)},
 		{inside.Namespace, to(without), without.IPv4.String(), without.IPv4.String()},
@@ -381,7 +381,7 @@ func TestScenario5ExternalTrafficPolicyLocal(t *testing.T) {
 		{with.Namespace, to(with), here, there},
 		{beside.Namespace, vip + ":80", own(beside), own(beside)},
 		{beside.Namespace, to(with), here, there},
-		{pod.Namespace, vip + ":80", here, own(pod)}, // itself it would not believe
+		{pod.Namespace, vip + ":80", here, own(pod)}, // it would drop packets with its own source
 		{pod.Namespace, to(with), here, there},
 	} {
 		checkSources(t, "from "+from.host.Name, from.host, lab.TCP, from.address, map[string]string{"backend": from.sees, "remote": from.remoteBy})
@@ -391,15 +391,15 @@ func TestScenario5ExternalTrafficPolicyLocal(t *testing.T) {
 			t.Errorf("NodePort of the node with an endpoint, from outside: %s, want its own", answer)
 		}
 	}
-	// A policy engine hides the fwmark from IPVS: external clients do not need it,
-	// and pods get what kube-proxy gives them.
+	// A policy engine hides the fwmark from IPVS. External clients do not need it, and
+	// pods get the same endpoints as under kube-proxy.
 	with.Exec("iptables", "-w", "-I", "INPUT", "-j", "MARK", "--or-mark", "0x100000")
 	checkSources(t, "from outside, with another mark", c.Client, lab.TCP, to(with), map[string]string{"backend": "198.51.100.9"})
 	checkSources(t, "from a pod, with another mark", beside.Namespace, lab.TCP, vip+":80", map[string]string{"backend": own(beside)})
 }
 
-// TestScenario6ClusterIP is a three-node kind cluster: only what comes from
-// outside the pods' range is masqueraded, and a pod can reach itself.
+// TestScenario6ClusterIP is a kind cluster with three nodes: only traffic from outside
+// the pod range is masqueraded, and a pod can reach itself.
 func TestScenario6ClusterIP(t *testing.T) {
 	c := lab.NewThreeNodes(t)
 	c.Nodes[0].AddPod("other")

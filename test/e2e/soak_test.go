@@ -23,14 +23,14 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/test/reliability"
 )
 
-// TestReliabilitySoak has everything change for a while, as TestENIChurn does, and
-// besides: Services come and go, the proxy is stopped and killed and started again,
-// and the network loses packets. SOAK says how long (make soak).
+// TestReliabilitySoak changes everything for a while, as TestENIChurn does. In addition
+// Services are created and deleted, the proxy is stopped, killed and restarted, and the
+// network loses packets. SOAK is the duration (make soak).
 //
-// Every answer is looked at: it must come from an endpoint that the Service has, or
-// had when the client began to ask. Nobody is refused, and nobody waits in vain but
-// for the packets that were lost. The process neither grows nor keeps files open, and
-// in the end doctor finds nothing.
+// Every reply is checked: it must come from an endpoint that the Service has, or had when
+// the client sent its request. No request is refused, and only lost packets cause
+// timeouts. The process does not leak memory or files, and in the end doctor finds no
+// problem.
 func TestReliabilitySoak(t *testing.T) {
 	record := reliability.Begin(t, reliability.Soak, "soak")
 	s := newSoak(t)
@@ -39,8 +39,8 @@ func TestReliabilitySoak(t *testing.T) {
 	settled, restarts := process{}, 0
 	for rounds := 0; ; rounds++ {
 		passed := time.Since(begin)
-		// On a slow machine a round may be as long as all of a short run: there is
-		// at least one between the two looks at the process.
+		// On a slow machine one round may take as long as a short run. At least one round
+		// is between the two measurements of the process.
 		if passed > s.length && settled != (process{}) {
 			s.progress(begin, rounds)
 			break
@@ -62,7 +62,7 @@ func TestReliabilitySoak(t *testing.T) {
 	record(s.figures(time.Since(begin), restarts, settled, end)...)
 }
 
-// soak is the cluster, and what clients may be answered.
+// soak is the cluster and the expected replies.
 type soak struct {
 	*eniChurn
 	length time.Duration
@@ -80,15 +80,15 @@ type soak struct {
 	gone     int // Services that went
 }
 
-// soakService is a Service and its endpoints, with the time from which on each is
-// none any more, in the kernel too; zero for those that are.
+// soakService is a Service and its endpoints, each with the time from which it is removed
+// from the kernel too; zero for current ones.
 type soakService struct {
 	name      string
 	address   string
 	endpoints map[string]time.Time
 }
 
-// soakLimit is how long a change may take on a machine that has much else to do.
+// soakLimit is the maximum time of a change on a busy machine.
 const soakLimit = 2 * time.Minute
 
 func newSoak(t *testing.T) *soak {
@@ -112,7 +112,7 @@ func newSoak(t *testing.T) *soak {
 	return s
 }
 
-// startClients starts those that keep asking the Service that stands.
+// startClients starts the clients of the permanent Service.
 func (s *soak) startClients() {
 	pod1, pod3, plain := s.flaps.AddPod("pod1"), s.stays.AddPod("pod3"), s.Primary.AddPod("plain")
 	byEth0, byEth3 := s.AddClient("by-eth0"), s.AddClient("by-eth3")
@@ -144,7 +144,7 @@ func (s *soak) stopClients() {
 	s.done.Wait()
 }
 
-// ask makes one connection and looks at the answer.
+// ask opens one connection and checks the reply.
 func (s *soak) ask(from *lab.Namespace, svc *soakService, address string) {
 	began := time.Now()
 	answer := from.DialWithin(soakLimit, lab.TCP, address)
@@ -160,8 +160,8 @@ func (s *soak) ask(from *lab.Namespace, svc *soakService, address string) {
 	}
 }
 
-// set makes these the endpoints of the Service that stands. Those that it had may
-// answer whoever began to ask before the kernel had been told.
+// set replaces the endpoints of the permanent Service. The previous ones may answer
+// requests that began before the kernel had the change.
 func (s *soak) set(endpoints ...podEndpoint) {
 	s.t.Helper()
 	s.mu.Lock()
@@ -182,8 +182,8 @@ func (s *soak) set(endpoints ...podEndpoint) {
 	}
 }
 
-// round changes endpoints and ENIs once. It stands in for eniChurn's, whose clients
-// want to see more, and lose nothing.
+// round changes endpoints and ENIs once. It replaces eniChurn's round, whose clients
+// expect more and tolerate no loss.
 func (s *soak) round() {
 	s.flaps.Carry()
 	s.follows("eth1 has a SNAT source", func() bool { return s.snats("eth1") == 2 })
@@ -197,10 +197,11 @@ func (s *soak) round() {
 	s.follows("eth2 is bound", func() bool { return s.binds("eth2") == 2 })
 }
 
-// Of the Services that come and go so many come in a round, and stay for two.
+// soakServices is the number of temporary Services that a round creates. Each exists for
+// two rounds.
 const soakServices = 5
 
-// churnServices has some come, asks them, and has as many go.
+// churnServices creates temporary Services, connects to them, and deletes as many.
 func (s *soak) churnServices() {
 	for range soakServices {
 		s.addService()
@@ -235,7 +236,7 @@ func (s *soak) addService() {
 	})
 }
 
-// removeService takes a Service away: nobody answers any more.
+// removeService deletes a Service and checks that nothing answers.
 func (s *soak) removeService(svc *soakService) {
 	files, err := filepath.Glob(filepath.Join(s.dir, svc.name+"*"))
 	if err != nil {
@@ -265,7 +266,7 @@ func (s *soak) serves(svc *soakService, want bool) error {
 	return nil
 }
 
-// restart ends the process and starts it anew.
+// restart stops the process with a signal and starts it again.
 func (s *soak) restart(signal syscall.Signal) {
 	if err := s.proxy.Signal(signal); err != nil {
 		s.t.Fatal(err)
@@ -276,10 +277,10 @@ func (s *soak) restart(signal syscall.Signal) {
 	s.startProxy()
 }
 
-// process is what one has, by its metrics.
+// process is the resource usage of the proxy, from its metrics.
 type process struct{ memory, files, goroutines float64 }
 
-// measure asks the process.
+// measure reads the proxy's metrics.
 func (s *soak) measure() process {
 	s.t.Helper()
 	values := map[string]float64{}
@@ -295,8 +296,8 @@ func (s *soak) measure() process {
 	return p
 }
 
-// checkGrowth compares a process with itself. What is being done at the moment, and
-// what the garbage collector has left, is more or less.
+// checkGrowth compares the resource usage, with tolerance for current work and
+// uncollected garbage.
 func (s *soak) checkGrowth(before, after process) {
 	if after.memory > before.memory*1.5+10 || after.files > before.files+5 || after.goroutines > before.goroutines+10 {
 		s.t.Errorf("the process has grown from %+v to %+v", before, after)
@@ -334,9 +335,8 @@ func (s *soak) progress(begin time.Time, rounds int) {
 		time.Since(begin).Round(time.Second), s.length, rounds, s.asked(), s.answers, len(s.wrong), lost, p.memory, p.files, p.goroutines)
 }
 
-// figures checks what became of the connections, and gives what was counted. A
-// connection of which packet after packet is lost times out; there are to be fewer
-// than one in a thousand.
+// figures checks the results of all connections and returns the figures. A connection
+// whose packets are lost one after another times out; fewer than one in a thousand may.
 func (s *soak) figures(took time.Duration, restarts int, before, after process) []reliability.Figure {
 	answered, asked := s.answers[lab.OK], s.asked()
 	others := maps.Clone(s.answers)

@@ -18,10 +18,10 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/test/e2e/lab"
 )
 
-// TestIssue119656SourceRanges changes a Service's source ranges again and again.
-// Of a client who may come all the time not one packet is dropped, and one who may
-// never come is never answered. (Also kubernetes#88698. Who may come, from where
-// and over which protocol, TestThreeNodes asks.)
+// TestIssue119656SourceRanges changes a Service's source ranges again and again. No
+// packet of a client that is always allowed is dropped, and a client that is never
+// allowed never gets a reply. (Also kubernetes#88698. TestThreeNodes tests which clients
+// are allowed, from where and over which protocol.)
 func TestIssue119656SourceRanges(t *testing.T) {
 	c := newOfflineCluster(t)
 	r := rangedService{node: c.Nodes[0], svc: newLoadBalancer(newDualStack("web", 1), balancerIPs(1)...)}
@@ -104,7 +104,7 @@ func (r rangedService) set(t *testing.T, ranges []string) {
 
 var dropCounter = regexp.MustCompile(`(?m)^\[(\d+):\d+\] -A KUBE-SOURCE-RANGES-FIREWALL -j DROP$`)
 
-// dropped counts packets, in both families.
+// dropped returns the number of dropped packets in both families.
 func (r rangedService) dropped(t *testing.T) int {
 	t.Helper()
 	sum := 0
@@ -122,7 +122,7 @@ func (r rangedService) dropped(t *testing.T) int {
 	return sum
 }
 
-// loadBoth keeps asking the load balancer's IP of Service 1, in both families.
+// loadBoth keeps connecting to the LoadBalancer IPs of Service 1 in both families.
 func (c *cluster) loadBoth(from *lab.Namespace, limit time.Duration) []*lab.Load {
 	var loads []*lab.Load
 	for _, ip := range balancerIPs(1) {

@@ -11,9 +11,9 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/test/e2e/lab"
 )
 
-// TestStartOrder has clients knock while a proxy programs a fresh node. From the
-// first packet on, what must be masqueraded is: an endpoint that saw a client's
-// own address would answer it directly, past the node (kubernetes#133773).
+// TestStartOrder connects clients while a proxy programs a fresh node. Traffic that needs
+// masquerading is masqueraded from the first packet on: an endpoint that saw a client's
+// own address would reply to it directly, not through the node (kubernetes#133773).
 func TestStartOrder(t *testing.T) {
 	c := newCluster(t)
 	svc := newExposed("early", 1)
@@ -48,11 +48,11 @@ func TestStartOrder(t *testing.T) {
 	}
 }
 
-// knockLimit is short, so that a way is tried again soon after it opens.
+// knockLimit is short, so that an address is tried again soon after it begins to work.
 const knockLimit = 50 * time.Millisecond
 
-// knock keeps trying every way, and gives a function that waits until each has
-// been answered once, and ends it.
+// knock keeps connecting to every address, and returns a function that waits until each
+// has been answered once, and stops.
 func (c *cluster) knock(ways []wayIn) (end func()) {
 	var clients, answered sync.WaitGroup
 	stop := make(chan struct{})

@@ -15,8 +15,8 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/test/e2e/lab"
 )
 
-// takeOver is a cluster with kube-proxy on two nodes, and clients of every kind
-// that hold connections and keep making new ones.
+// takeOver is a cluster with kube-proxy on two nodes, and clients of every kind that hold
+// connections and keep opening new ones.
 type takeOver struct {
 	*cluster
 	mode   string
@@ -24,26 +24,26 @@ type takeOver struct {
 	young  map[*lab.BridgeNode]*lab.Process // kube-ipvs
 	held   []held
 	clocks []clock
-	opened int // connections to hold, of all times
-	began  int // clocks, likewise
+	opened int // held connections so far
+	began  int // clocks so far
 }
 
-// clock keeps making connections.
+// clock keeps opening connections.
 type clock struct {
 	*lab.Load
 	name string
 }
 
-// The source ports of connections, below those of the kernel's own choice: those
-// that are held, and those of each load.
+// The source ports of connections, below the kernel's ephemeral ports: those of held
+// connections, and those of each load.
 const (
 	heldPorts   = 2000
 	newPorts    = 10000
 	portsOfEach = 500
 )
 
-// stallLimit is for how long an emulated machine may stand still while two
-// programs start. Who is refused does not try again within it.
+// stallLimit is how long an emulated machine may stall while two programs start. A
+// refused client does not retry within it.
 const stallLimit = 10 * time.Second
 
 // held is a connection that must not break.
@@ -62,7 +62,7 @@ func newTakeOver(t *testing.T, mode string) *takeOver {
 	return c
 }
 
-// newServed is the cluster with its Services, and nobody yet to serve them.
+// newServed returns the cluster with its Services and without a proxy.
 func newServed(t *testing.T, mode string) *takeOver {
 	t.Helper()
 	c := &takeOver{cluster: newCluster(t), mode: mode, old: map[*lab.BridgeNode]*lab.Process{}, young: map[*lab.BridgeNode]*lab.Process{}}
@@ -77,13 +77,13 @@ func newServed(t *testing.T, mode string) *takeOver {
 	return c
 }
 
-// takenOver are the nodes to which VIPs are routed: of one kube-proxy is stopped
-// after kube-ipvs is there, of the other before.
+// takenOver returns the nodes to which VIPs are routed. On one, kube-proxy stops after
+// kube-ipvs has started, on the other before.
 func (c *takeOver) takenOver() [2]*lab.BridgeNode { return [2]*lab.BridgeNode{c.Nodes[0], c.Nodes[2]} }
 
-// startKubeProxy leaves conntrack's limits alone, which are the machine's. It is
-// ready when everybody is answered: it programs virtual servers before the rules
-// that masquerade.
+// startKubeProxy does not change conntrack's limits, which belong to the machine.
+// kube-proxy is ready when every client is answered, because it programs virtual servers
+// before the masquerade rules.
 func (c *takeOver) startKubeProxy(t *testing.T, node *lab.BridgeNode) {
 	t.Helper()
 	c.old[node] = node.StartProgram(func(*lab.Process) error { return c.serves(node) }, lab.Peer("kube-proxy"),
@@ -92,7 +92,7 @@ func (c *takeOver) startKubeProxy(t *testing.T, node *lab.BridgeNode) {
 		"--conntrack-tcp-timeout-established", "0s", "--conntrack-tcp-timeout-close-wait", "0s")
 }
 
-// serves asks in every way.
+// serves connects from every client to every address.
 func (c *takeOver) serves(node *lab.BridgeNode) error {
 	for _, a := range c.asks(node) {
 		if answer := a.from.DialWithin(time.Second, lab.TCP, a.address); answer.Err != nil {
@@ -109,8 +109,8 @@ func (c *takeOver) callerOn(node *lab.BridgeNode) *lab.Pod {
 	return c.caller3
 }
 
-// asks are all the ways to a node's Services: by pods, by the node, and from
-// outside.
+// asks returns all connections to a node's Services: from pods, the node and external
+// clients.
 func (c *takeOver) asks(node *lab.BridgeNode) []ask {
 	outside := balancerIPs(1)
 	if node == c.Nodes[2] {
@@ -134,14 +134,14 @@ func (c *takeOver) asks(node *lab.BridgeNode) []ask {
 	return asks
 }
 
-// ask is who asks whom.
+// ask is a client and an address.
 type ask struct {
 	name    string
 	from    *lab.Namespace
 	address string
 }
 
-// hold opens connections, two in each way.
+// hold opens two connections of each kind.
 func (c *takeOver) hold(t *testing.T, node *lab.BridgeNode) {
 	t.Helper()
 	for _, a := range c.asks(node) {
@@ -160,12 +160,12 @@ func (c *takeOver) hold(t *testing.T, node *lab.BridgeNode) {
 	}
 }
 
-// keepAsking has new connections made in each way, all the time.
+// keepAsking keeps opening new connections of each kind.
 func (c *takeOver) keepAsking(node *lab.BridgeNode) {
 	c.keepAskingBut(node, func(string) bool { return false })
 }
 
-// keepAskingBut leaves out ways by their names.
+// keepAskingBut excludes kinds by name.
 func (c *takeOver) keepAskingBut(node *lab.BridgeNode, without func(string) bool) {
 	for _, a := range c.asks(node) {
 		if without(a.name) {
@@ -177,7 +177,7 @@ func (c *takeOver) keepAskingBut(node *lab.BridgeNode, without func(string) bool
 	}
 }
 
-// intact wants every connection that is held to be where it was.
+// intact checks that every held connection is answered by the same endpoint.
 func (c *takeOver) intact(t *testing.T, when string) {
 	t.Helper()
 	for _, h := range c.held {
@@ -187,7 +187,7 @@ func (c *takeOver) intact(t *testing.T, when string) {
 	}
 }
 
-// answered wants every new connection since the last call to have been answered.
+// answered checks that every new connection since the last call was answered.
 func (c *takeOver) answered(t *testing.T) {
 	t.Helper()
 	for _, clock := range c.clocks {
@@ -201,8 +201,8 @@ func (c *takeOver) answered(t *testing.T) {
 	c.clocks = nil
 }
 
-// startKubeIPVS starts it on ports of its own for health and metrics, as
-// kube-proxy may have those of both.
+// startKubeIPVS starts kube-ipvs with its own ports for health and metrics, because
+// kube-proxy may use both default ports.
 func (c *takeOver) startKubeIPVS(node *lab.BridgeNode) { c.startBuild(node, lab.Program()) }
 
 // startBuild starts a build of kube-ipvs.
@@ -221,10 +221,10 @@ func (c *takeOver) startBuild(node *lab.BridgeNode, program string, flags ...str
 	}, flags...)...)
 }
 
-// leftovers are what only kube-proxy has, in whatever mode.
+// leftovers are name prefixes that only kube-proxy uses, in any mode.
 var leftovers = []string{"KUBE-SVC-", "KUBE-SEP-", "KUBE-EXT-", "KUBE-NODEPORTS", "KUBE-EXTERNAL-SERVICES", "KUBE-PROXY-CANARY", "table ip kube-proxy", "table ip6 kube-proxy"}
 
-// hasNoLeftovers looks at the rules of every kind.
+// hasNoLeftovers returns an error if rules of any kind contain a leftover.
 func hasNoLeftovers(node *lab.BridgeNode) error {
 	state := kernelState(node.Node) + node.Exec("nft", "list", "tables")
 	for _, l := range leftovers {
@@ -240,7 +240,7 @@ func hasNoLeftovers(node *lab.BridgeNode) error {
 	return nil
 }
 
-// testTakeOver has both nodes taken over, each in its order.
+// testTakeOver takes over both nodes, each in its order.
 func testTakeOver(t *testing.T, mode string) *takeOver {
 	c := newTakeOver(t, mode)
 	both, after := c.takenOver()[0], c.takenOver()[1]
@@ -263,9 +263,9 @@ func testTakeOver(t *testing.T, mode string) *takeOver {
 
 func TestBehaviourTakeOverFromIptables(t *testing.T) { testTakeOver(t, "iptables") }
 
-// TestBehaviourTakeOverFromNFTablesAndBack shows what docs/guides/migrate.md warns of on
-// the way back: kube-proxy empties IPVS when it starts in this mode, and most
-// connections end that went through it. Those that it has led itself, before, go on.
+// TestBehaviourTakeOverFromNFTablesAndBack tests the warning of docs/guides/migrate.md:
+// kube-proxy empties IPVS when it starts in nftables mode, and most connections through
+// IPVS end. Connections that kube-proxy itself had translated before continue.
 func TestBehaviourTakeOverFromNFTablesAndBack(t *testing.T) {
 	c := testTakeOver(t, "nftables")
 	node := c.takenOver()[0]
@@ -284,13 +284,12 @@ func TestBehaviourTakeOverFromNFTablesAndBack(t *testing.T) {
 	c.answered(t)
 }
 
-// TestBehaviourTakeOverFromIPVSAndBack goes on to the way back, on which kube-proxy
-// finds what it knows by its names. What it does not know is taken away beside it,
-// but for what connections still need.
+// TestBehaviourTakeOverFromIPVSAndBack also rolls back. kube-proxy recognizes its state
+// by name. --cleanup beside it removes the rest, except what connections still need.
 func TestBehaviourTakeOverFromIPVSAndBack(t *testing.T) {
 	c := testTakeOver(t, "ipvs")
 	node := c.takenOver()[0]
-	c.hold(t, node) // by marks too, under externalTrafficPolicy Local
+	c.hold(t, node) // including fwmark virtual servers, under externalTrafficPolicy Local
 	c.keepAsking(node)
 	c.young[node].Stop()
 	c.intact(t, "with neither")
@@ -319,11 +318,11 @@ func TestBehaviourTakeOverFromIPVSAndBack(t *testing.T) {
 
 const clockTime = "15:04:05.000"
 
-// timeWait is for how long IPVS knows a connection that has been closed.
+// timeWait is how long IPVS remembers a closed connection.
 const timeWait = 2 * time.Minute
 
-// programs are what shows that kube-proxy has programmed a family, in each mode: a
-// command for each family, and what it prints then.
+// programs shows that kube-proxy has programmed a family, for each mode: a command for
+// each family and its expected output.
 var programs = map[string]struct {
 	shown    string
 	commands []string
@@ -333,8 +332,8 @@ var programs = map[string]struct {
 	"nftables": {"dnat ip", []string{"nft list table ip kube-proxy", "nft list table ip6 kube-proxy"}},
 }
 
-// succeed starts kube-proxy, and waits until it serves: whoever served before may
-// go on until then.
+// succeed starts kube-proxy and waits until it serves. Until then the previous proxy may
+// continue to serve.
 func (c *takeOver) succeed(t *testing.T, node *lab.BridgeNode) {
 	t.Helper()
 	c.startKubeProxy(t, node)
@@ -350,8 +349,8 @@ func (c *takeOver) succeed(t *testing.T, node *lab.BridgeNode) {
 	})
 }
 
-// ended wants every connection that is held and masqueraded to be gone. One that is
-// not is led anew, as if it had just begun, and goes on if that is to where it was.
+// ended checks that every held, masqueraded connection has ended. Others are assigned
+// again, and continue if they reach the same endpoint.
 func (c *takeOver) ended(t *testing.T) {
 	t.Helper()
 	var all sync.WaitGroup
@@ -368,7 +367,7 @@ func (c *takeOver) ended(t *testing.T) {
 	all.Wait()
 }
 
-// cleanUp wants kube-ipvs to take away all that is its own.
+// cleanUp checks that --cleanup removes everything of kube-ipvs.
 func (c *takeOver) cleanUp(t *testing.T, node *lab.BridgeNode) {
 	t.Helper()
 	if code, output := node.RunProxy("--cleanup"); code != 0 {
@@ -377,8 +376,8 @@ func (c *takeOver) cleanUp(t *testing.T, node *lab.BridgeNode) {
 	hasNothingOfOurs(t, node)
 }
 
-// hasNothingOfOurs looks for names of ours, apart from those that kube-proxy has too
-// and from what may be left.
+// hasNothingOfOurs looks for names of kube-ipvs, except those that kube-proxy shares and
+// those that may be left.
 func hasNothingOfOurs(t *testing.T, node *lab.BridgeNode, but ...string) {
 	t.Helper()
 	state := kernelState(node.Node) + node.Exec("nft", "list", "tables")
@@ -392,11 +391,10 @@ func hasNothingOfOurs(t *testing.T, node *lab.BridgeNode, but ...string) {
 	}
 }
 
-// TestBehaviourGiveBackToIptables: connections through IPVS go on beside the rules
-// of kube-proxy's iptables mode, which lead new ones before IPVS sees them. Once
-// they have ended, what is kube-ipvs's is taken away beside kube-proxy. What that
-// has led somewhere conntrack remembers, in nftables mode too, which is so reached
-// without a break.
+// TestBehaviourGiveBackToIptables: connections through IPVS continue beside the rules of
+// kube-proxy's iptables mode, which translate new ones before IPVS. When they have ended,
+// --cleanup removes kube-ipvs's state beside kube-proxy. Conntrack remembers kube-proxy's
+// connections, so that a switch to nftables mode breaks none.
 func TestBehaviourGiveBackToIptables(t *testing.T) {
 	c := newServed(t, "iptables")
 	node := c.takenOver()[0]
@@ -410,8 +408,8 @@ func TestBehaviourGiveBackToIptables(t *testing.T) {
 	c.answered(t)
 	balanced := c.held
 	c.hold(t, node)
-	// As long as a cluster IP is an address of the node, it is the source of what
-	// the node sends there.
+	// As long as a cluster IP is an address of the node, it is the source of the node's
+	// own packets to it.
 	fromClusterIP := func(name string) bool { return strings.Contains(name, "the node, ") }
 	c.held = slices.DeleteFunc(c.held[len(balanced):], func(h held) bool { return fromClusterIP(h.name) })
 	for _, h := range balanced {

@@ -21,9 +21,9 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/test/e2e/lab"
 )
 
-// TestThreeNodes is the main job: what Services mean, as packets meet it, on
-// three nodes that follow one API server. The parts share the cluster, each with
-// Services of its own, so each also sees proxies that are told of something new.
+// TestThreeNodes tests the meaning of Services with packets, on three nodes that follow
+// one API server. The subtests share the cluster, each with Services of its own, so each
+// also tests proxies that learn of new objects.
 func TestThreeNodes(t *testing.T) {
 	c := newCluster(t)
 	c.startProxies()
@@ -52,16 +52,16 @@ type way struct {
 	name      string
 	addresses []string
 	port      uint16
-	// entry is the node that the client outside is led to. Pods and nodes have
-	// every VIP on their own node, so this is not theirs unless the address is the
-	// node's own (a node port).
+	// entry is the node to which the external client's packets are routed. Pods and nodes
+	// have every VIP on their own node, so it does not apply to them unless the address
+	// is the node's own (a node port).
 	entry    *lab.BridgeNode
 	nodePort bool
-	// keeps says that a pod's source is kept.
+	// keeps means that a pod's source is preserved.
 	keeps bool
 }
 
-// ways are those of newExposed(_, n).
+// ways returns the addresses of newExposed(_, n).
 func (c *cluster) ways(n int) []way {
 	node1, node3 := c.Nodes[0], c.Nodes[2]
 	nodePort := uint16(30000 + n)
@@ -76,7 +76,7 @@ func (c *cluster) ways(n int) []way {
 
 func nodeIPs(node *lab.BridgeNode) []string { return []string{node.IPv4.String(), node.IPv6.String()} }
 
-// caller is where requests come from.
+// caller is a client.
 type caller struct {
 	name string
 	*lab.Namespace
@@ -96,9 +96,9 @@ func (c *cluster) callers() []caller {
 	}
 }
 
-// source is what an endpoint is to see as the source of a request: the caller's
-// own address, or that of the node which sends it on, on the side where the
-// endpoint is. family is 0 for IPv4 and 1 for IPv6.
+// source returns the expected source of a request at an endpoint: the client's own
+// address, or that of the node that forwards it, on the side of the endpoint. family is 0
+// for IPv4 and 1 for IPv6.
 func (w way) source(from caller, endpoint *lab.Pod, family int) netip.Addr {
 	if w.keeps && from.pod != nil && from.pod != endpoint {
 		return from.pod.Addresses[family]
@@ -113,16 +113,16 @@ func (w way) source(from caller, endpoint *lab.Pod, family int) netip.Addr {
 	return netip.MustParseAddr(nodeIPs(by)[family])
 }
 
-// testEveryWay has every caller take every way, with every protocol in both
-// families: all endpoints answer, and see the source that they should.
+// testEveryWay connects every client to every address with every protocol in both
+// families: all endpoints answer and see the expected source.
 func testEveryWay(t *testing.T, c *cluster) {
 	svc := newExposed("everyway", 1)
 	c.serve(t, svc, dualStackSlices(svc, webPort, ready(c.web1), ready(c.web2)), 2, 2, 2)
 	c.checkEveryWay(t, 1)
 }
 
-// checkEveryWay does so for newExposed(_, n). A way on which something fails is
-// not gone on with, as time-outs would add up.
+// checkEveryWay does this for newExposed(_, n). It stops testing an address after a
+// failure, because timeouts would add up.
 func (c *cluster) checkEveryWay(t *testing.T, n int) {
 	for _, w := range c.ways(n) {
 		for _, from := range c.callers() {
@@ -145,7 +145,7 @@ func (c *cluster) checkWay(w way, from caller) error {
 	return nil
 }
 
-// manyRequests are enough to meet each of two endpoints, by round robin.
+// manyRequests reach each of two endpoints by round robin.
 const manyRequests = 4
 
 func (c *cluster) checkAnswers(w way, from caller, protocol lab.Protocol, family int, address string) error {
@@ -168,19 +168,20 @@ func (c *cluster) checkAnswers(w way, from caller, protocol lab.Protocol, family
 	return nil
 }
 
-// refusalLimit is how long to wait for an answer that shall not come. A refusal
-// may take more than a second: a TCP client does not hear one that comes while it
-// is still sending, as between namespaces, and asks again.
+// refusalLimit is how long to wait for a reply that must not come. A refusal may take
+// more than a second: a TCP client does not see one that arrives while it is still
+// sending, as between namespaces, and retransmits.
 const refusalLimit = 2500 * time.Millisecond
 
-// refused tells whether a request was turned away at once. On the node itself a
-// datagram is, without having been sent at all.
+// refused reports whether a request was refused at once. On the node itself a datagram is
+// refused before it is sent.
 func refused(answer lab.Answer) bool {
 	return answer.Outcome() == lab.Refused || errors.Is(answer.Err, unix.EPERM)
 }
 
-// testNoEndpoints has every caller take every way to a Service without endpoints.
-// They are refused; only SCTP, to which ICMP's word is advice, tries on in vain.
+// testNoEndpoints connects every client to every address of a Service without endpoints.
+// They are refused; only SCTP, which treats ICMP errors as hints, retries until it times
+// out.
 func testNoEndpoints(t *testing.T, c *cluster) {
 	c.serve(t, newExposed("noendpoints", 2), nil, 0, 0, 0)
 	var requests sync.WaitGroup
@@ -202,8 +203,8 @@ func testNoEndpoints(t *testing.T, c *cluster) {
 	requests.Wait()
 }
 
-// testSessionAffinity has each caller meet one endpoint again and again, for as
-// long as the Service says.
+// testSessionAffinity checks that each client reaches one endpoint for the Service's
+// timeout.
 func testSessionAffinity(t *testing.T, c *cluster) {
 	svc := newDualStack("affinity", 3)
 	svc.Spec.SessionAffinity = corev1.ServiceAffinityClientIP
@@ -227,11 +228,10 @@ func testSessionAffinity(t *testing.T, c *cluster) {
 	}
 }
 
-// testExternalLocal keeps the address of a client outside and serves him by the
-// endpoints of the node that he is led to. On a node without any he gets no
-// answer, as a load balancer that looks at the health check would not send him
-// there. Pods and nodes are served by all endpoints, on every node, and pods keep
-// their address where they ask a VIP.
+// testExternalLocal preserves the address of an external client and serves it with the
+// endpoints of its ingress node. On a node without endpoints it gets no reply, because a
+// load balancer with health checks would not send it there. All endpoints serve pods and
+// nodes, on every node, and pods keep their address at a VIP.
 func testExternalLocal(t *testing.T, c *cluster) {
 	svc := newExposed("externallocal", 4)
 	svc.Spec.ExternalTrafficPolicy = corev1.ServiceExternalTrafficPolicyLocal
@@ -281,15 +281,16 @@ func testExternalLocal(t *testing.T, c *cluster) {
 	nobody.Wait()
 	testLocalConnections(t, c, svc)
 	testPolicyConnections(t, c, svc)
-	// An external IP that leads to the endpoint's node keeps the client's address too.
+	// An external IP that is routed to the endpoint's node preserves the client's address
+	// too.
 	c.Fabric.Route(externalIPs(4)[0] + " via " + node1.IPv4.String())
 	if answer := outside.Dial(lab.TCP, at(externalIPs(4)[0], 80)); answer.SeenSource.Addr().String() != clientIPs[0] {
 		t.Errorf("external IP, outside: %s, want source %s", answer, clientIPs[0])
 	}
 }
 
-// testExternalLocalAffinity has each caller meet one endpoint, on its own port:
-// outside that of the node, inside any.
+// testExternalLocalAffinity checks that each client reaches one endpoint on its own port:
+// an external one on the ingress node, an internal one anywhere.
 func testExternalLocalAffinity(t *testing.T, c *cluster) {
 	svc := newExposed("affinitylocal", 13)
 	svc.Spec.ExternalTrafficPolicy = corev1.ServiceExternalTrafficPolicyLocal
@@ -315,8 +316,8 @@ func checkNoAnswer(t *testing.T, name string, from *lab.Namespace, protocol lab.
 	}
 }
 
-// checkSources asks until everybody has answered who should, and some more: no
-// other does, and each has seen the source that it should.
+// checkSources sends requests until all expected endpoints have answered, and some more:
+// no other endpoint answers, and each sees the expected source.
 func checkSources(t *testing.T, name string, from *lab.Namespace, protocol lab.Protocol, address string, want map[string]string) {
 	t.Helper()
 	answered := map[string]int{}
@@ -333,9 +334,9 @@ func checkSources(t *testing.T, name string, from *lab.Namespace, protocol lab.P
 	}
 }
 
-// testLocalConnections takes the readiness of a node's only endpoint away and
-// gives it back. Who comes from outside is turned away meanwhile, but what is
-// open stays open, from outside as from inside.
+// testLocalConnections makes a node's only endpoint not ready, and ready again. External
+// clients are rejected meanwhile, but open connections continue, both external and
+// internal ones.
 func testLocalConnections(t *testing.T, c *cluster, svc *corev1.Service) {
 	var open []*lab.Connection
 	for _, from := range []*lab.Namespace{c.Client, c.Client, c.caller1.Namespace, c.caller1.Namespace} {
@@ -382,9 +383,9 @@ func testLocalConnections(t *testing.T, c *cluster, svc *corev1.Service) {
 	}
 }
 
-// testPolicyConnections changes the traffic policy, takes the node's only endpoint
-// out of its slice, and toggles masquerading. What is open stays open: TCP
-// connections and UDP flows of external clients, of a pod and of the node.
+// testPolicyConnections changes the traffic policy, removes the node's only endpoint from
+// its slice, and toggles masquerading. Open TCP connections and UDP flows of external
+// clients, of a pod and of the node continue.
 func testPolicyConnections(t *testing.T, c *cluster, svc *corev1.Service) {
 	type client struct {
 		name string
@@ -410,7 +411,7 @@ func testPolicyConnections(t *testing.T, c *cluster, svc *corev1.Service) {
 			}
 		}
 	}
-	gone := false // flows of an endpoint that has left are forgotten
+	gone := false // flows of a removed endpoint are deleted
 	change := func(when string, web1 bool, change func(*corev1.Service), want lab.Outcome, source string) {
 		t.Helper()
 		c.api.changeService(svc.Name, func(s *corev1.Service) {
@@ -461,7 +462,7 @@ func texts(addresses []netip.Addr) []string {
 	return out
 }
 
-// testInternalLocal answers on the endpoint's node and refuses on the others.
+// testInternalLocal checks that the endpoint's node answers and the others refuse.
 func testInternalLocal(t *testing.T, c *cluster) {
 	svc := newDualStack("internallocal", 5)
 	svc.Spec.InternalTrafficPolicy = ptr.To(corev1.ServiceInternalTrafficPolicyLocal)
@@ -478,8 +479,8 @@ func testInternalLocal(t *testing.T, c *cluster) {
 	}
 }
 
-// testTerminating leaves an endpoint that terminates alone while another is
-// ready, and uses it when none is.
+// testTerminating checks that a terminating endpoint gets no new connections while
+// another is ready, and gets them if none is.
 func testTerminating(t *testing.T, c *cluster) {
 	svc := newDualStack("terminating", 6)
 	c.serve(t, svc, dualStackSlices(svc, webPort, terminating(c.web1), ready(c.web2)), 1, 1, 1)
@@ -520,8 +521,8 @@ func (c *cluster) awaitRealServer(t *testing.T, svc *corev1.Service, pod *lab.Po
 	}
 }
 
-// testNotOurs has Services that are no proxy's, or another proxy's. They are
-// created before one that is served, so that they have been seen by then.
+// testNotOurs creates Services that no proxy serves, or another proxy. They are created
+// before a served one, so that they have been processed when that is served.
 func testNotOurs(t *testing.T, c *cluster) {
 	headless := newDualStack("headless", 7)
 	headless.Spec.ClusterIP, headless.Spec.ClusterIPs = corev1.ClusterIPNone, []string{corev1.ClusterIPNone}
@@ -562,7 +563,7 @@ func withLabels(labels, more map[string]string) map[string]string {
 	return labels
 }
 
-// serversOn lists the virtual servers that lead to real servers on a port.
+// serversOn returns the virtual servers that have real servers on a port.
 func serversOn(table ipvsTable, port uint16) []virtualServer {
 	var found []virtualServer
 	for vs, entry := range table {
@@ -575,8 +576,8 @@ func serversOn(table ipvsTable, port uint16) []virtualServer {
 	return found
 }
 
-// testOtherPorts knocks at ports that no Service has. What listens there on all
-// of the node's addresses is the node's, and not to be had by a VIP.
+// testOtherPorts connects to ports that no Service has. A process that listens on all of
+// the node's addresses does not answer on a VIP.
 func testOtherPorts(t *testing.T, c *cluster) {
 	svc := newExposed("otherports", 10)
 	c.serve(t, svc, dualStackSlices(svc, webPort, ready(c.web1)), 1, 1, 1)
@@ -592,8 +593,8 @@ func testOtherPorts(t *testing.T, c *cluster) {
 		}
 		for _, ip := range slices.Concat(clusterIPs(10), balancerIPs(10)) {
 			for _, from := range []*lab.Namespace{c.caller1.Namespace, node1.Namespace, c.Client} {
-				// From inside, the load balancer's other ports are left to the
-				// load balancer, and here there is none.
+				// From internal clients, the load balancer's other ports are left to the
+				// load balancer, which does not exist here.
 				left := from != c.Client && slices.Contains(balancerIPs(10), ip)
 				for _, port := range []uint16{hostPort, closedPort} {
 					requests.Go(func() {
@@ -609,14 +610,14 @@ func testOtherPorts(t *testing.T, c *cluster) {
 	requests.Wait()
 }
 
-// testPing has VIPs answer to ping, as addresses that people look for do.
+// testPing checks that VIPs answer ping.
 func testPing(t *testing.T, c *cluster) {
 	svc := newExposed("ping", 11)
 	c.serve(t, svc, dualStackSlices(svc, webPort, ready(c.web1)), 1, 1, 1)
 	fromOutside := []*lab.Namespace{c.Client}
 	fromAnywhere := append(fromOutside, c.caller1.Namespace, c.Nodes[0].Namespace)
 	for _, ip := range slices.Concat(clusterIPs(11), balancerIPs(11), externalIPs(11)) {
-		callers := fromOutside // from inside, it is the load balancer that is pinged
+		callers := fromOutside // pings of internal clients reach the load balancer
 		if slices.Contains(clusterIPs(11), ip) {
 			callers = fromAnywhere
 		}
@@ -628,8 +629,8 @@ func testPing(t *testing.T, c *cluster) {
 	}
 }
 
-// testSourceRanges lets only those come to a load balancer's address whom the
-// Service lists, nodes and pods included.
+// testSourceRanges checks that only the listed clients reach a LoadBalancer IP, nodes and
+// pods included.
 func testSourceRanges(t *testing.T, c *cluster) {
 	svc := newLoadBalancer(newDualStack("sourceranges", 12), balancerIPs(12)...)
 	node1, node3 := c.Nodes[0], c.Nodes[2]
@@ -652,7 +653,7 @@ func testSourceRanges(t *testing.T, c *cluster) {
 					if answered := answer.Server == "web2"; answered != test.may {
 						t.Errorf("%s %s from %s: %s, want an answer: %v", protocol, ip, test.from.Name, answer, test.may)
 					}
-					// The cluster IP has no such list.
+					// The ranges do not apply to the cluster IP.
 					if answer := test.from.Dial(protocol, at(clusterIPs(12)[family], 80)); answer.Server != "web2" {
 						t.Errorf("the cluster IP over %s from %s: %s", protocol, test.from.Name, answer)
 					}

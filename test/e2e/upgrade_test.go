@@ -10,16 +10,16 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/test/e2e/lab"
 )
 
-// previousBuild is the build that upgrades start from: of the commit that
-// `make peer-previous UPGRADE_FROM=COMMIT` names, or the present one.
+// previousBuild returns the build that upgrades start from: of the commit in `make
+// peer-previous UPGRADE_FROM=COMMIT`, or the current one.
 func previousBuild() string { return lab.Peer("previous") }
 
 // TestReliabilityUpgrade upgrades and downgrades between two builds of kube-ipvs, and
-// changes the numbers that are written to the kernel on the way: marks, a routing
-// table, priorities of policy rules. Connections of every kind stay open, new ones
-// are answered at any time, also while no build runs, and at the end nothing is left
-// behind. The scheduler stays: the kernel has none for a moment while it is replaced.
-// So does the way VIPs are claimed: docs/guides/upgrade.md.
+// changes numbers that are written to the kernel: marks, a routing table, priorities of
+// policy rules. Connections of every kind stay open, new ones are always answered, also
+// while no build runs, and no stale state is left. The scheduler does not change, because
+// the kernel has none for a moment while it is replaced, nor does the claim of VIPs:
+// docs/guides/upgrade.md.
 func TestReliabilityUpgrade(t *testing.T) {
 	c := newServed(t, "")
 	node := c.takenOver()[0]

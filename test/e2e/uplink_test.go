@@ -10,8 +10,8 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/test/e2e/lab"
 )
 
-// renewAddress removes the IPv4 address of the uplink and adds it again, with the
-// default route, as a DHCP client does that renews its lease.
+// renewAddress removes the IPv4 address of the uplink and adds it again with the default
+// route, as a DHCP client may do on a renewal.
 const renewAddress = `
 	route=$(ip route show default)
 	ip address del %[1]s/24 dev eth0
@@ -76,9 +76,10 @@ func (c *cluster) renewed(t *testing.T, node *lab.BridgeNode) {
 	}
 }
 
-// uploaded has a pod send much to endpoints beyond an uplink that takes less at once
-// than the pod's own interface: the node tells the pod. All in the nodes' subnet have
-// that MTU, as they must, or what is too large for another's link is lost unseen.
+// uploaded sends much data from a pod to endpoints beyond an uplink with a smaller MTU
+// than the pod's interface, which the node announces to the pod. All hosts in the nodes'
+// subnet have that MTU; otherwise packets that are too large for another host's link are
+// lost silently.
 func (c *cluster) uploaded(t *testing.T) {
 	for _, node := range c.Nodes {
 		node.Uplink.SetMTU(1300)

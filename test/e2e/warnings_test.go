@@ -18,7 +18,7 @@ import (
 
 var comparisons = regexp.MustCompile(`(?m)^kube_ipvs_compare_duration_seconds_count (\d+)`)
 
-// hasCompared tells whether a proxy has compared the kernel so often.
+// hasCompared returns an error until a proxy has completed a number of comparisons.
 func hasCompared(node *lab.Node, times int) error {
 	out, err := node.TryExec("curl", "-s", "--max-time", "5", "http://127.0.0.1:10249/metrics")
 	if err != nil {
@@ -34,9 +34,9 @@ func hasCompared(node *lab.Node, times int) error {
 	return nil
 }
 
-// TestENIWarnings has another program use our bits and our priority, and an
-// administrator forbid what strict reverse-path checks need. Each is said once,
-// however often it is seen.
+// TestENIWarnings lets another program use our bits and our priority, and sets parameters
+// that reply routing cannot work with. Each conflict is reported once, however often it
+// is detected.
 func TestENIWarnings(t *testing.T) {
 	c := lab.NewENICluster(t, lab.ENIOptions{})
 	programENI(t, c) // sets all parameters but the one below
@@ -68,15 +68,15 @@ func TestENIWarnings(t *testing.T) {
 	if t.Failed() {
 		t.Log(log)
 	}
-	// And it is true.
+	// The warning is correct.
 	if answer := c.Pod.DialWithin(time.Second, lab.TCP, c.VIP); answer.Outcome() != lab.TimedOut {
 		t.Errorf("the pod, of which answers are dropped: %s", answer)
 	}
 }
 
-// TestScenario3WithoutBridgeNetfilter is scenario 3 where the proxy cannot have
-// bridged packets shown to netfilter: what a pod sends to another one of its
-// bridge through a Service is masqueraded, so that the answer comes to the node.
+// TestScenario3WithoutBridgeNetfilter is scenario 3 with a proxy that cannot enable
+// br_netfilter: Service traffic between pods of one bridge is masqueraded, so that the
+// replies return to the node.
 func TestScenario3WithoutBridgeNetfilter(t *testing.T) {
 	c := lab.NewThreeNodes(t)
 	node := c.Nodes[0]

@@ -32,7 +32,7 @@ func main() {
 }
 
 func run(ctx context.Context) error {
-	cache := flag.String("cache", "", "folder for unpacked packages, of which those of the same name are not fetched again")
+	cache := flag.String("cache", "", "folder for unpacked packages; packages that it contains are not downloaded again")
 	out := flag.String("out", "", "the archive to write")
 	version := flag.String("version", "", "the version")
 	tag := flag.String("tag", "", "the image's tag; default: the version")

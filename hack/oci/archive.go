@@ -1,5 +1,7 @@
 // Package oci writes container images as archives, without a container engine:
-// kube-ipvs's own image, and those that a cluster in the lab runs.
+// kube-ipvs's own image, and those that a cluster in the lab runs. It is written by hand,
+// because go-containerregistry would add its dependencies (registry clients and
+// credential helpers) to the module for what takes 250 lines here.
 package oci
 
 import (

@@ -172,7 +172,7 @@ func (n *Names) Entry(e ipset.Entry) string {
 }
 
 // Address returns what a virtual server serves: an address and port, or a fwmark with
-// the address and port that it stands for.
+// the address and port.
 func (n *Names) Address(key ipvs.Key) string {
 	if key.FWMark == 0 {
 		return netip.AddrPortFrom(key.Addr, key.Port).String()

@@ -27,7 +27,7 @@ func Diff(have, want State) []Change {
 	return changes
 }
 
-// After returns the state that stands once Diff's changes are made.
+// After returns the state after Diff's changes.
 func After(have, want State) State {
 	want.Jumps, want.Open = needed(have.Open, want.Jumps), have.Open
 	return want

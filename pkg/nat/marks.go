@@ -25,7 +25,7 @@ func markUses(c Chain, rules []Rule) []MarkUse {
 }
 
 // markBits returns the bits that a rule names: those of its masks and, as for xmark
-// operations, of its values. A value without a mask stands for the whole mark.
+// operations, of its values. A value without a mask means the whole mark.
 func markBits(r Rule) uint32 {
 	if !strings.Contains(string(r), "mark ") && !strings.Contains(string(r), "mask ") {
 		return 0 // others have thousands of rules

@@ -89,7 +89,7 @@ func (b *serviceBuilder) addVIP(claim ClaimMode, vs *VirtualServer) {
 func (b *serviceBuilder) claimShared(claim ClaimMode, vs *VirtualServer) {
 	a := vs.Key.Addr
 	b.plan.Deps |= OnNodeIPs
-	if b.facts.NodeIPs[a] {
+	if b.facts.NodeIPs.Has(a) {
 		return
 	}
 	if claim != ClaimAuto {
@@ -97,7 +97,7 @@ func (b *serviceBuilder) claimShared(claim ClaimMode, vs *VirtualServer) {
 		return
 	}
 	b.plan.Deps |= OnPeers
-	if b.facts.Peers[a] || b.hasEndpointAt(a) {
+	if b.facts.Peers.Has(a) || b.hasEndpointAt(a) {
 		b.addVIP(ClaimPort, vs)
 		return
 	}

@@ -9,6 +9,8 @@ import (
 	"net/netip"
 	"slices"
 
+	"k8s.io/apimachinery/pkg/util/sets"
+
 	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
 	"github.com/kube-ipvs/kube-ipvs/pkg/routing"
 )
@@ -68,14 +70,14 @@ type Facts struct {
 	Zone           string
 	Primary        map[ip.Family]netip.Addr // the node's own address
 	NodePorts      []netip.Addr             // addresses that node ports are served on
-	NodeIPs        map[netip.Addr]bool      // addresses on any interface except kube-ipvs0
+	NodeIPs        sets.Set[netip.Addr]     // addresses on any interface except kube-ipvs0
 	PreferRoutes   bool                     // more Services than AddressesAtMost
-	Listeners      map[routing.Listener]bool
-	Loopback       map[routing.Listener]bool // sockets on the loopback address; see loopbackListeners
-	DummyListeners map[routing.Listener]bool // sockets on an address of a dummy interface; see servedOnDummy
-	APIServer      map[netip.AddrPort]bool
-	Lost           []string            // unreachable nodes
-	Peers          map[netip.Addr]bool // addresses of other nodes, as far as routes show them
+	Listeners      sets.Set[routing.Listener]
+	Loopback       sets.Set[routing.Listener] // sockets on the loopback address; see loopbackListeners
+	DummyListeners sets.Set[routing.Listener] // sockets on an address of a dummy interface; see servedOnDummy
+	APIServer      sets.Set[netip.AddrPort]
+	Lost           []string             // unreachable nodes
+	Peers          sets.Set[netip.Addr] // addresses of other nodes, as far as routes show them
 }
 
 // AddressesAtMost is the number of Services up to which ClaimAuto adds addresses to
@@ -111,15 +113,12 @@ func NewFacts(cfg *Config, n *Node) Facts {
 		Zone:         n.Zone,
 		Lost:         n.Lost,
 		Primary:      map[ip.Family]netip.Addr{},
-		NodeIPs:      map[netip.Addr]bool{},
+		NodeIPs:      sets.New(linkAddresses(n)...),
 		PreferRoutes: n.Services > AddressesAtMost,
 
-		Listeners: setOf(n.Listeners),
-		APIServer: setOf(n.APIServer),
-		Peers:     setOf(n.Inventory.Peers),
-	}
-	for _, a := range linkAddresses(n) {
-		f.NodeIPs[a] = true
+		Listeners: sets.New(n.Listeners...),
+		APIServer: sets.New(n.APIServer...),
+		Peers:     sets.New(n.Inventory.Peers...),
 	}
 	f.DummyListeners = dummyListeners(n)
 	f.Loopback = loopbackListeners(n.Listeners)
@@ -148,14 +147,6 @@ func linkAddresses(n *Node) []netip.Addr {
 				out = append(out, addr)
 			}
 		}
-	}
-	return out
-}
-
-func setOf[T comparable](list []T) map[T]bool {
-	out := make(map[T]bool, len(list))
-	for _, v := range list {
-		out[v] = true
 	}
 	return out
 }
@@ -202,7 +193,7 @@ func nodePortAddresses(cfg *Config, n *Node, primary map[ip.Family]netip.Addr) [
 // servesLocalhost reports whether node ports are served on the loopback address. The
 // node's own address must be on an interface, because replies return to it.
 func servesLocalhost(cfg *Config, f *Facts, family ip.Family) bool {
-	if !cfg.LocalhostNodePorts || cfg.NodePortAddresses.Primary || !f.NodeIPs[f.Primary[family]] {
+	if !cfg.LocalhostNodePorts || cfg.NodePortAddresses.Primary || !f.NodeIPs.Has(f.Primary[family]) {
 		return false
 	}
 	return selected(cfg, family.Loopback())
@@ -235,7 +226,7 @@ func DiffFacts(a, b *Facts) Deps {
 	if !slices.Equal(a.NodePorts, b.NodePorts) {
 		d |= OnNodePorts
 	}
-	if !maps.Equal(a.NodeIPs, b.NodeIPs) {
+	if !a.NodeIPs.Equal(b.NodeIPs) {
 		d |= OnNodeIPs
 	}
 	if !maps.Equal(a.Primary, b.Primary) {
@@ -244,22 +235,22 @@ func DiffFacts(a, b *Facts) Deps {
 	if a.PreferRoutes != b.PreferRoutes {
 		d |= OnServiceCount
 	}
-	if !maps.Equal(a.Listeners, b.Listeners) {
+	if !a.Listeners.Equal(b.Listeners) {
 		d |= OnListeners
 	}
-	if !maps.Equal(a.DummyListeners, b.DummyListeners) {
+	if !a.DummyListeners.Equal(b.DummyListeners) {
 		d |= OnDummyListeners
 	}
-	if !maps.Equal(a.APIServer, b.APIServer) {
+	if !a.APIServer.Equal(b.APIServer) {
 		d |= OnAPIServer
 	}
 	if !slices.Equal(a.Lost, b.Lost) {
 		d |= OnLost
 	}
-	if !maps.Equal(a.Loopback, b.Loopback) {
+	if !a.Loopback.Equal(b.Loopback) {
 		d |= OnLoopback
 	}
-	if !maps.Equal(a.Peers, b.Peers) {
+	if !a.Peers.Equal(b.Peers) {
 		d |= OnPeers
 	}
 	return d

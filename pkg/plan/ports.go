@@ -5,6 +5,8 @@ import (
 	"net/netip"
 	"slices"
 
+	"k8s.io/apimachinery/pkg/util/sets"
+
 	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
 	"github.com/kube-ipvs/kube-ipvs/pkg/ipvs"
 	"github.com/kube-ipvs/kube-ipvs/pkg/routing"
@@ -17,7 +19,7 @@ import (
 // expose Services that way.
 func (b *serviceBuilder) mayServe(field string, key ipvs.Key) bool {
 	b.plan.Deps |= OnAPIServer | OnNodeIPs
-	if key.Protocol == ip.TCP && b.facts.APIServer[netip.AddrPortFrom(key.Addr, key.Port)] {
+	if key.Protocol == ip.TCP && b.facts.APIServer.Has(netip.AddrPortFrom(key.Addr, key.Port)) {
 		b.reject(field, "%s is the address of the API server", key)
 		return false
 	}
@@ -25,7 +27,7 @@ func (b *serviceBuilder) mayServe(field string, key ipvs.Key) bool {
 		b.reject(field, "%s is a port of the control plane", key)
 		return false
 	}
-	if !b.facts.NodeIPs[key.Addr] {
+	if !b.facts.NodeIPs.Has(key.Addr) {
 		return true
 	}
 	b.plan.Deps |= OnListeners
@@ -55,7 +57,7 @@ func (f *Facts) isAPIServer(a netip.Addr) bool {
 // :: is assumed to accept IPv4 as well, as is the default.
 func (f *Facts) listens(key ipvs.Key) bool {
 	for _, a := range []netip.Addr{key.Addr, key.Family().Unspecified(), ip.IPv6.Unspecified()} {
-		if f.Listeners[routing.Listener{Protocol: key.Protocol, Addr: a, Port: key.Port}] {
+		if f.Listeners.Has(routing.Listener{Protocol: key.Protocol, Addr: a, Port: key.Port}) {
 			return true
 		}
 	}
@@ -70,10 +72,10 @@ func (b *serviceBuilder) reject(field, format string, args ...any) {
 // loopbackListeners returns the sockets that accept connections on the loopback
 // address: those bound to it and, for TCP, those bound to all addresses. UDP sockets
 // bound to all addresses mostly belong to clients.
-func loopbackListeners(list []routing.Listener) map[routing.Listener]bool {
-	return setOf(filter(list, func(l routing.Listener) bool {
+func loopbackListeners(list []routing.Listener) sets.Set[routing.Listener] {
+	return sets.New(filter(list, func(l routing.Listener) bool {
 		return l.Addr.IsLoopback() || l.Protocol == ip.TCP && l.Addr.IsUnspecified()
-	}))
+	})...)
 }
 
 // listensAtLoopback reports whether a local process listens on a port of the loopback
@@ -84,8 +86,8 @@ func (f *Facts) listensAtLoopback(key ipvs.Key) bool {
 }
 
 // dummyListeners returns the sockets bound to exactly an address of a dummy interface.
-func dummyListeners(n *Node) map[routing.Listener]bool {
-	out := map[routing.Listener]bool{}
+func dummyListeners(n *Node) sets.Set[routing.Listener] {
+	out := sets.New[routing.Listener]()
 	for _, link := range n.Inventory.Links {
 		if link.Type != "dummy" {
 			continue
@@ -93,7 +95,7 @@ func dummyListeners(n *Node) map[routing.Listener]bool {
 		for _, a := range link.Addresses {
 			for _, l := range n.Listeners {
 				if l.Addr == a.Prefix.Addr() {
-					out[l] = true
+					out.Insert(l)
 				}
 			}
 		}
@@ -107,5 +109,5 @@ func dummyListeners(n *Node) map[routing.Listener]bool {
 // program sees them, so the port is left to the program while it listens. The interface
 // alone is not enough: an earlier proxy may have left one with every cluster IP.
 func (b *serviceBuilder) servedOnDummy(key ipvs.Key) bool {
-	return b.facts.DummyListeners[routing.Listener{Protocol: key.Protocol, Addr: key.Addr, Port: key.Port}]
+	return b.facts.DummyListeners.Has(routing.Listener{Protocol: key.Protocol, Addr: key.Addr, Port: key.Port})
 }

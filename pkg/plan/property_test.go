@@ -193,7 +193,7 @@ func checkServers(t *testing.T, cfg *plan.Config, facts *plan.Facts, part *plan.
 			}
 		}
 		claimed := slices.ContainsFunc(part.VIPs, func(v plan.VIP) bool { return v.Addr == vs.Key.Addr })
-		if vs.Key.FWMark == 0 && !claimed && !facts.NodeIPs[vs.Key.Addr] && !slices.Contains(facts.NodePorts, vs.Key.Addr) {
+		if vs.Key.FWMark == 0 && !claimed && !facts.NodeIPs.Has(vs.Key.Addr) && !slices.Contains(facts.NodePorts, vs.Key.Addr) {
 			t.Errorf("%s is neither claimed nor on an interface", vs.Key)
 		}
 	}

@@ -200,7 +200,7 @@ func (r *ruleset) localMatch(n *Node) (string, bool) {
 	return "", false
 }
 
-// from returns the match for the family's CIDR, of which there is at most one.
+// from returns the match for the family's CIDR, if there is one. There is at most one.
 func (r *ruleset) from(cidrs []netip.Prefix) (string, bool) {
 	for _, c := range cidrs {
 		if ip.Of(c.Addr()) == r.family {

@@ -12,8 +12,8 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/kernel"
 )
 
-// stack is where the kernel and the Fake differ. Each method is one request and returns the
-// kernel's errno.
+// stack is the part in which the kernel and the Fake differ. Each method is one request
+// and returns the kernel's errno.
 type stack interface {
 	addLink() error
 	deleteLink() error
@@ -64,8 +64,8 @@ func runs(changes []Change) [][]Change {
 	return out
 }
 
-// ofVIP reports whether a change is of a kind of which there is one for each VIP: an
-// address, or a local route to a single address.
+// ofVIP reports whether a change concerns a single VIP: an address, or a local route to a
+// single address.
 func ofVIP(c Change) bool {
 	switch c.Op {
 	case AddAddress, DeleteAddress:

@@ -93,8 +93,8 @@ func podsOf(slice *discoveryv1.EndpointSlice) []pod {
 
 func (p pod) answered() bool { return p.address&1 != 0 }
 
-// hashOf returns the same for the same addresses. Where it does for others, a Node is
-// read in vain.
+// hashOf returns a hash of a list of addresses. A collision only causes an unnecessary
+// read of a Node.
 func hashOf(addresses []string) uint64 {
 	var h maphash.Hash
 	h.SetSeed(seed)

@@ -12,16 +12,15 @@ import (
 
 const pageHead = `# Upstream's end-to-end tests
 
-Written by ` + "`make e2e-upstream`" + `; do not edit. Kubernetes' own sig-network tests, run
-against a cluster of QEMU guests with kubelet and containerd whose Services the
-program of each column serves; ` + "`test/upstream`" + ` has what runs them. A spec that failed
-was repeated, up to three times; one that then passed is flaky, which is not a pass.
-An empty cell: not run. A version after a verdict: that of another build, not of the
-one that was run last. There were two nodes, or as many as stand after the verdict.
+This page is written by ` + "`make e2e-upstream`" + `; do not edit. It shows the results of Kubernetes' own sig-network
+tests on a cluster of QEMU guests with kubelet and containerd (` + "`test/upstream`" + `). The program of each column
+serves the cluster's Services. A spec that failed was repeated up to three times. If it then passed, it is
+flaky, which does not count as a pass. An empty cell means that the spec was not run. A version after a result
+means that an older build was tested. The cluster had two nodes, unless a number of nodes follows the result.
 
 `
 
-// Page is what became of each spec under each of the proxies of which there are
+// Page returns a page with the result of each spec under each of the proxies that have
 // results in the directory.
 func Page(dir string, proxies []string) (string, error) {
 	var columns []*Results

@@ -56,7 +56,7 @@ func run(ctx context.Context, cfg config.Config) error {
 	kernel.recordSysctls(ctx, cfg.StateDir)
 	if cfg.Action == config.Cleanup {
 		if err := awaitTakeOver(ctx, doctor.KubeProxyMode, func() ([]ip.Family, error) {
-			return reconcile.New(&cfg.Plan, kernel.Kernel).NotTakenOver()
+			return reconcile.NotTakenOver(&cfg.Plan, kernel.Kernel)
 		}); err != nil {
 			return err
 		}
@@ -113,10 +113,8 @@ func awaitTakeOver(ctx context.Context, kubeProxy func(context.Context) string, 
 // cleanup removes everything that is ours. It restores kernel parameters last, when
 // nothing needs them any more.
 func cleanup(cfg *config.Config, kernel *machine) error {
-	reconciler := reconcile.New(&cfg.Plan, kernel.Kernel)
-	reconciler.SetNode(plan.ForNode(&cfg.Plan, &plan.Node{}))
-	err := reconciler.Cleanup()
-	return errors.Join(append(kernel.unread, err, kernel.restoreSysctls(reconciler.GivenBack()))...)
+	kubeProxyActive, err := reconcile.Cleanup(&cfg.Plan, kernel.Kernel, plan.ForNode(&cfg.Plan, &plan.Node{}))
+	return errors.Join(append(kernel.unread, err, kernel.restoreSysctls(kubeProxyActive))...)
 }
 
 // serve programs the kernel, once or until the context ends. The kernel continues to

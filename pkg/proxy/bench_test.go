@@ -3,7 +3,6 @@ package proxy
 import (
 	"fmt"
 	"testing"
-	"time"
 
 	"k8s.io/klog/v2"
 )
@@ -58,57 +57,4 @@ func BenchmarkOneChange(b *testing.B) {
 			}
 		})
 	}
-}
-
-// BenchmarkLook measures a look, which runs once a second. Its cost grows with the
-// number of virtual servers; the kernel's own part is not included.
-func BenchmarkLook(b *testing.B) {
-	for _, services := range []int{100, 44125} {
-		b.Run(fmt.Sprint(services), func(b *testing.B) {
-			p, _ := still(b, services)
-			if !p.prepare(b.Context()) {
-				b.Fatal("the kernel cannot be read")
-			}
-			p.start(b.Context())
-			b.ReportAllocs()
-			for b.Loop() {
-				if p.reconciler.Suspicious() {
-					b.Fatal("something differs")
-				}
-			}
-		})
-	}
-}
-
-// BenchmarkCompare compares a reading of the kernel that has no differences. A change
-// waits for at most one step; the longest step is reported.
-func BenchmarkCompare(b *testing.B) {
-	const services = 44125
-	p, _ := still(b, services)
-	if !p.prepare(b.Context()) {
-		b.Fatal("the kernel cannot be read")
-	}
-	p.start(b.Context())
-	var longest time.Duration
-	pieces := 0
-	for b.Loop() {
-		b.StopTimer()
-		o, err := p.reconciler.BeginObserve()()
-		if err != nil {
-			b.Fatal(err)
-		}
-		b.StartTimer()
-		began := time.Now()
-		d := p.reconciler.BeginAdopt(o)
-		for more := true; more; began = time.Now() {
-			more = d.Step()
-			longest = max(longest, time.Since(began))
-			pieces++
-		}
-		if n := d.End(); n != 0 {
-			b.Fatalf("%d differences", n)
-		}
-	}
-	b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(pieces), "ns/piece")
-	b.ReportMetric(float64(longest.Nanoseconds()), "ns/longest")
 }

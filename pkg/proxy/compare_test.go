@@ -13,7 +13,6 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/ipset"
 	"github.com/kube-ipvs/kube-ipvs/pkg/ipvs"
 	"github.com/kube-ipvs/kube-ipvs/pkg/nat"
-	"github.com/kube-ipvs/kube-ipvs/pkg/plan"
 	"github.com/kube-ipvs/kube-ipvs/pkg/reconcile"
 )
 
@@ -26,27 +25,28 @@ func TestChangeDoesNotWaitForAComparison(t *testing.T) {
 		t.Fatal("the kernel cannot be read")
 	}
 	p.start(ctx)
-	p.need = reconcile.Everything
-	p.observe(time.Now())
-	p.compare(ctx, <-p.observed)
-	defer p.endComparison()
+	p.inbox.deleted()
 	turn := func() { p.turn(ctx, time.Now()) }
+	turn()
+	<-p.reconciler.Ready()
+	turn()
 	turn()
 	w.slice("web7", "10.244.0.2", "10.244.1.1")
 	turn()
-	if p.comparison == nil || w.compare > 0 || !strings.Contains(w.ipvs.Dump(), "-a -t 10.96.0.8:80 -r 10.244.1.1:8000 -m -w 1") {
-		t.Errorf("comparison in progress: %t; web7 is:\n%s", p.comparison != nil, grep(w.ipvs.Dump(), "10.96.0.8:80"))
+	compares := func() bool { return !p.reconciler.Next(time.Now()).After(time.Now()) }
+	if !compares() || w.compare > 0 || !strings.Contains(w.ipvs.Dump(), "-a -t 10.96.0.8:80 -r 10.244.1.1:8000 -m -w 1") {
+		t.Errorf("comparison in progress: %t; web7 is:\n%s", compares(), grep(w.ipvs.Dump(), "10.96.0.8:80"))
 	}
 	w.taken()
 	turns := 2
-	for ; p.comparison != nil; turns++ {
+	for ; w.compare == 0; turns++ {
 		if p.nextWake().After(time.Now()) {
 			t.Fatal("the comparison was abandoned")
 		}
 		turn()
 	}
-	if w.compare != 1 || turns < 10 {
-		t.Errorf("%d comparisons, in %d turns", w.compare, turns)
+	if turns < 10 {
+		t.Errorf("a comparison in %d turns", turns)
 	}
 	if got := w.taken(); len(got) > 0 {
 		t.Errorf("writes during the comparison counted as differences: %q", got)
@@ -102,7 +102,7 @@ func TestMassDeletionIsRepaired(t *testing.T) {
 					t.Fatal("compared for no reason")
 				}
 				damage(t, w, sets)
-				w.sleep(lookPeriod)
+				w.sleep(time.Second)
 				if got := w.ipvs.Dump() + sets.Dump(); got != whole {
 					t.Errorf("after a second:\n%s\nwant\n%s", got, whole)
 				}
@@ -153,7 +153,7 @@ func TestRulesAreReadAfterChanges(t *testing.T) {
 			}
 			before = read.times.Load()
 			w.sink.(*inbox).rulesChanged()
-			w.sleep(minComparePeriod)
+			w.sleep(3 * time.Second)
 			if read.times.Load() == before {
 				t.Errorf("watched %t: not read after a change", watched)
 			}
@@ -176,26 +176,6 @@ func (n *countedNAT) Observe(own nat.Owned) (nat.State, error) {
 	return n.NAT.Observe(own)
 }
 
-// TestStatePeriodGrowsWithSize checks that the time between two comparisons grows
-// with the size of the state, up to maxPeriods.
-func TestStatePeriodGrowsWithSize(t *testing.T) {
-	for services, want := range map[int]int{10: 1, 3000: 4} { // each has a virtual server and one or two members
-		p, _ := still(t, services)
-		ctx := klog.NewContext(t.Context(), klog.Background())
-		if !p.prepare(ctx) {
-			t.Fatal("the kernel cannot be read")
-		}
-		p.start(ctx)
-		if got := int(p.statePeriod() / p.SyncPeriod); got < want || got > want+1 {
-			t.Errorf("%d Services: every %d periods, want %d", services, got, want)
-		}
-	}
-	p := New(Options{SyncPeriod: time.Second, Config: plan.Config{}})
-	if p.statePeriod() != time.Second {
-		t.Errorf("nothing: %s", p.statePeriod())
-	}
-}
-
 func grep(text, what string) string {
 	var out []string
 	for _, line := range strings.Split(text, "\n") {
@@ -204,45 +184,4 @@ func grep(text, what string) string {
 		}
 	}
 	return strings.Join(out, "\n")
-}
-
-// TestForeignRulesChangeConstantly makes another program change its rules again and
-// again. After a few comparisons without differences, comparisons become less frequent,
-// until one finds a difference or a deletion is reported.
-func TestForeignRulesChangeConstantly(t *testing.T) {
-	p, w := still(t, 1)
-	ctx := klog.NewContext(t.Context(), klog.Background())
-	if !p.prepare(ctx) {
-		t.Fatal("the kernel cannot be read")
-	}
-	p.start(ctx)
-	now := time.Now()
-	// compared changes rules every second for a while and counts the comparisons.
-	compared := func(seconds int) int {
-		before := w.compare
-		for range seconds {
-			now = now.Add(time.Second)
-			p.inbox.rulesChanged()
-			p.turn(ctx, now)
-			if p.observed == nil {
-				continue
-			}
-			p.compare(ctx, <-p.observed)
-			p.comparedAt, p.compareAt = now, now.Add(p.compareAt.Sub(p.comparedAt))
-			for p.comparison != nil {
-				p.stepComparison(ctx)
-			}
-		}
-		return w.compare - before
-	}
-	if n := compared(60); n < 4 || n > 9 {
-		t.Errorf("%d comparisons in a minute", n)
-	}
-	if n := compared(60); n > 4 {
-		t.Errorf("%d comparisons in the next minute", n)
-	}
-	p.inbox.deleted()
-	if n := compared(6); n < 2 {
-		t.Errorf("%d comparisons after a deletion", n)
-	}
 }

@@ -9,7 +9,6 @@ import (
 	"strconv"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
@@ -51,7 +50,7 @@ var life = []step{
 	changed("a Service", nil, "10.244.0.2", "10.244.1.2"),
 	{"clients come", (*machine).connect},
 	changed("another endpoint", nil, "10.244.0.3", "10.244.1.2"),
-	{"connections end", func(m *machine) { m.disconnect(); m.drain(time.Second) }},
+	{"connections end", func(m *machine) { m.disconnect(); m.drain() }},
 	changed("affinity and scheduler", func(svc *corev1.Service) {
 		svc.Spec.SessionAffinity = corev1.ServiceAffinityClientIP
 		svc.Annotations["kube-ipvs.io/scheduler"] = "wrr"
@@ -62,7 +61,7 @@ var life = []step{
 		svc.Spec.LoadBalancerSourceRanges = nil
 	}, "10.244.0.3", "10.244.1.2"),
 	changed("policy Local", nil, "10.244.0.3", "10.244.1.2"),
-	{"connections by a mark end", func(m *machine) { m.disconnectMarked(); m.drain(time.Second) }},
+	{"connections by a mark end", func(m *machine) { m.disconnectMarked(); m.drain() }},
 	{"an ENI", func(m *machine) { m.network(true); m.turn() }},
 	changed("no endpoint", nil),
 	changed("another port", func(svc *corev1.Service) { svc.Spec.Ports[0].Port = 8080 }, "10.244.0.2", "10.244.1.2"),
@@ -287,7 +286,7 @@ func (m *machine) checkRestart(context string, died int, references map[int]stri
 	writes := m.recording()
 	before, connected, byMark := steady(m.ipvs.Dump()), m.connected(), m.openByMark()
 	m.boot()
-	m.drain(time.Second)
+	m.drain()
 	if n := m.openByMark(); n != byMark && died < stepNamed("connections by a mark end") {
 		f.cut++
 		m.t.Errorf("%s: the next start cut %d of %d connections by a mark", context, byMark-n, byMark)
@@ -298,7 +297,7 @@ func (m *machine) checkRestart(context string, died int, references map[int]stri
 		m.t.Errorf("%s: the next start cut a connection", context)
 	}
 	m.disconnect()
-	m.drain(time.Second)
+	m.drain()
 	if touched := slices.DeleteFunc(slices.Clone(*writes), func(w string) bool { return !ofSteady(w) }); died > 0 && len(touched) > 0 {
 		f.touched += len(touched)
 		m.t.Errorf("%s: the next start touched unchanged state: %q", context, touched)
@@ -315,7 +314,7 @@ func (m *machine) checkRestart(context string, died int, references map[int]stri
 	}
 	*writes = nil
 	m.boot()
-	m.drain(time.Second)
+	m.drain()
 	if len(*writes) > 0 {
 		f.kernels++
 		m.t.Errorf("%s: a further start found work: %q", context, *writes)

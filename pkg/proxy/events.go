@@ -56,7 +56,7 @@ func (p *Proxy) reportUnusableNode(ctx context.Context, err error) {
 // while the problem lasts.
 func (p *Proxy) warn(ctx context.Context) {
 	now := map[string]bool{}
-	for _, w := range plan.Warnings(&p.Config, &p.node, &p.nodePart, p.reconciler.Seen()) {
+	for _, w := range plan.Warnings(&p.Config, &p.node, &p.nodePart, p.reconciler.Foreign()) {
 		if !p.warned[w] {
 			klog.FromContext(ctx).Error(nil, "Node configuration conflicts with Service traffic", "problem", w)
 			p.warnOfNode(w)
@@ -114,9 +114,9 @@ func (p *Proxy) reportFailingNode(problems reconcile.Problems, wait time.Duratio
 
 // reportConflicts reports virtual servers that another Service has, once per pair of
 // Services.
-func (p *Proxy) reportConflicts(ctx context.Context) {
-	p.Observer.Conflicts(p.reconciler.Conflicts())
-	conflicts := p.reconciler.TakeConflicts()
+func (p *Proxy) reportConflicts(ctx context.Context, s *reconcile.Status) {
+	p.Observer.Conflicts(s.Conflicts)
+	conflicts := s.NewConflicts
 	for len(conflicts) > 0 {
 		first, n := conflicts[0], 0
 		var keys []string

@@ -156,7 +156,7 @@ func programTogether(t *testing.T, others ...*bad) together {
 		p.inbox.SetEndpointSlice(b.slice())
 	}
 	ctx := klog.NewContext(t.Context(), logr.Discard())
-	if err := p.begin(ctx); err != nil {
+	if _, err := p.begin(ctx); err != nil {
 		t.Fatal(err)
 	}
 	if err := p.programAll(ctx).Err(); err != nil {

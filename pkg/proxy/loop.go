@@ -3,6 +3,7 @@ package proxy
 import (
 	"context"
 	"errors"
+	"maps"
 	"slices"
 	"time"
 
@@ -11,13 +12,13 @@ import (
 
 	"github.com/kube-ipvs/kube-ipvs/pkg/plan"
 	"github.com/kube-ipvs/kube-ipvs/pkg/reconcile"
+	"github.com/kube-ipvs/kube-ipvs/pkg/routing"
 )
 
 // loop serves until the context ends.
 func (p *Proxy) loop(ctx context.Context, ended <-chan error) error {
 	timer := time.NewTimer(0)
 	defer timer.Stop()
-	defer p.endComparison()
 	for {
 		timer.Reset(time.Until(p.nextWake()))
 		select {
@@ -26,8 +27,7 @@ func (p *Proxy) loop(ctx context.Context, ended <-chan error) error {
 		case err := <-ended:
 			return endOfSource(ctx, err)
 		case <-p.inbox.wake:
-		case o := <-p.observed:
-			p.compare(ctx, o)
+		case <-p.reconciler.Ready():
 		case <-timer.C:
 		}
 		p.turn(ctx, time.Now())
@@ -36,26 +36,16 @@ func (p *Proxy) loop(ctx context.Context, ended <-chan error) error {
 
 // nextWake returns when the loop has work even if no event arrives.
 func (p *Proxy) nextWake() time.Time {
-	next := time.Now().Add(p.SyncPeriod)
+	next := p.reconciler.Next(time.Now())
 	sooner := func(t time.Time) {
 		if !t.IsZero() && t.Before(next) {
 			next = t
 		}
 	}
-	if p.comparison != nil {
-		return time.Now()
-	}
-	if p.observed == nil {
-		sooner(p.compareAt)
-		sooner(p.lookAt)
-	}
 	if len(p.dirty) > 0 || p.renew {
 		sooner(p.lastPass.Add(p.MinSyncPeriod))
 	}
-	if p.reconciler.Draining() > 0 {
-		sooner(p.drainAt)
-	}
-	sooner(p.retries.next())
+	sooner(p.renewAt)
 	sooner(p.linger.next())
 	return next
 }
@@ -63,67 +53,72 @@ func (p *Proxy) nextWake() time.Time {
 // turn runs everything that is due.
 func (p *Proxy) turn(ctx context.Context, now time.Time) {
 	w := p.take()
-	p.renew = p.renew || w.node || w.network || p.becameMany() || p.linger.due(now)
-	p.restore(ctx, w.lost)
-	if w.maybeDeleted {
-		p.calm = 0
-	}
-	p.rulesChanged = p.rulesChanged || w.rules
-	if w.rules || w.maybeDeleted {
-		p.compareSoon(now, reconcile.Parts{State: w.maybeDeleted, Rules: w.rules})
-	}
+	retry := !p.renewAt.IsZero() && !now.Before(p.renewAt)
+	p.renew = p.renew || w.node || w.network || p.becameMany() || p.linger.due(now) || retry
+	p.changed(ctx, now, &w)
 	if len(p.dirty) > 0 || p.renew {
 		p.Observer.Queued()
 	}
-	retry := p.retries.take(now)
-	p.renew = p.renew || p.renewFailed && slices.Contains(retry, nodeKey)
-	if len(retry) > 0 || p.passDue(now) {
-		p.pass(ctx, retry)
+	if retry || p.passDue(now) {
+		p.pass(ctx)
 	}
-	if p.reconciler.Draining() > 0 && !now.Before(p.drainAt) {
-		p.drain(ctx, now)
+	p.step(ctx, now)
+}
+
+// changed reports to the reconciler what other programs have changed. Deleted policy rules
+// have already been added again.
+func (p *Proxy) changed(ctx context.Context, now time.Time, w *work) {
+	logger := klog.FromContext(ctx)
+	vips := slices.DeleteFunc(slices.Clone(w.lost), func(l routing.Lost) bool { return !l.Addr.IsValid() })
+	for _, l := range w.lost {
+		if !l.Addr.IsValid() {
+			logger.Info("Another program deleted a policy rule of ours, it was added again", "rule", l.Rule.String())
+		}
 	}
-	if p.comparison != nil {
-		p.stepComparison(ctx)
+	n := p.reconciler.Changed(now, reconcile.External{Lost: vips, MaybeDeleted: w.maybeDeleted, Rules: w.rules})
+	if n > 0 {
+		logger.Info("VIPs were deleted, adding them again", "count", n)
 	}
-	if p.observed == nil && p.comparison == nil && !now.Before(p.lookAt) {
-		p.look(now)
-	}
-	if p.observed == nil && p.comparison == nil && !now.Before(p.compareAt) {
-		p.observe(now)
+	if n += len(w.lost) - len(vips); n > 0 {
+		p.Meter.Restored(n)
 	}
 }
 
-// logSync logs the summary of a sync.
-func logSync(ctx context.Context, took time.Duration, services, problems int, reconciler *reconcile.Reconciler) {
-	if logger := klog.FromContext(ctx).V(2); logger.Enabled() {
-		virtualServers, realServers, draining := reconciler.Held()
-		logger.Info("Synced", "services", services, "problems", problems, "took", took.Round(time.Millisecond),
-			"virtualServers", virtualServers, "realServers", realServers, "draining", draining)
+// step lets the reconciler do what is due, and reports what it did.
+func (p *Proxy) step(ctx context.Context, now time.Time) reconcile.Done {
+	began := time.Now()
+	done := p.reconciler.Step(now)
+	p.reportCuts(ctx, done.Cuts)
+	if done.ReadErr != nil {
+		klog.FromContext(ctx).Error(done.ReadErr, "Cannot read the kernel to compare it with the plan, retrying")
 	}
+	if done.Read {
+		p.refreshListeners(ctx)
+		maps.Copy(p.dirty, p.noScheduler) // a module may have been loaded
+	}
+	switch {
+	case done.Retried:
+		p.passed(ctx, began, 0, append(done.Problems, p.flush()...))
+	case done.Written:
+		p.settle(ctx, done.Problems)
+	}
+	if done.Compared != nil {
+		p.reportComparison(ctx, done.Compared)
+	}
+	return done
 }
 
-// reportFailing reports the pending retries to the Observer.
-func (p *Proxy) reportFailing() {
-	services := len(p.retries.due)
-	_, node := p.retries.due[nodeKey]
-	if node {
-		services--
+// muchState is the number of entries whose comparison leaves memory worth freeing.
+const muchState = 2000
+
+func (p *Proxy) reportComparison(ctx context.Context, c *reconcile.Comparison) {
+	if c.Differences > 0 {
+		klog.FromContext(ctx).Info("The kernel differs from the plan, repaired it", "differences", c.Differences)
 	}
-	p.Observer.Failing(node, services, len(p.depends))
-}
-
-// drainBatch is the maximum number of virtual servers whose connections are checked
-// before other changes get their turn.
-const drainBatch = 256
-
-// drain removes real servers without connections. If many are draining, the next turns
-// continue.
-func (p *Proxy) drain(ctx context.Context, now time.Time) {
-	p.settle(ctx, p.reconciler.Drain(now, p.DrainDeadline, drainBatch))
-	p.reportCuts(ctx)
-	if !p.reconciler.DrainsOn() {
-		p.drainAt = now.Add(p.DrainPeriod)
+	p.Observer.Compared(c.Took, c.Differences)
+	p.warn(ctx)
+	if c.Entries > muchState {
+		freeMemory()
 	}
 }
 
@@ -136,8 +131,8 @@ func (p *Proxy) passDue(now time.Time) bool {
 	return (len(p.dirty) > 0 || p.renew) && !now.Before(p.lastPass.Add(p.MinSyncPeriod))
 }
 
-// pass plans and programs the dirty Services, and retries those that are due.
-func (p *Proxy) pass(ctx context.Context, retry []types.NamespacedName) {
+// pass plans and programs the dirty Services.
+func (p *Proxy) pass(ctx context.Context) {
 	began := time.Now()
 	renewed := p.renew
 	if renewed {
@@ -151,9 +146,6 @@ func (p *Proxy) pass(ctx context.Context, retry []types.NamespacedName) {
 	if len(p.dirty) == 0 {
 		p.dirty = map[types.NamespacedName]struct{}{} // smaller, see take
 	}
-	for _, name := range retry {
-		p.reconciler.Retry(name)
-	}
 	problems := p.flush()
 	if len(large) > 0 {
 		// Changes that arrive while a large Service is programmed precede the next
@@ -162,49 +154,40 @@ func (p *Proxy) pass(ctx context.Context, retry []types.NamespacedName) {
 		count++
 		problems = append(problems, p.flush()...)
 	}
-	p.settle(ctx, problems)
-	p.measure(problems)
+	p.passed(ctx, began, count, problems)
 	if renewed {
 		p.warn(ctx)
 	}
-	for _, name := range retry {
-		if _, again := p.retries.due[name]; !again {
-			p.retries.succeeded(name)
-			if name == nodeKey {
-				p.failingNode = nil
-			}
-		}
-	}
 	p.lastPass = time.Now()
-	p.reportFailing()
-	logSync(ctx, time.Since(began), count, len(problems), p.reconciler)
-	p.Observer.Passed(time.Since(began), count, len(problems))
 }
 
-// settle schedules retries of what failed. It also requests a comparison before each
-// retry, because the kernel's state is uncertain after an error.
-func (p *Proxy) settle(ctx context.Context, problems reconcile.Problems) {
-	for _, name := range p.reconciler.ReleaseMarks() {
+// passed reports the end of a pass.
+func (p *Proxy) passed(ctx context.Context, began time.Time, services int, problems reconcile.Problems) {
+	s := p.settle(ctx, problems)
+	p.measure(problems)
+	took := time.Since(began)
+	if logger := klog.FromContext(ctx).V(2); logger.Enabled() {
+		logger.Info("Synced", "services", services, "problems", len(problems), "took", took.Round(time.Millisecond),
+			"virtualServers", s.VirtualServers, "realServers", s.RealServers, "draining", s.Draining)
+	}
+	p.Observer.Passed(took, services, len(problems))
+}
+
+// settle reports what was written and refused. Refused changes are retried.
+func (p *Proxy) settle(ctx context.Context, problems reconcile.Problems) reconcile.Status {
+	s := p.reconciler.Settle()
+	for _, name := range s.Unmarked {
 		p.dirty[name] = struct{}{}
 	}
-	failed := map[types.NamespacedName]time.Duration{}
-	for _, problem := range problems {
-		for _, name := range affected(problem) {
-			if _, done := failed[name]; !done {
-				failed[name] = p.retries.failed(name, time.Now())
-			}
-		}
+	logProblems(ctx, problems, s.RetryIn)
+	if !s.NodeFailing {
+		p.failingNode = nil
 	}
-	logProblems(ctx, problems, failed)
-	p.reportFailingNode(problems, failed[nodeKey])
-	for _, wait := range failed {
-		p.need = reconcile.Everything
-		if at := time.Now().Add(wait / 2); at.Before(p.compareAt) {
-			p.compareAt = at
-		}
-	}
-	p.Observer.Held(p.reconciler.Held())
-	p.reportConflicts(ctx)
+	p.reportFailingNode(problems, s.RetryIn[nodeKey])
+	p.Observer.Held(s.VirtualServers, s.RealServers, s.Draining)
+	p.Observer.Failing(s.NodeFailing || !p.renewAt.IsZero(), s.FailingServices, len(p.depends))
+	p.reportConflicts(ctx, &s)
+	return s
 }
 
 // affected returns the Services that a problem affects, or the node.
@@ -261,8 +244,8 @@ func logProblem(ctx context.Context, name types.NamespacedName, err error, more 
 
 // reportCuts reports connections that were cut because their endpoint was gone for too
 // long or its node is unreachable.
-func (p *Proxy) reportCuts(ctx context.Context) {
-	for _, c := range p.reconciler.TakeCuts() {
+func (p *Proxy) reportCuts(ctx context.Context, cuts []reconcile.Cut) {
+	for _, c := range cuts {
 		logger := klog.FromContext(ctx).WithValues("virtualServer", c.Key.String(), "endpoint", c.Dest.String(), "connections", c.Connections)
 		if c.Lost {
 			logger.Info("Cutting connections to an endpoint on an unreachable node")

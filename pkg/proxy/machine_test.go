@@ -38,7 +38,6 @@ import (
 type machine struct {
 	t       testing.TB
 	cfg     plan.Config
-	now     time.Time // the process's clock
 	process *Proxy
 
 	services map[string]*corev1.Service
@@ -62,7 +61,7 @@ type machine struct {
 
 func newMachine(t testing.TB) *machine {
 	m := &machine{
-		t: t, now: time.Unix(1e9, 0),
+		t: t,
 		cfg: plan.Config{
 			NodeName: "node1", Families: ip.Families, Scheduler: "rr", MasqueradeMark: 0x4000, LocalhostNodePorts: true,
 			SNAT:      plan.SNAT{Mode: plan.SNATAuto, Mark: 0x3060, Priority: 480},
@@ -162,7 +161,7 @@ func (m *machine) options(w *world) Options {
 		BridgeNetfilter: func(bool) plan.BridgeNetfilter { return plan.BridgeEnabled },
 		ProbeScheduler:  func(string) error { return nil },
 		Network:         m.routing, Rules: m.nat[ip.IPv4], HealthChecks: w, Observer: w, Meter: w, Events: w,
-		SyncPeriod: time.Hour, DrainPeriod: time.Nanosecond, DrainDeadline: 15 * time.Minute,
+		SyncPeriod: time.Hour, DrainPeriod: -2 * time.Hour /* always due */, DrainDeadline: 15 * time.Minute,
 	}
 }
 
@@ -185,19 +184,19 @@ func (m *machine) turn() { m.process.turn(m.context(), m.process.lastPass) }
 // comparison of the kernel.
 func (m *machine) pass() {
 	m.process.turn(m.context(), time.Now().Add(time.Hour))
-	if m.process.observed != nil {
-		m.process.compare(m.context(), <-m.process.observed)
+	ready := m.process.reconciler.Ready()
+	if ready == nil {
+		return
 	}
-	for m.process.comparison != nil {
-		m.process.stepComparison(m.context())
+	<-ready
+	for ended := false; !ended; {
+		done := m.process.step(m.context(), time.Now())
+		ended = done.Compared != nil || done.ReadErr != nil
 	}
 }
 
-// drain checks draining real servers after some time.
-func (m *machine) drain(after time.Duration) {
-	m.now = m.now.Add(after)
-	m.process.drain(m.context(), m.now)
-}
+// drain checks draining real servers.
+func (m *machine) drain() { m.process.step(m.context(), m.process.lastPass) }
 
 // set creates or changes an object.
 func (m *machine) set(svc *corev1.Service, slice *discoveryv1.EndpointSlice) {

@@ -3,6 +3,7 @@ package proxy
 import (
 	"context"
 	"errors"
+	"maps"
 	"reflect"
 	"slices"
 	"time"
@@ -60,18 +61,15 @@ func (p *Proxy) accept(ctx context.Context, d draft) {
 		return
 	}
 	owner := d.owner // copied, because a pointer into the draft would keep the whole draft alive
-	part, markErr := p.reconciler.Set(&owner, d.part)
-	p.reportUnusable(ctx, d.svc, errors.Join(d.err, unservedError(d.name, part.Rejected), markErr))
-	p.depends[d.name] = part.Deps
+	markErr := p.reconciler.Set(&owner, d.part)
+	p.reportUnusable(ctx, d.svc, errors.Join(d.err, unservedError(d.name, d.part.Rejected), markErr))
+	p.depends[d.name] = d.part.Deps
 	if delete(p.noScheduler, d.name); d.noScheduler {
 		p.noScheduler[d.name] = struct{}{}
 	}
-	p.noteNoLocal(d.name, part.NoLocal)
-	if p.uses.Add(part.Members) {
-		p.replan = true
-	}
-	if part.HealthCheck.Port != 0 {
-		p.HealthChecks.Set(d.name, part.HealthCheck)
+	p.noteNoLocal(d.name, d.part.NoLocal)
+	if d.part.HealthCheck.Port != 0 {
+		p.HealthChecks.Set(d.name, d.part.HealthCheck)
 	} else {
 		p.HealthChecks.Delete(d.name)
 	}
@@ -114,7 +112,6 @@ func (p *Proxy) forget(name types.NamespacedName) {
 	delete(p.reported, name)
 	delete(p.noScheduler, name)
 	p.noteNoLocal(name, plan.NoLocalEndpoints{})
-	p.retries.succeeded(name)
 	p.reconciler.Delete(name)
 	p.HealthChecks.Delete(name)
 }
@@ -122,13 +119,12 @@ func (p *Proxy) forget(name types.NamespacedName) {
 // renewAffected rereads the node and requeues the Services that depend on the changed
 // facts.
 func (p *Proxy) renewAffected(ctx context.Context) {
-	p.renew, p.renewFailed = false, false
+	p.renew, p.renewAt = false, time.Time{}
 	changed, err := p.renewNode(ctx)
 	if err != nil {
 		// Keep the known facts until the node can be read: a failed list of interfaces
 		// is not an empty one (kubernetes#129146).
-		p.renewFailed = true
-		p.retries.failed(nodeKey, time.Now())
+		p.renewAt = time.Now().Add(p.renewing.Step())
 		if p.node.Inventory.Reroute == routing.RerouteNeedless {
 			p.node.Inventory.Reroute = routing.RerouteNeeded
 			p.replan = true
@@ -136,10 +132,8 @@ func (p *Proxy) renewAffected(ctx context.Context) {
 		klog.FromContext(ctx).Error(err, "Cannot read the node's network, keeping the known state")
 		return
 	}
+	p.renewing = newBackoff()
 	p.markAffected(changed)
-	if changed&plan.OnLost != 0 {
-		p.drainAt = time.Time{} // as soon as these Services are planned
-	}
 }
 
 // renewNode reads the node's network and plans the node's plan from it and the Node
@@ -169,7 +163,7 @@ func (p *Proxy) renewNode(ctx context.Context) (plan.Deps, error) {
 	p.node.Kernel = p.KernelVersion
 	p.node.BridgeNetfilter = p.BridgeNetfilter(plan.NeedsBridgeNetfilter(&p.Config, &p.node))
 	p.node.ReadOnly, p.node.Watched = p.ReadOnly, p.watched
-	p.node.Uses = p.uses
+	p.node.Uses = p.reconciler.SetsInUse()
 	facts := plan.NewFacts(&p.Config, &p.node)
 	changed := plan.DiffFacts(&p.facts, &facts)
 	p.facts = facts
@@ -181,17 +175,23 @@ func (p *Proxy) renewNode(ctx context.Context) (plan.Deps, error) {
 // then removes the rules for sets that no Service uses any more, after the last members
 // were deleted.
 func (p *Proxy) flush() reconcile.Problems {
-	if p.replan {
-		p.planNode()
-	}
+	p.replanNode()
 	problems := p.reconciler.Flush()
-	if p.started && p.reconciler.CountWantedSets() < len(p.uses) {
-		p.uses = p.reconciler.WantedSets()
-		p.node.Uses = p.uses
-		p.planNode()
+	if p.replanNode() {
 		problems = append(problems, p.reconciler.Flush()...)
 	}
 	return problems
+}
+
+// replanNode plans the node's plan again if that is requested, or if other sets are in use.
+func (p *Proxy) replanNode() bool {
+	uses := p.reconciler.SetsInUse()
+	if !p.replan && maps.Equal(uses, p.node.Uses) {
+		return false
+	}
+	p.node.Uses = uses
+	p.planNode()
+	return true
 }
 
 // planNode plans the node's plan from the known state of the node.
@@ -199,9 +199,6 @@ func (p *Proxy) planNode() {
 	p.replan = false
 	part := plan.ForNode(&p.Config, &p.node)
 	p.bound = plan.MergeBindings(p.bound, part.Bound)
-	if !slices.Equal(part.Watched, p.nodePart.Watched) {
-		p.compareSoon(time.Now(), reconcile.Parts{}) // their values are read with the rest of the kernel
-	}
 	if !reflect.DeepEqual(part, p.nodePart) {
 		p.nodePart = part
 		p.reconciler.SetNode(part)

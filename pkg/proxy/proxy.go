@@ -1,5 +1,5 @@
 // Package proxy is the loop between a source and the kernel: it plans what the source
-// delivers, one Service at a time, and passes the plans to package apply.
+// delivers, one Service at a time, and passes the plans to package reconcile.
 package proxy
 
 import (
@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/klog/v2"
 
 	"github.com/kube-ipvs/kube-ipvs/pkg/event"
@@ -90,7 +91,7 @@ type Options struct {
 	Events       Events
 
 	MinSyncPeriod time.Duration // minimum time between two passes; 0: none
-	SyncPeriod    time.Duration // time between two comparisons with the kernel; see statePeriod
+	SyncPeriod    time.Duration // time between two comparisons with the kernel; see reconcile.Periods
 	RulesWatched  bool          // Rules reports every change of a rule that concerns the proxy
 	DrainPeriod   time.Duration // time between two checks of draining real servers
 	DrainDeadline time.Duration // for connections to an endpoint that is gone
@@ -111,8 +112,6 @@ type Proxy struct {
 	nodePart plan.NodePlan
 	linger   linger
 	bound    []plan.Binding // bindings of all plans so far
-	uses     plan.SetsInUse // sets that rules are written for
-	started  bool           // every Service is programmed: uses may shrink
 	watched  bool           // changes of the node are reported: Run, not Once
 	replan   bool           // plan the node's plan again
 	depends  map[types.NamespacedName]plan.Deps
@@ -131,39 +130,29 @@ type Proxy struct {
 	noScheduler map[types.NamespacedName]struct{} // Services whose scheduler is unavailable
 	apiServers  []netip.AddrPort                  // the endpoints of default/kubernetes
 
-	dirty        map[types.NamespacedName]struct{} // Services to plan
-	renew        bool                              // read the node's facts again
-	renewFailed  bool                              // reading the facts failed; retried with the node's retry
-	retries      *retries
-	lastPass     time.Time
-	compareAt    time.Time // zero while an observation runs, unless another must follow soon
-	comparedAt   time.Time
-	rulesChanged bool // by another program, since the last observation began
-	byRules      bool // rulesChanged triggered the observation
-	calm         int  // comparisons in a row that rulesChanged triggered and that found nothing
-	drainAt      time.Time
-	observed     chan observed // nil while no observation runs
-	compares                   // scope and time of the next comparison
-
-	comparison  *reconcile.Adoption // nil unless observed state is being compared
-	observeTook time.Duration
+	dirty    map[types.NamespacedName]struct{} // Services to plan
+	renew    bool                              // read the node's facts again
+	renewAt  time.Time                         // reading the facts failed, and is retried then
+	renewing wait.Backoff                      // of these retries
+	lastPass time.Time
 }
 
 // New creates a proxy. It does not read or write anything.
 func New(o Options) *Proxy {
 	return &Proxy{
-		Options:     o,
-		inbox:       newInbox(),
-		reconciler:  reconcile.New(&o.Config, o.Kernel),
+		Options: o,
+		inbox:   newInbox(),
+		reconciler: reconcile.New(&o.Config, o.Kernel, reconcile.Periods{
+			Sync: o.SyncPeriod, Drain: o.DrainPeriod, DrainDeadline: o.DrainDeadline, RulesWatched: o.RulesWatched,
+		}),
 		depends:     map[types.NamespacedName]plan.Deps{},
 		reported:    map[types.NamespacedName]string{},
 		noLocal:     map[types.NamespacedName]plan.NoLocalEndpoints{},
 		dirty:       map[types.NamespacedName]struct{}{},
+		renewing:    newBackoff(),
 		schedulers:  map[string]bool{},
 		noScheduler: map[types.NamespacedName]struct{}{},
-		retries:     newRetries(),
 		linger:      newLinger(),
-		uses:        plan.SetsInUse{},
 	}
 }
 
@@ -194,9 +183,9 @@ func (p *Proxy) Run(ctx context.Context, src source.Source) error {
 	if ok, err := await(p.inbox.begun); !ok {
 		return err
 	}
-	for !p.prepare(ctx) {
+	for retry := newBackoff(); !p.prepare(ctx); {
 		p.Observer.Queued()
-		if !sleep(ctx, p.retries.failed(nodeKey, time.Now())) {
+		if !sleep(ctx, retry.Step()) {
 			return nil
 		}
 	}
@@ -213,12 +202,13 @@ func (p *Proxy) Run(ctx context.Context, src source.Source) error {
 // Services that others on the node need to start. It returns false if the kernel cannot
 // be read: what cannot be read is never assumed to be empty.
 func (p *Proxy) prepare(ctx context.Context) bool {
-	if err := p.begin(ctx); err != nil {
+	virtualServers, err := p.begin(ctx)
+	if err != nil {
 		klog.FromContext(ctx).Error(err, "Cannot read the node or the kernel, retrying")
 		return false
 	}
 	problems := p.flush()
-	if servers, _, _ := p.reconciler.Held(); servers == 0 {
+	if virtualServers == 0 {
 		problems = append(problems, p.program(ctx, p.inbox.firstServices)...)
 	}
 	p.settle(ctx, problems)
@@ -234,7 +224,7 @@ func (p *Proxy) Once(ctx context.Context, src source.Source) error {
 	default:
 		return unused
 	}
-	if err := p.begin(ctx); err != nil {
+	if _, err := p.begin(ctx); err != nil {
 		return errors.Join(unused, err)
 	}
 	return errors.Join(unused, p.programAll(ctx).Err())
@@ -271,6 +261,14 @@ func endOfSource(ctx context.Context, err error) error {
 	return err
 }
 
+// watchPause is the time between a failed watch and the next attempt.
+const watchPause = 30 * time.Second
+
+// newBackoff returns the times between attempts to read the node.
+func newBackoff() wait.Backoff {
+	return wait.Backoff{Duration: 100 * time.Millisecond, Factor: 2, Steps: 1 << 30, Cap: 30 * time.Second}
+}
+
 // watch runs a watch of kernel state that other programs change. When a watch fails, it
 // reports a change, because some may have been missed.
 func (p *Proxy) watch(ctx context.Context, what string, changed func(), run func() error) {
@@ -281,7 +279,7 @@ func (p *Proxy) watch(ctx context.Context, what string, changed func(), run func
 		}
 		klog.FromContext(ctx).Error(err, "Watch failed, retrying", "watch", what)
 		changed()
-		if !sleep(ctx, maxBackoff) {
+		if !sleep(ctx, watchPause) {
 			return
 		}
 	}
@@ -303,37 +301,17 @@ func sleep(ctx context.Context, d time.Duration) bool {
 func (p *Proxy) start(ctx context.Context) {
 	p.Observer.Queued()
 	began := time.Now()
-	p.compareAt, p.stateAt, p.rulesAt = began.Add(p.SyncPeriod), began.Add(p.SyncPeriod), began.Add(p.rulesPeriod())
 	problems := p.programAll(ctx)
-	p.settle(ctx, problems)
-	p.measure(problems)
-	p.reportFailing()
-	logSync(ctx, time.Since(began), len(p.depends), len(problems), p.reconciler)
-	p.Observer.Passed(time.Since(began), len(p.depends), len(problems))
+	p.passed(ctx, began, len(p.depends), problems)
 	tuneGC()
 }
 
-// begin reads the node and the kernel.
-func (p *Proxy) begin(ctx context.Context) error {
+// begin reads the node and the kernel. It returns the number of our virtual servers.
+func (p *Proxy) begin(ctx context.Context) (virtualServers int, err error) {
 	if _, err := p.renewNode(ctx); err != nil {
-		return err
+		return 0, err
 	}
-	observation, err := p.reconciler.BeginObserve()()
-	if err != nil {
-		return err
-	}
-	p.reconciler.Adopt(observation)
-	p.useSets(p.reconciler.FilledSets())
-	return nil
-}
-
-// useSets marks sets that have members in the kernel as in use, so that what an earlier
-// process served keeps its rules.
-func (p *Proxy) useSets(names []string) {
-	for _, name := range names {
-		p.uses[name] = true
-	}
-	p.replan = true
+	return p.reconciler.Load()
 }
 
 // programAll programs the node's plan again if it changed since prepare, then every
@@ -345,9 +323,7 @@ func (p *Proxy) programAll(ctx context.Context) reconcile.Problems {
 	}
 	problems := p.flush()
 	problems = append(problems, p.program(ctx, p.dirty)...)
-	p.reconciler.Sweep()
-	problems = append(problems, p.flush()...)
-	p.started = true
+	p.reconciler.Prune()
 	problems = append(problems, p.flush()...)
 	p.warn(ctx)
 	return problems

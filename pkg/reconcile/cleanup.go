@@ -11,69 +11,81 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/kernel"
 	"github.com/kube-ipvs/kube-ipvs/pkg/nat"
 	"github.com/kube-ipvs/kube-ipvs/pkg/nft"
+	"github.com/kube-ipvs/kube-ipvs/pkg/plan"
 	"github.com/kube-ipvs/kube-ipvs/pkg/routing"
 )
 
-// Cleanup removes everything that is ours, or was kube-proxy's. It deletes rules first, so
-// that no rule refers to the sets, and virtual servers while the sets still say which ones
-// are ours. Where kube-proxy has taken over since, its state stays. The Reconciler must not be
-// used afterwards.
-func (a *Reconciler) Cleanup() error {
-	o, err := a.BeginObserve()()
+// Cleanup removes everything from the kernel that is ours, or was kube-proxy's. node is the
+// desired state of a node without Services. Where kube-proxy has taken over since, its state
+// stays; kubeProxyActive reports whether any has.
+func Cleanup(cfg *plan.Config, kernel Kernel, node plan.NodePlan) (kubeProxyActive bool, err error) {
+	r := New(cfg, kernel, Periods{})
+	r.SetNode(node)
+	return r.cleanup()
+}
+
+// cleanup deletes rules first, so that no rule refers to the sets, and virtual servers while
+// the sets still say which ones are ours.
+func (r *Reconciler) cleanup() (kubeProxyActive bool, err error) {
+	o, err := r.beginObserve(everything)()
 	if err != nil {
-		return err
+		return false, err
 	}
-	a.Adopt(o)
+	r.adopt(o)
 	var errs []error
-	for family, k := range a.kernel.NAT {
-		errs = append(errs, kernel.Join(a.kernel.writeNAT(k, nat.Diff(a.rulesToRemove(family, a.cached.nat[family]), nat.State{}))))
+	for family, k := range r.kernel.NAT {
+		errs = append(errs, kernel.Join(r.kernel.writeNAT(k, nat.Diff(r.rulesToRemove(family, r.cached.nat[family]), nat.State{}))))
 	}
-	errs = append(errs, kernel.Join(a.dropLeftovers(a.rulesToRemove)))
-	for family, err := range a.cached.leftovers.unread {
-		errs = append(errs, fmt.Errorf("rules of %s in %s may remain: %w", family, a.kernel.Leftovers.Programs, err))
+	f := &flush{Reconciler: r}
+	f.flushAll(r.leftoverSections(r.rulesToRemove, func(ip.Family) {})...)
+	errs = append(errs, f.problems.Err())
+	for family, err := range r.cached.leftovers.unread {
+		errs = append(errs, fmt.Errorf("rules of %s in %s may remain: %w", family, r.kernel.Leftovers.Programs, err))
 	}
-	if a.kernel.Loopback != nil {
-		errs = append(errs, kernel.Join(a.kernel.writeLoopback(nft.DiffLoopback(o.loopback, nil))))
+	if r.kernel.Loopback != nil {
+		errs = append(errs, kernel.Join(r.kernel.writeLoopback(nft.DiffLoopback(o.loopback, nil))))
 	}
-	if a.kernel.KubeProxy != nil {
-		errs = append(errs, kernel.Join(a.kernel.writeKubeProxy(a.tablesToRemove())))
+	if r.kernel.KubeProxy != nil {
+		errs = append(errs, kernel.Join(r.kernel.writeKubeProxy(r.tablesToRemove())))
 	}
-	servers, inUse := a.serversToRemove()
+	servers, inUse := r.serversToRemove()
 	errs = append(append(errs, inUse...),
-		kernel.Join(a.kernel.writeIPVS(servers)),
-		kernel.Join(a.kernel.writeRouting(a.routingRemovals())),
-		kernel.Join(a.kernel.writeSets(removals(a.setsToRemove(servers)))))
-	return errors.Join(errs...)
+		kernel.Join(r.kernel.writeIPVS(servers)),
+		kernel.Join(r.kernel.writeRouting(r.routingRemovals())),
+		kernel.Join(r.kernel.writeSets(removals(r.setsToRemove(servers)))))
+	return r.kubeProxyActive(), errors.Join(errs...)
 }
 
 // NotTakenOver returns the families whose rules are still ours: no kube-proxy has replaced
-// them. The Reconciler must not be used afterwards.
-func (a *Reconciler) NotTakenOver() ([]ip.Family, error) {
-	o, err := a.BeginObserve()()
-	if err != nil {
+// them.
+func NotTakenOver(cfg *plan.Config, kernel Kernel) ([]ip.Family, error) {
+	return New(cfg, kernel, Periods{}).notTakenOver()
+}
+
+func (r *Reconciler) notTakenOver() ([]ip.Family, error) {
+	if _, err := r.Load(); err != nil {
 		return nil, err
 	}
-	a.Adopt(o)
-	return slices.DeleteFunc(slices.Clone(a.cfg.Families), func(f ip.Family) bool {
-		_, rules := a.cached.nat[f].Chains[servicesChain(f)]
-		return !rules || a.successor(f) != &noSuccessor
+	return slices.DeleteFunc(slices.Clone(r.cfg.Families), func(f ip.Family) bool {
+		_, rules := r.cached.nat[f].Chains[servicesChain(f)]
+		return !rules || r.successor(f) != &noSuccessor
 	}), nil
 }
 
-func (a *Reconciler) routingRemovals() []routing.Change {
+func (r *Reconciler) routingRemovals() []routing.Change {
 	var changes []routing.Change
-	for rule := range a.cached.rules {
+	for rule := range r.cached.rules {
 		changes = append(changes, routing.Change{Op: routing.DeleteRule, Rule: rule})
 	}
-	for route := range a.staleRoutes {
+	for route := range r.staleRoutes {
 		changes = append(changes, routing.Change{Op: routing.DeleteRoute, Route: route})
 	}
-	for v := range a.vips.allHeld() {
-		if route, ok := a.cfg.VIPs.Route(v.key); ok { // addresses are removed with the link
+	for v := range r.vips.allHeld() {
+		if route, ok := r.cfg.VIPs.Route(v.key); ok { // addresses are removed with the link
 			changes = append(changes, routing.Change{Op: routing.DeleteRoute, Route: route})
 		}
 	}
-	return append(changes, a.linkRemovals()...)
+	return append(changes, r.linkRemovals()...)
 }
 
 func removals(sets []ipset.Set) []ipset.Change {

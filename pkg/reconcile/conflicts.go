@@ -74,10 +74,3 @@ func (c *conflicts) take() []Conflict {
 	})
 	return begun
 }
-
-// Conflicts returns how many virtual servers Services lack because another Service has them.
-func (a *Reconciler) Conflicts() int { return a.conflicts.losers }
-
-// TakeConflicts returns the conflicts that began since its last call, sorted by loser,
-// winner and key.
-func (a *Reconciler) TakeConflicts() []Conflict { return a.conflicts.take() }

@@ -9,25 +9,25 @@ import (
 // The kernel does not notify us of changes in IPVS and in sets. Reading them whole costs
 // time for each member; reading their counts costs a few system calls.
 
-// fullCheckCalls is the number of calls of Suspicious that together check every virtual
-// server. The proxy loop calls it once a second.
+// fullCheckCalls is the number of calls of suspicious that together check every virtual
+// server.
 const fullCheckCalls = 20 * 60
 
 // minChecked is the least number of virtual servers that one call checks.
 const minChecked = 4
 
-// Suspicious reports whether the kernel differs from the cached state, as far as a cheap
+// suspicious reports whether the kernel differs from the cached state, as far as a cheap
 // check can tell. It compares the number of IPv4 virtual servers, the number of members of
 // each set, and the real servers of a few virtual servers, different ones with each call. A
 // failed read is not suspicious. It must not be called while an observation or a resync
 // runs.
-func (a *Reconciler) Suspicious() bool {
-	return a.serversMissing() || a.membersMissing() || a.realServersDiffer()
+func (r *Reconciler) suspicious() bool {
+	return r.serversMissing() || r.membersMissing() || r.realServersDiffer()
 }
 
-func (a *Reconciler) serversMissing() bool {
-	n, err := a.kernel.IPVS.Count()
-	return err == nil && n != a.ipv4Servers+countIPv4(a.foreign)
+func (r *Reconciler) serversMissing() bool {
+	n, err := r.kernel.IPVS.Count()
+	return err == nil && n != r.ipv4Servers+countIPv4(r.foreign)
 }
 
 func countIPv4(s ipvs.State) int {
@@ -41,10 +41,10 @@ func countIPv4(s ipvs.State) int {
 }
 
 // membersMissing skips empty sets: the resync finds what another program adds there.
-func (a *Reconciler) membersMissing() bool {
+func (r *Reconciler) membersMissing() bool {
 	held := map[string]int{}
 	var names []string
-	for _, set := range a.sets.list {
+	for _, set := range r.sets.list {
 		if set.held > 0 {
 			held[set.name] = set.held
 			names = append(names, set.name)
@@ -53,7 +53,7 @@ func (a *Reconciler) membersMissing() bool {
 	if len(names) == 0 {
 		return false
 	}
-	sizes, err := a.kernel.IPSet.Sizes(names)
+	sizes, err := r.kernel.IPSet.Sizes(names)
 	return err == nil && slices.ContainsFunc(names, func(name string) bool {
 		n, there := sizes[name]
 		return !there || n >= 0 && n != held[name]
@@ -62,26 +62,21 @@ func (a *Reconciler) membersMissing() bool {
 
 // realServersDiffer checks the next virtual servers. They include those of IPv6, which the
 // kernel does not count.
-func (a *Reconciler) realServersDiffer() bool {
-	if len(a.toCheck) == 0 {
-		a.toCheck = slices.AppendSeq(make([]*server, 0, a.servers.held), a.servers.allHeld())
+func (r *Reconciler) realServersDiffer() bool {
+	if len(r.toCheck) == 0 {
+		r.toCheck = slices.AppendSeq(make([]*server, 0, r.servers.held), r.servers.allHeld())
 	}
-	n := min(len(a.toCheck), max(minChecked, a.servers.held/fullCheckCalls+1))
-	for _, s := range a.toCheck[:n] {
+	n := min(len(r.toCheck), max(minChecked, r.servers.held/fullCheckCalls+1))
+	for _, s := range r.toCheck[:n] {
 		if !s.there {
 			continue
 		}
-		if is, err := a.kernel.IPVS.RealServers(s.key); err == nil && !s.actual.equals(is) {
+		if is, err := r.kernel.IPVS.RealServers(s.key); err == nil && !s.actual.equals(is) {
 			return true
 		}
 	}
-	if a.toCheck = a.toCheck[n:]; len(a.toCheck) == 0 {
-		a.toCheck = nil // release its array
+	if r.toCheck = r.toCheck[n:]; len(r.toCheck) == 0 {
+		r.toCheck = nil // release its array
 	}
 	return false
-}
-
-// Size returns how many virtual servers and set members of ours the kernel holds.
-func (a *Reconciler) Size() int {
-	return a.servers.held + a.members.held
 }

@@ -61,13 +61,13 @@ func TestSuspicious(t *testing.T) {
 			w.ipvs.SetConnections(key(ip.TCP, "10.96.0.2:80"), dest, ipvs.Connections{})
 			w.drain()
 			for range 30 {
-				if w.reconciler.Suspicious() {
+				if w.reconciler.suspicious() {
 					t.Fatal("suspects what we wrote ourselves")
 				}
 			}
 			tc.damage(w)
 			for range tc.within {
-				if w.reconciler.Suspicious() {
+				if w.reconciler.suspicious() {
 					return
 				}
 			}

@@ -12,62 +12,58 @@ import (
 
 // drain adds a real server to the draining ones. The list is not persisted: after a restart,
 // weight 0 in the kernel on a real server that is not desired says the same.
-func (a *Reconciler) drain(key ipvs.Key, dest netip.AddrPort) {
-	if a.draining[key] == nil {
-		a.draining[key] = map[netip.AddrPort]time.Time{}
+func (r *Reconciler) drain(key ipvs.Key, dest netip.AddrPort) {
+	if r.draining[key] == nil {
+		r.draining[key] = map[netip.AddrPort]time.Time{}
 	}
-	if _, listed := a.draining[key][dest]; !listed {
-		a.draining[key][dest] = time.Time{}
-		a.drainingCount++
+	if _, listed := r.draining[key][dest]; !listed {
+		r.draining[key][dest] = time.Time{}
+		r.drainingCount++
 	}
 }
 
-func (a *Reconciler) undrain(key ipvs.Key, dest netip.AddrPort) {
-	if _, listed := a.draining[key][dest]; !listed {
+func (r *Reconciler) undrain(key ipvs.Key, dest netip.AddrPort) {
+	if _, listed := r.draining[key][dest]; !listed {
 		return
 	}
-	delete(a.draining[key], dest)
-	a.drainingCount--
-	if len(a.draining[key]) == 0 {
-		delete(a.draining, key)
+	delete(r.draining[key], dest)
+	r.drainingCount--
+	if len(r.draining[key]) == 0 {
+		delete(r.draining, key)
 	}
 }
 
 // undrainAll forgets the draining real servers of a deleted virtual server.
-func (a *Reconciler) undrainAll(key ipvs.Key) {
-	a.drainingCount -= len(a.draining[key])
-	delete(a.draining, key)
+func (r *Reconciler) undrainAll(key ipvs.Key) {
+	r.drainingCount -= len(r.draining[key])
+	delete(r.draining, key)
 }
 
-// Draining returns the number of draining real servers. It is cheap: the proxy loop calls it
-// several times for each change.
-func (a *Reconciler) Draining() int { return a.drainingCount }
-
-// Drain removes draining real servers whose last connection has ended. A closing connection
-// still counts, because its last packets need the real server. One call checks at most most
-// virtual servers; the next call continues with the others, see DrainsOn.
+// checkDraining removes draining real servers whose last connection has ended. A closing
+// connection still counts, because its last packets need the real server. One call checks at
+// most most virtual servers; the next call continues with the others, in toDrain.
 //
 // Once an endpoint is in no EndpointSlice any more, its connections have until the deadline,
 // measured from the first call that notices. The pod is gone: a client that keeps sending
 // would keep its connection and never get an answer (kubernetes#84322, #89392, #77903).
 // Removing the real server resets the connection. While the endpoint is in a slice, in
 // whatever condition, there is no deadline. On an unreachable node the deadline is zero.
-func (a *Reconciler) Drain(now time.Time, deadline time.Duration, most int) Problems {
-	f := &flush{Reconciler: a}
+func (r *Reconciler) checkDraining(now time.Time, deadline time.Duration, most int) Problems {
+	f := &flush{Reconciler: r}
 	var changes []ipvs.Change
 	open := map[ipvs.Change]Cut{}
-	for _, key := range a.drainNext(most) {
-		conns, err := a.kernel.IPVS.Connections(key)
+	for _, key := range r.drainNext(most) {
+		conns, err := r.kernel.IPVS.Connections(key)
 		if kernel.IsNotExist(err) {
-			a.undrainAll(key)
+			r.undrainAll(key)
 			continue
 		}
 		if err != nil {
-			f.fail(a.servers.owners(key), err)
+			f.fail(r.servers.owners(key), err)
 			continue
 		}
-		for dest := range a.draining[key] {
-			late, lost := a.missingFor(key, dest, now) >= deadline, a.onUnreachableNode(key, dest)
+		for dest := range r.draining[key] {
+			late, lost := r.missingFor(key, dest, now) >= deadline, r.onUnreachableNode(key, dest)
 			left := conns[dest].Active + conns[dest].Inactive
 			if left == 0 || late || lost {
 				c := ipvs.Change{Op: ipvs.DeleteRealServer, Key: key, Dest: dest}
@@ -78,10 +74,10 @@ func (a *Reconciler) Drain(now time.Time, deadline time.Duration, most int) Prob
 	}
 	f.applyServers(changes)
 	for _, c := range changes {
-		if s := a.actual(c.Key); s == nil || !s.has(c.Dest) {
-			a.undrain(c.Key, c.Dest)
+		if s := r.actual(c.Key); s == nil || !s.has(c.Dest) {
+			r.undrain(c.Key, c.Dest)
 			if cut := open[c]; cut.Connections > 0 {
-				a.cuts = append(a.cuts, cut)
+				r.cuts = append(r.cuts, cut)
 			}
 		}
 	}
@@ -89,21 +85,18 @@ func (a *Reconciler) Drain(now time.Time, deadline time.Duration, most int) Prob
 	return f.problems
 }
 
-// drainNext returns up to most virtual servers that this round of Drain has not checked. If
+// drainNext returns up to most virtual servers that this round of checkDraining has not checked. If
 // none are left, it begins a new round with all virtual servers that drain.
-func (a *Reconciler) drainNext(most int) []ipvs.Key {
-	if len(a.toDrain) == 0 {
-		a.toDrain = slices.Collect(maps.Keys(a.draining))
+func (r *Reconciler) drainNext(most int) []ipvs.Key {
+	if len(r.toDrain) == 0 {
+		r.toDrain = slices.Collect(maps.Keys(r.draining))
 	}
-	next := a.toDrain[:min(most, len(a.toDrain))]
-	if a.toDrain = a.toDrain[len(next):]; len(a.toDrain) == 0 {
-		a.toDrain = nil // release its array
+	next := r.toDrain[:min(most, len(r.toDrain))]
+	if r.toDrain = r.toDrain[len(next):]; len(r.toDrain) == 0 {
+		r.toDrain = nil // release its array
 	}
-	return slices.DeleteFunc(next, func(key ipvs.Key) bool { return len(a.draining[key]) == 0 })
+	return slices.DeleteFunc(next, func(key ipvs.Key) bool { return len(r.draining[key]) == 0 })
 }
-
-// DrainsOn reports whether this round of Drain has virtual servers left to check.
-func (a *Reconciler) DrainsOn() bool { return len(a.toDrain) > 0 }
 
 // Cut is a real server that was removed at the deadline, or because its node is unreachable,
 // while connections were open.
@@ -114,40 +107,40 @@ type Cut struct {
 	Lost        bool // its node is unreachable
 }
 
-// TakeCuts returns the cuts since its last call.
-func (a *Reconciler) TakeCuts() []Cut {
-	cuts := a.cuts
-	a.cuts = nil
+// takeCuts returns the cuts since its last call.
+func (r *Reconciler) takeCuts() []Cut {
+	cuts := r.cuts
+	r.cuts = nil
 	return cuts
 }
 
-func (a *Reconciler) onUnreachableNode(key ipvs.Key, dest netip.AddrPort) bool {
-	want, wanted := a.desiredFor(key)
+func (r *Reconciler) onUnreachableNode(key ipvs.Key, dest netip.AddrPort) bool {
+	want, wanted := r.desiredFor(key)
 	return wanted && want.is(dest, isLost)
 }
 
 // desiredFor returns the desired virtual server whose endpoints the draining real servers of
 // key belong to: key itself or, if key is retired, its address and port.
-func (a *Reconciler) desiredFor(key ipvs.Key) (*wantedServer, bool) {
-	if want, wanted := a.wantServer(key); wanted {
+func (r *Reconciler) desiredFor(key ipvs.Key) (*wantedServer, bool) {
+	if want, wanted := r.wantServer(key); wanted {
 		return want, true
 	}
-	address, _ := a.addressOf(key)
-	if s := a.servers.records[address]; s != nil && s.wanted() {
+	address, _ := r.addressOf(key)
+	if s := r.servers.records[address]; s != nil && s.wanted() {
 		return &s.value, true
 	}
 	return nil, false
 }
 
 // missingFor returns how long a draining real server has had no endpoint.
-func (a *Reconciler) missingFor(key ipvs.Key, dest netip.AddrPort, now time.Time) time.Duration {
-	since := a.draining[key][dest]
-	if want, wanted := a.desiredFor(key); wanted && want.is(dest, isEndpoint) {
+func (r *Reconciler) missingFor(key ipvs.Key, dest netip.AddrPort, now time.Time) time.Duration {
+	since := r.draining[key][dest]
+	if want, wanted := r.desiredFor(key); wanted && want.is(dest, isEndpoint) {
 		since = time.Time{}
 	} else if since.IsZero() {
 		since = now
 	}
-	a.draining[key][dest] = since
+	r.draining[key][dest] = since
 	if since.IsZero() {
 		return 0
 	}

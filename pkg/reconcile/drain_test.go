@@ -47,7 +47,7 @@ func TestDeadlineOfADrainingRealServer(t *testing.T) {
 	}
 	w.reconciler.Flush()
 	there(time.Second, false, "after the deadline")
-	if n := w.reconciler.Draining(); n != 0 {
+	if n := w.reconciler.drainingCount; n != 0 {
 		t.Errorf("%d draining", n)
 	}
 }
@@ -72,7 +72,7 @@ func TestIssue89392LostRealServer(t *testing.T) {
 	}
 	w.mustApply(unready)
 	w.drain()
-	if n := w.reconciler.Draining(); n != 2 {
+	if n := w.reconciler.drainingCount; n != 2 {
 		t.Fatalf("%d drain while no node is lost, want 2", n)
 	}
 	w.facts.Lost = []string{"node-2"}
@@ -84,7 +84,7 @@ func TestIssue89392LostRealServer(t *testing.T) {
 	if _, there := w.realServers(k)[dest]; there || len(w.realServers(k)) != 2 {
 		t.Errorf("node-2 is lost: %v", w.realServers(k))
 	}
-	if got, want := w.reconciler.TakeCuts(), []Cut{{k, dest, 3, true}}; !slices.Equal(got, want) {
+	if got, want := w.reconciler.takeCuts(), []Cut{{k, dest, 3, true}}; !slices.Equal(got, want) {
 		t.Errorf("cut: %v, want %v", got, want)
 	}
 }
@@ -144,10 +144,10 @@ func TestDrainGoesOn(t *testing.T) {
 		if i == 1 {
 			w.mustApply(clusterIP("e", "10.96.0.5", "10.244.0.3:8000"))
 		}
-		if err := w.reconciler.Drain(w.now, deadline, 2).Err(); err != nil {
+		if err := w.reconciler.checkDraining(w.now, deadline, 2).Err(); err != nil {
 			t.Fatal(err)
 		}
-		if left, on := w.reconciler.Draining(), w.reconciler.DrainsOn(); left != want.left || on != want.on {
+		if left, on := w.reconciler.drainingCount, len(w.reconciler.toDrain) > 0; left != want.left || on != want.on {
 			t.Errorf("call %d: %d drain, goes on: %v; want %+v", i, left, on, want)
 		}
 	}

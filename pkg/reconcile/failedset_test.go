@@ -40,7 +40,7 @@ func TestSetThatCannotBeCreated(t *testing.T) {
 				t.Errorf("the Service is not served:\n%s", strings.Join(w.order, "\n"))
 			}
 			w.refuse = nil
-			w.reconciler.Retry(nodeOwner.Name)
+			w.reconciler.retry(nodeOwner.Name)
 			if err := w.reconciler.Flush().Err(); err != nil {
 				t.Fatal(err)
 			}

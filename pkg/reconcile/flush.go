@@ -2,7 +2,6 @@ package reconcile
 
 import (
 	"cmp"
-	"fmt"
 	"net/netip"
 	"slices"
 
@@ -23,9 +22,9 @@ type flush struct {
 
 // Flush writes all differences. The order ensures that a VIP becomes local only after its
 // rules and real servers exist, and stops being local before they are deleted. A refused
-// change is kept for Retry; the others are applied.
-func (a *Reconciler) Flush() Problems {
-	f := &flush{Reconciler: a}
+// change is kept for a retry; the others are applied.
+func (r *Reconciler) Flush() Problems {
+	f := &flush{Reconciler: r}
 	f.flushNode()
 	f.addMembers()
 	f.deleteClientIPMembers()
@@ -40,40 +39,25 @@ func (a *Reconciler) Flush() Problems {
 	f.servers.compact()
 	f.members.compact()
 	f.vips.compact()
+	f.dropUnusedSets()
 	return f.problems
 }
 
-// fail records a problem of the owners.
+// fail records a problem of the owners, or of the node if there are none.
 func (f *flush) fail(owners []types.NamespacedName, err error) {
+	for _, name := range owners {
+		f.refused[name] = struct{}{}
+	}
+	if len(owners) == 0 {
+		f.refused[nodeOwner.Name] = struct{}{}
+	}
 	f.problems = append(f.problems, Problem{owners, err})
 }
 
 // applyChanges applies changes, and calls done for each that succeeded and failed for the others.
-func applyChanges[C interface {
-	comparable
-	fmt.Stringer
-}](changes []C, apply func([]C) []kernel.Failure[C], done func(C), failed func(C, error)) {
-	applyIndexed(changes, apply, func(i int) { done(changes[i]) }, func(i int, err error) { failed(changes[i], err) })
-}
-
-// applyIndexed is applyChanges with the indexes of the changes in place of the changes.
-func applyIndexed[C interface {
-	comparable
-	fmt.Stringer
-}](changes []C, apply func([]C) []kernel.Failure[C], done func(int), failed func(int, error)) {
-	if len(changes) == 0 {
-		return
-	}
-	refused := map[C]error{}
-	for _, f := range apply(changes) {
-		refused[f.Change] = f
-	}
-	for i, c := range changes {
-		if err, ok := refused[c]; ok {
-			failed(i, err)
-		} else {
-			done(i)
-		}
+func applyChanges[C change](changes []C, write func([]C) []kernel.Failure[C], done func(C), failed func(C, error)) {
+	if len(changes) > 0 {
+		succeeded(changes, write(changes), func(i int) { done(changes[i]) }, func(i int, err error) { failed(changes[i], err) })
 	}
 }
 
@@ -206,7 +190,10 @@ func (f *flush) flushVIPs() {
 	for i, v := range vips {
 		changes[i] = f.vipChange(v.key, i < len(added))
 	}
-	applyIndexed(changes, f.kernel.writeRouting, func(i int) { f.vipDone(vips[i]) }, func(i int, err error) {
+	if len(changes) == 0 {
+		return
+	}
+	succeeded(changes, f.kernel.writeRouting(changes), func(i int) { f.vipDone(vips[i]) }, func(i int, err error) {
 		f.fail(f.vips.owners(vips[i].key), err)
 		f.vips.markStuck(vips[i])
 	})
@@ -270,28 +257,29 @@ func (f *flush) vipDone(v *vipRecord) {
 	f.vips.markClean(v)
 }
 
-// Lost removes VIPs from the cached state that another program, or Flush, deleted from the
+// lost removes VIPs from the cached state that another program, or Flush, deleted from the
 // kernel. It returns how many of them are desired; the next Flush claims these again.
-func (a *Reconciler) Lost(lost []routing.Lost) int {
+func (r *Reconciler) lost(lost []routing.Lost) int {
 	n := 0
 	for _, l := range lost {
-		v := a.vips.records[plan.VIP{Addr: l.Addr, Claim: a.claimOf(l.Table)}]
+		v := r.vips.records[plan.VIP{Addr: l.Addr, Claim: r.claimOf(l.Table)}]
 		if v != nil && v.wanted() && v.there {
-			a.vips.lose(v)
-			a.vips.markDirty(v)
+			r.vips.lose(v)
+			r.vips.markDirty(v)
 			n++
 		}
 	}
+	r.vipsLost = r.vipsLost || n > 0
 	return n
 }
 
 // claimOf returns the claim of a VIP that has a route in a table, or an address if table is
 // 0.
-func (a *Reconciler) claimOf(table int) plan.ClaimMode {
+func (r *Reconciler) claimOf(table int) plan.ClaimMode {
 	switch table {
 	case 0:
 		return plan.ClaimAddress
-	case a.cfg.VIPs.Table:
+	case r.cfg.VIPs.Table:
 		return plan.ClaimPort
 	}
 	return plan.ClaimRoute

@@ -137,17 +137,17 @@ func (n *numbers) release(held func(key ipvs.Key, number uint32) bool) []types.N
 
 // assignMarks returns a plan with fwmarks for the virtual servers of internal clients. The
 // error names those without one.
-func (a *Reconciler) assignMarks(name types.NamespacedName, part plan.ServicePlan) (plan.ServicePlan, error) {
+func (r *Reconciler) assignMarks(name types.NamespacedName, part plan.ServicePlan) (plan.ServicePlan, error) {
 	keys := make([]ipvs.Key, len(part.Internal))
 	for i, o := range part.Internal {
 		keys[i] = o.Key
 	}
-	assigned, err := a.numbers.assign(name, keys, func(number uint32) bool { return !a.markInUse(a.cfg.LocalMark.Mark(number)) })
-	return plan.AssignMarks(a.cfg, part, assigned), err
+	assigned, err := r.numbers.assign(name, keys, func(number uint32) bool { return !r.markInUse(r.cfg.LocalMark.Mark(number)) })
+	return plan.AssignMarks(r.cfg, part, assigned), err
 }
 
-// ReleaseMarks frees the fwmarks that no Service wants and the kernel no longer holds. If any
+// releaseMarks frees the fwmarks that no Service wants and the kernel no longer holds. If any
 // became free, it returns the Services that lack some, which are to be set again.
-func (a *Reconciler) ReleaseMarks() []types.NamespacedName {
-	return a.numbers.release(func(key ipvs.Key, number uint32) bool { return a.holdsMark(key, a.cfg.LocalMark.Mark(number)) })
+func (r *Reconciler) releaseMarks() []types.NamespacedName {
+	return r.numbers.release(func(key ipvs.Key, number uint32) bool { return r.holdsMark(key, r.cfg.LocalMark.Mark(number)) })
 }

@@ -3,6 +3,7 @@ package reconcile
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 
 	"golang.org/x/sys/unix"
@@ -41,56 +42,36 @@ func (r reader) readLeftovers() leftovers {
 	return l
 }
 
-// count returns how many changes the removal takes.
-func (l *leftovers) count() int {
-	n := 0
-	for _, s := range l.nat {
-		n += len(nat.Diff(s, nat.State{}))
-	}
-	return n
+// leftovers are removed once every Service is served without them, a section for each family.
+func (r *Reconciler) leftovers() []nodeSection {
+	return r.leftoverSections(func(_ ip.Family, s nat.State) nat.State { return s }, func(f ip.Family) { delete(r.cached.leftovers.nat, f) })
 }
 
-// removeLeftovers removes the leftovers once every Service is served without them.
-func (f *flush) removeLeftovers() {
-	if !f.pruning {
-		return
+// leftoverSections removes the leftovers that pick selects of each family. A chain that
+// another program's rule refers to stays.
+func (r *Reconciler) leftoverSections(pick func(ip.Family, nat.State) nat.State, done func(ip.Family)) []nodeSection {
+	var sections []nodeSection
+	for family, k := range r.kernel.Leftovers.NAT {
+		sections = append(sections, section[nat.Change]{
+			diff: func() []nat.Change { return nat.Diff(pick(family, r.cached.leftovers.nat[family]), nat.State{}) },
+			write: func(changes []nat.Change) []nat.Failure {
+				return slices.DeleteFunc(r.kernel.writeNAT(k, changes), func(f nat.Failure) bool { return errors.Is(f, unix.EMLINK) })
+			},
+			done: whole[nat.Change](func() { done(family) }),
+		})
 	}
-	failures := f.dropLeftovers(func(_ ip.Family, s nat.State) nat.State { return s })
-	for _, failure := range failures {
-		f.fail(nil, failure)
-	}
-	if len(failures) == 0 {
-		clear(f.cached.leftovers.nat)
-	}
-}
-
-// dropLeftovers removes the leftovers that pick selects of each family. A chain that another
-// program's rule refers to stays.
-func (a *Reconciler) dropLeftovers(pick func(ip.Family, nat.State) nat.State) []nat.Failure {
-	var out []nat.Failure
-	for family, k := range a.kernel.Leftovers.NAT {
-		changes := nat.Diff(pick(family, a.cached.leftovers.nat[family]), nat.State{})
-		if len(changes) == 0 {
-			continue
-		}
-		for _, failure := range a.kernel.writeNAT(k, changes) {
-			if !errors.Is(failure, unix.EMLINK) {
-				out = append(out, failure)
-			}
-		}
-	}
-	return out
+	return sections
 }
 
 // unseen describes where leftovers may be that cannot be read.
-func (a *Reconciler) unseen() []string {
+func (r *Reconciler) unseen() []string {
 	var out []string
-	if a.kernel.Leftovers.Unseen {
+	if r.kernel.Leftovers.Unseen {
 		out = append(out, "the iptables back end that kube-ipvs does not use may hold rules of kube-proxy, which take effect before IPVS, and its programs are not installed: install the complete iptables package, or remove such rules")
 	}
 	for _, family := range ip.Families {
-		if err := a.cached.leftovers.unread[family]; err != nil {
-			out = append(out, fmt.Sprintf("rules that kube-proxy may have left of %s in %s cannot be read: %v", family, a.kernel.Leftovers.Programs, err))
+		if err := r.cached.leftovers.unread[family]; err != nil {
+			out = append(out, fmt.Sprintf("rules that kube-proxy may have left of %s in %s cannot be read: %v", family, r.kernel.Leftovers.Programs, err))
 		}
 	}
 	return out

@@ -79,10 +79,10 @@ func TestUnreadableLeftovers(t *testing.T) {
 	if err := w.start(clusterIP("a", "10.96.0.1", "10.244.0.2:8000")).Err(); err != nil {
 		t.Fatal(err)
 	}
-	if unseen := w.reconciler.Seen().Unseen; len(unseen) != 1 || !strings.Contains(unseen[0], "iptables-legacy") || !strings.Contains(unseen[0], "not today") {
+	if unseen := w.reconciler.Foreign().Unseen; len(unseen) != 1 || !strings.Contains(unseen[0], "iptables-legacy") || !strings.Contains(unseen[0], "not today") {
 		t.Errorf("unseen: %q", unseen)
 	}
-	if err := w.reconciler.Cleanup(); err == nil || !strings.Contains(err.Error(), "not today") {
+	if _, err := w.reconciler.cleanup(); err == nil || !strings.Contains(err.Error(), "not today") {
 		t.Errorf("cleanup: %v", err)
 	}
 }
@@ -95,8 +95,8 @@ func TestCleanupBesideOtherBackEnd(t *testing.T) {
 	}
 	w.restart()
 	other := w.addLeftovers(ofIptablesMode + "*nat\n:KUBE-IPVS-OLD - [0:0]\nCOMMIT\n")
-	if err := w.reconciler.Cleanup(); err != nil || !w.reconciler.GivenBack() {
-		t.Errorf("given back: %v, %v", w.reconciler.GivenBack(), err)
+	if _, err := w.reconciler.cleanup(); err != nil || !w.reconciler.kubeProxyActive() {
+		t.Errorf("given back: %v, %v", w.reconciler.kubeProxyActive(), err)
 	}
 	if left := other.Save(); !strings.Contains(left, "KUBE-SEP-") || strings.Contains(left, "KUBE-IPVS-OLD") {
 		t.Errorf("left:\n%s", left)

@@ -12,12 +12,12 @@ import (
 
 // usedMarks returns the fwmarks in use by address and port, desired or not: those of members of
 // plan.Local and of retired virtual servers.
-func (a *Reconciler) usedMarks() map[ipvs.Key]uint32 {
-	out := make(map[ipvs.Key]uint32, len(a.marked))
-	for fwm, key := range a.retired {
+func (r *Reconciler) usedMarks() map[ipvs.Key]uint32 {
+	out := make(map[ipvs.Key]uint32, len(r.marked))
+	for fwm, key := range r.retired {
 		out[key] = max(out[key], fwm.FWMark)
 	}
-	for fwm, key := range a.marked {
+	for fwm, key := range r.marked {
 		out[key] = fwm.FWMark
 	}
 	return out
@@ -25,21 +25,21 @@ func (a *Reconciler) usedMarks() map[ipvs.Key]uint32 {
 
 // holdsMark reports whether the kernel still has the member of plan.Local for an address and
 // port, or its fwmark virtual server.
-func (a *Reconciler) holdsMark(key ipvs.Key, mark uint32) bool {
-	for _, fwm := range a.markVariants(fwmKey(key.Family(), mark)) {
-		if a.servers.holds(fwm) {
+func (r *Reconciler) holdsMark(key ipvs.Key, mark uint32) bool {
+	for _, fwm := range r.markVariants(fwmKey(key.Family(), mark)) {
+		if r.servers.holds(fwm) {
 			return true
 		}
 	}
-	return a.members.holds(a.localMember(key))
+	return r.members.holds(r.localMember(key))
 }
 
 // markInUse reports whether a virtual server of either family has the mark: a foreign one,
 // or one of ours, retired ones included.
-func (a *Reconciler) markInUse(mark uint32) bool {
+func (r *Reconciler) markInUse(mark uint32) bool {
 	for _, family := range ip.Families {
-		for _, fwm := range a.markVariants(fwmKey(family, mark)) {
-			if _, foreign := a.foreign[fwm]; foreign || a.servers.holds(fwm) {
+		for _, fwm := range r.markVariants(fwmKey(family, mark)) {
+			if _, foreign := r.foreign[fwm]; foreign || r.servers.holds(fwm) {
 				return true
 			}
 		}
@@ -61,123 +61,123 @@ func keyOf(e ipset.Entry) ipvs.Key {
 
 // markVariants returns a fwmark key with and without the masquerade mark. A process that was
 // killed after it changed the member of plan.Local leaves the other one.
-func (a *Reconciler) markVariants(fwm ipvs.Key) [2]ipvs.Key {
+func (r *Reconciler) markVariants(fwm ipvs.Key) [2]ipvs.Key {
 	other := fwm
-	other.FWMark ^= a.cfg.MasqueradeMark
+	other.FWMark ^= r.cfg.MasqueradeMark
 	return [2]ipvs.Key{fwm, other}
 }
 
 // addressOf returns the address and port that a virtual server serves; false if no member
 // records it.
-func (a *Reconciler) addressOf(key ipvs.Key) (ipvs.Key, bool) {
+func (r *Reconciler) addressOf(key ipvs.Key) (ipvs.Key, bool) {
 	if key.FWMark == 0 {
 		return key, true
 	}
-	if address, ok := a.recordedAddress(key); ok {
+	if address, ok := r.recordedAddress(key); ok {
 		return address, true
 	}
-	address, ok := a.marked[a.markVariants(key)[1]]
+	address, ok := r.marked[r.markVariants(key)[1]]
 	return address, ok
 }
 
 // recordedAddress returns the address and port of a fwmark virtual server from the member of
 // plan.Local that carries the mark, or from the record of a retired one.
-func (a *Reconciler) recordedAddress(fwm ipvs.Key) (ipvs.Key, bool) {
-	if address, ok := a.marked[fwm]; ok {
+func (r *Reconciler) recordedAddress(fwm ipvs.Key) (ipvs.Key, bool) {
+	if address, ok := r.marked[fwm]; ok {
 		return address, true
 	}
-	address, ok := a.retired[fwm]
+	address, ok := r.retired[fwm]
 	return address, ok
 }
 
 // wantServer returns the desired virtual server. A fwmark virtual server is desired only
 // once a member proves it to be ours, and only while its Service also has the address and
 // port.
-func (a *Reconciler) wantServer(key ipvs.Key) (*wantedServer, bool) {
-	if s := a.servers.records[key]; s != nil {
-		return a.wantRecord(s)
+func (r *Reconciler) wantServer(key ipvs.Key) (*wantedServer, bool) {
+	if s := r.servers.records[key]; s != nil {
+		return r.wantRecord(s)
 	}
 	return nil, false
 }
 
 // wantRecord is wantServer for a record.
-func (a *Reconciler) wantRecord(s *server) (*wantedServer, bool) {
+func (r *Reconciler) wantRecord(s *server) (*wantedServer, bool) {
 	if !s.wanted() {
 		return nil, false
 	}
 	if s.key.FWMark == 0 {
 		return &s.value, true
 	}
-	address, ok := a.recordedAddress(s.key)
-	if !ok || a.servers.winner(address) != s.owner.Name {
+	address, ok := r.recordedAddress(s.key)
+	if !ok || r.servers.winner(address) != s.owner.Name {
 		return nil, false
 	}
 	return &s.value, true
 }
 
 // localMember returns the key of the member of plan.Local for an address and port.
-func (a *Reconciler) localMember(key ipvs.Key) memberKey {
-	return a.sets.key(plan.Member{Set: plan.Local.In(key.Family()), Entry: entryOf(key)})
+func (r *Reconciler) localMember(key ipvs.Key) memberKey {
+	return r.sets.key(plan.Member{Set: plan.Local.In(key.Family()), Entry: entryOf(key)})
 }
 
 // markOf returns the mark that the kernel gives to packets of internal clients to an address
 // and port; 0 if none.
-func (a *Reconciler) markOf(key ipvs.Key) uint32 {
-	if m := a.members.records[a.localMember(key)]; m != nil && m.there {
+func (r *Reconciler) markOf(key ipvs.Key) uint32 {
+	if m := r.members.records[r.localMember(key)]; m != nil && m.there {
 		return m.actual
 	}
 	return 0
 }
 
 // markFWMarkServer marks the fwmark virtual server of an address and port dirty.
-func (a *Reconciler) markFWMarkServer(key ipvs.Key) {
-	a.markIfWanted(fwmKey(key.Family(), a.markOf(key)))
+func (r *Reconciler) markFWMarkServer(key ipvs.Key) {
+	r.markIfWanted(fwmKey(key.Family(), r.markOf(key)))
 }
 
-func (a *Reconciler) markIfWanted(fwm ipvs.Key) {
-	if a.servers.wanted(fwm) {
-		a.servers.markKey(fwm)
+func (r *Reconciler) markIfWanted(fwm ipvs.Key) {
+	if r.servers.wanted(fwm) {
+		r.servers.markKey(fwm)
 	}
 }
 
 // indexMarks rebuilds the index of fwmarks from the sets. If two members carry the same
 // mark, another program wrote one of them: the desired one counts.
-func (a *Reconciler) indexMarks() {
-	a.marked = map[ipvs.Key]ipvs.Key{}
+func (r *Reconciler) indexMarks() {
+	r.marked = map[ipvs.Key]ipvs.Key{}
 	local := map[uint16]ip.Family{}
-	for _, family := range a.cfg.Families {
-		local[a.sets.named(plan.Local.In(family))] = family
+	for _, family := range r.cfg.Families {
+		local[r.sets.named(plan.Local.In(family))] = family
 	}
-	for m := range a.members.allHeld() {
+	for m := range r.members.allHeld() {
 		family, ok := local[m.key.set]
 		if !ok || m.actual == 0 {
 			continue
 		}
 		fwm := fwmKey(family, m.actual)
-		want, wanted := a.wantMember(m)
-		if _, known := a.marked[fwm]; !known || wanted && want == m.actual {
-			a.marked[fwm] = keyOf(a.sets.member(m.key).Entry)
+		want, wanted := r.wantMember(m)
+		if _, known := r.marked[fwm]; !known || wanted && want == m.actual {
+			r.marked[fwm] = keyOf(r.sets.member(m.key).Entry)
 		}
 	}
 }
 
 // memberMarked updates the index when the mark of a member changes from was to is; 0 is no
 // mark. It marks the virtual servers dirty that waited for the member.
-func (a *Reconciler) memberMarked(e ipset.Entry, was, is uint32) {
+func (r *Reconciler) memberMarked(e ipset.Entry, was, is uint32) {
 	if was == is {
 		return
 	}
 	family, key := ip.Of(e.Addr), keyOf(e)
-	if fwm := fwmKey(family, was); was != 0 && a.marked[fwm] == key {
-		delete(a.marked, fwm)
-		if a.servers.holds(fwm) {
-			a.servers.markKey(fwm) // to be retired
+	if fwm := fwmKey(family, was); was != 0 && r.marked[fwm] == key {
+		delete(r.marked, fwm)
+		if r.servers.holds(fwm) {
+			r.servers.markKey(fwm) // to be retired
 		}
 	}
 	if is != 0 {
 		fwm := fwmKey(family, is)
-		a.marked[fwm] = key
-		a.markIfWanted(fwm)
-		a.markRecord(fwm)
+		r.marked[fwm] = key
+		r.markIfWanted(fwm)
+		r.markRecord(fwm)
 	}
 }

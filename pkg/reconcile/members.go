@@ -26,17 +26,17 @@ func serverOf(m plan.Member) (ipvs.Key, bool) {
 // member about a virtual server is desired if the Service that has the virtual server wants
 // it, or the node does. The record of a retired virtual server is desired as long as that
 // exists.
-func (a *Reconciler) wantMember(m *member) (mark uint32, wanted bool) {
-	full := a.sets.member(m.key)
+func (r *Reconciler) wantMember(m *member) (mark uint32, wanted bool) {
+	full := r.sets.member(m.key)
 	if fwm, address, ok := retiredIn(full); ok {
-		return 0, a.needsRecord(fwm, address)
+		return 0, r.needsRecord(fwm, address)
 	}
 	key, about := serverOf(full)
-	if !about || !a.servers.wanted(key) {
+	if !about || !r.servers.wanted(key) {
 		return m.value, m.wanted()
 	}
-	for _, name := range []types.NamespacedName{nodeOwner.Name, a.servers.winner(key)} {
-		if of, wanted := a.members.desiredBy(m, name); wanted {
+	for _, name := range []types.NamespacedName{nodeOwner.Name, r.servers.winner(key)} {
+		if of, wanted := r.members.desiredBy(m, name); wanted {
 			return of.value, true
 		}
 	}
@@ -44,43 +44,43 @@ func (a *Reconciler) wantMember(m *member) (mark uint32, wanted bool) {
 }
 
 // markMembersOf marks all members dirty that the owners want for a virtual server.
-func (a *Reconciler) markMembersOf(key ipvs.Key, owners []types.NamespacedName) {
+func (r *Reconciler) markMembersOf(key ipvs.Key, owners []types.NamespacedName) {
 	for _, name := range owners {
-		p := a.parts[name]
+		p := r.parts[name]
 		if p == nil {
 			continue
 		}
 		for _, m := range p.members {
-			if about, ok := serverOf(a.sets.member(m.key)); ok && about == key {
-				a.members.markDirty(m)
+			if about, ok := serverOf(r.sets.member(m.key)); ok && about == key {
+				r.members.markDirty(m)
 			}
 		}
 	}
 }
 
 // holdMember records that the kernel has a member.
-func (a *Reconciler) holdMember(m *member, mark uint32) {
+func (r *Reconciler) holdMember(m *member, mark uint32) {
 	if !m.there {
-		a.sets.list[m.key.set].held++
+		r.sets.list[m.key.set].held++
 	}
-	a.members.hold(m, mark)
+	r.members.hold(m, mark)
 }
 
 // loseMember records that the kernel does not have a member.
-func (a *Reconciler) loseMember(m *member) {
+func (r *Reconciler) loseMember(m *member) {
 	if m.there {
-		a.sets.list[m.key.set].held--
+		r.sets.list[m.key.set].held--
 	}
-	a.members.lose(m)
+	r.members.lose(m)
 }
 
 // loseSet records that the kernel does not have a set.
-func (a *Reconciler) loseSet(name string) {
-	i := a.sets.named(name)
-	a.sets.list[i].exists, a.sets.list[i].set = false, ipset.Set{}
-	for m := range a.members.allHeld() {
+func (r *Reconciler) loseSet(name string) {
+	i := r.sets.named(name)
+	r.sets.list[i].exists, r.sets.list[i].set = false, ipset.Set{}
+	for m := range r.members.allHeld() {
 		if m.key.set == i {
-			a.loseMember(m)
+			r.loseMember(m)
 		}
 	}
 }

@@ -45,12 +45,12 @@ func numbered(n int) service.Service {
 	}
 }
 
-// large returns an Reconciler that has programmed n Services, 256 at a time.
+// large returns a Reconciler that has programmed n Services, 256 at a time.
 func large(t testing.TB, w *world, n int) *Reconciler {
 	a := New(&w.cfg, Kernel{
 		IPVS: forgetfulIPVS{w.ipvs}, IPSet: forgetfulIPSet{w.ipset}, Routing: forgetfulRouting{w.routing},
 		Sysctl: w.sysctl, Conntrack: w.conntrack, NAT: map[ip.Family]NAT{ip.IPv4: nat.NewFake(ip.IPv4)},
-	})
+	}, Periods{})
 	a.SetNode(plan.ForNode(&w.cfg, &plan.Node{}))
 	for i := range n {
 		s := numbered(i)
@@ -61,7 +61,7 @@ func large(t testing.TB, w *world, n int) *Reconciler {
 			}
 		}
 	}
-	a.Sweep()
+	a.Prune()
 	if err := a.Flush().Err(); err != nil {
 		t.Fatal(err)
 	}

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"maps"
 	"slices"
+	"time"
 
 	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
 	"github.com/kube-ipvs/kube-ipvs/pkg/ipset"
@@ -23,202 +24,233 @@ type nodePart struct {
 }
 
 // SetNode replaces the desired state of the node.
-func (a *Reconciler) SetNode(part plan.NodePlan) {
-	a.clientsRerouted(a.node.Members, part.Members)
-	own := a.node.own
-	a.setMembers(&own, part.Members)
-	a.node = nodePart{NodePlan: part, dirty: true, sets: map[string]ipset.Set{}, own: own}
+func (r *Reconciler) SetNode(part plan.NodePlan) {
+	if !slices.Equal(part.Watched, r.node.Watched) {
+		r.compareSoon(time.Now(), extent{}) // their values are read with the rest of the kernel
+	}
+	r.clientsRerouted(r.node.Members, part.Members)
+	own := r.node.own
+	r.setMembers(&own, part.Members)
+	r.node = nodePart{NodePlan: part, dirty: true, sets: map[string]ipset.Set{}, own: own}
 	for _, s := range part.Sets {
-		a.node.sets[s.Name] = s
+		r.node.sets[s.Name] = s
 	}
 	o := ownedRules(&part)
-	a.rules.Store(&o)
+	r.rules.Store(&o)
 }
 
 // Concerns reports whether a change of a chain may affect the node's desired state. It may
 // be called concurrently with other methods.
-func (a *Reconciler) Concerns(c nat.Chain) bool {
-	own := a.rules.Load()
-	return own != nil && (own.Concerns(c) || a.kernel.Loopback != nil && c.Table == nft.Table)
+func (r *Reconciler) Concerns(c nat.Chain) bool {
+	own := r.rules.Load()
+	return own != nil && (own.Concerns(c) || r.kernel.Loopback != nil && c.Table == nft.Table)
 }
 
-func (a *Reconciler) setNamed(name string) ipset.Set {
-	if s, ok := a.node.sets[name]; ok {
+func (r *Reconciler) setNamed(name string) ipset.Set {
+	if s, ok := r.node.sets[name]; ok {
 		return s
 	}
 	return ipset.Set{Name: name}
 }
 
-// flushNode reconciles the node-wide state, each step before those that depend on it: rules
-// match sets, and a mark has no effect before its policy rule exists.
+// flushNode reconciles the node-wide state, each section before those that depend on it:
+// rules match sets, and a mark has no effect before its policy rule exists.
 func (f *flush) flushNode() {
 	if !f.node.dirty {
 		return
 	}
 	before := len(f.problems)
-	f.flushSysctls()
-	f.flushLink()
-	f.flushSets()
-	f.flushRules(routing.AddRule)
+	f.flushAll(f.sysctls(), f.link(), f.setSection(), f.rulesToAdd())
 	f.kernel.Routing.Guard(f.node.Rules)
-	f.flushLoopback()
+	f.flushAll(f.loopback())
 	f.detectCurrentRules()
 	if f.otherRulesServe() {
-		f.flushMangle()
+		f.flushAll(f.mangle()...)
 	} else {
-		f.flushNAT()
+		f.addMembers() // those that the rules need are the node's own
+		f.flushAll(f.chains()...)
 		f.rulesCurrent = true // from now on the rules in the kernel are the plan's
 	}
-	f.flushRules(routing.DeleteRule)
-	f.deleteStaleRoutes()
-	f.removeKubeProxyTables()
-	f.removeLeftovers()
+	f.flushAll(f.staleRules())
+	if f.pruning {
+		f.flushAll(f.routesToDelete(), f.kubeProxyTables())
+		f.flushAll(f.leftovers()...)
+	}
 	f.node.dirty = len(f.problems) > before || f.hasDeferredRemovals()
 }
 
-func (f *flush) flushSysctls() {
-	applyChanges(sysctl.Diff(f.cached.sysctls, f.node.Sysctls), f.kernel.writeSysctls,
-		func(c sysctl.Change) { f.cached.sysctls[c.Key] = c.Value },
-		func(_ sysctl.Change, err error) { f.fail(nil, err) })
-}
-
-func (f *flush) flushLink() {
-	if f.cached.link {
-		return
+// nodeDifferences returns how many of the node's objects are missing or stale.
+func (r *Reconciler) nodeDifferences() int {
+	sections := append(r.chains(), r.sysctls(), r.link(), r.loopback(), r.setSection(), r.rulesToAdd(), r.staleRules(), r.routesToDelete())
+	if r.pruning {
+		sections = append(sections, r.leftovers()...)
 	}
-	applyChanges([]routing.Change{{Op: routing.AddLink}}, f.kernel.writeRouting,
-		func(routing.Change) { f.cached.link = true },
-		func(_ routing.Change, err error) { f.fail(nil, err) })
+	n := differences(sections)
+	for _, set := range r.sets.list {
+		if set.failed {
+			n-- // known, and tried again by each flush
+		}
+	}
+	return n
 }
 
-// flushSets creates missing sets, and destroys temporary sets that an earlier process left
+func (r *Reconciler) sysctls() nodeSection {
+	return section[sysctl.Change]{
+		diff:  func() []sysctl.Change { return sysctl.Diff(r.cached.sysctls, r.node.Sysctls) },
+		write: r.kernel.writeSysctls,
+		done:  perChange(func(c sysctl.Change) { r.cached.sysctls[c.Key] = c.Value }),
+	}
+}
+
+func (r *Reconciler) link() nodeSection {
+	return section[routing.Change]{
+		diff: func() []routing.Change {
+			if r.cached.link {
+				return nil
+			}
+			return []routing.Change{{Op: routing.AddLink}}
+		},
+		write: r.kernel.writeRouting,
+		done:  perChange(func(routing.Change) { r.cached.link = true }),
+	}
+}
+
+// setSection creates missing sets, and destroys temporary sets that an earlier process left
 // while it resized a set.
-func (f *flush) flushSets() {
+func (r *Reconciler) setSection() nodeSection {
+	return section[ipset.Change]{diff: r.diffSets, write: r.kernel.writeSets, done: r.setsWritten}
+}
+
+func (r *Reconciler) diffSets() []ipset.Change {
 	var changes []ipset.Change
-	for _, s := range f.node.Sets {
-		if !f.sets.get(s.Name).exists {
+	for _, s := range r.node.Sets {
+		if !r.sets.get(s.Name).exists {
 			changes = append(changes, ipset.Change{Op: ipset.CreateSet, Set: s})
 		}
 	}
-	for _, left := range f.sets.list {
-		if _, wanted := f.node.sets[left.name]; left.exists && !wanted {
+	for _, left := range r.sets.list {
+		if _, wanted := r.node.sets[left.name]; left.exists && !wanted {
 			changes = append(changes, ipset.Change{Op: ipset.DestroySet, Set: left.set})
 		}
 	}
-	applyChanges(changes, f.kernel.writeSets, func(c ipset.Change) {
+	return changes
+}
+
+// setsWritten makes the members of a set dirty that could not be created before.
+func (r *Reconciler) setsWritten(changes []ipset.Change, failures []ipset.Failure) {
+	succeeded(changes, failures, func(i int) {
+		c := changes[i]
 		if c.Op == ipset.DestroySet {
-			f.loseSet(c.Set.Name)
+			r.loseSet(c.Set.Name)
 			return
 		}
-		set := f.sets.get(c.Set.Name)
+		set := r.sets.get(c.Set.Name)
 		set.set, set.exists = c.Set, true
-		f.retryMembersOf(set)
-	}, func(c ipset.Change, err error) {
-		f.fail(nil, err)
-		if c.Op == ipset.CreateSet {
-			f.sets.get(c.Set.Name).failed = true
+		if set.failed {
+			set.failed = false
+			for key, m := range r.members.stuck {
+				if r.sets.list[key.set] == set {
+					r.members.markDirty(m)
+				}
+			}
+		}
+	}, func(i int, _ error) {
+		if changes[i].Op == ipset.CreateSet {
+			r.sets.get(changes[i].Set.Name).failed = true
 		}
 	})
 }
 
-// retryMembersOf makes the members of a set dirty that could not be created before.
-func (a *Reconciler) retryMembersOf(set *setState) {
-	if !set.failed {
-		return
-	}
-	set.failed = false
-	for key, m := range a.members.stuck {
-		if a.sets.list[key.set] == set {
-			a.members.markDirty(m)
-		}
+// rulesToAdd are the missing policy rules.
+func (r *Reconciler) rulesToAdd() nodeSection {
+	return r.policyRules(routing.AddRule, func() []routing.Rule {
+		return slices.DeleteFunc(slices.Clone(r.node.Rules), func(rule routing.Rule) bool { _, there := r.cached.rules[rule]; return there })
+	})
+}
+
+// staleRules are the policy rules that are not desired. Those that still serve stay for now.
+func (r *Reconciler) staleRules() nodeSection {
+	return r.policyRules(routing.DeleteRule, func() []routing.Rule {
+		return slices.DeleteFunc(slices.Collect(maps.Keys(r.cached.rules)), func(rule routing.Rule) bool {
+			return slices.Contains(r.node.Rules, rule) || r.leadsToStaleRoutes(rule)
+		})
+	})
+}
+
+func (r *Reconciler) policyRules(op routing.Op, differ func() []routing.Rule) nodeSection {
+	return section[routing.Change]{
+		diff: func() []routing.Change {
+			var changes []routing.Change
+			for _, rule := range differ() {
+				changes = append(changes, routing.Change{Op: op, Rule: rule})
+			}
+			// The kernel keeps rules of one priority in the order of their addition.
+			slices.SortFunc(changes, func(a, b routing.Change) int { return cmp.Compare(a.String(), b.String()) })
+			return changes
+		},
+		write: r.kernel.writeRouting,
+		done: perChange(func(c routing.Change) {
+			if op == routing.AddRule {
+				r.cached.rules[c.Rule] = struct{}{}
+			} else {
+				delete(r.cached.rules, c.Rule)
+			}
+		}),
 	}
 }
 
-// flushRules adds missing policy rules, or deletes stale ones.
-func (f *flush) flushRules(op routing.Op) {
-	want := map[routing.Rule]struct{}{}
-	for _, r := range f.node.Rules {
-		want[r] = struct{}{}
-	}
-	from, in := want, f.cached.rules
-	if op == routing.DeleteRule {
-		from, in = f.cached.rules, want
-	}
-	var changes []routing.Change
-	for r := range from {
-		if _, both := in[r]; !both && !(op == routing.DeleteRule && f.leadsToStaleRoutes(r)) {
-			changes = append(changes, routing.Change{Op: op, Rule: r})
-		}
-	}
-	// The kernel keeps rules of one priority in the order of their addition.
-	slices.SortFunc(changes, func(a, b routing.Change) int { return cmp.Compare(a.String(), b.String()) })
-	applyChanges(changes, f.kernel.writeRouting, func(c routing.Change) {
-		if op == routing.AddRule {
-			f.cached.rules[c.Rule] = struct{}{}
-		} else {
-			delete(f.cached.rules, c.Rule)
-		}
-	}, func(_ routing.Change, err error) { f.fail(nil, err) })
-}
-
-// flushLoopback runs before the rules that set the marks its table matches.
-func (f *flush) flushLoopback() {
-	if f.kernel.Loopback == nil {
-		return
-	}
-	want := f.node.Loopback
-	failures := f.kernel.writeLoopback(nft.DiffLoopback(f.cached.loopback, want))
-	for _, failure := range failures {
-		f.fail(nil, failure)
-	}
-	if len(failures) == 0 {
-		f.cached.loopback = want
+// loopback precedes the rules that set the marks its table matches.
+func (r *Reconciler) loopback() nodeSection {
+	return section[nft.LoopbackChange]{
+		diff: func() []nft.LoopbackChange {
+			if r.kernel.Loopback == nil {
+				return nil
+			}
+			return nft.DiffLoopback(r.cached.loopback, r.node.Loopback)
+		},
+		write: r.kernel.writeLoopback,
+		done:  whole[nft.LoopbackChange](func() { r.cached.loopback = r.node.Loopback }),
 	}
 }
 
-// flushNAT rewrites the rules that differ. It first adds the members they need, which are
-// the node's own. After a refusal the state of the rules is unknown; the observation that
-// follows an error reads it.
-func (f *flush) flushNAT() {
-	f.addMembers()
-	for family, k := range f.kernel.NAT {
-		want := ofFamily(f.node.NAT, family)
-		changes := nat.Diff(f.cached.nat[family], want)
-		if len(changes) == 0 {
-			continue
-		}
-		failures := f.kernel.writeNAT(k, changes)
-		for _, failure := range failures {
-			f.fail(nil, failure)
-		}
-		if len(failures) == 0 {
-			f.sourcesReplaced(f.cached.nat[family], want)
-			f.cached.nat[family] = nat.After(f.cached.nat[family], want)
-		}
+// chains are the rules of iptables, a section for each family.
+func (r *Reconciler) chains() []nodeSection {
+	var sections []nodeSection
+	for family, k := range r.kernel.NAT {
+		want := ofFamily(r.node.NAT, family)
+		sections = append(sections, r.natSection(k,
+			func() []nat.Change { return nat.Diff(r.cached.nat[family], want) },
+			func() {
+				r.sourcesReplaced(r.cached.nat[family], want)
+				r.cached.nat[family] = nat.After(r.cached.nat[family], want)
+			}))
 	}
+	return sections
 }
 
-// flushMangle writes only the chains of table mangle, and deletes none. They do not conflict
+// mangle writes only the chains of table mangle, and deletes none. They do not conflict
 // with rules of kube-proxy that still serve. They are needed as soon as a virtual server has
 // all endpoints: under externalTrafficPolicy Local they direct external clients to
 // node-local endpoints.
-func (f *flush) flushMangle() {
-	for family, k := range f.kernel.NAT {
-		have := f.cached.nat[family]
-		want := ofTable(ofFamily(f.node.NAT, family), nat.Mangle)
-		changes := slices.DeleteFunc(nat.Diff(ofTable(have, nat.Mangle), want), func(c nat.Change) bool {
-			return c.Op == nat.DeleteChain || c.Op == nat.DeleteJump
-		})
-		if len(changes) == 0 {
-			continue
-		}
-		failures := f.kernel.writeNAT(k, changes)
-		for _, failure := range failures {
-			f.fail(nil, failure)
-		}
-		if len(failures) == 0 {
-			f.cached.nat[family] = join(have, want)
-		}
+func (r *Reconciler) mangle() []nodeSection {
+	var sections []nodeSection
+	for family, k := range r.kernel.NAT {
+		want := ofTable(ofFamily(r.node.NAT, family), nat.Mangle)
+		sections = append(sections, r.natSection(k,
+			func() []nat.Change {
+				return slices.DeleteFunc(nat.Diff(ofTable(r.cached.nat[family], nat.Mangle), want), func(c nat.Change) bool {
+					return c.Op == nat.DeleteChain || c.Op == nat.DeleteJump
+				})
+			},
+			func() { r.cached.nat[family] = join(r.cached.nat[family], want) }))
+	}
+	return sections
+}
+
+func (r *Reconciler) natSection(k NAT, diff func() []nat.Change, done func()) nodeSection {
+	return section[nat.Change]{
+		diff: diff, done: whole[nat.Change](done),
+		write: func(changes []nat.Change) []nat.Failure { return r.kernel.writeNAT(k, changes) },
 	}
 }
 

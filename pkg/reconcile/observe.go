@@ -18,18 +18,17 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/sysctl"
 )
 
-// Parts says what an observation reads. Sysctls are always read.
-type Parts struct {
-	State bool // virtual servers, sets, and what package routing knows
-	Rules bool // iptables and nftables, which need a program to read them
+// extent says what an observation reads. Sysctls are always read.
+type extent struct {
+	state bool // virtual servers, sets, and what package routing knows
+	rules bool // iptables and nftables, which need a program to read them
 }
 
-// Everything reads all parts.
-var Everything = Parts{State: true, Rules: true}
+var everything = extent{state: true, rules: true}
 
-// Observation is the observed state of the kernel.
-type Observation struct {
-	parts   Parts
+// observation is the observed state of the kernel.
+type observation struct {
+	extent  extent
 	servers ipvs.State
 	sets    ipset.State
 	routing routing.State
@@ -44,32 +43,27 @@ type Observation struct {
 	staleRoutes map[routing.Route]struct{} // our routes that claim no VIP as configured now
 }
 
-// BeginObserve returns a function that observes everything. The function may run in another
-// goroutine while Set and Flush are called; pass its result to Adopt.
-func (a *Reconciler) BeginObserve() func() (*Observation, error) {
-	return a.BeginObserveParts(Everything)
-}
-
-// BeginObserveParts is BeginObserve for some parts. Parts that are not read keep their
-// cached state. The first observation must read everything.
-func (a *Reconciler) BeginObserveParts(parts Parts) func() (*Observation, error) {
-	a.servers.beginObserve()
-	a.members.beginObserve()
-	a.vips.beginObserve()
-	r := reader{
-		parts:   parts,
-		cfg:     a.cfg,
-		kernel:  a.kernel,
-		sets:    setNames(a.cfg),
-		sysctls: slices.Concat(slices.Sorted(maps.Keys(a.node.Sysctls)), a.node.Watched),
-		nat:     ownedRules(&a.node.NodePlan),
+// beginObserve returns a function that observes parts of the kernel. The function may run in
+// another goroutine while Set and Flush are called; pass its result to beginAdopt. Parts that
+// are not read keep their cached state. The first observation must read everything.
+func (r *Reconciler) beginObserve(what extent) func() (*observation, error) {
+	r.servers.beginObserve()
+	r.members.beginObserve()
+	r.vips.beginObserve()
+	read := reader{
+		extent:  what,
+		cfg:     r.cfg,
+		kernel:  r.kernel,
+		sets:    setNames(r.cfg),
+		sysctls: slices.Concat(slices.Sorted(maps.Keys(r.node.Sysctls)), r.node.Watched),
+		nat:     ownedRules(&r.node.NodePlan),
 	}
-	return r.observe
+	return read.observe
 }
 
 // reader is what an observation needs to know, copied from the Reconciler.
 type reader struct {
-	parts   Parts
+	extent  extent
 	cfg     *plan.Config
 	kernel  Kernel
 	sets    map[string]bool
@@ -80,13 +74,13 @@ type reader struct {
 // observe reads all parts of the kernel concurrently, because some wait for a program. If
 // any part cannot be read it fails: a failed read must never be taken for empty state. The
 // exception are sysctls: an unreadable one is written, and the write reports the error.
-func (r reader) observe() (*Observation, error) {
-	o := Observation{parts: r.parts, nat: map[ip.Family]nat.State{}}
+func (r reader) observe() (*observation, error) {
+	o := observation{extent: r.extent, nat: map[ip.Family]nat.State{}}
 	reads := []func() error{func() error { o.sysctls = r.readSysctls(); return nil }}
-	if r.parts.State {
+	if r.extent.state {
 		reads = append(reads, r.stateReads(&o)...)
 	}
-	if r.parts.Rules {
+	if r.extent.rules {
 		reads = append(reads, r.rulesReads(&o)...)
 	}
 	if err := parallel(reads); err != nil {
@@ -96,7 +90,7 @@ func (r reader) observe() (*Observation, error) {
 	return &o, nil
 }
 
-func (r reader) stateReads(o *Observation) []func() error {
+func (r reader) stateReads(o *observation) []func() error {
 	return []func() error{
 		func() (err error) { o.servers, err = r.kernel.IPVS.Observe(); return err },
 		func() (err error) {
@@ -107,7 +101,7 @@ func (r reader) stateReads(o *Observation) []func() error {
 	}
 }
 
-func (r reader) rulesReads(o *Observation) []func() error {
+func (r reader) rulesReads(o *observation) []func() error {
 	var reads []func() error
 	var mu sync.Mutex // of the map
 	for family, k := range r.kernel.NAT {
@@ -205,83 +199,22 @@ func setNames(cfg *plan.Config) map[string]bool {
 	return names
 }
 
-// FilledSets returns the names of the sets that have members in the kernel.
-func (a *Reconciler) FilledSets() []string {
-	var names []string
-	for _, set := range a.sets.list {
-		if set.held > 0 {
-			names = append(names, set.name)
-		}
-	}
-	return names
-}
-
-// WantedSets returns the sets in which a Service or the node wants a member.
-func (a *Reconciler) WantedSets() plan.SetsInUse {
-	sets := plan.SetsInUse{}
-	for _, set := range a.sets.list {
-		if set.wanted > 0 {
-			sets[set.name] = true
-		}
-	}
-	return sets
-}
-
-// CountWantedSets returns the number of WantedSets, without building the map.
-func (a *Reconciler) CountWantedSets() int {
-	n := 0
-	for _, set := range a.sets.list {
-		if set.wanted > 0 {
-			n++
-		}
-	}
-	return n
-}
-
-// nodeDifferences returns how many of the node's objects are missing or stale.
-func (a *Reconciler) nodeDifferences() int {
-	n := len(sysctl.Diff(a.cached.sysctls, a.node.Sysctls)) + len(nft.DiffLoopback(a.cached.loopback, a.node.Loopback))
-	if !a.cached.link {
-		n++
-	}
-	for _, s := range a.node.Sets {
-		if set := a.sets.get(s.Name); !set.exists && !set.failed {
-			n++
-		}
-	}
-	rules := len(a.cached.rules)
-	for _, r := range a.node.Rules {
-		if _, there := a.cached.rules[r]; there {
-			rules--
-		} else {
-			n++
-		}
-	}
-	for family := range a.kernel.NAT {
-		n += len(nat.Diff(a.cached.nat[family], ofFamily(a.node.NAT, family)))
-	}
-	if a.pruning {
-		n += a.cached.leftovers.count()
-	}
-	return n + rules + len(a.staleRoutes)
-}
-
-// Seen returns the foreign state that the last observation found, and the sysctls as set
+// Foreign returns the foreign state that the last observation found, and the sysctls as set
 // since.
-func (a *Reconciler) Seen() plan.Foreign {
-	return plan.Foreign{Marks: a.marks, Sysctls: a.cached.sysctls, Rules: a.seen, Unseen: a.unseen()}
+func (r *Reconciler) Foreign() plan.Foreign {
+	return plan.Foreign{Marks: r.marks, Sysctls: r.cached.sysctls, Rules: r.seen, Unseen: r.unseen()}
 }
 
 // ours reports whether a virtual server is ours: one of our sets lists its address and port,
 // or its fwmark. Members are written before the virtual server and deleted after it, so this
 // holds after a crash too. All other virtual servers (keepalived's, for example) are foreign
 // and never changed.
-func (a *Reconciler) ours(key ipvs.Key) bool {
-	address, known := a.addressOf(key)
+func (r *Reconciler) ours(key ipvs.Key) bool {
+	address, known := r.addressOf(key)
 	if key.FWMark != 0 {
-		return known && !excluded(a.cfg, address.Addr)
+		return known && !excluded(r.cfg, address.Addr)
 	}
-	return !excluded(a.cfg, key.Addr) && a.listed(key)
+	return !excluded(r.cfg, key.Addr) && r.listed(key)
 }
 
 // owning are the sets whose members prove that a virtual server is ours.
@@ -289,10 +222,10 @@ var owning = []plan.SetName{plan.ClusterIP, plan.LoadBalancer, plan.ExternalIP, 
 
 // listed reports whether a set lists an address and port. On a node taken over from
 // kube-proxy, node ports are listed by port alone.
-func (a *Reconciler) listed(key ipvs.Key) bool {
+func (r *Reconciler) listed(key ipvs.Key) bool {
 	family := key.Family()
 	has := func(name plan.SetName, e ipset.Entry) bool {
-		return a.members.holds(a.sets.key(plan.Member{Set: name.In(family), Entry: e}))
+		return r.members.holds(r.sets.key(plan.Member{Set: name.In(family), Entry: e}))
 	}
 	full := entryOf(key)
 	for _, name := range owning {
@@ -300,7 +233,7 @@ func (a *Reconciler) listed(key ipvs.Key) bool {
 			return true
 		}
 	}
-	if a.sets.get(plan.NodePorts.In(family)).exists {
+	if r.sets.get(plan.NodePorts.In(family)).exists {
 		return false
 	}
 	port := ipset.Entry{Port: key.Port}
@@ -315,35 +248,10 @@ func (a *Reconciler) listed(key ipvs.Key) bool {
 
 // rebind treats desired addresses that kube-proxy bound, with another scope, as missing, so
 // that they are bound again. Undesired ones are deleted like any other stale address.
-func (a *Reconciler) rebind() {
-	for addr := range a.wrongScope {
-		if v := a.vips.records[plan.VIP{Addr: addr, Claim: plan.ClaimAddress}]; v != nil && v.wanted() {
-			a.vips.lose(v)
+func (r *Reconciler) rebind() {
+	for addr := range r.wrongScope {
+		if v := r.vips.records[plan.VIP{Addr: addr, Claim: plan.ClaimAddress}]; v != nil && v.wanted() {
+			r.vips.lose(v)
 		}
-	}
-}
-
-// Sweep declares that every Service is known: from now on undesired state is deleted. This
-// includes UDP flows that an earlier process did not delete before it ended. Desired state
-// was compared when it was set.
-func (a *Reconciler) Sweep() {
-	a.pruning = true
-	a.rebind()
-	for s := range a.servers.allHeld() {
-		a.markFlowsStale(s.key)
-		if !s.wanted() {
-			a.servers.setDirty(s, true)
-		}
-	}
-	for m := range a.members.allHeld() {
-		if _, known := a.node.sets[a.sets.list[m.key.set].name]; !known {
-			continue // the whole set is destroyed
-		}
-		if _, wanted := a.wantMember(m); !wanted {
-			a.members.setDirty(m, true)
-		}
-	}
-	for _, v := range a.vips.list() {
-		a.vips.setDirty(v, v.wanted() != v.there)
 	}
 }

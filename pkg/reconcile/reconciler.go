@@ -3,6 +3,7 @@ package reconcile
 import (
 	"errors"
 	"net/netip"
+	"slices"
 	"sync/atomic"
 	"time"
 
@@ -18,11 +19,11 @@ import (
 )
 
 // Reconciler holds the desired state and the cached state of the kernel, and writes the
-// difference. It is for one goroutine; only the function that BeginObserve returns, and
-// Concerns, may run concurrently.
+// difference. It is for one goroutine; only Concerns may run concurrently.
 //
-// At startup call SetNode, BeginObserve and Adopt, Flush, then Set and Flush for every
-// Service, then Sweep and Flush.
+// At startup call SetNode, Load and Flush, then Set and Flush for every Service, then Prune
+// and Flush. From then on call Flush after changes, Step when it is due (see Next and Ready),
+// and Settle after both. SetNode follows a change of SetsInUse.
 type Reconciler struct {
 	cfg    *plan.Config
 	kernel Kernel
@@ -37,6 +38,7 @@ type Reconciler struct {
 	conflicts conflicts
 	flows     flows
 	numbers   *numbers
+	schedule
 
 	realServers int // in the kernel, of all virtual servers
 	ipv4Servers int // IPv4 virtual servers in the kernel
@@ -49,14 +51,16 @@ type Reconciler struct {
 	staleRoutes   map[routing.Route]struct{}                // routes of an earlier configuration
 	marks         []nat.MarkUse                             // rules of other programs that use marks
 	seen          map[ip.Family]nat.State                   // the rules as last observed
-	draining      map[ipvs.Key]map[netip.AddrPort]time.Time // real servers of weight 0 whose connections have not ended; see Drain
+	draining      map[ipvs.Key]map[netip.AddrPort]time.Time // real servers of weight 0 whose connections have not ended; see checkDraining
 	drainingCount int                                       // real servers in draining
-	toDrain       []ipvs.Key                                // those that this round of Drain has not checked yet
-	cuts          []Cut                                     // since the last call of TakeCuts
-	toCheck       []*server                                 // virtual servers that this round of Suspicious has not checked yet
+	toDrain       []ipvs.Key                                // those that this round of checkDraining has not checked yet
+	cuts          []Cut                                     // since the last call of takeCuts
+	toCheck       []*server                                 // virtual servers that this round of suspicious has not checked yet
 	rules         atomic.Pointer[nat.Owned]                 // for Concerns
 	rulesCurrent  bool                                      // the rules in the kernel are the plan's
 	pruning       bool                                      // all Services are known: undesired state may be deleted
+	vipsLost      bool                                      // desired VIPs were deleted, and are to be claimed again
+	uses          plan.SetsInUse                            // see SetsInUse
 }
 
 type (
@@ -89,9 +93,9 @@ type cachedState struct {
 	leftovers leftovers
 }
 
-// New returns an Reconciler with an empty cached state.
-func New(cfg *plan.Config, kernel Kernel) *Reconciler {
-	a := &Reconciler{
+// New returns a Reconciler with an empty cached state.
+func New(cfg *plan.Config, kernel Kernel, periods Periods) *Reconciler {
+	r := &Reconciler{
 		cfg:       cfg,
 		kernel:    kernel,
 		parts:     map[types.NamespacedName]*ownedPart{},
@@ -101,6 +105,8 @@ func New(cfg *plan.Config, kernel Kernel) *Reconciler {
 		sets:      sets{index: map[string]uint16{}},
 		conflicts: newConflicts(),
 		numbers:   newNumbers(cfg),
+		schedule:  newSchedule(periods),
+		uses:      plan.SetsInUse{},
 		flows:     newFlows(),
 		cached:    cachedState{rules: map[routing.Rule]struct{}{}, sysctls: sysctl.State{}, nat: map[ip.Family]nat.State{}},
 		marked:    map[ipvs.Key]ipvs.Key{},
@@ -108,9 +114,14 @@ func New(cfg *plan.Config, kernel Kernel) *Reconciler {
 		foreign:   ipvs.State{},
 		draining:  map[ipvs.Key]map[netip.AddrPort]time.Time{},
 	}
-	a.node.own.owner = nodeOwner
-	a.members.counted = func(key memberKey, by int) { a.sets.list[key.set].wanted += by }
-	return a
+	r.node.own.owner = nodeOwner
+	r.members.counted = func(key memberKey, by int) {
+		set := r.sets.list[key.set]
+		if set.wanted += by; set.wanted > 0 {
+			r.useSet(set.name)
+		}
+	}
+	return r
 }
 
 // Problem is state that could not be programmed.
@@ -134,138 +145,137 @@ func (p Problems) Err() error {
 }
 
 // Set replaces the desired state of a Service. Only keys that differ from its previous part
-// become dirty. Set assigns the fwmarks of part.Internal and returns the plan with them; the
-// error names the addresses and ports without one.
-func (a *Reconciler) Set(owner *Owner, part plan.ServicePlan) (plan.ServicePlan, error) {
-	part, err := a.assignMarks(owner.Name, part)
-	a.set(owner, part)
-	return part, err
+// become dirty. Set assigns the fwmarks of part.Internal; the error names the addresses and
+// ports without one.
+func (r *Reconciler) Set(owner *Owner, part plan.ServicePlan) error {
+	part, err := r.assignMarks(owner.Name, part)
+	r.set(owner, part)
+	return err
 }
 
-func (a *Reconciler) set(owner *Owner, part plan.ServicePlan) {
-	p := a.parts[owner.Name]
+func (r *Reconciler) set(owner *Owner, part plan.ServicePlan) {
+	p := r.parts[owner.Name]
 	if p == nil {
 		p = &ownedPart{}
-		a.parts[owner.Name] = p
+		r.parts[owner.Name] = p
 	}
 	if p.owner == nil || !p.owner.Created.Equal(owner.Created) {
 		p.owner = owner
 	}
-	a.setServers(p, part.VirtualServers)
-	a.setMembers(p, part.Members)
-	p.vips = a.vips.replace(p.owner, p.vips, len(part.VIPs),
+	r.setServers(p, part.VirtualServers)
+	r.setMembers(p, part.Members)
+	p.vips = r.vips.replace(p.owner, p.vips, len(part.VIPs),
 		func(i int) entry[plan.VIP, struct{}] { return entry[plan.VIP, struct{}]{key: part.VIPs[i]} },
 		func(struct{}, struct{}) bool { return true })
 }
 
 // Delete removes the desired state of a Service.
-func (a *Reconciler) Delete(name types.NamespacedName) {
-	_, _ = a.numbers.assign(name, nil, nil) // never fails: no number is wanted
-	if p, ok := a.parts[name]; ok {
-		a.set(p.owner, plan.ServicePlan{})
-		delete(a.parts, name)
+func (r *Reconciler) Delete(name types.NamespacedName) {
+	_, _ = r.numbers.assign(name, nil, nil) // never fails: no number is wanted
+	r.retries.succeeded(name)
+	if p, ok := r.parts[name]; ok {
+		r.set(p.owner, plan.ServicePlan{})
+		delete(r.parts, name)
 	}
 }
 
-func (a *Reconciler) setServers(p *ownedPart, want []plan.VirtualServer) {
+func (r *Reconciler) setServers(p *ownedPart, want []plan.VirtualServer) {
 	var last []endpoint // the virtual servers of a Service often have the same endpoints
-	p.servers = replaceAll(&a.servers, p.owner, p.servers, len(want),
+	p.servers = replaceAll(&r.servers, p.owner, p.servers, len(want),
 		func(i int) entry[ipvs.Key, wantedServer] {
 			value := newWanted(&want[i], last)
 			last = value.endpoints
 			return entry[ipvs.Key, wantedServer]{want[i].Key, want[i].Precedence, value}
 		}, sameWanted,
 		func(s *server, e entry[ipvs.Key, wantedServer]) {
-			a.adoptForeign(s)
-			before := a.servers.owners(s.key)
-			a.servers.put(s, p.owner, e.right, e.value)
-			a.ownersChanged(s.key, before)
+			r.adoptForeign(s)
+			before := r.servers.owners(s.key)
+			r.servers.put(s, p.owner, e.right, e.value)
+			if slices.ContainsFunc(e.value.endpoints, func(e endpoint) bool { return e.is&isLost != 0 }) {
+				r.drainAt = time.Time{} // their connections are to end
+			}
+			r.ownersChanged(s.key, before)
 		}, func(s *server) {
-			before := a.servers.owners(s.key)
-			a.servers.drop(s, p.owner)
-			a.ownersChanged(s.key, before)
+			before := r.servers.owners(s.key)
+			r.servers.drop(s, p.owner)
+			r.ownersChanged(s.key, before)
 		})
 }
 
-func (a *Reconciler) setMembers(p *ownedPart, want []plan.Member) {
-	p.members = a.members.replace(p.owner, p.members, len(want),
+func (r *Reconciler) setMembers(p *ownedPart, want []plan.Member) {
+	p.members = r.members.replace(p.owner, p.members, len(want),
 		func(i int) entry[memberKey, uint32] {
-			return entry[memberKey, uint32]{key: a.sets.key(want[i]), value: want[i].Mark}
+			return entry[memberKey, uint32]{key: r.sets.key(want[i]), value: want[i].Mark}
 		}, func(a, b uint32) bool { return a == b })
 }
 
 // ownersChanged marks everything dirty that depends on which Service has a virtual server.
 // It is called after the owners of key changed from before.
-func (a *Reconciler) ownersChanged(key ipvs.Key, before []types.NamespacedName) {
-	owners := a.servers.owners(key)
-	a.conflicts.update(key, owners)
-	a.markFWMarkServer(key)
-	a.markRetired(key)
+func (r *Reconciler) ownersChanged(key ipvs.Key, before []types.NamespacedName) {
+	owners := r.servers.owners(key)
+	r.conflicts.update(key, owners)
+	r.markFWMarkServer(key)
+	r.markRetired(key)
 	if len(before) > 1 || len(owners) > 1 {
-		a.markMembersOf(key, owners)
+		r.markMembersOf(key, owners)
 	}
 }
 
 // holdServer records that the kernel holds a virtual server.
-func (a *Reconciler) holdServer(s *server, is actualServer) {
+func (r *Reconciler) holdServer(s *server, is actualServer) {
 	if !s.there && s.key.Addr.Is4() {
-		a.ipv4Servers++
+		r.ipv4Servers++
 	}
-	a.realServers += len(is.reals) - len(s.actual.reals)
-	a.servers.hold(s, is)
+	r.realServers += len(is.reals) - len(s.actual.reals)
+	r.servers.hold(s, is)
 }
 
 // loseServer records that the kernel does not hold a virtual server.
-func (a *Reconciler) loseServer(s *server) {
+func (r *Reconciler) loseServer(s *server) {
 	if s.there && s.key.Addr.Is4() {
-		a.ipv4Servers--
+		r.ipv4Servers--
 	}
-	a.realServers -= len(s.actual.reals)
-	a.servers.lose(s)
+	r.realServers -= len(s.actual.reals)
+	r.servers.lose(s)
 }
 
 // setRealServer records that the kernel holds a real server.
-func (a *Reconciler) setRealServer(s *server, dest netip.AddrPort, rs ipvs.RealServer) {
+func (r *Reconciler) setRealServer(s *server, dest netip.AddrPort, rs ipvs.RealServer) {
 	before := len(s.actual.reals)
 	s.actual.setRealServer(dest, rs)
-	a.realServers += len(s.actual.reals) - before
+	r.realServers += len(s.actual.reals) - before
 }
 
 // deleteRealServer records that the kernel does not hold a real server.
-func (a *Reconciler) deleteRealServer(s *server, dest netip.AddrPort) {
+func (r *Reconciler) deleteRealServer(s *server, dest netip.AddrPort) {
 	before := len(s.actual.reals)
 	s.actual.deleteRealServer(dest)
-	a.realServers += len(s.actual.reals) - before
+	r.realServers += len(s.actual.reals) - before
 }
 
 // actual returns the virtual server that the kernel has under a key; nil if none.
-func (a *Reconciler) actual(key ipvs.Key) *actualServer {
-	if s := a.servers.records[key]; s != nil && s.there {
+func (r *Reconciler) actual(key ipvs.Key) *actualServer {
+	if s := r.servers.records[key]; s != nil && s.there {
 		return &s.actual
 	}
 	return nil
 }
 
 // adoptForeign takes over another program's virtual server whose key a Service wants.
-func (a *Reconciler) adoptForeign(s *server) {
-	if is, ok := a.foreign[s.key]; ok {
-		a.holdServer(s, newActual(is))
-		delete(a.foreign, s.key)
+func (r *Reconciler) adoptForeign(s *server) {
+	if is, ok := r.foreign[s.key]; ok {
+		r.holdServer(s, newActual(is))
+		delete(r.foreign, s.key)
 	}
 }
 
-// Retry makes the next Flush retry what the kernel refused to a Service. The zero name
+// retry makes the next Flush retry what the kernel refused to a Service. The zero name
 // stands for the node and for keys without an owner.
-func (a *Reconciler) Retry(name types.NamespacedName) {
-	a.servers.retry(name)
-	a.members.retry(name)
-	a.vips.retry(name)
+func (r *Reconciler) retry(name types.NamespacedName) {
+	r.servers.retry(name)
+	r.members.retry(name)
+	r.vips.retry(name)
 	if name == nodeOwner.Name {
-		a.flows.failed = false
+		r.flows.failed = false
 	}
-}
-
-// Held counts our objects in the kernel.
-func (a *Reconciler) Held() (virtualServers, realServers, draining int) {
-	return a.servers.held, a.realServers, a.Draining()
 }

@@ -26,7 +26,7 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/sysctl"
 )
 
-// world is an Reconciler over fakes, and a record of the order of its writes.
+// world is a Reconciler over fakes, and a record of the order of its writes.
 type world struct {
 	t          testing.TB
 	cfg        plan.Config
@@ -96,7 +96,7 @@ func (w *world) restart() {
 	w.reconciler = New(&w.cfg, Kernel{
 		IPVS: w.ipvs, IPSet: w.ipset, Routing: w.routing, Sysctl: w.sysctl, Conntrack: w.conntrack, Loopback: w.loopback,
 		NAT: map[ip.Family]NAT{ip.IPv4: w.nat[ip.IPv4], ip.IPv6: w.nat[ip.IPv6]},
-	})
+	}, Periods{Sync: 30 * time.Second})
 	node := plan.Node{}
 	w.facts = plan.NewFacts(&w.cfg, &node)
 	w.reconciler.SetNode(plan.ForNode(&w.cfg, &node))
@@ -110,7 +110,7 @@ func (w *world) start(services ...service.Service) Problems {
 	}
 	problems := w.reconciler.Flush()
 	problems = append(problems, w.apply(services...)...)
-	w.reconciler.Sweep()
+	w.reconciler.Prune()
 	return append(problems, w.reconciler.Flush()...)
 }
 
@@ -144,7 +144,7 @@ func (w *world) checkHeld() {
 	for _, dests := range a.draining {
 		draining += len(dests)
 	}
-	if got := a.Draining(); got != draining {
+	if got := a.drainingCount; got != draining {
 		w.t.Errorf("%d draining real servers are counted, there are %d", got, draining)
 	}
 }
@@ -152,11 +152,11 @@ func (w *world) checkHeld() {
 func (w *world) observe() (differences int, err error) {
 	w.t.Helper()
 	defer w.checkHeld()
-	o, err := w.reconciler.BeginObserve()()
+	o, err := w.reconciler.beginObserve(everything)()
 	if err != nil {
 		return 0, err
 	}
-	return w.reconciler.Adopt(o), nil
+	return w.reconciler.adopt(o), nil
 }
 
 func (w *world) apply(services ...service.Service) Problems {
@@ -183,7 +183,7 @@ func (w *world) set(services ...service.Service) {
 // deadline is that of connections to deleted endpoints.
 const deadline = 15 * time.Minute
 
-func (w *world) drain() Problems { return w.reconciler.Drain(w.now, deadline, math.MaxInt) }
+func (w *world) drain() Problems { return w.reconciler.checkDraining(w.now, deadline, math.MaxInt) }
 
 func (w *world) mustApply(services ...service.Service) {
 	w.t.Helper()
@@ -303,7 +303,7 @@ func TestOrderOfAClaimedPort(t *testing.T) {
 			}
 		}
 	}
-	if w.reconciler.Lost([]routing.Lost{{Addr: netip.MustParseAddr("192.168.1.200"), Table: 80080}}) != 0 {
+	if w.reconciler.lost([]routing.Lost{{Addr: netip.MustParseAddr("192.168.1.200"), Table: 80080}}) != 0 {
 		t.Error("a route that we deleted is to be added again")
 	}
 }
@@ -601,10 +601,10 @@ func (w *world) recover(problems Problems) {
 	}
 	for _, p := range problems {
 		for _, o := range p.Owners {
-			w.reconciler.Retry(o)
+			w.reconciler.retry(o)
 		}
 	}
-	w.reconciler.Retry(types.NamespacedName{})
+	w.reconciler.retry(types.NamespacedName{})
 	if err := w.reconciler.Flush().Err(); err != nil {
 		w.t.Errorf("the retry failed: %v", err)
 	}
@@ -634,7 +634,7 @@ func TestRefusedKeyIsNotTriedWithEveryChange(t *testing.T) {
 		t.Error("its address was bound by another Service's change")
 	}
 	w.refuse = nil
-	w.reconciler.Retry(bad.Name)
+	w.reconciler.retry(bad.Name)
 	if err := w.reconciler.Flush().Err(); err != nil || len(w.realServers(key(ip.TCP, "10.96.0.1:80"))) != 1 {
 		t.Errorf("after the retry: %v", err)
 	}
@@ -685,14 +685,14 @@ func TestTCPRealServerDrains(t *testing.T) {
 	// A restart continues draining; the weight stays 0.
 	w.restart()
 	w.start(clusterIP("a", "10.96.0.1", "10.244.0.3:8000"))
-	if rs := w.realServers(k)[gone]; rs.Weight != 0 || w.reconciler.Draining() != 1 {
-		t.Fatalf("after a restart: %v, %d draining", rs, w.reconciler.Draining())
+	if rs := w.realServers(k)[gone]; rs.Weight != 0 || w.reconciler.drainingCount != 1 {
+		t.Fatalf("after a restart: %v, %d draining", rs, w.reconciler.drainingCount)
 	}
 
 	// The endpoint returns, and is deleted again.
 	w.mustApply(clusterIP("a", "10.96.0.1", "10.244.0.2:8000", "10.244.0.3:8000"))
-	if rs := w.realServers(k)[gone]; rs.Weight != 1 || w.reconciler.Draining() != 0 {
-		t.Fatalf("back again: %v, %d draining", rs, w.reconciler.Draining())
+	if rs := w.realServers(k)[gone]; rs.Weight != 1 || w.reconciler.drainingCount != 0 {
+		t.Fatalf("back again: %v, %d draining", rs, w.reconciler.drainingCount)
 	}
 	w.mustApply(clusterIP("a", "10.96.0.1", "10.244.0.3:8000"))
 	w.ipvs.SetConnections(k, gone, ipvs.Connections{Inactive: 1})
@@ -702,8 +702,8 @@ func TestTCPRealServerDrains(t *testing.T) {
 	}
 	w.ipvs.SetConnections(k, gone, ipvs.Connections{})
 	w.drain()
-	if _, there := w.realServers(k)[gone]; there || w.reconciler.Draining() != 0 {
-		t.Fatalf("still there after its last connection, %d draining", w.reconciler.Draining())
+	if _, there := w.realServers(k)[gone]; there || w.reconciler.drainingCount != 0 {
+		t.Fatalf("still there after its last connection, %d draining", w.reconciler.drainingCount)
 	}
 }
 
@@ -786,7 +786,7 @@ func TestRefusedFlowsAreForgottenLater(t *testing.T) {
 	w.conntrack.Dumps()
 	w.mustApply() // another Service's change does not try again
 	w.conntrack.FailDump = nil
-	w.reconciler.Retry(types.NamespacedName{})
+	w.reconciler.retry(types.NamespacedName{})
 	if err := w.reconciler.Flush().Err(); err != nil {
 		t.Error(err)
 	}
@@ -798,7 +798,7 @@ func TestRefusedFlowsAreForgottenLater(t *testing.T) {
 func TestWritesDuringAnObservationCount(t *testing.T) {
 	w := newWorld(t)
 	w.start(clusterIP("a", "10.96.0.1", "10.244.0.2:8000"))
-	read := w.reconciler.BeginObserve()
+	read := w.reconciler.beginObserve(everything)
 	o, err := read()
 	if err != nil {
 		t.Fatal(err)
@@ -806,7 +806,7 @@ func TestWritesDuringAnObservationCount(t *testing.T) {
 	w.mustApply(clusterIP("b", "10.96.0.2", "10.244.0.3:8000"))
 	w.reconciler.Delete(types.NamespacedName{Namespace: "default", Name: "a"})
 	w.reconciler.Flush()
-	if n := w.reconciler.Adopt(o); n != 0 {
+	if n := w.reconciler.adopt(o); n != 0 {
 		t.Errorf("%d differences, all of them newer than the observation", n)
 	}
 }
@@ -836,13 +836,13 @@ func TestConflictIsTheOlderServices(t *testing.T) {
 		t.Errorf("real servers %v", rs)
 	}
 	want := []Conflict{{Key: k, Loser: younger.Name, Winner: older.Name}}
-	if c := w.reconciler.TakeConflicts(); !slices.Equal(c, want) || w.reconciler.Conflicts() != 1 {
-		t.Errorf("%d conflicts, %v", w.reconciler.Conflicts(), c)
+	if c := w.reconciler.conflicts.take(); !slices.Equal(c, want) || w.reconciler.conflicts.losers != 1 {
+		t.Errorf("%d conflicts, %v", w.reconciler.conflicts.losers, c)
 	}
 	w.reconciler.Delete(older.Name)
 	w.reconciler.Flush()
-	if c := w.reconciler.TakeConflicts(); len(c) > 0 || w.reconciler.Conflicts() != 0 {
-		t.Errorf("%d conflicts, new ones %v", w.reconciler.Conflicts(), c)
+	if c := w.reconciler.conflicts.take(); len(c) > 0 || w.reconciler.conflicts.losers != 0 {
+		t.Errorf("%d conflicts, new ones %v", w.reconciler.conflicts.losers, c)
 	}
 	if rs := w.realServers(k); rs[netip.MustParseAddrPort("10.244.0.3:8000")].Weight != 1 {
 		t.Errorf("the younger Service did not take over: %v", rs)
@@ -863,7 +863,7 @@ func TestCleanupLeavesTheNodeAsItWas(t *testing.T) {
 		t.Fatal("nothing was programmed")
 	}
 	w.restart() // --cleanup is a process of its own
-	if err := w.reconciler.Cleanup(); err != nil {
+	if _, err := w.reconciler.cleanup(); err != nil {
 		t.Fatal(err)
 	}
 	if got := w.kernel(); got != before {
@@ -899,7 +899,7 @@ func TestOtherRoutingLeavesNothing(t *testing.T) {
 		}
 	}
 	w.apply(services...)
-	w.reconciler.Sweep()
+	w.reconciler.Prune()
 	if err := w.reconciler.Flush().Err(); err != nil {
 		t.Fatal(err)
 	}
@@ -908,7 +908,7 @@ func TestOtherRoutingLeavesNothing(t *testing.T) {
 	}
 	w.cfg = newWorld(t).cfg
 	w.restart()
-	if err := w.reconciler.Cleanup(); err != nil {
+	if _, err := w.reconciler.cleanup(); err != nil {
 		t.Fatal(err)
 	}
 	if got := w.routes(); got != before {

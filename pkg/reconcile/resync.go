@@ -14,16 +14,16 @@ import (
 // quarter of a second with tens of thousands of Services; changes must not wait that long.
 const keysPerStep = 512
 
-// Adoption is a resync: it replaces the cached state with the observed state, except for
+// resync replaces the cached state with the observed state, except for
 // keys written since the observation began, and marks what differs from the desired state.
 // Set and Flush may be called between its steps, and repair what was found so far.
 //
 // It first replaces the cached state with the observed state, key by key, then compares the
 // whole cache with the desired state. Comparing everything, not only what changed, also
 // catches keys that a bug in the incremental path missed.
-type Adoption struct {
+type resync struct {
 	*Reconciler
-	seen         *Observation
+	seen         *observation
 	stepSize     int
 	marksChanged bool // members that map fwmarks to addresses differed from the cache
 	differences  int
@@ -36,58 +36,58 @@ type Adoption struct {
 // and what to do with one.
 type pass func() (items int, do func(item int))
 
-// Adopt runs a resync to its end, and returns the number of differences found.
-func (a *Reconciler) Adopt(o *Observation) int {
-	d := a.BeginAdopt(o)
-	for d.Step() {
+// adopt runs a resync to its end, and returns the number of differences found.
+func (r *Reconciler) adopt(o *observation) int {
+	d := r.beginAdopt(o)
+	for d.step() {
 	}
-	return d.End()
+	return d.end()
 }
 
-// BeginAdopt replaces the node's cached state at once, and leaves the rest to the steps of
-// the returned Adoption. No observation may begin before Adoption.End.
-func (a *Reconciler) BeginAdopt(o *Observation) *Adoption {
-	a.node.dirty = true
-	a.cached.sysctls = o.sysctls
-	if o.parts.Rules {
-		a.takeRules(o)
+// beginAdopt replaces the node's cached state at once, and leaves the rest to the steps of
+// the returned resync. No observation may begin before resync.end.
+func (r *Reconciler) beginAdopt(o *observation) *resync {
+	r.node.dirty = true
+	r.cached.sysctls = o.sysctls
+	if o.extent.rules {
+		r.takeRules(o)
 	}
-	d := &Adoption{Reconciler: a, seen: o, stepSize: keysPerStep}
-	if o.parts.State {
-		a.takeRouting(o)
+	d := &resync{Reconciler: r, seen: o, stepSize: keysPerStep}
+	if o.extent.state {
+		r.takeRouting(o)
 		d.takeSets()
 		d.passes = d.allPasses()
 	}
-	d.differences = a.nodeDifferences()
+	d.differences = r.nodeDifferences()
 	return d
 }
 
 // takeRules replaces the part of the cached state that iptables and nft list.
-func (a *Reconciler) takeRules(o *Observation) {
-	a.cached.nat = o.nat
-	a.seen = maps.Clone(o.nat)
-	a.cached.loopback = o.loopback
-	a.cached.kubeProxy = o.kubeProxy
-	a.cached.leftovers = o.leftovers
-	a.marks = nil
-	for _, family := range a.cfg.Families {
-		a.marks = append(a.marks, o.nat[family].Marks...)
+func (r *Reconciler) takeRules(o *observation) {
+	r.cached.nat = o.nat
+	r.seen = maps.Clone(o.nat)
+	r.cached.loopback = o.loopback
+	r.cached.kubeProxy = o.kubeProxy
+	r.cached.leftovers = o.leftovers
+	r.marks = nil
+	for _, family := range r.cfg.Families {
+		r.marks = append(r.marks, o.nat[family].Marks...)
 	}
 }
 
-func (a *Reconciler) takeRouting(o *Observation) {
-	a.cached.link = o.routing.DummyLink
-	a.cached.rules = maps.Clone(o.routing.Rules)
-	if a.cached.rules == nil {
-		a.cached.rules = map[routing.Rule]struct{}{}
+func (r *Reconciler) takeRouting(o *observation) {
+	r.cached.link = o.routing.DummyLink
+	r.cached.rules = maps.Clone(o.routing.Rules)
+	if r.cached.rules == nil {
+		r.cached.rules = map[routing.Rule]struct{}{}
 	}
-	maps.DeleteFunc(a.cached.rules, func(r routing.Rule, _ struct{}) bool { return !servesFamily(a.cfg, r.Family) })
-	a.wrongScope = o.routing.Misbound
-	a.staleRoutes = o.staleRoutes
+	maps.DeleteFunc(r.cached.rules, func(rule routing.Rule, _ struct{}) bool { return !servesFamily(r.cfg, rule.Family) })
+	r.wrongScope = o.routing.Misbound
+	r.staleRoutes = o.staleRoutes
 }
 
 // takeSets records which sets exist.
-func (d *Adoption) takeSets() {
+func (d *resync) takeSets() {
 	for _, set := range d.sets.list {
 		if _, there := d.seen.sets[set.name]; set.exists && !there {
 			d.loseSet(set.name)
@@ -100,8 +100,8 @@ func (d *Adoption) takeSets() {
 	}
 }
 
-// Step compares the next keys. It returns false when all are compared.
-func (d *Adoption) Step() bool {
+// step compares the next keys. It returns false when all are compared.
+func (d *resync) step() bool {
 	for left := d.stepSize; left > 0; left-- {
 		for d.next == d.items {
 			if len(d.passes) == 0 {
@@ -116,8 +116,8 @@ func (d *Adoption) Step() bool {
 	return true
 }
 
-// End ends a resync, finished or not, and returns the number of differences found.
-func (d *Adoption) End() int {
+// end ends a resync, finished or not, and returns the number of differences found.
+func (d *resync) end() int {
 	d.servers.endObserve()
 	d.members.endObserve()
 	d.vips.endObserve()
@@ -129,7 +129,7 @@ func (d *Adoption) End() int {
 
 // allPasses returns all the work. The sets come first, because their members say which
 // virtual servers are ours.
-func (d *Adoption) allPasses() []pass {
+func (d *resync) allPasses() []pass {
 	var passes []pass
 	for name, is := range d.seen.sets {
 		passes = append(passes, overMap(is.Entries, func(e ipset.Entry, mark uint32) {
@@ -169,7 +169,7 @@ func overTable[K comparable, W, A any](t *table[K, W, A], do func(*record[K, W, 
 	}
 }
 
-func (d *Adoption) observedMember(full plan.Member, mark uint32) {
+func (d *resync) observedMember(full plan.Member, mark uint32) {
 	if !d.sets.get(full.Set).exists {
 		return // destroyed meanwhile
 	}
@@ -183,7 +183,7 @@ func (d *Adoption) observedMember(full plan.Member, mark uint32) {
 }
 
 // cachedMember drops a member from the cache that the kernel does not have.
-func (d *Adoption) cachedMember(m *member) {
+func (d *resync) cachedMember(m *member) {
 	if !m.there || m.touched {
 		return
 	}
@@ -195,7 +195,7 @@ func (d *Adoption) cachedMember(m *member) {
 }
 
 // updateMarks updates the index of fwmarks if any mark changed.
-func (d *Adoption) updateMarks() {
+func (d *resync) updateMarks() {
 	if d.marksChanged {
 		d.indexMarks()
 	}
@@ -203,7 +203,7 @@ func (d *Adoption) updateMarks() {
 
 // compareMember leaves alone the members of a set that is not desired: it is destroyed as a
 // whole.
-func (d *Adoption) compareMember(m *member) {
+func (d *resync) compareMember(m *member) {
 	if !m.wanted() {
 		if _, known := d.node.sets[d.sets.list[m.key.set].name]; !known || !d.pruning {
 			return
@@ -213,7 +213,7 @@ func (d *Adoption) compareMember(m *member) {
 	compared(d, &d.members, m, wanted != m.there || wanted && m.actual != want)
 }
 
-func (d *Adoption) observedServer(key ipvs.Key, is ipvs.Service) {
+func (d *resync) observedServer(key ipvs.Key, is ipvs.Service) {
 	s := d.servers.get(key)
 	if s.touched || s.there && s.actual.VirtualServer == is.VirtualServer && s.actual.equals(is.RealServers) {
 		return
@@ -229,19 +229,19 @@ func (d *Adoption) observedServer(key ipvs.Key, is ipvs.Service) {
 	d.holdServer(s, newActual(is))
 }
 
-func (d *Adoption) cachedServer(s *server) {
+func (d *resync) cachedServer(s *server) {
 	if _, there := d.seen.servers[s.key]; !there && !s.touched && s.there {
 		d.loseServer(s)
 	}
 }
 
-func (d *Adoption) cachedForeign(key ipvs.Key, _ ipvs.Service) {
+func (d *resync) cachedForeign(key ipvs.Key, _ ipvs.Service) {
 	if _, there := d.seen.servers[key]; !there {
 		delete(d.foreign, key)
 	}
 }
 
-func (d *Adoption) compareServer(s *server) {
+func (d *resync) compareServer(s *server) {
 	if !s.wanted() && !d.pruning {
 		return
 	}
@@ -256,7 +256,7 @@ func (d *Adoption) compareServer(s *server) {
 
 // observedVIP caches an observed VIP. A desired address that is bound with kube-proxy's
 // scope is treated as missing, so that it is bound again.
-func (d *Adoption) observedVIP(key plan.VIP, _ struct{}) {
+func (d *resync) observedVIP(key plan.VIP, _ struct{}) {
 	v := d.vips.get(key)
 	if v.touched {
 		return
@@ -268,20 +268,20 @@ func (d *Adoption) observedVIP(key plan.VIP, _ struct{}) {
 	}
 }
 
-func (d *Adoption) cachedVIP(v *vipRecord) {
+func (d *resync) cachedVIP(v *vipRecord) {
 	if _, there := d.seen.vips[v.key]; !there && !v.touched {
 		d.vips.lose(v)
 	}
 }
 
-func (d *Adoption) compareVIP(v *vipRecord) {
+func (d *resync) compareVIP(v *vipRecord) {
 	if v.wanted() || d.pruning {
 		compared(d, &d.vips, v, v.wanted() != v.there)
 	}
 }
 
 // compared marks a record dirty or clean, and counts each difference once.
-func compared[K comparable, W, A any](d *Adoption, t *table[K, W, A], r *record[K, W, A], differs bool) {
+func compared[K comparable, W, A any](d *resync, t *table[K, W, A], r *record[K, W, A], differs bool) {
 	known := r.dirty
 	if t.setDirty(r, differs); r.dirty && !known {
 		d.differences++

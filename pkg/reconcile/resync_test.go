@@ -122,7 +122,7 @@ func (m *meanwhile) adopt() int {
 	for range m.random.IntN(4) {
 		m.change()
 	}
-	read := m.reconciler.BeginObserve()
+	read := m.reconciler.beginObserve(everything)
 	o, err := read()
 	if err != nil {
 		m.t.Fatal(err)
@@ -130,9 +130,9 @@ func (m *meanwhile) adopt() int {
 	for range m.random.IntN(4) {
 		m.change()
 	}
-	d := m.reconciler.BeginAdopt(o)
+	d := m.reconciler.beginAdopt(o)
 	d.stepSize = 1
-	for d.Step() {
+	for d.step() {
 		if m.random.IntN(20) == 0 {
 			m.change()
 		}
@@ -143,7 +143,7 @@ func (m *meanwhile) adopt() int {
 			m.t.Error("what is written is still listed")
 		}
 	}()
-	return d.End()
+	return d.end()
 }
 
 // repair compares again, because changes written meanwhile were not compared, and retries
@@ -154,9 +154,9 @@ func (m *meanwhile) repair() {
 	if _, err := m.observe(); err != nil {
 		m.t.Fatal(err)
 	}
-	m.reconciler.Retry(types.NamespacedName{})
+	m.reconciler.retry(types.NamespacedName{})
 	for i := range 8 {
-		m.reconciler.Retry(types.NamespacedName{Namespace: "default", Name: fmt.Sprintf("s%d", i)})
+		m.reconciler.retry(types.NamespacedName{Namespace: "default", Name: fmt.Sprintf("s%d", i)})
 	}
 	if err := m.reconciler.Flush().Err(); err != nil {
 		m.t.Error(err)

@@ -55,41 +55,41 @@ func markAddr(family ip.Family, mark uint32) netip.Addr {
 
 // needsRecord reports whether a record must stay because nothing else proves that the
 // virtual server is ours.
-func (a *Reconciler) needsRecord(fwm, address ipvs.Key) bool {
-	return a.servers.holds(fwm) && a.retired[fwm] == address && a.marked[fwm] != address
+func (r *Reconciler) needsRecord(fwm, address ipvs.Key) bool {
+	return r.servers.holds(fwm) && r.retired[fwm] == address && r.marked[fwm] != address
 }
 
 // indexRecord updates the index of records after a member was added or deleted.
-func (a *Reconciler) indexRecord(m plan.Member, there bool) {
+func (r *Reconciler) indexRecord(m plan.Member, there bool) {
 	fwm, address, ok := retiredIn(m)
 	switch {
 	case !ok:
 	case there:
-		a.retired[fwm] = address
-	case a.retired[fwm] == address:
-		delete(a.retired, fwm)
+		r.retired[fwm] = address
+	case r.retired[fwm] == address:
+		delete(r.retired, fwm)
 	}
 }
 
 // markRecord makes the record of a virtual server dirty, so that it is deleted if no longer
 // needed.
-func (a *Reconciler) markRecord(fwm ipvs.Key) {
-	if address, recorded := a.retired[fwm]; recorded {
-		a.members.markKey(a.sets.key(retiredMember(fwm, address)))
+func (r *Reconciler) markRecord(fwm ipvs.Key) {
+	if address, recorded := r.retired[fwm]; recorded {
+		r.members.markKey(r.sets.key(retiredMember(fwm, address)))
 	}
 }
 
 // mustDrain reports whether a virtual server that is not desired stays until its connections
 // have ended: one with a fwmark and real servers, whose address and port are still served.
-func (a *Reconciler) mustDrain(s *server) bool {
-	if s.key.FWMark == 0 || len(s.actual.reals) == 0 || a.sets.get(plan.Draining.In(s.key.Family())).failed {
+func (r *Reconciler) mustDrain(s *server) bool {
+	if s.key.FWMark == 0 || len(s.actual.reals) == 0 || r.sets.get(plan.Draining.In(s.key.Family())).failed {
 		return false // in the last case it cannot be recorded: the kernel lacks the set's type
 	}
-	if _, wanted := a.wantRecord(s); wanted {
+	if _, wanted := r.wantRecord(s); wanted {
 		return false
 	}
-	address, known := a.addressOf(s.key)
-	return known && a.servers.wanted(address)
+	address, known := r.addressOf(s.key)
+	return known && r.servers.wanted(address)
 }
 
 // record adds the missing records of virtual servers. retiring maps fwmark keys to their
@@ -247,10 +247,10 @@ func (f *flush) deleteRetired() {
 }
 
 // markRetired makes the retired virtual servers of an address and port dirty.
-func (a *Reconciler) markRetired(address ipvs.Key) {
-	for fwm, of := range a.retired {
+func (r *Reconciler) markRetired(address ipvs.Key) {
+	for fwm, of := range r.retired {
 		if of == address {
-			a.servers.markKey(fwm)
+			r.servers.markKey(fwm)
 		}
 	}
 }

@@ -75,7 +75,7 @@ func (w *world) retires(s service.Service) {
 	w.restart()
 	w.start(s)
 	check("after a restart")
-	if got, want := w.reconciler.Draining(), 1; got != want {
+	if got, want := w.reconciler.drainingCount, 1; got != want {
 		w.t.Errorf("%d drain after a restart, want %d", got, want)
 	}
 	w.ipvs.SetConnections(fwm(first), used, ipvs.Connections{})
@@ -176,8 +176,8 @@ func TestRetireInOrder(t *testing.T) {
 	inOrder("set weight 1 of real server 10.244.0.2:8000", "add 203.0.113.5,tcp:80 skbmark 0xb to set KUBE-IPVS-LOCAL",
 		"delete 203.0.113.5,tcp:80,0.0.0.11 from set KUBE-IPVS-DRAIN")
 	w.drain()
-	if rs := w.realServers(fwm(first))[used]; rs.Weight != 1 || w.reconciler.Draining() != 0 {
-		t.Errorf("back again: weight %d, %d drain", rs.Weight, w.reconciler.Draining())
+	if rs := w.realServers(fwm(first))[used]; rs.Weight != 1 || w.reconciler.drainingCount != 0 {
+		t.Errorf("back again: weight %d, %d drain", rs.Weight, w.reconciler.drainingCount)
 	}
 }
 
@@ -202,8 +202,8 @@ func TestRetireWaitsForItsRecord(t *testing.T) {
 			t.Errorf("packets reach %v", rs)
 		}
 		w.refuse = nil
-		w.reconciler.Retry(nodeOwner.Name)
-		w.reconciler.Retry(s.Name)
+		w.reconciler.retry(nodeOwner.Name)
+		w.reconciler.retry(s.Name)
 		if err := w.reconciler.Flush().Err(); err != nil {
 			t.Fatal(err)
 		}
@@ -258,7 +258,7 @@ func TestCleanupOfRetired(t *testing.T) {
 	w, s := local(t, ip.TCP)
 	w.mustApply(cluster(s))
 	w.restart()
-	if err := w.reconciler.Cleanup(); err != nil {
+	if _, err := w.reconciler.cleanup(); err != nil {
 		t.Fatal(err)
 	}
 	if got := w.ipvs.Dump() + w.ipset.Dump(); strings.Contains(got, "-f ") || strings.Contains(got, "DRAIN") {

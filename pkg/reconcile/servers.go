@@ -217,10 +217,10 @@ func (f *flush) deleteFlows(changes []ipvs.Change) {
 
 // markFlowsStale marks the flows of a UDP virtual server for deletion. It returns false for
 // other protocols.
-func (a *Reconciler) markFlowsStale(key ipvs.Key) bool {
-	address, known := a.addressOf(key)
+func (r *Reconciler) markFlowsStale(key ipvs.Key) bool {
+	address, known := r.addressOf(key)
 	if known = known && address.Protocol == ip.UDP; known {
-		a.flows.stale[address] = struct{}{}
+		r.flows.stale[address] = struct{}{}
 	}
 	return known
 }

@@ -48,7 +48,7 @@ func snatSources(s nat.State) map[snatSource]struct{} {
 // sending would use an address that the network no longer routes to this node. For
 // MASQUERADE the kernel deletes such flows itself (net/netfilter/nf_nat_masquerade.c). A
 // source whose interface was renamed stays.
-func (f *flush) sourcesReplaced(before, after nat.State) {
+func (r *Reconciler) sourcesReplaced(before, after nat.State) {
 	was, is := snatSources(before), snatSources(after)
 	used, ofLink := map[netip.Addr]bool{}, map[snatSource]bool{}
 	for s := range is {
@@ -60,7 +60,7 @@ func (f *flush) sourcesReplaced(before, after nat.State) {
 			continue
 		}
 		if !used[s.source] || ofLink[snatSource{s.link, familyOnly(s.source)}] {
-			f.flows.sources[s.source] = struct{}{}
+			r.flows.sources[s.source] = struct{}{}
 		}
 	}
 }
@@ -69,13 +69,13 @@ func (f *flush) sourcesReplaced(before, after nat.State) {
 // table's interface from now on. A UDP flow that began earlier is not bound. It may leave by
 // the ENI with an address of another interface, because the ENI had none when the flow was
 // masqueraded, for as long as it is in use.
-func (a *Reconciler) clientsRerouted(before, after []plan.Member) {
-	if !a.pruning {
+func (r *Reconciler) clientsRerouted(before, after []plan.Member) {
+	if !r.pruning {
 		return // flows survive a restart
 	}
 	for _, m := range after {
 		if m.Entry.Net.IsValid() && m.Set == plan.ReplyRoutedSources.In(ip.Of(m.Entry.Net.Addr())) && !slices.Contains(before, m) {
-			a.flows.clients[m.Entry.Net] = struct{}{}
+			r.flows.clients[m.Entry.Net] = struct{}{}
 		}
 	}
 }

@@ -124,7 +124,7 @@ func TestNoDumpBeforeSweep(t *testing.T) {
 		Protocol: ip.UDP, OriginalSrc: client, OriginalDst: netip.MustParseAddrPort("10.96.0.1:80"),
 		ReplySrc: netip.MustParseAddrPort("10.96.0.1:80"), ReplyDst: client,
 	})
-	w.reconciler.Sweep()
+	w.reconciler.Prune()
 	w.reconciler.Flush()
 	if n := len(w.conntrack.Entries()); n != 0 {
 		t.Error("a flow that is older than its Service is left")

@@ -43,8 +43,8 @@ func (s *successor) has(c nat.Chain) bool {
 
 // successor returns the kube-proxy mode that serves a family now, in either iptables back
 // end.
-func (a *Reconciler) successor(family ip.Family) *successor {
-	for _, s := range []nat.State{a.cached.nat[family], a.cached.leftovers.nat[family]} {
+func (r *Reconciler) successor(family ip.Family) *successor {
+	for _, s := range []nat.State{r.cached.nat[family], r.cached.leftovers.nat[family]} {
 		if found := successorIn(family, s); found != &noSuccessor {
 			return found
 		}
@@ -69,41 +69,41 @@ func successorIn(family ip.Family, s nat.State) *successor {
 	return &noSuccessor
 }
 
-// GivenBack reports whether Cleanup found kube-proxy running.
-func (a *Reconciler) GivenBack() bool {
-	return len(a.tablesToRemove()) < len(a.cached.kubeProxy) ||
-		slices.ContainsFunc(ip.Families, func(f ip.Family) bool { return a.successor(f) != &noSuccessor })
+// kubeProxyActive reports whether kube-proxy serves any family, in any mode.
+func (r *Reconciler) kubeProxyActive() bool {
+	return len(r.tablesToRemove()) < len(r.cached.kubeProxy) ||
+		slices.ContainsFunc(ip.Families, func(f ip.Family) bool { return r.successor(f) != &noSuccessor })
 }
 
 // kubeProxyUsesIPVS reports whether kube-proxy serves any family in IPVS mode.
-func (a *Reconciler) kubeProxyUsesIPVS() bool {
-	return slices.ContainsFunc(ip.Families, func(f ip.Family) bool { return a.successor(f).ipvs })
+func (r *Reconciler) kubeProxyUsesIPVS() bool {
+	return slices.ContainsFunc(ip.Families, func(f ip.Family) bool { return r.successor(f).ipvs })
 }
 
 // rulesToRemove returns the rules of a family in one back end that Cleanup removes.
-func (a *Reconciler) rulesToRemove(family ip.Family, have nat.State) nat.State {
+func (r *Reconciler) rulesToRemove(family ip.Family, have nat.State) nat.State {
 	next := successorIn(family, have)
 	jumps := slices.Concat(have.Jumps, have.Misplaced)
 	out := nat.State{Chains: maps.Clone(have.Chains), Jumps: slices.Clone(jumps)}
 	maps.DeleteFunc(out.Chains, func(c nat.Chain, _ []nat.Rule) bool { return next.has(c) })
-	out.Jumps = slices.DeleteFunc(out.Jumps, func(j nat.Jump) bool { return next.has(j.To()) && !a.duplicates(j, jumps) })
+	out.Jumps = slices.DeleteFunc(out.Jumps, func(j nat.Jump) bool { return next.has(j.To()) && !r.duplicates(j, jumps) })
 	return out
 }
 
 // duplicates reports whether j is a jump of ours and kube-proxy has one from and to the same
 // chains.
-func (a *Reconciler) duplicates(j nat.Jump, all []nat.Jump) bool {
+func (r *Reconciler) duplicates(j nat.Jump, all []nat.Jump) bool {
 	ours := func(j nat.Jump) bool {
-		return slices.ContainsFunc(a.node.NAT.Jumps, func(o nat.Jump) bool { return o.Chain == j.Chain && o.Rule == j.Rule })
+		return slices.ContainsFunc(r.node.NAT.Jumps, func(o nat.Jump) bool { return o.Chain == j.Chain && o.Rule == j.Rule })
 	}
 	return ours(j) && slices.ContainsFunc(all, func(o nat.Jump) bool { return o.Chain == j.Chain && o.To() == j.To() && !ours(o) })
 }
 
 // tablesToRemove returns kube-proxy's nftables tables that Cleanup deletes: those beside
 // rules of ours. Without such rules kube-proxy serves the family.
-func (a *Reconciler) tablesToRemove() []nft.KubeProxyChange {
-	return slices.DeleteFunc(a.cached.kubeProxy.Removals(), func(c nft.KubeProxyChange) bool {
-		_, ours := a.cached.nat[c.Family].Chains[servicesChain(c.Family)]
+func (r *Reconciler) tablesToRemove() []nft.KubeProxyChange {
+	return slices.DeleteFunc(r.cached.kubeProxy.Removals(), func(c nft.KubeProxyChange) bool {
+		_, ours := r.cached.nat[c.Family].Chains[servicesChain(c.Family)]
 		return !ours
 	})
 }
@@ -112,15 +112,15 @@ func (a *Reconciler) tablesToRemove() []nft.KubeProxyChange {
 // mode does not know fwmark virtual servers. Such a virtual server stays while it has
 // connections: IPVS finds an established connection without the mark, and no new ones begin
 // once the rules that set the mark are deleted.
-func (a *Reconciler) serversToRemove() ([]ipvs.Change, []error) {
+func (r *Reconciler) serversToRemove() ([]ipvs.Change, []error) {
 	var out []ipvs.Change
 	var errs []error
-	for s := range a.servers.allHeld() {
-		if a.successor(s.key.Family()).ipvs {
+	for s := range r.servers.allHeld() {
+		if r.successor(s.key.Family()).ipvs {
 			if s.key.FWMark == 0 {
 				continue
 			}
-			if err := a.checkUnused(s.key); err != nil {
+			if err := r.checkUnused(s.key); err != nil {
 				errs = append(errs, err)
 				continue
 			}
@@ -132,8 +132,8 @@ func (a *Reconciler) serversToRemove() ([]ipvs.Change, []error) {
 }
 
 // checkUnused returns an error if a virtual server has connections.
-func (a *Reconciler) checkUnused(key ipvs.Key) error {
-	dests, err := a.kernel.IPVS.Connections(key)
+func (r *Reconciler) checkUnused(key ipvs.Key) error {
+	dests, err := r.kernel.IPVS.Connections(key)
 	if err != nil {
 		return err
 	}
@@ -144,16 +144,16 @@ func (a *Reconciler) checkUnused(key ipvs.Key) error {
 	if n == 0 {
 		return nil
 	}
-	address, _ := a.addressOf(key)
+	address, _ := r.addressOf(key)
 	return fmt.Errorf("virtual server %s, to which pods and nodes that ask %s are led, stays for as long as it has connections, now %d: clean up again then", key, address, n)
 }
 
 // setsToRemove returns the sets that Cleanup destroys. plan.Local and plan.Draining, which
 // map marks to addresses, stay while fwmark virtual servers of their family stay.
-func (a *Reconciler) setsToRemove(servers []ipvs.Change) []ipset.Set {
+func (r *Reconciler) setsToRemove(servers []ipvs.Change) []ipset.Set {
 	stay := map[string]bool{}
-	for _, family := range a.cfg.Families {
-		if a.successor(family).ipvs {
+	for _, family := range r.cfg.Families {
+		if r.successor(family).ipvs {
 			for _, name := range plan.KubeProxySets(family) {
 				stay[name] = true
 			}
@@ -163,13 +163,13 @@ func (a *Reconciler) setsToRemove(servers []ipvs.Change) []ipset.Set {
 	for _, c := range servers {
 		removed[c.Key] = true
 	}
-	for s := range a.servers.allHeld() {
+	for s := range r.servers.allHeld() {
 		if s.key.FWMark != 0 && !removed[s.key] {
 			stay[plan.Local.In(s.key.Family())], stay[plan.Draining.In(s.key.Family())] = true, true
 		}
 	}
 	var out []ipset.Set
-	for _, set := range a.sets.list {
+	for _, set := range r.sets.list {
 		if set.exists && !stay[set.name] {
 			out = append(out, set.set)
 		}
@@ -179,13 +179,13 @@ func (a *Reconciler) setsToRemove(servers []ipvs.Change) []ipset.Set {
 
 // linkRemovals deletes the link or, if kube-proxy uses it, the addresses of a family that
 // kube-proxy does not serve in IPVS mode.
-func (a *Reconciler) linkRemovals() []routing.Change {
+func (r *Reconciler) linkRemovals() []routing.Change {
 	var changes []routing.Change
-	if a.cached.link && !a.kubeProxyUsesIPVS() {
+	if r.cached.link && !r.kubeProxyUsesIPVS() {
 		return append(changes, routing.Change{Op: routing.DeleteLink})
 	}
-	for v := range a.vips.allHeld() {
-		if v.key.Claim == plan.ClaimAddress && !a.successor(ip.Of(v.key.Addr)).ipvs {
+	for v := range r.vips.allHeld() {
+		if v.key.Claim == plan.ClaimAddress && !r.successor(ip.Of(v.key.Addr)).ipvs {
 			changes = append(changes, routing.Change{Op: routing.DeleteAddress, Address: v.key.Addr})
 		}
 	}

@@ -38,7 +38,8 @@ COMMIT
 // cleanup runs Cleanup as a separate process would.
 func (w *world) cleanup() (*Reconciler, error) {
 	w.restart()
-	return w.reconciler, w.reconciler.Cleanup()
+	_, err := w.reconciler.cleanup()
+	return w.reconciler, err
 }
 
 func (w *world) restore(family ip.Family, text string) {
@@ -74,8 +75,8 @@ func TestCleanupBesideIPVSMode(t *testing.T) {
 	w.restore(ip.IPv4, ofIPVSMode)
 	w.ipvs.SetConnections(fwm(first), netip.MustParseAddrPort(here), ipvs.Connections{Inactive: 1})
 	a, err := w.cleanup()
-	if err == nil || !strings.Contains(err.Error(), "FWM 0xb IPv4") || !strings.Contains(err.Error(), "TCP 203.0.113.5:80") || !a.GivenBack() {
-		t.Errorf("given back %v, and: %v", a.GivenBack(), err)
+	if err == nil || !strings.Contains(err.Error(), "FWM 0xb IPv4") || !strings.Contains(err.Error(), "TCP 203.0.113.5:80") || !a.kubeProxyActive() {
+		t.Errorf("given back %v, and: %v", a.kubeProxyActive(), err)
 	}
 	kept := []string{
 		"-t 10.96.0.1:80", "-t 203.0.113.5:80", "link true", "10.96.0.1", "KUBE-CLUSTER-IP ", "KUBE-IPVS-IPS ",
@@ -102,8 +103,8 @@ func TestCleanupBesideIptablesMode(t *testing.T) {
 		t.Fatal(err)
 	}
 	w.restore(ip.IPv4, ofIptablesMode+"*nat\n:KUBE-POSTROUTING - [0:0]\n:KUBE-MARK-MASQ - [0:0]\nCOMMIT\n*filter\n:KUBE-FORWARD - [0:0]\n:KUBE-PROXY-FIREWALL - [0:0]\nCOMMIT\n")
-	if a, err := w.cleanup(); err != nil || !a.GivenBack() {
-		t.Errorf("given back %v, and: %v", a.GivenBack(), err)
+	if a, err := w.cleanup(); err != nil || !a.kubeProxyActive() {
+		t.Errorf("given back %v, and: %v", a.kubeProxyActive(), err)
 	}
 	w.check(
 		[]string{":KUBE-SEP-", ":KUBE-NODEPORTS", ":KUBE-PROXY-CANARY", "-A PREROUTING -m comment", "-A INPUT -m conntrack --ctstate NEW -j KUBE-EXTERNAL-SERVICES", ":KUBE-MARK-MASQ", ":KUBE-FORWARD"},
@@ -116,7 +117,7 @@ func TestNotTakenOver(t *testing.T) {
 	check := func(when string, want ...ip.Family) {
 		t.Helper()
 		w.restart()
-		if got, err := w.reconciler.NotTakenOver(); err != nil || !slices.Equal(got, want) {
+		if got, err := w.reconciler.notTakenOver(); err != nil || !slices.Equal(got, want) {
 			t.Errorf("%s: %v and %v, want %v", when, got, err, want)
 		}
 	}
@@ -153,8 +154,8 @@ func TestCleanupBesideNFTablesMode(t *testing.T) {
 			tables := nft.NewFakeKubeProxy(nft.KubeProxy{ip.IPv4: true, ip.IPv6: true})
 			w.restart()
 			w.reconciler.kernel.KubeProxy = tables
-			if err := w.reconciler.Cleanup(); err != nil || w.reconciler.GivenBack() != (c.left > 0) {
-				t.Errorf("given back %v, and: %v", w.reconciler.GivenBack(), err)
+			if _, err := w.reconciler.cleanup(); err != nil || w.reconciler.kubeProxyActive() != (c.left > 0) {
+				t.Errorf("given back %v, and: %v", w.reconciler.kubeProxyActive(), err)
 			}
 			if left, _ := tables.Observe(); len(left) != c.left {
 				t.Errorf("left: %v", left)

@@ -54,44 +54,50 @@ func (f *flush) detectCurrentRules() {
 
 // hasDeferredRemovals reports whether a removal waits until every Service is served.
 func (f *flush) hasDeferredRemovals() bool {
-	return f.otherRulesServe() || !f.pruning && (len(f.cached.kubeProxy) > 0 || f.cached.leftovers.count() > 0 || len(f.staleRoutes) > 0)
+	return f.otherRulesServe() || !f.pruning && (len(f.cached.kubeProxy) > 0 || differences(f.leftovers()) > 0 || len(f.staleRoutes) > 0)
 }
 
-// deleteStaleRoutes deletes routes of an earlier configuration, once every VIP is claimed as
-// configured now.
-func (f *flush) deleteStaleRoutes() {
-	if !f.pruning {
-		return
+// routesToDelete are the routes of an earlier configuration. They are deleted once every VIP
+// is claimed as configured now.
+func (r *Reconciler) routesToDelete() nodeSection {
+	return section[routing.Change]{
+		diff: func() []routing.Change {
+			var changes []routing.Change
+			for route := range r.staleRoutes {
+				changes = append(changes, routing.Change{Op: routing.DeleteRoute, Route: route})
+			}
+			return changes
+		},
+		write: r.kernel.writeRouting,
+		done:  perChange(func(c routing.Change) { delete(r.staleRoutes, c.Route) }),
 	}
-	var changes []routing.Change
-	for r := range f.staleRoutes {
-		changes = append(changes, routing.Change{Op: routing.DeleteRoute, Route: r})
-	}
-	applyChanges(changes, f.kernel.writeRouting, func(c routing.Change) { delete(f.staleRoutes, c.Route) },
-		func(_ routing.Change, err error) { f.fail(nil, err) })
 }
 
 // leadsToStaleRoutes reports whether a policy rule of an earlier configuration still serves
 // VIPs, by a lookup of its own table.
-func (f *flush) leadsToStaleRoutes(rule routing.Rule) bool {
-	if f.pruning || rule.Action != routing.Lookup {
+func (r *Reconciler) leadsToStaleRoutes(rule routing.Rule) bool {
+	if r.pruning || rule.Action != routing.Lookup {
 		return false
 	}
-	for r := range f.staleRoutes {
-		if r.Table == rule.Table && r.Family == rule.Family {
+	for route := range r.staleRoutes {
+		if route.Table == rule.Table && route.Family == rule.Family {
 			return true
 		}
 	}
 	return false
 }
 
-// removeKubeProxyTables deletes kube-proxy's nftables tables once every Service is served
-// without them. Established connections survive: conntrack keeps their translation.
-func (f *flush) removeKubeProxyTables() {
-	if !f.pruning || f.kernel.KubeProxy == nil {
-		return
+// kubeProxyTables are kube-proxy's nftables tables. They are deleted once every Service is
+// served without them. Established connections survive: conntrack keeps their translation.
+func (r *Reconciler) kubeProxyTables() nodeSection {
+	return section[nft.KubeProxyChange]{
+		diff: func() []nft.KubeProxyChange {
+			if r.kernel.KubeProxy == nil {
+				return nil
+			}
+			return r.cached.kubeProxy.Removals()
+		},
+		write: r.kernel.writeKubeProxy,
+		done:  perChange(func(c nft.KubeProxyChange) { delete(r.cached.kubeProxy, c.Family) }),
 	}
-	applyChanges(f.cached.kubeProxy.Removals(), f.kernel.writeKubeProxy,
-		func(c nft.KubeProxyChange) { delete(f.cached.kubeProxy, c.Family) },
-		func(_ nft.KubeProxyChange, err error) { f.fail(nil, err) })
 }

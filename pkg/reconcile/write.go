@@ -40,50 +40,32 @@ func (k Kernel) DryRun(note func(part, operation, change string)) Kernel {
 	return k
 }
 
-// section is a part of the kernel that takes changes of one type.
-type section[C fmt.Stringer] struct {
-	part      string
-	operation func(C) string
-}
-
-var (
-	ipvsSection      = section[ipvs.Change]{"ipvs", func(c ipvs.Change) string { return c.Op.String() }}
-	ipsetSection     = section[ipset.Change]{"ipset", func(c ipset.Change) string { return c.Op.String() }}
-	natSection       = section[nat.Change]{"iptables", func(c nat.Change) string { return c.Op.String() }}
-	routingSection   = section[routing.Change]{"routing", func(c routing.Change) string { return c.Op.String() }}
-	sysctlSection    = section[sysctl.Change]{"sysctl", func(sysctl.Change) string { return "set" }}
-	loopbackSection  = section[nft.LoopbackChange]{"nftables", func(nft.LoopbackChange) string { return "write" }}
-	kubeProxySection = section[nft.KubeProxyChange]{"nftables", func(nft.KubeProxyChange) string { return "delete table" }}
-)
-
-// to returns the function that applies changes of a section: it logs and measures them, and
-// writes nothing in a dry run.
-func (s section[C]) to(k *Kernel, apply func([]C) []kernel.Failure[C]) func([]C) []kernel.Failure[C] {
-	if k.dryRun != nil {
-		apply = func(changes []C) []kernel.Failure[C] {
-			for _, c := range changes {
-				k.dryRun(s.part, s.operation(c), c.String())
-			}
-			return nil
-		}
-	}
-	if k.meter == nil {
-		return apply
-	}
-	return func(changes []C) []kernel.Failure[C] {
+// write applies changes of one part of the kernel, logs and measures them. In a dry run it
+// writes nothing.
+func write[C fmt.Stringer](k *Kernel, part string, operation func(C) string, apply func([]C) []kernel.Failure[C], changes []C) []kernel.Failure[C] {
+	if k.meter != nil {
 		if v := klog.V(4); v.Enabled() {
 			for _, c := range changes {
-				v.InfoS("Changing the kernel", "part", s.part, "change", c.String())
+				v.InfoS("Changing the kernel", "part", part, "change", c.String())
 			}
 		}
-		began := time.Now()
-		failures := apply(changes)
-		k.meter.Wrote(s.part, time.Since(began), len(failures))
-		for _, f := range failures {
-			k.meter.Refused(s.part, s.operation(f.Change))
-		}
-		return failures
 	}
+	began := time.Now()
+	var failures []kernel.Failure[C]
+	if k.dryRun == nil {
+		failures = apply(changes)
+	} else {
+		for _, c := range changes {
+			k.dryRun(part, operation(c), c.String())
+		}
+	}
+	if k.meter != nil {
+		k.meter.Wrote(part, time.Since(began), len(failures))
+		for _, f := range failures {
+			k.meter.Refused(part, operation(f.Change))
+		}
+	}
+	return failures
 }
 
 // deleteFlows deletes conntrack entries.
@@ -106,26 +88,30 @@ func (k *Kernel) deleteFlows(matches []conntrack.Match) error {
 	return err
 }
 
-func (k *Kernel) writeIPVS(c []ipvs.Change) []ipvs.Failure { return ipvsSection.to(k, k.IPVS.Apply)(c) }
+func (k *Kernel) writeIPVS(c []ipvs.Change) []ipvs.Failure {
+	return write(k, "ipvs", func(c ipvs.Change) string { return c.Op.String() }, k.IPVS.Apply, c)
+}
 
 func (k *Kernel) writeSets(c []ipset.Change) []ipset.Failure {
-	return ipsetSection.to(k, k.IPSet.Apply)(c)
+	return write(k, "ipset", func(c ipset.Change) string { return c.Op.String() }, k.IPSet.Apply, c)
 }
 
 func (k *Kernel) writeRouting(c []routing.Change) []routing.Failure {
-	return routingSection.to(k, k.Routing.Apply)(c)
+	return write(k, "routing", func(c routing.Change) string { return c.Op.String() }, k.Routing.Apply, c)
 }
 
 func (k *Kernel) writeSysctls(c []sysctl.Change) []sysctl.Failure {
-	return sysctlSection.to(k, k.Sysctl.Apply)(c)
+	return write(k, "sysctl", func(sysctl.Change) string { return "set" }, k.Sysctl.Apply, c)
 }
 
-func (k *Kernel) writeNAT(to NAT, c []nat.Change) []nat.Failure { return natSection.to(k, to.Apply)(c) }
-
-func (k *Kernel) writeLoopback(c []nft.LoopbackChange) []kernel.Failure[nft.LoopbackChange] {
-	return loopbackSection.to(k, k.Loopback.Apply)(c)
+func (k *Kernel) writeNAT(to NAT, c []nat.Change) []nat.Failure {
+	return write(k, "iptables", func(c nat.Change) string { return c.Op.String() }, to.Apply, c)
 }
 
-func (k *Kernel) writeKubeProxy(c []nft.KubeProxyChange) []kernel.Failure[nft.KubeProxyChange] {
-	return kubeProxySection.to(k, k.KubeProxy.Apply)(c)
+func (k *Kernel) writeLoopback(c []nft.LoopbackChange) []nft.LoopbackFailure {
+	return write(k, "nftables", func(nft.LoopbackChange) string { return "write" }, k.Loopback.Apply, c)
+}
+
+func (k *Kernel) writeKubeProxy(c []nft.KubeProxyChange) []nft.KubeProxyFailure {
+	return write(k, "nftables", func(nft.KubeProxyChange) string { return "delete table" }, k.KubeProxy.Apply, c)
 }

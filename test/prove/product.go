@@ -4,6 +4,7 @@ package prove
 
 import (
 	"fmt"
+	"maps"
 
 	"github.com/kube-ipvs/kube-ipvs/pkg/plan"
 	"github.com/kube-ipvs/kube-ipvs/pkg/reconcile"
@@ -18,7 +19,6 @@ type Product struct {
 	facts      plan.Facts
 	bound      []plan.Binding
 	uses       plan.SetsInUse
-	started    bool // the first programming has ended
 	have       map[string]*service.Service
 }
 
@@ -31,17 +31,11 @@ func NewProduct(s *Scenario) (*Product, error) {
 // Start does what the program does when it begins, on the kernel as it is.
 func (p *Product) Start() error {
 	cfg := &p.scenario.Config
-	p.reconciler = reconcile.New(cfg, p.apply())
-	p.uses, p.started, p.bound = plan.SetsInUse{}, false, nil
-	p.have = map[string]*service.Service{}
+	p.reconciler = reconcile.New(cfg, p.apply(), reconcile.Periods{})
+	p.bound, p.have = nil, map[string]*service.Service{}
 	p.setNode()
-	o, err := p.reconciler.BeginObserve()()
-	if err != nil {
+	if _, err := p.reconciler.Load(); err != nil {
 		return err
-	}
-	p.reconciler.Adopt(o)
-	for _, set := range p.reconciler.FilledSets() {
-		p.uses[set] = true
 	}
 	p.setNode()
 	if err := p.flush(); err != nil {
@@ -53,11 +47,7 @@ func (p *Product) Start() error {
 	if err := p.flush(); err != nil {
 		return err
 	}
-	p.reconciler.Sweep()
-	if err := p.flush(); err != nil {
-		return err
-	}
-	p.started = true
+	p.reconciler.Prune()
 	return p.flush()
 }
 
@@ -71,12 +61,10 @@ func (p *Product) Change(to *Scenario) error {
 	return p.flush()
 }
 
-// flush writes what has changed, and then removes the rules for sets that no Service
-// uses any more.
+// flush writes what has changed, with the rules for the sets in use before and after.
 func (p *Product) flush() error {
 	err := p.reconciler.Flush().Err()
-	if err == nil && p.started && p.reconciler.CountWantedSets() < len(p.uses) {
-		p.uses = p.reconciler.WantedSets()
+	if err == nil && !maps.Equal(p.uses, p.reconciler.SetsInUse()) {
 		p.setNode()
 		err = p.reconciler.Flush().Err()
 	}
@@ -91,6 +79,7 @@ func (p *Product) setNode() {
 	node := s.Node
 	// With our own policy rules, by which a restarted program knows the interfaces' marks.
 	node.Inventory, _ = p.routing.Inventory()
+	p.uses = p.reconciler.SetsInUse()
 	node.Bound, node.Uses = p.bound, p.uses
 	p.facts = plan.NewFacts(&s.Config, &node)
 	part := plan.ForNode(&s.Config, &node)
@@ -105,18 +94,16 @@ func (p *Product) setNode() {
 
 func (p *Product) setServices() error {
 	s := p.scenario
-	now, replan := map[string]*service.Service{}, false
+	now := map[string]*service.Service{}
 	for i := range s.Services {
 		svc := &s.Services[i]
 		now[svc.Name.String()] = svc
 		part := plan.ForService(&s.Config, &p.facts, svc)
-		part, err := p.reconciler.Set(&reconcile.Owner{Name: svc.Name, Created: svc.Created}, part)
-		if err != nil {
+		if err := p.reconciler.Set(&reconcile.Owner{Name: svc.Name, Created: svc.Created}, part); err != nil {
 			return fmt.Errorf("%s: %w", svc.Name, err)
 		}
-		replan = p.uses.Add(part.Members) || replan
 	}
-	if replan {
+	if !maps.Equal(p.uses, p.reconciler.SetsInUse()) {
 		p.setNode() // rules for sets that came into use
 	}
 	for name, svc := range p.have {

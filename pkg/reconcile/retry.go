@@ -1,4 +1,4 @@
-package proxy
+package reconcile
 
 import (
 	"time"
@@ -15,7 +15,7 @@ const (
 )
 
 // retries holds failed Services until their retry is due, each with its own backoff.
-// The zero name represents the node.
+// The zero name stands for the node.
 type retries struct {
 	backoff *flowcontrol.Backoff
 	due     map[types.NamespacedName]time.Time

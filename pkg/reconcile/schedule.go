@@ -1,0 +1,450 @@
+package reconcile
+
+import (
+	"maps"
+	"time"
+
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/kube-ipvs/kube-ipvs/pkg/plan"
+	"github.com/kube-ipvs/kube-ipvs/pkg/routing"
+)
+
+// Periods says how often the Reconciler acts without a change of desired state.
+type Periods struct {
+	Sync          time.Duration // between two comparisons with the kernel; see statePeriod
+	Drain         time.Duration // between two checks of draining real servers
+	DrainDeadline time.Duration // for connections to an endpoint that is gone
+	RulesWatched  bool          // every change of a rule that concerns us is reported to Changed
+}
+
+// minComparePeriod is the minimum time between two comparisons that were triggered
+// because something may have been deleted.
+const minComparePeriod = 3 * time.Second
+
+// calmPeriod replaces minComparePeriod after calmAfter comparisons in a row that were
+// triggered by another program's rule changes and found nothing. For example, Calico's
+// Felix rewrites its own rules in the chains that contain ours whenever a pod starts.
+const (
+	calmPeriod = 15 * time.Second
+	calmAfter  = 3
+)
+
+// Kernel parameters are compared every Periods.Sync, and so is the state while it is small.
+// From stateSize entries the state is compared every second period, and so on, up to every
+// maxPeriods, so that the CPU share of comparisons does not grow with the number of
+// Services. Looks (suspicious) find missing state much earlier. Rules are read after the
+// kernel reported a change, and every maxPeriods. If the kernel does not report changes, as
+// for iptables-legacy, they are read every period.
+const (
+	stateSize  = 2000
+	maxPeriods = 40
+)
+
+// lookPeriod is the time between two looks.
+const lookPeriod = time.Second
+
+// drainBatch is the maximum number of virtual servers whose connections are checked
+// before other changes get their turn.
+const drainBatch = 256
+
+// schedule is what the Reconciler does next, and when.
+type schedule struct {
+	periods Periods
+	retries *retries
+	refused map[types.NamespacedName]struct{} // since the last call of Settle
+	retried []types.NamespacedName            // likewise
+
+	drainAt      time.Time
+	compareAt    time.Time     // zero while an observation runs, unless another must follow soon
+	comparedAt   time.Time     // the last time
+	stateAt      time.Time     // next periodic comparison of the state
+	rulesAt      time.Time     // next periodic comparison of the rules
+	need         extent        // of the next comparison, in addition to the periodic parts
+	rulesChanged bool          // by another program, since the last observation began
+	byRules      bool          // rulesChanged triggered the observation
+	calm         int           // comparisons in a row that rulesChanged triggered and that found nothing
+	lookAt       time.Time     // next look
+	byLook       bool          // a look triggered the comparison
+	lookPause    time.Duration // pause after looks that found nothing of ours
+
+	reading extent        // of the observation that runs, or was the last one
+	ready   chan struct{} // closed when the observation has ended; nil while none runs
+	result  *readResult   // of it
+	resync  *resync       // nil unless observed state is being compared
+}
+
+// readResult is the result of an observation of the kernel.
+type readResult struct {
+	seen *observation
+	err  error
+	took time.Duration
+}
+
+func newSchedule(p Periods) schedule {
+	return schedule{periods: p, retries: newRetries(), refused: map[types.NamespacedName]struct{}{}}
+}
+
+// Load reads the kernel, and begins with what it holds. It returns the number of virtual
+// servers that are ours. An error leaves the cached state empty: what cannot be read is never
+// assumed to be empty, so Load must be called again.
+func (r *Reconciler) Load() (virtualServers int, err error) {
+	o, err := r.beginObserve(everything)()
+	if err != nil {
+		return 0, err
+	}
+	r.adopt(o)
+	for _, set := range r.sets.list {
+		if set.held > 0 {
+			r.useSet(set.name)
+		}
+	}
+	r.compareAt = time.Time{} // everything has just been read
+	return r.servers.held, nil
+}
+
+// Prune declares that every Service is known: from now on undesired state is deleted. This
+// includes UDP flows that an earlier process did not delete before it ended. Desired state
+// was compared when it was set.
+func (r *Reconciler) Prune() {
+	r.pruning = true
+	r.rebind()
+	for s := range r.servers.allHeld() {
+		r.markFlowsStale(s.key)
+		if !s.wanted() {
+			r.servers.setDirty(s, true)
+		}
+	}
+	for m := range r.members.allHeld() {
+		if _, known := r.node.sets[r.sets.list[m.key.set].name]; !known {
+			continue // the whole set is destroyed
+		}
+		if _, wanted := r.wantMember(m); !wanted {
+			r.members.setDirty(m, true)
+		}
+	}
+	for _, v := range r.vips.list() {
+		r.vips.setDirty(v, v.wanted() != v.there)
+	}
+	now := time.Now()
+	r.stateAt, r.rulesAt, r.lookAt = now.Add(r.periods.Sync), now.Add(r.rulesPeriod()), now.Add(lookPeriod)
+	if r.compareAt.IsZero() {
+		r.compareAt = now.Add(r.periods.Sync)
+	}
+}
+
+// External is what may have happened to the kernel without us.
+type External struct {
+	Lost         []routing.Lost // deleted addresses and routes of VIPs
+	MaybeDeleted bool           // any state may have been deleted
+	Rules        bool           // rules may have changed
+}
+
+// Changed notes what another program has done. It returns how many desired VIPs that took
+// away; the next Step claims them again.
+func (r *Reconciler) Changed(now time.Time, e External) (lostVIPs int) {
+	if e.MaybeDeleted {
+		r.calm = 0
+	}
+	r.rulesChanged = r.rulesChanged || e.Rules
+	if e.Rules || e.MaybeDeleted {
+		r.compareSoon(now, extent{state: e.MaybeDeleted, rules: e.Rules})
+	}
+	return r.lost(e.Lost)
+}
+
+// compareSoon requests a comparison of some parts, no more often than minPeriod allows.
+func (r *Reconciler) compareSoon(now time.Time, what extent) {
+	r.need.state, r.need.rules = r.need.state || what.state, r.need.rules || what.rules
+	at := r.comparedAt.Add(r.minPeriod())
+	if at.Before(now) {
+		at = now
+	}
+	if r.compareAt.IsZero() || at.Before(r.compareAt) {
+		r.compareAt = at
+	}
+}
+
+// minPeriod returns the current minimum time between two comparisons.
+func (r *Reconciler) minPeriod() time.Duration {
+	if r.calm >= calmAfter && !r.need.state {
+		return calmPeriod
+	}
+	return minComparePeriod
+}
+
+func (r *Reconciler) statePeriod() time.Duration {
+	return r.periods.Sync * time.Duration(min(1+(r.servers.held+r.members.held)/stateSize, maxPeriods))
+}
+
+func (r *Reconciler) rulesPeriod() time.Duration {
+	if !r.periods.RulesWatched {
+		return r.periods.Sync
+	}
+	return r.periods.Sync * maxPeriods
+}
+
+// Next returns when Step has work.
+func (r *Reconciler) Next(now time.Time) time.Time {
+	next := now.Add(r.periods.Sync)
+	sooner := func(t time.Time) {
+		if t.Before(next) {
+			next = t
+		}
+	}
+	switch {
+	case r.resync != nil:
+		return now
+	case r.ready == nil:
+		sooner(r.compareAt)
+		sooner(r.lookAt)
+	}
+	if r.drainingCount > 0 {
+		sooner(r.drainAt)
+	}
+	if at := r.retries.next(); !at.IsZero() {
+		sooner(at)
+	}
+	return next
+}
+
+// Ready returns a channel that is closed when Step has a reading of the kernel to compare;
+// nil while the kernel is not being read.
+func (r *Reconciler) Ready() <-chan struct{} { return r.ready }
+
+// Done is what one Step did.
+type Done struct {
+	Problems Problems
+	Written  bool        // it may have changed the kernel
+	Retried  bool        // refused changes were retried
+	Cuts     []Cut       // connections that it ended
+	Read     bool        // the kernel has been read
+	ReadErr  error       // why it could not be read
+	Compared *Comparison // a comparison that has ended; nil if none
+}
+
+// Comparison is a comparison of the kernel with the cached and the desired state.
+type Comparison struct {
+	Took        time.Duration // to read the kernel
+	Differences int           // which have been repaired
+	Entries     int           // virtual servers and members that were read, about
+}
+
+// Step does what is due: it retries refused changes, checks draining real servers, and
+// compares the kernel with the cached state. The kernel is read in another goroutine, and
+// compared a portion at a time, so that changes need not wait for it.
+func (r *Reconciler) Step(now time.Time) Done {
+	var done Done
+	if due := r.retries.take(now); len(due) > 0 {
+		for _, name := range due {
+			r.retry(name)
+		}
+		r.retried, done.Retried = append(r.retried, due...), true
+	}
+	if done.Retried || r.vipsLost {
+		r.flushInto(&done)
+	}
+	if r.drainingCount > 0 && !now.Before(r.drainAt) {
+		r.drainStep(now, &done)
+	}
+	r.readStep(now, &done)
+	if r.resync != nil {
+		r.resyncStep(now, &done)
+	}
+	if r.ready == nil && r.resync == nil {
+		r.look(now)
+		r.observe(now)
+	}
+	return done
+}
+
+func (r *Reconciler) flushInto(done *Done) {
+	r.vipsLost, done.Written = false, true
+	done.Problems = append(done.Problems, r.Flush()...)
+}
+
+// drainStep checks some of the draining real servers. If there are more, the next steps
+// continue.
+func (r *Reconciler) drainStep(now time.Time, done *Done) {
+	done.Problems = append(done.Problems, r.checkDraining(now, r.periods.DrainDeadline, drainBatch)...)
+	done.Cuts, done.Written = r.takeCuts(), true
+	if len(r.toDrain) == 0 {
+		r.drainAt = now.Add(r.periods.Drain)
+	}
+}
+
+// look checks cheaply whether the kernel holds as many objects as it should, and if
+// not, triggers a comparison at once. Another program that keeps changing its own
+// virtual servers triggers it too: looks then become less frequent, down to one per
+// Periods.Sync.
+func (r *Reconciler) look(now time.Time) {
+	if now.Before(r.lookAt) {
+		return
+	}
+	r.lookAt = now.Add(lookPeriod)
+	if r.suspicious() {
+		r.byLook = true
+		r.compareSoon(now, extent{state: true})
+	}
+}
+
+// noteLookResult adjusts the time of the next look after a comparison that a look
+// triggered.
+func (r *Reconciler) noteLookResult(differences int, now time.Time) {
+	if !r.byLook {
+		return
+	}
+	r.byLook = false
+	if differences > 0 {
+		r.lookPause = 0
+		return
+	}
+	r.lookPause = min(max(2*r.lookPause, minComparePeriod), max(r.periods.Sync, lookPeriod))
+	r.lookAt = now.Add(r.lookPause)
+}
+
+// observe starts reading the kernel in the background if that is due. A deletion reported
+// from now on triggers another observation, because this one may already have read that part.
+func (r *Reconciler) observe(now time.Time) {
+	if now.Before(r.compareAt) {
+		return
+	}
+	r.compareAt, r.byRules, r.rulesChanged = time.Time{}, r.rulesChanged, false
+	r.reading = extent{state: r.need.state || !now.Before(r.stateAt), rules: r.need.rules || !now.Before(r.rulesAt)}
+	r.need = extent{}
+	read, ready, result := r.beginObserve(r.reading), make(chan struct{}), &readResult{}
+	r.ready, r.result = ready, result
+	go func() {
+		defer close(ready)
+		began := time.Now()
+		result.seen, result.err = read()
+		result.took = time.Since(began)
+	}()
+}
+
+// readStep begins to compare the result of an observation that has ended.
+func (r *Reconciler) readStep(now time.Time, done *Done) {
+	select {
+	case <-r.ready:
+	default:
+		return
+	}
+	r.ready = nil
+	r.comparedAt = now
+	if r.compareAt.IsZero() { // no deletion was reported meanwhile
+		r.compareAt = now.Add(r.periods.Sync)
+	} else {
+		r.compareAt = now.Add(r.minPeriod())
+	}
+	if done.ReadErr = r.result.err; done.ReadErr != nil {
+		r.need = everything
+		r.compareAt = now.Add(r.retries.failed(nodeOwner.Name, now))
+		return
+	}
+	done.Read = true
+	if r.reading.state {
+		r.stateAt = now.Add(r.statePeriod())
+	}
+	if r.reading.rules {
+		r.rulesAt = now.Add(r.rulesPeriod())
+	}
+	r.resync = r.beginAdopt(r.result.seen)
+}
+
+// resyncStep compares a portion of the observed state. After the last portion it repairs the
+// differences.
+func (r *Reconciler) resyncStep(now time.Time, done *Done) {
+	if r.resync.step() {
+		return
+	}
+	c := &Comparison{Took: r.result.took, Differences: r.resync.end()}
+	if r.reading.state {
+		c.Entries = r.servers.held + r.members.held
+	}
+	r.resync, r.result = nil, nil
+	if r.calm++; c.Differences > 0 || !r.byRules {
+		r.calm = 0
+	}
+	r.noteLookResult(c.Differences, now)
+	r.flushInto(done)
+	done.Compared = c
+}
+
+// Status counts what the kernel holds of ours, and says what happened since the last call of
+// Settle.
+type Status struct {
+	VirtualServers, RealServers, Draining int
+
+	Conflicts    int        // virtual servers that Services lack because another Service has them
+	NewConflicts []Conflict // begun since; sorted by loser, winner and key
+
+	FailingServices int                                    // that wait for a retry
+	NodeFailing     bool                                   // likewise
+	RetryIn         map[types.NamespacedName]time.Duration // of those refused since; the zero name is the node
+	Unmarked        []types.NamespacedName                 // Services that lacked a fwmark, and can now be set again
+}
+
+// Settle ends a pass, of any number of calls of Flush and Step. It schedules retries of what
+// was refused, and a comparison before each retry, because the kernel's state is uncertain
+// after an error.
+func (r *Reconciler) Settle() Status {
+	now := time.Now()
+	waits := make(map[types.NamespacedName]time.Duration, len(r.refused))
+	for name := range r.refused {
+		waits[name] = r.retries.failed(name, now)
+		r.need = everything
+		if at := now.Add(waits[name] / 2); at.Before(r.compareAt) {
+			r.compareAt = at
+		}
+	}
+	clear(r.refused)
+	for _, name := range r.retried {
+		if _, again := r.retries.due[name]; !again {
+			r.retries.succeeded(name)
+		}
+	}
+	r.retried = nil
+	failing := len(r.retries.due)
+	_, node := r.retries.due[nodeOwner.Name]
+	if node {
+		failing--
+	}
+	return Status{
+		VirtualServers: r.servers.held, RealServers: r.realServers, Draining: r.drainingCount,
+		Conflicts: r.conflicts.losers, NewConflicts: r.conflicts.take(),
+		FailingServices: failing, NodeFailing: node, RetryIn: waits, Unmarked: r.releaseMarks(),
+	}
+}
+
+// SetsInUse returns the sets that rules must match: at first those that have members in the
+// kernel or had desired ones, and since Prune those that have desired members. The map does
+// not change; the next Set, SetNode or Flush may replace it.
+func (r *Reconciler) SetsInUse() plan.SetsInUse { return r.uses }
+
+// useSet adds a set to those in use.
+func (r *Reconciler) useSet(name string) {
+	if !r.uses[name] {
+		uses := maps.Clone(r.uses)
+		uses[name] = true
+		r.uses = uses
+	}
+}
+
+// dropUnusedSets removes the sets without desired members from those in use.
+func (r *Reconciler) dropUnusedSets() {
+	n := 0
+	for _, set := range r.sets.list {
+		if set.wanted > 0 {
+			n++
+		}
+	}
+	if !r.pruning || n == len(r.uses) {
+		return
+	}
+	r.uses = plan.SetsInUse{}
+	for _, set := range r.sets.list {
+		if set.wanted > 0 {
+			r.uses[set.name] = true
+		}
+	}
+}

@@ -1,0 +1,108 @@
+package reconcile
+
+import (
+	"testing"
+	"time"
+)
+
+// startLarge starts a world with many Services.
+func startLarge(t testing.TB, services int) *world {
+	w := newWorld(t)
+	w.order = nil
+	w.start()
+	for n := range services {
+		w.set(numbered(n))
+		if n%256 == 255 || n == services-1 {
+			if err := w.reconciler.Flush().Err(); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	return w
+}
+
+// TestStatePeriodGrowsWithSize checks that the time between two comparisons grows
+// with the size of the state, up to maxPeriods.
+func TestStatePeriodGrowsWithSize(t *testing.T) {
+	for services, want := range map[int]int{0: 1, 10: 1, 3000: 4} { // each has a virtual server and one or two members
+		r := startLarge(t, services).reconciler
+		if got := int(r.statePeriod() / r.periods.Sync); got < want || got > want+1 {
+			t.Errorf("%d Services: every %d periods, want %d", services, got, want)
+		}
+	}
+}
+
+// TestForeignRulesChangeConstantly makes another program change its rules again and
+// again. After a few comparisons without differences, comparisons become less frequent,
+// until one finds a difference or a deletion is reported.
+func TestForeignRulesChangeConstantly(t *testing.T) {
+	w := newWorld(t)
+	w.start(clusterIP("a", "10.96.0.1", "10.244.0.2:8000"))
+	r, now := w.reconciler, time.Now()
+	// compared reports changes of rules every second for a while and counts the comparisons.
+	compared := func(seconds int) (n int) {
+		for range seconds {
+			now = now.Add(time.Second)
+			r.Changed(now, External{Rules: true})
+			for step := true; step; step = r.resync != nil {
+				if done := r.Step(now); done.Compared != nil {
+					n++
+				}
+				if r.ready != nil {
+					<-r.ready
+				}
+			}
+		}
+		return n
+	}
+	if n := compared(60); n < 4 || n > 9 {
+		t.Errorf("%d comparisons in a minute", n)
+	}
+	if n := compared(60); n > 4 {
+		t.Errorf("%d comparisons in the next minute", n)
+	}
+	r.Changed(now, External{MaybeDeleted: true})
+	if n := compared(6); n < 2 {
+		t.Errorf("%d comparisons after a deletion", n)
+	}
+}
+
+// BenchmarkLook measures a look, which runs once a second. Its cost grows with the
+// number of virtual servers; the kernel's own part is not included.
+func BenchmarkLook(b *testing.B) {
+	r := startLarge(b, 10000).reconciler
+	b.ReportAllocs()
+	for b.Loop() {
+		if r.suspicious() {
+			b.Fatal("something differs")
+		}
+	}
+}
+
+// BenchmarkCompare compares a reading of the kernel that has no differences. A change
+// waits for at most one step; the longest step is reported.
+func BenchmarkCompare(b *testing.B) {
+	r := startLarge(b, 10000).reconciler
+	var longest time.Duration
+	pieces := 0
+	for b.Loop() {
+		b.StopTimer()
+		o, err := r.beginObserve(everything)()
+		if err != nil {
+			b.Fatal(err)
+		}
+		b.StartTimer()
+		began := time.Now()
+		d := r.beginAdopt(o)
+		for more := true; more; began = time.Now() {
+			more = d.step()
+			longest = max(longest, time.Since(began))
+			pieces++
+		}
+		if n := d.end(); n != 0 {
+			b.Fatalf("%d differences", n)
+		}
+	}
+	b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(pieces), "ns/piece")
+	b.ReportMetric(float64(longest.Nanoseconds()), "ns/longest")
+}

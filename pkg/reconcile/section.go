@@ -1,0 +1,97 @@
+package reconcile
+
+import (
+	"fmt"
+
+	"github.com/kube-ipvs/kube-ipvs/pkg/kernel"
+)
+
+// section is a part of the node's state that is compared as a whole: it is small, and no
+// Service owns any of it. The other parts are tables.
+type section[C fmt.Stringer] struct {
+	// diff returns the changes that turn the cached state into the desired state.
+	diff  func() []C
+	write func([]C) []kernel.Failure[C]
+	// done updates the cached state after changes, of which failures were refused.
+	done func(changes []C, failures []kernel.Failure[C])
+}
+
+// nodeSection is a section with changes of any type.
+type nodeSection interface {
+	flush(*flush)
+	differences() int
+}
+
+// flush writes the changes of a section. A refused change is a problem of the node.
+func (s section[C]) flush(f *flush) {
+	changes := s.diff()
+	if len(changes) == 0 {
+		return
+	}
+	failures := s.write(changes)
+	for _, failure := range failures {
+		f.fail(nil, failure)
+	}
+	s.done(changes, failures)
+}
+
+// differences returns how many changes a section needs.
+func (s section[C]) differences() int { return len(s.diff()) }
+
+// flushAll writes the changes of sections, one after the other.
+func (f *flush) flushAll(sections ...nodeSection) {
+	for _, s := range sections {
+		s.flush(f)
+	}
+}
+
+// differences returns how many changes sections need.
+func differences(sections []nodeSection) int {
+	n := 0
+	for _, s := range sections {
+		n += s.differences()
+	}
+	return n
+}
+
+// perChange is the done of a section whose cached state changes with each change.
+func perChange[C change](do func(C)) func([]C, []kernel.Failure[C]) {
+	return func(changes []C, failures []kernel.Failure[C]) {
+		succeeded(changes, failures, func(i int) { do(changes[i]) }, func(int, error) {})
+	}
+}
+
+// whole is the done of a section whose state is unknown after a refusal. The observation
+// that follows an error reads it.
+func whole[C fmt.Stringer](do func()) func([]C, []kernel.Failure[C]) {
+	return func(_ []C, failures []kernel.Failure[C]) {
+		if len(failures) == 0 {
+			do()
+		}
+	}
+}
+
+// change is a change of one object.
+type change interface {
+	comparable
+	fmt.Stringer
+}
+
+// succeeded calls done with the index of each change that succeeded, and failed with that of
+// each other one.
+func succeeded[C change](changes []C, failures []kernel.Failure[C], done func(int), failed func(int, error)) {
+	var refused map[C]error
+	for _, f := range failures {
+		if refused == nil {
+			refused = map[C]error{}
+		}
+		refused[f.Change] = f
+	}
+	for i, c := range changes {
+		if err, ok := refused[c]; ok {
+			failed(i, err)
+		} else {
+			done(i)
+		}
+	}
+}

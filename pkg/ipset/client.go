@@ -126,17 +126,17 @@ func (c *client) one(name string, members bool) (listing, error) {
 	return sets[0], nil
 }
 
-// fewSets is up to how many sets the kernel has that all are listed in one request; with
-// more, as network policies may have, each is asked for.
-const fewSets = 64
+// listedForOne is how many sets the kernel lists in the time of a request for one of them.
+const listedForOne = 3
 
 // Sizes returns the numbers of members of sets without reading them, -1 for one that the
-// kernel does not report. Sets that do not exist are missing.
+// kernel does not report. Sets that do not exist are missing. If names are few among the
+// kernel's sets, each is asked for.
 func (c *client) Sizes(names []string) (map[string]int, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	sizes := make(map[string]int, len(names))
-	if c.sets <= fewSets {
+	if c.sets <= listedForOne*len(names) {
 		list, err := c.raw.list("", false)
 		if err != nil {
 			return nil, fmt.Errorf("count members of sets: %w", err)

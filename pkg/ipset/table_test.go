@@ -349,7 +349,7 @@ func testObserve(t *testing.T, open func(testing.TB) (*client, references)) {
 	mustApply(t, c, Diff(nil, all))
 	wantState(t, c, all)
 	names := append(slices.Collect(maps.Keys(all)), "none-such")
-	for _, other := range []int{len(all), fewSets + 1} { // sets of the kernel
+	for _, other := range []int{len(all), listedForOne*len(names) + 1} { // sets of the kernel
 		c.sets = other
 		sizes, err := c.Sizes(names)
 		if err != nil || len(sizes) != len(all) {

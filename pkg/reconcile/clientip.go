@@ -31,7 +31,7 @@ func (f *flush) preservesClientIP(m *member) bool {
 	for _, family := range ip.Families {
 		for _, name := range clientIPAddressSets {
 			if set == name.In(family) {
-				s := f.servers.records[f.addressIn(m)]
+				s := f.servers.records.get(f.addressIn(m))
 				return s != nil && s.changing()
 			}
 		}

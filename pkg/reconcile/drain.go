@@ -126,7 +126,7 @@ func (r *Reconciler) desiredFor(key ipvs.Key) (*wantedServer, bool) {
 		return want, true
 	}
 	address, _ := r.addressOf(key)
-	if s := r.servers.records[address]; s != nil && s.wanted() {
+	if s := r.servers.records.get(address); s != nil && s.wanted() {
 		return &s.value, true
 	}
 	return nil, false

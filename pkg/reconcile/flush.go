@@ -262,7 +262,7 @@ func (f *flush) vipDone(v *vipRecord) {
 func (r *Reconciler) lost(lost []routing.Lost) int {
 	n := 0
 	for _, l := range lost {
-		v := r.vips.records[plan.VIP{Addr: l.Addr, Claim: r.claimOf(l.Table)}]
+		v := r.vips.records.get(plan.VIP{Addr: l.Addr, Claim: r.claimOf(l.Table)})
 		if v != nil && v.wanted() && v.there {
 			r.vips.lose(v)
 			r.vips.markDirty(v)

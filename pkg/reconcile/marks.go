@@ -94,7 +94,7 @@ func (r *Reconciler) recordedAddress(fwm ipvs.Key) (ipvs.Key, bool) {
 // once a member proves it to be ours, and only while its Service also has the address and
 // port.
 func (r *Reconciler) wantServer(key ipvs.Key) (*wantedServer, bool) {
-	if s := r.servers.records[key]; s != nil {
+	if s := r.servers.records.get(key); s != nil {
 		return r.wantRecord(s)
 	}
 	return nil, false
@@ -123,7 +123,7 @@ func (r *Reconciler) localMember(key ipvs.Key) memberKey {
 // markOf returns the mark that the kernel gives to packets of internal clients to an address
 // and port; 0 if none.
 func (r *Reconciler) markOf(key ipvs.Key) uint32 {
-	if m := r.members.records[r.localMember(key)]; m != nil && m.there {
+	if m := r.members.records.get(r.localMember(key)); m != nil && m.there {
 		return m.actual
 	}
 	return 0

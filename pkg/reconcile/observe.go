@@ -250,7 +250,7 @@ func (r *Reconciler) listed(key ipvs.Key) bool {
 // that they are bound again. Undesired ones are deleted like any other stale address.
 func (r *Reconciler) rebind() {
 	for addr := range r.wrongScope {
-		if v := r.vips.records[plan.VIP{Addr: addr, Claim: plan.ClaimAddress}]; v != nil && v.wanted() {
+		if v := r.vips.records.get(plan.VIP{Addr: addr, Claim: plan.ClaimAddress}); v != nil && v.wanted() {
 			r.vips.lose(v)
 		}
 	}

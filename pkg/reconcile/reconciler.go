@@ -99,9 +99,9 @@ func New(cfg *plan.Config, kernel Kernel, periods Periods) *Reconciler {
 		cfg:       cfg,
 		kernel:    kernel,
 		parts:     map[types.NamespacedName]*ownedPart{},
-		servers:   newTable[ipvs.Key, wantedServer, actualServer](),
-		members:   newTable[memberKey, uint32, uint32](),
-		vips:      newTable[plan.VIP, struct{}, struct{}](),
+		servers:   newTable[ipvs.Key, wantedServer, actualServer](hashServer),
+		members:   newTable[memberKey, uint32, uint32](hashMember),
+		vips:      newTable[plan.VIP, struct{}, struct{}](hashVIP),
 		sets:      sets{index: map[string]uint16{}},
 		conflicts: newConflicts(),
 		numbers:   newNumbers(cfg),
@@ -255,7 +255,7 @@ func (r *Reconciler) deleteRealServer(s *server, dest netip.AddrPort) {
 
 // actual returns the virtual server that the kernel has under a key; nil if none.
 func (r *Reconciler) actual(key ipvs.Key) *actualServer {
-	if s := r.servers.records[key]; s != nil && s.there {
+	if s := r.servers.records.get(key); s != nil && s.there {
 		return &s.actual
 	}
 	return nil

@@ -12,50 +12,47 @@ import (
 // wantedServer is a desired virtual server. It is not changed once it is in a table.
 type wantedServer struct {
 	ipvs.VirtualServer
-	maxConnections uint32
-	endpoints      []endpoint // sorted by address and port
+	endpoints []endpoint // sorted by address and port
 }
 
-// endpoint is an endpoint of a desired virtual server, as plan.VirtualServer lists it.
+// endpoint is an endpoint of a desired virtual server, as plan.VirtualServer lists it, or a
+// real server in the kernel.
 type endpoint struct {
 	addr   netip.Addr
 	port   uint16
 	is     endpointIs
-	weight int32 // of a real server
+	weight int32  // of a real server
+	max    uint32 // connections of a real server; 0: no limit
 }
 
 type endpointIs uint8
 
 const (
-	isRealServer endpointIs = 1 << iota // in RealServers
+	isRealServer endpointIs = 1 << iota // in RealServers, or in the kernel
 	isEndpoint                          // in Endpoints
 	isLost                              // in Lost
 )
-
-// realServer is a real server in the kernel.
-type realServer struct {
-	addr   netip.Addr
-	port   uint16
-	weight int32
-	max    uint32
-}
 
 // actualServer is a virtual server in the kernel. Its real servers are sorted by address and
 // port.
 type actualServer struct {
 	ipvs.VirtualServer
-	reals []realServer
+	reals  []endpoint
+	shared bool // reals belongs to the desired state too, and is not changed
 }
 
 func compareDest(addr netip.Addr, port uint16, dest netip.AddrPort) int {
 	return cmp.Or(addr.Compare(dest.Addr()), cmp.Compare(port, dest.Port()))
 }
 
-func (e endpoint) dest() netip.AddrPort   { return netip.AddrPortFrom(e.addr, e.port) }
-func (r realServer) dest() netip.AddrPort { return netip.AddrPortFrom(r.addr, r.port) }
+func newEndpoint(dest netip.AddrPort, rs ipvs.RealServer) endpoint {
+	return endpoint{dest.Addr(), dest.Port(), isRealServer, int32(rs.Weight), rs.MaxConnections}
+}
 
-func (r realServer) settings() ipvs.RealServer {
-	return ipvs.RealServer{Weight: int(r.weight), MaxConnections: r.max}
+func (e endpoint) dest() netip.AddrPort { return netip.AddrPortFrom(e.addr, e.port) }
+
+func (e endpoint) settings() ipvs.RealServer {
+	return ipvs.RealServer{Weight: int(e.weight), MaxConnections: e.max}
 }
 
 // newWanted converts a planned virtual server. If its endpoints are those of shared, it
@@ -63,14 +60,18 @@ func (r realServer) settings() ipvs.RealServer {
 func newWanted(vs *plan.VirtualServer, shared []endpoint) wantedServer {
 	list := make([]endpoint, 0, max(len(vs.RealServers), len(vs.Endpoints)))
 	for _, rs := range vs.RealServers {
-		list = append(list, endpoint{addr: rs.Addr(), port: rs.Port(), is: isRealServer, weight: int32(rs.Weight)})
+		settings := ipvs.RealServer{Weight: rs.Weight, MaxConnections: vs.MaxConnections}
+		if rs.Weight == 0 {
+			settings = ipvs.RealServer{} // it drains: no new connections, so no limit of them
+		}
+		list = append(list, newEndpoint(rs.AddrPort, settings))
 	}
 	list = addEndpoints(list, vs.Endpoints, isEndpoint)
 	list = addEndpoints(list, vs.Lost, isLost)
 	if slices.Equal(list, shared) {
 		list = shared
 	}
-	return wantedServer{vs.VirtualServer, vs.MaxConnections, slices.Clip(list)}
+	return wantedServer{vs.VirtualServer, slices.Clip(list)}
 }
 
 // addEndpoints notes in a sorted list what addresses and ports are.
@@ -93,7 +94,7 @@ func addEndpoints(list []endpoint, dests []netip.AddrPort, is endpointIs) []endp
 }
 
 func sameWanted(a, b wantedServer) bool {
-	return a.VirtualServer == b.VirtualServer && a.maxConnections == b.maxConnections && slices.Equal(a.endpoints, b.endpoints)
+	return a.VirtualServer == b.VirtualServer && slices.Equal(a.endpoints, b.endpoints)
 }
 
 // is reports whether an address and port is any of the given.
@@ -102,31 +103,22 @@ func (w *wantedServer) is(dest netip.AddrPort, any endpointIs) bool {
 	return found && w.endpoints[i].is&any != 0
 }
 
-// settings converts a desired real server for package ipvs. A draining one gets no
-// connections, so it needs no limit.
-func (w *wantedServer) settings(e endpoint) ipvs.RealServer {
-	if e.weight == 0 {
-		return ipvs.RealServer{}
-	}
-	return ipvs.RealServer{Weight: int(e.weight), MaxConnections: w.maxConnections}
-}
-
 // newActual converts an observed virtual server.
 func newActual(s ipvs.Service) actualServer {
 	a := actualServer{VirtualServer: s.VirtualServer}
 	if len(s.RealServers) == 0 {
 		return a
 	}
-	a.reals = make([]realServer, 0, len(s.RealServers))
+	a.reals = make([]endpoint, 0, len(s.RealServers))
 	for dest, rs := range s.RealServers {
-		a.reals = append(a.reals, realServer{dest.Addr(), dest.Port(), int32(rs.Weight), rs.MaxConnections})
+		a.reals = append(a.reals, newEndpoint(dest, rs))
 	}
-	slices.SortFunc(a.reals, func(a, b realServer) int { return compareDest(a.addr, a.port, b.dest()) })
+	slices.SortFunc(a.reals, func(a, b endpoint) int { return compareDest(a.addr, a.port, b.dest()) })
 	return a
 }
 
 func (a *actualServer) find(dest netip.AddrPort) (int, bool) {
-	return slices.BinarySearchFunc(a.reals, dest, func(r realServer, dest netip.AddrPort) int { return compareDest(r.addr, r.port, dest) })
+	return slices.BinarySearchFunc(a.reals, dest, func(r endpoint, dest netip.AddrPort) int { return compareDest(r.addr, r.port, dest) })
 }
 
 // realServer returns the settings of a real server.
@@ -143,21 +135,40 @@ func (a *actualServer) has(dest netip.AddrPort) bool {
 }
 
 func (a *actualServer) setRealServer(dest netip.AddrPort, rs ipvs.RealServer) {
-	r := realServer{dest.Addr(), dest.Port(), int32(rs.Weight), rs.MaxConnections}
+	a.unshare()
+	r := newEndpoint(dest, rs)
 	i, found := a.find(dest)
 	if found {
 		a.reals[i] = r
 		return
 	}
 	if len(a.reals) == cap(a.reals) && len(a.reals) < 8 { // most virtual servers have few
-		a.reals = append(make([]realServer, 0, len(a.reals)+1), a.reals...)
+		a.reals = append(make([]endpoint, 0, len(a.reals)+1), a.reals...)
 	}
 	a.reals = slices.Insert(a.reals, i, r)
 }
 
 func (a *actualServer) deleteRealServer(dest netip.AddrPort) {
 	if i, found := a.find(dest); found {
+		a.unshare()
 		a.reals = slices.Delete(a.reals, i, i+1)
+	}
+}
+
+// share frees the list of real servers if the desired state has the same.
+func (a *actualServer) share(want *wantedServer) {
+	same := func(r, e endpoint) bool {
+		return e.is&isRealServer != 0 && r.dest() == e.dest() && r.settings() == e.settings()
+	}
+	if slices.EqualFunc(a.reals, want.endpoints, same) {
+		a.reals, a.shared = want.endpoints, true
+	}
+}
+
+// unshare precedes a change of the real servers.
+func (a *actualServer) unshare() {
+	if a.shared {
+		a.reals, a.shared = slices.Clone(a.reals), false
 	}
 }
 
@@ -180,7 +191,7 @@ func (a *actualServer) equals(seen map[netip.AddrPort]ipvs.RealServer) bool {
 // deletions. Each kind is sorted by address and port.
 func diffServer(key ipvs.Key, have *actualServer, want *wantedServer) []ipvs.Change {
 	var adds, updates, deletes []ipvs.Change
-	var reals []realServer
+	var reals []endpoint
 	if have == nil {
 		adds = make([]ipvs.Change, 0, 1+len(want.endpoints))
 		adds = append(adds, ipvs.Change{Op: ipvs.AddVirtualServer, Key: key, VirtualServer: want.VirtualServer})
@@ -199,7 +210,7 @@ func diffServer(key ipvs.Key, have *actualServer, want *wantedServer) []ipvs.Cha
 		for ; i < len(reals) && compareDest(reals[i].addr, reals[i].port, dest) < 0; i++ {
 			deletes = append(deletes, ipvs.Change{Op: ipvs.DeleteRealServer, Key: key, Dest: reals[i].dest()})
 		}
-		settings := want.settings(e)
+		settings := e.settings()
 		switch there := i < len(reals) && reals[i].dest() == dest; {
 		case !there:
 			adds = append(adds, ipvs.Change{Op: ipvs.AddRealServer, Key: key, Dest: dest, RealServer: settings})

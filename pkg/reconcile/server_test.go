@@ -83,7 +83,7 @@ func TestDiffServerLeadsFromActualToDesired(t *testing.T) {
 		seen := map[netip.AddrPort]ipvs.RealServer{}
 		for _, e := range want.endpoints {
 			if e.is&isRealServer != 0 {
-				seen[e.dest()] = want.settings(e)
+				seen[e.dest()] = e.settings()
 			}
 		}
 		if !have.equals(seen) {

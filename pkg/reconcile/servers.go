@@ -23,6 +23,7 @@ func (f *flush) flushServers() {
 		}
 		changes := f.serverChanges(s, want)
 		if len(changes) == 0 {
+			s.actual.share(want)
 			f.servers.markClean(s)
 			continue
 		}
@@ -124,13 +125,16 @@ func (f *flush) cleanServers(changes []ipvs.Change) {
 			continue
 		}
 		seen[c.Key] = true
-		s := f.servers.records[c.Key]
+		s := f.servers.records.get(c.Key)
 		if s == nil {
 			continue // deleted
 		}
 		want, wanted := f.wantRecord(s)
-		if wanted && (f.upToDate(s, want) || len(f.serverChanges(s, want)) == 0) ||
-			!wanted && f.mustDrain(s) && len(f.retireChanges(s)) == 0 {
+		switch {
+		case wanted && (f.upToDate(s, want) || len(f.serverChanges(s, want)) == 0):
+			s.actual.share(want)
+			f.servers.markClean(s)
+		case !wanted && f.mustDrain(s) && len(f.retireChanges(s)) == 0:
 			f.servers.markClean(s)
 		}
 	}
@@ -150,7 +154,7 @@ func (f *flush) upToDate(s *server, want *wantedServer) bool {
 		for i < len(reals) && compareDest(reals[i].addr, reals[i].port, e.dest()) < 0 {
 			i++
 		}
-		if i == len(reals) || reals[i].dest() != e.dest() || reals[i].settings() != want.settings(e) {
+		if i == len(reals) || reals[i].dest() != e.dest() || reals[i].settings() != e.settings() {
 			return false
 		}
 		i, unwanted = i+1, unwanted-1
@@ -169,7 +173,7 @@ func (f *flush) serverDone(c ipvs.Change) {
 	f.servers.touch(s)
 	switch c.Op {
 	case ipvs.AddVirtualServer, ipvs.UpdateVirtualServer:
-		f.holdServer(s, actualServer{c.VirtualServer, s.actual.reals})
+		f.holdServer(s, actualServer{c.VirtualServer, s.actual.reals, s.actual.shared})
 	case ipvs.DeleteVirtualServer:
 		f.loseServer(s)
 		f.undrainAll(c.Key)

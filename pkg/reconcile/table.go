@@ -65,7 +65,7 @@ func (r *record[K, W, A]) wanted() bool { return r.owner != nil }
 // owners may want the same key. For a set member or a VIP this counts references; for a
 // virtual server it is a conflict, which the first in order of precedence wins.
 type table[K comparable, W, A any] struct {
-	records map[K]*record[K, W, A]
+	records index[K, W, A]
 	losers  map[K][]desired[W] // of keys that several owners want, without the winner; sorted
 	// counted, if not nil, is called with 1 when a key gets its first owner, and with -1
 	// when it loses its last one.
@@ -85,37 +85,37 @@ type table[K comparable, W, A any] struct {
 	round     uint32 // of setAll
 }
 
-func newTable[K comparable, W, A any]() table[K, W, A] {
+func newTable[K comparable, W, A any](hash func(K) uint64) table[K, W, A] {
 	return table[K, W, A]{
-		records: map[K]*record[K, W, A]{}, losers: map[K][]desired[W]{}, stuck: map[K]*record[K, W, A]{},
+		records: newIndex[K, W, A](hash), losers: map[K][]desired[W]{}, stuck: map[K]*record[K, W, A]{},
 	}
 }
 
 // get returns the record of a key, a new one if necessary.
 func (t *table[K, W, A]) get(key K) *record[K, W, A] {
-	r := t.records[key]
+	r := t.records.get(key)
 	if r == nil {
 		r = &record[K, W, A]{key: key}
-		t.records[key] = r
+		t.records.add(r)
 	}
 	return r
 }
 
 // wanted reports whether any owner wants a key.
 func (t *table[K, W, A]) wanted(key K) bool {
-	r := t.records[key]
+	r := t.records.get(key)
 	return r != nil && r.wanted()
 }
 
 // holds reports whether the kernel holds a key, as far as is known.
 func (t *table[K, W, A]) holds(key K) bool {
-	r := t.records[key]
+	r := t.records.get(key)
 	return r != nil && r.there
 }
 
 // isDirty reports whether a key is dirty.
 func (t *table[K, W, A]) isDirty(key K) bool {
-	r := t.records[key]
+	r := t.records.get(key)
 	return r != nil && r.dirty
 }
 
@@ -129,7 +129,7 @@ func (t *table[K, W, A]) release(r *record[K, W, A]) {
 		t.idle = append(t.idle, r)
 		return
 	}
-	delete(t.records, r.key)
+	t.records.remove(r)
 }
 
 // markDirty makes a record dirty.
@@ -144,7 +144,7 @@ func (t *table[K, W, A]) markDirty(r *record[K, W, A]) {
 
 // markKey makes a key dirty that an owner wants or the kernel holds.
 func (t *table[K, W, A]) markKey(key K) {
-	if r := t.records[key]; r != nil {
+	if r := t.records.get(key); r != nil {
 		t.markDirty(r)
 	}
 }
@@ -185,7 +185,7 @@ func (t *table[K, W, A]) allDirty() iter.Seq[*record[K, W, A]] {
 // allHeld returns the records that are there. Records may be deleted meanwhile.
 func (t *table[K, W, A]) allHeld() iter.Seq[*record[K, W, A]] {
 	return func(yield func(*record[K, W, A]) bool) {
-		for _, r := range t.records {
+		for r := range t.records.all() {
 			if r.there && !yield(r) {
 				return
 			}
@@ -195,8 +195,8 @@ func (t *table[K, W, A]) allHeld() iter.Seq[*record[K, W, A]] {
 
 // list returns all records. It is a snapshot that stays valid while the kernel is read.
 func (t *table[K, W, A]) list() []*record[K, W, A] {
-	out := make([]*record[K, W, A], 0, len(t.records))
-	for _, r := range t.records {
+	out := make([]*record[K, W, A], 0, t.records.count)
+	for r := range t.records.all() {
 		out = append(out, r)
 	}
 	return out
@@ -308,7 +308,7 @@ func (t *table[K, W, A]) desiredBy(r *record[K, W, A], name types.NamespacedName
 // winner returns the owner of the desired value; the zero name for the node, or if there is
 // none.
 func (t *table[K, W, A]) winner(key K) types.NamespacedName {
-	if r := t.records[key]; r != nil && r.wanted() {
+	if r := t.records.get(key); r != nil && r.wanted() {
 		return r.owner.Name
 	}
 	return nodeOwner.Name
@@ -316,7 +316,7 @@ func (t *table[K, W, A]) winner(key K) types.NamespacedName {
 
 // owners returns all Services that want a key, the winner first. The node is not listed.
 func (t *table[K, W, A]) owners(key K) []types.NamespacedName {
-	r := t.records[key]
+	r := t.records.get(key)
 	if r == nil || !r.wanted() {
 		return nil
 	}
@@ -374,7 +374,7 @@ func (t *table[K, W, A]) endObserve() {
 	idle := t.idle
 	t.observing, t.touched, t.idle = false, nil, nil
 	for _, r := range idle {
-		if t.records[r.key] == r {
+		if t.records.get(r.key) == r {
 			t.release(r)
 		}
 	}

@@ -15,13 +15,15 @@ func owner(name string, second int64) *Owner {
 // letters is a table with easy keys and values.
 type letters struct{ table[string, int, int] }
 
-func newLetters() *letters { return &letters{newTable[string, int, int]()} }
+func newLetters() *letters {
+	return &letters{newTable[string, int, int](func(s string) uint64 { return uint64(len(s)) })}
+}
 
 func (l *letters) set(key string, o *Owner, value int) { l.put(l.get(key), o, 0, value) }
 
 // want returns the desired value of a key; 0 if there is none.
 func (l *letters) want(key string) int {
-	if r := l.records[key]; r != nil {
+	if r := l.records.get(key); r != nil {
 		return r.value
 	}
 	return 0
@@ -40,14 +42,15 @@ func (l *letters) dirty() (keys []string) {
 func checkTable[K comparable, W, A any](t testing.TB, table *table[K, W, A]) {
 	t.Helper()
 	held, dirty := 0, 0
-	for key, r := range table.records {
+	for r := range table.records.all() {
+		key := r.key
 		if r.there {
 			held++
 		}
 		if r.dirty {
 			dirty++
 		}
-		if r.key != key || len(table.losers[key]) > 0 && !r.wanted() {
+		if table.records.get(key) != r || len(table.losers[key]) > 0 && !r.wanted() {
 			t.Errorf("record %v under key %v", r, key)
 		}
 		if !r.wanted() && !r.there && !r.dirty && table.stuck[key] == nil && !table.observing {
@@ -57,7 +60,7 @@ func checkTable[K comparable, W, A any](t testing.TB, table *table[K, W, A]) {
 	queued := 0
 	for r := range table.allDirty() {
 		queued++
-		if table.records[r.key] != r {
+		if table.records.get(r.key) != r {
 			t.Errorf("%v is dirty and has no record", r.key)
 		}
 	}
@@ -65,12 +68,12 @@ func checkTable[K comparable, W, A any](t testing.TB, table *table[K, W, A]) {
 		t.Errorf("%d records counted, there are %d; %d are dirty, %d of them queued", table.held, held, dirty, queued)
 	}
 	for key, r := range table.stuck {
-		if table.records[key] != r || r.dirty {
+		if table.records.get(key) != r || r.dirty {
 			t.Errorf("%v is stuck, and dirty or without a record", key)
 		}
 	}
 	for key, list := range table.losers {
-		if all := append([]desired[W]{table.records[key].desired}, list...); !slices.IsSortedFunc(all, func(a, b desired[W]) int {
+		if all := append([]desired[W]{table.records.get(key).desired}, list...); !slices.IsSortedFunc(all, func(a, b desired[W]) int {
 			if a.before(b) {
 				return -1
 			}
@@ -100,7 +103,7 @@ func TestTableOlderOwnerWinsAndYoungerTakesOver(t *testing.T) {
 	}
 	l.drop(l.get("key"), young)
 	l.markClean(l.get("key"))
-	if len(l.records)+len(l.losers) != 0 {
+	if l.records.count+len(l.losers) != 0 {
 		t.Error("a key without an owner is still in the table")
 	}
 }
@@ -180,7 +183,7 @@ func TestTableKeepsWrittenRecordsWhileObserving(t *testing.T) {
 		t.Error("the deletion is forgotten")
 	}
 	l.endObserve()
-	if len(l.records) != 0 || r.touched {
+	if l.records.count != 0 || r.touched {
 		t.Error("the record is kept after the resync")
 	}
 }
@@ -190,7 +193,7 @@ func TestTableReplacesWhatAnOwnerWants(t *testing.T) {
 	o := owner("a", 1)
 	list := []entry[string, int]{{key: "b", value: 1}, {key: "c", value: 1}, {key: "c", value: 1}}
 	set := func(old []*record[string, int, int], want []entry[string, int]) []*record[string, int, int] {
-		for _, r := range l.records {
+		for r := range l.records.all() {
 			l.markClean(r)
 		}
 		return l.replace(o, old, len(want), func(i int) entry[string, int] { return want[i] }, func(a, b int) bool { return a == b })

@@ -1,0 +1,127 @@
+package reconcile
+
+import (
+	"encoding/binary"
+	"iter"
+	"math/bits"
+	"math/rand/v2"
+	"net/netip"
+	"unique"
+
+	"github.com/kube-ipvs/kube-ipvs/pkg/ipvs"
+	"github.com/kube-ipvs/kube-ipvs/pkg/plan"
+)
+
+// index finds the records of a table by key, with open addressing and linear probing. It
+// holds pointers alone. A map would hold every key a second time: about 70 bytes for a set
+// member, of which a Service has two or more.
+type index[K comparable, W, A any] struct {
+	hash    func(K) uint64
+	slots   []*record[K, W, A] // their number is a power of two
+	deleted *record[K, W, A]   // what replaces a deleted record, so that probing goes on
+	count   int
+	used    int // slots that are not nil
+}
+
+func newIndex[K comparable, W, A any](hash func(K) uint64) index[K, W, A] {
+	return index[K, W, A]{hash: hash, deleted: &record[K, W, A]{}}
+}
+
+// slot returns the slot of a key or, if it has none, of the first slot to put it into.
+func (x *index[K, W, A]) slot(key K) int {
+	mask, free := len(x.slots)-1, -1
+	for i := int(x.hash(key)) & mask; ; i = (i + 1) & mask {
+		switch r := x.slots[i]; {
+		case r == nil && free >= 0:
+			return free
+		case r == nil, r != x.deleted && r.key == key:
+			return i
+		case r == x.deleted && free < 0:
+			free = i
+		}
+	}
+}
+
+// get returns the record of a key; nil if there is none.
+func (x *index[K, W, A]) get(key K) *record[K, W, A] {
+	if x.count == 0 {
+		return nil
+	}
+	if r := x.slots[x.slot(key)]; r != x.deleted {
+		return r
+	}
+	return nil
+}
+
+// add adds a record whose key has none.
+func (x *index[K, W, A]) add(r *record[K, W, A]) {
+	if 8*(x.used+1) > 7*len(x.slots) {
+		x.resize()
+	}
+	i := x.slot(r.key)
+	if x.slots[i] == nil {
+		x.used++
+	}
+	x.slots[i] = r
+	x.count++
+}
+
+// resize makes room for as many records again, or drops what only replaces deleted ones.
+func (x *index[K, W, A]) resize() {
+	old := x.slots
+	x.slots = make([]*record[K, W, A], max(16, 1<<bits.Len(uint(x.count*3/2))))
+	x.used = x.count
+	for _, r := range old {
+		if r != nil && r != x.deleted {
+			x.slots[x.slot(r.key)] = r
+		}
+	}
+}
+
+// remove removes a record, if it is there. The memory of many is released.
+func (x *index[K, W, A]) remove(r *record[K, W, A]) {
+	if x.get(r.key) != r {
+		return
+	}
+	x.slots[x.slot(r.key)] = x.deleted
+	if x.count--; len(x.slots) > reusableSize && 8*x.count < len(x.slots) {
+		x.resize()
+	}
+}
+
+// all returns all records. Records may be added and removed meanwhile.
+func (x *index[K, W, A]) all() iter.Seq[*record[K, W, A]] {
+	return func(yield func(*record[K, W, A]) bool) {
+		for _, r := range x.slots {
+			if r != nil && r != x.deleted && !yield(r) {
+				return
+			}
+		}
+	}
+}
+
+// seeds make hashes unpredictable: users choose addresses and ports.
+var seeds = [2]uint64{rand.Uint64(), rand.Uint64()}
+
+// hashAddr hashes an address and another value.
+func hashAddr(a netip.Addr, more uint64) uint64 {
+	b := a.As16()
+	high, low := bits.Mul64(binary.NativeEndian.Uint64(b[:8])^more^seeds[0], binary.NativeEndian.Uint64(b[8:])^seeds[1])
+	high, low = bits.Mul64(high^more^seeds[1], low^seeds[0])
+	return high ^ low
+}
+
+func hashServer(k ipvs.Key) uint64 {
+	return hashAddr(k.Addr, uint64(k.FWMark)<<32|uint64(k.Port)<<8|uint64(k.Protocol))
+}
+
+func hashMember(k memberKey) uint64 {
+	h := hashAddr(k.addr, uint64(k.set)<<32|uint64(k.port)<<8|uint64(k.protocol))
+	if k.more != (unique.Handle[memberRest]{}) {
+		rest := k.more.Value()
+		h ^= hashAddr(rest.addr2, 0) ^ hashAddr(rest.net.Addr(), uint64(rest.net.Bits()))
+	}
+	return h
+}
+
+func hashVIP(v plan.VIP) uint64 { return hashAddr(v.Addr, 0) }

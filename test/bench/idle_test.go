@@ -36,6 +36,7 @@ func TestIdle(t *testing.T) {
 			r.profiled(fmt.Sprintf("check-%d.prof", n), r.compare)
 			r.seldom("30s")
 			r.profiled(fmt.Sprintf("restart-%d.prof", n), func() { r.restart() })
+			r.idle(0) // waits for the first comparison
 			r.profiled(fmt.Sprintf("idle-%d.prof", n), func() { r.idle(90 * time.Second) })
 			for _, m := range []Measure{ColdStart, KernelCPU, Memory, PeakMemory, Check, Restart, Rewrites, Idle, IdleChecked, IdleWork} {
 				v, measured := r.Get(m, r.subject.name, n)

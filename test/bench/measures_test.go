@@ -321,11 +321,11 @@ func (r *run) compare() {
 	r.put(Check, (cpu(r.t, pid) - before).Seconds())
 }
 
-// checkPeriod returns the default time between two full comparisons, as in pkg/proxy: 30
+// checkPeriod returns the default time between two full comparisons, as in pkg/reconcile: 30
 // s for each 2,000 entries, up to 20 minutes. A Service of the benchmark has three
 // entries.
 func checkPeriod(services int) time.Duration {
-	return 30 * time.Second * time.Duration(min(1+3*services/500, 40))
+	return 30 * time.Second * time.Duration(min(1+3*services/2000, 40))
 }
 
 // idle measures an idle program with its checks every second and every 30 s, after the

@@ -23,7 +23,7 @@ func (i *inbox) batches(names map[types.NamespacedName]struct{}) [][]types.Names
 	defer i.mu.Unlock()
 	var first, dns, rest, large []types.NamespacedName
 	for name := range names {
-		switch svc := i.store.services[name]; {
+		switch svc := i.store.of(name).service; {
 		case name == service.APIServer:
 			first = append(first, name)
 		case i.store.large(name):
@@ -48,14 +48,14 @@ const largeAbove = 2000
 
 // large reports whether programming a Service would delay others noticeably.
 func (s *store) large(name types.NamespacedName) bool {
-	svc, endpoints := s.services[name], 0
-	if svc == nil {
+	o, endpoints := s.of(name), 0
+	if o.service == nil {
 		return false
 	}
-	for _, slice := range s.slices[name] {
+	for _, slice := range o.slices {
 		endpoints += slice.Endpoints()
 	}
-	return svc.Ports()*(1+endpoints) > largeAbove
+	return o.service.Ports()*(1+endpoints) > largeAbove
 }
 
 // bySize separates the large Services, which it sorts, from the others.

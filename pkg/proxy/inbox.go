@@ -70,7 +70,7 @@ func (i *inbox) SetService(svc *corev1.Service) {
 	parsed := service.Parse(svc)
 	i.note(func(s *store) []types.NamespacedName {
 		i.count.services++
-		s.services[parsed.Name] = parsed
+		s.setService(parsed.Name, parsed)
 		return []types.NamespacedName{parsed.Name}
 	})
 }
@@ -78,7 +78,7 @@ func (i *inbox) SetService(svc *corev1.Service) {
 func (i *inbox) DeleteService(name types.NamespacedName) {
 	i.note(func(s *store) []types.NamespacedName {
 		i.count.services++
-		delete(s.services, name)
+		s.setService(name, nil)
 		return []types.NamespacedName{name}
 	})
 }
@@ -188,18 +188,18 @@ func (i *inbox) take() work {
 func (i *inbox) get(name types.NamespacedName) (*service.Parsed, []*service.Slice) {
 	i.mu.Lock()
 	defer i.mu.Unlock()
-	svc := i.store.services[name]
-	if svc == nil {
+	o := i.store.of(name)
+	if o.service == nil {
 		return nil, nil
 	}
-	return svc, i.store.slices[name]
+	return o.service, o.slices
 }
 
 // services returns the number of Services.
 func (i *inbox) services() int {
 	i.mu.Lock()
 	defer i.mu.Unlock()
-	return len(i.store.services)
+	return i.store.services
 }
 
 // getNode returns the Node object, or nil if it does not exist, and the names of

@@ -27,11 +27,11 @@ func (i *inbox) noteTrigger(slice *service.Slice) {
 	if slice.Trigger == 0 || slice.Trigger < i.began.UnixNano() {
 		return
 	}
-	owner := types.NamespacedName{Namespace: slice.Name.Namespace, Name: slice.Service}
-	if before := i.store.slice(owner, slice.Name); before != nil && before.Trigger == slice.Trigger {
+	before := i.store.slices[slice.Name]
+	if before != nil && before.Service == slice.Service && before.Trigger == slice.Trigger {
 		return
 	}
-	i.triggers = append(i.triggers, trigger{owner, time.Unix(0, slice.Trigger)})
+	i.triggers = append(i.triggers, trigger{ownerOf(slice), time.Unix(0, slice.Trigger)})
 }
 
 // take moves the inbox's work to the next pass.

@@ -17,7 +17,7 @@ import (
 
 // mostOfObjects is how many bytes may be kept of the objects of a Service with two
 // endpoints.
-const mostOfObjects = 1000
+const mostOfObjects = 850
 
 // BenchmarkObjects shows how much memory is kept of the objects of a Service with two
 // endpoints, as a cluster has them.

@@ -10,21 +10,53 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/service"
 )
 
-// store holds the delivered objects, by Service.
+// store holds the delivered objects.
 type store struct {
-	services map[types.NamespacedName]*service.Parsed
-	slices   map[types.NamespacedName][]*service.Slice     // by Service, sorted; replaced instead of changed, because others read them concurrently
-	owners   map[types.NamespacedName]types.NamespacedName // slice → Service
+	objects  map[types.NamespacedName]*objects       // by Service
+	slices   map[types.NamespacedName]*service.Slice // by name
+	services int                                     // objects with a Service
 	node     *corev1.Node
 	lost     []string // unreachable nodes
 }
 
+// objects are a Service, nil if there is none, and its slices, sorted. The list is replaced
+// instead of changed, because others read it concurrently.
+type objects struct {
+	service *service.Parsed
+	slices  []*service.Slice
+}
+
 func newStore() store {
-	return store{
-		services: map[types.NamespacedName]*service.Parsed{},
-		slices:   map[types.NamespacedName][]*service.Slice{},
-		owners:   map[types.NamespacedName]types.NamespacedName{},
+	return store{objects: map[types.NamespacedName]*objects{}, slices: map[types.NamespacedName]*service.Slice{}}
+}
+
+// of returns the objects of a Service; they are not stored if there are none.
+func (s *store) of(name types.NamespacedName) *objects {
+	if o := s.objects[name]; o != nil {
+		return o
 	}
+	return &objects{}
+}
+
+// change changes the objects of a Service.
+func (s *store) change(name types.NamespacedName, do func(*objects)) {
+	o := s.of(name)
+	if o.service != nil {
+		s.services--
+	}
+	do(o)
+	if o.service != nil {
+		s.services++
+	}
+	if o.service == nil && len(o.slices) == 0 {
+		delete(s.objects, name)
+	} else {
+		s.objects[name] = o
+	}
+}
+
+func (s *store) setService(name types.NamespacedName, svc *service.Parsed) {
+	s.change(name, func(o *objects) { o.service = svc })
 }
 
 // setSlice stores a slice and returns the Services that it affects: two if the slice
@@ -34,47 +66,42 @@ func (s *store) setSlice(slice *service.Slice) []types.NamespacedName {
 	if slice.Service == "" {
 		return s.deleteSlice(name)
 	}
-	owner := types.NamespacedName{Namespace: name.Namespace, Name: slice.Service}
+	owner := ownerOf(slice)
 	var changed []types.NamespacedName
-	if before, known := s.owners[name]; known && before != owner {
+	if before := s.slices[name]; before != nil && before.Service != slice.Service {
 		changed = s.deleteSlice(name)
 	}
-	list := s.slices[owner]
-	if at, found := find(list, name); found {
-		list = slices.Clone(list)
-		list[at] = slice
-	} else {
-		list = slices.Insert(slices.Clip(list), at, slice)
-	}
-	s.slices[owner] = list
-	s.owners[name] = owner
+	s.slices[name] = slice
+	s.change(owner, func(o *objects) {
+		at, found := find(o.slices, name)
+		if found {
+			o.slices = slices.Clone(o.slices)
+			o.slices[at] = slice
+		} else {
+			o.slices = slices.Insert(slices.Clip(o.slices), at, slice)
+		}
+	})
 	return append(changed, owner)
 }
 
 func (s *store) deleteSlice(name types.NamespacedName) []types.NamespacedName {
-	owner, known := s.owners[name]
-	if !known {
+	slice := s.slices[name]
+	if slice == nil {
 		return nil
 	}
-	delete(s.owners, name)
-	list := s.slices[owner]
-	if at, found := find(list, name); found {
-		list = slices.Concat(list[:at], list[at+1:])
-	}
-	s.slices[owner] = list
-	if len(list) == 0 {
-		delete(s.slices, owner)
-	}
+	delete(s.slices, name)
+	owner := ownerOf(slice)
+	s.change(owner, func(o *objects) {
+		if at, found := find(o.slices, name); found {
+			o.slices = slices.Concat(o.slices[:at], o.slices[at+1:])
+		}
+	})
 	return []types.NamespacedName{owner}
 }
 
-// slice returns one of a Service's slices, or nil if none has that name.
-func (s *store) slice(owner, name types.NamespacedName) *service.Slice {
-	list := s.slices[owner]
-	if at, found := find(list, name); found {
-		return list[at]
-	}
-	return nil
+// ownerOf returns the name of a slice's Service.
+func ownerOf(slice *service.Slice) types.NamespacedName {
+	return types.NamespacedName{Namespace: slice.Name.Namespace, Name: slice.Service}
 }
 
 // find searches for a slice by name among those of one Service, which share a

@@ -5,6 +5,7 @@ import (
 	"maps"
 	"os"
 	"path/filepath"
+	"regexp"
 	"strings"
 
 	"github.com/kube-ipvs/kube-ipvs/test/upstream/cluster"
@@ -90,6 +91,9 @@ func operation(values map[string]string) []step {
 		page(alerts, "Alerts", 1, map[string]string{"NODE": "node2"}),
 		run("kubectl --namespace kube-system exec $pod --container kube-ipvs -- kube-ipvs status").checked(prints("OK       kube-ipvs", "node2")),
 		page(alerts, "KubeIPVSConflict", 0, nil),
+		run("true # the commands within the text of " + alerts).checked(func(ctx context.Context, w *Walk, _ string) error {
+			return w.followSpans(ctx, alerts)
+		}),
 		page(upgrade, "Upgrade, downgrade, and change the configuration", 0, map[string]string{"VERSION": "cluster"}),
 		run(images).checked(prints(values["image"] + ":cluster")),
 		page(upgrade, "Upgrade, downgrade, and change the configuration", 1, nil),
@@ -196,6 +200,36 @@ func (w *Walk) RunInstallation(ctx context.Context) error {
 		if err := w.take(ctx, s); err != nil {
 			return err
 		}
+	}
+	return nil
+}
+
+// span is a command of kubectl within the text of a page.
+var span = regexp.MustCompile("(?s)`(kubectl [^`]*)`")
+
+// spans returns the commands within the text of a page, without what reads their output.
+// Whether there is a previous container depends on the cluster's past.
+func spans(text string) (commands []string) {
+	for _, match := range span.FindAllStringSubmatch(text, -1) {
+		command, _, _ := strings.Cut(strings.Join(strings.Fields(match[1]), " "), " | ")
+		if !strings.Contains(command, "--previous") {
+			commands = append(commands, strings.ReplaceAll(command, "NODE", "node2"))
+		}
+	}
+	return commands
+}
+
+// followSpans runs the commands within the text of a page, after the block that sets pod.
+func (w *Walk) followSpans(ctx context.Context, page string) error {
+	text, err := os.ReadFile(filepath.Join(w.Config.Source, page))
+	if err != nil {
+		return err
+	}
+	for _, command := range spans(string(text)) {
+		if _, err := w.shell(ctx, command); err != nil {
+			return err
+		}
+		w.Config.Log("%s: %s", page, command)
 	}
 	return nil
 }

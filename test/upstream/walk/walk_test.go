@@ -85,6 +85,13 @@ func TestText(t *testing.T) {
 	}
 }
 
+func TestSpans(t *testing.T) {
+	got := spans("Run `kubectl get pods\n  NODE | grep x`, `kube-ipvs get` and `kubectl logs POD --previous`.")
+	if want := []string{"kubectl get pods node2"}; !slices.Equal(got, want) {
+		t.Errorf("%q, want %q", got, want)
+	}
+}
+
 func TestParseLog(t *testing.T) {
 	states := map[string]state{}
 	log := "held a 3\nnew a 10\nfailed a 10\nfailed a 10\nheld a 6\nnoise\nheld b 3\nbroken b 4\n"

@@ -1,11 +1,16 @@
-# Holds a connection open to each target, with a request each second, and opens new ones
-# besides. A target is NAME=HOST/PORT, of an HTTP server. It prints
+# Holds a connection open to each target, with a request every two seconds, and opens new
+# ones besides. It starts few processes: on an emulated node, those of a client for each
+# second took most of the processor. A target is NAME=HOST/PORT, of an HTTP server. It prints
 #   held NAME N       the connection has answered N requests
 #   broken NAME N     the connection ended, or was silent for 60 seconds, after N requests
 #   new NAME N        N new connections have been answered
 #   failed NAME N     one more was not, within 5 seconds
 
-get() { # HOST FD, sends a request and reads its answer
+pause() { # SECONDS, without a process
+	IFS= read -r -t "$1" <&$never
+}
+
+get() { # FD, sends a request and reads its answer
 	printf 'GET /hostname HTTP/1.1\r\nHost: walk\r\n\r\n' >&$1 || return
 	local line length=
 	while IFS= read -r -t 60 line <&$1; do
@@ -22,27 +27,29 @@ get() { # HOST FD, sends a request and reads its answer
 
 hold() { # NAME HOST PORT
 	local n=0
-	until exec {connection}<>/dev/tcp/$2/$3; do sleep 1; done 2>/dev/null
+	until exec {connection}<>/dev/tcp/$2/$3; do pause 1; done 2>/dev/null
 	while get $connection; do
 		n=$((n + 1))
 		[ $((n % 3)) = 0 ] && echo "held $1 $n"
-		sleep 1
+		pause 2
 	done
 	echo "broken $1 $n"
 }
 
 renew() { # NAME HOST PORT
 	local n=0
-	while sleep 1; do
-		if timeout 5 bash -c 'exec 3<>/dev/tcp/$1/$2 && printf "GET /hostname HTTP/1.0\r\n\r\n" >&3 && grep -q "200 OK" <&3' - "$2" "$3" 2>/dev/null; then
+	while :; do
+		pause 5
+		if timeout 5 bash -c 'exec 3<>/dev/tcp/$1/$2 && printf "GET /hostname HTTP/1.0\r\n\r\n" >&3 && read -r line <&3 && [[ $line == *"200 OK"* ]]' - "$2" "$3" 2>/dev/null; then
 			n=$((n + 1))
-			[ $((n % 10)) = 0 ] && echo "new $1 $n"
+			[ $((n % 5)) = 0 ] && echo "new $1 $n"
 		else
 			echo "failed $1 $n"
 		fi
 	done
 }
 
+exec {never}<> <(:)
 trap '' PIPE
 trap 'kill $(jobs -p); exit' TERM
 for target in "$@"; do

@@ -146,6 +146,23 @@ func steps(mode string, nodes int, short bool, values map[string]string) []step 
 	return steps
 }
 
+// direct are the steps to all nodes and back, without going back on the way.
+func direct(mode string, nodes int, values map[string]string) []step {
+	steps := []step{
+		{page: migrate, section: prepare, index: 0, set: values},
+		guide(prepare, 1),
+		guide(keepOff, 0),
+		guide(onNoNode, 0).checked(runsNowhere),
+		guide(oneNode, 0),
+		guide(oneNode, 1).checked(isServed),
+	}
+	for range nodes - 1 {
+		steps = append(steps, guide(batches, 0), guide(batches, 1))
+	}
+	steps = append(steps, plugin, guide(features, 0))
+	return append(steps, back(mode, nodes)...)
+}
+
 // passes: preflight has looked at the node, and found no error.
 func passes(_ context.Context, _ *Walk, printed string) error {
 	if bad := regexp.MustCompile(`(?m)^error .*`).FindString(printed); bad != "" || !strings.Contains(printed, "OK ") {

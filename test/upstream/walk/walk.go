@@ -21,7 +21,9 @@ type Walk struct {
 	Program, Helm string
 	// Image and Version are what the nodes have of kube-ipvs.
 	Image, Version string
-	Short          bool
+	// Short ends the walk when one node has been there and back. Direct goes to all nodes
+	// and back, but not back on the way.
+	Short, Direct bool
 
 	// dir has the state of the reader's shell, and programs in bin.
 	dir string
@@ -53,7 +55,11 @@ func (w *Walk) Run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	for _, s := range steps(mode, w.Config.Nodes, w.Short, values) {
+	way := steps(mode, w.Config.Nodes, w.Short, values)
+	if w.Direct {
+		way = direct(mode, w.Config.Nodes, values)
+	}
+	for _, s := range way {
 		if err := w.take(ctx, s); err != nil {
 			return err
 		}

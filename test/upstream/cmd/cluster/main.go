@@ -56,6 +56,7 @@ func run() error {
 	flag.StringVar(&w.Image, "walk-image", "ghcr.io/kube-ipvs/kube-ipvs", "name of the image of kube-ipvs in the archives of -extra")
 	flag.StringVar(&w.Version, "walk-version", "v0.1.0", "its tag")
 	flag.BoolVar(&w.Short, "walk-short", false, "walk to one node and back only")
+	flag.BoolVar(&w.Direct, "walk-direct", false, "walk to all nodes and back, but not back on the way")
 	install := flag.Bool("walk-install", false, "walk through the installation guides")
 	extra := flag.String("extra", "", "archives with more images for the nodes, separated by commas")
 	flag.Parse()

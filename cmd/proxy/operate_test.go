@@ -57,7 +57,7 @@ func TestStatus(t *testing.T) {
 	}
 	state.Failing(true, 0, 3)
 	if text, err := show(); !errors.Is(err, errFound) || !strings.Contains(text, "not ready") {
-		t.Errorf("with a refused node's part: %v\n%s", err, text)
+		t.Errorf("with refused state of the node: %v\n%s", err, text)
 	}
 	server.Config.Handler = http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "{}") })
 	if text, err := show(); !errors.Is(err, errFound) || !strings.Contains(text, "belongs to another program") {

@@ -28,7 +28,7 @@ func TestReady(t *testing.T) {
 		want("before the first sync", "the first sync is not finished")
 		s.Failing(true, 1, 3)
 		s.Passed(time.Second, 3, 4)
-		want("a refused rule", "the kernel refuses something of the node's part, see the log")
+		want("a refused rule", "the kernel refuses some of the node's own state, see the log")
 		if code, _ := ask(t, s.ProbeHandler(), "/livez"); code != http.StatusOK {
 			t.Errorf("a refused rule is no reason to be restarted, but /livez answers %d", code)
 		}

@@ -108,7 +108,7 @@ func (s *Server) Node(exists, deleting, excludedFromAutoscaling bool) {
 }
 
 // Failing records what is refused by the kernel or unreadable, and being retried:
-// whether it concerns the node's part, and how many of all Services.
+// whether it concerns the node's own state, and how many of all Services.
 func (s *Server) Failing(node bool, services, all int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

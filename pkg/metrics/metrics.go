@@ -138,7 +138,7 @@ func newRecorder() *Recorder {
 			"Connections reset because --drain-deadline passed after removal of their endpoint, or because its node became unreachable."),
 		conflicts: gauge(ours, "conflicts", "IPVS virtual servers that more than one Service claims; one of them is served."),
 		nodeRefused: gauge(ours, "node_refused",
-			"1 while the kernel refuses something of the node's part, such as rules, or cannot be read. The node is then not ready."),
+			"1 while the kernel refuses some of the node's own state, such as rules, or cannot be read. The node is then not ready."),
 		servicesRefused: gauge(ours, "services_refused",
 			"Services with at least one change that the kernel refuses. All are retried."),
 	}

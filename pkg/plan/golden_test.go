@@ -18,7 +18,7 @@ import (
 var update = flag.Bool("update", false, "write the golden files anew")
 
 // The plan of each scenario in testdata equals its golden file. Only scenarios about the
-// node, those with "node: true", have the node's part in it: TestGoldenNode compares the
+// node, those with "node: true", contain the node's plan: TestGoldenNode compares the
 // others' parts.
 func TestGolden(t *testing.T) {
 	used := map[string]bool{nodeGolden: true}
@@ -31,10 +31,10 @@ func TestGolden(t *testing.T) {
 	checkNoOtherGolden(t, used)
 }
 
-// nodeGolden has the node's part of all scenarios that are not about the node.
+// nodeGolden has the node's plan of all scenarios that are not about the node.
 const nodeGolden = "node.golden"
 
-// The node's part of each scenario that is not about the node equals the golden file. The
+// The node's plan of each scenario that is not about the node equals the golden file. The
 // file lists each variant of a section once, below the scenarios that have it.
 func TestGoldenNode(t *testing.T) {
 	all := 0

@@ -142,7 +142,7 @@ func TestDeterministic(t *testing.T) {
 			t.Errorf("input in another order (-want +got)\n%s", diff)
 		}
 		if !reflect.DeepEqual(plan.ForNode(&cfg, &node), plan.ForNode(&cfg, &node)) {
-			t.Error("the node's part differs from itself")
+			t.Error("the node's plan differs from itself")
 		}
 	})
 }

@@ -14,7 +14,7 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/service"
 )
 
-// text returns a plan in readable form: the node's facts, with node also its part, then
+// text returns a plan in readable form: the node's facts, with node also its plan, then
 // each Service's.
 func text(cfg *plan.Config, n *plan.Node, services []service.Service, node bool) string {
 	facts := plan.NewFacts(cfg, n)
@@ -73,14 +73,14 @@ func (w *writer) facts(f *plan.Facts) {
 	}
 }
 
-// section is a piece of the node's part, for example a chain. Nodes with different Services
+// section is a piece of the node's plan, for example a chain. Nodes with different Services
 // and settings have many sections in common.
 type section struct {
 	title, chain string
 	lines        string
 }
 
-// node writes the node's part; each chain follows the jumps of its table.
+// node writes the node's plan; each chain follows the jumps of its table.
 func (w *writer) node(part []section) {
 	for _, s := range part {
 		if s.chain == "" {
@@ -92,7 +92,7 @@ func (w *writer) node(part []section) {
 	}
 }
 
-// nodeSections returns the node's part: its sysctls, sets, members and policy rules, then
+// nodeSections returns the node's plan: its sysctls, sets, members and policy rules, then
 // per family and table the jumps from base chains and the chains by name.
 func nodeSections(cfg *plan.Config, part plan.NodePlan) []section {
 	var sysctls, sets, rules writer

@@ -308,14 +308,14 @@ func TestNothingIsWrittenBeforeTheSourceIsSynced(t *testing.T) {
 	})
 }
 
-// The node's part does not depend on Services. Its inputs may change until the Services
+// The node's plan does not depend on Services. Its inputs may change until the Services
 // are delivered.
 func TestNodeIsProgrammedWhileServicesAreDelivered(t *testing.T) {
 	run(t, nil, func(w *world) {
 		w.sink.Begun()
 		synctest.Wait()
 		if got := w.taken(); !slices.Contains(got, "add link kube-ipvs0") {
-			t.Errorf("wrote %q, want the node's part", got)
+			t.Errorf("wrote %q, want the node's plan", got)
 		}
 		w.service("web", "10.96.0.10", "10.244.0.2")
 		w.sink.SetNode(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "node1"}})

@@ -113,7 +113,7 @@ const muchState = 2000
 
 func (p *Proxy) reportComparison(ctx context.Context, c *reconcile.Comparison) {
 	if c.Differences > 0 {
-		klog.FromContext(ctx).Info("The kernel differs from the plan, repaired it", "differences", c.Differences)
+		klog.FromContext(ctx).Info("The kernel differs from the plan, repairing it", "differences", c.Differences)
 	}
 	p.Observer.Compared(c.Took, c.Differences)
 	p.warn(ctx)

@@ -5,6 +5,7 @@ import (
 	"math/rand/v2"
 	"regexp"
 	"strings"
+	"sync"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -215,7 +216,10 @@ func TestReliabilityRandomRefusals(t *testing.T) {
 	lives, failures := reliability.Times(5, 50), 0
 	for range lives {
 		m := node(t, beginnings[random.IntN(len(beginnings))])
+		var mu sync.Mutex // lists are read in the background
 		fail := func(operation string, one int) error {
+			mu.Lock()
+			defer mu.Unlock()
 			err := errnos[random.IntN(len(errnos))]
 			if random.IntN(one) > 0 || harmless(operation, err) {
 				return nil

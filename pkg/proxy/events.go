@@ -56,7 +56,7 @@ func (p *Proxy) reportUnusableNode(ctx context.Context, err error) {
 // while the problem lasts.
 func (p *Proxy) warn(ctx context.Context) {
 	now := map[string]bool{}
-	for _, w := range plan.Warnings(&p.Config, &p.node, &p.nodePart, p.reconciler.Foreign()) {
+	for _, w := range plan.Warnings(&p.Config, &p.node, &p.nodePlan, p.reconciler.Foreign()) {
 		if !p.warned[w] {
 			klog.FromContext(ctx).Error(nil, "Node configuration conflicts with Service traffic", "problem", w)
 			p.warnOfNode(w)
@@ -69,7 +69,7 @@ func (p *Proxy) warn(ctx context.Context) {
 // Findings returns what Once found on the node: conflicts with other programs, as
 // sorted sentences, and how secondary interfaces get symmetric paths.
 func (p *Proxy) Findings() (warnings []string, modes []plan.InterfaceMode) {
-	return slices.Sorted(maps.Keys(p.warned)), p.nodePart.Modes
+	return slices.Sorted(maps.Keys(p.warned)), p.nodePlan.Modes
 }
 
 // warnOfNode writes an Event about the Node object, if it exists.

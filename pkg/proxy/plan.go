@@ -199,8 +199,8 @@ func (p *Proxy) planNode() {
 	p.replan = false
 	part := plan.ForNode(&p.Config, &p.node)
 	p.bound = plan.MergeBindings(p.bound, part.Bound)
-	if !reflect.DeepEqual(part, p.nodePart) {
-		p.nodePart = part
+	if !reflect.DeepEqual(part, p.nodePlan) {
+		p.nodePlan = part
 		p.reconciler.SetNode(part)
 		p.Meter.Interfaces(part.Modes)
 	}

@@ -109,7 +109,7 @@ type Proxy struct {
 	// The following fields belong to the loop's goroutine.
 	node     plan.Node
 	facts    plan.Facts
-	nodePart plan.NodePlan
+	nodePlan plan.NodePlan
 	linger   linger
 	bound    []plan.Binding // bindings of all plans so far
 	watched  bool           // changes of the node are reported: Run, not Once

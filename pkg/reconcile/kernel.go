@@ -52,13 +52,13 @@ type Sysctl interface {
 	Apply([]sysctl.Change) []sysctl.Failure
 }
 
-// Loopback is what this package uses of package loopback.
+// Loopback is what this package uses of package nft for node ports on the loopback address.
 type Loopback interface {
 	Observe() (nft.Loopback, error)
 	Apply([]nft.LoopbackChange) []nft.LoopbackFailure
 }
 
-// KubeProxy is what this package uses of package kubeproxy.
+// KubeProxy is what this package uses of package nft for tables of kube-proxy.
 type KubeProxy interface {
 	Observe() (nft.KubeProxy, error)
 	Apply([]nft.KubeProxyChange) []nft.KubeProxyFailure

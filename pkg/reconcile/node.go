@@ -15,12 +15,12 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/sysctl"
 )
 
-// nodePart is the desired state of the node, and whether it may differ from the kernel.
-type nodePart struct {
+// nodeState is the desired state of the node, and whether it may differ from the kernel.
+type nodeState struct {
 	plan.NodePlan
 	dirty bool
 	sets  map[string]ipset.Set
-	own   ownedPart // its members
+	own   ownedState // its members
 }
 
 // SetNode replaces the desired state of the node.
@@ -31,7 +31,7 @@ func (r *Reconciler) SetNode(part plan.NodePlan) {
 	r.clientsRerouted(r.node.Members, part.Members)
 	own := r.node.own
 	r.setMembers(&own, part.Members)
-	r.node = nodePart{NodePlan: part, dirty: true, sets: map[string]ipset.Set{}, own: own}
+	r.node = nodeState{NodePlan: part, dirty: true, sets: map[string]ipset.Set{}, own: own}
 	for _, s := range part.Sets {
 		r.node.sets[s.Name] = s
 	}

@@ -28,12 +28,12 @@ type Reconciler struct {
 	cfg    *plan.Config
 	kernel Kernel
 
-	parts   map[types.NamespacedName]*ownedPart
+	parts   map[types.NamespacedName]*ownedState
 	servers serverTable
 	members memberTable
 	vips    vipTable
 	sets    sets
-	node    nodePart
+	node    nodeState
 
 	conflicts conflicts
 	flows     flows
@@ -73,8 +73,8 @@ type (
 	vipRecord = record[plan.VIP, struct{}, struct{}]
 )
 
-// ownedPart is what one Service, or the node, wants.
-type ownedPart struct {
+// ownedState is what one Service, or the node, wants.
+type ownedState struct {
 	owner   *Owner
 	servers []*server
 	members []*member
@@ -98,7 +98,7 @@ func New(cfg *plan.Config, kernel Kernel, periods Periods) *Reconciler {
 	r := &Reconciler{
 		cfg:       cfg,
 		kernel:    kernel,
-		parts:     map[types.NamespacedName]*ownedPart{},
+		parts:     map[types.NamespacedName]*ownedState{},
 		servers:   newTable[ipvs.Key, wantedServer, actualServer](hashServer),
 		members:   newTable[memberKey, uint32, uint32](hashMember),
 		vips:      newTable[plan.VIP, struct{}, struct{}](hashVIP),
@@ -156,7 +156,7 @@ func (r *Reconciler) Set(owner *Owner, part plan.ServicePlan) error {
 func (r *Reconciler) set(owner *Owner, part plan.ServicePlan) {
 	p := r.parts[owner.Name]
 	if p == nil {
-		p = &ownedPart{}
+		p = &ownedState{}
 		r.parts[owner.Name] = p
 	}
 	if p.owner == nil || !p.owner.Created.Equal(owner.Created) {
@@ -179,7 +179,7 @@ func (r *Reconciler) Delete(name types.NamespacedName) {
 	}
 }
 
-func (r *Reconciler) setServers(p *ownedPart, want []plan.VirtualServer) {
+func (r *Reconciler) setServers(p *ownedState, want []plan.VirtualServer) {
 	var last []endpoint // the virtual servers of a Service often have the same endpoints
 	p.servers = replaceAll(&r.servers, p.owner, p.servers, len(want),
 		func(i int) entry[ipvs.Key, wantedServer] {
@@ -190,7 +190,7 @@ func (r *Reconciler) setServers(p *ownedPart, want []plan.VirtualServer) {
 		func(s *server, e entry[ipvs.Key, wantedServer]) {
 			r.adoptForeign(s)
 			before := r.servers.owners(s.key)
-			r.servers.put(s, p.owner, e.right, e.value)
+			r.servers.put(s, p.owner, e.precedence, e.value)
 			if slices.ContainsFunc(e.value.endpoints, func(e endpoint) bool { return e.is&isLost != 0 }) {
 				r.drainAt = time.Time{} // their connections are to end
 			}
@@ -202,7 +202,7 @@ func (r *Reconciler) setServers(p *ownedPart, want []plan.VirtualServer) {
 		})
 }
 
-func (r *Reconciler) setMembers(p *ownedPart, want []plan.Member) {
+func (r *Reconciler) setMembers(p *ownedState, want []plan.Member) {
 	p.members = r.members.replace(p.owner, p.members, len(want),
 		func(i int) entry[memberKey, uint32] {
 			return entry[memberKey, uint32]{key: r.sets.key(want[i]), value: want[i].Mark}

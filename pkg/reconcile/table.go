@@ -32,15 +32,15 @@ func (o *Owner) before(p *Owner) bool {
 
 // desired is the value that one owner wants under a key, and its precedence.
 type desired[W any] struct {
-	owner *Owner
-	right plan.Precedence
-	value W
+	owner      *Owner
+	precedence plan.Precedence
+	value      W
 }
 
 // before orders the values of one key by precedence, then by owner.
 func (c desired[W]) before(d desired[W]) bool {
-	if c.right != d.right {
-		return c.right < d.right
+	if c.precedence != d.precedence {
+		return c.precedence < d.precedence
 	}
 	return c.owner.before(d.owner)
 }
@@ -230,8 +230,8 @@ func (t *table[K, W, A]) retry(name types.NamespacedName) {
 
 // put sets the value that an owner wants under a key. Members and VIPs, which owners share,
 // all have precedence 0.
-func (t *table[K, W, A]) put(r *record[K, W, A], owner *Owner, right plan.Precedence, value W) {
-	put := desired[W]{owner, right, value}
+func (t *table[K, W, A]) put(r *record[K, W, A], owner *Owner, precedence plan.Precedence, value W) {
+	put := desired[W]{owner, precedence, value}
 	switch {
 	case !r.wanted():
 		r.desired = put
@@ -382,9 +382,9 @@ func (t *table[K, W, A]) endObserve() {
 
 // entry is what an owner wants under one key.
 type entry[K comparable, W any] struct {
-	key   K
-	right plan.Precedence
-	value W
+	key        K
+	precedence plan.Precedence
+	value      W
 }
 
 // replaceAll replaces what an owner wants: it puts the entries that are new or differ from
@@ -403,7 +403,7 @@ func replaceAll[K comparable, W, A any](
 	for i := range n {
 		e := entryOf(i)
 		r := t.get(e.key)
-		if was, wanted := t.desiredBy(r, owner.Name); !wanted || was.right != e.right || !was.owner.Created.Equal(owner.Created) || !same(was.value, e.value) {
+		if was, wanted := t.desiredBy(r, owner.Name); !wanted || was.precedence != e.precedence || !was.owner.Created.Equal(owner.Created) || !same(was.value, e.value) {
 			put(r, e)
 		}
 		if r.round != round {
@@ -421,7 +421,7 @@ func replaceAll[K comparable, W, A any](
 
 // replace is replaceAll for entries that owners share.
 func (t *table[K, W, A]) replace(owner *Owner, old []*record[K, W, A], n int, entryOf func(i int) entry[K, W], same func(a, b W) bool) []*record[K, W, A] {
-	put := func(r *record[K, W, A], e entry[K, W]) { t.put(r, owner, e.right, e.value) }
+	put := func(r *record[K, W, A], e entry[K, W]) { t.put(r, owner, e.precedence, e.value) }
 	drop := func(r *record[K, W, A]) { t.drop(r, owner) }
 	return replaceAll(t, owner, old, n, entryOf, same, put, drop)
 }

@@ -114,11 +114,11 @@ func TestTableRightPrecedesAge(t *testing.T) {
 	l.put(r, owner("old", 10), 1, 1)
 	l.put(r, owner("young", 20), 0, 2)
 	if r.value != 2 {
-		t.Error("the weaker right won")
+		t.Error("the weaker precedence won")
 	}
 	l.put(r, owner("young", 20), 2, 2) // now weaker
 	if r.value != 1 {
-		t.Error("a right that became weaker kept the key")
+		t.Error("a precedence that became weaker kept the key")
 	}
 	checkTable(t, &l.table)
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	_ "embed"
 	"fmt"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -94,8 +95,9 @@ func baseNames(archives []string) string {
 	return strings.Join(names, " ")
 }
 
+// imageNamed returns the first of the images with a name, of any version.
 func imageNamed(images map[string]recipe, short string) string {
-	for name := range images {
+	for _, name := range slices.Sorted(maps.Keys(images)) {
 		if shortName(name) == short {
 			return name
 		}

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -31,6 +32,7 @@ type engine struct {
 
 	mu       sync.Mutex // one restore at a time: they would wait for each other
 	leftOut  leftOut
+	omits    atomic.Bool // rules are known to be refused; read without mu
 	contests contests
 }
 
@@ -50,6 +52,7 @@ func (e *engine) observe(b backend, own Owned) (State, error) {
 	defer e.mu.Unlock()
 	now := e.time()
 	e.leftOut.again(b, now)
+	e.omits.Store(len(e.leftOut.missing) > 0)
 	s, displaced := own.state(e.family, rules, func(c Chain) bool { return e.contests.stays(c, now) })
 	e.contests.seen(displaced)
 	e.leftOut.complete(&s, own.Jumps)
@@ -96,6 +99,7 @@ func (e *engine) apply(b backend, changes []Change) []Failure {
 		refused, err := e.attempt(b, inTable)
 		if err != nil && e.leftOut.find(b, t, inTable, err) {
 			e.leftOut.probed = e.time()
+			e.omits.Store(true)
 			refused, err = e.attempt(b, inTable)
 		}
 		if err != nil {

@@ -60,6 +60,9 @@ func NewFake(family ip.Family) *Fake {
 // RandomFully is like IPTables.RandomFully.
 func (f *Fake) RandomFully() bool { return !f.NoRandomFully }
 
+// Omits is like IPTables.Omits.
+func (f *Fake) Omits() bool { return f.engine.omits.Load() }
+
 // Observe is like IPTables.Observe.
 func (f *Fake) Observe(own Owned) (State, error) { return f.engine.observe(fakeBackend{f, nil}, own) }
 

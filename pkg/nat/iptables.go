@@ -82,6 +82,10 @@ func (t *IPTables) Observe(own Owned) (State, error) { return t.observe(t, own) 
 // extension or a set, is omitted. That is not a failure; see State.LeftOut.
 func (t *IPTables) Apply(changes []Change) []Failure { return t.apply(t, changes) }
 
+// Omits reports whether rules are omitted because they are refused. Observe tells which, and
+// tries them again.
+func (t *IPTables) Omits() bool { return t.omits.Load() }
+
 // save lists all tables. Some versions of iptables fail completely if they cannot list
 // one table; save then reports that table in the format of the other versions.
 func (t *IPTables) save() (string, error) {

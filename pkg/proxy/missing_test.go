@@ -147,3 +147,31 @@ func namedInEvent(t *testing.T, want string, without func(*Options, *world)) {
 		}
 	})
 }
+
+// Omitted rules are reported soon, and written soon after the module is installed, although
+// rules are otherwise compared every few minutes: nothing announces a module.
+func TestOmittedRulesAreTriedAgain(t *testing.T) {
+	run(t, func(o *Options) {
+		o.RulesWatched = true
+		o.Observer.(*world).nat.Lacks = func(r nat.Rule) error {
+			if strings.Contains(string(r), "MASQUERADE") {
+				return unix.ENOENT
+			}
+			return nil
+		}
+	}, func(w *world) {
+		w.sink.SetNode(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "node1", UID: "uid of node1"}})
+		w.service("web", "10.96.0.10", "10.244.0.2")
+		w.synced()
+		w.sleep(10 * time.Second)
+		if len(w.events) == 0 || !strings.Contains(w.events[0].Note, "MASQUERADE") {
+			t.Errorf("Events: %+v", w.events)
+		}
+		w.sleep(5 * time.Minute)
+		w.nat.Lacks = nil
+		w.sleep(time.Minute)
+		if !strings.Contains(w.nat.Save(), "MASQUERADE") {
+			t.Errorf("not written a minute after the module is there:\n%s", w.nat.Save())
+		}
+	})
+}

@@ -37,6 +37,7 @@ type IPSet interface {
 type NAT interface {
 	Observe(nat.Owned) (nat.State, error)
 	Apply([]nat.Change) []nat.Failure
+	Omits() bool
 }
 
 // Routing is what this package uses of package routing.

@@ -77,6 +77,7 @@ func (f *flush) flushNode() {
 		f.flushAll(f.leftovers()...)
 	}
 	f.node.dirty = len(f.problems) > before || f.hasDeferredRemovals()
+	f.noteOmissions(time.Now())
 }
 
 // nodeDifferences returns how many of the node's objects are missing or stale.

@@ -60,6 +60,7 @@ type schedule struct {
 	comparedAt   time.Time     // the last time
 	stateAt      time.Time     // next periodic comparison of the state
 	rulesAt      time.Time     // next periodic comparison of the rules
+	omits        bool          // rules are refused
 	need         extent        // of the next comparison, in addition to the periodic parts
 	rulesChanged bool          // by another program, since the last observation began
 	byRules      bool          // rulesChanged triggered the observation
@@ -178,10 +179,29 @@ func (r *Reconciler) statePeriod() time.Duration {
 }
 
 func (r *Reconciler) rulesPeriod() time.Duration {
-	if !r.periods.RulesWatched {
-		return r.periods.Sync
+	if !r.periods.RulesWatched || r.omitsRules() {
+		return r.periods.Sync // refused rules are tried again: a module may have been installed
 	}
 	return r.periods.Sync * maxPeriods
+}
+
+// omitsRules reports whether iptables or the kernel refuses some rules.
+func (r *Reconciler) omitsRules() bool {
+	for _, k := range r.kernel.NAT {
+		if k.Omits() {
+			return true
+		}
+	}
+	return false
+}
+
+// noteOmissions requests a comparison of the rules if some are refused since the last call:
+// it reads which ones.
+func (r *Reconciler) noteOmissions(now time.Time) {
+	if omits := r.omitsRules(); omits != r.omits {
+		r.omits = omits
+		r.compareSoon(now, extent{rules: true})
+	}
 }
 
 // Next returns when Step has work.

@@ -23,6 +23,7 @@ var parts = []struct {
 	lost   string
 }{
 	{"set", false, "all rules of Services"},
+	{"comment", false, "nearly all rules, including masquerading: they have comments"},
 	{"conntrack", false, "rules that match the connection state"},
 	{"mark", false, "rules that match marks, including masquerading"},
 	{"connmark", false, "reply routing"},

@@ -39,7 +39,7 @@ var kernelParts = []struct{ module, loses, says string }{
 	{"xt_mark", "", "xt_MARK"},
 	{"xt_set", "outside", "xt_set"},
 	{"ip_set_hash_ipport", "a pod|outside", "KUBE-CLUSTER-IP"}, // of whom a virtual server is, is not recorded without it
-	{"xt_comment", "", "xt_comment"},
+	{"xt_comment", "outside", "xt_comment"},
 	{"ip_vs_rr", "", "rr"},
 }
 

@@ -3,7 +3,6 @@ package plan_test
 import (
 	"net/netip"
 	"path/filepath"
-	"strconv"
 	"testing"
 
 	"github.com/kube-ipvs/kube-ipvs/pkg/plan"
@@ -25,11 +24,3 @@ func load(t testing.TB, name string) *scenario {
 func defaultConfig() plan.Config { return testscenario.DefaultConfig() }
 
 func prefixes(list []string) []netip.Prefix { return testscenario.Prefixes(list) }
-
-func number(s string) int {
-	n, err := strconv.Atoi(s)
-	if err != nil {
-		panic(err)
-	}
-	return n
-}

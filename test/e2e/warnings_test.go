@@ -108,7 +108,7 @@ func TestScenario3WithoutBridgeNetfilter(t *testing.T) {
 			}
 		}
 	}
-	if n := strings.Count(p.Log(), "what pods of cni0 send each other through a Service is masqueraded"); n != 1 {
+	if n := strings.Count(p.Log(), "Service traffic between pods of cni0 is masqueraded"); n != 1 {
 		t.Errorf("it is said %d times, want once:\n%s", n, p.Log())
 	}
 }

@@ -38,9 +38,9 @@ var kernelParts = []struct{ module, loses, says string }{
 	{"xt_conntrack", "", ""},
 	{"xt_mark", "", "xt_MARK"},
 	{"xt_set", "outside", "xt_set"},
+	{"ip_vs_rr", "", "rr"},                                     // before the next, whose virtual servers stay and use it
 	{"ip_set_hash_ipport", "a pod|outside", "KUBE-CLUSTER-IP"}, // of whom a virtual server is, is not recorded without it
 	{"xt_comment", "outside", "xt_comment"},
-	{"ip_vs_rr", "", "rr"},
 }
 
 // TestMissingKernelParts withholds one module at a time. Every client is served that

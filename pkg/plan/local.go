@@ -216,7 +216,8 @@ func (r *ruleset) externalLocal(n *Node) {
 }
 
 // sent writes the chain that clears our marks after IPVS has selected an endpoint and
-// before the packet is rerouted. The claim mark would route a packet to lo if its endpoint is itself a VIP.
+// before the packet is rerouted. The claim mark would route a packet to lo if its endpoint
+// is itself a VIP.
 // The node's own packets to a remote endpoint are masqueraded, because their source may
 // be the VIP:
 //

@@ -122,9 +122,9 @@ func (r *ruleset) enterRules() []nat.Rule {
 	return rules
 }
 
-// entryRules marks a packet for a Service with the interface through which it entered, and binds
-// its flow. Without the mark, the strict reverse-path check of an ENI would drop the
-// packet, because the route back to the client would be looked up in the main table:
+// entryRules marks a packet for a Service with the interface through which it entered,
+// and binds its flow. Without the mark, the strict reverse-path check of an ENI would drop
+// the packet, because the route back to the client would be looked up in the main table:
 //
 //	-A KUBE-IPVS-ENTRY -i eth0 -j MARK --set-xmark 0x20/0x3060
 //	-A KUBE-IPVS-ENTRY -i eth1 -j MARK --set-xmark 0x40/0x3060

@@ -13,12 +13,12 @@ import (
 )
 
 // index finds the records of a table by key, with open addressing and linear probing. It
-// holds pointers alone. A map would hold every key a second time: about 70 bytes for a set
-// member, of which a Service has two or more.
+// only holds pointers. A map would hold every key a second time: about 70 bytes for a set
+// member, and a Service has at least two members.
 type index[K comparable, W, A any] struct {
 	hash    func(K) uint64
 	slots   []*record[K, W, A] // their number is a power of two
-	deleted *record[K, W, A]   // what replaces a deleted record, so that probing goes on
+	deleted *record[K, W, A]   // replaces a deleted record, so that probing continues
 	count   int
 	used    int // slots that are not nil
 }

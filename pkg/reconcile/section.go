@@ -12,7 +12,7 @@ type section[C fmt.Stringer] struct {
 	// diff returns the changes that turn the cached state into the desired state.
 	diff  func() []C
 	write func([]C) []kernel.Failure[C]
-	// done updates the cached state after changes, of which failures were refused.
+	// done updates the cached state after changes; failures are the refused ones.
 	done func(changes []C, failures []kernel.Failure[C])
 }
 

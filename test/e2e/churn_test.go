@@ -100,7 +100,7 @@ func TestChurn(t *testing.T) {
 	}
 }
 
-// newRollout creates six pods, two of which are endpoints.
+// newRollout creates six pods; two of them are endpoints.
 func newRollout(t *testing.T) *rollout {
 	r := &rollout{cluster: newCluster(t), t: t, turnover: turnover{svc: newExposed("rollout", 1)}}
 	r.pods = []*lab.Pod{r.web1, r.web2}

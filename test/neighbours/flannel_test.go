@@ -12,8 +12,8 @@ import (
 )
 
 // flannelPlan puts the endpoint "there" behind a VXLAN, and uses the nodes' addresses as
-// LoadBalancer IPs, as k3s' ServiceLB does. It has no clients outside the cluster: the
-// other node's proxy, which is not part of this test, would serve them.
+// LoadBalancer IPs, as k3s' ServiceLB does. No external client connects: the proxy of the other
+// node would serve it, and is not part of this test.
 func flannelPlan(hostNetwork bool) plan {
 	p := ordinaryPlan
 	p.bare, p.hostNetwork, p.ownToo = true, hostNetwork, true

@@ -161,7 +161,7 @@ func (f slowNAT) Apply(changes []nat.Change) []nat.Failure {
 	return failures
 }
 
-// apply gives the fakes to package reconcile.
+// apply returns the fakes as the kernel that package reconcile writes to.
 func (k *Kernel) apply() reconcile.Kernel {
 	return reconcile.Kernel{
 		IPVS: slowIPVS{k.ipvs, k}, IPSet: slowIPSet{k.ipset, k}, Routing: slowRouting{k.routing, k}, Sysctl: slowSysctl{k.sysctl, k},

@@ -38,6 +38,8 @@ type raw interface {
 	// one. All changes are of one kind. Adding an existing member replaces its mark;
 	// removing a missing one succeeds. It returns ErrFull if the set is full.
 	members([]Change) error
+	// has returns errNoMember if the set does not have the member.
+	has(Set, Entry) error
 	close()
 }
 
@@ -160,6 +162,22 @@ func (c *client) Sizes(names []string) (map[string]int, error) {
 		sizes[name] = set.count
 	}
 	return sizes, nil
+}
+
+// Has reports whether a set has a member, whatever its mark. The time does not depend on the
+// number of members. It fails with ENOENT if the set does not exist. An entry that does not
+// fit the set is not a member.
+func (c *client) Has(set Set, e Entry) (bool, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	err := c.raw.has(set, e)
+	if errors.Is(err, errNoMember) {
+		return false, nil
+	}
+	if err != nil {
+		return false, fmt.Errorf("look up %s in set %s: %w", e, set.Name, err)
+	}
+	return true, nil
 }
 
 // Apply makes the changes and returns those that failed; a failure does not affect the

@@ -21,6 +21,7 @@ const (
 	ErrBusy         Error = 4100 // a rule or another set refers to the set
 	ErrNoOtherSet   Error = 4101 // the second set to swap does not exist
 	ErrTypeMismatch Error = 4102 // sets to swap are of different types
+	errNoMember     Error = 4103 // of a look-up
 	ErrInvalidCIDR  Error = 4104 // a /0, which a set cannot contain
 	ErrNoMarks      Error = 4114 // a mark for a member of a set without marks
 	ErrFull         Error = 4352 // of a bitmap: port outside its range

@@ -197,6 +197,19 @@ func (k *fakeKernel) members(changes []Change) error {
 	return nil
 }
 
+func (k *fakeKernel) has(set Set, e Entry) error {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	there, ok := k.sets[set.Name]
+	if !ok {
+		return unix.ENOENT
+	}
+	if _, member := there.Entries[e]; !member {
+		return errNoMember
+	}
+	return nil
+}
+
 func (k *fakeKernel) member(c Change) error {
 	k.mu.Lock()
 	defer k.mu.Unlock()

@@ -190,11 +190,20 @@ func BenchmarkSizes(b *testing.B) {
 				changes[i] = Change{Op: AddEntry, Set: vips4, Entry: many(i)}
 			}
 			mustApply(b, c, changes)
-			for b.Loop() {
-				if _, err := c.Sizes([]string{vips4.Name}); err != nil {
-					b.Fatal(err)
+			b.Run("count", func(b *testing.B) {
+				for b.Loop() {
+					if _, err := c.Sizes([]string{vips4.Name}); err != nil {
+						b.Fatal(err)
+					}
 				}
-			}
+			})
+			b.Run("look up", func(b *testing.B) {
+				for b.Loop() {
+					if has, err := c.Has(vips4, many(0)); !has || err != nil {
+						b.Fatal(has, err)
+					}
+				}
+			})
 		})
 	}
 }

@@ -162,6 +162,11 @@ func (s *socket) members(changes []Change) error {
 	return err
 }
 
+func (s *socket) has(set Set, e Entry) error {
+	_, err := s.request(nl.IPSET_CMD_TEST, unix.NLM_F_ACK, nameAttr(set.Name), entryAttr(set.Type, e, 0))
+	return err
+}
+
 func familyNumber(f ip.Family) uint8 {
 	switch f {
 	case ip.IPv4:

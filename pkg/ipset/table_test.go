@@ -361,6 +361,20 @@ func testObserve(t *testing.T, open func(testing.TB) (*client, references)) {
 			}
 		}
 	}
+	for name, set := range all {
+		for e := range set.Entries {
+			if has, err := c.Has(set.Set, e); !has || err != nil {
+				t.Errorf("%s has %s: %t, %v", name, e, has, err)
+			}
+			e.Port ^= 0x5555
+			if has, err := c.Has(set.Set, e); e.Port != 0x5555 && (has || err != nil) {
+				t.Errorf("%s has %s: %t, %v, want not", name, e, has, err)
+			}
+		}
+	}
+	if has, err := c.Has(Set{Name: "none-such", Type: HashIP, Family: ip.IPv4}, Entry{Addr: netip.MustParseAddr("10.0.0.1")}); has || !errors.Is(err, unix.ENOENT) {
+		t.Errorf("a set that does not exist has a member: %t, %v", has, err)
+	}
 	got, err := c.Observe(func(name string) bool { return strings.HasPrefix(name, "vips") })
 	if err != nil {
 		t.Fatal(err)

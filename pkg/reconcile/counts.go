@@ -4,6 +4,7 @@ import (
 	"slices"
 
 	"github.com/kube-ipvs/kube-ipvs/pkg/ipvs"
+	"github.com/kube-ipvs/kube-ipvs/pkg/kernel"
 )
 
 // The kernel does not notify us of changes in IPVS and in sets. Reading them whole costs
@@ -18,8 +19,8 @@ const minChecked = 4
 
 // suspicious reports whether the kernel differs from the cached state, as far as a cheap
 // check can tell. It compares the number of IPv4 virtual servers, the number of members of
-// each set, and the real servers of a few virtual servers, different ones with each call. A
-// failed read is not suspicious. It must not be called while an observation or a resync
+// the small sets and of one large one, a member of each large set, and the real servers of a
+// few virtual servers, different ones with each call. A failed read is not suspicious. It must not be called while an observation or a resync
 // runs.
 func (r *Reconciler) suspicious() bool {
 	return r.serversMissing() || r.membersMissing() || r.realServersDiffer()
@@ -40,24 +41,65 @@ func countIPv4(s ipvs.State) int {
 	return n
 }
 
-// membersMissing skips empty sets: the resync finds what another program adds there.
+// countedAtOnce is the number of members from which a set is large. The kernel goes through
+// all members of a set to count them.
+const countedAtOnce = 4096
+
+// sampledSlots limits the search for a member of each large set.
+const sampledSlots = 1024
+
+// membersMissing counts the members of the small sets and of one large set, in turn. Of
+// each large set it looks up one member at random, so that an emptied set is noticed at
+// once. It skips empty sets: the resync finds what another program adds there.
 func (r *Reconciler) membersMissing() bool {
-	held := map[string]int{}
-	var names []string
-	for _, set := range r.sets.list {
-		if set.held > 0 {
-			held[set.name] = set.held
-			names = append(names, set.name)
+	var counted []string
+	var large []uint16
+	for i, set := range r.sets.list {
+		switch {
+		case set.held > countedAtOnce:
+			large = append(large, uint16(i))
+		case set.held > 0:
+			counted = append(counted, set.name)
 		}
 	}
+	if len(large) > 0 {
+		r.largeSet = (r.largeSet + 1) % len(large)
+		counted = append(counted, r.sets.list[large[r.largeSet]].name)
+	}
+	return r.countsDiffer(counted) || r.sampleMissing(large)
+}
+
+func (r *Reconciler) countsDiffer(names []string) bool {
 	if len(names) == 0 {
 		return false
 	}
 	sizes, err := r.kernel.IPSet.Sizes(names)
 	return err == nil && slices.ContainsFunc(names, func(name string) bool {
 		n, there := sizes[name]
-		return !there || n >= 0 && n != held[name]
+		return !there || n >= 0 && n != r.sets.get(name).held
 	})
+}
+
+// sampleMissing reports whether a member chosen at random from each of some sets is missing.
+func (r *Reconciler) sampleMissing(sets []uint16) bool {
+	if len(sets) == 0 {
+		return false
+	}
+	for m := range r.members.records.some(sampledSlots) {
+		i := slices.Index(sets, m.key.set)
+		if i < 0 || !m.there {
+			continue
+		}
+		full := r.sets.member(m.key)
+		has, err := r.kernel.IPSet.Has(r.sets.list[m.key.set].set, full.Entry)
+		if err == nil && !has || kernel.IsNotExist(err) {
+			return true
+		}
+		if sets = slices.Delete(sets, i, i+1); len(sets) == 0 {
+			break
+		}
+	}
+	return false
 }
 
 // realServersDiffer checks the next virtual servers. They include those of IPv6, which the

@@ -75,3 +75,58 @@ func TestSuspicious(t *testing.T) {
 		})
 	}
 }
+
+// TestLargeSetsSuspicious expects suspicion of an emptied set at once and of one deleted
+// member after all large sets were counted, and that each look counts one large set.
+func TestLargeSetsSuspicious(t *testing.T) {
+	w := newWorld(t)
+	w.start()
+	for i := range countedAtOnce + 1 {
+		w.set(clusterIP(fmt.Sprint("a", i), fmt.Sprintf("10.96.%d.%d", i>>8, i&255), "10.244.0.2:8000"),
+			clusterIP(fmt.Sprint("b", i), fmt.Sprintf("fd00:96::%x", i+1), "[fd00:244::2]:8000"))
+	}
+	w.apply()
+	large := 0
+	var names []string
+	for _, set := range w.reconciler.sets.list {
+		if set.held > countedAtOnce {
+			names = append(names, set.name)
+			large++
+		}
+	}
+	if large < 2 {
+		t.Fatalf("%d large sets, want 2 or more", large)
+	}
+	for range 2 * large {
+		if w.reconciler.suspicious() {
+			t.Fatal("suspects what we wrote ourselves")
+		}
+	}
+	for _, name := range names {
+		state, err := w.ipset.Observe(func(n string) bool { return n == name })
+		if err != nil {
+			t.Fatal(err)
+		}
+		contents := state[name]
+		var changes []ipset.Change
+		for e := range contents.Entries {
+			changes = append(changes, ipset.Change{Op: ipset.DeleteEntry, Set: contents.Set, Entry: e})
+		}
+		w.ipset.Apply(changes[:1])
+		seen := 0
+		for seen < large && !w.reconciler.suspicious() {
+			seen++
+		}
+		if seen == large {
+			t.Errorf("a deleted member of %s was not noticed in %d looks", name, large)
+		}
+		w.ipset.Apply(changes)
+		if !w.reconciler.suspicious() {
+			t.Errorf("the emptied set %s was not noticed at once", name)
+		}
+		for i, c := range changes {
+			changes[i] = ipset.Change{Op: ipset.AddEntry, Set: c.Set, Entry: c.Entry, Mark: contents.Entries[c.Entry]}
+		}
+		w.ipset.Apply(changes)
+	}
+}

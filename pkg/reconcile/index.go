@@ -100,6 +100,21 @@ func (x *index[K, W, A]) all() iter.Seq[*record[K, W, A]] {
 	}
 }
 
+// some returns the records of up to n slots, from a random one on.
+func (x *index[K, W, A]) some(n int) iter.Seq[*record[K, W, A]] {
+	return func(yield func(*record[K, W, A]) bool) {
+		if len(x.slots) == 0 {
+			return
+		}
+		start := rand.IntN(len(x.slots))
+		for i := range min(n, len(x.slots)) {
+			if r := x.slots[(start+i)%len(x.slots)]; r != nil && r != x.deleted && !yield(r) {
+				return
+			}
+		}
+	}
+}
+
 // seeds make hashes unpredictable: users choose addresses and ports.
 var seeds = [2]uint64{rand.Uint64(), rand.Uint64()}
 

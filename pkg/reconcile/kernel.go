@@ -30,6 +30,7 @@ type IPVS interface {
 type IPSet interface {
 	Observe(name func(string) bool) (ipset.State, error)
 	Sizes(names []string) (map[string]int, error)
+	Has(ipset.Set, ipset.Entry) (bool, error)
 	Apply([]ipset.Change) []ipset.Failure
 }
 

@@ -56,6 +56,7 @@ type Reconciler struct {
 	toDrain       []ipvs.Key                                // those that this round of checkDraining has not checked yet
 	cuts          []Cut                                     // since the last call of takeCuts
 	toCheck       []*server                                 // virtual servers that this round of suspicious has not checked yet
+	largeSet      int                                       // index of the large set that suspicious counted last
 	rules         atomic.Pointer[nat.Owned]                 // for Concerns
 	rulesCurrent  bool                                      // the rules in the kernel are the plan's
 	pruning       bool                                      // all Services are known: undesired state may be deleted

@@ -33,12 +33,15 @@ const (
 // Kernel parameters are compared every Periods.Sync, and so is the state while it is small.
 // From stateSize entries the state is compared every second period, and so on, up to every
 // maxPeriods, so that the CPU share of comparisons does not grow with the number of
-// Services. Looks (suspicious) find missing state much earlier. Rules are read after the
-// kernel reported a change, and every maxPeriods. If the kernel does not report changes, as
-// for iptables-legacy, they are read every period.
+// Services. Where reading the kernel is slow, the period is stateShare times the time that it
+// took the last time, but not more than maxStatePeriod. Looks (suspicious) find missing state
+// much earlier. Rules are read after the kernel reported a change, and every maxPeriods. If
+// the kernel does not report changes, as for iptables-legacy, they are read every period.
 const (
-	stateSize  = 2000
-	maxPeriods = 40
+	stateSize      = 2000
+	maxPeriods     = 40
+	stateShare     = 300
+	maxStatePeriod = time.Hour
 )
 
 // lookPeriod is the time between two looks.
@@ -59,6 +62,7 @@ type schedule struct {
 	compareAt    time.Time     // zero while an observation runs, unless another must follow soon
 	comparedAt   time.Time     // the last time
 	stateAt      time.Time     // next periodic comparison of the state
+	stateTook    time.Duration // to read the state the last time
 	rulesAt      time.Time     // next periodic comparison of the rules
 	omits        bool          // rules are refused
 	need         extent        // of the next comparison, in addition to the periodic parts
@@ -175,7 +179,8 @@ func (r *Reconciler) minPeriod() time.Duration {
 }
 
 func (r *Reconciler) statePeriod() time.Duration {
-	return r.periods.Sync * time.Duration(min(1+(r.servers.held+r.members.held)/stateSize, maxPeriods))
+	bySize := r.periods.Sync * time.Duration(min(1+(r.servers.held+r.members.held)/stateSize, maxPeriods))
+	return max(bySize, min(r.stateTook*stateShare, maxStatePeriod))
 }
 
 func (r *Reconciler) rulesPeriod() time.Duration {
@@ -363,6 +368,7 @@ func (r *Reconciler) readStep(now time.Time, done *Done) {
 	}
 	done.Read = true
 	if r.reading.state {
+		r.stateTook = r.result.took
 		r.stateAt = now.Add(r.statePeriod())
 	}
 	if r.reading.rules {

@@ -32,6 +32,21 @@ func TestStatePeriodGrowsWithSize(t *testing.T) {
 	}
 }
 
+// TestStatePeriodGrowsWithReading checks that a node where reading the kernel is slow
+// compares the state less often, but at least once per maxStatePeriod.
+func TestStatePeriodGrowsWithReading(t *testing.T) {
+	w := newWorld(t)
+	w.start(clusterIP("a", "10.96.0.1", "10.244.0.2:8000"))
+	r := w.reconciler
+	for took, want := range map[time.Duration]time.Duration{
+		time.Millisecond: r.periods.Sync, time.Second: stateShare * time.Second, time.Minute: maxStatePeriod,
+	} {
+		if r.stateTook = took; r.statePeriod() != want {
+			t.Errorf("after a reading of %s the period is %s, want %s", took, r.statePeriod(), want)
+		}
+	}
+}
+
 // TestForeignRulesChangeConstantly makes another program change its rules again and
 // again. After a few comparisons without differences, comparisons become less frequent,
 // until one finds a difference or a deletion is reported.

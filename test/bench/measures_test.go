@@ -21,8 +21,9 @@ type run struct {
 	*Results
 	api     *api
 	account *account
-	n       int // Services
-	foreign int // added foreign virtual servers
+	n       int           // Services
+	foreign int           // added foreign virtual servers
+	reading time.Duration // of the kernel by the last comparison
 	limit   time.Duration
 }
 
@@ -290,15 +291,24 @@ func (r *run) emptied() {
 	r.put(Emptied, tp.close().Spans[newReal][1].Sub(begin).Seconds())
 }
 
-var comparisons = regexp.MustCompile(`(?m)^kube_ipvs_compare_duration_seconds_count (\S+)$`)
+var comparisons = regexp.MustCompile(`(?m)^kube_ipvs_compare_duration_seconds_(sum|count) (\S+)$`)
 
-func (r *run) compared() float64 {
+// compared returns the number of comparisons with the kernel, and the time that reading it
+// took in all of them.
+func (r *run) compared() (count float64, reading time.Duration) {
 	text, err := r.metrics()
-	if found := comparisons.FindStringSubmatch(text); err == nil && found != nil {
-		n, _ := strconv.ParseFloat(found[1], 64)
-		return n
+	if err != nil {
+		return 0, 0
 	}
-	return 0
+	for _, found := range comparisons.FindAllStringSubmatch(text, -1) {
+		n, _ := strconv.ParseFloat(found[2], 64)
+		if found[1] == "count" {
+			count = n
+		} else {
+			reading = time.Duration(n * float64(time.Second))
+		}
+	}
+	return count, reading
 }
 
 // compare adds a foreign virtual server, which triggers a full comparison, waits for the
@@ -308,24 +318,28 @@ func (r *run) compare() {
 	r.t.Helper()
 	r.settled()
 	pid := r.process.PID()
-	count, before := r.compared(), cpu(r.t, pid)
+	count, reading := r.compared()
+	before := cpu(r.t, pid)
 	r.foreign++
 	r.node.Exec("ipvsadm", "-A", "-t", fmt.Sprintf("192.0.2.1:%d", r.foreign), "-s", "rr")
 	r.eventually(r.limit, r.subject.name+" has compared the kernel", func() error {
-		if r.compared() == count {
+		if n, _ := r.compared(); n == count {
 			return fmt.Errorf("%v comparisons", count)
 		}
 		return nil
 	})
+	_, after := r.compared()
+	r.reading = after - reading
 	r.settled()
 	r.put(Check, (cpu(r.t, pid) - before).Seconds())
 }
 
 // checkPeriod returns the default time between two full comparisons, as in pkg/reconcile: 30
-// s for each 2,000 entries, up to 20 minutes. A Service of the benchmark has three
-// entries.
-func checkPeriod(services int) time.Duration {
-	return 30 * time.Second * time.Duration(min(1+3*services/2000, 40))
+// s for each 2,000 entries, up to 20 minutes, but at least 300 times what it takes to read
+// the kernel, up to an hour. A Service of the benchmark has three entries.
+func checkPeriod(services int, reading time.Duration) time.Duration {
+	bySize := 30 * time.Second * time.Duration(min(1+3*services/2000, 40))
+	return max(bySize, min(300*reading, time.Hour))
 }
 
 // idle measures an idle program with its checks every second and every 30 s, after the
@@ -335,7 +349,7 @@ func (r *run) idle(duration time.Duration) tally {
 	r.t.Helper()
 	if !r.subject.peer {
 		r.eventually(r.limit, r.subject.name+" has compared the kernel", func() error {
-			if r.compared() == 0 {
+			if n, _ := r.compared(); n == 0 {
 				return errors.New("no comparison so far")
 			}
 			return nil
@@ -352,7 +366,7 @@ func (r *run) idle(duration time.Duration) tally {
 	idle := 100 * used.Seconds() / duration.Seconds()
 	r.put(Idle, idle)
 	if check, measured := r.Get(Check, r.subject.name, r.n); measured {
-		r.put(IdleChecked, idle+100*check/checkPeriod(r.n).Seconds())
+		r.put(IdleChecked, idle+100*check/checkPeriod(r.n, r.reading).Seconds())
 	} else if r.subject.peer {
 		r.put(IdleChecked, idle)
 	}

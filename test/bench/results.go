@@ -39,7 +39,7 @@ var (
 	Rolling     = Measure{"Rolling restart of 500 pods: writes to the kernel", "messages", "The least is 1,500: add the new real server, drain the old one, delete it."}
 	Restart     = Measure{"Restart with everything programmed", "s", "From the start of the process until everything is known to be right."}
 	Rewrites    = Measure{"Restart with everything programmed: writes to the kernel", "messages", ""}
-	IdleChecked = Measure{"Idle with all checks: processor time", "% of a core", "What follows, and the share of a comparison of everything. With 30 s between two comparisons, everything is compared every 30 s with up to 666 Services of these, every 8 minutes with 10,000, every 20 minutes with 13,000 or more."}
+	IdleChecked = Measure{"Idle with all checks: processor time", "% of a core", "What follows, and the share of a comparison of everything. With 30 s between two comparisons, everything is compared every 30 s with up to 666 Services of these, every 8 minutes with 10,000, every 20 minutes with 13,000 or more; less often if reading the kernel is slow."}
 	Idle        = Measure{"Idle: processor time", "% of a core", "With what is looked at every second and every 30 s."}
 	IdleWork    = Measure{"Idle: programs run and writes to the kernel", "", "In the same time."}
 	Check       = Measure{"A comparison of everything: processor time", "s", "Of the kernel with the plan, beside the loop; all that the process does until it is at rest."}

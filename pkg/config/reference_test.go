@@ -10,6 +10,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/spf13/pflag"
+	"k8s.io/component-base/version/verflag"
 )
 
 var update = flag.Bool("update", false, "write docs/reference/flags.md")
@@ -37,6 +38,7 @@ func flagReference() string {
 	var page strings.Builder
 	page.WriteString("# Flags\n\nGenerated from the code by `make docs`. kube-proxy's flags mean what they mean\nto kube-proxy. With `--config` they are ignored, as in kube-proxy: only the\nflags of the first two sections, and those of logging, still apply.\n")
 	sections := NewOptions().Flags()
+	verflag.AddFlags(sections.FlagSet("general")) // as the command does
 	for _, s := range []struct{ name, title string }{
 		{"general", "General"},
 		{"own", "kube-ipvs"},

@@ -97,7 +97,7 @@ func awaitTakeOver(ctx context.Context, kubeProxy func(context.Context) string, 
 			return err
 		}
 		if time.Now().After(deadline) {
-			return fmt.Errorf("a kube-proxy in mode %s runs, but has not written its rules for %v yet: clean up again when it has, or stop it", mode, families)
+			return fmt.Errorf("a kube-proxy (mode: %s) runs, but has not written its rules for %v yet: clean up again when it has, or stop it", mode, families)
 		}
 		if !logged {
 			klog.FromContext(ctx).Info("Waiting for kube-proxy to write its rules", "mode", mode, "families", families)

@@ -233,4 +233,26 @@ func TestAnswers(t *testing.T) {
 	if diff := cmp.Diff(want, answers(t.Context(), []int{proxy, ours, other, free})); diff != "" {
 		t.Error(diff)
 	}
+	// A port that is bound, and answers too late: the node is busy.
+	busy, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer busy.Close()
+	late := busy.Addr().(*net.TCPAddr).Port
+	for _, tc := range []struct {
+		name        string
+		ports, pids []int
+		want        string
+	}{
+		{"it answers", []int{free, proxy}, []int{7}, "iptables"},
+		{"one port answers late", []int{late, proxy}, nil, "iptables"},
+		{"it answers late", []int{late, free}, nil, UnknownMode},
+		{"its process does not listen yet", []int{free}, []int{7}, UnknownMode},
+		{"no kube-proxy", []int{ours, other, free}, nil, ""},
+	} {
+		if got := modeOf(t.Context(), tc.ports, tc.pids); got != tc.want {
+			t.Errorf("%s: mode %q, want %q", tc.name, got, tc.want)
+		}
+	}
 }

@@ -2,6 +2,7 @@ package doctor
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"net/http"
@@ -103,40 +104,66 @@ func hidden(proc string) bool {
 // proxyPorts are kube-proxy's default ports for metrics and health checks.
 var proxyPorts = []int{10249, 10256}
 
-// KubeProxyMode returns the mode of the kube-proxy that runs on this node, or "" if none
-// answers on its default ports.
+// UnknownMode is the mode of a kube-proxy that has not said which one it has.
+const UnknownMode = "unknown"
+
+// KubeProxyMode returns the mode of the kube-proxy that runs on this node, or "" if there
+// is none. It is UnknownMode while a port of kube-proxy does not answer in time, or while
+// none of them answers and its process is visible.
 func KubeProxyMode(ctx context.Context) string {
-	for _, a := range answers(ctx, proxyPorts) {
-		if a.Mode != "" {
-			return a.Mode
-		}
-	}
-	return ""
+	return modeOf(ctx, proxyPorts, processes("/proc", os.Getpid())["kube-proxy"])
 }
 
-// answers returns the programs on kube-proxy's ports. kube-ipvs identifies itself.
+func modeOf(ctx context.Context, ports, pids []int) (mode string) {
+	if len(pids) > 0 {
+		mode = UnknownMode
+	}
+	for _, port := range ports {
+		var late interface{ Timeout() bool }
+		a, err := ask(ctx, port)
+		switch {
+		case err == nil && a != nil && a.Mode != "":
+			return a.Mode
+		case errors.As(err, &late) && late.Timeout():
+			mode = UnknownMode
+		}
+	}
+	return mode
+}
+
+// answers returns the programs on kube-proxy's ports, except kube-ipvs.
 func answers(ctx context.Context, ports []int) []Answer {
-	client := http.Client{Timeout: time.Second}
 	var out []Answer
 	for _, port := range ports {
-		request, err := http.NewRequestWithContext(ctx, http.MethodGet, fmt.Sprintf("http://127.0.0.1:%d/proxyMode", port), nil)
-		if err != nil {
-			continue
+		if a, err := ask(ctx, port); err == nil && a != nil {
+			out = append(out, *a)
 		}
-		response, err := client.Do(request)
-		if err != nil {
-			continue // not listening
-		}
-		text, _ := io.ReadAll(io.LimitReader(response.Body, 64))
-		response.Body.Close()
-		if response.Header.Get("Server") == health.ServerName {
-			continue
-		}
-		a := Answer{Port: port}
-		if response.StatusCode == http.StatusOK {
-			a.Mode = strings.TrimSpace(string(text))
-		}
-		out = append(out, a)
 	}
 	return out
+}
+
+// askLimit is for a port of this node.
+const askLimit = time.Second
+
+// ask returns what the program on a port answers, or nil if it is kube-ipvs, which
+// identifies itself.
+func ask(ctx context.Context, port int) (*Answer, error) {
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, fmt.Sprintf("http://127.0.0.1:%d/proxyMode", port), nil)
+	if err != nil {
+		return nil, err
+	}
+	client := http.Client{Timeout: askLimit}
+	response, err := client.Do(request)
+	if err != nil {
+		return nil, err
+	}
+	defer response.Body.Close()
+	if response.Header.Get("Server") == health.ServerName {
+		return nil, nil
+	}
+	text, err := io.ReadAll(io.LimitReader(response.Body, 64))
+	if response.StatusCode != http.StatusOK {
+		return &Answer{Port: port}, nil
+	}
+	return &Answer{Port: port, Mode: strings.TrimSpace(string(text))}, err
 }

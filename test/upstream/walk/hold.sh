@@ -8,6 +8,7 @@
 
 pause() { # SECONDS, without a process
 	IFS= read -r -t "$1" <&$never
+	return 0
 }
 
 get() { # FD, sends a request and reads its answer
@@ -36,15 +37,28 @@ hold() { # NAME HOST PORT
 	echo "broken $1 $n"
 }
 
+fresh() { # N HOST PORT, prints N when a new connection is answered
+	local connection line
+	exec {connection}<>/dev/tcp/$2/$3 || return
+	printf 'GET /hostname HTTP/1.0\r\n\r\n' >&$connection
+	read -r line <&$connection && [[ $line == *"200 OK"* ]] && echo "$1"
+}
+
 renew() { # NAME HOST PORT
-	local n=0
-	while :; do
-		pause 5
-		if timeout 5 bash -c 'exec 3<>/dev/tcp/$1/$2 && printf "GET /hostname HTTP/1.0\r\n\r\n" >&3 && read -r line <&3 && [[ $line == *"200 OK"* ]]' - "$2" "$3" 2>/dev/null; then
+	local n=0 i=0 answers answer
+	exec {answers}<> <(:)
+	while pause 5; do
+		i=$((i + 1)) answer=
+		fresh $i "$2" "$3" >&$answers 2>/dev/null &
+		until [ "$answer" = $i ]; do # an earlier one may be late
+			read -r -t 5 answer <&$answers || break
+		done
+		if [ "$answer" = $i ]; then
 			n=$((n + 1))
 			[ $((n % 5)) = 0 ] && echo "new $1 $n"
 		else
 			echo "failed $1 $n"
+			kill $! 2>/dev/null
 		fi
 	done
 }

@@ -149,6 +149,34 @@ var notRun = map[string]string{
 // cloud's own program, is replaced by one that knows the commands of the page.
 const stage = `
 kubectl --namespace kube-system delete daemonset kube-proxy --wait
+kubectl --namespace kube-system delete configmap kube-proxy
+cat >kubeadm.conf <<END
+apiVersion: kubeproxy.config.k8s.io/v1alpha1
+bindAddress: 0.0.0.0
+clientConnection:
+  acceptContentTypes: ""
+  burst: 0
+  contentType: ""
+  kubeconfig: /var/lib/kube-proxy/kubeconfig.conf
+  qps: 0
+clusterCIDR: $pods
+configSyncPeriod: 0s
+conntrack:
+  maxPerCore: null
+  min: null
+hostnameOverride: ""
+iptables:
+  localhostNodePorts: null
+  masqueradeAll: false
+  masqueradeBit: null
+kind: KubeProxyConfiguration
+metricsBindAddress: ""
+mode: ""
+nodePortAddresses: null
+winkernel:
+  enableDSR: false
+END
+kubectl --namespace kube-system create configmap kube-proxy --from-file config.conf=kubeadm.conf
 kubectl --namespace kube-system create configmap kubeadm-config --from-literal ClusterConfiguration="networking:
   podSubnet: $pods"
 kubectl --namespace kube-system create configmap eni-config --from-literal eni_conf='{"eniip_virtual_type": "Veth"}'

@@ -54,13 +54,13 @@ const (
 )
 
 // canary are the steps from the README to one node that kube-ipvs serves, and back.
-func canary(values map[string]string) []step {
+func canary(mode string, values map[string]string) []step {
 	settings := step{page: migrate, section: prepare, index: 0, set: values}
 	placeholders := map[string]string{
 		"https://10.0.0.10:6443": values["server"], "10.244.0.0/16": "'" + values["cidr"] + "'",
 		"registry.example/kube-ipvs": values["image"],
 	}
-	return []step{
+	steps := []step{
 		{page: readme, section: "Install", index: 1, set: placeholders, replace: true},
 		guide(onNoNode, 1),
 		settings,
@@ -73,14 +73,20 @@ func canary(values map[string]string) []step {
 		guide(checkNode, 0).checked(passes),
 		guide(oneNode, 0),
 		guide(oneNode, 1).checked(isServed),
-		guide(rollBack, 0).checked(runsNowhere),
 	}
+	if mode != "nftables" {
+		return append(steps, guide(rollBack, 0).checked(runsNowhere))
+	}
+	return append(steps, guide(nftables, 0), guide(rollBack, 0).checked(runsNowhere), renewed, guide(cleanUp, 0), guide(nftables, 1))
 }
 
 // back are the steps from all nodes to kube-proxy in a mode.
 func back(mode string, nodes int) (steps []step) {
 	if mode == "nftables" {
 		steps = append(steps, guide(nftables, 0))
+	}
+	if mode != "ipvs" {
+		steps = append(steps, renewed)
 	}
 	for range nodes {
 		steps = append(steps, guide(rollBack, 1))
@@ -99,11 +105,11 @@ func back(mode string, nodes int) (steps []step) {
 }
 
 // everywhere are the steps from one node to all of them, with features and without.
-func everywhere(nodes int) (steps []step) {
+func everywhere(mode string, nodes int) (steps []step) {
 	steps = append(steps, guide(oneNode, 0), guide(oneNode, 1).checked(isServed))
 	for n := range nodes - 1 {
 		steps = append(steps, guide(batches, 0), guide(batches, 1))
-		if n == 0 {
+		if n == 0 && mode != "nftables" {
 			// The first batch goes back, and is migrated again.
 			steps = append(steps, guide(rollBack, 1), guide(batches, 0), guide(batches, 1))
 		}
@@ -125,7 +131,8 @@ func onNode(n int) step {
 	return step{section: "", set: map[string]string{"node": fmt.Sprintf("node%d", n)}}
 }
 
-// renewed is not a block: connections that began in IPVS end, and others begin.
+// renewed is not a block: all connections end, and others begin. Before the way back, that
+// is in IPVS of kube-ipvs; after it, outside of IPVS.
 var renewed = step{section: "clients end their connections and open others"}
 
 // plugin is not a block: pluginWorks runs the commands of commands.
@@ -134,11 +141,11 @@ var plugin = step{section: "kubectl ipvs", page: commands}
 // Steps returns the steps from kube-proxy in a mode to kube-ipvs and back. The short ones
 // end when one node has been there and back.
 func steps(mode string, nodes int, short bool, values map[string]string) []step {
-	steps := canary(values)
+	steps := canary(mode, values)
 	if short {
 		return append(steps, onNode(1), guide(cleanUp, 0), guide(onNoNode, 1), guide(keepOff, 1))
 	}
-	steps = append(steps, everywhere(nodes)...)
+	steps = append(steps, everywhere(mode, nodes)...)
 	steps = append(steps, back(mode, nodes)...)
 	if mode == "iptables" {
 		steps = append(steps, forGood(nodes)...)

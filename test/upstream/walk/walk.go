@@ -106,7 +106,7 @@ func (w *Walk) take(ctx context.Context, s step) error {
 			return err
 		}
 		return w.check(ctx, s.section)
-	case s.page == commands:
+	case s.page == commands && !s.replace:
 		if err := w.pluginWorks(ctx); err != nil {
 			return err
 		}

@@ -150,9 +150,9 @@ func (c *client) observe() (State, error) {
 // with more virtual servers the list costs more than that for each.
 const maxListed = 10_000
 
-// list reads the real servers of as many virtual servers as the kernel lists together; the
-// others are requested one by one. For IPv4 alone single requests are cheap, so nothing is
-// listed.
+// list reads the real servers of as many virtual servers as the kernel lists together;
+// the others are requested one by one. If all are IPv4 it lists nothing, because single
+// requests are cheap.
 func (c *client) list(services map[Key]VirtualServer) map[Key]map[netip.AddrPort]RealServer {
 	if len(services) > maxListed || !hasIPv6(services) {
 		return nil
@@ -355,7 +355,7 @@ func explain(c Change, err error) error {
 	case c.VirtualServer.Scheduler != "" && errors.Is(err, unix.ENOENT):
 		return fmt.Errorf("the kernel has no scheduler %q (%w); load it with \"modprobe ip_vs_%[1]s\" on the node, or choose another", c.VirtualServer.Scheduler, err)
 	case kernel.IsPermission(err):
-		return fmt.Errorf("%w; IPVS needs the capability NET_ADMIN", err)
+		return fmt.Errorf("%w; IPVS needs CAP_NET_ADMIN", err)
 	}
 	return err
 }

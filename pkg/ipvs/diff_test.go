@@ -125,7 +125,7 @@ func TestDiff(t *testing.T) {
 			mustApply(t, &fake.client, Diff(nil, tc.have))
 			mustApply(t, &fake.client, changes)
 			if d := cmp.Diff(tc.want.String(), fake.Dump()); d != "" {
-				t.Errorf("the changes do not lead from have to want: %s", d)
+				t.Errorf("applying the changes to have does not give want: %s", d)
 			}
 		})
 	}

@@ -177,8 +177,8 @@ func (k *fakeKernel) timeouts() (Timeouts, error) {
 
 func (k *fakeKernel) setTimeouts(t Timeouts) error {
 	// The kernel counts in ticks, 100 to 1000 a second.
-	const most = math.MaxInt32 / 100
-	if t.TCP > most || t.TCPFin > most || t.UDP > most {
+	const limit = math.MaxInt32 / 100
+	if t.TCP > limit || t.TCPFin > limit || t.UDP > limit {
 		return unix.EINVAL
 	}
 	k.mu.Lock()
@@ -231,11 +231,11 @@ func (k *fakeKernel) refuse(c Change) error {
 }
 
 func (k *fakeKernel) virtualServer(c Change) error {
-	service, there := k.vs[c.Key]
+	service, exists := k.vs[c.Key]
 	switch {
-	case c.Op == AddVirtualServer && there:
+	case c.Op == AddVirtualServer && exists:
 		return unix.EEXIST
-	case c.Op != AddVirtualServer && !there:
+	case c.Op != AddVirtualServer && !exists:
 		return unix.ESRCH
 	case c.Op == DeleteVirtualServer:
 		delete(k.vs, c.Key)
@@ -246,7 +246,7 @@ func (k *fakeKernel) virtualServer(c Change) error {
 	case !slices.Contains(k.fake.Schedulers, c.VirtualServer.Scheduler):
 		return unix.ENOENT
 	}
-	if !there {
+	if !exists {
 		service.dests = map[netip.AddrPort]destination{}
 		if c.Key.Family() == ip.IPv4 {
 			k.ipv4Count++
@@ -259,17 +259,17 @@ func (k *fakeKernel) virtualServer(c Change) error {
 }
 
 func (k *fakeKernel) realServer(c Change) error {
-	service, there := k.vs[c.Key]
-	if !there {
+	service, exists := k.vs[c.Key]
+	if !exists {
 		return unix.ESRCH
 	}
-	dest, there := service.dests[c.Dest]
+	dest, exists := service.dests[c.Dest]
 	switch {
-	case c.Op == AddRealServer && there:
+	case c.Op == AddRealServer && exists:
 		return unix.EEXIST
 	case c.Op == AddRealServer && !usable(c.Dest.Addr()):
 		return unix.EINVAL
-	case c.Op != AddRealServer && !there:
+	case c.Op != AddRealServer && !exists:
 		return unix.ENOENT
 	case c.Op == DeleteRealServer:
 		delete(service.dests, c.Dest)

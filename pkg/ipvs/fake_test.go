@@ -37,7 +37,7 @@ func TestTransientErrorsAreRetried(t *testing.T) {
 	}
 	f.FailObserve = func() error { return unix.EINTR }
 	if got, err := f.Observe(); got != nil || !errors.Is(err, unix.EINTR) {
-		t.Errorf("after endless interruptions: %v, %v", got, err)
+		t.Errorf("after too many interruptions: %v, %v", got, err)
 	}
 }
 
@@ -80,7 +80,7 @@ func TestFailures(t *testing.T) {
 		t.Error(d)
 	}
 	if counts := f.Counts(); len(counts) > 0 {
-		t.Errorf("counts are not since the last call: %v", counts)
+		t.Errorf("the last call did not reset the counts: %v", counts)
 	}
 }
 
@@ -115,8 +115,8 @@ func TestConcurrentUse(t *testing.T) {
 	wg.Wait()
 }
 
-// TestNothingWaitsForObserve makes a change during a read of everything, which may take
-// long.
+// TestNothingWaitsForObserve makes a change while Observe reads everything, which may
+// take long.
 func TestNothingWaitsForObserve(t *testing.T) {
 	f := NewFake()
 	mustApply(t, &f.client, Diff(nil, State{tcp1: service("rr", "192.0.2.1:80"), tcp2: service("rr")}))
@@ -143,9 +143,9 @@ func TestNothingWaitsForObserve(t *testing.T) {
 	select {
 	case state := <-observed:
 		if len(state[tcp1].RealServers) != 2 {
-			t.Errorf("what was written meanwhile is not there: %v", state)
+			t.Errorf("the concurrent write is missing: %v", state)
 		}
 	case <-time.After(10 * time.Second):
-		t.Fatal("a change waits until everything was read")
+		t.Fatal("a change waits for Observe")
 	}
 }

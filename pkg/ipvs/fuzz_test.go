@@ -14,9 +14,9 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
 )
 
-// FuzzReplies: the kernel's answer about virtual and real servers is rejected, or converted
-// to a key that can be changed and formatted; and the request that would change it is
-// complete.
+// FuzzReplies: the kernel's answer about virtual and real servers is rejected, or
+// converted to a key that can be changed and formatted. The request that would change it
+// is complete.
 func FuzzReplies(f *testing.F) {
 	f.Add(uint16(unix.AF_INET), uint16(6), uint16(443), uint32(0), "rr", uint32(2), uint32(0), []byte{10, 96, 0, 1}, []byte{10, 244, 1, 5}, uint16(6443), 1)
 	f.Add(uint16(unix.AF_INET6), uint16(17), uint16(53), uint32(0), "mh", uint32(3), uint32(10800), []byte(net.ParseIP("fd00::a")), []byte(net.ParseIP("fd00::5")), uint16(53), 0)
@@ -35,10 +35,10 @@ func FuzzReplies(f *testing.F) {
 		}
 		for key, vs := range services {
 			if vs.Flags&flagHashed != 0 {
-				t.Errorf("%s has a flag that is the kernel's own", key)
+				t.Errorf("%s has the internal flag IP_VS_SVC_F_HASHED", key)
 			}
 			if key.FWMark != 0 && key.check() != nil {
-				t.Errorf("a mark is read as %s, which names nothing", key)
+				t.Errorf("a mark is read as the invalid key %s", key)
 			}
 			for _, d := range dests {
 				checkRequest(t, Change{Op: UpdateRealServer, Key: key, VirtualServer: vs, Dest: d.Dest})
@@ -47,7 +47,7 @@ func FuzzReplies(f *testing.F) {
 	})
 }
 
-// checkRequest requires that a request is aligned, complete, and one that the package would
+// checkRequest checks that a request is aligned, complete, and one that the package would
 // send.
 func checkRequest(t *testing.T, c Change) {
 	if c.check() != nil {
@@ -59,12 +59,12 @@ func checkRequest(t *testing.T, c Change) {
 		t.Errorf("the request for %s has %d bytes", c, len(b))
 	}
 	if ip.Of(c.Dest.Addr()) != c.Key.Family() || c.Dest == (netip.AddrPort{}) {
-		t.Errorf("a request for %s", c)
+		t.Errorf("unexpected request for %s", c)
 	}
 }
 
-// FuzzList: a list of all real servers is rejected, or parsed so that printing and parsing
-// the result again gives the same.
+// FuzzList: a list of all real servers is rejected, or parsed so that printing and
+// parsing the result again does not change it.
 func FuzzList(f *testing.F) {
 	f.Add(heading + "TCP  0A600001:01BB rr persistent 10800 FFFFFFFF\n  -> C0000201:192B      Masq    1      3          7         \n")
 	f.Add(heading + "FWM  00000007 rr \n  -> C0000209:0050      Masq    1      0          0         \nUDP  0A600002:0035 rr ops \n")
@@ -79,7 +79,7 @@ func FuzzList(f *testing.F) {
 			t.Fatalf("%v: printed as\n%s", err, printList(list))
 		}
 		if !reflect.DeepEqual(list, again) {
-			t.Errorf("%v, and of what is printed of it %v", list, again)
+			t.Errorf("%v, after printing and parsing %v", list, again)
 		}
 	})
 }

@@ -92,10 +92,10 @@ func sortedLines(s string) []string {
 	return lines
 }
 
-// TestListIsWhatDumpsTell compares the two ways to read real servers, with a list of several
+// TestListMatchesDumps compares the two ways to read real servers, with a list of several
 // pages and a second network namespace with virtual servers: some kernels then omit some
 // from the list.
-func TestListIsWhatDumpsTell(t *testing.T) {
+func TestListMatchesDumps(t *testing.T) {
 	done := make(chan struct{})
 	t.Cleanup(func() { close(done) })
 	crowded := func(c *client) {
@@ -159,9 +159,9 @@ func TestConnectionIsCounted(t *testing.T) {
 	}
 }
 
-// TestOptionIsWhatDumpsTell compares the two ways to read the real servers of one virtual
+// TestOptionMatchesDumps compares the two ways to read the real servers of one virtual
 // server: few, as many as fit into one request, and more.
-func TestOptionIsWhatDumpsTell(t *testing.T) {
+func TestOptionMatchesDumps(t *testing.T) {
 	c := openKernel(t)
 	s := c.raw.(*socket)
 	for _, key := range []Key{tcp1, udp1, key(ip.SCTP, "10.96.0.1:443"), mark(ip.IPv4, 7)} {
@@ -182,7 +182,7 @@ func TestOptionIsWhatDumpsTell(t *testing.T) {
 			mustApply(t, c, Diff(State{key: vs}, nil))
 		}
 		if got, err := s.options.destinations(key); err != nil || len(got) != 0 {
-			t.Errorf("%s, which is not there: %v, %v", key, got, err)
+			t.Errorf("%s, which does not exist: %v, %v", key, got, err)
 		}
 	}
 }
@@ -260,18 +260,18 @@ func TestModuleUsers(t *testing.T) {
 		t.Errorf("%d references, want %d", got, others+3)
 	}
 	if others == 0 && !onlyIPv4(s.options.count, moduleUsers) {
-		t.Error("IPv4 alone is not seen")
+		t.Error("not recognized as IPv4 only")
 	}
 	mustApply(t, c, Diff(nil, State{tcp6: service("rr")}))
 	if got := base(); got != others+4 {
-		t.Errorf("with one of IPv6 %d references, want %d", got, others+4)
+		t.Errorf("with an IPv6 virtual server: %d references, want %d", got, others+4)
 	}
 	if onlyIPv4(s.options.count, moduleUsers) {
-		t.Error("one of IPv6 is not seen")
+		t.Error("the IPv6 virtual server is not recognized")
 	}
 }
 
-// TestTimedOutSocket makes a request that is never answered, and another one after the
+// TestTimedOutSocket sends a request that is never answered, and another one after the
 // timeout.
 func TestTimedOutSocket(t *testing.T) {
 	c := openKernel(t)
@@ -285,8 +285,8 @@ func TestTimedOutSocket(t *testing.T) {
 	mustApply(t, c, Diff(nil, State{tcp1: service("rr")}))
 }
 
-// TestManyChanges makes more changes than one write holds. Some are refused; each has its
-// own answer.
+// TestManyChanges sends more changes than fit into one write. Some are refused; each has
+// its own answer.
 func TestManyChanges(t *testing.T) {
 	c := openKernel(t)
 	var changes []Change
@@ -365,7 +365,8 @@ func BenchmarkObserve(b *testing.B) {
 	}
 }
 
-// deleteAll frees at once what the kernel frees some time after the network namespace ends.
+// deleteAll deletes immediately what the kernel would delete some time after the network
+// namespace ends.
 func deleteAll(c *client) []Change {
 	state, _ := c.Observe()
 	return Diff(state, nil)

@@ -53,11 +53,11 @@ func TestParseListRefuses(t *testing.T) {
 }
 
 // Virtual servers that the list omits are requested one by one.
-func TestUnlistedIsAskedFor(t *testing.T) {
+func TestUnlistedAreRequested(t *testing.T) {
 	f := NewFake()
 	want := State{
 		tcp1: service("rr", "192.0.2.1:80"), tcp2: service("rr", "192.0.2.2:80"), mark(ip.IPv4, 7): service("rr", "192.0.2.3:80"),
-		tcp6: service("rr", "[2001:db8::1]:80"), // without one of IPv6, nothing is listed
+		tcp6: service("rr", "[2001:db8::1]:80"), // the list is only read if there is an IPv6 virtual server
 	}
 	mustApply(t, &f.client, Diff(nil, want))
 	for name, unlisted := range map[string]func(Key) bool{

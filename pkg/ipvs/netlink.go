@@ -96,7 +96,7 @@ type socket struct {
 	listed  *os.File // nil without /proc
 
 	// noIPv6 is set once a dump had no IPv6 virtual server, until one is added here.
-	// Those that another program adds later are not listed.
+	// Until then, those that another program adds are not observed.
 	noIPv6 atomic.Bool
 }
 
@@ -139,7 +139,7 @@ func (s *socket) call(request func(*ipvs.Handle) error) error {
 	return err
 }
 
-// services uses the socket option, which returns IPv4 alone, if the kernel has no IPv6
+// services uses the socket option, which returns only IPv4, if the kernel has no IPv6
 // virtual server.
 func (s *socket) services() (map[Key]VirtualServer, error) {
 	if s.noIPv6.Load() || onlyIPv4(s.options.count, moduleUsers) {

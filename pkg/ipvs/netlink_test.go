@@ -12,7 +12,7 @@ import (
 // (kubernetes#121042, #92033).
 func TestIssue121042MissingModule(t *testing.T) {
 	for name, tc := range map[string]struct {
-		answers []error // to the looks for IPVS
+		answers []error // to the lookups of IPVS
 		loads   int
 		want    string // in the error
 	}{
@@ -29,7 +29,7 @@ func TestIssue121042MissingModule(t *testing.T) {
 				return answer
 			}, func() error { loads++; return errors.New("no modprobe here") })
 			if loads != tc.loads || len(tc.answers) > 0 {
-				t.Errorf("%d loads, %d looks left", loads, len(tc.answers))
+				t.Errorf("%d loads, %d lookups left", loads, len(tc.answers))
 			}
 			if (err == nil) != (tc.want == "") || err != nil && !strings.Contains(err.Error(), tc.want) {
 				t.Errorf("%v, want %q", err, tc.want)

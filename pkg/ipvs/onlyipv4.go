@@ -15,8 +15,8 @@ import (
 // not requested if there are none.
 //
 // Each virtual server of any family and network namespace holds a reference to the module
-// ip_vs, and so does each module that uses it; a scheduler holds a second one because it is
-// registered (register_ip_vs_scheduler). If there are no more references than these and one
+// ip_vs, and so does each module that uses it. A scheduler holds a second one because it
+// is registered (register_ip_vs_scheduler). If the references are exactly these and one
 // for each IPv4 virtual server, there is no IPv6 virtual server. If another network
 // namespace has virtual servers, or IPVS is built into the kernel, the answer is unknown.
 

@@ -28,14 +28,14 @@ func TestParseFlags(t *testing.T) {
 	}
 }
 
-func TestFlagsAreOfSchedulers(t *testing.T) {
+func TestFlagsBelongToSchedulers(t *testing.T) {
 	for name, flags := range schedulerFlags {
 		if !slices.Contains(Schedulers, name) {
 			t.Errorf("no scheduler %s", name)
 		}
 		for flag := range flags {
 			if !strings.HasPrefix(flag, name+"-") {
-				t.Errorf("%s is of another scheduler than %s", flag, name)
+				t.Errorf("%s belongs to another scheduler than %s", flag, name)
 			}
 		}
 	}

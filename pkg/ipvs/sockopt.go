@@ -13,8 +13,8 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
 )
 
-// The older interface of <linux/ip_vs.h>, socket options, supports IPv4 alone. It needs one
-// system call where a netlink dump needs three and an object for each attribute. The
+// The older interface of <linux/ip_vs.h>, socket options, supports only IPv4. It needs
+// one system call where a netlink dump needs three and an object for each attribute. The
 // connections of draining real servers are therefore counted with it: with 400 changes a
 // second on an emulated machine, dumps took a quarter of all CPU time.
 //
@@ -91,7 +91,7 @@ func (c *control) get(option uintptr, request []byte) error {
 	return nil
 }
 
-// count returns num_services, which counts IPv4 alone (net/netfilter/ipvs/ip_vs_ctl.c).
+// count returns num_services, which counts only IPv4 (net/netfilter/ipvs/ip_vs_ctl.c).
 func (c *control) count() (int, error) {
 	var info [infoSize]byte
 	if err := c.get(optGetInfo, info[:]); err != nil {

@@ -196,7 +196,7 @@ func testApply(t *testing.T, open func(testing.TB) *client) {
 			}
 			mustApply(t, c, Diff(state, nil))
 			if state, err := c.Observe(); err != nil || len(state) > 0 {
-				t.Errorf("after all is deleted: %v, %v", state, err)
+				t.Errorf("after deleting everything: %v, %v", state, err)
 			}
 		})
 	}
@@ -235,7 +235,7 @@ func testProbe(t *testing.T, open func(testing.TB) *client) {
 		t.Log(err)
 	}
 	if state, err := c.Observe(); err != nil || len(state) > 0 {
-		t.Errorf("left behind: %v, %v", state, err)
+		t.Errorf("remaining: %v, %v", state, err)
 	}
 }
 

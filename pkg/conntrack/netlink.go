@@ -62,7 +62,7 @@ func New() (*Netlink, error) {
 	}
 	if err != nil {
 		s.close()
-		return nil, fmt.Errorf("no access to connection tracking (%w); run \"modprobe nf_conntrack_netlink\" on the node, and see that the process has NET_ADMIN", err)
+		return nil, fmt.Errorf("no access to connection tracking (%w); run \"modprobe nf_conntrack_netlink\" on the node, and check that the process has CAP_NET_ADMIN", err)
 	}
 	return &Netlink{client{raw: s}}, nil
 }

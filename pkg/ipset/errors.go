@@ -75,7 +75,7 @@ func explain(c Change, err error) error {
 	case errors.Is(err, ErrNoType):
 		return fmt.Errorf("%s: %w; load it with \"modprobe %s\" on the node", c.Set.Type, err, module(c.Set.Type))
 	case kernel.IsPermission(err):
-		return fmt.Errorf("%w; sets need the capability NET_ADMIN", err)
+		return fmt.Errorf("%w; sets need CAP_NET_ADMIN", err)
 	}
 	return err
 }

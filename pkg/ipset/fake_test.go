@@ -108,7 +108,7 @@ func TestErrorsSayTheCure(t *testing.T) {
 	f.FailNext(ErrNoType, unix.EPERM)
 	want := []string{
 		`create set vips: hash:ip,port: the kernel has no such set type; load it with "modprobe ip_set_hash_ipport" on the node`,
-		"create set nets: operation not permitted; sets need the capability NET_ADMIN",
+		"create set nets: operation not permitted; sets need CAP_NET_ADMIN",
 	}
 	for i, f := range f.Apply([]Change{{Op: CreateSet, Set: vips4}, {Op: CreateSet, Set: nets4}}) {
 		if d := cmp.Diff(want[i], f.Error()); d != "" {

@@ -55,7 +55,7 @@ func New() (*Netlink, error) {
 	}
 	if err != nil {
 		s.close()
-		return nil, fmt.Errorf("the kernel does not list its sets (%w); run \"modprobe ip_set\" on the node, and check that the process has NET_ADMIN", err)
+		return nil, fmt.Errorf("the kernel does not list its sets (%w); run \"modprobe ip_set\" on the node, and check that the process has CAP_NET_ADMIN", err)
 	}
 	return &Netlink{client{raw: s}}, nil
 }

@@ -19,8 +19,8 @@ type backend interface {
 	// restore executes its input table by table. If it returns an error, the table with
 	// the fault and those after it are unchanged.
 	restore(input string) error
-	// partly reads chains and jumps of a table that save cannot list.
-	partly(t Table, own Owned) (*table, error)
+	// listOwned reads our chains and jumps of a table that save cannot list.
+	listOwned(t Table, own Owned) (*table, error)
 }
 
 // engine is what IPTables and Fake share: it applies changes to a backend, and
@@ -28,12 +28,12 @@ type backend interface {
 type engine struct {
 	family  ip.Family
 	now     func() time.Time // nil: time.Now
-	watched bool             // Watcher tells of changes of the backend
+	watched bool             // Watcher reports changes of the backend
 
-	mu       sync.Mutex // one restore at a time: they would wait for each other
-	leftOut  leftOut
-	omits    atomic.Bool // rules are known to be refused; read without mu
-	contests contests
+	mu        sync.Mutex // one restore at a time: concurrent ones would wait for each other
+	omissions omissions
+	omits     atomic.Bool // rules are known to be refused; read without mu
+	contests  contests
 }
 
 func (e *engine) time() time.Time {
@@ -51,11 +51,11 @@ func (e *engine) observe(b backend, own Owned) (State, error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	now := e.time()
-	e.leftOut.again(b, now)
-	e.omits.Store(len(e.leftOut.missing) > 0)
+	e.omissions.retry(b, now)
+	e.omits.Store(len(e.omissions.missing) > 0)
 	s, displaced := own.state(e.family, rules, func(c Chain) bool { return e.contests.stays(c, now) })
 	e.contests.seen(displaced)
-	e.leftOut.complete(&s, own.Jumps)
+	e.omissions.complete(&s, own.Jumps)
 	s.Unread = unread
 	if e.watched && !slices.ContainsFunc(unread, func(u Unread) bool { return u.Table == Filter }) {
 		s.Open = own.open(e.family, rules)
@@ -75,7 +75,7 @@ func read(b backend, own Owned) (ruleset, []Unread, error) {
 		return nil, nil, err
 	}
 	for _, u := range unread {
-		if rules[u.Table], err = b.partly(u.Table, own); err != nil {
+		if rules[u.Table], err = b.listOwned(u.Table, own); err != nil {
 			return nil, nil, fmt.Errorf("%w: %w", u.err(), err)
 		}
 	}
@@ -97,8 +97,8 @@ func (e *engine) apply(b backend, changes []Change) []Failure {
 	for _, t := range tables(changes) {
 		inTable := ofTable(changes, t)
 		refused, err := e.attempt(b, inTable)
-		if err != nil && e.leftOut.find(b, t, inTable, err) {
-			e.leftOut.probed = e.time()
+		if err != nil && e.omissions.find(b, t, inTable, err) {
+			e.omissions.probed = e.time()
 			e.omits.Store(true)
 			refused, err = e.attempt(b, inTable)
 		}
@@ -113,21 +113,21 @@ func (e *engine) apply(b backend, changes []Change) []Failure {
 // attempt makes the changes in one input, except those known to be refused. With an
 // error, some tables may have been changed.
 func (e *engine) attempt(b backend, changes []Change) ([]Failure, error) {
-	rules, err := standing(b, changes)
+	rules, err := rulesFor(b, changes)
 	if err != nil {
 		return nil, err
 	}
-	sound, refused := check(e.family, rules, e.leftOut.adapt(changes))
-	if len(sound) == 0 {
-		e.leftOut.note(changes)
+	valid, refused := check(e.family, rules, e.omissions.adapt(changes))
+	if len(valid) == 0 {
+		e.omissions.note(changes)
 		return refused, nil
 	}
-	copies := countCopies(rules, sound)
-	if err := b.restore(RestoreInput(sound, copies)); err != nil {
+	copies := countCopies(rules, valid)
+	if err := b.restore(RestoreInput(valid, copies)); err != nil {
 		return refused, err
 	}
-	e.leftOut.note(changes)
-	for _, c := range sound {
+	e.omissions.note(changes)
+	for _, c := range valid {
 		if c.Op == InsertJump && copies[c.jump()] > 0 {
 			e.contests.inserted(c.Chain, e.time())
 		}
@@ -135,9 +135,10 @@ func (e *engine) attempt(b backend, changes []Change) ([]Failure, error) {
 	return refused, nil
 }
 
-// standing reads the ruleset if the changes depend on it: which copies of a jump to
-// delete, and whether a chain is still in use. Writing chains does not depend on it.
-func standing(b backend, changes []Change) (ruleset, error) {
+// rulesFor reads the ruleset if applying the changes depends on it: which copies of a
+// jump to delete, and whether a chain is still in use. Writing chains does not depend on
+// it.
+func rulesFor(b backend, changes []Change) (ruleset, error) {
 	for _, c := range changes {
 		if c.Op != WriteChain {
 			rules, _, err := read(b, ownOf(changes))
@@ -147,7 +148,7 @@ func standing(b backend, changes []Change) (ruleset, error) {
 	return nil, nil
 }
 
-// ownOf returns the chains and jumps that changes are about.
+// ownOf returns the chains and jumps that the changes write or delete.
 func ownOf(changes []Change) Owned {
 	var own Owned
 	for _, c := range changes {

@@ -10,7 +10,7 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/nat/nattest"
 )
 
-// The forms that service rules are made of.
+// TestCanonicalForms checks the kinds of rules that Services need.
 func TestCanonicalForms(t *testing.T) {
 	hosts := map[ip.Family]string{ip.IPv4: "10.12.115.101/32", ip.IPv6: "fd00::115:101/128"}
 	loopback := map[ip.Family]string{ip.IPv4: "127.0.0.0/8", ip.IPv6: "::1/128"}

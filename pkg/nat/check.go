@@ -15,24 +15,24 @@ import (
 // "!". The length is XT_EXTENSION_MAXNAMELEN without the terminating zero.
 var chainName = regexp.MustCompile(`^[A-Za-z0-9_.:][A-Za-z0-9_.:-]{0,27}$`)
 
-// check separates changes that are known to be refused, so that they do not affect the
-// rest of their table.
-func check(family ip.Family, rules ruleset, changes []Change) (sound []Change, refused []Failure) {
+// check splits the changes into valid ones and those that are known to be refused, so
+// that the latter do not fail their whole table.
+func check(family ip.Family, rules ruleset, changes []Change) (valid []Change, refused []Failure) {
 	for _, c := range changes {
 		if err := checkChange(family, c); err != nil {
 			refused = append(refused, Failure{Change: c, Err: err})
 			continue
 		}
-		sound = append(sound, c)
+		valid = append(valid, c)
 	}
 	for {
-		i, reference := referenced(rules, sound)
+		i, reference := referenced(rules, valid)
 		if i < 0 {
-			return sound, refused
+			return valid, refused
 		}
 		err := fmt.Errorf("a rule of another program refers to the chain (%s): %w", reference, unix.EMLINK)
-		refused = append(refused, Failure{Change: sound[i], Err: err})
-		sound = slices.Delete(sound, i, i+1)
+		refused = append(refused, Failure{Change: valid[i], Err: err})
+		valid = slices.Delete(valid, i, i+1)
 	}
 }
 
@@ -45,13 +45,13 @@ func checkChange(family ip.Family, c Change) error {
 	case c.Op < WriteChain || c.Op > DeleteJump:
 		return fmt.Errorf("no such operation: %w", unix.EINVAL)
 	case c.isJump() && len(c.Rules) != 1:
-		return fmt.Errorf("%d rules where one belongs: %w", len(c.Rules), unix.EINVAL)
+		return fmt.Errorf("%d rules, want one: %w", len(c.Rules), unix.EINVAL)
 	case !c.isJump() && base:
-		return fmt.Errorf("the chain is the kernel's: %w", unix.EINVAL)
+		return fmt.Errorf("base chains cannot be written or deleted: %w", unix.EINVAL)
 	case c.isJump() && !slices.Contains(baseChains[c.Chain.Table], c.Chain.Name):
 		return fmt.Errorf("not a base chain of the table: %w", unix.ENOENT)
 	case !chainName.MatchString(c.Chain.Name):
-		return fmt.Errorf("not a name for a chain: %w", unix.EINVAL)
+		return fmt.Errorf("invalid chain name: %w", unix.EINVAL)
 	}
 	return checkRules(c.Rules)
 }
@@ -60,7 +60,7 @@ func checkChange(family ip.Family, c Change) error {
 func checkRules(rules []Rule) error {
 	for _, r := range rules {
 		if strings.ContainsAny(string(r), "\r\n\x00") {
-			return fmt.Errorf("rule %q is more than a line: %w", r, unix.EINVAL)
+			return fmt.Errorf("rule %q contains a line break or NUL: %w", r, unix.EINVAL)
 		}
 		if _, err := Words(string(r)); err != nil {
 			return fmt.Errorf("rule %q: %w: %w", r, err, unix.EINVAL)
@@ -79,7 +79,7 @@ func referenced(rules ruleset, changes []Change) (int, string) {
 		for name, rs := range rules[c.Chain.Table].chains {
 			for _, r := range rs {
 				if strings.Contains(string(r), c.Chain.Name) && target(r) == c.Chain.Name &&
-					!goes(Jump{Chain: Chain{c.Chain.Family, c.Chain.Table, name}, Rule: r}, changes) {
+					!removes(changes, Jump{Chain: Chain{c.Chain.Family, c.Chain.Table, name}, Rule: r}) {
 					return i, fmt.Sprintf("-A %s %s", name, r)
 				}
 			}
@@ -88,9 +88,9 @@ func referenced(rules ruleset, changes []Change) (int, string) {
 	return -1, ""
 }
 
-// goes reports whether the changes remove an existing rule. It ignores what they write:
-// no plan refers to a chain that it deletes.
-func goes(j Jump, changes []Change) bool {
+// removes reports whether the changes remove an existing rule. It ignores the rules that
+// they write: no plan refers to a chain that it deletes.
+func removes(changes []Change, j Jump) bool {
 	return slices.ContainsFunc(changes, func(c Change) bool {
 		if c.Chain != j.Chain {
 			return false

@@ -6,29 +6,29 @@ import "time"
 // programs insist on the head as well: Calico's Felix (ChainInsertMode=Insert) moves
 // its jumps first at every refresh, and whenever it finds them elsewhere.
 type contests struct {
-	displaced map[Chain]bool        // ours were behind a rule that can keep packets from them
-	moved     map[Chain][]time.Time // when ours were moved before it
+	displaced map[Chain]bool        // our jumps followed a rule that can keep packets from them
+	moved     map[Chain][]time.Time // when our jumps were moved before that rule
 	given     map[Chain]time.Time   // when we gave up
 }
 
-// After movesAtMost moves within movesWithin, jumps are not moved for stayFor.
+// After maxMoves moves within moveWindow, jumps are not moved for giveUpFor.
 const (
-	movesAtMost = 3
-	movesWithin = 10 * time.Minute
-	stayFor     = time.Hour
+	maxMoves   = 3
+	moveWindow = 10 * time.Minute
+	giveUpFor  = time.Hour
 )
 
 // stays reports whether the jumps of a chain must not be moved.
 func (c *contests) stays(chain Chain, now time.Time) bool {
 	at, given := c.given[chain]
-	if given && now.Sub(at) >= stayFor {
+	if given && now.Sub(at) >= giveUpFor {
 		delete(c.given, chain)
 		given = false
 	}
 	return given
 }
 
-// seen records the chains in which ours were displaced.
+// seen records the chains in which our jumps are displaced.
 func (c *contests) seen(displaced map[Chain]bool) { c.displaced = displaced }
 
 // inserted records that jumps were inserted at the head of a chain.
@@ -39,14 +39,14 @@ func (c *contests) inserted(chain Chain, now time.Time) {
 	delete(c.displaced, chain)
 	recent := []time.Time{now}
 	for _, at := range c.moved[chain] {
-		if now.Sub(at) < movesWithin {
+		if now.Sub(at) < moveWindow {
 			recent = append(recent, at)
 		}
 	}
 	if c.moved == nil {
 		c.moved, c.given = map[Chain][]time.Time{}, map[Chain]time.Time{}
 	}
-	if c.moved[chain] = recent; len(recent) >= movesAtMost {
+	if c.moved[chain] = recent; len(recent) >= maxMoves {
 		c.given[chain] = now
 		delete(c.moved, chain)
 	}

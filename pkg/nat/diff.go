@@ -49,48 +49,48 @@ func writes(have, want State) []Change {
 }
 
 func jumps(have, want State) (inserts, deletes []Change) {
-	heads, strays := byChain(have.Jumps), byChain(have.Misplaced)
+	heads, misplaced := byChain(have.Jumps), byChain(have.Misplaced)
 	first, last := byChain(atEnd(want.Jumps, false)), byChain(atEnd(want.Jumps, true))
 	all := map[Chain][]Rule{}
-	for _, m := range []map[Chain][]Rule{heads, strays, first, last} {
+	for _, m := range []map[Chain][]Rule{heads, misplaced, first, last} {
 		for c := range m {
 			all[c] = nil
 		}
 	}
 	for _, c := range sortedChains(all) {
-		standing := slices.Concat(heads[c], strays[c])
-		for _, r := range slices.Backward(absent(heads[c], strays[c], first[c])) {
+		existing := slices.Concat(heads[c], misplaced[c])
+		for _, r := range slices.Backward(absent(heads[c], misplaced[c], first[c])) {
 			inserts = append(inserts, Change{Op: InsertJump, Chain: c, Rules: []Rule{r}})
 		}
-		for _, r := range notLast(standing, first[c], last[c]) {
+		for _, r := range notLast(existing, first[c], last[c]) {
 			inserts = append(inserts, Change{Op: AppendJump, Chain: c, Rules: []Rule{r}})
 		}
-		for _, r := range unwanted(standing, slices.Concat(first[c], last[c])) {
+		for _, r := range unwanted(existing, slices.Concat(first[c], last[c])) {
 			deletes = append(deletes, Change{Op: DeleteJump, Chain: c, Rules: []Rule{r}})
 		}
 	}
 	return inserts, deletes
 }
 
-// absent returns the leading part of want that must be inserted at the head of a chain
-// to make all of want precede. Jumps of head and stray that are not wanted are ignored,
-// because they are deleted.
-func absent(head, stray, want []Rule) []Rule {
+// absent returns the leading part of want that must be inserted at the head of a chain so
+// that all of want precede other rules. Jumps of head and misplaced that are not in want
+// are ignored, because they are deleted.
+func absent(head, misplaced, want []Rule) []Rule {
 	isWanted := func(r Rule) bool { return slices.Contains(want, r) }
-	if slices.ContainsFunc(stray, isWanted) {
+	if slices.ContainsFunc(misplaced, isWanted) {
 		return want
 	}
-	stands := slices.DeleteFunc(slices.Clone(head), func(r Rule) bool { return !isWanted(r) })
-	if n := len(want) - len(stands); n >= 0 && slices.Equal(want[n:], stands) {
+	present := slices.DeleteFunc(slices.Clone(head), func(r Rule) bool { return !isWanted(r) })
+	if n := len(want) - len(present); n >= 0 && slices.Equal(want[n:], present) {
 		return want[:n]
 	}
 	return want
 }
 
 // notLast returns all of last, unless each of them exists once, in this order, after
-// those of first. Rules of others after them do not matter.
-func notLast(standing, first, last []Rule) []Rule {
-	ours := slices.DeleteFunc(slices.Clone(standing), func(r Rule) bool { return !slices.Contains(first, r) && !slices.Contains(last, r) })
+// those of first. Foreign rules after them do not matter.
+func notLast(existing, first, last []Rule) []Rule {
+	ours := slices.DeleteFunc(slices.Clone(existing), func(r Rule) bool { return !slices.Contains(first, r) && !slices.Contains(last, r) })
 	at := slices.IndexFunc(ours, func(r Rule) bool { return slices.Contains(last, r) })
 	if at >= 0 && slices.Equal(ours[at:], last) {
 		return nil

@@ -40,7 +40,7 @@ func programError(input, output string, err error) error {
 	}
 	e := &refusal{number: number(output), output: oneLine(output)}
 	if strings.Contains(output, noSocket) {
-		e.output += "; see that the process has NET_RAW"
+		e.output += "; check that the process has CAP_NET_RAW"
 	}
 	m := lineNumber.FindStringSubmatch(output)
 	if m == nil {
@@ -53,8 +53,8 @@ func programError(input, output string, err error) error {
 	return e
 }
 
-// noSocket is iptables' message if it may not use a raw socket, which it needs for
-// sets.
+// noSocket is the message of iptables when it may not open a raw socket, which it needs
+// for sets.
 const noSocket = "Can't open socket to ipset"
 
 // lineNumber finds the number in "Error occurred at line: 3", "line 5: RULE_APPEND
@@ -94,8 +94,8 @@ var printedErrnos = []unix.Errno{
 	unix.ENOMEM, unix.ENOSPC, unix.EMSGSIZE, unix.EOPNOTSUPP, unix.EINVAL,
 }
 
-// number returns the errno that an output implies. The exit status does not tell: it is
-// 1, 2 or 4 for nearly all errors.
+// number returns the errno that an output implies. The exit status does not distinguish
+// errors: it is 1, 2 or 4 for nearly all of them.
 func number(output string) unix.Errno {
 	output = strings.ToLower(output)
 	for _, p := range errnoTexts {

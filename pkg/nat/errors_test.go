@@ -20,7 +20,7 @@ func TestProgramError(t *testing.T) {
 		{"iptables-restore: line 4 failed\n", 0, `line 4, "COMMIT"`},
 		{"Another app is currently holding the xtables lock. Perhaps you want to use the -w option?\n", unix.EAGAIN, "Another app"},
 		{"iptables-restore v1.8.9 (nf_tables): Could not fetch rule set generation id: Permission denied (you must be root)\n", unix.EPERM, "must be root"},
-		{"iptables-restore v1.8.9 (nf_tables): Can't open socket to ipset.\n\nError occurred at line: 3\n", unix.EPERM, "see that the process has NET_RAW"},
+		{"iptables-restore v1.8.9 (nf_tables): Can't open socket to ipset.\n\nError occurred at line: 3\n", unix.EPERM, "check that the process has CAP_NET_RAW"},
 		{"line 99: failed (Too many links)\n", unix.EMLINK, "line 99"},
 	} {
 		err := programError(input, test.output, errors.New("exit status 1"))

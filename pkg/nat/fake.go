@@ -14,9 +14,9 @@ import (
 )
 
 // Fake holds the ruleset of one family in memory. It accepts the input of
-// iptables-restore and refuses what that and the kernel refuse, so that everything
-// above the two programs is the same code as in IPTables. It may be used concurrently;
-// set the hooks before.
+// iptables-restore, and refuses what the program and the kernel refuse. Everything above
+// the two programs is the same code as in IPTables. It may be used concurrently; set the
+// hooks before.
 type Fake struct {
 	// Refuse, if set, is called before each change and may return an error, which
 	// refuses the change's whole table.
@@ -95,7 +95,7 @@ func (f *Fake) Restore(input string) error {
 	err := f.restore(input, nil)
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	f.tell(before)
+	f.notify(before)
 	return err
 }
 
@@ -137,11 +137,11 @@ func (b fakeBackend) save() (string, error) {
 	return text, nil
 }
 
-func (b fakeBackend) partly(t Table, own Owned) (*table, error) {
+func (b fakeBackend) listOwned(t Table, own Owned) (*table, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	is, out := b.rules[t], newTable()
-	for name, rules := range is.chains {
+	have, out := b.rules[t], newTable()
+	for name, rules := range have.chains {
 		switch {
 		case isBase(name):
 			out.chains[name] = slices.DeleteFunc(slices.Clone(rules), func(r Rule) bool {
@@ -163,12 +163,12 @@ func (f *Fake) restore(input string, refused map[Table]error) error {
 	return fakeRestore(f.rules, input, f.validate(refused))
 }
 
-// tell notifies watchers of changed chains.
-func (f *Fake) tell(before ruleset) {
+// notify calls the watchers of changed chains.
+func (f *Fake) notify(before ruleset) {
 	for name, t := range f.rules {
 		for chain := range before[name].chains {
-			now, there := t.chains[chain]
-			if !there || !slices.Equal(now, before[name].chains[chain]) || t.policies[chain] != before[name].policies[chain] {
+			now, ok := t.chains[chain]
+			if !ok || !slices.Equal(now, before[name].chains[chain]) || t.policies[chain] != before[name].policies[chain] {
 				for _, w := range f.watchers {
 					w(Chain{f.engine.family, name, chain})
 				}

@@ -124,7 +124,7 @@ func (t *table) remove(chain string, rule Rule) error {
 
 func (t *table) removeChain(chain string) error {
 	if t.policies[chain] != "" {
-		return fmt.Errorf("the chain is the kernel's: %w", unix.EINVAL)
+		return fmt.Errorf("base chains cannot be deleted: %w", unix.EINVAL)
 	}
 	if len(t.chains[chain]) > 0 {
 		return fmt.Errorf("chain %s: %w", chain, unix.ENOTEMPTY)

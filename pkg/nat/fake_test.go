@@ -40,7 +40,7 @@ func TestFakeRefusesAsTheKernel(t *testing.T) {
 				t.Errorf("%v, want %v", err, test.number)
 			}
 			if f.Save() != before {
-				t.Errorf("something is changed:\n%s", f.Save())
+				t.Errorf("the ruleset changed:\n%s", f.Save())
 			}
 		})
 	}
@@ -70,7 +70,7 @@ func TestFakeHooksAndCounters(t *testing.T) {
 	want := s.wanted()
 	want.Chains[s.chain(NAT, "KUBE-SERVICES")] = []Rule{"-m set --match-set KUBE-THERE dst -m set ! --match-set KUBE-ABSENT src -j RETURN"}
 	failures := f.Apply(Diff(State{}, want))
-	if left := s.observe(t).LeftOut; len(failures) != 2 || len(left) != 1 || !errors.Is(left[0].Err, unix.ENOENT) {
+	if left := s.observe(t).Omitted; len(failures) != 2 || len(left) != 1 || !errors.Is(left[0].Err, unix.ENOENT) {
 		t.Fatalf("%d failures, want the 2 of mangle: %v; left out %v, want the rule with an absent set", len(failures), failures, left)
 	}
 	for _, failure := range failures {
@@ -83,14 +83,14 @@ func TestFakeHooksAndCounters(t *testing.T) {
 	quiet := f.Restores()
 	s.reach(t, want)
 	if f.Restores() != quiet {
-		t.Errorf("%d restores with nothing to do", f.Restores()-quiet)
+		t.Errorf("%d restores without changes", f.Restores()-quiet)
 	}
-	// What was refused is tried again later, and written when it is accepted.
+	// A refused rule is retried later, and written when it is accepted.
 	f.HasSet = nil
 	for range 2 {
 		now = now.Add(probePeriod)
 		s.reach(t, want)
-		if left := s.observe(t).LeftOut; len(left) > 0 || !strings.Contains(f.Save(), "KUBE-ABSENT") || strings.Contains(f.Save(), probeChain) {
+		if left := s.observe(t).Omitted; len(left) > 0 || !strings.Contains(f.Save(), "KUBE-ABSENT") || strings.Contains(f.Save(), probeChain) {
 			t.Errorf("left out %v of\n%s", left, f.Save())
 		}
 	}
@@ -107,8 +107,8 @@ func TestFakeHooksAndCounters(t *testing.T) {
 	}
 }
 
-// Apply must live with another program that acts between its read and its
-// write.
+// TestRaceWithAnotherProgram has another program act between the read and the write of
+// Apply.
 func TestRaceWithAnotherProgram(t *testing.T) {
 	f := NewFake(ip.IPv4)
 	s := subjectOf(f)
@@ -125,7 +125,7 @@ func TestRaceWithAnotherProgram(t *testing.T) {
 		t.Fatal(failures)
 	}
 	if left := Diff(s.observe(t), s.wanted()); len(left) > 0 {
-		t.Errorf("left to do: %v", left)
+		t.Errorf("remaining changes: %v", left)
 	}
 }
 
@@ -139,7 +139,7 @@ func (b raceBackend) restore(input string) error {
 	return b.fakeBackend.restore(input)
 }
 
-// again is the same ruleset for another process.
+// again returns the same ruleset as another process sees it.
 func (f *Fake) again() *Fake {
 	return &Fake{HasSet: f.HasSet, Lacks: f.Lacks, engine: engine{family: f.engine.family, now: f.engine.now}, rules: f.rules}
 }

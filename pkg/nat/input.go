@@ -13,11 +13,11 @@ type Copies map[Jump]int
 // changes of one family, a block for each table that they touch:
 //
 //	*nat
-//	:KUBE-SERVICES - [0:0]        every chain that is written or deleted is
-//	:OLD - [0:0]                  made, or emptied, before it is referred to
+//	:KUBE-SERVICES - [0:0]          creates or flushes each chain to be written or
+//	:OLD - [0:0]                    deleted, before a rule refers to it
 //	-A KUBE-SERVICES -j RETURN
-//	-D PREROUTING -j OLD          jumps in the order of the changes; a copy
-//	-D PREROUTING -j KUBE-SERVICES  that is not there would be an error
+//	-D PREROUTING -j OLD            jumps, in the order of the changes; one -D for
+//	-D PREROUTING -j KUBE-SERVICES  each copy, as one too many would be an error
 //	-I PREROUTING 1 -j KUBE-SERVICES
 //	-X OLD
 //	COMMIT
@@ -54,30 +54,29 @@ func tableInput(b *strings.Builder, changes []Change, copies Copies) {
 	}
 }
 
-// jumpInput keeps count of copies, because the same changes may insert and delete a
-// jump.
+// jumpInput counts copies itself, because the same changes may insert and delete a jump.
 func jumpInput(b *strings.Builder, changes []Change, copies Copies) {
-	standing := Copies{}
+	existing := Copies{}
 	for _, c := range changes {
 		if !c.isJump() {
 			continue
 		}
 		j := c.jump()
-		n, ok := standing[j]
+		n, ok := existing[j]
 		if !ok {
 			n = copies[j]
 		}
 		for range n {
 			fmt.Fprintf(b, "-D %s %s\n", j.Chain.Name, j.Rule)
 		}
-		standing[j] = 0
+		existing[j] = 0
 		switch c.Op {
 		case InsertJump:
 			fmt.Fprintf(b, "-I %s 1 %s\n", j.Chain.Name, j.Rule)
-			standing[j] = 1
+			existing[j] = 1
 		case AppendJump:
 			fmt.Fprintf(b, "-A %s %s\n", j.Chain.Name, j.Rule)
-			standing[j] = 1
+			existing[j] = 1
 		}
 	}
 }

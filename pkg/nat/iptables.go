@@ -53,8 +53,8 @@ func find(family ip.Family, variant Variant) (*IPTables, error) {
 	return t, t.findCompanions(path, name, string(variant))
 }
 
-// findCompanions finds save and restore in the folder of iptables: those of another
-// folder may be of the other variant.
+// findCompanions finds the save and restore programs in the directory of iptables: those
+// of another directory may be of the other variant.
 func (t *IPTables) findCompanions(path, name, variant string) error {
 	for cmd, suffix := range map[*string]string{&t.saveCmd: "-save", &t.restoreCmd: "-restore"} {
 		found, err := exec.LookPath(filepath.Join(filepath.Dir(path), name+variant+suffix))
@@ -79,11 +79,11 @@ func (t *IPTables) Observe(own Owned) (State, error) { return t.observe(t, own) 
 // program's rule refers to is not deleted (EMLINK), without affecting other changes.
 //
 // A rule that is refused individually, because iptables or the kernel lacks an
-// extension or a set, is omitted. That is not a failure; see State.LeftOut.
+// extension or a set, is omitted. That is not a failure; see State.Omitted.
 func (t *IPTables) Apply(changes []Change) []Failure { return t.apply(t, changes) }
 
-// Omits reports whether rules are omitted because they are refused. Observe tells which, and
-// tries them again.
+// Omits reports whether rules are omitted because they are refused. Observe returns these
+// rules and retries them.
 func (t *IPTables) Omits() bool { return t.omits.Load() }
 
 // save lists all tables. Some versions of iptables fail completely if they cannot list
@@ -119,9 +119,9 @@ func cannotList(stderr string) bool {
 	return strings.Contains(stderr, "incompatible") || strings.Contains(stderr, "Parsing nftables rule failed") || strings.Contains(stderr, "sreg")
 }
 
-// partly lists a table chain by chain. For a base chain that cannot be listed it checks
-// whether each jump exists, and assumes it at the head.
-func (t *IPTables) partly(name Table, own Owned) (*table, error) {
+// listOwned lists a table chain by chain. For a base chain that cannot be listed it
+// checks whether each jump exists, and assumes that those that do are at the head.
+func (t *IPTables) listOwned(name Table, own Owned) (*table, error) {
 	out := newTable()
 	for _, c := range own.Chains {
 		if c.Table == name && c.Family == t.family && !isBase(c.Name) {

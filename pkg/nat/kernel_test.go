@@ -19,8 +19,8 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/kernel/program"
 )
 
-// init adds both variants of iptables to the implementations that every test
-// of behaviour runs against.
+// init adds both variants of iptables to the implementations that the tests of this
+// package run against.
 func init() {
 	for _, variant := range []Variant{NFT, Legacy} {
 		for _, family := range ip.Families {
@@ -46,8 +46,8 @@ func openSubject(t *testing.T, family ip.Family, variant Variant) subject {
 	return subject{family, real.Observe, real.Apply, real.restore, func() subject { return openSubject(t, family, variant) }, variant == Legacy}
 }
 
-// namespace puts the test into a network namespace of its own. The thread is
-// never unlocked, so that it ends with the test and the namespace with it.
+// namespace moves the test into a new network namespace. The thread is never unlocked, so
+// that it and the namespace end with the test.
 func namespace(t *testing.T) {
 	t.Helper()
 	if os.Geteuid() != 0 {
@@ -71,7 +71,7 @@ func TestNew(t *testing.T) {
 	}
 }
 
-// TestChoose has rules of both back ends in the kernel, and kubelet's chains.
+// TestChoose puts rules of both back ends and kubelet's chains into the kernel.
 func TestChoose(t *testing.T) {
 	for name, test := range map[string]struct {
 		commands string
@@ -94,10 +94,9 @@ func TestChoose(t *testing.T) {
 	}
 }
 
-// A rule that nft made in a chain of iptables, of a kind that iptables does
-// not know, makes iptables-save leave its whole table out; this must not be
-// taken for an empty table. What is ours is read and written all the same. Base
-// chains that nft made do no harm.
+// iptables-save omits a table in which nft has written a rule that iptables does not
+// know. That must not be taken for an empty table: our part of it is still read and
+// written. Base chains that nft has created are no problem.
 func TestTableWithRulesOfNFT(t *testing.T) {
 	s := realSubject(t, ip.IPv4, NFT)
 	own := s.own()
@@ -133,7 +132,7 @@ func TestTableWithRulesOfNFT(t *testing.T) {
 			t.Fatalf("%s: %v: %s", command, err, out)
 		}
 		if have, err := s.Observe(own); err != nil || len(Diff(have, s.wanted())) == 0 {
-			t.Errorf("%s: that it is gone is not seen: %v", name, err)
+			t.Errorf("%s: its removal is not observed: %v", name, err)
 		}
 		reach()
 	}
@@ -152,7 +151,7 @@ func nft(t *testing.T, command string) {
 	}
 }
 
-// TestWatch has other programs change rules of iptables and of nftables.
+// TestWatch has other programs change rules of iptables and nftables.
 func TestWatch(t *testing.T) {
 	namespace(t)
 	here, err := os.Open("/proc/thread-self/ns/net")
@@ -161,9 +160,9 @@ func TestWatch(t *testing.T) {
 	}
 	defer here.Close()
 	ctx, cancel := context.WithCancel(t.Context())
-	asked, stands, ended := make(chan Chain, 1000), make(chan struct{}, 1000), make(chan error, 1)
+	asked, changed, ended := make(chan Chain, 1000), make(chan struct{}, 1000), make(chan error, 1)
 	go func() {
-		runtime.LockOSThread() // and never unlocked, see namespace
+		runtime.LockOSThread() // never unlocked, see namespace
 		if err := unix.Setns(int(here.Fd()), unix.CLONE_NEWNET); err != nil {
 			ended <- err
 			return
@@ -171,10 +170,10 @@ func TestWatch(t *testing.T) {
 		ended <- Watcher{}.Watch(ctx, func(c Chain) bool {
 			asked <- c
 			return c.Name == "OURS" || c.Name == "THEIRS"
-		}, func() { stands <- struct{}{} })
+		}, func() { changed <- struct{}{} })
 	}()
 	select {
-	case <-stands:
+	case <-changed:
 	case err := <-ended:
 		t.Fatal(err)
 	}
@@ -198,13 +197,13 @@ func TestWatch(t *testing.T) {
 			select {
 			case got := <-asked:
 				if got.Table == "other" {
-					t.Errorf("told of %v, which is of a family without iptables", got)
+					t.Errorf("reported %v, whose family has no iptables", got)
 				}
 				if got != step.want {
 					continue
 				}
 			case <-deadline:
-				t.Errorf("%s: %v is not told", step.command, step.want)
+				t.Errorf("%s: %v is not reported", step.command, step.want)
 			}
 			break
 		}
@@ -223,14 +222,14 @@ func TestWatch(t *testing.T) {
 		select {
 		case c = <-asked:
 		case <-time.After(10 * time.Second):
-			t.Fatal("the change after our own is not told")
+			t.Fatal("the change after our own is not reported")
 		}
 	}
-	if len(stands) > 0 {
-		t.Error("told of what is of no concern, or of what this process has had done")
+	if len(changed) > 0 {
+		t.Error("reported a change that does not concern us, or one of this process")
 	}
-	// While ours is written another program writes, in a process of the same ID for
-	// all that the messages tell.
+	// While our rules are written, another program writes, in a process that the messages
+	// do not distinguish from ours.
 	err = generation.Change(1, func() error {
 		for _, chain := range []string{"OURS", "THEIRS"} {
 			if _, text, err := program.Run("iptables-nft-restore", "*nat\n:"+chain+" -\n-A "+chain+" -p tcp -j RETURN\nCOMMIT\n", "--noflush"); err != nil {
@@ -243,9 +242,9 @@ func TestWatch(t *testing.T) {
 		t.Fatal(err)
 	}
 	select {
-	case <-stands:
+	case <-changed:
 	case <-time.After(10 * time.Second):
-		t.Error("what another program has changed at the same time is not told")
+		t.Error("another program's change during our own is not reported")
 	}
 	cancel()
 	if err := <-ended; err != context.Canceled {

@@ -13,7 +13,7 @@ type MarkUse struct {
 	Bits  uint32
 }
 
-// markUses returns such rules of a chain.
+// markUses returns the rules of a chain that use marks.
 func markUses(c Chain, rules []Rule) []MarkUse {
 	var out []MarkUse
 	for _, r := range rules {
@@ -28,7 +28,7 @@ func markUses(c Chain, rules []Rule) []MarkUse {
 // operations, of its values. A value without a mask means the whole mark.
 func markBits(r Rule) uint32 {
 	if !strings.Contains(string(r), "mark ") && !strings.Contains(string(r), "mask ") {
-		return 0 // others have thousands of rules
+		return 0 // not parsed: other programs may have thousands of rules
 	}
 	var bits uint32
 	for _, arg := range Arguments(r, "--mark", "--set-xmark", "--set-mark") {

@@ -14,7 +14,7 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
 )
 
-// subject is an implementation under test, and a way to act beside it as
+// subject is an implementation under test, with the means to change its ruleset as
 // another program would.
 type subject struct {
 	family  ip.Family
@@ -25,8 +25,7 @@ type subject struct {
 	blind   bool           // changes are not watched
 }
 
-// subjects make the implementations by name; the end-to-end tests add the
-// real ones.
+// subjects create the implementations by name; the end-to-end tests add the real ones.
 var subjects = map[string]func(*testing.T) subject{
 	"fake IPv4": func(*testing.T) subject { return fakeSubject(ip.IPv4) },
 	"fake IPv6": func(*testing.T) subject { return fakeSubject(ip.IPv6) },
@@ -90,7 +89,7 @@ func (s subject) observe(t *testing.T) State {
 	return have
 }
 
-// reach brings the ruleset to want and checks that nothing is left to do.
+// reach applies what leads to want, and checks that no change remains.
 func (s subject) reach(t *testing.T, want State) {
 	t.Helper()
 	if failures := s.Apply(Diff(s.observe(t), want)); len(failures) > 0 {
@@ -98,7 +97,7 @@ func (s subject) reach(t *testing.T, want State) {
 	}
 	have := s.observe(t)
 	if left := Diff(have, want); len(left) > 0 {
-		t.Fatalf("left to do: %v\nof %+v", left, have)
+		t.Fatalf("remaining changes: %v\nof %+v", left, have)
 	}
 }
 
@@ -112,8 +111,8 @@ func (s subject) must(t *testing.T, input string) {
 // ignoreForeign excludes the fields of a State that describe other programs.
 var ignoreForeign = cmpopts.IgnoreFields(State{}, "Open")
 
-// A jump that only accepts packets stands in a chain that is not known to accept them
-// anyway, and in no other.
+// A jump that only accepts packets exists only in a chain that may not accept them
+// anyway.
 func TestAcceptingJumps(t *testing.T) {
 	each(t, func(t *testing.T, s subject) {
 		want := s.wanted()
@@ -125,7 +124,7 @@ func TestAcceptingJumps(t *testing.T) {
 			have := s.observe(t)
 			found := slices.ContainsFunc(have.Jumps, func(j Jump) bool { return j.Chain == forward.Chain && j.Rule == forward.Rule })
 			if found != (stands || s.blind) {
-				t.Errorf("%s: the jump stands: %t", what, found)
+				t.Errorf("%s: the jump exists: %t", what, found)
 			}
 			if after := After(have, want); len(Diff(after, want)) > 0 {
 				t.Errorf("%s: %v", what, Diff(after, want))
@@ -162,7 +161,7 @@ func TestReachAndKeep(t *testing.T) {
 	})
 }
 
-// Each case is something that another program does to a ruleset that stands.
+// In each case another program changes a complete ruleset.
 func TestDriftIsRepaired(t *testing.T) {
 	pre := "*nat\n-I PREROUTING 1 -p udp -j ACCEPT\nCOMMIT\n"
 	for name, input := range map[string]string{
@@ -186,7 +185,7 @@ func TestDriftIsRepaired(t *testing.T) {
 				s.reach(t, s.wanted())
 				s.must(t, input)
 				if len(Diff(s.observe(t), s.wanted())) == 0 {
-					t.Fatal("the drift is not seen")
+					t.Fatal("the drift is not observed")
 				}
 				s.reach(t, s.wanted())
 				want := s.wanted()
@@ -198,21 +197,21 @@ func TestDriftIsRepaired(t *testing.T) {
 	}
 }
 
-// A rule that lets packets on to ours is no reason to move them.
+// Rules that cannot keep packets from ours are no reason to move ours.
 func TestHarmlessRulesBeforeOurs(t *testing.T) {
 	each(t, func(t *testing.T, s subject) {
 		s.reach(t, s.wanted())
 		s.must(t, "*nat\n:CNI - [0:0]\n:CNI-2 - [0:0]\n-A CNI -j CNI-2\n-A CNI -p tcp -j RETURN\n-A CNI-2 -j MARK --set-xmark 0x1/0x1\n"+
 			"-I PREROUTING 1 -p udp -j MARK --set-xmark 0x2/0x2\n-I PREROUTING 2 -j CNI\nCOMMIT\n")
 		if left := Diff(s.observe(t), s.wanted()); len(left) > 0 {
-			t.Errorf("to do: %v", left)
+			t.Errorf("changes: %v", left)
 		}
 	})
 }
 
-// A program that puts its rules before ours as soon as these are there is
-// given way to after a few moves; later it is tried again.
-func TestAnotherProgramInsists(t *testing.T) {
+// If a program puts its rules before ours whenever ours are there, we give up after a few
+// moves, and try again later.
+func TestContestedHeadOfChain(t *testing.T) {
 	now := time.Now()
 	f := NewFake(ip.IPv4)
 	f.engine.now = func() time.Time { return now }
@@ -222,7 +221,7 @@ func TestAnotherProgramInsists(t *testing.T) {
 	}
 	const insists = "*nat\n-I PREROUTING 1 -j ACCEPT\nCOMMIT\n"
 	s.reach(t, s.wanted())
-	// fight returns how often ours were moved before they are left where they are.
+	// fight returns how often our jumps are moved before they stay behind the other rule.
 	fight := func() (moves int) {
 		for range 10 {
 			now = now.Add(time.Second)
@@ -251,25 +250,25 @@ func TestAnotherProgramInsists(t *testing.T) {
 	}
 	s.must(t, insists)
 	for range 2 {
-		if moves := fight(); moves != movesAtMost {
-			t.Errorf("moved %d times, want %d", moves, movesAtMost)
+		if moves := fight(); moves != maxMoves {
+			t.Errorf("moved %d times, want %d", moves, maxMoves)
 		}
-		// Ours are still repaired, and put in order.
+		// Our jumps are still repaired and sorted.
 		s.must(t, "*nat\n-D PREROUTING "+string(first)+"\nCOMMIT\n")
 		s.reach(t, s.wanted())
-		now = now.Add(stayFor)
+		now = now.Add(giveUpFor)
 	}
-	// Moves that are far from each other go on.
+	// Moves at long intervals are not limited.
 	for range 5 {
 		s.must(t, insists)
 		s.reach(t, s.wanted())
-		now = now.Add(movesWithin)
+		now = now.Add(moveWindow)
 	}
 }
 
-// A jump that is to stand last is put behind the rules of others, and stays
-// where it is when they put more behind it.
-func TestLastJump(t *testing.T) {
+// A jump with Append is written after foreign rules, and is not moved when more of these
+// follow.
+func TestAppendedJump(t *testing.T) {
 	each(t, func(t *testing.T, s subject) {
 		const last = Rule("-j KUBE-IPVS-LAST")
 		want, pre := s.wanted(), s.chain(NAT, "PREROUTING")
@@ -291,7 +290,7 @@ func TestLastJump(t *testing.T) {
 		}
 		s.must(t, "*nat\n-D PREROUTING "+string(last)+"\n-I PREROUTING 1 "+string(last)+"\nCOMMIT\n")
 		if len(Diff(s.observe(t), want)) == 0 {
-			t.Error("that it stands first is not seen")
+			t.Error("its position at the head is not observed")
 		}
 		s.reach(t, want)
 	})
@@ -309,13 +308,13 @@ func TestForeignRulesAreKept(t *testing.T) {
 			t.Errorf("foreign chain (-want +got):\n%s", diff)
 		}
 		if want := []Jump{{Chain: s.chain(NAT, "PREROUTING"), Rule: "-j CNI"}}; !slices.Equal(state.Jumps, want) {
-			t.Errorf("foreign jump: %v, want it to stand", state)
+			t.Errorf("foreign jump: %v, want it kept", state)
 		}
 	})
 }
 
-// A foreign rule that jumps to a chain of ours must not stop anything but the
-// deletion of that chain, and of those that it in turn refers to.
+// A foreign rule that jumps to a chain of ours prevents only the deletion of that chain
+// and of the chains that it refers to.
 func TestReferencedChainStays(t *testing.T) {
 	each(t, func(t *testing.T, s subject) {
 		s.reach(t, s.wanted())
@@ -337,8 +336,8 @@ func TestReferencedChainStays(t *testing.T) {
 	})
 }
 
-// A fault in one table leaves the others applied, and its own as it was.
-func TestTablesFailAlone(t *testing.T) {
+// A fault in one table does not affect the others, and leaves that table unchanged.
+func TestTablesFailIndependently(t *testing.T) {
 	each(t, func(t *testing.T, s subject) {
 		want := s.wanted()
 		bad := Rule("-j KUBE-NOWHERE")
@@ -361,9 +360,9 @@ func TestTablesFailAlone(t *testing.T) {
 	})
 }
 
-// A rule that is refused by itself, as its set is missing, is left out, and the
-// rest of its table stands. What is observed then is what was to be written.
-func TestRefusedRuleIsLeftOut(t *testing.T) {
+// A rule that is refused by itself, because its set is missing, is omitted, and the rest
+// of its table is written. Observe then returns the desired rules.
+func TestRefusedRuleIsOmitted(t *testing.T) {
 	const absent = "-m set --match-set KUBE-ABSENT dst,dst -j "
 	each(t, func(t *testing.T, s subject) {
 		drop := Change{WriteChain, s.chain(NAT, "KUBE-IPVS-DROP"), []Rule{"-p udp -j RETURN", "-p tcp -j RETURN"}}
@@ -391,30 +390,31 @@ func TestRefusedRuleIsLeftOut(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if diff := cmp.Diff(test.rules, got.Chains[test.chain]); diff != "" || len(got.LeftOut) != 1 || got.LeftOut[0].Guard != test.guard {
-				t.Errorf("%s: left out %+v (-want +got)\n%s", test.name, got.LeftOut, diff)
-			} else if err := got.LeftOut[0].Err; !errors.Is(err, unix.ENOENT) || !strings.Contains(err.Error(), "KUBE-ABSENT") {
+			if diff := cmp.Diff(test.rules, got.Chains[test.chain]); diff != "" || len(got.Omitted) != 1 || got.Omitted[0].Guard != test.guard {
+				t.Errorf("%s: omitted %+v (-want +got)\n%s", test.name, got.Omitted, diff)
+			} else if err := got.Omitted[0].Err; !errors.Is(err, unix.ENOENT) || !strings.Contains(err.Error(), "KUBE-ABSENT") {
 				t.Errorf("%s: %v, want ENOENT with the set's name", test.name, err)
 			}
 			fresh, err := s.again().Observe(own)
 			if err != nil {
 				t.Fatal(err)
 			}
-			if diff := cmp.Diff(test.written, fresh.Chains[test.chain]); diff != "" || len(fresh.LeftOut) > 0 {
-				t.Errorf("%s: what stands (-want +got)\n%s", test.name, diff)
+			if diff := cmp.Diff(test.written, fresh.Chains[test.chain]); diff != "" || len(fresh.Omitted) > 0 {
+				t.Errorf("%s: written (-want +got)\n%s", test.name, diff)
 			}
 			if failures := s.Apply([]Change{{DeleteChain, test.chain, nil}, {DeleteChain, drop.Chain, nil}}); len(failures) > 0 {
 				t.Fatal(failures)
 			}
-			if have, _ := s.Observe(own); len(have.Chains) > 0 || len(have.LeftOut) > 0 {
-				t.Errorf("left behind: %v", have)
+			if have, _ := s.Observe(own); len(have.Chains) > 0 || len(have.Omitted) > 0 {
+				t.Errorf("remaining: %v", have)
 			}
 		}
 	})
 }
 
-// The same with a jump: those beside it stand, in their order.
-func TestRefusedJumpIsLeftOut(t *testing.T) {
+// TestRefusedJumpIsOmitted does the same with a jump: the jumps beside it are written in
+// their order.
+func TestRefusedJumpIsOmitted(t *testing.T) {
 	each(t, func(t *testing.T, s subject) {
 		want, own := s.wanted(), s.own()
 		pre := s.chain(NAT, "PREROUTING")
@@ -431,14 +431,14 @@ func TestRefusedJumpIsLeftOut(t *testing.T) {
 			if failures := s.Apply(Diff(have, want)); len(failures) > 0 {
 				t.Fatal(failures)
 			}
-			if have, err = s.Observe(own); err != nil || len(Diff(have, want)) > 0 || len(have.LeftOut) != 2 {
-				t.Fatalf("%v: left to do: %v, left out: %v", err, Diff(have, want), have.LeftOut)
+			if have, err = s.Observe(own); err != nil || len(Diff(have, want)) > 0 || len(have.Omitted) != 2 {
+				t.Fatalf("%v: remaining changes: %v, omitted: %v", err, Diff(have, want), have.Omitted)
 			}
 		}
 		s.must(t, "*nat\n-D PREROUTING "+string(portals)+"\nCOMMIT\n")
 		have, err := s.Observe(own)
 		if err != nil || len(Diff(have, want)) == 0 {
-			t.Errorf("%v: that a jump is gone is not seen", err)
+			t.Errorf("%v: the removal of a jump is not observed", err)
 		}
 		if failures := s.Apply(Diff(have, State{})); len(failures) > 0 {
 			t.Fatal(failures)
@@ -470,9 +470,9 @@ func TestApplyIsIdempotent(t *testing.T) {
 	})
 }
 
-// What no input may be made of is refused before it comes to iptables, and
-// takes nothing with it.
-func TestUnsoundChanges(t *testing.T) {
+// A change that cannot be expressed as input is refused before iptables runs, and does
+// not affect other changes.
+func TestInvalidChanges(t *testing.T) {
 	each(t, func(t *testing.T, s subject) {
 		other := ip.IPv4
 		if s.family == ip.IPv4 {

@@ -5,18 +5,18 @@ import (
 	"time"
 )
 
-// LeftOut is a rule that iptables or the kernel refuses. It is omitted so that the rest
+// OmittedRule is a rule that iptables or the kernel refuses. It is omitted so that the rest
 // of its table can be written.
-type LeftOut struct {
+type OmittedRule struct {
 	Chain Chain
 	Rule  Rule
-	// Instead is the rule that replaces it, or "".
+	// Instead is the rule written in its place, or "".
 	Instead Rule
-	// Guard reports that Rule ends its chain for some packets, and that the rules which
-	// these packets must not reach are omitted, too; see adapt.
+	// Guard reports that Rule ends its chain for some packets. The rules that these
+	// packets must not reach are omitted, too; see adaptChain.
 	Guard bool
 	// Opens reports that Rule drops or rejects packets, itself or by the chain it jumps
-	// to. Without it these packets pass.
+	// to. While it is omitted, these packets pass.
 	Opens bool
 	// Lacks is the part of Rule that is missing: an extension such as "-m set" or
 	// "-j MARK", with its options if only these are refused, a set as "set NAME", or the
@@ -25,10 +25,10 @@ type LeftOut struct {
 	Err   error
 }
 
-// leftOut knows which rules are refused, and what was written without them.
-type leftOut struct {
+// omissions records which rules are refused, and what was written without them.
+type omissions struct {
 	missing map[Table]missing
-	wanted  map[Chain][]Rule  // chains with omitted rules, as desired
+	wanted  map[Chain][]Rule  // desired rules of chains with omitted rules
 	jumps   map[Jump]struct{} // omitted jumps
 	probed  time.Time
 }
@@ -40,10 +40,10 @@ type verdict struct {
 	instead Rule
 }
 
-func (l *leftOut) verdict(t Table, r Rule) (verdict, bool) { return l.missing[t].verdict(r) }
+func (l *omissions) verdict(t Table, r Rule) (verdict, bool) { return l.missing[t].verdict(r) }
 
 // adapt returns the changes without refused rules.
-func (l *leftOut) adapt(changes []Change) []Change {
+func (l *omissions) adapt(changes []Change) []Change {
 	if len(l.missing) == 0 {
 		return changes
 	}
@@ -60,7 +60,7 @@ func (l *leftOut) adapt(changes []Change) []Change {
 	return out
 }
 
-func (l *leftOut) jumpRefused(c Change) bool {
+func (l *omissions) jumpRefused(c Change) bool {
 	if c.Op != InsertJump && c.Op != AppendJump || len(c.Rules) != 1 {
 		return false
 	}
@@ -73,7 +73,7 @@ func (l *leftOut) jumpRefused(c Change) bool {
 // that they are not meant for, so they are omitted too, except those that drop, reject
 // or end the chain themselves: a filter that has lost an exception stays closed, and
 // nothing is masqueraded or marked by mistake.
-func (l *leftOut) adaptChain(c Chain, rules []Rule, changes []Change) []Rule {
+func (l *omissions) adaptChain(c Chain, rules []Rule, changes []Change) []Rule {
 	var out []Rule
 	unguarded := false
 	for _, r := range rules {
@@ -112,7 +112,7 @@ func drops(c Chain, r Rule, changes []Change) bool {
 }
 
 // note records the desired chains in which rules are omitted, and the omitted jumps.
-func (l *leftOut) note(changes []Change) {
+func (l *omissions) note(changes []Change) {
 	for _, c := range changes {
 		if c.isJump() && len(c.Rules) == 1 {
 			delete(l.jumps, c.jump())
@@ -134,20 +134,21 @@ func (l *leftOut) note(changes []Change) {
 	}
 }
 
-// complete replaces chains of a state by the desired ones if everything that can be
-// written exists, and returns what is omitted from them.
-func (l *leftOut) complete(s *State, wanted []Jump) {
+// complete makes a chain that contains all of its desired rules that can be written look
+// like the desired chain, so that Diff does not write it again. It adds the missing rules
+// to State.Omitted.
+func (l *omissions) complete(s *State, wanted []Jump) {
 	all := l.allWanted()
 	defer l.completeJumps(s, wanted) // when the chains are complete
 	for _, c := range sortedChains(l.wanted) {
 		rules := l.wanted[c]
-		if standing, there := s.Chains[c]; !there || !slices.Equal(standing, l.adaptChain(c, rules, all)) {
+		if existing, ok := s.Chains[c]; !ok || !slices.Equal(existing, l.adaptChain(c, rules, all)) {
 			continue
 		}
 		s.Chains[c] = rules
 		for _, r := range rules {
 			if v, refused := l.verdict(c.Table, r); refused {
-				s.LeftOut = append(s.LeftOut, LeftOut{
+				s.Omitted = append(s.Omitted, OmittedRule{
 					Chain: c, Rule: r, Instead: v.instead, Lacks: string(v.lacks), Err: v.err,
 					Guard: isGuard(r) && v.instead == "", Opens: drops(c, r, all) && v.instead == "",
 				})
@@ -157,7 +158,7 @@ func (l *leftOut) complete(s *State, wanted []Jump) {
 }
 
 // completeJumps adds omitted jumps that are wanted.
-func (l *leftOut) completeJumps(s *State, wanted []Jump) {
+func (l *omissions) completeJumps(s *State, wanted []Jump) {
 	if len(l.jumps) == 0 {
 		return
 	}
@@ -167,7 +168,7 @@ func (l *leftOut) completeJumps(s *State, wanted []Jump) {
 		if !out || !refused {
 			continue
 		}
-		s.LeftOut = append(s.LeftOut, LeftOut{Chain: j.Chain, Rule: j.Rule, Lacks: string(v.lacks), Err: v.err, Opens: drops(j.Chain, j.Rule, s.writes())})
+		s.Omitted = append(s.Omitted, OmittedRule{Chain: j.Chain, Rule: j.Rule, Lacks: string(v.lacks), Err: v.err, Opens: drops(j.Chain, j.Rule, s.writes())})
 		at := len(s.Jumps)
 		for _, next := range wanted[i+1:] {
 			if k := slices.Index(s.Jumps, Jump{Chain: next.Chain, Rule: next.Rule}); k >= 0 && next.Chain == j.Chain {
@@ -188,7 +189,7 @@ func (s *State) writes() []Change {
 	return out
 }
 
-func (l *leftOut) allWanted() []Change {
+func (l *omissions) allWanted() []Change {
 	var out []Change
 	for _, c := range sortedChains(l.wanted) {
 		out = append(out, Change{Op: WriteChain, Chain: c, Rules: l.wanted[c]})

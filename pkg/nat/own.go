@@ -14,8 +14,8 @@ import (
 type Owned struct {
 	Chains []Chain
 	// Prefixes are prefixes of names. Every chain with such a name is ours, in both
-	// families and all tables in use; if it is not wanted, an earlier version has left
-	// it. No other program may use the prefixes: "KUBE-" would include kubelet's
+	// families and all tables in use; an undesired one is a leftover of an earlier
+	// version. No other program may use the prefixes: "KUBE-" would include kubelet's
 	// chains.
 	Prefixes []string
 	// Jumps are the desired jumps. They are checked where a base chain cannot be listed
@@ -77,29 +77,29 @@ func (o Owned) others(rules []Rule, c Chain) []Rule {
 // a jump do not matter unless they can keep packets from it. It reports whether there
 // is such a rule.
 func (o Owned) sortJumps(s *State, c Chain, t *table, stays bool) (displaced bool) {
-	kept, seen := false, map[string]bool{} // kept: packets may not reach this point
+	blocked, seen := false, map[string]bool{} // blocked: packets may not reach this point
 	for _, r := range t.chains[c.Name] {
 		j := Jump{Chain: c, Rule: r}
 		switch ours := o.has(j.To()); {
 		case !ours:
-			kept = kept || t.decides(r, seen)
+			blocked = blocked || t.decides(r, seen)
 			continue
-		case (!kept || stays) && !slices.Contains(s.Jumps, j):
+		case (!blocked || stays) && !slices.Contains(s.Jumps, j):
 			s.Jumps = append(s.Jumps, j)
 		default:
 			s.Misplaced = append(s.Misplaced, j)
 		}
 		last := slices.ContainsFunc(o.Jumps, func(j Jump) bool { return j.Chain == c && j.Rule == r && j.Append })
-		if kept && stays && !last && !slices.Contains(s.Contested, c) {
+		if blocked && stays && !last && !slices.Contains(s.Contested, c) {
 			s.Contested = append(s.Contested, c)
 		}
-		displaced = displaced || kept && !last
+		displaced = displaced || blocked && !last
 	}
 	return displaced
 }
 
-// open returns the base chains of table filter that are open; see State.Open. A
-// chain that does not exist is.
+// open returns the base chains of table filter that are open; see State.Open. A chain
+// that does not exist is open.
 func (o Owned) open(family ip.Family, rules ruleset) []Chain {
 	t := rules[Filter]
 	if t == nil {
@@ -119,6 +119,6 @@ func (o Owned) open(family ip.Family, rules ruleset) []Chain {
 	return out
 }
 
-// kubeletsFirewall is kubelet's chain on every node. It drops nothing but what
-// other hosts send to loopback addresses.
+// kubeletsFirewall is kubelet's chain on every node. It drops only packets from other
+// hosts to loopback addresses.
 const kubeletsFirewall = "KUBE-FIREWALL"

@@ -23,9 +23,9 @@ import (
 //	set KUBE-CLUSTER-IP               a set
 //	-p tcp -m set … -j RETURN         all of it, in this combination
 //
-// Rules are refused because of their parts, so a run of iptables-restore for each
-// missing part finds all refused rules, however many there are. A failed run is slow: the
-// kernel starts modprobe for each revision of the extension, and again for each rule.
+// Rules are refused because of their parts, so a run of iptables-restore for each missing
+// part finds all refused rules, however many there are. Failed runs are slow: the kernel
+// starts modprobe for each revision of the extension, for each rule.
 type part string
 
 // randomFully is the option that iptables before 1.6.2 and Linux before 3.13 lack.
@@ -108,8 +108,8 @@ func extension(clause string) part {
 	return part(strings.Join(words[:2], " "))
 }
 
-// alone is a rule with one clause of another rule, and with what precedes its extensions:
-// some require a protocol.
+// alone returns a rule with only one clause of another rule, after what precedes its
+// extensions: some extensions require a protocol.
 func alone(base, clause string) Rule {
 	if strings.HasPrefix(clause, "-m ") {
 		clause += " -j RETURN"
@@ -119,7 +119,7 @@ func alone(base, clause string) Rule {
 
 // find tries the rules of a table's changes and records the missing parts of those that
 // are refused. It reports whether it found any that was not known.
-func (l *leftOut) find(b backend, t Table, changes []Change, err error) bool {
+func (l *omissions) find(b backend, t Table, changes []Change, err error) bool {
 	if !mayBeRule(err) {
 		return false
 	}
@@ -148,7 +148,7 @@ func (l *leftOut) find(b backend, t Table, changes []Change, err error) bool {
 
 // accepted returns the distinct rules of changes that are not known to be refused, or their
 // replacements.
-func (l *leftOut) accepted(t Table, changes []Change) []Rule {
+func (l *omissions) accepted(t Table, changes []Change) []Rule {
 	var out []Rule
 	for _, c := range changes {
 		if c.Op != WriteChain && c.Op != InsertJump && c.Op != AppendJump {
@@ -167,10 +167,10 @@ func (l *leftOut) accepted(t Table, changes []Change) []Rule {
 	return out
 }
 
-// again tries missing parts, at most every probePeriod, and forgets those that exist now:
-// the next comparison writes their rules. Few are tried at a time; if one of them exists,
-// the others may, too.
-func (l *leftOut) again(b backend, now time.Time) {
+// retry tries missing parts, at most every probePeriod, and forgets those that exist now:
+// the next comparison writes their rules. It tries only a few at a time, unless one of
+// them exists now: then the others may exist, too.
+func (l *omissions) retry(b backend, now time.Time) {
 	if len(l.missing) == 0 || now.Sub(l.probed) < probePeriod {
 		return
 	}
@@ -202,16 +202,16 @@ const (
 	probePeriod = 20 * time.Second
 	// probesPerPeriod is how many missing parts are tried then in each table.
 	probesPerPeriod = 4
-	// samples is how many clauses of an extension must be refused before the extension
-	// itself is taken to be missing.
+	// samples is how many uses of an extension must be refused before the extension
+	// itself counts as missing.
 	samples = 3
 	// probeChain is the chain in which rules are tried. It has our prefix, so that the
 	// next process removes one that a crash has left.
 	probeChain = "KUBE-IPVS-PROBE"
 )
 
-// mayBeRule reports whether a single rule may have caused an error. Other errors pass,
-// or concern every rule.
+// mayBeRule reports whether a single rule may have caused an error. Other errors are
+// temporary or concern every rule.
 func mayBeRule(err error) bool {
 	var r *refusal
 	return errors.As(err, &r) && !kernel.IsTransient(err) && !kernel.IsPermission(err) &&
@@ -225,8 +225,8 @@ type search struct {
 	rules []Rule
 }
 
-// refused returns a rule that is refused by itself, and the error; or nil if there is
-// none. iptables mostly names the line that it refuses.
+// refused returns a rule that is refused by itself, and the error; or "" and nil if there
+// is none. iptables names the line that it refuses in most cases.
 func (s *search) refused() (Rule, error) {
 	err := probe(s.b, s.t, s.rules...)
 	if err == nil {
@@ -280,8 +280,8 @@ func (s *search) cause(r Rule, err error) (part, *absence) {
 	return part(r), &absence{err: err, witness: r}
 }
 
-// hasExtension reports whether other uses of the extension of a clause are accepted. A use
-// whose set is missing is not counted.
+// hasExtension reports whether other uses of the extension of a clause are accepted. A
+// use whose set is missing does not count.
 func (s *search) hasExtension(clause string) bool {
 	tried := []string{clause}
 	for _, r := range s.rules {
@@ -340,8 +340,8 @@ func removeProbe(b backend, t Table) {
 	_ = b.restore(fmt.Sprintf("*%[1]s\n:%[2]s - [0:0]\n-X %[2]s\nCOMMIT\n", t, probeChain))
 }
 
-// withoutJump replaces a target that is a chain. Here, names of chains contain a hyphen
-// and names of extensions do not.
+// withoutJump replaces a target that is a chain by RETURN. Names of our chains contain a
+// hyphen, names of extensions do not.
 func withoutJump(r Rule) Rule {
 	to := target(r)
 	if !strings.Contains(to, "-") {

@@ -27,9 +27,9 @@ func manyRules(n int) []Rule {
 	return out
 }
 
-// The number of runs depends on what is missing, not on the number of rules, except for
-// halving them where iptables does not name the line. What can be written is written.
-func TestRunsDoNotGrowWithRules(t *testing.T) {
+// The number of runs depends on what is missing and not on the number of rules, except
+// for bisecting them if iptables does not name the line. All accepted rules are written.
+func TestRunsAreIndependentOfRuleCount(t *testing.T) {
 	for name, lacks := range map[string]func(Rule) bool{
 		"-m set":         func(r Rule) bool { return strings.Contains(string(r), "-m set --match") },
 		"-j MARK":        func(r Rule) bool { return strings.Contains(string(r), "-j MARK") },
@@ -86,7 +86,7 @@ func runsWithout(t *testing.T, name string, lacks func(Rule) bool, n int) int {
 	if got := f.rules[NAT].chains[chain.Name]; !slices.Equal(got, want) {
 		t.Errorf("%d of %d rules are written, want %d", len(got), len(rules), len(want))
 	}
-	// New rules with the same parts cost nothing more, and neither does what is tried again.
+	// New rules with the same parts need no further runs, and neither does a retry.
 	more := append(slices.Clone(rules), manyRules(n + 1)[5*n:]...)
 	f.Apply([]Change{{WriteChain, chain, more}})
 	if after := f.Restores() - runs; after > 1 && name != "one rule" && name != "one mark" {
@@ -94,16 +94,16 @@ func runsWithout(t *testing.T, name string, lacks func(Rule) bool, n int) int {
 	}
 	before := f.Restores()
 	now = now.Add(probePeriod)
-	if s, err := f.Observe(Owned{Chains: []Chain{chain}}); err != nil || len(s.LeftOut) == 0 {
-		t.Errorf("%v, left out %v", err, s.LeftOut)
+	if s, err := f.Observe(Owned{Chains: []Chain{chain}}); err != nil || len(s.Omitted) == 0 {
+		t.Errorf("%v, omitted %v", err, s.Omitted)
 	}
 	if again := f.Restores() - before; again > probesPerPeriod+1 {
-		t.Errorf("%d runs to try again", again)
+		t.Errorf("%d runs for a retry", again)
 	}
 	f.Lacks, f.HasSet = nil, nil
 	now = now.Add(probePeriod)
-	if s, err := f.Observe(Owned{Chains: []Chain{chain}}); err != nil || len(s.LeftOut) > 0 {
-		t.Errorf("%v, still left out: %v", err, s.LeftOut)
+	if s, err := f.Observe(Owned{Chains: []Chain{chain}}); err != nil || len(s.Omitted) > 0 {
+		t.Errorf("%v, still omitted: %v", err, s.Omitted)
 	}
 	return runs
 }

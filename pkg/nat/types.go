@@ -39,16 +39,16 @@ type Rule string
 type Jump struct {
 	Chain Chain
 	Rule  Rule
-	// Append makes it follow ours and all rules that exist when it is written: it only
-	// decides if no other rule has. Observe does not set it.
+	// Append puts the jump after ours and all rules that exist when it is written, so
+	// that it decides only if no other rule has. Observe does not set it.
 	Append bool
-	// Accepts reports that the chain it leads to only accepts packets. Such a jump is
-	// written only where a policy or another program's rule may drop them; see
-	// State.Open. Observe does not set it.
+	// Accepts reports that the jump's chain only accepts packets. Such a jump is written
+	// only where a policy or another program's rule may drop them; see State.Open.
+	// Observe does not set it.
 	Accepts bool
 }
 
-// To is the chain that it jumps to.
+// To returns the chain that the rule jumps to.
 func (j Jump) To() Chain { return Chain{j.Chain.Family, j.Chain.Table, target(j.Rule)} }
 
 // State is our part of the ruleset: our chains with all their rules, and jumps to them.
@@ -59,11 +59,11 @@ type State struct {
 	// foreign rule which can keep packets from them. The same jump may occur more than
 	// once. A desired state has none.
 	Misplaced []Jump
-	// LeftOut are rules of Chains that are omitted because they are refused. Contested
+	// Omitted are rules of Chains that are omitted because they are refused. Contested
 	// are chains in which our jumps stay behind rules that can keep packets from them,
 	// because another program keeps moving those to the head. Unread are tables of
 	// which only our part could be read. A desired state has none of these.
-	LeftOut   []LeftOut
+	Omitted   []OmittedRule
 	Contested []Chain
 	Unread    []Unread
 	// Open are base chains of table filter that accept every packet except what our

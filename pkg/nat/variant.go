@@ -71,11 +71,11 @@ func Choose() (Choice, error) {
 		if _, err := exec.LookPath("iptables"); err != nil {
 			return Choice{}, fmt.Errorf("%w: install the package iptables, or correct PATH", err)
 		}
-		return Choice{Use: Default, Why: "the only one here"}, nil
+		return Choice{Use: Default, Why: "the only one installed"}, nil
 	case !legacy:
-		return Choice{Use: NFT, Unseen: legacyInUse(), Why: "the only one here"}, nil
+		return Choice{Use: NFT, Unseen: legacyInUse(), Why: "the only one installed"}, nil
 	case !nft:
-		return Choice{Use: Legacy, Unseen: true, Why: "the only one here"}, nil
+		return Choice{Use: Legacy, Unseen: true, Why: "the only one installed"}, nil
 	}
 	c, err := decide(savedBy)
 	c.HasOther = err == nil
@@ -91,8 +91,9 @@ func hasPrograms(v Variant) bool {
 	return true
 }
 
-// legacyNames returns the tables of iptables-legacy that exist. Without them the kernel
-// has no legacy rules, and iptables-legacy-save would only load its modules.
+// legacyNames are the files that list the existing tables of iptables-legacy. If they are
+// empty, the kernel has no legacy rules, and iptables-legacy-save would only load its
+// modules.
 var legacyNames = map[ip.Family]string{
 	ip.IPv4: "/proc/thread-self/net/ip_tables_names",
 	ip.IPv6: "/proc/thread-self/net/ip6_tables_names",
@@ -107,8 +108,9 @@ func hasLegacyTables(family ip.Family) bool {
 	return len(strings.TrimSpace(string(text))) > 0 || err != nil && !errors.Is(err, os.ErrNotExist)
 }
 
-// decide runs a variant's iptables-save for one table or for all (""). An unreadable
-// family counts as empty: openNAT reports the error.
+// decide chooses between two installed variants. saved runs a variant's iptables-save for
+// one table, or for all (""). A family that cannot be read counts as empty: the caller
+// reports the error when it reads the rules.
 func decide(saved func(v Variant, family ip.Family, table Table) (string, error)) (Choice, error) {
 	use := func(v Variant, why string) (Choice, error) {
 		other := NFT
@@ -128,7 +130,7 @@ func decide(saved func(v Variant, family ip.Family, table Table) (string, error)
 				noNFT = err
 			}
 			if hinted(text) {
-				return use(v, "kubelet's chains are in it")
+				return use(v, "it has kubelet's chains")
 			}
 		}
 	}
@@ -138,16 +140,16 @@ func decide(saved func(v Variant, family ip.Family, table Table) (string, error)
 	case legacyInUse():
 		nft, legacy := count(saved, NFT), count(saved, Legacy)
 		if legacy > nft {
-			return use(Legacy, fmt.Sprintf("%d rules in it, and %d in the other", legacy, nft))
+			return use(Legacy, fmt.Sprintf("it has %d rules, the other %d", legacy, nft))
 		}
 		if nft > 0 {
-			return use(NFT, fmt.Sprintf("%d rules in it, and %d in the other", nft, legacy))
+			return use(NFT, fmt.Sprintf("it has %d rules, the other %d", nft, legacy))
 		}
 	}
 	if plainIsLegacy() && legacyInUse() {
-		return use(Legacy, "the distribution's own")
+		return use(Legacy, "the distribution's default")
 	}
-	return use(NFT, "no rule indicates another one")
+	return use(NFT, "no rules indicate another one")
 }
 
 func hinted(saved string) bool {
@@ -160,7 +162,7 @@ func count(saved func(Variant, ip.Family, Table) (string, error), v Variant) int
 		if v == Legacy && !hasLegacyTables(family) {
 			continue
 		}
-		text, _ := saved(v, family, "") // in the caller's thread, for its network namespace
+		text, _ := saved(v, family, "") // not concurrently: in the network namespace of this thread
 		n += strings.Count(text, "\n-A ")
 	}
 	return n

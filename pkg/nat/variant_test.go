@@ -14,8 +14,8 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
 )
 
-// kubelet's chains decide, then the number of rules. What cannot be read counts for
-// nothing.
+// kubelet's chains decide, then the number of rules. Rules that cannot be read do not
+// count.
 func TestDecide(t *testing.T) {
 	const hint, canary = ":KUBE-IPTABLES-HINT - [0:0]", ":KUBE-KUBELET-CANARY - [0:0]"
 	rules := func(n int) string { return strings.Repeat("-A KUBE-SERVICES -j RETURN\n", n) }
@@ -27,7 +27,7 @@ func TestDecide(t *testing.T) {
 	noNFT := &refusal{output: "iptables-nft-save: Failed to initialize nft: Protocol not supported"}
 	for name, test := range map[string]struct {
 		nft, legacy back
-		noLegacy    bool // the kernel has no tables of it
+		noLegacy    bool // the kernel has no legacy tables
 		want        Variant
 	}{
 		"empty":                           {noLegacy: true, want: NFT},
@@ -80,7 +80,7 @@ func TestDecide(t *testing.T) {
 	}
 }
 
-// Only what says that there is no IPv6 may leave it out.
+// IPv6 may be left out only if the error says that the node has none.
 func TestNoIPv6(t *testing.T) {
 	for text, want := range map[string]bool{
 		"ip6tables-nft-save v1.8.9: Failed to initialize nft: Protocol not supported":                                         true,

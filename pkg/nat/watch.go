@@ -17,8 +17,8 @@ import (
 // does not announce those of iptables-legacy.
 type Watcher struct{}
 
-// watchBuffer is large because others write thousands of rules at once, each with a
-// message. It needs CAP_NET_ADMIN; otherwise the kernel's default applies.
+// watchBuffer is large because other programs write thousands of rules at once, each with
+// a message. Setting it requires CAP_NET_ADMIN; otherwise the kernel's default applies.
 const watchBuffer = 4 << 20
 
 // Watch calls changed when another program has changed rules in a chain for which
@@ -115,7 +115,7 @@ func changedChain(m syscall.NetlinkMessage) (Chain, bool) {
 		}
 	}
 	if m.Header.Type&0xff == msgNewChain && !isBase(c.Name) {
-		return Chain{}, false // its rules are told
+		return Chain{}, false // its rules are announced
 	}
 	return c, c.Table != ""
 }

@@ -13,7 +13,7 @@ import (
 
 const nftables = unix.NFNL_SUBSYS_NFTABLES << 8
 
-// message is one with texts as its attributes 1, 2 and so on.
+// message returns a message with texts as its attributes 1, 2 and so on.
 func message(kind uint16, family byte, attributes ...string) syscall.NetlinkMessage {
 	data := []byte{family, 0, 0, 0}
 	for i, text := range attributes {
@@ -22,7 +22,7 @@ func message(kind uint16, family byte, attributes ...string) syscall.NetlinkMess
 	return syscall.NetlinkMessage{Header: syscall.NlMsghdr{Type: kind}, Data: data}
 }
 
-// A message that is cut anywhere, or of something else, is no news and no panic.
+// A truncated message, or one of another kind, is ignored without a panic.
 func TestChangedChain(t *testing.T) {
 	rule := message(nftables|msgNewRule, unix.AF_INET6, "filter", "INPUT")
 	for _, tc := range []struct {
@@ -53,8 +53,7 @@ func TestChangedChain(t *testing.T) {
 	}
 }
 
-// FuzzChangedChain: of whatever comes a chain is read that another message could be
-// about as well, or none.
+// FuzzChangedChain: a decoded chain, encoded again, decodes to the same chain.
 func FuzzChangedChain(f *testing.F) {
 	for _, m := range []syscall.NetlinkMessage{
 		message(nftables|msgNewRule, unix.AF_INET6, "filter", "INPUT"), message(nftables|msgDelTable, unix.AF_INET, "nat"),

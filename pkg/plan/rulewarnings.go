@@ -14,9 +14,9 @@ import (
 // place as planned, with the consequence.
 func RuleWarnings(family ip.Family, s nat.State) []string {
 	var out []string
-	single, groups := byCause(s.LeftOut)
+	single, groups := byCause(s.Omitted)
 	for _, l := range single {
-		out = append(out, leftOutWarning(l))
+		out = append(out, omittedWarning(l))
 	}
 	for _, lacks := range slices.Sorted(maps.Keys(groups)) {
 		out = append(out, lackWarning(family, lacks, groups[lacks]))
@@ -32,8 +32,8 @@ func RuleWarnings(family ip.Family, s nat.State) []string {
 
 // byCause groups rules that are omitted for want of one extension or set. One warning for
 // each group says what is lost: without xt_set, a hundred rules are omitted.
-func byCause(omitted []nat.LeftOut) (single []nat.LeftOut, groups map[string][]nat.LeftOut) {
-	groups = map[string][]nat.LeftOut{}
+func byCause(omitted []nat.OmittedRule) (single []nat.OmittedRule, groups map[string][]nat.OmittedRule) {
+	groups = map[string][]nat.OmittedRule{}
 	for _, l := range omitted {
 		groups[l.Lacks] = append(groups[l.Lacks], l)
 	}
@@ -47,7 +47,7 @@ func byCause(omitted []nat.LeftOut) (single []nat.LeftOut, groups map[string][]n
 }
 
 // lackWarning lists comments of omitted rules, those that open something first.
-func lackWarning(family ip.Family, lacks string, omitted []nat.LeftOut) string {
+func lackWarning(family ip.Family, lacks string, omitted []nat.OmittedRule) string {
 	var opens, lost []string
 	for _, l := range omitted {
 		about := l.Chain.Name
@@ -82,7 +82,7 @@ func module(lacks string) string {
 	return lacks
 }
 
-func leftOutWarning(l nat.LeftOut) string {
+func omittedWarning(l nat.OmittedRule) string {
 	why := fmt.Sprintf("the kernel, or iptables, refuses the rule %q of %s", l.Rule, l.Chain)
 	lost := "its feature does not work"
 	if about := nat.Arguments(l.Rule, "--comment"); len(about) > 0 {

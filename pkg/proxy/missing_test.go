@@ -45,7 +45,7 @@ func claimPorts(o *Options) {
 	o.Config.VIPs.LoadBalancers, o.Config.VIPs.Mark, o.Config.VIPs.Table, o.Config.VIPs.Priority = plan.ClaimPort, 0x4, 80080, 98
 }
 
-// partsInUse returns the extensions of the rules, as LeftOut.Lacks has them, and the types of the
+// partsInUse returns the extensions of the rules, as OmittedRule.Lacks names them, and the types of the
 // sets, of everyFeature.
 func partsInUse(t *testing.T) (extensions []string, types map[ipset.Type]bool) {
 	types = map[ipset.Type]bool{}

@@ -199,7 +199,7 @@ func (d *deployment) checkWithout(t *testing.T, missing corev1.Capability) {
 	c := *d.pod.Containers[0].DeepCopy()
 	add := &c.SecurityContext.Capabilities.Add
 	*add = slices.DeleteFunc(*add, func(has corev1.Capability) bool { return has == missing })
-	want := "see that the process has " + string(missing)
+	want := "check that the process has CAP_" + string(missing)
 	if code, output := d.run(c, "--once"); code == 0 || !strings.Contains(output, want) {
 		t.Errorf("ended with %d, and has not said %q:\n%s", code, want, output)
 	}

@@ -132,8 +132,8 @@ func (c *client) one(name string, members bool) (listing, error) {
 const listedForOne = 3
 
 // Sizes returns the numbers of members of sets without reading them, -1 for one that the
-// kernel does not report. Sets that do not exist are missing. If names are few among the
-// kernel's sets, each is asked for.
+// kernel does not report. Sets that do not exist are missing. If names are few compared to
+// the kernel's sets, each is requested by itself.
 func (c *client) Sizes(names []string) (map[string]int, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -268,11 +268,11 @@ func (c *client) apply(change Change) error {
 	case CreateSet:
 		return c.create(change.Set)
 	case DestroySet:
-		return gone(c.raw.destroy(change.Set.Name))
+		return ignoreMissing(c.raw.destroy(change.Set.Name))
 	case AddEntry:
 		return c.add(change)
 	default: // excluded by check
-		return gone(c.raw.members([]Change{change}))
+		return ignoreMissing(c.raw.members([]Change{change}))
 	}
 }
 
@@ -285,7 +285,7 @@ func (c *client) create(set Set) error {
 	if err != nil || there.fits(set) {
 		return err
 	}
-	if err := gone(c.raw.destroy(set.Name)); err != nil {
+	if err := ignoreMissing(c.raw.destroy(set.Name)); err != nil {
 		return fmt.Errorf("%w as %s, and cannot be replaced: %w", unix.EEXIST, there.kind(), err)
 	}
 	return c.raw.create(set, defaultMaxElem)
@@ -311,7 +311,7 @@ func (c *client) grow(set Set) error {
 		return err
 	}
 	temporary := Set{Name: TemporaryName(set.Name), Type: full.Type, Family: full.Family}
-	if err := gone(c.raw.destroy(temporary.Name)); err != nil {
+	if err := ignoreMissing(c.raw.destroy(temporary.Name)); err != nil {
 		return err
 	}
 	if err := c.raw.create(temporary, 2*full.maxElem); err != nil {
@@ -338,8 +338,8 @@ func TemporaryName(name string) string {
 	return name[:min(len(name), maxNameLength-1)] + "~"
 }
 
-// gone treats a missing object as deleted.
-func gone(err error) error {
+// ignoreMissing returns nil for an error that means that the object does not exist.
+func ignoreMissing(err error) error {
 	if kernel.IsNotExist(err) {
 		return nil
 	}
@@ -360,8 +360,8 @@ func (s Set) kind() string {
 	return string(s.Type) + " " + s.Family.String()
 }
 
-// check rejects what the kernel would refuse, or store in another form: the latter
-// would be missing in every comparison and added again for ever.
+// check rejects what the kernel would refuse, or store in another form. A member stored in
+// another form would be missing in every comparison, and added again each time.
 func (c Change) check() error {
 	if name := c.Set.Name; name == "" || len(name) > maxNameLength {
 		return fmt.Errorf("name %q, want 1 to %d bytes: %w", name, maxNameLength, unix.EINVAL)

@@ -35,12 +35,12 @@ func TestTransientErrorsAreRetried(t *testing.T) {
 	wantState(t, &f.client, want)
 	f.FailObserve = func() error { return unix.EINTR }
 	if got, err := f.Observe(nil); got != nil || !errors.Is(err, unix.EINTR) {
-		t.Errorf("after endless interruptions: %v, %v", got, err)
+		t.Errorf("after too many interruptions: %v, %v", got, err)
 	}
 }
 
-// TestObserveIsNeverPartial fails one dump after the other; a set that is
-// gone by the time its members are read is no error.
+// TestObserveIsNeverPartial fails each dump in turn. A set that is deleted before its
+// members are read is not an error.
 func TestObserveIsNeverPartial(t *testing.T) {
 	for fail := range 3 {
 		f := NewFake()
@@ -85,7 +85,7 @@ func TestGrowFails(t *testing.T) {
 		t.Errorf("%v", failures)
 	}
 	if d := cmp.Diff("create vips hash:ip,port family inet\nadd vips 10.0.0.1,tcp:1\n", f.Dump()); d != "" {
-		t.Errorf("the temporary set was left behind: %s", d)
+		t.Errorf("the temporary set still exists: %s", d)
 	}
 	f.Refuse = nil
 	mustApply(t, &f.client, changes)
@@ -103,7 +103,7 @@ func TestCounts(t *testing.T) {
 	}
 }
 
-func TestErrorsSayTheCure(t *testing.T) {
+func TestErrorsNameTheFix(t *testing.T) {
 	f := NewFake()
 	f.FailNext(ErrNoType, unix.EPERM)
 	want := []string{

@@ -10,8 +10,8 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
 )
 
-// FuzzListings: what the kernel says is read, or refused with an error; a member
-// that is read can be told in words.
+// FuzzListings: a message of the kernel is parsed, or rejected with an error; a parsed
+// member can be formatted.
 func FuzzListings(f *testing.F) {
 	member := entryAttr(HashIPPort, Entry{Addr: netip.MustParseAddr("10.96.0.1"), Port: 443, Protocol: ip.TCP}, 0)
 	list := nl.NewRtAttr(nl.IPSET_ATTR_ADT|nested, nil)
@@ -42,9 +42,9 @@ func FuzzListings(f *testing.F) {
 	})
 }
 
-// TestMembersAreReadWithoutGarbage: with 44,125 Services there are twice as many
-// members, which are all read to compare them.
-func TestMembersAreReadWithoutGarbage(t *testing.T) {
+// TestParsingMembersDoesNotAllocate: with 44,125 Services there are twice as many
+// members, and every comparison reads all of them.
+func TestParsingMembersDoesNotAllocate(t *testing.T) {
 	const members = 1000
 	list := nl.NewRtAttr(nl.IPSET_ATTR_ADT|nested, nil)
 	for i := range members {

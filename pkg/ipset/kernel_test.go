@@ -25,8 +25,8 @@ func TestKernel(t *testing.T) {
 	}
 }
 
-// openKernel moves the test to a fresh network namespace, where it stays: the
-// thread is never unlocked, so the runtime ends it with the test.
+// openKernel moves the test to a new network namespace, where it stays: the thread is
+// never unlocked, so the runtime ends it with the test.
 func openKernel(t testing.TB) *client {
 	t.Helper()
 	runtime.LockOSThread()
@@ -62,17 +62,17 @@ func run(t testing.TB, stdin string, args ...string) string {
 	return string(out)
 }
 
-// TestRestore has ipset(8) read State.String, and reads what it made.
+// TestRestore makes ipset(8) create the sets of State.String, and observes them.
 func TestRestore(t *testing.T) {
 	c := openKernel(t)
 	want := everything()
 	run(t, want.String(), "ipset", "restore")
 	wantState(t, c, want)
-	mustApply(t, c, Diff(nil, want)) // sets of later revisions are taken as they are
+	mustApply(t, c, Diff(nil, want)) // existing sets of later revisions are kept
 	wantState(t, c, want)
 }
 
-// TestSave has ipset(8) read sets that this package made.
+// TestSave compares sets that this package creates with the output of ipset(8).
 func TestSave(t *testing.T) {
 	c := openKernel(t)
 	mustApply(t, c, Diff(nil, everything()))
@@ -93,7 +93,7 @@ func TestSave(t *testing.T) {
 	}
 }
 
-// TestForeignSets reads and changes sets as other programs make them.
+// TestForeignSets reads and changes sets in the form in which other programs create them.
 func TestForeignSets(t *testing.T) {
 	c := openKernel(t)
 	run(t, `create vips hash:ip,port family inet comment counters skbinfo timeout 600
@@ -108,7 +108,7 @@ add macs 00:11:22:33:44:55
 `, "ipset", "restore")
 	want := state(contents(vips4, "10.0.0.1,tcp:1"), contents(nets4, "10.0.0.0/8"), contents(ports, "1", "2", "3"))
 	mustApply(t, c, Diff(nil, want))
-	want["vips"] = contents(Set{"vips", HashIPPortMark, ip.IPv4}, "10.0.0.1,tcp:1") // none of whose marks is ours
+	want["vips"] = contents(Set{"vips", HashIPPortMark, ip.IPv4}, "10.0.0.1,tcp:1") // its marks are not ours
 	want["macs"] = Contents{Set: Set{"macs", "hash:mac", 0}}
 	wantState(t, c, want)
 	add := Change{Op: AddEntry, Set: nets4, Entry: entry("10.1.0.0/16")}
@@ -118,8 +118,8 @@ add macs 00:11:22:33:44:55
 	mustApply(t, c, []Change{{Op: DestroySet, Set: Set{Name: "macs"}}})
 }
 
-// TestManyMembers grows a set beyond what it begins with, and reads a dump of
-// many messages.
+// TestManyMembers grows a set beyond its initial capacity, and reads a dump of many
+// messages.
 func TestManyMembers(t *testing.T) {
 	c := openKernel(t)
 	want := Contents{Set: vips4, Entries: map[Entry]uint32{}}
@@ -135,7 +135,7 @@ func TestManyMembers(t *testing.T) {
 		t.Error(d)
 	}
 	if changes := Diff(got, state(want)); len(changes) > 0 {
-		t.Errorf("%d changes left, such as %s", len(changes), changes[0])
+		t.Errorf("%d changes remain, such as %s", len(changes), changes[0])
 	}
 }
 

@@ -16,8 +16,8 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/kernel"
 )
 
-// The tests of this file are run on the Fake and, with the build tag e2e, on
-// the kernel: that both pass is what makes the Fake worth believing.
+// The tests of this file run on the Fake and, with the build tag e2e, on the kernel. Both
+// must pass, so the Fake behaves like the kernel.
 
 var allTests = []struct {
 	name string
@@ -31,7 +31,7 @@ var allTests = []struct {
 	{"observe", testObserve},
 }
 
-// references are what keeps a set from being destroyed.
+// references prevent a set from being destroyed.
 type references interface {
 	Reference(name string)
 	Release(name string)
@@ -53,7 +53,7 @@ var (
 	ports   = Set{"ports", BitmapPort, 0}
 )
 
-// entry reads what Entry.String writes. An argument with a slash is a net.
+// entry parses the format of Entry.String. An argument with a slash is a net.
 func entry(s string) Entry {
 	var e Entry
 	for _, part := range strings.Split(s, ",") {
@@ -76,7 +76,7 @@ func entry(s string) Entry {
 	return e
 }
 
-// marked reads an entry and its mark: "10.96.0.1,tcp:443 0x9", or without.
+// marked parses an entry with an optional mark: "10.96.0.1,tcp:443 0x9".
 func marked(s string) (e Entry, mark uint32) {
 	s, number, _ := strings.Cut(s, " ")
 	fmt.Sscan(number, &mark)
@@ -100,7 +100,7 @@ func state(all ...Contents) State {
 	return s
 }
 
-// everything has all types in both families.
+// everything returns sets of all types in both families.
 func everything() State {
 	return state(
 		contents(addrs4, "10.96.0.1", "10.96.0.2"), contents(addrs6, "fd00:96::1"),
@@ -113,7 +113,7 @@ func everything() State {
 	)
 }
 
-// testErrnos asks the raw side: what the kernel itself answers.
+// testErrnos tests raw: the kernel's own answers.
 func testErrnos(t *testing.T, open func(testing.TB) (*client, references)) {
 	add := func(set Set, text string) func(raw) error {
 		e, mark := marked(text)
@@ -134,17 +134,17 @@ func testErrnos(t *testing.T, open func(testing.TB) (*client, references)) {
 		{"create what is there", create(vips4), unix.EEXIST},
 		{"create with another type", create(renamed(nets4, "vips")), unix.EEXIST},
 		{"create of no type", create(Set{"new", "hash:none", ip.IPv4}), ErrNoType},
-		{"destroy what is not there", func(r raw) error { return r.destroy("none") }, unix.ENOENT},
+		{"destroy a missing set", func(r raw) error { return r.destroy("none") }, unix.ENOENT},
 		{"list what is not there", func(r raw) error { _, err := r.list("none", true); return err }, unix.ENOENT},
-		{"list the header of what is not there", func(r raw) error { _, err := r.list("none", false); return err }, unix.ENOENT},
+		{"list the header of a missing set", func(r raw) error { _, err := r.list("none", false); return err }, unix.ENOENT},
 		{"add to what is not there", add(renamed(vips4, "none"), "10.0.0.1,tcp:1"), unix.ENOENT},
-		{"remove from what is not there", remove(renamed(vips4, "none"), "10.0.0.1,tcp:1"), unix.ENOENT},
+		{"remove from a missing set", remove(renamed(vips4, "none"), "10.0.0.1,tcp:1"), unix.ENOENT},
 		{"add what is there", add(vips4, "10.96.0.1,tcp:443"), nil},
 		{"add what is there, with another mark", add(marks4, "10.96.0.1,tcp:443 0xb"), nil},
-		{"a mark where members have none", add(vips4, "10.96.0.1,tcp:443 0xb"), ErrNoMarks},
+		{"a mark in a set without marks", add(vips4, "10.96.0.1,tcp:443 0xb"), ErrNoMarks},
 		{"add a port that is there", add(ports, "30000"), nil},
 		{"remove what is not there", remove(vips4, "10.96.0.9,tcp:443"), nil},
-		{"remove a port that is not there", remove(ports, "30001"), nil},
+		{"remove a missing port", remove(ports, "30001"), nil},
 		{"other family", add(vips4, "fd00::1,tcp:1"), ErrProtocol},
 		{"other family, IPv6", add(vips6, "10.0.0.1,tcp:1"), ErrProtocol},
 		{"other family of the second address", add(loops4, "10.0.0.1,tcp:1,fd00::1"), ErrProtocol},
@@ -186,14 +186,14 @@ func testSwap(t *testing.T, open func(testing.TB) (*client, references)) {
 	}
 	wantState(t, c, state(contents(other, "10.0.0.1,tcp:1"), contents(vips4, "10.0.0.2,tcp:2"), contents(nets4), contents(vips6)))
 	if err := c.raw.destroy("other"); err != nil {
-		t.Errorf("the reference went with the members: %v", err)
+		t.Errorf("the reference moved with the members: %v", err)
 	}
 	if err := c.raw.destroy("vips"); !errors.Is(err, ErrBusy) {
 		t.Errorf("the reference did not stay with the name: %v", err)
 	}
 }
 
-// testApply asks the client: what callers rely on.
+// testApply tests client: the guarantees to callers.
 func testApply(t *testing.T, open func(testing.TB) (*client, references)) {
 	change := func(op Op, set Set, e string) Change {
 		c := Change{Op: op, Set: set}
@@ -232,12 +232,12 @@ func testApply(t *testing.T, open func(testing.TB) (*client, references)) {
 			want: state(before, contents(marks4, "10.0.0.1,tcp:1 0xb", "10.0.0.3,tcp:1 0x19")),
 		},
 		{
-			name:    "what has no marks is replaced by what has",
+			name:    "a set without marks is replaced by one with marks",
 			changes: []Change{change(CreateSet, Set{"vips", HashIPPortMark, ip.IPv4}, ""), change(AddEntry, Set{"vips", HashIPPortMark, ip.IPv4}, "10.0.0.1,tcp:1 0x9")},
 			want:    state(contents(Set{"vips", HashIPPortMark, ip.IPv4}, "10.0.0.1,tcp:1 0x9")),
 		},
 		{
-			name:    "another family is replaced",
+			name:    "a set of another family is replaced",
 			changes: []Change{change(CreateSet, Set{"vips", HashIPPort, ip.IPv6}, "")},
 			want:    state(contents(Set{"vips", HashIPPort, ip.IPv6})),
 		},
@@ -247,7 +247,7 @@ func testApply(t *testing.T, open func(testing.TB) (*client, references)) {
 			want:    State{},
 		},
 		{
-			name: "what is refused keeps nothing else from being done",
+			name: "a refused change does not affect the others",
 			changes: []Change{
 				change(CreateSet, Set{"", HashIP, ip.IPv4}, ""),
 				change(CreateSet, Set{strings.Repeat("x", 32), HashIP, ip.IPv4}, ""),
@@ -312,7 +312,7 @@ func testInUse(t *testing.T, open func(testing.TB) (*client, references)) {
 	wantState(t, c, State{})
 }
 
-// testGrow fills sets to their brim.
+// testGrow fills sets to their capacity.
 func testGrow(t *testing.T, open func(testing.TB) (*client, references)) {
 	long := Set{strings.Repeat("x", maxNameLength), HashIPPort, ip.IPv4}
 	for _, set := range []Set{vips4, long, marks4} {

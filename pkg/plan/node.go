@@ -75,7 +75,7 @@ func addReroute(plan *NodePlan, n *Node) {
 		return
 	}
 	plan.Sysctls[SNATReroute] = "1"
-	if n.Inventory.Reroute == routing.RerouteNeedless && !slices.ContainsFunc(plan.Rules, func(r routing.Rule) bool { return r.Action != routing.SkipLocal }) {
+	if n.Inventory.Reroute == routing.RerouteUnneeded && !slices.ContainsFunc(plan.Rules, func(r routing.Rule) bool { return r.Action != routing.SkipLocal }) {
 		plan.Sysctls[SNATReroute] = "0"
 	}
 }

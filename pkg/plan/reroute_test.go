@@ -15,13 +15,13 @@ func TestReroute(t *testing.T) {
 		rules             []routing.Rule
 		want              string
 	}{
-		{"plain routing", routing.RerouteNeedless, true, false, nil, "0"},
+		{"plain routing", routing.RerouteUnneeded, true, false, nil, "0"},
 		{"policy routing", routing.RerouteNeeded, true, false, nil, "1"},
 		{"not read", routing.RerouteUnknown, true, false, nil, ""},
-		{"--once", routing.RerouteNeedless, false, false, nil, ""},
-		{"parameters cannot be set", routing.RerouteNeedless, true, true, nil, ""},
-		{"shared VIPs", routing.RerouteNeedless, true, false, []routing.Rule{{Action: routing.SkipLocal, Mark: 4, Mask: 4}}, "0"},
-		{"a rule of the plan", routing.RerouteNeedless, true, false, []routing.Rule{{Priority: 99}}, "1"},
+		{"--once", routing.RerouteUnneeded, false, false, nil, ""},
+		{"parameters cannot be set", routing.RerouteUnneeded, true, true, nil, ""},
+		{"shared VIPs", routing.RerouteUnneeded, true, false, []routing.Rule{{Action: routing.SkipLocal, Mark: 4, Mask: 4}}, "0"},
+		{"a rule of the plan", routing.RerouteUnneeded, true, false, []routing.Rule{{Priority: 99}}, "1"},
 	} {
 		part := NodePlan{Sysctls: map[string]string{}, Rules: c.rules}
 		addReroute(&part, &Node{Watched: c.watched, ReadOnly: c.readOnly, Inventory: routing.Inventory{Reroute: c.reroute}})

@@ -23,7 +23,7 @@ type inbox struct {
 	node         bool                              // the Node, or what it knows about other nodes, has changed
 	network      bool                              // the node's interfaces, addresses, policy rules or routes have changed
 	maybeDeleted bool                              // another program may have deleted any of our state
-	lost         []routing.Lost                    // our deleted state
+	removals     []routing.Removal                 // our deleted state
 	rules        bool                              // another program may have changed rules
 
 	began    time.Time
@@ -139,13 +139,13 @@ func (i *inbox) Synced() {
 // rulesChanged by that of its rules.
 func (i *inbox) networkChanged() { i.set(&i.network) }
 
-func (i *inbox) deleted(lost ...routing.Lost) {
-	if len(lost) == 0 {
+func (i *inbox) deleted(removals ...routing.Removal) {
+	if len(removals) == 0 {
 		i.set(&i.maybeDeleted)
 		return
 	}
 	i.mu.Lock()
-	i.lost = append(i.lost, lost...)
+	i.removals = append(i.removals, removals...)
 	i.mu.Unlock()
 	i.signal()
 }
@@ -164,7 +164,7 @@ type work struct {
 	services                    []types.NamespacedName
 	node, network, maybeDeleted bool
 	rules                       bool
-	lost                        []routing.Lost
+	removals                    []routing.Removal
 	count                       changes
 	triggers                    []trigger
 }
@@ -172,7 +172,7 @@ type work struct {
 func (i *inbox) take() work {
 	i.mu.Lock()
 	defer i.mu.Unlock()
-	w := work{node: i.node, network: i.network, maybeDeleted: i.maybeDeleted, rules: i.rules, lost: i.lost, count: i.count, triggers: i.triggers}
+	w := work{node: i.node, network: i.network, maybeDeleted: i.maybeDeleted, rules: i.rules, removals: i.removals, count: i.count, triggers: i.triggers}
 	for name := range i.changed {
 		w.services = append(w.services, name)
 	}
@@ -180,7 +180,7 @@ func (i *inbox) take() work {
 	// proportional to that.
 	i.changed = map[types.NamespacedName]struct{}{}
 	i.node, i.network, i.maybeDeleted, i.rules = false, false, false, false
-	i.count, i.triggers, i.lost = changes{}, nil, nil
+	i.count, i.triggers, i.removals = changes{}, nil, nil
 	return w
 }
 

@@ -69,17 +69,17 @@ func (p *Proxy) turn(ctx context.Context, now time.Time) {
 // have already been added again.
 func (p *Proxy) changed(ctx context.Context, now time.Time, w *work) {
 	logger := klog.FromContext(ctx)
-	vips := slices.DeleteFunc(slices.Clone(w.lost), func(l routing.Lost) bool { return !l.Addr.IsValid() })
-	for _, l := range w.lost {
+	vips := slices.DeleteFunc(slices.Clone(w.removals), func(l routing.Removal) bool { return !l.Addr.IsValid() })
+	for _, l := range w.removals {
 		if !l.Addr.IsValid() {
 			logger.Info("Another program deleted a policy rule of ours, it was added again", "rule", l.Rule.String())
 		}
 	}
-	n := p.reconciler.Changed(now, reconcile.External{Lost: vips, MaybeDeleted: w.maybeDeleted, Rules: w.rules})
+	n := p.reconciler.Changed(now, reconcile.External{Removed: vips, MaybeDeleted: w.maybeDeleted, Rules: w.rules})
 	if n > 0 {
 		logger.Info("VIPs were deleted, adding them again", "count", n)
 	}
-	if n += len(w.lost) - len(vips); n > 0 {
+	if n += len(w.removals) - len(vips); n > 0 {
 		p.Meter.Restored(n)
 	}
 }

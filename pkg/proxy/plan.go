@@ -125,7 +125,7 @@ func (p *Proxy) renewAffected(ctx context.Context) {
 		// Keep the known facts until the node can be read: a failed list of interfaces
 		// is not an empty one (kubernetes#129146).
 		p.renewAt = time.Now().Add(p.renewing.Step())
-		if p.node.Inventory.Reroute == routing.RerouteNeedless {
+		if p.node.Inventory.Reroute == routing.RerouteUnneeded {
 			p.node.Inventory.Reroute = routing.RerouteNeeded
 			p.replan = true
 		}

@@ -26,7 +26,7 @@ import (
 type Network interface {
 	Inventory() (routing.Inventory, error)
 	Listeners() ([]routing.Listener, error)
-	Watch(ctx context.Context, changed func(), deleted func(...routing.Lost)) error
+	Watch(ctx context.Context, changed func(), deleted func(...routing.Removal)) error
 }
 
 // Rules reports when another program has changed a rule in a chain that concerns the

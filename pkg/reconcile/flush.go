@@ -252,24 +252,24 @@ func (f *flush) vipDone(v *vipRecord) {
 	if v.wanted() {
 		f.vips.hold(v, struct{}{})
 	} else {
-		f.vips.lose(v)
+		f.vips.markMissing(v)
 	}
 	f.vips.markClean(v)
 }
 
-// lost removes VIPs from the cached state that another program, or Flush, deleted from the
+// removed removes VIPs from the cached state that another program, or Flush, deleted from the
 // kernel. It returns how many of them are desired; the next Flush claims these again.
-func (r *Reconciler) lost(lost []routing.Lost) int {
+func (r *Reconciler) removed(removals []routing.Removal) int {
 	n := 0
-	for _, l := range lost {
+	for _, l := range removals {
 		v := r.vips.records.get(plan.VIP{Addr: l.Addr, Claim: r.claimOf(l.Table)})
 		if v != nil && v.wanted() && v.there {
-			r.vips.lose(v)
+			r.vips.markMissing(v)
 			r.vips.markDirty(v)
 			n++
 		}
 	}
-	r.vipsLost = r.vipsLost || n > 0
+	r.vipsRemoved = r.vipsRemoved || n > 0
 	return n
 }
 

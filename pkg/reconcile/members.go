@@ -71,7 +71,7 @@ func (r *Reconciler) loseMember(m *member) {
 	if m.there {
 		r.sets.list[m.key.set].held--
 	}
-	r.members.lose(m)
+	r.members.markMissing(m)
 }
 
 // loseSet records that the kernel does not have a set.

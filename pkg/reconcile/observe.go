@@ -251,7 +251,7 @@ func (r *Reconciler) listed(key ipvs.Key) bool {
 func (r *Reconciler) rebind() {
 	for addr := range r.wrongScope {
 		if v := r.vips.records.get(plan.VIP{Addr: addr, Claim: plan.ClaimAddress}); v != nil && v.wanted() {
-			r.vips.lose(v)
+			r.vips.markMissing(v)
 		}
 	}
 }

@@ -60,7 +60,7 @@ type Reconciler struct {
 	rules         atomic.Pointer[nat.Owned]                 // for Concerns
 	rulesCurrent  bool                                      // the rules in the kernel are the plan's
 	pruning       bool                                      // all Services are known: undesired state may be deleted
-	vipsLost      bool                                      // desired VIPs were deleted, and are to be claimed again
+	vipsRemoved   bool                                      // desired VIPs were deleted, and are to be claimed again
 	uses          plan.SetsInUse                            // see SetsInUse
 }
 
@@ -237,7 +237,7 @@ func (r *Reconciler) loseServer(s *server) {
 		r.ipv4Servers--
 	}
 	r.realServers -= len(s.actual.reals)
-	r.servers.lose(s)
+	r.servers.markMissing(s)
 }
 
 // setRealServer records that the kernel holds a real server.

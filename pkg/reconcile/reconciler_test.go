@@ -303,7 +303,7 @@ func TestOrderOfAClaimedPort(t *testing.T) {
 			}
 		}
 	}
-	if w.reconciler.lost([]routing.Lost{{Addr: netip.MustParseAddr("192.168.1.200"), Table: 80080}}) != 0 {
+	if w.reconciler.removed([]routing.Removal{{Addr: netip.MustParseAddr("192.168.1.200"), Table: 80080}}) != 0 {
 		t.Error("a route that we deleted is to be added again")
 	}
 }

@@ -262,7 +262,7 @@ func (d *resync) observedVIP(key plan.VIP, _ struct{}) {
 		return
 	}
 	if _, wrong := d.wrongScope[key.Addr]; wrong && v.wanted() && key.Claim == plan.ClaimAddress {
-		d.vips.lose(v)
+		d.vips.markMissing(v)
 	} else {
 		d.vips.hold(v, struct{}{})
 	}
@@ -270,7 +270,7 @@ func (d *resync) observedVIP(key plan.VIP, _ struct{}) {
 
 func (d *resync) cachedVIP(v *vipRecord) {
 	if _, there := d.seen.vips[v.key]; !there && !v.touched {
-		d.vips.lose(v)
+		d.vips.markMissing(v)
 	}
 }
 

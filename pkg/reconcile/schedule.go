@@ -138,16 +138,16 @@ func (r *Reconciler) Prune() {
 	}
 }
 
-// External is what may have happened to the kernel without us.
+// External is what other programs may have changed in the kernel.
 type External struct {
-	Lost         []routing.Lost // deleted addresses and routes of VIPs
-	MaybeDeleted bool           // any state may have been deleted
-	Rules        bool           // rules may have changed
+	Removed      []routing.Removal // deleted addresses and routes of VIPs
+	MaybeDeleted bool              // any state may have been deleted
+	Rules        bool              // rules may have changed
 }
 
-// Changed notes what another program has done. It returns how many desired VIPs that took
-// away; the next Step claims them again.
-func (r *Reconciler) Changed(now time.Time, e External) (lostVIPs int) {
+// Changed notes what another program has done. It returns how many desired VIPs were
+// removed; the next Step claims them again.
+func (r *Reconciler) Changed(now time.Time, e External) (removedVIPs int) {
 	if e.MaybeDeleted {
 		r.calm = 0
 	}
@@ -155,7 +155,7 @@ func (r *Reconciler) Changed(now time.Time, e External) (lostVIPs int) {
 	if e.Rules || e.MaybeDeleted {
 		r.compareSoon(now, extent{state: e.MaybeDeleted, rules: e.Rules})
 	}
-	return r.lost(e.Lost)
+	return r.removed(e.Removed)
 }
 
 // compareSoon requests a comparison of some parts, no more often than minPeriod allows.
@@ -266,7 +266,7 @@ func (r *Reconciler) Step(now time.Time) Done {
 		}
 		r.retried, done.Retried = append(r.retried, due...), true
 	}
-	if done.Retried || r.vipsLost {
+	if done.Retried || r.vipsRemoved {
 		r.flushInto(&done)
 	}
 	if r.drainingCount > 0 && !now.Before(r.drainAt) {
@@ -284,7 +284,7 @@ func (r *Reconciler) Step(now time.Time) Done {
 }
 
 func (r *Reconciler) flushInto(done *Done) {
-	r.vipsLost, done.Written = false, true
+	r.vipsRemoved, done.Written = false, true
 	done.Problems = append(done.Problems, r.Flush()...)
 }
 

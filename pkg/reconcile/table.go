@@ -341,8 +341,8 @@ func (t *table[K, W, A]) hold(r *record[K, W, A], actual A) {
 	r.actual = actual
 }
 
-// lose records that the kernel does not hold a key.
-func (t *table[K, W, A]) lose(r *record[K, W, A]) {
+// markMissing records that the kernel does not hold a key.
+func (t *table[K, W, A]) markMissing(r *record[K, W, A]) {
 	if !r.there {
 		return
 	}

@@ -178,7 +178,7 @@ func TestTableKeepsWrittenRecordsWhileObserving(t *testing.T) {
 	l.hold(r, 1)
 	l.beginObserve()
 	l.touch(r)
-	l.lose(r)
+	l.markMissing(r)
 	if again := l.get("key"); again != r || !again.touched {
 		t.Error("the deletion is forgotten")
 	}

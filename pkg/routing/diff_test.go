@@ -71,7 +71,7 @@ func TestDiff(t *testing.T) {
 func TestRetry(t *testing.T) {
 	permanent := errors.New("permanent")
 	for name, test := range map[string]struct {
-		errs  []error // of the calls; the last one's is nil if they are used up
+		errs  []error // of the calls; further calls return nil
 		calls int
 		want  error
 	}{

@@ -31,7 +31,7 @@ type Fake struct {
 	listeners []Listener
 	watchers  []*watcher
 	guard     guard
-	lost      []rawRule // rules that the current change deleted
+	removed   []rawRule // rules that the current change deleted
 	observes  int
 	applied   int
 }
@@ -174,16 +174,16 @@ func (f *Fake) Guard(rules []Rule) { f.guard.set(rules) }
 
 // restore restores deleted rules as Watch does.
 func (f *Fake) restore() {
-	gone := f.lost
-	f.lost = nil
+	restorable := f.removed
+	f.removed = nil
 	if len(f.watchers) == 0 {
 		return
 	}
 	f.ours = true
-	for _, r := range gone {
-		lost, ok := f.guard.restore((*fakeStack)(f), r, true)
+	for _, r := range restorable {
+		removals, ok := f.guard.restore((*fakeStack)(f), r, true)
 		for _, w := range f.watchers {
-			w.reportLost(lost...)
+			w.reportRemovals(removals...)
 			if !ok {
 				w.reportAnything()
 			}
@@ -192,13 +192,13 @@ func (f *Fake) restore() {
 }
 
 // Watch is like Netlink.Watch.
-func (f *Fake) Watch(ctx context.Context, inventory func(), own func(...Lost)) error {
+func (f *Fake) Watch(ctx context.Context, inventory func(), removed func(...Removal)) error {
 	w := newWatcher()
 	w.all()
 	f.mu.Lock()
 	f.watchers = append(f.watchers, w)
 	f.mu.Unlock()
-	w.notify(ctx, inventory, own)
+	w.notify(ctx, inventory, removed)
 	f.mu.Lock()
 	f.watchers = slices.DeleteFunc(f.watchers, func(other *watcher) bool { return other == w })
 	f.mu.Unlock()
@@ -234,12 +234,12 @@ type fakeStack Fake
 
 // notify schedules the calls of the watchers that the kernel's message about a change would
 // cause.
-func (f *fakeStack) notify(inventory bool, lost ...Lost) {
+func (f *fakeStack) notify(inventory bool, removals ...Removal) {
 	for _, w := range f.watchers {
 		if inventory {
 			signal(w.inventory)
 		}
-		w.reportLost(lost...)
+		w.reportRemovals(removals...)
 	}
 }
 
@@ -282,7 +282,7 @@ func (f *fakeStack) deleteAddress(a netip.Addr) error {
 	if _, ok := f.addresses[a]; !ok {
 		return unix.EADDRNOTAVAIL
 	}
-	f.notify(false, Lost{Addr: a})
+	f.notify(false, Removal{Addr: a})
 	delete(f.addresses, a)
 	return nil
 }
@@ -350,7 +350,7 @@ func (f *fakeStack) deleteFirst(like func(rawRule) bool) error {
 		return unix.ENOENT
 	}
 	f.notify(true)
-	f.lost = append(f.lost, f.rules[i])
+	f.removed = append(f.removed, f.rules[i])
 	f.rules = slices.Delete(f.rules, i, i+1)
 	return nil
 }
@@ -379,7 +379,7 @@ func (f *fakeStack) deleteRoute(r Route) error {
 		return unix.ESRCH
 	}
 	if found.ours && r.Dst.IsSingleIP() {
-		f.notify(false, Lost{Addr: r.Dst.Addr(), Table: r.Table})
+		f.notify(false, Removal{Addr: r.Dst.Addr(), Table: r.Table})
 	}
 	f.notify(r.Dst.Bits() == 0)
 	delete(f.routes, keyOf(r))

@@ -11,8 +11,8 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
 )
 
-// FuzzWatch: any message of the kernel is handled, and only a change of watched state causes
-// a call.
+// FuzzWatch: any message of the kernel is handled, and only changes of watched state
+// cause calls.
 func FuzzWatch(f *testing.F) {
 	link := make([]byte, unix.SizeofIfInfomsg)
 	f.Add(uint16(unix.RTM_NEWLINK), append(link, 11, 0, 3, 0, 'k', 'u', 'b', 'e', '-', 'i', 0, 0))
@@ -23,7 +23,7 @@ func FuzzWatch(f *testing.F) {
 		w := newWatcher()
 		w.dummyLink = 7
 		w.message(syscall.NetlinkMessage{Header: syscall.NlMsghdr{Type: kind}, Data: data})
-		if (kind < unix.RTM_NEWLINK || kind > unix.RTM_DELRULE) && len(w.inventory)+len(w.own) > 0 {
+		if (kind < unix.RTM_NEWLINK || kind > unix.RTM_DELRULE) && len(w.inventory)+len(w.removed) > 0 {
 			t.Errorf("a message of type %d caused a call", kind)
 		}
 	})

@@ -14,10 +14,10 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/kernel/nlmsg"
 )
 
-// Lost is something of ours that was deleted, by another program or by Apply: a Rule, which
-// has been restored by then, or else an address of DummyLink, or a local route to a single
-// address in Table.
-type Lost struct {
+// Removal is something of ours that was deleted, by another program or by Apply: a Rule,
+// which has been restored by then, or an address of DummyLink, or a local route to a
+// single address in Table.
+type Removal struct {
 	Rule  Rule
 	Addr  netip.Addr
 	Table int // 0: an address
@@ -56,7 +56,7 @@ func (g *guard) set(rules []Rule) {
 // restore adds the guarded rules again that a change of a rule removed: the rule itself or,
 // if it was part of a SkipLocal rule or a rule of table local, the SkipLocal rules. It
 // returns the rules that were missing, and false if any could not be restored.
-func (g *guard) restore(s stack, changed rawRule, deleted bool) (lost []Lost, ok bool) {
+func (g *guard) restore(s stack, changed rawRule, deleted bool) (removals []Removal, ok bool) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	ok = true
@@ -70,10 +70,10 @@ func (g *guard) restore(s stack, changed rawRule, deleted bool) (lost []Lost, ok
 		if !g.allowed(time.Now()) || change(s, Change{Op: AddRule, Rule: r}, nil) != nil {
 			ok = false
 		} else {
-			lost = append(lost, Lost{Rule: r})
+			removals = append(removals, Removal{Rule: r})
 		}
 	}
-	return lost, ok
+	return removals, ok
 }
 
 // concerns reports whether a change of one of the kernel's rules may affect a guarded rule.
@@ -161,27 +161,27 @@ func (r *rawRule) attribute(a syscall.NetlinkRouteAttr, toBits, fromBits int) {
 	}
 }
 
-// lostAddress parses a message about an address (struct ifaddrmsg).
-func lostAddress(data []byte) (Lost, bool) {
+// removedAddress parses a message about an address (struct ifaddrmsg).
+func removedAddress(data []byte) (Removal, bool) {
 	a, ok := attributeOf(data, unix.SizeofIfAddrmsg, unix.IFA_LOCAL)
 	if !ok {
 		a, ok = attributeOf(data, unix.SizeofIfAddrmsg, unix.IFA_ADDRESS)
 	}
-	return Lost{Addr: address(a)}, ok && address(a).IsValid()
+	return Removal{Addr: address(a)}, ok && address(a).IsValid()
 }
 
-// lostRoute parses a message about a route (struct rtmsg); false unless it is to a single
-// address.
-func lostRoute(data []byte) (Lost, bool) {
+// removedRoute parses a message about a route (struct rtmsg). It returns false unless the
+// route is to a single address.
+func removedRoute(data []byte) (Removal, bool) {
 	dst, ok := attributeOf(data, unix.SizeofRtMsg, unix.RTA_DST)
 	if !ok || 8*len(dst) != int(data[1]) || !address(dst).IsValid() {
-		return Lost{}, false
+		return Removal{}, false
 	}
 	table := int(data[4])
 	if t, ok := attributeOf(data, unix.SizeofRtMsg, unix.RTA_TABLE); ok && len(t) >= 4 {
 		table = int(binary.NativeEndian.Uint32(t))
 	}
-	return Lost{Addr: address(dst), Table: table}, true
+	return Removal{Addr: address(dst), Table: table}, true
 }
 
 // attributeOf returns the value of the first attribute of a kind, after a message header of

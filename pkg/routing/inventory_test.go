@@ -22,11 +22,12 @@ func TestInputsOf(t *testing.T) {
 		{Rule{Family: ip.IPv4, OIf: "vlan5", Table: 101}, 0},
 	}
 	if got := slices.Sorted(maps.Keys(inputsOf(rules, ip.IPv4))); !slices.Equal(got, []string{"vlan1"}) {
-		t.Errorf("inputs %q, want vlan1 alone", got)
+		t.Errorf("inputs %q, want only vlan1", got)
 	}
 }
 
-// Of the routes over an input interface only those to single hosts on its link are read.
+// Of the routes over an input interface, only those to single hosts on its link are
+// wanted.
 func TestWantedRoutes(t *testing.T) {
 	tables := tables{family: ip.IPv4, names: map[int]string{2: "eth0", 3: "vlan1"}, inputs: map[string]bool{"vlan1": true}}
 	network := func(s string) *net.IPNet { _, n, _ := net.ParseCIDR(s); return n }
@@ -41,7 +42,7 @@ func TestWantedRoutes(t *testing.T) {
 		"behind a gateway":      {netlink.Route{LinkIndex: 3, Dst: network("10.1.0.5/32"), Gw: net.IPv4(10, 0, 0, 1)}, false},
 	} {
 		if got := tables.wants(tc.route); got != tc.want {
-			t.Errorf("%s: wanted is %t", name, got)
+			t.Errorf("%s: wanted: %t", name, got)
 		}
 	}
 }

@@ -51,8 +51,8 @@ func open(t testing.TB) *Netlink {
 	return n
 }
 
-// namespace moves the test to a network namespace of its own, with lo up. The thread is
-// never unlocked, so it ends with the test, and the namespace with it.
+// namespace moves the test to a new network namespace, with lo up. The thread is never
+// unlocked, so it ends with the test, and the namespace with it.
 func namespace(t testing.TB) {
 	t.Helper()
 	if os.Geteuid() != 0 {
@@ -65,7 +65,7 @@ func namespace(t testing.TB) {
 	ipCommands(t, "link set lo up")
 }
 
-// sideThread runs a function on a thread of its own in the namespace of the caller.
+// sideThread runs a function on a separate thread in the namespace of the caller.
 func sideThread(t *testing.T, f func()) {
 	here, err := netns.Get()
 	if err != nil {
@@ -100,7 +100,7 @@ func command(t testing.TB, line string) string {
 	return string(out)
 }
 
-// The link and what is bound to it are as kube-proxy leaves them.
+// TestDummyLinkAsKubeProxyLeavesIt compares the link and its addresses with kube-proxy's.
 func TestDummyLinkAsKubeProxyLeavesIt(t *testing.T) {
 	s := kernelSubject(t)
 	s.reach(t, wanted())
@@ -122,24 +122,24 @@ func TestDummyLinkAsKubeProxyLeavesIt(t *testing.T) {
 	t.Log(command(t, "ip rule show"), command(t, "ip -details route show table 250"))
 }
 
-// The kernel adds an address and routes to a link that is set up; none of these are ours to
+// The kernel adds an address and routes to a link that is set up. They are not ours to
 // delete.
 func TestDummyLinkSetUp(t *testing.T) {
 	s := kernelSubject(t)
 	s.reach(t, wanted())
 	ipCommands(t, "link set "+DummyLink+" up", "addr add 192.0.2.1/24 dev "+DummyLink)
 	if left := Diff(s.observe(t), wanted()); len(left) > 0 {
-		t.Errorf("left to do: %v", left)
+		t.Errorf("remaining changes: %v", left)
 	}
 	ipCommands(t, "link set "+DummyLink+" down")
 	s.reach(t, wanted())
 }
 
-func TestLinkOfAnotherMake(t *testing.T) {
+func TestLinkOfAnotherType(t *testing.T) {
 	s := kernelSubject(t)
 	ipCommands(t, "link add "+DummyLink+" type bridge")
 	if state, err := s.Observe(); !errors.Is(err, unix.EEXIST) || state.DummyLink {
-		t.Errorf("Observe = %v, %v, want EEXIST alone", state, err)
+		t.Errorf("Observe = %v, %v, want only EEXIST", state, err)
 	}
 }
 
@@ -156,9 +156,9 @@ func TestIPv6Disabled(t *testing.T) {
 	}
 }
 
-// addressScope: on a link without an address, MASQUERADE uses a VIP of global scope, and not
-// one of link scope. Delivery, and the source of the node's own connections, are the same
-// with both.
+// TestScopeOfVIPs checks what addressScope claims: on a link without an address,
+// MASQUERADE uses a VIP of global scope, but not one of link scope. Delivery and the
+// source of the node's own connections are the same with both.
 func TestScopeOfVIPs(t *testing.T) {
 	for scope, want := range map[netlink.Scope]string{
 		netlink.SCOPE_LINK:     "10.12.97.49",
@@ -329,8 +329,8 @@ func wantedLinks() []Link {
 	}
 }
 
-// While another thread keeps changing addresses, each read is complete: it contains the
-// addresses that stay.
+// TestReadsAmidChanges checks that each read is complete while another thread keeps
+// changing addresses: it contains the addresses that stay.
 func TestReadsAmidChanges(t *testing.T) {
 	s := kernelSubject(t)
 	const stay = 2000
@@ -364,11 +364,11 @@ func TestReadsAmidChanges(t *testing.T) {
 		}
 	}
 	cancel()
-	t.Logf("%d reads whole, %d given up, beside %d changes", whole, failed, 2*<-ended)
+	t.Logf("%d complete reads, %d given up, during %d changes", whole, failed, 2*<-ended)
 }
 
-// Changes of routes other than default routes are collected; those to single addresses do
-// not wake the watcher at all.
+// Changes of routes other than default routes are collected. Those to single addresses do
+// not wake the watcher.
 func TestWatchRoutes(t *testing.T) {
 	s := kernelSubject(t)
 	s.must(t, s.Apply([]Change{{Op: AddLink}}))
@@ -404,8 +404,8 @@ func TestWatchOverrun(t *testing.T) {
 	w.expect("the overrun", true, true)
 }
 
-// The kernel's work for binding grows with the square of the number of addresses: it
-// searches those of the link for each new one.
+// TestManyAddresses logs the time: the kernel searches all addresses of the link for each
+// new one.
 func TestManyAddresses(t *testing.T) {
 	s := kernelSubject(t)
 	s.must(t, s.Apply([]Change{{Op: AddLink}}))
@@ -471,8 +471,8 @@ func writeVIPs(b *testing.B, n *Netlink, op Op, batched bool) {
 	}
 }
 
-// With the rule, marked packets to an address of the node leave it, and others are
-// delivered: both received packets and those that the node sends.
+// With the rule, marked packets to an address of the node are forwarded and all others
+// are delivered, both received packets and those that the node sends.
 func TestSkipLocalRoutes(t *testing.T) {
 	s := kernelSubject(t)
 	ipCommands(t, "addr add 192.0.2.1/24 dev eth1", "-6 addr add fd00:2::1/64 dev eth1 nodad",
@@ -552,7 +552,7 @@ func transmitted(t *testing.T) int {
 	return int(link.Attrs().Statistics.TxPackets)
 }
 
-// Anything by which the source of a packet may decide its route needs the second lookup.
+// If the source of a packet may decide its route, replies need the second lookup.
 func TestInventoryReroute(t *testing.T) {
 	namespace(t)
 	ipCommands(t, "link set lo up", "link add eth1 type veth peer name eth2", "link set eth2 up", "link set eth1 up", "-6 addr add fd00::10/64 dev eth1 nodad")
@@ -563,7 +563,7 @@ func TestInventoryReroute(t *testing.T) {
 			t.Errorf("%s: %d, %v, want %d", what, inv.Reroute, err, want)
 		}
 	}
-	check("nothing", RerouteNeedless)
+	check("nothing", RerouteUnneeded)
 	for _, c := range []struct{ add, del string }{
 		{"rule add pref 1000 from 10.0.0.1 lookup 100", "rule del pref 1000"},
 		{"rule add pref 32767 fwmark 1 lookup 100", "rule del pref 32767 fwmark 1"},
@@ -575,6 +575,6 @@ func TestInventoryReroute(t *testing.T) {
 		ipCommands(t, c.add)
 		check(c.add, RerouteNeeded)
 		ipCommands(t, c.del)
-		check(c.del, RerouteNeedless)
+		check(c.del, RerouteUnneeded)
 	}
 }

@@ -78,7 +78,7 @@ func FuzzListeners(f *testing.F) {
 		list, err := readListeners(strings.NewReader(listing), protocol, waits)
 		for _, l := range list {
 			if err == nil && (!l.Addr.IsValid() || l.Addr.Is4In6()) {
-				t.Errorf("a program waits at %v", l)
+				t.Errorf("invalid listener %v", l)
 			}
 		}
 	})

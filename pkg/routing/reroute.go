@@ -22,16 +22,16 @@ import (
 // The second lookup costs every reply about 2,700 instructions.
 type Reroute uint8
 
-// Inventory sets RerouteNeeded or RerouteNeedless.
+// Inventory sets RerouteNeeded or RerouteUnneeded.
 const (
 	RerouteUnknown  Reroute = iota
 	RerouteNeeded           // by policy rules, IPv6 routes by source or IPsec; or these cannot be read
-	RerouteNeedless         // the destination alone decides
+	RerouteUnneeded         // the destination alone decides
 )
 
 func (n *Netlink) reroute(rules []rawRule) Reroute {
 	if onlyKernelRules(rules) && n.withoutIPsec() && n.withoutSourceRoutes() {
-		return RerouteNeedless
+		return RerouteUnneeded
 	}
 	return RerouteNeeded
 }
@@ -49,10 +49,10 @@ var kernelRules = map[ip.Family][]Rule{
 	},
 }
 
-// onlyKernelRules reports whether both families have the kernel's own rules and no others
-// but the parts of our SkipLocal rules. Those decide only whether table local is looked up,
-// and IPVS routes no reply again whose destination is in that table. A family without rules
-// was not read.
+// onlyKernelRules reports whether both families have only the kernel's own rules and the
+// parts of our SkipLocal rules. Those decide only whether table local is looked up, and
+// IPVS does not route replies to a destination in that table a second time. A family
+// without rules was not read.
 func onlyKernelRules(rules []rawRule) bool {
 	for _, f := range ip.Families {
 		var found []Rule

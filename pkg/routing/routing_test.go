@@ -22,12 +22,12 @@ type subject struct {
 	Observe   func() (State, error)
 	Inventory func() (Inventory, error)
 	Apply     func([]Change) []Failure
-	Watch     func(ctx context.Context, inventory func(), own func(...Lost)) error
+	Watch     func(ctx context.Context, inventory func(), removed func(...Removal)) error
 	misbind   func(netip.Addr)
 	others    func(...Change) []Failure
 	stack     stack
 	guard     func([]Rule)
-	directly  func(...step) // changes single rules of the kernel's
+	directly  func(...step) // writes single rules without Apply
 }
 
 // subjects create the implementations by name; the end-to-end tests add the real one.
@@ -37,7 +37,7 @@ var subjects = map[string]func(*testing.T) subject{
 		inv, _ := f.Inventory()
 		inv.Links = append(inv.Links, Link{Index: 2, Name: "eth1", Type: "dummy", Up: true})
 		f.SetInventory(inv)
-		f.ours = true // what the stack writes
+		f.ours = true // changes are Apply's
 		directly := func(steps ...step) {
 			f.mu.Lock()
 			defer f.mu.Unlock()
@@ -106,7 +106,7 @@ func TestLocalRoutes(t *testing.T) {
 		}
 		s.must(t, s.Apply(append([]Change{{Op: AddLink}}, bound(AddAddress)...)))
 		for i, want := range []map[Route]struct{}{set(v4, v6), set(other, v6, beside4, beside6), set(beside4, beside6), set[Route]()} {
-			if i == 2 { // the addresses give way to the routes
+			if i == 2 { // the routes replace the addresses
 				s.must(t, s.Apply(bound(DeleteAddress)))
 			}
 			have, err := s.Observe()
@@ -160,7 +160,7 @@ func empty() State {
 	return State{Addresses: set[netip.Addr](), Misbound: set[netip.Addr](), Rules: set[Rule](), Routes: set[Route]()}
 }
 
-func TestReachAndLeave(t *testing.T) {
+func TestApplyAndRemove(t *testing.T) {
 	each(t, func(t *testing.T, s subject) {
 		before, err := s.Inventory()
 		if err != nil {
@@ -196,12 +196,12 @@ func TestDriftIsRepaired(t *testing.T) {
 			each(t, func(t *testing.T, s subject) {
 				s.reach(t, wanted())
 				do := s.others
-				if strings.HasSuffix(name, "added") { // or it is not ours
+				if strings.HasSuffix(name, "added") { // otherwise it would be foreign
 					do = func(changes ...Change) []Failure { return s.Apply(changes) }
 				}
 				s.must(t, do(drift...))
 				if len(Diff(s.observe(t), wanted())) == 0 {
-					t.Fatal("the drift is not seen")
+					t.Fatal("the drift is not observed")
 				}
 				s.reach(t, wanted())
 			})
@@ -209,8 +209,8 @@ func TestDriftIsRepaired(t *testing.T) {
 	}
 }
 
-// Rules and routes of other programs are not ours, even if only the protocol differs.
-func TestOthersAreNotOurs(t *testing.T) {
+// Rules and routes of other programs are foreign, even if only the protocol differs.
+func TestForeignIsNotOurs(t *testing.T) {
 	each(t, func(t *testing.T, s subject) {
 		others := []Change{
 			{Op: AddRule, Rule: Rule{Family: ip.IPv4, Priority: 512, To: pfx("10.12.192.44/32"), Table: 254}},
@@ -323,9 +323,9 @@ func TestWatch(t *testing.T) {
 		defer w.end()
 		w.expect("the beginning", true, true)
 		for _, step := range []struct {
-			name           string
-			change         Change
-			inventory, own bool
+			name               string
+			change             Change
+			inventory, removed bool
 		}{
 			{"a VIP added", Change{Op: AddAddress, Address: addr("10.96.0.7")}, false, false},
 			{"a VIP deleted", Change{Op: DeleteAddress, Address: addr("10.96.0.7")}, false, true},
@@ -340,13 +340,13 @@ func TestWatch(t *testing.T) {
 			{"an address on the new link", Change{Op: DeleteAddress, Address: addr("10.96.0.1")}, false, false},
 		} {
 			s.must(t, s.others(step.change))
-			w.expect(step.name, step.inventory, step.own)
+			w.expect(step.name, step.inventory, step.removed)
 		}
 	})
 }
 
-// A guarded rule that another program deletes is restored at once; one that is no longer
-// guarded is not.
+// A guarded rule that another program deletes is restored immediately. A rule that is no
+// longer guarded is not.
 func TestGuard(t *testing.T) {
 	want := wanted()
 	skip := Rule{Family: ip.IPv4, Action: SkipLocal, Mark: 4, Mask: 4}
@@ -385,25 +385,25 @@ func TestGuard(t *testing.T) {
 		s.must(t, s.others(deletions...))
 		w.drain()
 		if rules := s.observe(t).Rules; !maps.Equal(rules, set(skip)) {
-			t.Errorf("what is not guarded is back: %v", rules)
+			t.Errorf("an unguarded rule was restored: %v", rules)
 		}
 	})
 }
 
 // watching is a running Watch.
 type watching struct {
-	t              *testing.T
-	inventory, own chan struct{}
-	end            func()
+	t                  *testing.T
+	inventory, removed chan struct{}
+	end                func()
 }
 
 // watch runs Watch on the test's thread, which is in the test's namespace.
 func watch(t *testing.T, s subject) watching {
 	ctx, cancel := context.WithCancel(context.Background())
-	w := watching{t: t, inventory: make(chan struct{}, 1), own: make(chan struct{}, 1)}
+	w := watching{t: t, inventory: make(chan struct{}, 1), removed: make(chan struct{}, 1)}
 	ended := make(chan error, 1)
 	inNamespace(t, func() {
-		ended <- s.Watch(ctx, func() { signal(w.inventory) }, func(...Lost) { signal(w.own) })
+		ended <- s.Watch(ctx, func() { signal(w.inventory) }, func(...Removal) { signal(w.removed) })
 	})
 	w.end = func() {
 		cancel()
@@ -419,10 +419,10 @@ func watch(t *testing.T, s subject) watching {
 var inNamespace = func(_ *testing.T, f func()) { go f() }
 
 // expect waits for the pending calls and checks that there are no others.
-func (w watching) expect(when string, inventory, own bool) {
+func (w watching) expect(when string, inventory, removed bool) {
 	w.t.Helper()
-	for c, due := range map[chan struct{}]bool{w.inventory: inventory, w.own: own} {
-		name := "own"
+	for c, due := range map[chan struct{}]bool{w.inventory: inventory, w.removed: removed} {
+		name := "removed"
 		if c == w.inventory {
 			name = "inventory"
 		}
@@ -447,7 +447,7 @@ func (w watching) expect(when string, inventory, own bool) {
 // drain skips further messages about the same change.
 func (w watching) drain() {
 	time.Sleep(50 * time.Millisecond)
-	for _, c := range []chan struct{}{w.inventory, w.own} {
+	for _, c := range []chan struct{}{w.inventory, w.removed} {
 		for len(c) > 0 {
 			<-c
 		}
@@ -468,10 +468,10 @@ func TestFakeHooksAndCounters(t *testing.T) {
 	}
 	f.FailObserve = func() error { return unix.EINTR }
 	if state, err := f.Observe(); !errors.Is(err, unix.EINTR) || state.DummyLink {
-		t.Errorf("Observe = %v, %v, want EINTR alone", state, err)
+		t.Errorf("Observe = %v, %v, want only EINTR", state, err)
 	}
 	if inv, err := f.Inventory(); !errors.Is(err, unix.EINTR) || inv.Links != nil {
-		t.Errorf("Inventory = %v, %v, want EINTR alone", inv, err)
+		t.Errorf("Inventory = %v, %v, want only EINTR", inv, err)
 	}
 	if f.Observes() != 2 {
 		t.Errorf("%d observes, want 2", f.Observes())

@@ -77,8 +77,9 @@ func (f frame) target() Rule {
 	return Rule{Family: f.local.Family, Priority: f.next, Action: Nop}
 }
 
-// exemptions combines the parts among a family's rules into the rules of State: a SkipLocal
-// rule for each mark that skips table local, and one that is Leftover if any part is left over.
+// exemptions combines the parts among a family's rules into the rules of State: a
+// SkipLocal rule for each mark that skips table local, and one with Leftover if any part
+// is left over.
 func exemptions(rules []rawRule) []Rule {
 	parts := slices.Clone(rules)
 	parts = slices.DeleteFunc(parts, func(r rawRule) bool { return !r.part() })
@@ -143,8 +144,8 @@ func skipLocal(s stack, want Rule) error {
 	return f.orderLocal(s, true)
 }
 
-// orderSteps limits how long orderLocal competes with another program over the order of the
-// rules.
+// orderSteps limits how many rules orderLocal writes while another program changes their
+// order.
 const orderSteps = 16
 
 // orderLocal deletes the local rules before a jump of ours, except the last local rule of

@@ -27,8 +27,8 @@ func nopRule(priority int) rawRule {
 
 var skipping = []string{"0: fwmark 0x4/0x4 goto 1", "0: lookup 255", "1: nop"}
 
-// skipCases are states that a node can be in, written as steps from a new node, with the
-// expected rules with and without the SkipLocal rule.
+// skipCases are states of a node, written as steps from a new node, with the expected
+// rules with and without the SkipLocal rule.
 var skipCases = map[string]struct {
 	steps      []step
 	with, left []string
@@ -194,8 +194,8 @@ func TestSkipLocalCrashes(t *testing.T) {
 	}
 }
 
-// crashing applies changes until the given number of rules is written. Table local is looked
-// up at every moment, if it was before.
+// crashing applies changes until the given number of rules is written. It checks that
+// table local is looked up after each step, if it was before.
 func (s subject) crashing(t *testing.T, want State, steps int, refused bool) {
 	t.Helper()
 	looksUp := func(f ip.Family) bool {
@@ -237,7 +237,7 @@ func (c *crashingStack) step(do func(rawRule) error, r rawRule) error {
 func (c *crashingStack) addRaw(r rawRule) error    { return c.step(c.stack.addRaw, r) }
 func (c *crashingStack) deleteRaw(r rawRule) error { return c.step(c.stack.deleteRaw, r) }
 
-func TestSkipLocalUnsound(t *testing.T) {
+func TestSkipLocalInvalid(t *testing.T) {
 	each(t, func(t *testing.T, s subject) {
 		for _, c := range []Change{
 			{Op: AddRule, Rule: Rule{Family: ip.IPv4, Action: SkipLocal}},

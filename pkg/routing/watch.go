@@ -21,39 +21,40 @@ var groups = []uint{
 	unix.RTNLGRP_IPV6_IFADDR, unix.RTNLGRP_IPV6_ROUTE, unix.RTNLGRP_IPV6_RULE,
 }
 
-// Watch calls inventory when the result of Inventory may have changed, and own with what was
-// deleted of ours. A rule that Guard was given has been restored by then; adding addresses
-// and routes again is up to the caller. Apply's own deletions are reported too, except those
-// of rules and of the link. A call of own without arguments means that anything may have
-// been deleted: the kernel dropped messages because they were not read in time, DummyLink
-// was deleted or renamed, or a rule could not be restored.
+// Watch calls inventory when the result of Inventory may have changed, and removed with
+// objects of ours that were deleted. A guarded rule has been restored by then; the caller
+// must add addresses and routes again. Apply's own deletions are reported too, except
+// those of rules and of the link. A call of removed without arguments means that anything
+// may have been deleted: the kernel dropped messages because they were not read in time,
+// DummyLink was deleted or renamed, or a rule could not be restored.
 //
-// Once the subscription is active, and after each new subscription, both are called, own
-// without arguments, so that no change since an earlier read is missed. All changes during a
-// callback cause one more call. The callbacks are never called concurrently.
+// Once the subscription is active, and after each new subscription, both are called,
+// removed without arguments, so that no change since an earlier read is missed. All
+// changes during a callback cause one more call. The callbacks are never called
+// concurrently.
 //
-// Routes other than default routes change by the thousand. For these, inventory is called a
-// few seconds later, once for all changes by then; for routes to single addresses it is not
-// called. When a link is set down, the kernel removes its IPv4 routes without a message; the
+// Routes other than default routes change by the thousand. For these, inventory is called
+// once for all changes of a few seconds; for routes to single addresses it is not called.
+// When a link is set down, the kernel removes its IPv4 routes without a message; the
 // message about the link covers them.
 //
 // Watch returns the context's error when the context ends, and otherwise only if the first
 // subscription fails. It watches the network namespace of the calling thread.
-func (n *Netlink) Watch(ctx context.Context, inventory func(), own func(...Lost)) error {
+func (n *Netlink) Watch(ctx context.Context, inventory func(), removed func(...Removal)) error {
 	socket, err := n.subscribe()
 	if err != nil {
 		return err
 	}
 	w := newWatcher()
 	w.pause = n.pause
-	w.restore = func(changed rawRule, deleted bool) ([]Lost, bool) {
+	w.restore = func(changed rawRule, deleted bool) ([]Removal, bool) {
 		return n.guard.restore(n.session(Protocol), changed, deleted)
 	}
 	watchIPsec(ctx, func() { signal(w.inventory) })
 	notified := make(chan struct{})
 	go func() {
 		defer close(notified)
-		w.notify(ctx, inventory, own)
+		w.notify(ctx, inventory, removed)
 	}()
 	for ctx.Err() == nil {
 		n.receive(ctx, w, socket)
@@ -136,21 +137,21 @@ func (n *Netlink) receive(ctx context.Context, w *watcher, socket *nl.NetlinkSoc
 
 // watcher classifies messages. A value in one of its channels is a pending call.
 type watcher struct {
-	inventory, own chan struct{}
-	later          chan struct{} // a call of inventory that may be delayed
-	pause          time.Duration // the delay of such a call
-	dummyLink      int32         // index; 0: there is none
-	restore        func(changed rawRule, deleted bool) ([]Lost, bool)
+	inventory, removed chan struct{}
+	later              chan struct{} // a call of inventory that may be delayed
+	pause              time.Duration // the delay of such a call
+	dummyLink          int32         // index; 0: there is none
+	restore            func(changed rawRule, deleted bool) ([]Removal, bool)
 
 	mu       sync.Mutex
-	lost     []Lost // for the next call of own
-	anything bool   // the next call of own has no arguments
+	removals []Removal // for the next call of removed
+	anything bool      // the next call of removed has no arguments
 }
 
 func newWatcher() *watcher {
 	return &watcher{
-		inventory: make(chan struct{}, 1), own: make(chan struct{}, 1), later: make(chan struct{}, 1),
-		restore: func(rawRule, bool) ([]Lost, bool) { return nil, true },
+		inventory: make(chan struct{}, 1), removed: make(chan struct{}, 1), later: make(chan struct{}, 1),
+		restore: func(rawRule, bool) ([]Removal, bool) { return nil, true },
 	}
 }
 
@@ -163,25 +164,25 @@ func (w *watcher) reportAnything() {
 	w.mu.Lock()
 	w.anything = true
 	w.mu.Unlock()
-	signal(w.own)
+	signal(w.removed)
 }
 
-func (w *watcher) reportLost(lost ...Lost) {
-	if len(lost) == 0 {
+func (w *watcher) reportRemovals(removals ...Removal) {
+	if len(removals) == 0 {
 		return
 	}
 	w.mu.Lock()
-	w.lost = append(w.lost, lost...)
+	w.removals = append(w.removals, removals...)
 	w.mu.Unlock()
-	signal(w.own)
+	signal(w.removed)
 }
 
-func (w *watcher) take() (lost []Lost, anything bool) {
+func (w *watcher) take() (removals []Removal, anything bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	lost, anything = w.lost, w.anything
-	w.lost, w.anything = nil, false
-	return lost, anything
+	removals, anything = w.removals, w.anything
+	w.removals, w.anything = nil, false
+	return removals, anything
 }
 
 func signal(c chan struct{}) {
@@ -194,7 +195,7 @@ func signal(c chan struct{}) {
 // routesPause is how long changes of routes are collected before inventory is called.
 const routesPause = 3 * time.Second
 
-func (w *watcher) notify(ctx context.Context, inventory func(), own func(...Lost)) {
+func (w *watcher) notify(ctx context.Context, inventory func(), removed func(...Removal)) {
 	var pause <-chan time.Time // fires when the delayed call of inventory is due
 	for {
 		select {
@@ -210,13 +211,13 @@ func (w *watcher) notify(ctx context.Context, inventory func(), own func(...Lost
 		case <-w.inventory:
 			pause = nil
 			inventory()
-		case <-w.own:
-			lost, anything := w.take()
-			if len(lost) > 0 {
-				own(lost...)
+		case <-w.removed:
+			removals, anything := w.take()
+			if len(removals) > 0 {
+				removed(removals...)
 			}
 			if anything {
-				own()
+				removed()
 			}
 		}
 	}
@@ -242,8 +243,8 @@ func (w *watcher) rule(m syscall.NetlinkMessage) {
 	if !ok {
 		return
 	}
-	lost, ok := w.restore(changed, m.Header.Type == unix.RTM_DELRULE)
-	w.reportLost(lost...)
+	removals, ok := w.restore(changed, m.Header.Type == unix.RTM_DELRULE)
+	w.reportRemovals(removals...)
 	if !ok {
 		w.reportAnything()
 	}
@@ -293,8 +294,8 @@ func (w *watcher) address(m syscall.NetlinkMessage) {
 	case int32(info.Index) != w.dummyLink:
 		signal(w.inventory)
 	case m.Header.Type == unix.RTM_DELADDR:
-		if lost, ok := lostAddress(m.Data); ok {
-			w.reportLost(lost)
+		if r, ok := removedAddress(m.Data); ok {
+			w.reportRemovals(r)
 		}
 	}
 }
@@ -314,8 +315,8 @@ func (w *watcher) route(m syscall.NetlinkMessage) {
 		signal(w.later)
 	}
 	if info.Protocol == Protocol && m.Header.Type == unix.RTM_DELROUTE {
-		if lost, ok := lostRoute(m.Data); ok {
-			w.reportLost(lost)
+		if r, ok := removedRoute(m.Data); ok {
+			w.reportRemovals(r)
 		}
 	}
 }

@@ -10,10 +10,10 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/service"
 )
 
-// Whatever became of a Service of policy Local before, with connections open all the time:
-// once it is as at first, new connections of external clients reach this node's endpoint,
-// and those of internal clients all endpoints.
-func TestPolicyReturns(t *testing.T) {
+// A Service with policy Local changes at random while connections are open. When its first
+// state returns, new connections of external clients reach only this node's endpoint, and
+// those of internal clients all endpoints.
+func TestPolicyAfterRandomChanges(t *testing.T) {
 	for seed := range uint64(20) {
 		for _, protocol := range []ip.Protocol{ip.TCP, ip.UDP} {
 			random := rand.New(rand.NewPCG(seed, 9))

@@ -28,18 +28,18 @@ func (e Entry) String() string {
 	return fmt.Sprintf("%s %s > %s, answered %s > %s", e.Protocol, e.OriginalSrc, e.OriginalDst, e.ReplySrc, e.ReplyDst)
 }
 
-// Match selects entries to delete. With OriginalDst: those whose packets are sent
-// there, and of these
-//   - those that ReplySrc answers, if it is set;
-//   - all except those that one of Keep answers, otherwise.
+// Match selects the entries to delete. With OriginalDst, it selects entries of packets
+// that clients send to that address and port:
+//   - with ReplySrc, those that ReplySrc answers;
+//   - otherwise, all except those that an endpoint in Keep answers.
 //
-// So Keep with the serving endpoints deletes what leads to any other endpoint,
-// and what is not translated at all because it is older than the Service.
+// So with the serving endpoints in Keep, it selects entries that translate to other
+// endpoints, and untranslated entries that are older than the Service.
 //
-// With Source alone: those of any protocol whose client's address is translated to
-// Source, and so answered there.
+// With only Source, it selects entries of any protocol whose client address is translated
+// to Source.
 //
-// With Client alone: those of UDP that clients within Client began, of which both
+// With only Client, it selects UDP entries of clients within Client, of which both
 // addresses are translated.
 type Match struct {
 	Protocol    ip.Protocol

@@ -31,7 +31,7 @@ func TestOneDumpForAFamily(t *testing.T) {
 		t.Errorf("%d dumps", n)
 	}
 	if n, err := f.Delete(nil); n != 0 || err != nil || f.Dumps() != 0 {
-		t.Error("a dump for nothing", n, err)
+		t.Error("a dump without matches", n, err)
 	}
 }
 
@@ -52,7 +52,7 @@ func TestErrors(t *testing.T) {
 			t.Error(n, err)
 		}
 	})
-	t.Run("one is refused, the others go", func(t *testing.T) {
+	t.Run("one is refused, the others are deleted", func(t *testing.T) {
 		f := NewFake()
 		f.Add(a, b)
 		f.Refuse = func(e Entry) error {
@@ -65,7 +65,7 @@ func TestErrors(t *testing.T) {
 			t.Error(n, err, f.Entries())
 		}
 	})
-	t.Run("one ends meanwhile", func(t *testing.T) {
+	t.Run("one expires meanwhile", func(t *testing.T) {
 		f := NewFake()
 		f.Add(a, b)
 		f.Refuse = func(e Entry) error {

@@ -17,8 +17,8 @@ import (
 
 func TestKernel(t *testing.T) { testDelete(t, openKernel) }
 
-// openKernel moves the test to a fresh network namespace, where it stays: the
-// thread is never unlocked, so the runtime ends it with the test.
+// openKernel moves the test to a new network namespace, where it stays: the thread is
+// never unlocked, so the runtime ends it with the test.
 func openKernel(t testing.TB) table {
 	t.Helper()
 	runtime.LockOSThread()
@@ -41,7 +41,7 @@ func openKernel(t testing.TB) table {
 	}
 }
 
-// track makes an entry as if packets had.
+// track adds an entry as if packets had created it.
 func track(t testing.TB, e Entry) {
 	t.Helper()
 	flow := &netlink.ConntrackFlow{
@@ -78,8 +78,8 @@ func list(t testing.TB, r raw) []Entry {
 	return entries
 }
 
-// TestGone deletes an entry that has ended since it was listed.
-func TestGone(t *testing.T) {
+// TestExpiredEntry deletes an entry that has expired since it was listed.
+func TestExpiredEntry(t *testing.T) {
 	table := openKernel(t)
 	table.add(flow(ip.UDP, 1, "10.96.0.1:53", "192.0.2.1:53"))
 	entries, err := table.client.raw.dump(ip.IPv4, filter{}, func(Entry) bool { return true })
@@ -93,7 +93,8 @@ func TestGone(t *testing.T) {
 	}
 }
 
-// TestFilter has the kernel leave out what does not pass: it is not even parsed.
+// TestFilter checks that the kernel omits entries that do not pass, so that they are not
+// even parsed.
 func TestFilter(t *testing.T) {
 	table := openKernel(t)
 	translated := flow(ip.TCP, 3, "10.96.0.2:80", "192.0.2.1:80")
@@ -113,7 +114,7 @@ func TestFilter(t *testing.T) {
 		{ip.IPv4, filter{protocol: ip.UDP}, []Entry{udp, other}},
 		{ip.IPv4, filter{replyDst: translated.ReplyDst.Addr()}, []Entry{translated}},
 		{ip.IPv4, filter{replyDst: netip.MustParseAddr("10.12.0.8")}, nil},
-		// By address these are left to wanted; see filter.attributes.
+		// The kernel cannot filter these by address; see filter.attributes.
 		{ip.IPv6, filter{protocol: ip.UDP, originalDst: udp6.OriginalDst}, []Entry{udp6, other6}},
 		{ip.IPv6, filter{replyDst: translated6.ReplyDst.Addr()}, []Entry{translated6, udp6, other6}},
 	} {

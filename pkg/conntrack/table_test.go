@@ -11,17 +11,16 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
 )
 
-// The table of this file is run on the Fake and, with the build tag e2e, on
-// the kernel.
+// The table of this file runs on the Fake and, with the build tag e2e, on the kernel.
 
-// table is a conntrack table to test with.
+// table is a conntrack table under test.
 type table struct {
 	client  *client
 	add     func(...Entry)
 	entries func() []Entry
 }
 
-// flow is an entry from a client of the VIP's family to a VIP, answered by an
+// flow returns an entry from a client of the VIP's family to a VIP, answered by an
 // endpoint.
 func flow(protocol ip.Protocol, clientPort uint16, vip, endpoint string) Entry {
 	dst := netip.MustParseAddrPort(vip)
@@ -97,13 +96,13 @@ func testDelete(t *testing.T, open func(testing.TB) table) {
 			deleted: []string{"IPv6 SNAT", "IPv6 to b", "SCTP", "SNAT", "TCP", "again to b", "to a", "to b"},
 		},
 		{
-			// The others' clients have that address themselves.
+			// The clients of the other entries have that address themselves.
 			name:    "by the source that was translated to",
 			matches: []Match{{Source: netip.MustParseAddr("198.51.100.1")}, {Source: netip.MustParseAddr("2001:db8:1::1")}},
 			deleted: []string{"IPv6 SNAT", "SNAT"},
 		},
 		{
-			// Of UDP alone, translated both ways.
+			// Only UDP entries that are translated in both directions.
 			name:    "by the client",
 			matches: []Match{{Client: netip.MustParsePrefix("10.244.0.0/24")}, {Client: netip.MustParsePrefix("fd00:244::9/128")}, {Client: netip.MustParsePrefix("198.51.100.0/24")}},
 			deleted: []string{"IPv6 SNAT"},

@@ -267,7 +267,7 @@ func (b *builder) sourceRanges(svc *corev1.Service) []netip.Prefix {
 	return out
 }
 
-// noSource is a range that no packet comes from.
+// noSource is a range that matches no packet.
 var noSource = netip.PrefixFrom(broadcast, 32)
 
 // parsePrefix parses a CIDR. Like the API server, it accepts surrounding spaces and

@@ -20,7 +20,8 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/test/reliability"
 )
 
-// comparable by value, with nil and empty lists the same.
+// comparable converts a Service so that it compares by value, with nil and empty lists
+// equal.
 var byValue = cmp.Options{
 	cmpopts.EquateComparable(netip.Addr{}, netip.Prefix{}, netip.AddrPort{}),
 	cmpopts.EquateEmpty(),
@@ -36,7 +37,7 @@ func addrs(list ...string) []netip.Addr {
 	return out
 }
 
-// newService has one TCP port 80, of no name, and changes what is told.
+// newService returns a Service with one unnamed TCP port 80, after changing it.
 func newService(changes ...func(*corev1.Service)) *corev1.Service {
 	svc := &corev1.Service{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "web"},
@@ -54,7 +55,7 @@ func newService(changes ...func(*corev1.Service)) *corev1.Service {
 
 func loadBalancer(svc *corev1.Service) { svc.Spec.Type = corev1.ServiceTypeLoadBalancer }
 
-// newSlice is an IPv4 slice of TCP port 8080 and the endpoints told.
+// newSlice returns an IPv4 slice with TCP port 8080 and the given endpoints.
 func newSlice(name string, endpoints ...discoveryv1.Endpoint) *discoveryv1.EndpointSlice {
 	return &discoveryv1.EndpointSlice{
 		ObjectMeta:  metav1.ObjectMeta{Namespace: "shop", Name: name},
@@ -155,7 +156,7 @@ func TestBuildEveryField(t *testing.T) {
 	}
 }
 
-// What the API leaves out has its default.
+// Fields that the API object omits have their defaults.
 func TestBuildDefaults(t *testing.T) {
 	svc := newService(func(s *corev1.Service) { s.Spec.Ports[0].Protocol = "" })
 	want := Service{
@@ -174,7 +175,7 @@ func TestBuildDefaults(t *testing.T) {
 	}
 }
 
-// The annotation leaves the load balancer to the cloud, and nothing else.
+// The annotation affects only load balancer addresses.
 func TestIPModeAnnotation(t *testing.T) {
 	for mode, want := range map[string][]netip.Addr{"": addrs("203.0.113.5"), "VIP": addrs("203.0.113.5"), "Proxy": nil} {
 		svc := newService(func(s *corev1.Service) {
@@ -189,12 +190,12 @@ func TestIPModeAnnotation(t *testing.T) {
 			t.Errorf("%q (-want +got)\n%s", mode, diff)
 		}
 		if len(got.ExternalIPs) != 1 || len(got.ClusterIPs) != 1 {
-			t.Errorf("%q: %v and %v are left", mode, got.ExternalIPs, got.ClusterIPs)
+			t.Errorf("%q: %v and %v remain", mode, got.ExternalIPs, got.ClusterIPs)
 		}
 	}
 }
 
-// Each error names the object and the field, and costs only that field.
+// Each error names the object and the field, and affects only that field.
 func TestBuildErrors(t *testing.T) {
 	const service, slice = "Service shop/web: ", "EndpointSlice shop/web-1: "
 	for _, tc := range []struct {
@@ -293,7 +294,7 @@ func TestBuildErrors(t *testing.T) {
 				t.Errorf("errors (-want +got)\n%s", diff)
 			}
 			if len(s.Ports) == 0 || len(s.Ports[0].Endpoints) != 1 {
-				t.Errorf("what is right must remain, got %+v", s.Ports)
+				t.Errorf("valid ports must remain, got %+v", s.Ports)
 			}
 		})
 	}
@@ -336,8 +337,8 @@ func TestAddresses(t *testing.T) {
 	})
 }
 
-// Load balancer fields count for Services of that type only: a status may
-// stay behind when the type changes.
+// Load balancer fields count only for Services of that type: a status may remain when the
+// type changes.
 func TestOnlyLoadBalancers(t *testing.T) {
 	set := func(s *corev1.Service) {
 		s.Spec.LoadBalancerSourceRanges = []string{"10.0.0.0/8"}
@@ -361,7 +362,7 @@ func TestOnlyLoadBalancers(t *testing.T) {
 	}
 }
 
-// Ranges that cannot be used never open a Service.
+// Unusable ranges never open a Service.
 func TestSourceRanges(t *testing.T) {
 	for _, tc := range []struct {
 		name   string
@@ -391,9 +392,9 @@ func TestSourceRanges(t *testing.T) {
 	}
 }
 
-// TestReliabilityAnnotations: what once was an annotation, and the cloud's still is,
-// says nothing here, nor does any other. Who may annotate a Service must not let more
-// clients in than its ranges do.
+// TestReliabilityAnnotations: annotations that once restricted sources, or that clouds
+// evaluate, have no effect on source ranges. A user who may annotate a Service must not
+// be able to admit more clients than its ranges do.
 func TestReliabilityAnnotations(t *testing.T) {
 	record := reliability.Begin(t, reliability.Security, "annotations")
 	annotations := []string{
@@ -493,8 +494,8 @@ func TestExternal(t *testing.T) {
 	}
 }
 
-// The longest names that the API has: a DNS label for a Service, a subdomain
-// for a slice, and 15 characters for a port.
+// The longest names that the API accepts: a DNS label for a Service, a subdomain for a
+// slice, and 15 characters for a port.
 func TestLongNames(t *testing.T) {
 	label, subdomain := strings.Repeat("n", 63), strings.Repeat("s", 253)
 	port := strings.Repeat("p", 15)
@@ -566,7 +567,7 @@ func TestOwner(t *testing.T) {
 	}
 }
 
-// The API server is asked with these; see the selectors of kube-proxy.
+// The API server gets these selectors; see kube-proxy's.
 func TestSelectors(t *testing.T) {
 	if got, want := Selector().String(), "!service.kubernetes.io/service-proxy-name"; got != want {
 		t.Errorf("Services: %s, want %s", got, want)

@@ -15,8 +15,8 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
 )
 
-// Parsed is a Service as it is kept between changes: parsed once, without what is not
-// read, and in a third of the memory of the API object.
+// Parsed is the parsed form of a Service that is kept between changes. It has only the
+// fields that are read, in a third of the memory of the API object.
 type Parsed struct {
 	Name types.NamespacedName
 	UID  types.UID
@@ -34,7 +34,7 @@ type parsedPort struct {
 	port, nodePort uint16
 }
 
-// fields are a Service without endpoints, and what cannot be used of it.
+// fields are a Service without endpoints, and the errors about its unusable fields.
 type fields struct {
 	Service
 	weights     weights
@@ -42,7 +42,7 @@ type fields struct {
 	errsOfPorts []error
 }
 
-// Parse parses a Service, which it does not keep.
+// Parse parses a Service. It does not keep a reference to svc.
 func Parse(svc *corev1.Service) *Parsed {
 	p := &Parsed{Name: nameOf(svc), UID: svc.UID, proxied: Proxied(svc)}
 	if !p.proxied {
@@ -61,8 +61,7 @@ func Parse(svc *corev1.Service) *Parsed {
 	return p
 }
 
-// Proxied reports whether the Service gets virtual servers; see the function of this
-// name.
+// Proxied reports whether the Service gets virtual servers; see the function Proxied.
 func (p *Parsed) Proxied() bool { return p.proxied }
 
 // Ports returns the number of ports.
@@ -106,8 +105,8 @@ func (f *fields) with(endpointSlices []*Slice) (Service, error) {
 	return f.Service, errors.Join(errs...)
 }
 
-// nameOf returns the name of an object. Few namespaces stand in
-// many names.
+// nameOf returns the name of an object. Namespaces are interned, because many names share
+// few of them.
 func nameOf(o metav1.Object) types.NamespacedName {
 	return types.NamespacedName{Namespace: unique.Make(o.GetNamespace()).Value(), Name: o.GetName()}
 }

@@ -60,7 +60,7 @@ func (b *builder) scheduling(svc *corev1.Service) Scheduling {
 	return s
 }
 
-// maxConnections is the annotation's value; 0 without one.
+// maxConnections returns the annotation's value, or 0 without it.
 func (b *builder) maxConnections(svc *corev1.Service) uint32 {
 	text, set := svc.Annotations[AnnotationMaxConnections]
 	if !set {

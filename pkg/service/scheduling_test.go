@@ -20,7 +20,7 @@ func annotated(pairs ...string) *corev1.Service {
 	})
 }
 
-// What cannot be used is named, and the default is used.
+// Errors name what is invalid, and the default is used.
 func TestScheduling(t *testing.T) {
 	for _, tc := range []struct {
 		annotations []string

@@ -30,10 +30,10 @@ const AnnotationIPMode = "kube-ipvs.io/ip-mode"
 // (ip_vs_update_conntrack in net/netfilter/ipvs/ip_vs_nfct.c).
 const AnnotationOnePacket = "kube-ipvs.io/one-packet"
 
-// AnnotationMaxConnections limits the connections of each endpoint: an endpoint that
-// has as many, counted by each node and for each address and port of the Service, gets
-// no new one until a quarter of them is gone; connections that IPVS still knows after
-// their end count. Where all endpoints are full, new connections are refused.
+// AnnotationMaxConnections limits the connections of each endpoint, counted by each node
+// for each address and port of the Service. An endpoint at the limit gets no new
+// connections until a quarter of them have ended. Closed connections count as long as
+// IPVS tracks them. If all endpoints are at the limit, new connections are refused.
 const AnnotationMaxConnections = "kube-ipvs.io/max-connections"
 
 // Service is one Service with its endpoints.
@@ -66,7 +66,7 @@ func (s *Service) Has(f ip.Family) bool {
 	return len(s.ClusterIPs) == 0 || slices.ContainsFunc(s.ClusterIPs, func(a netip.Addr) bool { return ip.Of(a) == f })
 }
 
-// External reports whether the Service is reachable by anything but its cluster IPs.
+// External reports whether the Service is reachable by more than its cluster IPs.
 func (s *Service) External() bool {
 	if len(s.ExternalIPs) > 0 || len(s.LoadBalancers) > 0 {
 		return true

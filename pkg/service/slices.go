@@ -15,13 +15,13 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
 )
 
-// Slice is an EndpointSlice as it is kept between changes: parsed once, without what
-// is not read, and in a third of the memory of the API object.
+// Slice is the parsed form of an EndpointSlice that is kept between changes. It has only
+// the fields that are read, in a third of the memory of the API object.
 type Slice struct {
 	Name    types.NamespacedName
-	Service string // the Service that it belongs to; "" for a slice that is not ours
-	// Trigger is the time in nanoseconds since 1970 of the change of a pod or a Service
-	// that the slice is the result of; 0 if it does not say.
+	Service string // the Service that it belongs to, or "" for a slice that is not ours
+	// Trigger is the time, in nanoseconds since 1970, of the change of a pod or Service
+	// that led to this version of the slice; 0 if unknown.
 	Trigger int64
 
 	ports     []slicePort
@@ -36,8 +36,8 @@ type slicePort struct {
 	number   uint16
 }
 
-// sliceEndpoint is an endpoint without its port. Few names of nodes and zones stand in
-// many slices.
+// sliceEndpoint is an endpoint without its port. Node and zone names are interned,
+// because many slices share few of them.
 type sliceEndpoint struct {
 	addr       netip.Addr
 	node, zone unique.Handle[string]
@@ -50,7 +50,7 @@ type hints struct{ zones, nodes []string }
 // Endpoints returns the number of usable endpoints.
 func (s *Slice) Endpoints() int { return len(s.endpoints) }
 
-// ParseSlice parses an EndpointSlice, which it does not keep.
+// ParseSlice parses an EndpointSlice. It does not keep a reference to slice.
 func ParseSlice(slice *discoveryv1.EndpointSlice) *Slice {
 	owner, ours := Owner(slice)
 	if !ours {
@@ -112,10 +112,10 @@ func (s *Slice) parsePorts(b *builder, slice *discoveryv1.EndpointSlice) {
 	}
 }
 
-// mergeSlices returns the endpoints of a port from all slices. An address and port that
-// several slices contain, as happens while the controller moves it, counts once; a
-// report that is not terminating takes precedence. Slices are sorted by name so that
-// the result does not depend on their order.
+// mergeSlices returns the endpoints of a port from all slices. If several slices contain
+// an address and port, as happens while the controller moves an endpoint, it counts once,
+// and a report that is not terminating takes precedence. Slices are sorted by name so
+// that the result does not depend on their order.
 //
 // EndpointSlices use the Service's port names, and each slice may have another number
 // for a name.
@@ -154,8 +154,8 @@ func byName(endpointSlices []*Slice) []*Slice {
 	return slices.SortedStableFunc(slices.Values(endpointSlices), order)
 }
 
-// once sorts endpoints and keeps one report per address and port, the preferred or else
-// the first.
+// once sorts endpoints and keeps one report per address and port: the preferred one or,
+// between equals, the first.
 func once(list []Endpoint) []Endpoint {
 	order := func(a, b Endpoint) int { return a.Addr.Compare(b.Addr) }
 	if !slices.IsSortedFunc(list, order) {
@@ -174,8 +174,8 @@ func once(list []Endpoint) []Endpoint {
 	return out
 }
 
-// preferred reports whether a is newer than b, two reports of one endpoint: a pod's
-// address never returns from terminating.
+// preferred reports whether a is newer than b, given two reports of one endpoint: a pod
+// never becomes ready again once it is terminating.
 func preferred(a, b Endpoint) bool {
 	if a.Terminating != b.Terminating {
 		return !a.Terminating

@@ -49,7 +49,7 @@ func show(b *bool) string {
 	return fmt.Sprint(*b)
 }
 
-// endpointsOf shows the endpoints of one port as text.
+// endpointsOf formats the endpoints of one port.
 func endpointsOf(p Port) []string {
 	var out []string
 	for _, e := range p.Endpoints {
@@ -114,18 +114,18 @@ func TestMergeSlices(t *testing.T) {
 	}
 }
 
-// A ready report of an endpoint is preferred to one that is not.
+// A report of an endpoint as ready takes precedence.
 func TestMergePrefersReady(t *testing.T) {
 	unready := endpoint("10.244.1.5", func(e *discoveryv1.Endpoint) { e.Conditions.Ready = ptr(false) })
 	for _, order := range [][]discoveryv1.Endpoint{{unready, endpoint("10.244.1.5")}, {endpoint("10.244.1.5"), unready}} {
 		s := mustBuild(t, newService(), newSlice("a", order...))
 		if got := s.Ports[0].Endpoints; len(got) != 1 || !got[0].Ready {
-			t.Errorf("got %+v, want one that is ready", got)
+			t.Errorf("got %+v, want a ready one", got)
 		}
 	}
 }
 
-// Ports join by name and protocol.
+// Ports of Services and slices match by name and protocol.
 func TestPortsJoin(t *testing.T) {
 	svc := newService(func(s *corev1.Service) {
 		s.Spec.Ports = []corev1.ServicePort{
@@ -159,8 +159,8 @@ func TestPortsJoin(t *testing.T) {
 	}
 }
 
-// Slices arrive from a map, endpoints as the controller wrote them.
-func TestOrderDecidesNothing(t *testing.T) {
+// Slices come from a map, endpoints in the order of the controller.
+func TestOrderDoesNotMatter(t *testing.T) {
 	random := rand.New(rand.NewSource(1))
 	list := []*discoveryv1.EndpointSlice{
 		newSlice("a", endpoint("10.244.1.5", onNode("one")), endpoint("10.244.1.6"), endpoint("x")),
@@ -181,7 +181,7 @@ func TestOrderDecidesNothing(t *testing.T) {
 }
 
 func TestManyEndpoints(t *testing.T) {
-	const n, perSlice = 5000, 100 // as the controller cuts them
+	const n, perSlice = 5000, 100 // the controller's size of slices
 	var list []*discoveryv1.EndpointSlice
 	for i := range n / perSlice {
 		slice := newSlice(fmt.Sprintf("web-%02d", i))
@@ -198,12 +198,12 @@ func TestManyEndpoints(t *testing.T) {
 	}
 	for i, e := range endpoints[1:] {
 		if endpoints[i].Addr.Compare(e.Addr) >= 0 {
-			t.Fatalf("%s stands before %s", endpoints[i].Addr, e.Addr)
+			t.Fatalf("%s precedes %s", endpoints[i].Addr, e.Addr)
 		}
 	}
 }
 
-// FuzzBuild feeds every field that is text or a number.
+// FuzzBuild fuzzes every field that is text or a number.
 func FuzzBuild(f *testing.F) {
 	f.Add("10.96.0.10", "192.0.2.1", "203.0.113.5", "10.0.0.0/8", "10.244.1.5", "10.244.1.6", "IPv4", "TCP", int32(80), int32(30080), int32(8080), int32(60), uint8(0xff))
 	f.Add("::ffff:10.96.0.10", "fe80::1%eth0", "0.0.0.0", "::/0", "fd00::1", "::ffff:10.244.1.6", "IPv6", "SCTP", int32(65536), int32(-1), int32(0), int32(-1), uint8(0))
@@ -230,7 +230,7 @@ func FuzzBuild(f *testing.F) {
 	})
 }
 
-// checkModel holds a Service to what package plan relies on.
+// checkModel checks the properties of a Service that package plan relies on.
 func checkModel(t *testing.T, s *Service) {
 	for _, list := range [][]netip.Addr{s.ClusterIPs, s.ExternalIPs, s.LoadBalancers} {
 		seen := map[netip.Addr]bool{}
@@ -243,7 +243,7 @@ func checkModel(t *testing.T, s *Service) {
 		}
 	}
 	if len(s.SourceRanges) == 0 {
-		t.Error("a list of source ranges became none, which opens the Service")
+		t.Error("a list of source ranges became empty, which opens the Service")
 	}
 	for _, p := range s.SourceRanges {
 		if !p.IsValid() || p != p.Masked() || p.Addr().Is4In6() {

@@ -11,8 +11,7 @@ import (
 )
 
 // Sink receives what a source delivers. Objects are handed over: neither side changes
-// them afterwards. Calls come from one goroutine at a time, return soon, and may repeat
-// known state.
+// them afterwards. Calls are not concurrent, return quickly, and may repeat known state.
 type Sink interface {
 	SetService(*corev1.Service)
 	DeleteService(types.NamespacedName)
@@ -23,8 +22,8 @@ type Sink interface {
 	// SetLostNodes delivers the names of all unreachable nodes, sorted. A source that
 	// cannot know them never calls it.
 	SetLostNodes([]string)
-	// Begun is called once, after the node, if there is one, and the Services that
-	// others on the node need to start, with their EndpointSlices. A source that
+	// Begun is called once, after the node, if there is one, and after the Services and
+	// EndpointSlices that other programs on the node need to start. A source that
 	// delivers everything at once need not call it.
 	Begun()
 	// Synced is called once, after everything that existed at the start. Until then

@@ -13,8 +13,8 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
 )
 
-// namespace puts the test into a network namespace of its own. The thread is
-// never unlocked, so that it ends with the test and the namespace with it.
+// namespace moves the test into a new network namespace. The thread is never unlocked, so
+// that it and the namespace end with the test.
 func namespace(t *testing.T) {
 	t.Helper()
 	if os.Geteuid() != 0 {

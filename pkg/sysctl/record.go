@@ -32,21 +32,21 @@ type Recorded struct {
 
 // book is the content of the file.
 type book struct {
-	// Of identifies whose parameters these are. Values of another boot or network
-	// namespace, which a shared folder may contain, are not restored.
+	// Of identifies the boot and network namespace of these parameters. Values of another
+	// one, which a shared folder may contain, are not restored.
 	Of     string            `json:"of"`
 	Values map[string]record `json:"values"`
 }
 
-// record is one parameter: the value of others, and ours.
+// record is one parameter: the previous value, and ours.
 type record struct {
 	Before string `json:"before"`
 	Set    string `json:"set"`
 }
 
-// Record stores earlier values in a file below a folder, which it creates. identity
-// says whose parameters they are; see Identity. It returns an error if the file cannot
-// be read or written.
+// Record stores previous values in a file below a folder, which it creates. identity
+// identifies the owner of the parameters; see Identity. It returns an error if the file
+// cannot be read or written.
 func Record(p Parameters, folder, identity string) (*Recorded, error) {
 	if err := os.MkdirAll(folder, 0o755); err != nil {
 		return nil, err
@@ -83,7 +83,7 @@ func (r *Recorded) Apply(changes []Change) []Failure {
 	if err := r.note(changes); err != nil {
 		var failures []Failure
 		for _, c := range changes {
-			failures = append(failures, Failure{Change: c, Err: fmt.Errorf("recording the earlier value: %w", err)})
+			failures = append(failures, Failure{Change: c, Err: fmt.Errorf("recording the previous value: %w", err)})
 		}
 		return failures
 	}
@@ -141,10 +141,10 @@ func (r *Recorded) Restore(used func(key string) bool) error {
 	if len(kept) > 0 {
 		return errors.Join(kernel.Join(failures), r.save())
 	}
-	return unlessGone(os.Remove(r.path))
+	return ignoreMissing(os.Remove(r.path))
 }
 
-func unlessGone(err error) error {
+func ignoreMissing(err error) error {
 	if errors.Is(err, unix.ENOENT) {
 		return nil
 	}

@@ -12,7 +12,7 @@ import (
 
 const forwardKey, markKey = "net/ipv4/ip_forward", "net/ipv4/conf/all/src_valid_mark"
 
-// recorded opens the folder's record as a new process would.
+// recorded opens the folder's record as a new process does.
 func recorded(t *testing.T, f *Fake, folder, identity string) *Recorded {
 	t.Helper()
 	r, err := Record(f, folder, identity)
@@ -58,7 +58,7 @@ func TestRestore(t *testing.T) {
 			open := func() *Recorded { return recorded(t, f, folder, "me") }
 			mustApply(t, open(), Change{markKey, "1"})
 			c.then(t, f, open)
-			f.Set(forwardKey, "1") // somebody else's
+			f.Set(forwardKey, "1") // as another program would
 			if err := open().Restore(nobodys); err != nil {
 				t.Fatal(err)
 			}
@@ -66,25 +66,25 @@ func TestRestore(t *testing.T) {
 				t.Errorf("values (-want +got):\n%s", diff)
 			}
 			if left, _ := filepath.Glob(filepath.Join(folder, "*")); len(left) > 0 {
-				t.Errorf("left behind: %v", left)
+				t.Errorf("remaining: %v", left)
 			}
 		})
 	}
 }
 
-// TestRestoreOfAnother has a shared folder hold another node's values.
-func TestRestoreOfAnother(t *testing.T) {
+// TestRestoreIgnoresAnotherNode puts another node's values into the shared folder.
+func TestRestoreIgnoresAnotherNode(t *testing.T) {
 	f, folder := NewFake(State{markKey: "0"}), t.TempDir()
 	mustApply(t, recorded(t, f, folder, "me"), Change{markKey, "1"})
 	if err := recorded(t, f, folder, "another").Restore(nobodys); err != nil {
 		t.Fatal(err)
 	}
 	if got := f.Values()[markKey]; got != "1" {
-		t.Errorf("%s is %s, want it left", markKey, got)
+		t.Errorf("%s is %s, want it unchanged", markKey, got)
 	}
 }
 
-func TestRestoreIsTriedAgain(t *testing.T) {
+func TestRestoreIsRetried(t *testing.T) {
 	f, folder := NewFake(State{markKey: "0"}), t.TempDir()
 	mustApply(t, recorded(t, f, folder, "me"), Change{markKey, "1"})
 	f.Refuse = func(Change) error { return unix.EROFS }
@@ -97,8 +97,8 @@ func TestRestoreIsTriedAgain(t *testing.T) {
 	}
 }
 
-// TestRestoreLeavesWhatIsUsed puts it back once it is not used any more.
-func TestRestoreLeavesWhatIsUsed(t *testing.T) {
+// TestRestoreKeepsValuesInUse restores a value only once no other program uses it.
+func TestRestoreKeepsValuesInUse(t *testing.T) {
 	f, folder := NewFake(State{markKey: "0", forwardKey: "0"}), t.TempDir()
 	mustApply(t, recorded(t, f, folder, "me"), Change{markKey, "1"}, Change{forwardKey, "1"})
 	for _, c := range []struct {

@@ -89,7 +89,7 @@ func TestBadKey(t *testing.T) {
 	}
 }
 
-func TestApplyThenNothingLeft(t *testing.T) {
+func TestApplyLeavesNoDifference(t *testing.T) {
 	want := State{"net/ipv4/ip_forward": "1", vlanKey: "2", "net/ipv4/tcp_rmem": "4096 131072 6291456"}
 	each(t, func(t *testing.T, p Parameters) {
 		keys := []string{"net/ipv4/ip_forward", vlanKey, "net/ipv4/tcp_rmem"}
@@ -110,7 +110,7 @@ func TestApplyThenNothingLeft(t *testing.T) {
 	})
 }
 
-func TestOneFailureLeavesTheOthersApplied(t *testing.T) {
+func TestFailuresAreIndependent(t *testing.T) {
 	each(t, func(t *testing.T, p Parameters) {
 		failures := p.Apply([]Change{{"net/ipv4/vs/conntrack", "1"}, {"net/ipv4/ip_forward", "1"}})
 		if len(failures) != 1 || failures[0].Change.Key != "net/ipv4/vs/conntrack" {
@@ -123,7 +123,7 @@ func TestOneFailureLeavesTheOthersApplied(t *testing.T) {
 	})
 }
 
-func TestValueThatDoesNotStay(t *testing.T) {
+func TestValueChangedByTheKernel(t *testing.T) {
 	clamped := clamp{NewFake(State{"a": "1"})}
 	failures := apply(clamped, []Change{{"a", "100"}})
 	if len(failures) != 1 || !errors.Is(failures[0], unix.EINVAL) {

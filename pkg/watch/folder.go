@@ -12,7 +12,7 @@ import (
 )
 
 const (
-	// settle is how long the folder must be quiet before it is read, because writers
+	// settle is how long the folder must be unchanged before it is read, because writers
 	// touch a file several times. settleAtMost limits the wait.
 	settle       = 100 * time.Millisecond
 	settleAtMost = time.Second

@@ -70,20 +70,20 @@ func (s *Source) Run(ctx context.Context, sink source.Sink) error {
 	}
 	follow(&corev1.Node{}, s.nodes(), nodes)
 	s.first(ctx, services, slices)
-	if !s.tell(ctx, sink.Begun, nodes.synced) {
+	if !s.whenSynced(ctx, sink.Begun, nodes.synced) {
 		return nil
 	}
 	follow(&corev1.Service{}, s.services(), services)
 	follow(&discoveryv1.EndpointSlice{}, s.slices(), slices)
-	if s.tell(ctx, sink.Synced, services.synced, slices.synced) && lost != nil {
+	if s.whenSynced(ctx, sink.Synced, services.synced, slices.synced) && lost != nil {
 		running.Go(func() { lost.run(ctx) })
 	}
 	return nil
 }
 
-// tell calls a method of the sink once the stores are synced. It returns false if the
-// context ended first.
-func (s *Source) tell(ctx context.Context, method func(), synced ...<-chan struct{}) bool {
+// whenSynced calls a method of the sink once the stores are synced. It returns false if
+// the context ended first.
+func (s *Source) whenSynced(ctx context.Context, method func(), synced ...<-chan struct{}) bool {
 	for _, c := range synced {
 		select {
 		case <-ctx.Done():
@@ -141,5 +141,5 @@ func listWatch[L runtime.Object](client apiclient.Lister[L], selection metav1.Li
 // memory: since Kubernetes 1.33 it encodes it object by object (KEP-5116).
 type listing struct{ *cache.ListWatch }
 
-// IsWatchListSemanticsUnSupported is how client-go asks for it.
+// IsWatchListSemanticsUnSupported is the method by which client-go detects this.
 func (listing) IsWatchListSemanticsUnSupported() bool { return true }

@@ -21,7 +21,7 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/source"
 )
 
-// recorder is a sink that passes on what it is told, as text.
+// recorder is a sink that sends its calls as text.
 type recorder chan string
 
 func (r recorder) SetService(s *corev1.Service) { r <- "set service " + s.Name }
@@ -38,7 +38,7 @@ func (r recorder) SetLostNodes(n []string) { r <- fmt.Sprintf("lost %q", n) }
 func (r recorder) Begun()                  { r <- "begun" }
 func (r recorder) Synced()                 { r <- "synced" }
 
-// await reads until a text comes, and gives all that came before it.
+// await reads until a text arrives, and returns those before it.
 func (r recorder) await(t *testing.T, want string) []string {
 	t.Helper()
 	var before []string
@@ -50,7 +50,7 @@ func (r recorder) await(t *testing.T, want string) []string {
 			}
 			before = append(before, got)
 		case <-time.After(30 * time.Second):
-			t.Fatalf("%q did not come, only %q", want, before)
+			t.Fatalf("%q did not arrive, only %q", want, before)
 		}
 	}
 }
@@ -72,8 +72,7 @@ func (f fakeClient) EndpointSlices(namespace string) apiclient.Lister[*discovery
 
 func (f fakeClient) Nodes() apiclient.Lister[*corev1.NodeList] { return f.CoreV1().Nodes() }
 
-// start runs a source on a fake API server, and gives the selectors that it
-// asked with.
+// start runs a source on a fake API server, and returns the selectors of its requests.
 func start(t *testing.T, objects ...runtime.Object) (*fake.Clientset, recorder, func() map[string]string) {
 	client := fake.NewClientset(objects...)
 	asked := make(chan [2]string, 100)
@@ -102,16 +101,16 @@ func start(t *testing.T, objects ...runtime.Object) (*fake.Clientset, recorder, 
 	}
 }
 
-func TestSyncedComesAfterEverything(t *testing.T) {
+func TestSyncedIsLast(t *testing.T) {
 	_, sink, _ := start(t, &corev1.Service{ObjectMeta: meta("web")}, &discoveryv1.EndpointSlice{ObjectMeta: meta("web-1")})
 	before := sink.await(t, "synced")
 	if len(before) != 3 || !slices.Contains(before, "begun") {
-		t.Errorf("before the sync came %q, want the Service, the slice, and that it has begun", before)
+		t.Errorf("delivered %q before Synced, want the Service, the slice, and Begun", before)
 	}
 }
 
-// TestIssue133773First delivers what is needed to start before all others, each
-// Service after its endpoints.
+// TestIssue133773First delivers the Services that are needed to start before all others,
+// each after its endpoints.
 func TestIssue133773First(t *testing.T) {
 	var objects []runtime.Object
 	for _, namespace := range []string{"default", "kube-system", "shop"} {
@@ -124,16 +123,16 @@ func TestIssue133773First(t *testing.T) {
 	before := sink.await(t, "begun")
 	want := []string{"set slice default", "set service default", "set slice kube-system", "set service kube-system"}
 	if !slices.Equal(before, want) {
-		t.Errorf("first came %q, want %q", before, want)
+		t.Errorf("first: %q, want %q", before, want)
 	}
 	after := sink.await(t, "synced")
 	slices.Sort(after)
 	if want := []string{"set service shop", "set slice shop"}; !slices.Equal(after, want) {
-		t.Errorf("then came %q, want %q", after, want)
+		t.Errorf("then: %q, want %q", after, want)
 	}
 }
 
-func TestSelectorsAreKubeProxys(t *testing.T) {
+func TestSelectorsEqualKubeProxy(t *testing.T) {
 	_, sink, selectors := start(t)
 	sink.await(t, "synced")
 	want := map[string]string{
@@ -184,7 +183,7 @@ func TestChangesAndDeletions(t *testing.T) {
 	}
 }
 
-// TestNewList tells what went, and what has changed, while the watch was broken.
+// TestNewList delivers the deletions and changes during a broken watch.
 func TestNewList(t *testing.T) {
 	sink := make(recorder, 100)
 	var mu sync.Mutex
@@ -232,11 +231,11 @@ func TestTrimsBeforeItDelivers(t *testing.T) {
 	go func() { _ = New(fakeClient{client}, Options{Node: "node1"}).Run(ctx, sink) }()
 	got := <-sink.services
 	if got.ManagedFields != nil || len(got.Annotations) != 1 {
-		t.Errorf("left: %+v", got.ObjectMeta)
+		t.Errorf("kept: %+v", got.ObjectMeta)
 	}
 }
 
-// trimmed is a recorder that shows Services.
+// trimmed is a recorder that keeps Services.
 type trimmed struct {
 	recorder
 	services chan *corev1.Service
@@ -244,7 +243,7 @@ type trimmed struct {
 
 func (s trimmed) SetService(svc *corev1.Service) { s.services <- svc }
 
-// TestResync passes nothing on that has not changed.
+// TestResync delivers only what has changed.
 func TestResync(t *testing.T) {
 	client := fake.NewClientset(&corev1.Service{ObjectMeta: meta("web")})
 	ctx, cancel := context.WithCancel(t.Context())
@@ -262,8 +261,8 @@ func TestResync(t *testing.T) {
 	}
 }
 
-// TestOneCallAtATime lets all three kinds arrive at once; the race detector
-// would see two calls meet.
+// TestOneCallAtATime delivers all three kinds at once; the race detector would find
+// concurrent calls.
 func TestOneCallAtATime(t *testing.T) {
 	var objects []runtime.Object
 	for i := range 50 {
@@ -278,7 +277,7 @@ func TestOneCallAtATime(t *testing.T) {
 		done <- New(fakeClient{fake.NewClientset(objects...)}, Options{Node: "node1", LostNodes: true}).Run(ctx, sink)
 	}()
 	if calls := <-sink.synced; calls != 100 {
-		t.Errorf("%d calls before the sync, want 100", calls)
+		t.Errorf("%d calls before Synced, want 100", calls)
 	}
 	cancel()
 	if err := <-done; err != nil {
@@ -286,7 +285,7 @@ func TestOneCallAtATime(t *testing.T) {
 	}
 }
 
-// counter counts calls, with nothing to protect the number.
+// counter counts calls without synchronization.
 type counter struct {
 	calls  int
 	synced chan int

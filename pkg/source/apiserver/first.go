@@ -18,10 +18,10 @@ const firstLimit = 5 * time.Second
 // fromCache is the resource version that accepts any state in the API server's cache.
 const fromCache = "0"
 
-// first delivers what other programs on a node need to start before thousands of other
-// Services are read (kubernetes#133773): the API server's own Service, and those of
-// namespace kube-system, which include DNS. Failures are ignored here; listing all
-// Services reports them.
+// first delivers the Services that other programs on a node need to start, before
+// thousands of other Services are read (kubernetes#133773): the API server's own Service,
+// and those of namespace kube-system, which include DNS. It ignores failures; the list of
+// all Services reports them.
 func (s *Source) first(ctx context.Context, services *store[*corev1.Service], slices *store[*discoveryv1.EndpointSlice]) {
 	ctx, cancel := context.WithTimeout(ctx, firstLimit)
 	defer cancel()

@@ -8,20 +8,20 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/service"
 )
 
-// settleTime is how long no kept object must have come back before the remaining ones
+// settleTime is how long no missing object must have reappeared before the remaining ones
 // are deleted.
 const settleTime = 500 * time.Millisecond
 
 // guard keeps an API server that has lost its data from removing every Service from the
-// node. Such a server returns an empty list, or only what it creates itself
+// node. Such a server returns an empty list, or only the objects that it creates itself
 // (default/kubernetes), which does not happen in a cluster in use. The objects missing
 // from such a list are kept until another object appears: then the data has been
 // restored, and objects that are still missing are deleted.
 //
-// Deletions that a watch reports are never held back.
+// Deletions that a watch reports are never delayed.
 type guard struct {
 	missing map[types.NamespacedName]struct{} // known objects, in the last list
-	timer   *time.Timer                       // runs while kept objects come back
+	timer   *time.Timer                       // runs while kept objects reappear
 	keeping bool
 }
 
@@ -31,8 +31,8 @@ func isOwn(name types.NamespacedName) bool {
 	return name == service.APIServer
 }
 
-// wait schedules another look at the missing objects after the others have come back.
-// The caller holds the lock, here and below.
+// wait schedules a check of the missing objects, when the others have reappeared. The
+// caller holds the lock, here and below.
 func (s *store[T]) wait() {
 	if s.guard.timer != nil {
 		s.guard.timer.Reset(settleTime)

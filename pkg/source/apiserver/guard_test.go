@@ -13,8 +13,8 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// TestGuard has lists come that lack objects. One that lacks all of them is not
-// believed, until there is one again.
+// TestGuard delivers lists that lack objects. One that lacks all of them is ignored until
+// a list has objects again.
 func TestGuard(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var mu sync.Mutex

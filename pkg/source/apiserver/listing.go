@@ -10,9 +10,9 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/source"
 )
 
-// Listing delivers the content of an API server once. It does not watch, retry or log,
-// and it does not trim objects, so names of pods are included: a command that exits at
-// once can afford the memory.
+// Listing delivers the content of an API server once. It does not watch, retry or log. It
+// does not trim objects, so pod names are included: a command that exits immediately can
+// afford the memory.
 type Listing struct {
 	client Client
 	node   string

@@ -12,7 +12,7 @@ import (
 	k8stesting "k8s.io/client-go/testing"
 )
 
-// whole is a sink that keeps the slices.
+// whole is a sink that keeps slices.
 type whole struct {
 	recorder
 	slices []*discoveryv1.EndpointSlice
@@ -46,7 +46,7 @@ func TestListing(t *testing.T) {
 	}
 }
 
-// TestListingFails: a list that cannot be read is not taken for an empty one.
+// TestListingFails: a list that cannot be read does not count as empty.
 func TestListingFails(t *testing.T) {
 	for _, resource := range []string{"nodes", "services", "endpointslices"} {
 		client := fake.NewClientset()
@@ -55,12 +55,12 @@ func TestListingFails(t *testing.T) {
 		})
 		sink := make(recorder, 100)
 		if err := NewListing(fakeClient{client}, "node1").Load(t.Context(), sink); err == nil {
-			t.Errorf("%s cannot be listed, and there is no error", resource)
+			t.Errorf("%s cannot be listed, but Load succeeds", resource)
 		}
 		close(sink)
 		for told := range sink {
 			if told == "synced" {
-				t.Errorf("%s cannot be listed, and the sink is told that all is there", resource)
+				t.Errorf("%s cannot be listed, but Synced was called", resource)
 			}
 		}
 	}

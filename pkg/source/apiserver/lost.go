@@ -20,48 +20,49 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/source"
 )
 
-// When to read the Node of a node without ready endpoints.
+// When to read the Node of a suspect.
 const (
-	askFrom   = 1 * time.Second // the Node is updated before its pods, which all proxies see at once
-	askUntil  = 4 * time.Second
-	askAgain  = 10 * time.Second // doubled each time
-	askSeldom = 5 * time.Minute
-	askLimit  = 10 * time.Second // for a response
+	firstCheckMin = 1 * time.Second // the Node is updated before its pods, which all proxies see at once
+	firstCheckMax = 4 * time.Second
+	recheckMin    = 10 * time.Second // doubled each time
+	recheckMax    = 5 * time.Minute
+	checkTimeout  = 10 * time.Second // for a response
 )
 
 // lostNodes finds unreachable nodes, so that connections to their endpoints can be
 // reset (kubernetes#89392, #77903).
 //
 // Watching all Nodes would cost each node a message per other node every few minutes.
-// When a node dies, the node controller marks its pods as not ready, which
-// EndpointSlices show. So the API server is asked for a single Node only if endpoints
-// on it were ready and none is any more.
+// When a node dies, the node controller marks its pods as not ready, which EndpointSlices
+// show. So this reads a single Node from the API server only when endpoints on that node
+// were ready and none is any more.
 type lostNodes struct {
-	client Client
-	own    string // a node that runs us is reachable
-	slices *store[*discoveryv1.EndpointSlice]
-	tell   func(nodes []string) // nodes is sorted; called under mu
-	mu     *sync.Mutex          // the source's; guards the fields below
-	doubts map[string]*doubt    // by name of the node
-	begun  bool
-	told   []string
-	many   bool // too many nodes are unreachable to report them
-	wake   chan struct{}
+	client   Client
+	own      string // the own node counts as reachable
+	slices   *store[*discoveryv1.EndpointSlice]
+	report   func(nodes []string) // nodes is sorted; called under mu
+	mu       *sync.Mutex          // the source's; guards the fields below
+	suspects map[string]*suspect  // by name of the node
+	begun    bool
+	reported []string
+	many     bool // too many nodes are unreachable to report them
+	wake     chan struct{}
 }
 
-// doubt is the state of a node that may be unreachable.
-type doubt struct {
-	ask  time.Time // time of the next request
-	wait time.Duration
-	lost bool
+// suspect is the state of a node that may be unreachable.
+type suspect struct {
+	checkAt time.Time // time of the next request
+	wait    time.Duration
+	lost    bool
 }
 
-// lostNodes makes the store report slices to it, if unreachable nodes are wanted.
+// lostNodes makes the store report slices to it, if the options request unreachable
+// nodes.
 func (s *Source) lostNodes(slices *store[*discoveryv1.EndpointSlice], sink source.Sink) *lostNodes {
 	if !s.LostNodes {
 		return nil
 	}
-	lost := &lostNodes{client: s.client, own: s.Node, slices: slices, tell: sink.SetLostNodes, mu: &s.mu, doubts: map[string]*doubt{}, wake: make(chan struct{}, 1)}
+	lost := &lostNodes{client: s.client, own: s.Node, slices: slices, report: sink.SetLostNodes, mu: &s.mu, suspects: map[string]*suspect{}, wake: make(chan struct{}, 1)}
 	slices.pods = podsOf
 	deliver := slices.set
 	slices.set = func(slice *discoveryv1.EndpointSlice) {
@@ -72,26 +73,26 @@ func (s *Source) lostNodes(slices *store[*discoveryv1.EndpointSlice], sink sourc
 	return lost
 }
 
-// pod is what is remembered of an endpoint.
+// pod is what the store remembers of an endpoint.
 type pod struct {
 	node    unique.Handle[string] // "" if it has none
-	address uint64                // of its addresses, with the lowest bit set if it answered
+	address uint64                // hash of its addresses, with the lowest bit set if it was ready
 }
 
-// podsOf returns what is remembered of a slice's endpoints.
+// podsOf returns what the store remembers of a slice's endpoints.
 func podsOf(slice *discoveryv1.EndpointSlice) []pod {
 	pods := make([]pod, len(slice.Endpoints))
 	for i := range slice.Endpoints {
 		e := &slice.Endpoints[i]
 		pods[i] = pod{unique.Make(ptr.Deref(e.NodeName, "")), hashOf(e.Addresses) &^ 1}
-		if answers(e) {
+		if isReady(e) {
 			pods[i].address |= 1
 		}
 	}
 	return pods
 }
 
-func (p pod) answered() bool { return p.address&1 != 0 }
+func (p pod) wasReady() bool { return p.address&1 != 0 }
 
 // hashOf returns a hash of a list of addresses. A collision only causes an unnecessary
 // read of a Node.
@@ -105,47 +106,47 @@ func hashOf(addresses []string) uint64 {
 	return h.Sum64()
 }
 
-// see examines a slice that replaces another one, or none. A pod that was never ready
-// or is being terminated raises no doubt; neither does the initial list, before which
-// nothing is known. The caller holds the lock, here and below, except in run and ask.
+// see examines a slice that replaces another one, or none. A pod that was never ready or
+// is terminating does not make its node a suspect; neither does the initial list, because
+// no earlier state is known. The caller holds the lock, here and below, except in run and
+// check.
 func (l *lostNodes) see(was []pod, known bool, is *discoveryv1.EndpointSlice) {
 	for i := range is.Endpoints {
 		e := &is.Endpoints[i]
 		switch {
 		case e.NodeName == nil || *e.NodeName == "" || *e.NodeName == l.own:
-		case answers(e):
-			l.isBack(*e.NodeName)
+		case isReady(e):
+			l.clear(*e.NodeName)
 		case ptr.Deref(e.Conditions.Terminating, false):
-		case !known && !l.begun, known && answered(was, e):
-			l.doubt(*e.NodeName)
+		case !known && !l.begun, known && wasReady(was, e):
+			l.suspect(*e.NodeName)
 		}
 	}
 }
 
-// answers reports whether an endpoint's pod is ready. It reads serving, which is set
-// whether or not the pod is terminating, and also if unready addresses are published
-// (publishNotReadyAddresses). Unset means true.
-func answers(e *discoveryv1.Endpoint) bool {
+// isReady reports whether an endpoint's pod is ready. It reads serving, which is
+// independent of terminating and of publishNotReadyAddresses. Unset means true.
+func isReady(e *discoveryv1.Endpoint) bool {
 	return ptr.Deref(e.Conditions.Serving, ptr.Deref(e.Conditions.Ready, true))
 }
 
-func answered(was []pod, e *discoveryv1.Endpoint) bool {
+func wasReady(was []pod, e *discoveryv1.Endpoint) bool {
 	address := hashOf(e.Addresses) | 1
 	return slices.ContainsFunc(was, func(p pod) bool { return p.address == address })
 }
 
-func (l *lostNodes) isBack(node string) {
-	if d := l.doubts[node]; d != nil {
-		delete(l.doubts, node)
+func (l *lostNodes) clear(node string) {
+	if d := l.suspects[node]; d != nil {
+		delete(l.suspects, node)
 		l.wakeUp()
 	}
 }
 
-func (l *lostNodes) doubt(node string) {
-	if l.doubts[node] != nil {
+func (l *lostNodes) suspect(node string) {
+	if l.suspects[node] != nil {
 		return
 	}
-	l.doubts[node] = &doubt{ask: time.Now().Add(askFrom + rand.N(askUntil-askFrom)), wait: askAgain}
+	l.suspects[node] = &suspect{checkAt: time.Now().Add(firstCheckMin + rand.N(firstCheckMax-firstCheckMin)), wait: recheckMin}
 	l.wakeUp()
 }
 
@@ -156,7 +157,7 @@ func (l *lostNodes) wakeUp() {
 	}
 }
 
-// run reads the Nodes in doubt until the context ends.
+// run reads the Nodes of suspects until the context ends.
 func (l *lostNodes) run(ctx context.Context) {
 	timer := time.NewTimer(0)
 	defer timer.Stop()
@@ -168,7 +169,7 @@ func (l *lostNodes) run(ctx context.Context) {
 		case <-timer.C:
 		}
 		for _, node := range l.due(time.Now()) {
-			lost, err := l.ask(ctx, node)
+			lost, err := l.check(ctx, node)
 			if err != nil {
 				klog.FromContext(ctx).V(2).Info("Cannot read the Node of a node without ready endpoints, retrying", "node", node, "error", err.Error())
 			}
@@ -178,52 +179,52 @@ func (l *lostNodes) run(ctx context.Context) {
 	}
 }
 
-// due returns the nodes whose Node is to be read now. It drops nodes with a ready
+// due returns the nodes whose Node must be read now. It drops suspects with a ready
 // endpoint, or without endpoints.
 func (l *lostNodes) due(now time.Time) []string {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.begun = true
 	due := map[string]bool{}
-	for node, d := range l.doubts {
-		if !now.Before(d.ask) {
+	for node, d := range l.suspects {
+		if !now.Before(d.checkAt) {
 			due[node] = true
 		}
 	}
 	if len(due) == 0 {
 		return nil
 	}
-	answering, there := l.nodes()
+	ready, present := l.nodes()
 	for node := range due {
-		if answering[node] || !there[node] {
+		if ready[node] || !present[node] {
 			delete(due, node)
-			delete(l.doubts, node)
+			delete(l.suspects, node)
 		}
 	}
 	return slices.Sorted(maps.Keys(due))
 }
 
 // nodes returns the nodes that have a ready endpoint, and those that have any endpoint.
-func (l *lostNodes) nodes() (answering, there map[string]bool) {
-	answering, there = map[string]bool{}, map[string]bool{}
+func (l *lostNodes) nodes() (ready, present map[string]bool) {
+	ready, present = map[string]bool{}, map[string]bool{}
 	none := unique.Make("")
 	for _, slice := range l.slices.known {
 		for _, p := range slice.pods {
 			if p.node == none {
 				continue
 			}
-			there[p.node.Value()] = true
-			if p.answered() {
-				answering[p.node.Value()] = true
+			present[p.node.Value()] = true
+			if p.wasReady() {
+				ready[p.node.Value()] = true
 			}
 		}
 	}
-	return answering, there
+	return ready, present
 }
 
-// ask reads a Node from the API server's cache and reports whether it is unreachable.
-func (l *lostNodes) ask(ctx context.Context, node string) (lost bool, err error) {
-	ctx, cancel := context.WithTimeout(ctx, askLimit)
+// check reads a Node from the API server's cache and reports whether it is unreachable.
+func (l *lostNodes) check(ctx context.Context, node string) (lost bool, err error) {
+	ctx, cancel := context.WithTimeout(ctx, checkTimeout)
 	defer cancel()
 	list, err := l.client.Nodes().List(ctx, metav1.ListOptions{
 		ResourceVersion: fromCache, FieldSelector: fields.OneTermEqualSelector(metav1.ObjectNameField, node).String(),
@@ -232,12 +233,12 @@ func (l *lostNodes) ask(ctx context.Context, node string) (lost bool, err error)
 		return false, err
 	}
 	at := slices.IndexFunc(list.Items, func(n corev1.Node) bool { return n.Name == node })
-	return at < 0 || unheard(&list.Items[at]), nil
+	return at < 0 || unreachable(&list.Items[at]), nil
 }
 
-// unheard reports whether the node controller has lost contact with a node, or the node
-// is marked as shut down.
-func unheard(n *corev1.Node) bool {
+// unreachable reports whether the node controller has lost contact with a node, or the
+// node is marked as shut down.
+func unreachable(n *corev1.Node) bool {
 	return slices.ContainsFunc(n.Status.Conditions, func(c corev1.NodeCondition) bool {
 		return c.Type == corev1.NodeReady && c.Status == corev1.ConditionUnknown
 	}) || slices.ContainsFunc(n.Spec.Taints, func(t corev1.Taint) bool {
@@ -245,21 +246,21 @@ func unheard(n *corev1.Node) bool {
 	})
 }
 
-// taintShutdown is set by the cloud's controller on a node whose machine is off.
+// taintShutdown is set by the cloud controller manager on a node whose machine is off.
 const taintShutdown = "node.cloudprovider.kubernetes.io/shutdown"
 
 // note records a response. Without one, the previous state is kept.
 func (l *lostNodes) note(node string, lost bool, err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	d := l.doubts[node]
+	d := l.suspects[node]
 	if d == nil {
 		return // it has a ready endpoint again
 	}
 	if err == nil {
 		d.lost = lost
 	}
-	d.ask, d.wait = time.Now().Add(d.wait), min(2*d.wait, askSeldom)
+	d.checkAt, d.wait = time.Now().Add(d.wait), min(2*d.wait, recheckMax)
 }
 
 // publish reports the unreachable nodes if they have changed, and returns when the next
@@ -267,32 +268,32 @@ func (l *lostNodes) note(node string, lost bool, err error) {
 func (l *lostNodes) publish(logger klog.Logger) (next time.Time) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	next = time.Now().Add(askSeldom)
+	next = time.Now().Add(recheckMax)
 	var lost []string
-	for node, d := range l.doubts {
-		if d.ask.Before(next) {
-			next = d.ask
+	for node, d := range l.suspects {
+		if d.checkAt.Before(next) {
+			next = d.checkAt
 		}
 		if d.lost {
 			lost = append(lost, node)
 		}
 	}
 	slices.Sort(lost)
-	if !slices.Equal(lost, l.told) && l.few(logger, lost) {
-		logger.Info("Unreachable nodes changed, resetting connections to their endpoints", "nodes", lost, "before", l.told)
-		l.told = lost
-		l.tell(lost)
+	if !slices.Equal(lost, l.reported) && l.fewUnreachable(logger, lost) {
+		logger.Info("Unreachable nodes changed, resetting connections to their endpoints", "nodes", lost, "before", l.reported)
+		l.reported = lost
+		l.report(lost)
 	}
 	return next
 }
 
-// few reports whether fewer nodes are unreachable than reachable. Otherwise the
-// controllers are more likely to be cut off, and the last reported state remains.
-func (l *lostNodes) few(logger klog.Logger, lost []string) bool {
-	answering, _ := l.nodes()
-	many := len(lost) > len(answering)
+// fewUnreachable reports whether fewer nodes are unreachable than reachable. Otherwise
+// the controllers are more likely to be cut off, and the last reported state is kept.
+func (l *lostNodes) fewUnreachable(logger klog.Logger, lost []string) bool {
+	ready, _ := l.nodes()
+	many := len(lost) > len(ready)
 	if many && !l.many {
-		logger.Info("Most nodes are unreachable, possibly because controllers are cut off; keeping connections", "unreachable", len(lost), "reachable", len(answering))
+		logger.Info("Most nodes are unreachable, possibly because controllers are cut off; keeping connections", "unreachable", len(lost), "reachable", len(ready))
 	}
 	l.many = many
 	return !many

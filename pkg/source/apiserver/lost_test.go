@@ -19,14 +19,14 @@ import (
 	"k8s.io/utils/ptr"
 )
 
-// lostWorld is a source that follows a fake API server, in a bubble of time.
+// lostWorld is a source that watches a fake API server, in a synctest bubble.
 type lostWorld struct {
 	t      *testing.T
 	client *fake.Clientset
-	lost   []string     // as was told last
-	told   int          // times
-	asked  atomic.Int32 // for other Nodes
-	down   atomic.Bool  // nobody answers who asks for them
+	lost   []string     // in the last call
+	told   int          // number of calls
+	asked  atomic.Int32 // requests for other Nodes
+	down   atomic.Bool  // requests for them fail
 }
 
 func (w *lostWorld) SetService(*corev1.Service)                  {}
@@ -39,9 +39,9 @@ func (w *lostWorld) Begun()                                      {}
 func (w *lostWorld) Synced()                                     {}
 func (w *lostWorld) SetLostNodes(nodes []string)                 { w.lost, w.told = nodes, w.told+1 }
 
-// onNodes starts a source on node1, with a slice for each text: endpoints as
-// "node2", "node2:unready", "node2:terminating" or "node2:published" (unready, but
-// to count as ready).
+// onNodes starts a source on node1, with a slice for each text: endpoints as "node2",
+// "node2:unready", "node2:terminating" or "node2:published" (unready, but published as
+// ready).
 func onNodes(t *testing.T, slices []string, test func(*lostWorld)) {
 	synctest.Test(t, func(t *testing.T) {
 		var objects []runtime.Object
@@ -89,7 +89,7 @@ func sliceOf(number int, text string) *discoveryv1.EndpointSlice {
 	return slice
 }
 
-// after lets time pass, and all that happens in it.
+// after advances the time, and waits for what happens meanwhile.
 func (w *lostWorld) after(d time.Duration) {
 	time.Sleep(d)
 	synctest.Wait()
@@ -102,8 +102,8 @@ func (w *lostWorld) set(number int, text string) {
 	}
 }
 
-// heard says whether the node controller hears of a node.
-func (w *lostWorld) heard(node string, status corev1.ConditionStatus, taints ...corev1.Taint) {
+// setReady sets the Ready condition and the taints of a node.
+func (w *lostWorld) setReady(node string, status corev1.ConditionStatus, taints ...corev1.Taint) {
 	w.t.Helper()
 	n := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: node}, Spec: corev1.NodeSpec{Taints: taints}}
 	n.Status.Conditions = []corev1.NodeCondition{{Type: corev1.NodeMemoryPressure, Status: corev1.ConditionFalse}, {Type: corev1.NodeReady, Status: status}}
@@ -115,28 +115,28 @@ func (w *lostWorld) heard(node string, status corev1.ConditionStatus, taints ...
 func (w *lostWorld) want(when, lost string, asked int) {
 	w.t.Helper()
 	if got := strings.Join(w.lost, " "); got != lost {
-		w.t.Errorf("%s: lost are %q, want %q", when, got, lost)
+		w.t.Errorf("%s: lost nodes are %q, want %q", when, got, lost)
 	}
 	if got := int(w.asked.Load()); got != asked {
 		w.t.Errorf("%s: asked %d times, want %d", when, got, asked)
 	}
 }
 
-// TestIssue89392LostNode tells that a node is lost within seconds of its endpoints
-// not being ready, and that it is back with the first that is.
+// TestIssue89392LostNode reports a node as lost within seconds of its endpoints becoming
+// unready, and as reachable with the first ready one.
 func TestIssue89392LostNode(t *testing.T) {
 	onNodes(t, []string{"node1 node2", "node2 node3"}, func(w *lostWorld) {
-		w.heard("node2", corev1.ConditionUnknown)
+		w.setReady("node2", corev1.ConditionUnknown)
 		w.set(0, "node1 node2:unready")
-		w.after(askUntil)
+		w.after(firstCheckMax)
 		w.want("another endpoint of the node is ready", "", 0)
 		w.set(1, "node2:unready node3")
-		w.after(askUntil)
+		w.after(firstCheckMax)
 		w.want("none is", "node2", 1)
 		w.set(1, "node2:terminating node3")
 		w.after(time.Hour)
 		if w.told != 1 {
-			t.Errorf("told %d times that it is lost", w.told)
+			t.Errorf("%d reports that it is lost", w.told)
 		}
 		w.set(0, "node1 node2")
 		w.after(0)
@@ -144,23 +144,23 @@ func TestIssue89392LostNode(t *testing.T) {
 	})
 }
 
-func TestLostNodeByWhatIsSaidOfIt(t *testing.T) {
+func TestLostNodeConditions(t *testing.T) {
 	for _, tc := range []struct {
 		name string
 		say  func(*lostWorld)
 		lost string
 	}{
 		{"nothing", func(*lostWorld) {}, ""},
-		{"its kubelet says that it is not ready", func(w *lostWorld) { w.heard("node2", corev1.ConditionFalse) }, ""},
-		{"it is ready", func(w *lostWorld) { w.heard("node2", corev1.ConditionTrue) }, ""},
+		{"its kubelet says that it is not ready", func(w *lostWorld) { w.setReady("node2", corev1.ConditionFalse) }, ""},
+		{"it is ready", func(w *lostWorld) { w.setReady("node2", corev1.ConditionTrue) }, ""},
 		{"out of service", func(w *lostWorld) {
-			w.heard("node2", corev1.ConditionFalse, corev1.Taint{Key: "node.kubernetes.io/out-of-service"})
+			w.setReady("node2", corev1.ConditionFalse, corev1.Taint{Key: "node.kubernetes.io/out-of-service"})
 		}, "node2"},
 		{"shut down", func(w *lostWorld) {
-			w.heard("node2", corev1.ConditionFalse, corev1.Taint{Key: "node.cloudprovider.kubernetes.io/shutdown"})
+			w.setReady("node2", corev1.ConditionFalse, corev1.Taint{Key: "node.cloudprovider.kubernetes.io/shutdown"})
 		}, "node2"},
 		{"another taint", func(w *lostWorld) {
-			w.heard("node2", corev1.ConditionTrue, corev1.Taint{Key: "dedicated"})
+			w.setReady("node2", corev1.ConditionTrue, corev1.Taint{Key: "dedicated"})
 		}, ""},
 		{"it is deleted", func(w *lostWorld) {
 			if err := w.client.CoreV1().Nodes().Delete(w.t.Context(), "node2", metav1.DeleteOptions{}); err != nil {
@@ -172,16 +172,16 @@ func TestLostNodeByWhatIsSaidOfIt(t *testing.T) {
 			onNodes(t, []string{"node1 node2"}, func(w *lostWorld) {
 				tc.say(w)
 				w.set(0, "node1 node2:unready")
-				w.after(askUntil)
+				w.after(firstCheckMax)
 				w.want("then", tc.lost, 1)
 			})
 		})
 	}
 }
 
-// TestNobodyAsksForNodesInVain has pods begin and end as in every rollout, and this
-// node's own fail.
-func TestNobodyAsksForNodesInVain(t *testing.T) {
+// TestNoRequestsForHealthyNodes starts and ends pods as in every rollout, and makes this
+// node's own endpoints fail.
+func TestNoRequestsForHealthyNodes(t *testing.T) {
 	for _, tc := range []struct{ name, before, after string }{
 		{"a pod that begins", "node1", "node1 node2:unready"},
 		{"a pod that ends", "node1 node2", "node1 node2:terminating"},
@@ -191,7 +191,7 @@ func TestNobodyAsksForNodesInVain(t *testing.T) {
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			onNodes(t, []string{tc.before}, func(w *lostWorld) {
-				w.heard("node2", corev1.ConditionUnknown)
+				w.setReady("node2", corev1.ConditionUnknown)
 				w.set(0, tc.after)
 				w.after(time.Hour)
 				w.want("after an hour", "", 0)
@@ -200,39 +200,39 @@ func TestNobodyAsksForNodesInVain(t *testing.T) {
 	}
 }
 
-// TestReadyInNameOnly has an endpoint count as ready that is not.
+// TestReadyInNameOnly publishes an endpoint that is not ready.
 func TestReadyInNameOnly(t *testing.T) {
 	onNodes(t, []string{"node1 node2", "node2:published node3"}, func(w *lostWorld) {
-		w.heard("node2", corev1.ConditionUnknown)
+		w.setReady("node2", corev1.ConditionUnknown)
 		w.set(0, "node1 node2:unready")
-		w.after(askUntil)
+		w.after(firstCheckMax)
 		w.want("then", "node2", 1)
 	})
 }
 
-// TestLostBeforeTheStart knows at the start of no time when the node was heard of.
+// TestLostBeforeTheStart starts when the node is already lost: no earlier state is known.
 func TestLostBeforeTheStart(t *testing.T) {
 	onNodes(t, []string{"node1 node2:unready"}, func(w *lostWorld) {
-		w.heard("node2", corev1.ConditionUnknown)
-		w.after(askUntil)
+		w.setReady("node2", corev1.ConditionUnknown)
+		w.after(firstCheckMax)
 		w.want("after the start", "node2", 1)
 	})
 }
 
-// TestAskedAgainSeldom: a node whose kubelet fails may die later, and an API server
-// that does not answer may later.
-func TestAskedAgainSeldom(t *testing.T) {
+// TestRetriesAreRare: a node whose kubelet fails may die later, and an API server that
+// does not answer may answer later.
+func TestRetriesAreRare(t *testing.T) {
 	onNodes(t, []string{"node1 node2"}, func(w *lostWorld) {
 		w.down.Store(true)
-		w.heard("node2", corev1.ConditionFalse)
+		w.setReady("node2", corev1.ConditionFalse)
 		w.set(0, "node1 node2:unready")
-		w.after(askUntil + askAgain)
+		w.after(firstCheckMax + recheckMin)
 		w.want("no answer, twice", "", 2)
 		w.down.Store(false)
-		w.after(2 * askAgain)
+		w.after(2 * recheckMin)
 		w.want("its kubelet answers", "", 3)
-		w.heard("node2", corev1.ConditionUnknown)
-		w.after(4 * askAgain)
+		w.setReady("node2", corev1.ConditionUnknown)
+		w.after(4 * recheckMin)
 		w.want("and then does not", "node2", 4)
 		w.down.Store(true)
 		w.after(time.Hour)
@@ -243,17 +243,17 @@ func TestAskedAgainSeldom(t *testing.T) {
 	})
 }
 
-// TestMostNodesAreNotLost: it is the API server that is cut off from them.
+// TestMostNodesAreNotLost: most nodes look lost if the API server is cut off from them.
 func TestMostNodesAreNotLost(t *testing.T) {
 	onNodes(t, []string{"node1 node2 node3 node4"}, func(w *lostWorld) {
 		for _, node := range []string{"node2", "node3", "node4"} {
-			w.heard(node, corev1.ConditionUnknown)
+			w.setReady(node, corev1.ConditionUnknown)
 		}
 		w.set(0, "node1 node2:unready node3:unready node4")
-		w.after(askUntil)
+		w.after(firstCheckMax)
 		w.want("two of four", "node2 node3", 2)
 		w.set(0, "node1 node2:unready node3:unready node4:unready")
-		w.after(askUntil)
+		w.after(firstCheckMax)
 		w.want("three of four", "node2 node3", 3)
 		w.set(0, "node1 node2:unready node3:unready node4")
 		w.after(time.Minute)

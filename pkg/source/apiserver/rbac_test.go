@@ -14,12 +14,12 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/document"
 )
 
-// The role in deploy allows what is done here, and an Event to be written
-// (package event does no more than create them), and nothing else.
+// The role in deploy allows exactly what the source uses, and creating Events (all that
+// package event does).
 func TestRoleAllowsWhatIsUsed(t *testing.T) {
 	client, sink, _ := start(t)
 	sink.await(t, "synced")
-	// A watch may begin a moment after the list that it follows.
+	// A watch may begin a moment after its list.
 	for deadline := time.Now().Add(30 * time.Second); len(client.Actions()) < 10 && time.Now().Before(deadline); {
 		time.Sleep(10 * time.Millisecond)
 	}

@@ -22,8 +22,8 @@ type object interface {
 	metav1.Object
 }
 
-// store receives the objects of one kind from a reflector. It trims them, passes them
-// on, and knows which exist, so that it can derive deletions from a new list.
+// store receives the objects of one kind from a reflector. It trims them and passes them
+// on. It remembers which exist, so that it can derive deletions from a new list.
 type store[T object] struct {
 	mu     *sync.Mutex // held while the sink is called
 	logger klog.Logger // names the kind
@@ -33,21 +33,21 @@ type store[T object] struct {
 	listed sync.Once
 	known  map[types.NamespacedName]known
 	guard  guard
-	// pods, if not nil, returns what is remembered of an object's endpoints.
+	// pods, if not nil, returns the endpoints of an object to remember.
 	pods func(T) []pod
 }
 
-// known is what is remembered of an object: enough to tell whether another list has it
-// unchanged.
+// known is what the store remembers of an object: enough to detect whether another list
+// has it unchanged.
 type known struct {
 	version uint64
 	pods    []pod // see lostNodes
 }
 
-// seed makes the versions of this process.
+// seed is the seed of the hashes of this process.
 var seed = maphash.MakeSeed()
 
-// versionOf tells an object's versions apart, in eight bytes.
+// versionOf returns a hash that distinguishes versions of an object, in eight bytes.
 func versionOf(o metav1.Object) uint64 {
 	var h maphash.Hash
 	h.SetSeed(seed)
@@ -147,9 +147,9 @@ func (s *store[T]) unchanged(obj any) bool {
 	return true
 }
 
-// Resync does nothing. Known objects were passed on as they are, and the periodic
-// comparison with the kernel repairs drift. Planning every Service again would block
-// changes for seconds with tens of thousands of Services.
+// Resync does nothing. The store has already passed on all known objects, and the
+// periodic comparison with the kernel repairs drift. Planning every Service again would
+// block changes for seconds with tens of thousands of Services.
 func (s *store[T]) Resync() error { return nil }
 
 func nameOf(o metav1.Object) types.NamespacedName {

@@ -14,8 +14,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// folder is the content of a directory's files. For content that has become unreadable
-// it is the last readable version.
+// folder is the content of a directory's files. A file that has become unreadable keeps
+// its last readable version.
 type folder struct {
 	dir, nodeName string
 	whole         bool

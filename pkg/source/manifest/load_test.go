@@ -60,7 +60,7 @@ func TestLoadNoFolder(t *testing.T) {
 	}
 }
 
-// one parses a text that holds one object.
+// one parses a text with one object.
 func one(t *testing.T, text string) metav1.Object {
 	t.Helper()
 	p := parse([]byte(text), "n1")
@@ -79,7 +79,7 @@ const (
 	nodeHead    = "apiVersion: v1\nkind: Node\nmetadata: {name: n1}\n"
 )
 
-// TestDefaults compares a terse manifest with what the API server makes of it.
+// TestDefaults compares a terse manifest with the defaults of the API server.
 func TestDefaults(t *testing.T) {
 	for _, tc := range []struct{ name, terse, full string }{
 		{"ClusterIP", serviceHead + "spec: {clusterIP: 10.0.0.1, ports: [{port: 80}]}\n", serviceHead + `spec:
@@ -140,8 +140,8 @@ status: {loadBalancer: {ingress: [{ip: 1.2.3.4, ipMode: VIP}, {hostname: lb.exam
 	}
 }
 
-// TestDefaultsAreFull holds the full manifests of TestDefaults, which go
-// through the same code, to fixed values.
+// TestDefaultsAreFull compares the full manifests of TestDefaults, which use the same
+// code, with fixed values.
 func TestDefaultsAreFull(t *testing.T) {
 	s := one(t, serviceHead+"spec: {clusterIP: 10.0.0.1, sessionAffinity: ClientIP, type: NodePort, ports: [{port: 80}]}\n").(*corev1.Service)
 	got := []any{
@@ -160,7 +160,7 @@ func TestDefaultsAreFull(t *testing.T) {
 		t.Errorf("slice: %v", e)
 	}
 	if e.Endpoints[0].Conditions != (discoveryv1.EndpointConditions{}) {
-		t.Error("a condition has been set; that none is has a meaning")
+		t.Error("a condition has been set, but unset has a meaning")
 	}
 }
 

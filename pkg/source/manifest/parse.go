@@ -170,7 +170,7 @@ func (p *parser) service(d document.Document, k key) error {
 	return p.add(d, k, s, c.errs)
 }
 
-// othersService reports whether a Service is not the proxy's. Such a Service is not
+// othersService reports whether a Service belongs to another proxy. Such a Service is not
 // validated.
 func othersService(s *corev1.Service) bool {
 	return s.Spec.ClusterIP == corev1.ClusterIPNone || s.Spec.Type == corev1.ServiceTypeExternalName ||

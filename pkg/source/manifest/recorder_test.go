@@ -10,7 +10,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// recorder is a sink that writes down each call.
+// recorder is a sink that records each call.
 type recorder struct {
 	calls   chan string
 	objects chan metav1.Object // of the set calls, in their order
@@ -21,7 +21,7 @@ func newRecorder() *recorder {
 }
 
 func (r *recorder) set(kind string, o metav1.Object) {
-	r.objects <- o // first, so that it is there for who has seen the call
+	r.objects <- o // first, so that it is available when the call is seen
 	r.calls <- "set " + key{kind, types.NamespacedName{Namespace: o.GetNamespace(), Name: o.GetName()}}.String()
 }
 
@@ -40,7 +40,7 @@ func (r *recorder) SetLostNodes([]string) {}
 func (r *recorder) Begun()                {}
 func (r *recorder) Synced()               { r.calls <- "synced" }
 
-// soFar gives the calls until now.
+// soFar returns the calls until now.
 func (r *recorder) soFar() []string {
 	var calls []string
 	for len(r.calls) > 0 {
@@ -64,7 +64,7 @@ func (r *recorder) expect(t *testing.T, want ...string) {
 	}
 }
 
-// last gives the object of the last set call.
+// last returns the object of the last set call.
 func (r *recorder) last(t *testing.T) metav1.Object {
 	t.Helper()
 	var last metav1.Object

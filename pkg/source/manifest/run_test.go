@@ -14,7 +14,7 @@ import (
 	"k8s.io/klog/v2/ktesting"
 )
 
-// manifestOf is a Service with one address.
+// manifestOf returns a Service with one address.
 func manifestOf(name, clusterIP string) string {
 	return fmt.Sprintf("apiVersion: v1\nkind: Service\nmetadata: {name: %s}\nspec: {clusterIP: %s, ports: [{port: 80}]}\n", name, clusterIP)
 }
@@ -26,7 +26,7 @@ func write(t *testing.T, dir, name, text string) {
 	}
 }
 
-// replace writes a file as careful programs do.
+// replace replaces a file atomically.
 func replace(t *testing.T, dir, name, text string) {
 	t.Helper()
 	write(t, dir, ".new", text)
@@ -54,7 +54,7 @@ func mkdir(t *testing.T, path string) {
 	}
 }
 
-// link makes a link, in place of what is there, in one step.
+// link creates a link, or replaces what exists, atomically.
 func link(t *testing.T, to, path string) {
 	t.Helper()
 	if err := os.Symlink(to, path+".tmp"); err != nil {
@@ -76,7 +76,7 @@ func run(t *testing.T, dir string) *recorder {
 			t.Errorf("Run: %v", err)
 		}
 		if calls := r.soFar(); len(calls) > 0 {
-			t.Errorf("calls that were not expected: %q", calls)
+			t.Errorf("unexpected calls: %q", calls)
 		}
 	})
 	return r
@@ -97,7 +97,7 @@ func TestRunFollowsFiles(t *testing.T) {
 		t.Errorf("cluster IP %s", s.Spec.ClusterIP)
 	}
 
-	// What is only written elsewhere has not changed, so no call tells of a.
+	// A file that is only rewritten has not changed, so there is no call for a.
 	rename(t, filepath.Join(dir, "a.yaml"), filepath.Join(dir, "c.yml"))
 	write(t, dir, "d.yaml", manifestOf("d", "10.0.0.4"))
 	r.expect(t, "set Service default/d")
@@ -115,7 +115,7 @@ func TestRunCoalesces(t *testing.T) {
 	}
 	for set := 1; ; set++ {
 		r.expect(t, "set Service default/a")
-		// Its own object: the next call's may be there, too.
+		// The object of this call: that of the next one may have arrived, too.
 		if (<-r.objects).(*corev1.Service).Spec.ClusterIP == "10.0.0.50" {
 			if set > 10 {
 				t.Errorf("%d calls for 50 changes at once", set)
@@ -125,8 +125,8 @@ func TestRunCoalesces(t *testing.T) {
 	}
 }
 
-// TestRunConfigMap swaps the link that all files of a mounted ConfigMap go
-// through.
+// TestRunConfigMap replaces the link through which all files of a mounted ConfigMap are
+// read.
 func TestRunConfigMap(t *testing.T) {
 	dir := t.TempDir()
 	mkdir(t, filepath.Join(dir, "..1"))
@@ -146,8 +146,8 @@ func TestRunConfigMap(t *testing.T) {
 	}
 }
 
-// TestRunLostFolder takes the folder away: nothing is deleted, and the next
-// one of that name is read.
+// TestRunLostFolder removes the folder: nothing is deleted, and the next folder with that
+// name is read.
 func TestRunLostFolder(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "m")
 	mkdir(t, dir)
@@ -168,8 +168,8 @@ func TestRunLostFolder(t *testing.T) {
 	r.expect(t, "set Service default/d")
 }
 
-// TestRunRemovedFolder makes a new folder after the old one is gone, which
-// file systems like to give the same number.
+// TestRunRemovedFolder creates a new folder after the old one is removed; file systems
+// often give it the same inode number.
 func TestRunRemovedFolder(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "m")
 	mkdir(t, dir)
@@ -188,7 +188,7 @@ func TestRunRemovedFolder(t *testing.T) {
 	}
 }
 
-// TestUnchangedFileCostsNothing looks at whether it was parsed again.
+// TestUnchangedFileCostsNothing checks that an unchanged file is not parsed again.
 func TestUnchangedFileCostsNothing(t *testing.T) {
 	dir := t.TempDir()
 	f := folder{dir: dir, nodeName: "n1"}
@@ -208,7 +208,7 @@ func TestUnchangedFileCostsNothing(t *testing.T) {
 	}
 }
 
-// TestRunLinkedFolder swaps a link to the folder.
+// TestRunLinkedFolder replaces a link to the folder.
 func TestRunLinkedFolder(t *testing.T) {
 	top := t.TempDir()
 	for _, rev := range []string{"1", "2"} {
@@ -231,9 +231,9 @@ func TestRunNoFolder(t *testing.T) {
 	}
 }
 
-// TestLastGoodStays goes through everything that must not be taken for a
-// deletion. Each step changes the folder and reads it again.
-func TestLastGoodStays(t *testing.T) {
+// TestLastValidVersionIsKept covers everything that must not count as a deletion. Each step
+// changes the folder and reads it again.
+func TestLastValidVersionIsKept(t *testing.T) {
 	dir := t.TempDir()
 	a, b := manifestOf("a", "10.0.0.1"), manifestOf("b", "10.0.0.2")
 	c := manifestOf("c", "10.0.0.3")
@@ -248,7 +248,7 @@ func TestLastGoodStays(t *testing.T) {
 		name   string
 		change func()
 		calls  []string
-		errs   []string // parts, one of each error
+		errs   []string // one substring of each error
 	}{
 		{"two good", func() { write(t, dir, "x.yaml", a+"---\n"+b) }, []string{"set Service default/a", "set Service default/b"}, nil},
 		{"one bad, one new", func() { write(t, dir, "x.yaml", bad("a")+"---\n"+b+"---\n"+c) }, []string{"set Service default/c"},
@@ -288,7 +288,7 @@ func TestLastGoodStays(t *testing.T) {
 	}
 }
 
-// TestReportOnce counts lines of log.
+// TestReportOnce counts log lines.
 func TestReportOnce(t *testing.T) {
 	dir := t.TempDir()
 	logger := ktesting.NewLogger(t, ktesting.NewConfig(ktesting.BufferLogs(true)))
@@ -305,6 +305,6 @@ func TestReportOnce(t *testing.T) {
 		t.Errorf("%d lines at first, want one for the kind and one for the document", n)
 	}
 	if n := lines(); n != 2 {
-		t.Errorf("%d lines after a second look, want no more", n)
+		t.Errorf("%d lines after reading again, want no more", n)
 	}
 }

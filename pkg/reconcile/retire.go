@@ -120,7 +120,7 @@ func (f *flush) addressIn(m *member) ipvs.Key {
 }
 
 // recordReplaced records the virtual servers whose member of plan.Local is about to get
-// another mark.
+// another mark, and the new ones, so that a new one serves before any packet has its mark.
 func (f *flush) recordReplaced() {
 	retiring := map[ipvs.Key]ipvs.Key{}
 	for m := range f.members.allDirty() {
@@ -130,14 +130,23 @@ func (f *flush) recordReplaced() {
 		}
 		if want, wanted := f.wantMember(m); wanted && want != fwm.FWMark {
 			retiring[fwm] = f.addressIn(m)
+			if successor := fwmKey(fwm.Family(), want); f.servers.isDirty(successor) && f.unused(successor) {
+				retiring[successor] = f.addressIn(m)
+			}
 		}
 	}
 	f.record(retiring)
 }
 
+// unused reports whether neither a virtual server nor a record has a fwmark.
+func (f *flush) unused(fwm ipvs.Key) bool {
+	_, recorded := f.recordedAddress(fwm)
+	return !recorded && !f.servers.holds(fwm)
+}
+
 // unmark deletes undesired members of plan.Local whose address and port are still served.
-// From then on new connections use the virtual server of the address, which has its
-// endpoints by now.
+// From then on new connections use the virtual server of the address, which exists and has
+// its endpoints by now.
 func (f *flush) unmark() {
 	retiring := map[ipvs.Key]ipvs.Key{}
 	for m := range f.members.allDirty() {
@@ -145,8 +154,9 @@ func (f *flush) unmark() {
 		if !exists {
 			continue
 		}
-		if _, wanted := f.wantMember(m); !wanted && f.mustDrain(f.servers.get(fwm)) {
-			retiring[fwm] = f.addressIn(m)
+		address := f.addressIn(m)
+		if _, wanted := f.wantMember(m); !wanted && f.servers.holds(address) && f.mustDrain(f.servers.get(fwm)) {
+			retiring[fwm] = address
 		}
 	}
 	f.record(retiring)
@@ -165,8 +175,8 @@ func (f *flush) changeOf(op ipset.Op, m plan.Member) ipset.Change {
 	return ipset.Change{Op: op, Set: f.setNamed(m.Set), Entry: m.Entry}
 }
 
-// waitsForWeights reports whether a member of plan.Local must wait, because the retired
-// virtual server it leads to does not have its weights back yet.
+// waitsForWeights reports whether a member of plan.Local must wait, because the recorded
+// virtual server it leads to does not exist yet, or does not have its weights back.
 func (f *flush) waitsForWeights(m *member, mark uint32) bool {
 	if mark == 0 {
 		return false

@@ -1,6 +1,7 @@
 package reconcile
 
 import (
+	"cmp"
 	"net/netip"
 	"slices"
 
@@ -12,8 +13,9 @@ import (
 
 // flushServers adds and updates virtual and real servers, all additions before the first
 // removal, and removes stale real servers. Fwmark virtual servers come first: before the
-// virtual server of the address gets endpoints of other nodes, external clients must already
-// use the fwmark one.
+// virtual server of the address loses endpoints of other nodes, internal clients must already
+// use the fwmark one. Internal clients that lose theirs use the virtual server of the address
+// only once that has its endpoints and no others.
 func (f *flush) flushServers() {
 	var marked, grow, shrink []ipvs.Change
 	for s := range f.servers.allDirty() {
@@ -42,9 +44,10 @@ func (f *flush) flushServers() {
 		grow = append(marked, grow...)
 	}
 	f.applyServers(grow)
-	f.addMembers() // those that waited for a retired virtual server
+	f.addMembers() // those that waited for a fwmark virtual server
+	f.applyServers(shrink)
 	f.unmark()
-	f.applyServers(append(shrink, f.retirements()...))
+	f.applyServers(f.retirements())
 }
 
 // serverChanges compares one virtual server. A stale TCP real server drains first: with
@@ -87,7 +90,8 @@ func orderAdditions(node string, key ipvs.Key, scheduler string, changes []ipvs.
 }
 
 // deleteServers deletes virtual servers that are not desired, except those that mustDrain
-// retains.
+// retains. Fwmark virtual servers are deleted last: without its own, an internal client would
+// use the virtual server of the address, whose endpoints are for external clients.
 func (f *flush) deleteServers() {
 	var changes []ipvs.Change
 	for s := range f.servers.allDirty() {
@@ -100,6 +104,7 @@ func (f *flush) deleteServers() {
 			f.servers.markClean(s)
 		}
 	}
+	slices.SortStableFunc(changes, func(a, b ipvs.Change) int { return cmp.Compare(min(a.Key.FWMark, 1), min(b.Key.FWMark, 1)) })
 	f.applyServers(changes)
 }
 

@@ -162,14 +162,16 @@ func (c *Config) deviceMark() uint32 {
 	return c.VIPs.Mark | v&-v
 }
 
-// claimsPorts reports whether a VIP is claimed by port.
+// claimsPorts reports whether a VIP is claimed by port: as configured or, after a restart, as
+// configured before, until it is claimed in the other way.
 func (c *Config) claimsPorts(u SetsInUse, f ip.Family) bool {
-	return c.VIPs.mayClaimPorts() && u.Has(PortVIPs, f)
+	return (u != nil || c.VIPs.mayClaimPorts()) && u.Has(PortVIPs, f)
 }
 
-// sharesVIPs reports whether packets for some ports of a local VIP may leave the node.
+// sharesVIPs reports whether packets for some ports of a local VIP may leave the node, as
+// claimsPorts does.
 func (c *Config) sharesVIPs(u SetsInUse, f ip.Family) bool {
-	return c.VIPs.mayShare() && u.Has(SharedVIPs, f)
+	return (u != nil || c.VIPs.mayShare()) && u.Has(SharedVIPs, f)
 }
 
 func (r *ruleset) usesClaims() bool { return r.cfg.claimsPorts(r.sets, r.family) }

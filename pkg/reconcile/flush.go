@@ -74,6 +74,7 @@ func (f *flush) addMembers() {
 		case wanted && set.failed:
 			f.members.markStuck(m) // flushSets reports the missing set
 		case wanted && !m.there && f.preservesClientIP(m): // added after the virtual server changed
+		case wanted && !m.there && f.waitsForClaim(m): // added once the VIP is claimed in the new way
 		case f.waitsForWeights(m, want) || wanted && f.waitsForRecord(m, want):
 		case wanted && different:
 			c := f.memberChange(ipset.AddEntry, m)
@@ -171,7 +172,7 @@ func (f *flush) memberDone(c ipset.Change) {
 }
 
 // flushVIPs claims VIPs, except blocked ones, and then releases those that are not desired.
-// A VIP whose claim changes stays local all the time.
+// A VIP whose claim changes stays local all the time; see claims.go.
 func (f *flush) flushVIPs() {
 	var added, removed []*vipRecord
 	blocked := f.blocked()
@@ -181,17 +182,26 @@ func (f *flush) flushVIPs() {
 			f.vips.markClean(v)
 		case v.there:
 			removed = append(removed, v)
-		case !blocked[v.key.Addr]:
+		case !blocked[v.key.Addr] && !f.keepsClaim(v.key.Addr):
 			added = append(added, v)
 		}
 	}
-	vips := append(added, removed...)
+	f.changeVIPs(added, true)
+	if len(added)+len(removed) > 0 {
+		f.addMembers() // those that waited for a claim
+		f.deleteClaimMembers()
+	}
+	f.changeVIPs(removed, false)
+}
+
+// changeVIPs claims or releases VIPs.
+func (f *flush) changeVIPs(vips []*vipRecord, wanted bool) {
+	if len(vips) == 0 {
+		return
+	}
 	changes := make([]routing.Change, len(vips))
 	for i, v := range vips {
-		changes[i] = f.vipChange(v.key, i < len(added))
-	}
-	if len(changes) == 0 {
-		return
+		changes[i] = f.vipChange(v.key, wanted)
 	}
 	succeeded(changes, f.kernel.writeRouting(changes), func(i int) { f.vipDone(vips[i]) }, func(i int, err error) {
 		f.fail(f.vips.owners(vips[i].key), err)

@@ -173,7 +173,7 @@ func (r *Reconciler) rulesToAdd() nodeSection {
 func (r *Reconciler) staleRules() nodeSection {
 	return r.policyRules(routing.DeleteRule, func() []routing.Rule {
 		return slices.DeleteFunc(slices.Collect(maps.Keys(r.cached.rules)), func(rule routing.Rule) bool {
-			return slices.Contains(r.node.Rules, rule) || r.leadsToStaleRoutes(rule)
+			return slices.Contains(r.node.Rules, rule) || r.stillServes(rule)
 		})
 	})
 }
@@ -237,6 +237,11 @@ func (r *Reconciler) mangle() []nodeSection {
 	var sections []nodeSection
 	for family, k := range r.kernel.NAT {
 		want := ofTable(ofFamily(r.node.NAT, family), nat.Mangle)
+		if len(r.staleRoutes) > 0 {
+			// An earlier configuration's mark leads to its VIPs. The chains that set it stay
+			// until all VIPs have routes for the mark of this one.
+			maps.DeleteFunc(want.Chains, func(c nat.Chain, _ []nat.Rule) bool { return r.cached.nat[family].Chains[c] != nil })
+		}
 		sections = append(sections, r.natSection(k,
 			func() []nat.Change {
 				return slices.DeleteFunc(nat.Diff(ofTable(r.cached.nat[family], nat.Mangle), want), func(c nat.Change) bool {

@@ -73,10 +73,15 @@ func (r *Reconciler) routesToDelete() nodeSection {
 	}
 }
 
-// leadsToStaleRoutes reports whether a policy rule of an earlier configuration still serves
-// VIPs, by a lookup of its own table.
-func (r *Reconciler) leadsToStaleRoutes(rule routing.Rule) bool {
-	if r.pruning || rule.Action != routing.Lookup {
+// stillServes reports whether a policy rule of an earlier configuration still serves VIPs, by
+// a lookup of its own table, or their other ports.
+func (r *Reconciler) stillServes(rule routing.Rule) bool {
+	switch {
+	case r.pruning:
+		return false
+	case rule.Action == routing.SkipLocal:
+		return len(r.staleRoutes) > 0
+	case rule.Action != routing.Lookup:
 		return false
 	}
 	for route := range r.staleRoutes {

@@ -127,7 +127,7 @@ func addClaimRules(plan *NodePlan, cfg *Config, n *Node, family ip.Family) {
 		})
 	}
 	if cfg.sharesVIPs(n.Uses, family) {
-		mask := cfg.foreignMask()
+		mask := cfg.sharedVIPMask()
 		plan.Rules = append(plan.Rules,
 			routing.Rule{Family: family, Action: routing.SkipLocal, Mark: cfg.VIPs.Mark, Mask: mask},
 			routing.Rule{Family: family, Action: routing.SkipLocal, IIf: "lo", Mark: cfg.deviceMark(), Mask: mask})
@@ -147,9 +147,9 @@ func addSharedSysctls(plan *NodePlan, cfg *Config, n *Node) {
 	}
 }
 
-// foreignMask returns the mask that identifies a packet for another device's port. It
+// sharedVIPMask returns the mask that identifies a packet for another device's port. It
 // includes the bits that every fwmark of a Service has, so that no such fwmark matches.
-func (c *Config) foreignMask() uint32 { return c.VIPs.Mark | c.LocalMark.Value }
+func (c *Config) sharedVIPMask() uint32 { return c.VIPs.Mark | c.LocalMark.Value }
 
 // deviceMark returns the mark of packets that arrive from the device that shares a VIP
 // with this node. A fwmark of a Service has all bits of LocalMark.Value; this mark has
@@ -241,7 +241,7 @@ func (r *ruleset) pingRules() []nat.Rule {
 	return rules
 }
 
-// foreignPorts lets packets from pods and the node to a port of a local VIP leave the
+// sharedVIPs lets packets from pods and the node to a port of a shared VIP leave the
 // node if no Service has that port. The mark skips table local, see addClaimRules.
 // External clients are refused. ICMP stays local, since it has no port, and so do
 // replies to the node's own requests, whose source is the VIP if the endpoint is on
@@ -270,12 +270,12 @@ func (r *ruleset) pingRules() []nat.Rule {
 // replies can return to:
 //
 //	nat -A KUBE-POSTROUTING -m mark --mark 0x4/0xd -m addrtype --src-type LOCAL -j MASQUERADE
-func (r *ruleset) foreignPorts() {
+func (r *ruleset) sharedVIPs() {
 	if !r.usesShared() {
 		return
 	}
 	const comment = "kubernetes ports of other devices"
-	mask := r.cfg.foreignMask()
+	mask := r.cfg.sharedVIPMask()
 	leaves := fmt.Sprintf("%#x/%#x", r.cfg.VIPs.Mark, mask)
 	probed := "-m connmark --mark " + leaves + " -m conntrack --ctdir REPLY"
 	for _, hook := range []string{"PREROUTING", "OUTPUT"} {
@@ -301,11 +301,11 @@ func (r *ruleset) foreignPorts() {
 		nat.Rule(fmt.Sprintf("-m connmark ! --mark %[1]s -j MARK --set-xmark %[1]s", leaves)))
 }
 
-// foreignSource returns the KUBE-POSTROUTING rule that foreignPorts shows.
-func (r *ruleset) foreignSource() []nat.Rule {
+// sharedVIPSource returns the KUBE-POSTROUTING rule that sharedVIPs shows.
+func (r *ruleset) sharedVIPSource() []nat.Rule {
 	if !r.usesShared() {
 		return nil
 	}
-	match := fmt.Sprintf("-m mark --mark %#x/%#x -m addrtype --src-type LOCAL", r.cfg.VIPs.Mark, r.cfg.foreignMask())
+	match := fmt.Sprintf("-m mark --mark %#x/%#x -m addrtype --src-type LOCAL", r.cfg.VIPs.Mark, r.cfg.sharedVIPMask())
 	return []nat.Rule{rule("source may be a VIP", match, "MASQUERADE --random-fully")}
 }

@@ -64,7 +64,7 @@ type InternalServer struct {
 }
 
 // addInternal adds an InternalServer if there are node-local endpoints. Internal clients of a
-// node port are masqueraded. So is the node itself, at every address; see sent.
+// node port are masqueraded. So is the node itself, at every address; see clearMarks.
 func (b *serviceBuilder) addInternal(key ipvs.Key, precedence Precedence, eps chosen, nodePort bool) {
 	if !b.service.ExternalLocal || len(eps.local) == 0 || b.cfg.LocalMark.Value == 0 {
 		return
@@ -215,11 +215,10 @@ func (r *ruleset) externalLocal(n *Node) {
 	r.chain(nat.NAT, "KUBE-IPVS-INSIDE", masquerade...)
 }
 
-// sent writes the chain that clears our marks after IPVS has selected an endpoint and
+// clearMarks writes the chain that clears our marks after IPVS has selected an endpoint and
 // before the packet is rerouted. The claim mark would route a packet to lo if its endpoint
-// is itself a VIP.
-// The node's own packets to a remote endpoint are masqueraded, because their source may
-// be the VIP:
+// is itself a VIP. The node's own packets to a remote endpoint are masqueraded, because
+// their source may be the VIP:
 //
 //	-A OUTPUT -m mark ! --mark 0x0/0xd -m ipvs --ipvs -j KUBE-IPVS-SENT
 //	-A KUBE-IPVS-SENT -m mark ! --mark 0x9/0x9 -j MARK --set-xmark 0x0/0x4
@@ -227,7 +226,7 @@ func (r *ruleset) externalLocal(n *Node) {
 //	-A KUBE-IPVS-SENT -m addrtype --src-type LOCAL -j MARK --set-xmark 0x4000/0x4000
 //	-A KUBE-IPVS-SENT -j MARK --set-xmark 0x0/0x3fff
 //	-A KUBE-IPVS-SENT -m connmark --mark 0x20/0x3060 -j MARK --set-xmark 0x20/0x3060     (with reply routing)
-func (r *ruleset) sent() {
+func (r *ruleset) clearMarks() {
 	local, claim := uint32(0), uint32(0)
 	if r.uses(Local) && r.cfg.LocalMark.Value != 0 {
 		local = r.cfg.LocalMark.Value

@@ -36,10 +36,10 @@ func addRuleset(state *nat.State, cfg *Config, n *Node, family ip.Family, paths 
 	r.postrouting(n)
 	r.firewall()
 	r.claims()
-	r.foreignPorts()
+	r.sharedVIPs()
 	r.replyRouting()
 	r.externalLocal(n)
-	r.sent()
+	r.clearMarks()
 	r.virtualAddresses()
 	r.forward()
 	r.accept()
@@ -271,7 +271,7 @@ func (r *ruleset) postrouting(n *Node) {
 		rules = append(rules, rule("pod connects to itself", r.match(LoopBack, "dst,dst,src"), "MASQUERADE --random-fully"))
 	}
 	rules = append(rules, r.bridgeRules(n)...)
-	rules = append(rules, r.foreignSource()...)
+	rules = append(rules, r.sharedVIPSource()...)
 	rules = append(rules, r.ownSource()...)
 	rules = append(rules,
 		nat.Rule(fmt.Sprintf("-m mark ! --mark %#x/%#x -j RETURN", m, m)),

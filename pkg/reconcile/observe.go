@@ -168,7 +168,8 @@ func excluded(cfg *plan.Config, addr netip.Addr) bool {
 	return slices.ContainsFunc(cfg.ExcludeCIDRs, func(p netip.Prefix) bool { return p.Contains(addr) })
 }
 
-// parallel runs functions concurrently, and joins their errors in order.
+// parallel runs functions concurrently, and joins their errors in order. It does not use
+// errgroup, which returns only the first error.
 func parallel(do []func() error) error {
 	errs := make([]error, len(do))
 	var all sync.WaitGroup

@@ -16,7 +16,7 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/trace"
 )
 
-// Class is a class of packets, by one of them.
+// Class is a class of packets, represented by one of them.
 type Class struct {
 	trace.Question
 	target target
@@ -45,11 +45,11 @@ type atoms struct {
 	froms  []netip.Prefix
 	tos    []netip.Prefix
 	fronts map[ipset.Entry]bool // addresses and ports that have members by source
-	// byProtocol tells that a rule asks for TCP, UDP or SCTP without asking a set.
+	// byProtocol reports whether a rule matches TCP, UDP or SCTP without matching a set.
 	byProtocol bool
 }
 
-// setUse is a set with the directions that a rule looks it up by.
+// setUse is a set with the directions in which a rule matches it.
 type setUse struct{ name, fields string }
 
 func newAtoms(n *trace.Node, o *Oracle) *atoms {
@@ -125,7 +125,8 @@ func (a *atoms) readEntry(e ipset.Entry) {
 	a.fronts[front] = true
 }
 
-// ofFamily sorts prefixes, each once, that of all addresses among them.
+// ofFamily returns the distinct prefixes of a family in order, including the one of all
+// addresses.
 func (a *atoms) ofFamily(list []netip.Prefix) []netip.Prefix {
 	out := []netip.Prefix{netip.PrefixFrom(a.node.Family.Unspecified(), 0)}
 	for _, p := range list {
@@ -137,8 +138,8 @@ func (a *atoms) ofFamily(list []netip.Prefix) []netip.Prefix {
 	return slices.Compact(out)
 }
 
-// representatives gives an address of each prefix that is in no smaller one, if
-// one is found.
+// representatives returns, for each prefix, an address that is in no smaller one, if
+// there is any.
 func representatives(list []netip.Prefix, family ip.Family) []netip.Addr {
 	var out []netip.Addr
 	for _, p := range list {
@@ -161,13 +162,13 @@ func representatives(list []netip.Prefix, family ip.Family) []netip.Addr {
 	return out
 }
 
-// source is a client's address and the interface that it comes in by.
+// source is a client's address and its ingress interface.
 type source struct {
 	addr netip.Addr
 	in   string
 }
 
-// sources are all that rules or the oracle distinguish.
+// sources returns all sources that rules or the oracle distinguish.
 func (a *atoms) sources() []source {
 	o := a.oracle
 	addrs := representatives(a.froms, a.node.Family)
@@ -203,14 +204,14 @@ func (a *atoms) sources() []source {
 	return out
 }
 
-// sourceKey is everything by which rules, routes and the oracle tell a source.
+// sourceKey holds everything by which rules, routes and the oracle distinguish sources.
 func (a *atoms) sourceKey(s source) string {
 	var b strings.Builder
 	b.WriteString(s.in)
 	for _, p := range a.froms {
 		switch {
 		case !p.Contains(s.addr):
-		case p.IsSingleIP() && a.node.Local(s.addr): // a VIP, of which sets tell more
+		case p.IsSingleIP() && a.node.Local(s.addr): // a VIP, which sets distinguish further
 			b.WriteString(" VIP")
 		default:
 			fmt.Fprintf(&b, " %s", p)
@@ -240,11 +241,11 @@ type destination struct {
 	state    trace.State
 }
 
-// unusedPort is no Service's.
+// unusedPort is a port of no Service.
 const unusedPort = 9
 
-// destinations are all that rules or the oracle distinguish. total counts them
-// before merging.
+// destinations returns all destinations that rules or the oracle distinguish. total is
+// their number before merging.
 func (a *atoms) destinations() (out []destination, total int) {
 	tuples := map[netip.Addr]map[destination]bool{}
 	addr := func(x netip.Addr) {
@@ -342,8 +343,8 @@ func (a *atoms) destinations() (out []destination, total int) {
 	return out, len(all)
 }
 
-// destinationKey is everything by which rules, routes, IPVS and the oracle tell a
-// destination.
+// destinationKey holds everything by which rules, routes, IPVS and the oracle distinguish
+// destinations.
 func (a *atoms) destinationKey(d destination) string {
 	var b strings.Builder
 	n := a.node
@@ -379,8 +380,8 @@ func (a *atoms) hasBitmap(d destination) bool {
 	})
 }
 
-// Classes lists the classes of a kernel, and counts the combinations of atoms that
-// were merged into them.
+// Classes returns the classes of a kernel, and the number of combinations of atoms before
+// merging.
 func Classes(n *trace.Node, o *Oracle) (out []*Class, combinations int) {
 	a := newAtoms(n, o)
 	sources := a.sources()
@@ -389,7 +390,7 @@ func Classes(n *trace.Node, o *Oracle) (out []*Class, combinations int) {
 		t := o.target(d.protocol, d.to)
 		for _, s := range sources {
 			if s.in == "" && d.state != "" {
-				continue // the node knows its own connections
+				continue // conntrack assigns the node's own packets
 			}
 			out = append(out, &Class{
 				Question: trace.Question{Protocol: d.protocol, From: s.addr, In: s.in, To: d.to, State: d.state},

@@ -15,7 +15,7 @@ import (
 
 // edit is a rule with one condition, or its target, changed.
 type edit struct {
-	what      string // with what the condition was
+	what      string // including the original condition
 	condition int    // its index, as the evaluator counts; -1 for the target
 	rule      nat.Rule
 }
@@ -41,7 +41,7 @@ func (p part) words() []string {
 
 func (p part) String() string { return strings.Join(p.words(), " ") }
 
-// parts takes a rule apart. Comments are left out.
+// parts splits a rule, without its comment.
 func parts(rule nat.Rule) (conditions, target []part) {
 	words, _ := nat.Words(string(rule))
 	module, not := "", false
@@ -86,8 +86,8 @@ func join(conditions, target []part) nat.Rule {
 	return nat.Rule(strings.Join(words, " "))
 }
 
-// edits lists a rule without each condition, with each one negated, narrower and wider,
-// and with each bit of a mark that it sets left out.
+// edits returns variants of a rule: without each condition, with each one negated,
+// narrowed and widened, and without each bit of a mark that the rule sets.
 func edits(rule nat.Rule) []edit {
 	conditions, target := parts(rule)
 	var out []edit
@@ -124,7 +124,7 @@ type variant struct {
 
 var ctStates = []string{"NEW", "ESTABLISHED", "RELATED", "INVALID"}
 
-// variants are narrower and wider ones.
+// variants returns narrower and wider conditions.
 func variants(c part) (out []variant) {
 	switch c.option {
 	case "--ctstate":
@@ -159,7 +159,7 @@ func variants(c part) (out []variant) {
 	return out
 }
 
-// turned looks up the source for the destination, where a set has only one of them.
+// turned matches the source instead of the destination if a set has only one of them.
 func turned(fields string) string {
 	if strings.Contains(fields, "src") && strings.Contains(fields, "dst") {
 		return fields
@@ -167,11 +167,11 @@ func turned(fields string) string {
 	return strings.NewReplacer("dst", "src", "src", "dst").Replace(fields)
 }
 
-// otherBit is one of a mark that belongs to other programs.
+// otherBit is a mark bit of other programs.
 const otherBit = 0x100000
 
-// markVariants leave out a bit of a mask, or take in one of other programs. Of masks
-// with many bits, they take those of ours.
+// markVariants removes a bit from a mask, or adds one of other programs. Of masks with
+// many bits it removes only ours.
 func markVariants(p part) (out []variant) {
 	switch p.option {
 	case "--mark", "--set-xmark":

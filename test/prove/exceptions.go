@@ -10,7 +10,7 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// Exception is a disagreement that is known, and why it stands.
+// Exception is a known disagreement with its reason.
 type Exception struct {
 	Check  string // classes, foreign, updates or necessity
 	Match  string // a regular expression for the failure's text
@@ -20,7 +20,7 @@ type Exception struct {
 	used  int
 }
 
-// Exceptions are those of a file, which docs/proof.md names.
+// Exceptions are the entries of a file; see docs/proof.md.
 type Exceptions []*Exception
 
 // ReadExceptions reads exceptions.yaml.
@@ -55,7 +55,7 @@ func (x Exceptions) Has(check, text string) bool {
 	return false
 }
 
-// Unused lists the exceptions of a check that nothing needed.
+// Unused returns the exceptions of a check that matched no failure.
 func (x Exceptions) Unused(check string) []string {
 	var out []string
 	for _, e := range x {

@@ -102,8 +102,8 @@ func (f flow) question(n names) trace.Question {
 	return q
 }
 
-// text is what becomes of a flow. Without a virtual server that is DROP or REJECT,
-// LOCAL for the node's own ports, or FORWARD. REFUSED is by IPVS.
+// text formats the result of a flow. Without a virtual server that is DROP or REJECT,
+// LOCAL for the node's own ports, or FORWARD. REFUSED means by IPVS.
 func (n names) text(x *trace.Explanation) string {
 	var out []string
 	for _, r := range x.RealServers {
@@ -183,7 +183,7 @@ func (h *host) claimed(a netip.Addr) bool {
 	return slices.ContainsFunc(h.Routes, func(r routing.Route) bool { return r.Table == table && r.Dst.Addr() == a })
 }
 
-// sorted lists real servers by their names, which stand for addresses of any order.
+// sorted orders real servers by name, so that the order of addresses does not matter.
 func sorted(text string) string {
 	list := strings.Split(text, ", ")
 	slices.Sort(list)

@@ -13,18 +13,18 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/trace"
 )
 
-// Foreign is what another program does on the node: writes to marks at one point of
-// the way, or a rule that accepts early.
+// Foreign is an action of another program on the node: writes to marks at one hook, or a
+// rule that accepts early.
 type Foreign struct {
 	Name string
-	// Interfere writes marks at a point; nil for rules.
+	// Interfere writes marks at a hook; nil for rules.
 	At        trace.Point
 	Interfere func(trace.Point, *uint32, *uint32)
 	// Rules changes the node; nil for marks.
 	Rules func(*trace.Node) *trace.Node
 }
 
-// markWrites are what programs are known to do with marks.
+// markWrites are writes that real programs make.
 var markWrites = []struct {
 	name string
 	do   func(mark, connmark *uint32)
@@ -37,7 +37,7 @@ var markWrites = []struct {
 	{"restores the whole mark from the connection", func(m, c *uint32) { *m = *c }},
 }
 
-// baseChains are where other programs' rules can stand.
+// baseChains are the chains in which other programs may have rules.
 var baseChains = []struct {
 	table nat.Table
 	chain string
@@ -48,8 +48,8 @@ var baseChains = []struct {
 	{nat.Filter, "INPUT"}, {nat.Filter, "FORWARD"}, {nat.Filter, "OUTPUT"},
 }
 
-// Foreigns lists what other programs do: every write at every point, and an ACCEPT
-// of everything at the head and behind our jumps of every chain of the kernel's.
+// Foreigns returns every write at every hook, and a rule that accepts everything, at the
+// head and after our jumps, in every base chain.
 func Foreigns(points []trace.Point) []Foreign {
 	var out []Foreign
 	for _, at := range points {
@@ -83,7 +83,7 @@ func Foreigns(points []trace.Point) []Foreign {
 	return out
 }
 
-// Points lists those that the classes' packets pass.
+// Points returns the hooks that packets of the classes pass.
 func (s *Subject) Points() []trace.Point {
 	all := map[trace.Point]bool{}
 	s.passes = make([]map[trace.Point]bool, len(s.Classes))
@@ -99,8 +99,8 @@ func (s *Subject) Points() []trace.Point {
 	return slices.SortedFunc(maps.Keys(all), func(a, b trace.Point) int { return strings.Compare(a.String(), b.String()) })
 }
 
-// CheckForeign judges every class beside another program: its result must be the
-// right one, or kube-proxy's, or no worse than kube-proxy's.
+// CheckForeign evaluates every class beside another program. The result must be right, or
+// that of kube-proxy, or no worse than that.
 func (s *Subject) CheckForeign(f Foreign) (failures []Failure, judged int) {
 	node, peer := s.Node, s.Peer
 	if f.Rules != nil {
@@ -130,8 +130,8 @@ func (s *Subject) CheckForeign(f Foreign) (failures []Failure, judged int) {
 	return failures, judged
 }
 
-// disturbable reports whether a class is of a new connection to a VIP or a node port,
-// and is right where nobody interferes.
+// disturbable reports whether a class is a new connection to a VIP or a node port, and
+// its result is right without other programs.
 func (s *Subject) disturbable(i int) bool {
 	if s.right == nil {
 		s.right = make([]bool, len(s.Classes))
@@ -159,7 +159,7 @@ func (s *Subject) undisturbed(i int) *trace.Explanation {
 	return s.peers[i]
 }
 
-// asPeer reports whether a class fares as under kube-proxy. Where kube-proxy fails
+// asPeer reports whether the result of a class equals kube-proxy's. If kube-proxy fails,
 // it may fail in another way.
 func (s *Subject) asPeer(i int, x, peer *trace.Explanation) bool {
 	ours, theirs := fateOf(x), fateOf(peer)

@@ -29,12 +29,12 @@ type Kernel struct {
 	routing  *routing.Fake
 	sysctl   *sysctl.Fake
 	loopback *nft.FakeLoopback
-	writes   []string // all that were made, in order
+	writes   []string // all writes, in order
 	// written, if set, is called before each write takes effect.
 	written func()
 }
 
-// NewKernel has nothing but the scenario's network.
+// NewKernel returns a kernel that has only the scenario's network.
 func NewKernel(s *Scenario) *Kernel {
 	k := &Kernel{
 		scenario: s, ipvs: ipvs.NewFake(), ipset: ipset.NewFake(), routing: routing.NewFake(), loopback: nft.NewFakeLoopback(),
@@ -45,8 +45,7 @@ func NewKernel(s *Scenario) *Kernel {
 	return k
 }
 
-// setNetwork puts a scenario's network in place of what others have made. Policy
-// rules of ours stay.
+// setNetwork replaces foreign network state by a scenario's. Our policy rules stay.
 func (k *Kernel) setNetwork(s *Scenario) {
 	ours, _ := k.routing.Inventory()
 	inv := s.Node.Inventory
@@ -78,8 +77,8 @@ const (
 	localTable = 255
 )
 
-// parameters are a node's before any proxy has run: strict reverse-path checks,
-// and no forwarding of IPv4.
+// parameters are the node's before any proxy has run: strict reverse-path checks and no
+// forwarding of IPv4.
 func parameters(s *Scenario) sysctl.State {
 	values := sysctl.State{
 		"net/ipv4/ip_forward": "0", "net/ipv6/conf/all/forwarding": "1", "net/ipv4/conf/all/src_valid_mark": "0",
@@ -96,8 +95,8 @@ func parameters(s *Scenario) sysctl.State {
 	return values
 }
 
-// one makes changes one by one, as the kernel does, and calls written before each.
-// It works outside of the fakes, whose hooks hold their locks.
+// one makes changes one by one, as the kernel does, and calls written before each. It
+// does not run inside the fakes, whose hooks hold their locks.
 func one[C fmt.Stringer, F any](k *Kernel, changes []C, apply func([]C) []F) []F {
 	var failures []F
 	for _, c := range changes {
@@ -114,7 +113,7 @@ func (k *Kernel) writing(what string) {
 	k.writes = append(k.writes, what)
 }
 
-// The fakes, each change by itself.
+// The fakes, applying each change by itself.
 type (
 	slowIPVS struct {
 		*ipvs.Fake
@@ -143,7 +142,7 @@ func (f slowIPSet) Apply(c []ipset.Change) []ipset.Failure       { return one(f.
 func (f slowRouting) Apply(c []routing.Change) []routing.Failure { return one(f.k, c, f.Fake.Apply) }
 func (f slowSysctl) Apply(c []sysctl.Change) []sysctl.Failure    { return one(f.k, c, f.Fake.Apply) }
 
-// Apply has the changes of one table take effect together, table by table.
+// Apply applies the changes of each table together, table by table.
 func (f slowNAT) Apply(changes []nat.Change) []nat.Failure {
 	var failures []nat.Failure
 	for _, table := range []nat.Table{nat.Filter, nat.Mangle, nat.NAT, nat.Raw} {
@@ -161,7 +160,7 @@ func (f slowNAT) Apply(changes []nat.Change) []nat.Failure {
 	return failures
 }
 
-// apply returns the fakes as the kernel that package reconcile writes to.
+// apply returns the fakes as the kernel interfaces of package reconcile.
 func (k *Kernel) apply() reconcile.Kernel {
 	return reconcile.Kernel{
 		IPVS: slowIPVS{k.ipvs, k}, IPSet: slowIPSet{k.ipset, k}, Routing: slowRouting{k.routing, k}, Sysctl: slowSysctl{k.sysctl, k},
@@ -170,7 +169,7 @@ func (k *Kernel) apply() reconcile.Kernel {
 	}
 }
 
-// Node is the kernel as the evaluator takes it, of one family.
+// Node returns the kernel's state of one family for the evaluator.
 func (k *Kernel) Node(family ip.Family) (*trace.Node, error) {
 	n := &trace.Node{Family: family, Links: k.scenario.Node.Inventory.Links, Sysctls: k.sysctl.Values()}
 	var err error
@@ -199,7 +198,7 @@ func (k *Kernel) Node(family ip.Family) (*trace.Node, error) {
 	return n, nil
 }
 
-// routes are those of the kernel itself, of others, and ours.
+// routes returns the routes of the kernel itself, foreign routes, and ours.
 func (k *Kernel) routes(family ip.Family) ([]routing.Route, error) {
 	out := k.scenario.foreignRoutes(family)
 	ours, err := k.routing.Observe()
@@ -219,7 +218,7 @@ func (k *Kernel) routes(family ip.Family) ([]routing.Route, error) {
 	return out, nil
 }
 
-// foreignRoutes are those that stand without any proxy.
+// foreignRoutes returns the routes that exist without any proxy.
 func (s *Scenario) foreignRoutes(family ip.Family) []routing.Route {
 	var out []routing.Route
 	for _, l := range s.Node.Inventory.Links {
@@ -246,9 +245,9 @@ func (s *Scenario) foreignRoutes(family ip.Family) []routing.Route {
 	return out
 }
 
-// fabric is the network beyond the node: it delivers an address by the interface
-// that the CNI's own routing sends the address's packets out by, and takes it as a
-// source from there only.
+// fabric is the network beyond the node. It delivers an address to the interface by which
+// the CNI's routing sends packets from that address, and accepts the address as a source
+// only from that interface.
 func (s *Scenario) fabric(family ip.Family) func(netip.Addr) string {
 	n := s.bare(family)
 	known := map[netip.Addr]string{}
@@ -262,7 +261,7 @@ func (s *Scenario) fabric(family ip.Family) func(netip.Addr) string {
 			known[a] = link
 		}
 	}
-	var mu sync.Mutex // classes are evaluated in parallel
+	var mu sync.Mutex // classes are evaluated concurrently
 	return func(a netip.Addr) string {
 		mu.Lock()
 		defer mu.Unlock()
@@ -278,14 +277,14 @@ func (s *Scenario) fabric(family ip.Family) func(netip.Addr) string {
 	}
 }
 
-// bare is the node without any proxy. What is marked by others is left out.
+// bare returns the node without any proxy and without foreign marks.
 func (s *Scenario) bare(family ip.Family) *trace.Node {
 	n := &trace.Node{Family: family, Links: s.Node.Inventory.Links, Routes: s.foreignRoutes(family), Sysctls: parameters(s)}
 	n.Rules = append(n.Rules, routing.Rule{Family: family, Table: localTable})
 	for _, r := range s.Node.Inventory.Rules {
 		if r.Family == family && r.Mask == 0 {
 			if r.Table == localTable {
-				n.Rules = n.Rules[1:] // it stands elsewhere
+				n.Rules = n.Rules[1:] // it has moved
 			}
 			n.Rules = append(n.Rules, r)
 		}
@@ -295,7 +294,7 @@ func (s *Scenario) bare(family ip.Family) *trace.Node {
 	return n
 }
 
-// outOf is the interface by which a pod of this node reaches the world.
+// outOf returns the interface by which a pod of this node reaches external hosts.
 func (s *Scenario) outOf(n *trace.Node, pod netip.Addr) string {
 	at := s.podLink(n, pod)
 	if at == "" {
@@ -305,8 +304,8 @@ func (s *Scenario) outOf(n *trace.Node, pod netip.Addr) string {
 	return out.Link
 }
 
-// podLink is the interface of a pod of this node, by whatever table has a route to
-// it; "" for other addresses.
+// podLink returns the interface of a pod of this node, from any table that has a route to
+// it, or "" for other addresses.
 func (s *Scenario) podLink(n *trace.Node, a netip.Addr) string {
 	bits, link := 0, ""
 	for _, r := range n.Routes {
@@ -317,8 +316,8 @@ func (s *Scenario) podLink(n *trace.Node, a netip.Addr) string {
 	return link
 }
 
-// isBranch reports whether an interface leads out for those alone whose packets
-// policy rules by interface send there. Nobody outside asks a Service by it.
+// isBranch reports whether an interface is only the uplink of pods that policy rules by
+// input interface route there. No external client connects to a Service through it.
 func (s *Scenario) isBranch(family ip.Family, link string) bool {
 	for _, d := range s.Node.Inventory.Defaults {
 		if d.Family != family || d.Link != link {
@@ -333,13 +332,13 @@ func (s *Scenario) isBranch(family ip.Family, link string) bool {
 	return false
 }
 
-// faraway are addresses that no scenario has.
+// faraway are addresses that no scenario uses.
 var faraway = map[ip.Family]netip.Addr{
 	ip.IPv4: netip.MustParseAddr("100.64.9.9"),
 	ip.IPv6: netip.MustParseAddr("2001:db8:64:9::9"),
 }
 
-// uplinks lead out of the node: default routes of any table leave by them.
+// uplinks returns the interfaces of default routes of any table.
 func (s *Scenario) uplinks(family ip.Family) []string {
 	var out []string
 	for _, r := range s.Node.Inventory.Defaults {

@@ -18,14 +18,14 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/trace"
 )
 
-// peer writes what kube-proxy v1.36 in IPVS mode would.
+// peer writes what kube-proxy v1.36 in IPVS mode writes.
 type peer struct {
 	*Oracle
 	node *trace.Node
 }
 
-// KubeProxy is the scenario's node as kube-proxy's IPVS mode would leave it, of one
-// family.
+// KubeProxy returns the scenario's node of one family as kube-proxy's IPVS mode leaves
+// it.
 func KubeProxy(s *Scenario, family ip.Family) (*trace.Node, error) {
 	n := s.bare(family)
 	p := peer{Oracle: NewOracle(s, family), node: n}
@@ -169,7 +169,7 @@ func (p *peer) nodePort(port *service.Port, s *service.Service, endpoints []neti
 	}
 }
 
-// rules are those of an iptables-save, with sets under short names.
+// rules returns rules in the format of iptables-save, with short names for sets.
 func (p *peer) rules() string {
 	var b strings.Builder
 	in := func(set, flags string) string { return "-m set --match-set " + set + " " + flags }
@@ -243,7 +243,7 @@ func (p *peer) rules() string {
 	return b.String()
 }
 
-// notLocal is the match of traffic to cluster IPs that is masqueraded.
+// notLocal is the match of cluster IP traffic that is masqueraded.
 func (p *peer) notLocal(to, fromVIP string) string {
 	if p.Config.MasqueradeAll {
 		return to

@@ -17,8 +17,8 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/trace"
 )
 
-// Environments are what other rules a node may have, in which ours show what they
-// are for. In each the rules of ours stand where they stood.
+// Environments are nodes with different foreign rules, in which our rules take effect.
+// Our rules keep their positions.
 var Environments = []struct {
 	Name   string
 	change func(*trace.Node) *trace.Node
@@ -65,29 +65,28 @@ var Environments = []struct {
 	}},
 }
 
-// Need says how a rule, an edit of it, an order or a member of a set showed that it is
-// needed.
+// Need is the evidence that a rule, an edit of it, an order or a set member is needed.
 type Need struct {
 	Tried, Needed int    // copies, in all subjects and environments
 	By            string // a class that needs it
 }
 
-// Necessity gathers over subjects.
+// Necessity collects evidence from all subjects.
 type Necessity struct {
 	mu      sync.Mutex
 	Rules   map[string]*Need // removed
 	Edits   map[string]*Need // narrower, wider or negated conditions, other marks
-	Orders  map[string]*Need // swapped neighbours that some packet matches both of
+	Orders  map[string]*Need // swapped neighbors that some packet matches both of
 	Members map[string]*Need // removed, by subject
-	Apart   int              // neighbours that no packet matches both of, or that do the same
+	Apart   int              // neighbors that no packet matches both of, or that have the same effect
 }
 
-// NewNecessity is empty.
+// NewNecessity returns an empty Necessity.
 func NewNecessity() *Necessity {
 	return &Necessity{Rules: map[string]*Need{}, Edits: map[string]*Need{}, Orders: map[string]*Need{}, Members: map[string]*Need{}}
 }
 
-// need returns the entry of a key, and whether it has shown already that it is needed.
+// need returns the entry of a key, and whether it is known to be needed.
 func (y *Necessity) need(m map[string]*Need, key string) (n *Need, shown bool) {
 	y.mu.Lock()
 	defer y.mu.Unlock()
@@ -97,7 +96,7 @@ func (y *Necessity) need(m map[string]*Need, key string) (n *Need, shown bool) {
 	return m[key], m[key].Needed > 0
 }
 
-// note counts a try. by is the class that showed the need, or "".
+// note records a try. by is the class whose result changed, or "".
 func (y *Necessity) note(n *Need, by string) {
 	y.mu.Lock()
 	defer y.mu.Unlock()
@@ -108,7 +107,7 @@ func (y *Necessity) note(n *Need, by string) {
 	}
 }
 
-// hits are the classes that met a rule or a member.
+// hits are the classes that matched a rule or a member.
 type hits[K comparable] map[K][]int
 
 func (h hits[K]) add(k K, class int) {
@@ -128,8 +127,8 @@ type member struct {
 	entry ipset.Entry
 }
 
-// normal names a rule by its text. Those of several interfaces, addresses and families
-// are one.
+// normal identifies a rule by its text, independent of interfaces, addresses and
+// families.
 func (s *Subject) normal(rule nat.Rule) string {
 	words, _ := nat.Words(string(rule))
 	for i := 1; i < len(words); i++ {
@@ -151,25 +150,25 @@ func (s *Subject) normal(rule nat.Rule) string {
 var addressText = regexp.MustCompile(`(-s|-d) [0-9a-f.:/]+`)
 var linkText = regexp.MustCompile(`(-i|-o) [^ "]+`)
 
-// normalText does the same to the words of an edit.
+// normalText does the same for the text of an edit.
 func (s *Subject) normalText(what string) string {
 	what = addressText.ReplaceAllString(what, "$1 PREFIX")
 	what = linkText.ReplaceAllString(what, "$1 LINK")
 	return strings.NewReplacer("ipv6-icmp", "icmp", "icmpv6", "icmp", "KUBE-6-", "KUBE-").Replace(what)
 }
 
-// ours reports whether a rule is one of ours.
+// ours reports whether a rule is ours.
 func ours(chain string, rule nat.Rule) bool {
 	return strings.HasPrefix(chain, "KUBE-") || strings.Contains(string(rule), "-j KUBE-")
 }
 
-// near is a rule that exactly one condition kept from matching.
+// near is a rule that only one condition prevented from matching.
 type near struct {
 	place
 	condition int
 }
 
-// met is what the classes of a subject met in an environment.
+// met is what the classes of a subject matched in an environment.
 type met struct {
 	*Subject
 	e       trace.Evaluator
@@ -181,7 +180,7 @@ type met struct {
 	members hits[member]
 }
 
-// shows returns a class that gets another result from a changed node, or "".
+// shows returns a class whose result differs on a changed node, or "".
 func (m *met) shows(changed *trace.Node, classes ...[]int) string {
 	for _, i := range slices.Concat(classes...) {
 		x := m.e.Explain(changed, m.Classes[i].Question)
@@ -192,8 +191,8 @@ func (m *met) shows(changed *trace.Node, classes ...[]int) string {
 	return ""
 }
 
-// Check removes and edits each rule, removes each member of a set, and swaps neighbours,
-// in every environment. What has shown that it is needed is not tried again.
+// Check removes and edits each rule, removes each set member, and swaps neighboring
+// rules, in every environment. It does not repeat what has shown a need.
 func (y *Necessity) Check(s *Subject) {
 	var all sync.WaitGroup
 	for _, env := range Environments {
@@ -222,7 +221,7 @@ func (y *Necessity) chain(m *met, at place, rules []nat.Rule) {
 	}
 }
 
-// rule removes one, and tries all edits of it.
+// rule removes a rule, and tries all edits of it.
 func (y *Necessity) rule(m *met, at place, rule nat.Rule) {
 	text := fmt.Sprintf("%s -A %s %s", at.table, at.chain, m.normal(rule))
 	if n, shown := y.need(y.Rules, text); !shown {
@@ -246,15 +245,15 @@ func (y *Necessity) rule(m *met, at place, rule nat.Rule) {
 	}
 }
 
-// order swaps a rule with the next one. Where no packet matches both, or where both do
-// the same, either order is right.
+// order swaps a rule with the next one. If no packet matches both, or both have the same
+// effect, either order is right.
 func (y *Necessity) order(m *met, at place, first, second nat.Rule) {
 	next := at
 	next.index++
 	_, one := parts(first)
 	_, other := parts(second)
 	if join(nil, one) == join(nil, other) || !m.both(at, next) {
-		y.Apart++ // one environment alone is tried
+		y.Apart++ // only one environment is tried
 		return
 	}
 	n, shown := y.need(y.Orders, fmt.Sprintf("%s -A %s %s, then %s", at.table, at.chain, m.normal(first), m.normal(second)))
@@ -267,7 +266,7 @@ func (y *Necessity) order(m *met, at place, first, second nat.Rule) {
 	}
 }
 
-// both reports whether some packet that matches a rule would match the next one, too.
+// both reports whether some packet that matches a rule would also match the next one.
 func (m *met) both(at, next place) bool {
 	without := withChain(m.node, at.table, at.chain, func(r []nat.Rule) []nat.Rule {
 		r[at.index] = "-m mark ! --mark 0x0/0x0" // never
@@ -283,7 +282,7 @@ func (m *met) both(at, next place) bool {
 	return false
 }
 
-// meet evaluates all classes, and notes what each met.
+// meet evaluates all classes, and records what each matched.
 func (s *Subject) meet(env string, n *trace.Node) *met {
 	m := &met{Subject: s, e: trace.Evaluator{Quiet: true}, env: env, node: n, before: make([]string, len(s.Classes)), places: hits[place]{}, nears: hits[near]{}, members: hits[member]{}}
 	e := trace.Evaluator{Quiet: true}
@@ -299,7 +298,7 @@ func (s *Subject) meet(env string, n *trace.Node) *met {
 	return m
 }
 
-// members removes each member of the sets of the family.
+// members removes each member of the family's sets.
 func (y *Necessity) members(m *met) {
 	for name, set := range m.node.Sets {
 		if strings.HasPrefix(name, "KUBE-6-") != (m.Family.Bits() > 32) && set.Type != ipset.BitmapPort {
@@ -321,8 +320,8 @@ func (y *Necessity) members(m *met) {
 	}
 }
 
-// showsAlike asks for a member in the place of others of its set: members that nothing
-// distinguishes have one class.
+// showsAlike tests another member of the set instead: members that nothing distinguishes
+// share one class.
 func (m *met) showsAlike(changed *trace.Node, set string, e ipset.Entry) string {
 	for other, classes := range m.members {
 		if other.set != set {
@@ -349,7 +348,7 @@ func (m *met) showsAlike(changed *trace.Node, set string, e ipset.Entry) string 
 	return ""
 }
 
-// Unneeded lists what nothing has shown to be needed.
+// Unneeded returns what no class has shown to be needed.
 func Unneeded(m map[string]*Need) []string {
 	var out []string
 	for key, n := range m {

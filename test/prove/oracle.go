@@ -14,10 +14,10 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/trace"
 )
 
-// The oracle knows Services, endpoints, the configuration and which interfaces the
-// node has. It knows no set, mark, rule or virtual server.
+// The oracle knows Services, endpoints, the configuration and the node's interfaces. It
+// knows no sets, marks, rules or virtual servers.
 
-// Kind is what an address and port is.
+// Kind classifies an address and port.
 type Kind string
 
 // The kinds.
@@ -31,14 +31,14 @@ const (
 	Elsewhere    Kind = "elsewhere"
 )
 
-// target is what of a Service is asked; svc is nil where no Service is.
+// target is the part of a Service that a packet is sent to; svc is nil if there is none.
 type target struct {
 	kind    Kind
 	svc     *service.Service
 	port    *service.Port
-	several bool     // Services claim it
-	vip     []Kind   // of which kinds the address is a VIP
-	of      []string // whose
+	several bool     // several Services claim it
+	vip     []Kind   // the kinds of VIP that the address is
+	of      []string // the Services that have it
 }
 
 func (t target) String() string {
@@ -48,16 +48,16 @@ func (t target) String() string {
 	return fmt.Sprintf("%s of %s", t.kind, t.svc.Name)
 }
 
-// client is who asks.
+// client is the kind of a client.
 type client int
 
 const (
-	theNode client = iota // the asked node itself
-	aPod                  // of this node
-	outside               // whoever comes in by an interface that leads out
+	theNode client = iota // the ingress node itself
+	aPod                  // on this node
+	outside               // any client that enters by an uplink
 )
 
-// Fate is what must become of a connection.
+// Fate is the required result of a connection.
 type Fate string
 
 // The fates.
@@ -72,12 +72,12 @@ const (
 
 // Want is the oracle's verdict on a class.
 type Want struct {
-	Fates     []Fate // any of them
+	Fates     []Fate // any of these is right
 	Endpoints []netip.AddrPort
 	Client    bool   // endpoints may see the client's address
-	Node      bool   // or one of the node's
-	Back      bool   // the answer leaves by the interface that the request entered by
-	Sentence  string // of the API's, or of ours where the API is silent
+	Node      bool   // or an address of the node
+	Back      bool   // the reply leaves by the request's ingress interface
+	Sentence  string // from the API's documentation, or ours where the API does not define the result
 }
 
 func (w Want) String() string {
@@ -112,16 +112,16 @@ const (
 	sayOther    = `what is for no Service is left alone`
 )
 
-// Oracle judges the classes of a scenario in one family.
+// Oracle decides the results of a scenario's classes in one family.
 type Oracle struct {
 	*Scenario
 	family ip.Family
 	nodes  map[netip.Addr]bool // the node's addresses
-	ports  []netip.Addr        // those with node ports
+	ports  []netip.Addr        // addresses with node ports
 	bare   *trace.Node         // the node without any proxy
 }
 
-// NewOracle makes one.
+// NewOracle creates the oracle of a scenario.
 func NewOracle(s *Scenario, family ip.Family) *Oracle {
 	o := &Oracle{Scenario: s, family: family, nodes: map[netip.Addr]bool{}, bare: s.bare(family)}
 	for _, l := range s.Node.Inventory.Links {
@@ -173,7 +173,7 @@ func (o *Oracle) primary() netip.Addr {
 	return netip.Addr{}
 }
 
-// target finds what is asked.
+// target returns the Service and port at a destination.
 func (o *Oracle) target(protocol ip.Protocol, to netip.AddrPort) target {
 	t := target{kind: Elsewhere}
 	for i := range o.Services {
@@ -211,8 +211,8 @@ func (o *Oracle) target(protocol ip.Protocol, to netip.AddrPort) target {
 	return t
 }
 
-// take notes that a Service claims what is asked. A Service that has an address in
-// two ways has it once; that of a load balancer counts, as it may be restricted.
+// take records that a Service has the destination. A Service that has an address in two
+// ways counts once, as that of a load balancer, which may be restricted.
 func (t *target) take(kind Kind, s *service.Service, p *service.Port) {
 	if t.svc != nil && t.svc != s {
 		t.several = true
@@ -223,7 +223,7 @@ func (t *target) take(kind Kind, s *service.Service, p *service.Port) {
 	t.kind, t.svc, t.port = kind, s, p
 }
 
-// client finds out who asks, by how the request came in.
+// client classifies the client, by how the request enters.
 func (o *Oracle) client(in string) client {
 	switch {
 	case in == "":
@@ -239,9 +239,8 @@ func (o *Oracle) isPhysical(link string) bool {
 	return l.Type == "device" && !l.Loopback
 }
 
-// knownPod reports whether the configuration lets the node tell that it is a
-// pod's address. Where there is no such configuration everybody but the node may
-// be a pod.
+// knownPod reports whether the node can recognize an address as a pod's by the
+// configuration. Without such a configuration, every client except the node may be a pod.
 func (o *Oracle) knownPod(src netip.Addr, in string) (known, told bool) {
 	inside := func(cidrs []netip.Prefix) (bool, bool) {
 		found := false
@@ -268,8 +267,8 @@ func (o *Oracle) knownPod(src netip.Addr, in string) (known, told bool) {
 	return in != "", false
 }
 
-// eligible are the endpoints that may answer, on this node or anywhere: those that
-// are ready, or, if none is, those that terminate and still serve (KEP-1669).
+// eligible returns the endpoints that may answer, on this node or anywhere: the ready
+// ones or, if there are none, those that are terminating and still serve (KEP-1669).
 func (o *Oracle) eligible(p *service.Port, here bool) []netip.AddrPort {
 	pick := func(accept func(service.Endpoint) bool) []netip.AddrPort {
 		var out []netip.AddrPort
@@ -290,8 +289,8 @@ func (o *Oracle) eligible(p *service.Port, here bool) []netip.AddrPort {
 	return o.hinted(p, ready)
 }
 
-// hinted keeps those that hints name for this node or, failing that, its zone, if
-// all ready ones have such hints (KEP-3015, KEP-2433).
+// hinted returns the endpoints that hints assign to this node or, failing that, its zone,
+// if all ready ones have such hints (KEP-3015, KEP-2433).
 func (o *Oracle) hinted(p *service.Port, ready []netip.AddrPort) []netip.AddrPort {
 	for _, by := range []struct {
 		hints func(service.Endpoint) []string
@@ -318,7 +317,7 @@ func (o *Oracle) hinted(p *service.Port, ready []netip.AddrPort) []netip.AddrPor
 	return ready
 }
 
-// Want judges a class.
+// Want returns the required result of a class.
 func (o *Oracle) Want(c *Class) Want {
 	w := o.want(c)
 	if o.strays(c) && !slices.Contains(w.Fates, MustDrop) {
@@ -330,17 +329,18 @@ func (o *Oracle) Want(c *Class) Want {
 	return w
 }
 
-// ledPast reports whether a CNI's policy rule by interface leads past the node what is
-// for the node itself, with or without a proxy.
+// ledPast reports whether a CNI's policy rule by input interface routes packets for the
+// node itself out of the node, with or without a proxy.
 func (o *Oracle) ledPast(c *Class) bool {
 	way, ok := o.bare.RouteOf(c.From, c.To.Addr(), c.In)
 	return ok && !way.Local
 }
 
-// strays reports whether a request comes in by another interface than leads back to
-// the client, so that a strict reverse-path check drops it whatever a proxy does.
-// What it asks of a Service from outside is answered nevertheless where answers leave
-// by the interface of the request, unless the client is a neighbour on another one.
+// strays reports whether a request enters by another interface than the route back to the
+// client, so that a strict reverse-path check drops it under any proxy. A request of an
+// external client to a Service is answered nevertheless if replies leave by the request's
+// interface, unless the client is a neighbor on another interface.
+// by the interface of the request, unless the client is a neighbor on another one.
 func (o *Oracle) strays(c *Class) bool {
 	if c.In == "" {
 		return false
@@ -361,7 +361,7 @@ func (o *Oracle) want(c *Class) Want {
 	t := c.target
 	switch {
 	case t.several, t.svc != nil && o.excluded(c.To.Addr()), o.isVIP(c.From):
-		// Who sends from a VIP is taken for a martian under kube-proxy.
+		// Under kube-proxy, packets from a VIP are martians.
 		return Want{Fates: []Fate{MayAny}}
 	case c.State == trace.Related:
 		return o.wantError(c, t)
@@ -383,8 +383,8 @@ func (o *Oracle) excluded(a netip.Addr) bool {
 	return slices.ContainsFunc(o.Config.ExcludeCIDRs, func(p netip.Prefix) bool { return p.Contains(a) })
 }
 
-// wantError is for an ICMP error about a connection: IPVS must see it, where the
-// address is a VIP.
+// wantError is for an ICMP error about a connection: if the address is a VIP, IPVS must
+// see it.
 func (o *Oracle) wantError(c *Class, t target) Want {
 	if o.excluded(c.To.Addr()) {
 		return Want{Fates: []Fate{MayAny}}
@@ -395,9 +395,9 @@ func (o *Oracle) wantError(c *Class, t target) Want {
 	return Want{Fates: []Fate{MayAny}}
 }
 
-// wantOtherPort is for a port of a VIP that no Service has. A cluster IP refuses.
-// An external address is its owner's: from inside, its other ports are reached
-// beyond the node, or refused.
+// wantOtherPort is for a port of a VIP that no Service has. A cluster IP refuses. An
+// external address belongs to another device: internal clients reach its other ports
+// beyond the node, or are refused.
 func (o *Oracle) wantOtherPort(c *Class, t target) Want {
 	w := Want{Fates: []Fate{MustRefuse}, Sentence: sayVIP}
 	external := !slices.Contains(t.vip, ClusterIP)
@@ -416,13 +416,13 @@ func (o *Oracle) wantOtherPort(c *Class, t target) Want {
 		w.Fates = []Fate{MustReach}
 	}
 	if c.State == trace.Invalid {
-		w.Fates = append(w.Fates, MustReach, MustDrop, MustLeave) // the node's TCP answers with a RST
+		w.Fates = append(w.Fates, MustReach, MustDrop, MustLeave) // the node's TCP responds with a RST
 	}
 	return w
 }
 
-// claimsPorts reports whether all VIPs at an address are claimed so that their
-// other ports are left to their owner.
+// claimsPorts reports whether all claims of VIPs at an address leave its other ports to
+// the device that has it.
 func (o *Oracle) claimsPorts(t target) bool {
 	for _, kind := range t.vip {
 		claim := map[Kind]plan.ClaimMode{ExternalIP: o.Config.VIPs.ExternalIPs, LoadBalancer: o.Config.VIPs.LoadBalancers, ClusterIP: o.Config.VIPs.ClusterIPs}[kind]
@@ -474,7 +474,7 @@ func (o *Oracle) wantServed(c *Class, t target) Want {
 		masquerade := t.svc.Masquerade || o.Config.MasqueradeExternalLocal
 		return answered(here, !masquerade, masquerade, sayLocal)
 	case who == aPod && told && !pod:
-		// The configuration says that it is none of the cluster's.
+		// The configuration says that it is outside the cluster.
 		w := answered(everywhere, true, true, sayInside)
 		if len(here) == 0 {
 			w.Fates = append(w.Fates, MustDrop)
@@ -484,7 +484,7 @@ func (o *Oracle) wantServed(c *Class, t target) Want {
 	return answered(everywhere, true, true, sayInside)
 }
 
-// mayCome is about source ranges. The node may come where a range has its address.
+// mayCome evaluates source ranges. The node is allowed if a range contains its address.
 func (o *Oracle) mayCome(c *Class, s *service.Service) bool {
 	if len(s.SourceRanges) == 0 {
 		return true
@@ -498,13 +498,13 @@ func (o *Oracle) mayCome(c *Class, s *service.Service) bool {
 	})
 }
 
-// wantInvalid is for what conntrack cannot place, which cannot be given another
-// source: it is not sent on where the connection would be, and may be where the
-// client's address is kept.
+// wantInvalid is for packets that conntrack cannot assign, whose source cannot be
+// translated. They must not be forwarded where the connection would be masqueraded, and
+// may be where it keeps the client's address.
 func (o *Oracle) wantInvalid(c *Class, w Want) Want {
 	w.Sentence = "an endpoint sees no other source than the connection's"
 	if c.target.kind == ClusterIP || len(o.eligible(c.target.port, false)) == 0 {
-		// Only pods ask cluster IPs for long, and keep their addresses.
+		// Only pods connect to cluster IPs for long, and keep their addresses.
 		w.Fates = []Fate{MayAny}
 	}
 	if w.Client && slices.Contains(w.Fates, MustAnswer) {
@@ -516,7 +516,7 @@ func (o *Oracle) wantInvalid(c *Class, w Want) Want {
 	return w
 }
 
-// wantWay is about ways on which the answer cannot be had at all.
+// wantWay is for paths on which a reply is impossible.
 func (o *Oracle) wantWay(c *Class, t target, w Want) Want {
 	if o.client(c.In) != outside {
 		if by := o.fabric(o.family)(c.From); by != "" && by != o.mainUplink() && !o.repliesByENI(c.In) {
@@ -527,7 +527,7 @@ func (o *Oracle) wantWay(c *Class, t target, w Want) Want {
 	pod, told := o.knownPod(c.From, c.In)
 	switch {
 	case t.kind == ClusterIP && (pod || !told):
-		// Nobody sends that: another node's pods ask their own node.
+		// No client sends that: pods of another node connect through their own node.
 		w.Fates = []Fate{MayAny}
 	case c.In == o.mainUplink() || t.kind != ClusterIP && o.repliesByENI(c.In):
 		w.Back = true
@@ -535,14 +535,14 @@ func (o *Oracle) wantWay(c *Class, t target, w Want) Want {
 	return w
 }
 
-// repliesByENI reports whether answers leave by the interface that a request
-// entered by (docs/concepts/eni.md).
+// repliesByENI reports whether replies leave by the ingress interface of the request
+// (docs/concepts/eni.md).
 func (o *Oracle) repliesByENI(in string) bool {
 	return o.Config.SNAT.Mode == plan.SNATAuto || o.Config.SNAT.Mode == plan.SNATFWMark
 }
 
-// Judge compares what the evaluator says with what the oracle wants. It returns
-// what is wrong, or "".
+// Judge compares the evaluator's result with the oracle's. It returns the difference, or
+// "".
 func (o *Oracle) Judge(c *Class, x *trace.Explanation, w Want) string {
 	fate := fateOf(x)
 	switch {
@@ -582,13 +582,13 @@ func (o *Oracle) judgeSource(c *Class, b *trace.ServerPath, w Want, endpoint net
 	case w.Back && b.ReplyLeavesBy != c.In && b.ReplyLeavesBy != "":
 		return fmt.Sprintf("the answer leaves by %s", b.ReplyLeavesBy)
 	case o.nodes[endpoint.Addr()]:
-		return "" // what is in the node's own network is not masqueraded
+		return "" // traffic within the node's own network is not masqueraded
 	case w.Node && (o.nodes[seen] || o.fabric(o.family)(seen) == b.LeavesBy && o.isUplink(o.family, b.LeavesBy)) && !o.isVIP(seen) && (seen != c.From || c.In == ""):
 		return ""
 	case w.Client && seen == c.From && (seen != endpoint.Addr() || c.State == trace.Invalid):
-		return "" // an endpoint drops what comes from itself
+		return "" // an endpoint drops packets from its own address
 	case w.Client && c.In == "" && (o.nodes[seen] || seen == c.To.Addr()):
-		return "" // a VIP that is local is an address of the node's, too
+		return "" // a local VIP is also an address of the node
 	}
 	return fmt.Sprintf("it sees %s", seen)
 }

@@ -11,8 +11,8 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/service"
 )
 
-// Product is kube-ipvs on a Kernel: packages plan and reconcile as package proxy puts
-// them together.
+// Product is kube-ipvs on a Kernel: packages plan and reconcile, connected as in package
+// proxy.
 type Product struct {
 	*Kernel
 	reconciler *reconcile.Reconciler
@@ -28,7 +28,7 @@ func NewProduct(s *Scenario) (*Product, error) {
 	return p, p.Start()
 }
 
-// Start does what the program does when it begins, on the kernel as it is.
+// Start does what the process does at its start, on the kernel as it is.
 func (p *Product) Start() error {
 	cfg := &p.scenario.Config
 	p.reconciler = reconcile.New(cfg, p.apply(), reconcile.Periods{})
@@ -51,7 +51,7 @@ func (p *Product) Start() error {
 	return p.flush()
 }
 
-// Change programs another scenario, as a running program does.
+// Change programs another scenario, as a running process does.
 func (p *Product) Change(to *Scenario) error {
 	p.scenario = to
 	p.setNode()
@@ -61,7 +61,8 @@ func (p *Product) Change(to *Scenario) error {
 	return p.flush()
 }
 
-// flush writes what has changed, with the rules for the sets in use before and after.
+// flush writes the changes: first the rules for the sets in use before, last those for
+// the sets in use after.
 func (p *Product) flush() error {
 	err := p.reconciler.Flush().Err()
 	if err == nil && !maps.Equal(p.uses, p.reconciler.SetsInUse()) {
@@ -77,7 +78,8 @@ func (p *Product) flush() error {
 func (p *Product) setNode() {
 	s := p.scenario
 	node := s.Node
-	// With our own policy rules, by which a restarted program knows the interfaces' marks.
+	// With our own policy rules, from which a restarted process learns the marks of
+	// interfaces.
 	node.Inventory, _ = p.routing.Inventory()
 	p.uses = p.reconciler.SetsInUse()
 	node.Bound, node.Uses = p.bound, p.uses
@@ -104,7 +106,7 @@ func (p *Product) setServices() error {
 		}
 	}
 	if !maps.Equal(p.uses, p.reconciler.SetsInUse()) {
-		p.setNode() // rules for sets that came into use
+		p.setNode() // rules for sets that are in use now
 	}
 	for name, svc := range p.have {
 		if now[name] == nil {

@@ -20,11 +20,11 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/test/reliability"
 )
 
-// What runs, by the environment: nothing said, a part that takes seconds; PROVE=fixed,
-// all fixed scenarios; PROVE=DURATION, random ones for so long.
+// PROVE in the environment selects what runs: unset, a part that takes seconds;
+// PROVE=fixed, all fixed scenarios; PROVE=DURATION, random ones for that time.
 var prove = os.Getenv("PROVE")
 
-// quickly are the scenarios of the part that always runs, besides their classes.
+// quickly are the scenarios of the part that always runs.
 var quickly = []string{"aws-vpc", "external-local", "volcano auto"}
 
 func scenarios(t testing.TB, all bool) []*Scenario {
@@ -71,13 +71,13 @@ func exceptions(t testing.TB) Exceptions {
 	return x
 }
 
-// reported gathers failures that are alike, and prints one of each kind.
+// reported groups similar failures, and prints one of each group.
 type reported struct {
 	check string
 	known Exceptions
 	kinds map[string][]Failure
 	order []string
-	count int // those that are excepted
+	count int // known exceptions
 }
 
 func (r *reported) add(kind string, f Failure) {
@@ -108,7 +108,7 @@ func (r *reported) print(t *testing.T, all bool) {
 		return
 	}
 	for _, e := range r.known.Unused(r.check) {
-		t.Errorf("exceptions.yaml: nothing needs %q any more", e)
+		t.Errorf("exceptions.yaml: no failure matches %q", e)
 	}
 }
 
@@ -116,7 +116,7 @@ func figure(name string, value int, shows string) reliability.Figure {
 	return reliability.Figure{Name: name, Value: float64(value), Shows: shows}
 }
 
-// TestClasses judges every class of every scenario.
+// TestClasses evaluates every class of every scenario.
 func TestClasses(t *testing.T) {
 	record := reliability.Begin(t, reliability.Packets, "classes")
 	r := reported{check: "classes", known: exceptions(t)}
@@ -136,7 +136,7 @@ func TestClasses(t *testing.T) {
 	)
 }
 
-// TestBesideOtherPrograms has every other program act at every point.
+// TestBesideOtherPrograms applies every foreign action at every hook.
 func TestBesideOtherPrograms(t *testing.T) {
 	t.Parallel()
 	all := prove != ""
@@ -161,8 +161,8 @@ func TestBesideOtherPrograms(t *testing.T) {
 	)
 }
 
-// TestNecessity removes and edits each rule, removes each member of a set, and swaps
-// neighbours.
+// TestNecessity removes and edits each rule, removes each set member, and swaps
+// neighboring rules.
 func TestNecessity(t *testing.T) {
 	t.Parallel()
 	if prove == "" {
@@ -197,7 +197,7 @@ func TestNecessity(t *testing.T) {
 	}
 	if os.Getenv("PROVE_ONLY") == "" {
 		for _, e := range known.Unused("necessity") {
-			t.Errorf("exceptions.yaml: nothing needs %q any more", e)
+			t.Errorf("exceptions.yaml: no failure matches %q", e)
 		}
 	}
 	record(append(figures,
@@ -207,7 +207,7 @@ func TestNecessity(t *testing.T) {
 		figure("neighboring rules that may stand in either order", y.Apart, "no packet matches both, or both do the same; in all configurations"))...)
 }
 
-// TestUpdates judges every class after each write of every change.
+// TestUpdates evaluates every class after each write of every change.
 func TestUpdates(t *testing.T) {
 	t.Parallel()
 	if prove == "" {
@@ -261,9 +261,9 @@ func TestUpdates(t *testing.T) {
 	)
 }
 
-// TestRandom draws scenarios. Rapid makes a failing one small and keeps it in
-// testdata/rapid. For a time, it draws rounds of rapid's number of checks; SEED is that
-// of the first round, and each next round has the next one.
+// TestRandom draws scenarios. Rapid shrinks a failing one and keeps it in testdata/rapid.
+// With a duration, it runs rounds of rapid's number of checks. SEED is the seed of the
+// first round, and increases by one for each further round.
 func TestRandom(t *testing.T) {
 	known := exceptions(t)
 	configurations, classes, judged := 0, 0, 0

@@ -16,8 +16,8 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/test/scenario"
 )
 
-// layouts are the networks of random scenarios: lines of a scenario's network, and
-// the subnets of this node's pods. Pods have .44 to .47 of theirs.
+// layouts are the networks of random scenarios: lines of a scenario's network, and the
+// subnets of this node's pods. The pods have .44 to .47 of these.
 var layouts = []struct {
 	network string
 	pods    []string
@@ -41,7 +41,7 @@ func eniNetwork(address string, from, to int) string {
 	return b.String()
 }
 
-// Draw makes a scenario of one or two Services on one of the layouts.
+// Draw returns a scenario of one or two Services on one of the layouts.
 func Draw(t *rapid.T) *Scenario {
 	layout := layouts[rapid.IntRange(0, len(layouts)-1).Draw(t, "layout")]
 	s := &Scenario{Name: "random"}

@@ -1,10 +1,10 @@
 //go:build prove
 
-// Package prove checks what stands in the kernel for every packet that rules can
-// distinguish. Rules compare: membership of a set, equality, interface, state, bits
-// of a mark. So for one configuration there are finitely many classes of packets,
-// and each is followed by package trace's evaluator and judged by an oracle that
-// knows the Service API and none of our rules. docs/proof.md says what that proves.
+// Package prove checks the programmed kernel state for every packet that rules can
+// distinguish. Rules compare: set membership, equality, interface, state, mark bits. So
+// for one configuration there are finitely many classes of packets. The evaluator of
+// package trace follows each class, and an oracle that knows the Service API and none of
+// our rules judges the result. docs/proof.md says what that proves.
 package prove
 
 import (
@@ -26,8 +26,8 @@ type Scenario struct {
 	scenario.Scenario
 }
 
-// LoadDir reads the scenarios of a directory, one for each SNAT mode and each way to
-// claim VIPs that a file lists.
+// LoadDir reads the scenarios of a directory, one for each SNAT mode and claim mode that
+// a file lists.
 func LoadDir(dir string) ([]*Scenario, error) {
 	files, err := filepath.Glob(filepath.Join(dir, "*.yaml"))
 	if err != nil || len(files) == 0 {
@@ -44,8 +44,7 @@ func LoadDir(dir string) ([]*Scenario, error) {
 	return out, nil
 }
 
-// load returns a file's scenario once for each SNAT mode, and for each of those also once
-// for each way to claim VIPs.
+// load returns a file's scenario for each combination of SNAT mode and claim mode.
 func load(file string) ([]*Scenario, error) {
 	read, err := scenario.Load(file)
 	if err != nil {
@@ -73,7 +72,7 @@ func load(file string) ([]*Scenario, error) {
 	return out, nil
 }
 
-// complete adds what only packets need.
+// complete adds what only packets need: interfaces and routes.
 func (s *Scenario) complete() {
 	s.Node.BridgeNetfilter = plan.BridgeEnabled
 	s.Routes = append(s.Routes, s.Node.Inventory.Attached...)
@@ -81,7 +80,7 @@ func (s *Scenario) complete() {
 	s.completeNetwork()
 }
 
-// addPodRoutes leads to endpoints of this node for which the file has no route.
+// addPodRoutes adds routes to endpoints of this node for which the file has none.
 func (s *Scenario) addPodRoutes() {
 	for _, svc := range s.Services {
 		for _, p := range svc.Ports {
@@ -99,7 +98,7 @@ func (s *Scenario) addPodRoutes() {
 	}
 }
 
-// carries reports whether an address is one of an interface's, or of the subnet of a
+// carries reports whether an address belongs to an interface, or to the subnet of a
 // bridge.
 func (s *Scenario) carries(a netip.Addr) bool {
 	return slices.ContainsFunc(s.Node.Inventory.Links, func(l routing.Link) bool {
@@ -109,7 +108,7 @@ func (s *Scenario) carries(a netip.Addr) bool {
 	})
 }
 
-// completeNetwork adds the interfaces that only routes name, which are pods'.
+// completeNetwork adds the interfaces that only routes name: those of pods.
 func (s *Scenario) completeNetwork() {
 	inv := &s.Node.Inventory
 	for _, r := range slices.Concat(s.Routes, inv.Defaults) {

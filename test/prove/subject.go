@@ -28,7 +28,7 @@ type Subject struct {
 	Wants        []Want
 	Combinations int // of atoms, before merging
 	evaluator    trace.Evaluator
-	peers        []*trace.Explanation // undisturbed, by class
+	peers        []*trace.Explanation // without other programs, by class
 	right        []bool               // undisturbed, by class
 	passes       []map[trace.Point]bool
 }
@@ -42,7 +42,7 @@ func NewSubject(s *Scenario, family ip.Family) (*Subject, error) {
 	return p.Subject(family)
 }
 
-// Subject is the kernel as it is now.
+// Subject returns the current state of the kernel as a Subject.
 func (p *Product) Subject(family ip.Family) (*Subject, error) {
 	s := &Subject{Scenario: p.scenario, Family: family, Oracle: NewOracle(p.scenario, family)}
 	s.evaluator.Quiet = true
@@ -63,7 +63,7 @@ func (p *Product) Subject(family ip.Family) (*Subject, error) {
 
 func (s *Subject) String() string { return fmt.Sprintf("%s %s", s.Scenario.Name, s.Family) }
 
-// Failure is a class that does not get what it must.
+// Failure is a class with a wrong result.
 type Failure struct {
 	Subject string
 	Class   *Class
@@ -81,7 +81,7 @@ func (f Failure) String() string {
 	return text + fmt.Sprintf("  got:  %s\n  want: %s\n  because %s\n", f.Got, f.Want, f.Want.Sentence)
 }
 
-// Check judges every class as it is.
+// Check evaluates every class.
 func (s *Subject) Check() []Failure {
 	var out []Failure
 	for i, c := range s.Classes {
@@ -100,10 +100,10 @@ func (s *Subject) Check() []Failure {
 	return out
 }
 
-// leftover reports a request that leaves with one of our marks: it would be routed by it,
-// and a tunnel passes the mark on to its own packets, which would be masqueraded as well. A
-// pod that reaches itself stays on this node. Table nat, which clears the bit, does not see
-// what conntrack cannot assign to a connection.
+// leftover reports a request that leaves with one of our marks. The mark would route it,
+// and a tunnel copies the mark to its own packets, which would be masqueraded as well. A
+// pod that reaches itself stays on this node. Table nat, which clears the bit, does not
+// see packets that conntrack cannot assign.
 func leftover(c *trace.Question, x *trace.Explanation) string {
 	if c.State == trace.Invalid {
 		return ""
@@ -116,13 +116,13 @@ func leftover(c *trace.Question, x *trace.Explanation) string {
 	return ""
 }
 
-// ownMarks are those of ours that have no meaning behind the node.
+// ownMarks are our marks that have no meaning beyond the node.
 var ownMarks = func() uint32 {
 	cfg := scenario.DefaultConfig()
 	return cfg.MasqueradeMark | cfg.LocalMark.Value | cfg.VIPs.Mark
 }()
 
-// path prints a class's way through the rules.
+// path formats a class's path through the rules.
 func (s *Subject) path(n *trace.Node, c *Class, interfere func(trace.Point, *uint32, *uint32)) string {
 	e := trace.Evaluator{Interfere: interfere}
 	x := e.Explain(n, c.Question)
@@ -131,8 +131,7 @@ func (s *Subject) path(n *trace.Node, c *Class, interfere func(trace.Point, *uin
 	return b.String()
 }
 
-// Summary is what can be seen of a class from outside of the node, and by what encapsulates
-// its packets.
+// Summary is the part of a result that is visible outside the node, and to tunnels.
 func Summary(x *trace.Explanation) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "%s %s", x.Verdict.Outcome, x.Link)
@@ -149,7 +148,7 @@ func Summary(x *trace.Explanation) string {
 	return b.String()
 }
 
-// withRules is a node with other rules in one table.
+// withRules returns a node with other rules in one table.
 func withRules(n *trace.Node, table nat.Table, change func(nat.Contents) nat.Contents) *trace.Node {
 	out := *n
 	out.Ruleset = maps.Clone(n.Ruleset)
@@ -159,7 +158,7 @@ func withRules(n *trace.Node, table nat.Table, change func(nat.Contents) nat.Con
 	return &out
 }
 
-// withChain is a node with other rules in one chain.
+// withChain returns a node with other rules in one chain.
 func withChain(n *trace.Node, table nat.Table, chain string, change func([]nat.Rule) []nat.Rule) *trace.Node {
 	return withRules(n, table, func(c nat.Contents) nat.Contents {
 		if c.Chains == nil {

@@ -26,7 +26,7 @@ import (
 // Update changes a scenario. Apply gets a deep enough copy.
 type Update struct {
 	Name  string
-	Apply func(*Scenario) bool // false: the scenario has nothing to change so
+	Apply func(*Scenario) bool // false: the update does not apply to the scenario
 }
 
 // clone copies what updates change.
@@ -50,7 +50,7 @@ func (s *Scenario) clone() *Scenario {
 	return &out
 }
 
-// eachService makes an update of the first Service that it changes.
+// eachService returns an update of the first Service that it can change.
 func eachService(name string, change func(*service.Service) bool) Update {
 	return Update{name, func(s *Scenario) bool {
 		for i := range s.Services {
@@ -62,7 +62,7 @@ func eachService(name string, change func(*service.Service) bool) Update {
 	}}
 }
 
-// eachEndpoint is the same of the first endpoint of a Service.
+// eachEndpoint does the same for the first endpoint of a Service.
 func eachEndpoint(name string, change func(*service.Port, int) bool) Update {
 	return eachService(name, func(s *service.Service) bool {
 		for i := range s.Ports {
@@ -76,7 +76,7 @@ func eachEndpoint(name string, change func(*service.Port, int) bool) Update {
 	})
 }
 
-// Updates are the changes that a scenario is put through.
+// Updates are the changes that every scenario goes through.
 var Updates = []Update{
 	eachEndpoint("an endpoint is removed", func(p *service.Port, i int) bool {
 		p.Endpoints = slices.Delete(p.Endpoints, i, i+1)
@@ -225,23 +225,23 @@ var Updates = []Update{
 	}},
 }
 
-// UpdateResult is what became of a change.
+// UpdateResult is the result of a change.
 type UpdateResult struct {
 	Failures []Failure // of new and established connections
-	States   int       // between two writes, those of one restart included
+	States   int       // between two writes, including those of one restart
 	Opened   int       // connections that are open on both sides of the change
 	Crashes  int       // restarts, one after each write
 }
 
-// running is a program that is put through a change.
+// running is a process that receives a change.
 type running struct {
 	*Product
 	from, to *Scenario
-	network  bool // the change is another program's, to the network
+	network  bool // the change is another program's change of the network
 }
 
-// begin programs a scenario. The network changes first, by another program's hand; then
-// what was before is the old rules on the new network.
+// begin programs a scenario. If the network changes, another program does so first; then
+// the state before the update is that of the old rules on the new network.
 func begin(from, to *Scenario) (*running, error) {
 	p, err := NewProduct(from)
 	if err != nil {
@@ -257,7 +257,7 @@ func begin(from, to *Scenario) (*running, error) {
 	return r, nil
 }
 
-// watch has all states between the writes of do. It ends in the state that do leaves.
+// watch returns all states between the writes of do, and ends in the state after do.
 func (r *running) watch(family ip.Family, do func() error) (between []*trace.Node, at []int, err error) {
 	var failed error
 	r.written = func() {
@@ -270,11 +270,11 @@ func (r *running) watch(family ip.Family, do func() error) (between []*trace.Nod
 	return between, at, err
 }
 
-// crashed is what a write panics with that is not made.
+// crashed is the panic value of a write that is not made.
 type crashed struct{}
 
-// crash makes the change, until a write that is not made. It reports whether there was
-// so many.
+// crash makes the change up to a write that is not made. It returns false if there were
+// fewer writes.
 func (r *running) crash(write int) (is bool, err error) {
 	made := 0
 	r.written = func() {
@@ -294,11 +294,11 @@ func (r *running) crash(write int) (is bool, err error) {
 	return false, r.Change(r.to)
 }
 
-// CheckUpdate programs a scenario, then the updated one, and judges every class after
-// each single write: it must fare as before or as after, and connections that are open
-// on both sides must continue. Then it does so with a crash after each write: the next
-// start must end in the state of a node that has only had the updated scenario, or in that of
-// a program that has not crashed.
+// CheckUpdate programs a scenario, then the updated one, and evaluates every class after
+// each single write. A class must have its result from before or from after the update,
+// and connections that are open before and after must continue. Then it repeats the
+// update with a crash after each write. The next start must end in the state of a node
+// that has only had the updated scenario, or in that of a process that has not crashed.
 func CheckUpdate(s *Scenario, u Update, family ip.Family) (out UpdateResult, err error) {
 	to := s.clone()
 	if !u.Apply(to) {
@@ -336,8 +336,8 @@ func CheckUpdate(s *Scenario, u Update, family ip.Family) (out UpdateResult, err
 	return out, out.crashes(c, u, family, want, after)
 }
 
-// crashes restarts the program after each write of a change. The classes are judged in
-// all states of the restart from the middle of the change.
+// crashes restarts the process after each write of a change. For a restart in the middle
+// of the change, it evaluates the classes in all states.
 func (out *UpdateResult) crashes(c *comparison, u Update, family ip.Family, want, orWant *trace.Node) error {
 	for write := range out.States {
 		r, err := begin(c.from, c.to)
@@ -364,7 +364,7 @@ func (out *UpdateResult) crashes(c *comparison, u Update, family ip.Family, want
 		if err != nil {
 			return err
 		}
-		// A program that knew an interface before remembers it.
+		// A process that knew an interface before remembers it.
 		if what := differs(got, want); what != "" && differs(got, orWant) != "" {
 			out.Failures = append(out.Failures, Failure{
 				Subject: c.String(), Class: &Class{}, When: name, Got: what,
@@ -375,8 +375,8 @@ func (out *UpdateResult) crashes(c *comparison, u Update, family ip.Family, want
 	return nil
 }
 
-// differs names what of a node is not as on another one. Real servers that drain are
-// left out, and so are parameters, which the program does not set back.
+// differs lists differences between two nodes. It ignores draining real servers, and
+// parameters, which the process does not reset.
 func differs(got, want *trace.Node) string {
 	var out []string
 	for _, x := range []struct {
@@ -399,9 +399,9 @@ func differs(got, want *trace.Node) string {
 	return strings.Join(out, "; ")
 }
 
-// serving are the virtual servers with the real servers that take connections. Those of
-// marks are numbered in the order of their contents, as a program that has run longer
-// may have given them other marks, and has some that drain.
+// serving returns the virtual servers with the real servers that accept connections.
+// Fwmark virtual servers are numbered in the order of their contents, because a process
+// that has run longer may have given them other marks, and has some that drain.
 func serving(n, want *trace.Node) ipvs.State {
 	out := ipvs.State{}
 	var marked []ipvs.Service
@@ -424,13 +424,13 @@ func serving(n, want *trace.Node) ipvs.State {
 	return out
 }
 
-// unmarked has the members, and which of them have marks. The set of what drains is left
-// out.
+// unmarked returns the members, and which of them have marks. It omits the set of
+// draining members.
 func unmarked(sets ipset.State) ipset.State {
 	out := ipset.State{}
 	for name, s := range sets {
 		if strings.HasSuffix(name, "IPVS-DRAIN") {
-			continue // what drains by its mark
+			continue // drains by its mark
 		}
 		s.Entries = maps.Clone(s.Entries)
 		for e, mark := range s.Entries {
@@ -452,7 +452,7 @@ func sameRoutes(a, b []routing.Route) bool {
 	return maps.Equal(set(a), set(b))
 }
 
-// comparison holds states to those before and after a change.
+// comparison compares states with those before and after a change.
 type comparison struct {
 	from, to      *Scenario
 	family        ip.Family
@@ -461,7 +461,7 @@ type comparison struct {
 	opened        []opened
 }
 
-// opened is a connection that is open before a change, and continues after it.
+// opened is a connection that is open before a change and continues after it.
 type opened struct {
 	*Class
 	*trace.Connection
@@ -469,7 +469,7 @@ type opened struct {
 
 func (c *comparison) String() string { return c.from.Name + " " + c.family.String() }
 
-// newComparison evaluates the classes of both scenarios, before and after.
+// newComparison evaluates the classes of both scenarios.
 func newComparison(s, to *Scenario, family ip.Family, before, after *trace.Node) *comparison {
 	c := &comparison{from: s, to: to, family: family}
 	seen := map[string]bool{}
@@ -541,7 +541,7 @@ func (c *comparison) judge(name string, between []*trace.Node, log []string, at 
 	return out
 }
 
-// sameOfFamily reports whether the packets of a family meet the same on two nodes.
+// sameOfFamily reports whether packets of a family match the same state on two nodes.
 func sameOfFamily(a, b *trace.Node) bool {
 	other := func(set string) bool {
 		return strings.HasPrefix(set, "KUBE-6-") != (a.Family == ip.IPv6) && strings.HasPrefix(set, "KUBE-")
@@ -567,11 +567,11 @@ func next(log []string, at int) string {
 	return "the last"
 }
 
-// asEither reports whether a state is the one before or the one after, or between
-// them. What is answered before and after is answered by endpoints of either, each
-// over a way that it has in one of them. What is served in one of them only may be
-// turned away, but reaches no program of the node's; and what is served in none is
-// not served.
+// asEither reports whether a result is that from before or after the update, or lies
+// between them. A class that is answered before and after must be answered by endpoints
+// of either, each on a path that it has in one of them. A class that is served in only
+// one of them may be refused or dropped, but must not reach a process of the node. A
+// class that is served in neither must not be served.
 func asEither(x, before, after *trace.Explanation) bool {
 	now, was, will := fateOf(x), fateOf(before), fateOf(after)
 	switch {

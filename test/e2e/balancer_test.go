@@ -78,7 +78,7 @@ func (b *balancerNet) testNoARP(t *testing.T) {
 			t.Errorf("%s: %s", vip, answer)
 		}
 		if known := b.neighbour.Exec("ip", "neighbour", "show", vip); strings.Contains(known, "lladdr") {
-			t.Errorf("somebody has answered for %s: %s", vip, known)
+			t.Errorf("a host has answered for %s: %s", vip, known)
 		}
 		via := []string{node1.IPv4.String(), node1.IPv6.String()}[family]
 		b.neighbour.Exec("ip", "route", "add", vip, "via", via)
@@ -100,13 +100,13 @@ func (b *balancerNet) testProbes(t *testing.T) {
 					seen = answer.Local.Addr().String() // kept
 				}
 				if answer.Server != "web1" || answer.SeenSource.Addr().String() != seen {
-					t.Errorf("%s %s: %s, want it seen as %s", protocol, at(own, port), answer, seen)
+					t.Errorf("%s %s: %s, want source %s", protocol, at(own, port), answer, seen)
 				}
 			}
 		}
 	}
 	if answer := b.balancer.Dial(lab.TCP, at(node1.IPv4.String(), 30001)); answer.Local.Addr().String() != inSubnet(claimedVIP)[0] {
-		t.Errorf("the load balancer asks from %s, which is no VIP", answer.Local)
+		t.Errorf("the load balancer probes from %s, which is not a VIP", answer.Local)
 	}
 }
 

@@ -29,8 +29,8 @@ import (
 //	web1, pod1       web2             pod3
 type behaviourMatrix struct {
 	*lab.ThreeNodes
-	hosts    map[string]*lab.Namespace // who asks, by name
-	ports    map[string]*atomic.Int32  // and from which port it has asked last
+	hosts    map[string]*lab.Namespace // clients by name
+	ports    map[string]*atomic.Int32  // the last source port of each client
 	pods     map[string]*lab.Pod       // the endpoints
 	failures atomic.Int32
 }
@@ -71,7 +71,7 @@ func (m *behaviourMatrix) run(t *testing.T, setup matrixSetup, family int) {
 	}{
 		{isAnswered, 8, m.askAnswered},
 		{isRefused, 100, m.askRefused},
-		{isDropped, len(byFate[isDropped]), m.askDropped}, // they only wait
+		{isDropped, len(byFate[isDropped]), m.askDropped}, // these only wait for timeouts
 	} {
 		begin, cells := time.Now(), byFate[part.fate]
 		for _, err := range inParallel(part.workers, cells, m.untilTooMany(part.ask)) {
@@ -81,7 +81,7 @@ func (m *behaviourMatrix) run(t *testing.T, setup matrixSetup, family int) {
 		}
 		t.Logf("%d cells that are %s: %s", len(cells), part.fate, time.Since(begin).Round(time.Millisecond))
 		if m.failures.Load() >= enoughFailures {
-			t.Fatal("too many failures: some cells were not asked")
+			t.Fatal("too many failures: some cells were not tested")
 		}
 	}
 }
@@ -134,7 +134,7 @@ func newBehaviourMatrix(t *testing.T) *behaviourMatrix {
 		m.ports[name] = &atomic.Int32{}
 		// The test causes many refusals per second, which the kernel would rate-limit.
 		host.Sysctl("net.ipv4.icmp_ratemask", "0")
-		host.Sysctl("net.ipv6.icmp.ratemask", "0") // of no type that there is
+		host.Sysctl("net.ipv6.icmp.ratemask", "0") // no ICMPv6 type
 	}
 	for name, pod := range m.pods {
 		for _, service := range matrixServices() {
@@ -275,8 +275,8 @@ func (m *behaviourMatrix) sourceOf(c matrixCell, endpoint string, source source,
 	return netip.MustParseAddr(nodeIPs(node)[c.family])
 }
 
-// askRefused sends one request. There are no endpoints among which another one could
-// answer the next request.
+// askRefused sends one request. There are no endpoints, so another endpoint cannot answer
+// the next request.
 func (m *behaviourMatrix) askRefused(c matrixCell) error {
 	if answer := m.dial(c, lostAfter); !refused(answer) {
 		return fmt.Errorf("%s, want it refused", answer)

@@ -109,7 +109,7 @@ const (
 )
 
 var matrixClients = []matrixClient{
-	{web1, podClient, 1}, // an endpoint that asks, maybe itself
+	{web1, podClient, 1}, // an endpoint as client, maybe of itself
 	{"pod1", podClient, 1},
 	{"pod3", podClient, 3},
 	{"node1", nodeClient, 1},
@@ -185,7 +185,7 @@ var matrixSetups = []matrixSetup{
 	},
 }
 
-// matrixCell is one question.
+// matrixCell is one connection to test.
 type matrixCell struct {
 	setup matrixSetup
 	matrixService

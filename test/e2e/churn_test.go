@@ -19,7 +19,7 @@ import (
 // turnover is a Service whose pods are replaced one after the other.
 type turnover struct {
 	svc  *corev1.Service
-	pods []*lab.Pod // all that serve, whether or not they are endpoints
+	pods []*lab.Pod // all running pods, whether or not they are endpoints
 	live []podEndpoint
 	next int
 }
@@ -94,7 +94,7 @@ func TestChurn(t *testing.T) {
 	}
 	for _, l := range long {
 		if answer := l.Ask(lab.DialTimeout); answer.Err != nil {
-			t.Errorf("a connection that was open all the time: %s", answer)
+			t.Errorf("a connection that was open throughout: %s", answer)
 		}
 		l.Close()
 	}

@@ -47,7 +47,7 @@ func TestBehaviourClusterIPsByRoute(t *testing.T) {
 	}
 	claim("route")
 	if addresses := node.Exec("ip", "address", "show", "kube-ipvs0"); strings.Contains(addresses, svc.Spec.ClusterIP) {
-		t.Errorf("by route, there are addresses:\n%s", addresses)
+		t.Errorf("claimed by route, but there are addresses:\n%s", addresses)
 	}
 	for _, vip := range svc.Spec.ClusterIPs {
 		for _, from := range []*lab.Namespace{pod.Namespace, node.Namespace} {
@@ -66,7 +66,7 @@ func TestBehaviourClusterIPsByRoute(t *testing.T) {
 	claim("address")
 	for _, load := range loads {
 		if tally := load.Stop(); len(tally.Failures) > 0 || tally.Outcomes[lab.OK] == 0 {
-			t.Errorf("while that was changed: %v, the first failures: %v", tally.Outcomes, tally.Failures)
+			t.Errorf("during the change: %v, the first failures: %v", tally.Outcomes, tally.Failures)
 		}
 	}
 
@@ -126,7 +126,7 @@ func TestBehaviourClusterIPsAuto(t *testing.T) {
 	c.Eventually(time.Minute, "all cluster IPs are routes", has(0, plan.AddressesAtMost+1))
 	for _, load := range loads {
 		if tally := load.Stop(); len(tally.Failures) > 0 || tally.Outcomes[lab.OK] == 0 {
-			t.Errorf("while that was changed: %v, the first failures: %v", tally.Outcomes, tally.Failures)
+			t.Errorf("during the change: %v, the first failures: %v", tally.Outcomes, tally.Failures)
 		}
 	}
 }

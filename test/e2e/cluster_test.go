@@ -33,7 +33,7 @@ type cluster struct {
 	web1, web2       *lab.Pod
 	caller1, caller3 *lab.Pod
 	proxies          [3]*lab.Process
-	flags            []string // more of them, for the proxies
+	flags            []string // additional flags of the proxies
 }
 
 // webPort is the endpoints' port for every protocol.
@@ -58,7 +58,7 @@ func newOfflineCluster(t *testing.T) *cluster {
 	t.Helper()
 	c := &cluster{ThreeNodes: lab.NewThreeNodes(t)}
 	for _, node := range c.Nodes {
-		// Many refusals in a second are what a test looks at.
+		// Tests cause and check many refusals per second.
 		node.Sysctl("net.ipv4.icmp_ratelimit", "0")
 		node.Sysctl("net.ipv6.icmp.ratelimit", "0")
 	}

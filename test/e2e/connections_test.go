@@ -169,7 +169,7 @@ func (c *connections) testAffinity() {
 	time.Sleep(timeout + 3*time.Second)
 	late := c.caller.Dial(lab.TCP, vip)
 	if late.Server != c.other(first.Server) {
-		c.t.Errorf("after the time-out %s, want round robin's next after %s", late, first.Server)
+		c.t.Errorf("after the timeout: %s, want the round robin's next after %s", late, first.Server)
 	}
 	socket, err := c.caller.Connect(lab.DialTimeout, lab.UDP, vip)
 	if err != nil {
@@ -185,7 +185,7 @@ func (c *connections) testAffinity() {
 			}
 		}
 		if answer := socket.Ask(lab.DialTimeout); answer.Server != c.other(name) {
-			c.t.Errorf("%s was removed, and a socket, answered by %s first: %s", name, datagram.Server, answer)
+			c.t.Errorf("%s was removed; a socket, answered by %s first: %s", name, datagram.Server, answer)
 		}
 	}
 }
@@ -218,7 +218,7 @@ func (c *connections) testPortReuse() {
 	c.set(svc, endpointOf(c.pods[c.other(answered)]))
 	for range times {
 		if again := c.reuse(port, vip, false); again != c.other(answered) {
-			c.t.Errorf("%s was removed, and answered is by %q", answered, again)
+			c.t.Errorf("%s was removed, but the reply is by %q", answered, again)
 		}
 	}
 }

@@ -201,7 +201,7 @@ func (d *deployment) checkWithout(t *testing.T, missing corev1.Capability) {
 	*add = slices.DeleteFunc(*add, func(has corev1.Capability) bool { return has == missing })
 	want := "check that the process has CAP_" + string(missing)
 	if code, output := d.run(c, "--once"); code == 0 || !strings.Contains(output, want) {
-		t.Errorf("ended with %d, and has not said %q:\n%s", code, want, output)
+		t.Errorf("ended with %d, want a message with %q:\n%s", code, want, output)
 	}
 }
 
@@ -257,7 +257,7 @@ func (d *deployment) cleanUp(t *testing.T) {
 	}
 	hasNothingOfOurs(t, d.node)
 	if rules := kernelState(d.node.Node); strings.Contains(rules, "KUBE-") || d.node.ReadSysctl("net.ipv4.vs.conntrack") != "0" {
-		t.Errorf("the node is not as it was:\n%s", rules)
+		t.Errorf("the node has changed:\n%s", rules)
 	}
 }
 

@@ -16,8 +16,8 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/test/e2e/lab"
 )
 
-// deployed are the objects that base, chart and install.yaml make. The ConfigMap's
-// name has a hash of its content, but for install.yaml's.
+// deployed lists the objects of base, chart and install.yaml. The ConfigMap's name ends
+// in a hash of its content, except in install.yaml.
 var deployed = []string{
 	"serviceaccount/kube-ipvs", "clusterrole.rbac.authorization.k8s.io/kube-ipvs",
 	"clusterrolebinding.rbac.authorization.k8s.io/kube-ipvs", "configmap/kube-ipvs", "daemonset.apps/kube-ipvs",
@@ -29,11 +29,11 @@ const (
 	deployedPodCIDR   = "10.244.0.0/16"
 )
 
-// placeholders replaces those of the base and of install.yaml.
+// placeholders returns the placeholders of the base and of install.yaml.
 var placeholders = strings.NewReplacer("POD_CIDR", deployedPodCIDR, "https://API_SERVER:6443", deployedAPIServer)
 
-// TestBehaviourDeployIsAccepted applies what is deployed, with unknown fields refused,
-// and checks that all three ways to install make the same objects.
+// TestBehaviourDeployIsAccepted applies the deployments, with unknown fields refused, and
+// checks that all three ways to install create the same objects.
 func TestBehaviourDeployIsAccepted(t *testing.T) {
 	rendered := map[string]string{
 		"base":         placeholders.Replace(renderBase(t, "deploy", "base")),
@@ -57,7 +57,7 @@ func TestBehaviourDeployIsAccepted(t *testing.T) {
 		output := kubectl(t, text, "apply", "-f", "-", "--server-side", "--force-conflicts", "--validate=strict")
 		for _, object := range deployed {
 			if !strings.Contains(hashedName.ReplaceAllString(output, "configmap/kube-ipvs "), object+" serverside-applied") {
-				t.Errorf("%s: %s is not among what was applied:\n%s", name, object, output)
+				t.Errorf("%s: %s was not applied:\n%s", name, object, output)
 			}
 		}
 	}
@@ -69,10 +69,10 @@ func TestBehaviourDeployIsAccepted(t *testing.T) {
 	}
 }
 
-// hashedName is the name of a ConfigMap with a hash, as kubectl prints it.
+// hashedName matches the name of a ConfigMap with a hash, in kubectl's output.
 var hashedName = regexp.MustCompile(`configmap/kube-ipvs-[0-9a-z]{10} `)
 
-// kubectl gives it an input.
+// kubectl runs kubectl with an input.
 func kubectl(t *testing.T, input string, args ...string) (output string) {
 	t.Helper()
 	cmd := exec.Command(lab.Peer("kubectl"), append([]string{"--kubeconfig", lab.Kubeconfig()}, args...)...)
@@ -104,8 +104,8 @@ func output(t *testing.T, program string, args ...string) string {
 	return string(out)
 }
 
-// objects returns the objects of a rendering by kind, without what differs on purpose:
-// the image, the ConfigMap's name and whether it can be edited, and Helm's labels.
+// objects returns the objects of a rendering by kind, without intended differences: the
+// image, the ConfigMap's name and whether it is immutable, and Helm's labels.
 func objects(t *testing.T, text string) map[string]map[string]any {
 	t.Helper()
 	byKind := map[string]map[string]any{}
@@ -133,7 +133,7 @@ func objects(t *testing.T, text string) map[string]map[string]any {
 	return byKind
 }
 
-// documents decodes the files of the ConfigMap, whose comments and order may differ.
+// documents decodes the files of the ConfigMap. Their comments and order may differ.
 func documents(t *testing.T, files map[string]any) map[string][]any {
 	t.Helper()
 	out := map[string][]any{}

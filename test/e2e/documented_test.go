@@ -27,7 +27,7 @@ func documented(t *testing.T, command, part, output string) (found int) {
 			}
 			found++
 			if line, same := sameText(shown, output); !same {
-				t.Errorf("docs/%s shows of %q what was not printed, from this on: %q\nshown:\n%s\nprinted:\n%s", name, command, line, shown, output)
+				t.Errorf("docs/%s shows output of %q that differs from this line on: %q\nshown:\n%s\nprinted:\n%s", name, command, line, shown, output)
 			}
 		}
 	}

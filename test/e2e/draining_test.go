@@ -22,7 +22,7 @@ type draining struct {
 	other     *lab.BridgeNode
 	proxy     *lab.Process
 	followed  []follow
-	lost, cut int // TCP connections that were not answered though they were to be; that were reset
+	lost, cut int // unexpectedly unanswered TCP connections; reset ones
 }
 
 // follow is a connection and the endpoint that answered first.
@@ -68,12 +68,12 @@ func (d *draining) open() {
 	d.followed = nil
 	for _, vip := range clusterIPs(1) {
 		for _, protocol := range lab.Protocols {
-			for range 2 * reliability.Times(2, 10) { // round robin
+			for range 2 * reliability.Times(2, 10) { // two endpoints by round robin
 				connection, err := d.caller.Connect(busyLimit, protocol, at(vip, 80))
 				if err != nil {
 					d.t.Fatal(err)
 				}
-				answer := connection.Ask(busyLimit) // SCTP sends again after three seconds
+				answer := connection.Ask(busyLimit) // SCTP retransmits after three seconds
 				if answer.Err != nil {
 					d.t.Fatalf("on a new connection by %s: %s", protocol, answer)
 				}
@@ -212,7 +212,7 @@ func TestReliabilityDraining(t *testing.T) {
 	elsewhere := d.move("web2's node is dead", since)
 	fresh += d.fresh("web2's node is dead")
 	flushed := d.reset("web2's node is dead", d.becomes())
-	if n := counted(t, d.node.Node, "kube_ipvs_drain_cut_connections_total"); n < float64(d.cut) { // some that clients have closed may count
+	if n := counted(t, d.node.Node, "kube_ipvs_drain_cut_connections_total"); n < float64(d.cut) { // some that clients have closed may count too
 		t.Errorf("%d connections were reset, and %v counted", d.cut, n)
 	}
 	record(

@@ -25,15 +25,15 @@ type eniChurn struct {
 	*lab.ENINode
 	turnover
 	t   *testing.T
-	dir string // of manifests
+	dir string // folder of manifests
 	// flaps is an interface whose address comes and goes; comes is plugged in and out;
 	// stays does not change.
 	flaps, comes, stays *lab.NodeInterface
 	guest               *lab.Pod // of the interface that comes
 	loads               []*eniLoad
 	proxy               *lab.Process
-	flags               []string      // more of them, for the proxy
-	limit               time.Duration // for the proxy to follow a change
+	flags               []string      // additional flags of the proxy
+	limit               time.Duration // time for the proxy to process a change
 }
 
 // eniLoad is a client, with the sources that endpoints may see.

@@ -41,7 +41,7 @@ func checkLatePacket(t *testing.T, c *lab.ENICluster) {
 	connection.Close()
 	fin := func(p lab.Packet) bool { return !p.Out && p.Interface == c.Pod.HostInterface }
 	if _, seen := onNode.Await(10*time.Second, fin); !seen {
-		t.Fatalf("the pod's late packet did not come\n%s", onNode)
+		t.Fatalf("the pod's late packet was not captured\n%s", onNode)
 	}
 	// The pod retransmits the FIN if there is no reply. By then the first one has had its
 	// effect, if any.

@@ -45,7 +45,8 @@ func askMatrix(t *testing.T, enis int) {
 		t.Run(fmt.Sprintf("with addresses=%v", address), func(t *testing.T) {
 			m := newENIMatrix(t, enis, address)
 			for _, mode := range eniModes {
-				// The node's state is kept when the test ends: as it was when it failed.
+				// The lab saves the state of the node when the test ends: stop at the
+				// first failure.
 				if !t.Run(mode, func(t *testing.T) { m.run(t, mode) }) {
 					return
 				}
@@ -92,12 +93,12 @@ func reasonsIn(page, head string) map[string]bool {
 	return out
 }
 
-// sameLimits holds a page's table to the cells that do not work: it names each of their
-// reasons, and no other, which no cell would test.
+// sameLimits compares a page's table with the cells that do not work: it must name each
+// of their reasons, and no other.
 func sameLimits(t *testing.T, page string, tested, documented map[string]bool) {
 	t.Helper()
 	if len(tested) == 0 {
-		t.Error("no cell fails: the test asks nothing")
+		t.Error("no cell fails: the test tests nothing")
 	}
 	for why := range tested {
 		if !documented[why] {
@@ -106,7 +107,7 @@ func sameLimits(t *testing.T, page string, tested, documented map[string]bool) {
 	}
 	for why := range documented {
 		if !tested[why] {
-			t.Errorf("%s says what no cell of the test does: %s", page, why)
+			t.Errorf("%s names a reason that no cell has: %s", page, why)
 		}
 	}
 }
@@ -366,7 +367,7 @@ func (m *eniMatrix) checkAnswers(t *testing.T, a asked) {
 		}
 		want, ok := answering[answer.Server]
 		if !ok {
-			t.Errorf("%s: answered by %s, although: %s%s", a, answer, why, noEndpoint)
+			t.Errorf("%s: answered by %s, although it must not be: %s%s", a, answer, why, noEndpoint)
 			continue
 		}
 		met[answer.Server] = true
@@ -378,7 +379,7 @@ func (m *eniMatrix) checkAnswers(t *testing.T, a asked) {
 		t.Errorf("%s: answered by %v, want %v", a, met, answering)
 	}
 	if why != "" && failures == 0 {
-		t.Errorf("%s: always answered, although: %s", a, why)
+		t.Errorf("%s: always answered, although it must not be: %s", a, why)
 	}
 }
 

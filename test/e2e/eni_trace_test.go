@@ -38,7 +38,7 @@ func (m *eniMatrix) checkTrace(t *testing.T, a asked, x trace.Explanation) bool 
 	t.Helper()
 	answering, why := a.answering()
 	if (why == "") != (x.Verdict.Outcome == trace.Answered) {
-		t.Errorf("%s: traced as %s, although: %s", a, x.Verdict, why)
+		t.Errorf("%s: traced as %s, but: %s", a, x.Verdict, why)
 		return false
 	}
 	if len(x.Doubts) > 0 {
@@ -56,7 +56,7 @@ func (m *eniMatrix) checkTrace(t *testing.T, a asked, x trace.Explanation) bool 
 		b := branches[m.endpoint(a.eniCell, answer.Server)]
 		seen := answer.SeenSource.Addr()
 		if seen == answer.Local.Addr() {
-			seen = m.question(a.eniCell).From // any client's of that place
+			seen = m.question(a.eniCell).From // a client of that kind
 		}
 		if b.Verdict.Outcome != trace.Answered || b.SeenSource != seen.String() {
 			t.Errorf("%s: traced as %s with the source %s, but: %s", a, b.Verdict, b.SeenSource, answer)

@@ -60,7 +60,7 @@ func TestIssue59507ForeignVirtualServers(t *testing.T) {
 		t.Fatal(err)
 	}
 	p.ExitCode()
-	runOnce(t, node, t.TempDir(), "--ipvs-exclude-cidrs", "203.0.113.128/25") // there are no Services any more
+	runOnce(t, node, t.TempDir(), "--ipvs-exclude-cidrs", "203.0.113.128/25") // without Services
 	check("after the Service went")
 	if code, output := node.RunProxy("--cleanup"); code != 0 {
 		t.Errorf("kube-ipvs --cleanup ended with %d:\n%s", code, output)

@@ -17,8 +17,8 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/test/reliability"
 )
 
-// kernelParts are modules that a kernel may lack, the clients of whom they are
-// needed (a regular expression for their names), and what is said then.
+// kernelParts are modules that a kernel may lack, with the clients that need them (a
+// regular expression for their names) and a part of the resulting message.
 var kernelParts = []struct{ module, loses, says string }{
 	{"xt_REDIRECT", "", ""},
 	{"xt_addrtype", "", "addrtype"},
@@ -38,15 +38,15 @@ var kernelParts = []struct{ module, loses, says string }{
 	{"xt_conntrack", "", ""},
 	{"xt_mark", "", "xt_MARK"},
 	{"xt_set", "outside", "xt_set"},
-	{"ip_vs_rr", "", "rr"},                                     // before the next, whose virtual servers stay and use it
-	{"ip_set_hash_ipport", "a pod|outside", "KUBE-CLUSTER-IP"}, // of whom a virtual server is, is not recorded without it
+	{"ip_vs_rr", "", "rr"},                                     // before the next one, whose virtual servers remain and use it
+	{"ip_set_hash_ipport", "a pod|outside", "KUBE-CLUSTER-IP"}, // without it, the Service of a virtual server is not recorded
 	{"xt_comment", "outside", "xt_comment"},
 }
 
-// TestMissingKernelParts withholds one module at a time. Every client is served that
-// does not need it, and what is lost is said: in the log, and by doctor where it is an
-// extension of iptables. Every second one is withheld, and all of them in
-// `make reliability`.
+// TestMissingKernelParts withholds one module at a time. Clients that do not need it are
+// served. The lost function is reported: in the log, and by doctor if the module is an
+// extension of iptables. Every second module is tested, and all of them in `make
+// reliability`.
 func TestMissingKernelParts(t *testing.T) {
 	c := newOfflineCluster(t)
 	node := c.Nodes[0]
@@ -99,10 +99,10 @@ func TestMissingKernelParts(t *testing.T) {
 	}
 }
 
-// lacks finds what doctor says about parts, in lower case.
+// lacks returns doctor's findings about missing parts, in lower case.
 var lacks = regexp.MustCompile(`the kernel has no [^;]*;`)
 
-// lacking is what doctor is to say about a module.
+// lacking returns what doctor must report about a module.
 func lacking(module string) string {
 	name, ok := map[string]string{
 		"ip_set_hash_ip": "hash:ip", "ip_set_hash_net": "hash:net", "ip_set_hash_ipport": "hash:ip,port", "ip_set_bitmap_port": "bitmap:port",
@@ -120,7 +120,7 @@ func lacking(module string) string {
 	return ""
 }
 
-// withhold unloads a module and has modprobe not find it until the test ends.
+// withhold unloads a module and hides it from modprobe until the test ends.
 func withhold(t *testing.T, module string) {
 	t.Helper()
 	out, err := exec.Command("modinfo", "-n", module).CombinedOutput()
@@ -132,7 +132,8 @@ func withhold(t *testing.T, module string) {
 		if _, err := os.Stat(filepath.Join("/sys/module", module)); os.IsNotExist(err) {
 			return nil
 		}
-		// Not modprobe -r: with br_netfilter it would unload bridge, and all bridges go.
+		// Not modprobe -r: with br_netfilter it would unload bridge, and with it all
+		// bridges.
 		out, err := exec.Command("rmmod", module).CombinedOutput()
 		return fmt.Errorf("%v: %s", err, out)
 	})

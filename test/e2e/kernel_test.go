@@ -37,7 +37,7 @@ func readIPVS(node *lab.Node) ipvsTable {
 	for _, line := range strings.Split(strings.TrimSpace(node.Exec("ipvsadm", "-Sn")), "\n") {
 		words := strings.Fields(line)
 		if len(words) < 3 || words[1] == "-f" {
-			continue // one with a mark has no address
+			continue // a fwmark virtual server has no address
 		}
 		vs := virtualServer{ipvsOptions[words[1]], netip.MustParseAddrPort(words[2])}
 		if words[0] == "-A" {
@@ -84,7 +84,7 @@ func claimRoutes(node *lab.Node) []string {
 	var lines []string
 	for _, family := range []string{"-4", "-6"} {
 		out, err := node.TryExec("ip", family, "route", "show", "table", "80080")
-		if err == nil && out != "" { // there is no such table yet
+		if err == nil && out != "" { // the table does not exist yet
 			lines = append(lines, sortedLines(out)...)
 		}
 	}
@@ -96,7 +96,7 @@ func bound(node *lab.Node) map[netip.Addr]bool {
 	found := map[netip.Addr]bool{}
 	out, err := node.TryExec("ip", "-o", "address", "show", "dev", "kube-ipvs0")
 	if err != nil {
-		return found // there is no such interface yet
+		return found // the interface does not exist yet
 	}
 	for _, line := range strings.Split(strings.TrimSpace(out), "\n") {
 		if words := strings.Fields(line); len(words) > 3 {

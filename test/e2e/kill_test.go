@@ -225,7 +225,7 @@ func (k *kills) askAll(t *testing.T, long []*lab.Connection) int {
 	t.Helper()
 	for _, connection := range long {
 		if answer := connection.Ask(busyLimit); answer.Err != nil {
-			t.Errorf("a connection that was open all the time: %s", answer)
+			t.Errorf("a connection that was open throughout: %s", answer)
 		}
 	}
 	return len(long)

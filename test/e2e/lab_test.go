@@ -32,7 +32,7 @@ func TestLabAnswers(t *testing.T) {
 		}
 	}
 	if answer := client.DialWithin(time.Second, lab.TCP, "10.2.0.77:8000"); answer.Err == nil {
-		t.Errorf("an address that nobody has: %s", answer)
+		t.Errorf("an address without a host: %s", answer)
 	}
 	tally := client.Load(2, lab.TCP, "10.2.0.9:8000").Stop()
 	if tally.Outcomes[lab.OK] < 2 || len(tally.Failures) > 0 {

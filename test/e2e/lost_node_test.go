@@ -38,7 +38,7 @@ func TestReliabilityLostNode(t *testing.T) {
 	open := c.connect(t, web, 3*reliability.Times(2, 10))
 
 	node2 := c.Nodes[1]
-	node2.Exec("tc", "qdisc", "replace", "dev", "eth0", "root", "netem", "loss", "100%") // it is silent from now on
+	node2.Exec("tc", "qdisc", "replace", "dev", "eth0", "root", "netem", "loss", "100%") // all its packets are lost from now on
 	c.api.hear(node2.Name, corev1.ConditionUnknown)
 	since := time.Now()
 	for _, slice := range dualStackSlices(web, webPort, ready(c.web1), notReady(c.web2), notReady(web3)) {
@@ -108,7 +108,7 @@ func (c *cluster) connect(t *testing.T, svc *corev1.Service, each int) map[strin
 	}
 	for _, name := range []string{"web1", "web2", "web3"} {
 		if len(open[name]) == 0 {
-			t.Fatalf("of %d connections to each address none is to %s", each, name)
+			t.Fatalf("none of %d connections to each address is to %s", each, name)
 		}
 	}
 	return open

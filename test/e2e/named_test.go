@@ -68,7 +68,7 @@ func TestReliabilityNamedAddresses(t *testing.T) {
 		t.Errorf("listens at %v, want %v", now, want)
 	}
 	if out := node1.Exec("curl", "-s", "-o", "/dev/null", "-w", "%{http_code}", "http://127.0.0.1:10249/debug/pprof/"); strings.TrimSpace(out) != "404" {
-		t.Errorf("profiles are given away, with %s", out)
+		t.Errorf("profiles are served, with %s", out)
 	}
 	record(
 		reliability.Figure{Name: "addresses that two Services set as their external IPs", Value: float64(2 * len(slices.Concat(nodeIPs(node1), balancerIPs(1), clusterIPs(1)))), Shows: "the node's, and another Service's"},

@@ -89,7 +89,7 @@ func checkOperate(t *testing.T, c *lab.ENICluster) {
 	// A deleted object is a difference, which --once --dry-run does not repair.
 	svc := strings.Fields(n.Exec("ipset", "list", "KUBE-CLUSTER-IP", "-o", "save"))
 	member := strings.Replace(svc[len(svc)-1], ",tcp:", ":", 1)
-	_ = syscall.Kill(p.PID(), syscall.SIGSTOP) // otherwise it would repair that
+	_ = syscall.Kill(p.PID(), syscall.SIGSTOP) // otherwise it would repair the difference
 	n.Exec("ipvsadm", "-D", "-t", member)
 	if documented(t, "kube-ipvs diff", "", run(1, "diff")) == 0 {
 		t.Error("the docs do not show kube-ipvs diff")

@@ -29,24 +29,24 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/test/reliability"
 )
 
-// classLab is a node in one CNI's layout, with Services of every policy, whose
-// kernel answers what the evaluator of package trace predicts.
+// classLab is a node in one CNI's layout, with Services of every policy. It compares the
+// kernel with the predictions of package trace's evaluator.
 type classLab struct {
 	*lab.ENICluster
 	family    int // 0: IPv4, 1: IPv6
 	near      *lab.Pod
 	far       netip.Addr
 	clients   []classClient
-	delivered map[netip.Addr]string // by which interface of the node
+	delivered map[netip.Addr]string // VIP to the node's interface to which the fabric delivers it
 	names     map[netip.AddrPort]string
-	ports     map[string]uint16 // next source port, by client: IPVS mixes up two VIPs asked from one
+	ports     map[string]uint16 // next source port by client: IPVS mixes up connections from one port to two VIPs
 }
 
 type classClient struct {
 	*lab.Namespace
 	name string
 	from netip.Addr
-	in   string // "": the node, or by what the target is delivered
+	in   string // "": the node itself, or the interface to which the target is delivered
 }
 
 // classQuestion is a packet to send.
@@ -79,17 +79,18 @@ const (
 	classTargetPort = 8100 // plus a Service's number
 	classNodePort   = 30000
 	classUnused     = 9
-	// classVIPsByENI is added to a Service's number for the load balancer IP that the
-	// fabric delivers by eth1.
+	// classVIPsByENI is added to a Service's number for the LoadBalancer IP that the
+	// fabric delivers to eth1.
 	classVIPsByENI = 64
 )
 
-// TestBehaviourPacketClasses holds the evaluator of package trace to the kernel. In each
-// CNI's layout it draws questions at random, sends the packets, and compares with what
-// the evaluator says about the same kernel: who answers, which source the endpoint
-// sees, and by which interfaces the packets pass, or that nobody answers.
-// Questions that pass other rules are drawn first. CLASSES is how many are drawn of each
-// layout and family, SEED draws others, and LAYOUT is the number of the only layout, from 1.
+// TestBehaviourPacketClasses compares the evaluator of package trace with the kernel. In
+// each CNI's layout it draws questions at random, sends the packets, and compares the
+// result with the evaluator's for the same kernel: which endpoint answers, which source
+// it sees, and which interfaces the packets pass, or that there is no answer. It draws
+// questions that match different rules first. CLASSES is the number of questions of each
+// layout and family, SEED selects others, and LAYOUT is the number of the only layout,
+// from 1.
 func TestBehaviourPacketClasses(t *testing.T) {
 	seed, _ := strconv.ParseUint(os.Getenv("SEED"), 10, 64)
 	count, err := strconv.Atoi(cmp.Or(os.Getenv("CLASSES"), "12"))
@@ -170,7 +171,7 @@ func newClassLab(t *testing.T, layout lab.Layout, family int) *classLab {
 	return l
 }
 
-// deliver has the fabric send what is for a VIP to an interface.
+// deliver makes the fabric deliver packets for a VIP to an interface.
 func (l *classLab) deliver(vip netip.Addr, link string) {
 	if vip == l.Pod.Addresses[0] || vip == l.near.Addresses[0] {
 		return
@@ -183,7 +184,7 @@ func (l *classLab) deliver(vip netip.Addr, link string) {
 	port.Accept(vip.String())
 }
 
-// service is one of classServices, with its EndpointSlice.
+// service returns one of classServices, with its EndpointSlice.
 func (l *classLab) service(n int, addresses map[string]netip.Addr) []runtime.Object {
 	s := classServices[n-1]
 	svc := newService(s.name, corev1.ProtocolTCP, 80, clusterIPs(n)[l.family])
@@ -214,7 +215,7 @@ func (l *classLab) service(n int, addresses map[string]netip.Addr) []runtime.Obj
 	return []runtime.Object{svc, newSlice(svc, ip.Families[l.family].String(), int32(classTargetPort+n), endpoints...)}
 }
 
-// kernel reads what the evaluator needs.
+// kernel reads the state that the evaluator needs.
 func (l *classLab) kernel(t *testing.T) *trace.Node {
 	t.Helper()
 	n := l.Node.Trace()[l.family]
@@ -231,7 +232,7 @@ func (l *classLab) question(q classQuestion) trace.Question {
 	return trace.Question{Protocol: protocol, From: c.from, To: q.to, In: l.entry(q)}
 }
 
-// entry is the interface that a question enters by.
+// entry returns the interface by which a question enters.
 func (l *classLab) entry(q classQuestion) string {
 	if q.client < 3 {
 		return l.clients[q.client].in
@@ -243,8 +244,8 @@ func (l *classLab) String(q classQuestion) string {
 	return fmt.Sprintf("%s, %s to %s", l.clients[q.client].name, q.protocol, q.to)
 }
 
-// all lists every question: each client, each address, and each port that something
-// distinguishes.
+// all returns every question: each client, each address, and each port that rules or
+// Services distinguish.
 func (l *classLab) all() []classQuestion {
 	targets := []netip.AddrPort{netip.AddrPortFrom(l.far, classUnused)}
 	for address := range l.delivered {
@@ -277,7 +278,7 @@ func (l *classLab) all() []classQuestion {
 	return out
 }
 
-// draw takes questions at random, those that pass other rules first.
+// draw selects questions at random, those that match different rules first.
 func (l *classLab) draw(n *trace.Node, random *rand.Rand, count int) (drawn []classQuestion, distinct int) {
 	all := l.all()
 	random.Shuffle(len(all), func(i, j int) { all[i], all[j] = all[j], all[i] })
@@ -302,14 +303,14 @@ func (l *classLab) draw(n *trace.Node, random *rand.Rand, count int) (drawn []cl
 	return append(drawn, later[:min(len(later), count-distinct)]...), distinct
 }
 
-// classResult is a question with what became of it.
+// classResult is a question with its result.
 type classResult struct {
 	classQuestion
 	port   uint16
 	answer lab.Answer
 }
 
-// compare sends the questions and holds the evaluator to what happens.
+// compare sends the questions and compares the results with the evaluator's.
 func (l *classLab) compare(t *testing.T, n *trace.Node, drawn []classQuestion) {
 	ends := map[string]bool{}
 	for _, q := range drawn {
@@ -343,7 +344,7 @@ func (l *classLab) compare(t *testing.T, n *trace.Node, drawn []classQuestion) {
 			what := l.disagreement(r, &x, passed[r.protocol])
 			switch {
 			case what == "":
-			case try < 2: // a starved machine answers late
+			case try < 2: // a busy machine answers late
 				todo = append(todo, r.classQuestion)
 			default:
 				t.Errorf("%s: %s\n  sent: %s\n%s", l.String(r.classQuestion), what, r.answer, lab.Explained(&x))
@@ -358,8 +359,8 @@ func (l *classLab) nextPort(q classQuestion) uint16 {
 	return l.ports[name]
 }
 
-// passes are the interfaces by which packets from one address to another passed
-// the node.
+// passes returns the interfaces on which packets from one address to another passed the
+// node.
 type passes map[leg]map[pass]bool
 
 func passesOf(packets []lab.Packet) passes {
@@ -380,7 +381,7 @@ func (l *classLab) disagreement(r classResult, x *trace.Explanation, p passes) s
 		return fmt.Sprintf("not judged: %q", x.Doubts)
 	}
 	outcome := r.answer.Outcome()
-	// What a hook drops of the node's own datagrams is an error of the system call.
+	// If a hook drops the node's own datagram, the system call returns an error.
 	forbidden := errors.Is(r.answer.Err, unix.EPERM)
 	byENI := r.client >= 3 && l.entry(r.classQuestion) == "eth1"
 	if outcome == lab.OK {
@@ -398,8 +399,8 @@ func (l *classLab) disagreement(r classResult, x *trace.Explanation, p passes) s
 			return "traced as leaving by " + x.Link + ", which it did not"
 		}
 	case trace.Refused:
-		// What refuses a client that comes in by an ENI may take another way out, where
-		// the fabric drops it.
+		// The refusal of a client that enters by an ENI may leave by another interface,
+		// where the fabric drops it.
 		if outcome != lab.Refused && !forbidden && !(byENI && silent) {
 			return "traced as " + x.Verdict.String()
 		}
@@ -411,7 +412,7 @@ func (l *classLab) disagreement(r classResult, x *trace.Explanation, p passes) s
 	return ""
 }
 
-// disagreesOn compares an answer with the branch of the server that gave it.
+// disagreesOn compares an answer with the branch of the server that sent it.
 func (l *classLab) disagreesOn(r classResult, x *trace.Explanation, p passes) string {
 	for _, b := range x.RealServers {
 		at := netip.MustParseAddrPort(b.RealServer)
@@ -420,7 +421,7 @@ func (l *classLab) disagreesOn(r classResult, x *trace.Explanation, p passes) st
 		}
 		if b.Verdict.Outcome != trace.Answered {
 			if r.protocol == lab.UDP && strings.Contains(b.Verdict.Reason, "next packet") {
-				return "" // one datagram each way is all that was sent
+				return "" // only one datagram was sent each way
 			}
 			return fmt.Sprintf("answered by %s, traced as %s", at, b.Verdict)
 		}
@@ -442,8 +443,8 @@ func (l *classLab) disagreesOn(r classResult, x *trace.Explanation, p passes) st
 	return fmt.Sprintf("answered by %s, traced as %s", r.answer.Server, x.Verdict)
 }
 
-// leftBy reports whether the request left the node by an interface. The node's own may
-// have got another source.
+// leftBy reports whether the request left the node by an interface. A request of the node
+// itself may have got another source.
 func (l *classLab) leftBy(r classResult, link string, p passes) bool {
 	for way, how := range p {
 		if way.to == r.to && how[pass{link, true}] && (way.from.Port() == r.port || r.client == 0) {

@@ -191,7 +191,7 @@ func checkOnlyService(t *testing.T, claim string, from *lab.Namespace, ip string
 		}
 		for _, port := range []uint16{hostPort, 30200} {
 			if answer := from.DialWithin(refusalLimit, protocol, at(ip, port)); answer.Err == nil {
-				t.Errorf("claimed by %s, %s %s from %s: %s, want nobody", claim, protocol, at(ip, port), from.Name, answer)
+				t.Errorf("claimed by %s, %s %s from %s: %s, want no answer", claim, protocol, at(ip, port), from.Name, answer)
 			}
 		}
 	}
@@ -300,7 +300,7 @@ func (c *cluster) checkNeighbourKeptOut(t *testing.T, node *lab.BridgeNode, port
 			t.Errorf("127.0.0.1:%d from a neighbour: %s, want no answer", port, answer)
 		}
 		if _, came := capture.Await(syncLimit, func(p lab.Packet) bool { return p.Interface == "eth0" && !p.Out }); !came {
-			t.Errorf("what is for 127.0.0.1:%d did not come to the node", port)
+			t.Errorf("packets for 127.0.0.1:%d did not arrive at the node", port)
 		}
 	}
 }

@@ -107,7 +107,7 @@ func TestCleanup(t *testing.T) {
 		t.Errorf("kube-ipvs --cleanup ended with %d:\n%s", code, output)
 	}
 	if got := node.ReadSysctl(others); got != "1" {
-		t.Errorf("%s, which somebody else had set to 1, is %s", others, got)
+		t.Errorf("%s, which another program had set to 1, is %s", others, got)
 	}
 	node.Sysctl(others, "0")
 	if diff := cmp.Diff(before, withoutEmpty(kernelState(node))); diff != "" {
@@ -139,9 +139,9 @@ type damage struct{ name, command string }
 // insertion matches a command that inserts a rule before ours.
 var insertion = regexp.MustCompile(`^(ip6?tables) -w -t (\S+) -I (\S+) \d+ (.+)$`)
 
-// leaves returns the node's expected state after the repair: as before, with the other
-// program's rule behind our jumps at the head of its chain, and the command that deletes
-// that rule.
+// leaves returns the node's expected state after the repair: the state before, with the
+// other program's rule after our jumps at the head of its chain, and the command that
+// deletes that rule.
 func (d damage) leaves(whole string) (state, undo string) {
 	m := insertion.FindStringSubmatch(d.command)
 	if m == nil {
@@ -179,8 +179,8 @@ var found = []damage{
 	{"forwarding", "sysctl -w net.ipv4.ip_forward=0"},
 }
 
-// told are kinds of damage that netlink announces.
-var told = []damage{
+// announced are kinds of damage that netlink announces.
+var announced = []damage{
 	{"an address", "ip address del 10.96.1.1/32 dev kube-ipvs0"},
 	{"an address of IPv6", "ip address del fd00:10:96::1/128 dev kube-ipvs0"},
 	{"all addresses", "ip address flush dev kube-ipvs0"},
@@ -218,7 +218,7 @@ func TestReliabilityDrift(t *testing.T) {
 		period, name string
 		damages      []damage
 	}{
-		{"1h", toldName, told},
+		{"1h", toldName, announced},
 		{"1h", seenName, seen},
 		{"2s", "found by the periodic comparison every 2 s", found},
 	} {
@@ -278,7 +278,7 @@ func staysQuiet(t *testing.T, node *lab.Node, process *lab.Process) {
 		return nil
 	})
 	if now := process.Log(); now != said {
-		t.Errorf("nothing has happened, and it says:\n%s", strings.TrimPrefix(now, said))
+		t.Errorf("log lines without a change:\n%s", strings.TrimPrefix(now, said))
 	}
 }
 

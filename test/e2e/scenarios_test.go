@@ -130,7 +130,7 @@ func TestScenario3PodsOnABridge(t *testing.T) {
 }
 
 // askItself connects a pod on a bridge to itself through a VIP, with and without hairpin
-// mode: trace must predict the result.
+// mode; trace must predict the result.
 func askItself(t *testing.T, node *lab.BridgeNode, pod *lab.Pod, vip, dir string) {
 	t.Helper()
 	for _, c := range []struct {

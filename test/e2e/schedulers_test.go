@@ -18,9 +18,9 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/test/e2e/lab"
 )
 
-// TestIssue121591Schedulers is about who is chosen: which endpoint by which
-// scheduler, and which of two Services. The parts are named by their issues and
-// share a cluster.
+// TestIssue121591Schedulers tests which endpoint a scheduler selects, and which of two
+// conflicting Services is served. The subtests are named after their issues and share a
+// cluster.
 func TestIssue121591Schedulers(t *testing.T) {
 	c := newCluster(t)
 	c.flags = []string{"--ipvs-min-sync-period", "100ms"}
@@ -35,8 +35,8 @@ func TestIssue121591Schedulers(t *testing.T) {
 	t.Run("two Services claim one address and port", c.testConflict)
 }
 
-// testFirstPick has every node make its first connection to each of many virtual
-// servers, all with the same two endpoints.
+// testFirstPick makes each node's first connection to each of many virtual servers, all
+// with the same two endpoints.
 func (c *cluster) testFirstPick(t *testing.T) {
 	svc := newService("firstpick", corev1.ProtocolTCP, 1000, clusterIPs(1)...)
 	const ports = 10
@@ -60,20 +60,20 @@ func (c *cluster) testFirstPick(t *testing.T) {
 			differ++
 		}
 	}
-	// By chance it is in three of four.
+	// By chance they differ at three of four virtual servers.
 	if differ < ports/2 {
 		t.Errorf("at %d of %d virtual servers the nodes begin at different endpoints", differ, ports)
 	}
 	for _, node := range c.Nodes {
 		if picks[node.Name+" web1"] == 0 || picks[node.Name+" web2"] == 0 {
-			t.Errorf("%s begins at one endpoint alone: %v", node.Name, picks)
+			t.Errorf("%s always begins at one endpoint: %v", node.Name, picks)
 		}
 	}
 }
 
 // testMaxConnections opens more connections than two endpoints may have, in both
-// families, and one more after the limit was raised. A restart finds the limits that it
-// wants and writes nothing.
+// families, and one more after raising the limit. A restart finds the limits as desired
+// and writes nothing.
 func (c *cluster) testMaxConnections(t *testing.T) {
 	svc := newAnnotated("limited", 31, map[string]string{"max-connections": "3"})
 	c.serve(t, svc, dualStackSlices(svc, webPort, ready(c.web1), ready(c.web2)), 2, 2, 2)
@@ -160,14 +160,14 @@ func sendFromOneSocket(t *testing.T, way wayIn, datagrams int, servers []*lab.Se
 	return received, nil
 }
 
-// newAnnotated is Service number n with annotations of ours.
+// newAnnotated returns Service number n with our annotations.
 func newAnnotated(name string, n int, annotations map[string]string) *corev1.Service {
 	svc := newService(name, corev1.ProtocolTCP, 80, clusterIPs(n)...)
 	svc.Annotations = prefixed(annotations)
 	return svc
 }
 
-// prefixed returns annotations of ours.
+// prefixed returns our annotations with their prefix.
 func prefixed(annotations map[string]string) map[string]string {
 	out := map[string]string{}
 	for key, value := range annotations {
@@ -176,14 +176,14 @@ func prefixed(annotations map[string]string) map[string]string {
 	return out
 }
 
-// options are those of Service number n on a node.
+// options returns the options of Service number n on a node.
 func (c *cluster) options(node *lab.BridgeNode, n int) string {
 	vs := virtualServer{lab.TCP, netip.MustParseAddrPort(at(clusterIPs(n)[0], 80))}
 	return readIPVS(node.Node)[vs].options
 }
 
-// testScheduler hashes the client's address: he comes back to one endpoint,
-// whatever port and node he comes by.
+// testScheduler hashes the client's address: the client reaches the same endpoint from
+// every port and through every node.
 func (c *cluster) testScheduler(t *testing.T) {
 	svc := newAnnotated("hashed", 2, map[string]string{"scheduler": "mh", "scheduler-flags": "mh-fallback"})
 	c.serve(t, svc, dualStackSlices(svc, webPort, ready(c.web1), ready(c.web2)), 2, 2, 2)
@@ -199,8 +199,8 @@ func (c *cluster) testScheduler(t *testing.T) {
 	}
 }
 
-// testFallback has an endpoint drain that mh has assigned the client to. His
-// open connection stays, and his next one goes elsewhere.
+// testFallback drains the endpoint to which mh assigns the client. The client's open
+// connection continues, and its next one reaches another endpoint.
 func (c *cluster) testFallback(t *testing.T) {
 	svc := newAnnotated("fallback", 3, map[string]string{"scheduler": "mh"})
 	c.serve(t, svc, dualStackSlices(svc, webPort, ready(c.web1), ready(c.web2)), 2, 2, 2)
@@ -231,7 +231,7 @@ func (c *cluster) testFallback(t *testing.T) {
 	}
 }
 
-// testWeights gives one node's endpoints three connections of four.
+// testWeights gives the endpoints of one node three of four connections.
 func (c *cluster) testWeights(t *testing.T) {
 	svc := newAnnotated("weights", 4, map[string]string{"scheduler": "wrr", "weights": "node/" + c.Nodes[0].Name + "=3"})
 	c.serve(t, svc, dualStackSlices(svc, webPort, ready(c.web1), ready(c.web2)), 2, 2, 2)
@@ -246,8 +246,8 @@ func (c *cluster) testWeights(t *testing.T) {
 	}
 }
 
-// testBadScheduler has a Service served all the same, and its owner told, once
-// for all nodes.
+// testBadScheduler names an unknown scheduler. The Service is still served, and one Event
+// for all nodes reports it.
 func (c *cluster) testBadScheduler(t *testing.T) {
 	svc := newAnnotated("badscheduler", 5, map[string]string{"scheduler": "maglev"})
 	c.serve(t, svc, dualStackSlices(svc, webPort, ready(c.web1), ready(c.web2)), 2, 2, 2)
@@ -260,8 +260,8 @@ func (c *cluster) testBadScheduler(t *testing.T) {
 	}
 }
 
-// theEvent waits for the Event about a Service, of which there is one; the API
-// server writes some of its own.
+// theEvent waits for the only Event about a Service. The API server writes Events of its
+// own.
 func (c *cluster) theEvent(t *testing.T, svc *corev1.Service) eventsv1.Event {
 	t.Helper()
 	var found []eventsv1.Event
@@ -284,9 +284,9 @@ func (c *cluster) theEvent(t *testing.T, svc *corev1.Service) eventsv1.Event {
 	return found[0]
 }
 
-// testConflict has two Services claim an external IP and port. The older one
-// has it, though its name comes second; the younger one's owner is told; and it
-// takes over.
+// testConflict has two Services claim an external IP and port. The older Service is
+// served, although its name sorts second. An Event reports it on the younger one, which
+// is served after the older one is deleted.
 func (c *cluster) testConflict(t *testing.T) {
 	vip := externalIPs(6)[0]
 	claim := func(name string, n int, pod *lab.Pod) *corev1.Service {
@@ -296,7 +296,7 @@ func (c *cluster) testConflict(t *testing.T) {
 		return svc
 	}
 	older := claim("z-older", 6, c.web1)
-	time.Sleep(1100 * time.Millisecond) // the API tells ages by the second
+	time.Sleep(1100 * time.Millisecond) // ages in the API have a resolution of a second
 	younger := claim("a-younger", 7, c.web2)
 	callers := []*lab.Namespace{c.Client, c.caller1.Namespace, c.Nodes[2].Namespace}
 	for _, from := range callers {
@@ -320,7 +320,7 @@ func (c *cluster) testConflict(t *testing.T) {
 	for _, from := range callers {
 		for range manyRequests {
 			if answer := from.Dial(lab.TCP, at(vip, 80)); answer.Server != "web2" {
-				t.Errorf("from %s, the older Service is gone: %s", from.Name, answer)
+				t.Errorf("from %s, after the older Service was deleted: %s", from.Name, answer)
 			}
 		}
 	}

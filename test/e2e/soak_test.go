@@ -68,16 +68,16 @@ type soak struct {
 	length time.Duration
 	stop   chan struct{}
 	done   sync.WaitGroup
-	number int // of the next Service that comes
+	number int // of the next temporary Service
 	extra  []*soakService
-	from   *lab.Pod // who asks those
+	from   *lab.Pod // the client of temporary Services
 
 	mu       sync.Mutex
-	web      soakService // the one that stands all the time
+	web      soakService // the permanent one
 	answers  map[lab.Outcome]int
 	wrong    []string
 	failures []string
-	gone     int // Services that went
+	gone     int // number of deleted Services
 }
 
 // soakService is a Service and its endpoints, each with the time from which it is removed
@@ -254,7 +254,7 @@ func (s *soak) removeService(svc *soakService) {
 	s.gone++
 	s.mu.Unlock()
 	if answer := s.from.DialWithin(lostAfter, lab.TCP, svc.address); answer.Err == nil {
-		s.t.Errorf("%s is gone, and was answered by %s", svc.name, answer)
+		s.t.Errorf("%s was deleted, but %s answered", svc.name, answer)
 	}
 }
 
@@ -291,7 +291,7 @@ func (s *soak) measure() process {
 	}
 	p := process{values["process_resident_memory_bytes"] / 1e6, values["process_open_fds"], values["go_goroutines"]}
 	if p.memory == 0 || p.files == 0 || p.goroutines == 0 {
-		s.t.Errorf("the process does not say what it has: %+v", p)
+		s.t.Errorf("the process does not report its resources: %+v", p)
 	}
 	return p
 }

@@ -33,7 +33,7 @@ func TestIssue119656SourceRanges(t *testing.T) {
 	const client4, client6 = "198.51.100.0/24", "fd00:51::/64"
 	ranges := [][]string{
 		{client4, client6},
-		{"198.51.100.0/25", "fd00:51::/96"}, // others, with the client in them
+		{"198.51.100.0/25", "fd00:51::/96"}, // other ranges that contain the client
 		{client4, client6, "203.0.113.0/24"},
 	}
 
@@ -47,7 +47,7 @@ func TestIssue119656SourceRanges(t *testing.T) {
 		}
 	}
 	if n := r.dropped(t); n != 0 {
-		t.Errorf("%d packets were dropped of who may come", n)
+		t.Errorf("%d packets of an allowed client were dropped", n)
 	}
 
 	loads = c.loadBoth(stranger, time.Second)
@@ -60,7 +60,7 @@ func TestIssue119656SourceRanges(t *testing.T) {
 		}
 	}
 	if r.dropped(t) == 0 {
-		t.Error("no packet was dropped of who may not come")
+		t.Error("no packet of a forbidden client was dropped")
 	}
 	r.set(t, []string{client4})
 	checkNoAnswer(t, "over IPv6, with ranges of IPv4 alone", c.Client, lab.TCP, at(balancerIPs(1)[1], 80))
@@ -86,7 +86,7 @@ func (r rangedService) set(t *testing.T, ranges []string) {
 	}
 	lab.Eventually(t, syncLimit, fmt.Sprintf("the node has %v", ranges), func() error {
 		members := r.node.Exec("ipset", "save", "KUBE-LOAD-BALANCER-SOURCE-CIDR") + r.node.Exec("ipset", "save", "KUBE-6-LOAD-BALANCER-SOURCE-CID")
-		all := 0 // each of TCP, UDP and SCTP has them, but of everything
+		all := 0 // three members for each range (TCP, UDP, SCTP), except /0
 		for _, text := range ranges {
 			if !strings.HasSuffix(text, "/0") {
 				all += 3

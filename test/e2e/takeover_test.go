@@ -182,7 +182,7 @@ func (c *takeOver) intact(t *testing.T, when string) {
 	t.Helper()
 	for _, h := range c.held {
 		if answer := h.connection.Ask(stallLimit); answer.Err != nil || answer.Server != h.server {
-			t.Errorf("%s: the connection of %s, to %s, gives %s", when, h.name, h.server, answer)
+			t.Errorf("%s: the connection of %s, to %s, results in %s", when, h.name, h.server, answer)
 		}
 	}
 }
@@ -312,7 +312,7 @@ func TestBehaviourTakeOverFromIPVSAndBack(t *testing.T) {
 	})
 	hasNothingOfOurs(t, node)
 	if err := c.serves(node); err != nil {
-		t.Errorf("kube-proxy, left to itself: %v", err)
+		t.Errorf("kube-proxy, without help: %v", err)
 	}
 }
 

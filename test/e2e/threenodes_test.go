@@ -80,8 +80,8 @@ func nodeIPs(node *lab.BridgeNode) []string { return []string{node.IPv4.String()
 type caller struct {
 	name string
 	*lab.Namespace
-	pod  *lab.Pod        // nil if it is none
-	node *lab.BridgeNode // the one that it is on, or is; nil outside
+	pod  *lab.Pod        // nil if it is not a pod
+	node *lab.BridgeNode // its node, or itself; nil for an external client
 }
 
 func (c *cluster) callers() []caller {
@@ -245,7 +245,7 @@ func testExternalLocal(t *testing.T, c *cluster) {
 		from       *lab.Namespace
 		addresses  []string
 		port       uint16
-		web1, web2 []string // the source that each is to see; nil: it is not asked
+		web1, web2 []string // the source that each must see; nil: it must not be reached
 	}{
 		{"load balancer IP, outside", outside, balancerIPs(4), 80, clientIPs, nil},
 		{"node port here, outside", outside, nodeIPs(node1), 30004, clientIPs, nil},
@@ -395,7 +395,7 @@ func testPolicyConnections(t *testing.T, c *cluster, svc *corev1.Service) {
 	var open []client
 	for name, from := range map[string]*lab.Namespace{"external": c.Client, "pod": c.caller1.Namespace, "node": c.Nodes[0].Namespace} {
 		for _, ip := range balancerIPs(4) {
-			for range 2 { // round robin: of those inside, one to each endpoint
+			for range 2 { // round robin: one of the internal ones to each endpoint
 				for _, protocol := range []lab.Protocol{lab.TCP, lab.UDP} {
 					connection, err := from.Connect(lab.DialTimeout, protocol, at(ip, 80))
 					if err != nil {

@@ -70,7 +70,7 @@ func TestENIWarnings(t *testing.T) {
 	}
 	// The warning is correct.
 	if answer := c.Pod.DialWithin(time.Second, lab.TCP, c.VIP); answer.Outcome() != lab.TimedOut {
-		t.Errorf("the pod, of which answers are dropped: %s", answer)
+		t.Errorf("the pod, whose replies are dropped: %s", answer)
 	}
 }
 
@@ -109,6 +109,6 @@ func TestScenario3WithoutBridgeNetfilter(t *testing.T) {
 		}
 	}
 	if n := strings.Count(p.Log(), "Service traffic between pods of cni0 is masqueraded"); n != 1 {
-		t.Errorf("it is said %d times, want once:\n%s", n, p.Log())
+		t.Errorf("logged %d times, want once:\n%s", n, p.Log())
 	}
 }

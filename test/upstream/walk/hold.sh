@@ -34,6 +34,7 @@ hold() { # NAME HOST PORT
 		[ $((n % 3)) = 0 ] && echo "held $1 $n"
 		pause 2
 	done
+	echo "at $SECONDS s: ended, or silent for 60 s"
 	echo "broken $1 $n"
 }
 

@@ -59,12 +59,27 @@ func (w *Walk) Run(ctx context.Context) error {
 	if w.Direct {
 		way = direct(mode, w.Config.Nodes, values)
 	}
+	begin, blocks := time.Now(), 0
 	for _, s := range way {
 		if err := w.take(ctx, s); err != nil {
-			return err
+			return errors.Join(err, w.scene(ctx))
+		}
+		if s.page != "" {
+			blocks++
 		}
 	}
+	w.Config.Log("%s: %d blocks in %s, %d connections held to the end", mode, blocks, time.Since(begin).Round(time.Second), w.clients.targets)
 	return nil
+}
+
+// scene returns what the cluster looks like when a step has failed, as an error.
+func (w *Walk) scene(ctx context.Context) error {
+	out, err := w.shell(ctx, `set +e
+kubectl get pods --all-namespaces --output wide
+kubectl get endpointslices --all-namespaces
+kubectl get events --all-namespaces --sort-by .metadata.creationTimestamp | tail -n 60
+for pod in $(kubectl get pods --selector 'app in (client-pod,client-host)' --output name); do echo "$pod"; kubectl logs "$pod" | tail -n 12; done`)
+	return errors.Join(errors.New(out), err)
 }
 
 // values are what a reader puts in place of the guides' examples.

@@ -7,6 +7,7 @@ import (
 	"flag"
 	"fmt"
 	"os"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -242,8 +243,12 @@ func TestUpdates(t *testing.T) {
 			}
 		})
 	}
+	only := regexp.MustCompile(os.Getenv("PROVE_UPDATE"))
 	for _, s := range scenarios(t, true) {
-		for _, u := range Updates {
+		for _, u := range updatesOf(s) {
+			if !only.MatchString(u.Name) {
+				continue
+			}
 			for _, f := range s.Config.Families {
 				work <- func() { one(s, u, f) }
 			}
@@ -251,7 +256,7 @@ func TestUpdates(t *testing.T) {
 	}
 	close(work)
 	workers.Wait()
-	r.print(t, true)
+	r.print(t, only.String() == "")
 	record(
 		figure("changes of a configuration", changes, "endpoints, policies, ports, addresses, ENIs"),
 		figure("states between two writes", all.States, "in each of them, every packet class has the result from before or from after the change"),

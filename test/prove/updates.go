@@ -25,8 +25,9 @@ import (
 
 // Update changes a scenario. Apply gets a deep enough copy.
 type Update struct {
-	Name  string
-	Apply func(*Scenario) bool // false: the update does not apply to the scenario
+	Name    string
+	Apply   func(*Scenario) bool // false: the update does not apply to the scenario
+	Restart bool                 // of the configuration, which the next process has
 }
 
 // clone copies what updates change.
@@ -52,7 +53,7 @@ func (s *Scenario) clone() *Scenario {
 
 // eachService returns an update of the first Service that it can change.
 func eachService(name string, change func(*service.Service) bool) Update {
-	return Update{name, func(s *Scenario) bool {
+	return Update{Name: name, Apply: func(s *Scenario) bool {
 		for i := range s.Services {
 			if change(&s.Services[i]) {
 				return true
@@ -181,14 +182,14 @@ var Updates = []Update{
 		}
 		return false
 	}),
-	{"a Service is removed", func(s *Scenario) bool {
+	{Name: "a Service is removed", Apply: func(s *Scenario) bool {
 		if len(s.Services) == 0 {
 			return false
 		}
 		s.Services = s.Services[1:]
 		return true
 	}},
-	{"an ENI's address is added", func(s *Scenario) bool {
+	{Name: "an ENI's address is added", Apply: func(s *Scenario) bool {
 		for i := range s.Node.Inventory.Links {
 			l := &s.Node.Inventory.Links[i]
 			if s.isUplink(ip.IPv4, l.Name) && len(l.Addresses) == 0 {
@@ -198,7 +199,7 @@ var Updates = []Update{
 		}
 		return false
 	}},
-	{"an ENI's address is removed", func(s *Scenario) bool {
+	{Name: "an ENI's address is removed", Apply: func(s *Scenario) bool {
 		main := NewOracle(s, ip.IPv4).mainUplink()
 		for i := range s.Node.Inventory.Links {
 			l := &s.Node.Inventory.Links[i]
@@ -209,7 +210,7 @@ var Updates = []Update{
 		}
 		return false
 	}},
-	{"an ENI is removed", func(s *Scenario) bool {
+	{Name: "an ENI is removed", Apply: func(s *Scenario) bool {
 		main := NewOracle(s, ip.IPv4).mainUplink()
 		inv := &s.Node.Inventory
 		for _, d := range inv.Defaults {
@@ -238,16 +239,26 @@ type running struct {
 	*Product
 	from, to *Scenario
 	network  bool // the change is another program's change of the network
+	restart  bool // the program is started again
+}
+
+// change makes the change.
+func (r *running) change() error {
+	if !r.restart {
+		return r.Change(r.to)
+	}
+	r.scenario = r.to
+	return r.Start()
 }
 
 // begin programs a scenario. If the network changes, another program does so first; then
 // the state before the update is that of the old rules on the new network.
-func begin(from, to *Scenario) (*running, error) {
+func begin(from, to *Scenario, restart bool) (*running, error) {
 	p, err := NewProduct(from)
 	if err != nil {
 		return nil, err
 	}
-	r := &running{Product: p, from: from, to: to}
+	r := &running{Product: p, from: from, to: to, restart: restart}
 	r.network = !slices.EqualFunc(from.Node.Inventory.Links, to.Node.Inventory.Links, func(a, b routing.Link) bool {
 		return a.Name == b.Name && slices.Equal(a.Addresses, b.Addresses)
 	})
@@ -291,7 +302,7 @@ func (r *running) crash(write int) (is bool, err error) {
 			panic(p)
 		}
 	}()
-	return false, r.Change(r.to)
+	return false, r.change()
 }
 
 // CheckUpdate programs a scenario, then the updated one, and evaluates every class after
@@ -304,7 +315,7 @@ func CheckUpdate(s *Scenario, u Update, family ip.Family) (out UpdateResult, err
 	if !u.Apply(to) {
 		return out, nil
 	}
-	r, err := begin(s, to)
+	r, err := begin(s, to, u.Restart)
 	if err != nil {
 		return out, err
 	}
@@ -312,7 +323,7 @@ func CheckUpdate(s *Scenario, u Update, family ip.Family) (out UpdateResult, err
 	if err != nil {
 		return out, err
 	}
-	between, at, err := r.watch(family, func() error { return r.Change(to) })
+	between, at, err := r.watch(family, r.change)
 	if err != nil {
 		return out, err
 	}
@@ -340,7 +351,7 @@ func CheckUpdate(s *Scenario, u Update, family ip.Family) (out UpdateResult, err
 // of the change, it evaluates the classes in all states.
 func (out *UpdateResult) crashes(c *comparison, u Update, family ip.Family, want, orWant *trace.Node) error {
 	for write := range out.States {
-		r, err := begin(c.from, c.to)
+		r, err := begin(c.from, c.to, u.Restart)
 		if err != nil {
 			return err
 		}

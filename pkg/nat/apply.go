@@ -53,6 +53,7 @@ func (e *engine) observe(b backend, own Owned) (State, error) {
 	now := e.time()
 	e.omissions.retry(b, now)
 	e.omits.Store(len(e.omissions.missing) > 0)
+	e.omissions.restoreJumps(rules, own.jumpsOf(e.family))
 	s, displaced := own.state(e.family, rules, func(c Chain) bool { return e.contests.stays(c, now) })
 	e.contests.seen(displaced)
 	e.omissions.complete(&s, own.Jumps)

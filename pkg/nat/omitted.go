@@ -48,24 +48,49 @@ func (l *omissions) adapt(changes []Change) []Change {
 		return changes
 	}
 	var out []Change
+	added := map[Jump]bool{}
 	for _, c := range changes {
 		if l.jumpRefused(c) {
 			continue
 		}
-		if c.Op == WriteChain {
+		switch {
+		case c.Op == WriteChain:
 			c.Rules = l.adaptChain(c.Chain, c.Rules, changes)
+		case c.isJump() && len(c.Rules) == 1:
+			if v, _ := l.verdict(c.Chain.Table, c.Rules[0]); v.instead != "" {
+				c.Rules = []Rule{v.instead}
+			}
+			added[c.jump()] = added[c.jump()] || c.Op != DeleteJump
 		}
 		out = append(out, c)
 	}
-	return out
+	// A jump that an earlier process wrote without its comment is the one that is added.
+	return slices.DeleteFunc(out, func(c Change) bool { return c.Op == DeleteJump && len(c.Rules) == 1 && added[c.jump()] })
 }
 
+// jumpRefused reports whether a jump is omitted.
 func (l *omissions) jumpRefused(c Change) bool {
 	if c.Op != InsertJump && c.Op != AppendJump || len(c.Rules) != 1 {
 		return false
 	}
-	_, refused := l.verdict(c.Chain.Table, c.Rules[0])
-	return refused
+	v, refused := l.verdict(c.Chain.Table, c.Rules[0])
+	return refused && v.instead == ""
+}
+
+// restoreJumps replaces the jumps that were written in place of wanted ones with these.
+func (l *omissions) restoreJumps(rules ruleset, wanted []Jump) {
+	for _, j := range wanted {
+		t := rules[j.Chain.Table]
+		v, _ := l.verdict(j.Chain.Table, j.Rule)
+		if t == nil || v.instead == "" {
+			continue
+		}
+		for i, r := range t.chains[j.Chain.Name] {
+			if r == v.instead {
+				t.chains[j.Chain.Name][i] = j.Rule
+			}
+		}
+	}
 }
 
 // adaptChain omits the refused rules of a chain. A refused rule that ends the chain for

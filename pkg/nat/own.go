@@ -23,6 +23,11 @@ type Owned struct {
 	Jumps []Jump
 }
 
+// jumpsOf returns the desired jumps of a family.
+func (o Owned) jumpsOf(family ip.Family) []Jump {
+	return slices.DeleteFunc(slices.Clone(o.Jumps), func(j Jump) bool { return j.Chain.Family != family })
+}
+
 func (o Owned) has(c Chain) bool {
 	if isBase(c.Name) {
 		return false

@@ -31,6 +31,9 @@ type part string
 // randomFully is the option that iptables before 1.6.2 and Linux before 3.13 lack.
 const randomFully = " --random-fully"
 
+// comment is the extension without which rules are written without their comments.
+const comment part = "-m comment"
+
 // missing are the missing parts of a table.
 type missing map[part]*absence
 
@@ -47,15 +50,35 @@ func (m missing) verdict(r Rule) (verdict, bool) {
 		return verdict{}, false
 	}
 	for _, p := range needs(r) {
-		if a, ok := m[p]; ok {
-			v := verdict{lacks: p, err: a.err}
-			if strings.HasSuffix(string(p), randomFully) {
-				v.instead = Rule(strings.TrimSuffix(string(r), randomFully))
-			}
-			return v, true
+		a, ok := m[p]
+		if !ok {
+			continue
 		}
+		v := verdict{lacks: p, err: a.err}
+		switch {
+		case extension(string(p)) == comment:
+			v.instead = withoutComment(r)
+			if other, refused := m.verdict(v.instead); refused {
+				return other, true
+			}
+		case strings.HasSuffix(string(p), randomFully):
+			v.instead = Rule(strings.TrimSuffix(string(r), randomFully))
+		}
+		return v, true
 	}
 	return verdict{}, false
+}
+
+// withoutComment returns a rule without its comment, which has no effect on packets.
+func withoutComment(r Rule) Rule {
+	base, list := clauses(r)
+	words := []string{base}
+	for _, c := range list {
+		if extension(c) != comment {
+			words = append(words, c)
+		}
+	}
+	return Rule(strings.TrimSpace(strings.Join(words, " ")))
 }
 
 // needs returns the parts of a rule. An option that may be omitted is the last one.
@@ -105,7 +128,7 @@ func clauses(r Rule) (base string, list []string) {
 // extension returns "-m NAME" or "-j NAME" of a clause.
 func extension(clause string) part {
 	words := strings.SplitN(clause, " ", 3)
-	return part(strings.Join(words[:2], " "))
+	return part(strings.Join(words[:min(2, len(words))], " "))
 }
 
 // alone returns a rule with only one clause of another rule, after what precedes its

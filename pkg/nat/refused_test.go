@@ -72,7 +72,11 @@ func runsWithout(t *testing.T, name string, lacks func(Rule) bool, n int) int {
 	var want []Rule
 	guarded := true
 	for _, r := range rules {
-		switch plain := Rule(strings.TrimSuffix(string(r), randomFully)); {
+		plain := Rule(strings.TrimSuffix(string(r), randomFully))
+		if name == "-m comment" {
+			plain = withoutComment(r)
+		}
+		switch {
 		case !lacks(r) && !strings.Contains(string(r), strings.TrimPrefix(name, "set ")+" dst"):
 			if guarded || isGuard(r) {
 				want = append(want, r)
@@ -106,4 +110,74 @@ func runsWithout(t *testing.T, name string, lacks func(Rule) bool, n int) int {
 		t.Errorf("%v, still omitted: %v", err, s.Omitted)
 	}
 	return runs
+}
+
+// TestRulesWithoutComments has a kernel without xt_comment. Rules and jumps are written
+// without their comments, by this process and by the next one, once; and with them when the
+// kernel has it again.
+func TestRulesWithoutComments(t *testing.T) {
+	f, now := NewFake(ip.IPv4), time.Now()
+	clock := func() time.Time { return now }
+	f.engine.now = clock
+	lacks := func(r Rule) error {
+		if strings.Contains(string(r), "-m comment") {
+			return unix.ENOENT
+		}
+		return nil
+	}
+	f.Lacks = lacks
+	services, last := Chain{ip.IPv4, NAT, "KUBE-SERVICES"}, Chain{ip.IPv4, NAT, "KUBE-IPVS-LAST"}
+	in := Chain{ip.IPv4, NAT, "PREROUTING"}
+	want := State{
+		Chains: map[Chain][]Rule{
+			services: {`-p tcp -m comment --comment "a -m b" -m mark --mark 0x1/0x1 -j RETURN`, `-m comment --comment c -j MASQUERADE --random-fully`},
+			last:     {`-j RETURN`},
+		},
+		Jumps: []Jump{
+			{Chain: in, Rule: `-m comment --comment "kubernetes service portals" -j KUBE-SERVICES`},
+			{Chain: in, Rule: `-p udp -m comment --comment end -j KUBE-IPVS-LAST`, Append: true},
+		},
+	}
+	own := Owned{Chains: []Chain{services, last}, Jumps: want.Jumps}
+	reconcile := func(when string, changes int) State {
+		t.Helper()
+		s, err := f.Observe(own)
+		if err != nil {
+			t.Fatal(err)
+		}
+		diff := Diff(s, want)
+		if len(diff) != changes && changes >= 0 {
+			t.Errorf("%s: changes %v, want %d", when, diff, changes)
+		}
+		if failures := f.Apply(diff); len(failures) > 0 {
+			t.Fatalf("%s: %v", when, failures)
+		}
+		return s
+	}
+	check := func(when string, jumps, rules []Rule) {
+		t.Helper()
+		if got := f.rules[NAT].chains["PREROUTING"]; !slices.Equal(got, jumps) {
+			t.Errorf("%s: jumps %q, want %q", when, got, jumps)
+		}
+		if got := f.rules[NAT].chains["KUBE-SERVICES"]; !slices.Equal(got, rules) {
+			t.Errorf("%s: rules %q, want %q", when, got, rules)
+		}
+	}
+	plainJumps := []Rule{"-j KUBE-SERVICES", "-p udp -j KUBE-IPVS-LAST"}
+	plain := []Rule{"-p tcp -m mark --mark 0x1/0x1 -j RETURN", "-j MASQUERADE --random-fully"}
+	reconcile("first", -1)
+	check("first", plainJumps, plain)
+	s := reconcile("again", 0)
+	if len(s.Omitted) != 2 || s.Omitted[0].Lacks != "-m comment" || s.Omitted[0].Guard || s.Omitted[0].Instead != plain[0] {
+		t.Errorf("omitted: %v", s.Omitted)
+	}
+	f.engine = engine{family: ip.IPv4, watched: true, now: clock}
+	reconcile("next process", -1)
+	check("next process", plainJumps, plain)
+	reconcile("next process again", 0)
+	f.Lacks = nil
+	now = now.Add(probePeriod)
+	reconcile("with xt_comment", -1)
+	check("with xt_comment", []Rule{want.Jumps[0].Rule, want.Jumps[1].Rule}, want.Chains[services])
+	reconcile("with xt_comment again", 0)
 }

@@ -38,7 +38,7 @@ func byCause(omitted []nat.OmittedRule) (single []nat.OmittedRule, groups map[st
 		groups[l.Lacks] = append(groups[l.Lacks], l)
 	}
 	for _, l := range omitted {
-		if len(groups[l.Lacks]) == 1 || l.Lacks == string(l.Rule) || l.Instead != "" {
+		if len(groups[l.Lacks]) == 1 || l.Lacks == string(l.Rule) || l.Instead != "" && l.Lacks != lacksComment {
 			single = append(single, l)
 			delete(groups, l.Lacks)
 		}
@@ -46,8 +46,14 @@ func byCause(omitted []nat.OmittedRule) (single []nat.OmittedRule, groups map[st
 	return single, groups
 }
 
+// lacksComment is what rules lack that are written without their comments.
+const lacksComment = "-m comment"
+
 // lackWarning lists comments of omitted rules, those that open something first.
 func lackWarning(family ip.Family, lacks string, omitted []nat.OmittedRule) string {
+	if lacks == lacksComment {
+		return fmt.Sprintf("the kernel, or iptables, has no %s: %d rules of %s are written without comments, which changes no packet (%v).", module(lacks), len(omitted), family, omitted[0].Err)
+	}
 	var opens, lost []string
 	for _, l := range omitted {
 		about := l.Chain.Name

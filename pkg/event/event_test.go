@@ -20,12 +20,12 @@ import (
 	"k8s.io/utils/ptr"
 )
 
-// world is an API server with Writers of several nodes. Time is synctest's.
+// world is an API server with Writers of several nodes, in a synctest bubble.
 type world struct {
 	t      *testing.T
 	client *fake.Clientset
 	tries  atomic.Int32
-	fail   atomic.Pointer[error] // what the server refuses with; nil: nothing
+	fail   atomic.Pointer[error] // the server's error; nil: none
 }
 
 // fakeClient is client-go's fake of an API server, as a Client.
@@ -75,7 +75,7 @@ func conflict(note string) Warning {
 	}
 }
 
-func TestOneEventHoweverManyNodes(t *testing.T) {
+func TestOneEventForAllNodes(t *testing.T) {
 	run(t, func(w *world) {
 		for i := range 5 {
 			writer := w.writer(fmt.Sprintf("node%d", i))
@@ -91,7 +91,7 @@ func TestOneEventHoweverManyNodes(t *testing.T) {
 			t.Errorf("%+v", e)
 		}
 		if w.tries.Load() != 10 {
-			t.Errorf("%d tries, want one of each node", w.tries.Load())
+			t.Errorf("%d attempts, want one of each node", w.tries.Load())
 		}
 	})
 }
@@ -109,7 +109,7 @@ func TestEventOfANodeIsInTheDefaultNamespace(t *testing.T) {
 	})
 }
 
-func TestTriedAgainUntilTheServerAnswers(t *testing.T) {
+func TestRetriedUntilTheServerAnswers(t *testing.T) {
 	run(t, func(w *world) {
 		w.fail.Store(ptr.To(errors.New("connection refused")))
 		w.writer("node1").Warn(conflict("taken"))
@@ -118,12 +118,12 @@ func TestTriedAgainUntilTheServerAnswers(t *testing.T) {
 		}
 		w.fail.Store(nil)
 		if events := w.after(time.Minute); len(events) != 1 {
-			t.Errorf("%d Events after the server has come back", len(events))
+			t.Errorf("%d Events after the server is available again", len(events))
 		}
 	})
 }
 
-func TestRefusalIsNotTriedAgain(t *testing.T) {
+func TestRejectionIsNotRetried(t *testing.T) {
 	run(t, func(w *world) {
 		w.fail.Store(ptr.To[error](apierrors.NewForbidden(eventsv1.Resource("events"), "", errors.New("no"))))
 		w.writer("node1").Warn(conflict("taken"))
@@ -134,7 +134,7 @@ func TestRefusalIsNotTriedAgain(t *testing.T) {
 	})
 }
 
-func TestManyConditionsAreWrittenSlowly(t *testing.T) {
+func TestManyConditionsAreRateLimited(t *testing.T) {
 	run(t, func(w *world) {
 		writer := w.writer("node1")
 		for i := range 10 * queued {

@@ -16,8 +16,8 @@ import (
 )
 
 // HealthChecks serves the health check node ports of Services: 200 if the Service has
-// ready endpoints on this node and the proxy is healthy, else 503. Set and Delete may
-// be called concurrently and return at once.
+// ready endpoints on this node and the proxy is healthy, else 503. Set and Delete may be
+// called concurrently, and do not wait for the network.
 type HealthChecks struct {
 	context   context.Context // until Close
 	cancel    context.CancelFunc
@@ -35,7 +35,7 @@ type HealthChecks struct {
 type port struct {
 	claims []types.NamespacedName // Services that want it; it answers for the first
 	close  context.CancelFunc
-	closed chan struct{} // closed when it is free again
+	closed chan struct{} // closed when the port is free again
 }
 
 // NewHealthChecks serves on the given addresses, or on all if there are none, until the
@@ -55,9 +55,9 @@ func NewHealthChecks(ctx context.Context, addresses []netip.Addr, healthy func()
 	}
 }
 
-// Set serves a Service's port, instead of its previous port. A port that cannot be
-// bound is reported once and retried. Of two Services with the same port, the first one
-// keeps it until it releases it.
+// Set serves a Service's port, instead of its previous port. A port that cannot be bound
+// is reported once and retried. If two Services have the same port, it answers for the
+// first one until that releases it.
 func (h *HealthChecks) Set(name types.NamespacedName, check plan.HealthCheck) {
 	h.mu.Lock()
 	defer h.mu.Unlock()

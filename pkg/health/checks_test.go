@@ -22,7 +22,7 @@ var (
 	api = types.NamespacedName{Namespace: "shop", Name: "api"}
 )
 
-// bench is a HealthChecks on a network in memory.
+// bench is a HealthChecks on an in-memory network.
 type bench struct {
 	*HealthChecks
 	*network
@@ -30,7 +30,7 @@ type bench struct {
 	proxyHealthy atomic.Bool
 }
 
-// onBench runs a test in a bubble.
+// onBench runs a test in a synctest bubble.
 func onBench(t *testing.T, addresses []netip.Addr, test func(*testing.T, *bench)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
@@ -60,7 +60,7 @@ func (b *bench) wantListening(t *testing.T, want ...string) {
 	}
 }
 
-// wantAnswer asks a port on all addresses.
+// wantAnswer sends a request to a port on all addresses.
 func (b *bench) wantAnswer(t *testing.T, port, code int, name types.NamespacedName, local int) {
 	t.Helper()
 	got, header, body := b.get(t, fmt.Sprintf("http://0.0.0.0:%d/", port))
@@ -118,9 +118,9 @@ func TestChangeOfPort(t *testing.T) {
 	})
 }
 
-// A Service that is deleted and made anew keeps its port, and nobody hears
-// that it was not free yet.
-func TestQuickReturn(t *testing.T) {
+// A Service that is deleted and created again keeps its port, and no failure to bind it
+// is reported meanwhile.
+func TestDeletedAndCreatedAgain(t *testing.T) {
 	onBench(t, nil, func(t *testing.T, b *bench) {
 		b.set(web, 30001, 1)
 		for range 10 {
@@ -145,7 +145,7 @@ func TestPortTaken(t *testing.T) {
 		b.want(t, 1, "")
 		b.want(t, 1, `"namespace"="shop"`, `"name"="web"`, "30001", errTaken.Error())
 		if n := b.tried("0.0.0.0:30001"); n < 20 || n > 40 {
-			t.Errorf("%d tries in two minutes", n)
+			t.Errorf("%d attempts in two minutes", n)
 		}
 
 		b.take("0.0.0.0:30001", false)
@@ -163,7 +163,7 @@ func TestPortTaken(t *testing.T) {
 	})
 }
 
-// A listener that dies is replaced.
+// A listener that fails is replaced.
 func TestListenerFails(t *testing.T) {
 	onBench(t, nil, func(t *testing.T, b *bench) {
 		b.set(web, 30001, 1)
@@ -190,7 +190,7 @@ func TestTwoServicesOnePort(t *testing.T) {
 	})
 }
 
-// The loop must not wait for the network.
+// TestSetAndDeleteReturnAtOnce: the proxy's loop must not wait for the network.
 func TestSetAndDeleteReturnAtOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		free := make(chan struct{})

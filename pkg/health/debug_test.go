@@ -50,7 +50,7 @@ func TestMetricsServer(t *testing.T) {
 	}
 }
 
-// Programs compare it as a whole.
+// Programs compare the whole body.
 func TestProxyMode(t *testing.T) {
 	w := httptest.NewRecorder()
 	NewMetricsServer(Pages{}).Handler().ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/proxyMode", nil))

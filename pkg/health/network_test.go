@@ -19,12 +19,12 @@ import (
 
 var errTaken = errors.New("address already in use")
 
-// network is one in memory, on which time in a synctest bubble can pass.
+// network is an in-memory network that works in a synctest bubble.
 type network struct {
 	mu        sync.Mutex
 	listeners map[string]*listener
-	taken     map[string]bool // by somebody else
-	tries     map[string]int  // to listen
+	taken     map[string]bool // by another program
+	tries     map[string]int  // attempts to listen
 }
 
 func newNetwork() *network {
@@ -43,7 +43,7 @@ func (n *network) tried(address string) int {
 	return n.tries[address]
 }
 
-// addresses are those that are listened on.
+// addresses returns the addresses that are listened on.
 func (n *network) addresses() []string {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -85,7 +85,7 @@ func (n *network) dial(ctx context.Context, _, address string) (net.Conn, error)
 	}
 }
 
-// get asks as a client would.
+// get sends a request as a client.
 func (n *network) get(t *testing.T, url string) (code int, header http.Header, body string) {
 	t.Helper()
 	return get(t, &http.Client{Transport: &http.Transport{DialContext: n.dial, DisableKeepAlives: true}}, url)
@@ -105,7 +105,7 @@ func get(t *testing.T, client *http.Client, url string) (code int, header http.H
 	return r.StatusCode, r.Header, strings.TrimSpace(string(b))
 }
 
-// listener is one of a network in memory.
+// listener is a listener of an in-memory network.
 type listener struct {
 	network *network
 	address string
@@ -135,13 +135,13 @@ func (l *listener) Close() error {
 
 func (l *listener) Addr() net.Addr { return &net.TCPAddr{} }
 
-// pass lets time go by, and then happen what was due.
+// pass advances the time, and waits for what happens meanwhile.
 func pass(d time.Duration) {
 	time.Sleep(d)
 	synctest.Wait()
 }
 
-// onLoopback listens on some port of the loopback interface, and tells which.
+// onLoopback listens on any port of the loopback interface, and returns its address.
 func onLoopback(listening chan<- string) listenFunc {
 	return func(network, _ string) (net.Listener, error) {
 		l, err := net.Listen(network, "127.0.0.1:0")
@@ -152,7 +152,7 @@ func onLoopback(listening chan<- string) listenFunc {
 	}
 }
 
-// journal keeps what is logged.
+// journal collects log lines.
 type journal struct {
 	mu    sync.Mutex
 	lines []string
@@ -166,7 +166,7 @@ func (j *journal) context(ctx context.Context) context.Context {
 	}, funcr.Options{}))
 }
 
-// count tells how many lines have all the words.
+// count returns the number of lines that have all the words.
 func (j *journal) count(words ...string) int {
 	j.mu.Lock()
 	defer j.mu.Unlock()

@@ -54,10 +54,10 @@ func (s *Server) SetNode(name string) {
 	s.report.Node = name
 }
 
-// ProbeHandler serves /livez and /readyz for the kubelet, and /status for "kube-ipvs
-// status". It needs a port that kube-proxy never uses: otherwise a kube-proxy beside us
-// would answer the probes, and one older than 1.28, which has no /livez, would get us
-// killed.
+// ProbeHandler serves /livez and /readyz to the kubelet, and /status to "kube-ipvs
+// status". It needs a port that kube-proxy never uses. Otherwise a kube-proxy beside us
+// would answer the probes, and one older than 1.28, which has no /livez, would cause the
+// kubelet to kill us.
 func (s *Server) ProbeHandler() http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("/livez", s.livez)
@@ -82,8 +82,8 @@ func (s *Server) Report() Report {
 	return r
 }
 
-// why returns the reasons for not being ready. Single refused Services are not a
-// reason: they are retried and logged. If most are refused, the fault is not theirs.
+// why returns the reasons for not being ready. Single refused Services are not a reason:
+// they are retried and logged. If most are refused, the node is at fault.
 func (r *Report) why() []string {
 	var out []string
 	if r.Syncs == 0 {

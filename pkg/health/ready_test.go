@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// TestReady: a rollout goes on only where the proxy has programmed the kernel.
+// TestReady: a node is ready only once the proxy has programmed the kernel.
 func TestReady(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := NewServer(syncPeriod, &counts{})
@@ -30,7 +30,7 @@ func TestReady(t *testing.T) {
 		s.Passed(time.Second, 3, 4)
 		want("a refused rule", "the kernel refuses some of the node's own state, see the log")
 		if code, _ := ask(t, s.ProbeHandler(), "/livez"); code != http.StatusOK {
-			t.Errorf("a refused rule is no reason to be restarted, but /livez answers %d", code)
+			t.Errorf("a refused rule must not cause a restart, but /livez answers %d", code)
 		}
 		s.Failing(false, 1, 3)
 		want("one Service of three is refused")
@@ -46,7 +46,7 @@ func TestReady(t *testing.T) {
 	})
 }
 
-// TestStatus: /status shows all that the proxy reports.
+// TestStatus: /status shows everything that the proxy reports.
 func TestStatus(t *testing.T) {
 	s := NewServer(syncPeriod, &counts{})
 	s.SetNode("node1")

@@ -18,8 +18,8 @@ type Counter interface {
 	Livez(ctx context.Context, code int)
 }
 
-// Server answers /healthz, /livez, /readyz and /status. It learns how the proxy
-// fares as its Observer.
+// Server answers /healthz, /livez, /readyz and /status. As the proxy's Observer, it
+// receives the results of syncs and comparisons.
 //
 //   - /livez: whether the proxy keeps up with what there is to program. Until the
 //     server is told anything, nothing is wrong.
@@ -139,7 +139,7 @@ func (s *Server) Conflicts(count int) {
 	s.report.Conflicts = count
 }
 
-// Healthy reports whether the proxy keeps up, whatever the state of the Node.
+// Healthy reports whether the proxy keeps up with changes, independent of the Node.
 func (s *Server) Healthy() bool {
 	return s.look(time.Now()).healthy
 }

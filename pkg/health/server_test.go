@@ -25,7 +25,7 @@ func (c *counts) Livez(_ context.Context, code int)   { *c = append(*c, fmt.Spri
 
 const syncPeriod = 30 * time.Second
 
-// ask gives an answer's status and body.
+// ask returns a response's status and body.
 func ask(t *testing.T, handler http.Handler, path string) (int, map[string]any) {
 	t.Helper()
 	w := httptest.NewRecorder()
@@ -52,7 +52,7 @@ func wantCodes(t *testing.T, s *Server, healthz, livez int) {
 func TestStuck(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := NewServer(syncPeriod, &counts{})
-		wantCodes(t, s, 503, 200) // nothing is programmed yet, and nothing is wrong
+		wantCodes(t, s, 503, 200) // nothing is programmed yet, and nothing has failed
 		time.Sleep(time.Hour)
 		wantCodes(t, s, 503, 200)
 		s.Passed(time.Second, 1, 0)
@@ -60,7 +60,7 @@ func TestStuck(t *testing.T) {
 
 		s.Queued()
 		time.Sleep(syncPeriod)
-		s.Queued() // more work makes that which waits no younger
+		s.Queued() // more work does not change the age of pending work
 		time.Sleep(syncPeriod)
 		wantCodes(t, s, 200, 200)
 		time.Sleep(time.Second)
@@ -126,12 +126,12 @@ func TestBodies(t *testing.T) {
 	})
 }
 
-// runner is what the servers have in common.
+// runner is what both servers have in common.
 type runner interface {
 	Run(ctx context.Context, address netip.AddrPort, hardFail bool) error
 }
 
-// servers are both, listening with a function.
+// servers returns both servers, which listen with a function.
 func servers(listen listenFunc) map[string]runner {
 	healthz, metrics := NewServer(syncPeriod, &counts{}), NewMetricsServer(Pages{})
 	healthz.Passed(time.Second, 1, 0)
@@ -162,7 +162,7 @@ func TestRun(t *testing.T) {
 	}
 }
 
-func TestRunNowhere(t *testing.T) {
+func TestRunDisabled(t *testing.T) {
 	for name, s := range servers(nil) {
 		if err := s.Run(t.Context(), netip.AddrPort{}, true); err != nil {
 			t.Errorf("%s: %v", name, err)
@@ -179,12 +179,12 @@ func TestHardFail(t *testing.T) {
 	address := netip.MustParseAddrPort(l.Addr().String())
 	for name, s := range servers(net.Listen) {
 		if err := s.Run(t.Context(), address, true); err == nil || !strings.Contains(err.Error(), name) {
-			t.Errorf("%s: %v does not say what cannot be served", name, err)
+			t.Errorf("%s: %v does not name what cannot be served", name, err)
 		}
 	}
 }
 
-// As kube-proxy has the address until it is stopped.
+// kube-proxy has the address until it is stopped.
 func TestAddressTaken(t *testing.T) {
 	for _, name := range []string{"healthz", "metrics"} {
 		t.Run(name, func(t *testing.T) {

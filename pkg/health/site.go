@@ -76,8 +76,8 @@ func (s *site) serve(ctx context.Context, listening func()) error {
 	return server.Serve(l)
 }
 
-// ServerName is the header Server of every response. It distinguishes our responses
-// from kube-proxy's on the ports that both use.
+// ServerName is the Server header of every response. It distinguishes our responses from
+// kube-proxy's on the ports that both use.
 const ServerName = component
 
 func named(handler http.Handler) http.Handler {

@@ -22,7 +22,7 @@ func askPage(t *testing.T, path, accept string) *httptest.ResponseRecorder {
 	return w
 }
 
-func TestPagesForPeople(t *testing.T) {
+func TestTextPages(t *testing.T) {
 	for path, want := range map[string][]string{
 		"/flagz":   {"kube-ipvs flagz\n", "\ncluster-cidr=10.244.0.0/16\nv=2\n"},
 		"/statusz": {"kube-ipvs statusz\n", "\nStarted: ", "\nUp: ", "\nGo version: go1.", "\nBinary version: v", "\nPaths: /configz /flagz /healthz /metrics /proxyMode\n"},
@@ -38,8 +38,8 @@ func TestPagesForPeople(t *testing.T) {
 	}
 }
 
-// The objects' shape is what programs read.
-func TestPagesForPrograms(t *testing.T) {
+// Programs rely on the objects' fields.
+func TestObjectPages(t *testing.T) {
 	w := askPage(t, "/flagz", asFlagz)
 	const want = `{"kind":"Flagz","apiVersion":"config.k8s.io/v1beta1","metadata":{"name":"kube-ipvs"},"flags":{"cluster-cidr":"10.244.0.0/16","v":"2"}}`
 	if got := strings.TrimSpace(w.Body.String()); got != want || w.Header().Get("Content-Type") != "application/json" {

@@ -1,7 +1,7 @@
 // Package kernel holds what the kernel packages share: the failure of a change, and
 // classes of errnos. Package nlmsg sends and parses netlink messages, package generation
-// tells our nf_tables transactions from those of other programs, and package program runs
-// programs.
+// distinguishes our nf_tables transactions from those of other programs, and package
+// program runs programs.
 //
 // The kernel packages (ipvs, ipset, nat, routing, sysctl) have the same shape. Observe
 // reads the kernel's state into plain values, and Apply makes changes and returns those
@@ -46,8 +46,8 @@ func IsNotExist(err error) bool {
 // IsExist reports whether an object to be added already exists.
 func IsExist(err error) bool { return isAny(err, unix.EEXIST) }
 
-// IsTransient reports whether the same call may succeed at once: a dump that raced with
-// a change, an interrupted call, a full socket buffer.
+// IsTransient reports whether the same call may succeed if it is repeated immediately: a
+// dump that raced with a change, an interrupted call, a full socket buffer.
 func IsTransient(err error) bool {
 	return isAny(err, unix.EINTR, unix.EAGAIN, unix.ENOBUFS, unix.EBUSY)
 }
@@ -56,8 +56,8 @@ func IsTransient(err error) bool {
 const attempts = 4
 
 // Retry calls f until it succeeds or fails with an error that is not transient, at most
-// four times, and returns the last error. It does not pause: transient errors pass at
-// once or not at all.
+// four times, and returns the last error. It does not pause: transient errors pass
+// immediately or not at all.
 func Retry(f func() error) error {
 	var err error
 	for range attempts {

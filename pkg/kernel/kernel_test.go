@@ -31,7 +31,7 @@ func TestJoin(t *testing.T) {
 		t.Errorf("joined to %q, want %q", got, want)
 	}
 	if !errors.Is(err, unix.EPERM) || !errors.Is(err, unix.ENOENT) || errors.Is(err, unix.EEXIST) {
-		t.Error("a joined error must be each of its errnos, and no other")
+		t.Error("a joined error must match each of its errnos, and no other")
 	}
 	var f Failure[change]
 	if !errors.As(err, &f) || f.Change != "add x" {
@@ -39,8 +39,8 @@ func TestJoin(t *testing.T) {
 	}
 }
 
-// Each errno is of one kind at most, also when it is wrapped.
-func TestKinds(t *testing.T) {
+// Each errno belongs to at most one class, also when it is wrapped.
+func TestErrorClasses(t *testing.T) {
 	kinds := map[string]func(error) bool{
 		"not exist":  IsNotExist,
 		"exist":      IsExist,

@@ -1,5 +1,5 @@
-// Package metrics counts what the proxy does. Where kube-proxy has a metric, it has the
-// same name, so that dashboards and alerts keep working.
+// Package metrics holds the proxy's metrics. Metrics that kube-proxy has too have the
+// same names, so that dashboards and alerts keep working.
 package metrics
 
 import (

@@ -49,7 +49,7 @@ func TestRecorder(t *testing.T) {
 	r.Planned(time.Second)
 	r.Programmed(2 * time.Second)
 	r.NoLocalEndpoints(1, 4)
-	r.Interfaces([]plan.InterfaceMode{{Family: ip.IPv4, Link: "eth9", Mode: plan.SNATFWMark}}) // gone
+	r.Interfaces([]plan.InterfaceMode{{Family: ip.IPv4, Link: "eth9", Mode: plan.SNATFWMark}}) // no longer exists
 	r.Interfaces([]plan.InterfaceMode{
 		{Family: ip.IPv4, Link: "eth1", Mode: plan.SNATSource, Source: netip.MustParseAddr("10.12.192.10")},
 		{Family: ip.IPv6, Link: "eth1", Mode: plan.SNATFWMark},
@@ -102,12 +102,12 @@ func TestRecorder(t *testing.T) {
 		}
 	}
 	if strings.Contains(text, "eth9") {
-		t.Error("an interface that is gone is shown")
+		t.Error("a removed interface is shown")
 	}
 	r.Passed(0, 0, 0)
 	for _, name := range []string{"service", "endpoint"} {
 		if sample := "\nkubeproxy_sync_proxy_rules_" + name + "_changes_pending 0\n"; !strings.Contains(scrape(t, registry), sample) {
-			t.Errorf("changes of a %s wait after the pass", name)
+			t.Errorf("changes of a %s are pending after the sync", name)
 		}
 	}
 }
@@ -130,7 +130,7 @@ var ofKubeProxy = []string{
 	"kubeproxy_sync_proxy_rules_service_changes_total",
 }
 
-func TestNamesOfKubeProxy(t *testing.T) {
+func TestKubeProxyNames(t *testing.T) {
 	var names []string
 	r, err := New(func(m metrics.Registerable) error {
 		if strings.HasPrefix(m.FQName(), theirs+"_") {
@@ -147,7 +147,7 @@ func TestNamesOfKubeProxy(t *testing.T) {
 	}
 }
 
-// scrape gives what a registry exports as text.
+// scrape returns a registry's metrics as text.
 func scrape(t *testing.T, registry metrics.KubeRegistry) string {
 	t.Helper()
 	w := httptest.NewRecorder()
@@ -158,8 +158,8 @@ func scrape(t *testing.T, registry metrics.KubeRegistry) string {
 	return w.Body.String()
 }
 
-// Alerts compare the two, to see that changes wait: a pass that failed must
-// not look like one that caught up.
+// Alerts compare the two timestamps to detect pending changes. A failed sync must not
+// look as if it had caught up.
 func TestTimestamps(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r, registry := newRecorderFor(t)
@@ -200,13 +200,13 @@ func wantTimes(t *testing.T, registry metrics.KubeRegistry, queued, succeeded ti
 func TestRegisteredTwice(t *testing.T) {
 	_, registry := newRecorderFor(t)
 	if _, err := New(registry.Register); err == nil || !strings.Contains(err.Error(), "kube_ipvs_problems_total") {
-		t.Errorf("no error that names what is there already: %v", err)
+		t.Errorf("want an error that names the registered metric, got %v", err)
 	}
 }
 
 func TestServiceLevelIndicators(t *testing.T) {
 	slis.Register(slis.Registry)
-	slis.ResetHealthMetrics() // which all tests share
+	slis.ResetHealthMetrics() // shared by all tests
 	r, _ := newRecorderFor(t)
 	r.Healthz(t.Context(), http.StatusServiceUnavailable)
 	r.Livez(t.Context(), http.StatusOK)
@@ -222,25 +222,25 @@ func TestServiceLevelIndicators(t *testing.T) {
 	}
 }
 
-// told is an Observer that writes down what it is told.
-type told struct{ events []string }
+// recorded is an Observer that records its calls.
+type recorded struct{ events []string }
 
-func (o *told) note(format string, args ...any) {
+func (o *recorded) note(format string, args ...any) {
 	o.events = append(o.events, fmt.Sprintf(format, args...))
 }
 
-func (o *told) Queued()                                { o.note("queued") }
-func (o *told) Passed(took time.Duration, s, p int)    { o.note("passed %s %d %d", took, s, p) }
-func (o *told) Compared(took time.Duration, diffs int) { o.note("compared %s %d", took, diffs) }
-func (o *told) Failing(node bool, s, all int)          { o.note("failing %t %d %d", node, s, all) }
-func (o *told) Held(v, r, d int)                       { o.note("held %d %d %d", v, r, d) }
-func (o *told) Conflicts(n int)                        { o.note("conflicts %d", n) }
-func (o *told) Node(exists, deleting, excluded bool) {
+func (o *recorded) Queued()                                { o.note("queued") }
+func (o *recorded) Passed(took time.Duration, s, p int)    { o.note("passed %s %d %d", took, s, p) }
+func (o *recorded) Compared(took time.Duration, diffs int) { o.note("compared %s %d", took, diffs) }
+func (o *recorded) Failing(node bool, s, all int)          { o.note("failing %t %d %d", node, s, all) }
+func (o *recorded) Held(v, r, d int)                       { o.note("held %d %d %d", v, r, d) }
+func (o *recorded) Conflicts(n int)                        { o.note("conflicts %d", n) }
+func (o *recorded) Node(exists, deleting, excluded bool) {
 	o.note("node %t %t %t", exists, deleting, excluded)
 }
 
 func TestObservers(t *testing.T) {
-	var a, b told
+	var a, b recorded
 	o := Observers{&a, &b}
 	o.Queued()
 	o.Passed(time.Second, 1, 2)

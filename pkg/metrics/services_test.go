@@ -12,8 +12,8 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/ipvs"
 )
 
-// TestTraffic sums a Service's virtual servers, leaves out what is nobody's and what is
-// beyond the limit, and keeps the last reading when there is no new one.
+// TestTraffic sums a Service's virtual servers, omits those without a Service and those
+// beyond the limit, and keeps the last reading if a new one fails.
 func TestTraffic(t *testing.T) {
 	key := func(at string) ipvs.Key {
 		a := netip.MustParseAddrPort(at)
@@ -53,7 +53,7 @@ func TestTraffic(t *testing.T) {
 			}
 		}
 		if strings.Contains(text, `service="b"`) {
-			t.Errorf("there are more than the limit:\n%s", text)
+			t.Errorf("more Services than the limit:\n%s", text)
 		}
 		failing = true
 		traffic.readAt = traffic.readAt.Add(-trafficPeriod)

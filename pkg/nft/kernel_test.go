@@ -53,7 +53,7 @@ func namespace(t *testing.T) {
 	}
 }
 
-// A change is one transaction of the kernel: packets never meet half a table.
+// A change is one transaction of the kernel: packets never see half a table.
 func TestOneTransaction(t *testing.T) {
 	namespace(t)
 	l, err := NewLoopbackRules()

@@ -38,7 +38,7 @@ func TestKubeProxyTables(t *testing.T) {
 			observe(KubeProxy{ip.IPv4: true, ip.IPv6: true})
 			apply([]KubeProxyChange{{ip.IPv6}})
 			observe(KubeProxy{ip.IPv4: true})
-			apply([]KubeProxyChange{{ip.IPv6}}) // is gone, which succeeds
+			apply([]KubeProxyChange{{ip.IPv6}}) // is deleted already, which succeeds
 			apply(KubeProxy{ip.IPv4: true}.Removals())
 			observe(KubeProxy{})
 		})

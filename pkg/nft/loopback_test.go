@@ -12,7 +12,7 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
 )
 
-// loopback is an implementation under test, and a way to spoil a family's rules as
+// loopback is an implementation under test, with the means to change a family's rules as
 // another program would.
 type loopback struct {
 	Observe func() (Loopback, error)
@@ -20,7 +20,7 @@ type loopback struct {
 	spoil   func(ip.Family)
 }
 
-// loopbacks make the implementations; the end-to-end tests add the real one.
+// loopbacks create the implementations; the end-to-end tests add the real one.
 var loopbacks = map[string]func(*testing.T) loopback{
 	"fake": func(*testing.T) loopback {
 		f := NewFakeLoopback()
@@ -37,7 +37,7 @@ func (s loopback) observe(t *testing.T) Loopback {
 	return have
 }
 
-// reach makes want stand, and sees that nothing is left to do.
+// reach applies what leads to want, and checks that no change remains.
 func (s loopback) reach(t *testing.T, want Loopback) {
 	t.Helper()
 	if failures := s.Apply(DiffLoopback(s.observe(t), want)); len(failures) > 0 {
@@ -69,13 +69,13 @@ func TestLoopbackRules(t *testing.T) {
 				s.reach(t, both)
 			}
 			if failures := s.Apply([]LoopbackChange{{ip.IPv4, Exchange{}}, {ip.IPv4, Exchange{}}}); len(failures) > 0 {
-				t.Errorf("deleted twice: %v", failures)
+				t.Errorf("deleting again: %v", failures)
 			}
 		})
 	}
 }
 
-func TestUnsoundChanges(t *testing.T) {
+func TestInvalidChanges(t *testing.T) {
 	for name, open := range loopbacks {
 		t.Run(name, func(t *testing.T) {
 			s := open(t)
@@ -117,7 +117,7 @@ func TestTransaction(t *testing.T) {
 	}
 }
 
-// FuzzComment: a comment of another program is never taken for ours with other values.
+// FuzzComment: a foreign comment is never parsed as ours with other values.
 func FuzzComment(f *testing.F) {
 	f.Add("mark 0x4000 source 10.0.0.1")
 	f.Add("mark 0x4000 source ")

@@ -24,7 +24,8 @@ const (
 	KubeProxyTable = "kube-proxy"
 )
 
-// runLimit limits a transaction or a listing by nft, which may wait for others' locks.
+// runLimit limits a transaction or a listing by nft, which may wait for locks of other
+// programs.
 const runLimit = time.Minute
 
 // Tables returns the names of all tables, such as "ip kube-ipvs".
@@ -87,7 +88,8 @@ func familyOf(f ip.Family) knftables.Family {
 }
 
 // in returns the interface of a family. The first call runs nft twice, to check its
-// version and the permission, so it is left until there is something to read or write.
+// version and the permission. It is therefore delayed until there is something to read or
+// write.
 func (c *client) in(f ip.Family) (knftables.Interface, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

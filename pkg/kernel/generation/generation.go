@@ -13,10 +13,10 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/kernel/nlmsg"
 )
 
-// generations knows the nf_tables transactions that this process has made. The kernel
-// numbers them in each network namespace. The sender's process ID is useless: it is an
-// ID of the sender's process namespace, so that programs in other containers may have
-// the same one.
+// generations remembers the nf_tables transactions of this process. The kernel numbers
+// transactions in each network namespace. The sender's process ID does not identify it:
+// it belongs to the sender's PID namespace, so programs in other containers may have the
+// same one.
 type generations struct {
 	mu      sync.Mutex
 	running int
@@ -34,8 +34,8 @@ type decision struct {
 
 var written generations
 
-// keptGenerations is how many of our transactions are remembered: more than are made
-// before the notification of the first one is read.
+// keptGenerations is how many of our transactions are remembered: more than this process
+// makes before it reads the notification of the first one.
 const keptGenerations = 256
 
 // Change runs a function that makes a number of nf_tables transactions, or none with
@@ -44,8 +44,8 @@ func Change(transactions int, run func() error) error {
 	return written.change(transactions, Last, run)
 }
 
-// Foreign calls a function if a transaction is not one of this process, as soon as that
-// is known.
+// Foreign calls a function if a transaction is not of this process, as soon as that is
+// known.
 func Foreign(generation uint32, foreign func()) { written.decide(generation, foreign) }
 
 func (g *generations) change(transactions int, generation func() (uint32, error), run func() error) error {
@@ -57,7 +57,7 @@ func (g *generations) change(transactions int, generation func() (uint32, error)
 	err := run()
 	after, errAfter := generation()
 	g.mu.Lock()
-	// Any other number means that another program has made a transaction in between.
+	// Any other number means that another program made a transaction in between.
 	if errBefore == nil && errAfter == nil && !g.crossed && after-before == uint32(transactions) {
 		g.remember(before, after)
 	}
@@ -74,7 +74,7 @@ func (g *generations) change(transactions int, generation func() (uint32, error)
 	return err
 }
 
-// remember records the transactions after one number, up to another, as ours.
+// remember records the transactions after before, up to and including after, as ours.
 func (g *generations) remember(before, after uint32) {
 	if g.own == nil {
 		g.own = map[uint32]bool{}

@@ -5,8 +5,8 @@ import (
 	"testing"
 )
 
-// A transaction counts as ours only if as many were made as we had made, and none
-// of another program can be among them.
+// A transaction counts as ours only if the kernel made as many as we did, so that none of
+// another program can be among them.
 func TestGenerations(t *testing.T) {
 	var g generations
 	now := uint32(40)
@@ -41,7 +41,7 @@ func TestGenerations(t *testing.T) {
 		told = nil
 		test.do()
 		if !slices.Equal(told, test.want) {
-			t.Errorf("%s: told %v, want %v", test.name, told, test.want)
+			t.Errorf("%s: reported %v, want %v", test.name, told, test.want)
 		}
 	}
 	change(1, func() { commit(1) })
@@ -53,6 +53,6 @@ func TestGenerations(t *testing.T) {
 		t.Errorf("%d are kept", len(g.own))
 	}
 	if tell(old); len(told) != 1 {
-		t.Error("the oldest is still known")
+		t.Error("the oldest is still remembered")
 	}
 }

@@ -29,8 +29,8 @@ func Attributes(data []byte) ([]syscall.NetlinkRouteAttr, error) {
 	return out, nil
 }
 
-// NextAttribute reads the first attribute of a list, and returns what follows it. It
-// allocates nothing. At the end of the list the value is nil and nothing follows.
+// NextAttribute reads the first attribute of a list, and returns the rest of the list. It
+// does not allocate. At the end of the list, value and rest are nil.
 func NextAttribute(data []byte) (kind uint16, value, rest []byte, err error) {
 	if len(data) < unix.SizeofRtAttr {
 		return 0, nil, nil, nil

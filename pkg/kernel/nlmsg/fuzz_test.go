@@ -8,8 +8,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// FuzzAttributes: what is read of a message are parts of it, in order, and no more
-// than it has.
+// FuzzAttributes: the parsed values are parts of the message, in order, and do not exceed
+// it.
 func FuzzAttributes(f *testing.F) {
 	f.Add(AppendAttr(AppendUint32(nil, 7, 0x01020304), 9, []byte("abc")))
 	f.Add([]byte{4, 0, 1, 0, 3, 0, 2, 0})
@@ -32,8 +32,8 @@ func FuzzAttributes(f *testing.F) {
 	})
 }
 
-// FuzzAnswers: whatever the kernel answers to three requests, the answers are
-// theirs, and what is no answer to them changes nothing.
+// FuzzAnswers: whatever messages arrive after three requests, only answers to these
+// requests count.
 func FuzzAnswers(f *testing.F) {
 	f.Add(answer(5, -int32(unix.EEXIST)))
 	f.Add(append(answer(6, 0), answer(7, -int32(unix.ENOENT))...))
@@ -59,12 +59,12 @@ func FuzzAnswers(f *testing.F) {
 			}
 		}
 		if done && !answered[2] {
-			t.Error("all is answered, but for the last request")
+			t.Error("complete without an answer to the last request")
 		}
 	})
 }
 
-// answer is one message by which the kernel answers a request.
+// answer returns a message by which the kernel answers a request.
 func answer(sequence uint32, code int32) []byte {
 	b := binary.NativeEndian.AppendUint32(nil, unix.SizeofNlMsghdr+4)
 	b = binary.NativeEndian.AppendUint16(b, unix.NLMSG_ERROR)

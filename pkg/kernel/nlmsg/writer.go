@@ -1,5 +1,6 @@
 // Package nlmsg sends netlink requests in batches, follows notifications and parses
-// attributes, where package netlink of vishvananda does so one by one or not at all.
+// attributes. The library vishvananda/netlink sends requests one by one, and parses every
+// attribute separately or not at all.
 package nlmsg
 
 import (

@@ -8,7 +8,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// linkRequest is what follows the header of a request about a link.
+// linkRequest is the payload of a request about a link.
 func linkRequest(index uint32) func([]byte) []byte {
 	return func(b []byte) []byte {
 		b = append(b, unix.AF_UNSPEC, 0, 0, 0)
@@ -17,8 +17,8 @@ func linkRequest(index uint32) func([]byte) []byte {
 	}
 }
 
-// TestWriterAnswers has each request answered, whatever became of those before
-// it, and one write follow another.
+// TestWriterAnswers checks that each request has its own answer, whatever the results of
+// those before it, and that writes can follow each other.
 func TestWriterAnswers(t *testing.T) {
 	w, err := NewWriter(unix.NETLINK_ROUTE, time.Minute)
 	if err != nil {
@@ -45,11 +45,11 @@ func TestWriterAnswers(t *testing.T) {
 		}
 	}
 	if errs, err := w.Send(); len(errs) != 0 || err != nil {
-		t.Errorf("nothing was sent, and answered with %v, %v", errs, err)
+		t.Errorf("an empty batch was answered with %v, %v", errs, err)
 	}
 }
 
-// TestUnansweredWrite waits for an answer that never comes.
+// TestUnansweredWrite waits for an answer that never arrives.
 func TestUnansweredWrite(t *testing.T) {
 	w, err := NewWriter(unix.NETLINK_ROUTE, 50*time.Millisecond)
 	if err != nil {

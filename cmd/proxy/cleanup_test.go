@@ -12,7 +12,7 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
 )
 
-// TestAwaitTakeOver waits for a kube-proxy that runs, and for no other.
+// TestAwaitTakeOver waits only for a kube-proxy that runs.
 func TestAwaitTakeOver(t *testing.T) {
 	broken := errors.New("broken")
 	for _, tc := range []struct {

@@ -11,7 +11,7 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/config"
 )
 
-// called runs a command line.
+// called runs a command line and returns its result.
 func called(t *testing.T, run func(context.Context, config.Config) error, out io.Writer, args ...string) error {
 	t.Helper()
 	defer func() { _ = logsapi.ResetForTest(nil) }() // it can be configured once
@@ -29,7 +29,7 @@ func TestVersion(t *testing.T) {
 	}
 }
 
-// The pages that Kubernetes has behind feature gates are behind the same here.
+// Pages that Kubernetes has behind feature gates need the same gates here.
 func TestPages(t *testing.T) {
 	configured := func(args ...string) (cfg config.Config) {
 		keep := func(_ context.Context, c config.Config) error {
@@ -52,7 +52,7 @@ func TestPages(t *testing.T) {
 	}
 }
 
-// TestCompletion: each shell has a script, which asks the program for the words.
+// TestCompletion: each shell has a script that gets its words from the program.
 func TestCompletion(t *testing.T) {
 	for _, c := range []struct {
 		args []string

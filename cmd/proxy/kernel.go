@@ -175,8 +175,8 @@ func hasIPv6() bool {
 	return !errors.Is(err, unix.EAFNOSUPPORT)
 }
 
-// recordSysctls records the earlier values of kernel parameters in a folder. If that
-// fails it only logs the failure: serving matters more.
+// recordSysctls records the previous values of kernel parameters in a folder. If that
+// fails, it only logs the failure: serving matters more.
 func (m *machine) recordSysctls(ctx context.Context, folder string) {
 	identity, err := sysctl.Identity()
 	if err == nil {
@@ -226,8 +226,8 @@ func (m *machine) restoreSysctls(givenBack bool) error {
 	})
 }
 
-// rerouteReplies turns the second route lookup of replies on when the process ends: no one
-// is told then that another program has added a policy rule.
+// rerouteReplies enables the second route lookup of replies when the process ends:
+// afterwards, nothing detects that another program adds a policy rule.
 func rerouteReplies(k sysctlKernel) error {
 	have, err := k.Observe([]string{plan.SNATReroute})
 	if err != nil || have[plan.SNATReroute] != "0" {
@@ -244,8 +244,8 @@ func (m *machine) prepare(cfg *config.Config) error {
 	return m.ipvs.SetTimeouts(cfg.IPVSTimeouts)
 }
 
-// chooseScheduler replaces a scheduler that the kernel does not have by the first one that
-// it has: Services are better served with another one than not at all.
+// chooseScheduler replaces a scheduler that the kernel does not have by the first one
+// that it has: another scheduler is better than not serving Services.
 func chooseScheduler(cfg *plan.Config, probe func(string) error) error {
 	err := probe(cfg.Scheduler)
 	if err == nil {

@@ -20,10 +20,9 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/sysctl"
 )
 
-// TestUnreadableAtStart has the rules of each family fail to be opened
-// and to be read, with each error, when the process begins. Only IPv6 may be left
-// out, and only where there is none; anything else ends the process before it has
-// written or concluded anything.
+// TestUnreadableAtStart makes opening and reading the rules of each family fail, with
+// each error, when the process starts. Only IPv6 may be left out, and only if the node
+// has none. Any other error ends the process before it writes anything.
 func TestUnreadableAtStart(t *testing.T) {
 	killed := errors.New("signal: killed")
 	incompatible := errors.New("table filter has a rule, written by nft, that iptables cannot read")
@@ -79,13 +78,13 @@ func TestUnreadableAtStart(t *testing.T) {
 				t.Errorf("%v: serves %v with %v, looks for leftovers in %v; want %v", err, cfg.Families, m.NAT, m.Leftovers.NAT, test.served)
 			}
 			if len(m.unread) != test.unread {
-				t.Errorf("--cleanup would tell of %v, want %d", m.unread, test.unread)
+				t.Errorf("--cleanup would report %v, want %d", m.unread, test.unread)
 			}
 		})
 	}
 }
 
-// The other back end of iptables is no reason to end.
+// An unusable other back end of iptables does not end the process.
 func TestLeftoversCannotBeOpened(t *testing.T) {
 	cfg := plan.Config{Families: []ip.Family{ip.IPv4}}
 	m := machine{Kernel: reconcile.Kernel{NAT: map[ip.Family]reconcile.NAT{}}}
@@ -103,8 +102,7 @@ func TestLeftoversCannotBeOpened(t *testing.T) {
 	}
 }
 
-// TestBridgeNetfilter reads the parameters of both families: all must be 1, or be such that
-// they can be set.
+// TestBridgeNetfilter reads the parameters of both families: all must be 1, or writable.
 func TestBridgeNetfilter(t *testing.T) {
 	for _, tc := range []struct {
 		ipv4, ipv6 string // "": the file does not exist

@@ -14,7 +14,7 @@ import (
 
 var update = flag.Bool("update", false, "write docs/man")
 
-// TestManPages keeps docs/man at what the commands are.
+// TestManPages checks that docs/man matches the commands.
 func TestManPages(t *testing.T) {
 	folder := filepath.Join("..", "..", "docs", "man")
 	if *update {
@@ -31,8 +31,8 @@ func TestManPages(t *testing.T) {
 	}
 }
 
-// writeManPages writes a page for each command but the generated "completion". No
-// page says when it was made, or it would be stale the next day.
+// writeManPages writes a page for each command except the generated "completion". The
+// pages have no date, which would make them stale the next day.
 func writeManPages(t *testing.T, folder string) {
 	t.Helper()
 	if err := os.MkdirAll(folder, 0o755); err != nil {

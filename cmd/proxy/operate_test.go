@@ -68,7 +68,7 @@ func TestStatus(t *testing.T) {
 // noCounter counts nothing.
 type noCounter struct{ health.Counter }
 
-// TestConnectivity connects to what listens, explains what does not, and leaves out what
+// TestConnectivity connects to listening ports, explains failures, and skips ports that
 // cannot be tested.
 func TestConnectivity(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -115,12 +115,12 @@ func TestConnectivity(t *testing.T) {
 	}
 	o.services = []string{"default/udp"}
 	if rows := o.test(t.Context(), &s, inspect.NamesOf(svc("answers", open, ip.TCP, at(open)))); len(rows) != 0 {
-		t.Errorf("--service is not kept to: %+v", rows)
+		t.Errorf("--service is ignored: %+v", rows)
 	}
 }
 
-// TestDump: what is a secret, in whatever file, does not get into the archive, and what
-// could not be gathered is listed.
+// TestDump: secrets in any file are not archived, and the archive lists what could not be
+// collected.
 func TestDump(t *testing.T) {
 	token := "eyJhbGciOiJSUzI1NiJ9abc.eyJpc3MiOiJrdWJlcm5ldGVz.c2lnbmF0dXJl"
 	var archive bytes.Buffer

@@ -14,7 +14,7 @@ import (
 )
 
 // setOOMScore keeps the process from being the kernel's first victim when memory runs
-// out: without it, the node no longer follows Services.
+// out: without the process, the node no longer follows changes of Services.
 func setOOMScore(ctx context.Context, score int32) {
 	if err := os.WriteFile("/proc/self/oom_score_adj", []byte(strconv.Itoa(int(score))), 0); err != nil {
 		klog.FromContext(ctx).Error(err, "Cannot set --oom-score-adj", "score", score)

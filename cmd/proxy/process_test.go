@@ -30,7 +30,7 @@ func TestConntrackSysctls(t *testing.T) {
 		t.Errorf("with 16 CPUs: %s", got)
 	}
 	if got := conntrackSysctls(&config.Conntrack{}, 2); len(got) != 0 {
-		t.Errorf("nothing configured, and %v would be set", got)
+		t.Errorf("without configuration, %v would be set", got)
 	}
 }
 
@@ -46,7 +46,7 @@ func TestConntrackMaxIsOnlyRaised(t *testing.T) {
 	}
 }
 
-// TestOOMScore raises it, which everybody may, and puts it back.
+// TestOOMScore raises the score, which needs no privileges, and restores it.
 func TestOOMScore(t *testing.T) {
 	present := func() int {
 		text, err := os.ReadFile("/proc/self/oom_score_adj")
@@ -68,7 +68,7 @@ func TestOOMScore(t *testing.T) {
 	}
 }
 
-// TestRestoreSysctls leaves kube-proxy what it needs as well.
+// TestRestoreSysctls keeps the parameters that kube-proxy needs too.
 func TestRestoreSysctls(t *testing.T) {
 	before := sysctl.State{"net/ipv4/vs/conntrack": "0", plan.SNATReroute: "0"}
 	for _, c := range []struct {
@@ -96,7 +96,7 @@ func TestRestoreSysctls(t *testing.T) {
 	}
 }
 
-// Under --init-only only what differs is written; the rest may be read-only.
+// With --init-only, only differing parameters are written; the others may be read-only.
 func TestSetSysctls(t *testing.T) {
 	kernel := sysctl.NewFake(sysctl.State{"net/ipv4/ip_forward": "1", "net/ipv4/vs/conntrack": "0"})
 	kernel.Refuse = func(c sysctl.Change) error {

@@ -13,7 +13,8 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/proxy"
 )
 
-// TestMetricsReference keeps docs/reference/metrics.md at what the metrics and Events are.
+// TestMetricsReference checks that docs/reference/metrics.md matches the metrics and
+// Events.
 func TestMetricsReference(t *testing.T) {
 	page := filepath.Join("..", "..", "docs", "reference", "metrics.md")
 	want := metricsReference(t)

@@ -11,8 +11,8 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/config"
 )
 
-// writeConfigMap writes a file as kubelet does: through a link to a folder that
-// is replaced by renaming.
+// writeConfigMap writes a file as the kubelet does: through a link to a folder that is
+// replaced by renaming.
 func writeConfigMap(t *testing.T, dir, version, text string) (file string) {
 	t.Helper()
 	must := func(err error) {
@@ -55,27 +55,27 @@ func TestConfigChangeEndsTheProgram(t *testing.T) {
 	select {
 	case got := <-checks:
 		if got != "wrong" {
-			t.Errorf("%q was checked, of which nothing has changed", got)
+			t.Errorf("%q was checked although it has not changed", got)
 		}
 	case <-time.After(reloadLimit):
 		t.Fatal("the change was not seen")
 	}
 	if ctx.Err() != nil {
-		t.Fatal("a file that cannot be used ends the program")
+		t.Fatal("an invalid file ends the process")
 	}
 	writeConfigMap(t, dir, "3", "second")
 	select {
 	case <-ctx.Done():
 	case <-time.After(reloadLimit):
-		t.Fatal("the change does not end the program")
+		t.Fatal("the change does not end the process")
 	}
 	if !errors.Is(context.Cause(ctx), errConfigChanged) {
 		t.Error(context.Cause(ctx))
 	}
 }
 
-// The error is the command's, so that the exit code is not 0 and whoever runs it
-// starts it again.
+// The command returns the error, so that the exit code is not 0 and a supervisor restarts
+// the process.
 func TestConfigChangeIsAnError(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "config.yaml")
 	const text = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\nhostnameOverride: node1\nmode: "

@@ -11,8 +11,8 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/plan"
 )
 
-// Without the configured scheduler another one is used. A name that is none of Linux's, and
-// any other error, end the process.
+// Without the configured scheduler, another one is used. An unknown name, or any other
+// error, ends the process.
 func TestChooseScheduler(t *testing.T) {
 	for _, c := range []struct {
 		name      string

@@ -10,7 +10,7 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/config"
 )
 
-// proc makes a /proc in which processes run, by their pid.
+// proc creates a /proc with processes by PID.
 func proc(t *testing.T, processes map[string][]string) string {
 	t.Helper()
 	root := t.TempDir()
@@ -38,7 +38,7 @@ func proc(t *testing.T, processes map[string][]string) string {
 }
 
 // TestSettingsOfTheRunningProxy: commands use the configuration of the proxy that serves
-// this network namespace, and not that of others.
+// this network namespace, and of no other.
 func TestSettingsOfTheRunningProxy(t *testing.T) {
 	folder := t.TempDir()
 	o := settingsFlags{proc: proc(t, map[string][]string{
@@ -57,12 +57,12 @@ func TestSettingsOfTheRunningProxy(t *testing.T) {
 	}
 	o.kubeconfig = "/k"
 	if s, _, _ = o.settings(); s.Source.Kubeconfig != "/k" || s.Source.Manifests != "" {
-		t.Errorf("--kubeconfig does not win: %+v", s.Source)
+		t.Errorf("--kubeconfig does not take precedence: %+v", s.Source)
 	}
 }
 
-// TestSettingsWithoutAProxy: the defaults are good enough to look at a node, and what
-// cannot be used is told.
+// TestSettingsWithoutAProxy: the defaults suffice to inspect a node, and unusable
+// configurations are reported.
 func TestSettingsWithoutAProxy(t *testing.T) {
 	o := settingsFlags{proc: proc(t, nil)}
 	s, notes, err := o.settings()
@@ -76,7 +76,7 @@ func TestSettingsWithoutAProxy(t *testing.T) {
 	}
 	o.config = "/nowhere"
 	if _, _, err = o.settings(); err == nil {
-		t.Error("--config is not there, and that is no error")
+		t.Error("--config names a missing file, but there is no error")
 	}
 	o.config = filepath.Join(t.TempDir(), "config.yaml")
 	text := "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\nclientConnection: {kubeconfig: /pod/kubeconfig}\n"
@@ -88,7 +88,7 @@ func TestSettingsWithoutAProxy(t *testing.T) {
 	}
 }
 
-// TestNamesThatCannotBeRead: there are none then, and one note.
+// TestNamesThatCannotBeRead: the result is no names, and one note.
 func TestNamesThatCannotBeRead(t *testing.T) {
 	var notes strings.Builder
 	s := settings{Config: config.Config{Source: config.Source{Kubeconfig: "/nowhere"}}}
@@ -98,7 +98,7 @@ func TestNamesThatCannotBeRead(t *testing.T) {
 	}
 }
 
-// TestExitCodes: what a command finds is distinguished from what it cannot find out.
+// TestExitCodes: the exit codes distinguish findings from failures.
 func TestExitCodes(t *testing.T) {
 	for _, c := range []struct {
 		args []string
@@ -120,7 +120,7 @@ func TestExitCodes(t *testing.T) {
 	}
 }
 
-// TestMetricsAddress: of a CIDR it is an address that the node has.
+// TestMetricsAddress: a CIDR selects an address of the node.
 func TestMetricsAddress(t *testing.T) {
 	for in, want := range map[string]string{"127.0.0.0/8": "127.0.0.1:10249", "240.0.0.0/8": "", "": "10.0.0.1:10249"} {
 		cfg := config.Config{Metrics: netip.MustParseAddrPort("10.0.0.1:10249")}

@@ -14,7 +14,7 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/source"
 )
 
-// sinkStub takes what comes.
+// sinkStub ignores most calls.
 type sinkStub struct {
 	source.Sink
 	got int
@@ -72,7 +72,7 @@ func TestServiceNames(t *testing.T) {
 		}
 	}
 	if inner.got != 3 {
-		t.Errorf("%d calls were passed on, want 3", inner.got)
+		t.Errorf("%d calls were forwarded, want 3", inner.got)
 	}
 	if len(n.names)+len(n.ports) != 0 {
 		t.Errorf("something is left: %v %v", n.names, n.ports)

@@ -19,8 +19,8 @@ import (
 	"k8s.io/client-go/rest"
 )
 
-// server answers requests by their method and path, and notes them with their
-// queries. What it does not know is a Status of not found.
+// server answers requests by method and path, and records them with their queries. It
+// answers unknown paths with a Status of not found.
 func server(t *testing.T, answers map[string]any) (*Client, func() []string) {
 	t.Helper()
 	var asked []string
@@ -119,8 +119,8 @@ func TestBadConfiguration(t *testing.T) {
 	}
 }
 
-// TestProgramIsSmall keeps kinds of objects out of the program that it has nothing
-// to do with: some package of client-go, or a metric, brings all of them.
+// TestProgramIsSmall keeps unrelated kinds of objects out of the program: some packages
+// of client-go, or a metric, would link all of them.
 func TestProgramIsSmall(t *testing.T) {
 	out, err := exec.CommandContext(t.Context(), "go", "list", "-deps", "../../cmd/proxy").Output()
 	if err != nil {

@@ -21,7 +21,7 @@ var ours = Trim{
 	Annotation: func(key string) bool { return strings.HasPrefix(key, "kube-ipvs.io/") },
 }
 
-// protobufOf returns the serializer of protocol buffers.
+// protobufOf returns the protobuf serializer.
 func protobufOf(t testing.TB, trim *Trim) runtime.Serializer {
 	t.Helper()
 	negotiated := runtime.NegotiatedSerializer(rest.CodecFactoryForGeneratedClient(scheme, codecs).WithoutConversion())
@@ -117,7 +117,7 @@ func trimmedSlice(endpoints int) discoveryv1.EndpointSlice {
 	return s
 }
 
-// TestTrim decodes whole objects and expects those without what is dropped.
+// TestTrim decodes complete objects and compares them with the trimmed ones.
 func TestTrim(t *testing.T) {
 	service, slice, large := wholeService(), wholeSlice(2), wholeSlice(100)
 	shortService, shortSlice, shortLarge := trimmedService(), trimmedSlice(2), trimmedSlice(100)
@@ -146,15 +146,15 @@ func TestTrim(t *testing.T) {
 			}
 		})
 	}
-	// Other clients get all.
+	// Other clients get all fields.
 	got, _, err := protobufOf(t, nil).Decode(encoded(t, &service), nil, nil)
 	if s, ok := got.(*corev1.Service); err != nil || !ok || s.Spec.Selector == nil {
 		t.Errorf("a client that does not trim: %v, %v", got, err)
 	}
 }
 
-// FuzzTrim decodes damaged objects: what cannot be decoded without trimming may
-// become something with it, and trimming does not fail.
+// FuzzTrim decodes damaged objects. Trimming may accept objects that cannot be decoded
+// without it, but must not panic.
 func FuzzTrim(f *testing.F) {
 	service, slice := wholeService(), wholeSlice(2)
 	f.Add(encoded(f, &service))
@@ -170,7 +170,7 @@ func FuzzTrim(f *testing.F) {
 	})
 }
 
-// BenchmarkDecode decodes a list of EndpointSlices as they are, and trimmed.
+// BenchmarkDecode decodes a list of EndpointSlices with and without trimming.
 func BenchmarkDecode(b *testing.B) {
 	const count = 1000
 	slices := &discoveryv1.EndpointSliceList{}

@@ -11,7 +11,7 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/plan"
 )
 
-// asKubeProxy changes the defaults to what kube-proxy's IPVS mode does.
+// asKubeProxy changes the defaults to those of kube-proxy's IPVS mode.
 func asKubeProxy(c *Config) {
 	c.Plan.SNAT.Mode = plan.SNATOff
 	c.Plan.LocalMark = plan.LocalMark{}
@@ -46,8 +46,8 @@ func TestCompatFlags(t *testing.T) {
 		if diff := cmp.Diff(want, got, compare); diff != "" {
 			t.Errorf("%s (-want +got):\n%s", tc.args, diff)
 		}
-		// What is written reads back as the same, also where a field has the value
-		// that it would have without the profile.
+		// A configuration survives writing and reading, also if a field has the default
+		// without the profile.
 		name := filepath.Join(t.TempDir(), "written.yaml")
 		if err := got.Write(name); err != nil {
 			t.Fatal(err)
@@ -55,7 +55,7 @@ func TestCompatFlags(t *testing.T) {
 		read := mustParse(t, "--config="+name)
 		read.File, read.Notices, got.Notices = "", nil, nil
 		if diff := cmp.Diff(got, read, compare); diff != "" {
-			t.Errorf("%s, written and read (-want +got):\n%s", tc.args, diff)
+			t.Errorf("%s, after writing and reading (-want +got):\n%s", tc.args, diff)
 		}
 	}
 }

@@ -43,7 +43,7 @@ func mustParse(t *testing.T, args ...string) Config {
 	return c
 }
 
-// writeFile gives the name of a configuration file.
+// writeFile writes a configuration file and returns its name.
 func writeFile(t *testing.T, text string) string {
 	t.Helper()
 	name := filepath.Join(t.TempDir(), "config.yaml")
@@ -58,7 +58,7 @@ const (
 	ownHead   = "---\napiVersion: kube-ipvs.io/v1alpha1\nkind: KubeIPVSConfiguration\n"
 )
 
-// compare leaves out what repeats the rest in another form.
+// compare ignores fields that repeat others in another form.
 var compare = cmp.Options{
 	cmpopts.IgnoreFields(Config{}, "Proxy", "Own", "Flags", "Features", "Logging"),
 	cmp.Comparer(func(a, b netip.Prefix) bool { return a == b }),
@@ -67,7 +67,7 @@ var compare = cmp.Options{
 	cmpopts.EquateEmpty(),
 }
 
-// defaults is what no flag at all gives.
+// defaults is the result without any flag.
 func defaults() Config {
 	return Config{
 		Plan: plan.Config{
@@ -247,10 +247,10 @@ func TestFlags(t *testing.T) {
 	}
 }
 
-// TestFlagErrors has one wrong value of each flag, and what of the error helps
-// to put it right.
-// flagsOfKubeProxy are those of kube-proxy v1.36.3: what its --help lists
-// (TestConformanceFlags compares), and the deprecated ones, which it hides.
+// TestFlagErrors has an invalid value for each flag, and the part of the error that names
+// the fix.
+// flagsOfKubeProxy are the flags of kube-proxy v1.36.3: those of its --help
+// (TestConformanceFlags compares them), and the deprecated ones, which --help hides.
 func flagsOfKubeProxy(t *testing.T) []string {
 	t.Helper()
 	text, err := os.ReadFile(filepath.Join("testdata", "kube-proxy-flags.txt"))
@@ -260,9 +260,9 @@ func flagsOfKubeProxy(t *testing.T) []string {
 	return append(strings.Fields(string(text)), "healthz-port", "metrics-port")
 }
 
-// A command line of kube-proxy's is taken as it is.
+// A command line of kube-proxy is accepted unchanged.
 func TestEveryFlagOfKubeProxyIsKnown(t *testing.T) {
-	known := map[string]bool{"version": true} // the command's
+	known := map[string]bool{"version": true} // added by the command
 	for _, section := range NewOptions().Flags().FlagSets {
 		section.VisitAll(func(f *pflag.Flag) { known[f.Name] = true })
 	}
@@ -515,7 +515,7 @@ func TestLoggingFlagsWinOverFile(t *testing.T) {
 	}
 }
 
-// TestWrite reads back what was written.
+// TestWrite writes and reads a configuration.
 func TestWrite(t *testing.T) {
 	c := mustParse(t, "--cluster-cidr=10.0.0.0/8", "--ipvs-scheduler=sh", "--snat-source=eth1=10.0.0.1", "--reply-mark=0x100", "--proxy-mode=")
 	name := filepath.Join(t.TempDir(), "written.yaml")

@@ -50,7 +50,7 @@ To check a file, and to see it with all defaults filled in:
 |---|---|---|---|---|
 `
 
-// TestDocumentReference keeps docs/reference/configuration.md at what the fields are.
+// TestDocumentReference checks that docs/reference/configuration.md matches the fields.
 func TestDocumentReference(t *testing.T) {
 	r := documentReference{comments: fieldComments(t), flags: fieldFlags(t), usages: NewOptions().flags.own}
 	var defaults KubeIPVSConfiguration
@@ -155,7 +155,7 @@ func fieldComments(t *testing.T) map[string]string {
 
 var overlaid = regexp.MustCompile(`overlay\(o, "([a-z-]+)", &file\.([A-Za-z.]+),`)
 
-// fieldFlags reads which flag goes over which field.
+// fieldFlags returns the flag that overrides each field.
 func fieldFlags(t *testing.T) map[string]string {
 	t.Helper()
 	text, err := os.ReadFile("options.go")

@@ -15,7 +15,7 @@ import (
 
 var update = flag.Bool("update", false, "write docs/reference/flags.md")
 
-// TestFlagReference keeps docs/reference/flags.md at what the flags are.
+// TestFlagReference checks that docs/reference/flags.md matches the flags.
 func TestFlagReference(t *testing.T) {
 	page := filepath.Join("..", "..", "docs", "reference", "flags.md")
 	want := flagReference()
@@ -65,7 +65,7 @@ func inCode(text string) string {
 	return "`" + text + "`"
 }
 
-// inCell has a text stand in one cell of a table.
+// inCell escapes a text for a cell of a table.
 func inCell(text string) string {
 	return strings.NewReplacer("\n", " ", "|", "\\|", "<", "&lt;").Replace(text)
 }

@@ -33,8 +33,8 @@ var (
 // services is the plan's jump for nat PREROUTING and OUTPUT.
 const services nat.Rule = `-m comment --comment "kubernetes service portals" -j KUBE-SERVICES`
 
-// healthy is a node on which nothing is to be found: eth0 leads out, eth1 is an
-// ENI with an address of its own, and cni0 has pods.
+// healthy returns the facts of a node without findings: eth0 has the default route, eth1
+// is an ENI with its own address, and cni0 has pods.
 func healthy() *Facts {
 	on := func(s string) []routing.Address {
 		return []routing.Address{{Prefix: netip.MustParsePrefix(s), Global: true}}
@@ -84,7 +84,7 @@ func TestExamine(t *testing.T) {
 	}
 	for name, c := range map[string]struct {
 		change func(*Facts)
-		want   string // severity, subject and a part of what is found; "" if nothing
+		want   string // severity, subject and a part of the finding; "" if none
 	}{
 		"healthy":    {func(*Facts) {}, ""},
 		"kube-proxy": {func(f *Facts) { f.Proxies["kube-proxy"] = []int{9} }, "error kube-proxy: runs beside kube-ipvs (process 9)"},
@@ -190,7 +190,7 @@ func TestWrite(t *testing.T) {
 	}
 }
 
-// TestHealthy: every check says that it has found nothing.
+// TestHealthy: every check reports OK.
 func TestHealthy(t *testing.T) {
 	found := Examine(healthy())
 	if len(found) != len(checks) {
@@ -201,7 +201,7 @@ func TestHealthy(t *testing.T) {
 			t.Errorf("%+v", f)
 		}
 	}
-	// Where the kernel cannot be read at all, no check can say that all is well.
+	// If the kernel cannot be read at all, no check may report OK.
 	for _, f := range Examine(&Facts{Unread: []error{errors.New("no IPVS")}}) {
 		if f.Severity == OK {
 			t.Errorf("%+v", f)
@@ -209,8 +209,8 @@ func TestHealthy(t *testing.T) {
 	}
 }
 
-// TestAnswers: kube-proxy is known by its ports even where processes are hidden, and
-// this program is not taken for it.
+// TestAnswers: kube-proxy is recognized by its ports even if processes are hidden, and
+// this program is not mistaken for it.
 func TestAnswers(t *testing.T) {
 	port := func(handler http.HandlerFunc) int {
 		s := httptest.NewServer(handler)
@@ -233,7 +233,7 @@ func TestAnswers(t *testing.T) {
 	if diff := cmp.Diff(want, answers(t.Context(), []int{proxy, ours, other, free})); diff != "" {
 		t.Error(diff)
 	}
-	// A port that is bound, and answers too late: the node is busy.
+	// A port that is bound and answers too late: the node is busy.
 	busy, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)

@@ -173,8 +173,8 @@ eth2        IPv4     10.1.0.5   MASQUERADE, with eth0's address      1002
 	}
 }
 
-// TestLabel: a node port is a Service's on the node's addresses alone, and what is
-// not served is nobody's.
+// TestLabel: a node port belongs to a Service only on the node's addresses, and an
+// unserved address has no Service.
 func TestLabel(t *testing.T) {
 	node := &trace.Node{Family: ip.IPv4, Routes: []routing.Route{{Table: 255, Dst: netip.MustParsePrefix("192.0.2.5/32"), Local: true}}}
 	names := loaded(t)
@@ -212,8 +212,7 @@ func TestLabel(t *testing.T) {
 	}
 }
 
-// A source that does not answer is an error beside empty names, and none at all is no
-// name.
+// A source that does not answer yields an error and no names; no source yields no names.
 func TestLoad(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
@@ -271,7 +270,8 @@ func TestResolve(t *testing.T) {
 	}
 }
 
-// TestDrawings: both say everything that the text says, and stand by themselves.
+// TestDrawings: both formats contain everything that the text does, and are complete
+// documents.
 func TestDrawings(t *testing.T) {
 	x := trace.Explanation{
 		Request: "TCP 10.0.0.1:40000 > 10.96.0.10:80", Service: "default/web", EntersBy: "veth1",
@@ -314,6 +314,6 @@ func TestDrawings(t *testing.T) {
 		}
 	}
 	if strings.Contains(mermaid.String(), "style server1") {
-		t.Error("what is answered is drawn as a fault")
+		t.Error("an answered connection is drawn as a fault")
 	}
 }

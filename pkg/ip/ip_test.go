@@ -45,7 +45,7 @@ func TestFamily(t *testing.T) {
 	}
 }
 
-// The numbers stand in IP headers and netlink messages.
+// IP headers and netlink messages contain these numbers.
 func TestProtocolNumbers(t *testing.T) {
 	if TCP != 6 || UDP != 17 || SCTP != 132 {
 		t.Errorf("TCP %d, UDP %d, SCTP %d", uint8(TCP), uint8(UDP), uint8(SCTP))

@@ -72,8 +72,8 @@ func run(t *testing.T, f *fakeCluster, args ...string) (stdout, stderr string, e
 	return out.String(), problems.String(), err
 }
 
-// TestAllNodes shows nodes side by side: one that is well, one that is not, and one that
-// cannot be asked.
+// TestAllNodes shows nodes side by side: a healthy one, one with findings, and one that
+// cannot be queried.
 func TestAllNodes(t *testing.T) {
 	f := &fakeCluster{exec: func(pod, command string, stdout io.Writer) int {
 		answers := map[string]string{
@@ -116,7 +116,7 @@ func TestAllNodes(t *testing.T) {
 	}
 }
 
-// TestTraceOnTheClientsNode: by the pod's name or its address, and by --node.
+// TestTraceOnTheClientsNode selects the node by the pod's name or address, or by --node.
 func TestTraceOnTheClientsNode(t *testing.T) {
 	for _, c := range []struct {
 		args       string
@@ -151,7 +151,7 @@ func TestTraceOnTheClientsNode(t *testing.T) {
 	}
 }
 
-// TestExitCodes: what a command finds on the node is what the plugin finds.
+// TestExitCodes: the plugin's exit code is the command's on the node.
 func TestExitCodes(t *testing.T) {
 	for code, want := range map[int]string{0: "<nil>", 1: ErrFound.Error(), 2: "on node node1: kube-ipvs get exited with 2"} {
 		f := &fakeCluster{exec: func(string, string, io.Writer) int { return code }}
@@ -161,7 +161,7 @@ func TestExitCodes(t *testing.T) {
 	}
 }
 
-// TestSysdump gathers all nodes, and says what it could not have of one.
+// TestSysdump collects from all nodes, and reports what it could not collect from one.
 func TestSysdump(t *testing.T) {
 	f := &fakeCluster{exec: func(pod, command string, stdout io.Writer) int {
 		if pod == "ki-c" {

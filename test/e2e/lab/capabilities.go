@@ -14,12 +14,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// keptCapabilities has the test program, started anew with it, become another
-// program which has these capabilities and no others, as a container's root. No
-// program of the lab's can take them out of the bounding set.
+// keptCapabilities makes the re-executed test program drop all other capabilities, as for
+// a container's root, and then become another program. No tool of the lab can remove
+// capabilities from the bounding set.
 const keptCapabilities = "LAB_KEPT_CAPABILITIES"
 
-// everything is what keptCapabilities says of a program that keeps all.
+// everything is the value of keptCapabilities that keeps all.
 const everything = "all"
 
 func init() {
@@ -27,12 +27,12 @@ func init() {
 	if !asked {
 		return
 	}
-	runtime.LockOSThread() // what follows is the thread's
+	runtime.LockOSThread() // capabilities belong to the thread
 	fmt.Fprintln(os.Stderr, become(kept))
 	os.Exit(125)
 }
 
-// become returns only with an error.
+// become only returns with an error.
 func become(kept string) error {
 	filter, err := readFilter(os.Getenv(systemCallFilter))
 	if err != nil {
@@ -64,7 +64,7 @@ func enter(root string) error {
 	return os.Chdir("/")
 }
 
-// readFilter reads what test/seccomp has written; nothing of no file.
+// readFilter reads the output of test/seccomp, or nothing if there is no file.
 func readFilter(path string) ([]unix.SockFilter, error) {
 	if path == "" {
 		return nil, nil
@@ -78,7 +78,7 @@ func readFilter(path string) ([]unix.SockFilter, error) {
 	return filter, err
 }
 
-// useFilter is for this thread, and for what it becomes.
+// useFilter installs the filter for this thread and the program that it becomes.
 func useFilter(filter []unix.SockFilter) error {
 	if len(filter) == 0 {
 		return nil

@@ -12,8 +12,8 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
 )
 
-// Packet is one packet as an interface saw it: coming in before any netfilter
-// hook, going out after all of them.
+// Packet is one packet as an interface saw it: an incoming one before all netfilter
+// hooks, an outgoing one after them.
 type Packet struct {
 	At        time.Time
 	Interface string
@@ -32,7 +32,7 @@ func (p Packet) String() string {
 	return fmt.Sprintf("%s %s %-14s %s %s > %s %s", p.At.Format("05.000"), direction, p.Interface, p.Protocol, p.From, p.To, p.Flags)
 }
 
-// flow is what a capture keeps: packets from or to one of the far ends.
+// flow selects the packets that a capture keeps: those from or to one of the far ends.
 type flow struct {
 	protocol Protocol
 	ends     map[netip.AddrPort]bool
@@ -45,7 +45,7 @@ func (f flow) matches(p Packet) bool {
 	return p.Protocol == f.protocol && (f.isRequest(p) || f.isReply(p))
 }
 
-// Capture holds the packets of a flow that the interfaces of one namespace saw.
+// Capture collects the packets of a flow on all interfaces of one namespace.
 type Capture struct {
 	host   *Namespace
 	flow   flow
@@ -58,13 +58,12 @@ type Capture struct {
 	news chan struct{}
 }
 
-// captureBuffer holds what comes while the capture has no turn on a busy machine.
+// captureBuffer holds packets while the capture waits for a busy processor.
 const captureBuffer = 16 << 20
 
-// Watch begins to capture what goes to and comes from the servers at the
-// "address:port" ends, on all interfaces of the namespace. The ends are as they
-// are on the watched part of the way: behind the proxy, the backends'. What
-// passes after Watch has returned is seen.
+// Watch begins to capture packets from and to the servers at the "address:port" ends, on
+// all interfaces of the namespace. The ends are those of the watched part of the path:
+// after the proxy, the backends. Packets that pass after Watch has returned are captured.
 func (n *Namespace) Watch(protocol Protocol, ends ...string) *Capture {
 	n.lab.t.Helper()
 	c := &Capture{host: n, flow: flow{protocol, map[netip.AddrPort]bool{}}, names: map[int]string{}, news: make(chan struct{})}
@@ -83,7 +82,7 @@ func (n *Namespace) Watch(protocol Protocol, ends ...string) *Capture {
 	return c
 }
 
-// Stop ends the capture; what it has seen stays.
+// Stop ends the capture and keeps its packets.
 func (c *Capture) Stop() { _ = c.socket.Close() }
 
 func (c *Capture) run() {
@@ -104,7 +103,8 @@ func (c *Capture) run() {
 
 var protocols = map[ip.Protocol]Protocol{ip.TCP: TCP, ip.UDP: UDP, ip.SCTP: SCTP}
 
-// name is an interface's; looked up once, as interfaces may be gone later.
+// name returns the name of an interface. It caches names, because interfaces may be
+// deleted.
 func (c *Capture) name(index int) string {
 	if name, ok := c.names[index]; ok {
 		return name
@@ -125,7 +125,7 @@ func (c *Capture) add(packet Packet) {
 	c.news = make(chan struct{})
 }
 
-// Packets returns what was seen so far, in order.
+// Packets returns the captured packets in order.
 func (c *Capture) Packets() []Packet {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -152,19 +152,19 @@ func (c *Capture) Await(limit time.Duration, match func(Packet) bool) (Packet, b
 	}
 }
 
-// Path is the way of a flow through a host, from the first packet of each kind.
-// An empty field means that there was none.
+// Path is the path of a flow through a host, from the first packet of each kind. An empty
+// field means that there was none.
 type Path struct {
 	// RequestIn and RequestOut are the interfaces by which requests entered and
 	// left; RequestSource is the source address with which they left.
 	RequestIn, RequestOut string
 	RequestSource         netip.Addr
-	// ReplyIn and ReplyOut are the same for replies. Replies that are un-NATed on
-	// the host do not leave it as part of the watched flow.
+	// ReplyIn and ReplyOut are the same for replies. Replies whose NAT is reversed on the
+	// host do not leave it as part of the watched flow.
 	ReplyIn, ReplyOut string
 }
 
-// Path returns the way that the flow took so far.
+// Path returns the path of the flow so far.
 func (c *Capture) Path() (path Path) {
 	for _, p := range c.Packets() {
 		name := &path.RequestIn
@@ -188,7 +188,7 @@ func (c *Capture) Path() (path Path) {
 
 func (c *Capture) String() string { return c.Since(time.Time{}) }
 
-// Since lists the packets from a moment on, for people.
+// Since formats the packets from a moment on.
 func (c *Capture) Since(begin time.Time) string {
 	var text strings.Builder
 	fmt.Fprintf(&text, "packets at %s:\n", c.host.Name)

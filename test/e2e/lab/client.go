@@ -15,10 +15,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Outcome is how a request ended.
+// Outcome is the result of a request.
 type Outcome string
 
-// The outcomes that tests tell apart. Another error's outcome is its text.
+// The outcomes that tests distinguish. The outcome of any other error is its text.
 const (
 	OK          Outcome = "ok"
 	Refused     Outcome = "refused"
@@ -27,7 +27,7 @@ const (
 	Unreachable Outcome = "unreachable"
 )
 
-// Answer is what became of one request.
+// Answer is the reply to a request, or the reason why there was none.
 type Answer struct {
 	// Server is the name of the server that answered.
 	Server string
@@ -37,7 +37,7 @@ type Answer struct {
 	Local   netip.AddrPort
 	Err     error
 	Elapsed time.Duration
-	Ended   time.Time // of a Load's failures
+	Ended   time.Time // only for failures of a Load
 }
 
 // Outcome classifies the answer.
@@ -64,14 +64,14 @@ func (a Answer) String() string {
 	return fmt.Sprintf("%s from %s, seen as %s, after %s", a.Server, a.Local, a.SeenSource, a.Elapsed.Round(time.Millisecond))
 }
 
-// DialTimeout is long enough for a lost SYN to be sent again, once.
+// DialTimeout suffices for one retransmission of a lost SYN.
 const DialTimeout = 3 * time.Second
 
-// sctpDialTimeout is so for an INIT, which waits three seconds for its answer
+// sctpDialTimeout does the same for an INIT, which is retransmitted after three seconds
 // (RTO.Initial of RFC 4960, net.sctp.rto_initial).
 const sctpDialTimeout = 3*time.Second + DialTimeout
 
-// Dial sends one request to "address:port" and waits for the answer.
+// Dial sends one request to "address:port" and waits for the reply.
 func (n *Namespace) Dial(protocol Protocol, address string) Answer {
 	if protocol == SCTP {
 		return n.DialWithin(sctpDialTimeout, protocol, address)
@@ -84,8 +84,7 @@ func (n *Namespace) DialWithin(limit time.Duration, protocol Protocol, address s
 	return n.DialFrom(0, limit, protocol, address)
 }
 
-// DialFrom is DialWithin from a port of the client's choice; 0 leaves it to the
-// kernel.
+// DialFrom is DialWithin from a given source port; 0 lets the kernel choose.
 func (n *Namespace) DialFrom(port uint16, limit time.Duration, protocol Protocol, address string) Answer {
 	begin := time.Now()
 	c, err := n.ConnectFrom(port, limit, protocol, address)
@@ -98,8 +97,8 @@ func (n *Namespace) DialFrom(port uint16, limit time.Duration, protocol Protocol
 	return answer
 }
 
-// Connection is a client's connection, or for UDP a client's socket, that stays
-// open for further requests.
+// Connection is a client's connection or, for UDP, a client's socket. It stays open for
+// further requests.
 type Connection struct {
 	protocol Protocol
 	socket   *socket
@@ -110,8 +109,7 @@ func (n *Namespace) Connect(limit time.Duration, protocol Protocol, address stri
 	return n.ConnectFrom(0, limit, protocol, address)
 }
 
-// ConnectFrom is Connect from a port of the client's choice; 0 leaves it to the
-// kernel.
+// ConnectFrom is Connect from a given source port; 0 lets the kernel choose.
 func (n *Namespace) ConnectFrom(port uint16, limit time.Duration, protocol Protocol, address string) (*Connection, error) {
 	to, err := netip.ParseAddrPort(address)
 	if err != nil {
@@ -150,8 +148,8 @@ func (n *Namespace) clientSocket(port uint16, protocol Protocol, family int) (*s
 	return s, nil
 }
 
-// Ask sends one request on the connection and waits for the answer. A datagram
-// is sent once: if it or its answer is lost, that is a time-out.
+// Ask sends one request on the connection and waits for the reply. It sends a datagram
+// once: a lost datagram or reply is a timeout.
 func (c *Connection) Ask(limit time.Duration) (answer Answer) {
 	begin := time.Now()
 	answer.Local = c.socket.local()
@@ -173,13 +171,13 @@ func (c *Connection) Ask(limit time.Duration) (answer Answer) {
 	return answer
 }
 
-// Send sends one request, and does not wait for the answer.
+// Send sends one request without waiting for the reply.
 func (c *Connection) Send() error { return c.socket.send([]byte("who are you?\n")) }
 
 // Close closes the connection in order.
 func (c *Connection) Close() { c.socket.close() }
 
-// Reset closes the connection at once, so that its port can be used again.
+// Reset resets the connection, so that its port can be used again immediately.
 func (c *Connection) Reset() { c.socket.reset() }
 
 // Finish closes a TCP connection and waits until the server has closed it too.
@@ -198,7 +196,7 @@ func (c *Connection) Finish(limit time.Duration) error {
 	return err
 }
 
-// Upload sends that many bytes on a TCP connection, closes it, and waits until the
+// Upload sends a number of bytes on a TCP connection, closes it, and waits until the
 // server has read them all.
 func (c *Connection) Upload(bytes int, limit time.Duration) error {
 	defer c.socket.close()
@@ -214,7 +212,7 @@ func (c *Connection) Upload(bytes int, limit time.Duration) error {
 		return err
 	}
 	for {
-		// The server answers each piece, and closes the connection behind the last.
+		// The server answers each piece, and closes the connection after the last one.
 		if length, _, err := c.socket.receive(make([]byte, 4096)); err != nil || length == 0 {
 			return err
 		}
@@ -224,7 +222,7 @@ func (c *Connection) Upload(bytes int, limit time.Duration) error {
 func parseAnswer(text string) (server string, source netip.AddrPort, err error) {
 	server, seen, ok := strings.Cut(strings.TrimSpace(text), " ")
 	if !ok {
-		return "", netip.AddrPort{}, fmt.Errorf("an answer that no server of the lab gives: %q", text)
+		return "", netip.AddrPort{}, fmt.Errorf("not a reply of the lab's servers: %q", text)
 	}
 	source, err = netip.ParseAddrPort(seen)
 	return server, source, err
@@ -242,35 +240,35 @@ type Load struct {
 	failures []Answer
 }
 
-// Tally is what a load client has seen.
+// Tally is the result of a load.
 type Tally struct {
 	Outcomes map[Outcome]int
-	// Servers counts the answers of each.
+	// Servers counts the replies of each server.
 	Servers map[string]int
 	// Sources counts the addresses that the servers saw.
 	Sources map[netip.Addr]int
-	// Failures are the first of the requests that were not answered.
+	// Failures are the first requests that were not answered.
 	Failures []Answer
 }
 
-// keptFailures are enough to see what went wrong.
+// keptFailures is the number of failures that are kept.
 const keptFailures = 20
 
-// Load starts clients that keep sending requests to "address:port" until
-// stopped, at least one each.
+// Load starts clients that keep sending requests to "address:port" until stopped, at
+// least one each.
 func (n *Namespace) Load(clients int, protocol Protocol, address string) *Load {
 	return n.PacedLoad(0, DialTimeout, clients, protocol, address)
 }
 
-// PacedLoad is Load with a pause after each request, which leaves others a turn on
-// a slow machine, and with a time limit for each.
+// PacedLoad is Load with a pause after each request, so that a slow machine can do other
+// work, and with a timeout for each.
 func (n *Namespace) PacedLoad(pause, limit time.Duration, clients int, protocol Protocol, address string) *Load {
 	return n.load(pause, clients, func() Answer { return n.DialWithin(limit, protocol, address) })
 }
 
-// PortLoad is PacedLoad by one client that takes one source port after another,
-// beginning with the one given, so that no two loads have one in common: IPVS
-// mixes up connections from one port to two VIPs with the same endpoint.
+// PortLoad is PacedLoad with one client that uses increasing source ports, beginning with
+// the given one, so that no two loads share one: IPVS mixes up connections from one port
+// to two VIPs with the same endpoint.
 func (n *Namespace) PortLoad(first uint16, pause, limit time.Duration, protocol Protocol, address string) *Load {
 	port := first - 1
 	return n.load(pause, 1, func() Answer {
@@ -279,7 +277,7 @@ func (n *Namespace) PortLoad(first uint16, pause, limit time.Duration, protocol 
 	})
 }
 
-// load has each of the clients dial again and again.
+// load makes each client connect repeatedly.
 func (n *Namespace) load(pause time.Duration, clients int, dial func() Answer) *Load {
 	l := &Load{stop: make(chan struct{}), counts: map[Outcome]int{}, servers: map[string]int{}, sources: map[netip.Addr]int{}}
 	for range clients {
@@ -294,7 +292,7 @@ func (n *Namespace) load(pause time.Duration, clients int, dial func() Answer) *
 	return l
 }
 
-// stoppedIn waits for the pause, or for the end of the load.
+// stoppedIn waits for the pause or the end of the load.
 func (l *Load) stoppedIn(pause time.Duration) bool {
 	if pause == 0 {
 		return l.stopped()
@@ -329,7 +327,7 @@ func (l *Load) count(answer Answer) {
 	}
 }
 
-// Tally returns what was seen so far.
+// Tally returns the result so far.
 func (l *Load) Tally() Tally {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -10,45 +10,45 @@ import (
 	"syscall"
 )
 
-// Container is a root file system with what a container runtime mounts into it.
+// Container is a root file system with the mounts of a container runtime.
 type Container struct {
 	Root   string
 	Mounts []Mount
 	Env    []string
-	// Privileged leaves kernel parameters writable, and all capabilities.
+	// Privileged keeps kernel parameters writable, and all capabilities.
 	Privileged bool
-	// Capabilities are all that it has, if it is not privileged.
+	// Capabilities are the capabilities of a container that is not privileged.
 	Capabilities []int
-	// SystemCalls is the file with the filter of its system calls, if there is one.
+	// SystemCalls is the file with the system call filter, if there is one.
 	SystemCalls string
 }
 
-// Mount is a file or folder of the host's that a container sees. What is below the
-// host's /run is the node's own.
+// Mount is a file or folder of the host that a container sees. Paths below /run are the
+// node's own.
 type Mount struct {
 	Host, Path string
 	ReadOnly   bool
 }
 
-// StartContainer runs a program of a container's, whose root file system is
-// read-only, and waits until ready returns nil.
+// StartContainer runs a program in a container with a read-only root file system, and
+// waits until ready returns nil.
 func (n *Node) StartContainer(c Container, ready func(*Process) error, program string, args ...string) *Process {
 	n.lab.t.Helper()
 	return n.startReady(ready, program, n.inContainer(c, program, args))
 }
 
-// RunContainer is StartContainer to the program's end, and returns its exit code
-// and output.
+// RunContainer is like StartContainer, but waits for the end of the program and returns
+// its exit code and output.
 func (n *Node) RunContainer(c Container, program string, args ...string) (exitCode int, output string) {
 	n.lab.t.Helper()
 	return n.runToEnd(program, n.inContainer(c, program, args))
 }
 
-// containerRoot has the test program, started anew with it, change to this root
-// before it becomes the container's program: the root has no shell.
+// containerRoot makes the re-executed test program change to this root before it becomes
+// the container's program: the root has no shell.
 const containerRoot = "LAB_CONTAINER_ROOT"
 
-// systemCallFilter says in which file the filter is.
+// systemCallFilter names the file with the filter.
 const systemCallFilter = "LAB_SYSTEM_CALL_FILTER"
 
 func (n *Node) inContainer(c Container, program string, args []string) *exec.Cmd {
@@ -85,7 +85,7 @@ func (n *Node) inContainer(c Container, program string, args []string) *exec.Cmd
 	return cmd
 }
 
-// kept are the capabilities in becomeWith's words.
+// kept returns the capabilities in the format of keptCapabilities.
 func kept(c Container) string {
 	if c.Privileged {
 		return everything
@@ -97,7 +97,7 @@ func kept(c Container) string {
 	return strings.Join(out, ",")
 }
 
-// hostPath is where a path of the host's is for this node.
+// hostPath returns the location of a host path for this node.
 func (n *Node) hostPath(path string) string {
 	if below, ok := strings.CutPrefix(path, "/run/"); ok {
 		return filepath.Join(n.runDir, below)
@@ -105,8 +105,7 @@ func (n *Node) hostPath(path string) string {
 	return path
 }
 
-// makeMountPoint makes what is mounted on, of the kind of what is mounted, as a
-// container runtime does.
+// makeMountPoint creates a file or folder to mount on, as a container runtime does.
 func makeMountPoint(host, at string) error {
 	info, err := os.Stat(host)
 	if err == nil && info.IsDir() {
@@ -121,8 +120,7 @@ func makeMountPoint(host, at string) error {
 	return os.WriteFile(at, nil, 0o644)
 }
 
-// HostFile and HostFolder make what a kubelet makes for a volume of the host's, if
-// it is not there.
+// HostFile creates a missing file that a kubelet would create for a volume of the host.
 func (n *Node) HostFile(path string) {
 	n.lab.t.Helper()
 	file, err := os.OpenFile(n.hostPath(path), os.O_CREATE|os.O_RDWR, 0o600)
@@ -130,7 +128,7 @@ func (n *Node) HostFile(path string) {
 	file.Close()
 }
 
-// HostFolder is HostFile for a folder.
+// HostFolder does the same for a folder.
 func (n *Node) HostFolder(path string) {
 	n.lab.t.Helper()
 	n.lab.must(os.MkdirAll(n.hostPath(path), 0o755), "%s: make %s", n.Name, path)

@@ -5,7 +5,7 @@ import (
 	"strings"
 )
 
-// dumped are the commands whose output tells a node's state.
+// dumped are the commands whose output shows a node's state.
 var dumped = []string{
 	"ip address", "ip rule", "ip route show table all", "ip -6 rule", "ip -6 route show table all", "ip neigh",
 	"ipvsadm -Ln", "ipvsadm -Lnc", "ipset list", "iptables-save -c", "ip6tables-save -c", "nft list tables",
@@ -22,7 +22,7 @@ var dumpedSysctls = []string{
 	"net.netfilter.nf_conntrack_tcp_be_liberal",
 }
 
-// Dump describes the node's state, for people.
+// Dump formats the node's state.
 func (n *Node) Dump() string {
 	var text strings.Builder
 	for _, command := range dumped {

@@ -6,39 +6,40 @@ import (
 	"testing"
 )
 
-// ENIOptions are the variations of the ENI cluster.
+// ENIOptions are variants of the ENI cluster.
 type ENIOptions struct {
 	// IPv6 builds the same cluster with IPv6 addresses.
 	IPv6 bool
-	// Eth1Address puts the secondary interface's own address on it, as some
-	// CNIs do. Otherwise eth1 has none.
+	// Eth1Address adds the secondary interface's own address to it, as some CNIs do.
+	// Otherwise eth1 has none.
 	Eth1Address bool
-	// Layout is the CNI's; nil is SeedLayout.
+	// Layout is the CNI's layout; nil is SeedLayout.
 	Layout *Layout
-	// CheckSources makes the fabric drop what does not come from the interface
-	// that its source address belongs to.
+	// CheckSources makes the fabric drop packets whose source address does not belong to
+	// their interface.
 	CheckSources bool
 }
 
-// ENICluster is the cluster of a CNI that gives pods the addresses of a
-// secondary network interface: everything from a pod is routed out by eth1,
-// everything else by eth0. Two backends are beyond the fabric.
+// ENICluster is the cluster of a CNI that gives pods the addresses of a secondary network
+// interface. The node routes packets from pods out by eth1, all others by eth0. Two
+// backends are beyond the fabric.
 type ENICluster struct {
 	*Lab
 	Fabric *Fabric
 	Node   *Node
 	Pod    *Pod
-	// Eth0 and Eth1 are where the node's interfaces meet the fabric.
+	// Eth0 and Eth1 are the fabric's ends of the node's interfaces.
 	Eth0, Eth1 *Port
 	Backends   []*Server
-	// NodeAddress is eth0's, ENIAddress is eth1's primary one, whether the node
-	// carries it or not.
+	// NodeAddress is eth0's, ENIAddress is eth1's primary one, whether or not eth1
+	// carries it.
 	NodeAddress, ENIAddress netip.Addr
-	// VIP is the load balancer's "address:port"; Endpoints are the backends'.
+	// VIP is the "address:port" of the load balancer; Endpoints are those of the
+	// backends.
 	VIP       string
 	Endpoints []string
 
-	table  int // the one that leads out by eth1
+	table  int // the table with the default route by eth1
 	layout *Layout
 }
 
@@ -68,7 +69,7 @@ var (
 	}
 )
 
-// Ports of the ENI cluster's service.
+// Ports of the ENI cluster's Service.
 const (
 	eniServicePort = 80
 	eniBackendPort = 8000
@@ -76,7 +77,7 @@ const (
 
 func (p *eniPlan) prefix(address string) string { return fmt.Sprintf("%s/%d", address, p.length) }
 
-// NewENICluster builds the ENI cluster, without any proxy's rules.
+// NewENICluster creates the ENI cluster, without any proxy's rules.
 func NewENICluster(t testing.TB, options ENIOptions) *ENICluster {
 	t.Helper()
 	plan := &eniPlan4
@@ -96,7 +97,7 @@ func NewENICluster(t testing.TB, options ENIOptions) *ENICluster {
 	c.addBackends(plan)
 	c.NodeAddress, c.ENIAddress = netip.MustParseAddr(plan.node), netip.MustParseAddr(plan.eni)
 	c.VIP = netip.AddrPortFrom(netip.MustParseAddr(plan.vip), eniServicePort).String()
-	// The cloud's load balancer is somewhere beyond the fabric, never here.
+	// The cloud's load balancer is beyond the fabric, never on the node.
 	c.Fabric.Route("blackhole " + plan.vip)
 	if options.CheckSources {
 		c.Fabric.CheckSources()
@@ -124,7 +125,7 @@ func (c *ENICluster) addPod(plan *eniPlan, layout *Layout) {
 	c.Pod = c.newPod("pod", layout.PodLink, plan.pod)
 }
 
-// AddPod makes another pod with the address behind Pod's.
+// AddPod creates another pod, with the address after Pod's.
 func (c *ENICluster) AddPod(name string) *Pod {
 	c.t.Helper()
 	address := c.Pod.Addresses[0].Next().String()

@@ -7,11 +7,10 @@ import (
 	"testing"
 )
 
-// ENINode is a dual-stack node of a CNI that gives pods the addresses of
-// secondary network interfaces, with as many of them as a test plugs in. What
-// comes from a pod with an ENI's address is routed out by that ENI, everything
-// else by the primary interface. Other nodes' pods and clients are beyond the
-// fabric.
+// ENINode is a dual-stack node of a CNI that gives pods the addresses of secondary
+// network interfaces. A test plugs in as many ENIs as it needs. The node routes packets
+// from a pod with an ENI's address out by that ENI, all others by the primary interface.
+// Pods of other nodes and clients are beyond the fabric.
 //
 //	          .-- eth0 10.12.97.49 --.           .-- other pods 10.253.3.5, …
 //	pods -- node                     fabric ----<
@@ -25,7 +24,7 @@ type ENINode struct {
 	Primary *NodeInterface
 	ENIs    []*NodeInterface
 
-	beyond, outside  *Segment // where other nodes' pods and clients are
+	beyond, outside  *Segment // with other nodes' pods, and with clients
 	remotes, clients int
 }
 
@@ -42,24 +41,23 @@ type NodeInterface struct {
 	pods    []*Pod
 }
 
-// ENIPodCIDRs hold the addresses of an ENINode's pods.
+// ENIPodCIDRs contain the addresses of an ENINode's pods.
 const ENIPodCIDRs = "10.12.192.0/20,fd00:12:192::/48"
 
-// ordinaryPods is the number of the subnet of the pods that are on no ENI.
+// ordinaryPods is the number of the subnet of pods on no ENI.
 const ordinaryPods = 8
 
-// podSubnet is a subnet of the pods': the ENIs' are numbered like them.
+// podSubnet is a subnet of pods; those of ENIs have the ENIs' numbers.
 func podSubnet(number int) []string {
 	return []string{fmt.Sprintf("10.12.%d.0/24", 191+number), fmt.Sprintf("fd00:12:192:%d::/64", number)}
 }
 
-// podSubnetHost is an address of such a subnet, IPv4 first.
+// podSubnetHost returns an address of such a subnet, IPv4 first.
 func podSubnetHost(number, host int) []string {
 	return []string{fmt.Sprintf("10.12.%d.%d", 191+number, host), fmt.Sprintf("fd00:12:192:%d::%d", number, host)}
 }
 
-// NewENINode builds the node with its primary interface, without any proxy's
-// rules.
+// NewENINode creates the node with its primary interface, without any proxy's rules.
 func NewENINode(t testing.TB) *ENINode {
 	t.Helper()
 	l := New(t)
@@ -75,7 +73,7 @@ func NewENINode(t testing.TB) *ENINode {
 	return n
 }
 
-// AddRemote makes a pod of another node.
+// AddRemote creates a pod of another node.
 func (n *ENINode) AddRemote(name string) *Pod {
 	n.t.Helper()
 	v4, v6 := fmt.Sprintf("10.253.3.%d", 5+n.remotes), fmt.Sprintf("fd00:253:3::%d", 5+n.remotes)
@@ -83,7 +81,7 @@ func (n *ENINode) AddRemote(name string) *Pod {
 	return &Pod{Namespace: n.beyond.Client(name, v4+"/24", v6+"/64"), Addresses: addresses(v4, v6)}
 }
 
-// AddClient makes a host outside the cluster.
+// AddClient creates a host outside the cluster.
 func (n *ENINode) AddClient(name string) *Namespace {
 	n.t.Helper()
 	v4, v6 := fmt.Sprintf("198.51.100.%d/24", 9+n.clients), fmt.Sprintf("fd00:51::%d/64", 9+n.clients)
@@ -99,8 +97,7 @@ func addresses(texts ...string) []netip.Addr {
 	return list
 }
 
-// AddENI makes the next ENI and plugs it in. The node does not carry its
-// addresses yet.
+// AddENI creates the next ENI and plugs it in. The node does not carry its addresses yet.
 func (n *ENINode) AddENI() *NodeInterface {
 	n.t.Helper()
 	number := len(n.ENIs) + 1
@@ -114,19 +111,19 @@ func (n *ENINode) AddENI() *NodeInterface {
 	return i
 }
 
-// Interfaces are all of the node's, the primary first.
+// Interfaces returns all interfaces of the node, the primary one first.
 func (n *ENINode) Interfaces() []*NodeInterface {
 	return append([]*NodeInterface{n.Primary}, n.ENIs...)
 }
 
-// Name is what the node calls the interface.
+// Name is the name of the interface on the node.
 func (i *NodeInterface) Name() string { return fmt.Sprintf("eth%d", i.Number) }
 
-// Table is the routing table that leads out by an ENI.
+// Table is the routing table with the default route by an ENI.
 func (i *NodeInterface) Table() int { return 1002 + i.Number }
 
-// Plug plugs an ENI in, as the cloud does, and has the node route its pods'
-// packets out by it, as the CNI does.
+// Plug plugs in an ENI, as the cloud does, and makes the node route its pods' packets out
+// by it, as the CNI does.
 func (i *NodeInterface) Plug() {
 	n := i.node
 	n.t.Helper()
@@ -147,7 +144,7 @@ func (i *NodeInterface) Plug() {
 	}
 }
 
-// Unplug takes an ENI from the node, and its pods' rules.
+// Unplug removes an ENI from the node, and its pods' rules.
 func (i *NodeInterface) Unplug() {
 	n := i.node
 	n.t.Helper()
@@ -161,18 +158,18 @@ func (i *NodeInterface) Unplug() {
 	i.Port.Unplug()
 }
 
-// Carry puts the interface's own addresses on it.
+// Carry adds the interface's own addresses to it.
 func (i *NodeInterface) Carry() { i.node.Node.Address(i.Name(), texts(i.Addresses)...) }
 
-// Drop takes the interface's own addresses off it.
+// Drop removes the interface's own addresses from it.
 func (i *NodeInterface) Drop() {
 	for _, address := range i.Addresses {
 		i.node.Node.Exec("ip", "address", "del", netip.PrefixFrom(address, address.BitLen()).String(), "dev", i.Name())
 	}
 }
 
-// Deliver has the fabric send what is for the prefixes to this interface, and
-// accept them as sources from it.
+// Deliver makes the fabric deliver packets for the prefixes to this interface, and accept
+// the prefixes as sources from it.
 func (i *NodeInterface) Deliver(prefixes ...string) {
 	n := i.node
 	n.t.Helper()
@@ -186,8 +183,8 @@ func (i *NodeInterface) Deliver(prefixes ...string) {
 	i.Accept(prefixes...)
 }
 
-// AddPod makes a pod with addresses of the ENI's, or, on the primary interface,
-// with addresses that are no interface's.
+// AddPod creates a pod with addresses of the ENI or, on the primary interface, with
+// addresses of no interface.
 func (i *NodeInterface) AddPod(name string) *Pod {
 	n := i.node
 	n.t.Helper()
@@ -204,7 +201,7 @@ func (i *NodeInterface) AddPod(name string) *Pod {
 	return pod
 }
 
-// route has the node route the pod's packets as the CNI does.
+// route makes the node route the pod's packets as the CNI does.
 func (i *NodeInterface) route(pod *Pod) {
 	for _, address := range pod.Addresses {
 		i.node.Node.Rule(fmt.Sprintf("pref 1000 to %s lookup main", address))

@@ -11,13 +11,13 @@ import (
 	"github.com/vishvananda/netlink"
 )
 
-// Fabric is the network outside the nodes: one layer-2 segment per subnet, and a
-// router between them. It can check sources as a cloud does.
+// Fabric is the network outside the nodes: one layer-2 segment per subnet, and a router
+// between them. It can check sources as a cloud does.
 type Fabric struct {
 	*Namespace
 	checking bool
 	ports    []*Port
-	// unplugged is what was dropped at ports that are no more.
+	// unplugged counts the packets dropped at ports that were unplugged.
 	unplugged int
 }
 
@@ -28,18 +28,18 @@ type Segment struct {
 	gateways []netip.Prefix
 }
 
-// Port is where an interface of a host meets the fabric.
+// Port is the fabric's end of a host's interface.
 type Port struct {
 	segment   *Segment
 	host      *Namespace
 	Interface string
 	name      string
 	owns      []netip.Prefix
-	// spoofed is what earlier checks have dropped.
+	// spoofed counts the packets that earlier checks dropped.
 	spoofed int
 }
 
-// Fabric makes a fabric without segments.
+// Fabric creates a fabric without segments.
 func (l *Lab) Fabric(name string) *Fabric {
 	l.t.Helper()
 	f := &Fabric{Namespace: l.Namespace(name)}
@@ -49,8 +49,8 @@ func (l *Lab) Fabric(name string) *Fabric {
 	return f
 }
 
-// switchPlainly keeps what is switched out of the router's netfilter, which
-// br_netfilter would show it to.
+// switchPlainly hides switched packets from the router's netfilter, which br_netfilter
+// would show them to.
 func (f *Fabric) switchPlainly() {
 	f.lab.t.Helper()
 	for _, name := range []string{"net.bridge.bridge-nf-call-iptables", "net.bridge.bridge-nf-call-ip6tables"} {
@@ -84,8 +84,8 @@ func (s *Segment) VLAN(number int, gateways ...string) string {
 // Gateway adds an address to the segment's router.
 func (s *Segment) Gateway(address string) { s.fabric.Address(s.bridge, address) }
 
-// Attach connects a new interface of the host to the segment. The interface gets
-// the addresses, and a source check accepts them.
+// Attach connects a new interface of the host to the segment. The interface gets the
+// addresses, and a source check accepts them.
 func (s *Segment) Attach(host *Namespace, name string, addresses ...string) *Port {
 	f := s.fabric
 	f.lab.t.Helper()
@@ -123,7 +123,7 @@ func (p *Port) Accept(prefixes ...string) {
 	f.installChecks()
 }
 
-// Unplug takes the interface from its host.
+// Unplug removes the interface from its host.
 func (p *Port) Unplug() {
 	f := p.segment.fabric
 	f.lab.t.Helper()
@@ -134,20 +134,19 @@ func (p *Port) Unplug() {
 }
 
 // SetMTU limits the packets of both ends, as the routers of a real link agree on an MTU.
-// With one end alone, packets that are too large for it would be lost without a word.
+// With only one end, packets that are too large for it would be lost silently.
 func (p *Port) SetMTU(mtu int) {
 	p.segment.fabric.Exec("ip", "link", "set", "dev", p.name, "mtu", strconv.Itoa(mtu))
 	p.host.Exec("ip", "link", "set", "dev", p.Interface, "mtu", strconv.Itoa(mtu))
 }
 
-// Lose has a share of what the fabric sends to the interface lost, and of what the
-// interface sends: "1%".
+// Lose drops a share, such as "1%", of the packets to and from the interface.
 func (p *Port) Lose(share string) {
 	p.segment.fabric.Exec("tc", "qdisc", "replace", "dev", p.name, "root", "netem", "loss", share)
 	p.host.Exec("tc", "qdisc", "replace", "dev", p.Interface, "root", "netem", "loss", share)
 }
 
-// Lost is the number of packets that were lost so, in both directions.
+// Lost returns the number of packets lost by Lose, in both directions.
 func (p *Port) Lost() int {
 	f := p.segment.fabric
 	f.lab.t.Helper()
@@ -164,8 +163,8 @@ func (p *Port) Lost() int {
 
 var lostPackets = regexp.MustCompile(`\(dropped (\d+),`)
 
-// CheckSources makes the fabric drop packets that come from an interface with a
-// source address which is not that interface's, and count them.
+// CheckSources makes the fabric drop, and count, packets whose source address does not
+// belong to their interface.
 func (f *Fabric) CheckSources() {
 	f.lab.t.Helper()
 	f.checking = true
@@ -173,8 +172,7 @@ func (f *Fabric) CheckSources() {
 	f.installChecks()
 }
 
-// installChecks replaces the checks; what the old ones have dropped is kept in
-// mind.
+// installChecks replaces the checks, and keeps the counts of the old ones.
 func (f *Fabric) installChecks() {
 	if !f.checking {
 		return
@@ -193,8 +191,8 @@ func (f *Fabric) installChecks() {
 	f.Feed(rules.String(), "nft", "-f", "-")
 }
 
-// writeCheck writes the port's chain. IPv6 link-local and unspecified sources
-// are neighbour discovery's; ARP is neither family's.
+// writeCheck writes the port's chain. IPv6 link-local and unspecified sources are for
+// neighbor discovery; ARP belongs to neither family.
 func (p *Port) writeCheck(rules *strings.Builder) {
 	v4, v6 := []string{"0.0.0.0"}, []string{"::", "fe80::/10"}
 	for _, prefix := range p.owns {
@@ -214,7 +212,7 @@ func (p *Port) writeCheck(rules *strings.Builder) {
 
 var droppedPackets = regexp.MustCompile(`chain (\S+) \{|counter packets (\d+) `)
 
-// dropped counts, for each port, what the present checks have dropped.
+// dropped returns, for each port, the number of packets that the current checks dropped.
 func (f *Fabric) dropped() map[string]int {
 	f.lab.t.Helper()
 	dropped, chain := map[string]int{}, ""
@@ -230,8 +228,8 @@ func (f *Fabric) dropped() map[string]int {
 	return dropped
 }
 
-// Spoofed is the number of packets that the source check has dropped so far, at
-// all ports, those included that are unplugged.
+// Spoofed returns the number of packets that the source check has dropped so far, at all
+// ports, including unplugged ones.
 func (f *Fabric) Spoofed() int {
 	f.lab.t.Helper()
 	sum := f.unplugged
@@ -244,16 +242,16 @@ func (f *Fabric) Spoofed() int {
 	return sum
 }
 
-// Spoofed is the number of packets that the source check has dropped at this
-// port so far.
+// Spoofed returns the number of packets that the source check has dropped at this port so
+// far.
 func (p *Port) Spoofed() int {
 	f := p.segment.fabric
 	f.lab.t.Helper()
 	return p.spoofed + f.dropped()[p.name]
 }
 
-// Client makes a host outside the cluster: one interface, eth0, and default
-// routes through the segment's router.
+// Client creates a host outside the cluster: one interface, eth0, and default routes
+// through the segment's router.
 func (s *Segment) Client(name string, addresses ...string) *Namespace {
 	lab := s.fabric.lab
 	lab.t.Helper()
@@ -263,8 +261,8 @@ func (s *Segment) Client(name string, addresses ...string) *Namespace {
 	return client
 }
 
-// DefaultRoute sends what the host knows no other way for through the segment's
-// router, for the families of which the interface has an address in the subnet.
+// DefaultRoute adds default routes through the segment's router, for the families in
+// which the interface has an address of the subnet.
 func (s *Segment) DefaultRoute(host *Namespace, name string) {
 	s.fabric.lab.t.Helper()
 	addresses, err := whole(func() ([]netlink.Addr, error) {
@@ -305,8 +303,8 @@ func (l *Lab) uplinkAddresses() (up, down netip.Addr) {
 	return netip.AddrFrom4([4]byte{100, 127, third, fourth + 1}), netip.AddrFrom4([4]byte{100, 127, third, fourth + 2})
 }
 
-// closeUplink removes what is in the root namespace. The kernel would remove the
-// link with the fabric's namespace, but only some time later.
+// closeUplink removes the uplink from the root namespace. The kernel would remove it with
+// the fabric's namespace, but only some time later.
 func (l *Lab) closeUplink(name string, rule []string) {
 	if _, err := l.root.TryExec("iptables", append([]string{"-w", "-t", "nat", "-D"}, rule...)...); err != nil {
 		l.t.Log(err)
@@ -327,7 +325,7 @@ func (n *Namespace) forward() {
 	n.Sysctl("net.ipv6.conf.all.forwarding", "1")
 }
 
-// reversePath sets rp_filter for all interfaces, those to come included.
+// reversePath sets rp_filter for all interfaces, including future ones.
 func (n *Namespace) reversePath(mode string) {
 	n.lab.t.Helper()
 	n.Sysctl("net.ipv4.conf.all.rp_filter", mode)

@@ -8,8 +8,7 @@ import (
 	"github.com/vishvananda/netlink"
 )
 
-// kubeProxyNAT are the rules of kube-proxy's IPVS mode that a load balancer's
-// address meets.
+// kubeProxyNAT are the rules of kube-proxy's IPVS mode that match a LoadBalancer IP.
 const kubeProxyNAT = `*nat
 :KUBE-SERVICES - [0:0]
 :KUBE-POSTROUTING - [0:0]
@@ -27,9 +26,8 @@ const kubeProxyNAT = `*nat
 COMMIT
 `
 
-// KubeProxyRules puts a node into the state in which kube-proxy's IPVS mode
-// leaves it for one load balancer's "address:port" over TCP and its endpoints:
-// the "before" of a comparison.
+// KubeProxyRules programs a node as kube-proxy's IPVS mode does for the "address:port" of
+// one load balancer over TCP and its endpoints.
 func KubeProxyRules(n *Node, vip string, endpoints ...string) {
 	n.lab.t.Helper()
 	service, err := netip.ParseAddrPort(vip)

@@ -1,10 +1,8 @@
-// Package lab is the vocabulary of the end-to-end tests: a cluster is built from
-// network namespaces (a fabric, nodes, pods, clients), traffic is sent through
-// it and watched on its way.
+// Package lab creates clusters for end-to-end tests from network namespaces (a fabric,
+// nodes, pods, clients), sends traffic through them, and captures it.
 //
-// It runs as root inside the kernel lab (see test/e2e/README.md). Where building
-// fails, the test fails at once: what it needs of the kernel is not what it is
-// there to check. Everything is removed when the test ends.
+// It runs as root inside the kernel lab (see test/e2e/README.md). If creating a cluster
+// fails, the test fails immediately. Everything is removed when the test ends.
 package lab
 
 import (
@@ -88,22 +86,20 @@ func (l *Lab) must(err error, format string, args ...any) {
 	}
 }
 
-// linkName makes a name for the far end of a link, which nobody asks for by
-// name.
+// linkName returns a name for the far end of a link, which nothing refers to.
 func (l *Lab) linkName(kind string) string {
 	l.links++
 	return fmt.Sprintf("%s%d", kind, l.links)
 }
 
-// Eventually waits until check returns nil, and fails the test with its last
-// error if that does not happen in time. For what has an event to wait for, wait
-// for that instead.
+// Eventually waits until check returns nil. If that takes too long, it fails the test
+// with check's last error. Prefer to wait for an event if there is one.
 func (l *Lab) Eventually(limit time.Duration, what string, check func() error) {
 	l.t.Helper()
 	Eventually(l.t, limit, what, check)
 }
 
-// Eventually is the same for a part of the lab's test, which alone fails.
+// Eventually does the same for a subtest, which alone fails.
 func Eventually(t testing.TB, limit time.Duration, what string, check func() error) {
 	t.Helper()
 	deadline := time.Now().Add(limit)
@@ -130,7 +126,7 @@ func (l *Lab) prefixes(texts []string) []netip.Prefix {
 	return prefixes
 }
 
-// parsePrefix reads "10.0.0.1/24", or "10.0.0.1" for that address alone.
+// parsePrefix parses "10.0.0.1/24", or "10.0.0.1" as a host prefix.
 func parsePrefix(text string) (netip.Prefix, error) {
 	if address, err := netip.ParseAddr(text); err == nil {
 		return netip.PrefixFrom(address, address.BitLen()), nil

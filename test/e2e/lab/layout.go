@@ -6,20 +6,20 @@ import (
 	"strings"
 )
 
-// Layout is how a CNI lays out policy rules, tables and marks for pods that
-// have an address of a secondary interface.
+// Layout is a CNI's layout of policy rules, tables and marks for pods that have an
+// address of a secondary interface.
 type Layout struct {
 	Name string
-	// Table leads out by the secondary interface; 0 is 1000 and the interface's
-	// number.
+	// Table has the default route by the secondary interface; 0 means 1000 plus the
+	// interface's number.
 	Table int
-	// PodTo and PodFrom are the priorities of a pod's rules, FromENI of the rule
-	// for the secondary interface's own address; 0: there is none.
+	// PodTo and PodFrom are the priorities of a pod's rules, FromENI that of the rule for
+	// the secondary interface's own address; 0 means no rule.
 	PodTo, PodFrom, FromENI int
 	// PodLink is the node's end of the pod's link.
 	PodLink string
-	// ENIAddress and NodeAddress are what the secondary interface carries: its
-	// own address, and the node's.
+	// ENIAddress and NodeAddress report whether the secondary interface carries its own
+	// address, and the node's.
 	ENIAddress, NodeAddress bool
 	// Rules and Mangle are policy rules and iptables rules for marks. The node's
 	// default route is also in MarkTable, if that is not 0.
@@ -29,7 +29,7 @@ type Layout struct {
 
 // The layouts, with the marks of their CNIs.
 var (
-	// SeedLayout is the cluster's that was first reported.
+	// SeedLayout is the layout of the cluster that was reported first.
 	SeedLayout = Layout{Name: "the first report", Table: 1003, PodTo: 1000, PodFrom: 2000, PodLink: "fsk7c22dbae71f7"}
 	AWSLayout  = Layout{
 		Name: "AWS VPC CNI", Table: 2, PodTo: 512, PodFrom: 1536, FromENI: 32765, PodLink: "eni7c22dbae71f", ENIAddress: true,
@@ -39,7 +39,7 @@ var (
 			"PREROUTING -i eni+ -j CONNMARK --restore-mark --nfmask 0x80 --ctmask 0x80",
 		},
 	}
-	// TerwayLayout has its symmetric routing switched on.
+	// TerwayLayout has Terway's symmetric routing enabled.
 	TerwayLayout = Layout{
 		Name: "Terway", PodTo: 512, PodFrom: 2048, PodLink: "cali7c22dbae71f", NodeAddress: true,
 		Rules: []string{"pref 600 fwmark 0x10/0x10 lookup 100"}, MarkTable: 100,
@@ -58,7 +58,7 @@ var (
 	}
 )
 
-// layOut does for the secondary interface what the CNI does.
+// layOut configures the secondary interface as the CNI does.
 func (c *ENICluster) layOut(plan *eniPlan, layout *Layout) {
 	c.t.Helper()
 	for address, carried := range map[string]bool{plan.eni: layout.ENIAddress, plan.node: layout.NodeAddress} {

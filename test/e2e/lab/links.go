@@ -20,9 +20,9 @@ func (n *Namespace) Link(link netlink.Link) {
 	n.Up(link.Attrs().Name)
 }
 
-// bridge adds a bridge with a hardware address of its own. Without, it has the
-// lowest of its ports', which changes when one joins; what neighbours send to the
-// one that they know is then lost until they ask again.
+// bridge adds a bridge with its own hardware address. Otherwise it has the lowest address
+// of its ports, which may change when a port is added; packets of neighbors to the
+// previous address are then lost until they resolve it again.
 func (n *Namespace) bridge(name string) {
 	n.lab.t.Helper()
 	n.lab.bridges++
@@ -55,7 +55,7 @@ func (n *Namespace) Address(name string, addresses ...string) {
 	}
 }
 
-// MAC is an interface's hardware address.
+// MAC returns an interface's hardware address.
 func (n *Namespace) MAC(name string) net.HardwareAddr {
 	n.lab.t.Helper()
 	return n.link(name).Attrs().HardwareAddr
@@ -221,7 +221,7 @@ func setRule(rule *netlink.Rule, word, value string) (err error) {
 	return err
 }
 
-// parseMark reads "0x4000/0x4000", or "0x4000" for the whole mark.
+// parseMark parses "0x4000/0x4000", or "0x4000" for the whole mark.
 func parseMark(text string) (mark uint32, mask *uint32, err error) {
 	value, bits, masked := strings.Cut(text, "/")
 	parsed, err := strconv.ParseUint(value, 0, 32)
@@ -246,13 +246,13 @@ func parseIP(text string) (net.IP, error) {
 	return address.AsSlice(), err
 }
 
-// ipNet keeps the host part of the address, as addresses on interfaces need.
+// ipNet keeps the host part of the address, as addresses of interfaces require.
 func ipNet(prefix netip.Prefix) *net.IPNet {
 	address := prefix.Addr()
 	return &net.IPNet{IP: address.AsSlice(), Mask: net.CIDRMask(prefix.Bits(), address.BitLen())}
 }
 
-// connect makes a veth pair between two namespaces, both ends up.
+// connect creates a veth pair between two namespaces, with both ends up.
 func (n *Namespace) connect(name string, peer *Namespace, peerName string) {
 	n.lab.t.Helper()
 	veth := &netlink.Veth{
@@ -265,7 +265,7 @@ func (n *Namespace) connect(name string, peer *Namespace, peerName string) {
 	peer.Up(peerName)
 }
 
-// whole reads a list again for as long as something changed meanwhile.
+// whole reads a list again as long as it changes during the read.
 func whole[T any](list func() ([]T, error)) ([]T, error) {
 	for {
 		out, err := list()

@@ -12,9 +12,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Namespace is a network namespace: a host, as far as the network can tell.
+// Namespace is a network namespace, which acts as a host.
 type Namespace struct {
-	// Name is what the test calls it; `ip netns` has it with the lab's prefix.
+	// Name is its name in the test; `ip netns` has it with the lab's prefix.
 	Name string
 
 	lab       *Lab
@@ -25,7 +25,7 @@ type Namespace struct {
 	closers   []func()
 }
 
-// Namespace makes an empty host, with its loopback interface up.
+// Namespace creates an empty host, with its loopback interface up.
 func (l *Lab) Namespace(name string) *Namespace {
 	l.t.Helper()
 	n := &Namespace{Name: name, lab: l, path: filepath.Join("/run/netns", l.prefix+name)}
@@ -39,8 +39,8 @@ func (l *Lab) Namespace(name string) *Namespace {
 	return n
 }
 
-// settle makes the namespace's addresses usable at once: IPv6 would otherwise
-// first spend a second or two looking for duplicates.
+// settle makes the namespace's addresses usable immediately: IPv6 would spend a second or
+// two on duplicate address detection.
 func (n *Namespace) settle() {
 	n.lab.t.Helper()
 	for _, scope := range []string{"all", "default"} {
@@ -50,8 +50,8 @@ func (n *Namespace) settle() {
 	n.Up("lo")
 }
 
-// newNetwork makes a network namespace that lives at path. Its thread ends with
-// the goroutine, as it is in no namespace that another goroutine could use.
+// newNetwork creates a network namespace at path. Its thread ends with the goroutine, so
+// that no other goroutine runs in the namespace.
 func newNetwork(path string) (netns.NsHandle, error) {
 	type result struct {
 		file netns.NsHandle
@@ -83,7 +83,7 @@ func makeNetwork(path string) (netns.NsHandle, error) {
 	return netns.Get()
 }
 
-// Path is where programs find the namespace, as in /run/netns/NAME.
+// Path is the path of the namespace for programs, such as /run/netns/NAME.
 func (n *Namespace) Path() string { return n.path }
 
 func (n *Namespace) close() {
@@ -118,7 +118,7 @@ func (n *Namespace) Do(f func() error) error {
 			return
 		}
 		err = f()
-		// A thread that cannot go home ends with this goroutine.
+		// A thread that cannot return to its namespace ends with this goroutine.
 		if netns.Set(home) == nil {
 			runtime.UnlockOSThread()
 		}

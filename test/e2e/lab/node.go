@@ -8,8 +8,8 @@ import (
 	"github.com/vishvananda/netlink"
 )
 
-// Node is a member of the cluster: it forwards, checks reverse paths strictly,
-// and may run a proxy and pods.
+// Node is a node of the cluster: it forwards, has a strict reverse-path check, and may
+// run a proxy and pods.
 type Node struct {
 	*Namespace
 	runDir  string // the /run of its programs
@@ -21,14 +21,14 @@ type Node struct {
 // Pod is a namespace behind a node.
 type Pod struct {
 	*Namespace
-	Node *Node // nil: one that is not in the lab
+	Node *Node // nil: a node outside the lab
 	// HostInterface is the node's end of its link.
 	HostInterface string
 	// Addresses are its own, IPv4 or IPv6 or both.
 	Addresses []netip.Addr
 }
 
-// Node makes a node without interfaces.
+// Node creates a node without interfaces.
 func (l *Lab) Node(name string) *Node {
 	l.t.Helper()
 	n := &Node{Namespace: l.Namespace(name), runDir: l.t.TempDir()}
@@ -38,12 +38,12 @@ func (l *Lab) Node(name string) *Node {
 	return n
 }
 
-// ReadOnlySysctls has programs that are started from now on find kernel
-// parameters that they cannot set.
+// ReadOnlySysctls makes kernel parameters read-only for programs that are started
+// afterwards.
 func (n *Node) ReadOnlySysctls() { n.readOnlySysctls = true }
 
-// ReversePath sets rp_filter on all interfaces, which is 1 (strict) unless
-// said: "0", "1" or "2".
+// ReversePath sets rp_filter on all interfaces to "0", "1" or "2". The default is 1
+// (strict).
 func (n *Node) ReversePath(mode string) {
 	n.lab.t.Helper()
 	n.reversePath(mode)
@@ -56,15 +56,15 @@ func (n *Node) ReversePath(mode string) {
 	}
 }
 
-// The next hop that a pod with only host routes believes in.
+// The next hop of a pod that has only host routes.
 var (
 	podGateway4 = netip.MustParseAddr("169.254.1.1")
 	podGateway6 = netip.MustParseAddr("fe80::ecee:eeff:feee:eeee")
 )
 
-// Pod makes a pod with a link of its own, as CNIs without a bridge do: the node
-// has a host route to each address, the pod a default route to a next hop that
-// is nobody's address. hostInterface names the node's end; "" makes a name up.
+// Pod creates a pod with a separate link, as CNIs without a bridge do: the node has a
+// host route to each address, and the pod a default route to a next hop that no host has.
+// hostInterface names the node's end; "" chooses a name.
 func (n *Node) Pod(name, hostInterface string, addresses ...string) *Pod {
 	n.lab.t.Helper()
 	pod := n.newPod(name, hostInterface, addresses)
@@ -101,7 +101,7 @@ type Bridge struct {
 	gateways []netip.Prefix
 }
 
-// Bridge makes a bridge; the node has the given addresses on it, such as
+// Bridge creates a bridge on which the node has the given addresses, such as
 // "10.244.1.1/24".
 func (n *Node) Bridge(name string, gateways ...string) *Bridge {
 	n.lab.t.Helper()
@@ -110,9 +110,8 @@ func (n *Node) Bridge(name string, gateways ...string) *Bridge {
 	return &Bridge{node: n, name: name, gateways: n.lab.prefixes(gateways)}
 }
 
-// Pod makes a pod on the bridge, in its subnets and with the node as its
-// gateway. The bridge sends a packet back to the pod it came from (hairpin), as
-// CNIs set it up.
+// Pod creates a pod on the bridge, in its subnets and with the node as its gateway. The
+// bridge sends a packet back to its source pod if necessary (hairpin), as with most CNIs.
 func (b *Bridge) Pod(name string, addresses ...string) *Pod {
 	n := b.node
 	n.lab.t.Helper()
@@ -131,15 +130,15 @@ func (b *Bridge) Pod(name string, addresses ...string) *Pod {
 	return pod
 }
 
-// MacvlanPod makes a pod with an address of the node's own subnet, on a macvlan
-// interface beside the node's. It answers its neighbours without the node.
+// MacvlanPod creates a pod with an address of the node's own subnet, on a macvlan
+// interface beside the node's. It replies to neighbors without the node.
 func (n *Node) MacvlanPod(name, parent string, segment *Segment, addresses ...string) *Pod {
 	n.lab.t.Helper()
 	pod := &Pod{Namespace: n.lab.Namespace(name), Node: n}
 	for _, prefix := range n.lab.prefixes(addresses) {
 		pod.Addresses = append(pod.Addresses, prefix.Addr())
 	}
-	// The interface is made beside its parent, whose name may be eth0 as well.
+	// The interface is created beside its parent, whose name may be eth0 as well.
 	temporary := n.lab.linkName("macvlan")
 	err := n.netlink.LinkAdd(&netlink.Macvlan{
 		LinkAttrs: netlink.LinkAttrs{

@@ -48,7 +48,7 @@ func (n *Namespace) run(cmd *exec.Cmd) (string, error) {
 	return out.String(), err
 }
 
-// Process is a program that runs in the background, with its output kept.
+// Process is a background program with its output.
 type Process struct {
 	Name string
 
@@ -57,8 +57,8 @@ type Process struct {
 	done chan struct{}
 }
 
-// Start runs a program in the namespace, in the background. It is killed when
-// the lab ends, if not before.
+// Start runs a program in the namespace, in the background. It is killed when the lab
+// ends, if it still runs.
 func (n *Namespace) Start(program string, args ...string) *Process {
 	n.lab.t.Helper()
 	return n.start(program, exec.Command(program, args...))
@@ -72,16 +72,16 @@ func (n *Namespace) start(name string, cmd *exec.Cmd) *Process {
 	n.processes = append(n.processes, p)
 	go func() {
 		defer close(p.done)
-		// The state says how it ended; ExitCode reads it.
+		// ExitCode reads the result from the state.
 		_ = cmd.Wait()
 	}()
 	return p
 }
 
-// PID is the process's number.
+// PID is the process ID.
 func (p *Process) PID() int { return p.cmd.Process.Pid }
 
-// Log is what the process has written so far.
+// Log returns the output of the process so far.
 func (p *Process) Log() string { return p.log.String() }
 
 // Done is closed when the process has ended.
@@ -103,13 +103,13 @@ func (p *Process) Signal(signal syscall.Signal) error {
 	return err
 }
 
-// stopLimit is how long a process that was asked to end may take.
+// stopLimit limits the wait for the end of a process after a signal.
 const stopLimit = 30 * time.Second
 
-// Terminate asks the process to end, kills it if it does not, and returns its
+// Terminate sends SIGTERM to the process, kills it if it does not end, and returns its
 // exit code.
 func (p *Process) Terminate() int {
-	// A process that has ended has an exit code all the same.
+	// A process that has already ended has an exit code too.
 	_ = p.Signal(syscall.SIGTERM)
 	select {
 	case <-p.done:

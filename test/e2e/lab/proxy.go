@@ -10,16 +10,15 @@ import (
 	"time"
 )
 
-// ownFiles prepares a process's own mount namespace: /sys shows the node's
-// interfaces, and /run is the node's, with its iptables lock and what the proxy
-// keeps there for its next process.
+// ownFiles prepares a process's mount namespace: /sys shows the node's interfaces, and
+// /run is the node's, with its iptables lock and the state that the proxy keeps there for
+// its next process.
 const ownFiles = `mount -t sysfs sys /sys && mount --bind "$0" /run && `
 
-// readOnlySysctls is what most containers have.
+// readOnlySysctls mounts /proc/sys read-only, as in most containers.
 const readOnlySysctls = `mount --bind /proc/sys /proc/sys && mount -o remount,ro,bind /proc/sys && `
 
-// proxyReadyLimit is generous: an emulated node is slow to start a large
-// program.
+// proxyReadyLimit is long, because an emulated node starts a large program slowly.
 const proxyReadyLimit = 3 * time.Minute
 
 // Program is the path of the kube-ipvs binary under test.
@@ -33,8 +32,8 @@ func Program() string {
 // Peer is the path of a peer program, such as kube-proxy.
 func Peer(name string) string { return filepath.Join(os.Getenv("LAB_CACHE"), "peers", name) }
 
-// Kubeconfig is the path of the client configuration for the lab's API server.
-// Nodes reach that server if their fabric has an Uplink.
+// Kubeconfig is the path of the client configuration for the lab's API server. Nodes
+// reach that server if their fabric has an Uplink.
 func Kubeconfig() string { return os.Getenv("LAB_KUBECONFIG") }
 
 var kubeconfigServer = regexp.MustCompile(`(?m)^\s*server: (\S+)$`)
@@ -81,7 +80,7 @@ func (n *Node) startReady(ready func(*Process) error, program string, cmd *exec.
 	return p
 }
 
-// RunProxy runs kube-ipvs on the node to its end, and returns its exit code and
+// RunProxy runs kube-ipvs on the node, waits for its end, and returns its exit code and
 // output.
 func (n *Node) RunProxy(args ...string) (exitCode int, output string) {
 	n.lab.t.Helper()

@@ -9,21 +9,21 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Server answers every request with its name and the source address that it saw
-// the request come from. On a connection it answers any number of requests.
+// Server answers every request with its name and the source address that it sees. On a
+// connection it answers any number of requests.
 type Server struct {
 	Name     string
 	Protocol Protocol
-	// Address is where it listens; the unspecified address stands for all, of
-	// both families.
+	// Address is its listening address; the unspecified address means all, of both
+	// families.
 	Address netip.AddrPort
 
 	socket *socket
 	served atomic.Int64
 }
 
-// Serve starts a server on a port of all the namespace's addresses. It runs
-// until the lab ends, if it is not stopped before.
+// Serve starts a server on a port of all the namespace's addresses. It runs until the lab
+// ends or Stop is called.
 func (n *Namespace) Serve(name string, protocol Protocol, port uint16) *Server {
 	n.lab.t.Helper()
 	return n.ServeOn(name, protocol, netip.AddrPortFrom(netip.IPv6Unspecified(), port))
@@ -62,7 +62,7 @@ func listen(fd int, protocol Protocol, address netip.AddrPort) error {
 	return unix.Listen(fd, 1024)
 }
 
-// Served is the number of requests answered.
+// Served returns the number of requests answered.
 func (s *Server) Served() int { return int(s.served.Load()) }
 
 // Stop closes the listening socket; connections stay open.
@@ -73,8 +73,8 @@ func (s *Server) answerTo(source netip.AddrPort) []byte {
 	return fmt.Appendf(nil, "%s %s\n", s.Name, source)
 }
 
-// answerDatagrams answers from the address that was asked, as a server must that has
-// several: the kernel would take that of the interface that leads to the client.
+// answerDatagrams replies from the address that the client used, as a server with several
+// addresses must: the kernel would use that of the interface by which the reply leaves.
 func (s *Server) answerDatagrams() {
 	buffer, control := make([]byte, 2048), make([]byte, 128)
 	for {
@@ -85,14 +85,14 @@ func (s *Server) answerDatagrams() {
 			}
 			continue
 		}
-		// A client that is gone needs no answer.
+		// A client that no longer exists needs no reply.
 		_ = s.socket.control(func(fd int) error {
 			return unix.Sendmsg(fd, s.answerTo(from), asked, sockaddr(s.inOwnFamily(from)), 0)
 		})
 	}
 }
 
-// inOwnFamily maps an IPv4 address to IPv6 for a socket that serves both.
+// inOwnFamily maps an IPv4 address to IPv6 for a socket that serves both families.
 func (s *Server) inOwnFamily(peer netip.AddrPort) netip.AddrPort {
 	if s.Address.Addr().Is6() {
 		return netip.AddrPortFrom(netip.AddrFrom16(peer.Addr().As16()), peer.Port())

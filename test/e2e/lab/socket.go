@@ -23,7 +23,7 @@ const (
 	SCTP Protocol = "SCTP"
 )
 
-// Protocols are all of them.
+// Protocols are all protocols.
 var Protocols = []Protocol{TCP, UDP, SCTP}
 
 func (p Protocol) socketType() (kind, number int) {
@@ -36,15 +36,15 @@ func (p Protocol) socketType() (kind, number int) {
 	return unix.SOCK_STREAM, unix.IPPROTO_TCP
 }
 
-// socket is a socket of any of the protocols. Package net has no SCTP, and one
-// way for all three keeps their behaviour comparable; the runtime's poller does
-// the waiting.
+// socket is a socket of any protocol. Package net does not support SCTP, and the same
+// code for all three keeps their behavior comparable. The runtime's poller waits for
+// input and output.
 type socket struct {
 	file *os.File
 	raw  syscall.RawConn
 }
 
-// openSocket makes a socket in the namespace.
+// openSocket opens a socket in the namespace.
 func (n *Namespace) openSocket(protocol Protocol, family int) (*socket, error) {
 	kind, number := protocol.socketType()
 	var fd int
@@ -61,10 +61,9 @@ func (n *Namespace) openSocket(protocol Protocol, family int) (*socket, error) {
 	return wrapSocket(fd)
 }
 
-// beStill keeps an SCTP socket from sending heartbeats. An end tells its own
-// addresses in the handshake, past all NAT, and a heartbeat after a second or two
-// goes straight there: to somebody who knows the connection by another port, and
-// aborts it.
+// beStill disables the heartbeats of an SCTP socket. An end announces its own addresses
+// in the handshake, bypassing all NAT. A heartbeat after a second or two goes directly to
+// such an address. The peer there knows the connection by another port, and aborts it.
 func beStill(fd int) error {
 	const peerAddressParameters, heartbeatDisable = 9, 1 << 1 // SCTP_PEER_ADDR_PARAMS, SPP_HB_DISABLE
 	var parameters [156]byte                                  // struct sctp_paddrparams, which is packed
@@ -90,8 +89,9 @@ func (s *socket) control(f func(fd int) error) (err error) {
 	return err
 }
 
-// whenReadable runs f, waiting for input as long as f says EAGAIN. SCTP's accept
-// says EINTR instead if the thread is about to get a signal, as the runtime's are.
+// whenReadable runs f, and waits for input as long as f returns EAGAIN. SCTP's accept
+// returns EINTR instead if the thread is about to get a signal, as the runtime's threads
+// are.
 func (s *socket) whenReadable(f func(fd int) error) (err error) {
 	if e := s.raw.Read(func(fd uintptr) bool {
 		for err = f(int(fd)); errors.Is(err, unix.EINTR); err = f(int(fd)) {
@@ -103,8 +103,7 @@ func (s *socket) whenReadable(f func(fd int) error) (err error) {
 	return err
 }
 
-// bind chooses the socket's own port, even if a connection that is closed
-// lingers there.
+// bind chooses the socket's own port, even if a closed connection still uses it.
 func (s *socket) bind(family int, port uint16) error {
 	any := netip.IPv4Unspecified()
 	if family == unix.AF_INET6 {
@@ -118,8 +117,8 @@ func (s *socket) bind(family int, port uint16) error {
 	})
 }
 
-// heedErrors has an SCTP client give up when an ICMP error refuses it, as TCP's
-// do. Otherwise the error is only advice, and it tries on in vain.
+// heedErrors makes an SCTP client give up after an ICMP error, as a TCP client does.
+// Otherwise the error is only a hint, and the client retries until it times out.
 func (s *socket) heedErrors(family int) error {
 	level, option := unix.IPPROTO_IP, unix.IP_RECVERR
 	if family == unix.AF_INET6 {
@@ -128,7 +127,7 @@ func (s *socket) heedErrors(family int) error {
 	return s.control(func(fd int) error { return unix.SetsockoptInt(fd, level, option, 1) })
 }
 
-// connect connects, and waits until that has worked or failed.
+// connect connects, and waits for the result.
 func (s *socket) connect(address netip.AddrPort) error {
 	err := s.control(func(fd int) error { return unix.Connect(fd, sockaddr(address)) })
 	if !errors.Is(err, unix.EINPROGRESS) {
@@ -151,8 +150,8 @@ func (s *socket) connect(address netip.AddrPort) error {
 	return err
 }
 
-// receive reads one message or segment, and tells the sender's address if the
-// protocol has no connections.
+// receive reads one message or segment, and returns the sender's address if the protocol
+// is connectionless.
 func (s *socket) receive(buffer []byte) (length int, from netip.AddrPort, err error) {
 	err = s.whenReadable(func(fd int) error {
 		n, address, err := unix.Recvfrom(fd, buffer, 0)
@@ -162,8 +161,9 @@ func (s *socket) receive(buffer []byte) (length int, from netip.AddrPort, err er
 	return length, from, err
 }
 
-// receiveWithControl returns, with a datagram's source, the control message that has an
-// answer sent from its destination, if the socket was told to receive it.
+// receiveWithControl returns, with a datagram's source, the control message that makes a
+// reply use the datagram's destination as its source, if the socket is configured for
+// that.
 func (s *socket) receiveWithControl(buffer, control []byte) (from netip.AddrPort, answer []byte, err error) {
 	err = s.whenReadable(func(fd int) error {
 		_, length, _, address, err := unix.Recvmsg(fd, buffer, control, 0)
@@ -175,8 +175,8 @@ func (s *socket) receiveWithControl(buffer, control []byte) (from netip.AddrPort
 	return from, answer, err
 }
 
-// answerFrom turns the control messages of a datagram into that of an answer, which
-// names no interface: where answers go is for routing to say.
+// answerFrom turns the control messages of a datagram into that of a reply. It names no
+// interface: routing decides where replies leave.
 func answerFrom(control []byte) []byte {
 	messages, err := unix.ParseSocketControlMessage(control)
 	if err != nil {
@@ -198,7 +198,7 @@ func (s *socket) send(data []byte) error {
 
 func (s *socket) local() netip.AddrPort {
 	var address unix.Sockaddr
-	// Without an address it is the zero value, which is no address.
+	// Without an address, it returns the zero value.
 	_ = s.control(func(fd int) (err error) {
 		address, err = unix.Getsockname(fd)
 		return err
@@ -210,8 +210,8 @@ func (s *socket) deadline(d time.Duration) error { return s.file.SetDeadline(tim
 
 func (s *socket) close() { s.file.Close() }
 
-// reset closes a connection at once, without the states that a closed TCP
-// connection lingers in.
+// reset closes a connection immediately, without the states in which a closed TCP
+// connection remains.
 func (s *socket) reset() {
 	_ = s.control(func(fd int) error {
 		return unix.SetsockoptLinger(fd, unix.SOL_SOCKET, unix.SO_LINGER, &unix.Linger{Onoff: 1})

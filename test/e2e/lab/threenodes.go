@@ -6,9 +6,9 @@ import (
 	"testing"
 )
 
-// ThreeNodes is an ordinary dual-stack cluster: three nodes on one subnet, each
-// with a bridge for its pods, and routes between the pods' subnets. One client
-// is outside, on a subnet of its own.
+// ThreeNodes is an ordinary dual-stack cluster: three nodes on one subnet, each with a
+// bridge for its pods, and routes between the pods' subnets. One client is outside, on a
+// separate subnet.
 type ThreeNodes struct {
 	*Lab
 	Fabric *Fabric
@@ -26,17 +26,17 @@ type BridgeNode struct {
 	Bridge *Bridge
 	// IPv4 and IPv6 are the node's addresses.
 	IPv4, IPv6 netip.Addr
-	// Uplink is eth0's.
+	// Uplink is the fabric's end of eth0.
 	Uplink *Port
 	pods   int
 }
 
-// NewThreeNodes builds the cluster, without any proxy's rules and without pods.
+// NewThreeNodes creates the cluster, without any proxy's rules and without pods.
 func NewThreeNodes(t testing.TB) *ThreeNodes {
 	t.Helper()
 	l := New(t)
-	// What is bridged between pods must meet the node's netfilter, or the replies
-	// to a Service's clients would not be translated back.
+	// Packets that are bridged between pods must pass the node's netfilter, or replies to
+	// a Service's clients would not be translated back.
 	l.root.Exec("modprobe", "br_netfilter")
 	c := &ThreeNodes{Lab: l, Fabric: l.Fabric("fabric")}
 	c.Fabric.Uplink()
@@ -80,7 +80,7 @@ func (n *BridgeNode) Gateways() []netip.Addr {
 	return addresses
 }
 
-// routePods tells everybody else where the node's pods are.
+// routePods adds routes to the node's pods on all other hosts.
 func (c *ThreeNodes) routePods(node *BridgeNode) {
 	c.t.Helper()
 	hosts := []*Namespace{c.Fabric.Namespace}
@@ -95,7 +95,7 @@ func (c *ThreeNodes) routePods(node *BridgeNode) {
 	}
 }
 
-// AddPod makes the node's next pod: 10.244.N.2 and fd00:244:N::2, and so on.
+// AddPod creates the node's next pod: 10.244.N.2 and fd00:244:N::2, and so on.
 func (n *BridgeNode) AddPod(name string) *Pod {
 	n.lab.t.Helper()
 	n.pods++

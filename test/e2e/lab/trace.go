@@ -7,7 +7,8 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/trace"
 )
 
-// Trace returns what "kube-ipvs trace" reads of the namespace's kernel, for each family.
+// Trace returns the state of the namespace's kernel that "kube-ipvs trace" reads, for
+// each family.
 func (n *Namespace) Trace() (nodes [2]*trace.Node) {
 	n.lab.t.Helper()
 	err := n.Do(func() error {

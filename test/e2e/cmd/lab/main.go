@@ -1,6 +1,6 @@
-// Command lab runs a command with a kernel that can be a node's: in QEMU, or on
-// the machine itself where its kernel is good enough. It ends with the command's
-// exit code, or with 125 if the lab itself failed.
+// Command lab runs a command on a kernel that supports nodes: in QEMU, or on the machine
+// itself if its kernel suffices. It exits with the command's exit code, or with 125 if
+// the lab itself failed.
 package main
 
 import (
@@ -100,7 +100,8 @@ func runCommand(ctx context.Context, opts *options) (exitCode int, err error) {
 // kubeconfig is the name of the client configuration in the output directory.
 const kubeconfig = "kubeconfig"
 
-// loopback is where the command finds what listens on the loopback address here.
+// loopback is the address by which the command reaches servers on the loopback address
+// here.
 func loopback(way vm.Way) string {
 	if way == vm.Host {
 		return "127.0.0.1"
@@ -112,7 +113,7 @@ func startControl(ctx context.Context, opts *options, way vm.Way) (*control.Serv
 	begin := time.Now()
 	listen := "127.0.0.1"
 	if way == vm.Host {
-		// Inside the lab's namespaces: nobody else can reach it.
+		// Inside the lab's namespaces, which no other process can reach.
 		listen = "0.0.0.0"
 	}
 	server, err := control.Start(ctx, control.Config{
@@ -188,8 +189,7 @@ func parseFlags() (*options, error) {
 	return opts, resolveDirectories(&opts.config, &opts.out, &opts.config.Shared)
 }
 
-// resolveDirectories makes the directories' names absolute, and those that may
-// not be there yet.
+// resolveDirectories makes the directories' names absolute. optional ones may be unset.
 func resolveDirectories(config *vm.Config, optional ...*string) (err error) {
 	if config.Source, err = filepath.Abs(config.Source); err != nil {
 		return err
@@ -217,8 +217,8 @@ func logger(begin time.Time) vm.Logf {
 	}
 }
 
-// removeUnlessUsed removes the output directory if it holds only the runner's
-// own files, and otherwise says where it is.
+// removeUnlessUsed removes the output directory if it has only the runner's own files,
+// and otherwise prints its name.
 func removeUnlessUsed(dir string, log vm.Logf) {
 	for _, own := range append([]string{kubeconfig}, vm.OwnFiles...) {
 		if err := os.Remove(filepath.Join(dir, own)); err != nil && !errors.Is(err, fs.ErrNotExist) {

@@ -17,7 +17,7 @@ import (
 	"time"
 )
 
-// User is who a client is.
+// User is the identity of a client.
 type User struct {
 	Name   string
 	Groups []string
@@ -26,17 +26,17 @@ type User struct {
 // Admin may do everything.
 var Admin = User{Name: "admin", Groups: []string{"system:masters"}}
 
-// identity is what the API server proves itself with, a certificate that is its
-// own authority, and the tokens that it takes from clients.
+// identity is the API server's certificate, which is its own authority, and the tokens
+// that it accepts from clients.
 type identity struct {
 	certificateFile, keyFile, tokenFile string
 	certificate                         []byte
-	tokens                              map[string]string // by the user's name
+	tokens                              map[string]string // by user name
 	pool                                *x509.CertPool
 }
 
-// newIdentity makes an identity for a server at the addresses, with its files in
-// dir, which knows Admin and the other users.
+// newIdentity creates the identity of a server at the addresses, with its files in dir.
+// The server accepts Admin and the other users.
 func newIdentity(dir string, users []User, addresses ...string) (*identity, error) {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {

@@ -1,6 +1,6 @@
-// Package control starts the control plane that the lab's nodes talk to: etcd
-// and kube-apiserver. What controllers would write (EndpointSlices, statuses,
-// Nodes) is for the tests to write, or the caller launches controllers.
+// Package control starts the control plane for the lab's nodes: etcd and kube-apiserver.
+// Tests write what controllers would write (EndpointSlices, statuses, Nodes), or the
+// caller starts controllers.
 //
 // Like the runner that uses it, the package needs only the standard library.
 package control
@@ -30,15 +30,14 @@ type Config struct {
 	Listen string
 	// Address is the IP address by which its clients reach it.
 	Address string
-	// Users are those that the API server knows besides Admin.
+	// Users are the users that the API server accepts besides Admin.
 	Users []User
-	// Arguments are the API server's besides those that every cluster of the
-	// lab's has.
+	// Arguments are additional arguments of the API server.
 	Arguments []string
 }
 
-// WithoutControllers are arguments for an API server that stands alone: nobody
-// makes what Pods are admitted with.
+// WithoutControllers are arguments for an API server without controllers: nothing creates
+// the objects that admission of Pods requires.
 var WithoutControllers = []string{
 	"--endpoint-reconciler-type", "none", "--authorization-mode", "RBAC",
 	"--disable-admission-plugins", "ServiceAccount",
@@ -54,8 +53,7 @@ type Server struct {
 	processes []*process
 }
 
-// readyLimit is far above the few seconds that a start takes, for machines that
-// are busy with a build.
+// readyLimit is far above the few seconds that a start takes, for busy machines.
 const readyLimit = 2 * time.Minute
 
 // Start starts etcd and kube-apiserver and waits until the API server is ready.
@@ -111,7 +109,7 @@ func (s *Server) apiserverArguments(etcd string) []string {
 		"--service-account-issuer", "https://kubernetes.default.svc",
 		"--service-account-key-file", s.identity.keyFile,
 		"--service-account-signing-key-file", s.identity.keyFile,
-		"--allow-privileged", // as every cluster does, for Pods such as the one in deploy
+		"--allow-privileged", // as in every cluster, for Pods such as the one in deploy
 		"--service-cluster-ip-range", ServiceCIDRs,
 	}, s.config.Arguments...)
 }
@@ -122,25 +120,25 @@ const ServiceCIDRs = "10.96.0.0/16,fd00:10:96::/112"
 // serviceAddress is the cluster IP of default/kubernetes: the first of the range.
 const serviceAddress = "10.96.0.1"
 
-// Kubeconfig is a client configuration of Admin's that reaches the server.
+// Kubeconfig is the path of Admin's client configuration for the server.
 func (s *Server) Kubeconfig() []byte { return s.KubeconfigFor(Admin.Name, s.URL()) }
 
-// KubeconfigFor is that of another user, for a way to the server.
+// KubeconfigFor returns the client configuration of another user, for another URL.
 func (s *Server) KubeconfigFor(user, url string) []byte { return s.identity.kubeconfig(url, user) }
 
-// URL is where the nodes find the server.
+// URL is the server's URL for nodes.
 func (s *Server) URL() string { return "https://" + net.JoinHostPort(s.config.Address, s.port) }
 
-// KeyFile holds the key that signs ServiceAccounts' tokens, CertificateFile the
-// authority that signed the server's certificate.
+// KeyFile holds the key that signs ServiceAccount tokens, CertificateFile the authority
+// that signed the server's certificate.
 func (s *Server) KeyFile() string         { return s.identity.keyFile }
 func (s *Server) CertificateFile() string { return s.identity.certificateFile }
 
-// Dir holds the server's files, which go with it.
+// Dir holds the server's files; Stop removes them.
 func (s *Server) Dir() string { return s.dir }
 
-// EtcdPort is where etcd listens, on the loopback address, for those who write a
-// hundred thousand objects past the API server.
+// EtcdPort is etcd's port on the loopback address, for tests that write a hundred
+// thousand objects directly.
 func (s *Server) EtcdPort() string { return s.etcdPort }
 
 // Stop kills the processes and removes their data.
@@ -155,8 +153,8 @@ func (s *Server) launchPeer(program string, args []string) error {
 	return s.Launch(filepath.Join(s.config.Peers, program), args...)
 }
 
-// Launch starts another program of the control plane's, which ends with it. Its
-// log is in Dir, under its name.
+// Launch starts another program of the control plane, which Stop stops too. Its log is in
+// Dir, under its name.
 func (s *Server) Launch(program string, args ...string) error {
 	p, err := startProcess(program, filepath.Join(s.dir, filepath.Base(program)+".log"), args)
 	if err != nil {
@@ -166,8 +164,7 @@ func (s *Server) Launch(program string, args ...string) error {
 	return nil
 }
 
-// waitReady polls /readyz, for want of an event, until it answers 200 or a
-// process ends.
+// waitReady polls /readyz, which has no event, until it returns 200 or a process ends.
 func (s *Server) waitReady(ctx context.Context) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, readyLimit, fmt.Errorf("not ready after %s", readyLimit))
 	defer cancel()
@@ -210,7 +207,7 @@ func (s *Server) isReady(ctx context.Context, client *http.Client) error {
 	return nil
 }
 
-// freePorts returns ports that nobody listened on a moment ago.
+// freePorts returns ports on which no process listens now.
 func freePorts(count int) ([]string, error) {
 	var ports []string
 	for range count {
@@ -218,7 +215,7 @@ func freePorts(count int) ([]string, error) {
 		if err != nil {
 			return nil, err
 		}
-		// Open until all are found, so that they differ.
+		// Keep them open until all are found, so that they differ.
 		defer listener.Close()
 		_, port, err := net.SplitHostPort(listener.Addr().String())
 		if err != nil {
@@ -247,9 +244,9 @@ func startProcess(program, log string, args []string) (*process, error) {
 	defer file.Close()
 	cmd := exec.Command(program, args...)
 	cmd.Stdout, cmd.Stderr = file, file
-	// A group of its own keeps a Ctrl-C for the runner, which stops it in order;
-	// the signal is for a runner that is killed. It comes when the starting
-	// thread ends, and Go keeps its threads as long as the process lives.
+	// Its own process group keeps a Ctrl-C from it, so that the runner can stop it in
+	// order. The signal is for a runner that is killed: it is sent when the starting
+	// thread ends, and Go keeps threads until the process ends.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
 	if err := cmd.Start(); err != nil {
 		return nil, err
@@ -257,7 +254,7 @@ func startProcess(program, log string, args []string) (*process, error) {
 	p := &process{cmd: cmd, log: log, done: make(chan struct{})}
 	go func() {
 		defer close(p.done)
-		// How it ended shows in its log, which is what ended reports.
+		// The log shows the reason; ended reports it.
 		_ = cmd.Wait()
 	}()
 	return p, nil
@@ -279,13 +276,13 @@ func (p *process) ended() error {
 	return fmt.Errorf("%s ended (%s):\n%s", filepath.Base(p.cmd.Path), p.cmd.ProcessState, strings.TrimSpace(string(end)))
 }
 
-// stop kills the process: nothing of what it holds is wanted again.
+// stop kills the process, whose state is not needed any more.
 func (p *process) stop() {
 	_ = p.cmd.Process.Kill()
 	<-p.done
 }
 
-// newPool is a set of trusted roots with one member.
+// newPool returns a set of trusted roots with one member.
 func newPool(certificate []byte) (*x509.CertPool, error) {
 	pool := x509.NewCertPool()
 	if !pool.AppendCertsFromPEM(certificate) {

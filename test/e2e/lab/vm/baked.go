@@ -10,11 +10,11 @@ import (
 	"path/filepath"
 )
 
-// A guest whose kernel has no 9p finds in its memory what others mount: the checkout,
-// the output directory and, of the cache, what tests need. In the end it sends back
-// the output directory, as a tar archive.
+// A guest whose kernel has no 9p gets a copy of the shares in its memory: the checkout,
+// the output directory and, of the cache, what tests need. In the end it returns the
+// output directory as a tar archive.
 
-// bakedCache is what of the cache such a guest has.
+// bakedCache lists the parts of the cache that such a guest gets.
 var bakedCache = []string{
 	"e2e/e2e.test", "e2e/neighbours.test", "peers/kube-proxy", "peers/kubectl", "peers/helm", "peers/seccomp", "peers/previous",
 	"neighbours/aws", "neighbours/flannel", "neighbours/metallb", "neighbours/debian", "container/lab.tar",
@@ -23,7 +23,7 @@ var bakedCache = []string{
 // bakedFiles is the archive's name in the output directory.
 const bakedFiles = "files.tar"
 
-// bakedParameter tells the init script.
+// bakedParameter is the parameter for the init script.
 const bakedParameter = " lab.baked"
 
 type baked struct{ initrd string }
@@ -75,14 +75,14 @@ func (g *guest) bake() (_ *baked, err error) {
 	return b, nil
 }
 
-// leftOut reports whether a file of the host's is not for the guest.
+// leftOut reports whether the guest does not get a file of the host.
 func (g *guest) leftOut(path string) bool {
 	return path == filepath.Join(g.source, ".git") || path == g.cache || filepath.Dir(path) == g.out && filepath.Base(path) != "run" && filepath.Base(path) != "kubeconfig"
 }
 
 func (b *baked) remove() { os.Remove(b.initrd) }
 
-// fetch unpacks what the guest has sent.
+// fetch unpacks the guest's archive.
 func (b *baked) fetch(out string) error {
 	file, err := os.Open(filepath.Join(out, bakedFiles))
 	if err != nil {

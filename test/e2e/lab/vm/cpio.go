@@ -29,7 +29,7 @@ func writeCPIO(w io.Writer, root string) error {
 	return archive.add("TRAILER!!!", 0, nil)
 }
 
-// addTree adds the file or the directory tree from as to, without what is left out.
+// addTree adds the file or directory tree from as to, except excluded files.
 func (c *cpioWriter) addTree(from, to string, leftOut func(path string) bool) error {
 	return filepath.WalkDir(from, func(path string, entry fs.DirEntry, err error) error {
 		if err != nil {

@@ -6,7 +6,7 @@ import (
 	"strings"
 )
 
-// Where the guest sees what the host shares.
+// Where the guest mounts the host's shares.
 const (
 	guestSource = "/src"
 	guestCache  = "/cache"
@@ -40,7 +40,7 @@ func runScript(dir string, env map[string]string, without, command []string) []b
 	return []byte(script.String())
 }
 
-// quote makes one word of s for a POSIX shell.
+// quote quotes s as one word for a POSIX shell.
 func quote(s string) string {
 	return "'" + strings.ReplaceAll(s, "'", `'\''`) + "'"
 }

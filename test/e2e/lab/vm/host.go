@@ -16,17 +16,16 @@ import (
 // namespaces.
 const insideMark = "LAB_INSIDE"
 
-// Inside tells whether this process runs inside the lab's own namespaces, where
-// Reenter has put it.
+// Inside reports whether this process runs inside the lab's own namespaces, after
+// Reenter.
 func Inside() bool { return os.Getenv(insideMark) != "" }
 
-// hostModules are what a kernel must have for the lab's nodes.
+// hostModules are the modules that the lab's nodes need.
 var hostModules = []string{
 	"ip_vs", "ip_vs_rr", "dummy", "veth", "ip_set", "ip_set_hash_ipport", "xt_set", "nf_conntrack",
 }
 
-// hostIsNode tells whether the machine's kernel can be a node's: nil, or why
-// not.
+// hostIsNode returns nil if the machine's kernel supports nodes, or the reason why not.
 func hostIsNode(ctx context.Context) error {
 	if os.Geteuid() != 0 {
 		return errors.New("not root")
@@ -46,11 +45,11 @@ func hostIsNode(ctx context.Context) error {
 	return nil
 }
 
-// Reenter runs this same program, with the same arguments, in network, mount and
-// process namespaces of its own, and returns its exit code. When that process
-// ends, the kernel ends everything that it has started.
+// Reenter runs this program again with the same arguments in new network, mount and
+// process namespaces, and returns its exit code. When that process ends, the kernel kills
+// everything that it has started.
 func Reenter(ctx context.Context) (exitCode int, err error) {
-	// By signal rather than by kill: the process inside has things to put away.
+	// By signal, so that the process inside can clean up.
 	cmd := exec.CommandContext(ctx, "/proc/self/exe", os.Args[1:]...)
 	cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGTERM) }
 	cmd.WaitDelay = stopLimit
@@ -64,11 +63,10 @@ func Reenter(ctx context.Context) (exitCode int, err error) {
 	return exitCodeOf(runOnLockedThread(cmd))
 }
 
-// stopLimit is how long a process that was asked to end may take.
+// stopLimit limits the wait for the end of a process after a signal.
 const stopLimit = 10 * time.Second
 
-// exitCodeOf separates a command that ended with an exit code from one that did
-// not run to its end.
+// exitCodeOf distinguishes a command that ended with an exit code from one that did not.
 func exitCodeOf(err error) (int, error) {
 	var exit *exec.ExitError
 	if errors.As(err, &exit) && exit.Exited() {
@@ -77,8 +75,7 @@ func exitCodeOf(err error) (int, error) {
 	return 0, err
 }
 
-// setUpNamespaces prepares the namespaces that this process was put in, as the
-// guest's init script does a guest.
+// setUpNamespaces prepares this process's namespaces as the init script prepares a guest.
 func setUpNamespaces(ctx context.Context) error {
 	if err := syscall.Mount("", "/", "", syscall.MS_REC|syscall.MS_PRIVATE, ""); err != nil {
 		return fmt.Errorf("make the mounts private: %w", err)
@@ -108,7 +105,7 @@ func setUpNamespaces(ctx context.Context) error {
 	return nil
 }
 
-// runHere runs the script in the namespaces that this process is in.
+// runHere runs the script in the namespaces of this process.
 func runHere(ctx context.Context, script string, stdout io.Writer) (exitCode int, err error) {
 	cmd := exec.CommandContext(ctx, "sh", script)
 	cmd.Stdout, cmd.Stderr = stdout, stdout

@@ -20,7 +20,7 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/hack/debian"
 )
 
-// Logf reports progress to a person.
+// Logf reports progress.
 type Logf func(format string, args ...any)
 
 // imageFormat is part of an image's key: raise it when the code that builds the
@@ -30,26 +30,26 @@ const imageFormat = "3"
 //go:embed init.sh
 var initScript []byte
 
-// guestTools are the programs that the image holds besides busybox's.
+// guestTools are the image's programs besides busybox's.
 var guestTools = []string{
 	"bridge", "conntrack", "curl", "dash", "ethtool", "ip", "ipset", "ipvsadm", "ipvsadm-restore",
 	"ipvsadm-save", "kmod", "depmod", "insmod", "lsmod", "modinfo", "modprobe", "rmmod", "nft", "ss", "tc", "tcpdump",
 	"xtables-legacy-multi", "xtables-nft-multi",
 }
 
-// guestTrees are directories that programs look into at run time.
+// guestTrees are directories that programs read at run time.
 var guestTrees = []string{"etc/iproute2", "etc/protocols", "etc/services", "usr/share/iproute2", "usr/lib/tc"}
 
 // image is a kernel and the initial file system to boot it with.
 type image struct {
 	kernel, initrd string
-	// shares reports whether the kernel can mount what the host shares.
+	// shares reports whether the kernel can mount the host's shares.
 	shares bool
 }
 
-// ensureImage returns the image, building it if the cache has none for the
-// present inputs. An image holds the packages of the day it was built; removing
-// the cache is the way to newer ones.
+// ensureImage returns the image, building it if the cache has none for the current
+// inputs. An image has the packages of the day on which it was built; remove the cache to
+// update them.
 func ensureImage(ctx context.Context, cache, kernel string, log Logf) (*image, error) {
 	key, err := imageKey(kernel)
 	if err != nil {
@@ -75,12 +75,12 @@ func ensureImage(ctx context.Context, cache, kernel string, log Logf) (*image, e
 	return &image{kernel: filepath.Join(dir, "vmlinuz"), initrd: filepath.Join(dir, "initrd"), shares: err != nil}, nil
 }
 
-// withoutShares is a file beside an image whose kernel has no 9p, as the flavours for
-// clouds have none.
+// withoutShares is a file beside an image whose kernel has no 9p, such as distributions'
+// kernels for clouds.
 const withoutShares = "without-9p"
 
-// imageKey hashes what the image is made from: this package's lists and init
-// script, the distribution's release, and the kernel's name if it is not the stock one.
+// imageKey hashes the inputs of the image: this package's lists and init script, the
+// distribution's release, and the kernel's name if it is not the stock one.
 func imageKey(kernel string) (string, error) {
 	release, err := os.ReadFile("/etc/os-release")
 	if err != nil {
@@ -107,8 +107,8 @@ func lockFile(path string) (unlock func(), err error) {
 	return func() { file.Close() }, nil
 }
 
-// buildImage makes the image beside its final place and moves it there whole,
-// so that an interrupted build leaves nothing that looks finished.
+// buildImage builds the image in a temporary directory and moves it into place, so that
+// an interrupted build leaves no incomplete image.
 func buildImage(ctx context.Context, kernel, images, dir string, log Logf) error {
 	begin := time.Now()
 	log("building the guest image")
@@ -138,8 +138,8 @@ func buildImage(ctx context.Context, kernel, images, dir string, log Logf) error
 	return os.Rename(result, dir)
 }
 
-// packInitrd leaves the archive uncompressed: an emulated processor takes longer
-// to unpack it than QEMU takes to copy what is saved.
+// packInitrd does not compress the archive: an emulated processor takes longer to unpack
+// it than QEMU takes to copy the difference.
 func packInitrd(stage, path string) error {
 	file, err := os.Create(path)
 	if err != nil {
@@ -219,8 +219,8 @@ func makeSkeleton(stage string) error {
 	return os.WriteFile(filepath.Join(stage, "etc/passwd"), []byte("root:x:0:0:root:/root:/bin/sh\n"), 0o644)
 }
 
-// programDirs are where packages keep programs. What is linked from one to the
-// other is real in bin.
+// programDirs are the directories in which packages install programs. If one links to the
+// other, bin is the real one.
 var programDirs = []string{"usr/bin", "bin", "usr/sbin", "sbin"}
 
 func stageTools(root, stage string) error {
@@ -265,9 +265,9 @@ func stageLibraries(root, stage string, binaries []string) error {
 	return nil
 }
 
-// stageXtables copies the iptables plugins and gives the two multi-binaries
-// their names, which a package's installation would have done: plain iptables
-// is the nft one, as the distribution has it.
+// stageXtables copies the iptables plugins and creates the names of the two multi-call
+// binaries, as the package's installation would: plain iptables is the nft variant, as in
+// the distribution.
 func stageXtables(root, stage string) (plugins []string, err error) {
 	for _, family := range []string{"iptables", "ip6tables"} {
 		for _, action := range []string{"", "-save", "-restore"} {
@@ -296,7 +296,7 @@ func stageXtables(root, stage string) (plugins []string, err error) {
 	return plugins, nil
 }
 
-// stageTrees copies the run-time directories that this distribution has.
+// stageTrees copies the run-time directories that exist in this distribution.
 func stageTrees(root, stage string) error {
 	for _, tree := range guestTrees {
 		err := filepath.WalkDir(filepath.Join(root, tree), func(path string, entry fs.DirEntry, err error) error {
@@ -316,8 +316,8 @@ func stageTrees(root, stage string) error {
 	return nil
 }
 
-// stageBusybox adds busybox, and a link for each of its programs that is not
-// there for real.
+// stageBusybox adds busybox, and a link for each of its programs that has no other
+// version in the image.
 func stageBusybox(ctx context.Context, root, stage string) error {
 	busybox, err := findIn(root, programDirs, "busybox")
 	if err != nil {

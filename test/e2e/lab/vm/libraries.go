@@ -8,13 +8,13 @@ import (
 	"strings"
 )
 
-// libraryDirs are where packages keep shared libraries.
+// libraryDirs are the directories in which packages install shared libraries.
 var libraryDirs = []string{
 	"lib/x86_64-linux-gnu", "usr/lib/x86_64-linux-gnu", "lib64", "usr/lib64", "lib", "usr/lib",
 }
 
-// neededLibraries finds what the ELF files need, directly or through other
-// libraries, among the packages unpacked in root: soname → path.
+// neededLibraries finds the libraries that ELF files need, directly or indirectly, in the
+// packages unpacked in root: soname → path.
 func neededLibraries(root string, files []string) (map[string]string, error) {
 	found := map[string]string{}
 	for queue := files; len(queue) > 0; queue = queue[1:] {
@@ -37,8 +37,8 @@ func neededLibraries(root string, files []string) (map[string]string, error) {
 	return found, nil
 }
 
-// importedLibraries reads the sonames that an ELF file asks for, its program
-// interpreter among them. Files that are not ELF ask for nothing.
+// importedLibraries returns the sonames that an ELF file needs, including its program
+// interpreter. Other files need none.
 func importedLibraries(path string) ([]string, error) {
 	file, err := os.Open(path)
 	if err != nil {
@@ -63,8 +63,7 @@ func importedLibraries(path string) ([]string, error) {
 	return names, nil
 }
 
-// findIn returns the path of a file that one of the directories under root
-// holds.
+// findIn returns the path of a file in one of the directories under root.
 func findIn(root string, dirs []string, name string) (string, error) {
 	for _, dir := range dirs {
 		path := filepath.Join(root, dir, name)

@@ -8,27 +8,27 @@ import (
 	"syscall"
 )
 
-// Machine is a guest with a file system and a network of its own, which lives
-// until it is stopped.
+// Machine is a guest with its own file system and network, which runs until it is
+// stopped.
 type Machine struct {
 	// Disk holds an ext4 file system with usr/sbin/init.
 	Disk string
-	// Keep writes to the disk; otherwise what is written goes with the machine.
+	// Keep keeps changes of the disk; otherwise they are lost.
 	Keep bool
-	// Tap is the interface that the machine's eth0 is behind; none if empty.
+	// Tap is the interface behind the machine's eth0; none if empty.
 	Tap, MAC string
-	// Shares are directories of the host's, by the tag under which the machine
-	// mounts them with 9p.
+	// Shares are directories of the host, by the tag with which the machine mounts them
+	// by 9p.
 	Shares map[string]string
 	// Parameters are added to the kernel's.
 	Parameters string
 	// Memory is in QEMU's notation.
 	Memory string
-	// Console is the file for what kernel and init say.
+	// Console is the file for the output of kernel and init.
 	Console string
 }
 
-// Command is QEMU's for the machine. It ends with the thread that starts it.
+// Command returns QEMU's command for the machine. It ends with the thread that starts it.
 func (l *Lab) Command(ctx context.Context, m Machine) *exec.Cmd {
 	cmd := exec.CommandContext(ctx, "qemu-system-x86_64", l.machineArguments(m)...)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL, Setpgid: true}
@@ -54,7 +54,7 @@ func (l *Lab) machineArguments(m Machine) []string {
 	return args
 }
 
-// hardware is what all guests have.
+// hardware returns the arguments that all guests share.
 func (l *Lab) hardware(memory string) []string {
 	return hardware(accelerator(l.way), memory, l.image)
 }
@@ -67,8 +67,7 @@ func hardware(accel []string, memory string, image *image) []string {
 	)
 }
 
-// accelerator returns QEMU's arguments for what executes the guest's instructions
-// and for the number of its processors.
+// accelerator returns QEMU's arguments for the accelerator and the number of processors.
 func accelerator(way Way) []string {
 	if way == KVM {
 		return []string{"-accel", "kvm", "-smp", "2"}
@@ -76,17 +75,17 @@ func accelerator(way Way) []string {
 	return []string{"-accel", "tcg,thread=multi", "-smp", "2"}
 }
 
-// counting is accelerator for a guest whose clock counts instructions: it advances by
-// a nanosecond with each, and with real time while the processor is idle. With
-// sleep=off it would jump to the next timer instead, and whatever waits for a server
-// outside of the guest would time out at once. The seed is for RDRAND.
-// The tables of connections are large enough for what a run leaves in them: with long
-// chains, later figures would be higher.
+// counting is accelerator for a guest whose clock counts instructions: it advances by a
+// nanosecond with each instruction, and with real time while the processor is idle. With
+// sleep=off it would jump to the next timer instead, and everything that waits for a
+// server outside the guest would time out immediately. The seed is for RDRAND. The
+// connection tables are large enough for a whole run: longer chains would increase later
+// figures.
 const countingParameters = " ip_vs.conn_tab_bits=18 nf_conntrack.hashsize=262144"
 
 var counting = []string{"-accel", "tcg,thread=single", "-icount", "shift=0,sleep=on", "-smp", "1", "-seed", "1"}
 
-// share is a directory of the host's; options begin with a comma.
+// share returns QEMU's arguments for a directory of the host; options begin with a comma.
 func share(tag, path, options string) []string {
 	return []string{"-virtfs", fmt.Sprintf("local,path=%s,mount_tag=%s,security_model=none,multidevs=remap%s",
 		strings.ReplaceAll(path, ",", ",,"), tag, options)}

@@ -12,9 +12,9 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/hack/debian"
 )
 
-// wantedModules are the parts of the kernel's module tree that a node may ask
-// for: whole directories where netfilter is concerned, so that no match, target
-// or set type is missing. What they depend on comes along.
+// wantedModules are the parts of the kernel's module tree that a node may need. They
+// include whole directories of netfilter, so that no match, target or set type is
+// missing. Their dependencies are added.
 var wantedModules = []string{
 	"arch/x86/crypto/crc32",
 	"crypto/crc32", "crypto/hmac", "crypto/sha1", "crypto/sha256", "crypto/cmac",
@@ -28,9 +28,8 @@ var wantedModules = []string{
 	"net/netfilter/", "net/netlink/", "net/packet/", "net/sched/", "net/sctp/", "net/xfrm/",
 }
 
-// stageModules copies the wanted modules, and what they depend on, from the
-// unpacked kernel packages into the image's tree. It returns the kernel's
-// release.
+// stageModules copies the wanted modules and their dependencies from the unpacked kernel
+// packages into the image's tree. It returns the kernel's release.
 func stageModules(ctx context.Context, unpacked, stage string) (release string, err error) {
 	base, err := moduleBase(unpacked)
 	if err != nil {
@@ -113,8 +112,8 @@ func isWanted(module string) bool {
 	return false
 }
 
-// withDependencies returns the wanted modules together with everything they
-// depend on. modules.dep lists dependencies to any depth, so one step suffices.
+// withDependencies returns the wanted modules with all of their dependencies. modules.dep
+// lists dependencies recursively, so one step suffices.
 func withDependencies(dependencies map[string][]string, wanted func(string) bool) map[string]bool {
 	closure := map[string]bool{}
 	for module, needs := range dependencies {

@@ -12,8 +12,7 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/hack/debian"
 )
 
-// hostTool is a program that must be on the machine itself, with the packages
-// that bring it.
+// hostTool is a program that the machine itself needs, with its packages.
 type hostTool struct {
 	program  string
 	packages []string
@@ -26,8 +25,7 @@ var (
 		{"depmod", []string{"kmod"}},
 		{"dpkg", []string{"dpkg"}},
 	}
-	// nodeTools are what a node's namespaces need when they live on the
-	// machine's own kernel.
+	// nodeTools are the tools that nodes need on the machine's own kernel.
 	nodeTools = []hostTool{
 		{"ip", []string{"iproute2"}},
 		{"iptables", []string{"iptables"}},
@@ -50,14 +48,14 @@ var guestPackages = []string{
 	"iptables", "ipvsadm", "kmod", "netbase", "nftables", "tcpdump",
 }
 
-// InstallDependencies installs what the machine lacks for building, testing
-// and running the lab's VM.
+// InstallDependencies installs missing packages for building, testing and running the
+// lab's VM.
 func InstallDependencies(ctx context.Context, log Logf) error {
 	return ensureTools(ctx, log, append(raceTools[:len(raceTools):len(raceTools)], vmTools...))
 }
 
-// ensureTools installs the packages of those tools that are not in the PATH. It
-// fails if something is missing and the caller may not install it.
+// ensureTools installs the packages of missing tools. It fails if the caller may not
+// install them.
 func ensureTools(ctx context.Context, log Logf, tools []hostTool) error {
 	var programs, packages []string
 	for _, tool := range tools {
@@ -78,8 +76,7 @@ func ensureTools(ctx context.Context, log Logf, tools []hostTool) error {
 	return debian.Get(ctx, "", args...)
 }
 
-// lookTool finds a program as root would: also in the sbin directories, which
-// an ordinary user's PATH may lack.
+// lookTool finds a program in root's PATH, which includes the sbin directories.
 func lookTool(program string) (string, error) {
 	if path, err := exec.LookPath(program); err == nil {
 		return path, nil

@@ -19,12 +19,12 @@ import (
 // guest is one run of a QEMU machine.
 type guest struct {
 	image *image
-	// accel are QEMU's arguments for what executes instructions.
+	// accel are QEMU's arguments for the accelerator.
 	accel []string
 	// parameters are added to the kernel's.
 	parameters string
-	// source and cache are shared read-only; out and shared are the guest's to
-	// write, shared together with other guests.
+	// source and cache are shared read-only; out and shared are writable, and other
+	// guests may share them.
 	source, cache, out, shared string
 	memory                     string
 	stdout                     io.Writer
@@ -44,11 +44,11 @@ func (g *guest) run(ctx context.Context) (exitCode int, err error) {
 	}
 	cmd := exec.CommandContext(ctx, "qemu-system-x86_64", g.arguments(console)...)
 	var complaint strings.Builder
-	// QEMU opens /dev/stdout anew, which would overwrite a plain file from its
-	// start: hiding what kind of writer this is makes it a pipe.
+	// QEMU opens /dev/stdout again, which would overwrite a plain file from its
+	// beginning. Hiding the type of the writer makes it a pipe.
 	cmd.Stdout, cmd.Stderr = struct{ io.Writer }{g.stdout}, &complaint
-	// The guest must not outlive its runner, however that ends. Its own process
-	// group keeps a Ctrl-C for the runner to handle.
+	// The guest must not outlive its runner, however that ends. Its own process group
+	// keeps a Ctrl-C from it, so that the runner handles it.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL, Setpgid: true}
 	runErr := runOnLockedThread(cmd)
 	if files != nil {
@@ -64,9 +64,9 @@ func (g *guest) run(ctx context.Context) (exitCode int, err error) {
 	return code, err
 }
 
-// norandmaps: an emulator translates code for the address where it is. At an
-// address of chance, it would translate libraries anew for each process, which
-// makes running a program take three times as long.
+// norandmaps: an emulator translates code for its address. With random addresses it would
+// translate libraries again for each process, and programs would take three times as
+// long.
 const kernelParameters = "console=ttyS0 quiet panic=-1 mitigations=off tsc=reliable norandmaps no_timer_check"
 
 func (g *guest) arguments(console string) []string {
@@ -88,8 +88,8 @@ func (g *guest) arguments(console string) []string {
 	return args
 }
 
-// explain turns a machine that ended without an exit code into an error, with
-// the end of what its kernel and QEMU had to say.
+// explain turns the end of a machine without an exit code into an error with the end of
+// the output of its kernel and QEMU.
 func (g *guest) explain(runErr error, complaint, console string) error {
 	log, err := os.ReadFile(console)
 	if err != nil {

@@ -13,41 +13,41 @@ import (
 	"time"
 )
 
-// HostAddress is where a command in the lab reaches a server that listens on
-// the machine's loopback address or, on the machine's own kernel, on any address
-// inside the lab's namespaces.
+// HostAddress is the address by which a command in the lab reaches a server that listens
+// on the machine's loopback address or, without a guest, on any address inside the lab's
+// namespaces.
 const HostAddress = "10.0.2.2"
 
 // Way is how a command gets its kernel.
 type Way string
 
 const (
-	// Host is the machine's own kernel, in fresh namespaces.
+	// Host uses the machine's own kernel, in new namespaces.
 	Host Way = "host"
-	// KVM is a guest on the machine's processor.
+	// KVM uses a guest on the machine's processor.
 	KVM Way = "kvm"
-	// TCG is an emulated guest: slow, but it runs anywhere.
+	// TCG uses an emulated guest: slow, but it runs anywhere.
 	TCG Way = "tcg"
 )
 
 // Config says what to run and where.
 type Config struct {
-	// Way forces a way; if empty, the best that works is found.
+	// Way selects a way; if empty, the best available one.
 	Way Way
-	// Source is the checkout, seen by the command as its working directory. In a
-	// guest it can be written to, but the writing stays there.
+	// Source is the checkout, the command's working directory. In a guest it is writable,
+	// but the changes are lost.
 	Source string
 	// Cache holds images and built programs between runs.
 	Cache string
-	// Shared is a directory that several labs may have in common, for their
-	// commands to write to. If empty, a run's output directory stands for it.
+	// Shared is a directory to which the commands of several labs can write. If empty, it
+	// is a run's output directory.
 	Shared string
 	// Kernel is the package of the guest's kernel, or one that depends on it; if empty,
 	// the distribution's stock kernel.
 	Kernel string
 	// Without are modules that the guest's kernel cannot load.
 	Without []string
-	// Memory is a guest's, in QEMU's notation.
+	// Memory is the guest's, in QEMU's notation.
 	Memory string
 	// CountInstructions gives an emulated guest one processor and a clock that counts
 	// its instructions. The way must be TCG.
@@ -56,7 +56,7 @@ type Config struct {
 	Env map[string]string
 	// Command is the program with its arguments.
 	Command []string
-	// Stdout gets what the command writes, errors included.
+	// Stdout gets the command's output, including errors.
 	Stdout io.Writer
 	// Log reports progress.
 	Log Logf
@@ -114,7 +114,7 @@ func (l *Lab) prepareGuest(ctx context.Context) (err error) {
 // Way is how commands are run.
 func (l *Lab) Way() Way { return l.way }
 
-// OwnFiles are those that a run leaves in the output directory by itself.
+// OwnFiles are files that every run writes to the output directory.
 var OwnFiles = []string{"run", "rc", "console.log"}
 
 // Run runs the command with the output directory out, and returns its exit code.
@@ -162,12 +162,12 @@ func (l *Lab) guest(way Way, out string, stdout io.Writer) *guest {
 	}
 }
 
-// kvmProbeLimit is generous for a boot that takes a second or two where KVM
-// works. Where it does not, the guest hangs rather than fails.
+// kvmProbeLimit is much longer than the second or two of a boot with KVM. Without KVM,
+// the guest hangs rather than fails.
 const kvmProbeLimit = 15 * time.Second
 
-// kvmBoots tries a guest with KVM. The answer is kept in the cache, together with
-// the version of the machine's kernel that it is true for.
+// kvmBoots tries a guest with KVM. It caches the result, with the version of the
+// machine's kernel for which it is valid.
 func (l *Lab) kvmBoots(ctx context.Context) bool {
 	if device, err := os.OpenFile("/dev/kvm", os.O_RDWR, 0); err != nil {
 		return false
@@ -197,7 +197,7 @@ func (l *Lab) kvmBoots(ctx context.Context) bool {
 	if err != nil {
 		answer = "no\n"
 	}
-	// A probe whose answer cannot be kept is only made again.
+	// A probe whose result cannot be cached is only repeated.
 	_ = os.WriteFile(known, append(machine, answer...), 0o644)
 	return err == nil
 }

@@ -19,20 +19,19 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/test/e2e/lab/vm"
 )
 
-// Config says what cluster to bring up.
+// Config describes the cluster.
 type Config struct {
 	// Source is the checkout, with deploy/base.
 	Source string
-	// Cache holds the lab's kernel, the programs that were built, and the running
-	// cluster's state.
+	// Cache holds the lab's kernel, built programs, and the state of the running cluster.
 	Cache string
-	// Served says what serves the Services.
+	// Served describes what serves the Services.
 	Served Served
 	// Image is the archive with kube-ipvs's image, tagged imageTag.
 	Image string
-	// Extra are archives of more images that the nodes import.
+	// Extra are archives of additional images for the nodes.
 	Extra []string
-	// Nodes is how many there are.
+	// Nodes is the number of nodes.
 	Nodes int
 	Log   vm.Logf
 }
@@ -42,7 +41,7 @@ type Served struct {
 	// Proxy is one of Proxies.
 	Proxy   string `json:"proxy"`
 	Version string `json:"version"`
-	// Build tells builds apart.
+	// Build identifies the build.
 	Build string `json:"build"`
 }
 
@@ -51,19 +50,19 @@ func (c *Config) programs() string { return filepath.Join(c.Cache, "upstream") }
 func (c *Config) images() string   { return filepath.Join(c.Cache, "cluster") }
 func (c *Config) state() string    { return filepath.Join(c.images(), "running") }
 
-// Kubeconfig is how people on this machine reach the cluster; InsideKubeconfig is
-// for what runs in the cluster's network namespace.
+// Kubeconfig is the client configuration for use on this machine, InsideKubeconfig that
+// for programs in the cluster's network namespace.
 func (c *Config) Kubeconfig() string       { return filepath.Join(c.state(), "kubeconfig") }
 func (c *Config) InsideKubeconfig() string { return filepath.Join(c.state(), "kubeconfig.inside") }
 
-// Kubectl is the program.
+// Kubectl is the path of kubectl.
 func (c *Config) Kubectl() string { return filepath.Join(c.peers(), "kubectl") }
 
 // nodeMemory is enough for the Pods of some tests at once.
 const nodeMemory = "2560M"
 
-// Up brings the cluster up and returns when its nodes and its proxy are ready. It
-// goes on running after this process has ended, until Down.
+// Up starts the cluster and returns when its nodes and its proxy are ready. The cluster
+// continues to run after this process has ended, until Down.
 func (c *Config) Up(ctx context.Context) error {
 	if os.Geteuid() != 0 {
 		return errors.New("only root may make the cluster's network")
@@ -91,11 +90,11 @@ func (c *Config) Up(ctx context.Context) error {
 	return os.WriteFile(filepath.Join(c.state(), servedFile), served, 0o644)
 }
 
-// servedFile is there while a cluster is up.
+// servedFile exists while a cluster runs.
 const servedFile = "served.json"
 
-// Running tells what serves the Services of the cluster that is up; the error is
-// fs.ErrNotExist if none is.
+// Running returns what serves the Services of the running cluster; the error is
+// fs.ErrNotExist if there is none.
 func (c *Config) Running() (served Served, err error) {
 	if _, err := c.pid(); err != nil {
 		return served, err
@@ -107,13 +106,13 @@ func (c *Config) Running() (served Served, err error) {
 	return served, json.Unmarshal(text, &served)
 }
 
-// Prepare builds what Up would build first.
+// Prepare builds everything that Up would build first.
 func (c *Config) Prepare(ctx context.Context) error {
 	_, err := c.prepare(ctx)
 	return err
 }
 
-// prepared is what is built before anything runs.
+// prepared is everything that is built before the cluster starts.
 type prepared struct {
 	disk     string
 	archives []string
@@ -135,16 +134,16 @@ func (c *Config) prepare(ctx context.Context) (p prepared, err error) {
 	return p, err
 }
 
-// lab is what guests are booted with. The nodes are guests in any case: kubelets
-// want machines.
+// lab is the configuration with which guests boot. Nodes are always guests: kubelets need
+// machines.
 func (c *Config) lab(ctx context.Context) (*vm.Lab, error) {
 	return vm.PrepareGuest(ctx, vm.Config{Source: c.Source, Cache: c.Cache, Memory: nodeMemory, Log: c.Log})
 }
 
-// startSupervisor starts this program anew in a network namespace of its own and
-// waits until it says that the cluster is ready.
+// startSupervisor runs this program again in a new network namespace and waits until it
+// reports that the cluster is ready.
 func (c *Config) startSupervisor(ctx context.Context, p prepared) error {
-	// Made here, the socket is in this machine's network, for the people on it.
+	// Created here, the socket is in this machine's network, for clients on it.
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		return err
@@ -176,7 +175,7 @@ func (c *Config) startSupervisor(ctx context.Context, p prepared) error {
 	return c.followProgress(ctx, progress)
 }
 
-// ready is the supervisor's last word to the one that started it.
+// ready reads the supervisor's report to the process that started it.
 const ready = "ready"
 
 func (c *Config) followProgress(ctx context.Context, progress *os.File) error {
@@ -193,7 +192,7 @@ func (c *Config) followProgress(ctx context.Context, progress *os.File) error {
 	return errors.Join(fmt.Errorf("the cluster did not come up:\n%s", log), err, ctx.Err())
 }
 
-// pid is the supervisor's, if it runs.
+// pid returns the supervisor's PID if it runs.
 func (c *Config) pid() (int, error) {
 	text, err := os.ReadFile(filepath.Join(c.state(), "pid"))
 	if err != nil {
@@ -203,8 +202,8 @@ func (c *Config) pid() (int, error) {
 	if err != nil {
 		return 0, err
 	}
-	// It may have ended, and another process have its number; of one that nobody has
-	// waited for, the command line is empty.
+	// It may have ended, and another process may have its PID. A zombie has an empty
+	// command line.
 	command, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid))
 	if err != nil {
 		return 0, err
@@ -215,11 +214,11 @@ func (c *Config) pid() (int, error) {
 	return pid, nil
 }
 
-// downLimit is how long processes may take to end that are killed.
+// downLimit limits the wait for the end of killed processes.
 const downLimit = 30 * time.Second
 
-// Down ends the cluster and removes every trace: guests, control plane and network
-// go with the supervisor.
+// Down stops the cluster and removes everything: guests, control plane and network end
+// with the supervisor.
 func (c *Config) Down() error {
 	if pid, err := c.pid(); err == nil {
 		if err := syscall.Kill(pid, syscall.SIGTERM); err != nil {
@@ -241,7 +240,7 @@ func (c *Config) awaitEnd() error {
 	return fmt.Errorf("the cluster did not end within %s", downLimit)
 }
 
-// Inside is a command that runs in the cluster's network namespace.
+// Inside returns a command that runs in the cluster's network namespace.
 func (c *Config) Inside(ctx context.Context, program string, args ...string) (*exec.Cmd, error) {
 	pid, err := c.pid()
 	if err != nil {

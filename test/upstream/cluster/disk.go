@@ -24,18 +24,18 @@ var kubeletConfig []byte
 //go:embed containerd.toml
 var containerdConfig string
 
-// nodePackages are what a node has besides its kubelet.
+// nodePackages are the packages of a node besides its kubelet.
 var nodePackages = []string{
 	"bash", "busybox-static", "conntrack", "containerd", "containernetworking-plugins", "coreutils", "dash",
 	"dropbear-bin", "e2fsprogs", "ethtool", "grep", "hostname", "iproute2", "iptables", "kmod", "mount", "netbase", "nftables", "procps",
 	"runc", "sed", "socat", "util-linux",
 }
 
-// diskSize is far more than what is on it: the file is sparse.
+// diskSize is much larger than the content: the file is sparse.
 const diskSize = "8G"
 
-// ensureDisk returns a node's disk with the images imported, building it if the
-// cache has none for the present inputs.
+// ensureDisk returns a node's disk with the imported images, building it if the cache has
+// none for the current inputs.
 func (c *Config) ensureDisk(ctx context.Context, lab *vm.Lab, dir string) (string, error) {
 	images, err := judgedImages(ctx, c.programs())
 	if err != nil {
@@ -85,8 +85,8 @@ func buildAll(ctx context.Context, dir string, images map[string]recipe) (archiv
 	return archives, nil
 }
 
-// baseNames joins the names of archives, which have the digest of their content. The key
-// of a disk is the same in a copy of the cache.
+// baseNames joins the names of archives, which contain a digest of their content, so that
+// a disk has the same key in a copy of the cache.
 func baseNames(archives []string) string {
 	var names []string
 	for _, archive := range archives {
@@ -115,7 +115,7 @@ func (c *Config) buildDisk(ctx context.Context, work, disk, containerd string) e
 			"usr/sbin/init": string(nodeInit), "etc/kubelet.yaml": string(kubeletConfig),
 			"etc/containerd/config.toml": containerd, "etc/resolv.conf": "nameserver 127.0.0.1\n",
 			"etc/passwd": "root:x:0:0:root:/root:/bin/sh\n", "etc/group": "root:x:0:\n",
-			// The tests that delete a node's rules say sudo, and are root.
+			// The tests that delete a node's rules use sudo as root.
 			"usr/bin/sudo": "#!/bin/sh\nexec \"$@\"\n",
 			"etc/hosts":    "127.0.0.1 localhost\n::1 localhost\n", "etc/os-release": "NAME=kube-ipvs-lab\nID=debian\n",
 		},
@@ -132,11 +132,11 @@ func (c *Config) buildDisk(ctx context.Context, work, disk, containerd string) e
 	return nil
 }
 
-// importLimit is for an emulated node on a busy machine.
+// importLimit is long enough for an emulated node on a busy machine.
 const importLimit = 15 * time.Minute
 
-// importImages boots a node that does nothing but unpack the images to its disk:
-// once, instead of at each start.
+// importImages boots a node that only unpacks the images to its disk: once, instead of at
+// each start.
 func (c *Config) importImages(ctx context.Context, lab *vm.Lab, work, disk string, archives []string) error {
 	ctx, cancel := context.WithTimeout(ctx, importLimit)
 	defer cancel()

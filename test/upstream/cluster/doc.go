@@ -1,5 +1,5 @@
-// Package cluster brings up a real cluster on one machine, without a container
-// engine: its nodes are QEMU guests with kubelet, containerd and the reference CNI
-// plugins, its control plane are processes beside them. Everything lives in one
-// network namespace of its own and ends with one process.
+// Package cluster runs a real cluster on one machine without a container engine. Its
+// nodes are QEMU guests with kubelet, containerd and the reference CNI plugins; its
+// control plane runs as processes beside them. Everything is in one network namespace and
+// ends with one process.
 package cluster

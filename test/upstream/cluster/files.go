@@ -12,8 +12,8 @@ import (
 	"path/filepath"
 )
 
-// mergeUsr moves what packages keep in /bin, /sbin and /lib to /usr, as a system
-// does that is installed: packages are only unpacked here.
+// mergeUsr moves the packages' files in /bin, /sbin and /lib to /usr, as in an installed
+// system: packages are only unpacked here.
 func mergeUsr(root string) error {
 	for _, dir := range []string{"bin", "sbin", "lib", "lib64"} {
 		old, merged := filepath.Join(root, dir), filepath.Join(root, "usr", dir)
@@ -35,7 +35,7 @@ func mergeUsr(root string) error {
 	return nil
 }
 
-// link makes symbolic links: name → target, names below root.
+// link creates symbolic links: name → target, with names relative to root.
 func link(root string, links map[string]string) error {
 	for name, target := range links {
 		path := filepath.Join(root, name)
@@ -52,8 +52,8 @@ func link(root string, links map[string]string) error {
 	return nil
 }
 
-// iptablesLinks are the names of the nft back end's program, which a package's
-// installation would have made.
+// iptablesLinks are the names of the nft back end's program, which the package's
+// installation would create.
 func iptablesLinks() map[string]string {
 	links := map[string]string{}
 	for _, family := range []string{"iptables", "ip6tables"} {
@@ -64,7 +64,7 @@ func iptablesLinks() map[string]string {
 	return links
 }
 
-// write makes a file below root, and its directory.
+// write writes a file below root, and creates its directory.
 func write(root, name string, content []byte, mode fs.FileMode) error {
 	path := filepath.Join(root, name)
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
@@ -73,7 +73,7 @@ func write(root, name string, content []byte, mode fs.FileMode) error {
 	return os.WriteFile(path, content, mode)
 }
 
-// copyProgram copies a program that was built to a place below root.
+// copyProgram copies a built program to a path below root.
 func copyProgram(from, root, name string) error {
 	content, err := os.ReadFile(from)
 	if err != nil {
@@ -82,10 +82,10 @@ func copyProgram(from, root, name string) error {
 	return write(root, name, content, 0o755)
 }
 
-// Digest is a short hash of a file.
+// Digest returns a short hash of a file.
 func Digest(path string) (string, error) { return digest([]string{path}) }
 
-// digest is a short hash of texts and of files' contents.
+// digest returns a short hash of texts and of files' contents.
 func digest(files []string, texts ...string) (string, error) {
 	hash := sha256.New()
 	fmt.Fprintf(hash, "%q", texts)

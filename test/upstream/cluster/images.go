@@ -15,22 +15,22 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/hack/oci"
 )
 
-// recipe is how an image is made that a cluster needs: from Debian packages and
-// programs built here.
+// recipe describes an image for the cluster: Debian packages and programs that are built
+// here.
 type recipe struct {
 	packages []string
-	// programs that were built, by where they are in the image.
+	// built programs by their path in the image.
 	programs map[string]string
 	links    map[string]string
 	files    map[string]string
-	// dirs are there though nothing is in them.
+	// dirs are empty directories.
 	dirs []string
 
 	entrypoint, command []string
 }
 
-// judged are the images that upstream's tests run, by their names without
-// registry and version: those are the tests' to say.
+// judged are the images that upstream's tests run, by name without registry and version,
+// which the tests define.
 func judged(programs string) map[string]recipe {
 	return map[string]recipe{
 		"pause": {
@@ -42,7 +42,7 @@ func judged(programs string) map[string]recipe {
 				"bash", "bind9-dnsutils", "conntrack", "coreutils", "curl", "dash", "grep", "hostname", "iperf",
 				"iproute2", "netbase", "netcat-openbsd", "procps", "sed", "util-linux", "wget",
 			},
-			// The key and certificate are those of servers that have none of their own.
+			// The key and certificate are for servers that have none.
 			programs: map[string]string{
 				"agnhost":       filepath.Join(programs, "agnhost"),
 				"localhost.crt": filepath.Join(programs, "localhost.crt"),
@@ -70,7 +70,7 @@ func judged(programs string) map[string]recipe {
 	}
 }
 
-// kubeProxy is the image of the peer; kube-ipvs's own is made elsewhere, as for all
+// kubeProxy is the image of the peer. The image of kube-ipvs is built elsewhere, as for
 // its users.
 func kubeProxy(peers string) recipe {
 	return recipe{
@@ -81,7 +81,7 @@ func kubeProxy(peers string) recipe {
 	}
 }
 
-// files that go into the recipe's image from here.
+// files of the checkout that the image contains.
 func (r recipe) inputs() (files []string) {
 	for _, file := range r.programs {
 		files = append(files, file)
@@ -89,19 +89,17 @@ func (r recipe) inputs() (files []string) {
 	return files
 }
 
-// key names what the recipe makes from its present inputs.
+// key identifies the result of the recipe with its current inputs.
 func (r recipe) key(name string) (string, error) {
 	inputs := r.inputs()
 	slices.Sort(inputs)
 	return digest(inputs, name, fmt.Sprint(r.packages, r.links, r.files, r.dirs, r.entrypoint, r.command), imageFormat)
 }
 
-// imageFormat is to be raised when the code that builds images changes its
-// result.
+// imageFormat must be increased when the code that builds images changes its result.
 const imageFormat = "1"
 
-// build makes the archive of an image in dir, unless it is there already, and
-// returns its path.
+// build builds the archive of an image in dir, unless it exists, and returns its path.
 func (r recipe) build(ctx context.Context, dir, name string) (string, error) {
 	key, err := r.key(name)
 	if err != nil {
@@ -159,7 +157,7 @@ func (r recipe) fill(ctx context.Context, work, root string) error {
 			return err
 		}
 	}
-	// Not every container is root's.
+	// Not every container runs as root.
 	if err := os.Chmod(filepath.Join(root, "tmp"), 0o777|os.ModeSticky); err != nil {
 		return err
 	}
@@ -184,8 +182,8 @@ func (r recipe) fill(ctx context.Context, work, root string) error {
 	return link(root, r.links)
 }
 
-// judgedImages asks upstream's tests what images they run, and returns those
-// that are made here: full name → recipe.
+// judgedImages returns the images that upstream's tests run and that are built here: full
+// name → recipe.
 func judgedImages(ctx context.Context, programs string) (map[string]recipe, error) {
 	out, err := exec.CommandContext(ctx, filepath.Join(programs, "e2e.test"), "--list-images").Output()
 	if err != nil {

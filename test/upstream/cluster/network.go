@@ -8,18 +8,19 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/test/e2e/lab/control"
 )
 
-// The cluster's network: a bridge with the control plane's address, and a tap for
-// each node. Pods' subnets are routed to their nodes.
+// The cluster's network: a bridge with the control plane's address, and a tap for each
+// node. The Pod subnets are routed to their nodes.
 const (
 	bridge   = "br0"
 	gateway4 = "172.30.0.1"
 	gateway6 = "fd00:172:30::1"
 
-	// PodCIDRs hold all Pods' addresses.
+	// PodCIDRs contain the addresses of all Pods.
 	PodCIDRs = "10.244.0.0/16,fd00:10:244::/48"
 
 	// Services of type LoadBalancer have addresses of these ranges, and their clients
-	// these: of no network that a node is in, so that a test can tell them from nodes.
+	// have these addresses. Nodes are in none of these networks, so that a test can
+	// distinguish clients from nodes.
 	balanced4, balanced6 = "198.51.100.0/24", "2001:db8:1::/112"
 	client4, client6     = "192.0.2.1", "2001:db8::1"
 )
@@ -35,7 +36,7 @@ func (n node) address6() string { return fmt.Sprintf("fd00:172:30::%d", 10+n) }
 func (n node) pods4() string    { return fmt.Sprintf("10.244.%d.0/24", n) }
 func (n node) pods6() string    { return fmt.Sprintf("fd00:10:244:%d::/64", n) }
 
-// routes lead to the node's Pods.
+// routes returns the routes to the node's Pods.
 func (n node) routes() []string {
 	return []string{
 		"ip route replace " + n.pods4() + " via " + n.address4(),
@@ -43,7 +44,7 @@ func (n node) routes() []string {
 	}
 }
 
-// nodesUpTo are the nodes of a cluster of that size.
+// nodesUpTo returns the nodes of a cluster of that size.
 func nodesUpTo(count int) (nodes []node) {
 	for n := range count {
 		nodes = append(nodes, node(n+1))
@@ -51,7 +52,7 @@ func nodesUpTo(count int) (nodes []node) {
 	return nodes
 }
 
-// setUpNetwork makes the network in the namespace that this process is in.
+// setUpNetwork creates the network in the namespace of this process.
 func setUpNetwork(nodes []node) error {
 	commands := []string{
 		"ip link set lo up",
@@ -59,15 +60,16 @@ func setUpNetwork(nodes []node) error {
 		"ip addr add " + gateway4 + "/24 dev " + bridge,
 		"ip addr add " + gateway6 + "/64 dev " + bridge + " nodad",
 		"ip link set " + bridge + " up",
-		// Programs look for a default route when they choose an address.
+		// Programs search for a default route when they choose an address.
 		"ip route add default via " + nodesUpTo(1)[0].address4() + " metric 1000",
 		"ip addr add " + client4 + "/32 dev lo",
 		"ip addr add " + client6 + "/128 dev lo nodad", // tentative for a moment otherwise
-		// Balancers drop what is for no Service, without a word: the kernel does so with
-		// packets that come by lo and are not for itself.
+		// Load balancers silently drop packets to addresses without a Service. The kernel
+		// does the same with packets that enter by lo and are not local.
 		"ip route add " + balanced4 + " dev lo src " + client4,
 		"ip -6 route add " + balanced6 + " dev lo src " + client6,
-		// What goes to several nodes is spread by connection: there is one client only.
+		// Packets to several nodes are distributed by connection, because there is only
+		// one client.
 		"sysctl -q -w net.ipv4.fib_multipath_hash_policy=1",
 		"sysctl -q -w net.ipv6.fib_multipath_hash_policy=1",
 		"sysctl -q -w net.ipv4.ip_forward=1",
@@ -134,18 +136,18 @@ spec:
 ---
 `
 
-// object is the Node, which kubelet finds when it begins.
+// object returns the Node that the kubelet finds when it starts.
 func (n node) object() string {
 	return fmt.Sprintf(nodeFormat, n.name(), n.pods4(), n.pods6(), n.zone())
 }
 
-// zones is how many there are: of six nodes each has two, which tests of Services that
-// stay within a zone want.
+// zones is the number of zones: with six nodes each has two, as tests of zone-local
+// Services require.
 const zones = 3
 
 func (n node) zone() string { return fmt.Sprintf("zone-%d", (n-1)%zones+1) }
 
-// users are those whom the API server knows by their tokens.
+// users are the users that the API server identifies by their tokens.
 func users(nodes []node) []control.User {
 	list := []control.User{
 		{Name: "system:kube-controller-manager"}, {Name: "system:kube-scheduler"},

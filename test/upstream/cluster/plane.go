@@ -9,17 +9,17 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/test/e2e/lab/control"
 )
 
-// dnsAddress is the cluster IP at which Pods look up names.
+// dnsAddress is the cluster IP of DNS.
 const dnsAddress = "10.96.0.10"
 
-// startControlPlane starts etcd, the API server, controllers, scheduler, load
-// balancer and DNS in the namespace that this process is in.
+// startControlPlane starts etcd, the API server, controllers, scheduler, load balancer
+// and DNS in the namespace of this process.
 func (c *Config) startControlPlane(ctx context.Context) (*control.Server, error) {
 	server, err := control.Start(ctx, control.Config{
 		Peers: c.peers(), Listen: "0.0.0.0", Address: gateway4, Users: users(nodesUpTo(c.Nodes)),
 		Arguments: []string{
 			"--authorization-mode", "Node,RBAC",
-			"--kubelet-preferred-address-types", "InternalIP", // nobody resolves the nodes' names
+			"--kubelet-preferred-address-types", "InternalIP", // node names are not in DNS
 		},
 	})
 	if err != nil {
@@ -58,7 +58,8 @@ func (c *Config) launchControllers(server *control.Server) error {
 	)
 }
 
-// launchBalancer starts what gives Services of type LoadBalancer their addresses.
+// launchBalancer starts the program that gives Services of type LoadBalancer their
+// addresses.
 func (c *Config) launchBalancer(server *control.Server) error {
 	admin, err := kubeconfigFile(server, control.Admin.Name)
 	if err != nil {
@@ -96,8 +97,8 @@ func kubeconfigFile(server *control.Server, user string) (string, error) {
 	return path, os.WriteFile(path, server.KubeconfigFor(user, server.URL()), 0o600)
 }
 
-// dnsService is the Service that the nodes' Pods find CoreDNS by. It runs beside
-// the nodes, so that its endpoint is written here.
+// dnsService is the Service by which Pods reach CoreDNS. CoreDNS runs outside the nodes,
+// so its endpoint is written here.
 const dnsService = `apiVersion: v1
 kind: Service
 metadata: {name: kube-dns, namespace: kube-system, labels: {k8s-app: kube-dns}}

@@ -8,8 +8,8 @@ import (
 	"strings"
 )
 
-// Proxies are the programs that can serve the cluster's Services, by the names
-// that -proxy takes.
+// Proxies are the programs that can serve the cluster's Services, by their names for
+// -proxy.
 var Proxies = []string{"kube-ipvs", "kube-proxy-ipvs", "kube-proxy-nftables", "kube-proxy-iptables"}
 
 // proxyImage is the image of a proxy, by its short name.
@@ -18,11 +18,10 @@ func proxyImage(proxy string) string {
 	return image
 }
 
-// imageTag: not "latest", which kubelet would look for elsewhere. The Makefile has
-// it, too.
+// imageTag is not "latest", which the kubelet would pull. The Makefile has it, too.
 const imageTag = "cluster"
 
-// The label is that by which upstream's tests find the proxy that they restart.
+// The label by which upstream's tests find the proxy that they restart.
 const overlayFormat = `apiVersion: kustomize.config.k8s.io/v1beta1
 kind: Kustomization
 resources: [%s]
@@ -68,8 +67,8 @@ data:
           tokenFile: /var/run/secrets/kubernetes.io/serviceaccount/token
 `
 
-// deployKubeIPVS applies deploy/base as its users do: with an overlay that names
-// the image, the Pods' addresses and the API server.
+// deployKubeIPVS applies deploy/base as users do: with an overlay that sets the image,
+// the pod CIDRs and the API server.
 func (s *supervisor) deployKubeIPVS(ctx context.Context) error {
 	overlay := filepath.Join(s.dir, "overlay")
 	base, err := filepath.Rel(overlay, filepath.Join(s.config.Source, "deploy/base"))
@@ -95,19 +94,19 @@ func (s *supervisor) deployProxy(ctx context.Context) error {
 	return s.kubectl(ctx, []byte(peerManifest(mode, s.server.URL())), "apply", "-f", "-")
 }
 
-// peerManifest is that of kube-proxy in a mode.
+// peerManifest returns the manifest of kube-proxy in a mode.
 func peerManifest(mode, server string) string {
 	return strings.NewReplacer("@MODE@", mode, "@CIDR@", PodCIDRs, "@SERVER@", server).Replace(kubeProxyManifest)
 }
 
-// PeerBuild tells kube-proxy of a version apart by how it is deployed, which decides
-// on verdicts as much as the program does.
+// PeerBuild identifies a version of kube-proxy together with its deployment, which
+// affects verdicts as much as the program does.
 func PeerBuild(version string) (string, error) {
 	manifest, err := digest(nil, kubeProxyManifest)
 	return version + "-" + manifest, err
 }
 
-// proxyArchive is the image of the cluster's proxy.
+// proxyArchive returns the image of the cluster's proxy.
 func (c *Config) proxyArchive(ctx context.Context) (string, error) {
 	switch {
 	case !slices.Contains(Proxies, c.Served.Proxy):

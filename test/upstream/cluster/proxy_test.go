@@ -9,7 +9,7 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// kube-proxy reads past a field that it does not know, and goes on without it.
+// kube-proxy ignores an unknown field, and continues without it.
 func TestPeerIsConfigured(t *testing.T) {
 	manifest := peerManifest("nftables", "https://192.0.2.1:6443")
 	var config proxyconfig.KubeProxyConfiguration

@@ -9,14 +9,14 @@ import (
 	"path/filepath"
 )
 
-// SSHKey is the file with the key to the nodes, and SSHUser whom it is for: some of
-// upstream's tests run commands there.
+// SSHKey is the file with the key to the nodes, for SSHUser: some of upstream's tests run
+// commands there.
 func (c *Config) SSHKey() string { return filepath.Join(c.state(), "ssh.key") }
 
-// SSHUser is the only one that a node has.
+// SSHUser is the only user of a node.
 const SSHUser = "root"
 
-// writeSSHKey makes the key, and returns the line that nodes know it by.
+// writeSSHKey creates the key, and returns its authorized_keys line.
 func (c *Config) writeSSHKey() (authorized string, err error) {
 	public, private, err := ed25519.GenerateKey(nil)
 	if err != nil {
@@ -25,13 +25,14 @@ func (c *Config) writeSSHKey() (authorized string, err error) {
 	return authorizedKey(public), os.WriteFile(c.SSHKey(), privateKey(private), 0o600)
 }
 
-// privateKey returns the key in the form of OpenSSH's PROTOCOL.key, the only one that
-// ssh reads of this kind: without encryption, with one key, padded to blocks of 8.
+// privateKey returns the key in the format of OpenSSH's PROTOCOL.key, the only one that
+// ssh reads for this kind of key: without encryption, with one key, padded to blocks of
+// 8.
 func privateKey(key ed25519.PrivateKey) []byte {
 	public := fields(keyKind, string(key.Public().(ed25519.PublicKey)))
 	const check = "\x00\x00\x00\x00" // twice the same number
 	private := append([]byte(check+check), public...)
-	private = append(private, fields(string(key), "")...) // and no comment
+	private = append(private, fields(string(key), "")...) // without a comment
 	for i := byte(1); len(private)%8 != 0; i++ {
 		private = append(private, i)
 	}
@@ -44,7 +45,7 @@ func privateKey(key ed25519.PrivateKey) []byte {
 
 const keyKind = "ssh-ed25519"
 
-// fields returns strings in SSH's form, each behind its length.
+// fields returns strings in SSH's format, each after its length.
 func fields(parts ...string) (out []byte) {
 	for _, part := range parts {
 		out = append(binary.BigEndian.AppendUint32(out, uint32(len(part))), part...)
@@ -52,8 +53,8 @@ func fields(parts ...string) (out []byte) {
 	return out
 }
 
-// authorizedKey is a line of a file authorized_keys. The key's form is that of
-// RFC 8709, section 4.
+// authorizedKey returns a line of a file authorized_keys. RFC 8709, section 4, defines
+// the format of the key.
 func authorizedKey(public ed25519.PublicKey) string {
 	return keyKind + " " + base64.StdEncoding.EncodeToString(fields(keyKind, string(public))) + "\n"
 }

@@ -21,26 +21,26 @@ import (
 //go:embed kube-proxy.yaml
 var kubeProxyManifest string
 
-// supervisor is the process that the cluster lives and ends with.
+// supervisor is the process with which the cluster ends.
 type supervisor struct {
 	config *Config
 	dir    string
 	disk   string
 	// archives are the images that the nodes import when they start.
 	archives []string
-	// authorized is what nodes know the key to them by, a line of authorized_keys.
+	// authorized is the nodes' authorized_keys line.
 	authorized string
 	server     *control.Server
 	say        func(format string, args ...any)
 }
 
-// upLimit is for emulated nodes on a busy machine: idle, they take a minute.
+// upLimit is long enough for emulated nodes on a busy machine; on an idle one they take a
+// minute.
 const upLimit = 15 * time.Minute
 
-// Supervise runs the cluster in the network namespace that this process is in
-// until ctx ends. door is an open socket of the machine's, known there under the
-// address, through which people reach the API server; progress gets lines for
-// them.
+// Supervise runs the cluster in the network namespace of this process until ctx ends.
+// door is an open socket in the machine's network, through which its clients reach the
+// API server at the address. progress gets lines for the user.
 func (c *Config) Supervise(ctx context.Context, disk string, archives []string, address string, door net.Listener, progress io.Writer) error {
 	s := &supervisor{config: c, dir: c.state(), disk: disk, archives: archives}
 	s.say = func(format string, args ...any) { fmt.Fprintf(progress, format+"\n", args...) }
@@ -101,13 +101,13 @@ func (s *supervisor) writeKubeconfigs(address string) error {
 	return os.WriteFile(s.config.Kubeconfig(), outside, 0o600)
 }
 
-// applyObjects writes what the cluster has from its beginning.
+// applyObjects creates the objects that the cluster has from the start.
 func (s *supervisor) applyObjects(ctx context.Context, nodes []node) error {
 	objects := dnsService
 	for _, n := range nodes {
 		objects += n.object()
 	}
-	// The API server makes it, soon after it is ready.
+	// The API server creates it soon after it is ready.
 	if err := s.kubectl(ctx, nil, "wait", "--for=create", "namespace/kube-system", "--timeout=1m"); err != nil {
 		return err
 	}
@@ -117,12 +117,12 @@ func (s *supervisor) applyObjects(ctx context.Context, nodes []node) error {
 	return s.deployProxy(ctx)
 }
 
-// clockParameters make a node count time by the ACPI timer. An emulated node on a busy
-// machine mismeasures the frequency of its TSC at the start: the clock of one ran 27 times
-// too fast, and everything on it timed out.
+// clockParameters make a node use the ACPI timer as its clock. An emulated node on a busy
+// machine may measure a wrong frequency of its TSC at the start: one node's clock ran 27
+// times too fast, and everything on it timed out.
 const clockParameters = "tsc=unstable clocksource=acpi_pm"
 
-// boot starts a node's machine, which goes on with this process.
+// boot starts a node's machine, which ends with this process.
 func (s *supervisor) boot(ctx context.Context, lab *vm.Lab, n node, nodes []node) error {
 	share := filepath.Join(s.dir, n.name())
 	kubeconfig := s.server.KubeconfigFor(n.user(), s.server.URL())
@@ -156,7 +156,7 @@ func (s *supervisor) boot(ctx context.Context, lab *vm.Lab, n node, nodes []node
 	return nil
 }
 
-// awaitReady waits for the nodes, and for the proxy on each of them.
+// awaitReady waits for the nodes, and for the proxy on each node.
 func (s *supervisor) awaitReady(ctx context.Context) error {
 	limit := "--timeout=" + upLimit.String()
 	if err := s.kubectl(ctx, nil, "wait", "--for=condition=Ready", "node", "--all", limit); err != nil {
@@ -200,7 +200,7 @@ func forward(door net.Listener, address string) {
 	}
 }
 
-// run runs a command whose end comes with that of the thread that starts it.
+// run runs a command that is killed when the thread that starts it ends.
 func run(cmd *exec.Cmd) error {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()

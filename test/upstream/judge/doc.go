@@ -1,4 +1,3 @@
-// Package judge runs Kubernetes' own end-to-end tests against a cluster, one spec
-// at a time, so that a run can be stopped and gone on with, and keeps what became
-// of each.
+// Package judge runs Kubernetes' own end-to-end tests against a cluster, one spec at a
+// time, and records the result of each, so that a run can be stopped and continued.
 package judge

@@ -13,7 +13,7 @@ import (
 	"time"
 )
 
-// report is the part of Ginkgo's JSON report that is read here.
+// report is the part of Ginkgo's JSON report that is evaluated.
 type report struct {
 	SpecReports []specReport
 }
@@ -27,12 +27,12 @@ type specReport struct {
 	Failure                 struct{ Message string }
 }
 
-// name is the text that Ginkgo's focus is matched with, but for the suite's name.
+// name is the text that Ginkgo's focus matches, without the suite's name.
 func (r specReport) name() string {
 	return strings.Join(append(r.ContainerHierarchyTexts, r.LeafNodeText), " ")
 }
 
-// specs are those of a report, without what Ginkgo runs around them.
+// specs returns the specs of a report, without Ginkgo's setup nodes.
 func (r report) specs() (specs []specReport) {
 	for _, spec := range r.SpecReports {
 		if spec.LeafNodeType == "It" {
@@ -42,16 +42,16 @@ func (r report) specs() (specs []specReport) {
 	return specs
 }
 
-// Tests is the program with upstream's tests, and how it reaches a cluster.
+// Tests is the program with upstream's tests, and the way in which it reaches a cluster.
 type Tests struct {
-	// Command makes the command that runs the program with arguments.
+	// Command returns the command that runs the program with arguments.
 	Command func(ctx context.Context, args ...string) (*exec.Cmd, error)
-	// Arguments are the same for all runs.
+	// Arguments are arguments of all runs.
 	Arguments []string
-	// Dir is where reports are put, and what the program says of a spec that fails.
+	// Dir is the directory for reports, and for the output of failed specs.
 	Dir string
-	// Checkout is the directory that reasons name paths in, which are kept relative to
-	// it: verdicts are of no machine.
+	// Checkout is the directory of the checkout. Paths in reasons are recorded relative
+	// to it, so that verdicts are independent of the machine.
 	Checkout string
 }
 
@@ -73,7 +73,7 @@ func (t *Tests) List(ctx context.Context, focus, skip string) ([]string, error) 
 	return names, nil
 }
 
-// specLimit is beyond what the longest spec takes on an emulated node.
+// specLimit is longer than the longest spec takes on an emulated node.
 const specLimit = 30 * time.Minute
 
 // Run runs one spec once.
@@ -100,7 +100,7 @@ func (t *Tests) Run(ctx context.Context, name string) (Attempt, error) {
 	return Attempt{}, fmt.Errorf("%s: not in the report\n%s", name, out)
 }
 
-// keep keeps the output of a spec that failed, for people to read.
+// keep saves the output of a failed spec.
 func (t *Tests) keep(name string, attempt Attempt, out []byte) error {
 	if attempt.State != Failed {
 		return nil
@@ -124,8 +124,8 @@ func firstLine(text string) string {
 	return line
 }
 
-// run runs the program and reads its report. The exit code says no more than the
-// report does, as long as there is one.
+// run runs the program and reads its report. The exit code matters only if there is no
+// report.
 func (t *Tests) run(ctx context.Context, args ...string) (r report, out []byte, err error) {
 	dir, err := os.MkdirTemp(t.Dir, "run-")
 	if err != nil {

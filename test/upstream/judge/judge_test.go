@@ -11,8 +11,8 @@ import (
 	"testing"
 )
 
-// program stands for upstream's tests: each spec's states, in the order of its
-// runs, the last one for all later ones.
+// program simulates upstream's tests: the states of each spec in the order of its runs;
+// the last one applies to all later runs.
 type program struct {
 	t      *testing.T
 	states map[string][]string
@@ -91,8 +91,8 @@ func TestVerdicts(t *testing.T) {
 		}
 	}
 
-	// Another run of the same build goes on where this one ended; with more nodes,
-	// with what was skipped. Another build's verdicts take the place of these.
+	// Another run of the same build continues where this one ended; with more nodes, it
+	// repeats skipped specs. Verdicts of another build replace these.
 	before := p.runs["passes"]
 	again, err := Open(path, fresh())
 	if err != nil {

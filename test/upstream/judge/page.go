@@ -37,7 +37,7 @@ func Page(dir string, proxies []string) (string, error) {
 	return pageOf(columns), nil
 }
 
-// pageOf has results side by side.
+// pageOf formats results side by side.
 func pageOf(columns []*Results) string {
 	page := &strings.Builder{}
 	page.WriteString(pageHead)
@@ -83,7 +83,8 @@ func writeSpecs(page *strings.Builder, columns []*Results) {
 	}
 }
 
-// inAWord is the verdict on a spec, with the version if it is not that of the rest.
+// inAWord returns the verdict on a spec, with the version if it differs from that of the
+// others.
 func (r *Results) inAWord(name string) string {
 	verdict, ran := r.Specs[name]
 	switch {
@@ -103,10 +104,10 @@ func (r *Results) inAWord(name string) string {
 	return fmt.Sprintf("%s (%s)", verdict.State(), strings.Join(notes, ", "))
 }
 
-// usualNodes is how many nodes go without saying.
+// usualNodes is the number of nodes that the page does not mention.
 const usualNodes = 2
 
-// writeReasons says why specs did not pass.
+// writeReasons writes why specs did not pass.
 func writeReasons(page *strings.Builder, columns []*Results) {
 	for _, c := range columns {
 		fmt.Fprintf(page, "\n## Why not, under %s\n\n| spec | | reason |\n|---|---|---|\n", c.Proxy)
@@ -131,7 +132,7 @@ func names(columns []*Results) []string {
 	return slices.Sorted(maps.Keys(all))
 }
 
-// cell is text for a cell of a table.
+// cell escapes a text for a cell of a table.
 func cell(text string) string {
 	return strings.NewReplacer("|", `\|`, "<", "&lt;", "\n", " ").Replace(text)
 }

@@ -12,7 +12,7 @@ var update = flag.Bool("update", false, "write docs/conformance.md")
 
 const page = "../../../docs/conformance.md"
 
-// TestPage has the page say what was recorded, and nothing else.
+// TestPage checks that the page matches the recorded results.
 func TestPage(t *testing.T) {
 	want, err := Page("../results", cluster.Proxies)
 	if err != nil {
@@ -24,6 +24,6 @@ func TestPage(t *testing.T) {
 		}
 	}
 	if got, err := os.ReadFile(page); err != nil || string(got) != want {
-		t.Errorf("%s is not what the verdicts make of it (make docs): %v", page, err)
+		t.Errorf("%s does not match the verdicts (make docs): %v", page, err)
 	}
 }

@@ -10,10 +10,10 @@ import (
 	"sync"
 )
 
-// State is how an attempt ended, or what is to be said of a spec in the end.
+// State is the result of an attempt, or the verdict on a spec.
 type State string
 
-// A spec that passed only when it was repeated is Flaky, never Passed.
+// A spec that passed only after a failure is Flaky, never Passed.
 const (
 	Passed  State = "pass"
 	Failed  State = "fail"
@@ -24,24 +24,24 @@ const (
 // Attempt is one run of a spec.
 type Attempt struct {
 	State State `json:"state"`
-	// Reason is the first line of why it failed or was skipped.
+	// Reason is the first line of the reason for failing or skipping.
 	Reason  string  `json:"reason,omitempty"`
 	Seconds float64 `json:"seconds"`
-	// Nodes is how many the cluster had; 0 if that was not noted.
+	// Nodes is the number of nodes in the cluster; 0 if it was not recorded.
 	Nodes int `json:"nodes,omitempty"`
 }
 
-// maxAttempts is how often a spec is run before its failure is believed.
+// maxAttempts is how often a spec runs before its failure is final.
 const maxAttempts = 3
 
-// Verdict is what became of a spec under one build of a proxy.
+// Verdict is the result of a spec under one build of a proxy.
 type Verdict struct {
 	Version  string    `json:"version"`
 	Build    string    `json:"build"`
 	Attempts []Attempt `json:"attempts"`
 }
 
-// State is the verdict in a word.
+// State returns the verdict as one state.
 func (v Verdict) State() State {
 	last := v.Attempts[len(v.Attempts)-1].State
 	if last == Passed && len(v.Attempts) > 1 {
@@ -50,7 +50,7 @@ func (v Verdict) State() State {
 	return last
 }
 
-// Reason is the last one that was given.
+// Reason returns the last reason.
 func (v Verdict) Reason() string {
 	for i := len(v.Attempts) - 1; i >= 0; i-- {
 		if reason := v.Attempts[i].Reason; reason != "" {
@@ -60,8 +60,8 @@ func (v Verdict) Reason() string {
 	return ""
 }
 
-// Reasons are all that were given, in the order of the attempts, each once: the
-// second try of what has half run may fail by something else.
+// Reasons returns all distinct reasons in the order of the attempts: a second attempt at
+// a partially completed test may fail for another reason.
 func (v Verdict) Reasons() (reasons []string) {
 	for _, attempt := range v.Attempts {
 		if attempt.Reason != "" && !slices.Contains(reasons, attempt.Reason) {
@@ -71,8 +71,8 @@ func (v Verdict) Reasons() (reasons []string) {
 	return reasons
 }
 
-// outweighs tells whether an attempt says less than a verdict, be it another build's:
-// it was skipped with fewer nodes than the spec has passed with.
+// outweighs reports whether a verdict, also of another build, is more informative than an
+// attempt: the attempt was skipped with fewer nodes than the spec has passed with.
 func (v Verdict) outweighs(attempt Attempt) bool {
 	if attempt.State != Skipped || len(v.Attempts) == 0 {
 		return false
@@ -81,8 +81,8 @@ func (v Verdict) outweighs(attempt Attempt) bool {
 	return last.State == Passed && last.Nodes > attempt.Nodes
 }
 
-// settled tells whether nothing is to be gained by another attempt with so many
-// nodes. A spec that was skipped may have wanted more than there were.
+// settled reports whether another attempt with that many nodes is useless. A spec that
+// was skipped may have needed more nodes.
 func (v Verdict) settled(nodes int) bool {
 	if len(v.Attempts) == 0 {
 		return false
@@ -96,27 +96,27 @@ func (v Verdict) settled(nodes int) bool {
 	return true
 }
 
-// Results are a proxy's.
+// Results are the results of one proxy.
 type Results struct {
 	Proxy string `json:"proxy"`
-	// Version and Build are those that were run last; a verdict is of one build only.
+	// Version and Build are those of the last run; a verdict belongs to one build.
 	Version    string `json:"version"`
 	Build      string `json:"build"`
 	Kubernetes string `json:"kubernetes"`
-	// Nodes says what they run; how many there were is each attempt's.
+	// Nodes describes what the nodes run; each attempt has the number of nodes.
 	Nodes string `json:"nodes"`
 	Date  string `json:"date"`
-	// Applies are the names of all specs that there are to run.
+	// Applies are the names of all specs to run.
 	Applies []string `json:"applies"`
-	// Specs are by their full names.
+	// Specs maps full names to verdicts.
 	Specs map[string]Verdict `json:"specs"`
 
 	path string
 	mu   sync.Mutex
 }
 
-// Open reads the verdicts kept in a file, or begins new ones if there are none of
-// these tests.
+// Open reads the recorded verdicts from a file, or starts new ones if the file has none
+// of these tests.
 func Open(path string, fresh *Results) (*Results, error) {
 	fresh.path, fresh.Specs = path, map[string]Verdict{}
 	kept, err := Read(path)
@@ -140,7 +140,7 @@ func Read(path string) (*Results, error) {
 	return results, json.Unmarshal(content, results)
 }
 
-// add keeps an attempt, on the disk as well, and returns the verdict so far.
+// add records an attempt, also on disk, and returns the verdict so far.
 func (r *Results) add(name string, attempt Attempt) (Verdict, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -166,7 +166,7 @@ func (r *Results) add(name string, attempt Attempt) (Verdict, error) {
 	return verdict, os.Rename(r.path+".new", r.path)
 }
 
-// unknownFirst has the specs that no build has a verdict on before the others.
+// unknownFirst moves specs without a verdict of any build to the front.
 func (r *Results) unknownFirst(names []string) []string {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -187,8 +187,8 @@ func (r *Results) verdict(name string) Verdict {
 	return r.current(name)
 }
 
-// current is the verdict of this build: that of another one is kept until there is
-// a newer.
+// current returns the verdict of this build. That of another build is kept until there is
+// a newer one.
 func (r *Results) current(name string) Verdict {
 	if verdict := r.Specs[name]; verdict.Build == r.Build {
 		return verdict

@@ -9,13 +9,13 @@ import (
 	"time"
 )
 
-// Runner runs specs and keeps their verdicts.
+// Runner runs specs and records their verdicts.
 type Runner struct {
 	Tests   *Tests
 	Results *Results
-	// Parallel is how many specs run at once, of those that bear company.
+	// Parallel is the number of specs that run at once, except those that must run alone.
 	Parallel int
-	// Nodes is how many the cluster has.
+	// Nodes is the number of nodes in the cluster.
 	Nodes int
 	Log   func(format string, args ...any)
 
@@ -25,15 +25,16 @@ type Runner struct {
 	errs        []error
 }
 
-// alone tells whether a spec must be the only one: for others, or because it counts
-// answers while Pods start, which on nodes that are busy are ready before they listen.
+// alone reports whether a spec must be the only one: because it disturbs others, or
+// because it counts answers while Pods start. On busy nodes, Pods are ready before they
+// listen.
 func alone(name string) bool {
 	return strings.Contains(name, "[Serial]") || strings.Contains(name, "[Disruptive]") ||
 		strings.Contains(name, "connectivity disruption during rolling update")
 }
 
-// Run brings each of the specs to a verdict; those that have one already are left.
-// What has none of another build either comes first: it says most.
+// Run runs each spec until it has a verdict, and skips those that have one. Specs without
+// a verdict of any build run first, because they are the most informative.
 func (r *Runner) Run(ctx context.Context, names []string) error {
 	var together, apart []string
 	for _, name := range r.Results.unknownFirst(names) {
@@ -71,7 +72,7 @@ func (r *Runner) each(ctx context.Context, parallel int, names []string) {
 	workers.Wait()
 }
 
-// settle runs a spec until its verdict stands.
+// settle runs a spec until its verdict is final.
 func (r *Runner) settle(ctx context.Context, name string) {
 	for verdict := r.Results.verdict(name); !verdict.settled(r.Nodes) && ctx.Err() == nil; {
 		attempt, err := r.Tests.Run(ctx, name)

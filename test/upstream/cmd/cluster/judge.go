@@ -17,14 +17,14 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/test/upstream/judge"
 )
 
-// applicable are the specs of the group that owns Services. Left out is what is
-// not about Services: names, Ingress, policy, throughput; and what needs the Internet.
+// applicable are the specs of the SIG that owns Services, except those that do not test
+// Services (DNS, Ingress, NetworkPolicy, throughput) or need the Internet.
 const (
 	applicable = `\[sig-network\]`
 	notOurs    = `\[sig-network\] (DNS|Ingress)|Netpol|NetworkPolicy|IPerf2|PerformanceDNS|Internet connection`
 )
 
-// kubernetesVersion is that of the tests, and of the cluster.
+// kubernetesVersion is the version of the tests and of the cluster.
 const kubernetesVersion = "v1.36.3"
 
 type judgement struct {
@@ -33,8 +33,8 @@ type judgement struct {
 	short                         bool
 }
 
-// runJudge runs upstream's tests and writes the page: against the cluster that is
-// up, or else against one that ends with them.
+// runJudge runs upstream's tests and writes the page. It uses the running cluster, or
+// else one that it starts and stops.
 func runJudge(ctx context.Context, config *cluster.Config, j *judgement) (err error) {
 	running, err := config.Running()
 	if errors.Is(err, fs.ErrNotExist) {
@@ -82,7 +82,7 @@ func judgeRunning(ctx context.Context, config *cluster.Config, running cluster.S
 	return errors.Join(ranErr, writePage(j), j.failed(results, chosen))
 }
 
-// choose tells which specs are to be run.
+// choose returns the specs to run.
 func (j *judgement) choose(applies []string) ([]string, error) {
 	if j.short {
 		return short, known(short, applies)
@@ -119,7 +119,8 @@ func upstreamTests(config *cluster.Config) (*judge.Tests, error) {
 			}
 			return cmd, err
 		},
-		// "local" is the provider of those who have no cloud, but reach their nodes by SSH.
+		// "local" is the provider for clusters without a cloud whose nodes are reached by
+		// SSH.
 		Arguments: []string{
 			"--provider=local", "--kubeconfig=" + config.InsideKubeconfig(), "--kubectl-path=" + config.Kubectl(),
 			"--cluster-ip-range=10.96.0.0/16", "--allowed-not-ready-nodes=-1", "--num-nodes=-1",
@@ -128,7 +129,7 @@ func upstreamTests(config *cluster.Config) (*judge.Tests, error) {
 	}, os.MkdirAll(dir, 0o755)
 }
 
-// nodesRun counts the nodes, and says what they run.
+// nodesRun counts the nodes, and describes what they run.
 func nodesRun(ctx context.Context, config *cluster.Config) (count int, what string, err error) {
 	const info = `{range .items[*]}Linux {.status.nodeInfo.kernelVersion}, {.status.nodeInfo.containerRuntimeVersion}{"\n"}{end}`
 	out, err := exec.CommandContext(ctx, config.Kubectl(), "--kubeconfig", config.Kubeconfig(), "get", "nodes", "-o", "jsonpath="+info).Output()
@@ -139,7 +140,7 @@ func nodesRun(ctx context.Context, config *cluster.Config) (count int, what stri
 	return len(lines), lines[0], nil
 }
 
-// writePage writes what is kept of all proxies.
+// writePage writes the recorded results of all proxies.
 func writePage(j *judgement) error {
 	page, err := judge.Page(j.results, cluster.Proxies)
 	if err != nil {
@@ -148,9 +149,8 @@ func writePage(j *judgement) error {
 	return os.WriteFile(j.page, []byte(page), 0o644)
 }
 
-// failed is an error if one of the specs failed or was flaky. A short run guards
-// changes: a node that was late for once is not to stop one, but that nothing was run
-// is.
+// failed returns an error if one of the specs failed or was flaky. A short run guards
+// changes: it fails if no spec ran, but not because a node was late once.
 func (j *judgement) failed(results *judge.Results, names []string) error {
 	bad := []judge.State{judge.Failed, judge.Flaky}
 	if j.short {

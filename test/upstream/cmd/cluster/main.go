@@ -97,7 +97,7 @@ func run() error {
 	return errors.New("nothing to do")
 }
 
-// up brings the cluster up with what stands in the checkout.
+// up starts the cluster with the state of the checkout.
 func up(ctx context.Context, config *cluster.Config, program string) (err error) {
 	if config.Served, err = served(config, program); err != nil {
 		return err
@@ -105,8 +105,8 @@ func up(ctx context.Context, config *cluster.Config, program string) (err error)
 	return config.Up(ctx)
 }
 
-// runWalk walks through guides: on the cluster that is up, or else on one that ends with
-// the walk.
+// runWalk walks through guides, on the running cluster, or else on one that it starts and
+// stops.
 func runWalk(ctx context.Context, config *cluster.Config, w *walk.Walk, run func(context.Context) error) (err error) {
 	if _, err := config.Running(); err == nil {
 		return run(ctx)
@@ -118,8 +118,8 @@ func runWalk(ctx context.Context, config *cluster.Config, w *walk.Walk, run func
 	return run(ctx)
 }
 
-// supervise takes the two open files that Up gives, the door and the pipe. Nobody
-// else is to have them, or the pipe would outlive this process.
+// supervise takes the two open files from Up, the door and the pipe. No other process may
+// inherit them, or the pipe would outlive this process.
 func supervise(ctx context.Context, config *cluster.Config) error {
 	const doorFile, progressFile = 3, 4
 	syscall.CloseOnExec(doorFile)

@@ -8,10 +8,10 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/test/upstream/cluster"
 )
 
-// product are the paths, in the checkout, of what a cluster runs of it.
+// product are the paths in the checkout of the parts that a cluster runs.
 var product = []string{"cmd", "pkg", "deploy", "go.mod", "go.sum"}
 
-// served says what the proxy is that the cluster will have.
+// served describes the proxy that the cluster will have.
 func served(config *cluster.Config, program string) (s cluster.Served, err error) {
 	s.Proxy = config.Served.Proxy
 	if s.Proxy != cluster.Proxies[0] {
@@ -32,9 +32,8 @@ func served(config *cluster.Config, program string) (s cluster.Served, err error
 	return s, err
 }
 
-// productBuild is the commit that last changed the product, so that hours of
-// verdicts outlive a commit that did not; with changes that are not committed, the
-// program is hashed.
+// productBuild is the commit that last changed the product, so that verdicts stay valid
+// after other commits. With uncommitted changes it is a hash of the program.
 func productBuild(source, program string) (string, error) {
 	git := func(args ...string) (string, error) {
 		out, err := exec.Command("git", append([]string{"-C", source}, args...)...).Output()

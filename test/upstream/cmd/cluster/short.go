@@ -6,9 +6,9 @@ import (
 	"slices"
 )
 
-// short are the specs of a run that takes minutes: one for each of the things that most
-// Services are used for, and the one that deletes all rules. What takes long is left out: SCTP,
-// changes of a Service's type, terminating endpoints, restarts.
+// short are the specs of a run that takes minutes: one for each of the common uses of
+// Services, and the one that deletes all rules. Slow ones are excluded: SCTP, changes of
+// a Service's type, terminating endpoints, restarts.
 var short = []string{
 	"[sig-network] Services should serve a basic endpoint from pods [Conformance]",
 	"[sig-network] Services should be able to create a functioning NodePort service [Conformance]",
@@ -25,7 +25,7 @@ var short = []string{
 	"[sig-network] Networking should recreate its iptables rules if they are deleted [Disruptive]",
 }
 
-// known is an error for each name that upstream's tests have no longer.
+// known returns an error for each name that upstream's tests no longer have.
 func known(names, applies []string) error {
 	var errs []error
 	for _, name := range names {

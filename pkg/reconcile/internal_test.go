@@ -143,3 +143,32 @@ func TestInternalClientsWaitForTheVirtualServer(t *testing.T) {
 		t.Errorf("after the retry, internal clients reach %v, a virtual server is there: %v", got, there)
 	}
 }
+
+// TestInternalClientsAreServedByANewVirtualServer makes a virtual server for internal clients
+// desired. After each write, their new connections reach endpoints.
+func TestInternalClientsAreServedByANewVirtualServer(t *testing.T) {
+	for name, was := range map[string]func(service.Service) service.Service{
+		"policy Cluster": cluster, "no local endpoint": quarantined, "masqueraded": masqueraded,
+	} {
+		t.Run(name, func(t *testing.T) {
+			for writes, more := 0, true; more; writes++ {
+				w := newWorld(t)
+				s := externalLocal("a", ip.TCP, vip, here)
+				w.start(was(s))
+				more = w.applyWrites(writes, s)
+				if got, _ := w.reached(key(ip.TCP, vip+":80")); len(got) == 0 {
+					t.Errorf("after %q internal clients reach no endpoint", w.order)
+				}
+				if more {
+					continue
+				}
+				if got, _ := w.reached(key(ip.TCP, vip+":80")); len(got) != 2 || w.reconciler.markOf(key(ip.TCP, vip+":80")) == 0 {
+					t.Errorf("at the end internal clients reach %v", got)
+				}
+				if got := w.ipset.Dump(); name != "masqueraded" && strings.Contains(got, "0.0.0.11") {
+					t.Errorf("the record is left:\n%s", got)
+				}
+			}
+		})
+	}
+}

@@ -120,22 +120,28 @@ func (f *flush) addressIn(m *member) ipvs.Key {
 }
 
 // recordReplaced records the virtual servers whose member of plan.Local is about to get
-// another mark, and the new ones, so that a new one serves before any packet has its mark.
+// another mark. It also records the new ones of addresses that are served, so that a new one
+// has its real servers before any packet has its mark.
 func (f *flush) recordReplaced() {
-	retiring := map[ipvs.Key]ipvs.Key{}
+	recorded := map[ipvs.Key]ipvs.Key{}
 	for m := range f.members.allDirty() {
-		fwm, exists := f.localMark(m)
-		if !exists {
+		family := ip.Of(m.key.addr)
+		if f.sets.list[m.key.set].name != plan.Local.In(family) {
 			continue
 		}
-		if want, wanted := f.wantMember(m); wanted && want != fwm.FWMark {
-			retiring[fwm] = f.addressIn(m)
-			if successor := fwmKey(fwm.Family(), want); f.servers.isDirty(successor) && f.unused(successor) {
-				retiring[successor] = f.addressIn(m)
-			}
+		want, wanted := f.wantMember(m)
+		if !wanted || m.there && m.actual == want {
+			continue
+		}
+		address := f.addressIn(m)
+		if fwm, exists := f.localMark(m); exists {
+			recorded[fwm] = address
+		}
+		if fwm := fwmKey(family, want); f.servers.isDirty(fwm) && f.unused(fwm) && f.servers.holds(address) {
+			recorded[fwm] = address
 		}
 	}
-	f.record(retiring)
+	f.record(recorded)
 }
 
 // unused reports whether neither a virtual server nor a record has a fwmark.

@@ -8,10 +8,10 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/routing"
 )
 
-// An established flow carries its interface's mark value in conntrack, so an interface
-// keeps its value when others are added or removed. While the process runs, the value
-// follows the interface index (Node.Bound). After a restart it is recovered from our
-// policy rule, which maps the value to the interface's table.
+// Reply routing gives each interface a mark value. Established flows have the value in their
+// connmark, so an interface keeps its value when others are added or removed. While the process
+// runs, the value belongs to the interface index (Node.Bound). After a restart it is recovered
+// from our policy rule, which maps the value to the interface's table.
 
 // bindings assigns the first value to the main table's interface, and to each ENI its
 // previous value or a free one. ENIs are left out once the values run out. With

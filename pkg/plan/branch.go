@@ -37,9 +37,9 @@ type Branch struct {
 	Pods  []netip.Prefix // single addresses
 }
 
-// sentRulePriority is the priority of the rules for packets that IPVS forwards: behind
+// forwardedRulePriority is the priority of the rules for packets that IPVS forwards: behind
 // a CNI's rules for pods of this node, before the main table.
-const sentRulePriority = 32760
+const forwardedRulePriority = 32760
 
 // branches returns the branches of one family in the order of the policy rules, or none
 // if reply routing is off.
@@ -97,8 +97,8 @@ func (f *branchFinder) routedBySource(pod netip.Addr) bool {
 	return slices.ContainsFunc(f.enis, func(e ENI) bool { return containsAny(e.Sources, pod) })
 }
 
-// branchMark returns the value for requests of all these pods: all bits of the mask. It
-// returns false if an ENI has that value.
+// branchMark returns the mark value that the requests of all pods behind branches share: all
+// bits of the mask. It returns false if an ENI has that value.
 func branchMark(cfg *Config, bound []Binding) (uint32, bool) {
 	return cfg.SNAT.Mark, !slices.ContainsFunc(bound, func(b Binding) bool { return b.Mark == cfg.SNAT.Mark })
 }
@@ -124,7 +124,7 @@ func addBranches(plan *NodePlan, cfg *Config, n *Node, family ip.Family, paths P
 			reply := mark
 			reply.Priority, reply.To, reply.Table = cfg.SNAT.Priority, pod, b.Table
 			plan.Rules = append(plan.Rules, reply,
-				routing.Rule{Family: family, Priority: sentRulePriority, From: pod, IIf: "lo", Table: b.Table})
+				routing.Rule{Family: family, Priority: forwardedRulePriority, From: pod, IIf: "lo", Table: b.Table})
 			plan.Members = append(plan.Members, Member{Set: BranchSources.In(family), Entry: ipset.Entry{Net: pod}})
 		}
 	}

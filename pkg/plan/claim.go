@@ -162,24 +162,24 @@ func (c *Config) deviceMark() uint32 {
 	return c.VIPs.Mark | v&-v
 }
 
-// claimsPorts reports whether a VIP is claimed by port: as configured or, after a restart, as
-// configured before, until it is claimed in the other way.
+// claimsPorts reports whether a VIP is, or may be, claimed by port: because of the
+// configuration or, after a restart, of an earlier configuration whose claims still exist.
 func (c *Config) claimsPorts(u SetsInUse, f ip.Family) bool {
 	return (u != nil || c.VIPs.mayClaimPorts()) && u.Has(PortVIPs, f)
 }
 
-// sharesVIPs reports whether packets for some ports of a local VIP may leave the node, as
-// claimsPorts does.
+// sharesVIPs reports the same as claimsPorts, for local VIPs whose packets may leave the node
+// for some ports.
 func (c *Config) sharesVIPs(u SetsInUse, f ip.Family) bool {
 	return (u != nil || c.VIPs.mayShare()) && u.Has(SharedVIPs, f)
 }
 
-func (r *ruleset) usesClaims() bool { return r.cfg.claimsPorts(r.sets, r.family) }
-func (r *ruleset) usesShared() bool { return r.cfg.sharesVIPs(r.sets, r.family) }
+func (r *ruleset) usesPortClaims() bool { return r.cfg.claimsPorts(r.sets, r.family) }
+func (r *ruleset) usesSharedVIPs() bool { return r.cfg.sharesVIPs(r.sets, r.family) }
 
 // claims writes the chains for VIPs claimed by port.
 func (r *ruleset) claims() {
-	if !r.usesClaims() {
+	if !r.usesPortClaims() {
 		return
 	}
 	const comment = "kubernetes claimed ports"
@@ -231,7 +231,7 @@ func (r *ruleset) unclaimedRules() []nat.Rule {
 // pings are redirected to an address of the interface, because the kernel's own reply
 // would have the VIP as its source and not be sent; see unclaimedRules.
 func (r *ruleset) pingRules() []nat.Rule {
-	if !r.usesClaims() || !r.cfg.VIPs.Ping {
+	if !r.usesPortClaims() || !r.cfg.VIPs.Ping {
 		return nil
 	}
 	var rules []nat.Rule
@@ -271,7 +271,7 @@ func (r *ruleset) pingRules() []nat.Rule {
 //
 //	nat -A KUBE-POSTROUTING -m mark --mark 0x4/0xd -m addrtype --src-type LOCAL -j MASQUERADE
 func (r *ruleset) sharedVIPs() {
-	if !r.usesShared() {
+	if !r.usesSharedVIPs() {
 		return
 	}
 	const comment = "kubernetes ports of other devices"
@@ -303,7 +303,7 @@ func (r *ruleset) sharedVIPs() {
 
 // sharedVIPSource returns the KUBE-POSTROUTING rule that sharedVIPs shows.
 func (r *ruleset) sharedVIPSource() []nat.Rule {
-	if !r.usesShared() {
+	if !r.usesSharedVIPs() {
 		return nil
 	}
 	match := fmt.Sprintf("-m mark --mark %#x/%#x -m addrtype --src-type LOCAL", r.cfg.VIPs.Mark, r.cfg.sharedVIPMask())

@@ -13,11 +13,10 @@ import (
 type chosen struct {
 	cluster []service.Endpoint
 	local   []service.Endpoint
-	here    bool // an endpoint is on this node, in any state
 
-	all      []netip.AddrPort // in any state
-	draining []netip.AddrPort // terminating but still serving
-	lost     []netip.AddrPort // on unreachable nodes; empty if there are no other endpoints
+	all         []netip.AddrPort // in any state
+	draining    []netip.AddrPort // terminating but still serving
+	unreachable []netip.AddrPort // on unreachable nodes; empty if there are no other endpoints
 }
 
 // choose selects a port's endpoints of one family: the ready ones that topology
@@ -29,7 +28,7 @@ func choose(facts *Facts, family ip.Family, all []service.Endpoint) chosen {
 	draining := filter(all, func(e service.Endpoint) bool { return e.Serving && e.Terminating })
 	onNode := func(e service.Endpoint) bool { return e.Node != "" && e.Node == facts.NodeName }
 
-	c := chosen{cluster: nearest(facts, ready), local: filter(ready, onNode), here: slices.ContainsFunc(all, onNode)}
+	c := chosen{cluster: nearest(facts, ready), local: filter(ready, onNode)}
 	c.all, c.draining = addresses(all), addresses(draining)
 	if len(c.cluster) == 0 {
 		c.cluster = draining
@@ -37,8 +36,8 @@ func choose(facts *Facts, family ip.Family, all []service.Endpoint) chosen {
 	if len(c.local) == 0 {
 		c.local = filter(draining, onNode)
 	}
-	if len(c.cluster) > 0 && len(facts.Lost) > 0 {
-		c.lost = addresses(filter(all, func(e service.Endpoint) bool { return notServing(e) && slices.Contains(facts.Lost, e.Node) }))
+	if len(c.cluster) > 0 && len(facts.UnreachableNodes) > 0 {
+		c.unreachable = addresses(filter(all, func(e service.Endpoint) bool { return notServing(e) && slices.Contains(facts.UnreachableNodes, e.Node) }))
 	}
 	return c
 }
@@ -47,9 +46,9 @@ func choose(facts *Facts, family ip.Family, all []service.Endpoint) chosen {
 // node.
 func notServing(e service.Endpoint) bool { return !e.Ready && !e.Serving && e.Node != "" }
 
-// nearest applies the hints of the EndpointSlice controller (KEP-2433, KEP-3015): hints
-// count only if every ready endpoint has one and one of them selects this node or zone.
-// Node hints precede zone hints.
+// nearest returns the endpoints that the hints of the EndpointSlice controller select for this
+// node or, if none do, for its zone (KEP-2433, KEP-3015). It returns all ready endpoints if one
+// of them has no hint, or if no hint selects this node or zone.
 func nearest(facts *Facts, ready []service.Endpoint) []service.Endpoint {
 	byNode := hinted(ready, facts.NodeName, func(e service.Endpoint) []string { return e.NodeHints })
 	if len(byNode) > 0 {
@@ -62,6 +61,8 @@ func nearest(facts *Facts, ready []service.Endpoint) []service.Endpoint {
 	return ready
 }
 
+// hinted returns the endpoints with a hint for here. It returns none if an endpoint has no
+// hint.
 func hinted(ready []service.Endpoint, here string, hints func(service.Endpoint) []string) []service.Endpoint {
 	if here == "" || slices.ContainsFunc(ready, func(e service.Endpoint) bool { return len(hints(e)) == 0 }) {
 		return nil

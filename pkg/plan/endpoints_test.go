@@ -120,13 +120,13 @@ func TestIssue89392LostEndpoints(t *testing.T) {
 		{"another one is ready in a zone that is not ours", backends("node-3 ready zone=b", "node-2 unready"), "2"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			cfg, facts := defaultConfig(), plan.Facts{NodeName: "node-1", Zone: "a", Lost: []string{"", "node-2"}}
+			cfg, facts := defaultConfig(), plan.Facts{NodeName: "node-1", Zone: "a", UnreachableNodes: []string{"", "node-2"}}
 			part := plan.ForService(&cfg, &facts, &service.Service{
 				ClusterIPs: []netip.Addr{netip.MustParseAddr("10.96.0.10")},
 				Ports:      []service.Port{{Protocol: ip.TCP, Port: 80, Endpoints: tc.in}},
 			})
 			var got []string
-			for _, a := range part.VirtualServers[0].Lost {
+			for _, a := range part.VirtualServers[0].Unreachable {
 				got = append(got, fmt.Sprint(a.Addr().As4()[3]))
 			}
 			if got := strings.Join(got, " "); got != tc.want {

@@ -35,12 +35,12 @@ type Node struct {
 	// decisions that depend on it do not flap.
 	Services int
 	// Lost lists the other nodes that are unreachable.
-	Lost []string
-	// Lingering lists addresses that were removed from an interface recently. They
-	// count as node addresses until it is certain that they stay away.
+	UnreachableNodes []string
+	// Lingering lists addresses that were removed from an interface moments ago. They count as
+	// node addresses, because a DHCP client may add them again at once.
 	Lingering []netip.Addr
-	// MainGone holds the families whose main default routes are kept in Inventory
-	// although the kernel has none at the moment.
+	// MainGone holds the families without a default route in table main at the moment. Inventory
+	// keeps their last ones.
 	MainGone map[ip.Family]bool
 	// ReadOnly means that this process cannot set kernel parameters.
 	ReadOnly bool
@@ -66,18 +66,18 @@ func (v Version) AtLeast(major, minor int) bool {
 // Facts holds what the plans of Services depend on besides the Services themselves. It
 // is derived from the Node whenever the Node changes.
 type Facts struct {
-	NodeName       string
-	Zone           string
-	Primary        map[ip.Family]netip.Addr // the node's own address
-	NodePorts      []netip.Addr             // addresses that node ports are served on
-	NodeIPs        sets.Set[netip.Addr]     // addresses on any interface except kube-ipvs0
-	PreferRoutes   bool                     // more Services than AddressesAtMost
-	Listeners      sets.Set[routing.Listener]
-	Loopback       sets.Set[routing.Listener] // sockets on the loopback address; see loopbackListeners
-	DummyListeners sets.Set[routing.Listener] // sockets on an address of a dummy interface; see servedOnDummy
-	APIServer      sets.Set[netip.AddrPort]
-	Lost           []string             // unreachable nodes
-	Peers          sets.Set[netip.Addr] // addresses of other nodes, as far as routes show them
+	NodeName         string
+	Zone             string
+	Primary          map[ip.Family]netip.Addr // the node's own address
+	NodePorts        []netip.Addr             // addresses that node ports are served on
+	NodeIPs          sets.Set[netip.Addr]     // addresses on any interface except kube-ipvs0
+	PreferRoutes     bool                     // more Services than AddressesAtMost
+	Listeners        sets.Set[routing.Listener]
+	Loopback         sets.Set[routing.Listener] // sockets on the loopback address; see loopbackListeners
+	DummyListeners   sets.Set[routing.Listener] // sockets on an address of a dummy interface; see servedOnDummy
+	APIServer        sets.Set[netip.AddrPort]
+	UnreachableNodes []string             // unreachable nodes
+	Peers            sets.Set[netip.Addr] // addresses of other nodes, as far as routes show them
 }
 
 // AddressesAtMost is the number of Services up to which ClaimAuto adds addresses to
@@ -86,8 +86,8 @@ type Facts struct {
 // 10000 routes 0.61 s.
 const AddressesAtMost = 1000
 
-// Deps is the set of facts that a Service's plan was made from. A change of the node
-// requeues only the Services that depend on it.
+// Deps is the set of facts that a Service's plan depends on. A change of the node requeues only
+// the Services that depend on what changed.
 type Deps uint16
 
 // The facts, as bits of Deps.
@@ -99,7 +99,7 @@ const (
 	OnServiceCount
 	OnListeners
 	OnAPIServer
-	OnLost
+	OnUnreachableNodes
 	// OnDummyListeners is implied for every plan: any cluster IP depends on it.
 	OnDummyListeners
 	OnPeers
@@ -109,12 +109,12 @@ const (
 // NewFacts derives the facts from a node.
 func NewFacts(cfg *Config, n *Node) Facts {
 	f := Facts{
-		NodeName:     cfg.NodeName,
-		Zone:         n.Zone,
-		Lost:         n.Lost,
-		Primary:      map[ip.Family]netip.Addr{},
-		NodeIPs:      sets.New(linkAddresses(n)...),
-		PreferRoutes: n.Services > AddressesAtMost,
+		NodeName:         cfg.NodeName,
+		Zone:             n.Zone,
+		UnreachableNodes: n.UnreachableNodes,
+		Primary:          map[ip.Family]netip.Addr{},
+		NodeIPs:          sets.New(linkAddresses(n)...),
+		PreferRoutes:     n.Services > AddressesAtMost,
 
 		Listeners: sets.New(n.Listeners...),
 		APIServer: sets.New(n.APIServer...),
@@ -244,8 +244,8 @@ func DiffFacts(a, b *Facts) Deps {
 	if !a.APIServer.Equal(b.APIServer) {
 		d |= OnAPIServer
 	}
-	if !slices.Equal(a.Lost, b.Lost) {
-		d |= OnLost
+	if !slices.Equal(a.UnreachableNodes, b.UnreachableNodes) {
+		d |= OnUnreachableNodes
 	}
 	if !a.Loopback.Equal(b.Loopback) {
 		d |= OnLoopback

@@ -100,7 +100,7 @@ func TestChanged(t *testing.T) {
 		{"primary", func(s *scenario) { s.Node.Addresses = []netip.Addr{netip.MustParseAddr("203.0.113.1")} }, plan.OnPrimary},
 		{"a thousand Services", func(s *scenario) { s.Node.Services = 1000 }, 0},
 		{"more Services", func(s *scenario) { s.Node.Services = 1001 }, plan.OnServiceCount},
-		{"a node is lost", func(s *scenario) { s.Node.Lost = []string{"node-2"} }, plan.OnLost},
+		{"a node is lost", func(s *scenario) { s.Node.UnreachableNodes = []string{"node-2"} }, plan.OnUnreachableNodes},
 		{"link without an address", func(s *scenario) { s.AddNetwork(strings.Fields("link eth1")) }, 0},
 		{"pod CIDRs", func(s *scenario) { s.Node.PodCIDRs = prefixes([]string{"10.244.1.0/24"}) }, 0},
 	} {

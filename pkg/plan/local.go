@@ -59,7 +59,7 @@ type InternalServer struct {
 	RealServers    []RealServer     // of the whole cluster
 	MaxConnections uint32           // see VirtualServer
 	Endpoints      []netip.AddrPort // see VirtualServer
-	Lost           []netip.AddrPort // see VirtualServer
+	Unreachable    []netip.AddrPort // see VirtualServer
 	Masquerade     bool             // the client's address is replaced
 }
 
@@ -71,7 +71,7 @@ func (b *serviceBuilder) addInternal(key ipvs.Key, precedence Precedence, eps ch
 	}
 	b.plan.Internal = append(b.plan.Internal, InternalServer{
 		Key: key, Precedence: precedence, VirtualServer: internalServer(b.cfg, b.service),
-		RealServers: b.realServers(key, eps.cluster), MaxConnections: b.service.MaxConnections, Endpoints: b.endpoints, Lost: b.lost,
+		RealServers: b.realServers(key, eps.cluster), MaxConnections: b.service.MaxConnections, Endpoints: b.endpoints, Unreachable: b.unreachable,
 		Masquerade: nodePort || !b.keepsClient(),
 	})
 }
@@ -117,7 +117,7 @@ func (p *ServicePlan) addMarked(cfg *Config, in InternalServer, mark uint32) {
 	p.VirtualServers = append(p.VirtualServers, VirtualServer{
 		Key:           ipvs.Key{Addr: family.Unspecified(), FWMark: mark},
 		Precedence:    in.Precedence,
-		VirtualServer: in.VirtualServer, RealServers: in.RealServers, MaxConnections: in.MaxConnections, Endpoints: in.Endpoints, Lost: in.Lost,
+		VirtualServer: in.VirtualServer, RealServers: in.RealServers, MaxConnections: in.MaxConnections, Endpoints: in.Endpoints, Unreachable: in.Unreachable,
 	})
 }
 
@@ -132,7 +132,7 @@ func (r *ruleset) external(n *Node) []string {
 		out = append(out, "-i "+link)
 	}
 	const notFromNode = "-m addrtype ! --src-type LOCAL"
-	if notPod, ok := r.notLocal(n); ok {
+	if notPod, ok := r.notFromPod(n); ok {
 		return append(out, notPod(notFromNode))
 	}
 	if len(out) == 0 {
@@ -166,7 +166,7 @@ func (r *ruleset) internalRules(n *Node) []nat.Rule {
 		rule("marked by another program", fmt.Sprintf("-m mark ! --mark 0x0/%#x", ^own), "RETURN"),
 		rule("the node gets all endpoints", "-m addrtype --src-type LOCAL", toMark))
 	const pods, notNode = "pods get all endpoints", "-m addrtype ! --src-type LOCAL"
-	if fromPod, ok := r.local(n); ok {
+	if fromPod, ok := r.fromPod(n); ok {
 		rules = append(rules, rule(pods, fromPod(notNode), toMark))
 	} else if len(r.outerLinks) > 0 {
 		rules = append(rules, rule(pods, notNode, toMark))
@@ -193,7 +193,7 @@ func (r *ruleset) externalLocal(n *Node) {
 		const comment = "kubernetes external traffic policy"
 		match := notEstablished + " " + r.match(Local, "dst,dst")
 		r.jumpIf(nat.Mangle, "INPUT", match, "KUBE-IPVS-INTERNAL", comment)
-		if r.usesClaims() {
+		if r.usesPortClaims() {
 			// These packets must keep the mark that makes the VIP local.
 			match += " " + r.notMatch(PortVIPs, "dst")
 		}
@@ -231,7 +231,7 @@ func (r *ruleset) clearMarks() {
 	if r.uses(Local) && r.cfg.LocalMark.Value != 0 {
 		local = r.cfg.LocalMark.Value
 	}
-	if r.usesClaims() {
+	if r.usesPortClaims() {
 		claim = r.cfg.VIPs.Mark
 	}
 	if local|claim == 0 {

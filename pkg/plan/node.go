@@ -65,11 +65,11 @@ func allChains(cfg *Config, n *Node) []nat.Chain {
 	})
 }
 
-// addReroute turns the second route lookup of replies off while it cannot change their
-// route, and on again otherwise. It leaves the parameter alone, as kube-proxy does, if
-// changes are not reported to this process or it could not turn the lookup on again. The
-// policy rules of this plan need the lookup, even before the Inventory has them. Only the
-// rules that skip table local do not: that table has no route for replies to other hosts.
+// addReroute disables the second route lookup of replies (snat_reroute) while it cannot change
+// their route, and enables it otherwise. It does not set the parameter, as kube-proxy does not,
+// if the process does not learn of route changes or could not enable it again. Policy rules of
+// this plan need the lookup, even before the Inventory has them, except the rules that skip
+// table local: that table has no route for replies to other hosts.
 func addReroute(plan *NodePlan, n *Node) {
 	if _, set := plan.Sysctls[SNATReroute]; set || !n.Watched || n.ReadOnly || n.Inventory.Reroute == routing.RerouteUnknown {
 		return

@@ -12,11 +12,11 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/routing"
 )
 
-// mayServe reports whether a Service may use an address and port that was not allocated
-// to it. It rejects the address of the API server, the control plane's ports, and any
-// port on a node address that a local process is listening on, such as sshd or the
-// kubelet. Other ports on node addresses are allowed: clusters without a load balancer
-// expose Services that way.
+// mayServe reports whether a Service may use an address and port that was not allocated to it.
+// It rejects the API server's address and port, the control plane's ports on that address, and
+// any port on a node address that a local process listens on, such as sshd or the kubelet.
+// Other ports on node addresses are allowed: clusters without a load balancer expose Services
+// that way.
 func (b *serviceBuilder) mayServe(field string, key ipvs.Key) bool {
 	b.plan.Deps |= OnAPIServer | OnNodeIPs
 	if key.Protocol == ip.TCP && b.facts.APIServer.Has(netip.AddrPortFrom(key.Addr, key.Port)) {

@@ -59,10 +59,10 @@ func (g generator) config() plan.Config {
 
 func (g generator) node() plan.Node {
 	return plan.Node{
-		Zone:      []string{"a", "b", ""}[g.Intn(3)],
-		Addresses: g.addrs("192.0.2.11", "10.9.0.1", "2001:db8::11"),
-		Inventory: routing.Inventory{Links: g.links()},
-		Lost:      some(g, "node-2"),
+		Zone:             []string{"a", "b", ""}[g.Intn(3)],
+		Addresses:        g.addrs("192.0.2.11", "10.9.0.1", "2001:db8::11"),
+		Inventory:        routing.Inventory{Links: g.links()},
+		UnreachableNodes: some(g, "node-2"),
 	}
 }
 
@@ -282,11 +282,11 @@ func TestDependsIsComplete(t *testing.T) {
 		cfg, s, before, after := g.config(), g.service(), g.node(), g.node()
 		switch g.Intn(5) { // mostly one change at a time
 		case 0:
-			after.Inventory, after.Addresses, after.Lost = before.Inventory, before.Addresses, before.Lost
+			after.Inventory, after.Addresses, after.UnreachableNodes = before.Inventory, before.Addresses, before.UnreachableNodes
 		case 1:
-			after.Zone, after.Addresses, after.Lost = before.Zone, before.Addresses, before.Lost
+			after.Zone, after.Addresses, after.UnreachableNodes = before.Zone, before.Addresses, before.UnreachableNodes
 		case 2:
-			after.Zone, after.Inventory, after.Lost = before.Zone, before.Inventory, before.Lost
+			after.Zone, after.Inventory, after.UnreachableNodes = before.Zone, before.Inventory, before.UnreachableNodes
 		case 3:
 			after.Zone, after.Inventory, after.Addresses = before.Zone, before.Inventory, before.Addresses
 		}
@@ -301,7 +301,7 @@ func TestDependsIsComplete(t *testing.T) {
 			t.Errorf("depends on %s, and %s changed (-was +is)\n%s", dependsText(was.Deps), dependsText(changed), diff)
 		}
 	})
-	for _, d := range []plan.Deps{plan.OnZone, plan.OnLost, plan.OnPrimary, plan.OnNodeIPs, plan.OnNodeIPs | plan.OnNodePorts} {
+	for _, d := range []plan.Deps{plan.OnZone, plan.OnUnreachableNodes, plan.OnPrimary, plan.OnNodeIPs, plan.OnNodeIPs | plan.OnNodePorts} {
 		if told[d] == 0 {
 			t.Errorf("no Service depended on %s", dependsText(d))
 		}

@@ -64,17 +64,16 @@ func (r *ruleset) jumpIf(t nat.Table, from, match, to, comment string) {
 	})
 }
 
-// lastJump adds a jump after all other rules of a base chain.
-func (r *ruleset) lastJump(t nat.Table, from, to, comment string) {
+// acceptJump adds a jump, after all other rules of a base chain, to a chain that only accepts
+// packets.
+func (r *ruleset) acceptJump(t nat.Table, from, to, comment string) {
 	r.jump(t, from, to, comment)
-	r.state.Jumps[len(r.state.Jumps)-1].Append = true
+	last := &r.state.Jumps[len(r.state.Jumps)-1]
+	last.Append, last.Accepts = true, true
 }
 
 // uses reports whether a set is in use.
 func (r *ruleset) uses(set SetName) bool { return r.sets.Has(set, r.family) }
-
-// accepts records that the last jump leads to a chain that only accepts packets.
-func (r *ruleset) accepts() { r.state.Jumps[len(r.state.Jumps)-1].Accepts = true }
 
 // used returns the sets that are in use.
 func (r *ruleset) used(sets ...SetName) []SetName { return filter(sets, r.uses) }
@@ -148,7 +147,7 @@ func (r *ruleset) services(n *Node) {
 	r.chain(nat.NAT, "KUBE-SERVICES", rules...)
 }
 
-// clusterIPs writes the chain for cluster IPs, which are in none of the other sets.
+// clusterIPs writes the chain for cluster IPs. They need no other rule of KUBE-SERVICES.
 func (r *ruleset) clusterIPs(n *Node) {
 	var rules []nat.Rule
 	for _, m := range r.clusterIPSources(n) {
@@ -165,28 +164,28 @@ func (r *ruleset) clusterIPSources(n *Node) []string {
 	if r.cfg.MasqueradeAll {
 		return []string{""}
 	}
-	if notLocal, ok := r.notLocal(n); ok {
+	if notLocal, ok := r.notFromPod(n); ok {
 		return []string{notLocal("")}
 	}
 	return []string{r.match(ClusterIP, "src,dst")}
 }
 
-// notLocal returns a function that restricts a match to packets not sent by a pod, and
-// false if pods are not recognized.
-func (r *ruleset) notLocal(n *Node) (func(match string) string, bool) {
-	match, ok := r.localMatch(n)
+// notFromPod returns a function that restricts a match to packets not sent by a pod of this
+// node, and false if the configuration does not identify pods.
+func (r *ruleset) notFromPod(n *Node) (func(match string) string, bool) {
+	match, ok := r.podMatch(n)
 	return func(m string) string { return strings.TrimSpace("! " + match + " " + m) }, ok
 }
 
-// local returns a function that restricts a match to packets sent by a pod, and false
-// if pods are not recognized.
-func (r *ruleset) local(n *Node) (func(match string) string, bool) {
-	match, ok := r.localMatch(n)
+// fromPod is the opposite of notFromPod.
+func (r *ruleset) fromPod(n *Node) (func(match string) string, bool) {
+	match, ok := r.podMatch(n)
 	return func(m string) string { return strings.TrimSpace(match + " " + m) }, ok
 }
 
-// localMatch returns the match for packets from pods, and false if there is none.
-func (r *ruleset) localMatch(n *Node) (string, bool) {
+// podMatch returns the match for packets from pods of this node, and false if the configuration
+// does not identify pods (--detect-local-mode).
+func (r *ruleset) podMatch(n *Node) (string, bool) {
 	switch lt := r.cfg.LocalTraffic; lt.Mode {
 	case DetectBridgeInterface:
 		return "-i " + lt.Interface, lt.Interface != ""
@@ -359,8 +358,7 @@ func (r *ruleset) absentAddress() []nat.Rule {
 //	-A KUBE-IPVS-ACCEPT -m conntrack --ctstate ESTABLISHED --ctdir REPLY -j ACCEPT
 //	-A KUBE-IPVS-ACCEPT -p icmp -m conntrack --ctstate RELATED -j ACCEPT
 func (r *ruleset) accept() {
-	r.lastJump(nat.Filter, "INPUT", "KUBE-IPVS-ACCEPT", "kubernetes service traffic")
-	r.accepts()
+	r.acceptJump(nat.Filter, "INPUT", "KUBE-IPVS-ACCEPT", "kubernetes service traffic")
 	var rules []nat.Rule
 	for _, set := range r.used(ClusterIP, LoadBalancer, ExternalIP, ExternalIPLocal, NodePorts) {
 		rules = append(rules, rule("served by IPVS", r.match(set, "dst,dst"), "ACCEPT"))

@@ -30,8 +30,8 @@ func RuleWarnings(family ip.Family, s nat.State) []string {
 	return out
 }
 
-// byCause groups rules that are omitted for want of one extension or set. One warning for
-// each group says what is lost: without xt_set, a hundred rules are omitted.
+// byCause groups omitted rules by the extension or set that they lack. Each group gets one
+// warning: without xt_set, a hundred rules are omitted.
 func byCause(omitted []nat.OmittedRule) (single []nat.OmittedRule, groups map[string][]nat.OmittedRule) {
 	groups = map[string][]nat.OmittedRule{}
 	for _, l := range omitted {
@@ -49,7 +49,8 @@ func byCause(omitted []nat.OmittedRule) (single []nat.OmittedRule, groups map[st
 // lacksComment is what rules lack that are written without their comments.
 const lacksComment = "-m comment"
 
-// lackWarning lists comments of omitted rules, those that open something first.
+// lackWarning returns the warning for rules that lack the same extension or set. It lists
+// their comments, first those of rules that should drop or reject packets.
 func lackWarning(family ip.Family, lacks string, omitted []nat.OmittedRule) string {
 	if lacks == lacksComment {
 		return fmt.Sprintf("the kernel, or iptables, has no %s: %d rules of %s are written without comments, which changes no packet (%v).", module(lacks), len(omitted), family, omitted[0].Err)

@@ -27,8 +27,8 @@ type ServicePlan struct {
 // other nodes have some.
 type NoLocalEndpoints struct{ Internal, External bool }
 
-// Precedence orders the Services that want the same address and port: the lowest
-// Precedence gets it, and among equals the oldest Service.
+// Precedence decides between Services that want the same address and port. The lowest value
+// gets it, and among equals the oldest Service.
 type Precedence uint8
 
 // The precedences, from the highest. The API server allocates an address or port only
@@ -51,9 +51,9 @@ type VirtualServer struct {
 	// Endpoints lists all endpoints, in any state; sorted. Connections to an endpoint
 	// that is no longer a real server may still be served.
 	Endpoints []netip.AddrPort
-	// Lost lists those of Endpoints on unreachable nodes. Connections to them are not
+	// Unreachable lists those of Endpoints on unreachable nodes. Connections to them are not
 	// drained.
-	Lost []netip.AddrPort
+	Unreachable []netip.AddrPort
 }
 
 // HasEndpoint reports whether the endpoint exists, in any state.
@@ -62,8 +62,10 @@ func (vs *VirtualServer) HasEndpoint(a netip.AddrPort) bool {
 	return found
 }
 
-// HasLost reports whether the endpoint is on an unreachable node.
-func (vs *VirtualServer) HasLost(a netip.AddrPort) bool { return slices.Contains(vs.Lost, a) }
+// HasUnreachable reports whether the endpoint is on an unreachable node.
+func (vs *VirtualServer) HasUnreachable(a netip.AddrPort) bool {
+	return slices.Contains(vs.Unreachable, a)
+}
 
 // RealServer is an endpoint of a virtual server. With weight 0 it keeps its flows and
 // gets no new ones.
@@ -121,16 +123,15 @@ type serviceBuilder struct {
 	plan    ServicePlan
 	seen    map[ipvs.Key]bool
 
-	// Of the port and family being planned: all endpoints, those that are terminating
-	// but still serving, and those on unreachable nodes.
-	endpoints, draining, lost []netip.AddrPort
+	// Endpoints of the port and family being planned; see chosen.
+	endpoints, draining, unreachable []netip.AddrPort
 }
 
 // addPort plans one port in one family. A VIP in two of the Service's lists is served
 // once, in the order cluster IP, external IP, load balancer IP, node port.
 func (b *serviceBuilder) addPort(family ip.Family, p *service.Port) {
 	eps := choose(b.facts, family, p.Endpoints)
-	b.endpoints, b.draining, b.lost = eps.all, eps.draining, eps.lost
+	b.endpoints, b.draining, b.unreachable = eps.all, eps.draining, eps.unreachable
 	b.addNoLocal(eps)
 	b.addDepsOnEndpoints(p)
 	b.addClusterIPs(family, p, eps)
@@ -154,7 +155,7 @@ func (b *serviceBuilder) addDepsOnEndpoints(p *service.Port) {
 		b.plan.Deps |= OnZone
 	}
 	if slices.ContainsFunc(p.Endpoints, notServing) {
-		b.plan.Deps |= OnLost
+		b.plan.Deps |= OnUnreachableNodes
 	}
 }
 
@@ -417,17 +418,17 @@ func (b *serviceBuilder) addVirtualServer(key ipvs.Key, precedence Precedence, e
 	b.seen[key] = true
 	vs := VirtualServer{
 		Key: key, Precedence: precedence, VirtualServer: b.onePacket(key.Protocol, virtualServer(b.cfg, b.service)),
-		RealServers: b.realServers(key, endpoints), Endpoints: b.endpoints, Lost: b.lost,
+		RealServers: b.realServers(key, endpoints), Endpoints: b.endpoints, Unreachable: b.unreachable,
 		MaxConnections: b.service.MaxConnections,
 	}
 	b.plan.VirtualServers = append(b.plan.VirtualServers, vs)
 	return true
 }
 
-// realServers returns the endpoints that get new connections and, with UDPDrain, those
-// that only keep their UDP flows until these end (kubernetes#134143). All other UDP
-// real servers are removed at once: the end of a UDP flow is not visible, and a flow
-// would keep using an endpoint that is gone.
+// realServers returns the endpoints that get new connections and, with UDPDrain, those that
+// are terminating and keep their UDP flows (kubernetes#134143). Other UDP real servers are
+// removed at once: the end of a UDP flow is not visible, so the flow of a client that keeps
+// sending would never leave a deleted endpoint.
 func (b *serviceBuilder) realServers(key ipvs.Key, endpoints []service.Endpoint) []RealServer {
 	var out []RealServer
 	for _, e := range endpoints {

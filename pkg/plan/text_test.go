@@ -194,7 +194,7 @@ func dependsText(d plan.Deps) string {
 		name string
 	}{
 		{plan.OnZone, "zone"}, {plan.OnNodePorts, "node ports"}, {plan.OnNodeIPs, "links"}, {plan.OnPrimary, "primary"}, {plan.OnServiceCount, "many"},
-		{plan.OnListeners, "listeners"}, {plan.OnAPIServer, "API server"}, {plan.OnLost, "lost nodes"}, {plan.OnPeers, "peers"},
+		{plan.OnListeners, "listeners"}, {plan.OnAPIServer, "API server"}, {plan.OnUnreachableNodes, "lost nodes"}, {plan.OnPeers, "peers"},
 	} {
 		if d&bit.d != 0 {
 			out = append(out, bit.name)

@@ -62,7 +62,7 @@ func marksInUse(cfg *Config, plan *NodePlan) []markUse {
 	return []markUse{{"--iptables-masquerade-bit", cfg.MasqueradeMark}, reply, claim}
 }
 
-// bitConflicts returns a warning for each setting whose bits overlap another program's mask.
+// bitConflicts returns a warning for each setting whose bits overlap those of another program.
 func bitConflicts(cfg *Config, plan *NodePlan, object string, bits uint32) []string {
 	var out []string
 	for _, use := range marksInUse(cfg, plan) {

@@ -85,7 +85,7 @@ func (p *Proxy) changed(ctx context.Context, now time.Time, w *work) {
 }
 
 // step lets the reconciler do what is due, and reports what it did.
-func (p *Proxy) step(ctx context.Context, now time.Time) reconcile.Done {
+func (p *Proxy) step(ctx context.Context, now time.Time) reconcile.StepResult {
 	began := time.Now()
 	done := p.reconciler.Step(now)
 	p.reportCuts(ctx, done.Cuts)
@@ -247,7 +247,7 @@ func logProblem(ctx context.Context, name types.NamespacedName, err error, more 
 func (p *Proxy) reportCuts(ctx context.Context, cuts []reconcile.Cut) {
 	for _, c := range cuts {
 		logger := klog.FromContext(ctx).WithValues("virtualServer", c.Key.String(), "endpoint", c.Dest.String(), "connections", c.Connections)
-		if c.Lost {
+		if c.Unreachable {
 			logger.Info("Cutting connections to an endpoint on an unreachable node")
 		} else {
 			logger.Info("Drain deadline reached, cutting connections to a removed endpoint", "deadline", p.DrainDeadline)

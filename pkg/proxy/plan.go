@@ -152,7 +152,7 @@ func (p *Proxy) renewNode(ctx context.Context) (plan.Deps, error) {
 	p.reportNode(node)
 	p.node, err = nodeOf(node)
 	p.reportUnusableNode(ctx, err)
-	p.node.Lost = lost
+	p.node.UnreachableNodes = lost
 	p.node.Lingering = p.linger.update(&inventory, time.Now())
 	p.node.MainGone = p.linger.mainGone()
 	p.node.Inventory = inventory

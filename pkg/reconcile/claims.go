@@ -9,24 +9,24 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/plan"
 )
 
-// A VIP is claimed in another way after a restart with another configuration, or when an
-// endpoint or a peer gets its address. It stays local in between:
+// The claim of a VIP changes after a restart with another configuration, or when an endpoint
+// or another node gets its address. The VIP must stay local all the time:
 //
-//  1. While rules of the earlier configuration serve, it keeps the earlier claim.
-//  2. It is claimed in the new way.
+//  1. While rules of the earlier configuration serve, the VIP keeps the earlier claim.
+//  2. The new claim is added.
 //  3. The members of claimSets change. A member of plan.PortVIPs gives packets the claim
-//     mark, with which they skip table local if VIPs are shared. So it must exist only while
+//     mark, with which they skip table local if VIPs are shared. So it may exist only while
 //     the route in the claim table does.
 //  4. The earlier claim is released.
 
-// claimSets are the sets whose members change with the claim of a VIP, by the claim.
+// claimSets maps a claim to the set that lists the VIPs with that claim.
 var claimSets = map[plan.ClaimMode]plan.SetName{plan.ClaimPort: plan.PortVIPs, plan.ClaimRoute: plan.SharedVIPs}
 
-// isClaimed reports whether the kernel has a VIP by any claim that matches.
+// isClaimed reports whether the kernel has a claim of a VIP that matches.
 func (f *flush) isClaimed(addr netip.Addr, matches func(*vipRecord) bool) bool {
 	return slices.ContainsFunc([]plan.ClaimMode{plan.ClaimPort, plan.ClaimRoute, plan.ClaimAddress}, func(claim plan.ClaimMode) bool {
 		v := f.vips.records.get(plan.VIP{Addr: addr, Claim: claim})
-		return v != nil && v.there && matches(v)
+		return v != nil && v.exists && matches(v)
 	})
 }
 
@@ -46,23 +46,23 @@ func (f *flush) claimOfSet(m *member) (plan.ClaimMode, bool) {
 	return "", false
 }
 
-// waitsForClaim reports whether a member must wait, because its VIP is claimed only in
-// another way yet.
+// waitsForClaim reports whether a member must wait, because the kernel has only another claim
+// of its VIP.
 func (f *flush) waitsForClaim(m *member) bool {
 	claim, ok := f.claimOfSet(m)
 	return ok && f.isClaimed(m.key.addr, func(v *vipRecord) bool { return v.key.Claim != claim }) &&
 		!f.isClaimed(m.key.addr, func(v *vipRecord) bool { return v.key.Claim == claim })
 }
 
-// deleteClaimMembers deletes the undesired members of claimSets whose VIPs are claimed in
-// another way by now.
+// deleteClaimMembers deletes the undesired members of claimSets whose VIPs have a desired
+// claim by now.
 func (f *flush) deleteClaimMembers() {
 	var changes []ipset.Change
 	for m := range f.members.allDirty() {
-		if _, ok := f.claimOfSet(m); !ok || !m.there {
+		if _, ok := f.claimOfSet(m); !ok || !m.exists {
 			continue
 		}
-		if _, wanted := f.wantMember(m); !wanted && f.isClaimed(m.key.addr, (*vipRecord).wanted) {
+		if _, desired := f.desiredMember(m); !desired && f.isClaimed(m.key.addr, (*vipRecord).wanted) {
 			changes = append(changes, f.memberChange(ipset.DeleteEntry, m))
 		}
 	}

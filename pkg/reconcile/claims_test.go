@@ -84,7 +84,7 @@ func claimsChange(t *testing.T, from, to plan.ClaimMode) {
 			continue
 		}
 		var claims []string
-		for v := range w.reconciler.vips.allHeld() {
+		for v := range w.reconciler.vips.allExisting() {
 			if v.key.Addr == addr {
 				claims = append(claims, string(v.key.Claim))
 			}

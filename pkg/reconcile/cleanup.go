@@ -31,7 +31,7 @@ func (r *Reconciler) cleanup() (kubeProxyActive bool, err error) {
 	if err != nil {
 		return false, err
 	}
-	r.adopt(o)
+	r.runResync(o)
 	var errs []error
 	for family, k := range r.kernel.NAT {
 		errs = append(errs, kernel.Join(r.kernel.writeNAT(k, nat.Diff(r.rulesToRemove(family, r.cached.nat[family]), nat.State{}))))
@@ -80,7 +80,7 @@ func (r *Reconciler) routingRemovals() []routing.Change {
 	for route := range r.staleRoutes {
 		changes = append(changes, routing.Change{Op: routing.DeleteRoute, Route: route})
 	}
-	for v := range r.vips.allHeld() {
+	for v := range r.vips.allExisting() {
 		if route, ok := r.cfg.VIPs.Route(v.key); ok { // addresses are removed with the link
 			changes = append(changes, routing.Change{Op: routing.DeleteRoute, Route: route})
 		}

@@ -12,8 +12,8 @@ import (
 // other nodes. If an existing virtual server changes, the member is therefore added after
 // the change of real servers, and deleted before it.
 
-// clientIPAddressSets and clientIPPortSets are these sets, by how their members refer to a
-// virtual server: by address and port, or by node port.
+// clientIPAddressSets are those of these sets whose members are addresses and ports,
+// clientIPPortSets those whose members are node ports.
 var (
 	clientIPAddressSets = []plan.SetName{plan.LoadBalancerLocal, plan.ExternalIPLocal}
 	clientIPPortSets    = map[plan.SetName]ip.Protocol{
@@ -24,7 +24,7 @@ var (
 // preservesClientIP reports whether a member preserves the client address at a virtual
 // server that exists, is desired, and is about to change.
 func (f *flush) preservesClientIP(m *member) bool {
-	if f.servers.held == 0 {
+	if f.servers.existing == 0 {
 		return false
 	}
 	set := f.sets.list[m.key.set].name
@@ -45,7 +45,7 @@ func (f *flush) preservesClientIP(m *member) bool {
 }
 
 // changing reports whether an existing, desired object is about to change.
-func (r *record[K, W, A]) changing() bool { return r.dirty && r.there && r.wanted() }
+func (r *record[K, W, A]) changing() bool { return r.dirty && r.exists && r.wanted() }
 
 // portChanging reports whether an existing, desired virtual server of a node port is about
 // to change, on any address.
@@ -63,7 +63,7 @@ func (f *flush) portChanging(family ip.Family, protocol ip.Protocol, port uint16
 func (f *flush) deleteClientIPMembers() {
 	var changes []ipset.Change
 	for m := range f.members.allDirty() {
-		if _, wanted := f.wantMember(m); m.there && !wanted && f.preservesClientIP(m) {
+		if _, desired := f.desiredMember(m); m.exists && !desired && f.preservesClientIP(m) {
 			changes = append(changes, f.memberChange(ipset.DeleteEntry, m))
 		}
 	}

@@ -10,15 +10,14 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/ipvs"
 )
 
-// Conflict is a virtual server that Loser wants and Winner has.
+// Conflict is a virtual server that two Services want. Winner has precedence.
 type Conflict struct {
 	Key           ipvs.Key
 	Loser, Winner types.NamespacedName
 }
 
 // conflicts tracks the virtual servers that several Services want. Lists of names have the
-// winner first. Fwmark keys are left out: each stands for an address and port whose conflict
-// is tracked already.
+// winner first. Fwmark keys are not tracked, because their address and port is.
 type conflicts struct {
 	active   map[ipvs.Key][]types.NamespacedName
 	reported map[ipvs.Key][]types.NamespacedName // as of the last call of take

@@ -10,19 +10,18 @@ import (
 // The kernel does not notify us of changes in IPVS and in sets. Reading them whole costs
 // time for each member; reading their counts costs a few system calls.
 
-// fullCheckCalls is the number of calls of suspicious that together check every virtual
-// server.
+// fullCheckCalls is the number of spot checks that together check every virtual server.
 const fullCheckCalls = 20 * 60
 
-// minChecked is the least number of virtual servers that one call checks.
+// minChecked is the minimum number of virtual servers that one spot check checks.
 const minChecked = 4
 
-// suspicious reports whether the kernel differs from the cached state, as far as a cheap
-// check can tell. It compares the number of IPv4 virtual servers, the number of members of
-// the small sets and of one large one, a member of each large set, and the real servers of a
-// few virtual servers, different ones with each call. A failed read is not suspicious. It must not be called while an observation or a resync
-// runs.
-func (r *Reconciler) suspicious() bool {
+// spotCheckDiffers reports whether a cheap check finds the kernel different from the cached
+// state. It compares the number of IPv4 virtual servers, the number of members of the small
+// sets and of one large set, one member of each large set, and the real servers of a few
+// virtual servers, other ones with each call. What cannot be read counts as equal. It must not
+// be called during an observation or a resync.
+func (r *Reconciler) spotCheckDiffers() bool {
 	return r.serversMissing() || r.membersMissing() || r.realServersDiffer()
 }
 
@@ -56,9 +55,9 @@ func (r *Reconciler) membersMissing() bool {
 	var large []uint16
 	for i, set := range r.sets.list {
 		switch {
-		case set.held > countedAtOnce:
+		case set.existing > countedAtOnce:
 			large = append(large, uint16(i))
-		case set.held > 0:
+		case set.existing > 0:
 			counted = append(counted, set.name)
 		}
 	}
@@ -76,7 +75,7 @@ func (r *Reconciler) countsDiffer(names []string) bool {
 	sizes, err := r.kernel.IPSet.Sizes(names)
 	return err == nil && slices.ContainsFunc(names, func(name string) bool {
 		n, there := sizes[name]
-		return !there || n >= 0 && n != r.sets.get(name).held
+		return !there || n >= 0 && n != r.sets.get(name).existing
 	})
 }
 
@@ -87,7 +86,7 @@ func (r *Reconciler) sampleMissing(sets []uint16) bool {
 	}
 	for m := range r.members.records.some(sampledSlots) {
 		i := slices.Index(sets, m.key.set)
-		if i < 0 || !m.there {
+		if i < 0 || !m.exists {
 			continue
 		}
 		full := r.sets.member(m.key)
@@ -106,14 +105,14 @@ func (r *Reconciler) sampleMissing(sets []uint16) bool {
 // kernel does not count.
 func (r *Reconciler) realServersDiffer() bool {
 	if len(r.toCheck) == 0 {
-		r.toCheck = slices.AppendSeq(make([]*server, 0, r.servers.held), r.servers.allHeld())
+		r.toCheck = slices.AppendSeq(make([]*server, 0, r.servers.existing), r.servers.allExisting())
 	}
-	n := min(len(r.toCheck), max(minChecked, r.servers.held/fullCheckCalls+1))
+	n := min(len(r.toCheck), max(minChecked, r.servers.existing/fullCheckCalls+1))
 	for _, s := range r.toCheck[:n] {
-		if !s.there {
+		if !s.exists {
 			continue
 		}
-		if is, err := r.kernel.IPVS.RealServers(s.key); err == nil && !s.actual.equals(is) {
+		if is, err := r.kernel.IPVS.RealServers(s.key); err == nil && !s.cached.equals(is) {
 			return true
 		}
 	}

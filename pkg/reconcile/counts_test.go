@@ -61,13 +61,13 @@ func TestSuspicious(t *testing.T) {
 			w.ipvs.SetConnections(key(ip.TCP, "10.96.0.2:80"), dest, ipvs.Connections{})
 			w.drain()
 			for range 30 {
-				if w.reconciler.suspicious() {
+				if w.reconciler.spotCheckDiffers() {
 					t.Fatal("suspects what we wrote ourselves")
 				}
 			}
 			tc.damage(w)
 			for range tc.within {
-				if w.reconciler.suspicious() {
+				if w.reconciler.spotCheckDiffers() {
 					return
 				}
 			}
@@ -77,7 +77,7 @@ func TestSuspicious(t *testing.T) {
 }
 
 // TestLargeSetsSuspicious expects suspicion of an emptied set at once and of one deleted
-// member after all large sets were counted, and that each look counts one large set.
+// member after all large sets were counted, and that each spot check counts one large set.
 func TestLargeSetsSuspicious(t *testing.T) {
 	w := newWorld(t)
 	w.start()
@@ -89,7 +89,7 @@ func TestLargeSetsSuspicious(t *testing.T) {
 	large := 0
 	var names []string
 	for _, set := range w.reconciler.sets.list {
-		if set.held > countedAtOnce {
+		if set.existing > countedAtOnce {
 			names = append(names, set.name)
 			large++
 		}
@@ -98,7 +98,7 @@ func TestLargeSetsSuspicious(t *testing.T) {
 		t.Fatalf("%d large sets, want 2 or more", large)
 	}
 	for range 2 * large {
-		if w.reconciler.suspicious() {
+		if w.reconciler.spotCheckDiffers() {
 			t.Fatal("suspects what we wrote ourselves")
 		}
 	}
@@ -114,14 +114,14 @@ func TestLargeSetsSuspicious(t *testing.T) {
 		}
 		w.ipset.Apply(changes[:1])
 		seen := 0
-		for seen < large && !w.reconciler.suspicious() {
+		for seen < large && !w.reconciler.spotCheckDiffers() {
 			seen++
 		}
 		if seen == large {
-			t.Errorf("a deleted member of %s was not noticed in %d looks", name, large)
+			t.Errorf("a deleted member of %s was not noticed in %d spot checks", name, large)
 		}
 		w.ipset.Apply(changes)
-		if !w.reconciler.suspicious() {
+		if !w.reconciler.spotCheckDiffers() {
 			t.Errorf("the emptied set %s was not noticed at once", name)
 		}
 		for i, c := range changes {

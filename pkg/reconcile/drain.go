@@ -10,8 +10,8 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/kernel"
 )
 
-// drain adds a real server to the draining ones. The list is not persisted: after a restart,
-// weight 0 in the kernel on a real server that is not desired says the same.
+// drain adds a real server to the draining ones. The list need not be persisted: after a
+// restart, a real server drains if it has weight 0 in the kernel and is not desired.
 func (r *Reconciler) drain(key ipvs.Key, dest netip.AddrPort) {
 	if r.draining[key] == nil {
 		r.draining[key] = map[netip.AddrPort]time.Time{}
@@ -74,7 +74,7 @@ func (r *Reconciler) checkDraining(now time.Time, deadline time.Duration, most i
 	}
 	f.applyServers(changes)
 	for _, c := range changes {
-		if s := r.actual(c.Key); s == nil || !s.has(c.Dest) {
+		if s := r.cachedServer(c.Key); s == nil || !s.has(c.Dest) {
 			r.undrain(c.Key, c.Dest)
 			if cut := open[c]; cut.Connections > 0 {
 				r.cuts = append(r.cuts, cut)
@@ -104,7 +104,7 @@ type Cut struct {
 	Key         ipvs.Key
 	Dest        netip.AddrPort
 	Connections int
-	Lost        bool // its node is unreachable
+	Unreachable bool // its node is unreachable
 }
 
 // takeCuts returns the cuts since its last call.
@@ -115,14 +115,14 @@ func (r *Reconciler) takeCuts() []Cut {
 }
 
 func (r *Reconciler) onUnreachableNode(key ipvs.Key, dest netip.AddrPort) bool {
-	want, wanted := r.desiredFor(key)
-	return wanted && want.is(dest, isLost)
+	want, desired := r.desiredForDraining(key)
+	return desired && want.is(dest, isUnreachable)
 }
 
-// desiredFor returns the desired virtual server whose endpoints the draining real servers of
-// key belong to: key itself or, if key is retired, its address and port.
-func (r *Reconciler) desiredFor(key ipvs.Key) (*wantedServer, bool) {
-	if want, wanted := r.wantServer(key); wanted {
+// desiredForDraining returns the desired virtual server that lists the endpoints of key's
+// draining real servers: that of key itself or, if key is retired, of its address and port.
+func (r *Reconciler) desiredForDraining(key ipvs.Key) (*wantedServer, bool) {
+	if want, desired := r.desiredServer(key); desired {
 		return want, true
 	}
 	address, _ := r.addressOf(key)
@@ -135,7 +135,7 @@ func (r *Reconciler) desiredFor(key ipvs.Key) (*wantedServer, bool) {
 // missingFor returns how long a draining real server has had no endpoint.
 func (r *Reconciler) missingFor(key ipvs.Key, dest netip.AddrPort, now time.Time) time.Duration {
 	since := r.draining[key][dest]
-	if want, wanted := r.desiredFor(key); wanted && want.is(dest, isEndpoint) {
+	if want, desired := r.desiredForDraining(key); desired && want.is(dest, isEndpoint) {
 		since = time.Time{}
 	} else if since.IsZero() {
 		since = now

@@ -75,7 +75,7 @@ func TestIssue89392LostRealServer(t *testing.T) {
 	if n := w.reconciler.drainingCount; n != 2 {
 		t.Fatalf("%d drain while no node is lost, want 2", n)
 	}
-	w.facts.Lost = []string{"node-2"}
+	w.facts.UnreachableNodes = []string{"node-2"}
 	w.mustApply(unready)
 	if err := w.drain().Err(); err != nil {
 		t.Fatal(err)

@@ -61,26 +61,26 @@ func applyChanges[C change](changes []C, write func([]C) []kernel.Failure[C], do
 	}
 }
 
-// addMembers adds members to all sets in one call. A member of plan.Local gets a new mark
-// only after the virtual server of its old mark is recorded.
+// addMembers adds the members that need not wait, to all sets in one call. A member of
+// plan.Local gets a new mark only after the virtual server of its old mark is recorded.
 func (f *flush) addMembers() {
 	f.recordReplaced()
 	var changes []ipset.Change
 	for m := range f.members.allDirty() {
-		want, wanted := f.wantMember(m)
+		want, desired := f.desiredMember(m)
 		set := f.sets.list[m.key.set]
-		different := !m.there || m.actual != want
+		different := !m.exists || m.cached != want
 		switch {
-		case wanted && set.failed:
+		case desired && set.failed:
 			f.members.markStuck(m) // flushSets reports the missing set
-		case wanted && !m.there && f.preservesClientIP(m): // added after the virtual server changed
-		case wanted && !m.there && f.waitsForClaim(m): // added once the VIP is claimed in the new way
-		case f.waitsForWeights(m, want) || wanted && f.waitsForRecord(m, want):
-		case wanted && different:
+		case desired && !m.exists && f.preservesClientIP(m): // added after the virtual server changed
+		case desired && !m.exists && f.waitsForClaim(m): // added once the VIP is claimed in the new way
+		case f.waitsForWeights(m, want) || desired && f.waitsForRecord(m, want):
+		case desired && different:
 			c := f.memberChange(ipset.AddEntry, m)
 			c.Mark = want
 			changes = append(changes, c)
-		case wanted == m.there:
+		case desired == m.exists:
 			f.members.markClean(m)
 		}
 	}
@@ -91,7 +91,7 @@ func (f *flush) addMembers() {
 // virtual server of the mark is not recorded yet.
 func (f *flush) waitsForRecord(m *member, want uint32) bool {
 	fwm, exists := f.localMark(m)
-	return exists && m.actual != want && f.retired[fwm] != keyOf(f.sets.member(m.key).Entry) && !f.sets.get(plan.Draining.In(fwm.Family())).failed
+	return exists && m.cached != want && f.retired[fwm] != keyOf(f.sets.member(m.key).Entry) && !f.sets.get(plan.Draining.In(fwm.Family())).failed
 }
 
 // deleteMembers removes members that are not desired. A member that proves a virtual server
@@ -100,7 +100,7 @@ func (f *flush) waitsForRecord(m *member, want uint32) bool {
 func (f *flush) deleteMembers() {
 	var changes []ipset.Change
 	for m := range f.members.allDirty() {
-		if _, wanted := f.wantMember(m); !wanted && !f.provesOwnership(m) {
+		if _, desired := f.desiredMember(m); !desired && !f.provesOwnership(m) {
 			changes = append(changes, f.memberChange(ipset.DeleteEntry, m))
 		}
 	}
@@ -112,11 +112,11 @@ func (f *flush) deleteMembers() {
 func (f *flush) provesOwnership(m *member) bool {
 	full := f.sets.member(m.key)
 	key := keyOf(full.Entry)
-	fwm := fwmKey(ip.Of(m.key.addr), m.actual)
-	if f.servers.holds(fwm) && f.marked[fwm] == key {
+	fwm := fwmKey(ip.Of(m.key.addr), m.cached)
+	if f.servers.exists(fwm) && f.marked[fwm] == key {
 		return true
 	}
-	if !f.servers.holds(key) || f.servers.wanted(key) {
+	if !f.servers.exists(key) || f.servers.wanted(key) {
 		return false
 	}
 	return slices.ContainsFunc(owning, func(name plan.SetName) bool { return name.In(key.Family()) == full.Set })
@@ -156,15 +156,15 @@ func (f *flush) memberOf(c ipset.Change) *member {
 
 func (f *flush) memberDone(c ipset.Change) {
 	m := f.memberOf(c)
-	f.members.touch(m)
-	was := m.actual
+	f.members.noteWritten(m)
+	was := m.cached
 	if c.Op == ipset.DeleteEntry {
-		f.loseMember(m)
+		f.clearCachedMember(m)
 	} else {
 		if set := f.sets.list[m.key.set]; !set.exists {
 			set.set, set.exists = c.Set, true
 		}
-		f.holdMember(m, c.Mark)
+		f.setCachedMember(m, c.Mark)
 	}
 	f.members.markClean(m)
 	f.memberMarked(c.Entry, was, c.Mark)
@@ -178,9 +178,9 @@ func (f *flush) flushVIPs() {
 	blocked := f.blocked()
 	for v := range f.vips.allDirty() {
 		switch {
-		case v.wanted() == v.there:
+		case v.wanted() == v.exists:
 			f.vips.markClean(v)
-		case v.there:
+		case v.exists:
 			removed = append(removed, v)
 		case !blocked[v.key.Addr] && !f.keepsClaim(v.key.Addr):
 			added = append(added, v)
@@ -244,37 +244,37 @@ func (f *flush) blocked() map[netip.Addr]bool {
 	out := map[netip.Addr]bool{}
 	for key, m := range f.members.stuck {
 		set := f.sets.list[key.set]
-		if _, wanted := f.wantMember(m); wanted && (!set.failed || requiredSets[set.name]) {
+		if _, desired := f.desiredMember(m); desired && (!set.failed || requiredSets[set.name]) {
 			out[key.addr] = true
 		}
 	}
 	for key, s := range f.servers.stuck {
-		if !s.there && key.FWMark == 0 {
+		if !s.exists && key.FWMark == 0 {
 			out[key.Addr] = true
 		}
 	}
 	return out
 }
 
-// vipDone records that the kernel has the desired state of a VIP.
+// vipDone updates the cached state after a VIP was claimed or released.
 func (f *flush) vipDone(v *vipRecord) {
-	f.vips.touch(v)
+	f.vips.noteWritten(v)
 	if v.wanted() {
-		f.vips.hold(v, struct{}{})
+		f.vips.setCached(v, struct{}{})
 	} else {
-		f.vips.markMissing(v)
+		f.vips.clearCached(v)
 	}
 	f.vips.markClean(v)
 }
 
-// removed removes VIPs from the cached state that another program, or Flush, deleted from the
-// kernel. It returns how many of them are desired; the next Flush claims these again.
+// removed drops VIPs from the cache that another program, or Flush, deleted from the kernel. It
+// returns how many of them are desired; the next Flush claims these again.
 func (r *Reconciler) removed(removals []routing.Removal) int {
 	n := 0
 	for _, l := range removals {
 		v := r.vips.records.get(plan.VIP{Addr: l.Addr, Claim: r.claimOf(l.Table)})
-		if v != nil && v.wanted() && v.there {
-			r.vips.markMissing(v)
+		if v != nil && v.wanted() && v.exists {
+			r.vips.clearCached(v)
 			r.vips.markDirty(v)
 			n++
 		}

@@ -13,141 +13,143 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/plan"
 )
 
-// numbers assigns indexes of plan.LocalMark to addresses and ports that need a second
-// virtual server, the lowest free one first. An address and port keeps its number while
-// the kernel holds anything under it. A new process starts with the numbers that the
-// first resync finds in the kernel.
-type numbers struct {
+// markAllocator assigns fwmarks, as indexes of plan.LocalMark, to addresses and ports that
+// need a virtual server for internal clients. It assigns the lowest free index. An address
+// and port keeps its index while the kernel has anything with the fwmark. A new process
+// starts with the fwmarks that the first resync finds in the kernel.
+type markAllocator struct {
 	mark       plan.LocalMark
-	masq       uint32
-	byKey      map[ipvs.Key]uint32
+	masq       uint32 // masquerade mark, which a fwmark may include
+	indexes    map[ipvs.Key]uint32
 	taken      map[uint32]struct{}
-	wanted     map[types.NamespacedName][]ipvs.Key
-	users      map[ipvs.Key]int      // number of Services that want it
-	idle       map[ipvs.Key]struct{} // numbered, but no longer wanted by any Service
-	unnumbered map[types.NamespacedName]struct{}
-	seeded     bool
+	requests   map[types.NamespacedName][]ipvs.Key
+	requesters map[ipvs.Key]int      // number of Services that request an index
+	unused     map[ipvs.Key]struct{} // keys with an index that no Service requests
+	lacking    map[types.NamespacedName]struct{}
+	restored   bool
 }
 
-func newNumbers(cfg *plan.Config) *numbers {
-	return &numbers{
+func newMarkAllocator(cfg *plan.Config) *markAllocator {
+	return &markAllocator{
 		mark:       cfg.LocalMark,
 		masq:       cfg.MasqueradeMark,
-		byKey:      map[ipvs.Key]uint32{},
+		indexes:    map[ipvs.Key]uint32{},
 		taken:      map[uint32]struct{}{},
-		wanted:     map[types.NamespacedName][]ipvs.Key{},
-		users:      map[ipvs.Key]int{},
-		idle:       map[ipvs.Key]struct{}{},
-		unnumbered: map[types.NamespacedName]struct{}{},
+		requests:   map[types.NamespacedName][]ipvs.Key{},
+		requesters: map[ipvs.Key]int{},
+		unused:     map[ipvs.Key]struct{}{},
+		lacking:    map[types.NamespacedName]struct{}{},
 	}
 }
 
-// seed takes over the marks in the kernel. Marks that are not ours, for example after a
-// change of configuration, are skipped and will be replaced.
-func (n *numbers) seed(marks map[ipvs.Key]uint32) {
-	n.seeded = true
+// restore takes over the fwmarks in the kernel. It skips marks outside plan.LocalMark, for
+// example of an earlier configuration; they are replaced later.
+func (a *markAllocator) restore(marks map[ipvs.Key]uint32) {
+	a.restored = true
 	for _, key := range slices.SortedFunc(maps.Keys(marks), ipvs.Key.Compare) {
-		number, ok := n.mark.Index(marks[key], n.masq)
-		if _, taken := n.taken[number]; !ok || taken || n.byKey[key] != 0 {
+		index, ok := a.mark.Index(marks[key], a.masq)
+		if _, taken := a.taken[index]; !ok || taken || a.indexes[key] != 0 {
 			continue
 		}
-		n.set(key, number)
-		n.idle[key] = struct{}{}
+		a.use(key, index)
+		a.unused[key] = struct{}{}
 	}
 }
 
-func (n *numbers) set(key ipvs.Key, number uint32) {
-	n.byKey[key] = number
-	n.taken[number] = struct{}{}
+func (a *markAllocator) use(key ipvs.Key, index uint32) {
+	a.indexes[key] = index
+	a.taken[index] = struct{}{}
 }
 
-// assign replaces the keys for which a Service wants numbers, and returns the numbers.
-// The error names keys without one.
-func (n *numbers) assign(name types.NamespacedName, keys []ipvs.Key, usable func(number uint32) bool) (map[ipvs.Key]uint32, error) {
-	before := n.wanted[name]
-	n.want(name, keys)
+// assign replaces the keys for which a Service requests indexes, and returns the indexes. The
+// error names keys without one.
+func (a *markAllocator) assign(name types.NamespacedName, keys []ipvs.Key, usable func(index uint32) bool) (map[ipvs.Key]uint32, error) {
+	before := a.requests[name]
+	a.request(name, keys)
 	for _, key := range before {
-		n.drop(key)
+		a.withdraw(key)
 	}
-	delete(n.unnumbered, name)
+	delete(a.lacking, name)
 	out := make(map[ipvs.Key]uint32, len(keys))
 	var errs []error
 	for _, key := range keys {
-		if n.byKey[key] == 0 {
-			n.allocate(key, usable)
+		if a.indexes[key] == 0 {
+			a.allocate(key, usable)
 		}
-		if n.byKey[key] == 0 {
-			n.unnumbered[name] = struct{}{}
-			errs = append(errs, fmt.Errorf("%s: all %d numbers of --local-mark are in use, so internal clients reach only this node's endpoints", key, n.mark.Max()))
+		if a.indexes[key] == 0 {
+			a.lacking[name] = struct{}{}
+			errs = append(errs, fmt.Errorf("%s: all %d fwmarks of --local-mark are in use, so internal clients reach only this node's endpoints", key, a.mark.Max()))
 			continue
 		}
-		out[key] = n.byKey[key]
+		out[key] = a.indexes[key]
 	}
 	return out, errors.Join(errs...)
 }
 
-func (n *numbers) want(name types.NamespacedName, keys []ipvs.Key) {
+// request adds a Service's requests. withdraw must follow for its earlier ones, so that a key
+// in both lists keeps its index.
+func (a *markAllocator) request(name types.NamespacedName, keys []ipvs.Key) {
 	for _, key := range keys {
-		n.users[key]++
-		delete(n.idle, key)
+		a.requesters[key]++
+		delete(a.unused, key)
 	}
 	if len(keys) == 0 {
-		delete(n.wanted, name)
+		delete(a.requests, name)
 		return
 	}
-	n.wanted[name] = keys
+	a.requests[name] = keys
 }
 
-func (n *numbers) drop(key ipvs.Key) {
-	if n.users[key]--; n.users[key] > 0 {
+func (a *markAllocator) withdraw(key ipvs.Key) {
+	if a.requesters[key]--; a.requesters[key] > 0 {
 		return
 	}
-	delete(n.users, key)
-	if n.byKey[key] != 0 {
-		n.idle[key] = struct{}{}
+	delete(a.requesters, key)
+	if a.indexes[key] != 0 {
+		a.unused[key] = struct{}{}
 	}
 }
 
-func (n *numbers) allocate(key ipvs.Key, usable func(uint32) bool) {
-	for number := uint32(1); number <= n.mark.Max(); number++ {
-		if _, taken := n.taken[number]; !taken && usable(number) {
-			n.set(key, number)
+func (a *markAllocator) allocate(key ipvs.Key, usable func(uint32) bool) {
+	for index := uint32(1); index <= a.mark.Max(); index++ {
+		if _, taken := a.taken[index]; !taken && usable(index) {
+			a.use(key, index)
 			return
 		}
 	}
 }
 
-// release frees numbers that no Service wants and under which the kernel holds nothing.
-// If any became free, it returns the Services that lack numbers.
-func (n *numbers) release(held func(key ipvs.Key, number uint32) bool) []types.NamespacedName {
+// release frees the indexes of unused keys that the kernel no longer uses. If it freed any, it
+// returns the Services that lack an index.
+func (a *markAllocator) release(inKernel func(key ipvs.Key, index uint32) bool) []types.NamespacedName {
 	freed := false
-	for key := range n.idle {
-		if number := n.byKey[key]; !held(key, number) {
-			delete(n.taken, number)
-			delete(n.byKey, key)
-			delete(n.idle, key)
+	for key := range a.unused {
+		if index := a.indexes[key]; !inKernel(key, index) {
+			delete(a.taken, index)
+			delete(a.indexes, key)
+			delete(a.unused, key)
 			freed = true
 		}
 	}
 	if !freed {
 		return nil
 	}
-	return slices.SortedFunc(maps.Keys(n.unnumbered), func(a, b types.NamespacedName) int { return cmp.Compare(a.String(), b.String()) })
+	return slices.SortedFunc(maps.Keys(a.lacking), func(a, b types.NamespacedName) int { return cmp.Compare(a.String(), b.String()) })
 }
 
 // assignMarks returns a plan with fwmarks for the virtual servers of internal clients. The
 // error names those without one.
 func (r *Reconciler) assignMarks(name types.NamespacedName, part plan.ServicePlan) (plan.ServicePlan, error) {
 	keys := make([]ipvs.Key, len(part.Internal))
-	for i, o := range part.Internal {
-		keys[i] = o.Key
+	for i, in := range part.Internal {
+		keys[i] = in.Key
 	}
-	assigned, err := r.numbers.assign(name, keys, func(number uint32) bool { return !r.markInUse(r.cfg.LocalMark.Mark(number)) })
+	assigned, err := r.fwmarks.assign(name, keys, func(index uint32) bool { return !r.markInUse(r.cfg.LocalMark.Mark(index)) })
 	return plan.AssignMarks(r.cfg, part, assigned), err
 }
 
-// releaseMarks frees the fwmarks that no Service wants and the kernel no longer holds. If any
-// became free, it returns the Services that lack some, which are to be set again.
+// releaseMarks frees the fwmarks that neither a Service nor the kernel uses. If it freed any,
+// it returns the Services that lack a fwmark; Set must be called for them again.
 func (r *Reconciler) releaseMarks() []types.NamespacedName {
-	return r.numbers.release(func(key ipvs.Key, number uint32) bool { return r.holdsMark(key, r.cfg.LocalMark.Mark(number)) })
+	return r.fwmarks.release(func(key ipvs.Key, index uint32) bool { return r.kernelUsesMark(key, r.cfg.LocalMark.Mark(index)) })
 }

@@ -20,12 +20,12 @@ func vipKey(n byte) ipvs.Key {
 
 func all(uint32) bool { return true }
 
-// three has three numbers: the marks 0xb, 0xd and 0xf.
-func three() *numbers {
-	return newNumbers(&plan.Config{MasqueradeMark: 0x4000, LocalMark: plan.LocalMark{Value: 0x9, Mask: 0xf}})
+// three has three fwmarks: 0xb, 0xd and 0xf.
+func three() *markAllocator {
+	return newMarkAllocator(&plan.Config{MasqueradeMark: 0x4000, LocalMark: plan.LocalMark{Value: 0x9, Mask: 0xf}})
 }
 
-func TestSmallestFreeNumber(t *testing.T) {
+func TestLowestFreeFWMark(t *testing.T) {
 	n := three()
 	a, b, c := owner("a", 0).Name, owner("b", 0).Name, owner("c", 0).Name
 	check := func(who types.NamespacedName, keys []ipvs.Key, want ...uint32) {
@@ -36,7 +36,7 @@ func TestSmallestFreeNumber(t *testing.T) {
 		}
 		for i, key := range keys {
 			if got[key] != want[i] {
-				t.Errorf("%s of %s has number %d, want %d", key, who, got[key], want[i])
+				t.Errorf("%s of %s has index %d, want %d", key, who, got[key], want[i])
 			}
 		}
 	}
@@ -44,31 +44,31 @@ func TestSmallestFreeNumber(t *testing.T) {
 	check(b, []ipvs.Key{vipKey(2)}, 2) // a conflict, but the same address and port
 	check(a, []ipvs.Key{vipKey(2)}, 2)
 	check(c, []ipvs.Key{vipKey(3)}, 3) // 1 is still in the kernel
-	if _, err := n.assign(c, []ipvs.Key{vipKey(3), vipKey(4)}, all); err == nil || !strings.Contains(err.Error(), "TCP 203.0.113.4:80: all 3 numbers") {
-		t.Errorf("without a free number: %v", err)
+	if _, err := n.assign(c, []ipvs.Key{vipKey(3), vipKey(4)}, all); err == nil || !strings.Contains(err.Error(), "TCP 203.0.113.4:80: all 3 fwmarks") {
+		t.Errorf("without a free fwmark: %v", err)
 	}
 	if got := n.release(func(ipvs.Key, uint32) bool { return true }); got != nil {
-		t.Errorf("%s can have a number that the kernel still uses", got)
+		t.Errorf("%s can have a fwmark that the kernel still uses", got)
 	}
 	if got := n.release(func(ipvs.Key, uint32) bool { return false }); len(got) != 1 || got[0] != c {
-		t.Errorf("%s can have the freed number, want %s", got, c)
+		t.Errorf("%s can have the freed fwmark, want %s", got, c)
 	}
 	check(c, []ipvs.Key{vipKey(3), vipKey(4)}, 3, 1)
 	check(b, nil)
 	check(a, []ipvs.Key{vipKey(2)}, 2) // a still wants it, b no longer exists
 }
 
-func TestNumbersInTheKernelAreKept(t *testing.T) {
+func TestFWMarksInTheKernelAreKept(t *testing.T) {
 	n := three()
-	n.seed(map[ipvs.Key]uint32{
-		vipKey(1): 0x400d,            // number 2, masqueraded
-		vipKey(2): 0xd, vipKey(3): 1, // the same number, and no number
+	n.restore(map[ipvs.Key]uint32{
+		vipKey(1): 0x400d,            // index 2, masqueraded
+		vipKey(2): 0xd, vipKey(3): 1, // the same fwmark, and none of the mask
 	})
-	got, err := n.assign(owner("a", 0).Name, []ipvs.Key{vipKey(3), vipKey(1), vipKey(2)}, func(number uint32) bool { return number != 1 })
+	got, err := n.assign(owner("a", 0).Name, []ipvs.Key{vipKey(3), vipKey(1), vipKey(2)}, func(index uint32) bool { return index != 1 })
 	if err == nil {
-		t.Error("number 1 belongs to another key")
+		t.Error("index 1 belongs to another key")
 	}
 	if want := (map[ipvs.Key]uint32{vipKey(1): 2, vipKey(3): 3}); !cmp.Equal(want, got, cmp.Comparer(func(a, b netip.Addr) bool { return a == b })) {
-		t.Errorf("numbers %v, want %v", got, want)
+		t.Errorf("fwmarks %v, want %v", got, want)
 	}
 }

@@ -12,13 +12,13 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/plan"
 )
 
-// index finds the records of a table by key, with open addressing and linear probing. It
-// only holds pointers. A map would hold every key a second time: about 70 bytes for a set
-// member, and a Service has at least two members.
+// index finds the records of a table by key. It is a hash table of pointers with open
+// addressing. A map would store every key a second time: about 70 bytes for a set member, and
+// a Service has at least two members.
 type index[K comparable, W, A any] struct {
 	hash    func(K) uint64
 	slots   []*record[K, W, A] // their number is a power of two
-	deleted *record[K, W, A]   // replaces a deleted record, so that probing continues
+	deleted *record[K, W, A]   // takes the place of a removed record, so that probing continues
 	count   int
 	used    int // slots that are not nil
 }
@@ -66,7 +66,8 @@ func (x *index[K, W, A]) add(r *record[K, W, A]) {
 	x.count++
 }
 
-// resize makes room for as many records again, or drops what only replaces deleted ones.
+// resize adapts the number of slots to the number of records, and drops the slots of deleted
+// records.
 func (x *index[K, W, A]) resize() {
 	old := x.slots
 	x.slots = make([]*record[K, W, A], max(16, 1<<bits.Len(uint(x.count*3/2))))
@@ -78,7 +79,7 @@ func (x *index[K, W, A]) resize() {
 	}
 }
 
-// remove removes a record, if it is there. The memory of many is released.
+// remove removes a record, if the index has it. After many removals it releases memory.
 func (x *index[K, W, A]) remove(r *record[K, W, A]) {
 	if x.get(r.key) != r {
 		return
@@ -89,7 +90,7 @@ func (x *index[K, W, A]) remove(r *record[K, W, A]) {
 	}
 }
 
-// all returns all records. Records may be added and removed meanwhile.
+// all returns all records. Records may be added and removed during the iteration.
 func (x *index[K, W, A]) all() iter.Seq[*record[K, W, A]] {
 	return func(yield func(*record[K, W, A]) bool) {
 		for _, r := range x.slots {

@@ -10,7 +10,7 @@ import (
 // A fwmark virtual server does not say which address and port it serves. The members of
 // plan.Local do: each is an address and port with its fwmark.
 
-// usedMarks returns the fwmarks in use by address and port, desired or not: those of members of
+// usedMarks returns the fwmarks in the kernel by address and port: those of members of
 // plan.Local and of retired virtual servers.
 func (r *Reconciler) usedMarks() map[ipvs.Key]uint32 {
 	out := make(map[ipvs.Key]uint32, len(r.marked))
@@ -23,15 +23,15 @@ func (r *Reconciler) usedMarks() map[ipvs.Key]uint32 {
 	return out
 }
 
-// holdsMark reports whether the kernel still has the member of plan.Local for an address and
-// port, or its fwmark virtual server.
-func (r *Reconciler) holdsMark(key ipvs.Key, mark uint32) bool {
+// kernelUsesMark reports whether the kernel has the member of plan.Local for an address and
+// port, or a virtual server with the fwmark.
+func (r *Reconciler) kernelUsesMark(key ipvs.Key, mark uint32) bool {
 	for _, fwm := range r.markVariants(fwmKey(key.Family(), mark)) {
-		if r.servers.holds(fwm) {
+		if r.servers.exists(fwm) {
 			return true
 		}
 	}
-	return r.members.holds(r.localMember(key))
+	return r.members.exists(r.localMember(key))
 }
 
 // markInUse reports whether a virtual server of either family has the mark: a foreign one,
@@ -39,7 +39,7 @@ func (r *Reconciler) holdsMark(key ipvs.Key, mark uint32) bool {
 func (r *Reconciler) markInUse(mark uint32) bool {
 	for _, family := range ip.Families {
 		for _, fwm := range r.markVariants(fwmKey(family, mark)) {
-			if _, foreign := r.foreign[fwm]; foreign || r.servers.holds(fwm) {
+			if _, foreign := r.foreign[fwm]; foreign || r.servers.exists(fwm) {
 				return true
 			}
 		}
@@ -90,18 +90,18 @@ func (r *Reconciler) recordedAddress(fwm ipvs.Key) (ipvs.Key, bool) {
 	return address, ok
 }
 
-// wantServer returns the desired virtual server. A fwmark virtual server is desired only
-// once a member proves it to be ours, and only while its Service also has the address and
-// port.
-func (r *Reconciler) wantServer(key ipvs.Key) (*wantedServer, bool) {
+// desiredServer returns the desired virtual server. A fwmark virtual server is desired only
+// once a member proves it to be ours, and only while its Service has precedence at the address
+// and port too.
+func (r *Reconciler) desiredServer(key ipvs.Key) (*wantedServer, bool) {
 	if s := r.servers.records.get(key); s != nil {
-		return r.wantRecord(s)
+		return r.desiredRecord(s)
 	}
 	return nil, false
 }
 
-// wantRecord is wantServer for a record.
-func (r *Reconciler) wantRecord(s *server) (*wantedServer, bool) {
+// desiredRecord is desiredServer for a record.
+func (r *Reconciler) desiredRecord(s *server) (*wantedServer, bool) {
 	if !s.wanted() {
 		return nil, false
 	}
@@ -123,13 +123,13 @@ func (r *Reconciler) localMember(key ipvs.Key) memberKey {
 // markOf returns the mark that the kernel gives to packets of internal clients to an address
 // and port; 0 if none.
 func (r *Reconciler) markOf(key ipvs.Key) uint32 {
-	if m := r.members.records.get(r.localMember(key)); m != nil && m.there {
-		return m.actual
+	if m := r.members.records.get(r.localMember(key)); m != nil && m.exists {
+		return m.cached
 	}
 	return 0
 }
 
-// markFWMarkServer marks the fwmark virtual server of an address and port dirty.
+// markFWMarkServer makes the fwmark virtual server of an address and port dirty.
 func (r *Reconciler) markFWMarkServer(key ipvs.Key) {
 	r.markIfWanted(fwmKey(key.Family(), r.markOf(key)))
 }
@@ -140,29 +140,29 @@ func (r *Reconciler) markIfWanted(fwm ipvs.Key) {
 	}
 }
 
-// indexMarks rebuilds the index of fwmarks from the sets. If two members carry the same
-// mark, another program wrote one of them: the desired one counts.
+// indexMarks rebuilds marked from the sets. If two members carry the same mark, another
+// program wrote one of them: the desired one counts.
 func (r *Reconciler) indexMarks() {
 	r.marked = map[ipvs.Key]ipvs.Key{}
 	local := map[uint16]ip.Family{}
 	for _, family := range r.cfg.Families {
 		local[r.sets.named(plan.Local.In(family))] = family
 	}
-	for m := range r.members.allHeld() {
+	for m := range r.members.allExisting() {
 		family, ok := local[m.key.set]
-		if !ok || m.actual == 0 {
+		if !ok || m.cached == 0 {
 			continue
 		}
-		fwm := fwmKey(family, m.actual)
-		want, wanted := r.wantMember(m)
-		if _, known := r.marked[fwm]; !known || wanted && want == m.actual {
+		fwm := fwmKey(family, m.cached)
+		want, desired := r.desiredMember(m)
+		if _, known := r.marked[fwm]; !known || desired && want == m.cached {
 			r.marked[fwm] = keyOf(r.sets.member(m.key).Entry)
 		}
 	}
 }
 
-// memberMarked updates the index when the mark of a member changes from was to is; 0 is no
-// mark. It marks the virtual servers dirty that waited for the member.
+// memberMarked updates marked when the mark of a member changes from was to is; 0 is no
+// mark. It makes the virtual servers dirty that waited for the member.
 func (r *Reconciler) memberMarked(e ipset.Entry, was, is uint32) {
 	if was == is {
 		return
@@ -170,7 +170,7 @@ func (r *Reconciler) memberMarked(e ipset.Entry, was, is uint32) {
 	family, key := ip.Of(e.Addr), keyOf(e)
 	if fwm := fwmKey(family, was); was != 0 && r.marked[fwm] == key {
 		delete(r.marked, fwm)
-		if r.servers.holds(fwm) {
+		if r.servers.exists(fwm) {
 			r.servers.markKey(fwm) // to be retired
 		}
 	}

@@ -75,8 +75,8 @@ func TestMarkStandsAroundItsVirtualServer(t *testing.T) {
 	w.reconciler.Delete(externalLocal("a", ip.TCP, vip).Name)
 	w.reconciler.Flush()
 	inOrder("delete local route 203.0.113.5/32", "delete virtual server FWM 0xb", "delete 203.0.113.5,tcp:80 from set KUBE-IPVS-LOCAL")
-	if w.reconciler.holdsMark(key(ip.TCP, vip+":80"), first) {
-		t.Error("the mark is taken for held when all is gone")
+	if w.reconciler.kernelUsesMark(key(ip.TCP, vip+":80"), first) {
+		t.Error("the mark counts as used although the kernel has nothing with it")
 	}
 }
 
@@ -94,7 +94,7 @@ func TestMemberOutlivesItsVirtualServer(t *testing.T) {
 	}
 	w.reconciler.Delete(s.Name)
 	w.reconciler.Flush()
-	if !w.reconciler.holdsMark(key(ip.TCP, vip+":80"), first) || w.reconciler.usedMarks()[key(ip.TCP, vip+":80")] != first {
+	if !w.reconciler.kernelUsesMark(key(ip.TCP, vip+":80"), first) || w.reconciler.usedMarks()[key(ip.TCP, vip+":80")] != first {
 		t.Fatal("the member went before its virtual server")
 	}
 	w.refuse = nil
@@ -143,7 +143,7 @@ func TestMemberThatIsThereAfterAll(t *testing.T) {
 	}
 	w.start(externalLocal("a", ip.TCP, vip, here))
 	w.refuse = nil
-	if w.reconciler.servers.holds(fwm(first)) {
+	if w.reconciler.servers.exists(fwm(first)) {
 		t.Fatal("the virtual server did not wait for its member")
 	}
 	set := w.reconciler.setNamed(plan.Local.In(ip.IPv4))
@@ -154,7 +154,7 @@ func TestMemberThatIsThereAfterAll(t *testing.T) {
 	if err := w.reconciler.Flush().Err(); err != nil {
 		t.Fatal(err)
 	}
-	if !w.reconciler.servers.holds(fwm(first)) {
+	if !w.reconciler.servers.exists(fwm(first)) {
 		t.Errorf("the virtual server is not there:\n%s", w.ipvs.Dump())
 	}
 }

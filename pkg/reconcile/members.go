@@ -9,24 +9,24 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/plan"
 )
 
-// If two Services want the same address and port, one of them has it. The set members of the
-// other one must not be written: they say which clients are refused or allowed there, and
+// If two Services want the same address and port, one of them has precedence. The set members
+// of the other must not be written: they determine which clients are refused or allowed, and
 // whether the client address is preserved. Otherwise any user who may set external IPs could
 // close, or open, another user's Service.
 
-// serverOf returns the virtual server that a member is about. It returns false for members
-// about an address or a port alone, or about an endpoint that connects to itself.
+// serverOf returns the virtual server that a member configures. It returns false for a member
+// that is an address or a port alone, or an endpoint that connects to itself.
 func serverOf(m plan.Member) (ipvs.Key, bool) {
 	e := m.Entry
 	about := e.Addr.IsValid() && e.Protocol != 0 && m.Set != plan.LoopBack.In(ip.Of(e.Addr))
 	return keyOf(e), about
 }
 
-// wantMember returns the desired mark of a member, and whether the member is desired. A
-// member about a virtual server is desired if the Service that has the virtual server wants
-// it, or the node does. The record of a retired virtual server is desired as long as that
-// exists.
-func (r *Reconciler) wantMember(m *member) (mark uint32, wanted bool) {
+// desiredMember returns the desired mark of a member, and whether the member is desired. A
+// member that configures a virtual server is desired only if the node wants it, or the Service
+// that has precedence there. The record of a retired virtual server is desired while that
+// virtual server exists.
+func (r *Reconciler) desiredMember(m *member) (mark uint32, desired bool) {
 	full := r.sets.member(m.key)
 	if fwm, address, ok := retiredIn(full); ok {
 		return 0, r.needsRecord(fwm, address)
@@ -36,7 +36,7 @@ func (r *Reconciler) wantMember(m *member) (mark uint32, wanted bool) {
 		return m.value, m.wanted()
 	}
 	for _, name := range []types.NamespacedName{nodeOwner.Name, r.servers.winner(key)} {
-		if of, wanted := r.members.desiredBy(m, name); wanted {
+		if of, wanted := r.members.wantOf(m, name); wanted {
 			return of.value, true
 		}
 	}
@@ -58,29 +58,29 @@ func (r *Reconciler) markMembersOf(key ipvs.Key, owners []types.NamespacedName) 
 	}
 }
 
-// holdMember records that the kernel has a member.
-func (r *Reconciler) holdMember(m *member, mark uint32) {
-	if !m.there {
-		r.sets.list[m.key.set].held++
+// setCachedMember records that the kernel has a member.
+func (r *Reconciler) setCachedMember(m *member, mark uint32) {
+	if !m.exists {
+		r.sets.list[m.key.set].existing++
 	}
-	r.members.hold(m, mark)
+	r.members.setCached(m, mark)
 }
 
-// loseMember records that the kernel does not have a member.
-func (r *Reconciler) loseMember(m *member) {
-	if m.there {
-		r.sets.list[m.key.set].held--
+// clearCachedMember records that the kernel does not have a member.
+func (r *Reconciler) clearCachedMember(m *member) {
+	if m.exists {
+		r.sets.list[m.key.set].existing--
 	}
-	r.members.markMissing(m)
+	r.members.clearCached(m)
 }
 
-// loseSet records that the kernel does not have a set.
-func (r *Reconciler) loseSet(name string) {
+// clearCachedSet records that the kernel does not have a set.
+func (r *Reconciler) clearCachedSet(name string) {
 	i := r.sets.named(name)
 	r.sets.list[i].exists, r.sets.list[i].set = false, ipset.Set{}
-	for m := range r.members.allHeld() {
+	for m := range r.members.allExisting() {
 		if m.key.set == i {
-			r.loseMember(m)
+			r.clearCachedMember(m)
 		}
 	}
 }

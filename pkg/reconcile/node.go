@@ -15,12 +15,12 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/sysctl"
 )
 
-// nodeState is the desired state of the node, and whether it may differ from the kernel.
+// nodeState is the desired state of the node. dirty says that the kernel may differ from it.
 type nodeState struct {
 	plan.NodePlan
 	dirty bool
 	sets  map[string]ipset.Set
-	own   ownedState // its members
+	own   ownedState // the members that the node wants
 }
 
 // SetNode replaces the desired state of the node.
@@ -53,8 +53,8 @@ func (r *Reconciler) setNamed(name string) ipset.Set {
 	return ipset.Set{Name: name}
 }
 
-// flushNode reconciles the node-wide state, each section before those that depend on it:
-// rules match sets, and a mark has no effect before its policy rule exists.
+// flushNode reconciles the sections, each before those that depend on it: rules match sets,
+// and a mark has no effect before its policy rule exists.
 func (f *flush) flushNode() {
 	if !f.node.dirty {
 		return
@@ -117,7 +117,7 @@ func (r *Reconciler) link() nodeSection {
 }
 
 // setSection creates missing sets, and destroys temporary sets that an earlier process left
-// while it resized a set.
+// when it ended while it resized a set.
 func (r *Reconciler) setSection() nodeSection {
 	return section[ipset.Change]{diff: r.diffSets, write: r.kernel.writeSets, done: r.setsWritten}
 }
@@ -142,7 +142,7 @@ func (r *Reconciler) setsWritten(changes []ipset.Change, failures []ipset.Failur
 	succeeded(changes, failures, func(i int) {
 		c := changes[i]
 		if c.Op == ipset.DestroySet {
-			r.loseSet(c.Set.Name)
+			r.clearCachedSet(c.Set.Name)
 			return
 		}
 		set := r.sets.get(c.Set.Name)
@@ -200,7 +200,8 @@ func (r *Reconciler) policyRules(op routing.Op, differ func() []routing.Rule) no
 	}
 }
 
-// loopback precedes the rules that set the marks its table matches.
+// loopback is the nftables table for node ports on the loopback address. It precedes the rules
+// that set the marks it matches.
 func (r *Reconciler) loopback() nodeSection {
 	return section[nft.LoopbackChange]{
 		diff: func() []nft.LoopbackChange {
@@ -229,10 +230,9 @@ func (r *Reconciler) chains() []nodeSection {
 	return sections
 }
 
-// mangle writes only the chains of table mangle, and deletes none. They do not conflict
-// with rules of kube-proxy that still serve. They are needed as soon as a virtual server has
-// all endpoints: under externalTrafficPolicy Local they direct external clients to
-// node-local endpoints.
+// mangle writes only the chains of table mangle, and deletes none. They do not conflict with
+// rules of kube-proxy that still serve, and the virtual servers, which are written next, need
+// them: under externalTrafficPolicy Local they separate internal from external clients.
 func (r *Reconciler) mangle() []nodeSection {
 	var sections []nodeSection
 	for family, k := range r.kernel.NAT {

@@ -44,7 +44,7 @@ type observation struct {
 }
 
 // beginObserve returns a function that observes parts of the kernel. The function may run in
-// another goroutine while Set and Flush are called; pass its result to beginAdopt. Parts that
+// another goroutine while Set and Flush are called; pass its result to beginResync. Parts that
 // are not read keep their cached state. The first observation must read everything.
 func (r *Reconciler) beginObserve(what extent) func() (*observation, error) {
 	r.servers.beginObserve()
@@ -226,7 +226,7 @@ var owning = []plan.SetName{plan.ClusterIP, plan.LoadBalancer, plan.ExternalIP, 
 func (r *Reconciler) listed(key ipvs.Key) bool {
 	family := key.Family()
 	has := func(name plan.SetName, e ipset.Entry) bool {
-		return r.members.holds(r.sets.key(plan.Member{Set: name.In(family), Entry: e}))
+		return r.members.exists(r.sets.key(plan.Member{Set: name.In(family), Entry: e}))
 	}
 	full := entryOf(key)
 	for _, name := range owning {
@@ -247,12 +247,12 @@ func (r *Reconciler) listed(key ipvs.Key) bool {
 	return has(plan.NodePortSCTP, full)
 }
 
-// rebind treats desired addresses that kube-proxy bound, with another scope, as missing, so
-// that they are bound again. Undesired ones are deleted like any other stale address.
+// rebind treats desired addresses that kube-proxy added, with another scope, as missing, so
+// that they are added again. Other ones are deleted like any stale address.
 func (r *Reconciler) rebind() {
 	for addr := range r.wrongScope {
 		if v := r.vips.records.get(plan.VIP{Addr: addr, Claim: plan.ClaimAddress}); v != nil && v.wanted() {
-			r.vips.markMissing(v)
+			r.vips.clearCached(v)
 		}
 	}
 }

@@ -37,15 +37,15 @@ type Reconciler struct {
 
 	conflicts conflicts
 	flows     flows
-	numbers   *numbers
+	fwmarks   *markAllocator
 	schedule
 
-	realServers int // in the kernel, of all virtual servers
+	realServers int // in the kernel
 	ipv4Servers int // IPv4 virtual servers in the kernel
 
-	cached        cachedState
-	marked        map[ipvs.Key]ipvs.Key                     // address and port of each fwmark key, from the members of plan.Local in the kernel
-	retired       map[ipvs.Key]ipvs.Key                     // address and port of each retired fwmark key, from the members of plan.Draining
+	cached        cachedState                               // the node's state in the kernel
+	marked        map[ipvs.Key]ipvs.Key                     // fwmark key to address and port, from the members of plan.Local in the kernel
+	retired       map[ipvs.Key]ipvs.Key                     // likewise for retired virtual servers, from the members of plan.Draining
 	foreign       ipvs.State                                // virtual servers of other programs
 	wrongScope    map[netip.Addr]struct{}                   // addresses bound with kube-proxy's scope
 	staleRoutes   map[routing.Route]struct{}                // routes of an earlier configuration
@@ -55,8 +55,8 @@ type Reconciler struct {
 	drainingCount int                                       // real servers in draining
 	toDrain       []ipvs.Key                                // those that this round of checkDraining has not checked yet
 	cuts          []Cut                                     // since the last call of takeCuts
-	toCheck       []*server                                 // virtual servers that this round of suspicious has not checked yet
-	largeSet      int                                       // index of the large set that suspicious counted last
+	toCheck       []*server                                 // virtual servers that this round of spot checks has not checked yet
+	largeSet      int                                       // the large set that the last spot check counted
 	rules         atomic.Pointer[nat.Owned]                 // for Concerns
 	rulesCurrent  bool                                      // the rules in the kernel are the plan's
 	pruning       bool                                      // all Services are known: undesired state may be deleted
@@ -65,11 +65,11 @@ type Reconciler struct {
 }
 
 type (
-	serverTable = table[ipvs.Key, wantedServer, actualServer]
+	serverTable = table[ipvs.Key, wantedServer, cachedServer]
 	memberTable = table[memberKey, uint32, uint32] // the values are marks
 	vipTable    = table[plan.VIP, struct{}, struct{}]
 
-	server    = record[ipvs.Key, wantedServer, actualServer]
+	server    = record[ipvs.Key, wantedServer, cachedServer]
 	member    = record[memberKey, uint32, uint32]
 	vipRecord = record[plan.VIP, struct{}, struct{}]
 )
@@ -82,7 +82,7 @@ type ownedState struct {
 	vips    []*vipRecord
 }
 
-// cachedState is what the kernel holds of the node's state, as far as the Reconciler knows.
+// cachedState is the cached state of the sections.
 type cachedState struct {
 	link    bool
 	rules   map[routing.Rule]struct{}
@@ -100,12 +100,12 @@ func New(cfg *plan.Config, kernel Kernel, periods Periods) *Reconciler {
 		cfg:       cfg,
 		kernel:    kernel,
 		parts:     map[types.NamespacedName]*ownedState{},
-		servers:   newTable[ipvs.Key, wantedServer, actualServer](hashServer),
+		servers:   newTable[ipvs.Key, wantedServer, cachedServer](hashServer),
 		members:   newTable[memberKey, uint32, uint32](hashMember),
 		vips:      newTable[plan.VIP, struct{}, struct{}](hashVIP),
 		sets:      sets{index: map[string]uint16{}},
 		conflicts: newConflicts(),
-		numbers:   newNumbers(cfg),
+		fwmarks:   newMarkAllocator(cfg),
 		schedule:  newSchedule(periods),
 		uses:      plan.SetsInUse{},
 		flows:     newFlows(),
@@ -145,7 +145,7 @@ func (p Problems) Err() error {
 	return errors.Join(errs...)
 }
 
-// Set replaces the desired state of a Service. Only keys that differ from its previous part
+// Set replaces the desired state of a Service. Only keys that differ from the state before
 // become dirty. Set assigns the fwmarks of part.Internal; the error names the addresses and
 // ports without one.
 func (r *Reconciler) Set(owner *Owner, part plan.ServicePlan) error {
@@ -172,7 +172,7 @@ func (r *Reconciler) set(owner *Owner, part plan.ServicePlan) {
 
 // Delete removes the desired state of a Service.
 func (r *Reconciler) Delete(name types.NamespacedName) {
-	_, _ = r.numbers.assign(name, nil, nil) // never fails: no number is wanted
+	_, _ = r.fwmarks.assign(name, nil, nil) // never fails: no number is wanted
 	r.retries.succeeded(name)
 	if p, ok := r.parts[name]; ok {
 		r.set(p.owner, plan.ServicePlan{})
@@ -192,7 +192,7 @@ func (r *Reconciler) setServers(p *ownedState, want []plan.VirtualServer) {
 			r.adoptForeign(s)
 			before := r.servers.owners(s.key)
 			r.servers.put(s, p.owner, e.precedence, e.value)
-			if slices.ContainsFunc(e.value.endpoints, func(e endpoint) bool { return e.is&isLost != 0 }) {
+			if slices.ContainsFunc(e.value.endpoints, func(e endpoint) bool { return e.is&isUnreachable != 0 }) {
 				r.drainAt = time.Time{} // their connections are to end
 			}
 			r.ownersChanged(s.key, before)
@@ -222,56 +222,56 @@ func (r *Reconciler) ownersChanged(key ipvs.Key, before []types.NamespacedName) 
 	}
 }
 
-// holdServer records that the kernel holds a virtual server.
-func (r *Reconciler) holdServer(s *server, is actualServer) {
-	if !s.there && s.key.Addr.Is4() {
+// setCachedServer records that the kernel has a virtual server.
+func (r *Reconciler) setCachedServer(s *server, is cachedServer) {
+	if !s.exists && s.key.Addr.Is4() {
 		r.ipv4Servers++
 	}
-	r.realServers += len(is.reals) - len(s.actual.reals)
-	r.servers.hold(s, is)
+	r.realServers += len(is.reals) - len(s.cached.reals)
+	r.servers.setCached(s, is)
 }
 
-// loseServer records that the kernel does not hold a virtual server.
-func (r *Reconciler) loseServer(s *server) {
-	if s.there && s.key.Addr.Is4() {
+// clearCachedServer records that the kernel does not have a virtual server.
+func (r *Reconciler) clearCachedServer(s *server) {
+	if s.exists && s.key.Addr.Is4() {
 		r.ipv4Servers--
 	}
-	r.realServers -= len(s.actual.reals)
-	r.servers.markMissing(s)
+	r.realServers -= len(s.cached.reals)
+	r.servers.clearCached(s)
 }
 
-// setRealServer records that the kernel holds a real server.
-func (r *Reconciler) setRealServer(s *server, dest netip.AddrPort, rs ipvs.RealServer) {
-	before := len(s.actual.reals)
-	s.actual.setRealServer(dest, rs)
-	r.realServers += len(s.actual.reals) - before
+// setCachedRealServer records that the kernel has a real server.
+func (r *Reconciler) setCachedRealServer(s *server, dest netip.AddrPort, rs ipvs.RealServer) {
+	before := len(s.cached.reals)
+	s.cached.setRealServer(dest, rs)
+	r.realServers += len(s.cached.reals) - before
 }
 
-// deleteRealServer records that the kernel does not hold a real server.
-func (r *Reconciler) deleteRealServer(s *server, dest netip.AddrPort) {
-	before := len(s.actual.reals)
-	s.actual.deleteRealServer(dest)
-	r.realServers += len(s.actual.reals) - before
+// clearCachedRealServer records that the kernel does not have a real server.
+func (r *Reconciler) clearCachedRealServer(s *server, dest netip.AddrPort) {
+	before := len(s.cached.reals)
+	s.cached.deleteRealServer(dest)
+	r.realServers += len(s.cached.reals) - before
 }
 
-// actual returns the virtual server that the kernel has under a key; nil if none.
-func (r *Reconciler) actual(key ipvs.Key) *actualServer {
-	if s := r.servers.records.get(key); s != nil && s.there {
-		return &s.actual
+// cachedServer returns the virtual server in the kernel; nil if there is none.
+func (r *Reconciler) cachedServer(key ipvs.Key) *cachedServer {
+	if s := r.servers.records.get(key); s != nil && s.exists {
+		return &s.cached
 	}
 	return nil
 }
 
-// adoptForeign takes over another program's virtual server whose key a Service wants.
+// adoptForeign makes another program's virtual server ours, because a Service wants its key.
 func (r *Reconciler) adoptForeign(s *server) {
 	if is, ok := r.foreign[s.key]; ok {
-		r.holdServer(s, newActual(is))
+		r.setCachedServer(s, newCached(is))
 		delete(r.foreign, s.key)
 	}
 }
 
-// retry makes the next Flush retry what the kernel refused to a Service. The zero name
-// stands for the node and for keys without an owner.
+// retry makes the next Flush retry what the kernel refused of a Service. The zero name stands
+// for the node and for keys without an owner.
 func (r *Reconciler) retry(name types.NamespacedName) {
 	r.servers.retry(name)
 	r.members.retry(name)

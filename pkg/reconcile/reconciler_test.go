@@ -33,7 +33,7 @@ type world struct {
 	facts      plan.Facts
 	reconciler *Reconciler
 	order      []string
-	numbers    map[ipvs.Key]uint32 // given in the order in which they are asked for
+	indexes    map[ipvs.Key]uint32 // given in the order in which they are asked for
 
 	ipvs      *ipvs.Fake
 	ipset     *ipset.Fake
@@ -55,7 +55,7 @@ func newWorld(t testing.TB) *world {
 			LocalMark: plan.LocalMark{Value: 0x9, Mask: 0x3fff},
 			VIPs:      plan.VIPs{ClusterIPs: plan.ClaimAddress, LoadBalancers: plan.ClaimPort, ExternalIPs: plan.ClaimPort, Ping: true, Mark: 0x4, Table: 80080, Priority: 99},
 		},
-		numbers: map[ipvs.Key]uint32{},
+		indexes: map[ipvs.Key]uint32{},
 		ipvs:    ipvs.NewFake(), ipset: ipset.NewFake(), routing: routing.NewFake(), conntrack: conntrack.NewFake(), loopback: nft.NewFakeLoopback(),
 		nat: map[ip.Family]*nat.Fake{ip.IPv4: nat.NewFake(ip.IPv4), ip.IPv6: nat.NewFake(ip.IPv6)},
 	}
@@ -119,8 +119,8 @@ func (w *world) checkHeld() {
 	w.t.Helper()
 	a := w.reconciler
 	reals, ipv4 := 0, 0
-	for s := range a.servers.allHeld() {
-		reals += len(s.actual.reals)
+	for s := range a.servers.allExisting() {
+		reals += len(s.cached.reals)
 		if s.key.Addr.Is4() {
 			ipv4++
 		}
@@ -132,12 +132,12 @@ func (w *world) checkHeld() {
 	checkTable(w.t, &a.members)
 	checkTable(w.t, &a.vips)
 	held := map[uint16]int{}
-	for m := range a.members.allHeld() {
+	for m := range a.members.allExisting() {
 		held[m.key.set]++
 	}
 	for i, set := range a.sets.list {
-		if set.held != held[uint16(i)] {
-			w.t.Errorf("%d members of %s are counted, there are %d", set.held, set.name, held[uint16(i)])
+		if set.existing != held[uint16(i)] {
+			w.t.Errorf("%d members of %s are counted, there are %d", set.existing, set.name, held[uint16(i)])
 		}
 	}
 	draining := 0
@@ -156,7 +156,7 @@ func (w *world) observe() (differences int, err error) {
 	if err != nil {
 		return 0, err
 	}
-	return w.reconciler.adopt(o), nil
+	return w.reconciler.runResync(o), nil
 }
 
 func (w *world) apply(services ...service.Service) Problems {
@@ -172,11 +172,11 @@ func (w *world) set(services ...service.Service) {
 		s := &services[i]
 		part := plan.ForService(&w.cfg, &w.facts, s)
 		for _, o := range part.Internal {
-			if w.numbers[o.Key] == 0 {
-				w.numbers[o.Key] = uint32(len(w.numbers) + 1)
+			if w.indexes[o.Key] == 0 {
+				w.indexes[o.Key] = uint32(len(w.indexes) + 1)
 			}
 		}
-		w.reconciler.Set(&Owner{Name: s.Name, Created: s.Created}, plan.AssignMarks(&w.cfg, part, w.numbers))
+		w.reconciler.Set(&Owner{Name: s.Name, Created: s.Created}, plan.AssignMarks(&w.cfg, part, w.indexes))
 	}
 }
 
@@ -584,7 +584,7 @@ func (w *world) checkOthers(refused string, problems Problems, services []servic
 	}
 	for _, s := range services {
 		k := ipvs.Key{Protocol: ip.TCP, Addr: s.ClusterIPs[0], Port: 80}
-		if w.reconciler.vips.holds(byAddress(k.Addr)) && len(w.realServers(k)) == 0 && !strings.Contains(refused, "real server") {
+		if w.reconciler.vips.exists(byAddress(k.Addr)) && len(w.realServers(k)) == 0 && !strings.Contains(refused, "real server") {
 			w.t.Errorf("refused %q: %s is bound without its virtual server", refused, k.Addr)
 		}
 		if !nodes && !blamed[s.Name] && len(w.realServers(k)) != 1 {
@@ -630,7 +630,7 @@ func TestRefusedKeyIsNotTriedWithEveryChange(t *testing.T) {
 	if tries != before {
 		t.Error("another Service's change tried it again")
 	}
-	if w.reconciler.vips.holds(byAddress(bad.ClusterIPs[0])) {
+	if w.reconciler.vips.exists(byAddress(bad.ClusterIPs[0])) {
 		t.Error("its address was bound by another Service's change")
 	}
 	w.refuse = nil
@@ -652,7 +652,7 @@ func TestSharedVIPStaysUntilTheLastServiceGoes(t *testing.T) {
 			return s
 		}
 		w.start(service("a", "10.96.0.1", 80), service("b", "10.96.0.2", 443))
-		claimed := func() bool { return w.reconciler.vips.holds(vip) }
+		claimed := func() bool { return w.reconciler.vips.exists(vip) }
 		w.reconciler.Delete(types.NamespacedName{Namespace: "default", Name: "a"})
 		w.reconciler.Flush()
 		if !claimed() || len(w.realServers(key(ip.TCP, "192.0.2.1:443"))) != 1 {
@@ -806,7 +806,7 @@ func TestWritesDuringAnObservationCount(t *testing.T) {
 	w.mustApply(clusterIP("b", "10.96.0.2", "10.244.0.3:8000"))
 	w.reconciler.Delete(types.NamespacedName{Namespace: "default", Name: "a"})
 	w.reconciler.Flush()
-	if n := w.reconciler.adopt(o); n != 0 {
+	if n := w.reconciler.runResync(o); n != 0 {
 		t.Errorf("%d differences, all of them newer than the observation", n)
 	}
 }

@@ -14,21 +14,20 @@ import (
 // quarter of a second with tens of thousands of Services; changes must not wait that long.
 const keysPerStep = 512
 
-// resync replaces the cached state with the observed state, except for
-// keys written since the observation began, and marks what differs from the desired state.
-// Set and Flush may be called between its steps, and repair what was found so far.
+// resync replaces the cached state with the observed state, except for keys written since the
+// observation began. Then it compares the whole cache with the desired state, and makes what
+// differs dirty. Comparing everything, not only what changed, also catches keys that a bug in
+// the incremental path missed.
 //
-// It first replaces the cached state with the observed state, key by key, then compares the
-// whole cache with the desired state. Comparing everything, not only what changed, also
-// catches keys that a bug in the incremental path missed.
+// Set and Flush may be called between its steps. Flush repairs what was found so far.
 type resync struct {
 	*Reconciler
 	seen         *observation
 	stepSize     int
 	marksChanged bool // members that map fwmarks to addresses differed from the cache
 	differences  int
-	passes       []pass // not begun
-	items, next  int    // of the pass that runs
+	passes       []pass // those that have not begun
+	items, next  int    // of the current pass: the number of its items, and the next one
 	do           func(item int)
 }
 
@@ -36,17 +35,17 @@ type resync struct {
 // and what to do with one.
 type pass func() (items int, do func(item int))
 
-// adopt runs a resync to its end, and returns the number of differences found.
-func (r *Reconciler) adopt(o *observation) int {
-	d := r.beginAdopt(o)
+// runResync runs a resync to its end, and returns the number of differences found.
+func (r *Reconciler) runResync(o *observation) int {
+	d := r.beginResync(o)
 	for d.step() {
 	}
 	return d.end()
 }
 
-// beginAdopt replaces the node's cached state at once, and leaves the rest to the steps of
-// the returned resync. No observation may begin before resync.end.
-func (r *Reconciler) beginAdopt(o *observation) *resync {
+// beginResync begins a resync. It replaces the cached state of the sections at once; the steps
+// do the rest. No observation may begin before resync.end.
+func (r *Reconciler) beginResync(o *observation) *resync {
 	r.node.dirty = true
 	r.cached.sysctls = o.sysctls
 	if o.extent.rules {
@@ -90,7 +89,7 @@ func (r *Reconciler) takeRouting(o *observation) {
 func (d *resync) takeSets() {
 	for _, set := range d.sets.list {
 		if _, there := d.seen.sets[set.name]; set.exists && !there {
-			d.loseSet(set.name)
+			d.clearCachedSet(set.name)
 			d.marksChanged = true // it may be plan.Local, whose members carry the marks
 		}
 	}
@@ -116,34 +115,35 @@ func (d *resync) step() bool {
 	return true
 }
 
-// end ends a resync, finished or not, and returns the number of differences found.
+// end ends a resync, complete or not, and returns the number of differences found.
 func (d *resync) end() int {
 	d.servers.endObserve()
 	d.members.endObserve()
 	d.vips.endObserve()
-	if !d.numbers.seeded && len(d.passes) == 0 && d.next == d.items {
-		d.numbers.seed(d.usedMarks())
+	if !d.fwmarks.restored && len(d.passes) == 0 && d.next == d.items {
+		d.fwmarks.restore(d.usedMarks())
 	}
 	return d.differences
 }
 
-// allPasses returns all the work. The sets come first, because their members say which
-// virtual servers are ours.
+// allPasses returns the passes in order. Sets come first, because their members prove which
+// virtual servers are ours. For each table, the passes take what was observed, drop from the
+// cache what the kernel does not have, and compare.
 func (d *resync) allPasses() []pass {
 	var passes []pass
 	for name, is := range d.seen.sets {
 		passes = append(passes, overMap(is.Entries, func(e ipset.Entry, mark uint32) {
-			d.observedMember(plan.Member{Set: name, Entry: e}, mark)
+			d.takeMember(plan.Member{Set: name, Entry: e}, mark)
 		}))
 	}
 	return append(passes,
-		overTable(&d.members, d.cachedMember),
+		overTable(&d.members, d.dropMissingMember),
 		func() (int, func(int)) { return 1, func(int) { d.updateMarks() } },
-		overMap(d.seen.servers, d.observedServer),
-		overTable(&d.servers, d.cachedServer),
-		overMap(d.foreign, d.cachedForeign),
-		overMap(d.seen.vips, d.observedVIP),
-		overTable(&d.vips, d.cachedVIP),
+		overMap(d.seen.servers, d.takeServer),
+		overTable(&d.servers, d.dropMissingServer),
+		overMap(d.foreign, d.dropMissingForeign),
+		overMap(d.seen.vips, d.takeVIP),
+		overTable(&d.vips, d.dropMissingVIP),
 		overTable(&d.members, d.compareMember),
 		overTable(&d.servers, d.compareServer),
 		overTable(&d.vips, d.compareVIP))
@@ -169,32 +169,32 @@ func overTable[K comparable, W, A any](t *table[K, W, A], do func(*record[K, W, 
 	}
 }
 
-func (d *resync) observedMember(full plan.Member, mark uint32) {
+func (d *resync) takeMember(full plan.Member, mark uint32) {
 	if !d.sets.get(full.Set).exists {
 		return // destroyed meanwhile
 	}
 	m := d.members.get(d.sets.key(full))
-	if m.there && m.actual == mark || m.touched {
+	if m.exists && m.cached == mark || m.written {
 		return
 	}
-	d.marksChanged = d.marksChanged || m.actual != mark
-	d.holdMember(m, mark)
+	d.marksChanged = d.marksChanged || m.cached != mark
+	d.setCachedMember(m, mark)
 	d.indexRecord(full, true)
 }
 
-// cachedMember drops a member from the cache that the kernel does not have.
-func (d *resync) cachedMember(m *member) {
-	if !m.there || m.touched {
+// dropMissingMember drops a member from the cache that the kernel does not have.
+func (d *resync) dropMissingMember(m *member) {
+	if !m.exists || m.written {
 		return
 	}
 	full := d.sets.member(m.key)
 	if _, there := d.seen.sets[full.Set].Entries[full.Entry]; !there {
-		d.marksChanged = d.marksChanged || m.actual != 0
-		d.loseMember(m)
+		d.marksChanged = d.marksChanged || m.cached != 0
+		d.clearCachedMember(m)
 	}
 }
 
-// updateMarks updates the index of fwmarks if any mark changed.
+// updateMarks rebuilds marked if any mark changed.
 func (d *resync) updateMarks() {
 	if d.marksChanged {
 		d.indexMarks()
@@ -209,16 +209,16 @@ func (d *resync) compareMember(m *member) {
 			return
 		}
 	}
-	want, wanted := d.wantMember(m)
-	compared(d, &d.members, m, wanted != m.there || wanted && m.actual != want)
+	want, desired := d.desiredMember(m)
+	compared(d, &d.members, m, desired != m.exists || desired && m.cached != want)
 }
 
-func (d *resync) observedServer(key ipvs.Key, is ipvs.Service) {
+func (d *resync) takeServer(key ipvs.Key, is ipvs.Service) {
 	s := d.servers.get(key)
-	if s.touched || s.there && s.actual.VirtualServer == is.VirtualServer && s.actual.equals(is.RealServers) {
+	if s.written || s.exists && s.cached.VirtualServer == is.VirtualServer && s.cached.equals(is.RealServers) {
 		return
 	}
-	if !s.there {
+	if !s.exists {
 		if !s.wanted() && !d.ours(key) {
 			d.foreign[key] = is
 			d.servers.release(s)
@@ -226,16 +226,16 @@ func (d *resync) observedServer(key ipvs.Key, is ipvs.Service) {
 		}
 		delete(d.foreign, key)
 	}
-	d.holdServer(s, newActual(is))
+	d.setCachedServer(s, newCached(is))
 }
 
-func (d *resync) cachedServer(s *server) {
-	if _, there := d.seen.servers[s.key]; !there && !s.touched && s.there {
-		d.loseServer(s)
+func (d *resync) dropMissingServer(s *server) {
+	if _, there := d.seen.servers[s.key]; !there && !s.written && s.exists {
+		d.clearCachedServer(s)
 	}
 }
 
-func (d *resync) cachedForeign(key ipvs.Key, _ ipvs.Service) {
+func (d *resync) dropMissingForeign(key ipvs.Key, _ ipvs.Service) {
 	if _, there := d.seen.servers[key]; !there {
 		delete(d.foreign, key)
 	}
@@ -246,41 +246,41 @@ func (d *resync) compareServer(s *server) {
 		return
 	}
 	f := &flush{Reconciler: d.Reconciler}
-	want, wanted := d.wantRecord(s)
+	want, desired := d.desiredRecord(s)
 	if d.mustDrain(s) {
 		compared(d, &d.servers, s, len(f.retireChanges(s)) > 0)
 		return
 	}
-	compared(d, &d.servers, s, !wanted && s.there || wanted && !f.upToDate(s, want) && len(f.serverChanges(s, want)) > 0)
+	compared(d, &d.servers, s, !desired && s.exists || desired && !f.upToDate(s, want) && len(f.serverChanges(s, want)) > 0)
 }
 
-// observedVIP caches an observed VIP. A desired address that is bound with kube-proxy's
-// scope is treated as missing, so that it is bound again.
-func (d *resync) observedVIP(key plan.VIP, _ struct{}) {
+// takeVIP caches an observed VIP. A desired address that kube-proxy added, with another scope,
+// is treated as missing, so that it is added again.
+func (d *resync) takeVIP(key plan.VIP, _ struct{}) {
 	v := d.vips.get(key)
-	if v.touched {
+	if v.written {
 		return
 	}
 	if _, wrong := d.wrongScope[key.Addr]; wrong && v.wanted() && key.Claim == plan.ClaimAddress {
-		d.vips.markMissing(v)
+		d.vips.clearCached(v)
 	} else {
-		d.vips.hold(v, struct{}{})
+		d.vips.setCached(v, struct{}{})
 	}
 }
 
-func (d *resync) cachedVIP(v *vipRecord) {
-	if _, there := d.seen.vips[v.key]; !there && !v.touched {
-		d.vips.markMissing(v)
+func (d *resync) dropMissingVIP(v *vipRecord) {
+	if _, there := d.seen.vips[v.key]; !there && !v.written {
+		d.vips.clearCached(v)
 	}
 }
 
 func (d *resync) compareVIP(v *vipRecord) {
 	if v.wanted() || d.pruning {
-		compared(d, &d.vips, v, v.wanted() != v.there)
+		compared(d, &d.vips, v, v.wanted() != v.exists)
 	}
 }
 
-// compared marks a record dirty or clean, and counts each difference once.
+// compared makes a record dirty or clean, and counts each difference once.
 func compared[K comparable, W, A any](d *resync, t *table[K, W, A], r *record[K, W, A], differs bool) {
 	known := r.dirty
 	if t.setDirty(r, differs); r.dirty && !known {

@@ -115,9 +115,9 @@ func (m *meanwhile) anyEntry() func(ipset.Op) ipset.Change {
 	return func(ipset.Op) ipset.Change { return ipset.Change{} }
 }
 
-// adopt changes Services before, during and after the read of the kernel, and between any
+// resync changes Services before, during and after the read of the kernel, and between any
 // two steps of the resync. It returns the differences found.
-func (m *meanwhile) adopt() int {
+func (m *meanwhile) resync() int {
 	m.t.Helper()
 	for range m.random.IntN(4) {
 		m.change()
@@ -130,7 +130,7 @@ func (m *meanwhile) adopt() int {
 	for range m.random.IntN(4) {
 		m.change()
 	}
-	d := m.reconciler.beginAdopt(o)
+	d := m.reconciler.beginResync(o)
 	d.stepSize = 1
 	for d.step() {
 		if m.random.IntN(20) == 0 {
@@ -139,7 +139,7 @@ func (m *meanwhile) adopt() int {
 	}
 	defer m.checkHeld()
 	defer func() {
-		if len(m.reconciler.servers.touched)+len(m.reconciler.members.touched)+len(m.reconciler.vips.touched) > 0 {
+		if len(m.reconciler.servers.written)+len(m.reconciler.members.written)+len(m.reconciler.vips.written) > 0 {
 			m.t.Error("what is written is still listed")
 		}
 	}()
@@ -176,14 +176,14 @@ func TestResyncInSteps(t *testing.T) {
 		for range 12 {
 			m.change()
 		}
-		if n := m.adopt(); n != 0 {
+		if n := m.resync(); n != 0 {
 			t.Errorf("%d differences, all of them newer than the observation", n)
 		}
 		for range 3 {
 			for range m.random.IntN(4) {
 				m.damage()
 			}
-			found += m.adopt()
+			found += m.resync()
 			m.repair()
 		}
 		m.drain()

@@ -56,10 +56,10 @@ func markAddr(family ip.Family, mark uint32) netip.Addr {
 // needsRecord reports whether a record must stay because nothing else proves that the
 // virtual server is ours.
 func (r *Reconciler) needsRecord(fwm, address ipvs.Key) bool {
-	return r.servers.holds(fwm) && r.retired[fwm] == address && r.marked[fwm] != address
+	return r.servers.exists(fwm) && r.retired[fwm] == address && r.marked[fwm] != address
 }
 
-// indexRecord updates the index of records after a member was added or deleted.
+// indexRecord updates retired after a member was added or deleted.
 func (r *Reconciler) indexRecord(m plan.Member, there bool) {
 	fwm, address, ok := retiredIn(m)
 	switch {
@@ -82,10 +82,10 @@ func (r *Reconciler) markRecord(fwm ipvs.Key) {
 // mustDrain reports whether a virtual server that is not desired stays until its connections
 // have ended: one with a fwmark and real servers, whose address and port are still served.
 func (r *Reconciler) mustDrain(s *server) bool {
-	if s.key.FWMark == 0 || len(s.actual.reals) == 0 || r.sets.get(plan.Draining.In(s.key.Family())).failed {
+	if s.key.FWMark == 0 || len(s.cached.reals) == 0 || r.sets.get(plan.Draining.In(s.key.Family())).failed {
 		return false // in the last case it cannot be recorded: the kernel lacks the set's type
 	}
-	if _, wanted := r.wantRecord(s); wanted {
+	if _, desired := r.desiredRecord(s); desired {
 		return false
 	}
 	address, known := r.addressOf(s.key)
@@ -107,14 +107,14 @@ func (f *flush) record(retiring map[ipvs.Key]ipvs.Key) {
 // localMark returns the fwmark that a dirty member of plan.Local has in the kernel, and
 // whether its virtual server exists.
 func (f *flush) localMark(m *member) (fwm ipvs.Key, exists bool) {
-	if !m.there || m.actual == 0 || f.sets.list[m.key.set].name != plan.Local.In(ip.Of(m.key.addr)) {
+	if !m.exists || m.cached == 0 || f.sets.list[m.key.set].name != plan.Local.In(ip.Of(m.key.addr)) {
 		return fwm, false
 	}
-	fwm = fwmKey(ip.Of(m.key.addr), m.actual)
-	return fwm, f.servers.holds(fwm) && f.marked[fwm] == f.addressIn(m)
+	fwm = fwmKey(ip.Of(m.key.addr), m.cached)
+	return fwm, f.servers.exists(fwm) && f.marked[fwm] == f.addressIn(m)
 }
 
-// addressIn returns the address and port of a member.
+// addressIn returns a member's address and port as the key of a virtual server.
 func (f *flush) addressIn(m *member) ipvs.Key {
 	return ipvs.Key{Protocol: m.key.protocol, Addr: m.key.addr, Port: m.key.port}
 }
@@ -129,15 +129,15 @@ func (f *flush) recordReplaced() {
 		if f.sets.list[m.key.set].name != plan.Local.In(family) {
 			continue
 		}
-		want, wanted := f.wantMember(m)
-		if !wanted || m.there && m.actual == want {
+		want, desired := f.desiredMember(m)
+		if !desired || m.exists && m.cached == want {
 			continue
 		}
 		address := f.addressIn(m)
 		if fwm, exists := f.localMark(m); exists {
 			recorded[fwm] = address
 		}
-		if fwm := fwmKey(family, want); f.servers.isDirty(fwm) && f.unused(fwm) && f.servers.holds(address) {
+		if fwm := fwmKey(family, want); f.servers.isDirty(fwm) && f.unused(fwm) && f.servers.exists(address) {
 			recorded[fwm] = address
 		}
 	}
@@ -147,12 +147,11 @@ func (f *flush) recordReplaced() {
 // unused reports whether neither a virtual server nor a record has a fwmark.
 func (f *flush) unused(fwm ipvs.Key) bool {
 	_, recorded := f.recordedAddress(fwm)
-	return !recorded && !f.servers.holds(fwm)
+	return !recorded && !f.servers.exists(fwm)
 }
 
-// unmark deletes undesired members of plan.Local whose address and port are still served.
-// From then on new connections use the virtual server of the address, which exists and has
-// its endpoints by now.
+// unmark deletes undesired members of plan.Local whose address and port are still served. New
+// connections then use the virtual server of the address, which has its endpoints by now.
 func (f *flush) unmark() {
 	retiring := map[ipvs.Key]ipvs.Key{}
 	for m := range f.members.allDirty() {
@@ -161,7 +160,7 @@ func (f *flush) unmark() {
 			continue
 		}
 		address := f.addressIn(m)
-		if _, wanted := f.wantMember(m); !wanted && f.servers.holds(address) && f.mustDrain(f.servers.get(fwm)) {
+		if _, desired := f.desiredMember(m); !desired && f.servers.exists(address) && f.mustDrain(f.servers.get(fwm)) {
 			retiring[fwm] = address
 		}
 	}
@@ -181,8 +180,8 @@ func (f *flush) changeOf(op ipset.Op, m plan.Member) ipset.Change {
 	return ipset.Change{Op: op, Set: f.setNamed(m.Set), Entry: m.Entry}
 }
 
-// waitsForWeights reports whether a member of plan.Local must wait, because the recorded
-// virtual server it leads to does not exist yet, or does not have its weights back.
+// waitsForWeights reports whether a member of plan.Local must wait, because its fwmark virtual
+// server is recorded as retired and either does not exist yet or still has weights of 0.
 func (f *flush) waitsForWeights(m *member, mark uint32) bool {
 	if mark == 0 {
 		return false
@@ -218,10 +217,10 @@ func (f *flush) retireChanges(s *server) []ipvs.Change {
 		return nil
 	}
 	var changes []ipvs.Change
-	for _, rs := range s.actual.reals {
+	for _, rs := range s.cached.reals {
 		dest := rs.dest()
 		switch c := (ipvs.Change{Op: ipvs.UpdateRealServer, Key: key, Dest: dest}); {
-		case address.Protocol != ip.TCP && !f.wantRealServer(address, dest):
+		case address.Protocol != ip.TCP && !f.hasDesiredRealServer(address, dest):
 			c.Op = ipvs.DeleteRealServer
 			changes = append(changes, c)
 		case rs.weight != 0:
@@ -234,12 +233,12 @@ func (f *flush) retireChanges(s *server) []ipvs.Change {
 	return changes
 }
 
-// wantRealServer reports whether an address and port has a desired real server, directly or
+// hasDesiredRealServer reports whether an address and port has a desired real server, directly or
 // through its present fwmark.
-func (f *flush) wantRealServer(address ipvs.Key, dest netip.AddrPort) bool {
+func (f *flush) hasDesiredRealServer(address ipvs.Key, dest netip.AddrPort) bool {
 	return slices.ContainsFunc([]ipvs.Key{address, fwmKey(address.Family(), f.markOf(address))}, func(key ipvs.Key) bool {
-		want, wanted := f.wantServer(key)
-		return wanted && want.is(dest, isRealServer)
+		want, desired := f.desiredServer(key)
+		return desired && want.is(dest, isRealServer)
 	})
 }
 
@@ -247,8 +246,8 @@ func (f *flush) wantRealServer(address ipvs.Key, dest netip.AddrPort) bool {
 func (f *flush) deleteRetired() {
 	var servers []ipvs.Change
 	for fwm := range f.retired {
-		_, wanted := f.wantServer(fwm)
-		if s := f.actual(fwm); s != nil && !wanted && len(s.reals) == 0 && f.marked[fwm] == (ipvs.Key{}) {
+		_, desired := f.desiredServer(fwm)
+		if s := f.cachedServer(fwm); s != nil && !desired && len(s.reals) == 0 && f.marked[fwm] == (ipvs.Key{}) {
 			servers = append(servers, ipvs.Change{Op: ipvs.DeleteVirtualServer, Key: fwm})
 		}
 	}

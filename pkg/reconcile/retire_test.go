@@ -60,7 +60,7 @@ func (w *world) retires(s service.Service) {
 		if got := w.ipset.Dump(); strings.Contains(got, "skbmark 0xb") {
 			w.t.Errorf("%s: packets are still marked:\n%s", when, got)
 		}
-		if !w.reconciler.holdsMark(key(ip.TCP, vip+":80"), first) || !w.reconciler.markInUse(first) {
+		if !w.reconciler.kernelUsesMark(key(ip.TCP, vip+":80"), first) || !w.reconciler.markInUse(first) {
 			w.t.Errorf("%s: the mark is free", when)
 		}
 	}
@@ -86,7 +86,7 @@ func (w *world) retires(s service.Service) {
 	if got := w.ipset.Dump(); strings.Contains(got, "0.0.0.11") {
 		w.t.Errorf("the record is left:\n%s", got)
 	}
-	if w.reconciler.servers.holds(fwm(first)) || len(w.reconciler.retired) != 0 {
+	if w.reconciler.servers.exists(fwm(first)) || len(w.reconciler.retired) != 0 {
 		w.t.Errorf("the mark is not free: %v", w.reconciler.retired)
 	}
 }

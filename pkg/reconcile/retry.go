@@ -14,8 +14,8 @@ const (
 	maxBackoff = 30 * time.Second
 )
 
-// retries holds failed Services until their retry is due, each with its own backoff.
-// The zero name stands for the node.
+// retries schedules the retries of failed Services, each with its own backoff. The zero name
+// stands for the node.
 type retries struct {
 	backoff *flowcontrol.Backoff
 	due     map[types.NamespacedName]time.Time
@@ -37,7 +37,7 @@ func (r *retries) failed(name types.NamespacedName, now time.Time) time.Duration
 	return wait
 }
 
-// succeeded forgets earlier failures.
+// succeeded cancels a retry and resets the backoff.
 func (r *retries) succeeded(name types.NamespacedName) {
 	delete(r.due, name)
 	r.backoff.DeleteEntry(name.String())

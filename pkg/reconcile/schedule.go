@@ -10,7 +10,7 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/routing"
 )
 
-// Periods says how often the Reconciler acts without a change of desired state.
+// Periods determines when the Reconciler acts without a change of desired state.
 type Periods struct {
 	Sync          time.Duration // between two comparisons with the kernel; see statePeriod
 	Drain         time.Duration // between two checks of draining real servers
@@ -30,13 +30,15 @@ const (
 	calmAfter  = 3
 )
 
-// Kernel parameters are compared every Periods.Sync, and so is the state while it is small.
-// From stateSize entries the state is compared every second period, and so on, up to every
-// maxPeriods, so that the CPU share of comparisons does not grow with the number of
-// Services. Where reading the kernel is slow, the period is stateShare times the time that it
-// took the last time, but not more than maxStatePeriod. Looks (suspicious) find missing state
-// much earlier. Rules are read after the kernel reported a change, and every maxPeriods. If
-// the kernel does not report changes, as for iptables-legacy, they are read every period.
+// Kernel parameters are compared every Periods.Sync. State (virtual servers, sets, routing) is
+// compared every Periods.Sync too while it has less than stateSize entries, every second one
+// from then on, and so on up to every maxPeriods: the CPU share of comparisons does not grow
+// with the number of Services. If reading the kernel is slow, the period is at least
+// stateShare times the duration of the last read, up to maxStatePeriod. Spot checks find
+// missing state much earlier.
+//
+// Rules are compared after the kernel reported a change, and every maxPeriods. If the kernel
+// does not report changes (iptables-legacy), they are compared every Periods.Sync.
 const (
 	stateSize      = 2000
 	maxPeriods     = 40
@@ -44,39 +46,42 @@ const (
 	maxStatePeriod = time.Hour
 )
 
-// lookPeriod is the time between two looks.
-const lookPeriod = time.Second
+// spotCheckPeriod is the time between two spot checks.
+const spotCheckPeriod = time.Second
 
 // drainBatch is the maximum number of virtual servers whose connections are checked
 // before other changes get their turn.
 const drainBatch = 256
 
-// schedule is what the Reconciler does next, and when.
+// schedule holds what the Reconciler does next, and when. It compares in these steps: a time
+// comes or an event requests a comparison (compareSoon); observe reads the kernel in another
+// goroutine; readStep begins a resync with the result; resyncStep continues it, and repairs
+// the differences at its end.
 type schedule struct {
 	periods Periods
 	retries *retries
 	refused map[types.NamespacedName]struct{} // since the last call of Settle
 	retried []types.NamespacedName            // likewise
 
-	drainAt      time.Time
-	compareAt    time.Time     // zero while an observation runs, unless another must follow soon
-	comparedAt   time.Time     // the last time
-	stateAt      time.Time     // next periodic comparison of the state
-	stateTook    time.Duration // to read the state the last time
-	rulesAt      time.Time     // next periodic comparison of the rules
-	omits        bool          // rules are refused
-	need         extent        // of the next comparison, in addition to the periodic parts
-	rulesChanged bool          // by another program, since the last observation began
-	byRules      bool          // rulesChanged triggered the observation
-	calm         int           // comparisons in a row that rulesChanged triggered and that found nothing
-	lookAt       time.Time     // next look
-	byLook       bool          // a look triggered the comparison
-	lookPause    time.Duration // pause after looks that found nothing of ours
+	drainAt        time.Time
+	compareAt      time.Time     // next comparison; zero while an observation runs, unless another must follow soon
+	comparedAt     time.Time     // when the last observation ended
+	stateAt        time.Time     // next periodic comparison of the state
+	stateTook      time.Duration // to read the state the last time
+	rulesAt        time.Time     // next periodic comparison of the rules
+	omits          bool          // rules are refused
+	need           extent        // of the next comparison, in addition to the periodic parts
+	rulesChanged   bool          // by another program, since the last observation began
+	byRules        bool          // rulesChanged triggered the observation
+	calm           int           // comparisons in a row that rulesChanged triggered and that found nothing
+	spotCheckAt    time.Time     // next spot check
+	bySpotCheck    bool          // a spot check triggered the comparison
+	spotCheckPause time.Duration // pause after spot checks whose comparison found nothing
 
-	reading extent        // of the observation that runs, or was the last one
-	ready   chan struct{} // closed when the observation has ended; nil while none runs
-	result  *readResult   // of it
-	resync  *resync       // nil unless observed state is being compared
+	readExtent extent        // of the current or the last observation
+	ready      chan struct{} // closed when the observation has ended; nil while none runs
+	result     *readResult   // of it
+	resync     *resync       // nil unless observed state is being compared
 }
 
 // readResult is the result of an observation of the kernel.
@@ -90,49 +95,48 @@ func newSchedule(p Periods) schedule {
 	return schedule{periods: p, retries: newRetries(), refused: map[types.NamespacedName]struct{}{}}
 }
 
-// Load reads the kernel, and begins with what it holds. It returns the number of virtual
-// servers that are ours. An error leaves the cached state empty: what cannot be read is never
-// assumed to be empty, so Load must be called again.
+// Load initializes the cached state from the kernel, and returns the number of virtual servers
+// that are ours. After an error it must be called again: what cannot be read is never assumed
+// to be empty.
 func (r *Reconciler) Load() (virtualServers int, err error) {
 	o, err := r.beginObserve(everything)()
 	if err != nil {
 		return 0, err
 	}
-	r.adopt(o)
+	r.runResync(o)
 	for _, set := range r.sets.list {
-		if set.held > 0 {
+		if set.existing > 0 {
 			r.useSet(set.name)
 		}
 	}
 	r.compareAt = time.Time{} // everything has just been read
-	return r.servers.held, nil
+	return r.servers.existing, nil
 }
 
-// Prune declares that every Service is known: from now on undesired state is deleted. This
-// includes UDP flows that an earlier process did not delete before it ended. Desired state
-// was compared when it was set.
+// Prune declares that every Service is known: from now on undesired state is deleted. It marks
+// all UDP flows for a check, because an earlier process may have left stale ones.
 func (r *Reconciler) Prune() {
 	r.pruning = true
 	r.rebind()
-	for s := range r.servers.allHeld() {
+	for s := range r.servers.allExisting() {
 		r.markFlowsStale(s.key)
 		if !s.wanted() {
 			r.servers.setDirty(s, true)
 		}
 	}
-	for m := range r.members.allHeld() {
+	for m := range r.members.allExisting() {
 		if _, known := r.node.sets[r.sets.list[m.key.set].name]; !known {
 			continue // the whole set is destroyed
 		}
-		if _, wanted := r.wantMember(m); !wanted {
+		if _, desired := r.desiredMember(m); !desired {
 			r.members.setDirty(m, true)
 		}
 	}
 	for _, v := range r.vips.list() {
-		r.vips.setDirty(v, v.wanted() != v.there)
+		r.vips.setDirty(v, v.wanted() != v.exists)
 	}
 	now := time.Now()
-	r.stateAt, r.rulesAt, r.lookAt = now.Add(r.periods.Sync), now.Add(r.rulesPeriod()), now.Add(lookPeriod)
+	r.stateAt, r.rulesAt, r.spotCheckAt = now.Add(r.periods.Sync), now.Add(r.rulesPeriod()), now.Add(spotCheckPeriod)
 	if r.compareAt.IsZero() {
 		r.compareAt = now.Add(r.periods.Sync)
 	}
@@ -179,7 +183,7 @@ func (r *Reconciler) minPeriod() time.Duration {
 }
 
 func (r *Reconciler) statePeriod() time.Duration {
-	bySize := r.periods.Sync * time.Duration(min(1+(r.servers.held+r.members.held)/stateSize, maxPeriods))
+	bySize := r.periods.Sync * time.Duration(min(1+(r.servers.existing+r.members.existing)/stateSize, maxPeriods))
 	return max(bySize, min(r.stateTook*stateShare, maxStatePeriod))
 }
 
@@ -200,8 +204,8 @@ func (r *Reconciler) omitsRules() bool {
 	return false
 }
 
-// noteOmissions requests a comparison of the rules if some are refused since the last call:
-// it reads which ones.
+// noteOmissions requests a comparison of the rules, which reads the refused ones, if rules
+// began or ceased to be refused since the last call.
 func (r *Reconciler) noteOmissions(now time.Time) {
 	if omits := r.omitsRules(); omits != r.omits {
 		r.omits = omits
@@ -222,7 +226,7 @@ func (r *Reconciler) Next(now time.Time) time.Time {
 		return now
 	case r.ready == nil:
 		sooner(r.compareAt)
-		sooner(r.lookAt)
+		sooner(r.spotCheckAt)
 	}
 	if r.drainingCount > 0 {
 		sooner(r.drainAt)
@@ -233,12 +237,12 @@ func (r *Reconciler) Next(now time.Time) time.Time {
 	return next
 }
 
-// Ready returns a channel that is closed when Step has a reading of the kernel to compare;
-// nil while the kernel is not being read.
+// Ready returns a channel that is closed when an observation ends, so that Step can begin to
+// compare it. It returns nil while no observation runs.
 func (r *Reconciler) Ready() <-chan struct{} { return r.ready }
 
-// Done is what one Step did.
-type Done struct {
+// StepResult is what one Step did.
+type StepResult struct {
 	Problems Problems
 	Written  bool        // it may have changed the kernel
 	Retried  bool        // refused changes were retried
@@ -251,15 +255,15 @@ type Done struct {
 // Comparison is a comparison of the kernel with the cached and the desired state.
 type Comparison struct {
 	Took        time.Duration // to read the kernel
-	Differences int           // which have been repaired
-	Entries     int           // virtual servers and members that were read, about
+	Differences int           // repaired, as far as the kernel did not refuse it
+	Entries     int           // approximate number of virtual servers and members that were read
 }
 
 // Step does what is due: it retries refused changes, checks draining real servers, and
-// compares the kernel with the cached state. The kernel is read in another goroutine, and
-// compared a portion at a time, so that changes need not wait for it.
-func (r *Reconciler) Step(now time.Time) Done {
-	var done Done
+// compares the kernel with the cached state. A comparison does not delay changes: the kernel
+// is read in another goroutine, and each call compares a portion.
+func (r *Reconciler) Step(now time.Time) StepResult {
+	var done StepResult
 	if due := r.retries.take(now); len(due) > 0 {
 		for _, name := range due {
 			r.retry(name)
@@ -277,20 +281,20 @@ func (r *Reconciler) Step(now time.Time) Done {
 		r.resyncStep(now, &done)
 	}
 	if r.ready == nil && r.resync == nil {
-		r.look(now)
+		r.spotCheck(now)
 		r.observe(now)
 	}
 	return done
 }
 
-func (r *Reconciler) flushInto(done *Done) {
+func (r *Reconciler) flushInto(done *StepResult) {
 	r.vipsRemoved, done.Written = false, true
 	done.Problems = append(done.Problems, r.Flush()...)
 }
 
 // drainStep checks some of the draining real servers. If there are more, the next steps
 // continue.
-func (r *Reconciler) drainStep(now time.Time, done *Done) {
+func (r *Reconciler) drainStep(now time.Time, done *StepResult) {
 	done.Problems = append(done.Problems, r.checkDraining(now, r.periods.DrainDeadline, drainBatch)...)
 	done.Cuts, done.Written = r.takeCuts(), true
 	if len(r.toDrain) == 0 {
@@ -298,34 +302,33 @@ func (r *Reconciler) drainStep(now time.Time, done *Done) {
 	}
 }
 
-// look checks cheaply whether the kernel holds as many objects as it should, and if
-// not, triggers a comparison at once. Another program that keeps changing its own
-// virtual servers triggers it too: looks then become less frequent, down to one per
-// Periods.Sync.
-func (r *Reconciler) look(now time.Time) {
-	if now.Before(r.lookAt) {
+// spotCheck requests a comparison if a cheap check finds a difference. Another program that
+// keeps changing its own virtual servers causes one too; spot checks then become less
+// frequent, down to one per Periods.Sync.
+func (r *Reconciler) spotCheck(now time.Time) {
+	if now.Before(r.spotCheckAt) {
 		return
 	}
-	r.lookAt = now.Add(lookPeriod)
-	if r.suspicious() {
-		r.byLook = true
+	r.spotCheckAt = now.Add(spotCheckPeriod)
+	if r.spotCheckDiffers() {
+		r.bySpotCheck = true
 		r.compareSoon(now, extent{state: true})
 	}
 }
 
-// noteLookResult adjusts the time of the next look after a comparison that a look
+// noteSpotCheckResult sets the time of the next spot check after a comparison that a spot check
 // triggered.
-func (r *Reconciler) noteLookResult(differences int, now time.Time) {
-	if !r.byLook {
+func (r *Reconciler) noteSpotCheckResult(differences int, now time.Time) {
+	if !r.bySpotCheck {
 		return
 	}
-	r.byLook = false
+	r.bySpotCheck = false
 	if differences > 0 {
-		r.lookPause = 0
+		r.spotCheckPause = 0
 		return
 	}
-	r.lookPause = min(max(2*r.lookPause, minComparePeriod), max(r.periods.Sync, lookPeriod))
-	r.lookAt = now.Add(r.lookPause)
+	r.spotCheckPause = min(max(2*r.spotCheckPause, minComparePeriod), max(r.periods.Sync, spotCheckPeriod))
+	r.spotCheckAt = now.Add(r.spotCheckPause)
 }
 
 // observe starts reading the kernel in the background if that is due. A deletion reported
@@ -335,9 +338,9 @@ func (r *Reconciler) observe(now time.Time) {
 		return
 	}
 	r.compareAt, r.byRules, r.rulesChanged = time.Time{}, r.rulesChanged, false
-	r.reading = extent{state: r.need.state || !now.Before(r.stateAt), rules: r.need.rules || !now.Before(r.rulesAt)}
+	r.readExtent = extent{state: r.need.state || !now.Before(r.stateAt), rules: r.need.rules || !now.Before(r.rulesAt)}
 	r.need = extent{}
-	read, ready, result := r.beginObserve(r.reading), make(chan struct{}), &readResult{}
+	read, ready, result := r.beginObserve(r.readExtent), make(chan struct{}), &readResult{}
 	r.ready, r.result = ready, result
 	go func() {
 		defer close(ready)
@@ -348,7 +351,7 @@ func (r *Reconciler) observe(now time.Time) {
 }
 
 // readStep begins to compare the result of an observation that has ended.
-func (r *Reconciler) readStep(now time.Time, done *Done) {
+func (r *Reconciler) readStep(now time.Time, done *StepResult) {
 	select {
 	case <-r.ready:
 	default:
@@ -367,51 +370,51 @@ func (r *Reconciler) readStep(now time.Time, done *Done) {
 		return
 	}
 	done.Read = true
-	if r.reading.state {
+	if r.readExtent.state {
 		r.stateTook = r.result.took
 		r.stateAt = now.Add(r.statePeriod())
 	}
-	if r.reading.rules {
+	if r.readExtent.rules {
 		r.rulesAt = now.Add(r.rulesPeriod())
 	}
-	r.resync = r.beginAdopt(r.result.seen)
+	r.resync = r.beginResync(r.result.seen)
 }
 
 // resyncStep compares a portion of the observed state. After the last portion it repairs the
 // differences.
-func (r *Reconciler) resyncStep(now time.Time, done *Done) {
+func (r *Reconciler) resyncStep(now time.Time, done *StepResult) {
 	if r.resync.step() {
 		return
 	}
 	c := &Comparison{Took: r.result.took, Differences: r.resync.end()}
-	if r.reading.state {
-		c.Entries = r.servers.held + r.members.held
+	if r.readExtent.state {
+		c.Entries = r.servers.existing + r.members.existing
 	}
 	r.resync, r.result = nil, nil
 	if r.calm++; c.Differences > 0 || !r.byRules {
 		r.calm = 0
 	}
-	r.noteLookResult(c.Differences, now)
+	r.noteSpotCheckResult(c.Differences, now)
 	r.flushInto(done)
 	done.Compared = c
 }
 
-// Status counts what the kernel holds of ours, and says what happened since the last call of
+// Status has the numbers of our objects in the kernel, and what happened since the last call of
 // Settle.
 type Status struct {
 	VirtualServers, RealServers, Draining int
 
-	Conflicts    int        // virtual servers that Services lack because another Service has them
+	Conflicts    int        // virtual servers that a Service wants and another one has
 	NewConflicts []Conflict // begun since; sorted by loser, winner and key
 
-	FailingServices int                                    // that wait for a retry
-	NodeFailing     bool                                   // likewise
-	RetryIn         map[types.NamespacedName]time.Duration // of those refused since; the zero name is the node
-	Unmarked        []types.NamespacedName                 // Services that lacked a fwmark, and can now be set again
+	FailingServices int                                    // number of Services that wait for a retry
+	NodeFailing     bool                                   // the node waits for a retry
+	RetryIn         map[types.NamespacedName]time.Duration // time until the retry, of those refused since; the zero name is the node
+	Unmarked        []types.NamespacedName                 // Services that lack a fwmark; Set may now assign one
 }
 
-// Settle ends a pass, of any number of calls of Flush and Step. It schedules retries of what
-// was refused, and a comparison before each retry, because the kernel's state is uncertain
+// Settle ends a pass, which is any number of calls of Flush and Step. It schedules retries of
+// what was refused. A comparison precedes each retry, because the kernel's state is uncertain
 // after an error.
 func (r *Reconciler) Settle() Status {
 	now := time.Now()
@@ -436,15 +439,15 @@ func (r *Reconciler) Settle() Status {
 		failing--
 	}
 	return Status{
-		VirtualServers: r.servers.held, RealServers: r.realServers, Draining: r.drainingCount,
+		VirtualServers: r.servers.existing, RealServers: r.realServers, Draining: r.drainingCount,
 		Conflicts: r.conflicts.losers, NewConflicts: r.conflicts.take(),
 		FailingServices: failing, NodeFailing: node, RetryIn: waits, Unmarked: r.releaseMarks(),
 	}
 }
 
-// SetsInUse returns the sets that rules must match: at first those that have members in the
-// kernel or had desired ones, and since Prune those that have desired members. The map does
-// not change; the next Set, SetNode or Flush may replace it.
+// SetsInUse returns the sets that rules must match: before Prune those that have members in
+// the kernel or had desired members, afterwards those that have desired members. The map is
+// immutable; the next Set, SetNode or Flush may replace it by another.
 func (r *Reconciler) SetsInUse() plan.SetsInUse { return r.uses }
 
 // useSet adds a set to those in use.

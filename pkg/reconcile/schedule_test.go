@@ -82,13 +82,13 @@ func TestForeignRulesChangeConstantly(t *testing.T) {
 	}
 }
 
-// BenchmarkLook measures a look, which runs once a second. Its cost grows with the
+// BenchmarkSpotCheck measures a spot check, which runs once a second. Its cost grows with the
 // number of virtual servers; the kernel's own part is not included.
-func BenchmarkLook(b *testing.B) {
+func BenchmarkSpotCheck(b *testing.B) {
 	r := startLarge(b, 10000).reconciler
 	b.ReportAllocs()
 	for b.Loop() {
-		if r.suspicious() {
+		if r.spotCheckDiffers() {
 			b.Fatal("something differs")
 		}
 	}
@@ -108,7 +108,7 @@ func BenchmarkCompare(b *testing.B) {
 		}
 		b.StartTimer()
 		began := time.Now()
-		d := r.beginAdopt(o)
+		d := r.beginResync(o)
 		for more := true; more; began = time.Now() {
 			more = d.step()
 			longest = max(longest, time.Since(began))

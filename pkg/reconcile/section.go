@@ -6,17 +6,17 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/kernel"
 )
 
-// section is a part of the node's state that is compared as a whole: it is small, and no
-// Service owns any of it. The other parts are tables.
+// section is a part of the node's state that no Service owns. It is small, so it is compared
+// as a whole. State that Services own is in a table.
 type section[C fmt.Stringer] struct {
 	// diff returns the changes that turn the cached state into the desired state.
 	diff  func() []C
 	write func([]C) []kernel.Failure[C]
-	// done updates the cached state after changes; failures are the refused ones.
+	// done updates the cached state after write. failures are the refused changes.
 	done func(changes []C, failures []kernel.Failure[C])
 }
 
-// nodeSection is a section with changes of any type.
+// nodeSection is a section without its type of changes.
 type nodeSection interface {
 	flush(*flush)
 	differences() int
@@ -54,15 +54,15 @@ func differences(sections []nodeSection) int {
 	return n
 }
 
-// perChange is the done of a section whose cached state changes with each change.
+// perChange returns a done that applies each successful change to the cached state.
 func perChange[C change](do func(C)) func([]C, []kernel.Failure[C]) {
 	return func(changes []C, failures []kernel.Failure[C]) {
 		succeeded(changes, failures, func(i int) { do(changes[i]) }, func(int, error) {})
 	}
 }
 
-// whole is the done of a section whose state is unknown after a refusal. The observation
-// that follows an error reads it.
+// whole returns a done for a section whose state is unknown after a refusal: it updates the
+// cached state only if no change was refused. The observation that follows an error reads it.
 func whole[C fmt.Stringer](do func()) func([]C, []kernel.Failure[C]) {
 	return func(_ []C, failures []kernel.Failure[C]) {
 		if len(failures) == 0 {
@@ -77,8 +77,8 @@ type change interface {
 	fmt.Stringer
 }
 
-// succeeded calls done with the index of each change that succeeded, and failed with that of
-// each other one.
+// succeeded calls done with the index of each change that succeeded, and failed with the index
+// and error of each that was refused.
 func succeeded[C change](changes []C, failures []kernel.Failure[C], done func(int), failed func(int, error)) {
 	var refused map[C]error
 	for _, f := range failures {

@@ -9,7 +9,8 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/plan"
 )
 
-// wantedServer is a desired virtual server. It is not changed once it is in a table.
+// wantedServer is a virtual server that a Service wants. It is immutable once it is in a
+// table.
 type wantedServer struct {
 	ipvs.VirtualServer
 	endpoints []endpoint // sorted by address and port
@@ -22,23 +23,23 @@ type endpoint struct {
 	port   uint16
 	is     endpointIs
 	weight int32  // of a real server
-	max    uint32 // connections of a real server; 0: no limit
+	max    uint32 // maximum number of connections of a real server; 0: no limit
 }
 
 type endpointIs uint8
 
 const (
-	isRealServer endpointIs = 1 << iota // in RealServers, or in the kernel
-	isEndpoint                          // in Endpoints
-	isLost                              // in Lost
+	isRealServer  endpointIs = 1 << iota // in RealServers, or in the kernel
+	isEndpoint                           // in Endpoints
+	isUnreachable                        // in Lost
 )
 
-// actualServer is a virtual server in the kernel. Its real servers are sorted by address and
-// port.
-type actualServer struct {
+// cachedServer is a virtual server in the kernel, as far as is known. Its real servers are
+// sorted by address and port.
+type cachedServer struct {
 	ipvs.VirtualServer
 	reals  []endpoint
-	shared bool // reals belongs to the desired state too, and is not changed
+	shared bool // reals is also the list of the desired state: copy it before a change
 }
 
 func compareDest(addr netip.Addr, port uint16, dest netip.AddrPort) int {
@@ -67,14 +68,14 @@ func newWanted(vs *plan.VirtualServer, shared []endpoint) wantedServer {
 		list = append(list, newEndpoint(rs.AddrPort, settings))
 	}
 	list = addEndpoints(list, vs.Endpoints, isEndpoint)
-	list = addEndpoints(list, vs.Lost, isLost)
+	list = addEndpoints(list, vs.Unreachable, isUnreachable)
 	if slices.Equal(list, shared) {
 		list = shared
 	}
 	return wantedServer{vs.VirtualServer, slices.Clip(list)}
 }
 
-// addEndpoints notes in a sorted list what addresses and ports are.
+// addEndpoints sets a flag on addresses and ports in a sorted list, and adds missing ones.
 func addEndpoints(list []endpoint, dests []netip.AddrPort, is endpointIs) []endpoint {
 	i, sorted := 0, len(list)
 	for _, dest := range dests {
@@ -97,15 +98,15 @@ func sameWanted(a, b wantedServer) bool {
 	return a.VirtualServer == b.VirtualServer && slices.Equal(a.endpoints, b.endpoints)
 }
 
-// is reports whether an address and port is any of the given.
+// is reports whether an address and port has any of the given flags.
 func (w *wantedServer) is(dest netip.AddrPort, any endpointIs) bool {
 	i, found := slices.BinarySearchFunc(w.endpoints, dest, func(e endpoint, dest netip.AddrPort) int { return compareDest(e.addr, e.port, dest) })
 	return found && w.endpoints[i].is&any != 0
 }
 
-// newActual converts an observed virtual server.
-func newActual(s ipvs.Service) actualServer {
-	a := actualServer{VirtualServer: s.VirtualServer}
+// newCached converts an observed virtual server.
+func newCached(s ipvs.Service) cachedServer {
+	a := cachedServer{VirtualServer: s.VirtualServer}
 	if len(s.RealServers) == 0 {
 		return a
 	}
@@ -117,24 +118,24 @@ func newActual(s ipvs.Service) actualServer {
 	return a
 }
 
-func (a *actualServer) find(dest netip.AddrPort) (int, bool) {
+func (a *cachedServer) find(dest netip.AddrPort) (int, bool) {
 	return slices.BinarySearchFunc(a.reals, dest, func(r endpoint, dest netip.AddrPort) int { return compareDest(r.addr, r.port, dest) })
 }
 
 // realServer returns the settings of a real server.
-func (a *actualServer) realServer(dest netip.AddrPort) (ipvs.RealServer, bool) {
+func (a *cachedServer) realServer(dest netip.AddrPort) (ipvs.RealServer, bool) {
 	if i, found := a.find(dest); found {
 		return a.reals[i].settings(), true
 	}
 	return ipvs.RealServer{}, false
 }
 
-func (a *actualServer) has(dest netip.AddrPort) bool {
+func (a *cachedServer) has(dest netip.AddrPort) bool {
 	_, found := a.find(dest)
 	return found
 }
 
-func (a *actualServer) setRealServer(dest netip.AddrPort, rs ipvs.RealServer) {
+func (a *cachedServer) setRealServer(dest netip.AddrPort, rs ipvs.RealServer) {
 	a.unshare()
 	r := newEndpoint(dest, rs)
 	i, found := a.find(dest)
@@ -148,15 +149,15 @@ func (a *actualServer) setRealServer(dest netip.AddrPort, rs ipvs.RealServer) {
 	a.reals = slices.Insert(a.reals, i, r)
 }
 
-func (a *actualServer) deleteRealServer(dest netip.AddrPort) {
+func (a *cachedServer) deleteRealServer(dest netip.AddrPort) {
 	if i, found := a.find(dest); found {
 		a.unshare()
 		a.reals = slices.Delete(a.reals, i, i+1)
 	}
 }
 
-// share frees the list of real servers if the desired state has the same.
-func (a *actualServer) share(want *wantedServer) {
+// share drops the list of real servers if that of the desired state is equal, and uses that.
+func (a *cachedServer) share(want *wantedServer) {
 	same := func(r, e endpoint) bool {
 		return e.is&isRealServer != 0 && r.dest() == e.dest() && r.settings() == e.settings()
 	}
@@ -166,14 +167,14 @@ func (a *actualServer) share(want *wantedServer) {
 }
 
 // unshare precedes a change of the real servers.
-func (a *actualServer) unshare() {
+func (a *cachedServer) unshare() {
 	if a.shared {
 		a.reals, a.shared = slices.Clone(a.reals), false
 	}
 }
 
 // equals reports whether observed real servers are the cached ones.
-func (a *actualServer) equals(seen map[netip.AddrPort]ipvs.RealServer) bool {
+func (a *cachedServer) equals(seen map[netip.AddrPort]ipvs.RealServer) bool {
 	if len(a.reals) != len(seen) {
 		return false
 	}
@@ -189,7 +190,7 @@ func (a *actualServer) equals(seen map[netip.AddrPort]ipvs.RealServer) bool {
 // no point does a connection find fewer real servers than both before and after: additions
 // come first (the virtual server directly before its real servers), then updates, then
 // deletions. Each kind is sorted by address and port.
-func diffServer(key ipvs.Key, have *actualServer, want *wantedServer) []ipvs.Change {
+func diffServer(key ipvs.Key, have *cachedServer, want *wantedServer) []ipvs.Change {
 	var adds, updates, deletes []ipvs.Change
 	var reals []endpoint
 	if have == nil {

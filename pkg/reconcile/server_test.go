@@ -23,7 +23,7 @@ func randomServer(random *rand.Rand) *plan.VirtualServer {
 			vs.Endpoints = append(vs.Endpoints, dest)
 		}
 		if random.IntN(4) == 0 {
-			vs.Lost = append(vs.Lost, dest)
+			vs.Unreachable = append(vs.Unreachable, dest)
 		}
 	}
 	return vs
@@ -40,7 +40,7 @@ func TestWantedServerIsWhatWasPlanned(t *testing.T) {
 		for i := range byte(6) {
 			dest := netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 0, 0, i / 2}), 80+uint16(i%2))
 			real := slices.ContainsFunc(vs.RealServers, func(rs plan.RealServer) bool { return rs.AddrPort == dest })
-			if want.is(dest, isRealServer) != real || want.is(dest, isEndpoint) != vs.HasEndpoint(dest) || want.is(dest, isLost) != vs.HasLost(dest) {
+			if want.is(dest, isRealServer) != real || want.is(dest, isEndpoint) != vs.HasEndpoint(dest) || want.is(dest, isUnreachable) != vs.HasUnreachable(dest) {
 				t.Fatalf("%s of %+v: %+v", dest, vs, want)
 			}
 		}
@@ -54,7 +54,7 @@ func TestDiffServerLeadsFromActualToDesired(t *testing.T) {
 		ipvs.AddVirtualServer: 0, ipvs.AddRealServer: 1, ipvs.UpdateVirtualServer: 2, ipvs.UpdateRealServer: 3, ipvs.DeleteRealServer: 4,
 	}
 	random := rand.New(rand.NewPCG(2, 2))
-	var have *actualServer
+	var have *cachedServer
 	for range 2000 {
 		want := newWanted(randomServer(random), nil)
 		changes := diffServer(key, have, &want)
@@ -62,7 +62,7 @@ func TestDiffServerLeadsFromActualToDesired(t *testing.T) {
 			t.Fatalf("out of order: %v", changes)
 		}
 		if have == nil {
-			have = &actualServer{}
+			have = &cachedServer{}
 		}
 		for _, c := range changes {
 			switch c.Op {

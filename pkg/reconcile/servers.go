@@ -19,13 +19,13 @@ import (
 func (f *flush) flushServers() {
 	var marked, grow, shrink []ipvs.Change
 	for s := range f.servers.allDirty() {
-		want, wanted := f.wantRecord(s)
-		if !wanted {
+		want, desired := f.desiredRecord(s)
+		if !desired {
 			continue // left to deleteServers
 		}
 		changes := f.serverChanges(s, want)
 		if len(changes) == 0 {
-			s.actual.share(want)
+			s.cached.share(want)
 			f.servers.markClean(s)
 			continue
 		}
@@ -53,9 +53,9 @@ func (f *flush) flushServers() {
 // serverChanges compares one virtual server. A stale TCP real server drains first: with
 // weight 0 it keeps its established connections. One that drains already needs no change.
 func (f *flush) serverChanges(s *server, want *wantedServer) []ipvs.Change {
-	var have *actualServer
-	if s.there {
-		have = &s.actual
+	var have *cachedServer
+	if s.exists {
+		have = &s.cached
 	}
 	all := diffServer(s.key, have, want)
 	orderAdditions(f.cfg.NodeName, s.key, want.Scheduler, all)
@@ -95,10 +95,10 @@ func orderAdditions(node string, key ipvs.Key, scheduler string, changes []ipvs.
 func (f *flush) deleteServers() {
 	var changes []ipvs.Change
 	for s := range f.servers.allDirty() {
-		if _, wanted := f.wantRecord(s); wanted || f.mustDrain(s) {
+		if _, desired := f.desiredRecord(s); desired || f.mustDrain(s) {
 			continue
 		}
-		if s.there {
+		if s.exists {
 			changes = append(changes, ipvs.Change{Op: ipvs.DeleteVirtualServer, Key: s.key})
 		} else {
 			f.servers.markClean(s)
@@ -134,12 +134,12 @@ func (f *flush) cleanServers(changes []ipvs.Change) {
 		if s == nil {
 			continue // deleted
 		}
-		want, wanted := f.wantRecord(s)
+		want, desired := f.desiredRecord(s)
 		switch {
-		case wanted && (f.upToDate(s, want) || len(f.serverChanges(s, want)) == 0):
-			s.actual.share(want)
+		case desired && (f.upToDate(s, want) || len(f.serverChanges(s, want)) == 0):
+			s.cached.share(want)
 			f.servers.markClean(s)
-		case !wanted && f.mustDrain(s) && len(f.retireChanges(s)) == 0:
+		case !desired && f.mustDrain(s) && len(f.retireChanges(s)) == 0:
 			f.servers.markClean(s)
 		}
 	}
@@ -148,10 +148,10 @@ func (f *flush) cleanServers(changes []ipvs.Change) {
 // upToDate reports whether the kernel has a virtual server exactly as desired, apart from
 // draining real servers. It is cheaper than listing the differences.
 func (f *flush) upToDate(s *server, want *wantedServer) bool {
-	if !s.there || s.actual.VirtualServer != want.VirtualServer {
+	if !s.exists || s.cached.VirtualServer != want.VirtualServer {
 		return false
 	}
-	reals, i, unwanted := s.actual.reals, 0, len(s.actual.reals)
+	reals, i, unwanted := s.cached.reals, 0, len(s.cached.reals)
 	for _, e := range want.endpoints {
 		if e.is&isRealServer == 0 {
 			continue
@@ -165,7 +165,7 @@ func (f *flush) upToDate(s *server, want *wantedServer) bool {
 		i, unwanted = i+1, unwanted-1
 	}
 	for dest := range f.draining[s.key] {
-		if is, there := s.actual.realServer(dest); there && is.Weight == 0 {
+		if is, there := s.cached.realServer(dest); there && is.Weight == 0 {
 			unwanted-- // only TCP drains, and desired TCP real servers have a weight
 		}
 	}
@@ -175,22 +175,22 @@ func (f *flush) upToDate(s *server, want *wantedServer) bool {
 // serverDone updates the cached state after a change.
 func (f *flush) serverDone(c ipvs.Change) {
 	s := f.servers.get(c.Key)
-	f.servers.touch(s)
+	f.servers.noteWritten(s)
 	switch c.Op {
 	case ipvs.AddVirtualServer, ipvs.UpdateVirtualServer:
-		f.holdServer(s, actualServer{c.VirtualServer, s.actual.reals, s.actual.shared})
+		f.setCachedServer(s, cachedServer{c.VirtualServer, s.cached.reals, s.cached.shared})
 	case ipvs.DeleteVirtualServer:
-		f.loseServer(s)
+		f.clearCachedServer(s)
 		f.undrainAll(c.Key)
 		f.servers.markClean(s)
 		f.markRecord(c.Key)
 	case ipvs.AddRealServer, ipvs.UpdateRealServer:
-		f.setRealServer(s, c.Dest, c.RealServer)
+		f.setCachedRealServer(s, c.Dest, c.RealServer)
 		if c.RealServer.Weight > 0 {
 			f.undrain(c.Key, c.Dest)
 		}
 	case ipvs.DeleteRealServer:
-		f.deleteRealServer(s, c.Dest)
+		f.clearCachedRealServer(s, c.Dest)
 	}
 }
 
@@ -202,7 +202,7 @@ type flows struct {
 	stale   map[ipvs.Key]struct{}
 	sources map[netip.Addr]struct{}
 	clients map[netip.Prefix]struct{}
-	failed  bool // deleting them failed; the node's Retry tries again
+	failed  bool // deleting them failed; the node's retry tries again
 }
 
 func newFlows() flows {
@@ -235,9 +235,9 @@ func (r *Reconciler) markFlowsStale(key ipvs.Key) bool {
 }
 
 // deleteStaleFlows deletes the marked flows. Flows to a current real server of either
-// virtual server of the address stay. It does nothing before all Services are programmed,
-// when Sweep marks all flows: until then each batch would read the whole conntrack table.
-// After an error it leaves the flows for the node's Retry.
+// virtual server of the address stay. It does nothing before Prune, which marks all flows:
+// until then each batch would read the whole conntrack table. After an error it leaves the
+// flows to the node's retry.
 func (f *flush) deleteStaleFlows() {
 	if len(f.flows.stale)+len(f.flows.sources)+len(f.flows.clients) == 0 || !f.pruning {
 		return
@@ -246,7 +246,7 @@ func (f *flush) deleteStaleFlows() {
 	for key := range f.flows.stale {
 		keep := map[netip.AddrPort]struct{}{}
 		for _, k := range []ipvs.Key{key, fwmKey(key.Family(), f.markOf(key))} {
-			if s := f.actual(k); s != nil {
+			if s := f.cachedServer(k); s != nil {
 				for _, rs := range s.reals {
 					keep[rs.dest()] = struct{}{}
 				}

@@ -11,12 +11,12 @@ import (
 
 // setState is a set in the kernel, and the number of its members.
 type setState struct {
-	name   string
-	set    ipset.Set // if it exists
-	exists bool
-	failed bool // the kernel refuses to create it, for example because it lacks its type
-	held   int  // members in the kernel
-	wanted int  // desired members
+	name     string
+	set      ipset.Set // if it exists
+	exists   bool
+	failed   bool // the kernel refuses to create it, for example because it lacks its type
+	existing int  // members in the kernel
+	wanted   int  // members that an owner wants
 }
 
 // memberKey is a plan.Member without its mark, in a third of the memory.

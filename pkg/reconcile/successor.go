@@ -15,10 +15,11 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/routing"
 )
 
-// successor is what a kube-proxy that runs again uses, in a mode that shares names with us.
+// successor is a mode of kube-proxy that has the same names of chains or sets as we do. Cleanup
+// must not remove the state of a kube-proxy that took over in this mode.
 type successor struct {
 	chains map[nat.Table][]string // names, or prefixes of names, that every sync of kube-proxy writes
-	ipvs   bool                   // it also uses virtual servers, sets, and addresses on the link
+	ipvs   bool                   // the mode also has virtual servers, sets, and addresses on the link
 }
 
 var (
@@ -115,7 +116,7 @@ func (r *Reconciler) tablesToRemove() []nft.KubeProxyChange {
 func (r *Reconciler) serversToRemove() ([]ipvs.Change, []error) {
 	var out []ipvs.Change
 	var errs []error
-	for s := range r.servers.allHeld() {
+	for s := range r.servers.allExisting() {
 		if r.successor(s.key.Family()).ipvs {
 			if s.key.FWMark == 0 {
 				continue
@@ -145,7 +146,7 @@ func (r *Reconciler) checkUnused(key ipvs.Key) error {
 		return nil
 	}
 	address, _ := r.addressOf(key)
-	return fmt.Errorf("virtual server %s, to which pods and nodes that ask %s are led, stays for as long as it has connections, now %d: clean up again then", key, address, n)
+	return fmt.Errorf("virtual server %s, which serves internal clients of %s, still has %d connections and stays: clean up again once they have ended", key, address, n)
 }
 
 // setsToRemove returns the sets that Cleanup destroys. plan.Local and plan.Draining, which
@@ -163,7 +164,7 @@ func (r *Reconciler) setsToRemove(servers []ipvs.Change) []ipset.Set {
 	for _, c := range servers {
 		removed[c.Key] = true
 	}
-	for s := range r.servers.allHeld() {
+	for s := range r.servers.allExisting() {
 		if s.key.FWMark != 0 && !removed[s.key] {
 			stay[plan.Local.In(s.key.Family())], stay[plan.Draining.In(s.key.Family())] = true, true
 		}
@@ -184,7 +185,7 @@ func (r *Reconciler) linkRemovals() []routing.Change {
 	if r.cached.link && !r.kubeProxyUsesIPVS() {
 		return append(changes, routing.Change{Op: routing.DeleteLink})
 	}
-	for v := range r.vips.allHeld() {
+	for v := range r.vips.allExisting() {
 		if v.key.Claim == plan.ClaimAddress && !r.successor(ip.Of(v.key.Addr)).ipvs {
 			changes = append(changes, routing.Change{Op: routing.DeleteAddress, Address: v.key.Addr})
 		}

@@ -17,7 +17,7 @@ type Owner struct {
 	Created time.Time
 }
 
-// nodeOwner owns the node-wide state. It precedes every Service.
+// nodeOwner owns the node-wide state. It precedes every Service. Its name is the zero name.
 var nodeOwner = &Owner{}
 
 // before orders owners that want the same key: the older one precedes and, if both were
@@ -30,64 +30,65 @@ func (o *Owner) before(p *Owner) bool {
 	return strings.Compare(o.Name.String(), p.Name.String()) < 0
 }
 
-// desired is the value that one owner wants under a key, and its precedence.
-type desired[W any] struct {
+// want is the value that one owner wants under a key, and its precedence. What is desired of
+// the kernel is decided among the wants: see desiredServer and desiredMember.
+type want[W any] struct {
 	owner      *Owner
 	precedence plan.Precedence
 	value      W
 }
 
 // before orders the values of one key by precedence, then by owner.
-func (c desired[W]) before(d desired[W]) bool {
+func (c want[W]) before(d want[W]) bool {
 	if c.precedence != d.precedence {
 		return c.precedence < d.precedence
 	}
 	return c.owner.before(d.owner)
 }
 
-// record is the desired and the cached state of one object. It is dirty from when they may
-// have begun to differ until the kernel is known to hold the desired value.
+// record holds what the owners want of one object, and its cached state. It is dirty while
+// the kernel may not have the desired value.
 type record[K comparable, W, A any] struct {
-	key        K
-	desired[W]      // of the owner that precedes all others; its owner is nil if no owner wants the key
-	actual     A    // the cached state, if there
-	there      bool // the kernel holds the object
-	dirty      bool
-	queued     bool // in table.queue
-	touched    bool // in table.touched
-	round      uint32
+	key     K
+	want[W]      // of the owner with precedence; the owner is nil if none wants the key
+	cached  A    // the value in the kernel, if exists
+	exists  bool // in the kernel, as far as is known
+	dirty   bool
+	queued  bool // in table.queue
+	written bool // in table.written
+	round   uint32
 }
 
 // wanted reports whether any owner wants the object.
 func (r *record[K, W, A]) wanted() bool { return r.owner != nil }
 
-// table holds one kind of object by key, with its desired and its cached state. Several
-// owners may want the same key. For a set member or a VIP this counts references; for a
-// virtual server it is a conflict, which the first in order of precedence wins.
+// table holds one kind of object by key. Several owners may want the same key. A set member
+// or VIP is shared by them; a virtual server goes to the owner with precedence.
 type table[K comparable, W, A any] struct {
 	records index[K, W, A]
-	losers  map[K][]desired[W] // of keys that several owners want, without the winner; sorted
+	losers  map[K][]want[W] // of keys that several owners want, without the winner; sorted
 	// counted, if not nil, is called with 1 when a key gets its first owner, and with -1
 	// when it loses its last one.
-	counted func(key K, by int)
-	held    int // records that are there
+	counted  func(key K, by int)
+	existing int // records that exist in the kernel
 	// queue lists every dirty record, and records that were dirty since the last call of
 	// compact.
 	queue []*record[K, W, A]
-	// stuck are keys that the kernel refused. They wait for a retry, so that not every
-	// Flush repeats them.
+	// stuck holds keys that the kernel refused. They wait for their retry, instead of being
+	// repeated by every Flush.
 	stuck map[K]*record[K, W, A]
-	// touched lists the records written since the kernel is being read: the observed value
-	// may be older than the write. Meanwhile idle records are not deleted.
+	// While the kernel is being read (observing), written lists the records that are written
+	// meanwhile: their observed value may be older than the write. Records that become idle
+	// are deleted afterwards.
 	observing bool
-	touched   []*record[K, W, A]
+	written   []*record[K, W, A]
 	idle      []*record[K, W, A]
-	round     uint32 // of setAll
+	round     uint32 // number of the last replaceAll
 }
 
 func newTable[K comparable, W, A any](hash func(K) uint64) table[K, W, A] {
 	return table[K, W, A]{
-		records: newIndex[K, W, A](hash), losers: map[K][]desired[W]{}, stuck: map[K]*record[K, W, A]{},
+		records: newIndex[K, W, A](hash), losers: map[K][]want[W]{}, stuck: map[K]*record[K, W, A]{},
 	}
 }
 
@@ -107,10 +108,10 @@ func (t *table[K, W, A]) wanted(key K) bool {
 	return r != nil && r.wanted()
 }
 
-// holds reports whether the kernel holds a key, as far as is known.
-func (t *table[K, W, A]) holds(key K) bool {
+// exists reports whether the kernel has a key, as far as is known.
+func (t *table[K, W, A]) exists(key K) bool {
 	r := t.records.get(key)
-	return r != nil && r.there
+	return r != nil && r.exists
 }
 
 // isDirty reports whether a key is dirty.
@@ -119,10 +120,10 @@ func (t *table[K, W, A]) isDirty(key K) bool {
 	return r != nil && r.dirty
 }
 
-// release deletes a record that says nothing: now or, while the kernel is being read, at
-// the end of the resync.
+// release deletes a record that is no longer needed: at once or, while the kernel is being
+// read, at the end of the resync.
 func (t *table[K, W, A]) release(r *record[K, W, A]) {
-	if r.wanted() || r.there || r.dirty || t.stuck[r.key] == r {
+	if r.wanted() || r.exists || r.dirty || t.stuck[r.key] == r {
 		return
 	}
 	if t.observing {
@@ -142,7 +143,7 @@ func (t *table[K, W, A]) markDirty(r *record[K, W, A]) {
 	}
 }
 
-// markKey makes a key dirty that an owner wants or the kernel holds.
+// markKey makes a key dirty, if it has a record.
 func (t *table[K, W, A]) markKey(key K) {
 	if r := t.records.get(key); r != nil {
 		t.markDirty(r)
@@ -158,7 +159,7 @@ func (t *table[K, W, A]) setDirty(r *record[K, W, A], differs bool) {
 	}
 }
 
-// markClean records that the kernel holds the desired value.
+// markClean records that the kernel has the desired value.
 func (t *table[K, W, A]) markClean(r *record[K, W, A]) {
 	delete(t.stuck, r.key)
 	r.dirty = false
@@ -182,11 +183,12 @@ func (t *table[K, W, A]) allDirty() iter.Seq[*record[K, W, A]] {
 	}
 }
 
-// allHeld returns the records that are there. Records may be deleted meanwhile.
-func (t *table[K, W, A]) allHeld() iter.Seq[*record[K, W, A]] {
+// allExisting returns the records that exist in the kernel. Records may be deleted during
+// the iteration.
+func (t *table[K, W, A]) allExisting() iter.Seq[*record[K, W, A]] {
 	return func(yield func(*record[K, W, A]) bool) {
 		for r := range t.records.all() {
-			if r.there && !yield(r) {
+			if r.exists && !yield(r) {
 				return
 			}
 		}
@@ -202,8 +204,8 @@ func (t *table[K, W, A]) list() []*record[K, W, A] {
 	return out
 }
 
-// reusableSize is about the number of keys that one batch of Services makes dirty at
-// startup. A queue for as many is reused.
+// reusableSize is the capacity up to which an empty queue or index keeps its memory. It is
+// about the number of keys that one batch of Services makes dirty at startup.
 const reusableSize = 1024
 
 // compact removes clean records from the queue.
@@ -231,24 +233,24 @@ func (t *table[K, W, A]) retry(name types.NamespacedName) {
 // put sets the value that an owner wants under a key. Members and VIPs, which owners share,
 // all have precedence 0.
 func (t *table[K, W, A]) put(r *record[K, W, A], owner *Owner, precedence plan.Precedence, value W) {
-	put := desired[W]{owner, precedence, value}
+	put := want[W]{owner, precedence, value}
 	switch {
 	case !r.wanted():
-		r.desired = put
+		r.want = put
 		if t.counted != nil {
 			t.counted(r.key, 1)
 		}
 	case r.owner.Name == owner.Name && len(t.losers[r.key]) == 0:
-		r.desired = put
+		r.want = put
 	default:
 		list := t.without(r, owner)
-		at, _ := slices.BinarySearchFunc(list, put, func(c, put desired[W]) int {
+		at, _ := slices.BinarySearchFunc(list, put, func(c, put want[W]) int {
 			if c.before(put) {
 				return -1
 			}
 			return 1
 		})
-		t.setAllDesired(r, slices.Insert(list, at, put))
+		t.setWants(r, slices.Insert(list, at, put))
 	}
 	t.markDirty(r)
 }
@@ -256,7 +258,7 @@ func (t *table[K, W, A]) put(r *record[K, W, A], owner *Owner, precedence plan.P
 // drop removes the value that an owner wants under a key.
 func (t *table[K, W, A]) drop(r *record[K, W, A], owner *Owner) {
 	had := r.wanted()
-	t.setAllDesired(r, t.without(r, owner))
+	t.setWants(r, t.without(r, owner))
 	if had && !r.wanted() && t.counted != nil {
 		t.counted(r.key, -1)
 	}
@@ -264,23 +266,24 @@ func (t *table[K, W, A]) drop(r *record[K, W, A], owner *Owner) {
 }
 
 // without returns the values of a key except the owner's.
-func (t *table[K, W, A]) without(r *record[K, W, A], owner *Owner) []desired[W] {
-	return slices.DeleteFunc(t.allDesired(r), func(c desired[W]) bool { return c.owner.Name == owner.Name })
+func (t *table[K, W, A]) without(r *record[K, W, A], owner *Owner) []want[W] {
+	return slices.DeleteFunc(t.allWants(r), func(c want[W]) bool { return c.owner.Name == owner.Name })
 }
 
 // allDesired returns a copy of all values of a key, the winner's first.
-func (t *table[K, W, A]) allDesired(r *record[K, W, A]) []desired[W] {
+func (t *table[K, W, A]) allWants(r *record[K, W, A]) []want[W] {
 	if !r.wanted() {
 		return nil
 	}
-	return append([]desired[W]{r.desired}, t.losers[r.key]...)
+	return append([]want[W]{r.want}, t.losers[r.key]...)
 }
 
-func (t *table[K, W, A]) setAllDesired(r *record[K, W, A], list []desired[W]) {
+// setWants replaces all values of a key. list is sorted.
+func (t *table[K, W, A]) setWants(r *record[K, W, A], list []want[W]) {
 	if len(list) == 0 {
-		r.desired = desired[W]{}
+		r.want = want[W]{}
 	} else {
-		r.desired = list[0]
+		r.want = list[0]
 	}
 	if len(list) > 1 {
 		t.losers[r.key] = slices.Clone(list[1:])
@@ -290,23 +293,23 @@ func (t *table[K, W, A]) setAllDesired(r *record[K, W, A], list []desired[W]) {
 }
 
 // desiredBy returns what one owner wants under a key.
-func (t *table[K, W, A]) desiredBy(r *record[K, W, A], name types.NamespacedName) (desired[W], bool) {
+func (t *table[K, W, A]) wantOf(r *record[K, W, A], name types.NamespacedName) (want[W], bool) {
 	if r == nil || !r.wanted() {
-		return desired[W]{}, false
+		return want[W]{}, false
 	}
 	if r.owner.Name == name {
-		return r.desired, true
+		return r.want, true
 	}
 	for _, c := range t.losers[r.key] {
 		if c.owner.Name == name {
 			return c, true
 		}
 	}
-	return desired[W]{}, false
+	return want[W]{}, false
 }
 
-// winner returns the owner of the desired value; the zero name for the node, or if there is
-// none.
+// winner returns the owner with precedence. It returns the zero name for the node and for a
+// key without an owner.
 func (t *table[K, W, A]) winner(key K) types.NamespacedName {
 	if r := t.records.get(key); r != nil && r.wanted() {
 		return r.owner.Name
@@ -332,35 +335,35 @@ func (t *table[K, W, A]) owners(key K) []types.NamespacedName {
 	return out
 }
 
-// hold records that the kernel holds a value.
-func (t *table[K, W, A]) hold(r *record[K, W, A], actual A) {
-	if !r.there {
-		r.there = true
-		t.held++
+// setCached records that the kernel has a value under a key.
+func (t *table[K, W, A]) setCached(r *record[K, W, A], value A) {
+	if !r.exists {
+		r.exists = true
+		t.existing++
 	}
-	r.actual = actual
+	r.cached = value
 }
 
-// markMissing records that the kernel does not hold a key.
-func (t *table[K, W, A]) markMissing(r *record[K, W, A]) {
-	if !r.there {
+// clearCached records that the kernel does not have a key.
+func (t *table[K, W, A]) clearCached(r *record[K, W, A]) {
+	if !r.exists {
 		return
 	}
 	var none A
-	r.there, r.actual = false, none
-	t.held--
+	r.exists, r.cached = false, none
+	t.existing--
 	t.release(r)
 }
 
-// touch notes that a key is being written.
-func (t *table[K, W, A]) touch(r *record[K, W, A]) {
-	if t.observing && !r.touched {
-		r.touched = true
-		t.touched = append(t.touched, r)
+// noteWritten notes that a key was written.
+func (t *table[K, W, A]) noteWritten(r *record[K, W, A]) {
+	if t.observing && !r.written {
+		r.written = true
+		t.written = append(t.written, r)
 	}
 }
 
-// beginObserve notes from now on which keys are written.
+// beginObserve begins to note which keys are written.
 func (t *table[K, W, A]) beginObserve() {
 	t.endObserve()
 	t.observing = true
@@ -368,11 +371,11 @@ func (t *table[K, W, A]) beginObserve() {
 
 // endObserve forgets which keys were written, and deletes records that became idle.
 func (t *table[K, W, A]) endObserve() {
-	for _, r := range t.touched {
-		r.touched = false
+	for _, r := range t.written {
+		r.written = false
 	}
 	idle := t.idle
-	t.observing, t.touched, t.idle = false, nil, nil
+	t.observing, t.written, t.idle = false, nil, nil
 	for _, r := range idle {
 		if t.records.get(r.key) == r {
 			t.release(r)
@@ -387,9 +390,9 @@ type entry[K comparable, W any] struct {
 	value      W
 }
 
-// replaceAll replaces what an owner wants: it puts the entries that are new or differ from
-// what the owner wanted under the key, and then drops the keys of old that entries lacks. It
-// returns the records of the entries.
+// replaceAll replaces what an owner wants by n entries. It calls put for each entry that is
+// new or differs from what the owner wanted before, then drop for each record in old that has
+// no entry. It returns the records of the entries.
 func replaceAll[K comparable, W, A any](
 	t *table[K, W, A], owner *Owner, old []*record[K, W, A], n int, entryOf func(i int) entry[K, W],
 	same func(a, b W) bool, put func(*record[K, W, A], entry[K, W]), drop func(*record[K, W, A]),
@@ -403,7 +406,7 @@ func replaceAll[K comparable, W, A any](
 	for i := range n {
 		e := entryOf(i)
 		r := t.get(e.key)
-		if was, wanted := t.desiredBy(r, owner.Name); !wanted || was.precedence != e.precedence || !was.owner.Created.Equal(owner.Created) || !same(was.value, e.value) {
+		if was, wanted := t.wantOf(r, owner.Name); !wanted || was.precedence != e.precedence || !was.owner.Created.Equal(owner.Created) || !same(was.value, e.value) {
 			put(r, e)
 		}
 		if r.round != round {

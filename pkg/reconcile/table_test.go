@@ -44,7 +44,7 @@ func checkTable[K comparable, W, A any](t testing.TB, table *table[K, W, A]) {
 	held, dirty := 0, 0
 	for r := range table.records.all() {
 		key := r.key
-		if r.there {
+		if r.exists {
 			held++
 		}
 		if r.dirty {
@@ -53,7 +53,7 @@ func checkTable[K comparable, W, A any](t testing.TB, table *table[K, W, A]) {
 		if table.records.get(key) != r || len(table.losers[key]) > 0 && !r.wanted() {
 			t.Errorf("record %v under key %v", r, key)
 		}
-		if !r.wanted() && !r.there && !r.dirty && table.stuck[key] == nil && !table.observing {
+		if !r.wanted() && !r.exists && !r.dirty && table.stuck[key] == nil && !table.observing {
 			t.Errorf("%v is neither wanted nor there, and still has a record", key)
 		}
 	}
@@ -64,8 +64,8 @@ func checkTable[K comparable, W, A any](t testing.TB, table *table[K, W, A]) {
 			t.Errorf("%v is dirty and has no record", r.key)
 		}
 	}
-	if table.held != held || queued != dirty {
-		t.Errorf("%d records counted, there are %d; %d are dirty, %d of them queued", table.held, held, dirty, queued)
+	if table.existing != held || queued != dirty {
+		t.Errorf("%d records counted, there are %d; %d are dirty, %d of them queued", table.existing, held, dirty, queued)
 	}
 	for key, r := range table.stuck {
 		if table.records.get(key) != r || r.dirty {
@@ -73,7 +73,7 @@ func checkTable[K comparable, W, A any](t testing.TB, table *table[K, W, A]) {
 		}
 	}
 	for key, list := range table.losers {
-		if all := append([]desired[W]{table.records.get(key).desired}, list...); !slices.IsSortedFunc(all, func(a, b desired[W]) int {
+		if all := append([]want[W]{table.records.get(key).want}, list...); !slices.IsSortedFunc(all, func(a, b want[W]) int {
 			if a.before(b) {
 				return -1
 			}
@@ -175,15 +175,15 @@ func TestTableRefusedKeysWaitForTheirOwnersRetry(t *testing.T) {
 func TestTableKeepsWrittenRecordsWhileObserving(t *testing.T) {
 	l := newLetters()
 	r := l.get("key")
-	l.hold(r, 1)
+	l.setCached(r, 1)
 	l.beginObserve()
-	l.touch(r)
-	l.markMissing(r)
-	if again := l.get("key"); again != r || !again.touched {
+	l.noteWritten(r)
+	l.clearCached(r)
+	if again := l.get("key"); again != r || !again.written {
 		t.Error("the deletion is forgotten")
 	}
 	l.endObserve()
-	if l.records.count != 0 || r.touched {
+	if l.records.count != 0 || r.written {
 		t.Error("the record is kept after the resync")
 	}
 }

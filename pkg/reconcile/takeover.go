@@ -15,11 +15,11 @@ var iptablesModePrefixes = []string{
 }
 
 // otherRulesServe reports whether existing rules must stay until every Service is
-// programmed: kube-proxy's, or those of another version or configuration of ours. In
-// iptables mode only these rules lead to endpoints. In IPVS mode they match sets that we do
-// not fill, and ours match sets that are still empty, so connections that begin in between
-// would never be masqueraded. Without such rules, ours are written first. (In nftables mode
-// kube-proxy's table exists beside our rules meanwhile.)
+// programmed: kube-proxy's, or those of another version or configuration of ours. kube-proxy's
+// rules of iptables mode are the only path to endpoints. Those of IPVS mode match sets that we
+// do not fill, while our rules match sets that are still empty: new connections would not be
+// masqueraded. Without such rules, ours are written first. In nftables mode kube-proxy's table
+// stays beside our rules until then.
 func (f *flush) otherRulesServe() bool {
 	if f.pruning || f.rulesCurrent {
 		return false

@@ -295,7 +295,7 @@ func TestBehaviourTakeOverFromIPVSAndBack(t *testing.T) {
 	c.intact(t, "with neither")
 	c.succeed(t, node)
 	c.intact(t, "back with kube-proxy")
-	if code, output := node.RunProxy("--cleanup"); code != 0 && !strings.Contains(output, "are led, stays") {
+	if code, output := node.RunProxy("--cleanup"); code != 0 && !strings.Contains(output, "connections and stays") {
 		t.Errorf("kube-ipvs --cleanup ended with %d:\n%s", code, output)
 	}
 	hasNothingOfOurs(t, node, "-A -f ", "KUBE-IPVS-LOCAL", "KUBE-IPVS-DRAIN")

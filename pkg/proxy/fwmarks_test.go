@@ -38,9 +38,9 @@ func (w *world) externalLocal(name, vip string) {
 	w.sink.SetEndpointSlice(slice)
 }
 
-// TestRestartKeepsNumbers deletes the first of two Services: a process that assigned
-// new numbers would give the other that number.
-func TestRestartKeepsNumbers(t *testing.T) {
+// TestRestartKeepsFWMarks deletes the first of two Services: a process that assigned
+// new fwmarks would give the other that fwmark.
+func TestRestartKeepsFWMarks(t *testing.T) {
 	var o Options
 	var before string
 	run(t, func(options *Options) { o = *options }, func(w *world) {
@@ -69,8 +69,8 @@ func TestRestartKeepsNumbers(t *testing.T) {
 	})
 }
 
-// TestNumberIsFreeAfterDeletion refuses a deletion.
-func TestNumberIsFreeAfterDeletion(t *testing.T) {
+// TestFWMarkIsFreeAfterDeletion refuses a deletion.
+func TestFWMarkIsFreeAfterDeletion(t *testing.T) {
 	run(t, nil, func(w *world) {
 		w.externalLocal("a", "203.0.113.1")
 		w.synced()
@@ -85,35 +85,35 @@ func TestNumberIsFreeAfterDeletion(t *testing.T) {
 		w.externalLocal("b", "203.0.113.2")
 		w.sleep(time.Second)
 		if got := w.ipvs.Dump(); !strings.Contains(got, "-A -f 11 ") || !strings.Contains(got, "-A -f 13 ") {
-			t.Errorf("b got a number that a still has:\n%s", got)
+			t.Errorf("b got a fwmark that a still has:\n%s", got)
 		}
 		w.setRefuse(nil)
 		w.sleep(time.Minute)
 		w.externalLocal("c", "203.0.113.3")
 		w.sleep(time.Second)
 		if got := w.ipvs.Dump(); strings.Count(got, "-A -f 11 ") != 1 || !strings.Contains(got, "203.0.113.3:80") {
-			t.Errorf("c did not get the freed number:\n%s", got)
+			t.Errorf("c did not get the freed fwmark:\n%s", got)
 		}
 	})
 }
 
-// TestNumbersRunOut checks that internal clients of the last of several Services get
-// only node-local endpoints until a number is free.
-func TestNumbersRunOut(t *testing.T) {
-	run(t, func(o *Options) { o.Config.LocalMark.Mask = 0xb }, func(w *world) { // one number
+// TestFWMarksRunOut checks that internal clients of the last of several Services get
+// only node-local endpoints until a fwmark is free.
+func TestFWMarksRunOut(t *testing.T) {
+	run(t, func(o *Options) { o.Config.LocalMark.Mask = 0xb }, func(w *world) { // one fwmark
 		w.externalLocal("a", "203.0.113.1")
 		w.synced()
 		w.externalLocal("b", "203.0.113.2")
 		w.sleep(time.Second)
 		count := func(vip string) int { return strings.Count(w.ipvs.Dump(), fmt.Sprintf("-a -t %s:80 ", vip)) }
 		if got := w.ipvs.Dump(); strings.Count(got, "-A -f ") != 1 || count("203.0.113.2") != 1 {
-			t.Errorf("with one number:\n%s", got)
+			t.Errorf("with one fwmark:\n%s", got)
 		}
 		w.sink.DeleteService(serviceName("a"))
 		w.sleep(time.Second)
 		synctest.Wait()
 		if got := w.ipvs.Dump(); strings.Count(got, "-A -f 11 ") != 1 || count("203.0.113.2") != 1 {
-			t.Errorf("with a free number:\n%s", got)
+			t.Errorf("with a free fwmark:\n%s", got)
 		}
 	})
 }

@@ -50,6 +50,7 @@ func openKernel(ctx context.Context, cfg *config.Config) (*machine, error) {
 	if err := errors.Join(errs[:]...); err != nil {
 		return nil, err
 	}
+	m.routing.VIPTable = cfg.Plan.VIPs.Table
 	m.sysctl = sysctl.New()
 	m.Kernel = reconcile.Kernel{
 		IPVS: m.ipvs, IPSet: sets, Routing: m.routing, Conntrack: flows,

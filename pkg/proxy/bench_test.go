@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"testing"
 
+	discoveryv1 "k8s.io/api/discovery/v1"
 	"k8s.io/klog/v2"
 )
 
@@ -53,6 +54,59 @@ func BenchmarkOneChange(b *testing.B) {
 			b.ReportAllocs()
 			for i := 0; b.Loop(); i++ {
 				w.slice("web7", "10.244.0.2", fmt.Sprintf("10.244.1.%d", i%2))
+				p.turn(klog.NewContext(b.Context(), klog.Background()), p.lastPass)
+			}
+		})
+	}
+}
+
+// BenchmarkOneChangeOfManyEndpoints replaces one endpoint of a Service whose endpoints are in
+// slices of a hundred, as their controller writes them. The fakes' part is included.
+func BenchmarkOneChangeOfManyEndpoints(b *testing.B) {
+	for _, endpoints := range []int{100, 5000} {
+		b.Run(fmt.Sprint(endpoints), func(b *testing.B) {
+			p, w := still(b, 100)
+			sliceOf := func(first, version int) *discoveryv1.EndpointSlice {
+				addresses := make([]string, 100)
+				for i := range addresses {
+					addresses[i] = fmt.Sprintf("10.%d.%d.%d", 200+version, first/100, 1+i)
+					version = 0 // only the first one changes
+				}
+				s := newSlice("web7", addresses...)
+				s.Name = fmt.Sprintf("web7-%d", first)
+				return s
+			}
+			for first := 0; first < endpoints; first += 100 {
+				w.sink.SetEndpointSlice(sliceOf(first, 0))
+			}
+			if !p.prepare(b.Context()) {
+				b.Fatal("the kernel cannot be read")
+			}
+			p.start(b.Context())
+			changes := [2]*discoveryv1.EndpointSlice{sliceOf(endpoints/2, 1), sliceOf(endpoints/2, 0)}
+			b.ReportAllocs()
+			for i := 0; b.Loop(); i++ {
+				w.sink.SetEndpointSlice(changes[i%2])
+				p.turn(klog.NewContext(b.Context(), klog.Background()), p.lastPass)
+			}
+		})
+	}
+}
+
+// BenchmarkPodStart lets the loop read the node's network again, as after each start of a pod,
+// which changes no fact that a plan depends on. The reading itself is not included; see
+// BenchmarkInventory of pkg/routing.
+func BenchmarkPodStart(b *testing.B) {
+	for _, services := range []int{100, 44125} {
+		b.Run(fmt.Sprint(services), func(b *testing.B) {
+			p, _ := still(b, services)
+			if !p.prepare(b.Context()) {
+				b.Fatal("the kernel cannot be read")
+			}
+			p.start(b.Context())
+			b.ReportAllocs()
+			for b.Loop() {
+				p.inbox.networkChanged()
 				p.turn(klog.NewContext(b.Context(), klog.Background()), p.lastPass)
 			}
 		})

@@ -51,6 +51,9 @@ func (p *Proxy) refreshFacts() {
 }
 
 func (p *Proxy) markAffected(changed plan.Deps) {
+	if changed == 0 {
+		return // the start of a pod, for example, must not cost time for each Service
+	}
 	for name, depends := range p.depends {
 		if depends&changed != 0 || changed&plan.OnDummyListeners != 0 {
 			p.dirty[name] = struct{}{}

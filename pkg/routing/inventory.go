@@ -45,7 +45,7 @@ func (n *Netlink) inventory() (Inventory, error) {
 	inv.Rules, inv.Reroute = inventoryRules(rules), n.reroute(rules)
 	peers := map[netip.Addr]struct{}{}
 	for _, f := range ip.Families {
-		t := tables{family: f, numbers: tablesOf(rules, f), names: names, inputs: inputsOf(rules, f), peers: peers}
+		t := tables{family: f, numbers: tablesOf(rules, f, n.VIPTable), names: names, inputs: inputsOf(rules, f), peers: peers}
 		routes, err := n.tableRoutes(&t)
 		if err != nil {
 			return Inventory{}, err
@@ -60,11 +60,12 @@ func (n *Netlink) inventory() (Inventory, error) {
 	return inv, nil
 }
 
-// tablesOf returns the main table and those that rules look up, except table local.
-func tablesOf(rules []rawRule, f ip.Family) []int {
+// tablesOf returns the main table and those that rules look up, except table local and that
+// of VIPs: the kernel goes through all routes of a table, even if its filter skips them.
+func tablesOf(rules []rawRule, f ip.Family, vips int) []int {
 	tables := []int{unix.RT_TABLE_MAIN}
 	for _, r := range rules {
-		if r.Family == f && r.Action == Lookup && r.Table > 0 && r.Table != unix.RT_TABLE_LOCAL && !slices.Contains(tables, r.Table) {
+		if r.Family == f && r.Action == Lookup && r.Table > 0 && r.Table != unix.RT_TABLE_LOCAL && r.Table != vips && !slices.Contains(tables, r.Table) {
 			tables = append(tables, r.Table)
 		}
 	}
@@ -131,8 +132,8 @@ func (inv *Inventory) addRoutes(t *tables, found []Route) {
 }
 
 // tableRoutes reads the wanted routes of the tables, and the gateways of all their routes.
-// The kernel filters by table and type, because the table of claimed VIPs has a local route
-// for each of them. A kernel before 4.20 sends all routes, and the library filters.
+// The kernel filters by table and type, because without policy rules its main table shares a
+// trie with table local, which has a route for each VIP. A kernel before 4.20 sends all routes, and the library filters.
 func (n *Netlink) tableRoutes(t *tables) ([]Route, error) {
 	var out []Route
 	for _, table := range t.numbers {

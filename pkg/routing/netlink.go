@@ -39,6 +39,8 @@ const requestLimit = time.Minute
 // Netlink is the kernel's routing. It belongs to the network namespace of the thread that
 // called New, and is safe for concurrent use.
 type Netlink struct {
+	VIPTable int // the table with a local route for each claimed VIP, which Inventory omits; 0 if unknown
+
 	handle  *netlink.Handle
 	byTable *netlink.Handle // the kernel applies the filters of its dumps
 	scope   netlink.Scope   // of IPv4 addresses on DummyLink; see addressScope

@@ -515,3 +515,12 @@ func TestGuardGivesUp(t *testing.T) {
 		t.Error("nothing is allowed in the next period")
 	}
 }
+
+// TestInventoryOmitsTheTableOfVIPs: reading a table costs time for each of its routes, and
+// that of VIPs is read whenever a pod starts.
+func TestInventoryOmitsTheTableOfVIPs(t *testing.T) {
+	rules := []rawRule{{Rule: Rule{Family: ip.IPv4, Action: Lookup, Table: 1003}}, {Rule: Rule{Family: ip.IPv4, Action: Lookup, Table: 80080}}}
+	if got, want := tablesOf(rules, ip.IPv4, 80080), []int{unix.RT_TABLE_MAIN, 1003}; !slices.Equal(got, want) {
+		t.Errorf("tables %v are read, want %v", got, want)
+	}
+}

@@ -431,6 +431,9 @@ func (b *serviceBuilder) addVirtualServer(key ipvs.Key, precedence Precedence, e
 // sending would never leave a deleted endpoint.
 func (b *serviceBuilder) realServers(key ipvs.Key, endpoints []service.Endpoint) []RealServer {
 	var out []RealServer
+	if len(endpoints) > 0 {
+		out = make([]RealServer, 0, len(endpoints))
+	}
 	for _, e := range endpoints {
 		out = append(out, RealServer{e.Addr, max(e.Weight, 1)})
 	}

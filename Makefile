@@ -49,7 +49,7 @@ export LAB_KERNEL := $(KERNEL)
 START := $(shell date +%s)
 phase = @printf '==> [%4ds] %s\n' $$(( $$(date +%s) - $(START) )) '$(1)'
 
-.PHONY: docs docs-check build test unit e2e behaviour reliability soak bench bench-short bench-idle bench-profile conformance conformance-short mutations lint fuzz lab demo deps peers peer-kube-proxy peer-kubectl peer-helm peer-seccomp clean help
+.PHONY: docs docs-check build test unit e2e behaviour reliability soak bench bench-short bench-idle bench-node bench-profile conformance conformance-short mutations lint fuzz lab demo deps peers peer-kube-proxy peer-kubectl peer-helm peer-seccomp clean help
 
 build: ## build bin/kube-ipvs, statically linked
 	$(call phase,building bin/kube-ipvs)
@@ -315,6 +315,11 @@ bench-idle: deps ## measure an idle node with all checks, and a restart, with BE
 	@$(MAKE) --no-print-directory START=$(START) -j2 build bench-binary image peers
 	$(call phase,measuring in the lab)
 	@$(BENCH_LAB) -env BENCH_SIZES='$(BENCH_SIZES)' -- hack/bench -test.run TestIdle
+
+bench-node: deps ## measure pods that start, a Service of 5,000 endpoints, a full conntrack table, and changes beside checks, with BENCH_SIZES Services
+	@$(MAKE) --no-print-directory START=$(START) -j2 build bench-binary image peers
+	$(call phase,measuring in the lab)
+	@$(BENCH_LAB) -env BENCH_SIZES='$(BENCH_SIZES)' -- hack/bench -test.run TestNode
 
 bench-profile: deps ## profile a cold start and changes with BENCH_SIZES Services, into .cache/bench
 	@$(MAKE) --no-print-directory START=$(START) -j2 build bench-binary image peers

@@ -65,7 +65,7 @@ func (b *bench) plan(n int, ours, peers bool) {
 		b.progress.add(fmt.Sprintf("raw floor, %d", n), 2+0.5*thousand+0.045*thousand*thousand, func(t *testing.T) {
 			floors(t, b.results, n, n <= mostAddresses)
 		})
-		b.measure(byRoute, n, 200+8*thousand, (*run).everything)
+		b.measure(byRoute, n, 600+8*thousand, (*run).everything)
 		if n <= mostAddresses {
 			b.measure(byAddress, n, 100+5*thousand, (*run).byAddress)
 		}
@@ -112,6 +112,7 @@ func (r *run) everything() {
 	r.restart()
 	r.idle(90 * time.Second)
 	r.emptied()
+	r.onNode()
 }
 
 // byAddress measures only what depends on how VIPs are claimed.

@@ -94,9 +94,21 @@ func (r *run) startTapped() tally {
 // oneChange changes endpoints one after the other and measures each change.
 func (r *run) oneChange(samples int) {
 	r.t.Helper()
+	took, wrote := r.oneByOne(samples)
+	r.put(OneMedian, Percentile(took, 0.5))
+	r.put(OneTail, Percentile(took, 0.99))
+	if samples >= 1000 {
+		r.put(OneWorst, Percentile(took, 0.999))
+	}
+	r.put(APIWrite, Percentile(wrote, 0.5))
+}
+
+// oneByOne changes endpoints one after the other. It returns how long each change took until
+// it was in the kernel, and until it was answered by the API server, in milliseconds.
+func (r *run) oneByOne(samples int) (took, wrote []float64) {
+	r.t.Helper()
 	tp := openTap(r.t, r.node.Namespace)
 	defer tp.close()
-	var took, wrote []float64
 	for i := range samples {
 		time.Sleep(r.subject.pause)
 		change := r.api.renewal(i * 7 % r.n)
@@ -112,12 +124,7 @@ func (r *run) oneChange(samples int) {
 		took = append(took, milliseconds(times[change.address].Sub(begin)))
 	}
 	r.drained(tp, samples)
-	r.put(OneMedian, Percentile(took, 0.5))
-	r.put(OneTail, Percentile(took, 0.99))
-	if samples >= 1000 {
-		r.put(OneWorst, Percentile(took, 0.999))
-	}
-	r.put(APIWrite, Percentile(wrote, 0.5))
+	return took, wrote
 }
 
 func milliseconds(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }

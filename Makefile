@@ -511,20 +511,21 @@ CLUSTER_PROGRAM := $(CACHE)/bin/cluster
 upstream_commands := kube-controller-manager kube-scheduler kubelet
 upstream_images := agnhost regression-issue-74839
 upstream_files := localhost.crt localhost.key
-upstream_programs := $(addprefix $(UPSTREAM)/,$(upstream_commands) $(upstream_images) $(upstream_files) coredns loadbalancer pause e2e.test)
+upstream_programs := $(addprefix $(UPSTREAM)/,$(upstream_commands) $(upstream_images) $(upstream_files) coredns loadbalancer pause imagenames)
 
 $(addprefix $(UPSTREAM)/,$(upstream_commands)): upstream_package = k8s.io/kubernetes/cmd/$(@F)
 $(addprefix $(UPSTREAM)/,$(upstream_images)): upstream_package = k8s.io/kubernetes/test/images/$(@F)
-$(addprefix $(UPSTREAM)/,coredns loadbalancer pause): upstream_package = ./$(@F)
+$(addprefix $(UPSTREAM)/,coredns loadbalancer pause imagenames): upstream_package = ./$(@F)
 $(UPSTREAM)/loadbalancer: $(wildcard test/upstream/programs/loadbalancer/*.go)
 
 $(addprefix $(UPSTREAM)/,$(upstream_files)): test/upstream/programs/go.mod
 	@mkdir -p $(@D) && cp "$$(cd test/upstream/programs && $(GO) list -m -f '{{.Dir}}' k8s.io/kubernetes)/test/images/agnhost/porter/$(@F)" $@ && chmod 644 $@ && touch $@
 
-$(filter-out %/e2e.test $(addprefix %/,$(upstream_files)),$(upstream_programs)): test/upstream/programs/go.mod test/upstream/programs/go.sum
+$(filter-out $(addprefix %/,$(upstream_files)),$(upstream_programs)): test/upstream/programs/go.mod test/upstream/programs/go.sum
 	$(call phase,building $(@F) (minutes the first time))
 	@cd test/upstream/programs && $(GO) build -ldflags '$(call ldflags,$(KUBERNETES_VERSION),)' -o $@ $(upstream_package)
 
+# Only the judge runs it.
 $(UPSTREAM)/e2e.test: test/upstream/programs/go.mod test/upstream/programs/go.sum test/upstream/programs/e2e/e2e_test.go
 	$(call phase,building $(@F) (minutes the first time))
 	@cd test/upstream/programs && $(GO) test -c -ldflags '$(call ldflags,$(KUBERNETES_VERSION),)' -o $@ ./e2e
@@ -550,14 +551,14 @@ cluster: cluster-parts ## start a cluster of QEMU guests with kubelets, and keep
 cluster-down: $(CLUSTER_PROGRAM) ## stop that cluster and remove it
 	@$(CLUSTER_PROGRAM) $(cluster_flags) down
 
-e2e-upstream: cluster-parts ## run Kubernetes' sig-network tests on that cluster, or on a new one, and write docs/conformance.md; continues an interrupted run; FOCUS=regexp selects
+e2e-upstream: cluster-parts $(UPSTREAM)/e2e.test ## run Kubernetes' sig-network tests on that cluster, or on a new one, and write docs/conformance.md; continues an interrupted run; FOCUS=regexp selects
 	$(call phase,upstream tests)
 	@$(CLUSTER_PROGRAM) $(cluster_flags) -focus "$$CLUSTER_FOCUS" judge
 e2e-upstream: export CLUSTER_FOCUS := $(value FOCUS)
 
 # Prepares the nodes ahead of time.
 .PHONY: cluster-prepared
-cluster-prepared: cluster-parts
+cluster-prepared: cluster-parts $(UPSTREAM)/e2e.test
 	$(call phase,preparing the nodes of a cluster)
 	@$(CLUSTER_PROGRAM) $(cluster_flags) prepare
 
@@ -586,7 +587,7 @@ cluster-walk-short: ## run cluster-walk from iptables mode for one node, and bac
 	@$(MAKE) --no-print-directory START=$(START) cluster-walk WALK=iptables WALK_NODES=2 WALK_FLAGS=-walk-short
 
 cluster_short := $(CACHE)/cluster/short
-e2e-upstream-short: cluster-parts ## run a dozen of these tests in minutes, without storing results
+e2e-upstream-short: cluster-parts $(UPSTREAM)/e2e.test ## run a dozen of these tests in minutes, without storing results
 	$(call phase,a dozen upstream tests)
 	@rm -rf $(cluster_short) && mkdir -p $(cluster_short)
 	@$(CLUSTER_PROGRAM) $(cluster_flags) -short -results $(cluster_short) -page $(cluster_short)/conformance.md judge

@@ -185,7 +185,7 @@ func (r recipe) fill(ctx context.Context, work, root string) error {
 // judgedImages returns the images that upstream's tests run and that are built here: full
 // name → recipe.
 func judgedImages(ctx context.Context, programs string) (map[string]recipe, error) {
-	out, err := exec.CommandContext(ctx, filepath.Join(programs, "e2e.test"), "--list-images").Output()
+	out, err := exec.CommandContext(ctx, filepath.Join(programs, "imagenames")).Output()
 	if err != nil {
 		return nil, fmt.Errorf("which images the tests run: %w", err)
 	}

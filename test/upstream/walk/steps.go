@@ -62,7 +62,6 @@ func canary(mode string, values map[string]string) []step {
 	}
 	steps := []step{
 		{page: readme, section: "Install", index: 1, set: placeholders, replace: true},
-		guide(onNoNode, 1),
 		settings,
 		guide(prepare, 1),
 		guide(prepare, 2).checked(prints("mode: ")),

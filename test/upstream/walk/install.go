@@ -50,6 +50,7 @@ func installation(values map[string]string) (steps []step) {
 			page(install, "Get the image", 1, map[string]string{"ctr": "onNode1 ctr", "kube-ipvs-image.tar": "/node/images/walk.tar"}),
 			page(install, "Helm", 0, with("10.0.0.10:6443", server, "10.244.0.0/16", "'"+values["cidr"]+"'")),
 			run(installed),
+			page(install, "Helm", 1, nil).checked(prints("Succeeded")),
 			page(install, "Check that it works", 0, map[string]string{"NODE": "node1"}).checked(prints("OK       kernel")),
 			page(install, "Check that it works", 1, with("NODE", "node2")).checked(prints("OK       kernel")),
 		},

@@ -20,6 +20,7 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
 	"github.com/kube-ipvs/kube-ipvs/pkg/ipvs"
 	"github.com/kube-ipvs/kube-ipvs/pkg/plan"
+	"github.com/kube-ipvs/kube-ipvs/pkg/routing"
 )
 
 // Accepted values. The first content type is the default.
@@ -45,8 +46,6 @@ const (
 	maxInterfacePrefix = maxInterfaceName - 1
 	// maxRulePriority is the last priority before the rule of table main.
 	maxRulePriority = 32765
-	// The tables that every node has: default, main and local.
-	firstKernelTable, lastKernelTable = 253, 255
 )
 
 // builder turns documents with defaults into a Config and collects all errors.
@@ -470,7 +469,7 @@ func (b *builder) vips(p *plan.Config) plan.VIPs {
 		b.apart(other, markBits{mark.String(), uint32(c.Mark)})
 	}
 	table := b.path("claim-table", "vips.table")
-	if b.inRange(table, c.Table, 1, math.MaxInt32) && c.Table >= firstKernelTable && c.Table <= lastKernelTable {
+	if b.inRange(table, c.Table, 1, math.MaxInt32) && c.Table >= routing.TableDefault && c.Table <= routing.TableLocal {
 		b.invalid(table, c.Table, "must be a table of its own: 253 to 255 are the default, main and local tables")
 	}
 	priority := b.path("claim-rule-priority", "vips.priority")

@@ -57,7 +57,7 @@ func hiddenBridges(f *Facts, n *trace.Node) []Finding {
 func interfaces(n *trace.Node) []Finding {
 	var out []Finding
 	for _, r := range n.Routes {
-		if r.Local || r.Dst.Bits() != 0 || r.Table == mainTable || isPrimary(n, r.Link) {
+		if r.Local || r.Dst.Bits() != 0 || r.Table == routing.TableMain || isPrimary(n, r.Link) {
 			continue
 		}
 		back := slices.ContainsFunc(n.Rules, func(rule routing.Rule) bool { return rule.Table == r.Table && rule.Mask != 0 })
@@ -74,12 +74,10 @@ func interfaces(n *trace.Node) []Finding {
 	return out
 }
 
-const mainTable = 254
-
 // isPrimary reports whether an interface has main's default route.
 func isPrimary(n *trace.Node, link string) bool {
 	return slices.ContainsFunc(n.Routes, func(r routing.Route) bool {
-		return r.Table == mainTable && r.Link == link && r.Dst.Bits() == 0
+		return r.Table == routing.TableMain && r.Link == link && r.Dst.Bits() == 0
 	})
 }
 

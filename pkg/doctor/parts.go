@@ -13,6 +13,7 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
 	"github.com/kube-ipvs/kube-ipvs/pkg/ipset"
 	"github.com/kube-ipvs/kube-ipvs/pkg/nat"
+	"github.com/kube-ipvs/kube-ipvs/pkg/plan"
 )
 
 // parts are the iptables extensions that our rules may use, with what is lost without
@@ -212,7 +213,7 @@ func otherBackEnd(f *Facts) []Finding {
 func proxysChain(rules nat.Ruleset) string {
 	for _, table := range []nat.Table{nat.NAT, nat.Filter, nat.Mangle} {
 		for chain := range rules[table].Chains {
-			for _, prefix := range []string{"KUBE-SERVICES", "KUBE-SVC-", "KUBE-SEP-", "KUBE-IPVS-", "KUBE-NODEPORTS", "KUBE-POSTROUTING"} {
+			for _, prefix := range append([]string{plan.OwnPrefix, "KUBE-POSTROUTING"}, plan.IPTablesModePrefixes...) {
 				if strings.HasPrefix(chain, prefix) {
 					return string(table) + " " + chain
 				}

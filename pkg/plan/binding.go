@@ -27,7 +27,7 @@ func bindings(cfg *Config, n *Node, family ip.Family, found []ENI, reserve bool)
 	if main == "" || len(found) == 0 && !a.remembered(a.value(1)) {
 		return nil
 	}
-	out := []Binding{{Family: family, Link: main, Index: linkIndex(&n.Inventory, main), Table: tableMain, Mark: a.value(1)}}
+	out := []Binding{{Family: family, Link: main, Index: linkIndex(&n.Inventory, main), Table: routing.TableMain, Mark: a.value(1)}}
 	a.taken[out[0].Mark] = true
 	for _, e := range found {
 		b := Binding{Family: family, Link: e.Link, Index: linkIndex(&n.Inventory, e.Link), Table: e.Table}
@@ -74,7 +74,9 @@ func (a *assignment) value(i int) uint32 { return deposit(uint32(i), a.cfg.SNAT.
 // previous returns the value that an interface had before, or 0 if it had none or
 // another interface has it now.
 func (a *assignment) previous(b Binding) uint32 {
-	known := func(o Binding) bool { return o.Family == a.family && o.Index == b.Index && o.Table != tableMain }
+	known := func(o Binding) bool {
+		return o.Family == a.family && o.Index == b.Index && o.Table != routing.TableMain
+	}
 	if at := slices.IndexFunc(a.node.Bound, known); at >= 0 {
 		return a.unlessTaken(a.node.Bound[at].Mark)
 	}
@@ -136,7 +138,7 @@ func (a *assignment) remembered(mark uint32) bool {
 // ourRules returns the policy rules of an earlier plan that the kernel still has.
 func (a *assignment) ourRules() []routing.Rule {
 	return filter(a.node.Inventory.Rules, func(r routing.Rule) bool {
-		return r.Family == a.family && r.Priority == a.cfg.SNAT.Priority && r.Mask == a.cfg.SNAT.Mark && !r.To.IsValid() && !r.Other && r.Table != tableMain
+		return r.Family == a.family && r.Priority == a.cfg.SNAT.Priority && r.Mask == a.cfg.SNAT.Mark && !r.To.IsValid() && !r.Other && r.Table != routing.TableMain
 	})
 }
 

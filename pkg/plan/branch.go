@@ -70,7 +70,7 @@ type branchFinder struct {
 func (f *branchFinder) branch(r routing.Rule) (Branch, bool) {
 	inv := &f.node.Inventory
 	byInput := routing.Rule{Family: f.family, Priority: r.Priority, IIf: r.IIf, Table: r.Table}
-	if r != byInput || r.IIf == "" || r.IIf == "lo" || r.Table == tableMain || r.Table == tableLocal || slices.Contains(f.outer, r.IIf) {
+	if r != byInput || r.IIf == "" || r.IIf == "lo" || r.Table == routing.TableMain || r.Table == routing.TableLocal || slices.Contains(f.outer, r.IIf) {
 		return Branch{}, false
 	}
 	at := slices.IndexFunc(inv.Defaults, func(d routing.Route) bool { return d.Family == f.family && d.Table == r.Table && !d.Local })
@@ -116,7 +116,7 @@ func addBranches(plan *NodePlan, cfg *Config, n *Node, family ip.Family, paths P
 	mark := routing.Rule{Family: family, Mark: paths.BranchMark, Mask: cfg.SNAT.Mark}
 	if before := beforeLocal(n, family, paths.Branches); before > 0 {
 		request := mark
-		request.Priority, request.Table = before, tableLocal
+		request.Priority, request.Table = before, routing.TableLocal
 		plan.Rules = append(plan.Rules, request)
 	}
 	for _, b := range paths.Branches {
@@ -135,7 +135,7 @@ func addBranches(plan *NodePlan, cfg *Config, n *Node, family ip.Family, paths P
 func beforeLocal(n *Node, family ip.Family, found []Branch) int {
 	for _, r := range n.Inventory.Rules {
 		switch {
-		case r == routing.Rule{Family: family, Priority: r.Priority, Table: tableLocal}:
+		case r == routing.Rule{Family: family, Priority: r.Priority, Table: routing.TableLocal}:
 			return 0
 		case r.Family == family && slices.ContainsFunc(found, func(b Branch) bool { return b.Link == r.IIf && b.Table == r.Table }):
 			return r.Priority - 1

@@ -57,9 +57,9 @@ func (v *VIPs) Route(vip VIP) (routing.Route, bool) {
 	case vip.Claim == ClaimRoute && r.Family == ip.IPv4:
 		// The route that the kernel adds for an address has metric 0. Ours must coexist
 		// with it while one replaces the other. IPv6 routes have such a metric anyway.
-		r.Table, r.Metric = tableLocal, coexistMetric
+		r.Table, r.Metric = routing.TableLocal, coexistMetric
 	case vip.Claim == ClaimRoute:
-		r.Table = tableLocal
+		r.Table = routing.TableLocal
 	default:
 		return routing.Route{}, false
 	}

@@ -9,12 +9,6 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/routing"
 )
 
-// Numbers of the kernel's predefined routing tables.
-const (
-	tableMain  = 254
-	tableLocal = 255
-)
-
 // ENI is a secondary interface through which policy routing sends some pods' traffic: a
 // rule selects a table whose default route uses the interface, and the main table's
 // default route does not.
@@ -30,7 +24,7 @@ func enis(cfg *Config, n *Node, family ip.Family) []ENI {
 	var out []ENI
 	inv := &n.Inventory
 	for _, r := range inv.Defaults {
-		if r.Family != family || r.Table == tableMain || r.Local || r.Link == "" || r.Link == mainLink(inv, family) {
+		if r.Family != family || r.Table == routing.TableMain || r.Local || r.Link == "" || r.Link == mainLink(inv, family) {
 			continue
 		}
 		sources := sourcesOf(inv, family, r.Table)
@@ -70,14 +64,14 @@ func mainLink(inv *routing.Inventory, family ip.Family) string {
 // MainDefaults returns the main table's default routes of a family in the kernel's
 // order of preference.
 func MainDefaults(inv *routing.Inventory, family ip.Family) []routing.Route {
-	return filter(inv.Defaults, func(r routing.Route) bool { return r.Family == family && r.Table == tableMain && !r.Local })
+	return filter(inv.Defaults, func(r routing.Route) bool { return r.Family == family && r.Table == routing.TableMain && !r.Local })
 }
 
 // uplinks returns the interfaces of the main table's default routes, and the ENIs.
 func uplinks(cfg *Config, n *Node, family ip.Family) []string {
 	var out []string
 	for _, r := range n.Inventory.Defaults {
-		if r.Family == family && r.Table == tableMain && r.Link != "" && !slices.Contains(out, r.Link) {
+		if r.Family == family && r.Table == routing.TableMain && r.Link != "" && !slices.Contains(out, r.Link) {
 			out = append(out, r.Link)
 		}
 	}

@@ -193,7 +193,7 @@ type Stray struct {
 func strays(cfg *Config, n *Node, family ip.Family, bound []Binding) []Stray {
 	inv := &n.Inventory
 	precedes := func(r routing.Rule) bool {
-		otherTable := r.Other || r.Action == routing.Lookup && r.Table != tableMain && r.Table != tableLocal
+		otherTable := r.Other || r.Action == routing.Lookup && r.Table != routing.TableMain && r.Table != routing.TableLocal
 		return r.Family == family && !r.Own && r.Priority <= cfg.SNAT.Priority && (r.IIf == "" || r.IIf == "lo") && otherTable
 	}
 	if len(bound) == 0 || n.MainGone[family] || !isUp(inv, bound[0].Link) || slices.ContainsFunc(inv.Rules, precedes) {

@@ -82,7 +82,7 @@ var setTypes = []struct {
 func KubeProxySets(f ip.Family) []string {
 	var names []string
 	for _, t := range setTypes {
-		if t.name == VIPAddresses || !strings.HasPrefix(string(t.name), "KUBE-IPVS-") {
+		if t.name == VIPAddresses || !strings.HasPrefix(string(t.name), OwnPrefix) {
 			names = append(names, t.name.In(f))
 		}
 	}

@@ -37,7 +37,7 @@ func TestENIsOfRules(t *testing.T) {
 		n := Node{Inventory: routing.Inventory{
 			Rules: []routing.Rule{test.rule},
 			Defaults: []routing.Route{
-				{Family: ip.IPv4, Table: tableMain, Dst: all, Link: "eth0"},
+				{Family: ip.IPv4, Table: routing.TableMain, Dst: all, Link: "eth0"},
 				{Family: ip.IPv4, Table: 1003, Dst: all, Link: "eth1", Local: test.local},
 			},
 		}}

@@ -111,7 +111,7 @@ func orderWarnings(cfg *Config, n *Node, family ip.Family) []string {
 	var out []string
 	routed := PathsOf(cfg, n, family).ReplyRouted
 	for _, r := range n.Inventory.Rules {
-		if r.Family == family && r.Priority < cfg.SNAT.Priority && r.Mask == 0 && slices.Contains(routed, r.From) && r.Table != tableMain {
+		if r.Family == family && r.Priority < cfg.SNAT.Priority && r.Mask == 0 && slices.Contains(routed, r.From) && r.Table != routing.TableMain {
 			out = append(out, fmt.Sprintf("the policy rule %q precedes reply routing: choose a --reply-rule-priority below %d", r, r.Priority))
 		}
 	}

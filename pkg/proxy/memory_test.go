@@ -13,6 +13,7 @@ import (
 	"k8s.io/utils/ptr"
 
 	"github.com/kube-ipvs/kube-ipvs/pkg/source"
+	"github.com/kube-ipvs/kube-ipvs/test/heap"
 )
 
 // mostOfObjects is how many bytes may be kept of the objects of a Service with two
@@ -37,7 +38,7 @@ func keptOfObjects(t testing.TB) float64 {
 	t.Helper()
 	const count = 10_000
 	i := newInbox()
-	before := heapInUse()
+	before := heap.InUse()
 	for n := range count {
 		svc, slice := decoded(t, clusterService(n), new(corev1.Service)), decoded(t, clusterSlice(n), new(discoveryv1.EndpointSlice))
 		source.Trim(svc)
@@ -49,17 +50,9 @@ func keptOfObjects(t testing.TB) float64 {
 		}
 	}
 	i.take()
-	kept := float64(heapInUse()-before) / count
+	kept := float64(heap.InUse()-before) / count
 	runtime.KeepAlive(i)
 	return kept
-}
-
-func heapInUse() int64 {
-	runtime.GC()
-	runtime.GC()
-	var m runtime.MemStats
-	runtime.ReadMemStats(&m)
-	return int64(m.HeapAlloc)
 }
 
 // decoded returns an object as it comes from the API server.

@@ -63,9 +63,11 @@ func NotTakenOver(cfg *plan.Config, kernel Kernel) ([]ip.Family, error) {
 }
 
 func (r *Reconciler) notTakenOver() ([]ip.Family, error) {
-	if _, err := r.Load(); err != nil {
+	o, err := r.beginObserve(extent{rules: true})()
+	if err != nil {
 		return nil, err
 	}
+	r.takeRules(o)
 	return slices.DeleteFunc(slices.Clone(r.cfg.Families), func(f ip.Family) bool {
 		_, rules := r.cached.nat[f].Chains[servicesChain(f)]
 		return !rules || r.successor(f) != &noSuccessor

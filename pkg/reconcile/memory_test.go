@@ -16,6 +16,7 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/plan"
 	"github.com/kube-ipvs/kube-ipvs/pkg/routing"
 	"github.com/kube-ipvs/kube-ipvs/pkg/service"
+	"github.com/kube-ipvs/kube-ipvs/test/heap"
 )
 
 // The kernel of the benchmarks accepts every change and keeps nothing, so that what is
@@ -68,14 +69,6 @@ func large(t testing.TB, w *world, n int) *Reconciler {
 	return a
 }
 
-func heap() int64 {
-	runtime.GC()
-	runtime.GC()
-	var m runtime.MemStats
-	runtime.ReadMemStats(&m)
-	return int64(m.HeapAlloc)
-}
-
 // BenchmarkMemory plans and programs Services with two endpoints each. bytes/Service is what
 // the Reconciler keeps of a Service.
 func BenchmarkMemory(b *testing.B) {
@@ -86,11 +79,11 @@ func BenchmarkMemory(b *testing.B) {
 	var kept int64
 	for b.Loop() {
 		b.StopTimer()
-		before := heap()
+		before := heap.InUse()
 		b.StartTimer()
 		a := large(b, w, services)
 		b.StopTimer()
-		kept = heap() - before
+		kept = heap.InUse() - before
 		runtime.KeepAlive(a)
 		b.StartTimer()
 	}

@@ -290,7 +290,7 @@ func join(s, more nat.State) nat.State {
 // ownedRules returns which chains are ours: those that the plan may write, and those that an
 // earlier version, or kube-proxy, has left.
 func ownedRules(part *plan.NodePlan) nat.Owned {
-	o := nat.Owned{Prefixes: append([]string{"KUBE-IPVS-"}, iptablesModePrefixes...), Chains: slices.Clone(part.Chains), Jumps: part.NAT.Jumps}
+	o := nat.Owned{Prefixes: append([]string{plan.OwnPrefix}, plan.IPTablesModePrefixes...), Chains: slices.Clone(part.Chains), Jumps: part.NAT.Jumps}
 	for c := range part.NAT.Chains {
 		if !slices.Contains(o.Chains, c) {
 			o.Chains = append(o.Chains, c)

@@ -32,8 +32,8 @@ var (
 		},
 	}}
 	iptablesMode = successor{chains: map[nat.Table][]string{
-		nat.NAT:    append([]string{"KUBE-POSTROUTING", "KUBE-MARK-MASQ"}, iptablesModePrefixes...),
-		nat.Filter: append([]string{"KUBE-FORWARD", "KUBE-PROXY-FIREWALL"}, iptablesModePrefixes...),
+		nat.NAT:    append([]string{"KUBE-POSTROUTING", "KUBE-MARK-MASQ"}, plan.IPTablesModePrefixes...),
+		nat.Filter: append([]string{"KUBE-FORWARD", "KUBE-PROXY-FIREWALL"}, plan.IPTablesModePrefixes...),
 		nat.Mangle: {"KUBE-PROXY-CANARY"},
 	}}
 )

@@ -1,6 +1,7 @@
 package reconcile
 
 import (
+	"errors"
 	"net/netip"
 	"slices"
 	"strings"
@@ -111,12 +112,15 @@ func TestCleanupBesideIptablesMode(t *testing.T) {
 		[]string{"-t 10.96.0.1:80", "-f 11", "link true", "KUBE-IPVS-", "KUBE-CLUSTER-IP ", ":KUBE-LOAD-BALANCER", ":KUBE-NODE-PORT "})
 }
 
-// TestNotTakenOver: kube-proxy writes the rules of one family after the other.
+// TestNotTakenOver: kube-proxy writes the rules of one family after the other. Only rules are
+// read: this is repeated each second.
 func TestNotTakenOver(t *testing.T) {
 	w := newWorld(t)
 	check := func(when string, want ...ip.Family) {
 		t.Helper()
 		w.restart()
+		w.ipvs.FailObserve = func() error { return errors.New("virtual servers were read") }
+		defer func() { w.ipvs.FailObserve = nil }()
 		if got, err := w.reconciler.notTakenOver(); err != nil || !slices.Equal(got, want) {
 			t.Errorf("%s: %v and %v, want %v", when, got, err, want)
 		}

@@ -7,13 +7,6 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/routing"
 )
 
-// iptablesModePrefixes are name prefixes of chains that kube-proxy creates in iptables mode,
-// now or in earlier versions, and we do not. No chain of the kubelet has such a prefix.
-var iptablesModePrefixes = []string{
-	"KUBE-SVC-", "KUBE-SVL-", "KUBE-SEP-", "KUBE-EXT-", "KUBE-XLB-", "KUBE-FW-",
-	"KUBE-NODEPORTS", "KUBE-EXTERNAL-SERVICES", "KUBE-SERVICES", "KUBE-PROXY-CANARY",
-}
-
 // otherRulesServe reports whether existing rules must stay until every Service is
 // programmed: kube-proxy's, or those of another version or configuration of ours. kube-proxy's
 // rules of iptables mode are the only path to endpoints. Those of IPVS mode match sets that we

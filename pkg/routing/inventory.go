@@ -63,9 +63,9 @@ func (n *Netlink) inventory() (Inventory, error) {
 // tablesOf returns the main table and those that rules look up, except table local and that
 // of VIPs: the kernel goes through all routes of a table, even if its filter skips them.
 func tablesOf(rules []rawRule, f ip.Family, vips int) []int {
-	tables := []int{unix.RT_TABLE_MAIN}
+	tables := []int{TableMain}
 	for _, r := range rules {
-		if r.Family == f && r.Action == Lookup && r.Table > 0 && r.Table != unix.RT_TABLE_LOCAL && r.Table != vips && !slices.Contains(tables, r.Table) {
+		if r.Family == f && r.Action == Lookup && r.Table > 0 && r.Table != TableLocal && r.Table != vips && !slices.Contains(tables, r.Table) {
 			tables = append(tables, r.Table)
 		}
 	}
@@ -96,7 +96,7 @@ type tables struct {
 // wants reports whether a route may belong to the Inventory: a default route, one to a
 // single host on the link of an input, or one of the main table.
 func (t *tables) wants(r netlink.Route) bool {
-	if isDefault(r) || r.Table == unix.RT_TABLE_MAIN {
+	if isDefault(r) || r.Table == TableMain {
 		return true
 	}
 	return len(t.inputs) > 0 && prefix(r.Dst).IsSingleIP() && len(r.MultiPath) == 0 &&
@@ -115,7 +115,7 @@ func (inv *Inventory) addRoutes(t *tables, found []Route) {
 	for _, r := range found {
 		if r.Dst.Bits() == 0 {
 			inv.Defaults = append(inv.Defaults, r)
-			outside[r.Link] = outside[r.Link] || r.Table != unix.RT_TABLE_MAIN
+			outside[r.Link] = outside[r.Link] || r.Table != TableMain
 		}
 	}
 	for _, r := range found {
@@ -125,7 +125,7 @@ func (inv *Inventory) addRoutes(t *tables, found []Route) {
 		if t.isAttached(r) {
 			inv.Attached = append(inv.Attached, r)
 		}
-		if r.Table == unix.RT_TABLE_MAIN && outside[r.Link] {
+		if r.Table == TableMain && outside[r.Link] {
 			inv.Direct = append(inv.Direct, r)
 		}
 	}

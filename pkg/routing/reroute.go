@@ -39,13 +39,13 @@ func (n *Netlink) reroute(rules []rawRule) Reroute {
 // kernelRules are the rules that each network namespace begins with.
 var kernelRules = map[ip.Family][]Rule{
 	ip.IPv4: {
-		{Family: ip.IPv4, Table: unix.RT_TABLE_LOCAL},
-		{Family: ip.IPv4, Priority: 32766, Table: unix.RT_TABLE_MAIN},
-		{Family: ip.IPv4, Priority: 32767, Table: unix.RT_TABLE_DEFAULT},
+		{Family: ip.IPv4, Table: TableLocal},
+		{Family: ip.IPv4, Priority: 32766, Table: TableMain},
+		{Family: ip.IPv4, Priority: 32767, Table: TableDefault},
 	},
 	ip.IPv6: {
-		{Family: ip.IPv6, Table: unix.RT_TABLE_LOCAL},
-		{Family: ip.IPv6, Priority: 32766, Table: unix.RT_TABLE_MAIN},
+		{Family: ip.IPv6, Table: TableLocal},
+		{Family: ip.IPv6, Priority: 32766, Table: TableMain},
 	},
 }
 
@@ -92,7 +92,7 @@ func (n *Netlink) withoutSourceRoutes() bool {
 	_ = unix.SetsockoptInt(socket.GetFd(), unix.SOL_NETLINK, unix.NETLINK_GET_STRICT_CHK, 1)
 	req := nl.NewNetlinkRequest(unix.RTM_GETROUTE, unix.NLM_F_DUMP)
 	req.Sockets = map[int]*nl.SocketHandle{unix.NETLINK_ROUTE: {Seq: req.Seq, Socket: socket}}
-	req.AddData(&nl.RtMsg{RtMsg: unix.RtMsg{Family: unix.AF_INET6, Table: unix.RT_TABLE_MAIN}})
+	req.AddData(&nl.RtMsg{RtMsg: unix.RtMsg{Family: unix.AF_INET6, Table: TableMain}})
 	without := true
 	err = req.ExecuteIter(unix.NETLINK_ROUTE, unix.RTM_NEWROUTE, func(m []byte) bool {
 		without = without && len(m) >= unix.SizeofRtMsg && nl.DeserializeRtMsg(m).Src_len == 0

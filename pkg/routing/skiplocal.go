@@ -40,7 +40,7 @@ func (r rawRule) part() bool {
 
 // localRule reports whether a rule looks up table local for all packets.
 func (r rawRule) localRule() bool {
-	return r.Rule == Rule{Family: r.Family, Priority: r.Priority, Table: unix.RT_TABLE_LOCAL}
+	return r.Rule == Rule{Family: r.Family, Priority: r.Priority, Table: TableLocal}
 }
 
 // frame is where the parts of a SkipLocal rule belong.

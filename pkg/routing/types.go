@@ -7,6 +7,8 @@ import (
 	"fmt"
 	"net/netip"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
 	"github.com/kube-ipvs/kube-ipvs/pkg/kernel"
 )
@@ -14,6 +16,13 @@ import (
 // DummyLink is the link that VIPs are bound to. It has kube-proxy's name, because other
 // programs (CNIs, kubelet, node-IP detection) know it by that name.
 const DummyLink = "kube-ipvs0"
+
+// Numbers of the routing tables that every node has.
+const (
+	TableDefault = unix.RT_TABLE_DEFAULT // the first one
+	TableMain    = unix.RT_TABLE_MAIN
+	TableLocal   = unix.RT_TABLE_LOCAL // the last one
+)
 
 // Action is what a Rule does with the packets that match it.
 type Action uint8
@@ -53,7 +62,7 @@ type Rule struct {
 	Mark     uint32
 	Mask     uint32 // 0: no match on the mark
 	Action   Action
-	Table    int  // of Lookup: 254 is main, 255 local
+	Table    int  // of Lookup
 	Target   int  // of Goto: a priority
 	Invert   bool // "not"
 	// Own is set only by Inventory: the rule has our Protocol.

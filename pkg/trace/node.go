@@ -128,7 +128,7 @@ func (n *Node) leadsOut(link string) bool {
 
 // Local reports whether an address is local, according to table local.
 func (n *Node) Local(a netip.Addr) bool {
-	r, ok := n.inTable(localTable, a)
+	r, ok := n.inTable(routing.TableLocal, a)
 	return ok && r.Local
 }
 

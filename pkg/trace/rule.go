@@ -282,9 +282,6 @@ func (n *Node) isType(kind string, a netip.Addr) (bool, error) {
 	return false, fmt.Errorf("unsupported address type %s", kind)
 }
 
-// localTable is RT_TABLE_LOCAL.
-const localTable = 255
-
 func isVirtual(option, arg string, p *packet) (bool, error) {
 	if p.virtual == nil {
 		return false, nil

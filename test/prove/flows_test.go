@@ -316,11 +316,9 @@ var flows = []flow{
 	{"pod cni0", "c/inside:80", "REFUSED"},
 }
 
-// The same with VIPs of load balancers and external IPs claimed by port. They are not
-// addresses of the node, which reaches them with its own address.
-var portFlows = []flow{
-	// Ports that no Service claims belong to the device with the address: packets from
-	// inside leave the node, packets from outside are not sent back.
+// deviceFlows are flows to VIPs whose other ports belong to another device: packets from inside
+// to such a port leave the node, packets from outside are not sent back.
+var deviceFlows = []flow{
 	{"pod cni0", "l/lb:443", "FORWARD by eth0"},
 	{"node", "l/lb:443", "FORWARD by eth0"},
 	{"client eth0", "l/lb:443", "REJECT"},
@@ -329,9 +327,7 @@ var portFlows = []flow{
 	{"client eth0", "x/web:8080", "REJECT"},
 	{"pod cni0", "l/lb:80 UDP", "FORWARD by eth0"},
 	{"pod cni0", "l/here:30081", "FORWARD by eth0"},
-	{"pod cni0", "l/lb ping", "FORWARD by eth0"},
 	{"client eth0", "l/lb ping", "LOCAL"},
-	{"client eth0", "x/web ping", "LOCAL"},
 	{"client eth0", "l/here error", "LOCAL"},
 	{"pod cni0", "l/here error", "LOCAL"},
 	{"client eth0", "remote error", "FORWARD by eth0"},
@@ -339,22 +335,31 @@ var portFlows = []flow{
 	// Claimed ports are served as before.
 	{"client eth0", "l/lb:80", "remote:8080 by eth0 as node"},
 	{"pod cni0", "l/lb:80", "remote:8080 by eth0 as node"},
-	{"node", "l/lb:80", "remote:8080 by eth0 as node"},
 	{"client eth0", "x/web:80", "server:8080 by cni0 as bridge, remote:8080 by eth0 as node"},
-	{"node", "x/web:80", "server:8080 by cni0 as bridge, remote:8080 by eth0 as node"},
 	{"client eth0", "l/here:80", "server:8080 by cni0 as client"},
 	{"client eth0", "x/here:80", "server:8080 by cni0 as client"},
 	{"pod cni0", "l/here:80", "server:8080 by cni0 as pod, remote:8080 by eth0 as pod"},
-	{"node", "l/here:80", "server:8080 by cni0 as node"},
 	{"client eth0", "l/away:80", "DROP"},
-	{"client eth0", "x/away:80", "DROP"},
 	{"pod cni0", "l/away:80", "remote:8080 by eth0 as pod"},
-	{"node", "l/away:80", "remote:8080 by eth0 as node"},
-
-	// Source ranges apply to any address of the node that its packets carry.
 	{"friend eth0", "l/ranges:80", "remote:8080 by eth0 as node"},
 	{"client eth0", "l/ranges:80", "DROP"},
 	{"pod cni0", "l/ranges:80", "DROP"},
+	{"pod cni0", "c/web:81", "REJECT"},
+}
+
+// portFlows are flows with VIPs claimed by port. They are not addresses of the node, which
+// reaches them with its own address.
+var portFlows = slices.Concat(deviceFlows, []flow{
+	{"pod cni0", "l/lb ping", "FORWARD by eth0"},
+	{"client eth0", "x/web ping", "LOCAL"},
+
+	{"node", "l/lb:80", "remote:8080 by eth0 as node"},
+	{"node", "x/web:80", "server:8080 by cni0 as bridge, remote:8080 by eth0 as node"},
+	{"node", "l/here:80", "server:8080 by cni0 as node"},
+	{"client eth0", "x/away:80", "DROP"},
+	{"node", "l/away:80", "remote:8080 by eth0 as node"},
+
+	// Source ranges apply to any address of the node that its packets carry.
 	{"node", "l/ranges:80", "DROP"},
 	{"bridge", "l/ranges:80", "DROP"},
 	{"node", "l/ranges-node:80", "remote:8080 by eth0 as node"},
@@ -370,49 +375,23 @@ var portFlows = []flow{
 
 	// Cluster IPs are addresses of the node.
 	{"pod cni0", "c/web:80", "server:8080 by cni0 as pod, remote:8080 by eth0 as pod"},
-	{"pod cni0", "c/web:81", "REJECT"},
 	{"client eth0", "c/web ping", "LOCAL"},
 	{"pod cni0", "c/empty:80", "REFUSED"},
-}
+})
 
-// The same with VIPs claimed by default: local, except for ports without a Service.
-var sharedFlows = []flow{
-	{"pod cni0", "l/lb:443", "FORWARD by eth0"},
+// sharedFlows are flows with VIPs claimed by default: local, except for ports without a Service.
+var sharedFlows = slices.Concat(deviceFlows, []flow{
 	{"l/lb", "l/lb:443", "FORWARD by eth0"},
-	{"node", "l/lb:443", "FORWARD by eth0"},
-	{"client eth0", "l/lb:443", "REJECT"},
-	{"farpod eth0", "l/lb:443", "REJECT"},
-	{"pod cni0", "x/web:8080", "FORWARD by eth0"},
-	{"client eth0", "x/web:8080", "REJECT"},
-	{"pod cni0", "l/lb:80 UDP", "FORWARD by eth0"},
-	{"pod cni0", "l/here:30081", "FORWARD by eth0"},
 	{"pod cni0", "l/lb ping", "LOCAL"},
-	{"client eth0", "l/lb ping", "LOCAL"},
-	{"client eth0", "l/here error", "LOCAL"},
-	{"pod cni0", "l/here error", "LOCAL"},
-	{"client eth0", "remote error", "FORWARD by eth0"},
-
-	{"client eth0", "l/lb:80", "remote:8080 by eth0 as node"},
-	{"pod cni0", "l/lb:80", "remote:8080 by eth0 as node"},
 	{"l/lb", "l/lb:80", "remote:8080 by eth0 as node"},
-	{"client eth0", "x/web:80", "server:8080 by cni0 as bridge, remote:8080 by eth0 as node"},
 	{"x/web", "x/web:80", "server:8080 by cni0 as bridge, remote:8080 by eth0 as node"},
-	{"client eth0", "l/here:80", "server:8080 by cni0 as client"},
-	{"client eth0", "x/here:80", "server:8080 by cni0 as client"},
-	{"pod cni0", "l/here:80", "server:8080 by cni0 as pod, remote:8080 by eth0 as pod"},
 	{"l/here", "l/here:80", "server:8080 by cni0 as bridge, remote:8080 by eth0 as node"},
-	{"client eth0", "l/away:80", "DROP"},
-	{"pod cni0", "l/away:80", "remote:8080 by eth0 as pod"},
 	{"l/away", "l/away:80", "remote:8080 by eth0 as node"},
-	{"friend eth0", "l/ranges:80", "remote:8080 by eth0 as node"},
-	{"client eth0", "l/ranges:80", "DROP"},
-	{"pod cni0", "l/ranges:80", "DROP"},
 	{"l/ranges", "l/ranges:80", "DROP"},
 	{"l/ranges-node", "l/ranges-node:80", "remote:8080 by eth0 as node"},
 	{"client eth0", "l/empty:80", "REFUSED"},
 	{"pod cni0", "l/empty:80", "REFUSED"},
-	{"pod cni0", "c/web:81", "REJECT"},
-}
+})
 
 func TestFlowsOfSharedVIPs(t *testing.T) {
 	s := golden(t, "cluster")

@@ -1,7 +1,6 @@
 package ipset
 
 import (
-	"slices"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -67,13 +66,5 @@ func TestDiff(t *testing.T) {
 				t.Errorf("the changes do not lead from have to want: %s", d)
 			}
 		})
-	}
-}
-
-func TestDiffEntries(t *testing.T) {
-	have, want := contents(vips4, "10.0.0.1,tcp:1"), contents(vips4, "10.0.0.2,tcp:1")
-	got := DiffEntries(vips4, have.Entries, want.Entries)
-	if !slices.Equal(got, Diff(state(have), state(want))) {
-		t.Error(got)
 	}
 }

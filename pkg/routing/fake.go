@@ -409,3 +409,13 @@ func (f *fakeStack) isLocal(a netip.Addr) bool {
 		return slices.ContainsFunc(l.Addresses, func(found Address) bool { return found.Prefix.Addr() == a })
 	})
 }
+
+// routeKey is the key under which the kernel keeps one route.
+type routeKey struct {
+	family ip.Family
+	table  int
+	dst    netip.Prefix
+	metric int
+}
+
+func keyOf(r Route) routeKey { return routeKey{r.Family, r.Table, r.Dst, r.Metric} }

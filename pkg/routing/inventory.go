@@ -7,6 +7,7 @@ import (
 	"maps"
 	"net/netip"
 	"slices"
+	"strings"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
@@ -290,4 +291,17 @@ func (n *Netlink) Routes() ([]Route, error) {
 		return nil, fmt.Errorf("read the routes: %w", err)
 	}
 	return out, nil
+}
+
+// compareRoutes orders routes; those on link precede those through gateways.
+func compareRoutes(a, b Route) int {
+	return cmp.Or(
+		cmp.Compare(a.Family, b.Family),
+		cmp.Compare(a.Table, b.Table),
+		a.Via.Compare(b.Via), // the invalid address, on link, is first
+		a.Dst.Addr().Compare(b.Dst.Addr()),
+		cmp.Compare(a.Dst.Bits(), b.Dst.Bits()),
+		cmp.Compare(a.Metric, b.Metric),
+		strings.Compare(a.String(), b.String()),
+	)
 }

@@ -6,8 +6,6 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
-
-	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
 )
 
 // Diff returns the changes that turn have into want, in a deterministic order. What another
@@ -72,28 +70,6 @@ func minus[K comparable](a, b map[K]struct{}) []K {
 func sorted[K any](keys []K, compare func(K, K) int) []K {
 	slices.SortFunc(keys, compare)
 	return keys
-}
-
-// routeKey is the key under which the kernel keeps one route.
-type routeKey struct {
-	family ip.Family
-	table  int
-	dst    netip.Prefix
-	metric int
-}
-
-func keyOf(r Route) routeKey { return routeKey{r.Family, r.Table, r.Dst, r.Metric} }
-
-func compareRoutes(a, b Route) int {
-	return cmp.Or(
-		cmp.Compare(a.Family, b.Family),
-		cmp.Compare(a.Table, b.Table),
-		a.Via.Compare(b.Via), // the invalid address, on link, is first
-		a.Dst.Addr().Compare(b.Dst.Addr()),
-		cmp.Compare(a.Dst.Bits(), b.Dst.Bits()),
-		cmp.Compare(a.Metric, b.Metric),
-		strings.Compare(a.String(), b.String()),
-	)
 }
 
 func compareRules(a, b Rule) int {

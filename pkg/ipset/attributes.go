@@ -123,12 +123,18 @@ func parseHeader(a *attributes) (listing, error) {
 	return set, nil
 }
 
+// maxExpected limits the members for which memory is allocated in advance.
+const maxExpected = 1 << 20
+
 // parseMembers adds the members of one message. It skips exceptions ("nomatch"), which
 // are not members, and members of types that are not used here.
 func (l *listing) parseMembers(data []byte) error {
 	used, err := l.fields()
 	if err != nil {
 		return nil
+	}
+	if len(l.Entries) == 0 {
+		l.Entries = make(map[Entry]uint32, min(max(l.count, 0), maxExpected))
 	}
 	var attributes attributes
 	for len(data) > 0 {

@@ -20,11 +20,12 @@ import (
 
 // extent says what an observation reads. Sysctls are always read.
 type extent struct {
-	state bool // virtual servers, sets, and what package routing knows
-	rules bool // iptables and nftables, which need a program to read them
+	state   bool // virtual servers and sets
+	routing bool // what package routing knows, which reports deletions
+	rules   bool // iptables and nftables, which need a program to read them
 }
 
-var everything = extent{state: true, rules: true}
+var everything = extent{state: true, routing: true, rules: true}
 
 // observation is the observed state of the kernel.
 type observation struct {
@@ -80,6 +81,9 @@ func (r reader) observe() (*observation, error) {
 	if r.extent.state {
 		reads = append(reads, r.stateReads(&o)...)
 	}
+	if r.extent.routing {
+		reads = append(reads, func() (err error) { o.routing, err = r.kernel.Routing.Observe(); return err })
+	}
 	if r.extent.rules {
 		reads = append(reads, r.rulesReads(&o)...)
 	}
@@ -97,7 +101,6 @@ func (r reader) stateReads(o *observation) []func() error {
 			o.sets, err = r.kernel.IPSet.Observe(func(name string) bool { return r.sets[name] })
 			return err
 		},
-		func() (err error) { o.routing, err = r.kernel.Routing.Observe(); return err },
 	}
 }
 
@@ -126,7 +129,7 @@ func (r reader) rulesReads(o *observation) []func() error {
 // vipsIn returns the VIPs of the served families that addresses and routes claim, and the
 // stale routes of another configuration, for example with another table.
 func vipsIn(cfg *plan.Config, s *routing.State) (vips map[plan.VIP]struct{}, staleRoutes map[routing.Route]struct{}) {
-	vips, staleRoutes = map[plan.VIP]struct{}{}, map[routing.Route]struct{}{}
+	vips, staleRoutes = make(map[plan.VIP]struct{}, len(s.Routes)+len(s.Addresses)), map[routing.Route]struct{}{}
 	for _, addresses := range []map[netip.Addr]struct{}{s.Addresses, s.Misbound} {
 		for addr := range addresses {
 			if servesFamily(cfg, ip.Of(addr)) && !excluded(cfg, addr) {

@@ -52,11 +52,13 @@ func (r *Reconciler) beginResync(o *observation) *resync {
 		r.takeRules(o)
 	}
 	d := &resync{Reconciler: r, seen: o, stepSize: keysPerStep}
-	if o.extent.state {
+	if o.extent.routing {
 		r.takeRouting(o)
-		d.takeSets()
-		d.passes = d.allPasses()
 	}
+	if o.extent.state {
+		d.takeSets()
+	}
+	d.passes = d.allPasses()
 	d.differences = r.nodeDifferences()
 	return d
 }
@@ -126,10 +128,24 @@ func (d *resync) end() int {
 	return d.differences
 }
 
-// allPasses returns the passes in order. Sets come first, because their members prove which
-// virtual servers are ours. For each table, the passes take what was observed, drop from the
-// cache what the kernel does not have, and compare.
+// allPasses returns the passes in order. All that was observed is taken before anything is
+// compared.
 func (d *resync) allPasses() []pass {
+	var observed, compared []pass
+	if d.seen.extent.state {
+		observed, compared = d.statePasses(), []pass{overTable(&d.members, d.compareMember), overTable(&d.servers, d.compareServer)}
+	}
+	if d.seen.extent.routing {
+		observed = append(observed, overMap(d.seen.vips, d.takeVIP), overTable(&d.vips, d.dropMissingVIP))
+		compared = append(compared, overTable(&d.vips, d.compareVIP))
+	}
+	return append(observed, compared...)
+}
+
+// statePasses take the observed sets and virtual servers, and drop from the cache what the
+// kernel does not have. Sets come first, because their members prove which virtual servers
+// are ours.
+func (d *resync) statePasses() []pass {
 	var passes []pass
 	for name, is := range d.seen.sets {
 		passes = append(passes, overMap(is.Entries, func(e ipset.Entry, mark uint32) {
@@ -141,12 +157,7 @@ func (d *resync) allPasses() []pass {
 		func() (int, func(int)) { return 1, func(int) { d.updateMarks() } },
 		overMap(d.seen.servers, d.takeServer),
 		overTable(&d.servers, d.dropMissingServer),
-		overMap(d.foreign, d.dropMissingForeign),
-		overMap(d.seen.vips, d.takeVIP),
-		overTable(&d.vips, d.dropMissingVIP),
-		overTable(&d.members, d.compareMember),
-		overTable(&d.servers, d.compareServer),
-		overTable(&d.vips, d.compareVIP))
+		overMap(d.foreign, d.dropMissingForeign))
 }
 
 // overMap returns a pass over the entries of a map, which may change meanwhile.

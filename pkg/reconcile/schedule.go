@@ -30,7 +30,7 @@ const (
 	calmAfter  = 3
 )
 
-// Kernel parameters are compared every Periods.Sync. State (virtual servers, sets, routing) is
+// Kernel parameters are compared every Periods.Sync. State (virtual servers and sets) is
 // compared every Periods.Sync too while it has less than stateSize entries, every second one
 // from then on, and so on up to every maxPeriods: the CPU share of comparisons does not grow
 // with the number of Services. If reading the kernel is slow, the period is at least
@@ -38,9 +38,12 @@ const (
 // missing state much earlier.
 //
 // Rules are compared after the kernel reported a change, and every maxPeriods. If the kernel
-// does not report changes (iptables-legacy), they are compared every Periods.Sync.
+// does not report changes (iptables-legacy), they are compared every Periods.Sync. Routing is
+// compared after a reported deletion, with the state while that has less than routingSize
+// entries, and from then on every maxPeriods.
 const (
 	stateSize      = 2000
+	routingSize    = 4 * stateSize
 	maxPeriods     = 40
 	stateShare     = 300
 	maxStatePeriod = time.Hour
@@ -69,6 +72,7 @@ type schedule struct {
 	stateAt        time.Time     // next periodic comparison of the state
 	stateTook      time.Duration // to read the state the last time
 	rulesAt        time.Time     // next periodic comparison of the rules
+	routingAt      time.Time     // next periodic comparison of VIPs and policy rules
 	omits          bool          // rules are refused
 	need           extent        // of the next comparison, in addition to the periodic parts
 	rulesChanged   bool          // by another program, since the last observation began
@@ -136,7 +140,8 @@ func (r *Reconciler) Prune() {
 		r.vips.setDirty(v, v.wanted() != v.exists)
 	}
 	now := time.Now()
-	r.stateAt, r.rulesAt, r.spotCheckAt = now.Add(r.periods.Sync), now.Add(r.rulesPeriod()), now.Add(spotCheckPeriod)
+	r.stateAt, r.routingAt, r.rulesAt = now.Add(r.periods.Sync), now.Add(r.periods.Sync), now.Add(r.rulesPeriod())
+	r.spotCheckAt = now.Add(spotCheckPeriod)
 	if r.compareAt.IsZero() {
 		r.compareAt = now.Add(r.periods.Sync)
 	}
@@ -157,14 +162,14 @@ func (r *Reconciler) Changed(now time.Time, e External) (removedVIPs int) {
 	}
 	r.rulesChanged = r.rulesChanged || e.Rules
 	if e.Rules || e.MaybeDeleted {
-		r.compareSoon(now, extent{state: e.MaybeDeleted, rules: e.Rules})
+		r.compareSoon(now, extent{state: e.MaybeDeleted, routing: e.MaybeDeleted, rules: e.Rules})
 	}
 	return r.removed(e.Removed)
 }
 
 // compareSoon requests a comparison of some parts, no more often than minPeriod allows.
 func (r *Reconciler) compareSoon(now time.Time, what extent) {
-	r.need.state, r.need.rules = r.need.state || what.state, r.need.rules || what.rules
+	r.need = extent{r.need.state || what.state, r.need.routing || what.routing, r.need.rules || what.rules}
 	at := r.comparedAt.Add(r.minPeriod())
 	if at.Before(now) {
 		at = now
@@ -183,8 +188,17 @@ func (r *Reconciler) minPeriod() time.Duration {
 }
 
 func (r *Reconciler) statePeriod() time.Duration {
-	bySize := r.periods.Sync * time.Duration(min(1+(r.servers.existing+r.members.existing)/stateSize, maxPeriods))
+	bySize := r.periods.Sync * time.Duration(min(1+r.stateEntries()/stateSize, maxPeriods))
 	return max(bySize, min(r.stateTook*stateShare, maxStatePeriod))
+}
+
+func (r *Reconciler) stateEntries() int { return r.servers.existing + r.members.existing }
+
+func (r *Reconciler) routingPeriod() time.Duration {
+	if r.stateEntries() < routingSize {
+		return r.statePeriod()
+	}
+	return r.periods.Sync * maxPeriods
 }
 
 func (r *Reconciler) rulesPeriod() time.Duration {
@@ -338,7 +352,7 @@ func (r *Reconciler) observe(now time.Time) {
 		return
 	}
 	r.compareAt, r.byRules, r.rulesChanged = time.Time{}, r.rulesChanged, false
-	r.readExtent = extent{state: r.need.state || !now.Before(r.stateAt), rules: r.need.rules || !now.Before(r.rulesAt)}
+	r.readExtent = extent{r.need.state || !now.Before(r.stateAt), r.need.routing || !now.Before(r.routingAt), r.need.rules || !now.Before(r.rulesAt)}
 	r.need = extent{}
 	read, ready, result := r.beginObserve(r.readExtent), make(chan struct{}), &readResult{}
 	r.ready, r.result = ready, result
@@ -374,6 +388,9 @@ func (r *Reconciler) readStep(now time.Time, done *StepResult) {
 		r.stateTook = r.result.took
 		r.stateAt = now.Add(r.statePeriod())
 	}
+	if r.readExtent.routing {
+		r.routingAt = now.Add(r.routingPeriod())
+	}
 	if r.readExtent.rules {
 		r.rulesAt = now.Add(r.rulesPeriod())
 	}
@@ -388,7 +405,7 @@ func (r *Reconciler) resyncStep(now time.Time, done *StepResult) {
 	}
 	c := &Comparison{Took: r.result.took, Differences: r.resync.end()}
 	if r.readExtent.state {
-		c.Entries = r.servers.existing + r.members.existing
+		c.Entries = r.stateEntries()
 	}
 	r.resync, r.result = nil, nil
 	if r.calm++; c.Differences > 0 || !r.byRules {

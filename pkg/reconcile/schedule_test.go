@@ -121,3 +121,51 @@ func BenchmarkCompare(b *testing.B) {
 	b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(pieces), "ns/piece")
 	b.ReportMetric(float64(longest.Nanoseconds()), "ns/longest")
 }
+
+// comparison lets the next comparison begin at a time, and returns what it read. It must find
+// no difference.
+func (w *world) comparison(t *testing.T, now time.Time) extent {
+	t.Helper()
+	r := w.reconciler
+	vips := r.vips.existing
+	for range 1000 {
+		done := r.Step(now)
+		if r.ready != nil {
+			<-r.ready
+		}
+		if c := done.Compared; c != nil {
+			if c.Differences != 0 || r.vips.existing != vips {
+				t.Errorf("%d differences, %d VIPs, want %d", c.Differences, r.vips.existing, vips)
+			}
+			return r.readExtent
+		}
+	}
+	t.Fatal("nothing is compared")
+	return extent{}
+}
+
+// TestRoutingIsReadWhenItMayHaveChanged: what package routing knows is compared with the
+// state on a small node. On a large one it is compared with the first comparison, after a
+// report that anything may have been deleted, and rarely besides. VIPs that are not read must
+// not count as deleted.
+func TestRoutingIsReadWhenItMayHaveChanged(t *testing.T) {
+	for services, small := range map[int]bool{10: true, 3000: false} { // each has three entries
+		w := startLarge(t, services)
+		r := w.reconciler
+		r.Prune()
+		now := time.Now()
+		for i, want := range []bool{true, small, small} {
+			if got := w.comparison(t, now.Add(time.Duration(1+10*i)*r.periods.Sync)); !got.state || got.routing != want {
+				t.Errorf("%d Services: comparison %d reads %+v, want routing: %t", services, 1+i, got, want)
+			}
+		}
+		now = now.Add(22 * r.periods.Sync)
+		r.Changed(now, External{MaybeDeleted: true})
+		if got := w.comparison(t, now); !got.state || !got.routing {
+			t.Errorf("%d Services: after a deletion, a comparison reads %+v", services, got)
+		}
+		if got := w.comparison(t, now.Add(maxPeriods*r.periods.Sync)); !got.routing {
+			t.Errorf("%d Services: after %d periods, a comparison reads %+v", services, maxPeriods, got)
+		}
+	}
+}

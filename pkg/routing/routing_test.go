@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -14,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
+	"github.com/kube-ipvs/kube-ipvs/pkg/kernel/nlmsg"
 )
 
 // subject is an implementation under test, on a node with the links lo and eth1, and ways to
@@ -522,5 +524,19 @@ func TestInventoryOmitsTheTableOfVIPs(t *testing.T) {
 	rules := []rawRule{{Rule: Rule{Family: ip.IPv4, Action: Lookup, Table: 1003}}, {Rule: Rule{Family: ip.IPv4, Action: Lookup, Table: 80080}}}
 	if got, want := tablesOf(rules, ip.IPv4, 80080), []int{unix.RT_TABLE_MAIN, 1003}; !slices.Equal(got, want) {
 		t.Errorf("tables %v are read, want %v", got, want)
+	}
+}
+
+// TestLoopbackSetDown: the kernel does not report the routes that lo loses when it is set
+// down, and routes of VIPs are among them.
+func TestLoopbackSetDown(t *testing.T) {
+	for name, want := range map[string]bool{"lo": true, "eth1": false} {
+		w := newWatcher()
+		w.dummyLink = 9
+		body := nlmsg.AppendAttr(make([]byte, unix.SizeofIfInfomsg), unix.IFLA_IFNAME, append([]byte(name), 0))
+		w.message(syscall.NetlinkMessage{Header: syscall.NlMsghdr{Type: unix.RTM_NEWLINK}, Data: body})
+		if _, anything := w.take(); anything != want {
+			t.Errorf("a change of %s: everything is read: %t, want %t", name, anything, want)
+		}
 	}
 }

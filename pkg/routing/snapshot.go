@@ -35,7 +35,7 @@ func (snap snapshot) state() State {
 		Addresses: map[netip.Addr]struct{}{},
 		Misbound:  map[netip.Addr]struct{}{},
 		Rules:     map[Rule]struct{}{},
-		Routes:    map[Route]struct{}{},
+		Routes:    make(map[Route]struct{}, len(snap.routes)),
 	}
 	for _, a := range snap.addresses {
 		switch {

@@ -26,7 +26,7 @@ var groups = []uint{
 // must add addresses and routes again. Apply's own deletions are reported too, except
 // those of rules and of the link. A call of removed without arguments means that anything
 // may have been deleted: the kernel dropped messages because they were not read in time,
-// DummyLink was deleted or renamed, or a rule could not be restored.
+// DummyLink was deleted or renamed, lo was set down, or a rule could not be restored.
 //
 // Once the subscription is active, and after each new subscription, both are called,
 // removed without arguments, so that no change since an earlier read is missed. All
@@ -270,6 +270,8 @@ func (w *watcher) link(m syscall.NetlinkMessage) {
 		w.reportAnything()
 	case name == DummyLink && m.Header.Type == unix.RTM_NEWLINK:
 		w.dummyLink = info.Index
+	case name == "lo":
+		w.all() // set down, it loses the routes of VIPs without a message
 	default:
 		signal(w.inventory)
 	}

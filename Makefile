@@ -308,7 +308,7 @@ traffic: ## build the client and the server of bench-instructions
 bench-short: deps ## fail if a cost grows with the number of Services that should not
 	@$(MAKE) --no-print-directory START=$(START) -j2 build bench-binary image peers
 	$(call phase,comparing costs in the lab)
-	@$(BENCH_LAB) -- hack/bench -test.run TestShapes
+	@$(BENCH_LAB) -icount -- hack/bench -test.run TestShapes
 	$(call phase,costs have their shape)
 
 bench-idle: deps ## measure an idle node with all checks, and a restart, with BENCH_SIZES Services

@@ -110,7 +110,7 @@ func (r *run) everything() {
 	}
 	r.seldom("30s")
 	r.restart()
-	r.idle(90 * time.Second)
+	r.idle(idleTime)
 	r.emptied()
 	r.onNode()
 }
@@ -137,7 +137,7 @@ func (r *run) short() {
 	r.coldStart()
 	r.ruleCounts()
 	r.oneChange(3)
-	r.idle(90 * time.Second)
+	r.idle(idleTime)
 	r.put(Churned, memory(r.t, r.process.PID()))
 }
 

@@ -349,6 +349,10 @@ func checkPeriod(services int, reading time.Duration) time.Duration {
 	return max(bySize, min(300*reading, time.Hour))
 }
 
+// idleTime includes two of the garbage collections that the Go runtime makes every two minutes
+// in an idle program, and eight of the checks every 30 s.
+const idleTime = 250 * time.Second
+
 // idle measures an idle program with its checks every second and every 30 s, after the
 // first full comparison since its start. It adds the proportional cost of a full
 // comparison, which was measured before.

@@ -6,8 +6,10 @@ import (
 	"fmt"
 	"io"
 	"os/signal"
+	"strings"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 	"golang.org/x/sys/unix"
 	cliflag "k8s.io/component-base/cli/flag"
 	logsapi "k8s.io/component-base/logs/api/v1"
@@ -77,8 +79,10 @@ func helpBelow(program *cobra.Command) {
 	})
 }
 
-// completeOutput makes the shell complete --output.
-func completeOutput(cmd *cobra.Command, formats ...string) {
+// addOutput adds the flag --output, and its completion by the shell. The first format is the
+// default.
+func addOutput(cmd *cobra.Command, fs *pflag.FlagSet, output *string, formats ...string) {
+	fs.StringVarP(output, "output", "o", formats[0], strings.Join(formats, ", "))
 	err := cmd.RegisterFlagCompletionFunc("output", cobra.FixedCompletions(formats, cobra.ShellCompDirectiveNoFileComp))
 	if err != nil {
 		panic(err) // the flag does not exist

@@ -85,8 +85,7 @@ func newConnectivityCommand() *cobra.Command {
 	fs.BoolVar(&o.all, "all", false, "also list the Services that answer")
 	fs.DurationVar(&o.limit, "timeout", 3*time.Second, "how long a connection may take")
 	fs.IntVar(&o.parallel, "parallel", 16, "maximum number of concurrent connections")
-	fs.StringVarP(&o.output, "output", "o", "table", "table, json, yaml")
-	completeOutput(test, "table", "json", "yaml")
+	addOutput(test, fs, &o.output, "table", "json", "yaml")
 	cmd.AddCommand(test)
 	return cmd
 }

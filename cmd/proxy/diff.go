@@ -56,8 +56,7 @@ func newDiffCommand() *cobra.Command {
 		},
 	}
 	o.addFlags(cmd.Flags())
-	cmd.Flags().StringVarP(&output, "output", "o", "table", "table, json, yaml")
-	completeOutput(cmd, "table", "json", "yaml")
+	addOutput(cmd, cmd.Flags(), &output, "table", "json", "yaml")
 	return cmd
 }
 

@@ -23,19 +23,23 @@ func newDoctorCommand() *cobra.Command {
 				return err
 			}
 			findings := doctor.Examine(doctor.Observe(cmd.Context(), &s.Plan, s.Probes))
-			if err := printFindings(cmd, output, findings); err != nil {
-				return err
-			}
-			if doctor.Sick(findings) {
-				return errFound
-			}
-			return nil
+			return reportFindings(cmd, output, findings)
 		},
 	}
 	o.addFlags(cmd.Flags())
-	cmd.Flags().StringVarP(&output, "output", "o", "text", "text, json, yaml")
-	completeOutput(cmd, "text", "json", "yaml")
+	addOutput(cmd, cmd.Flags(), &output, "text", "json", "yaml")
 	return cmd
+}
+
+// reportFindings prints findings. It returns errFound if one of them is an error.
+func reportFindings(cmd *cobra.Command, output string, findings []doctor.Finding) error {
+	if err := printFindings(cmd, output, findings); err != nil {
+		return err
+	}
+	if doctor.Sick(findings) {
+		return errFound
+	}
+	return nil
 }
 
 func printFindings(cmd *cobra.Command, output string, findings []doctor.Finding) error {

@@ -31,7 +31,6 @@ func newGetCommand() *cobra.Command {
 		RunE:  func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
 	fs := cmd.PersistentFlags()
-	fs.StringVarP(&o.output, "output", "o", "table", strings.Join(inspect.Formats, ", "))
 	o.addFlags(fs)
 	cmd.AddCommand(
 		o.lists("virtualservers", "virtual servers, by Service", o.virtualServers),
@@ -39,7 +38,7 @@ func newGetCommand() *cobra.Command {
 		o.lists("sets [NAME]", "IP sets, or the members of one", o.sets),
 		o.lists("snat", "the source that masqueraded traffic gets, by interface", o.snat),
 	)
-	completeOutput(cmd, inspect.Formats...)
+	addOutput(cmd, fs, &o.output, inspect.Formats...)
 	return cmd
 }
 

@@ -29,19 +29,11 @@ func newPreflightCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			findings := preflight(cmd.Context(), &s).Findings()
-			if err := printFindings(cmd, output, findings); err != nil {
-				return err
-			}
-			if doctor.Sick(findings) {
-				return errFound
-			}
-			return nil
+			return reportFindings(cmd, output, preflight(cmd.Context(), &s).Findings())
 		},
 	}
 	o.addFlags(cmd.Flags())
-	cmd.Flags().StringVarP(&output, "output", "o", "text", "text, json, yaml")
-	completeOutput(cmd, "text", "json", "yaml")
+	addOutput(cmd, cmd.Flags(), &output, "text", "json", "yaml")
 	return cmd
 }
 

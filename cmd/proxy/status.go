@@ -35,8 +35,7 @@ func newStatusCommand() *cobra.Command {
 		},
 	}
 	o.addFlags(cmd.Flags())
-	cmd.Flags().StringVarP(&output, "output", "o", "table", "table, json, yaml")
-	completeOutput(cmd, "table", "json", "yaml")
+	addOutput(cmd, cmd.Flags(), &output, "table", "json", "yaml")
 	return cmd
 }
 

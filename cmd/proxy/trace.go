@@ -53,9 +53,8 @@ func newTraceCommand() *cobra.Command {
 	fs.StringVar(&o.to, "to", "", "the server: IP:PORT, with /udp or /sctp if it is not TCP, or svc/[NAMESPACE/]NAME[:PORT]")
 	fs.StringVar(&o.in, "in", "", "the interface on which the request enters the node; default: that of the route to the client")
 	fs.BoolVar(&o.live, "live", false, "afterwards print each packet of the connection as it passes an interface, until interrupted; needs CAP_NET_RAW")
-	fs.StringVarP(&o.output, "output", "o", "text", strings.Join(traceFormats, ", "))
 	o.addFlags(fs)
-	completeOutput(cmd, traceFormats...)
+	addOutput(cmd, fs, &o.output, traceFormats...)
 	return cmd
 }
 

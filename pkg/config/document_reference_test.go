@@ -7,13 +7,11 @@ import (
 	"go/parser"
 	"go/token"
 	"os"
-	"path/filepath"
 	"reflect"
 	"regexp"
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
 	"github.com/spf13/pflag"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
@@ -56,21 +54,7 @@ func TestDocumentReference(t *testing.T) {
 	var defaults KubeIPVSConfiguration
 	setOwnDefaults(&defaults)
 	r.addStruct(reflect.ValueOf(defaults), "", "")
-	want := documentReferenceHead + r.rows.String()
-	page := filepath.Join("..", "..", "docs", "reference", "configuration.md")
-	if *update {
-		if err := os.WriteFile(page, []byte(want), 0o644); err != nil {
-			t.Fatal(err)
-		}
-		return
-	}
-	got, err := os.ReadFile(page)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if diff := cmp.Diff(want, string(got)); diff != "" {
-		t.Errorf("docs/reference/configuration.md is stale, make docs writes it (-want +got):\n%s", diff)
-	}
+	checkPage(t, "configuration.md", documentReferenceHead+r.rows.String())
 }
 
 type documentReference struct {

@@ -17,8 +17,13 @@ var update = flag.Bool("update", false, "write docs/reference/flags.md")
 
 // TestFlagReference checks that docs/reference/flags.md matches the flags.
 func TestFlagReference(t *testing.T) {
-	page := filepath.Join("..", "..", "docs", "reference", "flags.md")
-	want := flagReference()
+	checkPage(t, "flags.md", flagReference())
+}
+
+// checkPage compares a page of docs/reference with what it should be, or writes it.
+func checkPage(t *testing.T, name, want string) {
+	t.Helper()
+	page := filepath.Join("..", "..", "docs", "reference", name)
 	if *update {
 		if err := os.WriteFile(page, []byte(want), 0o644); err != nil {
 			t.Fatal(err)
@@ -30,7 +35,7 @@ func TestFlagReference(t *testing.T) {
 		t.Fatal(err)
 	}
 	if diff := cmp.Diff(want, string(got)); diff != "" {
-		t.Errorf("docs/reference/flags.md is stale, make docs writes it (-want +got):\n%s", diff)
+		t.Errorf("docs/reference/%s is stale, make docs writes it (-want +got):\n%s", name, diff)
 	}
 }
 

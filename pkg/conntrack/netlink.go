@@ -2,14 +2,12 @@ package conntrack
 
 import (
 	"encoding/binary"
-	"errors"
 	"fmt"
 	"net/netip"
 	"syscall"
 	"time"
 
 	"github.com/vishvananda/netlink/nl"
-	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
 
 	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
@@ -48,19 +46,13 @@ type Netlink struct{ client }
 // an error that names the fix if the kernel gives no access to connection tracking and
 // the module that does cannot be loaded.
 func New() (*Netlink, error) {
-	sock, err := nl.GetNetlinkSocketAt(netns.None(), netns.None(), unix.NETLINK_NETFILTER)
+	sockets, err := nlmsg.Netfilter(answerTimeout)
 	if err != nil {
-		return nil, fmt.Errorf("connect to netfilter: %w", err)
+		return nil, err
 	}
-	timeout := unix.NsecToTimeval(answerTimeout.Nanoseconds())
-	err = errors.Join(sock.SetSendTimeout(&timeout), sock.SetReceiveTimeout(&timeout))
-	s := &socket{map[int]*nl.SocketHandle{unix.NETLINK_NETFILTER: {Socket: sock}}}
-	if err == nil {
-		// The response looks like part of an unterminated dump: the acknowledgement
-		// ends it.
-		_, err = s.request(getStats, unix.AF_UNSPEC, unix.NLM_F_ACK).Execute(unix.NETLINK_NETFILTER, 0)
-	}
-	if err != nil {
+	s := &socket{sockets}
+	// The response looks like part of an unterminated dump: the acknowledgement ends it.
+	if _, err := s.request(getStats, unix.AF_UNSPEC, unix.NLM_F_ACK).Execute(unix.NETLINK_NETFILTER, 0); err != nil {
 		s.close()
 		return nil, fmt.Errorf("no access to connection tracking (%w); run \"modprobe nf_conntrack_netlink\" on the node, and check that the process has CAP_NET_ADMIN", err)
 	}

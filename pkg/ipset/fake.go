@@ -6,6 +6,8 @@ import (
 	"sync"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/kube-ipvs/kube-ipvs/pkg/kernel"
 )
 
 // Fake holds sets in memory. It keeps state and refuses what the kernel refuses, with
@@ -17,11 +19,7 @@ import (
 type Fake struct {
 	client
 
-	// Refuse, if set, is called before each change. If it returns an error, that is the
-	// kernel's response and nothing is done.
-	Refuse func(Change) error
-	// FailObserve, if set, is called before each dump, which returns its error.
-	FailObserve func() error
+	kernel.Faults[Change, Op]
 
 	kernel fakeKernel
 }
@@ -29,7 +27,7 @@ type Fake struct {
 // NewFake returns a kernel without sets.
 func NewFake() *Fake {
 	f := &Fake{}
-	f.kernel = fakeKernel{fake: f, sets: map[string]listing{}, references: map[string]int{}, counts: map[Op]int{}}
+	f.kernel = fakeKernel{fake: f, sets: map[string]listing{}, references: map[string]int{}}
 	f.client.raw = &f.kernel
 	return f
 }
@@ -53,26 +51,6 @@ func (f *Fake) Reference(name string) { f.kernel.refer(name, 1) }
 // Release undoes one Reference.
 func (f *Fake) Release(name string) { f.kernel.refer(name, -1) }
 
-// FailNext makes the next changes return errs, one each, without effect. A nil error
-// lets one change pass.
-func (f *Fake) FailNext(errs ...error) {
-	k := &f.kernel
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	k.failures = append(k.failures, errs...)
-}
-
-// Counts returns the number of changes of each kind since the last call, including
-// refused ones.
-func (f *Fake) Counts() map[Op]int {
-	k := &f.kernel
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	counts := k.counts
-	k.counts = map[Op]int{}
-	return counts
-}
-
 // fakeKernel is the kernel's interface of a Fake.
 type fakeKernel struct {
 	fake *Fake
@@ -80,8 +58,6 @@ type fakeKernel struct {
 	mu         sync.Mutex
 	sets       map[string]listing
 	references map[string]int
-	counts     map[Op]int
-	failures   []error
 }
 
 func (k *fakeKernel) close() {}
@@ -92,26 +68,9 @@ func (k *fakeKernel) refer(name string, n int) {
 	k.references[name] += n
 }
 
-// refuse counts a change and returns the error that a test asked for.
-func (k *fakeKernel) refuse(c Change) error {
-	k.mu.Lock()
-	k.counts[c.Op]++
-	var err error
-	if len(k.failures) > 0 {
-		err, k.failures = k.failures[0], k.failures[1:]
-	}
-	k.mu.Unlock()
-	if err == nil && k.fake.Refuse != nil {
-		err = k.fake.Refuse(c)
-	}
-	return err
-}
-
 func (k *fakeKernel) list(name string, members bool) ([]listing, error) {
-	if k.fake.FailObserve != nil {
-		if err := k.fake.FailObserve(); err != nil {
-			return nil, err
-		}
+	if err := k.fake.OnRead(); err != nil {
+		return nil, err
 	}
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -135,7 +94,7 @@ func (k *fakeKernel) list(name string, members bool) ([]listing, error) {
 }
 
 func (k *fakeKernel) create(set Set, maxElem uint32) error {
-	if err := k.refuse(Change{Op: CreateSet, Set: set}); err != nil {
+	if err := k.fake.OnChange(Change{Op: CreateSet, Set: set}, CreateSet); err != nil {
 		return err
 	}
 	k.mu.Lock()
@@ -151,7 +110,7 @@ func (k *fakeKernel) create(set Set, maxElem uint32) error {
 }
 
 func (k *fakeKernel) destroy(name string) error {
-	if err := k.refuse(Change{Op: DestroySet, Set: Set{Name: name}}); err != nil {
+	if err := k.fake.OnChange(Change{Op: DestroySet, Set: Set{Name: name}}, DestroySet); err != nil {
 		return err
 	}
 	k.mu.Lock()
@@ -187,7 +146,7 @@ func (k *fakeKernel) swap(name, other string) error {
 
 func (k *fakeKernel) members(changes []Change) error {
 	for _, c := range changes {
-		if err := k.refuse(c); err != nil {
+		if err := k.fake.OnChange(c, c.Op); err != nil {
 			return err
 		}
 		if err := k.member(c); err != nil {

@@ -1,15 +1,14 @@
 package ipset
 
 import (
-	"errors"
 	"fmt"
 	"time"
 
 	"github.com/vishvananda/netlink/nl"
-	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
 
 	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
+	"github.com/kube-ipvs/kube-ipvs/pkg/kernel/nlmsg"
 )
 
 // Only the library's sockets and attributes are used, not its functions for sets: they
@@ -43,17 +42,12 @@ type Netlink struct{ client }
 // an error that names the fix if the kernel has no sets and their module cannot be
 // loaded.
 func New() (*Netlink, error) {
-	sock, err := nl.GetNetlinkSocketAt(netns.None(), netns.None(), unix.NETLINK_NETFILTER)
+	sockets, err := nlmsg.Netfilter(answerTimeout)
 	if err != nil {
-		return nil, fmt.Errorf("connect to netfilter: %w", err)
+		return nil, err
 	}
-	timeout := unix.NsecToTimeval(answerTimeout.Nanoseconds())
-	err = errors.Join(sock.SetSendTimeout(&timeout), sock.SetReceiveTimeout(&timeout))
-	s := &socket{map[int]*nl.SocketHandle{unix.NETLINK_NETFILTER: {Socket: sock}}}
-	if err == nil {
-		_, err = s.list("", false)
-	}
-	if err != nil {
+	s := &socket{sockets}
+	if _, err := s.list("", false); err != nil {
 		s.close()
 		return nil, fmt.Errorf("the kernel does not list its sets (%w); run \"modprobe ip_set\" on the node, and check that the process has CAP_NET_ADMIN", err)
 	}

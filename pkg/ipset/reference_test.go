@@ -51,4 +51,3 @@ func (p *phases) entries(set Set, have, want map[Entry]uint32) {
 		}
 	}
 }
-

@@ -10,6 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
+	"github.com/kube-ipvs/kube-ipvs/pkg/kernel"
 )
 
 // Fake is IPVS in memory. It is stateful and rejects what the kernel rejects, with the same
@@ -23,11 +24,7 @@ type Fake struct {
 
 	// Schedulers are the schedulers that the kernel has; NewFake sets the usual ones.
 	Schedulers []string
-	// Refuse, if set, is called before each operation. If it returns an error, that is the
-	// kernel's answer and the operation is not applied.
-	Refuse func(Change) error
-	// FailObserve, if set, is called before each dump; its error fails the dump.
-	FailObserve func() error
+	kernel.Faults[Change, Op]
 	// Unlisted, if set, selects virtual servers that the list omits and that are therefore
 	// dumped one by one.
 	Unlisted func(Key) bool
@@ -41,7 +38,6 @@ func NewFake() *Fake {
 	f.kernel = fakeKernel{
 		fake:   f,
 		vs:     map[Key]fakeService{},
-		counts: map[Op]int{},
 		limits: Timeouts{TCP: 900, TCPFin: 120, UDP: 300}, // the kernel's own
 	}
 	f.client.raw = &f.kernel
@@ -68,26 +64,6 @@ func (f *Fake) SetConnections(key Key, dest netip.AddrPort, c Connections) {
 	}
 }
 
-// FailNext makes the kernel answer the next operations with errs, one each, without applying
-// them. A nil error applies one.
-func (f *Fake) FailNext(errs ...error) {
-	k := &f.kernel
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	k.failures = append(k.failures, errs...)
-}
-
-// Counts returns how many operations of each kind reached the kernel since the last call,
-// including rejected ones.
-func (f *Fake) Counts() map[Op]int {
-	k := &f.kernel
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	counts := k.counts
-	k.counts = map[Op]int{}
-	return counts
-}
-
 // fakeKernel is the raw side of a Fake.
 type fakeKernel struct {
 	fake *Fake
@@ -95,8 +71,6 @@ type fakeKernel struct {
 	mu        sync.Mutex
 	vs        map[Key]fakeService
 	ipv4Count int // number of vs
-	counts    map[Op]int
-	failures  []error
 	limits    Timeouts
 }
 
@@ -120,7 +94,7 @@ func (k *fakeKernel) state() State {
 }
 
 func (k *fakeKernel) services() (map[Key]VirtualServer, error) {
-	if err := k.failDump(); err != nil {
+	if err := k.fake.OnRead(); err != nil {
 		return nil, err
 	}
 	k.mu.Lock()
@@ -133,7 +107,7 @@ func (k *fakeKernel) services() (map[Key]VirtualServer, error) {
 }
 
 func (k *fakeKernel) destinations(key Key) ([]destination, error) {
-	if err := k.failDump(); err != nil {
+	if err := k.fake.OnRead(); err != nil {
 		return nil, err
 	}
 	k.mu.Lock()
@@ -142,7 +116,7 @@ func (k *fakeKernel) destinations(key Key) ([]destination, error) {
 }
 
 func (k *fakeKernel) count() (int, error) {
-	if err := k.failDump(); err != nil {
+	if err := k.fake.OnRead(); err != nil {
 		return 0, err
 	}
 	k.mu.Lock()
@@ -160,13 +134,6 @@ func (k *fakeKernel) list() (map[Key]map[netip.AddrPort]RealServer, error) {
 		}
 	}
 	return list, nil
-}
-
-func (k *fakeKernel) failDump() error {
-	if k.fake.FailObserve == nil {
-		return nil
-	}
-	return k.fake.FailObserve()
 }
 
 func (k *fakeKernel) timeouts() (Timeouts, error) {
@@ -203,7 +170,7 @@ func (k *fakeKernel) execute(changes []Change) []error {
 }
 
 func (k *fakeKernel) applyOne(c Change) error {
-	if err := k.refuse(c); err != nil {
+	if err := k.fake.OnChange(c, c.Op); err != nil {
 		return err
 	}
 	k.mu.Lock()
@@ -213,21 +180,6 @@ func (k *fakeKernel) applyOne(c Change) error {
 		return k.virtualServer(c)
 	}
 	return k.realServer(c)
-}
-
-// refuse counts an operation and returns the error that the test set.
-func (k *fakeKernel) refuse(c Change) error {
-	k.mu.Lock()
-	k.counts[c.Op]++
-	var err error
-	if len(k.failures) > 0 {
-		err, k.failures = k.failures[0], k.failures[1:]
-	}
-	k.mu.Unlock()
-	if err == nil && k.fake.Refuse != nil {
-		err = k.fake.Refuse(c)
-	}
-	return err
 }
 
 func (k *fakeKernel) virtualServer(c Change) error {

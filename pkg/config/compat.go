@@ -57,11 +57,11 @@ func (b *builder) compat() {
 
 // ownFromFlags returns the document that results from the flags alone. A flag that was
 // not given has the profile's value.
-func (o *Options) ownFromFlags() *KubeIPVSConfiguration {
+func (o *Options) ownFromFlags() (*KubeIPVSConfiguration, error) {
 	own := &KubeIPVSConfiguration{}
 	setOwnCompat(own, o.own.Compat)
 	setOwnDefaults(own)
-	return o.overOwn(own)
+	return own, o.overOwn(own)
 }
 
 // proxyFromFlags does the same for the other document.

@@ -6,9 +6,7 @@ import (
 	"go/ast"
 	"go/parser"
 	"go/token"
-	"os"
 	"reflect"
-	"regexp"
 	"strings"
 	"testing"
 
@@ -50,21 +48,20 @@ To check a file, and to see it with all defaults filled in:
 
 // TestDocumentReference checks that docs/reference/configuration.md matches the fields.
 func TestDocumentReference(t *testing.T) {
-	r := documentReference{comments: fieldComments(t), flags: fieldFlags(t), usages: NewOptions().flags.own}
 	var defaults KubeIPVSConfiguration
 	setOwnDefaults(&defaults)
-	r.addStruct(reflect.ValueOf(defaults), "", "")
+	r := documentReference{comments: fieldComments(t), flags: fieldFlags(&defaults)}
+	r.addStruct(reflect.ValueOf(&defaults).Elem(), "")
 	checkPage(t, "configuration.md", documentReferenceHead+r.rows.String())
 }
 
 type documentReference struct {
-	comments map[string]string // by type and field
-	flags    map[string]string // by the field's path
-	usages   *pflag.FlagSet
+	comments map[string]string       // by type and field
+	flags    map[uintptr]*pflag.Flag // by the field's address
 	rows     strings.Builder
 }
 
-func (r *documentReference) addStruct(v reflect.Value, jsonPath, goPath string) {
+func (r *documentReference) addStruct(v reflect.Value, jsonPath string) {
 	for i := range v.NumField() {
 		f := v.Type().Field(i)
 		name, _, _ := strings.Cut(f.Tag.Get("json"), ",")
@@ -72,12 +69,12 @@ func (r *documentReference) addStruct(v reflect.Value, jsonPath, goPath string) 
 			continue // apiVersion and kind
 		}
 		if f.Type.Kind() == reflect.Struct && f.Type != reflect.TypeFor[metav1.Duration]() {
-			r.addStruct(v.Field(i), jsonPath+name+".", goPath+f.Name+".")
+			r.addStruct(v.Field(i), jsonPath+name+".")
 			continue
 		}
-		flag, meaning := r.flags[goPath+f.Name], r.comments[v.Type().Name()+"."+f.Name]
-		if flag != "" {
-			meaning, flag = r.usages.Lookup(flag).Usage, "`--"+flag+"`"
+		flag, meaning := "", r.comments[v.Type().Name()+"."+f.Name]
+		if overriding := r.flags[addressOf(v.Field(i))]; overriding != nil {
+			meaning, flag = overriding.Usage, "`--"+overriding.Name+"`"
 		}
 		fmt.Fprintf(&r.rows, "| `%s%s` | %s | %s | %s | %s |\n", jsonPath, name, typeName(f.Type),
 			inCode(defaultOf(v.Field(i))), flag, inCell(meaning))
@@ -137,21 +134,19 @@ func fieldComments(t *testing.T) map[string]string {
 	return out
 }
 
-var overlaid = regexp.MustCompile(`overlay\(o, "([a-z-]+)", &file\.([A-Za-z.]+),`)
-
-// fieldFlags returns the flag that overrides each field.
-func fieldFlags(t *testing.T) map[string]string {
-	t.Helper()
-	text, err := os.ReadFile("options.go")
-	if err != nil {
-		t.Fatal(err)
+// fieldFlags returns the flags that override fields of a document, by the field's address.
+func fieldFlags(c *KubeIPVSConfiguration) map[uintptr]*pflag.Flag {
+	out := map[uintptr]*pflag.Flag{
+		addressOf(reflect.ValueOf(c).Elem().FieldByName("SNAT").FieldByName("Sources")): NewOptions().flags.own.Lookup("snat-source"),
 	}
-	out := map[string]string{
-		"SNAT.Sources":             "snat-source",
-		"ResetLostNodeConnections": "reset-lost-node-connections",
-	}
-	for _, match := range overlaid.FindAllStringSubmatch(string(text), -1) {
-		out[match[2]] = match[1]
-	}
+	documentFlags(c).VisitAll(func(f *pflag.Flag) { out[reflect.ValueOf(f.Value).Pointer()] = f })
 	return out
+}
+
+// addressOf returns the address of a field, or of what it points to.
+func addressOf(v reflect.Value) uintptr {
+	if v.Kind() == reflect.Pointer && !v.IsNil() {
+		return v.Pointer()
+	}
+	return v.Addr().Pointer()
 }

@@ -29,50 +29,57 @@ func (o *Options) generalFlags() *pflag.FlagSet {
 // ownFlags set what kube-proxy does not have.
 func (o *Options) ownFlags() *pflag.FlagSet {
 	fs := newFlagSet()
-	fs.StringVar(&o.own.Compat, "compat", "", compatUsage)
-	fs.StringVar(&o.own.Manifests, "manifests", "",
-		"Folder of YAML and JSON manifests (Service, EndpointSlice, Node) to read and watch instead of an API server.")
-	fs.StringVar(&o.own.StateDir, "state-dir", o.own.StateDir,
-		"Folder on this node that stores the earlier values of kernel parameters for --cleanup.")
-	fs.IntVar(&o.own.ServiceMetrics, "service-metrics", 0,
-		"Maximum number of Service ports, in order of namespace and name, with metrics of their connections, packets and bytes. 0: none.")
-	fs.StringVar(o.own.ProbeBindAddress, "probe-bind-address", *o.own.ProbeBindAddress,
-		"IP address and port that serve /livez and /readyz for the kubelet's probes, and /status for \"kube-ipvs status\". Differs from kube-proxy's ports, so that kube-proxy cannot answer. Empty: disabled.")
+	fs.AddFlagSet(o.flags.document)
 	fs.BoolVar(&o.action.once, "once", false,
 		"Sync once and exit; exit non-zero if anything could not be programmed.")
 	fs.BoolVar(&o.action.dryRun, "dry-run", false,
 		"With --once: print the changes to the kernel without making them.")
-	fs.StringVar((*string)(&o.own.SNAT.Mode), "snat-mode", string(o.own.SNAT.Mode),
-		"How masqueraded traffic gets a symmetric path on nodes with several interfaces: auto, snat (by its source address), fwmark (by reply routing) or off.")
 	fs.StringSliceVar(&o.sources, "snat-source", nil,
 		"IFACE=ADDRESS: source address of masqueraded traffic that leaves by the interface. Can be repeated.")
-	fs.BoolVar(&o.own.MasqueradeExternalLocal, "masquerade-external-local", false,
-		"Also masquerade external traffic under externalTrafficPolicy: Local, for pods whose replies would bypass the node. The Service annotation kube-ipvs.io/masquerade does so for one Service.")
-	fs.StringVar((*string)(&o.own.LocalMark), "local-mark", string(o.own.LocalMark),
-		"VALUE/MASK of the fwmarks that route internal clients to all endpoints under externalTrafficPolicy: Local. off: internal clients get only the node-local endpoints, if there are any, as under kube-proxy.")
-	fs.BoolVar(&o.own.UDPDrain, "udp-drain", false,
-		"Keep established UDP flows of an endpoint that is terminating and still serving.")
-	fs.DurationVar(&o.own.DrainDeadline.Duration, "drain-deadline", o.own.DrainDeadline.Duration,
-		"How long TCP connections to a removed endpoint are kept. Does not apply while the endpoint is terminating.")
-	fs.BoolVar(&o.own.ResetLostNodeConnections, "reset-lost-node-connections", false,
-		"Reset TCP connections to endpoints on unreachable nodes if the Service has endpoints elsewhere. kube-proxy keeps them.")
 	fs.BoolVar(&o.drainLostNodes, "drain-lost-nodes", true, "The opposite of --reset-lost-node-connections.")
 	deprecate(fs, "drain-lost-nodes", "use --reset-lost-node-connections")
-	fs.BoolVar(&o.own.TimeoutsFromConntrack, "timeouts-from-conntrack", false,
+	return fs
+}
+
+// documentFlags returns the flags that set fields of a document. The defaults are the fields'
+// values, which stay as they are.
+func documentFlags(c *KubeIPVSConfiguration) *pflag.FlagSet {
+	fs := newFlagSet()
+	fs.StringVar(&c.Compat, "compat", c.Compat, compatUsage)
+	fs.StringVar(&c.Manifests, "manifests", c.Manifests,
+		"Folder of YAML and JSON manifests (Service, EndpointSlice, Node) to read and watch instead of an API server.")
+	fs.StringVar(&c.StateDir, "state-dir", c.StateDir,
+		"Folder on this node that stores the earlier values of kernel parameters for --cleanup.")
+	fs.IntVar(&c.ServiceMetrics, "service-metrics", c.ServiceMetrics,
+		"Maximum number of Service ports, in order of namespace and name, with metrics of their connections, packets and bytes. 0: none.")
+	fs.StringVar(c.ProbeBindAddress, "probe-bind-address", *c.ProbeBindAddress,
+		"IP address and port that serve /livez and /readyz for the kubelet's probes, and /status for \"kube-ipvs status\". Differs from kube-proxy's ports, so that kube-proxy cannot answer. Empty: disabled.")
+	fs.StringVar((*string)(&c.SNAT.Mode), "snat-mode", string(c.SNAT.Mode),
+		"How masqueraded traffic gets a symmetric path on nodes with several interfaces: auto, snat (by its source address), fwmark (by reply routing) or off.")
+	fs.BoolVar(&c.MasqueradeExternalLocal, "masquerade-external-local", c.MasqueradeExternalLocal,
+		"Also masquerade external traffic under externalTrafficPolicy: Local, for pods whose replies would bypass the node. The Service annotation kube-ipvs.io/masquerade does so for one Service.")
+	fs.StringVar((*string)(&c.LocalMark), "local-mark", string(c.LocalMark),
+		"VALUE/MASK of the fwmarks that route internal clients to all endpoints under externalTrafficPolicy: Local. off: internal clients get only the node-local endpoints, if there are any, as under kube-proxy.")
+	fs.BoolVar(&c.UDPDrain, "udp-drain", c.UDPDrain,
+		"Keep established UDP flows of an endpoint that is terminating and still serving.")
+	fs.DurationVar(&c.DrainDeadline.Duration, "drain-deadline", c.DrainDeadline.Duration,
+		"How long TCP connections to a removed endpoint are kept. Does not apply while the endpoint is terminating.")
+	fs.BoolVar(&c.ResetLostNodeConnections, "reset-lost-node-connections", c.ResetLostNodeConnections,
+		"Reset TCP connections to endpoints on unreachable nodes if the Service has endpoints elsewhere. kube-proxy keeps them.")
+	fs.BoolVar(&c.TimeoutsFromConntrack, "timeouts-from-conntrack", c.TimeoutsFromConntrack,
 		"Make IPVS keep connections as long as connection tracking does, unless --ipvs-tcp-timeout or --ipvs-udp-timeout is set.")
-	fs.Var(&o.own.SNAT.Mark, "reply-mark", "Mask of the bits that bind connections to interfaces for reply routing; n bits distinguish 2^n-1 interfaces.")
-	fs.IntVar(&o.own.SNAT.Priority, "reply-rule-priority", o.own.SNAT.Priority,
+	fs.Var(&c.SNAT.Mark, "reply-mark", "Mask of the bits that bind connections to interfaces for reply routing; n bits distinguish 2^n-1 interfaces.")
+	fs.IntVar(&c.SNAT.Priority, "reply-rule-priority", c.SNAT.Priority,
 		"Priority of the policy rules of reply routing.")
-	c := &o.own.VIPs
-	fs.StringVar((*string)(&c.ClusterIPs), "claim-cluster-ips", string(c.ClusterIPs),
+	fs.StringVar((*string)(&c.VIPs.ClusterIPs), "claim-cluster-ips", string(c.VIPs.ClusterIPs),
 		"How cluster IPs are claimed. address: as addresses of kube-ipvs0; route: by local routes; auto: address up to 1,000 Services, then route.")
-	fs.StringVar((*string)(&c.LoadBalancers), "claim-load-balancers", string(c.LoadBalancers),
+	fs.StringVar((*string)(&c.VIPs.LoadBalancers), "claim-load-balancers", string(c.VIPs.LoadBalancers),
 		"How LoadBalancer IPs are claimed. auto: the whole address, as under kube-proxy, except that pods and the node reach ports without a Service on the device that has the address; port: only the ports of Services; address: the whole address, on kube-ipvs0; route: the whole address, by local routes. The Service annotation kube-ipvs.io/ip-mode: Proxy leaves the IPs of one Service to the cloud.")
-	fs.StringVar((*string)(&c.ExternalIPs), "claim-external-ips", string(c.ExternalIPs), "How external IPs are claimed: as LoadBalancer IPs; none: not at all.")
-	fs.BoolVar(c.Ping, "vip-ping", *c.Ping, "Make VIPs answer ping. Otherwise ping is rejected, as ports without a Service are.")
-	fs.Var(&c.Mark, "claim-mark", "Mark of packets to a port of a VIP that is claimed by port, or left to another device.")
-	fs.IntVar(&c.Table, "claim-table", c.Table, "Routing table of VIPs that are claimed by port.")
-	fs.IntVar(&c.Priority, "claim-rule-priority", c.Priority, "Priority of the policy rule that looks up --claim-table.")
+	fs.StringVar((*string)(&c.VIPs.ExternalIPs), "claim-external-ips", string(c.VIPs.ExternalIPs), "How external IPs are claimed: as LoadBalancer IPs; none: not at all.")
+	fs.BoolVar(c.VIPs.Ping, "vip-ping", *c.VIPs.Ping, "Make VIPs answer ping. Otherwise ping is rejected, as ports without a Service are.")
+	fs.Var(&c.VIPs.Mark, "claim-mark", "Mark of packets to a port of a VIP that is claimed by port, or left to another device.")
+	fs.IntVar(&c.VIPs.Table, "claim-table", c.VIPs.Table, "Routing table of VIPs that are claimed by port.")
+	fs.IntVar(&c.VIPs.Priority, "claim-rule-priority", c.VIPs.Priority, "Priority of the policy rule that looks up --claim-table.")
 	return fs
 }
 

@@ -35,11 +35,12 @@ type Options struct {
 
 // flagGroups sorts the flags by how the configuration file affects them.
 type flagGroups struct {
-	general *pflag.FlagSet // always apply
-	own     *pflag.FlagSet // take precedence over the file if they are set
-	logging *pflag.FlagSet // likewise
-	proxy   *pflag.FlagSet // have no effect with a file
-	ignored *pflag.FlagSet // never have an effect
+	general  *pflag.FlagSet // always apply
+	own      *pflag.FlagSet // take precedence over the file if they are set
+	document *pflag.FlagSet // those of own that have a field in the file
+	logging  *pflag.FlagSet // likewise take precedence over the file
+	proxy    *pflag.FlagSet // have no effect with a file
+	ignored  *pflag.FlagSet // never have an effect
 }
 
 // NewOptions returns options with defaults.
@@ -49,12 +50,13 @@ func NewOptions() *Options {
 	setOwnDefaults(&o.own)
 	o.proxy.IPVS.MinSyncPeriod.Duration = defaultFlagMinSyncPeriod
 	o.flags = flagGroups{
-		general: o.generalFlags(),
-		own:     o.ownFlags(),
-		logging: newFlagSet(),
-		proxy:   o.proxyFlags(),
-		ignored: ignoredFlags(),
+		general:  o.generalFlags(),
+		document: documentFlags(&o.own),
+		logging:  newFlagSet(),
+		proxy:    o.proxyFlags(),
+		ignored:  ignoredFlags(),
 	}
+	o.flags.own = o.ownFlags()
 	logsapi.AddFlags(&o.proxy.Logging, o.flags.logging)
 	return o
 }
@@ -118,7 +120,11 @@ func (o *Options) sourcesFromFlags() bool { return o.configFile == "" || o.set("
 
 // documents returns both documents with defaults and with the flags that apply.
 func (o *Options) documents() (*proxyv1alpha1.KubeProxyConfiguration, *KubeIPVSConfiguration, []string, error) {
-	proxy, own := o.proxyFromFlags(), o.ownFromFlags()
+	proxy := o.proxyFromFlags()
+	own, err := o.ownFromFlags()
+	if err != nil {
+		return nil, nil, nil, err
+	}
 	o.applyPortFlags(proxy)
 	var notices []string
 	if o.configFile != "" {
@@ -130,7 +136,10 @@ func (o *Options) documents() (*proxyv1alpha1.KubeProxyConfiguration, *KubeIPVSC
 			return nil, nil, nil, err
 		}
 		proxy, notices = &f.proxy, append(f.notices, o.overriddenNotices()...)
-		own = o.overOwn(&f.own)
+		own = &f.own
+		if err := o.overOwn(own); err != nil {
+			return nil, nil, nil, err
+		}
 	}
 	if o.hostnameOverride != "" {
 		proxy.HostnameOverride = o.hostnameOverride
@@ -139,42 +148,14 @@ func (o *Options) documents() (*proxyv1alpha1.KubeProxyConfiguration, *KubeIPVSC
 }
 
 // overOwn overrides fields of the file's document by flags that are set.
-func (o *Options) overOwn(file *KubeIPVSConfiguration) *KubeIPVSConfiguration {
-	own := &o.own
-	overlay(o, "compat", &file.Compat, own.Compat)
-	overlay(o, "manifests", &file.Manifests, own.Manifests)
-	overlay(o, "state-dir", &file.StateDir, own.StateDir)
-	overlay(o, "service-metrics", &file.ServiceMetrics, own.ServiceMetrics)
-	overlay(o, "probe-bind-address", &file.ProbeBindAddress, own.ProbeBindAddress)
-	overlay(o, "masquerade-external-local", &file.MasqueradeExternalLocal, own.MasqueradeExternalLocal)
-	overlay(o, "local-mark", &file.LocalMark, own.LocalMark)
-	overlay(o, "udp-drain", &file.UDPDrain, own.UDPDrain)
-	overlay(o, "drain-deadline", &file.DrainDeadline, own.DrainDeadline)
+func (o *Options) overOwn(file *KubeIPVSConfiguration) error {
 	if o.set("drain-lost-nodes") {
 		file.ResetLostNodeConnections, file.DrainLostNodes = !o.drainLostNodes, nil
 	}
 	if o.set("reset-lost-node-connections") {
-		file.ResetLostNodeConnections, file.DrainLostNodes = own.ResetLostNodeConnections, nil
+		file.DrainLostNodes = nil
 	}
-	overlay(o, "timeouts-from-conntrack", &file.TimeoutsFromConntrack, own.TimeoutsFromConntrack)
-	overlay(o, "snat-mode", &file.SNAT.Mode, own.SNAT.Mode)
-	overlay(o, "reply-mark", &file.SNAT.Mark, own.SNAT.Mark)
-	overlay(o, "reply-rule-priority", &file.SNAT.Priority, own.SNAT.Priority)
-	overlay(o, "claim-cluster-ips", &file.VIPs.ClusterIPs, own.VIPs.ClusterIPs)
-	overlay(o, "claim-load-balancers", &file.VIPs.LoadBalancers, own.VIPs.LoadBalancers)
-	overlay(o, "claim-external-ips", &file.VIPs.ExternalIPs, own.VIPs.ExternalIPs)
-	overlay(o, "vip-ping", &file.VIPs.Ping, own.VIPs.Ping)
-	overlay(o, "claim-mark", &file.VIPs.Mark, own.VIPs.Mark)
-	overlay(o, "claim-table", &file.VIPs.Table, own.VIPs.Table)
-	overlay(o, "claim-rule-priority", &file.VIPs.Priority, own.VIPs.Priority)
-	return file
-}
-
-// overlay overrides a field by a flag that is set.
-func overlay[T any](o *Options, flag string, file *T, value T) {
-	if o.set(flag) {
-		*file = value
-	}
+	return copyChanged(o.flags.document, documentFlags(file))
 }
 
 // applyPortFlags applies the deprecated port flags: 0 disables the listener; any other

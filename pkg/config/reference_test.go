@@ -1,10 +1,13 @@
 package config
 
 import (
+	"encoding/json"
+	"errors"
 	"flag"
 	"fmt"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -73,4 +76,49 @@ func inCode(text string) string {
 // inCell escapes a text for a cell of a table.
 func inCell(text string) string {
 	return strings.NewReplacer("\n", " ", "|", "\\|", "<", "&lt;").Replace(text)
+}
+
+// TestDocumentFlags gives each field that has a flag another value, and checks that the flags
+// keep it when they are created for the document, and that they override a file.
+func TestDocumentFlags(t *testing.T) {
+	var document KubeIPVSConfiguration
+	setOwnDefaults(&document)
+	o := NewOptions()
+	documentFlags(&document).VisitAll(func(f *pflag.Flag) {
+		value := "another"
+		switch f.Value.Type() {
+		case "bool":
+			value = strconv.FormatBool(f.DefValue != "true")
+		case "int":
+			value = "7"
+		case "duration":
+			value = "7s"
+		case "string":
+		default:
+			value = "0x70"
+		}
+		if err := errors.Join(f.Value.Set(value), o.flags.document.Set(f.Name, value)); err != nil {
+			t.Errorf("%s: %v", f.Name, err)
+		}
+	})
+	text := func(c *KubeIPVSConfiguration) string {
+		data, err := json.MarshalIndent(c, "", " ")
+		if err != nil {
+			t.Fatal(err)
+		}
+		return string(data)
+	}
+	want := text(&document)
+	documentFlags(&document)
+	if diff := cmp.Diff(want, text(&document)); diff != "" {
+		t.Errorf("the flags changed the document (-before +after):\n%s", diff)
+	}
+	var file KubeIPVSConfiguration
+	setOwnDefaults(&file)
+	if err := o.overOwn(&file); err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(want, text(&file)); diff != "" {
+		t.Errorf("flags over a file (-want +got):\n%s", diff)
+	}
 }

@@ -43,11 +43,9 @@ func (k Kernel) DryRun(note func(part, operation, change string)) Kernel {
 // write applies changes of one part of the kernel, logs and measures them. In a dry run it
 // writes nothing.
 func write[C fmt.Stringer](k *Kernel, part string, operation func(C) string, apply func([]C) []kernel.Failure[C], changes []C) []kernel.Failure[C] {
-	if k.meter != nil {
-		if v := klog.V(4); v.Enabled() {
-			for _, c := range changes {
-				v.InfoS("Changing the kernel", "part", part, "change", c.String())
-			}
+	if v := klog.V(4); v.Enabled() && k.dryRun == nil {
+		for _, c := range changes {
+			v.InfoS("Changing the kernel", "part", part, "change", c.String())
 		}
 	}
 	began := time.Now()
@@ -75,6 +73,7 @@ func (k *Kernel) deleteFlows(matches []conntrack.Match) error {
 	}
 	began := time.Now()
 	flows, err := k.Conntrack.Delete(matches)
+	klog.V(4).InfoS("Changing the kernel", "part", "conntrack", "change", "delete entries", "matches", len(matches), "deleted", flows)
 	if k.meter == nil {
 		return err
 	}

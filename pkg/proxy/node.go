@@ -9,13 +9,12 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/kube-ipvs/kube-ipvs/pkg/plan"
-	"github.com/kube-ipvs/kube-ipvs/pkg/source"
 )
 
 // AnnotationSNATSources on a Node maps interfaces without an address of their own to
 // the ENI's primary address, one per family:
 // "eth1=10.12.192.10,eth1=fd00:12:192::10,eth2=10.12.193.10".
-const AnnotationSNATSources = source.AnnotationPrefix + "snat-sources"
+const AnnotationSNATSources = "kube-ipvs.io/snat-sources"
 
 // nodeOf extracts the plan's input from a Node. The error names unusable fields; the
 // other fields are used.

@@ -66,7 +66,7 @@ func canary(mode string, values map[string]string) []step {
 		guide(prepare, 1),
 		guide(prepare, 2).checked(prints("mode: ")),
 		guide(keepOff, 0),
-		guide(keepOff, 1),
+		guide(keepOff, 1).checked(runsAsBefore),
 		guide(keepOff, 0),
 		guide(onNoNode, 0).checked(runsNowhere),
 		guide(checkNode, 0).checked(passes),
@@ -100,7 +100,7 @@ func back(mode string, nodes int) (steps []step) {
 	if mode == "nftables" {
 		steps = append(steps, guide(nftables, 1))
 	}
-	return append(steps, guide(onNoNode, 1), guide(keepOff, 1))
+	return append(steps, guide(onNoNode, 1), guide(keepOff, 1).checked(runsAsBefore))
 }
 
 // everywhere are the steps from one node to all of them, with features and without.
@@ -142,7 +142,7 @@ var plugin = step{section: "kubectl ipvs", page: commands}
 func steps(mode string, nodes int, short bool, values map[string]string) []step {
 	steps := canary(mode, values)
 	if short {
-		return append(steps, onNode(1), guide(cleanUp, 0), guide(onNoNode, 1), guide(keepOff, 1))
+		return append(steps, onNode(1), guide(cleanUp, 0), guide(onNoNode, 1), guide(keepOff, 1).checked(runsAsBefore))
 	}
 	steps = append(steps, everywhere(mode, nodes)...)
 	steps = append(steps, back(mode, nodes)...)
@@ -194,6 +194,15 @@ func runsNowhere(ctx context.Context, w *Walk, _ string) error {
 		kubectl --namespace kube-system get daemonset kube-proxy --output jsonpath='ready {.status.numberReady} of {.status.desiredNumberScheduled}'`)
 	if want := fmt.Sprintf("ready %d of %[1]d", w.Config.Nodes); err == nil && strings.TrimSpace(out) != want {
 		return fmt.Errorf("got %q, want %q", out, want)
+	}
+	return err
+}
+
+// runsAsBefore: kube-proxy's DaemonSet runs on nodes with and without the label.
+func runsAsBefore(ctx context.Context, w *Walk, _ string) error {
+	out, err := w.shell(ctx, `kubectl --namespace kube-system get daemonset kube-proxy --output jsonpath='{.spec.template.spec.affinity}'`)
+	if err == nil && strings.TrimSpace(out) != "" {
+		return fmt.Errorf("kube-proxy's affinity is %s", out)
 	}
 	return err
 }

@@ -111,6 +111,17 @@ func inSchema(schema map[string]any, path []string) bool {
 	return properties == nil && (!ok || allowed)
 }
 
+// TestHelmUpgrades checks that upgrades start from the new chart's defaults. With
+// --reuse-values a value cannot be removed (nodeSelector.kube-ipvs=null has no effect), and
+// a new chart renders without its new defaults.
+func TestHelmUpgrades(t *testing.T) {
+	commandBlocks(t, func(b *walk.Block) {
+		if strings.Contains(b.Text, "--reuse-values") {
+			t.Errorf("%s: use --reset-then-reuse-values\n%s", b, b.Text)
+		}
+	})
+}
+
 // TestCommandsNameFiles checks that files of the repository exist that a command names.
 func TestCommandsNameFiles(t *testing.T) {
 	commandBlocks(t, func(b *walk.Block) {

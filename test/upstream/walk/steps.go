@@ -221,8 +221,13 @@ func isServed(_ context.Context, _ *Walk, printed string) error {
 	return nil
 }
 
-// leavesNothing: on no node is anything left of kube-proxy's modes.
+// leavesNothing: kube-ipvs runs on nodes without the label, too, and on no node is anything
+// left of kube-proxy's modes.
 func leavesNothing(ctx context.Context, w *Walk, _ string) error {
+	selector, err := w.shell(ctx, `kubectl --namespace kube-system get daemonset kube-ipvs --output jsonpath='{.spec.template.spec.nodeSelector}'`)
+	if err != nil || strings.Contains(selector, "kube-ipvs") {
+		return fmt.Errorf("kube-ipvs runs only on nodes with %q: %w", selector, err)
+	}
 	for n := range w.Config.Nodes {
 		out, err := w.onNode(ctx, n+1, "iptables-save | grep -e KUBE-SEP -e KUBE-SVC; nft list tables | grep kube-proxy; true")
 		if err != nil || strings.TrimSpace(out) != "" {

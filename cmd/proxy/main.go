@@ -56,7 +56,7 @@ func execute(program *cobra.Command, args []string, stderr io.Writer) int {
 		return exitFound
 	}
 	if serving { // the output of a serving process is a log
-		klog.ErrorS(err, "command failed")
+		klog.ErrorS(err, "Command failed")
 		klog.Flush()
 	} else {
 		fmt.Fprintf(stderr, "Error: %v\n", err)

@@ -170,7 +170,7 @@ func serve(ctx context.Context, cfg *config.Config, kernel *machine) error {
 	answer(ctx, cancel, cfg, state)
 	err = p.Run(ctx, src)
 	if problem := rerouteReplies(kernel.sysctl); problem != nil && kernel.sysctl.Writable(plan.SNATReroute) {
-		klog.FromContext(ctx).Error(problem, "Cannot turn the second route lookup of replies on")
+		klog.FromContext(ctx).Error(problem, "Cannot enable the second route lookup of replies (snat_reroute)")
 	}
 	klog.FromContext(ctx).Info("Stopping, the kernel continues to serve")
 	if cause := context.Cause(ctx); err == nil && !errors.Is(cause, context.Canceled) {
@@ -206,7 +206,7 @@ func awaitMetricsAddress(ctx context.Context, cfg *config.Config) netip.AddrPort
 			return at
 		}
 		if !told {
-			klog.FromContext(ctx).Error(err, "Cannot serve metrics, trying again")
+			klog.FromContext(ctx).Error(err, "Cannot serve metrics, retrying")
 		}
 		select {
 		case <-ctx.Done():

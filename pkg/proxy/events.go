@@ -130,7 +130,7 @@ func (p *Proxy) reportConflicts(ctx context.Context, s *reconcile.Status) {
 }
 
 func (p *Proxy) reportConflict(ctx context.Context, c reconcile.Conflict, keys string) {
-	klog.FromContext(ctx).Info("Two Services claim one address and port",
+	klog.FromContext(ctx).Info("Two Services want the same address and port",
 		"virtualServers", keys, "service", c.Loser, "winner", c.Winner)
 	loser, _ := p.inbox.get(c.Loser)
 	winner, _ := p.inbox.get(c.Winner)

@@ -751,7 +751,7 @@ func TestQuietWhenNothingHappens(t *testing.T) {
 		deliver()
 		w.synced()
 		said := strings.Join(w.logged(), "\n")
-		for _, want := range []string{"no address", "Two Services claim"} {
+		for _, want := range []string{"no address", "Two Services want"} {
 			if n := strings.Count(said, want); n != 1 {
 				t.Errorf("%q is logged %d times:\n%s", want, n, said)
 			}

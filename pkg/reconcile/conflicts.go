@@ -20,8 +20,8 @@ type Conflict struct {
 // winner first. Fwmark keys are not tracked, because their address and port is.
 type conflicts struct {
 	active   map[ipvs.Key][]types.NamespacedName
-	reported map[ipvs.Key][]types.NamespacedName // as of the last call of take
-	changed  map[ipvs.Key]struct{}               // since the last call of take
+	reported map[ipvs.Key][]types.NamespacedName // as of the last call of begun
+	changed  map[ipvs.Key]struct{}               // since the last call of begun
 	losers   int                                 // in all active conflicts
 }
 
@@ -50,8 +50,8 @@ func (c *conflicts) update(key ipvs.Key, owners []types.NamespacedName) {
 	}
 }
 
-// take returns the conflicts that began since its last call.
-func (c *conflicts) take() []Conflict {
+// begun returns the conflicts that began since its last call.
+func (c *conflicts) begun() []Conflict {
 	var begun []Conflict
 	for key := range c.changed {
 		was, is := c.reported[key], c.active[key]

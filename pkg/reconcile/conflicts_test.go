@@ -36,7 +36,7 @@ func TestConflictsAreReportedOnce(t *testing.T) {
 		}
 		c.update(k, owners)
 		var reported []string
-		for _, begun := range c.take() {
+		for _, begun := range c.begun() {
 			reported = append(reported, begun.Loser.Name+begun.Winner.Name)
 		}
 		if !slices.Equal(reported, step.reported) || c.losers != step.losers {
@@ -56,7 +56,7 @@ func TestEndedConflictIsNotReported(t *testing.T) {
 	c.update(k, []types.NamespacedName{a, b})
 	c.update(k, []types.NamespacedName{b})
 	c.update(fwm(7), []types.NamespacedName{a, b})
-	if reported := c.take(); len(reported) > 0 || c.losers != 0 {
+	if reported := c.begun(); len(reported) > 0 || c.losers != 0 {
 		t.Errorf("%v, %d losers", reported, c.losers)
 	}
 }

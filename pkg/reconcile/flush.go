@@ -62,9 +62,9 @@ func applyChanges[C change](changes []C, write func([]C) []kernel.Failure[C], do
 }
 
 // addMembers adds the members that need not wait, to all sets in one call. A member of
-// plan.Local gets a new mark only after the virtual server of its old mark is recorded.
+// plan.Local gets a new mark only after the virtual server of its old mark has a drain entry.
 func (f *flush) addMembers() {
-	f.recordReplaced()
+	f.addDrainEntriesOfReplaced()
 	var changes []ipset.Change
 	for m := range f.members.allDirty() {
 		want, desired := f.desiredMember(m)
@@ -75,7 +75,7 @@ func (f *flush) addMembers() {
 			f.members.markStuck(m) // flushSets reports the missing set
 		case desired && !m.exists && f.preservesClientIP(m): // added after the virtual server changed
 		case desired && !m.exists && f.waitsForClaim(m): // added once the VIP is claimed in the new way
-		case f.waitsForWeights(m, want) || desired && f.waitsForRecord(m, want):
+		case f.waitsForWeights(m, want) || desired && f.waitsForDrainEntry(m, want):
 		case desired && different:
 			c := f.memberChange(ipset.AddEntry, m)
 			c.Mark = want
@@ -87,9 +87,9 @@ func (f *flush) addMembers() {
 	f.applyMembers(changes)
 }
 
-// waitsForRecord reports whether a member of plan.Local keeps its mark for now, because the
-// virtual server of the mark is not recorded yet.
-func (f *flush) waitsForRecord(m *member, want uint32) bool {
+// waitsForDrainEntry reports whether a member of plan.Local keeps its mark for now, because the
+// virtual server of the mark has no drain entry yet.
+func (f *flush) waitsForDrainEntry(m *member, want uint32) bool {
 	fwm, exists := f.localMark(m)
 	return exists && m.cached != want && f.retired[fwm] != keyOf(f.sets.member(m.key).Entry) && !f.sets.get(plan.Draining.In(fwm.Family())).failed
 }
@@ -168,7 +168,7 @@ func (f *flush) memberDone(c ipset.Change) {
 	}
 	f.members.markClean(m)
 	f.memberMarked(c.Entry, was, c.Mark)
-	f.indexRecord(plan.Member{Set: c.Set.Name, Entry: c.Entry}, c.Op == ipset.AddEntry)
+	f.indexDrainEntry(plan.Member{Set: c.Set.Name, Entry: c.Entry}, c.Op == ipset.AddEntry)
 }
 
 // flushVIPs claims VIPs, except blocked ones, and then releases those that are not desired.

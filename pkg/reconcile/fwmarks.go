@@ -139,13 +139,13 @@ func (a *markAllocator) release(inKernel func(key ipvs.Key, index uint32) bool) 
 
 // assignMarks returns a plan with fwmarks for the virtual servers of internal clients. The
 // error names those without one.
-func (r *Reconciler) assignMarks(name types.NamespacedName, part plan.ServicePlan) (plan.ServicePlan, error) {
-	keys := make([]ipvs.Key, len(part.Internal))
-	for i, in := range part.Internal {
+func (r *Reconciler) assignMarks(name types.NamespacedName, desired plan.ServicePlan) (plan.ServicePlan, error) {
+	keys := make([]ipvs.Key, len(desired.Internal))
+	for i, in := range desired.Internal {
 		keys[i] = in.Key
 	}
 	assigned, err := r.fwmarks.assign(name, keys, func(index uint32) bool { return !r.markInUse(r.cfg.LocalMark.Mark(index)) })
-	return plan.AssignMarks(r.cfg, part, assigned), err
+	return plan.AssignMarks(r.cfg, desired, assigned), err
 }
 
 // releaseMarks frees the fwmarks that neither a Service nor the kernel uses. If it freed any,

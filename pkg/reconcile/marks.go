@@ -67,22 +67,22 @@ func (r *Reconciler) markVariants(fwm ipvs.Key) [2]ipvs.Key {
 	return [2]ipvs.Key{fwm, other}
 }
 
-// addressOf returns the address and port that a virtual server serves; false if no member
-// records it.
+// addressOf returns the address and port that a virtual server serves; false if no set lists
+// its fwmark.
 func (r *Reconciler) addressOf(key ipvs.Key) (ipvs.Key, bool) {
 	if key.FWMark == 0 {
 		return key, true
 	}
-	if address, ok := r.recordedAddress(key); ok {
+	if address, ok := r.listedAddress(key); ok {
 		return address, true
 	}
 	address, ok := r.marked[r.markVariants(key)[1]]
 	return address, ok
 }
 
-// recordedAddress returns the address and port of a fwmark virtual server from the member of
-// plan.Local that carries the mark, or from the record of a retired one.
-func (r *Reconciler) recordedAddress(fwm ipvs.Key) (ipvs.Key, bool) {
+// listedAddress returns the address and port of a fwmark virtual server from the member of
+// plan.Local that carries the mark, or from its drain entry.
+func (r *Reconciler) listedAddress(fwm ipvs.Key) (ipvs.Key, bool) {
 	if address, ok := r.marked[fwm]; ok {
 		return address, true
 	}
@@ -95,20 +95,20 @@ func (r *Reconciler) recordedAddress(fwm ipvs.Key) (ipvs.Key, bool) {
 // and port too.
 func (r *Reconciler) desiredServer(key ipvs.Key) (*wantedServer, bool) {
 	if s := r.servers.records.get(key); s != nil {
-		return r.desiredRecord(s)
+		return r.desiredIn(s)
 	}
 	return nil, false
 }
 
-// desiredRecord is desiredServer for a record.
-func (r *Reconciler) desiredRecord(s *server) (*wantedServer, bool) {
+// desiredIn is desiredServer for a record of the table.
+func (r *Reconciler) desiredIn(s *server) (*wantedServer, bool) {
 	if !s.wanted() {
 		return nil, false
 	}
 	if s.key.FWMark == 0 {
 		return &s.value, true
 	}
-	address, ok := r.recordedAddress(s.key)
+	address, ok := r.listedAddress(s.key)
 	if !ok || r.servers.winner(address) != s.owner.Name {
 		return nil, false
 	}
@@ -178,6 +178,6 @@ func (r *Reconciler) memberMarked(e ipset.Entry, was, is uint32) {
 		fwm := fwmKey(family, is)
 		r.marked[fwm] = key
 		r.markIfWanted(fwm)
-		r.markRecord(fwm)
+		r.markDrainEntry(fwm)
 	}
 }

@@ -24,12 +24,11 @@ func serverOf(m plan.Member) (ipvs.Key, bool) {
 
 // desiredMember returns the desired mark of a member, and whether the member is desired. A
 // member that configures a virtual server is desired only if the node wants it, or the Service
-// that has precedence there. The record of a retired virtual server is desired while that
-// virtual server exists.
+// that has precedence there. A drain entry is desired while its virtual server exists.
 func (r *Reconciler) desiredMember(m *member) (mark uint32, desired bool) {
 	full := r.sets.member(m.key)
-	if fwm, address, ok := retiredIn(full); ok {
-		return 0, r.needsRecord(fwm, address)
+	if fwm, address, ok := parseDrainEntry(full); ok {
+		return 0, r.needsDrainEntry(fwm, address)
 	}
 	key, about := serverOf(full)
 	if !about || !r.servers.wanted(key) {
@@ -46,7 +45,7 @@ func (r *Reconciler) desiredMember(m *member) (mark uint32, desired bool) {
 // markMembersOf marks all members dirty that the owners want for a virtual server.
 func (r *Reconciler) markMembersOf(key ipvs.Key, owners []types.NamespacedName) {
 	for _, name := range owners {
-		p := r.parts[name]
+		p := r.owned[name]
 		if p == nil {
 			continue
 		}

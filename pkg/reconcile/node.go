@@ -24,18 +24,18 @@ type nodeState struct {
 }
 
 // SetNode replaces the desired state of the node.
-func (r *Reconciler) SetNode(part plan.NodePlan) {
-	if !slices.Equal(part.Watched, r.node.Watched) {
+func (r *Reconciler) SetNode(desired plan.NodePlan) {
+	if !slices.Equal(desired.Watched, r.node.Watched) {
 		r.compareSoon(time.Now(), extent{}) // their values are read with the rest of the kernel
 	}
-	r.clientsRerouted(r.node.Members, part.Members)
+	r.clientsRerouted(r.node.Members, desired.Members)
 	own := r.node.own
-	r.setMembers(&own, part.Members)
-	r.node = nodeState{NodePlan: part, dirty: true, sets: map[string]ipset.Set{}, own: own}
-	for _, s := range part.Sets {
+	r.setMembers(&own, desired.Members)
+	r.node = nodeState{NodePlan: desired, dirty: true, sets: map[string]ipset.Set{}, own: own}
+	for _, s := range desired.Sets {
 		r.node.sets[s.Name] = s
 	}
-	o := ownedRules(&part)
+	o := ownedRules(&desired)
 	r.rules.Store(&o)
 }
 
@@ -289,9 +289,9 @@ func join(s, more nat.State) nat.State {
 
 // ownedRules returns which chains are ours: those that the plan may write, and those that an
 // earlier version, or kube-proxy, has left.
-func ownedRules(part *plan.NodePlan) nat.Owned {
-	o := nat.Owned{Prefixes: append([]string{plan.OwnPrefix}, plan.IPTablesModePrefixes...), Chains: slices.Clone(part.Chains), Jumps: part.NAT.Jumps}
-	for c := range part.NAT.Chains {
+func ownedRules(desired *plan.NodePlan) nat.Owned {
+	o := nat.Owned{Prefixes: append([]string{plan.OwnPrefix}, plan.IPTablesModePrefixes...), Chains: slices.Clone(desired.Chains), Jumps: desired.NAT.Jumps}
+	for c := range desired.NAT.Chains {
 		if !slices.Contains(o.Chains, c) {
 			o.Chains = append(o.Chains, c)
 		}

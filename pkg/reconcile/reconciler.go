@@ -28,7 +28,7 @@ type Reconciler struct {
 	cfg    *plan.Config
 	kernel Kernel
 
-	parts   map[types.NamespacedName]*ownedState
+	owned   map[types.NamespacedName]*ownedState
 	servers serverTable
 	members memberTable
 	vips    vipTable
@@ -99,7 +99,7 @@ func New(cfg *plan.Config, kernel Kernel, periods Periods) *Reconciler {
 	r := &Reconciler{
 		cfg:       cfg,
 		kernel:    kernel,
-		parts:     map[types.NamespacedName]*ownedState{},
+		owned:     map[types.NamespacedName]*ownedState{},
 		servers:   newTable[ipvs.Key, wantedServer, cachedServer](hashServer),
 		members:   newTable[memberKey, uint32, uint32](hashMember),
 		vips:      newTable[plan.VIP, struct{}, struct{}](hashVIP),
@@ -146,27 +146,27 @@ func (p Problems) Err() error {
 }
 
 // Set replaces the desired state of a Service. Only keys that differ from the state before
-// become dirty. Set assigns the fwmarks of part.Internal; the error names the addresses and
+// become dirty. Set assigns the fwmarks of desired.Internal; the error names the addresses and
 // ports without one.
-func (r *Reconciler) Set(owner *Owner, part plan.ServicePlan) error {
-	part, err := r.assignMarks(owner.Name, part)
-	r.set(owner, part)
+func (r *Reconciler) Set(owner *Owner, desired plan.ServicePlan) error {
+	desired, err := r.assignMarks(owner.Name, desired)
+	r.setDesired(owner, desired)
 	return err
 }
 
-func (r *Reconciler) set(owner *Owner, part plan.ServicePlan) {
-	p := r.parts[owner.Name]
+func (r *Reconciler) setDesired(owner *Owner, desired plan.ServicePlan) {
+	p := r.owned[owner.Name]
 	if p == nil {
 		p = &ownedState{}
-		r.parts[owner.Name] = p
+		r.owned[owner.Name] = p
 	}
 	if p.owner == nil || !p.owner.Created.Equal(owner.Created) {
 		p.owner = owner
 	}
-	r.setServers(p, part.VirtualServers)
-	r.setMembers(p, part.Members)
-	p.vips = r.vips.replace(p.owner, p.vips, len(part.VIPs),
-		func(i int) entry[plan.VIP, struct{}] { return entry[plan.VIP, struct{}]{key: part.VIPs[i]} },
+	r.setServers(p, desired.VirtualServers)
+	r.setMembers(p, desired.Members)
+	p.vips = r.vips.replace(p.owner, p.vips, len(desired.VIPs),
+		func(i int) entry[plan.VIP, struct{}] { return entry[plan.VIP, struct{}]{key: desired.VIPs[i]} },
 		func(struct{}, struct{}) bool { return true })
 }
 
@@ -174,9 +174,9 @@ func (r *Reconciler) set(owner *Owner, part plan.ServicePlan) {
 func (r *Reconciler) Delete(name types.NamespacedName) {
 	_, _ = r.fwmarks.assign(name, nil, nil) // never fails: no number is wanted
 	r.retries.succeeded(name)
-	if p, ok := r.parts[name]; ok {
-		r.set(p.owner, plan.ServicePlan{})
-		delete(r.parts, name)
+	if p, ok := r.owned[name]; ok {
+		r.setDesired(p.owner, plan.ServicePlan{})
+		delete(r.owned, name)
 	}
 }
 

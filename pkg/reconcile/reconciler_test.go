@@ -836,12 +836,12 @@ func TestConflictIsTheOlderServices(t *testing.T) {
 		t.Errorf("real servers %v", rs)
 	}
 	want := []Conflict{{Key: k, Loser: younger.Name, Winner: older.Name}}
-	if c := w.reconciler.conflicts.take(); !slices.Equal(c, want) || w.reconciler.conflicts.losers != 1 {
+	if c := w.reconciler.conflicts.begun(); !slices.Equal(c, want) || w.reconciler.conflicts.losers != 1 {
 		t.Errorf("%d conflicts, %v", w.reconciler.conflicts.losers, c)
 	}
 	w.reconciler.Delete(older.Name)
 	w.reconciler.Flush()
-	if c := w.reconciler.conflicts.take(); len(c) > 0 || w.reconciler.conflicts.losers != 0 {
+	if c := w.reconciler.conflicts.begun(); len(c) > 0 || w.reconciler.conflicts.losers != 0 {
 		t.Errorf("%d conflicts, new ones %v", w.reconciler.conflicts.losers, c)
 	}
 	if rs := w.realServers(k); rs[netip.MustParseAddrPort("10.244.0.3:8000")].Weight != 1 {

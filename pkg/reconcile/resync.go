@@ -190,7 +190,7 @@ func (d *resync) takeMember(full plan.Member, mark uint32) {
 	}
 	d.marksChanged = d.marksChanged || m.cached != mark
 	d.setCachedMember(m, mark)
-	d.indexRecord(full, true)
+	d.indexDrainEntry(full, true)
 }
 
 // dropMissingMember drops a member from the cache that the kernel does not have.
@@ -257,7 +257,7 @@ func (d *resync) compareServer(s *server) {
 		return
 	}
 	f := &flush{Reconciler: d.Reconciler}
-	want, desired := d.desiredRecord(s)
+	want, desired := d.desiredIn(s)
 	if d.mustDrain(s) {
 		compared(d, &d.servers, s, len(f.retireChanges(s)) > 0)
 		return

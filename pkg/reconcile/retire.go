@@ -18,25 +18,25 @@ import (
 // server stay. Deleting them would reset it (expire_nodest_conn). Retiring takes
 // three steps:
 //
-//  1. A member of plan.Draining records address, port and fwmark.
+//  1. A member of plan.Draining, the drain entry, lists address, port and fwmark.
 //  2. The member of plan.Local is deleted, or gets the new fwmark. Packets of new
 //     connections no longer get the old fwmark.
 //  3. All real servers get weight 0, and drain.
 //
-// At any time a set records that the virtual server is ours and which address and port
-// it serves. This does not depend on the configured marks, so it survives a restart
-// with another --local-mark. The record is deleted after the virtual server.
+// At any time a set lists the virtual server, which proves that it is ours, with the address
+// and port that it serves. This does not depend on the configured marks, so it survives a
+// restart with another --local-mark. The drain entry is deleted after the virtual server.
 
-// retiredMember returns the member that records a retired virtual server.
-func retiredMember(fwm, address ipvs.Key) plan.Member {
+// drainEntry returns the drain entry of a fwmark virtual server.
+func drainEntry(fwm, address ipvs.Key) plan.Member {
 	e := entryOf(address)
 	e.Addr2 = markAddr(fwm.Family(), fwm.FWMark)
 	return plan.Member{Set: plan.Draining.In(fwm.Family()), Entry: e}
 }
 
-// retiredIn returns the virtual server that a member records; false for a member of another
+// parseDrainEntry returns the virtual server of a drain entry; false for a member of another
 // set.
-func retiredIn(m plan.Member) (fwm, address ipvs.Key, ok bool) {
+func parseDrainEntry(m plan.Member) (fwm, address ipvs.Key, ok bool) {
 	if !m.Entry.Addr2.IsValid() || m.Set != plan.Draining.In(ip.Of(m.Entry.Addr)) {
 		return fwm, address, false
 	}
@@ -53,15 +53,15 @@ func markAddr(family ip.Family, mark uint32) netip.Addr {
 	return addr
 }
 
-// needsRecord reports whether a record must stay because nothing else proves that the
+// needsDrainEntry reports whether a drain entry must stay, because nothing else proves that the
 // virtual server is ours.
-func (r *Reconciler) needsRecord(fwm, address ipvs.Key) bool {
+func (r *Reconciler) needsDrainEntry(fwm, address ipvs.Key) bool {
 	return r.servers.exists(fwm) && r.retired[fwm] == address && r.marked[fwm] != address
 }
 
-// indexRecord updates retired after a member was added or deleted.
-func (r *Reconciler) indexRecord(m plan.Member, there bool) {
-	fwm, address, ok := retiredIn(m)
+// indexDrainEntry updates retired after a member was added or deleted.
+func (r *Reconciler) indexDrainEntry(m plan.Member, there bool) {
+	fwm, address, ok := parseDrainEntry(m)
 	switch {
 	case !ok:
 	case there:
@@ -71,11 +71,11 @@ func (r *Reconciler) indexRecord(m plan.Member, there bool) {
 	}
 }
 
-// markRecord makes the record of a virtual server dirty, so that it is deleted if no longer
-// needed.
-func (r *Reconciler) markRecord(fwm ipvs.Key) {
+// markDrainEntry makes the drain entry of a virtual server dirty, so that it is deleted if no
+// longer needed.
+func (r *Reconciler) markDrainEntry(fwm ipvs.Key) {
 	if address, recorded := r.retired[fwm]; recorded {
-		r.members.markKey(r.sets.key(retiredMember(fwm, address)))
+		r.members.markKey(r.sets.key(drainEntry(fwm, address)))
 	}
 }
 
@@ -83,22 +83,22 @@ func (r *Reconciler) markRecord(fwm ipvs.Key) {
 // have ended: one with a fwmark and real servers, whose address and port are still served.
 func (r *Reconciler) mustDrain(s *server) bool {
 	if s.key.FWMark == 0 || len(s.cached.reals) == 0 || r.sets.get(plan.Draining.In(s.key.Family())).failed {
-		return false // in the last case it cannot be recorded: the kernel lacks the set's type
+		return false // in the last case it cannot have a drain entry: the kernel lacks the set's type
 	}
-	if _, desired := r.desiredRecord(s); desired {
+	if _, desired := r.desiredIn(s); desired {
 		return false
 	}
 	address, known := r.addressOf(s.key)
 	return known && r.servers.wanted(address)
 }
 
-// record adds the missing records of virtual servers. retiring maps fwmark keys to their
-// address and port.
-func (f *flush) record(retiring map[ipvs.Key]ipvs.Key) {
+// addDrainEntries adds the missing drain entries of virtual servers. retiring maps fwmark keys
+// to their address and port.
+func (f *flush) addDrainEntries(retiring map[ipvs.Key]ipvs.Key) {
 	var changes []ipset.Change
 	for fwm, address := range retiring {
 		if f.retired[fwm] != address && !f.sets.get(plan.Draining.In(fwm.Family())).failed {
-			changes = append(changes, f.changeOf(ipset.AddEntry, retiredMember(fwm, address)))
+			changes = append(changes, f.changeOf(ipset.AddEntry, drainEntry(fwm, address)))
 		}
 	}
 	f.applyMembers(changes)
@@ -119,11 +119,11 @@ func (f *flush) addressIn(m *member) ipvs.Key {
 	return ipvs.Key{Protocol: m.key.protocol, Addr: m.key.addr, Port: m.key.port}
 }
 
-// recordReplaced records the virtual servers whose member of plan.Local is about to get
-// another mark. It also records the new ones of addresses that are served, so that a new one
-// has its real servers before any packet has its mark.
-func (f *flush) recordReplaced() {
-	recorded := map[ipvs.Key]ipvs.Key{}
+// addDrainEntriesOfReplaced adds the drain entries of virtual servers whose member of plan.Local
+// is about to get another mark. It also adds those of new virtual servers, if the address is
+// served already: addMembers then adds the mark only after the real servers (waitsForWeights).
+func (f *flush) addDrainEntriesOfReplaced() {
+	entries := map[ipvs.Key]ipvs.Key{}
 	for m := range f.members.allDirty() {
 		family := ip.Of(m.key.addr)
 		if f.sets.list[m.key.set].name != plan.Local.In(family) {
@@ -135,18 +135,18 @@ func (f *flush) recordReplaced() {
 		}
 		address := f.addressIn(m)
 		if fwm, exists := f.localMark(m); exists {
-			recorded[fwm] = address
+			entries[fwm] = address
 		}
 		if fwm := fwmKey(family, want); f.servers.isDirty(fwm) && f.unused(fwm) && f.servers.exists(address) {
-			recorded[fwm] = address
+			entries[fwm] = address
 		}
 	}
-	f.record(recorded)
+	f.addDrainEntries(entries)
 }
 
-// unused reports whether neither a virtual server nor a record has a fwmark.
+// unused reports whether neither a virtual server nor a set has a fwmark.
 func (f *flush) unused(fwm ipvs.Key) bool {
-	_, recorded := f.recordedAddress(fwm)
+	_, recorded := f.listedAddress(fwm)
 	return !recorded && !f.servers.exists(fwm)
 }
 
@@ -164,7 +164,7 @@ func (f *flush) unmark() {
 			retiring[fwm] = address
 		}
 	}
-	f.record(retiring)
+	f.addDrainEntries(retiring)
 	var changes []ipset.Change
 	for fwm, address := range retiring {
 		if f.retired[fwm] == address {
@@ -181,7 +181,7 @@ func (f *flush) changeOf(op ipset.Op, m plan.Member) ipset.Change {
 }
 
 // waitsForWeights reports whether a member of plan.Local must wait, because its fwmark virtual
-// server is recorded as retired and either does not exist yet or still has weights of 0.
+// server has a drain entry, and does not exist yet or still has weights of 0.
 func (f *flush) waitsForWeights(m *member, mark uint32) bool {
 	if mark == 0 {
 		return false
@@ -242,7 +242,7 @@ func (f *flush) hasDesiredRealServer(address ipvs.Key, dest netip.AddrPort) bool
 	})
 }
 
-// deleteRetired deletes retired virtual servers without real servers, and their records.
+// deleteRetired deletes retired virtual servers without real servers, and their drain entries.
 func (f *flush) deleteRetired() {
 	var servers []ipvs.Change
 	for fwm := range f.retired {
@@ -254,7 +254,7 @@ func (f *flush) deleteRetired() {
 	f.applyServers(servers)
 	var records []ipset.Change
 	for _, c := range servers {
-		if m := retiredMember(c.Key, f.retired[c.Key]); f.retired[c.Key] != (ipvs.Key{}) && !f.needsRecord(c.Key, f.retired[c.Key]) {
+		if m := drainEntry(c.Key, f.retired[c.Key]); f.retired[c.Key] != (ipvs.Key{}) && !f.needsDrainEntry(c.Key, f.retired[c.Key]) {
 			records = append(records, f.changeOf(ipset.DeleteEntry, m))
 		}
 	}

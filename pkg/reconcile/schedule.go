@@ -457,7 +457,7 @@ func (r *Reconciler) Settle() Status {
 	}
 	return Status{
 		VirtualServers: r.servers.existing, RealServers: r.realServers, Draining: r.drainingCount,
-		Conflicts: r.conflicts.losers, NewConflicts: r.conflicts.take(),
+		Conflicts: r.conflicts.losers, NewConflicts: r.conflicts.begun(),
 		FailingServices: failing, NodeFailing: node, RetryIn: waits, Unmarked: r.releaseMarks(),
 	}
 }

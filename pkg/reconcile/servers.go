@@ -19,7 +19,7 @@ import (
 func (f *flush) flushServers() {
 	var marked, grow, shrink []ipvs.Change
 	for s := range f.servers.allDirty() {
-		want, desired := f.desiredRecord(s)
+		want, desired := f.desiredIn(s)
 		if !desired {
 			continue // left to deleteServers
 		}
@@ -95,7 +95,7 @@ func orderAdditions(node string, key ipvs.Key, scheduler string, changes []ipvs.
 func (f *flush) deleteServers() {
 	var changes []ipvs.Change
 	for s := range f.servers.allDirty() {
-		if _, desired := f.desiredRecord(s); desired || f.mustDrain(s) {
+		if _, desired := f.desiredIn(s); desired || f.mustDrain(s) {
 			continue
 		}
 		if s.exists {
@@ -134,7 +134,7 @@ func (f *flush) cleanServers(changes []ipvs.Change) {
 		if s == nil {
 			continue // deleted
 		}
-		want, desired := f.desiredRecord(s)
+		want, desired := f.desiredIn(s)
 		switch {
 		case desired && (f.upToDate(s, want) || len(f.serverChanges(s, want)) == 0):
 			s.cached.share(want)
@@ -183,7 +183,7 @@ func (f *flush) serverDone(c ipvs.Change) {
 		f.clearCachedServer(s)
 		f.undrainAll(c.Key)
 		f.servers.markClean(s)
-		f.markRecord(c.Key)
+		f.markDrainEntry(c.Key)
 	case ipvs.AddRealServer, ipvs.UpdateRealServer:
 		f.setCachedRealServer(s, c.Dest, c.RealServer)
 		if c.RealServer.Weight > 0 {

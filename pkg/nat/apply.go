@@ -32,7 +32,7 @@ type engine struct {
 
 	mu        sync.Mutex // one restore at a time: concurrent ones would wait for each other
 	omissions omissions
-	omits     atomic.Bool // rules are known to be refused; read without mu
+	omits     atomic.Bool // whether omissions has missing parts, for Omits, which does not wait for mu
 	contests  contests
 }
 

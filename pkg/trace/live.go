@@ -17,8 +17,7 @@ type flow struct {
 }
 
 // Flow returns a function that reports whether a packet belongs to an explained
-// connection. After IPVS, other clients with the
-// same source address cannot be distinguished.
+// connection. After IPVS, it cannot distinguish other clients with the same source address.
 func Flow(q Question, x Explanation) func(capture.Packet) bool {
 	f := flow{q, map[netip.AddrPort]bool{}, map[netip.Addr]bool{q.From: true}}
 	for _, b := range x.RealServers {

@@ -21,6 +21,12 @@ var (
 	}
 )
 
+// nodePortSets are the sets of all node ports, by the set of those that preserve the client
+// address.
+var nodePortSets = map[plan.SetName]plan.SetName{
+	plan.NodePortLocalTCP: plan.NodePortTCP, plan.NodePortLocalUDP: plan.NodePortUDP, plan.NodePortLocalSCTP: plan.NodePortSCTP,
+}
+
 // preservesClientIP reports whether a member preserves the client address at a virtual
 // server that exists, is desired, and is about to change.
 func (f *flush) preservesClientIP(m *member) bool {
@@ -59,13 +65,38 @@ func (f *flush) portChanging(family ip.Family, protocol ip.Protocol, port uint16
 }
 
 // deleteClientIPMembers deletes the members of these sets that are not desired although
-// their virtual server stays.
+// their virtual server stays. It does so also where the virtual server does not change:
+// internal clients must not lose the fwmark, and with it the masquerade mark, while the client
+// address is still preserved.
 func (f *flush) deleteClientIPMembers() {
 	var changes []ipset.Change
 	for m := range f.members.allDirty() {
-		if _, desired := f.desiredMember(m); m.exists && !desired && f.preservesClientIP(m) {
+		if _, desired := f.desiredMember(m); m.exists && !desired && f.isServerKept(m) {
 			changes = append(changes, f.memberChange(ipset.DeleteEntry, m))
 		}
 	}
 	f.applyMembers(changes)
+}
+
+// isServerKept reports whether a member of these sets refers to a virtual server that exists
+// and stays.
+func (f *flush) isServerKept(m *member) bool {
+	set := f.sets.list[m.key.set].name
+	for _, family := range ip.Families {
+		for _, name := range clientIPAddressSets {
+			if set == name.In(family) {
+				s := f.servers.records.get(f.addressIn(m))
+				return s != nil && s.exists && s.wanted()
+			}
+		}
+		for name, all := range nodePortSets {
+			if set == name.In(family) {
+				full := f.sets.member(m.key)
+				full.Set = all.In(family)
+				same := f.members.records.get(f.sets.key(full))
+				return same != nil && same.exists && same.wanted()
+			}
+		}
+	}
+	return false
 }

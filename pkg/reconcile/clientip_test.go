@@ -40,3 +40,26 @@ func TestClientAddressIsPreservedOnlyForLocalEndpoints(t *testing.T) {
 		inOrder("delete "+member+" from set "+set, "set weight 1 of real server 10.244.9.9:8000 of TCP "+at.server)
 	}
 }
+
+// TestClientAddressIsNotPreservedWithoutFWMark changes the policy of a Service that has only
+// endpoints of this node, so that virtual servers do not change: internal clients must not
+// lose the fwmark, which masquerades them at a node port, while the client address is still
+// preserved there.
+func TestClientAddressIsNotPreservedWithoutFWMark(t *testing.T) {
+	w := newWorld(t)
+	w.facts.NodePorts = []netip.Addr{netip.MustParseAddr("192.0.2.1")}
+	s := externalLocal("a", ip.TCP, vip, here)
+	s.Ports[0].Endpoints = s.Ports[0].Endpoints[:1]
+	s.Ports[0].NodePort = 30080
+	w.start(s)
+	w.order = nil
+	w.mustApply(cluster(s))
+	for _, member := range []struct{ keeps, marks string }{
+		{"30080 from set KUBE-NODE-PORT-LOCAL-TCP", "192.0.2.1,tcp:30080 from set KUBE-IPVS-LOCAL"},
+		{vip + ",tcp:80 from set KUBE-LOAD-BALANCER-LOCAL", vip + ",tcp:80 from set KUBE-IPVS-LOCAL"},
+	} {
+		if a, b := w.position("delete "+member.keeps), w.position("delete "+member.marks); a < 0 || b < a {
+			t.Errorf("%q at %d, %q at %d\n%s", member.keeps, a, member.marks, b, strings.Join(w.order, "\n"))
+		}
+	}
+}

@@ -12,9 +12,10 @@ import (
 // If another program's rule precedes ours, all our jumps of that chain are inserted
 // again. If that program does the same, this never ends: the caller must limit it.
 //
-// Jumps that only accept packets are not desired in an open chain; see State.Open.
+// Jumps that only accept packets are not desired in an open chain, nor are those that must
+// see all packets of a contested chain; see State.Open and Jump.Sees.
 func Diff(have, want State) []Change {
-	want.Jumps = needed(have.Open, want.Jumps)
+	want.Jumps = needed(have, want.Jumps)
 	changes := writes(have, want)
 	inserts, deletes := jumps(have, want)
 	changes = append(changes, inserts...)
@@ -29,13 +30,15 @@ func Diff(have, want State) []Change {
 
 // After returns the state after Diff's changes.
 func After(have, want State) State {
-	want.Jumps, want.Open = needed(have.Open, want.Jumps), have.Open
+	want.Jumps, want.Open, want.Contested = needed(have, want.Jumps), have.Open, have.Contested
 	return want
 }
 
-// needed returns the jumps without those that only accept packets in an open chain.
-func needed(open []Chain, jumps []Jump) []Jump {
-	return slices.DeleteFunc(slices.Clone(jumps), func(j Jump) bool { return j.Accepts && slices.Contains(open, j.Chain) })
+// needed returns the jumps that are desired in a ruleset; see Diff.
+func needed(have State, jumps []Jump) []Jump {
+	return slices.DeleteFunc(slices.Clone(jumps), func(j Jump) bool {
+		return j.Accepts && slices.Contains(have.Open, j.Chain) || slices.Contains(have.Contested, j.Sees)
+	})
 }
 
 func writes(have, want State) []Change {

@@ -266,6 +266,70 @@ func TestContestedHeadOfChain(t *testing.T) {
 	}
 }
 
+// Jumps that must see all packets of a chain are not written while another program insists
+// on its head, nor on other chains for that chain's sake.
+func TestJumpsThatMustSeeAllPackets(t *testing.T) {
+	now := time.Now()
+	f := NewFake(ip.IPv4)
+	f.engine.now = func() time.Time { return now }
+	s := subjectOf(f)
+	pre, want, own := s.chain(Mangle, "PREROUTING"), s.wanted(), Owned{}
+	for i := range want.Jumps {
+		if want.Jumps[i].Chain == pre {
+			want.Jumps[i].Sees = pre
+		}
+	}
+	inOutput := Jump{Chain: s.chain(Mangle, "OUTPUT"), Rule: "-j KUBE-IPVS-PRE", Sees: pre}
+	want.Jumps = append(want.Jumps, inOutput)
+	own.Jumps = want.Jumps
+	for c := range want.Chains {
+		own.Chains = append(own.Chains, c)
+	}
+	// written returns the jumps to the chain after a comparison.
+	written := func() (chains []string) {
+		have, err := f.Observe(own)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if failures := f.Apply(Diff(have, want)); len(failures) > 0 {
+			t.Fatal(failures)
+		}
+		if have, err = f.Observe(own); err != nil {
+			t.Fatal(err)
+		}
+		if left := Diff(have, want); len(left) > 0 {
+			t.Errorf("changes remain: %v", left)
+		}
+		for _, j := range slices.Concat(have.Jumps, have.Misplaced) {
+			if j.To().Name == "KUBE-IPVS-PRE" {
+				chains = append(chains, j.Chain.Name)
+			}
+		}
+		slices.Sort(chains)
+		return chains
+	}
+	both := []string{"OUTPUT", "PREROUTING"}
+	if got := written(); !slices.Equal(got, both) {
+		t.Fatalf("alone: in %v", got)
+	}
+	for round := range 2 {
+		for range maxMoves {
+			s.must(t, "*mangle\n-I PREROUTING 1 -m conntrack --ctstate ESTABLISHED -j ACCEPT\nCOMMIT\n")
+			written()
+		}
+		s.must(t, "*mangle\n-I PREROUTING 1 -m conntrack --ctstate ESTABLISHED -j ACCEPT\nCOMMIT\n")
+		for range 2 {
+			if got := written(); len(got) > 0 {
+				t.Errorf("round %d: while another program insists on the head: in %v", round, got)
+			}
+		}
+		now = now.Add(giveUpFor)
+		if got := written(); !slices.Equal(got, both) {
+			t.Errorf("round %d: later: in %v", round, got)
+		}
+	}
+}
+
 // A jump with Append is written after foreign rules, and is not moved when more of these
 // follow.
 func TestAppendedJump(t *testing.T) {

@@ -94,13 +94,19 @@ func (o Owned) sortJumps(s *State, c Chain, t *table, stays bool) (displaced boo
 		default:
 			s.Misplaced = append(s.Misplaced, j)
 		}
-		last := slices.ContainsFunc(o.Jumps, func(j Jump) bool { return j.Chain == c && j.Rule == r && j.Append })
-		if blocked && stays && !last && !slices.Contains(s.Contested, c) {
-			s.Contested = append(s.Contested, c)
-		}
-		displaced = displaced || blocked && !last
+		displaced = displaced || blocked && !o.appends(c, r)
+	}
+	// Without ours, which may be omitted for that reason, any such rule counts.
+	ours := slices.ContainsFunc(byChain(slices.Concat(s.Jumps, s.Misplaced))[c], func(r Rule) bool { return !o.appends(c, r) })
+	if stays && (displaced || blocked && !ours) {
+		s.Contested = append(s.Contested, c)
 	}
 	return displaced
+}
+
+// appends reports whether a rule is a desired jump with Append.
+func (o Owned) appends(c Chain, r Rule) bool {
+	return slices.ContainsFunc(o.Jumps, func(j Jump) bool { return j.Chain == c && j.Rule == r && j.Append })
 }
 
 // open returns the base chains of table filter that are open; see State.Open. A chain

@@ -46,6 +46,10 @@ type Jump struct {
 	// only where a policy or another program's rule may drop them; see State.Open.
 	// Observe does not set it.
 	Accepts bool
+	// Sees, if set, is a base chain in which our jumps must see all packets of a connection
+	// for the jump to do good. It is not written while that chain is contested; see
+	// State.Contested. Observe does not set it.
+	Sees Chain
 }
 
 // To returns the chain that the rule jumps to.
@@ -60,9 +64,9 @@ type State struct {
 	// once. A desired state has none.
 	Misplaced []Jump
 	// Omitted are rules of Chains that are omitted because they are refused. Contested
-	// are chains in which our jumps stay behind rules that can keep packets from them,
-	// because another program keeps moving those to the head. Unread are tables of
-	// which only our part could be read. A desired state has none of these.
+	// are chains in which our jumps stay, or would stay, behind rules that can keep packets
+	// from them, because another program keeps moving those to the head. Unread are tables
+	// of which only our part could be read. A desired state has none of these.
 	Omitted   []OmittedRule
 	Contested []Chain
 	Unread    []Unread

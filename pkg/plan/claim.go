@@ -266,6 +266,11 @@ func (r *ruleset) pingRules() []nat.Rule {
 //	-A KUBE-IPVS-DEVICE -m connmark --mark 0x4/0xd -j MARK --set-xmark 0x5/0xd
 //	-A KUBE-IPVS-DEVICE -m connmark ! --mark 0x4/0xd -j MARK --set-xmark 0x4/0xd
 //
+// If another program insists on the head of mangle PREROUTING and accepts packets of
+// established connections there, as Calico's Felix does by default, these jumps are not
+// written (nat.Jump.Sees). Otherwise requests would leave the node, and replies to them
+// would be dropped. Without the jumps, these ports are refused, as under kube-proxy.
+//
 // The node's own packets may have the VIP as their source. They get a source that
 // replies can return to:
 //
@@ -279,12 +284,12 @@ func (r *ruleset) sharedVIPs() {
 	leaves := fmt.Sprintf("%#x/%#x", r.cfg.VIPs.Mark, mask)
 	probed := "-m connmark --mark " + leaves + " -m conntrack --ctdir REPLY"
 	for _, hook := range []string{"PREROUTING", "OUTPUT"} {
-		r.jumpIf(nat.Mangle, hook, "-m conntrack --ctdir ORIGINAL "+r.match(SharedVIPs, "dst"), "KUBE-IPVS-FOREIGN", comment)
-		r.jumpIf(nat.Mangle, hook, probed, "KUBE-IPVS-PROBED", comment)
+		r.jumpForAll(hook, "-m conntrack --ctdir ORIGINAL "+r.match(SharedVIPs, "dst"), "KUBE-IPVS-FOREIGN", comment)
+		r.jumpForAll(hook, probed, "KUBE-IPVS-PROBED", comment)
 	}
 	var rules []nat.Rule
 	for _, link := range r.outerLinks {
-		r.jumpIf(nat.Mangle, "PREROUTING", "-i "+link+" "+r.match(SharedVIPs, "src"), "KUBE-IPVS-DEVICE", comment)
+		r.jumpForAll("PREROUTING", "-i "+link+" "+r.match(SharedVIPs, "src"), "KUBE-IPVS-DEVICE", comment)
 		rules = append(rules, rule("external clients", "-i "+link, "RETURN"))
 	}
 	// Any Service may name another Service's cluster IP as its external IP.
@@ -299,6 +304,12 @@ func (r *ruleset) sharedVIPs() {
 		nat.Rule("-m conntrack --ctstate NEW -j CONNMARK --set-xmark "+leaves),
 		nat.Rule(fmt.Sprintf("-m connmark --mark %s -j MARK --set-xmark %#x/%#x", leaves, r.cfg.deviceMark(), mask)),
 		nat.Rule(fmt.Sprintf("-m connmark ! --mark %[1]s -j MARK --set-xmark %[1]s", leaves)))
+}
+
+// jumpForAll is jumpIf for a mangle chain that marks all packets of a connection or none.
+func (r *ruleset) jumpForAll(from, match, to, comment string) {
+	r.jumpIf(nat.Mangle, from, match, to, comment)
+	r.state.Jumps[len(r.state.Jumps)-1].Sees = nat.Chain{Family: r.family, Table: nat.Mangle, Name: "PREROUTING"}
 }
 
 // sharedVIPSource returns the KUBE-POSTROUTING rule that sharedVIPs shows.

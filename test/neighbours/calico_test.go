@@ -6,7 +6,9 @@ import (
 	"fmt"
 	"strings"
 	"testing"
+	"time"
 
+	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
 	"github.com/kube-ipvs/kube-ipvs/test/e2e/lab"
 )
 
@@ -41,13 +43,18 @@ func TestNeighbourCalico(t *testing.T) {
 			if mode.name != "insert" {
 				onlyLong(t)
 			}
+			started := func(*side) {}
+			if mode.name == "insert" {
+				started = giveWay
+			}
 			setup{
 				key: "calico-" + mode.name, plan: ordinaryPlan,
 				Result: Result{Order: 20 + i, Title: "Calico (Felix), " + mode.title,
 					What:    fmt.Sprintf(calicoWhat, mode.plane, mode.rewrites),
 					Missing: "Felix itself, whose module is not served (its restart is a rewriting of all its chains); host endpoints; overlays; the eBPF data plane."},
 				build: func(s *side) { buildCalico(s, mode.name) }, restart: func(s *side) { writeCalico(s, mode.name) },
-				checks: []check{policyHolds(0), policyHolds(1)},
+				started: started,
+				checks:  []check{policyHolds(0), policyHolds(1)},
 			}.run(t)
 		})
 	}
@@ -105,6 +112,22 @@ while sleep 1; do for i in iptables ip6tables; do for hook in ` + calicoHooks + 
 case $($i -w -t $table -S $chain 1) in *cali:jump*) ;; *)
 $i -w -t $table -D $chain -m comment --comment cali:jump -j cali-$chain; $i -w -t $table -I $chain -m comment --comment cali:jump -j cali-$chain;; esac
 done; done; done`
+
+// giveWay waits until kube-ipvs stays behind Calico's jumps in mangle PREROUTING, which accept
+// packets of established connections. That is the state that lasts.
+func giveWay(s *side) {
+	if s.program != kubeIPVS {
+		return
+	}
+	lab.Eventually(s.t, 3*time.Minute, "kube-ipvs leaves the head of mangle PREROUTING to Calico", func() error {
+		for _, family := range ip.Families {
+			if chain := family.String() + " mangle/PREROUTING"; !strings.Contains(s.process.Log(), "before ours in "+chain) {
+				return fmt.Errorf("not in %s yet", chain)
+			}
+		}
+		return nil
+	})
+}
 
 // calicoSets are the node's own addresses and the pools.
 func calicoSets(p plan, family int) string {

@@ -123,8 +123,9 @@ func (c *Check) judge(good []string, wanted bool) {
 		}
 		return false
 	}
+	const late = string(lab.TimedOut) // a client must not wait for what kube-proxy refuses
 	switch proxy, own := right(c.KubeProxy), right(c.KubeIPVS); {
-	case proxy && !own:
+	case proxy && !own, strings.Contains(c.KubeIPVS, late) && c.KubeProxy == string(lab.Refused):
 		c.Verdict = Worse
 	case own && !proxy:
 		c.Verdict = Better

@@ -54,7 +54,8 @@ func (r *Reconciler) setNamed(name string) ipset.Set {
 }
 
 // flushNode reconciles the sections, each before those that depend on it: rules match sets,
-// and a mark has no effect before its policy rule exists.
+// and a mark has no effect before its policy rule exists. The policy rules of an earlier
+// configuration stay as long as its chains, which set the marks.
 func (f *flush) flushNode() {
 	if !f.node.dirty {
 		return
@@ -70,8 +71,8 @@ func (f *flush) flushNode() {
 		f.addMembers() // those that the rules need are the node's own
 		f.flushAll(f.chains()...)
 		f.rulesCurrent = true // from now on the rules in the kernel are the plan's
+		f.flushAll(f.staleRules())
 	}
-	f.flushAll(f.staleRules())
 	if f.pruning {
 		f.flushAll(f.routesToDelete(), f.kubeProxyTables())
 		f.flushAll(f.leftovers()...)

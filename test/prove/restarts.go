@@ -67,7 +67,7 @@ var Restarts = []Update{
 }
 
 // restarted are the scenarios that are put through restarts.
-var restarted = []string{"aws-vpc", "claims claim port", "external-local"}
+var restarted = []string{"aws-vpc", "claims claim port", "external-local", "aws fwmark"}
 
 // updatesOf returns the updates that a scenario is put through.
 func updatesOf(s *Scenario) []Update {

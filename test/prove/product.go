@@ -3,8 +3,10 @@
 package prove
 
 import (
+	"cmp"
 	"fmt"
 	"maps"
+	"time"
 
 	"github.com/kube-ipvs/kube-ipvs/pkg/plan"
 	"github.com/kube-ipvs/kube-ipvs/pkg/reconcile"
@@ -20,6 +22,7 @@ type Product struct {
 	bound      []plan.Binding
 	uses       plan.SetsInUse
 	have       map[string]*service.Service
+	resyncs    int
 }
 
 // NewProduct programs a scenario into a kernel.
@@ -31,7 +34,7 @@ func NewProduct(s *Scenario) (*Product, error) {
 // Start does what the process does at its start, on the kernel as it is.
 func (p *Product) Start() error {
 	cfg := &p.scenario.Config
-	p.reconciler = reconcile.New(cfg, p.apply(), reconcile.Periods{})
+	p.reconciler = reconcile.New(cfg, p.apply(), reconcile.Periods{Sync: time.Hour})
 	p.bound, p.have = nil, map[string]*service.Service{}
 	p.setNode()
 	if _, err := p.reconciler.Load(); err != nil {
@@ -59,6 +62,25 @@ func (p *Product) Change(to *Scenario) error {
 		return err
 	}
 	return p.flush()
+}
+
+// Resync compares the kernel with the state, as after a change by another program.
+func (p *Product) Resync() error {
+	p.resyncs++
+	now := time.Now().Add(time.Duration(p.resyncs) * time.Minute) // beyond the pause between comparisons
+	p.reconciler.Changed(now, reconcile.External{MaybeDeleted: true})
+	for {
+		done := p.reconciler.Step(now)
+		if err := cmp.Or(done.ReadErr, done.Problems.Err()); err != nil {
+			return fmt.Errorf("%s: %w", p.scenario.Name, err)
+		}
+		if done.Compared != nil {
+			return p.flush()
+		}
+		if ready := p.reconciler.Ready(); ready != nil {
+			<-ready
+		}
+	}
 }
 
 // flush writes the changes: first the rules for the sets in use before, last those for

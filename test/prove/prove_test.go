@@ -266,13 +266,38 @@ func TestUpdates(t *testing.T) {
 	)
 }
 
-// TestRandom draws scenarios. Rapid shrinks a failing one and keeps it in testdata/rapid.
-// With a duration, it runs rounds of rapid's number of checks. SEED is the seed of the
-// first round, and increases by one for each further round.
+// rounds repeats a property of random scenarios. Rapid shrinks a failing one and keeps it in
+// testdata/rapid. With a duration, it runs rounds of rapid's number of checks, and prints the
+// progress. SEED is the seed of the first round, and increases by one for each further round.
+// It returns the seeds, or "" without a duration.
+func rounds(t *testing.T, check func(*rapid.T), progress func() string) (seeds string) {
+	t.Helper()
+	limit, err := time.ParseDuration(prove)
+	if err != nil {
+		rapid.Check(t, check)
+		return ""
+	}
+	first, err := strconv.ParseUint(cmp.Or(os.Getenv("SEED"), "1"), 10, 64)
+	if err != nil {
+		t.Fatal(err)
+	}
+	seed := first
+	for began := time.Now(); time.Since(began) < limit && !t.Failed(); seed++ {
+		if err := flag.Set("rapid.seed", strconv.FormatUint(seed, 10)); err != nil {
+			t.Fatal(err)
+		}
+		rapid.Check(t, check)
+		fmt.Printf("%s of %s: seed %d, %s\n", time.Since(began).Round(time.Second), limit, seed, progress())
+	}
+	return fmt.Sprintf("with the seeds %d to %d", first, seed-1)
+}
+
+// TestRandom evaluates every class of random scenarios, alone and beside other programs.
 func TestRandom(t *testing.T) {
+	record := reliability.Begin(t, reliability.Packets, "random")
 	known := exceptions(t)
 	configurations, classes, judged := 0, 0, 0
-	check := func(t *rapid.T) {
+	seeds := rounds(t, func(t *rapid.T) {
 		s, err := NewSubject(Draw(t), 4)
 		if err != nil {
 			t.Fatal(err)
@@ -294,29 +319,54 @@ func TestRandom(t *testing.T) {
 				}
 			}
 		}
-	}
-	limit, err := time.ParseDuration(prove)
-	if err != nil {
-		rapid.Check(t, check)
+	}, func() string {
+		return fmt.Sprintf("%d configurations, %d classes, %d beside other programs", configurations, classes, judged)
+	})
+	if seeds == "" {
 		return
 	}
-	record := reliability.Begin(t, reliability.Packets, "random")
-	first, err := strconv.ParseUint(cmp.Or(os.Getenv("SEED"), "1"), 10, 64)
-	if err != nil {
-		t.Fatal(err)
-	}
-	seed := first
-	for began := time.Now(); time.Since(began) < limit && !t.Failed(); seed++ {
-		if err := flag.Set("rapid.seed", strconv.FormatUint(seed, 10)); err != nil {
-			t.Fatal(err)
-		}
-		rapid.Check(t, check)
-		fmt.Printf("%s of %s: seed %d, %d configurations, %d classes, %d beside other programs\n",
-			time.Since(began).Round(time.Second), limit, seed, configurations, classes, judged)
-	}
 	record(
-		figure("random configurations", configurations, fmt.Sprintf("with the seeds %d to %d", first, seed-1)),
+		figure("random configurations", configurations, seeds),
 		figure("packet classes of random configurations", classes, "judged by the oracle"),
 		figure("packet classes of random configurations beside other programs", judged, "five acts in each configuration"),
+	)
+}
+
+// TestRandomHistories evaluates every class of random scenarios between the writes of random
+// changes, restarts and crashes, and compares the final states. See history.
+func TestRandomHistories(t *testing.T) {
+	record := reliability.Begin(t, reliability.Packets, "histories")
+	known := exceptions(t)
+	var all counts
+	seeds := rounds(t, func(t *rapid.T) {
+		h, err := newHistory(Draw(t), ip.IPv4)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for range rapid.IntRange(1, 4).Draw(t, "events") {
+			failures, err := h.event(t)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, f := range failures {
+				if !known.Has("updates", f.String()) && !known.Has("histories", f.String()) {
+					t.Fatalf("%s\n%s", f, f.Path)
+				}
+			}
+		}
+		all.add(h.counts)
+	}, func() string {
+		return fmt.Sprintf("%d histories, %d changes, %d crashes, %d members removed", all.histories, all.changes, all.crashes, all.removed)
+	})
+	if seeds == "" {
+		return
+	}
+	record(
+		figure("random histories", all.histories, seeds),
+		figure("changes and restarts in random histories", all.changes, "of Services, the network and the configuration"),
+		figure("crashes in random histories", all.crashes, "the next start ends in the right state"),
+		figure("members of sets that another program removed", all.removed, "the next comparison restores them"),
+		figure("states between two writes in random histories", all.states, "every packet class has the result from before or from after"),
+		figure("open connections in random histories", all.opened, "continue in all of these states"),
 	)
 }

@@ -258,6 +258,11 @@ func begin(from, to *Scenario, restart bool) (*running, error) {
 	if err != nil {
 		return nil, err
 	}
+	return enter(p, from, to, restart), nil
+}
+
+// enter prepares a process that has programmed a scenario for an updated one.
+func enter(p *Product, from, to *Scenario, restart bool) *running {
 	r := &running{Product: p, from: from, to: to, restart: restart}
 	r.network = !slices.EqualFunc(from.Node.Inventory.Links, to.Node.Inventory.Links, func(a, b routing.Link) bool {
 		return a.Name == b.Name && slices.Equal(a.Addresses, b.Addresses)
@@ -265,7 +270,7 @@ func begin(from, to *Scenario, restart bool) (*running, error) {
 	if r.network {
 		p.Kernel.setNetwork(to)
 	}
-	return r, nil
+	return r
 }
 
 // watch returns all states between the writes of do, and ends in the state after do.
@@ -532,7 +537,7 @@ func (c *comparison) judge(name string, between []*trace.Node, log []string, at 
 			if !differs[i] {
 				continue
 			}
-			if x := e.Explain(n, class.Question); !asEither(&x, &c.before[k], &c.after[k]) {
+			if x := e.Explain(n, class.Question); !c.asEither(class, &x, &c.before[k], &c.after[k]) {
 				fails(i, class, Summary(&x), fmt.Sprintf("every state is as before (%s) or as after (%s)", Summary(&c.before[k]), Summary(&c.after[k])))
 				break
 			}
@@ -583,7 +588,7 @@ func next(log []string, at int) string {
 // of either, each on a path that it has in one of them. A class that is served in only
 // one of them may be refused or dropped, but must not reach a process of the node. A
 // class that is served in neither must not be served.
-func asEither(x, before, after *trace.Explanation) bool {
+func (c *comparison) asEither(class *Class, x, before, after *trace.Explanation) bool {
 	now, was, will := fateOf(x), fateOf(before), fateOf(after)
 	switch {
 	case now == was && now != MustAnswer, now == will && now != MustAnswer:
@@ -596,17 +601,31 @@ func asEither(x, before, after *trace.Explanation) bool {
 	known := map[string]bool{}
 	for _, y := range []*trace.Explanation{before, after} {
 		for _, r := range y.RealServers {
-			known[way(r)] = true
+			known[c.way(class, r)] = true
 		}
 	}
 	for _, r := range x.RealServers {
-		if r.Weight > 0 && !known[way(r)] {
+		if r.Weight > 0 && !known[c.way(class, r)] {
 			return false
 		}
 	}
 	return true
 }
 
-func way(r trace.ServerPath) string {
-	return strings.Join([]string{r.RealServer, r.LeavesBy, r.SeenSource, string(r.Verdict.Outcome)}, " ")
+// way describes the path to a real server. The node's own connection to an endpoint on this
+// node may have any address of the node as its source, the VIP included: replies to each stay
+// on the node.
+func (c *comparison) way(class *Class, r trace.ServerPath) string {
+	source := r.SeenSource
+	if class.In == "" && (c.isOwn(source) || source == class.To.Addr().String()) && !c.from.isUplink(c.family, r.LeavesBy) {
+		source = "the node"
+	}
+	return strings.Join([]string{r.RealServer, r.LeavesBy, source, string(r.Verdict.Outcome)}, " ")
+}
+
+// isOwn reports whether an interface of the node has an address.
+func (c *comparison) isOwn(address string) bool {
+	return slices.ContainsFunc(c.to.Node.Inventory.Links, func(l routing.Link) bool {
+		return slices.ContainsFunc(l.Addresses, func(a routing.Address) bool { return a.Prefix.Addr().String() == address })
+	})
 }

@@ -216,11 +216,11 @@ func (f *Fake) validate(refused map[Table]error) func(Table, *table) error {
 var extensions = map[string]Table{
 	"ACCEPT": "", "DROP": "", "RETURN": "", "MARK": "", "CONNMARK": "", "LOG": "", "NFLOG": "",
 	"MASQUERADE": NAT, "SNAT": NAT, "DNAT": NAT, "REDIRECT": NAT, "REJECT": Filter, "TCPMSS": "",
-	"SET": Mangle, // as it is used here, with --map-set
+	"SET": "", // with --map-set, only table mangle
 }
 
 func (f *Fake) validateRule(name Table, t *table, r Rule) error {
-	for _, set := range Arguments(r, "--match-set", "--map-set") {
+	for _, set := range Arguments(r, "--match-set", "--map-set", "--add-set") {
 		if f.HasSet != nil && !f.HasSet(set) {
 			return fmt.Errorf("set %s does not exist: %w", set, unix.ENOENT)
 		}
@@ -232,6 +232,9 @@ func (f *Fake) validateRule(name Table, t *table, r Rule) error {
 	}
 	to := target(r)
 	if only, ok := extensions[to]; ok {
+		if len(Arguments(r, "--map-set")) > 0 {
+			only = Mangle
+		}
 		if only != "" && only != name {
 			return fmt.Errorf("%s is only valid in table %s: %w", to, only, unix.EINVAL)
 		}

@@ -92,7 +92,7 @@ func needs(r Rule) []part {
 			options = append(options, extension(c)+randomFully)
 		}
 	}
-	for _, set := range Arguments(r, "--match-set", "--map-set") {
+	for _, set := range Arguments(r, "--match-set", "--map-set", "--add-set") {
 		out = append(out, part("set "+set))
 	}
 	return append(append(out, part(r)), options...)

@@ -166,6 +166,7 @@ func (w *walk) markBy(r *rule, where, text string, p *packet) {
 	switch {
 	case r.target == "SET":
 		w.mapSet(r, p)
+		w.addToSet(r, where, text, p)
 	case save:
 		p.conn.mark = p.conn.mark&^ct ^ p.mark&nf
 	case restore:
@@ -196,6 +197,24 @@ func (w *walk) mapSet(r *rule, p *packet) {
 		w.eval.Member(args[0], entry)
 	}
 	p.mark = mark
+}
+
+// addToSet notes that a packet becomes a member of a set. Rules that match the set do not
+// see that.
+func (w *walk) addToSet(r *rule, where, text string, p *packet) {
+	args := r.options["--add-set"]
+	if len(args) != 2 {
+		return
+	}
+	_, entry, _, known := w.member(args[0], args[1], p)
+	if !known {
+		w.doubt("%s: unknown set %s", text, args[0])
+		return
+	}
+	w.note(where, p, text, "%s is added to the set %s", entry, args[0])
+	if w.eval.Added != nil {
+		w.eval.Added(args[0], entry)
+	}
 }
 
 func (w *walk) setMark(r *rule, text string, p *packet) {

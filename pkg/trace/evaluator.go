@@ -41,6 +41,8 @@ type Evaluator struct {
 	Near func(table nat.Table, chain string, index, condition int)
 	// Member, if set, is called for each set member that a packet matched.
 	Member func(set string, entry ipset.Entry)
+	// Added, if set, is called for each member that a rule adds to a set.
+	Added func(set string, entry ipset.Entry)
 	// Opened, if set, is called for each connection that a real server answers.
 	Opened func(*Connection)
 

@@ -172,6 +172,11 @@ func compileModule(m match, arg string) func(*walk, *packet) (bool, error) {
 	case "--ctstate", "--state":
 		states := strings.Split(arg, ",")
 		return func(_ *walk, p *packet) (bool, error) { return slices.Contains(states, string(p.state)), nil }
+	case "--ctorigsrc":
+		prefix, err := parsePrefix(arg)
+		return func(_ *walk, p *packet) (bool, error) {
+			return err == nil && prefix.Contains(p.conn.source.Addr()), err
+		}
 	case "--ctdir":
 		return func(_ *walk, p *packet) (bool, error) { return arg == p.direction(), nil }
 	case "--src-type", "--dst-type":

@@ -94,7 +94,7 @@ func (a *atoms) read(r nat.Rule, uses map[setUse]bool) {
 	}
 	for i, w := range words {
 		switch {
-		case (w == "--match-set" || w == "--map-set") && i+2 < len(words):
+		case (w == "--match-set" || w == "--map-set" || w == "--add-set") && i+2 < len(words):
 			uses[setUse{words[i+1], words[i+2]}] = true
 		case (w == "-s" || w == "-d") && i+1 < len(words):
 			p, err := netip.ParsePrefix(words[i+1])

@@ -139,7 +139,7 @@ func (s *Subject) normal(rule nat.Rule) string {
 			words[i] = "PREFIX"
 		case "--to-source":
 			words[i] = "ADDRESS"
-		case "--match-set", "--map-set":
+		case "--match-set", "--map-set", "--add-set":
 			words[i] = strings.Replace(words[i], "KUBE-6-", "KUBE-", 1)
 		}
 		words[i] = strings.NewReplacer("ipv6-icmp", "icmp", "icmpv6", "icmp", "icmp6", "icmp").Replace(words[i])

@@ -132,7 +132,7 @@ func makeSets(t *testing.T, family ip.Family, rules []nat.Rule) {
 		inet = "inet6"
 	}
 	for _, r := range rules {
-		for _, set := range nat.Arguments(r, "--match-set", "--map-set") {
+		for _, set := range nat.Arguments(r, "--match-set", "--map-set", "--add-set") {
 			if _, err := run("ipset", "", "create", "-exist", set, "hash:ip,port,ip", "family", inet); err != nil {
 				t.Fatal(err)
 			}

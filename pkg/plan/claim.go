@@ -78,7 +78,7 @@ func (b *serviceBuilder) addVIP(claim ClaimMode, vs *VirtualServer) {
 		return
 	}
 	b.addMember(PortVIPs, ipset.Entry{Addr: a})
-	if !active(vs.RealServers) {
+	if !active(vs.Endpoints) {
 		b.addMember(Refused, entryOf(vs.Key))
 	}
 }

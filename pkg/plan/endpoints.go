@@ -24,6 +24,10 @@ type chosen struct {
 // (KEP-1669). The cluster and the node-local endpoints are selected independently.
 func choose(facts *Facts, family ip.Family, all []service.Endpoint) chosen {
 	all = filter(all, func(e service.Endpoint) bool { return ip.Of(e.Addr.Addr()) == family })
+	byAddress := func(a, b service.Endpoint) int { return a.Addr.Compare(b.Addr) }
+	if !slices.IsSortedFunc(all, byAddress) { // package service sorts them, tests may not
+		all = slices.SortedFunc(slices.Values(all), byAddress)
+	}
 	ready := filter(all, func(e service.Endpoint) bool { return e.Ready })
 	draining := filter(all, func(e service.Endpoint) bool { return e.Serving && e.Terminating })
 	onNode := func(e service.Endpoint) bool { return e.Node != "" && e.Node == facts.NodeName }

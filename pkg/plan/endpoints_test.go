@@ -3,6 +3,7 @@ package plan_test
 import (
 	"fmt"
 	"net/netip"
+	"slices"
 	"strings"
 	"testing"
 
@@ -89,13 +90,23 @@ func TestChosenEndpoints(t *testing.T) {
 	}
 }
 
+// realServers returns the real servers among endpoints.
+func realServers(list []plan.Endpoint) (out []plan.Endpoint) {
+	for _, e := range list {
+		if e.Is&plan.IsRealServer != 0 {
+			out = append(out, e)
+		}
+	}
+	return out
+}
+
 // lastNumbers returns the last numbers of a virtual server's real servers.
 func lastNumbers(part plan.ServicePlan, key ipvs.Key) string {
 	var out []string
 	for _, vs := range part.VirtualServers {
-		for _, rs := range vs.RealServers {
+		for _, rs := range realServers(vs.Endpoints) {
 			if vs.Key == key {
-				out = append(out, fmt.Sprint(rs.Addr().As4()[3]))
+				out = append(out, fmt.Sprint(rs.Addr.As4()[3]))
 			}
 		}
 	}
@@ -126,8 +137,10 @@ func TestIssue89392LostEndpoints(t *testing.T) {
 				Ports:      []service.Port{{Protocol: ip.TCP, Port: 80, Endpoints: tc.in}},
 			})
 			var got []string
-			for _, a := range part.VirtualServers[0].Unreachable {
-				got = append(got, fmt.Sprint(a.Addr().As4()[3]))
+			for _, e := range part.VirtualServers[0].Endpoints {
+				if e.Is&plan.IsUnreachable != 0 {
+					got = append(got, fmt.Sprint(e.Addr.As4()[3]))
+				}
 			}
 			if got := strings.Join(got, " "); got != tc.want {
 				t.Errorf("lost: %q, want %q", got, tc.want)
@@ -175,5 +188,31 @@ func TestHealthCheckCountsAddresses(t *testing.T) {
 	})
 	if want := (plan.HealthCheck{Port: 32000, Local: 2}); part.HealthCheck != want {
 		t.Errorf("two dual-stack pods: got %+v, want %+v", part.HealthCheck, want)
+	}
+}
+
+// TestEndpointsOfVirtualServer: with UDPDrain, a terminating endpoint is a real server of weight
+// 0, without the limit of connections. One on an unreachable node is none.
+func TestEndpointsOfVirtualServer(t *testing.T) {
+	cfg, facts := defaultConfig(), plan.Facts{NodeName: "node-1", UnreachableNodes: []string{"node-3"}}
+	cfg.UDPDrain = true
+	part := plan.ForService(&cfg, &facts, &service.Service{
+		ClusterIPs:     []netip.Addr{netip.MustParseAddr("10.96.0.10")},
+		MaxConnections: 7,
+		Ports: []service.Port{{Protocol: ip.UDP, Port: 80, Endpoints: backends(
+			"node-1 ready", "node-2 draining", "node-3 unready")}},
+	})
+	var got []string
+	for _, e := range part.VirtualServers[0].Endpoints {
+		got = append(got, fmt.Sprintf("%s is %d, weight %d, limit %d", e.Dest(), e.Is, e.Weight, e.MaxConnections))
+	}
+	all := plan.IsEndpoint
+	want := []string{
+		fmt.Sprintf("10.0.0.1:80 is %d, weight 1, limit 7", all|plan.IsRealServer),
+		fmt.Sprintf("10.0.0.2:80 is %d, weight 0, limit 0", all|plan.IsRealServer),
+		fmt.Sprintf("10.0.0.3:80 is %d, weight 0, limit 0", all|plan.IsUnreachable),
+	}
+	if !slices.Equal(got, want) {
+		t.Errorf("%q, want %q", got, want)
 	}
 }

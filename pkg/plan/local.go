@@ -56,11 +56,8 @@ type InternalServer struct {
 	Key        ipvs.Key // the address and port
 	Precedence Precedence
 	ipvs.VirtualServer
-	RealServers    []RealServer     // of the whole cluster
-	MaxConnections uint32           // see VirtualServer
-	Endpoints      []netip.AddrPort // see VirtualServer
-	Unreachable    []netip.AddrPort // see VirtualServer
-	Masquerade     bool             // the client's address is replaced
+	Endpoints  []Endpoint // real servers are those of the whole cluster
+	Masquerade bool       // the client's address is replaced
 }
 
 // addInternal adds an InternalServer if there are node-local endpoints. Internal clients of a
@@ -71,7 +68,7 @@ func (b *serviceBuilder) addInternal(key ipvs.Key, precedence Precedence, eps ch
 	}
 	b.plan.Internal = append(b.plan.Internal, InternalServer{
 		Key: key, Precedence: precedence, VirtualServer: internalServer(b.cfg, b.service),
-		RealServers: b.realServers(key, eps.cluster), MaxConnections: b.service.MaxConnections, Endpoints: b.endpoints, Unreachable: b.unreachable,
+		Endpoints:  b.endpointsOf(key.Protocol, eps.cluster),
 		Masquerade: nodePort || !b.keepsClient(),
 	})
 }
@@ -117,7 +114,7 @@ func (p *ServicePlan) addMarked(cfg *Config, in InternalServer, mark uint32) {
 	p.VirtualServers = append(p.VirtualServers, VirtualServer{
 		Key:           ipvs.Key{Addr: family.Unspecified(), FWMark: mark},
 		Precedence:    in.Precedence,
-		VirtualServer: in.VirtualServer, RealServers: in.RealServers, MaxConnections: in.MaxConnections, Endpoints: in.Endpoints, Unreachable: in.Unreachable,
+		VirtualServer: in.VirtualServer, Endpoints: in.Endpoints,
 	})
 }
 

@@ -7,15 +7,15 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/plan"
 )
 
-// TestNumbersRunOut checks that internal clients get the node-local endpoints if an
+// TestFWMarksRunOut checks that internal clients get the node-local endpoints if an
 // address and port has no fwmark.
-func TestNumbersRunOut(t *testing.T) {
+func TestFWMarksRunOut(t *testing.T) {
 	s := load(t, "external-local")
 	facts := plan.NewFacts(&s.Config, &s.Node)
 	part := plan.ForService(&s.Config, &facts, &s.Services[0])
 	for _, in := range part.Internal {
-		if got := realServers(part, in.Key); got != 1 || len(in.RealServers) != 2 {
-			t.Errorf("%s has %d real servers for external clients, want 1, and %d for internal ones, want 2", in.Key, got, len(in.RealServers))
+		if got := countRealServers(part, in.Key); got != 1 || len(realServers(in.Endpoints)) != 2 {
+			t.Errorf("%s has %d real servers for external clients, want 1, and %d for internal ones, want 2", in.Key, got, len(realServers(in.Endpoints)))
 		}
 	}
 	part = plan.AssignMarks(&s.Config, part, map[ipvs.Key]uint32{part.Internal[0].Key: 1})
@@ -30,10 +30,10 @@ func TestNumbersRunOut(t *testing.T) {
 	}
 }
 
-func realServers(part plan.ServicePlan, key ipvs.Key) int {
+func countRealServers(part plan.ServicePlan, key ipvs.Key) int {
 	for _, vs := range part.VirtualServers {
 		if vs.Key == key {
-			return len(vs.RealServers)
+			return len(realServers(vs.Endpoints))
 		}
 	}
 	return 0

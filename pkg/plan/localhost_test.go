@@ -62,7 +62,7 @@ func TestLocalhostVirtualServers(t *testing.T) {
 			}
 		}
 		for _, vs := range part.VirtualServers {
-			if vs.Key.Addr.IsLoopback() && len(vs.RealServers) == 0 {
+			if vs.Key.Addr.IsLoopback() && len(realServers(vs.Endpoints)) == 0 {
 				t.Errorf("%s: %s has no endpoint", svc.Name, vs.Key)
 			}
 		}

@@ -187,9 +187,9 @@ func checkServers(t *testing.T, cfg *plan.Config, facts *plan.Facts, part *plan.
 				t.Errorf("%s is excluded", vs.Key)
 			}
 		}
-		for j, rs := range vs.RealServers {
-			if ip.Of(rs.Addr()) != vs.Key.Family() || j > 0 && vs.RealServers[j-1].Compare(rs.AddrPort) >= 0 {
-				t.Errorf("%s: real server %s is of another family, duplicated or out of order", vs.Key, rs)
+		for j, e := range vs.Endpoints {
+			if ip.Of(e.Addr) != vs.Key.Family() || j > 0 && vs.Endpoints[j-1].Dest().Compare(e.Dest()) >= 0 {
+				t.Errorf("%s: endpoint %s is of another family, duplicated or out of order", vs.Key, e.Dest())
 			}
 		}
 		claimed := slices.ContainsFunc(part.VIPs, func(v plan.VIP) bool { return v.Addr == vs.Key.Addr })

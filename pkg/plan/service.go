@@ -46,37 +46,45 @@ type VirtualServer struct {
 	Key        ipvs.Key
 	Precedence Precedence
 	ipvs.VirtualServer
-	RealServers    []RealServer // sorted, without duplicates
-	MaxConnections uint32       // per real server; 0: no limit
-	// Endpoints lists all endpoints, in any state; sorted. Connections to an endpoint
-	// that is no longer a real server may still be served.
-	Endpoints []netip.AddrPort
-	// Unreachable lists those of Endpoints on unreachable nodes. Connections to them are not
-	// drained.
-	Unreachable []netip.AddrPort
+	// Endpoints lists all endpoints, in any state, sorted by address and port, without
+	// duplicates. The real servers are those with IsRealServer. The list is immutable.
+	Endpoints []Endpoint
 }
 
-// HasEndpoint reports whether the endpoint exists, in any state.
-func (vs *VirtualServer) HasEndpoint(a netip.AddrPort) bool {
-	_, found := slices.BinarySearchFunc(vs.Endpoints, a, netip.AddrPort.Compare)
-	return found
+// Endpoint is an endpoint, and what it is for a virtual server. Package reconcile keeps the
+// endpoints of all Services, so this is small.
+type Endpoint struct {
+	Addr           netip.Addr
+	Port           uint16
+	Is             EndpointIs
+	Weight         int32  // of a real server; 0: it keeps its flows and gets no new ones
+	MaxConnections uint32 // of a real server; 0: no limit
 }
 
-// HasUnreachable reports whether the endpoint is on an unreachable node.
-func (vs *VirtualServer) HasUnreachable(a netip.AddrPort) bool {
-	return slices.Contains(vs.Unreachable, a)
-}
+// EndpointIs is a set of properties of an Endpoint.
+type EndpointIs uint8
 
-// RealServer is an endpoint of a virtual server. With weight 0 it keeps its flows and
-// gets no new ones.
-type RealServer struct {
-	netip.AddrPort
-	Weight int
+const (
+	// IsRealServer: it is a real server of the virtual server.
+	IsRealServer EndpointIs = 1 << iota
+	// IsEndpoint: it exists, in any state. Connections to an endpoint that is no longer a
+	// real server may still be served.
+	IsEndpoint
+	// IsUnreachable: it is on an unreachable node. Connections to it are not drained.
+	IsUnreachable
+)
+
+// Dest returns the address and port.
+func (e Endpoint) Dest() netip.AddrPort { return netip.AddrPortFrom(e.Addr, e.Port) }
+
+// RealServer returns the settings of a real server.
+func (e Endpoint) RealServer() ipvs.RealServer {
+	return ipvs.RealServer{Weight: int(e.Weight), MaxConnections: e.MaxConnections}
 }
 
 // active reports whether a real server accepts new connections.
-func active(list []RealServer) bool {
-	return slices.ContainsFunc(list, func(rs RealServer) bool { return rs.Weight > 0 })
+func active(list []Endpoint) bool {
+	return slices.ContainsFunc(list, func(e Endpoint) bool { return e.Is&IsRealServer != 0 && e.Weight > 0 })
 }
 
 // Member is an entry of a set, and its mark in a set of marks. The set's name
@@ -418,33 +426,39 @@ func (b *serviceBuilder) addVirtualServer(key ipvs.Key, precedence Precedence, e
 	b.seen[key] = true
 	vs := VirtualServer{
 		Key: key, Precedence: precedence, VirtualServer: b.onePacket(key.Protocol, virtualServer(b.cfg, b.service)),
-		RealServers: b.realServers(key, endpoints), Endpoints: b.endpoints, Unreachable: b.unreachable,
-		MaxConnections: b.service.MaxConnections,
+		Endpoints: b.endpointsOf(key.Protocol, endpoints),
 	}
 	b.plan.VirtualServers = append(b.plan.VirtualServers, vs)
 	return true
 }
 
-// realServers returns the endpoints that get new connections and, with UDPDrain, those that
-// are terminating and keep their UDP flows (kubernetes#134143). Other UDP real servers are
-// removed at once: the end of a UDP flow is not visible, so the flow of a client that keeps
-// sending would never leave a deleted endpoint.
-func (b *serviceBuilder) realServers(key ipvs.Key, endpoints []service.Endpoint) []RealServer {
-	var out []RealServer
-	if len(endpoints) > 0 {
-		out = make([]RealServer, 0, len(endpoints))
+// endpointsOf returns the endpoints of a virtual server. Real servers are those that get new
+// connections (active) and, with UDPDrain, those that are terminating and keep their UDP flows
+// (kubernetes#134143). Other UDP real servers are removed at once: the end of a UDP flow is not
+// visible, so the flow of a client that keeps sending would never leave a deleted endpoint. All
+// lists are sorted, and b.endpoints contains the others.
+func (b *serviceBuilder) endpointsOf(protocol ip.Protocol, active []service.Endpoint) []Endpoint {
+	draining, unreachable := b.draining, b.unreachable
+	if protocol != ip.UDP || !b.cfg.UDPDrain {
+		draining = nil
 	}
-	for _, e := range endpoints {
-		out = append(out, RealServer{e.Addr, max(e.Weight, 1)})
-	}
-	if key.Protocol != ip.UDP || !b.cfg.UDPDrain {
-		return out
-	}
-	for _, a := range b.draining {
-		at, found := slices.BinarySearchFunc(out, a, func(rs RealServer, a netip.AddrPort) int { return rs.Compare(a) })
-		if !found {
-			out = slices.Insert(out, at, RealServer{a, 0})
+	out := make([]Endpoint, 0, len(b.endpoints))
+	for _, a := range b.endpoints {
+		e := Endpoint{Addr: a.Addr(), Port: a.Port(), Is: IsEndpoint}
+		if len(draining) > 0 && draining[0] == a {
+			e.Is |= IsRealServer
+			draining = draining[1:]
 		}
+		if len(active) > 0 && active[0].Addr == a {
+			e.Is |= IsRealServer
+			e.Weight, e.MaxConnections = int32(max(active[0].Weight, 1)), b.service.MaxConnections
+			active = active[1:]
+		}
+		if len(unreachable) > 0 && unreachable[0] == a {
+			e.Is |= IsUnreachable
+			unreachable = unreachable[1:]
+		}
+		out = append(out, e)
 	}
 	return out
 }

@@ -158,12 +158,12 @@ func (w *writer) members(list []plan.Member) {
 func (w *writer) part(p plan.ServicePlan) {
 	for _, vs := range p.VirtualServers {
 		w.line("  %s %s%s", vs.Key, vs.Scheduler, options(vs))
-		for _, rs := range vs.RealServers {
+		for _, rs := range realServers(vs.Endpoints) {
 			weight := ""
 			if rs.Weight != 1 {
 				weight = fmt.Sprintf(" weight %d", rs.Weight)
 			}
-			w.line("    → %s%s", rs, weight)
+			w.line("    → %s%s", rs.Dest(), weight)
 		}
 	}
 	for _, v := range p.VIPs {

@@ -8,6 +8,7 @@ import (
 
 	"github.com/kube-ipvs/kube-ipvs/pkg/ipvs"
 	"github.com/kube-ipvs/kube-ipvs/pkg/kernel"
+	"github.com/kube-ipvs/kube-ipvs/pkg/plan"
 )
 
 // drain adds a real server to the draining ones. The list need not be persisted: after a
@@ -116,7 +117,7 @@ func (r *Reconciler) takeCuts() []Cut {
 
 func (r *Reconciler) onUnreachableNode(key ipvs.Key, dest netip.AddrPort) bool {
 	want, desired := r.desiredForDraining(key)
-	return desired && want.is(dest, isUnreachable)
+	return desired && want.is(dest, plan.IsUnreachable)
 }
 
 // desiredForDraining returns the desired virtual server that lists the endpoints of key's
@@ -135,7 +136,7 @@ func (r *Reconciler) desiredForDraining(key ipvs.Key) (*wantedServer, bool) {
 // missingFor returns how long a draining real server has had no endpoint.
 func (r *Reconciler) missingFor(key ipvs.Key, dest netip.AddrPort, now time.Time) time.Duration {
 	since := r.draining[key][dest]
-	if want, desired := r.desiredForDraining(key); desired && want.is(dest, isEndpoint) {
+	if want, desired := r.desiredForDraining(key); desired && want.is(dest, plan.IsEndpoint) {
 		since = time.Time{}
 	} else if since.IsZero() {
 		since = now

@@ -192,7 +192,7 @@ func (r *Reconciler) setServers(p *ownedState, want []plan.VirtualServer) {
 			r.adoptForeign(s)
 			before := r.servers.owners(s.key)
 			r.servers.put(s, p.owner, e.precedence, e.value)
-			if slices.ContainsFunc(e.value.endpoints, func(e endpoint) bool { return e.is&isUnreachable != 0 }) {
+			if slices.ContainsFunc(e.value.endpoints, func(e endpoint) bool { return e.Is&plan.IsUnreachable != 0 }) {
 				r.drainAt = time.Time{} // their connections are to end
 			}
 			r.ownersChanged(s.key, before)

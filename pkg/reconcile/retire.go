@@ -218,12 +218,12 @@ func (f *flush) retireChanges(s *server) []ipvs.Change {
 	}
 	var changes []ipvs.Change
 	for _, rs := range s.cached.reals {
-		dest := rs.dest()
+		dest := rs.Dest()
 		switch c := (ipvs.Change{Op: ipvs.UpdateRealServer, Key: key, Dest: dest}); {
 		case address.Protocol != ip.TCP && !f.hasDesiredRealServer(address, dest):
 			c.Op = ipvs.DeleteRealServer
 			changes = append(changes, c)
-		case rs.weight != 0:
+		case rs.Weight != 0:
 			changes = append(changes, c)
 			fallthrough
 		default:
@@ -238,7 +238,7 @@ func (f *flush) retireChanges(s *server) []ipvs.Change {
 func (f *flush) hasDesiredRealServer(address ipvs.Key, dest netip.AddrPort) bool {
 	return slices.ContainsFunc([]ipvs.Key{address, fwmKey(address.Family(), f.markOf(address))}, func(key ipvs.Key) bool {
 		want, desired := f.desiredServer(key)
-		return desired && want.is(dest, isRealServer)
+		return desired && want.is(dest, plan.IsRealServer)
 	})
 }
 

@@ -16,23 +16,8 @@ type wantedServer struct {
 	endpoints []endpoint // sorted by address and port
 }
 
-// endpoint is an endpoint of a desired virtual server, as plan.VirtualServer lists it, or a
-// real server in the kernel.
-type endpoint struct {
-	addr   netip.Addr
-	port   uint16
-	is     endpointIs
-	weight int32  // of a real server
-	max    uint32 // maximum number of connections of a real server; 0: no limit
-}
-
-type endpointIs uint8
-
-const (
-	isRealServer  endpointIs = 1 << iota // in RealServers, or in the kernel
-	isEndpoint                           // in Endpoints
-	isUnreachable                        // in Lost
-)
+// endpoint is an endpoint of a desired virtual server, or a real server in the kernel.
+type endpoint = plan.Endpoint
 
 // cachedServer is a virtual server in the kernel, as far as is known. Its real servers are
 // sorted by address and port.
@@ -47,51 +32,16 @@ func compareDest(addr netip.Addr, port uint16, dest netip.AddrPort) int {
 }
 
 func newEndpoint(dest netip.AddrPort, rs ipvs.RealServer) endpoint {
-	return endpoint{dest.Addr(), dest.Port(), isRealServer, int32(rs.Weight), rs.MaxConnections}
+	return endpoint{Addr: dest.Addr(), Port: dest.Port(), Is: plan.IsRealServer, Weight: int32(rs.Weight), MaxConnections: rs.MaxConnections}
 }
 
-func (e endpoint) dest() netip.AddrPort { return netip.AddrPortFrom(e.addr, e.port) }
-
-func (e endpoint) settings() ipvs.RealServer {
-	return ipvs.RealServer{Weight: int(e.weight), MaxConnections: e.max}
-}
-
-// newWanted converts a planned virtual server. If its endpoints are those of shared, it
-// shares the list.
+// newWanted returns the value of a planned virtual server. If its endpoints are those of shared,
+// it shares the list.
 func newWanted(vs *plan.VirtualServer, shared []endpoint) wantedServer {
-	list := make([]endpoint, 0, max(len(vs.RealServers), len(vs.Endpoints)))
-	for _, rs := range vs.RealServers {
-		settings := ipvs.RealServer{Weight: rs.Weight, MaxConnections: vs.MaxConnections}
-		if rs.Weight == 0 {
-			settings = ipvs.RealServer{} // it drains: no new connections, so no limit of them
-		}
-		list = append(list, newEndpoint(rs.AddrPort, settings))
+	if slices.Equal(vs.Endpoints, shared) {
+		return wantedServer{vs.VirtualServer, shared}
 	}
-	list = addEndpoints(list, vs.Endpoints, isEndpoint)
-	list = addEndpoints(list, vs.Unreachable, isUnreachable)
-	if slices.Equal(list, shared) {
-		list = shared
-	}
-	return wantedServer{vs.VirtualServer, slices.Clip(list)}
-}
-
-// addEndpoints sets a flag on addresses and ports in a sorted list, and adds missing ones.
-func addEndpoints(list []endpoint, dests []netip.AddrPort, is endpointIs) []endpoint {
-	i, sorted := 0, len(list)
-	for _, dest := range dests {
-		for i < sorted && compareDest(list[i].addr, list[i].port, dest) < 0 {
-			i++
-		}
-		if i < sorted && list[i].dest() == dest {
-			list[i].is |= is
-			continue
-		}
-		list = append(list, endpoint{addr: dest.Addr(), port: dest.Port(), is: is})
-	}
-	if len(list) > sorted {
-		slices.SortFunc(list, func(a, b endpoint) int { return compareDest(a.addr, a.port, b.dest()) })
-	}
-	return list
+	return wantedServer{vs.VirtualServer, vs.Endpoints}
 }
 
 func sameWanted(a, b wantedServer) bool {
@@ -99,9 +49,9 @@ func sameWanted(a, b wantedServer) bool {
 }
 
 // is reports whether an address and port has any of the given flags.
-func (w *wantedServer) is(dest netip.AddrPort, any endpointIs) bool {
-	i, found := slices.BinarySearchFunc(w.endpoints, dest, func(e endpoint, dest netip.AddrPort) int { return compareDest(e.addr, e.port, dest) })
-	return found && w.endpoints[i].is&any != 0
+func (w *wantedServer) is(dest netip.AddrPort, any plan.EndpointIs) bool {
+	i, found := slices.BinarySearchFunc(w.endpoints, dest, func(e endpoint, dest netip.AddrPort) int { return compareDest(e.Addr, e.Port, dest) })
+	return found && w.endpoints[i].Is&any != 0
 }
 
 // newCached converts an observed virtual server.
@@ -114,18 +64,18 @@ func newCached(s ipvs.Service) cachedServer {
 	for dest, rs := range s.RealServers {
 		a.reals = append(a.reals, newEndpoint(dest, rs))
 	}
-	slices.SortFunc(a.reals, func(a, b endpoint) int { return compareDest(a.addr, a.port, b.dest()) })
+	slices.SortFunc(a.reals, func(a, b endpoint) int { return compareDest(a.Addr, a.Port, b.Dest()) })
 	return a
 }
 
 func (a *cachedServer) find(dest netip.AddrPort) (int, bool) {
-	return slices.BinarySearchFunc(a.reals, dest, func(r endpoint, dest netip.AddrPort) int { return compareDest(r.addr, r.port, dest) })
+	return slices.BinarySearchFunc(a.reals, dest, func(r endpoint, dest netip.AddrPort) int { return compareDest(r.Addr, r.Port, dest) })
 }
 
 // realServer returns the settings of a real server.
 func (a *cachedServer) realServer(dest netip.AddrPort) (ipvs.RealServer, bool) {
 	if i, found := a.find(dest); found {
-		return a.reals[i].settings(), true
+		return a.reals[i].RealServer(), true
 	}
 	return ipvs.RealServer{}, false
 }
@@ -159,7 +109,7 @@ func (a *cachedServer) deleteRealServer(dest netip.AddrPort) {
 // share drops the list of real servers if that of the desired state is equal, and uses that.
 func (a *cachedServer) share(want *wantedServer) {
 	same := func(r, e endpoint) bool {
-		return e.is&isRealServer != 0 && r.dest() == e.dest() && r.settings() == e.settings()
+		return e.Is&plan.IsRealServer != 0 && r.Dest() == e.Dest() && r.RealServer() == e.RealServer()
 	}
 	if slices.EqualFunc(a.reals, want.endpoints, same) {
 		a.reals, a.shared = want.endpoints, true
@@ -179,7 +129,7 @@ func (a *cachedServer) equals(seen map[netip.AddrPort]ipvs.RealServer) bool {
 		return false
 	}
 	for _, r := range a.reals {
-		if is, there := seen[r.dest()]; !there || is != r.settings() {
+		if is, there := seen[r.Dest()]; !there || is != r.RealServer() {
 			return false
 		}
 	}
@@ -204,25 +154,25 @@ func diffServer(key ipvs.Key, have *cachedServer, want *wantedServer) []ipvs.Cha
 	}
 	i := 0
 	for _, e := range want.endpoints {
-		if e.is&isRealServer == 0 {
+		if e.Is&plan.IsRealServer == 0 {
 			continue
 		}
-		dest := e.dest()
-		for ; i < len(reals) && compareDest(reals[i].addr, reals[i].port, dest) < 0; i++ {
-			deletes = append(deletes, ipvs.Change{Op: ipvs.DeleteRealServer, Key: key, Dest: reals[i].dest()})
+		dest := e.Dest()
+		for ; i < len(reals) && compareDest(reals[i].Addr, reals[i].Port, dest) < 0; i++ {
+			deletes = append(deletes, ipvs.Change{Op: ipvs.DeleteRealServer, Key: key, Dest: reals[i].Dest()})
 		}
-		settings := e.settings()
-		switch there := i < len(reals) && reals[i].dest() == dest; {
+		settings := e.RealServer()
+		switch there := i < len(reals) && reals[i].Dest() == dest; {
 		case !there:
 			adds = append(adds, ipvs.Change{Op: ipvs.AddRealServer, Key: key, Dest: dest, RealServer: settings})
 			continue
-		case reals[i].settings() != settings:
+		case reals[i].RealServer() != settings:
 			updates = append(updates, ipvs.Change{Op: ipvs.UpdateRealServer, Key: key, Dest: dest, RealServer: settings})
 		}
 		i++
 	}
 	for ; i < len(reals); i++ {
-		deletes = append(deletes, ipvs.Change{Op: ipvs.DeleteRealServer, Key: key, Dest: reals[i].dest()})
+		deletes = append(deletes, ipvs.Change{Op: ipvs.DeleteRealServer, Key: key, Dest: reals[i].Dest()})
 	}
 	if len(updates)+len(deletes) == 0 {
 		return adds

@@ -13,35 +13,33 @@ import (
 
 // randomServer returns a planned virtual server with some of six endpoints.
 func randomServer(random *rand.Rand) *plan.VirtualServer {
-	vs := &plan.VirtualServer{VirtualServer: ipvs.VirtualServer{Scheduler: []string{"rr", "wrr"}[random.IntN(2)]}, MaxConnections: uint32(random.IntN(2))}
+	vs := &plan.VirtualServer{VirtualServer: ipvs.VirtualServer{Scheduler: []string{"rr", "wrr"}[random.IntN(2)]}}
 	for i := range byte(6) {
-		dest := netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 0, 0, i / 2}), 80+uint16(i%2))
-		if random.IntN(2) == 0 {
-			vs.RealServers = append(vs.RealServers, plan.RealServer{AddrPort: dest, Weight: random.IntN(3)})
+		e := plan.Endpoint{Addr: netip.AddrFrom4([4]byte{10, 0, 0, i / 2}), Port: 80 + uint16(i%2), Is: plan.EndpointIs(random.IntN(8))}
+		if e.Is&plan.IsRealServer != 0 {
+			e.Weight, e.MaxConnections = int32(random.IntN(3)), uint32(random.IntN(2))
 		}
-		if random.IntN(2) == 0 {
-			vs.Endpoints = append(vs.Endpoints, dest)
-		}
-		if random.IntN(4) == 0 {
-			vs.Unreachable = append(vs.Unreachable, dest)
+		if e.Is != 0 {
+			vs.Endpoints = append(vs.Endpoints, e)
 		}
 	}
 	return vs
 }
 
-func TestWantedServerIsWhatWasPlanned(t *testing.T) {
+func TestEqualEndpointsAreShared(t *testing.T) {
 	random := rand.New(rand.NewPCG(1, 1))
 	for range 1000 {
 		vs := randomServer(random)
-		want := newWanted(vs, nil)
-		if again := newWanted(vs, want.endpoints); len(want.endpoints) > 0 && &again.endpoints[0] != &want.endpoints[0] {
+		first := slices.Clone(vs.Endpoints)
+		want := newWanted(vs, first)
+		if len(first) > 0 && &want.endpoints[0] != &first[0] {
 			t.Fatal("equal lists are not shared")
 		}
-		for i := range byte(6) {
-			dest := netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 0, 0, i / 2}), 80+uint16(i%2))
-			real := slices.ContainsFunc(vs.RealServers, func(rs plan.RealServer) bool { return rs.AddrPort == dest })
-			if want.is(dest, isRealServer) != real || want.is(dest, isEndpoint) != vs.HasEndpoint(dest) || want.is(dest, isUnreachable) != vs.HasUnreachable(dest) {
-				t.Fatalf("%s of %+v: %+v", dest, vs, want)
+		for _, e := range vs.Endpoints {
+			for _, is := range []plan.EndpointIs{plan.IsRealServer, plan.IsEndpoint, plan.IsUnreachable} {
+				if want.is(e.Dest(), is) != (e.Is&is != 0) {
+					t.Fatalf("%+v is %d: %v", e, is, want.is(e.Dest(), is))
+				}
 			}
 		}
 	}
@@ -82,8 +80,8 @@ func TestDiffServerLeadsFromActualToDesired(t *testing.T) {
 		}
 		seen := map[netip.AddrPort]ipvs.RealServer{}
 		for _, e := range want.endpoints {
-			if e.is&isRealServer != 0 {
-				seen[e.dest()] = e.settings()
+			if e.Is&plan.IsRealServer != 0 {
+				seen[e.Dest()] = e.RealServer()
 			}
 		}
 		if !have.equals(seen) {

@@ -153,13 +153,13 @@ func (f *flush) upToDate(s *server, want *wantedServer) bool {
 	}
 	reals, i, unwanted := s.cached.reals, 0, len(s.cached.reals)
 	for _, e := range want.endpoints {
-		if e.is&isRealServer == 0 {
+		if e.Is&plan.IsRealServer == 0 {
 			continue
 		}
-		for i < len(reals) && compareDest(reals[i].addr, reals[i].port, e.dest()) < 0 {
+		for i < len(reals) && compareDest(reals[i].Addr, reals[i].Port, e.Dest()) < 0 {
 			i++
 		}
-		if i == len(reals) || reals[i].dest() != e.dest() || reals[i].settings() != e.settings() {
+		if i == len(reals) || reals[i].Dest() != e.Dest() || reals[i].RealServer() != e.RealServer() {
 			return false
 		}
 		i, unwanted = i+1, unwanted-1
@@ -248,7 +248,7 @@ func (f *flush) deleteStaleFlows() {
 		for _, k := range []ipvs.Key{key, fwmKey(key.Family(), f.markOf(key))} {
 			if s := f.cachedServer(k); s != nil {
 				for _, rs := range s.reals {
-					keep[rs.dest()] = struct{}{}
+					keep[rs.Dest()] = struct{}{}
 				}
 			}
 		}

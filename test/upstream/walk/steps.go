@@ -33,7 +33,7 @@ func guide(section string, index int) step {
 	return step{page: migrate, section: section, index: index}
 }
 
-// on returns the step for another node.
+// checked returns the step with a check of its result.
 func (s step) checked(then func(context.Context, *Walk, string) error) step {
 	s.then = then
 	return s

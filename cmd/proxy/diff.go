@@ -130,6 +130,7 @@ func dryRun(ctx context.Context, cfg config.Config) (*dryRunResult, error) {
 	p := proxy.New(proxy.Options{
 		// The proxy in a container may lack permissions that this process has.
 		ReadOnly: true,
+		Running:  cfg.Action != config.DryRun,
 		Config:   cfg.Plan,
 		Kernel: kernel.DryRun(func(part, operation, change string) {
 			result.changes = append(result.changes, inspect.Change{Part: part, Operation: operation, What: change})

@@ -47,6 +47,11 @@ type Node struct {
 	// Watched means that changes of the Inventory are reported to the process while it
 	// runs.
 	Watched bool
+	// OnDemand means that a process reads the sets of Demands while it runs.
+	OnDemand bool
+	// Demanding means that rules on demand are being written: those that demanded them stay
+	// until the others exist, so that no packet is refused in between.
+	Demanding bool
 	// Uses holds the sets that rules are written for.
 	Uses SetsInUse
 }

@@ -22,11 +22,13 @@ func TestCanonicalRules(t *testing.T) {
 	for _, family := range ip.Families {
 		rules := map[nat.Table][]nat.Rule{}
 		for _, cfg := range everyConfig() {
-			part := plan.ForNode(&cfg, secondaryInterfaces())
-			for table, more := range nattest.Rules(family, part.NAT) {
-				rules[table] = append(rules[table], more...)
-				slices.Sort(rules[table])
-				rules[table] = slices.Compact(rules[table])
+			for _, n := range []*plan.Node{secondaryInterfaces(), awaiting(*secondaryInterfaces())} {
+				part := plan.ForNode(&cfg, n)
+				for table, more := range nattest.Rules(family, part.NAT) {
+					rules[table] = append(rules[table], more...)
+					slices.Sort(rules[table])
+					rules[table] = slices.Compact(rules[table])
+				}
 			}
 		}
 		for _, table := range []nat.Table{nat.NAT, nat.Filter, nat.Mangle, nat.Raw} {

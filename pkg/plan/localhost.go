@@ -16,18 +16,70 @@ import (
 //	raw -A OUTPUT -d 127.0.0.1/32 -j KUBE-IPVS-LOCALHOST
 //	raw -A KUBE-IPVS-LOCALHOST -m set --match-set KUBE-IPVS-NODE-PORT dst,dst -j MARK --set-xmark 0x4000/0x4000
 //
-// The mark identifies these packets to the nftables rules, which cannot match the set.
+// The mark identifies these packets to the nftables rules, which cannot match the set. All of
+// these are written on demand: a jump in raw OUTPUT and a base chain of nftables cost 3,400
+// instructions of each connection through IPVS.
 func addLocalhost(plan *NodePlan, cfg *Config, n *Node, facts *Facts, family ip.Family) {
-	if !servesLocalhost(cfg, facts, family) || !n.Uses.Has(NodePorts, family) {
+	if !usesLocalhost(cfg, n, facts, family) || n.waits(AskedLocalhost, family) {
 		return
 	}
 	if plan.Loopback == nil {
 		plan.Loopback = nft.Loopback{}
 	}
-	m, address := cfg.MasqueradeMark, family.Loopback()
+	m := cfg.MasqueradeMark
 	plan.Loopback[family] = nft.Exchange{Mark: m, Source: facts.Primary[family]}
 	r := ruleset{state: &plan.NAT, cfg: cfg, family: family}
-	to := fmt.Sprintf("-d %s/%d", address, address.BitLen())
-	r.jumpIf(nat.Raw, "OUTPUT", to, "KUBE-IPVS-LOCALHOST", "kubernetes localhost node ports")
+	r.jumpIf(nat.Raw, "OUTPUT", "-d "+r.localhost(), "KUBE-IPVS-LOCALHOST", "kubernetes localhost node ports")
 	r.chain(nat.Raw, "KUBE-IPVS-LOCALHOST", rule("node ports of localhost", r.match(NodePorts, "dst,dst"), fmt.Sprintf("MARK --set-xmark %#[1]x/%#[1]x", m)))
+}
+
+// usesLocalhost reports whether there are node ports of the loopback address.
+func usesLocalhost(cfg *Config, n *Node, facts *Facts, family ip.Family) bool {
+	return servesLocalhost(cfg, facts, family) && n.Uses.Has(NodePorts, family)
+}
+
+// awaitsLocalhost reports whether the first packet to such a port is awaited; see Demands.
+func awaitsLocalhost(cfg *Config, n *Node, facts *Facts, family ip.Family) bool {
+	return usesLocalhost(cfg, n, facts, family) && n.demands(AskedLocalhost, family)
+}
+
+// awaitLocalhost returns the rules of KUBE-SERVICES that demand those of addLocalhost. IPVS
+// then drops the packet if its endpoint is not an address of the node, before its conntrack
+// entry is confirmed. The client's next packet has the node's address as its source, and is
+// another connection for conntrack and IPVS:
+//
+//	-A KUBE-SERVICES -s 127.0.0.0/8 -d 127.0.0.1/32 -m set --match-set KUBE-IPVS-NODE-PORT dst,dst -j SET --add-set KUBE-IPVS-ASKED-LO dst
+func (r *ruleset) awaitLocalhost() []nat.Rule {
+	if !r.awaitsLocalhost {
+		return nil
+	}
+	match := fmt.Sprintf("-s %s -d %s %s", r.loopback(), r.localhost(), r.match(NodePorts, "dst,dst"))
+	return []nat.Rule{rule("rules are written on demand", match, r.ask(AskedLocalhost, "dst"))}
+}
+
+// awaitLocalEndpoints returns the rule of KUBE-IPVS-FILTER that drops the packet if its
+// endpoint is an address of the node. It would be answered, and the connection would break as
+// soon as the demanded rules change the source of its next packets:
+//
+//	-A KUBE-IPVS-FILTER -i lo -m conntrack --ctstate NEW --ctorigsrc 127.0.0.0/8 -m ipvs --ipvs -j DROP
+func (r *ruleset) awaitLocalEndpoints() []nat.Rule {
+	if !r.awaitsLocalhost {
+		return nil
+	}
+	match := fmt.Sprintf("-i lo -m conntrack --ctstate NEW --ctorigsrc %s -m ipvs --ipvs", r.loopback())
+	return []nat.Rule{rule("the client sends it again", match, "DROP")}
+}
+
+// loopback returns the prefix of loopback addresses, and localhost the one of the address
+// with node ports.
+func (r *ruleset) loopback() string {
+	if r.family == ip.IPv6 {
+		return r.localhost()
+	}
+	return "127.0.0.0/8"
+}
+
+func (r *ruleset) localhost() string {
+	a := r.family.Loopback()
+	return fmt.Sprintf("%s/%d", a, a.BitLen())
 }

@@ -19,6 +19,9 @@ type NodePlan struct {
 	Sets    []ipset.Set
 	Members []Member // of sets that no Service fills
 	NAT     nat.State
+	// Demands are the sets to which the rules of NAT add members. Once one has a member, it
+	// is in use (Node.Uses), and the plan has other rules.
+	Demands []string
 	// Chains lists every chain that NAT has when all sets are in use; sorted.
 	Chains []nat.Chain
 	Rules  []routing.Rule
@@ -39,26 +42,27 @@ func ForNode(cfg *Config, n *Node) NodePlan {
 	for _, family := range cfg.Families {
 		paths := PathsOf(cfg, n, family)
 		plan.Sets = append(plan.Sets, Sets(family)...)
-		addRuleset(&plan.NAT, cfg, n, family, paths)
+		addRuleset(&plan.NAT, cfg, n, &facts, family, paths)
 		addLocalhost(&plan, cfg, n, &facts, family)
 		addReplyRouting(&plan, cfg, family, paths)
 		addBranches(&plan, cfg, n, family, paths)
 		plan.Modes = append(plan.Modes, paths.Modes...)
 		addClaimRules(&plan, cfg, n, family)
+		plan.Demands = append(plan.Demands, demandsOf(cfg, n, &facts, family)...)
 	}
 	addSharedSysctls(&plan, cfg, n)
 	addReroute(&plan, n)
-	plan.Chains = allChains(cfg, n)
+	plan.Chains = allChains(cfg, n, facts)
 	return plan
 }
 
 // allChains returns the chains of a node on which every set is in use.
-func allChains(cfg *Config, n *Node) []nat.Chain {
+func allChains(cfg *Config, n *Node, facts Facts) []nat.Chain {
 	all := *n
 	all.Uses = nil
 	s := nat.State{Chains: map[nat.Chain][]nat.Rule{}}
 	for _, family := range cfg.Families {
-		addRuleset(&s, cfg, &all, family, PathsOf(cfg, n, family))
+		addRuleset(&s, cfg, &all, &facts, family, PathsOf(cfg, n, family))
 	}
 	return slices.SortedFunc(maps.Keys(s.Chains), func(a, b nat.Chain) int {
 		return cmp.Or(cmp.Compare(a.Family, b.Family), cmp.Compare(a.Table, b.Table), cmp.Compare(a.Name, b.Name))

@@ -18,29 +18,31 @@ import (
 // uses cost its packets nothing. If a rule decides about new connections, packets of
 // established ones skip it by one preceding match.
 type ruleset struct {
-	state      *nat.State
-	cfg        *Config
-	family     ip.Family
-	sets       SetsInUse
-	paths      Paths
-	outerLinks []string
+	state           *nat.State
+	cfg             *Config
+	family          ip.Family
+	sets            SetsInUse
+	paths           Paths
+	outerLinks      []string
+	awaitsLocalhost bool
 }
 
-func addRuleset(state *nat.State, cfg *Config, n *Node, family ip.Family, paths Paths) {
+func addRuleset(state *nat.State, cfg *Config, n *Node, facts *Facts, family ip.Family, paths Paths) {
 	r := ruleset{
 		state: state, cfg: cfg, family: family, sets: n.Uses, paths: paths,
-		outerLinks: outerLinks(cfg, n, family),
+		outerLinks:      outerLinks(cfg, n, family),
+		awaitsLocalhost: awaitsLocalhost(cfg, n, facts, family),
 	}
 	r.services(n)
 	r.masquerade()
 	r.postrouting(n)
 	r.firewall()
 	r.claims()
-	r.sharedVIPs()
+	r.sharedVIPs(n)
 	r.replyRouting()
 	r.externalLocal(n)
 	r.clearMarks()
-	r.virtualAddresses()
+	r.virtualAddresses(n)
 	r.forward()
 	r.accept()
 }
@@ -118,11 +120,8 @@ func (r *ruleset) services(n *Node) {
 	r.jump(nat.NAT, "PREROUTING", "KUBE-SERVICES", portals)
 	r.jump(nat.NAT, "OUTPUT", "KUBE-SERVICES", portals)
 
-	loopback := "-s 127.0.0.0/8"
-	if r.family == ip.IPv6 {
-		loopback = "-s ::1/128"
-	}
-	rules := []nat.Rule{nat.Rule(loopback + " -j RETURN")}
+	rules := append(r.awaitLocalhost(), nat.Rule("-s "+r.loopback()+" -j RETURN"))
+	rules = append(rules, r.awaitProbes(n)...)
 	if r.uses(ClusterIP) {
 		rules = append(rules, rule("cluster IPs", r.match(ClusterIP, "dst,dst"), "KUBE-IPVS-CLUSTER"))
 		r.clusterIPs(n)
@@ -270,7 +269,7 @@ func (r *ruleset) postrouting(n *Node) {
 		rules = append(rules, rule("pod connects to itself", r.match(LoopBack, "dst,dst,src"), "MASQUERADE --random-fully"))
 	}
 	rules = append(rules, r.bridgeRules(n)...)
-	rules = append(rules, r.sharedVIPSource()...)
+	rules = append(rules, r.sharedVIPSource(n)...)
 	rules = append(rules, r.ownSource()...)
 	rules = append(rules,
 		nat.Rule(fmt.Sprintf("-m mark ! --mark %#x/%#x -j RETURN", m, m)),
@@ -385,9 +384,9 @@ func (r *ruleset) accept() {
 //	-A KUBE-IPVS-FILTER -m conntrack --ctstate NEW -m set --match-set KUBE-IPVS-IPS dst -j REJECT
 //	-A INPUT -j KUBE-NODE-PORT
 //	-A KUBE-NODE-PORT -p tcp -m set --match-set KUBE-HEALTH-CHECK-NODE-PORT dst -m set ! --match-set KUBE-IPVS-PORT-IPS dst -j ACCEPT
-func (r *ruleset) virtualAddresses() {
+func (r *ruleset) virtualAddresses(n *Node) {
 	r.jumpIf(nat.Filter, "INPUT", notEstablished, "KUBE-IPVS-FILTER", "kubernetes ipvs access filter")
-	var rules []nat.Rule
+	rules := r.awaitLocalEndpoints()
 	if r.uses(ClusterIP) {
 		rules = append(rules, rule("served by IPVS", r.match(ClusterIP, "dst,dst"), "RETURN"))
 	}
@@ -404,6 +403,7 @@ func (r *ruleset) virtualAddresses() {
 	if r.cfg.VIPs.Ping {
 		rules = append(rules, rule("ping is answered", r.echoRequest(), "RETURN"))
 	}
+	rules = append(rules, r.awaitSharedVIPs(n)...)
 	rules = append(rules, rule("no such port on this VIP", "-m conntrack --ctstate NEW "+r.match(VIPAddresses, "dst"), r.reject()))
 	if r.uses(HealthCheckPort) {
 		r.jump(nat.Filter, "INPUT", "KUBE-NODE-PORT", "kubernetes health check service ports")

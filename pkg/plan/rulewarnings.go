@@ -114,7 +114,7 @@ func extensions(r nat.Rule) []string {
 			out = append(out, "xt_"+m)
 		}
 	}
-	for _, set := range nat.Arguments(r, "--match-set", "--map-set") {
+	for _, set := range nat.Arguments(r, "--match-set", "--map-set", "--add-set") {
 		out = append(out, "the set "+set)
 	}
 	for _, to := range nat.Arguments(r, "-j") {

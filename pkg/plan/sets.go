@@ -39,6 +39,8 @@ const (
 	Local              SetName = "KUBE-IPVS-LOCAL"      // externalTrafficPolicy Local, with the fwmark for internal clients
 	ReplyRoutedSources SetName = "KUBE-IPVS-REPLY-SRC"  // sources whose masqueraded flows take reply routing
 	BranchSources      SetName = "KUBE-IPVS-BRANCH"     // pods routed by input interface
+	AskedLocalhost     SetName = "KUBE-IPVS-ASKED-LO"   // loopback addresses at whose node ports a client tried to connect; see Demands
+	AskedVIPs          SetName = "KUBE-IPVS-ASKED-IPS"  // shared VIPs at whose other ports a client tried to connect; see Demands
 
 	// Draining records the fwmark virtual servers that accept no new connections, each
 	// as VIP, port and the fwmark in the form of an address. No rule matches it, and no
@@ -75,6 +77,8 @@ var setTypes = []struct {
 	{Local, ipset.HashIPPortMark},
 	{ReplyRoutedSources, ipset.HashNet},
 	{BranchSources, ipset.HashNet},
+	{AskedVIPs, ipset.HashIP},
+	{AskedLocalhost, ipset.HashIP},
 	{Draining, ipset.HashIPPortIP},
 }
 

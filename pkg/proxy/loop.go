@@ -96,7 +96,13 @@ func (p *Proxy) step(ctx context.Context, now time.Time) reconcile.StepResult {
 		p.refreshListeners(ctx)
 		maps.Copy(p.dirty, p.noScheduler) // a module may have been loaded
 	}
+	demanded := p.demanded()
+	if len(demanded) > 0 {
+		klog.FromContext(ctx).Info("A connection needs rules that are written on demand, writing them", "sets", demanded)
+	}
 	switch {
+	case len(demanded) > 0:
+		p.passed(ctx, began, 0, append(done.Problems, p.flushDemanded()...))
 	case done.Retried:
 		p.passed(ctx, began, 0, append(done.Problems, p.flush()...))
 	case done.Written:
@@ -106,6 +112,12 @@ func (p *Proxy) step(ctx context.Context, now time.Time) reconcile.StepResult {
 		p.reportComparison(ctx, done.Compared)
 	}
 	return done
+}
+
+// demanded returns the sets whose rules are now demanded; see plan.Demands.
+func (p *Proxy) demanded() []string {
+	uses := p.reconciler.SetsInUse()
+	return slices.DeleteFunc(slices.Clone(p.nodePlan.Demands), func(name string) bool { return !uses[name] })
 }
 
 // muchState is the number of entries whose comparison leaves memory worth freeing.

@@ -39,6 +39,7 @@ type machine struct {
 	t       testing.TB
 	cfg     plan.Config
 	process *Proxy
+	running bool // the process writes rules on demand; see plan.Demands
 
 	services map[string]*corev1.Service
 	slices   map[string]*discoveryv1.EndpointSlice // by name of the Service
@@ -161,6 +162,7 @@ func (m *machine) options(w *world) Options {
 		BridgeNetfilter: func(bool) plan.BridgeNetfilter { return plan.BridgeEnabled },
 		ProbeScheduler:  func(string) error { return nil },
 		Network:         m.routing, Rules: m.nat[ip.IPv4], HealthChecks: w, Observer: w, Meter: w, Events: w,
+		Running:    m.running,
 		SyncPeriod: time.Hour, DrainPeriod: -2 * time.Hour /* always due */, DrainDeadline: 15 * time.Minute,
 	}
 }

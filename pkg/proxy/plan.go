@@ -162,7 +162,7 @@ func (p *Proxy) renewNode(ctx context.Context) (plan.Deps, error) {
 	p.node.Bound = p.bound
 	p.node.Kernel = p.KernelVersion
 	p.node.BridgeNetfilter = p.BridgeNetfilter(plan.NeedsBridgeNetfilter(&p.Config, &p.node))
-	p.node.ReadOnly, p.node.Watched = p.ReadOnly, p.watched
+	p.node.ReadOnly, p.node.Watched, p.node.OnDemand = p.ReadOnly, p.watched, p.watched || p.Running
 	p.node.Uses = p.reconciler.SetsInUse()
 	facts := plan.NewFacts(&p.Config, &p.node)
 	changed := plan.DiffFacts(&p.facts, &facts)
@@ -181,6 +181,14 @@ func (p *Proxy) flush() reconcile.Problems {
 		problems = append(problems, p.reconciler.Flush()...)
 	}
 	return problems
+}
+
+// flushDemanded writes rules on demand. It removes the rules that demanded them last.
+func (p *Proxy) flushDemanded() reconcile.Problems {
+	p.node.Demanding = true
+	problems := p.flush()
+	p.node.Demanding, p.replan = false, true
+	return append(problems, p.flush()...)
 }
 
 // replanNode plans the node's plan again if that is requested, or if other sets are in use.

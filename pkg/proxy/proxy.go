@@ -92,6 +92,7 @@ type Options struct {
 
 	MinSyncPeriod time.Duration // minimum time between two passes; 0: none
 	SyncPeriod    time.Duration // time between two comparisons with the kernel; see reconcile.Periods
+	Running       bool          // Once computes what a running process would program
 	RulesWatched  bool          // Rules reports every change of a rule that concerns the proxy
 	DrainPeriod   time.Duration // time between two checks of draining real servers
 	DrainDeadline time.Duration // for connections to an endpoint that is gone

@@ -159,6 +159,9 @@ func (r *Reconciler) setsWritten(changes []ipset.Change, failures []ipset.Failur
 	}, func(i int, _ error) {
 		if changes[i].Op == ipset.CreateSet {
 			r.sets.get(changes[i].Set.Name).failed = true
+			if isDemand(changes[i].Set.Name) {
+				r.demand(changes[i].Set.Name) // no rule can add members
+			}
 		}
 	})
 }

@@ -73,6 +73,7 @@ func (r *Reconciler) takeRules(o *observation) {
 	r.marks = nil
 	for _, family := range r.cfg.Families {
 		r.marks = append(r.marks, o.nat[family].Marks...)
+		r.refusedDemands(o.nat[family].Omitted)
 	}
 }
 
@@ -98,6 +99,9 @@ func (d *resync) takeSets() {
 	for name, is := range d.seen.sets {
 		set := d.sets.get(name)
 		set.set, set.exists = is.Set, true
+		if isDemand(name) && len(is.Entries) > 0 {
+			d.demand(name)
+		}
 	}
 }
 
@@ -148,6 +152,9 @@ func (d *resync) allPasses() []pass {
 func (d *resync) statePasses() []pass {
 	var passes []pass
 	for name, is := range d.seen.sets {
+		if isDemand(name) {
+			continue // rules add its members
+		}
 		passes = append(passes, overMap(is.Entries, func(e ipset.Entry, mark uint32) {
 			d.takeMember(plan.Member{Set: name, Entry: e}, mark)
 		}))

@@ -81,6 +81,7 @@ type schedule struct {
 	spotCheckAt    time.Time     // next spot check
 	bySpotCheck    bool          // a spot check triggered the comparison
 	spotCheckPause time.Duration // pause after spot checks whose comparison found nothing
+	demandsAt      time.Time     // next look for demands
 
 	readExtent extent        // of the current or the last observation
 	ready      chan struct{} // closed when the observation has ended; nil while none runs
@@ -108,6 +109,7 @@ func (r *Reconciler) Load() (virtualServers int, err error) {
 		return 0, err
 	}
 	r.runResync(o)
+	r.adoptDemands()
 	for _, set := range r.sets.list {
 		if set.existing > 0 {
 			r.useSet(set.name)
@@ -245,6 +247,9 @@ func (r *Reconciler) Next(now time.Time) time.Time {
 	if r.drainingCount > 0 {
 		sooner(r.drainAt)
 	}
+	if len(r.node.Demands) > 0 {
+		sooner(r.demandsAt)
+	}
 	if at := r.retries.next(); !at.IsZero() {
 		sooner(at)
 	}
@@ -290,6 +295,7 @@ func (r *Reconciler) Step(now time.Time) StepResult {
 	if r.drainingCount > 0 && !now.Before(r.drainAt) {
 		r.drainStep(now, &done)
 	}
+	r.lookForDemands(now)
 	r.readStep(now, &done)
 	if r.resync != nil {
 		r.resyncStep(now, &done)
@@ -463,8 +469,9 @@ func (r *Reconciler) Settle() Status {
 }
 
 // SetsInUse returns the sets that rules must match: before Prune those that have members in
-// the kernel or had desired members, afterwards those that have desired members. The map is
-// immutable; the next Set, SetNode or Flush may replace it by another.
+// the kernel or had desired members, afterwards those that have desired members; and those of
+// plan.Demands that have members. The map is immutable; the next Set, SetNode or Flush may
+// replace it by another.
 func (r *Reconciler) SetsInUse() plan.SetsInUse { return r.uses }
 
 // useSet adds a set to those in use.
@@ -476,11 +483,11 @@ func (r *Reconciler) useSet(name string) {
 	}
 }
 
-// dropUnusedSets removes the sets without desired members from those in use.
+// dropUnusedSets removes the sets from those in use that have no desired members any more.
 func (r *Reconciler) dropUnusedSets() {
 	n := 0
 	for _, set := range r.sets.list {
-		if set.wanted > 0 {
+		if set.inUse() {
 			n++
 		}
 	}
@@ -489,7 +496,7 @@ func (r *Reconciler) dropUnusedSets() {
 	}
 	r.uses = plan.SetsInUse{}
 	for _, set := range r.sets.list {
-		if set.wanted > 0 {
+		if set.inUse() {
 			r.uses[set.name] = true
 		}
 	}

@@ -17,7 +17,12 @@ type setState struct {
 	failed   bool // the kernel refuses to create it, for example because it lacks its type
 	existing int  // members in the kernel
 	wanted   int  // members that an owner wants
+	// demanded means that the set is in use without a desired member; see plan.Demands.
+	demanded bool
 }
+
+// inUse reports whether rules must match the set.
+func (s *setState) inUse() bool { return s.wanted > 0 || s.demanded }
 
 // memberKey is a plan.Member without its mark, in a third of the memory.
 type memberKey struct {

@@ -65,10 +65,11 @@ var Differences = []Difference{
 			})
 		},
 	}, {
-		What: "A port of a LoadBalancer IP or external IP that no Service has does not belong to the node: packets of pods and the node are routed as without kube-ipvs.",
+		What: "A port of a LoadBalancer IP or external IP that no Service has does not belong to the node: packets of pods and the node are routed as without kube-ipvs. The first one is dropped, and makes kube-ipvs write the rules for it.",
 		Why:  "The API leaves these ports to other owners of the address (vips.md).",
 		Applies: func(w *World, d Diff) bool {
-			return d.Kind == "packet" && (d.Ours == "forwarded" || d.Ours == "sent away") && len(w.Claims(d.Protocol, d.At)) == 0
+			dropped := d.Ours == "dropped" && d.KubeProxy == "refused" && Inside(d.Name)
+			return d.Kind == "packet" && (d.Ours == "forwarded" || d.Ours == "sent away" || dropped) && len(w.Claims(d.Protocol, d.At)) == 0
 		},
 	}, {
 		What: "A VIP's port whose number is also a node port is not masqueraded for that reason.",

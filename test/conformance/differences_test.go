@@ -54,6 +54,8 @@ func TestDifferences(t *testing.T) {
 		{"inside, Local, the node as itself", local(), packetTo("TCP", "node", "203.0.113.1:80", "10.244.2.2:8080 masqueraded", "10.244.2.2:8080 as itself"), false},
 		{"inside, Local, cluster IP", local(), packetTo("TCP", "pod", "10.96.1.10:80", "10.244.1.2:8080 as itself", "10.244.1.2:8080 masqueraded"), false},
 		{"not claimed", balancer(), packetTo("TCP", "pod", "203.0.113.1:81", "refused", "forwarded"), true},
+		{"not claimed, dropped", balancer(), packetTo("TCP", "pod", "203.0.113.1:81", "refused", "dropped"), true},
+		{"not claimed, dropped from outside", balancer(), packetTo("TCP", "outside", "203.0.113.1:81", "refused", "dropped"), false},
 		{"claimed and forwarded", balancer(), packetTo("TCP", "pod", "203.0.113.1:80", "refused", "forwarded"), false},
 		{"claimed for the other family", balancerOf("6"), packetTo("TCP", "pod", "203.0.113.1:80", "refused", "forwarded"), true},
 		{"node port's number, masqueraded", nil, packetTo("TCP", "pod", "10.96.1.10:30000", "10.244.1.2:8080 masqueraded", "10.244.1.2:8080 as itself"), true},

@@ -8,8 +8,10 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 
 	"github.com/kube-ipvs/kube-ipvs/test/e2e/lab"
 )
@@ -264,12 +266,56 @@ func TestIssue56320Localhost(t *testing.T) {
 	checkHostPortKept(t, node1, at(c.web1.Addresses[0].String(), webPort))
 	c.checkNeighbourKeptOut(t, node1, 30001, 9000)
 
+	c.checkLocalhostOnDemand(t, node1, objects)
+
 	c.program(t, []*lab.BridgeNode{node1}, objects, "--iptables-localhost-nodeports=false")
 	if answer := node1.DialWithin(refusalLimit, lab.TCP, "127.0.0.1:30001"); answer.Err == nil {
 		t.Errorf("turned off: %s", answer)
 	}
 	if out := node1.Exec("nft", "list", "tables"); strings.Contains(out, "kube-ipvs") {
 		t.Errorf("turned off, there is\n%s", out)
+	}
+}
+
+// checkLocalhostOnDemand runs the proxy, which writes the rules once a packet needs them. The
+// first connection succeeds when its packet is sent again, whichever endpoint it has, and
+// stays open.
+func (c *cluster) checkLocalhostOnDemand(t *testing.T, node *lab.BridgeNode, objects []runtime.Object) {
+	t.Helper()
+	dir := writeManifests(t, objects...)
+	for _, first := range []struct {
+		port   uint16
+		server string
+	}{{30001, "web"}, {30002, "web2"}, {30003, "host"}} {
+		if code, output := node.RunProxy("--cleanup"); code != 0 {
+			t.Fatal(output)
+		}
+		proxy := node.StartProxy(func(*lab.Process) error { return hasPassed(node.Node) },
+			"--manifests", dir, "--hostname-override", node.Name, "--cluster-cidr", podCIDRs)
+		if out := node.Exec("nft", "list", "tables"); strings.Contains(out, "kube-ipvs") {
+			t.Errorf("before any packet needs it, there is\n%s", out)
+		}
+		for i, ip := range []string{"127.0.0.1", "::1"} {
+			connection, err := node.ConnectFrom(0, lostAfter, lab.TCP, at(ip, first.port))
+			if err != nil {
+				t.Errorf("the first connection to %s: %v", at(ip, first.port), err)
+				continue
+			}
+			for range 3 {
+				if answer := connection.Ask(lostAfter); !strings.HasPrefix(answer.Server, first.server) || answer.SeenSource.Addr().IsLoopback() {
+					t.Errorf("the first connection to %s: %s, want %s", at(ip, first.port), answer, first.server)
+				}
+				time.Sleep(time.Second) // longer than a look
+			}
+			connection.Close()
+			if answer := node.Dial(lab.UDP, at(ip, first.port)); !strings.HasPrefix(answer.Server, first.server) {
+				t.Errorf("UDP %s: %s, want %s", at(ip, first.port), answer, first.server)
+			}
+			if tables := node.Exec("nft", "list", "tables"); !strings.Contains(tables, []string{"table ip kube-ipvs", "table ip6 kube-ipvs"}[i]) {
+				t.Errorf("after a connection to %s, there is only\n%s", at(ip, first.port), tables)
+			}
+		}
+		proxy.Stop()
 	}
 }
 

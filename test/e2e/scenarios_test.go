@@ -204,6 +204,9 @@ func TestScenario4OneLoadBalancer(t *testing.T) {
 	t.Run("the Service's port", s.testClaimed)
 	t.Run("the load balancer's port", s.testUnclaimed)
 	t.Run("a port without an endpoint", s.testNoEndpoint)
+	t.Run("on demand", func(t *testing.T) { s.testOnDemand(t, balancer) })
+	s.node.RunProxy("--cleanup")
+	runOnce(t, node.Node, s.manifests, "--cluster-cidr", podCIDRs)
 	t.Run("ICMP", s.testICMP)
 	t.Run("explained", s.testExplained)
 
@@ -266,6 +269,60 @@ func (s *sharedBalancer) testUnclaimed(t *testing.T) {
 			}
 		}
 	}
+}
+
+// testOnDemand runs the proxy, which writes the rules for the load balancer's ports once a
+// packet needs them: the first connection of a pod, of the node, or of the load balancer to
+// the node. The client's kernel sends its packet again, and the connection succeeds.
+func (s *sharedBalancer) testOnDemand(t *testing.T, balancer *lab.Namespace) {
+	own := []string{s.node.IPv4.String(), s.node.IPv6.String()}
+	for _, ask := range []struct {
+		from   *lab.Namespace
+		to     []string
+		server string
+	}{
+		{s.pod.Namespace, s.vips, "balancer"},
+		{s.node.Namespace, s.vips, "balancer"},
+		{balancer, own, "host"},
+	} {
+		s.node.RunProxy("--cleanup")
+		proxy := s.node.StartProxy(func(*lab.Process) error { return hasPassed(s.node.Node) },
+			"--manifests", s.manifests, "--hostname-override", s.node.Name, "--cluster-cidr", podCIDRs)
+		for i, to := range ask.to {
+			family := []string{"-4", "-6"}[i]
+			if rules := s.node.Exec("ip", family, "rule"); strings.Contains(rules, "goto") {
+				t.Errorf("from %s: before any packet needs them, there are\n%s", ask.from.Name, rules)
+			}
+			if answer := s.Client.Dial(lab.TCP, at(s.vips[i], 443)); !refused(answer) {
+				t.Errorf("%s from outside: %s, want it refused", s.vips[i], answer)
+			}
+			began := time.Now()
+			lab.Eventually(t, lostAfter, "an answer to "+ask.from.Name, func() error {
+				answer := ask.from.DialWithin(lostAfter, lab.TCP, at(to, 443))
+				if answer.Server != ask.server {
+					return fmt.Errorf("%s from %s: %s, want %s", to, ask.from.Name, answer, ask.server)
+				}
+				return nil
+			})
+			t.Logf("%s from %s: answered after %s", to, ask.from.Name, time.Since(began))
+			if rules := s.node.Exec("ip", family, "rule"); !strings.Contains(rules, "goto") {
+				t.Errorf("from %s: the rules are missing:\n%s", ask.from.Name, rules)
+			}
+		}
+		s.testUnclaimed(t)
+		s.testClaimed(t)
+		proxy.Stop()
+		s.checkRestart(t)
+	}
+}
+
+// checkRestart starts the proxy again: the rules that were demanded are there at once.
+func (s *sharedBalancer) checkRestart(t *testing.T) {
+	t.Helper()
+	proxy := s.node.StartProxy(func(*lab.Process) error { return hasPassed(s.node.Node) },
+		"--manifests", s.manifests, "--hostname-override", s.node.Name, "--cluster-cidr", podCIDRs)
+	s.testUnclaimed(t)
+	proxy.Stop()
 }
 
 func (s *sharedBalancer) testNoEndpoint(t *testing.T) {

@@ -66,12 +66,15 @@ func (r *ruleset) jumpIf(t nat.Table, from, match, to, comment string) {
 	})
 }
 
+// accepts records that the last jump leads to a chain that only accepts packets.
+func (r *ruleset) accepts() { r.state.Jumps[len(r.state.Jumps)-1].Accepts = true }
+
 // acceptJump adds a jump, after all other rules of a base chain, to a chain that only accepts
 // packets.
 func (r *ruleset) acceptJump(t nat.Table, from, to, comment string) {
 	r.jump(t, from, to, comment)
-	last := &r.state.Jumps[len(r.state.Jumps)-1]
-	last.Append, last.Accepts = true, true
+	r.state.Jumps[len(r.state.Jumps)-1].Append = true
+	r.accepts()
 }
 
 // uses reports whether a set is in use.
@@ -288,22 +291,27 @@ func (r *ruleset) postrouting(n *Node) {
 // rewrites the destination of a node's own connections before they reach filter OUTPUT,
 // so their source ranges are checked in mangle:
 //
-//	-A INPUT -j KUBE-PROXY-FIREWALL, and mangle -A OUTPUT -m ipvs ! --ipvs -j KUBE-PROXY-FIREWALL
-//	-A KUBE-PROXY-FIREWALL -m set --match-set KUBE-LOAD-BALANCER-FW dst,dst -j KUBE-SOURCE-RANGES-FIREWALL
+//	-A INPUT -m set --match-set KUBE-LOAD-BALANCER-FW dst,dst -j KUBE-PROXY-FIREWALL
+//	mangle -A OUTPUT -m ipvs ! --ipvs -m set --match-set KUBE-LOAD-BALANCER-FW dst,dst -j KUBE-PROXY-FIREWALL
+//	-A KUBE-PROXY-FIREWALL -j KUBE-SOURCE-RANGES-FIREWALL
 //	-A KUBE-SOURCE-RANGES-FIREWALL -m set --match-set KUBE-LOAD-BALANCER-SOURCE-CIDR dst,dst,src -j RETURN
 //	-A KUBE-SOURCE-RANGES-FIREWALL -m set --match-set KUBE-LOAD-BALANCER-SOURCE-IP dst,dst,src -j RETURN
 //	-A KUBE-SOURCE-RANGES-FIREWALL -j DROP
+//
+// Packets to a VIP that is claimed by port may be forwarded, so FORWARD has the jump too.
 func (r *ruleset) firewall() {
 	if !r.uses(LoadBalancerFW) {
 		return
 	}
 	const comment = "kubernetes load balancer source ranges"
-	r.jump(nat.Filter, "INPUT", "KUBE-PROXY-FIREWALL", comment)
-	r.jump(nat.Filter, "FORWARD", "KUBE-PROXY-FIREWALL", comment)
-	r.jumpIf(nat.Mangle, "OUTPUT", "-m ipvs ! --ipvs", "KUBE-PROXY-FIREWALL", comment)
+	limited := r.match(LoadBalancerFW, "dst,dst")
+	r.jumpIf(nat.Filter, "INPUT", limited, "KUBE-PROXY-FIREWALL", comment)
+	if r.usesPortClaims() {
+		r.jumpIf(nat.Filter, "FORWARD", limited, "KUBE-PROXY-FIREWALL", comment)
+	}
+	r.jumpIf(nat.Mangle, "OUTPUT", "-m ipvs ! --ipvs "+limited, "KUBE-PROXY-FIREWALL", comment)
 	for _, table := range []nat.Table{nat.Filter, nat.Mangle} {
-		r.chain(table, "KUBE-PROXY-FIREWALL",
-			rule("load balancer source ranges", r.match(LoadBalancerFW, "dst,dst"), "KUBE-SOURCE-RANGES-FIREWALL"))
+		r.chain(table, "KUBE-PROXY-FIREWALL", rule("load balancer source ranges", "", "KUBE-SOURCE-RANGES-FIREWALL"))
 		r.chain(table, "KUBE-SOURCE-RANGES-FIREWALL",
 			rule("allowed source", r.match(SourceCIDR, "dst,dst,src"), "RETURN"),
 			rule("allowed source: this node", r.match(SourceIP, "dst,dst,src"), "RETURN"),
@@ -312,35 +320,38 @@ func (r *ruleset) firewall() {
 }
 
 // forward accepts service traffic under a FORWARD policy of DROP. Requests that IPVS
-// forwards never pass FORWARD, but replies do:
+// forwards never pass FORWARD, but replies do. The jump is omitted as long as FORWARD
+// accepts every packet anyway; see accept:
 //
 //	-A FORWARD -j KUBE-FORWARD
-//	-A KUBE-FORWARD -i eth0 -m conntrack --ctstate ESTABLISHED --ctdir ORIGINAL -m set --match-set KUBE-IPVS-NODE-PORT dst,dst -j DROP
 //	-A KUBE-FORWARD -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT
 //	-A KUBE-FORWARD -m mark --mark 0x4000/0x4000 -j ACCEPT
 func (r *ruleset) forward() {
 	m := r.cfg.MasqueradeMark
+	r.absentAddress()
 	r.jump(nat.Filter, "FORWARD", "KUBE-FORWARD", "kubernetes forwarding rules")
-	r.chain(nat.Filter, "KUBE-FORWARD", append(r.absentAddress(),
+	r.accepts()
+	r.chain(nat.Filter, "KUBE-FORWARD",
 		rule("kubernetes forwarding conntrack rule", "-m conntrack --ctstate RELATED,ESTABLISHED", "ACCEPT"),
-		rule("kubernetes forwarding rules", fmt.Sprintf("-m mark --mark %#x/%#x", m, m), "ACCEPT"))...)
+		rule("kubernetes forwarding rules", fmt.Sprintf("-m mark --mark %#x/%#x", m, m), "ACCEPT"))
 }
 
 // absentAddress drops packets of established node port connections while the node's
 // address is removed for a moment, as by a DHCP renewal. They are forwarded then, if
 // there is still a default route. As soon as one leaves through another interface than
 // the connection was masqueraded for, the kernel deletes the connection
-// (nf_nat_oif_changed), and the endpoint resets it. The client sends dropped packets again.
-func (r *ruleset) absentAddress() []nat.Rule {
-	if !r.uses(NodePorts) {
-		return nil
+// (nf_nat_oif_changed), and the endpoint resets it. The client sends dropped packets again:
+//
+//	-A FORWARD -i eth0 -m conntrack --ctstate ESTABLISHED --ctdir ORIGINAL -j KUBE-IPVS-ABSENT     (each outer interface)
+//	-A KUBE-IPVS-ABSENT -m set --match-set KUBE-IPVS-NODE-PORT dst,dst -j DROP
+func (r *ruleset) absentAddress() {
+	if !r.uses(NodePorts) || len(r.outerLinks) == 0 {
+		return
 	}
-	var rules []nat.Rule
 	for _, link := range r.outerLinks {
-		match := "-i " + link + " -m conntrack --ctstate ESTABLISHED --ctdir ORIGINAL " + r.match(NodePorts, "dst,dst")
-		rules = append(rules, rule("address is absent", match, "DROP"))
+		r.jumpIf(nat.Filter, "FORWARD", "-i "+link+" -m conntrack --ctstate ESTABLISHED --ctdir ORIGINAL", "KUBE-IPVS-ABSENT", "kubernetes node ports")
 	}
-	return rules
+	r.chain(nat.Filter, "KUBE-IPVS-ABSENT", rule("address is absent", r.match(NodePorts, "dst,dst"), "DROP"))
 }
 
 // accept accepts service traffic under an INPUT policy of DROP: packets for IPVS pass
@@ -382,7 +393,7 @@ func (r *ruleset) accept() {
 //	-A KUBE-IPVS-FILTER -m set --match-set KUBE-LOAD-BALANCER dst,dst -j RETURN     (and external IPs)
 //	-A KUBE-IPVS-FILTER -p icmp -m icmp --icmp-type 8 -j RETURN     (not with --vip-ping=false)
 //	-A KUBE-IPVS-FILTER -m conntrack --ctstate NEW -m set --match-set KUBE-IPVS-IPS dst -j REJECT
-//	-A INPUT -j KUBE-NODE-PORT
+//	-A INPUT -j KUBE-NODE-PORT     (only where INPUT may drop packets; see accept)
 //	-A KUBE-NODE-PORT -p tcp -m set --match-set KUBE-HEALTH-CHECK-NODE-PORT dst -m set ! --match-set KUBE-IPVS-PORT-IPS dst -j ACCEPT
 func (r *ruleset) virtualAddresses(n *Node) {
 	r.jumpIf(nat.Filter, "INPUT", notEstablished, "KUBE-IPVS-FILTER", "kubernetes ipvs access filter")
@@ -407,6 +418,7 @@ func (r *ruleset) virtualAddresses(n *Node) {
 	rules = append(rules, rule("no such port on this VIP", "-m conntrack --ctstate NEW "+r.match(VIPAddresses, "dst"), r.reject()))
 	if r.uses(HealthCheckPort) {
 		r.jump(nat.Filter, "INPUT", "KUBE-NODE-PORT", "kubernetes health check service ports")
+		r.accepts()
 		r.chain(nat.Filter, "KUBE-NODE-PORT",
 			rule("health check node ports", "-p tcp "+r.match(HealthCheckPort, "dst")+" "+r.notMatch(PortVIPs, "dst"), "ACCEPT"))
 	}

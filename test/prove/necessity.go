@@ -27,7 +27,15 @@ var Environments = []struct {
 	{"policies of DROP", func(n *trace.Node) *trace.Node {
 		return withRules(n, nat.Filter, func(c nat.Contents) nat.Contents {
 			c.Policies["INPUT"], c.Policies["FORWARD"] = "DROP", "DROP"
-			// The proxy writes this jump once a policy drops; see nat.State.Open.
+			// The proxy writes these jumps once a policy drops; see nat.State.Open.
+			const forward = nat.Rule(`-m comment --comment "kubernetes forwarding rules" -j KUBE-FORWARD`)
+			if _, written := c.Chains["KUBE-FORWARD"]; written && !slices.Contains(c.Chains["FORWARD"], forward) {
+				c.Chains["FORWARD"] = append(slices.Clone(c.Chains["FORWARD"]), forward) // after our others
+			}
+			const health = nat.Rule(`-m comment --comment "kubernetes health check service ports" -j KUBE-NODE-PORT`)
+			if _, written := c.Chains["KUBE-NODE-PORT"]; written && !slices.Contains(c.Chains["INPUT"], health) {
+				c.Chains["INPUT"] = append(slices.Clone(c.Chains["INPUT"]), health) // after our others
+			}
 			const accept = nat.Rule(`-m comment --comment "kubernetes service traffic" -j KUBE-IPVS-ACCEPT`)
 			if _, written := c.Chains["KUBE-IPVS-ACCEPT"]; written && !slices.Contains(c.Chains["INPUT"], accept) {
 				c.Chains["INPUT"] = append(slices.Clone(c.Chains["INPUT"]), accept)

@@ -33,7 +33,7 @@ const (
 // Kernel parameters are compared every Periods.Sync. State (virtual servers and sets) is
 // compared every Periods.Sync too while it has less than stateSize entries, every second one
 // from then on, and so on up to every maxPeriods: the CPU share of comparisons does not grow
-// with the number of Services. If reading the kernel is slow, the period is at least
+// with the number of Services. If reading a larger state is slow, the period is at least
 // stateShare times the duration of the last read, up to maxStatePeriod. Spot checks find
 // missing state much earlier.
 //
@@ -190,8 +190,11 @@ func (r *Reconciler) minPeriod() time.Duration {
 }
 
 func (r *Reconciler) statePeriod() time.Duration {
-	bySize := r.periods.Sync * time.Duration(min(1+r.stateEntries()/stateSize, maxPeriods))
-	return max(bySize, min(r.stateTook*stateShare, maxStatePeriod))
+	n := r.stateEntries() / stateSize
+	if n == 0 {
+		return r.periods.Sync // if reading took long, the machine was busy
+	}
+	return max(r.periods.Sync*time.Duration(min(1+n, maxPeriods)), min(r.stateTook*stateShare, maxStatePeriod))
 }
 
 func (r *Reconciler) stateEntries() int { return r.servers.existing + r.members.existing }

@@ -33,13 +33,17 @@ func TestStatePeriodGrowsWithSize(t *testing.T) {
 }
 
 // TestStatePeriodGrowsWithReading checks that a node where reading the kernel is slow
-// compares the state less often, but at least once per maxStatePeriod.
+// compares a large state less often, but at least once per maxStatePeriod.
 func TestStatePeriodGrowsWithReading(t *testing.T) {
 	w := newWorld(t)
 	w.start(clusterIP("a", "10.96.0.1", "10.244.0.2:8000"))
 	r := w.reconciler
+	if r.stateTook = time.Minute; r.statePeriod() != r.periods.Sync {
+		t.Errorf("a small state is compared every %s, want %s", r.statePeriod(), r.periods.Sync)
+	}
+	r.servers.existing = stateSize
 	for took, want := range map[time.Duration]time.Duration{
-		time.Millisecond: r.periods.Sync, time.Second: stateShare * time.Second, time.Minute: maxStatePeriod,
+		time.Millisecond: 2 * r.periods.Sync, time.Second: stateShare * time.Second, time.Minute: maxStatePeriod,
 	} {
 		if r.stateTook = took; r.statePeriod() != want {
 			t.Errorf("after a reading of %s the period is %s, want %s", took, r.statePeriod(), want)

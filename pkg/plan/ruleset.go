@@ -320,8 +320,10 @@ func (r *ruleset) firewall() {
 }
 
 // forward accepts service traffic under a FORWARD policy of DROP. Requests that IPVS
-// forwards never pass FORWARD, but replies do. The jump is omitted as long as FORWARD
-// accepts every packet anyway; see accept:
+// forwards never pass FORWARD, but replies do. The jump is also there while FORWARD accepts
+// every packet anyway, as under kube-proxy: were it added only once a policy of DROP is
+// reported, as dockerd sets it, replies would be dropped until then. It costs a round trip
+// 1,200 instructions:
 //
 //	-A FORWARD -j KUBE-FORWARD
 //	-A KUBE-FORWARD -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT
@@ -330,7 +332,6 @@ func (r *ruleset) forward() {
 	m := r.cfg.MasqueradeMark
 	r.absentAddress()
 	r.jump(nat.Filter, "FORWARD", "KUBE-FORWARD", "kubernetes forwarding rules")
-	r.accepts()
 	r.chain(nat.Filter, "KUBE-FORWARD",
 		rule("kubernetes forwarding conntrack rule", "-m conntrack --ctstate RELATED,ESTABLISHED", "ACCEPT"),
 		rule("kubernetes forwarding rules", fmt.Sprintf("-m mark --mark %#x/%#x", m, m), "ACCEPT"))

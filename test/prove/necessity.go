@@ -28,10 +28,6 @@ var Environments = []struct {
 		return withRules(n, nat.Filter, func(c nat.Contents) nat.Contents {
 			c.Policies["INPUT"], c.Policies["FORWARD"] = "DROP", "DROP"
 			// The proxy writes these jumps once a policy drops; see nat.State.Open.
-			const forward = nat.Rule(`-m comment --comment "kubernetes forwarding rules" -j KUBE-FORWARD`)
-			if _, written := c.Chains["KUBE-FORWARD"]; written && !slices.Contains(c.Chains["FORWARD"], forward) {
-				c.Chains["FORWARD"] = append(slices.Clone(c.Chains["FORWARD"]), forward) // after our others
-			}
 			const health = nat.Rule(`-m comment --comment "kubernetes health check service ports" -j KUBE-NODE-PORT`)
 			if _, written := c.Chains["KUBE-NODE-PORT"]; written && !slices.Contains(c.Chains["INPUT"], health) {
 				c.Chains["INPUT"] = append(slices.Clone(c.Chains["INPUT"]), health) // after our others

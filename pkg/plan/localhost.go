@@ -2,6 +2,7 @@ package plan
 
 import (
 	"fmt"
+	"strings"
 
 	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
 	"github.com/kube-ipvs/kube-ipvs/pkg/nat"
@@ -66,7 +67,9 @@ func (r *ruleset) awaitLocalEndpoints() []nat.Rule {
 	if !r.awaitsLocalhost {
 		return nil
 	}
-	match := fmt.Sprintf("-i lo -m conntrack --ctstate NEW --ctorigsrc %s -m ipvs --ipvs", r.loopback())
+	// Unlike -s, this option prints a single address without its prefix length.
+	from := strings.TrimSuffix(r.loopback(), "/128")
+	match := fmt.Sprintf("-i lo -m conntrack --ctstate NEW --ctorigsrc %s -m ipvs --ipvs", from)
 	return []nat.Rule{rule("the client sends it again", match, "DROP")}
 }
 

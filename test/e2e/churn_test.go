@@ -71,7 +71,7 @@ func (o *turnover) hasRealServers(node *lab.Node) error {
 func (o *turnover) hasHairpinMembers(node *lab.Node) error {
 	members := node.Exec("ipset", "save")
 	for _, pod := range o.pods {
-		if pod.Node.Name != node.Name {
+		if pod.Node == nil || pod.Node.Name != node.Name {
 			continue
 		}
 		want := slices.ContainsFunc(o.live, func(e podEndpoint) bool { return e.pod == pod })

@@ -19,8 +19,9 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/test/e2e/lab"
 )
 
-// TestSameState programs two equal nodes with the same objects, one from a folder with
-// --once, one from the API server, and compares the kernels.
+// TestSameState programs two equal nodes with the same objects, one from a folder, one from
+// the API server, and compares the kernels. Neither uses --once, with which the rules that
+// are otherwise written on demand are written at once.
 func TestSameState(t *testing.T) {
 	c := newCluster(t)
 	services, endpointSlices := everyKind(c)
@@ -37,11 +38,8 @@ func TestSameState(t *testing.T) {
 	fromFolder := lab.NewThreeNodes(t).Nodes[0]
 	fromFolder.AddPod(c.web1.Name)
 	fromFolder.AddPod(c.caller1.Name)
-	code, output := fromFolder.RunProxy("--manifests", writeManifests(t, objects...), "--once",
-		"--hostname-override", "node1", "--cluster-cidr", podCIDRs)
-	if code != 0 {
-		t.Errorf("kube-ipvs --once ended with %d:\n%s", code, output)
-	}
+	fromFolder.StartProxy(func(*lab.Process) error { return hasPassed(fromFolder.Node) },
+		"--manifests", writeManifests(t, objects...), "--hostname-override", "node1", "--cluster-cidr", podCIDRs)
 	c.startProxy(0)
 	want := kernelState(fromFolder.Node)
 	for _, svc := range services {

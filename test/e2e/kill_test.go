@@ -255,12 +255,12 @@ func (k *kills) checkEnd(t *testing.T, before string) (differences int) {
 	if diff := cmp.Diff(before, withoutEmpty(kernelState(k.node.Node))); diff != "" {
 		t.Errorf("before the first start (-), and after --cleanup (+):\n%s", diff)
 	}
-	if code, output := k.node.RunProxy(append(k.flags, "--once")...); code != 0 {
-		t.Errorf("kube-ipvs --once ended with %d:\n%s", code, output)
-	}
+	clean := k.start()
+	lab.Eventually(k.t, 4*syncLimit, "a process on the clean node has completed a sync", func() error { return hasPassed(k.node.Node) })
 	want := kernelState(k.node.Node)
+	clean.Terminate()
 	if diff := cmp.Diff(want, after); diff != "" {
-		t.Errorf("programmed at once (-), after all kills (+):\n%s", diff)
+		t.Errorf("on a clean node (-), after all kills (+):\n%s", diff)
 	}
 	is := strings.Split(after, "\n")
 	for _, line := range strings.Split(want, "\n") {

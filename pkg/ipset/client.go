@@ -56,7 +56,7 @@ type listing struct {
 type client struct {
 	mu   sync.Mutex
 	raw  raw
-	sets int // when all were last listed
+	sets int // their number in the last full list
 }
 
 // Close closes the socket. No other method may be called afterwards.
@@ -66,11 +66,11 @@ func (c *client) Close() {
 	c.raw.close()
 }
 
-// Observe reads the sets whose names pass; nil passes all. It does not read members of
-// other sets. With an error it returns no state. It retries transient errors.
+// Observe reads the sets whose names the function accepts; nil accepts all. It does not read
+// members of other sets. It retries transient errors. On an error it returns no state.
 //
-// State does not include comments, counters, timeouts, and members that are exceptions
-// ("nomatch"). Sets of types that are not used here are in State without their members.
+// State omits comments, counters, timeouts, and members that are exceptions ("nomatch"). It
+// contains sets of other types than ours without their members.
 func (c *client) Observe(names func(string) bool) (State, error) {
 	var state State
 	err := kernel.Retry(func() (err error) {
@@ -128,12 +128,13 @@ func (c *client) one(name string, members bool) (listing, error) {
 	return sets[0], nil
 }
 
-// listedForOne is how many sets the kernel lists in the time of a request for one of them.
+// listedForOne is the number of sets in a full list that costs as much as one request for a
+// single set.
 const listedForOne = 3
 
 // Sizes returns the numbers of members of sets without reading them, -1 for one that the
-// kernel does not report. Sets that do not exist are missing. If names are few compared to
-// the kernel's sets, each is requested by itself.
+// kernel does not report. It omits sets that do not exist. If the kernel has many more sets
+// than there are names, it requests each set separately instead of all at once.
 func (c *client) Sizes(names []string) (map[string]int, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -181,8 +182,8 @@ func (c *client) Has(set Set, e Entry) (bool, error) {
 }
 
 // Apply makes the changes and returns those that failed; a failure does not affect the
-// others. It keeps the order of the changes, except that members of one set are batched
-// if only changes of members of other sets come between. It is idempotent: creating an
+// others. It keeps the order of the changes, with one exception: in a sequence of additions
+// of members, or of removals, it batches those of one set. It is idempotent: creating an
 // existing set of the same type and family, deleting a missing set or member, and
 // adding an existing member succeed. Extensions of a set (comments, counters) are
 // ignored.
@@ -202,7 +203,7 @@ func (c *client) Apply(changes []Change) []Failure {
 	defer c.mu.Unlock()
 	errs := make([]error, len(changes))
 	for _, batch := range batches(changes) {
-		// If one of several is refused, the loop below finds out which.
+		// A refused batch is repeated change by change, to find the refused ones.
 		if len(batch) > 1 && c.applyTogether(changes, batch) == nil {
 			continue
 		}
@@ -223,8 +224,8 @@ func (c *client) Apply(changes []Change) []Failure {
 // KiB.
 const batchSize = 256
 
-// batches groups the indexes of changes that fit into one request: additions to one
-// set, or removals from it, with nothing in between except the same for other sets.
+// batches groups the indexes of changes that fit into one request: additions to one set, or
+// removals from it, without another operation in between.
 func batches(changes []Change) [][]int {
 	var out [][]int
 	open := map[Set]int{} // the current batch of each set
@@ -317,8 +318,8 @@ func (c *client) grow(set Set) error {
 	if err := c.raw.create(temporary, 2*full.maxElem); err != nil {
 		return err
 	}
-	// Either set may have the temporary name in the end; it is not needed. If it
-	// remains, Observe returns it.
+	// The set that has the temporary name afterwards, old or new, is not needed. If
+	// destroying it fails, Observe returns it.
 	defer func() { _ = c.raw.destroy(temporary.Name) }()
 	var copies []Change
 	for entry, mark := range full.Entries {

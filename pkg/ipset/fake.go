@@ -11,8 +11,8 @@ import (
 )
 
 // Fake holds sets in memory. It keeps state and refuses what the kernel refuses, with
-// the same errors: one table of tests runs against both. It shares the code above the
-// kernel's own semantics.
+// the same errors: one table of tests runs against both. It shares the code above raw with
+// Netlink.
 //
 // Set the fields before use. Methods other than those of Netlink may be called
 // concurrently.
@@ -190,7 +190,7 @@ func (k *fakeKernel) member(c Change) error {
 	return nil
 }
 
-// find returns the set for an entry, or why it does not fit.
+// find returns the set for an entry, or an error if the entry does not fit it.
 func (k *fakeKernel) find(set Set, e Entry) (listing, error) {
 	there, ok := k.sets[set.Name]
 	if !ok {

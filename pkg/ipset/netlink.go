@@ -11,11 +11,12 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/kernel/nlmsg"
 )
 
-// Only the library's sockets and attributes are used, not its functions for sets: they
-// send a protocol with each port, which a bitmap refuses; they cannot list only names
-// or headers; they support only the sets' flag for marks, not the members' values; they
-// print what they do not know; and they panic on any error that is not an errno, such
-// as an interrupted dump.
+// This file uses only the library's sockets and attributes, not its functions for sets:
+//   - They send a protocol with each port, which a bitmap refuses.
+//   - They cannot list only names or headers.
+//   - They can create a set with marks, but not write the marks of members.
+//   - They print attributes that they do not know.
+//   - They panic on any error that is not an errno, such as an interrupted dump.
 
 // answerTimeout limits one request. Creating a set may load the type's module, which
 // takes seconds on a busy node.
@@ -28,8 +29,8 @@ const (
 	hashSize = 1024
 )
 
-// revisions are the types' revisions: the lowest ones that ipset(8) still reads,
-// because nothing of later ones is used.
+// revisions are the types' revisions: the lowest ones that ipset(8) still reads. No feature
+// of later ones is used.
 var revisions = map[Type]uint8{
 	HashIP: 0, HashNet: 0, HashIPPort: 1, HashIPPortIP: 1, HashIPPortNet: 2, BitmapPort: 0,
 	HashIPPortMark: 5,

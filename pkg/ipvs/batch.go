@@ -12,11 +12,10 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/kernel/nlmsg"
 )
 
-// Changes are written here and not through github.com/moby/ipvs, which sends one request,
-// waits for its acknowledgement, and allocates every attribute separately. Measured with
-// BenchmarkApply and BenchmarkLibrary on an emulated machine, a virtual server with two real
-// servers takes a third of the time alone, and a fifth of it in a batch. Reads still use the
-// library.
+// This file writes changes, instead of github.com/moby/ipvs, which waits for each request's
+// acknowledgement and allocates every attribute separately. Adding a virtual server with two
+// real servers takes a third of the library's time alone, and a fifth in a batch
+// (BenchmarkApply and BenchmarkLibrary, on an emulated machine). The library still reads.
 
 // Commands and attributes of <linux/ip_vs.h>.
 const (

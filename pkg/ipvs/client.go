@@ -21,18 +21,18 @@ const attempts = 4
 // ignores in requests.
 const flagHashed Flags = 0x2
 
-// raw is IPVS as the kernel provides it: one state per network namespace, and requests that
-// are applied or answered with an errno. The guarantees to callers beyond that are in
-// client, which the kernel and the Fake share.
+// raw is the kernel's interface to IPVS: one state per network namespace, and requests that
+// succeed or fail with an errno. client adds all further guarantees, for Netlink and Fake
+// alike.
 type raw interface {
 	// services lists the virtual servers, without their real servers.
 	services() (map[Key]VirtualServer, error)
 	// destinations lists the real servers of one virtual server. For a missing virtual
 	// server it returns an empty list, not an error.
 	destinations(Key) ([]destination, error)
-	// list returns the real servers of all virtual servers that have an address. It may
-	// omit virtual servers, and some kernels do not support it; those it returns are
-	// complete. Its cost grows with the square of their number.
+	// list returns the real servers of the virtual servers that have an address. It may
+	// omit virtual servers, but none of the real servers of those that it returns. Some
+	// kernels do not support it. Its cost grows with the square of their number.
 	list() (map[Key]map[netip.AddrPort]RealServer, error)
 	// count returns the number of IPv4 virtual servers with one system call.
 	count() (int, error)
@@ -51,21 +51,21 @@ type destination struct {
 	Connections
 }
 
-// client gives raw IPVS the semantics of this package. Its methods may be called
-// concurrently. Reading everything takes seconds with thousands of virtual servers, and
-// nothing may wait for that. So there is one lock for writes, one for each single read
-// request, and one for the list.
+// client implements this package's semantics on raw. Its methods may be called concurrently.
+// Reading everything takes seconds with thousands of virtual servers, and must not block
+// other methods. So writes have one lock, each read request takes another one, and the list
+// has a third one.
 type client struct {
 	writing, reading, listing sync.Mutex
 	raw                       raw
 
-	// limited are the virtual servers whose real servers were given a connection limit,
-	// which raw.list does not return.
+	// limited are the virtual servers for which Apply has set a connection limit, until
+	// they are deleted. raw.list does not return limits.
 	limited      map[Key]struct{}
 	limitedMutex sync.Mutex
 }
 
-// recordLimits records the virtual servers that changes give a limit.
+// recordLimits adds to limited the virtual servers for which a change sets a limit.
 func (c *client) recordLimits(changes []Change) {
 	c.limitedMutex.Lock()
 	defer c.limitedMutex.Unlock()
@@ -256,7 +256,7 @@ func (c *client) SetTimeouts(t Timeouts) error {
 
 // Probe checks that the kernel has a scheduler, loading its module if necessary and
 // possible, by adding and deleting a virtual server. Its address, 198.51.100.0:20000, is
-// reserved for documentation; no traffic is sent there. An error says how to fix the cause.
+// reserved for documentation; no traffic is sent there. The error names the fix.
 func (c *client) Probe(scheduler string) error {
 	key := Key{Protocol: ip.TCP, Addr: netip.AddrFrom4([4]byte{198, 51, 100, 0}), Port: 20000}
 	add := Change{Op: AddVirtualServer, Key: key, VirtualServer: VirtualServer{Scheduler: scheduler}}

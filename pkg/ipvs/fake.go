@@ -14,8 +14,8 @@ import (
 )
 
 // Fake is IPVS in memory. It is stateful and rejects what the kernel rejects, with the same
-// errnos: the package's tests run one table against both. Everything above the kernel's own
-// semantics is the real code.
+// errnos: the package's tests run one table against both. It shares the code above raw with
+// Netlink.
 //
 // Set the fields before use. The methods that Netlink does not have may be called at any
 // time.
@@ -38,7 +38,7 @@ func NewFake() *Fake {
 	f.kernel = fakeKernel{
 		fake:   f,
 		vs:     map[Key]fakeService{},
-		limits: Timeouts{TCP: 900, TCPFin: 120, UDP: 300}, // the kernel's own
+		limits: Timeouts{TCP: 900, TCPFin: 120, UDP: 300}, // the kernel's defaults
 	}
 	f.client.raw = &f.kernel
 	return f

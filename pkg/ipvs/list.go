@@ -23,7 +23,7 @@ import (
 //
 // One read returns the real servers of all virtual servers, where a netlink dump returns
 // those of one. If several network namespaces have virtual servers, some kernels omit some.
-// The line of a fwmark does not say its family.
+// A fwmark's line does not contain its family.
 const listFile = "/proc/thread-self/net/ip_vs"
 
 // listOf reads the file from its beginning.

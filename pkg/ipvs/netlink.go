@@ -27,8 +27,7 @@ const answerTimeout = 15 * time.Second
 type Netlink struct{ client }
 
 // New connects to the kernel, in the network namespace of the calling thread. If the kernel
-// has no IPVS and its module cannot be loaded, it fails with an error that says how to fix
-// it.
+// has no IPVS and its module cannot be loaded, it fails with an error that names the fix.
 func New() (*Netlink, error) {
 	if err := require(); err != nil {
 		return nil, err
@@ -59,8 +58,8 @@ func require() error {
 	}, func() error { return exec.Command("modprobe", "ip_vs").Run() })
 }
 
-// loadAndRetry looks again after loading the module; the result of the second look shows whether
-// loading worked.
+// loadAndRetry looks the family up, and again after loading the module. It ignores errors of
+// loading if the second lookup succeeds.
 func loadAndRetry(family, load func() error) error {
 	err := family()
 	if errors.Is(err, unix.ENOENT) {

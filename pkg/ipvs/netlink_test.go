@@ -18,7 +18,7 @@ func TestIssue121042MissingModule(t *testing.T) {
 	}{
 		"there":           {answers: []error{nil}},
 		"loaded":          {answers: []error{unix.ENOENT, nil}, loads: 1},
-		"not to be had":   {answers: []error{unix.ENOENT, unix.ENOENT}, loads: 1, want: `run "modprobe ip_vs" on the node`},
+		"unavailable":     {answers: []error{unix.ENOENT, unix.ENOENT}, loads: 1, want: `run "modprobe ip_vs" on the node`},
 		"not to be asked": {answers: []error{unix.EPERM}, want: "look for IPVS in the kernel"},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -164,7 +164,7 @@ func schedulerName(b []byte) string {
 }
 
 // destinations lists the real servers of an IPv4 virtual server. The kernel fills as many
-// entries as fit and does not say how many that were. Unused entries stay zero, and a full
+// entries as fit and does not return their number. Unused entries stay zero, and a full
 // answer may be incomplete.
 func (c *control) destinations(key Key) ([]destination, error) {
 	for room := 16; ; room *= 4 {

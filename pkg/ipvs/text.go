@@ -57,7 +57,7 @@ func (vs VirtualServer) arguments() string {
 	return s
 }
 
-// schedulerFlags returns the names that the scheduler gives the flags.
+// schedulerFlags returns the flags by the scheduler's names, as in "mh-port".
 func (vs VirtualServer) schedulerFlags() string {
 	names := []string{"flag-1", "flag-2", "flag-3"}
 	if vs.Scheduler == "sh" || vs.Scheduler == "mh" {

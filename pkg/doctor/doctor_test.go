@@ -139,7 +139,7 @@ func TestExamine(t *testing.T) {
 		"a lost virtual server": {func(f *Facts) { delete(f.Nodes[0].IPVS, server) },
 			"error drift: TCP 10.96.0.10:80 has no virtual server, although KUBE-CLUSTER-IP lists it"},
 		"a lost VIP": {func(f *Facts) { f.Nodes[0].Routes = f.Nodes[0].Routes[:2] }, "error drift: 10.96.0.10 is not local to the node"},
-		"somebody else's virtual server": {func(f *Facts) { f.Nodes[0].IPVS[ipvs.Key{Protocol: ip.UDP, Addr: vip, Port: 53}] = ipvs.Service{} },
+		"foreign virtual server": {func(f *Facts) { f.Nodes[0].IPVS[ipvs.Key{Protocol: ip.UDP, Addr: vip, Port: 53}] = ipvs.Service{} },
 			"note IPVS: virtual server UDP 10.96.0.10:53 belongs to no Service"},
 		"an interface with a VIP": {func(f *Facts) { f.Nodes[0].Links[0].Addresses[0].Prefix = netip.MustParsePrefix("10.96.0.10/24") },
 			"error eth0: has the address 10.96.0.10, which is a Service's cluster IP"},

@@ -41,7 +41,7 @@ func TestDiffJumps(t *testing.T) {
 		{name: "old ones behind", head: []Rule{a}, stray: []Rule{old, old}, want: []Rule{a}, changes: []Change{remove(old)}},
 		{name: "nothing wanted", head: []Rule{a}, stray: []Rule{b, a}, changes: []Change{remove(a), remove(b)}},
 		{name: "last one missing", head: []Rule{a}, want: []Rule{a}, last: []Rule{c}, changes: []Change{add(c)}},
-		{name: "last one with nobody before it", head: []Rule{a, c}, want: []Rule{a}, last: []Rule{c}},
+		{name: "last one with none before it", head: []Rule{a, c}, want: []Rule{a}, last: []Rule{c}},
 		{name: "last one behind a foreign rule", head: []Rule{a}, stray: []Rule{c}, want: []Rule{a}, last: []Rule{c}},
 		{name: "last one before others of ours", head: []Rule{c, a}, want: []Rule{a}, last: []Rule{c}, changes: []Change{add(c)}},
 		{name: "last one doubled", head: []Rule{a, c}, stray: []Rule{c}, want: []Rule{a}, last: []Rule{c}, changes: []Change{add(c)}},

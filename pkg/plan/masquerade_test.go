@@ -20,7 +20,7 @@ func TestMasqueradeOfLocalTraffic(t *testing.T) {
 		}
 	}
 	for name, ask := range map[string]func(*scenario){
-		"nobody": func(*scenario) {},
+		"no program": func(*scenario) {},
 		"the Services": func(s *scenario) {
 			for i := range s.Services {
 				s.Services[i].Masquerade = true
@@ -39,7 +39,7 @@ func TestMasqueradeOfLocalTraffic(t *testing.T) {
 				}
 			}
 		}
-		if (kept > 0) != (name == "nobody") {
+		if (kept > 0) != (name == "no program") {
 			t.Errorf("asked by %s: %d members keep the client's address", name, kept)
 		}
 	}

@@ -291,17 +291,17 @@ func TestRefusedChanges(t *testing.T) {
 			change Change
 			number unix.Errno
 		}{
-			"route on no link":        {Change{Op: AddRoute, Route: onLink("eth9")}, unix.ENODEV},
-			"route on a down link":    {Change{Op: AddRoute, Route: onLink(DummyLink)}, unix.ENETDOWN},
-			"source of somebody else": {Change{Op: AddRoute, Route: withSource}, unix.EINVAL},
-			"no operation":            {Change{}, unix.EINVAL},
-			"no address":              {Change{Op: AddAddress}, unix.EINVAL},
-			"mapped address":          {Change{Op: AddAddress, Address: addr("::ffff:10.0.0.1")}, unix.EINVAL},
-			"rule of no family":       {Change{Op: AddRule, Rule: Rule{Priority: 1, Table: 254}}, unix.EINVAL},
-			"rule of two families":    {Change{Op: AddRule, Rule: Rule{Family: ip.IPv6, Priority: 1, Table: 254, To: pfx("10.0.0.0/8")}}, unix.EINVAL},
-			"unmasked prefix":         {Change{Op: AddRule, Rule: Rule{Family: ip.IPv4, Priority: 1, Table: 254, To: pfx("10.0.0.1/8")}}, unix.EINVAL},
-			"rule not fully known":    {Change{Op: DeleteRule, Rule: Rule{Family: ip.IPv4, Priority: 1, Table: 254, Other: true}}, unix.EINVAL},
-			"route without table":     {Change{Op: AddRoute, Route: Route{Family: ip.IPv4, Dst: pfx("10.0.0.0/8"), Link: "lo"}}, unix.EINVAL},
+			"route on no link":          {Change{Op: AddRoute, Route: onLink("eth9")}, unix.ENODEV},
+			"route on a down link":      {Change{Op: AddRoute, Route: onLink(DummyLink)}, unix.ENETDOWN},
+			"source of another program": {Change{Op: AddRoute, Route: withSource}, unix.EINVAL},
+			"no operation":              {Change{}, unix.EINVAL},
+			"no address":                {Change{Op: AddAddress}, unix.EINVAL},
+			"mapped address":            {Change{Op: AddAddress, Address: addr("::ffff:10.0.0.1")}, unix.EINVAL},
+			"rule of no family":         {Change{Op: AddRule, Rule: Rule{Priority: 1, Table: 254}}, unix.EINVAL},
+			"rule of two families":      {Change{Op: AddRule, Rule: Rule{Family: ip.IPv6, Priority: 1, Table: 254, To: pfx("10.0.0.0/8")}}, unix.EINVAL},
+			"unmasked prefix":           {Change{Op: AddRule, Rule: Rule{Family: ip.IPv4, Priority: 1, Table: 254, To: pfx("10.0.0.1/8")}}, unix.EINVAL},
+			"rule not fully known":      {Change{Op: DeleteRule, Rule: Rule{Family: ip.IPv4, Priority: 1, Table: 254, Other: true}}, unix.EINVAL},
+			"route without table":       {Change{Op: AddRoute, Route: Route{Family: ip.IPv4, Dst: pfx("10.0.0.0/8"), Link: "lo"}}, unix.EINVAL},
 		} {
 			good := Change{Op: AddAddress, Address: addr("10.96.0.1")}
 			failures := s.Apply([]Change{test.change, good})

@@ -551,7 +551,7 @@ func TestOwner(t *testing.T) {
 		{"ours", map[string]string{discoveryv1.LabelServiceName: "web"}, discoveryv1.AddressTypeIPv4, true},
 		{"ours, IPv6", map[string]string{discoveryv1.LabelServiceName: "web"}, discoveryv1.AddressTypeIPv6, true},
 		{"host names", map[string]string{discoveryv1.LabelServiceName: "web"}, discoveryv1.AddressTypeFQDN, false},
-		{"nobody's", nil, discoveryv1.AddressTypeIPv4, false},
+		{"no owner", nil, discoveryv1.AddressTypeIPv4, false},
 		{"headless", map[string]string{discoveryv1.LabelServiceName: "web", corev1.IsHeadlessService: ""}, discoveryv1.AddressTypeIPv4, false},
 		{"another proxy's once, or soon", map[string]string{discoveryv1.LabelServiceName: "web", labelProxyName: "other"}, discoveryv1.AddressTypeIPv4, true},
 	} {

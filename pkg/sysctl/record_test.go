@@ -22,7 +22,7 @@ func recorded(t *testing.T, f *Fake, folder, identity string) *Recorded {
 	return r
 }
 
-func nobodys(string) bool { return false }
+func unused(string) bool { return false }
 
 func mustApply(t *testing.T, r *Recorded, changes ...Change) {
 	t.Helper()
@@ -46,8 +46,8 @@ func TestRestore(t *testing.T) {
 		{"after a restart with another value", "0", func(t *testing.T, _ *Fake, open func() *Recorded) {
 			mustApply(t, open(), Change{markKey, "2"})
 		}, "0"},
-		{"what somebody set since", "0", func(_ *testing.T, f *Fake, _ func() *Recorded) { f.Set(markKey, "5") }, "5"},
-		{"what somebody set before we set it again", "0", func(t *testing.T, f *Fake, open func() *Recorded) {
+		{"what another program set since", "0", func(_ *testing.T, f *Fake, _ func() *Recorded) { f.Set(markKey, "5") }, "5"},
+		{"what another program set before we set it again", "0", func(t *testing.T, f *Fake, open func() *Recorded) {
 			f.Set(markKey, "5")
 			mustApply(t, open(), Change{markKey, "1"})
 		}, "5"},
@@ -59,7 +59,7 @@ func TestRestore(t *testing.T) {
 			mustApply(t, open(), Change{markKey, "1"})
 			c.then(t, f, open)
 			f.Set(forwardKey, "1") // as another program would
-			if err := open().Restore(nobodys); err != nil {
+			if err := open().Restore(unused); err != nil {
 				t.Fatal(err)
 			}
 			if diff := cmp.Diff(State{markKey: c.want, forwardKey: "1"}, f.Values()); diff != "" {
@@ -76,7 +76,7 @@ func TestRestore(t *testing.T) {
 func TestRestoreIgnoresAnotherNode(t *testing.T) {
 	f, folder := NewFake(State{markKey: "0"}), t.TempDir()
 	mustApply(t, recorded(t, f, folder, "me"), Change{markKey, "1"})
-	if err := recorded(t, f, folder, "another").Restore(nobodys); err != nil {
+	if err := recorded(t, f, folder, "another").Restore(unused); err != nil {
 		t.Fatal(err)
 	}
 	if got := f.Values()[markKey]; got != "1" {
@@ -88,11 +88,11 @@ func TestRestoreIsRetried(t *testing.T) {
 	f, folder := NewFake(State{markKey: "0"}), t.TempDir()
 	mustApply(t, recorded(t, f, folder, "me"), Change{markKey, "1"})
 	f.Refuse = func(Change) error { return unix.EROFS }
-	if err := recorded(t, f, folder, "me").Restore(nobodys); !errors.Is(err, unix.EROFS) {
+	if err := recorded(t, f, folder, "me").Restore(unused); !errors.Is(err, unix.EROFS) {
 		t.Errorf("Restore: %v, want EROFS", err)
 	}
 	f.Refuse = nil
-	if err := recorded(t, f, folder, "me").Restore(nobodys); err != nil || f.Values()[markKey] != "0" {
+	if err := recorded(t, f, folder, "me").Restore(unused); err != nil || f.Values()[markKey] != "0" {
 		t.Errorf("Restore: %v, %v", err, f.Values())
 	}
 }
@@ -106,7 +106,7 @@ func TestRestoreKeepsValuesInUse(t *testing.T) {
 		want State
 	}{
 		{func(key string) bool { return key == forwardKey }, State{markKey: "0", forwardKey: "1"}},
-		{nobodys, State{markKey: "0", forwardKey: "0"}},
+		{unused, State{markKey: "0", forwardKey: "0"}},
 	} {
 		if err := recorded(t, f, folder, "me").Restore(c.used); err != nil {
 			t.Fatal(err)

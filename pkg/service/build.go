@@ -230,7 +230,7 @@ func (b *builder) loadBalancers(svc *corev1.Service) []netip.Addr {
 	return vips
 }
 
-// leftToCloud reads the annotation. An ipMode in the status applies in any case.
+// leftToCloud reads AnnotationIPMode. An ipMode in the status applies independently of it.
 func (b *builder) leftToCloud(svc *corev1.Service) bool {
 	mode, set := svc.Annotations[AnnotationIPMode]
 	switch mode {

@@ -119,8 +119,8 @@ func (s *Slice) parsePorts(b *builder, slice *discoveryv1.EndpointSlice) {
 // and a report that is not terminating takes precedence. Slices are sorted by name so
 // that the result does not depend on their order.
 //
-// EndpointSlices use the Service's port names, and each slice may have another number
-// for a name.
+// EndpointSlices use the Service's port names. Two slices may map a name to different
+// numbers.
 func mergeSlices(port *Port, endpointSlices []*Slice) []Endpoint {
 	list := reports(port, endpointSlices)
 	if len(list) == 0 {

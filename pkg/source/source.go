@@ -26,8 +26,8 @@ type Sink interface {
 	// EndpointSlices that other programs on the node need to start. A source that
 	// delivers everything at once need not call it.
 	Begun()
-	// Synced is called once, after everything that existed at the start. Until then
-	// nothing counts as deleted.
+	// Synced is called once, after everything that existed at the start. Before that, a
+	// missing object does not count as deleted.
 	Synced()
 }
 

@@ -8,8 +8,8 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/service"
 )
 
-// settleTime is how long no missing object must have reappeared before the remaining ones
-// are deleted.
+// settleTime is the time since the last missing object reappeared, after which those that are
+// still missing are deleted.
 const settleTime = 500 * time.Millisecond
 
 // guard keeps an API server that has lost its data from removing every Service from the

@@ -34,8 +34,8 @@ const (
 //
 // Watching all Nodes would cost each node a message per other node every few minutes.
 // When a node dies, the node controller marks its pods as not ready, which EndpointSlices
-// show. So this reads a single Node from the API server only when endpoints on that node
-// were ready and none is any more.
+// show. So lostNodes reads a Node from the API server only when endpoints on that node were
+// ready and none is ready now.
 type lostNodes struct {
 	client   Client
 	own      string // the own node counts as reachable
@@ -56,8 +56,8 @@ type suspect struct {
 	lost    bool
 }
 
-// lostNodes makes the store report slices to it, if the options request unreachable
-// nodes.
+// lostNodes returns a lostNodes to which the store reports slices, or nil if the options do
+// not request unreachable nodes.
 func (s *Source) lostNodes(slices *store[*discoveryv1.EndpointSlice], sink source.Sink) *lostNodes {
 	if !s.LostNodes {
 		return nil
@@ -106,9 +106,9 @@ func hashOf(addresses []string) uint64 {
 	return h.Sum64()
 }
 
-// see examines a slice that replaces another one, or none. A pod that was never ready or
-// is terminating does not make its node a suspect; neither does the initial list, because
-// no earlier state is known. The caller holds the lock, here and below, except in run and
+// see compares a slice with its previous version, if one is known. A pod that was never ready
+// or is terminating does not make its node a suspect. Neither does the initial list, because
+// no previous version is known. The caller holds the lock, here and below, except in run and
 // check.
 func (l *lostNodes) see(was []pod, known bool, is *discoveryv1.EndpointSlice) {
 	for i := range is.Endpoints {

@@ -24,7 +24,7 @@ func defaultService(s *corev1.Service) {
 	if spec.InternalTrafficPolicy == nil && spec.Type != corev1.ServiceTypeExternalName {
 		spec.InternalTrafficPolicy = ptr.To(corev1.ServiceInternalTrafficPolicyCluster)
 	}
-	if reachedFromOutside(s) {
+	if hasExternalPolicy(s) {
 		spec.ExternalTrafficPolicy = cmp.Or(spec.ExternalTrafficPolicy, corev1.ServiceExternalTrafficPolicyCluster)
 	}
 	defaultClusterIPs(spec)
@@ -85,8 +85,8 @@ func defaultLoadBalancer(s *corev1.Service) {
 	}
 }
 
-// reachedFromOutside reports whether an external traffic policy applies.
-func reachedFromOutside(s *corev1.Service) bool {
+// hasExternalPolicy reports whether spec.externalTrafficPolicy applies to a Service.
+func hasExternalPolicy(s *corev1.Service) bool {
 	t := s.Spec.Type
 	return t == corev1.ServiceTypeNodePort || t == corev1.ServiceTypeLoadBalancer ||
 		t == corev1.ServiceTypeClusterIP && len(s.Spec.ExternalIPs) > 0

@@ -68,8 +68,8 @@ type parsed struct {
 	ignored  []metav1.TypeMeta // other kinds
 }
 
-// parse parses a file. An error in one document does not affect the others. Only the
-// Node with the given name counts.
+// parse parses a file. An error in one document does not affect the others. It skips Nodes
+// that do not have the given name.
 func parse(text []byte, nodeName string) parsed {
 	return (&parser{nodeName: nodeName}).parse(text)
 }

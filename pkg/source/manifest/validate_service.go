@@ -137,7 +137,7 @@ func (c *checker) affinity(spec *corev1.ServiceSpec) {
 func (c *checker) policies(s *corev1.Service) {
 	spec := &s.Spec
 	external := specPath.Child("externalTrafficPolicy")
-	if reachedFromOutside(s) {
+	if hasExternalPolicy(s) {
 		oneOf(c, external, spec.ExternalTrafficPolicy, corev1.ServiceExternalTrafficPolicyCluster, corev1.ServiceExternalTrafficPolicyLocal)
 	} else if spec.ExternalTrafficPolicy != "" {
 		c.invalid(external, spec.ExternalTrafficPolicy, "must not be set for a Service that is not reachable externally")

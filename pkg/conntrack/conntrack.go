@@ -2,8 +2,8 @@
 // translate to endpoints which no longer serve. A UDP client that keeps sending from
 // one port keeps its entry alive, and with it the translation to a removed endpoint.
 //
-// Unlike the other kernel packages it has no state to compare: packets create the
-// entries. The caller names those that must not exist.
+// Unlike the other kernel packages it has no desired state: packets create the entries. The
+// caller names those to delete.
 package conntrack
 
 import (
@@ -39,8 +39,8 @@ func (e Entry) String() string {
 // With only Source, it selects entries of any protocol whose client address is translated
 // to Source.
 //
-// With only Client, it selects UDP entries of clients within Client, of which both
-// addresses are translated.
+// With only Client, it selects UDP entries whose client address is within Client and whose
+// source and destination are both translated.
 type Match struct {
 	Protocol    ip.Protocol
 	OriginalDst netip.AddrPort
@@ -84,9 +84,8 @@ func (c *client) Close() {
 // For a few matches the kernel filters; for many, the table is read once per family, at
 // a few microseconds an entry.
 //
-// An entry that expires meanwhile is not an error. With an error, the number says how
-// many entries have been deleted; the others have been tried. It returns EPERM without
-// CAP_NET_ADMIN.
+// An entry that expires meanwhile is not an error. On an error it still tries all entries and
+// returns the number of deleted ones. It returns EPERM without CAP_NET_ADMIN.
 func (c *client) Delete(matches []Match) (int, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -132,7 +131,7 @@ func (c *client) delete(family ip.Family, index index) (int, error) {
 	return deleted, err
 }
 
-// filter is what all wanted entries have in common. The zero filter passes all entries.
+// filter holds the fields that all wanted entries share. The zero filter passes all entries.
 type filter struct {
 	protocol    ip.Protocol    // 0: any
 	originalDst netip.AddrPort // with a protocol

@@ -42,9 +42,9 @@ const nested = unix.NLA_F_NESTED
 // Netlink deletes entries in the network namespace in which it was created.
 type Netlink struct{ client }
 
-// New connects to the kernel in the network namespace of the calling thread. It returns
-// an error that names the fix if the kernel gives no access to connection tracking and
-// the module that does cannot be loaded.
+// New connects to the kernel in the network namespace of the calling thread. If connection
+// tracking is inaccessible and its netlink module cannot be loaded, it returns an error that
+// names the fix.
 func New() (*Netlink, error) {
 	sockets, err := nlmsg.Netfilter(answerTimeout)
 	if err != nil {

@@ -9,8 +9,8 @@ import (
 
 // KubeProxy is the set of families that have a table of kube-proxy's nftables mode. After
 // kube-proxy has stopped, such a table still sends Service traffic to the endpoints of
-// that time. State of kube-proxy's other modes has the same names as ours, and is found
-// with ours.
+// that time. kube-proxy's other modes use the same names as kube-ipvs, so their state is
+// observed together with ours.
 type KubeProxy map[ip.Family]bool
 
 // KubeProxyChange deletes the table of a family.

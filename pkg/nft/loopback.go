@@ -143,7 +143,7 @@ const (
 	answerChain, answerPriority   = "answer", "110"
 )
 
-// fill returns what adds the rules to an empty table, or nil if there are none.
+// fill returns the function that adds the rules to an empty table, or nil if there are none.
 //
 // Conntrack's tuples show that IPVS has routed the connection: it started from a source
 // that is not a loopback address, and another host replies. Its status shows that no
@@ -181,8 +181,8 @@ const commentFormat = "mark 0x%x source %s"
 
 func (e Exchange) comment() string { return fmt.Sprintf(commentFormat, e.Mark, e.Source) }
 
-// exchangeOf returns what the comments of both rules say, or the zero Exchange if there
-// are other rules.
+// exchangeOf parses the Exchange from the comments of both rules. It returns the zero
+// Exchange if the rules are not exactly ours.
 func exchangeOf(rules []*knftables.Rule) Exchange {
 	chains := map[string]bool{}
 	var e Exchange

@@ -1,6 +1,6 @@
-// Package nft holds what kube-ipvs does with nftables proper: its own table, which makes
-// node ports on 127.0.0.1 and ::1 reach remote endpoints, and kube-proxy's tables, which
-// it removes. All other rules are iptables' (package nat).
+// Package nft programs nftables directly: it writes kube-ipvs's own table, which makes node
+// ports on 127.0.0.1 and ::1 reach remote endpoints, and removes the tables of kube-proxy's
+// nftables mode. All other rules are written with iptables (package nat).
 package nft
 
 import (
@@ -103,8 +103,8 @@ func (c *client) in(f ip.Family) (knftables.Interface, error) {
 	return opened, err
 }
 
-// replace replaces the table of a family by what fill adds, in one transaction; without
-// fill the table is deleted. A missing table is created first, so that deleting it
+// replace replaces a family's table, in one transaction, by an empty one that fill completes.
+// If fill is nil it deletes the table. It first creates a missing table, so that the deletion
 // succeeds.
 func (c *client) replace(f ip.Family, fill func(*knftables.Transaction)) error {
 	tables, err := c.in(f)

@@ -33,7 +33,7 @@ type HealthChecks struct {
 
 // port is a port that is served, or is being closed.
 type port struct {
-	claims []types.NamespacedName // Services that want it; it answers for the first
+	owners []types.NamespacedName // Services that want it; it answers for the first
 	close  context.CancelFunc
 	closed chan struct{} // closed when the port is free again
 }
@@ -65,7 +65,7 @@ func (h *HealthChecks) Set(name types.NamespacedName, check plan.HealthCheck) {
 	h.checks[name] = check
 	if check.Port != before {
 		h.release(before, name)
-		h.claim(check.Port, name)
+		h.acquire(check.Port, name)
 	}
 }
 
@@ -85,19 +85,20 @@ func (h *HealthChecks) Close() {
 	h.serving.Wait()
 }
 
-// claim, release and open are called under the lock.
-func (h *HealthChecks) claim(number uint16, name types.NamespacedName) {
+// acquire adds a Service to a port's owners. It is called under the lock, as are release and
+// open.
+func (h *HealthChecks) acquire(number uint16, name types.NamespacedName) {
 	if number == 0 || h.context.Err() != nil {
 		return
 	}
 	p := h.ports[number]
-	if p == nil || len(p.claims) == 0 {
+	if p == nil || len(p.owners) == 0 {
 		p = h.open(number, p)
 	}
-	p.claims = append(p.claims, name)
-	if len(p.claims) > 1 {
+	p.owners = append(p.owners, name)
+	if len(p.owners) > 1 {
 		klog.FromContext(h.context).Info("Two Services have the same health check node port, serving the first one",
-			"port", number, "service", name, "winner", p.claims[0])
+			"port", number, "service", name, "winner", p.owners[0])
 	}
 }
 
@@ -106,8 +107,8 @@ func (h *HealthChecks) release(number uint16, name types.NamespacedName) {
 	if p == nil {
 		return
 	}
-	p.claims = slices.DeleteFunc(p.claims, func(n types.NamespacedName) bool { return n == name })
-	if len(p.claims) == 0 {
+	p.owners = slices.DeleteFunc(p.owners, func(n types.NamespacedName) bool { return n == name })
+	if len(p.owners) == 0 {
 		p.close()
 	}
 }
@@ -127,7 +128,7 @@ func (h *HealthChecks) open(number uint16, before *port) *port {
 	return p
 }
 
-// forget drops a port that is no longer served, unless it was claimed again.
+// forget drops a port that is no longer served, unless a Service has acquired it again.
 func (h *HealthChecks) forget(number uint16, p *port) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -154,7 +155,7 @@ func (h *HealthChecks) serve(ctx context.Context, number uint16) {
 }
 
 func (h *HealthChecks) report(number uint16, address string, err error) {
-	name, _ := h.look(number)
+	name, _ := h.current(number)
 	logger := klog.FromContext(h.context).WithValues("service", name, "address", address)
 	if err != nil {
 		logger.Error(err, "Cannot serve the health check node port of a Service, retrying")
@@ -163,16 +164,16 @@ func (h *HealthChecks) report(number uint16, address string, err error) {
 	logger.Info("Serving the health check node port")
 }
 
-// look returns the Service that a port answers for and its number of ready endpoints on
+// current returns the Service that a port answers for and its number of ready endpoints on
 // this node, or zero values while the port is being closed.
-func (h *HealthChecks) look(number uint16) (name types.NamespacedName, local int) {
+func (h *HealthChecks) current(number uint16) (name types.NamespacedName, local int) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	p := h.ports[number]
-	if p == nil || len(p.claims) == 0 {
+	if p == nil || len(p.owners) == 0 {
 		return name, 0
 	}
-	return p.claims[0], h.checks[p.claims[0]].Local
+	return p.owners[0], h.checks[p.owners[0]].Local
 }
 
 // The response body has kube-proxy's format.
@@ -194,7 +195,7 @@ const weightHeader = "X-Load-Balancing-Endpoint-Weight"
 
 func (h *HealthChecks) handler(number uint16) http.HandlerFunc {
 	return func(w http.ResponseWriter, _ *http.Request) {
-		name, local := h.look(number)
+		name, local := h.current(number)
 		healthy := h.healthy()
 		w.Header().Set(weightHeader, strconv.Itoa(local))
 		answerJSON(w, status(local > 0 && healthy), checkBody{

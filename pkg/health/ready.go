@@ -71,7 +71,7 @@ func (s *Server) ProbeHandler() http.Handler {
 // Report returns the current state.
 func (s *Server) Report() Report {
 	now := time.Now()
-	st := s.look(now)
+	st := s.current(now)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	r := s.report

@@ -21,8 +21,8 @@ type Counter interface {
 // Server answers /healthz, /livez, /readyz and /status. As the proxy's Observer, it
 // receives the results of syncs and comparisons.
 //
-//   - /livez: whether the proxy keeps up with what there is to program. Until the
-//     server is told anything, nothing is wrong.
+//   - /livez: whether the proxy keeps up with pending work. It succeeds until work is
+//     reported as pending.
 //   - /healthz: also whether load balancers should use the node: not before the first
 //     sync, and not while the Node is being deleted.
 //   - /readyz: also whether the kernel has accepted what was programmed. A rollout
@@ -107,8 +107,8 @@ func (s *Server) Node(exists, deleting, excludedFromAutoscaling bool) {
 	s.ineligible = !exists || deleting || excludedFromAutoscaling
 }
 
-// Failing records what is refused by the kernel or unreadable, and being retried:
-// whether it concerns the node's own state, and how many of all Services.
+// Failing records state that the kernel refuses or that cannot be read, and that is being
+// retried: whether the node's own state is affected, and how many of all Services.
 func (s *Server) Failing(node bool, services, all int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -125,7 +125,7 @@ func (s *Server) Compared(_ time.Duration, differences int) {
 	s.report.Differences += differences
 }
 
-// Held records the size of the kernel's state.
+// Held records the size of our state in the kernel.
 func (s *Server) Held(virtualServers, realServers, draining int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -141,7 +141,7 @@ func (s *Server) Conflicts(count int) {
 
 // Healthy reports whether the proxy keeps up with changes, independent of the Node.
 func (s *Server) Healthy() bool {
-	return s.look(time.Now()).healthy
+	return s.current(time.Now()).healthy
 }
 
 // state is a snapshot of the server's state.
@@ -150,7 +150,7 @@ type state struct {
 	healthy, eligible bool
 }
 
-func (s *Server) look(now time.Time) state {
+func (s *Server) current(now time.Time) state {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	late := !s.queued.IsZero() && now.Sub(s.queued) > s.late
@@ -189,7 +189,7 @@ func (s state) times(code int) livezBody {
 }
 
 func (s *Server) healthz(w http.ResponseWriter, r *http.Request) {
-	st := s.look(time.Now())
+	st := s.current(time.Now())
 	// A node that has not programmed anything yet must get no traffic, even though it
 	// is healthy.
 	code := status(st.healthy && st.eligible && !st.passed.IsZero())
@@ -198,7 +198,7 @@ func (s *Server) healthz(w http.ResponseWriter, r *http.Request) {
 }
 
 func (s *Server) livez(w http.ResponseWriter, r *http.Request) {
-	st := s.look(time.Now())
+	st := s.current(time.Now())
 	code := status(st.healthy)
 	s.counter.Livez(r.Context(), code)
 	answerJSON(w, code, st.times(code))

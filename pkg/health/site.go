@@ -16,8 +16,8 @@ const (
 	lastRetry  = 5 * time.Second
 )
 
-// headerTimeout limits a client that sends nothing, idleTimeout one that sends nothing
-// more.
+// headerTimeout limits the time to read a request's header, idleTimeout the wait for a
+// connection's next request.
 const (
 	headerTimeout = 10 * time.Second
 	idleTimeout   = 90 * time.Second

@@ -27,14 +27,14 @@ func TestAwaitTakeOver(t *testing.T) {
 		{name: "kube-proxy in nftables mode", mode: "nftables", want: 0},
 		{name: "kube-proxy that has synced", mode: "ipvs", taken: time.Nanosecond, want: time.Second},
 		{name: "kube-proxy that syncs later", mode: "iptables", taken: 50500 * time.Millisecond, want: 51 * time.Second},
-		{name: "kube-proxy that never syncs", mode: "iptables", want: takeOverLimit + time.Second, fails: "(mode: iptables) runs, but has not written its rules for [IPv6]"},
+		{name: "kube-proxy that never syncs", mode: "iptables", want: kubeProxyLimit + time.Second, fails: "(mode: iptables) runs, but has not written its rules for [IPv6]"},
 		{name: "kube-proxy that does not answer yet", mode: doctor.UnknownMode, taken: 3 * time.Second, want: 3 * time.Second},
 		{name: "the kernel cannot be read", mode: "iptables", err: broken, fails: "broken"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				begin := time.Now()
-				err := awaitTakeOver(t.Context(), func(context.Context) string { return tc.mode }, func() ([]ip.Family, error) {
+				err := awaitKubeProxy(t.Context(), func(context.Context) string { return tc.mode }, func() ([]ip.Family, error) {
 					if tc.taken > 0 && time.Since(begin) >= tc.taken {
 						return nil, nil
 					}

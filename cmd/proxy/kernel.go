@@ -216,14 +216,14 @@ func setSysctls(k sysctlKernel, want sysctl.State) error {
 	return kernel.Join(k.Apply(sysctl.Diff(have, want)))
 }
 
-// restoreSysctls restores changed parameters. If kube-proxy serves in our place it
-// needs the same ones, except those of reply routing.
-func (m *machine) restoreSysctls(givenBack bool) error {
+// restoreSysctls restores changed parameters. If kube-proxy serves the node now, it keeps
+// those that kube-proxy needs: all except those of reply routing.
+func (m *machine) restoreSysctls(kubeProxy bool) error {
 	if m.record == nil {
 		return nil
 	}
 	return m.record.Restore(func(key string) bool {
-		return givenBack && key != plan.SrcValidMark && key != plan.SNATReroute
+		return kubeProxy && key != plan.SrcValidMark && key != plan.SNATReroute
 	})
 }
 
@@ -245,8 +245,8 @@ func (m *machine) prepare(cfg *config.Config) error {
 	return m.ipvs.SetTimeouts(cfg.IPVSTimeouts)
 }
 
-// chooseScheduler replaces a scheduler that the kernel does not have by the first one
-// that it has: another scheduler is better than not serving Services.
+// chooseScheduler replaces a scheduler that the kernel lacks by the first one that it has:
+// serving with another scheduler is better than not serving.
 func chooseScheduler(cfg *plan.Config, probe func(string) error) error {
 	err := probe(cfg.Scheduler)
 	if err == nil {
@@ -276,8 +276,8 @@ func kernelVersion() plan.Version {
 	return v
 }
 
-// bridgeNetfilter reports whether br_netfilter shows bridged packets to the rules
-// of every family that is served, and whether it can be made to.
+// bridgeNetfilter reports whether br_netfilter passes bridged packets to the rules of every
+// served family, and whether this can be enabled.
 func (m *machine) bridgeNetfilter() plan.BridgeNetfilter {
 	out := plan.BridgeEnabled
 	for family := range m.NAT {

@@ -72,7 +72,7 @@ func TestOOMScore(t *testing.T) {
 func TestRestoreSysctls(t *testing.T) {
 	before := sysctl.State{"net/ipv4/vs/conntrack": "0", plan.SNATReroute: "0"}
 	for _, c := range []struct {
-		givenBack bool
+		kubeProxy bool
 		want      sysctl.State
 	}{
 		{true, sysctl.State{"net/ipv4/vs/conntrack": "1", plan.SNATReroute: "0"}},
@@ -87,11 +87,11 @@ func TestRestoreSysctls(t *testing.T) {
 			t.Fatal(err)
 		}
 		m := machine{record: record}
-		if err := m.restoreSysctls(c.givenBack); err != nil {
+		if err := m.restoreSysctls(c.kubeProxy); err != nil {
 			t.Error(err)
 		}
 		if diff := cmp.Diff(c.want, kernel.Values()); diff != "" {
-			t.Errorf("given back %v:\n%s", c.givenBack, diff)
+			t.Errorf("kube-proxy serves: %v\n%s", c.kubeProxy, diff)
 		}
 	}
 }

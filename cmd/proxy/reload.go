@@ -18,8 +18,9 @@ import (
 // configuration, as kube-proxy does. The kernel continues to serve meanwhile.
 var errConfigChanged = errors.New("the configuration file has changed, restart to apply it")
 
-// untilConfigChanges cancels the context when the file changes and is valid. With an
-// invalid file a new process could not start, and nothing would follow the Services.
+// untilConfigChanges cancels the context when the file changes and is valid. An invalid file
+// is ignored: a new process could not start with it, and changes of Services would no longer
+// be programmed.
 func untilConfigChanges(ctx context.Context, file string, check func() (config.Config, error)) (context.Context, error) {
 	before, err := os.ReadFile(file)
 	if err != nil {

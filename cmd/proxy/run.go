@@ -55,7 +55,7 @@ func run(ctx context.Context, cfg config.Config) error {
 	}
 	kernel.recordSysctls(ctx, cfg.StateDir)
 	if cfg.Action == config.Cleanup {
-		if err := awaitTakeOver(ctx, doctor.KubeProxyMode, func() ([]ip.Family, error) {
+		if err := awaitKubeProxy(ctx, doctor.KubeProxyMode, func() ([]ip.Family, error) {
 			return reconcile.NotTakenOver(&cfg.Plan, kernel.Kernel)
 		}); err != nil {
 			return err
@@ -73,20 +73,20 @@ func run(ctx context.Context, cfg config.Config) error {
 	return serve(ctx, &cfg, kernel)
 }
 
-// takeOverLimit is for the first sync of a kube-proxy on a slow node, takeOverPeriod
-// between looks at it.
+// kubeProxyLimit is enough for the first sync of a kube-proxy on a slow node. kubeProxyPeriod
+// is the time between two checks.
 const (
-	takeOverLimit  = 2 * time.Minute
-	takeOverPeriod = time.Second
+	kubeProxyLimit  = 2 * time.Minute
+	kubeProxyPeriod = time.Second
 )
 
-// awaitTakeOver waits until a kube-proxy that runs on the node has written its rules. It is
-// ready long before its first sync, which writes IPv4 and IPv6 minutes apart on a busy node.
-// Until then our rules and virtual servers serve alone, and without them new connections
-// would be refused. There is nothing to wait for without a kube-proxy, and in nftables mode,
-// which deletes the rules when it starts.
-func awaitTakeOver(ctx context.Context, kubeProxy func(context.Context) string, pending func() ([]ip.Family, error)) error {
-	deadline := time.Now().Add(takeOverLimit)
+// awaitKubeProxy waits until a kube-proxy that runs on the node has written its rules of all
+// families. kube-proxy reports that it is ready long before its first sync ends, which writes
+// IPv4 and IPv6 minutes apart on a busy node. Until then only our rules and virtual servers
+// serve. If they were removed, new connections would be refused. awaitKubeProxy returns at
+// once if no kube-proxy runs, or if its mode is nftables, which deletes our rules at its start.
+func awaitKubeProxy(ctx context.Context, kubeProxy func(context.Context) string, pending func() ([]ip.Family, error)) error {
+	deadline := time.Now().Add(kubeProxyLimit)
 	for logged := false; ; logged = true {
 		mode := kubeProxy(ctx)
 		if mode == "" || mode == "nftables" {
@@ -105,7 +105,7 @@ func awaitTakeOver(ctx context.Context, kubeProxy func(context.Context) string, 
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
-		case <-time.After(takeOverPeriod):
+		case <-time.After(kubeProxyPeriod):
 		}
 	}
 }

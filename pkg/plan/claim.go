@@ -176,12 +176,12 @@ func (c *Config) sharesVIPs(u SetsInUse, f ip.Family) bool {
 
 // routesForeignPorts reports whether packets for ports of other devices leave the node.
 func (c *Config) routesForeignPorts(n *Node, f ip.Family) bool {
-	return c.sharesVIPs(n.Uses, f) && !n.waits(AskedVIPs, f)
+	return c.sharesVIPs(n.Uses, f) && !n.postpones(AskedVIPs, f)
 }
 
-// awaitsForeignPorts reports whether the first such packet is awaited; see Demands.
+// awaitsForeignPorts reports whether placeholder rules match such packets; see Demands.
 func (c *Config) awaitsForeignPorts(n *Node, f ip.Family) bool {
-	return c.sharesVIPs(n.Uses, f) && n.demands(AskedVIPs, f)
+	return c.sharesVIPs(n.Uses, f) && n.holdsPlace(AskedVIPs, f)
 }
 
 func (r *ruleset) usesPortClaims() bool { return r.cfg.claimsPorts(r.sets, r.family) }
@@ -323,8 +323,8 @@ func (r *ruleset) jumpForAll(from, match, to, comment string) {
 	r.state.Jumps[len(r.state.Jumps)-1].Sees = nat.Chain{Family: r.family, Table: nat.Mangle, Name: "PREROUTING"}
 }
 
-// awaitSharedVIPs returns the rules of KUBE-IPVS-FILTER that demand those of sharedVIPs,
-// which make each packet of the node more expensive: policy rules alone cost 10,800
+// awaitSharedVIPs returns the placeholder rules of KUBE-IPVS-FILTER for sharedVIPs, whose
+// rules make each packet of the node more expensive: policy rules alone cost 10,800
 // instructions of a connection and 2,100 of a round trip. The client's next attempt leaves
 // the node:
 //
@@ -341,13 +341,13 @@ func (r *ruleset) awaitSharedVIPs(n *Node) []nat.Rule {
 		rules = append(rules, rule("external clients", "-i "+link, "RETURN"))
 	}
 	r.chain(nat.Filter, "KUBE-IPVS-ASK", append(rules,
-		rule("rules are written on demand", "", r.ask(AskedVIPs, "dst")),
+		rule("rules are written on demand", "", r.addTo(AskedVIPs, "dst")),
 		rule("the client sends it again", "", "DROP"))...)
 	return []nat.Rule{rule("port of another device", "! "+r.icmp()+" -m conntrack --ctstate NEW "+r.match(SharedVIPs, "dst"), "KUBE-IPVS-ASK")}
 }
 
-// awaitProbes returns the rules of KUBE-SERVICES that demand those of sharedVIPs when the
-// device connects to this node with the VIP as its source (kubernetes#79783). The
+// awaitProbes returns the placeholder rules of KUBE-SERVICES for sharedVIPs. They match when
+// the device connects to this node with the VIP as its source (kubernetes#79783). The
 // reverse-path check then drops the packet:
 //
 //	-A KUBE-SERVICES -i eth0 -m set --match-set KUBE-IPVS-SHARED-IPS src -j SET --add-set KUBE-IPVS-ASKED-IPS src     (each outer interface)
@@ -357,20 +357,21 @@ func (r *ruleset) awaitProbes(n *Node) []nat.Rule {
 	}
 	var rules []nat.Rule
 	for _, link := range r.outerLinks {
-		rules = append(rules, rule("rules are written on demand", "-i "+link+" "+r.match(SharedVIPs, "src"), r.ask(AskedVIPs, "src")))
+		rules = append(rules, rule("rules are written on demand", "-i "+link+" "+r.match(SharedVIPs, "src"), r.addTo(AskedVIPs, "src")))
 	}
 	return rules
 }
 
-// sharedVIPSource returns the KUBE-POSTROUTING rule that sharedVIPs shows. Where the rules
-// are written on demand, the node's own first packet takes the way over lo, and its
-// conntrack entry would keep the VIP as its source. The kernel drops the entry of a
-// masqueraded connection that leaves by another interface than before (nf_nat_oif_changed):
+// sharedVIPSource returns the KUBE-POSTROUTING rule that sharedVIPs shows. If rules are
+// written on demand, it also returns a rule for the node's own first packet. That packet is
+// routed to lo with the VIP as its source, which its conntrack entry would keep. If it is
+// masqueraded there, the kernel deletes the entry once the connection leaves by another
+// interface (nf_nat_oif_changed):
 //
 //	nat -A KUBE-POSTROUTING -o lo ! -p icmp -m set --match-set KUBE-IPVS-SHARED-IPS dst -j MASQUERADE
 //
-// Both rules are there before the others are demanded and after: packets arrive while the
-// tables are being written.
+// Both rules exist before and after the demand, because packets arrive while the tables are
+// being written.
 func (r *ruleset) sharedVIPSource(n *Node) []nat.Rule {
 	if !r.cfg.sharesVIPs(r.sets, r.family) {
 		return nil

@@ -5,40 +5,42 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/nat"
 )
 
-// Some rules cost every packet of the node, and few nodes ever need them. They are written
-// on demand: instead of them, a rule for new connections adds the first packet that needs
-// them to a set, and the packet is dropped. The process reads the set's size twice a second
-// (NodePlan.Demands), counts the set as in use once it has a member, and writes the rules
-// before the client sends the packet again. The set keeps its members, so the rules are
-// written at once after a restart.
+// Some rules cost every packet of the node, and few nodes need them. They are written on
+// demand. Until then, the plan has placeholder rules. They match only new connections, and
+// add an address of the first packet that needs the rules to a set. That packet is dropped.
+// The process reads the size of the set twice a second (NodePlan.Demands). Once the set has a
+// member, it counts as in use, and the rules are written before the client sends the packet
+// again. The set keeps its members, so a restarted process writes the rules at once.
 //
-// Without a process that reads the sets (Node.OnDemand), and where the kernel cannot add
-// members by a rule, the rules are written at once.
+// The rules are not postponed if no process reads the sets (Node.OnDemand is false), or if
+// the kernel cannot add members to a set by a rule.
 
-// Demand is a set that stands for rules on demand.
+// Demand is a set to which placeholder rules add members, and the rules that a member demands.
 type Demand struct {
 	Set   SetName
 	Table nat.Table
 	Chain string // one of the chains that are written on demand
 }
 
-// Demands are all of them.
+// Demands lists all sets of placeholder rules.
 var Demands = []Demand{
 	{AskedVIPs, nat.Mangle, "KUBE-IPVS-FOREIGN"},
 	{AskedLocalhost, nat.Raw, "KUBE-IPVS-LOCALHOST"},
 }
 
-// Rules returns the chain in a family.
+// Rules returns the chain of one family.
 func (d Demand) Rules(f ip.Family) nat.Chain {
 	return nat.Chain{Family: f, Table: d.Table, Name: d.Chain}
 }
 
-// waits reports whether rules on demand are not written yet, and demands whether the rules
-// are written that demand them.
-func (n *Node) waits(set SetName, f ip.Family) bool   { return n.OnDemand && !n.Uses.Has(set, f) }
-func (n *Node) demands(set SetName, f ip.Family) bool { return n.Demanding || n.waits(set, f) }
+// postpones reports whether the rules that a member of a set demands are not written yet.
+func (n *Node) postpones(set SetName, f ip.Family) bool { return n.OnDemand && !n.Uses.Has(set, f) }
 
-// demandsOf returns the sets of a family to which the node's rules add members.
+// holdsPlace reports whether the placeholder rules of a set are written. While Demanding, the
+// plan has both the placeholders and the rules on demand.
+func (n *Node) holdsPlace(set SetName, f ip.Family) bool { return n.Demanding || n.postpones(set, f) }
+
+// demandsOf returns the sets of a family to which placeholder rules add members.
 func demandsOf(cfg *Config, n *Node, facts *Facts, f ip.Family) []string {
 	var out []string
 	if cfg.awaitsForeignPorts(n, f) {
@@ -50,7 +52,7 @@ func demandsOf(cfg *Config, n *Node, facts *Facts, f ip.Family) []string {
 	return out
 }
 
-// ask returns the target that adds a packet's address to a set.
-func (r *ruleset) ask(set SetName, flags string) string {
+// addTo returns the target that adds a packet's address to a set. flags is "src" or "dst".
+func (r *ruleset) addTo(set SetName, flags string) string {
 	return "SET --add-set " + set.In(r.family) + " " + flags
 }

@@ -47,10 +47,10 @@ type Node struct {
 	// Watched means that changes of the Inventory are reported to the process while it
 	// runs.
 	Watched bool
-	// OnDemand means that a process reads the sets of Demands while it runs.
+	// OnDemand means that a process runs that reads the sets of Demands.
 	OnDemand bool
-	// Demanding means that rules on demand are being written: those that demanded them stay
-	// until the others exist, so that no packet is refused in between.
+	// Demanding means that rules on demand are being written. The placeholder rules stay
+	// until they exist, so that no packet is refused in between.
 	Demanding bool
 	// Uses holds the sets that rules are written for.
 	Uses SetsInUse

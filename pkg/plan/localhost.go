@@ -21,7 +21,7 @@ import (
 // these are written on demand: a jump in raw OUTPUT and a base chain of nftables cost 3,400
 // instructions of each connection through IPVS.
 func addLocalhost(plan *NodePlan, cfg *Config, n *Node, facts *Facts, family ip.Family) {
-	if !usesLocalhost(cfg, n, facts, family) || n.waits(AskedLocalhost, family) {
+	if !usesLocalhost(cfg, n, facts, family) || n.postpones(AskedLocalhost, family) {
 		return
 	}
 	if plan.Loopback == nil {
@@ -39,15 +39,15 @@ func usesLocalhost(cfg *Config, n *Node, facts *Facts, family ip.Family) bool {
 	return servesLocalhost(cfg, facts, family) && n.Uses.Has(NodePorts, family)
 }
 
-// awaitsLocalhost reports whether the first packet to such a port is awaited; see Demands.
+// awaitsLocalhost reports whether placeholder rules match packets to such ports; see Demands.
 func awaitsLocalhost(cfg *Config, n *Node, facts *Facts, family ip.Family) bool {
-	return usesLocalhost(cfg, n, facts, family) && n.demands(AskedLocalhost, family)
+	return usesLocalhost(cfg, n, facts, family) && n.holdsPlace(AskedLocalhost, family)
 }
 
-// awaitLocalhost returns the rules of KUBE-SERVICES that demand those of addLocalhost. IPVS
-// then drops the packet if its endpoint is not an address of the node, before its conntrack
-// entry is confirmed. The client's next packet has the node's address as its source, and is
-// another connection for conntrack and IPVS:
+// awaitLocalhost returns the placeholder rules of KUBE-SERVICES for addLocalhost. If the
+// endpoint is not an address of the node, IPVS then drops the packet before its conntrack
+// entry is confirmed. The client's next packet gets the node's address as its source, so
+// conntrack and IPVS treat it as another connection:
 //
 //	-A KUBE-SERVICES -s 127.0.0.0/8 -d 127.0.0.1/32 -m set --match-set KUBE-IPVS-NODE-PORT dst,dst -j SET --add-set KUBE-IPVS-ASKED-LO dst
 func (r *ruleset) awaitLocalhost() []nat.Rule {
@@ -55,12 +55,12 @@ func (r *ruleset) awaitLocalhost() []nat.Rule {
 		return nil
 	}
 	match := fmt.Sprintf("-s %s -d %s %s", r.loopback(), r.localhost(), r.match(NodePorts, "dst,dst"))
-	return []nat.Rule{rule("rules are written on demand", match, r.ask(AskedLocalhost, "dst"))}
+	return []nat.Rule{rule("rules are written on demand", match, r.addTo(AskedLocalhost, "dst"))}
 }
 
-// awaitLocalEndpoints returns the rule of KUBE-IPVS-FILTER that drops the packet if its
-// endpoint is an address of the node. It would be answered, and the connection would break as
-// soon as the demanded rules change the source of its next packets:
+// awaitLocalEndpoints returns the rule of KUBE-IPVS-FILTER that drops this first packet if its
+// endpoint is an address of the node. Otherwise the endpoint would answer it, and the
+// connection would break once the rules on demand change the source of its next packets:
 //
 //	-A KUBE-IPVS-FILTER -i lo -m conntrack --ctstate NEW --ctorigsrc 127.0.0.0/8 -m ipvs --ipvs -j DROP
 func (r *ruleset) awaitLocalEndpoints() []nat.Rule {

@@ -19,8 +19,8 @@ type NodePlan struct {
 	Sets    []ipset.Set
 	Members []Member // of sets that no Service fills
 	NAT     nat.State
-	// Demands are the sets to which the rules of NAT add members. Once one has a member, it
-	// is in use (Node.Uses), and the plan has other rules.
+	// Demands are the sets to which placeholder rules of NAT add members. Once such a set has
+	// a member, it is in use (Node.Uses), and the plan has the rules on demand instead.
 	Demands []string
 	// Chains lists every chain that NAT has when all sets are in use; sorted.
 	Chains []nat.Chain

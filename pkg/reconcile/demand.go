@@ -9,9 +9,9 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/plan"
 )
 
-// Rules of the plan add members to the sets of plan.Demands. No Service wants these members,
-// and the Reconciler leaves them alone: it only counts such a set as in use from the first
-// member on, as long as it runs.
+// Placeholder rules add members to the sets of plan.Demands. These members have no owner, and
+// the Reconciler never changes them. Once such a set has a member, the Reconciler counts the
+// set as in use until the process ends.
 
 // isDemand reports whether a set is one of plan.Demands.
 func isDemand(name string) bool {
@@ -20,25 +20,26 @@ func isDemand(name string) bool {
 	})
 }
 
-// demand counts a set of plan.Demands as in use.
+// demand marks a set of plan.Demands as in use.
 func (r *Reconciler) demand(name string) {
 	r.sets.get(name).demanded = true
 	r.useSet(name)
 }
 
-// demandPeriod is the time between two looks for demands: a client sends its first packet
-// again after a second, and the rules should be there by then.
+// demandPeriod is the time between two reads of the sets. TCP sends a dropped SYN again after
+// a second, and the rules should exist by then.
 const demandPeriod = 500 * time.Millisecond
 
-// lookForDemands reads which sets have members. It does not wait for comparisons.
-func (r *Reconciler) lookForDemands(now time.Time) {
+// checkDemands reads which sets of plan.Demands have members. It also runs during a
+// comparison.
+func (r *Reconciler) checkDemands(now time.Time) {
 	if len(r.node.Demands) == 0 || now.Before(r.demandsAt) {
 		return
 	}
 	r.demandsAt = now.Add(demandPeriod)
 	sizes, err := r.kernel.IPSet.Sizes(r.node.Demands)
 	if err != nil {
-		return // the next look tries again
+		return // the next check retries
 	}
 	for _, name := range r.node.Demands {
 		if n, there := sizes[name]; there && n != 0 { // -1: not reported, before Linux 4.10
@@ -47,7 +48,7 @@ func (r *Reconciler) lookForDemands(now time.Time) {
 	}
 }
 
-// adoptDemands counts sets as in use whose rules an earlier process has written.
+// adoptDemands marks the sets as in use whose rules on demand an earlier process has written.
 func (r *Reconciler) adoptDemands() {
 	for _, family := range r.cfg.Families {
 		for _, d := range plan.Demands {
@@ -58,8 +59,8 @@ func (r *Reconciler) adoptDemands() {
 	}
 }
 
-// refusedDemands counts sets as in use to which no rule can add members, because the kernel
-// or iptables refuses such a rule.
+// refusedDemands marks the sets as in use whose placeholder rules the kernel or iptables
+// refuses. Their rules on demand are then written at once.
 func (r *Reconciler) refusedDemands(omitted []nat.OmittedRule) {
 	for _, o := range omitted {
 		for _, name := range nat.Arguments(o.Rule, "--add-set") {

@@ -298,7 +298,7 @@ func (r *Reconciler) Step(now time.Time) StepResult {
 	if r.drainingCount > 0 && !now.Before(r.drainAt) {
 		r.drainStep(now, &done)
 	}
-	r.lookForDemands(now)
+	r.checkDemands(now)
 	r.readStep(now, &done)
 	if r.resync != nil {
 		r.resyncStep(now, &done)

@@ -66,8 +66,8 @@ func (p *Proxy) warn(ctx context.Context) {
 	p.warned = now
 }
 
-// Findings returns what Once found on the node: conflicts with other programs, as
-// sorted sentences, and how secondary interfaces get symmetric paths.
+// Findings returns what Once found on the node: conflicts with other programs, as sorted
+// sentences, and the mode of each secondary interface (SNAT or reply routing).
 func (p *Proxy) Findings() (warnings []string, modes []plan.InterfaceMode) {
 	return slices.Sorted(maps.Keys(p.warned)), p.nodePlan.Modes
 }
@@ -85,9 +85,9 @@ func (p *Proxy) warnOfNode(note string) {
 // persistent is the backoff from which a refused change of the node is an Event.
 const persistent = 3 * time.Second
 
-// reportFailingNode writes an Event for each reason why the node cannot be programmed, once
-// while it lasts: a set type that the kernel does not have affects Services that no error
-// names.
+// reportFailingNode writes one Event for each reason why the node cannot be programmed, as
+// long as it lasts. Such errors name no Service, although they affect Services: for example,
+// a set type that the kernel lacks.
 func (p *Proxy) reportFailingNode(problems reconcile.Problems, wait time.Duration) {
 	if wait < persistent {
 		return

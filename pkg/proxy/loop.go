@@ -114,7 +114,7 @@ func (p *Proxy) step(ctx context.Context, now time.Time) reconcile.StepResult {
 	return done
 }
 
-// demanded returns the sets whose rules are now demanded; see plan.Demands.
+// demanded returns the sets whose rules on demand must be written now; see plan.Demands.
 func (p *Proxy) demanded() []string {
 	uses := p.reconciler.SetsInUse()
 	return slices.DeleteFunc(slices.Clone(p.nodePlan.Demands), func(name string) bool { return !uses[name] })
@@ -134,7 +134,8 @@ func (p *Proxy) reportComparison(ctx context.Context, c *reconcile.Comparison) {
 	}
 }
 
-// becameMany reports whether there are now too many Services for an address each.
+// becameMany reports whether there are now so many Services that cluster IPs in claim mode
+// auto become routes instead of addresses.
 func (p *Proxy) becameMany() bool {
 	return !p.facts.PreferRoutes && p.inbox.services() > plan.AddressesAtMost
 }

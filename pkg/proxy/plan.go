@@ -183,7 +183,7 @@ func (p *Proxy) flush() reconcile.Problems {
 	return problems
 }
 
-// flushDemanded writes rules on demand. It removes the rules that demanded them last.
+// flushDemanded writes rules on demand, and removes their placeholder rules last.
 func (p *Proxy) flushDemanded() reconcile.Problems {
 	p.node.Demanding = true
 	problems := p.flush()
@@ -191,7 +191,8 @@ func (p *Proxy) flushDemanded() reconcile.Problems {
 	return append(problems, p.flush()...)
 }
 
-// replanNode plans the node's plan again if that is requested, or if other sets are in use.
+// replanNode plans the node's plan again if that is requested, or if the sets in use have
+// changed. It reports whether it did.
 func (p *Proxy) replanNode() bool {
 	uses := p.reconciler.SetsInUse()
 	if !p.replan && maps.Equal(uses, p.node.Uses) {

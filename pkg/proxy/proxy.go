@@ -45,9 +45,9 @@ type HealthChecks interface {
 type Observer interface {
 	Queued()                                             // there is work
 	Passed(took time.Duration, services, problems int)   // a pass over all pending work has ended
-	Failing(node bool, services, all int)                // refused changes to be retried: whether the node's plan, how many Services, of how many
+	Failing(node bool, services, all int)                // what refused changes affect: the node's plan or not, how many Services of all
 	Compared(took time.Duration, differences int)        // the whole kernel was compared
-	Held(virtualServers, realServers, draining int)      // what the kernel holds of ours
+	Held(virtualServers, realServers, draining int)      // our state in the kernel
 	Conflicts(count int)                                 // virtual servers not served, because another Service has precedence
 	Node(exists, deleting, excludedFromAutoscaling bool) // state of the Node object
 }
@@ -133,8 +133,8 @@ type Proxy struct {
 
 	dirty    map[types.NamespacedName]struct{} // Services to plan
 	renew    bool                              // read the node's facts again
-	renewAt  time.Time                         // reading the facts failed, and is retried then
-	renewing wait.Backoff                      // of these retries
+	renewAt  time.Time                         // when to retry a failed read of the facts
+	renewing wait.Backoff                      // between these retries
 	lastPass time.Time
 }
 
@@ -197,11 +197,11 @@ func (p *Proxy) Run(ctx context.Context, src source.Source) error {
 	return p.loop(ctx, ended)
 }
 
-// prepare reads the node and the kernel and programs the node's plan, which runs
-// external programs, while the Services are still being delivered: the plan does not
-// depend on them. If the kernel has no virtual servers yet, it also programs the
-// Services that others on the node need to start. It returns false if the kernel cannot
-// be read: what cannot be read is never assumed to be empty.
+// prepare reads the node and the kernel and programs the node's plan while the Services are
+// still being delivered. The plan does not depend on them, and takes long because it runs
+// external programs. If the kernel has no virtual servers yet, prepare also programs the
+// Services that other programs on the node need to start. It returns false if the kernel
+// cannot be read: state that cannot be read is never assumed to be empty.
 func (p *Proxy) prepare(ctx context.Context) bool {
 	virtualServers, err := p.begin(ctx)
 	if err != nil {

@@ -14,24 +14,25 @@ import (
 )
 
 // TestOnDemand compares rules on demand with rules that are written at once. Each class of
-// new connections has the same result, or a rule adds the packet to a set, and it is dropped.
-// After that, it has the
-// result of rules that were written at once. While they are being written, it has the result
-// from before or from after; in particular, no packet is refused.
+// new connections either has the same result, or is dropped after a placeholder rule has added
+// an address to a set. Once the rules are written, it has the same result. While they are
+// being written, it has the result from before or from after; in particular, no packet is
+// refused.
 func TestOnDemand(t *testing.T) {
-	asked := map[plan.SetName]int{}
+	demanded := map[plan.SetName]int{}
 	for _, s := range scenarios(t, true) {
 		for _, f := range s.Config.Families {
-			checkDemands(t, s, f, asked)
+			checkDemands(t, s, f, demanded)
 		}
 	}
 	// Node ports of loopback addresses need rules of nftables, which the evaluator does not know.
-	if asked[plan.AskedVIPs] == 0 {
-		t.Errorf("no class asks for the rules of %s", plan.AskedVIPs)
+	if demanded[plan.AskedVIPs] == 0 {
+		t.Errorf("no class adds a member to %s", plan.AskedVIPs)
 	}
 }
 
-func checkDemands(t *testing.T, s *Scenario, f ip.Family, asked map[plan.SetName]int) {
+// checkDemands adds the number of added members to demanded, by set.
+func checkDemands(t *testing.T, s *Scenario, f ip.Family, demanded map[plan.SetName]int) {
 	t.Helper()
 	later := s.clone()
 	later.Node.OnDemand = true
@@ -67,7 +68,7 @@ func checkDemands(t *testing.T, s *Scenario, f ip.Family, asked map[plan.SetName
 		for _, a := range these {
 			adds[a] = true
 		}
-		// Whatever has a VIP as its source and leaves the node again was not for this node.
+		// A packet with a VIP as its source that leaves the node again was not for this node.
 		forwarded := now.Verdict.Outcome == trace.Unserved && then.Verdict.Outcome == trace.Unserved && now.Link == then.Link && want.Oracle.isVIP(c.From)
 		if f == ip.IPv6 && c.In != "" && want.Oracle.isVIP(c.From) && len(these) > 0 {
 			continue // IPv6 has no reverse-path check; the reply to the first packet stays on the node
@@ -79,7 +80,7 @@ func checkDemands(t *testing.T, s *Scenario, f ip.Family, asked map[plan.SetName
 	for a := range adds {
 		for _, d := range plan.Demands {
 			if d.Set.In(f) == a.set {
-				asked[d.Set]++
+				demanded[d.Set]++
 				p.ipset.Apply([]ipset.Change{{Op: ipset.AddEntry, Set: ipset.Set{Name: a.set, Type: ipset.HashIP, Family: f}, Entry: a.entry}})
 			}
 		}

@@ -159,7 +159,8 @@ func variants(c part) (out []variant) {
 	return out
 }
 
-// turned matches the source instead of the destination if a set has only one of them.
+// turned replaces the destination by the source, or the reverse, in the fields of a set match
+// that has only one of them.
 func turned(fields string) string {
 	if strings.Contains(fields, "src") && strings.Contains(fields, "dst") {
 		return fields

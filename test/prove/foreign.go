@@ -99,8 +99,8 @@ func (s *Subject) Points() []trace.Point {
 	return slices.SortedFunc(maps.Keys(all), func(a, b trace.Point) int { return strings.Compare(a.String(), b.String()) })
 }
 
-// CheckForeign evaluates every class beside another program. The result must be right, or
-// that of kube-proxy, or no worse than that.
+// CheckForeign evaluates every class beside another program. The result must be right, or no
+// worse than kube-proxy's.
 func (s *Subject) CheckForeign(f Foreign) (failures []Failure, judged int) {
 	node, peer := s.Node, s.Peer
 	if f.Rules != nil {
@@ -159,8 +159,9 @@ func (s *Subject) undisturbed(i int) *trace.Explanation {
 	return s.peers[i]
 }
 
-// asPeer reports whether the result of a class equals kube-proxy's. If kube-proxy fails,
-// it may fail in another way.
+// asPeer reports whether the result of a class equals kube-proxy's. If kube-proxy does not
+// serve the class, other results without service count as equal, except that a packet for a
+// Service reaches a process of the node.
 func (s *Subject) asPeer(i int, x, peer *trace.Explanation) bool {
 	ours, theirs := fateOf(x), fateOf(peer)
 	switch {

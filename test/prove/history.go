@@ -15,16 +15,16 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/ipset"
 )
 
-// history is what happens to a node, one event after another: changes, restarts, crashes,
-// and set members that another program removes.
+// history applies random events to a node: changes, restarts, crashes, and set members that
+// another program removes.
 type history struct {
 	*Product
 	family ip.Family
-	calm   *Product // has had the same changes, but no crash and no damage
+	calm   *Product // has had the same changes, but no crash and no removed member
 	counts
 }
 
-// counts says what one or more histories contained.
+// counts are the numbers of events and states of one or more histories.
 type counts struct{ histories, changes, crashes, removed, states, opened int }
 
 func (c *counts) add(d counts) {
@@ -41,7 +41,7 @@ func newHistory(s *Scenario, family ip.Family) (*history, error) {
 	return &history{Product: p, family: family, calm: calm, counts: counts{histories: 1}}, err
 }
 
-// event draws the next event, and returns the packet classes that it breaks.
+// event draws and applies the next event, and returns the packet classes that it breaks.
 func (h *history) event(t *rapid.T) ([]Failure, error) {
 	if rapid.IntRange(0, 3).Draw(t, "event") == 3 {
 		return h.removeMember(t)
@@ -49,7 +49,8 @@ func (h *history) event(t *rapid.T) ([]Failure, error) {
 	return h.update(t)
 }
 
-// update draws a change, possibly with a crash in the middle.
+// update draws and applies a change. In one of three cases the process crashes during it, and
+// is started again.
 func (h *history) update(t *rapid.T) ([]Failure, error) {
 	from := h.scenario
 	var possible []Update
@@ -99,11 +100,11 @@ func (h *history) update(t *rapid.T) ([]Failure, error) {
 	return failures, nil
 }
 
-// mostWrites is about the number of writes of a larger change.
+// mostWrites limits the write at which a crash is drawn; few changes have more writes.
 const mostWrites = 12
 
-// removeMember removes a member of one of our sets, as another program might, and compares
-// the kernel with the state.
+// removeMember removes a member of one of our sets, as another program might. A resync must
+// restore it.
 func (h *history) removeMember(t *rapid.T) ([]Failure, error) {
 	before, err := h.Node(h.family)
 	if err != nil {
@@ -130,8 +131,9 @@ func (h *history) removeMember(t *rapid.T) ([]Failure, error) {
 	return h.unlike("another program removes "+c.String(), func(*Scenario) (*Product, error) { return h.calm, nil }), nil
 }
 
-// unlike compares the state with that of a process without crashes and damage, and with that
-// of another one. Both are right: a process that knew an interface before remembers it.
+// unlike compares the kernel state with that of the calm process, and with that of another
+// process. It returns a failure if it differs from both. The two may differ, because a process
+// keeps what it knows of an interface that has disappeared.
 func (h *history) unlike(when string, other func(*Scenario) (*Product, error)) []Failure {
 	fails := func(got string) []Failure {
 		return []Failure{{

@@ -77,8 +77,8 @@ const (
 	localTable = 255
 )
 
-// parameters are the node's before any proxy has run: strict reverse-path checks and no
-// forwarding of IPv4.
+// parameters returns the node's parameters before any proxy has run: strict reverse-path
+// checks and no forwarding of IPv4.
 func parameters(s *Scenario) sysctl.State {
 	values := sysctl.State{
 		"net/ipv4/ip_forward": "0", "net/ipv6/conf/all/forwarding": "1", "net/ipv4/conf/all/src_valid_mark": "0",

@@ -80,9 +80,9 @@ type Necessity struct {
 	mu      sync.Mutex
 	Rules   map[string]*Need // removed
 	Edits   map[string]*Need // narrower, wider or negated conditions, other marks
-	Orders  map[string]*Need // swapped neighbors that some packet matches both of
+	Orders  map[string]*Need // swapped neighbors, if some packet matches both
 	Members map[string]*Need // removed, by subject
-	Apart   int              // neighbors that no packet matches both of, or that have the same effect
+	Apart   int              // neighbors that have the same effect, or that no packet matches both
 }
 
 // NewNecessity returns an empty Necessity.
@@ -172,8 +172,8 @@ type near struct {
 	condition int
 }
 
-// met is what the classes of a subject matched in an environment.
-type met struct {
+// matches records what the classes of a subject matched in an environment.
+type matches struct {
 	*Subject
 	e       trace.Evaluator
 	env     string
@@ -185,7 +185,7 @@ type met struct {
 }
 
 // shows returns a class whose result differs on a changed node, or "".
-func (m *met) shows(changed *trace.Node, classes ...[]int) string {
+func (m *matches) shows(changed *trace.Node, classes ...[]int) string {
 	for _, i := range slices.Concat(classes...) {
 		x := m.e.Explain(changed, m.Classes[i].Question)
 		if Summary(&x) != m.before[i] {
@@ -196,12 +196,12 @@ func (m *met) shows(changed *trace.Node, classes ...[]int) string {
 }
 
 // Check removes and edits each rule, removes each set member, and swaps neighboring
-// rules, in every environment. It does not repeat what has shown a need.
+// rules, in every environment. It skips changes that have already shown a need.
 func (y *Necessity) Check(s *Subject) {
 	var all sync.WaitGroup
 	for _, env := range Environments {
 		all.Go(func() {
-			m := s.meet(env.Name, env.change(s.Node))
+			m := s.match(env.Name, env.change(s.Node))
 			for table, contents := range m.node.Ruleset {
 				for chain, rules := range contents.Chains {
 					y.chain(m, place{table, chain, 0}, rules)
@@ -213,7 +213,7 @@ func (y *Necessity) Check(s *Subject) {
 	all.Wait()
 }
 
-func (y *Necessity) chain(m *met, at place, rules []nat.Rule) {
+func (y *Necessity) chain(m *matches, at place, rules []nat.Rule) {
 	for index, rule := range rules {
 		if at.index = index; !ours(at.chain, rule) {
 			continue
@@ -226,7 +226,7 @@ func (y *Necessity) chain(m *met, at place, rules []nat.Rule) {
 }
 
 // rule removes a rule, and tries all edits of it.
-func (y *Necessity) rule(m *met, at place, rule nat.Rule) {
+func (y *Necessity) rule(m *matches, at place, rule nat.Rule) {
 	text := fmt.Sprintf("%s -A %s %s", at.table, at.chain, m.normal(rule))
 	if n, shown := y.need(y.Rules, text); !shown {
 		without := withChain(m.node, at.table, at.chain, func(r []nat.Rule) []nat.Rule { return slices.Delete(r, at.index, at.index+1) })
@@ -251,7 +251,7 @@ func (y *Necessity) rule(m *met, at place, rule nat.Rule) {
 
 // order swaps a rule with the next one. If no packet matches both, or both have the same
 // effect, either order is right.
-func (y *Necessity) order(m *met, at place, first, second nat.Rule) {
+func (y *Necessity) order(m *matches, at place, first, second nat.Rule) {
 	next := at
 	next.index++
 	_, one := parts(first)
@@ -271,7 +271,7 @@ func (y *Necessity) order(m *met, at place, first, second nat.Rule) {
 }
 
 // both reports whether some packet that matches a rule would also match the next one.
-func (m *met) both(at, next place) bool {
+func (m *matches) both(at, next place) bool {
 	without := withChain(m.node, at.table, at.chain, func(r []nat.Rule) []nat.Rule {
 		r[at.index] = "-m mark ! --mark 0x0/0x0" // never
 		return r
@@ -286,9 +286,9 @@ func (m *met) both(at, next place) bool {
 	return false
 }
 
-// meet evaluates all classes, and records what each matched.
-func (s *Subject) meet(env string, n *trace.Node) *met {
-	m := &met{Subject: s, e: trace.Evaluator{Quiet: true}, env: env, node: n, before: make([]string, len(s.Classes)), places: hits[place]{}, nears: hits[near]{}, members: hits[member]{}}
+// match evaluates all classes, and records what each matched.
+func (s *Subject) match(env string, n *trace.Node) *matches {
+	m := &matches{Subject: s, e: trace.Evaluator{Quiet: true}, env: env, node: n, before: make([]string, len(s.Classes)), places: hits[place]{}, nears: hits[near]{}, members: hits[member]{}}
 	e := trace.Evaluator{Quiet: true}
 	for i, c := range s.Classes {
 		e.Matched = func(t nat.Table, chain string, index int) { m.places.add(place{t, chain, index}, i) }
@@ -303,7 +303,7 @@ func (s *Subject) meet(env string, n *trace.Node) *met {
 }
 
 // members removes each member of the family's sets.
-func (y *Necessity) members(m *met) {
+func (y *Necessity) members(m *matches) {
 	for name, set := range m.node.Sets {
 		if strings.HasPrefix(name, "KUBE-6-") != (m.Family.Bits() > 32) && set.Type != ipset.BitmapPort {
 			continue
@@ -326,7 +326,7 @@ func (y *Necessity) members(m *met) {
 
 // showsAlike tests another member of the set instead: members that nothing distinguishes
 // share one class.
-func (m *met) showsAlike(changed *trace.Node, set string, e ipset.Entry) string {
+func (m *matches) showsAlike(changed *trace.Node, set string, e ipset.Entry) string {
 	for other, classes := range m.members {
 		if other.set != set {
 			continue

@@ -109,7 +109,7 @@ const (
 	sayNone     = `a Service without endpoints refuses`
 	sayVIP      = `a VIP answers on its Services' ports only; external addresses are their owner's on other ports (docs/concepts/vips.md)`
 	sayNode     = `the node's own ports are not a Service's`
-	sayOther    = `what is for no Service is left alone`
+	sayOther    = `packets that are for no Service are left alone`
 )
 
 // Oracle decides the results of a scenario's classes in one family.
@@ -211,8 +211,8 @@ func (o *Oracle) target(protocol ip.Protocol, to netip.AddrPort) target {
 	return t
 }
 
-// take records that a Service has the destination. A Service that has an address in two
-// ways counts once, as that of a load balancer, which may be restricted.
+// take records that a Service has the destination. If a Service has an address as an external
+// IP and as a LoadBalancer IP, only the latter counts, because source ranges apply to it.
 func (t *target) take(kind Kind, s *service.Service, p *service.Port) {
 	if t.svc != nil && t.svc != s {
 		t.several = true
@@ -323,24 +323,23 @@ func (o *Oracle) Want(c *Class) Want {
 	if o.strays(c) && !slices.Contains(w.Fates, MustDrop) {
 		w.Fates = append(w.Fates, MustDrop)
 	}
-	if c.In != "" && (o.isBranch(o.family, c.In) || c.target.kind == NodeItself && o.ledPast(c)) {
+	if c.In != "" && (o.isBranch(o.family, c.In) || c.target.kind == NodeItself && o.leavesUnserved(c)) {
 		w.Fates = append(w.Fates, MustLeave)
 	}
 	return w
 }
 
-// ledPast reports whether a CNI's policy rule by input interface routes packets for the
-// node itself out of the node, with or without a proxy.
-func (o *Oracle) ledPast(c *Class) bool {
+// leavesUnserved reports whether a CNI's policy rule by input interface routes packets for
+// the node itself out of the node, with or without a proxy.
+func (o *Oracle) leavesUnserved(c *Class) bool {
 	way, ok := o.bare.RouteOf(c.From, c.To.Addr(), c.In)
 	return ok && !way.Local
 }
 
 // strays reports whether a request enters by another interface than the route back to the
-// client, so that a strict reverse-path check drops it under any proxy. A request of an
-// external client to a Service is answered nevertheless if replies leave by the request's
-// interface, unless the client is a neighbor on another interface.
-// by the interface of the request, unless the client is a neighbor on another one.
+// client, so that a strict reverse-path check drops it under any proxy. It returns false for
+// a request of an external client to a Service if replies leave by the request's interface,
+// unless the client is a neighbor on another interface.
 func (o *Oracle) strays(c *Class) bool {
 	if c.In == "" {
 		return false
@@ -421,8 +420,8 @@ func (o *Oracle) wantOtherPort(c *Class, t target) Want {
 	return w
 }
 
-// claimsPorts reports whether all claims of VIPs at an address leave its other ports to
-// the device that has it.
+// claimsPorts reports whether every claim of an address leaves the ports without a Service to
+// the device that has the address.
 func (o *Oracle) claimsPorts(t target) bool {
 	for _, kind := range t.vip {
 		claim := map[Kind]plan.ClaimMode{ExternalIP: o.Config.VIPs.ExternalIPs, LoadBalancer: o.Config.VIPs.LoadBalancers, ClusterIP: o.Config.VIPs.ClusterIPs}[kind]
@@ -462,7 +461,7 @@ func (o *Oracle) wantServed(c *Class, t target) Want {
 		kept := (pod || !told) && who != theNode && !o.Config.MasqueradeAll
 		return answered(by, kept, !kept, sentence)
 	}
-	if slices.Contains(t.vip, LoadBalancer) && t.kind != NodePort && !o.mayCome(c, t.svc) {
+	if slices.Contains(t.vip, LoadBalancer) && t.kind != NodePort && !o.allowed(c, t.svc) {
 		return Want{Fates: []Fate{MustDrop}, Sentence: sayRanges}
 	}
 	switch {
@@ -484,8 +483,8 @@ func (o *Oracle) wantServed(c *Class, t target) Want {
 	return answered(everywhere, true, true, sayInside)
 }
 
-// mayCome evaluates source ranges. The node is allowed if a range contains its address.
-func (o *Oracle) mayCome(c *Class, s *service.Service) bool {
+// allowed evaluates source ranges. The node is allowed if a range contains its address.
+func (o *Oracle) allowed(c *Class, s *service.Service) bool {
 	if len(s.SourceRanges) == 0 {
 		return true
 	}
@@ -498,9 +497,9 @@ func (o *Oracle) mayCome(c *Class, s *service.Service) bool {
 	})
 }
 
-// wantInvalid is for packets that conntrack cannot assign, whose source cannot be
-// translated. They must not be forwarded where the connection would be masqueraded, and
-// may be where it keeps the client's address.
+// wantInvalid is for packets that conntrack cannot assign to a connection, so that their
+// source is not translated. They must not be forwarded if the connection would be
+// masqueraded, and may be forwarded if it keeps the client's address.
 func (o *Oracle) wantInvalid(c *Class, w Want) Want {
 	w.Sentence = "an endpoint sees no other source than the connection's"
 	if c.target.kind == ClusterIP || len(o.eligible(c.target.port, false)) == 0 {
@@ -516,7 +515,7 @@ func (o *Oracle) wantInvalid(c *Class, w Want) Want {
 	return w
 }
 
-// wantWay is for paths on which a reply is impossible.
+// wantWay adds the results for paths on which no reply is possible.
 func (o *Oracle) wantWay(c *Class, t target, w Want) Want {
 	if o.client(c.In) != outside {
 		if by := o.fabric(o.family)(c.From); by != "" && by != o.mainUplink() && !o.repliesByENI(c.In) {

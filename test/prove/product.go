@@ -31,7 +31,7 @@ func NewProduct(s *Scenario) (*Product, error) {
 	return p, p.Start()
 }
 
-// Start does what the process does at its start, on the kernel as it is.
+// Start does what the process does at its start, with the current state of the kernel.
 func (p *Product) Start() error {
 	cfg := &p.scenario.Config
 	p.reconciler = reconcile.New(cfg, p.apply(), reconcile.Periods{Sync: time.Hour})

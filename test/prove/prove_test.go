@@ -25,7 +25,7 @@ import (
 // PROVE=fixed, all fixed scenarios; PROVE=DURATION, random ones for that time.
 var prove = os.Getenv("PROVE")
 
-// quickly are the scenarios of the part that always runs.
+// quickly names the scenarios that always run.
 var quickly = []string{"aws-vpc", "external-local", "volcano auto"}
 
 func scenarios(t testing.TB, all bool) []*Scenario {

@@ -9,12 +9,12 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/plan"
 )
 
-// reconfigure makes an update that is a restart with another configuration.
+// reconfigure returns an Update that restarts the process with another configuration.
 func reconfigure(name string, change func(*plan.Config) bool) Update {
 	return Update{Name: "restart: " + name, Restart: true, Apply: func(s *Scenario) bool { return change(&s.Config) }}
 }
 
-// claiming is a restart that claims load balancer IPs and external IPs in another way.
+// claiming returns a restart with another claim mode of LoadBalancer IPs and external IPs.
 func claiming(to plan.ClaimMode) Update {
 	return reconfigure("VIPs are claimed by "+string(to), func(c *plan.Config) bool {
 		changed := c.VIPs.LoadBalancers != to || c.VIPs.ExternalIPs != to
@@ -23,7 +23,7 @@ func claiming(to plan.ClaimMode) Update {
 	})
 }
 
-// symmetric is a restart with another SNAT mode.
+// symmetric returns a restart with another SNAT mode.
 func symmetric(to plan.SNATMode) Update {
 	return reconfigure("SNAT mode "+string(to), func(c *plan.Config) bool {
 		changed := c.SNAT.Mode != to
@@ -32,7 +32,7 @@ func symmetric(to plan.SNATMode) Update {
 	})
 }
 
-// Restarts are the restarts with another configuration that a scenario is put through.
+// Restarts are the restarts with another configuration that are applied to scenarios.
 var Restarts = []Update{
 	claiming(plan.ClaimAuto), claiming(plan.ClaimAddress), claiming(plan.ClaimRoute), claiming(plan.ClaimPort),
 	symmetric(plan.SNATAuto), symmetric(plan.SNATSource), symmetric(plan.SNATFWMark), symmetric(plan.SNATOff),
@@ -66,10 +66,10 @@ var Restarts = []Update{
 	}),
 }
 
-// restarted are the scenarios that are put through restarts.
+// restarted names the fixed scenarios to which Restarts are applied.
 var restarted = []string{"aws-vpc", "claims claim port", "external-local", "aws fwmark"}
 
-// updatesOf returns the updates that a scenario is put through.
+// updatesOf returns the updates that are applied to a scenario.
 func updatesOf(s *Scenario) []Update {
 	if slices.Contains(restarted, s.Name) {
 		return slices.Concat(Updates, Restarts)

@@ -131,7 +131,7 @@ func (s *Subject) path(n *trace.Node, c *Class, interfere func(trace.Point, *uin
 	return b.String()
 }
 
-// Summary is the part of a result that is visible outside the node, and to tunnels.
+// Summary returns the part of a result that is visible outside the node, and to tunnels.
 func Summary(x *trace.Explanation) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "%s %s", x.Verdict.Outcome, x.Link)

@@ -51,7 +51,7 @@ func (s *Scenario) clone() *Scenario {
 	return &out
 }
 
-// eachService returns an update of the first Service that it can change.
+// eachService returns an Update of the first Service to which change applies.
 func eachService(name string, change func(*service.Service) bool) Update {
 	return Update{Name: name, Apply: func(s *Scenario) bool {
 		for i := range s.Services {
@@ -63,7 +63,7 @@ func eachService(name string, change func(*service.Service) bool) Update {
 	}}
 }
 
-// eachEndpoint does the same for the first endpoint of a Service.
+// eachEndpoint returns an Update of the first endpoint to which change applies.
 func eachEndpoint(name string, change func(*service.Port, int) bool) Update {
 	return eachService(name, func(s *service.Service) bool {
 		for i := range s.Ports {
@@ -251,8 +251,8 @@ func (r *running) change() error {
 	return r.Start()
 }
 
-// begin programs a scenario. If the network changes, another program does so first; then
-// the state before the update is that of the old rules on the new network.
+// begin programs a scenario. If the update changes the network, another program has made that
+// change before: the update starts from the old rules on the new network.
 func begin(from, to *Scenario, restart bool) (*running, error) {
 	p, err := NewProduct(from)
 	if err != nil {
@@ -261,7 +261,7 @@ func begin(from, to *Scenario, restart bool) (*running, error) {
 	return enter(p, from, to, restart), nil
 }
 
-// enter prepares a process that has programmed a scenario for an updated one.
+// enter prepares a process that has programmed a scenario for an update to another one.
 func enter(p *Product, from, to *Scenario, restart bool) *running {
 	r := &running{Product: p, from: from, to: to, restart: restart}
 	r.network = !slices.EqualFunc(from.Node.Inventory.Links, to.Node.Inventory.Links, func(a, b routing.Link) bool {
@@ -289,8 +289,8 @@ func (r *running) watch(family ip.Family, do func() error) (between []*trace.Nod
 // crashed is the panic value of a write that is not made.
 type crashed struct{}
 
-// crash makes the change up to a write that is not made. It returns false if there were
-// fewer writes.
+// crash makes the change, and stops before a write. It returns false if the change has fewer
+// writes.
 func (r *running) crash(write int) (is bool, err error) {
 	made := 0
 	r.written = func() {
@@ -313,8 +313,8 @@ func (r *running) crash(write int) (is bool, err error) {
 // CheckUpdate programs a scenario, then the updated one, and evaluates every class after
 // each single write. A class must have its result from before or from after the update,
 // and connections that are open before and after must continue. Then it repeats the
-// update with a crash after each write. The next start must end in the state of a node
-// that has only had the updated scenario, or in that of a process that has not crashed.
+// update with a crash before each write. The next start must end in the state of a node that
+// has only had the updated scenario, or in that of a process that has not crashed.
 func CheckUpdate(s *Scenario, u Update, family ip.Family) (out UpdateResult, err error) {
 	to := s.clone()
 	if !u.Apply(to) {
@@ -416,8 +416,8 @@ func differs(got, want *trace.Node) string {
 }
 
 // serving returns the virtual servers with the real servers that accept connections.
-// Fwmark virtual servers are numbered in the order of their contents, because a process
-// that has run longer may have given them other marks, and has some that drain.
+// It numbers fwmark virtual servers in the order of their contents: a process that has run
+// longer may use other marks, and has some that drain.
 func serving(n, want *trace.Node) ipvs.State {
 	out := ipvs.State{}
 	var marked []ipvs.Service
@@ -612,9 +612,8 @@ func (c *comparison) asEither(class *Class, x, before, after *trace.Explanation)
 	return true
 }
 
-// way describes the path to a real server. The node's own connection to an endpoint on this
-// node may have any address of the node as its source, the VIP included: replies to each stay
-// on the node.
+// way describes the path to a real server. It does not distinguish the sources of a connection
+// of the node to an endpoint on the node: any address of the node, even the VIP, gets replies.
 func (c *comparison) way(class *Class, r trace.ServerPath) string {
 	source := r.SeenSource
 	if class.In == "" && (c.isOwn(source) || source == class.To.Addr().String()) && !c.from.isUplink(c.family, r.LeavesBy) {

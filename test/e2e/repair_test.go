@@ -213,6 +213,10 @@ func TestReliabilityDrift(t *testing.T) {
 	record := reliability.Begin(t, reliability.Drift, "lab")
 	node, flags := loneNode(t)
 	makeForeign(node)
+	// This writes the rules on demand too. A process that finds them keeps them.
+	if code, output := node.RunProxy(append(flags, "--once")...); code != 0 {
+		t.Fatalf("kube-ipvs --once ended with %d:\n%s", code, output)
+	}
 	var figures []reliability.Figure
 	for _, kind := range []struct {
 		period, name string

@@ -35,15 +35,8 @@ func (o *turnover) replace(set func(...podEndpoint)) {
 	set(o.live[1:]...)
 }
 
-// has returns an error until a node has the endpoints, and no others.
+// has returns an error if a node lacks one of the endpoints.
 func (o *turnover) has(node *lab.Node) error {
-	if err := o.hasRealServers(node); err != nil {
-		return err
-	}
-	return o.hasHairpinMembers(node)
-}
-
-func (o *turnover) hasRealServers(node *lab.Node) error {
 	table := readIPVS(node)
 	for family, ip := range o.svc.Spec.ClusterIPs {
 		entry := table[virtualServer{lab.TCP, netip.MustParseAddrPort(at(ip, 80))}]
@@ -60,25 +53,6 @@ func (o *turnover) hasRealServers(node *lab.Node) error {
 		}
 		if entry.active() != len(want) {
 			return fmt.Errorf("%s has %v", ip, entry.realServers)
-		}
-	}
-	return nil
-}
-
-// hasHairpinMembers compares KUBE-LOOP-BACK with the endpoints on a node, terminating ones
-// included. Real servers do not show the removal of a terminating endpoint, because it already
-// has weight 0. Members are deleted last, so that after this no write is outstanding.
-func (o *turnover) hasHairpinMembers(node *lab.Node) error {
-	members := node.Exec("ipset", "save")
-	for _, pod := range o.pods {
-		if pod.Node == nil || pod.Node.Name != node.Name {
-			continue
-		}
-		want := slices.ContainsFunc(o.live, func(e podEndpoint) bool { return e.pod == pod })
-		for _, a := range pod.Addresses {
-			if member := fmt.Sprintf("%s,tcp:%d,%s", a, webPort, a); strings.Contains(members, member) != want {
-				return fmt.Errorf("KUBE-LOOP-BACK has %s: %v", member, !want)
-			}
 		}
 	}
 	return nil
@@ -186,8 +160,32 @@ func (r *rollout) set(endpoints ...podEndpoint) {
 		r.api.setSlice(slice)
 	}
 	for _, node := range r.Nodes {
-		r.Eventually(syncLimit, node.Name+" has the endpoints", func() error { return r.has(node.Node) })
+		r.Eventually(syncLimit, node.Name+" has the endpoints", func() error {
+			if err := r.has(node.Node); err != nil {
+				return err
+			}
+			return r.hasHairpinMembers(node.Node)
+		})
 	}
+}
+
+// hasHairpinMembers compares KUBE-LOOP-BACK with the endpoints on a node, terminating ones
+// included. Real servers do not show the removal of a terminating endpoint, because it already
+// has weight 0. Members are deleted last, so that after this no write is outstanding.
+func (r *rollout) hasHairpinMembers(node *lab.Node) error {
+	members := node.Exec("ipset", "save")
+	for _, pod := range r.pods {
+		if pod.Node.Name != node.Name {
+			continue
+		}
+		want := slices.ContainsFunc(r.live, func(e podEndpoint) bool { return e.pod == pod })
+		for _, a := range pod.Addresses {
+			if member := fmt.Sprintf("%s,tcp:%d,%s", a, webPort, a); strings.Contains(members, member) != want {
+				return fmt.Errorf("KUBE-LOOP-BACK has %s: %v", member, !want)
+			}
+		}
+	}
+	return nil
 }
 
 // restart stops the proxies of the two nodes that have clients, checks that the kernel

@@ -28,19 +28,23 @@ func TestChangeDoesNotWaitForAComparison(t *testing.T) {
 	p.inbox.deleted()
 	turn := func() { p.turn(ctx, time.Now()) }
 	turn()
-	<-p.reconciler.Ready()
+	_, ready := p.nextWake()
+	<-ready
 	turn()
 	turn()
 	w.slice("web7", "10.244.0.2", "10.244.1.1")
 	turn()
-	compares := func() bool { return !p.reconciler.Next(time.Now()).After(time.Now()) }
+	compares := func() bool {
+		next, _ := p.reconciler.Next(time.Now())
+		return !next.After(time.Now())
+	}
 	if !compares() || w.compare > 0 || !strings.Contains(w.ipvs.Dump(), "-a -t 10.96.0.8:80 -r 10.244.1.1:8000 -m -w 1") {
 		t.Errorf("comparison in progress: %t; web7 is:\n%s", compares(), grep(w.ipvs.Dump(), "10.96.0.8:80"))
 	}
 	w.taken()
 	turns := 2
 	for ; w.compare == 0; turns++ {
-		if p.nextWake().After(time.Now()) {
+		if next, _ := p.nextWake(); next.After(time.Now()) {
 			t.Fatal("the comparison was abandoned")
 		}
 		turn()

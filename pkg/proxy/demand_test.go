@@ -37,7 +37,8 @@ func (m *machine) demand(d plan.Demand, f ip.Family) {
 
 // look lets the process do what it does each second.
 func (m *machine) look() {
-	m.process.step(m.context(), m.process.reconciler.Next(time.Now()).Add(time.Second))
+	next, _ := m.process.reconciler.Next(time.Now())
+	m.process.step(m.context(), next.Add(time.Second))
 }
 
 // demands reports whether the rules of a demand are written, and whether any rule asks for

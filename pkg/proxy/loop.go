@@ -20,23 +20,24 @@ func (p *Proxy) loop(ctx context.Context, ended <-chan error) error {
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	for {
-		timer.Reset(time.Until(p.nextWake()))
+		next, ready := p.nextWake()
+		timer.Reset(time.Until(next))
 		select {
 		case <-ctx.Done():
 			return nil
 		case err := <-ended:
 			return endOfSource(ctx, err)
 		case <-p.inbox.wake:
-		case <-p.reconciler.Ready():
+		case <-ready:
 		case <-timer.C:
 		}
 		p.turn(ctx, time.Now())
 	}
 }
 
-// nextWake returns when the loop has work even if no event arrives.
-func (p *Proxy) nextWake() time.Time {
-	next := p.reconciler.Next(time.Now())
+// nextWake returns when the loop has work even if no event arrives; see Reconciler.Next.
+func (p *Proxy) nextWake() (next time.Time, ready <-chan struct{}) {
+	next, ready = p.reconciler.Next(time.Now())
 	sooner := func(t time.Time) {
 		if !t.IsZero() && t.Before(next) {
 			next = t
@@ -47,7 +48,7 @@ func (p *Proxy) nextWake() time.Time {
 	}
 	sooner(p.renewAt)
 	sooner(p.linger.next())
-	return next
+	return next, ready
 }
 
 // turn runs everything that is due.

@@ -186,7 +186,7 @@ func (m *machine) turn() { m.process.turn(m.context(), m.process.lastPass) }
 // comparison of the kernel.
 func (m *machine) pass() {
 	m.process.turn(m.context(), time.Now().Add(time.Hour))
-	ready := m.process.reconciler.Ready()
+	_, ready := m.process.nextWake()
 	if ready == nil {
 		return
 	}

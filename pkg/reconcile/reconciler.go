@@ -22,8 +22,8 @@ import (
 // difference. It is for one goroutine; only Concerns may run concurrently.
 //
 // At startup call SetNode, Load and Flush, then Set and Flush for every Service, then Prune
-// and Flush. From then on call Flush after changes, Step when it is due (see Next and Ready),
-// and Settle after both. SetNode follows a change of SetsInUse.
+// and Flush. From then on call Flush after changes, Step when it is due (see Next), and Settle
+// after both. SetNode follows a change of SetsInUse.
 type Reconciler struct {
 	cfg    *plan.Config
 	kernel Kernel

@@ -232,9 +232,10 @@ func (r *Reconciler) noteOmissions(now time.Time) {
 	}
 }
 
-// Next returns when Step has work.
-func (r *Reconciler) Next(now time.Time) time.Time {
-	next := now.Add(r.periods.Sync)
+// Next returns when Step has work: at a time, or as soon as ready is closed, because the
+// kernel has been read. ready is nil while the kernel is not being read.
+func (r *Reconciler) Next(now time.Time) (next time.Time, ready <-chan struct{}) {
+	next = now.Add(r.periods.Sync)
 	sooner := func(t time.Time) {
 		if t.Before(next) {
 			next = t
@@ -242,7 +243,7 @@ func (r *Reconciler) Next(now time.Time) time.Time {
 	}
 	switch {
 	case r.resync != nil:
-		return now
+		return now, r.ready
 	case r.ready == nil:
 		sooner(r.compareAt)
 		sooner(r.spotCheckAt)
@@ -256,12 +257,8 @@ func (r *Reconciler) Next(now time.Time) time.Time {
 	if at := r.retries.next(); !at.IsZero() {
 		sooner(at)
 	}
-	return next
+	return next, r.ready
 }
-
-// Ready returns a channel that is closed when an observation ends, so that Step can begin to
-// compare it. It returns nil while no observation runs.
-func (r *Reconciler) Ready() <-chan struct{} { return r.ready }
 
 // StepResult is what one Step did.
 type StepResult struct {

@@ -77,7 +77,7 @@ func (p *Product) Resync() error {
 		if done.Compared != nil {
 			return p.flush()
 		}
-		if ready := p.reconciler.Ready(); ready != nil {
+		if _, ready := p.reconciler.Next(now); ready != nil {
 			<-ready
 		}
 	}

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"maps"
 	"math/rand"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"slices"
@@ -59,7 +60,10 @@ func TestReliabilitySoak(t *testing.T) {
 	end := s.measure()
 	s.checkGrowth(settled, end)
 	s.checkDoctor()
-	record(s.figures(time.Since(begin), restarts, settled, end)...)
+	s.checkAnswers()
+	if !t.Failed() { // the failures are easier to find without the figures after them
+		record(s.figures(time.Since(begin), restarts, settled, end)...)
+	}
 }
 
 // soak is the cluster and the expected replies.
@@ -258,10 +262,16 @@ func (s *soak) removeService(svc *soakService) {
 	}
 }
 
+// serves returns an error unless the node serves a Service, or unless it does not. A new
+// Service's address becomes local after its virtual server exists; a packet sent between the
+// two leaves the node.
 func (s *soak) serves(svc *soakService, want bool) error {
 	out := s.Node.Exec("ipvsadm", "-Sn")
 	if strings.Contains(out, "-A -t "+svc.address+" ") != want {
 		return fmt.Errorf("%s is served: %t", svc.address, !want)
+	}
+	if vip := netip.MustParseAddrPort(svc.address).Addr(); want && !bound(s.Node)[vip] {
+		return fmt.Errorf("%s is not local", vip)
 	}
 	return nil
 }
@@ -335,16 +345,19 @@ func (s *soak) progress(begin time.Time, rounds int) {
 		time.Since(begin).Round(time.Second), s.length, rounds, s.asked(), s.answers, len(s.wrong), lost, p.memory, p.files, p.goroutines)
 }
 
-// figures checks the results of all connections and returns the figures. A connection
-// whose packets are lost one after another times out; fewer than one in a thousand may.
-func (s *soak) figures(took time.Duration, restarts int, before, after process) []reliability.Figure {
-	answered, asked := s.answers[lab.OK], s.asked()
+// checkAnswers checks the results of all connections. A connection whose packets are lost one
+// after another times out; fewer than one in a thousand may.
+func (s *soak) checkAnswers() {
 	others := maps.Clone(s.answers)
 	delete(others, lab.OK)
 	delete(others, lab.TimedOut)
-	if len(s.wrong) > 0 || len(others) > 0 || s.answers[lab.TimedOut] > asked/1000 {
+	if len(s.wrong) > 0 || len(others) > 0 || s.answers[lab.TimedOut] > s.asked()/1000 {
 		s.t.Errorf("%v, wrong: %v, the first failures: %v", s.answers, s.wrong, s.failures[:min(len(s.failures), 20)])
 	}
+}
+
+func (s *soak) figures(took time.Duration, restarts int, before, after process) []reliability.Figure {
+	answered, asked := s.answers[lab.OK], s.asked()
 	n := func(name string, value int, unit, shows string) reliability.Figure {
 		return reliability.Figure{Name: name, Value: float64(value), Unit: unit, Shows: shows}
 	}
@@ -353,7 +366,7 @@ func (s *soak) figures(took time.Duration, restarts int, before, after process) 
 		n("connections", asked, "", "by pods, the node and external clients, each reply checked"),
 		n("answered", answered, "", "by an endpoint of the Service"),
 		n("wrong answers", len(s.wrong), "", "by any other host"),
-		n("timed out", asked-answered, "", "because consecutive packets were lost"),
+		n("timed out", s.answers[lab.TimedOut], "", "because consecutive packets were lost"),
 		n("packets lost", s.lost(), "", "by the network, 1 % in each direction"),
 		n("endpoints replaced", s.next-2, "", ""),
 		n("Services added", s.number, "", fmt.Sprintf("and %d removed", s.gone)),

@@ -49,7 +49,7 @@ export LAB_KERNEL := $(KERNEL)
 START := $(shell date +%s)
 phase = @printf '==> [%4ds] %s\n' $$(( $$(date +%s) - $(START) )) '$(1)'
 
-.PHONY: docs docs-check build test unit e2e behaviour reliability soak bench bench-short bench-idle bench-node bench-profile conformance conformance-short mutations lint fuzz lab demo deps peers peer-kube-proxy peer-kubectl peer-helm peer-seccomp clean help
+.PHONY: docs docs-check build test unit e2e behaviour reliability soak bench bench-short bench-idle bench-node bench-wide bench-profile conformance conformance-short mutations lint fuzz lab demo deps peers peer-kube-proxy peer-kubectl peer-helm peer-seccomp clean help
 
 build: ## build bin/kube-ipvs, statically linked
 	$(call phase,building bin/kube-ipvs)
@@ -320,6 +320,11 @@ bench-node: deps ## measure pods that start, a Service of 5,000 endpoints, a ful
 	@$(MAKE) --no-print-directory START=$(START) -j2 build bench-binary image peers
 	$(call phase,measuring in the lab)
 	@$(BENCH_LAB) -env BENCH_SIZES='$(BENCH_SIZES)' -- hack/bench -test.run TestNode
+
+bench-wide: deps ## measure the cold start with BENCH_SIZES Services of 50 endpoints, beside kube-proxy's nftables mode
+	@$(MAKE) --no-print-directory START=$(START) -j2 build bench-binary image peers peer-kube-proxy
+	$(call phase,measuring in the lab)
+	@$(BENCH_LAB) -env BENCH_SIZES='$(BENCH_SIZES)' -- hack/bench -test.run TestWide
 
 bench-profile: deps ## profile a cold start and changes with BENCH_SIZES Services, into .cache/bench
 	@$(MAKE) --no-print-directory START=$(START) -j2 build bench-binary image peers

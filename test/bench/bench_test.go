@@ -26,7 +26,8 @@ func TestBench(t *testing.T) {
 		keep(t, "measurements.md", results.Markdown(Targets(slices.Max(peerSizes), slices.Max(sizes))))
 		keep(t, "measurements.svg", results.SVG())
 	}
-	b := &bench{t: t, results: results, account: newAccount(t), api: newAPI(t), progress: &progress{keep: write}}
+	b := newBench(t)
+	b.results, b.progress = results, &progress{keep: write}
 	b.progress.add("warming up", 30, warmUp)
 	all := slices.Compact(slices.Sorted(slices.Values(slices.Concat(sizes, peerSizes))))
 	for _, n := range all {
@@ -54,6 +55,19 @@ type bench struct {
 	account  *account
 	api      *api
 	progress *progress
+}
+
+func newBench(t *testing.T) *bench {
+	return &bench{t: t, results: NewResults(), account: newAccount(t), api: newAPI(t)}
+}
+
+// eachSize runs a test with each number of Services in BENCH_SIZES.
+func (b *bench) eachSize(do func(t *testing.T, n int)) {
+	warmUp(b.t)
+	for _, n := range numbers(b.t, "BENCH_SIZES") {
+		b.api.grow(n)
+		b.t.Run(fmt.Sprint(n), func(t *testing.T) { do(t, n) })
+	}
 }
 
 // plan queues all measurements for a number of Services. The seconds are the expected

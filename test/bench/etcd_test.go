@@ -53,7 +53,7 @@ func store(key string, version schema.GroupVersion, kind string, object interfac
 // storedService returns a Service with its slice, and the object by which the API server
 // records that the cluster IP is allocated.
 func (a *api) storedService(n int) ([]stored, error) {
-	svc, slice := newService(n), newSlice(n, 0)
+	svc, slice := newService(n), a.slice(n)
 	svc.Namespace, slice.Namespace = a.space, a.space
 	address := &networkingv1.IPAddress{
 		ObjectMeta: metav1.ObjectMeta{Name: svc.Spec.ClusterIP, Labels: map[string]string{

@@ -23,28 +23,21 @@ func (r *run) profiled(file string, do func()) {
 // profiles. It is a part of TestBench for developers. With LABFLAGS=-icount a processor
 // executes one instruction in a nanosecond, however busy the machine is.
 func TestIdle(t *testing.T) {
-	b := &bench{t: t, results: NewResults(), account: newAccount(t), api: newAPI(t)}
-	warmUp(t)
-	for _, n := range numbers(t, "BENCH_SIZES") {
-		b.api.grow(n)
-		t.Run(fmt.Sprint(n), func(t *testing.T) {
-			s := *byRoute
-			s.args = append(slices.Clone(s.args), "--profiling")
-			floors(t, b.results, n, false)
-			floor, _ := b.results.Get(Kernel, Floor, n)
-			t.Logf("raw floor: %s s", Round(floor)) // says how fast the machine is
-			r := b.begin(t, &s, n)
-			r.seldom("1h")
-			r.coldStart()
-			r.profiled(fmt.Sprintf("check-%d.prof", n), r.compare)
-			r.seldom("30s")
-			r.profiled(fmt.Sprintf("restart-%d.prof", n), func() { r.restart() })
-			r.idle(0) // waits for the first comparison
-			r.profiled(fmt.Sprintf("idle-%d.prof", n), func() { r.idle(idleTime) })
-			for _, m := range []Measure{ColdStart, KernelCPU, Memory, PeakMemory, Check, Restart, Rewrites, Idle, IdleChecked, IdleWork} {
-				v, measured := r.Get(m, r.subject.name, n)
-				t.Logf("%s: %s %s (%t)", m.Name, Round(v), m.Unit, measured)
-			}
-		})
-	}
+	b := newBench(t)
+	b.eachSize(func(t *testing.T, n int) {
+		s := *byRoute
+		s.args = append(slices.Clone(s.args), "--profiling")
+		floors(t, b.results, n, false)
+		floor, _ := b.results.Get(Kernel, Floor, n)
+		t.Logf("raw floor: %s s", Round(floor)) // says how fast the machine is
+		r := b.begin(t, &s, n)
+		r.seldom("1h")
+		r.coldStart()
+		r.profiled(fmt.Sprintf("check-%d.prof", n), r.compare)
+		r.seldom("30s")
+		r.profiled(fmt.Sprintf("restart-%d.prof", n), func() { r.restart() })
+		r.idle(0) // waits for the first comparison
+		r.profiled(fmt.Sprintf("idle-%d.prof", n), func() { r.idle(idleTime) })
+		r.log(ColdStart, KernelCPU, Memory, PeakMemory, Check, Restart, Rewrites, Idle, IdleChecked, IdleWork)
+	})
 }

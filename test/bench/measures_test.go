@@ -29,6 +29,14 @@ type run struct {
 
 func (r *run) put(m Measure, value float64) { r.Put(m, r.subject.name, r.n, value) }
 
+// log prints figures.
+func (r *run) log(measures ...Measure) {
+	for _, m := range measures {
+		v, measured := r.Get(m, r.subject.name, r.n)
+		r.t.Logf("%s: %s %s (%t)", m.Name, Round(v), m.Unit, measured)
+	}
+}
+
 // floors measures the minimum that the kernel needs, with VIPs as addresses or as routes.
 func floors(t testing.TB, results *Results, n int, addresses bool) {
 	t.Helper()

@@ -23,21 +23,14 @@ import (
 
 // TestNode measures only that. It is a part of TestBench for developers.
 func TestNode(t *testing.T) {
-	b := &bench{t: t, results: NewResults(), account: newAccount(t), api: newAPI(t)}
-	warmUp(t)
-	for _, n := range numbers(t, "BENCH_SIZES") {
-		b.api.grow(n)
-		t.Run(fmt.Sprint(n), func(t *testing.T) {
-			r := b.begin(t, byRoute, n)
-			r.seldom("1h")
-			r.coldStart()
-			r.onNode()
-			for _, m := range []Measure{PodStart, ManyEndpoints, FullConntrack, OneDisturbed} {
-				v, measured := r.Get(m, r.subject.name, n)
-				t.Logf("%s: %s %s (%t)", m.Name, Round(v), m.Unit, measured)
-			}
-		})
-	}
+	b := newBench(t)
+	b.eachSize(func(t *testing.T, n int) {
+		r := b.begin(t, byRoute, n)
+		r.seldom("1h")
+		r.coldStart()
+		r.onNode()
+		r.log(PodStart, ManyEndpoints, FullConntrack, OneDisturbed)
+	})
 }
 
 // onNode measures everything of this file.

@@ -112,6 +112,8 @@ type api struct {
 	count  int
 	// versions counts the changes of each Service's endpoint.
 	versions map[int]int
+	// slice returns the first EndpointSlice of a Service.
+	slice func(n int) *discoveryv1.EndpointSlice
 }
 
 // writers is the number of concurrent requests.
@@ -126,7 +128,7 @@ func newAPI(t testing.TB) *api {
 	config.AcceptContentTypes = config.ContentType
 	client, err := kubernetes.NewForConfig(config)
 	must(t, err)
-	a := &api{t: t, client: client, versions: map[int]int{}}
+	a := &api{t: t, client: client, versions: map[int]int{}, slice: func(n int) *discoveryv1.EndpointSlice { return newSlice(n, 0) }}
 	ns, err := client.CoreV1().Namespaces().Create(t.Context(),
 		&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{GenerateName: "bench-"}}, metav1.CreateOptions{})
 	must(t, err)

@@ -18,12 +18,8 @@ import (
 // TestProfile profiles a cold start and the memory of the process after it, and writes a
 // page and the profiles.
 func TestProfile(t *testing.T) {
-	b := &bench{t: t, results: NewResults(), account: newAccount(t), api: newAPI(t)}
-	warmUp(t)
-	for _, n := range numbers(t, "BENCH_SIZES") {
-		b.api.grow(n)
-		t.Run(fmt.Sprint(n), func(t *testing.T) { b.profile(t, n) })
-	}
+	b := newBench(t)
+	b.eachSize(b.profile)
 }
 
 func (b *bench) profile(t *testing.T, n int) {

@@ -17,7 +17,7 @@ const fewServices, someServices, manyServices = 100, 1000, 4000
 // compares counts, and CPU times of a processor that counts its instructions: any other
 // emulated processor accounts time in which other processes of the machine run.
 func TestShapes(t *testing.T) {
-	b := &bench{t: t, results: NewResults(), account: newAccount(t), api: newAPI(t)}
+	b := newBench(t)
 	warmUp(t)
 	costs := map[int]cost{}
 	for _, n := range []int{fewServices, someServices, manyServices} {

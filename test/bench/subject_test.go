@@ -118,52 +118,72 @@ var lastPass = regexp.MustCompile(`(?m)^kubeproxy_sync_proxy_rules_last_timestam
 // start, and returns the time of the last end.
 func (s *site) passed(limit time.Duration) time.Time {
 	s.t.Helper()
-	var latest time.Time
-	s.eventually(limit, s.subject.name+" has programmed everything", func() error {
-		text, err := s.metrics()
-		if err != nil {
-			return err
-		}
-		times := lastPass.FindAllStringSubmatch(text, -1)
-		if len(times) == 0 || s.subject.peer && len(times) < 2 {
-			return fmt.Errorf("%d of its families have had a pass", len(times))
-		}
-		for _, match := range times {
-			seconds, err := strconv.ParseFloat(match[1], 64)
-			if err != nil {
-				return err
-			}
-			at := time.Unix(0, int64(seconds*float64(time.Second)))
-			if at.Before(s.started) {
-				return fmt.Errorf("no pass so far")
-			}
-			if at.After(latest) {
-				latest = at
-			}
-		}
-		return nil
-	})
+	latest, err := s.passedWithin(limit)
+	if err != nil {
+		s.t.Fatalf("%s has programmed everything: not within %s: %v", s.subject.name, limit, err)
+	}
 	return latest
 }
 
-// eventually repeats a check with increasing pauses, because each check costs the program
-// time. The check itself reports since when its condition holds.
+// passedWithin is passed, but returns an error if the limit is exceeded.
+func (s *site) passedWithin(limit time.Duration) (time.Time, error) {
+	s.t.Helper()
+	var latest time.Time
+	err := s.within(limit, func() (err error) { latest, err = s.lastPass(); return err })
+	return latest, err
+}
+
+// lastPass returns the time of the last end of a pass. It fails if a family has finished no pass
+// that began after the program's start.
+func (s *site) lastPass() (latest time.Time, err error) {
+	text, err := s.metrics()
+	if err != nil {
+		return latest, err
+	}
+	times := lastPass.FindAllStringSubmatch(text, -1)
+	if len(times) == 0 || s.subject.peer && len(times) < 2 {
+		return latest, fmt.Errorf("%d of its families have had a pass", len(times))
+	}
+	for _, match := range times {
+		seconds, err := strconv.ParseFloat(match[1], 64)
+		if err != nil {
+			return latest, err
+		}
+		at := time.Unix(0, int64(seconds*float64(time.Second)))
+		if at.Before(s.started) {
+			return latest, fmt.Errorf("no pass so far")
+		}
+		if at.After(latest) {
+			latest = at
+		}
+	}
+	return latest, nil
+}
+
+// eventually repeats a check until it succeeds, and fails the test after the limit.
 func (s *site) eventually(limit time.Duration, what string, check func() error) {
+	s.t.Helper()
+	if err := s.within(limit, check); err != nil {
+		s.t.Fatalf("%s: not within %s: %v", what, limit, err)
+	}
+}
+
+// within repeats a check with increasing pauses, because each check costs the program time. The
+// check itself reports since when its condition holds. After the limit, within returns the
+// check's last error.
+func (s *site) within(limit time.Duration, check func() error) error {
 	s.t.Helper()
 	begin := time.Now()
 	deadline := begin.Add(limit)
 	for {
 		err := check()
-		if err == nil {
-			return
+		if err == nil || time.Now().After(deadline) {
+			return err
 		}
 		select {
 		case <-s.process.Done():
 			s.t.Fatalf("%s has ended:\n%s", s.subject.name, s.process.Log())
 		case <-time.After(min(max(500*time.Millisecond, time.Since(begin)/4), 5*time.Second)):
-		}
-		if time.Now().After(deadline) {
-			s.t.Fatalf("%s: not within %s: %v", what, limit, err)
 		}
 	}
 }

@@ -27,6 +27,49 @@ var nodePortSets = map[plan.SetName]plan.SetName{
 	plan.NodePortLocalTCP: plan.NodePortTCP, plan.NodePortLocalUDP: plan.NodePortUDP, plan.NodePortLocalSCTP: plan.NodePortSCTP,
 }
 
+// clientIPSetOf maps the name of a set of all node ports to that of the ports that preserve the
+// client address.
+var clientIPSetOf = func() map[string]string {
+	out := map[string]string{}
+	for _, family := range ip.Families {
+		for name, all := range nodePortSets {
+			out[all.In(family)] = name.In(family)
+		}
+	}
+	return out
+}()
+
+// markFound marks the members dirty that an earlier process left for the virtual servers and node
+// ports of an owner, in the sets above and in plan.Local. These change in order with real
+// servers, and Prune, which compares them all, comes only after the virtual servers have changed.
+// Members of plan.Local wait for Prune while rules of another configuration serve: those may not
+// masquerade internal clients at the virtual server of the address.
+func (r *Reconciler) markFound(p *ownedState) {
+	mark := func(set string, entry ipset.Entry) {
+		if m := r.members.records.get(r.sets.key(plan.Member{Set: set, Entry: entry})); m != nil && m.exists {
+			r.members.markDirty(m)
+		}
+	}
+	for _, s := range p.servers {
+		if s.key.FWMark != 0 {
+			continue
+		}
+		family, entry := s.key.Family(), entryOf(s.key)
+		for _, name := range clientIPAddressSets {
+			mark(name.In(family), entry)
+		}
+		if r.rulesCurrent {
+			mark(plan.Local.In(family), entry)
+		}
+	}
+	for _, m := range p.members {
+		full := r.sets.member(m.key)
+		if set, ok := clientIPSetOf[full.Set]; ok {
+			mark(set, full.Entry)
+		}
+	}
+}
+
 // preservesClientIP reports whether a member preserves the client address at a virtual
 // server that exists, is desired, and is about to change.
 func (f *flush) preservesClientIP(m *member) bool {

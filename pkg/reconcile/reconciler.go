@@ -165,6 +165,9 @@ func (r *Reconciler) setDesired(owner *Owner, desired plan.ServicePlan) {
 	}
 	r.setServers(p, desired.VirtualServers)
 	r.setMembers(p, desired.Members)
+	if !r.pruning {
+		r.markFound(p)
+	}
 	p.vips = r.vips.replace(p.owner, p.vips, len(desired.VIPs),
 		func(i int) entry[plan.VIP, struct{}] { return entry[plan.VIP, struct{}]{key: desired.VIPs[i]} },
 		func(struct{}, struct{}) bool { return true })

@@ -20,5 +20,9 @@ func (e *Evaluator) Continue(n *Node, c *Connection) Verdict {
 	if v := b.followNext(&first); v.Outcome != "" {
 		return v
 	}
-	return b.followReply(b.reply(&first))
+	end, v := b.comeBack(&first)
+	if v.Outcome == "" {
+		_, v = b.answer(&first, end)
+	}
+	return v
 }

@@ -66,13 +66,15 @@ type ServerPath struct {
 	Connections    int    `json:"connections,omitempty"`
 	Doubt          string `json:"doubt,omitempty"` // why it may refuse the connection
 	LeavesBy       string `json:"leavesBy,omitempty"`
-	SeenSource     string `json:"seenSource,omitempty"` // what the endpoint sees
-	Mark           uint32 `json:"-"`                    // with which the request leaves
-	Request        []Step `json:"request"`
-	ReplyEntersBy  string `json:"replyEntersBy,omitempty"`
-	ReplyLeavesBy  string `json:"replyLeavesBy,omitempty"` // towards the client
-	Reply          []Step `json:"reply"`
-	Later          []Step `json:"later,omitempty"` // of the client's next packet, if its path differs
+	// ReturnsBy is the interface on which the network returns the request to this node.
+	ReturnsBy     string `json:"returnsBy,omitempty"`
+	SeenSource    string `json:"seenSource,omitempty"` // what the endpoint sees
+	Mark          uint32 `json:"-"`                    // with which the request leaves
+	Request       []Step `json:"request"`
+	ReplyEntersBy string `json:"replyEntersBy,omitempty"`
+	ReplyLeavesBy string `json:"replyLeavesBy,omitempty"` // towards the client
+	Reply         []Step `json:"reply"`
+	Later         []Step `json:"later,omitempty"` // of the client's next packet, if its path differs
 	// Rules is the number of iptables rules that the first packet and its reply were
 	// matched against.
 	Rules   int     `json:"rulesEvaluated"`

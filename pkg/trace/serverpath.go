@@ -17,7 +17,7 @@ type serverPath struct {
 	key      ipvs.Key
 	to       netip.AddrPort
 	local    bool           // the real server is in the node's own network
-	seen     netip.AddrPort // source of the connection as the endpoint sees it
+	seen     netip.AddrPort // source with which the request leaves the node
 }
 
 func (b *serverPath) follow(server ipvs.RealServer) ServerPath {
@@ -32,10 +32,15 @@ func (b *serverPath) follow(server ipvs.RealServer) ServerPath {
 	p := b.client
 	conn := *b.client.conn
 	p.conn = &conn
-	out.Verdict = b.dispatch(&p)
+	end := &p
+	if out.Verdict = b.dispatch(&p); out.Verdict.Outcome == "" && p.state != Invalid {
+		if end, out.Verdict = b.comeBack(&p); end != &p {
+			out.ReturnsBy = end.in
+		}
+	}
 	out.Request, b.steps = b.steps, nil
 	out.Rules = b.rules
-	out.LeavesBy, out.SeenSource, out.Mark = p.out, p.src.Addr().String(), p.mark
+	out.LeavesBy, out.SeenSource, out.Mark = p.out, end.src.Addr().String(), p.mark
 	switch {
 	case out.Verdict.Outcome != "":
 		return out
@@ -44,9 +49,9 @@ func (b *serverPath) follow(server ipvs.RealServer) ServerPath {
 		return out
 	}
 	b.seen = p.src
-	reply := b.reply(&p)
-	out.ReplyEntersBy = reply.in
-	out.Verdict = b.followReply(reply)
+	out.ReplyEntersBy = b.reply(end).in
+	reply, v := b.answer(&p, end)
+	out.Verdict = v
 	out.ReplyLeavesBy, out.Reply = reply.out, b.steps
 	out.Rules = b.rules
 	if out.Verdict.Outcome == Answered {

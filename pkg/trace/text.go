@@ -25,7 +25,11 @@ func (x Explanation) Write(w io.Writer) error {
 		}
 		writeSteps(&b, r.Request)
 		if r.LeavesBy != "" {
-			fmt.Fprintf(&b, "  leaves by %s, the endpoint sees %s\n", r.LeavesBy, r.SeenSource)
+			returns := ""
+			if r.ReturnsBy != "" {
+				returns = ", returns by " + r.ReturnsBy
+			}
+			fmt.Fprintf(&b, "  leaves by %s%s, the endpoint sees %s\n", r.LeavesBy, returns, r.SeenSource)
 		}
 		if len(r.Reply) > 0 {
 			fmt.Fprintf(&b, "the reply, enters by %s\n", cmp.Or(r.ReplyEntersBy, "the node itself"))

@@ -93,7 +93,7 @@ func (h *history) update(t *rapid.T) ([]Failure, error) {
 	}
 	c := newComparison(from, to, h.family, before, after)
 	h.add(counts{changes: 1, states: len(between), opened: len(c.opened)})
-	failures := append(c.judge(name, between, r.writes, at), h.unlike(name, NewProduct)...)
+	failures := append(c.judge(name, between, r.writes, at), h.unlike(name)...)
 	for i := range failures {
 		failures[i].Path = "writes:\n  " + strings.Join(r.writes[len(r.writes)-len(between):], "\n  ")
 	}
@@ -128,20 +128,20 @@ func (h *history) removeMember(t *rapid.T) ([]Failure, error) {
 	if err := h.Resync(); err != nil {
 		return nil, err
 	}
-	return h.unlike("another program removes "+c.String(), func(*Scenario) (*Product, error) { return h.calm, nil }), nil
+	return h.unlike("another program removes " + c.String()), nil
 }
 
-// unlike compares the kernel state with that of the calm process, and with that of another
+// unlike compares the kernel state with that of the calm process, and with that of a new
 // process. It returns a failure if it differs from both. The two may differ, because a process
 // keeps what it knows of an interface that has disappeared.
-func (h *history) unlike(when string, other func(*Scenario) (*Product, error)) []Failure {
+func (h *history) unlike(when string) []Failure {
 	fails := func(got string) []Failure {
 		return []Failure{{
 			Subject: h.scenario.Name, Class: &Class{}, When: when, Got: got,
 			Want: Want{Sentence: "the state is that of a node that has only had the new configuration"},
 		}}
 	}
-	fresh, err := other(h.scenario)
+	fresh, err := NewProduct(h.scenario)
 	if err != nil {
 		return fails(err.Error())
 	}

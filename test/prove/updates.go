@@ -587,7 +587,8 @@ func next(log []string, at int) string {
 // between them. A class that is answered before and after must be answered by endpoints
 // of either, each on a path that it has in one of them. A class that is served in only
 // one of them may be refused or dropped, but must not reach a process of the node. A
-// class that is served in neither must not be served.
+// class that is served in neither, because not all endpoints can answer, may be served on
+// the paths of those that can.
 func (c *comparison) asEither(class *Class, x, before, after *trace.Explanation) bool {
 	now, was, will := fateOf(x), fateOf(before), fateOf(after)
 	switch {
@@ -595,8 +596,6 @@ func (c *comparison) asEither(class *Class, x, before, after *trace.Explanation)
 		return true
 	case now != MustAnswer:
 		return (was == MustAnswer) != (will == MustAnswer) && now != MustReach || was != MustAnswer && will != MustAnswer && now != MustReach
-	case was != MustAnswer && will != MustAnswer:
-		return false
 	}
 	known := map[string]bool{}
 	for _, y := range []*trace.Explanation{before, after} {

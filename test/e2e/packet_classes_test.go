@@ -97,7 +97,7 @@ func TestBehaviourPacketClasses(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for i, layout := range []lab.Layout{lab.SeedLayout, lab.AWSLayout, lab.TerwayLayout, lab.CiliumLayout} {
+	for i, layout := range []lab.Layout{lab.SeedLayout, lab.AWSLayout, lab.TerwayLayout, lab.CiliumLayout, lab.AWSStandardLayout, lab.AWSStrictLayout} {
 		number := strconv.Itoa(i + 1)
 		if cmp.Or(os.Getenv("LAYOUT"), number) != number {
 			continue
@@ -131,7 +131,7 @@ func newClassLab(t *testing.T, layout lab.Layout, family int) *classLab {
 		names:     map[netip.AddrPort]string{}, ports: map[string]uint16{},
 	}
 	for _, pod := range []*lab.Pod{c.Pod, l.near} {
-		l.delivered[pod.Addresses[0]] = "eth1"
+		l.delivered[pod.Addresses[0]] = c.Uplink(pod)
 	}
 	c.Node.Sysctl([]string{"net.ipv4.icmp_ratelimit", "net.ipv6.icmp.ratelimit"}[family], "0")
 	pick := func(v4, v6 string) string { return []string{v4, v6}[family] }
@@ -430,6 +430,9 @@ func (l *classLab) disagreesOn(r classResult, x *trace.Explanation, p passes) st
 			return fmt.Sprintf("%s sees %s, traced as %s", at, seen, b.SeenSource)
 		}
 		legs := map[leg]pass{{seen, at}: {b.LeavesBy, true}, {at, seen}: {b.ReplyEntersBy, false}}
+		if b.ReturnsBy != "" { // as a second connection, with another source port
+			legs[leg{seen, at}] = pass{b.ReplyEntersBy, true}
+		}
 		if in := l.entry(r.classQuestion); in != "" {
 			legs[leg{r.answer.Local, r.to}], legs[leg{r.to, r.answer.Local}] = pass{in, false}, pass{b.ReplyLeavesBy, true}
 		}

@@ -39,8 +39,10 @@ type ENICluster struct {
 	VIP       string
 	Endpoints []string
 
-	table  int // the table with the default route by eth1
-	layout *Layout
+	table   int // the table with the default route by eth1
+	layout  *Layout
+	trunk   *Segment        // that eth1 is attached to
+	uplinks map[*Pod]string // of pods with a branch interface
 }
 
 // eniPlan holds the cluster's addresses.
@@ -85,7 +87,7 @@ func NewENICluster(t testing.TB, options ENIOptions) *ENICluster {
 		plan = &eniPlan6
 	}
 	l := New(t)
-	c := &ENICluster{Lab: l, Fabric: l.Fabric("fabric"), Node: l.Node("node")}
+	c := &ENICluster{Lab: l, Fabric: l.Fabric("fabric"), Node: l.Node("node"), uplinks: map[*Pod]string{}}
 	c.Fabric.Uplink()
 	layout := options.Layout
 	if layout == nil {
@@ -111,12 +113,12 @@ func (c *ENICluster) attachNode(plan *eniPlan, options ENIOptions) {
 	c.Eth0 = primary.Attach(c.Node.Namespace, "eth0", plan.prefix(plan.node))
 	primary.DefaultRoute(c.Node.Namespace, "eth0")
 
-	secondary := c.Fabric.Segment(plan.prefix(plan.eniGateway))
-	c.Eth1 = secondary.Attach(c.Node.Namespace, "eth1")
+	c.trunk = c.Fabric.Segment(plan.prefix(plan.eniGateway))
+	c.Eth1 = c.trunk.Attach(c.Node.Namespace, "eth1")
 	if options.Eth1Address {
 		c.Node.Address("eth1", plan.eni)
 	}
-	c.Eth1.Own(plan.eni, plan.pod)
+	c.Eth1.Own(plan.eni)
 }
 
 func (c *ENICluster) addPod(plan *eniPlan, layout *Layout) {
@@ -129,19 +131,28 @@ func (c *ENICluster) addPod(plan *eniPlan, layout *Layout) {
 func (c *ENICluster) AddPod(name string) *Pod {
 	c.t.Helper()
 	address := c.Pod.Addresses[0].Next().String()
-	c.Eth1.Own(address)
 	link := c.layout.PodLink
 	return c.newPod(name, link[:len(link)-1]+"z", address)
 }
 
 func (c *ENICluster) newPod(name, link, address string) *Pod {
 	c.t.Helper()
-	pod := c.Node.Pod(name, link, address)
+	addr := netip.MustParseAddr(address)
+	if c.layout.Branches != NoBranches {
+		return c.branchPod(name, link, addr)
+	}
+	c.Eth1.Own(address)
+	c.podRules(addr, c.table)
+	return c.Node.Pod(name, link, address)
+}
+
+// podRules adds a pod's rules by address. table has the default route of its packets.
+func (c *ENICluster) podRules(pod netip.Addr, table int) {
+	c.t.Helper()
 	c.Node.Rule(
-		fmt.Sprintf("pref %d to %s lookup main", c.layout.PodTo, address),
-		fmt.Sprintf("pref %d from %s lookup %d", c.layout.PodFrom, address, c.table),
+		fmt.Sprintf("pref %d to %s lookup main", c.layout.PodTo, pod),
+		fmt.Sprintf("pref %d from %s lookup %d", c.layout.PodFrom, pod, table),
 	)
-	return pod
 }
 
 func (c *ENICluster) addBackends(plan *eniPlan) {

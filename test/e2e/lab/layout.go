@@ -3,6 +3,7 @@ package lab
 import (
 	"fmt"
 	"net/netip"
+	"slices"
 	"strings"
 )
 
@@ -25,6 +26,8 @@ type Layout struct {
 	// default route is also in MarkTable, if that is not 0.
 	Rules, Mangle []string
 	MarkTable     int
+	// Branches gives each pod an interface of its own.
+	Branches Branches
 }
 
 // The layouts, with the marks of their CNIs.
@@ -39,6 +42,9 @@ var (
 			"PREROUTING -i eni+ -j CONNMARK --restore-mark --nfmask 0x80 --ctmask 0x80",
 		},
 	}
+	// AWSStandardLayout and AWSStrictLayout have pods with security groups.
+	AWSStandardLayout = awsBranches("AWS VPC CNI, security groups, standard", "eni", StandardBranches)
+	AWSStrictLayout   = awsBranches("AWS VPC CNI, security groups, strict", "vlan", StrictBranches)
 	// TerwayLayout has Terway's symmetric routing enabled.
 	TerwayLayout = Layout{
 		Name: "Terway", PodTo: 512, PodFrom: 2048, PodLink: "cali7c22dbae71f", NodeAddress: true,
@@ -57,6 +63,14 @@ var (
 		},
 	}
 )
+
+// awsBranches returns AWSLayout with branch interfaces. prefix begins the names of the pods' links.
+func awsBranches(name, prefix string, branches Branches) Layout {
+	out := AWSLayout
+	out.Name, out.Branches, out.PodLink = name, branches, prefix+"7c22dbae71f"
+	out.Mangle = append(slices.Clone(out.Mangle), "PREROUTING -i vlan+ -j CONNMARK --restore-mark --nfmask 0x80 --ctmask 0x80")
+	return out
+}
 
 // layOut configures the secondary interface as the CNI does.
 func (c *ENICluster) layOut(plan *eniPlan, layout *Layout) {
@@ -83,6 +97,9 @@ func (c *ENICluster) layOut(plan *eniPlan, layout *Layout) {
 	family, iptables := "-4", "iptables"
 	if netip.MustParseAddr(plan.node).Is6() {
 		family, iptables = "-6", "ip6tables"
+	}
+	if layout.Branches == StrictBranches {
+		c.moveLocal(family)
 	}
 	for _, rule := range layout.Rules {
 		c.Node.Exec("ip", append([]string{family, "rule", "add"}, strings.Fields(rule)...)...)

@@ -66,7 +66,9 @@ func (f *flush) flushNode() {
 	f.flushAll(f.loopback())
 	f.detectCurrentRules()
 	if f.otherRulesServe() {
-		f.flushAll(f.mangle()...)
+		if len(f.owned) > 0 {
+			f.flushAll(f.mangle()...)
+		}
 	} else {
 		f.addMembers() // those that the rules need are the node's own
 		f.flushAll(f.chains()...)
@@ -236,7 +238,9 @@ func (r *Reconciler) chains() []nodeSection {
 
 // mangle writes only the chains of table mangle, and deletes none. They do not conflict with
 // rules of kube-proxy that still serve, and the virtual servers, which are written next, need
-// them: under externalTrafficPolicy Local they separate internal from external clients.
+// them: under externalTrafficPolicy Local they separate internal from external clients. Until
+// there are any, the rules in the kernel serve alone, however long that takes: those of an
+// earlier version or configuration read the marks of their own mangle chains.
 func (r *Reconciler) mangle() []nodeSection {
 	var sections []nodeSection
 	for family, k := range r.kernel.NAT {

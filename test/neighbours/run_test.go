@@ -134,12 +134,13 @@ func (c *Check) judge(good []string, wanted bool) {
 	}
 }
 
-// foreignFrom connects to a port of a VIP that no Service has. kube-proxy refuses it.
+// foreignFrom connects to a port of a VIP that no Service has. kube-proxy refuses it. The
+// first connection takes until the rules for it are written.
 func foreignFrom(name string) check {
 	return check{name: "a port of a VIP that no Service has, from " + name, good: []string{"answered by balancer"}, ask: func(s *side) string {
 		var words []string
 		for family, ip := range foreignIPs {
-			answer := s.client(name).hosts[family].DialFrom(s.ports.next(), deadline, lab.TCP, at(ip, foreignPort))
+			answer := s.client(name).hosts[family].DialFrom(s.ports.next(), longDeadline, lab.TCP, at(ip, foreignPort))
 			words = append(words, word(answer))
 		}
 		return both(words)

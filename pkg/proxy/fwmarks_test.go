@@ -2,6 +2,7 @@ package proxy
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -13,6 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/ptr"
 
+	"github.com/kube-ipvs/kube-ipvs/pkg/event"
 	"github.com/kube-ipvs/kube-ipvs/pkg/ipset"
 	"github.com/kube-ipvs/kube-ipvs/pkg/ipvs"
 )
@@ -108,6 +110,12 @@ func TestFWMarksRunOut(t *testing.T) {
 		count := func(vip string) int { return strings.Count(w.ipvs.Dump(), fmt.Sprintf("-a -t %s:80 ", vip)) }
 		if got := w.ipvs.Dump(); strings.Count(got, "-A -f ") != 1 || count("203.0.113.2") != 1 {
 			t.Errorf("with one fwmark:\n%s", got)
+		}
+		said := func(e event.Warning) bool {
+			return e.Regarding.Name == "b" && strings.Contains(e.Note, "203.0.113.2:80: all 1 IPv4 fwmarks")
+		}
+		if !slices.ContainsFunc(w.events, said) {
+			t.Errorf("no Event tells that internal clients of b reach only endpoints of this node: %v", w.events)
 		}
 		w.sink.DeleteService(serviceName("a"))
 		w.sleep(time.Second)

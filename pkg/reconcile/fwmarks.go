@@ -9,19 +9,22 @@ import (
 
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
 	"github.com/kube-ipvs/kube-ipvs/pkg/ipvs"
 	"github.com/kube-ipvs/kube-ipvs/pkg/plan"
 )
 
 // markAllocator assigns fwmarks, as indexes of plan.LocalMark, to addresses and ports that
-// need a virtual server for internal clients. It assigns the lowest free index. An address
-// and port keeps its index while the kernel has anything with the fwmark. A new process
-// starts with the fwmarks that the first resync finds in the kernel.
+// need a virtual server for internal clients. It assigns the lowest index that is free in the
+// address's family: the kernel looks up virtual servers by family and fwmark
+// (__ip_vs_svc_fwm_find). An address and port keeps its index while the kernel has anything
+// with the fwmark. A new process starts with the fwmarks that the first resync finds in the
+// kernel.
 type markAllocator struct {
 	mark       plan.LocalMark
 	masq       uint32 // masquerade mark, which a fwmark may include
 	indexes    map[ipvs.Key]uint32
-	taken      map[uint32]struct{}
+	taken      map[familyIndex]struct{}
 	requests   map[types.NamespacedName][]ipvs.Key
 	requesters map[ipvs.Key]int      // number of Services that request an index
 	unused     map[ipvs.Key]struct{} // keys with an index that no Service requests
@@ -29,12 +32,18 @@ type markAllocator struct {
 	restored   bool
 }
 
+// familyIndex is an index in one family.
+type familyIndex struct {
+	family ip.Family
+	index  uint32
+}
+
 func newMarkAllocator(cfg *plan.Config) *markAllocator {
 	return &markAllocator{
 		mark:       cfg.LocalMark,
 		masq:       cfg.MasqueradeMark,
 		indexes:    map[ipvs.Key]uint32{},
-		taken:      map[uint32]struct{}{},
+		taken:      map[familyIndex]struct{}{},
 		requests:   map[types.NamespacedName][]ipvs.Key{},
 		requesters: map[ipvs.Key]int{},
 		unused:     map[ipvs.Key]struct{}{},
@@ -48,7 +57,7 @@ func (a *markAllocator) restore(marks map[ipvs.Key]uint32) {
 	a.restored = true
 	for _, key := range slices.SortedFunc(maps.Keys(marks), ipvs.Key.Compare) {
 		index, ok := a.mark.Index(marks[key], a.masq)
-		if _, taken := a.taken[index]; !ok || taken || a.indexes[key] != 0 {
+		if _, taken := a.taken[familyIndex{key.Family(), index}]; !ok || taken || a.indexes[key] != 0 {
 			continue
 		}
 		a.use(key, index)
@@ -58,12 +67,12 @@ func (a *markAllocator) restore(marks map[ipvs.Key]uint32) {
 
 func (a *markAllocator) use(key ipvs.Key, index uint32) {
 	a.indexes[key] = index
-	a.taken[index] = struct{}{}
+	a.taken[familyIndex{key.Family(), index}] = struct{}{}
 }
 
 // assign replaces the keys for which a Service requests indexes, and returns the indexes. The
 // error names keys without one.
-func (a *markAllocator) assign(name types.NamespacedName, keys []ipvs.Key, usable func(index uint32) bool) (map[ipvs.Key]uint32, error) {
+func (a *markAllocator) assign(name types.NamespacedName, keys []ipvs.Key, usable func(ip.Family, uint32) bool) (map[ipvs.Key]uint32, error) {
 	before := a.requests[name]
 	a.request(name, keys)
 	for _, key := range before {
@@ -78,7 +87,7 @@ func (a *markAllocator) assign(name types.NamespacedName, keys []ipvs.Key, usabl
 		}
 		if a.indexes[key] == 0 {
 			a.lacking[name] = struct{}{}
-			errs = append(errs, fmt.Errorf("%s: all %d fwmarks of --local-mark are in use, so internal clients reach only this node's endpoints", key, a.mark.Max()))
+			errs = append(errs, fmt.Errorf("%s: all %d %s fwmarks of --local-mark are in use, so internal clients reach only this node's endpoints", key, a.mark.Max(), key.Family()))
 			continue
 		}
 		out[key] = a.indexes[key]
@@ -110,9 +119,9 @@ func (a *markAllocator) withdraw(key ipvs.Key) {
 	}
 }
 
-func (a *markAllocator) allocate(key ipvs.Key, usable func(uint32) bool) {
+func (a *markAllocator) allocate(key ipvs.Key, usable func(ip.Family, uint32) bool) {
 	for index := uint32(1); index <= a.mark.Max(); index++ {
-		if _, taken := a.taken[index]; !taken && usable(index) {
+		if _, taken := a.taken[familyIndex{key.Family(), index}]; !taken && usable(key.Family(), index) {
 			a.use(key, index)
 			return
 		}
@@ -125,7 +134,7 @@ func (a *markAllocator) release(inKernel func(key ipvs.Key, index uint32) bool) 
 	freed := false
 	for key := range a.unused {
 		if index := a.indexes[key]; !inKernel(key, index) {
-			delete(a.taken, index)
+			delete(a.taken, familyIndex{key.Family(), index})
 			delete(a.indexes, key)
 			delete(a.unused, key)
 			freed = true
@@ -144,7 +153,7 @@ func (r *Reconciler) assignMarks(name types.NamespacedName, desired plan.Service
 	for i, in := range desired.Internal {
 		keys[i] = in.Key
 	}
-	assigned, err := r.fwmarks.assign(name, keys, func(index uint32) bool { return !r.markInUse(r.cfg.LocalMark.Mark(index)) })
+	assigned, err := r.fwmarks.assign(name, keys, func(f ip.Family, index uint32) bool { return !r.markInUse(f, r.cfg.LocalMark.Mark(index)) })
 	return plan.AssignMarks(r.cfg, desired, assigned), err
 }
 

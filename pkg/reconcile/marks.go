@@ -34,14 +34,12 @@ func (r *Reconciler) kernelUsesMark(key ipvs.Key, mark uint32) bool {
 	return r.members.exists(r.localMember(key))
 }
 
-// markInUse reports whether a virtual server of either family has the mark: a foreign one,
-// or one of ours, retired ones included.
-func (r *Reconciler) markInUse(mark uint32) bool {
-	for _, family := range ip.Families {
-		for _, fwm := range r.markVariants(fwmKey(family, mark)) {
-			if _, foreign := r.foreign[fwm]; foreign || r.servers.exists(fwm) {
-				return true
-			}
+// markInUse reports whether a virtual server of a family has the mark: a foreign one, or one
+// of ours, retired ones included.
+func (r *Reconciler) markInUse(family ip.Family, mark uint32) bool {
+	for _, fwm := range r.markVariants(fwmKey(family, mark)) {
+		if _, foreign := r.foreign[fwm]; foreign || r.servers.exists(fwm) {
+			return true
 		}
 	}
 	return false

@@ -126,7 +126,7 @@ func TestForeignMarkIsLeftAlone(t *testing.T) {
 	if _, there := w.reconciler.foreign[fwm(77)]; !there || !strings.Contains(w.ipvs.Dump(), "-A -f 77 -s wlc") {
 		t.Errorf("not there any more:\n%s", w.ipvs.Dump())
 	}
-	if !w.reconciler.markInUse(77) || w.reconciler.markInUse(first+1) {
+	if !w.reconciler.markInUse(ip.IPv4, 77) || w.reconciler.markInUse(ip.IPv4, first+1) {
 		t.Error("foreign marks are taken for ours")
 	}
 }

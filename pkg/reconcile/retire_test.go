@@ -60,7 +60,7 @@ func (w *world) retires(s service.Service) {
 		if got := w.ipset.Dump(); strings.Contains(got, "skbmark 0xb") {
 			w.t.Errorf("%s: packets are still marked:\n%s", when, got)
 		}
-		if !w.reconciler.kernelUsesMark(key(ip.TCP, vip+":80"), first) || !w.reconciler.markInUse(first) {
+		if !w.reconciler.kernelUsesMark(key(ip.TCP, vip+":80"), first) || !w.reconciler.markInUse(ip.IPv4, first) {
 			w.t.Errorf("%s: the mark is free", when)
 		}
 	}

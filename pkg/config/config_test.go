@@ -198,6 +198,9 @@ func TestFlags(t *testing.T) {
 			c.IPVSTimeouts.TCP, c.Conntrack.TCPEstablished = 3600, 0
 		}},
 		{"--state-dir=/var/lib/own", func(c *Config) { c.StateDir = "/var/lib/own" }},
+		{"--snat-source=0A:58:00:00:00:01=10.0.1.5", func(c *Config) {
+			c.Plan.SNAT.Sources = map[string][]netip.Addr{"0a:58:00:00:00:01": {netip.MustParseAddr("10.0.1.5")}}
+		}},
 		{"--snat-mode=snat --snat-source=eth1=10.0.1.5 --snat-source=eth1=fd01::5,eth2=10.0.2.5", func(c *Config) {
 			c.Plan.SNAT.Mode = plan.SNATSource
 			c.Plan.SNAT.Sources = map[string][]netip.Addr{

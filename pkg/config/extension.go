@@ -107,8 +107,8 @@ type KubeIPVSConfiguration struct {
 type SNATConfiguration struct {
 	// Mode is auto, snat, fwmark or off. Default auto.
 	Mode SNATMode `json:"mode"`
-	// Sources maps interface names to source addresses, at most one per family, of
-	// masqueraded traffic that leaves by the interface.
+	// Sources maps interfaces, by name or MAC address, to source addresses, at most one
+	// per family, of masqueraded traffic that leaves by the interface.
 	Sources map[string][]string `json:"sources,omitempty"`
 	// Mark is the mask of the bits that bind connections to interfaces for reply
 	// routing: n bits distinguish 2^n-1 interfaces. Default 0x3060.

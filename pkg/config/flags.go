@@ -35,7 +35,7 @@ func (o *Options) ownFlags() *pflag.FlagSet {
 	fs.BoolVar(&o.action.dryRun, "dry-run", false,
 		"With --once: print the changes to the kernel without making them.")
 	fs.StringSliceVar(&o.sources, "snat-source", nil,
-		"IFACE=ADDRESS: source address of masqueraded traffic that leaves by the interface. Can be repeated.")
+		"IFACE=ADDRESS: source address of masqueraded traffic that leaves by the interface, which is given by name or MAC address. Can be repeated.")
 	fs.BoolVar(&o.drainLostNodes, "drain-lost-nodes", true, "The opposite of --reset-lost-node-connections.")
 	deprecate(fs, "drain-lost-nodes", "use --reset-lost-node-connections")
 	return fs

@@ -15,6 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation/field"
 
 	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
+	"github.com/kube-ipvs/kube-ipvs/pkg/routing"
 )
 
 // Each method here reads one value. For an invalid value it records an error and
@@ -130,7 +131,7 @@ func (b *builder) sourceFlags(values []string) map[string][]string {
 	return sources
 }
 
-// sources reads the addresses of each interface, at most one per family.
+// sources reads the addresses of each interface, at most one per family, by routing.LinkKey.
 func (b *builder) sources(path *field.Path, values map[string][]string) map[string][]netip.Addr {
 	if len(values) == 0 {
 		return nil
@@ -138,10 +139,13 @@ func (b *builder) sources(path *field.Path, values map[string][]string) map[stri
 	sources := map[string][]netip.Addr{}
 	for _, name := range slices.Sorted(maps.Keys(values)) {
 		at := path.Key(name)
-		b.interfaceName(at, name, maxInterfaceName)
+		key, isMAC := routing.LinkKey(name)
+		if !isMAC {
+			b.interfaceName(at, name, maxInterfaceName)
+		}
 		for _, s := range values[name] {
-			if a := b.sourceAddr(at, s, sources[name]); a.IsValid() {
-				sources[name] = append(sources[name], a)
+			if a := b.sourceAddr(at, s, sources[key]); a.IsValid() {
+				sources[key] = append(sources[key], a)
 			}
 		}
 	}

@@ -80,7 +80,8 @@ const (
 // SNAT configures symmetric paths.
 type SNAT struct {
 	Mode SNATMode
-	// Sources maps an interface name to its SNAT sources, at most one per family.
+	// Sources maps an interface, by routing.LinkKey, to its SNAT sources, at most one per
+	// family.
 	Sources map[string][]netip.Addr
 	// Mark holds the bits that reply routing uses. They need not be adjacent; n bits
 	// distinguish 2^n-1 interfaces, including the main table's. Priority is the

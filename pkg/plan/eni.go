@@ -111,10 +111,10 @@ func comparePrefixes(a, b netip.Prefix) int {
 // would arrive there (Terway gives an ENI the node's address).
 func snatSource(cfg *Config, n *Node, r routing.Route) netip.Addr {
 	inv := &n.Inventory
-	if a := sourceIn(cfg.SNAT.Sources, r); a.IsValid() {
+	if a := sourceIn(cfg.SNAT.Sources, inv, r); a.IsValid() {
 		return a
 	}
-	for _, a := range []netip.Addr{r.Src, linkAddress(inv, r.Link, r.Family), sourceIn(n.SNATSources, r)} {
+	for _, a := range []netip.Addr{r.Src, linkAddress(inv, r.Link, r.Family), sourceIn(n.SNATSources, inv, r)} {
 		if a.IsValid() && !onOtherLink(inv, r.Link, a) {
 			return a
 		}
@@ -122,14 +122,26 @@ func snatSource(cfg *Config, n *Node, r routing.Route) netip.Addr {
 	return netip.Addr{}
 }
 
-// sourceIn returns the address that a mapping has for the route's interface and family.
-func sourceIn(sources map[string][]netip.Addr, r routing.Route) netip.Addr {
-	for _, a := range sources[r.Link] {
-		if ip.Of(a) == r.Family {
-			return a
+// sourceIn returns the address that a mapping has for the route's interface and family. The
+// MAC address precedes the name, which another interface may get.
+func sourceIn(sources map[string][]netip.Addr, inv *routing.Inventory, r routing.Route) netip.Addr {
+	for _, key := range []string{macAddress(inv, r.Link), r.Link} {
+		for _, a := range sources[key] {
+			if ip.Of(a) == r.Family {
+				return a
+			}
 		}
 	}
 	return netip.Addr{}
+}
+
+func macAddress(inv *routing.Inventory, link string) string {
+	for _, l := range inv.Links {
+		if l.Name == link {
+			return l.MAC
+		}
+	}
+	return ""
 }
 
 // linkAddress returns an interface's primary address of global scope, or an invalid

@@ -24,8 +24,8 @@ type Node struct {
 	Kernel    Version // from uname(2)
 	// Bound holds the bindings of earlier plans; see MergeBindings.
 	Bound []Binding
-	// SNATSources maps interfaces to the ENIs' primary addresses, from the Node's
-	// annotation.
+	// SNATSources maps interfaces, by routing.LinkKey, to the ENIs' primary addresses, from
+	// the Node's annotation.
 	SNATSources     map[string][]netip.Addr
 	BridgeNetfilter BridgeNetfilter
 	Listeners       []routing.Listener // sorted

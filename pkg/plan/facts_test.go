@@ -2,6 +2,7 @@ package plan_test
 
 import (
 	"fmt"
+	"maps"
 	"net/netip"
 	"slices"
 	"strings"
@@ -231,6 +232,42 @@ func TestPathsByFamily(t *testing.T) {
 	p := plan.PathsOf(&s.Config, &s.Node, ip.IPv6)
 	if len(p.SNAT) != 1 || p.SNAT[0].SNAT != netip.MustParseAddr("2001:db8:1::1") {
 		t.Errorf("IPv6 has %+v", p)
+	}
+}
+
+// Two ENIs swap their names, as after one was detached and another one attached. A source that
+// is configured or annotated by MAC address stays with its ENI.
+func TestSNATSourceByMAC(t *testing.T) {
+	first, second := netip.MustParseAddr("10.0.1.10"), netip.MustParseAddr("10.0.2.10")
+	for _, annotated := range []bool{false, true} {
+		for _, macs := range [][2]string{{"02:00:00:00:00:01", "02:00:00:00:00:02"}, {"02:00:00:00:00:02", "02:00:00:00:00:01"}} {
+			s := withNetwork("link eth0 10.0.0.1/24", "link eth1", "link eth2", "default dev eth0 via 10.0.0.254",
+				"default dev eth1 via 10.0.1.254 table 101", "rule 9 from 10.0.1.8 lookup 101",
+				"default dev eth2 via 10.0.2.254 table 102", "rule 9 from 10.0.2.8 lookup 102")
+			want := map[string]netip.Addr{}
+			for i := range s.Node.Inventory.Links {
+				l := &s.Node.Inventory.Links[i]
+				for n, name := range []string{"eth1", "eth2"} {
+					if l.Name == name {
+						l.MAC = macs[n]
+						want[name] = map[string]netip.Addr{"02:00:00:00:00:01": first, "02:00:00:00:00:02": second}[macs[n]]
+					}
+				}
+			}
+			sources := map[string][]netip.Addr{"02:00:00:00:00:01": {first}, "02:00:00:00:00:02": {second}, "eth1": {netip.MustParseAddr("10.0.9.9")}}
+			if annotated {
+				s.Node.SNATSources = sources
+			} else {
+				s.Config.SNAT.Sources = sources
+			}
+			got := map[string]netip.Addr{}
+			for _, e := range plan.PathsOf(&s.Config, &s.Node, ip.IPv4).SNAT {
+				got[e.Link] = e.SNAT
+			}
+			if !maps.Equal(got, want) {
+				t.Errorf("annotated %t, %v: SNAT sources %v, want %v", annotated, macs, got, want)
+			}
+		}
 	}
 }
 

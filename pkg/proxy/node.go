@@ -9,11 +9,12 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/kube-ipvs/kube-ipvs/pkg/plan"
+	"github.com/kube-ipvs/kube-ipvs/pkg/routing"
 )
 
-// AnnotationSNATSources on a Node maps interfaces without an address of their own to
-// the ENI's primary address, one per family:
-// "eth1=10.12.192.10,eth1=fd00:12:192::10,eth2=10.12.193.10".
+// AnnotationSNATSources on a Node maps interfaces without an address of their own, by name
+// or MAC address, to the ENI's primary address, one per family:
+// "eth1=10.12.192.10,eth1=fd00:12:192::10,02:00:00:00:00:01=10.12.193.10".
 const AnnotationSNATSources = "kube-ipvs.io/snat-sources"
 
 // nodeOf extracts the plan's input from a Node. The error names unusable fields; the
@@ -65,7 +66,8 @@ func snatSources(text string) (map[string][]netip.Addr, error) {
 			errs = append(errs, fmt.Errorf("metadata.annotations[%s]: %q is not INTERFACE=ADDRESS", AnnotationSNATSources, item))
 			continue
 		}
-		out[link] = append(out[link], addr.Unmap())
+		key, _ := routing.LinkKey(link)
+		out[key] = append(out[key], addr.Unmap())
 	}
 	return out, errors.Join(errs...)
 }

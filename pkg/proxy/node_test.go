@@ -17,7 +17,7 @@ func TestNodeOf(t *testing.T) {
 		ObjectMeta: metav1.ObjectMeta{
 			Name:        "node1",
 			Labels:      map[string]string{corev1.LabelTopologyZone: "a"},
-			Annotations: map[string]string{AnnotationSNATSources: "eth1=10.12.192.10, eth1=fd00:12:192::10,eth2"},
+			Annotations: map[string]string{AnnotationSNATSources: "eth1=10.12.192.10, eth1=fd00:12:192::10,eth2,0A:58:00:00:00:01=10.12.193.10"},
 		},
 		Spec: corev1.NodeSpec{PodCIDRs: []string{"10.244.1.7/24", "nonsense"}},
 		Status: corev1.NodeStatus{Addresses: []corev1.NodeAddress{
@@ -33,7 +33,8 @@ func TestNodeOf(t *testing.T) {
 		PodCIDRs:  []netip.Prefix{netip.MustParsePrefix("10.244.1.0/24")},
 		Addresses: []netip.Addr{netip.MustParseAddr("192.168.0.1"), netip.MustParseAddr("203.0.113.1")},
 		SNATSources: map[string][]netip.Addr{
-			"eth1": {netip.MustParseAddr("10.12.192.10"), netip.MustParseAddr("fd00:12:192::10")},
+			"eth1":              {netip.MustParseAddr("10.12.192.10"), netip.MustParseAddr("fd00:12:192::10")},
+			"0a:58:00:00:00:01": {netip.MustParseAddr("10.12.193.10")},
 		},
 	}
 	compare := cmp.Comparer(func(a, b netip.Addr) bool { return a == b })

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"net"
 	"net/netip"
 	"slices"
 	"strings"
@@ -224,10 +225,29 @@ func (n *Netlink) links(links []netlink.Link, names map[int]string) ([]Link, err
 			Master:    names[a.MasterIndex],
 			Up:        a.RawFlags&unix.IFF_UP != 0,
 			Loopback:  a.RawFlags&unix.IFF_LOOPBACK != 0,
+			MAC:       macOf(a),
 			Addresses: byLink[a.Index],
 		})
 	}
 	return out, nil
+}
+
+// macOf returns a link's Ethernet address. Tunnels have addresses of other lengths; lo has zeros.
+func macOf(a *netlink.LinkAttrs) string {
+	if len(a.HardwareAddr) != 6 || a.RawFlags&unix.IFF_LOOPBACK != 0 {
+		return ""
+	}
+	return a.HardwareAddr.String()
+}
+
+// LinkKey parses the name or MAC address of a link, and reports whether it is a MAC address,
+// which it returns as Link.MAC has it. No name is as long as a MAC address.
+func LinkKey(text string) (key string, isMAC bool) {
+	mac, err := net.ParseMAC(text)
+	if err != nil || len(text) != len("02:00:00:00:00:01") {
+		return text, false
+	}
+	return mac.String(), true
 }
 
 // linkAddress converts an address. IFA_F_SECONDARY of IPv4 is the same bit as

@@ -159,6 +159,7 @@ type Link struct {
 	Master    string // the bridge or bond it belongs to, or ""
 	Up        bool   // set up by the administrator, with or without a carrier
 	Loopback  bool
+	MAC       string // 02:00:00:00:00:01, or "" if it has none
 	Addresses []Address
 }
 

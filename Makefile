@@ -183,9 +183,9 @@ conformance: deps ## compare what kube-proxy and kube-ipvs program, after each o
 conformance-short: ## run conformance with 20 fixed steps
 	@$(MAKE) --no-print-directory START=$(START) conformance STEPS=20 SEED=7 SHARES=1
 
-mutations: deps ## break the plan in ten ways, each of which the comparison must detect
+mutations: deps ## break the plan in 15 ways, each of which the comparison must detect
 	@$(MAKE) --no-print-directory START=$(START) -j2 build conformance-binary mutants image peers peer-kube-proxy
-	$(call phase,kube-proxy and ten broken kube-ipvs in the lab)
+	$(call phase,kube-proxy and 15 broken kube-ipvs in the lab)
 	@hack/labs 1 $(LAB_PROGRAM) -apiserver -limit 10h -env MUTATIONS=1 $(LABFLAGS) -- hack/conformance -test.run TestMutations
 	$(call phase,all mutations are detected)
 

@@ -271,8 +271,8 @@ func both(one, other func() error) error {
 	return errors.Join(err, <-done)
 }
 
-// compare returns the differences between two kernels.
-func compare(theirs, ours *Kernel) ([]Diff, error) {
+// compare returns the differences between two kernels, and the promises that ours breaks.
+func (b *bench) compare(theirs, ours *Kernel) ([]Diff, error) {
 	questions := Questions(theirs, ours)
 	kubeProxys, err := theirs.Facts(questions)
 	if err != nil {
@@ -282,7 +282,7 @@ func compare(theirs, ours *Kernel) ([]Diff, error) {
 	if err != nil {
 		return nil, fmt.Errorf("kube-ipvs: %w", err)
 	}
-	return Compare(kubeProxys, facts), nil
+	return append(Compare(kubeProxys, facts), b.world.Broken(facts)...), nil
 }
 
 // step makes a step's changes and returns the differences that are not allowed. A
@@ -300,7 +300,7 @@ func (b *bench) step(step Step, allowed func(*Difference)) ([]Diff, error) {
 		if err != nil {
 			return nil, err
 		}
-		differs, err := compare(theirs, ours)
+		differs, err := b.compare(theirs, ours)
 		if err != nil {
 			return nil, err
 		}

@@ -33,7 +33,7 @@ var Differences = []Difference{
 		What: "If two Services claim one address and port, the one to which it was allocated takes precedence, then the one to whose load balancer it was assigned, then the older. Of two fields of one Service, the first takes precedence.",
 		Why:  "The API does not define it. kube-proxy overwrites one with the other in every sync, in no order.",
 		Applies: func(w *World, d Diff) bool {
-			return len(w.Claims(d.Protocol, d.At)) > 1
+			return w.followsPrecedence(d)
 		},
 	}, {
 		What: "If several slices describe an endpoint differently, and not just one of them as not terminating, the same description always takes effect.",
@@ -96,7 +96,7 @@ var Differences = []Difference{
 		Why:  "The API: \"restricts traffic through the cloud-provider load-balancer to the specified client IPs\"; kubernetes#119656: kube-proxy skips nodes.",
 		Applies: func(w *World, d Diff) bool {
 			return d.Kind == "packet" && d.Name == "node" && w.anyClaim(d, func(c Claim) bool {
-				return c.Kind == "load balancer" && len(c.Service.SourceRanges) > 0
+				return c.Kind == "load balancer" && len(c.Service.SourceRanges) > 0 && (d.Ours == "dropped") != c.Service.admitsNode(d.At.Addr())
 			})
 		},
 	},

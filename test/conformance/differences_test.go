@@ -65,6 +65,25 @@ func TestDifferences(t *testing.T) {
 		{"disputed, of other hints", copies("ready", "ready", "a"), realServer("10.96.1.10:80", "-m -w 1", ""), true},
 		{"disputed while terminating", copies("terminating", "terminated"), realServer("10.96.1.10:80", "", "-m -w 1"), true},
 		{"disputed, as a virtual server", copies("ready", "not ready"), Diff{Fact{Kind: "virtual server", Protocol: "TCP", At: netip.MustParseAddrPort("10.96.1.10:80")}, "", "-s rr"}, false},
+		{"shared, the owner's endpoint", shared(), realServer("10.96.1.10:80", "", "-m -w 1"), true},
+		{"shared, the other's endpoint", shared(), Diff{Fact{Kind: "real server", Protocol: "TCP", At: netip.MustParseAddrPort("10.96.1.10:80"), Name: "10.244.2.2:8080"}, "", "-m -w 1"}, false},
+		{"shared, without the other's endpoint", shared(), Diff{Fact{Kind: "real server", Protocol: "TCP", At: netip.MustParseAddrPort("10.96.1.10:80"), Name: "10.244.2.2:8080"}, "-m -w 1", ""}, true},
+		{"shared, without the owner's endpoint", shared(), realServer("10.96.1.10:80", "-m -w 1", ""), false},
+		{"shared, no virtual server", shared(), Diff{Fact{Kind: "virtual server", Protocol: "TCP", At: netip.MustParseAddrPort("10.96.1.10:80")}, "-s rr", ""}, false},
+		{"shared, the other's affinity", shared(), Diff{Fact{Kind: "virtual server", Protocol: "TCP", At: netip.MustParseAddrPort("10.96.1.10:80")}, "-s rr", "-s rr -p 60"}, false},
+		{"shared, a packet to the owner", shared(), packetTo("TCP", "pod", "10.96.1.10:80", "10.244.2.2:8080 masqueraded", "10.244.1.2:8080 as itself"), true},
+		{"shared, a packet to the other", shared(), packetTo("TCP", "pod", "10.96.1.10:80", "10.244.1.2:8080 as itself", "10.244.2.2:8080 as itself"), false},
+		{"shared, refused", shared(), packetTo("TCP", "pod", "10.96.1.10:80", "10.244.1.2:8080 as itself", "refused"), false},
+		{"shared, forwarded", shared(), packetTo("TCP", "pod", "10.96.1.10:80", "10.244.1.2:8080 as itself", "forwarded"), false},
+		{"shared, not in the other's set", shared(), memberOf("KUBE-EXTERNAL-IP", "listed", ""), true},
+		{"shared, in the other's set", shared(), memberOf("KUBE-EXTERNAL-IP", "", "listed"), false},
+		{"shared, not in the owner's set", shared(), memberOf("KUBE-CLUSTER-IP", "listed", ""), false},
+		{"twice, an endpoint less", twice(), Diff{Fact{Kind: "real server", Protocol: "TCP", At: netip.MustParseAddrPort("203.0.113.1:80"), Name: "10.244.1.2:8080"}, "-m -w 1", ""}, false},
+		{"twice, in one set", twice(), Diff{Fact{Kind: "member", Name: "KUBE-LOAD-BALANCER", Protocol: "TCP", At: netip.MustParseAddrPort("203.0.113.1:80")}, "listed", ""}, true},
+		{"ranges without the node", ranges("100.64.0.0/16"), packetTo("TCP", "node", "203.0.113.1:80", "10.244.1.2:8080 as itself", "dropped"), true},
+		{"ranges without the node, answered", ranges("100.64.0.0/16"), packetTo("TCP", "node", "203.0.113.1:80", "dropped", "10.244.1.2:8080 as itself"), false},
+		{"ranges with the node", ranges("192.168.50.0/24"), packetTo("TCP", "node", "203.0.113.1:80", "dropped", "10.244.1.2:8080 as itself"), true},
+		{"ranges with the node, dropped", ranges("192.168.50.0/24"), packetTo("TCP", "node", "203.0.113.1:80", "10.244.1.2:8080 as itself", "dropped"), false},
 		{"one of two terminates", copies("terminating", "not ready"), realServer("10.96.1.10:80", "-m -w 1", ""), false},
 		{"twice the same", copies("ready", "unset"), realServer("10.96.1.10:80", "-m -w 1", ""), false},
 	} {
@@ -95,6 +114,33 @@ func copies(one, other string, hints ...string) []Change {
 		Change{Slice: &Slice{Number: 1, Family: "4", Ports: ports, Endpoints: []Endpoint{{State: other, Zones: hints}}}})
 }
 
+// shared returns changes after which another Service names the first one's cluster IP as
+// its external IP. Each has an endpoint of its own.
+func shared() []Change {
+	ports := []SlicePort{{"web", 8080}}
+	return append(balancer(),
+		Change{Service: &Service{Slot: 1, Type: "ClusterIP", Families: "4", Ports: []Port{{"web", 80}}, ExternalIPs: []string{"10.96.1.10"}, AffinitySeconds: 60}},
+		Change{Slice: &Slice{Slot: 0, Family: "4", Ports: ports, Endpoints: []Endpoint{{Host: 0, State: "ready"}}}},
+		Change{Slice: &Slice{Slot: 1, Family: "4", Ports: ports, Endpoints: []Endpoint{{Host: 1, State: "ready"}}}})
+}
+
+// twice returns changes after which a Service names its load balancer IP as external IP too.
+func twice() []Change {
+	changes := shared()
+	changes[0].Service.ExternalIPs = []string{"203.0.113.1"}
+	return changes
+}
+
+func ranges(list ...string) []Change {
+	changes := balancer()
+	changes[0].Service.SourceRanges = list
+	return changes
+}
+
+func memberOf(set, kubeProxy, ours string) Diff {
+	return Diff{Fact{Kind: "member", Name: set, Protocol: "TCP", At: netip.MustParseAddrPort("10.96.1.10:80")}, kubeProxy, ours}
+}
+
 func local() []Change {
 	changes := balancer()
 	changes[0].Service.ExternalLocal = true
@@ -102,7 +148,7 @@ func local() []Change {
 }
 
 func realServer(at, kubeProxy, ours string) Diff {
-	return Diff{Fact{Kind: "real server", Protocol: "TCP", At: netip.MustParseAddrPort(at)}, kubeProxy, ours}
+	return Diff{Fact{Kind: "real server", Protocol: "TCP", At: netip.MustParseAddrPort(at), Name: "10.244.1.2:8080"}, kubeProxy, ours}
 }
 
 func packetTo(protocol, from, at, kubeProxy, ours string) Diff {

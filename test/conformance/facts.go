@@ -45,6 +45,9 @@ type Diff struct {
 
 func (d Diff) String() string {
 	show := func(s string) string { return cmp.Or(s, "nothing") }
+	if d.Kind == promised {
+		return fmt.Sprintf("%s: the API promises %s, kube-ipvs has %s", d.Fact, d.KubeProxy, show(d.Ours))
+	}
 	return fmt.Sprintf("%s: kube-proxy has %s, kube-ipvs %s", d.Fact, show(d.KubeProxy), show(d.Ours))
 }
 
@@ -61,9 +64,11 @@ func Compare(kubeProxy, ours Facts) []Diff {
 			out = append(out, Diff{f, "", v})
 		}
 	}
-	slices.SortFunc(out, func(a, b Diff) int { return cmp.Compare(a.String(), b.String()) })
+	slices.SortFunc(out, compareDiffs)
 	return out
 }
+
+func compareDiffs(a, b Diff) int { return cmp.Compare(a.String(), b.String()) }
 
 // Kernel is the state that a proxy has programmed, as the tools print it and as the
 // packet evaluator reads it.

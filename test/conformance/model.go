@@ -287,6 +287,15 @@ func (s *Service) onlyOtherRanges(a netip.Addr) bool {
 	return len(s.SourceRanges) > 0 && !slices.ContainsFunc(s.SourceRanges, same)
 }
 
+// admitsNode reports whether the source ranges contain the node's own address of a family.
+func (s *Service) admitsNode(family netip.Addr) bool {
+	node := netip.MustParseAddr(NodeIPv4)
+	if family.Is6() {
+		node = netip.MustParseAddr(NodeIPv6)
+	}
+	return slices.ContainsFunc(s.SourceRanges, func(r string) bool { return netip.MustParsePrefix(r).Contains(node) })
+}
+
 // disputed reports whether an endpoint of a claim is in several slices that disagree:
 // either two that do not terminate describe it differently, or all terminate and describe
 // it differently.

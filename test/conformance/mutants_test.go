@@ -66,7 +66,7 @@ func (m *mutant) look(t *testing.T, b *bench, theirs *Kernel, began time.Time) *
 	}
 	ours, err := b.settled(m.side, began)
 	must(t, err)
-	differs, err := compare(theirs, ours)
+	differs, err := b.compare(theirs, ours)
 	must(t, err)
 	for _, d := range differs {
 		if Allowed(b.world, d) == nil {

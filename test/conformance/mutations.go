@@ -12,7 +12,8 @@ type Mutation struct {
 	Old, New string
 }
 
-// Mutations break ten different behaviors.
+// Mutations break different behaviors. What has no counterpart in kube-proxy, as ENIs and
+// claims by port, test/prove breaks (TestNecessity).
 var Mutations = []Mutation{
 	{
 		"terminating endpoints are never used", "endpoints.go",
@@ -44,6 +45,22 @@ var Mutations = []Mutation{
 	}, {
 		"external clients get endpoints of other nodes", "service.go",
 		"\tif b.service.ExternalLocal && len(eps.local) > 0 {\n\t\treturn eps.local, false", "\tif b.service.ExternalLocal && len(eps.local) > 0 {\n\t\treturn eps.cluster, false",
+	}, {
+		"internal clients get only endpoints of this node under externalTrafficPolicy Local", "local.go",
+		"if !b.service.ExternalLocal || len(eps.local) == 0 || b.cfg", "if len(eps.local) >= 0 || b.cfg",
+	}, {
+		"the fwmark of a node port does not include the masquerade mark", "local.go",
+		"\tif in.Masquerade {\n", "\tif false {\n",
+	}, {
+		"external clients use endpoints of other nodes if there is none on this node", "local.go",
+		`rule("internal clients only", external, "DROP")`, `rule("internal clients only", external, "RETURN")`,
+	}, {
+		"the node keeps a VIP as its source under externalTrafficPolicy Local", "local.go",
+		`fmt.Sprintf("MARK --set-xmark %#[1]x/%#[1]x", masq)`, `fmt.Sprintf("MARK --set-xmark 0x0/%#x", masq)`,
+	}, {
+		"served ports of an external IP are left to another device", "ruleset.go",
+		"KUBE-IPVS-INSIDE\"))\n\t}\n\tfor _, set := range r.used(LoadBalancer, ExternalIP, ExternalIPLocal)",
+		"KUBE-IPVS-INSIDE\"))\n\t}\n\tfor _, set := range r.used(LoadBalancer, ExternalIPLocal)",
 	},
 }
 

@@ -2,6 +2,7 @@ package nat
 
 import (
 	"cmp"
+	"maps"
 	"slices"
 )
 
@@ -13,9 +14,10 @@ import (
 // again. If that program does the same, this never ends: the caller must limit it.
 //
 // Jumps that only accept packets are not desired in an open chain, nor are those that must
-// see all packets of a contested chain; see State.Open and Jump.Sees.
+// see all packets of a contested chain, nor those that make up for a chain in which only our
+// rules decide; see State.Open, Jump.Sees and Jump.Behind.
 func Diff(have, want State) []Change {
-	want.Jumps = needed(have, want.Jumps)
+	want.Jumps, want.Chains = needed(have, want)
 	changes := writes(have, want)
 	inserts, deletes := jumps(have, want)
 	changes = append(changes, inserts...)
@@ -30,15 +32,25 @@ func Diff(have, want State) []Change {
 
 // After returns the state after Diff's changes.
 func After(have, want State) State {
-	want.Jumps, want.Open, want.Contested = needed(have, want.Jumps), have.Open, have.Contested
+	want.Jumps, want.Chains = needed(have, want)
+	want.Open, want.Contested, want.Decided = have.Open, have.Contested, have.Decided
 	return want
 }
 
-// needed returns the jumps that are desired in a ruleset; see Diff.
-func needed(have State, jumps []Jump) []Jump {
-	return slices.DeleteFunc(slices.Clone(jumps), func(j Jump) bool {
+// needed returns the jumps and chains that are desired in a ruleset; see Diff. The chain of a
+// jump with Behind is desired only with the jump: it may be the only one of its table, and the
+// first chain of a table makes the kernel send packets through that table.
+func needed(have, want State) ([]Jump, map[Chain][]Rule) {
+	chains := want.Chains
+	jumps := slices.DeleteFunc(slices.Clone(want.Jumps), func(j Jump) bool {
+		if j.Behind != (Chain{}) && !slices.Contains(have.Decided, j.Behind) {
+			chains = maps.Clone(chains)
+			delete(chains, j.To())
+			return true
+		}
 		return j.Accepts && slices.Contains(have.Open, j.Chain) || slices.Contains(have.Contested, j.Sees)
 	})
+	return jumps, chains
 }
 
 func writes(have, want State) []Change {

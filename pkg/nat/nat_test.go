@@ -330,6 +330,59 @@ func TestJumpsThatMustSeeAllPackets(t *testing.T) {
 	}
 }
 
+// A jump that makes up for a chain, and its own chain, exist while another program's rule
+// decides in the chain, wherever that stands: between two moves of ours it is the first one.
+func TestJumpBehindForeignRule(t *testing.T) {
+	now := time.Now()
+	f := NewFake(ip.IPv4)
+	f.engine.now = func() time.Time { return now }
+	s := subjectOf(f)
+	pre, behind, want, own := s.chain(Mangle, "PREROUTING"), s.chain(Raw, "KUBE-IPVS-BEHIND"), s.wanted(), Owned{}
+	want.Chains[behind] = []Rule{"-j MARK --set-xmark 0x4/0x4"}
+	want.Jumps = append(want.Jumps, Jump{Chain: s.chain(Raw, "PREROUTING"), Rule: "-j KUBE-IPVS-BEHIND", Behind: pre})
+	own.Jumps = want.Jumps
+	for c := range want.Chains {
+		own.Chains = append(own.Chains, c)
+	}
+	written := func() (jump, chain bool) {
+		have, err := f.Observe(own)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if failures := f.Apply(Diff(have, want)); len(failures) > 0 {
+			t.Fatal(failures)
+		}
+		if have, err = f.Observe(own); err != nil {
+			t.Fatal(err)
+		}
+		if left := Diff(have, want); len(left) > 0 {
+			t.Errorf("changes remain: %v", left)
+		}
+		_, chain = have.Chains[behind]
+		return slices.ContainsFunc(have.Jumps, func(j Jump) bool { return j.To() == behind }), chain
+	}
+	check := func(when string, want bool) {
+		t.Helper()
+		if jump, chain := written(); jump != want || chain != want {
+			t.Errorf("%s: jump %t, chain %t, want %t", when, jump, chain, want)
+		}
+	}
+	check("alone", false)
+	const established = "-m conntrack --ctstate ESTABLISHED -j ACCEPT\nCOMMIT\n"
+	s.must(t, "*mangle\n-A PREROUTING -j MARK --set-xmark 0x1/0x1\nCOMMIT\n")
+	check("behind us, a rule that decides nothing", false)
+	s.must(t, "*mangle\n-A PREROUTING "+established)
+	check("behind us", true)
+	for range maxMoves + 1 {
+		s.must(t, "*mangle\n-I PREROUTING 1 "+established)
+		check("before us", true)
+	}
+	now = now.Add(giveUpFor)
+	check("ours are moved again", true)
+	s.must(t, "*mangle\n"+strings.Repeat("-D PREROUTING -m conntrack --ctstate ESTABLISHED -j ACCEPT\n", maxMoves+2)+"COMMIT\n")
+	check("removed", false)
+}
+
 // A jump with Append is written after foreign rules, and is not moved when more of these
 // follow.
 func TestAppendedJump(t *testing.T) {

@@ -96,6 +96,9 @@ func (o Owned) sortJumps(s *State, c Chain, t *table, stays bool) (displaced boo
 		}
 		displaced = displaced || blocked && !o.appends(c, r)
 	}
+	if blocked && slices.ContainsFunc(o.Jumps, func(j Jump) bool { return j.Behind == c }) {
+		s.Decided = append(s.Decided, c)
+	}
 	// Without ours, which may be omitted for that reason, any such rule counts.
 	ours := slices.ContainsFunc(byChain(slices.Concat(s.Jumps, s.Misplaced))[c], func(r Rule) bool { return !o.appends(c, r) })
 	if stays && (displaced || blocked && !ours) {

@@ -50,6 +50,11 @@ type Jump struct {
 	// for the jump to do good. It is not written while that chain is contested; see
 	// State.Contested. Observe does not set it.
 	Sees Chain
+	// Behind, if set, is a base chain in which our jumps may not see all packets. The jump
+	// makes up for them in another table. It and its chain, to which no other jump leads, are
+	// written only while a foreign rule of that chain decides about packets, even if ours
+	// precede it now; see State.Decided. Observe does not set it.
+	Behind Chain
 }
 
 // To returns the chain that the rule jumps to.
@@ -70,6 +75,9 @@ type State struct {
 	Omitted   []OmittedRule
 	Contested []Chain
 	Unread    []Unread
+	// Decided are the chains of Jump.Behind with a foreign rule that can keep packets from the
+	// rules after it. A desired state has none.
+	Decided []Chain
 	// Open are base chains of table filter that accept every packet except what our
 	// own rules refuse: their policy is ACCEPT, and no foreign rule decides about
 	// packets. It is empty where rule changes are not watched. A desired state has

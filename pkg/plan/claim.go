@@ -197,6 +197,42 @@ func (r *ruleset) claims() {
 	r.jump(nat.Filter, "FORWARD", "KUBE-IPVS-UNCLAIMED", "kubernetes unclaimed ports")
 	r.chain(nat.Mangle, "KUBE-IPVS-CLAIM", r.claimRules()...)
 	r.chain(nat.Filter, "KUBE-IPVS-UNCLAIMED", r.unclaimedRules()...)
+	r.claimsBehind()
+}
+
+// claimsBehind marks packets for claimed ports in table raw if another program's rules in
+// mangle PREROUTING may precede ours. Calico's Felix insists on the head of that chain, and by
+// default accepts packets of established connections there: unmarked, they would leave the
+// node. Table raw does not know connections.
+// A port without an endpoint continues those of TCP only, and ICMP errors are not marked:
+//
+//	raw -A KUBE-IPVS-CLAIM -p tcp -m tcp --tcp-flags FIN,SYN,RST,ACK SYN -m set --match-set KUBE-IPVS-REFUSED dst,dst -j RETURN
+//	raw -A KUBE-IPVS-CLAIM ! -p tcp -m set --match-set KUBE-IPVS-REFUSED dst,dst -j RETURN
+//	raw -A KUBE-IPVS-CLAIM -m set --match-set KUBE-LOAD-BALANCER dst,dst -j MARK --set-xmark 0x4/0x4     (external IPs alike)
+func (r *ruleset) claimsBehind() {
+	r.jumpIf(nat.Raw, "PREROUTING", r.match(PortVIPs, "dst"), "KUBE-IPVS-CLAIM", "kubernetes claimed ports")
+	r.state.Jumps[len(r.state.Jumps)-1].Behind = nat.Chain{Family: r.family, Table: nat.Mangle, Name: "PREROUTING"}
+	var rules []nat.Rule
+	if r.uses(Refused) {
+		const comment = "no endpoint for this port"
+		rules = append(rules,
+			rule(comment, "-p tcp -m tcp --tcp-flags FIN,SYN,RST,ACK SYN "+r.match(Refused, "dst,dst"), "RETURN"),
+			rule(comment, "! -p tcp "+r.match(Refused, "dst,dst"), "RETURN"))
+	}
+	r.chain(nat.Raw, "KUBE-IPVS-CLAIM", append(rules, r.claimMarks()...)...)
+}
+
+// claimMarks returns the rules that mark packets for the ports of VIPs.
+func (r *ruleset) claimMarks() []nat.Rule {
+	var rules []nat.Rule
+	for _, set := range r.used(LoadBalancer, ExternalIP, ExternalIPLocal) {
+		rules = append(rules, rule("claimed port", r.match(set, "dst,dst"), r.claimMark()))
+	}
+	return rules
+}
+
+func (r *ruleset) claimMark() string {
+	return fmt.Sprintf("MARK --set-xmark %#[1]x/%#[1]x", r.cfg.VIPs.Mark)
 }
 
 // claimRules marks packets for a port of a Service: in PREROUTING, and in OUTPUT for
@@ -209,15 +245,12 @@ func (r *ruleset) claims() {
 //	-A KUBE-IPVS-CLAIM -m set --match-set KUBE-LOAD-BALANCER dst,dst -j MARK --set-xmark 0x4/0x4     (external IPs alike)
 //	-A KUBE-IPVS-CLAIM -p icmp -m conntrack --ctstate RELATED -j MARK --set-xmark 0x4/0x4
 func (r *ruleset) claimRules() []nat.Rule {
-	mark := fmt.Sprintf("MARK --set-xmark %#[1]x/%#[1]x", r.cfg.VIPs.Mark)
 	var rules []nat.Rule
 	if r.uses(Refused) {
 		rules = append(rules, rule("no endpoint for this port", "-m conntrack --ctstate NEW "+r.match(Refused, "dst,dst"), "RETURN"))
 	}
-	for _, set := range r.used(LoadBalancer, ExternalIP, ExternalIPLocal) {
-		rules = append(rules, rule("claimed port", r.match(set, "dst,dst"), mark))
-	}
-	return append(rules, rule("errors about connections", r.icmp()+" -m conntrack --ctstate RELATED", mark))
+	rules = append(rules, r.claimMarks()...)
+	return append(rules, rule("errors about connections", r.icmp()+" -m conntrack --ctstate RELATED", r.claimMark()))
 }
 
 // unclaimedRules writes FORWARD rules. A port without an endpoint is refused here and

@@ -228,6 +228,21 @@ func calicoRules(family int) string {
 	return text.String()
 }
 
+// TestNeighbourCalicoPorts tests VIPs claimed by port beside Felix in insert mode, whose rules
+// accept packets of established connections before ours mark them.
+func TestNeighbourCalicoPorts(t *testing.T) {
+	onlyLong(t)
+	p := ordinaryPlan
+	p.flags = []string{"--claim-load-balancers", "port", "--claim-external-ips", "port"}
+	setup{
+		key: "calico-insert-ports", plan: p,
+		Result: Result{Order: 29, Title: "Calico (Felix), iptables, insert mode, claims by port",
+			What: fmt.Sprintf(calicoWhat, "iptables", "As in insert mode. kube-ipvs runs with --claim-load-balancers port and --claim-external-ips port.")},
+		build: func(s *side) { buildCalico(s, "insert") }, restart: func(s *side) { writeCalico(s, "insert") },
+		started: giveWay,
+	}.run(t)
+}
+
 // policyHolds connects to ClusterIPs as the denied pod: the endpoint "here" must not
 // answer.
 func policyHolds(family int) check {

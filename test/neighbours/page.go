@@ -85,7 +85,7 @@ func WritePage(w io.Writer, version string, results []Summary) error {
 var titles = []string{
 	"No neighbour",
 	"AWS VPC CNI", "AWS VPC CNI, security groups for pods, standard", "AWS VPC CNI, security groups for pods, strict",
-	"Calico (Felix), iptables, insert mode", "Calico (Felix), iptables, append mode", "Calico (Felix), nftables",
+	"Calico (Felix), iptables, insert mode", "Calico (Felix), iptables, append mode", "Calico (Felix), nftables", "Calico (Felix), iptables, insert mode, claims by port",
 	"flannel (VXLAN), load balancer IPs that are nodes' addresses, pods", "flannel (VXLAN), load balancer IPs that are nodes' addresses, host network",
 	"MetalLB, layer 2", "systemd-networkd", "keepalived", "firewalld, default deny", "ufw, default deny",
 	"kube-proxy's leftovers, iptables mode, iptables-legacy", "kube-proxy's leftovers, ipvs mode, iptables-legacy", "kube-proxy's leftovers, iptables mode, iptables-nft", "kube-proxy's leftovers, ipvs mode, iptables-nft",

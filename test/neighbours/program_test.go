@@ -42,7 +42,7 @@ func (s *side) start() {
 		return err
 	}
 	if s.program == kubeIPVS {
-		s.process = s.Node.StartProxy(ready, common...)
+		s.process = s.Node.StartProxy(ready, append(common, s.plan.flags...)...)
 		return
 	}
 	s.process = s.Node.StartProgram(ready, lab.Peer("kube-proxy"), append(common, s.peerArguments("ipvs")...)...)

@@ -74,6 +74,8 @@ type plan struct {
 	shift uint16
 	// bare leaves out the endpoint "there", which the set-up makes.
 	bare bool
+	// flags are further flags of kube-ipvs.
+	flags []string
 	// asks excludes questions.
 	asks func(*client, string) bool
 }

@@ -253,6 +253,8 @@ func (w *walk) translateSource(r *rule, where, text string, p *packet) {
 		return
 	}
 	p.src = netip.AddrPortFrom(to, p.src.Port())
+	_, random := r.option("--random-fully")
+	p.conn.random = p.conn.random || random
 	w.note(where, p, text, "source becomes %s", to)
 }
 

@@ -49,7 +49,7 @@ func (b *serverPath) comeBack(request *packet) (*packet, Verdict) {
 	}
 	p := &packet{
 		protocol: request.protocol, src: request.src, dst: b.to, in: in,
-		conn: &connection{source: request.src}, state: New, phase: Request,
+		conn: &connection{source: request.src, random: request.conn.random}, state: New, phase: Request,
 	}
 	b.note("network", p, "", "returns the request by %s", in)
 	if v := b.forwardedPlainly(p, "the request"); v.Outcome != "" {
@@ -110,7 +110,7 @@ func (b *serverPath) replyOfSecond(p *packet) Verdict {
 		return v
 	}
 	const second = "the network returns the request as a second connection"
-	first := p.dst == b.client.src
+	first := p.dst == b.client.src && !p.conn.random
 	switch {
 	case p.out == "lo" && !first:
 		return Verdict{Dropped, second + ": the node takes the reply for its own"}

@@ -7,6 +7,8 @@ import (
 	"testing"
 
 	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
+	"github.com/kube-ipvs/kube-ipvs/pkg/ipset"
+	"github.com/kube-ipvs/kube-ipvs/pkg/ipvs"
 	"github.com/kube-ipvs/kube-ipvs/pkg/nat"
 	"github.com/kube-ipvs/kube-ipvs/pkg/routing"
 )
@@ -64,6 +66,11 @@ func TestRequestComesBack(t *testing.T) {
 			n.Rules = append([]routing.Rule{{Family: ip.IPv4, Priority: 8, IIf: "lo", To: prefix("10.12.0.45/32"), Table: 101}}, n.Rules...)
 		}, pod, Answered, "", "vlan1", "10.12.0.45"},
 		"it is masqueraded, so the reply returns as one of the first connection": {nil, ask("192.0.2.9", vip+":80"), Answered, "", "eth0", "10.1.0.5"},
+		"the node, masqueraded with its own address and a random port": {func(n *Node) {
+			own := netip.MustParseAddr("10.1.0.5")
+			n.Sets["KUBE-CLUSTER-IP"].Entries[ipset.Entry{Addr: own, Port: 80, Protocol: ip.TCP}] = 0
+			n.IPVS[ipvs.Key{Protocol: ip.TCP, Addr: own, Port: 80}] = n.IPVS[ipvs.Key{Protocol: ip.TCP, Addr: netip.MustParseAddr(vip), Port: 80}]
+		}, ask("10.1.0.5", "10.1.0.5:80"), Answered, "", "eth0", "10.1.0.5"},
 		"it keeps the address of a client outside": {func(n *Node) {
 			n.Ruleset["nat"].Chains["PREROUTING"] = nil
 		}, ask("192.0.2.9", vip+":80"), Asymmetric, "with the client's address 192.0.2.9", "eth0", "192.0.2.9"},

@@ -49,6 +49,7 @@ type packet struct {
 type connection struct {
 	mark   uint32
 	source netip.AddrPort // the client's own address
+	random bool           // the endpoint sees a random source port
 }
 
 func (p *packet) String() string { return fmt.Sprintf("%s > %s", p.src, p.dst) }

@@ -35,6 +35,9 @@ func Warnings(cfg *Config, n *Node, plan *NodePlan, foreign Foreign) []string {
 	for _, family := range cfg.Families {
 		out = append(out, orderWarnings(cfg, n, family)...)
 	}
+	for _, family := range cfg.Families {
+		out = append(out, socketMarkConflicts(cfg, n, family, foreign.Sysctls)...)
+	}
 	return append(out, reversePathConflicts(cfg, n, foreign.Sysctls)...)
 }
 
@@ -133,6 +136,34 @@ func reversePathConflicts(cfg *Config, n *Node, have sysctl.State) []string {
 	return o.out
 }
 
+// socketMarkSysctls are parameters by which replies of the node's own programs carry the mark
+// of the request. The one for TCP sockets applies to both families.
+var socketMarkSysctls = map[ip.Family][]string{
+	ip.IPv4: {"net/ipv4/tcp_fwmark_accept", "net/ipv4/fwmark_reflect"},
+	ip.IPv6: {"net/ipv4/tcp_fwmark_accept", "net/ipv6/fwmark_reflect"},
+}
+
+// socketMarkConflicts finds parameters by which an endpoint on the host network replies with
+// the fwmark of an internal client's request: a packet to the node itself passes no chain in
+// which the fwmark could be cleared after IPVS. A policy rule of reply routing may match it.
+func socketMarkConflicts(cfg *Config, n *Node, family ip.Family, have sysctl.State) []string {
+	var out []string
+	for _, key := range watchedSocketMarks(cfg, n, family) {
+		if have[key] == "1" {
+			out = append(out, fmt.Sprintf("%s replies of endpoints on the host network to internal clients may leave by the wrong interface: %s is 1, and the fwmarks of --local-mark overlap --reply-mark; set it to 0, or use --local-mark off", family, key))
+		}
+	}
+	return out
+}
+
+// watchedSocketMarks returns the parameters that socketMarkConflicts reads.
+func watchedSocketMarks(cfg *Config, n *Node, family ip.Family) []string {
+	if cfg.LocalMark.Mask&cfg.SNAT.Mark == 0 || !slices.Contains(cfg.Families, family) || !n.Uses.Has(Local, family) || len(PathsOf(cfg, n, family).Bound) == 0 {
+		return nil
+	}
+	return socketMarkSysctls[family]
+}
+
 type reversePathFinder struct {
 	cfg   *Config
 	node  *Node
@@ -202,9 +233,21 @@ func (o *reversePathFinder) checkUnbound(e ENI) {
 	}
 }
 
-// watchedSysctls returns the parameters that reversePathConflicts reads in addition to those that
-// we set.
+// watchedSysctls returns the parameters that Warnings reads in addition to those that we set.
 func watchedSysctls(cfg *Config, n *Node) []string {
+	var keys []string
+	for _, family := range cfg.Families {
+		for _, key := range watchedSocketMarks(cfg, n, family) {
+			if !slices.Contains(keys, key) {
+				keys = append(keys, key)
+			}
+		}
+	}
+	return append(keys, watchedReversePath(cfg, n)...)
+}
+
+// watchedReversePath returns the parameters that reversePathConflicts reads.
+func watchedReversePath(cfg *Config, n *Node) []string {
 	found, pods := enis(cfg, n, ip.IPv4), branches(cfg, n, ip.IPv4)
 	if len(found) == 0 && len(pods) == 0 {
 		return nil

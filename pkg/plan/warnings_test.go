@@ -74,6 +74,12 @@ func TestWarnings(t *testing.T) {
 		{"src_valid_mark is 0 except on the interface", eni, plan.SNATAuto, 0x3060, nil, strictly("net/ipv4/conf/all/src_valid_mark=0",
 			"net/ipv4/conf/eth1/rp_filter=0", "net/ipv4/conf/eth0/src_valid_mark=1"), nil},
 		{"snat_reroute is 0", eni, plan.SNATAuto, 0x3060, nil, strictly("net/ipv4/vs/snat_reroute=0"), []string{"net/ipv4/vs/snat_reroute is 0"}},
+		{"sockets take marks", eni, plan.SNATAuto, 0x3060, nil, strictly("net/ipv4/tcp_fwmark_accept=1"),
+			[]string{"IPv4 replies of endpoints on the host network to internal clients may leave by the wrong interface: net/ipv4/tcp_fwmark_accept is 1"}},
+		{"replies take marks", eni, plan.SNATAuto, 0x3060, nil, strictly("net/ipv4/fwmark_reflect=1", "net/ipv4/tcp_fwmark_accept=0"), []string{"net/ipv4/fwmark_reflect is 1"}},
+		{"IPv6 replies take marks, without an ENI for IPv6", eni, plan.SNATAuto, 0x3060, nil, strictly("net/ipv6/fwmark_reflect=1"), nil},
+		{"sockets take marks, no ENI", eni[:3], plan.SNATAuto, 0x3060, nil, strictly("net/ipv4/tcp_fwmark_accept=1"), nil},
+		{"sockets take marks, other bits", eni, plan.SNATAuto, 0x60000, nil, strictly("net/ipv4/tcp_fwmark_accept=1"), nil},
 		{"too few values", eni, plan.SNATAuto, 0x20, nil, strictly(), []string{"of eth1 drops external traffic for Services: net/ipv4/conf/eth1/rp_filter is 1, and --reply-mark has too few bits"}},
 		{"off", eni, plan.SNATOff, 0x3060, nil, strictly(), []string{
 			"of eth1 drops external traffic for Services: net/ipv4/conf/eth1/rp_filter is 1, and --snat-mode is off",
@@ -92,6 +98,11 @@ func TestWarnings(t *testing.T) {
 			}
 			s.Config.SNAT.Mode, s.Config.SNAT.Mark = tc.mode, tc.mark
 			part := plan.ForNode(&s.Config, &s.Node)
+			for key := range tc.sysctls {
+				if _, ours := part.Sysctls[key]; !ours && strings.Contains(key, "fwmark") && len(tc.want) > 0 && !slices.Contains(part.Watched, key) {
+					t.Errorf("%s is not read", key)
+				}
+			}
 			got := plan.Warnings(&s.Config, &s.Node, &part, plan.Foreign{Marks: tc.marks, Sysctls: tc.sysctls})
 			if len(got) != len(tc.want) {
 				t.Fatalf("got %d warnings, want %d:\n%s", len(got), len(tc.want), strings.Join(got, "\n"))

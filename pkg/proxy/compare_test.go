@@ -1,6 +1,7 @@
 package proxy
 
 import (
+	"fmt"
 	"net/netip"
 	"strings"
 	"sync/atomic"
@@ -113,6 +114,50 @@ func TestMassDeletionIsRepaired(t *testing.T) {
 			})
 		})
 	}
+}
+
+// TestDeletionAmongManyIsRepaired deletes one of thousands, or all of them. The count of
+// everything changes, so the next check of every second finds it.
+func TestDeletionAmongManyIsRepaired(t *testing.T) {
+	const services = 3000
+	sets := ipset.NewFake()
+	run(t, func(o *Options) { o.Kernel.IPSet = sets }, func(w *world) {
+		for i := range services {
+			w.service(fmt.Sprintf("web%d", i), fmt.Sprintf("10.96.%d.%d", i/250, i%250+1), "10.244.0.1")
+		}
+		w.synced()
+		w.sleep(5 * time.Second)
+		whole := w.ipvs.Dump() + sets.Dump()
+		last := ipvs.Key{Protocol: ip.TCP, Addr: netip.MustParseAddr("10.96.11.250"), Port: 80}
+		var clusterIPs ipset.Set
+		entry := ipset.Entry{Addr: last.Addr, Protocol: ip.TCP, Port: 80}
+		state, err := sets.Observe(nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, s := range state {
+			if _, ok := s.Entries[entry]; ok {
+				clusterIPs = s.Set
+			}
+		}
+		for _, damage := range []struct {
+			name string
+			do   func()
+		}{
+			{"one virtual server", func() { w.ipvs.Apply([]ipvs.Change{{Op: ipvs.DeleteVirtualServer, Key: last}}) }},
+			{"one member", func() { sets.Apply([]ipset.Change{{Op: ipset.DeleteEntry, Set: clusterIPs, Entry: entry}}) }},
+			{"all virtual servers", func() { clearIPVS(t, w.ipvs) }},
+		} {
+			damage.do()
+			if w.ipvs.Dump()+sets.Dump() == whole {
+				t.Fatalf("%s is not deleted", damage.name)
+			}
+			w.sleep(3 * time.Second)
+			if got := w.ipvs.Dump() + sets.Dump(); got != whole {
+				t.Errorf("%s: after 3 s, %d lines are there, want %d", damage.name, strings.Count(got, "\n"), strings.Count(whole, "\n"))
+			}
+		}
+	})
 }
 
 // TestForeignServersReduceLooks makes another program change its own virtual

@@ -17,19 +17,21 @@ import (
 )
 
 // TestReliabilityNamedAddresses creates Services whose external IPs belong to others: a
-// port of the node, and another Service's addresses, once with an endpoint and once
-// without, which would make them refuse. While the process runs, it listens only on
-// documented ports.
+// port of the node, another Service's addresses, and another node's addresses, once with an
+// endpoint and once without, which would make them refuse. Of another node's address, only the
+// Services' own ports are taken. While the process runs, it listens only on documented ports.
 func TestReliabilityNamedAddresses(t *testing.T) {
 	record := reliability.Begin(t, reliability.Security, "named")
 	c := newOfflineCluster(t)
 	node1 := c.Nodes[0]
 	node1.Serve("host", lab.TCP, 22)
+	node2 := c.Nodes[1]
+	node2.Serve("host2", lab.TCP, 9000)
 	objects := withSlices(newLoadBalancer(newDualStack("victim", 1), balancerIPs(1)...), ready(c.web1))
 	// By name, each of them precedes the owner.
 	for i, name := range []string{"a-thief", "a-closer"} {
 		svc := newDualStack(name, 2+i)
-		svc.Spec.ExternalIPs = slices.Concat(nodeIPs(node1), balancerIPs(1), clusterIPs(1))
+		svc.Spec.ExternalIPs = slices.Concat(nodeIPs(node1), nodeIPs(node2), balancerIPs(1), clusterIPs(1))
 		svc.Spec.Ports = append(svc.Spec.Ports, corev1.ServicePort{Name: "ssh", Protocol: corev1.ProtocolTCP, Port: 22})
 		if name == "a-thief" {
 			objects = append(objects, withSlices(svc, ready(c.web2))...)
@@ -53,6 +55,9 @@ func TestReliabilityNamedAddresses(t *testing.T) {
 			{c.Client, at(balancerIPs(1)[family], 80), "web1"},
 			{c.caller1.Namespace, at(clusterIPs(1)[family], 80), "web1"},
 			{c.caller1.Namespace, at(clusterIPs(2)[family], 80), "web2"},
+			{c.caller1.Namespace, at(nodeIPs(node2)[family], 9000), "host2"},
+			{node1.Namespace, at(nodeIPs(node2)[family], 9000), "host2"},
+			{c.Client, at(nodeIPs(node2)[family], 9000), "host2"},
 		} {
 			for range 2 {
 				asked++
@@ -71,8 +76,8 @@ func TestReliabilityNamedAddresses(t *testing.T) {
 		t.Errorf("profiles are served, with %s", out)
 	}
 	record(
-		reliability.Figure{Name: "addresses that two Services set as their external IPs", Value: float64(2 * len(slices.Concat(nodeIPs(node1), balancerIPs(1), clusterIPs(1)))), Shows: "the node's, and another Service's"},
-		reliability.Figure{Name: "connections to these addresses, and to their ports", Value: float64(asked), Shows: "from a pod and from an external client, IPv4 and IPv6"},
+		reliability.Figure{Name: "addresses that two Services set as their external IPs", Value: float64(2 * len(slices.Concat(nodeIPs(node1), nodeIPs(node2), balancerIPs(1), clusterIPs(1)))), Shows: "the node's, another node's, and another Service's"},
+		reliability.Figure{Name: "connections to these addresses, and to their ports", Value: float64(asked), Shows: "from a pod, the node and an external client, IPv4 and IPv6; at another node, to a port that no Service has"},
 		reliability.Figure{Name: "of these, not answered by the owner of the address", Value: float64(taken)},
 		reliability.Figure{Name: "ports that the process listens on", Value: float64(len(now)), Shows: strings.Join(now, ", ") + ": as documented"},
 	)

@@ -68,6 +68,31 @@ func TestIssue119656SourceRanges(t *testing.T) {
 	checkSources(t, "over IPv6, with a range of everything", stranger, lab.TCP, at(balancerIPs(1)[1], 80), map[string]string{"web2": r.node.IPv6.String()})
 }
 
+// TestBehaviourHealthCheckPortOfAnother has a Service with source ranges whose port is the
+// health check node port of another Service. That port is accepted on the node's own addresses
+// only: a client outside the ranges gets no answer at the LoadBalancer IP, however it is
+// claimed, and one within the ranges does.
+func TestBehaviourHealthCheckPortOfAnother(t *testing.T) {
+	c := newOfflineCluster(t)
+	node1 := c.Nodes[0]
+	const port = 30443
+	ranged := newLoadBalancer(newService("ranged", corev1.ProtocolTCP, port, clusterIPs(1)...), balancerIPs(1)...)
+	ranged.Spec.LoadBalancerSourceRanges = []string{"198.51.100.0/24", "fd00:51::/64"}
+	checked := newLoadBalancer(newService("checked", corev1.ProtocolTCP, 80, clusterIPs(2)...), balancerIPs(2)...)
+	checked.Spec.ExternalTrafficPolicy, checked.Spec.HealthCheckNodePort = corev1.ServiceExternalTrafficPolicyLocal, port
+	objects := append(withSlices(ranged, ready(c.web1)), withSlices(checked, ready(c.web1))...)
+	stranger := c.Fabric.Segment("198.51.101.1/24", "fd00:52::1/64").Client("stranger", "198.51.101.9/24", "fd00:52::9/64")
+	for _, claim := range []string{"auto", "address", "port"} {
+		c.program(t, []*lab.BridgeNode{node1}, objects, "--claim-load-balancers", claim)
+		for _, vip := range balancerIPs(1) {
+			checkNoAnswer(t, "claimed by "+claim+", outside the ranges", stranger, lab.TCP, at(vip, port))
+			if answer := c.Client.Dial(lab.TCP, at(vip, port)); answer.Server != "web1" {
+				t.Errorf("claimed by %s, within the ranges: %s: %s", claim, vip, answer)
+			}
+		}
+	}
+}
+
 // rangedService is a Service in a node's folder of manifests.
 type rangedService struct {
 	node *lab.BridgeNode

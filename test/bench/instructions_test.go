@@ -23,7 +23,8 @@ import (
 //	                      names, separated by semicolons; all if empty
 //	INSTRUCTIONS_ABLATION "jumps" or "rules": measures kube-ipvs again without each rule
 //	                      of its base chains, or of all chains
-//	                      or only without more and more ("tables")
+//	                      or only without more and more ("tables"); with INSTRUCTIONS_WORLDS,
+//	                      in those worlds instead of the default one
 //	INSTRUCTIONS_SHOW     not empty: prints what each subject has programmed
 //	INSTRUCTIONS_VARIANTS not empty: measures subjects again with other kernel parameters
 func TestInstructions(t *testing.T) {
@@ -47,7 +48,9 @@ func TestInstructions(t *testing.T) {
 			b.countWorld(t, worldOfVariants(), n, ", variants", figures, (*counting).variants)
 		}
 		if os.Getenv("INSTRUCTIONS_ABLATION") != "" {
-			b.countWorld(t, worldOfVariants(), n, ", ablation", figures, (*counting).ablation)
+			for _, w := range worldsOfAblation(t) {
+				b.countWorld(t, w, n, ", ablation", figures, (*counting).ablation)
+			}
 		}
 	}
 }
@@ -78,6 +81,20 @@ func release() string {
 func worldOfVariants() *world {
 	return &world{name: defaultWorld, services: []*countedService{plainService, portService}, paths: []path{clusterIPPath, nodePortPath},
 		subjects: []string{Direct, floorName, KubeIPVS}, onlyTCP: true}
+}
+
+// worldsOfAblation returns the chosen worlds with TCP only, or the world of variants.
+func worldsOfAblation(t *testing.T) []*world {
+	if os.Getenv("INSTRUCTIONS_WORLDS") == "" {
+		return []*world{worldOfVariants()}
+	}
+	var list []*world
+	for _, w := range chosen(t, "INSTRUCTIONS_WORLDS", worlds, func(w *world) string { return w.name }) {
+		tcp := *w
+		tcp.onlyTCP = true
+		list = append(list, &tcp)
+	}
+	return list
 }
 
 // countWorld has all subjects of a world measured. What was measured is kept after each.

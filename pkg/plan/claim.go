@@ -194,7 +194,7 @@ func (r *ruleset) claims() {
 	const comment = "kubernetes claimed ports"
 	r.jumpIf(nat.Mangle, "PREROUTING", r.match(PortVIPs, "dst"), "KUBE-IPVS-CLAIM", comment)
 	r.jumpIf(nat.Mangle, "OUTPUT", "-m ipvs ! --ipvs "+r.match(PortVIPs, "dst"), "KUBE-IPVS-CLAIM", comment)
-	r.jump(nat.Filter, "FORWARD", "KUBE-IPVS-UNCLAIMED", "kubernetes unclaimed ports")
+	r.jumpIf(nat.Filter, "FORWARD", r.match(PortVIPs, "dst"), "KUBE-IPVS-UNCLAIMED", "kubernetes unclaimed ports")
 	r.chain(nat.Mangle, "KUBE-IPVS-CLAIM", r.claimRules()...)
 	r.chain(nat.Filter, "KUBE-IPVS-UNCLAIMED", r.unclaimedRules()...)
 	r.claimsBehind()
@@ -259,12 +259,13 @@ func (r *ruleset) claimRules() []nat.Rule {
 // clients to ports without a Service would be forwarded back to where they came from,
 // and loop:
 //
+//	-A FORWARD -m set --match-set KUBE-IPVS-PORT-IPS dst -j KUBE-IPVS-UNCLAIMED
 //	-A KUBE-IPVS-UNCLAIMED -m set --match-set KUBE-IPVS-REFUSED dst,dst -j REJECT
-//	-A KUBE-IPVS-UNCLAIMED -i eth0 -m set --match-set KUBE-IPVS-PORT-IPS dst -j REJECT     (each outer interface)
+//	-A KUBE-IPVS-UNCLAIMED -i eth0 -j REJECT     (each outer interface)
 func (r *ruleset) unclaimedRules() []nat.Rule {
 	rules := []nat.Rule{rule("no endpoint for this port", r.match(Refused, "dst,dst"), r.reject())}
 	for _, link := range r.outerLinks {
-		rules = append(rules, rule("no such port on this VIP", "-i "+link+" "+r.match(PortVIPs, "dst"), r.reject()))
+		rules = append(rules, rule("no such port on this VIP", "-i "+link, r.reject()))
 	}
 	return rules
 }

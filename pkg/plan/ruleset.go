@@ -3,6 +3,7 @@ package plan
 import (
 	"fmt"
 	"net/netip"
+	"slices"
 	"strings"
 
 	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
@@ -323,36 +324,45 @@ func (r *ruleset) firewall() {
 // forwards never pass FORWARD, but replies do. The jump is also there while FORWARD accepts
 // every packet anyway, as under kube-proxy: were it added only once a policy of DROP is
 // reported, as dockerd sets it, replies would be dropped until then. It costs a connection
-// 2,700 instructions and a round trip 1,000:
+// 2,700 instructions and a round trip 1,000. Replies are accepted first, because they are
+// nearly all packets of Services that pass FORWARD:
 //
 //	-A FORWARD -j KUBE-FORWARD
-//	-A KUBE-FORWARD -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT
+//	-A KUBE-FORWARD -m conntrack --ctstate RELATED,ESTABLISHED --ctdir REPLY -j ACCEPT
+//	-A KUBE-FORWARD -i eth0 -m conntrack --ctstate ESTABLISHED -j KUBE-IPVS-ABSENT     (absentAddress)
+//	-A KUBE-FORWARD -m conntrack --ctstate RELATED,ESTABLISHED --ctdir ORIGINAL -j ACCEPT
 //	-A KUBE-FORWARD -m mark --mark 0x4000/0x4000 -j ACCEPT
 func (r *ruleset) forward() {
+	const known, connection = "kubernetes forwarding conntrack rule", "-m conntrack --ctstate RELATED,ESTABLISHED"
 	m := r.cfg.MasqueradeMark
-	r.absentAddress()
+	rules := []nat.Rule{rule(known, connection, "ACCEPT")}
+	if absent := r.absentAddress(); absent != nil {
+		rules = slices.Concat([]nat.Rule{rule(known, connection+" --ctdir REPLY", "ACCEPT")}, absent,
+			[]nat.Rule{rule(known, connection+" --ctdir ORIGINAL", "ACCEPT")})
+	}
 	r.jump(nat.Filter, "FORWARD", "KUBE-FORWARD", "kubernetes forwarding rules")
-	r.chain(nat.Filter, "KUBE-FORWARD",
-		rule("kubernetes forwarding conntrack rule", "-m conntrack --ctstate RELATED,ESTABLISHED", "ACCEPT"),
-		rule("kubernetes forwarding rules", fmt.Sprintf("-m mark --mark %#x/%#x", m, m), "ACCEPT"))
+	r.chain(nat.Filter, "KUBE-FORWARD", append(rules,
+		rule("kubernetes forwarding rules", fmt.Sprintf("-m mark --mark %#x/%#x", m, m), "ACCEPT"))...)
 }
 
-// absentAddress drops packets of established node port connections while the node's
-// address is removed for a moment, as by a DHCP renewal. They are forwarded then, if
-// there is still a default route. As soon as one leaves through another interface than
+// absentAddress returns rules that drop packets of established node port connections while
+// the node's address is removed for a moment, as by a DHCP renewal. They are forwarded then,
+// if there is still a default route. As soon as one leaves through another interface than
 // the connection was masqueraded for, the kernel deletes the connection
 // (nf_nat_oif_changed), and the endpoint resets it. The client sends dropped packets again:
 //
-//	-A FORWARD -i eth0 -m conntrack --ctstate ESTABLISHED --ctdir ORIGINAL -j KUBE-IPVS-ABSENT     (each outer interface)
+//	-A KUBE-FORWARD -i eth0 -m conntrack --ctstate ESTABLISHED -j KUBE-IPVS-ABSENT     (each outer interface)
 //	-A KUBE-IPVS-ABSENT -m set --match-set KUBE-IPVS-NODE-PORT dst,dst -j DROP
-func (r *ruleset) absentAddress() {
+func (r *ruleset) absentAddress() []nat.Rule {
 	if !r.uses(NodePorts) || len(r.outerLinks) == 0 {
-		return
-	}
-	for _, link := range r.outerLinks {
-		r.jumpIf(nat.Filter, "FORWARD", "-i "+link+" -m conntrack --ctstate ESTABLISHED --ctdir ORIGINAL", "KUBE-IPVS-ABSENT", "kubernetes node ports")
+		return nil
 	}
 	r.chain(nat.Filter, "KUBE-IPVS-ABSENT", rule("address is absent", r.match(NodePorts, "dst,dst"), "DROP"))
+	var rules []nat.Rule
+	for _, link := range r.outerLinks {
+		rules = append(rules, rule("kubernetes node ports", "-i "+link+" -m conntrack --ctstate ESTABLISHED", "KUBE-IPVS-ABSENT"))
+	}
+	return rules
 }
 
 // accept accepts service traffic under an INPUT policy of DROP: packets for IPVS pass

@@ -159,20 +159,9 @@ func (r *ruleset) branchRules() {
 	for _, set := range r.used(ClusterIP, LoadBalancer, ExternalIP, ExternalIPLocal, NodePorts) {
 		rules = append(rules, rule("from a pod routed by interface", "-m conntrack --ctstate NEW "+r.match(set, "dst,dst"), "CONNMARK --set-xmark "+bound))
 	}
-	r.jumpIf(nat.Mangle, "PREROUTING", r.match(BranchSources, "src"), "KUBE-IPVS-BRANCH", "kubernetes reply routing")
+	r.jumpIf(nat.Mangle, "PREROUTING", r.match(BranchSources, "src"), "KUBE-IPVS-BRANCH", replyComment)
 	r.chain(nat.Mangle, "KUBE-IPVS-BRANCH", append(rules,
 		nat.Rule(fmt.Sprintf("-m connmark --mark %[1]s -m conntrack --ctdir ORIGINAL -j MARK --set-xmark %[1]s", bound)))...)
-}
-
-// clearBranchMark clears the mark in INPUT. IPVS selects a fwmark virtual server by the
-// whole mark, and forwarded packets are routed by the pod's source:
-//
-//	-A KUBE-IPVS-BIND -m mark --mark 0x3060/0x3060 -j MARK --set-xmark 0x0/0x3060
-func (r *ruleset) clearBranchMark() []nat.Rule {
-	if len(r.paths.Branches) == 0 {
-		return nil
-	}
-	return []nat.Rule{nat.Rule(fmt.Sprintf("-m mark --mark %s -j MARK --set-xmark %s", r.masked(r.paths.BranchMark), r.masked(0)))}
 }
 
 // keepBranchSource keeps the pods' own addresses. Their uplink accepts no other source, and

@@ -148,10 +148,10 @@ func (r *ruleset) external(n *Node) []string {
 //	-A KUBE-IPVS-INTERNAL -s 10.244.0.0/16 -m addrtype ! --src-type LOCAL -j SET --map-set KUBE-IPVS-LOCAL dst,dst --map-mark
 //
 // If neither pods nor outer interfaces are known, only the node is internal. With reply
-// routing, a mark with the masquerade bit binds the flow, because KUBE-IPVS-BIND does
+// routing, a mark with the masquerade bit binds the flow, because the jump in INPUT does
 // not see that bit:
 //
-//	-A KUBE-IPVS-INTERNAL -m mark --mark 0x4000/0x4000 -m set --match-set KUBE-IPVS-REPLY-SRC src -j CONNMARK --set-xmark 0x20/0x3060
+//	-A KUBE-IPVS-INTERNAL -m mark --mark 0x4000/0x4000 -m set --match-set KUBE-IPVS-REPLY-SRC src -j KUBE-IPVS-BIND
 func (r *ruleset) internalRules(n *Node) []nat.Rule {
 	var rules []nat.Rule
 	for _, link := range r.outerLinks {
@@ -168,8 +168,8 @@ func (r *ruleset) internalRules(n *Node) []nat.Rule {
 	} else if len(r.outerLinks) > 0 {
 		rules = append(rules, rule(pods, notNode, toMark))
 	}
-	if len(r.paths.Bound) > 0 {
-		rules = append(rules, r.bindMasqueraded())
+	if r.bindsMasqueraded() {
+		rules = append(rules, nat.Rule(r.masqueradedSource()+" -j KUBE-IPVS-BIND"))
 	}
 	return rules
 }

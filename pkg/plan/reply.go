@@ -62,26 +62,22 @@ func (r *ruleset) replyRouting() {
 	if len(r.paths.Bound) == 0 && len(r.paths.Branches) == 0 {
 		return
 	}
-	const comment = "kubernetes reply routing"
 	if len(r.paths.Bound) > 0 {
-		r.jump(nat.Mangle, "PREROUTING", "KUBE-IPVS-RESTORE", comment)
-		r.chain(nat.Mangle, "KUBE-IPVS-RESTORE", r.restoreRules()...)
-		r.chain(nat.Mangle, "KUBE-IPVS-ENTER", r.enterRules()...)
-		r.chain(nat.Mangle, "KUBE-IPVS-ENTRY", r.entryRules()...)
+		r.restore()
+		r.enter()
 	}
 	if len(r.paths.Branches) > 0 {
 		r.branchRules()
 	}
-	r.jump(nat.Mangle, "INPUT", "KUBE-IPVS-BIND", comment)
-	r.jump(nat.Mangle, "FORWARD", "KUBE-IPVS-RETURN", comment)
-	r.jump(nat.Mangle, "OUTPUT", "KUBE-IPVS-RETURN", comment)
-	r.chain(nat.Mangle, "KUBE-IPVS-BIND", r.bindRules()...)
-	r.chain(nat.Mangle, "KUBE-IPVS-RETURN", r.returnRules()...)
+	r.bind()
+	r.returns()
 	if len(r.paths.Strays) > 0 {
-		r.jumpIf(nat.Mangle, "POSTROUTING", "-m connmark --mark "+r.main()+" -m conntrack --ctdir ORIGINAL", "KUBE-IPVS-STRAY", comment)
+		r.jumpIf(nat.Mangle, "POSTROUTING", "-m connmark --mark "+r.main()+" -m conntrack --ctdir ORIGINAL", "KUBE-IPVS-STRAY", replyComment)
 		r.chain(nat.Mangle, "KUBE-IPVS-STRAY", r.strayRules()...)
 	}
 }
+
+const replyComment = "kubernetes reply routing"
 
 // masked returns a binding's value with the mask, as iptables writes it.
 func (r *ruleset) masked(value uint32) string {
@@ -91,92 +87,119 @@ func (r *ruleset) masked(value uint32) string {
 // main returns the value of the main table's interface.
 func (r *ruleset) main() string { return r.masked(r.paths.Bound[0].Mark) }
 
-// restoreRules writes the PREROUTING rules. Flows bound to the main table's interface
+// restore writes the PREROUTING rules. Flows bound to the main table's interface
 // have the mark on every packet, in both directions: a pod's own packets are routed by
 // it after IPVS changed their destination, and the reverse path of a reply is looked up
-// by it after the masquerading is undone. New flows that enter through any of the
-// interfaces are checked by KUBE-IPVS-ENTER. Later packets of a bound flow get the mark
-// of the interface through which they enter:
+// by it after the masquerading is undone. Later packets of a bound flow get the mark
+// of the interface through which they enter. Packets of other flows meet only the jump:
 //
+//	-A PREROUTING -m connmark ! --mark 0x0/0x3060 -j KUBE-IPVS-RESTORE
 //	-A KUBE-IPVS-RESTORE -m connmark --mark 0x20/0x3060 -j MARK --set-xmark 0x20/0x3060
-//	-A KUBE-IPVS-RESTORE -i eth1 -m connmark ! --mark 0x0/0x3060 -m conntrack --ctdir ORIGINAL -j MARK --set-xmark 0x40/0x3060     (each interface)
-//	-A KUBE-IPVS-RESTORE -i eth1 -m conntrack --ctstate NEW -j KUBE-IPVS-ENTER
-func (r *ruleset) restoreRules() []nat.Rule {
-	rules := []nat.Rule{nat.Rule(fmt.Sprintf("-m connmark --mark %s -j MARK --set-xmark %s", r.main(), r.main()))}
+//	-A KUBE-IPVS-RESTORE -i eth1 -m conntrack --ctdir ORIGINAL -j MARK --set-xmark 0x40/0x3060     (each interface)
+func (r *ruleset) restore() {
+	r.jumpIf(nat.Mangle, "PREROUTING", r.isBound(), "KUBE-IPVS-RESTORE", replyComment)
+	rules := []nat.Rule{r.markMain()}
 	for _, b := range r.paths.Bound {
-		rules = append(rules,
-			nat.Rule(fmt.Sprintf("-i %s -m connmark ! --mark %s -m conntrack --ctdir ORIGINAL -j MARK --set-xmark %s", b.Link, r.masked(0), r.masked(b.Mark))),
-			nat.Rule("-i "+b.Link+" -m conntrack --ctstate NEW -j KUBE-IPVS-ENTER"))
+		rules = append(rules, nat.Rule(fmt.Sprintf("-i %s -m conntrack --ctdir ORIGINAL -j MARK --set-xmark %s", b.Link, r.masked(b.Mark))))
 	}
-	return rules
+	r.chain(nat.Mangle, "KUBE-IPVS-RESTORE", rules...)
 }
 
-// enterRules selects the packets that are for a Service:
+// isBound returns the match for packets of bound flows.
+func (r *ruleset) isBound() string { return "-m connmark ! --mark " + r.masked(0) }
+
+// markMain returns the rule that marks packets of flows bound to the main table's interface.
+func (r *ruleset) markMain() nat.Rule {
+	return nat.Rule(fmt.Sprintf("-m connmark --mark %[1]s -j MARK --set-xmark %[1]s", r.main()))
+}
+
+// enter binds new flows to the interface through which they enter, if they are for a
+// Service. An interface match costs twice as much as one of the state, so only new flows
+// meet it:
 //
-//	-A KUBE-IPVS-ENTER -m set --match-set KUBE-LOAD-BALANCER dst,dst -j KUBE-IPVS-ENTRY     (external IPs, node ports, cluster IPs)
-func (r *ruleset) enterRules() []nat.Rule {
-	var rules []nat.Rule
-	for _, set := range r.used(LoadBalancer, ExternalIP, ExternalIPLocal, NodePorts, ClusterIP) {
-		rules = append(rules, rule("traffic for Services", r.match(set, "dst,dst"), "KUBE-IPVS-ENTRY"))
-	}
-	return rules
-}
-
-// entryRules marks a packet for a Service with the interface through which it entered,
-// and binds its flow. Without the mark, the strict reverse-path check of an ENI would drop
-// the packet, because the route back to the client would be looked up in the main table:
+//	-A PREROUTING -m conntrack --ctstate NEW -j KUBE-IPVS-ENTER
+//	-A KUBE-IPVS-ENTER -i eth1 -j KUBE-IPVS-UPLINK     (each interface)
+//	-A KUBE-IPVS-UPLINK -m set --match-set KUBE-LOAD-BALANCER dst,dst -j KUBE-IPVS-ENTRY     (external IPs, node ports, cluster IPs)
+//
+// The packet is marked with the interface. Without the mark, the strict reverse-path check
+// of an ENI would drop it, because the route back to the client would be looked up in the
+// main table:
 //
 //	-A KUBE-IPVS-ENTRY -i eth0 -j MARK --set-xmark 0x20/0x3060
 //	-A KUBE-IPVS-ENTRY -i eth1 -j MARK --set-xmark 0x40/0x3060
 //	-A KUBE-IPVS-ENTRY -j CONNMARK --save-mark --nfmask 0x3060 --ctmask 0x3060
-func (r *ruleset) entryRules() []nat.Rule {
-	var rules []nat.Rule
+func (r *ruleset) enter() {
+	var enter, uplink, entry []nat.Rule
 	for _, b := range r.paths.Bound {
-		rules = append(rules, nat.Rule(fmt.Sprintf("-i %s -j MARK --set-xmark %s", b.Link, r.masked(b.Mark))))
+		enter = append(enter, nat.Rule("-i "+b.Link+" -j KUBE-IPVS-UPLINK"))
+		entry = append(entry, nat.Rule(fmt.Sprintf("-i %s -j MARK --set-xmark %s", b.Link, r.masked(b.Mark))))
 	}
-	return append(rules, nat.Rule(fmt.Sprintf("-j CONNMARK --save-mark --nfmask %#[1]x --ctmask %#[1]x", r.cfg.SNAT.Mark)))
+	for _, set := range r.used(LoadBalancer, ExternalIP, ExternalIPLocal, NodePorts, ClusterIP) {
+		uplink = append(uplink, rule("traffic for Services", r.match(set, "dst,dst"), "KUBE-IPVS-ENTRY"))
+	}
+	r.jumpIf(nat.Mangle, "PREROUTING", "-m conntrack --ctstate NEW", "KUBE-IPVS-ENTER", replyComment)
+	r.chain(nat.Mangle, "KUBE-IPVS-ENTER", enter...)
+	r.chain(nat.Mangle, "KUBE-IPVS-UPLINK", uplink...)
+	r.chain(nat.Mangle, "KUBE-IPVS-ENTRY", append(entry,
+		nat.Rule(fmt.Sprintf("-j CONNMARK --save-mark --nfmask %#[1]x --ctmask %#[1]x", r.cfg.SNAT.Mark)))...)
 }
 
-// bindRules writes the INPUT rules, after the reverse-path check and before IPVS. A new
+// bind writes the INPUT rules, after the reverse-path check and before IPVS. A new
 // flow that the nat table masquerades, and whose source cannot get an address of its
 // own interface, is bound to the main table's interface. Packets that entered through
 // an ENI lose the mark: otherwise IPVS would send them out of the ENI again instead of
-// to their endpoint:
+// to their endpoint. So do packets of branches: IPVS selects a fwmark virtual server by the
+// whole mark, and forwarded packets are routed by the pod's source:
 //
-//	-A KUBE-IPVS-BIND -m mark --mark 0x4000/0x4000 -m set --match-set KUBE-IPVS-REPLY-SRC src -j CONNMARK --set-xmark 0x20/0x3060
-//	-A KUBE-IPVS-BIND -m connmark --mark 0x20/0x3060 -j MARK --set-xmark 0x20/0x3060
-//	-A KUBE-IPVS-BIND -i eth1 -j MARK --set-xmark 0x0/0x3060
-func (r *ruleset) bindRules() []nat.Rule {
-	if len(r.paths.Bound) == 0 {
-		return r.clearBranchMark()
+//	-A INPUT -m mark --mark 0x4000/0x4000 -m set --match-set KUBE-IPVS-REPLY-SRC src -j KUBE-IPVS-BIND     (if there are such sources)
+//	-A INPUT -m connmark ! --mark 0x0/0x3060 -j KUBE-IPVS-BOUND
+//	-A KUBE-IPVS-BIND -j CONNMARK --set-xmark 0x20/0x3060
+//	-A KUBE-IPVS-BOUND -m connmark --mark 0x20/0x3060 -j MARK --set-xmark 0x20/0x3060
+//	-A KUBE-IPVS-BOUND -i eth1 -j MARK --set-xmark 0x0/0x3060     (each ENI)
+//	-A KUBE-IPVS-BOUND -m mark --mark 0x3060/0x3060 -j MARK --set-xmark 0x0/0x3060     (branches)
+func (r *ruleset) bind() {
+	if r.bindsMasqueraded() {
+		r.jumpIf(nat.Mangle, "INPUT", r.masqueradedSource(), "KUBE-IPVS-BIND", replyComment)
+		r.chain(nat.Mangle, "KUBE-IPVS-BIND", nat.Rule("-j CONNMARK --set-xmark "+r.main()))
 	}
-	rules := []nat.Rule{
-		r.bindMasqueraded(),
-		nat.Rule(fmt.Sprintf("-m connmark --mark %s -j MARK --set-xmark %s", r.main(), r.main())),
+	var rules []nat.Rule
+	for i, b := range r.paths.Bound {
+		if i == 0 {
+			rules = append(rules, r.markMain())
+		} else {
+			rules = append(rules, nat.Rule(fmt.Sprintf("-i %s -j MARK --set-xmark %s", b.Link, r.masked(0))))
+		}
 	}
-	for _, b := range r.paths.Bound[1:] {
-		rules = append(rules, nat.Rule(fmt.Sprintf("-i %s -j MARK --set-xmark %s", b.Link, r.masked(0))))
+	if len(r.paths.Branches) > 0 {
+		rules = append(rules, nat.Rule(fmt.Sprintf("-m mark --mark %s -j MARK --set-xmark %s", r.masked(r.paths.BranchMark), r.masked(0))))
 	}
-	return append(rules, r.clearBranchMark()...)
+	r.jumpIf(nat.Mangle, "INPUT", r.isBound(), "KUBE-IPVS-BOUND", replyComment)
+	r.chain(nat.Mangle, "KUBE-IPVS-BOUND", rules...)
 }
 
-// bindMasqueraded binds a masqueraded flow to the main table's interface if its source
-// cannot get an address of its own interface.
-func (r *ruleset) bindMasqueraded() nat.Rule {
-	masq := r.cfg.MasqueradeMark
-	return nat.Rule(fmt.Sprintf("-m mark --mark %#[1]x/%#[1]x %s -j CONNMARK --set-xmark %s", masq, r.match(ReplyRoutedSources, "src"), r.main()))
+// bindsMasqueraded reports whether masqueraded flows of some sources are bound to the main
+// table's interface, because those cannot get an address of their own interface.
+func (r *ruleset) bindsMasqueraded() bool {
+	return len(r.paths.Bound) > 0 && len(r.paths.ReplyRouted) > 0
 }
 
-// returnRules writes the rules of FORWARD, and of OUTPUT for endpoints in the node's
+// masqueradedSource returns the match for the first packets of such flows.
+func (r *ruleset) masqueradedSource() string {
+	return fmt.Sprintf("-m mark --mark %#[1]x/%#[1]x %s", r.cfg.MasqueradeMark, r.match(ReplyRoutedSources, "src"))
+}
+
+// returns writes the rules of FORWARD, and of OUTPUT for endpoints in the node's
 // own network. A reply gets its flow's mark just before IPVS sets the VIP as its source
 // and reroutes it (snat_reroute). In PREROUTING it would be too early: the reverse-path
 // check would look for the endpoint on the client's interface:
 //
-//	-A KUBE-IPVS-RETURN -m connmark ! --mark 0x0/0x3060 -m conntrack --ctdir REPLY -j CONNMARK --restore-mark --nfmask 0x3060 --ctmask 0x3060
-func (r *ruleset) returnRules() []nat.Rule {
-	return []nat.Rule{nat.Rule(fmt.Sprintf(
-		"-m connmark ! --mark %s -m conntrack --ctdir REPLY -j CONNMARK --restore-mark --nfmask %#[2]x --ctmask %#[2]x",
-		r.masked(0), r.cfg.SNAT.Mark))}
+//	-A FORWARD, OUTPUT -m connmark ! --mark 0x0/0x3060 -m conntrack --ctdir REPLY -j KUBE-IPVS-RETURN
+//	-A KUBE-IPVS-RETURN -j CONNMARK --restore-mark --nfmask 0x3060 --ctmask 0x3060
+func (r *ruleset) returns() {
+	for _, hook := range []string{"FORWARD", "OUTPUT"} {
+		r.jumpIf(nat.Mangle, hook, r.isBound()+" -m conntrack --ctdir REPLY", "KUBE-IPVS-RETURN", replyComment)
+	}
+	r.chain(nat.Mangle, "KUBE-IPVS-RETURN", nat.Rule(fmt.Sprintf("-j CONNMARK --restore-mark --nfmask %#[1]x --ctmask %#[1]x", r.cfg.SNAT.Mark)))
 }
 
 // Stray is an ENI through which no packet bound to the main table's interface is routed

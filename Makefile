@@ -272,11 +272,21 @@ instructions_lab = $(LAB_PROGRAM) -icount -apiserver -limit 10h -out $(INSTRUCTI
 	-env INSTRUCTIONS_WORLDS='$(WORLDS)' -env INSTRUCTIONS_SUBJECTS='$(SUBJECTS)' -env INSTRUCTIONS_PATHS='$(PATHS)' \
 	-env INSTRUCTIONS_WORKLOADS='$(WORKLOADS)' -env INSTRUCTIONS_ABLATION='$(ABLATION)' -env INSTRUCTIONS_VARIANTS='$(VARIANTS)' $(LABFLAGS) $(1) -- hack/bench
 
-.PHONY: bench-instructions bench-instructions-quick instructions-parts
+.PHONY: bench-instructions bench-instructions-floors bench-instructions-quick instructions-parts
 bench-instructions: instructions-parts ## count the instructions that a Service adds to an exchange, and write docs/performance; WORLDS=, SUBJECTS=, PATHS=, WORKLOADS='a;b' select, ABLATION=jumps|rules, VARIANTS=1, INSTRUCTIONS_SIZES='10 1000'
 	$(call phase,counting instructions in the lab)
 	@$(call instructions_lab) -test.run '^TestInstructions$$'
 	@cp $(INSTRUCTIONS_OUT)/figures.json test/bench/instructions/figures.json
+	@$(GO) test ./test/bench -run '^TestPage$$' -update
+	$(call phase,see docs/performance/dataplane.md)
+
+# kube-proxy is not measured, so that a run takes minutes.
+FLOORS := direct;floor;kube-ipvs;kube-ipvs, by port;kube-ipvs, reply routing
+bench-instructions-floors: SUBJECTS := $(or $(SUBJECTS),$(FLOORS))
+bench-instructions-floors: instructions-parts ## count the same for kube-ipvs and the floor only, and write their table in docs/performance
+	$(call phase,counting instructions in the lab)
+	@$(call instructions_lab,-env INSTRUCTIONS_FIGURES=test/bench/instructions/floors.json) -test.run '^TestInstructions$$'
+	@cp $(INSTRUCTIONS_OUT)/figures.json test/bench/instructions/floors.json
 	@$(GO) test ./test/bench -run '^TestPage$$' -update
 	$(call phase,see docs/performance/dataplane.md)
 

@@ -9,10 +9,11 @@ import (
 )
 
 // Names of subjects: Direct sends packets straight to the endpoint, KubeIPVS is our program
-// with default settings.
+// with default settings. leastIPVS is IPVS with the least rules.
 const (
-	Direct   = "direct"
-	KubeIPVS = "kube-ipvs"
+	Direct    = "direct"
+	leastIPVS = "floor"
+	KubeIPVS  = "kube-ipvs"
 )
 
 // Figure is the number of instructions that one exchange takes in the whole guest,

@@ -12,9 +12,13 @@ import (
 var dataplaneTemplate string
 
 // Page returns docs/performance/dataplane.md: the template with tables of the figures.
-func (f *Figures) Page() (string, error) {
+// floors are those of a run that compares kube-ipvs with the floor only.
+func (f *Figures) Page(floors *Figures) (string, error) {
 	functions := template.FuncMap{
 		"facts": f.facts,
+		// inFloors is a table of kube-ipvs on all paths of the other run.
+		"inFloors":    floors.InFloors,
+		"floorsFacts": floors.facts,
 		// path is a table of all subjects on a path of a world.
 		"path": func(world, path string, services int) string {
 			return f.tableOrNone(f.Table, func(x Figure) bool {
@@ -63,9 +67,43 @@ func (f *Figures) facts() string {
 	var b strings.Builder
 	b.WriteString("| | |\n|---|---|\n")
 	for _, name := range []string{"date", "kube-ipvs", "kube-proxy", "kernel"} {
-		fmt.Fprintf(&b, "| %s | %s |\n", name, f.Facts[name])
+		if value, ok := f.Facts[name]; ok {
+			fmt.Fprintf(&b, "| %s | %s |\n", name, value)
+		}
 	}
 	return b.String()
+}
+
+// InFloors returns a Markdown table with a row for each world, path and subject of ours. A
+// cell holds the instructions over the direct path, those of the floor, and the quotient.
+func (f *Figures) InFloors() string {
+	ours := func(x Figure) bool { return x.Variant == "" && strings.HasPrefix(x.Subject, KubeIPVS) }
+	titles := distinct(f, ours, func(x Figure) string { return x.Workload })
+	var b strings.Builder
+	b.WriteString("| the node has | path | subject |")
+	for _, title := range titles {
+		b.WriteString(" " + title + " |")
+	}
+	b.WriteString("\n|---|---|---|" + strings.Repeat("---|", len(titles)) + "\n")
+	for _, row := range distinct(f, ours, func(x Figure) Figure { x.Workload, x.Value = "", 0; return x }) {
+		fmt.Fprintf(&b, "| %s | %s | %s |", row.World, row.Path, row.Subject)
+		for _, title := range titles {
+			row.Workload = title
+			b.WriteString(" " + f.inFloors(row) + " |")
+		}
+		b.WriteString("\n")
+	}
+	return b.String()
+}
+
+func (f *Figures) inFloors(place Figure) string {
+	over, ok := f.Over(place)
+	place.Subject = leastIPVS
+	floor, there := f.Over(place)
+	if !ok || !there {
+		return "–"
+	}
+	return fmt.Sprintf("%s / %s, %.2f", signed(over), signed(floor), float64(over)/float64(floor))
 }
 
 // bar is a line of a chart.

@@ -18,7 +18,11 @@ func TestPage(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	page, err := figures.Page()
+	floors, err := LoadFigures("instructions/floors.json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	page, err := figures.Page(floors)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -78,6 +82,9 @@ func TestFigureTables(t *testing.T) {
 		}
 	}
 	if table := f.Saved(all); !strings.Contains(table, "| without <a> | −1,000 |\n") {
+		t.Error(table)
+	}
+	if table := f.InFloors(); !strings.Contains(table, "| default | ClusterIP | kube-ipvs | +100,000 / +50,000, 2.00 |\n") {
 		t.Error(table)
 	}
 	for _, drawing := range []string{f.SVG(), f.AblationSVG()} {

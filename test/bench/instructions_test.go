@@ -3,6 +3,7 @@
 package bench
 
 import (
+	"cmp"
 	"fmt"
 	"os"
 	"os/exec"
@@ -25,10 +26,11 @@ import (
 //	                      of its base chains, or of all chains
 //	                      or only without more and more ("tables"); with INSTRUCTIONS_WORLDS,
 //	                      in those worlds instead of the default one
+//	INSTRUCTIONS_FIGURES  the file in the checkout, instead of figures.json
 //	INSTRUCTIONS_SHOW     not empty: prints what each subject has programmed
 //	INSTRUCTIONS_VARIANTS not empty: measures subjects again with other kernel parameters
 func TestInstructions(t *testing.T) {
-	figures, err := LoadFigures(filepath.Join(os.Getenv("LAB_SRC"), figuresFile))
+	figures, err := LoadFigures(filepath.Join(os.Getenv("LAB_SRC"), cmp.Or(os.Getenv("INSTRUCTIONS_FIGURES"), figuresFile)))
 	must(t, err)
 	for name, value := range map[string]string{
 		"kube-ipvs": os.Getenv("BENCH_VERSION"), "kube-proxy": os.Getenv("BENCH_PEER_VERSION"), "kernel": release(), "date": time.Now().UTC().Format(time.DateOnly),

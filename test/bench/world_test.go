@@ -78,7 +78,7 @@ const defaultWorld = "default"
 // Names of subjects.
 const (
 	bareName  = "bare IPVS"
-	floorName = "floor"
+	floorName = leastIPVS
 	// floorAgainName is the floor, measured again after all other subjects to show the
 	// drift.
 	floorAgainName = "floor, again"

@@ -176,12 +176,12 @@ func (c *Config) sharesVIPs(u SetsInUse, f ip.Family) bool {
 
 // routesForeignPorts reports whether packets for ports of other devices leave the node.
 func (c *Config) routesForeignPorts(n *Node, f ip.Family) bool {
-	return c.sharesVIPs(n.Uses, f) && !n.postpones(AskedVIPs, f)
+	return c.sharesVIPs(n.Uses, f) && !n.postpones(DemandedVIPs, f)
 }
 
 // awaitsForeignPorts reports whether placeholder rules match such packets; see Demands.
 func (c *Config) awaitsForeignPorts(n *Node, f ip.Family) bool {
-	return c.sharesVIPs(n.Uses, f) && n.holdsPlace(AskedVIPs, f)
+	return c.sharesVIPs(n.Uses, f) && n.holdsPlace(DemandedVIPs, f)
 }
 
 func (r *ruleset) usesPortClaims() bool { return r.cfg.claimsPorts(r.sets, r.family) }
@@ -362,10 +362,10 @@ func (r *ruleset) jumpForAll(from, match, to, comment string) {
 // instructions of a connection and 2,100 of a round trip. The client's next attempt leaves
 // the node:
 //
-//	-A KUBE-IPVS-FILTER ! -p icmp -m conntrack --ctstate NEW -m set --match-set KUBE-IPVS-SHARED-IPS dst -j KUBE-IPVS-ASK
-//	-A KUBE-IPVS-ASK -i eth0 -j RETURN     (each outer interface)
-//	-A KUBE-IPVS-ASK -j SET --add-set KUBE-IPVS-ASKED-IPS dst
-//	-A KUBE-IPVS-ASK -j DROP
+//	-A KUBE-IPVS-FILTER ! -p icmp -m conntrack --ctstate NEW -m set --match-set KUBE-IPVS-SHARED-IPS dst -j KUBE-IPVS-DEMAND
+//	-A KUBE-IPVS-DEMAND -i eth0 -j RETURN     (each outer interface)
+//	-A KUBE-IPVS-DEMAND -j SET --add-set KUBE-IPVS-DEMAND-IPS dst
+//	-A KUBE-IPVS-DEMAND -j DROP
 func (r *ruleset) awaitSharedVIPs(n *Node) []nat.Rule {
 	if !r.cfg.awaitsForeignPorts(n, r.family) {
 		return nil
@@ -374,24 +374,24 @@ func (r *ruleset) awaitSharedVIPs(n *Node) []nat.Rule {
 	for _, link := range r.outerLinks {
 		rules = append(rules, rule("external clients", "-i "+link, "RETURN"))
 	}
-	r.chain(nat.Filter, "KUBE-IPVS-ASK", append(rules,
-		rule("rules are written on demand", "", r.addTo(AskedVIPs, "dst")),
+	r.chain(nat.Filter, "KUBE-IPVS-DEMAND", append(rules,
+		rule("rules are written on demand", "", r.addTo(DemandedVIPs, "dst")),
 		rule("the client sends it again", "", "DROP"))...)
-	return []nat.Rule{rule("port of another device", "! "+r.icmp()+" -m conntrack --ctstate NEW "+r.match(SharedVIPs, "dst"), "KUBE-IPVS-ASK")}
+	return []nat.Rule{rule("port of another device", "! "+r.icmp()+" -m conntrack --ctstate NEW "+r.match(SharedVIPs, "dst"), "KUBE-IPVS-DEMAND")}
 }
 
 // awaitProbes returns the placeholder rules of KUBE-SERVICES for sharedVIPs. They match when
 // the device connects to this node with the VIP as its source (kubernetes#79783). The
 // reverse-path check then drops the packet:
 //
-//	-A KUBE-SERVICES -i eth0 -m set --match-set KUBE-IPVS-SHARED-IPS src -j SET --add-set KUBE-IPVS-ASKED-IPS src     (each outer interface)
+//	-A KUBE-SERVICES -i eth0 -m set --match-set KUBE-IPVS-SHARED-IPS src -j SET --add-set KUBE-IPVS-DEMAND-IPS src     (each outer interface)
 func (r *ruleset) awaitProbes(n *Node) []nat.Rule {
 	if !r.cfg.awaitsForeignPorts(n, r.family) {
 		return nil
 	}
 	var rules []nat.Rule
 	for _, link := range r.outerLinks {
-		rules = append(rules, rule("rules are written on demand", "-i "+link+" "+r.match(SharedVIPs, "src"), r.addTo(AskedVIPs, "src")))
+		rules = append(rules, rule("rules are written on demand", "-i "+link+" "+r.match(SharedVIPs, "src"), r.addTo(DemandedVIPs, "src")))
 	}
 	return rules
 }

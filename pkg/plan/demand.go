@@ -24,8 +24,8 @@ type Demand struct {
 
 // Demands lists all sets of placeholder rules.
 var Demands = []Demand{
-	{AskedVIPs, nat.Mangle, "KUBE-IPVS-FOREIGN"},
-	{AskedLocalhost, nat.Raw, "KUBE-IPVS-LOCALHOST"},
+	{DemandedVIPs, nat.Mangle, "KUBE-IPVS-FOREIGN"},
+	{DemandedLocalhost, nat.Raw, "KUBE-IPVS-LOCALHOST"},
 }
 
 // Rules returns the chain of one family.
@@ -44,10 +44,10 @@ func (n *Node) holdsPlace(set SetName, f ip.Family) bool { return n.Demanding ||
 func demandsOf(cfg *Config, n *Node, facts *Facts, f ip.Family) []string {
 	var out []string
 	if cfg.awaitsForeignPorts(n, f) {
-		out = append(out, AskedVIPs.In(f))
+		out = append(out, DemandedVIPs.In(f))
 	}
 	if awaitsLocalhost(cfg, n, facts, f) {
-		out = append(out, AskedLocalhost.In(f))
+		out = append(out, DemandedLocalhost.In(f))
 	}
 	return out
 }

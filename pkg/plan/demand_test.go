@@ -68,14 +68,14 @@ func TestDemands(t *testing.T) {
 	s.Config.LocalhostNodePorts = true
 	before, after := plan.ForNode(&s.Config, awaiting(s.Node)), plan.ForNode(&s.Config, &s.Node)
 	if diff := gocmp.Diff([]string{
-		"filter -A KUBE-IPVS-ASK -i eth0 -j RETURN",
-		"filter -A KUBE-IPVS-ASK -j DROP",
-		"filter -A KUBE-IPVS-ASK -j SET --add-set KUBE-IPVS-ASKED-IPS dst",
-		"filter -A KUBE-IPVS-FILTER ! -p icmp -m conntrack --ctstate NEW -m set --match-set KUBE-IPVS-SHARED-IPS dst -j KUBE-IPVS-ASK",
+		"filter -A KUBE-IPVS-DEMAND -i eth0 -j RETURN",
+		"filter -A KUBE-IPVS-DEMAND -j DROP",
+		"filter -A KUBE-IPVS-DEMAND -j SET --add-set KUBE-IPVS-DEMAND-IPS dst",
+		"filter -A KUBE-IPVS-FILTER ! -p icmp -m conntrack --ctstate NEW -m set --match-set KUBE-IPVS-SHARED-IPS dst -j KUBE-IPVS-DEMAND",
 		"filter -A KUBE-IPVS-FILTER -i lo -m conntrack --ctstate NEW --ctorigsrc 127.0.0.0/8 -m ipvs --ipvs -j DROP",
 		"nat -A KUBE-POSTROUTING -o lo ! -p icmp -m set --match-set KUBE-IPVS-SHARED-IPS dst -j MASQUERADE --random-fully",
-		"nat -A KUBE-SERVICES -i eth0 -m set --match-set KUBE-IPVS-SHARED-IPS src -j SET --add-set KUBE-IPVS-ASKED-IPS src",
-		"nat -A KUBE-SERVICES -s 127.0.0.0/8 -d 127.0.0.1/32 -m set --match-set KUBE-IPVS-NODE-PORT dst,dst -j SET --add-set KUBE-IPVS-ASKED-LO dst",
+		"nat -A KUBE-SERVICES -i eth0 -m set --match-set KUBE-IPVS-SHARED-IPS src -j SET --add-set KUBE-IPVS-DEMAND-IPS src",
+		"nat -A KUBE-SERVICES -s 127.0.0.0/8 -d 127.0.0.1/32 -m set --match-set KUBE-IPVS-NODE-PORT dst,dst -j SET --add-set KUBE-IPVS-DEMAND-LO dst",
 	}, textOf(before.NAT, after.NAT, ip.IPv4)); diff != "" {
 		t.Errorf("until they are demanded (-want +got):\n%s", diff)
 	}
@@ -95,7 +95,7 @@ func TestDemands(t *testing.T) {
 	if before.Sysctls[mark] != "" || after.Sysctls[mark] != "1" {
 		t.Errorf("%s before and after: %q %q", mark, before.Sysctls[mark], after.Sysctls[mark])
 	}
-	if want := []string{"KUBE-IPVS-ASKED-IPS", "KUBE-IPVS-ASKED-LO", "KUBE-6-IPVS-ASKED-IPS", "KUBE-6-IPVS-ASKED-LO"}; !slices.Equal(before.Demands, want) || after.Demands != nil {
+	if want := []string{"KUBE-IPVS-DEMAND-IPS", "KUBE-IPVS-DEMAND-LO", "KUBE-6-IPVS-DEMAND-IPS", "KUBE-6-IPVS-DEMAND-LO"}; !slices.Equal(before.Demands, want) || after.Demands != nil {
 		t.Errorf("demands before and after: %v %v, want %v", before.Demands, after.Demands, want)
 	}
 }

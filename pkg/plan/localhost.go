@@ -21,7 +21,7 @@ import (
 // these are written on demand: a jump in raw OUTPUT and a base chain of nftables cost 3,400
 // instructions of each connection through IPVS.
 func addLocalhost(plan *NodePlan, cfg *Config, n *Node, facts *Facts, family ip.Family) {
-	if !usesLocalhost(cfg, n, facts, family) || n.postpones(AskedLocalhost, family) {
+	if !usesLocalhost(cfg, n, facts, family) || n.postpones(DemandedLocalhost, family) {
 		return
 	}
 	if plan.Loopback == nil {
@@ -41,7 +41,7 @@ func usesLocalhost(cfg *Config, n *Node, facts *Facts, family ip.Family) bool {
 
 // awaitsLocalhost reports whether placeholder rules match packets to such ports; see Demands.
 func awaitsLocalhost(cfg *Config, n *Node, facts *Facts, family ip.Family) bool {
-	return usesLocalhost(cfg, n, facts, family) && n.holdsPlace(AskedLocalhost, family)
+	return usesLocalhost(cfg, n, facts, family) && n.holdsPlace(DemandedLocalhost, family)
 }
 
 // awaitLocalhost returns the placeholder rules of KUBE-SERVICES for addLocalhost. If the
@@ -49,13 +49,13 @@ func awaitsLocalhost(cfg *Config, n *Node, facts *Facts, family ip.Family) bool 
 // entry is confirmed. The client's next packet gets the node's address as its source, so
 // conntrack and IPVS treat it as another connection:
 //
-//	-A KUBE-SERVICES -s 127.0.0.0/8 -d 127.0.0.1/32 -m set --match-set KUBE-IPVS-NODE-PORT dst,dst -j SET --add-set KUBE-IPVS-ASKED-LO dst
+//	-A KUBE-SERVICES -s 127.0.0.0/8 -d 127.0.0.1/32 -m set --match-set KUBE-IPVS-NODE-PORT dst,dst -j SET --add-set KUBE-IPVS-DEMAND-LO dst
 func (r *ruleset) awaitLocalhost() []nat.Rule {
 	if !r.awaitsLocalhost {
 		return nil
 	}
 	match := fmt.Sprintf("-s %s -d %s %s", r.loopback(), r.localhost(), r.match(NodePorts, "dst,dst"))
-	return []nat.Rule{rule("rules are written on demand", match, r.addTo(AskedLocalhost, "dst"))}
+	return []nat.Rule{rule("rules are written on demand", match, r.addTo(DemandedLocalhost, "dst"))}
 }
 
 // awaitLocalEndpoints returns the rule of KUBE-IPVS-FILTER that drops this first packet if its

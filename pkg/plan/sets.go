@@ -39,8 +39,8 @@ const (
 	Local              SetName = "KUBE-IPVS-LOCAL"      // externalTrafficPolicy Local, with the fwmark for internal clients
 	ReplyRoutedSources SetName = "KUBE-IPVS-REPLY-SRC"  // sources whose masqueraded flows take reply routing
 	BranchSources      SetName = "KUBE-IPVS-BRANCH"     // pods routed by input interface
-	AskedLocalhost     SetName = "KUBE-IPVS-ASKED-LO"   // loopback addresses to whose node ports a client sent a packet; see Demands
-	AskedVIPs          SetName = "KUBE-IPVS-ASKED-IPS"  // shared VIPs to or from which a packet needed rules on demand; see Demands
+	DemandedLocalhost  SetName = "KUBE-IPVS-DEMAND-LO"  // loopback addresses to whose node ports a client sent a packet; see Demands
+	DemandedVIPs       SetName = "KUBE-IPVS-DEMAND-IPS" // shared VIPs to or from which a packet needed rules on demand; see Demands
 
 	// Draining records the fwmark virtual servers that accept no new connections, each
 	// as VIP, port and the fwmark in the form of an address. No rule matches it, and no
@@ -77,8 +77,8 @@ var setTypes = []struct {
 	{Local, ipset.HashIPPortMark},
 	{ReplyRoutedSources, ipset.HashNet},
 	{BranchSources, ipset.HashNet},
-	{AskedVIPs, ipset.HashIP},
-	{AskedLocalhost, ipset.HashIP},
+	{DemandedVIPs, ipset.HashIP},
+	{DemandedLocalhost, ipset.HashIP},
 	{Draining, ipset.HashIPPortIP},
 }
 

@@ -65,7 +65,7 @@ func (m *machine) checkDemand(when string, d plan.Demand, f ip.Family, want bool
 			skips++
 		}
 	}
-	if d.Set == plan.AskedVIPs && (skips > 0) != want {
+	if d.Set == plan.DemandedVIPs && (skips > 0) != want {
 		m.t.Errorf("%s: %d policy rules skip table local", when, skips)
 	}
 }
@@ -126,7 +126,7 @@ func TestRulesAtOnce(t *testing.T) {
 		},
 		"the sets cannot be created": func(m *machine) {
 			m.refuse(func(operation string) error {
-				if strings.Contains(operation, "create") && strings.Contains(operation, "ASKED") {
+				if strings.Contains(operation, "create") && strings.Contains(operation, "DEMAND") {
 					return errors.New("refused")
 				}
 				return nil
@@ -169,7 +169,7 @@ func TestRulesOnDemandOrder(t *testing.T) {
 		switch restores := m.nat[ip.IPv4].Restores(); {
 		case strings.HasPrefix(operation, "write chain IPv4 mangle/KUBE-IPVS-FOREIGN"):
 			written = restores
-		case strings.HasPrefix(operation, "delete chain IPv4 filter/KUBE-IPVS-ASK"):
+		case strings.HasPrefix(operation, "delete chain IPv4 filter/KUBE-IPVS-DEMAND"):
 			deleted = restores
 		}
 		return nil

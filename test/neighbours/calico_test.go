@@ -121,8 +121,8 @@ func giveWay(s *side) {
 	}
 	// The jumps of mangle PREROUTING are written once a packet needs them. This is what the
 	// rules do with such a packet.
-	s.Node.Exec("ipset", "add", "-exist", "KUBE-IPVS-ASKED-IPS", "192.0.2.1")
-	s.Node.Exec("ipset", "add", "-exist", "KUBE-6-IPVS-ASKED-IPS", "2001:db8::1")
+	s.Node.Exec("ipset", "add", "-exist", "KUBE-IPVS-DEMAND-IPS", "192.0.2.1")
+	s.Node.Exec("ipset", "add", "-exist", "KUBE-6-IPVS-DEMAND-IPS", "2001:db8::1")
 	lab.Eventually(s.t, 3*time.Minute, "kube-ipvs leaves the head of mangle PREROUTING to Calico", func() error {
 		for _, family := range ip.Families {
 			if chain := family.String() + " mangle/PREROUTING"; !strings.Contains(s.process.Log(), "before ours in "+chain) {

@@ -26,8 +26,8 @@ func TestOnDemand(t *testing.T) {
 		}
 	}
 	// Node ports of loopback addresses need rules of nftables, which the evaluator does not know.
-	if demanded[plan.AskedVIPs] == 0 {
-		t.Errorf("no class adds a member to %s", plan.AskedVIPs)
+	if demanded[plan.DemandedVIPs] == 0 {
+		t.Errorf("no class adds a member to %s", plan.DemandedVIPs)
 	}
 }
 

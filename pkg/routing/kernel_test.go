@@ -33,7 +33,7 @@ func init() {
 
 func kernelSubject(t *testing.T) subject {
 	namespace(t)
-	ipCommands(t, "link add eth1 type dummy", "link set eth1 address 0a:58:00:00:00:01", "link set eth1 up", "-6 addr flush dev eth1")
+	ipCommands(t, "link add eth1 type dummy", "link set eth1 up", "-6 addr flush dev eth1")
 	n := open(t)
 	misbind := func(a netip.Addr) { ipCommands(t, fmt.Sprintf("addr add %s/32 dev %s", a, DummyLink)) }
 	others := func(changes ...Change) []Failure { return apply(n.session(unix.RTPROT_STATIC), changes) }
@@ -243,7 +243,7 @@ func TestInventory(t *testing.T) {
 	ipCommands(t,
 		"link add "+DummyLink+" type dummy", "addr add 10.96.0.1/32 dev "+DummyLink,
 		"link add br0 type bridge", "link add veth0 type veth peer name veth1", "link set veth0 master br0",
-		"link add eth1 type dummy", "link set eth1 up", "-6 addr flush dev eth1",
+		"link add eth1 type dummy", "link set eth1 address 0a:58:00:00:00:01", "link set eth1 up", "-6 addr flush dev eth1",
 		"addr add 10.12.192.10/24 dev eth1", "addr add 10.12.192.11/24 dev eth1", "addr add 10.12.192.12/32 scope link dev eth1",
 		"-6 addr add fd00::10/64 dev eth1 nodad",
 		"rule add pref 1000 to 10.12.192.44 lookup main", "rule add pref 2000 from 10.12.192.44 lookup 1003",

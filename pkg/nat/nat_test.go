@@ -82,7 +82,12 @@ func (s subject) wanted() State {
 
 func (s subject) observe(t *testing.T) State {
 	t.Helper()
-	have, err := s.Observe(s.own())
+	return s.observeOwned(t, s.own())
+}
+
+func (s subject) observeOwned(t *testing.T, own Owned) State {
+	t.Helper()
+	have, err := s.Observe(own)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -92,13 +97,20 @@ func (s subject) observe(t *testing.T) State {
 // reach applies what leads to want, and checks that no change remains.
 func (s subject) reach(t *testing.T, want State) {
 	t.Helper()
-	if failures := s.Apply(Diff(s.observe(t), want)); len(failures) > 0 {
+	s.reachOwned(t, s.own(), want)
+}
+
+// reachOwned is reach for other owned objects. It returns the state in the end.
+func (s subject) reachOwned(t *testing.T, own Owned, want State) State {
+	t.Helper()
+	if failures := s.Apply(Diff(s.observeOwned(t, own), want)); len(failures) > 0 {
 		t.Fatal(failures)
 	}
-	have := s.observe(t)
+	have := s.observeOwned(t, own)
 	if left := Diff(have, want); len(left) > 0 {
 		t.Fatalf("remaining changes: %v\nof %+v", left, have)
 	}
+	return have
 }
 
 func (s subject) must(t *testing.T, input string) {
@@ -287,19 +299,7 @@ func TestJumpsThatMustSeeAllPackets(t *testing.T) {
 	}
 	// written returns the jumps to the chain after a comparison.
 	written := func() (chains []string) {
-		have, err := f.Observe(own)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if failures := f.Apply(Diff(have, want)); len(failures) > 0 {
-			t.Fatal(failures)
-		}
-		if have, err = f.Observe(own); err != nil {
-			t.Fatal(err)
-		}
-		if left := Diff(have, want); len(left) > 0 {
-			t.Errorf("changes remain: %v", left)
-		}
+		have := s.reachOwned(t, own, want)
 		for _, j := range slices.Concat(have.Jumps, have.Misplaced) {
 			if j.To().Name == "KUBE-IPVS-PRE" {
 				chains = append(chains, j.Chain.Name)
@@ -345,19 +345,7 @@ func TestJumpBehindForeignRule(t *testing.T) {
 		own.Chains = append(own.Chains, c)
 	}
 	written := func() (jump, chain bool) {
-		have, err := f.Observe(own)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if failures := f.Apply(Diff(have, want)); len(failures) > 0 {
-			t.Fatal(failures)
-		}
-		if have, err = f.Observe(own); err != nil {
-			t.Fatal(err)
-		}
-		if left := Diff(have, want); len(left) > 0 {
-			t.Errorf("changes remain: %v", left)
-		}
+		have := s.reachOwned(t, own, want)
 		_, chain = have.Chains[behind]
 		return slices.ContainsFunc(have.Jumps, func(j Jump) bool { return j.To() == behind }), chain
 	}

@@ -3,7 +3,6 @@ package trace
 import (
 	"net/netip"
 	"slices"
-	"strings"
 	"testing"
 
 	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
@@ -83,17 +82,7 @@ func TestRequestComesBack(t *testing.T) {
 			if c.change != nil {
 				c.change(n)
 			}
-			x := Explain(n, c.question)
-			var path ServerPath
-			if len(x.RealServers) > 0 {
-				path = x.RealServers[0]
-			}
-			if x.Verdict.Outcome != c.outcome || !strings.Contains(x.Verdict.Reason, c.reason) ||
-				path.LeavesBy != c.leavesBy || path.SeenSource != c.seen || len(x.Doubts) > 0 {
-				var text strings.Builder
-				_ = x.Write(&text)
-				t.Errorf("want %s: %s, by %s as %s:\n%s", c.outcome, c.reason, c.leavesBy, c.seen, text.String())
-			}
+			expectPath(t, Explain(n, c.question), c.outcome, c.reason, c.leavesBy, c.seen)
 		})
 	}
 }

@@ -183,18 +183,24 @@ func TestExplain(t *testing.T) {
 			if c.change != nil {
 				c.change(n)
 			}
-			x := Explain(n, c.question)
-			var path ServerPath
-			if len(x.RealServers) > 0 {
-				path = x.RealServers[0]
-			}
-			if x.Verdict.Outcome != c.outcome || !strings.Contains(x.Verdict.Reason, c.reason) ||
-				path.LeavesBy != c.leavesBy || path.SeenSource != c.seen || len(x.Doubts) > 0 {
-				var text strings.Builder
-				_ = x.Write(&text)
-				t.Errorf("want %s: %s, by %s as %s:\n%s", c.outcome, c.reason, c.leavesBy, c.seen, text.String())
-			}
+			expectPath(t, Explain(n, c.question), c.outcome, c.reason, c.leavesBy, c.seen)
 		})
+	}
+}
+
+// expectPath checks the verdict, the first real server's path, and that there are no doubts.
+// reason is a part of the verdict's.
+func expectPath(t *testing.T, x Explanation, outcome Outcome, reason, leavesBy, seen string) {
+	t.Helper()
+	var path ServerPath
+	if len(x.RealServers) > 0 {
+		path = x.RealServers[0]
+	}
+	if x.Verdict.Outcome != outcome || !strings.Contains(x.Verdict.Reason, reason) ||
+		path.LeavesBy != leavesBy || path.SeenSource != seen || len(x.Doubts) > 0 {
+		var text strings.Builder
+		_ = x.Write(&text)
+		t.Errorf("want %s: %s, by %s as %s:\n%s", outcome, reason, leavesBy, seen, text.String())
 	}
 }
 

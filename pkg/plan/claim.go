@@ -211,7 +211,7 @@ func (r *ruleset) claims() {
 //	raw -A KUBE-IPVS-CLAIM -m set --match-set KUBE-LOAD-BALANCER dst,dst -j MARK --set-xmark 0x4/0x4     (external IPs alike)
 func (r *ruleset) claimsBehind() {
 	r.jumpIf(nat.Raw, "PREROUTING", r.match(PortVIPs, "dst"), "KUBE-IPVS-CLAIM", "kubernetes claimed ports")
-	r.state.Jumps[len(r.state.Jumps)-1].Behind = nat.Chain{Family: r.family, Table: nat.Mangle, Name: "PREROUTING"}
+	r.lastJump().Behind = r.key(nat.Mangle, "PREROUTING")
 	var rules []nat.Rule
 	if r.uses(Refused) {
 		const comment = "no endpoint for this port"
@@ -354,7 +354,7 @@ func (r *ruleset) sharedVIPs(n *Node) {
 // jumpForAll is jumpIf for a mangle chain that marks all packets of a connection or none.
 func (r *ruleset) jumpForAll(from, match, to, comment string) {
 	r.jumpIf(nat.Mangle, from, match, to, comment)
-	r.state.Jumps[len(r.state.Jumps)-1].Sees = nat.Chain{Family: r.family, Table: nat.Mangle, Name: "PREROUTING"}
+	r.lastJump().Sees = r.key(nat.Mangle, "PREROUTING")
 }
 
 // awaitSharedVIPs returns the placeholder rules of KUBE-IPVS-FILTER for sharedVIPs, whose

@@ -53,7 +53,12 @@ const notEstablished = "-m conntrack ! --ctstate RELATED,ESTABLISHED"
 
 // chain sets the rules of a chain.
 func (r *ruleset) chain(t nat.Table, name string, rules ...nat.Rule) {
-	r.state.Chains[nat.Chain{Family: r.family, Table: t, Name: name}] = rules
+	r.state.Chains[r.key(t, name)] = rules
+}
+
+// key returns a chain of the family.
+func (r *ruleset) key(t nat.Table, name string) nat.Chain {
+	return nat.Chain{Family: r.family, Table: t, Name: name}
 }
 
 // jump adds a rule at the head of a base chain, after the jumps added before.
@@ -62,19 +67,22 @@ func (r *ruleset) jump(t nat.Table, from, to, comment string) { r.jumpIf(t, from
 // jumpIf is jump with a match.
 func (r *ruleset) jumpIf(t nat.Table, from, match, to, comment string) {
 	r.state.Jumps = append(r.state.Jumps, nat.Jump{
-		Chain: nat.Chain{Family: r.family, Table: t, Name: from},
+		Chain: r.key(t, from),
 		Rule:  rule(comment, match, to),
 	})
 }
 
+// lastJump returns the jump that was added last, for properties that few jumps have.
+func (r *ruleset) lastJump() *nat.Jump { return &r.state.Jumps[len(r.state.Jumps)-1] }
+
 // accepts records that the last jump leads to a chain that only accepts packets.
-func (r *ruleset) accepts() { r.state.Jumps[len(r.state.Jumps)-1].Accepts = true }
+func (r *ruleset) accepts() { r.lastJump().Accepts = true }
 
 // acceptJump adds a jump, after all other rules of a base chain, to a chain that only accepts
 // packets.
 func (r *ruleset) acceptJump(t nat.Table, from, to, comment string) {
 	r.jump(t, from, to, comment)
-	r.state.Jumps[len(r.state.Jumps)-1].Append = true
+	r.lastJump().Append = true
 	r.accepts()
 }
 

@@ -59,13 +59,13 @@ type client struct {
 	writing, reading, listing sync.Mutex
 	raw                       raw
 
-	// limited are the virtual servers for which Apply has set a connection limit, until
-	// they are deleted. raw.list does not return limits.
+	// limited holds the virtual servers with a connection limit that Apply has set. raw.list
+	// does not return limits.
 	limited      map[Key]struct{}
 	limitedMutex sync.Mutex
 }
 
-// recordLimits adds to limited the virtual servers for which a change sets a limit.
+// recordLimits updates limited for changes that set a limit or delete a virtual server.
 func (c *client) recordLimits(changes []Change) {
 	c.limitedMutex.Lock()
 	defer c.limitedMutex.Unlock()

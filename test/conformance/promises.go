@@ -10,8 +10,8 @@ import (
 // too, so no comparison with it would show that.
 const promised = "promised packet"
 
-// Broken returns the packets for which kube-ipvs breaks a promise of externalTrafficPolicy
-// Local: internal clients get the endpoints that they get at the cluster IP, and external
+// Broken returns the packets whose result violates externalTrafficPolicy Local as the API
+// defines it: internal clients get the endpoints that they get at the cluster IP, and external
 // clients no endpoint of another node. A Diff has the promise in place of kube-proxy's result.
 func (w *World) Broken(ours Facts) []Diff {
 	var out []Diff

@@ -18,21 +18,15 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/runtime/serializer"
 	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
-	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/gentype"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/util/flowcontrol"
 )
 
-// Lister lists and watches objects of one kind.
-type Lister[L runtime.Object] interface {
-	List(context.Context, metav1.ListOptions) (L, error)
-	Watch(context.Context, metav1.ListOptions) (watch.Interface, error)
-}
-
 // Client accesses one API server. Its methods may be called concurrently.
 type Client struct {
 	core, discovery, events rest.Interface
+	trim                    map[string]*message // by kind; nil: objects are complete
 }
 
 var (
@@ -72,44 +66,41 @@ func newClient(config *rest.Config, t *Trim) (*Client, error) {
 	if err != nil {
 		return nil, err
 	}
-	var c Client
+	c := Client{trim: t.kinds()}
 	var errs [3]error
-	c.core, errs[0] = restClient(config, connections, corev1.SchemeGroupVersion, t)
-	c.discovery, errs[1] = restClient(config, connections, discoveryv1.SchemeGroupVersion, t)
+	c.core, errs[0] = restClient(config, connections, corev1.SchemeGroupVersion, c.trim)
+	c.discovery, errs[1] = restClient(config, connections, discoveryv1.SchemeGroupVersion, c.trim)
 	c.events, errs[2] = restClient(config, connections, eventsv1.SchemeGroupVersion, nil)
 	return &c, errors.Join(errs[:]...)
 }
 
 // restClient creates the client of one group.
-func restClient(config *rest.Config, connections *http.Client, group schema.GroupVersion, t *Trim) (rest.Interface, error) {
+func restClient(config *rest.Config, connections *http.Client, group schema.GroupVersion, trim map[string]*message) (rest.Interface, error) {
 	config = rest.CopyConfig(config)
 	config.GroupVersion, config.APIPath = &group, "/apis"
 	if group.Group == "" {
 		config.APIPath = "/api"
 	}
 	config.NegotiatedSerializer = rest.CodecFactoryForGeneratedClient(scheme, codecs).WithoutConversion()
-	if t != nil {
-		config.NegotiatedSerializer = trimming{config.NegotiatedSerializer, t.kinds()}
+	if trim != nil {
+		config.NegotiatedSerializer = trimming{config.NegotiatedSerializer, trim}
 	}
 	return rest.RESTClientForConfigAndClient(config, connections)
 }
 
 // Services returns the Lister of a namespace, or of all namespaces.
-func (c *Client) Services(namespace string) Lister[*corev1.ServiceList] {
-	return gentype.NewClientWithList("services", c.core, parameter, namespace,
-		newOf[corev1.Service], newOf[corev1.ServiceList], gentype.PrefersProtobuf[*corev1.Service]())
+func (c *Client) Services(namespace string) Lister[corev1.Service] {
+	return newLister[corev1.Service](c, c.core, "services", namespace, "Service")
 }
 
 // EndpointSlices returns the Lister of a namespace, or of all namespaces.
-func (c *Client) EndpointSlices(namespace string) Lister[*discoveryv1.EndpointSliceList] {
-	return gentype.NewClientWithList("endpointslices", c.discovery, parameter, namespace,
-		newOf[discoveryv1.EndpointSlice], newOf[discoveryv1.EndpointSliceList], gentype.PrefersProtobuf[*discoveryv1.EndpointSlice]())
+func (c *Client) EndpointSlices(namespace string) Lister[discoveryv1.EndpointSlice] {
+	return newLister[discoveryv1.EndpointSlice](c, c.discovery, "endpointslices", namespace, "EndpointSlice")
 }
 
 // Nodes returns the Lister of Nodes.
-func (c *Client) Nodes() Lister[*corev1.NodeList] {
-	return gentype.NewClientWithList("nodes", c.core, parameter, "",
-		newOf[corev1.Node], newOf[corev1.NodeList], gentype.PrefersProtobuf[*corev1.Node]())
+func (c *Client) Nodes() Lister[corev1.Node] {
+	return newLister[corev1.Node](c, c.core, "nodes", "", "Node")
 }
 
 // Pod reads a Pod.

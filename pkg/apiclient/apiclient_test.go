@@ -65,16 +65,16 @@ func TestEachKindHasItsPath(t *testing.T) {
 		},
 	})
 	ctx, options := t.Context(), metav1.ListOptions{LabelSelector: "a=b", ResourceVersion: "0"}
-	services, err := c.Services("shop").List(ctx, options)
-	if err != nil || len(services.Items) != 1 || services.Items[0].Name != "web" {
+	services, err := All(ctx, c.Services("shop"), options)
+	if err != nil || len(services) != 1 || services[0].Name != "web" {
 		t.Errorf("Services: %v, %v", services, err)
 	}
-	endpointSlices, err := c.EndpointSlices("").List(ctx, metav1.ListOptions{})
-	if err != nil || len(endpointSlices.Items) != 1 {
+	endpointSlices, err := All(ctx, c.EndpointSlices(""), metav1.ListOptions{})
+	if err != nil || len(endpointSlices) != 1 {
 		t.Errorf("EndpointSlices: %v, %v", endpointSlices, err)
 	}
-	nodes, err := c.Nodes().List(ctx, metav1.ListOptions{})
-	if err != nil || len(nodes.Items) != 1 {
+	nodes, err := All(ctx, c.Nodes(), metav1.ListOptions{})
+	if err != nil || len(nodes) != 1 {
 		t.Errorf("Nodes: %v, %v", nodes, err)
 	}
 	pod, err := c.Pod(ctx, "shop", "web")

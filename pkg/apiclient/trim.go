@@ -23,8 +23,12 @@ type message struct {
 	keys   func([]byte) bool // for an entry of a map: the keys that are kept
 }
 
-// kinds are the objects that are trimmed, with the numbers of generated.proto.
+// kinds returns the kinds of objects that are trimmed, with the numbers of generated.proto;
+// nil if t is nil.
 func (t *Trim) kinds() map[string]*message {
+	if t == nil {
+		return nil
+	}
 	keep := func(wanted func(string) bool) *message {
 		return &message{keys: func(key []byte) bool { return wanted(string(key)) }}
 	}
@@ -42,14 +46,11 @@ func (t *Trim) kinds() map[string]*message {
 		1: meta,
 		2: {drop: 1<<3 | 1<<4 | 1<<5}, // hostname, targetRef, deprecatedTopology
 	}}
-	list := func(item *message) *message { return &message{inside: map[int]*message{2: item}} }
-	return map[string]*message{
-		"Service": service, "ServiceList": list(service),
-		"EndpointSlice": slice, "EndpointSliceList": list(slice),
-	}
+	return map[string]*message{"Service": service, "EndpointSlice": slice}
 }
 
-// trimming is a NegotiatedSerializer whose decoder of protocol buffers trims.
+// trimming is a NegotiatedSerializer whose decoder of protocol buffers trims single objects,
+// as in the events of a watch. A lister trims those of a list.
 type trimming struct {
 	runtime.NegotiatedSerializer
 	kinds map[string]*message

@@ -121,13 +121,12 @@ func trimmedSlice(endpoints int) discoveryv1.EndpointSlice {
 func TestTrim(t *testing.T) {
 	service, slice, large := wholeService(), wholeSlice(2), wholeSlice(100)
 	shortService, shortSlice, shortLarge := trimmedService(), trimmedSlice(2), trimmedSlice(100)
-	list := metav1.ListMeta{ResourceVersion: "99"}
 	node := &corev1.Node{ObjectMeta: wholeMeta()}
 	for name, tc := range map[string]struct{ in, want runtime.Object }{
 		"a Service":                    {&service, &shortService},
 		"an EndpointSlice":             {&slice, &shortSlice},
-		"Services":                     {&corev1.ServiceList{ListMeta: list, Items: []corev1.Service{service, {}, service}}, &corev1.ServiceList{ListMeta: list, Items: []corev1.Service{shortService, {}, shortService}}},
-		"EndpointSlices":               {&discoveryv1.EndpointSliceList{ListMeta: list, Items: []discoveryv1.EndpointSlice{slice, large}}, &discoveryv1.EndpointSliceList{ListMeta: list, Items: []discoveryv1.EndpointSlice{shortSlice, shortLarge}}},
+		"an empty Service":             {&corev1.Service{}, &corev1.Service{}},
+		"a large EndpointSlice":        {&large, &shortLarge},
 		"a Node, which is not trimmed": {node, node.DeepCopy()},
 		"a Status":                     {&metav1.Status{Message: "gone", Code: 410}, &metav1.Status{Message: "gone", Code: 410}},
 	} {
@@ -158,8 +157,7 @@ func TestTrim(t *testing.T) {
 func FuzzTrim(f *testing.F) {
 	service, slice := wholeService(), wholeSlice(2)
 	f.Add(encoded(f, &service))
-	f.Add(encoded(f, &corev1.ServiceList{Items: []corev1.Service{service}}))
-	f.Add(encoded(f, &discoveryv1.EndpointSliceList{Items: []discoveryv1.EndpointSlice{slice}}))
+	f.Add(encoded(f, &slice))
 	f.Add([]byte("k8s\x00"))
 	whole, trimmed := protobufOf(f, nil), protobufOf(f, &ours)
 	f.Fuzz(func(t *testing.T, data []byte) {
@@ -168,25 +166,4 @@ func FuzzTrim(f *testing.F) {
 			t.Errorf("trimmed: %v", errTrimmed)
 		}
 	})
-}
-
-// BenchmarkDecode decodes a list of EndpointSlices with and without trimming.
-func BenchmarkDecode(b *testing.B) {
-	const count = 1000
-	slices := &discoveryv1.EndpointSliceList{}
-	for range count {
-		slices.Items = append(slices.Items, wholeSlice(2))
-	}
-	data := encoded(b, slices)
-	for name, trim := range map[string]*Trim{"whole": nil, "trimmed": &ours} {
-		b.Run(name, func(b *testing.B) {
-			s := protobufOf(b, trim)
-			b.ReportAllocs()
-			for b.Loop() {
-				if _, _, err := s.Decode(data, nil, nil); err != nil {
-					b.Fatal(err)
-				}
-			}
-		})
-	}
 }

@@ -23,9 +23,9 @@ import (
 
 // Client lists and watches the kinds that are needed. Package apiclient implements it.
 type Client interface {
-	Services(namespace string) apiclient.Lister[*corev1.ServiceList]
-	EndpointSlices(namespace string) apiclient.Lister[*discoveryv1.EndpointSliceList]
-	Nodes() apiclient.Lister[*corev1.NodeList]
+	Services(namespace string) apiclient.Lister[corev1.Service]
+	EndpointSlices(namespace string) apiclient.Lister[discoveryv1.EndpointSlice]
+	Nodes() apiclient.Lister[corev1.Node]
 }
 
 // Options configure a Source.
@@ -68,13 +68,13 @@ func (s *Source) Run(ctx context.Context, sink source.Sink) error {
 		r := cache.NewReflectorWithOptions(listing{lw}, kind, store, cache.ReflectorOptions{ResyncPeriod: s.Resync})
 		running.Go(func() { r.RunWithContext(ctx) })
 	}
-	follow(&corev1.Node{}, s.nodes(), nodes)
+	follow(&corev1.Node{}, s.nodes(nodes), nodes)
 	s.first(ctx, services, slices)
 	if !s.whenSynced(ctx, sink.Begun, nodes.synced) {
 		return nil
 	}
-	follow(&corev1.Service{}, s.services(), services)
-	follow(&discoveryv1.EndpointSlice{}, s.slices(), slices)
+	follow(&corev1.Service{}, s.services(services), services)
+	follow(&discoveryv1.EndpointSlice{}, s.slices(slices), slices)
 	if s.whenSynced(ctx, sink.Synced, services.synced, slices.synced) && lost != nil {
 		running.Go(func() { lost.run(ctx) })
 	}
@@ -102,32 +102,40 @@ var notHeadless = fields.OneTermNotEqualSelector("spec.clusterIP", corev1.Cluste
 
 // services sets the selectors. A Service that becomes headless, or another proxy's,
 // leaves the selection and is delivered as a deletion.
-func (s *Source) services() *cache.ListWatch {
-	return listWatch(s.client.Services(metav1.NamespaceAll), metav1.ListOptions{
+func (s *Source) services(store *store[*corev1.Service]) *cache.ListWatch {
+	return listWatch(store.listed, s.client.Services(metav1.NamespaceAll), metav1.ListOptions{
 		LabelSelector: service.Selector().String(),
 		FieldSelector: notHeadless.String(),
 	})
 }
 
-func (s *Source) slices() *cache.ListWatch {
-	return listWatch(s.client.EndpointSlices(metav1.NamespaceAll), metav1.ListOptions{LabelSelector: service.EndpointSliceSelector().String()})
+func (s *Source) slices(store *store[*discoveryv1.EndpointSlice]) *cache.ListWatch {
+	return listWatch(store.listed, s.client.EndpointSlices(metav1.NamespaceAll), metav1.ListOptions{LabelSelector: service.EndpointSliceSelector().String()})
 }
 
-func (s *Source) nodes() *cache.ListWatch {
-	return listWatch(s.client.Nodes(), metav1.ListOptions{
+func (s *Source) nodes(store *store[*corev1.Node]) *cache.ListWatch {
+	return listWatch(store.listed, s.client.Nodes(), metav1.ListOptions{
 		FieldSelector: fields.OneTermEqualSelector(metav1.ObjectNameField, s.Node).String(),
 	})
 }
 
-// listWatch lists and watches a selection.
-func listWatch[L runtime.Object](client apiclient.Lister[L], selection metav1.ListOptions) *cache.ListWatch {
+// listWatch lists and watches a selection. It passes the objects of a list to a function while
+// the list is read, and returns a list of what the function returns for each.
+func listWatch[T any](listed func(*T) *listedObject, client apiclient.Lister[T], selection metav1.ListOptions) *cache.ListWatch {
 	selected := func(o metav1.ListOptions) metav1.ListOptions {
 		o.LabelSelector, o.FieldSelector = selection.LabelSelector, selection.FieldSelector
 		return o
 	}
 	return &cache.ListWatch{
 		ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
-			return client.List(ctx, selected(o))
+			list := &listedObjects{}
+			var err error
+			list.ListMeta, err = client.Each(ctx, selected(o), func(object *T) {
+				if ctx.Err() == nil { // else nobody listens any more
+					list.Items = append(list.Items, listed(object))
+				}
+			})
+			return list, err
 		},
 		WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
 			return client.Watch(ctx, selected(o))

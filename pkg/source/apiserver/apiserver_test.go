@@ -3,6 +3,7 @@ package apiserver
 import (
 	"context"
 	"fmt"
+	"io"
 	"slices"
 	"sync"
 	"testing"
@@ -10,9 +11,11 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
+	apimeta "k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/kubernetes/fake"
 	k8stesting "k8s.io/client-go/testing"
 	"k8s.io/klog/v2"
@@ -62,15 +65,47 @@ func meta(name string) metav1.ObjectMeta {
 // fakeClient is client-go's fake of an API server, as a Client.
 type fakeClient struct{ *fake.Clientset }
 
-func (f fakeClient) Services(namespace string) apiclient.Lister[*corev1.ServiceList] {
-	return f.CoreV1().Services(namespace)
+func (f fakeClient) Services(namespace string) apiclient.Lister[corev1.Service] {
+	return fakeLister[corev1.Service, *corev1.ServiceList]{f.CoreV1().Services(namespace)}
 }
 
-func (f fakeClient) EndpointSlices(namespace string) apiclient.Lister[*discoveryv1.EndpointSliceList] {
-	return f.DiscoveryV1().EndpointSlices(namespace)
+func (f fakeClient) EndpointSlices(namespace string) apiclient.Lister[discoveryv1.EndpointSlice] {
+	return fakeLister[discoveryv1.EndpointSlice, *discoveryv1.EndpointSliceList]{f.DiscoveryV1().EndpointSlices(namespace)}
 }
 
-func (f fakeClient) Nodes() apiclient.Lister[*corev1.NodeList] { return f.CoreV1().Nodes() }
+func (f fakeClient) Nodes() apiclient.Lister[corev1.Node] {
+	return fakeLister[corev1.Node, *corev1.NodeList]{f.CoreV1().Nodes()}
+}
+
+// clientLister is what a client of client-go has for one kind.
+type clientLister[L runtime.Object] interface {
+	List(context.Context, metav1.ListOptions) (L, error)
+	Watch(context.Context, metav1.ListOptions) (watch.Interface, error)
+}
+
+// fakeLister reads the objects of a fake list one by one.
+type fakeLister[T any, L runtime.Object] struct{ clientLister[L] }
+
+func (f fakeLister[T, L]) Each(ctx context.Context, o metav1.ListOptions, do func(*T)) (metav1.ListMeta, error) {
+	list, err := f.List(ctx, o)
+	if err != nil {
+		return metav1.ListMeta{}, err
+	}
+	accessor, err := apimeta.ListAccessor(list)
+	if err != nil {
+		return metav1.ListMeta{}, err
+	}
+	return metav1.ListMeta{ResourceVersion: accessor.GetResourceVersion()}, apimeta.EachListItem(list, func(o runtime.Object) error { do(any(o).(*T)); return nil })
+}
+
+// replace passes a complete list to a store, as a reflector does.
+func replace[T object](s *store[T], objects ...T) error {
+	var names []any
+	for _, o := range objects {
+		names = append(names, s.listed(o))
+	}
+	return s.Replace(names, "")
+}
 
 // start runs a source on a fake API server, and returns the selectors of its requests.
 func start(t *testing.T, objects ...runtime.Object) (*fake.Clientset, recorder, func() map[string]string) {
@@ -188,23 +223,23 @@ func TestNewList(t *testing.T) {
 	sink := make(recorder, 100)
 	var mu sync.Mutex
 	store := newStore(&mu, klog.Background(), sink.SetService, sink.DeleteService)
-	object := func(name, version string) any {
+	object := func(name, version string) *corev1.Service {
 		svc := &corev1.Service{ObjectMeta: meta(name)}
 		svc.ResourceVersion = version
 		return svc
 	}
 	lists := []struct {
-		objects []any
+		objects []*corev1.Service
 		want    []string
 	}{
-		{[]any{object("a", "1"), object("b", "1")}, []string{"set service a", "set service b"}},
-		{[]any{object("a", "1"), object("b", "2"), object("c", "3")}, []string{"set service b", "set service c"}},
-		{[]any{object("c", "3"), object("a", "1")}, []string{"delete service default/b"}},
-		{[]any{object("a", "1")}, []string{"delete service default/c"}},
+		{[]*corev1.Service{object("a", "1"), object("b", "1")}, []string{"set service a", "set service b"}},
+		{[]*corev1.Service{object("a", "1"), object("b", "2"), object("c", "3")}, []string{"set service b", "set service c"}},
+		{[]*corev1.Service{object("c", "3"), object("a", "1")}, []string{"delete service default/b"}},
+		{[]*corev1.Service{object("a", "1")}, []string{"delete service default/c"}},
 		{nil, []string{"delete service default/a"}},
 	}
 	for i, list := range lists {
-		if err := store.Replace(list.objects, ""); err != nil {
+		if err := replace(store, list.objects...); err != nil {
 			t.Fatal(err)
 		}
 		var got []string
@@ -215,8 +250,11 @@ func TestNewList(t *testing.T) {
 			t.Errorf("list %d: %q, want %q", i, got, list.want)
 		}
 	}
-	if err := store.Replace([]any{&corev1.Node{}}, ""); err == nil {
+	if err := store.Add(&corev1.Node{}); err == nil {
 		t.Error("a Node was taken for a Service")
+	}
+	if err := store.Replace([]any{object("a", "1")}, ""); err == nil {
+		t.Error("an object was taken for one that is already passed on")
 	}
 }
 
@@ -300,3 +338,69 @@ func (c *counter) DeleteNode()                                 { c.calls++ }
 func (c *counter) SetLostNodes([]string)                       { c.calls++ }
 func (c *counter) Begun()                                      {}
 func (c *counter) Synced()                                     { c.synced <- c.calls }
+
+// brokenLister fails its first lists after the first object.
+type brokenLister struct {
+	apiclient.Lister[corev1.Service]
+	fails *int
+}
+
+func (b brokenLister) Each(ctx context.Context, o metav1.ListOptions, do func(*corev1.Service)) (metav1.ListMeta, error) {
+	count := 0
+	listMeta, err := b.Lister.Each(ctx, o, func(s *corev1.Service) {
+		if count++; *b.fails == 0 || count == 1 {
+			do(s)
+		}
+	})
+	if err == nil && *b.fails > 0 {
+		*b.fails--
+		err = io.ErrUnexpectedEOF
+	}
+	return listMeta, err
+}
+
+// TestBrokenList reads a list that breaks off: what was read is delivered, nothing counts as
+// deleted or synced, and the next list delivers the rest.
+func TestBrokenList(t *testing.T) {
+	var mu sync.Mutex
+	sink := make(recorder, 100)
+	store := newStore(&mu, klog.Background(), sink.SetService, sink.DeleteService)
+	kept := &corev1.Service{ObjectMeta: meta("old")}
+	if err := replace(store, kept, &corev1.Service{ObjectMeta: meta("gone")}); err != nil {
+		t.Fatal(err)
+	}
+	client := fakeClient{fake.NewClientset(&corev1.Service{ObjectMeta: meta("a")}, &corev1.Service{ObjectMeta: meta("b")}, kept)}
+	fails := 1
+	lw := listWatch(store.listed, brokenLister{client.Services(metav1.NamespaceAll), &fails}, metav1.ListOptions{})
+	for len(sink) > 0 {
+		<-sink
+	}
+	if _, err := lw.ListWithContextFunc(t.Context(), metav1.ListOptions{}); err == nil {
+		t.Fatal("a list that broke off is complete")
+	}
+	if got := <-sink; got != "set service a" || len(sink) > 0 {
+		t.Errorf("the broken list delivered %q and %d more", got, len(sink))
+	}
+	list, err := lw.ListWithContextFunc(t.Context(), metav1.ListOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	items, err := apimeta.ExtractList(list)
+	if err != nil || len(items) != 3 {
+		t.Fatalf("%d items, %v", len(items), err)
+	}
+	names := make([]any, len(items))
+	for i := range items {
+		names[i] = items[i]
+	}
+	if err := store.Replace(names, ""); err != nil {
+		t.Fatal(err)
+	}
+	var got []string
+	for len(sink) > 0 {
+		got = append(got, <-sink)
+	}
+	if want := []string{"set service b", "delete service default/gone"}; !slices.Equal(got, want) {
+		t.Errorf("the next list delivered %q, want %q", got, want)
+	}
+}

@@ -9,6 +9,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
 
+	"github.com/kube-ipvs/kube-ipvs/pkg/apiclient"
 	"github.com/kube-ipvs/kube-ipvs/pkg/service"
 )
 
@@ -34,20 +35,20 @@ func (s *Source) first(ctx context.Context, services *store[*corev1.Service], sl
 // firstOf delivers the Services of a namespace, each after its slices: no Service is
 // planned without its endpoints.
 func (s *Source) firstOf(ctx context.Context, namespace string, services *store[*corev1.Service], slices *store[*discoveryv1.EndpointSlice], serviceFields, sliceLabels string) {
-	endpoints, err := s.client.EndpointSlices(namespace).List(ctx, metav1.ListOptions{ResourceVersion: fromCache, LabelSelector: sliceLabels})
+	endpoints, err := apiclient.All(ctx, s.client.EndpointSlices(namespace), metav1.ListOptions{ResourceVersion: fromCache, LabelSelector: sliceLabels})
 	if err != nil {
 		return
 	}
-	list, err := s.client.Services(namespace).List(ctx, metav1.ListOptions{
+	list, err := apiclient.All(ctx, s.client.Services(namespace), metav1.ListOptions{
 		ResourceVersion: fromCache, LabelSelector: service.Selector().String(), FieldSelector: serviceFields,
 	})
 	if err != nil {
 		return
 	}
-	for i := range endpoints.Items {
-		_ = slices.Add(&endpoints.Items[i]) // cannot fail: the type is right
+	for _, slice := range endpoints {
+		_ = slices.Add(slice) // cannot fail: the type is right
 	}
-	for i := range list.Items {
-		_ = services.Add(&list.Items[i])
+	for _, svc := range list {
+		_ = services.Add(svc)
 	}
 }

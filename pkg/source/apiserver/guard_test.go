@@ -28,11 +28,11 @@ func TestGuard(t *testing.T) {
 		}
 		list := func(names ...string) {
 			t.Helper()
-			var objects []any
+			var objects []*corev1.Service
 			for _, n := range names {
 				objects = append(objects, &corev1.Service{ObjectMeta: meta(n)})
 			}
-			must(s.Replace(objects, ""))
+			must(replace(s, objects...))
 		}
 		one := func(do func(any) error, names ...string) {
 			t.Helper()

@@ -6,6 +6,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
 
+	"github.com/kube-ipvs/kube-ipvs/pkg/apiclient"
 	"github.com/kube-ipvs/kube-ipvs/pkg/service"
 	"github.com/kube-ipvs/kube-ipvs/pkg/source"
 )
@@ -27,33 +28,33 @@ var _ source.Loader = (*Listing)(nil)
 // after delivering everything.
 func (l *Listing) Load(ctx context.Context, sink source.Sink) error {
 	if l.node != "" {
-		nodes, err := l.client.Nodes().List(ctx, metav1.ListOptions{
+		nodes, err := apiclient.All(ctx, l.client.Nodes(), metav1.ListOptions{
 			ResourceVersion: fromCache, FieldSelector: fields.OneTermEqualSelector(metav1.ObjectNameField, l.node).String(),
 		})
 		if err != nil {
 			return err
 		}
-		for i := range nodes.Items {
-			sink.SetNode(&nodes.Items[i])
+		for _, node := range nodes {
+			sink.SetNode(node)
 		}
 	}
-	slices, err := l.client.EndpointSlices(metav1.NamespaceAll).List(ctx, metav1.ListOptions{
+	slices, err := apiclient.All(ctx, l.client.EndpointSlices(metav1.NamespaceAll), metav1.ListOptions{
 		ResourceVersion: fromCache, LabelSelector: service.EndpointSliceSelector().String(),
 	})
 	if err != nil {
 		return err
 	}
-	services, err := l.client.Services(metav1.NamespaceAll).List(ctx, metav1.ListOptions{
+	services, err := apiclient.All(ctx, l.client.Services(metav1.NamespaceAll), metav1.ListOptions{
 		ResourceVersion: fromCache, LabelSelector: service.Selector().String(), FieldSelector: notHeadless.String(),
 	})
 	if err != nil {
 		return err
 	}
-	for i := range slices.Items {
-		sink.SetEndpointSlice(&slices.Items[i])
+	for _, slice := range slices {
+		sink.SetEndpointSlice(slice)
 	}
-	for i := range services.Items {
-		sink.SetService(&services.Items[i])
+	for _, svc := range services {
+		sink.SetService(svc)
 	}
 	sink.Synced()
 	return nil

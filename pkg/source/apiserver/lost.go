@@ -17,6 +17,7 @@ import (
 	"k8s.io/klog/v2"
 	"k8s.io/utils/ptr"
 
+	"github.com/kube-ipvs/kube-ipvs/pkg/apiclient"
 	"github.com/kube-ipvs/kube-ipvs/pkg/source"
 )
 
@@ -226,14 +227,14 @@ func (l *lostNodes) nodes() (ready, present map[string]bool) {
 func (l *lostNodes) check(ctx context.Context, node string) (lost bool, err error) {
 	ctx, cancel := context.WithTimeout(ctx, checkTimeout)
 	defer cancel()
-	list, err := l.client.Nodes().List(ctx, metav1.ListOptions{
+	nodes, err := apiclient.All(ctx, l.client.Nodes(), metav1.ListOptions{
 		ResourceVersion: fromCache, FieldSelector: fields.OneTermEqualSelector(metav1.ObjectNameField, node).String(),
 	})
 	if err != nil {
 		return false, err
 	}
-	at := slices.IndexFunc(list.Items, func(n corev1.Node) bool { return n.Name == node })
-	return at < 0 || unreachable(&list.Items[at]), nil
+	at := slices.IndexFunc(nodes, func(n *corev1.Node) bool { return n.Name == node })
+	return at < 0 || unreachable(nodes[at]), nil
 }
 
 // unreachable reports whether the node controller has lost contact with a node, or the

@@ -1,15 +1,17 @@
 package apiserver
 
 import (
-	"errors"
 	"fmt"
 	"hash/maphash"
+	"slices"
 	"sync"
 	"unique"
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
 
@@ -30,7 +32,7 @@ type store[T object] struct {
 	set    func(T)     // called while the previous object is still known
 	remove func(types.NamespacedName)
 	synced chan struct{} // closed after the first list
-	listed sync.Once
+	first  sync.Once
 	known  map[types.NamespacedName]known
 	guard  guard
 	// pods, if not nil, returns the endpoints of an object to remember.
@@ -67,11 +69,13 @@ func newStore[T object](mu *sync.Mutex, logger klog.Logger, set func(T), remove 
 func (s *store[T]) Add(obj any) error { return s.Update(obj) }
 
 func (s *store[T]) Update(obj any) error {
+	o, ok := obj.(T)
+	if !ok {
+		return fmt.Errorf("unexpected object %T, want %T", obj, o)
+	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if err := s.put(obj); err != nil {
-		return err
-	}
+	s.put(o)
 	if s.guard.keeping {
 		s.wait()
 	}
@@ -79,11 +83,7 @@ func (s *store[T]) Update(obj any) error {
 }
 
 // put is called under the lock.
-func (s *store[T]) put(obj any) error {
-	o, ok := obj.(T)
-	if !ok {
-		return fmt.Errorf("unexpected object %T, want %T", obj, o)
-	}
+func (s *store[T]) put(o T) {
 	source.Trim(o)
 	name := nameOf(o)
 	delete(s.guard.missing, name)
@@ -93,7 +93,6 @@ func (s *store[T]) put(obj any) error {
 		k.pods = s.pods(o)
 	}
 	s.known[name] = k
-	return nil
 }
 
 func (s *store[T]) Delete(obj any) error {
@@ -113,8 +112,39 @@ func (s *store[T]) drop(name types.NamespacedName) {
 	s.remove(name)
 }
 
-// Replace receives a complete list: the first one, or one after a watch was broken for
-// too long. It passes on only what has changed.
+// listedObject is what remains of an object of a list after the store has passed it on: its
+// name. A list with all objects would take more memory than everything else.
+type listedObject struct{ types.NamespacedName }
+
+func (o *listedObject) GetObjectKind() schema.ObjectKind { return schema.EmptyObjectKind }
+
+func (o *listedObject) DeepCopyObject() runtime.Object { return &listedObject{o.NamespacedName} }
+
+// listedObjects is a list for a reflector.
+type listedObjects struct {
+	metav1.TypeMeta
+	metav1.ListMeta
+	Items []runtime.Object // each a *listedObject
+}
+
+func (l *listedObjects) DeepCopyObject() runtime.Object {
+	return &listedObjects{ListMeta: *l.ListMeta.DeepCopy(), Items: slices.Clone(l.Items)}
+}
+
+// listed receives an object of a list while the list is read, and passes it on if it has
+// changed. Replace follows when the list is complete.
+func (s *store[T]) listed(o T) *listedObject {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	name := nameOf(o)
+	if was, known := s.known[name]; !known || was.version != versionOf(o) {
+		s.put(o)
+	}
+	return &listedObject{name}
+}
+
+// Replace receives the names in a complete list: the first one, or one after a watch was
+// broken for too long. It passes on what is missing as deleted.
 func (s *store[T]) Replace(list []any, _ string) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -122,29 +152,16 @@ func (s *store[T]) Replace(list []any, _ string) error {
 	for name := range s.known {
 		s.guard.missing[name] = struct{}{}
 	}
-	var errs []error
 	for _, obj := range list {
-		if !s.unchanged(obj) {
-			errs = append(errs, s.put(obj))
+		o, ok := obj.(*listedObject)
+		if !ok {
+			return fmt.Errorf("unexpected object %T, want %T", obj, o)
 		}
+		delete(s.guard.missing, o.NamespacedName)
 	}
 	s.decide()
-	s.listed.Do(func() { close(s.synced) })
-	return errors.Join(errs...)
-}
-
-// unchanged reports whether an object of a list equals the known one.
-func (s *store[T]) unchanged(obj any) bool {
-	o, ok := obj.(T)
-	if !ok {
-		return false
-	}
-	name := nameOf(o)
-	if was, known := s.known[name]; !known || was.version != versionOf(o) {
-		return false
-	}
-	delete(s.guard.missing, name)
-	return true
+	s.first.Do(func() { close(s.synced) })
+	return nil
 }
 
 // Resync does nothing. The store has already passed on all known objects, and the

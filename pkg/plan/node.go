@@ -51,7 +51,7 @@ func ForNode(cfg *Config, n *Node) NodePlan {
 		plan.Demands = append(plan.Demands, demandsOf(cfg, n, &facts, family)...)
 	}
 	addSharedSysctls(&plan, cfg, n)
-	addReroute(&plan, n)
+	addReroute(&plan, cfg, n)
 	plan.Chains = allChains(cfg, n, facts)
 	return plan
 }
@@ -73,13 +73,15 @@ func allChains(cfg *Config, n *Node, facts Facts) []nat.Chain {
 // their route, and enables it otherwise. It does not set the parameter, as kube-proxy does not,
 // if the process does not learn of route changes or could not enable it again. Policy rules of
 // this plan need the lookup, even before the Inventory has them, except the rules that skip
-// table local: that table has no route for replies to other hosts.
-func addReroute(plan *NodePlan, n *Node) {
+// table local or look up the table of claimed VIPs: these tables have no route for replies to
+// other hosts.
+func addReroute(plan *NodePlan, cfg *Config, n *Node) {
 	if _, set := plan.Sysctls[SNATReroute]; set || !n.Watched || n.ReadOnly || n.Inventory.Reroute == routing.RerouteUnknown {
 		return
 	}
 	plan.Sysctls[SNATReroute] = "1"
-	if n.Inventory.Reroute == routing.RerouteUnneeded && !slices.ContainsFunc(plan.Rules, func(r routing.Rule) bool { return r.Action != routing.SkipLocal }) {
+	reroutes := func(r routing.Rule) bool { return r.Action != routing.SkipLocal && r.Table != cfg.VIPs.Table }
+	if n.Inventory.Reroute == routing.RerouteUnneeded && !slices.ContainsFunc(plan.Rules, reroutes) {
 		plan.Sysctls[SNATReroute] = "0"
 	}
 }

@@ -21,10 +21,12 @@ func TestReroute(t *testing.T) {
 		{"--once", routing.RerouteUnneeded, false, false, nil, ""},
 		{"parameters cannot be set", routing.RerouteUnneeded, true, true, nil, ""},
 		{"shared VIPs", routing.RerouteUnneeded, true, false, []routing.Rule{{Action: routing.SkipLocal, Mark: 4, Mask: 4}}, "0"},
+		{"claimed ports", routing.RerouteUnneeded, true, false, []routing.Rule{{Priority: 100, Mark: 4, Mask: 4, Table: 80080}}, "0"},
 		{"a rule of the plan", routing.RerouteUnneeded, true, false, []routing.Rule{{Priority: 99}}, "1"},
 	} {
 		part := NodePlan{Sysctls: map[string]string{}, Rules: c.rules}
-		addReroute(&part, &Node{Watched: c.watched, ReadOnly: c.readOnly, Inventory: routing.Inventory{Reroute: c.reroute}})
+		cfg := &Config{VIPs: VIPs{Table: 80080}}
+		addReroute(&part, cfg, &Node{Watched: c.watched, ReadOnly: c.readOnly, Inventory: routing.Inventory{Reroute: c.reroute}})
 		if got := part.Sysctls[SNATReroute]; got != c.want {
 			t.Errorf("%s: %q, want %q", c.what, got, c.want)
 		}

@@ -567,6 +567,11 @@ func TestInventoryReroute(t *testing.T) {
 		}
 	}
 	check("nothing", RerouteUnneeded)
+	ipCommands(t, "rule add pref 100 fwmark 4/4 lookup 80080")
+	check("a rule to an unknown table", RerouteNeeded)
+	n.VIPTable = 80080
+	check("a rule to the table of claimed VIPs", RerouteUnneeded)
+	ipCommands(t, "rule del pref 100")
 	for _, c := range []struct{ add, del string }{
 		{"rule add pref 1000 from 10.0.0.1 lookup 100", "rule del pref 1000"},
 		{"rule add pref 32767 fwmark 1 lookup 100", "rule del pref 32767 fwmark 1"},

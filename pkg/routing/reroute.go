@@ -30,7 +30,7 @@ const (
 )
 
 func (n *Netlink) reroute(rules []rawRule) Reroute {
-	if onlyKernelRules(rules) && n.withoutIPsec() && n.withoutSourceRoutes() {
+	if n.onlyKernelRules(rules) && n.withoutIPsec() && n.withoutSourceRoutes() {
 		return RerouteUnneeded
 	}
 	return RerouteNeeded
@@ -49,15 +49,16 @@ var kernelRules = map[ip.Family][]Rule{
 	},
 }
 
-// onlyKernelRules reports whether both families have only the kernel's own rules and the
-// parts of our SkipLocal rules. Those decide only whether table local is looked up, and
-// IPVS does not route replies to a destination in that table a second time. A family
-// without rules was not read.
-func onlyKernelRules(rules []rawRule) bool {
+// onlyKernelRules reports whether both families have only the kernel's own rules and ours
+// for VIPs: the parts of SkipLocal rules, and rules that look up the table of claimed VIPs.
+// Those decide only whether a destination is local, and IPVS does not route replies to
+// a local destination a second time. A family without rules was not read.
+func (n *Netlink) onlyKernelRules(rules []rawRule) bool {
 	for _, f := range ip.Families {
 		var found []Rule
 		for _, r := range rules {
-			if r.Family == f && !r.part() {
+			claims := n.VIPTable > 0 && r.Table == n.VIPTable
+			if r.Family == f && !r.part() && !claims {
 				found = append(found, r.Rule)
 			}
 		}

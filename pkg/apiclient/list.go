@@ -33,8 +33,8 @@ func All[T any](ctx context.Context, l Lister[T], o metav1.ListOptions) ([]*T, e
 	return objects, err
 }
 
-// listedObject is a pointer to an object that decodes itself.
-type listedObject[T any] interface {
+// decodable is a pointer to an object that protocol buffers can be decoded into.
+type decodable[T any] interface {
 	*T
 	runtime.Object
 	metav1.Object
@@ -44,7 +44,7 @@ type listedObject[T any] interface {
 // lister reads a list from the API server object by object. client-go's own clients decode a
 // list only when they have all of it: on a large cluster that takes twice the memory that the
 // proxy needs afterwards.
-type lister[T any, P listedObject[T]] struct {
+type lister[T any, P decodable[T]] struct {
 	watcher
 	client              rest.Interface
 	namespace, resource string
@@ -52,7 +52,7 @@ type lister[T any, P listedObject[T]] struct {
 	trim                *message // nil: objects are complete
 }
 
-func newLister[T any, P listedObject[T]](c *Client, client rest.Interface, resource, namespace, kind string) Lister[T] {
+func newLister[T any, P decodable[T]](c *Client, client rest.Interface, resource, namespace, kind string) Lister[T] {
 	return &lister[T, P]{
 		watcher: gentype.NewClient(resource, client, parameter, namespace, func() P { return new(T) }, gentype.PrefersProtobuf[P]()),
 		client:  client, namespace: namespace, resource: resource, kind: kind + "List", trim: c.trim[kind],
@@ -120,17 +120,19 @@ func readDecoded[T any](r io.Reader, do func(*T)) (listMeta metav1.ListMeta, err
 func (l *lister[T, P]) readProtobuf(r *bufio.Reader, do func(*T)) (listMeta metav1.ListMeta, err error) {
 	var kind string
 	complete := false
-	err = (&section{r: r}).fields(func(number int, value *section) error {
+	err = (&section{r: r}).fields(func(number int, content *section) error {
 		switch number {
 		case unknownType:
-			kind, err = kindOf(value)
+			typeMeta, err := content.bytes(&bytes.Buffer{})
+			name, _ := value(typeMeta, typeKind)
+			kind = string(name)
 			return err
 		case unknownRaw:
 			if kind != l.kind {
 				return fmt.Errorf("the API server sent kind %q, want %q", kind, l.kind)
 			}
 			complete = true
-			return l.readItems(value, &listMeta, do)
+			return l.readItems(content, &listMeta, do)
 		}
 		return nil
 	})
@@ -140,31 +142,17 @@ func (l *lister[T, P]) readProtobuf(r *bufio.Reader, do func(*T)) (listMeta meta
 	return listMeta, err
 }
 
-// kindOf returns the kind in a runtime.TypeMeta.
-func kindOf(typeMeta *section) (kind string, err error) {
-	var buffer bytes.Buffer
-	err = typeMeta.fields(func(number int, value *section) error {
-		if number != typeKind {
-			return nil
-		}
-		data, err := value.bytes(&buffer)
-		kind = string(data)
-		return err
-	})
-	return kind, err
-}
-
 // Fields of a list.
 const listMetadata, listItems = 1, 2
 
 func (l *lister[T, P]) readItems(list *section, listMeta *metav1.ListMeta, do func(*T)) error {
 	var buffer bytes.Buffer // every item is in it, one after another
 	var trimmed []byte
-	return list.fields(func(number int, value *section) error {
+	return list.fields(func(number int, content *section) error {
 		if number != listMetadata && number != listItems {
 			return nil
 		}
-		data, err := value.bytes(&buffer)
+		data, err := content.bytes(&buffer)
 		if err != nil {
 			return err
 		}

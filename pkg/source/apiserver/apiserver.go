@@ -120,18 +120,18 @@ func (s *Source) nodes(store *store[*corev1.Node]) *cache.ListWatch {
 }
 
 // listWatch lists and watches a selection. It passes the objects of a list to a function while
-// the list is read, and returns a list of what the function returns for each.
-func listWatch[T any](listed func(*T) *listedObject, client apiclient.Lister[T], selection metav1.ListOptions) *cache.ListWatch {
+// the list is read, and gives the reflector a list of the names that the function returns.
+func listWatch[T any](listed func(*T) *listedName, client apiclient.Lister[T], selection metav1.ListOptions) *cache.ListWatch {
 	selected := func(o metav1.ListOptions) metav1.ListOptions {
 		o.LabelSelector, o.FieldSelector = selection.LabelSelector, selection.FieldSelector
 		return o
 	}
 	return &cache.ListWatch{
 		ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
-			list := &listedObjects{}
+			list := &nameList{}
 			var err error
 			list.ListMeta, err = client.Each(ctx, selected(o), func(object *T) {
-				if ctx.Err() == nil { // else nobody listens any more
+				if ctx.Err() == nil { // a reflector that ends does not wait for its list
 					list.Items = append(list.Items, listed(object))
 				}
 			})

@@ -112,35 +112,35 @@ func (s *store[T]) drop(name types.NamespacedName) {
 	s.remove(name)
 }
 
-// listedObject is what remains of an object of a list after the store has passed it on: its
+// listedName is what remains of an object of a list after the store has passed it on: its
 // name. A list with all objects would take more memory than everything else.
-type listedObject struct{ types.NamespacedName }
+type listedName struct{ types.NamespacedName }
 
-func (o *listedObject) GetObjectKind() schema.ObjectKind { return schema.EmptyObjectKind }
+func (o *listedName) GetObjectKind() schema.ObjectKind { return schema.EmptyObjectKind }
 
-func (o *listedObject) DeepCopyObject() runtime.Object { return &listedObject{o.NamespacedName} }
+func (o *listedName) DeepCopyObject() runtime.Object { return &listedName{o.NamespacedName} }
 
-// listedObjects is a list for a reflector.
-type listedObjects struct {
+// nameList is a list for a reflector.
+type nameList struct {
 	metav1.TypeMeta
 	metav1.ListMeta
-	Items []runtime.Object // each a *listedObject
+	Items []runtime.Object // each a *listedName
 }
 
-func (l *listedObjects) DeepCopyObject() runtime.Object {
-	return &listedObjects{ListMeta: *l.ListMeta.DeepCopy(), Items: slices.Clone(l.Items)}
+func (l *nameList) DeepCopyObject() runtime.Object {
+	return &nameList{ListMeta: *l.ListMeta.DeepCopy(), Items: slices.Clone(l.Items)}
 }
 
 // listed receives an object of a list while the list is read, and passes it on if it has
 // changed. Replace follows when the list is complete.
-func (s *store[T]) listed(o T) *listedObject {
+func (s *store[T]) listed(o T) *listedName {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	name := nameOf(o)
 	if was, known := s.known[name]; !known || was.version != versionOf(o) {
 		s.put(o)
 	}
-	return &listedObject{name}
+	return &listedName{name}
 }
 
 // Replace receives the names in a complete list: the first one, or one after a watch was
@@ -148,17 +148,18 @@ func (s *store[T]) listed(o T) *listedObject {
 func (s *store[T]) Replace(list []any, _ string) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.guard.missing = make(map[types.NamespacedName]struct{}, len(s.known))
+	missing := make(map[types.NamespacedName]struct{}, len(s.known))
 	for name := range s.known {
-		s.guard.missing[name] = struct{}{}
+		missing[name] = struct{}{}
 	}
 	for _, obj := range list {
-		o, ok := obj.(*listedObject)
+		o, ok := obj.(*listedName)
 		if !ok {
 			return fmt.Errorf("unexpected object %T, want %T", obj, o)
 		}
-		delete(s.guard.missing, o.NamespacedName)
+		delete(missing, o.NamespacedName)
 	}
+	s.guard.missing = missing
 	s.decide()
 	s.first.Do(func() { close(s.synced) })
 	return nil

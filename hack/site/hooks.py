@@ -6,7 +6,8 @@ import re
 
 from mkdocs.exceptions import PluginError
 
-SECTION = re.compile(r"^## (.+)$")
+SECTION = re.compile(r"^## ([^:]+)")  # "Guides: do something" is "Guides" in the navigation
+CHECKBOX = re.compile(r"^(\s*- )\[ \]", re.MULTILINE)  # mkdocs has none
 LINK = re.compile(r"(\]\()([^)\s#]+)(#[^)\s]*)?(\))")
 
 
@@ -19,7 +20,7 @@ def on_config(config):
     with open(os.path.join(root, "README.md"), encoding="utf-8") as index:
         for line in index:
             if heading := SECTION.match(line):
-                sections.append({heading.group(1): []})
+                sections.append({heading.group(1).strip(): []})
                 continue
             for target in (m.group(2) for m in LINK.finditer(line)):
                 if target.endswith(".md") and not target.startswith("..") and target not in listed:
@@ -64,4 +65,4 @@ def on_page_markdown(markdown, page, config, files):
         url = "%s/%s/main/%s" % (config["repo_url"].rstrip("/"), kind, os.path.relpath(absolute, top))
         return match.group(1) + url + (match.group(3) or "") + match.group(4)
 
-    return LINK.sub(link, markdown)
+    return LINK.sub(link, CHECKBOX.sub("\\1☐", markdown))

@@ -1,8 +1,10 @@
 package proxy
 
 import (
+	"errors"
 	"fmt"
 	"net/netip"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -91,5 +93,51 @@ func TestAddressLingers(t *testing.T) {
 		served(true, "for 4 s without the address")
 		w.sleep(2 * time.Second)
 		served(false, "for 6 s without the address")
+	})
+}
+
+// turns counts the turns of the loop that find work.
+type turns struct {
+	*world
+	count atomic.Int64
+}
+
+func (b *turns) Queued() {
+	if b.count.Add(1) > 1000 {
+		time.Sleep(time.Second) // a busy loop would keep the test's time from advancing
+	}
+}
+
+// An address that stops lingering before the next pass is allowed, or while the node cannot be
+// read, does not keep the loop busy.
+func TestLingerWaitsForAPass(t *testing.T) {
+	var fails atomic.Bool
+	observer := &turns{}
+	run(t, func(o *Options) {
+		observer.world = o.Observer.(*world)
+		o.Observer, o.MinSyncPeriod = observer, 20*time.Second
+		o.Network.(*routing.Fake).FailObserve = func() error {
+			if fails.Load() {
+				return errors.New("no memory")
+			}
+			return nil
+		}
+	}, func(w *world) {
+		w.routing.SetInventory(network(true, "192.0.2.1/24", "192.0.2.2/24"))
+		w.synced()
+		check := func(when string) {
+			t.Helper()
+			w.sleep(time.Minute)
+			if n := observer.count.Swap(0); n > 50 {
+				t.Errorf("%s: %d turns in a minute", when, n)
+			}
+		}
+		check("without a change")
+		w.routing.SetInventory(network(true, "192.0.2.2/24"))
+		check("without the address")
+		w.routing.SetInventory(network(true))
+		w.sleep(time.Second)
+		fails.Store(true)
+		check("unreadable")
 	})
 }

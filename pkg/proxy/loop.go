@@ -47,15 +47,18 @@ func (p *Proxy) nextWake() (next time.Time, ready <-chan struct{}) {
 		sooner(p.lastPass.Add(p.MinSyncPeriod))
 	}
 	sooner(p.renewAt)
-	sooner(p.linger.next())
+	if !p.renew && p.renewAt.IsZero() { // else the node is about to be read anyway
+		sooner(p.linger.next())
+	}
 	return next, ready
 }
 
 // turn runs everything that is due.
 func (p *Proxy) turn(ctx context.Context, now time.Time) {
 	w := p.take()
-	retry := !p.renewAt.IsZero() && !now.Before(p.renewAt)
-	p.renew = p.renew || w.node || w.network || p.becameMany() || p.linger.due(now) || retry
+	failing := !p.renewAt.IsZero()
+	retry := failing && !now.Before(p.renewAt)
+	p.renew = p.renew || w.node || w.network || retry || !failing && (p.becameMany() || p.linger.due(now))
 	p.changed(ctx, now, &w)
 	if len(p.dirty) > 0 || p.renew {
 		p.Observer.Queued()

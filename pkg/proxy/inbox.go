@@ -99,11 +99,12 @@ func (i *inbox) DeleteEndpointSlice(name types.NamespacedName) {
 	})
 }
 
-func (i *inbox) SetNode(n *corev1.Node) { i.setNode(n) }
+// DeleteNode keeps the last known Node, as kube-proxy does (NodeManager.OnNodeDelete in
+// pkg/proxy/node.go). Until the kubelet registers the node again, also after the API server has
+// lost its data, the node keeps its zone and pod CIDRs, and load balancers keep using it.
+func (i *inbox) DeleteNode() {}
 
-func (i *inbox) DeleteNode() { i.setNode(nil) }
-
-func (i *inbox) setNode(n *corev1.Node) {
+func (i *inbox) SetNode(n *corev1.Node) {
 	i.note(func(s *store) []types.NamespacedName {
 		s.node = n
 		i.node = true
@@ -202,7 +203,7 @@ func (i *inbox) services() int {
 	return i.store.services
 }
 
-// getNode returns the Node object, or nil if it does not exist, and the names of
+// getNode returns the last known Node object, or nil if there was none, and the names of
 // unreachable nodes.
 func (i *inbox) getNode() (node *corev1.Node, lost []string) {
 	i.mu.Lock()

@@ -3,10 +3,13 @@ package proxy
 import (
 	"net/netip"
 	"strings"
+	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/kube-ipvs/kube-ipvs/pkg/plan"
@@ -47,4 +50,52 @@ func TestNodeOf(t *testing.T) {
 			t.Errorf("the error does not name %s: %v", field, err)
 		}
 	}
+}
+
+// nodeStates records whether load balancers may use the node.
+type nodeStates struct {
+	*world
+	eligible atomic.Bool
+}
+
+func (n *nodeStates) Node(exists, deleting, excluded bool) {
+	n.eligible.Store(exists && !deleting && !excluded)
+}
+
+// As in kube-proxy, a Node object that is deleted while the node serves changes nothing: the
+// zone stays, and load balancers keep using the node.
+func TestDeletedNodeServesOn(t *testing.T) {
+	observer := &nodeStates{}
+	run(t, func(o *Options) {
+		observer.world = o.Observer.(*world)
+		o.Observer = observer
+	}, func(w *world) {
+		node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "node1", Labels: map[string]string{corev1.LabelTopologyZone: "a"}}}
+		w.sink.SetNode(node)
+		w.service("web", "10.96.0.10")
+		slice := newSlice("web", "10.244.0.2", "10.244.0.3")
+		for i, zone := range []string{"a", "b"} {
+			slice.Endpoints[i].Hints = &discoveryv1.EndpointHints{ForZones: []discoveryv1.ForZone{{Name: zone}}}
+		}
+		w.sink.SetEndpointSlice(slice)
+		w.synced()
+		check := func(when string, eligible bool) {
+			t.Helper()
+			w.sleep(time.Minute)
+			if n := w.realServers("10.96.0.10"); n != 1 || observer.eligible.Load() != eligible {
+				t.Errorf("%s: %d real servers, want the one of zone a; eligible: %t, want %t", when, n, observer.eligible.Load(), eligible)
+			}
+		}
+		check("with a Node", true)
+		w.sink.DeleteNode()
+		check("deleted", true)
+		w.sink.SetNode(node)
+		check("registered again", true)
+		tainted := node.DeepCopy()
+		tainted.Spec.Taints = []corev1.Taint{{Key: deletionCandidateTaint}}
+		w.sink.SetNode(tainted)
+		check("about to be removed", false)
+		w.sink.DeleteNode()
+		check("removed", false)
+	})
 }

@@ -18,7 +18,7 @@ type Sink interface {
 	SetEndpointSlice(*discoveryv1.EndpointSlice)
 	DeleteEndpointSlice(types.NamespacedName)
 	SetNode(*corev1.Node) // only the node that the proxy runs on
-	DeleteNode()
+	DeleteNode()          // its object was deleted; the node may serve on
 	// SetLostNodes delivers the names of all unreachable nodes, sorted. A source that
 	// cannot know them never calls it.
 	SetLostNodes([]string)

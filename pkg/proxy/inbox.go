@@ -26,6 +26,7 @@ type inbox struct {
 	removals     []routing.Removal                 // our deleted state
 	rules        bool                              // another program may have changed rules
 
+	queued   func() // reports that there is work to plan; nil until the loop serves
 	began    time.Time
 	count    changes
 	triggers []trigger
@@ -49,14 +50,26 @@ func newInbox() *inbox {
 	}
 }
 
-// note changes the store under the lock, marks Services dirty and wakes the loop.
+// note changes the store under the lock, marks Services dirty and wakes the loop. It reports
+// the work itself: a loop that hangs cannot. It does so under the lock, so that the loop
+// cannot end the work before.
 func (i *inbox) note(change func(*store) []types.NamespacedName) {
 	i.mu.Lock()
 	for _, name := range change(&i.store) {
 		i.changed[name] = struct{}{}
 	}
+	if i.queued != nil && (len(i.changed) > 0 || i.node) {
+		i.queued()
+	}
 	i.mu.Unlock()
 	i.signal()
+}
+
+// report sets the function that note calls from now on. It must not call the inbox.
+func (i *inbox) report(queued func()) {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	i.queued = queued
 }
 
 func (i *inbox) signal() {

@@ -17,6 +17,7 @@ import (
 
 // loop serves until the context ends.
 func (p *Proxy) loop(ctx context.Context, ended <-chan error) error {
+	p.inbox.report(p.Observer.Queued)
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	for {

@@ -739,6 +739,42 @@ func TestIdleWritesNothing(t *testing.T) {
 	})
 }
 
+// TestWorkIsReportedWhileTheLoopHangs hangs a retry, which is no pass: a change that arrives
+// then is reported as pending, so that /livez fails.
+func TestWorkIsReportedWhileTheLoopHangs(t *testing.T) {
+	run(t, nil, func(w *world) {
+		w.synced()
+		var retries atomic.Bool
+		hang := make(chan struct{})
+		w.setRefuse(func(write string) error {
+			if !strings.Contains(write, "10.96.0.10:80") {
+				return nil
+			}
+			if retries.Load() {
+				<-hang
+			}
+			return unix.ENOMEM
+		})
+		w.service("web", "10.96.0.10", "10.244.0.2")
+		synctest.Wait()
+		retries.Store(true)
+		w.sleep(time.Minute)
+		if w.queued {
+			t.Error("a refused change counts as pending")
+		}
+		w.service("other", "10.96.0.11", "10.244.0.3")
+		w.sleep(time.Minute)
+		if !w.queued {
+			t.Error("a change that arrived while the loop hangs is not reported")
+		}
+		close(hang)
+		w.sleep(time.Minute)
+		if w.queued || w.realServers("10.96.0.11") != 1 {
+			t.Error("the change is still pending when the loop no longer hangs")
+		}
+	})
+}
+
 // TestQuietWhenNothingHappens checks that a problem is reported once, and nothing is
 // reported in an hour of comparisons and repeated deliveries.
 func TestQuietWhenNothingHappens(t *testing.T) {

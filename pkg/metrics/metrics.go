@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"net/http"
 	"strconv"
+	"sync/atomic"
 	"time"
 
 	"k8s.io/component-base/metrics"
@@ -56,6 +57,8 @@ type Recorder struct {
 	conflicts       *metrics.Gauge
 	nodeRefused     *metrics.Gauge
 	servicesRefused *metrics.Gauge
+
+	failing atomic.Bool // the kernel refuses something
 }
 
 // New creates the metrics and registers them with register, which is
@@ -81,7 +84,7 @@ func newRecorder() *Recorder {
 		passDuration: histogram(theirs, "sync_proxy_rules_duration_seconds",
 			"Duration of a sync: planning and programming changed Services."),
 		passSucceededAt: gauge(theirs, "sync_proxy_rules_last_timestamp_seconds",
-			"Unix time of the last sync without failures."),
+			"Unix time of the last sync, or comparison with the kernel, without failures."),
 		queuedAt: gauge(theirs, "sync_proxy_rules_last_queued_timestamp_seconds",
 			"Unix time of the last change that was queued for programming."),
 		healthz: counterByCode("proxy_healthz_total", "Responses of /healthz, by HTTP status."),
@@ -178,10 +181,16 @@ func (r *Recorder) Failing(node bool, services, _ int) {
 		r.nodeRefused.Set(1)
 	}
 	r.servicesRefused.Set(float64(services))
+	r.failing.Store(node || services > 0)
 }
 
-// Compared records the duration and result of a comparison.
+// Compared records the duration and result of a comparison. It counts as a sync without
+// failures, unless something is refused: kube-proxy syncs periodically, so alerts expect a
+// recent time even if nothing changes.
 func (r *Recorder) Compared(took time.Duration, differences int) {
+	if !r.failing.Load() {
+		r.passSucceededAt.Set(now())
+	}
 	r.compareDuration.Observe(took.Seconds())
 	r.driftRepaired.Add(float64(differences))
 }

@@ -173,6 +173,15 @@ func TestTimestamps(t *testing.T) {
 		r.Queued()
 		r.Passed(time.Second, 1, 1)
 		wantTimes(t, registry, begin.Add(2*time.Second), begin.Add(time.Second))
+
+		// kube-proxy syncs every 30 s, even if nothing changes.
+		r.Failing(false, 1, 9)
+		r.Compared(time.Second, 0)
+		wantTimes(t, registry, begin.Add(2*time.Second), begin.Add(time.Second))
+		r.Failing(false, 0, 9)
+		time.Sleep(time.Minute)
+		r.Compared(time.Second, 0)
+		wantTimes(t, registry, begin.Add(2*time.Second), begin.Add(62*time.Second))
 	})
 }
 

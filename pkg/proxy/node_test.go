@@ -1,6 +1,7 @@
 package proxy
 
 import (
+	"errors"
 	"net/netip"
 	"strings"
 	"sync/atomic"
@@ -13,6 +14,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/kube-ipvs/kube-ipvs/pkg/plan"
+	"github.com/kube-ipvs/kube-ipvs/pkg/routing"
 )
 
 func TestNodeOf(t *testing.T) {
@@ -97,5 +99,34 @@ func TestDeletedNodeServesOn(t *testing.T) {
 		check("about to be removed", false)
 		w.sink.DeleteNode()
 		check("removed", false)
+	})
+}
+
+// Load balancers must avoid a node that is about to be removed, even if its network cannot be
+// read.
+func TestUnreadableNodeIsReported(t *testing.T) {
+	observer := &nodeStates{}
+	var fails atomic.Bool
+	run(t, func(o *Options) {
+		observer.world = o.Observer.(*world)
+		o.Observer = observer
+		o.Network.(*routing.Fake).FailObserve = func() error {
+			if fails.Load() {
+				return errors.New("no memory")
+			}
+			return nil
+		}
+	}, func(w *world) {
+		node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "node1"}}
+		w.sink.SetNode(node)
+		w.synced()
+		fails.Store(true)
+		tainted := node.DeepCopy()
+		tainted.Spec.Taints = []corev1.Taint{{Key: deletionCandidateTaint}}
+		w.sink.SetNode(tainted)
+		w.sleep(time.Minute)
+		if observer.eligible.Load() {
+			t.Error("load balancers may still use the node")
+		}
 	})
 }

@@ -139,6 +139,8 @@ func (p *Proxy) renewAffected(ctx context.Context) {
 // renewNode reads the node's network and plans the node's plan from it and the Node
 // object. It returns the changed facts.
 func (p *Proxy) renewNode(ctx context.Context) (plan.Deps, error) {
+	node, lost := p.inbox.getNode()
+	p.reportNode(node)
 	inventory, err := p.Network.Inventory()
 	if err != nil {
 		return 0, err
@@ -147,9 +149,7 @@ func (p *Proxy) renewNode(ctx context.Context) (plan.Deps, error) {
 	if err != nil {
 		return 0, err
 	}
-	node, lost := p.inbox.getNode()
 	most := max(p.node.Services, p.inbox.services())
-	p.reportNode(node)
 	p.node, err = nodeOf(node)
 	p.reportUnusableNode(ctx, err)
 	p.node.UnreachableNodes = lost

@@ -146,7 +146,7 @@ func (l *lister[T, P]) readProtobuf(r *bufio.Reader, do func(*T)) (listMeta meta
 const listMetadata, listItems = 1, 2
 
 func (l *lister[T, P]) readItems(list *section, listMeta *metav1.ListMeta, do func(*T)) error {
-	var buffer bytes.Buffer // every item is in it, one after another
+	var buffer bytes.Buffer // holds one item at a time
 	var trimmed []byte
 	return list.fields(func(number int, content *section) error {
 		if number != listMetadata && number != listItems {
@@ -160,7 +160,7 @@ func (l *lister[T, P]) readItems(list *section, listMeta *metav1.ListMeta, do fu
 			return listMeta.Unmarshal(data)
 		}
 		if l.trim != nil {
-			// Unmarshal reports what appendTrimmed does not understand.
+			// If appendTrimmed fails, Unmarshal reports the error.
 			if kept, ok := l.trim.appendTrimmed(trimmed[:0], data); ok {
 				data, trimmed = kept, kept
 			}
@@ -181,8 +181,8 @@ type section struct {
 	left  int64 // unread bytes; only if sized, else the section ends with the input
 }
 
-// fields calls a function for each field. What the function does not read is skipped. The
-// value of a number has no bytes.
+// fields calls a function for each field, and skips what the function does not read. The
+// value of a numeric field is an empty section.
 func (s *section) fields(do func(number int, value *section) error) error {
 	for {
 		tag, err := binary.ReadUvarint(s)
@@ -205,7 +205,7 @@ func (s *section) fields(do func(number int, value *section) error) error {
 	}
 }
 
-// value returns a field's value, and moves s behind it.
+// value returns a field's value as a section, whose bytes s counts as read.
 func (s *section) value(wire int) (*section, error) {
 	var size uint64
 	var err error
@@ -258,7 +258,7 @@ func (s *section) skip() error {
 	return unexpected(err)
 }
 
-// unexpected returns err, and io.ErrUnexpectedEOF if that is the end of the input.
+// unexpected returns io.ErrUnexpectedEOF for io.EOF, and other errors unchanged.
 func unexpected(err error) error {
 	if err == io.EOF {
 		return io.ErrUnexpectedEOF

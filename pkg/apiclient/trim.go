@@ -16,7 +16,7 @@ import (
 // server sends as JSON are complete.
 type Trim struct{ Label, Annotation func(key string) bool }
 
-// message says what of a message of protocol buffers is dropped.
+// message describes what is dropped from a message of protocol buffers.
 type message struct {
 	drop   uint64            // a bit for each field
 	inside map[int]*message  // messages that are trimmed in turn
@@ -71,7 +71,8 @@ type trimmer struct {
 	kinds map[string]*message
 }
 
-// Decode passes on as it is what it does not understand: the decoder reports it.
+// Decode leaves an object that it cannot trim unchanged. If it is malformed, the decoder
+// reports the error.
 func (t trimmer) Decode(data []byte, defaults *schema.GroupVersionKind, into runtime.Object) (runtime.Object, *schema.GroupVersionKind, error) {
 	if trimmed, ok := t.trim(data); ok {
 		data = trimmed
@@ -137,7 +138,7 @@ func (m *message) appendTrimmed(out, data []byte) ([]byte, bool) {
 	return out, true
 }
 
-// putLength fills a buffer with a number, padded with zeros.
+// putLength encodes a length as a varint of the buffer's size, padded with zeros.
 func putLength(b []byte, n uint64) {
 	for i := range b {
 		b[i] = byte(n&0x7f) | 0x80
@@ -193,7 +194,8 @@ func next(data []byte) (f field, ok bool) {
 	return f, true
 }
 
-// value returns the first field of a path of numbers, which has bytes.
+// value descends a path of field numbers, and returns the bytes of the last field. Of several
+// fields with one number, it takes the first one that has bytes.
 func value(data []byte, path ...int) ([]byte, bool) {
 	for _, number := range path {
 		found := false

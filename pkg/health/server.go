@@ -21,8 +21,8 @@ type Counter interface {
 // Server answers /healthz, /livez, /readyz and /status. As the proxy's Observer, it
 // receives the results of syncs and comparisons.
 //
-//   - /livez: whether the proxy keeps up with pending work. It succeeds until work is
-//     reported as pending.
+//   - /livez: whether the proxy keeps up with pending work. Without pending work it
+//     succeeds.
 //   - /healthz: also whether load balancers should use the node: not before the first
 //     sync, and not while the Node is being deleted.
 //   - /readyz: also whether the kernel has accepted what was programmed. A rollout

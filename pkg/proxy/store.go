@@ -19,8 +19,8 @@ type store struct {
 	lost     []string // unreachable nodes
 }
 
-// objects are a Service, nil if there is none, and its slices, sorted. The list is replaced
-// instead of changed, because others read it concurrently.
+// objects holds a Service, or nil if there is none, and its slices, sorted by name. The list
+// is replaced instead of changed, because drafts read it concurrently.
 type objects struct {
 	service *service.Parsed
 	slices  []*service.Slice

@@ -38,7 +38,8 @@ type Source interface {
 }
 
 // Loader is a source that can deliver its content once. The error lists unusable
-// objects; the rest has been delivered. If Synced was not called, nothing was.
+// objects; the rest has been delivered. If Synced was not called, the delivery is incomplete
+// and must not be used.
 type Loader interface {
 	Load(ctx context.Context, sink Sink) error
 }

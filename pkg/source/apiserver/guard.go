@@ -31,8 +31,8 @@ func isOwn(name types.NamespacedName) bool {
 	return name == service.APIServer
 }
 
-// wait schedules a check of the missing objects, when the others have reappeared. The
-// caller holds the lock, here and below.
+// wait schedules decide for settleTime after the last object that appeared. The caller
+// holds the lock, here and below.
 func (s *store[T]) wait() {
 	if s.guard.timer != nil {
 		s.guard.timer.Reset(settleTime)
@@ -46,7 +46,7 @@ func (s *store[T]) wait() {
 	})
 }
 
-// decide deletes missing objects, unless the list is empty.
+// decide deletes the missing objects, unless the list has no object but the API server's own.
 func (s *store[T]) decide() {
 	lost := 0
 	for name := range s.known {
@@ -76,5 +76,5 @@ func (s *store[T]) release() {
 	for name := range s.guard.missing {
 		s.drop(name)
 	}
-	s.guard.missing = nil // a map never shrinks
+	s.guard.missing = nil // to free its memory: a map never shrinks
 }

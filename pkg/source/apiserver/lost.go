@@ -107,10 +107,10 @@ func hashOf(addresses []string) uint64 {
 	return h.Sum64()
 }
 
-// see compares a slice with its previous version, if one is known. A pod that was never ready
-// or is terminating does not make its node a suspect. Neither does the initial list, because
-// no previous version is known. The caller holds the lock, here and below, except in run and
-// check.
+// see compares a slice with its previous version. A pod that was never ready or is
+// terminating does not make its node a suspect. The initial list has no previous version:
+// there, every endpoint that is not ready counts, because its node may have died before. The
+// caller holds the lock, here and below, except in run and check.
 func (l *lostNodes) see(was []pod, known bool, is *discoveryv1.EndpointSlice) {
 	for i := range is.Endpoints {
 		e := &is.Endpoints[i]

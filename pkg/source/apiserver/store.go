@@ -144,7 +144,8 @@ func (s *store[T]) listed(o T) *listedName {
 }
 
 // Replace receives the names in a complete list: the first one, or one after a watch was
-// broken for too long. It passes on what is missing as deleted.
+// broken for too long. Objects that are missing from it count as deleted, unless the guard
+// keeps them.
 func (s *store[T]) Replace(list []any, _ string) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()

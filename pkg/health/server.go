@@ -167,11 +167,12 @@ func (s *Server) Handler() http.Handler {
 	return mux
 }
 
-// The response bodies have kube-proxy's format.
+// The response bodies have kube-proxy's fields, except status: one loop serves both families.
 type (
 	livezBody struct {
 		LastUpdated time.Time `json:"lastUpdated"`
 		CurrentTime time.Time `json:"currentTime"`
+		Healthy     bool      `json:"healthy"` // as /livez, even in /healthz
 	}
 	healthzBody struct {
 		livezBody
@@ -179,13 +180,14 @@ type (
 	}
 )
 
-// times returns the times of a response. As in kube-proxy, a healthy proxy counts as up
-// to date.
-func (s state) times(code int) livezBody {
+// body returns what both responses have. As in kube-proxy, a healthy proxy counts as up to
+// date.
+func (s state) body(code int) livezBody {
+	body := livezBody{LastUpdated: s.passed, CurrentTime: s.now, Healthy: s.healthy}
 	if code == http.StatusOK {
-		return livezBody{LastUpdated: s.now, CurrentTime: s.now}
+		body.LastUpdated = s.now
 	}
-	return livezBody{LastUpdated: s.passed, CurrentTime: s.now}
+	return body
 }
 
 func (s *Server) healthz(w http.ResponseWriter, r *http.Request) {
@@ -194,12 +196,12 @@ func (s *Server) healthz(w http.ResponseWriter, r *http.Request) {
 	// is healthy.
 	code := status(st.healthy && st.eligible && !st.passed.IsZero())
 	s.counter.Healthz(r.Context(), code)
-	answerJSON(w, code, healthzBody{st.times(code), st.eligible})
+	answerJSON(w, code, healthzBody{st.body(code), st.eligible})
 }
 
 func (s *Server) livez(w http.ResponseWriter, r *http.Request) {
 	st := s.current(time.Now())
 	code := status(st.healthy)
 	s.counter.Livez(r.Context(), code)
-	answerJSON(w, code, st.times(code))
+	answerJSON(w, code, st.body(code))
 }

@@ -112,13 +112,13 @@ func TestBodies(t *testing.T) {
 		s.Passed(0, 0, 0)
 		passed := clock()
 		time.Sleep(time.Minute)
-		want("/healthz", 200, map[string]any{"lastUpdated": clock(), "currentTime": clock(), "nodeEligible": true})
-		want("/livez", 200, map[string]any{"lastUpdated": clock(), "currentTime": clock()})
+		want("/healthz", 200, map[string]any{"lastUpdated": clock(), "currentTime": clock(), "nodeEligible": true, "healthy": true})
+		want("/livez", 200, map[string]any{"lastUpdated": clock(), "currentTime": clock(), "healthy": true})
 		s.Node(false, false, false)
-		want("/healthz", 503, map[string]any{"lastUpdated": passed, "currentTime": clock(), "nodeEligible": false})
+		want("/healthz", 503, map[string]any{"lastUpdated": passed, "currentTime": clock(), "nodeEligible": false, "healthy": true})
 		s.Queued()
 		time.Sleep(time.Hour)
-		want("/livez", 503, map[string]any{"lastUpdated": passed, "currentTime": clock()})
+		want("/livez", 503, map[string]any{"lastUpdated": passed, "currentTime": clock(), "healthy": false})
 
 		if diff := cmp.Diff(counts{"healthz 200", "livez 200", "healthz 503", "livez 503"}, counted); diff != "" {
 			t.Errorf("counted (-want +got):\n%s", diff)

@@ -63,7 +63,12 @@ func (r *Reconciler) checkDraining(now time.Time, deadline time.Duration, most i
 			f.fail(r.servers.owners(key), err)
 			continue
 		}
+		want, desired := r.desiredServer(key)
 		for dest := range r.draining[key] {
+			if desired && want.is(dest, plan.IsRealServer) {
+				r.undrain(key, dest) // it is back, and may be clean after an unanswered change
+				continue
+			}
 			late, lost := r.missingFor(key, dest, now) >= deadline, r.onUnreachableNode(key, dest)
 			left := conns[dest].Active + conns[dest].Inactive
 			if left == 0 || late || lost {

@@ -6,6 +6,8 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
 	"github.com/kube-ipvs/kube-ipvs/pkg/ipvs"
 	"github.com/kube-ipvs/kube-ipvs/pkg/service"
@@ -150,5 +152,32 @@ func TestDrainGoesOn(t *testing.T) {
 		if left, on := w.reconciler.drainingCount, len(w.reconciler.toDrain) > 0; left != want.left || on != want.on {
 			t.Errorf("call %d: %d drain, goes on: %v; want %+v", i, left, on, want)
 		}
+	}
+}
+
+// TestEndpointThatIsBackStays: the kernel sets the weight of an endpoint that has come back,
+// but its answer is lost. The comparison that follows the error finds nothing to write, and
+// the endpoint no longer drains.
+func TestEndpointThatIsBackStays(t *testing.T) {
+	w := newWorld(t)
+	k, dest := key(ip.TCP, "10.96.0.1:80"), netip.MustParseAddrPort("10.244.0.2:8000")
+	both := clusterIP("a", "10.96.0.1", "10.244.0.2:8000", "10.244.0.3:8000")
+	w.start(both)
+	w.ipvs.SetConnections(k, dest, ipvs.Connections{Active: 1})
+	w.mustApply(clusterIP("a", "10.96.0.1", "10.244.0.3:8000"))
+	w.refuse = func(string) error { return unix.ETIMEDOUT }
+	if w.apply(both).Err() == nil {
+		t.Error("the error is not reported")
+	}
+	w.refuse = nil
+	w.ipvs.Apply([]ipvs.Change{{Op: ipvs.UpdateRealServer, Key: k, Dest: dest, RealServer: ipvs.RealServer{Weight: 1}}})
+	w.ipvs.SetConnections(k, dest, ipvs.Connections{})
+	if _, err := w.observe(); err != nil {
+		t.Fatal(err)
+	}
+	w.reconciler.Flush()
+	w.drain()
+	if rs := w.realServers(k)[dest]; rs.Weight != 1 || w.reconciler.drainingCount != 0 {
+		t.Errorf("weight %d, want 1; %d drain\n%s", rs.Weight, w.reconciler.drainingCount, w.ipvs.Dump())
 	}
 }

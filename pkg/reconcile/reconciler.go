@@ -47,6 +47,7 @@ type Reconciler struct {
 	marked        map[ipvs.Key]ipvs.Key                     // fwmark key to address and port, from the members of plan.Local in the kernel
 	retired       map[ipvs.Key]ipvs.Key                     // likewise for retired virtual servers, from the members of plan.Draining
 	foreign       ipvs.State                                // virtual servers of other programs
+	unsure        map[ipvs.Key]struct{}                     // virtual servers whose addition failed; a failure without an answer may have added them
 	wrongScope    map[netip.Addr]struct{}                   // addresses bound with kube-proxy's scope
 	staleRoutes   map[routing.Route]struct{}                // routes of an earlier configuration
 	marks         []nat.MarkUse                             // rules of other programs that use marks
@@ -113,6 +114,7 @@ func New(cfg *plan.Config, kernel Kernel, periods Periods) *Reconciler {
 		marked:    map[ipvs.Key]ipvs.Key{},
 		retired:   map[ipvs.Key]ipvs.Key{},
 		foreign:   ipvs.State{},
+		unsure:    map[ipvs.Key]struct{}{},
 		draining:  map[ipvs.Key]map[netip.AddrPort]time.Time{},
 	}
 	r.node.own.owner = nodeOwner

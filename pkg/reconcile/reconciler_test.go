@@ -916,6 +916,37 @@ func TestOtherRoutingLeavesNothing(t *testing.T) {
 	}
 }
 
+// TestUnansweredVirtualServerGoesWithItsService: the kernel adds a virtual server, but its
+// answer is lost, and the Service is deleted before the next comparison. No set lists the
+// virtual server then, so it would look foreign and stay for good.
+func TestUnansweredVirtualServerGoesWithItsService(t *testing.T) {
+	w := newWorld(t)
+	w.start()
+	w.refuse = func(change string) error {
+		if strings.Contains(change, "virtual server") {
+			return unix.ETIMEDOUT
+		}
+		return nil
+	}
+	s := clusterIP("a", "10.96.0.1", "10.244.0.2:8000")
+	if w.apply(s).Err() == nil {
+		t.Error("the error is not reported")
+	}
+	w.refuse = nil
+	w.ipvs.Apply([]ipvs.Change{{Op: ipvs.AddVirtualServer, Key: key(ip.TCP, "10.96.0.1:80"), VirtualServer: ipvs.VirtualServer{Scheduler: "rr"}}})
+	w.reconciler.Delete(s.Name)
+	if err := w.reconciler.Flush().Err(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := w.observe(); err != nil {
+		t.Fatal(err)
+	}
+	w.reconciler.Flush()
+	if got := w.ipvs.Dump(); got != "" || len(w.reconciler.unsure) > 0 {
+		t.Errorf("left, unsure of %v:\n%s", w.reconciler.unsure, got)
+	}
+}
+
 // TestLeftTemporarySetGoes ends a process while it resizes a set.
 func TestLeftTemporarySetGoes(t *testing.T) {
 	w := newWorld(t)

@@ -90,15 +90,16 @@ func orderAdditions(node string, key ipvs.Key, scheduler string, changes []ipvs.
 }
 
 // deleteServers deletes virtual servers that are not desired, except those that mustDrain
-// retains. Fwmark virtual servers are deleted last: without its own, an internal client would
-// use the virtual server of the address, whose endpoints are for external clients.
+// retains. Those in unsure are deleted too: without their members they would look foreign.
+// Fwmark virtual servers are deleted last: without its own, an internal client would use the
+// virtual server of the address, whose endpoints are for external clients.
 func (f *flush) deleteServers() {
 	var changes []ipvs.Change
 	for s := range f.servers.allDirty() {
 		if _, desired := f.desiredIn(s); desired || f.mustDrain(s) {
 			continue
 		}
-		if s.exists {
+		if _, unsure := f.unsure[s.key]; s.exists || unsure {
 			changes = append(changes, ipvs.Change{Op: ipvs.DeleteVirtualServer, Key: s.key})
 		} else {
 			f.servers.markClean(s)
@@ -115,6 +116,9 @@ func (f *flush) applyServers(changes []ipvs.Change) {
 			f.fail(f.servers.owners(c.Key), err)
 		}
 		reported[c.Key] = true
+		if c.Op == ipvs.AddVirtualServer {
+			f.unsure[c.Key] = struct{}{}
+		}
 		f.servers.markStuck(f.servers.get(c.Key))
 	})
 	f.cleanServers(changes)
@@ -178,8 +182,10 @@ func (f *flush) serverDone(c ipvs.Change) {
 	f.servers.noteWritten(s)
 	switch c.Op {
 	case ipvs.AddVirtualServer, ipvs.UpdateVirtualServer:
+		delete(f.unsure, c.Key)
 		f.setCachedServer(s, cachedServer{c.VirtualServer, s.cached.reals, s.cached.shared})
 	case ipvs.DeleteVirtualServer:
+		delete(f.unsure, c.Key)
 		f.clearCachedServer(s)
 		f.undrainAll(c.Key)
 		f.servers.markClean(s)

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
 	"github.com/kube-ipvs/kube-ipvs/pkg/ipvs"
@@ -180,4 +181,23 @@ func TestEndpointThatIsBackStays(t *testing.T) {
 	if rs := w.realServers(k)[dest]; rs.Weight != 1 || w.reconciler.drainingCount != 0 {
 		t.Errorf("weight %d, want 1; %d drain\n%s", rs.Weight, w.reconciler.drainingCount, w.ipvs.Dump())
 	}
+}
+
+// TestDrainingServerIsDeletedByAnother: nothing is left of it, neither a count nor a record.
+func TestDrainingServerIsDeletedByAnother(t *testing.T) {
+	w := newWorld(t)
+	k := key(ip.TCP, "10.96.0.1:80")
+	w.start(clusterIP("a", "10.96.0.1", "10.244.0.2:8000", "10.244.0.3:8000"))
+	w.mustApply(clusterIP("a", "10.96.0.1", "10.244.0.3:8000"))
+	w.ipvs.Apply([]ipvs.Change{{Op: ipvs.DeleteVirtualServer, Key: k}})
+	w.reconciler.Delete(types.NamespacedName{Namespace: "default", Name: "a"})
+	if _, err := w.observe(); err != nil {
+		t.Fatal(err)
+	}
+	if n := w.reconciler.drainingCount; n != 0 {
+		t.Errorf("%d drain", n)
+	}
+	w.reconciler.Flush()
+	w.drain()
+	w.checkHeld()
 }

@@ -242,6 +242,7 @@ func (r *Reconciler) clearCachedServer(s *server) {
 		r.ipv4Servers--
 	}
 	r.realServers -= len(s.cached.reals)
+	r.undrainAll(s.key)
 	r.servers.clearCached(s)
 }
 

@@ -187,7 +187,6 @@ func (f *flush) serverDone(c ipvs.Change) {
 	case ipvs.DeleteVirtualServer:
 		delete(f.unsure, c.Key)
 		f.clearCachedServer(s)
-		f.undrainAll(c.Key)
 		f.servers.markClean(s)
 		f.markDrainEntry(c.Key)
 	case ipvs.AddRealServer, ipvs.UpdateRealServer:

@@ -164,6 +164,7 @@ func (d *resync) statePasses() []pass {
 		func() (int, func(int)) { return 1, func(int) { d.updateMarks() } },
 		overMap(d.seen.servers, d.takeServer),
 		overTable(&d.servers, d.dropMissingServer),
+		overMap(d.retired, d.dropMissingRetired),
 		overMap(d.foreign, d.dropMissingForeign))
 }
 
@@ -250,6 +251,14 @@ func (d *resync) takeServer(key ipvs.Key, is ipvs.Service) {
 func (d *resync) dropMissingServer(s *server) {
 	if _, there := d.seen.servers[s.key]; !there && !s.written && s.exists {
 		d.clearCachedServer(s)
+	}
+}
+
+// dropMissingRetired forgets a retired virtual server that is missing together with its drain
+// entry. If only the entry is missing, it is added again.
+func (d *resync) dropMissingRetired(fwm, address ipvs.Key) {
+	if !d.servers.exists(fwm) && !d.members.exists(d.sets.key(drainEntry(fwm, address))) {
+		delete(d.retired, fwm)
 	}
 }
 

@@ -10,6 +10,7 @@ import (
 
 	"github.com/kube-ipvs/kube-ipvs/pkg/conntrack"
 	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
+	"github.com/kube-ipvs/kube-ipvs/pkg/ipset"
 	"github.com/kube-ipvs/kube-ipvs/pkg/ipvs"
 	"github.com/kube-ipvs/kube-ipvs/pkg/plan"
 	"github.com/kube-ipvs/kube-ipvs/pkg/service"
@@ -264,4 +265,25 @@ func TestCleanupOfRetired(t *testing.T) {
 	if got := w.ipvs.Dump() + w.ipset.Dump(); strings.Contains(got, "-f ") || strings.Contains(got, "DRAIN") {
 		t.Errorf("left:\n%s", got)
 	}
+}
+
+// TestRetiredIsDeletedByAnother: the fwmark is as free as if it had never been used, and its
+// next virtual server gets a drain entry again.
+func TestRetiredIsDeletedByAnother(t *testing.T) {
+	w, s := local(t, ip.TCP)
+	w.mustApply(cluster(s))
+	entry := drainEntry(fwm(first), key(ip.TCP, vip+":80"))
+	w.ipvs.Apply([]ipvs.Change{{Op: ipvs.DeleteVirtualServer, Key: fwm(first)}})
+	w.ipset.Apply([]ipset.Change{{Op: ipset.DeleteEntry, Set: w.reconciler.setNamed(entry.Set), Entry: entry.Entry}})
+	if _, err := w.observe(); err != nil {
+		t.Fatal(err)
+	}
+	w.reconciler.Flush()
+	if n := len(w.reconciler.retired); n != 0 {
+		t.Errorf("%d are recorded", n)
+	}
+	w.mustApply(s)
+	w.ipvs.SetConnections(fwm(first), used, ipvs.Connections{Active: 1})
+	w.mustApply(cluster(s))
+	w.retires(cluster(s))
 }

@@ -47,8 +47,8 @@ func (r *Reconciler) undrainAll(key ipvs.Key) {
 // Once an endpoint is in no EndpointSlice any more, its connections have until the deadline,
 // measured from the first call that notices. The pod is gone: a client that keeps sending
 // would keep its connection and never get an answer (kubernetes#84322, #89392, #77903).
-// Removing the real server resets the connection. While the endpoint is in a slice, in
-// whatever condition, there is no deadline. On an unreachable node the deadline is zero.
+// Removing the real server resets the connection. An endpoint that is still in a slice has no
+// deadline, whatever its conditions. One on an unreachable node is removed at once.
 func (r *Reconciler) checkDraining(now time.Time, deadline time.Duration, most int) Problems {
 	f := &flush{Reconciler: r}
 	var changes []ipvs.Change
@@ -91,8 +91,8 @@ func (r *Reconciler) checkDraining(now time.Time, deadline time.Duration, most i
 	return f.problems
 }
 
-// drainNext returns up to most virtual servers that this round of checkDraining has not checked. If
-// none are left, it begins a new round with all virtual servers that drain.
+// drainNext returns up to most virtual servers that this round of checkDraining has not
+// checked. If none are left, it begins a new round with all virtual servers that drain.
 func (r *Reconciler) drainNext(most int) []ipvs.Key {
 	if len(r.toDrain) == 0 {
 		r.toDrain = slices.Collect(maps.Keys(r.draining))

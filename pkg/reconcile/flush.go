@@ -72,7 +72,7 @@ func (f *flush) addMembers() {
 		different := !m.exists || m.cached != want
 		switch {
 		case desired && set.failed:
-			f.members.markStuck(m) // flushSets reports the missing set
+			f.members.markStuck(m) // setSection reports the missing set
 		case desired && !m.exists && f.preservesClientIP(m): // added after the virtual server changed
 		case desired && !m.exists && f.waitsForClaim(m): // added once the VIP is claimed in the new way
 		case f.waitsForWeights(m, want) || desired && f.waitsForDrainEntry(m, want):

@@ -270,7 +270,7 @@ func (t *table[K, W, A]) without(r *record[K, W, A], owner *Owner) []want[W] {
 	return slices.DeleteFunc(t.allWants(r), func(c want[W]) bool { return c.owner.Name == owner.Name })
 }
 
-// allDesired returns a copy of all values of a key, the winner's first.
+// allWants returns a copy of all values of a key, the winner's first.
 func (t *table[K, W, A]) allWants(r *record[K, W, A]) []want[W] {
 	if !r.wanted() {
 		return nil
@@ -292,7 +292,7 @@ func (t *table[K, W, A]) setWants(r *record[K, W, A], list []want[W]) {
 	}
 }
 
-// desiredBy returns what one owner wants under a key.
+// wantOf returns what one owner wants under a key; false if it wants nothing.
 func (t *table[K, W, A]) wantOf(r *record[K, W, A], name types.NamespacedName) (want[W], bool) {
 	if r == nil || !r.wanted() {
 		return want[W]{}, false

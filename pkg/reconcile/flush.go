@@ -182,7 +182,7 @@ func (f *flush) flushVIPs() {
 			f.vips.markClean(v)
 		case v.exists:
 			removed = append(removed, v)
-		case !blocked[v.key.Addr] && !f.keepsClaim(v.key.Addr):
+		case (!blocked[v.key.Addr] || f.servedAnyway(v)) && !f.keepsClaim(v.key.Addr):
 			added = append(added, v)
 		}
 	}
@@ -237,7 +237,7 @@ var requiredSets = func() map[string]bool {
 }()
 
 // blocked returns the addresses that must not become local yet because the kernel refused
-// something they need. A VIP that is local without its virtual server would be answered by
+// something they need, unless servedAnyway. A VIP that is local without its virtual server would be answered by
 // any process that listens on 0.0.0.0. A fwmark virtual server is not needed: without it the
 // kernel uses the one of the address and port.
 func (f *flush) blocked() map[netip.Addr]bool {
@@ -254,6 +254,20 @@ func (f *flush) blocked() map[netip.Addr]bool {
 		}
 	}
 	return out
+}
+
+// servedAnyway reports whether a VIP lacks virtual servers only, and has at least one. A refused
+// virtual server then affects its own port, as under kube-proxy, and not the other Services of the
+// address.
+func (f *flush) servedAnyway(v *vipRecord) bool {
+	for key, m := range f.members.stuck {
+		if _, desired := f.desiredMember(m); desired && key.addr == v.key.Addr {
+			return false
+		}
+	}
+	return slices.ContainsFunc(f.vips.owners(v.key), func(name types.NamespacedName) bool {
+		return slices.ContainsFunc(f.owned[name].servers, func(s *server) bool { return s.exists && s.key.Addr == v.key.Addr })
+	})
 }
 
 // vipDone updates the cached state after a VIP was claimed or released.

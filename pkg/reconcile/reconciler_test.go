@@ -610,6 +610,30 @@ func (w *world) recover(problems Problems) {
 	}
 }
 
+// Two Services share a LoadBalancer IP. If a virtual server of one is refused, the other is served.
+func TestRefusedServerOfSharedAddress(t *testing.T) {
+	const shared = "192.0.2.1"
+	good, bad := loadBalancer("good", "10.96.0.1", shared, "10.244.0.2:8000"), loadBalancer("bad", "10.96.0.2", shared, "10.244.0.3:8000")
+	bad.Ports[0].Port = 81
+	for _, what := range []string{"virtual server TCP 192.0.2.1:81", "add 192.0.2.1,tcp:81 to set KUBE-LOAD-BALANCER"} {
+		w := newWorld(t)
+		w.refuse = func(change string) error {
+			if strings.Contains(change, what) {
+				return unix.ENOMEM
+			}
+			return nil
+		}
+		if len(w.start(good, bad)) == 0 {
+			t.Fatalf("%s: the refusal was not seen", what)
+		}
+		want := strings.HasPrefix(what, "virtual server")
+		addr := netip.MustParseAddr(shared)
+		if is := w.reconciler.vips.exists(byAddress(addr)) || w.reconciler.vips.exists(byPort(addr)); is != want {
+			t.Errorf("refused %s: local: %t, want %t", what, is, want)
+		}
+	}
+}
+
 func TestRefusedKeyIsNotTriedWithEveryChange(t *testing.T) {
 	w := newWorld(t)
 	w.start()

@@ -1,6 +1,8 @@
 package reconcile
 
 import (
+	"slices"
+
 	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
 	"github.com/kube-ipvs/kube-ipvs/pkg/nat"
 	"github.com/kube-ipvs/kube-ipvs/pkg/nft"
@@ -38,11 +40,17 @@ func (f *flush) detectCurrentRules() {
 		return
 	}
 	for family := range f.kernel.NAT {
-		if len(nat.Diff(f.cached.nat[family], ofFamily(f.node.NAT, family))) > 0 {
+		if !f.rulesWritten(family) {
 			return
 		}
 	}
 	f.rulesCurrent = true
+}
+
+// rulesWritten reports whether the rules of a family in the kernel are the plan's. It is true
+// for a family without iptables.
+func (r *Reconciler) rulesWritten(family ip.Family) bool {
+	return r.kernel.NAT[family] == nil || len(nat.Diff(r.cached.nat[family], ofFamily(r.node.NAT, family))) == 0
 }
 
 // hasDeferredRemovals reports whether a removal waits until every Service is served.
@@ -86,14 +94,17 @@ func (r *Reconciler) stillServes(rule routing.Rule) bool {
 }
 
 // kubeProxyTables are kube-proxy's nftables tables. They are deleted once every Service is
-// served without them. Established connections survive: conntrack keeps their translation.
+// served without them. Established connections survive: conntrack keeps their translation. The
+// kernel applies it only while the family has a nat chain of any table (nf_nat_register_fn), so
+// a table stays until our rules of its family are written. Without any, the packets would reach
+// the VIP itself, and this node would reset their connections.
 func (r *Reconciler) kubeProxyTables() nodeSection {
 	return section[nft.KubeProxyChange]{
 		diff: func() []nft.KubeProxyChange {
 			if r.kernel.KubeProxy == nil {
 				return nil
 			}
-			return r.cached.kubeProxy.Removals()
+			return slices.DeleteFunc(r.cached.kubeProxy.Removals(), func(c nft.KubeProxyChange) bool { return !r.rulesWritten(c.Family) })
 		},
 		write: r.kernel.writeKubeProxy,
 		done:  perChange(func(c nft.KubeProxyChange) { delete(r.cached.kubeProxy, c.Family) }),

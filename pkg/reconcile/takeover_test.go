@@ -110,6 +110,31 @@ func TestTakeOverFromNFTablesMode(t *testing.T) {
 	}
 }
 
+// The kernel translates packets of established connections only while some table of the family
+// has nat chains. If ours were refused, kube-proxy's stay.
+func TestTakeOverFromNFTablesModeWaitsForRules(t *testing.T) {
+	w := newWorld(t)
+	tables := nft.NewFakeKubeProxy(nft.KubeProxy{ip.IPv4: true, ip.IPv6: true})
+	w.reconciler.kernel.KubeProxy = tables
+	w.refuse = func(change string) error {
+		if strings.HasPrefix(change, "write chain IPv4 nat/") {
+			return errors.New("no")
+		}
+		return nil
+	}
+	w.start(clusterIP("a", "10.96.0.1", "10.244.0.2:8000"))
+	if left, _ := tables.Observe(); !left[ip.IPv4] || left[ip.IPv6] {
+		t.Errorf("without our rules for IPv4, left: %v", left)
+	}
+	w.refuse = nil
+	if err := w.reconciler.Flush().Err(); err != nil {
+		t.Errorf("tried again: %v", err)
+	}
+	if left, _ := tables.Observe(); len(left) > 0 {
+		t.Errorf("left: %v", left)
+	}
+}
+
 // Under externalTrafficPolicy Local an address gets all endpoints only once external clients
 // are directed elsewhere.
 func TestMarkedServersComeFirst(t *testing.T) {

@@ -42,9 +42,16 @@ func (r reader) readLeftovers() leftovers {
 	return l
 }
 
-// leftovers are removed once every Service is served without them, a section for each family.
+// leftovers are removed once every Service is served without them and our rules of their
+// family are written, a section for each family.
 func (r *Reconciler) leftovers() []nodeSection {
-	return r.leftoverSections(func(_ ip.Family, s nat.State) nat.State { return s }, func(f ip.Family) { delete(r.cached.leftovers.nat, f) })
+	written := func(family ip.Family, s nat.State) nat.State {
+		if len(s.Chains)+len(s.Jumps) > 0 && !r.rulesWritten(family) {
+			return nat.State{}
+		}
+		return s
+	}
+	return r.leftoverSections(written, func(f ip.Family) { delete(r.cached.leftovers.nat, f) })
 }
 
 // leftoverSections removes the leftovers that pick selects of each family. A chain that

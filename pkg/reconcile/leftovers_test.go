@@ -53,6 +53,26 @@ func TestLeftoversInOtherBackEnd(t *testing.T) {
 	}
 }
 
+// If our rules were refused, kube-proxy's stay in the other back end until ours are written.
+func TestLeftoversWaitForRules(t *testing.T) {
+	w := newWorld(t)
+	other := w.addLeftovers(ofIptablesMode)
+	w.refuse = func(change string) error {
+		if strings.HasPrefix(change, "write chain IPv4 nat/") {
+			return errors.New("no")
+		}
+		return nil
+	}
+	w.start(clusterIP("a", "10.96.0.1", "10.244.0.2:8000"))
+	if left := other.Save(); !strings.Contains(left, "KUBE-SEP-") {
+		t.Errorf("without our rules, left:\n%s", left)
+	}
+	w.refuse = nil
+	if err := w.reconciler.Flush().Err(); err != nil || strings.Contains(other.Save(), "KUBE-SEP-") {
+		t.Errorf("tried again: %v; left:\n%s", err, other.Save())
+	}
+}
+
 // A dry run lists the leftovers among what it would change, and deletes none.
 func TestDryRunKeepsLeftovers(t *testing.T) {
 	w := newWorld(t)

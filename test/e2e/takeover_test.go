@@ -160,6 +160,39 @@ func (c *takeOver) hold(t *testing.T, node *lab.BridgeNode) {
 	}
 }
 
+// keepTalking sends requests all the time on connections of each kind, so that a moment without
+// translation resets some. The returned function ends them, and checks that no request failed.
+func (c *takeOver) keepTalking(t *testing.T, node *lab.BridgeNode) (end func()) {
+	t.Helper()
+	before := len(c.held)
+	c.hold(t, node)
+	talking := slices.Clone(c.held[before:])
+	c.held = c.held[:before]
+	stop := make(chan struct{})
+	var all sync.WaitGroup
+	for _, h := range talking {
+		all.Go(func() {
+			for {
+				select {
+				case <-stop:
+					return
+				case <-time.After(20 * time.Millisecond):
+				}
+				if answer := h.connection.Ask(stallLimit); answer.Err != nil || answer.Server != h.server {
+					t.Errorf("in use: the connection of %s, to %s, results in %s", h.name, h.server, answer)
+					return
+				}
+			}
+		})
+	}
+	end = sync.OnceFunc(func() {
+		close(stop)
+		all.Wait()
+	})
+	t.Cleanup(end)
+	return end
+}
+
 // keepAsking keeps opening new connections of each kind.
 func (c *takeOver) keepAsking(node *lab.BridgeNode) {
 	c.keepAskingBut(node, func(string) bool { return false })
@@ -252,17 +285,21 @@ func testTakeOver(t *testing.T, mode string) *takeOver {
 	c := newTakeOver(t, mode)
 	both, after := c.takenOver()[0], c.takenOver()[1]
 	c.hold(t, both)
+	endBoth := c.keepTalking(t, both)
 	c.keepAsking(both)
 	c.startKubeIPVS(both)
 	c.intact(t, "beside kube-proxy")
 	c.old[both].Stop()
 	c.hold(t, after)
+	endAfter := c.keepTalking(t, after)
 	c.keepAsking(after)
 	c.old[after].Stop()
 	c.startKubeIPVS(after)
 	for _, node := range c.takenOver() {
 		lab.Eventually(t, 2*syncLimit, "kube-proxy's leftovers are gone", func() error { return hasNoLeftovers(node) })
 	}
+	endBoth()
+	endAfter()
 	c.intact(t, "after kube-proxy")
 	c.answered(t)
 	return c
@@ -289,6 +326,31 @@ func TestBehaviourTakeOverFromNFTablesAndBack(t *testing.T) {
 	c.cleanUp(t, node)
 	c.intact(t, "without kube-ipvs")
 	c.answered(t)
+}
+
+// TestBehaviourTakeOverWaitsForRules lets another program own the table that our rules for IPv4
+// need, so that the kernel refuses them. The kernel translates packets of established
+// connections only while some table has nat chains: kube-proxy's table must stay meanwhile.
+func TestBehaviourTakeOverWaitsForRules(t *testing.T) {
+	c := newTakeOver(t, "nftables")
+	node := c.takenOver()[0]
+	c.hold(t, node)
+	owner := node.Start("sh", "-c", "f=$(mktemp -u) && mkfifo $f && exec 3<>$f && echo 'add table ip nat { flags owner; }' >&3 && exec nft -i <&3")
+	lab.Eventually(t, syncLimit, "table nat has an owner", func() error {
+		_, err := node.TryExec("nft", "list", "table", "ip", "nat")
+		return err
+	})
+	c.old[node].Stop()
+	c.young[node] = node.StartProgram(func(*lab.Process) error {
+		if tables := node.Exec("nft", "list", "tables"); strings.Contains(tables, "ip6 kube-proxy") {
+			return fmt.Errorf("the take-over of IPv6 has not ended: %s", tables)
+		}
+		return nil
+	}, lab.Program(), "--hostname-override", node.Name, "--kubeconfig", lab.Kubeconfig(), "--cluster-cidr", podCIDRs)
+	c.intact(t, "without our rules for IPv4")
+	owner.Stop()
+	lab.Eventually(t, 2*syncLimit, "kube-proxy's leftovers are gone", func() error { return hasNoLeftovers(node) })
+	c.intact(t, "with our rules")
 }
 
 // TestBehaviourTakeOverFromIPVSAndBack also rolls back. kube-proxy recognizes its state

@@ -23,13 +23,13 @@ const calicoBases = `
 	chain filter-OUTPUT { type filter hook output priority 0; jump filter-cali-OUTPUT; }
 `
 
-// calicoNFT returns the ruleset of Felix's nftables data plane. Felix generates both data
+// nft returns the ruleset of Felix's nftables data plane. Felix generates both data
 // planes from the same rules, so this one is translated from the iptables rules, in the
 // way of its match builder.
-func calicoNFT(p plan, family int) string {
+func (c calico) nft(p plan, family int) string {
 	word, kind := []string{"ip", "ip6"}[family], []string{"ipv4_addr", "ipv6_addr"}[family]
 	elements := map[string][]string{}
-	for line := range strings.Lines(calicoSets(p, family)) {
+	for line := range strings.Lines(c.sets(p, family)) {
 		if words := strings.Fields(line); words[0] == "add" {
 			elements[words[1]] = append(elements[words[1]], words[2])
 		}
@@ -39,7 +39,7 @@ func calicoNFT(p plan, family int) string {
 		fmt.Fprintf(&sets, "\tset %s { type %s; flags interval; elements = { %s } }\n", name, kind, strings.Join(all, ", "))
 	}
 	table := ""
-	for line := range strings.Lines(calicoRules(family)) {
+	for line := range strings.Lines(c.rules(family)) {
 		line = strings.TrimSpace(line)
 		switch {
 		case strings.HasPrefix(line, "*"):
@@ -55,7 +55,7 @@ func calicoNFT(p plan, family int) string {
 	return fmt.Sprintf("table %[1]s calico {\n%[2]s%[3]s}\nflush table %[1]s calico\ntable %[1]s calico {%[4]s}\n%[5]s", word, sets.String(), declared.String(), calicoBases, rules.String())
 }
 
-// nftRule translates the iptables syntax that calicoRules uses.
+// nftRule translates the iptables syntax that calico.rules uses.
 func nftRule(table, word string, words []string) []string {
 	var out []string
 	not, protocol := "", ""

@@ -16,14 +16,27 @@ import (
 // Felix gives it, under 0xfff00000.
 type calicoPod struct{ name, link, mark string }
 
-var calicoPods = []calicoPod{
-	{"pod", "calipod", "0x21200000"},
-	{here, "calihere", "0x31300000"},
-	{"denied", "calidenied", "0x41400000"},
+// policy reports whether the policy applies to the pod.
+func (p calicoPod) policy() bool { return strings.HasPrefix(p.name, here) }
+
+// calico is a configuration of Felix.
+type calico struct {
+	prefix string // of the workloads' links
+	pods   []calicoPod
+	denied [2]string // the addresses of the pod that the policy of the endpoint "here" denies
+	// other is Felix beside a CNI that is not Calico's: no pools are masqueraded, and chains of
+	// table mangle return what they allow (IptablesMangleAllowAction).
+	other bool
 }
 
-// calicoDenied is the pod that the policy of the endpoint "here" denies.
-var calicoDenied = [2]string{"10.244.1.4", "fd00:244:1::4"}
+var ownCalico = calico{
+	prefix: "cali", denied: [2]string{"10.244.1.4", "fd00:244:1::4"},
+	pods: []calicoPod{
+		{"pod", "calipod", "0x21200000"},
+		{here, "calihere", "0x31300000"},
+		{"denied", "calidenied", "0x41400000"},
+	},
+}
 
 const calicoWhat = "Rules from the source of Felix (felix/rules/static.go, dispatch.go, endpoints.go, v3.31), as its %s data plane writes them with " +
 	"IPVS support: `cali-` chains in raw, mangle, nat and filter, endpoint marks under 0xfff00000, `cali-forward-check`, workload policy by `cali-tw-` " +
@@ -52,7 +65,7 @@ func TestNeighbourCalico(t *testing.T) {
 				Result: Result{Order: 20 + i, Title: "Calico (Felix), " + mode.title,
 					What:    fmt.Sprintf(calicoWhat, mode.plane, mode.rewrites),
 					Missing: "Felix itself, whose module is not served (its restart is a rewriting of all its chains); host endpoints; overlays; the eBPF data plane."},
-				build: func(s *side) { buildCalico(s, mode.name) }, restart: func(s *side) { writeCalico(s, mode.name) },
+				build: func(s *side) { buildCalico(s, mode.name) }, restart: func(s *side) { ownCalico.write(s, mode.name) },
 				started: started,
 				checks:  []check{policyHolds(0), policyHolds(1)},
 			}.run(t)
@@ -62,15 +75,19 @@ func TestNeighbourCalico(t *testing.T) {
 
 func buildCalico(s *side, mode string) {
 	links := map[string]string{}
-	for _, p := range calicoPods {
+	for _, p := range ownCalico.pods {
 		links[p.name] = p.link
 	}
 	pod := func(name string, addresses ...string) *lab.Pod { return s.Node.Pod(name, links[name], addresses...) }
 	s.addPods(s.plan, pod)
-	denied := pod("denied", calicoDenied[:]...)
-	s.state["denied"] = denied.Name
+	denied := pod("denied", ownCalico.denied[:]...)
 	s.extra = append(s.extra, &client{name: "denied", hosts: [2]*lab.Namespace{denied.Namespace, denied.Namespace}, inside: true})
-	writeCalico(s, mode)
+	ownCalico.start(s, mode)
+}
+
+// start writes everything, and keeps the jumps first in insert mode.
+func (c calico) start(s *side, mode string) {
+	c.write(s, mode)
 	switch mode {
 	case "insert":
 		s.Node.Start("sh", "-c", calicoLoop)
@@ -79,17 +96,17 @@ func buildCalico(s *side, mode string) {
 	}
 }
 
-// writeCalico writes all chains as Felix does when it starts: one transaction for each
+// write writes all chains as Felix does when it starts: one transaction for each
 // table replaces their content. Existing jumps stay.
-func writeCalico(s *side, mode string) {
+func (c calico) write(s *side, mode string) {
 	s.t.Helper()
 	for family, restore := range []string{"iptables-restore", "ip6tables-restore"} {
 		if mode == "nftables" {
-			s.Node.Feed(calicoNFT(s.plan, family), "nft", "-f", "-")
+			s.Node.Feed(c.nft(s.plan, family), "nft", "-f", "-")
 			continue
 		}
-		s.Node.Feed(calicoSets(s.plan, family), "ipset", "restore", "-exist")
-		s.Node.Feed(calicoRules(family), restore, "-w", "--noflush")
+		s.Node.Feed(c.sets(s.plan, family), "ipset", "restore", "-exist")
+		s.Node.Feed(c.rules(family), restore, "-w", "--noflush")
 	}
 }
 
@@ -133,14 +150,17 @@ func giveWay(s *side) {
 	})
 }
 
-// calicoSets are the node's own addresses and the pools.
-func calicoSets(p plan, family int) string {
+// sets are the node's own addresses and the pools.
+func (c calico) sets(p plan, family int) string {
 	version, inet := []string{"4", "6"}[family], []string{"inet", "inet6"}[family]
 	var text strings.Builder
 	fmt.Fprintf(&text, "create cali%s0this-host hash:ip family %s\n", version, inet)
 	own := [][]string{{p.nodeIPs()[0], "127.0.0.1"}, {p.nodeIPs()[1], "::1"}}[family]
 	for _, ip := range own {
 		fmt.Fprintf(&text, "add cali%s0this-host %s\n", version, ip)
+	}
+	if c.other {
+		return text.String()
 	}
 	for _, name := range []string{"all-ipam-pools", "masq-ipam-pools"} {
 		fmt.Fprintf(&text, "create cali%s0%s hash:net family %s\nadd cali%s0%s %s\n",
@@ -149,11 +169,17 @@ func calicoSets(p plan, family int) string {
 	return text.String()
 }
 
-// calicoRules are Felix's chains, without the jumps to them.
-func calicoRules(family int) string {
+// rules are Felix's chains, without the jumps to them.
+func (c calico) rules(family int) string {
 	version := []string{"4", "6"}[family]
 	var text strings.Builder
-	line := func(format string, args ...any) { fmt.Fprintf(&text, format+"\n", args...) }
+	line := func(format string, args ...any) {
+		fmt.Fprintf(&text, strings.ReplaceAll(format, "cali+", c.prefix+"+")+"\n", args...)
+	}
+	allow := "ACCEPT"
+	if c.other {
+		allow = "RETURN"
+	}
 	line("*raw\n:cali-PREROUTING - -\n:cali-OUTPUT - -\n:cali-from-host-endpoint - -\n:cali-to-host-endpoint - -\n:cali-rpf-skip - -")
 	line("-A cali-PREROUTING -j MARK --set-xmark 0x0/0xf0000")
 	line("-A cali-PREROUTING -i cali+ -j MARK --set-xmark 0x40000/0x40000")
@@ -165,23 +191,26 @@ func calicoRules(family int) string {
 	line("-A cali-OUTPUT -m mark --mark 0x10000/0x10000 -j ACCEPT\nCOMMIT")
 
 	line("*mangle\n:cali-PREROUTING - -\n:cali-POSTROUTING - -\n:cali-from-host-endpoint - -\n:cali-to-host-endpoint - -")
-	line("-A cali-PREROUTING -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT")
-	line("-A cali-PREROUTING -m mark --mark 0x10000/0x10000 -j ACCEPT")
-	line("-A cali-PREROUTING -j cali-from-host-endpoint\n-A cali-PREROUTING -m mark --mark 0x10000/0x10000 -j ACCEPT")
+	line("-A cali-PREROUTING -m conntrack --ctstate RELATED,ESTABLISHED -j %s", allow)
+	line("-A cali-PREROUTING -m mark --mark 0x10000/0x10000 -j %s", allow)
+	line("-A cali-PREROUTING -j cali-from-host-endpoint\n-A cali-PREROUTING -m mark --mark 0x10000/0x10000 -j %s", allow)
 	line("-A cali-POSTROUTING -m mark --mark 0x10000/0x10000 -j RETURN\n-A cali-POSTROUTING -j MARK --set-xmark 0x0/0xf0000")
 	line("-A cali-POSTROUTING -m conntrack --ctstate DNAT -j cali-to-host-endpoint\n-A cali-POSTROUTING -m mark --mark 0x10000/0x10000 -j RETURN\nCOMMIT")
 
 	line("*nat\n:cali-PREROUTING - -\n:cali-POSTROUTING - -\n:cali-OUTPUT - -\n:cali-fip-dnat - -\n:cali-fip-snat - -\n:cali-nat-outgoing - -")
 	line("-A cali-PREROUTING -j cali-fip-dnat\n-A cali-OUTPUT -j cali-fip-dnat")
 	line("-A cali-POSTROUTING -j cali-fip-snat\n-A cali-POSTROUTING -j cali-nat-outgoing")
-	line("-A cali-nat-outgoing -m set --match-set cali%[1]s0masq-ipam-pools src -m set ! --match-set cali%[1]s0all-ipam-pools dst -j MASQUERADE --random-fully\nCOMMIT", version)
+	if !c.other {
+		line("-A cali-nat-outgoing -m set --match-set cali%[1]s0masq-ipam-pools src -m set ! --match-set cali%[1]s0all-ipam-pools dst -j MASQUERADE --random-fully", version)
+	}
+	line("COMMIT")
 
 	line("*filter")
 	for _, chain := range strings.Fields("INPUT FORWARD OUTPUT forward-check forward-endpoint-mark set-endpoint-mark from-endpoint-mark wl-to-host " +
 		"from-wl-dispatch to-wl-dispatch from-host-endpoint to-host-endpoint from-hep-forward to-hep-forward cidr-block pi-deny") {
 		line(":cali-%s - -", chain)
 	}
-	for _, p := range calicoPods {
+	for _, p := range c.pods {
 		line(":cali-tw-%[1]s - -\n:cali-fw-%[1]s - -\n:cali-sm-%[1]s - -", p.link)
 	}
 	line("-A cali-INPUT -j MARK --set-xmark 0x0/0xfff00000\n-A cali-INPUT -j cali-forward-check\n-A cali-INPUT -m mark ! --mark 0x0/0xfff00000 -j RETURN")
@@ -192,14 +221,14 @@ func calicoRules(family int) string {
 		line("-A cali-forward-check -p %s -m multiport --dports 30000:32767 -m set --match-set cali%s0this-host dst -g cali-set-endpoint-mark", protocol, version)
 	}
 	line("-A cali-forward-check -m set ! --match-set cali%s0this-host dst -j cali-set-endpoint-mark", version)
-	for _, p := range calicoPods {
+	for _, p := range c.pods {
 		line("-A cali-set-endpoint-mark -i %[1]s -g cali-sm-%[1]s\n-A cali-sm-%[1]s -j MARK --set-xmark %[2]s/0xfff00000", p.link, p.mark)
 		line("-A cali-from-endpoint-mark -m mark --mark %s/0xfff00000 -g cali-fw-%s", p.mark, p.link)
 		line("-A cali-from-wl-dispatch -i %[1]s -g cali-fw-%[1]s\n-A cali-to-wl-dispatch -o %[1]s -g cali-tw-%[1]s", p.link)
 		for _, direction := range []string{"tw", "fw"} {
 			line("-A cali-%s-%s -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT\n-A cali-%[1]s-%[2]s -m conntrack --ctstate INVALID -j DROP", direction, p.link)
 			line("-A cali-%s-%s -j MARK --set-xmark 0x0/0x30000", direction, p.link)
-			if direction == "tw" && p.name == here {
+			if direction == "tw" && p.policy() {
 				line("-A cali-tw-%s -j cali-pi-deny", p.link)
 			} else {
 				line("-A cali-%s-%s -j MARK --set-xmark 0x10000/0x10000", direction, p.link)
@@ -207,7 +236,7 @@ func calicoRules(family int) string {
 			line("-A cali-%s-%s -m mark --mark 0x10000/0x10000 -j RETURN\n-A cali-%[1]s-%[2]s -j DROP", direction, p.link)
 		}
 	}
-	line("-A cali-pi-deny -s %s -j DROP\n-A cali-pi-deny -j MARK --set-xmark 0x10000/0x10000", calicoDenied[family])
+	line("-A cali-pi-deny -s %s -j DROP\n-A cali-pi-deny -j MARK --set-xmark 0x10000/0x10000", c.denied[family])
 	line("-A cali-set-endpoint-mark -i cali+ -j DROP\n-A cali-set-endpoint-mark -j MARK --set-xmark 0x100000/0xfff00000")
 	line("-A cali-from-endpoint-mark -j DROP\n-A cali-from-wl-dispatch -j DROP\n-A cali-to-wl-dispatch -j DROP")
 	line("-A cali-forward-endpoint-mark -m mark ! --mark 0x100000/0xfff00000 -j cali-from-endpoint-mark")
@@ -238,7 +267,7 @@ func TestNeighbourCalicoPorts(t *testing.T) {
 		key: "calico-insert-ports", plan: p,
 		Result: Result{Order: 29, Title: "Calico (Felix), iptables, insert mode, claims by port",
 			What: fmt.Sprintf(calicoWhat, "iptables", "As in insert mode. kube-ipvs runs with --claim-load-balancers port and --claim-external-ips port.")},
-		build: func(s *side) { buildCalico(s, "insert") }, restart: func(s *side) { writeCalico(s, "insert") },
+		build: func(s *side) { buildCalico(s, "insert") }, restart: func(s *side) { ownCalico.write(s, "insert") },
 		started: giveWay,
 	}.run(t)
 }

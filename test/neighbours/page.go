@@ -42,7 +42,7 @@ same under both programs and as the API says are counted, not listed.
 The kernel is Debian's 6.1. The last column says when a set-up ran, and with which build of kube-ipvs. "better", "worse"
 and "missing" count the questions beside the matrix too.
 
-Not here: a node that several of these programs write at once, and DHCP on the uplink.
+Not here: other combinations of these programs on one node, and DHCP on the uplink.
 {{with notRun .Results}}
 Not run for this page: {{range $i, $title := .}}{{if $i}}; {{end}}{{$title}}{{end}}.
 {{end}}{{with .Kernels}}

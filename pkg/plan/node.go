@@ -1,10 +1,10 @@
 package plan
 
 import (
-	"cmp"
 	"maps"
 	"slices"
 
+	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
 	"github.com/kube-ipvs/kube-ipvs/pkg/ipset"
 	"github.com/kube-ipvs/kube-ipvs/pkg/nat"
 	"github.com/kube-ipvs/kube-ipvs/pkg/nft"
@@ -22,9 +22,10 @@ type NodePlan struct {
 	// Demands are the sets to which placeholder rules of NAT add members. Once such a set has
 	// a member, it is in use (Node.Uses), and the plan has the rules on demand instead.
 	Demands []string
-	// Chains lists every chain that NAT has when all sets are in use; sorted.
-	Chains []nat.Chain
-	Rules  []routing.Rule
+	// Variants are NAT with other sets in use. Whatever sets are in use, each rule is in one
+	// of the variants, and those that all variants have are there.
+	Variants []nat.State
+	Rules    []routing.Rule
 	// Loopback is for the node ports of the loopback address.
 	Loopback nft.Loopback
 	Bound    []Binding // bindings that Rules implement
@@ -39,8 +40,10 @@ func ForNode(cfg *Config, n *Node) NodePlan {
 		NAT:     nat.State{Chains: map[nat.Chain][]nat.Rule{}},
 	}
 	facts := NewFacts(cfg, n)
+	all := map[ip.Family]Paths{}
 	for _, family := range cfg.Families {
 		paths := PathsOf(cfg, n, family)
+		all[family] = paths
 		plan.Sets = append(plan.Sets, Sets(family)...)
 		addRuleset(&plan.NAT, cfg, n, &facts, family, paths)
 		addLocalhost(&plan, cfg, n, &facts, family)
@@ -52,21 +55,40 @@ func ForNode(cfg *Config, n *Node) NodePlan {
 	}
 	addSharedSysctls(&plan, cfg, n)
 	addReroute(&plan, cfg, n)
-	plan.Chains = allChains(cfg, n, facts)
+	plan.Variants = variants(cfg, n, &facts, all)
 	return plan
 }
 
-// allChains returns the chains of a node on which every set is in use.
-func allChains(cfg *Config, n *Node, facts Facts) []nat.Chain {
-	all := *n
-	all.Uses = nil
-	s := nat.State{Chains: map[nat.Chain][]nat.Rule{}}
+// reshaping are the sets that, while in use, change rules of other sets.
+var reshaping = []SetName{Local, PortVIPs}
+
+// variants returns the rules with no set in use, with all, and without one of reshaping.
+func variants(cfg *Config, n *Node, facts *Facts, paths map[ip.Family]Paths) []nat.State {
+	all := SetsInUse{}
 	for _, family := range cfg.Families {
-		addRuleset(&s, cfg, &all, &facts, family, PathsOf(cfg, n, family))
+		for _, s := range Sets(family) {
+			all[s.Name] = true
+		}
 	}
-	return slices.SortedFunc(maps.Keys(s.Chains), func(a, b nat.Chain) int {
-		return cmp.Or(cmp.Compare(a.Family, b.Family), cmp.Compare(a.Table, b.Table), cmp.Compare(a.Name, b.Name))
-	})
+	uses := []SetsInUse{{}, all}
+	for _, set := range reshaping {
+		without := maps.Clone(all)
+		for _, family := range cfg.Families {
+			delete(without, set.In(family))
+		}
+		uses = append(uses, without)
+	}
+	var out []nat.State
+	for _, u := range uses {
+		variant, p := *n, NodePlan{NAT: nat.State{Chains: map[nat.Chain][]nat.Rule{}}}
+		variant.Uses, variant.Demanding = u, true
+		for _, family := range cfg.Families {
+			addRuleset(&p.NAT, cfg, &variant, facts, family, paths[family])
+			addLocalhost(&p, cfg, &variant, facts, family)
+		}
+		out = append(out, p.NAT)
+	}
+	return out
 }
 
 // addReroute disables the second route lookup of replies (snat_reroute) while it cannot change

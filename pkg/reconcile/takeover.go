@@ -33,14 +33,20 @@ func servicesChain(family ip.Family) nat.Chain {
 	return nat.Chain{Family: family, Table: nat.NAT, Name: "KUBE-SERVICES"}
 }
 
-// detectCurrentRules sets rulesCurrent if the rules in the kernel are the plan's: an earlier
-// process of this version and configuration wrote them, and they may be changed at once.
+// detectCurrentRules sets rulesCurrent if the rules in the kernel are the plan's, with any sets
+// in use: an earlier process of this version and configuration wrote them, and they may be
+// changed at once. If it was killed while a set came into use, or went out of use, the rules of
+// some tables, or all, are not those for the members that it has left.
 func (f *flush) detectCurrentRules() {
 	if f.pruning || f.rulesCurrent {
 		return
 	}
 	for family := range f.kernel.NAT {
-		if !f.rulesWritten(family) {
+		variants := make([]nat.State, len(f.node.Variants))
+		for i, v := range f.node.Variants {
+			variants[i] = ofFamily(v, family)
+		}
+		if !nat.Among(f.cached.nat[family], variants) {
 			return
 		}
 	}

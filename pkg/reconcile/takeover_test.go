@@ -5,8 +5,11 @@ import (
 	"strings"
 	"testing"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
 	"github.com/kube-ipvs/kube-ipvs/pkg/nft"
+	"github.com/kube-ipvs/kube-ipvs/pkg/plan"
 )
 
 // ofIptablesMode is what kube-proxy writes for a Service in iptables mode, beside the
@@ -150,5 +153,38 @@ func TestMarkedServersComeFirst(t *testing.T) {
 		if marked < 0 || address < marked {
 			t.Fatalf("the marked one came as change %d, the address's as %d of\n%s", marked, address, strings.Join(w.order, "\n"))
 		}
+	}
+}
+
+// The process is killed at any write of a change of externalTrafficPolicy from Local to Cluster,
+// between the rules of two tables too, and started again: an external IP gets no endpoint of
+// another node before its clients are masqueraded.
+func TestCrashWhileSetsComeIntoUse(t *testing.T) {
+	for writes, more := 0, true; more; writes++ {
+		w := newWorld(t)
+		w.cfg.VIPs.ExternalIPs, w.cfg.LocalMark = plan.ClaimAddress, plan.LocalMark{}
+		s := externalLocal("a", ip.TCP, vip, here)
+		s.LoadBalancers, s.ExternalIPs = nil, s.LoadBalancers
+		w.startAs(s)
+		w.order, more = nil, false
+		w.refuse = func(string) error {
+			if len(w.order) < writes {
+				return nil
+			}
+			more = true
+			return unix.EIO
+		}
+		w.set(cluster(s))
+		w.reconciler.SetNode(plan.ForNode(&w.cfg, &plan.Node{Uses: w.reconciler.SetsInUse()}))
+		w.reconciler.Flush()
+		w.refuse = func(change string) error {
+			if strings.HasSuffix(change, "of TCP "+vip+":80") && strings.Contains(change, "weight 1 of real server 10.244.9.9") || strings.HasPrefix(change, "add real server 10.244.9.9:8000 to TCP "+vip) {
+				if !strings.Contains(w.nat[ip.IPv4].Save(), `--match-set KUBE-EXTERNAL-IP dst,dst -m comment --comment "external IPs" -j KUBE-MARK-MASQ`) {
+					t.Errorf("killed after %d writes: no rule masquerades at %q", writes, change)
+				}
+			}
+			return nil
+		}
+		w.startAs(cluster(s))
 	}
 }

@@ -469,15 +469,12 @@ func (o *Oracle) wantServed(c *Class, t target) Want {
 		return answered(everywhere, false, true, sayCluster)
 	case who == outside && len(here) == 0 && len(everywhere) > 0:
 		return Want{Fates: []Fate{MustDrop}, Sentence: sayLocal}
-	case who == outside:
+	case who == outside, who == aPod && told && !pod && len(here) > 0: // the configuration says that it is outside the cluster
 		masquerade := t.svc.Masquerade || o.Config.MasqueradeExternalLocal
 		return answered(here, !masquerade, masquerade, sayLocal)
 	case who == aPod && told && !pod:
-		// The configuration says that it is outside the cluster.
 		w := answered(everywhere, true, true, sayInside)
-		if len(here) == 0 {
-			w.Fates = append(w.Fates, MustDrop)
-		}
+		w.Fates = append(w.Fates, MustDrop)
 		return w
 	}
 	return answered(everywhere, true, true, sayInside)

@@ -145,9 +145,10 @@ func (r *ruleset) external(n *Node) []string {
 //	-A KUBE-IPVS-INTERNAL -i eth0 -j RETURN     (each outer interface)
 //	-A KUBE-IPVS-INTERNAL -m mark ! --mark 0x0/0xffff8f9b -j RETURN
 //	-A KUBE-IPVS-INTERNAL -m addrtype --src-type LOCAL -j SET --map-set KUBE-IPVS-LOCAL dst,dst --map-mark
-//	-A KUBE-IPVS-INTERNAL -s 10.244.0.0/16 -m addrtype ! --src-type LOCAL -j SET --map-set KUBE-IPVS-LOCAL dst,dst --map-mark
+//	-A KUBE-IPVS-INTERNAL -s 10.244.0.0/16 -j SET --map-set KUBE-IPVS-LOCAL dst,dst --map-mark
 //
-// If neither pods nor outer interfaces are known, only the node is internal. With reply
+// If pods are not known, all clients behind other than outer interfaces are internal, and one
+// rule has no condition. If neither is known, only the node is internal. With reply
 // routing, a mark with the masquerade bit binds the flow, because the jump in INPUT does
 // not see that bit:
 //
@@ -159,14 +160,15 @@ func (r *ruleset) internalRules(n *Node) []nat.Rule {
 	}
 	own := r.cfg.MasqueradeMark | r.cfg.SNAT.Mark | r.cfg.VIPs.Mark
 	toMark := "SET --map-set " + Local.In(r.family) + " dst,dst --map-mark"
-	rules = append(rules,
-		rule("marked by another program", fmt.Sprintf("-m mark ! --mark 0x0/%#x", ^own), "RETURN"),
-		rule("the node gets all endpoints", "-m addrtype --src-type LOCAL", toMark))
-	const pods, notNode = "pods get all endpoints", "-m addrtype ! --src-type LOCAL"
-	if fromPod, ok := r.fromPod(n); ok {
-		rules = append(rules, rule(pods, fromPod(notNode), toMark))
-	} else if len(r.outerLinks) > 0 {
-		rules = append(rules, rule(pods, notNode, toMark))
+	rules = append(rules, rule("marked by another program", fmt.Sprintf("-m mark ! --mark 0x0/%#x", ^own), "RETURN"))
+	fromPod, ok := r.fromPod(n)
+	if !ok && len(r.outerLinks) > 0 {
+		rules = append(rules, rule("all others get all endpoints", "", toMark))
+	} else {
+		rules = append(rules, rule("the node gets all endpoints", "-m addrtype --src-type LOCAL", toMark))
+	}
+	if ok {
+		rules = append(rules, rule("pods get all endpoints", fromPod(""), toMark))
 	}
 	if r.bindsMasqueraded() {
 		rules = append(rules, nat.Rule(r.masqueradedSource()+" -j KUBE-IPVS-BIND"))

@@ -176,6 +176,9 @@ type Paths struct {
 	// Bound lists the interfaces with reply routing, the main table's first. It is
 	// empty without an ENI, because there is only one path.
 	Bound []Binding
+	// Diverted describes the traffic that enters by the main table's interface and would
+	// leave by another one if it were not bound.
+	Diverted Diverted
 	// Branches are the routes by input interface. Requests of their pods for Services
 	// carry BranchMark.
 	Branches   []Branch
@@ -232,6 +235,33 @@ func PathsOf(cfg *Config, n *Node, family ip.Family) Paths {
 			p.Branches, p.BranchMark = pods, mark
 		}
 		p.Strays = strays(cfg, n, family, p.Bound)
+		p.Diverted = diverted(cfg, n, family)
 	}
 	return p
+}
+
+// Diverted lists the addresses whose packets policy rules of other programs route by another
+// table than main, behind our rules. If All, other packets may be as well.
+type Diverted struct {
+	Sources []netip.Prefix
+	All     bool
+}
+
+// diverted returns Diverted for locally routed packets without a mark.
+func diverted(cfg *Config, n *Node, family ip.Family) Diverted {
+	var d Diverted
+	for _, r := range n.Inventory.Rules {
+		switch {
+		case r.Family != family || r.Own || r.Priority <= cfg.SNAT.Priority:
+		case r.IIf != "" && r.IIf != "lo" && r.IIf != mainLink(&n.Inventory, family):
+		case !r.Other && r.Action == routing.Lookup && slices.Contains([]int{routing.TableMain, routing.TableLocal, routing.TableDefault}, r.Table):
+		case r.Invert || !r.From.IsValid() || r.From.Bits() == 0:
+			d.All = true
+		default:
+			d.Sources = append(d.Sources, r.From)
+		}
+	}
+	slices.SortFunc(d.Sources, comparePrefixes)
+	d.Sources = slices.Compact(d.Sources)
+	return d
 }

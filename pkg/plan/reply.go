@@ -54,6 +54,9 @@ func addReplyRouting(plan *NodePlan, cfg *Config, family ip.Family, paths Paths)
 	for _, p := range paths.ReplyRouted {
 		plan.Members = append(plan.Members, Member{Set: ReplyRoutedSources.In(family), Entry: ipset.Entry{Net: p}})
 	}
+	for _, p := range paths.Diverted.Sources {
+		plan.Members = append(plan.Members, Member{Set: DivertedSources.In(family), Entry: ipset.Entry{Net: p}})
+	}
 }
 
 // replyRouting writes the chains that bind flows and mark their packets, if there is an
@@ -115,10 +118,13 @@ func (r *ruleset) markMain() nat.Rule {
 
 // enter binds new flows to the interface through which they enter, if they are for a
 // Service. An interface match costs twice as much as one of the state, so only new flows
-// meet it:
+// meet it. Each packet of a bound flow is marked, which a flow needs that enters by the main
+// table's interface only if its packets or replies may be routed by another one (Diverted):
 //
 //	-A PREROUTING -m conntrack --ctstate NEW -j KUBE-IPVS-ENTER
-//	-A KUBE-IPVS-ENTER -i eth1 -j KUBE-IPVS-UPLINK     (each interface)
+//	-A KUBE-IPVS-ENTER -i eth0 -m set --match-set KUBE-IPVS-DIVERTED src -j KUBE-IPVS-UPLINK
+//	-A KUBE-IPVS-ENTER -i eth0 -m set --match-set KUBE-IPVS-DIVERTED dst -j KUBE-IPVS-UPLINK
+//	-A KUBE-IPVS-ENTER -i eth1 -j KUBE-IPVS-UPLINK     (each ENI)
 //	-A KUBE-IPVS-UPLINK -m set --match-set KUBE-LOAD-BALANCER dst,dst -j KUBE-IPVS-ENTRY     (external IPs, node ports, cluster IPs)
 //
 // The packet is marked with the interface. Without the mark, the strict reverse-path check
@@ -130,8 +136,14 @@ func (r *ruleset) markMain() nat.Rule {
 //	-A KUBE-IPVS-ENTRY -j CONNMARK --save-mark --nfmask 0x3060 --ctmask 0x3060
 func (r *ruleset) enter() {
 	var enter, uplink, entry []nat.Rule
-	for _, b := range r.paths.Bound {
-		enter = append(enter, nat.Rule("-i "+b.Link+" -j KUBE-IPVS-UPLINK"))
+	for i, b := range r.paths.Bound {
+		if i > 0 || r.paths.Diverted.All {
+			enter = append(enter, nat.Rule("-i "+b.Link+" -j KUBE-IPVS-UPLINK"))
+		} else {
+			for _, side := range []string{"src", "dst"} {
+				enter = append(enter, rule("leaves by another interface", "-i "+b.Link+" "+r.match(DivertedSources, side), "KUBE-IPVS-UPLINK"))
+			}
+		}
 		entry = append(entry, nat.Rule(fmt.Sprintf("-i %s -j MARK --set-xmark %s", b.Link, r.masked(b.Mark))))
 	}
 	for _, set := range r.used(LoadBalancer, ExternalIP, ExternalIPLocal, NodePorts, ClusterIP) {

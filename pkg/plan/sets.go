@@ -38,6 +38,7 @@ const (
 	NoLocalEndpoint    SetName = "KUBE-IPVS-NO-LOCAL"   // externalTrafficPolicy Local, no endpoint on this node
 	Local              SetName = "KUBE-IPVS-LOCAL"      // externalTrafficPolicy Local, with the fwmark for internal clients
 	ReplyRoutedSources SetName = "KUBE-IPVS-REPLY-SRC"  // sources whose masqueraded flows take reply routing
+	DivertedSources    SetName = "KUBE-IPVS-DIVERTED"   // sources that policy rules of other programs route by another table than main
 	BranchSources      SetName = "KUBE-IPVS-BRANCH"     // pods routed by input interface
 	DemandedLocalhost  SetName = "KUBE-IPVS-DEMAND-LO"  // loopback addresses to whose node ports a client sent a packet; see Demands
 	DemandedVIPs       SetName = "KUBE-IPVS-DEMAND-IPS" // shared VIPs to or from which a packet needed rules on demand; see Demands
@@ -76,6 +77,7 @@ var setTypes = []struct {
 	{NoLocalEndpoint, ipset.HashIPPort},
 	{Local, ipset.HashIPPortMark},
 	{ReplyRoutedSources, ipset.HashNet},
+	{DivertedSources, ipset.HashNet},
 	{BranchSources, ipset.HashNet},
 	{DemandedVIPs, ipset.HashIP},
 	{DemandedLocalhost, ipset.HashIP},

@@ -194,10 +194,22 @@ func (r *ruleset) claims() {
 	const comment = "kubernetes claimed ports"
 	r.jumpIf(nat.Mangle, "PREROUTING", r.match(PortVIPs, "dst"), "KUBE-IPVS-CLAIM", comment)
 	r.jumpIf(nat.Mangle, "OUTPUT", "-m ipvs ! --ipvs "+r.match(PortVIPs, "dst"), "KUBE-IPVS-CLAIM", comment)
-	r.jumpIf(nat.Filter, "FORWARD", r.match(PortVIPs, "dst"), "KUBE-IPVS-UNCLAIMED", "kubernetes unclaimed ports")
 	r.chain(nat.Mangle, "KUBE-IPVS-CLAIM", r.claimRules()...)
-	r.chain(nat.Filter, "KUBE-IPVS-UNCLAIMED", r.unclaimedRules()...)
 	r.claimsBehind()
+}
+
+// claimedForward returns the KUBE-FORWARD rules for requests to VIPs claimed by port; see
+// forward.
+func (r *ruleset) claimedForward() []nat.Rule {
+	if !r.usesPortClaims() {
+		return nil
+	}
+	var rules []nat.Rule
+	if r.uses(LoadBalancerFW) {
+		rules = append(rules, rule("kubernetes load balancer source ranges", r.match(LoadBalancerFW, "dst,dst"), "KUBE-PROXY-FIREWALL"))
+	}
+	r.chain(nat.Filter, "KUBE-IPVS-UNCLAIMED", r.unclaimedRules()...)
+	return append(rules, rule("kubernetes unclaimed ports", r.match(PortVIPs, "dst"), "KUBE-IPVS-UNCLAIMED"))
 }
 
 // claimsBehind marks packets for claimed ports in table raw if another program's rules in
@@ -253,13 +265,13 @@ func (r *ruleset) claimRules() []nat.Rule {
 	return append(rules, rule("errors about connections", r.icmp()+" -m conntrack --ctstate RELATED", r.claimMark()))
 }
 
-// unclaimedRules writes FORWARD rules. A port without an endpoint is refused here and
+// unclaimedRules returns rules for requests that are forwarded. A port without an endpoint is refused here and
 // not by IPVS: the kernel would not send the ICMP error of IPVS, whose source is the
 // VIP, which IPv4 does not find among the local addresses. Packets from external
 // clients to ports without a Service would be forwarded back to where they came from,
 // and loop:
 //
-//	-A FORWARD -m set --match-set KUBE-IPVS-PORT-IPS dst -j KUBE-IPVS-UNCLAIMED
+//	-A KUBE-FORWARD -m set --match-set KUBE-IPVS-PORT-IPS dst -j KUBE-IPVS-UNCLAIMED
 //	-A KUBE-IPVS-UNCLAIMED -m set --match-set KUBE-IPVS-REFUSED dst,dst -j REJECT
 //	-A KUBE-IPVS-UNCLAIMED -i eth0 -j REJECT     (each outer interface)
 func (r *ruleset) unclaimedRules() []nat.Rule {

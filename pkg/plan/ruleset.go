@@ -307,7 +307,7 @@ func (r *ruleset) postrouting(n *Node) {
 //	-A KUBE-SOURCE-RANGES-FIREWALL -m set --match-set KUBE-LOAD-BALANCER-SOURCE-IP dst,dst,src -j RETURN
 //	-A KUBE-SOURCE-RANGES-FIREWALL -j DROP
 //
-// Packets to a VIP that is claimed by port may be forwarded, so FORWARD has the jump too.
+// Packets to a VIP that is claimed by port may be forwarded, so KUBE-FORWARD has the jump too.
 func (r *ruleset) firewall() {
 	if !r.uses(LoadBalancerFW) {
 		return
@@ -315,9 +315,6 @@ func (r *ruleset) firewall() {
 	const comment = "kubernetes load balancer source ranges"
 	limited := r.match(LoadBalancerFW, "dst,dst")
 	r.jumpIf(nat.Filter, "INPUT", limited, "KUBE-PROXY-FIREWALL", comment)
-	if r.usesPortClaims() {
-		r.jumpIf(nat.Filter, "FORWARD", limited, "KUBE-PROXY-FIREWALL", comment)
-	}
 	r.jumpIf(nat.Mangle, "OUTPUT", "-m ipvs ! --ipvs "+limited, "KUBE-PROXY-FIREWALL", comment)
 	for _, table := range []nat.Table{nat.Filter, nat.Mangle} {
 		r.chain(table, "KUBE-PROXY-FIREWALL", rule("load balancer source ranges", "", "KUBE-SOURCE-RANGES-FIREWALL"))
@@ -337,6 +334,8 @@ func (r *ruleset) firewall() {
 //
 //	-A FORWARD -j KUBE-FORWARD
 //	-A KUBE-FORWARD -m conntrack --ctstate RELATED,ESTABLISHED --ctdir REPLY -j ACCEPT
+//	-A KUBE-FORWARD -m set --match-set KUBE-LOAD-BALANCER-FW dst,dst -j KUBE-PROXY-FIREWALL     (firewall; only with claimed ports)
+//	-A KUBE-FORWARD -m set --match-set KUBE-IPVS-PORT-IPS dst -j KUBE-IPVS-UNCLAIMED     (unclaimedRules)
 //	-A KUBE-FORWARD -i eth0 -m conntrack --ctstate ESTABLISHED -j KUBE-IPVS-ABSENT     (absentAddress)
 //	-A KUBE-FORWARD -m conntrack --ctstate RELATED,ESTABLISHED --ctdir ORIGINAL -j ACCEPT
 //	-A KUBE-FORWARD -m mark --mark 0x4000/0x4000 -j ACCEPT
@@ -344,8 +343,8 @@ func (r *ruleset) forward() {
 	const known, connection = "kubernetes forwarding conntrack rule", "-m conntrack --ctstate RELATED,ESTABLISHED"
 	m := r.cfg.MasqueradeMark
 	rules := []nat.Rule{rule(known, connection, "ACCEPT")}
-	if absent := r.absentAddress(); absent != nil {
-		rules = slices.Concat([]nat.Rule{rule(known, connection+" --ctdir REPLY", "ACCEPT")}, absent,
+	if requests := slices.Concat(r.claimedForward(), r.absentAddress()); requests != nil {
+		rules = slices.Concat([]nat.Rule{rule(known, connection+" --ctdir REPLY", "ACCEPT")}, requests,
 			[]nat.Rule{rule(known, connection+" --ctdir ORIGINAL", "ACCEPT")})
 	}
 	r.jump(nat.Filter, "FORWARD", "KUBE-FORWARD", "kubernetes forwarding rules")

@@ -216,9 +216,12 @@ func (r *ruleset) externalLocal(n *Node) {
 
 // clearMarks writes the chain that clears our marks after IPVS has selected an endpoint and
 // before the packet is rerouted. The claim mark would route a packet to lo if its endpoint
-// is itself a VIP. The node's own packets to a remote endpoint are masqueraded, because
-// their source may be the VIP:
+// is itself a VIP. It is cleared in filter INPUT if possible: a change in OUTPUT makes the
+// kernel route the packet again. The node's own packets to a remote endpoint are masqueraded,
+// because their source may be the VIP:
 //
+//	filter -A INPUT -m mark --mark 0x4/0xd -j KUBE-IPVS-CLAIMED
+//	filter -A KUBE-IPVS-CLAIMED -j MARK --set-xmark 0x0/0x4
 //	-A OUTPUT -m mark ! --mark 0x0/0xd -m ipvs --ipvs -j KUBE-IPVS-SENT
 //	-A KUBE-IPVS-SENT -m mark ! --mark 0x9/0x9 -j MARK --set-xmark 0x0/0x4
 //	-A KUBE-IPVS-SENT -m mark ! --mark 0x9/0x9 -j RETURN
@@ -243,7 +246,10 @@ func (r *ruleset) clearMarks() {
 		notLocal = fmt.Sprintf("-m mark ! --mark %#[1]x/%#[1]x ", local)
 	}
 	if claim != 0 {
-		rules = append(rules, nat.Rule(notLocal+fmt.Sprintf("-j MARK --set-xmark 0x0/%#x", claim)))
+		unmark := nat.Rule(fmt.Sprintf("-j MARK --set-xmark 0x0/%#x", claim))
+		r.jumpIf(nat.Filter, "INPUT", fmt.Sprintf("-m mark --mark %#x/%#x", claim, r.cfg.sharedVIPMask()), "KUBE-IPVS-CLAIMED", "kubernetes claimed ports")
+		r.chain(nat.Filter, "KUBE-IPVS-CLAIMED", unmark)
+		rules = append(rules, nat.Rule(notLocal)+unmark)
 	}
 	if local != 0 {
 		masq := r.cfg.MasqueradeMark

@@ -137,9 +137,10 @@ func (r *ruleset) markMain() nat.Rule {
 func (r *ruleset) enter() {
 	var enter, uplink, entry []nat.Rule
 	for i, b := range r.paths.Bound {
-		if i > 0 || r.paths.Diverted.All {
+		switch {
+		case i > 0 || r.paths.Diverted.All:
 			enter = append(enter, nat.Rule("-i "+b.Link+" -j KUBE-IPVS-UPLINK"))
-		} else {
+		case len(r.paths.Diverted.Sources) > 0:
 			for _, side := range []string{"src", "dst"} {
 				enter = append(enter, rule("leaves by another interface", "-i "+b.Link+" "+r.match(DivertedSources, side), "KUBE-IPVS-UPLINK"))
 			}

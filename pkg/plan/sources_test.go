@@ -50,3 +50,40 @@ func TestENIsOfRules(t *testing.T) {
 		}
 	}
 }
+
+// Policy rules behind ours route some packets by another table than main, or may route any.
+func TestDiverted(t *testing.T) {
+	pod := netip.MustParsePrefix("10.12.192.44/32")
+	rule := func(change func(*routing.Rule)) routing.Rule {
+		r := routing.Rule{Family: ip.IPv4, Priority: 2000, From: pod, Table: 1003}
+		change(&r)
+		return r
+	}
+	const some, none, all = "{[10.12.192.44/32] false}", "{[] false}", "{[] true}"
+	for name, test := range map[string]struct {
+		rule routing.Rule
+		want string
+	}{
+		"by source":              {rule(func(*routing.Rule) {}), some},
+		"by source, and more":    {rule(func(r *routing.Rule) { r.To, r.Other = netip.MustParsePrefix("10.0.0.0/8"), true }), some},
+		"to the main table":      {rule(func(r *routing.Rule) { r.Table = routing.TableMain }), none},
+		"by another interface":   {rule(func(r *routing.Rule) { r.IIf = "veth1" }), none},
+		"by the main interface":  {rule(func(r *routing.Rule) { r.IIf, r.From = "eth0", netip.Prefix{} }), all},
+		"before ours":            {rule(func(r *routing.Rule) { r.Priority = 111 }), none},
+		"of ours":                {rule(func(r *routing.Rule) { r.Own = true }), none},
+		"of the other family":    {rule(func(r *routing.Rule) { r.Family = ip.IPv6 }), none},
+		"by a mark":              {rule(func(r *routing.Rule) { r.From, r.Mark, r.Mask = netip.Prefix{}, 0x80, 0x80 }), all},
+		"to a destination":       {rule(func(r *routing.Rule) { r.From, r.To = netip.Prefix{}, pod }), all},
+		"not from a source":      {rule(func(r *routing.Rule) { r.Invert = true }), all},
+		"main, suppressed":       {rule(func(r *routing.Rule) { r.From, r.Table, r.Other = netip.Prefix{}, routing.TableMain, true }), all},
+		"a goto for all packets": {rule(func(r *routing.Rule) { r.From, r.Action, r.Target = netip.Prefix{}, routing.Goto, 3000 }), all},
+	} {
+		n := Node{Inventory: routing.Inventory{
+			Rules:    []routing.Rule{test.rule},
+			Defaults: []routing.Route{{Family: ip.IPv4, Table: routing.TableMain, Dst: netip.MustParsePrefix("0.0.0.0/0"), Link: "eth0"}},
+		}}
+		if got := fmt.Sprint(diverted(&Config{SNAT: SNAT{Priority: 480}}, &n, ip.IPv4)); got != test.want {
+			t.Errorf("%s: %s, want %s", name, got, test.want)
+		}
+	}
+}

@@ -117,7 +117,6 @@ func rule(comment, match, target string) nat.Rule {
 //	-A KUBE-SERVICES -m set --match-set KUBE-LOAD-BALANCER dst,dst -j KUBE-LOAD-BALANCER
 //	-A KUBE-SERVICES -m set --match-set KUBE-EXTERNAL-IP dst,dst -j KUBE-MARK-MASQ
 //	-A KUBE-SERVICES -m set --match-set KUBE-IPVS-NODE-PORT dst,dst -j KUBE-NODE-PORT
-//	-A KUBE-SERVICES -m set --match-set KUBE-LOAD-BALANCER dst,dst -j ACCEPT
 //	-A KUBE-SERVICES -m set --match-set KUBE-EXTERNAL-IP dst,dst -j ACCEPT
 //	-A KUBE-SERVICES -m set --match-set KUBE-EXTERNAL-IP-LOCAL dst,dst -j ACCEPT
 //	-A KUBE-IPVS-CLUSTER ! -s 10.244.0.0/16 -j KUBE-MARK-MASQ
@@ -152,7 +151,7 @@ func (r *ruleset) services(n *Node) {
 			rules = append(rules, rule(to.comment, r.match(to.set, "dst,dst"), to.target))
 		}
 	}
-	for _, set := range r.used(LoadBalancer, ExternalIP, ExternalIPLocal) {
+	for _, set := range r.used(ExternalIP, ExternalIPLocal) {
 		rules = append(rules, rule("served by IPVS", r.match(set, "dst,dst"), "ACCEPT"))
 	}
 	r.chain(nat.NAT, "KUBE-SERVICES", rules...)
@@ -223,8 +222,9 @@ func (r *ruleset) from(cidrs []netip.Prefix) (string, bool) {
 // masquerade writes the chains that decide, by kind of address, whether the client's
 // address is kept:
 //
-//	-A KUBE-LOAD-BALANCER -m set --match-set KUBE-LOAD-BALANCER-LOCAL dst,dst -j RETURN
+//	-A KUBE-LOAD-BALANCER -m set --match-set KUBE-LOAD-BALANCER-LOCAL dst,dst -j ACCEPT
 //	-A KUBE-LOAD-BALANCER -j KUBE-MARK-MASQ
+//	-A KUBE-LOAD-BALANCER -j ACCEPT
 //	-A KUBE-NODE-PORT -p tcp -m set --match-set KUBE-NODE-PORT-LOCAL-TCP dst -j RETURN     (udp, sctp alike)
 //	-A KUBE-NODE-PORT -j KUBE-MARK-MASQ
 //	-A KUBE-MARK-MASQ -j MARK --set-xmark 0x4000/0x4000
@@ -232,9 +232,9 @@ func (r *ruleset) masquerade() {
 	if r.uses(LoadBalancer) {
 		var rules []nat.Rule
 		if r.uses(LoadBalancerLocal) {
-			rules = append(rules, rule("externalTrafficPolicy Local", r.match(LoadBalancerLocal, "dst,dst"), "RETURN"))
+			rules = append(rules, rule("externalTrafficPolicy Local", r.match(LoadBalancerLocal, "dst,dst"), "ACCEPT"))
 		}
-		r.chain(nat.NAT, "KUBE-LOAD-BALANCER", append(rules, rule("source is masqueraded", "", "KUBE-MARK-MASQ"))...)
+		r.chain(nat.NAT, "KUBE-LOAD-BALANCER", append(rules, rule("source is masqueraded", "", "KUBE-MARK-MASQ"), rule("served by IPVS", "", "ACCEPT"))...)
 	}
 	if r.uses(NodePorts) {
 		var rules []nat.Rule

@@ -369,7 +369,7 @@ func (r *ruleset) jumpForAll(from, match, to, comment string) {
 	r.lastJump().Sees = r.key(nat.Mangle, "PREROUTING")
 }
 
-// awaitSharedVIPs returns the placeholder rules of KUBE-IPVS-FILTER for sharedVIPs, whose
+// awaitSharedVIPs returns the placeholder rules for sharedVIPs, whose
 // rules make each packet of the node more expensive: policy rules alone cost 10,800
 // instructions of a connection and 2,100 of a round trip. The client's next attempt leaves
 // the node:
@@ -389,7 +389,7 @@ func (r *ruleset) awaitSharedVIPs(n *Node) []nat.Rule {
 	r.chain(nat.Filter, "KUBE-IPVS-DEMAND", append(rules,
 		rule("rules are written on demand", "", r.addTo(DemandedVIPs, "dst")),
 		rule("the client sends it again", "", "DROP"))...)
-	return []nat.Rule{rule("port of another device", "! "+r.icmp()+" -m conntrack --ctstate NEW "+r.match(SharedVIPs, "dst"), "KUBE-IPVS-DEMAND")}
+	return []nat.Rule{rule("port of another device", "! "+r.icmp()+" "+r.match(SharedVIPs, "dst"), "KUBE-IPVS-DEMAND")}
 }
 
 // awaitProbes returns the placeholder rules of KUBE-SERVICES for sharedVIPs. They match when

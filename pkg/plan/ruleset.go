@@ -410,7 +410,8 @@ func (r *ruleset) accept() {
 //	-A KUBE-IPVS-FILTER -m set --match-set KUBE-IPVS-NO-LOCAL dst,dst -j KUBE-IPVS-INSIDE
 //	-A KUBE-IPVS-FILTER -m set --match-set KUBE-LOAD-BALANCER dst,dst -j RETURN     (and external IPs)
 //	-A KUBE-IPVS-FILTER -p icmp -m icmp --icmp-type 8 -j RETURN     (not with --vip-ping=false)
-//	-A KUBE-IPVS-FILTER -m conntrack --ctstate NEW -m set --match-set KUBE-IPVS-IPS dst -j REJECT
+//	-A KUBE-IPVS-FILTER -m conntrack --ctstate NEW -m set --match-set KUBE-IPVS-IPS dst -j KUBE-IPVS-NO-PORT
+//	-A KUBE-IPVS-NO-PORT -j REJECT     (awaitSharedVIPs may precede it)
 //	-A INPUT -j KUBE-NODE-PORT     (only where INPUT may drop packets; see accept)
 //	-A KUBE-NODE-PORT -p tcp -m set --match-set KUBE-HEALTH-CHECK-NODE-PORT dst -m set ! --match-set KUBE-IPVS-PORT-IPS dst -j ACCEPT
 func (r *ruleset) virtualAddresses(n *Node) {
@@ -432,8 +433,9 @@ func (r *ruleset) virtualAddresses(n *Node) {
 	if r.cfg.VIPs.Ping {
 		rules = append(rules, rule("ping is answered", r.echoRequest(), "RETURN"))
 	}
-	rules = append(rules, r.awaitSharedVIPs(n)...)
-	rules = append(rules, rule("no such port on this VIP", "-m conntrack --ctstate NEW "+r.match(VIPAddresses, "dst"), r.reject()))
+	const noPort = "no such port on this VIP"
+	rules = append(rules, rule(noPort, "-m conntrack --ctstate NEW "+r.match(VIPAddresses, "dst"), "KUBE-IPVS-NO-PORT"))
+	r.chain(nat.Filter, "KUBE-IPVS-NO-PORT", append(r.awaitSharedVIPs(n), rule(noPort, "", r.reject()))...)
 	if r.uses(HealthCheckPort) {
 		r.jump(nat.Filter, "INPUT", "KUBE-NODE-PORT", "kubernetes health check service ports")
 		r.accepts()

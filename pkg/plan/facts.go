@@ -52,6 +52,8 @@ type Node struct {
 	// Demanding means that rules on demand are being written. The placeholder rules stay
 	// until they exist, so that no packet is refused in between.
 	Demanding bool
+	// Started means that the kernel has no rules of an earlier process any more.
+	Started bool
 	// Uses holds the sets that rules are written for.
 	Uses SetsInUse
 }

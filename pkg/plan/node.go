@@ -1,6 +1,7 @@
 package plan
 
 import (
+	"cmp"
 	"maps"
 	"slices"
 
@@ -22,8 +23,10 @@ type NodePlan struct {
 	// Demands are the sets to which placeholder rules of NAT add members. Once such a set has
 	// a member, it is in use (Node.Uses), and the plan has the rules on demand instead.
 	Demands []string
+	// Chains lists every chain that NAT has when all sets are in use; sorted.
+	Chains []nat.Chain
 	// Variants are NAT with other sets in use. Whatever sets are in use, each rule is in one
-	// of the variants, and those that all variants have are there.
+	// of the variants, and those that all variants have are there. It is empty if Node.Started.
 	Variants []nat.State
 	Rules    []routing.Rule
 	// Loopback is for the node ports of the loopback address.
@@ -40,53 +43,61 @@ func ForNode(cfg *Config, n *Node) NodePlan {
 		NAT:     nat.State{Chains: map[nat.Chain][]nat.Rule{}},
 	}
 	facts := NewFacts(cfg, n)
-	all := map[ip.Family]Paths{}
+	paths := map[ip.Family]Paths{}
 	for _, family := range cfg.Families {
-		paths := PathsOf(cfg, n, family)
-		all[family] = paths
+		paths[family] = PathsOf(cfg, n, family)
 		plan.Sets = append(plan.Sets, Sets(family)...)
-		addRuleset(&plan.NAT, cfg, n, &facts, family, paths)
+		addRuleset(&plan.NAT, cfg, n, &facts, family, paths[family])
 		addLocalhost(&plan, cfg, n, &facts, family)
-		addReplyRouting(&plan, cfg, family, paths)
-		addBranches(&plan, cfg, n, family, paths)
-		plan.Modes = append(plan.Modes, paths.Modes...)
+		addReplyRouting(&plan, cfg, family, paths[family])
+		addBranches(&plan, cfg, n, family, paths[family])
+		plan.Modes = append(plan.Modes, paths[family].Modes...)
 		addClaimRules(&plan, cfg, n, family)
 		plan.Demands = append(plan.Demands, demandsOf(cfg, n, &facts, family)...)
 	}
 	addSharedSysctls(&plan, cfg, n)
 	addReroute(&plan, cfg, n)
-	plan.Variants = variants(cfg, n, &facts, all)
+	addVariants(&plan, cfg, n, &facts, paths)
 	return plan
+}
+
+// addVariants adds Chains and Variants.
+func addVariants(plan *NodePlan, cfg *Config, n *Node, facts *Facts, paths map[ip.Family]Paths) {
+	all := SetsInUse{}
+	for _, set := range plan.Sets {
+		all[set.Name] = true
+	}
+	with := func(uses SetsInUse) nat.State { return natWith(cfg, n, facts, paths, uses) }
+	rules := with(all)
+	plan.Chains = slices.SortedFunc(maps.Keys(rules.Chains), func(a, b nat.Chain) int {
+		return cmp.Or(cmp.Compare(a.Family, b.Family), cmp.Compare(a.Table, b.Table), cmp.Compare(a.Name, b.Name))
+	})
+	if !n.Started {
+		plan.Variants = []nat.State{rules, with(SetsInUse{})}
+		for _, set := range reshaping {
+			plan.Variants = append(plan.Variants, with(without(all, set)))
+		}
+	}
+}
+
+// natWith returns the rules that the node has if the given sets are in use.
+func natWith(cfg *Config, n *Node, facts *Facts, paths map[ip.Family]Paths, uses SetsInUse) nat.State {
+	variant, p := *n, NodePlan{NAT: nat.State{Chains: map[nat.Chain][]nat.Rule{}}}
+	variant.Uses, variant.Demanding = uses, true
+	for _, family := range cfg.Families {
+		addRuleset(&p.NAT, cfg, &variant, facts, family, paths[family])
+		addLocalhost(&p, cfg, &variant, facts, family)
+	}
+	return p.NAT
 }
 
 // reshaping are the sets that, while in use, change rules of other sets.
 var reshaping = []SetName{Local, PortVIPs}
 
-// variants returns the rules with no set in use, with all, and without one of reshaping.
-func variants(cfg *Config, n *Node, facts *Facts, paths map[ip.Family]Paths) []nat.State {
-	all := SetsInUse{}
-	for _, family := range cfg.Families {
-		for _, s := range Sets(family) {
-			all[s.Name] = true
-		}
-	}
-	uses := []SetsInUse{{}, all}
-	for _, set := range reshaping {
-		without := maps.Clone(all)
-		for _, family := range cfg.Families {
-			delete(without, set.In(family))
-		}
-		uses = append(uses, without)
-	}
-	var out []nat.State
-	for _, u := range uses {
-		variant, p := *n, NodePlan{NAT: nat.State{Chains: map[nat.Chain][]nat.Rule{}}}
-		variant.Uses, variant.Demanding = u, true
-		for _, family := range cfg.Families {
-			addRuleset(&p.NAT, cfg, &variant, facts, family, paths[family])
-			addLocalhost(&p, cfg, &variant, facts, family)
-		}
-		out = append(out, p.NAT)
+func without(uses SetsInUse, set SetName) SetsInUse {
+	out := maps.Clone(uses)
+	for _, family := range ip.Families {
+		delete(out, set.In(family))
 	}
 	return out
 }

@@ -149,7 +149,7 @@ func (p *Proxy) renewNode(ctx context.Context) (plan.Deps, error) {
 	if err != nil {
 		return 0, err
 	}
-	most := max(p.node.Services, p.inbox.services())
+	most, started := max(p.node.Services, p.inbox.services()), p.node.Started
 	p.node, err = nodeOf(node)
 	p.reportUnusableNode(ctx, err)
 	p.node.UnreachableNodes = lost
@@ -158,7 +158,7 @@ func (p *Proxy) renewNode(ctx context.Context) (plan.Deps, error) {
 	p.node.Inventory = inventory
 	p.node.Listeners = listeners
 	p.node.APIServer = slices.Concat(p.APIServer, p.apiServers)
-	p.node.Services = most
+	p.node.Services, p.node.Started = most, started
 	p.node.Bound = p.bound
 	p.node.Kernel = p.KernelVersion
 	p.node.BridgeNetfilter = p.BridgeNetfilter(plan.NeedsBridgeNetfilter(&p.Config, &p.node))

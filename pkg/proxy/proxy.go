@@ -326,6 +326,7 @@ func (p *Proxy) programAll(ctx context.Context) reconcile.Problems {
 	problems = append(problems, p.program(ctx, p.dirty)...)
 	p.reconciler.Prune()
 	problems = append(problems, p.flush()...)
+	p.node.Started = true
 	p.warn(ctx)
 	return problems
 }

@@ -298,12 +298,10 @@ func join(s, more nat.State) nat.State {
 // ownedRules returns which chains are ours: those that the plan may write, and those that an
 // earlier version, or kube-proxy, has left.
 func ownedRules(desired *plan.NodePlan) nat.Owned {
-	o := nat.Owned{Prefixes: append([]string{plan.OwnPrefix}, plan.IPTablesModePrefixes...), Jumps: desired.NAT.Jumps}
-	for _, variant := range append(desired.Variants, desired.NAT) {
-		for c := range variant.Chains {
-			if !slices.Contains(o.Chains, c) {
-				o.Chains = append(o.Chains, c)
-			}
+	o := nat.Owned{Prefixes: append([]string{plan.OwnPrefix}, plan.IPTablesModePrefixes...), Chains: slices.Clone(desired.Chains), Jumps: desired.NAT.Jumps}
+	for c := range desired.NAT.Chains {
+		if !slices.Contains(o.Chains, c) {
+			o.Chains = append(o.Chains, c)
 		}
 	}
 	return o

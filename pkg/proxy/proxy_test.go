@@ -47,9 +47,9 @@ type world struct {
 	checks  map[types.NamespacedName]plan.HealthCheck
 	passes  []time.Time
 	compare int
-	failing string // last reported failures
-	queued  bool   // work was queued since the last pass
-	nodes   int    // number of reads of the Node
+	failing string      // last reported failures
+	queued  atomic.Bool // work was queued since the last pass
+	nodes   int         // number of reads of the Node
 	again   Options
 
 	conflicts int
@@ -86,12 +86,12 @@ func (w *world) order() {
 
 func (w *world) Queued() {
 	w.order()
-	w.queued = true
+	w.queued.Store(true)
 }
 
 func (w *world) Passed(_ time.Duration, _, _ int) {
 	w.order()
-	w.queued = false
+	w.queued.Store(false)
 	w.passes = append(w.passes, time.Now())
 }
 
@@ -730,7 +730,7 @@ func TestIdleWritesNothing(t *testing.T) {
 		if got := w.taken(); len(got) != 0 || len(w.passes) != 0 {
 			t.Errorf("in an idle hour: %d passes, wrote %q", len(w.passes), got)
 		}
-		if w.queued {
+		if w.queued.Load() {
 			t.Error("reported as queued without work")
 		}
 		if w.compare < 100 {
@@ -759,17 +759,17 @@ func TestWorkIsReportedWhileTheLoopHangs(t *testing.T) {
 		synctest.Wait()
 		retries.Store(true)
 		w.sleep(time.Minute)
-		if w.queued {
+		if w.queued.Load() {
 			t.Error("a refused change counts as pending")
 		}
 		w.service("other", "10.96.0.11", "10.244.0.3")
 		w.sleep(time.Minute)
-		if !w.queued {
+		if !w.queued.Load() {
 			t.Error("a change that arrived while the loop hangs is not reported")
 		}
 		close(hang)
 		w.sleep(time.Minute)
-		if w.queued || w.realServers("10.96.0.11") != 1 {
+		if w.queued.Load() || w.realServers("10.96.0.11") != 1 {
 			t.Error("the change is still pending when the loop no longer hangs")
 		}
 	})

@@ -41,7 +41,7 @@ var Mutations = []Mutation{
 		"\tif len(byNode) > 0 {", "\tif false {",
 	}, {
 		"ports without a Service are the node's own", "ruleset.go",
-		`"-m conntrack --ctstate NEW "+r.match(VIPAddresses, "dst"), r.reject())`, `"-m conntrack --ctstate NEW "+r.match(Refused, "dst,dst"), r.reject())`,
+		`"-m conntrack --ctstate NEW "+r.match(VIPAddresses, "dst"), "KUBE-IPVS-NO-PORT")`, `"-m conntrack --ctstate NEW "+r.match(Refused, "dst,dst"), "KUBE-IPVS-NO-PORT")`,
 	}, {
 		"external clients get endpoints of other nodes", "service.go",
 		"\tif b.service.ExternalLocal && len(eps.local) > 0 {\n\t\treturn eps.local, false", "\tif b.service.ExternalLocal && len(eps.local) > 0 {\n\t\treturn eps.cluster, false",

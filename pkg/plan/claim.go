@@ -374,7 +374,7 @@ func (r *ruleset) jumpForAll(from, match, to, comment string) {
 // instructions of a connection and 2,100 of a round trip. The client's next attempt leaves
 // the node:
 //
-//	-A KUBE-IPVS-FILTER ! -p icmp -m conntrack --ctstate NEW -m set --match-set KUBE-IPVS-SHARED-IPS dst -j KUBE-IPVS-DEMAND
+//	-A KUBE-IPVS-NO-PORT ! -p icmp -m set --match-set KUBE-IPVS-SHARED-IPS dst -j KUBE-IPVS-DEMAND
 //	-A KUBE-IPVS-DEMAND -i eth0 -j RETURN     (each outer interface)
 //	-A KUBE-IPVS-DEMAND -j SET --add-set KUBE-IPVS-DEMAND-IPS dst
 //	-A KUBE-IPVS-DEMAND -j DROP

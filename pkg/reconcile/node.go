@@ -71,6 +71,11 @@ func (f *flush) flushNode() {
 		}
 	} else {
 		f.addMembers() // those that the rules need are the node's own
+		if !f.pruning {
+			// A killed process may have left placeholder rules, which drop packets that need
+			// rules of table mangle. They stay until those are written.
+			f.flushAll(f.mangle()...)
+		}
 		f.flushAll(f.chains()...)
 		f.rulesCurrent = true // from now on the rules in the kernel are the plan's
 		f.flushAll(f.staleRules())

@@ -146,12 +146,12 @@ func (c *takeOver) hold(t *testing.T, node *lab.BridgeNode) {
 	t.Helper()
 	for _, a := range c.asks(node) {
 		for range 2 {
-			connection, err := a.from.ConnectFrom(heldPorts+uint16(c.opened), lab.DialTimeout, lab.TCP, a.address)
+			connection, err := a.from.ConnectFrom(heldPorts+uint16(c.opened), stallLimit, lab.TCP, a.address)
 			c.opened++
 			if err != nil {
 				t.Fatalf("%s: %s to %s: %v", node.Name, a.name, a.address, err)
 			}
-			answer := connection.Ask(lab.DialTimeout)
+			answer := connection.Ask(stallLimit)
 			if answer.Err != nil {
 				t.Fatalf("%s: %s to %s: %s", node.Name, a.name, a.address, answer)
 			}
@@ -176,7 +176,7 @@ func (c *takeOver) keepTalking(t *testing.T, node *lab.BridgeNode) (end func()) 
 				select {
 				case <-stop:
 					return
-				case <-time.After(20 * time.Millisecond):
+				case <-time.After(50 * time.Millisecond):
 				}
 				if answer := h.connection.Ask(stallLimit); answer.Err != nil || answer.Server != h.server {
 					t.Errorf("in use: the connection of %s, to %s, results in %s", h.name, h.server, answer)

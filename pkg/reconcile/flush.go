@@ -175,14 +175,17 @@ func (f *flush) memberDone(c ipset.Change) {
 // A VIP whose claim changes stays local all the time; see claims.go.
 func (f *flush) flushVIPs() {
 	var added, removed []*vipRecord
-	blocked := f.blocked()
+	lackMembers, lackServers := f.lacking()
+	blocked := func(v *vipRecord) bool {
+		return lackMembers[v.key.Addr] || lackServers[v.key.Addr] && !f.hasServer(v)
+	}
 	for v := range f.vips.allDirty() {
 		switch {
 		case v.wanted() == v.exists:
 			f.vips.markClean(v)
 		case v.exists:
 			removed = append(removed, v)
-		case (!blocked[v.key.Addr] || f.servedAnyway(v)) && !f.keepsClaim(v.key.Addr):
+		case !blocked(v) && !f.keepsClaim(v.key.Addr):
 			added = append(added, v)
 		}
 	}
@@ -236,35 +239,29 @@ var requiredSets = func() map[string]bool {
 	return out
 }()
 
-// blocked returns the addresses that must not become local yet because the kernel refused
-// something they need, unless servedAnyway. A VIP that is local without its virtual server would be answered by
-// any process that listens on 0.0.0.0. A fwmark virtual server is not needed: without it the
-// kernel uses the one of the address and port.
-func (f *flush) blocked() map[netip.Addr]bool {
-	out := map[netip.Addr]bool{}
+// lacking returns the addresses of which the kernel refused set members or virtual servers. A
+// VIP does not become local without its set members, or without any virtual server: any process
+// that listens on 0.0.0.0 would answer. If it has one, a refused virtual server affects its own
+// port only, as under kube-proxy. A fwmark virtual server is not needed: without it the kernel
+// uses the one of the address and port.
+func (f *flush) lacking() (members, servers map[netip.Addr]bool) {
+	members, servers = map[netip.Addr]bool{}, map[netip.Addr]bool{}
 	for key, m := range f.members.stuck {
 		set := f.sets.list[key.set]
 		if _, desired := f.desiredMember(m); desired && (!set.failed || requiredSets[set.name]) {
-			out[key.addr] = true
+			members[key.addr] = true
 		}
 	}
 	for key, s := range f.servers.stuck {
 		if !s.exists && key.FWMark == 0 {
-			out[key.Addr] = true
+			servers[key.Addr] = true
 		}
 	}
-	return out
+	return members, servers
 }
 
-// servedAnyway reports whether a VIP lacks virtual servers only, and has at least one. A refused
-// virtual server then affects its own port, as under kube-proxy, and not the other Services of the
-// address.
-func (f *flush) servedAnyway(v *vipRecord) bool {
-	for key, m := range f.members.stuck {
-		if _, desired := f.desiredMember(m); desired && key.addr == v.key.Addr {
-			return false
-		}
-	}
+// hasServer reports whether the kernel has a virtual server of a VIP.
+func (f *flush) hasServer(v *vipRecord) bool {
 	return slices.ContainsFunc(f.vips.owners(v.key), func(name types.NamespacedName) bool {
 		return slices.ContainsFunc(f.owned[name].servers, func(s *server) bool { return s.exists && s.key.Addr == v.key.Addr })
 	})

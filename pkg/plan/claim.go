@@ -265,11 +265,10 @@ func (r *ruleset) claimRules() []nat.Rule {
 	return append(rules, rule("errors about connections", r.icmp()+" -m conntrack --ctstate RELATED", r.claimMark()))
 }
 
-// unclaimedRules returns rules for requests that are forwarded. A port without an endpoint is refused here and
-// not by IPVS: the kernel would not send the ICMP error of IPVS, whose source is the
-// VIP, which IPv4 does not find among the local addresses. Packets from external
-// clients to ports without a Service would be forwarded back to where they came from,
-// and loop:
+// unclaimedRules returns rules for requests that are forwarded. A port without an endpoint is
+// refused here and not by IPVS: the kernel would not send the ICMP error of IPVS, whose source
+// is the VIP, which IPv4 does not find among the local addresses. Packets from external clients
+// to ports without a Service would be forwarded back to where they came from, and loop:
 //
 //	-A KUBE-FORWARD -m set --match-set KUBE-IPVS-PORT-IPS dst -j KUBE-IPVS-UNCLAIMED
 //	-A KUBE-IPVS-UNCLAIMED -m set --match-set KUBE-IPVS-REFUSED dst,dst -j REJECT
@@ -369,10 +368,9 @@ func (r *ruleset) jumpForAll(from, match, to, comment string) {
 	r.lastJump().Sees = r.key(nat.Mangle, "PREROUTING")
 }
 
-// awaitSharedVIPs returns the placeholder rules for sharedVIPs, whose
-// rules make each packet of the node more expensive: policy rules alone cost 10,800
-// instructions of a connection and 2,100 of a round trip. The client's next attempt leaves
-// the node:
+// awaitSharedVIPs returns the placeholder rules for sharedVIPs, whose rules make each packet of
+// the node more expensive: policy rules alone cost 10,800 instructions of a connection and 2,100
+// of a round trip. The client's next attempt leaves the node:
 //
 //	-A KUBE-IPVS-NO-PORT ! -p icmp -m set --match-set KUBE-IPVS-SHARED-IPS dst -j KUBE-IPVS-DEMAND
 //	-A KUBE-IPVS-DEMAND -i eth0 -j RETURN     (each outer interface)

@@ -247,7 +247,7 @@ type Diverted struct {
 	All     bool
 }
 
-// diverted returns Diverted for locally routed packets without a mark.
+// diverted examines the policy rules behind ours, except those for other input interfaces.
 func diverted(cfg *Config, n *Node, family ip.Family) Diverted {
 	var d Diverted
 	for _, r := range n.Inventory.Rules {

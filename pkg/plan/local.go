@@ -147,8 +147,8 @@ func (r *ruleset) external(n *Node) []string {
 //	-A KUBE-IPVS-INTERNAL -m addrtype --src-type LOCAL -j SET --map-set KUBE-IPVS-LOCAL dst,dst --map-mark
 //	-A KUBE-IPVS-INTERNAL -s 10.244.0.0/16 -j SET --map-set KUBE-IPVS-LOCAL dst,dst --map-mark
 //
-// If pods are not known, all clients behind other than outer interfaces are internal, and one
-// rule has no condition. If neither is known, only the node is internal. With reply
+// If pods are not known, all clients behind interfaces other than outer ones are internal, and
+// one rule has no condition. If neither is known, only the node is internal. With reply
 // routing, a mark with the masquerade bit binds the flow, because the jump in INPUT does
 // not see that bit:
 //

@@ -118,8 +118,8 @@ func (r *ruleset) markMain() nat.Rule {
 
 // enter binds new flows to the interface through which they enter, if they are for a
 // Service. An interface match costs twice as much as one of the state, so only new flows
-// meet it. Each packet of a bound flow is marked, which a flow needs that enters by the main
-// table's interface only if its packets or replies may be routed by another one (Diverted):
+// meet it. Each packet of a bound flow is marked. A flow that enters by the main table's
+// interface needs that only if its packets or replies may be routed by another one (Diverted):
 //
 //	-A PREROUTING -m conntrack --ctstate NEW -j KUBE-IPVS-ENTER
 //	-A KUBE-IPVS-ENTER -i eth0 -m set --match-set KUBE-IPVS-DIVERTED src -j KUBE-IPVS-UPLINK

@@ -239,11 +239,11 @@ var requiredSets = func() map[string]bool {
 	return out
 }()
 
-// lacking returns the addresses of which the kernel refused set members or virtual servers. A
-// VIP does not become local without its set members, or without any virtual server: any process
-// that listens on 0.0.0.0 would answer. If it has one, a refused virtual server affects its own
-// port only, as under kube-proxy. A fwmark virtual server is not needed: without it the kernel
-// uses the one of the address and port.
+// lacking returns the addresses whose set members or virtual servers the kernel refused. A VIP
+// does not become local without its set members, or without any virtual server: any process that
+// listens on 0.0.0.0 would answer. If it has one, a refused virtual server affects its own port
+// only, as under kube-proxy. A fwmark virtual server is not needed: without it the kernel uses
+// the one of the address and port.
 func (f *flush) lacking() (members, servers map[netip.Addr]bool) {
 	members, servers = map[netip.Addr]bool{}, map[netip.Addr]bool{}
 	for key, m := range f.members.stuck {

@@ -141,14 +141,15 @@ func sortedChains(m map[Chain][]Rule) []Chain {
 	for c := range m {
 		out = append(out, c)
 	}
-	slices.SortFunc(out, compareChains)
+	slices.SortFunc(out, Chain.Compare)
 	return out
 }
 
-func compareChains(a, b Chain) int {
+// Compare orders chains by family, table and name.
+func (c Chain) Compare(other Chain) int {
 	return cmp.Or(
-		cmp.Compare(a.Family, b.Family),
-		cmp.Compare(a.Table, b.Table),
-		cmp.Compare(a.Name, b.Name),
+		cmp.Compare(c.Family, other.Family),
+		cmp.Compare(c.Table, other.Table),
+		cmp.Compare(c.Name, other.Name),
 	)
 }

@@ -1,7 +1,6 @@
 package plan
 
 import (
-	"cmp"
 	"maps"
 	"slices"
 
@@ -69,9 +68,7 @@ func addVariants(plan *NodePlan, cfg *Config, n *Node, facts *Facts, paths map[i
 	}
 	with := func(uses SetsInUse) nat.State { return natWith(cfg, n, facts, paths, uses) }
 	rules := with(all)
-	plan.Chains = slices.SortedFunc(maps.Keys(rules.Chains), func(a, b nat.Chain) int {
-		return cmp.Or(cmp.Compare(a.Family, b.Family), cmp.Compare(a.Table, b.Table), cmp.Compare(a.Name, b.Name))
-	})
+	plan.Chains = slices.SortedFunc(maps.Keys(rules.Chains), nat.Chain.Compare)
 	if !n.Started {
 		plan.Variants = []nat.State{rules, with(SetsInUse{})}
 		for _, set := range reshaping {

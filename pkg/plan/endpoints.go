@@ -14,9 +14,9 @@ type chosen struct {
 	cluster []service.Endpoint
 	local   []service.Endpoint
 
-	all         []netip.AddrPort // in any state
-	draining    []netip.AddrPort // terminating but still serving
-	unreachable []netip.AddrPort // on unreachable nodes; empty if there are no other endpoints
+	all         []service.Endpoint // in any state
+	draining    []netip.AddrPort   // terminating but still serving
+	unreachable []netip.AddrPort   // on unreachable nodes; empty if there are no other endpoints
 }
 
 // choose selects a port's endpoints of one family: the ready ones that topology
@@ -33,7 +33,7 @@ func choose(facts *Facts, family ip.Family, all []service.Endpoint) chosen {
 	onNode := func(e service.Endpoint) bool { return e.Node != "" && e.Node == facts.NodeName }
 
 	c := chosen{cluster: nearest(facts, ready), local: filter(ready, onNode)}
-	c.all, c.draining = addresses(all), addresses(draining)
+	c.all, c.draining = all, addresses(draining)
 	if len(c.cluster) == 0 {
 		c.cluster = draining
 	}
@@ -54,11 +54,11 @@ func notServing(e service.Endpoint) bool { return !e.Ready && !e.Serving && e.No
 // node or, if none do, for its zone (KEP-2433, KEP-3015). It returns all ready endpoints if one
 // of them has no hint, or if no hint selects this node or zone.
 func nearest(facts *Facts, ready []service.Endpoint) []service.Endpoint {
-	byNode := hinted(ready, facts.NodeName, func(e service.Endpoint) []string { return e.NodeHints })
+	byNode := hinted(ready, facts.NodeName, func(e service.Endpoint) []string { return e.NodeHints() })
 	if len(byNode) > 0 {
 		return byNode
 	}
-	byZone := hinted(ready, facts.Zone, func(e service.Endpoint) []string { return e.ZoneHints })
+	byZone := hinted(ready, facts.Zone, func(e service.Endpoint) []string { return e.ZoneHints() })
 	if len(byZone) > 0 {
 		return byZone
 	}

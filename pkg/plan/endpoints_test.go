@@ -26,12 +26,13 @@ func backends(list ...string) []service.Endpoint {
 			Ready:       words[1] == "ready",
 			Serving:     words[1] == "ready" || words[1] == "draining",
 			Terminating: words[1] == "draining" || words[1] == "gone",
+			Hints:       &service.Hints{},
 		}
 		for _, hint := range words[2:] {
 			if zone, ok := strings.CutPrefix(hint, "zone="); ok {
-				e.ZoneHints = append(e.ZoneHints, zone)
+				e.Hints.Zones = append(e.Hints.Zones, zone)
 			} else {
-				e.NodeHints = append(e.NodeHints, strings.TrimPrefix(hint, "node="))
+				e.Hints.Nodes = append(e.Hints.Nodes, strings.TrimPrefix(hint, "node="))
 			}
 		}
 		out = append(out, e)
@@ -214,5 +215,19 @@ func TestEndpointsOfVirtualServer(t *testing.T) {
 	}
 	if !slices.Equal(got, want) {
 		t.Errorf("%q, want %q", got, want)
+	}
+}
+
+// The virtual servers of a port keep one list of endpoints, which is most of their memory.
+func TestVirtualServersShareEndpoints(t *testing.T) {
+	facts := plan.Facts{NodeName: "node-1", NodePorts: []netip.Addr{netip.MustParseAddr("192.0.2.1")}}
+	s := service.Service{
+		ClusterIPs: []netip.Addr{netip.MustParseAddr("10.96.0.1")},
+		Ports:      []service.Port{{Protocol: ip.TCP, Port: 80, NodePort: 30080, Endpoints: backends("node-1 ready", "node-2 ready")}},
+	}
+	cfg := defaultConfig()
+	p := plan.ForService(&cfg, &facts, &s)
+	if len(p.VirtualServers) != 2 || &p.VirtualServers[0].Endpoints[0] != &p.VirtualServers[1].Endpoints[0] {
+		t.Errorf("two virtual servers with one list of endpoints expected: %+v", p.VirtualServers)
 	}
 }

@@ -95,7 +95,7 @@ func (g generator) endpoints() []service.Endpoint {
 		e := service.Endpoint{
 			Addr: netip.AddrPortFrom(a, 8080), Node: []string{"node-1", "node-2", ""}[g.Intn(3)],
 			Ready: g.Intn(3) > 0, Serving: g.coin(), Terminating: g.coin(),
-			ZoneHints: some(g, "a", "b"), NodeHints: some(g, "node-1", "node-2"),
+			Hints: &service.Hints{Zones: some(g, "a", "b"), Nodes: some(g, "node-1", "node-2")},
 		}
 		out = append(out, e)
 	}

@@ -132,14 +132,23 @@ type serviceBuilder struct {
 	seen    map[ipvs.Key]bool
 
 	// Endpoints of the port and family being planned; see chosen.
-	endpoints, draining, unreachable []netip.AddrPort
+	endpoints             []service.Endpoint
+	draining, unreachable []netip.AddrPort
+	lists                 []endpointList
+}
+
+// endpointList is a list of endpoints for a virtual server, and what it was built for. The
+// virtual servers of a port share it.
+type endpointList struct {
+	active []service.Endpoint
+	list   []Endpoint
 }
 
 // addPort plans one port in one family. A VIP in two of the Service's lists is served
 // once, in the order cluster IP, external IP, load balancer IP, node port.
 func (b *serviceBuilder) addPort(family ip.Family, p *service.Port) {
 	eps := choose(b.facts, family, p.Endpoints)
-	b.endpoints, b.draining, b.unreachable = eps.all, eps.draining, eps.unreachable
+	b.endpoints, b.draining, b.unreachable, b.lists = eps.all, eps.draining, eps.unreachable, b.lists[:0]
 	b.addNoLocal(eps)
 	b.addDepsOnEndpoints(p)
 	b.addClusterIPs(family, p, eps)
@@ -159,7 +168,7 @@ func (b *serviceBuilder) addNoLocal(eps chosen) {
 // addDepsOnEndpoints records that the plan depends on hints, or on endpoints that
 // may be on unreachable nodes.
 func (b *serviceBuilder) addDepsOnEndpoints(p *service.Port) {
-	if slices.ContainsFunc(p.Endpoints, func(e service.Endpoint) bool { return len(e.ZoneHints) > 0 }) {
+	if slices.ContainsFunc(p.Endpoints, func(e service.Endpoint) bool { return len(e.ZoneHints()) > 0 }) {
 		b.plan.Deps |= OnZone
 	}
 	if slices.ContainsFunc(p.Endpoints, notServing) {
@@ -436,14 +445,21 @@ func (b *serviceBuilder) addVirtualServer(key ipvs.Key, precedence Precedence, e
 // connections (active) and, with UDPDrain, those that are terminating and keep their UDP flows
 // (kubernetes#134143). Other UDP real servers are removed at once: the end of a UDP flow is not
 // visible, so the flow of a client that keeps sending would never leave a deleted endpoint. All
-// lists are sorted, and b.endpoints contains the others.
+// lists are sorted, and b.endpoints contains the others. The result may be that of another
+// virtual server of the port; it must not be changed.
 func (b *serviceBuilder) endpointsOf(protocol ip.Protocol, active []service.Endpoint) []Endpoint {
 	draining, unreachable := b.draining, b.unreachable
 	if protocol != ip.UDP || !b.cfg.UDPDrain {
 		draining = nil
 	}
-	out := make([]Endpoint, 0, len(b.endpoints))
-	for _, a := range b.endpoints {
+	for _, known := range b.lists {
+		if sameList(known.active, active) {
+			return known.list
+		}
+	}
+	out, all := make([]Endpoint, 0, len(b.endpoints)), active
+	for i := range b.endpoints {
+		a := b.endpoints[i].Addr
 		e := Endpoint{Addr: a.Addr(), Port: a.Port(), Is: IsEndpoint}
 		if len(draining) > 0 && draining[0] == a {
 			e.Is |= IsRealServer
@@ -451,7 +467,7 @@ func (b *serviceBuilder) endpointsOf(protocol ip.Protocol, active []service.Endp
 		}
 		if len(active) > 0 && active[0].Addr == a {
 			e.Is |= IsRealServer
-			e.Weight, e.MaxConnections = int32(max(active[0].Weight, 1)), b.service.MaxConnections
+			e.Weight, e.MaxConnections = max(active[0].Weight, 1), b.service.MaxConnections
 			active = active[1:]
 		}
 		if len(unreachable) > 0 && unreachable[0] == a {
@@ -460,7 +476,13 @@ func (b *serviceBuilder) endpointsOf(protocol ip.Protocol, active []service.Endp
 		}
 		out = append(out, e)
 	}
+	b.lists = append(b.lists, endpointList{all, out})
 	return out
+}
+
+// sameList reports whether two lists are one.
+func sameList(a, b []service.Endpoint) bool {
+	return len(a) == len(b) && (len(a) == 0 || &a[0] == &b[0])
 }
 
 // onePacket enables per-datagram scheduling if the Service requests it.

@@ -89,7 +89,7 @@ func (m *soak) service() service.Service {
 			for _, a := range []string{fmt.Sprintf("10.244.0.%d:8000", e+1), fmt.Sprintf("[fd00:244::%d]:8000", e+1)} {
 				port.Endpoints = append(port.Endpoints, service.Endpoint{
 					Addr: netip.MustParseAddrPort(a), Node: []string{"node1", "node2", ""}[e%3], Ready: ready, Serving: serving || ready, Terminating: !ready,
-					Weight: []int{0, 0, 1, 3}[r.IntN(4)],
+					Weight: []int32{0, 0, 1, 3}[r.IntN(4)],
 				})
 			}
 		}

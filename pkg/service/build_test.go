@@ -131,7 +131,7 @@ func TestBuildEveryField(t *testing.T) {
 		{Name: ptr("dns"), Protocol: ptr(corev1.ProtocolUDP), Port: ptr[int32](5353)},
 	}
 	e := Endpoint{
-		Node: "node-1", Ready: true, Serving: true, ZoneHints: []string{"a", "b"}, NodeHints: []string{"node-1"},
+		Node: "node-1", Ready: true, Serving: true, Hints: &Hints{Zones: []string{"a", "b"}, Nodes: []string{"node-1"}},
 	}
 	http, dns := e, e
 	http.Addr = netip.MustParseAddrPort("10.244.1.5:8080")

@@ -29,14 +29,14 @@ func newSliceEndpoint(e *discoveryv1.Endpoint, addr netip.Addr) sliceEndpoint {
 	if e.Hints == nil {
 		return out
 	}
-	h := &hints{}
+	h := &Hints{}
 	for _, z := range e.Hints.ForZones {
-		h.zones = append(h.zones, unique.Make(z.Name).Value())
+		h.Zones = append(h.Zones, unique.Make(z.Name).Value())
 	}
 	for _, n := range e.Hints.ForNodes {
-		h.nodes = append(h.nodes, unique.Make(n.Name).Value())
+		h.Nodes = append(h.Nodes, unique.Make(n.Name).Value())
 	}
-	if len(h.zones)+len(h.nodes) > 0 {
+	if len(h.Zones)+len(h.Nodes) > 0 {
 		out.hints = h
 	}
 	return out
@@ -44,18 +44,15 @@ func newSliceEndpoint(e *discoveryv1.Endpoint, addr netip.Addr) sliceEndpoint {
 
 // endpoint returns the endpoint with a port.
 func (e *sliceEndpoint) endpoint(port uint16) Endpoint {
-	out := Endpoint{
+	return Endpoint{
 		Addr:        netip.AddrPortFrom(e.addr, port),
 		Node:        e.node.Value(),
 		Zone:        e.zone.Value(),
+		Hints:       e.hints,
 		Ready:       e.ready,
 		Serving:     e.serving,
 		Terminating: e.terminating,
 	}
-	if e.hints != nil {
-		out.ZoneHints, out.NodeHints = e.hints.zones, e.hints.nodes
-	}
-	return out
 }
 
 func parseEndpointAddr(t discoveryv1.AddressType, s string) (netip.Addr, error) {

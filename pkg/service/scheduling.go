@@ -75,7 +75,7 @@ func (b *builder) maxConnections(svc *corev1.Service) uint32 {
 }
 
 // weights are the weights of zones and nodes in the annotation.
-type weights map[string]int
+type weights map[string]int32
 
 const nodePrefix = "node/"
 
@@ -97,20 +97,20 @@ func (b *builder) weights(svc *corev1.Service) weights {
 }
 
 // parseWeight rejects 0, which is reserved for draining real servers.
-func parseWeight(item string) (name string, weight int, err error) {
+func parseWeight(item string) (name string, weight int32, err error) {
 	name, number, ok := strings.Cut(item, "=")
 	if !ok || name == "" || name == nodePrefix {
 		return "", 0, errors.New("a name is missing")
 	}
-	weight, err = strconv.Atoi(number)
-	if err != nil || weight < 1 || weight > math.MaxUint16 {
+	w, err := strconv.ParseUint(number, 10, 16)
+	if err != nil || w == 0 {
 		return "", 0, errors.New("weight must be from 1 to 65535")
 	}
-	return name, weight, nil
+	return name, int32(w), nil
 }
 
 // of returns an endpoint's weight, or 0 if none is set.
-func (w weights) of(e *Endpoint) int {
+func (w weights) of(e *Endpoint) int32 {
 	if weight, ok := w[nodePrefix+e.Node]; ok && e.Node != "" {
 		return weight
 	}

@@ -53,22 +53,22 @@ func TestWeights(t *testing.T) {
 	slice := newSlice("web-1", inZone("10.244.1.5", "a", "one"), inZone("10.244.2.5", "b", "two"), endpoint("10.244.3.5"))
 	for _, tc := range []struct {
 		text string
-		want []int
+		want []int32
 		err  string
 	}{
-		{"", []int{0, 0, 0}, ""},
-		{"a=3", []int{3, 0, 0}, ""},
-		{"a=3, b=2", []int{3, 2, 0}, ""},
-		{"a=3,node/one=7,node/two=65535", []int{7, 65535, 0}, ""},
-		{"one=3", []int{0, 0, 0}, ""},
-		{"a=3,b=0", []int{3, 0, 0}, `Service shop/web: metadata.annotations[kube-ipvs.io/weights]: "b=0" is not ZONE=WEIGHT or node/NODE=WEIGHT: weight must be from 1 to 65535`},
-		{"b=65536,a=2", []int{2, 0, 0}, "weight must be from 1 to 65535"},
-		{"a", []int{0, 0, 0}, "a name is missing"},
-		{"=3", []int{0, 0, 0}, "a name is missing"},
-		{"node/=3", []int{0, 0, 0}, "a name is missing"},
+		{"", []int32{0, 0, 0}, ""},
+		{"a=3", []int32{3, 0, 0}, ""},
+		{"a=3, b=2", []int32{3, 2, 0}, ""},
+		{"a=3,node/one=7,node/two=65535", []int32{7, 65535, 0}, ""},
+		{"one=3", []int32{0, 0, 0}, ""},
+		{"a=3,b=0", []int32{3, 0, 0}, `Service shop/web: metadata.annotations[kube-ipvs.io/weights]: "b=0" is not ZONE=WEIGHT or node/NODE=WEIGHT: weight must be from 1 to 65535`},
+		{"b=65536,a=2", []int32{2, 0, 0}, "weight must be from 1 to 65535"},
+		{"a", []int32{0, 0, 0}, "a name is missing"},
+		{"=3", []int32{0, 0, 0}, "a name is missing"},
+		{"node/=3", []int32{0, 0, 0}, "a name is missing"},
 	} {
 		s, err := Build(annotated("weights", tc.text), []*discoveryv1.EndpointSlice{slice})
-		var got []int
+		var got []int32
 		for _, e := range s.Ports[0].Endpoints {
 			got = append(got, e.Weight)
 		}

@@ -93,10 +93,28 @@ type Endpoint struct {
 	Addr        netip.AddrPort
 	Node        string // name of its node, or ""
 	Zone        string // zone of its node, or ""
-	Weight      int    // relative to other endpoints; 0: not set, counts as 1
+	Hints       *Hints // nodes and zones that should use it; nil: no hint
+	Weight      int32  // relative to other endpoints; 0: not set, counts as 1
 	Ready       bool   // may receive new connections; false for terminating endpoints unless unready addresses are published
 	Serving     bool   // can answer
 	Terminating bool
-	ZoneHints   []string // zones that should use it; none: no hint
-	NodeHints   []string // nodes that should use it; none: no hint
+}
+
+// Hints are the topology hints of an endpoint.
+type Hints struct{ Zones, Nodes []string }
+
+// ZoneHints returns the zones that should use the endpoint; none: no hint.
+func (e *Endpoint) ZoneHints() []string {
+	if e.Hints == nil {
+		return nil
+	}
+	return e.Hints.Zones
+}
+
+// NodeHints returns the nodes that should use the endpoint; none: no hint.
+func (e *Endpoint) NodeHints() []string {
+	if e.Hints == nil {
+		return nil
+	}
+	return e.Hints.Nodes
 }

@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 	"unique"
 
@@ -27,7 +28,7 @@ type Slice struct {
 	Trigger int64
 
 	ports     []slicePort
-	endpoints []sliceEndpoint
+	endpoints []sliceEndpoint // sorted by address
 	errs      []error
 }
 
@@ -43,11 +44,9 @@ type slicePort struct {
 type sliceEndpoint struct {
 	addr       netip.Addr
 	node, zone unique.Handle[string]
-	hints      *hints
+	hints      *Hints
 	conditions
 }
-
-type hints struct{ zones, nodes []string }
 
 // Endpoints returns the number of usable endpoints.
 func (s *Slice) Endpoints() int { return len(s.endpoints) }
@@ -91,6 +90,10 @@ func (s *Slice) parseEndpoints(b *builder, slice *discoveryv1.EndpointSlice) {
 		}
 		s.endpoints = append(s.endpoints, newSliceEndpoint(e, addr))
 	}
+	byAddress := func(a, b sliceEndpoint) int { return a.addr.Compare(b.addr) }
+	if !slices.IsSortedFunc(s.endpoints, byAddress) {
+		slices.SortStableFunc(s.endpoints, byAddress)
+	}
 }
 
 // parsePorts parses the ports. A port without a number means "all ports" in the API,
@@ -122,16 +125,16 @@ func (s *Slice) parsePorts(b *builder, slice *discoveryv1.EndpointSlice) {
 // EndpointSlices use the Service's port names. Two slices may map a name to different
 // numbers.
 func mergeSlices(port *Port, endpointSlices []*Slice) []Endpoint {
-	list := reports(port, endpointSlices)
-	if len(list) == 0 {
+	m := mergers.Get().(*merger)
+	defer mergers.Put(m)
+	m.collect(port, endpointSlices)
+	m.sort()
+	if len(m.reports) == 0 {
 		return nil
 	}
-	if !slices.IsSortedFunc(list, report.compare) {
-		slices.SortFunc(list, report.compare)
-	}
-	out := make([]Endpoint, 0, len(list))
-	for _, r := range list {
-		e := r.endpoint.endpoint(r.port)
+	out := make([]Endpoint, 0, len(m.reports))
+	for _, r := range m.reports {
+		e := endpointSlices[r.slice].endpoints[r.at].endpoint(r.port)
 		last := len(out) - 1
 		switch {
 		case last < 0 || out[last].Addr != e.Addr:
@@ -143,23 +146,22 @@ func mergeSlices(port *Port, endpointSlices []*Slice) []Endpoint {
 	return out
 }
 
-// report is an endpoint of a port in one slice. Sorting reports is cheaper than sorting the
-// endpoints, which are three times as large and whose addresses take longer to compare.
+// report is an endpoint of a port in one slice. It has no pointers and is smaller than an
+// endpoint, so it is cheaper to sort.
 type report struct {
-	hi, lo   uint64 // of the address
-	at       int32  // its position among all reports
-	port     uint16
-	is6      bool
-	endpoint *sliceEndpoint
+	hi, lo    uint64 // of the address
+	slice, at int32  // where the endpoint is
+	port      uint16
+	is6       bool
 }
 
-func newReport(e *sliceEndpoint, port uint16, at int) report {
-	bytes := e.addr.As16()
-	return report{binary.BigEndian.Uint64(bytes[:8]), binary.BigEndian.Uint64(bytes[8:]), int32(at), port, e.addr.Is6(), e}
+func newReport(addr netip.Addr, port uint16, slice, at int) report {
+	bytes := addr.As16()
+	return report{binary.BigEndian.Uint64(bytes[:8]), binary.BigEndian.Uint64(bytes[8:]), int32(slice), int32(at), port, addr.Is6()}
 }
 
-// compare orders reports by address and port, as netip.AddrPort does, then by position.
-func (r report) compare(s report) int {
+// compare orders reports by address and port, as netip.AddrPort does.
+func (r *report) compare(s *report) int {
 	switch {
 	case r.is6 != s.is6:
 		if s.is6 {
@@ -170,29 +172,61 @@ func (r report) compare(s report) int {
 		return cmp.Compare(r.hi, s.hi)
 	case r.lo != s.lo:
 		return cmp.Compare(r.lo, s.lo)
-	case r.port != s.port:
-		return cmp.Compare(r.port, s.port)
 	}
-	return cmp.Compare(r.at, s.at)
+	return cmp.Compare(r.port, s.port)
 }
 
-func reports(port *Port, endpointSlices []*Slice) []report {
-	n := 0
-	for _, slice := range endpointSlices {
-		n += len(slice.endpoints)
-	}
-	name, list := unique.Make(port.Name), make([]report, 0, n)
-	for _, slice := range endpointSlices {
+// merger sorts the reports of several slices. Those of one slice and port are a sorted run.
+type merger struct {
+	reports, spare []report
+	runs           []int // where each run ends
+}
+
+// mergers are reused, because a Service with thousands of endpoints needs a large one for each
+// change.
+var mergers = sync.Pool{New: func() any { return &merger{} }}
+
+// collect fills the merger with the reports of a port.
+func (m *merger) collect(port *Port, endpointSlices []*Slice) {
+	m.reports, m.runs = m.reports[:0], m.runs[:0]
+	name := unique.Make(port.Name)
+	for i, slice := range endpointSlices {
 		for _, p := range slice.ports {
-			if p.name != name || p.protocol != port.Protocol {
+			if p.name != name || p.protocol != port.Protocol || len(slice.endpoints) == 0 {
 				continue
 			}
-			for i := range slice.endpoints {
-				list = append(list, newReport(&slice.endpoints[i], p.number, len(list)))
+			for at := range slice.endpoints {
+				m.reports = append(m.reports, newReport(slice.endpoints[at].addr, p.number, i, at))
 			}
+			m.runs = append(m.runs, len(m.reports))
 		}
 	}
-	return list
+}
+
+// sort merges adjacent runs until one is left. Equal reports keep their order.
+func (m *merger) sort() {
+	for len(m.runs) > 1 {
+		m.spare = slices.Grow(m.spare[:0], len(m.reports))
+		begin, ends := 0, m.runs[:0]
+		for i := 0; i < len(m.runs); i += 2 {
+			middle, end := m.runs[i], m.runs[min(i+1, len(m.runs)-1)]
+			m.spare = appendMerged(m.spare, m.reports[begin:middle], m.reports[middle:end])
+			begin, ends = end, append(ends, end)
+		}
+		m.reports, m.spare, m.runs = m.spare, m.reports, ends
+	}
+}
+
+// appendMerged appends the elements of two sorted lists. Of equal ones, that of a comes first.
+func appendMerged(out, a, b []report) []report {
+	for len(a) > 0 && len(b) > 0 && a[len(a)-1].compare(&b[0]) > 0 {
+		if a[0].compare(&b[0]) <= 0 {
+			out, a = append(out, a[0]), a[1:]
+		} else {
+			out, b = append(out, b[0]), b[1:]
+		}
+	}
+	return append(append(out, a...), b...)
 }
 
 // byName returns slices sorted by name.

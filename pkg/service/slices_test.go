@@ -273,3 +273,30 @@ func checkAddr(t *testing.T, a netip.Addr) {
 		t.Errorf("%s is in the model", a)
 	}
 }
+
+// Merging the sorted endpoints of many slices gives the same as sorting all of them.
+func TestMergeManySlices(t *testing.T) {
+	for seed := range int64(200) {
+		r := rand.New(rand.NewSource(seed))
+		var list []*discoveryv1.EndpointSlice
+		want := map[string]bool{}
+		for i := range r.Intn(9) {
+			var endpoints []discoveryv1.Endpoint
+			for range r.Intn(6) {
+				addr := fmt.Sprintf("10.244.1.%d", 1+r.Intn(30))
+				endpoints, want[addr+":8080"] = append(endpoints, endpoint(addr)), true
+			}
+			list = append(list, newSlice(fmt.Sprint("web-", i), endpoints...))
+		}
+		s := mustBuild(t, newService(), list...)
+		got := endpointsOf(s.Ports[0])
+		for i, e := range s.Ports[0].Endpoints {
+			if !want[got[i]] || i > 0 && s.Ports[0].Endpoints[i-1].Addr.Compare(e.Addr) >= 0 {
+				t.Fatalf("seed %d: %v, want each of %v once, sorted", seed, got, want)
+			}
+		}
+		if len(got) != len(want) {
+			t.Fatalf("seed %d: %v, want each of %v once", seed, got, want)
+		}
+	}
+}

@@ -296,8 +296,8 @@ func (o *Oracle) hinted(p *service.Port, ready []netip.AddrPort) []netip.AddrPor
 		hints func(service.Endpoint) []string
 		here  string
 	}{
-		{func(e service.Endpoint) []string { return e.NodeHints }, o.Config.NodeName},
-		{func(e service.Endpoint) []string { return e.ZoneHints }, o.Node.Zone},
+		{func(e service.Endpoint) []string { return e.NodeHints() }, o.Config.NodeName},
+		{func(e service.Endpoint) []string { return e.ZoneHints() }, o.Node.Zone},
 	} {
 		var named []netip.AddrPort
 		all := true

@@ -9,6 +9,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/kube-ipvs/kube-ipvs/pkg/event"
 	"github.com/kube-ipvs/kube-ipvs/pkg/metrics"
 	"github.com/kube-ipvs/kube-ipvs/pkg/proxy"
 )
@@ -64,7 +65,7 @@ release list every changed metric.
 		}
 	}
 	page.WriteString("\n## Metrics of libraries\n\n`rest_client_*` (requests to the API server), `kubernetes_build_info`, `process_*` and `go_*`, as\nevery Kubernetes component has them.\n")
-	page.WriteString("\n## Events\n\nEvents are of type Warning, of the group events.k8s.io, with `kube-ipvs` as the reporting\ncontroller. A condition is reported once while it lasts, and by one node for all.\n\n| reason | object | meaning |\n|---|---|---|\n")
+	page.WriteString("\n## Events\n\nEvents are of type Warning, of the group events.k8s.io, with `" + event.Controller + "` as the\nreporting controller. A condition is reported once while it lasts, and by one node for all.\n\n| reason | object | meaning |\n|---|---|---|\n")
 	for _, e := range proxy.EventReasons {
 		fmt.Fprintf(&page, "| `%s` | %s | %s |\n", e.Reason, e.Regarding, e.Meaning)
 	}

@@ -31,8 +31,10 @@ type Discard struct{}
 // Warn does nothing.
 func (Discard) Warn(Warning) {}
 
+// Controller is the reporting controller of all Events.
+const Controller = "kube-ipvs.io/kube-ipvs"
+
 const (
-	controller = "kube-ipvs.io/kube-ipvs"
 	// action is a required field of an Event.
 	action = "Program"
 	// maxNote and maxInstance are limits of the API.
@@ -125,7 +127,7 @@ func (w *Writer) event(c Warning) *eventsv1.Event {
 	return &eventsv1.Event{
 		ObjectMeta:          metav1.ObjectMeta{Namespace: namespace, Name: name(c)},
 		EventTime:           metav1.NowMicro(),
-		ReportingController: controller, ReportingInstance: w.instance,
+		ReportingController: Controller, ReportingInstance: w.instance,
 		Type: corev1.EventTypeWarning, Action: action, Reason: c.Reason, Note: cut(c.Note, maxNote),
 		Regarding: c.Regarding, Related: c.Related,
 	}

@@ -207,4 +207,7 @@ func TestSysdump(t *testing.T) {
 			t.Errorf("%s would show the environment", call)
 		}
 	}
+	if events := "get events.events.k8s.io -A --field-selector reportingController=kube-ipvs.io/kube-ipvs"; !slices.Contains(f.calls, events) {
+		t.Errorf("the Events of kube-ipvs are not read: %q", f.calls)
+	}
 }

@@ -13,6 +13,8 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+
+	"github.com/kube-ipvs/kube-ipvs/pkg/event"
 )
 
 // logTail limits the log of a node, in lines.
@@ -73,7 +75,7 @@ func (o *options) clusterFiles(ctx context.Context) map[string][]byte {
 		"nodes.txt":      o.text(ctx, "get", "nodes", "-o", "wide"),
 		"pods.txt":       o.text(ctx, "get", "pods", "-n", o.namespace, "-l", o.selector, "-o", "wide"),
 		"daemonsets.txt": o.text(ctx, "get", "daemonsets", "-n", o.namespace, "-l", o.selector, "-o", "wide"), // not as YAML, which would include the environment
-		"events.txt":     o.text(ctx, "get", "events.events.k8s.io", "-A", "--field-selector", "reportingController=kube-ipvs"),
+		"events.txt":     o.text(ctx, "get", "events.events.k8s.io", "-A", "--field-selector", "reportingController="+event.Controller),
 	}
 }
 

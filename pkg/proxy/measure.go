@@ -67,7 +67,7 @@ func boolToInt(b bool) int {
 }
 
 // measure reports a pass to the meter. A refused change does not count as programmed,
-// however long it takes.
+// however long it takes. A change that the pass did not plan waits for the next one.
 func (p *Proxy) measure(problems reconcile.Problems) {
 	p.Meter.Planned(p.planning)
 	p.planning = 0
@@ -77,11 +77,14 @@ func (p *Proxy) measure(problems reconcile.Problems) {
 			failed[name] = true
 		}
 	}
+	var waiting []trigger
 	for _, t := range p.triggers {
-		if !failed[t.service] {
+		if _, dirty := p.dirty[t.service]; dirty {
+			waiting = append(waiting, t)
+		} else if !failed[t.service] {
 			p.Meter.Programmed(time.Since(t.at))
 		}
 	}
-	p.triggers = nil
+	p.triggers = waiting
 	p.Meter.NoLocalEndpoints(p.noInternal, p.noExternal)
 }

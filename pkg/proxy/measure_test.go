@@ -51,6 +51,30 @@ func TestNetworkProgrammingLatency(t *testing.T) {
 	})
 }
 
+// A retry of another Service's change does not end the wait of a change that is not planned
+// yet.
+func TestNetworkProgrammingLatencyOfWaitingChange(t *testing.T) {
+	run(t, func(o *Options) { o.MinSyncPeriod = 10 * time.Second }, func(w *world) {
+		w.service("other", "10.96.0.11", "10.244.0.5")
+		w.service("web", "10.96.0.10", "10.244.0.2")
+		w.synced()
+		w.sleep(time.Minute)
+		w.setRefuse(func(change string) error {
+			if strings.Contains(change, "10.244.0.4") {
+				return errors.New("no")
+			}
+			return nil
+		})
+		w.slice("other", "10.244.0.4")
+		w.sleep(time.Millisecond)
+		w.changedAt("web", time.Now(), "10.244.0.3")
+		w.sleep(time.Minute)
+		if len(w.latencies) != 1 || w.latencies[0] < 9*time.Second {
+			t.Errorf("latencies %v, want one of 10 s", w.latencies)
+		}
+	})
+}
+
 func TestChangesAreCounted(t *testing.T) {
 	run(t, nil, func(w *world) {
 		w.service("web", "10.96.0.10", "10.244.0.2")

@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"net/netip"
+	"slices"
 	"sync"
 
 	corev1 "k8s.io/api/core/v1"
@@ -26,7 +27,7 @@ type serviceNames struct {
 
 	mu    sync.Mutex
 	ports map[types.NamespacedName][]address
-	names map[address]metrics.ServiceName
+	names map[address][]metrics.ServiceName // that claim the address; the first one counts
 }
 
 // address is where a Service is reached. A node port has no IP address.
@@ -37,7 +38,7 @@ type address struct {
 }
 
 func newServiceNames(of source.Source) *serviceNames {
-	return &serviceNames{Source: of, sets: trace.Sets, ports: map[types.NamespacedName][]address{}, names: map[address]metrics.ServiceName{}}
+	return &serviceNames{Source: of, sets: trace.Sets, ports: map[types.NamespacedName][]address{}, names: map[address][]metrics.ServiceName{}}
 }
 
 // Run forwards what the source delivers.
@@ -63,32 +64,58 @@ func (s namingSink) DeleteService(name types.NamespacedName) {
 	s.Sink.DeleteService(name)
 }
 
+// set replaces the addresses of a Service. Those that it keeps stay its own, even if another
+// Service claims them too.
 func (n *serviceNames) set(s *service.Service) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	n.forget(s.Name)
+	before := n.ports[s.Name]
+	delete(n.ports, s.Name)
 	for _, p := range s.Ports {
 		name := metrics.ServiceName{Namespace: s.Name.Namespace, Name: s.Name.Name, Port: p.Name, Protocol: p.Protocol.String()}
-		add := func(a address) {
-			if _, taken := n.names[a]; !taken {
-				n.names[a] = name
-				n.ports[s.Name] = append(n.ports[s.Name], a)
-			}
-		}
 		for _, list := range [][]netip.Addr{s.ClusterIPs, s.ExternalIPs, s.LoadBalancers} {
 			for _, a := range list {
-				add(address{p.Protocol, a, p.Port})
+				n.claim(s.Name, address{p.Protocol, a, p.Port}, name)
 			}
 		}
 		if p.NodePort != 0 {
-			add(address{p.Protocol, netip.Addr{}, p.NodePort})
+			n.claim(s.Name, address{p.Protocol, netip.Addr{}, p.NodePort}, name)
+		}
+	}
+	for _, a := range before {
+		if !slices.Contains(n.ports[s.Name], a) {
+			n.release(s.Name, a)
 		}
 	}
 }
 
+func (n *serviceNames) claim(of types.NamespacedName, a address, name metrics.ServiceName) {
+	claims := n.names[a]
+	if i := slices.IndexFunc(claims, isOf(of)); i >= 0 {
+		claims[i] = name
+	} else {
+		n.names[a] = append(claims, name)
+	}
+	if !slices.Contains(n.ports[of], a) {
+		n.ports[of] = append(n.ports[of], a)
+	}
+}
+
+// release drops a Service's claim. The next Service that claims the address has it then.
+func (n *serviceNames) release(of types.NamespacedName, a address) {
+	n.names[a] = slices.DeleteFunc(n.names[a], isOf(of))
+	if len(n.names[a]) == 0 {
+		delete(n.names, a)
+	}
+}
+
+func isOf(name types.NamespacedName) func(metrics.ServiceName) bool {
+	return func(s metrics.ServiceName) bool { return s.Namespace == name.Namespace && s.Name == name.Name }
+}
+
 func (n *serviceNames) forget(name types.NamespacedName) {
 	for _, a := range n.ports[name] {
-		delete(n.names, a)
+		n.release(name, a)
 	}
 	delete(n.ports, name)
 }
@@ -111,12 +138,12 @@ func (n *serviceNames) find(keys []ipvs.Key) map[ipvs.Key]metrics.ServiceName {
 		if key.FWMark != 0 {
 			at = marks[key]
 		}
-		name, ok := n.names[at]
-		if !ok {
-			name, ok = n.names[address{at.protocol, netip.Addr{}, at.port}]
+		claims := n.names[at]
+		if len(claims) == 0 {
+			claims = n.names[address{at.protocol, netip.Addr{}, at.port}]
 		}
-		if ok {
-			out[key] = name
+		if len(claims) > 0 {
+			out[key] = claims[0]
 		}
 	}
 	return out

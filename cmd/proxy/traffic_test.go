@@ -78,3 +78,34 @@ func TestServiceNames(t *testing.T) {
 		t.Errorf("something is left: %v %v", n.names, n.ports)
 	}
 }
+
+// TestServiceNamesOfSuccessor: after a reconnection, a new Service is delivered before its
+// predecessor with the same node port is deleted.
+func TestServiceNamesOfSuccessor(t *testing.T) {
+	n := newServiceNames(nil)
+	sink := namingSink{&sinkStub{}, n}
+	svc := func(name, clusterIP string) *corev1.Service {
+		return &corev1.Service{
+			ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name},
+			Spec: corev1.ServiceSpec{
+				Type: corev1.ServiceTypeNodePort, ClusterIP: clusterIP, ClusterIPs: []string{clusterIP},
+				Ports: []corev1.ServicePort{{Protocol: corev1.ProtocolTCP, Port: 80, NodePort: 30080}},
+			},
+		}
+	}
+	key := ipvs.Key{Protocol: ip.TCP, Addr: netip.MustParseAddr("192.0.2.7"), Port: 30080}
+	for i, step := range []struct {
+		do   func()
+		want string
+	}{
+		{func() { sink.SetService(svc("web", "10.96.0.1")) }, "web"},
+		{func() { sink.SetService(svc("web-2", "10.96.0.2")) }, "web"},
+		{func() { sink.SetService(svc("web", "10.96.0.3")) }, "web"}, // an update does not lose the node port
+		{func() { sink.DeleteService(types.NamespacedName{Namespace: "default", Name: "web"}) }, "web-2"},
+	} {
+		step.do()
+		if got := n.find([]ipvs.Key{key})[key].Name; got != step.want {
+			t.Errorf("step %d: the node port is of %q, want %q", i, got, step.want)
+		}
+	}
+}

@@ -122,12 +122,12 @@ func (n *serviceNames) forget(name types.NamespacedName) {
 
 // find returns the Services of virtual servers. Those with a mark belong to an address
 // and port that a set lists with it.
-func (n *serviceNames) find(keys []ipvs.Key) map[ipvs.Key]metrics.ServiceName {
-	marks := map[ipvs.Key]address{}
-	for _, key := range keys {
-		if key.FWMark != 0 {
-			marks = n.marked()
-			break
+func (n *serviceNames) find(keys []ipvs.Key) (map[ipvs.Key]metrics.ServiceName, error) {
+	var marks map[ipvs.Key]address
+	if slices.ContainsFunc(keys, func(key ipvs.Key) bool { return key.FWMark != 0 }) {
+		var err error
+		if marks, err = n.marked(); err != nil {
+			return nil, err
 		}
 	}
 	n.mu.Lock()
@@ -146,19 +146,19 @@ func (n *serviceNames) find(keys []ipvs.Key) map[ipvs.Key]metrics.ServiceName {
 			out[key] = claims[0]
 		}
 	}
-	return out
+	return out, nil
 }
 
-func (n *serviceNames) marked() map[ipvs.Key]address {
+func (n *serviceNames) marked() (map[ipvs.Key]address, error) {
 	out := map[ipvs.Key]address{}
 	sets, err := n.sets()
 	if err != nil {
-		return out // without names for these virtual servers
+		return nil, err
 	}
 	for _, family := range ip.Families {
 		for e, mark := range sets[plan.Local.In(family)].Entries {
 			out[ipvs.Key{FWMark: mark, Addr: family.Unspecified()}] = address{e.Protocol, e.Addr, e.Port}
 		}
 	}
-	return out
+	return out, nil
 }

@@ -47,7 +47,10 @@ func TestServiceNames(t *testing.T) {
 	marked := ipvs.Key{FWMark: 0x9, Addr: netip.IPv4Unspecified()}
 	keys := []ipvs.Key{key("10.96.0.1:80"), key("10.96.0.2:80"), key("192.0.2.7:30080"), marked, key("10.9.9.9:25")}
 	found := func() (out []bool) {
-		names := n.find(keys)
+		names, err := n.find(keys)
+		if err != nil {
+			t.Fatal(err)
+		}
 		for _, k := range keys {
 			name, ok := names[k]
 			if ok && (name.Namespace != "default" || name.Name != "web" || name.Port != "http" || name.Protocol != "TCP") {
@@ -104,8 +107,8 @@ func TestServiceNamesOfSuccessor(t *testing.T) {
 		{func() { sink.DeleteService(types.NamespacedName{Namespace: "default", Name: "web"}) }, "web-2"},
 	} {
 		step.do()
-		if got := n.find([]ipvs.Key{key})[key].Name; got != step.want {
-			t.Errorf("step %d: the node port is of %q, want %q", i, got, step.want)
+		if names, err := n.find([]ipvs.Key{key}); err != nil || names[key].Name != step.want {
+			t.Errorf("step %d: %v, the node port is of %q, want %q", i, err, names[key].Name, step.want)
 		}
 	}
 }

@@ -22,19 +22,22 @@ func (a ServiceName) compare(b ServiceName) int {
 }
 
 // Traffic is the collector of --service-metrics: connections, packets and bytes of each
-// Service port, from the kernel's counters, summed over the Service's addresses. It
-// reads the kernel on a scrape, at most once per trafficPeriod.
+// Service port, from the kernel's counters, summed over the Service's addresses. The sum
+// keeps what was counted on addresses that the Service no longer has: a counter that goes
+// down means to Prometheus that all of it was counted again. Traffic reads the kernel on a
+// scrape, at most once per trafficPeriod.
 type Traffic struct {
 	metrics.BaseStableCollector
 
 	limit int
 	read  func() (map[ipvs.Key]ipvs.Stats, error)
-	names func([]ipvs.Key) map[ipvs.Key]ServiceName
+	names func([]ipvs.Key) (map[ipvs.Key]ServiceName, error)
 
 	connections, packets, bytes, leftOut *metrics.Desc
 
 	readAt time.Time
-	last   map[ServiceName]ipvs.Stats
+	last   map[ipvs.Key]ipvs.Stats
+	totals map[ServiceName]ipvs.Stats
 }
 
 // trafficPeriod limits the cost of scrapes: reading tens of thousands of virtual
@@ -44,7 +47,7 @@ const trafficPeriod = 5 * time.Second
 // NewTraffic creates the collector for at most limit ports of Services, in order of
 // namespace and name. names returns the Services of virtual servers; virtual servers
 // without a Service are skipped.
-func NewTraffic(limit int, read func() (map[ipvs.Key]ipvs.Stats, error), names func([]ipvs.Key) map[ipvs.Key]ServiceName) *Traffic {
+func NewTraffic(limit int, read func() (map[ipvs.Key]ipvs.Stats, error), names func([]ipvs.Key) (map[ipvs.Key]ServiceName, error)) *Traffic {
 	t := &Traffic{limit: limit, read: read, names: names}
 	for into, d := range map[**metrics.Desc]description{&t.connections: connections, &t.packets: packets, &t.bytes: bytes, &t.leftOut: leftOut} {
 		*into = metrics.NewDesc(d.name, d.help, d.labels, nil, metrics.ALPHA, "")
@@ -82,10 +85,10 @@ func (t *Traffic) CollectWithStability(out chan<- metrics.Metric) {
 		t.readAt = now
 		t.renew()
 	}
-	names := slices.SortedFunc(maps.Keys(t.last), ServiceName.compare)
+	names := slices.SortedFunc(maps.Keys(t.totals), ServiceName.compare)
 	shown := names[:min(t.limit, len(names))]
 	for _, n := range shown {
-		s := t.last[n]
+		s := t.totals[n]
 		send := func(d *metrics.Desc, value uint64, direction ...string) {
 			labels := append([]string{n.Namespace, n.Name, n.Port, n.Protocol}, direction...)
 			out <- metrics.NewLazyConstMetric(d, metrics.CounterValue, float64(value), labels...)
@@ -102,18 +105,42 @@ func (t *Traffic) CollectWithStability(out chan<- metrics.Metric) {
 // renew keeps the previous reading if reading fails.
 func (t *Traffic) renew() {
 	stats, err := t.read()
+	var names map[ipvs.Key]ServiceName
+	if err == nil {
+		names, err = t.names(slices.Collect(maps.Keys(stats)))
+	}
 	if err != nil {
 		klog.Background().Error(err, "Cannot read the counters for --service-metrics")
 		return
 	}
-	names := t.names(slices.Collect(maps.Keys(stats)))
-	t.last = make(map[ServiceName]ipvs.Stats, len(names))
+	totals := make(map[ServiceName]ipvs.Stats, len(names))
 	for key, name := range names {
-		sum, s := t.last[name], stats[key]
-		t.last[name] = ipvs.Stats{
-			Connections: sum.Connections + s.Connections,
-			PacketsIn:   sum.PacketsIn + s.PacketsIn, PacketsOut: sum.PacketsOut + s.PacketsOut,
-			BytesIn: sum.BytesIn + s.BytesIn, BytesOut: sum.BytesOut + s.BytesOut,
+		sum, ok := totals[name]
+		if !ok {
+			sum = t.totals[name]
 		}
+		totals[name] = plus(sum, since(t.last[key], stats[key]))
+	}
+	t.last, t.totals = stats, totals
+}
+
+// since returns what a virtual server has counted since the last reading. If the kernel has
+// a new virtual server, that is everything.
+func since(last, now ipvs.Stats) ipvs.Stats {
+	if now.Connections < last.Connections || now.PacketsIn < last.PacketsIn || now.PacketsOut < last.PacketsOut || now.BytesIn < last.BytesIn || now.BytesOut < last.BytesOut {
+		return now
+	}
+	return ipvs.Stats{
+		Connections: now.Connections - last.Connections,
+		PacketsIn:   now.PacketsIn - last.PacketsIn, PacketsOut: now.PacketsOut - last.PacketsOut,
+		BytesIn: now.BytesIn - last.BytesIn, BytesOut: now.BytesOut - last.BytesOut,
+	}
+}
+
+func plus(a, b ipvs.Stats) ipvs.Stats {
+	return ipvs.Stats{
+		Connections: a.Connections + b.Connections,
+		PacketsIn:   a.PacketsIn + b.PacketsIn, PacketsOut: a.PacketsOut + b.PacketsOut,
+		BytesIn: a.BytesIn + b.BytesIn, BytesOut: a.BytesOut + b.BytesOut,
 	}
 }

@@ -2,6 +2,7 @@ package metrics
 
 import (
 	"errors"
+	"maps"
 	"net/netip"
 	"strings"
 	"testing"
@@ -31,9 +32,9 @@ func TestTraffic(t *testing.T) {
 			key("10.99.0.9:443"): {Connections: 9},
 		}, nil
 	}
-	names := func([]ipvs.Key) map[ipvs.Key]ServiceName {
+	names := func([]ipvs.Key) (map[ipvs.Key]ServiceName, error) {
 		a, b := ServiceName{"default", "a", "http", "TCP"}, ServiceName{"default", "b", "http", "TCP"}
-		return map[ipvs.Key]ServiceName{key("10.96.0.1:80"): a, key("192.0.2.1:80"): a, key("10.96.0.2:80"): b}
+		return map[ipvs.Key]ServiceName{key("10.96.0.1:80"): a, key("192.0.2.1:80"): a, key("10.96.0.2:80"): b}, nil
 	}
 	registry := metrics.NewKubeRegistry()
 	traffic := NewTraffic(1, read, names)
@@ -57,5 +58,46 @@ func TestTraffic(t *testing.T) {
 		}
 		failing = true
 		traffic.readAt = traffic.readAt.Add(-trafficPeriod)
+	}
+}
+
+// TestTrafficNeverGoesBack: a virtual server that is removed, or replaced, and virtual servers
+// whose names cannot be read lower no counter.
+func TestTrafficNeverGoesBack(t *testing.T) {
+	key := func(at string) ipvs.Key {
+		a := netip.MustParseAddrPort(at)
+		return ipvs.Key{Protocol: ip.TCP, Addr: a.Addr(), Port: a.Port()}
+	}
+	a, b := key("10.0.0.1:30080"), key("10.0.0.2:30080")
+	counts := map[ipvs.Key]ipvs.Stats{a: {Connections: 1000}, b: {Connections: 10}}
+	var unnamed error
+	registry := metrics.NewKubeRegistry()
+	traffic := NewTraffic(1, func() (map[ipvs.Key]ipvs.Stats, error) { return maps.Clone(counts), nil },
+		func(keys []ipvs.Key) (map[ipvs.Key]ServiceName, error) {
+			out := map[ipvs.Key]ServiceName{}
+			for _, k := range keys {
+				out[k] = ServiceName{"default", "a", "http", "TCP"}
+			}
+			return out, unnamed
+		})
+	registry.CustomMustRegister(traffic)
+	for _, step := range []struct {
+		what string
+		do   func()
+		want string
+	}{
+		{"at the start", func() {}, "1010"},
+		{"a node address is removed", func() { delete(counts, b) }, "1010"},
+		{"more connections", func() { counts[a] = ipvs.Stats{Connections: 1005} }, "1015"},
+		{"no names", func() { unnamed, counts[a] = errors.New("no"), ipvs.Stats{Connections: 1006} }, "1015"},
+		{"names again", func() { unnamed = nil }, "1016"},
+		{"the virtual server is replaced", func() { counts[a] = ipvs.Stats{Connections: 3} }, "1019"},
+		{"the address is back", func() { counts[b] = ipvs.Stats{Connections: 1} }, "1020"},
+	} {
+		step.do()
+		traffic.readAt = traffic.readAt.Add(-trafficPeriod)
+		if text, want := scrape(t, registry), `kube_ipvs_service_connections_total{namespace="default",port="http",protocol="TCP",service="a"} `+step.want+"\n"; !strings.Contains(text, want) {
+			t.Errorf("%s: %s is not in\n%s", step.what, want, text)
+		}
 	}
 }

@@ -98,6 +98,11 @@ func TestValues(t *testing.T) {
 		{[]string{"affinity.nodeAffinity.x=y"}, "daemonset.yaml", []string{"affinity:\n        nodeAffinity:"}},
 		{[]string{"extraEnv[0].name=GOGC", "extraEnv[0].value=off", "extraArgs={--v=4}", "hostPID=true"}, "daemonset.yaml", []string{"name: GOGC", `- "--v=4"`, "hostPID: true"}},
 		{[]string{"proxy.metricsBindAddress=0.0.0.0:9999"}, "daemonset.yaml", []string{"containerPort: 9999"}},
+		{nil, "daemonset.yaml", []string{`httpGet: {path: /livez, port: 10266, host: "127.0.0.1"}`, `httpGet: {path: /readyz, port: 10266, host: "127.0.0.1"}`}},
+		// With another port, a fixed one would end the process again and again.
+		{[]string{"ipvs.probeBindAddress=127.0.0.2:10300"}, "daemonset.yaml", []string{`{path: /livez, port: 10300, host: "127.0.0.2"}`, `{path: /readyz, port: 10300, host: "127.0.0.2"}`}},
+		{[]string{"ipvs.probeBindAddress=0.0.0.0:10300"}, "daemonset.yaml", []string{`{path: /livez, port: 10300, host: "127.0.0.1"}`}},
+		{[]string{`ipvs.probeBindAddress=\[fd00::1\]:10300`}, "daemonset.yaml", []string{`{path: /livez, port: 10300, host: "fd00::1"}`}},
 		{[]string{"proxy.metricsBindAddress=0.0.0.0:9999", "metrics.podMonitor.enabled=true", "metrics.podMonitor.labels.release=p"}, "monitoring.yaml", []string{"kind: PodMonitor", "port: metrics", "release: p"}},
 		{[]string{"metrics.prometheusRule.enabled=true"}, "monitoring.yaml", []string{"kind: PrometheusRule", "alert: KubeIPVSDown", "{{ $labels.instance }}"}},
 		{[]string{"metrics.dashboard.enabled=true"}, "monitoring.yaml", []string{"name: kube-ipvs-dashboard", `grafana_dashboard: "1"`, `"uid": "kube-ipvs"`}},
@@ -178,6 +183,13 @@ func TestConfigurationIsStaged(t *testing.T) {
 	}
 	if len(seen) != 5 {
 		t.Errorf("names %q", slices.Sorted(maps.Keys(seen)))
+	}
+}
+
+// TestProbesAreOff: without a port for probes there are none.
+func TestProbesAreOff(t *testing.T) {
+	if text := mustRender(t, "ipvs.probeBindAddress=")["daemonset.yaml"]; strings.Contains(text, "Probe:") {
+		t.Errorf("probes of no port:\n%s", text)
 	}
 }
 

@@ -57,6 +57,22 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- default "10249" (regexFind "[0-9]+$" $port) -}}
 {{- end -}}
 
+{{/* Port and host of the probes, which are those of ipvs.probeBindAddress; empty if it is. */}}
+{{- define "kube-ipvs.probeAt" -}}
+{{- $address := "127.0.0.1:10266" -}}
+{{- if hasKey .Values.ipvs "probeBindAddress" -}}
+{{- $address = .Values.ipvs.probeBindAddress -}}
+{{- end -}}
+{{- with $address -}}
+{{- $port := regexFind "[0-9]+$" . -}}
+{{- $host := trimSuffix (printf ":%s" $port) . | trimAll "[]" -}}
+{{- if or (eq $host "0.0.0.0") (eq $host "::") -}}
+{{- $host = "127.0.0.1" -}}
+{{- end -}}
+port: {{ $port }}, host: {{ $host | quote }}
+{{- end -}}
+{{- end -}}
+
 {{/*
 The ConfigMap's data. The chart's own fields are merged with those of the values, so
 that --set proxy.clientConnection.qps=50 does not drop the kubeconfig.

@@ -186,6 +186,30 @@ func TestConfigurationIsStaged(t *testing.T) {
 	}
 }
 
+// TestLabelsAreStrings: the API refuses labels and annotations that are not.
+func TestLabelsAreStrings(t *testing.T) {
+	files := mustRender(t, "nodeSelector.gpu=true", "podLabels.gpu=true", "podAnnotations.gpu=true", "commonLabels.gpu=true", "serviceAccount.annotations.gpu=true",
+		"proxy.metricsBindAddress=0.0.0.0:10249", "metrics.podMonitor.enabled=true", "metrics.podMonitor.labels.team=5", "metrics.prometheusRule.enabled=true",
+		"metrics.prometheusRule.labels.team=5", "metrics.dashboard.enabled=true", "metrics.dashboard.labels.team=5", "metrics.dashboard.annotations.team=5")
+	for name, text := range files {
+		for _, bare := range []string{": true\n", ": 5\n"} {
+			for line := range strings.Lines(text) {
+				if at := strings.TrimSpace(line); strings.HasSuffix(line, bare) && (strings.HasPrefix(at, "gpu:") || strings.HasPrefix(at, "team:")) {
+					t.Errorf("%s: %s is not a string", name, at)
+				}
+			}
+		}
+	}
+	for file, want := range map[string]int{"daemonset.yaml": 4, "rbac.yaml": 4, "monitoring.yaml": 3, "tests/configuration.yaml": 1} {
+		if n := strings.Count(files[file], `gpu: "true"`); n != want {
+			t.Errorf("%s has %d labels, want %d", file, n, want)
+		}
+	}
+	if n := strings.Count(files["monitoring.yaml"], `team: "5"`); n != 4 {
+		t.Errorf("monitoring.yaml has %d labels, want 4", n)
+	}
+}
+
 // TestProbesAreOff: without a port for probes there are none.
 func TestProbesAreOff(t *testing.T) {
 	if text := mustRender(t, "ipvs.probeBindAddress=")["daemonset.yaml"]; strings.Contains(text, "Probe:") {

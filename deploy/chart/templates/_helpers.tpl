@@ -14,8 +14,20 @@ app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 app.kubernetes.io/managed-by: {{ .Release.Service }}
 helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- with .Values.commonLabels }}
-{{ toYaml . }}
+{{ include "kube-ipvs.strings" . }}
 {{- end }}
+{{- end -}}
+
+{{/*
+A map of labels or annotations, or of the nodes' labels: the API takes only strings, but
+--set NAME=true and --set NAME=1 give a boolean and a number.
+*/}}
+{{- define "kube-ipvs.strings" -}}
+{{- $out := dict -}}
+{{- range $name, $value := . -}}
+{{- $_ := set $out $name (ternary $value (toJson $value) (kindIs "string" $value)) -}}
+{{- end -}}
+{{- toYaml $out -}}
 {{- end -}}
 
 {{- define "kube-ipvs.image" -}}

@@ -66,6 +66,7 @@ func TestRefused(t *testing.T) {
 		{with("extraEnv[0].name=GOGC", "extraEnv[0].value=50"), "/extraEnv/0/value"},
 		{with("updateStrategy.rollingUpdate.maxSurge=1"), "/updateStrategy/rollingUpdate/maxSurge"},
 		{with("metrics.podMonitor.enabled=true"), `proxy.metricsBindAddress is "127.0.0.1:10249"`},
+		{with("metrics.podMonitor.enabled=true", "proxy.metricsBindAddress=0.0.0.0:10249", "containerPorts=false"), "metrics.podMonitor needs containerPorts"},
 	} {
 		_, err := render(chart, tc.settings)
 		if err == nil || !strings.Contains(err.Error(), tc.want) {

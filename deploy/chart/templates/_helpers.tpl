@@ -54,6 +54,9 @@ A map of labels or annotations, or of the nodes' labels: the API takes only stri
 {{- if and (eq $mode "InterfaceNamePrefix") (not (get $detect "interfaceNamePrefix")) -}}
 {{- fail "proxy.detectLocal.interfaceNamePrefix is required with proxy.detectLocalMode InterfaceNamePrefix" -}}
 {{- end -}}
+{{- if and .Values.metrics.podMonitor.enabled (not .Values.containerPorts) -}}
+{{- fail "metrics.podMonitor needs containerPorts: it finds the port of the metrics by name" -}}
+{{- end -}}
 {{- if and .Values.metrics.podMonitor.enabled (include "kube-ipvs.metricsOnLoopback" .) -}}
 {{- fail (printf "metrics.podMonitor needs metrics that Prometheus can reach: proxy.metricsBindAddress is %q; set it to 0.0.0.0:10249, and keep others out with a firewall" (toString (get .Values.proxy "metricsBindAddress"))) -}}
 {{- end -}}

@@ -75,6 +75,7 @@ func (c *cluster) pods(ctx context.Context, nodes []string) ([]pod, error) {
 			out = append(out, pod{p.Name, p.Spec.NodeName, string(p.Status.Phase)})
 		}
 	}
+	out = withoutFinished(out)
 	slices.SortFunc(out, func(a, b pod) int { return cmp.Or(cmp.Compare(a.node, b.node), cmp.Compare(a.name, b.name)) })
 	for _, node := range nodes {
 		if !slices.ContainsFunc(out, func(p pod) bool { return p.node == node }) {
@@ -85,6 +86,20 @@ func (c *cluster) pods(ctx context.Context, nodes []string) ([]pod, error) {
 		return nil, fmt.Errorf("no pod of kube-ipvs (-n %s -l %s)", c.namespace, c.selector)
 	}
 	return out, nil
+}
+
+// withoutFinished drops pods that have ended, such as evicted ones, if another pod has taken
+// their place.
+func withoutFinished(pods []pod) []pod {
+	current := map[string]bool{}
+	for _, p := range pods {
+		current[p.node] = current[p.node] || !finished(p.phase)
+	}
+	return slices.DeleteFunc(pods, func(p pod) bool { return finished(p.phase) && current[p.node] })
+}
+
+func finished(phase string) bool {
+	return phase == string(corev1.PodFailed) || phase == string(corev1.PodSucceeded)
 }
 
 // exec runs a command of kube-ipvs in a pod.

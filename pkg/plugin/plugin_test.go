@@ -44,7 +44,9 @@ func (f *fakeCluster) Run(_ context.Context, stdout, stderr io.Writer, args ...s
 	answer := func(value any) (int, error) { return 0, json.NewEncoder(stdout).Encode(value) }
 	switch {
 	case call == "get -o json pods -n kube-system -l app.kubernetes.io/name=kube-ipvs":
-		return answer(corev1.PodList{Items: []corev1.Pod{podOn("ki-b", "node2", "10.0.0.2"), podOn("ki-a", "node1", "10.0.0.1"), podOn("ki-c", "node3", "10.0.0.3")}})
+		evicted := podOn("ki-0", "node1", "")
+		evicted.Status.Phase = corev1.PodFailed
+		return answer(corev1.PodList{Items: []corev1.Pod{evicted, podOn("ki-b", "node2", "10.0.0.2"), podOn("ki-a", "node1", "10.0.0.1"), podOn("ki-c", "node3", "10.0.0.3")}})
 	case call == "get -o json pod -n default web-0", strings.HasSuffix(call, "status.podIP=10.244.2.7"):
 		one := podOn("web-0", "node2", "10.244.2.7")
 		if strings.Contains(call, "-A") {

@@ -158,14 +158,15 @@ func (o *options) trace() *cobra.Command {
 				return cmd.Help()
 			}
 			ctx := cmd.Context()
-			at, from := fromOf(args)
+			at, from := valueOf(args, "--from")
+			_, to := valueOf(args, "--to")
 			if from == "" {
 				return errors.New("--from is required: a pod as NAMESPACE/NAME, or an IP address")
 			}
 			var p pod
 			if len(o.nodes) == 0 {
 				var address string
-				if p, address, err = o.of(ctx, from); err != nil {
+				if p, address, err = o.of(ctx, from, to); err != nil {
 					return err
 				}
 				args[at] = strings.TrimSuffix(args[at], from) + address
@@ -185,13 +186,13 @@ func (o *options) trace() *cobra.Command {
 	}
 }
 
-// fromOf returns the value of --from and the index of its last argument.
-func fromOf(args []string) (at int, value string) {
+// valueOf returns the value of a flag, such as "--from", and the index of its last argument.
+func valueOf(args []string, flag string) (at int, value string) {
 	for i, a := range args {
-		if v, ok := strings.CutPrefix(a, "--from="); ok {
+		if v, ok := strings.CutPrefix(a, flag+"="); ok {
 			return i, v
 		}
-		if a == "--from" && i+1 < len(args) {
+		if a == flag && i+1 < len(args) {
 			return i + 1, args[i+1]
 		}
 	}

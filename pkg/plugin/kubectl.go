@@ -11,6 +11,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net/netip"
 	"os/exec"
 	"slices"
 	"strings"
@@ -109,8 +110,9 @@ func (c *cluster) exec(ctx context.Context, stdout, stderr io.Writer, p pod, arg
 }
 
 // of returns the pod of kube-ipvs on the node of a client, which is an address or a pod
-// as NAMESPACE/NAME, and the client's address for trace.
-func (c *cluster) of(ctx context.Context, client string) (p pod, address string, err error) {
+// as NAMESPACE/NAME, and the client's address for trace: of the family of the server, if that
+// is an address too.
+func (c *cluster) of(ctx context.Context, client, server string) (p pod, address string, err error) {
 	var clients []corev1.Pod
 	if namespace, name, ok := strings.Cut(client, "/"); ok {
 		var one corev1.Pod
@@ -125,7 +127,9 @@ func (c *cluster) of(ctx context.Context, client string) (p pod, address string,
 		}
 		clients = list.Items
 	}
-	i := slices.IndexFunc(clients, func(p corev1.Pod) bool { return p.Spec.NodeName != "" && p.Status.PodIP != "" })
+	i := slices.IndexFunc(clients, func(p corev1.Pod) bool {
+		return p.Spec.NodeName != "" && p.Status.PodIP != "" && !finished(string(p.Status.Phase))
+	})
 	if i < 0 {
 		return pod{}, "", fmt.Errorf("pod %s not found on any node: name the node with --node", client)
 	}
@@ -133,5 +137,19 @@ func (c *cluster) of(ctx context.Context, client string) (p pod, address string,
 	if err != nil {
 		return pod{}, "", err
 	}
-	return pods[0], clients[i].Status.PodIP, nil
+	return pods[0], addressOf(&clients[i], server), nil
+}
+
+// addressOf returns a pod's address of the family of server, which is ADDRESS:PORT/PROTOCOL, or
+// else its first one.
+func addressOf(p *corev1.Pod, server string) string {
+	server, _, _ = strings.Cut(server, "/")
+	if to, err := netip.ParseAddrPort(server); err == nil {
+		for _, have := range p.Status.PodIPs {
+			if a, err := netip.ParseAddr(have.IP); err == nil && a.Is4() == to.Addr().Is4() {
+				return have.IP
+			}
+		}
+	}
+	return p.Status.PodIP
 }

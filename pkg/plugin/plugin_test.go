@@ -49,8 +49,11 @@ func (f *fakeCluster) Run(_ context.Context, stdout, stderr io.Writer, args ...s
 		return answer(corev1.PodList{Items: []corev1.Pod{evicted, podOn("ki-b", "node2", "10.0.0.2"), podOn("ki-a", "node1", "10.0.0.1"), podOn("ki-c", "node3", "10.0.0.3")}})
 	case call == "get -o json pod -n default web-0", strings.HasSuffix(call, "status.podIP=10.244.2.7"):
 		one := podOn("web-0", "node2", "10.244.2.7")
-		if strings.Contains(call, "-A") {
-			return answer(corev1.PodList{Items: []corev1.Pod{one}})
+		one.Status.PodIPs = []corev1.PodIP{{IP: "10.244.2.7"}, {IP: "fd00:244:2::7"}}
+		if strings.Contains(call, "-A") { // the address was another pod's before
+			job := podOn("job-0", "node1", "10.244.2.7")
+			job.Status.Phase = corev1.PodSucceeded
+			return answer(corev1.PodList{Items: []corev1.Pod{job, one}})
 		}
 		return answer(one)
 	case args[0] == "exec":
@@ -127,6 +130,8 @@ func TestTraceOnTheClientsNode(t *testing.T) {
 		{"trace --from default/web-0 --to svc/web", "ki-b", "trace --from 10.244.2.7 --to svc/web"},
 		{"trace --from=default/web-0 --to svc/web -o svg", "ki-b", "trace --from=10.244.2.7 --to svc/web -o svg"},
 		{"trace --from 10.244.2.7 --to 10.96.0.1:443", "ki-b", "trace --from 10.244.2.7 --to 10.96.0.1:443"},
+		{"trace --from default/web-0 --to [fd00:96::1]:53/udp", "ki-b", "trace --from fd00:244:2::7 --to [fd00:96::1]:53/udp"},
+		{"trace --from default/web-0 --to=10.96.0.1:443", "ki-b", "trace --from 10.244.2.7 --to=10.96.0.1:443"},
 		{"trace --node node3 --from 198.51.100.1 --in eth1 --to 10.0.0.3:30080", "ki-c", "trace --from 198.51.100.1 --in eth1 --to 10.0.0.3:30080"},
 		{"get endpoints -o wide --node=node1", "ki-a", "get endpoints -o wide"},
 	} {

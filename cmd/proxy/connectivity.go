@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"net/netip"
 	"slices"
@@ -52,31 +53,7 @@ func newConnectivityCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			names, err := s.load(cmd.Context())
-			if err != nil {
-				return err
-			}
-			rows := o.test(cmd.Context(), &s, names)
-			failed := 0
-			shown := rows[:0:0]
-			for _, r := range rows {
-				if r.Result == inspect.Failed {
-					failed++
-				}
-				if o.all || r.Result == inspect.Failed || o.output != "table" {
-					shown = append(shown, r)
-				}
-			}
-			if o.output != "table" || len(shown) > 0 {
-				if err := inspect.Print(cmd.OutOrStdout(), o.output, inspect.ConnectionColumns, len(inspect.ConnectionColumns), shown); err != nil {
-					return err
-				}
-			}
-			fmt.Fprintln(cmd.ErrOrStderr(), summary(rows))
-			if failed > 0 {
-				return errFound
-			}
-			return nil
+			return o.run(cmd.Context(), cmd.OutOrStdout(), cmd.ErrOrStderr(), &s)
 		},
 	}
 	fs := test.Flags()
@@ -88,6 +65,52 @@ func newConnectivityCommand() *cobra.Command {
 	addOutput(test, fs, &o.output, "table", "json", "yaml")
 	cmd.AddCommand(test)
 	return cmd
+}
+
+func (o *connectivityOptions) run(ctx context.Context, w, notes io.Writer, s *settings) error {
+	names, err := s.load(ctx)
+	if err != nil && !names.Complete() {
+		return err
+	}
+	if err != nil {
+		fmt.Fprintf(notes, "Note: %v\n", err)
+	}
+	if err := o.known(names); err != nil {
+		return err
+	}
+	rows := o.test(ctx, s, names)
+	failed := 0
+	shown := rows[:0:0]
+	for _, r := range rows {
+		if r.Result == inspect.Failed {
+			failed++
+		}
+		if o.all || r.Result == inspect.Failed || o.output != "table" {
+			shown = append(shown, r)
+		}
+	}
+	if o.output != "table" || len(shown) > 0 {
+		if err := inspect.Print(w, o.output, inspect.ConnectionColumns, len(inspect.ConnectionColumns), shown); err != nil {
+			return err
+		}
+	}
+	fmt.Fprintln(notes, summary(rows))
+	if failed > 0 {
+		return errFound
+	}
+	return nil
+}
+
+// known returns an error if --service names a Service that does not exist: a mistyped name must
+// not look like a success.
+func (o *connectivityOptions) known(names *inspect.Names) error {
+	services := names.Services()
+	for _, name := range o.services {
+		if !slices.ContainsFunc(services, func(s service.Service) bool { return s.Name.String() == name }) {
+			return fmt.Errorf("--service %q: no such Service with a cluster IP, want NAMESPACE/NAME", name)
+		}
+	}
+	return nil
 }
 
 func summary(rows []inspect.Connection) string {

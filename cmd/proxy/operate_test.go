@@ -5,11 +5,14 @@ import (
 	"bytes"
 	"compress/gzip"
 	"errors"
+	"fmt"
 	"io"
 	"net"
 	"net/http"
 	"net/http/httptest"
 	"net/netip"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -116,6 +119,40 @@ func TestConnectivity(t *testing.T) {
 	o.services = []string{"default/udp"}
 	if rows := o.test(t.Context(), &s, inspect.NamesOf(svc("answers", open, ip.TCP, at(open)))); len(rows) != 0 {
 		t.Errorf("--service is ignored: %+v", rows)
+	}
+}
+
+// TestConnectivityServices: an unusable manifest does not keep the others from being tested, and
+// a Service that does not exist is an error.
+func TestConnectivityServices(t *testing.T) {
+	dir := t.TempDir()
+	for name, text := range map[string]string{
+		"good.yaml": "{apiVersion: v1, kind: Service, metadata: {name: web}, spec: {clusterIP: 10.96.0.10, ports: [{port: 80}]}}",
+		"bad.yaml":  "{apiVersion: v1, kind: Service, metadata: {name: bad}, spec: {clusterIP: 10.96.0.11, ports: [{port: 0}]}}",
+	} {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	s := settings{Config: config.Config{Source: config.Source{Manifests: dir}}}
+	for name, want := range map[string]string{
+		"default/web": "<nil>",
+		"default/wbe": `--service "default/wbe": no such Service with a cluster IP, want NAMESPACE/NAME`,
+		"web":         `--service "web": no such Service with a cluster IP, want NAMESPACE/NAME`,
+	} {
+		var notes strings.Builder
+		o := connectivityOptions{services: []string{name}, output: "table"}
+		err := o.run(t.Context(), io.Discard, &notes, &s)
+		if fmt.Sprint(err) != want {
+			t.Errorf("%s: %v, want %s", name, err, want)
+		}
+		if !strings.Contains(notes.String(), "spec.ports[0].port") || err == nil && !strings.Contains(notes.String(), "1 not tested") {
+			t.Errorf("%s: notes %q", name, notes.String())
+		}
+	}
+	s.Source.Manifests = filepath.Join(dir, "none")
+	if err := (&connectivityOptions{output: "table"}).run(t.Context(), io.Discard, io.Discard, &s); err == nil {
+		t.Error("a folder that cannot be read is taken for an empty one")
 	}
 }
 

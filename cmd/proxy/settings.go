@@ -177,7 +177,10 @@ const namesLimit = 5 * time.Second
 // that the command can still show addresses.
 func (s *settings) names(ctx context.Context, notes io.Writer) *inspect.Names {
 	names, err := s.load(ctx)
-	if err != nil {
+	switch {
+	case err != nil && names.Complete():
+		fmt.Fprintf(notes, "Note: %v\n", err)
+	case err != nil:
 		fmt.Fprintf(notes, "Showing addresses instead of names: %v\n", err)
 	}
 	return names

@@ -25,6 +25,7 @@ type Names struct {
 	models   []service.Service
 	marks    map[ipvs.Key]target // of virtual servers by fwmark
 	pods     map[netip.Addr]Pod
+	complete bool
 }
 
 // Pod is the pod behind an endpoint.
@@ -56,6 +57,10 @@ func Load(ctx context.Context, from source.Loader) (*Names, error) {
 	return n, err
 }
 
+// Complete reports whether everything that the source has was read, except objects that are
+// unusable.
+func (n *Names) Complete() bool { return n.complete }
+
 func newNames() *Names {
 	return &Names{services: map[target]string{}, marks: map[ipvs.Key]target{}, pods: map[netip.Addr]Pod{}}
 }
@@ -73,7 +78,7 @@ func (s sink) SetNode(*corev1.Node)                     {}
 func (s sink) DeleteNode()                              {}
 func (s sink) SetLostNodes([]string)                    {}
 func (s sink) Begun()                                   {}
-func (s sink) Synced()                                  {}
+func (s sink) Synced()                                  { s.complete = true }
 
 func (s *sink) SetService(svc *corev1.Service) { s.found = append(s.found, svc) }
 

@@ -14,6 +14,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/ptr"
 
 	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
@@ -315,5 +316,31 @@ func TestDrawings(t *testing.T) {
 	}
 	if strings.Contains(mermaid.String(), "style server1") {
 		t.Error("an answered connection is drawn as a fault")
+	}
+}
+
+// TestPodsOfOneAddress: pods on the host network share the node's address.
+func TestPodsOfOneAddress(t *testing.T) {
+	names := newNames()
+	s := sink{Names: names, slices: map[types.NamespacedName][]*discoveryv1.EndpointSlice{}}
+	for name, port := range map[string]int32{"exporter": 9100, "agent": 9200} {
+		s.SetEndpointSlice(&discoveryv1.EndpointSlice{
+			ObjectMeta: sliceOf(name), Ports: []discoveryv1.EndpointPort{{Port: ptr.To(port)}},
+			Endpoints: []discoveryv1.Endpoint{{
+				Addresses: []string{"10.0.0.1"}, NodeName: ptr.To("node1"), TargetRef: &corev1.ObjectReference{Kind: "Pod", Namespace: "default", Name: name + "-0"},
+			}},
+		})
+	}
+	for at, want := range map[string]Pod{
+		"10.0.0.1:9100": {"default/exporter-0", "node1"}, "10.0.0.1:9200": {"default/agent-0", "node1"}, "10.0.0.1:80": {"", "node1"},
+	} {
+		if got := names.podAt(netip.MustParseAddrPort(at)); got != want {
+			t.Errorf("%s is %+v, want %+v", at, got, want)
+		}
+	}
+	for _, name := range []string{"default/exporter-0", "default/agent-0"} {
+		if a, ok := names.PodAddress(name, ip.IPv4); !ok || a.String() != "10.0.0.1" {
+			t.Errorf("%s has %s, %v", name, a, ok)
+		}
 	}
 }

@@ -23,8 +23,8 @@ import (
 type Names struct {
 	services map[target]string
 	models   []service.Service
-	marks    map[ipvs.Key]target // of virtual servers by fwmark
-	pods     map[netip.Addr]Pod
+	marks    map[ipvs.Key]target    // of virtual servers by fwmark
+	pods     map[netip.AddrPort]Pod // with port 0: of the address
 	complete bool
 }
 
@@ -62,7 +62,7 @@ func Load(ctx context.Context, from source.Loader) (*Names, error) {
 func (n *Names) Complete() bool { return n.complete }
 
 func newNames() *Names {
-	return &Names{services: map[target]string{}, marks: map[ipvs.Key]target{}, pods: map[netip.Addr]Pod{}}
+	return &Names{services: map[target]string{}, marks: map[ipvs.Key]target{}, pods: map[netip.AddrPort]Pod{}}
 }
 
 // sink collects names from a source. The running proxy reports unusable fields.
@@ -96,10 +96,33 @@ func (s *sink) SetEndpointSlice(slice *discoveryv1.EndpointSlice) {
 		}
 		for _, text := range e.Addresses {
 			if a, err := netip.ParseAddr(text); err == nil {
-				s.pods[a] = pod
+				s.addPod(a, slice.Ports, pod)
 			}
 		}
 	}
+}
+
+// addPod records the pod of an address and ports. Pods on the host network share the node's
+// address: it stands for a pod only if that is the only one.
+func (n *Names) addPod(a netip.Addr, ports []discoveryv1.EndpointPort, pod Pod) {
+	for _, p := range ports {
+		if p.Port != nil {
+			n.pods[netip.AddrPortFrom(a, uint16(*p.Port))] = pod
+		}
+	}
+	alone := netip.AddrPortFrom(a, 0)
+	if other, ok := n.pods[alone]; ok && other.Name != pod.Name {
+		pod.Name = ""
+	}
+	n.pods[alone] = pod
+}
+
+// podAt returns the pod behind an endpoint.
+func (n *Names) podAt(endpoint netip.AddrPort) Pod {
+	if pod, ok := n.pods[endpoint]; ok {
+		return pod
+	}
+	return n.pods[netip.AddrPortFrom(endpoint.Addr(), 0)]
 }
 
 func (n *Names) addService(s *service.Service) {
@@ -154,7 +177,7 @@ func (n *Names) Label(x *trace.Explanation, q trace.Question, node *trace.Node) 
 	for i := range x.RealServers {
 		b := &x.RealServers[i]
 		if at, err := netip.ParseAddrPort(b.RealServer); err == nil {
-			pod := n.pods[at.Addr()]
+			pod := n.podAt(at)
 			b.Pod, b.Host = pod.Name, pod.Node
 		}
 	}

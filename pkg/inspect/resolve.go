@@ -71,8 +71,8 @@ func portOf(s *service.Service, wanted string) (service.Port, error) {
 func (n *Names) PodAddress(name string, family ip.Family) (netip.Addr, bool) {
 	var found []netip.Addr
 	for a, p := range n.pods {
-		if p.Name == name && ip.Of(a) == family {
-			found = append(found, a)
+		if p.Name == name && ip.Of(a.Addr()) == family {
+			found = append(found, a.Addr())
 		}
 	}
 	if len(found) == 0 {

@@ -102,7 +102,7 @@ func Endpoints(state ipvs.State, names *Names, connections func(ipvs.Key) (map[n
 		}
 		servers := state[key].RealServers
 		for _, a := range slices.SortedFunc(maps.Keys(servers), netip.AddrPort.Compare) {
-			pod := names.pods[a.Addr()]
+			pod := names.podAt(a)
 			out = append(out, Endpoint{
 				Service: names.Service(key), Address: names.Address(key), Endpoint: a.String(), Weight: servers[a].Weight,
 				Active: counts[a].Active, Inactive: counts[a].Inactive, Pod: pod.Name, Node: pod.Node,

@@ -28,6 +28,7 @@ type file struct {
 	objects []object
 	errs    []error
 	ignored []metav1.TypeMeta
+	unread  bool // its content is unknown
 }
 
 // view is the content of a folder at one time.
@@ -103,7 +104,7 @@ func unreadable(path string, err error, old *file) *file {
 		err = pathErr.Err
 	}
 	if old == nil || len(old.objects) == 0 {
-		return &file{errs: []error{fmt.Errorf("cannot read %s: %w", path, err)}}
+		return &file{unread: true, errs: []error{fmt.Errorf("cannot read %s: %w", path, err)}}
 	}
 	return &file{
 		objects: old.objects,
@@ -143,6 +144,16 @@ func (f *file) missing(here map[key]bool, p problem) []object {
 		}
 	}
 	return hidden
+}
+
+// unread reports whether the content of any file is unknown.
+func (f *folder) unread() bool {
+	for _, file := range f.files {
+		if file.unread {
+			return true
+		}
+	}
+	return false
 }
 
 // view combines the files. If several define an object, the first one counts, by name

@@ -106,6 +106,19 @@ func TestRunFollowsFiles(t *testing.T) {
 	r.expect(t, "delete Service default/a")
 }
 
+// TestRunAwaitsReadableFiles: what a file had is not known yet, so it must not count as absent:
+// the kernel may serve it from before.
+func TestRunAwaitsReadableFiles(t *testing.T) {
+	dir := t.TempDir()
+	write(t, dir, "a.yaml", manifestOf("a", "10.0.0.1"))
+	link(t, "..data/b.yaml", filepath.Join(dir, "b.yaml"))
+	r := run(t, dir)
+	mkdir(t, filepath.Join(dir, "..1"))
+	write(t, filepath.Join(dir, "..1"), "b.yaml", manifestOf("b", "10.0.0.2"))
+	link(t, "..1", filepath.Join(dir, "..data"))
+	r.expect(t, "set Service default/a", "set Service default/b", "synced")
+}
+
 func TestRunCoalesces(t *testing.T) {
 	dir := t.TempDir()
 	r := run(t, dir)

@@ -69,6 +69,15 @@ func (s *Source) Run(ctx context.Context, sink source.Sink) error {
 		return fmt.Errorf("manifests: %w", err)
 	}
 	r.show(ctx)
+	// Without what an unreadable file has, the sink would remove it. Wait for a change of the
+	// folder once, such as the end of its replacement, or half a minute: the other files must
+	// not wait forever.
+	if r.folder.unread() && w.Wait(ctx) {
+		r.update(ctx)
+	}
+	if ctx.Err() != nil {
+		return nil
+	}
 	sink.Synced()
 	for w.Wait(ctx) {
 		r.update(ctx)

@@ -30,7 +30,7 @@ var Differences = []Difference{
 			return d.At.Addr().IsLoopback() && d.KubeProxy == ""
 		},
 	}, {
-		What: "If two Services claim one address and port, the one to which it was allocated takes precedence, then the one to whose load balancer it was assigned, then the older. Of two fields of one Service, the first takes precedence.",
+		What: "If two Services want one address and port, the one to which it was allocated takes precedence, then the one to whose load balancer it was assigned, then the older. Of two fields of one Service, the first takes precedence.",
 		Why:  "The API does not define it. kube-proxy overwrites one with the other in every sync, in no order.",
 		Applies: func(w *World, d Diff) bool {
 			return w.followsPrecedence(d)

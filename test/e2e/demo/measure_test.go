@@ -187,7 +187,7 @@ var (
 		{title: "ipvsadm -Ln", args: []string{"ipvsadm", "-Ln"}},
 		{title: "ipset save, the members", args: []string{"ipset", "save"}, keep: isMember},
 		{title: "ip rule", args: []string{"ip", "rule"}},
-		{title: "iptables-save -c, the rules that packets have met", args: []string{"iptables-save", "-c"}, keep: isMet},
+		{title: "iptables-save -c, the rules that matched packets", args: []string{"iptables-save", "-c"}, keep: isMet},
 	}
 	sourceRules = []command{
 		{title: "iptables-save -c -t nat, its rule for the source", args: []string{"iptables-save", "-c", "-t", "nat"}, keep: isSourceRule},

@@ -27,7 +27,7 @@ func newCommand(run func(context.Context, config.Config) error) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:           "kube-ipvs",
 		Short:         "Serves Kubernetes Services on a node, with IPVS",
-		Long:          "kube-ipvs replaces kube-proxy on every node. It watches Services and EndpointSlices,\nfrom an API server or a folder of manifests, and programs IPVS, IP sets and iptables\nso that the node serves them.\n\n\"kube-ipvs trace\" explains the path of a connection, \"kube-ipvs doctor\" checks the\nnode, and \"kube-ipvs get\" lists the state of its kernel.",
+		Long:          "kube-ipvs replaces kube-proxy on every node. It watches Services and EndpointSlices,\nfrom an API server or a folder of manifests, and programs IPVS, IP sets and iptables\nso that the node serves the Services.\n\nIts commands show the state of the node and explain it.",
 		SilenceUsage:  true,
 		SilenceErrors: true, // cli.Run prints the error
 		Args:          cobra.NoArgs,
@@ -72,11 +72,25 @@ func helpBelow(program *cobra.Command) {
 	})
 	program.SetHelpFunc(func(c *cobra.Command, args []string) {
 		if c == program {
+			long := c.Long
+			c.Long += "\n\n" + commandList(c)
 			help(c, args)
+			c.Long = long
 			return
 		}
 		fmt.Fprintf(c.OutOrStdout(), "%s\n\n%s", cmp.Or(c.Long, c.Short), c.UsageString())
 	})
+}
+
+// commandList returns a line for each subcommand.
+func commandList(program *cobra.Command) string {
+	lines := []string{"Commands (see \"" + program.Name() + " COMMAND --help\"):"}
+	for _, c := range program.Commands() {
+		if c.IsAvailableCommand() {
+			lines = append(lines, fmt.Sprintf("  %-12s %s", c.Name(), c.Short))
+		}
+	}
+	return strings.Join(lines, "\n")
 }
 
 // addOutput adds the flag --output, and its completion by the shell. The first format is the

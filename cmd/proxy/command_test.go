@@ -61,6 +61,7 @@ func TestCompletion(t *testing.T) {
 		{[]string{"completion", "bash"}, []string{"complete -o default", "kube-ipvs"}},
 		{[]string{"completion", "zsh"}, []string{"#compdef kube-ipvs"}},
 		{[]string{"completion", "fish"}, []string{"complete -c kube-ipvs"}},
+		{[]string{"--help"}, []string{"\n  status ", "\n  doctor ", "\n  trace ", "\n  get ", "\n  sysdump ", "--claim-mark"}},
 		{[]string{"completion", "--help"}, []string{"kube-ipvs completion [command]"}},
 		{[]string{"__complete", ""}, []string{"completion", "doctor", "get", "trace"}},
 		{[]string{"__complete", "get", ""}, []string{"endpoints", "sets", "snat", "virtualservers"}},

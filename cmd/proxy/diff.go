@@ -31,7 +31,7 @@ func newDiffCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "diff",
 		Short: "Compare this node's kernel with the desired state",
-		Long:  "diff computes the desired state of this node as the proxy does, with its configuration,\nand lists the changes that the kernel would need. Nothing is changed. While the proxy\nruns there are no differences, except for changes of the last moment.\n\nThe exit code is 0 without differences, 1 with some, and 2 if the comparison\nfailed.",
+		Long:  "diff computes the desired state of this node as the proxy does, with its configuration,\nand lists the changes that the kernel would need. Nothing is changed. While the proxy\nruns there are no differences, except for changes of the last moment.\n\nThe exit code is 0 if there are no differences, 1 if there are some, and 2 if the\ncomparison failed.",
 		Args:  cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := checkFormat(output); err != nil {

@@ -15,7 +15,7 @@ func newDoctorCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "doctor",
 		Short: "Check this node for problems that affect Services",
-		Long:  "doctor checks this node's kernel, interfaces, rules and processes for problems that\naffect Services, and names the fix. Nothing is changed. Each check that passes prints\na line with OK.\n\nThe exit code is 0 without errors, 1 with one, and 2 if the node could not be\nchecked.",
+		Long:  "doctor checks this node's kernel, interfaces, rules and processes for problems that\naffect Services, and names the fix. Nothing is changed. Each check that passes prints\na line with OK.\n\nThe exit code is 0 if no error was found (there may be warnings), 1 if one was found,\nand 2 if the node could not be checked.",
 		Args:  cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			s, err := o.found(cmd.ErrOrStderr())

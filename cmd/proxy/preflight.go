@@ -20,7 +20,7 @@ func newPreflightCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "preflight",
 		Short: "Check whether kube-ipvs can replace kube-proxy on this node",
-		Long:  "preflight checks a node on which kube-proxy runs: kernel features, the iptables back end,\ninterfaces and their routing tables, marks and priorities that other programs use,\nunusable Services, and what the first sync would change. Nothing is changed, and no\nkernel module is loaded.\n\nThe exit code is 0 without errors (there may be warnings), 1 with one, and 2 if the\nnode could not be checked.",
+		Long:  "preflight checks a node on which kube-proxy runs: kernel features, the iptables back end,\ninterfaces and their routing tables, marks and priorities that other programs use,\nunusable Services, and what the first sync would change. Nothing is changed, and no\nkernel module is loaded.\n\nThe exit code is 0 if no error was found (there may be warnings), 1 if one was found,\nand 2 if the node could not be checked.",
 		Example: "  kube-ipvs preflight --config /var/lib/kube-ipvs/config.yaml\n" +
 			"  kube-ipvs preflight --kubeconfig /etc/kubernetes/kubelet.conf",
 		Args: cobra.NoArgs,

@@ -81,7 +81,7 @@ func components(r *health.Report, err error, s *settings) []inspect.Component {
 	} else {
 		add("kernel", r.LastDifferences > 0, doctor.Warning, "compared %s, %d differences then, %d since the start", ago(r.LastComparison), r.LastDifferences, r.Differences)
 	}
-	add("conflicts", r.Conflicts > 0, doctor.Warning, "%d virtual servers are claimed by more than one Service", r.Conflicts)
+	add("conflicts", r.Conflicts > 0, doctor.Warning, "%d virtual servers are wanted by more than one Service", r.Conflicts)
 	add("load balancers", !r.Eligible, doctor.Note, "%s", word(!r.Eligible, "told not to use the node: the Node does not exist, is being deleted, or is about to be removed by the autoscaler", "may use the node"))
 	add("source", false, "", "%s", sourceName(s))
 	return rows

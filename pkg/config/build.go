@@ -426,7 +426,7 @@ func (b *builder) localMark(masquerade, reply uint32) plan.LocalMark {
 	return m
 }
 
-// snat builds the settings of symmetric paths.
+// snat builds the settings of SNAT by interface and of reply routing.
 func (b *builder) snat(masquerade uint32) plan.SNAT {
 	c := b.own.SNAT
 	path := b.path("snat-mode", "snat.mode")

@@ -60,7 +60,7 @@ type KubeIPVSConfiguration struct {
 	// Compat is a profile of defaults: empty, or kube-proxy for the behavior of
 	// kube-proxy's IPVS mode. Fields that are set take precedence.
 	Compat string `json:"compat,omitempty"`
-	// SNAT configures how masqueraded traffic gets a symmetric path.
+	// SNAT configures how request and reply of masqueraded traffic stay on one interface.
 	SNAT SNATConfiguration `json:"snat"`
 	// VIPs configures how the addresses of Services are claimed.
 	VIPs VIPConfiguration `json:"vips"`
@@ -103,7 +103,8 @@ type KubeIPVSConfiguration struct {
 	ProbeBindAddress *string `json:"probeBindAddress"`
 }
 
-// SNATConfiguration configures symmetric paths.
+// SNATConfiguration configures how request and reply of masqueraded traffic stay on one
+// interface.
 type SNATConfiguration struct {
 	// Mode is auto, snat, fwmark or off. Default auto.
 	Mode SNATMode `json:"mode"`

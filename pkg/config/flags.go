@@ -18,7 +18,7 @@ func (o *Options) generalFlags() *pflag.FlagSet {
 	fs.BoolVar(&o.action.cleanup, "cleanup", false,
 		"Remove everything that this proxy has programmed into the kernel and exit.")
 	fs.BoolVar(&o.action.initOnly, "init-only", false,
-		"Perform only the initialization that needs full root privileges and exit. Afterwards CAP_NET_ADMIN suffices.")
+		"Perform only the initialization that needs full root privileges and exit. Afterwards CAP_NET_ADMIN and, for iptables-legacy, CAP_NET_RAW suffice.")
 	fs.StringVar(&o.master, "master", "",
 		"Address of the API server; overrides the kubeconfig.")
 	fs.StringVar(&o.hostnameOverride, "hostname-override", "",
@@ -55,7 +55,7 @@ func documentFlags(c *KubeIPVSConfiguration) *pflag.FlagSet {
 	fs.StringVar(c.ProbeBindAddress, "probe-bind-address", *c.ProbeBindAddress,
 		"IP address and port that serve /livez and /readyz for the kubelet's probes, and /status for \"kube-ipvs status\". Differs from kube-proxy's ports, so that kube-proxy cannot answer. Empty: disabled.")
 	fs.StringVar((*string)(&c.SNAT.Mode), "snat-mode", string(c.SNAT.Mode),
-		"How masqueraded traffic gets a symmetric path on nodes with several interfaces: auto, snat (by its source address), fwmark (by reply routing) or off.")
+		"How request and reply of masqueraded traffic stay on one interface, on nodes that have several. snat: by the source address; fwmark: by reply routing, which marks connections; auto: snat where a source address is known, else fwmark; off: not at all, as under kube-proxy.")
 	fs.BoolVar(&c.MasqueradeExternalLocal, "masquerade-external-local", c.MasqueradeExternalLocal,
 		"Also masquerade external traffic under externalTrafficPolicy: Local, for pods whose replies would bypass the node. The Service annotation kube-ipvs.io/masquerade does so for one Service.")
 	fs.StringVar((*string)(&c.LocalMark), "local-mark", string(c.LocalMark),
@@ -72,12 +72,12 @@ func documentFlags(c *KubeIPVSConfiguration) *pflag.FlagSet {
 	fs.IntVar(&c.SNAT.Priority, "reply-rule-priority", c.SNAT.Priority,
 		"Priority of the policy rules of reply routing.")
 	fs.StringVar((*string)(&c.VIPs.ClusterIPs), "claim-cluster-ips", string(c.VIPs.ClusterIPs),
-		"How cluster IPs are claimed. address: as addresses of kube-ipvs0; route: by local routes; auto: address up to 1,000 Services, then route.")
+		"How cluster IPs are claimed, so that their packets reach IPVS. address: as addresses of kube-ipvs0; route: by local routes; auto: address up to 1,000 Services, then route.")
 	fs.StringVar((*string)(&c.VIPs.LoadBalancers), "claim-load-balancers", string(c.VIPs.LoadBalancers),
 		"How LoadBalancer IPs are claimed. auto: the whole address, as under kube-proxy, except that pods and the node reach ports without a Service on the device that has the address; port: only the ports of Services; address: the whole address, on kube-ipvs0; route: the whole address, by local routes. The Service annotation kube-ipvs.io/ip-mode: Proxy leaves the IPs of one Service to the cloud.")
-	fs.StringVar((*string)(&c.VIPs.ExternalIPs), "claim-external-ips", string(c.VIPs.ExternalIPs), "How external IPs are claimed: as LoadBalancer IPs; none: not at all.")
+	fs.StringVar((*string)(&c.VIPs.ExternalIPs), "claim-external-ips", string(c.VIPs.ExternalIPs), "How external IPs are claimed: auto, port, address or route, as for --claim-load-balancers; none: not served.")
 	fs.BoolVar(c.VIPs.Ping, "vip-ping", *c.VIPs.Ping, "Make VIPs answer ping. Otherwise ping is rejected, as ports without a Service are.")
-	fs.Var(&c.VIPs.Mark, "claim-mark", "Mark of packets to a port of a VIP that is claimed by port, or left to another device.")
+	fs.Var(&c.VIPs.Mark, "claim-mark", "Mark of packets to ports of VIPs that are claimed by port, and to ports that are left to another device.")
 	fs.IntVar(&c.VIPs.Table, "claim-table", c.VIPs.Table, "Routing table of VIPs that are claimed by port.")
 	fs.IntVar(&c.VIPs.Priority, "claim-rule-priority", c.VIPs.Priority, "Priority of the policy rule that looks up --claim-table.")
 	return fs

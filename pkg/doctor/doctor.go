@@ -89,7 +89,7 @@ var checks = []check{
 	{"conntrack", "its table has room", conntrack},
 	{"parameters", "the node forwards, and connection tracking follows IPVS", eachNode(parameters)},
 	{"bridges", "the rules see traffic between pods on one bridge", bridges},
-	{"interfaces", "interfaces with their own routing table have symmetric paths and their own source addresses", eachNode(interfaces)},
+	{"interfaces", "interfaces with their own routing table pass the reverse-path check and have their own source addresses", eachNode(interfaces)},
 	{"rules", "the rules of Services are reached, and no rule of another program decides before them", both(rules, lost)},
 	{"Services", "each port of a cluster IP has its virtual server, and the address is local and no other interface's", eachNode(programmed)},
 	{"virtual servers", "all belong to Services", eachNode(foreign)},

@@ -132,7 +132,7 @@ func (s *Server) Held(virtualServers, realServers, draining int) {
 	s.report.VirtualServers, s.report.RealServers, s.report.Draining = virtualServers, realServers, draining
 }
 
-// Conflicts records the number of virtual servers that several Services claim.
+// Conflicts records the number of virtual servers that several Services want.
 func (s *Server) Conflicts(count int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -122,7 +122,7 @@ func newRecorder() *Recorder {
 			Help: "Changes refused by the kernel, by part of the kernel and operation.",
 		}, []string{"part", "operation"}),
 		interfaces: gaugeBy(ours, "interface_info",
-			"1 for each secondary interface, with the mode of its symmetric path and the SNAT source, if any.",
+			"1 for each secondary interface, with the mode (see --snat-mode) and the SNAT source of its pods' traffic, if any.",
 			"interface", "ip_family", "snat_mode", "snat_source"),
 
 		planned: counter(ours, "planned_services_total",
@@ -139,7 +139,7 @@ func newRecorder() *Recorder {
 			"IPVS real servers with weight 0 that still have connections."),
 		cut: counter(ours, "drain_cut_connections_total",
 			"Connections reset because --drain-deadline passed after removal of their endpoint, or because its node became unreachable."),
-		conflicts: gauge(ours, "conflicts", "IPVS virtual servers that more than one Service claims; one of them is served."),
+		conflicts: gauge(ours, "conflicts", "IPVS virtual servers that more than one Service wants; one of these is served."),
 		nodeRefused: gauge(ours, "node_refused",
 			"1 while the kernel refuses some of the node's own state, such as rules, or cannot be read. The node is then not ready."),
 		servicesRefused: gauge(ours, "services_refused",

@@ -13,11 +13,11 @@ import (
 // runs, the value belongs to the interface index (Node.Bound). After a restart it is recovered
 // from our policy rule, which maps the value to the interface's table.
 
-// bindings assigns the first value to the main table's interface, and to each ENI its
+// bindings assigns the first value to the primary interface, and to each ENI its
 // previous value or a free one. ENIs are left out once the values run out. With
 // reserve, no further ENI gets the value of branches.
 //
-// The main table's interface stays bound once there was an ENI: an ENI that is set down
+// The primary interface stays bound once there was an ENI: an ENI that is set down
 // and up again, for example to be renamed, is briefly not recognized as one. If a
 // packet of a masqueraded flow then lacked its mark and left through the ENI, the
 // kernel would drop the flow's conntrack entry (nf_nat_oif_changed).

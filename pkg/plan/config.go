@@ -66,7 +66,7 @@ type NodePortAddresses struct {
 	Prefixes []netip.Prefix // only addresses in these prefixes; a family without a prefix is not restricted
 }
 
-// SNATMode is how masqueraded traffic gets a symmetric path.
+// SNATMode is how request and reply of masqueraded traffic stay on one interface.
 type SNATMode string
 
 // The modes.
@@ -77,20 +77,20 @@ const (
 	SNATOff    SNATMode = "off"    // plain MASQUERADE, as kube-proxy does
 )
 
-// SNAT configures symmetric paths.
+// SNAT configures SNAT by interface and reply routing.
 type SNAT struct {
 	Mode SNATMode
 	// Sources maps an interface, by routing.LinkKey, to its SNAT sources, at most one per
 	// family.
 	Sources map[string][]netip.Addr
 	// Mark holds the bits that reply routing uses. They need not be adjacent; n bits
-	// distinguish 2^n-1 interfaces, including the main table's. Priority is the
+	// distinguish 2^n-1 interfaces, including the primary one. Priority is the
 	// priority of the policy rules.
 	Mark     uint32
 	Priority int
 }
 
-// ClaimMode is how the node takes over a VIP.
+// ClaimMode is how packets for a VIP reach IPVS on the node.
 type ClaimMode string
 
 // The ways to claim a VIP.

@@ -159,7 +159,7 @@ func linkAddresses(n *Node) []netip.Addr {
 }
 
 // primary returns the Node object's address, or, without a Node object, the address of
-// the main table's default interface.
+// the primary interface.
 func primary(n *Node, family ip.Family) netip.Addr {
 	for _, a := range n.Addresses {
 		if ip.Of(a) == family {

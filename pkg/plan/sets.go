@@ -30,7 +30,7 @@ const (
 	NodePortSCTP       SetName = "KUBE-NODE-PORT-SCTP-HASH"
 	NodePortLocalSCTP  SetName = "KUBE-NODE-PORT-LOCAL-SCTP-HASH"
 	HealthCheckPort    SetName = "KUBE-HEALTH-CHECK-NODE-PORT"
-	VIPAddresses       SetName = "KUBE-IPVS-IPS"        // addresses on kube-ipvs0
+	VIPAddresses       SetName = "KUBE-IPVS-IPS"        // VIPs that are local as a whole, by an address or a route
 	PortVIPs           SetName = "KUBE-IPVS-PORT-IPS"   // VIPs claimed by port
 	Refused            SetName = "KUBE-IPVS-REFUSED"    // ports of PortVIPs without an endpoint
 	NodePorts          SetName = "KUBE-IPVS-NODE-PORT"  // every node address and node port that is served

@@ -6,13 +6,13 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/plan"
 )
 
-// The members of some sets preserve the client address under externalTrafficPolicy Local: no
-// SNAT, so an endpoint on another node would reply to the client directly, not through this
-// node. Such a member must never be in effect while its virtual server has endpoints of
-// other nodes. If an existing virtual server changes, the member is therefore added after
-// the change of real servers, and deleted before it.
+// The members of client IP sets preserve the client address under externalTrafficPolicy Local:
+// packets are not masqueraded, so an endpoint on another node would reply to the client
+// directly, not through this node. Such a member must never be in effect while its virtual
+// server has endpoints of other nodes. If an existing virtual server changes, the member is
+// therefore added after the change of real servers, and deleted before it.
 
-// clientIPAddressSets are those of these sets whose members are addresses and ports,
+// clientIPAddressSets are the client IP sets whose members are addresses and ports,
 // clientIPPortSets those whose members are node ports.
 var (
 	clientIPAddressSets = []plan.SetName{plan.LoadBalancerLocal, plan.ExternalIPLocal}
@@ -40,8 +40,9 @@ var clientIPSetOf = func() map[string]string {
 }()
 
 // markFound marks the members dirty that an earlier process left for the virtual servers and node
-// ports of an owner, in the sets above and in plan.Local. These change in order with real
-// servers, and Prune, which compares them all, comes only after the virtual servers have changed.
+// ports of an owner, in client IP sets and in plan.Local. They must change in order with the real
+// servers. Prune, which compares all members, would be too late: the virtual servers have changed
+// by then.
 // Members of plan.Local wait for Prune while rules of another configuration serve: those may not
 // masquerade internal clients at the virtual server of the address.
 func (r *Reconciler) markFound(p *ownedState) {
@@ -107,7 +108,7 @@ func (f *flush) portChanging(family ip.Family, protocol ip.Protocol, port uint16
 	return false
 }
 
-// deleteClientIPMembers deletes the members of these sets that are not desired although
+// deleteClientIPMembers deletes the members of client IP sets that are not desired although
 // their virtual server stays. It does so also where the virtual server does not change:
 // internal clients must not lose the fwmark, and with it the masquerade mark, while the client
 // address is still preserved.
@@ -121,7 +122,7 @@ func (f *flush) deleteClientIPMembers() {
 	f.applyMembers(changes)
 }
 
-// isServerKept reports whether a member of these sets refers to a virtual server that exists
+// isServerKept reports whether a member of a client IP set refers to a virtual server that exists
 // and stays.
 func (f *flush) isServerKept(m *member) bool {
 	set := f.sets.list[m.key.set].name

@@ -19,7 +19,7 @@ const minChecked = 4
 // spotCheckDiffers reports whether a cheap check finds the kernel different from the cached
 // state. It compares the number of IPv4 virtual servers, the number of members of the small
 // sets and of one large set, one member of each large set, and the real servers of a few
-// virtual servers, other ones with each call. What cannot be read counts as equal. It must not
+// virtual servers, different ones with each call. What cannot be read counts as equal. It must not
 // be called during an observation or a resync.
 func (r *Reconciler) spotCheckDiffers() bool {
 	return r.serversMissing() || r.membersMissing() || r.realServersDiffer()

@@ -41,12 +41,12 @@ func (r *Reconciler) undrainAll(key ipvs.Key) {
 }
 
 // checkDraining removes draining real servers whose last connection has ended. A closing
-// connection still counts, because its last packets need the real server. One call checks at
-// most most virtual servers; the next call continues with the others, in toDrain.
+// connection still counts, because its last packets need the real server. One call checks up
+// to most virtual servers; the next call continues with the others, in toDrain.
 //
 // Once an endpoint is in no EndpointSlice any more, its connections have until the deadline,
-// measured from the first call that notices. The pod is gone: a client that keeps sending
-// would keep its connection and never get an answer (kubernetes#84322, #89392, #77903).
+// measured from the first call that notices. The pod no longer exists: a client that keeps
+// sending would keep its connection and never get an answer (kubernetes#84322, #89392, #77903).
 // Removing the real server resets the connection. An endpoint that is still in a slice has no
 // deadline, whatever its conditions. One on an unreachable node is removed at once.
 func (r *Reconciler) checkDraining(now time.Time, deadline time.Duration, most int) Problems {

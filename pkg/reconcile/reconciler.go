@@ -48,7 +48,7 @@ type Reconciler struct {
 	retired       map[ipvs.Key]ipvs.Key                     // likewise for retired virtual servers, from the members of plan.Draining
 	foreign       ipvs.State                                // virtual servers of other programs
 	unsure        map[ipvs.Key]struct{}                     // virtual servers whose addition failed; a failure without an answer may have added them
-	wrongScope    map[netip.Addr]struct{}                   // addresses bound with kube-proxy's scope
+	wrongScope    map[netip.Addr]struct{}                   // addresses that kube-proxy added, with another scope
 	staleRoutes   map[routing.Route]struct{}                // routes of an earlier configuration
 	marks         []nat.MarkUse                             // rules of other programs that use marks
 	seen          map[ip.Family]nat.State                   // the rules as last observed
@@ -177,7 +177,7 @@ func (r *Reconciler) setDesired(owner *Owner, desired plan.ServicePlan) {
 
 // Delete removes the desired state of a Service.
 func (r *Reconciler) Delete(name types.NamespacedName) {
-	_, _ = r.fwmarks.assign(name, nil, nil) // never fails: no number is wanted
+	_, _ = r.fwmarks.assign(name, nil, nil) // never fails: it requests no fwmark
 	r.retries.succeeded(name)
 	if p, ok := r.owned[name]; ok {
 		r.setDesired(p.owner, plan.ServicePlan{})
@@ -198,7 +198,7 @@ func (r *Reconciler) setServers(p *ownedState, want []plan.VirtualServer) {
 			before := r.servers.owners(s.key)
 			r.servers.put(s, p.owner, e.precedence, e.value)
 			if slices.ContainsFunc(e.value.endpoints, func(e endpoint) bool { return e.Is&plan.IsUnreachable != 0 }) {
-				r.drainAt = time.Time{} // their connections are to end
+				r.drainAt = time.Time{} // check at once: connections to them may have to be cut
 			}
 			r.ownersChanged(s.key, before)
 		}, func(s *server) {

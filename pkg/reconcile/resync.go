@@ -220,8 +220,8 @@ func (d *resync) updateMarks() {
 	}
 }
 
-// compareMember leaves alone the members of a set that is not desired: it is destroyed as a
-// whole.
+// compareMember compares the desired and the cached state of a member. It skips the members of a
+// set that is not desired, because the set is destroyed as a whole.
 func (d *resync) compareMember(m *member) {
 	if !m.wanted() {
 		if _, known := d.node.sets[d.sets.list[m.key.set].name]; !known || !d.pruning {

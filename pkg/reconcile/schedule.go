@@ -14,7 +14,7 @@ import (
 type Periods struct {
 	Sync          time.Duration // between two comparisons with the kernel; see statePeriod
 	Drain         time.Duration // between two checks of draining real servers
-	DrainDeadline time.Duration // for connections to an endpoint that is gone
+	DrainDeadline time.Duration // for connections to a removed endpoint
 	RulesWatched  bool          // every change of a rule that concerns us is reported to Changed
 }
 
@@ -30,17 +30,18 @@ const (
 	calmAfter  = 3
 )
 
-// Kernel parameters are compared every Periods.Sync. State (virtual servers and sets) is
-// compared every Periods.Sync too while it has less than stateSize entries, every second one
-// from then on, and so on up to every maxPeriods: the CPU share of comparisons does not grow
-// with the number of Services. If reading a larger state is slow, the period is at least
-// stateShare times the duration of the last read, up to maxStatePeriod. Spot checks find
-// missing state much earlier.
+// How often each part is compared, in periods of Periods.Sync:
 //
-// Rules are compared after the kernel reported a change, and every maxPeriods. If the kernel
-// does not report changes (iptables-legacy), they are compared every Periods.Sync. Routing is
-// compared after a reported deletion, with the state while that has less than routingSize
-// entries, and from then on every maxPeriods.
+//   - Kernel parameters: every period.
+//   - State (virtual servers and sets): every period with fewer than stateSize entries, every
+//     two periods with fewer than twice as many, and so on up to maxPeriods. So the CPU share
+//     of comparisons does not grow with the number of Services. If reading is slow, the time
+//     between comparisons is at least stateShare times the duration of the last read, up to
+//     maxStatePeriod. Spot checks find missing state much earlier.
+//   - Rules: after the kernel reported a change, and every maxPeriods. If the kernel does not
+//     report changes (iptables-legacy): every period.
+//   - Routing: after a reported deletion; also together with the state while that has fewer
+//     than routingSize entries, and every maxPeriods with more.
 const (
 	stateSize      = 2000
 	routingSize    = 4 * stateSize

@@ -65,10 +65,10 @@ func (r *Reconciler) sourcesReplaced(before, after nat.State) {
 	}
 }
 
-// clientsRerouted marks the flows of sources whose masqueraded flows are bound to the main
-// table's interface from now on. A UDP flow that began earlier is not bound. It may leave by
-// the ENI with an address of another interface, because the ENI had none when the flow was
-// masqueraded, for as long as it is in use.
+// clientsRerouted marks the flows of sources whose masqueraded flows are bound to the primary
+// interface from now on. A UDP flow that began earlier is not bound. It would leave by the ENI
+// for as long as it is in use, with an address of another interface if the ENI had none when
+// the flow was masqueraded.
 func (r *Reconciler) clientsRerouted(before, after []plan.Member) {
 	if !r.pruning {
 		return // flows survive a restart

@@ -30,8 +30,8 @@ func (o *Owner) before(p *Owner) bool {
 	return strings.Compare(o.Name.String(), p.Name.String()) < 0
 }
 
-// want is the value that one owner wants under a key, and its precedence. What is desired of
-// the kernel is decided among the wants: see desiredServer and desiredMember.
+// want is the value that one owner wants under a key, and its precedence. The desired value is
+// chosen among the wants; see desiredServer and desiredMember.
 type want[W any] struct {
 	owner      *Owner
 	precedence plan.Precedence

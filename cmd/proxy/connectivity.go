@@ -222,7 +222,7 @@ func (o *connectivityOptions) explain(ctx context.Context, t *connection, why *e
 	var out, deaf []string
 	answering := 0
 	for _, e := range t.port.Endpoints {
-		if ip.Of(e.Addr.Addr()) != ip.Of(t.address.Addr()) || !e.Ready && !e.Serving || answering+len(deaf) >= askedEndpoints {
+		if ip.Of(e.Addr.Addr()) != ip.Of(t.address.Addr()) || !e.Ready && !e.Serving || answering+len(deaf) >= testedEndpoints {
 			continue
 		}
 		if err := dial(ctx, e.Addr, o.limit); err != nil {
@@ -245,8 +245,8 @@ func (o *connectivityOptions) explain(ctx context.Context, t *connection, why *e
 	return out
 }
 
-// askedEndpoints limits how many endpoints of a Service are tested directly.
-const askedEndpoints = 8
+// testedEndpoints limits how many endpoints of a Service are tested directly.
+const testedEndpoints = 8
 
 // explainer traces connections of the node itself. It reads the kernel once.
 type explainer struct {

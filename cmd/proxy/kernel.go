@@ -227,8 +227,8 @@ func (m *machine) restoreSysctls(kubeProxy bool) error {
 	})
 }
 
-// rerouteReplies enables the second route lookup of replies when the process ends:
-// afterwards, nothing detects that another program adds a policy rule.
+// rerouteReplies enables the second route lookup of replies when the process ends: nothing
+// would enable it if another program added a policy rule later.
 func rerouteReplies(k sysctlKernel) error {
 	have, err := k.Observe([]string{plan.SNATReroute})
 	if err != nil || have[plan.SNATReroute] != "0" {
@@ -293,8 +293,8 @@ func (m *machine) bridgeNetfilter() plan.BridgeNetfilter {
 	return out
 }
 
-// bridgeNetfilterFor returns bridgeNetfilter with a parameter: whether to try,
-// once, to load br_netfilter where it is missing.
+// bridgeNetfilterFor returns a function like bridgeNetfilter. With load, it first tries to load
+// br_netfilter if that is missing. It tries only once.
 func (m *machine) bridgeNetfilterFor(ctx context.Context) func(load bool) plan.BridgeNetfilter {
 	var tried sync.Once
 	return func(load bool) plan.BridgeNetfilter {

@@ -70,8 +70,8 @@ func preflight(ctx context.Context, s *settings) *doctor.Preflight {
 	return p
 }
 
-// taken returns which program listens on the address for probes. A running kube-ipvs
-// may.
+// taken returns why kube-ipvs could not listen on the address for probes, or "". A running
+// kube-ipvs that listens there is no reason.
 func taken(ctx context.Context, s *settings) string {
 	if !s.Probes.IsValid() {
 		return ""

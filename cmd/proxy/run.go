@@ -167,7 +167,7 @@ func serve(ctx context.Context, cfg *config.Config, kernel *machine) error {
 	}
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	answer(ctx, cancel, cfg, state)
+	serveHTTP(ctx, cancel, cfg, state)
 	err = p.Run(ctx, src)
 	if problem := rerouteReplies(kernel.sysctl); problem != nil && kernel.sysctl.Writable(plan.SNATReroute) {
 		klog.FromContext(ctx).Error(problem, "Cannot enable the second route lookup of replies (snat_reroute)")
@@ -179,9 +179,9 @@ func serve(ctx context.Context, cfg *config.Config, kernel *machine) error {
 	return err
 }
 
-// answer serves health checks, metrics and probes. It ends the program if a required
+// serveHTTP serves health checks, metrics and probes. It ends the program if a required
 // address cannot be bound.
-func answer(ctx context.Context, cancel context.CancelCauseFunc, cfg *config.Config, state *health.Server) {
+func serveHTTP(ctx context.Context, cancel context.CancelCauseFunc, cfg *config.Config, state *health.Server) {
 	serve := func(run func(context.Context, netip.AddrPort, bool) error, address netip.AddrPort) {
 		if err := run(ctx, address, cfg.BindAddressHardFail); err != nil {
 			cancel(err)

@@ -199,8 +199,8 @@ func parseTarget(text string) (netip.AddrPort, ip.Protocol, error) {
 	return to, protocol, err
 }
 
-// pod resolves a pod to its address: among the endpoints of Services, or else by the
-// API server, if the account may read pods. That of the DaemonSet may not.
+// pod resolves a pod to its address, by the endpoints of Services or else by the API server.
+// The API server answers only if the account may read pods, which that of the DaemonSet may not.
 func (o *traceOptions) pod(ctx context.Context, s *settings, names *inspect.Names, family ip.Family) (netip.Addr, error) {
 	namespace, name, ok := strings.Cut(o.from, "/")
 	if !ok {

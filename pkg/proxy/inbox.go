@@ -50,9 +50,9 @@ func newInbox() *inbox {
 	}
 }
 
-// note changes the store under the lock, marks Services dirty and wakes the loop. It reports
-// the work itself: a loop that hangs cannot. It does so under the lock, so that the loop
-// cannot end the work before.
+// note changes the store under the lock, marks Services dirty and wakes the loop. It calls
+// queued itself, because a loop that hangs would not. It does so under the lock: otherwise the
+// loop could finish the work before it is reported as queued.
 func (i *inbox) note(change func(*store) []types.NamespacedName) {
 	i.mu.Lock()
 	for _, name := range change(&i.store) {

@@ -260,8 +260,8 @@ func logProblem(ctx context.Context, name types.NamespacedName, err error, more 
 	logger.Error(err, "Cannot program Service", "service", name)
 }
 
-// reportCuts reports connections that were cut because their endpoint was gone for too
-// long or its node is unreachable.
+// reportCuts reports connections that were cut because the drain deadline of their endpoint
+// passed or its node is unreachable.
 func (p *Proxy) reportCuts(ctx context.Context, cuts []reconcile.Cut) {
 	for _, c := range cuts {
 		logger := klog.FromContext(ctx).WithValues("virtualServer", c.Key.String(), "endpoint", c.Dest.String(), "connections", c.Connections)

@@ -95,7 +95,7 @@ type Options struct {
 	Running       bool          // Once computes what a running process would program
 	RulesWatched  bool          // Rules reports every change of a rule that concerns the proxy
 	DrainPeriod   time.Duration // time between two checks of draining real servers
-	DrainDeadline time.Duration // for connections to an endpoint that is gone
+	DrainDeadline time.Duration // for connections to a removed endpoint
 }
 
 // nodeKey represents the node itself among the names of Services.
@@ -216,8 +216,7 @@ func (p *Proxy) prepare(ctx context.Context) bool {
 	return true
 }
 
-// Once programs the source's objects one time and returns an error for everything that
-// could not be used or programmed.
+// Once syncs once, and returns an error for everything that could not be used or programmed.
 func (p *Proxy) Once(ctx context.Context, src source.Source) error {
 	unused := p.load(ctx, src)
 	select {
@@ -231,7 +230,7 @@ func (p *Proxy) Once(ctx context.Context, src source.Source) error {
 	return errors.Join(unused, p.programAll(ctx).Err())
 }
 
-// load makes the source deliver one time. A source without Load is run until it has
+// load makes the source deliver its objects once. A source without Load is run until it has
 // synced.
 func (p *Proxy) load(ctx context.Context, src source.Source) error {
 	if l, ok := src.(source.Loader); ok {

@@ -82,7 +82,7 @@ func (p *Proxy) warnOfNode(note string) {
 	}
 }
 
-// persistent is the backoff from which a refused change of the node is an Event.
+// persistent is the backoff from which a refused change of the node is reported as an Event.
 const persistent = 3 * time.Second
 
 // reportFailingNode writes one Event for each reason why the node cannot be programmed, as
@@ -112,8 +112,8 @@ func (p *Proxy) reportFailingNode(problems reconcile.Problems, wait time.Duratio
 	}
 }
 
-// reportConflicts reports virtual servers that another Service has, once per pair of
-// Services.
+// reportConflicts reports virtual servers that a Service wants and another one has, once per
+// pair of Services.
 func (p *Proxy) reportConflicts(ctx context.Context, s *reconcile.Status) {
 	p.Observer.Conflicts(s.Conflicts)
 	conflicts := s.NewConflicts

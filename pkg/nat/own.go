@@ -48,9 +48,9 @@ var baseChains = map[Table][]string{
 // names.
 func isBase(name string) bool { return slices.Contains(baseChains[Mangle], name) }
 
-// state returns our part of a family's ruleset. Jumps in a chain for which stays
-// returns true count as being at its head. It also returns the base chains in which
-// ours follow a rule that can keep packets from them.
+// state returns our part of a family's ruleset. If stays returns true for a chain, jumps in
+// it count as being at its head. state also returns the base chains in which our jumps follow
+// a rule that can keep packets from them.
 func (o Owned) state(family ip.Family, rules ruleset, stays func(Chain) bool) (State, map[Chain]bool) {
 	s := State{Chains: map[Chain][]Rule{}}
 	displaced := map[Chain]bool{}

@@ -46,8 +46,8 @@ type Jump struct {
 	// only where a policy or another program's rule may drop them; see State.Open.
 	// Observe does not set it.
 	Accepts bool
-	// Sees, if set, is a base chain in which our jumps must see all packets of a connection
-	// for the jump to do good. It is not written while that chain is contested; see
+	// Sees, if set, is a base chain in which our jumps must see all packets of a connection;
+	// otherwise the jump does more harm than good. It is not written while that chain is contested; see
 	// State.Contested. Observe does not set it.
 	Sees Chain
 	// Behind, if set, is a base chain in which our jumps may not see all packets. The jump

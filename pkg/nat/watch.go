@@ -21,12 +21,11 @@ type Watcher struct{}
 // a message. Setting it requires CAP_NET_ADMIN; otherwise the kernel's default applies.
 const watchBuffer = 4 << 20
 
-// Watch calls changed when another program has changed rules in a chain for which
-// concerns returns true, has deleted such a chain, or has created such a base chain or
-// set its policy; and for a deleted table, which is passed to concerns as a chain without
-// a name. Other new chains are reported only with their rules. Changes of this process
-// are recognized by the number of their transaction, which the kernel announces after
-// the changes.
+// Watch calls changed when another program has changed something in a chain for which concerns
+// returns true: its rules, its deletion or, for a base chain, its creation and its policy. A new
+// chain that is not a base chain is reported only once it has rules. A deleted table is passed
+// to concerns as a chain without a name. Watch ignores changes of this process, which it
+// recognizes by the number of their transaction; the kernel announces that after the changes.
 //
 // Watch calls changed first when it is subscribed, so that nothing between an earlier
 // read and the subscription is missed, and again when the kernel has dropped messages

@@ -105,8 +105,8 @@ func change(s stack, c Change, misbound func() (map[netip.Addr]struct{}, error))
 	return ignore(kernel.IsNotExist, s.deleteRoute(c.Route))
 }
 
-// bind adds an address. The kernel cannot change the scope of an existing address, so that
-// is deleted first and missing for the time between two requests.
+// bind adds an address to DummyLink. If the address exists with another scope, which the
+// kernel cannot change, it is first deleted, and missing until the next request.
 func bind(s stack, a netip.Addr, misbound func() (map[netip.Addr]struct{}, error)) error {
 	err := s.addAddress(a)
 	if !kernel.IsExist(err) {

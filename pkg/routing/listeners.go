@@ -70,7 +70,8 @@ func sortListeners(list []Listener) []Listener {
 //	sl  local_address rem_address   st …
 //	 0: 0100007F:1F90 00000000:0000 0A …
 //
-// That of TCP has listening sockets before all others, of which there may be very many.
+// TCP's listing begins with the listening sockets. readListeners does not read the others,
+// because there may be very many.
 func readListeners(listing io.Reader, protocol ip.Protocol, waits string) ([]Listener, error) {
 	var out []Listener
 	lines := bufio.NewScanner(listing)

@@ -13,7 +13,7 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/kernel"
 )
 
-// DummyLink is the link that VIPs are bound to. It has kube-proxy's name, because other
+// DummyLink is the link that has the VIPs as its addresses. It has kube-proxy's name, because other
 // programs (CNIs, kubelet, node-IP detection) know it by that name.
 const DummyLink = "kube-ipvs0"
 
@@ -198,10 +198,9 @@ type State struct {
 // Op is what a Change does.
 type Op uint8
 
-// The operations. Apply makes the outcome true: adding an existing object and
-// deleting a missing one succeed; a misbound address is bound again,
-// and a route replaces one with the same destination, table and
-// metric.
+// The operations. Adding an existing object and deleting a missing one succeed. AddAddress
+// adds an address with another scope again. AddRoute replaces a route with the same
+// destination, table and metric.
 const (
 	AddLink    Op = iota + 1 // DummyLink, down and without ARP
 	DeleteLink               // with its addresses

@@ -71,7 +71,7 @@ func (s *store[T]) decide() {
 func (s *store[T]) release() {
 	if s.guard.keeping {
 		s.guard.keeping = false
-		s.logger.Info("API server lists objects again", "gone", len(s.guard.missing))
+		s.logger.Info("API server lists objects again", "deleted", len(s.guard.missing))
 	}
 	for name := range s.guard.missing {
 		s.drop(name)

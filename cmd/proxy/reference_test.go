@@ -49,7 +49,8 @@ kube-ipvs serves metrics in Prometheus' format on ` + "`--metrics-bind-address`"
 path ` + "`/metrics`" + `, and service level indicators of the health checks on ` + "`/metrics/slis`" + `. Metrics
 whose names begin with ` + "`kubeproxy_`" + ` have the same meaning as in kube-proxy's IPVS mode. They have no
 label ` + "`ip_family`" + `, because one sync serves both families. All metrics are alpha: the upgrade notes of a
-release list every changed metric.
+release list every changed metric. [Alerts](../guides/alerts.md) explains how to scrape them, and what to do when they
+are out of range.
 `)
 	for _, section := range []struct{ title, prefix string }{{"Metrics that kube-proxy has", "kubeproxy_"}, {"kube-ipvs's own metrics", "kube_ipvs_"}} {
 		fmt.Fprintf(&page, "\n## %s\n\n| metric | type | labels | meaning |\n|---|---|---|---|\n", section.title)
@@ -65,7 +66,7 @@ release list every changed metric.
 		}
 	}
 	page.WriteString("\n## Metrics of libraries\n\n`rest_client_*` (requests to the API server), `kubernetes_build_info`, `process_*` and `go_*`, as\nevery Kubernetes component has them.\n")
-	page.WriteString("\n## Events\n\nEvents are of type Warning, of the group events.k8s.io, with `" + event.Controller + "` as the\nreporting controller. A condition is reported once while it lasts, and by one node for all.\n\n| reason | object | meaning |\n|---|---|---|\n")
+	page.WriteString("\n## Events\n\nEvents are of type Warning, of the group events.k8s.io, with `" + event.Controller + "` as the\nreporting controller. A condition is reported once while it lasts, and by one node for all.\n[Troubleshooting](../guides/troubleshoot.md#events) says what to do.\n\n| reason | object | meaning |\n|---|---|---|\n")
 	for _, e := range proxy.EventReasons {
 		fmt.Fprintf(&page, "| `%s` | %s | %s |\n", e.Reason, e.Regarding, e.Meaning)
 	}

@@ -35,12 +35,9 @@ func (f *Figures) Page(floors *Figures) (string, error) {
 		"changes": func(world, subject string) string {
 			return f.tableOrNone(f.Saved, func(x Figure) bool { return x.World == world && x.Subject == subject && !isAblation(x) })
 		},
-		// ablation is what rules cost a subject.
-		"ablation": func(world, subject string) string {
-			return f.tableOrNone(f.Saved, func(x Figure) bool {
-				return x.World == world && x.Subject == subject && (x.Variant == "" || isAblation(x)) && !strings.HasPrefix(x.Workload, "UDP")
-			})
-		},
+		// ablation is what rules cost a subject, and floorsAblation the same in the other run.
+		"ablation":       f.ablation,
+		"floorsAblation": floors.ablation,
 	}
 	parsed, err := template.New("dataplane").Funcs(functions).Parse(dataplaneTemplate)
 	if err != nil {
@@ -55,6 +52,13 @@ func (f *Figures) Page(floors *Figures) (string, error) {
 const withoutPrefix = "without "
 
 func isAblation(f Figure) bool { return strings.HasPrefix(f.Variant, withoutPrefix) }
+
+// ablation returns the table of what rules cost a subject.
+func (f *Figures) ablation(world, subject string) string {
+	return f.tableOrNone(f.Saved, func(x Figure) bool {
+		return x.World == world && x.Subject == subject && (x.Variant == "" || isAblation(x)) && !strings.HasPrefix(x.Workload, "UDP")
+	})
+}
 
 func (f *Figures) tableOrNone(table func(func(Figure) bool) string, selects func(Figure) bool) string {
 	if !slices.ContainsFunc(f.List, selects) {

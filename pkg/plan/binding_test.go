@@ -143,12 +143,14 @@ func strayRules(s *scenario) []nat.Rule {
 // A packet is dropped only where it cannot be correct, which means that our policy rule
 // is missing.
 func TestStraysAreDropped(t *testing.T) {
-	eni := func(more ...string) *scenario {
+	withLink := func(link string, more ...string) *scenario {
 		return withNetwork(append([]string{
 			"link eth0 10.0.0.1/24", "default dev eth0 via 10.0.0.254",
-			"link eth1", "default dev eth1 via 10.1.0.254 table 1003", "rule 2000 from 10.1.0.44/32 lookup 1003",
+			link, "default dev eth1 via 10.1.0.254 table 1003", "rule 2000 from 10.1.0.44/32 lookup 1003",
 		}, more...)...)
 	}
+	eni := func(more ...string) *scenario { return withLink("link eth1", more...) }
+	const known = "link eth1 10.1.0.10/32" // the SNAT source
 	const drop = "-o eth1 -m comment --comment \"a policy rule is missing\" -j DROP"
 	for name, c := range map[string]struct {
 		scenario *scenario
@@ -159,6 +161,9 @@ func TestStraysAreDropped(t *testing.T) {
 		"a rule before ours":            {eni("rule 110 from 10.1.0.44/32 lookup 1003"), nil},
 		"a rule to main before ours":    {eni("rule 20 from 10.1.0.44/32 lookup 254"), []nat.Rule{drop}},
 		"main has a default by the ENI": {eni("default dev eth1 via 10.1.0.254"), nil},
+		"no pod needs reply routing":    {withLink(known), nil},
+		"a client may be diverted":      {withLink(known, "rule 2000 from 10.1.0.0/24 lookup 1003"), []nat.Rule{drop}},
+		"any packet may be diverted":    {withLink(known, "rule 2000 from all lookup 1003"), []nat.Rule{drop}},
 		"no ENI":                        {withNetwork("link eth0 10.0.0.1/24", "default dev eth0 via 10.0.0.254"), nil},
 	} {
 		if got := strayRules(c.scenario); !slices.Equal(got, c.want) {

@@ -148,11 +148,7 @@ func (r *ruleset) external(n *Node) []string {
 //	-A KUBE-IPVS-INTERNAL -s 10.244.0.0/16 -j SET --map-set KUBE-IPVS-LOCAL dst,dst --map-mark
 //
 // If pods are not known, all clients behind interfaces other than outer ones are internal, and
-// one rule has no condition. If neither is known, only the node is internal. With reply
-// routing, a mark with the masquerade bit binds the flow, because the jump in INPUT does
-// not see that bit:
-//
-//	-A KUBE-IPVS-INTERNAL -m mark --mark 0x4000/0x4000 -m set --match-set KUBE-IPVS-REPLY-SRC src -j KUBE-IPVS-BIND
+// one rule has no condition. If neither is known, only the node is internal.
 func (r *ruleset) internalRules(n *Node) []nat.Rule {
 	var rules []nat.Rule
 	for _, link := range r.outerLinks {
@@ -169,9 +165,6 @@ func (r *ruleset) internalRules(n *Node) []nat.Rule {
 	}
 	if ok {
 		rules = append(rules, rule("pods get all endpoints", fromPod(""), toMark))
-	}
-	if r.bindsMasqueraded() {
-		rules = append(rules, nat.Rule(r.masqueradedSource()+" -j KUBE-IPVS-BIND"))
 	}
 	return rules
 }

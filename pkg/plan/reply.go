@@ -60,21 +60,21 @@ func addReplyRouting(plan *NodePlan, cfg *Config, family ip.Family, paths Paths)
 }
 
 // replyRouting writes the chains that bind flows and mark their packets, if there is an
-// ENI or a branch.
+// ENI or a branch. The rules that bind flows by an ENI are in KUBE-SERVICES; see enterRules.
 func (r *ruleset) replyRouting() {
 	if len(r.paths.Bound) == 0 && len(r.paths.Branches) == 0 {
 		return
 	}
 	if len(r.paths.Bound) > 0 {
 		r.restore()
-		r.enter()
+		r.uplinkChains()
 	}
 	if len(r.paths.Branches) > 0 {
 		r.branchRules()
 	}
 	r.bind()
 	r.returns()
-	if len(r.paths.Strays) > 0 {
+	if len(r.paths.Strays) > 0 && r.maySendStrays() {
 		r.jumpIf(nat.Mangle, "POSTROUTING", "-m connmark --mark "+r.main()+" -m conntrack --ctdir ORIGINAL", "KUBE-IPVS-STRAY", replyComment)
 		r.chain(nat.Mangle, "KUBE-IPVS-STRAY", r.strayRules()...)
 	}
@@ -93,16 +93,17 @@ func (r *ruleset) main() string { return r.masked(r.paths.Bound[0].Mark) }
 // restore writes the PREROUTING rules. Flows bound to the main table's interface
 // have the mark on every packet, in both directions: a pod's own packets are routed by
 // it after IPVS changed their destination, and the reverse path of a reply is looked up
-// by it after the masquerading is undone. Later packets of a bound flow get the mark
-// of the interface through which they enter. Packets of other flows meet only the jump:
+// by it after the masquerading is undone. Later packets of a bound flow that enter
+// through an ENI get the mark of that ENI, for the reverse-path check. Packets of other
+// flows meet only the jump:
 //
 //	-A PREROUTING -m connmark ! --mark 0x0/0x3060 -j KUBE-IPVS-RESTORE
 //	-A KUBE-IPVS-RESTORE -m connmark --mark 0x20/0x3060 -j MARK --set-xmark 0x20/0x3060
-//	-A KUBE-IPVS-RESTORE -i eth1 -m conntrack --ctdir ORIGINAL -j MARK --set-xmark 0x40/0x3060     (each interface)
+//	-A KUBE-IPVS-RESTORE -i eth1 -m conntrack --ctdir ORIGINAL -j MARK --set-xmark 0x40/0x3060     (each ENI)
 func (r *ruleset) restore() {
 	r.jumpIf(nat.Mangle, "PREROUTING", r.isBound(), "KUBE-IPVS-RESTORE", replyComment)
-	rules := []nat.Rule{r.markMain()}
-	for _, b := range r.paths.Bound {
+	rules := []nat.Rule{nat.Rule(fmt.Sprintf("-m connmark --mark %[1]s -j MARK --set-xmark %[1]s", r.main()))}
+	for _, b := range r.paths.Bound[1:] {
 		rules = append(rules, nat.Rule(fmt.Sprintf("-i %s -m conntrack --ctdir ORIGINAL -j MARK --set-xmark %s", b.Link, r.masked(b.Mark))))
 	}
 	r.chain(nat.Mangle, "KUBE-IPVS-RESTORE", rules...)
@@ -111,83 +112,62 @@ func (r *ruleset) restore() {
 // isBound returns the match for packets of bound flows.
 func (r *ruleset) isBound() string { return "-m connmark ! --mark " + r.masked(0) }
 
-// markMain returns the rule that marks packets of flows bound to the main table's interface.
-func (r *ruleset) markMain() nat.Rule {
-	return nat.Rule(fmt.Sprintf("-m connmark --mark %[1]s -j MARK --set-xmark %[1]s", r.main()))
-}
-
-// enter binds new flows to the interface through which they enter, if they are for a
-// Service. An interface match costs twice as much as one of the state, so only new flows
-// meet it. Each packet of a bound flow is marked. A flow that enters by the main table's
-// interface needs that only if its packets or replies may be routed by another one (Diverted):
+// enterRules returns the rules at the head of KUBE-SERVICES that bind new flows to the
+// interface through which they enter, if they are for a Service. Only first packets meet
+// table nat, and KUBE-SERVICES ends it for packets to VIPs. Each packet of a bound flow is
+// marked. A flow that enters by the main table's interface needs that only if its packets
+// or replies may be routed by another one (Diverted):
 //
-//	-A PREROUTING -m conntrack --ctstate NEW -j KUBE-IPVS-ENTER
-//	-A KUBE-IPVS-ENTER -i eth0 -m set --match-set KUBE-IPVS-DIVERTED src -j KUBE-IPVS-UPLINK
-//	-A KUBE-IPVS-ENTER -i eth0 -m set --match-set KUBE-IPVS-DIVERTED dst -j KUBE-IPVS-UPLINK
-//	-A KUBE-IPVS-ENTER -i eth1 -j KUBE-IPVS-UPLINK     (each ENI)
-//	-A KUBE-IPVS-UPLINK -m set --match-set KUBE-LOAD-BALANCER dst,dst -j KUBE-IPVS-ENTRY     (external IPs, node ports, cluster IPs)
-//
-// The packet is marked with the interface. Without the mark, the strict reverse-path check
-// of an ENI would drop it, because the route back to the client would be looked up in the
-// main table:
-//
-//	-A KUBE-IPVS-ENTRY -i eth0 -j MARK --set-xmark 0x20/0x3060
-//	-A KUBE-IPVS-ENTRY -i eth1 -j MARK --set-xmark 0x40/0x3060
-//	-A KUBE-IPVS-ENTRY -j CONNMARK --save-mark --nfmask 0x3060 --ctmask 0x3060
-func (r *ruleset) enter() {
-	var enter, uplink, entry []nat.Rule
+//	-A KUBE-SERVICES -i eth0 -m set --match-set KUBE-IPVS-DIVERTED src -j KUBE-IPVS-UPLINK
+//	-A KUBE-SERVICES -i eth0 -m set --match-set KUBE-IPVS-DIVERTED dst -j KUBE-IPVS-UPLINK
+//	-A KUBE-SERVICES -i eth1 -j KUBE-IPVS-UPLINK     (each ENI)
+func (r *ruleset) enterRules() []nat.Rule {
+	var rules []nat.Rule
 	for i, b := range r.paths.Bound {
 		switch {
 		case i > 0 || r.paths.Diverted.All:
-			enter = append(enter, nat.Rule("-i "+b.Link+" -j KUBE-IPVS-UPLINK"))
+			rules = append(rules, rule(replyComment, "-i "+b.Link, "KUBE-IPVS-UPLINK"))
 		case len(r.paths.Diverted.Sources) > 0:
 			for _, side := range []string{"src", "dst"} {
-				enter = append(enter, rule("leaves by another interface", "-i "+b.Link+" "+r.match(DivertedSources, side), "KUBE-IPVS-UPLINK"))
+				rules = append(rules, rule("leaves by another interface", "-i "+b.Link+" "+r.match(DivertedSources, side), "KUBE-IPVS-UPLINK"))
 			}
 		}
+	}
+	return rules
+}
+
+// uplinkChains writes the chains of these flows. The packet is marked with the interface
+// before it is routed. Without the mark, the strict reverse-path check of an ENI would drop
+// it, because the route back to the client would be looked up in the main table:
+//
+//	nat -A KUBE-IPVS-UPLINK -m set --match-set KUBE-LOAD-BALANCER dst,dst -j KUBE-IPVS-ENTRY     (external IPs, node ports, cluster IPs)
+//	nat -A KUBE-IPVS-ENTRY -i eth0 -j MARK --set-xmark 0x20/0x3060
+//	nat -A KUBE-IPVS-ENTRY -i eth1 -j MARK --set-xmark 0x40/0x3060
+//	nat -A KUBE-IPVS-ENTRY -j CONNMARK --save-mark --nfmask 0x3060 --ctmask 0x3060
+func (r *ruleset) uplinkChains() {
+	var uplink, entry []nat.Rule
+	for _, b := range r.paths.Bound {
 		entry = append(entry, nat.Rule(fmt.Sprintf("-i %s -j MARK --set-xmark %s", b.Link, r.masked(b.Mark))))
 	}
 	for _, set := range r.used(LoadBalancer, ExternalIP, ExternalIPLocal, NodePorts, ClusterIP) {
 		uplink = append(uplink, rule("traffic for Services", r.match(set, "dst,dst"), "KUBE-IPVS-ENTRY"))
 	}
-	r.jumpIf(nat.Mangle, "PREROUTING", "-m conntrack --ctstate NEW", "KUBE-IPVS-ENTER", replyComment)
-	r.chain(nat.Mangle, "KUBE-IPVS-ENTER", enter...)
-	r.chain(nat.Mangle, "KUBE-IPVS-UPLINK", uplink...)
-	r.chain(nat.Mangle, "KUBE-IPVS-ENTRY", append(entry,
+	r.chain(nat.NAT, "KUBE-IPVS-UPLINK", uplink...)
+	r.chain(nat.NAT, "KUBE-IPVS-ENTRY", append(entry,
 		nat.Rule(fmt.Sprintf("-j CONNMARK --save-mark --nfmask %#[1]x --ctmask %#[1]x", r.cfg.SNAT.Mark)))...)
 }
 
-// bind writes the INPUT rules, after the reverse-path check and before IPVS. A new
-// flow that the nat table masquerades, and whose source cannot get an address of its
-// own interface, is bound to the main table's interface. Packets that entered through
-// an ENI lose the mark: otherwise IPVS would send them out of the ENI again instead of
-// to their endpoint. So do packets of branches: IPVS selects a fwmark virtual server by the
-// whole mark, and forwarded packets are routed by the pod's source:
+// bind writes the OUTPUT rule that binds a new flow to the main table's interface if it is
+// masqueraded and its source cannot get an address of its own interface. Requests pass OUTPUT
+// after IPVS has selected an endpoint, and before table nat routes them again by their mark:
 //
-//	-A INPUT -m mark --mark 0x4000/0x4000 -m set --match-set KUBE-IPVS-REPLY-SRC src -j KUBE-IPVS-BIND     (if there are such sources)
-//	-A INPUT -m connmark ! --mark 0x0/0x3060 -j KUBE-IPVS-BOUND
+//	-A OUTPUT -m mark --mark 0x4000/0x4000 -m set --match-set KUBE-IPVS-REPLY-SRC src -j KUBE-IPVS-BIND     (if there are such sources)
 //	-A KUBE-IPVS-BIND -j CONNMARK --set-xmark 0x20/0x3060
-//	-A KUBE-IPVS-BOUND -m connmark --mark 0x20/0x3060 -j MARK --set-xmark 0x20/0x3060
-//	-A KUBE-IPVS-BOUND -i eth1 -j MARK --set-xmark 0x0/0x3060     (each ENI)
-//	-A KUBE-IPVS-BOUND -m mark --mark 0x3060/0x3060 -j MARK --set-xmark 0x0/0x3060     (branches)
 func (r *ruleset) bind() {
 	if r.bindsMasqueraded() {
-		r.jumpIf(nat.Mangle, "INPUT", r.masqueradedSource(), "KUBE-IPVS-BIND", replyComment)
+		r.jumpIf(nat.Mangle, "OUTPUT", r.masqueradedSource(), "KUBE-IPVS-BIND", replyComment)
 		r.chain(nat.Mangle, "KUBE-IPVS-BIND", nat.Rule("-j CONNMARK --set-xmark "+r.main()))
 	}
-	var rules []nat.Rule
-	for i, b := range r.paths.Bound {
-		if i == 0 {
-			rules = append(rules, r.markMain())
-		} else {
-			rules = append(rules, nat.Rule(fmt.Sprintf("-i %s -j MARK --set-xmark %s", b.Link, r.masked(0))))
-		}
-	}
-	if len(r.paths.Branches) > 0 {
-		rules = append(rules, nat.Rule(fmt.Sprintf("-m mark --mark %s -j MARK --set-xmark %s", r.masked(r.paths.BranchMark), r.masked(0))))
-	}
-	r.jumpIf(nat.Mangle, "INPUT", r.isBound(), "KUBE-IPVS-BOUND", replyComment)
-	r.chain(nat.Mangle, "KUBE-IPVS-BOUND", rules...)
 }
 
 // bindsMasqueraded reports whether masqueraded flows of some sources are bound to the main
@@ -201,18 +181,34 @@ func (r *ruleset) masqueradedSource() string {
 	return fmt.Sprintf("-m mark --mark %#[1]x/%#[1]x %s", r.cfg.MasqueradeMark, r.match(ReplyRoutedSources, "src"))
 }
 
-// returns writes the rules of FORWARD, and of OUTPUT for endpoints in the node's
-// own network. A reply gets its flow's mark just before IPVS sets the VIP as its source
-// and reroutes it (snat_reroute). In PREROUTING it would be too early: the reverse-path
-// check would look for the endpoint on the client's interface:
+// returns writes the rules for packets whose mark must change after the reverse-path check:
+// in FORWARD, and in OUTPUT, which requests pass after IPVS, and replies of endpoints in the
+// node's own network. Packets of flows bound to the main table's interface already have its
+// mark, except the first one.
 //
-//	-A FORWARD, OUTPUT -m connmark ! --mark 0x0/0x3060 -m conntrack --ctdir REPLY -j KUBE-IPVS-RETURN
+// A reply gets its flow's mark just before IPVS sets the VIP as its source and reroutes it
+// (snat_reroute). In PREROUTING it would be too early: the reverse-path check would look for
+// the endpoint on the client's interface. A request that entered through an ENI loses the
+// mark: otherwise it would be sent out of the ENI again instead of to its endpoint. So do
+// those of branches, which are routed by the pod's source:
+//
+//	-A FORWARD -m connmark ! --mark 0x0/0x3060 -m mark ! --mark 0x20/0x3060 -m conntrack --ctdir REPLY -j KUBE-IPVS-RETURN
+//	-A OUTPUT -m connmark ! --mark 0x0/0x3060 -m mark ! --mark 0x20/0x3060 -j KUBE-IPVS-BOUND
 //	-A KUBE-IPVS-RETURN -j CONNMARK --restore-mark --nfmask 0x3060 --ctmask 0x3060
+//	-A KUBE-IPVS-BOUND -j CONNMARK --restore-mark --nfmask 0x3060 --ctmask 0x3060
+//	-A KUBE-IPVS-BOUND -m connmark ! --mark 0x20/0x3060 -m conntrack --ctdir ORIGINAL -j MARK --set-xmark 0x0/0x3060
 func (r *ruleset) returns() {
-	for _, hook := range []string{"FORWARD", "OUTPUT"} {
-		r.jumpIf(nat.Mangle, hook, r.isBound()+" -m conntrack --ctdir REPLY", "KUBE-IPVS-RETURN", replyComment)
+	restore := nat.Rule(fmt.Sprintf("-j CONNMARK --restore-mark --nfmask %#[1]x --ctmask %#[1]x", r.cfg.SNAT.Mark))
+	changes, notMain := r.isBound(), ""
+	if len(r.paths.Bound) > 0 {
+		changes += " -m mark ! --mark " + r.main()
+		notMain = "-m connmark ! --mark " + r.main() + " "
 	}
-	r.chain(nat.Mangle, "KUBE-IPVS-RETURN", nat.Rule(fmt.Sprintf("-j CONNMARK --restore-mark --nfmask %#[1]x --ctmask %#[1]x", r.cfg.SNAT.Mark)))
+	r.jumpIf(nat.Mangle, "FORWARD", changes+" -m conntrack --ctdir REPLY", "KUBE-IPVS-RETURN", replyComment)
+	r.chain(nat.Mangle, "KUBE-IPVS-RETURN", restore)
+	r.jumpIf(nat.Mangle, "OUTPUT", changes, "KUBE-IPVS-BOUND", replyComment)
+	r.chain(nat.Mangle, "KUBE-IPVS-BOUND", restore,
+		nat.Rule(notMain+"-m conntrack --ctdir ORIGINAL -j MARK --set-xmark "+r.masked(0)))
 }
 
 // Stray is an ENI through which no packet bound to the main table's interface is routed
@@ -252,6 +248,15 @@ func strays(cfg *Config, n *Node, family ip.Family, bound []Binding) []Stray {
 		out = append(out, s)
 	}
 	return out
+}
+
+// maySendStrays reports whether a request bound to the main table's interface could be
+// routed through an ENI: those of pods that are bound because they are masqueraded, and
+// those of clients behind the main table's interface that policy rules divert. A rule for
+// one address is a rule for a pod or for an address of the node, which are no such clients.
+func (r *ruleset) maySendStrays() bool {
+	d := r.paths.Diverted
+	return r.bindsMasqueraded() || d.All || slices.ContainsFunc(d.Sources, func(p netip.Prefix) bool { return !p.IsSingleIP() })
 }
 
 func isUp(inv *routing.Inventory, name string) bool {

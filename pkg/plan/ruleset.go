@@ -111,6 +111,7 @@ func rule(comment, match, target string) nat.Rule {
 //
 //	-A PREROUTING, OUTPUT -j KUBE-SERVICES
 //	-A KUBE-SERVICES -s 127.0.0.0/8 -j RETURN
+//	-A KUBE-SERVICES -i eth1 -j KUBE-IPVS-UPLINK     (reply routing; see enterRules)
 //	-A KUBE-SERVICES -m set --match-set KUBE-CLUSTER-IP dst,dst -j KUBE-IPVS-CLUSTER
 //	-A KUBE-SERVICES -i eth0 -p icmp -m icmp --icmp-type 8 -m set --match-set KUBE-IPVS-PORT-IPS dst -j REDIRECT
 //	-A KUBE-SERVICES -m set --match-set KUBE-IPVS-NO-LOCAL dst,dst -j KUBE-IPVS-INSIDE
@@ -132,6 +133,7 @@ func (r *ruleset) services(n *Node) {
 	r.jump(nat.NAT, "OUTPUT", "KUBE-SERVICES", portals)
 
 	rules := append(r.awaitLocalhost(), nat.Rule("-s "+r.loopback()+" -j RETURN"))
+	rules = append(rules, r.enterRules()...)
 	rules = append(rules, r.awaitProbes(n)...)
 	if r.uses(ClusterIP) {
 		rules = append(rules, rule("cluster IPs", r.match(ClusterIP, "dst,dst"), "KUBE-IPVS-CLUSTER"))

@@ -204,7 +204,7 @@ func (c *eniChurn) round() {
 // snats and binds return the number of families in which the interface has a SNAT source,
 // and in which connections that enter by it are bound to it.
 func (c *eniChurn) snats(link string) int { return c.families("nat", "KUBE-POSTROUTING", "-o "+link) }
-func (c *eniChurn) binds(link string) int { return c.families("mangle", "KUBE-IPVS-ENTRY", "-i "+link) }
+func (c *eniChurn) binds(link string) int { return c.families("nat", "KUBE-IPVS-ENTRY", "-i "+link) }
 
 func (c *eniChurn) families(table, chain, match string) int {
 	n := 0

@@ -28,6 +28,10 @@ func TestPods(t *testing.T) {
 		if !pod.Spec.HostNetwork || pod.Spec.NodeName != "NODE_NAME" || pod.Namespace != set.Namespace {
 			t.Errorf("%s: is not a Pod of the node's network: %+v", file, pod.Spec)
 		}
+		// The host name may be another one than the Node's.
+		if args := pod.Spec.Containers[0].Args; file == "preflight.yaml" && !slices.Contains(args, "--hostname-override="+pod.Spec.NodeName) {
+			t.Errorf("%s: %q does not name the Node", file, args)
+		}
 		for _, mount := range pod.Spec.Containers[0].VolumeMounts {
 			if !slices.ContainsFunc(spec.Containers[0].VolumeMounts, func(m corev1.VolumeMount) bool { return m.MountPath == mount.MountPath && m.Name == mount.Name }) {
 				t.Errorf("%s: mounts %s as %s, the DaemonSet does not", file, mount.Name, mount.MountPath)

@@ -26,7 +26,7 @@ import (
 // settingsFlags are the flags of every command that inspects a node: the proxy's
 // configuration, and the source of Service names.
 type settingsFlags struct {
-	config, kubeconfig, manifests string
+	config, kubeconfig, manifests, hostname string
 
 	proc string // /proc
 }
@@ -36,6 +36,7 @@ func (o *settingsFlags) addFlags(fs *pflag.FlagSet) {
 	fs.StringVar(&o.config, "config", "", "the proxy's configuration file; default: that of the proxy that runs on this node, or "+podConfig)
 	fs.StringVar(&o.kubeconfig, "kubeconfig", "", "kubeconfig of the API server; default: the proxy's")
 	fs.StringVar(&o.manifests, "manifests", "", "folder of manifests to read Services from, instead of the API server")
+	fs.StringVar(&o.hostname, "hostname-override", "", "name of this node's Node object; default: the proxy's, or the host name")
 }
 
 // podConfig is the path of the configuration in the DaemonSet.
@@ -55,6 +56,9 @@ type settings struct {
 // configurations that cannot be used.
 func (o *settingsFlags) settings() (s settings, notes []string, err error) {
 	try := func(origin string, pid int, args []string) bool {
+		if o.hostname != "" {
+			args = append(slices.Clip(args), "--hostname-override="+o.hostname)
+		}
 		if s.Config, err = parseArgs(args); err != nil {
 			notes = append(notes, fmt.Sprintf("cannot use the configuration of %s: %v", origin, err))
 			return false

@@ -59,6 +59,10 @@ func TestSettingsOfTheRunningProxy(t *testing.T) {
 	if s, _, _ = o.settings(); s.Source.Kubeconfig != "/k" || s.Source.Manifests != "" {
 		t.Errorf("--kubeconfig does not take precedence: %+v", s.Source)
 	}
+	o.hostname = "Other"
+	if s, _, _ = o.settings(); s.Plan.NodeName != "other" {
+		t.Errorf("--hostname-override does not take precedence: %s", s.Plan.NodeName)
+	}
 }
 
 // TestSettingsWithoutAProxy: the defaults suffice to inspect a node, and unusable

@@ -60,6 +60,21 @@ func TestLoadNoFolder(t *testing.T) {
 	}
 }
 
+// TestLoadUnreadableFile: what the file has is unknown, so the rest is not all there is.
+func TestLoadUnreadableFile(t *testing.T) {
+	_, ctx := ktesting.NewTestContext(t)
+	dir := t.TempDir()
+	write(t, dir, "a.yaml", manifestOf("a", "10.0.0.1"))
+	link(t, "..data/b.yaml", filepath.Join(dir, "b.yaml"))
+	r := newRecorder()
+	if err := New(dir, "n1").Load(ctx, r); err == nil || !strings.Contains(err.Error(), "cannot read") {
+		t.Errorf("error %v", err)
+	}
+	if diff := cmp.Diff([]string{"set Service default/a"}, r.soFar()); diff != "" {
+		t.Error(diff)
+	}
+}
+
 // one parses a text with one object.
 func one(t *testing.T, text string) metav1.Object {
 	t.Helper()

@@ -41,8 +41,8 @@ func NewWhole(dir, nodeName string) *Source {
 }
 
 // Load delivers the folder's content once and calls Synced. The error joins an error
-// for each unusable document; the rest has been delivered. If the folder cannot be
-// read, nothing has been delivered.
+// for each unusable document; the rest has been delivered. If a file cannot be read, it
+// does not call Synced. If the folder cannot be read, nothing has been delivered.
 func (s *Source) Load(ctx context.Context, sink source.Sink) error {
 	r := s.reader(sink)
 	if err := r.folder.scan(); err != nil {
@@ -51,7 +51,9 @@ func (s *Source) Load(ctx context.Context, sink source.Sink) error {
 	v := r.folder.view()
 	r.notice(klog.FromContext(ctx), v)
 	r.delivery.deliver(v.objects)
-	sink.Synced()
+	if !r.folder.unread() { // else the content is incomplete
+		sink.Synced()
+	}
 	return errors.Join(v.errs...)
 }
 

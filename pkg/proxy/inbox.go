@@ -173,6 +173,14 @@ func (i *inbox) set(flag *bool) {
 	i.signal()
 }
 
+// forgetExternal drops what was reported about our state. It precedes a complete reading of the
+// kernel, which includes that.
+func (i *inbox) forgetExternal() {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	i.maybeDeleted, i.rules, i.removals = false, false, nil
+}
+
 // work is what the loop takes from the inbox.
 type work struct {
 	services                    []types.NamespacedName

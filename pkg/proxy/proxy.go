@@ -311,20 +311,24 @@ func (p *Proxy) begin(ctx context.Context) (virtualServers int, err error) {
 	if _, err := p.renewNode(ctx); err != nil {
 		return 0, err
 	}
+	p.inbox.forgetExternal()
 	return p.reconciler.Load()
 }
 
 // programAll programs the node's plan again if it changed since prepare, then every
 // Service, starting with those that others need to start (kubernetes#133773). Then it
-// removes stale state, and last the rules for sets that only an earlier process used.
+// removes stale state, and last the rules for sets that only an earlier process used. What
+// other programs have changed since begin is repaired by the next Step.
 func (p *Proxy) programAll(ctx context.Context) reconcile.Problems {
-	if w := p.take(); w.node || w.network || p.becameMany() {
+	w := p.take()
+	if w.node || w.network || p.becameMany() {
 		p.renewAffected(ctx)
 	}
 	problems := p.flush()
 	problems = append(problems, p.program(ctx, p.dirty)...)
 	p.reconciler.Prune()
 	problems = append(problems, p.flush()...)
+	p.changed(ctx, time.Now(), &w)
 	p.node.Started = true
 	p.warn(ctx)
 	return problems

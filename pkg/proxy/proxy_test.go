@@ -555,6 +555,39 @@ func TestDeletedAddressIsRestoredSoon(t *testing.T) {
 	})
 }
 
+// TestDeletionBeforeTheFirstSync deletes an address of an earlier process after the kernel was
+// read, while the Services are still being delivered.
+func TestDeletionBeforeTheFirstSync(t *testing.T) {
+	w := newWorld(t)
+	o := w.options()
+	ctx := klog.NewContext(t.Context(), klog.Background())
+	prepared := func() *Proxy {
+		p := New(o)
+		w.sink = p.inbox
+		w.service("web", "10.96.0.10", "10.244.0.2")
+		w.sink.Synced()
+		p.inbox.deleted() // the watch begins
+		if !p.prepare(ctx) {
+			t.Fatal("the kernel cannot be read")
+		}
+		return p
+	}
+	prepared().start(ctx)
+	p := prepared()
+	address := netip.MustParseAddr("10.96.0.10")
+	w.routing.Do(routing.Change{Op: routing.DeleteAddress, Address: address})
+	p.inbox.deleted(routing.Removal{Addr: address})
+	w.taken()
+	p.start(ctx)
+	p.turn(ctx, time.Now())
+	if got := strings.Join(w.taken(), "\n"); !strings.Contains(got, "add address 10.96.0.10") {
+		t.Errorf("wrote %q after the start", got)
+	}
+	if w.compare > 0 {
+		t.Errorf("compared the whole kernel %d times", w.compare)
+	}
+}
+
 // TestChangedRuleIsRestoredSoon makes another program flush one of our chains, add to
 // another, and change one of its own, which does not concern us.
 func TestChangedRuleIsRestoredSoon(t *testing.T) {

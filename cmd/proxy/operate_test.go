@@ -66,6 +66,10 @@ func TestStatus(t *testing.T) {
 	if text, err := show(); !errors.Is(err, errFound) || !strings.Contains(text, "belongs to another program") {
 		t.Errorf("another program's answer: %v\n%s", err, text)
 	}
+	s.Probes = netip.AddrPort{}
+	if text, err := show(); err == nil || errors.Is(err, errFound) || text != "" {
+		t.Errorf("without probes: %v\n%s", err, text)
+	}
 }
 
 // noCounter counts nothing.

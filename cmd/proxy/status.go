@@ -43,6 +43,9 @@ func showStatus(ctx context.Context, w io.Writer, output string, s *settings) er
 	if err := checkFormat(output); err != nil {
 		return err
 	}
+	if !s.Probes.IsValid() {
+		return errors.New("the state is unknown: the proxy's probes are disabled by its configuration (probeBindAddress)")
+	}
 	report, err := health.Ask(ctx, s.Probes)
 	rows := components(report, err, s)
 	if err := inspect.Print(w, output, inspect.ComponentColumns, len(inspect.ComponentColumns), rows); err != nil {

@@ -213,6 +213,9 @@ func (p *Preflight) network() []Finding {
 }
 
 func (p *Preflight) ports() []Finding {
+	if !p.Probes.IsValid() {
+		return []Finding{{Note, "ports", "probes are disabled by the configuration: neither the kubelet nor kube-ipvs status can ask", ""}}
+	}
 	if p.Taken != "" {
 		return []Finding{{Error, "ports", fmt.Sprintf("%s, for probes, is taken: %s", p.Probes, p.Taken), "choose another --probe-bind-address"}}
 	}

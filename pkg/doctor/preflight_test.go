@@ -43,6 +43,7 @@ func TestPreflight(t *testing.T) {
 		"the cluster IP": {func(p *Preflight) {
 			p.APIServer, p.ClusterIPs = "10.96.0.1:443", []netip.Addr{netip.MustParseAddr("10.96.0.1")}
 		}, "warning API server: 10.96.0.1:443 is a cluster IP"},
+		"no probes":          {func(p *Preflight) { p.Probes = netip.AddrPort{} }, "note ports: probes are disabled"},
 		"kube-proxy is gone": {func(p *Preflight) { p.Answers = nil }, "note kube-proxy: not found"},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -111,6 +111,9 @@ func (b *builder) config() Config {
 	b.inRange(b.path("service-metrics", "serviceMetrics"), b.own.ServiceMetrics, 0, math.MaxInt32)
 	b.inRange(b.path("oom-score-adj", "oomScoreAdj"), int(*p.OOMScoreAdj), -1000, 1000)
 	b.logging(&c)
+	if !c.Features.Enabled(allowExternalIPs) {
+		b.own.VIPs.ExternalIPs, c.Plan.VIPs.ExternalIPs = plan.ClaimNone, plan.ClaimNone
+	}
 	c.Proxy, c.Own = *p, *b.own
 	return c
 }

@@ -229,6 +229,8 @@ func TestFlags(t *testing.T) {
 		{"--claim-external-ips=address", func(c *Config) { c.Plan.VIPs.ExternalIPs = plan.ClaimAddress }},
 		{"--claim-external-ips=none", func(c *Config) { c.Plan.VIPs.ExternalIPs = plan.ClaimNone }},
 		{"--feature-gates=AllAlpha=false,ContextualLogging=true", func(*Config) {}},
+		{"--feature-gates=AllowServiceExternalIPs=false", func(c *Config) { c.Plan.VIPs.ExternalIPs = plan.ClaimNone }},
+		{"--feature-gates=AllowServiceExternalIPs=true", func(*Config) {}},
 		{"--feature-gates=TopologyAwareHints=true", func(c *Config) {
 			c.Notices = append(c.Notices, "ignoring feature gates that kube-ipvs does not have: TopologyAwareHints")
 		}},

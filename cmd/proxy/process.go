@@ -5,6 +5,7 @@ import (
 	"os"
 	"runtime"
 	"strconv"
+	"strings"
 	"time"
 
 	"k8s.io/klog/v2"
@@ -21,14 +22,22 @@ func setOOMScore(ctx context.Context, score int32) {
 	}
 }
 
+// Keys of the size of the conntrack table: the most entries, and the buckets of their hash
+// table, which does not grow by itself.
+const (
+	conntrackMax     = "net/netfilter/nf_conntrack_max"
+	conntrackBuckets = "net/netfilter/nf_conntrack_buckets"
+)
+
 // setConntrack sizes connection tracking. The size applies to the whole machine, so it
 // is only raised. A failure, as in a container with a read-only /proc/sys, is only
 // logged: Services work without it.
 func setConntrack(ctx context.Context, cfg *config.Conntrack, kernel sysctlKernel) {
-	want := conntrackSysctls(cfg, runtime.NumCPU())
-	const limit = "net/netfilter/nf_conntrack_max"
-	if have, err := kernel.Observe([]string{limit}); err == nil && atLeast(have[limit], want[limit]) {
-		delete(want, limit)
+	want := conntrackSysctls(cfg, cpus(onlineCPUs))
+	for _, size := range []string{conntrackMax, conntrackBuckets} {
+		if have, err := kernel.Observe([]string{size}); err == nil && atLeast(have[size], want[size]) {
+			delete(want, size)
+		}
 	}
 	for _, failure := range kernel.Apply(sysctl.Diff(nil, want)) {
 		klog.FromContext(ctx).Error(failure.Err, "Cannot set a connection tracking parameter",
@@ -49,12 +58,49 @@ func atLeast(have, want string) bool {
 	return errHave == nil && errWant == nil && h >= w
 }
 
+// onlineCPUs lists the machine's CPUs.
+const onlineCPUs = "/sys/devices/system/cpu/online"
+
+// cpus counts the CPUs in a list such as "0-3,8". Unlike runtime.NumCPU, this includes those
+// that the process may not use, because the kubelet has given them to single pods
+// (kubernetes#99225). It returns runtime.NumCPU if the list cannot be read.
+func cpus(list string) int {
+	text, err := os.ReadFile(list)
+	if err != nil {
+		return runtime.NumCPU()
+	}
+	n := 0
+	for _, part := range strings.Split(strings.TrimSpace(string(text)), ",") {
+		low, high, isRange := strings.Cut(part, "-")
+		if !isRange {
+			high = low
+		}
+		first, errFirst := strconv.Atoi(low)
+		last, errLast := strconv.Atoi(high)
+		if errFirst != nil || errLast != nil || last < first {
+			return runtime.NumCPU()
+		}
+		n += last - first + 1
+	}
+	return n
+}
+
+const (
+	// maxScaled limits the table of machines with many CPUs, as in kube-proxy.
+	maxScaled = 1 << 20
+	// bucketsPerPage divides every number of buckets that the kernel stores: it rounds up to
+	// whole pages of 4 to 64 KiB.
+	bucketsPerPage = 64 << 10 / 8
+)
+
 // conntrackSysctls returns the parameters for kube-proxy's --conntrack-* flags. Zero
-// keeps the kernel's value.
+// keeps the kernel's value. There is a bucket for every four entries, as in kube-proxy.
 func conntrackSysctls(cfg *config.Conntrack, cpus int) sysctl.State {
 	want := sysctl.State{}
 	if cfg.MaxPerCore > 0 {
-		want["net/netfilter/nf_conntrack_max"] = strconv.Itoa(max(int(cfg.MaxPerCore)*cpus, int(cfg.Min)))
+		most := max(min(int(cfg.MaxPerCore)*cpus, maxScaled), int(cfg.Min))
+		pages := (most/4 + bucketsPerPage - 1) / bucketsPerPage
+		want[conntrackMax], want[conntrackBuckets] = strconv.Itoa(most), strconv.Itoa(pages*bucketsPerPage)
 	}
 	for key, d := range map[string]time.Duration{
 		"nf_conntrack_tcp_timeout_established": cfg.TCPEstablished,

@@ -4,6 +4,8 @@ import (
 	"errors"
 	"maps"
 	"os"
+	"path/filepath"
+	"runtime"
 	"strconv"
 	"strings"
 	"testing"
@@ -20,6 +22,7 @@ func TestConntrackSysctls(t *testing.T) {
 	cfg := &config.Conntrack{MaxPerCore: 32768, Min: 131072, TCPEstablished: 24 * time.Hour, TCPCloseWait: time.Hour}
 	want := sysctl.State{
 		"net/netfilter/nf_conntrack_max":                     "131072",
+		"net/netfilter/nf_conntrack_buckets":                 "32768",
 		"net/netfilter/nf_conntrack_tcp_timeout_established": "86400",
 		"net/netfilter/nf_conntrack_tcp_timeout_close_wait":  "3600",
 	}
@@ -29,20 +32,45 @@ func TestConntrackSysctls(t *testing.T) {
 	if got := conntrackSysctls(cfg, 16)["net/netfilter/nf_conntrack_max"]; got != "524288" {
 		t.Errorf("with 16 CPUs: %s", got)
 	}
+	many := conntrackSysctls(cfg, 256)
+	if limit, buckets := many["net/netfilter/nf_conntrack_max"], many["net/netfilter/nf_conntrack_buckets"]; limit != "1048576" || buckets != "262144" {
+		t.Errorf("with 256 CPUs: %s entries in %s buckets", limit, buckets)
+	}
 	if got := conntrackSysctls(&config.Conntrack{}, 2); len(got) != 0 {
 		t.Errorf("without configuration, %v would be set", got)
 	}
 }
 
-func TestConntrackMaxIsOnlyRaised(t *testing.T) {
-	const limit = "net/netfilter/nf_conntrack_max"
-	cfg := &config.Conntrack{MaxPerCore: 1, Min: 1000}
-	for have, want := range map[string]string{"500": "1000", "262144": "262144"} {
-		kernel := sysctl.NewFake(sysctl.State{limit: have})
+// TestConntrackIsOnlyRaised: the limit and, as in kube-proxy, the hash table.
+func TestConntrackIsOnlyRaised(t *testing.T) {
+	cfg := &config.Conntrack{MaxPerCore: 1, Min: 40000}
+	for _, tc := range []struct{ key, have, want string }{
+		{conntrackMax, "500", "40000"},
+		{conntrackMax, "262144", "262144"},
+		{conntrackBuckets, "1024", "16384"},
+		{conntrackBuckets, "65536", "65536"},
+	} {
+		kernel := sysctl.NewFake(sysctl.State{conntrackMax: "500", conntrackBuckets: "1024", tc.key: tc.have})
 		setConntrack(t.Context(), cfg, kernel)
-		if got := kernel.Values()[limit]; got != want {
-			t.Errorf("from %s to %s, want %s", have, got, want)
+		if got := kernel.Values()[tc.key]; got != tc.want {
+			t.Errorf("%s: from %s to %s, want %s", tc.key, tc.have, got, tc.want)
 		}
+	}
+}
+
+// TestCPUs: the kernel's list counts, not what the process may use.
+func TestCPUs(t *testing.T) {
+	for text, want := range map[string]int{"0-63\n": 64, "0\n": 1, "0-3,8,10-11\n": 7, "": runtime.NumCPU(), "0-x": runtime.NumCPU()} {
+		list := filepath.Join(t.TempDir(), "online")
+		if err := os.WriteFile(list, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if got := cpus(list); got != want {
+			t.Errorf("%q: %d CPUs, want %d", text, got, want)
+		}
+	}
+	if got := cpus("/nonexistent"); got != runtime.NumCPU() {
+		t.Errorf("without the list: %d CPUs", got)
 	}
 }
 

@@ -127,7 +127,7 @@ func (o *Options) addIPVSFlags(fs *pflag.FlagSet) {
 	fs.DurationVar(&c.MinSyncPeriod.Duration, "ipvs-min-sync-period", c.MinSyncPeriod.Duration,
 		"Minimum time between two syncs; 0: each change triggers a sync.")
 	fs.StringSliceVar(&c.ExcludeCIDRs, "ipvs-exclude-cidrs", c.ExcludeCIDRs,
-		"CIDRs whose virtual servers are never changed.")
+		"CIDRs whose virtual servers are kept unless a Service uses their address and port.")
 	fs.BoolVar(&c.StrictARP, "ipvs-strict-arp", c.StrictARP,
 		"Set arp_ignore to 1 and arp_announce to 2, so that no other interface answers ARP for a Service address.")
 	fs.DurationVar(&c.TCPTimeout.Duration, "ipvs-tcp-timeout", c.TCPTimeout.Duration,

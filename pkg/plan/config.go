@@ -26,7 +26,7 @@ type Config struct {
 	LocalTraffic   LocalTraffic
 
 	NodePortAddresses NodePortAddresses
-	ExcludeCIDRs      []netip.Prefix // virtual servers in these ranges are never changed
+	ExcludeCIDRs      []netip.Prefix // unlisted virtual servers in these ranges are not kube-proxy's; Services there are served
 	StrictARP         bool
 	UDPDrain          bool // endpoints that are terminating but still serving keep their UDP flows
 	// LocalhostNodePorts also serves node ports on the loopback address, for the node

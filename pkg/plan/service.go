@@ -426,10 +426,9 @@ func (b *serviceBuilder) addHealthCheckPort(family ip.Family) {
 	}
 }
 
-// addVirtualServer adds a virtual server. It returns false if the key is excluded or
-// already served.
+// addVirtualServer adds a virtual server. It returns false if the key is already served.
 func (b *serviceBuilder) addVirtualServer(key ipvs.Key, precedence Precedence, endpoints []service.Endpoint) bool {
-	if b.seen[key] || containsAny(b.cfg.ExcludeCIDRs, key.Addr) {
+	if b.seen[key] {
 		return false
 	}
 	b.seen[key] = true

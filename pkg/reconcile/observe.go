@@ -132,7 +132,7 @@ func vipsIn(cfg *plan.Config, s *routing.State) (vips map[plan.VIP]struct{}, sta
 	vips, staleRoutes = make(map[plan.VIP]struct{}, len(s.Routes)+len(s.Addresses)), map[routing.Route]struct{}{}
 	for _, addresses := range []map[netip.Addr]struct{}{s.Addresses, s.Misbound} {
 		for addr := range addresses {
-			if servesFamily(cfg, ip.Of(addr)) && !excluded(cfg, addr) {
+			if servesFamily(cfg, ip.Of(addr)) {
 				vips[plan.VIP{Addr: addr, Claim: plan.ClaimAddress}] = struct{}{}
 			}
 		}
@@ -214,18 +214,18 @@ func (r *Reconciler) Foreign() plan.Foreign {
 // holds after a crash too. All other virtual servers (keepalived's, for example) are foreign
 // and never changed.
 func (r *Reconciler) ours(key ipvs.Key) bool {
-	address, known := r.addressOf(key)
 	if key.FWMark != 0 {
-		return known && !excluded(r.cfg, address.Addr)
+		_, known := r.addressOf(key)
+		return known
 	}
-	return !excluded(r.cfg, key.Addr) && r.listed(key)
+	return r.listed(key)
 }
 
 // owning are the sets whose members prove that a virtual server is ours.
 var owning = []plan.SetName{plan.ClusterIP, plan.LoadBalancer, plan.ExternalIP, plan.ExternalIPLocal, plan.NodePorts}
 
 // listed reports whether a set lists an address and port. On a node taken over from
-// kube-proxy, node ports are listed by port alone.
+// kube-proxy, node ports are listed by port alone, which proves nothing in an excluded range.
 func (r *Reconciler) listed(key ipvs.Key) bool {
 	family := key.Family()
 	has := func(name plan.SetName, e ipset.Entry) bool {
@@ -237,7 +237,7 @@ func (r *Reconciler) listed(key ipvs.Key) bool {
 			return true
 		}
 	}
-	if r.sets.get(plan.NodePorts.In(family)).exists {
+	if r.sets.get(plan.NodePorts.In(family)).exists || excluded(r.cfg, key.Addr) {
 		return false
 	}
 	port := ipset.Entry{Port: key.Port}

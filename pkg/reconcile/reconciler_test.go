@@ -449,6 +449,30 @@ func TestForeignVirtualServersAreLeftAlone(t *testing.T) {
 	}
 }
 
+// TestExcludedRange: as under kube-proxy, Services and node ports are served in a range of
+// --ipvs-exclude-cidrs. A virtual server that no Service has stays, also at the number of a node
+// port while the node ports are listed by port alone.
+func TestExcludedRange(t *testing.T) {
+	w := newWorld(t)
+	w.cfg.ExcludeCIDRs = []netip.Prefix{netip.MustParsePrefix("192.168.0.0/16")}
+	foreign := key(ip.TCP, "192.168.7.7:30080") // keepalived's
+	w.ipvs.Apply([]ipvs.Change{{Op: ipvs.AddVirtualServer, Key: foreign, VirtualServer: ipvs.VirtualServer{Scheduler: "wlc"}}})
+	ports := ipset.Set{Name: "KUBE-NODE-PORT-TCP", Type: ipset.BitmapPort, Family: ip.IPv4}
+	w.ipset.Apply([]ipset.Change{{Op: ipset.CreateSet, Set: ports}, {Op: ipset.AddEntry, Set: ports, Entry: ipset.Entry{Port: 30080}}})
+	w.start(loadBalancer("a", "10.96.0.1", "192.168.1.200", "10.244.0.2:8000"))
+	if differences, err := w.observe(); differences != 0 || err != nil {
+		t.Errorf("%d differences, %v", differences, err)
+	}
+	w.reconciler.Flush()
+	s, _ := w.ipvs.Observe()
+	if len(s[key(ip.TCP, "192.168.1.200:80")].RealServers) != 1 {
+		t.Errorf("the load balancer's address is not served: %v", s)
+	}
+	if s[foreign].Scheduler != "wlc" {
+		t.Errorf("the foreign virtual server is gone: %v", s)
+	}
+}
+
 func TestDriftIsRepaired(t *testing.T) {
 	w := newWorld(t)
 	w.start(loadBalancer("a", "10.96.0.1", "192.168.1.200", "10.244.0.2:8000"))

@@ -12,8 +12,7 @@ import (
 
 // foreignServers are virtual servers like those of keepalived and Docker swarm, in
 // ipvsadm's syntax: on an address of their own, with a fwmark, and on addresses that a
-// Service also has, with other ports and protocols. The last one is claimed by a Service,
-// in an excluded range.
+// Service also has, with other ports and protocols. The last one is in an excluded range.
 const foreignServers = `-A -t 10.12.0.1:80 -s wrr -p 300
 -a -t 10.12.0.1:80 -r 10.12.0.2:80 -m -w 3
 -A -f 258 -s rr
@@ -23,8 +22,8 @@ const foreignServers = `-A -t 10.12.0.1:80 -s wrr -p 300
 -A -u 203.0.113.1:443 -s rr
 -a -u 203.0.113.1:443 -r 10.12.0.2:443 -m -w 0
 -A -t [fd00:10:96::1]:8080 -s rr
--A -t 203.0.113.129:80 -s sh
--a -t 203.0.113.129:80 -r 10.12.0.2:80 -m -w 1
+-A -t 203.0.113.129:8080 -s sh
+-a -t 203.0.113.129:8080 -r 10.12.0.2:80 -m -w 1
 `
 
 // TestIssue59507ForeignVirtualServers checks that foreign virtual servers do not change

@@ -359,7 +359,7 @@ func (o *Oracle) strays(c *Class) bool {
 func (o *Oracle) want(c *Class) Want {
 	t := c.target
 	switch {
-	case t.several, t.svc != nil && o.excluded(c.To.Addr()), o.isVIP(c.From):
+	case t.several, o.isVIP(c.From):
 		// Under kube-proxy, packets from a VIP are martians.
 		return Want{Fates: []Fate{MayAny}}
 	case c.State == trace.Related:
@@ -378,16 +378,9 @@ func (o *Oracle) want(c *Class) Want {
 	return o.wantWay(c, t, w)
 }
 
-func (o *Oracle) excluded(a netip.Addr) bool {
-	return slices.ContainsFunc(o.Config.ExcludeCIDRs, func(p netip.Prefix) bool { return p.Contains(a) })
-}
-
 // wantError is for an ICMP error about a connection: if the address is a VIP, IPVS must
 // see it.
 func (o *Oracle) wantError(c *Class, t target) Want {
-	if o.excluded(c.To.Addr()) {
-		return Want{Fates: []Fate{MayAny}}
-	}
 	if len(t.vip) > 0 || o.nodes[c.To.Addr()] {
 		return Want{Fates: []Fate{MustReach}, Sentence: "an error about a connection finds it"}
 	}
@@ -403,8 +396,6 @@ func (o *Oracle) wantOtherPort(c *Class, t target) Want {
 	echo := c.Protocol == trace.ICMP || c.Protocol == trace.ICMPv6
 	inside := o.client(c.In) != outside
 	switch {
-	case o.excluded(c.To.Addr()):
-		w.Fates = []Fate{MayAny}
 	case external && inside && echo:
 		w.Fates = []Fate{MustLeave, MustReach}
 	case external && inside && o.claimsPorts(t):

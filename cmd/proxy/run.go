@@ -128,7 +128,7 @@ func serve(ctx context.Context, cfg *config.Config, kernel *machine) error {
 		return err
 	}
 	state := health.NewServer(cfg.SyncPeriod, recorder)
-	checks := health.NewHealthChecks(ctx, nil, state.Healthy)
+	checks := health.NewHealthChecks(ctx, state.Healthy)
 	defer checks.Close()
 	src, events, err := newSource(ctx, cfg)
 	if err != nil {

@@ -19,12 +19,11 @@ import (
 // ready endpoints on this node and the proxy is healthy, else 503. Set and Delete may be
 // called concurrently, and do not wait for the network.
 type HealthChecks struct {
-	context   context.Context // until Close
-	cancel    context.CancelFunc
-	addresses []netip.Addr
-	healthy   func() bool
-	listen    listenFunc
-	serving   sync.WaitGroup
+	context context.Context // until Close
+	cancel  context.CancelFunc
+	healthy func() bool
+	listen  listenFunc
+	serving sync.WaitGroup
 
 	mu     sync.Mutex
 	checks map[types.NamespacedName]plan.HealthCheck
@@ -38,33 +37,28 @@ type port struct {
 	closed chan struct{} // closed when the port is free again
 }
 
-// NewHealthChecks serves on the given addresses, or on all if there are none, until the
-// context ends or Close is called. healthy reports whether the proxy is healthy, as
-// Server.Healthy does.
-func NewHealthChecks(ctx context.Context, addresses []netip.Addr, healthy func() bool) *HealthChecks {
-	if len(addresses) == 0 {
-		// Go listens on both families on this address.
-		addresses = []netip.Addr{netip.IPv4Unspecified()}
-	}
+// NewHealthChecks serves until the context ends or Close is called. healthy reports whether
+// the proxy is healthy, as Server.Healthy does.
+func NewHealthChecks(ctx context.Context, healthy func() bool) *HealthChecks {
 	ctx, cancel := context.WithCancel(ctx)
 	return &HealthChecks{
 		context: ctx, cancel: cancel,
-		addresses: addresses, healthy: healthy, listen: net.Listen,
+		healthy: healthy, listen: net.Listen,
 		checks: map[types.NamespacedName]plan.HealthCheck{},
 		ports:  map[uint16]*port{},
 	}
 }
 
-// Set serves a Service's port, instead of its previous port. A port that cannot be bound
+// Set serves a Service's port, instead of its previous port and addresses. A port that cannot be bound
 // is reported once and retried. If two Services have the same port, it answers for the
 // first one until that releases it.
 func (h *HealthChecks) Set(name types.NamespacedName, check plan.HealthCheck) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	before := h.checks[name].Port
+	before := h.checks[name]
 	h.checks[name] = check
-	if check.Port != before {
-		h.release(before, name)
+	if check.Port != before.Port || !slices.Equal(check.Addresses, before.Addresses) && h.owns(before.Port, name) {
+		h.release(before.Port, name)
 		h.acquire(check.Port, name)
 	}
 }
@@ -85,6 +79,12 @@ func (h *HealthChecks) Close() {
 	h.serving.Wait()
 }
 
+// owns reports whether a port answers for a Service alone.
+func (h *HealthChecks) owns(number uint16, name types.NamespacedName) bool {
+	p := h.ports[number]
+	return p != nil && len(p.owners) == 1 && p.owners[0] == name
+}
+
 // acquire adds a Service to a port's owners. It is called under the lock, as are release and
 // open.
 func (h *HealthChecks) acquire(number uint16, name types.NamespacedName) {
@@ -93,7 +93,7 @@ func (h *HealthChecks) acquire(number uint16, name types.NamespacedName) {
 	}
 	p := h.ports[number]
 	if p == nil || len(p.owners) == 0 {
-		p = h.open(number, p)
+		p = h.open(number, h.checks[name].Addresses, p)
 	}
 	p.owners = append(p.owners, name)
 	if len(p.owners) > 1 {
@@ -114,7 +114,11 @@ func (h *HealthChecks) release(number uint16, name types.NamespacedName) {
 }
 
 // open serves a port as soon as its previous listener is closed.
-func (h *HealthChecks) open(number uint16, before *port) *port {
+func (h *HealthChecks) open(number uint16, addresses []netip.Addr, before *port) *port {
+	if len(addresses) == 0 {
+		// Go listens on both families on this address.
+		addresses = []netip.Addr{netip.IPv4Unspecified()}
+	}
 	ctx, cancel := context.WithCancel(h.context)
 	p := &port{close: cancel, closed: make(chan struct{})}
 	h.ports[number] = p
@@ -123,7 +127,7 @@ func (h *HealthChecks) open(number uint16, before *port) *port {
 		if before != nil {
 			<-before.closed
 		}
-		h.serve(ctx, number)
+		h.serve(ctx, number, addresses)
 	})
 	return p
 }
@@ -140,9 +144,9 @@ func (h *HealthChecks) forget(number uint16, p *port) {
 }
 
 // serve serves a port on every address until the context ends.
-func (h *HealthChecks) serve(ctx context.Context, number uint16) {
+func (h *HealthChecks) serve(ctx context.Context, number uint16, addresses []netip.Addr) {
 	var sites sync.WaitGroup
-	for _, a := range h.addresses {
+	for _, a := range addresses {
 		s := site{
 			address: netip.AddrPortFrom(a, number).String(),
 			handler: h.handler(number),

@@ -31,12 +31,12 @@ type bench struct {
 }
 
 // onBench runs a test in a synctest bubble.
-func onBench(t *testing.T, addresses []netip.Addr, test func(*testing.T, *bench)) {
+func onBench(t *testing.T, test func(*testing.T, *bench)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
 		b := &bench{network: newNetwork()}
 		b.proxyHealthy.Store(true)
-		b.HealthChecks = NewHealthChecks(b.journal.context(t.Context()), addresses, b.proxyHealthy.Load)
+		b.HealthChecks = NewHealthChecks(b.journal.context(t.Context()), b.proxyHealthy.Load)
 		b.HealthChecks.listen = b.network.listen
 		defer b.Close()
 		test(t, b)
@@ -78,7 +78,7 @@ func (b *bench) wantAnswer(t *testing.T, port, code int, name types.NamespacedNa
 }
 
 func TestAnswers(t *testing.T) {
-	onBench(t, nil, func(t *testing.T, b *bench) {
+	onBench(t, func(t *testing.T, b *bench) {
 		b.set(web, 30001, 2)
 		b.wantAnswer(t, 30001, http.StatusOK, web, 2)
 		b.set(web, 30001, 0)
@@ -96,17 +96,24 @@ func TestAnswers(t *testing.T) {
 }
 
 func TestEveryAddress(t *testing.T) {
-	addresses := []netip.Addr{netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("2001:db8::1")}
-	onBench(t, addresses, func(t *testing.T, b *bench) {
-		b.set(web, 30001, 1)
+	onBench(t, func(t *testing.T, b *bench) {
+		set := func(addresses ...netip.Addr) {
+			b.Set(web, plan.HealthCheck{Port: 30001, Local: 1, Addresses: addresses})
+			synctest.Wait()
+		}
+		set(netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("2001:db8::1"))
 		b.wantListening(t, "192.0.2.1:30001", "[2001:db8::1]:30001")
+		set(netip.MustParseAddr("192.0.2.2"))
+		b.wantListening(t, "192.0.2.2:30001")
+		set()
+		b.wantListening(t, "0.0.0.0:30001")
 		b.remove(web)
 		b.wantListening(t)
 	})
 }
 
 func TestChangeOfPort(t *testing.T) {
-	onBench(t, nil, func(t *testing.T, b *bench) {
+	onBench(t, func(t *testing.T, b *bench) {
 		b.set(web, 30001, 1)
 		b.set(web, 30002, 1)
 		b.wantListening(t, "0.0.0.0:30002")
@@ -121,7 +128,7 @@ func TestChangeOfPort(t *testing.T) {
 // A Service that is deleted and created again keeps its port, and no failure to bind it
 // is reported meanwhile.
 func TestDeletedAndCreatedAgain(t *testing.T) {
-	onBench(t, nil, func(t *testing.T, b *bench) {
+	onBench(t, func(t *testing.T, b *bench) {
 		b.set(web, 30001, 1)
 		for range 10 {
 			b.Delete(web)
@@ -136,7 +143,7 @@ func TestDeletedAndCreatedAgain(t *testing.T) {
 }
 
 func TestPortTaken(t *testing.T) {
-	onBench(t, nil, func(t *testing.T, b *bench) {
+	onBench(t, func(t *testing.T, b *bench) {
 		b.take("0.0.0.0:30001", true)
 		b.set(web, 30001, 1)
 		pass(time.Minute)
@@ -165,7 +172,7 @@ func TestPortTaken(t *testing.T) {
 
 // A listener that fails is replaced.
 func TestListenerFails(t *testing.T) {
-	onBench(t, nil, func(t *testing.T, b *bench) {
+	onBench(t, func(t *testing.T, b *bench) {
 		b.set(web, 30001, 1)
 		b.listeners["0.0.0.0:30001"].Close()
 		pass(firstRetry)
@@ -176,7 +183,7 @@ func TestListenerFails(t *testing.T) {
 }
 
 func TestTwoServicesOnePort(t *testing.T) {
-	onBench(t, nil, func(t *testing.T, b *bench) {
+	onBench(t, func(t *testing.T, b *bench) {
 		b.set(web, 30001, 1)
 		b.set(api, 30001, 2)
 		b.set(api, 30001, 3)
@@ -194,7 +201,7 @@ func TestTwoServicesOnePort(t *testing.T) {
 func TestSetAndDeleteReturnAtOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		free := make(chan struct{})
-		h := NewHealthChecks(t.Context(), nil, func() bool { return true })
+		h := NewHealthChecks(t.Context(), func() bool { return true })
 		h.listen = func(_, _ string) (net.Listener, error) {
 			<-free
 			return nil, errTaken
@@ -213,7 +220,7 @@ func TestSetAndDeleteReturnAtOnce(t *testing.T) {
 }
 
 func TestClose(t *testing.T) {
-	onBench(t, nil, func(t *testing.T, b *bench) {
+	onBench(t, func(t *testing.T, b *bench) {
 		b.set(web, 30001, 1)
 		b.set(api, 30002, 1)
 		b.Close()
@@ -228,7 +235,7 @@ func TestClose(t *testing.T) {
 
 func TestRealListener(t *testing.T) {
 	listening := make(chan string, 1)
-	h := NewHealthChecks(t.Context(), nil, func() bool { return true })
+	h := NewHealthChecks(t.Context(), func() bool { return true })
 	h.listen = onLoopback(listening)
 	h.Set(web, plan.HealthCheck{Port: 30001, Local: 1})
 	address := <-listening

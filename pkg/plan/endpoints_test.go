@@ -3,6 +3,7 @@ package plan_test
 import (
 	"fmt"
 	"net/netip"
+	"reflect"
 	"slices"
 	"strings"
 	"testing"
@@ -10,6 +11,7 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
 	"github.com/kube-ipvs/kube-ipvs/pkg/ipvs"
 	"github.com/kube-ipvs/kube-ipvs/pkg/plan"
+	"github.com/kube-ipvs/kube-ipvs/pkg/routing"
 	"github.com/kube-ipvs/kube-ipvs/pkg/service"
 )
 
@@ -175,7 +177,7 @@ func TestHealthCheckCountsAddresses(t *testing.T) {
 			{Protocol: ip.UDP, Port: 80, Endpoints: backends("node-1 ready", "node-1 ready", "node-2 ready")},
 		},
 	})
-	if want := (plan.HealthCheck{Port: 32000, Local: 2}); part.HealthCheck != want {
+	if want := (plan.HealthCheck{Port: 32000, Local: 2}); !reflect.DeepEqual(part.HealthCheck, want) {
 		t.Errorf("got %+v, want %+v", part.HealthCheck, want)
 	}
 	here := func(addr string) service.Endpoint {
@@ -187,7 +189,7 @@ func TestHealthCheckCountsAddresses(t *testing.T) {
 			here("10.244.0.2:80"), here("10.244.0.3:80"), here("[fd00::2]:80"), here("[fd00::3]:80"),
 		}}},
 	})
-	if want := (plan.HealthCheck{Port: 32000, Local: 2}); part.HealthCheck != want {
+	if want := (plan.HealthCheck{Port: 32000, Local: 2}); !reflect.DeepEqual(part.HealthCheck, want) {
 		t.Errorf("two dual-stack pods: got %+v, want %+v", part.HealthCheck, want)
 	}
 }
@@ -229,5 +231,34 @@ func TestVirtualServersShareEndpoints(t *testing.T) {
 	p := plan.ForService(&cfg, &facts, &s)
 	if len(p.VirtualServers) != 2 || &p.VirtualServers[0].Endpoints[0] != &p.VirtualServers[1].Endpoints[0] {
 		t.Errorf("two virtual servers with one list of endpoints expected: %+v", p.VirtualServers)
+	}
+}
+
+// TestHealthCheckAddresses: as under kube-proxy, --nodeport-addresses applies to health check
+// node ports.
+func TestHealthCheckAddresses(t *testing.T) {
+	inside, outside := netip.MustParseAddr("192.0.2.11"), netip.MustParseAddr("203.0.113.11")
+	for _, tc := range []struct {
+		name string
+		only plan.NodePortAddresses
+		want []netip.Addr
+	}{
+		{"all", plan.NodePortAddresses{}, nil},
+		{"a CIDR", plan.NodePortAddresses{Prefixes: []netip.Prefix{netip.MustParsePrefix("192.0.2.0/24")}}, []netip.Addr{inside}},
+		{"primary", plan.NodePortAddresses{Primary: true}, []netip.Addr{inside}},
+	} {
+		cfg := defaultConfig()
+		cfg.NodePortAddresses, cfg.LocalhostNodePorts = tc.only, false
+		facts := plan.NewFacts(&cfg, &plan.Node{Addresses: []netip.Addr{inside}, Inventory: routing.Inventory{Links: []routing.Link{
+			{Index: 2, Name: "eth0", Up: true, Addresses: []routing.Address{{Prefix: netip.PrefixFrom(inside, 24), Global: true}}},
+			{Index: 3, Name: "eth1", Up: true, Addresses: []routing.Address{{Prefix: netip.PrefixFrom(outside, 24), Global: true}}},
+		}}})
+		part := plan.ForService(&cfg, &facts, &service.Service{HealthCheckNodePort: 32000})
+		if got := part.HealthCheck.Addresses; !slices.Equal(got, tc.want) {
+			t.Errorf("%s: %v, want %v", tc.name, got, tc.want)
+		}
+		if tc.want != nil && part.Deps&plan.OnNodePorts == 0 {
+			t.Errorf("%s: a change of the node's addresses is not noticed", tc.name)
+		}
 	}
 }

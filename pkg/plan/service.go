@@ -95,18 +95,19 @@ type Member struct {
 	Mark  uint32
 }
 
-// HealthCheck is a Service's health check node port (0: none) and the number of ready
-// node-local endpoints, which it reports.
+// HealthCheck is a Service's health check node port (0: none), the node addresses that serve it
+// (none: all), and the number of ready node-local endpoints, which it reports.
 type HealthCheck struct {
-	Port  uint16
-	Local int
+	Port      uint16
+	Addresses []netip.Addr
+	Local     int
 }
 
 // ForService computes the plan of one Service on this node.
 func ForService(cfg *Config, facts *Facts, s *service.Service) ServicePlan {
 	b := serviceBuilder{cfg: cfg, facts: facts, service: s, seen: map[ipvs.Key]bool{}}
 	if s.HealthCheckNodePort != 0 {
-		b.plan.HealthCheck = HealthCheck{Port: s.HealthCheckNodePort, Local: b.readyHere()}
+		b.plan.HealthCheck = HealthCheck{Port: s.HealthCheckNodePort, Addresses: b.healthCheckAddresses(), Local: b.readyHere()}
 	}
 	for _, family := range cfg.Families {
 		// The cluster IPs determine the families of a Service. In another family it has
@@ -414,6 +415,16 @@ func (b *serviceBuilder) readyHere() int {
 		}
 	}
 	return max(len(here[ip.IPv4]), len(here[ip.IPv6]))
+}
+
+// healthCheckAddresses returns the addresses of node ports if --nodeport-addresses restricts
+// them, as kube-proxy does.
+func (b *serviceBuilder) healthCheckAddresses() []netip.Addr {
+	if only := b.cfg.NodePortAddresses; !only.Primary && len(only.Prefixes) == 0 {
+		return nil
+	}
+	b.plan.Deps |= OnNodePorts
+	return b.facts.NodePorts
 }
 
 func (b *serviceBuilder) onNode(e service.Endpoint) bool {

@@ -170,7 +170,7 @@ func (w *writer) part(p plan.ServicePlan) {
 		w.line("  claim %s", v)
 	}
 	w.members(p.Members)
-	if p.HealthCheck != (plan.HealthCheck{}) {
+	if p.HealthCheck.Port != 0 {
 		w.line("  health check on %d: %d local", p.HealthCheck.Port, p.HealthCheck.Local)
 	}
 	w.line("  depends on %s", dependsText(p.Deps))

@@ -127,7 +127,7 @@ func (s *socket) dump(family ip.Family, f filter, wanted func(Entry) bool) ([]tr
 	for _, a := range f.attributes() {
 		req.AddData(a)
 	}
-	err := req.ExecuteIter(unix.NETLINK_NETFILTER, 0, func(message []byte) bool {
+	take := func(message []byte) bool {
 		list, err := parseMessage(message)
 		var entry Entry
 		if err == nil {
@@ -138,6 +138,9 @@ func (s *socket) dump(family ip.Family, f filter, wanted func(Entry) bool) ([]tr
 		}
 		malformed = err
 		return err == nil
+	}
+	err := nlmsg.Execute(s.sockets, unix.NETLINK_NETFILTER, func() error {
+		return req.ExecuteIter(unix.NETLINK_NETFILTER, 0, take)
 	})
 	if err != nil {
 		return nil, err

@@ -75,7 +75,11 @@ func (s *socket) request(command, flags int, attributes ...*nl.RtAttr) ([][]byte
 	for _, attribute := range attributes {
 		req.AddData(attribute)
 	}
-	messages, err := req.Execute(unix.NETLINK_NETFILTER, 0)
+	var messages [][]byte
+	err := nlmsg.Execute(s.sockets, unix.NETLINK_NETFILTER, func() (err error) {
+		messages, err = req.Execute(unix.NETLINK_NETFILTER, 0)
+		return err
+	})
 	if err != nil {
 		return nil, named(err) // an interrupted dump has messages too
 	}

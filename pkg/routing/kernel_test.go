@@ -636,3 +636,26 @@ func threadTime(b *testing.B) time.Duration {
 	}
 	return time.Duration(now.Nano())
 }
+
+// TestRoutesWithoutWay reads routes of which nothing leaves the node, and which have no link.
+func TestRoutesWithoutWay(t *testing.T) {
+	namespace(t)
+	ipCommands(t, "route add blackhole 10.244.1.0/26", "route add throw 10.244.2.0/24 table 100", "-6 route add unreachable fd00:1::/64")
+	n := open(t)
+	routes, err := n.Routes()
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := map[netip.Prefix]RouteEnd{}
+	for _, r := range routes {
+		got[r.Dst] = r.Ends
+	}
+	for dst, want := range map[string]RouteEnd{"10.244.1.0/26": Refuses, "10.244.2.0/24": NextTables, "fd00:1::/64": Refuses} {
+		if got[netip.MustParsePrefix(dst)] != want {
+			t.Errorf("%s: %d, want %d of %v", dst, got[netip.MustParsePrefix(dst)], want, routes)
+		}
+	}
+	if s, err := n.Observe(); err != nil || len(s.Routes) > 0 {
+		t.Errorf("ours: %v, %v", s.Routes, err)
+	}
+}

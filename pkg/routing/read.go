@@ -149,7 +149,7 @@ func (n *Netlink) routes() ([]foundRoute, error) {
 	if err != nil {
 		return nil, err
 	}
-	notByKernel := func(r netlink.Route) bool { return r.Protocol != unix.RTPROT_KERNEL }
+	notByKernel := func(r netlink.Route) bool { return r.Protocol != unix.RTPROT_KERNEL && hasWay(r) }
 	return n.routesWith(names, notByKernel)
 }
 
@@ -179,12 +179,14 @@ func (n *Netlink) routesWith(names map[int]string, wanted func(netlink.Route) bo
 	return out, nil
 }
 
+func hasWay(r netlink.Route) bool { return r.Type == unix.RTN_UNICAST || r.Type == unix.RTN_LOCAL }
+
 // dumpRoutes converts each route while it is read: the library's are four times as large.
 func (n *Netlink) dumpRoutes(f ip.Family, names map[int]string, wanted func(netlink.Route) bool) ([]foundRoute, error) {
 	var out []foundRoute
 	var unknown error
 	err := n.handle.RouteListFilteredIter(familyNumber(f), &netlink.Route{}, netlink.RT_FILTER_TABLE, func(r netlink.Route) bool {
-		if r.Type != unix.RTN_UNICAST && r.Type != unix.RTN_LOCAL || !wanted(r) {
+		if !wanted(r) {
 			return true
 		}
 		routes, err := convert(f, r, names)
@@ -200,9 +202,16 @@ func (n *Netlink) dumpRoutes(f ip.Family, names map[int]string, wanted func(netl
 	return out, unknown
 }
 
-// convert returns a route for each next hop whose link is up. An unknown link means that the
+// convert returns a route for each next hop whose link is up, or one without a way. An unknown link means that the
 // links changed after they were read.
 func convert(f ip.Family, r netlink.Route, names map[int]string) ([]foundRoute, error) {
+	dst := prefix(r.Dst)
+	if !dst.IsValid() {
+		dst = netip.PrefixFrom(f.Unspecified(), 0)
+	}
+	if end := ends[r.Type]; end != 0 {
+		return []foundRoute{{Route{Family: f, Table: r.Table, Dst: dst, Metric: r.Priority, Ends: end}, false}}, nil
+	}
 	var out []foundRoute
 	for _, hop := range hopsOf(r) {
 		if hop.Flags&unix.RTNH_F_DEAD != 0 {
@@ -211,10 +220,6 @@ func convert(f ip.Family, r netlink.Route, names map[int]string) ([]foundRoute, 
 		name, ok := names[hop.LinkIndex]
 		if !ok {
 			return nil, fmt.Errorf("route on unknown link %d: %w", hop.LinkIndex, errChanged)
-		}
-		dst := prefix(r.Dst)
-		if !dst.IsValid() {
-			dst = netip.PrefixFrom(f.Unspecified(), 0)
 		}
 		route := Route{
 			Family: f,

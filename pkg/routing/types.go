@@ -116,7 +116,7 @@ func (r Rule) action() string {
 	return fmt.Sprintf(" lookup %d", r.Table)
 }
 
-// Route is a unicast or local route.
+// Route is a unicast or local route or, only from Routes, one without a way.
 type Route struct {
 	Family ip.Family
 	Table  int
@@ -125,7 +125,21 @@ type Route struct {
 	Via    netip.Addr   // invalid: on link
 	Src    netip.Addr   // preferred source; invalid: none
 	Local  bool         // type local
+	Ends   RouteEnd     // set only by Routes, without Link and Via
 	Metric int          // lower is preferred; 0 lets the kernel choose (IPv6: 1024)
+}
+
+// RouteEnd is what a route without a way does with a packet.
+type RouteEnd uint8
+
+const (
+	Refuses    RouteEnd = iota + 1 // type blackhole, unreachable or prohibit: the packet is dropped
+	NextTables                     // type throw: the next policy rule decides
+)
+
+// ends are the types of routes without a way.
+var ends = map[int]RouteEnd{
+	unix.RTN_BLACKHOLE: Refuses, unix.RTN_UNREACHABLE: Refuses, unix.RTN_PROHIBIT: Refuses, unix.RTN_THROW: NextTables,
 }
 
 func (r Route) String() string {

@@ -40,7 +40,7 @@ func (f found) String() string {
 }
 
 // route evaluates the policy rules in order. The first table with a route for the
-// destination decides. doubt is set if an earlier rule could have matched but is not
+// destination decides; if that is a blackhole or the like, there is no way. doubt is set if an earlier rule could have matched but is not
 // fully known.
 func (n *Node) route(q lookup) (way found, ok bool, doubt string) {
 	for i := 0; i < len(n.Rules); i++ {
@@ -52,7 +52,11 @@ func (n *Node) route(q lookup) (way found, ok bool, doubt string) {
 		case rule.Action == routing.Goto:
 			i = n.target(i) - 1
 		case rule.Action == routing.Lookup:
-			if route, ok := n.inTable(rule.Table, q.dst); ok {
+			switch route, ok := n.inTable(rule.Table, q.dst); {
+			case !ok, route.Ends == routing.NextTables:
+			case route.Ends == routing.Refuses:
+				return found{}, false, doubt
+			default:
 				return found{route, rule}, true, doubt
 			}
 		}

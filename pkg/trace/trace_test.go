@@ -406,6 +406,28 @@ func TestGoto(t *testing.T) {
 	}
 }
 
+// TestRoutesWithoutWay: a blackhole for the pods of a node, as Calico writes it, drops packets
+// to a pod that has no route, although there is a default route. A throw goes on with the next
+// rule.
+func TestRoutesWithoutWay(t *testing.T) {
+	pods := netip.MustParsePrefix("10.244.1.0/26")
+	n := newNode(t)
+	n.Rules = []routing.Rule{{Family: ip.IPv4, Priority: 100, Table: 100}, {Family: ip.IPv4, Priority: 32766, Table: 254}}
+	for name, test := range map[string]struct {
+		route routing.Route
+		want  bool
+	}{
+		"none":      {routing.Route{Family: ip.IPv4, Table: 254, Dst: netip.MustParsePrefix("10.0.0.0/8"), Link: "eth0"}, true},
+		"blackhole": {routing.Route{Family: ip.IPv4, Table: 254, Dst: pods, Ends: routing.Refuses}, false},
+		"throw":     {routing.Route{Family: ip.IPv4, Table: 100, Dst: pods, Ends: routing.NextTables}, true},
+	} {
+		n.Routes = []routing.Route{{Family: ip.IPv4, Table: 254, Dst: netip.MustParsePrefix("0.0.0.0/0"), Link: "eth0"}, test.route}
+		if got, ok, _ := n.route(lookup{dst: netip.MustParseAddr("10.244.1.9"), in: "cali1"}); ok != test.want {
+			t.Errorf("%s: %s, %t", name, got, ok)
+		}
+	}
+}
+
 // TestLimit: a full real server is left out, one that may be full is named, and if all are
 // full, the connection is refused.
 func TestLimit(t *testing.T) {

@@ -46,7 +46,7 @@ func (n *Netlink) Watch(ctx context.Context, inventory func(), removed func(...R
 		return err
 	}
 	w := newWatcher()
-	w.pause = n.pause
+	w.pause, w.lookup = n.pause, n.dummyLinkIndex
 	w.restore = func(changed rawRule, deleted bool) ([]Removal, bool) {
 		return n.guard.restore(n.session(Protocol), changed, deleted)
 	}
@@ -128,11 +128,16 @@ func (n *Netlink) resubscribe(ctx context.Context) *nl.NetlinkSocket {
 
 // receive reads messages until the socket fails or the context ends, and closes the socket.
 func (n *Netlink) receive(ctx context.Context, w *watcher, socket *nl.NetlinkSocket) {
-	w.dummyLink = 0
-	if link, err := n.linkByName(DummyLink); err == nil {
-		w.dummyLink = int32(link.Attrs().Index)
+	_ = nlmsg.Follow(ctx, socket, w.message, w.dropped)
+}
+
+// dummyLinkIndex returns 0 if there is no DummyLink.
+func (n *Netlink) dummyLinkIndex() int32 {
+	link, err := n.linkByName(DummyLink)
+	if err != nil {
+		return 0
 	}
-	_ = nlmsg.Follow(ctx, socket, w.message, w.all)
+	return int32(link.Attrs().Index)
 }
 
 // watcher classifies messages. A value in one of its channels is a pending call.
@@ -141,6 +146,7 @@ type watcher struct {
 	later              chan struct{} // a call of inventory that may be delayed
 	pause              time.Duration // the delay of such a call
 	dummyLink          int32         // index; 0: there is none
+	lookup             func() int32  // reads dummyLink
 	restore            func(changed rawRule, deleted bool) ([]Removal, bool)
 
 	mu       sync.Mutex
@@ -151,8 +157,15 @@ type watcher struct {
 func newWatcher() *watcher {
 	return &watcher{
 		inventory: make(chan struct{}, 1), removed: make(chan struct{}, 1), later: make(chan struct{}, 1),
+		lookup:  func() int32 { return 0 },
 		restore: func(rawRule, bool) ([]Removal, bool) { return nil, true },
 	}
+}
+
+// dropped handles the loss of messages, and the beginning. DummyLink may have been replaced.
+func (w *watcher) dropped() {
+	w.dummyLink = w.lookup()
+	w.all()
 }
 
 func (w *watcher) all() {

@@ -113,7 +113,7 @@ func awaitKubeProxy(ctx context.Context, kubeProxy func(context.Context) string,
 // cleanup removes everything that is ours. It restores kernel parameters last, when
 // nothing needs them any more.
 func cleanup(cfg *config.Config, kernel *machine) error {
-	kubeProxyActive, err := reconcile.Cleanup(&cfg.Plan, kernel.Kernel, plan.ForNode(&cfg.Plan, &plan.Node{}))
+	kubeProxyActive, err := reconcile.Cleanup(&cfg.Plan, kernel.Kernel)
 	return errors.Join(append(kernel.unread, err, kernel.restoreSysctls(kubeProxyActive))...)
 }
 

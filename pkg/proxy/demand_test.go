@@ -187,7 +187,7 @@ func TestCleanupForgetsDemands(t *testing.T) {
 	m.boot()
 	m.demand(plan.Demands[0], ip.IPv4)
 	m.look()
-	if _, err := reconcile.Cleanup(&m.cfg, m.options(nil).Kernel, plan.ForNode(&m.cfg, &plan.Node{})); err != nil {
+	if _, err := reconcile.Cleanup(&m.cfg, m.options(nil).Kernel); err != nil {
 		t.Fatal(err)
 	}
 	m.boot()

@@ -52,11 +52,15 @@ func (p *Proxy) reportUnusableNode(ctx context.Context, err error) {
 	}
 }
 
-// warn reports what cannot work on this node or conflicts with another program, once
-// while the problem lasts.
-func (p *Proxy) warn(ctx context.Context) {
+// reportState reports what cannot work on this node or conflicts with another program, once
+// while the problem lasts, and changed modes of interfaces.
+func (p *Proxy) reportState(ctx context.Context, s *reconcile.Status) {
+	if !slices.Equal(s.Modes, p.modes) {
+		p.modes = s.Modes
+		p.Meter.Interfaces(s.Modes)
+	}
 	now := map[string]bool{}
-	for _, w := range plan.Warnings(&p.Config, &p.node, &p.nodePlan, p.reconciler.Foreign()) {
+	for _, w := range s.Warnings {
 		if !p.warned[w] {
 			klog.FromContext(ctx).Error(nil, "Node configuration conflicts with Service traffic", "problem", w)
 			p.warnOfNode(w)
@@ -69,7 +73,7 @@ func (p *Proxy) warn(ctx context.Context) {
 // Findings returns what Once found on the node: conflicts with other programs, as sorted
 // sentences, and the mode of each secondary interface (SNAT or reply routing).
 func (p *Proxy) Findings() (warnings []string, modes []plan.InterfaceMode) {
-	return slices.Sorted(maps.Keys(p.warned)), p.nodePlan.Modes
+	return slices.Sorted(maps.Keys(p.warned)), p.modes
 }
 
 // warnOfNode writes an Event about the Node object, if it exists.

@@ -48,6 +48,7 @@ func (p *Proxy) refreshFacts() {
 	facts := plan.NewFacts(&p.Config, &p.node)
 	p.markAffected(plan.DiffFacts(&p.facts, &facts))
 	p.facts = facts
+	p.reconciler.SetNode(p.node)
 }
 
 func (p *Proxy) markAffected(changed plan.Deps) {

@@ -101,28 +101,20 @@ func (p *Proxy) step(ctx context.Context, now time.Time) reconcile.StepResult {
 		p.refreshListeners(ctx)
 		maps.Copy(p.dirty, p.noScheduler) // a module may have been loaded
 	}
-	demanded := p.demanded()
-	if len(demanded) > 0 {
-		klog.FromContext(ctx).Info("A connection needs rules that are written on demand, writing them", "sets", demanded)
+	if len(done.Demanded) > 0 {
+		klog.FromContext(ctx).Info("A connection needed rules that are written on demand, they were written", "sets", done.Demanded)
 	}
 	switch {
-	case len(demanded) > 0:
-		p.passed(ctx, began, 0, append(done.Problems, p.flushDemanded()...))
-	case done.Retried:
-		p.passed(ctx, began, 0, append(done.Problems, p.flush()...))
+	case len(done.Demanded) > 0 || done.Retried:
+		p.passed(ctx, began, 0, done.Problems)
 	case done.Written:
-		p.settle(ctx, done.Problems)
+		s := p.settle(ctx, done.Problems)
+		p.reportState(ctx, &s)
 	}
 	if done.Compared != nil {
 		p.reportComparison(ctx, done.Compared)
 	}
 	return done
-}
-
-// demanded returns the sets whose rules on demand must be written now; see plan.Demands.
-func (p *Proxy) demanded() []string {
-	uses := p.reconciler.SetsInUse()
-	return slices.DeleteFunc(slices.Clone(p.nodePlan.Demands), func(name string) bool { return !uses[name] })
 }
 
 // muchState is the number of entries whose comparison leaves memory worth freeing.
@@ -133,7 +125,6 @@ func (p *Proxy) reportComparison(ctx context.Context, c *reconcile.Comparison) {
 		klog.FromContext(ctx).Info("The kernel differs from the plan, repairing it", "differences", c.Differences)
 	}
 	p.Observer.Compared(c.Took, c.Differences)
-	p.warn(ctx)
 	if c.Entries > muchState {
 		freeMemory()
 	}
@@ -152,8 +143,7 @@ func (p *Proxy) passDue(now time.Time) bool {
 // pass plans and programs the dirty Services.
 func (p *Proxy) pass(ctx context.Context) {
 	began := time.Now()
-	renewed := p.renew
-	if renewed {
+	if p.renew {
 		p.renewAffected(ctx)
 	}
 	small, large := p.inbox.bySize(p.dirty)
@@ -164,24 +154,22 @@ func (p *Proxy) pass(ctx context.Context) {
 	if len(p.dirty) == 0 {
 		p.dirty = map[types.NamespacedName]struct{}{} // smaller, see take
 	}
-	problems := p.flush()
+	problems := p.reconciler.Flush()
 	if len(large) > 0 {
 		// Changes that arrive while a large Service is programmed precede the next
 		// large one.
 		p.planService(ctx, large[0])
 		count++
-		problems = append(problems, p.flush()...)
+		problems = append(problems, p.reconciler.Flush()...)
 	}
 	p.passed(ctx, began, count, problems)
-	if renewed {
-		p.warn(ctx)
-	}
 	p.lastPass = time.Now()
 }
 
 // passed reports the end of a pass.
 func (p *Proxy) passed(ctx context.Context, began time.Time, services int, problems reconcile.Problems) {
 	s := p.settle(ctx, problems)
+	p.reportState(ctx, &s)
 	p.measure(problems)
 	took := time.Since(began)
 	if logger := klog.FromContext(ctx).V(2); logger.Enabled() {

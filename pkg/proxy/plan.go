@@ -3,8 +3,6 @@ package proxy
 import (
 	"context"
 	"errors"
-	"maps"
-	"reflect"
 	"slices"
 	"time"
 
@@ -127,7 +125,7 @@ func (p *Proxy) renewAffected(ctx context.Context) {
 		p.renewAt = time.Now().Add(p.renewing.Step())
 		if p.node.Inventory.Reroute == routing.RerouteUnneeded {
 			p.node.Inventory.Reroute = routing.RerouteNeeded
-			p.replan = true
+			p.reconciler.SetNode(p.node)
 		}
 		klog.FromContext(ctx).Error(err, "Cannot read the node's network, keeping the known state")
 		return
@@ -136,8 +134,8 @@ func (p *Proxy) renewAffected(ctx context.Context) {
 	p.markAffected(changed)
 }
 
-// renewNode reads the node's network and plans the node's plan from it and the Node
-// object. It returns the changed facts.
+// renewNode reads the node's network and passes it to the reconciler, with what is known from
+// the Node object. It returns the changed facts.
 func (p *Proxy) renewNode(ctx context.Context) (plan.Deps, error) {
 	node, lost := p.inbox.getNode()
 	p.reportNode(node)
@@ -149,7 +147,7 @@ func (p *Proxy) renewNode(ctx context.Context) (plan.Deps, error) {
 	if err != nil {
 		return 0, err
 	}
-	most, started := max(p.node.Services, p.inbox.services()), p.node.Started
+	most := max(p.node.Services, p.inbox.services())
 	p.node, err = nodeOf(node)
 	p.reportUnusableNode(ctx, err)
 	p.node.UnreachableNodes = lost
@@ -158,61 +156,15 @@ func (p *Proxy) renewNode(ctx context.Context) (plan.Deps, error) {
 	p.node.Inventory = inventory
 	p.node.Listeners = listeners
 	p.node.APIServer = slices.Concat(p.APIServer, p.apiServers)
-	p.node.Services, p.node.Started = most, started
-	p.node.Bound = p.bound
+	p.node.Services = most
 	p.node.Kernel = p.KernelVersion
 	p.node.BridgeNetfilter = p.BridgeNetfilter(plan.NeedsBridgeNetfilter(&p.Config, &p.node))
 	p.node.ReadOnly, p.node.Watched, p.node.OnDemand = p.ReadOnly, p.watched, p.watched || p.Running
-	p.node.Uses = p.reconciler.SetsInUse()
+	p.reconciler.SetNode(p.node)
 	facts := plan.NewFacts(&p.Config, &p.node)
 	changed := plan.DiffFacts(&p.facts, &facts)
 	p.facts = facts
-	p.planNode()
 	return changed, nil
-}
-
-// flush writes all dirty state, preceded by the rules for sets that came into use. It
-// then removes the rules for sets that no Service uses any more, after the last members
-// were deleted.
-func (p *Proxy) flush() reconcile.Problems {
-	p.replanNode()
-	problems := p.reconciler.Flush()
-	if p.replanNode() {
-		problems = append(problems, p.reconciler.Flush()...)
-	}
-	return problems
-}
-
-// flushDemanded writes rules on demand, and removes their placeholder rules last.
-func (p *Proxy) flushDemanded() reconcile.Problems {
-	p.node.Demanding = true
-	problems := p.flush()
-	p.node.Demanding, p.replan = false, true
-	return append(problems, p.flush()...)
-}
-
-// replanNode plans the node's plan again if that is requested, or if the sets in use have
-// changed. It reports whether it did.
-func (p *Proxy) replanNode() bool {
-	uses := p.reconciler.SetsInUse()
-	if !p.replan && maps.Equal(uses, p.node.Uses) {
-		return false
-	}
-	p.node.Uses = uses
-	p.planNode()
-	return true
-}
-
-// planNode plans the node's plan from the known state of the node.
-func (p *Proxy) planNode() {
-	p.replan = false
-	part := plan.ForNode(&p.Config, &p.node)
-	p.bound = plan.MergeBindings(p.bound, part.Bound)
-	if !reflect.DeepEqual(part, p.nodePlan) {
-		p.nodePlan = part
-		p.reconciler.SetNode(part)
-		p.Meter.Interfaces(part.Modes)
-	}
 }
 
 // deletionCandidateTaint is set by the cluster autoscaler on a node that it is about to

@@ -110,11 +110,9 @@ type Proxy struct {
 	// The following fields belong to the loop's goroutine.
 	node     plan.Node
 	facts    plan.Facts
-	nodePlan plan.NodePlan
 	linger   linger
-	bound    []plan.Binding // bindings of all plans so far
-	watched  bool           // changes of the node are reported: Run, not Once
-	replan   bool           // plan the node's plan again
+	watched  bool                 // changes of the node are reported: Run, not Once
+	modes    []plan.InterfaceMode // as last reported
 	depends  map[types.NamespacedName]plan.Deps
 	reported map[types.NamespacedName]string // last error reported for each object
 	warned   map[string]bool                 // current warnings
@@ -168,8 +166,9 @@ func (p *Proxy) Run(ctx context.Context, src source.Source) error {
 	go p.watch(ctx, "the node's network", missed, func() error {
 		return p.Network.Watch(ctx, p.inbox.networkChanged, p.inbox.deleted)
 	})
+	concerns := reconcile.Concerns(&p.Config)
 	go p.watch(ctx, "the node's rules", p.inbox.rulesChanged, func() error {
-		return p.Rules.Watch(ctx, p.reconciler.Concerns, p.inbox.rulesChanged)
+		return p.Rules.Watch(ctx, concerns, p.inbox.rulesChanged)
 	})
 	await := func(event <-chan struct{}) (bool, error) {
 		select {
@@ -208,7 +207,7 @@ func (p *Proxy) prepare(ctx context.Context) bool {
 		klog.FromContext(ctx).Error(err, "Cannot read the node or the kernel, retrying")
 		return false
 	}
-	problems := p.flush()
+	problems := p.reconciler.Flush()
 	if virtualServers == 0 {
 		problems = append(problems, p.program(ctx, p.inbox.firstServices)...)
 	}
@@ -227,7 +226,10 @@ func (p *Proxy) Once(ctx context.Context, src source.Source) error {
 	if _, err := p.begin(ctx); err != nil {
 		return errors.Join(unused, err)
 	}
-	return errors.Join(unused, p.programAll(ctx).Err())
+	err := p.programAll(ctx).Err()
+	s := p.reconciler.Settle()
+	p.reportState(ctx, &s)
+	return errors.Join(unused, err)
 }
 
 // load makes the source deliver its objects once. A source without Load is run until it has
@@ -324,13 +326,11 @@ func (p *Proxy) programAll(ctx context.Context) reconcile.Problems {
 	if w.node || w.network || p.becameMany() {
 		p.renewAffected(ctx)
 	}
-	problems := p.flush()
+	problems := p.reconciler.Flush()
 	problems = append(problems, p.program(ctx, p.dirty)...)
 	p.reconciler.Prune()
-	problems = append(problems, p.flush()...)
+	problems = append(problems, p.reconciler.Flush()...)
 	p.changed(ctx, time.Now(), &w)
-	p.node.Started = true
-	p.warn(ctx)
 	return problems
 }
 
@@ -341,12 +341,12 @@ func (p *Proxy) program(ctx context.Context, names map[types.NamespacedName]stru
 	for _, name := range batches[0] {
 		p.planService(ctx, name)
 	}
-	problems := p.flush()
+	problems := p.reconciler.Flush()
 	for drafts := range p.draftAhead(batches[1:]) {
 		for _, d := range drafts {
 			p.accept(ctx, d)
 		}
-		problems = append(problems, p.flush()...)
+		problems = append(problems, p.reconciler.Flush()...)
 	}
 	return problems
 }

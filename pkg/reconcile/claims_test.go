@@ -102,16 +102,10 @@ func (w *world) startAs(services ...service.Service) {
 	if _, err := w.reconciler.Load(); err != nil {
 		w.t.Fatal(err)
 	}
-	setNode := func() {
-		w.reconciler.SetNode(plan.ForNode(&w.cfg, &plan.Node{Uses: w.reconciler.SetsInUse()}))
-	}
-	setNode()
+	w.reconciler.SetNode(plan.Node{})
 	w.reconciler.Flush()
 	w.set(services...)
-	setNode()
 	w.reconciler.Flush()
 	w.reconciler.Prune()
-	w.reconciler.Flush()
-	setNode()
 	w.reconciler.Flush()
 }

@@ -15,12 +15,11 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/routing"
 )
 
-// Cleanup removes everything from the kernel that is ours, or was kube-proxy's. node is the
-// desired state of a node without Services. Where kube-proxy has taken over since, its state
-// stays; kubeProxyActive reports whether any has.
-func Cleanup(cfg *plan.Config, kernel Kernel, node plan.NodePlan) (kubeProxyActive bool, err error) {
+// Cleanup removes everything from the kernel that is ours, or was kube-proxy's. Where
+// kube-proxy has taken over since, its state stays; kubeProxyActive reports whether any has.
+func Cleanup(cfg *plan.Config, kernel Kernel) (kubeProxyActive bool, err error) {
 	r := New(cfg, kernel, Periods{})
-	r.SetNode(node)
+	r.setNode(plan.ForNode(cfg, &plan.Node{}))
 	return r.cleanup()
 }
 

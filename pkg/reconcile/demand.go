@@ -48,6 +48,20 @@ func (r *Reconciler) checkDemands(now time.Time) {
 	}
 }
 
+// demanded returns the sets whose rules on demand the node's plan does not have yet, although
+// the sets are in use.
+func (r *Reconciler) demanded() []string {
+	return slices.DeleteFunc(slices.Clone(r.node.Demands), func(name string) bool { return !r.uses[name] })
+}
+
+// flushDemanded writes rules on demand, and then removes their placeholder rules.
+func (r *Reconciler) flushDemanded() Problems {
+	r.input.Demanding, r.input.stale = true, true
+	problems := r.Flush()
+	r.input.Demanding, r.input.stale = false, true
+	return append(problems, r.Flush()...)
+}
+
 // adoptDemands marks the sets as in use whose rules on demand an earlier process has written.
 func (r *Reconciler) adoptDemands() {
 	for _, family := range r.cfg.Families {

@@ -20,10 +20,23 @@ type flush struct {
 	problems Problems
 }
 
-// Flush writes all differences. The order ensures that a VIP becomes local only after its
-// rules and real servers exist, and stops being local before they are deleted. A refused
-// change is kept for a retry; the others are applied.
+// Flush writes all differences. Rules for sets that come into use precede their members; rules
+// for sets that are not used any more are deleted after the last members. A refused change is
+// kept for a retry; the others are applied.
 func (r *Reconciler) Flush() Problems {
+	r.planNode()
+	problems := r.flush()
+	if r.planNode() {
+		problems = append(problems, r.flush()...)
+	}
+	r.input.Started = r.pruning
+	return problems
+}
+
+// flush writes all differences from the current plans. The order ensures that a VIP becomes
+// local only after its rules and real servers exist, and stops being local before they are
+// deleted.
+func (r *Reconciler) flush() Problems {
 	f := &flush{Reconciler: r}
 	f.flushNode()
 	f.addMembers()

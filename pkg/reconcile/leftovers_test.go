@@ -99,7 +99,7 @@ func TestUnreadableLeftovers(t *testing.T) {
 	if err := w.start(clusterIP("a", "10.96.0.1", "10.244.0.2:8000")).Err(); err != nil {
 		t.Fatal(err)
 	}
-	if unseen := w.reconciler.Foreign().Unseen; len(unseen) != 1 || !strings.Contains(unseen[0], "iptables-legacy") || !strings.Contains(unseen[0], "not today") {
+	if unseen := w.reconciler.unseen(); len(unseen) != 1 || !strings.Contains(unseen[0], "iptables-legacy") || !strings.Contains(unseen[0], "not today") {
 		t.Errorf("unseen: %q", unseen)
 	}
 	if _, err := w.reconciler.cleanup(); err == nil || !strings.Contains(err.Error(), "not today") {

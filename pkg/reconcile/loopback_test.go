@@ -19,7 +19,7 @@ func TestLoopbackRules(t *testing.T) {
 	part := plan.ForNode(&w.cfg, &plan.Node{Inventory: routing.Inventory{Links: []routing.Link{{
 		Name: "eth0", Addresses: []routing.Address{{Prefix: netip.MustParsePrefix("192.0.2.11/24"), Global: true}},
 	}}}})
-	w.reconciler.SetNode(part)
+	w.reconciler.setNode(part)
 	want := nft.Loopback{ip.IPv4: {Mark: w.cfg.MasqueradeMark, Source: netip.MustParseAddr("192.0.2.11")}}
 	check := func(when string, want nft.Loopback) {
 		t.Helper()

@@ -52,7 +52,7 @@ func large(t testing.TB, w *world, n int) *Reconciler {
 		IPVS: forgetfulIPVS{w.ipvs}, IPSet: forgetfulIPSet{w.ipset}, Routing: forgetfulRouting{w.routing},
 		Sysctl: w.sysctl, Conntrack: w.conntrack, NAT: map[ip.Family]NAT{ip.IPv4: nat.NewFake(ip.IPv4)},
 	}, Periods{})
-	a.SetNode(plan.ForNode(&w.cfg, &plan.Node{}))
+	a.setNode(plan.ForNode(&w.cfg, &plan.Node{}))
 	for i := range n {
 		s := numbered(i)
 		a.Set(&Owner{Name: s.Name, Created: s.Created}, plan.ForService(&w.cfg, &w.facts, &s))

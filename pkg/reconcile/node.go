@@ -3,6 +3,7 @@ package reconcile
 import (
 	"cmp"
 	"maps"
+	"reflect"
 	"slices"
 	"time"
 
@@ -23,8 +24,52 @@ type nodeState struct {
 	own   ownedState // the members that the node wants
 }
 
-// SetNode replaces the desired state of the node.
-func (r *Reconciler) SetNode(desired plan.NodePlan) {
+// nodeInput is what the plan of the node is computed from.
+type nodeInput struct {
+	plan.Node
+	known bool // by SetNode
+	stale bool // plan again, even if the sets in use are the same
+	// warnings are those about the node; nil if they must be computed again. See Status.
+	warnings []string
+}
+
+// SetNode replaces what is known of the node. The next Load or Flush computes the node's
+// desired state from it. Of n, the fields that depend on what has been programmed are ignored:
+// Bound, Uses, Demanding and Started.
+func (r *Reconciler) SetNode(n plan.Node) {
+	n.Bound, n.Uses, n.Demanding, n.Started = r.input.Bound, r.input.Uses, r.input.Demanding, r.input.Started
+	r.input = nodeInput{Node: n, known: true, stale: true}
+}
+
+// planNode computes the desired state of the node if what it depends on has changed: what is
+// known of the node, or the sets in use. It reports whether the desired state has changed.
+func (r *Reconciler) planNode() bool {
+	in := &r.input
+	if !in.known || !in.stale && maps.Equal(r.uses, in.Uses) {
+		return false
+	}
+	in.stale, in.warnings, in.Uses = false, nil, r.uses
+	desired := plan.ForNode(r.cfg, &in.Node)
+	in.Bound = plan.MergeBindings(in.Bound, desired.Bound)
+	if reflect.DeepEqual(desired, r.node.NodePlan) {
+		return false
+	}
+	r.setNode(desired)
+	return true
+}
+
+// nodeWarnings returns what cannot work on this node or conflicts with another program, as
+// plan.Warnings does.
+func (r *Reconciler) nodeWarnings() []string {
+	if in := &r.input; in.known && in.warnings == nil {
+		foreign := plan.Foreign{Marks: r.marks, Sysctls: r.cached.sysctls, Rules: r.seen, Unseen: r.unseen()}
+		in.warnings = append([]string{}, plan.Warnings(r.cfg, &in.Node, &r.node.NodePlan, foreign)...)
+	}
+	return r.input.warnings
+}
+
+// setNode replaces the desired state of the node.
+func (r *Reconciler) setNode(desired plan.NodePlan) {
 	if !slices.Equal(desired.Watched, r.node.Watched) {
 		r.compareSoon(time.Now(), extent{}) // their values are read with the rest of the kernel
 	}
@@ -35,15 +80,14 @@ func (r *Reconciler) SetNode(desired plan.NodePlan) {
 	for _, s := range desired.Sets {
 		r.node.sets[s.Name] = s
 	}
-	o := ownedRules(&desired)
-	r.rules.Store(&o)
 }
 
-// Concerns reports whether a change of a chain may affect the node's desired state. It may
-// be called concurrently with other methods.
-func (r *Reconciler) Concerns(c nat.Chain) bool {
-	own := r.rules.Load()
-	return own != nil && (own.Concerns(c) || r.kernel.Loopback != nil && c.Table == nft.Table)
+// Concerns returns a function that reports whether a change of a chain may affect the desired
+// state of any node. It may be called concurrently.
+func Concerns(cfg *plan.Config) func(nat.Chain) bool {
+	bare := plan.ForNode(cfg, &plan.Node{})
+	own := ownedRules(&bare)
+	return func(c nat.Chain) bool { return own.Concerns(c) || c.Table == nft.Table }
 }
 
 func (r *Reconciler) setNamed(name string) ipset.Set {

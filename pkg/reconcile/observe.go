@@ -203,12 +203,6 @@ func setNames(cfg *plan.Config) map[string]bool {
 	return names
 }
 
-// Foreign returns the foreign state that the last observation found, and the sysctls as set
-// since.
-func (r *Reconciler) Foreign() plan.Foreign {
-	return plan.Foreign{Marks: r.marks, Sysctls: r.cached.sysctls, Rules: r.seen, Unseen: r.unseen()}
-}
-
 // ours reports whether a virtual server is ours: one of our sets lists its address and port,
 // or its fwmark. Members are written before the virtual server and deleted after it, so this
 // holds after a crash too. All other virtual servers (keepalived's, for example) are foreign

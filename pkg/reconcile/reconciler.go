@@ -4,7 +4,6 @@ import (
 	"errors"
 	"net/netip"
 	"slices"
-	"sync/atomic"
 	"time"
 
 	"k8s.io/apimachinery/pkg/types"
@@ -19,11 +18,11 @@ import (
 )
 
 // Reconciler holds the desired state and the cached state of the kernel, and writes the
-// difference. It is for one goroutine; only Concerns may run concurrently.
+// difference. It is for one goroutine.
 //
 // At startup call SetNode, Load and Flush, then Set and Flush for every Service, then Prune
 // and Flush. From then on call Flush after changes, Step when it is due (see Next), and Settle
-// after both. SetNode follows a change of SetsInUse.
+// after both.
 type Reconciler struct {
 	cfg    *plan.Config
 	kernel Kernel
@@ -33,6 +32,7 @@ type Reconciler struct {
 	members memberTable
 	vips    vipTable
 	sets    sets
+	input   nodeInput
 	node    nodeState
 
 	conflicts conflicts
@@ -58,11 +58,10 @@ type Reconciler struct {
 	cuts          []Cut                                     // since the last call of takeCuts
 	toCheck       []*server                                 // virtual servers that this round of spot checks has not checked yet
 	largeSet      int                                       // the large set that the last spot check counted
-	rules         atomic.Pointer[nat.Owned]                 // for Concerns
 	rulesCurrent  bool                                      // the rules in the kernel are the plan's
 	pruning       bool                                      // all Services are known: undesired state may be deleted
 	vipsRemoved   bool                                      // desired VIPs were deleted, and are to be claimed again
-	uses          plan.SetsInUse                            // see SetsInUse
+	uses          plan.SetsInUse                            // see useSet
 }
 
 type (

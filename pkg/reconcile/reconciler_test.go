@@ -99,7 +99,7 @@ func (w *world) restart() {
 	}, Periods{Sync: 30 * time.Second})
 	node := plan.Node{}
 	w.facts = plan.NewFacts(&w.cfg, &node)
-	w.reconciler.SetNode(plan.ForNode(&w.cfg, &node))
+	w.reconciler.setNode(plan.ForNode(&w.cfg, &node)) // for all sets, in use or not
 }
 
 // start does what the proxy does at startup.

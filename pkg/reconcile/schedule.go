@@ -105,6 +105,7 @@ func newSchedule(p Periods) schedule {
 // that are ours. After an error it must be called again: what cannot be read is never assumed
 // to be empty.
 func (r *Reconciler) Load() (virtualServers int, err error) {
+	r.planNode()
 	o, err := r.beginObserve(everything)()
 	if err != nil {
 		return 0, err
@@ -266,6 +267,7 @@ type StepResult struct {
 	Problems Problems
 	Written  bool        // it may have changed the kernel
 	Retried  bool        // refused changes were retried
+	Demanded []string    // sets whose rules on demand it has written; see plan.Demands
 	Cuts     []Cut       // connections that it ended
 	Read     bool        // the kernel has been read
 	ReadErr  error       // why it could not be read
@@ -297,6 +299,9 @@ func (r *Reconciler) Step(now time.Time) StepResult {
 		r.drainStep(now, &done)
 	}
 	r.checkDemands(now)
+	if done.Demanded = r.demanded(); len(done.Demanded) > 0 {
+		done.Problems, done.Written = append(done.Problems, r.flushDemanded()...), true
+	}
 	r.readStep(now, &done)
 	if r.resync != nil {
 		r.resyncStep(now, &done)
@@ -410,6 +415,7 @@ func (r *Reconciler) resyncStep(now time.Time, done *StepResult) {
 	if r.resync.step() {
 		return
 	}
+	r.input.warnings = nil
 	c := &Comparison{Took: r.result.took, Differences: r.resync.end()}
 	if r.readExtent.state {
 		c.Entries = r.stateEntries()
@@ -435,6 +441,9 @@ type Status struct {
 	NodeFailing     bool                                   // the node waits for a retry
 	RetryIn         map[types.NamespacedName]time.Duration // time until the retry, of those refused since; the zero name is the node
 	Unmarked        []types.NamespacedName                 // Services that lack a fwmark; Set may now assign one
+
+	Warnings []string             // conflicts on the node, as of its last plan and comparison; see plan.Warnings
+	Modes    []plan.InterfaceMode // of the node's plan
 }
 
 // Settle ends a pass, which is any number of calls of Flush and Step. It schedules retries of
@@ -466,16 +475,13 @@ func (r *Reconciler) Settle() Status {
 		VirtualServers: r.servers.existing, RealServers: r.realServers, Draining: r.drainingCount,
 		Conflicts: r.conflicts.losers, NewConflicts: r.conflicts.begun(),
 		FailingServices: failing, NodeFailing: node, RetryIn: waits, Unmarked: r.releaseMarks(),
+		Warnings: r.nodeWarnings(), Modes: r.node.Modes,
 	}
 }
 
-// SetsInUse returns the sets that rules must match: before Prune those that have members in
-// the kernel or had desired members, afterwards those that have desired members; and those of
-// plan.Demands that have members. The map is immutable; the next Set, SetNode or Flush may
-// replace it by another.
-func (r *Reconciler) SetsInUse() plan.SetsInUse { return r.uses }
-
-// useSet adds a set to those in use.
+// useSet adds a set to those in use, which rules must match: before Prune those that have
+// members in the kernel or had desired members, afterwards those that have desired members; and
+// those of plan.Demands that have members. The map is immutable, because the node's plan has it.
 func (r *Reconciler) useSet(name string) {
 	if !r.uses[name] {
 		uses := maps.Clone(r.uses)

@@ -27,7 +27,7 @@ func (w *world) postrouting(sources ...string) {
 		r := nat.Rule(fmt.Sprintf(`-o %s -m comment --comment "SNAT source of this interface" -j SNAT --to-source %s --random-fully`, link, source))
 		part.NAT.Chains[chain] = append(slices.Clone(part.NAT.Chains[chain]), r)
 	}
-	w.reconciler.SetNode(part)
+	w.reconciler.setNode(part)
 }
 
 // TestSourceIsForgotten: flows translated to a source are deleted once it is no longer used,
@@ -142,7 +142,7 @@ func TestReroutedClientIsForgotten(t *testing.T) {
 		for _, p := range sources {
 			part.Members = append(part.Members, plan.Member{Set: plan.ReplyRoutedSources.In(ip.IPv4), Entry: ipset.Entry{Net: p}})
 		}
-		w.reconciler.SetNode(part)
+		w.reconciler.setNode(part)
 	}
 	begin := func() {
 		w.conntrack.Add(conntrack.Entry{

@@ -5,7 +5,6 @@ package prove
 import (
 	"cmp"
 	"fmt"
-	"maps"
 	"time"
 
 	"github.com/kube-ipvs/kube-ipvs/pkg/plan"
@@ -19,8 +18,6 @@ type Product struct {
 	*Kernel
 	reconciler *reconcile.Reconciler
 	facts      plan.Facts
-	bound      []plan.Binding
-	uses       plan.SetsInUse
 	have       map[string]*service.Service
 	resyncs    int
 }
@@ -35,12 +32,11 @@ func NewProduct(s *Scenario) (*Product, error) {
 func (p *Product) Start() error {
 	cfg := &p.scenario.Config
 	p.reconciler = reconcile.New(cfg, p.apply(), reconcile.Periods{Sync: time.Hour})
-	p.bound, p.have = nil, map[string]*service.Service{}
+	p.have = map[string]*service.Service{}
 	p.setNode()
 	if _, err := p.reconciler.Load(); err != nil {
 		return err
 	}
-	p.setNode()
 	if err := p.flush(); err != nil {
 		return err
 	}
@@ -64,6 +60,15 @@ func (p *Product) Change(to *Scenario) error {
 	return p.flush()
 }
 
+// Look does what a running process does each second: it writes rules that a packet demanded.
+func (p *Product) Look() error {
+	done := p.reconciler.Step(time.Now().Add(time.Second))
+	if len(done.Demanded) == 0 {
+		return fmt.Errorf("%s: no rules are written on demand", p.scenario.Name)
+	}
+	return done.Problems.Err()
+}
+
 // Resync compares the kernel with the state, as after a change by another program.
 func (p *Product) Resync() error {
 	p.resyncs++
@@ -75,7 +80,7 @@ func (p *Product) Resync() error {
 			return fmt.Errorf("%s: %w", p.scenario.Name, err)
 		}
 		if done.Compared != nil {
-			return p.flush()
+			return nil
 		}
 		if _, ready := p.reconciler.Next(now); ready != nil {
 			<-ready
@@ -83,15 +88,8 @@ func (p *Product) Resync() error {
 	}
 }
 
-// flush writes the changes: first the rules for the sets in use before, last those for
-// the sets in use after.
 func (p *Product) flush() error {
-	err := p.reconciler.Flush().Err()
-	if err == nil && !maps.Equal(p.uses, p.reconciler.SetsInUse()) {
-		p.setNode()
-		err = p.reconciler.Flush().Err()
-	}
-	if err != nil {
+	if err := p.reconciler.Flush().Err(); err != nil {
 		return fmt.Errorf("%s: %w", p.scenario.Name, err)
 	}
 	return nil
@@ -103,17 +101,13 @@ func (p *Product) setNode() {
 	// With our own policy rules, from which a restarted process learns the marks of
 	// interfaces.
 	node.Inventory, _ = p.routing.Inventory()
-	p.uses = p.reconciler.SetsInUse()
-	node.Bound, node.Uses = p.bound, p.uses
 	p.facts = plan.NewFacts(&s.Config, &node)
-	part := plan.ForNode(&s.Config, &node)
-	p.bound = plan.MergeBindings(p.bound, part.Bound)
-	for key := range part.Sysctls {
+	for key := range plan.ForNode(&s.Config, &node).Sysctls {
 		if _, there := p.sysctl.Values()[key]; !there {
 			p.sysctl.Set(key, "0")
 		}
 	}
-	p.reconciler.SetNode(part)
+	p.reconciler.SetNode(node)
 }
 
 func (p *Product) setServices() error {
@@ -126,9 +120,6 @@ func (p *Product) setServices() error {
 		if err := p.reconciler.Set(&reconcile.Owner{Name: svc.Name, Created: svc.Created}, part); err != nil {
 			return fmt.Errorf("%s: %w", svc.Name, err)
 		}
-	}
-	if !maps.Equal(p.uses, p.reconciler.SetsInUse()) {
-		p.setNode() // rules for sets that are in use now
 	}
 	for name, svc := range p.have {
 		if now[name] == nil {

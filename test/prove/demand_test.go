@@ -81,29 +81,37 @@ func checkDemands(t *testing.T, s *Scenario, f ip.Family, demanded map[plan.SetN
 		for _, d := range plan.Demands {
 			if d.Set.In(f) == a.set {
 				demanded[d.Set]++
-				p.ipset.Apply([]ipset.Change{{Op: ipset.AddEntry, Set: ipset.Set{Name: a.set, Type: ipset.HashIP, Family: f}, Entry: a.entry}})
 			}
 		}
 	}
 	if len(adds) == 0 {
 		return
 	}
-	r := &running{Product: p}
-	between, _, err := r.watch(f, p.Start)
-	if err != nil {
-		t.Fatal(err)
-	}
-	end, err := p.Node(f)
-	if err != nil {
-		t.Fatal(err)
-	}
-	e := trace.Evaluator{Quiet: true}
-	for _, name := range slices.Sorted(maps.Keys(classes)) {
-		for i, n := range append(between, end) {
-			x := e.Explain(n, classes[name].Question)
-			if got := Summary(&x); got != after[name] && (i == len(between) || got != before[name]) {
-				t.Errorf("%s %s: %s\n  in state %d of %d: %s\n  before: %s\n  after:  %s", s.Name, f, name, i+1, len(between)+1, got, before[name], after[name])
-				break
+	for when, write := range map[string]func(*Product) error{"running": (*Product).Look, "restarted": (*Product).Start} {
+		p, err := NewProduct(later)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for a := range adds {
+			p.ipset.Apply([]ipset.Change{{Op: ipset.AddEntry, Set: ipset.Set{Name: a.set, Type: ipset.HashIP, Family: f}, Entry: a.entry}})
+		}
+		r := &running{Product: p}
+		between, _, err := r.watch(f, func() error { return write(p) })
+		if err != nil {
+			t.Fatal(err)
+		}
+		end, err := p.Node(f)
+		if err != nil {
+			t.Fatal(err)
+		}
+		e := trace.Evaluator{Quiet: true}
+		for _, name := range slices.Sorted(maps.Keys(classes)) {
+			for i, n := range append(between, end) {
+				x := e.Explain(n, classes[name].Question)
+				if got := Summary(&x); got != after[name] && (i == len(between) || got != before[name]) {
+					t.Errorf("%s %s: %s: %s\n  in state %d of %d: %s\n  before: %s\n  after:  %s", s.Name, f, when, name, i+1, len(between)+1, got, before[name], after[name])
+					break
+				}
 			}
 		}
 	}

@@ -187,7 +187,7 @@ func drift(what string) Finding {
 func foreign(n *trace.Node) []Finding {
 	var out []Finding
 	listed := map[ipset.Entry]bool{}
-	for _, name := range []plan.SetName{plan.ClusterIP, plan.LoadBalancer, plan.ExternalIP, plan.ExternalIPLocal, plan.NodePorts} {
+	for _, name := range plan.Owning {
 		for e := range n.Sets[name.In(n.Family)].Entries {
 			listed[ipset.Entry{Addr: e.Addr, Port: e.Port, Protocol: e.Protocol}] = true
 		}

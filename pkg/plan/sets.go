@@ -131,6 +131,10 @@ func (u SetsInUse) Add(members []Member) bool {
 	return added
 }
 
+// Owning are the sets whose members prove that the virtual server of an address and port is
+// ours: before a virtual server is added, one of them lists it.
+var Owning = []SetName{ClusterIP, LoadBalancer, ExternalIP, ExternalIPLocal, NodePorts}
+
 // Sets returns every set of a family.
 func Sets(f ip.Family) []ipset.Set {
 	sets := make([]ipset.Set, len(setTypes))

@@ -132,7 +132,7 @@ func (f *flush) provesOwnership(m *member) bool {
 	if !f.servers.exists(key) || f.servers.wanted(key) {
 		return false
 	}
-	return slices.ContainsFunc(owning, func(name plan.SetName) bool { return name.In(key.Family()) == full.Set })
+	return slices.ContainsFunc(plan.Owning, func(name plan.SetName) bool { return name.In(key.Family()) == full.Set })
 }
 
 func (f *flush) memberChange(op ipset.Op, m *member) ipset.Change {
@@ -245,7 +245,7 @@ func (f *flush) vipChange(vip plan.VIP, wanted bool) routing.Change {
 var requiredSets = func() map[string]bool {
 	out := map[string]bool{}
 	for _, family := range ip.Families {
-		for _, name := range slices.Concat(owning, []plan.SetName{plan.LoadBalancerFW, plan.SourceCIDR, plan.SourceIP}) {
+		for _, name := range slices.Concat(plan.Owning, []plan.SetName{plan.LoadBalancerFW, plan.SourceCIDR, plan.SourceIP}) {
 			out[name.In(family)] = true
 		}
 	}

@@ -215,9 +215,6 @@ func (r *Reconciler) ours(key ipvs.Key) bool {
 	return r.listed(key)
 }
 
-// owning are the sets whose members prove that a virtual server is ours.
-var owning = []plan.SetName{plan.ClusterIP, plan.LoadBalancer, plan.ExternalIP, plan.ExternalIPLocal, plan.NodePorts}
-
 // listed reports whether a set lists an address and port. On a node taken over from
 // kube-proxy, node ports are listed by port alone, which proves nothing in an excluded range.
 func (r *Reconciler) listed(key ipvs.Key) bool {
@@ -226,7 +223,7 @@ func (r *Reconciler) listed(key ipvs.Key) bool {
 		return r.members.exists(r.sets.key(plan.Member{Set: name.In(family), Entry: e}))
 	}
 	full := entryOf(key)
-	for _, name := range owning {
+	for _, name := range plan.Owning {
 		if has(name, full) {
 			return true
 		}

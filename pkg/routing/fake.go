@@ -49,7 +49,7 @@ func NewFake() *Fake {
 	for _, family := range ip.Families {
 		f.rules = append(f.rules,
 			rawRule{Rule{Family: family, Priority: 0, Table: TableLocal}, unix.RTPROT_KERNEL},
-			rawRule{Rule{Family: family, Priority: 32766, Table: TableMain}, unix.RTPROT_KERNEL})
+			rawRule{Rule{Family: family, Priority: PriorityMain, Table: TableMain}, unix.RTPROT_KERNEL})
 	}
 	return f
 }

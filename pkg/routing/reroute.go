@@ -40,12 +40,12 @@ func (n *Netlink) reroute(rules []rawRule) Reroute {
 var kernelRules = map[ip.Family][]Rule{
 	ip.IPv4: {
 		{Family: ip.IPv4, Table: TableLocal},
-		{Family: ip.IPv4, Priority: 32766, Table: TableMain},
+		{Family: ip.IPv4, Priority: PriorityMain, Table: TableMain},
 		{Family: ip.IPv4, Priority: 32767, Table: TableDefault},
 	},
 	ip.IPv6: {
 		{Family: ip.IPv6, Table: TableLocal},
-		{Family: ip.IPv6, Priority: 32766, Table: TableMain},
+		{Family: ip.IPv6, Priority: PriorityMain, Table: TableMain},
 	},
 }
 

@@ -24,6 +24,10 @@ const (
 	TableLocal   = unix.RT_TABLE_LOCAL // the last one
 )
 
+// PriorityMain is the priority of the kernel's own policy rule for the main table. The one for
+// the local table has priority 0.
+const PriorityMain = 32766
+
 // Action is what a Rule does with the packets that match it.
 type Action uint8
 

@@ -105,7 +105,7 @@ func newNode(t *testing.T, extra string) *trace.Node {
 		return routing.Route{Table: table, Dst: netip.MustParsePrefix(dst), Link: link, Local: local}
 	}
 	prefix := netip.MustParsePrefix("192.168.50.11/24")
-	out := route(254, "0.0.0.0/0", "eth0", false)
+	out := route(routing.TableMain, "0.0.0.0/0", "eth0", false)
 	out.Via = addr("192.168.50.1")
 	return &trace.Node{
 		Family: ip.IPv4,
@@ -113,10 +113,10 @@ func newNode(t *testing.T, extra string) *trace.Node {
 			{Name: "eth0", Type: "device", Addresses: []routing.Address{{Prefix: prefix, Global: true}}},
 			{Name: "cni0", Type: "bridge", Addresses: []routing.Address{{Prefix: netip.MustParsePrefix("10.244.1.1/24"), Global: true}}},
 		},
-		Rules: []routing.Rule{{Table: 255}, {Priority: 32766, Table: 254}},
+		Rules: []routing.Rule{{Table: routing.TableLocal}, {Priority: routing.PriorityMain, Table: routing.TableMain}},
 		Routes: []routing.Route{
-			route(255, "192.168.50.11/32", "eth0", true), route(255, "10.96.0.1/32", dummy, true), route(255, "203.0.113.1/32", "lo", true),
-			route(254, "192.168.50.0/24", "eth0", false), route(254, "10.244.1.0/24", "cni0", false), out,
+			route(routing.TableLocal, "192.168.50.11/32", "eth0", true), route(routing.TableLocal, "10.96.0.1/32", dummy, true), route(routing.TableLocal, "203.0.113.1/32", "lo", true),
+			route(routing.TableMain, "192.168.50.0/24", "eth0", false), route(routing.TableMain, "10.244.1.0/24", "cni0", false), out,
 		},
 		Ruleset: ruleset,
 		Sets: ipset.State{

@@ -56,10 +56,10 @@ func (k *Kernel) setNetwork(s *Scenario) {
 		}
 	}
 	for _, f := range ip.Families {
-		if !slices.ContainsFunc(inv.Rules, func(r routing.Rule) bool { return r.Family == f && r.Table == localTable }) {
-			inv.Rules = append(inv.Rules, routing.Rule{Family: f, Table: localTable})
+		if !slices.ContainsFunc(inv.Rules, func(r routing.Rule) bool { return r.Family == f && r.Table == routing.TableLocal }) {
+			inv.Rules = append(inv.Rules, routing.Rule{Family: f, Table: routing.TableLocal})
 		}
-		inv.Rules = append(inv.Rules, routing.Rule{Family: f, Priority: 32766, Table: mainTable})
+		inv.Rules = append(inv.Rules, routing.Rule{Family: f, Priority: routing.PriorityMain, Table: routing.TableMain})
 	}
 	slices.SortStableFunc(inv.Rules, func(a, b routing.Rule) int { return a.Priority - b.Priority })
 	k.routing.SetInventory(inv)
@@ -70,12 +70,6 @@ func (k *Kernel) setNetwork(s *Scenario) {
 		}
 	}
 }
-
-// The kernel's numbers of the tables that every node has.
-const (
-	mainTable  = 254
-	localTable = 255
-)
 
 // parameters returns the node's parameters before any proxy has run: strict reverse-path
 // checks and no forwarding of IPv4.
@@ -207,7 +201,7 @@ func (k *Kernel) routes(family ip.Family) ([]routing.Route, error) {
 	}
 	for a := range ours.Addresses {
 		if ip.Of(a) == family {
-			out = append(out, routing.Route{Family: family, Table: localTable, Dst: netip.PrefixFrom(a, a.BitLen()), Link: routing.DummyLink, Local: true, Src: a})
+			out = append(out, routing.Route{Family: family, Table: routing.TableLocal, Dst: netip.PrefixFrom(a, a.BitLen()), Link: routing.DummyLink, Local: true, Src: a})
 		}
 	}
 	for r := range ours.Routes {
@@ -231,9 +225,9 @@ func (s *Scenario) foreignRoutes(family ip.Family) []routing.Route {
 			if l.Loopback {
 				local = a.Prefix.Masked()
 			}
-			out = append(out, routing.Route{Family: family, Table: localTable, Dst: local, Link: l.Name, Local: true, Src: addr})
+			out = append(out, routing.Route{Family: family, Table: routing.TableLocal, Dst: local, Link: l.Name, Local: true, Src: addr})
 			if !l.Loopback && a.Prefix.Bits() < addr.BitLen() {
-				out = append(out, routing.Route{Family: family, Table: mainTable, Dst: a.Prefix.Masked(), Link: l.Name, Src: addr})
+				out = append(out, routing.Route{Family: family, Table: routing.TableMain, Dst: a.Prefix.Masked(), Link: l.Name, Src: addr})
 			}
 		}
 	}
@@ -280,16 +274,16 @@ func (s *Scenario) fabric(family ip.Family) func(netip.Addr) string {
 // bare returns the node without any proxy and without foreign marks.
 func (s *Scenario) bare(family ip.Family) *trace.Node {
 	n := &trace.Node{Family: family, Links: s.Node.Inventory.Links, Routes: s.foreignRoutes(family), Sysctls: parameters(s)}
-	n.Rules = append(n.Rules, routing.Rule{Family: family, Table: localTable})
+	n.Rules = append(n.Rules, routing.Rule{Family: family, Table: routing.TableLocal})
 	for _, r := range s.Node.Inventory.Rules {
 		if r.Family == family && r.Mask == 0 {
-			if r.Table == localTable {
+			if r.Table == routing.TableLocal {
 				n.Rules = n.Rules[1:] // it has moved
 			}
 			n.Rules = append(n.Rules, r)
 		}
 	}
-	n.Rules = append(n.Rules, routing.Rule{Family: family, Priority: 32766, Table: mainTable})
+	n.Rules = append(n.Rules, routing.Rule{Family: family, Priority: routing.PriorityMain, Table: routing.TableMain})
 	slices.SortStableFunc(n.Rules, func(a, b routing.Rule) int { return a.Priority - b.Priority })
 	return n
 }

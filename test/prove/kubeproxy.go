@@ -125,7 +125,7 @@ func (p *peer) vip(a netip.Addr, port *service.Port, endpoints []netip.AddrPort,
 		return
 	}
 	p.add("IPVS-IPS", ipset.Entry{Addr: a})
-	r := routing.Route{Family: p.family, Table: localTable, Dst: netip.PrefixFrom(a, a.BitLen()), Link: routing.DummyLink, Local: true, Src: a}
+	r := routing.Route{Family: p.family, Table: routing.TableLocal, Dst: netip.PrefixFrom(a, a.BitLen()), Link: routing.DummyLink, Local: true, Src: a}
 	if !slices.Contains(p.node.Routes, r) {
 		p.node.Routes = append(p.node.Routes, r)
 	}

@@ -10,6 +10,7 @@ import (
 
 	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
 	"github.com/kube-ipvs/kube-ipvs/pkg/plan"
+	"github.com/kube-ipvs/kube-ipvs/pkg/routing"
 	"github.com/kube-ipvs/kube-ipvs/pkg/service"
 	"github.com/kube-ipvs/kube-ipvs/pkg/trace"
 )
@@ -159,7 +160,7 @@ func (o *Oracle) primary() netip.Addr {
 		}
 	}
 	for _, r := range o.Node.Inventory.Defaults {
-		if r.Family != o.family || r.Table != mainTable {
+		if r.Family != o.family || r.Table != routing.TableMain {
 			continue
 		}
 		for _, l := range o.Node.Inventory.Links {
@@ -425,7 +426,7 @@ func (o *Oracle) claimsPorts(t target) bool {
 
 func (o *Oracle) mainUplink() string {
 	for _, r := range o.Node.Inventory.Defaults {
-		if r.Family == o.family && r.Table == mainTable {
+		if r.Family == o.family && r.Table == routing.TableMain {
 			return r.Link
 		}
 	}

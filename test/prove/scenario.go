@@ -86,12 +86,12 @@ func (s *Scenario) addPodRoutes() {
 		for _, p := range svc.Ports {
 			for _, e := range p.Endpoints {
 				a := e.Addr.Addr()
-				has := func(r routing.Route) bool { return r.Table == mainTable && r.Dst.Contains(a) }
+				has := func(r routing.Route) bool { return r.Table == routing.TableMain && r.Dst.Contains(a) }
 				if e.Node != s.Config.NodeName || slices.ContainsFunc(s.Routes, has) || s.carries(a) {
 					continue
 				}
 				s.Routes = append(s.Routes, routing.Route{
-					Family: ip.Of(a), Table: mainTable, Dst: netip.PrefixFrom(a, a.BitLen()), Link: fmt.Sprintf("veth%d", len(s.Routes)),
+					Family: ip.Of(a), Table: routing.TableMain, Dst: netip.PrefixFrom(a, a.BitLen()), Link: fmt.Sprintf("veth%d", len(s.Routes)),
 				})
 			}
 		}

@@ -23,9 +23,6 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/service"
 )
 
-// MainTable is the number of the main routing table.
-const MainTable = 254
-
 // Scenario is a configuration, a node and Services: a document of kind Scenario, with
 // the configuration and the node's network, followed by API objects.
 type Scenario struct {
@@ -250,7 +247,7 @@ func NewLink(index int, name string, addresses ...string) routing.Link {
 }
 
 func parseRoute(words []string) routing.Route {
-	r := routing.Route{Family: ip.IPv4, Table: MainTable}
+	r := routing.Route{Family: ip.IPv4, Table: routing.TableMain}
 	for key, value := range pairs(words) {
 		switch key {
 		case "dev":

@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
+	"github.com/kube-ipvs/kube-ipvs/pkg/kernel"
 )
 
 // Fake holds the ruleset of one family in memory. It accepts the input of
@@ -18,12 +19,9 @@ import (
 // the two programs is the same code as in IPTables. It may be used concurrently; set the
 // hooks before.
 type Fake struct {
-	// Refuse, if set, is called before each change and may return an error, which
-	// refuses the change's whole table.
-	Refuse func(Change) error
-	// FailObserve, if set, is called before each read of the ruleset, including those
-	// by Apply, which fails with its error.
-	FailObserve func() error
+	// Refuse refuses the change's whole table. FailObserve is called before each read of the
+	// ruleset, including those by Apply, which fails with its error.
+	kernel.Faults[Change, Op]
 	// Commit, if set, is called before each table of an input takes effect.
 	Commit func(Table)
 	// HasSet, if set, reports whether an IP set exists. Without it all exist.
@@ -70,10 +68,7 @@ func (f *Fake) Observe(own Owned) (State, error) { return f.engine.observe(fakeB
 func (f *Fake) Apply(changes []Change) []Failure {
 	refused := map[Table]error{}
 	for _, c := range changes {
-		if f.Refuse == nil {
-			break
-		}
-		if err := f.Refuse(c); err != nil {
+		if err := f.OnChange(c, c.Op); err != nil {
 			refused[c.Chain.Table] = fmt.Errorf("%s: %w", c, err)
 		}
 	}
@@ -123,10 +118,8 @@ func (b fakeBackend) save() (string, error) {
 	b.mu.Lock()
 	b.saves++
 	b.mu.Unlock()
-	if b.FailObserve != nil {
-		if err := b.FailObserve(); err != nil {
-			return "", err
-		}
+	if err := b.OnRead(); err != nil {
+		return "", err
 	}
 	text := b.Save()
 	for t := range b.Unlisted {

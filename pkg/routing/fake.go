@@ -10,16 +10,13 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
+	"github.com/kube-ipvs/kube-ipvs/pkg/kernel"
 )
 
 // Fake is the kernel's routing in memory. It rejects what the kernel rejects, but does not
 // check whether gateways are reachable. It is safe for concurrent use; set the hooks before.
 type Fake struct {
-	// Refuse, if set, is called before each change; its error is the kernel's answer.
-	Refuse func(Change) error
-	// FailObserve, if set, is called before each Observe, Inventory and Listeners; its
-	// error is what they return.
-	FailObserve func() error
+	kernel.Faults[Change, Op]
 
 	mu        sync.Mutex
 	dummyLink bool
@@ -116,10 +113,8 @@ func (f *Fake) SetInventory(inv Inventory) {
 
 // Listeners returns what SetListeners set.
 func (f *Fake) Listeners() ([]Listener, error) {
-	if f.FailObserve != nil {
-		if err := f.FailObserve(); err != nil {
-			return nil, err
-		}
+	if err := f.OnRead(); err != nil {
+		return nil, err
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -144,11 +139,7 @@ func (f *Fake) Misbind(a netip.Addr) {
 func (f *Fake) Apply(changes []Change) []Failure {
 	var failures []Failure
 	for _, c := range changes {
-		var err error
-		if f.Refuse != nil {
-			err = f.Refuse(c)
-		}
-		if err != nil {
+		if err := f.OnChange(c, c.Op); err != nil {
 			failures = append(failures, Failure{Change: c, Err: err})
 			continue
 		}
@@ -223,10 +214,7 @@ func (f *Fake) read() error {
 	f.mu.Lock()
 	f.observes++
 	f.mu.Unlock()
-	if f.FailObserve != nil {
-		return f.FailObserve()
-	}
-	return nil
+	return f.OnRead()
 }
 
 // fakeStack implements stack for the Fake. The Fake's lock is held.

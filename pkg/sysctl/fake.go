@@ -5,17 +5,14 @@ import (
 	"sync"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/kube-ipvs/kube-ipvs/pkg/kernel"
 )
 
 // Fake holds parameters in memory. It has only the keys it was created with. It may be
 // used concurrently; set the hooks before.
 type Fake struct {
-	// Refuse, if set, is called before each write and may return an error that refuses
-	// it.
-	Refuse func(Change) error
-	// FailObserve, if set, is called before each Observe and Exists, which return its
-	// error.
-	FailObserve func() error
+	kernel.Faults[Change, string]
 
 	mu       sync.Mutex
 	values   State
@@ -81,10 +78,7 @@ func (f *Fake) count() error {
 	f.mu.Lock()
 	f.observes++
 	f.mu.Unlock()
-	if f.FailObserve != nil {
-		return f.FailObserve()
-	}
-	return nil
+	return f.OnRead()
 }
 
 func (f *Fake) read(key string) (string, error) {
@@ -98,10 +92,8 @@ func (f *Fake) read(key string) (string, error) {
 }
 
 func (f *Fake) write(key, value string) error {
-	if f.Refuse != nil {
-		if err := f.Refuse(Change{Key: key, Value: value}); err != nil {
-			return err
-		}
+	if err := f.OnChange(Change{Key: key, Value: value}, key); err != nil {
+		return err
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()

@@ -16,6 +16,7 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
 	"github.com/kube-ipvs/kube-ipvs/pkg/ipvs"
 	"github.com/kube-ipvs/kube-ipvs/pkg/plan"
+	"github.com/kube-ipvs/kube-ipvs/test/scenario"
 )
 
 // parse runs a command line.
@@ -69,19 +70,10 @@ var compare = cmp.Options{
 
 // defaults is the result without any flag.
 func defaults() Config {
+	p := scenario.DefaultConfig() // that of the tests of the plan
+	p.NodeName, p.Families, p.LocalhostNodePorts = "node-a", ip.Families, true
 	return Config{
-		Plan: plan.Config{
-			NodeName:       "node-a",
-			Families:       []ip.Family{ip.IPv4, ip.IPv6},
-			Scheduler:      "rr",
-			MasqueradeMark: 0x4000,
-			SNAT:           plan.SNAT{Mode: plan.SNATAuto, Mark: 0x3060, Priority: 480},
-			LocalMark:      plan.LocalMark{Value: 0x9, Mask: 0x3fff},
-
-			LocalhostNodePorts: true,
-
-			VIPs: plan.VIPs{ClusterIPs: plan.ClaimAddress, LoadBalancers: plan.ClaimAuto, ExternalIPs: plan.ClaimAuto, Ping: true, Mark: 0x4, Table: 80080, Priority: 98},
-		},
+		Plan:          p,
 		SyncPeriod:    30 * time.Second,
 		MinSyncPeriod: time.Second,
 		Conntrack: Conntrack{

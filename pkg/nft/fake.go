@@ -4,15 +4,12 @@ import (
 	"sync"
 
 	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
+	"github.com/kube-ipvs/kube-ipvs/pkg/kernel"
 )
 
 // FakeLoopback holds the rules in memory. It may be used concurrently; set the hooks before.
 type FakeLoopback struct {
-	// Refuse, if set, is called before each change and may return an error that refuses
-	// it.
-	Refuse func(LoopbackChange) error
-	// FailObserve, if set, is called before each Observe, which returns its error.
-	FailObserve func() error
+	kernel.Faults[LoopbackChange, ip.Family]
 
 	mu    sync.Mutex
 	state Loopback
@@ -23,10 +20,8 @@ func NewFakeLoopback() *FakeLoopback { return &FakeLoopback{state: Loopback{}} }
 
 // Observe is like LoopbackRules.Observe.
 func (f *FakeLoopback) Observe() (Loopback, error) {
-	if f.FailObserve != nil {
-		if err := f.FailObserve(); err != nil {
-			return nil, err
-		}
+	if err := f.OnRead(); err != nil {
+		return nil, err
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -38,8 +33,8 @@ func (f *FakeLoopback) Apply(changes []LoopbackChange) []LoopbackFailure {
 	var failures []LoopbackFailure
 	for _, c := range changes {
 		err := c.check()
-		if err == nil && f.Refuse != nil {
-			err = f.Refuse(c)
+		if err == nil {
+			err = f.OnChange(c, c.Family)
 		}
 		if err != nil {
 			failures = append(failures, LoopbackFailure{Change: c, Err: err})
@@ -63,31 +58,32 @@ func (f *FakeLoopback) Spoil(family ip.Family) {
 
 // FakeKubeProxy holds tables in memory. It may be used concurrently; set the hooks before.
 type FakeKubeProxy struct {
-	// Refuse, if set, is called before each change and may return an error that refuses
-	// it.
-	Refuse func(KubeProxyChange) error
-	// FailObserve, if set, is called before each Observe, which returns its error.
-	FailObserve func() error
+	kernel.Faults[KubeProxyChange, ip.Family]
 
 	mu    sync.Mutex
 	state KubeProxy
 }
 
-// NewFakeKubeProxy returns a FakeKubeProxy with kube-proxy's tables in the families of a state.
-func NewFakeKubeProxy(state KubeProxy) *FakeKubeProxy {
+// NewFakeKubeProxy returns a FakeKubeProxy with kube-proxy's tables in some families.
+func NewFakeKubeProxy(families ...ip.Family) *FakeKubeProxy {
 	f := &FakeKubeProxy{state: KubeProxy{}}
-	for family, there := range state {
-		f.state[family] = there
-	}
+	f.Create(families...)
 	return f
+}
+
+// Create creates kube-proxy's tables, as kube-proxy would.
+func (f *FakeKubeProxy) Create(families ...ip.Family) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for _, family := range families {
+		f.state[family] = true
+	}
 }
 
 // Observe is like KubeProxyTables.Observe.
 func (f *FakeKubeProxy) Observe() (KubeProxy, error) {
-	if f.FailObserve != nil {
-		if err := f.FailObserve(); err != nil {
-			return nil, err
-		}
+	if err := f.OnRead(); err != nil {
+		return nil, err
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -104,11 +100,9 @@ func (f *FakeKubeProxy) Observe() (KubeProxy, error) {
 func (f *FakeKubeProxy) Apply(changes []KubeProxyChange) []KubeProxyFailure {
 	var failures []KubeProxyFailure
 	for _, c := range changes {
-		if f.Refuse != nil {
-			if err := f.Refuse(c); err != nil {
-				failures = append(failures, KubeProxyFailure{Change: c, Err: err})
-				continue
-			}
+		if err := f.OnChange(c, c.Family); err != nil {
+			failures = append(failures, KubeProxyFailure{Change: c, Err: err})
+			continue
 		}
 		f.mu.Lock()
 		delete(f.state, c.Family)

@@ -15,7 +15,7 @@ type tables interface {
 }
 
 var proxyTables = map[string]func(t *testing.T) tables{
-	"fake": func(*testing.T) tables { return NewFakeKubeProxy(KubeProxy{ip.IPv4: true, ip.IPv6: true}) },
+	"fake": func(*testing.T) tables { return NewFakeKubeProxy(ip.Families...) },
 }
 
 func TestKubeProxyTables(t *testing.T) {

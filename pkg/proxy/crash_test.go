@@ -17,7 +17,6 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
 	"github.com/kube-ipvs/kube-ipvs/pkg/ipvs"
 	"github.com/kube-ipvs/kube-ipvs/pkg/nat"
-	"github.com/kube-ipvs/kube-ipvs/pkg/nft"
 	"github.com/kube-ipvs/kube-ipvs/pkg/routing"
 	"github.com/kube-ipvs/kube-ipvs/test/reliability"
 )
@@ -165,10 +164,7 @@ var beginnings = []step{
 		m.routing.Do(routing.Change{Op: routing.AddLink})
 		m.routing.Misbind(netip.MustParseAddr("203.0.1.1"))
 	}},
-	{"kube-proxy's nftables mode", func(m *machine) {
-		*m.kubeProxy = *nft.NewFakeKubeProxy(nft.KubeProxy{ip.IPv4: true, ip.IPv6: true})
-		m.hook()
-	}},
+	{"kube-proxy's nftables mode", func(m *machine) { m.kubeProxy.Create(ip.Families...) }},
 }
 
 func (m *machine) restore(family ip.Family, input string) {

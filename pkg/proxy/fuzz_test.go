@@ -146,7 +146,6 @@ func programTogether(t *testing.T, others ...*bad) together {
 	w.routing.SetInventory(fuzzInventory())
 	o := w.options()
 	o.Config.VIPs.LoadBalancers, o.Config.VIPs.ExternalIPs = plan.ClaimPort, plan.ClaimPort
-	o.Config.VIPs.Mark, o.Config.VIPs.Table, o.Config.VIPs.Priority = 0x4, 80080, 99
 	p := New(o)
 	svc, slice := newGood()
 	p.inbox.SetService(svc)

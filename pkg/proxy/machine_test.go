@@ -30,6 +30,8 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/routing"
 	"github.com/kube-ipvs/kube-ipvs/pkg/source"
 	"github.com/kube-ipvs/kube-ipvs/pkg/sysctl"
+	"github.com/kube-ipvs/kube-ipvs/test/fakenode"
+	"github.com/kube-ipvs/kube-ipvs/test/scenario"
 )
 
 // machine is a node with the cluster's objects and a fake kernel that outlives the
@@ -55,68 +57,35 @@ type machine struct {
 
 	operation func(text string) error // called before each operation that changes the kernel
 	listing   func(of string) error   // called before each list that is read, one at a time
-	reading   sync.Mutex
-	errors    []string   // logged errors
-	logged    sync.Mutex // clients of an API server log concurrently
+	errors    []string                // logged errors
+	logged    sync.Mutex              // clients of an API server log concurrently
 }
 
 func newMachine(t testing.TB) *machine {
 	m := &machine{
-		t: t,
-		cfg: plan.Config{
-			NodeName: "node1", Families: ip.Families, Scheduler: "rr", MasqueradeMark: 0x4000, LocalhostNodePorts: true,
-			SNAT:      plan.SNAT{Mode: plan.SNATAuto, Mark: 0x3060, Priority: 480},
-			LocalMark: plan.LocalMark{Value: 0x9, Mask: 0x3fff},
-			VIPs:      plan.VIPs{ClusterIPs: plan.ClaimAddress, LoadBalancers: plan.ClaimPort, ExternalIPs: plan.ClaimRoute, Ping: true, Mark: 0x4, Table: 80080, Priority: 99},
-		},
+		t: t, cfg: scenario.DefaultConfig(),
 		services: map[string]*corev1.Service{}, slices: map[string]*discoveryv1.EndpointSlice{},
-		ipvs: ipvs.NewFake(), ipset: ipset.NewFake(), routing: routing.NewFake(), conntrack: conntrack.NewFake(), loopback: nft.NewFakeLoopback(),
-		nat:       map[ip.Family]*nat.Fake{ip.IPv4: nat.NewFake(ip.IPv4), ip.IPv6: nat.NewFake(ip.IPv6)},
-		kubeProxy: nft.NewFakeKubeProxy(nft.KubeProxy{}),
 	}
-	values := sysctl.State{"net/ipv4/conf/all/src_valid_mark": "0", "net/ipv4/vs/snat_reroute": "0"} // with an ENI
-	for key := range plan.ForNode(&m.cfg, &plan.Node{}).Sysctls {
-		values[key] = "0"
-	}
-	m.sysctl = sysctl.NewFake(values)
-	m.hook()
+	m.cfg.NodeName, m.cfg.Families, m.cfg.LocalhostNodePorts = "node1", ip.Families, true
+	m.cfg.VIPs.LoadBalancers, m.cfg.VIPs.ExternalIPs = plan.ClaimPort, plan.ClaimRoute
+	n := fakenode.New(fakenode.Parameters(&m.cfg, withENI))
+	n.OnChange = func(change string) error { return asked(m.operation, change) }
+	n.OnRead = func(part string) error { return asked(m.listing, part) }
+	m.ipvs, m.ipset, m.nat, m.routing, m.sysctl, m.conntrack, m.loopback, m.kubeProxy = n.IPVS, n.IPSet, n.NAT, n.Routing, n.Sysctl, n.Conntrack, n.Loopback, n.KubeProxy
 	m.network(false)
 	m.makeForeign()
 	return m
 }
 
-func (m *machine) hook() {
-	ask := func(text string) error {
-		if m.operation == nil {
-			return nil
-		}
-		return m.operation(text)
+// withENI are parameters that the plan sets on a node with an ENI.
+var withENI = sysctl.State{"net/ipv4/conf/all/src_valid_mark": "0", "net/ipv4/vs/snat_reroute": "0"}
+
+// asked calls a hook, if it is set.
+func asked(hook func(string) error, text string) error {
+	if hook == nil {
+		return nil
 	}
-	m.ipvs.Refuse = func(c ipvs.Change) error { return ask(c.String()) }
-	m.ipset.Refuse = func(c ipset.Change) error { return ask(c.String()) }
-	m.routing.Refuse = func(c routing.Change) error { return ask(c.String()) }
-	m.loopback.Refuse = func(c nft.LoopbackChange) error { return ask(c.String()) }
-	m.sysctl.Refuse = func(c sysctl.Change) error { return ask(c.String()) }
-	m.kubeProxy.Refuse = func(c nft.KubeProxyChange) error { return ask(c.String()) }
-	m.conntrack.Refuse = func(e conntrack.Entry) error { return ask("forget " + e.String()) }
-	read := func(of string) func() error {
-		return func() error {
-			m.reading.Lock()
-			defer m.reading.Unlock()
-			if m.listing == nil {
-				return nil
-			}
-			return m.listing(of)
-		}
-	}
-	m.ipvs.FailObserve, m.ipset.FailObserve = read("virtual servers"), read("sets")
-	m.routing.FailObserve, m.loopback.FailObserve = read("routing"), read("loopback rules")
-	m.sysctl.FailObserve, m.kubeProxy.FailObserve = read("parameters"), read("kube-proxy's tables")
-	m.conntrack.FailDump = read("connections")
-	for family, f := range m.nat {
-		f.Refuse = func(c nat.Change) error { return ask(c.String()) }
-		f.FailObserve = read(family.String() + " rules")
-	}
+	return hook(text)
 }
 
 // makeForeign adds foreign state to the kernel.

@@ -41,9 +41,7 @@ func (w *world) everyFeature() {
 	w.sleep(2 * time.Minute)
 }
 
-func claimPorts(o *Options) {
-	o.Config.VIPs.LoadBalancers, o.Config.VIPs.Mark, o.Config.VIPs.Table, o.Config.VIPs.Priority = plan.ClaimPort, 0x4, 80080, 98
-}
+func claimPorts(o *Options) { o.Config.VIPs.LoadBalancers = plan.ClaimPort }
 
 // partsInUse returns the extensions of the rules, as OmittedRule.Lacks names them, and the types of the
 // sets, of everyFeature.
@@ -62,7 +60,7 @@ func partsInUse(t *testing.T) (extensions []string, types map[ipset.Type]bool) {
 		for line := range strings.Lines(w.nat.Save()) {
 			for _, option := range []string{"-m", "-j"} {
 				for _, name := range nat.Arguments(nat.Rule(strings.TrimSpace(line)), option) {
-					known := slices.Contains([]string{"tcp", "udp", "RETURN", "ACCEPT", "DROP"}, name) || strings.Contains(name, "-")
+					known := slices.Contains([]string{"tcp", "udp", "icmp", "RETURN", "ACCEPT", "DROP"}, name) || strings.Contains(name, "-")
 					if part := option + " " + name; !known && !slices.Contains(extensions, part) {
 						extensions = append(extensions, part)
 					}

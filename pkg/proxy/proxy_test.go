@@ -23,23 +23,24 @@ import (
 	"k8s.io/klog/v2"
 	"k8s.io/utils/ptr"
 
-	"github.com/kube-ipvs/kube-ipvs/pkg/conntrack"
 	"github.com/kube-ipvs/kube-ipvs/pkg/event"
 	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
-	"github.com/kube-ipvs/kube-ipvs/pkg/ipset"
 	"github.com/kube-ipvs/kube-ipvs/pkg/ipvs"
 	"github.com/kube-ipvs/kube-ipvs/pkg/nat"
 	"github.com/kube-ipvs/kube-ipvs/pkg/plan"
 	"github.com/kube-ipvs/kube-ipvs/pkg/reconcile"
 	"github.com/kube-ipvs/kube-ipvs/pkg/routing"
 	"github.com/kube-ipvs/kube-ipvs/pkg/source"
-	"github.com/kube-ipvs/kube-ipvs/pkg/sysctl"
+	"github.com/kube-ipvs/kube-ipvs/test/fakenode"
+	"github.com/kube-ipvs/kube-ipvs/test/scenario"
 )
 
 // world is a proxy over fakes. Time is synctest's: it advances when all goroutines
 // wait, so a test that sleeps for a minute takes no time and is exact.
 type world struct {
 	t       testing.TB
+	cfg     plan.Config
+	node    *fakenode.Node
 	ipvs    *ipvs.Fake
 	routing *routing.Fake
 	nat     *nat.Fake // of IPv4
@@ -65,7 +66,7 @@ type world struct {
 	ordering sync.Mutex
 
 	mu     sync.Mutex
-	writes []string
+	writes []string // of IPVS and routing
 	lines  []string // lines logged at the default level
 	refuse func(string) error
 }
@@ -123,7 +124,17 @@ func (w *world) Set(n types.NamespacedName, c plan.HealthCheck) { w.checks[n] = 
 func (w *world) Delete(n types.NamespacedName)                  { delete(w.checks, n) }
 
 func newWorld(t testing.TB) *world {
-	return &world{t: t, ipvs: ipvs.NewFake(), routing: routing.NewFake(), nat: nat.NewFake(ip.IPv4), checks: map[types.NamespacedName]plan.HealthCheck{}}
+	w := &world{t: t, checks: map[types.NamespacedName]plan.HealthCheck{}, cfg: scenario.DefaultConfig()}
+	w.cfg.NodeName, w.cfg.Families = "node1", ip.Families
+	w.cfg.VIPs.LoadBalancers, w.cfg.VIPs.ExternalIPs = plan.ClaimAddress, plan.ClaimAddress
+	w.node = fakenode.New(fakenode.Parameters(&w.cfg, withENI))
+	w.ipvs, w.routing, w.nat = w.node.IPVS, w.node.Routing, w.node.NAT[ip.IPv4]
+	w.node.OnChange = w.asked
+	w.node.IPSet.Refuse, w.node.Sysctl.Refuse, w.node.Conntrack.Refuse = nil, nil, nil // see writes
+	for _, f := range w.node.NAT {
+		f.Refuse = nil
+	}
+	return w
 }
 
 // run starts a proxy in a bubble and calls the test once the source runs.
@@ -161,41 +172,32 @@ func (w *world) restarted(test func()) {
 }
 
 func (w *world) options() Options {
-	cfg := plan.Config{
-		NodeName: "node1", Families: ip.Families, Scheduler: "rr", MasqueradeMark: 0x4000,
-		SNAT:      plan.SNAT{Mode: plan.SNATAuto, Mark: 0x3060, Priority: 480},
-		LocalMark: plan.LocalMark{Value: 0x9, Mask: 0x3fff},
-		VIPs:      plan.VIPs{ClusterIPs: plan.ClaimAddress, LoadBalancers: plan.ClaimAddress, ExternalIPs: plan.ClaimAddress},
-	}
-	values := sysctl.State{"net/ipv4/conf/all/src_valid_mark": "0", "net/ipv4/vs/snat_reroute": "0"} // with an ENI
-	for key := range plan.ForNode(&cfg, &plan.Node{}).Sysctls {
-		values[key] = "0"
-	}
-	ask := func(c fmt.Stringer) error {
-		w.order()
-		w.mu.Lock()
-		defer w.mu.Unlock()
-		if w.refuse != nil {
-			if err := w.refuse(c.String()); err != nil {
-				return err
-			}
-		}
-		w.writes = append(w.writes, c.String())
-		return nil
-	}
-	w.ipvs.Refuse = func(c ipvs.Change) error { return ask(c) }
-	w.routing.Refuse = func(c routing.Change) error { return ask(c) }
+	n := w.node
 	return Options{
-		Config: cfg,
+		Config: w.cfg,
 		Kernel: reconcile.Kernel{
-			IPVS: w.ipvs, IPSet: ipset.NewFake(), Routing: w.routing, Sysctl: sysctl.NewFake(values), Conntrack: conntrack.NewFake(),
-			NAT: map[ip.Family]reconcile.NAT{ip.IPv4: w.nat, ip.IPv6: nat.NewFake(ip.IPv6)},
+			IPVS: n.IPVS, IPSet: n.IPSet, Routing: n.Routing, Sysctl: n.Sysctl, Conntrack: n.Conntrack,
+			NAT: map[ip.Family]reconcile.NAT{ip.IPv4: n.NAT[ip.IPv4], ip.IPv6: n.NAT[ip.IPv6]},
 		},
 		BridgeNetfilter: func(bool) plan.BridgeNetfilter { return plan.BridgeEnabled },
 		ProbeScheduler:  w.ipvs.Probe,
 		Network:         w.routing, Rules: w.nat, HealthChecks: w, Observer: w, Meter: w, Events: w,
 		SyncPeriod: 30 * time.Second, DrainPeriod: 5 * time.Second, DrainDeadline: 15 * time.Minute,
 	}
+}
+
+// asked records a write, unless refuse selects it.
+func (w *world) asked(change string) error {
+	w.order()
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.refuse != nil {
+		if err := w.refuse(change); err != nil {
+			return err
+		}
+	}
+	w.writes = append(w.writes, change)
+	return nil
 }
 
 // taken returns the writes since the last call.

@@ -24,6 +24,8 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/routing"
 	"github.com/kube-ipvs/kube-ipvs/pkg/service"
 	"github.com/kube-ipvs/kube-ipvs/pkg/sysctl"
+	"github.com/kube-ipvs/kube-ipvs/test/fakenode"
+	"github.com/kube-ipvs/kube-ipvs/test/scenario"
 )
 
 // world is a Reconciler over fakes, and a record of the order of its writes.
@@ -42,53 +44,31 @@ type world struct {
 	sysctl    *sysctl.Fake
 	conntrack *conntrack.Fake
 	loopback  *nft.FakeLoopback
-	refuse    func(change string) error // asked of every change of every kind
+	refuse    func(change string) error // asked of every change, except of flows
 	now       time.Time
 }
 
 func newWorld(t testing.TB) *world {
-	w := &world{
-		t: t,
-		cfg: plan.Config{
-			NodeName: "node1", Families: ip.Families, Scheduler: "rr", MasqueradeMark: 0x4000,
-			SNAT:      plan.SNAT{Mode: plan.SNATAuto, Mark: 0x3060, Priority: 480},
-			LocalMark: plan.LocalMark{Value: 0x9, Mask: 0x3fff},
-			VIPs:      plan.VIPs{ClusterIPs: plan.ClaimAddress, LoadBalancers: plan.ClaimPort, ExternalIPs: plan.ClaimPort, Ping: true, Mark: 0x4, Table: 80080, Priority: 99},
-		},
-		indexes: map[ipvs.Key]uint32{},
-		ipvs:    ipvs.NewFake(), ipset: ipset.NewFake(), routing: routing.NewFake(), conntrack: conntrack.NewFake(), loopback: nft.NewFakeLoopback(),
-		nat: map[ip.Family]*nat.Fake{ip.IPv4: nat.NewFake(ip.IPv4), ip.IPv6: nat.NewFake(ip.IPv6)},
-	}
-	part := plan.ForNode(&w.cfg, &plan.Node{})
-	values := sysctl.State{}
-	for key := range part.Sysctls {
-		values[key] = "0"
-	}
-	w.sysctl = sysctl.NewFake(values)
-	w.hook()
+	w := &world{t: t, cfg: scenario.DefaultConfig(), indexes: map[ipvs.Key]uint32{}}
+	w.cfg.NodeName, w.cfg.Families = "node1", ip.Families
+	w.cfg.VIPs.LoadBalancers, w.cfg.VIPs.ExternalIPs = plan.ClaimPort, plan.ClaimPort
+	n := fakenode.New(fakenode.Parameters(&w.cfg, nil))
+	n.OnChange = w.asked
+	w.ipvs, w.ipset, w.nat, w.routing, w.sysctl, w.conntrack, w.loopback = n.IPVS, n.IPSet, n.NAT, n.Routing, n.Sysctl, n.Conntrack, n.Loopback
+	w.conntrack.Refuse = nil
 	w.restart()
 	return w
 }
 
-// hook records every write, and refuses those that refuse selects.
-func (w *world) hook() {
-	ask := func(c fmt.Stringer) error {
-		if w.refuse != nil {
-			if err := w.refuse(c.String()); err != nil {
-				return err
-			}
+// asked records a write, unless refuse selects it.
+func (w *world) asked(change string) error {
+	if w.refuse != nil {
+		if err := w.refuse(change); err != nil {
+			return err
 		}
-		w.order = append(w.order, c.String())
-		return nil
 	}
-	w.ipvs.Refuse = func(c ipvs.Change) error { return ask(c) }
-	w.ipset.Refuse = func(c ipset.Change) error { return ask(c) }
-	w.routing.Refuse = func(c routing.Change) error { return ask(c) }
-	w.loopback.Refuse = func(c nft.LoopbackChange) error { return ask(c) }
-	w.sysctl.Refuse = func(c sysctl.Change) error { return ask(c) }
-	for _, f := range w.nat {
-		f.Refuse = func(c nat.Change) error { return ask(c) }
-	}
+	w.order = append(w.order, change)
+	return nil
 }
 
 // restart creates a new Reconciler on the same kernel, as a new process would.

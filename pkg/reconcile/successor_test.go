@@ -155,7 +155,7 @@ func TestCleanupBesideNFTablesMode(t *testing.T) {
 			w := newWorld(t)
 			w.start(clusterIP("a", "10.96.0.1", here))
 			c.then(w)
-			tables := nft.NewFakeKubeProxy(nft.KubeProxy{ip.IPv4: true, ip.IPv6: true})
+			tables := nft.NewFakeKubeProxy(ip.Families...)
 			w.restart()
 			w.reconciler.kernel.KubeProxy = tables
 			if _, err := w.reconciler.cleanup(); err != nil || w.reconciler.kubeProxyActive() != (c.left > 0) {

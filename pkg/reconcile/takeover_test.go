@@ -89,7 +89,7 @@ func TestTakeOverFromIPVSMode(t *testing.T) {
 
 func TestTakeOverFromNFTablesMode(t *testing.T) {
 	w := newWorld(t)
-	tables := nft.NewFakeKubeProxy(nft.KubeProxy{ip.IPv4: true, ip.IPv6: true})
+	tables := nft.NewFakeKubeProxy(ip.Families...)
 	tables.Refuse = func(c nft.KubeProxyChange) error {
 		if w.position("add address 10.96.0.1") < 0 {
 			t.Errorf("%s, before the Service is served", c)
@@ -117,7 +117,7 @@ func TestTakeOverFromNFTablesMode(t *testing.T) {
 // has nat chains. If ours were refused, kube-proxy's stay.
 func TestTakeOverFromNFTablesModeWaitsForRules(t *testing.T) {
 	w := newWorld(t)
-	tables := nft.NewFakeKubeProxy(nft.KubeProxy{ip.IPv4: true, ip.IPv6: true})
+	tables := nft.NewFakeKubeProxy(ip.Families...)
 	w.reconciler.kernel.KubeProxy = tables
 	w.refuse = func(change string) error {
 		if strings.HasPrefix(change, "write chain IPv4 nat/") {

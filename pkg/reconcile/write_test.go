@@ -42,7 +42,7 @@ func (r *readings) take() []string {
 func TestMetered(t *testing.T) {
 	w := newWorld(t)
 	var r readings
-	tables := nft.NewFakeKubeProxy(nil)
+	tables := nft.NewFakeKubeProxy()
 	tables.Refuse = func(nft.KubeProxyChange) error { return errors.New("no") }
 	k := Kernel{
 		IPVS: w.ipvs, IPSet: w.ipset, Routing: w.routing, Sysctl: w.sysctl, Conntrack: w.conntrack, Loopback: w.loopback,

@@ -18,29 +18,28 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/routing"
 	"github.com/kube-ipvs/kube-ipvs/pkg/sysctl"
 	"github.com/kube-ipvs/kube-ipvs/pkg/trace"
+	"github.com/kube-ipvs/kube-ipvs/test/fakenode"
 )
 
 // Kernel is a node's kernel in memory: the fakes that package reconcile writes to.
 type Kernel struct {
-	scenario *Scenario
-	ipvs     *ipvs.Fake
-	ipset    *ipset.Fake
-	nat      map[ip.Family]*nat.Fake
-	routing  *routing.Fake
-	sysctl   *sysctl.Fake
-	loopback *nft.FakeLoopback
-	writes   []string // all writes, in order
+	scenario  *Scenario
+	ipvs      *ipvs.Fake
+	ipset     *ipset.Fake
+	nat       map[ip.Family]*nat.Fake
+	routing   *routing.Fake
+	sysctl    *sysctl.Fake
+	conntrack *conntrack.Fake
+	loopback  *nft.FakeLoopback
+	writes    []string // all writes, in order
 	// written, if set, is called before each write takes effect.
 	written func()
 }
 
 // NewKernel returns a kernel that has only the scenario's network.
 func NewKernel(s *Scenario) *Kernel {
-	k := &Kernel{
-		scenario: s, ipvs: ipvs.NewFake(), ipset: ipset.NewFake(), routing: routing.NewFake(), loopback: nft.NewFakeLoopback(),
-		nat:    map[ip.Family]*nat.Fake{ip.IPv4: nat.NewFake(ip.IPv4), ip.IPv6: nat.NewFake(ip.IPv6)},
-		sysctl: sysctl.NewFake(parameters(s)),
-	}
+	n := fakenode.New(parameters(s))
+	k := &Kernel{scenario: s, ipvs: n.IPVS, ipset: n.IPSet, nat: n.NAT, routing: n.Routing, sysctl: n.Sysctl, conntrack: n.Conntrack, loopback: n.Loopback}
 	k.setNetwork(s)
 	return k
 }
@@ -158,7 +157,7 @@ func (f slowNAT) Apply(changes []nat.Change) []nat.Failure {
 func (k *Kernel) apply() reconcile.Kernel {
 	return reconcile.Kernel{
 		IPVS: slowIPVS{k.ipvs, k}, IPSet: slowIPSet{k.ipset, k}, Routing: slowRouting{k.routing, k}, Sysctl: slowSysctl{k.sysctl, k},
-		Conntrack: conntrack.NewFake(), Loopback: k.loopback,
+		Conntrack: k.conntrack, Loopback: k.loopback,
 		NAT: map[ip.Family]reconcile.NAT{ip.IPv4: slowNAT{k.nat[ip.IPv4], k}, ip.IPv6: slowNAT{k.nat[ip.IPv6], k}},
 	}
 }

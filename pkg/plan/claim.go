@@ -206,7 +206,7 @@ func (r *ruleset) claimedForward() []nat.Rule {
 	}
 	var rules []nat.Rule
 	if r.uses(LoadBalancerFW) {
-		rules = append(rules, rule("kubernetes load balancer source ranges", r.match(LoadBalancerFW, "dst,dst"), "KUBE-PROXY-FIREWALL"))
+		rules = append(rules, rule("kubernetes load balancer source ranges", r.notAllowed(), "KUBE-PROXY-FIREWALL"))
 	}
 	r.chain(nat.Filter, "KUBE-IPVS-UNCLAIMED", r.unclaimedRules()...)
 	return append(rules, rule("kubernetes unclaimed ports", r.match(PortVIPs, "dst"), "KUBE-IPVS-UNCLAIMED"))

@@ -300,12 +300,12 @@ func (r *ruleset) postrouting(n *Node) {
 // firewall enforces loadBalancerSourceRanges on every path to the VIP and for every
 // packet, so that a client that is no longer allowed loses its connections. IPVS
 // rewrites the destination of a node's own connections before they reach filter OUTPUT,
-// so their source ranges are checked in mangle:
+// so their source ranges are checked in mangle. The jumps match the ranges, so that packets of
+// allowed clients meet no chain:
 //
-//	-A INPUT -m set --match-set KUBE-LOAD-BALANCER-FW dst,dst -j KUBE-PROXY-FIREWALL
-//	mangle -A OUTPUT -m ipvs ! --ipvs -m set --match-set KUBE-LOAD-BALANCER-FW dst,dst -j KUBE-PROXY-FIREWALL
+//	-A INPUT -m set --match-set KUBE-LOAD-BALANCER-FW dst,dst -m set ! --match-set KUBE-LOAD-BALANCER-SOURCE-CIDR dst,dst,src -j KUBE-PROXY-FIREWALL
+//	mangle -A OUTPUT -m ipvs ! --ipvs -m set --match-set KUBE-LOAD-BALANCER-FW dst,dst -m set ! … dst,dst,src -j KUBE-PROXY-FIREWALL
 //	-A KUBE-PROXY-FIREWALL -j KUBE-SOURCE-RANGES-FIREWALL
-//	-A KUBE-SOURCE-RANGES-FIREWALL -m set --match-set KUBE-LOAD-BALANCER-SOURCE-CIDR dst,dst,src -j RETURN
 //	-A KUBE-SOURCE-RANGES-FIREWALL -m set --match-set KUBE-LOAD-BALANCER-SOURCE-IP dst,dst,src -j RETURN
 //	-A KUBE-SOURCE-RANGES-FIREWALL -j DROP
 //
@@ -315,16 +315,19 @@ func (r *ruleset) firewall() {
 		return
 	}
 	const comment = "kubernetes load balancer source ranges"
-	limited := r.match(LoadBalancerFW, "dst,dst")
-	r.jumpIf(nat.Filter, "INPUT", limited, "KUBE-PROXY-FIREWALL", comment)
-	r.jumpIf(nat.Mangle, "OUTPUT", "-m ipvs ! --ipvs "+limited, "KUBE-PROXY-FIREWALL", comment)
+	r.jumpIf(nat.Filter, "INPUT", r.notAllowed(), "KUBE-PROXY-FIREWALL", comment)
+	r.jumpIf(nat.Mangle, "OUTPUT", "-m ipvs ! --ipvs "+r.notAllowed(), "KUBE-PROXY-FIREWALL", comment)
 	for _, table := range []nat.Table{nat.Filter, nat.Mangle} {
 		r.chain(table, "KUBE-PROXY-FIREWALL", rule("load balancer source ranges", "", "KUBE-SOURCE-RANGES-FIREWALL"))
 		r.chain(table, "KUBE-SOURCE-RANGES-FIREWALL",
-			rule("allowed source", r.match(SourceCIDR, "dst,dst,src"), "RETURN"),
 			rule("allowed source: this node", r.match(SourceIP, "dst,dst,src"), "RETURN"),
 			nat.Rule("-j DROP"))
 	}
+}
+
+// notAllowed returns the match for packets from outside the source ranges of their destination.
+func (r *ruleset) notAllowed() string {
+	return r.match(LoadBalancerFW, "dst,dst") + " " + r.notMatch(SourceCIDR, "dst,dst,src")
 }
 
 // forward accepts service traffic under a FORWARD policy of DROP. Requests that IPVS
@@ -336,7 +339,7 @@ func (r *ruleset) firewall() {
 //
 //	-A FORWARD -j KUBE-FORWARD
 //	-A KUBE-FORWARD -m conntrack --ctstate RELATED,ESTABLISHED --ctdir REPLY -j ACCEPT
-//	-A KUBE-FORWARD -m set --match-set KUBE-LOAD-BALANCER-FW dst,dst -j KUBE-PROXY-FIREWALL     (firewall; only with claimed ports)
+//	-A KUBE-FORWARD -m set --match-set KUBE-LOAD-BALANCER-FW dst,dst -m set ! --match-set KUBE-LOAD-BALANCER-SOURCE-CIDR dst,dst,src -j KUBE-PROXY-FIREWALL     (firewall; only with claimed ports)
 //	-A KUBE-FORWARD -m set --match-set KUBE-IPVS-PORT-IPS dst -j KUBE-IPVS-UNCLAIMED     (unclaimedRules)
 //	-A KUBE-FORWARD -i eth0 -m conntrack --ctstate ESTABLISHED -j KUBE-IPVS-ABSENT     (absentAddress)
 //	-A KUBE-FORWARD -m conntrack --ctstate RELATED,ESTABLISHED --ctdir ORIGINAL -j ACCEPT

@@ -7,7 +7,8 @@ import (
 
 // Some rules cost every packet of the node, and few nodes need them. They are written on
 // demand. Until then, the plan has placeholder rules. They match only new connections, and
-// add an address of the first packet that needs the rules to a set. That packet is dropped.
+// add an address of the first packet that needs the rules to a set. That packet is dropped, or
+// treated as kube-proxy would treat it.
 // The process reads the size of the set twice a second (NodePlan.Demands). Once the set has a
 // member, it counts as in use, and the rules are written before the client sends the packet
 // again. The set keeps its members, so a restarted process writes the rules at once.
@@ -26,6 +27,7 @@ type Demand struct {
 var Demands = []Demand{
 	{DemandedVIPs, nat.Mangle, "KUBE-IPVS-FOREIGN"},
 	{DemandedLocalhost, nat.Raw, "KUBE-IPVS-LOCALHOST"},
+	{DemandedInternal, nat.Mangle, "KUBE-IPVS-INTERNAL"},
 }
 
 // Rules returns the chain of one family.
@@ -48,6 +50,9 @@ func demandsOf(cfg *Config, n *Node, facts *Facts, f ip.Family) []string {
 	}
 	if awaitsLocalhost(cfg, n, facts, f) {
 		out = append(out, DemandedLocalhost.In(f))
+	}
+	if n.awaitsInternal(f) {
+		out = append(out, DemandedInternal.In(f))
 	}
 	return out
 }

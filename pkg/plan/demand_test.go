@@ -73,15 +73,21 @@ func TestDemands(t *testing.T) {
 		"filter -A KUBE-IPVS-DEMAND -j SET --add-set KUBE-IPVS-DEMAND-IPS dst",
 		"filter -A KUBE-IPVS-FILTER -i lo -m conntrack --ctstate NEW --ctorigsrc 127.0.0.0/8 -m ipvs --ipvs -j DROP",
 		"filter -A KUBE-IPVS-NO-PORT ! -p icmp -m set --match-set KUBE-IPVS-SHARED-IPS dst -j KUBE-IPVS-DEMAND",
+		"mangle -A KUBE-IPVS-SENT -j MARK --set-xmark 0x0/0x4",
+		"mangle -A OUTPUT -m mark ! --mark 0x0/0x4 -m ipvs --ipvs -j KUBE-IPVS-SENT",
+		"nat -A KUBE-IPVS-DEMAND -i eth0 -j RETURN",
+		"nat -A KUBE-IPVS-DEMAND -m addrtype --src-type LOCAL -j SET --add-set KUBE-IPVS-DEMAND-INTERNAL dst",
+		"nat -A KUBE-IPVS-DEMAND -s 10.244.0.0/16 -j SET --add-set KUBE-IPVS-DEMAND-INTERNAL dst",
 		"nat -A KUBE-POSTROUTING -o lo ! -p icmp -m set --match-set KUBE-IPVS-SHARED-IPS dst -j MASQUERADE --random-fully",
 		"nat -A KUBE-SERVICES -i eth0 -m set --match-set KUBE-IPVS-SHARED-IPS src -j SET --add-set KUBE-IPVS-DEMAND-IPS src",
+		"nat -A KUBE-SERVICES -m set --match-set KUBE-IPVS-LOCAL dst,dst -j KUBE-IPVS-DEMAND",
 		"nat -A KUBE-SERVICES -s 127.0.0.0/8 -d 127.0.0.1/32 -m set --match-set KUBE-IPVS-NODE-PORT dst,dst -j SET --add-set KUBE-IPVS-DEMAND-LO dst",
 	}, textOf(before.NAT, after.NAT, ip.IPv4)); diff != "" {
 		t.Errorf("until they are demanded (-want +got):\n%s", diff)
 	}
 	for _, r := range textOf(after.NAT, before.NAT, ip.IPv4) {
 		chain := strings.Fields(r)[2]
-		if !slices.Contains([]string{"KUBE-IPVS-FOREIGN", "KUBE-IPVS-PROBED", "KUBE-IPVS-DEVICE", "KUBE-IPVS-LOCALHOST", "PREROUTING", "OUTPUT"}, chain) {
+		if !slices.Contains([]string{"KUBE-IPVS-FOREIGN", "KUBE-IPVS-PROBED", "KUBE-IPVS-DEVICE", "KUBE-IPVS-LOCALHOST", "KUBE-IPVS-INTERNAL", "KUBE-IPVS-SENT", "PREROUTING", "INPUT", "OUTPUT"}, chain) {
 			t.Errorf("only on demand: %s", r)
 		}
 	}
@@ -95,7 +101,10 @@ func TestDemands(t *testing.T) {
 	if before.Sysctls[mark] != "" || after.Sysctls[mark] != "1" {
 		t.Errorf("%s before and after: %q %q", mark, before.Sysctls[mark], after.Sysctls[mark])
 	}
-	if want := []string{"KUBE-IPVS-DEMAND-IPS", "KUBE-IPVS-DEMAND-LO", "KUBE-6-IPVS-DEMAND-IPS", "KUBE-6-IPVS-DEMAND-LO"}; !slices.Equal(before.Demands, want) || after.Demands != nil {
+	if want := []string{
+		"KUBE-IPVS-DEMAND-IPS", "KUBE-IPVS-DEMAND-LO", "KUBE-IPVS-DEMAND-INTERNAL",
+		"KUBE-6-IPVS-DEMAND-IPS", "KUBE-6-IPVS-DEMAND-LO", "KUBE-6-IPVS-DEMAND-INTERNAL",
+	}; !slices.Equal(before.Demands, want) || after.Demands != nil {
 		t.Errorf("demands before and after: %v %v, want %v", before.Demands, after.Demands, want)
 	}
 }

@@ -20,7 +20,7 @@ import (
 // port. That list holds the node-local endpoints, as under kube-proxy. Internal clients
 // are sent to a second virtual server, selected by a fwmark. IPVS compares the whole
 // mark, so a packet that carries another program's mark, or lost its fwmark, is treated
-// as kube-proxy would treat it. docs/concepts/eni.md shows the path of a packet.
+// as kube-proxy would treat it. docs/concepts/traffic-policies.md shows the path of a packet.
 
 // LocalMark describes the fwmarks of the second virtual servers: they have all bits of
 // Value and none outside Mask. The bits of Mask that are not in Value hold an index.
@@ -138,17 +138,70 @@ func (r *ruleset) external(n *Node) []string {
 	return out
 }
 
+// marksInternal reports whether internal clients of Local get its fwmarks.
+func (n *Node) marksInternal(f ip.Family) bool {
+	return n.Uses.Has(Local, f) && !n.postpones(DemandedInternal, f)
+}
+
+// awaitsInternal reports whether placeholder rules match packets of such clients; see Demands.
+func (n *Node) awaitsInternal(f ip.Family) bool {
+	return n.Uses.Has(Local, f) && n.holdsPlace(DemandedInternal, f)
+}
+
+// awaitInternal returns the placeholder rule for internalRules. The jumps and base chains of
+// these and of clearMarks cost each connection through IPVS 6,700 instructions, while clients
+// of Local are usually external. Until an internal client connects, it gets the node-local
+// endpoints, as under kube-proxy:
+//
+//	nat -A KUBE-SERVICES -m set --match-set KUBE-IPVS-LOCAL dst,dst -j KUBE-IPVS-DEMAND
+//	nat -A KUBE-IPVS-DEMAND -i eth0 -j RETURN     (each outer interface)
+//	nat -A KUBE-IPVS-DEMAND -m addrtype --src-type LOCAL -j SET --add-set KUBE-IPVS-DEMAND-INTERNAL dst
+//	nat -A KUBE-IPVS-DEMAND -s 10.244.0.0/16 -j SET --add-set KUBE-IPVS-DEMAND-INTERNAL dst
+func (r *ruleset) awaitInternal(n *Node) []nat.Rule {
+	if !n.awaitsInternal(r.family) {
+		return nil
+	}
+	var rules []nat.Rule
+	for _, link := range r.outerLinks {
+		rules = append(rules, rule("external clients", "-i "+link, "RETURN"))
+	}
+	for _, internal := range r.internal(n) {
+		rules = append(rules, rule("rules are written on demand", internal.match, r.addTo(DemandedInternal, "dst")))
+	}
+	r.chain(nat.NAT, "KUBE-IPVS-DEMAND", rules...)
+	return []nat.Rule{rule("external traffic policy", r.match(Local, "dst,dst"), "KUBE-IPVS-DEMAND")}
+}
+
+// clients is a match for some internal clients.
+type clients struct{ match, comment string }
+
+// internal returns matches for internal clients whose packets did not enter through an outer
+// interface. If pods are not known, all clients behind interfaces other than outer ones are
+// internal. If neither is known, only the node is internal.
+func (r *ruleset) internal(n *Node) []clients {
+	fromPod, ok := r.fromPod(n)
+	if !ok && len(r.outerLinks) > 0 {
+		return []clients{{"", "all others get all endpoints"}}
+	}
+	out := []clients{{"-m addrtype --src-type LOCAL", "the node gets all endpoints"}}
+	if ok {
+		out = append(out, clients{fromPod(""), "pods get all endpoints"})
+	}
+	return out
+}
+
 // internalRules sets the fwmark of internal clients' packets: in mangle INPUT for pods,
 // in mangle OUTPUT for the node. Both come after every routing decision, so no policy
 // rule sees the mark. A packet with another program's bits keeps its mark:
 //
+//	-A INPUT -m conntrack ! --ctstate RELATED,ESTABLISHED -m set --match-set KUBE-IPVS-LOCAL dst,dst -j KUBE-IPVS-INTERNAL
+//	-A OUTPUT -m ipvs ! --ipvs -m conntrack ! --ctstate RELATED,ESTABLISHED -m set --match-set KUBE-IPVS-LOCAL dst,dst -j KUBE-IPVS-INTERNAL
 //	-A KUBE-IPVS-INTERNAL -i eth0 -j RETURN     (each outer interface)
 //	-A KUBE-IPVS-INTERNAL -m mark ! --mark 0x0/0xffff8f9b -j RETURN
 //	-A KUBE-IPVS-INTERNAL -m addrtype --src-type LOCAL -j SET --map-set KUBE-IPVS-LOCAL dst,dst --map-mark
 //	-A KUBE-IPVS-INTERNAL -s 10.244.0.0/16 -j SET --map-set KUBE-IPVS-LOCAL dst,dst --map-mark
 //
-// If pods are not known, all clients behind interfaces other than outer ones are internal, and
-// one rule has no condition. If neither is known, only the node is internal.
+// See internal for nodes on which pods are not known.
 func (r *ruleset) internalRules(n *Node) []nat.Rule {
 	var rules []nat.Rule
 	for _, link := range r.outerLinks {
@@ -157,14 +210,8 @@ func (r *ruleset) internalRules(n *Node) []nat.Rule {
 	own := r.cfg.MasqueradeMark | r.cfg.SNAT.Mark | r.cfg.VIPs.Mark
 	toMark := "SET --map-set " + Local.In(r.family) + " dst,dst --map-mark"
 	rules = append(rules, rule("marked by another program", fmt.Sprintf("-m mark ! --mark 0x0/%#x", ^own), "RETURN"))
-	fromPod, ok := r.fromPod(n)
-	if !ok && len(r.outerLinks) > 0 {
-		rules = append(rules, rule("all others get all endpoints", "", toMark))
-	} else {
-		rules = append(rules, rule("the node gets all endpoints", "-m addrtype --src-type LOCAL", toMark))
-	}
-	if ok {
-		rules = append(rules, rule("pods get all endpoints", fromPod(""), toMark))
+	for _, internal := range r.internal(n) {
+		rules = append(rules, rule(internal.comment, internal.match, toMark))
 	}
 	return rules
 }
@@ -181,7 +228,7 @@ func (r *ruleset) internalRules(n *Node) []nat.Rule {
 //	nat    -A KUBE-IPVS-INSIDE -m addrtype --src-type LOCAL -j KUBE-MARK-MASQ
 //	nat    -A KUBE-IPVS-INSIDE -m set --match-set KUBE-IPVS-NODE-PORT dst,dst -j KUBE-MARK-MASQ
 func (r *ruleset) externalLocal(n *Node) {
-	if r.uses(Local) {
+	if n.marksInternal(r.family) {
 		const comment = "kubernetes external traffic policy"
 		match := notEstablished + " " + r.match(Local, "dst,dst")
 		r.jumpIf(nat.Mangle, "INPUT", match, "KUBE-IPVS-INTERNAL", comment)
@@ -189,7 +236,7 @@ func (r *ruleset) externalLocal(n *Node) {
 			// These packets must keep the mark that makes the VIP local.
 			match += " " + r.notMatch(PortVIPs, "dst")
 		}
-		r.jumpIf(nat.Mangle, "OUTPUT", match, "KUBE-IPVS-INTERNAL", comment)
+		r.jumpIf(nat.Mangle, "OUTPUT", "-m ipvs ! --ipvs "+match, "KUBE-IPVS-INTERNAL", comment)
 		r.chain(nat.Mangle, "KUBE-IPVS-INTERNAL", r.internalRules(n)...)
 	}
 	if !r.uses(NoLocalEndpoint) {
@@ -221,9 +268,9 @@ func (r *ruleset) externalLocal(n *Node) {
 //	-A KUBE-IPVS-SENT -m addrtype --src-type LOCAL -j MARK --set-xmark 0x4000/0x4000
 //	-A KUBE-IPVS-SENT -j MARK --set-xmark 0x0/0x3fff
 //	-A KUBE-IPVS-SENT -m connmark --mark 0x20/0x3060 -j MARK --set-xmark 0x20/0x3060     (with reply routing)
-func (r *ruleset) clearMarks() {
+func (r *ruleset) clearMarks(n *Node) {
 	local, claim := uint32(0), uint32(0)
-	if r.uses(Local) && r.cfg.LocalMark.Value != 0 {
+	if n.marksInternal(r.family) && r.cfg.LocalMark.Value != 0 {
 		local = r.cfg.LocalMark.Value
 	}
 	if r.usesPortClaims() {

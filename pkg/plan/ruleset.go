@@ -42,7 +42,7 @@ func addRuleset(state *nat.State, cfg *Config, n *Node, facts *Facts, family ip.
 	r.sharedVIPs(n)
 	r.replyRouting()
 	r.externalLocal(n)
-	r.clearMarks()
+	r.clearMarks(n)
 	r.virtualAddresses(n)
 	r.forward()
 	r.accept()
@@ -114,6 +114,7 @@ func rule(comment, match, target string) nat.Rule {
 //	-A KUBE-SERVICES -i eth1 -j KUBE-IPVS-UPLINK     (reply routing; see enterRules)
 //	-A KUBE-SERVICES -m set --match-set KUBE-CLUSTER-IP dst,dst -j KUBE-IPVS-CLUSTER
 //	-A KUBE-SERVICES -i eth0 -p icmp -m icmp --icmp-type 8 -m set --match-set KUBE-IPVS-PORT-IPS dst -j REDIRECT
+//	-A KUBE-SERVICES -m set --match-set KUBE-IPVS-LOCAL dst,dst -j KUBE-IPVS-DEMAND     (until demanded; see awaitInternal)
 //	-A KUBE-SERVICES -m set --match-set KUBE-IPVS-NO-LOCAL dst,dst -j KUBE-IPVS-INSIDE
 //	-A KUBE-SERVICES -m set --match-set KUBE-LOAD-BALANCER dst,dst -j KUBE-LOAD-BALANCER
 //	-A KUBE-SERVICES -m set --match-set KUBE-EXTERNAL-IP dst,dst -j KUBE-MARK-MASQ
@@ -140,6 +141,7 @@ func (r *ruleset) services(n *Node) {
 		r.clusterIPs(n)
 	}
 	rules = append(rules, r.pingRules()...)
+	rules = append(rules, r.awaitInternal(n)...)
 	for _, to := range []struct {
 		set             SetName
 		comment, target string

@@ -30,18 +30,19 @@ const (
 	NodePortSCTP       SetName = "KUBE-NODE-PORT-SCTP-HASH"
 	NodePortLocalSCTP  SetName = "KUBE-NODE-PORT-LOCAL-SCTP-HASH"
 	HealthCheckPort    SetName = "KUBE-HEALTH-CHECK-NODE-PORT"
-	VIPAddresses       SetName = "KUBE-IPVS-IPS"        // VIPs that are local as a whole, by an address or a route
-	PortVIPs           SetName = "KUBE-IPVS-PORT-IPS"   // VIPs claimed by port
-	Refused            SetName = "KUBE-IPVS-REFUSED"    // ports of PortVIPs without an endpoint
-	NodePorts          SetName = "KUBE-IPVS-NODE-PORT"  // every node address and node port that is served
-	SharedVIPs         SetName = "KUBE-IPVS-SHARED-IPS" // local VIPs whose other ports leave the node
-	NoLocalEndpoint    SetName = "KUBE-IPVS-NO-LOCAL"   // externalTrafficPolicy Local, no endpoint on this node
-	Local              SetName = "KUBE-IPVS-LOCAL"      // externalTrafficPolicy Local, with the fwmark for internal clients
-	ReplyRoutedSources SetName = "KUBE-IPVS-REPLY-SRC"  // sources whose masqueraded flows take reply routing
-	DivertedSources    SetName = "KUBE-IPVS-DIVERTED"   // sources that policy rules of other programs route by another table than main
-	BranchSources      SetName = "KUBE-IPVS-BRANCH"     // pods routed by input interface
-	DemandedLocalhost  SetName = "KUBE-IPVS-DEMAND-LO"  // loopback addresses to whose node ports a client sent a packet; see Demands
-	DemandedVIPs       SetName = "KUBE-IPVS-DEMAND-IPS" // shared VIPs to or from which a packet needed rules on demand; see Demands
+	VIPAddresses       SetName = "KUBE-IPVS-IPS"             // VIPs that are local as a whole, by an address or a route
+	PortVIPs           SetName = "KUBE-IPVS-PORT-IPS"        // VIPs claimed by port
+	Refused            SetName = "KUBE-IPVS-REFUSED"         // ports of PortVIPs without an endpoint
+	NodePorts          SetName = "KUBE-IPVS-NODE-PORT"       // every node address and node port that is served
+	SharedVIPs         SetName = "KUBE-IPVS-SHARED-IPS"      // local VIPs whose other ports leave the node
+	NoLocalEndpoint    SetName = "KUBE-IPVS-NO-LOCAL"        // externalTrafficPolicy Local, no endpoint on this node
+	Local              SetName = "KUBE-IPVS-LOCAL"           // externalTrafficPolicy Local, with the fwmark for internal clients
+	ReplyRoutedSources SetName = "KUBE-IPVS-REPLY-SRC"       // sources whose masqueraded flows take reply routing
+	DivertedSources    SetName = "KUBE-IPVS-DIVERTED"        // sources that policy rules of other programs route by another table than main
+	BranchSources      SetName = "KUBE-IPVS-BRANCH"          // pods routed by input interface
+	DemandedLocalhost  SetName = "KUBE-IPVS-DEMAND-LO"       // loopback addresses to whose node ports a client sent a packet; see Demands
+	DemandedInternal   SetName = "KUBE-IPVS-DEMAND-INTERNAL" // addresses of Local to which an internal client sent a packet; see Demands
+	DemandedVIPs       SetName = "KUBE-IPVS-DEMAND-IPS"      // shared VIPs to or from which a packet needed rules on demand; see Demands
 
 	// Draining records the fwmark virtual servers that accept no new connections, each
 	// as VIP, port and the fwmark in the form of an address. No rule matches it, and no
@@ -81,6 +82,7 @@ var setTypes = []struct {
 	{BranchSources, ipset.HashNet},
 	{DemandedVIPs, ipset.HashIP},
 	{DemandedLocalhost, ipset.HashIP},
+	{DemandedInternal, ipset.HashIP},
 	{Draining, ipset.HashIPPortIP},
 }
 

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+	discoveryv1 "k8s.io/api/discovery/v1"
 
 	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
 	"github.com/kube-ipvs/kube-ipvs/pkg/ipset"
@@ -20,6 +21,9 @@ import (
 // onDemand returns a machine whose Services need all rules on demand.
 func onDemand(t *testing.T) *machine {
 	m := two(t)
+	svc, slice := exposed("six", 3, nil, at("fd00:10:244::3", "fd00:10:244:1::3")...)
+	slice.AddressType = discoveryv1.AddressTypeIPv6
+	m.set(svc, slice)
 	m.cfg.VIPs.LoadBalancers = plan.ClaimAuto
 	m.running = true
 	m.sysctl.Set("net/ipv4/conf/eth0/src_valid_mark", "0")

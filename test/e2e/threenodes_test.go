@@ -239,6 +239,7 @@ func testExternalLocal(t *testing.T, c *cluster) {
 	node1, node3 := c.Nodes[0], c.Nodes[2]
 	outside, pod1, pod3 := c.Client, c.caller1.Namespace, c.caller3.Namespace
 	clientIPs := []string{"198.51.100.9", "fd00:51::9"}
+	c.demandInternal(t, 4)
 	var nobody sync.WaitGroup
 	for _, test := range []struct {
 		name       string
@@ -289,6 +290,29 @@ func testExternalLocal(t *testing.T, c *cluster) {
 	}
 }
 
+// demandInternal lets a pod connect to a LoadBalancer IP under externalTrafficPolicy Local, and
+// waits until its node has written the rules that this demands. Until then an endpoint on the
+// node answers.
+func (c *cluster) demandInternal(t *testing.T, n int) {
+	t.Helper()
+	for family, ip := range balancerIPs(n) {
+		save := []string{"iptables-save", "ip6tables-save"}[family]
+		written := func() error {
+			if !strings.Contains(c.Nodes[0].Exec(save, "-t", "mangle"), "-j KUBE-IPVS-INTERNAL") {
+				return fmt.Errorf("no rules for internal clients")
+			}
+			return nil
+		}
+		if written() == nil {
+			continue
+		}
+		if answer := c.caller1.Dial(lab.TCP, at(ip, 80)); answer.Server != "web1" {
+			t.Errorf("the first connection of a pod to %s: %s, want web1", ip, answer)
+		}
+		lab.Eventually(t, syncLimit, "rules for internal clients are written on demand", written)
+	}
+}
+
 // testExternalLocalAffinity checks that each client reaches one endpoint on its own port:
 // an external one on the ingress node, an internal one anywhere.
 func testExternalLocalAffinity(t *testing.T, c *cluster) {
@@ -296,6 +320,7 @@ func testExternalLocalAffinity(t *testing.T, c *cluster) {
 	svc.Spec.ExternalTrafficPolicy = corev1.ServiceExternalTrafficPolicyLocal
 	svc.Spec.SessionAffinity = corev1.ServiceAffinityClientIP
 	c.serve(t, svc, dualStackSlices(svc, webPort, ready(c.web1), ready(c.web2)), 2, 2, 2)
+	c.demandInternal(t, 13)
 	for family, ip := range balancerIPs(13) {
 		for _, protocol := range lab.Protocols {
 			checkSources(t, "outside", c.Client, protocol, at(ip, 80), map[string]string{"web1": []string{"198.51.100.9", "fd00:51::9"}[family]})

@@ -272,7 +272,7 @@ instructions_lab = $(LAB_PROGRAM) -icount -apiserver -limit 10h -out $(INSTRUCTI
 	-env INSTRUCTIONS_WORLDS='$(WORLDS)' -env INSTRUCTIONS_SUBJECTS='$(SUBJECTS)' -env INSTRUCTIONS_PATHS='$(PATHS)' \
 	-env INSTRUCTIONS_WORKLOADS='$(WORKLOADS)' -env INSTRUCTIONS_ABLATION='$(ABLATION)' -env INSTRUCTIONS_VARIANTS='$(VARIANTS)' $(LABFLAGS) $(1) -- hack/bench
 
-.PHONY: bench-instructions bench-instructions-floors bench-instructions-quick instructions-parts
+.PHONY: bench-instructions bench-instructions-floors bench-instructions-untracked bench-instructions-quick instructions-parts
 bench-instructions: instructions-parts ## count the instructions that a Service adds to an exchange, and write docs/performance; WORLDS=, SUBJECTS=, PATHS=, WORKLOADS='a;b' select, ABLATION=jumps|rules, VARIANTS=1, INSTRUCTIONS_SIZES='10 1000'
 	$(call phase,counting instructions in the lab)
 	@$(call instructions_lab) -test.run '^TestInstructions$$'
@@ -287,6 +287,19 @@ bench-instructions-floors: instructions-parts ## count the same for kube-ipvs an
 	$(call phase,counting instructions in the lab)
 	@$(call instructions_lab,-env INSTRUCTIONS_FIGURES=test/bench/instructions/floors.json) -test.run '^TestInstructions$$'
 	@cp $(INSTRUCTIONS_OUT)/figures.json test/bench/instructions/floors.json
+	@$(GO) test ./test/bench -run '^TestPage$$' -update
+	$(call phase,see docs/performance/dataplane.md)
+
+# The traffic is TCP over IPv4.
+bench-instructions-untracked: VARIANTS := untracked
+bench-instructions-untracked: WORLDS := default
+bench-instructions-untracked: SUBJECTS := direct;floor;kube-ipvs
+bench-instructions-untracked: PATHS := ClusterIP;NodePort
+bench-instructions-untracked: WORKLOADS := tcp-connection;tcp-round-trip
+bench-instructions-untracked: instructions-parts ## count the same while traffic of pods is not tracked, and write the table in docs/performance
+	$(call phase,counting instructions in the lab)
+	@$(call instructions_lab,-env INSTRUCTIONS_FIGURES=test/bench/instructions/untracked.json) -test.run '^TestInstructions$$'
+	@cp $(INSTRUCTIONS_OUT)/figures.json test/bench/instructions/untracked.json
 	@$(GO) test ./test/bench -run '^TestPage$$' -update
 	$(call phase,see docs/performance/dataplane.md)
 

@@ -12,13 +12,17 @@ import (
 var dataplaneTemplate string
 
 // Page returns docs/performance/dataplane.md: the template with tables of the figures.
-// floors are those of a run that compares kube-ipvs with the floor only.
-func (f *Figures) Page(floors *Figures) (string, error) {
+// floors are those of a run that compares kube-ipvs with the floor only, and untracked those
+// of one in which traffic of pods is not tracked.
+func (f *Figures) Page(floors, untracked *Figures) (string, error) {
 	functions := template.FuncMap{
 		"facts": f.facts,
 		// inFloors is a table of kube-ipvs on all paths of the other run.
 		"inFloors":    floors.InFloors,
 		"floorsFacts": floors.facts,
+		// untracked is a table of all figures of the third run.
+		"untracked":      func() string { return untracked.Table(func(Figure) bool { return true }) },
+		"untrackedFacts": untracked.facts,
 		// path is a table of all subjects on a path of a world.
 		"path": func(world, path string, services int) string {
 			return f.tableOrNone(f.Table, func(x Figure) bool {

@@ -22,7 +22,11 @@ func TestPage(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	page, err := figures.Page(floors)
+	untracked, err := LoadFigures("instructions/untracked.json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	page, err := figures.Page(floors, untracked)
 	if err != nil {
 		t.Fatal(err)
 	}

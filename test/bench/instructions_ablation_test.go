@@ -107,7 +107,9 @@ type change struct {
 	check    func(*counting)
 }
 
-var changes = []change{
+var changes = slices.Concat(untrackedChanges, parameterChanges)
+
+var parameterChanges = []change{
 	{name: "net.ipv4.vs.snat_reroute=0", subjects: []string{floorName, KubeIPVS},
 		do: []string{"echo 0 >/proc/sys/net/ipv4/vs/snat_reroute"}, undo: []string{"echo 1 >/proc/sys/net/ipv4/vs/snat_reroute"}},
 	{name: "net.ipv4.vs.run_estimation=0", subjects: []string{floorName, KubeIPVS},
@@ -121,17 +123,6 @@ var changes = []change{
 	ruleInInput("-m set ! --match-set ablation dst", "a set match in filter INPUT"),
 	ruleInInput("-m mark --mark 0x8000/0x8000", "a mark match in filter INPUT"),
 	ruleInInput("-m conntrack ! --ctstate RELATED,ESTABLISHED", "a conntrack match in filter INPUT"),
-	// Replies come from the pods' range. Prefixes, because a set match costs more.
-	{name: "untracked: two NOTRACK rules in raw PREROUTING", subjects: []string{floorName, KubeIPVS},
-		do: []string{
-			"iptables -w -t raw -A PREROUTING -s 10.255.0.0/24 -d 10.96.0.0/16 -j CT --notrack",
-			"iptables -w -t raw -A PREROUTING -s 10.255.0.0/24 -d 10.255.0.0/24 -j CT --notrack",
-		},
-		undo: []string{
-			"iptables -w -t raw -D PREROUTING -s 10.255.0.0/24 -d 10.96.0.0/16 -j CT --notrack",
-			"iptables -w -t raw -D PREROUTING -s 10.255.0.0/24 -d 10.255.0.0/24 -j CT --notrack",
-		},
-		check: (*counting).hairpin},
 	// This is last because a network namespace that once had a policy rule looks up
 	// routes by rules from then on (fib_has_custom_rules in net/ipv4/fib_rules.c).
 	{name: "a policy rule by mark", subjects: []string{Direct, floorName},
@@ -169,7 +160,7 @@ func ruleInInput(match, name string) change {
 func (c *counting) variants() {
 	c.measure("", c.paths())
 	for _, change := range changes {
-		if !slices.Contains(change.subjects, c.subject.name) {
+		if !slices.Contains(change.subjects, c.subject.name) || !chosenChange(change.name) {
 			continue
 		}
 		for _, command := range change.do {
@@ -183,6 +174,13 @@ func (c *counting) variants() {
 			c.node.Exec("sh", "-c", command)
 		}
 	}
+}
+
+// chosenChange reports whether INSTRUCTIONS_VARIANTS, "1" or the beginning of names, selects a
+// change.
+func chosenChange(name string) bool {
+	which := os.Getenv("INSTRUCTIONS_VARIANTS")
+	return which == "1" || strings.HasPrefix(name, which)
 }
 
 // hairpin reports whether the endpoint reaches itself by the cluster IP.

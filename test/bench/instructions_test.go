@@ -28,7 +28,8 @@ import (
 //	                      in those worlds instead of the default one
 //	INSTRUCTIONS_FIGURES  the file in the checkout, instead of figures.json
 //	INSTRUCTIONS_SHOW     not empty: prints what each subject has programmed
-//	INSTRUCTIONS_VARIANTS not empty: measures subjects again with other kernel parameters
+//	INSTRUCTIONS_VARIANTS "1", or the beginning of names: measures subjects again with other
+//	                      kernel parameters and rules
 func TestInstructions(t *testing.T) {
 	figures, err := LoadFigures(filepath.Join(os.Getenv("LAB_SRC"), cmp.Or(os.Getenv("INSTRUCTIONS_FIGURES"), figuresFile)))
 	must(t, err)

@@ -262,3 +262,34 @@ func TestHealthCheckAddresses(t *testing.T) {
 		}
 	}
 }
+
+// TestSourceRangesForAll: a list that excludes no client of one family excludes none of the other.
+func TestSourceRangesForAll(t *testing.T) {
+	for ranges, want := range map[string][]string{
+		"0.0.0.0/0":            nil,
+		"::/0":                 nil,
+		"0.0.0.0/0 ::/0":       nil,
+		"10.0.0.0/8":           {"KUBE-6-LOAD-BALANCER-FW", "KUBE-LOAD-BALANCER-FW"},
+		"0.0.0.0/0 fd00::/8":   {"KUBE-6-LOAD-BALANCER-FW"},
+		"0.0.0.0/0 10.0.0.0/8": nil,
+	} {
+		cfg := defaultConfig()
+		cfg.Families = ip.Families
+		s := service.Service{
+			LoadBalancers: []netip.Addr{netip.MustParseAddr("203.0.113.5"), netip.MustParseAddr("2001:db8::5")},
+			Ports:         []service.Port{{Protocol: ip.TCP, Port: 80}},
+		}
+		for _, r := range strings.Fields(ranges) {
+			s.SourceRanges = append(s.SourceRanges, netip.MustParsePrefix(r))
+		}
+		var restricted []string
+		for _, m := range plan.ForService(&cfg, &plan.Facts{NodeName: "node-1"}, &s).Members {
+			if strings.HasSuffix(m.Set, "LOAD-BALANCER-FW") {
+				restricted = append(restricted, m.Set)
+			}
+		}
+		if !slices.Equal(restricted, want) {
+			t.Errorf("%s: restricted by %q, want %q", ranges, restricted, want)
+		}
+	}
+}

@@ -346,11 +346,16 @@ func nodePortSets(p ip.Protocol) (all, local SetName) {
 }
 
 // addSourceRanges restricts a load balancer VIP. A range that contains every address
-// lifts the restriction. If a range contains the node's address, the node is allowed,
+// lifts the restriction of its family, and that of the other one if that has no range:
+// 0.0.0.0/0 alone is written for "any client". If a range contains the node's address, the node is allowed,
 // with any source that its packets carry.
 func (b *serviceBuilder) addSourceRanges(family ip.Family, key ipvs.Key) {
 	ranges := filter(b.service.SourceRanges, func(p netip.Prefix) bool { return ip.Of(p.Addr()) == family })
-	unrestricted := slices.ContainsFunc(ranges, func(p netip.Prefix) bool { return p.Bits() == 0 })
+	decisive := ranges
+	if len(ranges) == 0 {
+		decisive = b.service.SourceRanges
+	}
+	unrestricted := slices.ContainsFunc(decisive, func(p netip.Prefix) bool { return p.Bits() == 0 })
 	if len(b.service.SourceRanges) == 0 || unrestricted {
 		return
 	}

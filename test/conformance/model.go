@@ -281,10 +281,11 @@ func NodeAddress(a netip.Addr) bool {
 }
 
 // onlyOtherRanges reports whether the Service has source ranges, but none of an address's
-// family.
+// family and none for all clients.
 func (s *Service) onlyOtherRanges(a netip.Addr) bool {
 	same := func(r string) bool { return strings.Contains(r, ":") == a.Is6() }
-	return len(s.SourceRanges) > 0 && !slices.ContainsFunc(s.SourceRanges, same)
+	all := func(r string) bool { return strings.HasSuffix(r, "/0") }
+	return len(s.SourceRanges) > 0 && !slices.ContainsFunc(s.SourceRanges, same) && !slices.ContainsFunc(s.SourceRanges, all)
 }
 
 // admitsNode reports whether the source ranges contain the node's own address of a family.

@@ -474,7 +474,9 @@ func (o *Oracle) wantServed(c *Class, t target) Want {
 
 // allowed evaluates source ranges. The node is allowed if a range contains its address.
 func (o *Oracle) allowed(c *Class, s *service.Service) bool {
-	if len(s.SourceRanges) == 0 {
+	all := func(p netip.Prefix) bool { return p.Bits() == 0 }
+	same := func(p netip.Prefix) bool { return ip.Of(p.Addr()) == o.family }
+	if len(s.SourceRanges) == 0 || !slices.ContainsFunc(s.SourceRanges, same) && slices.ContainsFunc(s.SourceRanges, all) {
 		return true
 	}
 	from := c.From

@@ -118,6 +118,10 @@ func (e *Evaluator) Explain(n *Node, q Question) Explanation {
 	if !e.Quiet {
 		out.Request = fmt.Sprintf("%s %s", q.Protocol, p)
 	}
+	if p.in == "" && n.unroutable(q.From) {
+		out.Verdict = Verdict{Dropped, fmt.Sprintf("no route to %s, so the interface by which it enters is unknown, and no reply returns", q.From)}
+		return out
+	}
 	key, verdict := w.request(p)
 	out.Verdict = verdict
 	switch verdict.Outcome {
@@ -155,6 +159,12 @@ func (n *Node) entry(q Question) string {
 		return q.In
 	}
 	return cmp.Or(n.attachedTo(q.From), back.Link)
+}
+
+// unroutable reports whether a client is neither the node nor has a route.
+func (n *Node) unroutable(client netip.Addr) bool {
+	_, ok, _ := n.route(lookup{dst: client, in: "lo"})
+	return client.IsValid() && !ok && n.Owner(client) == ""
 }
 
 // attachedTo returns the interface to whose link a host is attached, or "", according to

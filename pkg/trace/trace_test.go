@@ -428,6 +428,22 @@ func TestRoutesWithoutWay(t *testing.T) {
 	}
 }
 
+// TestUnroutableClient: a client without a route is not taken for the node itself, which is
+// answered.
+func TestUnroutableClient(t *testing.T) {
+	n := newNode(t, remote)
+	if x := Explain(n, ask("192.0.2.9", vip+":80")); x.Verdict.Outcome != Answered && x.Verdict.Outcome != "" {
+		t.Errorf("with a route: %s", x.Verdict)
+	}
+	n.Routes = append(n.Routes, routing.Route{Table: 254, Dst: netip.MustParsePrefix("192.0.2.0/24"), Ends: routing.Refuses})
+	if x := Explain(n, ask("192.0.2.9", vip+":80")); x.Verdict.Outcome != Dropped || !strings.Contains(x.Verdict.Reason, "no route to 192.0.2.9") {
+		t.Errorf("without: %s, enters by %q", x.Verdict, x.EntersBy)
+	}
+	if x := Explain(n, ask("10.1.0.5", vip+":80")); x.Verdict.Outcome == Dropped {
+		t.Errorf("the node: %s", x.Verdict)
+	}
+}
+
 // TestLimit: a full real server is left out, one that may be full is named, and if all are
 // full, the connection is refused.
 func TestLimit(t *testing.T) {

@@ -347,8 +347,8 @@ func nodePortSets(p ip.Protocol) (all, local SetName) {
 
 // addSourceRanges restricts a load balancer VIP. A range that contains every address
 // lifts the restriction of its family, and that of the other one if that has no range:
-// 0.0.0.0/0 alone is written for "any client". If a range contains the node's address, the node is allowed,
-// with any source that its packets carry.
+// 0.0.0.0/0 alone is written for "any client". If a range contains the node's address, the
+// node is allowed, with any source that its packets carry.
 func (b *serviceBuilder) addSourceRanges(family ip.Family, key ipvs.Key) {
 	ranges := filter(b.service.SourceRanges, func(p netip.Prefix) bool { return ip.Of(p.Addr()) == family })
 	decisive := ranges

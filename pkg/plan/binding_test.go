@@ -132,7 +132,7 @@ func TestValuesOfOtherSockets(t *testing.T) {
 	}
 }
 
-// strayRules returns the rules that keep flows of the main table's interface off ENIs,
+// strayRules returns the rules that keep flows of the primary interface off ENIs,
 // in the order of the chain.
 func strayRules(s *scenario) []nat.Rule {
 	cfg := defaultConfig()

@@ -27,7 +27,7 @@ func TestBranches(t *testing.T) {
 		"the pod is routed by its source": {func(s *scenario) {
 			s.AddNetwork(strings.Fields("rule 1536 from 10.12.200.44 lookup 101"))
 		}, nil},
-		"the table leads out by the main interface": {func(s *scenario) { s.Node.Inventory.Defaults[2].Link = "eth0" }, nil},
+		"the table leads out by the primary interface": {func(s *scenario) { s.Node.Inventory.Defaults[2].Link = "eth0" }, nil},
 		"the interface is an uplink": {func(s *scenario) {
 			s.Node.Inventory.Attached[0].Link, s.Node.Inventory.Rules[1].IIf = "eth1", "eth1"
 		}, nil},

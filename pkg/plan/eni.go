@@ -176,7 +176,7 @@ type Paths struct {
 	// Bound lists the interfaces with reply routing, the main table's first. It is
 	// empty without an ENI, because there is only one path.
 	Bound []Binding
-	// Diverted describes the traffic that enters by the main table's interface and would
+	// Diverted describes the traffic that enters by the primary interface and would
 	// leave by another one if it were not bound.
 	Diverted Diverted
 	// Branches are the routes by input interface. Requests of their pods for Services
@@ -191,7 +191,7 @@ type Paths struct {
 }
 
 // InterfaceMode describes masqueraded traffic of the pods on an ENI: it leaves through
-// the ENI with Source (snat), through the main table's interface (fwmark), or as
+// the ENI with Source (snat), through the primary interface (fwmark), or as
 // MASQUERADE decides (off).
 type InterfaceMode struct {
 	Family ip.Family

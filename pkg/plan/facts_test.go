@@ -188,7 +188,7 @@ func TestPathsOf(t *testing.T) {
 			func(s *scenario) { s.Node.Inventory.Rules[0].Invert = true }, "[] []"},
 		{"a rule that is not wholly known", with("rule 9 from 10.0.1.8 lookup 101"),
 			func(s *scenario) { s.Node.Inventory.Rules[0].Other = true }, "[] []"},
-		{"another way by the main interface", with("default dev eth0 via 10.0.0.253 table 102", "rule 9 from 10.0.1.8 lookup 102"), nil, "[] []"},
+		{"another way by the primary interface", with("default dev eth0 via 10.0.0.253 table 102", "rule 9 from 10.0.1.8 lookup 102"), nil, "[] []"},
 		{"two tables of one interface", with("default dev eth1 via 10.0.1.253 table 102",
 			"rule 9 from 10.0.1.8 lookup 102", "rule 9 from 10.0.1.7 lookup 101"), nil, "[] [10.0.1.7/32 10.0.1.8/32]"},
 		{"the second table's source", with("default dev eth1 via 10.0.1.253 src 10.0.1.3 table 102",

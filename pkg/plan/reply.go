@@ -87,10 +87,10 @@ func (r *ruleset) masked(value uint32) string {
 	return fmt.Sprintf("%#x/%#x", value, r.cfg.SNAT.Mark)
 }
 
-// main returns the value of the main table's interface.
+// main returns the value of the primary interface.
 func (r *ruleset) main() string { return r.masked(r.paths.Bound[0].Mark) }
 
-// restore writes the PREROUTING rules. Flows bound to the main table's interface
+// restore writes the PREROUTING rules. Flows bound to the primary interface
 // have the mark on every packet, in both directions: a pod's own packets are routed by
 // it after IPVS changed their destination, and the reverse path of a reply is looked up
 // by it after the masquerading is undone. Later packets of a bound flow that enter
@@ -115,7 +115,7 @@ func (r *ruleset) isBound() string { return "-m connmark ! --mark " + r.masked(0
 // enterRules returns the rules at the head of KUBE-SERVICES that bind new flows to the
 // interface through which they enter, if they are for a Service. Only first packets meet
 // table nat, and KUBE-SERVICES ends it for packets to VIPs. Each packet of a bound flow is
-// marked. A flow that enters by the main table's interface needs that only if its packets
+// marked. A flow that enters by the primary interface needs that only if its packets
 // or replies may be routed by another one (Diverted):
 //
 //	-A KUBE-SERVICES -i eth0 -m set --match-set KUBE-IPVS-DIVERTED src -j KUBE-IPVS-UPLINK
@@ -157,7 +157,7 @@ func (r *ruleset) uplinkChains() {
 		nat.Rule(fmt.Sprintf("-j CONNMARK --save-mark --nfmask %#[1]x --ctmask %#[1]x", r.cfg.SNAT.Mark)))...)
 }
 
-// bind writes the OUTPUT rule that binds a new flow to the main table's interface if it is
+// bind writes the OUTPUT rule that binds a new flow to the primary interface if it is
 // masqueraded and its source cannot get an address of its own interface. Requests pass OUTPUT
 // after IPVS has selected an endpoint, and before table nat routes them again by their mark:
 //
@@ -183,7 +183,7 @@ func (r *ruleset) masqueradedSource() string {
 
 // returns writes the rules for packets whose mark must change after the reverse-path check:
 // in FORWARD, and in OUTPUT, which requests pass after IPVS, and replies of endpoints in the
-// node's own network. Packets of flows bound to the main table's interface already have its
+// node's own network. Packets of flows bound to the primary interface already have its
 // mark, except the first one.
 //
 // A reply gets its flow's mark just before IPVS sets the VIP as its source and reroutes it
@@ -211,7 +211,7 @@ func (r *ruleset) returns() {
 		nat.Rule(notMain+"-m conntrack --ctdir ORIGINAL -j MARK --set-xmark "+r.masked(0)))
 }
 
-// Stray is an ENI through which no packet bound to the main table's interface is routed
+// Stray is an ENI through which no packet bound to the primary interface is routed
 // while our policy rule is in place.
 type Stray struct {
 	Link   string
@@ -220,7 +220,7 @@ type Stray struct {
 
 // strays returns the ENIs that strayRules can guard. It skips an ENI with another default
 // route of the main table, because such a packet may be correct there. It returns none
-// if another rule precedes ours, for the same reason, or if the main table's interface
+// if another rule precedes ours, for the same reason, or if the primary interface
 // is gone, because the ENI is then the only path.
 func strays(cfg *Config, n *Node, family ip.Family, bound []Binding) []Stray {
 	inv := &n.Inventory
@@ -250,9 +250,9 @@ func strays(cfg *Config, n *Node, family ip.Family, bound []Binding) []Stray {
 	return out
 }
 
-// maySendStrays reports whether a request bound to the main table's interface could be
+// maySendStrays reports whether a request bound to the primary interface could be
 // routed through an ENI: those of pods that are bound because they are masqueraded, and
-// those of clients behind the main table's interface that policy rules divert. A rule for
+// those of clients behind the primary interface that policy rules divert. A rule for
 // one address is a rule for a pod or for an address of the node, which are no such clients.
 func (r *ruleset) maySendStrays() bool {
 	d := r.paths.Diverted
@@ -264,7 +264,7 @@ func isUp(inv *routing.Inventory, name string) bool {
 }
 
 // strayRules writes the rules of mangle POSTROUTING, which precede SNAT. They drop a
-// packet of a flow that is bound to the main table's interface but routed through an
+// packet of a flow that is bound to the primary interface but routed through an
 // ENI. This happens if another program, such as systemd-networkd at its start, deleted
 // our policy rule; package routing's Guard adds the rule again within milliseconds. The sender
 // retransmits a dropped packet. If it left instead, the kernel would drop the conntrack

@@ -68,7 +68,7 @@ func TestDiverted(t *testing.T) {
 		"by source, and more":    {rule(func(r *routing.Rule) { r.To, r.Other = netip.MustParsePrefix("10.0.0.0/8"), true }), some},
 		"to the main table":      {rule(func(r *routing.Rule) { r.Table = routing.TableMain }), none},
 		"by another interface":   {rule(func(r *routing.Rule) { r.IIf = "veth1" }), none},
-		"by the main interface":  {rule(func(r *routing.Rule) { r.IIf, r.From = "eth0", netip.Prefix{} }), all},
+		"by the primary interface":  {rule(func(r *routing.Rule) { r.IIf, r.From = "eth0", netip.Prefix{} }), all},
 		"before ours":            {rule(func(r *routing.Rule) { r.Priority = 111 }), none},
 		"of ours":                {rule(func(r *routing.Rule) { r.Own = true }), none},
 		"of the other family":    {rule(func(r *routing.Rule) { r.Family = ip.IPv6 }), none},

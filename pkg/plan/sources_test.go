@@ -64,19 +64,19 @@ func TestDiverted(t *testing.T) {
 		rule routing.Rule
 		want string
 	}{
-		"by source":              {rule(func(*routing.Rule) {}), some},
-		"by source, and more":    {rule(func(r *routing.Rule) { r.To, r.Other = netip.MustParsePrefix("10.0.0.0/8"), true }), some},
-		"to the main table":      {rule(func(r *routing.Rule) { r.Table = routing.TableMain }), none},
-		"by another interface":   {rule(func(r *routing.Rule) { r.IIf = "veth1" }), none},
-		"by the primary interface":  {rule(func(r *routing.Rule) { r.IIf, r.From = "eth0", netip.Prefix{} }), all},
-		"before ours":            {rule(func(r *routing.Rule) { r.Priority = 111 }), none},
-		"of ours":                {rule(func(r *routing.Rule) { r.Own = true }), none},
-		"of the other family":    {rule(func(r *routing.Rule) { r.Family = ip.IPv6 }), none},
-		"by a mark":              {rule(func(r *routing.Rule) { r.From, r.Mark, r.Mask = netip.Prefix{}, 0x80, 0x80 }), all},
-		"to a destination":       {rule(func(r *routing.Rule) { r.From, r.To = netip.Prefix{}, pod }), all},
-		"not from a source":      {rule(func(r *routing.Rule) { r.Invert = true }), all},
-		"main, suppressed":       {rule(func(r *routing.Rule) { r.From, r.Table, r.Other = netip.Prefix{}, routing.TableMain, true }), all},
-		"a goto for all packets": {rule(func(r *routing.Rule) { r.From, r.Action, r.Target = netip.Prefix{}, routing.Goto, 3000 }), all},
+		"by source":                {rule(func(*routing.Rule) {}), some},
+		"by source, and more":      {rule(func(r *routing.Rule) { r.To, r.Other = netip.MustParsePrefix("10.0.0.0/8"), true }), some},
+		"to the main table":        {rule(func(r *routing.Rule) { r.Table = routing.TableMain }), none},
+		"by another interface":     {rule(func(r *routing.Rule) { r.IIf = "veth1" }), none},
+		"by the primary interface": {rule(func(r *routing.Rule) { r.IIf, r.From = "eth0", netip.Prefix{} }), all},
+		"before ours":              {rule(func(r *routing.Rule) { r.Priority = 111 }), none},
+		"of ours":                  {rule(func(r *routing.Rule) { r.Own = true }), none},
+		"of the other family":      {rule(func(r *routing.Rule) { r.Family = ip.IPv6 }), none},
+		"by a mark":                {rule(func(r *routing.Rule) { r.From, r.Mark, r.Mask = netip.Prefix{}, 0x80, 0x80 }), all},
+		"to a destination":         {rule(func(r *routing.Rule) { r.From, r.To = netip.Prefix{}, pod }), all},
+		"not from a source":        {rule(func(r *routing.Rule) { r.Invert = true }), all},
+		"main, suppressed":         {rule(func(r *routing.Rule) { r.From, r.Table, r.Other = netip.Prefix{}, routing.TableMain, true }), all},
+		"a goto for all packets":   {rule(func(r *routing.Rule) { r.From, r.Action, r.Target = netip.Prefix{}, routing.Goto, 3000 }), all},
 	} {
 		n := Node{Inventory: routing.Inventory{
 			Rules:    []routing.Rule{test.rule},

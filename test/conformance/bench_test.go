@@ -53,6 +53,7 @@ func newBench(t testing.TB) *bench {
 	b.ours.startKubeIPVS(filepath.Join(os.Getenv("LAB_SRC"), "bin/kube-ipvs"))
 	must(t, b.kubeProxy.passed())
 	must(t, b.ours.passed())
+	b.ours.demandInternal()
 	return b
 }
 

@@ -33,6 +33,7 @@ func TestMutations(t *testing.T) {
 	}
 	for _, m := range mutants {
 		must(t, m.passed())
+		m.demandInternal()
 	}
 	for i, step := range sequences(t)["every-kind"] {
 		began := time.Now()

@@ -80,6 +80,14 @@ func (s *side) startKubeIPVS(program string) {
 		"--cluster-cidr", podCIDRs, "--ipvs-min-sync-period", "0s")
 }
 
+// demandInternal lets kube-ipvs write the rules for internal clients of externalTrafficPolicy
+// Local from the beginning, as if one had connected before. No packet is sent in these tests,
+// and until the first connection internal clients get what kube-proxy gives them.
+func (s *side) demandInternal() {
+	s.node.Exec("ipset", "add", "-exist", "KUBE-IPVS-DEMAND-INTERNAL", NodeIPv4)
+	s.node.Exec("ipset", "add", "-exist", "KUBE-6-IPVS-DEMAND-INTERNAL", NodeIPv6)
+}
+
 func (s *side) stop() { s.program.Stop() }
 
 func running(*lab.Process) error { return nil }

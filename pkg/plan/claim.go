@@ -343,11 +343,10 @@ func (r *ruleset) sharedVIPs(n *Node) {
 		r.jumpForAll(hook, "-m conntrack --ctdir ORIGINAL "+r.match(SharedVIPs, "dst"), "KUBE-IPVS-FOREIGN", comment)
 		r.jumpForAll(hook, probed, "KUBE-IPVS-PROBED", comment)
 	}
-	var rules []nat.Rule
 	for _, link := range r.outerLinks {
 		r.jumpForAll("PREROUTING", "-i "+link+" "+r.match(SharedVIPs, "src"), "KUBE-IPVS-DEVICE", comment)
-		rules = append(rules, rule("external clients", "-i "+link, "RETURN"))
 	}
+	rules := r.skipExternal()
 	// Any Service may name another Service's cluster IP as its external IP.
 	for _, set := range r.used(LoadBalancer, ExternalIP, ExternalIPLocal, ClusterIP) {
 		rules = append(rules, rule("served by IPVS", r.match(set, "dst,dst"), "RETURN"))
@@ -380,10 +379,7 @@ func (r *ruleset) awaitSharedVIPs(n *Node) []nat.Rule {
 	if !r.cfg.awaitsForeignPorts(n, r.family) {
 		return nil
 	}
-	var rules []nat.Rule
-	for _, link := range r.outerLinks {
-		rules = append(rules, rule("external clients", "-i "+link, "RETURN"))
-	}
+	rules := r.skipExternal()
 	r.chain(nat.Filter, "KUBE-IPVS-DEMAND", append(rules,
 		rule("rules are written on demand", "", r.addTo(DemandedVIPs, "dst")),
 		rule("the client sends it again", "", "DROP"))...)

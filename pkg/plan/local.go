@@ -161,15 +161,22 @@ func (r *ruleset) awaitInternal(n *Node) []nat.Rule {
 	if !n.awaitsInternal(r.family) {
 		return nil
 	}
-	var rules []nat.Rule
-	for _, link := range r.outerLinks {
-		rules = append(rules, rule("external clients", "-i "+link, "RETURN"))
-	}
+	rules := r.skipExternal()
 	for _, internal := range r.internal(n) {
 		rules = append(rules, rule("rules are written on demand", internal.match, r.addTo(DemandedInternal, "dst")))
 	}
 	r.chain(nat.NAT, "KUBE-IPVS-DEMAND", rules...)
 	return []nat.Rule{rule("external traffic policy", r.match(Local, "dst,dst"), "KUBE-IPVS-DEMAND")}
+}
+
+// skipExternal returns rules that end a chain for packets of external clients that enter
+// through an outer interface.
+func (r *ruleset) skipExternal() []nat.Rule {
+	var rules []nat.Rule
+	for _, link := range r.outerLinks {
+		rules = append(rules, rule("external clients", "-i "+link, "RETURN"))
+	}
+	return rules
 }
 
 // clients is a match for some internal clients.
@@ -203,10 +210,7 @@ func (r *ruleset) internal(n *Node) []clients {
 //
 // See internal for nodes on which pods are not known.
 func (r *ruleset) internalRules(n *Node) []nat.Rule {
-	var rules []nat.Rule
-	for _, link := range r.outerLinks {
-		rules = append(rules, rule("external clients", "-i "+link, "RETURN"))
-	}
+	rules := r.skipExternal()
 	own := r.cfg.MasqueradeMark | r.cfg.SNAT.Mark | r.cfg.VIPs.Mark
 	toMark := "SET --map-set " + Local.In(r.family) + " dst,dst --map-mark"
 	rules = append(rules, rule("marked by another program", fmt.Sprintf("-m mark ! --mark 0x0/%#x", ^own), "RETURN"))

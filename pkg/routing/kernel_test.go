@@ -637,7 +637,7 @@ func threadTime(b *testing.B) time.Duration {
 	return time.Duration(now.Nano())
 }
 
-// TestRoutesWithoutWay reads routes of which nothing leaves the node, and which have no link.
+// TestRoutesWithoutWay reads routes that drop packets. They have no link.
 func TestRoutesWithoutWay(t *testing.T) {
 	namespace(t)
 	ipCommands(t, "route add blackhole 10.244.1.0/26", "route add throw 10.244.2.0/24 table 100", "-6 route add unreachable fd00:1::/64")

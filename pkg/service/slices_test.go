@@ -277,7 +277,7 @@ func checkAddr(t *testing.T, a netip.Addr) {
 	}
 }
 
-// Merging the sorted endpoints of many slices gives the same as sorting all of them.
+// TestMergeManySlices: endpoints of many slices are merged in order, each once.
 func TestMergeManySlices(t *testing.T) {
 	for seed := range int64(200) {
 		r := rand.New(rand.NewSource(seed))

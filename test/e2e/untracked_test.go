@@ -343,7 +343,7 @@ func (u *untrackedLab) run(c untrackedCase) string {
 // opened before tracking ended does not survive its beginning: conntrack kept the entry, and
 // has not seen the packets since. It considers the next packet invalid, and takes the one that
 // IPVS sends to the endpoint for a connection of its own. The old entry has the same reply, so
-// that the new one gets another source port, for which the endpoint knows no connection.
+// that the new one gets another source port. The endpoint has no connection from that port.
 func (u *untrackedLab) switched(t *testing.T) {
 	for _, protocol := range []lab.Protocol{lab.TCP, lab.UDP} {
 		for n, endpoint := range map[int]*lab.Pod{sameNode: u.web1, otherNode: u.web2} {

@@ -49,8 +49,8 @@ func NewHealthChecks(ctx context.Context, healthy func() bool) *HealthChecks {
 	}
 }
 
-// Set serves a Service's port, instead of its previous port and addresses. A port that cannot be bound
-// is reported once and retried. If two Services have the same port, it answers for the
+// Set serves a Service's port, instead of its previous port and addresses. A port that cannot
+// be bound is reported once and retried. If two Services have the same port, it answers for the
 // first one until that releases it.
 func (h *HealthChecks) Set(name types.NamespacedName, check plan.HealthCheck) {
 	h.mu.Lock()

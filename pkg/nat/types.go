@@ -47,8 +47,8 @@ type Jump struct {
 	// Observe does not set it.
 	Accepts bool
 	// Sees, if set, is a base chain in which our jumps must see all packets of a connection;
-	// otherwise the jump does more harm than good. It is not written while that chain is contested; see
-	// State.Contested. Observe does not set it.
+	// otherwise the jump does more harm than good. It is not written while that chain is
+	// contested; see State.Contested. Observe does not set it.
 	Sees Chain
 	// Behind, if set, is a base chain in which our jumps may not see all packets. The jump
 	// makes up for them in another table. It and its chain, to which no other jump leads, are

@@ -77,8 +77,8 @@ func (n *Netlink) Close() {
 }
 
 // Apply applies the changes and returns those that the kernel refused. Adding an existing object
-// and deleting a missing one succeed. A refused change does not stop the others. It fails with ENODEV if the link of an address or route is
-// missing, ENETDOWN or ENETUNREACH if a route cannot lead where it says, EPERM without
+// and deleting a missing one succeed. A refused change does not stop the others. It fails with
+// ENODEV if the link of an address or route is missing, ENETDOWN or ENETUNREACH if a route cannot lead where it says, EPERM without
 // CAP_NET_ADMIN, EACCES for an IPv6 address where IPv6 is disabled, and EINVAL for an
 // invalid change.
 func (n *Netlink) Apply(changes []Change) []Failure {

@@ -202,8 +202,9 @@ func (n *Netlink) dumpRoutes(f ip.Family, names map[int]string, wanted func(netl
 	return out, unknown
 }
 
-// convert returns a route for each next hop whose link is up, or one without a way. An unknown link means that the
-// links changed after they were read.
+// convert returns a route for each next hop whose link is up, or one route that drops packets
+// or passes them to the next policy rule. An unknown link means that the links changed after
+// they were read.
 func convert(f ip.Family, r netlink.Route, names map[int]string) ([]foundRoute, error) {
 	dst := prefix(r.Dst)
 	if !dst.IsValid() {

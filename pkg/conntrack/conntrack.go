@@ -36,8 +36,8 @@ func (e Entry) String() string {
 // So with the serving endpoints in Keep, it selects entries that translate to other
 // endpoints, and untranslated entries that are older than the Service.
 //
-// With only Source, it selects entries of any protocol whose client address is translated
-// to Source.
+// With Source, it selects entries whose client address is translated to Source: those of
+// Protocol, or of any protocol if that is 0.
 //
 // With only Client, it selects UDP entries whose client address is within Client and whose
 // source and destination are both translated.
@@ -152,8 +152,8 @@ const fewFilters = 8
 // index finds the matches for an entry by the fields that all matches set.
 type index struct {
 	to map[destination][]Match
-	// Source addresses of matches with a Source.
-	sources map[netip.Addr]struct{}
+	// The protocol of each source address, 0 for any, of matches with a Source.
+	sources map[netip.Addr]ip.Protocol
 	clients []netip.Prefix
 }
 
@@ -163,14 +163,17 @@ type destination struct {
 }
 
 func newIndex(matches []Match) index {
-	index := index{to: make(map[destination][]Match, len(matches)), sources: map[netip.Addr]struct{}{}}
+	index := index{to: make(map[destination][]Match, len(matches)), sources: map[netip.Addr]ip.Protocol{}}
 	for _, m := range matches {
 		if m.Client.IsValid() {
 			index.clients = append(index.clients, m.Client)
 			continue
 		}
 		if m.Source.IsValid() {
-			index.sources[m.Source] = struct{}{}
+			if protocol, found := index.sources[m.Source]; found && protocol != m.Protocol {
+				m.Protocol = 0
+			}
+			index.sources[m.Source] = m.Protocol
 			continue
 		}
 		key := destination{m.Protocol, m.OriginalDst}
@@ -219,7 +222,7 @@ func (i index) selects(e Entry) bool {
 	if e.OriginalSrc.Addr() == e.ReplyDst.Addr() {
 		return false
 	}
-	if _, translated := i.sources[e.ReplyDst.Addr()]; translated {
+	if protocol, translated := i.sources[e.ReplyDst.Addr()]; translated && (protocol == 0 || protocol == e.Protocol) {
 		return true
 	}
 	return e.Protocol == ip.UDP && e.OriginalDst != e.ReplySrc &&

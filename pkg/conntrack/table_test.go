@@ -102,6 +102,16 @@ func testDelete(t *testing.T, open func(testing.TB) table) {
 			deleted: []string{"IPv6 SNAT", "SNAT"},
 		},
 		{
+			name:    "by the source, of one protocol",
+			matches: []Match{{Protocol: ip.TCP, Source: netip.MustParseAddr("198.51.100.1")}, {Protocol: ip.TCP, Source: netip.MustParseAddr("2001:db8:1::1")}},
+			deleted: []string{"SNAT"},
+		},
+		{
+			name:    "by the source, of one protocol and of any",
+			matches: []Match{{Protocol: ip.TCP, Source: netip.MustParseAddr("2001:db8:1::1")}, {Source: netip.MustParseAddr("2001:db8:1::1")}},
+			deleted: []string{"IPv6 SNAT"},
+		},
+		{
 			// Only UDP entries that are translated in both directions.
 			name:    "by the client",
 			matches: []Match{{Client: netip.MustParsePrefix("10.244.0.0/24")}, {Client: netip.MustParsePrefix("fd00:244::9/128")}, {Client: netip.MustParsePrefix("198.51.100.0/24")}},

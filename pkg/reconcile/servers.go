@@ -201,17 +201,18 @@ func (f *flush) serverDone(c ipvs.Change) {
 
 // flows are the conntrack entries to delete:
 //   - stale: UDP flows to these addresses and ports that lead to no current real server
-//   - sources: flows translated to SNAT sources that are no longer used
+//   - sources: flows translated to SNAT sources that are no longer used, of the protocol, or
+//     of any if that is 0
 //   - clients: UDP flows from these sources whose route changed
 type flows struct {
 	stale   map[ipvs.Key]struct{}
-	sources map[netip.Addr]struct{}
+	sources map[netip.Addr]ip.Protocol
 	clients map[netip.Prefix]struct{}
 	failed  bool // deleting them failed; the node's retry tries again
 }
 
 func newFlows() flows {
-	return flows{stale: map[ipvs.Key]struct{}{}, sources: map[netip.Addr]struct{}{}, clients: map[netip.Prefix]struct{}{}}
+	return flows{stale: map[ipvs.Key]struct{}{}, sources: map[netip.Addr]ip.Protocol{}, clients: map[netip.Prefix]struct{}{}}
 }
 
 // deleteFlows deletes conntrack entries of UDP flows that lead to a removed real server, or

@@ -9,6 +9,7 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
 	"github.com/kube-ipvs/kube-ipvs/pkg/nat"
 	"github.com/kube-ipvs/kube-ipvs/pkg/plan"
+	"github.com/kube-ipvs/kube-ipvs/pkg/routing"
 )
 
 // snatSource is a rule that sets the source address of packets leaving an interface.
@@ -47,7 +48,8 @@ func snatSources(s nat.State) map[snatSource]struct{} {
 // rewritten. Conntrack keeps the source that a flow began with, so a UDP socket that keeps
 // sending would use an address that the network no longer routes to this node. For
 // MASQUERADE the kernel deletes such flows itself (net/netfilter/nf_nat_masquerade.c). A
-// source whose interface was renamed stays.
+// source whose interface was renamed stays. Of a source that the interface still has, only the
+// UDP flows are marked: TCP connections still work and end by themselves.
 func (r *Reconciler) sourcesReplaced(before, after nat.State) {
 	was, is := snatSources(before), snatSources(after)
 	used, ofLink := map[netip.Addr]bool{}, map[snatSource]bool{}
@@ -60,9 +62,20 @@ func (r *Reconciler) sourcesReplaced(before, after nat.State) {
 			continue
 		}
 		if !used[s.source] || ofLink[snatSource{s.link, familyOnly(s.source)}] {
-			r.flows.sources[s.source] = struct{}{}
+			var protocol ip.Protocol
+			if marked, found := r.flows.sources[s.source]; r.hasAddress(s) && (!found || marked == ip.UDP) {
+				protocol = ip.UDP
+			}
+			r.flows.sources[s.source] = protocol
 		}
 	}
+}
+
+// hasAddress reports whether the interface of a source still has its address.
+func (r *Reconciler) hasAddress(s snatSource) bool {
+	return slices.ContainsFunc(r.input.Inventory.Links, func(l routing.Link) bool {
+		return l.Name == s.link && slices.ContainsFunc(l.Addresses, func(a routing.Address) bool { return a.Prefix.Addr() == s.source })
+	})
 }
 
 // clientsRerouted marks the flows of sources whose masqueraded flows are bound to the primary
@@ -92,8 +105,8 @@ func familyOnly(a netip.Addr) netip.Addr {
 // clients.
 func (f *flush) sourceMatches() []conntrack.Match {
 	var matches []conntrack.Match
-	for a := range f.flows.sources {
-		matches = append(matches, conntrack.Match{Source: a})
+	for a, protocol := range f.flows.sources {
+		matches = append(matches, conntrack.Match{Protocol: protocol, Source: a})
 	}
 	for p := range f.flows.clients {
 		matches = append(matches, conntrack.Match{Client: p})

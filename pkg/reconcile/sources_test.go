@@ -12,6 +12,7 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/ipset"
 	"github.com/kube-ipvs/kube-ipvs/pkg/nat"
 	"github.com/kube-ipvs/kube-ipvs/pkg/plan"
+	"github.com/kube-ipvs/kube-ipvs/pkg/routing"
 )
 
 // postrouting sets the SNAT sources of the node, given as "eth1 10.12.192.10".
@@ -82,6 +83,43 @@ func TestSourceIsForgotten(t *testing.T) {
 				if left[source] != want {
 					t.Errorf("%d flows with source %s are left, want %d", left[source], source, want)
 				}
+			}
+		})
+	}
+}
+
+// TestConnectionsOfASourceStay: if the interface keeps the address, TCP connections from it stay
+// and UDP flows take the new source.
+func TestConnectionsOfASourceStay(t *testing.T) {
+	source := netip.MustParsePrefix("10.12.192.10/24")
+	for name, tc := range map[string]struct {
+		link  string // that has the address
+		after []string
+		left  int
+	}{
+		"another source":          {"eth1", []string{"eth1 10.12.192.11"}, 1},
+		"no source any more":      {"eth1", nil, 1},
+		"moved":                   {"eth2", []string{"eth1 10.12.192.11"}, 0},
+		"moved to another source": {"eth2", []string{"eth1 10.12.192.11", "eth2 10.12.192.10"}, 0},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t)
+			w.postrouting("eth1 10.12.192.10")
+			w.start()
+			for _, protocol := range []ip.Protocol{ip.UDP, ip.TCP} {
+				w.conntrack.Add(conntrack.Entry{
+					Protocol: protocol, OriginalSrc: netip.MustParseAddrPort("10.244.0.9:4000"), OriginalDst: netip.MustParseAddrPort("10.96.0.1:80"),
+					ReplySrc: netip.MustParseAddrPort("10.244.9.9:8000"), ReplyDst: netip.MustParseAddrPort("10.12.192.10:4000"),
+				})
+			}
+			w.reconciler.input.Inventory.Links = []routing.Link{{Name: tc.link, Addresses: []routing.Address{{Prefix: source}}}}
+			w.postrouting(tc.after...)
+			if err := w.reconciler.Flush().Err(); err != nil {
+				t.Fatal(err)
+			}
+			left := w.conntrack.Entries()
+			if len(left) != tc.left || tc.left == 1 && left[0].Protocol != ip.TCP {
+				t.Errorf("%v are left, want %d of TCP", left, tc.left)
 			}
 		})
 	}

@@ -191,12 +191,36 @@ func (f *followedENI) followAddresses(other string) {
 	socket := f.socket()
 	f.follows("by eth1", socket, f.ENIAddress)
 	f.Node.Address("eth1", other)
+	f.restartWithSource(socket, netip.MustParseAddr(other))
 	f.Node.Exec("ip", "address", "del", f.ENIAddress.String()+"/32", "dev", "eth1")
 	f.follows("with another address", socket, netip.MustParseAddr(other))
 	f.seenAs("with another address", f.Pod, netip.MustParseAddr(other))
 	f.dropLast("eth1", other)
 	f.follows("without it again", socket, f.NodeAddress)
 	f.seenAs("without it again", f.Pod, f.NodeAddress)
+}
+
+// restartWithSource configures another address of eth1 as its SNAT source, and then the first.
+// Each time the UDP socket follows, and a TCP connection from an earlier source continues.
+func (f *followedENI) restartWithSource(socket *lab.Connection, other netip.Addr) {
+	f.t.Helper()
+	const who = "the pod, by eth1"
+	f.connect(who, f.Pod.Namespace)
+	args := f.args
+	for _, source := range []netip.Addr{other, f.ENIAddress} {
+		f.proxy.Terminate()
+		f.args = append(slices.Clone(args), "--snat-source", "eth1="+source.String())
+		f.start()
+		when := "after a restart with the source " + source.String()
+		f.follows(when, socket, source)
+		f.seenAs(when, f.Pod, source)
+	}
+	f.proxy.Terminate()
+	f.args = args
+	f.start()
+	f.undisturbed("after a restart without a source")
+	f.open[who].Close()
+	delete(f.open, who)
 }
 
 // dropLast removes the ENI's only IPv4 address. The kernel removes its routes too,

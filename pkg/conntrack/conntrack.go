@@ -152,9 +152,14 @@ const fewFilters = 8
 // index finds the matches for an entry by the fields that all matches set.
 type index struct {
 	to map[destination][]Match
-	// The protocol of each source address, 0 for any, of matches with a Source.
-	sources map[netip.Addr]ip.Protocol
+	// Of matches with a Source.
+	sources map[source]struct{}
 	clients []netip.Prefix
+}
+
+type source struct {
+	protocol ip.Protocol // 0: any
+	addr     netip.Addr
 }
 
 type destination struct {
@@ -163,17 +168,14 @@ type destination struct {
 }
 
 func newIndex(matches []Match) index {
-	index := index{to: make(map[destination][]Match, len(matches)), sources: map[netip.Addr]ip.Protocol{}}
+	index := index{to: make(map[destination][]Match, len(matches)), sources: map[source]struct{}{}}
 	for _, m := range matches {
 		if m.Client.IsValid() {
 			index.clients = append(index.clients, m.Client)
 			continue
 		}
 		if m.Source.IsValid() {
-			if protocol, found := index.sources[m.Source]; found && protocol != m.Protocol {
-				m.Protocol = 0
-			}
-			index.sources[m.Source] = m.Protocol
+			index.sources[source{m.Protocol, m.Source}] = struct{}{}
 			continue
 		}
 		key := destination{m.Protocol, m.OriginalDst}
@@ -191,9 +193,9 @@ func (i index) filters(family ip.Family) []filter {
 			out = append(out, filter{protocol: key.protocol, originalDst: key.addr})
 		}
 	}
-	for addr := range i.sources {
-		if ip.Of(addr) == family {
-			out = append(out, filter{replyDst: addr})
+	for s := range i.sources {
+		if f := (filter{replyDst: s.addr}); ip.Of(s.addr) == family && !slices.Contains(out, f) {
+			out = append(out, f)
 		}
 	}
 	for _, client := range i.clients {
@@ -222,8 +224,10 @@ func (i index) selects(e Entry) bool {
 	if e.OriginalSrc.Addr() == e.ReplyDst.Addr() {
 		return false
 	}
-	if protocol, translated := i.sources[e.ReplyDst.Addr()]; translated && (protocol == 0 || protocol == e.Protocol) {
-		return true
+	for _, protocol := range []ip.Protocol{0, e.Protocol} {
+		if _, found := i.sources[source{protocol, e.ReplyDst.Addr()}]; found {
+			return true
+		}
 	}
 	return e.Protocol == ip.UDP && e.OriginalDst != e.ReplySrc &&
 		slices.ContainsFunc(i.clients, func(p netip.Prefix) bool { return p.Contains(e.OriginalSrc.Addr()) })

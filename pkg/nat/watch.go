@@ -21,10 +21,10 @@ type Watcher struct{}
 // a message. Setting it requires CAP_NET_ADMIN; otherwise the kernel's default applies.
 const watchBuffer = 4 << 20
 
-// Watch calls changed when another program has changed a chain for which concerns returns true:
-// its rules, its deletion or, for a base chain, its creation and its policy. A new
-// chain that is not a base chain is reported only once it has rules. A deleted table is passed
-// to concerns as a chain without a name. Watch ignores changes of this process, which it
+// Watch calls changed after another program has changed a chain, if concerns returns true for
+// the chain. A change adds or deletes rules or deletes the chain; of a base chain also its
+// creation and a new policy count. Any other new chain is reported only once it has rules. A
+// deleted table is passed to concerns as a chain without a name. Watch ignores changes of this process, which it
 // recognizes by the number of their transaction; the kernel announces that after the changes.
 //
 // Watch calls changed first when it is subscribed, so that nothing between an earlier

@@ -161,9 +161,7 @@ func linkAddress(inv *routing.Inventory, link string, family ip.Family) netip.Ad
 }
 
 func onOtherLink(inv *routing.Inventory, link string, a netip.Addr) bool {
-	return slices.ContainsFunc(inv.Links, func(l routing.Link) bool {
-		return l.Name != link && slices.ContainsFunc(l.Addresses, func(b routing.Address) bool { return b.Prefix.Addr() == a })
-	})
+	return slices.ContainsFunc(inv.Links, func(l routing.Link) bool { return l.Name != link && l.HasAddress(a) })
 }
 
 // Paths describes how traffic of one family takes the same path in both directions.

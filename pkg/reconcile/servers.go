@@ -201,18 +201,24 @@ func (f *flush) serverDone(c ipvs.Change) {
 
 // flows are the conntrack entries to delete:
 //   - stale: UDP flows to these addresses and ports that lead to no current real server
-//   - sources: flows translated to SNAT sources that are no longer used, of the protocol, or
-//     of any if that is 0
+//   - sources: flows translated to SNAT sources that are no longer used
 //   - clients: UDP flows from these sources whose route changed
 type flows struct {
 	stale   map[ipvs.Key]struct{}
-	sources map[netip.Addr]ip.Protocol
+	sources map[translated]struct{}
 	clients map[netip.Prefix]struct{}
 	failed  bool // deleting them failed; the node's retry tries again
 }
 
+// translated are the flows of a protocol, or of all protocols if it is 0, whose client address
+// is translated to the source.
+type translated struct {
+	protocol ip.Protocol
+	source   netip.Addr
+}
+
 func newFlows() flows {
-	return flows{stale: map[ipvs.Key]struct{}{}, sources: map[netip.Addr]ip.Protocol{}, clients: map[netip.Prefix]struct{}{}}
+	return flows{stale: map[ipvs.Key]struct{}{}, sources: map[translated]struct{}{}, clients: map[netip.Prefix]struct{}{}}
 }
 
 // deleteFlows deletes conntrack entries of UDP flows that lead to a removed real server, or

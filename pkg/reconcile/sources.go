@@ -62,20 +62,18 @@ func (r *Reconciler) sourcesReplaced(before, after nat.State) {
 			continue
 		}
 		if !used[s.source] || ofLink[snatSource{s.link, familyOnly(s.source)}] {
-			var protocol ip.Protocol
-			if marked, found := r.flows.sources[s.source]; r.hasAddress(s) && (!found || marked == ip.UDP) {
-				protocol = ip.UDP
+			flows := translated{source: s.source}
+			if r.hasAddress(s) {
+				flows.protocol = ip.UDP
 			}
-			r.flows.sources[s.source] = protocol
+			r.flows.sources[flows] = struct{}{}
 		}
 	}
 }
 
 // hasAddress reports whether the interface of a source still has its address.
 func (r *Reconciler) hasAddress(s snatSource) bool {
-	return slices.ContainsFunc(r.input.Inventory.Links, func(l routing.Link) bool {
-		return l.Name == s.link && slices.ContainsFunc(l.Addresses, func(a routing.Address) bool { return a.Prefix.Addr() == s.source })
-	})
+	return slices.ContainsFunc(r.input.Inventory.Links, func(l routing.Link) bool { return l.Name == s.link && l.HasAddress(s.source) })
 }
 
 // clientsRerouted marks the flows of sources whose masqueraded flows are bound to the primary
@@ -105,8 +103,8 @@ func familyOnly(a netip.Addr) netip.Addr {
 // clients.
 func (f *flush) sourceMatches() []conntrack.Match {
 	var matches []conntrack.Match
-	for a, protocol := range f.flows.sources {
-		matches = append(matches, conntrack.Match{Protocol: protocol, Source: a})
+	for t := range f.flows.sources {
+		matches = append(matches, conntrack.Match{Protocol: t.protocol, Source: t.source})
 	}
 	for p := range f.flows.clients {
 		matches = append(matches, conntrack.Match{Client: p})

@@ -393,9 +393,7 @@ func (f *fakeStack) isLocal(a netip.Addr) bool {
 	if _, ok := f.addresses[a]; ok {
 		return true
 	}
-	return slices.ContainsFunc(f.inventory.Links, func(l Link) bool {
-		return slices.ContainsFunc(l.Addresses, func(found Address) bool { return found.Prefix.Addr() == a })
-	})
+	return slices.ContainsFunc(f.inventory.Links, func(l Link) bool { return l.HasAddress(a) })
 }
 
 // routeKey is the key under which the kernel keeps one route.

@@ -6,6 +6,7 @@ package routing
 import (
 	"fmt"
 	"net/netip"
+	"slices"
 
 	"golang.org/x/sys/unix"
 
@@ -179,6 +180,11 @@ type Link struct {
 	Loopback  bool
 	MAC       string // 02:00:00:00:00:01, or "" if it has none
 	Addresses []Address
+}
+
+// HasAddress reports whether one of the link's addresses is a.
+func (l Link) HasAddress(a netip.Addr) bool {
+	return slices.ContainsFunc(l.Addresses, func(have Address) bool { return have.Prefix.Addr() == a })
 }
 
 // Inventory is the node's network as other programs configured it: all links (except

@@ -101,10 +101,8 @@ func (n *Node) Link(name string) (routing.Link, bool) {
 // Owner returns the interface that has an address, or "".
 func (n *Node) Owner(a netip.Addr) string {
 	for _, l := range n.Links {
-		for _, have := range l.Addresses {
-			if have.Prefix.Addr() == a {
-				return l.Name
-			}
+		if l.HasAddress(a) {
+			return l.Name
 		}
 	}
 	return ""

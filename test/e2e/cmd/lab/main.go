@@ -116,10 +116,16 @@ func startControl(ctx context.Context, opts *options, way vm.Way) (*control.Serv
 		// Inside the lab's namespaces, which no other process can reach.
 		listen = "0.0.0.0"
 	}
-	server, err := control.Start(ctx, control.Config{
+	config := control.Config{
 		Peers: filepath.Join(opts.config.Cache, "peers"), Listen: listen, Address: vm.HostAddress,
 		Arguments: control.WithoutControllers,
-	})
+	}
+	server, err := control.Start(ctx, config)
+	if err != nil && ctx.Err() == nil {
+		// No test has begun, and another process may have taken one of the ports.
+		opts.config.Log("%v; trying once more", err)
+		server, err = control.Start(ctx, config)
+	}
 	if err == nil {
 		opts.config.Log("the API server is ready after %.1f s", time.Since(begin).Seconds())
 	}

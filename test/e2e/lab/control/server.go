@@ -12,11 +12,13 @@ import (
 	"crypto/x509"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"net"
 	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"syscall"
 	"time"
@@ -207,23 +209,29 @@ func (s *Server) isReady(ctx context.Context, client *http.Client) error {
 	return nil
 }
 
-// freePorts returns ports on which no process listens now.
+// Ports are chosen below those that Linux gives to outgoing connections
+// (net.ipv4.ip_local_port_range): a connection of another lab's API server to its etcd
+// could take such a port before the server here listens on it.
+const firstPort, lastPort = 10000, 32767
+
+// freePorts returns different ports on which no process listens now.
 func freePorts(count int) ([]string, error) {
 	var ports []string
-	for range count {
-		listener, err := net.Listen("tcp", "127.0.0.1:0")
+	var failed error
+	for range 100 {
+		port := strconv.Itoa(firstPort + rand.IntN(lastPort-firstPort+1))
+		listener, err := net.Listen("tcp", net.JoinHostPort("127.0.0.1", port))
 		if err != nil {
-			return nil, err
+			failed = err
+			continue
 		}
 		// Keep them open until all are found, so that they differ.
 		defer listener.Close()
-		_, port, err := net.SplitHostPort(listener.Addr().String())
-		if err != nil {
-			return nil, err
+		if ports = append(ports, port); len(ports) == count {
+			return ports, nil
 		}
-		ports = append(ports, port)
 	}
-	return ports, nil
+	return nil, fmt.Errorf("no %d free ports from %d to %d: %w", count, firstPort, lastPort, failed)
 }
 
 // process is a program in the background with its output in a file.

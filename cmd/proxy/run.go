@@ -12,6 +12,7 @@ import (
 	"slices"
 	"time"
 
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 	"k8s.io/component-base/configz"
@@ -128,7 +129,10 @@ func serve(ctx context.Context, cfg *config.Config, kernel *machine) error {
 		return err
 	}
 	state := health.NewServer(cfg.SyncPeriod, recorder)
-	checks := health.NewHealthChecks(ctx, state.Healthy)
+	var p *proxy.Proxy // set before it uses checks
+	checks := health.NewHealthChecks(ctx, state.Healthy, func(name types.NamespacedName, address string, err error) {
+		p.HealthCheckRefused(name, address, err)
+	})
 	defer checks.Close()
 	src, events, err := newSource(ctx, cfg)
 	if err != nil {
@@ -139,7 +143,7 @@ func serve(ctx context.Context, cfg *config.Config, kernel *machine) error {
 		legacyregistry.CustomMustRegister(metrics.NewTraffic(cfg.ServiceMetrics, ipvs.ReadStats, names.find))
 		src = names
 	}
-	p := proxy.New(proxy.Options{
+	p = proxy.New(proxy.Options{
 		Config:          cfg.Plan,
 		Kernel:          kernel.Metered(recorder),
 		KernelVersion:   kernelVersion(),

@@ -22,6 +22,7 @@ type HealthChecks struct {
 	context context.Context // until Close
 	cancel  context.CancelFunc
 	healthy func() bool
+	refused func(types.NamespacedName, string, error)
 	listen  listenFunc
 	serving sync.WaitGroup
 
@@ -38,12 +39,14 @@ type port struct {
 }
 
 // NewHealthChecks serves until the context ends or Close is called. healthy reports whether
-// the proxy is healthy, as Server.Healthy does.
-func NewHealthChecks(ctx context.Context, healthy func() bool) *HealthChecks {
+// the proxy is healthy, as Server.Healthy does. refused is called once for each address and
+// port of a Service that cannot be bound, with the error of the first attempt; it may be called
+// concurrently.
+func NewHealthChecks(ctx context.Context, healthy func() bool, refused func(name types.NamespacedName, address string, err error)) *HealthChecks {
 	ctx, cancel := context.WithCancel(ctx)
 	return &HealthChecks{
 		context: ctx, cancel: cancel,
-		healthy: healthy, listen: net.Listen,
+		healthy: healthy, refused: refused, listen: net.Listen,
 		checks: map[types.NamespacedName]plan.HealthCheck{},
 		ports:  map[uint16]*port{},
 	}
@@ -163,6 +166,7 @@ func (h *HealthChecks) report(number uint16, address string, err error) {
 	logger := klog.FromContext(h.context).WithValues("service", name, "address", address)
 	if err != nil {
 		logger.Error(err, "Cannot serve the health check node port of a Service, retrying")
+		h.refused(name, address, err)
 		return
 	}
 	logger.Info("Serving the health check node port")

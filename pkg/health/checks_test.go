@@ -6,6 +6,7 @@ import (
 	"net"
 	"net/http"
 	"net/netip"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -28,7 +29,18 @@ type bench struct {
 	*network
 	journal
 	proxyHealthy atomic.Bool
+
+	refusedMu sync.Mutex
+	refused   []string // Services, addresses and errors of ports that could not be bound
 }
+
+func (b *bench) refuse(name types.NamespacedName, address string, err error) {
+	b.refusedMu.Lock()
+	defer b.refusedMu.Unlock()
+	b.refused = append(b.refused, fmt.Sprint(name, " ", address, ": ", err))
+}
+
+func ignore(types.NamespacedName, string, error) {}
 
 // onBench runs a test in a synctest bubble.
 func onBench(t *testing.T, test func(*testing.T, *bench)) {
@@ -36,7 +48,7 @@ func onBench(t *testing.T, test func(*testing.T, *bench)) {
 	synctest.Test(t, func(t *testing.T) {
 		b := &bench{network: newNetwork()}
 		b.proxyHealthy.Store(true)
-		b.HealthChecks = NewHealthChecks(b.journal.context(t.Context()), b.proxyHealthy.Load)
+		b.HealthChecks = NewHealthChecks(b.journal.context(t.Context()), b.proxyHealthy.Load, b.refuse)
 		b.HealthChecks.listen = b.network.listen
 		defer b.Close()
 		test(t, b)
@@ -151,6 +163,9 @@ func TestPortTaken(t *testing.T) {
 		pass(time.Minute)
 		b.want(t, 1, "")
 		b.want(t, 1, `"namespace"="shop"`, `"name"="web"`, "30001", errTaken.Error())
+		if diff := cmp.Diff([]string{"shop/web 0.0.0.0:30001: address already in use"}, b.refused); diff != "" {
+			t.Errorf("refused (-want +got):\n%s", diff)
+		}
 		if n := b.tried("0.0.0.0:30001"); n < 20 || n > 40 {
 			t.Errorf("%d attempts in two minutes", n)
 		}
@@ -201,7 +216,7 @@ func TestTwoServicesOnePort(t *testing.T) {
 func TestSetAndDeleteReturnAtOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		free := make(chan struct{})
-		h := NewHealthChecks(t.Context(), func() bool { return true })
+		h := NewHealthChecks(t.Context(), func() bool { return true }, ignore)
 		h.listen = func(_, _ string) (net.Listener, error) {
 			<-free
 			return nil, errTaken
@@ -235,7 +250,7 @@ func TestClose(t *testing.T) {
 
 func TestRealListener(t *testing.T) {
 	listening := make(chan string, 1)
-	h := NewHealthChecks(t.Context(), func() bool { return true })
+	h := NewHealthChecks(t.Context(), func() bool { return true }, ignore)
 	h.listen = onLoopback(listening)
 	h.Set(web, plan.HealthCheck{Port: 30001, Local: 1})
 	address := <-listening

@@ -23,6 +23,9 @@ const (
 	reasonUnusable     = "Unusable"     // parts of a Service cannot be used
 	reasonConflict     = "Conflict"     // another Service has precedence for a virtual server
 	reasonNodeConflict = "NodeConflict" // something on the node conflicts with Services
+
+	// kube-proxy's reason, for which alerts exist: a health check node port cannot be bound.
+	reasonHealthCheck = "FailedToStartServiceHealthcheck"
 )
 
 // EventReason documents a reason in the reference.
@@ -33,6 +36,7 @@ type EventReason struct{ Reason, Regarding, Meaning string }
 var EventReasons = []EventReason{
 	{reasonUnusable, "Service", "A field or an annotation of the Service, or an endpoint, cannot be used. The rest of the Service is served. The note names the field and the value."},
 	{reasonConflict, "Service", "Another Service has precedence for an address and port of this Service and is served there: cluster IPs precede LoadBalancer IPs, these precede external IPs, and older Services precede younger ones. The related object is the other Service."},
+	{reasonHealthCheck, "Service", "A node cannot listen on the Service's `healthCheckNodePort` and retries; load balancers may take the node out of service. The reason and the note are kube-proxy's: the note names the node, the port and the error. Each affected node writes one."},
 	{reasonNodeConflict, "Node", "Something on the node keeps Services from being served, or conflicts with another program: a mark, a policy rule, `rp_filter`, or a bridge without br_netfilter. The note names the cause and what to change."},
 }
 
@@ -144,6 +148,19 @@ func (p *Proxy) reportConflict(ctx context.Context, c reconcile.Conflict, keys s
 	p.Events.Warn(event.Warning{
 		Regarding: *serviceRef(loser), Related: serviceRef(winner), Reason: reasonConflict,
 		Note: fmt.Sprintf("Service %s has %s, and takes precedence; this Service will be served there once it is released", c.Winner, keys),
+	})
+}
+
+// HealthCheckRefused writes an Event about a Service whose health check node port cannot be
+// bound to an address. It may be called concurrently with Run.
+func (p *Proxy) HealthCheckRefused(name types.NamespacedName, address string, err error) {
+	svc, _ := p.inbox.get(name)
+	if svc == nil {
+		return // deleted meanwhile, with its port
+	}
+	p.Events.Warn(event.Warning{
+		Regarding: *serviceRef(svc), Reason: reasonHealthCheck,
+		Note: fmt.Sprintf("node %s failed to start healthcheck %q on %s: %v", p.Config.NodeName, name, address, err),
 	})
 }
 

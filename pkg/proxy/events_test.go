@@ -1,14 +1,17 @@
 package proxy
 
 import (
+	"errors"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/kube-ipvs/kube-ipvs/pkg/event"
 	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
 	"github.com/kube-ipvs/kube-ipvs/pkg/routing"
 )
@@ -58,6 +61,25 @@ func TestComplaintIsAnEventOnce(t *testing.T) {
 		}
 		if len(w.events) != 1 || w.events[0].Regarding.Name != "web" || w.events[0].Reason != reasonUnusable || !strings.Contains(w.events[0].Note, "spec.clusterIPs[0]") {
 			t.Errorf("Events %+v", w.events)
+		}
+	})
+}
+
+func TestRefusedHealthCheckIsAnEvent(t *testing.T) {
+	run(t, nil, func(w *world) {
+		w.synced()
+		w.claim("web", "10.96.0.10", 10)
+		w.sleep(time.Second)
+		taken := errors.New("address already in use")
+		w.proxy.HealthCheckRefused(types.NamespacedName{Namespace: "default", Name: "web"}, "0.0.0.0:30001", taken)
+		w.proxy.HealthCheckRefused(types.NamespacedName{Namespace: "default", Name: "deleted"}, "0.0.0.0:30002", taken)
+		want := []event.Warning{{
+			Regarding: corev1.ObjectReference{APIVersion: "v1", Kind: "Service", Namespace: "default", Name: "web", UID: "uid of web"},
+			Reason:    "FailedToStartServiceHealthcheck",
+			Note:      `node node1 failed to start healthcheck "default/web" on 0.0.0.0:30001: address already in use`,
+		}}
+		if diff := cmp.Diff(want, w.events); diff != "" {
+			t.Errorf("Events (-want +got):\n%s", diff)
 		}
 	})
 }

@@ -45,6 +45,7 @@ type world struct {
 	routing *routing.Fake
 	nat     *nat.Fake // of IPv4
 	sink    source.Sink
+	proxy   *Proxy
 	checks  map[types.NamespacedName]plan.HealthCheck
 	passes  []time.Time
 	compare int
@@ -146,9 +147,10 @@ func run(t *testing.T, options func(*Options), test func(*world)) {
 			options(&o)
 		}
 		w.again = o
+		w.proxy = New(o)
 		ctx, cancel := context.WithCancel(klog.NewContext(t.Context(), funcr.New(w.log, funcr.Options{})))
 		done := make(chan error, 1)
-		go func() { done <- New(o).Run(ctx, w) }()
+		go func() { done <- w.proxy.Run(ctx, w) }()
 		synctest.Wait()
 		test(w)
 		cancel()

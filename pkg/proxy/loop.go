@@ -107,7 +107,7 @@ func (p *Proxy) step(ctx context.Context, now time.Time) reconcile.StepResult {
 	switch {
 	case len(done.Demanded) > 0 || done.Retried:
 		p.passed(ctx, began, 0, done.Problems)
-	case done.Written:
+	case done.Written || done.ReadErr != nil:
 		s := p.settle(ctx, done.Problems)
 		p.reportState(ctx, &s)
 	}

@@ -528,6 +528,40 @@ func TestUnreadableKernelIsNotWritten(t *testing.T) {
 	})
 }
 
+// TestUnreadableKernelIsReadWithBackoff: reading takes programs and time, so a kernel that stays
+// unreadable must not be read all the time. The node is not ready meanwhile.
+func TestUnreadableKernelIsReadWithBackoff(t *testing.T) {
+	run(t, nil, func(w *world) {
+		var broken atomic.Bool
+		var tries atomic.Int32
+		// Spot checks do not read rules.
+		w.nat.FailObserve = func() error {
+			if broken.Load() {
+				tries.Add(1)
+				return unix.EPERM
+			}
+			return nil
+		}
+		w.service("web", "10.96.0.10", "10.244.0.2")
+		w.synced()
+		broken.Store(true)
+		w.sleep(10 * time.Minute)
+		before := tries.Load()
+		w.sleep(10 * time.Minute)
+		if n := tries.Load() - before; before < 20 || n < 18 || n > 22 {
+			t.Errorf("read %d times in ten minutes and %d times in the next ten, want about one each 30 s", before, n)
+		}
+		if want := "node true, 0 of 1 Services"; w.failing != want {
+			t.Errorf("reported failing: %s, want %s", w.failing, want)
+		}
+		broken.Store(false)
+		w.sleep(time.Minute)
+		if want := "node false, 0 of 1 Services"; w.failing != want {
+			t.Errorf("reported failing once the kernel can be read: %s, want %s", w.failing, want)
+		}
+	})
+}
+
 func TestDriftIsRepairedWithinAPeriod(t *testing.T) {
 	run(t, nil, func(w *world) {
 		w.service("web", "10.96.0.10", "10.244.0.2")

@@ -70,6 +70,7 @@ type schedule struct {
 	drainAt        time.Time
 	compareAt      time.Time     // next comparison; zero while an observation runs, unless another must follow soon
 	comparedAt     time.Time     // when the last observation ended
+	readRetry      time.Duration // after a failed observation, the time until the next one
 	stateAt        time.Time     // next periodic comparison of the state
 	stateTook      time.Duration // to read the state the last time
 	rulesAt        time.Time     // next periodic comparison of the rules
@@ -392,9 +393,11 @@ func (r *Reconciler) readStep(now time.Time, done *StepResult) {
 	}
 	if done.ReadErr = r.result.err; done.ReadErr != nil {
 		r.need = everything
-		r.compareAt = now.Add(r.retries.failed(nodeOwner.Name, now))
+		r.readRetry = min(max(2*r.readRetry, minBackoff), maxBackoff)
+		r.compareAt = now.Add(r.readRetry)
 		return
 	}
+	r.readRetry = 0
 	done.Read = true
 	if r.readExtent.state {
 		r.stateTook = r.result.took
@@ -438,7 +441,7 @@ type Status struct {
 	NewConflicts []Conflict // begun since; sorted by loser, winner and key
 
 	FailingServices int                                    // number of Services that wait for a retry
-	NodeFailing     bool                                   // the node waits for a retry
+	NodeFailing     bool                                   // the node waits for a retry, or the kernel cannot be read
 	RetryIn         map[types.NamespacedName]time.Duration // time until the retry, of those refused since; the zero name is the node
 	Unmarked        []types.NamespacedName                 // Services that lack a fwmark; Set may now assign one
 
@@ -474,7 +477,7 @@ func (r *Reconciler) Settle() Status {
 	return Status{
 		VirtualServers: r.servers.existing, RealServers: r.realServers, Draining: r.drainingCount,
 		Conflicts: r.conflicts.losers, NewConflicts: r.conflicts.begun(),
-		FailingServices: failing, NodeFailing: node, RetryIn: waits, Unmarked: r.releaseMarks(),
+		FailingServices: failing, NodeFailing: node || r.readRetry > 0, RetryIn: waits, Unmarked: r.releaseMarks(),
 		Warnings: r.nodeWarnings(), Modes: r.node.Modes,
 	}
 }

@@ -107,6 +107,36 @@ func TestReliabilityLargeServices(t *testing.T) {
 	)
 }
 
+// TestLargeServicesShareAPeriod changes several large Services at once. They wait for
+// --ipvs-min-sync-period once, not one after another.
+func TestLargeServicesShareAPeriod(t *testing.T) {
+	run(t, func(o *Options) { o.MinSyncPeriod = 20 * time.Second }, func(w *world) {
+		const services = 3
+		change := func(ports int) {
+			for n := 1; n <= services; n++ {
+				w.large(fmt.Sprint("l", n), n, ports, 1000)
+			}
+		}
+		change(2)
+		w.synced()
+		w.sleep(time.Minute)
+		w.service("first", "10.96.0.12")
+		w.sleep(time.Second) // it is programmed; what follows waits for the period
+		change(3)
+		w.sleep(20 * time.Second)
+		for n := 1; n <= services; n++ {
+			if got := w.realServersOf(fmt.Sprintf("10.97.0.%d", n), 3); got != 1000 {
+				t.Errorf("Service %d has %d real servers after the period, want 1000", n, got)
+			}
+		}
+		w.service("small", "10.96.0.10", "10.244.0.2")
+		w.sleep(time.Second)
+		if w.realServers("10.96.0.10") != 0 {
+			t.Error("the next change does not wait for the period")
+		}
+	})
+}
+
 // TestOneEventForManyFaults checks that there is one Event per Service, however many
 // faults it has.
 func TestOneEventForManyFaults(t *testing.T) {

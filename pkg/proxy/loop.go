@@ -45,7 +45,7 @@ func (p *Proxy) nextWake() (next time.Time, ready <-chan struct{}) {
 		}
 	}
 	if len(p.dirty) > 0 || p.renew {
-		sooner(p.lastPass.Add(p.MinSyncPeriod))
+		sooner(p.passAt())
 	}
 	sooner(p.renewAt)
 	if !p.renew && p.renewAt.IsZero() { // else the node is about to be read anyway
@@ -137,7 +137,16 @@ func (p *Proxy) becameMany() bool {
 }
 
 func (p *Proxy) passDue(now time.Time) bool {
-	return (len(p.dirty) > 0 || p.renew) && !now.Before(p.lastPass.Add(p.MinSyncPeriod))
+	return (len(p.dirty) > 0 || p.renew) && !now.Before(p.passAt())
+}
+
+// passAt returns when the next pass may begin. Large Services that the last one has left to the
+// next do not wait: kube-proxy programs all Services in one sync.
+func (p *Proxy) passAt() time.Time {
+	if p.largeLeft {
+		return p.lastPass
+	}
+	return p.lastPass.Add(p.MinSyncPeriod)
 }
 
 // pass plans and programs the dirty Services.
@@ -163,7 +172,7 @@ func (p *Proxy) pass(ctx context.Context) {
 		problems = append(problems, p.reconciler.Flush()...)
 	}
 	p.passed(ctx, began, count, problems)
-	p.lastPass = time.Now()
+	p.lastPass, p.largeLeft = time.Now(), len(large) > 1
 }
 
 // passed reports the end of a pass.

@@ -134,6 +134,8 @@ type Proxy struct {
 	renewAt  time.Time                         // when to retry a failed read of the facts
 	renewing wait.Backoff                      // between these retries
 	lastPass time.Time
+	// largeLeft means that the last pass left large Services to the next one.
+	largeLeft bool
 }
 
 // New creates a proxy. It does not read or write anything.

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"net/netip"
 	"net/url"
 	"regexp"
 	"slices"
@@ -85,7 +86,6 @@ func (b *builder) config() Config {
 	b.compat()
 	c := Config{
 		Plan:                        b.plan(),
-		BindAddress:                 b.addr(b.path("bind-address", "bindAddress"), cmp.Or(p.BindAddress, "0.0.0.0")),
 		Healthz:                     b.addrPort(b.path("healthz-bind-address", "healthzBindAddress"), p.HealthzBindAddress),
 		Probes:                      b.addrPort(b.path("probe-bind-address", "probeBindAddress"), *b.own.ProbeBindAddress),
 		BindAddressHardFail:         p.BindAddressHardFail,
@@ -125,6 +125,7 @@ func (b *builder) plan() plan.Config {
 		b.errs = append(b.errs, field.NotSupported(b.path("ipvs-scheduler", "ipvs.scheduler"), scheduler, ipvs.Schedulers))
 	}
 	c := plan.Config{
+		NodeAddress:   b.nodeAddress(),
 		Families:      slices.Clone(ip.Families),
 		Scheduler:     scheduler,
 		MasqueradeAll: p.IPTables.MasqueradeAll,
@@ -147,6 +148,17 @@ func (b *builder) plan() plan.Config {
 	c.LocalMark = b.localMark(c.MasqueradeMark, c.SNAT.Mark)
 	c.VIPs = b.vips(&c)
 	return c
+}
+
+// nodeAddress reads the bind address. Nothing is bound to it. The unspecified address, which is
+// the default, leaves the choice to the Node object. So does a loopback address, which some
+// configurations have to hide the pages of kube-proxy: no client can reach a node there.
+func (b *builder) nodeAddress() netip.Addr {
+	a := b.addr(b.path("bind-address", "bindAddress"), cmp.Or(b.proxy.BindAddress, "0.0.0.0"))
+	if a.IsUnspecified() || a.IsLoopback() {
+		return netip.Addr{}
+	}
+	return a
 }
 
 // localTraffic ignores settings that the mode does not use, valid or not, as kube-proxy

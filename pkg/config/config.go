@@ -32,9 +32,6 @@ type Config struct {
 	IPVSTimeouts ipvs.Timeouts
 	Conntrack    Conntrack
 
-	// BindAddress is the Node's own address. If it is the unspecified address, the Node
-	// object names the address. Nothing is bound to it.
-	BindAddress netip.Addr
 	// Healthz and Metrics are listening addresses. The zero AddrPort disables the
 	// listener.
 	Healthz, Metrics netip.AddrPort

@@ -80,10 +80,9 @@ func defaults() Config {
 			MaxPerCore: 32768, Min: 131072,
 			TCPEstablished: 24 * time.Hour, TCPCloseWait: time.Hour,
 		},
-		BindAddress: netip.MustParseAddr("0.0.0.0"),
-		Healthz:     netip.MustParseAddrPort("0.0.0.0:10256"),
-		Metrics:     netip.MustParseAddrPort("127.0.0.1:10249"),
-		Probes:      netip.MustParseAddrPort("127.0.0.1:10266"),
+		Healthz: netip.MustParseAddrPort("0.0.0.0:10256"),
+		Metrics: netip.MustParseAddrPort("127.0.0.1:10249"),
+		Probes:  netip.MustParseAddrPort("127.0.0.1:10266"),
 		Source: Source{
 			ContentType: "application/vnd.kubernetes.protobuf", QPS: 5, Burst: 10,
 			ConfigSyncPeriod: 15 * time.Minute,
@@ -145,7 +144,9 @@ func TestFlags(t *testing.T) {
 		{"--nodeport-addresses=192.168.0.0/16", func(c *Config) {
 			c.Plan.NodePortAddresses.Prefixes = []netip.Prefix{pfx("192.168.0.0/16")}
 		}},
-		{"--bind-address=fd00::1", func(c *Config) { c.BindAddress = netip.MustParseAddr("fd00::1") }},
+		{"--bind-address=fd00::1", func(c *Config) { c.Plan.NodeAddress = netip.MustParseAddr("fd00::1") }},
+		{"--bind-address=::", func(*Config) {}},
+		{"--bind-address=127.0.0.1", func(*Config) {}},
 		{"--bind-address=", func(*Config) {}},
 		{"--proxy-mode=ipvs", func(*Config) {}},
 		{"--cleanup", func(c *Config) { c.Action = Cleanup }},
@@ -408,7 +409,7 @@ func TestFile(t *testing.T) {
 		want             func(*Config)
 	}{
 		{"IPv6 bind address", proxyHead + cluster + "bindAddress: fd00::1\n", "", func(c *Config) {
-			c.BindAddress = netip.MustParseAddr("fd00::1")
+			c.Plan.NodeAddress = netip.MustParseAddr("fd00::1")
 			c.Healthz, c.Metrics = netip.MustParseAddrPort("[::]:10256"), netip.MustParseAddrPort("[::1]:10249")
 		}},
 		{"bare address", proxyHead + cluster + "healthzBindAddress: 10.0.0.1\n", "", func(c *Config) {

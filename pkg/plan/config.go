@@ -9,7 +9,11 @@ import (
 // Config is the part of the configuration that determines the kernel's state. It has
 // been validated.
 type Config struct {
-	NodeName  string
+	NodeName string
+	// NodeAddress overrides the Node object's address of its family, as kube-proxy's
+	// --bind-address does. The zero Addr overrides none.
+	NodeAddress netip.Addr
+
 	Families  []ip.Family // to program, IPv4 first
 	Scheduler string      // for virtual servers, never ""
 	// MissingScheduler is the configured scheduler if the kernel does not have it;

@@ -130,7 +130,7 @@ func NewFacts(cfg *Config, n *Node) Facts {
 	f.DummyListeners = dummyListeners(n)
 	f.Loopback = loopbackListeners(n.Listeners)
 	for _, family := range cfg.Families {
-		if a := primary(n, family); a.IsValid() {
+		if a := primary(cfg, n, family); a.IsValid() {
 			f.Primary[family] = a
 		}
 	}
@@ -158,9 +158,12 @@ func linkAddresses(n *Node) []netip.Addr {
 	return out
 }
 
-// primary returns the Node object's address, or, without a Node object, the address of
-// the primary interface.
-func primary(n *Node, family ip.Family) netip.Addr {
+// primary returns the configured address, else the Node object's, or, without a Node object,
+// the address of the primary interface.
+func primary(cfg *Config, n *Node, family ip.Family) netip.Addr {
+	if a := cfg.NodeAddress; a.IsValid() && ip.Of(a) == family {
+		return a
+	}
 	for _, a := range n.Addresses {
 		if ip.Of(a) == family {
 			return a

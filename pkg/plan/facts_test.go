@@ -54,24 +54,31 @@ func TestNodePortAddresses(t *testing.T) {
 	}
 }
 
-// The Node object takes precedence, then the default route's interface, then any other.
+// The configured address takes precedence, then the Node object, then the default route's
+// interface, then any other.
 func TestPrimary(t *testing.T) {
 	links := []string{"link lo 127.0.0.1/8", "link eth0 169.254.1.1/16", "link eth1 192.0.2.11/24", "link eth2 198.51.100.11/24"}
 	for _, tc := range []struct {
 		name    string
+		config  string
 		node    string
 		network []string
 		want    string
 	}{
-		{"the Node's", "203.0.113.1", append(links, "default dev eth2 via 198.51.100.1"), "203.0.113.1"},
-		{"the default route's", "", append(links, "default dev eth2 via 198.51.100.1"), "198.51.100.11"},
-		{"not that of another table", "", append(links, "default dev eth2 via 198.51.100.1 table 7"), "192.0.2.11"},
-		{"any of global scope", "", links, "192.0.2.11"},
-		{"the Node's, of the other family", "2001:db8::1", links, "192.0.2.11"},
-		{"none", "", links[:2], "invalid IP"},
+		{"the configured one", "198.51.100.11", "203.0.113.1", links, "198.51.100.11"},
+		{"the configured one, of the other family", "2001:db8::1", "203.0.113.1", links, "203.0.113.1"},
+		{"the Node's", "", "203.0.113.1", append(links, "default dev eth2 via 198.51.100.1"), "203.0.113.1"},
+		{"the default route's", "", "", append(links, "default dev eth2 via 198.51.100.1"), "198.51.100.11"},
+		{"not that of another table", "", "", append(links, "default dev eth2 via 198.51.100.1 table 7"), "192.0.2.11"},
+		{"any of global scope", "", "", links, "192.0.2.11"},
+		{"the Node's, of the other family", "", "2001:db8::1", links, "192.0.2.11"},
+		{"none", "", "", links[:2], "invalid IP"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			s := withNetwork(tc.network...)
+			if tc.config != "" {
+				s.Config.NodeAddress = netip.MustParseAddr(tc.config)
+			}
 			if tc.node != "" {
 				s.Node.Addresses = []netip.Addr{netip.MustParseAddr(tc.node)}
 			}

@@ -389,6 +389,10 @@ func loggingFlagError(err *field.Error) *field.Error {
 // that carries it.
 const kubeletDropMark = 0x8000
 
+// spareBit replaces a bit of our default marks that is --iptables-masquerade-bit: with any of
+// these bits kube-proxy starts, so kube-ipvs must. The default marks do not need it otherwise.
+const spareBit = 0x2
+
 // markBits are the bits of the mark that a setting uses.
 type markBits struct {
 	setting string
@@ -428,7 +432,10 @@ func (b *builder) localMark(masquerade, reply uint32) plan.LocalMark {
 		*part.to = uint32(v)
 	}
 	if text == DefaultLocalMark {
-		m.Mask &^= masquerade &^ m.Value // the remaining bits suffice
+		if m.Value&masquerade != 0 {
+			m.Value = m.Value&^masquerade | spareBit
+		}
+		m.Mask &^= masquerade // the remaining bits suffice
 	}
 	if m.Value == 0 || m.Value&^m.Mask != 0 || m.Max() == 0 {
 		b.invalid(path, text, "must have a value that is not 0, and a mask with the value's bits and at least one more")
@@ -475,6 +482,9 @@ func (b *builder) vips(p *plan.Config) plan.VIPs {
 	b.claim(b.path("claim-load-balancers", "vips.loadBalancers"), c.LoadBalancers, claims)
 	b.claim(b.path("claim-external-ips", "vips.externalIPs"), c.ExternalIPs, append([]plan.ClaimMode{plan.ClaimNone}, claims...))
 	mark := b.path("claim-mark", "vips.mark")
+	if c.Mark == DefaultClaimMark && uint32(c.Mark) == p.MasqueradeMark {
+		c.Mark = spareBit
+	}
 	for _, other := range []markBits{
 		{b.path("iptables-masquerade-bit", "iptables.masqueradeBit").String(), p.MasqueradeMark},
 		{"kubelet's drop mark", kubeletDropMark},

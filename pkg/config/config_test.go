@@ -2,6 +2,7 @@ package config
 
 import (
 	"errors"
+	"fmt"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -139,6 +140,16 @@ func TestFlags(t *testing.T) {
 		{"--masquerade-all --iptables-masquerade-bit=5", func(c *Config) {
 			c.Plan.MasqueradeAll, c.Plan.MasqueradeMark, c.Plan.SNAT.Mark = true, 0x20, 0x3040
 			c.Plan.LocalMark.Mask = 0x3fdf
+		}},
+		{"--iptables-masquerade-bit=0", func(c *Config) {
+			c.Plan.MasqueradeMark, c.Plan.LocalMark = 0x1, plan.LocalMark{Value: 0xa, Mask: 0x3ffe}
+		}},
+		{"--iptables-masquerade-bit=1", func(c *Config) { c.Plan.MasqueradeMark, c.Plan.LocalMark.Mask = 0x2, 0x3ffd }},
+		{"--iptables-masquerade-bit=2", func(c *Config) {
+			c.Plan.MasqueradeMark, c.Plan.LocalMark.Mask, c.Plan.VIPs.Mark = 0x4, 0x3ffb, 0x2
+		}},
+		{"--iptables-masquerade-bit=3", func(c *Config) {
+			c.Plan.MasqueradeMark, c.Plan.LocalMark = 0x8, plan.LocalMark{Value: 0x3, Mask: 0x3ff7}
 		}},
 		{"--nodeport-addresses=primary", func(c *Config) { c.Plan.NodePortAddresses.Primary = true }},
 		{"--nodeport-addresses=192.168.0.0/16", func(c *Config) {
@@ -559,4 +570,14 @@ func FuzzFile(f *testing.F) {
 			}
 		}
 	})
+}
+
+// kube-proxy starts with every bit, so kube-ipvs must not refuse one because of its own defaults.
+func TestEveryMasqueradeBit(t *testing.T) {
+	for bit := range 32 {
+		p := mustParse(t, fmt.Sprintf("--iptables-masquerade-bit=%d", bit)).Plan
+		if p.LocalMark.Max() < 1000 || p.SNAT.Mark == 0 {
+			t.Errorf("bit %d leaves %d fwmarks and the reply mark %#x", bit, p.LocalMark.Max(), p.SNAT.Mark)
+		}
+	}
 }

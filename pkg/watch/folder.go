@@ -25,39 +25,50 @@ const (
 // so its parent is watched too.
 type Folder struct {
 	dir     string
-	watcher *fsnotify.Watcher
-	watched os.FileInfo // the directory when dir was last added
+	open    func() (*fsnotify.Watcher, error) // fsnotify.NewWatcher
+	watcher *fsnotify.Watcher                 // nil while the kernel refuses one
+	watched os.FileInfo                       // the directory when dir was last added
 }
 
-// NewFolder returns an error if the folder does not exist or the kernel's limit of
-// watches is reached.
-func NewFolder(dir string) (*Folder, error) {
+// NewFolder returns an error if the folder does not exist. On many nodes other programs use up
+// the kernel's limit of watchers (fs.inotify.max_user_instances, 128): then the folder is read
+// periodically until a watcher is free.
+func NewFolder(dir string) (*Folder, error) { return newFolder(dir, fsnotify.NewWatcher) }
+
+func newFolder(dir string, open func() (*fsnotify.Watcher, error)) (*Folder, error) {
 	dir, err := filepath.Abs(dir)
 	if err != nil {
 		return nil, err
 	}
-	watcher, err := fsnotify.NewWatcher()
-	if err != nil {
+	if _, err := os.Stat(dir); err != nil {
 		return nil, err
 	}
-	w := &Folder{dir: dir, watcher: watcher}
-	if err := w.add(); err != nil {
-		w.Close()
-		return nil, err
-	}
-	// Without a watch of the parent, a replaced folder is only noticed later.
-	_ = watcher.Add(filepath.Dir(w.dir))
+	w := &Folder{dir: dir, open: open}
+	_ = w.add() // Wait tries again
 	return w, nil
 }
 
 // Close releases the watches.
-func (w *Folder) Close() { _ = w.watcher.Close() }
+func (w *Folder) Close() {
+	if w.watcher != nil {
+		_ = w.watcher.Close()
+	}
+}
 
 // add watches the folder, again if it has been replaced.
 func (w *Folder) add() error {
 	info, err := os.Stat(w.dir)
 	if err != nil {
 		return err
+	}
+	if w.watcher == nil {
+		watcher, err := w.open()
+		if err != nil {
+			return err
+		}
+		w.watcher = watcher
+		// Without a watch of the parent, a replaced folder is only noticed later.
+		_ = watcher.Add(filepath.Dir(w.dir))
 	}
 	if w.watched != nil && os.SameFile(info, w.watched) {
 		return nil
@@ -78,11 +89,16 @@ func (w *Folder) Wait(ctx context.Context) bool {
 	quiet, latest := time.NewTimer(recheck), time.NewTimer(recheck)
 	defer quiet.Stop()
 	defer latest.Stop()
+	var events <-chan fsnotify.Event
+	var errs <-chan error
+	if w.watcher != nil {
+		events, errs = w.watcher.Events, w.watcher.Errors
+	}
 	for settling := false; ; {
 		select {
 		case <-ctx.Done():
 			return false
-		case event := <-w.watcher.Events:
+		case event := <-events:
 			if !w.concerns(event) {
 				continue
 			}
@@ -91,7 +107,7 @@ func (w *Folder) Wait(ctx context.Context) bool {
 				latest.Reset(settleAtMost)
 				settling = true
 			}
-		case err := <-w.watcher.Errors:
+		case err := <-errs:
 			// Events were lost, so anything may have changed.
 			logger.V(2).Info("Watching a folder failed, reading it again", "folder", w.dir, "err", err)
 			return true

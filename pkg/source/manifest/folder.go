@@ -79,7 +79,7 @@ func (f *folder) list() ([]string, error) {
 // read returns a file's new state, or nil if the file was removed.
 func (f *folder) read(name string) *file {
 	path, old := filepath.Join(f.dir, name), f.files[name]
-	text, err := os.ReadFile(path)
+	text, err := readRegular(path)
 	if errors.Is(err, fs.ErrNotExist) {
 		// A dangling link exists, and is an error.
 		if _, linkErr := os.Lstat(path); errors.Is(linkErr, fs.ErrNotExist) {
@@ -96,6 +96,21 @@ func (f *folder) read(name string) *file {
 	return renewed(path, hash, (&parser{nodeName: f.nodeName, whole: f.whole}).parse(text), old)
 }
 
+// errNotRegular is the error for a pipe, a socket or a device, which is never read: a pipe would
+// block all manifests until another program writes to it, and a device may have no end.
+var errNotRegular = errors.New("not a regular file")
+
+func readRegular(path string) ([]byte, error) {
+	info, err := os.Stat(path)
+	if err != nil {
+		return nil, err
+	}
+	if !info.Mode().IsRegular() {
+		return nil, errNotRegular
+	}
+	return os.ReadFile(path)
+}
+
 // unreadable keeps a file's objects. It clears the hash, so that the file is parsed as
 // soon as it is readable.
 func unreadable(path string, err error, old *file) *file {
@@ -104,7 +119,7 @@ func unreadable(path string, err error, old *file) *file {
 		err = pathErr.Err
 	}
 	if old == nil || len(old.objects) == 0 {
-		return &file{unread: true, errs: []error{fmt.Errorf("cannot read %s: %w", path, err)}}
+		return &file{unread: !errors.Is(err, errNotRegular), errs: []error{fmt.Errorf("cannot read %s: %w", path, err)}}
 	}
 	return &file{
 		objects: old.objects,

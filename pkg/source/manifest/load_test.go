@@ -5,8 +5,10 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -71,6 +73,30 @@ func TestLoadUnreadableFile(t *testing.T) {
 		t.Errorf("error %v", err)
 	}
 	if diff := cmp.Diff([]string{"set Service default/a"}, r.soFar()); diff != "" {
+		t.Error(diff)
+	}
+}
+
+// TestLoadPipe: a pipe has no content to wait for, and must not block the files.
+func TestLoadPipe(t *testing.T) {
+	_, ctx := ktesting.NewTestContext(t)
+	dir := t.TempDir()
+	write(t, dir, "b.yaml", manifestOf("b", "10.0.0.1"))
+	pipe := filepath.Join(dir, "a.yaml")
+	if err := unix.Mkfifo(pipe, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	r, loaded := newRecorder(), make(chan error, 1)
+	go func() { loaded <- New(dir, "n1").Load(ctx, r) }()
+	select {
+	case err := <-loaded:
+		if want := "cannot read " + pipe + ": not a regular file"; err == nil || err.Error() != want {
+			t.Errorf("error %v, want %s", err, want)
+		}
+	case <-time.After(20 * time.Second):
+		t.Fatal("the pipe blocks the other files")
+	}
+	if diff := cmp.Diff([]string{"set Service default/b", "synced"}, r.soFar()); diff != "" {
 		t.Error(diff)
 	}
 }

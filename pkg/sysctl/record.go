@@ -45,8 +45,9 @@ type record struct {
 }
 
 // Record stores previous values in a file below a folder, which it creates. identity
-// identifies the owner of the parameters; see Identity. It returns an error if the file
-// cannot be read or written.
+// identifies the owner of the parameters; see Identity. A file that a crash of the machine has
+// left incomplete is replaced: its values were of an earlier boot. It returns an error if the
+// file cannot be read or written.
 func Record(p Parameters, folder, identity string) (*Recorded, error) {
 	if err := os.MkdirAll(folder, 0o755); err != nil {
 		return nil, err
@@ -56,10 +57,8 @@ func Record(p Parameters, folder, identity string) (*Recorded, error) {
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, err
 	}
-	if err == nil {
-		if err := json.Unmarshal(text, &r.book); err != nil {
-			return nil, fmt.Errorf("%s: %w", r.path, err)
-		}
+	if json.Unmarshal(text, &r.book) != nil {
+		r.book = book{}
 	}
 	if r.book.Of != identity || r.book.Values == nil {
 		r.book = book{Of: identity, Values: map[string]record{}}

@@ -84,6 +84,20 @@ func TestRestoreIgnoresAnotherNode(t *testing.T) {
 	}
 }
 
+// TestRecordReplacesBrokenFile leaves what a loss of power leaves of a file on a disk.
+func TestRecordReplacesBrokenFile(t *testing.T) {
+	for _, text := range []string{"", "\x00\x00\x00", `{"of": "me", "values": {"`, `{"of": "me", "values": []}`} {
+		f, folder := NewFake(State{markKey: "0"}), t.TempDir()
+		if err := os.WriteFile(filepath.Join(folder, "sysctls.json"), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		mustApply(t, recorded(t, f, folder, "me"), Change{markKey, "1"})
+		if err := recorded(t, f, folder, "me").Restore(unused); err != nil || f.Values()[markKey] != "0" {
+			t.Errorf("%q: %v, %v", text, err, f.Values())
+		}
+	}
+}
+
 func TestRestoreIsRetried(t *testing.T) {
 	f, folder := NewFake(State{markKey: "0"}), t.TempDir()
 	mustApply(t, recorded(t, f, folder, "me"), Change{markKey, "1"})

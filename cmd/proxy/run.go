@@ -35,6 +35,7 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/plan"
 	"github.com/kube-ipvs/kube-ipvs/pkg/proxy"
 	"github.com/kube-ipvs/kube-ipvs/pkg/reconcile"
+	"github.com/kube-ipvs/kube-ipvs/pkg/routing"
 	"github.com/kube-ipvs/kube-ipvs/pkg/service"
 	"github.com/kube-ipvs/kube-ipvs/pkg/source"
 	"github.com/kube-ipvs/kube-ipvs/pkg/source/apiserver"
@@ -232,16 +233,36 @@ func metricsAddress(cfg *config.Config) (netip.AddrPort, error) {
 	if err != nil {
 		return netip.AddrPort{}, err
 	}
+	var vips []net.Addr
+	if dummy, err := net.InterfaceByName(routing.DummyLink); err == nil {
+		if vips, err = dummy.Addrs(); err != nil {
+			return netip.AddrPort{}, err
+		}
+	}
+	a, ok := lowestAddress(cfg.MetricsIn, have, vips)
+	if !ok {
+		return netip.AddrPort{}, fmt.Errorf("--metrics-bind-address: the node has no address in %s", cfg.MetricsIn)
+	}
+	return netip.AddrPortFrom(a, cfg.Metrics.Port()), nil
+}
+
+// lowestAddress returns the lowest address in a CIDR that is not a VIP. The node has VIPs of an
+// earlier process when this one starts; other hosts do not reach the node there.
+func lowestAddress(in netip.Prefix, have, vips []net.Addr) (netip.Addr, bool) {
+	isVIP := map[string]bool{}
+	for _, vip := range vips {
+		isVIP[vip.String()] = true
+	}
 	var found []netip.Addr
 	for _, a := range have {
-		if p, err := netip.ParsePrefix(a.String()); err == nil && cfg.MetricsIn.Contains(p.Addr()) {
+		if p, err := netip.ParsePrefix(a.String()); err == nil && in.Contains(p.Addr()) && !isVIP[a.String()] {
 			found = append(found, p.Addr())
 		}
 	}
 	if len(found) == 0 {
-		return netip.AddrPort{}, fmt.Errorf("--metrics-bind-address: the node has no address in %s", cfg.MetricsIn)
+		return netip.Addr{}, false
 	}
-	return netip.AddrPortFrom(slices.MinFunc(found, netip.Addr.Compare), cfg.Metrics.Port()), nil
+	return slices.MinFunc(found, netip.Addr.Compare), true
 }
 
 // pages returns the pages that the configuration enables.

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"net"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -121,6 +122,23 @@ func TestExitCodes(t *testing.T) {
 		if got := execute(cmd, c.args, &errors); got != c.want || (got != 0) == (errors.String() == "") {
 			t.Errorf("%q: ends with %d, want %d: %s", c.args, got, c.want, errors.String())
 		}
+	}
+}
+
+// After a restart the node has the VIPs of the earlier process.
+func TestMetricsAddressIsNoVIP(t *testing.T) {
+	network := func(s string) net.Addr {
+		p := netip.MustParsePrefix(s)
+		return &net.IPNet{IP: p.Addr().AsSlice(), Mask: net.CIDRMask(p.Bits(), p.Addr().BitLen())}
+	}
+	vips := []net.Addr{network("10.0.0.1/32"), network("10.0.0.10/32")}
+	have := append([]net.Addr{network("127.0.0.1/8"), network("10.20.0.5/16")}, vips...)
+	in := netip.MustParsePrefix("10.0.0.0/8")
+	if got, ok := lowestAddress(in, have, vips); !ok || got != netip.MustParseAddr("10.20.0.5") {
+		t.Errorf("%s, %t, want the node's address", got, ok)
+	}
+	if got, ok := lowestAddress(in, vips, vips); ok {
+		t.Errorf("%s, want none", got)
 	}
 }
 

@@ -116,13 +116,13 @@ func everywhere(mode string, nodes int) (steps []step) {
 	return append(steps, plugin, guide(features, 0), guide(features, 1))
 }
 
-// forGood are the steps that end with a cluster without kube-proxy.
+// forGood are the steps to a cluster without kube-proxy, and to one where it can come back.
 func forGood(nodes int) []step {
 	steps := []step{guide(keepOff, 0), guide(onNoNode, 0)}
 	for range nodes {
 		steps = append(steps, guide(batches, 0))
 	}
-	return append(steps, guide(batches, 1), guide(remove, 0).checked(leavesNothing))
+	return append(steps, guide(batches, 1), guide(remove, 0).checked(leavesNothing), guide(remove, 1))
 }
 
 // onNode is what a reader does who repeats a command for another node.

@@ -122,6 +122,24 @@ func TestHelmUpgrades(t *testing.T) {
 	})
 }
 
+// TestHelmInstallsOnce checks that a page installs the release once: the name is then in
+// use, and another block of the page has to change the release instead.
+func TestHelmInstallsOnce(t *testing.T) {
+	first := map[string]*walk.Block{}
+	commandBlocks(t, func(b *walk.Block) {
+		if !strings.Contains(b.Text, "helm install kube-ipvs ") {
+			return
+		}
+		if other := first[b.Page]; other != nil {
+			t.Errorf("%s installs kube-ipvs, as %s does: use helm upgrade --install --reset-then-reuse-values", b, other)
+		}
+		first[b.Page] = b
+	})
+	if len(first) < 5 {
+		t.Errorf("%d pages install kube-ipvs", len(first))
+	}
+}
+
 // TestCommandsNameFiles checks that files of the repository exist that a command names.
 func TestCommandsNameFiles(t *testing.T) {
 	commandBlocks(t, func(b *walk.Block) {

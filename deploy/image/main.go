@@ -53,12 +53,7 @@ func run(ctx context.Context) error {
 		if err != nil {
 			return fmt.Errorf("%s: %w", architecture, err)
 		}
-		made.Labels = map[string]string{
-			"org.opencontainers.image.title":    "kube-ipvs",
-			"org.opencontainers.image.version":  *version,
-			"org.opencontainers.image.revision": *commit,
-			"org.opencontainers.image.licenses": "Apache-2.0",
-		}
+		made.Labels = labels(*version, *commit)
 		images = append(images, made)
 	}
 	archive, err := os.Create(*out)
@@ -70,6 +65,24 @@ func run(ctx context.Context) error {
 		return err
 	}
 	return archive.Close()
+}
+
+// home is where the sources and the documentation are.
+const home = "https://github.com/kube-ipvs/kube-ipvs"
+
+// labels tell people and registries what an image is. None depends on the time, so that
+// an image can be built again.
+func labels(version, commit string) map[string]string {
+	return map[string]string{
+		"org.opencontainers.image.title":         "kube-ipvs",
+		"org.opencontainers.image.description":   "IPVS Service proxy for Kubernetes, a replacement for kube-proxy",
+		"org.opencontainers.image.version":       version,
+		"org.opencontainers.image.revision":      commit,
+		"org.opencontainers.image.licenses":      "Apache-2.0",
+		"org.opencontainers.image.url":           home,
+		"org.opencontainers.image.source":        home,
+		"org.opencontainers.image.documentation": home + "/tree/main/docs",
+	}
 }
 
 // newImage has two layers, so that nodes which have the packages only pull the program

@@ -55,3 +55,18 @@ func TestTagOf(t *testing.T) {
 		t.Error(got)
 	}
 }
+
+// TestLabels: registries link the image to its sources, and scanners to its version.
+func TestLabels(t *testing.T) {
+	got := labels("v1.2.3", "abc")
+	for name, want := range map[string]string{"version": "v1.2.3", "revision": "abc", "source": home, "url": home} {
+		if value := got["org.opencontainers.image."+name]; value != want {
+			t.Errorf("%s is %q, want %q", name, value, want)
+		}
+	}
+	for name, value := range got {
+		if value == "" {
+			t.Errorf("%s is empty", name)
+		}
+	}
+}

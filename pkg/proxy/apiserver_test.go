@@ -223,7 +223,7 @@ func (b *behind) taken() []string {
 
 // programmed returns the number of virtual servers of cluster IPs.
 func (b *behind) programmed() int {
-	state, err := b.ipvs.Observe()
+	state, err := b.IPVS.Observe()
 	if err != nil {
 		b.t.Fatal(err)
 	}

@@ -39,8 +39,8 @@ func TestChangeDoesNotWaitForAComparison(t *testing.T) {
 		next, _ := p.reconciler.Next(time.Now())
 		return !next.After(time.Now())
 	}
-	if !compares() || w.compare > 0 || !strings.Contains(w.ipvs.Dump(), "-a -t 10.96.0.8:80 -r 10.244.1.1:8000 -m -w 1") {
-		t.Errorf("comparison in progress: %t; web7 is:\n%s", compares(), grep(w.ipvs.Dump(), "10.96.0.8:80"))
+	if !compares() || w.compare > 0 || !strings.Contains(w.node.IPVS.Dump(), "-a -t 10.96.0.8:80 -r 10.244.1.1:8000 -m -w 1") {
+		t.Errorf("comparison in progress: %t; web7 is:\n%s", compares(), grep(w.node.IPVS.Dump(), "10.96.0.8:80"))
 	}
 	w.taken()
 	turns := 2
@@ -77,7 +77,7 @@ func clearIPVS(t *testing.T, k *ipvs.Fake) {
 // not report it, and the periodic comparison is half a minute away.
 func TestMassDeletionIsRepaired(t *testing.T) {
 	for name, damage := range map[string]func(*testing.T, *world, *ipset.Fake){
-		"ipvsadm -C": func(t *testing.T, w *world, _ *ipset.Fake) { clearIPVS(t, w.ipvs) },
+		"ipvsadm -C": func(t *testing.T, w *world, _ *ipset.Fake) { clearIPVS(t, w.node.IPVS) },
 		"ipset flush": func(t *testing.T, _ *world, sets *ipset.Fake) {
 			state, err := sets.Observe(nil)
 			if err != nil {
@@ -90,7 +90,7 @@ func TestMassDeletionIsRepaired(t *testing.T) {
 			}
 		},
 		"a weight": func(_ *testing.T, w *world, _ *ipset.Fake) {
-			w.ipvs.Apply([]ipvs.Change{{Op: ipvs.UpdateRealServer, Key: firstServer, Dest: netip.MustParseAddrPort("10.244.0.1:8000"), RealServer: ipvs.RealServer{Weight: 7}}})
+			w.node.IPVS.Apply([]ipvs.Change{{Op: ipvs.UpdateRealServer, Key: firstServer, Dest: netip.MustParseAddrPort("10.244.0.1:8000"), RealServer: ipvs.RealServer{Weight: 7}}})
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -100,7 +100,7 @@ func TestMassDeletionIsRepaired(t *testing.T) {
 				w.service("b", "10.96.0.2", "10.244.0.2")
 				w.synced()
 				w.sleep(5 * time.Second)
-				whole := w.ipvs.Dump() + sets.Dump()
+				whole := w.node.IPVS.Dump() + sets.Dump()
 				compared := w.compare
 				w.sleep(10 * time.Second)
 				if w.compare != compared {
@@ -108,7 +108,7 @@ func TestMassDeletionIsRepaired(t *testing.T) {
 				}
 				damage(t, w, sets)
 				w.sleep(time.Second)
-				if got := w.ipvs.Dump() + sets.Dump(); got != whole {
+				if got := w.node.IPVS.Dump() + sets.Dump(); got != whole {
 					t.Errorf("after a second:\n%s\nwant\n%s", got, whole)
 				}
 			})
@@ -127,7 +127,7 @@ func TestDeletionAmongManyIsRepaired(t *testing.T) {
 		}
 		w.synced()
 		w.sleep(5 * time.Second)
-		whole := w.ipvs.Dump() + sets.Dump()
+		whole := w.node.IPVS.Dump() + sets.Dump()
 		last := ipvs.Key{Protocol: ip.TCP, Addr: netip.MustParseAddr("10.96.11.250"), Port: 80}
 		var clusterIPs ipset.Set
 		entry := ipset.Entry{Addr: last.Addr, Protocol: ip.TCP, Port: 80}
@@ -144,16 +144,16 @@ func TestDeletionAmongManyIsRepaired(t *testing.T) {
 			name string
 			do   func()
 		}{
-			{"one virtual server", func() { w.ipvs.Apply([]ipvs.Change{{Op: ipvs.DeleteVirtualServer, Key: last}}) }},
+			{"one virtual server", func() { w.node.IPVS.Apply([]ipvs.Change{{Op: ipvs.DeleteVirtualServer, Key: last}}) }},
 			{"one member", func() { sets.Apply([]ipset.Change{{Op: ipset.DeleteEntry, Set: clusterIPs, Entry: entry}}) }},
-			{"all virtual servers", func() { clearIPVS(t, w.ipvs) }},
+			{"all virtual servers", func() { clearIPVS(t, w.node.IPVS) }},
 		} {
 			damage.do()
-			if w.ipvs.Dump()+sets.Dump() == whole {
+			if w.node.IPVS.Dump()+sets.Dump() == whole {
 				t.Fatalf("%s is not deleted", damage.name)
 			}
 			w.sleep(3 * time.Second)
-			if got := w.ipvs.Dump() + sets.Dump(); got != whole {
+			if got := w.node.IPVS.Dump() + sets.Dump(); got != whole {
 				t.Errorf("%s: after 3 s, %d lines are there, want %d", damage.name, strings.Count(got, "\n"), strings.Count(whole, "\n"))
 			}
 		}
@@ -174,7 +174,7 @@ func TestForeignServersReduceLooks(t *testing.T) {
 			if i%2 > 0 {
 				op = ipvs.DeleteVirtualServer
 			}
-			w.ipvs.Apply([]ipvs.Change{{Op: op, Key: other, VirtualServer: ipvs.VirtualServer{Scheduler: "rr"}}})
+			w.node.IPVS.Apply([]ipvs.Change{{Op: op, Key: other, VirtualServer: ipvs.VirtualServer{Scheduler: "rr"}}})
 			w.sleep(time.Second)
 		}
 		if n := w.compare - compared; n > 10+5*4 {

@@ -84,19 +84,19 @@ var (
 )
 
 func (m *machine) connect() {
-	m.ipvs.SetConnections(tcp, endpoint, ipvs.Connections{Active: 1})
+	m.IPVS.SetConnections(tcp, endpoint, ipvs.Connections{Active: 1})
 	m.ask()
 }
 
 // ask sends a client's datagram to web.
 func (m *machine) ask() {
 	client := netip.MustParseAddrPort("10.244.0.5:40000")
-	m.conntrack.Add(conntrack.Entry{Protocol: ip.UDP, OriginalSrc: client, OriginalDst: udp, ReplySrc: endpoint, ReplyDst: client})
+	m.Conntrack.Add(conntrack.Entry{Protocol: ip.UDP, OriginalSrc: client, OriginalDst: udp, ReplySrc: endpoint, ReplyDst: client})
 }
 
 // connected reports whether the connection's real server exists.
 func (m *machine) connected() bool {
-	state, err := m.ipvs.Observe()
+	state, err := m.IPVS.Observe()
 	if err != nil {
 		m.t.Fatal(err)
 	}
@@ -106,7 +106,7 @@ func (m *machine) connected() bool {
 
 // marked returns the real servers of web that are selected by a mark.
 func (m *machine) marked() map[ipvs.Key]ipvs.Connections {
-	state, err := m.ipvs.Observe()
+	state, err := m.IPVS.Observe()
 	if err != nil {
 		m.t.Fatal(err)
 	}
@@ -115,7 +115,7 @@ func (m *machine) marked() map[ipvs.Key]ipvs.Connections {
 		if key.FWMark == 0 || key.Family() != ip.IPv4 {
 			continue
 		}
-		counts, err := m.ipvs.Connections(key)
+		counts, err := m.IPVS.Connections(key)
 		if err != nil {
 			m.t.Fatal(err)
 		}
@@ -131,13 +131,13 @@ var markedEndpoint = netip.MustParseAddrPort("10.244.0.3:8000")
 // connectMarked opens a connection through every mark of web.
 func (m *machine) connectMarked() {
 	for key := range m.marked() {
-		m.ipvs.SetConnections(key, markedEndpoint, ipvs.Connections{Active: 1})
+		m.IPVS.SetConnections(key, markedEndpoint, ipvs.Connections{Active: 1})
 	}
 }
 
 func (m *machine) disconnectMarked() {
 	for key := range m.marked() {
-		m.ipvs.SetConnections(key, markedEndpoint, ipvs.Connections{})
+		m.IPVS.SetConnections(key, markedEndpoint, ipvs.Connections{})
 	}
 }
 
@@ -150,7 +150,7 @@ func (m *machine) openByMark() int {
 	return n
 }
 
-func (m *machine) disconnect() { m.ipvs.SetConnections(tcp, endpoint, ipvs.Connections{}) }
+func (m *machine) disconnect() { m.IPVS.SetConnections(tcp, endpoint, ipvs.Connections{}) }
 
 // Initial states of a node before its first start.
 var beginnings = []step{
@@ -161,15 +161,15 @@ var beginnings = []step{
 	}},
 	{"kube-proxy's IPVS mode", func(m *machine) {
 		m.restore(ip.IPv6, "*nat\n:KUBE-SERVICES - [0:0]\n:KUBE-NODE-PORT - [0:0]\n-A KUBE-SERVICES -m addrtype --dst-type LOCAL -j KUBE-NODE-PORT\nCOMMIT\n")
-		m.routing.Do(routing.Change{Op: routing.AddLink})
-		m.routing.Misbind(netip.MustParseAddr("203.0.1.1"))
+		m.Routing.Do(routing.Change{Op: routing.AddLink})
+		m.Routing.Misbind(netip.MustParseAddr("203.0.1.1"))
 	}},
-	{"kube-proxy's nftables mode", func(m *machine) { m.kubeProxy.Create(ip.Families...) }},
+	{"kube-proxy's nftables mode", func(m *machine) { m.KubeProxy.Create(ip.Families...) }},
 }
 
 func (m *machine) restore(family ip.Family, input string) {
 	m.t.Helper()
-	if err := m.nat[family].Restore(input); err != nil {
+	if err := m.NAT[family].Restore(input); err != nil {
 		m.t.Fatal(err)
 	}
 }
@@ -192,8 +192,8 @@ func (m *machine) dieBefore(n int) (count *int) {
 		}
 		*count++
 	}
-	m.operation = func(text string) error { boundary(text); return nil }
-	for family, f := range m.nat {
+	m.OnChange = func(text string) error { boundary(text); return nil }
+	for family, f := range m.NAT {
 		f.Refuse = nil // the rules of a table are written together
 		f.Commit = func(table nat.Table) { boundary(fmt.Sprintf("the commit of %s %s", family, table)) }
 	}
@@ -280,7 +280,7 @@ type faults struct{ kernels, touched, cut int }
 func (m *machine) checkRestart(context string, died int, references map[int]string, f *faults) {
 	m.t.Helper()
 	writes := m.recording()
-	before, connected, byMark := steady(m.ipvs.Dump()), m.connected(), m.openByMark()
+	before, connected, byMark := steady(m.IPVS.Dump()), m.connected(), m.openByMark()
 	m.boot()
 	m.drain()
 	if n := m.openByMark(); n != byMark && died < stepNamed("connections by a mark end") {
@@ -298,7 +298,7 @@ func (m *machine) checkRestart(context string, died int, references map[int]stri
 		f.touched += len(touched)
 		m.t.Errorf("%s: the next start touched unchanged state: %q", context, touched)
 	}
-	if after := steady(m.ipvs.Dump()); died > 0 && after != before {
+	if after := steady(m.IPVS.Dump()); died > 0 && after != before {
 		m.t.Errorf("%s: unchanged state was\n%s\nand is\n%s", context, before, after)
 	}
 	if references[died] == "" {
@@ -320,9 +320,9 @@ func (m *machine) checkRestart(context string, died int, references map[int]stri
 // recording records operations instead of ending the process.
 func (m *machine) recording() (writes *[]string) {
 	writes = new([]string)
-	m.operation = func(text string) error { *writes = append(*writes, text); return nil }
-	for _, f := range m.nat {
-		f.Refuse = func(c nat.Change) error { return m.operation(c.String()) }
+	m.OnChange = func(text string) error { *writes = append(*writes, text); return nil }
+	for _, f := range m.NAT {
+		f.Refuse = func(c nat.Change) error { return m.OnChange(c.String()) }
 		f.Commit = nil
 	}
 	return writes
@@ -335,8 +335,8 @@ func (m *machine) reference(died int) string {
 	fresh.network(died >= stepNamed("an ENI") && died < stepNamed("no ENI"))
 	fresh.services, fresh.slices = m.services, m.slices
 	if died >= stepNamed("an ENI") { // they stay until --cleanup
-		fresh.sysctl.Set("net/ipv4/conf/all/src_valid_mark", "1")
-		fresh.sysctl.Set("net/ipv4/vs/snat_reroute", "1")
+		fresh.Sysctl.Set("net/ipv4/conf/all/src_valid_mark", "1")
+		fresh.Sysctl.Set("net/ipv4/vs/snat_reroute", "1")
 	}
 	fresh.boot()
 	return normal(fresh.kernel())

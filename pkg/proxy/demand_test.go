@@ -26,7 +26,7 @@ func onDemand(t *testing.T) *machine {
 	m.set(svc, slice)
 	m.cfg.VIPs.LoadBalancers = plan.ClaimAuto
 	m.running = true
-	m.sysctl.Set("net/ipv4/conf/eth0/src_valid_mark", "0")
+	m.Sysctl.Set("net/ipv4/conf/eth0/src_valid_mark", "0")
 	return m
 }
 
@@ -34,7 +34,7 @@ func onDemand(t *testing.T) *machine {
 func (m *machine) demand(d plan.Demand, f ip.Family) {
 	set := ipset.Set{Name: d.Set.In(f), Type: ipset.HashIP, Family: f}
 	address := netip.MustParseAddr(map[ip.Family]string{ip.IPv4: "203.0.113.2", ip.IPv6: "fd00:203::2"}[f])
-	if failures := m.ipset.Apply([]ipset.Change{{Op: ipset.AddEntry, Set: set, Entry: ipset.Entry{Addr: address}}}); len(failures) > 0 {
+	if failures := m.IPSet.Apply([]ipset.Change{{Op: ipset.AddEntry, Set: set, Entry: ipset.Entry{Addr: address}}}); len(failures) > 0 {
 		m.t.Fatal(failures)
 	}
 }
@@ -48,7 +48,7 @@ func (m *machine) look() {
 // demands reports whether the rules of a demand are written, and whether any rule asks for
 // them.
 func (m *machine) demands(d plan.Demand, f ip.Family) (written, asks bool) {
-	text := m.nat[f].Save()
+	text := m.NAT[f].Save()
 	_, table, _ := strings.Cut(text, "*"+string(d.Table)+"\n")
 	table, _, _ = strings.Cut(table, "COMMIT\n")
 	return strings.Contains(table, ":"+d.Chain+" "), strings.Contains(text, "--add-set "+d.Set.In(f)+" ")
@@ -60,7 +60,7 @@ func (m *machine) checkDemand(when string, d plan.Demand, f ip.Family, want bool
 		m.t.Errorf("%s: %s: rules are written: %t, asked for: %t; want %t and %t", when, d.Set.In(f), written, asks, want, !want)
 	}
 	skips := 0
-	state, err := m.routing.Observe()
+	state, err := m.Routing.Observe()
 	if err != nil {
 		m.t.Fatal(err)
 	}
@@ -100,7 +100,7 @@ func TestRulesOnDemand(t *testing.T) {
 				}
 				m.boot()
 				m.checkDemand("restarted", d, f, true)
-				m.operation = func(operation string) error {
+				m.OnChange = func(operation string) error {
 					t.Errorf("%s, after a restart", operation)
 					return nil
 				}
@@ -119,7 +119,7 @@ func TestRulesAtOnce(t *testing.T) {
 	for name, prepare := range map[string]func(*machine){
 		"--once": func(m *machine) { m.running = false },
 		"no target SET": func(m *machine) {
-			for _, f := range m.nat {
+			for _, f := range m.NAT {
 				f.Lacks = func(r nat.Rule) error {
 					if strings.Contains(string(r), "--add-set") {
 						return unix.ENOENT
@@ -141,7 +141,7 @@ func TestRulesAtOnce(t *testing.T) {
 			m.boot()
 			for _, d := range plan.Demands {
 				for _, f := range ip.Families {
-					m.ipset.Apply([]ipset.Change{{Op: ipset.DestroySet, Set: ipset.Set{Name: d.Set.In(f)}}})
+					m.IPSet.Apply([]ipset.Change{{Op: ipset.DestroySet, Set: ipset.Set{Name: d.Set.In(f)}}})
 				}
 			}
 			m.running = true
@@ -170,7 +170,7 @@ func TestRulesOnDemandOrder(t *testing.T) {
 	m.boot()
 	written, deleted := -1, -1 // the number of restores before
 	m.refuse(func(operation string) error {
-		switch restores := m.nat[ip.IPv4].Restores(); {
+		switch restores := m.NAT[ip.IPv4].Restores(); {
 		case strings.HasPrefix(operation, "write chain IPv4 mangle/KUBE-IPVS-FOREIGN"):
 			written = restores
 		case strings.HasPrefix(operation, "delete chain IPv4 filter/KUBE-IPVS-DEMAND"):

@@ -89,7 +89,7 @@ func TestRefusedHealthCheckIsAnEvent(t *testing.T) {
 func TestMissingScheduler(t *testing.T) {
 	run(t, nil, func(w *world) {
 		w.synced()
-		w.ipvs.Schedulers = []string{"rr"}
+		w.node.IPVS.Schedulers = []string{"rr"}
 		ask := func(scheduler string) {
 			w.sink.SetService(&corev1.Service{
 				ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "web", Annotations: map[string]string{"kube-ipvs.io/scheduler": scheduler}},
@@ -99,20 +99,20 @@ func TestMissingScheduler(t *testing.T) {
 		}
 		w.slice("web", "10.244.0.2")
 		ask("mh")
-		if got := w.ipvs.Dump(); !strings.Contains(got, "-A -t 10.96.0.10:80 -s rr\n") || w.realServers("10.96.0.10") != 1 {
+		if got := w.node.IPVS.Dump(); !strings.Contains(got, "-A -t 10.96.0.10:80 -s rr\n") || w.realServers("10.96.0.10") != 1 {
 			t.Errorf("serves\n%s", got)
 		}
 		const want = `metadata.annotations[kube-ipvs.io/scheduler]: probe scheduler "mh"`
 		if len(w.events) != 1 || !strings.Contains(w.events[0].Note, want) || !strings.Contains(w.events[0].Note, "modprobe ip_vs_mh") {
 			t.Errorf("Events %+v", w.events)
 		}
-		w.ipvs.Schedulers = []string{"rr", "mh"}
+		w.node.IPVS.Schedulers = []string{"rr", "mh"}
 		w.sleep(time.Minute)
-		if got := w.ipvs.Dump(); !strings.Contains(got, "-A -t 10.96.0.10:80 -s mh -b mh-fallback,mh-port\n") {
+		if got := w.node.IPVS.Dump(); !strings.Contains(got, "-A -t 10.96.0.10:80 -s mh -b mh-fallback,mh-port\n") {
 			t.Errorf("serves\n%s", got)
 		}
 		ask("nosuch")
-		if got := w.ipvs.Dump(); !strings.Contains(got, "-A -t 10.96.0.10:80 -s rr\n") || len(w.events) != 2 {
+		if got := w.node.IPVS.Dump(); !strings.Contains(got, "-A -t 10.96.0.10:80 -s rr\n") || len(w.events) != 2 {
 			t.Errorf("serves\n%s, Events %+v", got, w.events)
 		}
 	})
@@ -126,7 +126,7 @@ func TestNodeConflictEvent(t *testing.T) {
 		w.synced()
 		theirs := routing.Rule{Family: ip.IPv4, Priority: 7, Mark: 0x6000, Mask: 0x6000, Table: 7}
 		for _, op := range []routing.Op{routing.AddRule, routing.DeleteRule, routing.AddRule} {
-			if failures := w.routing.Do(routing.Change{Op: op, Rule: theirs}); len(failures) > 0 {
+			if failures := w.node.Routing.Do(routing.Change{Op: op, Rule: theirs}); len(failures) > 0 {
 				t.Fatal(failures)
 			}
 			w.sleep(5 * time.Minute)

@@ -30,7 +30,7 @@ func (w *world) thief(external string) {
 
 // has reports whether there is a virtual server for TCP port 6443.
 func (w *world) has(address string) bool {
-	s, err := w.ipvs.Observe()
+	s, err := w.node.IPVS.Observe()
 	if err != nil {
 		w.t.Fatal(err)
 	}
@@ -53,8 +53,8 @@ func TestLocalProgramKeepsItsPort(t *testing.T) {
 		}
 	}
 	run(t, unreadable, func(w *world) {
-		w.routing.SetInventory(fuzzInventory())
-		w.routing.SetListeners(program)
+		w.node.Routing.SetInventory(fuzzInventory())
+		w.node.Routing.SetListeners(program)
 		w.thief(node)
 		w.synced()
 		if w.has(node) {
@@ -63,17 +63,17 @@ func TestLocalProgramKeepsItsPort(t *testing.T) {
 		if len(w.events) != 1 || !strings.Contains(w.events[0].Note, "Service default/thief: spec.externalIPs: TCP 192.168.0.11:6443: a program on node node1 listens on this port") {
 			t.Errorf("events %+v", w.events)
 		}
-		w.routing.SetListeners()
+		w.node.Routing.SetListeners()
 		w.sleep(time.Minute)
 		if !w.has(node) {
 			t.Error("the Service did not get a free port")
 		}
-		w.routing.SetListeners(program)
+		w.node.Routing.SetListeners(program)
 		w.sleep(time.Minute)
 		if w.has(node) {
 			t.Error("the Service kept a port on which a local program listens now")
 		}
-		w.routing.SetListeners()
+		w.node.Routing.SetListeners()
 		fails.Store(true)
 		w.sleep(time.Minute)
 		if w.has(node) {

@@ -143,7 +143,7 @@ type together struct {
 // programTogether programs the good Service and then the others.
 func programTogether(t *testing.T, others ...*bad) together {
 	w := newWorld(t)
-	w.routing.SetInventory(fuzzInventory())
+	w.node.Routing.SetInventory(fuzzInventory())
 	o := w.options()
 	o.Config.VIPs.LoadBalancers, o.Config.VIPs.ExternalIPs = plan.ClaimPort, plan.ClaimPort
 	p := New(o)
@@ -164,7 +164,7 @@ func programTogether(t *testing.T, others ...*bad) together {
 	for _, e := range w.events {
 		checkNote(t, e.Note)
 	}
-	servers, err := w.ipvs.Observe()
+	servers, err := w.node.IPVS.Observe()
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -51,7 +51,7 @@ func TestRestartKeepsFWMarks(t *testing.T) {
 		w.synced()
 		w.sink.DeleteService(serviceName("a"))
 		w.sleep(time.Minute)
-		before = w.ipvs.Dump()
+		before = w.node.IPVS.Dump()
 		o.Kernel.IPVS.(*ipvs.Fake).Counts()
 		o.Kernel.IPSet.(*ipset.Fake).Counts()
 		if !strings.Contains(before, "-A -f 13 ") || strings.Contains(before, "-A -f 11 ") {
@@ -86,14 +86,14 @@ func TestFWMarkIsFreeAfterDeletion(t *testing.T) {
 		w.sleep(time.Second)
 		w.externalLocal("b", "203.0.113.2")
 		w.sleep(time.Second)
-		if got := w.ipvs.Dump(); !strings.Contains(got, "-A -f 11 ") || !strings.Contains(got, "-A -f 13 ") {
+		if got := w.node.IPVS.Dump(); !strings.Contains(got, "-A -f 11 ") || !strings.Contains(got, "-A -f 13 ") {
 			t.Errorf("b got a fwmark that a still has:\n%s", got)
 		}
 		w.setRefuse(nil)
 		w.sleep(time.Minute)
 		w.externalLocal("c", "203.0.113.3")
 		w.sleep(time.Second)
-		if got := w.ipvs.Dump(); strings.Count(got, "-A -f 11 ") != 1 || !strings.Contains(got, "203.0.113.3:80") {
+		if got := w.node.IPVS.Dump(); strings.Count(got, "-A -f 11 ") != 1 || !strings.Contains(got, "203.0.113.3:80") {
 			t.Errorf("c did not get the freed fwmark:\n%s", got)
 		}
 	})
@@ -107,8 +107,8 @@ func TestFWMarksRunOut(t *testing.T) {
 		w.synced()
 		w.externalLocal("b", "203.0.113.2")
 		w.sleep(time.Second)
-		count := func(vip string) int { return strings.Count(w.ipvs.Dump(), fmt.Sprintf("-a -t %s:80 ", vip)) }
-		if got := w.ipvs.Dump(); strings.Count(got, "-A -f ") != 1 || count("203.0.113.2") != 1 {
+		count := func(vip string) int { return strings.Count(w.node.IPVS.Dump(), fmt.Sprintf("-a -t %s:80 ", vip)) }
+		if got := w.node.IPVS.Dump(); strings.Count(got, "-A -f ") != 1 || count("203.0.113.2") != 1 {
 			t.Errorf("with one fwmark:\n%s", got)
 		}
 		said := func(e event.Warning) bool {
@@ -120,7 +120,7 @@ func TestFWMarksRunOut(t *testing.T) {
 		w.sink.DeleteService(serviceName("a"))
 		w.sleep(time.Second)
 		synctest.Wait()
-		if got := w.ipvs.Dump(); strings.Count(got, "-A -f 11 ") != 1 || count("203.0.113.2") != 1 {
+		if got := w.node.IPVS.Dump(); strings.Count(got, "-A -f 11 ") != 1 || count("203.0.113.2") != 1 {
 			t.Errorf("with a free fwmark:\n%s", got)
 		}
 	})

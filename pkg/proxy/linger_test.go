@@ -65,7 +65,7 @@ func TestLinger(t *testing.T) {
 func TestAddressLingers(t *testing.T) {
 	run(t, nil, func(w *world) {
 		inventory := func(addresses ...string) {
-			w.routing.SetInventory(network(true, addresses...))
+			w.node.Routing.SetInventory(network(true, addresses...))
 		}
 		inventory("192.0.2.1/24", "192.0.2.2/24")
 		w.nodePort("web", "10.96.0.10", 30080)
@@ -123,7 +123,7 @@ func TestLingerWaitsForAPass(t *testing.T) {
 			return nil
 		}
 	}, func(w *world) {
-		w.routing.SetInventory(network(true, "192.0.2.1/24", "192.0.2.2/24"))
+		w.node.Routing.SetInventory(network(true, "192.0.2.1/24", "192.0.2.2/24"))
 		w.synced()
 		check := func(when string) {
 			t.Helper()
@@ -133,9 +133,9 @@ func TestLingerWaitsForAPass(t *testing.T) {
 			}
 		}
 		check("without a change")
-		w.routing.SetInventory(network(true, "192.0.2.2/24"))
+		w.node.Routing.SetInventory(network(true, "192.0.2.2/24"))
 		check("without the address")
-		w.routing.SetInventory(network(true))
+		w.node.Routing.SetInventory(network(true))
 		w.sleep(time.Second)
 		fails.Store(true)
 		check("unreadable")

@@ -19,12 +19,9 @@ import (
 	"k8s.io/klog/v2"
 	"k8s.io/utils/ptr"
 
-	"github.com/kube-ipvs/kube-ipvs/pkg/conntrack"
 	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
 	"github.com/kube-ipvs/kube-ipvs/pkg/ipset"
 	"github.com/kube-ipvs/kube-ipvs/pkg/ipvs"
-	"github.com/kube-ipvs/kube-ipvs/pkg/nat"
-	"github.com/kube-ipvs/kube-ipvs/pkg/nft"
 	"github.com/kube-ipvs/kube-ipvs/pkg/plan"
 	"github.com/kube-ipvs/kube-ipvs/pkg/reconcile"
 	"github.com/kube-ipvs/kube-ipvs/pkg/routing"
@@ -38,6 +35,7 @@ import (
 // processes programming it. A process is driven by hand: it acts only when told to, and
 // finishes before the call returns.
 type machine struct {
+	*fakenode.Node
 	t       testing.TB
 	cfg     plan.Config
 	process *Proxy
@@ -46,19 +44,8 @@ type machine struct {
 	services map[string]*corev1.Service
 	slices   map[string]*discoveryv1.EndpointSlice // by name of the Service
 
-	ipvs      *ipvs.Fake
-	ipset     *ipset.Fake
-	nat       map[ip.Family]*nat.Fake
-	routing   *routing.Fake
-	sysctl    *sysctl.Fake
-	conntrack *conntrack.Fake
-	loopback  *nft.FakeLoopback
-	kubeProxy *nft.FakeKubeProxy
-
-	operation func(text string) error // called before each operation that changes the kernel
-	listing   func(of string) error   // called before each list that is read, one at a time
-	errors    []string                // logged errors
-	logged    sync.Mutex              // clients of an API server log concurrently
+	errors []string   // logged errors
+	logged sync.Mutex // clients of an API server log concurrently
 }
 
 func newMachine(t testing.TB) *machine {
@@ -68,10 +55,7 @@ func newMachine(t testing.TB) *machine {
 	}
 	m.cfg.NodeName, m.cfg.Families, m.cfg.LocalhostNodePorts = "node1", ip.Families, true
 	m.cfg.VIPs.LoadBalancers, m.cfg.VIPs.ExternalIPs = plan.ClaimPort, plan.ClaimRoute
-	n := fakenode.New(fakenode.Parameters(&m.cfg, withENI))
-	n.OnChange = func(change string) error { return asked(m.operation, change) }
-	n.OnRead = func(part string) error { return asked(m.listing, part) }
-	m.ipvs, m.ipset, m.nat, m.routing, m.sysctl, m.conntrack, m.loopback, m.kubeProxy = n.IPVS, n.IPSet, n.NAT, n.Routing, n.Sysctl, n.Conntrack, n.Loopback, n.KubeProxy
+	m.Node = fakenode.New(fakenode.Parameters(&m.cfg, withENI))
 	m.network(false)
 	m.makeForeign()
 	return m
@@ -80,27 +64,19 @@ func newMachine(t testing.TB) *machine {
 // withENI are parameters that the plan sets on a node with an ENI.
 var withENI = sysctl.State{"net/ipv4/conf/all/src_valid_mark": "0", "net/ipv4/vs/snat_reroute": "0"}
 
-// asked calls a hook, if it is set.
-func asked(hook func(string) error, text string) error {
-	if hook == nil {
-		return nil
-	}
-	return hook(text)
-}
-
 // makeForeign adds foreign state to the kernel.
 func (m *machine) makeForeign() {
 	key := ipvs.Key{Protocol: ip.TCP, Addr: netip.MustParseAddr("192.168.7.7"), Port: 80}
-	m.ipvs.Apply([]ipvs.Change{
+	m.IPVS.Apply([]ipvs.Change{
 		{Op: ipvs.AddVirtualServer, Key: key, VirtualServer: ipvs.VirtualServer{Scheduler: "wlc"}},
 		{Op: ipvs.AddRealServer, Key: key, Dest: netip.MustParseAddrPort("192.168.7.8:80"), RealServer: ipvs.RealServer{Weight: 3}},
 	})
-	for _, f := range m.nat {
+	for _, f := range m.NAT {
 		if err := f.Restore("*nat\n:OTHERS - [0:0]\n-A OTHERS -j RETURN\n-A POSTROUTING -o eth0 -j OTHERS\nCOMMIT\n"); err != nil {
 			m.t.Fatal(err)
 		}
 	}
-	m.ipset.Apply([]ipset.Change{{Op: ipset.CreateSet, Set: ipset.Set{Name: "OTHERS", Type: ipset.HashIP, Family: ip.IPv4}}})
+	m.IPSet.Apply([]ipset.Change{{Op: ipset.CreateSet, Set: ipset.Set{Name: "OTHERS", Type: ipset.HashIP, Family: ip.IPv4}}})
 }
 
 // boot starts a process that replaces the previous one. It returns false if the kernel
@@ -125,12 +101,12 @@ func (m *machine) options(w *world) Options {
 	return Options{
 		Config: m.cfg,
 		Kernel: reconcile.Kernel{
-			IPVS: m.ipvs, IPSet: m.ipset, Routing: m.routing, Sysctl: m.sysctl, Conntrack: m.conntrack, Loopback: m.loopback, KubeProxy: m.kubeProxy,
-			NAT: map[ip.Family]reconcile.NAT{ip.IPv4: m.nat[ip.IPv4], ip.IPv6: m.nat[ip.IPv6]},
+			IPVS: m.IPVS, IPSet: m.IPSet, Routing: m.Routing, Sysctl: m.Sysctl, Conntrack: m.Conntrack, Loopback: m.Loopback, KubeProxy: m.KubeProxy,
+			NAT: map[ip.Family]reconcile.NAT{ip.IPv4: m.NAT[ip.IPv4], ip.IPv6: m.NAT[ip.IPv6]},
 		},
 		BridgeNetfilter: func(bool) plan.BridgeNetfilter { return plan.BridgeEnabled },
 		ProbeScheduler:  func(string) error { return nil },
-		Network:         m.routing, Rules: m.nat[ip.IPv4], HealthChecks: w, Observer: w, Meter: w, Events: w,
+		Network:         m.Routing, Rules: m.NAT[ip.IPv4], HealthChecks: w, Observer: w, Meter: w, Events: w,
 		Running:    m.running,
 		SyncPeriod: time.Hour, DrainPeriod: -2 * time.Hour /* always due */, DrainDeadline: 15 * time.Minute,
 	}
@@ -188,7 +164,7 @@ func (m *machine) delete(name string) {
 
 // network sets the node's interfaces: eth0, and an ENI with a pod behind it.
 func (m *machine) network(eni bool) {
-	inventory, err := m.routing.Inventory()
+	inventory, err := m.Routing.Inventory()
 	if err != nil {
 		m.t.Fatal(err)
 	}
@@ -209,7 +185,7 @@ func (m *machine) network(eni bool) {
 			inventory.Rules = append(inventory.Rules, routing.Rule{Family: ip.Of(p.Addr()), Priority: 2000, From: p, Table: 1003})
 		}
 	}
-	m.routing.SetInventory(inventory)
+	m.Routing.SetInventory(inventory)
 	if m.process != nil {
 		m.process.inbox.networkChanged()
 	}
@@ -217,20 +193,20 @@ func (m *machine) network(eni bool) {
 
 // kernel returns the whole state in comparable form.
 func (m *machine) kernel() string {
-	s, err := m.routing.Observe()
+	s, err := m.Routing.Observe()
 	if err != nil {
 		m.t.Fatal(err)
 	}
-	rules, err := m.loopback.Observe()
+	rules, err := m.Loopback.Observe()
 	if err != nil {
 		m.t.Fatal(err)
 	}
-	tables, err := m.kubeProxy.Observe()
+	tables, err := m.KubeProxy.Observe()
 	if err != nil {
 		m.t.Fatal(err)
 	}
-	return m.ipvs.Dump() + m.ipset.Dump() + fmt.Sprintf("%v\n", s) + m.nat[ip.IPv4].Save() + m.nat[ip.IPv6].Save() +
-		fmt.Sprintf("%v\n%v\n%v\n%v\n", rules, tables, m.sysctl.Values(), m.conntrack.Entries())
+	return m.IPVS.Dump() + m.IPSet.Dump() + fmt.Sprintf("%v\n", s) + m.NAT[ip.IPv4].Save() + m.NAT[ip.IPv6].Save() +
+		fmt.Sprintf("%v\n%v\n%v\n%v\n", rules, tables, m.Sysctl.Values(), m.Conntrack.Entries())
 }
 
 // exposed returns a Service with all kinds of VIPs, each port with every protocol, and
@@ -277,7 +253,7 @@ func at(addresses ...string) []discoveryv1.Endpoint {
 // lists nothing after that start.
 func TestDryRun(t *testing.T) {
 	m := two(t)
-	m.operation = func(operation string) error {
+	m.OnChange = func(operation string) error {
 		t.Errorf("%s, in a dry run", operation)
 		return nil
 	}
@@ -297,9 +273,9 @@ func TestDryRun(t *testing.T) {
 			t.Errorf("no change of %s listed before a start: %v", part, parts)
 		}
 	}
-	m.operation = nil
+	m.OnChange = nil
 	m.boot()
-	m.operation = func(operation string) error {
+	m.OnChange = func(operation string) error {
 		t.Errorf("%s, in a dry run", operation)
 		return nil
 	}

@@ -57,7 +57,7 @@ func partsInUse(t *testing.T) (extensions []string, types map[ipset.Type]bool) {
 		}
 	}, func(w *world) {
 		w.everyFeature()
-		for line := range strings.Lines(w.nat.Save()) {
+		for line := range strings.Lines(w.node.NAT[ip.IPv4].Save()) {
 			for _, option := range []string{"-m", "-j"} {
 				for _, name := range nat.Arguments(nat.Rule(strings.TrimSpace(line)), option) {
 					known := slices.Contains([]string{"tcp", "udp", "icmp", "RETURN", "ACCEPT", "DROP"}, name) || strings.Contains(name, "-")
@@ -82,7 +82,7 @@ func TestMissingPartIsAnEvent(t *testing.T) {
 		t.Run(part, func(t *testing.T) {
 			want := "xt_" + part[3:]
 			namedInEvent(t, want, func(o *Options, w *world) {
-				w.nat.Lacks = func(r nat.Rule) error {
+				w.node.NAT[ip.IPv4].Lacks = func(r nat.Rule) error {
 					if slices.Contains(nat.Arguments(r, part[:2]), part[3:]) {
 						return unix.ENOENT
 					}
@@ -102,7 +102,7 @@ func TestMissingPartIsAnEvent(t *testing.T) {
 					return nil
 				}
 				exists := func(name string) bool { return strings.Contains(sets.Dump(), " "+name+" ") }
-				w.nat.HasSet = exists
+				w.node.NAT[ip.IPv4].HasSet = exists
 				o.Kernel.NAT[ip.IPv6].(*nat.Fake).HasSet = exists
 			})
 		})
@@ -142,7 +142,7 @@ func namedInEvent(t *testing.T, want string, without func(*Options, *world)) {
 			t.Errorf("the log does not name %q:\n%s", want, log)
 		}
 		if w.realServers("10.96.0.10") != 1 {
-			t.Errorf("the Service is not served:\n%s", w.ipvs.Dump())
+			t.Errorf("the Service is not served:\n%s", w.node.IPVS.Dump())
 		}
 	})
 }
@@ -153,7 +153,7 @@ func TestOmittedRulesAreTriedAgain(t *testing.T) {
 	var installed atomic.Bool
 	run(t, func(o *Options) {
 		o.RulesWatched = true
-		o.Observer.(*world).nat.Lacks = func(r nat.Rule) error {
+		o.Observer.(*world).node.NAT[ip.IPv4].Lacks = func(r nat.Rule) error {
 			if strings.Contains(string(r), "MASQUERADE") && !installed.Load() {
 				return unix.ENOENT
 			}
@@ -170,8 +170,8 @@ func TestOmittedRulesAreTriedAgain(t *testing.T) {
 		w.sleep(5 * time.Minute)
 		installed.Store(true)
 		w.sleep(time.Minute)
-		if !strings.Contains(w.nat.Save(), "MASQUERADE") {
-			t.Errorf("not written a minute after the module is there:\n%s", w.nat.Save())
+		if !strings.Contains(w.node.NAT[ip.IPv4].Save(), "MASQUERADE") {
+			t.Errorf("not written a minute after the module is there:\n%s", w.node.NAT[ip.IPv4].Save())
 		}
 	})
 }

@@ -41,9 +41,6 @@ type world struct {
 	t       testing.TB
 	cfg     plan.Config
 	node    *fakenode.Node
-	ipvs    *ipvs.Fake
-	routing *routing.Fake
-	nat     *nat.Fake // of IPv4
 	sink    source.Sink
 	proxy   *Proxy
 	checks  map[types.NamespacedName]plan.HealthCheck
@@ -129,7 +126,6 @@ func newWorld(t testing.TB) *world {
 	w.cfg.NodeName, w.cfg.Families = "node1", ip.Families
 	w.cfg.VIPs.LoadBalancers, w.cfg.VIPs.ExternalIPs = plan.ClaimAddress, plan.ClaimAddress
 	w.node = fakenode.New(fakenode.Parameters(&w.cfg, withENI))
-	w.ipvs, w.routing, w.nat = w.node.IPVS, w.node.Routing, w.node.NAT[ip.IPv4]
 	w.node.OnChange = w.asked
 	w.node.IPSet.Refuse, w.node.Sysctl.Refuse, w.node.Conntrack.Refuse = nil, nil, nil // see writes
 	for _, f := range w.node.NAT {
@@ -182,8 +178,8 @@ func (w *world) options() Options {
 			NAT: map[ip.Family]reconcile.NAT{ip.IPv4: n.NAT[ip.IPv4], ip.IPv6: n.NAT[ip.IPv6]},
 		},
 		BridgeNetfilter: func(bool) plan.BridgeNetfilter { return plan.BridgeEnabled },
-		ProbeScheduler:  w.ipvs.Probe,
-		Network:         w.routing, Rules: w.nat, HealthChecks: w, Observer: w, Meter: w, Events: w,
+		ProbeScheduler:  w.node.IPVS.Probe,
+		Network:         w.node.Routing, Rules: w.node.NAT[ip.IPv4], HealthChecks: w, Observer: w, Meter: w, Events: w,
 		SyncPeriod: 30 * time.Second, DrainPeriod: 5 * time.Second, DrainDeadline: 15 * time.Minute,
 	}
 }
@@ -274,7 +270,7 @@ func (w *world) sleep(d time.Duration) {
 func (w *world) realServers(vip string) int { return w.realServersOf(vip, 80) }
 
 func (w *world) realServersOf(vip string, port uint16) int {
-	s, err := w.ipvs.Observe()
+	s, err := w.node.IPVS.Observe()
 	if err != nil {
 		w.t.Fatal(err)
 	}
@@ -479,7 +475,7 @@ func TestRefusedNodePartIsReported(t *testing.T) {
 	var refused atomic.Bool
 	refused.Store(true)
 	run(t, nil, func(w *world) {
-		w.nat.Refuse = func(nat.Change) error {
+		w.node.NAT[ip.IPv4].Refuse = func(nat.Change) error {
 			if refused.Load() {
 				return unix.EPERM
 			}
@@ -511,7 +507,7 @@ func TestUnreadableKernelIsNotWritten(t *testing.T) {
 		return nil
 	}
 	run(t, nil, func(w *world) {
-		w.ipvs.FailObserve = fail
+		w.node.IPVS.FailObserve = fail
 		w.service("web", "10.96.0.10", "10.244.0.2")
 		w.synced()
 		w.sleep(time.Minute)
@@ -535,7 +531,7 @@ func TestUnreadableKernelIsReadWithBackoff(t *testing.T) {
 		var broken atomic.Bool
 		var tries atomic.Int32
 		// Spot checks do not read rules.
-		w.nat.FailObserve = func() error {
+		w.node.NAT[ip.IPv4].FailObserve = func() error {
 			if broken.Load() {
 				tries.Add(1)
 				return unix.EPERM
@@ -567,7 +563,7 @@ func TestDriftIsRepairedWithinAPeriod(t *testing.T) {
 		w.service("web", "10.96.0.10", "10.244.0.2")
 		w.synced()
 		key := ipvs.Key{Protocol: ip.TCP, Addr: netip.MustParseAddr("10.96.0.10"), Port: 80}
-		w.ipvs.Apply([]ipvs.Change{{Op: ipvs.DeleteVirtualServer, Key: key}})
+		w.node.IPVS.Apply([]ipvs.Change{{Op: ipvs.DeleteVirtualServer, Key: key}})
 		w.sleep(31 * time.Second)
 		if w.realServers("10.96.0.10") != 1 {
 			t.Error("the virtual server was not restored")
@@ -582,7 +578,7 @@ func TestDeletedAddressIsRestoredSoon(t *testing.T) {
 		w.sleep(10 * time.Second)
 		address := netip.MustParseAddr("10.96.0.10")
 		w.taken()
-		w.routing.Do(routing.Change{Op: routing.DeleteAddress, Address: address})
+		w.node.Routing.Do(routing.Change{Op: routing.DeleteAddress, Address: address})
 		w.sleep(4 * time.Second)
 		if got := strings.Join(w.taken(), "\n"); !strings.Contains(got, "add address 10.96.0.10") {
 			t.Errorf("wrote %q within seconds", got)
@@ -613,7 +609,7 @@ func TestDeletionBeforeTheFirstSync(t *testing.T) {
 	prepared().start(ctx)
 	p := prepared()
 	address := netip.MustParseAddr("10.96.0.10")
-	w.routing.Do(routing.Change{Op: routing.DeleteAddress, Address: address})
+	w.node.Routing.Do(routing.Change{Op: routing.DeleteAddress, Address: address})
 	p.inbox.deleted(routing.Removal{Addr: address})
 	w.taken()
 	p.start(ctx)
@@ -633,7 +629,7 @@ func TestChangedRuleIsRestoredSoon(t *testing.T) {
 		w.service("web", "10.96.0.10", "10.244.0.2")
 		w.synced()
 		w.sleep(10 * time.Second)
-		whole := w.nat.Save()
+		whole := w.node.NAT[ip.IPv4].Save()
 		jump := regexp.MustCompile(`(?m)^-A (POSTROUTING .*)$`).FindStringSubmatch(whole)[1]
 		for _, step := range []struct {
 			input    string
@@ -645,11 +641,11 @@ func TestChangedRuleIsRestoredSoon(t *testing.T) {
 			{"*filter\n:OTHERS -\n-A OTHERS -j ACCEPT\n-F OTHERS\n-X OTHERS\nCOMMIT\n", 0},
 		} {
 			w.compare = 0
-			if err := w.nat.Restore(step.input); err != nil {
+			if err := w.node.NAT[ip.IPv4].Restore(step.input); err != nil {
 				t.Fatal(err)
 			}
 			w.sleep(4 * time.Second)
-			if diff := cmp.Diff(whole, w.nat.Save()); diff != "" || w.compare != step.compared {
+			if diff := cmp.Diff(whole, w.node.NAT[ip.IPv4].Save()); diff != "" || w.compare != step.compared {
 				t.Errorf("%q: the kernel was compared %d times, and differs: %s", step.input, w.compare, diff)
 			}
 		}
@@ -674,7 +670,7 @@ func TestDeletionDuringComparison(t *testing.T) {
 		w.taken()
 		w.compare = 0
 		for _, address := range []string{"10.96.0.10", "10.96.0.11"} {
-			w.routing.Do(routing.Change{Op: routing.DeleteAddress, Address: netip.MustParseAddr(address)})
+			w.node.Routing.Do(routing.Change{Op: routing.DeleteAddress, Address: netip.MustParseAddr(address)})
 			w.sleep(500 * time.Millisecond)
 		}
 		w.sleep(6 * time.Second)
@@ -714,7 +710,7 @@ func TestOwnRemovalIsNoDrift(t *testing.T) {
 // seconds later it is known whether its reverse-path check conflicts.
 func TestNewENIIsCheckedSoon(t *testing.T) {
 	run(t, nil, func(w *world) {
-		inventory, err := w.routing.Inventory()
+		inventory, err := w.node.Routing.Inventory()
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -723,12 +719,12 @@ func TestNewENIIsCheckedSoon(t *testing.T) {
 			inventory.Links = append(inventory.Links, routing.Link{Index: 2 + i, Name: name, Type: "device", Up: true})
 			inventory.Defaults = append(inventory.Defaults, routing.Route{Family: ip.IPv4, Table: table, Dst: netip.MustParsePrefix("0.0.0.0/0"), Link: name})
 		}
-		w.routing.SetInventory(inventory)
+		w.node.Routing.SetInventory(inventory)
 		w.synced()
 		w.sleep(10 * time.Second)
 		w.compare = 0
 		pod := netip.MustParsePrefix("10.12.192.44/32")
-		w.routing.Do(routing.Change{Op: routing.AddRule, Rule: routing.Rule{Family: ip.IPv4, Priority: 2000, From: pod, Table: 1003}})
+		w.node.Routing.Do(routing.Change{Op: routing.AddRule, Rule: routing.Rule{Family: ip.IPv4, Priority: 2000, From: pod, Table: 1003}})
 		w.sleep(4 * time.Second)
 		if w.compare != 1 {
 			t.Errorf("the kernel was compared %d times", w.compare)
@@ -748,15 +744,15 @@ func TestCutsAreCounted(t *testing.T) {
 		key := ipvs.Key{Protocol: ip.TCP, Addr: netip.MustParseAddr("10.96.0.10"), Port: 80}
 		for i, open := range []int{3, 0} {
 			dest := netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 244, 0, byte(2 + i)}), 8000)
-			w.ipvs.SetConnections(key, dest, ipvs.Connections{Active: open, Inactive: open})
+			w.node.IPVS.SetConnections(key, dest, ipvs.Connections{Active: open, Inactive: open})
 		}
 		w.slice("web")
 		w.sleep(14 * time.Minute)
-		if got := w.ipvs.Dump(); w.cut.Load() != 0 || !strings.Contains(got, "10.244.0.2:8000 -m -w 0") || strings.Contains(got, "10.244.0.3") {
+		if got := w.node.IPVS.Dump(); w.cut.Load() != 0 || !strings.Contains(got, "10.244.0.2:8000 -m -w 0") || strings.Contains(got, "10.244.0.3") {
 			t.Errorf("before the deadline %d were cut:\n%s", w.cut.Load(), got)
 		}
 		w.sleep(2 * time.Minute)
-		if got := w.ipvs.Dump(); w.cut.Load() != 6 || strings.Contains(got, "10.244.0.2") {
+		if got := w.node.IPVS.Dump(); w.cut.Load() != 6 || strings.Contains(got, "10.244.0.2") {
 			t.Errorf("at the deadline %d were cut, want 6:\n%s", w.cut.Load(), got)
 		}
 	})
@@ -770,19 +766,19 @@ func TestIssue89392LostNodesConnections(t *testing.T) {
 		w.service("other", "10.96.0.11", "10.244.0.2", "10.244.0.3")
 		w.synced()
 		key := ipvs.Key{Protocol: ip.TCP, Addr: netip.MustParseAddr("10.96.0.10"), Port: 80}
-		w.ipvs.SetConnections(key, netip.MustParseAddrPort("10.244.0.2:8000"), ipvs.Connections{Active: 3})
+		w.node.IPVS.SetConnections(key, netip.MustParseAddrPort("10.244.0.2:8000"), ipvs.Connections{Active: 3})
 		slice := newSlice("web", "10.244.0.2", "10.244.0.3")
 		slice.Endpoints[0].NodeName = ptr.To("node2")
 		slice.Endpoints[0].Conditions = discoveryv1.EndpointConditions{Ready: ptr.To(false), Serving: ptr.To(false)}
 		w.sink.SetEndpointSlice(slice)
 		w.sleep(time.Hour)
-		if got := w.ipvs.Dump(); w.cut.Load() != 0 || !strings.Contains(got, "10.244.0.2:8000 -m -w 0") {
+		if got := w.node.IPVS.Dump(); w.cut.Load() != 0 || !strings.Contains(got, "10.244.0.2:8000 -m -w 0") {
 			t.Errorf("while its node is reachable %d were cut:\n%s", w.cut.Load(), got)
 		}
 		w.passes = nil
 		w.sink.SetLostNodes([]string{"node2"})
 		w.sleep(0)
-		if got := w.ipvs.Dump(); w.cut.Load() != 3 || strings.Contains(got, "10.244.0.2:8000 -m -w 0") {
+		if got := w.node.IPVS.Dump(); w.cut.Load() != 3 || strings.Contains(got, "10.244.0.2:8000 -m -w 0") {
 			t.Errorf("once it is unreachable %d were cut, want 3:\n%s", w.cut.Load(), got)
 		}
 		if len(w.passes) != 1 {
@@ -882,7 +878,7 @@ func TestNodeChangeCostsTheServicesThatDependOnIt(t *testing.T) {
 		w.nodePort("np", "10.96.0.11", 30080)
 		w.synced()
 		w.taken()
-		inventory, err := w.routing.Inventory()
+		inventory, err := w.node.Routing.Inventory()
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -890,7 +886,7 @@ func TestNodeChangeCostsTheServicesThatDependOnIt(t *testing.T) {
 			Index: 2, Name: "eth0", Type: "device", Up: true,
 			Addresses: []routing.Address{{Prefix: netip.MustParsePrefix("192.168.0.7/24"), Global: true}},
 		})
-		w.routing.SetInventory(inventory)
+		w.node.Routing.SetInventory(inventory)
 		synctest.Wait()
 		want := "add virtual server TCP 192.168.0.7:30080"
 		if got := w.taken(); len(got) != 1 || got[0] != want {
@@ -904,13 +900,13 @@ func TestNodeChangeCostsTheServicesThatDependOnIt(t *testing.T) {
 func TestIssue129146UnreadableInterfaces(t *testing.T) {
 	var unreadable atomic.Bool
 	run(t, nil, func(w *world) {
-		w.routing.FailObserve = func() error {
+		w.node.Routing.FailObserve = func() error {
 			if unreadable.Load() {
 				return unix.EINTR
 			}
 			return nil
 		}
-		inventory, err := w.routing.Inventory()
+		inventory, err := w.node.Routing.Inventory()
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -919,12 +915,12 @@ func TestIssue129146UnreadableInterfaces(t *testing.T) {
 			Index: 2, Name: "eth0", Type: "device", Up: true,
 			Addresses: []routing.Address{{Prefix: netip.MustParsePrefix("192.168.0.7/24"), Global: true}},
 		})
-		w.routing.SetInventory(with)
+		w.node.Routing.SetInventory(with)
 		w.nodePort("np", "10.96.0.11", 30080)
 		w.synced()
 		w.taken()
 		unreadable.Store(true)
-		w.routing.SetInventory(inventory) // reports a change
+		w.node.Routing.SetInventory(inventory) // reports a change
 		w.sleep(time.Minute)
 		if got := w.taken(); len(got) != 0 {
 			t.Errorf("while interfaces cannot be read, wrote %q", got)

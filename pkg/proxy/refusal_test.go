@@ -41,9 +41,9 @@ func two(t testing.TB) *machine {
 
 // refuse makes an operation fail whenever it is tried.
 func (m *machine) refuse(refused func(operation string) error) {
-	m.operation = refused
-	for _, f := range m.nat {
-		f.Refuse = func(c nat.Change) error { return m.operation(c.String()) }
+	m.OnChange = refused
+	for _, f := range m.NAT {
+		f.Refuse = func(c nat.Change) error { return m.OnChange(c.String()) }
 	}
 }
 
@@ -116,7 +116,7 @@ func refuseOne(t *testing.T, at int, operation string, err unix.Errno, want stri
 		return nil
 	}
 	m.refuse(refused)
-	m.listing = refused
+	m.OnRead = refused
 	deeds[at].do(m)
 	told := len(m.errors)
 	if told > 10 {
@@ -134,7 +134,7 @@ func refuseOne(t *testing.T, at int, operation string, err unix.Errno, want stri
 		}
 	}
 	m.refuse(func(string) error { return nil })
-	m.listing = nil
+	m.OnRead = nil
 	if len(operation)%2 == 0 {
 		m.boot()
 	}
@@ -174,7 +174,7 @@ func TestReliabilityUnreadable(t *testing.T) {
 			m := two(t)
 			for _, begins := range []string{"a start", "a comparison"} {
 				writes := m.recording()
-				m.listing = func(of string) error {
+				m.OnRead = func(of string) error {
 					if of == list {
 						return err
 					}
@@ -195,7 +195,7 @@ func TestReliabilityUnreadable(t *testing.T) {
 				if len(m.errors) != 1 || !strings.Contains(m.errors[0], err.Error()) {
 					t.Errorf("%s in which the list of %s failed with %q logged %q", begins, list, err, m.errors)
 				}
-				m.listing = nil
+				m.OnRead = nil
 				if begins == "a start" {
 					m.boot()
 				}
@@ -229,16 +229,16 @@ func TestReliabilityRandomRefusals(t *testing.T) {
 		}
 		m.refuse(func(operation string) error { return fail(operation, 20) })
 		listing := func(string) error { return fail("", 10) }
-		m.listing = listing
+		m.OnRead = listing
 		for !m.boot() {
 		}
 		for _, s := range life[1 : len(life)-1] {
-			m.listing = nil // the test itself reads
+			m.OnRead = nil // the test itself reads
 			s.do(m)
-			m.listing = listing
+			m.OnRead = listing
 			m.pass()
 		}
-		m.listing = nil
+		m.OnRead = nil
 		m.refuse(func(string) error { return nil })
 		for range 3 {
 			m.pass()

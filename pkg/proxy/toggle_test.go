@@ -37,20 +37,20 @@ func TestPolicyThereAndBack(t *testing.T) {
 			w.sleep(pause)
 		}
 		connect := func(n int) {
-			state, err := w.ipvs.Observe()
+			state, err := w.node.IPVS.Observe()
 			if err != nil {
 				t.Fatal(err)
 			}
 			for key, s := range state {
 				for dest := range s.RealServers {
-					w.ipvs.SetConnections(key, dest, ipvs.Connections{Active: n})
+					w.node.IPVS.SetConnections(key, dest, ipvs.Connections{Active: n})
 				}
 			}
 		}
 		set(corev1.ServiceExternalTrafficPolicyLocal, time.Second)
 		w.synced()
 		w.sleep(time.Minute)
-		before := w.ipvs.Dump()
+		before := w.node.IPVS.Dump()
 		for _, pause := range []time.Duration{0, time.Millisecond, time.Second, 40 * time.Second} {
 			for _, open := range []int{0, 1} {
 				connect(open)
@@ -59,7 +59,7 @@ func TestPolicyThereAndBack(t *testing.T) {
 				set(corev1.ServiceExternalTrafficPolicyLocal, pause)
 				connect(0)
 				w.sleep(time.Minute)
-				if after := w.ipvs.Dump(); after != before {
+				if after := w.node.IPVS.Dump(); after != before {
 					t.Fatalf("pause %s, %d open: before\n%s\nafter\n%s", pause, open, before, after)
 				}
 			}

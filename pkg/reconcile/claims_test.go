@@ -20,16 +20,16 @@ import (
 // A marked packet skips table local if a policy rule says so.
 func (w *world) isLocal(vip netip.Addr) bool {
 	w.t.Helper()
-	sets, err := w.ipset.Observe(func(string) bool { return true })
+	sets, err := w.IPSet.Observe(func(string) bool { return true })
 	if err != nil {
 		w.t.Fatal(err)
 	}
-	is, err := w.routing.Observe()
+	is, err := w.Routing.Observe()
 	if err != nil {
 		w.t.Fatal(err)
 	}
 	_, member := sets[plan.PortVIPs.In(ip.IPv4)].Entries[ipset.Entry{Addr: vip}]
-	marked := member && strings.Contains(w.nat[ip.IPv4].Save(), "-A PREROUTING -m set --match-set KUBE-IPVS-PORT-IPS dst")
+	marked := member && strings.Contains(w.NAT[ip.IPv4].Save(), "-A PREROUTING -m set --match-set KUBE-IPVS-PORT-IPS dst")
 	_, local := is.Addresses[vip]
 	claimed := false
 	for r := range is.Routes {

@@ -23,33 +23,33 @@ func TestSuspicious(t *testing.T) {
 		within int // calls
 	}{
 		"a virtual server is deleted": {func(w *world) {
-			w.ipvs.Apply([]ipvs.Change{{Op: ipvs.DeleteVirtualServer, Key: k}})
+			w.IPVS.Apply([]ipvs.Change{{Op: ipvs.DeleteVirtualServer, Key: k}})
 		}, 1},
 		"a virtual server is added": {func(w *world) {
-			w.ipvs.Apply([]ipvs.Change{{Op: ipvs.AddVirtualServer, Key: key(ip.TCP, "192.0.2.1:1"), VirtualServer: ipvs.VirtualServer{Scheduler: "rr"}}})
+			w.IPVS.Apply([]ipvs.Change{{Op: ipvs.AddVirtualServer, Key: key(ip.TCP, "192.0.2.1:1"), VirtualServer: ipvs.VirtualServer{Scheduler: "rr"}}})
 		}, 1},
 		"a member is deleted": {func(w *world) {
-			w.ipset.Apply([]ipset.Change{{Op: ipset.DeleteEntry, Set: clusterIPs, Entry: entryOf(k)}})
+			w.IPSet.Apply([]ipset.Change{{Op: ipset.DeleteEntry, Set: clusterIPs, Entry: entryOf(k)}})
 		}, 1},
 		"a set is destroyed": {func(w *world) {
-			w.nat[ip.IPv4].Apply(nil)
-			w.ipset.Apply([]ipset.Change{{Op: ipset.DestroySet, Set: clusterIPs}})
+			w.NAT[ip.IPv4].Apply(nil)
+			w.IPSet.Apply([]ipset.Change{{Op: ipset.DestroySet, Set: clusterIPs}})
 		}, 1},
 		"a real server is deleted": {func(w *world) {
-			w.ipvs.Apply([]ipvs.Change{{Op: ipvs.DeleteRealServer, Key: k, Dest: dest}})
+			w.IPVS.Apply([]ipvs.Change{{Op: ipvs.DeleteRealServer, Key: k, Dest: dest}})
 		}, 30},
 		"a weight is changed": {func(w *world) {
-			w.ipvs.Apply([]ipvs.Change{{Op: ipvs.UpdateRealServer, Key: k, Dest: dest, RealServer: ipvs.RealServer{Weight: 9}}})
+			w.IPVS.Apply([]ipvs.Change{{Op: ipvs.UpdateRealServer, Key: k, Dest: dest, RealServer: ipvs.RealServer{Weight: 9}}})
 		}, 30},
 		"those of IPv6 are gone": {func(w *world) {
 			for i := range 20 {
-				w.ipvs.Apply([]ipvs.Change{{Op: ipvs.DeleteVirtualServer, Key: key(ip.TCP, fmt.Sprintf("[fd00:96::%d]:80", i+1))}})
+				w.IPVS.Apply([]ipvs.Change{{Op: ipvs.DeleteVirtualServer, Key: key(ip.TCP, fmt.Sprintf("[fd00:96::%d]:80", i+1))}})
 			}
 		}, 12},
 	} {
 		t.Run(name, func(t *testing.T) {
 			w := newWorld(t)
-			w.ipvs.Apply([]ipvs.Change{{Op: ipvs.AddVirtualServer, Key: key(ip.TCP, "192.0.2.9:9"), VirtualServer: ipvs.VirtualServer{Scheduler: "rr"}}})
+			w.IPVS.Apply([]ipvs.Change{{Op: ipvs.AddVirtualServer, Key: key(ip.TCP, "192.0.2.9:9"), VirtualServer: ipvs.VirtualServer{Scheduler: "rr"}}})
 			w.start()
 			for i := range 20 {
 				w.mustApply(clusterIP(fmt.Sprint("a", i), fmt.Sprintf("10.96.0.%d", i+1), "10.244.0.2:8000"))
@@ -58,7 +58,7 @@ func TestSuspicious(t *testing.T) {
 			w.mustApply(clusterIP("gone", "10.96.0.99", "10.244.0.2:8000"))
 			w.reconciler.Delete(types.NamespacedName{Namespace: "default", Name: "gone"})
 			w.mustApply(clusterIP("a1", "10.96.0.2", "10.244.0.3:8000"))
-			w.ipvs.SetConnections(key(ip.TCP, "10.96.0.2:80"), dest, ipvs.Connections{})
+			w.IPVS.SetConnections(key(ip.TCP, "10.96.0.2:80"), dest, ipvs.Connections{})
 			w.drain()
 			for range 30 {
 				if w.reconciler.spotCheckDiffers() {
@@ -103,7 +103,7 @@ func TestLargeSetsSuspicious(t *testing.T) {
 		}
 	}
 	for _, name := range names {
-		state, err := w.ipset.Observe(func(n string) bool { return n == name })
+		state, err := w.IPSet.Observe(func(n string) bool { return n == name })
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -112,7 +112,7 @@ func TestLargeSetsSuspicious(t *testing.T) {
 		for e := range contents.Entries {
 			changes = append(changes, ipset.Change{Op: ipset.DeleteEntry, Set: contents.Set, Entry: e})
 		}
-		w.ipset.Apply(changes[:1])
+		w.IPSet.Apply(changes[:1])
 		seen := 0
 		for seen < large && !w.reconciler.spotCheckDiffers() {
 			seen++
@@ -120,13 +120,13 @@ func TestLargeSetsSuspicious(t *testing.T) {
 		if seen == large {
 			t.Errorf("a deleted member of %s was not noticed in %d spot checks", name, large)
 		}
-		w.ipset.Apply(changes)
+		w.IPSet.Apply(changes)
 		if !w.reconciler.spotCheckDiffers() {
 			t.Errorf("the emptied set %s was not noticed at once", name)
 		}
 		for i, c := range changes {
 			changes[i] = ipset.Change{Op: ipset.AddEntry, Set: c.Set, Entry: c.Entry, Mark: contents.Entries[c.Entry]}
 		}
-		w.ipset.Apply(changes)
+		w.IPSet.Apply(changes)
 	}
 }

@@ -25,7 +25,7 @@ func TestDeadlineOfADrainingRealServer(t *testing.T) {
 	notReady.Ports[0].Endpoints[0].Ready = false
 	without := clusterIP("a", "10.96.0.1", "10.244.0.3:8000")
 	w.start(both())
-	w.ipvs.SetConnections(k, dest, ipvs.Connections{Active: 1})
+	w.IPVS.SetConnections(k, dest, ipvs.Connections{Active: 1})
 	there := func(after time.Duration, want bool, when string) {
 		t.Helper()
 		w.drain()
@@ -66,7 +66,7 @@ func TestIssue89392LostRealServer(t *testing.T) {
 	}
 	w.start(web)
 	for _, e := range web.Ports[0].Endpoints[:2] {
-		w.ipvs.SetConnections(k, e.Addr, ipvs.Connections{Active: 2, Inactive: 1})
+		w.IPVS.SetConnections(k, e.Addr, ipvs.Connections{Active: 2, Inactive: 1})
 	}
 	unready := clusterIP("a", "10.96.0.1", "10.244.0.2:8000", "10.244.0.3:8000", "10.244.0.4:8000")
 	for i, e := range web.Ports[0].Endpoints {
@@ -107,7 +107,7 @@ func TestUDPDrain(t *testing.T) {
 	asIs := func(*service.Endpoint) {}
 	w.start(dns(asIs, "10.244.0.2:53", "10.244.0.3:53"))
 	flow := flowTo("10.244.0.9:1000", "10.96.0.10:53", "10.244.0.2:53")
-	w.conntrack.Add(flow)
+	w.Conntrack.Add(flow)
 	for _, step := range []struct {
 		name   string
 		now    service.Service
@@ -120,8 +120,8 @@ func TestUDPDrain(t *testing.T) {
 	} {
 		w.mustApply(step.now)
 		rs, there := w.realServers(k)[dest]
-		if there != (step.weight >= 0) || there && rs.Weight != step.weight || len(w.conntrack.Entries()) != step.flows {
-			t.Errorf("%s: there %v with weight %d, %d flows", step.name, there, rs.Weight, len(w.conntrack.Entries()))
+		if there != (step.weight >= 0) || there && rs.Weight != step.weight || len(w.Conntrack.Entries()) != step.flows {
+			t.Errorf("%s: there %v with weight %d, %d flows", step.name, there, rs.Weight, len(w.Conntrack.Entries()))
 		}
 	}
 }
@@ -164,22 +164,22 @@ func TestEndpointThatIsBackStays(t *testing.T) {
 	k, dest := key(ip.TCP, "10.96.0.1:80"), netip.MustParseAddrPort("10.244.0.2:8000")
 	both := clusterIP("a", "10.96.0.1", "10.244.0.2:8000", "10.244.0.3:8000")
 	w.start(both)
-	w.ipvs.SetConnections(k, dest, ipvs.Connections{Active: 1})
+	w.IPVS.SetConnections(k, dest, ipvs.Connections{Active: 1})
 	w.mustApply(clusterIP("a", "10.96.0.1", "10.244.0.3:8000"))
 	w.refuse = func(string) error { return unix.ETIMEDOUT }
 	if w.apply(both).Err() == nil {
 		t.Error("the error is not reported")
 	}
 	w.refuse = nil
-	w.ipvs.Apply([]ipvs.Change{{Op: ipvs.UpdateRealServer, Key: k, Dest: dest, RealServer: ipvs.RealServer{Weight: 1}}})
-	w.ipvs.SetConnections(k, dest, ipvs.Connections{})
+	w.IPVS.Apply([]ipvs.Change{{Op: ipvs.UpdateRealServer, Key: k, Dest: dest, RealServer: ipvs.RealServer{Weight: 1}}})
+	w.IPVS.SetConnections(k, dest, ipvs.Connections{})
 	if _, err := w.observe(); err != nil {
 		t.Fatal(err)
 	}
 	w.reconciler.Flush()
 	w.drain()
 	if rs := w.realServers(k)[dest]; rs.Weight != 1 || w.reconciler.drainingCount != 0 {
-		t.Errorf("weight %d, want 1; %d drain\n%s", rs.Weight, w.reconciler.drainingCount, w.ipvs.Dump())
+		t.Errorf("weight %d, want 1; %d drain\n%s", rs.Weight, w.reconciler.drainingCount, w.IPVS.Dump())
 	}
 }
 
@@ -189,7 +189,7 @@ func TestDrainingServerIsDeletedByAnother(t *testing.T) {
 	k := key(ip.TCP, "10.96.0.1:80")
 	w.start(clusterIP("a", "10.96.0.1", "10.244.0.2:8000", "10.244.0.3:8000"))
 	w.mustApply(clusterIP("a", "10.96.0.1", "10.244.0.3:8000"))
-	w.ipvs.Apply([]ipvs.Change{{Op: ipvs.DeleteVirtualServer, Key: k}})
+	w.IPVS.Apply([]ipvs.Change{{Op: ipvs.DeleteVirtualServer, Key: k}})
 	w.reconciler.Delete(types.NamespacedName{Namespace: "default", Name: "a"})
 	if _, err := w.observe(); err != nil {
 		t.Fatal(err)

@@ -47,7 +47,7 @@ func TestSetThatCannotBeCreated(t *testing.T) {
 			if n, err := w.observe(); err != nil || n > 0 {
 				t.Errorf("%d differences, %v", n, err)
 			}
-			if members := w.ipset.Dump(); !strings.Contains(members, "add "+name.In(ip.IPv4)+" "+member) {
+			if members := w.IPSet.Dump(); !strings.Contains(members, "add "+name.In(ip.IPv4)+" "+member) {
 				t.Errorf("members:\n%s", members)
 			}
 		})

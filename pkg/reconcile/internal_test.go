@@ -19,11 +19,11 @@ import (
 // false if no virtual server takes it.
 func (w *world) reached(address ipvs.Key) ([]netip.AddrPort, bool) {
 	w.t.Helper()
-	sets, err := w.ipset.Observe(func(string) bool { return true })
+	sets, err := w.IPSet.Observe(func(string) bool { return true })
 	if err != nil {
 		w.t.Fatal(err)
 	}
-	servers, err := w.ipvs.Observe()
+	servers, err := w.IPVS.Observe()
 	if err != nil {
 		w.t.Fatal(err)
 	}
@@ -115,7 +115,7 @@ func TestInternalClientsWaitForTheVirtualServer(t *testing.T) {
 	s := externalLocal("a", ip.TCP, vip, here)
 	w.start(s)
 	address := key(ip.TCP, vip+":80")
-	w.ipvs.Apply([]ipvs.Change{{Op: ipvs.DeleteVirtualServer, Key: address}})
+	w.IPVS.Apply([]ipvs.Change{{Op: ipvs.DeleteVirtualServer, Key: address}})
 	if _, err := w.observe(); err != nil {
 		t.Fatal(err)
 	}
@@ -135,7 +135,7 @@ func TestInternalClientsWaitForTheVirtualServer(t *testing.T) {
 	if err := w.reconciler.Flush().Err(); err != nil {
 		t.Fatal(err)
 	}
-	sets, _ := w.ipset.Observe(func(string) bool { return true })
+	sets, _ := w.IPSet.Observe(func(string) bool { return true })
 	if _, marked := sets[string(plan.Local)].Entries[ipset.Entry{Addr: address.Addr, Port: 80, Protocol: ip.TCP}]; marked {
 		t.Error("internal clients are still marked after the retry")
 	}
@@ -165,7 +165,7 @@ func TestInternalClientsAreServedByANewVirtualServer(t *testing.T) {
 				if got, _ := w.reached(key(ip.TCP, vip+":80")); len(got) != 2 || w.reconciler.markOf(key(ip.TCP, vip+":80")) == 0 {
 					t.Errorf("at the end internal clients reach %v", got)
 				}
-				if got := w.ipset.Dump(); name != "masqueraded" && strings.Contains(got, "0.0.0.11") {
+				if got := w.IPSet.Dump(); name != "masqueraded" && strings.Contains(got, "0.0.0.11") {
 					t.Errorf("the record is left:\n%s", got)
 				}
 			}

@@ -23,7 +23,7 @@ func TestLoopbackRules(t *testing.T) {
 	want := nft.Loopback{ip.IPv4: {Mark: w.cfg.MasqueradeMark, Source: netip.MustParseAddr("192.0.2.11")}}
 	check := func(when string, want nft.Loopback) {
 		t.Helper()
-		have, err := w.loopback.Observe()
+		have, err := w.Loopback.Observe()
 		if err != nil || !maps.Equal(have, want) {
 			t.Errorf("%s: %v, %v, want %v", when, have, err, want)
 		}
@@ -36,7 +36,7 @@ func TestLoopbackRules(t *testing.T) {
 	if rules < 0 || mark < rules {
 		t.Errorf("rules at %d, mark at %d of %q", rules, mark, w.order)
 	}
-	w.loopback.Spoil(ip.IPv4)
+	w.Loopback.Spoil(ip.IPv4)
 	if _, err := w.observe(); err != nil {
 		t.Fatal(err)
 	}

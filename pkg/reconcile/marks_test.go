@@ -100,7 +100,7 @@ func TestMemberOutlivesItsVirtualServer(t *testing.T) {
 	w.refuse = nil
 	w.restart()
 	w.start()
-	if got := w.ipvs.Dump() + w.ipset.Dump(); strings.Contains(got, "203.0.113.5") || strings.Contains(got, "-f ") {
+	if got := w.IPVS.Dump() + w.IPSet.Dump(); strings.Contains(got, "203.0.113.5") || strings.Contains(got, "-f ") {
 		t.Errorf("left after a restart:\n%s", got)
 	}
 }
@@ -121,10 +121,10 @@ func TestRestartKeepsMarks(t *testing.T) {
 // carries.
 func TestForeignMarkIsLeftAlone(t *testing.T) {
 	w := newWorld(t)
-	w.ipvs.Apply([]ipvs.Change{{Op: ipvs.AddVirtualServer, Key: fwm(77), VirtualServer: ipvs.VirtualServer{Scheduler: "wlc"}}})
+	w.IPVS.Apply([]ipvs.Change{{Op: ipvs.AddVirtualServer, Key: fwm(77), VirtualServer: ipvs.VirtualServer{Scheduler: "wlc"}}})
 	w.start(externalLocal("a", ip.TCP, vip, here))
-	if _, there := w.reconciler.foreign[fwm(77)]; !there || !strings.Contains(w.ipvs.Dump(), "-A -f 77 -s wlc") {
-		t.Errorf("not there any more:\n%s", w.ipvs.Dump())
+	if _, there := w.reconciler.foreign[fwm(77)]; !there || !strings.Contains(w.IPVS.Dump(), "-A -f 77 -s wlc") {
+		t.Errorf("not there any more:\n%s", w.IPVS.Dump())
 	}
 	if !w.reconciler.markInUse(ip.IPv4, 77) || w.reconciler.markInUse(ip.IPv4, first+1) {
 		t.Error("foreign marks are taken for ours")
@@ -147,7 +147,7 @@ func TestMemberThatIsThereAfterAll(t *testing.T) {
 		t.Fatal("the virtual server did not wait for its member")
 	}
 	set := w.reconciler.setNamed(plan.Local.In(ip.IPv4))
-	w.ipset.Apply([]ipset.Change{{Op: ipset.AddEntry, Set: set, Entry: entryOf(key(ip.TCP, vip+":80")), Mark: first}})
+	w.IPSet.Apply([]ipset.Change{{Op: ipset.AddEntry, Set: set, Entry: entryOf(key(ip.TCP, vip+":80")), Mark: first}})
 	if _, err := w.observe(); err != nil {
 		t.Fatal(err)
 	}
@@ -155,7 +155,7 @@ func TestMemberThatIsThereAfterAll(t *testing.T) {
 		t.Fatal(err)
 	}
 	if !w.reconciler.servers.exists(fwm(first)) {
-		t.Errorf("the virtual server is not there:\n%s", w.ipvs.Dump())
+		t.Errorf("the virtual server is not there:\n%s", w.IPVS.Dump())
 	}
 }
 
@@ -165,7 +165,7 @@ func TestUnreadyEndpointDrains(t *testing.T) {
 	w := newWorld(t)
 	s, dest := externalLocal("a", ip.TCP, vip, here), netip.MustParseAddrPort(here)
 	w.start(s)
-	w.ipvs.SetConnections(fwm(first), dest, ipvs.Connections{Active: 1})
+	w.IPVS.SetConnections(fwm(first), dest, ipvs.Connections{Active: 1})
 	w.mustApply(unready(s))
 	w.drain()
 	if rs, there := w.realServers(fwm(first))[dest]; !there || rs.Weight != 0 {
@@ -176,7 +176,7 @@ func TestUnreadyEndpointDrains(t *testing.T) {
 		t.Errorf("ready again: %v", rs)
 	}
 	w.mustApply(unready(s))
-	w.ipvs.SetConnections(fwm(first), dest, ipvs.Connections{})
+	w.IPVS.SetConnections(fwm(first), dest, ipvs.Connections{})
 	w.drain()
 	if n := len(w.realServers(fwm(first))); n != 0 {
 		t.Errorf("%d real servers after the last connection", n)
@@ -191,13 +191,13 @@ func TestMarkDrift(t *testing.T) {
 	set := ipset.Set{Name: string(plan.Local), Type: ipset.HashIPPortMark, Family: ip.IPv4}
 	member := ipset.Entry{Addr: netip.MustParseAddr(vip), Protocol: ip.TCP, Port: 80}
 	for name, damage := range map[string]func(){
-		"the virtual server": func() { w.ipvs.Apply([]ipvs.Change{{Op: ipvs.DeleteVirtualServer, Key: fwm(first)}}) },
-		"the member":         func() { w.ipset.Apply([]ipset.Change{{Op: ipset.DeleteEntry, Set: set, Entry: member}}) },
-		"the member's mark":  func() { w.ipset.Apply([]ipset.Change{{Op: ipset.AddEntry, Set: set, Entry: member, Mark: 0x39}}) },
+		"the virtual server": func() { w.IPVS.Apply([]ipvs.Change{{Op: ipvs.DeleteVirtualServer, Key: fwm(first)}}) },
+		"the member":         func() { w.IPSet.Apply([]ipset.Change{{Op: ipset.DeleteEntry, Set: set, Entry: member}}) },
+		"the member's mark":  func() { w.IPSet.Apply([]ipset.Change{{Op: ipset.AddEntry, Set: set, Entry: member, Mark: 0x39}}) },
 		"a member with the same mark": func() {
 			other := member
 			other.Port = 81
-			w.ipset.Apply([]ipset.Change{{Op: ipset.AddEntry, Set: set, Entry: other, Mark: first}})
+			w.IPSet.Apply([]ipset.Change{{Op: ipset.AddEntry, Set: set, Entry: other, Mark: first}})
 		},
 	} {
 		damage()
@@ -223,7 +223,7 @@ func TestMasqueradeChangesTheMark(t *testing.T) {
 	s.Masquerade = true
 	w.mustApply(s)
 	w.drain()
-	if got := w.ipvs.Dump(); !strings.Contains(got, "-A -f 16395 ") || strings.Contains(got, "-A -f 11 ") {
+	if got := w.IPVS.Dump(); !strings.Contains(got, "-A -f 16395 ") || strings.Contains(got, "-A -f 11 ") {
 		t.Errorf("virtual servers\n%s", got)
 	}
 	if got := w.reconciler.usedMarks()[key(ip.TCP, vip+":80")]; got != 0x4000|first {
@@ -245,12 +245,12 @@ func TestUDPFlowsOfBothVirtualServers(t *testing.T) {
 		}
 	}
 	gone, kept := flow("100.64.9.9:1000", here), flow("10.244.0.9:1001", "10.244.9.9:8000")
-	w.conntrack.Add(gone, kept)
+	w.Conntrack.Add(gone, kept)
 	w.mustApply(unready(s))
 	if n := len(w.realServers(fwm(first))); n > 1 {
 		t.Errorf("%d real servers, want no more than the one that is ready", n)
 	}
-	if got := w.conntrack.Entries(); !slices.Equal(got, []conntrack.Entry{kept}) {
+	if got := w.Conntrack.Entries(); !slices.Equal(got, []conntrack.Entry{kept}) {
 		t.Errorf("flows left: %v, want %v", got, kept)
 	}
 }
@@ -272,12 +272,12 @@ func TestMarkIsTheOlderServices(t *testing.T) {
 			w.mustApply(older)
 		}
 		w.drain()
-		if got := w.ipvs.Dump(); strings.Contains(got, "-f ") {
+		if got := w.IPVS.Dump(); strings.Contains(got, "-f ") {
 			t.Errorf("older first %v: the younger has a virtual server:\n%s", olderFirst, got)
 		}
 		w.reconciler.Delete(older.Name)
 		w.reconciler.Flush()
-		if got := w.ipvs.Dump(); !strings.Contains(got, "-A -f 11 ") {
+		if got := w.IPVS.Dump(); !strings.Contains(got, "-A -f 11 ") {
 			t.Errorf("older first %v: the younger did not take over:\n%s", olderFirst, got)
 		}
 	}

@@ -49,8 +49,8 @@ func numbered(n int) service.Service {
 // large returns a Reconciler that has programmed n Services, 256 at a time.
 func large(t testing.TB, w *world, n int) *Reconciler {
 	a := New(&w.cfg, Kernel{
-		IPVS: forgetfulIPVS{w.ipvs}, IPSet: forgetfulIPSet{w.ipset}, Routing: forgetfulRouting{w.routing},
-		Sysctl: w.sysctl, Conntrack: w.conntrack, NAT: map[ip.Family]NAT{ip.IPv4: nat.NewFake(ip.IPv4)},
+		IPVS: forgetfulIPVS{w.IPVS}, IPSet: forgetfulIPSet{w.IPSet}, Routing: forgetfulRouting{w.Routing},
+		Sysctl: w.Sysctl, Conntrack: w.Conntrack, NAT: map[ip.Family]NAT{ip.IPv4: nat.NewFake(ip.IPv4)},
 	}, Periods{})
 	a.setNode(plan.ForNode(&w.cfg, &plan.Node{}))
 	for i := range n {

@@ -24,7 +24,7 @@ func TestPolicyAfterRandomChanges(t *testing.T) {
 				w.mustApply(states[random.IntN(len(states))](s))
 				for _, k := range []ipvs.Key{address, fwm(first)} {
 					for dest := range w.realServers(k) {
-						w.ipvs.SetConnections(k, dest, ipvs.Connections{Active: random.IntN(2)})
+						w.IPVS.SetConnections(k, dest, ipvs.Connections{Active: random.IntN(2)})
 					}
 				}
 				switch random.IntN(4) {

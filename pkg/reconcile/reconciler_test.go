@@ -19,43 +19,33 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/ipset"
 	"github.com/kube-ipvs/kube-ipvs/pkg/ipvs"
 	"github.com/kube-ipvs/kube-ipvs/pkg/nat"
-	"github.com/kube-ipvs/kube-ipvs/pkg/nft"
 	"github.com/kube-ipvs/kube-ipvs/pkg/plan"
 	"github.com/kube-ipvs/kube-ipvs/pkg/routing"
 	"github.com/kube-ipvs/kube-ipvs/pkg/service"
-	"github.com/kube-ipvs/kube-ipvs/pkg/sysctl"
 	"github.com/kube-ipvs/kube-ipvs/test/fakenode"
 	"github.com/kube-ipvs/kube-ipvs/test/scenario"
 )
 
 // world is a Reconciler over fakes, and a record of the order of its writes.
 type world struct {
+	*fakenode.Node
 	t          testing.TB
 	cfg        plan.Config
 	facts      plan.Facts
 	reconciler *Reconciler
 	order      []string
-	indexes    map[ipvs.Key]uint32 // given in the order in which they are asked for
-
-	ipvs      *ipvs.Fake
-	ipset     *ipset.Fake
-	nat       map[ip.Family]*nat.Fake
-	routing   *routing.Fake
-	sysctl    *sysctl.Fake
-	conntrack *conntrack.Fake
-	loopback  *nft.FakeLoopback
-	refuse    func(change string) error // asked of every change, except of flows
-	now       time.Time
+	indexes    map[ipvs.Key]uint32       // given in the order in which they are asked for
+	refuse     func(change string) error // asked of every change, except of flows
+	now        time.Time
 }
 
 func newWorld(t testing.TB) *world {
 	w := &world{t: t, cfg: scenario.DefaultConfig(), indexes: map[ipvs.Key]uint32{}}
 	w.cfg.NodeName, w.cfg.Families = "node1", ip.Families
 	w.cfg.VIPs.LoadBalancers, w.cfg.VIPs.ExternalIPs = plan.ClaimPort, plan.ClaimPort
-	n := fakenode.New(fakenode.Parameters(&w.cfg, nil))
-	n.OnChange = w.asked
-	w.ipvs, w.ipset, w.nat, w.routing, w.sysctl, w.conntrack, w.loopback = n.IPVS, n.IPSet, n.NAT, n.Routing, n.Sysctl, n.Conntrack, n.Loopback
-	w.conntrack.Refuse = nil
+	w.Node = fakenode.New(fakenode.Parameters(&w.cfg, nil))
+	w.OnChange = w.asked
+	w.Conntrack.Refuse = nil
 	w.restart()
 	return w
 }
@@ -74,8 +64,8 @@ func (w *world) asked(change string) error {
 // restart creates a new Reconciler on the same kernel, as a new process would.
 func (w *world) restart() {
 	w.reconciler = New(&w.cfg, Kernel{
-		IPVS: w.ipvs, IPSet: w.ipset, Routing: w.routing, Sysctl: w.sysctl, Conntrack: w.conntrack, Loopback: w.loopback,
-		NAT: map[ip.Family]NAT{ip.IPv4: w.nat[ip.IPv4], ip.IPv6: w.nat[ip.IPv6]},
+		IPVS: w.IPVS, IPSet: w.IPSet, Routing: w.Routing, Sysctl: w.Sysctl, Conntrack: w.Conntrack, Loopback: w.Loopback,
+		NAT: map[ip.Family]NAT{ip.IPv4: w.NAT[ip.IPv4], ip.IPv6: w.NAT[ip.IPv6]},
 	}, Periods{Sync: 30 * time.Second})
 	node := plan.Node{}
 	w.facts = plan.NewFacts(&w.cfg, &node)
@@ -179,12 +169,12 @@ func (w *world) position(text string) int {
 
 // kernel returns everything that the fakes hold, for comparison.
 func (w *world) kernel() string {
-	return w.ipvs.Dump() + w.ipset.Dump() + w.routes() + w.nat[ip.IPv4].Save() + w.nat[ip.IPv6].Save()
+	return w.IPVS.Dump() + w.IPSet.Dump() + w.routes() + w.NAT[ip.IPv4].Save() + w.NAT[ip.IPv6].Save()
 }
 
 // routes returns our routes in the fake.
 func (w *world) routes() string {
-	s, err := w.routing.Observe()
+	s, err := w.Routing.Observe()
 	if err != nil {
 		w.t.Fatal(err)
 	}
@@ -222,7 +212,7 @@ func key(protocol ip.Protocol, s string) ipvs.Key {
 
 func (w *world) realServers(k ipvs.Key) map[netip.AddrPort]ipvs.RealServer {
 	w.t.Helper()
-	s, err := w.ipvs.Observe()
+	s, err := w.IPVS.Observe()
 	if err != nil {
 		w.t.Fatal(err)
 	}
@@ -418,13 +408,13 @@ func TestRemovalUnbindsFirst(t *testing.T) {
 func TestForeignVirtualServersAreLeftAlone(t *testing.T) {
 	w := newWorld(t)
 	foreign := key(ip.TCP, "192.168.7.7:80") // keepalived's
-	w.ipvs.Apply([]ipvs.Change{{Op: ipvs.AddVirtualServer, Key: foreign, VirtualServer: ipvs.VirtualServer{Scheduler: "wlc"}}})
+	w.IPVS.Apply([]ipvs.Change{{Op: ipvs.AddVirtualServer, Key: foreign, VirtualServer: ipvs.VirtualServer{Scheduler: "wlc"}}})
 	w.start(clusterIP("a", "10.96.0.1", "10.244.0.2:8000"))
 	if differences, err := w.observe(); differences != 0 || err != nil {
 		t.Errorf("%d differences, %v", differences, err)
 	}
 	w.reconciler.Flush()
-	if s, _ := w.ipvs.Observe(); s[foreign].Scheduler != "wlc" {
+	if s, _ := w.IPVS.Observe(); s[foreign].Scheduler != "wlc" {
 		t.Errorf("the foreign virtual server is gone: %v", s)
 	}
 }
@@ -436,15 +426,15 @@ func TestExcludedRange(t *testing.T) {
 	w := newWorld(t)
 	w.cfg.ExcludeCIDRs = []netip.Prefix{netip.MustParsePrefix("192.168.0.0/16")}
 	foreign := key(ip.TCP, "192.168.7.7:30080") // keepalived's
-	w.ipvs.Apply([]ipvs.Change{{Op: ipvs.AddVirtualServer, Key: foreign, VirtualServer: ipvs.VirtualServer{Scheduler: "wlc"}}})
+	w.IPVS.Apply([]ipvs.Change{{Op: ipvs.AddVirtualServer, Key: foreign, VirtualServer: ipvs.VirtualServer{Scheduler: "wlc"}}})
 	ports := ipset.Set{Name: "KUBE-NODE-PORT-TCP", Type: ipset.BitmapPort, Family: ip.IPv4}
-	w.ipset.Apply([]ipset.Change{{Op: ipset.CreateSet, Set: ports}, {Op: ipset.AddEntry, Set: ports, Entry: ipset.Entry{Port: 30080}}})
+	w.IPSet.Apply([]ipset.Change{{Op: ipset.CreateSet, Set: ports}, {Op: ipset.AddEntry, Set: ports, Entry: ipset.Entry{Port: 30080}}})
 	w.start(loadBalancer("a", "10.96.0.1", "192.168.1.200", "10.244.0.2:8000"))
 	if differences, err := w.observe(); differences != 0 || err != nil {
 		t.Errorf("%d differences, %v", differences, err)
 	}
 	w.reconciler.Flush()
-	s, _ := w.ipvs.Observe()
+	s, _ := w.IPVS.Observe()
 	if len(s[key(ip.TCP, "192.168.1.200:80")].RealServers) != 1 {
 		t.Errorf("the load balancer's address is not served: %v", s)
 	}
@@ -466,23 +456,23 @@ func TestDriftIsRepaired(t *testing.T) {
 	entry := ipset.Entry{Addr: k.Addr, Port: 80, Protocol: ip.TCP}
 	chain := nat.Chain{Family: ip.IPv4, Table: nat.NAT, Name: "KUBE-SERVICES"}
 	drifts := map[string]func(){
-		"virtual server deleted": func() { w.ipvs.Apply([]ipvs.Change{{Op: ipvs.DeleteVirtualServer, Key: k}}) },
-		"real server deleted":    func() { w.ipvs.Apply([]ipvs.Change{{Op: ipvs.DeleteRealServer, Key: k, Dest: dest}}) },
-		"member deleted":         func() { w.ipset.Apply([]ipset.Change{{Op: ipset.DeleteEntry, Set: set, Entry: entry}}) },
+		"virtual server deleted": func() { w.IPVS.Apply([]ipvs.Change{{Op: ipvs.DeleteVirtualServer, Key: k}}) },
+		"real server deleted":    func() { w.IPVS.Apply([]ipvs.Change{{Op: ipvs.DeleteRealServer, Key: k, Dest: dest}}) },
+		"member deleted":         func() { w.IPSet.Apply([]ipset.Change{{Op: ipset.DeleteEntry, Set: set, Entry: entry}}) },
 		"member added": func() {
 			e := entry
 			e.Port = 81
-			w.ipset.Apply([]ipset.Change{{Op: ipset.AddEntry, Set: set, Entry: e}})
+			w.IPSet.Apply([]ipset.Change{{Op: ipset.AddEntry, Set: set, Entry: e}})
 		},
-		"address deleted": func() { w.routing.Apply([]routing.Change{{Op: routing.DeleteAddress, Address: k.Addr}}) },
+		"address deleted": func() { w.Routing.Apply([]routing.Change{{Op: routing.DeleteAddress, Address: k.Addr}}) },
 		"address added": func() {
-			w.routing.Apply([]routing.Change{{Op: routing.AddAddress, Address: netip.MustParseAddr("10.96.9.9")}})
+			w.Routing.Apply([]routing.Change{{Op: routing.AddAddress, Address: netip.MustParseAddr("10.96.9.9")}})
 		},
-		"route deleted": func() { w.routing.Apply([]routing.Change{{Op: routing.DeleteRoute, Route: route}}) },
-		"route added":   func() { w.routing.Apply([]routing.Change{{Op: routing.AddRoute, Route: other}}) },
-		"rule deleted":  func() { w.routing.Apply([]routing.Change{{Op: routing.DeleteRule, Rule: rule}}) },
-		"link deleted":  func() { w.routing.Apply([]routing.Change{{Op: routing.DeleteLink}}) },
-		"chain emptied": func() { w.nat[ip.IPv4].Apply([]nat.Change{{Op: nat.WriteChain, Chain: chain}}) },
+		"route deleted": func() { w.Routing.Apply([]routing.Change{{Op: routing.DeleteRoute, Route: route}}) },
+		"route added":   func() { w.Routing.Apply([]routing.Change{{Op: routing.AddRoute, Route: other}}) },
+		"rule deleted":  func() { w.Routing.Apply([]routing.Change{{Op: routing.DeleteRule, Rule: rule}}) },
+		"link deleted":  func() { w.Routing.Apply([]routing.Change{{Op: routing.DeleteLink}}) },
+		"chain emptied": func() { w.NAT[ip.IPv4].Apply([]nat.Change{{Op: nat.WriteChain, Chain: chain}}) },
 	}
 	for name, drift := range drifts {
 		t.Run(name, func(t *testing.T) {
@@ -512,20 +502,20 @@ func TestFailedReadIsNoEmptyList(t *testing.T) {
 			fail := func() error { return unix.EPERM }
 			switch part {
 			case "ipvs":
-				w.ipvs.FailObserve = fail
+				w.IPVS.FailObserve = fail
 			case "ipset":
-				w.ipset.FailObserve = fail
+				w.IPSet.FailObserve = fail
 			case "routing":
-				w.routing.FailObserve = fail
+				w.Routing.FailObserve = fail
 			case "nat":
-				w.nat[ip.IPv6].FailObserve = fail
+				w.NAT[ip.IPv6].FailObserve = fail
 			}
 			if _, err := w.observe(); !errors.Is(err, unix.EPERM) {
 				t.Errorf("error %v, want EPERM", err)
 			}
 			w.order = nil
 			w.reconciler.Flush()
-			w.ipvs.FailObserve, w.ipset.FailObserve, w.routing.FailObserve, w.nat[ip.IPv6].FailObserve = nil, nil, nil, nil
+			w.IPVS.FailObserve, w.IPSet.FailObserve, w.Routing.FailObserve, w.NAT[ip.IPv6].FailObserve = nil, nil, nil, nil
 			if got := w.kernel(); got != want || len(w.order) != 0 {
 				t.Errorf("wrote %q", w.order)
 			}
@@ -698,7 +688,7 @@ func TestTCPRealServerDrains(t *testing.T) {
 	w := newWorld(t)
 	k, gone := key(ip.TCP, "10.96.0.1:80"), netip.MustParseAddrPort("10.244.0.2:8000")
 	w.start(clusterIP("a", "10.96.0.1", "10.244.0.2:8000", "10.244.0.3:8000"))
-	w.ipvs.SetConnections(k, gone, ipvs.Connections{Active: 1})
+	w.IPVS.SetConnections(k, gone, ipvs.Connections{Active: 1})
 	w.mustApply(clusterIP("a", "10.96.0.1", "10.244.0.3:8000"))
 	if rs, there := w.realServers(k)[gone]; !there || rs.Weight != 0 {
 		t.Fatalf("a real server with a connection: %v, there %v, want weight 0", rs, there)
@@ -723,12 +713,12 @@ func TestTCPRealServerDrains(t *testing.T) {
 		t.Fatalf("back again: %v, %d draining", rs, w.reconciler.drainingCount)
 	}
 	w.mustApply(clusterIP("a", "10.96.0.1", "10.244.0.3:8000"))
-	w.ipvs.SetConnections(k, gone, ipvs.Connections{Inactive: 1})
+	w.IPVS.SetConnections(k, gone, ipvs.Connections{Inactive: 1})
 	w.drain()
 	if _, there := w.realServers(k)[gone]; !there {
 		t.Fatal("removed while a connection is being closed")
 	}
-	w.ipvs.SetConnections(k, gone, ipvs.Connections{})
+	w.IPVS.SetConnections(k, gone, ipvs.Connections{})
 	w.drain()
 	if _, there := w.realServers(k)[gone]; there || w.reconciler.drainingCount != 0 {
 		t.Fatalf("still there after its last connection, %d draining", w.reconciler.drainingCount)
@@ -754,12 +744,12 @@ func TestUDPRealServerGoesAtOnceWithItsFlows(t *testing.T) {
 	w.start(udp("10.244.0.2:53", "10.244.0.3:53"))
 	const vip = "10.96.0.10:53"
 	gone, kept := flowTo("10.244.0.9:1000", vip, "10.244.0.2:53"), flowTo("10.244.0.9:1001", vip, "10.244.0.3:53")
-	w.conntrack.Add(gone, kept)
+	w.Conntrack.Add(gone, kept)
 	w.mustApply(udp("10.244.0.3:53"))
 	if rs := w.realServers(key(ip.UDP, "10.96.0.10:53")); len(rs) != 1 {
 		t.Errorf("real servers %v", rs)
 	}
-	if got := w.conntrack.Entries(); !slices.Equal(got, []conntrack.Entry{kept}) {
+	if got := w.Conntrack.Entries(); !slices.Equal(got, []conntrack.Entry{kept}) {
 		t.Errorf("flows left: %v, want %v", got, kept)
 	}
 }
@@ -774,15 +764,15 @@ func TestDriftOfTheNodesPartIsCounted(t *testing.T) {
 		want   int
 	}{
 		{"nothing", func() {}, 0},
-		{"a parameter", func() { w.sysctl.Set("net/ipv4/ip_forward", "0") }, 1},
+		{"a parameter", func() { w.Sysctl.Set("net/ipv4/ip_forward", "0") }, 1},
 		{"a chain", func() {
-			if err := w.nat[ip.IPv6].Restore("*nat\n-F KUBE-SERVICES\nCOMMIT\n"); err != nil {
+			if err := w.NAT[ip.IPv6].Restore("*nat\n-F KUBE-SERVICES\nCOMMIT\n"); err != nil {
 				t.Fatal(err)
 			}
 		}, 1},
 		{"a policy rule", func() {
 			for _, r := range w.reconciler.node.Rules {
-				w.routing.Do(routing.Change{Op: routing.DeleteRule, Rule: r})
+				w.Routing.Do(routing.Change{Op: routing.DeleteRule, Rule: r})
 			}
 		}, 2},
 	} {
@@ -806,19 +796,19 @@ func TestRefusedFlowsAreForgottenLater(t *testing.T) {
 		return s
 	}
 	w.start(udp("10.244.0.2:53", "10.244.0.3:53"))
-	w.conntrack.Add(flowTo("10.244.0.9:1000", "10.96.0.10:53", "10.244.0.2:53"))
-	w.conntrack.FailDump = func() error { return unix.ENOMEM }
+	w.Conntrack.Add(flowTo("10.244.0.9:1000", "10.96.0.10:53", "10.244.0.2:53"))
+	w.Conntrack.FailDump = func() error { return unix.ENOMEM }
 	if problems := w.apply(udp("10.244.0.3:53")); len(problems) != 1 {
 		t.Errorf("problems %v, want the one of conntrack", problems)
 	}
-	w.conntrack.Dumps()
+	w.Conntrack.Dumps()
 	w.mustApply() // another Service's change does not try again
-	w.conntrack.FailDump = nil
+	w.Conntrack.FailDump = nil
 	w.reconciler.retry(types.NamespacedName{})
 	if err := w.reconciler.Flush().Err(); err != nil {
 		t.Error(err)
 	}
-	if left := w.conntrack.Entries(); len(left) > 0 {
+	if left := w.Conntrack.Entries(); len(left) > 0 {
 		t.Errorf("after the retry: %v", left)
 	}
 }
@@ -880,9 +870,9 @@ func TestConflictIsTheOlderServices(t *testing.T) {
 func TestCleanupLeavesTheNodeAsItWas(t *testing.T) {
 	w := newWorld(t)
 	foreign := key(ip.TCP, "192.168.7.7:80")
-	w.ipvs.Apply([]ipvs.Change{{Op: ipvs.AddVirtualServer, Key: foreign, VirtualServer: ipvs.VirtualServer{Scheduler: "wlc"}}})
+	w.IPVS.Apply([]ipvs.Change{{Op: ipvs.AddVirtualServer, Key: foreign, VirtualServer: ipvs.VirtualServer{Scheduler: "wlc"}}})
 	input := "*nat\n-A POSTROUTING -o eth0 -j MASQUERADE\nCOMMIT\n"
-	if err := w.nat[ip.IPv4].Restore(input); err != nil {
+	if err := w.NAT[ip.IPv4].Restore(input); err != nil {
 		t.Fatal(err)
 	}
 	before := w.kernel()
@@ -914,13 +904,13 @@ func TestOtherRoutingLeavesNothing(t *testing.T) {
 	w := newWorld(t)
 	before := w.routes()
 	w.start(services...)
-	old, _ := w.routing.Observe()
+	old, _ := w.Routing.Observe()
 	configure(w)
 	if _, err := w.observe(); err != nil {
 		t.Fatal(err)
 	}
 	w.reconciler.Flush()
-	now, _ := w.routing.Observe()
+	now, _ := w.Routing.Observe()
 	for rule := range old.Rules {
 		if _, ok := now.Rules[rule]; !ok && rule.Family == ip.IPv4 {
 			t.Errorf("%s is gone before the VIPs are claimed anew", rule)
@@ -961,7 +951,7 @@ func TestUnansweredVirtualServerGoesWithItsService(t *testing.T) {
 		t.Error("the error is not reported")
 	}
 	w.refuse = nil
-	w.ipvs.Apply([]ipvs.Change{{Op: ipvs.AddVirtualServer, Key: key(ip.TCP, "10.96.0.1:80"), VirtualServer: ipvs.VirtualServer{Scheduler: "rr"}}})
+	w.IPVS.Apply([]ipvs.Change{{Op: ipvs.AddVirtualServer, Key: key(ip.TCP, "10.96.0.1:80"), VirtualServer: ipvs.VirtualServer{Scheduler: "rr"}}})
 	w.reconciler.Delete(s.Name)
 	if err := w.reconciler.Flush().Err(); err != nil {
 		t.Fatal(err)
@@ -970,7 +960,7 @@ func TestUnansweredVirtualServerGoesWithItsService(t *testing.T) {
 		t.Fatal(err)
 	}
 	w.reconciler.Flush()
-	if got := w.ipvs.Dump(); got != "" || len(w.reconciler.unsure) > 0 {
+	if got := w.IPVS.Dump(); got != "" || len(w.reconciler.unsure) > 0 {
 		t.Errorf("left, unsure of %v:\n%s", w.reconciler.unsure, got)
 	}
 }
@@ -981,7 +971,7 @@ func TestLeftTemporarySetGoes(t *testing.T) {
 	w.start(clusterIP("a", "10.96.0.1", "10.244.0.2:8000"))
 	before := w.kernel()
 	left := ipset.Set{Name: ipset.TemporaryName("KUBE-CLUSTER-IP"), Type: ipset.HashIPPort, Family: ip.IPv4}
-	w.ipset.Apply([]ipset.Change{
+	w.IPSet.Apply([]ipset.Change{
 		{Op: ipset.CreateSet, Set: left},
 		{Op: ipset.AddEntry, Set: left, Entry: ipset.Entry{Addr: netip.MustParseAddr("10.96.0.1"), Port: 80, Protocol: ip.TCP}},
 	})

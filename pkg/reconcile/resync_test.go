@@ -53,41 +53,41 @@ func (m *meanwhile) change() {
 // damage deletes or alters one of the existing objects, or adds a foreign one.
 func (m *meanwhile) damage() {
 	key, entry := m.anyServer(), m.anyEntry()
-	state, _ := m.routing.Observe()
+	state, _ := m.Routing.Observe()
 	switch m.random.IntN(13) {
 	case 0:
-		m.ipvs.Apply([]ipvs.Change{{Op: ipvs.DeleteVirtualServer, Key: key}})
+		m.IPVS.Apply([]ipvs.Change{{Op: ipvs.DeleteVirtualServer, Key: key}})
 	case 1:
-		m.ipvs.Apply([]ipvs.Change{{Op: ipvs.UpdateVirtualServer, Key: key, VirtualServer: ipvs.VirtualServer{Scheduler: "wlc"}}})
+		m.IPVS.Apply([]ipvs.Change{{Op: ipvs.UpdateVirtualServer, Key: key, VirtualServer: ipvs.VirtualServer{Scheduler: "wlc"}}})
 	case 2:
-		m.ipvs.Apply([]ipvs.Change{{Op: ipvs.AddRealServer, Key: key, Dest: netip.MustParseAddrPort("10.244.0.66:1"), RealServer: ipvs.RealServer{Weight: 1}}})
+		m.IPVS.Apply([]ipvs.Change{{Op: ipvs.AddRealServer, Key: key, Dest: netip.MustParseAddrPort("10.244.0.66:1"), RealServer: ipvs.RealServer{Weight: 1}}})
 	case 3:
-		m.ipset.Apply([]ipset.Change{entry(ipset.DeleteEntry)})
+		m.IPSet.Apply([]ipset.Change{entry(ipset.DeleteEntry)})
 	case 4:
-		m.ipset.Apply([]ipset.Change{{Op: ipset.AddEntry, Set: m.reconciler.setNamed(plan.ClusterIP.In(ip.IPv4)), Entry: ipset.Entry{Addr: netip.MustParseAddr("10.96.9.9"), Port: 1, Protocol: ip.TCP}}})
+		m.IPSet.Apply([]ipset.Change{{Op: ipset.AddEntry, Set: m.reconciler.setNamed(plan.ClusterIP.In(ip.IPv4)), Entry: ipset.Entry{Addr: netip.MustParseAddr("10.96.9.9"), Port: 1, Protocol: ip.TCP}}})
 	case 5:
 		for _, addr := range slices.SortedFunc(maps.Keys(state.Addresses), netip.Addr.Compare) {
-			m.routing.Do(routing.Change{Op: routing.DeleteAddress, Address: addr})
+			m.Routing.Do(routing.Change{Op: routing.DeleteAddress, Address: addr})
 			break
 		}
 	case 6:
-		m.routing.Do(routing.Change{Op: routing.AddAddress, Address: netip.MustParseAddr("10.96.8.8")})
+		m.Routing.Do(routing.Change{Op: routing.AddAddress, Address: netip.MustParseAddr("10.96.8.8")})
 	case 7:
 		for r := range state.Routes {
-			m.routing.Do(routing.Change{Op: routing.DeleteRoute, Route: r})
+			m.Routing.Do(routing.Change{Op: routing.DeleteRoute, Route: r})
 			break
 		}
 	case 8:
-		m.ipvs.Apply([]ipvs.Change{{Op: ipvs.AddVirtualServer, Key: foreignKey, VirtualServer: ipvs.VirtualServer{Scheduler: "rr"}}})
+		m.IPVS.Apply([]ipvs.Change{{Op: ipvs.AddVirtualServer, Key: foreignKey, VirtualServer: ipvs.VirtualServer{Scheduler: "rr"}}})
 	case 9:
-		m.ipvs.Apply([]ipvs.Change{{Op: ipvs.DeleteVirtualServer, Key: foreignKey}})
+		m.IPVS.Apply([]ipvs.Change{{Op: ipvs.DeleteVirtualServer, Key: foreignKey}})
 	case 10:
-		m.ipset.Apply([]ipset.Change{{Op: ipset.AddEntry, Set: m.reconciler.setNamed(plan.ClusterIP.In(ip.IPv4)), Entry: entryOf(foreignKey)}})
+		m.IPSet.Apply([]ipset.Change{{Op: ipset.AddEntry, Set: m.reconciler.setNamed(plan.ClusterIP.In(ip.IPv4)), Entry: entryOf(foreignKey)}})
 	case 11:
-		m.ipset.Apply([]ipset.Change{{Op: ipset.DestroySet, Set: entry(ipset.DeleteEntry).Set}})
+		m.IPSet.Apply([]ipset.Change{{Op: ipset.DestroySet, Set: entry(ipset.DeleteEntry).Set}})
 	case 12:
 		for addr := range state.Addresses {
-			m.routing.Misbind(addr)
+			m.Routing.Misbind(addr)
 			break
 		}
 	}
@@ -96,7 +96,7 @@ func (m *meanwhile) damage() {
 var foreignKey = ipvs.Key{Protocol: ip.TCP, Addr: netip.MustParseAddr("192.0.2.77"), Port: 77}
 
 func (m *meanwhile) anyServer() ipvs.Key {
-	state, _ := m.ipvs.Observe()
+	state, _ := m.IPVS.Observe()
 	delete(state, foreignKey)
 	for key := range state {
 		return key
@@ -106,7 +106,7 @@ func (m *meanwhile) anyServer() ipvs.Key {
 
 // anyEntry returns a change of any member of a set that has one.
 func (m *meanwhile) anyEntry() func(ipset.Op) ipset.Change {
-	state, _ := m.ipset.Observe(func(string) bool { return true })
+	state, _ := m.IPSet.Observe(func(string) bool { return true })
 	for _, set := range state {
 		for e := range set.Entries {
 			return func(op ipset.Op) ipset.Change { return ipset.Change{Op: op, Set: set.Set, Entry: e} }
@@ -161,7 +161,7 @@ func (m *meanwhile) repair() {
 	if err := m.reconciler.Flush().Err(); err != nil {
 		m.t.Error(err)
 	}
-	if _, known := m.reconciler.foreign[foreignKey]; known != strings.Contains(m.ipvs.Dump(), "192.0.2.77:77") {
+	if _, known := m.reconciler.foreign[foreignKey]; known != strings.Contains(m.IPVS.Dump(), "192.0.2.77:77") {
 		m.t.Errorf("the foreign virtual server is known: %t", known)
 	}
 }

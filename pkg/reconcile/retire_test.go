@@ -43,9 +43,9 @@ func local(t *testing.T, protocol ip.Protocol) (*world, service.Service) {
 	s := externalLocal("a", protocol, vip, here)
 	w.start(s)
 	if _, there := w.realServers(fwm(first))[used]; !there {
-		t.Fatalf("the virtual server with the mark has no %s\n%s", used, w.ipvs.Dump())
+		t.Fatalf("the virtual server with the mark has no %s\n%s", used, w.IPVS.Dump())
 	}
-	w.ipvs.SetConnections(fwm(first), used, ipvs.Connections{Active: 1})
+	w.IPVS.SetConnections(fwm(first), used, ipvs.Connections{Active: 1})
 	return w, s
 }
 
@@ -56,9 +56,9 @@ func (w *world) retires(s service.Service) {
 	check := func(when string) {
 		w.t.Helper()
 		if rs, there := w.realServers(fwm(first))[used]; !there || rs.Weight != 0 {
-			w.t.Fatalf("%s: real server %v, there %v, want weight 0\n%s", when, rs, there, w.ipvs.Dump())
+			w.t.Fatalf("%s: real server %v, there %v, want weight 0\n%s", when, rs, there, w.IPVS.Dump())
 		}
-		if got := w.ipset.Dump(); strings.Contains(got, "skbmark 0xb") {
+		if got := w.IPSet.Dump(); strings.Contains(got, "skbmark 0xb") {
 			w.t.Errorf("%s: packets are still marked:\n%s", when, got)
 		}
 		if !w.reconciler.kernelUsesMark(key(ip.TCP, vip+":80"), first) || !w.reconciler.markInUse(ip.IPv4, first) {
@@ -79,12 +79,12 @@ func (w *world) retires(s service.Service) {
 	if got, want := w.reconciler.drainingCount, 1; got != want {
 		w.t.Errorf("%d drain after a restart, want %d", got, want)
 	}
-	w.ipvs.SetConnections(fwm(first), used, ipvs.Connections{})
+	w.IPVS.SetConnections(fwm(first), used, ipvs.Connections{})
 	w.drain()
-	if got := w.ipvs.Dump(); strings.Contains(got, "-f 11 ") {
+	if got := w.IPVS.Dump(); strings.Contains(got, "-f 11 ") {
 		w.t.Errorf("after the last connection:\n%s", got)
 	}
-	if got := w.ipset.Dump(); strings.Contains(got, "0.0.0.11") {
+	if got := w.IPSet.Dump(); strings.Contains(got, "0.0.0.11") {
 		w.t.Errorf("the record is left:\n%s", got)
 	}
 	if w.reconciler.servers.exists(fwm(first)) || len(w.reconciler.retired) != 0 {
@@ -119,7 +119,7 @@ func TestRetire(t *testing.T) {
 		w.restart()
 		w.start(s)
 		w.retires(s)
-		if got := w.ipvs.Dump(); !strings.Contains(got, "-A -f 196608 ") {
+		if got := w.IPVS.Dump(); !strings.Contains(got, "-A -f 196608 ") {
 			t.Errorf("no virtual server with the new mark:\n%s", got)
 		}
 	})
@@ -132,7 +132,7 @@ func TestKilledWhileMarkChanges(t *testing.T) {
 	killed := true
 	for writes := 0; killed; writes++ {
 		w, s := local(t, ip.TCP)
-		w.ipvs.SetConnections(fwm(first), used, ipvs.Connections{})
+		w.IPVS.SetConnections(fwm(first), used, ipvs.Connections{})
 		w.cfg.LocalMark = plan.LocalMark{Value: 0x10000, Mask: 0xff0000}
 		w.restart()
 		w.order, killed = nil, false
@@ -150,7 +150,7 @@ func TestKilledWhileMarkChanges(t *testing.T) {
 			t.Fatal(err)
 		}
 		w.drain()
-		if got := w.ipvs.Dump(); strings.Contains(got, "-f 11 ") || !strings.Contains(got, "-A -f 196608 ") {
+		if got := w.IPVS.Dump(); strings.Contains(got, "-f 11 ") || !strings.Contains(got, "-A -f 196608 ") {
 			t.Errorf("killed after %d writes, the last is %q:\n%s", writes, w.order[:min(writes, len(w.order))], got)
 		}
 	}
@@ -220,7 +220,7 @@ func TestServiceGoesWithItsMark(t *testing.T) {
 	if err := w.reconciler.Flush().Err(); err != nil {
 		t.Fatal(err)
 	}
-	if got := w.ipvs.Dump() + w.ipset.Dump(); strings.Contains(got, "203.0.113.5") || strings.Contains(got, "-f ") {
+	if got := w.IPVS.Dump() + w.IPSet.Dump(); strings.Contains(got, "203.0.113.5") || strings.Contains(got, "-f ") {
 		t.Errorf("left:\n%s", got)
 	}
 }
@@ -232,24 +232,24 @@ func TestRetireUDP(t *testing.T) {
 	flow := conntrack.Entry{
 		Protocol: ip.UDP, OriginalSrc: client, OriginalDst: netip.MustParseAddrPort(vip + ":80"), ReplySrc: used, ReplyDst: client,
 	}
-	w.conntrack.Add(flow)
+	w.Conntrack.Add(flow)
 	w.mustApply(cluster(s))
 	w.drain()
 	if rs, there := w.realServers(fwm(first))[used]; !there || rs.Weight != 0 {
 		t.Errorf("policy Cluster: real server %v, there %v, want weight 0", rs, there)
 	}
-	if n := len(w.conntrack.Entries()); n != 1 {
+	if n := len(w.Conntrack.Entries()); n != 1 {
 		t.Error("the flow is forgotten")
 	}
 	w.mustApply(unready(cluster(s)))
 	if n := len(w.realServers(fwm(first))); n != 0 {
 		t.Errorf("its endpoint is not ready: %d real servers", n)
 	}
-	if n := len(w.conntrack.Entries()); n != 0 {
+	if n := len(w.Conntrack.Entries()); n != 0 {
 		t.Error("the flow is not forgotten")
 	}
 	w.drain()
-	if got := w.ipvs.Dump(); strings.Contains(got, "-f 11 ") {
+	if got := w.IPVS.Dump(); strings.Contains(got, "-f 11 ") {
 		t.Errorf("left:\n%s", got)
 	}
 }
@@ -262,7 +262,7 @@ func TestCleanupOfRetired(t *testing.T) {
 	if _, err := w.reconciler.cleanup(); err != nil {
 		t.Fatal(err)
 	}
-	if got := w.ipvs.Dump() + w.ipset.Dump(); strings.Contains(got, "-f ") || strings.Contains(got, "DRAIN") {
+	if got := w.IPVS.Dump() + w.IPSet.Dump(); strings.Contains(got, "-f ") || strings.Contains(got, "DRAIN") {
 		t.Errorf("left:\n%s", got)
 	}
 }
@@ -273,8 +273,8 @@ func TestRetiredIsDeletedByAnother(t *testing.T) {
 	w, s := local(t, ip.TCP)
 	w.mustApply(cluster(s))
 	entry := drainEntry(fwm(first), key(ip.TCP, vip+":80"))
-	w.ipvs.Apply([]ipvs.Change{{Op: ipvs.DeleteVirtualServer, Key: fwm(first)}})
-	w.ipset.Apply([]ipset.Change{{Op: ipset.DeleteEntry, Set: w.reconciler.setNamed(entry.Set), Entry: entry.Entry}})
+	w.IPVS.Apply([]ipvs.Change{{Op: ipvs.DeleteVirtualServer, Key: fwm(first)}})
+	w.IPSet.Apply([]ipset.Change{{Op: ipset.DeleteEntry, Set: w.reconciler.setNamed(entry.Set), Entry: entry.Entry}})
 	if _, err := w.observe(); err != nil {
 		t.Fatal(err)
 	}
@@ -283,7 +283,7 @@ func TestRetiredIsDeletedByAnother(t *testing.T) {
 		t.Errorf("%d are recorded", n)
 	}
 	w.mustApply(s)
-	w.ipvs.SetConnections(fwm(first), used, ipvs.Connections{Active: 1})
+	w.IPVS.SetConnections(fwm(first), used, ipvs.Connections{Active: 1})
 	w.mustApply(cluster(s))
 	w.retires(cluster(s))
 }

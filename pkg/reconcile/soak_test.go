@@ -130,11 +130,11 @@ func (m *soak) replan() {
 
 // connections opens and closes connections to all real servers.
 func (m *soak) connections() {
-	state, _ := m.world.ipvs.Observe()
+	state, _ := m.world.IPVS.Observe()
 	keys := slices.SortedFunc(maps.Keys(state), ipvs.Key.Compare)
 	for _, k := range keys {
 		for _, d := range slices.SortedFunc(maps.Keys(state[k].RealServers), netip.AddrPort.Compare) {
-			m.world.ipvs.SetConnections(k, d, ipvs.Connections{Active: m.random.IntN(2)})
+			m.world.IPVS.SetConnections(k, d, ipvs.Connections{Active: m.random.IntN(2)})
 		}
 	}
 }
@@ -163,7 +163,7 @@ type soakMode struct{ lost, damage, refuse bool }
 func newSoak(t *testing.T, mode soakMode, seed uint64) *soak {
 	m := &soak{world: newWorld(t), mode: mode, random: rand.New(rand.NewPCG(seed, 77)), now: map[string]service.Service{}}
 	k := &m.reconciler.kernel
-	k.IPVS, k.IPSet, k.Routing = lossyIPVS{m.world.ipvs, m}, lossyIPSet{m.world.ipset, m}, lossyRouting{m.world.routing, m}
+	k.IPVS, k.IPSet, k.Routing = lossyIPVS{m.world.IPVS, m}, lossyIPSet{m.world.IPSet, m}, lossyRouting{m.world.Routing, m}
 	m.start()
 	return m
 }
@@ -221,10 +221,10 @@ func (m *soak) settle() {
 		m.compare()
 		m.retryAll()
 		m.replan()
-		state, _ := m.world.ipvs.Observe()
+		state, _ := m.world.IPVS.Observe()
 		for k := range state {
 			for d := range state[k].RealServers {
-				m.world.ipvs.SetConnections(k, d, ipvs.Connections{})
+				m.world.IPVS.SetConnections(k, d, ipvs.Connections{})
 			}
 		}
 		m.drain()
@@ -294,9 +294,9 @@ func lossy[C fmt.Stringer](m *soak, c []C, f []kernel.Failure[C]) []kernel.Failu
 
 // damage changes the kernel as other programs do.
 func (m *soak) damage() {
-	state, _ := m.world.ipvs.Observe()
+	state, _ := m.world.IPVS.Observe()
 	keys := slices.SortedFunc(maps.Keys(state), ipvs.Key.Compare)
-	sets, _ := m.world.ipset.Observe(func(string) bool { return true })
+	sets, _ := m.world.IPSet.Observe(func(string) bool { return true })
 	names := slices.Sorted(maps.Keys(sets))
 	what := m.random.IntN(9)
 	switch what {
@@ -307,7 +307,7 @@ func (m *soak) damage() {
 				c = append(c, ipvs.Change{Op: ipvs.DeleteVirtualServer, Key: k})
 			}
 		}
-		m.world.ipvs.Apply(c)
+		m.world.IPVS.Apply(c)
 	case 3, 4, 5:
 		var c []ipset.Change
 		for _, n := range names {
@@ -317,7 +317,7 @@ func (m *soak) damage() {
 				}
 			}
 		}
-		m.world.ipset.Apply(c)
+		m.world.IPSet.Apply(c)
 	case 6:
 		var c []ipset.Change
 		for _, n := range names {
@@ -325,14 +325,14 @@ func (m *soak) damage() {
 				c = append(c, ipset.Change{Op: ipset.DestroySet, Set: sets[n].Set})
 			}
 		}
-		m.world.ipset.Apply(c)
+		m.world.IPSet.Apply(c)
 	case 7:
 		for _, k := range keys {
 			for _, d := range slices.SortedFunc(maps.Keys(state[k].RealServers), netip.AddrPort.Compare) {
-				m.world.ipvs.Apply([]ipvs.Change{{Op: ipvs.UpdateRealServer, Key: k, Dest: d, RealServer: ipvs.RealServer{Weight: m.random.IntN(2)}}})
+				m.world.IPVS.Apply([]ipvs.Change{{Op: ipvs.UpdateRealServer, Key: k, Dest: d, RealServer: ipvs.RealServer{Weight: m.random.IntN(2)}}})
 			}
 		}
 	case 8:
-		m.world.routing.Apply([]routing.Change{{Op: routing.DeleteLink}})
+		m.world.Routing.Apply([]routing.Change{{Op: routing.DeleteLink}})
 	}
 }

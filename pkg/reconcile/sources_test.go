@@ -58,10 +58,10 @@ func TestSourceIsForgotten(t *testing.T) {
 			w.postrouting(tc.before...)
 			w.start()
 			for _, source := range []string{one, two, "10.244.0.9"} {
-				w.conntrack.Add(flow(ip.UDP, source), flow(ip.TCP, source))
+				w.Conntrack.Add(flow(ip.UDP, source), flow(ip.TCP, source))
 			}
 			w.postrouting(tc.after...)
-			w.conntrack.FailDump = func() error {
+			w.Conntrack.FailDump = func() error {
 				if w.position("write chain IPv4 nat/KUBE-POSTROUTING") < 0 {
 					t.Error("flows are looked for before the rules are written")
 				}
@@ -72,7 +72,7 @@ func TestSourceIsForgotten(t *testing.T) {
 				t.Fatal(err)
 			}
 			left := map[string]int{}
-			for _, e := range w.conntrack.Entries() {
+			for _, e := range w.Conntrack.Entries() {
 				left[e.ReplyDst.Addr().String()]++
 			}
 			for _, source := range []string{one, two, "10.244.0.9"} {
@@ -107,7 +107,7 @@ func TestConnectionsOfASourceStay(t *testing.T) {
 			w.postrouting("eth1 10.12.192.10")
 			w.start()
 			for _, protocol := range []ip.Protocol{ip.UDP, ip.TCP} {
-				w.conntrack.Add(conntrack.Entry{
+				w.Conntrack.Add(conntrack.Entry{
 					Protocol: protocol, OriginalSrc: netip.MustParseAddrPort("10.244.0.9:4000"), OriginalDst: netip.MustParseAddrPort("10.96.0.1:80"),
 					ReplySrc: netip.MustParseAddrPort("10.244.9.9:8000"), ReplyDst: netip.MustParseAddrPort("10.12.192.10:4000"),
 				})
@@ -117,7 +117,7 @@ func TestConnectionsOfASourceStay(t *testing.T) {
 			if err := w.reconciler.Flush().Err(); err != nil {
 				t.Fatal(err)
 			}
-			left := w.conntrack.Entries()
+			left := w.Conntrack.Entries()
 			if len(left) != tc.left || tc.left == 1 && left[0].Protocol != ip.TCP {
 				t.Errorf("%v are left, want %d of TCP", left, tc.left)
 			}
@@ -131,14 +131,14 @@ func TestSourceChangedOverARestart(t *testing.T) {
 	w.postrouting("eth1 10.12.192.10")
 	w.start()
 	client := netip.MustParseAddrPort("10.244.0.9:4000")
-	w.conntrack.Add(conntrack.Entry{
+	w.Conntrack.Add(conntrack.Entry{
 		Protocol: ip.UDP, OriginalSrc: client, OriginalDst: netip.MustParseAddrPort("10.96.0.1:80"),
 		ReplySrc: netip.MustParseAddrPort("10.244.9.9:8000"), ReplyDst: netip.MustParseAddrPort("10.12.192.10:4000"),
 	})
 	w.restart()
 	w.postrouting("eth1 10.12.193.10")
 	w.start()
-	if n := len(w.conntrack.Entries()); n != 0 {
+	if n := len(w.Conntrack.Entries()); n != 0 {
 		t.Errorf("%d flows are left", n)
 	}
 }
@@ -154,17 +154,17 @@ func TestNoDumpBeforeSweep(t *testing.T) {
 		s.Ports[0].Protocol = ip.UDP
 		w.mustApply(s)
 	}
-	if n := w.conntrack.Dumps(); n != 0 {
+	if n := w.Conntrack.Dumps(); n != 0 {
 		t.Errorf("%d dumps before everything is programmed", n)
 	}
 	client := netip.MustParseAddrPort("10.244.0.9:4000")
-	w.conntrack.Add(conntrack.Entry{
+	w.Conntrack.Add(conntrack.Entry{
 		Protocol: ip.UDP, OriginalSrc: client, OriginalDst: netip.MustParseAddrPort("10.96.0.1:80"),
 		ReplySrc: netip.MustParseAddrPort("10.96.0.1:80"), ReplyDst: client,
 	})
 	w.reconciler.Prune()
 	w.reconciler.Flush()
-	if n := len(w.conntrack.Entries()); n != 0 {
+	if n := len(w.Conntrack.Entries()); n != 0 {
 		t.Error("a flow that is older than its Service is left")
 	}
 }
@@ -183,7 +183,7 @@ func TestReroutedClientIsForgotten(t *testing.T) {
 		w.reconciler.setNode(part)
 	}
 	begin := func() {
-		w.conntrack.Add(conntrack.Entry{
+		w.Conntrack.Add(conntrack.Entry{
 			Protocol: ip.UDP, OriginalSrc: netip.MustParseAddrPort("10.244.0.9:4000"), OriginalDst: netip.MustParseAddrPort("10.96.0.1:80"),
 			ReplySrc: netip.MustParseAddrPort("10.244.9.9:8000"), ReplyDst: netip.MustParseAddrPort("192.0.2.11:4000"),
 		})
@@ -193,7 +193,7 @@ func TestReroutedClientIsForgotten(t *testing.T) {
 		if err := w.reconciler.Flush().Err(); err != nil {
 			t.Fatal(err)
 		}
-		if n := len(w.conntrack.Entries()); n != want {
+		if n := len(w.Conntrack.Entries()); n != want {
 			t.Errorf("%s: %d flows are left, want %d", when, n, want)
 		}
 	}

@@ -45,7 +45,7 @@ func (w *world) cleanup() (*Reconciler, error) {
 
 func (w *world) restore(family ip.Family, text string) {
 	w.t.Helper()
-	if err := w.nat[family].Restore(text); err != nil {
+	if err := w.NAT[family].Restore(text); err != nil {
 		w.t.Fatal(err)
 	}
 }
@@ -74,7 +74,7 @@ func TestCleanupBesideIPVSMode(t *testing.T) {
 		t.Fatal(err)
 	}
 	w.restore(ip.IPv4, ofIPVSMode)
-	w.ipvs.SetConnections(fwm(first), netip.MustParseAddrPort(here), ipvs.Connections{Inactive: 1})
+	w.IPVS.SetConnections(fwm(first), netip.MustParseAddrPort(here), ipvs.Connections{Inactive: 1})
 	a, err := w.cleanup()
 	if err == nil || !strings.Contains(err.Error(), "FWM 0xb IPv4") || !strings.Contains(err.Error(), "TCP 203.0.113.5:80") || !a.kubeProxyActive() {
 		t.Errorf("given back %v, and: %v", a.kubeProxyActive(), err)
@@ -90,7 +90,7 @@ func TestCleanupBesideIPVSMode(t *testing.T) {
 	}
 	w.check(append(kept, "-f 11", "KUBE-IPVS-LOCAL "), gone)
 
-	w.ipvs.SetConnections(fwm(first), netip.MustParseAddrPort(here), ipvs.Connections{})
+	w.IPVS.SetConnections(fwm(first), netip.MustParseAddrPort(here), ipvs.Connections{})
 	if _, err := w.cleanup(); err != nil {
 		t.Errorf("when the connection has ended: %v", err)
 	}
@@ -119,8 +119,8 @@ func TestNotTakenOver(t *testing.T) {
 	check := func(when string, want ...ip.Family) {
 		t.Helper()
 		w.restart()
-		w.ipvs.FailObserve = func() error { return errors.New("virtual servers were read") }
-		defer func() { w.ipvs.FailObserve = nil }()
+		w.IPVS.FailObserve = func() error { return errors.New("virtual servers were read") }
+		defer func() { w.IPVS.FailObserve = nil }()
 		if got, err := w.reconciler.notTakenOver(); err != nil || !slices.Equal(got, want) {
 			t.Errorf("%s: %v and %v, want %v", when, got, err, want)
 		}

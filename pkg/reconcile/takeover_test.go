@@ -42,7 +42,7 @@ COMMIT
 // its endpoints.
 func TestTakeOverFromIptablesMode(t *testing.T) {
 	w := newWorld(t)
-	if err := w.nat[ip.IPv4].Restore(ofIptablesMode); err != nil {
+	if err := w.NAT[ip.IPv4].Restore(ofIptablesMode); err != nil {
 		t.Fatal(err)
 	}
 	if err := w.start(clusterIP("a", "10.96.0.1", "10.244.0.2:8000")).Err(); err != nil {
@@ -52,7 +52,7 @@ func TestTakeOverFromIptablesMode(t *testing.T) {
 	if vip < 0 || replaced < vip {
 		t.Errorf("the VIP came as change %d, the rules were replaced by change %d of\n%s", vip, replaced, strings.Join(w.order, "\n"))
 	}
-	rules := w.nat[ip.IPv4].Save()
+	rules := w.NAT[ip.IPv4].Save()
 	for _, gone := range []string{"KUBE-SVC-", "KUBE-SEP-", "KUBE-NODEPORTS", "KUBE-EXTERNAL-SERVICES", "KUBE-PROXY-CANARY", "-A OUTPUT -m conntrack --ctstate NEW -j KUBE-SERVICES"} {
 		if strings.Contains(rules, gone) {
 			t.Errorf("there is still %s in\n%s", gone, rules)
@@ -70,7 +70,7 @@ func TestTakeOverFromIptablesMode(t *testing.T) {
 func TestTakeOverFromIPVSMode(t *testing.T) {
 	w := newWorld(t)
 	const rules = "*nat\n:KUBE-SERVICES - [0:0]\n:KUBE-NODE-PORT - [0:0]\n-A KUBE-SERVICES -m addrtype --dst-type LOCAL -j KUBE-NODE-PORT\nCOMMIT\n"
-	if err := w.nat[ip.IPv6].Restore(rules); err != nil {
+	if err := w.NAT[ip.IPv6].Restore(rules); err != nil {
 		t.Fatal(err)
 	}
 	if err := w.start(clusterIP("a", "10.96.0.1", "10.244.0.2:8000")).Err(); err != nil {
@@ -179,7 +179,7 @@ func TestCrashWhileSetsComeIntoUse(t *testing.T) {
 		w.reconciler.Flush()
 		w.refuse = func(change string) error {
 			if strings.HasSuffix(change, "of TCP "+vip+":80") && strings.Contains(change, "weight 1 of real server 10.244.9.9") || strings.HasPrefix(change, "add real server 10.244.9.9:8000 to TCP "+vip) {
-				if !strings.Contains(w.nat[ip.IPv4].Save(), `--match-set KUBE-EXTERNAL-IP dst,dst -m comment --comment "external IPs" -j KUBE-MARK-MASQ`) {
+				if !strings.Contains(w.NAT[ip.IPv4].Save(), `--match-set KUBE-EXTERNAL-IP dst,dst -m comment --comment "external IPs" -j KUBE-MARK-MASQ`) {
 					t.Errorf("killed after %d writes: no rule masquerades at %q", writes, change)
 				}
 			}

@@ -21,16 +21,16 @@ func TestPolicyThereAndBack(t *testing.T) {
 			t.Run(name+", "+protocol.String(), func(t *testing.T) {
 				w, s := local(t, protocol)
 				for dest := range w.realServers(fwm(first)) {
-					w.ipvs.SetConnections(fwm(first), dest, ipvs.Connections{Active: 1})
+					w.IPVS.SetConnections(fwm(first), dest, ipvs.Connections{Active: 1})
 				}
 				for dest := range w.realServers(key(protocol, vip+":80")) {
-					w.ipvs.SetConnections(key(protocol, vip+":80"), dest, ipvs.Connections{Active: 1})
+					w.IPVS.SetConnections(key(protocol, vip+":80"), dest, ipvs.Connections{Active: 1})
 				}
 				before := w.kernel()
 				for range 3 {
 					w.mustApply(cluster(s))
 					for dest := range w.realServers(key(protocol, vip+":80")) {
-						w.ipvs.SetConnections(key(protocol, vip+":80"), dest, ipvs.Connections{Active: 1})
+						w.IPVS.SetConnections(key(protocol, vip+":80"), dest, ipvs.Connections{Active: 1})
 					}
 					becomes(w)
 					w.mustApply(s)
@@ -40,7 +40,7 @@ func TestPolicyThereAndBack(t *testing.T) {
 							if rs.Weight > 0 && dest != netip.MustParseAddrPort(here) {
 								t.Errorf("%s still leads to %s\n%s", k, dest, w.kernel())
 							}
-							w.ipvs.SetConnections(k, dest, ipvs.Connections{})
+							w.IPVS.SetConnections(k, dest, ipvs.Connections{})
 						}
 					}
 					w.drain()

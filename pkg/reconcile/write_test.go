@@ -45,8 +45,8 @@ func TestMetered(t *testing.T) {
 	tables := nft.NewFakeKubeProxy()
 	tables.Refuse = func(nft.KubeProxyChange) error { return errors.New("no") }
 	k := Kernel{
-		IPVS: w.ipvs, IPSet: w.ipset, Routing: w.routing, Sysctl: w.sysctl, Conntrack: w.conntrack, Loopback: w.loopback,
-		NAT: map[ip.Family]NAT{ip.IPv4: w.nat[ip.IPv4]}, KubeProxy: tables,
+		IPVS: w.IPVS, IPSet: w.IPSet, Routing: w.Routing, Sysctl: w.Sysctl, Conntrack: w.Conntrack, Loopback: w.Loopback,
+		NAT: map[ip.Family]NAT{ip.IPv4: w.NAT[ip.IPv4]}, KubeProxy: tables,
 	}.Metered(&r)
 	w.refuse = func(string) error { return errors.New("no") }
 	dns := conntrack.Match{Protocol: ip.UDP, OriginalDst: netip.MustParseAddrPort("10.96.0.10:53")}
@@ -60,7 +60,7 @@ func TestMetered(t *testing.T) {
 		"nftables refused to delete table":    func() { k.writeKubeProxy([]nft.KubeProxyChange{{Family: ip.IPv4}}) },
 		"conntrack refused to delete entries": func() { _ = k.deleteFlows([]conntrack.Match{dns}) },
 	} {
-		w.conntrack.FailDump = func() error { return errors.New("no") }
+		w.Conntrack.FailDump = func() error { return errors.New("no") }
 		write()
 		got := r.take()
 		if len(got) < 2 || got[0] != want && got[1] != want {
@@ -72,7 +72,7 @@ func TestMetered(t *testing.T) {
 func TestMeteredSuccess(t *testing.T) {
 	w := newWorld(t)
 	var r readings
-	k := Kernel{IPVS: w.ipvs, Conntrack: w.conntrack}.Metered(&r)
+	k := Kernel{IPVS: w.IPVS, Conntrack: w.Conntrack}.Metered(&r)
 	k.writeIPVS(nil)
 	_ = k.deleteFlows(nil)
 	want := []string{"ipvs written, 0 refused", "conntrack written, 0 refused", "0 flows forgotten"}

@@ -108,14 +108,14 @@ func checkDemands(t *testing.T, s *Scenario, f ip.Family, demanded map[plan.SetN
 			t.Fatal(err)
 		}
 		for a := range adds {
-			p.ipset.Apply([]ipset.Change{{Op: ipset.AddEntry, Set: ipset.Set{Name: a.set, Type: ipset.HashIP, Family: f}, Entry: a.entry}})
+			p.IPSet.Apply([]ipset.Change{{Op: ipset.AddEntry, Set: ipset.Set{Name: a.set, Type: ipset.HashIP, Family: f}, Entry: a.entry}})
 		}
 		r := &running{Product: p}
 		between, _, err := r.watch(f, func() error { return write(p) })
 		if err != nil {
 			t.Fatal(err)
 		}
-		end, err := p.Node(f)
+		end, err := p.Observed(f)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -155,7 +155,7 @@ func newHost(t *testing.T, s *Scenario, family ip.Family) *host {
 	if err != nil {
 		t.Fatal(err)
 	}
-	n, err := p.Node(family)
+	n, err := p.Observed(family)
 	if err != nil {
 		t.Fatal(err)
 	}

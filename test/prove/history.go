@@ -66,7 +66,7 @@ func (h *history) update(t *rapid.T) ([]Failure, error) {
 		return nil, err
 	}
 	r := enter(h.Product, from, to, u.Restart)
-	before, err := r.Node(h.family)
+	before, err := r.Observed(h.family)
 	if err != nil {
 		return nil, err
 	}
@@ -87,7 +87,7 @@ func (h *history) update(t *rapid.T) ([]Failure, error) {
 	if err != nil {
 		return nil, err
 	}
-	after, err := r.Node(h.family)
+	after, err := r.Observed(h.family)
 	if err != nil {
 		return nil, err
 	}
@@ -106,7 +106,7 @@ const mostWrites = 12
 // removeMember removes a member of one of our sets, as another program might. A resync must
 // restore it.
 func (h *history) removeMember(t *rapid.T) ([]Failure, error) {
-	before, err := h.Node(h.family)
+	before, err := h.Observed(h.family)
 	if err != nil {
 		return nil, err
 	}
@@ -121,7 +121,7 @@ func (h *history) removeMember(t *rapid.T) ([]Failure, error) {
 		return nil, nil
 	}
 	c := all[rapid.IntRange(0, len(all)-1).Draw(t, "member")]
-	for _, f := range h.ipset.Apply([]ipset.Change{c}) {
+	for _, f := range h.IPSet.Apply([]ipset.Change{c}) {
 		return nil, f
 	}
 	h.removed++
@@ -145,13 +145,13 @@ func (h *history) unlike(when string) []Failure {
 	if err != nil {
 		return fails(err.Error())
 	}
-	got, err := h.Node(h.family)
+	got, err := h.Observed(h.family)
 	if err != nil {
 		return fails(err.Error())
 	}
 	what := ""
 	for _, p := range []*Product{h.calm, fresh} {
-		want, err := p.Node(h.family)
+		want, err := p.Observed(h.family)
 		if err != nil {
 			return fails(err.Error())
 		}

@@ -8,12 +8,10 @@ import (
 	"slices"
 	"sync"
 
-	"github.com/kube-ipvs/kube-ipvs/pkg/conntrack"
 	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
 	"github.com/kube-ipvs/kube-ipvs/pkg/ipset"
 	"github.com/kube-ipvs/kube-ipvs/pkg/ipvs"
 	"github.com/kube-ipvs/kube-ipvs/pkg/nat"
-	"github.com/kube-ipvs/kube-ipvs/pkg/nft"
 	"github.com/kube-ipvs/kube-ipvs/pkg/reconcile"
 	"github.com/kube-ipvs/kube-ipvs/pkg/routing"
 	"github.com/kube-ipvs/kube-ipvs/pkg/sysctl"
@@ -21,32 +19,25 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/test/fakenode"
 )
 
-// Kernel is a node's kernel in memory: the fakes that package reconcile writes to.
+// Kernel is the kernel of a scenario's node.
 type Kernel struct {
-	scenario  *Scenario
-	ipvs      *ipvs.Fake
-	ipset     *ipset.Fake
-	nat       map[ip.Family]*nat.Fake
-	routing   *routing.Fake
-	sysctl    *sysctl.Fake
-	conntrack *conntrack.Fake
-	loopback  *nft.FakeLoopback
-	writes    []string // all writes, in order
+	*fakenode.Node
+	scenario *Scenario
+	writes   []string // all writes, in order
 	// written, if set, is called before each write takes effect.
 	written func()
 }
 
 // NewKernel returns a kernel that has only the scenario's network.
 func NewKernel(s *Scenario) *Kernel {
-	n := fakenode.New(parameters(s))
-	k := &Kernel{scenario: s, ipvs: n.IPVS, ipset: n.IPSet, nat: n.NAT, routing: n.Routing, sysctl: n.Sysctl, conntrack: n.Conntrack, loopback: n.Loopback}
+	k := &Kernel{Node: fakenode.New(parameters(s)), scenario: s}
 	k.setNetwork(s)
 	return k
 }
 
 // setNetwork replaces foreign network state by a scenario's. Our policy rules stay.
 func (k *Kernel) setNetwork(s *Scenario) {
-	ours, _ := k.routing.Inventory()
+	ours, _ := k.Routing.Inventory()
 	inv := s.Node.Inventory
 	inv.Rules = slices.Clone(inv.Rules)
 	for _, r := range ours.Rules {
@@ -61,11 +52,11 @@ func (k *Kernel) setNetwork(s *Scenario) {
 		inv.Rules = append(inv.Rules, routing.Rule{Family: f, Priority: routing.PriorityMain, Table: routing.TableMain})
 	}
 	slices.SortStableFunc(inv.Rules, func(a, b routing.Rule) int { return a.Priority - b.Priority })
-	k.routing.SetInventory(inv)
+	k.Routing.SetInventory(inv)
 	k.scenario = s
 	for key, value := range parameters(s) {
-		if _, there := k.sysctl.Values()[key]; !there {
-			k.sysctl.Set(key, value)
+		if _, there := k.Sysctl.Values()[key]; !there {
+			k.Sysctl.Set(key, value)
 		}
 	}
 }
@@ -156,26 +147,26 @@ func (f slowNAT) Apply(changes []nat.Change) []nat.Failure {
 // apply returns the fakes as the kernel interfaces of package reconcile.
 func (k *Kernel) apply() reconcile.Kernel {
 	return reconcile.Kernel{
-		IPVS: slowIPVS{k.ipvs, k}, IPSet: slowIPSet{k.ipset, k}, Routing: slowRouting{k.routing, k}, Sysctl: slowSysctl{k.sysctl, k},
-		Conntrack: k.conntrack, Loopback: k.loopback,
-		NAT: map[ip.Family]reconcile.NAT{ip.IPv4: slowNAT{k.nat[ip.IPv4], k}, ip.IPv6: slowNAT{k.nat[ip.IPv6], k}},
+		IPVS: slowIPVS{k.IPVS, k}, IPSet: slowIPSet{k.IPSet, k}, Routing: slowRouting{k.Routing, k}, Sysctl: slowSysctl{k.Sysctl, k},
+		Conntrack: k.Conntrack, Loopback: k.Loopback,
+		NAT: map[ip.Family]reconcile.NAT{ip.IPv4: slowNAT{k.NAT[ip.IPv4], k}, ip.IPv6: slowNAT{k.NAT[ip.IPv6], k}},
 	}
 }
 
-// Node returns the kernel's state of one family for the evaluator.
-func (k *Kernel) Node(family ip.Family) (*trace.Node, error) {
-	n := &trace.Node{Family: family, Links: k.scenario.Node.Inventory.Links, Sysctls: k.sysctl.Values()}
+// Observed returns the kernel's state of one family for the evaluator.
+func (k *Kernel) Observed(family ip.Family) (*trace.Node, error) {
+	n := &trace.Node{Family: family, Links: k.scenario.Node.Inventory.Links, Sysctls: k.Sysctl.Values()}
 	var err error
-	if n.Ruleset, err = nat.ParseSave(k.nat[family].Save()); err != nil {
+	if n.Ruleset, err = nat.ParseSave(k.NAT[family].Save()); err != nil {
 		return nil, err
 	}
-	if n.Sets, err = k.ipset.Observe(func(string) bool { return true }); err != nil {
+	if n.Sets, err = k.IPSet.Observe(func(string) bool { return true }); err != nil {
 		return nil, err
 	}
-	if n.IPVS, err = k.ipvs.Observe(); err != nil {
+	if n.IPVS, err = k.IPVS.Observe(); err != nil {
 		return nil, err
 	}
-	inv, err := k.routing.Inventory()
+	inv, err := k.Routing.Inventory()
 	if err != nil {
 		return nil, err
 	}
@@ -194,7 +185,7 @@ func (k *Kernel) Node(family ip.Family) (*trace.Node, error) {
 // routes returns the routes of the kernel itself, foreign routes, and ours.
 func (k *Kernel) routes(family ip.Family) ([]routing.Route, error) {
 	out := k.scenario.foreignRoutes(family)
-	ours, err := k.routing.Observe()
+	ours, err := k.Routing.Observe()
 	if err != nil {
 		return nil, err
 	}

@@ -31,7 +31,7 @@ func KubeProxy(s *Scenario, family ip.Family) (*trace.Node, error) {
 	p := peer{Oracle: NewOracle(s, family), node: n}
 	n.Delivers = s.fabric(family)
 	n.Rules = nil
-	inv, err := NewKernel(s).routing.Inventory()
+	inv, err := NewKernel(s).Routing.Inventory()
 	if err != nil {
 		return nil, err
 	}

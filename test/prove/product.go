@@ -100,11 +100,11 @@ func (p *Product) setNode() {
 	node := s.Node
 	// With our own policy rules, from which a restarted process learns the marks of
 	// interfaces.
-	node.Inventory, _ = p.routing.Inventory()
+	node.Inventory, _ = p.Routing.Inventory()
 	p.facts = plan.NewFacts(&s.Config, &node)
 	for key := range plan.ForNode(&s.Config, &node).Sysctls {
-		if _, there := p.sysctl.Values()[key]; !there {
-			p.sysctl.Set(key, "0")
+		if _, there := p.Sysctl.Values()[key]; !there {
+			p.Sysctl.Set(key, "0")
 		}
 	}
 	p.reconciler.SetNode(node)

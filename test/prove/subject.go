@@ -47,7 +47,7 @@ func (p *Product) Subject(family ip.Family) (*Subject, error) {
 	s := &Subject{Scenario: p.scenario, Family: family, Oracle: NewOracle(p.scenario, family)}
 	s.evaluator.Quiet = true
 	var err error
-	if s.Node, err = p.Node(family); err != nil {
+	if s.Node, err = p.Observed(family); err != nil {
 		return nil, err
 	}
 	if s.Peer, err = KubeProxy(p.scenario, family); err != nil {

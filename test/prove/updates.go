@@ -277,7 +277,7 @@ func enter(p *Product, from, to *Scenario, restart bool) *running {
 func (r *running) watch(family ip.Family, do func() error) (between []*trace.Node, at []int, err error) {
 	var failed error
 	r.written = func() {
-		n, e := r.Node(family)
+		n, e := r.Observed(family)
 		failed = cmp.Or(failed, e)
 		between, at = append(between, n), append(at, len(r.writes))
 	}
@@ -324,7 +324,7 @@ func CheckUpdate(s *Scenario, u Update, family ip.Family) (out UpdateResult, err
 	if err != nil {
 		return out, err
 	}
-	before, err := r.Node(family)
+	before, err := r.Observed(family)
 	if err != nil {
 		return out, err
 	}
@@ -332,7 +332,7 @@ func CheckUpdate(s *Scenario, u Update, family ip.Family) (out UpdateResult, err
 	if err != nil {
 		return out, err
 	}
-	after, err := r.Node(family)
+	after, err := r.Observed(family)
 	if err != nil {
 		return out, err
 	}
@@ -345,7 +345,7 @@ func CheckUpdate(s *Scenario, u Update, family ip.Family) (out UpdateResult, err
 	if err != nil {
 		return out, err
 	}
-	want, err := fresh.Node(family)
+	want, err := fresh.Observed(family)
 	if err != nil {
 		return out, err
 	}
@@ -376,7 +376,7 @@ func (out *UpdateResult) crashes(c *comparison, u Update, family ip.Family, want
 			return err
 		}
 		out.Crashes++
-		got, err := r.Node(family)
+		got, err := r.Observed(family)
 		if err != nil {
 			return err
 		}

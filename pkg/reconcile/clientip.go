@@ -39,16 +39,16 @@ var clientIPSetOf = func() map[string]string {
 	return out
 }()
 
-// markFound marks the members dirty that an earlier process left for the virtual servers and node
-// ports of an owner, in client IP sets and in plan.Local. They must change in order with the real
+// setFoundDirty makes the members dirty that an earlier process left for the virtual servers and
+// node ports of an owner, in client IP sets and in plan.Local. They must change in order with the real
 // servers. Prune, which compares all members, would be too late: the virtual servers have changed
 // by then.
 // Members of plan.Local wait for Prune while rules of another configuration serve: those may not
 // masquerade internal clients at the virtual server of the address.
-func (r *Reconciler) markFound(p *ownedState) {
-	mark := func(set string, entry ipset.Entry) {
+func (r *Reconciler) setFoundDirty(p *ownedState) {
+	found := func(set string, entry ipset.Entry) {
 		if m := r.members.records.get(r.sets.key(plan.Member{Set: set, Entry: entry})); m != nil && m.exists {
-			r.members.markDirty(m)
+			r.members.setDirty(m)
 		}
 	}
 	for _, s := range p.servers {
@@ -57,16 +57,16 @@ func (r *Reconciler) markFound(p *ownedState) {
 		}
 		family, entry := s.key.Family(), entryOf(s.key)
 		for _, name := range clientIPAddressSets {
-			mark(name.In(family), entry)
+			found(name.In(family), entry)
 		}
 		if r.rulesCurrent {
-			mark(plan.Local.In(family), entry)
+			found(plan.Local.In(family), entry)
 		}
 	}
 	for _, m := range p.members {
 		full := r.sets.member(m.key)
 		if set, ok := clientIPSetOf[full.Set]; ok {
-			mark(set, full.Entry)
+			found(set, full.Entry)
 		}
 	}
 }

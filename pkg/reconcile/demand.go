@@ -20,7 +20,7 @@ func isDemand(name string) bool {
 	})
 }
 
-// demand marks a set of plan.Demands as in use.
+// demand records that a set of plan.Demands is in use.
 func (r *Reconciler) demand(name string) {
 	r.sets.get(name).demanded = true
 	r.useSet(name)
@@ -62,7 +62,7 @@ func (r *Reconciler) flushDemanded() Problems {
 	return append(problems, r.Flush()...)
 }
 
-// adoptDemands marks the sets as in use whose rules on demand an earlier process has written.
+// adoptDemands records the sets as in use whose rules on demand an earlier process has written.
 func (r *Reconciler) adoptDemands() {
 	for _, family := range r.cfg.Families {
 		for _, d := range plan.Demands {
@@ -73,7 +73,7 @@ func (r *Reconciler) adoptDemands() {
 	}
 }
 
-// refusedDemands marks the sets as in use whose placeholder rules the kernel or iptables
+// refusedDemands records the sets as in use whose placeholder rules the kernel or iptables
 // refuses. Their rules on demand are then written at once.
 func (r *Reconciler) refusedDemands(omitted []nat.OmittedRule) {
 	for _, o := range omitted {

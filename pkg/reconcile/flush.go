@@ -85,7 +85,7 @@ func (f *flush) addMembers() {
 		different := !m.exists || m.cached != want
 		switch {
 		case desired && set.failed:
-			f.members.markStuck(m) // setSection reports the missing set
+			f.members.setStuck(m) // setSection reports the missing set
 		case desired && !m.exists && f.preservesClientIP(m): // added after the virtual server changed
 		case desired && !m.exists && f.waitsForClaim(m): // added once the VIP is claimed in the new way
 		case f.waitsForWeights(m, want) || desired && f.waitsForDrainEntry(m, want):
@@ -94,7 +94,7 @@ func (f *flush) addMembers() {
 			c.Mark = want
 			changes = append(changes, c)
 		case desired == m.exists:
-			f.members.markClean(m)
+			f.members.setClean(m)
 		}
 	}
 	f.applyMembers(changes)
@@ -126,7 +126,7 @@ func (f *flush) provesOwnership(m *member) bool {
 	full := f.sets.member(m.key)
 	key := keyOf(full.Entry)
 	fwm := fwmKey(ip.Of(m.key.addr), m.cached)
-	if f.servers.exists(fwm) && f.marked[fwm] == key {
+	if f.servers.exists(fwm) && f.inLocal[fwm] == key {
 		return true
 	}
 	if !f.servers.exists(key) || f.servers.wanted(key) {
@@ -145,7 +145,7 @@ func (f *flush) applyMembers(changes []ipset.Change) {
 	applyChanges(changes, f.kernel.writeSets, f.memberDone, func(c ipset.Change, err error) {
 		m := f.memberOf(c)
 		f.fail(f.members.owners(m.key), err)
-		f.members.markStuck(m)
+		f.members.setStuck(m)
 	})
 }
 
@@ -179,8 +179,8 @@ func (f *flush) memberDone(c ipset.Change) {
 		}
 		f.setCachedMember(m, c.Mark)
 	}
-	f.members.markClean(m)
-	f.memberMarked(c.Entry, was, c.Mark)
+	f.members.setClean(m)
+	f.memberMarkChanged(c.Entry, was, c.Mark)
 	f.indexDrainEntry(plan.Member{Set: c.Set.Name, Entry: c.Entry}, c.Op == ipset.AddEntry)
 }
 
@@ -195,7 +195,7 @@ func (f *flush) flushVIPs() {
 	for v := range f.vips.allDirty() {
 		switch {
 		case v.wanted() == v.exists:
-			f.vips.markClean(v)
+			f.vips.setClean(v)
 		case v.exists:
 			removed = append(removed, v)
 		case !blocked(v) && !f.keepsClaim(v.key.Addr):
@@ -221,7 +221,7 @@ func (f *flush) changeVIPs(vips []*vipRecord, wanted bool) {
 	}
 	succeeded(changes, f.kernel.writeRouting(changes), func(i int) { f.vipDone(vips[i]) }, func(i int, err error) {
 		f.fail(f.vips.owners(vips[i].key), err)
-		f.vips.markStuck(vips[i])
+		f.vips.setStuck(vips[i])
 	})
 }
 
@@ -288,7 +288,7 @@ func (f *flush) vipDone(v *vipRecord) {
 	} else {
 		f.vips.clearCached(v)
 	}
-	f.vips.markClean(v)
+	f.vips.setClean(v)
 }
 
 // removed drops VIPs from the cache that another program, or Flush, deleted from the kernel. It
@@ -299,7 +299,7 @@ func (r *Reconciler) removed(removals []routing.Removal) int {
 		v := r.vips.records.get(plan.VIP{Addr: l.Addr, Claim: r.claimOf(l.Table)})
 		if v != nil && v.wanted() && v.exists {
 			r.vips.clearCached(v)
-			r.vips.markDirty(v)
+			r.vips.setDirty(v)
 			n++
 		}
 	}

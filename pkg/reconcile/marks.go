@@ -13,11 +13,11 @@ import (
 // usedMarks returns the fwmarks in the kernel by address and port: those of members of
 // plan.Local and of retired virtual servers.
 func (r *Reconciler) usedMarks() map[ipvs.Key]uint32 {
-	out := make(map[ipvs.Key]uint32, len(r.marked))
+	out := make(map[ipvs.Key]uint32, len(r.inLocal))
 	for fwm, key := range r.retired {
 		out[key] = max(out[key], fwm.FWMark)
 	}
-	for fwm, key := range r.marked {
+	for fwm, key := range r.inLocal {
 		out[key] = fwm.FWMark
 	}
 	return out
@@ -74,14 +74,14 @@ func (r *Reconciler) addressOf(key ipvs.Key) (ipvs.Key, bool) {
 	if address, ok := r.listedAddress(key); ok {
 		return address, true
 	}
-	address, ok := r.marked[r.markVariants(key)[1]]
+	address, ok := r.inLocal[r.markVariants(key)[1]]
 	return address, ok
 }
 
 // listedAddress returns the address and port of a fwmark virtual server from the member of
 // plan.Local that carries the mark, or from its drain entry.
 func (r *Reconciler) listedAddress(fwm ipvs.Key) (ipvs.Key, bool) {
-	if address, ok := r.marked[fwm]; ok {
+	if address, ok := r.inLocal[fwm]; ok {
 		return address, true
 	}
 	address, ok := r.retired[fwm]
@@ -127,21 +127,21 @@ func (r *Reconciler) markOf(key ipvs.Key) uint32 {
 	return 0
 }
 
-// markFWMarkServer makes the fwmark virtual server of an address and port dirty.
-func (r *Reconciler) markFWMarkServer(key ipvs.Key) {
-	r.markIfWanted(fwmKey(key.Family(), r.markOf(key)))
+// setFWMarkServerDirty makes the fwmark virtual server of an address and port dirty.
+func (r *Reconciler) setFWMarkServerDirty(key ipvs.Key) {
+	r.setDirtyIfWanted(fwmKey(key.Family(), r.markOf(key)))
 }
 
-func (r *Reconciler) markIfWanted(fwm ipvs.Key) {
+func (r *Reconciler) setDirtyIfWanted(fwm ipvs.Key) {
 	if r.servers.wanted(fwm) {
-		r.servers.markKey(fwm)
+		r.servers.setKeyDirty(fwm)
 	}
 }
 
-// indexMarks rebuilds marked from the sets. If two members carry the same mark, another
+// indexMarks rebuilds inLocal from the sets. If two members carry the same mark, another
 // program wrote one of them: the desired one counts.
 func (r *Reconciler) indexMarks() {
-	r.marked = map[ipvs.Key]ipvs.Key{}
+	r.inLocal = map[ipvs.Key]ipvs.Key{}
 	local := map[uint16]ip.Family{}
 	for _, family := range r.cfg.Families {
 		local[r.sets.named(plan.Local.In(family))] = family
@@ -153,29 +153,29 @@ func (r *Reconciler) indexMarks() {
 		}
 		fwm := fwmKey(family, m.cached)
 		want, desired := r.desiredMember(m)
-		if _, known := r.marked[fwm]; !known || desired && want == m.cached {
-			r.marked[fwm] = keyOf(r.sets.member(m.key).Entry)
+		if _, known := r.inLocal[fwm]; !known || desired && want == m.cached {
+			r.inLocal[fwm] = keyOf(r.sets.member(m.key).Entry)
 		}
 	}
 }
 
-// memberMarked updates marked when the mark of a member changes from was to is; 0 is no
+// memberMarkChanged updates inLocal when the mark of a member changes from was to is; 0 is no
 // mark. It makes the virtual servers dirty that waited for the member.
-func (r *Reconciler) memberMarked(e ipset.Entry, was, is uint32) {
+func (r *Reconciler) memberMarkChanged(e ipset.Entry, was, is uint32) {
 	if was == is {
 		return
 	}
 	family, key := ip.Of(e.Addr), keyOf(e)
-	if fwm := fwmKey(family, was); was != 0 && r.marked[fwm] == key {
-		delete(r.marked, fwm)
+	if fwm := fwmKey(family, was); was != 0 && r.inLocal[fwm] == key {
+		delete(r.inLocal, fwm)
 		if r.servers.exists(fwm) {
-			r.servers.markKey(fwm) // to be retired
+			r.servers.setKeyDirty(fwm) // to be retired
 		}
 	}
 	if is != 0 {
 		fwm := fwmKey(family, is)
-		r.marked[fwm] = key
-		r.markIfWanted(fwm)
-		r.markDrainEntry(fwm)
+		r.inLocal[fwm] = key
+		r.setDirtyIfWanted(fwm)
+		r.setDrainEntryDirty(fwm)
 	}
 }

@@ -42,8 +42,8 @@ func (r *Reconciler) desiredMember(m *member) (mark uint32, desired bool) {
 	return 0, false
 }
 
-// markMembersOf marks all members dirty that the owners want for a virtual server.
-func (r *Reconciler) markMembersOf(key ipvs.Key, owners []types.NamespacedName) {
+// setMembersDirty makes all members dirty that the owners want for a virtual server.
+func (r *Reconciler) setMembersDirty(key ipvs.Key, owners []types.NamespacedName) {
 	for _, name := range owners {
 		p := r.owned[name]
 		if p == nil {
@@ -51,7 +51,7 @@ func (r *Reconciler) markMembersOf(key ipvs.Key, owners []types.NamespacedName) 
 		}
 		for _, m := range p.members {
 			if about, ok := serverOf(r.sets.member(m.key)); ok && about == key {
-				r.members.markDirty(m)
+				r.members.setDirty(m)
 			}
 		}
 	}

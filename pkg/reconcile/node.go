@@ -62,7 +62,7 @@ func (r *Reconciler) planNode() bool {
 // plan.Warnings does.
 func (r *Reconciler) nodeWarnings() []string {
 	if in := &r.input; in.known && in.warnings == nil {
-		foreign := plan.Foreign{Marks: r.marks, Sysctls: r.cached.sysctls, Rules: r.seen, Unseen: r.unseen()}
+		foreign := plan.Foreign{Marks: r.markUses, Sysctls: r.cached.sysctls, Rules: r.seen, Unseen: r.unseen()}
 		in.warnings = append([]string{}, plan.Warnings(r.cfg, &in.Node, &r.node.NodePlan, foreign)...)
 	}
 	return r.input.warnings
@@ -203,7 +203,7 @@ func (r *Reconciler) setsWritten(changes []ipset.Change, failures []ipset.Failur
 			set.failed = false
 			for key, m := range r.members.stuck {
 				if r.sets.list[key.set] == set {
-					r.members.markDirty(m)
+					r.members.setDirty(m)
 				}
 			}
 		}

@@ -44,13 +44,13 @@ type Reconciler struct {
 	ipv4Servers int // IPv4 virtual servers in the kernel
 
 	cached        cachedState                               // the node's state in the kernel
-	marked        map[ipvs.Key]ipvs.Key                     // fwmark key to address and port, from the members of plan.Local in the kernel
+	inLocal       map[ipvs.Key]ipvs.Key                     // fwmark key to address and port, from the members of plan.Local in the kernel
 	retired       map[ipvs.Key]ipvs.Key                     // likewise for retired virtual servers, from the members of plan.Draining
 	foreign       ipvs.State                                // virtual servers of other programs
 	unsure        map[ipvs.Key]struct{}                     // virtual servers whose addition failed; a failure without an answer may have added them
 	wrongScope    map[netip.Addr]struct{}                   // addresses that kube-proxy added, with another scope
 	staleRoutes   map[routing.Route]struct{}                // routes of an earlier configuration
-	marks         []nat.MarkUse                             // rules of other programs that use marks
+	markUses      []nat.MarkUse                             // rules of other programs that use marks
 	seen          map[ip.Family]nat.State                   // the rules as last observed
 	draining      map[ipvs.Key]map[netip.AddrPort]time.Time // real servers of weight 0 whose connections have not ended; see checkDraining
 	drainingCount int                                       // real servers in draining
@@ -110,7 +110,7 @@ func New(cfg *plan.Config, kernel Kernel, periods Periods) *Reconciler {
 		uses:      plan.SetsInUse{},
 		flows:     newFlows(),
 		cached:    cachedState{rules: map[routing.Rule]struct{}{}, sysctls: sysctl.State{}, nat: map[ip.Family]nat.State{}},
-		marked:    map[ipvs.Key]ipvs.Key{},
+		inLocal:   map[ipvs.Key]ipvs.Key{},
 		retired:   map[ipvs.Key]ipvs.Key{},
 		foreign:   ipvs.State{},
 		unsure:    map[ipvs.Key]struct{}{},
@@ -167,7 +167,7 @@ func (r *Reconciler) setDesired(owner *Owner, desired plan.ServicePlan) {
 	r.setServers(p, desired.VirtualServers)
 	r.setMembers(p, desired.Members)
 	if !r.pruning {
-		r.markFound(p)
+		r.setFoundDirty(p)
 	}
 	p.vips = r.vips.replace(p.owner, p.vips, len(desired.VIPs),
 		func(i int) entry[plan.VIP, struct{}] { return entry[plan.VIP, struct{}]{key: desired.VIPs[i]} },
@@ -214,15 +214,15 @@ func (r *Reconciler) setMembers(p *ownedState, want []plan.Member) {
 		}, func(a, b uint32) bool { return a == b })
 }
 
-// ownersChanged marks everything dirty that depends on which Service has a virtual server.
+// ownersChanged makes everything dirty that depends on which Service has a virtual server.
 // It is called after the owners of key changed from before.
 func (r *Reconciler) ownersChanged(key ipvs.Key, before []types.NamespacedName) {
 	owners := r.servers.owners(key)
 	r.conflicts.update(key, owners)
-	r.markFWMarkServer(key)
-	r.markRetired(key)
+	r.setFWMarkServerDirty(key)
+	r.setRetiredDirty(key)
 	if len(before) > 1 || len(owners) > 1 {
-		r.markMembersOf(key, owners)
+		r.setMembersDirty(key, owners)
 	}
 }
 

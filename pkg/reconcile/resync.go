@@ -70,9 +70,9 @@ func (r *Reconciler) takeRules(o *observation) {
 	r.cached.loopback = o.loopback
 	r.cached.kubeProxy = o.kubeProxy
 	r.cached.leftovers = o.leftovers
-	r.marks = nil
+	r.markUses = nil
 	for _, family := range r.cfg.Families {
-		r.marks = append(r.marks, o.nat[family].Marks...)
+		r.markUses = append(r.markUses, o.nat[family].Marks...)
 		r.refusedDemands(o.nat[family].Omitted)
 	}
 }
@@ -213,7 +213,7 @@ func (d *resync) dropMissingMember(m *member) {
 	}
 }
 
-// updateMarks rebuilds marked if any mark changed.
+// updateMarks rebuilds inLocal if any mark changed.
 func (d *resync) updateMarks() {
 	if d.marksChanged {
 		d.indexMarks()
@@ -310,7 +310,7 @@ func (d *resync) compareVIP(v *vipRecord) {
 // compared makes a record dirty or clean, and counts each difference once.
 func compared[K comparable, W, A any](d *resync, t *table[K, W, A], r *record[K, W, A], differs bool) {
 	known := r.dirty
-	if t.setDirty(r, differs); r.dirty && !known {
+	if t.compared(r, differs); r.dirty && !known {
 		d.differences++
 	}
 }

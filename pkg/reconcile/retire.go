@@ -56,7 +56,7 @@ func markAddr(family ip.Family, mark uint32) netip.Addr {
 // needsDrainEntry reports whether a drain entry must stay, because nothing else proves that the
 // virtual server is ours.
 func (r *Reconciler) needsDrainEntry(fwm, address ipvs.Key) bool {
-	return r.servers.exists(fwm) && r.retired[fwm] == address && r.marked[fwm] != address
+	return r.servers.exists(fwm) && r.retired[fwm] == address && r.inLocal[fwm] != address
 }
 
 // indexDrainEntry updates retired after a member was added or deleted.
@@ -71,11 +71,11 @@ func (r *Reconciler) indexDrainEntry(m plan.Member, there bool) {
 	}
 }
 
-// markDrainEntry makes the drain entry of a virtual server dirty, so that it is deleted if no
+// setDrainEntryDirty makes the drain entry of a virtual server dirty, so that it is deleted if no
 // longer needed.
-func (r *Reconciler) markDrainEntry(fwm ipvs.Key) {
+func (r *Reconciler) setDrainEntryDirty(fwm ipvs.Key) {
 	if address, recorded := r.retired[fwm]; recorded {
-		r.members.markKey(r.sets.key(drainEntry(fwm, address)))
+		r.members.setKeyDirty(r.sets.key(drainEntry(fwm, address)))
 	}
 }
 
@@ -111,7 +111,7 @@ func (f *flush) localMark(m *member) (fwm ipvs.Key, exists bool) {
 		return fwm, false
 	}
 	fwm = fwmKey(ip.Of(m.key.addr), m.cached)
-	return fwm, f.servers.exists(fwm) && f.marked[fwm] == f.addressIn(m)
+	return fwm, f.servers.exists(fwm) && f.inLocal[fwm] == f.addressIn(m)
 }
 
 // addressIn returns a member's address and port as the key of a virtual server.
@@ -150,9 +150,9 @@ func (f *flush) unused(fwm ipvs.Key) bool {
 	return !recorded && !f.servers.exists(fwm)
 }
 
-// unmark deletes undesired members of plan.Local whose address and port are still served. New
+// deleteLocalMembers deletes undesired members of plan.Local whose address and port are still served. New
 // connections then use the virtual server of the address, which has its endpoints by now.
-func (f *flush) unmark() {
+func (f *flush) deleteLocalMembers() {
 	retiring := map[ipvs.Key]ipvs.Key{}
 	for m := range f.members.allDirty() {
 		fwm, exists := f.localMark(m)
@@ -200,7 +200,7 @@ func (f *flush) retirements() []ipvs.Change {
 		}
 		changes := f.retireChanges(s)
 		if len(changes) == 0 {
-			f.servers.markClean(s)
+			f.servers.setClean(s)
 		}
 		all = append(all, changes...)
 	}
@@ -213,7 +213,7 @@ func (f *flush) retirements() []ipvs.Change {
 func (f *flush) retireChanges(s *server) []ipvs.Change {
 	key := s.key
 	address, _ := f.addressOf(key)
-	if f.marked[key] == address {
+	if f.inLocal[key] == address {
 		return nil
 	}
 	var changes []ipvs.Change
@@ -247,7 +247,7 @@ func (f *flush) deleteRetired() {
 	var servers []ipvs.Change
 	for fwm := range f.retired {
 		_, desired := f.desiredServer(fwm)
-		if s := f.cachedServer(fwm); s != nil && !desired && len(s.reals) == 0 && f.marked[fwm] == (ipvs.Key{}) {
+		if s := f.cachedServer(fwm); s != nil && !desired && len(s.reals) == 0 && f.inLocal[fwm] == (ipvs.Key{}) {
 			servers = append(servers, ipvs.Change{Op: ipvs.DeleteVirtualServer, Key: fwm})
 		}
 	}
@@ -261,11 +261,11 @@ func (f *flush) deleteRetired() {
 	f.applyMembers(records)
 }
 
-// markRetired makes the retired virtual servers of an address and port dirty.
-func (r *Reconciler) markRetired(address ipvs.Key) {
+// setRetiredDirty makes the retired virtual servers of an address and port dirty.
+func (r *Reconciler) setRetiredDirty(address ipvs.Key) {
 	for fwm, of := range r.retired {
 		if of == address {
-			r.servers.markKey(fwm)
+			r.servers.setKeyDirty(fwm)
 		}
 	}
 }

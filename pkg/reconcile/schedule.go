@@ -122,15 +122,15 @@ func (r *Reconciler) Load() (virtualServers int, err error) {
 	return r.servers.existing, nil
 }
 
-// Prune declares that every Service is known: from now on undesired state is deleted. It marks
-// all UDP flows for a check, because an earlier process may have left stale ones.
+// Prune declares that every Service is known: from now on undesired state is deleted. It adds
+// all UDP flows to those to check, because an earlier process may have left stale ones.
 func (r *Reconciler) Prune() {
 	r.pruning = true
 	r.rebind()
 	for s := range r.servers.allExisting() {
-		r.markFlowsStale(s.key)
+		r.addStaleFlows(s.key)
 		if !s.wanted() {
-			r.servers.setDirty(s, true)
+			r.servers.compared(s, true)
 		}
 	}
 	for m := range r.members.allExisting() {
@@ -138,11 +138,11 @@ func (r *Reconciler) Prune() {
 			continue // the whole set is destroyed
 		}
 		if _, desired := r.desiredMember(m); !desired {
-			r.members.setDirty(m, true)
+			r.members.compared(m, true)
 		}
 	}
 	for _, v := range r.vips.list() {
-		r.vips.setDirty(v, v.wanted() != v.exists)
+		r.vips.compared(v, v.wanted() != v.exists)
 	}
 	now := time.Now()
 	r.stateAt, r.routingAt, r.rulesAt = now.Add(r.periods.Sync), now.Add(r.periods.Sync), now.Add(r.rulesPeriod())

@@ -17,7 +17,7 @@ import (
 // use the fwmark one. Internal clients that lose theirs use the virtual server of the address
 // only once that has its endpoints and no others.
 func (f *flush) flushServers() {
-	var marked, grow, shrink []ipvs.Change
+	var fwmarked, grow, shrink []ipvs.Change
 	for s := range f.servers.allDirty() {
 		want, desired := f.desiredIn(s)
 		if !desired {
@@ -26,7 +26,7 @@ func (f *flush) flushServers() {
 		changes := f.serverChanges(s, want)
 		if len(changes) == 0 {
 			s.cached.share(want)
-			f.servers.markClean(s)
+			f.servers.setClean(s)
 			continue
 		}
 		for _, c := range changes {
@@ -34,19 +34,19 @@ func (f *flush) flushServers() {
 			case c.Op == ipvs.DeleteRealServer || c.Op == ipvs.UpdateRealServer && c.RealServer.Weight == 0:
 				shrink = append(shrink, c)
 			case s.key.FWMark != 0:
-				marked = append(marked, c)
+				fwmarked = append(fwmarked, c)
 			default:
 				grow = append(grow, c)
 			}
 		}
 	}
-	if len(marked) > 0 {
-		grow = append(marked, grow...)
+	if len(fwmarked) > 0 {
+		grow = append(fwmarked, grow...)
 	}
 	f.applyServers(grow)
 	f.addMembers() // those that waited for a fwmark virtual server
 	f.applyServers(shrink)
-	f.unmark()
+	f.deleteLocalMembers()
 	f.applyServers(f.retirements())
 }
 
@@ -102,7 +102,7 @@ func (f *flush) deleteServers() {
 		if _, unsure := f.unsure[s.key]; s.exists || unsure {
 			changes = append(changes, ipvs.Change{Op: ipvs.DeleteVirtualServer, Key: s.key})
 		} else {
-			f.servers.markClean(s)
+			f.servers.setClean(s)
 		}
 	}
 	slices.SortStableFunc(changes, func(a, b ipvs.Change) int { return cmp.Compare(min(a.Key.FWMark, 1), min(b.Key.FWMark, 1)) })
@@ -119,13 +119,13 @@ func (f *flush) applyServers(changes []ipvs.Change) {
 		if c.Op == ipvs.AddVirtualServer {
 			f.unsure[c.Key] = struct{}{}
 		}
-		f.servers.markStuck(f.servers.get(c.Key))
+		f.servers.setStuck(f.servers.get(c.Key))
 	})
 	f.cleanServers(changes)
 	f.deleteFlows(changes)
 }
 
-// cleanServers marks the changed virtual servers clean that need no further change. Each is
+// cleanServers makes the changed virtual servers clean that need no further change. Each is
 // compared once, however many of its real servers changed.
 func (f *flush) cleanServers(changes []ipvs.Change) {
 	seen := map[ipvs.Key]bool{}
@@ -142,9 +142,9 @@ func (f *flush) cleanServers(changes []ipvs.Change) {
 		switch {
 		case desired && (f.upToDate(s, want) || len(f.serverChanges(s, want)) == 0):
 			s.cached.share(want)
-			f.servers.markClean(s)
+			f.servers.setClean(s)
 		case !desired && f.mustDrain(s) && len(f.retireChanges(s)) == 0:
-			f.servers.markClean(s)
+			f.servers.setClean(s)
 		}
 	}
 }
@@ -187,8 +187,8 @@ func (f *flush) serverDone(c ipvs.Change) {
 	case ipvs.DeleteVirtualServer:
 		delete(f.unsure, c.Key)
 		f.clearCachedServer(s)
-		f.servers.markClean(s)
-		f.markDrainEntry(c.Key)
+		f.servers.setClean(s)
+		f.setDrainEntryDirty(c.Key)
 	case ipvs.AddRealServer, ipvs.UpdateRealServer:
 		f.setCachedRealServer(s, c.Dest, c.RealServer)
 		if c.RealServer.Weight > 0 {
@@ -225,20 +225,20 @@ func newFlows() flows {
 // are older than the virtual server. Otherwise a client that keeps sending from one port
 // would reach no endpoint for as long as it sends (kubernetes#71514, #76664).
 func (f *flush) deleteFlows(changes []ipvs.Change) {
-	marked := false
+	stale := false
 	for _, c := range changes {
 		if c.Op == ipvs.AddVirtualServer || c.Op == ipvs.DeleteRealServer || c.Op == ipvs.DeleteVirtualServer {
-			marked = f.markFlowsStale(c.Key) || marked
+			stale = f.addStaleFlows(c.Key) || stale
 		}
 	}
-	if marked {
+	if stale {
 		f.deleteStaleFlows()
 	}
 }
 
-// markFlowsStale marks the flows of a UDP virtual server for deletion. It returns false for
+// addStaleFlows adds the flows of a UDP virtual server to those to delete. It returns false for
 // other protocols.
-func (r *Reconciler) markFlowsStale(key ipvs.Key) bool {
+func (r *Reconciler) addStaleFlows(key ipvs.Key) bool {
 	address, known := r.addressOf(key)
 	if known = known && address.Protocol == ip.UDP; known {
 		r.flows.stale[address] = struct{}{}
@@ -246,8 +246,8 @@ func (r *Reconciler) markFlowsStale(key ipvs.Key) bool {
 	return known
 }
 
-// deleteStaleFlows deletes the marked flows. Flows to a current real server of either
-// virtual server of the address stay. It does nothing before Prune, which marks all flows:
+// deleteStaleFlows deletes the flows in f.flows. Flows to a current real server of either
+// virtual server of the address stay. It does nothing before Prune, which adds all flows:
 // until then each batch would read the whole conntrack table. After an error it leaves the
 // flows to the node's retry.
 func (f *flush) deleteStaleFlows() {

@@ -44,12 +44,12 @@ func snatSources(s nat.State) map[snatSource]struct{} {
 	return out
 }
 
-// sourcesReplaced marks the flows of SNAT sources that are no longer used after rules were
+// sourcesReplaced adds the flows to delete of SNAT sources that are no longer used after rules were
 // rewritten. Conntrack keeps the source that a flow began with, so a UDP socket that keeps
 // sending would use an address that the network no longer routes to this node. For
 // MASQUERADE the kernel deletes such flows itself (net/netfilter/nf_nat_masquerade.c). A
 // source whose interface was renamed stays. Of a source that the interface still has, only the
-// UDP flows are marked: TCP connections still work and end by themselves.
+// UDP flows are deleted: TCP connections still work and end by themselves.
 func (r *Reconciler) sourcesReplaced(before, after nat.State) {
 	was, is := snatSources(before), snatSources(after)
 	used, ofLink := map[netip.Addr]bool{}, map[snatSource]bool{}
@@ -76,7 +76,7 @@ func (r *Reconciler) hasAddress(s snatSource) bool {
 	return slices.ContainsFunc(r.input.Inventory.Links, func(l routing.Link) bool { return l.Name == s.link && l.HasAddress(s.source) })
 }
 
-// clientsRerouted marks the flows of sources whose masqueraded flows are bound to the primary
+// clientsRerouted adds the flows to delete of sources whose masqueraded flows are bound to the primary
 // interface from now on. A UDP flow that began earlier is not bound. It would leave by the ENI
 // for as long as it is in use, with an address of another interface if the ENI had none when
 // the flow was masqueraded.

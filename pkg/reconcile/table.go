@@ -133,8 +133,8 @@ func (t *table[K, W, A]) release(r *record[K, W, A]) {
 	t.records.remove(r)
 }
 
-// markDirty makes a record dirty.
-func (t *table[K, W, A]) markDirty(r *record[K, W, A]) {
+// setDirty makes a record dirty.
+func (t *table[K, W, A]) setDirty(r *record[K, W, A]) {
 	delete(t.stuck, r.key)
 	r.dirty = true
 	if !r.queued {
@@ -143,31 +143,31 @@ func (t *table[K, W, A]) markDirty(r *record[K, W, A]) {
 	}
 }
 
-// markKey makes a key dirty, if it has a record.
-func (t *table[K, W, A]) markKey(key K) {
+// setKeyDirty makes a key dirty, if it has a record.
+func (t *table[K, W, A]) setKeyDirty(key K) {
 	if r := t.records.get(key); r != nil {
-		t.markDirty(r)
+		t.setDirty(r)
 	}
 }
 
-// setDirty records the result of a comparison. A stuck key that differs stays stuck.
-func (t *table[K, W, A]) setDirty(r *record[K, W, A], differs bool) {
+// compared records the result of a comparison. A stuck key that differs stays stuck.
+func (t *table[K, W, A]) compared(r *record[K, W, A], differs bool) {
 	if _, waits := t.stuck[r.key]; differs && !waits {
-		t.markDirty(r)
+		t.setDirty(r)
 	} else if !differs {
-		t.markClean(r)
+		t.setClean(r)
 	}
 }
 
-// markClean records that the kernel has the desired value.
-func (t *table[K, W, A]) markClean(r *record[K, W, A]) {
+// setClean records that the kernel has the desired value.
+func (t *table[K, W, A]) setClean(r *record[K, W, A]) {
 	delete(t.stuck, r.key)
 	r.dirty = false
 	t.release(r)
 }
 
-// markStuck sets a record aside until its retry.
-func (t *table[K, W, A]) markStuck(r *record[K, W, A]) {
+// setStuck sets a record aside until its retry.
+func (t *table[K, W, A]) setStuck(r *record[K, W, A]) {
 	r.dirty = false
 	t.stuck[r.key] = r
 }
@@ -225,7 +225,7 @@ func (t *table[K, W, A]) retry(name types.NamespacedName) {
 	for _, r := range t.stuck {
 		owners := t.owners(r.key)
 		if slices.Contains(owners, name) || len(owners) == 0 && name == nodeOwner.Name {
-			t.markDirty(r)
+			t.setDirty(r)
 		}
 	}
 }
@@ -252,7 +252,7 @@ func (t *table[K, W, A]) put(r *record[K, W, A], owner *Owner, precedence plan.P
 		})
 		t.setWants(r, slices.Insert(list, at, put))
 	}
-	t.markDirty(r)
+	t.setDirty(r)
 }
 
 // drop removes the value that an owner wants under a key.
@@ -262,7 +262,7 @@ func (t *table[K, W, A]) drop(r *record[K, W, A], owner *Owner) {
 	if had && !r.wanted() && t.counted != nil {
 		t.counted(r.key, -1)
 	}
-	t.markDirty(r)
+	t.setDirty(r)
 }
 
 // without returns the values of a key except the owner's.

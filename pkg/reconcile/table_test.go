@@ -102,7 +102,7 @@ func TestTableOlderOwnerWinsAndYoungerTakesOver(t *testing.T) {
 		t.Errorf("the other owner did not take over: %d", v)
 	}
 	l.drop(l.get("key"), young)
-	l.markClean(l.get("key"))
+	l.setClean(l.get("key"))
 	if l.records.count+len(l.losers) != 0 {
 		t.Error("a key without an owner is still in the table")
 	}
@@ -150,7 +150,7 @@ func TestTableRefusedKeysWaitForTheirOwnersRetry(t *testing.T) {
 	l.set("of a", a, 1)
 	l.set("of b", b, 1)
 	for _, key := range []string{"of a", "of b", "unowned"} {
-		l.markStuck(l.get(key))
+		l.setStuck(l.get(key))
 	}
 	l.compact()
 	if l.retry(a.Name); !slices.Equal(l.dirty(), []string{"of a"}) {
@@ -159,7 +159,7 @@ func TestTableRefusedKeysWaitForTheirOwnersRetry(t *testing.T) {
 	if l.retry(nodeOwner.Name); !slices.Equal(l.dirty(), []string{"of a", "unowned"}) {
 		t.Errorf("after the retry of the zero name: dirty %v", l.dirty())
 	}
-	l.setDirty(l.get("of b"), true)
+	l.compared(l.get("of b"), true)
 	if l.isDirty("of b") {
 		t.Error("a comparison did not leave a stuck key alone")
 	}
@@ -194,7 +194,7 @@ func TestTableReplacesWhatAnOwnerWants(t *testing.T) {
 	list := []entry[string, int]{{key: "b", value: 1}, {key: "c", value: 1}, {key: "c", value: 1}}
 	set := func(old []*record[string, int, int], want []entry[string, int]) []*record[string, int, int] {
 		for r := range l.records.all() {
-			l.markClean(r)
+			l.setClean(r)
 		}
 		return l.replace(o, old, len(want), func(i int) entry[string, int] { return want[i] }, func(a, b int) bool { return a == b })
 	}

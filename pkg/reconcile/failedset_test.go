@@ -8,6 +8,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
+	"github.com/kube-ipvs/kube-ipvs/pkg/ipset"
 	"github.com/kube-ipvs/kube-ipvs/pkg/plan"
 )
 
@@ -51,5 +52,36 @@ func TestSetThatCannotBeCreated(t *testing.T) {
 				t.Errorf("members:\n%s", members)
 			}
 		})
+	}
+}
+
+// A set whose creation failed may exist nevertheless: the answer of the kernel was lost, or
+// another program created it. Once a resync finds the set, its members are added.
+func TestFailedSetThatExists(t *testing.T) {
+	name := plan.ClusterIP.In(ip.IPv4)
+	w := newWorld(t)
+	w.refuse = func(change string) error {
+		if change == "create set "+name || strings.HasPrefix(change, "create set "+name+" ") {
+			return unix.ENOMEM
+		}
+		return nil
+	}
+	w.start(clusterIP("a", "10.96.0.1", here))
+	w.refuse = nil
+	set := w.reconciler.node.sets[name]
+	if failures := w.IPSet.Apply([]ipset.Change{{Op: ipset.CreateSet, Set: set}}); len(failures) > 0 {
+		t.Fatal(failures)
+	}
+	if _, err := w.observe(); err != nil {
+		t.Fatal(err)
+	}
+	if err := w.reconciler.Flush().Err(); err != nil {
+		t.Fatal(err)
+	}
+	if members := w.IPSet.Dump(); !strings.Contains(members, "add "+name+" 10.96.0.1,tcp:80") {
+		t.Errorf("members:\n%s", members)
+	}
+	if n, err := w.observe(); n != 0 || err != nil {
+		t.Errorf("%d differences, %v", n, err)
 	}
 }

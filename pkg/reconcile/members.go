@@ -73,6 +73,22 @@ func (r *Reconciler) clearCachedMember(m *member) {
 	r.members.clearCached(m)
 }
 
+// setCachedSet records that the kernel has a set. If its creation failed before, its members
+// become dirty.
+func (r *Reconciler) setCachedSet(s ipset.Set) {
+	set := r.sets.get(s.Name)
+	set.set, set.exists = s, true
+	if !set.failed {
+		return
+	}
+	set.failed = false
+	for key, m := range r.members.stuck {
+		if r.sets.list[key.set] == set {
+			r.members.setDirty(m)
+		}
+	}
+}
+
 // clearCachedSet records that the kernel does not have a set.
 func (r *Reconciler) clearCachedSet(name string) {
 	i := r.sets.named(name)

@@ -189,7 +189,7 @@ func (r *Reconciler) diffSets() []ipset.Change {
 	return changes
 }
 
-// setsWritten makes the members of a set dirty that could not be created before.
+// setsWritten updates the cached state after sets were created or destroyed.
 func (r *Reconciler) setsWritten(changes []ipset.Change, failures []ipset.Failure) {
 	succeeded(changes, failures, func(i int) {
 		c := changes[i]
@@ -197,16 +197,7 @@ func (r *Reconciler) setsWritten(changes []ipset.Change, failures []ipset.Failur
 			r.clearCachedSet(c.Set.Name)
 			return
 		}
-		set := r.sets.get(c.Set.Name)
-		set.set, set.exists = c.Set, true
-		if set.failed {
-			set.failed = false
-			for key, m := range r.members.stuck {
-				if r.sets.list[key.set] == set {
-					r.members.setDirty(m)
-				}
-			}
-		}
+		r.setCachedSet(c.Set)
 	}, func(i int, _ error) {
 		if changes[i].Op == ipset.CreateSet {
 			r.sets.get(changes[i].Set.Name).failed = true

@@ -97,8 +97,7 @@ func (d *resync) takeSets() {
 		}
 	}
 	for name, is := range d.seen.sets {
-		set := d.sets.get(name)
-		set.set, set.exists = is.Set, true
+		d.setCachedSet(is.Set)
 		if isDemand(name) && len(is.Entries) > 0 {
 			d.demand(name)
 		}

@@ -23,7 +23,7 @@ import (
 // kernel would drop the flow's conntrack entry (nf_nat_oif_changed).
 func bindings(cfg *Config, n *Node, family ip.Family, found []ENI, reserve bool) []Binding {
 	a := assignment{cfg: cfg, node: n, family: family, taken: map[uint32]bool{}}
-	main := mainLink(&n.Inventory, family)
+	main := primaryLink(&n.Inventory, family)
 	if main == "" || len(found) == 0 && !a.remembered(a.value(1)) {
 		return nil
 	}

@@ -47,7 +47,7 @@ func branches(cfg *Config, n *Node, family ip.Family) []Branch {
 	if cfg.SNAT.Mode != SNATAuto && cfg.SNAT.Mode != SNATFWMark || bits.OnesCount32(cfg.SNAT.Mark) < 2 || len(n.Inventory.Attached) == 0 {
 		return nil
 	}
-	f := branchFinder{node: n, family: family, main: mainLink(&n.Inventory, family), outer: outerLinks(cfg, n, family), enis: enis(cfg, n, family)}
+	f := branchFinder{node: n, family: family, main: primaryLink(&n.Inventory, family), outer: outerLinks(cfg, n, family), enis: enis(cfg, n, family)}
 	var out []Branch
 	for _, r := range n.Inventory.Rules {
 		known := slices.ContainsFunc(out, func(b Branch) bool { return b.Link == r.IIf })

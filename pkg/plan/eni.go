@@ -24,7 +24,7 @@ func enis(cfg *Config, n *Node, family ip.Family) []ENI {
 	var out []ENI
 	inv := &n.Inventory
 	for _, r := range inv.Defaults {
-		if r.Family != family || r.Table == routing.TableMain || r.Local || r.Link == "" || r.Link == mainLink(inv, family) {
+		if r.Family != family || r.Table == routing.TableMain || r.Local || r.Link == "" || r.Link == primaryLink(inv, family) {
 			continue
 		}
 		sources := sourcesOf(inv, family, r.Table)
@@ -53,8 +53,8 @@ func (e *ENI) merge(o ENI) {
 	}
 }
 
-// mainLink returns the interface of the main table's default route, or "".
-func mainLink(inv *routing.Inventory, family ip.Family) string {
+// primaryLink returns the interface of the main table's default route, or "".
+func primaryLink(inv *routing.Inventory, family ip.Family) string {
 	if routes := MainDefaults(inv, family); len(routes) > 0 {
 		return routes[0].Link
 	}
@@ -251,7 +251,7 @@ func diverted(cfg *Config, n *Node, family ip.Family) Diverted {
 	for _, r := range n.Inventory.Rules {
 		switch {
 		case r.Family != family || r.Own || r.Priority <= cfg.SNAT.Priority:
-		case r.IIf != "" && r.IIf != "lo" && r.IIf != mainLink(&n.Inventory, family):
+		case r.IIf != "" && r.IIf != "lo" && r.IIf != primaryLink(&n.Inventory, family):
 		case !r.Other && r.Action == routing.Lookup && slices.Contains([]int{routing.TableMain, routing.TableLocal, routing.TableDefault}, r.Table):
 		case r.Invert || !r.From.IsValid() || r.From.Bits() == 0:
 			d.All = true

@@ -169,7 +169,7 @@ func primary(cfg *Config, n *Node, family ip.Family) netip.Addr {
 			return a
 		}
 	}
-	link := mainLink(&n.Inventory, family)
+	link := primaryLink(&n.Inventory, family)
 	if link == "" {
 		return firstGlobal(n, family)
 	}

@@ -124,7 +124,7 @@ func orderWarnings(cfg *Config, n *Node, family ip.Family) []string {
 // reversePathConflicts finds strict reverse-path checks that break a feature and that the
 // administrator must relax. Only IPv4 has them.
 func reversePathConflicts(cfg *Config, n *Node, have sysctl.State) []string {
-	o := reversePathFinder{cfg: cfg, node: n, have: have, paths: PathsOf(cfg, n, ip.IPv4), main: mainLink(&n.Inventory, ip.IPv4)}
+	o := reversePathFinder{cfg: cfg, node: n, have: have, paths: PathsOf(cfg, n, ip.IPv4), main: primaryLink(&n.Inventory, ip.IPv4)}
 	if len(o.paths.Bound) > 0 || len(o.paths.Branches) > 0 {
 		o.checkReplyRouting()
 	}
@@ -253,7 +253,7 @@ func watchedReversePath(cfg *Config, n *Node) []string {
 		return nil
 	}
 	var keys []string
-	links := []string{"all", mainLink(&n.Inventory, ip.IPv4)}
+	links := []string{"all", primaryLink(&n.Inventory, ip.IPv4)}
 	for _, e := range found {
 		links = append(links, e.Link)
 	}

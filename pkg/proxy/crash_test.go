@@ -162,7 +162,7 @@ var beginnings = []step{
 	{"kube-proxy's IPVS mode", func(m *machine) {
 		m.restore(ip.IPv6, "*nat\n:KUBE-SERVICES - [0:0]\n:KUBE-NODE-PORT - [0:0]\n-A KUBE-SERVICES -m addrtype --dst-type LOCAL -j KUBE-NODE-PORT\nCOMMIT\n")
 		m.Routing.Do(routing.Change{Op: routing.AddLink})
-		m.Routing.Misbind(netip.MustParseAddr("203.0.1.1"))
+		m.Routing.AddWrongScope(netip.MustParseAddr("203.0.1.1"))
 	}},
 	{"kube-proxy's nftables mode", func(m *machine) { m.KubeProxy.Create(ip.Families...) }},
 }

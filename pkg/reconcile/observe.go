@@ -130,7 +130,7 @@ func (r reader) rulesReads(o *observation) []func() error {
 // stale routes of another configuration, for example with another table.
 func vipsIn(cfg *plan.Config, s *routing.State) (vips map[plan.VIP]struct{}, staleRoutes map[routing.Route]struct{}) {
 	vips, staleRoutes = make(map[plan.VIP]struct{}, len(s.Routes)+len(s.Addresses)), map[routing.Route]struct{}{}
-	for _, addresses := range []map[netip.Addr]struct{}{s.Addresses, s.Misbound} {
+	for _, addresses := range []map[netip.Addr]struct{}{s.Addresses, s.WrongScope} {
 		for addr := range addresses {
 			if servesFamily(cfg, ip.Of(addr)) {
 				vips[plan.VIP{Addr: addr, Claim: plan.ClaimAddress}] = struct{}{}
@@ -241,9 +241,9 @@ func (r *Reconciler) listed(key ipvs.Key) bool {
 	return has(plan.NodePortSCTP, full)
 }
 
-// rebind treats desired addresses that kube-proxy added, with another scope, as missing, so
+// replaceWrongScope treats desired addresses that kube-proxy added, with another scope, as missing, so
 // that they are added again. Other ones are deleted like any stale address.
-func (r *Reconciler) rebind() {
+func (r *Reconciler) replaceWrongScope() {
 	for addr := range r.wrongScope {
 		if v := r.vips.records.get(plan.VIP{Addr: addr, Claim: plan.ClaimAddress}); v != nil && v.wanted() {
 			r.vips.clearCached(v)

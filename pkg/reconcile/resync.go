@@ -84,7 +84,7 @@ func (r *Reconciler) takeRouting(o *observation) {
 		r.cached.rules = map[routing.Rule]struct{}{}
 	}
 	maps.DeleteFunc(r.cached.rules, func(rule routing.Rule, _ struct{}) bool { return !servesFamily(r.cfg, rule.Family) })
-	r.wrongScope = o.routing.Misbound
+	r.wrongScope = o.routing.WrongScope
 	r.staleRoutes = o.staleRoutes
 }
 

@@ -87,7 +87,7 @@ func (m *meanwhile) damage() {
 		m.IPSet.Apply([]ipset.Change{{Op: ipset.DestroySet, Set: entry(ipset.DeleteEntry).Set}})
 	case 12:
 		for addr := range state.Addresses {
-			m.Routing.Misbind(addr)
+			m.Routing.AddWrongScope(addr)
 			break
 		}
 	}

@@ -126,7 +126,7 @@ func (r *Reconciler) Load() (virtualServers int, err error) {
 // all UDP flows to those to check, because an earlier process may have left stale ones.
 func (r *Reconciler) Prune() {
 	r.pruning = true
-	r.rebind()
+	r.replaceWrongScope()
 	for s := range r.servers.allExisting() {
 		r.addStaleFlows(s.key)
 		if !s.wanted() {

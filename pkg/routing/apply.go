@@ -19,7 +19,7 @@ type stack interface {
 	deleteLink() error
 	addAddress(netip.Addr) error // EEXIST also if the scope is another
 	deleteAddress(netip.Addr) error
-	misbound() (map[netip.Addr]struct{}, error) // of DummyLink
+	wrongScope() (map[netip.Addr]struct{}, error) // of DummyLink
 	addRule(Rule) error
 	deleteRule(Rule) error
 	rawRules(ip.Family) ([]rawRule, error) // in the kernel's order
@@ -34,14 +34,14 @@ type stack interface {
 }
 
 func apply(s stack, changes []Change) []Failure {
-	misbound := sync.OnceValues(s.misbound) // read once, and only if needed
+	wrongScope := sync.OnceValues(s.wrongScope) // read once, and only if needed
 	var failures []Failure
 	for _, run := range runs(changes) {
 		if len(run) > 1 {
 			run = s.applyBatch(run)
 		}
 		for _, c := range run {
-			if err := change(s, c, misbound); err != nil {
+			if err := change(s, c, wrongScope); err != nil {
 				failures = append(failures, Failure{Change: c, Err: err})
 			}
 		}
@@ -76,7 +76,7 @@ func ofVIP(c Change) bool {
 	return false
 }
 
-func change(s stack, c Change, misbound func() (map[netip.Addr]struct{}, error)) error {
+func change(s stack, c Change, wrongScope func() (map[netip.Addr]struct{}, error)) error {
 	if err := check(c); err != nil {
 		return err
 	}
@@ -86,7 +86,7 @@ func change(s stack, c Change, misbound func() (map[netip.Addr]struct{}, error))
 	case DeleteLink:
 		return ignore(kernel.IsNotExist, s.deleteLink())
 	case AddAddress:
-		return bind(s, c.Address, misbound)
+		return addAddress(s, c.Address, wrongScope)
 	case DeleteAddress:
 		return ignore(kernel.IsNotExist, s.deleteAddress(c.Address))
 	case AddRule:
@@ -105,14 +105,14 @@ func change(s stack, c Change, misbound func() (map[netip.Addr]struct{}, error))
 	return ignore(kernel.IsNotExist, s.deleteRoute(c.Route))
 }
 
-// bind adds an address to DummyLink. If the address exists with another scope, which the
+// addAddress adds an address to DummyLink. If the address exists with another scope, which the
 // kernel cannot change, it is first deleted, and missing until the next request.
-func bind(s stack, a netip.Addr, misbound func() (map[netip.Addr]struct{}, error)) error {
+func addAddress(s stack, a netip.Addr, wrongScope func() (map[netip.Addr]struct{}, error)) error {
 	err := s.addAddress(a)
 	if !kernel.IsExist(err) {
 		return err
 	}
-	wrong, err := misbound()
+	wrong, err := wrongScope()
 	if err != nil {
 		return err
 	}

@@ -54,8 +54,8 @@ func TestDiff(t *testing.T) {
 			want:    State{Routes: set(def2)},
 			changes: []string{"add route 0.0.0.0/0 via 10.12.192.1 dev eth2 table 250"},
 		},
-		"misbound addresses": {
-			have:    State{DummyLink: true, Misbound: set(addr("10.0.0.1"), addr("10.0.0.2"))},
+		"addresses of wrong scope": {
+			have:    State{DummyLink: true, WrongScope: set(addr("10.0.0.1"), addr("10.0.0.2"))},
 			want:    State{DummyLink: true, Addresses: set(addr("10.0.0.1"))},
 			changes: []string{"add address 10.0.0.1 to kube-ipvs0", "delete address 10.0.0.2 from kube-ipvs0"},
 		},

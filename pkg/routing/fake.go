@@ -20,7 +20,7 @@ type Fake struct {
 
 	mu        sync.Mutex
 	dummyLink bool
-	addresses map[netip.Addr]bool // true: misbound
+	addresses map[netip.Addr]bool // true: wrongScope
 	rules     []rawRule           // ours and foreign, in order
 	routes    map[routeKey]foundRoute
 	ours      bool      // the current change is Apply's
@@ -59,8 +59,8 @@ func (f *Fake) Observe() (State, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	snap := snapshot{dummyLink: f.dummyLink, rules: f.rules}
-	for a, misbound := range f.addresses {
-		snap.addresses = append(snap.addresses, boundAddress{netip.PrefixFrom(a, a.BitLen()), misbound})
+	for a, wrongScope := range f.addresses {
+		snap.addresses = append(snap.addresses, dummyAddress{netip.PrefixFrom(a, a.BitLen()), wrongScope})
 	}
 	for _, r := range f.routes {
 		snap.routes = append(snap.routes, r)
@@ -128,8 +128,8 @@ func (f *Fake) SetListeners(list ...Listener) {
 	f.listeners = sortListeners(slices.Clone(list))
 }
 
-// Misbind adds an address to DummyLink with the scope that kube-proxy uses.
-func (f *Fake) Misbind(a netip.Addr) {
+// AddWrongScope adds an address to DummyLink with the scope that kube-proxy uses.
+func (f *Fake) AddWrongScope(a netip.Addr) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.addresses[a] = true
@@ -275,10 +275,10 @@ func (f *fakeStack) deleteAddress(a netip.Addr) error {
 	return nil
 }
 
-func (f *fakeStack) misbound() (map[netip.Addr]struct{}, error) {
+func (f *fakeStack) wrongScope() (map[netip.Addr]struct{}, error) {
 	out := map[netip.Addr]struct{}{}
-	for a, misbound := range f.addresses {
-		if misbound {
+	for a, wrongScope := range f.addresses {
+		if wrongScope {
 			out[a] = struct{}{}
 		}
 	}

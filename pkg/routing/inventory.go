@@ -291,15 +291,15 @@ func compareOrder(a, b Rule) int {
 	return cmp.Or(cmp.Compare(a.Family, b.Family), cmp.Compare(a.Priority, b.Priority))
 }
 
-// Routes reads every route to single destinations that the kernel uses, of all tables, one for
-// each next hop, and those without a way. There is at least one for each VIP.
+// Routes reads every unicast and local route that the kernel uses, of all tables, one for each
+// next hop, and every reject and throw route. There is at least one for each VIP.
 func (n *Netlink) Routes() ([]Route, error) {
 	read := func() ([]Route, error) {
 		names, err := n.linkNames()
 		if err != nil {
 			return nil, err
 		}
-		found, err := n.routesWith(names, func(r netlink.Route) bool { return hasWay(r) || ends[r.Type] != 0 })
+		found, err := n.routesWith(names, func(r netlink.Route) bool { return forwards(r) || routeTypes[r.Type] != 0 })
 		out := make([]Route, len(found))
 		for i, f := range found {
 			out[i] = f.Route

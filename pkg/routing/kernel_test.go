@@ -35,10 +35,10 @@ func kernelSubject(t *testing.T) subject {
 	namespace(t)
 	ipCommands(t, "link add eth1 type dummy", "link set eth1 up", "-6 addr flush dev eth1")
 	n := open(t)
-	misbind := func(a netip.Addr) { ipCommands(t, fmt.Sprintf("addr add %s/32 dev %s", a, DummyLink)) }
+	addWrongScope := func(a netip.Addr) { ipCommands(t, fmt.Sprintf("addr add %s/32 dev %s", a, DummyLink)) }
 	others := func(changes ...Change) []Failure { return apply(n.session(unix.RTPROT_STATIC), changes) }
 	directly := func(steps ...step) { take(n.session(Protocol), steps) }
-	return subject{n.Observe, n.Inventory, n.Apply, n.Watch, misbind, others, n.session(Protocol), n.Guard, directly}
+	return subject{n.Observe, n.Inventory, n.Apply, n.Watch, addWrongScope, others, n.session(Protocol), n.Guard, directly}
 }
 
 func open(t testing.TB) *Netlink {
@@ -468,7 +468,7 @@ func writeVIPs(b *testing.B, n *Netlink, op Op, batched bool) {
 		}
 	}
 	for _, c := range changes {
-		if err := change(s, c, s.misbound); err != nil {
+		if err := change(s, c, s.wrongScope); err != nil {
 			b.Fatal(err)
 		}
 	}
@@ -637,8 +637,8 @@ func threadTime(b *testing.B) time.Duration {
 	return time.Duration(now.Nano())
 }
 
-// TestRoutesWithoutWay reads routes that drop packets. They have no link.
-func TestRoutesWithoutWay(t *testing.T) {
+// TestRejectAndThrowRoutes reads routes that forward no packets. They have no link.
+func TestRejectAndThrowRoutes(t *testing.T) {
 	namespace(t)
 	ipCommands(t, "route add blackhole 10.244.1.0/26", "route add throw 10.244.2.0/24 table 100", "-6 route add unreachable fd00:1::/64")
 	n := open(t)
@@ -646,11 +646,11 @@ func TestRoutesWithoutWay(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	got := map[netip.Prefix]RouteEnd{}
+	got := map[netip.Prefix]RouteType{}
 	for _, r := range routes {
-		got[r.Dst] = r.Ends
+		got[r.Dst] = r.Type
 	}
-	for dst, want := range map[string]RouteEnd{"10.244.1.0/26": Refuses, "10.244.2.0/24": NextTables, "fd00:1::/64": Refuses} {
+	for dst, want := range map[string]RouteType{"10.244.1.0/26": Reject, "10.244.2.0/24": Throw, "fd00:1::/64": Reject} {
 		if got[netip.MustParsePrefix(dst)] != want {
 			t.Errorf("%s: %d, want %d of %v", dst, got[netip.MustParsePrefix(dst)], want, routes)
 		}

@@ -146,12 +146,12 @@ func (s *session) onDummyLink(a netip.Addr) (netlink.Link, *netlink.Addr, error)
 	return &netlink.Dummy{LinkAttrs: netlink.LinkAttrs{Index: index}}, addr, nil
 }
 
-func (s *session) misbound() (map[netip.Addr]struct{}, error) {
+func (s *session) wrongScope() (map[netip.Addr]struct{}, error) {
 	snap := snapshot{}
 	if err := s.readDummyLink(&snap); err != nil {
 		return nil, err
 	}
-	return snap.state().Misbound, nil
+	return snap.state().WrongScope, nil
 }
 
 func (s *session) addRule(r Rule) error {

@@ -78,8 +78,8 @@ func (n *Netlink) readDummyLink(snap *snapshot) error {
 	}
 	for _, a := range addrs {
 		p := prefix(a.IPNet)
-		misbound := p.Addr().Is4() && a.Scope != int(n.scope)
-		snap.addresses = append(snap.addresses, boundAddress{p, misbound})
+		wrongScope := p.Addr().Is4() && a.Scope != int(n.scope)
+		snap.addresses = append(snap.addresses, dummyAddress{p, wrongScope})
 	}
 	return nil
 }
@@ -149,7 +149,7 @@ func (n *Netlink) routes() ([]foundRoute, error) {
 	if err != nil {
 		return nil, err
 	}
-	notByKernel := func(r netlink.Route) bool { return r.Protocol != unix.RTPROT_KERNEL && hasWay(r) }
+	notByKernel := func(r netlink.Route) bool { return r.Protocol != unix.RTPROT_KERNEL && forwards(r) }
 	return n.routesWith(names, notByKernel)
 }
 
@@ -179,7 +179,7 @@ func (n *Netlink) routesWith(names map[int]string, wanted func(netlink.Route) bo
 	return out, nil
 }
 
-func hasWay(r netlink.Route) bool { return r.Type == unix.RTN_UNICAST || r.Type == unix.RTN_LOCAL }
+func forwards(r netlink.Route) bool { return r.Type == unix.RTN_UNICAST || r.Type == unix.RTN_LOCAL }
 
 // dumpRoutes converts each route while it is read: the library's are four times as large.
 func (n *Netlink) dumpRoutes(f ip.Family, names map[int]string, wanted func(netlink.Route) bool) ([]foundRoute, error) {
@@ -202,16 +202,15 @@ func (n *Netlink) dumpRoutes(f ip.Family, names map[int]string, wanted func(netl
 	return out, unknown
 }
 
-// convert returns a route for each next hop whose link is up, or one route that drops packets
-// or passes them to the next policy rule. An unknown link means that the links changed after
+// convert returns a route for each next hop whose link is up, or one reject or throw route. An unknown link means that the links changed after
 // they were read.
 func convert(f ip.Family, r netlink.Route, names map[int]string) ([]foundRoute, error) {
 	dst := prefix(r.Dst)
 	if !dst.IsValid() {
 		dst = netip.PrefixFrom(f.Unspecified(), 0)
 	}
-	if end := ends[r.Type]; end != 0 {
-		return []foundRoute{{Route{Family: f, Table: r.Table, Dst: dst, Metric: r.Priority, Ends: end}, false}}, nil
+	if t := routeTypes[r.Type]; t != 0 {
+		return []foundRoute{{Route{Family: f, Table: r.Table, Dst: dst, Metric: r.Priority, Type: t}, false}}, nil
 	}
 	var out []foundRoute
 	for _, hop := range hopsOf(r) {

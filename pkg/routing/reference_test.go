@@ -50,7 +50,7 @@ func deletions(have, want State, newRoutes []Route) []Change {
 	if bound == nil {
 		bound = map[netip.Addr]struct{}{}
 	}
-	maps.Copy(bound, have.Misbound)
+	maps.Copy(bound, have.WrongScope)
 	for _, a := range sorted(minus(bound, want.Addresses), netip.Addr.Compare) {
 		changes = append(changes, Change{Op: DeleteAddress, Address: a})
 	}

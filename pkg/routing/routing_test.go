@@ -21,15 +21,15 @@ import (
 // subject is an implementation under test, on a node with the links lo and eth1, and ways to
 // change its state as another program would.
 type subject struct {
-	Observe   func() (State, error)
-	Inventory func() (Inventory, error)
-	Apply     func([]Change) []Failure
-	Watch     func(ctx context.Context, inventory func(), removed func(...Removal)) error
-	misbind   func(netip.Addr)
-	others    func(...Change) []Failure
-	stack     stack
-	guard     func([]Rule)
-	directly  func(...step) // writes single rules without Apply
+	Observe       func() (State, error)
+	Inventory     func() (Inventory, error)
+	Apply         func([]Change) []Failure
+	Watch         func(ctx context.Context, inventory func(), removed func(...Removal)) error
+	addWrongScope func(netip.Addr)
+	others        func(...Change) []Failure
+	stack         stack
+	guard         func([]Rule)
+	directly      func(...step) // writes single rules without Apply
 }
 
 // subjects create the implementations by name; the end-to-end tests add the real one.
@@ -46,7 +46,7 @@ var subjects = map[string]func(*testing.T) subject{
 			defer f.restore()
 			take((*fakeStack)(f), steps)
 		}
-		return subject{f.Observe, f.Inventory, f.Apply, f.Watch, f.Misbind, f.Do, (*fakeStack)(f), f.Guard, directly}
+		return subject{f.Observe, f.Inventory, f.Apply, f.Watch, f.AddWrongScope, f.Do, (*fakeStack)(f), f.Guard, directly}
 	},
 }
 
@@ -72,9 +72,9 @@ func set[K comparable](keys ...K) map[K]struct{} {
 // wanted returns a state with an object of every kind.
 func wanted() State {
 	return State{
-		DummyLink: true,
-		Addresses: set(addr("10.96.0.1"), addr("10.12.115.101"), addr("fd00::1")),
-		Misbound:  set[netip.Addr](),
+		DummyLink:  true,
+		Addresses:  set(addr("10.96.0.1"), addr("10.12.115.101"), addr("fd00::1")),
+		WrongScope: set[netip.Addr](),
 		Rules: set(
 			Rule{Family: ip.IPv4, Priority: 512, Mark: 0x20000, Mask: 0x20000, Table: 254},
 			Rule{Family: ip.IPv4, Priority: 512, Mark: 0x20000, Mask: 0x20000, Table: 250, To: pfx("10.0.0.0/8"), IIf: "eth1", Invert: true},
@@ -159,7 +159,7 @@ func (s subject) reach(t *testing.T, want State) {
 }
 
 func empty() State {
-	return State{Addresses: set[netip.Addr](), Misbound: set[netip.Addr](), Rules: set[Rule](), Routes: set[Route]()}
+	return State{Addresses: set[netip.Addr](), WrongScope: set[netip.Addr](), Rules: set[Rule](), Routes: set[Route]()}
 }
 
 func TestApplyAndRemove(t *testing.T) {
@@ -265,15 +265,15 @@ func TestApplyIsIdempotent(t *testing.T) {
 }
 
 // kube-proxy leaves addresses with global scope.
-func TestMisboundAddresses(t *testing.T) {
+func TestAddressesOfWrongScope(t *testing.T) {
 	each(t, func(t *testing.T, s subject) {
 		want := wanted()
 		s.must(t, s.others(Change{Op: AddLink}))
 		for _, a := range []string{"10.96.0.1", "10.96.0.99"} {
-			s.misbind(addr(a))
+			s.addWrongScope(addr(a))
 		}
-		if diff := cmp.Diff(set(addr("10.96.0.1"), addr("10.96.0.99")), s.observe(t).Misbound, byValue); diff != "" {
-			t.Errorf("misbound (-want +got):\n%s", diff)
+		if diff := cmp.Diff(set(addr("10.96.0.1"), addr("10.96.0.99")), s.observe(t).WrongScope, byValue); diff != "" {
+			t.Errorf("wrong scope (-want +got):\n%s", diff)
 		}
 		s.reach(t, want)
 	})

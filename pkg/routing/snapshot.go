@@ -10,7 +10,7 @@ import (
 // snapshot is what was read from the kernel, ours and foreign.
 type snapshot struct {
 	dummyLink bool
-	addresses []boundAddress // on DummyLink
+	addresses []dummyAddress // on DummyLink
 	rules     []rawRule
 	routes    []foundRoute // without those that the kernel added itself
 }
@@ -21,9 +21,9 @@ type foundRoute struct {
 	ours bool
 }
 
-type boundAddress struct {
-	prefix   netip.Prefix
-	misbound bool
+type dummyAddress struct {
+	prefix     netip.Prefix
+	wrongScope bool
 }
 
 // state selects what is ours: the dummy link with its addresses, and every rule and route
@@ -31,19 +31,19 @@ type boundAddress struct {
 // configuration or version has left.
 func (snap snapshot) state() State {
 	s := State{
-		DummyLink: snap.dummyLink,
-		Addresses: map[netip.Addr]struct{}{},
-		Misbound:  map[netip.Addr]struct{}{},
-		Rules:     map[Rule]struct{}{},
-		Routes:    make(map[Route]struct{}, len(snap.routes)),
+		DummyLink:  snap.dummyLink,
+		Addresses:  map[netip.Addr]struct{}{},
+		WrongScope: map[netip.Addr]struct{}{},
+		Rules:      map[Rule]struct{}{},
+		Routes:     make(map[Route]struct{}, len(snap.routes)),
 	}
 	for _, a := range snap.addresses {
 		switch {
 		case !a.prefix.IsSingleIP() || a.prefix.Addr().IsLinkLocalUnicast():
 			// The kernel adds fe80::/64 itself when the link is set up.
 			// Foreign networks on the link do not conflict with VIPs.
-		case a.misbound:
-			s.Misbound[a.prefix.Addr()] = struct{}{}
+		case a.wrongScope:
+			s.WrongScope[a.prefix.Addr()] = struct{}{}
 		default:
 			s.Addresses[a.prefix.Addr()] = struct{}{}
 		}

@@ -121,7 +121,7 @@ func (r Rule) action() string {
 	return fmt.Sprintf(" lookup %d", r.Table)
 }
 
-// Route is a unicast or local route or, only from Routes, one without a way.
+// Route is a unicast or local route or, only from Routes, a reject or throw route.
 type Route struct {
 	Family ip.Family
 	Table  int
@@ -130,21 +130,21 @@ type Route struct {
 	Via    netip.Addr   // invalid: on link
 	Src    netip.Addr   // preferred source; invalid: none
 	Local  bool         // type local
-	Ends   RouteEnd     // set only by Routes, without Link and Via
+	Type   RouteType    // 0: unicast or local; others only from Routes, without Link and Via
 	Metric int          // lower is preferred; 0 lets the kernel choose (IPv6: 1024)
 }
 
-// RouteEnd is what a route without a way does with a packet.
-type RouteEnd uint8
+// RouteType is the type of a route that forwards no packets.
+type RouteType uint8
 
 const (
-	Refuses    RouteEnd = iota + 1 // type blackhole, unreachable or prohibit: the packet is dropped
-	NextTables                     // type throw: the next policy rule decides
+	Reject RouteType = iota + 1 // blackhole, unreachable or prohibit: the packet is dropped
+	Throw                       // throw: the next policy rule decides
 )
 
-// ends are the types of routes without a way.
-var ends = map[int]RouteEnd{
-	unix.RTN_BLACKHOLE: Refuses, unix.RTN_UNREACHABLE: Refuses, unix.RTN_PROHIBIT: Refuses, unix.RTN_THROW: NextTables,
+// routeTypes maps the kernel's route types.
+var routeTypes = map[int]RouteType{
+	unix.RTN_BLACKHOLE: Reject, unix.RTN_UNREACHABLE: Reject, unix.RTN_PROHIBIT: Reject, unix.RTN_THROW: Throw,
 }
 
 func (r Route) String() string {
@@ -214,9 +214,9 @@ type State struct {
 	Addresses map[netip.Addr]struct{} // each as a host address on DummyLink
 	Rules     map[Rule]struct{}
 	Routes    map[Route]struct{}
-	// Misbound are addresses on DummyLink whose scope differs from the one that Apply sets;
+	// WrongScope are addresses on DummyLink whose scope differs from the one that Apply sets;
 	// kube-proxy leaves such addresses. Always empty in a desired state.
-	Misbound map[netip.Addr]struct{}
+	WrongScope map[netip.Addr]struct{}
 }
 
 // Op is what a Change does.

@@ -40,8 +40,8 @@ func (f found) String() string {
 }
 
 // route evaluates the policy rules in order. The first table with a route for the
-// destination decides; if that is a blackhole or the like, there is no way. doubt is set if an earlier rule could have matched but is not
-// fully known.
+// destination decides; if that is a reject route, there is no way. doubt is set if an earlier rule
+// could have matched but is not fully known.
 func (n *Node) route(q lookup) (way found, ok bool, doubt string) {
 	for i := 0; i < len(n.Rules); i++ {
 		rule := n.Rules[i]
@@ -53,8 +53,8 @@ func (n *Node) route(q lookup) (way found, ok bool, doubt string) {
 			i = n.target(i) - 1
 		case rule.Action == routing.Lookup:
 			switch route, ok := n.inTable(rule.Table, q.dst); {
-			case !ok, route.Ends == routing.NextTables:
-			case route.Ends == routing.Refuses:
+			case !ok, route.Type == routing.Throw:
+			case route.Type == routing.Reject:
 				return found{}, false, doubt
 			default:
 				return found{route, rule}, true, doubt

@@ -406,10 +406,10 @@ func TestGoto(t *testing.T) {
 	}
 }
 
-// TestRoutesWithoutWay: a blackhole for the pods of a node, as Calico writes it, drops packets
+// TestRejectRoutes: a blackhole for the pods of a node, as Calico writes it, drops packets
 // to a pod that has no route, although there is a default route. A throw goes on with the next
 // rule.
-func TestRoutesWithoutWay(t *testing.T) {
+func TestRejectRoutes(t *testing.T) {
 	pods := netip.MustParsePrefix("10.244.1.0/26")
 	n := newNode(t)
 	n.Rules = []routing.Rule{{Family: ip.IPv4, Priority: 100, Table: 100}, {Family: ip.IPv4, Priority: 32766, Table: 254}}
@@ -418,8 +418,8 @@ func TestRoutesWithoutWay(t *testing.T) {
 		want  bool
 	}{
 		"none":      {routing.Route{Family: ip.IPv4, Table: 254, Dst: netip.MustParsePrefix("10.0.0.0/8"), Link: "eth0"}, true},
-		"blackhole": {routing.Route{Family: ip.IPv4, Table: 254, Dst: pods, Ends: routing.Refuses}, false},
-		"throw":     {routing.Route{Family: ip.IPv4, Table: 100, Dst: pods, Ends: routing.NextTables}, true},
+		"blackhole": {routing.Route{Family: ip.IPv4, Table: 254, Dst: pods, Type: routing.Reject}, false},
+		"throw":     {routing.Route{Family: ip.IPv4, Table: 100, Dst: pods, Type: routing.Throw}, true},
 	} {
 		n.Routes = []routing.Route{{Family: ip.IPv4, Table: 254, Dst: netip.MustParsePrefix("0.0.0.0/0"), Link: "eth0"}, test.route}
 		if got, ok, _ := n.route(lookup{dst: netip.MustParseAddr("10.244.1.9"), in: "cali1"}); ok != test.want {
@@ -435,7 +435,7 @@ func TestUnroutableClient(t *testing.T) {
 	if x := Explain(n, ask("192.0.2.9", vip+":80")); x.Verdict.Outcome != Answered && x.Verdict.Outcome != "" {
 		t.Errorf("with a route: %s", x.Verdict)
 	}
-	n.Routes = append(n.Routes, routing.Route{Table: 254, Dst: netip.MustParsePrefix("192.0.2.0/24"), Ends: routing.Refuses})
+	n.Routes = append(n.Routes, routing.Route{Table: 254, Dst: netip.MustParsePrefix("192.0.2.0/24"), Type: routing.Reject})
 	if x := Explain(n, ask("192.0.2.9", vip+":80")); x.Verdict.Outcome != Dropped || !strings.Contains(x.Verdict.Reason, "no route to 192.0.2.9") {
 		t.Errorf("without: %s, enters by %q", x.Verdict, x.EntersBy)
 	}

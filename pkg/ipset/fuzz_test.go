@@ -1,6 +1,7 @@
 package ipset
 
 import (
+	"maps"
 	"net/netip"
 	"testing"
 
@@ -10,33 +11,48 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
 )
 
-// FuzzListings: a message of the kernel is parsed, or rejected with an error; a parsed
-// member can be formatted.
+// FuzzListings checks that a member that was parsed from a message of the kernel is the one
+// that is written to the kernel. Otherwise another member would be deleted.
 func FuzzListings(f *testing.F) {
-	member := entryAttr(HashIPPort, Entry{Addr: netip.MustParseAddr("10.96.0.1"), Port: 443, Protocol: ip.TCP}, 0)
-	list := nl.NewRtAttr(nl.IPSET_ATTR_ADT|nested, nil)
-	list.AddChild(member)
-	message := []byte{unix.AF_INET, 0, 0, 0}
-	for _, a := range []*nl.RtAttr{
-		nl.NewRtAttr(nl.IPSET_ATTR_SETNAME, nl.ZeroTerminated("KUBE-CLUSTER-IP")),
-		nl.NewRtAttr(nl.IPSET_ATTR_TYPENAME, nl.ZeroTerminated("hash:ip,port")),
-		nl.NewRtAttr(nl.IPSET_ATTR_FAMILY, []byte{unix.AF_INET}), list,
+	addr, addr2, prefix := netip.MustParseAddr("10.96.0.1"), netip.MustParseAddr("10.244.1.5"), netip.MustParsePrefix("10.0.0.0/8")
+	families := map[Type]byte{HashIP: unix.AF_INET, HashNet: unix.AF_INET, HashIPPort: unix.AF_INET, HashIPPortIP: unix.AF_INET, HashIPPortNet: unix.AF_INET}
+	var message []byte
+	for kind, e := range map[Type]Entry{
+		HashIP:        {Addr: addr},
+		HashNet:       {Net: prefix},
+		HashIPPort:    {Addr: addr, Port: 443, Protocol: ip.TCP},
+		HashIPPortIP:  {Addr: addr, Port: 443, Protocol: ip.UDP, Addr2: addr2},
+		HashIPPortNet: {Addr: addr, Port: 443, Protocol: ip.SCTP, Net: prefix},
+		BitmapPort:    {Port: 30080},
 	} {
-		message = append(message, a.Serialize()...)
+		list := nl.NewRtAttr(nl.IPSET_ATTR_ADT|nested, nil)
+		list.AddChild(entryAttr(kind, e, 0))
+		message = []byte{unix.AF_INET, 0, 0, 0}
+		for _, a := range []*nl.RtAttr{
+			nl.NewRtAttr(nl.IPSET_ATTR_SETNAME, nl.ZeroTerminated("KUBE-CLUSTER-IP")),
+			nl.NewRtAttr(nl.IPSET_ATTR_TYPENAME, nl.ZeroTerminated(string(kind))),
+			nl.NewRtAttr(nl.IPSET_ATTR_FAMILY, []byte{families[kind]}), list,
+		} {
+			message = append(message, a.Serialize()...)
+		}
+		if sets, err := parseListings([][]byte{message}); err != nil || len(sets) != 1 || !maps.Equal(sets[0].Entries, map[Entry]uint32{e: 0}) {
+			f.Fatalf("the seed of %s is read as %+v, %v", kind, sets, err)
+		}
+		f.Add(message, message)
 	}
-	if sets, err := parseListings([][]byte{message}); err != nil || len(sets) != 1 || len(sets[0].Entries) != 1 {
-		f.Fatalf("the seed is read as %+v, %v", sets, err)
-	}
-	f.Add(message, message)
 	f.Add(message[:20], []byte{})
-	f.Fuzz(func(_ *testing.T, first, second []byte) {
+	f.Fuzz(func(t *testing.T, first, second []byte) {
 		sets, err := parseListings([][]byte{first, second})
 		if err != nil {
 			return
 		}
 		for _, s := range sets {
-			for e := range s.Entries {
-				_ = e.String()
+			for e, mark := range s.Entries {
+				again := listing{Contents: Contents{Set: s.Set}}
+				err := again.parseMembers(entryAttr(s.Type, e, mark).Serialize())
+				if got, ok := again.Entries[e]; err != nil || !ok || got != mark {
+					t.Errorf("%s is read as %s, written as %v, %v", s.Type, withMark(e, mark), again.Entries, err)
+				}
 			}
 		}
 	})

@@ -48,7 +48,7 @@ func TestFiguresOfTheREADME(t *testing.T) {
 		}
 	}
 	if len(measurements) != len(want)+1 { // and the head of the table
-		t.Errorf("the README's table has %d rows, of which %d are compared", len(measurements)-1, len(want))
+		t.Errorf("the README's table has %d rows, %d are compared", len(measurements)-1, len(want))
 	}
 }
 

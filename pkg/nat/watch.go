@@ -22,10 +22,10 @@ type Watcher struct{}
 const watchBuffer = 4 << 20
 
 // Watch calls changed after another program has changed a chain, if concerns returns true for
-// the chain. A change adds or deletes rules or deletes the chain; of a base chain also its
-// creation and a new policy count. Any other new chain is reported only once it has rules. A
-// deleted table is passed to concerns as a chain without a name. Watch ignores changes of this process, which it
-// recognizes by the number of their transaction; the kernel announces that after the changes.
+// the chain. It reports rules that are added or deleted, and a deleted chain; of a base chain also
+// its creation and a new policy. A deleted table is passed to concerns as a chain without a name.
+// Watch ignores changes of this process, which it recognizes by the number of their transaction;
+// the kernel announces that after the changes.
 //
 // Watch calls changed first when it is subscribed, so that nothing between an earlier
 // read and the subscription is missed, and again when the kernel has dropped messages

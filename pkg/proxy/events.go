@@ -24,7 +24,7 @@ const (
 	reasonConflict     = "Conflict"     // another Service has precedence for a virtual server
 	reasonNodeConflict = "NodeConflict" // something on the node conflicts with Services
 
-	// kube-proxy's reason, for which alerts exist: a health check node port cannot be bound.
+	// A health check node port cannot be bound. kube-proxy uses the same reason.
 	reasonHealthCheck = "FailedToStartServiceHealthcheck"
 )
 

@@ -299,7 +299,7 @@ func (n *Netlink) Routes() ([]Route, error) {
 		if err != nil {
 			return nil, err
 		}
-		found, err := n.routesWith(names, func(r netlink.Route) bool { return forwards(r) || routeTypes[r.Type] != 0 })
+		found, err := n.routesWith(names, func(r netlink.Route) bool { return delivers(r) || routeTypes[r.Type] != 0 })
 		out := make([]Route, len(found))
 		for i, f := range found {
 			out[i] = f.Route

@@ -149,7 +149,7 @@ func (n *Netlink) routes() ([]foundRoute, error) {
 	if err != nil {
 		return nil, err
 	}
-	notByKernel := func(r netlink.Route) bool { return r.Protocol != unix.RTPROT_KERNEL && forwards(r) }
+	notByKernel := func(r netlink.Route) bool { return r.Protocol != unix.RTPROT_KERNEL && delivers(r) }
 	return n.routesWith(names, notByKernel)
 }
 
@@ -179,7 +179,7 @@ func (n *Netlink) routesWith(names map[int]string, wanted func(netlink.Route) bo
 	return out, nil
 }
 
-func forwards(r netlink.Route) bool { return r.Type == unix.RTN_UNICAST || r.Type == unix.RTN_LOCAL }
+func delivers(r netlink.Route) bool { return r.Type == unix.RTN_UNICAST || r.Type == unix.RTN_LOCAL }
 
 // dumpRoutes converts each route while it is read: the library's are four times as large.
 func (n *Netlink) dumpRoutes(f ip.Family, names map[int]string, wanted func(netlink.Route) bool) ([]foundRoute, error) {
@@ -202,8 +202,8 @@ func (n *Netlink) dumpRoutes(f ip.Family, names map[int]string, wanted func(netl
 	return out, unknown
 }
 
-// convert returns a route for each next hop whose link is up, or one reject or throw route. An unknown link means that the links changed after
-// they were read.
+// convert returns a route for each next hop whose link is up, or one reject or throw route. An
+// unknown link means that the links changed after they were read.
 func convert(f ip.Family, r netlink.Route, names map[int]string) ([]foundRoute, error) {
 	dst := prefix(r.Dst)
 	if !dst.IsValid() {

@@ -134,7 +134,7 @@ type Route struct {
 	Metric int          // lower is preferred; 0 lets the kernel choose (IPv6: 1024)
 }
 
-// RouteType is the type of a route that forwards no packets.
+// RouteType is the type of a route that delivers no packets.
 type RouteType uint8
 
 const (

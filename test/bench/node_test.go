@@ -226,8 +226,8 @@ func (r *run) fullConntrack(count int) {
 	r.put(FullConntrack, Percentile(used, 0.5))
 }
 
-// moveDNS gives the DNS Service another endpoint and waits until it is programmed and the
-// program has nothing more to do.
+// moveDNS changes the endpoint of the DNS Service. It returns when the new one is programmed and
+// the proxy is idle.
 func (r *run) moveDNS(tp *tap, address netip.Addr) {
 	r.t.Helper()
 	slicesOfDNS := r.api.client.DiscoveryV1().EndpointSlices(metav1.NamespaceSystem)

@@ -28,7 +28,7 @@ var (
 	OneTail       = Measure{"One endpoint changed, 99th percentile", "ms", "Of 1,000 changes; of kube-proxy, whose changes take seconds, of few: then it is the worst."}
 	OneWorst      = Measure{"One endpoint changed, 99.9th percentile", "ms", "Of 1,000 changes. No check, resync or pod churn is under way."}
 	OneDisturbed  = Measure{"The same, 99.9th percentile, beside checks and pod churn", "ms", "Of 1,000 changes, while a pod starts and another one ends every second, and the whole state and the rules are compared every 10 s."}
-	PodStart      = Measure{"A pod starts: processor time", "ms", "All of the process, a part of which is on the loop. The kernel's own for the process is included."}
+	PodStart      = Measure{"A pod starts: processor time", "ms", "CPU time of the whole process, in user space and in the kernel. The loop uses a part of it."}
 	ManyEndpoints = Measure{"One endpoint changed in a Service of 5,000: processor time", "ms", "Of 20 changes, one after the other; draining the old endpoint is included."}
 	FullConntrack = Measure{"A UDP endpoint changed beside 262,144 conntrack entries: processor time", "ms", "The median of 5 changes. The kernel's search of the table is included, and what the process does in the 2 s after it."}
 	ChangeCPU     = Measure{"Processor time of one change", "ms", "Of the changes of the rolling restart, many at once."}

@@ -58,7 +58,8 @@ func (s *Source) Load(ctx context.Context, sink source.Sink) error {
 }
 
 // Run delivers the folder's content, calls Synced, and delivers changes until the
-// context ends. It returns an error if the folder cannot be read at the start. It logs each error once, as long as it persists.
+// context ends. It returns an error if the folder cannot be read at the start. It logs each
+// error once, as long as it persists.
 func (s *Source) Run(ctx context.Context, sink source.Sink) error {
 	w, err := watch.NewFolder(s.dir)
 	if err != nil {

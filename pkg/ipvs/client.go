@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math"
 	"net/netip"
+	"slices"
 	"sync"
 
 	"golang.org/x/sys/unix"
@@ -25,8 +26,8 @@ const flagHashed Flags = 0x2
 // succeed or fail with an errno. client adds all further guarantees, for Netlink and Fake
 // alike.
 type raw interface {
-	// services lists the virtual servers, without their real servers.
-	services() (map[Key]VirtualServer, error)
+	// services lists the virtual servers, without their real servers, in the kernel's order.
+	services() ([]listed, error)
 	// destinations lists the real servers of one virtual server. For a missing virtual
 	// server it returns an empty list, not an error.
 	destinations(Key) ([]destination, error)
@@ -42,6 +43,12 @@ type raw interface {
 	timeouts() (Timeouts, error)
 	setTimeouts(Timeouts) error
 	close()
+}
+
+// listed is a virtual server without its real servers.
+type listed struct {
+	Key
+	VirtualServer
 }
 
 // destination is a real server and the connections to it.
@@ -89,7 +96,7 @@ func (c *client) isLimited(key Key) bool {
 	return limited
 }
 
-func (c *client) services() (map[Key]VirtualServer, error) {
+func (c *client) services() ([]listed, error) {
 	c.reading.Lock()
 	defer c.reading.Unlock()
 	return c.raw.services()
@@ -133,14 +140,14 @@ func (c *client) observe() (State, error) {
 	}
 	list := c.list(services)
 	state := make(State, len(services))
-	for key, vs := range services {
-		dests, listed := list[key]
-		if !listed || c.isLimited(key) {
-			if dests, err = c.realServers(key); err != nil {
-				return nil, fmt.Errorf("list real servers of %s: %w", key, err)
+	for i, s := range services {
+		dests, complete := list[s.Key]
+		if !complete || c.isLimited(s.Key) {
+			if dests, err = c.realServers(s.Key); err != nil {
+				return nil, fmt.Errorf("list real servers of %s: %w", s.Key, err)
 			}
 		}
-		state[key] = Service{VirtualServer: vs, RealServers: dests}
+		state[s.Key] = Service{VirtualServer: s.VirtualServer, RealServers: dests, Place: uint32(i + 1)}
 	}
 	return state, nil
 }
@@ -153,7 +160,7 @@ const maxListed = 10_000
 // list reads the real servers of as many virtual servers as the kernel lists together;
 // the others are requested one by one. If all are IPv4 it lists nothing, because single
 // requests are cheap.
-func (c *client) list(services map[Key]VirtualServer) map[Key]map[netip.AddrPort]RealServer {
+func (c *client) list(services []listed) map[Key]map[netip.AddrPort]RealServer {
 	if len(services) > maxListed || !hasIPv6(services) {
 		return nil
 	}
@@ -166,13 +173,8 @@ func (c *client) list(services map[Key]VirtualServer) map[Key]map[netip.AddrPort
 	return list
 }
 
-func hasIPv6(services map[Key]VirtualServer) bool {
-	for key := range services {
-		if key.Family() == ip.IPv6 {
-			return true
-		}
-	}
-	return false
+func hasIPv6(services []listed) bool {
+	return slices.ContainsFunc(services, func(s listed) bool { return s.Family() == ip.IPv6 })
 }
 
 // RealServers reads the real servers of one virtual server, without retrying. A missing

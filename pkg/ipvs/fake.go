@@ -1,6 +1,7 @@
 package ipvs
 
 import (
+	"cmp"
 	"maps"
 	"math"
 	"net/netip"
@@ -71,12 +72,14 @@ type fakeKernel struct {
 	mu        sync.Mutex
 	vs        map[Key]fakeService
 	ipv4Count int // number of vs
+	added     int // number of virtual servers ever added
 	limits    Timeouts
 }
 
 type fakeService struct {
 	VirtualServer
-	dests map[netip.AddrPort]destination
+	dests  map[netip.AddrPort]destination
+	number int // 1 for the first virtual server that was added
 }
 
 func (k *fakeKernel) close() {}
@@ -93,16 +96,18 @@ func (k *fakeKernel) state() State {
 	return state
 }
 
-func (k *fakeKernel) services() (map[Key]VirtualServer, error) {
+// services lists the newest virtual server first, as the kernel does in each bucket of its table.
+func (k *fakeKernel) services() ([]listed, error) {
 	if err := k.fake.OnRead(); err != nil {
 		return nil, err
 	}
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	services := make(map[Key]VirtualServer, len(k.vs))
+	services := make([]listed, 0, len(k.vs))
 	for key, service := range k.vs {
-		services[key] = service.VirtualServer
+		services = append(services, listed{key, service.VirtualServer})
 	}
+	slices.SortFunc(services, func(a, b listed) int { return cmp.Compare(k.vs[b.Key].number, k.vs[a.Key].number) })
 	return services, nil
 }
 
@@ -199,7 +204,8 @@ func (k *fakeKernel) virtualServer(c Change) error {
 		return unix.ENOENT
 	}
 	if !exists {
-		service.dests = map[netip.AddrPort]destination{}
+		k.added++
+		service.dests, service.number = map[netip.AddrPort]destination{}, k.added
 		if c.Key.Family() == ip.IPv4 {
 			k.ipv4Count++
 		}

@@ -33,7 +33,8 @@ func FuzzReplies(f *testing.F) {
 		if err != nil {
 			return
 		}
-		for key, vs := range services {
+		for _, s := range services {
+			key, vs := s.Key, s.VirtualServer
 			if vs.Flags&flagHashed != 0 {
 				t.Errorf("%s has the internal flag IP_VS_SVC_F_HASHED", key)
 			}

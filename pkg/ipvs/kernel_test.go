@@ -218,7 +218,7 @@ func TestServicesByOption(t *testing.T) {
 	}
 	for _, room := range []int{1, spareServices, len(want), len(want) + 1} {
 		got, err := s.options.servicesIn(room)
-		if err != nil || !maps.Equal(got, dumped) {
+		if err != nil || !slices.Equal(got, dumped) {
 			t.Errorf("with room for %d: %d virtual servers, want %d: %v", room, len(got), len(dumped), err)
 		}
 	}

@@ -140,7 +140,7 @@ func (s *socket) call(request func(*ipvs.Handle) error) error {
 
 // services uses the socket option, which returns only IPv4, if the kernel has no IPv6
 // virtual server.
-func (s *socket) services() (map[Key]VirtualServer, error) {
+func (s *socket) services() ([]listed, error) {
 	if s.noIPv6.Load() || onlyIPv4(s.options.count, moduleUsers) {
 		if services, err := s.options.services(); err == nil {
 			return services, nil
@@ -155,7 +155,7 @@ func (s *socket) services() (map[Key]VirtualServer, error) {
 	return services, err
 }
 
-func (s *socket) dumpServices() (map[Key]VirtualServer, error) {
+func (s *socket) dumpServices() ([]listed, error) {
 	var list []*ipvs.Service
 	err := s.call(func(h *ipvs.Handle) (err error) {
 		list, err = h.GetServices()
@@ -167,18 +167,18 @@ func (s *socket) dumpServices() (map[Key]VirtualServer, error) {
 	return readServices(list)
 }
 
-func readServices(list []*ipvs.Service) (map[Key]VirtualServer, error) {
-	services := make(map[Key]VirtualServer, len(list))
+func readServices(list []*ipvs.Service) ([]listed, error) {
+	services := make([]listed, 0, len(list))
 	for _, service := range list {
 		key, err := keyOf(service)
 		if err != nil {
 			return nil, err
 		}
-		services[key] = VirtualServer{
+		services = append(services, listed{key, VirtualServer{
 			Scheduler: service.SchedName,
 			Flags:     Flags(service.Flags) &^ flagHashed,
 			Timeout:   service.Timeout,
-		}
+		}})
 	}
 	return services, nil
 }

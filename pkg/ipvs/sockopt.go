@@ -106,7 +106,7 @@ const spareServices = 64
 
 // services lists the IPv4 virtual servers. As in destinations, a full answer may be
 // incomplete.
-func (c *control) services() (map[Key]VirtualServer, error) {
+func (c *control) services() ([]listed, error) {
 	n, err := c.count()
 	if err != nil {
 		return nil, err
@@ -114,7 +114,7 @@ func (c *control) services() (map[Key]VirtualServer, error) {
 	return c.servicesIn(n + spareServices)
 }
 
-func (c *control) servicesIn(room int) (map[Key]VirtualServer, error) {
+func (c *control) servicesIn(room int) ([]listed, error) {
 	for ; ; room *= 2 {
 		request := make([]byte, listedHead+room*listedSize)
 		binary.NativeEndian.PutUint32(request[listedNumber:], uint32(room))
@@ -128,8 +128,8 @@ func (c *control) servicesIn(room int) (map[Key]VirtualServer, error) {
 }
 
 // readServiceEntries parses entries up to the first one that the kernel did not fill.
-func readServiceEntries(b []byte) map[Key]VirtualServer {
-	services := make(map[Key]VirtualServer, len(b)/listedSize)
+func readServiceEntries(b []byte) []listed {
+	services := make([]listed, 0, len(b)/listedSize)
 	for ; len(b) >= listedSize; b = b[listedSize:] {
 		key := Key{
 			Protocol: ip.Protocol(binary.NativeEndian.Uint16(b[listedProtocol:])),
@@ -141,11 +141,11 @@ func readServiceEntries(b []byte) map[Key]VirtualServer {
 		} else if key.Protocol == 0 {
 			break
 		}
-		services[key] = VirtualServer{
+		services = append(services, listed{key, VirtualServer{
 			Scheduler: schedulerName(b[listedScheduler:listedFlags]),
 			Flags:     Flags(binary.NativeEndian.Uint32(b[listedFlags:])) &^ flagHashed,
 			Timeout:   binary.NativeEndian.Uint32(b[listedTimeout:]),
-		}
+		}})
 	}
 	return services
 }

@@ -76,6 +76,9 @@ type RealServer struct {
 type Service struct {
 	VirtualServer
 	RealServers map[netip.AddrPort]RealServer
+	// Place is the virtual server's place in the kernel's list, from 1. The kernel deletes all
+	// virtual servers in this order. It is 0 if unknown.
+	Place uint32
 }
 
 // State is all of IPVS in one network namespace, or a part of it.

@@ -242,7 +242,9 @@ func (r *Reconciler) clearCachedServer(s *server) {
 	}
 	r.realServers -= len(s.cached.reals)
 	r.undrainAll(s.key)
+	place := s.cached.place
 	r.servers.clearCached(s)
+	s.cached.place = place
 }
 
 // setCachedRealServer records that the kernel has a real server.

@@ -234,6 +234,7 @@ func (d *resync) compareMember(m *member) {
 func (d *resync) takeServer(key ipvs.Key, is ipvs.Service) {
 	s := d.servers.get(key)
 	if s.written || s.exists && s.cached.VirtualServer == is.VirtualServer && s.cached.equals(is.RealServers) {
+		s.cached.place = is.Place
 		return
 	}
 	if !s.exists {

@@ -201,3 +201,45 @@ func TestResyncInSteps(t *testing.T) {
 		t.Errorf("%d differences found, the damage did little", found)
 	}
 }
+
+// TestRepairFollowsTheListBackwards deletes all virtual servers, as `ipvsadm -C` does, and
+// expects the last ones in the kernel's list to be added first: so the list is as before.
+func TestRepairFollowsTheListBackwards(t *testing.T) {
+	w := newWorld(t)
+	var services []service.Service
+	for n := range 50 {
+		services = append(services, clusterIP(fmt.Sprintf("s%d", n), fmt.Sprintf("10.96.1.%d", n+1), "192.0.2.1:80", "192.0.2.2:80"))
+	}
+	w.start(services...)
+	places := func() map[ipvs.Key]uint32 {
+		state, err := w.IPVS.Observe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		places := map[ipvs.Key]uint32{}
+		for key, s := range state {
+			places[key] = s.Place
+		}
+		return places
+	}
+	if differences, err := w.observe(); differences != 0 || err != nil {
+		t.Fatalf("%d differences after the start: %v", differences, err)
+	}
+	before := places()
+	for range 2 {
+		var deleted []ipvs.Change
+		for key := range before {
+			deleted = append(deleted, ipvs.Change{Op: ipvs.DeleteVirtualServer, Key: key})
+		}
+		w.IPVS.Apply(deleted)
+		if differences, err := w.observe(); differences < len(services) || err != nil {
+			t.Fatalf("%d differences after the deletion: %v", differences, err)
+		}
+		if problems := w.reconciler.Flush(); len(problems) > 0 {
+			t.Fatal(problems.Err())
+		}
+		if after := places(); !maps.Equal(before, after) {
+			t.Fatalf("the list has another order:\n%v, before\n%v", after, before)
+		}
+	}
+}

@@ -24,7 +24,8 @@ type endpoint = plan.Endpoint
 type cachedServer struct {
 	ipvs.VirtualServer
 	reals  []endpoint
-	shared bool // reals is also the list of the desired state: copy it before a change
+	shared bool   // reals is also the list of the desired state: copy it before a change
+	place  uint32 // see ipvs.Service, kept when the virtual server is deleted
 }
 
 func compareDest(addr netip.Addr, port uint16, dest netip.AddrPort) int {
@@ -56,7 +57,7 @@ func (w *wantedServer) is(dest netip.AddrPort, any plan.EndpointIs) bool {
 
 // newCached converts an observed virtual server.
 func newCached(s ipvs.Service) cachedServer {
-	a := cachedServer{VirtualServer: s.VirtualServer}
+	a := cachedServer{VirtualServer: s.VirtualServer, place: s.Place}
 	if len(s.RealServers) == 0 {
 		return a
 	}

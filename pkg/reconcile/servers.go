@@ -18,7 +18,7 @@ import (
 // only once that has its endpoints and no others.
 func (f *flush) flushServers() {
 	var fwmarked, grow, shrink []ipvs.Change
-	for s := range f.servers.allDirty() {
+	for _, s := range f.dirtyServers() {
 		want, desired := f.desiredIn(s)
 		if !desired {
 			continue // left to deleteServers
@@ -48,6 +48,19 @@ func (f *flush) flushServers() {
 	f.applyServers(shrink)
 	f.deleteLocalMembers()
 	f.applyServers(f.retirements())
+}
+
+// dirtyServers returns the dirty virtual servers, those last in the kernel's list first.
+//
+// The kernel keeps each deleted real server for two minutes or more, and looks each added one up
+// among them, from the last deleted to the first (ip_vs_trash_get_dest in
+// net/netfilter/ipvs/ip_vs_ctl.c). If all virtual servers were deleted, in the order of the
+// list, each look-up in this order ends at the first entry. In another order the
+// look-ups take time that grows with the square of the number of real servers.
+func (f *flush) dirtyServers() []*server {
+	dirty := slices.Collect(f.servers.allDirty())
+	slices.SortStableFunc(dirty, func(a, b *server) int { return cmp.Compare(b.cached.place, a.cached.place) })
+	return dirty
 }
 
 // serverChanges compares one virtual server. A stale TCP real server drains first: with
@@ -183,7 +196,9 @@ func (f *flush) serverDone(c ipvs.Change) {
 	switch c.Op {
 	case ipvs.AddVirtualServer, ipvs.UpdateVirtualServer:
 		delete(f.unsure, c.Key)
-		f.setCachedServer(s, cachedServer{c.VirtualServer, s.cached.reals, s.cached.shared})
+		is := s.cached
+		is.VirtualServer = c.VirtualServer
+		f.setCachedServer(s, is)
 	case ipvs.DeleteVirtualServer:
 		delete(f.unsure, c.Key)
 		f.clearCachedServer(s)

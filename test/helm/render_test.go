@@ -99,11 +99,12 @@ func TestValues(t *testing.T) {
 		{[]string{"affinity.nodeAffinity.x=y"}, "daemonset.yaml", []string{"affinity:\n        nodeAffinity:"}},
 		{[]string{"extraEnv[0].name=GOGC", "extraEnv[0].value=off", "extraArgs={--v=4}", "hostPID=true"}, "daemonset.yaml", []string{"name: GOGC", `- "--v=4"`, "hostPID: true"}},
 		{[]string{"proxy.metricsBindAddress=0.0.0.0:9999"}, "daemonset.yaml", []string{"containerPort: 9999"}},
-		{nil, "daemonset.yaml", []string{`httpGet: {path: /livez, port: 10266, host: "127.0.0.1"}`, `httpGet: {path: /readyz, port: 10266, host: "127.0.0.1"}`}},
+		{nil, "daemonset.yaml", []string{"- name: probes\n              containerPort: 10266\n", `httpGet: {path: /livez, port: probes, host: "127.0.0.1"}`, `httpGet: {path: /readyz, port: probes, host: "127.0.0.1"}`}},
+		{[]string{"containerPorts=false"}, "daemonset.yaml", []string{`{path: /livez, port: 10266, host: "127.0.0.1"}`, `{path: /readyz, port: 10266, host: "127.0.0.1"}`}},
 		// With another port, a fixed one would end the process again and again.
-		{[]string{"ipvs.probeBindAddress=127.0.0.2:10300"}, "daemonset.yaml", []string{`{path: /livez, port: 10300, host: "127.0.0.2"}`, `{path: /readyz, port: 10300, host: "127.0.0.2"}`}},
-		{[]string{"ipvs.probeBindAddress=0.0.0.0:10300"}, "daemonset.yaml", []string{`{path: /livez, port: 10300, host: "127.0.0.1"}`}},
-		{[]string{`ipvs.probeBindAddress=\[fd00::1\]:10300`}, "daemonset.yaml", []string{`{path: /livez, port: 10300, host: "fd00::1"}`}},
+		{[]string{"ipvs.probeBindAddress=127.0.0.2:10300"}, "daemonset.yaml", []string{"containerPort: 10300\n", `{path: /livez, port: probes, host: "127.0.0.2"}`, `{path: /readyz, port: probes, host: "127.0.0.2"}`}},
+		{[]string{"ipvs.probeBindAddress=0.0.0.0:10300"}, "daemonset.yaml", []string{"containerPort: 10300\n", `{path: /livez, port: probes, host: "127.0.0.1"}`}},
+		{[]string{`ipvs.probeBindAddress=\[fd00::1\]:10300`}, "daemonset.yaml", []string{"containerPort: 10300\n", `{path: /livez, port: probes, host: "fd00::1"}`}},
 		{[]string{"proxy.metricsBindAddress=0.0.0.0:9999", "metrics.podMonitor.enabled=true", "metrics.podMonitor.labels.release=p"}, "monitoring.yaml", []string{"kind: PodMonitor", "port: metrics", "release: p"}},
 		{[]string{"metrics.prometheusRule.enabled=true"}, "monitoring.yaml", []string{"kind: PrometheusRule", "alert: KubeIPVSDown", "{{ $labels.instance }}"}},
 		{[]string{"metrics.dashboard.enabled=true"}, "monitoring.yaml", []string{"name: kube-ipvs-dashboard", `grafana_dashboard: "1"`, `"uid": "kube-ipvs"`}},
@@ -211,9 +212,9 @@ func TestLabelsAreStrings(t *testing.T) {
 	}
 }
 
-// TestProbesAreOff: without a port for probes there are none.
+// TestProbesAreOff: without a port for probes there are none, and none is declared.
 func TestProbesAreOff(t *testing.T) {
-	if text := mustRender(t, "ipvs.probeBindAddress=")["daemonset.yaml"]; strings.Contains(text, "Probe:") {
+	if text := mustRender(t, "ipvs.probeBindAddress=")["daemonset.yaml"]; strings.Contains(text, "Probe:") || strings.Contains(text, "name: probes") {
 		t.Errorf("probes of no port:\n%s", text)
 	}
 }

@@ -72,19 +72,27 @@ A map of labels or annotations, or of the nodes' labels: the API takes only stri
 {{- default "10249" (regexFind "[0-9]+$" $port) -}}
 {{- end -}}
 
-{{/* Port and host of the probes, which are those of ipvs.probeBindAddress; empty if it is. */}}
-{{- define "kube-ipvs.probeAt" -}}
-{{- $address := "127.0.0.1:10266" -}}
+{{- define "kube-ipvs.probeAddress" -}}
 {{- if hasKey .Values.ipvs "probeBindAddress" -}}
-{{- $address = .Values.ipvs.probeBindAddress -}}
+{{- .Values.ipvs.probeBindAddress -}}
+{{- else -}}
+127.0.0.1:10266
 {{- end -}}
-{{- with $address -}}
-{{- $port := regexFind "[0-9]+$" . -}}
-{{- $host := trimSuffix (printf ":%s" $port) . | trimAll "[]" -}}
+{{- end -}}
+
+{{/* Number of the probes' port; empty if ipvs.probeBindAddress is. */}}
+{{- define "kube-ipvs.probePort" -}}
+{{- regexFind "[0-9]+$" (include "kube-ipvs.probeAddress" .) -}}
+{{- end -}}
+
+{{/* Port and host of the probes; empty if ipvs.probeBindAddress is. */}}
+{{- define "kube-ipvs.probeAt" -}}
+{{- with include "kube-ipvs.probePort" . -}}
+{{- $host := trimSuffix (printf ":%s" .) (include "kube-ipvs.probeAddress" $) | trimAll "[]" -}}
 {{- if or (eq $host "0.0.0.0") (eq $host "::") -}}
 {{- $host = "127.0.0.1" -}}
 {{- end -}}
-port: {{ $port }}, host: {{ $host | quote }}
+port: {{ ternary "probes" . $.Values.containerPorts }}, host: {{ $host | quote }}
 {{- end -}}
 {{- end -}}
 

@@ -3,6 +3,7 @@ package docs
 import (
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -56,5 +57,31 @@ func TestDependabotKnowsTheModules(t *testing.T) {
 	}
 	if found < 5 {
 		t.Errorf("found %d modules", found)
+	}
+}
+
+// TestWorkflowsArePinned checks that each action and each container of a workflow has a
+// digest, which cannot be moved as a tag can.
+func TestWorkflowsArePinned(t *testing.T) {
+	files, err := filepath.Glob("../.github/workflows/*")
+	if err != nil || len(files) == 0 {
+		t.Fatalf("found %d workflows: %v", len(files), err)
+	}
+	foreign := regexp.MustCompile(`(?m)^[ -]*(?:uses|container|image): *([^\s{]+)`)
+	pinned := regexp.MustCompile(`@([0-9a-f]{40}|sha256:[0-9a-f]{64})$`)
+	for _, file := range files {
+		text, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		found := foreign.FindAllStringSubmatch(string(text), -1)
+		if len(found) == 0 {
+			t.Errorf("%s: no action found", file)
+		}
+		for _, match := range found {
+			if !pinned.MatchString(match[1]) && !strings.HasPrefix(match[1], "./") {
+				t.Errorf("%s: %s has no digest", file, match[1])
+			}
+		}
 	}
 }

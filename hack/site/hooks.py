@@ -1,5 +1,6 @@
-"""Links of the pages, for mkdocs: what stands outside of docs/ is linked to in the
-repository, and what is in docs/ but is no page or picture too."""
+"""What mkdocs needs to show the pages as GitHub does: links to what stands outside of
+docs/, or is no page or picture, lead to the repository; lists are indented as its
+Markdown needs it."""
 
 import os
 import re
@@ -8,6 +9,8 @@ from mkdocs.exceptions import PluginError
 
 SECTION = re.compile(r"^## ([^:]+)")  # "Guides: do something" is "Guides" in the navigation
 CHECKBOX = re.compile(r"^(\s*- )\[ \]", re.MULTILINE)  # mkdocs has none
+ITEM = re.compile(r" *(?:[-*]|\d+\.) +")
+LOST_ITEM = re.compile(r"^\s*(?:[-*]|\d+\.) .*", re.MULTILINE)
 LINK = re.compile(r"(\]\()([^)\s#]+)(#[^)\s]*)?(\))")
 
 
@@ -65,4 +68,42 @@ def on_page_markdown(markdown, page, config, files):
         url = "%s/%s/main/%s" % (config["repo_url"].rstrip("/"), kind, os.path.relpath(absolute, top))
         return match.group(1) + url + (match.group(3) or "") + match.group(4)
 
-    return LINK.sub(link, CHECKBOX.sub("\\1☐", markdown))
+    return LINK.sub(link, nest(CHECKBOX.sub("\\1☐", markdown)))
+
+
+def nest(markdown):
+    """Indents what is in a list item by four spaces a level, where GitHub wants no more
+    than the width of the item's marker; and separates an item from one of several
+    paragraphs."""
+    lines, levels, fenced, blank, paragraphs = [], [], False, False, False
+    for line in markdown.split("\n"):
+        indent = len(line) - len(line.lstrip(" "))
+        if not line.strip():
+            lines.append(line)
+            blank = paragraphs = True
+            continue
+        if line.lstrip().startswith("```"):
+            fenced = not fenced
+        item = None if fenced else ITEM.match(line)
+        if item and levels and paragraphs and not blank:
+            lines.append("")
+        while levels and indent < levels[-1] and (item or blank) and not fenced:
+            levels.pop()
+        base = levels[-1] if levels else 0
+        if indent >= base:
+            lines.append(" " * (4 * len(levels) - base) + line)
+        else:
+            lines.append(line)
+        if item and indent - base < 4:
+            levels.append(len(item.group(0)))
+            paragraphs = False
+        blank = False
+    return "\n".join(lines)
+
+
+def on_page_content(html, page, config, files):
+    """Fails if a list item is shown as text."""
+    text = re.sub(r"<pre>.*?</pre>", "", html, flags=re.DOTALL)
+    if lost := LOST_ITEM.search(text):
+        raise PluginError("%s: not shown as a list: %s" % (page.file.src_path, lost.group(0)))
+    return html

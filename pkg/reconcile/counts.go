@@ -16,13 +16,19 @@ const fullCheckCalls = 20 * 60
 // minChecked is the minimum number of virtual servers that one spot check checks.
 const minChecked = 4
 
-// spotCheckDiffers reports whether a cheap check finds the kernel different from the cached
-// state. It compares the number of IPv4 virtual servers, the number of members of the small
+// spotCheckDiffers returns the parts of the kernel that a cheap check finds different from the
+// cached state. If only virtual servers differ, sets need not be read. It compares the number of IPv4 virtual servers, the number of members of the small
 // sets and of one large set, one member of each large set, and the real servers of a few
 // virtual servers, different ones with each call. What cannot be read counts as equal. It must not
 // be called during an observation or a resync.
-func (r *Reconciler) spotCheckDiffers() bool {
-	return r.serversMissing() || r.membersMissing() || r.realServersDiffer()
+func (r *Reconciler) spotCheckDiffers() extent {
+	switch {
+	case r.membersMissing():
+		return state
+	case r.serversMissing() || r.realServersDiffer():
+		return extent{servers: true}
+	}
+	return extent{}
 }
 
 func (r *Reconciler) serversMissing() bool {

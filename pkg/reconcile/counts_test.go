@@ -19,33 +19,34 @@ func TestSuspicious(t *testing.T) {
 	k := key(ip.TCP, "10.96.0.1:80")
 	clusterIPs := ipset.Set{Name: string(plan.ClusterIP), Type: ipset.HashIPPort, Family: ip.IPv4}
 	for name, tc := range map[string]struct {
-		damage func(*world)
-		within int // calls
+		damage  func(*world)
+		within  int // calls
+		differs extent
 	}{
 		"a virtual server is deleted": {func(w *world) {
 			w.IPVS.Apply([]ipvs.Change{{Op: ipvs.DeleteVirtualServer, Key: k}})
-		}, 1},
+		}, 1, extent{servers: true}},
 		"a virtual server is added": {func(w *world) {
 			w.IPVS.Apply([]ipvs.Change{{Op: ipvs.AddVirtualServer, Key: key(ip.TCP, "192.0.2.1:1"), VirtualServer: ipvs.VirtualServer{Scheduler: "rr"}}})
-		}, 1},
+		}, 1, extent{servers: true}},
 		"a member is deleted": {func(w *world) {
 			w.IPSet.Apply([]ipset.Change{{Op: ipset.DeleteEntry, Set: clusterIPs, Entry: entryOf(k)}})
-		}, 1},
+		}, 1, state},
 		"a set is destroyed": {func(w *world) {
 			w.NAT[ip.IPv4].Apply(nil)
 			w.IPSet.Apply([]ipset.Change{{Op: ipset.DestroySet, Set: clusterIPs}})
-		}, 1},
+		}, 1, state},
 		"a real server is deleted": {func(w *world) {
 			w.IPVS.Apply([]ipvs.Change{{Op: ipvs.DeleteRealServer, Key: k, Dest: dest}})
-		}, 30},
+		}, 30, extent{servers: true}},
 		"a weight is changed": {func(w *world) {
 			w.IPVS.Apply([]ipvs.Change{{Op: ipvs.UpdateRealServer, Key: k, Dest: dest, RealServer: ipvs.RealServer{Weight: 9}}})
-		}, 30},
+		}, 30, extent{servers: true}},
 		"those of IPv6 are gone": {func(w *world) {
 			for i := range 20 {
 				w.IPVS.Apply([]ipvs.Change{{Op: ipvs.DeleteVirtualServer, Key: key(ip.TCP, fmt.Sprintf("[fd00:96::%d]:80", i+1))}})
 			}
-		}, 12},
+		}, 12, extent{servers: true}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			w := newWorld(t)
@@ -61,13 +62,16 @@ func TestSuspicious(t *testing.T) {
 			w.IPVS.SetConnections(key(ip.TCP, "10.96.0.2:80"), dest, ipvs.Connections{})
 			w.drain()
 			for range 30 {
-				if w.reconciler.spotCheckDiffers() {
+				if w.reconciler.spotCheckDiffers() != (extent{}) {
 					t.Fatal("suspects what we wrote ourselves")
 				}
 			}
 			tc.damage(w)
 			for range tc.within {
-				if w.reconciler.spotCheckDiffers() {
+				if got := w.reconciler.spotCheckDiffers(); got != (extent{}) {
+					if got != tc.differs {
+						t.Errorf("%+v differs, want %+v", got, tc.differs)
+					}
 					return
 				}
 			}
@@ -98,7 +102,7 @@ func TestLargeSetsSuspicious(t *testing.T) {
 		t.Fatalf("%d large sets, want 2 or more", large)
 	}
 	for range 2 * large {
-		if w.reconciler.spotCheckDiffers() {
+		if w.reconciler.spotCheckDiffers() != (extent{}) {
 			t.Fatal("suspects what we wrote ourselves")
 		}
 	}
@@ -114,14 +118,14 @@ func TestLargeSetsSuspicious(t *testing.T) {
 		}
 		w.IPSet.Apply(changes[:1])
 		seen := 0
-		for seen < large && !w.reconciler.spotCheckDiffers() {
+		for seen < large && w.reconciler.spotCheckDiffers() == (extent{}) {
 			seen++
 		}
 		if seen == large {
 			t.Errorf("a deleted member of %s was not noticed in %d spot checks", name, large)
 		}
 		w.IPSet.Apply(changes)
-		if !w.reconciler.spotCheckDiffers() {
+		if w.reconciler.spotCheckDiffers() == (extent{}) {
 			t.Errorf("the emptied set %s was not noticed at once", name)
 		}
 		for i, c := range changes {

@@ -20,12 +20,21 @@ import (
 
 // extent says what an observation reads. Sysctls are always read.
 type extent struct {
-	state   bool // virtual servers and sets
+	servers bool // virtual servers
+	sets    bool // only together with virtual servers: members prove which of these are ours
 	routing bool // what package routing knows, which reports deletions
 	rules   bool // iptables and nftables, which need a program to read them
 }
 
-var everything = extent{state: true, routing: true, rules: true}
+// state are the parts whose size depends on the number of Services.
+var state = extent{servers: true, sets: true}
+
+var everything = extent{servers: true, sets: true, routing: true, rules: true}
+
+// with returns the parts of both.
+func (e extent) with(f extent) extent {
+	return extent{e.servers || f.servers, e.sets || f.sets, e.routing || f.routing, e.rules || f.rules}
+}
 
 // observation is the observed state of the kernel.
 type observation struct {
@@ -78,8 +87,14 @@ type reader struct {
 func (r reader) observe() (*observation, error) {
 	o := observation{extent: r.extent, nat: map[ip.Family]nat.State{}}
 	reads := []func() error{func() error { o.sysctls = r.readSysctls(); return nil }}
-	if r.extent.state {
-		reads = append(reads, r.stateReads(&o)...)
+	if r.extent.servers {
+		reads = append(reads, func() (err error) { o.servers, err = r.kernel.IPVS.Observe(); return err })
+	}
+	if r.extent.sets {
+		reads = append(reads, func() (err error) {
+			o.sets, err = r.kernel.IPSet.Observe(func(name string) bool { return r.sets[name] })
+			return err
+		})
 	}
 	if r.extent.routing {
 		reads = append(reads, func() (err error) { o.routing, err = r.kernel.Routing.Observe(); return err })
@@ -92,16 +107,6 @@ func (r reader) observe() (*observation, error) {
 	}
 	o.vips, o.staleRoutes = vipsIn(r.cfg, &o.routing)
 	return &o, nil
-}
-
-func (r reader) stateReads(o *observation) []func() error {
-	return []func() error{
-		func() (err error) { o.servers, err = r.kernel.IPVS.Observe(); return err },
-		func() (err error) {
-			o.sets, err = r.kernel.IPSet.Observe(func(name string) bool { return r.sets[name] })
-			return err
-		},
-	}
 }
 
 func (r reader) rulesReads(o *observation) []func() error {

@@ -55,7 +55,7 @@ func (r *Reconciler) beginResync(o *observation) *resync {
 	if o.extent.routing {
 		r.takeRouting(o)
 	}
-	if o.extent.state {
+	if o.extent.sets {
 		d.takeSets()
 	}
 	d.passes = d.allPasses()
@@ -135,8 +135,12 @@ func (d *resync) end() int {
 // compared.
 func (d *resync) allPasses() []pass {
 	var observed, compared []pass
-	if d.seen.extent.state {
-		observed, compared = d.statePasses(), []pass{overTable(&d.members, d.compareMember), overTable(&d.servers, d.compareServer)}
+	if d.seen.extent.sets {
+		observed, compared = d.setPasses(), []pass{overTable(&d.members, d.compareMember)}
+	}
+	if d.seen.extent.servers {
+		observed = append(observed, d.serverPasses()...)
+		compared = append(compared, overTable(&d.servers, d.compareServer))
 	}
 	if d.seen.extent.routing {
 		observed = append(observed, overMap(d.seen.vips, d.takeVIP), overTable(&d.vips, d.dropMissingVIP))
@@ -145,10 +149,9 @@ func (d *resync) allPasses() []pass {
 	return append(observed, compared...)
 }
 
-// statePasses take the observed sets and virtual servers, and drop from the cache what the
-// kernel does not have. Sets come first, because their members prove which virtual servers
-// are ours.
-func (d *resync) statePasses() []pass {
+// setPasses take the observed sets, and drop from the cache what the kernel does not have. They
+// precede serverPasses, because members prove which virtual servers are ours.
+func (d *resync) setPasses() []pass {
 	var passes []pass
 	for name, is := range d.seen.sets {
 		if isDemand(name) {
@@ -160,11 +163,18 @@ func (d *resync) statePasses() []pass {
 	}
 	return append(passes,
 		overTable(&d.members, d.dropMissingMember),
-		func() (int, func(int)) { return 1, func(int) { d.updateMarks() } },
+		func() (int, func(int)) { return 1, func(int) { d.updateMarks() } })
+}
+
+// serverPasses take the observed virtual servers, and drop from the cache what the kernel does
+// not have.
+func (d *resync) serverPasses() []pass {
+	return []pass{
 		overMap(d.seen.servers, d.takeServer),
 		overTable(&d.servers, d.dropMissingServer),
 		overMap(d.retired, d.dropMissingRetired),
-		overMap(d.foreign, d.dropMissingForeign))
+		overMap(d.foreign, d.dropMissingForeign),
+	}
 }
 
 // overMap returns a pass over the entries of a map, which may change meanwhile.

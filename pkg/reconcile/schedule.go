@@ -167,14 +167,14 @@ func (r *Reconciler) Changed(now time.Time, e External) (removedVIPs int) {
 	}
 	r.rulesChanged = r.rulesChanged || e.Rules
 	if e.Rules || e.MaybeDeleted {
-		r.compareSoon(now, extent{state: e.MaybeDeleted, routing: e.MaybeDeleted, rules: e.Rules})
+		r.compareSoon(now, extent{servers: e.MaybeDeleted, sets: e.MaybeDeleted, routing: e.MaybeDeleted, rules: e.Rules})
 	}
 	return r.removed(e.Removed)
 }
 
 // compareSoon requests a comparison of some parts, no more often than minPeriod allows.
 func (r *Reconciler) compareSoon(now time.Time, what extent) {
-	r.need = extent{r.need.state || what.state, r.need.routing || what.routing, r.need.rules || what.rules}
+	r.need = r.need.with(what)
 	at := r.comparedAt.Add(r.minPeriod())
 	if at.Before(now) {
 		at = now
@@ -186,7 +186,7 @@ func (r *Reconciler) compareSoon(now time.Time, what extent) {
 
 // minPeriod returns the current minimum time between two comparisons.
 func (r *Reconciler) minPeriod() time.Duration {
-	if r.calm >= calmAfter && !r.need.state {
+	if r.calm >= calmAfter && !r.need.servers {
 		return calmPeriod
 	}
 	return minComparePeriod
@@ -337,9 +337,9 @@ func (r *Reconciler) spotCheck(now time.Time) {
 		return
 	}
 	r.spotCheckAt = now.Add(spotCheckPeriod)
-	if r.spotCheckDiffers() {
+	if differs := r.spotCheckDiffers(); differs != (extent{}) {
 		r.bySpotCheck = true
-		r.compareSoon(now, extent{state: true})
+		r.compareSoon(now, differs)
 	}
 }
 
@@ -358,6 +358,15 @@ func (r *Reconciler) noteSpotCheckResult(differences int, now time.Time) {
 	r.spotCheckAt = now.Add(r.spotCheckPause)
 }
 
+// periodic returns the parts whose periodic comparison is due.
+func (r *Reconciler) periodic(now time.Time) extent {
+	due := extent{routing: !now.Before(r.routingAt), rules: !now.Before(r.rulesAt)}
+	if !now.Before(r.stateAt) {
+		due = due.with(state)
+	}
+	return due
+}
+
 // observe starts reading the kernel in the background if that is due. A deletion reported
 // from now on triggers another observation, because this one may already have read that part.
 func (r *Reconciler) observe(now time.Time) {
@@ -365,7 +374,7 @@ func (r *Reconciler) observe(now time.Time) {
 		return
 	}
 	r.compareAt, r.byRules, r.rulesChanged = time.Time{}, r.rulesChanged, false
-	r.readExtent = extent{r.need.state || !now.Before(r.stateAt), r.need.routing || !now.Before(r.routingAt), r.need.rules || !now.Before(r.rulesAt)}
+	r.readExtent = r.need.with(r.periodic(now))
 	r.need = extent{}
 	read, ready, result := r.beginObserve(r.readExtent), make(chan struct{}), &readResult{}
 	r.ready, r.result = ready, result
@@ -399,7 +408,7 @@ func (r *Reconciler) readStep(now time.Time, done *StepResult) {
 	}
 	r.readRetry = 0
 	done.Read = true
-	if r.readExtent.state {
+	if r.readExtent.sets {
 		r.stateTook = r.result.took
 		r.stateAt = now.Add(r.statePeriod())
 	}
@@ -420,7 +429,7 @@ func (r *Reconciler) resyncStep(now time.Time, done *StepResult) {
 	}
 	r.input.warnings = nil
 	c := &Comparison{Took: r.result.took, Differences: r.resync.end()}
-	if r.readExtent.state {
+	if r.readExtent.sets {
 		c.Entries = r.stateEntries()
 	}
 	r.resync, r.result = nil, nil

@@ -3,6 +3,9 @@ package reconcile
 import (
 	"testing"
 	"time"
+
+	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
+	"github.com/kube-ipvs/kube-ipvs/pkg/ipvs"
 )
 
 // startLarge starts a world with many Services.
@@ -92,7 +95,7 @@ func BenchmarkSpotCheck(b *testing.B) {
 	r := startLarge(b, 10000).reconciler
 	b.ReportAllocs()
 	for b.Loop() {
-		if r.spotCheckDiffers() {
+		if r.spotCheckDiffers() != (extent{}) {
 			b.Fatal("something differs")
 		}
 	}
@@ -148,6 +151,49 @@ func (w *world) comparison(t *testing.T, now time.Time) extent {
 	return extent{}
 }
 
+// TestSetsAreNotReadForAVirtualServer: after a spot check that finds virtual servers missing, only
+// virtual servers are read, and those of other programs stay.
+func TestSetsAreNotReadForAVirtualServer(t *testing.T) {
+	w := startLarge(t, 10)
+	w.reconciler.Prune()
+	foreign := key(ip.TCP, "192.0.2.1:1")
+	w.IPVS.Apply([]ipvs.Change{{Op: ipvs.AddVirtualServer, Key: foreign, VirtualServer: ipvs.VirtualServer{Scheduler: "rr"}}})
+	now := time.Now().Add(spotCheckPeriod)
+	if got := w.comparison(t, now); got != (extent{servers: true}) {
+		t.Errorf("a comparison reads %+v, want only virtual servers", got)
+	}
+	if s, err := w.IPVS.Observe(); err != nil || len(s) != 11 || s[foreign].Scheduler == "" {
+		t.Errorf("%d virtual servers (%v), want ours and the foreign one", len(s), err)
+	}
+	w.IPVS.Apply([]ipvs.Change{{Op: ipvs.DeleteVirtualServer, Key: foreign}})
+	for s := range w.reconciler.servers.allExisting() {
+		w.IPVS.Apply([]ipvs.Change{{Op: ipvs.DeleteVirtualServer, Key: s.key}})
+	}
+	now = now.Add(w.reconciler.periods.Sync / 2)
+	w.repaired(t, now, 10)
+	if s, err := w.IPVS.Observe(); err != nil || len(s) != 10 {
+		t.Errorf("%d virtual servers (%v), want 10", len(s), err)
+	}
+}
+
+// repaired lets the reconciler repair a number of differences, and fails if it reads sets for that.
+func (w *world) repaired(t *testing.T, now time.Time, differences int) {
+	t.Helper()
+	for range 1000 {
+		done := w.reconciler.Step(now)
+		if w.reconciler.ready != nil {
+			<-w.reconciler.ready
+		}
+		if c := done.Compared; c != nil {
+			if c.Differences != differences || w.reconciler.readExtent.sets {
+				t.Errorf("%d differences, reads %+v; want %d, without sets", c.Differences, w.reconciler.readExtent, differences)
+			}
+			return
+		}
+	}
+	t.Fatal("nothing is compared")
+}
+
 // TestRoutingIsReadWhenItMayHaveChanged: what package routing knows is compared with the
 // state on a small node. On a large one it is compared with the first comparison, after a
 // report that anything may have been deleted, and rarely besides. VIPs that are not read must
@@ -159,13 +205,13 @@ func TestRoutingIsReadWhenItMayHaveChanged(t *testing.T) {
 		r.Prune()
 		now := time.Now()
 		for i, want := range []bool{true, small, small} {
-			if got := w.comparison(t, now.Add(time.Duration(1+10*i)*r.periods.Sync)); !got.state || got.routing != want {
+			if got := w.comparison(t, now.Add(time.Duration(1+10*i)*r.periods.Sync)); !got.sets || got.routing != want {
 				t.Errorf("%d Services: comparison %d reads %+v, want routing: %t", services, 1+i, got, want)
 			}
 		}
 		now = now.Add(22 * r.periods.Sync)
 		r.Changed(now, External{MaybeDeleted: true})
-		if got := w.comparison(t, now); !got.state || !got.routing {
+		if got := w.comparison(t, now); !got.sets || !got.routing {
 			t.Errorf("%d Services: after a deletion, a comparison reads %+v", services, got)
 		}
 		if got := w.comparison(t, now.Add(maxPeriods*r.periods.Sync)); !got.routing {

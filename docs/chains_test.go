@@ -49,6 +49,7 @@ func TestChainTable(t *testing.T) {
 func chainTable(t *testing.T) string {
 	rows := map[string]string{}
 	files := token.NewFileSet()
+	parsed := map[string]*ast.File{}
 	names, err := filepath.Glob("../pkg/plan/*.go")
 	if err != nil {
 		t.Fatal(err)
@@ -61,14 +62,17 @@ func chainTable(t *testing.T) string {
 		if err != nil {
 			t.Fatal(err)
 		}
-		name := filepath.Base(path)
+		parsed[filepath.Base(path)] = file
+	}
+	constants := constantsOf(parsed)
+	for name, file := range parsed {
 		for _, d := range file.Decls {
 			f, ok := d.(*ast.FuncDecl)
 			if !ok {
 				continue
 			}
 			ast.Inspect(f, func(n ast.Node) bool {
-				if chain, tables := chainOf(n); chain != "" {
+				if chain, tables := chainOf(n, constants); chain != "" {
 					rows[chain+tables] = fmt.Sprintf("| `%s` | %s | `%s` in [%s](../pkg/plan/%s) |\n", chain, tables, f.Name.Name, name, name)
 				}
 				return true
@@ -85,18 +89,40 @@ func chainTable(t *testing.T) string {
 	return out
 }
 
+// constantsOf returns the value of each constant that is declared as a literal, by name.
+func constantsOf(files map[string]*ast.File) map[string]string {
+	out := map[string]string{}
+	for _, file := range files {
+		ast.Inspect(file, func(n ast.Node) bool {
+			spec, ok := n.(*ast.ValueSpec)
+			if !ok || len(spec.Names) != 1 || len(spec.Values) != 1 {
+				return true
+			}
+			if literal, ok := spec.Values[0].(*ast.BasicLit); ok {
+				out[spec.Names[0].Name], _ = strconv.Unquote(literal.Value)
+			}
+			return true
+		})
+	}
+	return out
+}
+
 // chainOf returns the chain that a call of ruleset.chain writes, and its table.
-func chainOf(n ast.Node) (chain, table string) {
+func chainOf(n ast.Node, constants map[string]string) (chain, table string) {
 	call, ok := n.(*ast.CallExpr)
 	if !ok || len(call.Args) < 2 {
 		return "", ""
 	}
 	method, ok := call.Fun.(*ast.SelectorExpr)
-	name, isText := call.Args[1].(*ast.BasicLit)
-	if !ok || !isText || method.Sel.Name != "chain" {
+	if !ok || method.Sel.Name != "chain" {
 		return "", ""
 	}
-	chain, _ = strconv.Unquote(name.Value)
+	switch name := call.Args[1].(type) {
+	case *ast.BasicLit:
+		chain, _ = strconv.Unquote(name.Value)
+	case *ast.Ident:
+		chain = constants[name.Name]
+	}
 	if of, ok := call.Args[0].(*ast.SelectorExpr); ok {
 		return chain, strings.ToLower(of.Sel.Name)
 	}

@@ -66,7 +66,7 @@ func interfaces(n *trace.Node) []Finding {
 				"--snat-mode auto or fwmark, which route replies by a mark, with net.ipv4.conf.all.src_valid_mark=1"})
 		}
 		source := n.SourceOn(r.Link, r.Via)
-		if n.SNATTo(r.Link) == "" && n.Owner(source) != r.Link && !replyRouted(n, r.Table) {
+		if n.SNATTo(plan.ChainPostrouting, r.Link) == "" && n.Owner(source) != r.Link && !replyRouted(n, r.Table) {
 			out = append(out, Finding{Warning, r.Link, fmt.Sprintf("has no address: Service traffic of its pods leaves with the source %s, which is %s's", source, n.Owner(source)),
 				"--snat-mode auto, or name a source with --snat-source or the Node's annotation kube-ipvs.io/snat-sources"})
 		}

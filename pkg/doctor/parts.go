@@ -213,7 +213,7 @@ func otherBackEnd(f *Facts) []Finding {
 func proxysChain(rules nat.Ruleset) string {
 	for _, table := range []nat.Table{nat.NAT, nat.Filter, nat.Mangle} {
 		for chain := range rules[table].Chains {
-			for _, prefix := range append([]string{plan.OwnPrefix, "KUBE-POSTROUTING"}, plan.IPTablesModePrefixes...) {
+			for _, prefix := range append([]string{plan.OwnPrefix, plan.ChainPostrouting}, plan.IPTablesModePrefixes...) {
 				if strings.HasPrefix(chain, prefix) {
 					return string(table) + " " + chain
 				}

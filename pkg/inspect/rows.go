@@ -10,6 +10,7 @@ import (
 
 	"github.com/kube-ipvs/kube-ipvs/pkg/ipset"
 	"github.com/kube-ipvs/kube-ipvs/pkg/ipvs"
+	"github.com/kube-ipvs/kube-ipvs/pkg/plan"
 	"github.com/kube-ipvs/kube-ipvs/pkg/routing"
 	"github.com/kube-ipvs/kube-ipvs/pkg/trace"
 )
@@ -247,7 +248,7 @@ func SNATs(n *trace.Node, priority int) []SNAT {
 
 // sourceOf returns the SNAT source of an interface and how it is chosen.
 func sourceOf(n *trace.Node, r routing.Route) (address, how string) {
-	if to := n.SNATTo(r.Link); to != "" {
+	if to := n.SNATTo(plan.ChainPostrouting, r.Link); to != "" {
 		return to, "SNAT"
 	}
 	a := n.SourceOn(r.Link, r.Via)

@@ -192,9 +192,9 @@ func (r *ruleset) claims() {
 		return
 	}
 	const comment = "kubernetes claimed ports"
-	r.jumpIf(nat.Mangle, "PREROUTING", r.match(PortVIPs, "dst"), "KUBE-IPVS-CLAIM", comment)
-	r.jumpIf(nat.Mangle, "OUTPUT", "-m ipvs ! --ipvs "+r.match(PortVIPs, "dst"), "KUBE-IPVS-CLAIM", comment)
-	r.chain(nat.Mangle, "KUBE-IPVS-CLAIM", r.claimRules()...)
+	r.jumpIf(nat.Mangle, "PREROUTING", r.match(PortVIPs, "dst"), chainClaim, comment)
+	r.jumpIf(nat.Mangle, "OUTPUT", "-m ipvs ! --ipvs "+r.match(PortVIPs, "dst"), chainClaim, comment)
+	r.chain(nat.Mangle, chainClaim, r.claimRules()...)
 	r.claimsBehind()
 }
 
@@ -206,7 +206,7 @@ func (r *ruleset) claimedForward() []nat.Rule {
 	}
 	var rules []nat.Rule
 	if r.uses(LoadBalancerFW) {
-		rules = append(rules, rule("kubernetes load balancer source ranges", r.notAllowed(), "KUBE-PROXY-FIREWALL"))
+		rules = append(rules, rule("kubernetes load balancer source ranges", r.notAllowed(), ChainFirewall))
 	}
 	r.chain(nat.Filter, "KUBE-IPVS-UNCLAIMED", r.unclaimedRules()...)
 	return append(rules, rule("kubernetes unclaimed ports", r.match(PortVIPs, "dst"), "KUBE-IPVS-UNCLAIMED"))
@@ -222,7 +222,7 @@ func (r *ruleset) claimedForward() []nat.Rule {
 //	raw -A KUBE-IPVS-CLAIM ! -p tcp -m set --match-set KUBE-IPVS-REFUSED dst,dst -j RETURN
 //	raw -A KUBE-IPVS-CLAIM -m set --match-set KUBE-LOAD-BALANCER dst,dst -j MARK --set-xmark 0x4/0x4     (external IPs alike)
 func (r *ruleset) claimsBehind() {
-	r.jumpIf(nat.Raw, "PREROUTING", r.match(PortVIPs, "dst"), "KUBE-IPVS-CLAIM", "kubernetes claimed ports")
+	r.jumpIf(nat.Raw, "PREROUTING", r.match(PortVIPs, "dst"), chainClaim, "kubernetes claimed ports")
 	r.lastJump().Behind = r.key(nat.Mangle, "PREROUTING")
 	var rules []nat.Rule
 	if r.uses(Refused) {
@@ -231,7 +231,7 @@ func (r *ruleset) claimsBehind() {
 			rule(comment, "-p tcp -m tcp --tcp-flags FIN,SYN,RST,ACK SYN "+r.match(Refused, "dst,dst"), "RETURN"),
 			rule(comment, "! -p tcp "+r.match(Refused, "dst,dst"), "RETURN"))
 	}
-	r.chain(nat.Raw, "KUBE-IPVS-CLAIM", append(rules, r.claimMarks()...)...)
+	r.chain(nat.Raw, chainClaim, append(rules, r.claimMarks()...)...)
 }
 
 // claimMarks returns the rules that mark packets for the ports of VIPs.
@@ -340,7 +340,7 @@ func (r *ruleset) sharedVIPs(n *Node) {
 	leaves := fmt.Sprintf("%#x/%#x", r.cfg.VIPs.Mark, mask)
 	probed := "-m connmark --mark " + leaves + " -m conntrack --ctdir REPLY"
 	for _, hook := range []string{"PREROUTING", "OUTPUT"} {
-		r.jumpForAll(hook, "-m conntrack --ctdir ORIGINAL "+r.match(SharedVIPs, "dst"), "KUBE-IPVS-FOREIGN", comment)
+		r.jumpForAll(hook, "-m conntrack --ctdir ORIGINAL "+r.match(SharedVIPs, "dst"), chainForeign, comment)
 		r.jumpForAll(hook, probed, "KUBE-IPVS-PROBED", comment)
 	}
 	for _, link := range r.outerLinks {
@@ -351,7 +351,7 @@ func (r *ruleset) sharedVIPs(n *Node) {
 	for _, set := range r.used(LoadBalancer, ExternalIP, ExternalIPLocal, ClusterIP) {
 		rules = append(rules, rule("served by IPVS", r.match(set, "dst,dst"), "RETURN"))
 	}
-	r.chain(nat.Mangle, "KUBE-IPVS-FOREIGN", append(rules,
+	r.chain(nat.Mangle, chainForeign, append(rules,
 		nat.Rule("-m addrtype --src-type LOCAL -m conntrack --ctstate NEW -j CONNMARK --set-xmark "+leaves),
 		rule("leaves the node", "! "+r.icmp(), "MARK --set-xmark "+leaves))...)
 	r.chain(nat.Mangle, "KUBE-IPVS-PROBED", nat.Rule("-j MARK --set-xmark "+leaves))
@@ -380,10 +380,10 @@ func (r *ruleset) awaitSharedVIPs(n *Node) []nat.Rule {
 		return nil
 	}
 	rules := r.skipExternal()
-	r.chain(nat.Filter, "KUBE-IPVS-DEMAND", append(rules,
+	r.chain(nat.Filter, chainDemand, append(rules,
 		rule("rules are written on demand", "", r.addTo(DemandedVIPs, "dst")),
 		rule("the client sends it again", "", "DROP"))...)
-	return []nat.Rule{rule("port of another device", "! "+r.icmp()+" "+r.match(SharedVIPs, "dst"), "KUBE-IPVS-DEMAND")}
+	return []nat.Rule{rule("port of another device", "! "+r.icmp()+" "+r.match(SharedVIPs, "dst"), chainDemand)}
 }
 
 // awaitProbes returns the placeholder rules of KUBE-SERVICES for sharedVIPs. They match when

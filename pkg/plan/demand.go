@@ -25,9 +25,9 @@ type Demand struct {
 
 // Demands lists all sets of placeholder rules.
 var Demands = []Demand{
-	{DemandedVIPs, nat.Mangle, "KUBE-IPVS-FOREIGN"},
-	{DemandedLocalhost, nat.Raw, "KUBE-IPVS-LOCALHOST"},
-	{DemandedInternal, nat.Mangle, "KUBE-IPVS-INTERNAL"},
+	{DemandedVIPs, nat.Mangle, chainForeign},
+	{DemandedLocalhost, nat.Raw, chainLocalhost},
+	{DemandedInternal, nat.Mangle, chainInternal},
 }
 
 // Rules returns the chain of one family.

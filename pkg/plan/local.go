@@ -165,8 +165,8 @@ func (r *ruleset) awaitInternal(n *Node) []nat.Rule {
 	for _, internal := range r.internal(n) {
 		rules = append(rules, rule("rules are written on demand", internal.match, r.addTo(DemandedInternal, "dst")))
 	}
-	r.chain(nat.NAT, "KUBE-IPVS-DEMAND", rules...)
-	return []nat.Rule{rule("external traffic policy", r.match(Local, "dst,dst"), "KUBE-IPVS-DEMAND")}
+	r.chain(nat.NAT, chainDemand, rules...)
+	return []nat.Rule{rule("external traffic policy", r.match(Local, "dst,dst"), chainDemand)}
 }
 
 // skipExternal returns rules that end a chain for packets of external clients that enter
@@ -235,13 +235,13 @@ func (r *ruleset) externalLocal(n *Node) {
 	if n.marksInternal(r.family) {
 		const comment = "kubernetes external traffic policy"
 		match := notEstablished + " " + r.match(Local, "dst,dst")
-		r.jumpIf(nat.Mangle, "INPUT", match, "KUBE-IPVS-INTERNAL", comment)
+		r.jumpIf(nat.Mangle, "INPUT", match, chainInternal, comment)
 		if r.usesPortClaims() {
 			// These packets must keep the mark that makes the VIP local.
 			match += " " + r.notMatch(PortVIPs, "dst")
 		}
-		r.jumpIf(nat.Mangle, "OUTPUT", "-m ipvs ! --ipvs "+match, "KUBE-IPVS-INTERNAL", comment)
-		r.chain(nat.Mangle, "KUBE-IPVS-INTERNAL", r.internalRules(n)...)
+		r.jumpIf(nat.Mangle, "OUTPUT", "-m ipvs ! --ipvs "+match, chainInternal, comment)
+		r.chain(nat.Mangle, chainInternal, r.internalRules(n)...)
 	}
 	if !r.uses(NoLocalEndpoint) {
 		return
@@ -250,12 +250,12 @@ func (r *ruleset) externalLocal(n *Node) {
 	for _, external := range r.external(n) {
 		drop = append(drop, rule("internal clients only", external, "DROP"))
 	}
-	r.chain(nat.Filter, "KUBE-IPVS-INSIDE", drop...)
-	masquerade := []nat.Rule{rule("source is masqueraded", "-m addrtype --src-type LOCAL", "KUBE-MARK-MASQ")}
+	r.chain(nat.Filter, chainInside, drop...)
+	masquerade := []nat.Rule{rule("source is masqueraded", "-m addrtype --src-type LOCAL", ChainMarkMasq)}
 	if r.uses(NodePorts) {
-		masquerade = append(masquerade, rule("source is masqueraded", r.match(NodePorts, "dst,dst"), "KUBE-MARK-MASQ"))
+		masquerade = append(masquerade, rule("source is masqueraded", r.match(NodePorts, "dst,dst"), ChainMarkMasq))
 	}
-	r.chain(nat.NAT, "KUBE-IPVS-INSIDE", masquerade...)
+	r.chain(nat.NAT, chainInside, masquerade...)
 }
 
 // clearMarks writes the chain that clears our marks after IPVS has selected an endpoint and

@@ -30,8 +30,8 @@ func addLocalhost(plan *NodePlan, cfg *Config, n *Node, facts *Facts, family ip.
 	m := cfg.MasqueradeMark
 	plan.Loopback[family] = nft.Exchange{Mark: m, Source: facts.Primary[family]}
 	r := ruleset{state: &plan.NAT, cfg: cfg, family: family}
-	r.jumpIf(nat.Raw, "OUTPUT", "-d "+r.localhost(), "KUBE-IPVS-LOCALHOST", "kubernetes localhost node ports")
-	r.chain(nat.Raw, "KUBE-IPVS-LOCALHOST", rule("node ports of localhost", r.match(NodePorts, "dst,dst"), fmt.Sprintf("MARK --set-xmark %#[1]x/%#[1]x", m)))
+	r.jumpIf(nat.Raw, "OUTPUT", "-d "+r.localhost(), chainLocalhost, "kubernetes localhost node ports")
+	r.chain(nat.Raw, chainLocalhost, rule("node ports of localhost", r.match(NodePorts, "dst,dst"), fmt.Sprintf("MARK --set-xmark %#[1]x/%#[1]x", m)))
 }
 
 // usesLocalhost reports whether there are node ports of the loopback address.

@@ -130,8 +130,8 @@ func rule(comment, match, target string) nat.Rule {
 // one (kubernetes#132068).
 func (r *ruleset) services(n *Node) {
 	const portals = "kubernetes service portals"
-	r.jump(nat.NAT, "PREROUTING", "KUBE-SERVICES", portals)
-	r.jump(nat.NAT, "OUTPUT", "KUBE-SERVICES", portals)
+	r.jump(nat.NAT, "PREROUTING", ChainServices, portals)
+	r.jump(nat.NAT, "OUTPUT", ChainServices, portals)
 
 	rules := append(r.awaitLocalhost(), nat.Rule("-s "+r.loopback()+" -j RETURN"))
 	rules = append(rules, r.enterRules()...)
@@ -146,10 +146,10 @@ func (r *ruleset) services(n *Node) {
 		set             SetName
 		comment, target string
 	}{
-		{NoLocalEndpoint, "no endpoint on this node", "KUBE-IPVS-INSIDE"},
-		{LoadBalancer, "load balancer IPs", "KUBE-LOAD-BALANCER"},
-		{ExternalIP, "external IPs", "KUBE-MARK-MASQ"},
-		{NodePorts, "node ports", "KUBE-NODE-PORT"},
+		{NoLocalEndpoint, "no endpoint on this node", chainInside},
+		{LoadBalancer, "load balancer IPs", ChainLoadBalancer},
+		{ExternalIP, "external IPs", ChainMarkMasq},
+		{NodePorts, "node ports", ChainNodePort},
 	} {
 		if r.uses(to.set) {
 			rules = append(rules, rule(to.comment, r.match(to.set, "dst,dst"), to.target))
@@ -158,14 +158,14 @@ func (r *ruleset) services(n *Node) {
 	for _, set := range r.used(ExternalIP, ExternalIPLocal) {
 		rules = append(rules, rule("served by IPVS", r.match(set, "dst,dst"), "ACCEPT"))
 	}
-	r.chain(nat.NAT, "KUBE-SERVICES", rules...)
+	r.chain(nat.NAT, ChainServices, rules...)
 }
 
 // clusterIPs writes the chain for cluster IPs. They need no other rule of KUBE-SERVICES.
 func (r *ruleset) clusterIPs(n *Node) {
 	var rules []nat.Rule
 	for _, m := range r.clusterIPSources(n) {
-		rules = append(rules, rule("not from a pod", m, "KUBE-MARK-MASQ"))
+		rules = append(rules, rule("not from a pod", m, ChainMarkMasq))
 	}
 	r.chain(nat.NAT, "KUBE-IPVS-CLUSTER", append(rules, rule("served by IPVS", "", "ACCEPT"))...)
 }
@@ -238,7 +238,7 @@ func (r *ruleset) masquerade() {
 		if r.uses(LoadBalancerLocal) {
 			rules = append(rules, rule("externalTrafficPolicy Local", r.match(LoadBalancerLocal, "dst,dst"), "ACCEPT"))
 		}
-		r.chain(nat.NAT, "KUBE-LOAD-BALANCER", append(rules, rule("source is masqueraded", "", "KUBE-MARK-MASQ"), rule("served by IPVS", "", "ACCEPT"))...)
+		r.chain(nat.NAT, ChainLoadBalancer, append(rules, rule("source is masqueraded", "", ChainMarkMasq), rule("served by IPVS", "", "ACCEPT"))...)
 	}
 	if r.uses(NodePorts) {
 		var rules []nat.Rule
@@ -248,10 +248,10 @@ func (r *ruleset) masquerade() {
 			}
 		}
 		// The jump already matched address and port, so the set of all node ports is not needed.
-		r.chain(nat.NAT, "KUBE-NODE-PORT", append(rules, rule("source is masqueraded", "", "KUBE-MARK-MASQ"))...)
+		r.chain(nat.NAT, ChainNodePort, append(rules, rule("source is masqueraded", "", ChainMarkMasq))...)
 	}
 	m := r.cfg.MasqueradeMark
-	r.chain(nat.NAT, "KUBE-MARK-MASQ", nat.Rule(fmt.Sprintf("-j MARK --set-xmark %#x/%#x", m, m)))
+	r.chain(nat.NAT, ChainMarkMasq, nat.Rule(fmt.Sprintf("-j MARK --set-xmark %#x/%#x", m, m)))
 }
 
 // ofProtocol returns the match for a protocol's node port set: a bitmap of ports,
@@ -278,7 +278,7 @@ func (r *ruleset) ofProtocol(p ip.Protocol, set SetName) string {
 // MASQUERADE alone would use another interface's address if eth1 has none, and the
 // reply would arrive there.
 func (r *ruleset) postrouting(n *Node) {
-	r.jump(nat.NAT, "POSTROUTING", "KUBE-POSTROUTING", "kubernetes postrouting rules")
+	r.jump(nat.NAT, "POSTROUTING", ChainPostrouting, "kubernetes postrouting rules")
 	m := r.cfg.MasqueradeMark
 	var rules []nat.Rule
 	if r.uses(LoopBack) {
@@ -296,7 +296,7 @@ func (r *ruleset) postrouting(n *Node) {
 			"SNAT --to-source "+e.SNAT.String()+" --random-fully"))
 	}
 	rules = append(rules, rule("kubernetes service traffic requiring SNAT", "", "MASQUERADE --random-fully"))
-	r.chain(nat.NAT, "KUBE-POSTROUTING", rules...)
+	r.chain(nat.NAT, ChainPostrouting, rules...)
 }
 
 // firewall enforces loadBalancerSourceRanges on every path to the VIP and for every
@@ -317,11 +317,11 @@ func (r *ruleset) firewall() {
 		return
 	}
 	const comment = "kubernetes load balancer source ranges"
-	r.jumpIf(nat.Filter, "INPUT", r.notAllowed(), "KUBE-PROXY-FIREWALL", comment)
-	r.jumpIf(nat.Mangle, "OUTPUT", "-m ipvs ! --ipvs "+r.notAllowed(), "KUBE-PROXY-FIREWALL", comment)
+	r.jumpIf(nat.Filter, "INPUT", r.notAllowed(), ChainFirewall, comment)
+	r.jumpIf(nat.Mangle, "OUTPUT", "-m ipvs ! --ipvs "+r.notAllowed(), ChainFirewall, comment)
 	for _, table := range []nat.Table{nat.Filter, nat.Mangle} {
-		r.chain(table, "KUBE-PROXY-FIREWALL", rule("load balancer source ranges", "", "KUBE-SOURCE-RANGES-FIREWALL"))
-		r.chain(table, "KUBE-SOURCE-RANGES-FIREWALL",
+		r.chain(table, ChainFirewall, rule("load balancer source ranges", "", ChainSourceRanges))
+		r.chain(table, ChainSourceRanges,
 			rule("allowed source: this node", r.match(SourceIP, "dst,dst,src"), "RETURN"),
 			nat.Rule("-j DROP"))
 	}
@@ -354,8 +354,8 @@ func (r *ruleset) forward() {
 		rules = slices.Concat([]nat.Rule{rule(known, connection+" --ctdir REPLY", "ACCEPT")}, requests,
 			[]nat.Rule{rule(known, connection+" --ctdir ORIGINAL", "ACCEPT")})
 	}
-	r.jump(nat.Filter, "FORWARD", "KUBE-FORWARD", "kubernetes forwarding rules")
-	r.chain(nat.Filter, "KUBE-FORWARD", append(rules,
+	r.jump(nat.Filter, "FORWARD", ChainForward, "kubernetes forwarding rules")
+	r.chain(nat.Filter, ChainForward, append(rules,
 		rule("kubernetes forwarding rules", fmt.Sprintf("-m mark --mark %#x/%#x", m, m), "ACCEPT"))...)
 }
 
@@ -422,7 +422,7 @@ func (r *ruleset) accept() {
 //	-A INPUT -j KUBE-NODE-PORT     (only where INPUT may drop packets; see accept)
 //	-A KUBE-NODE-PORT -p tcp -m set --match-set KUBE-HEALTH-CHECK-NODE-PORT dst -m set ! --match-set KUBE-IPVS-PORT-IPS dst -j ACCEPT
 func (r *ruleset) virtualAddresses(n *Node) {
-	r.jumpIf(nat.Filter, "INPUT", notEstablished, "KUBE-IPVS-FILTER", "kubernetes ipvs access filter")
+	r.jumpIf(nat.Filter, "INPUT", notEstablished, ChainIPVSFilter, "kubernetes ipvs access filter")
 	rules := r.awaitLocalEndpoints()
 	if r.uses(ClusterIP) {
 		rules = append(rules, rule("served by IPVS", r.match(ClusterIP, "dst,dst"), "RETURN"))
@@ -432,7 +432,7 @@ func (r *ruleset) virtualAddresses(n *Node) {
 		r.invalid()
 	}
 	if r.uses(NoLocalEndpoint) {
-		rules = append(rules, rule("no endpoint on this node", r.match(NoLocalEndpoint, "dst,dst"), "KUBE-IPVS-INSIDE"))
+		rules = append(rules, rule("no endpoint on this node", r.match(NoLocalEndpoint, "dst,dst"), chainInside))
 	}
 	for _, set := range r.used(LoadBalancer, ExternalIP, ExternalIPLocal) {
 		rules = append(rules, rule("served by IPVS", r.match(set, "dst,dst"), "RETURN"))
@@ -444,12 +444,12 @@ func (r *ruleset) virtualAddresses(n *Node) {
 	rules = append(rules, rule(noPort, "-m conntrack --ctstate NEW "+r.match(VIPAddresses, "dst"), "KUBE-IPVS-NO-PORT"))
 	r.chain(nat.Filter, "KUBE-IPVS-NO-PORT", append(r.awaitSharedVIPs(n), rule(noPort, "", r.reject()))...)
 	if r.uses(HealthCheckPort) {
-		r.jump(nat.Filter, "INPUT", "KUBE-NODE-PORT", "kubernetes health check service ports")
+		r.jump(nat.Filter, "INPUT", ChainNodePort, "kubernetes health check service ports")
 		r.accepts()
-		r.chain(nat.Filter, "KUBE-NODE-PORT",
+		r.chain(nat.Filter, ChainNodePort,
 			rule("health check node ports", "-p tcp "+r.match(HealthCheckPort, "dst")+" "+r.notMatch(PortVIPs, "dst"), "ACCEPT"))
 	}
-	r.chain(nat.Filter, "KUBE-IPVS-FILTER", rules...)
+	r.chain(nat.Filter, ChainIPVSFilter, rules...)
 }
 
 // icmp returns the match for the family's ICMP.

@@ -25,16 +25,16 @@ type successor struct {
 var (
 	noSuccessor successor
 	ipvsMode    = successor{ipvs: true, chains: map[nat.Table][]string{
-		nat.NAT: {"KUBE-SERVICES", "KUBE-POSTROUTING", "KUBE-NODE-PORT", "KUBE-LOAD-BALANCER", "KUBE-MARK-MASQ"},
+		nat.NAT: {plan.ChainServices, plan.ChainPostrouting, plan.ChainNodePort, plan.ChainLoadBalancer, plan.ChainMarkMasq},
 		nat.Filter: {
-			"KUBE-FORWARD", "KUBE-NODE-PORT", "KUBE-PROXY-FIREWALL", "KUBE-SOURCE-RANGES-FIREWALL",
-			"KUBE-IPVS-FILTER", "KUBE-IPVS-OUT-FILTER",
+			plan.ChainForward, plan.ChainNodePort, plan.ChainFirewall, plan.ChainSourceRanges,
+			plan.ChainIPVSFilter, "KUBE-IPVS-OUT-FILTER",
 		},
 	}}
 	iptablesMode = successor{chains: map[nat.Table][]string{
-		nat.NAT:    append([]string{"KUBE-POSTROUTING", "KUBE-MARK-MASQ"}, plan.IPTablesModePrefixes...),
-		nat.Filter: append([]string{"KUBE-FORWARD", "KUBE-PROXY-FIREWALL"}, plan.IPTablesModePrefixes...),
-		nat.Mangle: {"KUBE-PROXY-CANARY"},
+		nat.NAT:    append([]string{plan.ChainPostrouting, plan.ChainMarkMasq}, plan.IPTablesModePrefixes...),
+		nat.Filter: append([]string{plan.ChainForward, plan.ChainFirewall}, plan.IPTablesModePrefixes...),
+		nat.Mangle: {plan.ChainProxyCanary},
 	}}
 )
 
@@ -63,7 +63,7 @@ func successorIn(family ip.Family, s nat.State) *successor {
 		switch to := (nat.Jump{Chain: services, Rule: r}).To().Name; {
 		case to == "KUBE-NODEPORTS":
 			return &iptablesMode
-		case to == "KUBE-NODE-PORT" && strings.HasPrefix(string(r), "-m addrtype --dst-type LOCAL "):
+		case to == plan.ChainNodePort && strings.HasPrefix(string(r), "-m addrtype --dst-type LOCAL "):
 			return &ipvsMode
 		}
 	}

@@ -6,6 +6,7 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
 	"github.com/kube-ipvs/kube-ipvs/pkg/nat"
 	"github.com/kube-ipvs/kube-ipvs/pkg/nft"
+	"github.com/kube-ipvs/kube-ipvs/pkg/plan"
 	"github.com/kube-ipvs/kube-ipvs/pkg/routing"
 )
 
@@ -30,7 +31,7 @@ func (f *flush) otherRulesServe() bool {
 // servicesChain returns the chain where our rules begin, as kube-proxy's do in iptables and
 // IPVS mode.
 func servicesChain(family ip.Family) nat.Chain {
-	return nat.Chain{Family: family, Table: nat.NAT, Name: "KUBE-SERVICES"}
+	return nat.Chain{Family: family, Table: nat.NAT, Name: plan.ChainServices}
 }
 
 // detectCurrentRules sets rulesCurrent if the rules in the kernel are the plan's, with any sets

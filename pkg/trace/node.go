@@ -130,9 +130,9 @@ func (n *Node) Local(a netip.Addr) bool {
 	return ok && r.Local
 }
 
-// SNATTo returns the address of our SNAT rule for an interface, or "".
-func (n *Node) SNATTo(link string) string {
-	for _, r := range n.Ruleset[nat.NAT].Chains["KUBE-POSTROUTING"] {
+// SNATTo returns the address of the SNAT rule for an interface in a chain of table nat, or "".
+func (n *Node) SNATTo(chain, link string) string {
+	for _, r := range n.Ruleset[nat.NAT].Chains[chain] {
 		if slices.Contains(nat.Arguments(r, "-o"), link) {
 			return strings.Join(nat.Arguments(r, "--to-source"), "")
 		}

@@ -60,7 +60,7 @@ func (h *HealthChecks) Set(name types.NamespacedName, check plan.HealthCheck) {
 	defer h.mu.Unlock()
 	before := h.checks[name]
 	h.checks[name] = check
-	if check.Port != before.Port || !slices.Equal(check.Addresses, before.Addresses) && h.owns(before.Port, name) {
+	if check.Port != before.Port || !slices.Equal(listenAddresses(check), listenAddresses(before)) && h.owns(before.Port, name) {
 		h.release(before.Port, name)
 		h.acquire(check.Port, name)
 	}
@@ -96,7 +96,7 @@ func (h *HealthChecks) acquire(number uint16, name types.NamespacedName) {
 	}
 	p := h.ports[number]
 	if p == nil || len(p.owners) == 0 {
-		p = h.open(number, h.checks[name].Addresses, p)
+		p = h.open(number, listenAddresses(h.checks[name]), p)
 	}
 	p.owners = append(p.owners, name)
 	if len(p.owners) > 1 {
@@ -116,12 +116,17 @@ func (h *HealthChecks) release(number uint16, name types.NamespacedName) {
 	}
 }
 
+// listenAddresses returns the addresses that serve a check.
+func listenAddresses(check plan.HealthCheck) []netip.Addr {
+	if check.Restricted {
+		return check.Addresses
+	}
+	// Go listens on both families on this address.
+	return []netip.Addr{netip.IPv4Unspecified()}
+}
+
 // open serves a port as soon as its previous listener is closed.
 func (h *HealthChecks) open(number uint16, addresses []netip.Addr, before *port) *port {
-	if len(addresses) == 0 {
-		// Go listens on both families on this address.
-		addresses = []netip.Addr{netip.IPv4Unspecified()}
-	}
 	ctx, cancel := context.WithCancel(h.context)
 	p := &port{close: cancel, closed: make(chan struct{})}
 	h.ports[number] = p
@@ -146,7 +151,7 @@ func (h *HealthChecks) forget(number uint16, p *port) {
 	}
 }
 
-// serve serves a port on every address until the context ends.
+// serve serves a port on every address, if there are any, until the context ends.
 func (h *HealthChecks) serve(ctx context.Context, number uint16, addresses []netip.Addr) {
 	var sites sync.WaitGroup
 	for _, a := range addresses {
@@ -159,6 +164,7 @@ func (h *HealthChecks) serve(ctx context.Context, number uint16, addresses []net
 		sites.Go(func() { _ = s.run(ctx) }) // returns an error only with hardFail
 	}
 	sites.Wait()
+	<-ctx.Done()
 }
 
 func (h *HealthChecks) report(number uint16, address string, err error) {

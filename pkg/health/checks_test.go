@@ -110,7 +110,7 @@ func TestAnswers(t *testing.T) {
 func TestEveryAddress(t *testing.T) {
 	onBench(t, func(t *testing.T, b *bench) {
 		set := func(addresses ...netip.Addr) {
-			b.Set(web, plan.HealthCheck{Port: 30001, Local: 1, Addresses: addresses})
+			b.Set(web, plan.HealthCheck{Port: 30001, Local: 1, Restricted: true, Addresses: addresses})
 			synctest.Wait()
 		}
 		set(netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("2001:db8::1"))
@@ -118,6 +118,11 @@ func TestEveryAddress(t *testing.T) {
 		set(netip.MustParseAddr("192.0.2.2"))
 		b.wantListening(t, "192.0.2.2:30001")
 		set()
+		b.wantListening(t)
+		set(netip.MustParseAddr("192.0.2.2"))
+		b.wantListening(t, "192.0.2.2:30001")
+		set()
+		b.set(web, 30001, 1)
 		b.wantListening(t, "0.0.0.0:30001")
 		b.remove(web)
 		b.wantListening(t)

@@ -244,6 +244,7 @@ func TestHealthCheckAddresses(t *testing.T) {
 		want []netip.Addr
 	}{
 		{"all", plan.NodePortAddresses{}, nil},
+		{"a CIDR of no address", plan.NodePortAddresses{Prefixes: []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8")}}, []netip.Addr{}},
 		{"a CIDR", plan.NodePortAddresses{Prefixes: []netip.Prefix{netip.MustParsePrefix("192.0.2.0/24")}}, []netip.Addr{inside}},
 		{"primary", plan.NodePortAddresses{Primary: true}, []netip.Addr{inside}},
 	} {
@@ -254,8 +255,8 @@ func TestHealthCheckAddresses(t *testing.T) {
 			{Index: 3, Name: "eth1", Up: true, Addresses: []routing.Address{{Prefix: netip.PrefixFrom(outside, 24), Global: true}}},
 		}}})
 		part := plan.ForService(&cfg, &facts, &service.Service{HealthCheckNodePort: 32000})
-		if got := part.HealthCheck.Addresses; !slices.Equal(got, tc.want) {
-			t.Errorf("%s: %v, want %v", tc.name, got, tc.want)
+		if got := part.HealthCheck; got.Restricted != (tc.want != nil) || !slices.Equal(got.Addresses, tc.want) {
+			t.Errorf("%s: %+v, want %v", tc.name, got, tc.want)
 		}
 		if tc.want != nil && part.Deps&plan.OnNodePorts == 0 {
 			t.Errorf("%s: a change of the node's addresses is not noticed", tc.name)

@@ -95,19 +95,21 @@ type Member struct {
 	Mark  uint32
 }
 
-// HealthCheck is a Service's health check node port (0: none), the node addresses that serve it
-// (none: all), and the number of ready node-local endpoints, which it reports.
+// HealthCheck is a Service's health check node port (0: none), and the number of ready
+// node-local endpoints, which it reports. All addresses of the node serve it, or only Addresses
+// if it is Restricted.
 type HealthCheck struct {
-	Port      uint16
-	Addresses []netip.Addr
-	Local     int
+	Port       uint16
+	Restricted bool
+	Addresses  []netip.Addr
+	Local      int
 }
 
 // ForService computes the plan of one Service on this node.
 func ForService(cfg *Config, facts *Facts, s *service.Service) ServicePlan {
 	b := serviceBuilder{cfg: cfg, facts: facts, service: s, seen: map[ipvs.Key]bool{}}
 	if s.HealthCheckNodePort != 0 {
-		b.plan.HealthCheck = HealthCheck{Port: s.HealthCheckNodePort, Addresses: b.healthCheckAddresses(), Local: b.readyHere()}
+		b.addHealthCheck()
 	}
 	for _, family := range cfg.Families {
 		// The cluster IPs determine the families of a Service. In another family it has
@@ -422,14 +424,15 @@ func (b *serviceBuilder) readyHere() int {
 	return max(len(here[ip.IPv4]), len(here[ip.IPv6]))
 }
 
-// healthCheckAddresses returns the addresses of node ports if --nodeport-addresses restricts
-// them, as kube-proxy does.
-func (b *serviceBuilder) healthCheckAddresses() []netip.Addr {
-	if only := b.cfg.NodePortAddresses; !only.Primary && len(only.Prefixes) == 0 {
-		return nil
+// addHealthCheck serves the health check node port on the addresses of node ports if
+// --nodeport-addresses restricts them, as kube-proxy does: on none if the node has none of them.
+func (b *serviceBuilder) addHealthCheck() {
+	check := HealthCheck{Port: b.service.HealthCheckNodePort, Local: b.readyHere()}
+	if only := b.cfg.NodePortAddresses; only.Primary || len(only.Prefixes) > 0 {
+		b.plan.Deps |= OnNodePorts
+		check.Restricted, check.Addresses = true, b.facts.NodePorts
 	}
-	b.plan.Deps |= OnNodePorts
-	return b.facts.NodePorts
+	b.plan.HealthCheck = check
 }
 
 func (b *serviceBuilder) onNode(e service.Endpoint) bool {

@@ -237,12 +237,22 @@ func rerouteReplies(k sysctlKernel) error {
 	return setSysctls(k, sysctl.State{plan.SNATReroute: "1"})
 }
 
-// prepare checks that the scheduler exists and sets the time-outs.
-func (m *machine) prepare(cfg *config.Config) error {
-	if err := chooseScheduler(&cfg.Plan, m.ipvs.Probe); err != nil {
+// prepare checks that the scheduler exists and sets the time-outs. As under kube-proxy, Services
+// are served with the previous time-outs if the kernel refuses these.
+func prepare(ctx context.Context, cfg *config.Config, k preparable) error {
+	if err := chooseScheduler(&cfg.Plan, k.Probe); err != nil {
 		return err
 	}
-	return m.ipvs.SetTimeouts(cfg.IPVSTimeouts)
+	if err := k.SetTimeouts(cfg.IPVSTimeouts); err != nil {
+		klog.FromContext(ctx).Error(err, "Cannot set the IPVS timeouts, keeping those of the kernel")
+	}
+	return nil
+}
+
+// preparable is the part of IPVS that the start needs.
+type preparable interface {
+	Probe(scheduler string) error
+	SetTimeouts(ipvs.Timeouts) error
 }
 
 // chooseScheduler replaces a scheduler that the kernel lacks by the first one that it has:

@@ -65,7 +65,7 @@ func run(ctx context.Context, cfg config.Config) error {
 		return cleanup(&cfg, kernel)
 	}
 	setOOMScore(ctx, cfg.OOMScoreAdj)
-	if err := kernel.prepare(&cfg); err != nil {
+	if err := prepare(ctx, &cfg, kernel.ipvs); err != nil {
 		return err
 	}
 	setConntrack(ctx, &cfg.Conntrack, kernel.Sysctl)

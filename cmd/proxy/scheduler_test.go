@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"slices"
@@ -8,6 +9,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/kube-ipvs/kube-ipvs/pkg/config"
+	"github.com/kube-ipvs/kube-ipvs/pkg/ipvs"
 	"github.com/kube-ipvs/kube-ipvs/pkg/plan"
 )
 
@@ -44,5 +47,24 @@ func TestChooseScheduler(t *testing.T) {
 				t.Errorf("%v, scheduler %q in place of %q", err, cfg.Scheduler, cfg.MissingScheduler)
 			}
 		})
+	}
+}
+
+// TestRefusedTimeouts checks that Services are served if the kernel refuses the time-outs, as under
+// kube-proxy.
+func TestRefusedTimeouts(t *testing.T) {
+	before := ipvs.Timeouts{TCP: 900, TCPFin: 120, UDP: 300}
+	for set, want := range map[ipvs.Timeouts]ipvs.Timeouts{
+		{UDP: 20}:      {TCP: 900, TCPFin: 120, UDP: 20},
+		{UDP: 1 << 31}: before,
+	} {
+		k := ipvs.NewFake()
+		cfg := config.Config{Plan: plan.Config{Scheduler: "rr"}, IPVSTimeouts: set}
+		if err := prepare(context.Background(), &cfg, k); err != nil {
+			t.Errorf("%+v end the process: %v", set, err)
+		}
+		if got, err := k.Timeouts(); err != nil || got != want {
+			t.Errorf("after %+v: %+v, %v, want %+v", set, got, err, want)
+		}
 	}
 }

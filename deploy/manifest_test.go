@@ -11,7 +11,7 @@ const installHead = `# kube-ipvs without Helm and kustomize. Generated from depl
 #
 # Replace the two placeholders, POD_CIDR and API_SERVER:
 #
-#   sed -e 's,POD_CIDR,10.244.0.0/16,' -e 's,API_SERVER:6443,10.0.0.10:6443,' install.yaml |
+#   sed -e 's|POD_CIDR|10.244.0.0/16|' -e 's|API_SERVER:6443|10.0.0.10:6443|' install.yaml |
 #     kubectl apply -f -
 #
 # If you change this ConfigMap later, kube-ipvs restarts on all nodes within about a

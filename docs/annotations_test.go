@@ -7,10 +7,12 @@ import (
 	"regexp"
 	"strings"
 	"testing"
+
+	"github.com/kube-ipvs/kube-ipvs/pkg/service"
 )
 
-// ownName is an annotation, or another name of ours of that form, in the code.
-var ownName = regexp.MustCompile(`"(kube-ipvs\.io/[a-z-]+)"`)
+// annotation is the name of an annotation in the code, without service.AnnotationPrefix.
+var annotation = regexp.MustCompile(`AnnotationPrefix \+ "([a-z-]+)"`)
 
 // TestAnnotationReference checks that the page names each annotation of the code.
 func TestAnnotationReference(t *testing.T) {
@@ -18,25 +20,21 @@ func TestAnnotationReference(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	others := map[string]bool{"kube-ipvs.io/kube-ipvs": true} // the controller of Events
 	found := 0
 	err = filepath.WalkDir("../pkg", func(path string, _ fs.DirEntry, err error) error {
 		if err != nil || filepath.Ext(path) != ".go" || strings.HasSuffix(path, "_test.go") {
 			return err
 		}
 		text, err := os.ReadFile(path)
-		for _, match := range ownName.FindAllStringSubmatch(string(text), -1) {
-			if others[match[1]] {
-				continue
-			}
+		for _, match := range annotation.FindAllStringSubmatch(string(text), -1) {
 			found++
-			if !strings.Contains(string(page), "`"+match[1]+"`") {
-				t.Errorf("%s: %s is not in docs/reference/annotations.md", path, match[1])
+			if name := service.AnnotationPrefix + match[1]; !strings.Contains(string(page), "`"+name+"`") {
+				t.Errorf("%s: %s is not in docs/reference/annotations.md", path, name)
 			}
 		}
 		return err
 	})
-	if err != nil || found < 5 {
+	if err != nil || found < 8 {
 		t.Fatalf("%d annotations, %v", found, err)
 	}
 }

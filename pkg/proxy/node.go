@@ -10,12 +10,13 @@ import (
 
 	"github.com/kube-ipvs/kube-ipvs/pkg/plan"
 	"github.com/kube-ipvs/kube-ipvs/pkg/routing"
+	"github.com/kube-ipvs/kube-ipvs/pkg/service"
 )
 
 // AnnotationSNATSources on a Node maps interfaces without an address of their own, by name
 // or MAC address, to the ENI's primary address, one per family:
 // "eth1=10.12.192.10,eth1=fd00:12:192::10,02:00:00:00:00:01=10.12.193.10".
-const AnnotationSNATSources = "kube-ipvs.io/snat-sources"
+const AnnotationSNATSources = service.AnnotationPrefix + "snat-sources"
 
 // nodeOf extracts the plan's input from a Node. The error names unusable fields; the
 // other fields are used.

@@ -10,9 +10,6 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/service"
 )
 
-// AnnotationPrefix is the prefix of our annotations.
-const AnnotationPrefix = "kube-ipvs.io/"
-
 // Trim removes from an object everything that the proxy does not read. Often a tenth
 // remains, which matters with a hundred thousand objects. Every source calls it, so
 // that all deliver the same.
@@ -41,7 +38,7 @@ func Trim(object metav1.Object) {
 // HasAnnotation reports whether an annotation is read. The time of the last change is needed for
 // the programming latency.
 func HasAnnotation(annotation string) bool {
-	return annotation == corev1.EndpointsLastChangeTriggerTime || strings.HasPrefix(annotation, AnnotationPrefix)
+	return annotation == corev1.EndpointsLastChangeTriggerTime || strings.HasPrefix(annotation, service.AnnotationPrefix)
 }
 
 // only returns the wanted entries of a map, or nil.

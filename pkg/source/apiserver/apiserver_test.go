@@ -21,7 +21,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/kube-ipvs/kube-ipvs/pkg/apiclient"
-	"github.com/kube-ipvs/kube-ipvs/pkg/source"
+	"github.com/kube-ipvs/kube-ipvs/pkg/service"
 )
 
 // recorder is a sink that sends its calls as text.
@@ -261,7 +261,7 @@ func TestNewList(t *testing.T) {
 func TestTrimsBeforeItDelivers(t *testing.T) {
 	svc := &corev1.Service{ObjectMeta: meta("web")}
 	svc.ManagedFields = []metav1.ManagedFieldsEntry{{Manager: "kubectl"}}
-	svc.Annotations = map[string]string{"drop": "this", source.AnnotationPrefix + "keep": "this"}
+	svc.Annotations = map[string]string{"drop": "this", service.AnnotationPrefix + "keep": "this"}
 	client := fake.NewClientset(svc)
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()

@@ -148,7 +148,7 @@ func (m *machine) openOther(ctx context.Context, choice nat.Choice, families []i
 	m.Leftovers.Programs = choice.Other.String()
 	m.Leftovers.Unseen = choice.Unseen
 	if choice.Unseen {
-		klog.FromContext(ctx).Info("Cannot read the other iptables back end, its programs are not installed", "used", choice.Use.String())
+		klog.FromContext(ctx).Info("Cannot read the other iptables back end because its programs are not installed", "used", choice.Use.String())
 	}
 	if !choice.HasOther {
 		return

@@ -16,7 +16,7 @@ import (
 
 // errConfigChanged ends the process so that its supervisor restarts it with the new
 // configuration, as kube-proxy does. The kernel continues to serve meanwhile.
-var errConfigChanged = errors.New("the configuration file has changed, restart to apply it")
+var errConfigChanged = errors.New("the configuration file has changed: exiting, so that a restart applies it")
 
 // untilConfigChanges cancels the context when the file changes and is valid. An invalid file
 // is ignored: a new process could not start with it, and changes of Services would no longer

@@ -61,7 +61,7 @@ func portOf(s *service.Service, wanted string) (service.Port, error) {
 	case wanted != "":
 		return service.Port{}, fmt.Errorf("has no port %s, but %s", wanted, strings.Join(have, ", "))
 	case len(have) > 1:
-		return service.Port{}, fmt.Errorf("has more than one port, name one of %s", strings.Join(have, ", "))
+		return service.Port{}, fmt.Errorf("has more than one port: name one of %s", strings.Join(have, ", "))
 	}
 	return s.Ports[0], nil
 }

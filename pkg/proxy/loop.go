@@ -77,12 +77,12 @@ func (p *Proxy) changed(ctx context.Context, now time.Time, w *work) {
 	vips := slices.DeleteFunc(slices.Clone(w.removals), func(l routing.Removal) bool { return !l.Addr.IsValid() })
 	for _, l := range w.removals {
 		if !l.Addr.IsValid() {
-			logger.Info("Another program deleted a policy rule of ours, it was added again", "rule", l.Rule.String())
+			logger.Info("Restored a policy rule that another program deleted", "rule", l.Rule.String())
 		}
 	}
 	n := p.reconciler.Changed(now, reconcile.External{Removed: vips, MaybeDeleted: w.maybeDeleted, Rules: w.rules})
 	if n > 0 {
-		logger.Info("VIPs were deleted, adding them again", "count", n)
+		logger.Info("Restoring VIPs that another program deleted", "count", n)
 	}
 	if n += len(w.removals) - len(vips); n > 0 {
 		p.Meter.Restored(n)
@@ -102,7 +102,7 @@ func (p *Proxy) step(ctx context.Context, now time.Time) reconcile.StepResult {
 		maps.Copy(p.dirty, p.noScheduler) // a module may have been loaded
 	}
 	if len(done.Demanded) > 0 {
-		klog.FromContext(ctx).Info("A connection needed rules that are written on demand, they were written", "sets", done.Demanded)
+		klog.FromContext(ctx).Info("Wrote rules on demand, because a packet needed them", "sets", done.Demanded)
 	}
 	switch {
 	case len(done.Demanded) > 0 || done.Retried:

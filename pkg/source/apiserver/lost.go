@@ -172,7 +172,7 @@ func (l *lostNodes) run(ctx context.Context) {
 		for _, node := range l.due(time.Now()) {
 			lost, err := l.check(ctx, node)
 			if err != nil {
-				klog.FromContext(ctx).V(2).Info("Cannot read the Node of a node without ready endpoints, retrying", "node", node, "error", err.Error())
+				klog.FromContext(ctx).V(2).Info("Cannot read the Node of a node without ready endpoints, retrying", "node", node, "err", err)
 			}
 			l.note(node, lost, err)
 		}

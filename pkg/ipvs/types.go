@@ -84,6 +84,17 @@ type Service struct {
 // State is all of IPVS in one network namespace, or a part of it.
 type State map[Key]Service
 
+// WithoutPlaces returns a copy whose places are 0. Two states that differ only in the order of
+// the kernel's list are equal without their places.
+func (s State) WithoutPlaces() State {
+	c := make(State, len(s))
+	for key, v := range s {
+		v.Place = 0
+		c[key] = v
+	}
+	return c
+}
+
 // Connections counts a real server's entries in the connection table.
 type Connections struct {
 	Active   int // TCP: established

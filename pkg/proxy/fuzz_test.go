@@ -172,7 +172,7 @@ func programTogether(t *testing.T, others ...*bad) together {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return together{servers, sets}
+	return together{servers.WithoutPlaces(), sets}
 }
 
 // fuzzInventory returns a node with a single interface.

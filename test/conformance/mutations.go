@@ -59,8 +59,8 @@ var Mutations = []Mutation{
 		`fmt.Sprintf("MARK --set-xmark %#[1]x/%#[1]x", masq)`, `fmt.Sprintf("MARK --set-xmark 0x0/%#x", masq)`,
 	}, {
 		"served ports of an external IP are left to another device", "ruleset.go",
-		"KUBE-IPVS-INSIDE\"))\n\t}\n\tfor _, set := range r.used(LoadBalancer, ExternalIP, ExternalIPLocal)",
-		"KUBE-IPVS-INSIDE\"))\n\t}\n\tfor _, set := range r.used(LoadBalancer, ExternalIPLocal)",
+		"chainInside))\n\t}\n\tfor _, set := range r.used(LoadBalancer, ExternalIP, ExternalIPLocal)",
+		"chainInside))\n\t}\n\tfor _, set := range r.used(LoadBalancer, ExternalIPLocal)",
 	},
 }
 

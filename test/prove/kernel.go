@@ -163,9 +163,11 @@ func (k *Kernel) Observed(family ip.Family) (*trace.Node, error) {
 	if n.Sets, err = k.IPSet.Observe(func(string) bool { return true }); err != nil {
 		return nil, err
 	}
-	if n.IPVS, err = k.IPVS.Observe(); err != nil {
+	servers, err := k.IPVS.Observe()
+	if err != nil {
 		return nil, err
 	}
+	n.IPVS = servers.WithoutPlaces()
 	inv, err := k.Routing.Inventory()
 	if err != nil {
 		return nil, err

@@ -78,6 +78,7 @@ type Facts struct {
 	Primary          map[ip.Family]netip.Addr // the node's own address
 	NodePorts        []netip.Addr             // addresses that node ports are served on
 	NodeIPs          sets.Set[netip.Addr]     // addresses on any interface except kube-ipvs0
+	OwnIPs           sets.Set[netip.Addr]     // the node's own addresses; see ownAddresses
 	PreferRoutes     bool                     // more Services than AddressesAtMost
 	Listeners        sets.Set[routing.Listener]
 	Loopback         sets.Set[routing.Listener] // sockets on the loopback address; see loopbackListeners
@@ -127,6 +128,7 @@ func NewFacts(cfg *Config, n *Node) Facts {
 		APIServer: sets.New(n.APIServer...),
 		Peers:     sets.New(n.Inventory.Peers...),
 	}
+	f.OwnIPs = sets.New(ownAddresses(cfg, n)...)
 	f.DummyListeners = dummyListeners(n)
 	f.Loopback = loopbackListeners(n.Listeners)
 	for _, family := range cfg.Families {
@@ -156,6 +158,15 @@ func linkAddresses(n *Node) []netip.Addr {
 		}
 	}
 	return out
+}
+
+// ownAddresses returns the addresses of the Node object and the configured one. Others on the
+// node's interfaces may be those of a load balancer. It returns none without a Node object.
+func ownAddresses(cfg *Config, n *Node) []netip.Addr {
+	if len(n.Addresses) == 0 {
+		return nil
+	}
+	return append(slices.Clone(n.Addresses), cfg.NodeAddress)
 }
 
 // primary returns the configured address, else the Node object's, or, without a Node object,
@@ -239,7 +250,7 @@ func DiffFacts(a, b *Facts) Deps {
 	if !a.NodeIPs.Equal(b.NodeIPs) {
 		d |= OnNodeIPs
 	}
-	if !maps.Equal(a.Primary, b.Primary) {
+	if !maps.Equal(a.Primary, b.Primary) || !a.OwnIPs.Equal(b.OwnIPs) {
 		d |= OnPrimary
 	}
 	if a.PreferRoutes != b.PreferRoutes {

@@ -17,7 +17,11 @@ import (
 // any port on a node address that a local process listens on, such as sshd or the kubelet.
 // Other ports on node addresses are allowed: clusters without a load balancer expose Services
 // that way.
-func (b *serviceBuilder) mayServe(field string, key ipvs.Key) bool {
+//
+// Some load balancers add their IPs to an interface of the node (kube-vip, PureLB). There a
+// process that listens on all addresses keeps no port, as under kube-proxy: it is for the
+// node's own addresses.
+func (b *serviceBuilder) mayServe(field string, key ipvs.Key, precedence Precedence) bool {
 	b.plan.Deps |= OnAPIServer | OnNodeIPs
 	if key.Protocol == ip.TCP && b.facts.APIServer.Has(netip.AddrPortFrom(key.Addr, key.Port)) {
 		b.reject(field, "%s is the address of the API server", key)
@@ -31,12 +35,23 @@ func (b *serviceBuilder) mayServe(field string, key ipvs.Key) bool {
 		return true
 	}
 	b.plan.Deps |= OnListeners
-	if b.facts.listens(key) {
+	listens := b.facts.listens(key)
+	if precedence == FromStatus {
+		b.plan.Deps |= OnPrimary
+		if b.facts.mayBeLoadBalancers(key.Addr) {
+			listens = b.facts.listensAt(key, key.Addr)
+		}
+	}
+	if listens {
 		b.reject(field, "%s: a program on node %s listens on this port", key, b.facts.NodeName)
 		return false
 	}
 	return true
 }
+
+// mayBeLoadBalancers reports whether an address of the node may be one that a load balancer has
+// added: it is known not to be the node's own.
+func (f *Facts) mayBeLoadBalancers(a netip.Addr) bool { return len(f.OwnIPs) > 0 && !f.OwnIPs.Has(a) }
 
 // controlPlanePorts are the ports of etcd, the kubelet, the controller manager and the
 // scheduler. Other ports of a node that runs an API server are available to Services,
@@ -56,12 +71,15 @@ func (f *Facts) isAPIServer(a netip.Addr) bool {
 // listens reports whether a local process listens on an address and port. A socket on
 // :: is assumed to accept IPv4 as well, as is the default.
 func (f *Facts) listens(key ipvs.Key) bool {
-	for _, a := range []netip.Addr{key.Addr, key.Family().Unspecified(), ip.IPv6.Unspecified()} {
-		if f.Listeners.Has(routing.Listener{Protocol: key.Protocol, Addr: a, Port: key.Port}) {
-			return true
-		}
-	}
-	return false
+	return f.listensAt(key, key.Addr, key.Family().Unspecified(), ip.IPv6.Unspecified())
+}
+
+// listensAt reports whether a local process has a socket bound to one of the addresses, on
+// the port of key.
+func (f *Facts) listensAt(key ipvs.Key, addresses ...netip.Addr) bool {
+	return slices.ContainsFunc(addresses, func(a netip.Addr) bool {
+		return f.Listeners.Has(routing.Listener{Protocol: key.Protocol, Addr: a, Port: key.Port})
+	})
 }
 
 // reject records that a field is not served, with the reason.

@@ -79,6 +79,60 @@ func TestForbiddenExternalIPs(t *testing.T) {
 	}
 }
 
+// TestLoadBalancerIPOnInterface uses an address of the node's interface as a LoadBalancer IP, on
+// port 22, on which a program listens. kube-vip and PureLB add LoadBalancer IPs to interfaces.
+// Only at the node's own addresses does a program keep the port that listens on all of them.
+func TestLoadBalancerIPOnInterface(t *testing.T) {
+	const own, vip = "192.168.0.11", "192.168.0.200"
+	for _, tc := range []struct {
+		name, listens, address string
+		node                   []string // addresses of the Node object
+		external, served       bool
+	}{
+		{"on all addresses, a VIP", "0.0.0.0", vip, []string{own}, false, true},
+		{"on all addresses of both families, a VIP", "::", vip, []string{own}, false, true},
+		{"on the VIP", vip, vip, []string{own}, false, false},
+		{"on another address, a VIP", own, vip, []string{own}, false, true},
+		{"on all addresses, the node's own", "0.0.0.0", own, []string{own}, false, false},
+		{"on all addresses, no Node object", "0.0.0.0", vip, nil, false, false},
+		{"on all addresses, an external IP", "0.0.0.0", vip, []string{own}, true, false},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			cfg := plan.Config{NodeName: "node1", Families: ip.Families, Scheduler: "rr", VIPs: plan.VIPs{ClusterIPs: plan.ClaimAddress, LoadBalancers: plan.ClaimAuto, ExternalIPs: plan.ClaimAuto}}
+			n := plan.Node{
+				Inventory: routing.Inventory{Links: []routing.Link{{Index: 2, Name: "eth0", Up: true, Addresses: []routing.Address{
+					{Prefix: netip.MustParsePrefix(own + "/24"), Global: true}, {Prefix: netip.MustParsePrefix(vip + "/32"), Global: true},
+				}}}},
+				Listeners: []routing.Listener{{Protocol: ip.TCP, Addr: netip.MustParseAddr(tc.listens), Port: 22}},
+			}
+			for _, a := range tc.node {
+				n.Addresses = append(n.Addresses, netip.MustParseAddr(a))
+			}
+			s := service.Service{
+				ClusterIPs: []netip.Addr{netip.MustParseAddr("10.96.0.10")},
+				Ports:      []service.Port{{Protocol: ip.TCP, Port: 22}},
+			}
+			if tc.external {
+				s.ExternalIPs = []netip.Addr{netip.MustParseAddr(tc.address)}
+			} else {
+				s.LoadBalancers = []netip.Addr{netip.MustParseAddr(tc.address)}
+			}
+			facts := plan.NewFacts(&cfg, &n)
+			part := plan.ForService(&cfg, &facts, &s)
+			served := slices.ContainsFunc(part.VirtualServers, func(vs plan.VirtualServer) bool { return vs.Key.Addr.String() == tc.address })
+			if served != tc.served || (len(part.Rejected) == 0) != tc.served {
+				t.Errorf("served: %t, rejected %q; want %t", served, part.Rejected, tc.served)
+			}
+			unknown := n
+			unknown.Addresses = []netip.Addr{netip.MustParseAddr("192.168.0.12")}
+			other := plan.NewFacts(&cfg, &unknown)
+			if plan.DiffFacts(&facts, &other)&part.Deps == 0 && !tc.external {
+				t.Error("the plan does not depend on the addresses of the Node object")
+			}
+		})
+	}
+}
+
 // TestNodeLocalDNSCache checks that a program that listens on exactly a cluster IP, on
 // a dummy interface, keeps that port while it listens. Neither the interface alone nor
 // a program that listens on all addresses does.

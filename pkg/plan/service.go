@@ -246,7 +246,7 @@ func (b *serviceBuilder) addExternalIPs(family ip.Family, p *service.Port, eps c
 		if slices.Contains(b.service.LoadBalancers, a) {
 			precedence = FromStatus
 		}
-		if b.mayServe("spec.externalIPs", key) && b.addExternal(key, precedence, eps, false) {
+		if b.mayServe("spec.externalIPs", key, precedence) && b.addExternal(key, precedence, eps, false) {
 			b.addMember(set, entryOf(key))
 			b.claimShared(b.cfg.VIPs.ExternalIPs, b.last())
 		}
@@ -256,7 +256,7 @@ func (b *serviceBuilder) addExternalIPs(family ip.Family, p *service.Port, eps c
 func (b *serviceBuilder) addLoadBalancers(family ip.Family, p *service.Port, eps chosen) {
 	for _, a := range ofFamily(b.service.LoadBalancers, family) {
 		key := ipvs.Key{Protocol: p.Protocol, Addr: a, Port: p.Port}
-		if b.mayServe("status.loadBalancer.ingress", key) && b.addExternal(key, FromStatus, eps, false) {
+		if b.mayServe("status.loadBalancer.ingress", key, FromStatus) && b.addExternal(key, FromStatus, eps, false) {
 			b.addMember(LoadBalancer, entryOf(key))
 			if b.keepsClient() {
 				b.addMember(LoadBalancerLocal, entryOf(key))

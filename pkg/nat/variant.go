@@ -37,8 +37,8 @@ func (v Variant) String() string {
 // Choice is the variant that a node uses.
 type Choice struct {
 	Use Variant
-	// Other is the other variant, if its programs are installed: kube-proxy may have
-	// left rules in it.
+	// Other is the other variant, if its programs are installed and the kernel supports it:
+	// kube-proxy may have left rules in it.
 	Other    Variant
 	HasOther bool
 	// Unseen reports that the kernel may have rules of the variant whose programs are
@@ -77,9 +77,7 @@ func Choose() (Choice, error) {
 	case !nft:
 		return Choice{Use: Legacy, Unseen: true, Why: "the only one installed"}, nil
 	}
-	c, err := decide(savedBy)
-	c.HasOther = err == nil
-	return c, err
+	return decide(savedBy)
 }
 
 func hasPrograms(v Variant) bool {
@@ -112,14 +110,14 @@ func hasLegacyTables(family ip.Family) bool {
 // one table, or for all (""). A family that cannot be read counts as empty: the caller
 // reports the error when it reads the rules.
 func decide(saved func(v Variant, family ip.Family, table Table) (string, error)) (Choice, error) {
+	var noNFT error
 	use := func(v Variant, why string) (Choice, error) {
 		other := NFT
 		if v == NFT {
 			other = Legacy
 		}
-		return Choice{Use: v, Other: other, Why: why}, nil
+		return Choice{Use: v, Other: other, HasOther: noNFT == nil, Why: why}, nil
 	}
-	var noNFT error
 	for _, v := range []Variant{NFT, Legacy} {
 		for _, family := range ip.Families {
 			if v == Legacy && !hasLegacyTables(family) {
@@ -194,10 +192,12 @@ func plainIsLegacy() bool {
 }
 
 // noBackEnd reports whether an error says that the kernel does not support a program's
-// back end.
+// back end. If the kernel lacks nf_tables but has nfnetlink, which also serves sets, it answers
+// the first request of iptables-nft with EINVAL.
 func noBackEnd(err error) bool {
 	var r *refusal
-	return errors.As(err, &r) && strings.Contains(r.output, "Protocol not supported")
+	return errors.As(err, &r) && (strings.Contains(r.output, "Protocol not supported") ||
+		strings.Contains(r.output, "Could not fetch rule set generation id: Invalid argument"))
 }
 
 // NoIPv6 reports whether an error of the IPv6 programs means that there is no IPv6: no

@@ -25,6 +25,7 @@ func TestDecide(t *testing.T) {
 		err    error
 	}
 	noNFT := &refusal{output: "iptables-nft-save: Failed to initialize nft: Protocol not supported"}
+	noGeneration := &refusal{output: "iptables-nft-save v1.8.9 (nf_tables): Could not fetch rule set generation id: Invalid argument"}
 	for name, test := range map[string]struct {
 		nft, legacy back
 		noLegacy    bool // the kernel has no legacy tables
@@ -43,6 +44,8 @@ func TestDecide(t *testing.T) {
 		"nft cannot be read":              {nft: back{err: errors.New("killed"), rules: 9}, legacy: back{rules: 3}, want: Legacy},
 		"no nf_tables":                    {nft: back{err: noNFT}, noLegacy: true, want: Legacy},
 		"no nf_tables, rules in legacy":   {nft: back{err: noNFT}, legacy: back{rules: 3}, want: Legacy},
+		"nfnetlink without nf_tables":     {nft: back{err: noGeneration}, noLegacy: true, want: Legacy},
+		"no nf_tables, kubelet's chains":  {nft: back{err: noGeneration}, legacy: back{mangle: [2]string{hint}}, want: Legacy},
 		"a name that only begins so":      {nft: back{mangle: [2]string{":KUBE-IPTABLES-HINTS - [0:0]"}, rules: 1}, legacy: back{rules: 2}, want: Legacy},
 		"legacy's tables are not trusted": {legacy: back{mangle: [2]string{canary}}, noLegacy: true, want: NFT},
 	} {
@@ -73,7 +76,8 @@ func TestDecide(t *testing.T) {
 				return "", nil
 			})
 			other := map[Variant]Variant{NFT: Legacy, Legacy: NFT}[test.want]
-			if err != nil || got.Use != test.want || got.Other != other || got.Why == "" {
+			supported := test.nft.err != error(noNFT) && test.nft.err != error(noGeneration)
+			if err != nil || got.Use != test.want || got.Other != other || got.HasOther != supported || got.Why == "" {
 				t.Errorf("%v, %+v, want %s", err, got, test.want)
 			}
 		})

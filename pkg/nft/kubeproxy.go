@@ -5,6 +5,7 @@ import (
 
 	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
 	"github.com/kube-ipvs/kube-ipvs/pkg/kernel"
+	"github.com/kube-ipvs/kube-ipvs/pkg/kernel/generation"
 )
 
 // KubeProxy is the set of families that have a table of kube-proxy's nftables mode. After
@@ -38,9 +39,12 @@ func (s KubeProxy) Removals() []KubeProxyChange {
 // acts on the network namespace of the calling thread.
 type KubeProxyTables struct{ *client }
 
-// NewKubeProxyTables returns an error if nft is not installed; then kube-proxy cannot
-// have run in nftables mode either.
+// NewKubeProxyTables returns an error if nft is not installed or the kernel has no nf_tables;
+// then kube-proxy cannot have run in nftables mode either.
 func NewKubeProxyTables() (*KubeProxyTables, error) {
+	if err := generation.Supported(); err != nil {
+		return nil, err
+	}
 	c, err := newClient(KubeProxyTable)
 	if err != nil {
 		return nil, err

@@ -146,3 +146,51 @@ func withhold(t *testing.T, module string) {
 		}
 	})
 }
+
+// TestMissingNFTables starts on a kernel without nf_tables, where iptables-legacy and the
+// program nft are installed, as in the image. The node serves.
+func TestMissingNFTables(t *testing.T) {
+	unload(t, "nf_tables")
+	node, flags := loneNode(t)
+	out, err := node.TryExec("nft", "list", "tables")
+	if err == nil {
+		t.Fatalf("nft works:\n%s", out)
+	}
+	t.Logf("nft list tables: %v: %s", err, out)
+	p := node.StartProxy(func(*lab.Process) error { return hasCompared(node, 2) }, append(flags, "--ipvs-sync-period", "1s")...)
+	if servers := node.Exec("ipvsadm", "-Ln"); !strings.Contains(servers, "10.96.1.1:80") {
+		t.Errorf("virtual servers:\n%s", servers)
+	}
+	if rules := node.Exec("iptables-legacy-save"); !strings.Contains(rules, "KUBE-SERVICES") {
+		t.Errorf("rules:\n%s", rules)
+	}
+	if code, found := node.RunProxy("doctor"); code > 1 {
+		t.Errorf("kube-ipvs doctor ended with %d:\n%s", code, found)
+	}
+	if log := p.Log(); strings.Contains(log, "cannot be read") || strings.Contains(log, "Cannot read") {
+		t.Errorf("the log tells of what the kernel does not have:\n%s", log)
+	}
+	p.Stop()
+	if code, output := node.RunProxy("--cleanup"); code != 0 {
+		t.Errorf("kube-ipvs --cleanup ended with %d:\n%s", code, output)
+	}
+}
+
+// unload withholds a module that other modules use, and unloads those.
+func unload(t *testing.T, module string) {
+	t.Helper()
+	for range 8 {
+		out, err := os.ReadFile("/proc/modules")
+		if err != nil {
+			t.Fatal(err)
+		}
+		for line := range strings.Lines(string(out)) {
+			if words := strings.Fields(line); words[0] == module && words[3] != "-" {
+				for _, user := range strings.FieldsFunc(words[3], func(r rune) bool { return r == ',' }) {
+					_ = exec.Command("rmmod", user).Run()
+				}
+			}
+		}
+	}
+	withhold(t, module)
+}

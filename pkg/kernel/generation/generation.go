@@ -5,6 +5,7 @@ package generation
 import (
 	"encoding/binary"
 	"errors"
+	"fmt"
 	"sync"
 
 	"github.com/vishvananda/netlink/nl"
@@ -124,6 +125,16 @@ func Last() (uint32, error) {
 		}
 	}
 	return 0, errors.New("nf_tables does not report its generation")
+}
+
+// Supported returns an error if the kernel has no nf_tables and cannot load it: without a
+// receiver, nfnetlink answers with EINVAL (nfnetlink_rcv_msg). Any other error of the kernel may
+// be temporary, and does not count.
+func Supported() error {
+	if _, err := Last(); errors.Is(err, unix.EINVAL) || errors.Is(err, unix.EPROTONOSUPPORT) {
+		return fmt.Errorf("the kernel has no nf_tables: %w", err)
+	}
+	return nil
 }
 
 // Of returns the number of a transaction from its notification.

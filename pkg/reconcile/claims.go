@@ -35,6 +35,25 @@ func (f *flush) keepsClaim(addr netip.Addr) bool {
 	return f.otherRulesServe() && f.isClaimed(addr, func(v *vipRecord) bool { return !v.wanted() })
 }
 
+// claimAgain adds the routes of VIPs that are local by a route of an earlier configuration. Rules
+// that set the mark of this configuration, not of that one, may replace the others only then.
+func (f *flush) claimAgain() {
+	if len(f.staleRoutes) == 0 || !f.pruning {
+		return
+	}
+	local := map[netip.Addr]bool{}
+	for route := range f.staleRoutes {
+		local[route.Dst.Addr()] = true
+	}
+	var again []*vipRecord
+	for v := range f.vips.allDirty() {
+		if v.wanted() && !v.exists && local[v.key.Addr] {
+			again = append(again, v)
+		}
+	}
+	f.changeVIPs(again, true)
+}
+
 // claimOfSet returns the claim that a member of claimSets is for.
 func (f *flush) claimOfSet(m *member) (plan.ClaimMode, bool) {
 	set, family := f.sets.list[m.key.set].name, ip.Of(m.key.addr)

@@ -17,7 +17,8 @@ import (
 // flush is one pass over the dirty keys.
 type flush struct {
 	*Reconciler
-	problems Problems
+	problems   Problems
+	nodeFailed bool // part of the node's state was refused
 }
 
 // Flush writes all differences. Rules for sets that come into use precede their members; rules
@@ -39,11 +40,15 @@ func (r *Reconciler) Flush() Problems {
 func (r *Reconciler) flush() Problems {
 	f := &flush{Reconciler: r}
 	f.flushNode()
+	if f.waitsForPrune() {
+		return f.problems
+	}
 	f.addMembers()
 	f.deleteClientIPMembers()
 	f.flushServers()
 	f.addMembers() // those that waited for a virtual server
 	f.flushVIPs()
+	f.deleteReplaced()
 	f.deleteServers()
 	f.deleteMembers()
 	if !f.flows.failed {

@@ -110,11 +110,12 @@ func (f *flush) flushNode() {
 	f.flushAll(f.loopback())
 	f.detectCurrentRules()
 	if f.otherRulesServe() {
-		if len(f.owned) > 0 {
+		if len(f.owned) > 0 && !f.waitsForPrune() {
 			f.flushAll(f.mangle()...)
 		}
 	} else {
-		f.addMembers() // those that the rules need are the node's own
+		f.addMembers() // those that the rules need: the node's own and, after waitsForPrune, all
+		f.claimAgain()
 		if !f.pruning {
 			// A killed process may have left placeholder rules, which drop packets that need
 			// rules of table mangle. They stay until those are written.
@@ -124,12 +125,21 @@ func (f *flush) flushNode() {
 		f.rulesCurrent = true // from now on the rules in the kernel are the plan's
 		f.flushAll(f.staleRules())
 	}
-	if f.pruning {
-		f.flushAll(f.routesToDelete(), f.kubeProxyTables())
-		f.flushAll(f.leftovers()...)
-	}
-	f.node.dirty = len(f.problems) > before || f.hasDeferredRemovals()
+	f.nodeFailed = len(f.problems) > before
+	f.node.dirty = f.nodeFailed || f.hasDeferredRemovals()
 	f.noteOmissions(time.Now())
+}
+
+// deleteReplaced deletes what served instead of our rules and claims, now that every Service is
+// served without it.
+func (f *flush) deleteReplaced() {
+	if !f.pruning || !f.node.dirty {
+		return
+	}
+	before := len(f.problems)
+	f.flushAll(f.routesToDelete(), f.staleRules(), f.kubeProxyTables())
+	f.flushAll(f.leftovers()...)
+	f.node.dirty = f.nodeFailed || len(f.problems) > before || f.hasDeferredRemovals()
 }
 
 // nodeDifferences returns how many of the node's objects are missing or stale.

@@ -58,6 +58,7 @@ type Reconciler struct {
 	cuts          []Cut                                     // since the last call of takeCuts
 	toCheck       []*server                                 // virtual servers that this round of spot checks has not checked yet
 	largeSet      int                                       // the large set that the last spot check counted
+	foundServers  bool                                      // Load found virtual servers of ours or kube-proxy's
 	rulesCurrent  bool                                      // the rules in the kernel are the plan's
 	pruning       bool                                      // all Services are known: undesired state may be deleted
 	vipsRemoved   bool                                      // desired VIPs were deleted, and are to be claimed again

@@ -119,6 +119,7 @@ func (r *Reconciler) Load() (virtualServers int, err error) {
 		}
 	}
 	r.compareAt = time.Time{} // everything has just been read
+	r.foundServers = r.servers.existing > 0
 	return r.servers.existing, nil
 }
 

@@ -28,6 +28,18 @@ func (f *flush) otherRulesServe() bool {
 	return false
 }
 
+// waitsForPrune reports whether the virtual servers, members and VIPs in the kernel stay as they
+// are until every Service is known, because other rules serve them. Those rules need not match
+// every set: both kube-proxy and we write a rule once its set has a member. Connections to the
+// first Service of a kind, or to the other endpoints after externalTrafficPolicy changed, would
+// not be masqueraded. Prune follows within moments; then all members are added, the rules are
+// replaced, and the virtual servers change. In iptables mode kube-proxy's rules translate packets
+// before IPVS sees them, so the virtual servers are added beside them.
+func (f *flush) waitsForPrune() bool {
+	iptables := func(family ip.Family) bool { return f.successor(family) == &iptablesMode }
+	return f.foundServers && f.otherRulesServe() && !slices.ContainsFunc(ip.Families, iptables)
+}
+
 // servicesChain returns the chain where our rules begin, as kube-proxy's do in iptables and
 // IPVS mode.
 func servicesChain(family ip.Family) nat.Chain {
@@ -62,7 +74,7 @@ func (r *Reconciler) rulesWritten(family ip.Family) bool {
 
 // hasDeferredRemovals reports whether a removal waits until every Service is served.
 func (f *flush) hasDeferredRemovals() bool {
-	return f.otherRulesServe() || !f.pruning && (len(f.cached.kubeProxy) > 0 || differences(f.leftovers()) > 0 || len(f.staleRoutes) > 0)
+	return f.otherRulesServe() || len(f.cached.kubeProxy) > 0 || differences(f.leftovers()) > 0 || len(f.staleRoutes) > 0
 }
 
 // routesToDelete are the routes of an earlier configuration. They are deleted once every VIP
@@ -85,8 +97,6 @@ func (r *Reconciler) routesToDelete() nodeSection {
 // a lookup of its own table, or their other ports.
 func (r *Reconciler) stillServes(rule routing.Rule) bool {
 	switch {
-	case r.pruning:
-		return false
 	case rule.Action == routing.SkipLocal:
 		return len(r.staleRoutes) > 0
 	case rule.Action != routing.Lookup:

@@ -2,12 +2,14 @@ package reconcile
 
 import (
 	"errors"
+	"net/netip"
 	"strings"
 	"testing"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
+	"github.com/kube-ipvs/kube-ipvs/pkg/nat"
 	"github.com/kube-ipvs/kube-ipvs/pkg/nft"
 	"github.com/kube-ipvs/kube-ipvs/pkg/plan"
 )
@@ -186,5 +188,35 @@ func TestCrashWhileSetsComeIntoUse(t *testing.T) {
 			return nil
 		}
 		w.startAs(cluster(s))
+	}
+}
+
+// Rules of another version or of kube-proxy do not match the sets of the first Service of a kind.
+// Before our rules are written, its virtual servers must not exist, and an address under
+// externalTrafficPolicy Local must not get endpoints of other nodes.
+func TestTakeOverWaitsForRules(t *testing.T) {
+	before := loadBalancer("a", "10.96.0.1", vip, here)
+	before.ExternalLocal, before.Ports[0].Endpoints[0].Node = true, "node1"
+	after := loadBalancer("a", "10.96.0.1", vip, here, "10.244.9.9:8000")
+	first := clusterIP("b", "10.96.0.2", "10.244.9.9:8000")
+	first.ExternalIPs = []netip.Addr{netip.MustParseAddr("198.51.100.7")}
+
+	w := newWorld(t)
+	if err := w.start(before).Err(); err != nil {
+		t.Fatal(err)
+	}
+	rules := strings.ReplaceAll(w.NAT[ip.IPv4].Save(), "-j KUBE-MARK-MASQ", `-m comment --comment "of another version" -j KUBE-MARK-MASQ`)
+	w.NAT[ip.IPv4] = nat.NewFake(ip.IPv4)
+	if err := w.NAT[ip.IPv4].Restore(rules); err != nil {
+		t.Fatal(err)
+	}
+	w.order = nil
+	w.NAT[ip.IPv4].Refuse = func(c nat.Change) error { return w.asked(c.String()) }
+	w.startAs(after, first)
+	replaced := w.position("write chain IPv4 nat/KUBE-SERVICES")
+	for _, change := range []string{"add virtual server TCP 198.51.100.7:80", "add real server 10.244.9.9:8000 to TCP " + vip + ":80"} {
+		if at := w.position(change); replaced < 0 || at < replaced {
+			t.Errorf("change %d is %q, change %d replaces the rules, in\n%s", at, change, replaced, strings.Join(w.order, "\n"))
+		}
 	}
 }

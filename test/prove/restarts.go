@@ -74,5 +74,8 @@ func updatesOf(s *Scenario) []Update {
 	if slices.Contains(restarted, s.Name) {
 		return slices.Concat(Updates, Restarts)
 	}
+	if s.Name == "restarts" {
+		return slices.Concat(Updates, Additions, Takeovers())
+	}
 	return Updates
 }

@@ -28,6 +28,8 @@ type Update struct {
 	Name    string
 	Apply   func(*Scenario) bool // false: the update does not apply to the scenario
 	Restart bool                 // of the configuration, which the next process has
+
+	leave func(*Product) error // what the kernel has before a restart; nil: the state of this version
 }
 
 // clone copies what updates change.
@@ -253,12 +255,17 @@ func (r *running) change() error {
 
 // begin programs a scenario. If the update changes the network, another program has made that
 // change before: the update starts from the old rules on the new network.
-func begin(from, to *Scenario, restart bool) (*running, error) {
+func begin(from, to *Scenario, u Update) (*running, error) {
 	p, err := NewProduct(from)
 	if err != nil {
 		return nil, err
 	}
-	return enter(p, from, to, restart), nil
+	if u.leave != nil {
+		if err := u.leave(p); err != nil {
+			return nil, err
+		}
+	}
+	return enter(p, from, to, u.Restart), nil
 }
 
 // enter prepares a process that has programmed a scenario for an update to another one.
@@ -320,7 +327,7 @@ func CheckUpdate(s *Scenario, u Update, family ip.Family) (out UpdateResult, err
 	if !u.Apply(to) {
 		return out, nil
 	}
-	r, err := begin(s, to, u.Restart)
+	r, err := begin(s, to, u)
 	if err != nil {
 		return out, err
 	}
@@ -356,7 +363,7 @@ func CheckUpdate(s *Scenario, u Update, family ip.Family) (out UpdateResult, err
 // of the change, it evaluates the classes in all states.
 func (out *UpdateResult) crashes(c *comparison, u Update, family ip.Family, want, orWant *trace.Node) error {
 	for write := range out.States {
-		r, err := begin(c.from, c.to, u.Restart)
+		r, err := begin(c.from, c.to, u)
 		if err != nil {
 			return err
 		}

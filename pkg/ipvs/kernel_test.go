@@ -365,6 +365,59 @@ func BenchmarkObserve(b *testing.B) {
 	}
 }
 
+// BenchmarkAddBesideDeleted adds real servers one by one after others were deleted, which the
+// kernel still keeps and looks each added one up among (ip_vs_trash_get_dest in
+// net/netfilter/ipvs/ip_vs_ctl.c). BenchmarkUpdateBesideDeleted changes a weight, which needs no
+// such look-up.
+func BenchmarkAddBesideDeleted(b *testing.B) {
+	besideDeleted(b, func(c *client, n int) Change {
+		return Change{Op: AddRealServer, Key: tcp1, Dest: manyDests(100000 + n), RealServer: RealServer{Weight: 1}}
+	})
+}
+
+func BenchmarkUpdateBesideDeleted(b *testing.B) {
+	besideDeleted(b, func(c *client, n int) Change {
+		return Change{Op: UpdateRealServer, Key: tcp1, Dest: manyDests(99999), RealServer: RealServer{Weight: 1 + n%2}}
+	})
+}
+
+func besideDeleted(b *testing.B, change func(c *client, n int) Change) {
+	for _, deleted := range []int{0, 1000, 10000, 60000} {
+		b.Run(fmt.Sprint(deleted), func(b *testing.B) {
+			c := openKernel(b)
+			mustApply(b, c, Diff(nil, State{tcp1: service("rr")}))
+			mustApply(b, c, []Change{{Op: AddRealServer, Key: tcp1, Dest: manyDests(99999), RealServer: RealServer{Weight: 1}}})
+			// In portions: the kernel searches all real servers of a virtual server too.
+			for part := range slices.Chunk(slices.Collect(seq(deleted)), 100) {
+				var add, remove []Change
+				for _, i := range part {
+					add = append(add, Change{Op: AddRealServer, Key: tcp1, Dest: manyDests(i), RealServer: RealServer{Weight: 1}})
+					remove = append(remove, Change{Op: DeleteRealServer, Key: tcp1, Dest: manyDests(i)})
+				}
+				mustApply(b, c, add)
+				mustApply(b, c, remove)
+			}
+			for n := 0; b.Loop(); n++ {
+				mustApply(b, c, []Change{change(c, n)})
+			}
+		})
+	}
+}
+
+func seq(n int) func(func(int) bool) {
+	return func(yield func(int) bool) {
+		for i := range n {
+			if !yield(i) {
+				return
+			}
+		}
+	}
+}
+
+func manyDests(i int) netip.AddrPort {
+	return netip.AddrPortFrom(netip.AddrFrom4([4]byte{192, byte(i >> 16), byte(i >> 8), byte(i)}), 80)
+}
+
 // deleteAll deletes immediately what the kernel would delete some time after the network
 // namespace ends.
 func deleteAll(c *client) []Change {

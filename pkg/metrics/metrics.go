@@ -136,7 +136,7 @@ func newRecorder() *Recorder {
 		virtualServers: gauge(ours, "virtual_servers", "Programmed IPVS virtual servers."),
 		realServers:    gauge(ours, "real_servers", "Programmed IPVS real servers, including draining ones."),
 		draining: gauge(ours, "draining_real_servers",
-			"IPVS real servers with weight 0 that still have connections."),
+			"IPVS real servers with weight 0 that still have connections, or wait for their deletion."),
 		cut: counter(ours, "drain_cut_connections_total",
 			"Connections reset because --drain-deadline passed after removal of their endpoint, or because its node became unreachable."),
 		conflicts: gauge(ours, "conflicts", "IPVS virtual servers that more than one Service wants; one of these is served."),

@@ -1,6 +1,7 @@
 package reconcile
 
 import (
+	"cmp"
 	"maps"
 	"net/netip"
 	"slices"
@@ -40,9 +41,9 @@ func (r *Reconciler) undrainAll(key ipvs.Key) {
 	delete(r.draining, key)
 }
 
-// checkDraining removes draining real servers whose last connection has ended. A closing
-// connection still counts, because its last packets need the real server. One call checks up
-// to most virtual servers; the next call continues with the others, in toDrain.
+// checkDraining removes draining real servers whose last connection has ended, as fast as the
+// pace allows. A closing connection still counts, because its last packets need the real server.
+// One call checks up to most virtual servers; the next call continues with the others, in toDrain.
 //
 // Once an endpoint is in no EndpointSlice any more, its connections have until the deadline,
 // measured from the first call that notices. The pod no longer exists: a client that keeps
@@ -51,9 +52,14 @@ func (r *Reconciler) undrainAll(key ipvs.Key) {
 // deadline, whatever its conditions. One on an unreachable node is removed at once.
 func (r *Reconciler) checkDraining(now time.Time, deadline time.Duration, most int) Problems {
 	f := &flush{Reconciler: r}
+	f.pace.refill(now, r.drainingCount)
 	var changes []ipvs.Change
 	open := map[ipvs.Change]Cut{}
 	for _, key := range r.drainNext(most) {
+		cut := r.toCut(key, now, deadline)
+		if !r.mayDelete(key) && len(cut) == 0 {
+			continue
+		}
 		conns, err := r.kernel.IPVS.Connections(key)
 		if kernel.IsNotExist(err) {
 			r.undrainAll(key)
@@ -69,12 +75,13 @@ func (r *Reconciler) checkDraining(now time.Time, deadline time.Duration, most i
 				r.undrain(key, dest) // it is back, and may be clean after an unanswered change
 				continue
 			}
-			late, lost := r.missingFor(key, dest, now) >= deadline, r.onUnreachableNode(key, dest)
+			lost, late := cut[dest]
 			left := conns[dest].Active + conns[dest].Inactive
-			if left == 0 || late || lost {
+			if late || left == 0 && r.mayDelete(key) {
 				c := ipvs.Change{Op: ipvs.DeleteRealServer, Key: key, Dest: dest}
 				changes = append(changes, c)
 				open[c] = Cut{key, dest, left, lost}
+				r.pace.spend()
 			}
 		}
 	}
@@ -91,11 +98,52 @@ func (r *Reconciler) checkDraining(now time.Time, deadline time.Duration, most i
 	return f.problems
 }
 
+// toCut returns the draining real servers of a virtual server that are removed even if they
+// have connections, and whether that is because their node is unreachable.
+func (r *Reconciler) toCut(key ipvs.Key, now time.Time, deadline time.Duration) map[netip.AddrPort]bool {
+	var cut map[netip.AddrPort]bool
+	want, desired := r.desiredForDraining(key)
+	for dest, since := range r.draining[key] {
+		switch {
+		case desired && want.is(dest, plan.IsEndpoint):
+			since = time.Time{}
+		case since.IsZero():
+			since = now
+		}
+		r.draining[key][dest] = since // since when it has had no endpoint
+		late := !since.IsZero() && now.Sub(since) >= deadline
+		lost := desired && want.is(dest, plan.IsUnreachable)
+		if !late && !lost {
+			continue
+		}
+		if cut == nil {
+			cut = map[netip.AddrPort]bool{}
+		}
+		cut[dest] = lost
+	}
+	return cut
+}
+
+// mayDelete reports whether a draining real server without connections may be deleted now.
+// Retired virtual servers do not wait, because they are deleted with their last real server.
+// Nor do those with a scheduler that hashes: it may assign clients to a real server of weight 0,
+// and refuse them (ip_vs_sh_schedule, ip_vs_dh_schedule).
+func (r *Reconciler) mayDelete(key ipvs.Key) bool {
+	if r.pace.left() {
+		return true
+	}
+	want, desired := r.desiredServer(key)
+	return !desired || slices.Contains([]string{"sh", "dh", "mh"}, want.Scheduler)
+}
+
 // drainNext returns up to most virtual servers that this round of checkDraining has not
-// checked. If none are left, it begins a new round with all virtual servers that drain.
+// checked. If none are left, it begins a new round with all virtual servers that drain. Those
+// that have most come first.
 func (r *Reconciler) drainNext(most int) []ipvs.Key {
 	if len(r.toDrain) == 0 {
-		r.toDrain = slices.Collect(maps.Keys(r.draining))
+		r.toDrain = slices.SortedFunc(maps.Keys(r.draining), func(a, b ipvs.Key) int {
+			return cmp.Compare(len(r.draining[b]), len(r.draining[a]))
+		})
 	}
 	next := r.toDrain[:min(most, len(r.toDrain))]
 	if r.toDrain = r.toDrain[len(next):]; len(r.toDrain) == 0 {
@@ -120,11 +168,6 @@ func (r *Reconciler) takeCuts() []Cut {
 	return cuts
 }
 
-func (r *Reconciler) onUnreachableNode(key ipvs.Key, dest netip.AddrPort) bool {
-	want, desired := r.desiredForDraining(key)
-	return desired && want.is(dest, plan.IsUnreachable)
-}
-
 // desiredForDraining returns the desired virtual server that lists the endpoints of key's
 // draining real servers: that of key itself or, if key is retired, of its address and port.
 func (r *Reconciler) desiredForDraining(key ipvs.Key) (*wantedServer, bool) {
@@ -136,19 +179,4 @@ func (r *Reconciler) desiredForDraining(key ipvs.Key) (*wantedServer, bool) {
 		return &s.value, true
 	}
 	return nil, false
-}
-
-// missingFor returns how long a draining real server has had no endpoint.
-func (r *Reconciler) missingFor(key ipvs.Key, dest netip.AddrPort, now time.Time) time.Duration {
-	since := r.draining[key][dest]
-	if want, desired := r.desiredForDraining(key); desired && want.is(dest, plan.IsEndpoint) {
-		since = time.Time{}
-	} else if since.IsZero() {
-		since = now
-	}
-	r.draining[key][dest] = since
-	if since.IsZero() {
-		return 0
-	}
-	return now.Sub(since)
 }

@@ -55,6 +55,7 @@ type Reconciler struct {
 	draining      map[ipvs.Key]map[netip.AddrPort]time.Time // real servers of weight 0 whose connections have not ended; see checkDraining
 	drainingCount int                                       // real servers in draining
 	toDrain       []ipvs.Key                                // those that this round of checkDraining has not checked yet
+	pace          pace                                      // of their deletion
 	cuts          []Cut                                     // since the last call of takeCuts
 	toCheck       []*server                                 // virtual servers that this round of spot checks has not checked yet
 	largeSet      int                                       // the large set that the last spot check counted

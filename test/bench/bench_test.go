@@ -121,6 +121,7 @@ func (r *run) everything() {
 		r.atRate(time.Minute)
 		r.compare()
 		r.put(Rechurned, memory(r.t, r.process.PID()))
+		r.dropDrained()
 	}
 	r.seldom("30s")
 	r.restart()

@@ -226,7 +226,6 @@ func (r *run) atRate(duration time.Duration) ([]begun, map[netip.Addr]time.Time)
 	if seen := tp.close(); !ok || seen.Dropped {
 		r.t.Fatalf("%s: the last change of %d of %d Services is not programmed, or was not seen (%t)", r.subject.name, tp.missing, r.n, seen.Dropped)
 	}
-	r.undrained()
 	return began, times
 }
 
@@ -279,6 +278,18 @@ func later(a, b time.Time) time.Time {
 		return b
 	}
 	return a
+}
+
+// dropDrained deletes the draining real servers while the program is stopped. Otherwise the
+// program would delete them over many minutes; see pace in pkg/reconcile.
+func (r *run) dropDrained() {
+	r.t.Helper()
+	r.stop()
+	r.node.Exec("sh", "-c", "ipvsadm -Sn | sed -n '/ -w 0$/s/^-a \\(-. [^ ]* -r [^ ]*\\) .*/-d \\1/p' | ipvsadm -R")
+	r.start()
+	r.passed(r.limit)
+	r.settled()
+	r.undrained()
 }
 
 // restart restarts the program while the kernel has the complete desired state.

@@ -3,6 +3,7 @@
 package e2e
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -120,7 +121,8 @@ func lacking(module string) string {
 	return ""
 }
 
-// withhold unloads a module and hides it from modprobe until the test ends.
+// withhold unloads a module, with the modules that use it, and hides it from modprobe
+// until the test ends.
 func withhold(t *testing.T, module string) {
 	t.Helper()
 	out, err := exec.Command("modinfo", "-n", module).CombinedOutput()
@@ -128,15 +130,9 @@ func withhold(t *testing.T, module string) {
 	if err != nil || path == "(builtin)" {
 		t.Skipf("%s: %v: %s", module, err, out)
 	}
-	lab.Eventually(t, syncLimit, module+" is unloaded", func() error {
-		if _, err := os.Stat(filepath.Join("/sys/module", module)); os.IsNotExist(err) {
-			return nil
-		}
-		// Not modprobe -r: with br_netfilter it would unload bridge, and with it all
-		// bridges.
-		out, err := exec.Command("rmmod", module).CombinedOutput()
-		return fmt.Errorf("%v: %s", err, out)
-	})
+	// The kernel deletes the network namespaces of earlier tests, and with them the last
+	// rules that use a module, some time after their last process has ended.
+	lab.Eventually(t, syncLimit, module+" is unloaded", func() error { return unload(module) })
 	if err := os.Rename(path, path+".withheld"); err != nil {
 		t.Fatal(err)
 	}
@@ -147,10 +143,31 @@ func withhold(t *testing.T, module string) {
 	})
 }
 
+// unload unloads a module after the modules that use it. Modules that cannot be unloaded
+// yet are in the error.
+func unload(module string) error {
+	users, err := os.ReadDir(filepath.Join("/sys/module", module, "holders"))
+	if err != nil && !os.IsNotExist(err) {
+		return err
+	}
+	var errs []error
+	for _, user := range users {
+		errs = append(errs, unload(user.Name()))
+	}
+	if _, err := os.Stat(filepath.Join("/sys/module", module)); os.IsNotExist(err) {
+		return nil
+	}
+	// Not modprobe -r: with br_netfilter it would unload bridge, and with it all bridges.
+	if out, err := exec.Command("rmmod", module).CombinedOutput(); err != nil {
+		errs = append(errs, fmt.Errorf("%w: %s", err, out))
+	}
+	return errors.Join(errs...)
+}
+
 // TestMissingNFTables starts on a kernel without nf_tables, where iptables-legacy and the
 // program nft are installed, as in the image. The node serves.
 func TestMissingNFTables(t *testing.T) {
-	unload(t, "nf_tables")
+	withhold(t, "nf_tables")
 	node, flags := loneNode(t)
 	out, err := node.TryExec("nft", "list", "tables")
 	if err == nil {
@@ -174,23 +191,4 @@ func TestMissingNFTables(t *testing.T) {
 	if code, output := node.RunProxy("--cleanup"); code != 0 {
 		t.Errorf("kube-ipvs --cleanup ended with %d:\n%s", code, output)
 	}
-}
-
-// unload withholds a module that other modules use, and unloads those.
-func unload(t *testing.T, module string) {
-	t.Helper()
-	for range 8 {
-		out, err := os.ReadFile("/proc/modules")
-		if err != nil {
-			t.Fatal(err)
-		}
-		for line := range strings.Lines(string(out)) {
-			if words := strings.Fields(line); words[0] == module && words[3] != "-" {
-				for _, user := range strings.FieldsFunc(words[3], func(r rune) bool { return r == ',' }) {
-					_ = exec.Command("rmmod", user).Run()
-				}
-			}
-		}
-	}
-	withhold(t, module)
 }

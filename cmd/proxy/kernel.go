@@ -183,10 +183,14 @@ func (m *machine) recordSysctls(ctx context.Context, folder string) {
 	if err == nil {
 		m.record, err = sysctl.Record(m.sysctl, folder, identity)
 	}
-	if err != nil {
+	unrecorded := func(err error) {
 		klog.FromContext(ctx).Error(err, "Cannot record kernel parameters in --state-dir, --cleanup will not restore them")
+	}
+	if err != nil {
+		unrecorded(err)
 		return
 	}
+	m.record.Unrecorded = unrecorded
 	m.Sysctl = m.record
 }
 

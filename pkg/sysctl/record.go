@@ -3,7 +3,6 @@ package sysctl
 import (
 	"encoding/json"
 	"errors"
-	"fmt"
 	"io/fs"
 	"maps"
 	"os"
@@ -26,8 +25,13 @@ type Parameters interface {
 // restore it, also in a later process. It must not be used concurrently.
 type Recorded struct {
 	Parameters
-	path string
-	book book
+	// Unrecorded, unless nil, is called once if the file cannot be written.
+	Unrecorded func(error)
+
+	path    string
+	book    book
+	unsaved bool // the file lacks values of book
+	told    bool // Unrecorded was called
 }
 
 // book is the content of the file.
@@ -77,14 +81,13 @@ func Identity() (string, error) {
 }
 
 // Apply is like the parameters' own Apply. It records a key's value before writing it,
-// so a crash in between is harmless. A key that cannot be recorded is not written.
+// so a crash in between is harmless. If the file cannot be written, it calls Unrecorded
+// and writes the keys nevertheless, because Services need them. Every later call tries to
+// record them again.
 func (r *Recorded) Apply(changes []Change) []Failure {
-	if err := r.note(changes); err != nil {
-		var failures []Failure
-		for _, c := range changes {
-			failures = append(failures, Failure{Change: c, Err: fmt.Errorf("recording the previous value: %w", err)})
-		}
-		return failures
+	if err := r.note(changes); err != nil && !r.told && r.Unrecorded != nil {
+		r.told = true
+		r.Unrecorded(err)
 	}
 	return r.Parameters.Apply(changes)
 }
@@ -93,7 +96,6 @@ func (r *Recorded) Apply(changes []Change) []Failure {
 // one nor ours was set by another program, and replaces the recorded one. Apply reports
 // keys that cannot be read.
 func (r *Recorded) note(changes []Change) error {
-	noted := false
 	for _, c := range changes {
 		present, ok := r.present(c.Key)
 		if !ok || present == normal(c.Value) {
@@ -105,12 +107,14 @@ func (r *Recorded) note(changes []Change) error {
 		}
 		known.Set = normal(c.Value)
 		r.book.Values[c.Key] = known
-		noted = true
+		r.unsaved = true
 	}
-	if !noted {
+	if !r.unsaved {
 		return nil
 	}
-	return r.save()
+	err := r.save()
+	r.unsaved = err != nil
+	return err
 }
 
 func (r *Recorded) present(key string) (string, bool) {

@@ -131,14 +131,33 @@ func TestRestoreKeepsValuesInUse(t *testing.T) {
 	}
 }
 
-func TestNothingIsWrittenUnrecorded(t *testing.T) {
-	f, folder := NewFake(State{markKey: "0"}), t.TempDir()
+// TestFullFolder lets the folder disappear for a while. Parameters are written, the
+// failure is reported once, and the values are recorded as soon as that is possible.
+func TestFullFolder(t *testing.T) {
+	f, folder := NewFake(State{markKey: "0", forwardKey: "0"}), t.TempDir()
 	r := recorded(t, f, folder, "me")
+	var told []error
+	r.Unrecorded = func(err error) { told = append(told, err) }
 	if err := os.RemoveAll(folder); err != nil {
 		t.Fatal(err)
 	}
-	if failures := r.Apply([]Change{{markKey, "1"}}); len(failures) != 1 || f.Writes() != 0 {
-		t.Errorf("failures %v, %d writes", failures, f.Writes())
+	mustApply(t, r, Change{markKey, "1"})
+	mustApply(t, r, Change{forwardKey, "1"})
+	if diff := cmp.Diff(State{markKey: "1", forwardKey: "1"}, f.Values()); diff != "" {
+		t.Errorf("values (-want +got):\n%s", diff)
+	}
+	if len(told) != 1 || !errors.Is(told[0], unix.ENOENT) {
+		t.Errorf("reported: %v, want ENOENT once", told)
+	}
+	if err := os.Mkdir(folder, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	mustApply(t, r)
+	if err := recorded(t, f, folder, "me").Restore(unused); err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(State{markKey: "0", forwardKey: "0"}, f.Values()); diff != "" {
+		t.Errorf("restored values (-want +got):\n%s", diff)
 	}
 }
 

@@ -46,15 +46,22 @@ func openKernel(ctx context.Context, cfg *config.Config) (*machine, error) {
 	errs[1] = err
 	m.routing, errs[2] = routing.New()
 	flows, err := conntrack.New()
-	errs[3] = err
+	if !errors.Is(err, conntrack.ErrMissing) {
+		errs[3] = err
+	}
 	if err := errors.Join(errs[:]...); err != nil {
 		return nil, err
 	}
 	m.routing.VIPTable = cfg.Plan.VIPs.Table
 	m.sysctl = sysctl.New()
 	m.Kernel = reconcile.Kernel{
-		IPVS: m.ipvs, IPSet: sets, Routing: m.routing, Conntrack: flows,
+		IPVS: m.ipvs, IPSet: sets, Routing: m.routing,
 		Sysctl: m.sysctl, NAT: map[ip.Family]reconcile.NAT{},
+	}
+	if flows != nil {
+		m.Conntrack = flows
+	} else {
+		klog.FromContext(ctx).Error(err, "Not deleting conntrack entries of removed UDP endpoints")
 	}
 	if err := m.openNAT(ctx, &cfg.Plan); err != nil {
 		return nil, err

@@ -2,6 +2,7 @@ package conntrack
 
 import (
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"net/netip"
 	"syscall"
@@ -42,9 +43,12 @@ const nested = unix.NLA_F_NESTED
 // Netlink deletes entries in the network namespace in which it was created.
 type Netlink struct{ client }
 
-// New connects to the kernel in the network namespace of the calling thread. If connection
-// tracking is inaccessible and its netlink module cannot be loaded, it returns an error that
-// names the fix.
+// ErrMissing is the error of a kernel that has no module nf_conntrack_netlink.
+var ErrMissing = errors.New("the kernel has no nf_conntrack_netlink")
+
+// New connects to the kernel in the network namespace of the calling thread. It returns
+// ErrMissing if the module of connection tracking for netlink cannot be loaded, and an error
+// that names the fix if access is denied.
 func New() (*Netlink, error) {
 	sockets, err := nlmsg.Netfilter(answerTimeout)
 	if err != nil {
@@ -54,7 +58,10 @@ func New() (*Netlink, error) {
 	// The response looks like part of an unterminated dump: the acknowledgement ends it.
 	if _, err := s.request(getStats, unix.AF_UNSPEC, unix.NLM_F_ACK).Execute(unix.NETLINK_NETFILTER, 0); err != nil {
 		s.close()
-		return nil, fmt.Errorf("no access to connection tracking (%w); run \"modprobe nf_conntrack_netlink\" on the node, and check that the process has CAP_NET_ADMIN", err)
+		if errors.Is(err, unix.EINVAL) { // nfnetlink_rcv_msg: no such subsystem
+			return nil, ErrMissing
+		}
+		return nil, fmt.Errorf("no access to connection tracking (%w); check that the process has CAP_NET_ADMIN", err)
 	}
 	return &Netlink{client{raw: s}}, nil
 }

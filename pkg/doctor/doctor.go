@@ -63,6 +63,8 @@ type Facts struct {
 	Lacking map[ip.Family][]string
 	// LackingTypes are set types that the kernel does not have.
 	LackingTypes []ipset.Type
+	// LacksConntrack reports that the kernel has no nf_conntrack_netlink.
+	LacksConntrack bool
 	// Others are the rules of the iptables back end that the node does not use. Unseen
 	// reports that it may have rules which could not be read.
 	Others []OtherRules
@@ -86,7 +88,7 @@ var checks = []check{
 	{"kernel", "IPVS, IP sets, rules, routes and parameters can be read", unread},
 	{"kube-proxy", "does not run on this node, and has left no state that affects packets", both(kubeProxy, otherBackEnd)},
 	{"kube-ipvs", "runs, and is ready", kubeIPVS},
-	{"conntrack", "its table has room", conntrack},
+	{"conntrack", "its table has room", fullConntrack},
 	{"parameters", "the node forwards, and connection tracking follows IPVS", eachNode(parameters)},
 	{"bridges", "the rules see traffic between pods on one bridge", bridges},
 	{"interfaces", "interfaces with their own routing table pass the reverse-path check and have their own source addresses", eachNode(interfaces)},
@@ -198,7 +200,7 @@ func kubeIPVS(f *Facts) []Finding {
 // nearlyFull is the fill level of the conntrack table above which it is a problem.
 const nearlyFull = 0.9
 
-func conntrack(f *Facts) []Finding {
+func fullConntrack(f *Facts) []Finding {
 	if f.Most == 0 || float64(f.Connections) < nearlyFull*float64(f.Most) {
 		return nil
 	}

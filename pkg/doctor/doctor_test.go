@@ -110,6 +110,7 @@ func TestExamine(t *testing.T) {
 			"warning IPv6: the kernel has no xt_REDIRECT; rules that need it are omitted. Lost: ping of VIPs that are claimed by port"},
 		"no hash:ip,port,ip": {func(f *Facts) { f.LackingTypes = []ipset.Type{ipset.HashIPPortIP} },
 			"warning sets: the kernel has no set type hash:ip,port,ip; rules that match sets of it are omitted. Lost: endpoints that connect to themselves through a Service (KUBE-LOOP-BACK)"},
+		"no nf_conntrack_netlink": {func(f *Facts) { f.LacksConntrack = true }, "warning conntrack: the kernel has no nf_conntrack_netlink; a UDP client"},
 		"no scheduler": {func(f *Facts) {
 			f.Config.Scheduler = "rr"
 			for key, s := range f.Nodes[0].IPVS {

@@ -8,6 +8,7 @@ import (
 	"net/http"
 	"net/netip"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strconv"
 	"strings"
@@ -15,6 +16,7 @@ import (
 
 	"github.com/kube-ipvs/kube-ipvs/pkg/health"
 	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
+	"github.com/kube-ipvs/kube-ipvs/pkg/kernel/generation"
 	"github.com/kube-ipvs/kube-ipvs/pkg/nft"
 	"github.com/kube-ipvs/kube-ipvs/pkg/plan"
 	"github.com/kube-ipvs/kube-ipvs/pkg/trace"
@@ -25,17 +27,18 @@ import (
 func Observe(ctx context.Context, cfg *plan.Config, probes netip.AddrPort) *Facts {
 	f := ObserveProxies(ctx)
 	f.Config = *cfg
-	f.Tables, _ = nft.Tables() // none if nft is not installed
 	if report, err := health.Ask(ctx, probes); err == nil {
 		f.Serving, f.Unready = true, report.Why
 	}
 	f.readNodes()
 	f.readOthers()
+	f.readTables()
 	f.Lacking = map[ip.Family][]string{}
 	for _, n := range f.Nodes {
 		f.Lacking[n.Family] = lacking(n.Family)
 	}
 	f.LackingTypes = lackingTypes()
+	f.LacksConntrack = lacksConntrack()
 	f.Connections = number("/proc/sys/net/netfilter/nf_conntrack_count")
 	f.Most = number("/proc/sys/net/netfilter/nf_conntrack_max")
 	return f
@@ -60,6 +63,16 @@ func (f *Facts) readNodes() {
 		}
 		f.Nodes = append(f.Nodes, node)
 	}
+}
+
+// readTables reads the names of nftables' tables. Without nft there is nothing to read
+// them with, and on a kernel without nf_tables there are none.
+func (f *Facts) readTables() {
+	tables, err := nft.Tables()
+	if err != nil && !errors.Is(err, exec.ErrNotFound) && generation.Supported() == nil {
+		f.Unread = append(f.Unread, err)
+	}
+	f.Tables = tables
 }
 
 // number reads a number from a file. A missing file counts as 0.

@@ -10,6 +10,7 @@ import (
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
+	"github.com/kube-ipvs/kube-ipvs/pkg/conntrack"
 	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
 	"github.com/kube-ipvs/kube-ipvs/pkg/ipset"
 	"github.com/kube-ipvs/kube-ipvs/pkg/nat"
@@ -80,6 +81,15 @@ func lackingTypes() []ipset.Type {
 	return out
 }
 
+// lacksConntrack reports whether the kernel has no nf_conntrack_netlink. Asking loads it.
+func lacksConntrack() bool {
+	table, err := conntrack.New()
+	if err == nil {
+		table.Close()
+	}
+	return errors.Is(err, conntrack.ErrMissing)
+}
+
 // setType returns nil if the kernel has a set type.
 func setType(t ipset.Type) error {
 	family := uint8(unix.AF_INET)
@@ -134,6 +144,9 @@ func lost(f *Facts) []Finding {
 		if slices.Contains(f.LackingTypes, t.kind) {
 			out = append(out, Finding{Warning, "sets", fmt.Sprintf("the kernel has no set type %s; rules that match sets of it are omitted. Lost: %s", t.kind, t.lost), fix})
 		}
+	}
+	if f.LacksConntrack {
+		out = append(out, Finding{Warning, "conntrack", "the kernel has no nf_conntrack_netlink; a UDP client that keeps sending from one port may stay with a removed endpoint", fix + " and restart kube-ipvs"})
 	}
 	if other := f.otherScheduler(); other != "" {
 		out = append(out, Finding{Warning, "IPVS", fmt.Sprintf("no virtual server uses the configured scheduler %s; the kernel lacks it, and Services are served with %s", f.Config.Scheduler, other),

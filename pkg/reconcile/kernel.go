@@ -78,7 +78,7 @@ type Kernel struct {
 	NAT       map[ip.Family]NAT
 	Routing   Routing
 	Sysctl    Sysctl
-	Conntrack Conntrack
+	Conntrack Conntrack // nil without nf_conntrack_netlink: entries of removed endpoints expire
 	Loopback  Loopback  // nil without nft
 	KubeProxy KubeProxy // likewise
 	Leftovers Leftovers

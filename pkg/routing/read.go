@@ -233,6 +233,9 @@ func convert(f ip.Family, r netlink.Route, names map[int]string) ([]foundRoute, 
 		}
 		out = append(out, foundRoute{route, r.Protocol == Protocol})
 	}
+	for i := range out {
+		out[i].Multipath = len(out) > 1
+	}
 	return out, nil
 }
 

@@ -132,6 +132,9 @@ type Route struct {
 	Local  bool         // type local
 	Type   RouteType    // 0: unicast or local; others only from Routes, without Link and Via
 	Metric int          // lower is preferred; 0 lets the kernel choose (IPv6: 1024)
+	// Multipath: it is one of several next hops, among which the kernel chooses by connection.
+	// Only of read routes.
+	Multipath bool
 }
 
 // RouteType is the type of a route that delivers no packets.

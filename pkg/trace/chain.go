@@ -1,8 +1,12 @@
 package trace
 
 import (
+	"cmp"
 	"fmt"
 	"net/netip"
+	"slices"
+	"strconv"
+	"strings"
 
 	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
 	"github.com/kube-ipvs/kube-ipvs/pkg/nat"
@@ -68,9 +72,17 @@ func (w *walk) hook(table nat.Table, chain string, p *packet) end {
 	return verdict
 }
 
-// hooks evaluates the tables of a hook in order, until one ends the traversal.
+// hooks evaluates the tables of a hook in order, and the chains of nftables between them, until
+// one ends the traversal. Chains of nftables with the priority of a table follow it.
 func (w *walk) hooks(chain string, p *packet, tables ...nat.Table) end {
+	nats := slices.Contains(tables, nat.NAT)
+	next, last := span(chain, tables)
 	for _, table := range tables {
+		at := priority(chain, table)
+		if verdict := w.native(chain, next, at-1, nats, p); verdict != undecided {
+			return verdict
+		}
+		next = at
 		if table == nat.NAT && !p.seesNAT() {
 			continue
 		}
@@ -79,7 +91,7 @@ func (w *walk) hooks(chain string, p *packet, tables ...nat.Table) end {
 		}
 		w.interfere(string(table)+" "+chain, p)
 	}
-	return undecided
+	return w.native(chain, next, last, nats, p)
 }
 
 // chain returns the verdict of a chain, or undecided at its end.
@@ -91,9 +103,8 @@ func (w *walk) chain(table nat.Table, name, where string, p *packet) end {
 		if w.eval.Near != nil && !matched {
 			w.near(table, name, i, r, p)
 		}
-		if err != nil {
-			w.doubt("%s: -A %s %s: %s", table, name, text, err)
-			continue
+		if err != nil && !harmlessTargets[r.target] {
+			matched = w.assumed("%s: -A %s %s: %s", table, name, text, err)
 		}
 		if !matched {
 			continue
@@ -116,6 +127,14 @@ func (w *walk) doubt(format string, args ...any) {
 	w.doubts = append(w.doubts, fmt.Sprintf(format, args...))
 }
 
+// assumed registers a doubt about a rule. It reports whether this evaluation assumes that the
+// rule matches, or, if what the rule does is unknown, that it drops the packet.
+func (w *walk) assumed(format string, args ...any) bool {
+	text := fmt.Sprintf(format, args...)
+	w.doubts = append(w.doubts, text)
+	return w.eval.assume[text]
+}
+
 // target executes a rule's target. returns reports whether the chain ends here.
 func (w *walk) target(table nat.Table, r *rule, where, chain string, p *packet) (_ end, returns bool) {
 	text := "-A " + chain + " " + string(r.text)
@@ -135,26 +154,30 @@ func (w *walk) target(table nat.Table, r *rule, where, chain string, p *packet) 
 		w.markBy(r, where, text, p)
 		return undecided, false
 	case "MASQUERADE", "SNAT":
-		w.translateSource(r, where, text, p)
-		return accepted, false
+		return w.translateSource(r, where, text, p), false
 	case "DNAT", "REDIRECT":
 		return w.translateDestination(r, where, text, p), false
 	}
 	return w.jump(table, r, where, text, p)
 }
 
-// jump follows a rule into a chain. Other targets that do not matter here change
-// nothing (LOG, NFLOG, CT, TCPMSS, …).
+// jump follows a rule into a chain.
 func (w *walk) jump(table nat.Table, r *rule, where, text string, p *packet) (_ end, returns bool) {
 	if _, ok := w.Ruleset[table].Chains[r.target]; ok {
 		return w.chain(table, r.target, where, p), r.jumps
 	}
-	switch r.target {
-	case "", "LOG", "NFLOG", "CT", "NOTRACK", "TCPMSS", "CHECKSUM", "TRACE", "CLASSIFY":
-	default:
-		w.doubt("%s: unsupported target %s", text, r.target)
+	if !harmlessTargets[r.target] && w.assumed("%s: unsupported target %s", text, r.target) {
+		w.note(where, p, text, "assumed to be dropped")
+		return dropped, false
 	}
 	return undecided, false
+}
+
+// harmlessTargets change nothing that matters here.
+var harmlessTargets = map[string]bool{
+	"": true, "LOG": true, "NFLOG": true, "ULOG": true, "CT": true, "NOTRACK": true, "TCPMSS": true, "TCPOPTSTRIP": true,
+	"CHECKSUM": true, "TRACE": true, "CLASSIFY": true, "DSCP": true, "TOS": true, "ECN": true, "TTL": true, "HL": true,
+	"TEE": true, "LED": true, "AUDIT": true, "IDLETIMER": true, "RATEEST": true, "SECMARK": true, "CONNSECMARK": true,
 }
 
 // markBy sets the mark of the packet or of the connection.
@@ -242,52 +265,81 @@ func (r *rule) mask(option string) uint32 {
 }
 
 // translateSource sets another source for the whole connection.
-func (w *walk) translateSource(r *rule, where, text string, p *packet) {
+func (w *walk) translateSource(r *rule, where, text string, p *packet) end {
 	arg, _ := r.option("--to-source")
-	to, err := netip.ParseAddr(arg)
+	to, err := translated(arg)
 	if r.target == "MASQUERADE" {
-		to, err = w.masquerade(p), nil
+		to, err = netip.AddrPortFrom(w.masquerade(p), 0), nil
 	}
 	if err != nil || !to.IsValid() {
-		w.doubt("%s: no address to translate to", text)
-		return
+		return w.untranslated(where, text, p)
 	}
-	p.src = netip.AddrPortFrom(to, p.src.Port())
+	p.src, p.conn.snat = netip.AddrPortFrom(to.Addr(), p.src.Port()), true
 	_, random := r.option("--random-fully")
 	p.conn.random = p.conn.random || random
-	w.note(where, p, text, "source becomes %s", to)
+	w.note(where, p, text, "source becomes %s", to.Addr())
+	return accepted
+}
+
+// untranslated is for a rule whose new address is unknown.
+func (w *walk) untranslated(where, text string, p *packet) end {
+	if w.assumed("%s: no address to translate to", text) {
+		w.note(where, p, text, "assumed to be dropped")
+		return dropped
+	}
+	return accepted
+}
+
+// translated parses "ADDRESS[-ADDRESS][:PORT[-PORT]]", the argument of SNAT and DNAT, in which
+// an IPv6 address with a port is in brackets. Of ranges it returns the first. The port is 0 if
+// none is given.
+func translated(arg string) (netip.AddrPort, error) {
+	host, port := arg, ""
+	if inside, ok := strings.CutPrefix(arg, "["); ok {
+		host, port, _ = strings.Cut(inside, "]")
+		port = strings.TrimPrefix(port, ":")
+	} else if strings.Count(arg, ":") == 1 {
+		host, port, _ = strings.Cut(arg, ":")
+	}
+	host, _, _ = strings.Cut(host, "-")
+	port, _, _ = strings.Cut(port, "-")
+	address, err := netip.ParseAddr(host)
+	if err != nil || port == "" {
+		return netip.AddrPortFrom(address, 0), err
+	}
+	n, err := strconv.ParseUint(port, 10, 16)
+	return netip.AddrPortFrom(address, uint16(n)), err
 }
 
 // translateDestination sets another destination. A redirected connection goes to the
 // node; if the interface has no address it is dropped (nf_nat_redirect_ipv4).
 func (w *walk) translateDestination(r *rule, where, text string, p *packet) end {
+	arg, _ := r.option("--to-destination")
+	to, err := translated(arg)
 	if r.target == "REDIRECT" {
-		if ports, given := r.option("--to-ports"); given {
-			w.doubt("%s: the new port %s is ignored", text, ports)
-		}
-		to := w.redirected(p)
-		if !to.IsValid() {
+		to, err = w.redirectedTo(r, p)
+		if err == nil && !to.Addr().IsValid() {
 			w.note(where, p, text, "dropped: %s has no address", p.in)
 			return dropped
 		}
-		p.dst = netip.AddrPortFrom(to, p.dst.Port())
-		w.note(where, p, text, "destination becomes %s", p.dst)
-		return accepted
-	}
-	arg, _ := r.option("--to-destination")
-	to, err := netip.ParseAddrPort(arg)
-	if err != nil {
-		var a netip.Addr
-		a, err = netip.ParseAddr(arg)
-		to = netip.AddrPortFrom(a, p.dst.Port())
 	}
 	if err != nil {
-		w.doubt("%s: no address to translate to", text)
-		return accepted
+		return w.untranslated(where, text, p)
 	}
-	p.dst = to
-	w.note(where, p, text, "destination becomes %s", to)
+	p.dst, p.conn.dnat = netip.AddrPortFrom(to.Addr(), cmp.Or(to.Port(), p.dst.Port())), true
+	w.note(where, p, text, "destination becomes %s", p.dst)
 	return accepted
+}
+
+// redirectedTo returns the new destination of REDIRECT. The port is 0 if it does not change.
+func (w *walk) redirectedTo(r *rule, p *packet) (netip.AddrPort, error) {
+	ports, given := r.option("--to-ports")
+	first, _, _ := strings.Cut(ports, "-")
+	if !given {
+		first = "0"
+	}
+	port, err := strconv.ParseUint(first, 10, 16)
+	return netip.AddrPortFrom(w.redirected(p), uint16(port)), err
 }
 
 // redirected returns the address that REDIRECT chooses: the first one of the interface

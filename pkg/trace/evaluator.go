@@ -46,7 +46,8 @@ type Evaluator struct {
 	// Opened, if set, is called for each connection that a real server answers.
 	Opened func(*Connection)
 
-	rules map[nat.Rule]*rule
+	rules  map[nat.Rule]*rule
+	assume map[string]bool // doubts; see walk.assumed
 }
 
 func (e *Evaluator) rule(text nat.Rule) *rule {
@@ -75,6 +76,3 @@ func (w *walk) interfere(where string, p *packet) {
 		w.note(where, p, "", "another program sets the connmark %#x", p.conn.mark)
 	}
 }
-
-// Explain follows a connection through a node.
-func Explain(n *Node, q Question) Explanation { return new(Evaluator).Explain(n, q) }

@@ -107,6 +107,7 @@ const (
 	Draining   Outcome = "draining" // a real server with weight 0
 	Full       Outcome = "full"     // a real server with as many connections as it may have
 	Sent       Outcome = "sent"     // to the endpoint; no reply is expected
+	Undecided  Outcome = "cannot judge"
 )
 
 // Explain follows a connection through a node.
@@ -223,10 +224,9 @@ func (w *walk) routed(q lookup, p *packet) (found, bool) {
 }
 
 func (w *walk) lookUp(q lookup) (found, bool) {
-	way, ok, doubt := w.route(q)
-	if doubt != "" {
-		w.doubt("%s", doubt)
-	}
+	q.assume = w.eval.assume
+	way, ok, doubts := w.route(q)
+	w.doubts = append(w.doubts, doubts...)
 	return way, ok
 }
 

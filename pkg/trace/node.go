@@ -9,6 +9,7 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/ipset"
 	"github.com/kube-ipvs/kube-ipvs/pkg/ipvs"
 	"github.com/kube-ipvs/kube-ipvs/pkg/nat"
+	"github.com/kube-ipvs/kube-ipvs/pkg/nft"
 	"github.com/kube-ipvs/kube-ipvs/pkg/routing"
 	"github.com/kube-ipvs/kube-ipvs/pkg/sysctl"
 )
@@ -20,8 +21,12 @@ type Node struct {
 	Rules   []routing.Rule  // of this family, in the kernel's order
 	Routes  []routing.Route // of this family, of all tables
 	Ruleset nat.Ruleset
-	Sets    ipset.State
-	IPVS    ipvs.State
+	// Native are the chains that other programs wrote with nftables directly, or nil.
+	// Unread is why they could not be read.
+	Native *nft.Ruleset
+	Unread error
+	Sets   ipset.State
+	IPVS   ipvs.State
 	// Connections counts those of real servers with a limit.
 	Connections Connections
 	Sysctls     sysctl.State // existing parameters among keys

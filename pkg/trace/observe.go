@@ -8,7 +8,9 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
 	"github.com/kube-ipvs/kube-ipvs/pkg/ipset"
 	"github.com/kube-ipvs/kube-ipvs/pkg/ipvs"
+	"github.com/kube-ipvs/kube-ipvs/pkg/kernel/generation"
 	"github.com/kube-ipvs/kube-ipvs/pkg/nat"
+	"github.com/kube-ipvs/kube-ipvs/pkg/nft"
 	"github.com/kube-ipvs/kube-ipvs/pkg/routing"
 	"github.com/kube-ipvs/kube-ipvs/pkg/sysctl"
 )
@@ -19,6 +21,8 @@ type Kernel struct {
 	rules  []routing.Rule
 	routes []routing.Route
 	ports  map[string]bool // of bridges, with hairpin mode
+	native *nft.Ruleset
+	unread error
 	sets   ipset.State
 	ipvs   ipvs.State
 	counts Connections
@@ -30,12 +34,15 @@ func Read() (*Kernel, error) {
 	if err := errors.Join(k.readRoutes(), k.readSets(), k.readServers()); err != nil {
 		return nil, err
 	}
+	if generation.Supported() == nil {
+		k.native, k.unread = nft.ReadRuleset()
+	}
 	return k, nil
 }
 
 // Node reads the rules and parameters of one family, in the same network namespace.
 func (k *Kernel) Node(family ip.Family) (*Node, error) {
-	n := &Node{Family: family, Links: k.links, Hairpin: k.ports, Sets: k.sets, IPVS: k.ipvs, Connections: k.counts}
+	n := &Node{Family: family, Links: k.links, Hairpin: k.ports, Sets: k.sets, IPVS: k.ipvs, Connections: k.counts, Native: k.native, Unread: k.unread}
 	for _, r := range k.rules {
 		if r.Family == family {
 			n.Rules = append(n.Rules, r)

@@ -50,6 +50,8 @@ type connection struct {
 	mark   uint32
 	source netip.AddrPort // the client's own address
 	random bool           // the endpoint sees a random source port
+	// dnat and snat report that a rule has translated the destination or the source.
+	dnat, snat bool
 }
 
 func (p *packet) String() string { return fmt.Sprintf("%s > %s", p.src, p.dst) }

@@ -18,6 +18,7 @@ type lookup struct {
 	src, dst netip.Addr // src is invalid if not chosen yet
 	in       string     // "lo" for packets of the node itself
 	mark     uint32
+	assume   map[string]bool // doubts that are assumed to apply
 }
 
 // found is a route, and the policy rule that selected its table.
@@ -40,28 +41,49 @@ func (f found) String() string {
 }
 
 // route evaluates the policy rules in order. The first table with a route for the
-// destination decides; if that is a reject route, there is no way. doubt is set if an earlier rule
-// could have matched but is not fully known.
-func (n *Node) route(q lookup) (way found, ok bool, doubt string) {
+// destination decides; if that is a reject route, there is no way. doubts name earlier rules
+// that could have matched but are not fully known, and other next hops.
+func (n *Node) route(q lookup) (way found, ok bool, doubts []string) {
 	for i := 0; i < len(n.Rules); i++ {
 		rule := n.Rules[i]
 		switch {
 		case !matches(rule, q):
-		case rule.Other:
-			doubt = fmt.Sprintf("%s: the policy rule has unsupported conditions", rule)
+		case rule.Other && !q.assumes(&doubts, "%s: the policy rule has unsupported conditions", rule):
 		case rule.Action == routing.Goto:
 			i = n.target(i) - 1
 		case rule.Action == routing.Lookup:
 			switch route, ok := n.inTable(rule.Table, q.dst); {
 			case !ok, route.Type == routing.Throw:
 			case route.Type == routing.Reject:
-				return found{}, false, doubt
+				return found{}, false, doubts
 			default:
-				return found{route, rule}, true, doubt
+				return found{n.nextHop(q, route, &doubts), rule}, true, doubts
 			}
 		}
 	}
-	return found{}, false, doubt
+	return found{}, false, doubts
+}
+
+// nextHop returns the first next hop of a route, or the one that is assumed to be chosen.
+func (n *Node) nextHop(q lookup, first routing.Route, doubts *[]string) routing.Route {
+	if !first.Multipath {
+		return first
+	}
+	chosen := first
+	for _, r := range n.Routes {
+		other := r.Multipath && r.Table == first.Table && r.Dst == first.Dst && r.Metric == first.Metric && r.Link != first.Link
+		if other && q.assumes(doubts, "%s: the kernel may choose the next hop %s instead of %s", r.Dst, r.Link, first.Link) {
+			chosen = r
+		}
+	}
+	return chosen
+}
+
+// assumes registers a doubt, and reports whether this evaluation assumes that it applies.
+func (q lookup) assumes(doubts *[]string, format string, args ...any) bool {
+	text := fmt.Sprintf(format, args...)
+	*doubts = append(*doubts, text)
+	return q.assume[text]
 }
 
 // RouteOf returns the route of an unmarked packet that enters on an interface ("lo":

@@ -306,7 +306,9 @@ func (b *serverPath) checkHairpin(p *packet) Verdict {
 	case 0:
 		return Verdict{Dropped, "the reply has to leave " + p.in + " by the port on which it entered, and no port is in hairpin mode"}
 	}
-	b.doubt("a pod's reply to itself leaves %s by the port on which it entered: %d of %d ports are in hairpin mode, and the pod's port is unknown", p.in, hairpin, len(ports))
+	if b.assumed("a pod's reply to itself leaves %s by the port on which it entered: %d of %d ports are in hairpin mode, and the pod's port is unknown", p.in, hairpin, len(ports)) {
+		return Verdict{Dropped, "the reply has to leave " + p.in + " by the port on which it entered, and that is not in hairpin mode"}
+	}
 	return Verdict{}
 }
 

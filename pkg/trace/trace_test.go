@@ -204,22 +204,69 @@ func expectPath(t *testing.T, x Explanation, outcome Outcome, reason, leavesBy, 
 	}
 }
 
-// A rule that cannot be evaluated is named, and assumed not to match.
+// A rule that cannot be evaluated is named. The verdict is undecided only if it depends on it.
 func TestDoubts(t *testing.T) {
-	for rule, want := range map[nat.Rule]string{
-		"-m recent --rcheck --name x -j DROP":        "unsupported match recent --rcheck",
-		"-m set --match-set theirs src -j DROP":      "unknown set theirs",
-		"-p tcp -j SYNPROXY":                         "unsupported target SYNPROXY",
-		"-s 192.0.2.1/32 -m recent --rcheck -j DROP": "", // its source is another one's anyway
+	for name, c := range map[string]struct {
+		rules   []nat.Rule
+		doubt   string
+		outcome Outcome
+		reason  string
+	}{
+		"a match": {[]nat.Rule{"-m recent --rcheck --name x -j DROP"}, "unsupported match recent --rcheck",
+			Undecided, "answered, but dropped if this applies: filter: -A INPUT -m recent"},
+		"a set":    {[]nat.Rule{"-m set --match-set theirs src -j REJECT"}, "unknown set theirs", Undecided, "but refused if"},
+		"a target": {[]nat.Rule{"-p tcp -j SYNPROXY"}, "unsupported target SYNPROXY", Undecided, "but dropped if"},
+		// Its source is another one's anyway.
+		"another client's": {[]nat.Rule{"-s 192.0.2.1/32 -m recent --rcheck -j DROP"}, "", Answered, ""},
+		"a log":            {[]nat.Rule{"-m limit --limit 5/min -j LOG"}, "", Answered, ""},
+		"accepted anyway":  {[]nat.Rule{"-m recent --rcheck -j ACCEPT"}, "unsupported match recent", Answered, ""},
+		"dropped otherwise": {[]nat.Rule{"-m recent --rcheck -j ACCEPT", "-j DROP"}, "unsupported match recent",
+			Undecided, "but answered if"},
+		"dropped anyway": {[]nat.Rule{"-m recent --rcheck -j MARK --set-xmark 0x1/0x1", "-j DROP"}, "unsupported match recent", Dropped, "-j DROP"},
+		"two that must match": {[]nat.Rule{"-m recent --rcheck -j MARK --set-xmark 0x8/0x8", "-m recent --update -m mark --mark 0x8/0x8 -j DROP"},
+			"unsupported match recent --rcheck", Undecided, "--rcheck -j MARK --set-xmark 0x8/0x8: unsupported match recent --rcheck; filter:"},
+		"too many": {[]nat.Rule{
+			"-m recent --a -j ACCEPT", "-m recent --b -j MARK --set-xmark 0x0/0x1", "-m recent --c -j MARK --set-xmark 0x0/0x1",
+			"-m recent --d -j MARK --set-xmark 0x0/0x1", "-m recent --e -j MARK --set-xmark 0x0/0x1", "-m recent --f -j MARK --set-xmark 0x0/0x1",
+			"-m recent --g -j MARK --set-xmark 0x0/0x1", "-m recent --h -j MARK --set-xmark 0x0/0x1", "-m recent --i -j MARK --set-xmark 0x0/0x1",
+		}, "unsupported match recent", Undecided, "too many"},
 	} {
 		n := newNode(t, remote)
-		n.Ruleset["filter"].Chains["INPUT"] = []nat.Rule{rule}
+		n.Ruleset["filter"].Chains["INPUT"] = c.rules
 		x := Explain(n, ask("192.0.2.9", vip+":80"))
-		if x.Verdict.Outcome != Answered {
-			t.Errorf("%s: %s", rule, x.Verdict)
+		if x.Verdict.Outcome != c.outcome || !strings.Contains(x.Verdict.Reason, c.reason) {
+			t.Errorf("%s: %s, want %s: %s", name, x.Verdict, c.outcome, c.reason)
 		}
-		if got := strings.Join(x.Doubts, "; "); (want == "") != (got == "") || !strings.Contains(got, want) {
-			t.Errorf("%s: doubts %q, want %q", rule, got, want)
+		if got := strings.Join(x.Doubts, "; "); (c.doubt == "") != (got == "") || !strings.Contains(got, c.doubt) {
+			t.Errorf("%s: doubts %q, want %q", name, got, c.doubt)
+		}
+	}
+}
+
+// Several next hops are no doubt if all have the same outcome. They are one if the reply would leave
+// by another interface than the request entered by.
+func TestNextHops(t *testing.T) {
+	for name, c := range map[string]struct {
+		second  string // link of the second next hop
+		outcome Outcome
+		reason  string
+	}{
+		"two gateways":   {"eth0", Answered, ""},
+		"two interfaces": {"eth1", Undecided, "asymmetric if this applies: 0.0.0.0/0: the kernel may choose the next hop eth1 instead of eth0"},
+	} {
+		n := newNode(t, remote)
+		for i, r := range n.Routes {
+			if r.Table == 254 && r.Dst.Bits() == 0 {
+				n.Routes[i].Multipath = true
+				r.Link, r.Multipath = c.second, true
+				n.Routes = append(n.Routes, r)
+			}
+		}
+		question := ask("192.0.2.9", vip+":80")
+		question.In = "eth0"
+		x := Explain(n, question)
+		if x.Verdict.Outcome != c.outcome || !strings.Contains(x.Verdict.Reason, c.reason) {
+			t.Errorf("%s: %s, want %s: %s", name, x.Verdict, c.outcome, c.reason)
 		}
 	}
 }
@@ -231,8 +278,9 @@ func TestDoubtsHairpin(t *testing.T) {
 	n.Ruleset["nat"].Chains["KUBE-POSTROUTING"] = []nat.Rule{"-s 10.244.1.7/32 -d 10.244.1.7/32 -j MASQUERADE --random-fully"}
 	n.Links = append(n.Links, routing.Link{Index: 6, Name: "veth7", Master: "cni0"}, routing.Link{Index: 7, Name: "veth8", Master: "cni0"})
 	n.Hairpin = map[string]bool{"veth8": true}
-	if x := Explain(n, ask("10.244.1.7", vip+":80")); len(x.Doubts) != 1 || !strings.Contains(x.Doubts[0], "1 of 2 ports") {
-		t.Errorf("doubts %q", x.Doubts)
+	if x := Explain(n, ask("10.244.1.7", vip+":80")); len(x.Doubts) != 1 || !strings.Contains(x.Doubts[0], "1 of 2 ports") ||
+		x.Verdict.Outcome != Undecided {
+		t.Errorf("%s, doubts %q", x.Verdict, x.Doubts)
 	}
 }
 

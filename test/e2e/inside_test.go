@@ -27,6 +27,7 @@ func TestBehaviourInside(t *testing.T) {
 		t.Run("trace, --snat-mode "+mode, func(t *testing.T) { checkTraceCommand(t, c, mode) })
 		t.Run("doctor, --snat-mode "+mode, func(t *testing.T) { checkDoctor(t, c, mode) })
 	}
+	t.Run("trace, chains in nftables", func(t *testing.T) { checkTraceNative(t, c) })
 	t.Run("trace --live", func(t *testing.T) { checkLive(t, c) })
 	t.Run("trace, called with mistakes", func(t *testing.T) { checkTraceErrors(t, c) })
 	t.Run("get", func(t *testing.T) { checkGet(t, c) })
@@ -75,6 +76,47 @@ func decode(t *testing.T, n *lab.Node, out any, args ...string) (exitCode int) {
 		t.Fatalf("%q: ended with %d, %v:\n%s", args, code, err, text)
 	}
 	return code
+}
+
+// checkTraceNative writes chains in nftables, as other programs do, and compares the results of
+// trace with packets.
+func checkTraceNative(t *testing.T, c *lab.ENICluster) {
+	from, port := c.Pod.Addresses[0].String(), c.Endpoints[0]
+	_, endpointPort, _ := strings.Cut(port, ":")
+	for _, s := range []struct {
+		name, chain string
+		want        trace.Outcome
+		answered    bool
+	}{
+		{"an open chain", "type filter hook prerouting priority -10; policy accept; ct state established,related accept; tcp dport 1 drop", trace.Answered, true},
+		{"a mark of type nat that is overwritten, as AWS VPC CNI does", "type nat hook prerouting priority -90; policy accept; " +
+			"iifname != \"lo\" fib daddr type != local meta mark set ct mark and 0x80", trace.Answered, true},
+		{"a drop before the rules", "type filter hook prerouting priority -310; policy accept; tcp dport 80 counter drop", trace.Dropped, false},
+		{"a set", "type filter hook input priority filter; policy accept; ip saddr { " + from + ", 192.0.2.0/24 } tcp dport != { 22, 53 } drop", trace.Dropped, false},
+		{"a policy", "type filter hook input priority filter; policy drop; tcp dport 22 accept; icmp type echo-request accept", trace.Dropped, false},
+		{"a verdict map", "type filter hook input priority filter; policy drop; ct state vmap { established : accept, new : accept, invalid : drop }", trace.Answered, true},
+		{"after IPVS", "type filter hook output priority 10; policy accept; tcp dport " + endpointPort + " reject with tcp reset", trace.Refused, false},
+		{"behind the last table", "type filter hook postrouting priority 200; policy accept; ct state new tcp flags & (syn | ack) == syn tcp dport " + endpointPort + " drop",
+			trace.Dropped, false},
+		{"the reply", "type filter hook forward priority filter; policy accept; ct state established ct direction reply drop", trace.Dropped, false},
+		{"a limit that is not reached", "type filter hook input priority filter; policy accept; limit rate over 100/second drop", trace.Undecided, true},
+		{"a limit that is always reached", "type filter hook input priority filter; policy drop; limit rate 1/day burst 1 packets accept", trace.Undecided, false},
+	} {
+		t.Run(s.name, func(t *testing.T) {
+			c.Node.Exec("nft", "add", "table", "inet", "theirs")
+			defer c.Node.Exec("nft", "delete", "table", "inet", "theirs")
+			c.Node.Feed("table inet theirs {\nchain base {\n"+s.chain+"\n}\n}\n", "nft", "-f", "-")
+			if s.want == trace.Undecided && !s.answered {
+				c.Pod.DialWithin(briefly, lab.TCP, c.VIP) // uses the limit up
+			}
+			var x trace.Explanation
+			decode(t, c.Node, &x, "trace", "--from", from, "--to", c.VIP+"/tcp", "-o", "json")
+			answer := c.Pod.DialWithin(briefly, lab.TCP, c.VIP)
+			if x.Verdict.Outcome != s.want || (answer.Err == nil) != s.answered {
+				t.Errorf("traced as %s, want %s; %s", x.Verdict, s.want, answer)
+			}
+		})
+	}
 }
 
 // checkLive connects from the pod during trace --live: packets on both sides of IPVS are

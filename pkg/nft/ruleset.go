@@ -1,0 +1,151 @@
+package nft
+
+import (
+	"encoding/json"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/kube-ipvs/kube-ipvs/pkg/kernel/program"
+)
+
+// Ruleset are the chains that programs wrote with nftables directly: without those of
+// iptables and of kube-ipvs.
+type Ruleset struct {
+	// Base are the chains at hooks of netfilter, in the order of their priorities.
+	Base   []*Chain
+	Chains map[ID]*Chain
+	Sets   map[ID][]any // elements of sets and of maps, decoded like Rule.Expr
+}
+
+// ID names a chain or a set.
+type ID struct {
+	Family string `json:"family"` // "ip", "ip6" or "inet"
+	Table  string `json:"table"`
+	Name   string `json:"name"`
+}
+
+// In returns the name of a chain or set in the same table.
+func (id ID) In(name string) ID { return ID{id.Family, id.Table, name} }
+
+func (id ID) String() string { return id.Family + " " + id.Table + " " + id.Name }
+
+// Chain is a chain of nftables.
+type Chain struct {
+	ID
+	// Of a base chain.
+	Type     string `json:"type"` // "filter", "nat" or "route"
+	Hook     string `json:"hook"` // "" if it is not a base chain
+	Priority int    `json:"prio"`
+	Policy   string `json:"policy"`
+
+	Rules []*Rule `json:"-"`
+}
+
+// Rule is a rule of nftables.
+type Rule struct {
+	Text string // as nft prints it
+	// Expr are its conditions and statements, as decoded from nft's JSON (libnftables-json(5)):
+	// objects with one member each.
+	Expr []map[string]any
+}
+
+// ReadRuleset runs nft, in the network namespace of the calling thread. The error is
+// exec.ErrNotFound if nft is not installed.
+func ReadRuleset() (*Ruleset, error) {
+	listing, stderr, err := program.Run("nft", "", "-j", "list", "ruleset")
+	if err != nil {
+		return nil, fmt.Errorf("nft -j list ruleset: %w: %s", err, strings.TrimSpace(stderr))
+	}
+	// Only for the text of rules: they are the same, unless another program has just
+	// changed them.
+	text, stderr, err := program.Run("nft", "", "-a", "list", "ruleset")
+	if err != nil {
+		return nil, fmt.Errorf("nft -a list ruleset: %w: %s", err, strings.TrimSpace(stderr))
+	}
+	return ParseRuleset([]byte(listing), text)
+}
+
+// object is a member of the list that nft prints. At most one of its fields is set.
+type object struct {
+	Chain *Chain `json:"chain"`
+	Rule  *struct {
+		ID
+		Chain  string           `json:"chain"`
+		Handle int              `json:"handle"`
+		Expr   []map[string]any `json:"expr"`
+	} `json:"rule"`
+	Set *elements `json:"set"`
+	Map *elements `json:"map"`
+}
+
+type elements struct {
+	ID
+	Elem []any `json:"elem"`
+}
+
+// ParseRuleset parses the output of "nft -j list ruleset". text is that of "nft -a list
+// ruleset". It fails if the listing is not of that format.
+func ParseRuleset(listing []byte, text string) (*Ruleset, error) {
+	var list struct {
+		Nftables []object `json:"nftables"`
+	}
+	if err := json.Unmarshal(listing, &list); err != nil {
+		return nil, fmt.Errorf("nft -j list ruleset: %w", err)
+	}
+	out := &Ruleset{Chains: map[ID]*Chain{}, Sets: map[ID][]any{}}
+	texts := ruleTexts(text)
+	for _, o := range list.Nftables {
+		switch {
+		case o.Chain != nil:
+			out.addChain(o.Chain)
+		case o.Rule != nil:
+			if c := out.Chains[o.Rule.In(o.Rule.Chain)]; c != nil {
+				c.Rules = append(c.Rules, &Rule{texts[c.In(strconv.Itoa(o.Rule.Handle))], o.Rule.Expr})
+			}
+		case o.Set != nil:
+			out.Sets[o.Set.ID] = o.Set.Elem
+		case o.Map != nil:
+			out.Sets[o.Map.ID] = o.Map.Elem
+		}
+	}
+	slices.SortStableFunc(out.Base, func(a, b *Chain) int { return a.Priority - b.Priority })
+	return out, nil
+}
+
+func (r *Ruleset) addChain(c *Chain) {
+	if !slices.Contains([]string{"ip", "ip6", "inet"}, c.Family) || c.isOwn() || c.isIPTables() {
+		return
+	}
+	r.Chains[c.ID] = c
+	if c.Hook != "" {
+		r.Base = append(r.Base, c)
+	}
+}
+
+// isOwn reports whether a chain is one of kube-ipvs.
+func (c *Chain) isOwn() bool { return c.Table == Table }
+
+// isIPTables reports whether a chain is one that iptables-nft can list.
+func (c *Chain) isIPTables() bool {
+	return c.Family != "inet" && slices.Contains([]string{"raw", "mangle", "nat", "filter", "security"}, c.Table) &&
+		(c.Hook == "" || c.Name == strings.ToUpper(c.Hook))
+}
+
+// ruleTexts returns the rules of "nft -a list ruleset". The names in the keys are handles.
+func ruleTexts(text string) map[ID]string {
+	out := map[ID]string{}
+	var table ID
+	for line := range strings.Lines(text) {
+		line = strings.TrimSpace(line)
+		if words := strings.Fields(line); len(words) > 2 && words[0] == "table" {
+			table = ID{Family: words[1], Table: words[2]}
+			continue
+		}
+		if rule, handle, ok := strings.Cut(line, " # handle "); ok && !strings.HasSuffix(rule, "{") {
+			out[table.In(handle)] = rule
+		}
+	}
+	return out
+}

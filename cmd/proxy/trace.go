@@ -118,6 +118,9 @@ func (o *traceOptions) explain(q trace.Question, names *inspect.Names) (x trace.
 		return x, fmt.Errorf("--in %q: no such interface", o.in)
 	}
 	x = trace.Explain(node, q)
+	if o.in != "" && x.EntersBy != o.in {
+		return x, fmt.Errorf("--in %q: %s is an address of the node, whose requests do not enter by an interface", o.in, q.From)
+	}
 	names.Label(&x, q, node)
 	return x, nil
 }

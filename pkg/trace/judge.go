@@ -20,10 +20,20 @@ func Explain(n *Node, q Question) Explanation {
 	if found, why := j.differs(map[string]bool{}, x.Doubts); found {
 		x.Verdict = Verdict{Undecided, fmt.Sprintf("%s, but %s", x.Verdict, why)}
 	}
+	x.fill()
 	if n.Unread != nil {
 		x.Doubts = append(x.Doubts, fmt.Sprintf("rules that programs wrote with nftables: %s", n.Unread))
 	}
 	return x
+}
+
+// fill makes missing lists empty, so that JSON has no null.
+func (x *Explanation) fill() {
+	x.Steps = append([]Step{}, x.Steps...)
+	for i := range x.RealServers {
+		r := &x.RealServers[i]
+		r.Request, r.Reply = append([]Step{}, r.Request...), append([]Step{}, r.Reply...)
+	}
 }
 
 // judge looks for assumptions that change the outcome of a connection.

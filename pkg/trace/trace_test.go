@@ -1,6 +1,7 @@
 package trace
 
 import (
+	"encoding/json"
 	"net/netip"
 	"slices"
 	"strings"
@@ -239,6 +240,16 @@ func TestDoubts(t *testing.T) {
 		}
 		if got := strings.Join(x.Doubts, "; "); (c.doubt == "") != (got == "") || !strings.Contains(got, c.doubt) {
 			t.Errorf("%s: doubts %q, want %q", name, got, c.doubt)
+		}
+	}
+}
+
+// JSON has empty lists, not null.
+func TestEmptyLists(t *testing.T) {
+	for name, q := range map[string]Question{"dropped": ask("192.0.2.66", vip+":80"), "answered": ask("192.0.2.9", vip+":80"), "no route": ask("fd00::1", vip+":80")} {
+		text, err := json.Marshal(Explain(newNode(t, remote), q))
+		if err != nil || strings.Contains(string(text), "null") {
+			t.Errorf("%s: %v, %s", name, err, text)
 		}
 	}
 }

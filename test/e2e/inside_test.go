@@ -166,8 +166,9 @@ func checkTraceErrors(t *testing.T, c *lab.ENICluster) {
 	for arg, part := range map[string]string{
 		"--to=10.0.0.1": `--to "10.0.0.1"`, "--from=nobody": "want an IP address, or a pod", "--from=fd00::1": "family differs",
 		"--in=eth9": "no such interface", "--output=xml": "must be one of text, json",
+		"--in=eth0 --from=" + c.NodeAddress.String(): "is an address of the node",
 	} {
-		code, text := c.Node.RunProxy("trace", "--from", "10.0.0.1", "--to", c.VIP, arg)
+		code, text := c.Node.RunProxy(append([]string{"trace", "--from", "10.0.0.1", "--to", c.VIP}, strings.Fields(arg)...)...)
 		if code == 0 || !strings.Contains(strings.ReplaceAll(text, `\"`, `"`), part) {
 			t.Errorf("%s: ended with %d, want an error with %q:\n%s", arg, code, part, text)
 		}

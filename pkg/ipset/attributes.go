@@ -113,6 +113,7 @@ func parseHeader(a *attributes) (listing, error) {
 		return listing{}, err
 	}
 	set.maxElem = number(options[nl.IPSET_ATTR_MAXELEM])
+	set.Partial = options[nl.IPSET_ATTR_NETMASK] != nil
 	set.count = -1
 	if elements := options[nl.IPSET_ATTR_ELEMENTS]; elements != nil {
 		set.count = int(number(elements))
@@ -131,6 +132,7 @@ const maxExpected = 1 << 20
 func (l *listing) parseMembers(data []byte) error {
 	used, err := l.fields()
 	if err != nil {
+		l.Partial = true
 		return nil
 	}
 	if len(l.Entries) == 0 {
@@ -150,6 +152,7 @@ func (l *listing) parseMembers(data []byte) error {
 			return err
 		}
 		if number(attributes[nl.IPSET_ATTR_CADT_FLAGS])&flagNoMatch != 0 {
+			l.Partial = true
 			continue
 		}
 		entry, err := parseEntry(l.Type, used, &attributes)

@@ -70,7 +70,7 @@ func (c *client) Close() {
 // members of other sets. It retries transient errors. On an error it returns no state.
 //
 // State omits comments, counters, timeouts, and members that are exceptions ("nomatch"). It
-// contains sets of other types than ours without their members.
+// contains sets of other types than ours without their members. See Contents.Partial.
 func (c *client) Observe(names func(string) bool) (State, error) {
 	var state State
 	err := kernel.Retry(func() (err error) {

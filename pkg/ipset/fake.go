@@ -105,7 +105,7 @@ func (k *fakeKernel) create(set Set, maxElem uint32) error {
 	if _, err := set.fields(); err != nil {
 		return ErrNoType
 	}
-	k.sets[set.Name] = listing{Contents: Contents{set, map[Entry]uint32{}}, maxElem: maxElem}
+	k.sets[set.Name] = listing{Contents: Contents{Set: set, Entries: map[Entry]uint32{}}, maxElem: maxElem}
 	return nil
 }
 

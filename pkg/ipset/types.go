@@ -102,6 +102,9 @@ func protocolName(p ip.Protocol) string {
 type Contents struct {
 	Set
 	Entries map[Entry]uint32
+	// Partial: the kernel's set decides by more than Entries, only of a read set of another
+	// program. Its type is not one of ours, or it has exceptions ("nomatch") or masks addresses.
+	Partial bool
 }
 
 // State holds all or some sets of a network namespace by name.

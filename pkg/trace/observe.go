@@ -86,20 +86,24 @@ func (n *Node) readRules() error {
 	return err
 }
 
+// readSets reads all sets, because rules of other programs match those of theirs.
 func (k *Kernel) readSets() (err error) {
-	k.sets, err = Sets()
+	k.sets, err = observeSets(nil)
 	return err
 }
 
-// Sets reads the sets of service proxies. Rules that match other sets cannot be
-// evaluated.
+// Sets reads the sets of service proxies.
 func Sets() (ipset.State, error) {
+	return observeSets(func(name string) bool { return strings.HasPrefix(name, "KUBE-") })
+}
+
+func observeSets(names func(string) bool) (ipset.State, error) {
 	kernel, err := ipset.New()
 	if err != nil {
 		return nil, err
 	}
 	defer kernel.Close()
-	return kernel.Observe(func(name string) bool { return strings.HasPrefix(name, "KUBE-") })
+	return kernel.Observe(names)
 }
 
 func (k *Kernel) readServers() error {

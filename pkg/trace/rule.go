@@ -40,6 +40,7 @@ func parse(text nat.Rule) *rule {
 	words, err := nat.Words(string(text))
 	out := &rule{text: text, options: map[string][]string{}, err: err}
 	module, not := "", false
+	var reverse *reversePathMatch
 	for len(words) > 0 {
 		if words[0] == "!" {
 			not, words = true, words[1:]
@@ -50,10 +51,16 @@ func parse(text nat.Rule) *rule {
 		switch {
 		case option == "-m":
 			module = strings.Join(args, " ")
+			if module == "rpfilter" {
+				reverse = &reversePathMatch{}
+				out.conditions = append(out.conditions, condition{false, reverse.holds})
+			}
 		case option == "-j" || option == "-g":
 			out.target, out.jumps = strings.Join(args, " "), option == "-g"
 		case out.target != "":
 			out.options[option] = args
+		case module == "rpfilter":
+			reverse.set(option)
 		default:
 			if holds := compile(match{module: module, option: option, args: args}); holds != nil {
 				out.conditions = append(out.conditions, condition{not, holds})

@@ -9,10 +9,10 @@ import (
 )
 
 // member looks up a packet in a set as "--match-set NAME FIELDS" does, and returns the
-// member and its mark. known is false if the set does not exist or has an unknown type.
+// member and its mark. known is false if the set does not exist, or was not read in full.
 func (n *Node) member(name, fields string, p *packet) (mark uint32, entry ipset.Entry, is, known bool) {
 	set, known := n.Sets[name]
-	if !known {
+	if !known || set.Partial {
 		return 0, entry, false, false
 	}
 	var at []netip.AddrPort

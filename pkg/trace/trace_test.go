@@ -244,6 +244,46 @@ func TestDoubts(t *testing.T) {
 	}
 }
 
+// The match rpfilter, as Calico uses it: it must not drop what the kernel's own check accepts.
+func TestReversePathMatch(t *testing.T) {
+	for _, c := range []struct {
+		rule, in string
+		outcome  Outcome
+	}{
+		{"-m rpfilter --validmark --invert -j DROP", "eth0", Answered},
+		{"-m rpfilter --validmark --invert -j DROP", "eth1", Dropped},
+		{"-m rpfilter --loose --invert -j DROP", "eth1", Asymmetric}, // the reply leaves by eth0
+		{"-m rpfilter -j DROP", "eth0", Dropped},
+	} {
+		n := newNode(t, remote)
+		n.Ruleset["raw"] = nat.Contents{Chains: map[string][]nat.Rule{"PREROUTING": {nat.Rule("-i " + c.in + " " + c.rule)}}}
+		for _, link := range []string{"all", "eth0", "eth1"} {
+			n.Sysctls[sysctl.LinkKey(ip.IPv4, link, "rp_filter")] = "0"
+		}
+		q := ask("192.0.2.9", vip+":80")
+		q.In = c.in
+		x := Explain(n, q)
+		if x.Verdict.Outcome != c.outcome || len(x.Doubts) > 0 {
+			t.Errorf("%s on %s: %s, doubts %q, want %s", c.rule, c.in, x.Verdict, x.Doubts, c.outcome)
+		}
+	}
+}
+
+// A set of another program is evaluated, unless it was not read in full.
+func TestForeignSets(t *testing.T) {
+	for partial, want := range map[bool]Outcome{false: Dropped, true: Undecided} {
+		n := newNode(t, remote)
+		n.Ruleset["filter"].Chains["INPUT"] = []nat.Rule{"-m set --match-set theirs src -j DROP"}
+		n.Sets["theirs"] = ipset.Contents{
+			Set:     ipset.Set{Name: "theirs", Type: ipset.HashNet, Family: ip.IPv4},
+			Entries: map[ipset.Entry]uint32{{Net: prefix("192.0.2.0/24")}: 0}, Partial: partial,
+		}
+		if x := Explain(n, ask("192.0.2.9", vip+":80")); x.Verdict.Outcome != want {
+			t.Errorf("partial: %v: %s, want %s", partial, x.Verdict, want)
+		}
+	}
+}
+
 // JSON has empty lists, not null.
 func TestEmptyLists(t *testing.T) {
 	for name, q := range map[string]Question{"dropped": ask("192.0.2.66", vip+":80"), "answered": ask("192.0.2.9", vip+":80"), "no route": ask("fd00::1", vip+":80")} {

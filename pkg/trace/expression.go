@@ -66,7 +66,7 @@ func (r *nativeRule) match(body any) (bool, error) {
 	switch op {
 	case "==", "in":
 		return r.equal(left, right)
-	case "!=":
+	case "!=", "!": // "!": none of the flags is set
 		is, err := r.equal(left, right)
 		return !is, err
 	}
@@ -96,6 +96,10 @@ func (r *nativeRule) equal(have, want any) (bool, error) {
 		return r.among(have, w)
 	case bool:
 		return have == w, nil
+	case float64:
+		if there, ok := have.(bool); ok && w == 0 { // no interface
+			return !there, nil
+		}
 	case map[string]any:
 		return r.equalObject(have, w)
 	case string:
@@ -164,15 +168,22 @@ func (r *nativeRule) equalParts(have, want any) (bool, error) {
 	return true, nil
 }
 
+// inPrefix reports whether an address is within a prefix, or a mark has the first bits of one.
 func inPrefix(have, prefix any) (bool, error) {
-	a, isAddress := have.(netip.Addr)
-	text, _ := member(prefix, "addr").(string)
 	bits, _ := member(prefix, "len").(float64)
-	base, err := netip.ParseAddr(text)
-	if err != nil || !isAddress {
-		return false, fmt.Errorf("unsupported prefix %v", prefix)
+	switch h := have.(type) {
+	case netip.Addr:
+		base, err := netip.ParseAddr(fmt.Sprint(member(prefix, "addr")))
+		if err == nil {
+			return netip.PrefixFrom(base, int(bits)).Contains(h), nil
+		}
+	case uint64:
+		base, ok := number(member(prefix, "addr"))
+		if ok && bits <= 32 {
+			return (h^base)>>(32-int(bits)) == 0, nil
+		}
 	}
-	return netip.PrefixFrom(base, int(bits)).Contains(a), nil
+	return false, fmt.Errorf("unsupported prefix %v", prefix)
 }
 
 func between(have, ends any) (bool, error) {

@@ -319,6 +319,11 @@ func (r *nativeRule) operation(name string, body any) (any, error) {
 		return r.conntrack(body)
 	case "fib":
 		return r.fib(body)
+	case "exthdr": // packets of Services have none
+		if member(body, "field") == nil {
+			return false, nil
+		}
+		return nil, errAbsent
 	case "map":
 		return r.lookUpIn(body)
 	case "concat":

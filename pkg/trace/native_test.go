@@ -91,6 +91,8 @@ func TestNativeConditions(t *testing.T) {
 		matching("in", ct("state"), `"new"`):                                            Dropped,
 		is(ct("state"), `{"set": ["established", "new"]}`):                              Dropped,
 		matching("in", ct("status"), `"dnat"`):                                          Answered,
+		is(`{"exthdr": {"name": "frag"}}`, "true"):                                      Answered,
+		is(`{"exthdr": {"name": "rt", "field": "type"}}`, "0"):                          Answered,
 		matching("!", ct("status"), `"dnat"`):                                           Dropped,
 		matching("!=", mark, `{"prefix": {"addr": 0, "len": 12}}`):                      Answered,
 		is(mark, `{"prefix": {"addr": 1048576, "len": 12}}`):                            Answered,

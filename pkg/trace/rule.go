@@ -205,9 +205,15 @@ func compileModule(m match, arg string) func(*walk, *packet) (bool, error) {
 		echo := arg == "8" || arg == "128"
 		return func(_ *walk, p *packet) (bool, error) { return echo && p.isEcho(), nil }
 	}
+	if extensionHeaders[m.module] {
+		return func(*walk, *packet) (bool, error) { return false, nil }
+	}
 	err := fmt.Errorf("unsupported match %s", strings.TrimSpace(m.module+" "+m.option))
 	return func(*walk, *packet) (bool, error) { return false, err }
 }
+
+// extensionHeaders are matches of headers that packets of Services do not have.
+var extensionHeaders = map[string]bool{"rt": true, "frag": true, "hbh": true, "dst": true, "ah": true, "esp": true}
 
 func pick(source bool, p *packet) netip.AddrPort {
 	if source {

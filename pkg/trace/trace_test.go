@@ -218,9 +218,10 @@ func TestDoubts(t *testing.T) {
 		"a set":    {[]nat.Rule{"-m set --match-set theirs src -j REJECT"}, "unknown set theirs", Undecided, "but refused if"},
 		"a target": {[]nat.Rule{"-p tcp -j SYNPROXY"}, "unsupported target SYNPROXY", Undecided, "but dropped if"},
 		// Its source is another one's anyway.
-		"another client's": {[]nat.Rule{"-s 192.0.2.1/32 -m recent --rcheck -j DROP"}, "", Answered, ""},
-		"a log":            {[]nat.Rule{"-m limit --limit 5/min -j LOG"}, "", Answered, ""},
-		"accepted anyway":  {[]nat.Rule{"-m recent --rcheck -j ACCEPT"}, "unsupported match recent", Answered, ""},
+		"another client's":        {[]nat.Rule{"-s 192.0.2.1/32 -m recent --rcheck -j DROP"}, "", Answered, ""},
+		"a header that is absent": {[]nat.Rule{"-m rt --rt-type 0 -j DROP"}, "", Answered, ""},
+		"a log":                   {[]nat.Rule{"-m limit --limit 5/min -j LOG"}, "", Answered, ""},
+		"accepted anyway":         {[]nat.Rule{"-m recent --rcheck -j ACCEPT"}, "unsupported match recent", Answered, ""},
 		"dropped otherwise": {[]nat.Rule{"-m recent --rcheck -j ACCEPT", "-j DROP"}, "unsupported match recent",
 			Undecided, "but answered if"},
 		"dropped anyway": {[]nat.Rule{"-m recent --rcheck -j MARK --set-xmark 0x1/0x1", "-j DROP"}, "unsupported match recent", Dropped, "-j DROP"},

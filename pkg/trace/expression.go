@@ -91,15 +91,14 @@ func (r *nativeRule) match(body any) (bool, error) {
 // equal reports whether a value of the packet equals a literal, or is within it if that is a
 // prefix, a range or a set.
 func (r *nativeRule) equal(have, want any) (bool, error) {
+	if there, ok := have.(bool); ok && fmt.Sprint(want) == "0" { // no interface
+		return !there, nil
+	}
 	switch w := want.(type) {
 	case []any: // flags
 		return r.among(have, w)
 	case bool:
 		return have == w, nil
-	case float64:
-		if there, ok := have.(bool); ok && w == 0 { // no interface
-			return !there, nil
-		}
 	case map[string]any:
 		return r.equalObject(have, w)
 	case string:

@@ -93,6 +93,7 @@ func TestNativeConditions(t *testing.T) {
 		matching("in", ct("status"), `"dnat"`):                                          Answered,
 		is(`{"exthdr": {"name": "frag"}}`, "true"):                                      Answered,
 		is(`{"exthdr": {"name": "rt", "field": "type"}}`, "0"):                          Answered,
+		is(`{"fib": {"result": "oif", "flags": ["saddr", "mark", "iif"]}}`, `"0"`):      Answered,
 		matching("!", ct("status"), `"dnat"`):                                           Dropped,
 		matching("!=", mark, `{"prefix": {"addr": 0, "len": 12}}`):                      Answered,
 		is(mark, `{"prefix": {"addr": 1048576, "len": 12}}`):                            Answered,

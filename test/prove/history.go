@@ -55,7 +55,7 @@ func (h *history) update(t *rapid.T) ([]Failure, error) {
 	from := h.scenario
 	var possible []Update
 	for _, u := range slices.Concat(Updates, Restarts) {
-		if u.Apply(from.clone()) {
+		if !u.Reverse && u.Apply(from.clone()) {
 			possible = append(possible, u)
 		}
 	}

@@ -238,7 +238,7 @@ func Takeovers() []Update {
 	for _, p := range predecessors {
 		unchanged := Update{Name: "nothing changes", Apply: func(*Scenario) bool { return true }}
 		for _, u := range slices.Concat([]Update{unchanged}, Additions, Updates) {
-			out = append(out, Update{Name: fmt.Sprintf("restart after %s: %s", p.name, u.Name), Apply: u.Apply, Restart: true, leave: p.leave})
+			out = append(out, Update{Name: fmt.Sprintf("restart after %s: %s", p.name, u.Name), Apply: u.Apply, Reverse: u.Reverse, Restart: true, leave: p.leave})
 		}
 	}
 	for _, r := range []Update{claiming(plan.ClaimPort), reconfigure("masquerade all", func(c *plan.Config) bool { c.MasqueradeAll = true; return true })} {

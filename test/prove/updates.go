@@ -28,6 +28,7 @@ type Update struct {
 	Name    string
 	Apply   func(*Scenario) bool // false: the update does not apply to the scenario
 	Restart bool                 // of the configuration, which the next process has
+	Reverse bool                 // the scenario is what the change leads to, and Apply makes what it starts from
 
 	leave func(*Product) error // what the kernel has before a restart; nil: the state of this version
 }
@@ -78,6 +79,88 @@ func eachEndpoint(name string, change func(*service.Port, int) bool) Update {
 		return false
 	})
 }
+
+// sides returns the scenario before the update and the one after it, or false if the update does
+// not apply.
+func (u Update) sides(s *Scenario) (from, to *Scenario, ok bool) {
+	from, to = s, s.clone()
+	if !u.Apply(to) {
+		return nil, nil, false
+	}
+	if u.Reverse {
+		from, to = to, from
+	}
+	return from, to, true
+}
+
+// reverse returns the update in the other direction.
+func reverse(name string, u Update) Update {
+	u.Name, u.Reverse = name, true
+	return u
+}
+
+// Changes that updates make in both directions.
+var (
+	removeService = Update{Name: "a Service is removed", Apply: func(s *Scenario) bool {
+		if len(s.Services) == 0 {
+			return false
+		}
+		s.Services = s.Services[1:]
+		return true
+	}}
+	becomeClusterIP = eachService("the type becomes ClusterIP", func(s *service.Service) bool {
+		changed := len(s.LoadBalancers) > 0
+		for i := range s.Ports {
+			changed = changed || s.Ports[i].NodePort != 0
+			s.Ports[i].NodePort = 0
+		}
+		s.LoadBalancers, s.SourceRanges, s.HealthCheckNodePort = nil, nil, 0
+		if len(s.ExternalIPs) == 0 {
+			s.ExternalLocal = false
+		}
+		return changed
+	})
+	becomeNodePort = eachService("the type becomes NodePort", func(s *service.Service) bool {
+		changed := len(s.LoadBalancers) > 0 && s.External()
+		s.LoadBalancers, s.SourceRanges, s.HealthCheckNodePort = nil, nil, 0
+		return changed
+	})
+	removeNodePorts = eachService("node ports are removed", func(s *service.Service) bool {
+		changed := false
+		for i := range s.Ports {
+			changed = changed || s.Ports[i].NodePort != 0
+			s.Ports[i].NodePort = 0
+		}
+		return changed && len(s.LoadBalancers) > 0 // allocateLoadBalancerNodePorts
+	})
+	becomeSingleStack = eachService("the second family is removed", func(s *service.Service) bool {
+		if len(s.ClusterIPs) < 2 {
+			return false
+		}
+		second := ip.Of(s.ClusterIPs[1])
+		drop := func(a netip.Addr) bool { return ip.Of(a) == second }
+		s.ClusterIPs = s.ClusterIPs[:1]
+		s.LoadBalancers, s.ExternalIPs = slices.DeleteFunc(s.LoadBalancers, drop), slices.DeleteFunc(s.ExternalIPs, drop)
+		for i := range s.Ports {
+			s.Ports[i].Endpoints = slices.DeleteFunc(s.Ports[i].Endpoints, func(e service.Endpoint) bool { return drop(e.Addr.Addr()) })
+		}
+		return true
+	})
+	removeENI = Update{Name: "an ENI is removed", Apply: func(s *Scenario) bool {
+		main := NewOracle(s, ip.IPv4).mainUplink()
+		inv := &s.Node.Inventory
+		for _, d := range inv.Defaults {
+			if d.Link != main && d.Family == ip.IPv4 {
+				gone := d
+				inv.Defaults = slices.DeleteFunc(inv.Defaults, func(r routing.Route) bool { return r.Link == gone.Link })
+				inv.Rules = slices.DeleteFunc(inv.Rules, func(r routing.Rule) bool { return r.Table == gone.Table })
+				inv.Links = slices.DeleteFunc(inv.Links, func(l routing.Link) bool { return l.Name == gone.Link })
+				return true
+			}
+		}
+		return false
+	}}
+)
 
 // Updates are the changes that every scenario goes through.
 var Updates = []Update{
@@ -184,13 +267,32 @@ var Updates = []Update{
 		}
 		return false
 	}),
-	{Name: "a Service is removed", Apply: func(s *Scenario) bool {
-		if len(s.Services) == 0 {
+	removeService,
+	reverse("a Service is added", removeService),
+	becomeClusterIP,
+	reverse("the type becomes LoadBalancer or NodePort", becomeClusterIP),
+	becomeNodePort,
+	reverse("the type becomes LoadBalancer", becomeNodePort),
+	removeNodePorts,
+	reverse("node ports are added", removeNodePorts),
+	becomeSingleStack,
+	reverse("the second family is added", becomeSingleStack),
+	eachService("the cluster IP changes", func(s *service.Service) bool {
+		if len(s.ClusterIPs) == 0 {
 			return false
 		}
-		s.Services = s.Services[1:]
+		s.ClusterIPs = slices.Clone(s.ClusterIPs)
+		s.ClusterIPs[0] = netip.MustParseAddr(map[ip.Family]string{ip.IPv4: "10.96.77.77", ip.IPv6: "fd00:96::7777"}[ip.Of(s.ClusterIPs[0])])
 		return true
-	}},
+	}),
+	eachService("a load balancer's IP changes", func(s *service.Service) bool {
+		i := slices.IndexFunc(s.LoadBalancers, netip.Addr.Is4)
+		if i < 0 {
+			return false
+		}
+		s.LoadBalancers[i] = netip.MustParseAddr("203.0.113.78")
+		return true
+	}),
 	{Name: "an ENI's address is added", Apply: func(s *Scenario) bool {
 		for i := range s.Node.Inventory.Links {
 			l := &s.Node.Inventory.Links[i]
@@ -212,20 +314,22 @@ var Updates = []Update{
 		}
 		return false
 	}},
-	{Name: "an ENI is removed", Apply: func(s *Scenario) bool {
+	{Name: "an ENI's address changes", Apply: func(s *Scenario) bool {
 		main := NewOracle(s, ip.IPv4).mainUplink()
-		inv := &s.Node.Inventory
-		for _, d := range inv.Defaults {
-			if d.Link != main && d.Family == ip.IPv4 {
-				gone := d
-				inv.Defaults = slices.DeleteFunc(inv.Defaults, func(r routing.Route) bool { return r.Link == gone.Link })
-				inv.Rules = slices.DeleteFunc(inv.Rules, func(r routing.Rule) bool { return r.Table == gone.Table })
-				inv.Links = slices.DeleteFunc(inv.Links, func(l routing.Link) bool { return l.Name == gone.Link })
-				return true
+		for i := range s.Node.Inventory.Links {
+			l := &s.Node.Inventory.Links[i]
+			for k, a := range l.Addresses {
+				if s.isUplink(ip.IPv4, l.Name) && l.Name != main && a.Prefix.Addr().Is4() {
+					next := a.Prefix.Addr().Next().Next()
+					l.Addresses[k].Prefix = netip.PrefixFrom(next, a.Prefix.Bits())
+					return true
+				}
 			}
 		}
 		return false
 	}},
+	removeENI,
+	reverse("an ENI is added", removeENI),
 }
 
 // UpdateResult is the result of a change.
@@ -323,11 +427,11 @@ func (r *running) crash(write int) (is bool, err error) {
 // update with a crash before each write. The next start must end in the state of a node that
 // has only had the updated scenario, or in that of a process that has not crashed.
 func CheckUpdate(s *Scenario, u Update, family ip.Family) (out UpdateResult, err error) {
-	to := s.clone()
-	if !u.Apply(to) {
+	from, to, ok := u.sides(s)
+	if !ok {
 		return out, nil
 	}
-	r, err := begin(s, to, u)
+	r, err := begin(from, to, u)
 	if err != nil {
 		return out, err
 	}
@@ -343,7 +447,7 @@ func CheckUpdate(s *Scenario, u Update, family ip.Family) (out UpdateResult, err
 	if err != nil {
 		return out, err
 	}
-	c := newComparison(s, to, family, before, after)
+	c := newComparison(from, to, family, before, after)
 	out.Failures, out.States, out.Opened = c.judge(u.Name, between, r.writes, at), len(between), len(c.opened)
 	if family != s.Config.Families[0] {
 		return out, nil // the kernel has both families

@@ -272,8 +272,13 @@ func TestInventory(t *testing.T) {
 	def := func(f ip.Family, table int, via string, metric int) Route {
 		return Route{Family: f, Table: table, Dst: netip.PrefixFrom(f.Unspecified(), 0), Link: "eth1", Via: addr(via), Metric: metric}
 	}
+	hop := func(via string) Route {
+		r := def(ip.IPv4, 254, via, 7)
+		r.Multipath = true
+		return r
+	}
 	if diff := cmp.Diff([]Route{
-		def(ip.IPv4, 254, "10.12.192.1", 7), def(ip.IPv4, 254, "10.12.192.2", 7),
+		hop("10.12.192.1"), hop("10.12.192.2"),
 		def(ip.IPv4, 1003, "10.12.192.1", 0), def(ip.IPv6, 254, "fd00::1", 1024),
 	}, got.Defaults, byValue); diff != "" {
 		t.Errorf("default routes (-want +got):\n%s", diff)

@@ -298,7 +298,7 @@ func TestRandom(t *testing.T) {
 	known := exceptions(t)
 	configurations, classes, judged := 0, 0, 0
 	seeds := rounds(t, func(t *rapid.T) {
-		s, err := NewSubject(Draw(t), 4)
+		s, err := NewSubject(Draw(t))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -339,7 +339,7 @@ func TestRandomHistories(t *testing.T) {
 	known := exceptions(t)
 	var all counts
 	seeds := rounds(t, func(t *rapid.T) {
-		h, err := newHistory(Draw(t), ip.IPv4)
+		h, err := newHistory(Draw(t))
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -5,6 +5,8 @@ package prove
 import (
 	"fmt"
 	"net/netip"
+	"slices"
+	"strconv"
 	"strings"
 
 	"k8s.io/apimachinery/pkg/types"
@@ -41,17 +43,22 @@ func eniNetwork(address string, from, to int) string {
 	return b.String()
 }
 
-// Draw returns a scenario of one or two Services on one of the layouts.
-func Draw(t *rapid.T) *Scenario {
+// Draw returns a scenario of one or two Services on one of the layouts, in IPv4, IPv6 or both,
+// and the family whose packets are evaluated.
+func Draw(t *rapid.T) (*Scenario, ip.Family) {
 	layout := layouts[rapid.IntRange(0, len(layouts)-1).Draw(t, "layout")]
+	families := [][]ip.Family{{ip.IPv4}, {ip.IPv6}, {ip.IPv4, ip.IPv6}, {ip.IPv6, ip.IPv4}}[rapid.IntRange(0, 3).Draw(t, "families")]
 	s := &Scenario{Name: "random"}
-	set := scenario.Settings{Network: layout.network}
+	set := scenario.Settings{Network: inFamilies(layout.network, families)}
+	for _, f := range families {
+		set.Families = append(set.Families, f.String())
+	}
 	if layout.cidr != "" && rapid.Bool().Draw(t, "cluster CIDR") {
-		set.DetectLocal, set.ClusterCIDRs = plan.DetectClusterCIDR, []string{layout.cidr}
+		set.DetectLocal, set.ClusterCIDRs = plan.DetectClusterCIDR, translations(layout.cidr, families)
 	}
 	set.MasqueradeAll = rapid.IntRange(0, 7).Draw(t, "masquerade all") == 7
 	for i := range rapid.IntRange(1, 2).Draw(t, "services") {
-		s.Services = append(s.Services, drawService(t, i, layout.pods))
+		s.Services = append(s.Services, drawService(t, i, layout.pods, families))
 	}
 	s.Configure(&set)
 	s.complete()
@@ -63,12 +70,82 @@ func Draw(t *rapid.T) *Scenario {
 	for _, claim := range []plan.ClaimMode{v.LoadBalancers, v.ExternalIPs} {
 		s.Name += " claim " + string(claim)
 	}
-	return s
+	return s, families[rapid.IntRange(0, len(families)-1).Draw(t, "family of packets")]
 }
 
-func drawService(t *rapid.T, i int, pods []string) service.Service {
+// inFamilies returns a network of IPv4 in one or two families. An interface has addresses of
+// all of them.
+func inFamilies(network string, families []ip.Family) string {
+	var b strings.Builder
+	for line := range strings.Lines(network) {
+		words := strings.Fields(line)
+		if words[0] != "link" {
+			for _, f := range families {
+				b.WriteString(translation(words, f) + "\n")
+			}
+			continue
+		}
+		b.WriteString(strings.Join(words[:2], " "))
+		for _, address := range words[2:] {
+			b.WriteString(" " + strings.Join(translations(address, families), " "))
+		}
+		b.WriteString("\n")
+	}
+	return b.String()
+}
+
+// translation translates the addresses and prefixes among words.
+func translation(words []string, f ip.Family) string {
+	out := slices.Clone(words)
+	for i, w := range words {
+		if strings.Count(w, ".") == 3 {
+			out[i] = translations(w, []ip.Family{f})[0]
+		}
+	}
+	return strings.Join(out, " ")
+}
+
+// translations returns an address or a prefix of IPv4 in each family. In IPv6, each byte
+// becomes a group of 16 bits below fd00::/64.
+func translations(text string, families []ip.Family) []string {
+	var out []string
+	for _, f := range families {
+		switch address, bits, isPrefix := strings.Cut(text, "/"); {
+		case f == ip.IPv4:
+			out = append(out, text)
+		case text == "127.0.0.1/8":
+			out = append(out, "::1/128")
+		case isPrefix:
+			n, err := strconv.Atoi(bits)
+			if err != nil {
+				panic(err)
+			}
+			out = append(out, fmt.Sprintf("%s/%d", inIPv6(address), 64+2*n))
+		default:
+			out = append(out, inIPv6(address).String())
+		}
+	}
+	return out
+}
+
+// inIPv6 returns the IPv6 address for an IPv4 address.
+func inIPv6(address string) netip.Addr {
+	six := [16]byte{0: 0xfd}
+	for i, b := range netip.MustParseAddr(address).As4() {
+		six[9+2*i] = b
+	}
+	return netip.AddrFrom16(six)
+}
+
+func drawService(t *rapid.T, i int, pods []string, families []ip.Family) service.Service {
 	yes := func(label string) bool { return rapid.Bool().Draw(t, label) }
-	addr := func(format string) []netip.Addr { return []netip.Addr{netip.MustParseAddr(fmt.Sprintf(format, i))} }
+	addr := func(format string) []netip.Addr {
+		var out []netip.Addr
+		for _, a := range translations(fmt.Sprintf(format, i), families) {
+			out = append(out, netip.MustParseAddr(a))
+		}
+		return out
+	}
 	s := service.Service{
 		Name:          types.NamespacedName{Namespace: "default", Name: fmt.Sprintf("service-%d", i)},
 		ClusterIPs:    addr("172.16.0.1%d"),
@@ -80,7 +157,7 @@ func drawService(t *rapid.T, i int, pods []string) service.Service {
 	if yes("load balancer") {
 		s.LoadBalancers = addr("203.0.113.1%d")
 		if yes("source ranges") {
-			s.SourceRanges = scenario.Prefixes([]string{"100.64.7.0/24"})
+			s.SourceRanges = scenario.Prefixes(translations("100.64.7.0/24", families))
 		}
 		if s.ExternalLocal {
 			s.HealthCheckNodePort = uint16(32000 + i)
@@ -95,11 +172,14 @@ func drawService(t *rapid.T, i int, pods []string) service.Service {
 		if state == 3 {
 			continue
 		}
-		e := service.Endpoint{Addr: netip.AddrPortFrom(netip.MustParseAddr(a), uint16(8000+i)), Node: "node-1", Ready: state == 0, Serving: state != 2, Terminating: state == 1}
+		e := service.Endpoint{Node: "node-1", Ready: state == 0, Serving: state != 2, Terminating: state == 1}
 		if j > 1 {
 			e.Node = "node-2"
 		}
-		p.Endpoints = append(p.Endpoints, e)
+		for _, a := range translations(a, families) {
+			e.Addr = netip.AddrPortFrom(netip.MustParseAddr(a), uint16(8000+i))
+			p.Endpoints = append(p.Endpoints, e)
+		}
 	}
 	s.Ports = []service.Port{p}
 	return s

@@ -45,6 +45,7 @@ func (s *Scenario) clone() *Scenario {
 		}
 		svc.ExternalIPs, svc.LoadBalancers, svc.SourceRanges = slices.Clone(svc.ExternalIPs), slices.Clone(svc.LoadBalancers), slices.Clone(svc.SourceRanges)
 	}
+	out.Node.Addresses = slices.Clone(out.Node.Addresses)
 	inv := &out.Node.Inventory
 	inv.Links, inv.Rules, inv.Defaults = slices.Clone(inv.Links), slices.Clone(inv.Rules), slices.Clone(inv.Defaults)
 	for i := range inv.Links {
@@ -78,6 +79,38 @@ func eachEndpoint(name string, change func(*service.Port, int) bool) Update {
 		}
 		return false
 	})
+}
+
+// eachENI returns an Update of the first secondary uplink to which change applies. change gets the
+// families for which it is an uplink.
+func eachENI(name string, change func(*routing.Link, []ip.Family) bool) Update {
+	return Update{Name: name, Apply: func(s *Scenario) bool {
+		for i := range s.Node.Inventory.Links {
+			l := &s.Node.Inventory.Links[i]
+			var families []ip.Family
+			for _, f := range s.Config.Families {
+				if s.isUplink(f, l.Name) && NewOracle(s, f).mainUplink() != l.Name {
+					families = append(families, f)
+				}
+			}
+			if len(families) > 0 && change(l, families) {
+				return true
+			}
+		}
+		return false
+	}}
+}
+
+// renumber changes the global addresses of an interface. It returns the new ones by the old ones.
+func renumber(l *routing.Link) map[netip.Addr]netip.Addr {
+	changed := map[netip.Addr]netip.Addr{}
+	for k, a := range l.Addresses {
+		if from := a.Prefix.Addr(); a.Global {
+			changed[from] = from.Next().Next()
+			l.Addresses[k].Prefix = netip.PrefixFrom(changed[from], a.Prefix.Bits())
+		}
+	}
+	return changed
 }
 
 // sides returns the scenario before the update and the one after it, or false if the update does
@@ -147,10 +180,9 @@ var (
 		return true
 	})
 	removeENI = Update{Name: "an ENI is removed", Apply: func(s *Scenario) bool {
-		main := NewOracle(s, ip.IPv4).mainUplink()
 		inv := &s.Node.Inventory
 		for _, d := range inv.Defaults {
-			if d.Link != main && d.Family == ip.IPv4 {
+			if d.Link != NewOracle(s, d.Family).mainUplink() {
 				gone := d
 				inv.Defaults = slices.DeleteFunc(inv.Defaults, func(r routing.Route) bool { return r.Link == gone.Link })
 				inv.Rules = slices.DeleteFunc(inv.Rules, func(r routing.Rule) bool { return r.Table == gone.Table })
@@ -220,12 +252,13 @@ var Updates = []Update{
 		return true
 	}),
 	eachService("a load balancer's IP is added", func(s *service.Service) bool {
-		a := netip.MustParseAddr("203.0.113.77")
-		if !s.Has(ip.IPv4) {
-			return false
+		for f, a := range map[ip.Family]string{ip.IPv4: "203.0.113.77", ip.IPv6: "2001:db8:113::77"} {
+			if s.Has(f) {
+				s.LoadBalancers = append(s.LoadBalancers, netip.MustParseAddr(a))
+			}
 		}
-		s.LoadBalancers = append(s.LoadBalancers, a)
-		return true
+		slices.SortFunc(s.LoadBalancers, netip.Addr.Compare)
+		return len(s.LoadBalancers) > 0
 	}),
 	eachService("the load balancer's IPs are removed", func(s *service.Service) bool {
 		changed := len(s.LoadBalancers) > 0
@@ -286,47 +319,48 @@ var Updates = []Update{
 		return true
 	}),
 	eachService("a load balancer's IP changes", func(s *service.Service) bool {
-		i := slices.IndexFunc(s.LoadBalancers, netip.Addr.Is4)
-		if i < 0 {
+		for i, a := range s.LoadBalancers {
+			s.LoadBalancers[i] = netip.MustParseAddr(map[ip.Family]string{ip.IPv4: "203.0.113.78", ip.IPv6: "2001:db8:113::78"}[ip.Of(a)])
+		}
+		return len(s.LoadBalancers) > 0
+	}),
+	eachENI("an ENI's address is added", func(l *routing.Link, families []ip.Family) bool {
+		if len(l.Addresses) > 0 {
 			return false
 		}
-		s.LoadBalancers[i] = netip.MustParseAddr("203.0.113.78")
+		for _, f := range families {
+			address := map[ip.Family]string{ip.IPv4: "10.12.192.10/24", ip.IPv6: "fd00:192::10/64"}[f]
+			l.Addresses = append(l.Addresses, scenario.NewLink(0, l.Name, address).Addresses...)
+		}
 		return true
 	}),
-	{Name: "an ENI's address is added", Apply: func(s *Scenario) bool {
+	eachENI("an ENI's address is removed", func(l *routing.Link, _ []ip.Family) bool {
+		changed := len(l.Addresses) > 0
+		l.Addresses = nil
+		return changed
+	}),
+	eachENI("an ENI's address changes", func(l *routing.Link, _ []ip.Family) bool { return len(renumber(l)) > 0 }),
+	{Name: "the node's primary address changes", Apply: func(s *Scenario) bool {
+		changed := map[netip.Addr]netip.Addr{}
 		for i := range s.Node.Inventory.Links {
 			l := &s.Node.Inventory.Links[i]
-			if s.isUplink(ip.IPv4, l.Name) && len(l.Addresses) == 0 {
-				l.Addresses = scenario.NewLink(0, l.Name, "10.12.192.10/24").Addresses
-				return true
-			}
-		}
-		return false
-	}},
-	{Name: "an ENI's address is removed", Apply: func(s *Scenario) bool {
-		main := NewOracle(s, ip.IPv4).mainUplink()
-		for i := range s.Node.Inventory.Links {
-			l := &s.Node.Inventory.Links[i]
-			if s.isUplink(ip.IPv4, l.Name) && l.Name != main && len(l.Addresses) > 0 {
-				l.Addresses = nil
-				return true
-			}
-		}
-		return false
-	}},
-	{Name: "an ENI's address changes", Apply: func(s *Scenario) bool {
-		main := NewOracle(s, ip.IPv4).mainUplink()
-		for i := range s.Node.Inventory.Links {
-			l := &s.Node.Inventory.Links[i]
-			for k, a := range l.Addresses {
-				if s.isUplink(ip.IPv4, l.Name) && l.Name != main && a.Prefix.Addr().Is4() {
-					next := a.Prefix.Addr().Next().Next()
-					l.Addresses[k].Prefix = netip.PrefixFrom(next, a.Prefix.Bits())
-					return true
+			for _, f := range s.Config.Families {
+				if NewOracle(s, f).mainUplink() == l.Name && len(changed) == 0 {
+					changed = renumber(l)
 				}
 			}
 		}
-		return false
+		for i, a := range s.Node.Addresses {
+			if to, ok := changed[a]; ok {
+				s.Node.Addresses[i] = to
+			}
+		}
+		for i, r := range s.Node.Inventory.Defaults {
+			if to, ok := changed[r.Src]; ok {
+				s.Node.Inventory.Defaults[i].Src = to
+			}
+		}
+		return len(changed) > 0
 	}},
 	removeENI,
 	reverse("an ENI is added", removeENI),

@@ -116,7 +116,7 @@ func awaitKubeProxy(ctx context.Context, kubeProxy func(context.Context) string,
 // nothing needs them any more.
 func cleanup(cfg *config.Config, kernel *machine) error {
 	kubeProxyActive, err := reconcile.Cleanup(&cfg.Plan, kernel.Kernel)
-	return errors.Join(append(kernel.unread, err, kernel.restoreSysctls(kubeProxyActive))...)
+	return errors.Join(append(kernel.unread, err, kernel.restoreSysctls(kubeProxyActive), manifest.Forget(cfg.StateDir))...)
 }
 
 // serve programs the kernel, once or until the context ends. The kernel continues to
@@ -278,7 +278,7 @@ func pages(cfg *config.Config) health.Pages {
 // manifests accepts no Events.
 func newSource(ctx context.Context, cfg *config.Config) (source.Source, proxy.Events, error) {
 	if dir := cfg.Source.Manifests; dir != "" {
-		return manifest.New(dir, cfg.Plan.NodeName), event.Discard{}, nil
+		return manifest.New(dir, cfg.Plan.NodeName, cfg.StateDir), event.Discard{}, nil
 	}
 	client, err := newTrimmingClient(&cfg.Source)
 	if err != nil {

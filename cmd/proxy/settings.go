@@ -160,7 +160,7 @@ func serves(args []string) bool {
 // none: outside a cluster, with neither folder nor kubeconfig.
 func (s *settings) source() (source.Loader, error) {
 	if s.Source.Manifests != "" {
-		return manifest.NewWhole(s.Source.Manifests, s.Plan.NodeName), nil
+		return manifest.NewWhole(s.Source.Manifests, s.Plan.NodeName, s.StateDir), nil
 	}
 	if _, err := rest.InClusterConfig(); err != nil && s.Source.Kubeconfig == "" && s.Source.Master == "" {
 		return nil, nil

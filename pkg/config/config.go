@@ -47,7 +47,7 @@ type Config struct {
 	Source Source
 
 	// StateDir is a folder for state that must outlive the process: the values that
-	// kernel parameters had before.
+	// kernel parameters had before, and the last valid content of invalid manifests.
 	StateDir string
 
 	OOMScoreAdj int32 // -1000 to 1000

@@ -91,8 +91,8 @@ type KubeIPVSConfiguration struct {
 	// Manifests is a folder of manifests to read instead of an API server.
 	Manifests string `json:"manifests,omitempty"`
 	// StateDir is a folder on this node that outlives the process but not a reboot. It
-	// stores the earlier values of kernel parameters for --cleanup. Default
-	// /run/kube-ipvs.
+	// stores the earlier values of kernel parameters for --cleanup, and the last valid
+	// content of invalid manifests. Default /run/kube-ipvs.
 	StateDir string `json:"stateDir"`
 	// ServiceMetrics is the maximum number of Service ports with metrics of their
 	// connections, packets and bytes. Default 0: none.

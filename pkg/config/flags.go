@@ -49,7 +49,7 @@ func documentFlags(c *KubeIPVSConfiguration) *pflag.FlagSet {
 	fs.StringVar(&c.Manifests, "manifests", c.Manifests,
 		"Folder of YAML and JSON manifests (Service, EndpointSlice, Node) to read and watch instead of an API server.")
 	fs.StringVar(&c.StateDir, "state-dir", c.StateDir,
-		"Folder on this node that stores the earlier values of kernel parameters for --cleanup.")
+		"Folder on this node that stores the earlier values of kernel parameters for --cleanup, and the last valid content of invalid manifests.")
 	fs.IntVar(&c.ServiceMetrics, "service-metrics", c.ServiceMetrics,
 		"Maximum number of Service ports, in order of namespace and name, with metrics of their connections, packets and bytes. 0: none.")
 	fs.StringVar(c.ProbeBindAddress, "probe-bind-address", *c.ProbeBindAddress,

@@ -20,6 +20,7 @@ type folder struct {
 	dir, nodeName string
 	whole         bool
 	files         map[string]*file
+	keeper        keeper
 }
 
 // file is one file. An unreadable file keeps the objects it had.
@@ -79,6 +80,10 @@ func (f *folder) list() ([]string, error) {
 // read returns a file's new state, or nil if the file was removed.
 func (f *folder) read(name string) *file {
 	path, old := filepath.Join(f.dir, name), f.files[name]
+	p := parser{nodeName: f.nodeName, whole: f.whole}
+	if old == nil {
+		old = f.keeper.load(name, p)
+	}
 	text, err := readRegular(path)
 	if errors.Is(err, fs.ErrNotExist) {
 		// A dangling link exists, and is an error.
@@ -93,7 +98,7 @@ func (f *folder) read(name string) *file {
 	if old != nil && old.hash == hash {
 		return old
 	}
-	return renewed(path, hash, (&parser{nodeName: f.nodeName, whole: f.whole}).parse(text), old)
+	return renewed(path, hash, p.parse(text), old)
 }
 
 // errNotRegular is the error for a pipe, a socket or a device, which is never read: a pipe would

@@ -18,7 +18,7 @@ import (
 func TestLoad(t *testing.T) {
 	_, ctx := ktesting.NewTestContext(t)
 	r := newRecorder()
-	err := New("testdata/mixed", "n1").Load(ctx, r)
+	err := New("testdata/mixed", "n1", "").Load(ctx, r)
 	if diff := cmp.Diff([]string{
 		"set Node n1",
 		"set EndpointSlice default/web-1",
@@ -54,7 +54,7 @@ func TestLoad(t *testing.T) {
 func TestLoadNoFolder(t *testing.T) {
 	_, ctx := ktesting.NewTestContext(t)
 	r := newRecorder()
-	if err := New(filepath.Join(t.TempDir(), "none"), "n1").Load(ctx, r); err == nil {
+	if err := New(filepath.Join(t.TempDir(), "none"), "n1", "").Load(ctx, r); err == nil {
 		t.Error("no error")
 	}
 	if calls := r.soFar(); len(calls) > 0 {
@@ -69,7 +69,7 @@ func TestLoadUnreadableFile(t *testing.T) {
 	write(t, dir, "a.yaml", manifestOf("a", "10.0.0.1"))
 	link(t, "..data/b.yaml", filepath.Join(dir, "b.yaml"))
 	r := newRecorder()
-	if err := New(dir, "n1").Load(ctx, r); err == nil || !strings.Contains(err.Error(), "cannot read") {
+	if err := New(dir, "n1", "").Load(ctx, r); err == nil || !strings.Contains(err.Error(), "cannot read") {
 		t.Errorf("error %v", err)
 	}
 	if diff := cmp.Diff([]string{"set Service default/a"}, r.soFar()); diff != "" {
@@ -87,7 +87,7 @@ func TestLoadPipe(t *testing.T) {
 		t.Fatal(err)
 	}
 	r, loaded := newRecorder(), make(chan error, 1)
-	go func() { loaded <- New(dir, "n1").Load(ctx, r) }()
+	go func() { loaded <- New(dir, "n1", "").Load(ctx, r) }()
 	select {
 	case err := <-loaded:
 		if want := "cannot read " + pipe + ": not a regular file"; err == nil || err.Error() != want {

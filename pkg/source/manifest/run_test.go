@@ -69,7 +69,7 @@ func run(t *testing.T, dir string) *recorder {
 	_, ctx := ktesting.NewTestContext(t)
 	ctx, cancel := context.WithCancel(ctx)
 	r, done := newRecorder(), make(chan error)
-	go func() { done <- New(dir, "n1").Run(ctx, r) }()
+	go func() { done <- New(dir, "n1", "").Run(ctx, r) }()
 	t.Cleanup(func() {
 		cancel()
 		if err := <-done; err != nil {
@@ -239,7 +239,7 @@ func TestRunLinkedFolder(t *testing.T) {
 
 func TestRunNoFolder(t *testing.T) {
 	_, ctx := ktesting.NewTestContext(t)
-	if err := New(filepath.Join(t.TempDir(), "none"), "n1").Run(ctx, newRecorder()); err == nil {
+	if err := New(filepath.Join(t.TempDir(), "none"), "n1", "").Run(ctx, newRecorder()); err == nil {
 		t.Error("no error")
 	}
 }
@@ -255,7 +255,7 @@ func TestLastValidVersionIsKept(t *testing.T) {
 	}
 	_, ctx := ktesting.NewTestContext(t)
 	sink := newRecorder()
-	r := New(dir, "n1").reader(sink)
+	r := New(dir, "n1", "").reader(sink)
 
 	for _, step := range []struct {
 		name   string
@@ -305,7 +305,7 @@ func TestLastValidVersionIsKept(t *testing.T) {
 func TestReportOnce(t *testing.T) {
 	dir := t.TempDir()
 	logger := ktesting.NewLogger(t, ktesting.NewConfig(ktesting.BufferLogs(true)))
-	r := New(dir, "n1").reader(newRecorder())
+	r := New(dir, "n1", "").reader(newRecorder())
 	write(t, dir, "a.yaml", "apiVersion: v1\nkind: Secret\n---\nkind: [\n---\napiVersion: v1\nkind: Secret\n")
 	lines := func() int {
 		r.show(klog.NewContext(t.Context(), logger))

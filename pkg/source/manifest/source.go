@@ -3,7 +3,7 @@
 //
 // Files are *.yaml, *.yml and *.json with one or more documents, and Lists. An invalid
 // document is reported and does not affect the others; its last valid version is kept
-// until it is valid again or removed. Replace files by renaming: a partially written
+// until it is valid again or removed, also over a restart. Replace files by renaming: a partially written
 // file may be well formed.
 package manifest
 
@@ -20,8 +20,8 @@ import (
 
 // Source is a folder of manifests. It implements source.Source and source.Loader.
 type Source struct {
-	dir, nodeName string
-	whole         bool
+	dir, nodeName, stateDir string
+	whole                   bool
 }
 
 var (
@@ -30,14 +30,15 @@ var (
 )
 
 // New returns a source that reads the folder dir. Of Nodes it delivers only the one
-// with the given name.
-func New(dir, nodeName string) *Source {
-	return &Source{dir: dir, nodeName: nodeName}
+// with the given name. Run stores the last valid content of invalid files in stateDir; with ""
+// a restart loses it.
+func New(dir, nodeName, stateDir string) *Source {
+	return &Source{dir: dir, nodeName: nodeName, stateDir: stateDir}
 }
 
 // NewWhole is like New, but keeps what source.Trim removes, such as the names of pods.
-func NewWhole(dir, nodeName string) *Source {
-	return &Source{dir: dir, nodeName: nodeName, whole: true}
+func NewWhole(dir, nodeName, stateDir string) *Source {
+	return &Source{dir: dir, nodeName: nodeName, stateDir: stateDir, whole: true}
 }
 
 // Load delivers the folder's content once and calls Synced. The error joins an error
@@ -89,7 +90,7 @@ func (s *Source) Run(ctx context.Context, sink source.Sink) error {
 
 func (s *Source) reader(sink source.Sink) *reader {
 	return &reader{
-		folder:   folder{dir: s.dir, nodeName: s.nodeName, whole: s.whole},
+		folder:   folder{dir: s.dir, nodeName: s.nodeName, whole: s.whole, keeper: newKeeper(s.stateDir, s.dir)},
 		delivery: delivery{sink: sink},
 		noticed:  map[string]bool{},
 	}
@@ -101,6 +102,7 @@ type reader struct {
 	delivery delivery
 	reported map[string]bool // errors of the previous reading
 	noticed  map[string]bool // ignored kinds that have been logged
+	unstored bool            // the last valid content could not be stored, which has been logged
 }
 
 // update reads changes. If the folder cannot be read, the delivered state remains.
@@ -119,6 +121,11 @@ func (r *reader) show(ctx context.Context) {
 	r.notice(logger, v)
 	r.report(logger, v.errs)
 	r.delivery.deliver(v.objects)
+	err := r.folder.keeper.store(r.folder.files)
+	if err != nil && !r.unstored {
+		logger.Error(err, "Cannot store the last valid content of manifests in --state-dir, a restart loses it")
+	}
+	r.unstored = err != nil
 }
 
 // report logs errors that are new since the last reading.

@@ -494,6 +494,9 @@ func CheckUpdate(s *Scenario, u Update, family ip.Family) (out UpdateResult, err
 	if err != nil {
 		return out, err
 	}
+	if what := differs(after, want); what != "" && !changesLinks(from, to) {
+		out.Failures = append(out.Failures, c.unlikeNew(u.Name, what))
+	}
 	return out, out.crashes(c, u, family, want, after)
 }
 
@@ -527,13 +530,24 @@ func (out *UpdateResult) crashes(c *comparison, u Update, family ip.Family, want
 		}
 		// A process that knew an interface before remembers it.
 		if what := differs(got, want); what != "" && differs(got, orWant) != "" {
-			out.Failures = append(out.Failures, Failure{
-				Subject: c.String(), Class: &Class{}, When: name, Got: what,
-				Want: Want{Sentence: "a restart ends in the state of a node that has only had the new configuration"},
-			})
+			out.Failures = append(out.Failures, c.unlikeNew(name, what))
 		}
 	}
 	return nil
+}
+
+// changesLinks reports whether an interface is added or removed. A process remembers those that
+// it has known, and a new process numbers them differently.
+func changesLinks(from, to *Scenario) bool {
+	return !slices.EqualFunc(from.Node.Inventory.Links, to.Node.Inventory.Links, func(a, b routing.Link) bool { return a.Name == b.Name })
+}
+
+// unlikeNew returns the failure of a change that leaves another state than that of a new node.
+func (c *comparison) unlikeNew(when, what string) Failure {
+	return Failure{
+		Subject: c.String(), Class: &Class{}, When: when, Got: what,
+		Want: Want{Sentence: "a change and a restart end in the state of a node that has only had the new configuration"},
+	}
 }
 
 // differs lists differences between two nodes. It ignores draining real servers, and

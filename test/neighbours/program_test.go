@@ -87,8 +87,8 @@ func (s *side) programmed() error {
 	}
 	for _, family := range []string{"iptables", "ip6tables"} {
 		// kube-ipvs keeps the variant that it finds in use. iptables-legacy-save would
-		// create its tables if they do not exist.
-		legacy := fmt.Sprintf("if [ -s /proc/net/%s_names ]; then %s-legacy-save -t nat; fi", strings.Replace(family, "tables", "_tables", 1), family)
+		// create its tables if they do not exist. Files in /proc have no size.
+		legacy := fmt.Sprintf("if grep -q . /proc/net/%s_names; then %s-legacy-save -t nat; fi", strings.Replace(family, "tables", "_tables", 1), family)
 		if !s.masquerades(family+"-nft-save", "-t", "nat") && !s.masquerades("sh", "-c", legacy) {
 			return fmt.Errorf("%s has no KUBE-POSTROUTING yet", family)
 		}

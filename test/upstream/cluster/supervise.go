@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	_ "embed"
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -15,7 +16,6 @@ import (
 	"time"
 
 	"github.com/kube-ipvs/kube-ipvs/test/e2e/lab/control"
-	"github.com/kube-ipvs/kube-ipvs/test/e2e/lab/vm"
 )
 
 //go:embed kube-proxy.yaml
@@ -31,6 +31,7 @@ type supervisor struct {
 	// authorized is the nodes' authorized_keys line.
 	authorized string
 	server     *control.Server
+	machines   []*machine
 	say        func(format string, args ...any)
 }
 
@@ -85,9 +86,11 @@ func (s *supervisor) start(ctx context.Context, address string, door net.Listene
 		return err
 	}
 	for _, n := range nodes {
-		if err := s.boot(ctx, lab, n, nodes); err != nil {
+		m := &machine{supervisor: s, node: n, lab: lab, others: nodes}
+		if err := m.boot(ctx); err != nil {
 			return fmt.Errorf("%s: %w", n.name(), err)
 		}
+		s.machines = append(s.machines, m)
 	}
 	return nil
 }
@@ -117,54 +120,16 @@ func (s *supervisor) applyObjects(ctx context.Context, nodes []node) error {
 	return s.deployProxy(ctx)
 }
 
-// clockParameters make a node use the ACPI timer as its clock. An emulated node on a busy
-// machine may measure a wrong frequency of its TSC at the start: one node's clock ran 27
-// times too fast, and everything on it timed out.
-const clockParameters = "tsc=unstable clocksource=acpi_pm"
-
-// boot starts a node's machine, which ends with this process.
-func (s *supervisor) boot(ctx context.Context, lab *vm.Lab, n node, nodes []node) error {
-	share := filepath.Join(s.dir, n.name())
-	kubeconfig := s.server.KubeconfigFor(n.user(), s.server.URL())
-	env := fmt.Sprintf("NAME=%s\nADDRESSES=%s,%s\n", n.name(), n.address4(), n.address6())
-	files := map[string][]byte{
-		"env": []byte(env), "network": []byte(n.networkScript(nodes)), "cni.conflist": []byte(n.cni()),
-		"kubeconfig": kubeconfig, "authorized_keys": []byte(s.authorized),
-	}
-	for _, archive := range s.archives {
-		image, err := os.ReadFile(archive)
-		if err != nil {
-			return err
-		}
-		files["images/"+filepath.Base(archive)] = image
-	}
-	for name, content := range files {
-		if err := write(share, name, content, 0o600); err != nil {
-			return err
-		}
-	}
-	console := filepath.Join(share, "console")
-	cmd := lab.Command(ctx, vm.Machine{
-		Disk: s.disk, Tap: n.tap(), MAC: n.mac(), Shares: map[string]string{"node": share},
-		Memory: nodeMemory, Console: console, Parameters: clockParameters,
-	})
-	go func() {
-		if err := run(cmd); ctx.Err() == nil {
-			fmt.Fprintf(os.Stderr, "%s ended: %v\n", n.name(), withEndOf(console, err))
-		}
-	}()
-	return nil
-}
-
 // awaitReady waits for the nodes, and for the proxy on each node.
 func (s *supervisor) awaitReady(ctx context.Context) error {
-	limit := "--timeout=" + upLimit.String()
-	if err := s.kubectl(ctx, nil, "wait", "--for=condition=Ready", "node", "--all", limit); err != nil {
+	if err := s.awaitNodes(ctx); err != nil {
 		return err
 	}
 	s.say("%d nodes are ready", s.config.Nodes)
-	if err := s.kubectl(ctx, nil, "-n", "kube-system", "rollout", "status", "daemonset", proxyImage(s.config.Served.Proxy), limit); err != nil {
-		return err
+	if err := s.kubectl(ctx, nil, "-n", "kube-system", "rollout", "status", "daemonset",
+		proxyImage(s.config.Served.Proxy), "--timeout="+upLimit.String()); err != nil {
+		pods, listErr := s.ask(ctx, "-n", "kube-system", "get", "pods", "-o", "wide")
+		return errors.Join(err, errors.New(pods), listErr)
 	}
 	s.say("%s runs on each of them", s.config.Served.Proxy)
 	return nil
@@ -178,6 +143,19 @@ func (s *supervisor) kubectl(ctx context.Context, input []byte, args ...string) 
 		return fmt.Errorf("kubectl %s: %w: %s", strings.Join(args, " "), err, out)
 	}
 	return nil
+}
+
+// ask returns what kubectl prints, for the report of a failure: it does not matter that
+// ctx may have ended.
+func (s *supervisor) ask(ctx context.Context, args ...string) (string, error) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Minute)
+	defer cancel()
+	out, err := exec.CommandContext(ctx, s.config.Kubectl(),
+		append([]string{"--kubeconfig", s.config.InsideKubeconfig()}, args...)...).Output()
+	if err != nil {
+		return "", fmt.Errorf("kubectl %s: %w", strings.Join(args, " "), err)
+	}
+	return string(out), nil
 }
 
 // forward carries connections from the machine into the cluster's network.
@@ -217,6 +195,10 @@ func withEndOf(log string, err error) error {
 	if readErr != nil {
 		return fmt.Errorf("%w (and no %s: %w)", err, filepath.Base(log), readErr)
 	}
-	lines := strings.Split(strings.TrimSpace(string(text)), "\n")
-	return fmt.Errorf("%w\nend of %s:\n%s", err, filepath.Base(log), strings.Join(lines[max(0, len(lines)-20):], "\n"))
+	return fmt.Errorf("%w\nend of %s:\n%s", err, filepath.Base(log), lastLines(string(text), 20))
+}
+
+func lastLines(text string, count int) string {
+	lines := strings.Split(strings.TrimSpace(text), "\n")
+	return strings.Join(lines[max(0, len(lines)-count):], "\n")
 }

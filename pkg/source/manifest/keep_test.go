@@ -5,8 +5,10 @@ import (
 	"path/filepath"
 	"testing"
 
+	"github.com/go-logr/logr/funcr"
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/klog/v2"
 	"k8s.io/klog/v2/ktesting"
 )
 
@@ -149,4 +151,20 @@ func TestStateCannotBeStored(t *testing.T) {
 	if !r.unstored {
 		t.Error("no failure")
 	}
+}
+
+// TestInvalidFileIsStoredFirst restarts as soon as an error is reported.
+func TestInvalidFileIsStoredFirst(t *testing.T) {
+	dir, state := t.TempDir(), t.TempDir()
+	write(t, dir, "a.yaml", manifestOf("a", "10.0.0.1"))
+	r, _ := restart(t, dir, state)
+	write(t, dir, "a.yaml", "{")
+	var next *recorder
+	logger := funcr.New(func(string, string) {
+		if next == nil {
+			_, next = restart(t, dir, state)
+		}
+	}, funcr.Options{})
+	r.update(klog.NewContext(t.Context(), logger))
+	expectCalls(t, next, "set Service default/a")
 }

@@ -3,8 +3,8 @@
 //
 // Files are *.yaml, *.yml and *.json with one or more documents, and Lists. An invalid
 // document is reported and does not affect the others; its last valid version is kept
-// until it is valid again or removed, also over a restart. Replace files by renaming: a partially written
-// file may be well formed.
+// until it is valid again or removed, also over a restart. Replace files by renaming: a
+// partially written file may be well formed.
 package manifest
 
 import (
@@ -114,18 +114,19 @@ func (r *reader) update(ctx context.Context) {
 	r.show(ctx)
 }
 
-// show reports errors and delivers the folder's content.
+// show reports errors and delivers the folder's content. It stores first what invalid files have
+// had: the process may end at any time.
 func (r *reader) show(ctx context.Context) {
 	logger := klog.FromContext(ctx)
-	v := r.folder.view()
-	r.notice(logger, v)
-	r.report(logger, v.errs)
-	r.delivery.deliver(v.objects)
 	err := r.folder.keeper.store(r.folder.files)
 	if err != nil && !r.unstored {
 		logger.Error(err, "Cannot store the last valid content of manifests in --state-dir, a restart loses it")
 	}
 	r.unstored = err != nil
+	v := r.folder.view()
+	r.notice(logger, v)
+	r.report(logger, v.errs)
+	r.delivery.deliver(v.objects)
 }
 
 // report logs errors that are new since the last reading.

@@ -3,6 +3,7 @@ package nft
 import (
 	"encoding/json"
 	"fmt"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -10,18 +11,20 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/kernel/program"
 )
 
-// Ruleset are the chains that programs wrote with nftables directly: without those of
-// iptables and of kube-ipvs.
+// Ruleset are the chains that programs wrote with nftables directly, and those of iptables-nft
+// in table security: without the others of iptables and those of kube-ipvs.
 type Ruleset struct {
-	// Base are the chains at hooks of netfilter, in the order of their priorities.
+	// Base are the chains at hooks of the families ip, ip6 and inet, in the order of their
+	// priorities. Link are those of devices (hooks "ingress" and "egress") and of bridges.
 	Base   []*Chain
+	Link   []*Chain
 	Chains map[ID]*Chain
 	Sets   map[ID][]any // elements of sets and of maps, decoded like Rule.Expr
 }
 
 // ID names a chain or a set.
 type ID struct {
-	Family string `json:"family"` // "ip", "ip6" or "inet"
+	Family string `json:"family"` // "ip", "ip6", "inet", "netdev" or "bridge"
 	Table  string `json:"table"`
 	Name   string `json:"name"`
 }
@@ -39,6 +42,7 @@ type Chain struct {
 	Hook     string `json:"hook"` // "" if it is not a base chain
 	Priority int    `json:"prio"`
 	Policy   string `json:"policy"`
+	Devices  names  `json:"dev"` // of the hooks "ingress" and "egress"; nil if unknown
 
 	Rules []*Rule `json:"-"`
 }
@@ -58,8 +62,8 @@ func ReadRuleset() (*Ruleset, error) {
 	if err != nil {
 		return nil, fmt.Errorf("nft -j list ruleset: %w: %s", err, strings.TrimSpace(stderr))
 	}
-	// Only for the text of rules: they are the same, unless another program has just
-	// changed them.
+	// For the text of rules, and for devices, which nft 1.0.6 leaves out of the JSON. They are
+	// the same, unless another program has just changed them.
 	text, stderr, err := program.Run("nft", "", "-a", "list", "ruleset")
 	if err != nil {
 		return nil, fmt.Errorf("nft -a list ruleset: %w: %s", err, strings.TrimSpace(stderr))
@@ -95,10 +99,13 @@ func ParseRuleset(listing []byte, text string) (*Ruleset, error) {
 		return nil, fmt.Errorf("nft -j list ruleset: %w", err)
 	}
 	out := &Ruleset{Chains: map[ID]*Chain{}, Sets: map[ID][]any{}}
-	texts := ruleTexts(text)
+	texts, devices := parseText(text)
 	for _, o := range list.Nftables {
 		switch {
 		case o.Chain != nil:
+			if o.Chain.Devices == nil {
+				o.Chain.Devices = devices[o.Chain.ID]
+			}
 			out.addChain(o.Chain)
 		case o.Rule != nil:
 			if c := out.Chains[o.Rule.In(o.Rule.Chain)]; c != nil {
@@ -110,42 +117,75 @@ func ParseRuleset(listing []byte, text string) (*Ruleset, error) {
 			out.Sets[o.Map.ID] = o.Map.Elem
 		}
 	}
-	slices.SortStableFunc(out.Base, func(a, b *Chain) int { return a.Priority - b.Priority })
+	for _, chains := range [][]*Chain{out.Base, out.Link} {
+		slices.SortStableFunc(chains, func(a, b *Chain) int { return a.Priority - b.Priority })
+	}
 	return out, nil
 }
 
+// names is a name or a list of names.
+type names []string
+
+func (n *names) UnmarshalJSON(text []byte) error {
+	var one string
+	if json.Unmarshal(text, &one) == nil {
+		*n = names{one}
+		return nil
+	}
+	return json.Unmarshal(text, (*[]string)(n))
+}
+
 func (r *Ruleset) addChain(c *Chain) {
-	if !slices.Contains([]string{"ip", "ip6", "inet"}, c.Family) || c.isOwn() || c.isIPTables() {
+	if c.isOwn() || c.isIPTables() {
 		return
 	}
-	r.Chains[c.ID] = c
-	if c.Hook != "" {
+	switch {
+	case !slices.Contains([]string{"ip", "ip6", "inet", "netdev", "bridge"}, c.Family):
+		return
+	case c.Hook == "ingress" || c.Hook == "egress" || c.Hook != "" && c.Family == "bridge":
+		r.Link = append(r.Link, c)
+	case c.Hook != "":
 		r.Base = append(r.Base, c)
 	}
+	r.Chains[c.ID] = c
 }
 
 // isOwn reports whether a chain is one of kube-ipvs.
 func (c *Chain) isOwn() bool { return c.Table == Table }
 
-// isIPTables reports whether a chain is one that iptables-nft can list.
+// isIPTables reports whether a chain is one that iptables-nft can list. Table security is not
+// among them: iptables-nft gives it another priority than the kernel does, 150.
 func (c *Chain) isIPTables() bool {
-	return c.Family != "inet" && slices.Contains([]string{"raw", "mangle", "nat", "filter", "security"}, c.Table) &&
+	return (c.Family == "ip" || c.Family == "ip6") && slices.Contains([]string{"raw", "mangle", "nat", "filter"}, c.Table) &&
 		(c.Hook == "" || c.Name == strings.ToUpper(c.Hook))
 }
 
-// ruleTexts returns the rules of "nft -a list ruleset". The names in the keys are handles.
-func ruleTexts(text string) map[ID]string {
-	out := map[ID]string{}
-	var table ID
+// parseText returns the rules of "nft -a list ruleset", whose names in the keys are handles, and
+// the devices of chains.
+func parseText(text string) (rules map[ID]string, devices map[ID]names) {
+	rules, devices = map[ID]string{}, map[ID]names{}
+	var table, chain ID
 	for line := range strings.Lines(text) {
 		line = strings.TrimSpace(line)
-		if words := strings.Fields(line); len(words) > 2 && words[0] == "table" {
+		words := strings.Fields(line)
+		if len(words) > 2 && words[0] == "table" {
 			table = ID{Family: words[1], Table: words[2]}
 			continue
 		}
+		if len(words) > 2 && words[0] == "chain" && words[2] == "{" {
+			chain = table.In(words[1])
+			continue
+		}
+		if m := deviceList.FindStringSubmatch(line); m != nil {
+			devices[chain] = strings.FieldsFunc(m[1], func(r rune) bool { return strings.ContainsRune(`{}=," `, r) })
+			continue
+		}
 		if rule, handle, ok := strings.Cut(line, " # handle "); ok && !strings.HasSuffix(rule, "{") {
-			out[table.In(handle)] = rule
+			rules[table.In(handle)] = rule
 		}
 	}
-	return out
+	return rules, devices
 }
+
+// deviceList matches the devices of a base chain: device "eth0", or devices = { eth0, eth1 }.
+var deviceList = regexp.MustCompile(`^type filter hook (?:ingress|egress) devices? (.*) priority `)

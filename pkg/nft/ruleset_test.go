@@ -1,6 +1,7 @@
 package nft
 
 import (
+	"fmt"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -19,6 +20,12 @@ const (
 {"rule": {"family": "inet", "table": "fw", "chain": "input", "handle": 17, "expr": [{"match": {"op": "==", "left": {"meta": {"key": "iifname"}}, "right": "lo"}}, {"accept": null}]}},
 {"table": {"family": "netdev", "name": "links", "handle": 4}},
 {"chain": {"family": "netdev", "table": "links", "name": "in", "handle": 1, "type": "filter", "hook": "ingress", "dev": "eth0", "prio": 0, "policy": "accept"}},
+{"chain": {"family": "netdev", "table": "links", "name": "in1", "handle": 2, "type": "filter", "hook": "ingress", "prio": 1, "policy": "accept"}},
+{"chain": {"family": "netdev", "table": "links", "name": "in2", "handle": 3, "type": "filter", "hook": "ingress", "prio": 2, "policy": "accept"}},
+{"chain": {"family": "ip", "table": "security", "name": "INPUT", "handle": 1, "type": "filter", "hook": "input", "prio": 150, "policy": "accept"}},
+{"chain": {"family": "inet", "table": "fw", "name": "out", "handle": 9, "type": "filter", "hook": "egress", "dev": ["eth0", "eth1"], "prio": -5, "policy": "accept"}},
+{"chain": {"family": "bridge", "table": "links", "name": "out", "handle": 2, "type": "filter", "hook": "postrouting", "prio": -9, "policy": "accept"}},
+{"chain": {"family": "arp", "table": "links", "name": "in", "handle": 2, "type": "filter", "hook": "input", "prio": -9, "policy": "accept"}},
 {"table": {"family": "ip", "name": "nat", "handle": 2}},
 {"chain": {"family": "ip", "table": "nat", "name": "KUBE-SERVICES", "handle": 1}},
 {"chain": {"family": "ip", "table": "nat", "name": "PREROUTING", "handle": 2, "type": "nat", "hook": "prerouting", "prio": -100, "policy": "accept"}},
@@ -35,6 +42,14 @@ const (
 		iifname "lo" accept # handle 17
 	}
 }
+table netdev links { # handle 4
+	chain in1 { # handle 2
+		type filter hook ingress device "eth7" priority 1; policy accept;
+	}
+	chain in2 { # handle 3
+		type filter hook ingress devices = { eth8, eth9 } priority 2; policy accept;
+	}
+}
 table ip nat { # handle 2
 	chain PREROUTING { # handle 2
 		type nat hook prerouting priority dstnat; policy accept;
@@ -44,8 +59,8 @@ table ip nat { # handle 2
 `
 )
 
-// Chains of iptables-nft, of kube-ipvs and of devices are left out; the others are in the order
-// of their priorities.
+// Chains of iptables-nft, of kube-ipvs and of ARP are left out; the others are in the order of
+// their priorities.
 func TestParseRuleset(t *testing.T) {
 	r, err := ParseRuleset([]byte(listing), texts)
 	if err != nil {
@@ -55,9 +70,19 @@ func TestParseRuleset(t *testing.T) {
 	for _, c := range r.Base {
 		base = append(base, c.String()+" "+c.Type+" "+c.Hook+" "+c.Policy)
 	}
-	want := []string{"inet fw early filter prerouting accept", "ip nat prerouting nat prerouting accept", "inet fw input filter input drop"}
+	want := []string{"inet fw early filter prerouting accept", "ip nat prerouting nat prerouting accept", "inet fw input filter input drop",
+		"ip security INPUT filter input accept"}
 	if diff := cmp.Diff(want, base); diff != "" {
 		t.Errorf("base chains (-want +got):\n%s", diff)
+	}
+	var link []string
+	for _, c := range r.Link {
+		link = append(link, fmt.Sprint(c, " ", c.Hook, " ", c.Devices))
+	}
+	want = []string{"bridge links out postrouting []", "inet fw out egress [eth0 eth1]", "netdev links in ingress [eth0]",
+		"netdev links in1 ingress [eth7]", "netdev links in2 ingress [eth8 eth9]"}
+	if diff := cmp.Diff(want, link); diff != "" {
+		t.Errorf("chains of links (-want +got):\n%s", diff)
 	}
 	fw := ID{Family: "inet", Table: "fw"}
 	rules := r.Chains[fw.In("input")].Rules

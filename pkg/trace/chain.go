@@ -33,6 +33,9 @@ type walk struct {
 	steps  []Step
 	doubts []string // rules that could not be evaluated
 	rules  int      // that a packet was matched against
+	// routedBy is the mark with which a packet in OUTPUT will have been routed: another mark
+	// makes the kernel look its route up again. Chains of type filter do not.
+	routedBy uint32
 }
 
 func (w *walk) note(where string, p *packet, rule, format string, args ...any) {
@@ -57,14 +60,23 @@ const (
 	refused   end = "refused"
 )
 
-// hook evaluates a base chain and its policy.
+// hook evaluates a base chain and its policy, in both back ends of iptables. A connection whose
+// address one of them has translated does not see table nat of the other (nf_nat_inet_fn).
 func (w *walk) hook(table nat.Table, chain string, p *packet) end {
-	contents, exists := w.Ruleset[table]
+	verdict := w.hookOf(w.Ruleset, table, chain, string(table)+" "+chain, p)
+	translated := table == nat.NAT && verdict == accepted
+	if w.Other == nil || translated || verdict == dropped || verdict == refused {
+		return verdict
+	}
+	return w.hookOf(w.Other, table, chain, string(table)+" "+chain+" of the other back end", p)
+}
+
+func (w *walk) hookOf(rules nat.Ruleset, table nat.Table, chain, where string, p *packet) end {
+	contents, exists := rules[table]
 	if !exists {
 		return undecided
 	}
-	where := string(table) + " " + chain
-	verdict := w.chain(table, chain, where, p)
+	verdict := w.chain(rules, table, chain, where, p)
 	if verdict == undecided && contents.Policies[chain] == "DROP" {
 		w.note(where, p, "", "the chain's policy is DROP")
 		return dropped
@@ -83,7 +95,7 @@ func (w *walk) hooks(chain string, p *packet, tables ...nat.Table) end {
 			return verdict
 		}
 		next = at
-		if table == nat.NAT && !p.seesNAT() {
+		if table == nat.NAT && !p.seesNAT() || table == security && !w.hasSecurity() {
 			continue
 		}
 		if verdict := w.hook(table, chain, p); verdict == dropped || verdict == refused {
@@ -95,8 +107,8 @@ func (w *walk) hooks(chain string, p *packet, tables ...nat.Table) end {
 }
 
 // chain returns the verdict of a chain, or undecided at its end.
-func (w *walk) chain(table nat.Table, name, where string, p *packet) end {
-	for i, text := range w.Ruleset[table].Chains[name] {
+func (w *walk) chain(rules nat.Ruleset, table nat.Table, name, where string, p *packet) end {
+	for i, text := range rules[table].Chains[name] {
 		w.rules++
 		r := w.eval.rule(text)
 		matched, err := w.matches(r, p)
@@ -112,7 +124,7 @@ func (w *walk) chain(table nat.Table, name, where string, p *packet) end {
 		if w.eval.Matched != nil {
 			w.eval.Matched(table, name, i)
 		}
-		verdict, returns := w.target(table, r, where, name, p)
+		verdict, returns := w.target(rules, table, r, where, name, p)
 		if verdict != undecided {
 			return verdict
 		}
@@ -136,7 +148,7 @@ func (w *walk) assumed(format string, args ...any) bool {
 }
 
 // target executes a rule's target. returns reports whether the chain ends here.
-func (w *walk) target(table nat.Table, r *rule, where, chain string, p *packet) (_ end, returns bool) {
+func (w *walk) target(rules nat.Ruleset, table nat.Table, r *rule, where, chain string, p *packet) (_ end, returns bool) {
 	text := "-A " + chain + " " + string(r.text)
 	switch r.target {
 	case "ACCEPT":
@@ -158,13 +170,13 @@ func (w *walk) target(table nat.Table, r *rule, where, chain string, p *packet) 
 	case "DNAT", "REDIRECT":
 		return w.translateDestination(r, where, text, p), false
 	}
-	return w.jump(table, r, where, text, p)
+	return w.jump(rules, table, r, where, text, p)
 }
 
 // jump follows a rule into a chain.
-func (w *walk) jump(table nat.Table, r *rule, where, text string, p *packet) (_ end, returns bool) {
-	if _, ok := w.Ruleset[table].Chains[r.target]; ok {
-		return w.chain(table, r.target, where, p), r.jumps
+func (w *walk) jump(rules nat.Ruleset, table nat.Table, r *rule, where, text string, p *packet) (_ end, returns bool) {
+	if _, ok := rules[table].Chains[r.target]; ok {
+		return w.chain(rules, table, r.target, where, p), r.jumps
 	}
 	if !harmlessTargets[r.target] && w.assumed("%s: unsupported target %s", text, r.target) {
 		w.note(where, p, text, "assumed to be dropped")

@@ -58,7 +58,10 @@ func (b *serverPath) comeBack(request *packet) (*packet, Verdict) {
 	if b.leadsOut(p.out) || p.out == "lo" {
 		return p, Verdict{Dropped, fmt.Sprintf("the network returns the request by %s, from where it does not reach the endpoint", in)}
 	}
-	return p, verdict(b.hooks("POSTROUTING", p, nat.Mangle, nat.NAT), b.walk)
+	if v := verdict(b.hooks("POSTROUTING", p, nat.Mangle, nat.NAT), b.walk); v.Outcome != "" {
+		return p, v
+	}
+	return p, verdict(b.leavesBy(p), b.walk)
 }
 
 // answer follows the endpoint's reply. end is the request as the endpoint gets it, which
@@ -77,6 +80,9 @@ func (b *serverPath) answer(first, end *packet) (*packet, Verdict) {
 // forwardedPlainly follows a packet of the second connection to the end of FORWARD or, with the
 // output interface lo, of INPUT.
 func (b *serverPath) forwardedPlainly(p *packet, what string) Verdict {
+	if v := verdict(b.arrives(p), b.walk); v.Outcome != "" {
+		return v
+	}
 	b.interfere("arrival", p)
 	if v := verdict(b.hooks("PREROUTING", p, nat.Raw, nat.Mangle, nat.NAT), b.walk); v.Outcome != "" {
 		return v
@@ -94,12 +100,15 @@ func (b *serverPath) forwardedPlainly(p *packet, what string) Verdict {
 		return Verdict{Dropped, what + " of the second connection: no route to " + p.dst.Addr().String()}
 	case way.Local:
 		p.out = "lo"
-		return verdict(b.hooks("INPUT", p, nat.Mangle, nat.Filter), b.walk)
+		return verdict(b.hooks("INPUT", p, nat.Mangle, nat.Filter, security), b.walk)
 	case !b.Forwards():
 		return Verdict{Dropped, "the node does not forward (ip_forward is 0)"}
 	}
 	p.out = way.Link
-	return verdict(b.hooks("FORWARD", p, nat.Mangle, nat.Filter), b.walk)
+	if v := verdict(b.hooks("FORWARD", p, nat.Mangle, nat.Filter, security), b.walk); v.Outcome != "" {
+		return v
+	}
+	return verdict(b.rest("FORWARD", p), b.walk)
 }
 
 // replyOfSecond follows the endpoint's reply in the second connection. It returns a Verdict

@@ -194,6 +194,9 @@ func (w *walk) request(p *packet) (ipvs.Key, Verdict) {
 
 // received follows a packet that enters on an interface.
 func (w *walk) received(p *packet) (ipvs.Key, Verdict) {
+	if v := verdict(w.arrives(p), w); v.Outcome != "" {
+		return ipvs.Key{}, v
+	}
 	w.interfere("arrival", p)
 	if v := verdict(w.hooks("PREROUTING", p, nat.Raw, nat.Mangle, nat.NAT), w); v.Outcome != "" {
 		return ipvs.Key{}, v
@@ -246,7 +249,7 @@ func (w *walk) routedAgain(q lookup, p *packet, before found) (found, bool) {
 
 // delivered follows a packet to the node through INPUT, where IPVS is.
 func (w *walk) delivered(p *packet) (ipvs.Key, Verdict) {
-	if v := verdict(w.hooks("INPUT", p, nat.Mangle, nat.Filter), w); v.Outcome != "" {
+	if v := verdict(w.hooks("INPUT", p, nat.Mangle, nat.Filter, security), w); v.Outcome != "" {
 		return ipvs.Key{}, v
 	}
 	if p.phase == Later {
@@ -254,6 +257,9 @@ func (w *walk) delivered(p *packet) (ipvs.Key, Verdict) {
 	}
 	if key, ok := w.scheduled(p); ok {
 		return key, Verdict{}
+	}
+	if v := verdict(w.rest("INPUT", p), w); v.Outcome != "" {
+		return ipvs.Key{}, v
 	}
 	p.out = "lo"
 	return ipvs.Key{}, Verdict{Unserved, "it is delivered to the node: a process that listens on the port gets it"}
@@ -265,7 +271,10 @@ func (w *walk) forwarded(p *packet, way found) Verdict {
 		return Verdict{Dropped, "the node does not forward (ip_forward is 0)"}
 	}
 	p.out = way.Link
-	if v := verdict(w.hooks("FORWARD", p, nat.Mangle, nat.Filter), w); v.Outcome != "" {
+	if v := verdict(w.hooks("FORWARD", p, nat.Mangle, nat.Filter, security), w); v.Outcome != "" {
+		return v
+	}
+	if v := verdict(w.rest("FORWARD", p), w); v.Outcome != "" {
 		return v
 	}
 	return w.departs(p)
@@ -274,6 +283,9 @@ func (w *walk) forwarded(p *packet, way found) Verdict {
 // departs follows a packet that is for no Service through POSTROUTING.
 func (w *walk) departs(p *packet) Verdict {
 	if v := verdict(w.hooks("POSTROUTING", p, nat.Mangle, nat.NAT), w); v.Outcome != "" {
+		return v
+	}
+	if v := verdict(w.leavesBy(p), w); v.Outcome != "" {
 		return v
 	}
 	return Verdict{Unserved, "it leaves the node by " + p.out}
@@ -297,11 +309,11 @@ func (w *walk) sent(p *packet) (ipvs.Key, Verdict) {
 	p.out = way.out()
 	w.note("route", p, "", "%s", way)
 	w.interfere("sent by the node", p)
-	before := p.mark
+	w.routedBy = p.mark
 	if v := verdict(w.hooks("OUTPUT", p, nat.Raw, nat.Mangle), w); v.Outcome != "" {
 		return ipvs.Key{}, v
 	}
-	if p.mark != before {
+	if p.mark != w.routedBy {
 		if way, ok = w.routedAgain(lookup{src: p.src.Addr(), dst: p.dst.Addr(), in: "lo", mark: p.mark}, p, way); !ok {
 			return ipvs.Key{}, Verdict{Dropped, "the node has no route to " + p.dst.Addr().String()}
 		}
@@ -316,7 +328,7 @@ func (w *walk) sent(p *packet) (ipvs.Key, Verdict) {
 	if key, ok := w.scheduled(p); ok {
 		return key, Verdict{}
 	}
-	if v := verdict(w.hooks("OUTPUT", p, nat.Filter), w); v.Outcome != "" {
+	if v := verdict(w.hooks("OUTPUT", p, nat.Filter, security), w); v.Outcome != "" {
 		return ipvs.Key{}, v
 	}
 	if !way.Local {
@@ -328,8 +340,7 @@ func (w *walk) sent(p *packet) (ipvs.Key, Verdict) {
 // reenter follows a packet of the node itself that enters again on lo. The nat table has
 // already processed it.
 func (w *walk) reenter(p *packet) (ipvs.Key, Verdict) {
-	p.in, p.out = "lo", ""
-	if v := verdict(w.hooks("PREROUTING", p, nat.Raw, nat.Mangle), w); v.Outcome != "" {
+	if v := verdict(w.loops(p), w); v.Outcome != "" {
 		return ipvs.Key{}, v
 	}
 	way, ok := w.lookUp(lookup{src: p.src.Addr(), dst: p.dst.Addr(), in: p.in, mark: p.mark})

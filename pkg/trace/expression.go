@@ -445,6 +445,13 @@ func (r *nativeRule) payload(body any) (any, error) {
 		if protocol != familyName(r.Family) {
 			return nil, errAbsent
 		}
+	case "ether":
+		if field == "type" {
+			return familyName(r.Family), nil
+		}
+		return nil, fmt.Errorf("unsupported field ether %s", field)
+	case "vlan":
+		return nil, fmt.Errorf("unsupported field vlan %s", field)
 	case "th":
 		if p.protocol == ICMP || p.protocol == ICMPv6 {
 			return nil, errAbsent
@@ -492,10 +499,12 @@ func (r *nativeRule) meta(key any) (any, error) {
 	switch key {
 	case "mark":
 		return uint64(p.mark), nil
-	case "iif", "iifname":
-		return p.in, nil // "" for packets of the node (nft_meta_store_ifname)
-	case "oif", "oifname":
-		return p.out, nil
+	case "iif", "iifname", "oif", "oifname":
+		return r.link(key)
+	case "ibrname":
+		return r.bridgeName(p.in), nil
+	case "obrname":
+		return r.bridgeName(p.out), nil
 	case "pkttype":
 		return flags{"broadcast": false, "multicast": p.dst.Addr().IsMulticast(), "other": false}, nil
 	case "l4proto":
@@ -508,9 +517,38 @@ func (r *nativeRule) meta(key any) (any, error) {
 	return nil, fmt.Errorf("unsupported field meta %v", key)
 }
 
-// conntrack returns a field of the connection. Its state is a word in lower case.
+// link returns the interface by which the packet enters or leaves, "" if there is none
+// (nft_meta_store_ifname). In chains of bridges it is a port.
+func (r *nativeRule) link(key any) (any, error) {
+	if r.base.Family == "bridge" {
+		return nil, errors.New("unsupported: the port of a bridge")
+	}
+	if key == "iif" || key == "iifname" {
+		return r.p.in, nil
+	}
+	return r.p.out, nil
+}
+
+// bridgeName returns the name of an interface if it is a bridge, or "".
+func (r *nativeRule) bridgeName(link string) string {
+	if r.isBridge(link) {
+		return link
+	}
+	return ""
+}
+
+// conntrack returns a field of the connection. Its state is a word in lower case. A packet that
+// is not tracked yet has the state "invalid" (nft_ct_get_eval).
 func (r *nativeRule) conntrack(body any) (any, error) {
 	p := r.p
+	switch untracked := r.base.Hook == "ingress"; {
+	case untracked && member(body, "key") == "state":
+		return "invalid", nil
+	case untracked:
+		return nil, errAbsent
+	case r.base.Family == "bridge":
+		return nil, errors.New("unsupported: connections in chains of bridges")
+	}
 	switch key, _ := member(body, "key").(string); key {
 	case "state":
 		return strings.ToLower(string(p.state)), nil

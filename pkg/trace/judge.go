@@ -12,7 +12,8 @@ import (
 const maxEvaluations = 255
 
 // Explain follows a connection through a node. Its steps assume that no rule matches that
-// cannot be evaluated. If the outcome depends on that, the verdict is Undecided.
+// cannot be evaluated. If the outcome depends on that, or rules that may drop packets cannot be
+// read, the verdict is Undecided.
 func Explain(n *Node, q Question) Explanation {
 	e := &Evaluator{}
 	x := e.Explain(n, q)
@@ -20,10 +21,13 @@ func Explain(n *Node, q Question) Explanation {
 	if found, why := j.differs(map[string]bool{}, x.Doubts); found {
 		x.Verdict = Verdict{Undecided, fmt.Sprintf("%s, but %s", x.Verdict, why)}
 	}
-	x.fill()
-	if n.Unread != nil {
-		x.Doubts = append(x.Doubts, fmt.Sprintf("rules that programs wrote with nftables: %s", n.Unread))
+	if len(n.Unread) > 0 {
+		x.Doubts = append(x.Doubts, n.Unread...)
+		if x.Verdict.Outcome != Dropped && x.Verdict.Outcome != Refused && x.Verdict.Outcome != Undecided {
+			x.Verdict = Verdict{Undecided, fmt.Sprintf("%s, but there are rules that cannot be read", x.Verdict)}
+		}
 	}
+	x.fill()
 	return x
 }
 

@@ -17,22 +17,38 @@ import (
 
 // priorities of the chains of iptables' tables: NF_IP_PRI_* of <linux/netfilter_ipv4.h>.
 // Table nat has two.
-var priorities = map[nat.Table]int{nat.Raw: -300, nat.Mangle: -150, nat.NAT: -100, nat.Filter: 0}
+var priorities = map[nat.Table]int{nat.Raw: -300, nat.Mangle: -150, nat.NAT: -100, nat.Filter: 0, security: 50}
+
+// security is a table that kube-ipvs does not use; the priority is that of iptables-legacy.
+const security nat.Table = "security"
+
+func (w *walk) hasSecurity() bool {
+	return w.Ruleset[security].Chains != nil || w.Other[security].Chains != nil
+}
 
 const (
 	sourceNATPriority = 100 // of nat in POSTROUTING
 	ipvsPriority      = -99 // of IPVS in OUTPUT
 )
 
+// behindIPVS are the priorities of IPVS in other hooks (ip_vs_ops4 and ip_vs_ops6 of
+// net/netfilter/ipvs/ip_vs_core.c). Chains from there on see what IPVS leaves in the hook: no
+// requests to virtual servers, and replies with the VIP as their source.
+var behindIPVS = map[string]int{"INPUT": 98, "FORWARD": 100}
+
 // hookNames are nftables' names of the hooks.
 var hookNames = map[string]string{
 	"PREROUTING": "prerouting", "INPUT": "input", "FORWARD": "forward", "OUTPUT": "output", "POSTROUTING": "postrouting",
 }
 
-// span returns the priorities of the chains that are traversed with tables of a hook. Only
-// those of OUTPUT are split: before nat, with nat, and after IPVS.
+// span returns the priorities of the chains that are traversed with tables of a hook. Those of
+// OUTPUT are split: before nat, with nat, and after IPVS. Those of INPUT and FORWARD end at IPVS:
+// see rest.
 func span(hook string, tables []nat.Table) (first, last int) {
 	first, last = math.MinInt32, math.MaxInt32
+	if from, ok := behindIPVS[hook]; ok {
+		return first, from - 1
+	}
 	if hook != "OUTPUT" {
 		return first, last
 	}
@@ -43,6 +59,11 @@ func span(hook string, tables []nat.Table) (first, last int) {
 		return ipvsPriority + 1, last
 	}
 	return first, priorities[nat.NAT] - 1
+}
+
+// rest follows a packet that IPVS has left in INPUT or FORWARD through the rest of that hook.
+func (w *walk) rest(hook string, p *packet) end {
+	return w.native(hook, behindIPVS[hook], math.MaxInt32, true, p)
 }
 
 func priority(hook string, table nat.Table) int {
@@ -67,16 +88,25 @@ func (w *walk) native(hook string, first, last int, nats bool, p *packet) end {
 		case c.Type == "nat" && !(nats && p.seesNAT()):
 			continue
 		}
-		verdict, _ := w.nativeChain(c, c, p)
-		if verdict == undecided && c.Policy == "drop" {
-			w.note(c.String(), p, "", "the chain's policy is drop")
-			verdict = dropped
-		}
-		if verdict == dropped || verdict == refused {
+		if verdict := w.nativeBase(c, p); verdict == dropped || verdict == refused {
 			return verdict
 		}
 	}
 	return undecided
+}
+
+// nativeBase evaluates a base chain and its policy.
+func (w *walk) nativeBase(c *nft.Chain, p *packet) end {
+	before := p.mark
+	verdict, _ := w.nativeChain(c, c, p)
+	if c.Hook == "output" && c.Type == "filter" && w.routedBy == before {
+		w.routedBy = p.mark
+	}
+	if verdict == undecided && c.Policy == "drop" {
+		w.note(c.String(), p, "", "the chain's policy is drop")
+		return dropped
+	}
+	return verdict
 }
 
 func familyName(f ip.Family) string {
@@ -143,7 +173,7 @@ func (r *nativeRule) evaluate() (verdict end, ends bool) {
 
 // harmless are statements that change nothing that matters here.
 var harmless = map[string]bool{
-	"counter": true, "log": true, "notrack": true, "set": true, "flow": true, "ct helper": true, "ct timeout": true,
+	"counter": true, "log": true, "notrack": true, "set": true, "ct helper": true, "ct timeout": true,
 	"ct expectation": true, "last": true, "dup": true, "secmark": true, "continue": true,
 }
 

@@ -21,10 +21,11 @@ type Node struct {
 	Rules   []routing.Rule  // of this family, in the kernel's order
 	Routes  []routing.Route // of this family, of all tables
 	Ruleset nat.Ruleset
+	// Other are the rules in the other back end of iptables, or nil.
+	Other nat.Ruleset
 	// Native are the chains that other programs wrote with nftables directly, or nil.
-	// Unread is why they could not be read.
 	Native *nft.Ruleset
-	Unread error
+	Unread []string // rules that could not be read, and why
 	Sets   ipset.State
 	IPVS   ipvs.State
 	// Connections counts those of real servers with a limit.

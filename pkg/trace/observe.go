@@ -3,6 +3,7 @@ package trace
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
@@ -22,7 +23,7 @@ type Kernel struct {
 	routes []routing.Route
 	ports  map[string]bool // of bridges, with hairpin mode
 	native *nft.Ruleset
-	unread error
+	unread []string // see Node.Unread
 	sets   ipset.State
 	ipvs   ipvs.State
 	counts Connections
@@ -35,14 +36,17 @@ func Read() (*Kernel, error) {
 		return nil, err
 	}
 	if generation.Supported() == nil {
-		k.native, k.unread = nft.ReadRuleset()
+		var err error
+		if k.native, err = nft.ReadRuleset(); err != nil {
+			k.unread = append(k.unread, fmt.Sprintf("rules that programs wrote with nftables: %s", err))
+		}
 	}
 	return k, nil
 }
 
 // Node reads the rules and parameters of one family, in the same network namespace.
 func (k *Kernel) Node(family ip.Family) (*Node, error) {
-	n := &Node{Family: family, Links: k.links, Hairpin: k.ports, Sets: k.sets, IPVS: k.ipvs, Connections: k.counts, Native: k.native, Unread: k.unread}
+	n := &Node{Family: family, Links: k.links, Hairpin: k.ports, Sets: k.sets, IPVS: k.ipvs, Connections: k.counts, Native: k.native, Unread: slices.Clone(k.unread)}
 	for _, r := range k.rules {
 		if r.Family == family {
 			n.Rules = append(n.Rules, r)
@@ -77,13 +81,38 @@ func (k *Kernel) readRoutes() error {
 	return err
 }
 
+// readRules reads the rules of both back ends of iptables: the kernel evaluates both.
 func (n *Node) readRules() error {
-	tables, err := nat.New(n.Family)
+	choice, err := nat.Choose()
 	if err != nil {
 		return err
 	}
-	n.Ruleset, err = tables.Ruleset()
-	return err
+	if n.Ruleset, err = readRules(n.Family, choice.Use); err != nil {
+		return err
+	}
+	switch {
+	case choice.HasOther:
+		if n.Other, err = readRules(n.Family, choice.Other); err != nil {
+			n.Unread = append(n.Unread, err.Error())
+		}
+	case choice.Unseen:
+		n.Unread = append(n.Unread, "rules of the other back end of iptables, whose programs are not installed")
+	}
+	return nil
+}
+
+// readRules reads the rules of one back end. Table security of iptables-nft is among the chains
+// of nftables: its priority differs from that of iptables-legacy.
+func readRules(family ip.Family, v nat.Variant) (nat.Ruleset, error) {
+	tables, err := nat.Open(family, v)
+	if err != nil {
+		return nil, err
+	}
+	rules, err := tables.Ruleset()
+	if v == nat.NFT {
+		delete(rules, security)
+	}
+	return rules, err
 }
 
 // readSets reads all sets, because rules of other programs match those of theirs.

@@ -100,15 +100,15 @@ func (b *serverPath) dispatch(p *packet) Verdict {
 		if b.entry == "" {
 			return b.dispatchHere(p)
 		}
-		return Verdict{}
+		return b.deliverHere(p)
 	}
 	p.out = way.Link
 	b.interfere("sent by IPVS", p)
-	before := p.mark
+	b.routedBy = p.mark
 	if v := verdict(b.hooks("OUTPUT", p, nat.Raw, nat.Mangle), b.walk); v.Outcome != "" {
 		return v
 	}
-	if p.state != Invalid || p.mark != before {
+	if p.state != Invalid || p.mark != b.routedBy {
 		if way, ok = b.routedAgain(lookup{src: p.src.Addr(), dst: b.to.Addr(), in: "lo", mark: p.mark}, p, way); !ok {
 			return Verdict{Dropped, "no route to " + b.to.Addr().String() + " from " + p.src.Addr().String()}
 		}
@@ -127,7 +127,7 @@ func (b *serverPath) dispatch(p *packet) Verdict {
 // POSTROUTING, which may masquerade it. It returns a Verdict without an Outcome if the
 // packet is sent.
 func (b *serverPath) sendRouted(p *packet) Verdict {
-	if v := verdict(b.hooks("OUTPUT", p, nat.Filter), b.walk); v.Outcome != "" {
+	if v := verdict(b.hooks("OUTPUT", p, nat.Filter, security), b.walk); v.Outcome != "" {
 		return v
 	}
 	if v := verdict(b.hooks("POSTROUTING", p, nat.Mangle, nat.NAT), b.walk); v.Outcome != "" {
@@ -136,12 +136,12 @@ func (b *serverPath) sendRouted(p *packet) Verdict {
 	if p.phase == Later {
 		p.src = b.seen
 	}
-	return Verdict{}
+	return verdict(b.leavesBy(p), b.walk)
 }
 
 // dispatchHere follows a request of the node itself to an endpoint in its own network.
 // It passes the rest of OUTPUT and POSTROUTING, which may masquerade it, and enters
-// again on lo. A request that has entered on an interface is delivered at once.
+// again on lo.
 func (b *serverPath) dispatchHere(p *packet) Verdict {
 	if v := b.sendRouted(p); v.Outcome != "" {
 		return v
@@ -149,14 +149,25 @@ func (b *serverPath) dispatchHere(p *packet) Verdict {
 	return b.throughLoopback(p)
 }
 
+// deliverHere follows a request that has entered on an interface to an endpoint in the node's
+// own network: it is still in INPUT.
+func (b *serverPath) deliverHere(p *packet) Verdict {
+	p.in = b.entry
+	v := verdict(b.rest("INPUT", p), b.walk)
+	p.in = ""
+	return v
+}
+
 // throughLoopback follows a packet of the node itself that enters again on lo. It keeps
 // its route and its connection, so only the hooks act on it.
 func (b *serverPath) throughLoopback(p *packet) Verdict {
-	p.in, p.out = "lo", ""
-	if v := verdict(b.hooks("PREROUTING", p, nat.Raw, nat.Mangle), b.walk); v.Outcome != "" {
+	if v := verdict(b.loops(p), b.walk); v.Outcome != "" {
 		return v
 	}
-	if v := verdict(b.hooks("INPUT", p, nat.Mangle, nat.Filter), b.walk); v.Outcome != "" {
+	if v := verdict(b.hooks("INPUT", p, nat.Mangle, nat.Filter, security), b.walk); v.Outcome != "" {
+		return v
+	}
+	if v := verdict(b.rest("INPUT", p), b.walk); v.Outcome != "" {
 		return v
 	}
 	p.out = "lo"
@@ -246,6 +257,9 @@ func (b *serverPath) followReply(p *packet) Verdict {
 	if v := b.checkHairpin(p); v.Outcome != "" {
 		return v
 	}
+	if v := verdict(b.arrives(p), b.walk); v.Outcome != "" {
+		return v
+	}
 	b.interfere("arrival", p)
 	if v := verdict(b.hooks("PREROUTING", p, nat.Raw, nat.Mangle), b.walk); v.Outcome != "" {
 		return v
@@ -275,6 +289,11 @@ func (b *serverPath) bypasses(p *packet) Verdict {
 		return Verdict{}
 	}
 	link, _ := b.Link(p.in)
+	if p.in == b.entry && link.Type == "bridge" && b.BridgeFilters() {
+		if v := verdict(b.switched(p.in, p), b.walk); v.Outcome != "" {
+			return v
+		}
+	}
 	if p.in == b.entry && link.Type == "bridge" && !b.BridgeFilters() {
 		return Verdict{Dropped, "client and endpoint are on bridge " + p.in + ", whose frames bypass the rules (bridge-nf-call-iptables is 0): the client gets a reply from an address that it did not connect to"}
 	}
@@ -314,10 +333,13 @@ func (b *serverPath) checkHairpin(p *packet) Verdict {
 
 // deliverReply follows the reply to a request of the node itself.
 func (b *serverPath) deliverReply(p *packet) Verdict {
-	if v := verdict(b.hooks("INPUT", p, nat.Mangle, nat.Filter), b.walk); v.Outcome != "" {
+	if v := verdict(b.hooks("INPUT", p, nat.Mangle, nat.Filter, security), b.walk); v.Outcome != "" {
 		return v
 	}
 	b.restoreSource(p)
+	if v := verdict(b.rest("INPUT", p), b.walk); v.Outcome != "" {
+		return v
+	}
 	return Verdict{Outcome: Answered}
 }
 
@@ -325,10 +347,13 @@ func (b *serverPath) deliverReply(p *packet) Verdict {
 // and looks up its route again.
 func (b *serverPath) forwardReply(p *packet, way found) Verdict {
 	p.out = way.Link
-	if v := verdict(b.hooks("FORWARD", p, nat.Mangle, nat.Filter), b.walk); v.Outcome != "" {
+	if v := verdict(b.hooks("FORWARD", p, nat.Mangle, nat.Filter, security), b.walk); v.Outcome != "" {
 		return v
 	}
 	b.restoreSource(p)
+	if v := verdict(b.rest("FORWARD", p), b.walk); v.Outcome != "" {
+		return v
+	}
 	if b.set("net/ipv4/vs/snat_reroute") {
 		again, ok := b.routedAgain(lookup{src: p.src.Addr(), dst: p.dst.Addr(), in: "lo", mark: p.mark}, p, way)
 		if !ok {
@@ -353,7 +378,7 @@ func (b *serverPath) replyFromNode(p *packet) Verdict {
 		return Verdict{Dropped, "the reply: no route to " + p.dst.Addr().String()}
 	}
 	p.out = way.out()
-	if v := verdict(b.hooks("OUTPUT", p, nat.Filter), b.walk); v.Outcome != "" {
+	if v := verdict(b.hooks("OUTPUT", p, nat.Filter, security), b.walk); v.Outcome != "" {
 		return v
 	}
 	if !way.Local {
@@ -385,6 +410,9 @@ func (b *serverPath) restoreSource(p *packet) {
 // out follows a reply to where it leaves the node.
 func (b *serverPath) out(p *packet) Verdict {
 	if v := verdict(b.hooks("POSTROUTING", p, nat.Mangle), b.walk); v.Outcome != "" {
+		return v
+	}
+	if v := verdict(b.leavesBy(p), b.walk); v.Outcome != "" {
 		return v
 	}
 	if p.out != b.entry {

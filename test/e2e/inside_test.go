@@ -28,6 +28,7 @@ func TestBehaviourInside(t *testing.T) {
 		t.Run("doctor, --snat-mode "+mode, func(t *testing.T) { checkDoctor(t, c, mode) })
 	}
 	t.Run("trace, chains in nftables", func(t *testing.T) { checkTraceNative(t, c) })
+	t.Run("trace, other tables of iptables", func(t *testing.T) { checkTraceTables(t, c) })
 	t.Run("trace --live", func(t *testing.T) { checkLive(t, c) })
 	t.Run("trace, called with mistakes", func(t *testing.T) { checkTraceErrors(t, c) })
 	t.Run("get", func(t *testing.T) { checkGet(t, c) })
@@ -99,22 +100,71 @@ func checkTraceNative(t *testing.T, c *lab.ENICluster) {
 		{"behind the last table", "type filter hook postrouting priority 200; policy accept; ct state new tcp flags & (syn | ack) == syn tcp dport " + endpointPort + " drop",
 			trace.Dropped, false},
 		{"the reply", "type filter hook forward priority filter; policy accept; ct state established ct direction reply drop", trace.Dropped, false},
+		{"behind IPVS, which does not see the request", "type filter hook input priority 110; policy accept; tcp dport 80 drop", trace.Answered, true},
+		{"where the request enters", "type filter hook ingress device " + c.Pod.HostInterface + " priority 0; policy accept; tcp dport 80 drop", trace.Dropped, false},
+		{"where the request enters, connections do not exist yet", "type filter hook ingress device " + c.Pod.HostInterface +
+			" priority 0; policy accept; ct state new tcp dport 80 drop", trace.Answered, true},
+		{"where the request leaves", "type filter hook egress device eth0 priority 0; policy accept; tcp dport " + endpointPort + " drop", trace.Dropped, false},
+		{"where another request enters", "type filter hook ingress device lo priority 0; policy accept; tcp dport 80 drop", trace.Answered, true},
 		{"a limit that is not reached", "type filter hook input priority filter; policy accept; limit rate over 100/second drop", trace.Undecided, true},
 		{"a limit that is always reached", "type filter hook input priority filter; policy drop; limit rate 1/day burst 1 packets accept", trace.Undecided, false},
 	} {
 		t.Run(s.name, func(t *testing.T) {
-			c.Node.Exec("nft", "add", "table", "inet", "theirs")
-			defer c.Node.Exec("nft", "delete", "table", "inet", "theirs")
-			c.Node.Feed("table inet theirs {\nchain base {\n"+s.chain+"\n}\n}\n", "nft", "-f", "-")
+			family := "inet"
+			if strings.Contains(s.chain, "hook egress") {
+				family = "netdev"
+			}
+			c.Node.Exec("nft", "add", "table", family, "theirs")
+			defer c.Node.Exec("nft", "delete", "table", family, "theirs")
+			c.Node.Feed("table "+family+" theirs {\nchain base {\n"+s.chain+"\n}\n}\n", "nft", "-f", "-")
 			if s.want == trace.Undecided && !s.answered {
 				c.Pod.DialWithin(briefly, lab.TCP, c.VIP) // uses the limit up
 			}
-			var x trace.Explanation
-			decode(t, c.Node, &x, "trace", "--from", from, "--to", c.VIP+"/tcp", "-o", "json")
-			answer := c.Pod.DialWithin(briefly, lab.TCP, c.VIP)
-			if x.Verdict.Outcome != s.want || (answer.Err == nil) != s.answered {
-				t.Errorf("traced as %s, want %s; %s", x.Verdict, s.want, answer)
+			checkTraced(t, c, s.want, s.answered)
+		})
+	}
+}
+
+// checkTraced compares the verdict of trace on a request to the VIP with what the pod gets.
+func checkTraced(t *testing.T, c *lab.ENICluster, want trace.Outcome, answered bool) {
+	t.Helper()
+	var x trace.Explanation
+	decode(t, c.Node, &x, "trace", "--from", c.Pod.Addresses[0].String(), "--to", c.VIP+"/tcp", "-o", "json")
+	answer := c.Pod.DialWithin(briefly, lab.TCP, c.VIP)
+	if x.Verdict.Outcome != want || (answer.Err == nil) != answered {
+		t.Errorf("traced as %s, want %s; %s", x.Verdict, want, answer)
+	}
+}
+
+// checkTraceTables writes rules to the back end of iptables that kube-ipvs does not use on this
+// node, and to a table that it does not use.
+func checkTraceTables(t *testing.T, c *lab.ENICluster) {
+	_, endpointPort, _ := strings.Cut(c.Endpoints[0], ":")
+	for _, s := range []struct {
+		program, table, rule string
+		want                 trace.Outcome
+		answered             bool
+	}{
+		{"iptables-legacy", "filter", "INPUT -p tcp --dport 80 -j DROP", trace.Dropped, false},
+		{"iptables-legacy", "filter", "INPUT -p tcp --dport 81 -j DROP", trace.Answered, true},
+		{"iptables-legacy", "mangle", "POSTROUTING -p tcp --dport " + endpointPort + " -j DROP", trace.Dropped, false},
+		{"iptables-legacy", "filter", "INPUT -m statistic --mode nth --every 1 --packet 0 -j DROP", trace.Undecided, false},
+		{"iptables-legacy", "security", "INPUT -p tcp --dport 80 -j DROP", trace.Dropped, false},
+		{"iptables-legacy", "security", "FORWARD -p tcp --sport " + endpointPort + " -j DROP", trace.Dropped, false},
+		// iptables-nft has this table behind IPVS.
+		{"iptables-nft", "security", "INPUT -p tcp --dport 80 -j DROP", trace.Answered, true},
+		{"iptables-nft", "security", "FORWARD -p tcp --sport " + endpointPort + " -j DROP", trace.Answered, true},
+		{"iptables-nft", "security", "FORWARD -p tcp --sport 80 -j DROP", trace.Dropped, false},
+		{"iptables-nft", "security", "OUTPUT -p tcp --dport " + endpointPort + " -j DROP", trace.Dropped, false},
+		{"iptables-nft", "security", "OUTPUT -p udp -j DROP", trace.Answered, true},
+	} {
+		t.Run(s.program+" "+s.table+" "+s.rule, func(t *testing.T) {
+			change := func(operation string) {
+				c.Node.Exec(s.program, append([]string{"-w", "-t", s.table, operation}, strings.Fields(s.rule)...)...)
 			}
+			change("-A")
+			defer change("-D")
+			checkTraced(t, c, s.want, s.answered)
 		})
 	}
 }

@@ -2,6 +2,7 @@ package health
 
 import (
 	"context"
+	"fmt"
 	"net"
 	"net/http"
 	"net/netip"
@@ -40,8 +41,8 @@ type port struct {
 
 // NewHealthChecks serves until the context ends or Close is called. healthy reports whether
 // the proxy is healthy, as Server.Healthy does. refused is called once for each address and
-// port of a Service that cannot be bound, with the error of the first attempt; it may be called
-// concurrently.
+// port of a Service that cannot be bound, with the error of the first attempt, and for a port
+// that another Service has; it may be called concurrently.
 func NewHealthChecks(ctx context.Context, healthy func() bool, refused func(name types.NamespacedName, address string, err error)) *HealthChecks {
 	ctx, cancel := context.WithCancel(ctx)
 	return &HealthChecks{
@@ -99,9 +100,12 @@ func (h *HealthChecks) acquire(number uint16, name types.NamespacedName) {
 		p = h.open(number, listenAddresses(h.checks[name]), p)
 	}
 	p.owners = append(p.owners, name)
-	if len(p.owners) > 1 {
+	if winner := p.owners[0]; winner != name {
 		klog.FromContext(h.context).Info("Two Services have the same health check node port, serving the first one",
-			"port", number, "service", name, "winner", p.owners[0])
+			"port", number, "service", name, "winner", winner)
+		h.serving.Go(func() {
+			h.refused(name, ":"+strconv.Itoa(int(number)), fmt.Errorf("the Service %s has this healthCheckNodePort", winner))
+		})
 	}
 }
 

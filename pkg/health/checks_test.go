@@ -210,6 +210,9 @@ func TestTwoServicesOnePort(t *testing.T) {
 		b.wantAnswer(t, 30001, http.StatusOK, web, 1)
 		b.want(t, 1, "")
 		b.want(t, 1, "30001", `"name"="api"`, `"name"="web"`)
+		if diff := cmp.Diff([]string{"shop/api :30001: the Service shop/web has this healthCheckNodePort"}, b.refused); diff != "" {
+			t.Errorf("refused (-want +got):\n%s", diff)
+		}
 		b.remove(web)
 		b.wantAnswer(t, 30001, http.StatusOK, api, 3)
 		b.remove(api)

@@ -430,11 +430,11 @@ image:
 	$(call phase,preparing a kernel to run on)
 	@$(LAB_PROGRAM) -prepare
 
-docs: ## write all generated files: references, man pages, drawings, the table of chains, deploy/install.yaml, the chart's schema, docs/conformance.md
+docs: ## write all generated files: references, man pages, drawings, the tables of chains and of exceptions, deploy/install.yaml, the chart's schema, docs/conformance.md
 	@$(GO) test ./pkg/config -run '^Test(Flag|Document)Reference$$' -update
 	@$(GO) run ./hack/drawings docs/img
 	@$(GO) test ./deploy -run '^Test(InstallManifest|ValuesSchema)$$' -update
-	@$(GO) test ./docs -run '^TestChainTable$$' -update
+	@$(GO) test ./docs -run '^Test(Chain|Exception)Table$$' -update
 	@$(GO) test ./cmd/proxy -run '^(TestManPages|TestMetricsReference)$$' -update
 	@$(GO) test ./test/upstream/judge -run '^TestPage$$' -update
 

@@ -12,7 +12,8 @@ import (
 
 // Exception is a known disagreement with its reason.
 type Exception struct {
-	Check  string // classes, foreign, updates or necessity
+	Check  string // classes, foreign, updates, histories or necessity
+	What   string // the connections, or the part of a rule or set, in words
 	Match  string // a regular expression for the failure's text
 	Reason string
 
@@ -37,8 +38,8 @@ func ReadExceptions(file string) (Exceptions, error) {
 		if e.match, err = regexp.Compile("(?s)" + e.Match); err != nil {
 			return nil, fmt.Errorf("%s: %w", file, err)
 		}
-		if e.Reason == "" {
-			return nil, fmt.Errorf("%s: %q has no reason", file, e.Match)
+		if e.Reason == "" || e.What == "" {
+			return nil, fmt.Errorf("%s: %q has no reason, or does not say what it is about", file, e.Match)
 		}
 	}
 	return out, nil

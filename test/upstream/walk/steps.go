@@ -188,9 +188,11 @@ func prints(wants ...string) func(context.Context, *Walk, string) error {
 	}
 }
 
-// runsNowhere: no pod of kube-ipvs is left, and kube-proxy serves all nodes.
+// runsNowhere: no pod of kube-ipvs is left, once those that are being deleted have ended, and
+// kube-proxy serves all nodes.
 func runsNowhere(ctx context.Context, w *Walk, _ string) error {
-	out, err := w.shell(ctx, `kubectl --namespace kube-system get pods --selector app.kubernetes.io/name=kube-ipvs --output name
+	out, err := w.shell(ctx, `kubectl --namespace kube-system wait pods --selector app.kubernetes.io/name=kube-ipvs --for=delete --timeout=1m >/dev/null 2>&1 || true
+		kubectl --namespace kube-system get pods --selector app.kubernetes.io/name=kube-ipvs --output name
 		kubectl --namespace kube-system get daemonset kube-proxy --output jsonpath='ready {.status.numberReady} of {.status.desiredNumberScheduled}'`)
 	if want := fmt.Sprintf("ready %d of %[1]d", w.Config.Nodes); err == nil && strings.TrimSpace(out) != want {
 		return fmt.Errorf("got %q, want %q", out, want)

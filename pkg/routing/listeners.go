@@ -15,6 +15,8 @@ import (
 	"strconv"
 	"strings"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
 )
 
@@ -26,36 +28,58 @@ type Listener struct {
 	Port     uint16
 }
 
-// listings are the kernel's lists of sockets, and the state of listening ones: TCP_LISTEN
-// and, for UDP, TCP_CLOSE, the state of a socket without a peer.
-var listings = []struct {
+// listing is one of the kernel's lists of sockets.
+type listing struct {
 	name     string
+	family   uint8
 	protocol ip.Protocol
-	waits    string
-}{
-	{"tcp", ip.TCP, "0A"}, {"tcp6", ip.TCP, "0A"}, {"udp", ip.UDP, "07"}, {"udp6", ip.UDP, "07"},
+	waits    string // the state of listening sockets
+}
+
+// listings have the states TCP_LISTEN and, for UDP, TCP_CLOSE, that of a socket without a peer.
+var listings = []listing{
+	{"tcp", unix.AF_INET, ip.TCP, "0A"}, {"tcp6", unix.AF_INET6, ip.TCP, "0A"},
+	{"udp", unix.AF_INET, ip.UDP, "07"}, {"udp6", unix.AF_INET6, ip.UDP, "07"},
 }
 
 // Listeners reads the node's listening ports of TCP and UDP, sorted. It returns no partial
-// result with an error.
+// result with an error. It reads the network namespace of the calling thread.
 func (n *Netlink) Listeners() ([]Listener, error) {
 	var out []Listener
 	for _, l := range listings {
-		file, err := os.Open("/proc/thread-self/net/" + l.name)
-		if errors.Is(err, fs.ErrNotExist) {
-			continue // a kernel without IPv6
-		}
+		list, err := l.read()
 		if err != nil {
 			return nil, fmt.Errorf("read the node's ports: %w", err)
-		}
-		list, err := readListeners(file, l.protocol, l.waits)
-		file.Close()
-		if err != nil {
-			return nil, fmt.Errorf("read the node's ports: %s: %w", l.name, err)
 		}
 		out = append(out, list...)
 	}
 	return sortListeners(out), nil
+}
+
+// read reads a list by netlink where that takes less, if the kernel can.
+func (l *listing) read() ([]Listener, error) {
+	if l.protocol == ip.TCP {
+		if list, err := tcpListeners(l.family); err == nil {
+			return list, nil
+		}
+	}
+	return l.readFile()
+}
+
+func (l *listing) readFile() ([]Listener, error) {
+	file, err := os.Open("/proc/thread-self/net/" + l.name)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil // a kernel without IPv6
+	}
+	if err != nil {
+		return nil, err
+	}
+	defer file.Close()
+	list, err := readListeners(file, l.protocol, l.waits)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", l.name, err)
+	}
+	return list, nil
 }
 
 func sortListeners(list []Listener) []Listener {

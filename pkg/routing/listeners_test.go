@@ -8,6 +8,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/google/go-cmp/cmp"
+
 	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
 )
 
@@ -64,6 +66,69 @@ func TestListeners(t *testing.T) {
 	if peer := at(ip.UDP, client.LocalAddr()); slices.Contains(list, peer) {
 		t.Errorf("%v, which has a peer, is in %v", peer, list)
 	}
+}
+
+// TestListenersByNetlink: sockets of TCP are read by netlink as the files list them, without
+// those that have a peer.
+func TestListenersByNetlink(t *testing.T) {
+	for _, address := range []string{"127.0.0.1:0", "[::1]:0", "[::]:0"} {
+		server, err := net.Listen("tcp", address)
+		if err != nil && strings.HasPrefix(address, "[") {
+			continue // a machine without IPv6
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer server.Close()
+		client, err := net.Dial("tcp", server.Addr().String())
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer client.Close()
+	}
+	for _, l := range listings[:2] {
+		listed, err := l.readFile()
+		if err != nil {
+			t.Fatal(err)
+		}
+		got, err := tcpListeners(l.family)
+		if err != nil {
+			t.Skip(err) // a kernel without tcp_diag
+		}
+		if diff := cmp.Diff(sortListeners(listed), sortListeners(got), byValue); diff != "" {
+			t.Errorf("%s (-file +netlink):\n%s", l.name, diff)
+		}
+	}
+}
+
+// BenchmarkListeners reads all ports, and only those of TCP from the files.
+func BenchmarkListeners(b *testing.B) {
+	b.Run("all", func(b *testing.B) {
+		for b.Loop() {
+			if _, err := (&Netlink{}).Listeners(); err != nil {
+				b.Fatal(err)
+			}
+		}
+	})
+	b.Run("TCP by files", func(b *testing.B) {
+		for b.Loop() {
+			for _, l := range listings[:2] {
+				if _, err := l.readFile(); err != nil {
+					b.Fatal(err)
+				}
+			}
+		}
+	})
+}
+
+// FuzzSockets: a message about a socket is parsed or rejected.
+func FuzzSockets(f *testing.F) {
+	f.Add(make([]byte, diagMessageSize))
+	f.Fuzz(func(t *testing.T, m []byte) {
+		if l, ok := parseSocket(m); ok && (!l.Addr.IsValid() || l.Addr.Is4In6()) {
+			t.Errorf("invalid listener %v", l)
+		}
+	})
 }
 
 // FuzzListeners: a listing is parsed or rejected.

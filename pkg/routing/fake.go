@@ -184,7 +184,7 @@ func (f *Fake) restore() {
 
 // Watch is like Netlink.Watch.
 func (f *Fake) Watch(ctx context.Context, inventory func(), removed func(...Removal)) error {
-	w := newWatcher()
+	w := newWatcher(&cache{})
 	w.all()
 	f.mu.Lock()
 	f.watchers = append(f.watchers, w)

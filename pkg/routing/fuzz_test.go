@@ -20,7 +20,7 @@ func FuzzWatch(f *testing.F) {
 	f.Add(uint16(unix.RTM_DELROUTE), make([]byte, unix.SizeofRtMsg))
 	f.Add(uint16(unix.RTM_DELRULE), []byte{})
 	f.Fuzz(func(t *testing.T, kind uint16, data []byte) {
-		w := newWatcher()
+		w := newWatcher(&cache{})
 		w.dummyLink = 7
 		w.message(syscall.NetlinkMessage{Header: syscall.NlMsghdr{Type: kind}, Data: data})
 		if (kind < unix.RTM_NEWLINK || kind > unix.RTM_DELRULE) && len(w.inventory)+len(w.removed) > 0 {

@@ -28,38 +28,53 @@ func (n *Netlink) Inventory() (Inventory, error) {
 }
 
 func (n *Netlink) inventory() (Inventory, error) {
-	links, err := n.dumpLinks()
-	if err != nil {
-		return Inventory{}, err
-	}
-	names := make(map[int]string, len(links))
-	for _, l := range links {
-		names[l.Attrs().Index] = l.Attrs().Name
-	}
-	inv := Inventory{}
-	if inv.Links, err = n.links(links, names); err != nil {
-		return Inventory{}, err
-	}
-	rules, err := n.rules()
-	if err != nil {
-		return Inventory{}, err
-	}
-	inv.Rules, inv.Reroute = inventoryRules(rules), n.reroute(rules)
-	peers := map[netip.Addr]struct{}{}
-	for _, f := range ip.Families {
-		t := tables{family: f, numbers: tablesOf(rules, f, n.VIPTable), names: names, inputs: inputsOf(rules, f), peers: peers}
-		routes, err := n.tableRoutes(&t)
-		if err != nil {
+	links, routes, version := n.cache.load()
+	var err error
+	if links == nil {
+		if links, err = n.readLinks(); err != nil {
 			return Inventory{}, err
 		}
-		inv.addRoutes(&t, routes)
+		routes = nil
+	}
+	if routes == nil {
+		if routes, err = n.readRoutes(links); err != nil {
+			n.cache.changed(true) // a route over a link that is not in the cache yet
+			return Inventory{}, err
+		}
+	}
+	n.cache.store(links, routes, version)
+	return routes.with(links), nil
+}
+
+// readRoutes reads rules and routes, and the peers of VXLAN links.
+func (n *Netlink) readRoutes(links linkTable) (*routeSet, error) {
+	rules, err := n.rules()
+	if err != nil {
+		return nil, err
+	}
+	out := &routeSet{links: map[string]bool{}}
+	out.Rules, out.Reroute = inventoryRules(rules), n.reroute(rules)
+	for _, r := range rules {
+		out.links[r.IIf], out.links[r.OIf] = true, true
+	}
+	peers, names := map[netip.Addr]struct{}{}, links.names()
+	for _, f := range ip.Families {
+		t := tables{family: f, numbers: tablesOf(rules, f, n.VIPTable), names: names, inputs: inputsOf(rules, f), peers: peers, gateways: out.links}
+		routes, err := n.tableRoutes(&t)
+		if err != nil {
+			return nil, err
+		}
+		out.addRoutes(&t, routes)
+	}
+	for _, r := range slices.Concat(out.Defaults, out.Attached, out.Direct) {
+		out.links[r.Link] = true
 	}
 	if err := n.vxlanPeers(links, peers); err != nil {
-		return Inventory{}, err
+		return nil, err
 	}
-	inv.Peers = slices.SortedFunc(maps.Keys(peers), netip.Addr.Compare)
-	inv.sort()
-	return inv, nil
+	out.Peers = slices.SortedFunc(maps.Keys(peers), netip.Addr.Compare)
+	out.sort()
+	return out, nil
 }
 
 // tablesOf returns the main table and those that rules look up, except table local and that
@@ -91,8 +106,10 @@ type tables struct {
 	family  ip.Family
 	numbers []int
 	names   map[int]string
-	inputs  map[string]bool         // interfaces whose routes to single hosts are read
-	peers   map[netip.Addr]struct{} // receives the gateways of all routes
+	inputs  map[string]bool // interfaces whose routes to single hosts are read
+	// peers receives the gateways of all routes, and gateways the names of the links to them.
+	peers    map[netip.Addr]struct{}
+	gateways map[string]bool
 }
 
 // wants reports whether a route may belong to the Inventory: a default route, one to a
@@ -164,7 +181,11 @@ func (n *Netlink) dumpTable(t *tables, table int) ([]netlink.Route, error) {
 	filter := &netlink.Route{Table: table, Type: unix.RTN_UNICAST}
 	err := n.byTable.RouteListFilteredIter(familyNumber(t.family), filter, netlink.RT_FILTER_TABLE|netlink.RT_FILTER_TYPE, func(r netlink.Route) bool {
 		for _, hop := range hopsOf(r) {
-			if via := gateway(hop); via.IsValid() && !via.IsLinkLocalUnicast() {
+			via := gateway(hop)
+			if via.IsValid() {
+				t.gateways[t.names[hop.LinkIndex]] = true
+			}
+			if via.IsValid() && !via.IsLinkLocalUnicast() {
 				t.peers[via] = struct{}{}
 			}
 		}
@@ -180,12 +201,12 @@ func (n *Netlink) dumpTable(t *tables, table int) ([]netlink.Route, error) {
 }
 
 // vxlanPeers adds the nodes that VXLAN links send to.
-func (n *Netlink) vxlanPeers(links []netlink.Link, peers map[netip.Addr]struct{}) error {
+func (n *Netlink) vxlanPeers(links linkTable, peers map[netip.Addr]struct{}) error {
 	for _, l := range links {
-		if l.Type() != "vxlan" {
+		if l.Type != "vxlan" {
 			continue
 		}
-		entries, err := dump(func() ([]netlink.Neigh, error) { return n.handle.NeighList(l.Attrs().Index, unix.AF_BRIDGE) })
+		entries, err := dump(func() ([]netlink.Neigh, error) { return n.handle.NeighList(l.Index, unix.AF_BRIDGE) })
 		if err != nil {
 			return err
 		}
@@ -198,36 +219,27 @@ func (n *Netlink) vxlanPeers(links []netlink.Link, peers map[netip.Addr]struct{}
 	return nil
 }
 
-func (n *Netlink) links(links []netlink.Link, names map[int]string) ([]Link, error) {
+func (n *Netlink) readLinks() (linkTable, error) {
+	links, err := n.dumpLinks()
+	if err != nil {
+		return nil, err
+	}
+	out := make(linkTable, len(links))
+	for _, l := range links {
+		out[l.Attrs().Index] = newLink(l)
+	}
 	addrs, err := n.dumpAddresses(nil)
 	if err != nil {
 		return nil, err
 	}
-	byLink := map[int][]Address{}
 	for _, a := range addrs {
-		if names[a.LinkIndex] == "" {
+		l := out[a.LinkIndex]
+		if l == nil {
 			return nil, fmt.Errorf("address on unknown link %d: %w", a.LinkIndex, errChanged)
 		}
-		if names[a.LinkIndex] != DummyLink {
-			byLink[a.LinkIndex] = append(byLink[a.LinkIndex], linkAddress(a))
+		if l.Name != DummyLink {
+			l.Addresses = append(l.Addresses, newAddress(prefix(a.IPNet), a.Scope, a.Flags))
 		}
-	}
-	var out []Link
-	for _, l := range links {
-		a := l.Attrs()
-		if a.Name == DummyLink {
-			continue
-		}
-		out = append(out, Link{
-			Index:     a.Index,
-			Name:      a.Name,
-			Type:      l.Type(),
-			Master:    names[a.MasterIndex],
-			Up:        a.RawFlags&unix.IFF_UP != 0,
-			Loopback:  a.RawFlags&unix.IFF_LOOPBACK != 0,
-			MAC:       macOf(a),
-			Addresses: byLink[a.Index],
-		})
 	}
 	return out, nil
 }
@@ -250,13 +262,13 @@ func LinkKey(text string) (key string, isMAC bool) {
 	return mac.String(), true
 }
 
-// linkAddress converts an address. IFA_F_SECONDARY of IPv4 is the same bit as
-// IFA_F_TEMPORARY of IPv6.
-func linkAddress(a netlink.Addr) Address {
+// newAddress converts an address. IFA_F_SECONDARY of IPv4 is the same bit as IFA_F_TEMPORARY of
+// IPv6.
+func newAddress(p netip.Prefix, scope, flags int) Address {
 	return Address{
-		Prefix:    prefix(a.IPNet),
-		Global:    a.Scope == unix.RT_SCOPE_UNIVERSE,
-		Secondary: a.Flags&(unix.IFA_F_SECONDARY|unix.IFA_F_DEPRECATED) != 0,
+		Prefix:    p,
+		Global:    scope == unix.RT_SCOPE_UNIVERSE,
+		Secondary: flags&(unix.IFA_F_SECONDARY|unix.IFA_F_DEPRECATED) != 0,
 	}
 }
 
@@ -264,9 +276,8 @@ func linkAddress(a netlink.Addr) Address {
 // without a destination.
 func isDefault(r netlink.Route) bool { return prefix(r.Dst).Bits() <= 0 }
 
-// sort keeps the kernel's order of equal elements.
+// sort orders rules and routes. It keeps the kernel's order of equal elements.
 func (inv *Inventory) sort() {
-	slices.SortStableFunc(inv.Links, func(a, b Link) int { return cmp.Compare(a.Index, b.Index) })
 	slices.SortStableFunc(inv.Rules, compareOrder)
 	slices.SortStableFunc(inv.Direct, func(a, b Route) int {
 		return cmp.Or(cmp.Compare(a.Link, b.Link), a.Dst.Addr().Compare(b.Dst.Addr()), cmp.Compare(a.Dst.Bits(), b.Dst.Bits()), cmp.Compare(a.Metric, b.Metric))

@@ -337,6 +337,135 @@ func wantedLinks() []Link {
 	}
 }
 
+// TestInventoryFollowsChanges: while Watch runs, each change is in the Inventory as a new reader
+// finds it. Changes of pods' links are applied to what is cached, and others are read.
+func TestInventoryFollowsChanges(t *testing.T) {
+	namespace(t)
+	ipCommands(t, "link add br0 type bridge", "link add eth1 type bridge", "link set eth1 up", "-6 addr flush dev eth1",
+		"addr add 10.12.192.10/24 dev eth1", "route add default via 10.12.192.1 dev eth1", "link add old type veth peer name oldpeer", "link set old up",
+		"link add old2 type veth peer name oldpeer2")
+	n, fresh := open(t), open(t)
+	w := watch(t, subject{Watch: n.Watch})
+	defer w.end()
+	w.expect("the beginning", true, true)
+	inventoryOf(t, n)
+	const cached, read = true, false
+	for _, tc := range []struct {
+		commands string
+		cached   bool
+	}{
+		{"link add pod1 type veth peer name peer1", cached},
+		{"link set pod1 up", cached},
+		{"link set peer1 up", cached}, // with carrier, pod1 gets a link-local address and a route to its network
+		{"link set pod1 master br0", cached},
+		{"link set pod1 down", cached}, // before Linux 6.3, only links that are down can be renamed
+		{"link set pod1 name pod9", cached},
+		{"link set pod9 up", cached},
+		{"link set pod9 address 0a:58:00:00:00:09", cached},
+		{"link set pod9 nomaster", cached},
+		{"-6 addr flush dev pod9", cached},
+		{"link set pod9 down", cached},
+		{"route add 10.13.0.5/32 dev old", cached}, // not in the Inventory
+		{"link set old down", cached},
+		{"link set old name older", cached},
+		{"link set older up", cached},
+		{"link del pod9", cached},
+		{"addr add 10.13.0.1/24 dev older", read},
+		{"link set older down", read},
+		{"addr del 10.13.0.1/24 dev older", read},
+		{"link set older up", cached},
+		{"route add 10.14.0.0/16 dev older", read},
+		{"route add 10.15.0.0/16 via 10.12.192.9", read},
+		{"route add 10.16.0.5/32 dev older table 77", cached}, // not in the Inventory yet
+		{"rule add iif older lookup 77", read},
+		{"rule del iif older lookup 77", read},
+		{"-6 route add fd00:13::/64 dev eth1", read},
+		{"link set eth1 down", read},
+		{"link set eth1 up", read},
+		{"addr del 10.12.192.10/24 dev eth1", read},
+		{"link set br0 name br1", read},
+		{"link add br2 type bridge", read},
+		{"route add default dev older table 1003", read},
+		{"rule add from 10.13.0.5 lookup 1003", read},
+		{"link set older down", read}, // loses its default route without a message
+		{"link set older up", cached},
+		{"route add default dev older table 1003", read},
+		{"link del older", read},
+		{"link del old2", cached},
+	} {
+		before := readAt(n)
+		ipCommands(t, tc.commands)
+		again := func() bool { return !readAt(n).Equal(before) }
+		deadline := time.Now().Add(5 * time.Second)
+		for diff := "not compared"; diff != "" || again() == tc.cached; {
+			if diff = cmp.Diff(inventoryOf(t, fresh), inventoryOf(t, n), byValue); time.Now().After(deadline) {
+				t.Fatalf("after ip %s the node was read again: %t, want %t, (-want +got):\n%s", tc.commands, again(), !tc.cached, diff)
+			}
+		}
+	}
+}
+
+// TestInventoryAmidChanges: after many changes that are made while the Inventory is read, it is as
+// a new reader finds it.
+func TestInventoryAmidChanges(t *testing.T) {
+	namespace(t)
+	ipCommands(t, "link add br0 type bridge", "link set br0 up", "link add eth1 type bridge", "link set eth1 up", "-6 addr flush dev eth1",
+		"addr add 10.12.192.10/24 dev eth1")
+	n, fresh := open(t), open(t)
+	w := watch(t, subject{Watch: n.Watch})
+	defer w.end()
+	w.expect("the beginning", true, true)
+	done := make(chan struct{})
+	inNamespace(t, func() {
+		defer close(done)
+		for i := range 60 {
+			pod := fmt.Sprintf("pod%d", i)
+			peer := fmt.Sprintf("peer%d", i)
+			ipCommands(t, "link add "+pod+" type veth peer name "+peer, "link set "+pod+" master br0", "link set "+peer+" up", "link set "+pod+" up",
+				fmt.Sprintf("addr add 10.12.192.%d/24 dev eth1", 20+i%5), fmt.Sprintf("route add default via 10.12.192.%d dev eth1 table %d", 200+i%3, 100+i%4),
+				fmt.Sprintf("rule add from 10.13.0.%d lookup %d", i%9, 100+i%4))
+			ipCommands(t, fmt.Sprintf("rule del from 10.13.0.%d lookup %d", i%9, 100+i%4), fmt.Sprintf("route del default table %d", 100+i%4),
+				fmt.Sprintf("addr del 10.12.192.%d/24 dev eth1", 20+i%5))
+			if i%7 != 6 {
+				ipCommands(t, "link del "+peer)
+			}
+			if i%7 == 6 {
+				ipCommands(t, "link set "+pod+" down", "link set "+pod+" name kept"+fmt.Sprint(i))
+			}
+		}
+	})
+	for ended := false; !ended; {
+		select {
+		case <-done:
+			ended = true
+		default:
+			_, _ = n.Inventory() // may fail while links change
+		}
+	}
+	deadline := time.Now().Add(10 * time.Second)
+	for diff := "not compared"; diff != ""; {
+		if diff = cmp.Diff(inventoryOf(t, fresh), inventoryOf(t, n), byValue); diff != "" && time.Now().After(deadline) {
+			t.Fatalf("(-want +got):\n%s", diff)
+		}
+	}
+}
+
+// readAt returns when something was last read and cached.
+func readAt(n *Netlink) time.Time {
+	n.cache.mu.Lock()
+	defer n.cache.mu.Unlock()
+	return n.cache.read
+}
+
+func inventoryOf(t *testing.T, n *Netlink) Inventory {
+	t.Helper()
+	inv, err := n.Inventory()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return inv
+}
+
 // TestReadsAmidChanges checks that each read is complete while another thread keeps
 // changing addresses: it contains the addresses that stay.
 func TestReadsAmidChanges(t *testing.T) {
@@ -592,8 +721,8 @@ func TestInventoryReroute(t *testing.T) {
 	}
 }
 
-// BenchmarkInventory reads the network of a node with 50 pods and as many VIPs, which is what
-// the loop waits for when a pod starts. The number of VIPs should make no difference.
+// BenchmarkInventory reads the network of a node with 50 pods, which is what the loop waits for
+// when an interface other than a pod's changes. The number of VIPs should make no difference.
 func BenchmarkInventory(b *testing.B) {
 	for _, vips := range []int{100, 44125} {
 		for _, table := range []int{unix.RT_TABLE_LOCAL, 80080} {

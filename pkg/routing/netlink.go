@@ -46,6 +46,7 @@ type Netlink struct {
 	scope   netlink.Scope   // of IPv4 addresses on DummyLink; see addressScope
 	buffer  int             // receive buffer of Watch's socket in bytes
 	pause   time.Duration   // of Watch; see routesPause
+	cache   cache
 	guard   guard
 	order   sync.Mutex // see orderLock
 }

@@ -531,7 +531,7 @@ func TestInventoryOmitsTheTableOfVIPs(t *testing.T) {
 // down, and routes of VIPs are among them.
 func TestLoopbackSetDown(t *testing.T) {
 	for name, want := range map[string]bool{"lo": true, "eth1": false} {
-		w := newWatcher()
+		w := newWatcher(&cache{})
 		w.dummyLink = 9
 		body := nlmsg.AppendAttr(make([]byte, unix.SizeofIfInfomsg), unix.IFLA_IFNAME, append([]byte(name), 0))
 		w.message(syscall.NetlinkMessage{Header: syscall.NlMsghdr{Type: unix.RTM_NEWLINK}, Data: body})

@@ -34,7 +34,8 @@ var groups = []uint{
 // concurrently.
 //
 // Routes other than default routes change by the thousand. For these, inventory is called
-// once for all changes of a few seconds; for routes to single addresses it is not called.
+// once for all changes of a few seconds; for routes to single addresses it is not called. For
+// the links of pods it is called once for all changes of a fifth of a second.
 // When a link is set down, the kernel removes its IPv4 routes without a message; the
 // message about the link covers them.
 //
@@ -45,12 +46,12 @@ func (n *Netlink) Watch(ctx context.Context, inventory func(), removed func(...R
 	if err != nil {
 		return err
 	}
-	w := newWatcher()
+	w := newWatcher(&n.cache)
 	w.pause, w.lookup = n.pause, n.dummyLinkIndex
 	w.restore = func(changed rawRule, deleted bool) ([]Removal, bool) {
 		return n.guard.restore(n.session(Protocol), changed, deleted)
 	}
-	watchIPsec(ctx, func() { signal(w.inventory) })
+	watchIPsec(ctx, func() { w.changed(false) })
 	notified := make(chan struct{})
 	go func() {
 		defer close(notified)
@@ -128,6 +129,7 @@ func (n *Netlink) resubscribe(ctx context.Context) *nl.NetlinkSocket {
 
 // receive reads messages until the socket fails or the context ends, and closes the socket.
 func (n *Netlink) receive(ctx context.Context, w *watcher, socket *nl.NetlinkSocket) {
+	defer n.cache.follow(false)
 	_ = nlmsg.Follow(ctx, socket, w.message, w.dropped)
 }
 
@@ -143,10 +145,12 @@ func (n *Netlink) dummyLinkIndex() int32 {
 // watcher classifies messages. A value in one of its channels is a pending call.
 type watcher struct {
 	inventory, removed chan struct{}
-	later              chan struct{} // a call of inventory that may be delayed
-	pause              time.Duration // the delay of such a call
-	dummyLink          int32         // index; 0: there is none
-	lookup             func() int32  // reads dummyLink
+	later              chan struct{} // a call of inventory after pause
+	soon               chan struct{} // one after linksPause
+	pause              time.Duration
+	cache              *cache
+	dummyLink          int32        // index; 0: there is none
+	lookup             func() int32 // reads dummyLink
 	restore            func(changed rawRule, deleted bool) ([]Removal, bool)
 
 	mu       sync.Mutex
@@ -154,9 +158,10 @@ type watcher struct {
 	anything bool      // the next call of removed has no arguments
 }
 
-func newWatcher() *watcher {
+func newWatcher(c *cache) *watcher {
 	return &watcher{
-		inventory: make(chan struct{}, 1), removed: make(chan struct{}, 1), later: make(chan struct{}, 1),
+		inventory: make(chan struct{}, 1), removed: make(chan struct{}, 1), later: make(chan struct{}, 1), soon: make(chan struct{}, 1),
+		cache:   c,
 		lookup:  func() int32 { return 0 },
 		restore: func(rawRule, bool) ([]Removal, bool) { return nil, true },
 	}
@@ -165,7 +170,14 @@ func newWatcher() *watcher {
 // dropped handles the loss of messages, and the beginning. DummyLink may have been replaced.
 func (w *watcher) dropped() {
 	w.dummyLink = w.lookup()
+	w.cache.follow(true)
 	w.all()
+}
+
+// changed discards rules and routes, and links if they may have changed too, and calls inventory.
+func (w *watcher) changed(links bool) {
+	w.cache.changed(links)
+	signal(w.inventory)
 }
 
 func (w *watcher) all() {
@@ -205,24 +217,38 @@ func signal(c chan struct{}) {
 	}
 }
 
-// routesPause is how long changes of routes are collected before inventory is called.
-const routesPause = 3 * time.Second
+// routesPause is how long changes of routes are collected before inventory is called, and
+// linksPause how long those of pods' links are: the start of a pod sends several messages.
+const (
+	routesPause = 3 * time.Second
+	linksPause  = 200 * time.Millisecond
+)
 
 func (w *watcher) notify(ctx context.Context, inventory func(), removed func(...Removal)) {
-	var pause <-chan time.Time // fires when the delayed call of inventory is due
+	var due time.Time // of a delayed call of inventory; zero: there is none
+	timer := time.NewTimer(0)
+	defer timer.Stop()
+	delay := func(pause time.Duration) {
+		if at := time.Now().Add(pause); due.IsZero() || at.Before(due) {
+			due = at
+			timer.Reset(pause)
+		}
+	}
 	for {
 		select {
 		case <-ctx.Done():
 			return
 		case <-w.later:
-			if pause == nil {
-				pause = time.After(w.pause)
+			delay(w.pause)
+		case <-w.soon:
+			delay(linksPause)
+		case <-timer.C:
+			if !due.IsZero() {
+				due = time.Time{}
+				inventory()
 			}
-		case <-pause:
-			pause = nil
-			inventory()
 		case <-w.inventory:
-			pause = nil
+			due = time.Time{}
 			inventory()
 		case <-w.removed:
 			removals, anything := w.take()
@@ -251,7 +277,7 @@ func (w *watcher) message(m syscall.NetlinkMessage) {
 
 // rule restores a guarded rule at once, before it reports anything.
 func (w *watcher) rule(m syscall.NetlinkMessage) {
-	signal(w.inventory)
+	w.changed(false)
 	changed, ok := parseRule(m.Data)
 	if !ok {
 		return
@@ -273,32 +299,24 @@ func (w *watcher) link(m syscall.NetlinkMessage) {
 	if info.Family == unix.AF_BRIDGE {
 		return
 	}
-	name := linkName(m.Data[unix.SizeofIfInfomsg:])
+	link := parseLink(m.Data)
+	changed := w.cache.link(m.Header.Type, link)
 	switch {
-	case info.Index == w.dummyLink && name != DummyLink:
+	case info.Index == w.dummyLink && link.Name != DummyLink:
 		w.dummyLink = 0
 		w.all() // renamed, it belongs to the inventory
 	case info.Index == w.dummyLink && m.Header.Type == unix.RTM_DELLINK:
 		w.dummyLink = 0
 		w.reportAnything()
-	case name == DummyLink && m.Header.Type == unix.RTM_NEWLINK:
+	case link.Name == DummyLink && m.Header.Type == unix.RTM_NEWLINK:
 		w.dummyLink = info.Index
-	case name == "lo":
+	case link.Name == "lo":
 		w.all() // set down, it loses the routes of VIPs without a message
-	default:
+	case changed == podLink:
+		signal(w.soon)
+	case changed == more:
 		signal(w.inventory)
 	}
-}
-
-// linkName returns the name of the link, or "" if the message does not have it.
-func linkName(attributes []byte) string {
-	list, _ := nlmsg.Attributes(attributes)
-	for _, a := range list {
-		if a.Attr.Type == unix.IFLA_IFNAME {
-			return unix.ByteSliceToString(a.Value)
-		}
-	}
-	return ""
 }
 
 func (w *watcher) address(m syscall.NetlinkMessage) {
@@ -307,7 +325,11 @@ func (w *watcher) address(m syscall.NetlinkMessage) {
 	}
 	switch info := nl.DeserializeIfAddrmsg(m.Data); {
 	case int32(info.Index) != w.dummyLink:
-		signal(w.inventory)
+		if a, ok := parseAddress(m.Data); ok && w.cache.address(m.Header.Type, int(info.Index), a) {
+			signal(w.soon)
+			return
+		}
+		w.changed(true)
 	case m.Header.Type == unix.RTM_DELADDR:
 		if r, ok := removedAddress(m.Data); ok {
 			w.reportRemovals(r)
@@ -323,6 +345,9 @@ func (w *watcher) route(m syscall.NetlinkMessage) {
 	if info.Flags&unix.RTM_F_CLONED != 0 {
 		return
 	}
+	if info.Type == unix.RTN_UNICAST {
+		w.cache.route(outputOf(m.Data), info.Protocol == unix.RTPROT_KERNEL)
+	}
 	switch {
 	case info.Dst_len == 0:
 		signal(w.inventory)
@@ -334,4 +359,13 @@ func (w *watcher) route(m syscall.NetlinkMessage) {
 			w.reportRemovals(r)
 		}
 	}
+}
+
+// outputOf returns the index of the only link that a route leads to, or 0.
+func outputOf(data []byte) int {
+	value, ok := attributeOf(data, unix.SizeofRtMsg, unix.RTA_OIF)
+	if !ok || len(value) < 4 {
+		return 0
+	}
+	return int(binary.NativeEndian.Uint32(value))
 }

@@ -20,7 +20,7 @@ func TestDummyLinkReplacedUnseen(t *testing.T) {
 		data := binary.NativeEndian.AppendUint32([]byte{unix.AF_INET, 32, 0, 0}, link)
 		return syscall.NetlinkMessage{Header: syscall.NlMsghdr{Type: unix.RTM_DELADDR}, Data: nlmsg.AppendAttr(data, unix.IFA_LOCAL, vip.AsSlice())}
 	}
-	w, index := newWatcher(), int32(4)
+	w, index := newWatcher(&cache{}), int32(4)
 	w.lookup = func() int32 { return index }
 	for _, link := range []int32{4, 9} {
 		index = link

@@ -10,17 +10,20 @@ import (
 // The kernel does not notify us of changes in IPVS and in sets. Reading them whole costs
 // time for each member; reading their counts costs a few system calls.
 
-// fullCheckCalls is the number of spot checks that together check every virtual server.
-const fullCheckCalls = 20 * 60
+// sampledSlots is how many records, from a random one on, are searched for a member of each large
+// set, and how many virtual servers are checked in turn before others are chosen.
+const sampledSlots = 1024
 
-// minChecked is the minimum number of virtual servers that one spot check checks.
-const minChecked = 4
+// checkedAtOnce is the number of virtual servers whose real servers one spot check compares. It
+// finds what is missing from many of them; a resync finds a single one.
+const checkedAtOnce = 4
 
 // spotCheckDiffers returns the parts of the kernel that a cheap check finds different from the
-// cached state. If only virtual servers differ, sets need not be read. It compares the number of IPv4 virtual servers, the number of members of the small
-// sets and of one large set, one member of each large set, and the real servers of a few
-// virtual servers, different ones with each call. What cannot be read counts as equal. It must not
-// be called during an observation or a resync.
+// cached state. If only virtual servers differ, sets need not be read. It compares the number of
+// IPv4 virtual servers, the number of members of the small sets and now and then that of a large
+// one, one member of each large set, and the real servers of a few virtual servers, different
+// ones with each call. Its cost does not grow with the number of Services. What cannot be read
+// counts as equal. It must not be called during an observation or a resync.
 func (r *Reconciler) spotCheckDiffers() extent {
 	switch {
 	case r.membersMissing():
@@ -46,32 +49,49 @@ func countIPv4(s ipvs.State) int {
 	return n
 }
 
-// countedAtOnce is the number of members from which a set is large. The kernel goes through
-// all members of a set to count them.
-const countedAtOnce = 4096
+// A set is large if it has more than smallSet members: the kernel goes through all members of a set
+// to count them. Of large sets, a spot check counts countedAtOnce members on average.
+const (
+	smallSet      = 256
+	countedAtOnce = 2048
+)
 
-// sampledSlots limits the search for a member of each large set.
-const sampledSlots = 1024
-
-// membersMissing counts the members of the small sets and of one large set, in turn. Of
-// each large set it looks up one member at random, so that an emptied set is noticed at
-// once. It skips empty sets: the resync finds what another program adds there.
+// membersMissing counts the members of the small sets, and of large ones in turn. Of each large
+// set it looks up one member at random, so that an emptied set is noticed at once. It skips empty
+// sets: the resync finds what another program adds there.
 func (r *Reconciler) membersMissing() bool {
 	var counted []string
 	var large []uint16
 	for i, set := range r.sets.list {
 		switch {
-		case set.existing > countedAtOnce:
+		case set.existing > smallSet:
 			large = append(large, uint16(i))
 		case set.existing > 0:
 			counted = append(counted, set.name)
 		}
 	}
-	if len(large) > 0 {
-		r.largeSet = (r.largeSet + 1) % len(large)
-		counted = append(counted, r.sets.list[large[r.largeSet]].name)
+	for _, i := range r.turn(large) {
+		counted = append(counted, r.sets.list[i].name)
 	}
 	return r.countsDiffer(counted) || r.sampleMissing(large)
+}
+
+// turn returns the large sets whose turn to be counted it is: as many as may be counted since the
+// last one was.
+func (r *Reconciler) turn(large []uint16) []uint16 {
+	var out []uint16
+	r.mayCount += countedAtOnce
+	for len(out) < len(large) {
+		next := large[(r.largeSet+1)%len(large)]
+		if r.mayCount -= r.sets.list[next].existing; r.mayCount < 0 {
+			r.mayCount += r.sets.list[next].existing
+			return out
+		}
+		r.largeSet = (r.largeSet + 1) % len(large)
+		out = append(out, next)
+	}
+	r.mayCount = 0
+	return out
 }
 
 func (r *Reconciler) countsDiffer(names []string) bool {
@@ -107,13 +127,14 @@ func (r *Reconciler) sampleMissing(sets []uint16) bool {
 	return false
 }
 
-// realServersDiffer checks the next virtual servers. They include those of IPv6, which the
+// realServersDiffer checks the next virtual servers: in turn all of a small node, and a random part
+// of those of a large one. They include those of IPv6, which the
 // kernel does not count.
 func (r *Reconciler) realServersDiffer() bool {
 	if len(r.toCheck) == 0 {
-		r.toCheck = slices.AppendSeq(make([]*server, 0, r.servers.existing), r.servers.allExisting())
+		r.toCheck = slices.Collect(r.servers.records.some(sampledSlots))
 	}
-	n := min(len(r.toCheck), max(minChecked, r.servers.existing/fullCheckCalls+1))
+	n := min(len(r.toCheck), checkedAtOnce)
 	for _, s := range r.toCheck[:n] {
 		if !s.exists {
 			continue

@@ -57,8 +57,9 @@ type Reconciler struct {
 	toDrain       []ipvs.Key                                // those that this round of checkDraining has not checked yet
 	pace          pace                                      // of their deletion
 	cuts          []Cut                                     // since the last call of takeCuts
-	toCheck       []*server                                 // virtual servers that this round of spot checks has not checked yet
-	largeSet      int                                       // the large set that the last spot check counted
+	toCheck       []*server                                 // virtual servers that spot checks will check next
+	largeSet      int                                       // the large set that a spot check counted last
+	mayCount      int                                       // members of large sets that may be counted
 	foundServers  bool                                      // Load found virtual servers of ours or kube-proxy's
 	rulesCurrent  bool                                      // the rules in the kernel are the plan's
 	pruning       bool                                      // all Services are known: undesired state may be deleted

@@ -48,6 +48,7 @@ func (p *Proxy) nextWake() (next time.Time, ready <-chan struct{}) {
 		sooner(p.passAt())
 	}
 	sooner(p.renewAt)
+	sooner(p.collector.restAt())
 	if !p.renew && p.renewAt.IsZero() { // else the node is about to be read anyway
 		sooner(p.linger.next())
 	}
@@ -68,6 +69,7 @@ func (p *Proxy) turn(ctx context.Context, now time.Time) {
 		p.pass(ctx)
 	}
 	p.step(ctx, now)
+	p.collector.restIfDue(now)
 }
 
 // changed reports to the reconciler what other programs have changed. Deleted policy rules
@@ -152,6 +154,7 @@ func (p *Proxy) passAt() time.Time {
 // pass plans and programs the dirty Services.
 func (p *Proxy) pass(ctx context.Context) {
 	began := time.Now()
+	p.collector.work(began)
 	if p.renew {
 		p.renewAffected(ctx)
 	}

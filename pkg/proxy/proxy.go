@@ -6,7 +6,6 @@ import (
 	"context"
 	"errors"
 	"net/netip"
-	"runtime/debug"
 	"time"
 
 	"k8s.io/apimachinery/pkg/types"
@@ -108,14 +107,15 @@ type Proxy struct {
 	reconciler *reconcile.Reconciler
 
 	// The following fields belong to the loop's goroutine.
-	node     plan.Node
-	facts    plan.Facts
-	linger   linger
-	watched  bool                 // changes of the node are reported: Run, not Once
-	modes    []plan.InterfaceMode // as last reported
-	depends  map[types.NamespacedName]plan.Deps
-	reported map[types.NamespacedName]string // last error reported for each object
-	warned   map[string]bool                 // current warnings
+	node      plan.Node
+	facts     plan.Facts
+	linger    linger
+	collector collector
+	watched   bool                 // changes of the node are reported: Run, not Once
+	modes     []plan.InterfaceMode // as last reported
+	depends   map[types.NamespacedName]plan.Deps
+	reported  map[types.NamespacedName]string // last error reported for each object
+	warned    map[string]bool                 // current warnings
 	// failingNode are the reported reasons why the node cannot be programmed.
 	failingNode map[string]bool
 
@@ -307,7 +307,7 @@ func (p *Proxy) start(ctx context.Context) {
 	began := time.Now()
 	problems := p.programAll(ctx)
 	p.passed(ctx, began, len(p.depends), problems)
-	tuneGC()
+	p.collector.started()
 }
 
 // begin reads the node and the kernel. It returns the number of our virtual servers.
@@ -352,21 +352,3 @@ func (p *Proxy) program(ctx context.Context, names map[types.NamespacedName]stru
 	}
 	return problems
 }
-
-// restingGC is the heap growth in percent that triggers a garbage collection after
-// start-up. Little garbage arises then: with Go's default of 100 the heap would hold
-// about as much unused as used memory.
-const restingGC = 50
-
-// tuneGC reduces memory use from now on, unless GOGC is set.
-func tuneGC() {
-	if chosen := debug.SetGCPercent(restingGC); chosen != 100 {
-		debug.SetGCPercent(chosen)
-	}
-	freeMemory()
-}
-
-// freeMemory returns memory to the system after a large read. Otherwise it stays
-// allocated until the heap grows to that size again, which may never happen. It forces
-// a garbage collection, in the background.
-func freeMemory() { go debug.FreeOSMemory() }

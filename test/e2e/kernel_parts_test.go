@@ -43,6 +43,7 @@ var kernelParts = []struct{ module, loses, says string }{
 	{"ip_set_hash_ipport", "a pod|outside", "KUBE-CLUSTER-IP"}, // without it, the Service of a virtual server is not recorded
 	{"nf_conntrack_netlink", "", "nf_conntrack_netlink"},
 	{"xt_nat", "", ""},
+	{"tcp_diag", "", ""},
 }
 
 // TestMissingKernelParts withholds one module at a time. Clients that do not need it are

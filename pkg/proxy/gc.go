@@ -25,7 +25,7 @@ const idleAfter = 100 * time.Second
 // It changes nothing if GOGC or GOMEMLIMIT is set.
 type collector struct {
 	enabled bool
-	worked  time.Time // the last time
+	worked  time.Time // when the last pass began
 	idle    bool
 
 	mu      sync.Mutex

@@ -368,8 +368,9 @@ func checkPeriod(services int, reading time.Duration) time.Duration {
 	return max(bySize, min(300*reading, time.Hour))
 }
 
-// idleTime includes two of the garbage collections that the Go runtime makes every two minutes
-// in an idle program, and eight of the checks every 30 s.
+// idleTime includes the garbage collection that kube-ipvs makes when it becomes idle, two of those
+// that the Go runtime makes every two minutes in other idle programs, and eight of the checks every
+// 30 s.
 const idleTime = 250 * time.Second
 
 // idle measures an idle program with its checks every second and every 30 s, after the

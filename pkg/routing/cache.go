@@ -225,13 +225,12 @@ func (s *routeSet) with(links linkTable) Inventory {
 	return inv
 }
 
-// newLink converts a link, without its addresses.
-func newLink(l netlink.Link) *knownLink {
-	a := l.Attrs()
+// newLink returns a link of a type, without its addresses.
+func newLink(a *netlink.LinkAttrs, kind string) *knownLink {
 	return &knownLink{master: a.MasterIndex, state: a.RawFlags & stateFlags, Link: Link{
 		Index:    a.Index,
 		Name:     a.Name,
-		Type:     l.Type(),
+		Type:     kind,
 		Up:       a.RawFlags&unix.IFF_UP != 0,
 		Loopback: a.RawFlags&unix.IFF_LOOPBACK != 0,
 		MAC:      macOf(a),
@@ -242,29 +241,26 @@ func newLink(l netlink.Link) *knownLink {
 // would parse 50 attributes, and panic if one is short.
 func parseLink(data []byte) *knownLink {
 	info := nl.DeserializeIfInfomsg(data)
-	attrs := netlink.LinkAttrs{RawFlags: info.Flags}
-	out := &knownLink{state: info.Flags & stateFlags}
+	attrs, kind := netlink.LinkAttrs{Index: int(info.Index), RawFlags: info.Flags}, ""
 	list, _ := nlmsg.Attributes(data[unix.SizeofIfInfomsg:])
 	for _, a := range list {
 		switch a.Attr.Type &^ unix.NLA_F_NESTED {
 		case unix.IFLA_IFNAME:
-			out.Name = unix.ByteSliceToString(a.Value)
+			attrs.Name = unix.ByteSliceToString(a.Value)
 		case unix.IFLA_ADDRESS:
 			if slices.ContainsFunc(a.Value, func(b byte) bool { return b != 0 }) { // as the library does
 				attrs.HardwareAddr = a.Value
 			}
 		case unix.IFLA_MASTER:
 			if len(a.Value) >= 4 {
-				out.master = int(binary.NativeEndian.Uint32(a.Value))
+				attrs.MasterIndex = int(binary.NativeEndian.Uint32(a.Value))
 			}
 		case unix.IFLA_LINKINFO:
-			kind, _ := attributeOf(a.Value, 0, nl.IFLA_INFO_KIND)
-			out.Type = unix.ByteSliceToString(kind)
+			value, _ := attributeOf(a.Value, 0, nl.IFLA_INFO_KIND)
+			kind = unix.ByteSliceToString(value)
 		}
 	}
-	out.Index, out.MAC = int(info.Index), macOf(&attrs)
-	out.Up, out.Loopback = info.Flags&unix.IFF_UP != 0, info.Flags&unix.IFF_LOOPBACK != 0
-	return out
+	return newLink(&attrs, kind)
 }
 
 // parseAddress parses a message about an address of IPv6, whose flags have 32 bits.
@@ -274,8 +270,8 @@ func parseAddress(data []byte) (Address, bool) {
 		return Address{}, false
 	}
 	flags := uint32(data[2])
-	if wide, ok := attributeOf(data, unix.SizeofIfAddrmsg, unix.IFA_FLAGS); ok && len(wide) >= 4 {
-		flags = binary.NativeEndian.Uint32(wide)
+	if wide, ok := uint32Of(data, unix.SizeofIfAddrmsg, unix.IFA_FLAGS); ok {
+		flags = wide
 	}
 	return newAddress(netip.PrefixFrom(address(value), int(data[1])), int(data[3]), int(flags)), true
 }

@@ -178,8 +178,8 @@ func removedRoute(data []byte) (Removal, bool) {
 		return Removal{}, false
 	}
 	table := int(data[4])
-	if t, ok := attributeOf(data, unix.SizeofRtMsg, unix.RTA_TABLE); ok && len(t) >= 4 {
-		table = int(binary.NativeEndian.Uint32(t))
+	if t, ok := uint32Of(data, unix.SizeofRtMsg, unix.RTA_TABLE); ok {
+		table = int(t)
 	}
 	return Removal{Addr: address(dst), Table: table}, true
 }
@@ -197,4 +197,14 @@ func attributeOf(data []byte, header int, kind uint16) ([]byte, bool) {
 		}
 	}
 	return nil, false
+}
+
+// uint32Of returns the number in the first attribute of a kind, after a message header of the
+// given size.
+func uint32Of(data []byte, header int, kind uint16) (uint32, bool) {
+	value, ok := attributeOf(data, header, kind)
+	if !ok || len(value) < 4 {
+		return 0, false
+	}
+	return binary.NativeEndian.Uint32(value), true
 }

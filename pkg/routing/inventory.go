@@ -226,7 +226,7 @@ func (n *Netlink) readLinks() (linkTable, error) {
 	}
 	out := make(linkTable, len(links))
 	for _, l := range links {
-		out[l.Attrs().Index] = newLink(l)
+		out[l.Attrs().Index] = newLink(l.Attrs(), l.Type())
 	}
 	addrs, err := n.dumpAddresses(nil)
 	if err != nil {

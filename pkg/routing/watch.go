@@ -346,7 +346,8 @@ func (w *watcher) route(m syscall.NetlinkMessage) {
 		return
 	}
 	if info.Type == unix.RTN_UNICAST {
-		w.cache.route(outputOf(m.Data), info.Protocol == unix.RTPROT_KERNEL)
+		link, _ := uint32Of(m.Data, unix.SizeofRtMsg, unix.RTA_OIF) // 0: several
+		w.cache.route(int(link), info.Protocol == unix.RTPROT_KERNEL)
 	}
 	switch {
 	case info.Dst_len == 0:
@@ -359,13 +360,4 @@ func (w *watcher) route(m syscall.NetlinkMessage) {
 			w.reportRemovals(r)
 		}
 	}
-}
-
-// outputOf returns the index of the only link that a route leads to, or 0.
-func outputOf(data []byte) int {
-	value, ok := attributeOf(data, unix.SizeofRtMsg, unix.RTA_OIF)
-	if !ok || len(value) < 4 {
-		return 0
-	}
-	return int(binary.NativeEndian.Uint32(value))
 }

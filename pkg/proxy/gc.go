@@ -26,11 +26,10 @@ const idleAfter = 100 * time.Second
 type collector struct {
 	enabled bool
 	worked  time.Time // when the last pass began
-	idle    bool
+	idle    bool      // written by the loop only
 
-	mu      sync.Mutex
-	resting bool // the state to reach
-	paused  bool // no collection takes place without need
+	mu      sync.Mutex // for idle and paused
+	paused  bool       // no collection takes place without need
 	freeing sync.WaitGroup
 }
 
@@ -58,15 +57,14 @@ func (c *collector) restIfDue(now time.Time) {
 	if at := c.restAt(); at.IsZero() || now.Before(at) {
 		return
 	}
-	c.idle = true
 	c.mu.Lock()
-	c.resting = true
+	c.idle = true
 	c.mu.Unlock()
 	c.freeing.Go(func() {
 		debug.FreeOSMemory()
 		c.mu.Lock()
 		defer c.mu.Unlock()
-		if c.resting {
+		if c.idle {
 			c.paused = true
 			debug.SetMemoryLimit(idleLimit())
 			debug.SetGCPercent(-1)
@@ -80,10 +78,9 @@ func (c *collector) work(now time.Time) {
 	if !c.idle {
 		return
 	}
-	c.idle = false
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.resting = false
+	c.idle = false
 	if c.paused {
 		c.paused = false
 		debug.SetGCPercent(restingGC)

@@ -83,10 +83,10 @@ func (r *Reconciler) turn(large []uint16) []uint16 {
 	r.mayCount += countedAtOnce
 	for len(out) < len(large) {
 		next := large[(r.largeSet+1)%len(large)]
-		if r.mayCount -= r.sets.list[next].existing; r.mayCount < 0 {
-			r.mayCount += r.sets.list[next].existing
+		if r.mayCount < r.sets.list[next].existing {
 			return out
 		}
+		r.mayCount -= r.sets.list[next].existing
 		r.largeSet = (r.largeSet + 1) % len(large)
 		out = append(out, next)
 	}
@@ -128,8 +128,7 @@ func (r *Reconciler) sampleMissing(sets []uint16) bool {
 }
 
 // realServersDiffer checks the next virtual servers: in turn all of a small node, and a random part
-// of those of a large one. They include those of IPv6, which the
-// kernel does not count.
+// of those of a large one. They include those of IPv6, which the kernel does not count.
 func (r *Reconciler) realServersDiffer() bool {
 	if len(r.toCheck) == 0 {
 		r.toCheck = slices.Collect(r.servers.records.some(sampledSlots))

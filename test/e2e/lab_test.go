@@ -3,7 +3,12 @@
 package e2e
 
 import (
+	"fmt"
 	"os"
+	"runtime"
+	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -180,4 +185,78 @@ func TestLabUplink(t *testing.T) {
 	if out != "200" && out != "401" {
 		t.Errorf("%s answered %s", server, out)
 	}
+}
+
+// TestLabSteersFlows sends the first two datagrams of each flow from two processors at the same
+// time. The lab's network has both processed in order, so that IPVS creates one connection.
+func TestLabSteersFlows(t *testing.T) {
+	const flows = 300
+	l := lab.New(t)
+	node := l.Fabric("node")
+	client := node.Segment("10.1.0.1/24").Client("client", "10.1.0.9/24")
+	node.Segment("10.2.0.1/24").Client("servers", "10.2.0.8/24", "10.2.0.9/24")
+	node.Exec("ipvsadm", "-A", "-u", "10.1.0.1:80", "-s", "rr")
+	for _, server := range []string{"10.2.0.8:8000", "10.2.0.9:8000"} {
+		node.Exec("ipvsadm", "-a", "-u", "10.1.0.1:80", "-r", server, "-m")
+	}
+	client.DialWithin(time.Second, lab.UDP, "10.2.0.8:9") // neighbors are resolved
+	var arrived atomic.Int64
+	var senders sync.WaitGroup
+	for processor := range 2 {
+		senders.Go(func() {
+			err := client.Do(func() error {
+				return sendFirsts(processor%runtime.NumCPU(), flows, func(flow int) {
+					arrived.Add(1)
+					for arrived.Load() < int64(2*(flow+1)) { // no other wait is short enough
+						runtime.Gosched()
+					}
+				})
+			})
+			if err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	senders.Wait()
+	connections := func() int { return strings.Count(node.Exec("ipvsadm", "-Lnc"), "10.1.0.1:80") }
+	lab.Eventually(t, syncLimit, "each flow has a connection", func() error {
+		if n := connections(); n < flows {
+			return fmt.Errorf("%d", n)
+		}
+		return nil
+	})
+	if n := connections(); n != flows {
+		t.Errorf("%d connections of %d flows", n, flows)
+	}
+}
+
+// sendFirsts sends a datagram of each flow, on one processor, after together has returned.
+func sendFirsts(processor, flows int, together func(flow int)) error {
+	var only, before unix.CPUSet
+	if err := unix.SchedGetaffinity(0, &before); err != nil {
+		return err
+	}
+	defer func() { _ = unix.SchedSetaffinity(0, &before) }()
+	only.Set(processor)
+	if err := unix.SchedSetaffinity(0, &only); err != nil {
+		return err
+	}
+	for flow := range flows {
+		fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+		if err != nil {
+			return err
+		}
+		defer unix.Close(fd)
+		if err := unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_REUSEPORT, 1); err != nil {
+			return err
+		}
+		if err := unix.Bind(fd, &unix.SockaddrInet4{Port: 20000 + flow}); err != nil {
+			return err
+		}
+		together(flow)
+		if err := unix.Sendto(fd, []byte("who are you?\n"), 0, &unix.SockaddrInet4{Port: 80, Addr: [4]byte{10, 1, 0, 1}}); err != nil {
+			return err
+		}
+	}
+	return nil
 }

@@ -261,6 +261,8 @@ func (n *Namespace) connect(name string, peer *Namespace, peerName string) {
 		PeerNamespace: netlink.NsFd(peer.file),
 	}
 	n.lab.must(n.netlink.LinkAdd(veth), "connect %s %s to %s %s", n.Name, name, peer.Name, peerName)
+	n.steer(name)
+	peer.steer(peerName)
 	n.Up(name)
 	peer.Up(peerName)
 }

@@ -157,6 +157,7 @@ func parseFlags() (*options, error) {
 	flag.StringVar(&opts.out, "out", "", "directory that the command finds in $LAB_OUT (default: a new one in the cache)")
 	flag.StringVar(&opts.config.Shared, "shared", "", "directory that the command finds in $LAB_SHARED, for several labs in common (default: the one of -out)")
 	flag.BoolVar(&opts.config.CountInstructions, "icount", false, "emulate one processor, with a clock that counts its instructions; implies -way tcg")
+	flag.BoolVar(&opts.config.CoarseTimers, "coarse-timers", false, "emulate timers of 4 ms, which takes less time; for commands that do not measure time")
 	flag.StringVar(&opts.config.Kernel, "kernel", os.Getenv("LAB_KERNEL"), "package of the guest's kernel, such as linux-image-6.12-amd64 (default: the distribution's stock kernel)")
 	flag.Func("without", "module that the guest's kernel cannot load; may be repeated", func(module string) error {
 		opts.config.Without = append(opts.config.Without, module)

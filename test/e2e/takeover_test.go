@@ -42,9 +42,10 @@ const (
 	portsOfEach = 500
 )
 
-// stallLimit is how long an emulated machine may stall while two programs start. A
-// refused client does not retry within it.
-const stallLimit = 10 * time.Second
+// stallLimit is how long an emulated machine may stall while two programs start. It covers
+// the retransmissions after 1, 3, 7 and 15 s. A connection that no proxy serves still fails:
+// its client is refused or reset, or is never answered.
+const stallLimit = 30 * time.Second
 
 // held is a connection that must not break.
 type held struct {

@@ -33,11 +33,15 @@ TIMEOUT ?= 40m
 # Regular expressions for names of tests: ONLY selects tests, SKIP excludes them.
 ONLY ?=
 SKIP ?=
+# If not empty, tests that can do less.
+SHORT ?=
 # Tests of `behaviour`: by issue, by case, and under faults. They take too long for `test`.
-BEHAVIOUR := ^Test(Issue|Behaviour|Reliability)
-# Number of labs that share the end-to-end tests. One emulated lab does not use a whole
-# core.
-LABS ?= $(if $(RUN),1,2)
+BEHAVIOUR := ^Test(Issue|Behaviour|Reliability)|^Test(Churn|ENIChurn|MissingKernelParts)$$
+# Tests that `behaviour-short` omits: the longest, of which it runs others of the same kind.
+BEHAVIOUR_LONG := ^Test(BehaviourTakeOverFrom(NFTablesAndBack|Iptables)|BehaviourMatrixIPv6|BehaviourGiveBackToIptables|BehaviourKubeProxyAfterKill|ReliabilitySoak|ReliabilityReconfigured|ReliabilityDrift|Churn|MissingKernelParts)$$
+# Number of labs that share the end-to-end tests. An emulated lab has two processors. Two
+# labs on two processors take longer than one after the other, and starve each other.
+LABS ?= $(if $(RUN),1,$(if $(filter 1 2 3,$(shell nproc)),1,2))
 CMD ?= sh -c "uname -r && ipvsadm -Ln"
 LABFLAGS ?=
 # The package of the lab's kernel, if not the distribution's stock one, such as
@@ -134,7 +138,7 @@ unit: deps ## run the unit tests with the race detector (go vet is part of lint)
 
 e2e: build e2e-binaries peers ## run the end-to-end tests in the lab; RUN=regexp selects, LAB=host|kvm|tcg forces the kind of lab
 	$(call phase,end-to-end tests in the lab)
-	@hack/labs $(LABS) $(LAB_PROGRAM) -apiserver -limit $(TIMEOUT) -env TIMEOUT=$(TIMEOUT) -env RUN="$$LAB_RUN" -env ONLY="$$LAB_ONLY" -env SKIP="$$LAB_SKIP" $(LABFLAGS) -- hack/e2e $(E2E_PACKAGES)
+	@hack/labs $(LABS) $(LAB_PROGRAM) -apiserver -coarse-timers -limit $(TIMEOUT) -env TIMEOUT=$(TIMEOUT) -env RUN="$$LAB_RUN" -env ONLY="$$LAB_ONLY" -env SKIP="$$LAB_SKIP" -env SHORT=$(SHORT) $(LABFLAGS) -- hack/e2e $(E2E_PACKAGES)
 	$(call phase,end-to-end tests passed)
 # Passed under other names, because make would expand the dollar signs in RUN=.
 e2e: export LAB_RUN := $(value RUN)
@@ -145,6 +149,10 @@ e2e: export LAB_SKIP := $(value SKIP)
 behaviour-parts: peer-kube-proxy peer-kubectl peer-helm peer-seccomp peer-previous lab-image
 behaviour: behaviour-parts ## run the end-to-end tests of Services from every kind of client, of users' issues, and of faults
 	@$(MAKE) --no-print-directory START=$(START) e2e E2E_PACKAGES=test/e2e ONLY='$(BEHAVIOUR)'
+
+.PHONY: behaviour-short
+behaviour-short: behaviour-parts ## run behaviour without the longest tests (SHORT=1: less of some)
+	@$(MAKE) --no-print-directory START=$(START) e2e E2E_PACKAGES=test/e2e ONLY='$(BEHAVIOUR)' SKIP='$(BEHAVIOUR_LONG)' SHORT=1
 
 # Prerequisites of the end-to-end tests, built one after the other: two compilers in
 # parallel would compile the same packages. The unit tests' packages differ (race detector).
@@ -177,7 +185,7 @@ SHARES ?= 3
 conformance: deps ## compare what kube-proxy and kube-ipvs program, after each of STEPS=500 generated steps
 	@$(MAKE) --no-print-directory START=$(START) -j2 build conformance-binary image peers peer-kube-proxy
 	$(call phase,kube-proxy and kube-ipvs side by side in the lab)
-	@hack/labs $(SHARES) $(LAB_PROGRAM) -apiserver -limit 10h -env STEPS=$(STEPS) -env SEED=$(SEED) -env SHARES=$(SHARES) $(LABFLAGS) -- hack/conformance -test.run '^TestConformance$$'
+	@hack/labs $(SHARES) $(LAB_PROGRAM) -apiserver -coarse-timers -limit 10h -env STEPS=$(STEPS) -env SEED=$(SEED) -env SHARES=$(SHARES) $(LABFLAGS) -- hack/conformance -test.run '^TestConformance$$'
 	$(call phase,kube-ipvs conforms)
 
 conformance-short: ## run conformance with 20 fixed steps
@@ -209,7 +217,7 @@ neighbours: ## compare kube-proxy and kube-ipvs beside CNIs, policy engines and 
 	@$(MAKE) --no-print-directory START=$(START) neighbours-parts
 	@$(MAKE) --no-print-directory START=$(START) $(NEIGHBOURS)/debian
 	$(call phase,beside neighbours in the lab)
-	@hack/labs 1 $(LAB_PROGRAM) -apiserver -limit 2h -out $(NEIGHBOURS)/out -env NEIGHBOURS_VERSION='$(VERSION)' -env NEIGHBOURS_KERNEL=$(KERNEL) $(LABFLAGS) -- hack/neighbours -test.run "$${LAB_RUN:-.}"
+	@hack/labs 1 $(LAB_PROGRAM) -apiserver -coarse-timers -limit 2h -out $(NEIGHBOURS)/out -env NEIGHBOURS_VERSION='$(VERSION)' -env NEIGHBOURS_KERNEL=$(KERNEL) $(LABFLAGS) -- hack/neighbours -test.run "$${LAB_RUN:-.}"
 	@$(MAKE) --no-print-directory START=$(START) neighbours-page
 neighbours: export LAB_RUN := $(value RUN)
 
@@ -217,7 +225,7 @@ neighbours: export LAB_RUN := $(value RUN)
 neighbours-short: ## run neighbours in a few fixed set-ups
 	@$(MAKE) --no-print-directory START=$(START) neighbours-parts
 	$(call phase,beside a few neighbours in the lab)
-	@hack/labs 1 $(LAB_PROGRAM) -apiserver -limit 30m $(LABFLAGS) -- hack/neighbours -test.short -test.run . -test.skip '^TestNeighbourNetworkd$$'
+	@hack/labs 1 $(LAB_PROGRAM) -apiserver -coarse-timers -limit 30m $(LABFLAGS) -- hack/neighbours -test.short -test.run . -test.skip '^TestNeighbourNetworkd$$'
 	$(call phase,no set-up is worse than under kube-proxy)
 
 neighbours-page: ## write docs/neighbours.md from the last result of each set-up

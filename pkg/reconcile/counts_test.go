@@ -135,3 +135,73 @@ func TestLargeSetsSuspicious(t *testing.T) {
 		w.IPSet.Apply(changes)
 	}
 }
+
+// spotCosts is what spot checks ask of the kernel.
+type spotCosts struct {
+	counted int // members of counted sets
+	lookups int // members and virtual servers
+}
+
+type countedSets struct {
+	IPSet
+	*spotCosts
+}
+
+type countedServers struct {
+	IPVS
+	*spotCosts
+}
+
+func (c countedSets) Sizes(names []string) (map[string]int, error) {
+	sizes, err := c.IPSet.Sizes(names)
+	for _, n := range sizes {
+		c.counted += max(n, 0)
+	}
+	return sizes, err
+}
+
+func (c countedSets) Has(s ipset.Set, e ipset.Entry) (bool, error) {
+	c.lookups++
+	return c.IPSet.Has(s, e)
+}
+
+func (c countedServers) RealServers(k ipvs.Key) (map[netip.AddrPort]ipvs.RealServer, error) {
+	c.lookups++
+	return c.IPVS.RealServers(k)
+}
+
+// TestSpotCheckCost expects that what a spot check counts and looks up does not grow with the
+// number of Services.
+func TestSpotCheckCost(t *testing.T) {
+	const calls = 200
+	for _, services := range []int{2 * countedAtOnce, 4 * countedAtOnce} {
+		w := newWorld(t)
+		w.start()
+		for i := range services {
+			w.set(clusterIP(fmt.Sprint("a", i), fmt.Sprintf("10.96.%d.%d", i>>8, i&255), "10.244.0.2:8000"))
+		}
+		w.apply()
+		sets, small := 0, 0
+		for _, set := range w.reconciler.sets.list {
+			if set.existing > smallSet {
+				sets++
+			} else {
+				small += set.existing
+			}
+		}
+		var costs spotCosts
+		k := &w.reconciler.kernel
+		k.IPSet, k.IPVS = countedSets{k.IPSet, &costs}, countedServers{k.IPVS, &costs}
+		for range calls {
+			if w.reconciler.spotCheckDiffers() != (extent{}) {
+				t.Fatal("suspects what we wrote ourselves")
+			}
+		}
+		if limit := countedAtOnce + small; sets == 0 || costs.counted > calls*limit || costs.counted < calls*limit/2 {
+			t.Errorf("%d Services: %d members of %d large sets counted in each call, want at most %d, and half of it", services, costs.counted/calls, sets, limit)
+		}
+		if limit := checkedAtOnce + sets; costs.lookups > calls*limit {
+			t.Errorf("%d Services: %d lookups in each call, want at most %d", services, costs.lookups/calls, limit)
+		}
+	}
+}

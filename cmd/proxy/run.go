@@ -286,7 +286,7 @@ func newSource(ctx context.Context, cfg *config.Config) (source.Source, proxy.Ev
 	}
 	events := event.NewWriter(client, cfg.Plan.NodeName)
 	go events.Run(ctx)
-	options := apiserver.Options{Node: cfg.Plan.NodeName, Resync: cfg.Source.ConfigSyncPeriod, LostNodes: cfg.ResetLostNodeConnections}
+	options := apiserver.Options{Node: cfg.Plan.NodeName, Resync: cfg.Source.ConfigSyncPeriod, UnreachableNodes: cfg.ResetLostNodeConnections}
 	return apiserver.New(client, options), events, nil
 }
 

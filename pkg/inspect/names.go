@@ -76,7 +76,7 @@ func (s sink) DeleteService(types.NamespacedName)       {}
 func (s sink) DeleteEndpointSlice(types.NamespacedName) {}
 func (s sink) SetNode(*corev1.Node)                     {}
 func (s sink) DeleteNode()                              {}
-func (s sink) SetLostNodes([]string)                    {}
+func (s sink) SetUnreachableNodes([]string)                    {}
 func (s sink) Begun()                                   {}
 func (s sink) Synced()                                  { s.complete = true }
 

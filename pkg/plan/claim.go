@@ -29,7 +29,7 @@ import (
 // port of a Service are marked, and the mark selects a table in which the VIP is local.
 // docs/concepts/vips.md shows both.
 
-// VIP is an address that a Service claims.
+// VIP is an address that a Service wants, and the mode in which the node claims it.
 type VIP struct {
 	Addr  netip.Addr
 	Claim ClaimMode
@@ -126,7 +126,7 @@ func addClaimRules(plan *NodePlan, cfg *Config, n *Node, family ip.Family) {
 			Table:    cfg.VIPs.Table,
 		})
 	}
-	if cfg.routesForeignPorts(n, family) {
+	if cfg.routesDevicePorts(n, family) {
 		mask := cfg.sharedVIPMask()
 		plan.Rules = append(plan.Rules,
 			routing.Rule{Family: family, Action: routing.SkipLocal, Mark: cfg.VIPs.Mark, Mask: mask},
@@ -139,7 +139,7 @@ func addClaimRules(plan *NodePlan, cfg *Config, n *Node, family ip.Family) {
 // parameters, --init-only or the administrator must; otherwise pods and the node get no
 // replies from the other device.
 func addSharedSysctls(plan *NodePlan, cfg *Config, n *Node) {
-	if n.ReadOnly || !slices.Contains(cfg.Families, ip.IPv4) || !cfg.routesForeignPorts(n, ip.IPv4) {
+	if n.ReadOnly || !slices.Contains(cfg.Families, ip.IPv4) || !cfg.routesDevicePorts(n, ip.IPv4) {
 		return
 	}
 	for _, link := range outerLinks(cfg, n, ip.IPv4) {
@@ -153,7 +153,8 @@ func (c *Config) sharedVIPMask() uint32 { return c.VIPs.Mark | c.LocalMark.Value
 
 // deviceMark returns the mark of packets that arrive from the device that shares a VIP
 // with this node. A fwmark of a Service has all bits of LocalMark.Value; this mark has
-// only one of them, so it is distinct without using another bit.
+// only one of them, so it is distinct without using another bit. If the value has fewer than two
+// bits, packets in both directions have the same mark.
 func (c *Config) deviceMark() uint32 {
 	v := c.LocalMark.Value
 	if v&(v-1) == 0 {
@@ -174,13 +175,13 @@ func (c *Config) sharesVIPs(u SetsInUse, f ip.Family) bool {
 	return (u != nil || c.VIPs.mayShare()) && u.Has(SharedVIPs, f)
 }
 
-// routesForeignPorts reports whether packets for ports of other devices leave the node.
-func (c *Config) routesForeignPorts(n *Node, f ip.Family) bool {
+// routesDevicePorts reports whether packets for ports of other devices leave the node.
+func (c *Config) routesDevicePorts(n *Node, f ip.Family) bool {
 	return c.sharesVIPs(n.Uses, f) && !n.postpones(DemandedVIPs, f)
 }
 
-// awaitsForeignPorts reports whether placeholder rules match such packets; see Demands.
-func (c *Config) awaitsForeignPorts(n *Node, f ip.Family) bool {
+// awaitsDevicePorts reports whether placeholder rules match such packets; see Demands.
+func (c *Config) awaitsDevicePorts(n *Node, f ip.Family) bool {
 	return c.sharesVIPs(n.Uses, f) && n.holdsPlace(DemandedVIPs, f)
 }
 
@@ -332,7 +333,7 @@ func (r *ruleset) pingRules() []nat.Rule {
 //
 // All of these are written on demand; see awaitSharedVIPs.
 func (r *ruleset) sharedVIPs(n *Node) {
-	if !r.cfg.routesForeignPorts(n, r.family) {
+	if !r.cfg.routesDevicePorts(n, r.family) {
 		return
 	}
 	const comment = "kubernetes ports of other devices"
@@ -376,7 +377,7 @@ func (r *ruleset) jumpForAll(from, match, to, comment string) {
 //	-A KUBE-IPVS-DEMAND -j SET --add-set KUBE-IPVS-DEMAND-IPS dst
 //	-A KUBE-IPVS-DEMAND -j DROP
 func (r *ruleset) awaitSharedVIPs(n *Node) []nat.Rule {
-	if !r.cfg.awaitsForeignPorts(n, r.family) {
+	if !r.cfg.awaitsDevicePorts(n, r.family) {
 		return nil
 	}
 	rules := r.skipExternal()
@@ -392,7 +393,7 @@ func (r *ruleset) awaitSharedVIPs(n *Node) []nat.Rule {
 //
 //	-A KUBE-SERVICES -i eth0 -m set --match-set KUBE-IPVS-SHARED-IPS src -j SET --add-set KUBE-IPVS-DEMAND-IPS src     (each outer interface)
 func (r *ruleset) awaitProbes(n *Node) []nat.Rule {
-	if !r.cfg.awaitsForeignPorts(n, r.family) {
+	if !r.cfg.awaitsDevicePorts(n, r.family) {
 		return nil
 	}
 	var rules []nat.Rule

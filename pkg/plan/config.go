@@ -30,7 +30,7 @@ type Config struct {
 	LocalTraffic   LocalTraffic
 
 	NodePortAddresses NodePortAddresses
-	ExcludeCIDRs      []netip.Prefix // unlisted virtual servers in these ranges are not kube-proxy's; Services there are served
+	ExcludeCIDRs      []netip.Prefix // a virtual server in these ranges is foreign unless one of our sets lists it; Services there are served
 	StrictARP         bool
 	UDPDrain          bool // endpoints that are terminating but still serving keep their UDP flows
 	// LocalhostNodePorts also serves node ports on the loopback address, for the node
@@ -105,9 +105,10 @@ const (
 	// kernel walks all addresses of the interface; to add a route it does not.
 	ClaimRoute ClaimMode = "route"
 	// ClaimAuto is, for cluster IPs, ClaimAddress while addresses are cheap, then
-	// ClaimRoute. For other VIPs it is ClaimRoute, because SCTP announces every IPv6
-	// address of the node to its peer; but pods and the node may reach ports without a
-	// Service elsewhere, and an address of another node is claimed as by ClaimPort.
+	// ClaimRoute. For other VIPs it is ClaimRoute, with two exceptions: packets from pods and
+	// the node to ports without a Service leave the node, and an address of another node is
+	// claimed by ClaimPort. It is not ClaimAddress, because SCTP announces every IPv6 address
+	// of the node to its peer.
 	ClaimAuto ClaimMode = "auto"
 	// ClaimPort makes only the ports of Services local and leaves the others to the
 	// device that has the address.

@@ -45,7 +45,7 @@ func (n *Node) holdsPlace(set SetName, f ip.Family) bool { return n.Demanding ||
 // demandsOf returns the sets of a family to which placeholder rules add members.
 func demandsOf(cfg *Config, n *Node, facts *Facts, f ip.Family) []string {
 	var out []string
-	if cfg.awaitsForeignPorts(n, f) {
+	if cfg.awaitsDevicePorts(n, f) {
 		out = append(out, DemandedVIPs.In(f))
 	}
 	if awaitsLocalhost(cfg, n, facts, f) {

@@ -46,8 +46,8 @@ func choose(facts *Facts, family ip.Family, all []service.Endpoint) chosen {
 	return c
 }
 
-// notServing reports whether an endpoint must not get traffic, possibly because of its
-// node.
+// notServing reports whether an endpoint is neither ready nor serving, and is on a known node,
+// which may be unreachable.
 func notServing(e service.Endpoint) bool { return !e.Ready && !e.Serving && e.Node != "" }
 
 // nearest returns the endpoints that the hints of the EndpointSlice controller select for this

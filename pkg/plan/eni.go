@@ -168,10 +168,10 @@ func onOtherLink(inv *routing.Inventory, link string, a netip.Addr) bool {
 type Paths struct {
 	// SNAT lists the interfaces that have a SNAT source.
 	SNAT []ENI
-	// ReplyRouted lists sources whose masqueraded flows are bound to the main table's
-	// interface instead, in both directions.
+	// ReplyRouted lists sources whose masqueraded flows are bound to the primary interface
+	// instead, in both directions.
 	ReplyRouted []netip.Prefix
-	// Bound lists the interfaces with reply routing, the main table's first. It is
+	// Bound lists the interfaces with reply routing, the primary one first. It is
 	// empty without an ENI, because there is only one path.
 	Bound []Binding
 	// Diverted describes the traffic that enters by the primary interface and would
@@ -181,8 +181,7 @@ type Paths struct {
 	// carry BranchMark.
 	Branches   []Branch
 	BranchMark uint32
-	// Strays are the ENIs that must not send packets bound to the main table's
-	// interface.
+	// Strays are the ENIs that must not send packets bound to the primary interface.
 	Strays []Stray
 	// Modes lists the mode of each ENI's pods.
 	Modes []InterfaceMode

@@ -29,12 +29,13 @@ type Node struct {
 	SNATSources     map[string][]netip.Addr
 	BridgeNetfilter BridgeNetfilter
 	Listeners       []routing.Listener // sorted
-	// APIServer holds the API server's addresses, those of no Service.
+	// APIServer holds the addresses and ports of the API servers themselves: the endpoints of
+	// default/kubernetes, and the one that this process uses.
 	APIServer []netip.AddrPort
 	// Services is the highest number of Services since the process started, so that
 	// decisions that depend on it do not flap.
 	Services int
-	// Lost lists the other nodes that are unreachable.
+	// UnreachableNodes lists the other nodes that are unreachable; sorted.
 	UnreachableNodes []string
 	// Lingering lists addresses that were removed from an interface moments ago. They count as
 	// node addresses, because a DHCP client may add them again at once.

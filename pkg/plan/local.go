@@ -198,8 +198,9 @@ func (r *ruleset) internal(n *Node) []clients {
 }
 
 // internalRules sets the fwmark of internal clients' packets: in mangle INPUT for pods,
-// in mangle OUTPUT for the node. Both come after every routing decision, so no policy
-// rule sees the mark. A packet with another program's bits keeps its mark:
+// in mangle OUTPUT for the node. INPUT comes after the last routing decision. In OUTPUT the
+// kernel routes a packet with a new mark again; table local normally precedes other lookups, so
+// the packet stays local. A packet with another program's bits keeps its mark:
 //
 //	-A INPUT -m conntrack ! --ctstate RELATED,ESTABLISHED -m set --match-set KUBE-IPVS-LOCAL dst,dst -j KUBE-IPVS-INTERNAL
 //	-A OUTPUT -m ipvs ! --ipvs -m conntrack ! --ctstate RELATED,ESTABLISHED -m set --match-set KUBE-IPVS-LOCAL dst,dst -j KUBE-IPVS-INTERNAL

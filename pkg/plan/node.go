@@ -24,8 +24,8 @@ type NodePlan struct {
 	Demands []string
 	// Chains lists every chain that NAT has when all sets are in use; sorted.
 	Chains []nat.Chain
-	// Variants are NAT with other sets in use. Whatever sets are in use, each rule is in one
-	// of the variants, and those that all variants have are there. It is empty if Node.Started.
+	// Variants are NAT with other sets in use. For any sets in use, each rule is in at least one
+	// variant, and NAT has every rule that all variants share. It is empty if Node.Started.
 	Variants []nat.State
 	Rules    []routing.Rule
 	// Loopback is for the node ports of the loopback address.

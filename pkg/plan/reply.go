@@ -170,8 +170,8 @@ func (r *ruleset) bind() {
 	}
 }
 
-// bindsMasqueraded reports whether masqueraded flows of some sources are bound to the main
-// table's interface, because those cannot get an address of their own interface.
+// bindsMasqueraded reports whether masqueraded flows of some sources are bound to the primary
+// interface, because those cannot get an address of their own interface.
 func (r *ruleset) bindsMasqueraded() bool {
 	return len(r.paths.Bound) > 0 && len(r.paths.ReplyRouted) > 0
 }

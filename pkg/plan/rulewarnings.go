@@ -69,9 +69,9 @@ func lackWarning(family ip.Family, lacks string, omitted []nat.OmittedRule) stri
 			*into = append(*into, about)
 		}
 	}
-	out := fmt.Sprintf("the kernel, or iptables, has no %s: %d rules of %s are left out; the rest is served. Install it (%v).", module(lacks), len(omitted), family, omitted[0].Err)
+	out := fmt.Sprintf("the kernel, or iptables, has no %s: %d rules of %s are omitted; the others are in place. Install it (%v).", module(lacks), len(omitted), family, omitted[0].Err)
 	if len(opens) > 0 {
-		out += fmt.Sprintf(" Packets pass that these should drop or reject: %s.", strings.Join(opens, ", "))
+		out += fmt.Sprintf(" Omitted rules that would drop or reject packets: %s.", strings.Join(opens, ", "))
 	}
 	if len(lost) > 0 {
 		out += fmt.Sprintf(" Without effect: %s.", strings.Join(lost, ", "))

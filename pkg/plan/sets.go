@@ -8,8 +8,7 @@ import (
 )
 
 // SetName is the name of a set in IPv4; see In for IPv6. The names are kube-proxy's,
-// except those that begin with KUBE-IPVS- and end in a word that kube-proxy does not
-// use: these are ours.
+// except those that begin with KUBE-IPVS-. Of these, only KUBE-IPVS-IPS is kube-proxy's.
 type SetName string
 
 // The sets that rules match, and Draining.

@@ -37,7 +37,7 @@ var EventReasons = []EventReason{
 	{reasonUnusable, "Service", "A field or an annotation of the Service, or an endpoint, cannot be used. The rest of the Service is served. The note names the field and the value."},
 	{reasonConflict, "Service", "Another Service has precedence for an address and port of this Service and is served there: cluster IPs precede LoadBalancer IPs, these precede external IPs, and older Services precede younger ones. The related object is the other Service."},
 	{reasonHealthCheck, "Service", "A node cannot listen on the Service's `healthCheckNodePort` and retries, or serves another Service there; load balancers may take the node out of service. The reason is kube-proxy's. The note names the node, the address and port, and the error. Each affected node writes one for each address."},
-	{reasonNodeConflict, "Node", "Something on the node keeps Services from being served, or conflicts with another program: a mark, a policy rule, `rp_filter`, or a bridge without br_netfilter. The note names the cause and what to change."},
+	{reasonNodeConflict, "Node", "The kernel refuses a part of the node's state, or the node's configuration conflicts with Services: a mark, a policy rule, `rp_filter`, or a bridge without br_netfilter. The note names the cause and what to change."},
 }
 
 // reportUnusable logs what is unusable in a Service and writes an Event, once per
@@ -147,7 +147,7 @@ func (p *Proxy) reportConflict(ctx context.Context, c reconcile.Conflict, keys s
 	}
 	p.Events.Warn(event.Warning{
 		Regarding: *serviceRef(loser), Related: serviceRef(winner), Reason: reasonConflict,
-		Note: fmt.Sprintf("Service %s has %s, and takes precedence; this Service will be served there once it is released", c.Winner, keys),
+		Note: fmt.Sprintf("%s: already served by Service %s, which takes precedence; this Service takes over once the address and port are released", keys, c.Winner),
 	})
 }
 

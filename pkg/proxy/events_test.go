@@ -41,7 +41,7 @@ func TestConflictIsAnEventAndAMetric(t *testing.T) {
 		}
 		e := w.events[0]
 		if e.Regarding.UID != "uid of young" || e.Related == nil || e.Related.UID != "uid of old" || e.Reason != reasonConflict ||
-			!strings.Contains(e.Note, "default/old has TCP 10.96.0.10:80, TCP 10.96.0.10:443") {
+			!strings.HasPrefix(e.Note, "TCP 10.96.0.10:80, TCP 10.96.0.10:443: already served by Service default/old") {
 			t.Errorf("%+v", e)
 		}
 		w.sink.DeleteService(types.NamespacedName{Namespace: "default", Name: "old"})

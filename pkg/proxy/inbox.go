@@ -125,11 +125,11 @@ func (i *inbox) SetNode(n *corev1.Node) {
 	})
 }
 
-// SetLostNodes counts as a change of the node: the node knows which others are
+// SetUnreachableNodes counts as a change of the node: the node knows which others are
 // unreachable.
-func (i *inbox) SetLostNodes(nodes []string) {
+func (i *inbox) SetUnreachableNodes(nodes []string) {
 	i.note(func(s *store) []types.NamespacedName {
-		s.lost = nodes
+		s.unreachable = nodes
 		i.node = true
 		return nil
 	})
@@ -226,8 +226,8 @@ func (i *inbox) services() int {
 
 // getNode returns the last known Node object, or nil if there was none, and the names of
 // unreachable nodes.
-func (i *inbox) getNode() (node *corev1.Node, lost []string) {
+func (i *inbox) getNode() (node *corev1.Node, unreachable []string) {
 	i.mu.Lock()
 	defer i.mu.Unlock()
-	return i.store.node, i.store.lost
+	return i.store.node, i.store.unreachable
 }

@@ -124,7 +124,7 @@ const muchState = 2000
 
 func (p *Proxy) reportComparison(ctx context.Context, c *reconcile.Comparison) {
 	if c.Differences > 0 {
-		klog.FromContext(ctx).Info("The kernel differs from the plan, repairing it", "differences", c.Differences)
+		klog.FromContext(ctx).Info("Kernel state differs from the plan, repairing the kernel state", "differences", c.Differences)
 	}
 	p.Observer.Compared(c.Took, c.Differences)
 	if c.Entries > muchState {
@@ -266,9 +266,9 @@ func (p *Proxy) reportCuts(ctx context.Context, cuts []reconcile.Cut) {
 	for _, c := range cuts {
 		logger := klog.FromContext(ctx).WithValues("virtualServer", c.Key.String(), "endpoint", c.Dest.String(), "connections", c.Connections)
 		if c.Unreachable {
-			logger.Info("Cutting connections to an endpoint on an unreachable node")
+			logger.Info("Reset connections to an endpoint on an unreachable node")
 		} else {
-			logger.Info("Drain deadline reached, cutting connections to a removed endpoint", "deadline", p.DrainDeadline)
+			logger.Info("Drain deadline passed, reset connections to a removed endpoint", "deadline", p.DrainDeadline)
 		}
 		p.Meter.Cut(c.Connections)
 	}

@@ -28,9 +28,9 @@ type draft struct {
 	noScheduler bool
 }
 
-// draft plans one Service as it is now. It may run concurrently with anything except
-// changes of the node's facts and of the known schedulers. A draft of the API server's
-// Service changes the facts.
+// draft plans one Service as it is now. At most one draft may run at a time, because it may
+// record a scheduler. The facts must not change meanwhile; a draft of the API server's Service
+// changes them itself.
 func (p *Proxy) draft(name types.NamespacedName) draft {
 	began := time.Now()
 	svc, endpointSlices := p.inbox.get(name)
@@ -137,7 +137,7 @@ func (p *Proxy) renewAffected(ctx context.Context) {
 // renewNode reads the node's network and passes it to the reconciler, with what is known from
 // the Node object. It returns the changed facts.
 func (p *Proxy) renewNode(ctx context.Context) (plan.Deps, error) {
-	node, lost := p.inbox.getNode()
+	node, unreachable := p.inbox.getNode()
 	p.reportNode(node)
 	inventory, err := p.Network.Inventory()
 	if err != nil {
@@ -150,7 +150,7 @@ func (p *Proxy) renewNode(ctx context.Context) (plan.Deps, error) {
 	most := max(p.node.Services, p.inbox.services())
 	p.node, err = nodeOf(node)
 	p.reportUnusableNode(ctx, err)
-	p.node.UnreachableNodes = lost
+	p.node.UnreachableNodes = unreachable
 	p.node.Lingering = p.linger.update(&inventory, time.Now())
 	p.node.MainGone = p.linger.mainGone()
 	p.node.Inventory = inventory

@@ -43,9 +43,9 @@ type HealthChecks interface {
 // Observer receives the state of the loop. Its methods return at once.
 type Observer interface {
 	Queued()                                             // there is work
-	Passed(took time.Duration, services, problems int)   // a pass over all pending work has ended
-	Failing(node bool, services, all int)                // what refused changes affect: the node's plan or not, how many Services of all
-	Compared(took time.Duration, differences int)        // the whole kernel was compared
+	Passed(took time.Duration, services, problems int)   // a pass ended; large Services may be left for the next one
+	Failing(node bool, services, all int)                // whether the node cannot be read or programmed, and how many Services of all cannot be programmed
+	Compared(took time.Duration, differences int)        // a comparison with the kernel ended; it may have covered only a part
 	Held(virtualServers, realServers, draining int)      // our state in the kernel
 	Conflicts(count int)                                 // virtual servers not served, because another Service has precedence
 	Node(exists, deleting, excludedFromAutoscaling bool) // state of the Node object
@@ -91,7 +91,7 @@ type Options struct {
 
 	MinSyncPeriod time.Duration // minimum time between two passes; 0: none
 	SyncPeriod    time.Duration // time between two comparisons with the kernel; see reconcile.Periods
-	Running       bool          // Once computes what a running process would program
+	Running       bool          // Once plans placeholder rules, as Run does
 	RulesWatched  bool          // Rules reports every change of a rule that concerns the proxy
 	DrainPeriod   time.Duration // time between two checks of draining real servers
 	DrainDeadline time.Duration // for connections to a removed endpoint
@@ -158,8 +158,8 @@ func New(o Options) *Proxy {
 }
 
 // Run programs the kernel until the context ends, and leaves the kernel serving. It
-// returns an error only if the source cannot start; later failures are reported and
-// retried.
+// returns an error only if the source ends before the context does. Other failures are
+// reported and retried.
 func (p *Proxy) Run(ctx context.Context, src source.Source) error {
 	p.watched = true
 	ended := make(chan error, 1)
@@ -199,8 +199,8 @@ func (p *Proxy) Run(ctx context.Context, src source.Source) error {
 }
 
 // prepare reads the node and the kernel and programs the node's plan while the Services are
-// still being delivered. The plan does not depend on them, and takes long because it runs
-// external programs. If the kernel has no virtual servers yet, prepare also programs the
+// still being delivered. Writing the plan takes long, because that runs external programs, and
+// does not need the Services. If the kernel has no virtual servers yet, prepare also programs the
 // Services that other programs on the node need to start. It returns false if the kernel
 // cannot be read: state that cannot be read is never assumed to be empty.
 func (p *Proxy) prepare(ctx context.Context) bool {
@@ -320,7 +320,8 @@ func (p *Proxy) begin(ctx context.Context) (virtualServers int, err error) {
 }
 
 // programAll programs the node's plan again if it changed since prepare, then every
-// Service, starting with those that others need to start (kubernetes#133773). Then it
+// Service: first the API server's and DNS, which other programs need when they start
+// (kubernetes#133773). Then it
 // removes stale state, and last the rules for sets that only an earlier process used. What
 // other programs have changed since begin is repaired by the next Step.
 func (p *Proxy) programAll(ctx context.Context) reconcile.Problems {

@@ -776,7 +776,7 @@ func TestIssue89392LostNodesConnections(t *testing.T) {
 			t.Errorf("while its node is reachable %d were cut:\n%s", w.cut.Load(), got)
 		}
 		w.passes = nil
-		w.sink.SetLostNodes([]string{"node2"})
+		w.sink.SetUnreachableNodes([]string{"node2"})
 		w.sleep(0)
 		if got := w.node.IPVS.Dump(); w.cut.Load() != 3 || strings.Contains(got, "10.244.0.2:8000 -m -w 0") {
 			t.Errorf("once it is unreachable %d were cut, want 3:\n%s", w.cut.Load(), got)

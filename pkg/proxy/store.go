@@ -12,11 +12,11 @@ import (
 
 // store holds the delivered objects.
 type store struct {
-	objects  map[types.NamespacedName]*objects       // by Service
-	slices   map[types.NamespacedName]*service.Slice // by name
-	services int                                     // objects with a Service
-	node     *corev1.Node
-	lost     []string // unreachable nodes
+	objects     map[types.NamespacedName]*objects       // by Service
+	slices      map[types.NamespacedName]*service.Slice // by name
+	services    int                                     // objects with a Service
+	node        *corev1.Node
+	unreachable []string // nodes
 }
 
 // objects holds a Service, or nil if there is none, and its slices, sorted by name. The list

@@ -35,8 +35,8 @@ func (f *flush) keepsClaim(addr netip.Addr) bool {
 	return f.otherRulesServe() && f.isClaimed(addr, func(v *vipRecord) bool { return !v.wanted() })
 }
 
-// claimAgain adds the routes of VIPs that are local by a route of an earlier configuration. Rules
-// that set the mark of this configuration, not of that one, may replace the others only then.
+// claimAgain adds the routes of VIPs that are local by a route of an earlier configuration. Only
+// then may the chains that set the new claim mark replace those that set the earlier one.
 func (f *flush) claimAgain() {
 	if len(f.staleRoutes) == 0 || !f.pruning {
 		return

@@ -15,7 +15,7 @@ import (
 const sampledSlots = 1024
 
 // checkedAtOnce is the number of virtual servers whose real servers one spot check compares. It
-// finds what is missing from many of them; a resync finds a single one.
+// notices differences in many virtual servers. A single one may be found only by the next resync.
 const checkedAtOnce = 4
 
 // spotCheckDiffers returns the parts of the kernel that a cheap check finds different from the
@@ -76,8 +76,8 @@ func (r *Reconciler) membersMissing() bool {
 	return r.countsDiffer(counted) || r.sampleMissing(large)
 }
 
-// turn returns the large sets whose turn to be counted it is: as many as may be counted since the
-// last one was.
+// turn returns the large sets to count now. Each call adds countedAtOnce members to a budget, from
+// which each returned set takes its size.
 func (r *Reconciler) turn(large []uint16) []uint16 {
 	var out []uint16
 	r.mayCount += countedAtOnce

@@ -62,7 +62,7 @@ func (r *Reconciler) flushDemanded() Problems {
 	return append(problems, r.Flush()...)
 }
 
-// adoptDemands records the sets as in use whose rules on demand an earlier process has written.
+// adoptDemands marks as in use each set whose rules on demand exist already.
 func (r *Reconciler) adoptDemands() {
 	for _, family := range r.cfg.Families {
 		for _, d := range plan.Demands {
@@ -73,7 +73,7 @@ func (r *Reconciler) adoptDemands() {
 	}
 }
 
-// refusedDemands records the sets as in use whose placeholder rules the kernel or iptables
+// refusedDemands marks as in use each set whose placeholder rules the kernel or iptables
 // refuses. Their rules on demand are then written at once.
 func (r *Reconciler) refusedDemands(omitted []nat.OmittedRule) {
 	for _, o := range omitted {

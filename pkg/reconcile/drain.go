@@ -72,15 +72,15 @@ func (r *Reconciler) checkDraining(now time.Time, deadline time.Duration, most i
 		want, desired := r.desiredServer(key)
 		for dest := range r.draining[key] {
 			if desired && want.is(dest, plan.IsRealServer) {
-				r.undrain(key, dest) // it is back, and may be clean after an unanswered change
+				r.undrain(key, dest) // desired again; after an unanswered write, a resync may have found its weight restored
 				continue
 			}
-			lost, late := cut[dest]
+			unreachable, mustCut := cut[dest]
 			left := conns[dest].Active + conns[dest].Inactive
-			if late || left == 0 && r.mayDelete(key) {
+			if mustCut || left == 0 && r.mayDelete(key) {
 				c := ipvs.Change{Op: ipvs.DeleteRealServer, Key: key, Dest: dest}
 				changes = append(changes, c)
-				open[c] = Cut{key, dest, left, lost}
+				open[c] = Cut{key, dest, left, unreachable}
 				r.pace.spend()
 			}
 		}

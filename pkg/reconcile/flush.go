@@ -296,8 +296,8 @@ func (f *flush) vipDone(v *vipRecord) {
 	f.vips.setClean(v)
 }
 
-// removed drops VIPs from the cache that another program, or Flush, deleted from the kernel. It
-// returns how many of them are desired; the next Flush claims these again.
+// removed handles deletions of VIPs that the kernel reported, our own included. It clears the
+// cached state of desired VIPs, so that the next Flush claims them again, and returns their number.
 func (r *Reconciler) removed(removals []routing.Removal) int {
 	n := 0
 	for _, l := range removals {

@@ -78,7 +78,7 @@ func (r *Reconciler) unseen() []string {
 	}
 	for _, family := range ip.Families {
 		if err := r.cached.leftovers.unread[family]; err != nil {
-			out = append(out, fmt.Sprintf("rules that kube-proxy may have left of %s in %s cannot be read: %v", family, r.kernel.Leftovers.Programs, err))
+			out = append(out, fmt.Sprintf("cannot read the %s rules in %s, where kube-proxy may have left some: %v", family, r.kernel.Leftovers.Programs, err))
 		}
 	}
 	return out

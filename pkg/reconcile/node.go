@@ -288,9 +288,9 @@ func (r *Reconciler) chains() []nodeSection {
 
 // mangle writes only the chains of table mangle, and deletes none. They do not conflict with
 // rules of kube-proxy that still serve, and the virtual servers, which are written next, need
-// them: under externalTrafficPolicy Local they separate internal from external clients. Until
-// there are any, the rules in the kernel serve alone, however long that takes: those of an
-// earlier version or configuration read the marks of their own mangle chains.
+// them: under externalTrafficPolicy Local they separate internal from external clients. They are
+// written only once a Service is known. Until then the earlier rules serve alone, and need their
+// own mangle chains, whose marks they read.
 func (r *Reconciler) mangle() []nodeSection {
 	var sections []nodeSection
 	for family, k := range r.kernel.NAT {

@@ -82,8 +82,9 @@ type reader struct {
 }
 
 // observe reads all parts of the kernel concurrently, because some wait for a program. If
-// any part cannot be read it fails: a failed read must never be taken for empty state. The
-// exception are sysctls: an unreadable one is written, and the write reports the error.
+// any part cannot be read it fails: a failed read must never be taken for empty state. There are
+// two exceptions. An unreadable sysctl is written, and the write reports the error. Unreadable
+// leftover rules are recorded in leftovers.unread and left unchanged.
 func (r reader) observe() (*observation, error) {
 	o := observation{extent: r.extent, nat: map[ip.Family]nat.State{}}
 	reads := []func() error{func() error { o.sysctls = r.readSysctls(); return nil }}

@@ -8,8 +8,8 @@ import "time"
 // up among them, one by one (ip_vs_trash_get_dest in net/netfilter/ipvs/ip_vs_ctl.c): 17
 // instructions each, and the addition itself takes 40,000 (BenchmarkAddBesideDeleted of
 // pkg/ipvs). After 60,000 deletions within a minute, an addition takes a million. So the first
-// paceBurst deletions are made at once, and the others at paceFloor a second or, if more wait,
-// so fast that as many would be deleted within pacePeriod. While a real server waits, its
+// paceBurst deletions are made at once, and the others at paceFloor a second or, if that is
+// faster, at the rate that deletes all waiting ones within pacePeriod. While a real server waits, its
 // endpoint can come back by a change of its weight.
 type pace struct {
 	allowed float64   // deletions

@@ -40,7 +40,7 @@ const (
 //     maxStatePeriod. Spot checks find missing state much earlier.
 //   - Rules: after the kernel reported a change, and every maxPeriods. If the kernel does not
 //     report changes (iptables-legacy): every period.
-//   - Routing: after a reported deletion; also together with the state while that has fewer
+//   - Routing: after a report that anything may have been deleted; also together with the state while that has fewer
 //     than routingSize entries, and every maxPeriods with more.
 const (
 	stateSize      = 2000
@@ -492,9 +492,9 @@ func (r *Reconciler) Settle() Status {
 	}
 }
 
-// useSet adds a set to those in use, which rules must match: before Prune those that have
-// members in the kernel or had desired members, afterwards those that have desired members; and
-// those of plan.Demands that have members. The map is immutable, because the node's plan has it.
+// useSet records that a set is in use, so that the plan has rules that match it. Before Prune, a set
+// is in use if it has members or ever had desired ones. After Prune, only desired members count. The
+// sets of plan.Demands are in use while they have members. The map is immutable, because the node's plan has it.
 func (r *Reconciler) useSet(name string) {
 	if !r.uses[name] {
 		uses := maps.Clone(r.uses)

@@ -138,7 +138,7 @@ func (a *cachedServer) equals(seen map[netip.AddrPort]ipvs.RealServer) bool {
 }
 
 // diffServer returns the changes that turn have into want; a nil server does not exist. At
-// no point does a connection find fewer real servers than both before and after: additions
+// no point does the virtual server have fewer real servers than in the smaller of the two: additions
 // come first (the virtual server directly before its real servers), then updates, then
 // deletions. Each kind is sorted by address and port.
 func diffServer(key ipvs.Key, have *cachedServer, want *wantedServer) []ipvs.Change {

@@ -44,7 +44,7 @@ func snatSources(s nat.State) map[snatSource]struct{} {
 	return out
 }
 
-// sourcesReplaced adds the flows to delete of SNAT sources that are no longer used after rules were
+// sourcesReplaced schedules the deletion of flows whose SNAT source was replaced when rules were
 // rewritten. Conntrack keeps the source that a flow began with, so a UDP socket that keeps
 // sending would use an address that the network no longer routes to this node. For
 // MASQUERADE the kernel deletes such flows itself (net/netfilter/nf_nat_masquerade.c). A
@@ -76,7 +76,7 @@ func (r *Reconciler) hasAddress(s snatSource) bool {
 	return slices.ContainsFunc(r.input.Inventory.Links, func(l routing.Link) bool { return l.Name == s.link && l.HasAddress(s.source) })
 }
 
-// clientsRerouted adds the flows to delete of sources whose masqueraded flows are bound to the primary
+// clientsRerouted schedules the deletion of flows from sources that are bound to the primary
 // interface from now on. A UDP flow that began earlier is not bound. It would leave by the ENI
 // for as long as it is in use, with an address of another interface if the ENI had none when
 // the flow was masqueraded.

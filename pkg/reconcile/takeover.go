@@ -93,8 +93,8 @@ func (r *Reconciler) routesToDelete() nodeSection {
 	}
 }
 
-// stillServes reports whether a policy rule of an earlier configuration still serves VIPs, by
-// a lookup of its own table, or their other ports.
+// stillServes reports whether a policy rule of an earlier configuration is still needed: it looks
+// up a table with VIPs of that configuration, or makes packets for their other ports skip table local.
 func (r *Reconciler) stillServes(rule routing.Rule) bool {
 	switch {
 	case rule.Action == routing.SkipLocal:

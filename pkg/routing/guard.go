@@ -14,9 +14,9 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/kernel/nlmsg"
 )
 
-// Removal is something of ours that was deleted, by another program or by Apply: a Rule,
-// which has been restored by then, or an address of DummyLink, or a local route to a
-// single address in Table.
+// Removal is a deleted object of ours: a Rule that another program deleted and Watch has
+// restored; or, deleted by any program or by Apply, an address of DummyLink or a local route to
+// a single address in Table.
 type Removal struct {
 	Rule  Rule
 	Addr  netip.Addr

@@ -20,9 +20,9 @@ const DummyLink = "kube-ipvs0"
 
 // Numbers of the routing tables that every node has.
 const (
-	TableDefault = unix.RT_TABLE_DEFAULT // the first one
+	TableDefault = unix.RT_TABLE_DEFAULT // 253, the lowest of these numbers
 	TableMain    = unix.RT_TABLE_MAIN
-	TableLocal   = unix.RT_TABLE_LOCAL // the last one
+	TableLocal   = unix.RT_TABLE_LOCAL // 255, the highest
 )
 
 // PriorityMain is the priority of the kernel's own policy rule for the main table. The one for

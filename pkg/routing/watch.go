@@ -23,10 +23,10 @@ var groups = []uint{
 
 // Watch calls inventory when the result of Inventory may have changed, and removed with
 // objects of ours that were deleted. A guarded rule has been restored by then; the caller
-// must add addresses and routes again. Apply's own deletions are reported too, except
-// those of rules and of the link. A call of removed without arguments means that anything
+// must add addresses and routes again. Apply's own deletions of
+// addresses and routes are reported too. A call of removed without arguments means that anything
 // may have been deleted: the kernel dropped messages because they were not read in time,
-// DummyLink was deleted or renamed, lo was set down, or a rule could not be restored.
+// DummyLink was deleted (by any program) or renamed, lo was set down, or a rule could not be restored.
 //
 // Once the subscription is active, and after each new subscription, both are called,
 // removed without arguments, so that no change since an earlier read is missed. All

@@ -19,9 +19,9 @@ type Sink interface {
 	DeleteEndpointSlice(types.NamespacedName)
 	SetNode(*corev1.Node) // only the node that the proxy runs on
 	DeleteNode()          // its object was deleted; the node may serve on
-	// SetLostNodes delivers the names of all unreachable nodes, sorted. A source that
+	// SetUnreachableNodes delivers the names of all unreachable nodes, sorted. A source that
 	// cannot know them never calls it.
-	SetLostNodes([]string)
+	SetUnreachableNodes([]string)
 	// Begun is called once, after the node, if there is one, and after the Services and
 	// EndpointSlices that other programs on the node need to start. A source that
 	// delivers everything at once need not call it.

@@ -307,7 +307,7 @@ func (c *cluster) testConflict(t *testing.T) {
 		}
 	}
 	e := c.theEvent(t, younger)
-	if e.Reason != "Conflict" || e.Related == nil || e.Related.Name != older.Name || !strings.Contains(e.Note, "has TCP "+at(vip, 80)) {
+	if e.Reason != "Conflict" || e.Related == nil || e.Related.Name != older.Name || !strings.HasPrefix(e.Note, "TCP "+at(vip, 80)+": already served") {
 		t.Errorf("the Event: %+v", e)
 	}
 	for _, node := range c.Nodes {

@@ -30,9 +30,9 @@ type Client interface {
 
 // Options configure a Source.
 type Options struct {
-	Node      string        // name of the own Node
-	Resync    time.Duration // how often known objects are delivered again; 0: never
-	LostNodes bool          // look for unreachable nodes
+	Node             string        // name of the own Node
+	Resync           time.Duration // how often known objects are delivered again; 0: never
+	UnreachableNodes bool          // look for unreachable nodes
 }
 
 // Source watches Services and EndpointSlices, with kube-proxy's selectors, and the own
@@ -61,7 +61,7 @@ func (s *Source) Run(ctx context.Context, sink source.Sink) error {
 	nodes := newStore(&s.mu, klog.LoggerWithValues(logger, "kind", "Nodes"), sink.SetNode, func(types.NamespacedName) { sink.DeleteNode() })
 	services := newStore(&s.mu, klog.LoggerWithValues(logger, "kind", "Services"), sink.SetService, sink.DeleteService)
 	slices := newStore(&s.mu, klog.LoggerWithValues(logger, "kind", "EndpointSlices"), sink.SetEndpointSlice, sink.DeleteEndpointSlice)
-	lost := s.lostNodes(slices, sink)
+	unreachable := s.unreachableNodes(slices, sink)
 	var running sync.WaitGroup
 	defer running.Wait()
 	follow := func(kind runtime.Object, lw *cache.ListWatch, store cache.ReflectorStore) {
@@ -75,8 +75,8 @@ func (s *Source) Run(ctx context.Context, sink source.Sink) error {
 	}
 	follow(&corev1.Service{}, s.services(services), services)
 	follow(&discoveryv1.EndpointSlice{}, s.slices(slices), slices)
-	if s.whenSynced(ctx, sink.Synced, services.synced, slices.synced) && lost != nil {
-		running.Go(func() { lost.run(ctx) })
+	if s.whenSynced(ctx, sink.Synced, services.synced, slices.synced) && unreachable != nil {
+		running.Go(func() { unreachable.run(ctx) })
 	}
 	return nil
 }

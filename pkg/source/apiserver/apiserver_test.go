@@ -35,11 +35,11 @@ func (r recorder) SetEndpointSlice(s *discoveryv1.EndpointSlice) { r <- "set sli
 func (r recorder) DeleteEndpointSlice(n types.NamespacedName) {
 	r <- "delete slice " + n.String()
 }
-func (r recorder) SetNode(n *corev1.Node)  { r <- "set node " + n.Name }
-func (r recorder) DeleteNode()             { r <- "delete node" }
-func (r recorder) SetLostNodes(n []string) { r <- fmt.Sprintf("lost %q", n) }
-func (r recorder) Begun()                  { r <- "begun" }
-func (r recorder) Synced()                 { r <- "synced" }
+func (r recorder) SetNode(n *corev1.Node)         { r <- "set node " + n.Name }
+func (r recorder) DeleteNode()                    { r <- "delete node" }
+func (r recorder) SetUnreachableNodes(n []string) { r <- fmt.Sprintf("lost %q", n) }
+func (r recorder) Begun()                         { r <- "begun" }
+func (r recorder) Synced()                        { r <- "synced" }
 
 // await reads until a text arrives, and returns those before it.
 func (r recorder) await(t *testing.T, want string) []string {
@@ -119,7 +119,7 @@ func start(t *testing.T, objects ...runtime.Object) (*fake.Clientset, recorder, 
 	ctx, cancel := context.WithCancel(t.Context())
 	sink := make(recorder, 100)
 	done := make(chan error, 1)
-	go func() { done <- New(fakeClient{client}, Options{Node: "node1", LostNodes: true}).Run(ctx, sink) }()
+	go func() { done <- New(fakeClient{client}, Options{Node: "node1", UnreachableNodes: true}).Run(ctx, sink) }()
 	t.Cleanup(func() {
 		cancel()
 		if err := <-done; err != nil {
@@ -312,7 +312,7 @@ func TestOneCallAtATime(t *testing.T) {
 	sink := &counter{synced: make(chan int, 1)}
 	done := make(chan error, 1)
 	go func() {
-		done <- New(fakeClient{fake.NewClientset(objects...)}, Options{Node: "node1", LostNodes: true}).Run(ctx, sink)
+		done <- New(fakeClient{fake.NewClientset(objects...)}, Options{Node: "node1", UnreachableNodes: true}).Run(ctx, sink)
 	}()
 	if calls := <-sink.synced; calls != 100 {
 		t.Errorf("%d calls before Synced, want 100", calls)
@@ -335,7 +335,7 @@ func (c *counter) SetEndpointSlice(*discoveryv1.EndpointSlice) { c.calls++ }
 func (c *counter) DeleteEndpointSlice(types.NamespacedName)    { c.calls++ }
 func (c *counter) SetNode(*corev1.Node)                        { c.calls++ }
 func (c *counter) DeleteNode()                                 { c.calls++ }
-func (c *counter) SetLostNodes([]string)                       { c.calls++ }
+func (c *counter) SetUnreachableNodes([]string)                { c.calls++ }
 func (c *counter) Begun()                                      {}
 func (c *counter) Synced()                                     { c.synced <- c.calls }
 

@@ -43,7 +43,7 @@ type store[T object] struct {
 // has it unchanged.
 type known struct {
 	version uint64
-	pods    []pod // see lostNodes
+	pods    []pod // see unreachableNodes
 }
 
 // seed is the seed of the hashes of this process.

@@ -36,7 +36,7 @@ func (r *recorder) DeleteEndpointSlice(n types.NamespacedName) {
 }
 func (r *recorder) DeleteNode() { r.calls <- "delete Node" }
 
-func (r *recorder) SetLostNodes([]string) {}
+func (r *recorder) SetUnreachableNodes([]string) {}
 func (r *recorder) Begun()                {}
 func (r *recorder) Synced()               { r.calls <- "synced" }
 

@@ -30,14 +30,14 @@ const (
 	checkTimeout  = 10 * time.Second // for a response
 )
 
-// lostNodes finds unreachable nodes, so that connections to their endpoints can be
+// unreachableNodes finds unreachable nodes, so that connections to their endpoints can be
 // reset (kubernetes#89392, #77903).
 //
 // Watching all Nodes would cost each node a message per other node every few minutes.
 // When a node dies, the node controller marks its pods as not ready, which EndpointSlices
-// show. So lostNodes reads a Node from the API server only when endpoints on that node were
+// show. So unreachableNodes reads a Node from the API server only when endpoints on that node were
 // ready and none is ready now.
-type lostNodes struct {
+type unreachableNodes struct {
 	client   Client
 	own      string // the own node counts as reachable
 	slices   *store[*discoveryv1.EndpointSlice]
@@ -52,26 +52,26 @@ type lostNodes struct {
 
 // suspect is the state of a node that may be unreachable.
 type suspect struct {
-	checkAt time.Time // time of the next request
-	wait    time.Duration
-	lost    bool
+	checkAt     time.Time // time of the next request
+	wait        time.Duration
+	unreachable bool
 }
 
-// lostNodes returns a lostNodes to which the store reports slices, or nil if the options do
+// unreachableNodes returns an unreachableNodes to which the store reports slices, or nil if the options do
 // not request unreachable nodes.
-func (s *Source) lostNodes(slices *store[*discoveryv1.EndpointSlice], sink source.Sink) *lostNodes {
-	if !s.LostNodes {
+func (s *Source) unreachableNodes(slices *store[*discoveryv1.EndpointSlice], sink source.Sink) *unreachableNodes {
+	if !s.UnreachableNodes {
 		return nil
 	}
-	lost := &lostNodes{client: s.client, own: s.Node, slices: slices, report: sink.SetLostNodes, mu: &s.mu, suspects: map[string]*suspect{}, wake: make(chan struct{}, 1)}
+	u := &unreachableNodes{client: s.client, own: s.Node, slices: slices, report: sink.SetUnreachableNodes, mu: &s.mu, suspects: map[string]*suspect{}, wake: make(chan struct{}, 1)}
 	slices.pods = podsOf
 	deliver := slices.set
 	slices.set = func(slice *discoveryv1.EndpointSlice) {
 		was, known := slices.known[nameOf(slice)]
-		lost.see(was.pods, known, slice)
+		u.see(was.pods, known, slice)
 		deliver(slice)
 	}
-	return lost
+	return u
 }
 
 // pod is what the store remembers of an endpoint.
@@ -111,7 +111,7 @@ func hashOf(addresses []string) uint64 {
 // terminating does not make its node a suspect. The initial list has no previous version:
 // there, every endpoint that is not ready counts, because its node may have died before. The
 // caller holds the lock, here and below, except in run and check.
-func (l *lostNodes) see(was []pod, known bool, is *discoveryv1.EndpointSlice) {
+func (l *unreachableNodes) see(was []pod, known bool, is *discoveryv1.EndpointSlice) {
 	for i := range is.Endpoints {
 		e := &is.Endpoints[i]
 		switch {
@@ -136,14 +136,14 @@ func wasReady(was []pod, e *discoveryv1.Endpoint) bool {
 	return slices.ContainsFunc(was, func(p pod) bool { return p.address == address })
 }
 
-func (l *lostNodes) clear(node string) {
+func (l *unreachableNodes) clear(node string) {
 	if d := l.suspects[node]; d != nil {
 		delete(l.suspects, node)
 		l.wakeUp()
 	}
 }
 
-func (l *lostNodes) suspect(node string) {
+func (l *unreachableNodes) suspect(node string) {
 	if l.suspects[node] != nil {
 		return
 	}
@@ -151,7 +151,7 @@ func (l *lostNodes) suspect(node string) {
 	l.wakeUp()
 }
 
-func (l *lostNodes) wakeUp() {
+func (l *unreachableNodes) wakeUp() {
 	select {
 	case l.wake <- struct{}{}:
 	default: // an earlier signal is pending
@@ -159,7 +159,7 @@ func (l *lostNodes) wakeUp() {
 }
 
 // run reads the Nodes of suspects until the context ends.
-func (l *lostNodes) run(ctx context.Context) {
+func (l *unreachableNodes) run(ctx context.Context) {
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	for {
@@ -170,11 +170,11 @@ func (l *lostNodes) run(ctx context.Context) {
 		case <-timer.C:
 		}
 		for _, node := range l.due(time.Now()) {
-			lost, err := l.check(ctx, node)
+			unreachable, err := l.check(ctx, node)
 			if err != nil {
 				klog.FromContext(ctx).V(2).Info("Cannot read the Node of a node without ready endpoints, retrying", "node", node, "err", err)
 			}
-			l.note(node, lost, err)
+			l.note(node, unreachable, err)
 		}
 		timer.Reset(time.Until(l.publish(klog.FromContext(ctx))))
 	}
@@ -182,7 +182,7 @@ func (l *lostNodes) run(ctx context.Context) {
 
 // due returns the nodes whose Node must be read now. It drops suspects with a ready
 // endpoint, or without endpoints.
-func (l *lostNodes) due(now time.Time) []string {
+func (l *unreachableNodes) due(now time.Time) []string {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.begun = true
@@ -206,7 +206,7 @@ func (l *lostNodes) due(now time.Time) []string {
 }
 
 // nodes returns the nodes that have a ready endpoint, and those that have any endpoint.
-func (l *lostNodes) nodes() (ready, present map[string]bool) {
+func (l *unreachableNodes) nodes() (ready, present map[string]bool) {
 	ready, present = map[string]bool{}, map[string]bool{}
 	none := unique.Make("")
 	for _, slice := range l.slices.known {
@@ -224,7 +224,7 @@ func (l *lostNodes) nodes() (ready, present map[string]bool) {
 }
 
 // check reads a Node from the API server's cache and reports whether it is unreachable.
-func (l *lostNodes) check(ctx context.Context, node string) (lost bool, err error) {
+func (l *unreachableNodes) check(ctx context.Context, node string) (unreachable bool, err error) {
 	ctx, cancel := context.WithTimeout(ctx, checkTimeout)
 	defer cancel()
 	nodes, err := apiclient.All(ctx, l.client.Nodes(), metav1.ListOptions{
@@ -234,12 +234,12 @@ func (l *lostNodes) check(ctx context.Context, node string) (lost bool, err erro
 		return false, err
 	}
 	at := slices.IndexFunc(nodes, func(n *corev1.Node) bool { return n.Name == node })
-	return at < 0 || unreachable(nodes[at]), nil
+	return at < 0 || isUnreachable(nodes[at]), nil
 }
 
-// unreachable reports whether the node controller has lost contact with a node, or the
+// isUnreachable reports whether the node controller has lost contact with a node, or the
 // node is marked as shut down.
-func unreachable(n *corev1.Node) bool {
+func isUnreachable(n *corev1.Node) bool {
 	return slices.ContainsFunc(n.Status.Conditions, func(c corev1.NodeCondition) bool {
 		return c.Type == corev1.NodeReady && c.Status == corev1.ConditionUnknown
 	}) || slices.ContainsFunc(n.Spec.Taints, func(t corev1.Taint) bool {
@@ -251,7 +251,7 @@ func unreachable(n *corev1.Node) bool {
 const taintShutdown = "node.cloudprovider.kubernetes.io/shutdown"
 
 // note records a response. Without one, the previous state is kept.
-func (l *lostNodes) note(node string, lost bool, err error) {
+func (l *unreachableNodes) note(node string, unreachable bool, err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	d := l.suspects[node]
@@ -259,42 +259,42 @@ func (l *lostNodes) note(node string, lost bool, err error) {
 		return // it has a ready endpoint again
 	}
 	if err == nil {
-		d.lost = lost
+		d.unreachable = unreachable
 	}
 	d.checkAt, d.wait = time.Now().Add(d.wait), min(2*d.wait, recheckMax)
 }
 
 // publish reports the unreachable nodes if they have changed, and returns when the next
 // Node is to be read.
-func (l *lostNodes) publish(logger klog.Logger) (next time.Time) {
+func (l *unreachableNodes) publish(logger klog.Logger) (next time.Time) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	next = time.Now().Add(recheckMax)
-	var lost []string
+	var unreachable []string
 	for node, d := range l.suspects {
 		if d.checkAt.Before(next) {
 			next = d.checkAt
 		}
-		if d.lost {
-			lost = append(lost, node)
+		if d.unreachable {
+			unreachable = append(unreachable, node)
 		}
 	}
-	slices.Sort(lost)
-	if !slices.Equal(lost, l.reported) && l.fewUnreachable(logger, lost) {
-		logger.Info("Unreachable nodes changed, resetting connections to their endpoints", "nodes", lost, "before", l.reported)
-		l.reported = lost
-		l.report(lost)
+	slices.Sort(unreachable)
+	if !slices.Equal(unreachable, l.reported) && l.fewUnreachable(logger, unreachable) {
+		logger.Info("Unreachable nodes changed, resetting connections to their endpoints", "nodes", unreachable, "before", l.reported)
+		l.reported = unreachable
+		l.report(unreachable)
 	}
 	return next
 }
 
 // fewUnreachable reports whether fewer nodes are unreachable than reachable. Otherwise
 // the controllers are more likely to be cut off, and the last reported state is kept.
-func (l *lostNodes) fewUnreachable(logger klog.Logger, lost []string) bool {
+func (l *unreachableNodes) fewUnreachable(logger klog.Logger, unreachable []string) bool {
 	ready, _ := l.nodes()
-	many := len(lost) > len(ready)
+	many := len(unreachable) > len(ready)
 	if many && !l.many {
-		logger.Info("Most nodes are unreachable, possibly because controllers are cut off; keeping connections", "unreachable", len(lost), "reachable", len(ready))
+		logger.Info("Most nodes are unreachable, possibly because controllers are cut off; keeping connections", "unreachable", len(unreachable), "reachable", len(ready))
 	}
 	l.many = many
 	return !many

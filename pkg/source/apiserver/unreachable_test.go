@@ -37,7 +37,7 @@ func (w *lostWorld) SetNode(*corev1.Node)                        {}
 func (w *lostWorld) DeleteNode()                                 {}
 func (w *lostWorld) Begun()                                      {}
 func (w *lostWorld) Synced()                                     {}
-func (w *lostWorld) SetLostNodes(nodes []string)                 { w.lost, w.told = nodes, w.told+1 }
+func (w *lostWorld) SetUnreachableNodes(nodes []string)          { w.lost, w.told = nodes, w.told+1 }
 
 // onNodes starts a source on node1, with a slice for each text: endpoints as "node2",
 // "node2:unready", "node2:terminating" or "node2:published" (unready, but published as
@@ -64,7 +64,7 @@ func onNodes(t *testing.T, slices []string, test func(*lostWorld)) {
 		})
 		ctx, cancel := context.WithCancel(t.Context())
 		done := make(chan error, 1)
-		go func() { done <- New(fakeClient{w.client}, Options{Node: "node1", LostNodes: true}).Run(ctx, w) }()
+		go func() { done <- New(fakeClient{w.client}, Options{Node: "node1", UnreachableNodes: true}).Run(ctx, w) }()
 		w.after(time.Second)
 		test(w)
 		cancel()

@@ -43,7 +43,7 @@ func newConnectivityCommand() *cobra.Command {
 	test := &cobra.Command{
 		Use:   "test",
 		Short: "Connect to each Service that has endpoints",
-		Long:  "test connects from this node to each TCP port of each Service that has endpoints, and\nexplains failures: whether the endpoints answer directly, and the verdict of trace. A connection is opened and closed; nothing is sent.\nUDP and SCTP are not tested, because what the Services would answer is not known.\n\nThe exit code is 0 if all answer, 1 if one does not, and 2 if the test could not be run.",
+		Long:  "test connects from this node to each TCP port of each Service that has endpoints, and\nexplains failures: whether the endpoints answer directly, and the verdict of trace.\nEach connection is opened and closed; no data is sent. UDP and SCTP are not tested, because\nthe expected answer is unknown.\n\nThe exit code is 0 if all answer, 1 if one does not, and 2 if the test could not be run.",
 		Args:  cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := checkFormat(o.output); err != nil {
@@ -290,7 +290,8 @@ func (e *explainer) node(family ip.Family) (*trace.Node, error) {
 	return n, err
 }
 
-// ownAddress reports whether an address is one of the node's.
+// ownAddress returns a global address of the node, the first one in text order. It returns false
+// if the node has none of this family.
 func ownAddress(n *trace.Node) (netip.Addr, bool) {
 	var all []netip.Addr
 	for _, l := range n.Links {

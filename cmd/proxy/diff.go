@@ -31,7 +31,7 @@ func newDiffCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "diff",
 		Short: "Compare this node's kernel with the desired state",
-		Long:  "diff computes the desired state of this node as the proxy does, with its configuration,\nand lists the changes that the kernel would need. Nothing is changed. While the proxy\nruns there are no differences, except for changes of the last moment.\n\nThe exit code is 0 if there are no differences, 1 if there are some, and 2 if the\ncomparison failed.",
+		Long:  "diff computes the desired state of this node as the proxy does, with its configuration,\nand lists the changes that the kernel would need. Nothing is changed. While the proxy\nruns there are no differences, except for changes that it is about to program.\n\nThe exit code is 0 if there are no differences, 1 if there are some, and 2 if the\ncomparison failed.",
 		Args:  cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := checkFormat(output); err != nil {
@@ -167,7 +167,8 @@ func dryRun(ctx context.Context, cfg config.Config) (*dryRunResult, error) {
 // dryRunLimit limits the wait for the API server and the kernel.
 const dryRunLimit = 2 * time.Minute
 
-// delivered notes which objects the source has delivered completely.
+// delivered records whether the source delivered everything, its unusable objects, and the number
+// and cluster IPs of Services.
 type delivered struct {
 	source.Loader
 	synced   bool
@@ -183,7 +184,7 @@ func (d *delivered) Load(ctx context.Context, sink source.Sink) error {
 	return d.unused
 }
 
-// Run is not used because a Loader loads.
+// Run implements source.Source. The proxy does not call it, because it prefers Load.
 func (d *delivered) Run(ctx context.Context, sink source.Sink) error { return d.Load(ctx, sink) }
 
 type syncedSink struct {

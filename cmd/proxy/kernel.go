@@ -248,8 +248,8 @@ func rerouteReplies(k sysctlKernel) error {
 	return setSysctls(k, sysctl.State{plan.SNATReroute: "1"})
 }
 
-// prepare checks that the scheduler exists and sets the time-outs. As under kube-proxy, Services
-// are served with the previous time-outs if the kernel refuses these.
+// prepare checks that the scheduler exists and sets the timeouts. As under kube-proxy, Services
+// are served with the previous timeouts if the kernel refuses these.
 func prepare(ctx context.Context, cfg *config.Config, k preparable) error {
 	if err := chooseScheduler(&cfg.Plan, k.Probe); err != nil {
 		return err

@@ -50,7 +50,7 @@ func TestChooseScheduler(t *testing.T) {
 	}
 }
 
-// TestRefusedTimeouts checks that Services are served if the kernel refuses the time-outs, as under
+// TestRefusedTimeouts checks that Services are served if the kernel refuses the timeouts, as under
 // kube-proxy.
 func TestRefusedTimeouts(t *testing.T) {
 	before := ipvs.Timeouts{TCP: 900, TCPFin: 120, UDP: 300}

@@ -72,7 +72,7 @@ func components(r *health.Report, err error, s *settings) []inspect.Component {
 	ago := func(t time.Time) string { return r.Now.Sub(t).Round(time.Second).String() + " ago" }
 	add("kube-ipvs", !r.Ready, doctor.Error, "%s on node %s, started %s, %s", r.Version, cmp.Or(r.Node, "?"), ago(r.Started), ready(r))
 	if r.Syncs == 0 {
-		add("sync", true, doctor.Error, "the first one has not ended")
+		add("sync", true, doctor.Error, "the first sync is not finished")
 	} else {
 		add("sync", !r.Live, doctor.Error, "last one %s, in %s", ago(r.LastSync), time.Duration(r.SyncSeconds*float64(time.Second)).Round(time.Millisecond))
 	}

@@ -365,6 +365,6 @@ func (o *objectSink) SetNode(n *corev1.Node) {
 func (*objectSink) DeleteService(types.NamespacedName)       {}
 func (*objectSink) DeleteEndpointSlice(types.NamespacedName) {}
 func (*objectSink) DeleteNode()                              {}
-func (*objectSink) SetUnreachableNodes([]string)                    {}
+func (*objectSink) SetUnreachableNodes([]string)             {}
 func (*objectSink) Begun()                                   {}
 func (*objectSink) Synced()                                  {}

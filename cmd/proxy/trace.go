@@ -37,7 +37,7 @@ func newTraceCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "trace --from POD|IP --to IP:PORT[/PROTOCOL]|svc/[NAMESPACE/]NAME[:PORT]",
 		Short: "Explain the path of a connection on this node",
-		Long: "trace explains one connection on this node, step by step, from the current state of the\nkernel: which rules act on it, which virtual server and real servers it reaches, with\nwhich interface and source it leaves, and whether the reply returns the same way.\nNothing is sent and nothing is changed.\n\n" +
+		Long: "trace explains one connection on this node, step by step, from the current state of the\nkernel: which rules act on it, which virtual server and real servers it reaches, the\ninterface and source address with which it leaves, and whether the reply leaves by the\ninterface on which the request entered.\nNothing is sent and nothing is changed.\n\n" +
 			"Write a pod as NAMESPACE/NAME. Pods behind Services are found without permission to\nread pods. A Service stands for its cluster IP; PORT is a number or a name, and can be\nomitted if the Service has one port.\n\n" +
 			"The exit code is 0 if the connection is answered, 1 if it is not, and 2 if\ntrace failed.",
 		Example: "  kube-ipvs trace --from 10.244.1.5 --to 10.96.0.10:53/udp\n" +

@@ -27,7 +27,7 @@ type serviceNames struct {
 
 	mu    sync.Mutex
 	ports map[types.NamespacedName][]address
-	names map[address][]metrics.ServiceName // that claim the address; the first one counts
+	names map[address][]metrics.ServiceName // that want the address; the first one counts
 }
 
 // address is where a Service is reached. A node port has no IP address.
@@ -65,7 +65,7 @@ func (s namingSink) DeleteService(name types.NamespacedName) {
 }
 
 // set replaces the addresses of a Service. Those that it keeps stay its own, even if another
-// Service claims them too.
+// Service wants them too.
 func (n *serviceNames) set(s *service.Service) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -75,11 +75,11 @@ func (n *serviceNames) set(s *service.Service) {
 		name := metrics.ServiceName{Namespace: s.Name.Namespace, Name: s.Name.Name, Port: p.Name, Protocol: p.Protocol.String()}
 		for _, list := range [][]netip.Addr{s.ClusterIPs, s.ExternalIPs, s.LoadBalancers} {
 			for _, a := range list {
-				n.claim(s.Name, address{p.Protocol, a, p.Port}, name)
+				n.want(s.Name, address{p.Protocol, a, p.Port}, name)
 			}
 		}
 		if p.NodePort != 0 {
-			n.claim(s.Name, address{p.Protocol, netip.Addr{}, p.NodePort}, name)
+			n.want(s.Name, address{p.Protocol, netip.Addr{}, p.NodePort}, name)
 		}
 	}
 	for _, a := range before {
@@ -89,19 +89,19 @@ func (n *serviceNames) set(s *service.Service) {
 	}
 }
 
-func (n *serviceNames) claim(of types.NamespacedName, a address, name metrics.ServiceName) {
-	claims := n.names[a]
-	if i := slices.IndexFunc(claims, isOf(of)); i >= 0 {
-		claims[i] = name
+func (n *serviceNames) want(of types.NamespacedName, a address, name metrics.ServiceName) {
+	wanting := n.names[a]
+	if i := slices.IndexFunc(wanting, isOf(of)); i >= 0 {
+		wanting[i] = name
 	} else {
-		n.names[a] = append(claims, name)
+		n.names[a] = append(wanting, name)
 	}
 	if !slices.Contains(n.ports[of], a) {
 		n.ports[of] = append(n.ports[of], a)
 	}
 }
 
-// release drops a Service's claim. The next Service that claims the address has it then.
+// release removes a Service from an address. The next Service that wants the address gets it.
 func (n *serviceNames) release(of types.NamespacedName, a address) {
 	n.names[a] = slices.DeleteFunc(n.names[a], isOf(of))
 	if len(n.names[a]) == 0 {
@@ -138,12 +138,12 @@ func (n *serviceNames) find(keys []ipvs.Key) (map[ipvs.Key]metrics.ServiceName, 
 		if key.FWMark != 0 {
 			at = marks[key]
 		}
-		claims := n.names[at]
-		if len(claims) == 0 {
-			claims = n.names[address{at.protocol, netip.Addr{}, at.port}]
+		wanting := n.names[at]
+		if len(wanting) == 0 {
+			wanting = n.names[address{at.protocol, netip.Addr{}, at.port}]
 		}
-		if len(claims) > 0 {
-			out[key] = claims[0]
+		if len(wanting) > 0 {
+			out[key] = wanting[0]
 		}
 	}
 	return out, nil

@@ -35,11 +35,11 @@ var (
 )
 
 const (
-	// maxIPVSTimeout is the longest time-out that the kernel accepts at any clock rate:
-	// it stores time-outs as 31-bit ticks.
+	// maxIPVSTimeout is the longest timeout that the kernel accepts at any clock rate:
+	// it stores timeouts as 31-bit ticks.
 	maxIPVSTimeout = math.MaxInt32 / 1000 * time.Second
-	// maxTimeout is the longest of the kernel's other time-outs, which it stores in
-	// seconds.
+	// maxTimeout is the longest conntrack timeout, for the same reason: its sysctl takes
+	// seconds, but the kernel stores ticks.
 	maxTimeout = math.MaxInt32 / 1000 * time.Second
 
 	maxInterfaceName = 15
@@ -244,7 +244,7 @@ func (b *builder) ipvsTimeouts() ipvs.Timeouts {
 	return t
 }
 
-// wholeSeconds converts a validated conntrack time-out for IPVS.
+// wholeSeconds converts a validated conntrack timeout for IPVS.
 func wholeSeconds(d time.Duration) uint32 { return uint32(d / time.Second) }
 
 func (b *builder) conntrack() Conntrack {

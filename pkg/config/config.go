@@ -20,7 +20,7 @@ import (
 type Config struct {
 	Plan plan.Config
 
-	// SyncPeriod is the time between full comparisons with the kernel, above 0.
+	// SyncPeriod is the base period of comparisons with the kernel, above 0; see reconcile.Periods.
 	// MinSyncPeriod is the shortest time between two syncs, between 0 and SyncPeriod.
 	SyncPeriod, MinSyncPeriod time.Duration
 
@@ -64,7 +64,7 @@ type Config struct {
 	Proxy proxyv1alpha1.KubeProxyConfiguration
 	Own   KubeIPVSConfiguration
 
-	// Notices tell the administrator which settings have no effect.
+	// Notices tell the administrator which settings have no effect, or an unexpected one.
 	Notices []string
 }
 
@@ -93,11 +93,11 @@ type Source struct {
 	QPS               float32
 	Burst             int
 
-	// ConfigSyncPeriod is how often all known objects are delivered again, above 0.
+	// ConfigSyncPeriod is the resync period of the reflectors, above 0. It has no effect.
 	ConfigSyncPeriod time.Duration
 }
 
-// Conntrack holds the settings of the kernel's connection tracking. Time-outs are whole
+// Conntrack holds the settings of the kernel's connection tracking. Timeouts are whole
 // seconds; 0 keeps the kernel's value.
 type Conntrack struct {
 	MaxPerCore, Min int32 // MaxPerCore 0 keeps the limit

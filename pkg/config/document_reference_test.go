@@ -33,7 +33,7 @@ what kube-proxy does not have. Unknown fields are errors in it.
     snat:
       mode: auto
 
-A flag that is set wins over its field. In the Helm chart, ` + "`proxy`" + ` holds the fields of the first document, and
+Flags of kube-ipvs's own and of logging take precedence over their fields. kube-proxy's flags are ignored with ` + "`--config`" + `. In the Helm chart, ` + "`proxy`" + ` holds the fields of the first document, and
 ` + "`ipvs`" + ` those of the second.
 
 To check a file, and to see it with all defaults filled in:

@@ -86,7 +86,7 @@ type KubeIPVSConfiguration struct {
 	// use resetLostNodeConnections, the opposite, which takes precedence if it is true.
 	DrainLostNodes *bool `json:"drainLostNodes,omitempty"`
 	// TimeoutsFromConntrack makes IPVS keep connections as long as connection tracking
-	// does, unless IPVS's own time-outs are set.
+	// does, unless IPVS's own timeouts are set.
 	TimeoutsFromConntrack bool `json:"timeoutsFromConntrack,omitempty"`
 	// Manifests is a folder of manifests to read instead of an API server.
 	Manifests string `json:"manifests,omitempty"`
@@ -118,9 +118,10 @@ type SNATConfiguration struct {
 	Priority int `json:"priority"`
 }
 
-// VIPConfiguration configures how VIPs are claimed. address and route claim the whole
-// address. port claims only the ports of Services. auto claims the whole address, but
-// pods and the node reach its other ports on the device that has the address.
+// VIPConfiguration configures how VIPs are claimed. address and route claim the whole address.
+// port claims only the ports of Services. auto for cluster IPs is address up to 1,000 Services,
+// then route. auto for other VIPs claims the whole address, but pods and the node reach its other
+// ports on the device that has it. It claims an address of another node by port.
 type VIPConfiguration struct {
 	ClusterIPs    plan.ClaimMode `json:"clusterIPs"`    // address, route or auto; default address
 	LoadBalancers plan.ClaimMode `json:"loadBalancers"` // default auto
@@ -161,11 +162,11 @@ func offInQuotes(text []byte) []byte {
 	return text
 }
 
-// Mark is a firewall mark. In a document it is a number, or a string in any base that
+// Mark is a packet mark, or a mask of its bits. In a document it is a number, or a string in any base that
 // Go supports ("0x2000"); it is written as a hexadecimal string.
 type Mark uint32
 
-// ParseMark reads a mark: decimal, or hexadecimal after 0x.
+// ParseMark reads a 32-bit mark in any base that Go supports, such as 12 or 0x2000.
 func ParseMark(s string) (Mark, error) {
 	v, err := strconv.ParseUint(s, 0, 32)
 	if err != nil {

@@ -16,7 +16,7 @@ func (o *Options) generalFlags() *pflag.FlagSet {
 	fs.StringVar(&o.writeConfigTo, "write-config-to", "",
 		"Write the configuration with all defaults to this file and exit.")
 	fs.BoolVar(&o.action.cleanup, "cleanup", false,
-		"Remove everything that this proxy has programmed into the kernel and exit.")
+		"Remove the kernel state of kube-ipvs, and what a kube-proxy that no longer runs has left, and exit.")
 	fs.BoolVar(&o.action.initOnly, "init-only", false,
 		"Perform only the initialization that needs full root privileges and exit. Afterwards CAP_NET_ADMIN and, for iptables-legacy, CAP_NET_RAW suffice.")
 	fs.StringVar(&o.master, "master", "",
@@ -77,7 +77,7 @@ func documentFlags(c *KubeIPVSConfiguration) *pflag.FlagSet {
 		"How LoadBalancer IPs are claimed. auto: the whole address, as under kube-proxy, except that pods and the node reach ports without a Service on the device that has the address; port: only the ports of Services; address: the whole address, on kube-ipvs0; route: the whole address, by local routes. The Service annotation kube-ipvs.io/ip-mode: Proxy leaves the IPs of one Service to the cloud.")
 	fs.StringVar((*string)(&c.VIPs.ExternalIPs), "claim-external-ips", string(c.VIPs.ExternalIPs), "How external IPs are claimed: auto, port, address or route, as for --claim-load-balancers; none: not served.")
 	fs.BoolVar(c.VIPs.Ping, "vip-ping", *c.VIPs.Ping, "Make VIPs answer ping. Otherwise ping is rejected, as ports without a Service are.")
-	fs.Var(&c.VIPs.Mark, "claim-mark", "Mark of packets to ports of VIPs that are claimed by port, and to ports that are left to another device.")
+	fs.Var(&c.VIPs.Mark, "claim-mark", "Mark of packets to Service ports of VIPs that are claimed by port, and of packets to ports that are left to another device.")
 	fs.IntVar(&c.VIPs.Table, "claim-table", c.VIPs.Table, "Routing table of VIPs that are claimed by port.")
 	fs.IntVar(&c.VIPs.Priority, "claim-rule-priority", c.VIPs.Priority, "Priority of the policy rule that looks up --claim-table.")
 	return fs
@@ -109,7 +109,7 @@ func (o *Options) addTrafficFlags(fs *pflag.FlagSet) {
 	fs.BoolVar(&c.IPTables.MasqueradeAll, "masquerade-all", c.IPTables.MasqueradeAll,
 		"Masquerade all traffic to cluster IPs.")
 	fs.Int32Var(c.IPTables.MasqueradeBit, "iptables-masquerade-bit", *c.IPTables.MasqueradeBit,
-		"Bit of the firewall mark, 0 to 31, that requests masquerading of a packet.")
+		"Bit of the packet mark, 0 to 31, that requests masquerading of a packet.")
 	fs.StringSliceVar(&c.NodePortAddresses, "nodeport-addresses", c.NodePortAddresses,
 		"CIDRs of the node addresses that serve node ports, or primary for the addresses of the Node object. Default: all.")
 	fs.BoolVar(c.IPTables.LocalhostNodePorts, "iptables-localhost-nodeports", *c.IPTables.LocalhostNodePorts,
@@ -123,7 +123,7 @@ func (o *Options) addIPVSFlags(fs *pflag.FlagSet) {
 	c := &o.proxy.IPVS
 	fs.StringVar(&c.Scheduler, "ipvs-scheduler", c.Scheduler, "IPVS scheduler. Empty: rr.")
 	fs.DurationVar(&c.SyncPeriod.Duration, "ipvs-sync-period", c.SyncPeriod.Duration,
-		"Time between full comparisons with the kernel; more than 0.")
+		"Time between comparisons with the kernel; more than 0. While there are many virtual servers and set members, these are compared less often.")
 	fs.DurationVar(&c.MinSyncPeriod.Duration, "ipvs-min-sync-period", c.MinSyncPeriod.Duration,
 		"Minimum time between two syncs; 0: each change triggers a sync.")
 	fs.StringSliceVar(&c.ExcludeCIDRs, "ipvs-exclude-cidrs", c.ExcludeCIDRs,
@@ -184,7 +184,7 @@ func (o *Options) addClientFlags(fs *pflag.FlagSet) {
 	fs.Float32Var(&c.QPS, "kube-api-qps", c.QPS, "Requests per second to the API server.")
 	fs.Int32Var(&c.Burst, "kube-api-burst", c.Burst, "Burst of requests to the API server.")
 	fs.DurationVar(&o.proxy.ConfigSyncPeriod.Duration, "config-sync-period", o.proxy.ConfigSyncPeriod.Duration,
-		"How often known objects of the API server are processed again; more than 0. Has no visible effect: unchanged objects are programmed already.")
+		"Accepted for compatibility, must be more than 0. Has no effect: known objects are not processed again, and the comparison with the kernel repairs drift.")
 }
 
 // ignoredFlags are kube-proxy's current and former flags for other modes and platforms.

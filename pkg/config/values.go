@@ -87,7 +87,7 @@ func (b *builder) inRange(path *field.Path, v, low, high int) bool {
 	return true
 }
 
-// seconds reads a time-out in whole seconds, the kernel's unit.
+// seconds reads a timeout in whole seconds, the kernel's unit.
 func (b *builder) seconds(path *field.Path, d, most time.Duration) time.Duration {
 	if d < 0 || d > most || d%time.Second != 0 {
 		b.invalid(path, d.String(), fmt.Sprintf("must be whole seconds, at most %s; 0 keeps the kernel's value", most))

@@ -74,7 +74,7 @@ type Facts struct {
 // Answer describes a program on one of kube-proxy's ports.
 type Answer struct {
 	Port int
-	Mode string // as in kube-proxy's /proxyMode; "" without a response
+	Mode string // the response of /proxyMode; "" if the program does not serve that path
 }
 
 // check looks for one kind of problem. about and fine are printed if there is none, and
@@ -87,13 +87,13 @@ type check struct {
 var checks = []check{
 	{"kernel", "IPVS, IP sets, rules, routes and parameters can be read", unread},
 	{"kube-proxy", "does not run on this node, and has left no state that affects packets", both(kubeProxy, otherBackEnd)},
-	{"kube-ipvs", "runs, and is ready", kubeIPVS},
+	{"kube-ipvs", "runs, and reports no problem", kubeIPVS},
 	{"conntrack", "its table has room", fullConntrack},
 	{"parameters", "the node forwards, and connection tracking follows IPVS", eachNode(parameters)},
 	{"bridges", "the rules see traffic between pods on one bridge", bridges},
 	{"interfaces", "interfaces with their own routing table pass the reverse-path check and have their own source addresses", eachNode(interfaces)},
 	{"rules", "the rules of Services are reached, and no rule of another program decides before them", both(rules, lost)},
-	{"Services", "each port of a cluster IP has its virtual server, and the address is local and no other interface's", eachNode(programmed)},
+	{"Services", "each port of a cluster IP has a virtual server; each cluster IP is local, and on no other interface", eachNode(programmed)},
 	{"virtual servers", "all belong to Services", eachNode(foreign)},
 }
 

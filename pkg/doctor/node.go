@@ -46,7 +46,7 @@ func hiddenBridges(f *Facts, n *trace.Node) []Finding {
 	}
 	for _, l := range plan.PodBridges(&f.Config, &node) {
 		if !n.BridgeFilters() {
-			out = append(out, Finding{Warning, l.Name, "frames between its pods bypass the rules (bridge-nf-call-iptables is 0), so their Service traffic must be masqueraded",
+			out = append(out, Finding{Warning, l.Name, "frames between its pods bypass the rules (br_netfilter is not loaded, or bridge-nf-call-iptables or -ip6tables is 0), so their Service traffic must be masqueraded",
 				"modprobe br_netfilter; sysctl -w net.bridge.bridge-nf-call-iptables=1 net.bridge.bridge-nf-call-ip6tables=1"})
 		}
 	}
@@ -81,9 +81,8 @@ func isPrimary(n *trace.Node, link string) bool {
 	})
 }
 
-// replyRouted reports whether the connections of all pods whose traffic is routed by an
-// ENI's table are bound to another interface. It returns true if there are no such
-// pods.
+// replyRouted reports whether the masqueraded flows of all sources that policy rules route by an
+// ENI's table take reply routing. It returns true if there are no such sources.
 func replyRouted(n *trace.Node, table int) bool {
 	sources := n.Sets[plan.ReplyRoutedSources.In(n.Family)].Entries
 	return !slices.ContainsFunc(n.Rules, func(r routing.Rule) bool {
@@ -180,7 +179,7 @@ func programmed(n *trace.Node) []Finding {
 }
 
 func drift(what string) Finding {
-	return Finding{Error, "drift", what, "kube-ipvs repairs this within --ipvs-sync-period; if not, see its log"}
+	return Finding{Error, "drift", what, "kube-ipvs repairs this at its next comparison with the kernel; if it remains, see the log of kube-ipvs"}
 }
 
 // foreign reports virtual servers of other programs.

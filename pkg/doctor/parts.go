@@ -113,8 +113,8 @@ const (
 	compatType     = 3
 )
 
-// extension returns nil if the kernel has any revision of an extension, and
-// EPROTONOSUPPORT if not.
+// extension requests revision 0 of an extension. It returns ENOENT if the kernel does not have
+// the extension, and EPROTONOSUPPORT if it has only other revisions.
 func extension(family ip.Family, name string, target bool) error {
 	// The response is flagged as multipart without an end; the ACK ends it.
 	request := nl.NewNetlinkRequest(unix.NFNL_SUBSYS_NFT_COMPAT<<8|compatGet, unix.NLM_F_ACK)
@@ -155,7 +155,7 @@ func lost(f *Facts) []Finding {
 	for _, family := range ip.Families {
 		for _, p := range parts {
 			if slices.Contains(f.Lacking[family], p.name) {
-				out = append(out, Finding{Warning, family.String(), fmt.Sprintf("the kernel has no xt_%s; rules that need it are omitted. Lost: %s", p.name, p.lost), fix})
+				out = append(out, Finding{Warning, family.String(), fmt.Sprintf("the kernel lacks the iptables extension %s; rules that need it are omitted. Lost: %s", p.name, p.lost), fix})
 			}
 		}
 	}

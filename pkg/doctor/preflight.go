@@ -173,11 +173,11 @@ func (p *Preflight) iptables() []Finding {
 func (p *Preflight) proxy() []Finding {
 	for _, a := range p.Answers {
 		if a.Mode != "" {
-			return []Finding{{OK, "kube-proxy", fmt.Sprintf("runs in mode %s; stop it when kube-ipvs runs", a.Mode), ""}}
+			return []Finding{{OK, "kube-proxy", fmt.Sprintf("runs in mode %s; stop it once kube-ipvs runs", a.Mode), ""}}
 		}
 	}
 	if len(p.PIDs) > 0 {
-		return []Finding{{OK, "kube-proxy", fmt.Sprintf("runs (process %d); stop it when kube-ipvs runs", p.PIDs[0]), ""}}
+		return []Finding{{OK, "kube-proxy", fmt.Sprintf("runs (process %d); stop it once kube-ipvs runs", p.PIDs[0]), ""}}
 	}
 	return []Finding{{Note, "kube-proxy", "not found: it does not run, or neither its port 10249 nor its process is visible", ""}}
 }
@@ -192,7 +192,7 @@ func (p *Preflight) network() []Finding {
 	var modes []string
 	for _, m := range p.Modes {
 		how := map[plan.SNATMode]string{
-			plan.SNATSource: "its own source address", plan.SNATFWMark: "replies by mark", plan.SNATOff: "plain masquerading: replies may be lost",
+			plan.SNATSource: "its own source address", plan.SNATFWMark: "reply routing", plan.SNATOff: "plain masquerading: replies may be lost",
 		}[m.Mode]
 		modes = append(modes, fmt.Sprintf("%s (%s: %s)", m.Link, m.Family, how))
 	}
@@ -207,14 +207,14 @@ func (p *Preflight) network() []Finding {
 		out = append(out, Finding{Warning, "conflict", w, ""})
 	}
 	if p.Err == nil && !p.NotCompared && len(p.Warnings) == 0 {
-		out = append(out, Finding{OK, "marks", "no other program uses the bits of the mark, the priorities or the table", ""})
+		out = append(out, Finding{OK, "marks", "no other program uses our mark bits, rule priorities or routing table", ""})
 	}
 	return out
 }
 
 func (p *Preflight) ports() []Finding {
 	if !p.Probes.IsValid() {
-		return []Finding{{Note, "ports", "probes are disabled by the configuration: neither the kubelet nor kube-ipvs status can ask", ""}}
+		return []Finding{{Note, "ports", "probes are disabled by the configuration: the kubelet cannot probe kube-ipvs, and kube-ipvs status does not work", ""}}
 	}
 	if p.Taken != "" {
 		return []Finding{{Error, "ports", fmt.Sprintf("%s, for probes, is taken: %s", p.Probes, p.Taken), "choose another --probe-bind-address"}}

@@ -60,7 +60,7 @@ func TestPreflight(t *testing.T) {
 	}
 	var text strings.Builder
 	_ = Write(&text, fit().Findings())
-	for _, want := range []string{"runs in mode ipvs", "eth1 (IPv4: replies by mark)", "3 Services; changes of the first sync: ipvs: add virtual server 1"} {
+	for _, want := range []string{"runs in mode ipvs", "eth1 (IPv4: reply routing)", "3 Services; changes of the first sync: ipvs: add virtual server 1"} {
 		if !strings.Contains(text.String(), want) {
 			t.Errorf("%q is not in\n%s", want, text.String())
 		}

@@ -33,7 +33,7 @@ type Report struct {
 	LastSync    time.Time `json:"lastSync,omitzero"`
 	SyncSeconds float64   `json:"lastSyncSeconds"`
 
-	NodeRefused     bool `json:"nodeRefused"` // some of the node's own state is refused
+	NodeRefused     bool `json:"nodeRefused"` // some of the node's own state is refused or cannot be read
 	ServicesRefused int  `json:"servicesRefused"`
 	Services        int  `json:"services"`
 
@@ -93,7 +93,7 @@ func (r *Report) why() []string {
 		out = append(out, "the proxy does not keep up with changes")
 	}
 	if r.NodeRefused {
-		out = append(out, "the kernel refuses some of the node's own state, see the log")
+		out = append(out, "some of the node's own state is refused by the kernel or cannot be read, see the log")
 	}
 	if 2*r.ServicesRefused > r.Services {
 		out = append(out, "the kernel refuses most Services, see the log")

@@ -28,7 +28,7 @@ func TestReady(t *testing.T) {
 		want("before the first sync", "the first sync is not finished")
 		s.Failing(true, 1, 3)
 		s.Passed(time.Second, 3, 4)
-		want("a refused rule", "the kernel refuses some of the node's own state, see the log")
+		want("a refused rule", "some of the node's own state is refused by the kernel or cannot be read, see the log")
 		if code, _ := ask(t, s.ProbeHandler(), "/livez"); code != http.StatusOK {
 			t.Errorf("a refused rule must not cause a restart, but /livez answers %d", code)
 		}

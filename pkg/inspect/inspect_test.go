@@ -163,7 +163,7 @@ func TestSNATs(t *testing.T) {
 		Ruleset: nat.Ruleset{nat.NAT: {Chains: map[string][]nat.Rule{"KUBE-POSTROUTING": {"-o eth1 -j SNAT --to-source 10.2.0.5 --random-fully"}}}},
 	}
 	want := `INTERFACE   FAMILY   SOURCE     HOW                                  TABLE
-eth0        IPv4     10.1.0.5   MASQUERADE, replies by mark 0x20/0x60   254
+eth0        IPv4     10.1.0.5   MASQUERADE, reply routing by mark 0x20/0x60   254
 eth1        IPv4     10.2.0.5   SNAT                                 1001
 eth2        IPv4     10.1.0.5   MASQUERADE, with eth0's address      1002
 `

@@ -1,4 +1,5 @@
-// Package inspect lists the kernel's state of Services with the names of Services.
+// Package inspect lists the kernel state of Services with their names, and draws explanations of
+// package trace.
 package inspect
 
 import (
@@ -76,7 +77,7 @@ func (s sink) DeleteService(types.NamespacedName)       {}
 func (s sink) DeleteEndpointSlice(types.NamespacedName) {}
 func (s sink) SetNode(*corev1.Node)                     {}
 func (s sink) DeleteNode()                              {}
-func (s sink) SetUnreachableNodes([]string)                    {}
+func (s sink) SetUnreachableNodes([]string)             {}
 func (s sink) Begun()                                   {}
 func (s sink) Synced()                                  { s.complete = true }
 

@@ -238,7 +238,7 @@ func SNATs(n *trace.Node, priority int) []SNAT {
 		s := SNAT{Interface: r.Link, Family: n.Family.String(), Table: r.Table}
 		s.Source, s.How = sourceOf(n, r)
 		if mark := replyMark(n, r.Table, priority); mark != "" {
-			s.How += ", replies by mark " + mark
+			s.How += ", reply routing by mark " + mark
 		}
 		out = append(out, s)
 	}

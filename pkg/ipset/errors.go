@@ -24,7 +24,7 @@ const (
 	errNoMember     Error = 4103 // of a look-up
 	ErrInvalidCIDR  Error = 4104 // a /0, which a set cannot contain
 	ErrNoMarks      Error = 4114 // a mark for a member of a set without marks
-	ErrFull         Error = 4352 // of a bitmap: port outside its range
+	ErrFull         Error = 4352 // a hash set is full; for a bitmap: port outside its range
 	ErrNullElement  Error = 4353 // the unspecified address
 	ErrInvalidProto Error = 4354
 )

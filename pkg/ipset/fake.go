@@ -14,8 +14,7 @@ import (
 // the same errors: one table of tests runs against both. It shares the code above raw with
 // Netlink.
 //
-// Set the fields before use. Methods other than those of Netlink may be called
-// concurrently.
+// Set the fields before use. All methods may be called concurrently.
 type Fake struct {
 	client
 

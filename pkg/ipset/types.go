@@ -102,8 +102,8 @@ func protocolName(p ip.Protocol) string {
 type Contents struct {
 	Set
 	Entries map[Entry]uint32
-	// Partial: the kernel's set decides by more than Entries, only of a read set of another
-	// program. Its type is not one of ours, or it has exceptions ("nomatch") or masks addresses.
+	// Partial reports that Entries do not determine what the set matches: its type is not one
+	// of ours, or it has exceptions ("nomatch") or a netmask. Only observed foreign sets are partial.
 	Partial bool
 }
 

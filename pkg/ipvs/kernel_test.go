@@ -279,7 +279,7 @@ func TestTimedOutSocket(t *testing.T) {
 	s.timeout = 50 * time.Millisecond
 	err := s.call(func(*ipvs.Handle) error { time.Sleep(100 * time.Millisecond); return nil })
 	if err == nil {
-		t.Error("no time-out")
+		t.Error("no timeout")
 	}
 	s.timeout = answerTimeout
 	mustApply(t, c, Diff(nil, State{tcp1: service("rr")}))

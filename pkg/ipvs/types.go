@@ -13,7 +13,7 @@ import (
 )
 
 // Key identifies a virtual server as the kernel does: by protocol, address
-// and port, or by firewall mark and family.
+// and port, or by fwmark and family.
 type Key struct {
 	Protocol ip.Protocol // 0 with FWMark
 	Addr     netip.Addr  // with FWMark: the unspecified address of the family

@@ -130,7 +130,7 @@ func newRecorder() *Recorder {
 		problems: counter(ours, "problems_total",
 			"Failures to program the kernel. All are retried."),
 		compareDuration: histogram(ours, "compare_duration_seconds",
-			"Duration of reading the kernel for a full comparison with the desired state."),
+			"Duration of reading the kernel for a comparison with the desired state, of all its parts or of those that are due."),
 		driftRepaired: counter(ours, "drift_repaired_total",
 			"Differences between the kernel and the desired state that were found and repaired."),
 		virtualServers: gauge(ours, "virtual_servers", "Programmed IPVS virtual servers."),
@@ -209,7 +209,7 @@ func (r *Recorder) Cut(connections int) { r.cut.Add(float64(connections)) }
 // Restored counts state that another program deleted and that was added again at once.
 func (r *Recorder) Restored(count int) { r.driftRepaired.Add(float64(count)) }
 
-// Conflicts records the number of conflicting claims.
+// Conflicts records the number of virtual servers that several Services want.
 func (r *Recorder) Conflicts(count int) { r.conflicts.Set(float64(count)) }
 
 // Changes counts received changes, which are pending until the next sync ends.

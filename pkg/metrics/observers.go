@@ -51,7 +51,7 @@ func (o Observers) Held(virtualServers, realServers, draining int) {
 	}
 }
 
-// Conflicts reports the number of conflicting claims.
+// Conflicts reports the number of virtual servers that several Services want.
 func (o Observers) Conflicts(count int) {
 	for _, each := range o {
 		each.Conflicts(count)

@@ -2,8 +2,9 @@ package nat
 
 import "slices"
 
-// Among reports whether rules are a mixture of variants: each rule and jump is in a variant, and
-// those rules exist that all variants have. The order is not compared.
+// Among reports whether s is a mixture of variants of a desired state, which are not iptables
+// variants. Each rule and jump of s is in a variant, and s has the rules that all variants have.
+// The order is not compared.
 func Among(s State, variants []State) bool {
 	for c, rules := range s.Chains {
 		for _, r := range rules {

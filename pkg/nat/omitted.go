@@ -64,7 +64,7 @@ func (l *omissions) adapt(changes []Change) []Change {
 		}
 		out = append(out, c)
 	}
-	// A jump that an earlier process wrote without its comment is the one that is added.
+	// Do not delete a jump that is also added: an earlier process wrote it without its comment.
 	return slices.DeleteFunc(out, func(c Change) bool { return c.Op == DeleteJump && len(c.Rules) == 1 && added[c.jump()] })
 }
 
@@ -77,7 +77,8 @@ func (l *omissions) jumpRefused(c Change) bool {
 	return refused && v.instead == ""
 }
 
-// restoreJumps replaces the jumps that were written in place of wanted ones with these.
+// restoreJumps replaces jumps that were written instead of desired ones by the desired ones, in
+// the observed rules, so that Diff sees no difference.
 func (l *omissions) restoreJumps(rules ruleset, wanted []Jump) {
 	for _, j := range wanted {
 		t := rules[j.Chain.Table]

@@ -99,7 +99,8 @@ func (o Owned) sortJumps(s *State, c Chain, t *table, stays bool) (displaced boo
 	if blocked && slices.ContainsFunc(o.Jumps, func(j Jump) bool { return j.Behind == c }) {
 		s.Decided = append(s.Decided, c)
 	}
-	// Without ours, which may be omitted for that reason, any such rule counts.
+	// If none of our jumps is there, possibly because the chain is contested (Jump.Sees), any
+	// rule that can keep packets from later rules counts.
 	ours := slices.ContainsFunc(byChain(slices.Concat(s.Jumps, s.Misplaced))[c], func(r Rule) bool { return !o.appends(c, r) })
 	if stays && (displaced || blocked && !ours) {
 		s.Contested = append(s.Contested, c)

@@ -35,7 +35,7 @@ func (c Chain) String() string { return fmt.Sprintf("%s %s/%s", c.Family, c.Tabl
 type Rule string
 
 // Jump is a rule of ours in a base chain (PREROUTING, INPUT, …). Jumps precede all
-// other rules, in the given order.
+// other rules, in the given order, except those with Append.
 type Jump struct {
 	Chain Chain
 	Rule  Rule

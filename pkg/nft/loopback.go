@@ -20,8 +20,8 @@ import (
 // addresses without conntrack. The sysctl route_localnet stays 0, so that the kernel
 // still drops packets of other hosts to loopback addresses (CVE-2020-8558).
 
-// Exchange describes the rules of one family: packets of the node to its loopback
-// address that carry the mark get the source.
+// Exchange holds the parameters of the rules of one family: the source of packets from the node
+// to its loopback address is replaced by Source if they carry Mark.
 type Exchange struct {
 	Mark   uint32     // bits that must all be set
 	Source netip.Addr // an address of the node, not a loopback address

@@ -87,7 +87,7 @@ func familyOf(f ip.Family) knftables.Family {
 	return knftables.IPv4Family
 }
 
-// in returns the interface of a family. The first call runs nft twice, to check its
+// in returns the knftables.Interface of a family. The first call runs nft twice, to check its
 // version and the permission. It is therefore delayed until there is something to read or
 // write.
 func (c *client) in(f ip.Family) (knftables.Interface, error) {

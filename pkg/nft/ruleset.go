@@ -11,8 +11,8 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/kernel/program"
 )
 
-// Ruleset are the chains that programs wrote with nftables directly, and those of iptables-nft
-// in table security: without the others of iptables and those of kube-ipvs.
+// Ruleset are the chains that programs wrote with nftables directly, and those of iptables-nft in
+// table security. It excludes all other chains of iptables-nft, and those of kube-ipvs.
 type Ruleset struct {
 	// Base are the chains at hooks of the families ip, ip6 and inet, in the order of their
 	// priorities. Link are those of devices (hooks "ingress" and "egress") and of bridges.
@@ -154,7 +154,7 @@ func (r *Ruleset) addChain(c *Chain) {
 func (c *Chain) isOwn() bool { return c.Table == Table }
 
 // isIPTables reports whether a chain is one that iptables-nft can list. Table security is not
-// among them: iptables-nft gives it another priority than the kernel does, 150.
+// among them: its priority is 150 in iptables-nft, and 50 in iptables-legacy.
 func (c *Chain) isIPTables() bool {
 	return (c.Family == "ip" || c.Family == "ip6") && slices.Contains([]string{"raw", "mangle", "nat", "filter"}, c.Table) &&
 		(c.Hook == "" || c.Name == strings.ToUpper(c.Hook))

@@ -24,8 +24,8 @@ const defaultAffinitySeconds = corev1.DefaultClientIPServiceAffinitySeconds
 const maxAffinitySeconds = 86400
 
 // APIServer is the Service through which Pods reach the API server. The API server
-// creates it and its EndpointSlice of the same name. Nothing else on a node starts
-// without it.
+// creates it and its EndpointSlice of the same name. Pods that use the API
+// server cannot start without it.
 var APIServer = types.NamespacedName{Namespace: corev1.NamespaceDefault, Name: "kubernetes"}
 
 // Selector selects the Services that are ours: as in kube-proxy, those without the
@@ -192,7 +192,7 @@ func parseAddr(s string) (netip.Addr, error) {
 	case a.Zone() != "":
 		return a, fmt.Errorf("%q has a zone", s)
 	case a.IsUnspecified(), a.IsLoopback(), a.IsMulticast(), a.IsLinkLocalUnicast() && a.Is6(), a == broadcast:
-		return a, fmt.Errorf("%q is unspecified, loopback, link-local or multicast and cannot be served", s)
+		return a, fmt.Errorf("%q is unspecified, loopback, link-local, multicast or broadcast and cannot be served", s)
 	}
 	return a, nil
 }

@@ -209,7 +209,7 @@ func TestBuildErrors(t *testing.T) {
 		}, []string{service + `spec.clusterIP: "10.96.0" is not an IP address`}},
 		{"cluster IPs", func(s *corev1.Service, _ *discoveryv1.EndpointSlice) {
 			s.Spec.ClusterIPs = []string{"10.96.0.10", "::"}
-		}, []string{service + `spec.clusterIPs[1]: "::" is unspecified, loopback, link-local or multicast and cannot be served`}},
+		}, []string{service + `spec.clusterIPs[1]: "::" is unspecified, loopback, link-local, multicast or broadcast and cannot be served`}},
 		{"masquerade", func(s *corev1.Service, _ *discoveryv1.EndpointSlice) {
 			s.Annotations = map[string]string{AnnotationMasquerade: "perhaps"}
 		}, []string{service + `metadata.annotations[kube-ipvs.io/masquerade]: invalid value "perhaps", want true or false`}},
@@ -220,11 +220,11 @@ func TestBuildErrors(t *testing.T) {
 		{"external IPs", func(s *corev1.Service, _ *discoveryv1.EndpointSlice) {
 			s.Spec.ExternalIPs = []string{"127.0.0.1", "192.0.2.1", "fe80::1", "fe80::1%eth0", "224.0.0.1", "255.255.255.255", "169.254.169.254"}
 		}, []string{
-			service + `spec.externalIPs[0]: "127.0.0.1" is unspecified, loopback, link-local or multicast and cannot be served`,
-			service + `spec.externalIPs[2]: "fe80::1" is unspecified, loopback, link-local or multicast and cannot be served`,
+			service + `spec.externalIPs[0]: "127.0.0.1" is unspecified, loopback, link-local, multicast or broadcast and cannot be served`,
+			service + `spec.externalIPs[2]: "fe80::1" is unspecified, loopback, link-local, multicast or broadcast and cannot be served`,
 			service + `spec.externalIPs[3]: "fe80::1%eth0" has a zone`,
-			service + `spec.externalIPs[4]: "224.0.0.1" is unspecified, loopback, link-local or multicast and cannot be served`,
-			service + `spec.externalIPs[5]: "255.255.255.255" is unspecified, loopback, link-local or multicast and cannot be served`,
+			service + `spec.externalIPs[4]: "224.0.0.1" is unspecified, loopback, link-local, multicast or broadcast and cannot be served`,
+			service + `spec.externalIPs[5]: "255.255.255.255" is unspecified, loopback, link-local, multicast or broadcast and cannot be served`,
 			service + `spec.externalIPs: 169.254.169.254 is link-local and cannot be served`,
 		}},
 		{"load balancer, by its place in the status", func(s *corev1.Service, _ *discoveryv1.EndpointSlice) {

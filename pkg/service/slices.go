@@ -238,8 +238,9 @@ func byName(endpointSlices []*Slice) []*Slice {
 	return slices.SortedStableFunc(slices.Values(endpointSlices), order)
 }
 
-// preferred reports whether a is newer than b, given two reports of one endpoint: a pod
-// never becomes ready again once it is terminating.
+// preferred reports whether a takes precedence over b, given two reports of one address and
+// port. The pod network may give the address of a terminating pod to a new pod, so a report that
+// is not terminating takes precedence, as in kube-proxy.
 func preferred(a, b Endpoint) bool {
 	if a.Terminating != b.Terminating {
 		return !a.Terminating

@@ -23,7 +23,7 @@ type Sink interface {
 	// cannot know them never calls it.
 	SetUnreachableNodes([]string)
 	// Begun is called once, after the node, if there is one, and after the Services and
-	// EndpointSlices that other programs on the node need to start. A source that
+	// EndpointSlices that other programs on the node need to start, if these can be read in time. A source that
 	// delivers everything at once need not call it.
 	Begun()
 	// Synced is called once, after everything that existed at the start. Before that, a

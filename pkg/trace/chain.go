@@ -33,8 +33,9 @@ type walk struct {
 	steps  []Step
 	doubts []string // rules that could not be evaluated
 	rules  int      // that a packet was matched against
-	// routedBy is the mark with which a packet in OUTPUT will have been routed: another mark
-	// makes the kernel look its route up again. Chains of type filter do not.
+	// routedBy is the mark for which the route of a packet in OUTPUT counts as looked up. If the
+	// packet has another mark, the kernel looks up the route again. A mark set by a chain of type
+	// filter does not cause that, so routedBy follows it.
 	routedBy uint32
 }
 
@@ -176,7 +177,7 @@ func (w *walk) target(rules nat.Ruleset, table nat.Table, r *rule, where, chain 
 // jump follows a rule into a chain.
 func (w *walk) jump(rules nat.Ruleset, table nat.Table, r *rule, where, text string, p *packet) (_ end, returns bool) {
 	if _, ok := rules[table].Chains[r.target]; ok {
-		return w.chain(rules, table, r.target, where, p), r.jumps
+		return w.chain(rules, table, r.target, where, p), r.isGoto
 	}
 	if !harmlessTargets[r.target] && w.assumed("%s: unsupported target %s", text, r.target) {
 		w.note(where, p, text, "assumed to be dropped")

@@ -26,7 +26,7 @@ type Question struct {
 	// chooses the source of the node's own packets.
 	Bound    bool
 	State    State  // New if not given
-	Reply    bool   // it is of a connection that To opened to From
+	Reply    bool   // the packet is a reply: To opened the connection to From
 	Mark     uint32 // that the packet arrives with
 	ConnMark uint32
 }
@@ -50,7 +50,8 @@ type Explanation struct {
 	Link string `json:"link,omitempty"`
 	// SeenSource is the address with which such a request leaves.
 	SeenSource string `json:"seenSource,omitempty"`
-	// Verdict is that of the request: where it ends, or that it is served.
+	// Verdict is where the request ends, or the worst verdict of the real servers that accept
+	// connections.
 	Verdict Verdict `json:"verdict"`
 }
 
@@ -149,8 +150,8 @@ func (q Question) packet() *packet {
 }
 
 // entry returns the interface on which a request enters: the given one, or that of the
-// return path, or none if the client is the node. Another device that has a VIP counts
-// as none.
+// return path, or none if the client is the node. A client whose address is a VIP
+// counts as the node, unless the question names an interface.
 func (n *Node) entry(q Question) string {
 	back, ok, _ := n.route(lookup{src: q.To.Addr(), dst: q.From, in: "lo"})
 	switch {
@@ -268,7 +269,7 @@ func (w *walk) delivered(p *packet) (ipvs.Key, Verdict) {
 // forwarded follows a packet that is not for the node.
 func (w *walk) forwarded(p *packet, way found) Verdict {
 	if !w.Forwards() {
-		return Verdict{Dropped, "the node does not forward (ip_forward is 0)"}
+		return Verdict{Dropped, "forwarding is disabled on the node (net.ipv4.ip_forward, for IPv6 net.ipv6.conf.all.forwarding)"}
 	}
 	p.out = way.Link
 	if v := verdict(w.hooks("FORWARD", p, nat.Mangle, nat.Filter, security), w); v.Outcome != "" {

@@ -11,8 +11,8 @@ import (
 // what is in doubt: all combinations of eight doubts.
 const maxEvaluations = 255
 
-// Explain follows a connection through a node. Its steps assume that no rule matches that
-// cannot be evaluated. If the outcome depends on that, or rules that may drop packets cannot be
+// Explain follows a connection through a node. Its steps assume that rules which
+// cannot be evaluated do not match. If the outcome depends on that, or rules that may drop packets cannot be
 // read, the verdict is Undecided.
 func Explain(n *Node, q Question) Explanation {
 	e := &Evaluator{}
@@ -49,8 +49,8 @@ type judge struct {
 	tried    map[string]bool // combinations of assumptions
 }
 
-// differs reports whether the outcome differs if one of the doubts, or several, are assumed
-// beside those in assume, and which.
+// differs reports whether the outcome changes if one or more doubts are assumed in addition to
+// those in assume. why names these assumptions and the other outcome.
 func (j *judge) differs(assume map[string]bool, doubts []string) (found bool, why string) {
 	for _, d := range doubts {
 		next := maps.Clone(assume)

@@ -69,8 +69,8 @@ func (w *walk) device(hook, link string, p *packet) end {
 	return undecided
 }
 
-// mayDrop reports whether a chain drops a packet that may pass it, and this evaluation assumes
-// that it does.
+// mayDrop reports whether a chain would drop a packet, and this evaluation assumes that the
+// packet traverses the chain, which is unknown.
 func (w *walk) mayDrop(c *nft.Chain, p *packet) bool {
 	try, conn := *p, *p.conn
 	try.conn = &conn

@@ -61,7 +61,7 @@ func span(hook string, tables []nat.Table) (first, last int) {
 	return first, priorities[nat.NAT] - 1
 }
 
-// rest follows a packet that IPVS has left in INPUT or FORWARD through the rest of that hook.
+// rest follows a packet through the chains of INPUT or FORWARD that come after IPVS.
 func (w *walk) rest(hook string, p *packet) end {
 	return w.native(hook, behindIPVS[hook], math.MaxInt32, true, p)
 }
@@ -141,8 +141,8 @@ type nativeRule struct {
 	unknown     error // why it is unknown whether the rule matches
 }
 
-// evaluate returns the verdict of a rule. ends reports whether the chain ends with it; it is
-// undecided after return.
+// evaluate returns the verdict of a rule. ends reports whether the chain ends with it. The
+// verdict is undecided if the rule returns.
 func (r *nativeRule) evaluate() (verdict end, ends bool) {
 	for _, expr := range r.rule.Expr {
 		for name, body := range expr {

@@ -2,8 +2,8 @@
 // routes handle its first packet, the reply and the next packet, step by step, and
 // whether the reply returns to the client.
 //
-// Explain is a pure function of a Node, which Observe reads from the kernel and tests
-// construct. Nothing is sent or changed.
+// Explain is a pure function of a Node, which Read and Kernel.Node read from the kernel and
+// tests construct. Nothing is sent or changed.
 package trace
 
 import (

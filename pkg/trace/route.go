@@ -41,7 +41,7 @@ func (f found) String() string {
 }
 
 // route evaluates the policy rules in order. The first table with a route for the
-// destination decides; if that is a reject route, there is no way. doubts name earlier rules
+// destination decides; a reject route means no route. doubts name earlier rules
 // that could have matched but are not fully known, and other next hops.
 func (n *Node) route(q lookup) (way found, ok bool, doubts []string) {
 	for i := 0; i < len(n.Rules); i++ {

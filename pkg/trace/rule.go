@@ -19,7 +19,7 @@ type rule struct {
 	conditions []condition
 	target     string
 	options    map[string][]string // options of the target with their arguments
-	jumps      bool                // -g, not -j
+	isGoto     bool                // -g, not -j
 	err        error               // set if part of the rule is unsupported
 }
 
@@ -56,7 +56,7 @@ func parse(text nat.Rule) *rule {
 				out.conditions = append(out.conditions, condition{false, reverse.holds})
 			}
 		case option == "-j" || option == "-g":
-			out.target, out.jumps = strings.Join(args, " "), option == "-g"
+			out.target, out.isGoto = strings.Join(args, " "), option == "-g"
 		case out.target != "":
 			out.options[option] = args
 		case module == "rpfilter":
@@ -283,8 +283,8 @@ func parseMark(text string) (value, mask uint32, err error) {
 	return uint32(v), uint32(m), err
 }
 
-// isType supports the address types that affect service traffic. Rules that drop
-// packets match broadcasts.
+// isType supports the address types that affect Service traffic. BROADCAST, ANYCAST and
+// BLACKHOLE never match, because addresses of Service traffic are unicast.
 func (n *Node) isType(kind string, a netip.Addr) (bool, error) {
 	isLocal := n.Local(a)
 	switch kind {

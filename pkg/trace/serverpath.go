@@ -16,7 +16,7 @@ type serverPath struct {
 	entry    string // interface on which it entered; "": from the node
 	key      ipvs.Key
 	to       netip.AddrPort
-	local    bool           // the real server is in the node's own network
+	local    bool           // the real server is on the host network of this node
 	seen     netip.AddrPort // source with which the request leaves the node
 }
 
@@ -65,10 +65,9 @@ func (b *serverPath) follow(server ipvs.RealServer) ServerPath {
 	return out
 }
 
-// limit compares the connections of a real server with its limit. The kernel
-// (net/netfilter/ipvs/ip_vs_conn.c, ip_vs_unbind_dest) accepts new ones again when fewer
-// than three quarters of the limit are left; whether it has been reached since cannot be
-// read.
+// limit compares the connections of a real server with its limit. Once
+// the limit is reached, the kernel accepts no new ones until fewer than three quarters of it exist
+// (ip_vs_unbind_dest in net/netfilter/ipvs/ip_vs_conn.c). Whether this state holds cannot be read.
 func (out *ServerPath) limit(c ipvs.Connections) {
 	if out.MaxConnections == 0 {
 		return
@@ -94,7 +93,7 @@ func (b *serverPath) dispatch(p *packet) Verdict {
 	case !ok:
 		return Verdict{Dropped, "no route to " + b.to.Addr().String()}
 	case way.Local && b.entry == "" && was != "" && was != "lo":
-		return Verdict{Dropped, "the endpoint is in the node's own network, but the request is already routed out of " + was}
+		return Verdict{Dropped, "the endpoint is on this node's host network, but the request is already routed out of " + was}
 	case way.Local:
 		b.local, p.out = true, "lo"
 		if b.entry == "" {
@@ -139,7 +138,7 @@ func (b *serverPath) sendRouted(p *packet) Verdict {
 	return verdict(b.leavesBy(p), b.walk)
 }
 
-// dispatchHere follows a request of the node itself to an endpoint in its own network.
+// dispatchHere follows a request of the node itself to an endpoint on its host network.
 // It passes the rest of OUTPUT and POSTROUTING, which may masquerade it, and enters
 // again on lo.
 func (b *serverPath) dispatchHere(p *packet) Verdict {
@@ -149,8 +148,8 @@ func (b *serverPath) dispatchHere(p *packet) Verdict {
 	return b.throughLoopback(p)
 }
 
-// deliverHere follows a request that has entered on an interface to an endpoint in the node's
-// own network: it is still in INPUT.
+// deliverHere follows a request that has entered on an interface to an endpoint on the node's
+// host network: it is still in INPUT.
 func (b *serverPath) deliverHere(p *packet) Verdict {
 	p.in = b.entry
 	v := verdict(b.rest("INPUT", p), b.walk)
@@ -276,7 +275,7 @@ func (b *serverPath) followReply(p *packet) Verdict {
 	case way.Local:
 		return b.deliverReply(p)
 	case !b.Forwards():
-		return Verdict{Dropped, "the reply: the node does not forward (ip_forward is 0)"}
+		return Verdict{Dropped, "the reply: forwarding is disabled on the node (net.ipv4.ip_forward, for IPv6 net.ipv6.conf.all.forwarding)"}
 	}
 	return b.forwardReply(p, way)
 }
@@ -295,7 +294,7 @@ func (b *serverPath) bypasses(p *packet) Verdict {
 		}
 	}
 	if p.in == b.entry && link.Type == "bridge" && !b.BridgeFilters() {
-		return Verdict{Dropped, "client and endpoint are on bridge " + p.in + ", whose frames bypass the rules (bridge-nf-call-iptables is 0): the client gets a reply from an address that it did not connect to"}
+		return Verdict{Dropped, "client and endpoint are on bridge " + p.in + ", whose frames bypass the rules (br_netfilter is not loaded, or bridge-nf-call-iptables or -ip6tables is 0): the client gets a reply from an address that it did not connect to"}
 	}
 	if b.entry != "" && b.leadsOut(b.entry) && b.leadsOut(p.in) {
 		return Verdict{Dropped, "the endpoint, on another node, sees the client's address and replies to it directly, not through this node"}
@@ -364,7 +363,7 @@ func (b *serverPath) forwardReply(p *packet, way found) Verdict {
 	return b.out(p)
 }
 
-// replyFromNode follows the reply of an endpoint in the node's own network, which starts
+// replyFromNode follows the reply of an endpoint on the node's host network, which starts
 // in OUTPUT.
 func (b *serverPath) replyFromNode(p *packet) Verdict {
 	b.interfere("sent by the node", p)

@@ -103,7 +103,7 @@ func TestMissingKernelParts(t *testing.T) {
 }
 
 // lacks returns doctor's findings about missing parts, in lower case.
-var lacks = regexp.MustCompile(`the kernel has no [^;]*;`)
+var lacks = regexp.MustCompile(`the kernel (has no|lacks the iptables extension) [^;]*;`)
 
 // lacking returns what doctor must report about a module.
 func lacking(module string) string {
@@ -118,9 +118,9 @@ func lacking(module string) string {
 	case module == "nf_conntrack_netlink":
 		return "the kernel has no nf_conntrack_netlink;"
 	case module == "xt_nat":
-		return "the kernel has no xt_snat;"
+		return "the kernel lacks the iptables extension snat;"
 	case kind == "xt" || kind == "ipt" || kind == "ip6t":
-		return "the kernel has no xt_" + name + ";"
+		return "the kernel lacks the iptables extension " + name + ";"
 	}
 	return ""
 }

@@ -74,7 +74,7 @@ func checkOperate(t *testing.T, c *lab.ENICluster) {
 	shows(text, "OK ", "10.96.0.80:80", "1 answered, 0 failed")
 	text = run(0, "preflight")
 	t.Logf("%s", text)
-	shows(text, "OK       plan: 1 Services; changes of the first sync: none", "eth1 (IPv4: replies by mark)")
+	shows(text, "OK       plan: 1 Services; changes of the first sync: none", "eth1 (IPv4: reply routing)")
 	if strings.Contains(text, "error ") {
 		t.Errorf("something is wrong:\n%s", text)
 	}

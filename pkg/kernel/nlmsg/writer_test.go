@@ -57,6 +57,6 @@ func TestUnansweredWrite(t *testing.T) {
 	}
 	defer w.Close()
 	if err := w.answers(make([]error, 1)); !IsTimeout(err) {
-		t.Errorf("%v, want a time-out", err)
+		t.Errorf("%v, want a timeout", err)
 	}
 }

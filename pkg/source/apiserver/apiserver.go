@@ -30,13 +30,13 @@ type Client interface {
 
 // Options configure a Source.
 type Options struct {
-	Node             string        // name of the own Node
-	Resync           time.Duration // how often known objects are delivered again; 0: never
+	Node             string        // name of this node's Node
+	Resync           time.Duration // of the reflectors; has no effect, see store.Resync
 	UnreachableNodes bool          // look for unreachable nodes
 }
 
-// Source watches Services and EndpointSlices, with kube-proxy's selectors, and the own
-// Node.
+// Source watches Services and EndpointSlices, with kube-proxy's selectors, and this
+// node's Node.
 //
 // It uses reflectors, the part of an informer that lists and watches. The rest of an
 // informer (a queue, an indexed cache and a goroutine per listener) takes as long at

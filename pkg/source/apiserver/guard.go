@@ -20,7 +20,7 @@ const settleTime = 500 * time.Millisecond
 //
 // Deletions that a watch reports are never delayed.
 type guard struct {
-	missing map[types.NamespacedName]struct{} // known objects, in the last list
+	missing map[types.NamespacedName]struct{} // known objects that the last list lacks
 	timer   *time.Timer                       // runs while kept objects reappear
 	keeping bool
 }

@@ -39,7 +39,7 @@ const (
 // ready and none is ready now.
 type unreachableNodes struct {
 	client   Client
-	own      string // the own node counts as reachable
+	own      string // name of this node, which counts as reachable
 	slices   *store[*discoveryv1.EndpointSlice]
 	report   func(nodes []string) // nodes is sorted; called under mu
 	mu       *sync.Mutex          // the source's; guards the fields below
@@ -57,8 +57,8 @@ type suspect struct {
 	unreachable bool
 }
 
-// unreachableNodes returns an unreachableNodes to which the store reports slices, or nil if the options do
-// not request unreachable nodes.
+// unreachableNodes returns an unreachableNodes to which the store reports slices. It returns nil
+// if the options do not request unreachable nodes.
 func (s *Source) unreachableNodes(slices *store[*discoveryv1.EndpointSlice], sink source.Sink) *unreachableNodes {
 	if !s.UnreachableNodes {
 		return nil
@@ -288,8 +288,8 @@ func (l *unreachableNodes) publish(logger klog.Logger) (next time.Time) {
 	return next
 }
 
-// fewUnreachable reports whether fewer nodes are unreachable than reachable. Otherwise
-// the controllers are more likely to be cut off, and the last reported state is kept.
+// fewUnreachable reports whether no more nodes are unreachable than have a ready endpoint.
+// Otherwise the controllers are probably cut off, and the last reported state is kept.
 func (l *unreachableNodes) fewUnreachable(logger klog.Logger, unreachable []string) bool {
 	ready, _ := l.nodes()
 	many := len(unreachable) > len(ready)

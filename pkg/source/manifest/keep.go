@@ -16,10 +16,9 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 )
 
-// keeper stores the objects of invalid files, with those of their last valid content, so that
-// the next process keeps them too: it would delete what it cannot read. Valid files are not
-// stored, because --state-dir usually is in memory. So what a file loses by becoming invalid
-// while no process runs is deleted.
+// keeper stores the last valid objects of invalid files, so that the next process does not delete
+// them. It does not store valid files, because --state-dir usually is in memory. So if a file
+// becomes invalid while no process runs, its invalid objects are deleted.
 type keeper struct {
 	dir string // "" stores nothing
 }

@@ -170,8 +170,8 @@ func (p *parser) service(d document.Document, k key) error {
 	return p.add(d, k, s, c.errs)
 }
 
-// othersService reports whether a Service belongs to another proxy. Such a Service is not
-// validated.
+// othersService reports whether this proxy does not serve a Service: it is headless, of type
+// ExternalName, or labeled for another proxy. Such a Service is not validated.
 func othersService(s *corev1.Service) bool {
 	return s.Spec.ClusterIP == corev1.ClusterIPNone || s.Spec.Type == corev1.ServiceTypeExternalName ||
 		!service.Selector().Matches(labels.Set(s.Labels))

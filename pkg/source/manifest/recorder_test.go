@@ -37,8 +37,8 @@ func (r *recorder) DeleteEndpointSlice(n types.NamespacedName) {
 func (r *recorder) DeleteNode() { r.calls <- "delete Node" }
 
 func (r *recorder) SetUnreachableNodes([]string) {}
-func (r *recorder) Begun()                {}
-func (r *recorder) Synced()               { r.calls <- "synced" }
+func (r *recorder) Begun()                       {}
+func (r *recorder) Synced()                      { r.calls <- "synced" }
 
 // soFar returns the calls until now.
 func (r *recorder) soFar() []string {

@@ -1,9 +1,9 @@
-// Package manifest delivers Services, EndpointSlices and the own Node from a folder of
+// Package manifest delivers Services, EndpointSlices and this node's Node from a folder of
 // YAML and JSON files, so that the proxy runs without a cluster.
 //
 // Files are *.yaml, *.yml and *.json with one or more documents, and Lists. An invalid
 // document is reported and does not affect the others; its last valid version is kept
-// until it is valid again or removed, also over a restart. Replace files by renaming: a
+// until it is valid again or removed, also across a restart. Replace files by renaming: a
 // partially written file may be well formed.
 package manifest
 
@@ -72,9 +72,9 @@ func (s *Source) Run(ctx context.Context, sink source.Sink) error {
 		return fmt.Errorf("manifests: %w", err)
 	}
 	r.show(ctx)
-	// Without what an unreadable file has, the sink would remove it. Wait for a change of the
-	// folder once, such as the end of its replacement, or half a minute: the other files must
-	// not wait forever.
+	// After Synced the sink deletes what it has not received, such as the objects of an unreadable
+	// file. Wait once for a change of the folder, or half a minute: the other files must not
+	// wait forever.
 	if r.folder.unread() && w.Wait(ctx) {
 		r.update(ctx)
 	}
@@ -114,8 +114,8 @@ func (r *reader) update(ctx context.Context) {
 	r.show(ctx)
 }
 
-// show reports errors and delivers the folder's content. It stores first what invalid files have
-// had: the process may end at any time.
+// show reports errors and delivers the folder's content. It first stores the last valid
+// objects of invalid files, because the process may end at any time.
 func (r *reader) show(ctx context.Context) {
 	logger := klog.FromContext(ctx)
 	err := r.folder.keeper.store(r.folder.files)
@@ -136,7 +136,7 @@ func (r *reader) report(logger klog.Logger, errs []error) {
 		if text := err.Error(); !reported[text] {
 			reported[text] = true
 			if !r.reported[text] {
-				logger.Error(err, "Ignoring manifest")
+				logger.Error(err, "Cannot use manifest")
 			}
 		}
 	}

@@ -102,7 +102,7 @@ func (c *checker) servicePort(path *field.Path, p *corev1.ServicePort, spec *cor
 	case p.Name != "":
 		c.names(path.Child("name"), p.Name, validation.IsDNS1123Label)
 	case len(spec.Ports) > 1:
-		c.required(path.Child("name"), "with more than one port each needs a name")
+		c.required(path.Child("name"), "each port needs a name if there is more than one")
 	}
 	c.protocol(path.Child("protocol"), p.Protocol)
 	c.port(path.Child("port"), p.Port)
@@ -119,7 +119,7 @@ func (c *checker) servicePort(path *field.Path, p *corev1.ServicePort, spec *cor
 	}
 	c.port(path.Child("nodePort"), p.NodePort)
 	if spec.Type == corev1.ServiceTypeClusterIP {
-		c.errs = append(c.errs, field.Forbidden(path.Child("nodePort"), "spec.type must be NodePort or LoadBalancer for it"))
+		c.errs = append(c.errs, field.Forbidden(path.Child("nodePort"), "may only be set if spec.type is NodePort or LoadBalancer"))
 	}
 }
 
@@ -157,12 +157,12 @@ func (c *checker) loadBalancer(s *corev1.Service) {
 		path := specPath.Child("healthCheckNodePort")
 		c.port(path, port)
 		if spec.Type != corev1.ServiceTypeLoadBalancer || spec.ExternalTrafficPolicy != corev1.ServiceExternalTrafficPolicyLocal {
-			c.errs = append(c.errs, field.Forbidden(path, "spec.type must be LoadBalancer and spec.externalTrafficPolicy Local for it"))
+			c.errs = append(c.errs, field.Forbidden(path, "may only be set if spec.type is LoadBalancer and spec.externalTrafficPolicy is Local"))
 		}
 	}
 	ranges := specPath.Child("loadBalancerSourceRanges")
 	if len(spec.LoadBalancerSourceRanges) > 0 && spec.Type != corev1.ServiceTypeLoadBalancer {
-		c.errs = append(c.errs, field.Forbidden(ranges, "spec.type must be LoadBalancer for it"))
+		c.errs = append(c.errs, field.Forbidden(ranges, "may only be set if spec.type is LoadBalancer"))
 	}
 	for i, cidr := range spec.LoadBalancerSourceRanges {
 		// The API accepts surrounding spaces.

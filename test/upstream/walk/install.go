@@ -28,6 +28,9 @@ func page(name, section string, index int, replace map[string]string) step {
 	return step{page: name, section: section, index: index, set: replace, replace: true}
 }
 
+// helmList escapes commas, at which --set separates values.
+func helmList(value string) string { return strings.ReplaceAll(value, ",", `\,`) }
+
 // run returns a step of commands that are no block of a page: what a reader does before,
 // or what a page says within its text.
 func run(commands string) step { return step{commands: commands} }
@@ -36,7 +39,7 @@ func run(commands string) step { return step{commands: commands} }
 // what they show on it, and remove it.
 func installation(values map[string]string) (steps []step) {
 	server := strings.TrimPrefix(values["server"], "https://")
-	cidr := strings.ReplaceAll(values["cidr"], `\,`, ",")
+	cidr, escaped := values["cidr"], helmList(values["cidr"])
 	image := map[string]string{"registry.example/kube-ipvs": values["image"]}
 	with := func(pairs ...string) map[string]string {
 		out := maps.Clone(image)
@@ -48,7 +51,7 @@ func installation(values map[string]string) (steps []step) {
 	for _, part := range [][]step{
 		{
 			page(install, "Get the image", 1, map[string]string{"ctr": "onNode1 ctr", "kube-ipvs-image.tar": "/node/images/walk.tar"}),
-			page(install, "Helm", 0, with("10.0.0.10:6443", server, "10.244.0.0/16", "'"+values["cidr"]+"'")),
+			page(install, "Helm", 0, with("10.0.0.10:6443", server, "10.244.0.0/16", "'"+escaped+"'")),
 			run(installed),
 			page(install, "Helm", 1, nil).checked(prints("Succeeded")),
 			page(install, "Check that it works", 0, map[string]string{"NODE": "node1"}).checked(prints("OK       kernel")),
@@ -58,7 +61,7 @@ func installation(values map[string]string) (steps []step) {
 		{
 			page(install, "Kustomize", 0, with(
 				"# kustomization.yaml", "cat > kustomization.yaml <<'END'",
-				"https://github.com/kube-ipvs/kube-ipvs//deploy/base?ref=v0.1.0", "deploy/base",
+				"[../kube-ipvs/deploy/base]", "[deploy/base]",
 				"files: [config.yaml, kubeconfig.yaml]", "files: [config.yaml, kubeconfig.yaml]\nEND",
 			)),
 			run("for file in config kubeconfig; do sed -e 's|POD_CIDR|" + cidr + "|' -e 's|API_SERVER:6443|" + server + "|' deploy/base/$file.yaml >$file.yaml; done; kubectl apply -k ."),
@@ -123,7 +126,7 @@ func platforms(values map[string]string, server, cidr string, with func(...strin
 		page(ack, "Install on ACK (Alibaba Cloud)", 0, nil).checked(prints("eniip_virtual_type")),
 		page(ack, "Install on ACK (Alibaba Cloud)", 1, with("API-SERVER-INTRANET-ADDRESS:6443", server)),
 		run(uninstall),
-		page(k3s, "Install on k3s", 1, with("SERVER:6443", server, "10.42.0.0/16", "'"+values["cidr"]+"'")),
+		page(k3s, "Install on k3s", 1, with("SERVER:6443", server, "10.42.0.0/16", "'"+helmList(cidr)+"'")),
 		run(uninstall),
 	}
 }

@@ -57,7 +57,7 @@ const (
 func canary(mode string, values map[string]string) []step {
 	settings := step{page: migrate, section: prepare, index: 0, set: values}
 	placeholders := map[string]string{
-		"https://10.0.0.10:6443": values["server"], "10.244.0.0/16": "'" + values["cidr"] + "'",
+		"https://10.0.0.10:6443": values["server"], "10.244.0.0/16": "'" + helmList(values["cidr"]) + "'",
 		"registry.example/kube-ipvs": values["image"],
 	}
 	steps := []step{

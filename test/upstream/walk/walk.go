@@ -87,7 +87,7 @@ func (w *Walk) values(ctx context.Context) (map[string]string, error) {
 	server, err := w.shell(ctx, "kubectl config view --minify --output jsonpath='{.clusters[0].cluster.server}'")
 	return map[string]string{
 		"image": w.Image, "version": w.Version, "server": strings.TrimSpace(server),
-		"cidr": strings.ReplaceAll(cluster.PodCIDRs, ",", `\,`), "node": "node1", "batch": "1",
+		"cidr": cluster.PodCIDRs, "node": "node1", "batch": "1",
 	}, err
 }
 

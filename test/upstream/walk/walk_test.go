@@ -12,7 +12,7 @@ import (
 const source = "../../.."
 
 var testValues = map[string]string{
-	"image": "r.example/kube-ipvs", "version": "v9", "server": "https://192.0.2.1:6443", "cidr": `10.0.0.0/8\,fd00::/8`,
+	"image": "r.example/kube-ipvs", "version": "v9", "server": "https://192.0.2.1:6443", "cidr": "10.0.0.0/8,fd00::/8",
 	"node": "node1", "batch": "1",
 }
 

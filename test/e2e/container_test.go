@@ -62,7 +62,8 @@ func TestReliabilityContainer(t *testing.T) {
 	} {
 		for _, protocol := range []lab.Protocol{lab.TCP, lab.UDP} {
 			asked++
-			if answer := ask.from.Dial(protocol, ask.address); answer.Err != nil {
+			// The rules for 127.0.0.1 are written once the first packet needs them.
+			if answer := ask.from.DialWithin(stallLimit, protocol, ask.address); answer.Err != nil {
 				t.Errorf("%s from %s to %s: %s", protocol, ask.from.Name, ask.address, answer)
 			}
 		}

@@ -36,9 +36,9 @@ SKIP ?=
 # If not empty, tests that can do less.
 SHORT ?=
 # Tests of `behaviour`: by issue, by case, and under faults. They take too long for `test`.
-BEHAVIOUR := ^Test(Issue|Behaviour|Reliability)|^Test(Churn|ENIChurn|MissingKernelParts)$$
+BEHAVIOUR := ^Test(Issue|Behaviour|Reliability)|^Test(Churn|ENIChurn|ENIMatrixThreeENIs|MissingKernelParts)$$
 # Tests that `behaviour-short` omits: the longest, of which it runs others of the same kind.
-BEHAVIOUR_LONG := ^Test(BehaviourTakeOverFrom(NFTablesAndBack|Iptables)|BehaviourMatrixIPv6|BehaviourGiveBackToIptables|BehaviourKubeProxyAfterKill|ReliabilitySoak|ReliabilityReconfigured|ReliabilityDrift|Churn|MissingKernelParts)$$
+BEHAVIOUR_LONG := ^Test(ENIMatrixThreeENIs|BehaviourTakeOverFrom(NFTablesAndBack|Iptables|BothBackEnds)|BehaviourMatrixIPv6|BehaviourGiveBackToIptables|BehaviourKubeProxyAfterKill|ReliabilitySoak|ReliabilityReconfigured|ReliabilityDrift|Churn|MissingKernelParts)$$
 # Number of labs that share the end-to-end tests. An emulated lab has two processors. Two
 # labs on two processors take longer than one after the other, and starve each other.
 LABS ?= $(if $(RUN),1,$(if $(filter 1 2 3,$(shell nproc)),1,2))

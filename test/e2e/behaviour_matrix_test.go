@@ -42,9 +42,15 @@ func TestBehaviourMatrixIPv4(t *testing.T) { askBehaviour(t, 0) }
 // TestBehaviourMatrixIPv6 does the same with IPv6.
 func TestBehaviourMatrixIPv6(t *testing.T) { askBehaviour(t, 1) }
 
+// askBehaviour runs all set-ups; in short mode the first one, without SCTP.
 func askBehaviour(t *testing.T, family int) {
 	m := newBehaviourMatrix(t)
-	for _, setup := range matrixSetups {
+	setups := slices.Clone(matrixSetups)
+	if testing.Short() {
+		setups = setups[:1]
+		setups[0].protocols = []lab.Protocol{lab.TCP, lab.UDP}
+	}
+	for _, setup := range setups {
 		// The lab saves the nodes' state when the test ends; stop at the first failure so
 		// that it is the state of the failure.
 		if !t.Run(setup.name, func(t *testing.T) { m.run(t, setup, family) }) {

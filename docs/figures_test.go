@@ -21,8 +21,7 @@ func TestFiguresOfTheREADME(t *testing.T) {
 	}
 	ipvs, nftables := "kube-proxy, ipvs", "kube-proxy, nftables"
 	const dataplane, perf = "docs/performance/dataplane.md", "docs/performance/README.md"
-	ours := row(t, dataplane, "## In floors", "default", "ClusterIP", "kube-ipvs")
-	theirs := func(name string) []string { return row(t, dataplane, "### ClusterIP, from a pod", name) }
+	adds := func(name string) []string { return row(t, dataplane, "### ClusterIP, from a pod", name) }
 	beside := func(name string) []string {
 		var out []string
 		for _, cell := range row(t, perf, "## With 10,000 Services, beside kube-proxy", name)[1:4] {
@@ -36,9 +35,9 @@ func TestFiguresOfTheREADME(t *testing.T) {
 		"one endpoint change, 10,000 Services, median": beside("one change, median"),
 		"memory after the start, 10,000 Services":      beside("memory after the start"),
 		"instructions that a ClusterIP adds to a round trip, on a node without load balancer IPs": {
-			added(ours[4]), added(theirs(ipvs)[2]), added(theirs(nftables)[2])},
+			added(adds("kube-ipvs")[2]), added(adds(ipvs)[2]), added(adds(nftables)[2])},
 		"instructions that a ClusterIP adds to a new connection, on such a node": {
-			added(ours[3]), added(theirs(ipvs)[1]), added(theirs(nftables)[1])},
+			added(adds("kube-ipvs")[1]), added(adds(ipvs)[1]), added(adds(nftables)[1])},
 		"beside CNIs, policy engines and firewalls: connections that fail here and work with kube-proxy's IPVS mode": {
 			neighbours(t), "none by definition", "not run"},
 	}

@@ -28,6 +28,9 @@ func Follow(ctx context.Context, socket *nl.NetlinkSocket, message func(syscall.
 		case ctx.Err() != nil:
 			return ctx.Err()
 		case errors.Is(err, unix.ENOBUFS):
+			// The kernel goes on dropping messages, without another error, until everything
+			// that it queued before has been read (netlink_rcv_wake in af_netlink.c).
+			drain(socket.GetFd())
 			dropped()
 		case err != nil:
 			return err

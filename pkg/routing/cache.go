@@ -23,9 +23,10 @@ type cache struct {
 	mu       sync.Mutex
 	watching bool
 	version  uint64    // counts messages: a read during which one was handled is not kept
-	read     time.Time // when something was last read and kept
 	links    linkTable // nil: to be read
 	routes   *routeSet // nil: to be read
+	// When links and routes were read.
+	linksRead, routesRead time.Time
 }
 
 // cacheLimit is how long the cache is used. It limits how long Inventory misses what is not
@@ -66,8 +67,11 @@ func isLinkLocal6(a netip.Addr) bool { return a.Is6() && a.IsLinkLocalUnicast() 
 func (c *cache) load() (linkTable, *routeSet, uint64) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if time.Since(c.read) >= cacheLimit {
-		c.links, c.routes = nil, nil
+	if time.Since(c.linksRead) >= cacheLimit {
+		c.links = nil
+	}
+	if time.Since(c.routesRead) >= cacheLimit {
+		c.routes = nil
 	}
 	return maps.Clone(c.links), c.routes, c.version
 }
@@ -79,8 +83,11 @@ func (c *cache) store(links linkTable, routes *routeSet, version uint64) {
 	if !c.watching || c.version != version {
 		return
 	}
-	if c.links == nil || c.routes == nil {
-		c.read = time.Now()
+	if c.links == nil {
+		c.linksRead = time.Now()
+	}
+	if c.routes == nil {
+		c.routesRead = time.Now()
 	}
 	c.links, c.routes = maps.Clone(links), routes
 }

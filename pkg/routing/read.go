@@ -142,15 +142,15 @@ func rule(f ip.Family, r netlink.Rule) Rule {
 	return out
 }
 
-// routes reads all routes except those that the kernel added itself for an address or a
-// link.
+// routes reads our own routes. Routes of other programs may be on links that are just being
+// created, which would make a read fail.
 func (n *Netlink) routes() ([]foundRoute, error) {
 	names, err := n.linkNames()
 	if err != nil {
 		return nil, err
 	}
-	notByKernel := func(r netlink.Route) bool { return r.Protocol != unix.RTPROT_KERNEL && delivers(r) }
-	return n.routesWith(names, notByKernel)
+	ours := func(r netlink.Route) bool { return r.Protocol == Protocol && delivers(r) }
+	return n.routesWith(names, ours)
 }
 
 func (n *Netlink) linkNames() (map[int]string, error) {

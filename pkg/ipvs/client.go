@@ -66,8 +66,8 @@ type client struct {
 	writing, reading, listing sync.Mutex
 	raw                       raw
 
-	// limited holds the virtual servers with a connection limit that Apply has set. raw.list
-	// does not return limits.
+	// limited holds the virtual servers with a connection limit that Apply has set, or that a
+	// read has found. raw.list does not return limits.
 	limited      map[Key]struct{}
 	limitedMutex sync.Mutex
 }
@@ -79,14 +79,19 @@ func (c *client) recordLimits(changes []Change) {
 	for _, change := range changes {
 		switch {
 		case change.RealServer.MaxConnections != 0:
-			if c.limited == nil {
-				c.limited = map[Key]struct{}{}
-			}
-			c.limited[change.Key] = struct{}{}
+			c.limit(change.Key)
 		case change.Op == DeleteVirtualServer:
 			delete(c.limited, change.Key)
 		}
 	}
+}
+
+// limit adds a virtual server to limited. Its lock must be held.
+func (c *client) limit(key Key) {
+	if c.limited == nil {
+		c.limited = map[Key]struct{}{}
+	}
+	c.limited[key] = struct{}{}
 }
 
 func (c *client) isLimited(key Key) bool {
@@ -188,9 +193,18 @@ func (c *client) realServers(key Key) (map[netip.AddrPort]RealServer, error) {
 	if err != nil {
 		return nil, err
 	}
+	limited := false
 	out := make(map[netip.AddrPort]RealServer, len(dests))
 	for _, dest := range dests {
 		out[dest.Dest] = dest.RealServer
+		if dest.MaxConnections != 0 {
+			limited = true // by an earlier process, or by another program
+		}
+	}
+	if limited {
+		c.limitedMutex.Lock()
+		defer c.limitedMutex.Unlock()
+		c.limit(key)
 	}
 	return out, nil
 }

@@ -133,17 +133,18 @@ func (r *Reconciler) realServersDiffer() bool {
 	if len(r.toCheck) == 0 {
 		r.toCheck = slices.Collect(r.servers.records.some(sampledSlots))
 	}
-	n := min(len(r.toCheck), checkedAtOnce)
-	for _, s := range r.toCheck[:n] {
+	now := r.toCheck[:min(len(r.toCheck), checkedAtOnce)]
+	// A difference that a comparison does not find must not keep the others from being checked.
+	if r.toCheck = r.toCheck[len(now):]; len(r.toCheck) == 0 {
+		r.toCheck = nil // release its array
+	}
+	for _, s := range now {
 		if !s.exists {
 			continue
 		}
 		if is, err := r.kernel.IPVS.RealServers(s.key); err == nil && !s.cached.equals(is) {
 			return true
 		}
-	}
-	if r.toCheck = r.toCheck[n:]; len(r.toCheck) == 0 {
-		r.toCheck = nil // release its array
 	}
 	return false
 }

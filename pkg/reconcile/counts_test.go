@@ -205,3 +205,37 @@ func TestSpotCheckCost(t *testing.T) {
 		}
 	}
 }
+
+// wrongServer reads one virtual server in another way than Observe, always.
+type wrongServer struct {
+	IPVS
+	key   ipvs.Key
+	asked map[ipvs.Key]int
+}
+
+func (s wrongServer) RealServers(k ipvs.Key) (map[netip.AddrPort]ipvs.RealServer, error) {
+	s.asked[k]++
+	if k == s.key {
+		return nil, nil
+	}
+	return s.IPVS.RealServers(k)
+}
+
+// TestSpotChecksGoOn expects that a difference which no comparison finds does not keep the other
+// virtual servers from being checked.
+func TestSpotChecksGoOn(t *testing.T) {
+	w := newWorld(t)
+	w.start()
+	const services = 40
+	for i := range services {
+		w.mustApply(clusterIP(fmt.Sprint("a", i), fmt.Sprintf("10.96.0.%d", i+1), "10.244.0.2:8000"))
+	}
+	s := wrongServer{w.reconciler.kernel.IPVS, key(ip.TCP, "10.96.0.1:80"), map[ipvs.Key]int{}}
+	w.reconciler.kernel.IPVS = s
+	for range 3 * services {
+		w.reconciler.spotCheckDiffers()
+	}
+	if len(s.asked) != services {
+		t.Errorf("%d of %d virtual servers were checked", len(s.asked), services)
+	}
+}

@@ -76,7 +76,9 @@ func (i *inbox) bySize(names map[types.NamespacedName]struct{}) (small, large []
 func servesDNS(svc *service.Parsed) bool { return svc.HasPort(ip.UDP, 53) }
 
 func sortNames(names []types.NamespacedName) {
-	slices.SortFunc(names, func(a, b types.NamespacedName) int {
-		return cmp.Or(strings.Compare(a.Namespace, b.Namespace), strings.Compare(a.Name, b.Name))
-	})
+	slices.SortFunc(names, compareNames)
+}
+
+func compareNames(a, b types.NamespacedName) int {
+	return cmp.Or(strings.Compare(a.Namespace, b.Namespace), strings.Compare(a.Name, b.Name))
 }

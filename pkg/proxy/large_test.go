@@ -10,6 +10,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/kube-ipvs/kube-ipvs/test/reliability"
 )
@@ -159,4 +160,22 @@ func TestOneEventForManyFaults(t *testing.T) {
 			t.Error("another Service is not served")
 		}
 	})
+}
+
+// TestNextLarge has one large Service change in every pass. The others have their turn.
+func TestNextLarge(t *testing.T) {
+	name := func(n string) types.NamespacedName { return types.NamespacedName{Namespace: "default", Name: n} }
+	var last types.NamespacedName
+	var planned []string
+	large := []types.NamespacedName{name("a"), name("b"), name("c")}
+	for len(planned) < 5 {
+		last = nextLarge(large, last)
+		planned = append(planned, last.Name)
+		if last != large[0] { // "a" has changed again
+			large = slices.DeleteFunc(large, func(n types.NamespacedName) bool { return n == last })
+		}
+	}
+	if want := []string{"a", "b", "c", "a", "a"}; !slices.Equal(planned, want) {
+		t.Errorf("planned %v, want %v", planned, want)
+	}
 }

@@ -170,12 +170,24 @@ func (p *Proxy) pass(ctx context.Context) {
 	if len(large) > 0 {
 		// Changes that arrive while a large Service is programmed precede the next
 		// large one.
-		p.planService(ctx, large[0])
+		p.lastLarge = nextLarge(large, p.lastLarge)
+		p.planService(ctx, p.lastLarge)
 		count++
 		problems = append(problems, p.reconciler.Flush()...)
 	}
 	p.passed(ctx, began, count, problems)
 	p.lastPass, p.largeLeft = time.Now(), len(large) > 1
+}
+
+// nextLarge returns the first of some sorted Services after the last one, so that each has its
+// turn even if one changes in every pass.
+func nextLarge(large []types.NamespacedName, last types.NamespacedName) types.NamespacedName {
+	for _, name := range large {
+		if compareNames(name, last) > 0 {
+			return name
+		}
+	}
+	return large[0]
 }
 
 // passed reports the end of a pass.

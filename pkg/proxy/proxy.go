@@ -136,6 +136,7 @@ type Proxy struct {
 	lastPass time.Time
 	// largeLeft means that the last pass left large Services to the next one.
 	largeLeft bool
+	lastLarge types.NamespacedName // the large Service that was planned last
 }
 
 // New creates a proxy. It does not read or write anything.

@@ -71,7 +71,7 @@ func TestDemands(t *testing.T) {
 		"filter -A KUBE-IPVS-DEMAND -i eth0 -j RETURN",
 		"filter -A KUBE-IPVS-DEMAND -j DROP",
 		"filter -A KUBE-IPVS-DEMAND -j SET --add-set KUBE-IPVS-DEMAND-IPS dst",
-		"filter -A KUBE-IPVS-FILTER -i lo -m conntrack --ctstate NEW --ctorigsrc 127.0.0.0/8 -m ipvs --ipvs -j DROP",
+		"filter -A KUBE-IPVS-FILTER -i lo -m conntrack --ctstate NEW --ctorigsrc 127.0.0.0/8 --ctorigdst 127.0.0.1 -m ipvs --ipvs -j DROP",
 		"filter -A KUBE-IPVS-NO-PORT ! -p icmp -m set --match-set KUBE-IPVS-SHARED-IPS dst -j KUBE-IPVS-DEMAND",
 		"mangle -A KUBE-IPVS-SENT -j MARK --set-xmark 0x0/0x4",
 		"mangle -A OUTPUT -m mark ! --mark 0x0/0x4 -m ipvs --ipvs -j KUBE-IPVS-SENT",

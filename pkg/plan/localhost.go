@@ -62,14 +62,16 @@ func (r *ruleset) awaitLocalhost() []nat.Rule {
 // endpoint is an address of the node. Otherwise the endpoint would answer it, and the
 // connection would break once the rules on demand change the source of its next packets:
 //
-//	-A KUBE-IPVS-FILTER -i lo -m conntrack --ctstate NEW --ctorigsrc 127.0.0.0/8 -m ipvs --ipvs -j DROP
+//	-A KUBE-IPVS-FILTER -i lo -m conntrack --ctstate NEW --ctorigsrc 127.0.0.0/8 --ctorigdst 127.0.0.1 -m ipvs --ipvs -j DROP
+//
+// Packets from a loopback address to another VIP, such as a cluster IP, have no rules on demand.
 func (r *ruleset) awaitLocalEndpoints() []nat.Rule {
 	if !r.awaitsLocalhost {
 		return nil
 	}
 	// Unlike -s, this option prints a single address without its prefix length.
 	from := strings.TrimSuffix(r.loopback(), "/128")
-	match := fmt.Sprintf("-i lo -m conntrack --ctstate NEW --ctorigsrc %s -m ipvs --ipvs", from)
+	match := fmt.Sprintf("-i lo -m conntrack --ctstate NEW --ctorigsrc %s --ctorigdst %s -m ipvs --ipvs", from, r.family.Loopback())
 	return []nat.Rule{rule("the client sends it again", match, "DROP")}
 }
 

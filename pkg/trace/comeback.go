@@ -49,7 +49,7 @@ func (b *serverPath) comeBack(request *packet) (*packet, Verdict) {
 	}
 	p := &packet{
 		protocol: request.protocol, src: request.src, dst: b.to, in: in,
-		conn: &connection{source: request.src, random: request.conn.random}, state: New, phase: Request,
+		conn: &connection{source: request.src, destination: request.dst, random: request.conn.random}, state: New, phase: Request,
 	}
 	b.note("network", p, "", "returns the request by %s", in)
 	if v := b.forwardedPlainly(p, "the request"); v.Outcome != "" {

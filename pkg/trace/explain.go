@@ -145,7 +145,7 @@ func (q Question) packet() *packet {
 		protocol: q.Protocol, state: cmp.Or(q.State, New), phase: Request, mark: q.Mark, bound: q.Bound, reply: q.Reply,
 		src:  netip.AddrPortFrom(q.From, cmp.Or(q.FromPort, sourcePort)),
 		dst:  q.To,
-		conn: &connection{mark: q.ConnMark, source: netip.AddrPortFrom(q.From, cmp.Or(q.FromPort, sourcePort))},
+		conn: &connection{mark: q.ConnMark, source: netip.AddrPortFrom(q.From, cmp.Or(q.FromPort, sourcePort)), destination: q.To},
 	}
 }
 

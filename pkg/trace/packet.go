@@ -49,7 +49,9 @@ type packet struct {
 type connection struct {
 	mark   uint32
 	source netip.AddrPort // the client's own address
-	random bool           // the endpoint sees a random source port
+	// destination is the address that the client connects to.
+	destination netip.AddrPort
+	random      bool // the endpoint sees a random source port
 	// dnat and snat report that a rule has translated the destination or the source.
 	dnat, snat bool
 }

@@ -184,6 +184,11 @@ func compileModule(m match, arg string) func(*walk, *packet) (bool, error) {
 		return func(_ *walk, p *packet) (bool, error) {
 			return err == nil && prefix.Contains(p.conn.source.Addr()), err
 		}
+	case "--ctorigdst":
+		prefix, err := parsePrefix(arg)
+		return func(_ *walk, p *packet) (bool, error) {
+			return err == nil && prefix.Contains(p.conn.destination.Addr()), err
+		}
 	case "--ctdir":
 		return func(_ *walk, p *packet) (bool, error) { return arg == p.direction(), nil }
 	case "--src-type", "--dst-type":

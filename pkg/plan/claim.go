@@ -305,6 +305,7 @@ func (r *ruleset) pingRules() []nat.Rule {
 //	-A PREROUTING, OUTPUT -m conntrack --ctdir ORIGINAL -m set --match-set KUBE-IPVS-SHARED-IPS dst -j KUBE-IPVS-FOREIGN
 //	-A KUBE-IPVS-FOREIGN -i eth0 -j RETURN     (each outer interface)
 //	-A KUBE-IPVS-FOREIGN -m set --match-set KUBE-LOAD-BALANCER dst,dst -j RETURN     (external and cluster IPs alike)
+//	-A KUBE-IPVS-FOREIGN -p tcp -m set --match-set KUBE-HEALTH-CHECK-NODE-PORT dst -j RETURN
 //	-A KUBE-IPVS-FOREIGN ! -p icmp -j MARK --set-xmark 0x4/0xd
 //
 // Packets from the device have the VIP as their source, which the reverse-path check
@@ -351,6 +352,9 @@ func (r *ruleset) sharedVIPs(n *Node) {
 	// Any Service may name another Service's cluster IP as its external IP.
 	for _, set := range r.used(LoadBalancer, ExternalIP, ExternalIPLocal, ClusterIP) {
 		rules = append(rules, rule("served by IPVS", r.match(set, "dst,dst"), "RETURN"))
+	}
+	if r.uses(HealthCheckPort) {
+		rules = append(rules, rule("health check node ports", "-p tcp "+r.match(HealthCheckPort, "dst"), "RETURN"))
 	}
 	r.chain(nat.Mangle, chainForeign, append(rules,
 		nat.Rule("-m addrtype --src-type LOCAL -m conntrack --ctstate NEW -j CONNMARK --set-xmark "+leaves),

@@ -2,6 +2,7 @@ package plan
 
 import (
 	"net/netip"
+	"slices"
 
 	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
 )
@@ -68,6 +69,12 @@ type LocalTraffic struct {
 type NodePortAddresses struct {
 	Primary  bool           // only the Node's own address of each family
 	Prefixes []netip.Prefix // only addresses in these prefixes; a family without a prefix is not restricted
+}
+
+// restricts reports whether some address of the node has no node ports. As in kube-proxy, a
+// prefix of length 0 does not restrict.
+func (a NodePortAddresses) restricts() bool {
+	return a.Primary || len(a.Prefixes) > 0 && !slices.ContainsFunc(a.Prefixes, func(p netip.Prefix) bool { return p.Bits() == 0 })
 }
 
 // SNATMode is how request and reply of masqueraded traffic stay on one interface.

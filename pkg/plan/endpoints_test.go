@@ -244,6 +244,7 @@ func TestHealthCheckAddresses(t *testing.T) {
 		want []netip.Addr
 	}{
 		{"all", plan.NodePortAddresses{}, nil},
+		{"a CIDR of all addresses", plan.NodePortAddresses{Prefixes: []netip.Prefix{netip.MustParsePrefix("0.0.0.0/0")}}, nil},
 		{"a CIDR of no address", plan.NodePortAddresses{Prefixes: []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8")}}, []netip.Addr{}},
 		{"a CIDR", plan.NodePortAddresses{Prefixes: []netip.Prefix{netip.MustParsePrefix("192.0.2.0/24")}}, []netip.Addr{inside}},
 		{"primary", plan.NodePortAddresses{Primary: true}, []netip.Addr{inside}},

@@ -407,9 +407,8 @@ func (r *ruleset) accept() {
 // virtualAddresses lets a VIP answer only on its Services' ports and to pings. A VIP is
 // a local address, so any process listening on 0.0.0.0 would answer for it
 // (kubernetes#72236). Under externalTrafficPolicy Local it drops external clients on
-// a node without endpoints. Health check node ports are accepted last, after new
-// connections to other ports of VIPs have been rejected, because they are matched by
-// port only, and a VIP may have the same port:
+// a node without endpoints. Health check node ports come after the ports of Services, because
+// they are matched by port only, and a VIP may have the same port with source ranges:
 //
 //	-A INPUT -m conntrack ! --ctstate RELATED,ESTABLISHED -j KUBE-IPVS-FILTER
 //	-A KUBE-IPVS-FILTER -m set --match-set KUBE-CLUSTER-IP dst,dst -j RETURN
@@ -417,6 +416,7 @@ func (r *ruleset) accept() {
 //	-A KUBE-IPVS-FILTER -m set --match-set KUBE-IPVS-NO-LOCAL dst,dst -j KUBE-IPVS-INSIDE
 //	-A KUBE-IPVS-FILTER -m set --match-set KUBE-LOAD-BALANCER dst,dst -j RETURN     (and external IPs)
 //	-A KUBE-IPVS-FILTER -p icmp -m icmp --icmp-type 8 -j RETURN     (not with --vip-ping=false)
+//	-A KUBE-IPVS-FILTER -p tcp -m set --match-set KUBE-HEALTH-CHECK-NODE-PORT dst -m set ! --match-set KUBE-IPVS-PORT-IPS dst -j RETURN
 //	-A KUBE-IPVS-FILTER -m conntrack --ctstate NEW -m set --match-set KUBE-IPVS-IPS dst -j KUBE-IPVS-NO-PORT
 //	-A KUBE-IPVS-NO-PORT -j REJECT     (awaitSharedVIPs may precede it)
 //	-A INPUT -j KUBE-NODE-PORT     (only where INPUT may drop packets; see accept)
@@ -440,16 +440,24 @@ func (r *ruleset) virtualAddresses(n *Node) {
 	if r.cfg.VIPs.Ping {
 		rules = append(rules, rule("ping is answered", r.echoRequest(), "RETURN"))
 	}
+	if r.uses(HealthCheckPort) {
+		rules = append(rules, rule("health check node ports", r.healthCheck(), "RETURN"))
+	}
 	const noPort = "no such port on this VIP"
 	rules = append(rules, rule(noPort, "-m conntrack --ctstate NEW "+r.match(VIPAddresses, "dst"), "KUBE-IPVS-NO-PORT"))
 	r.chain(nat.Filter, "KUBE-IPVS-NO-PORT", append(r.awaitSharedVIPs(n), rule(noPort, "", r.reject()))...)
 	if r.uses(HealthCheckPort) {
 		r.jump(nat.Filter, "INPUT", ChainNodePort, "kubernetes health check service ports")
 		r.accepts()
-		r.chain(nat.Filter, ChainNodePort,
-			rule("health check node ports", "-p tcp "+r.match(HealthCheckPort, "dst")+" "+r.notMatch(PortVIPs, "dst"), "ACCEPT"))
+		r.chain(nat.Filter, ChainNodePort, rule("health check node ports", r.healthCheck(), "ACCEPT"))
 	}
 	r.chain(nat.Filter, ChainIPVSFilter, rules...)
+}
+
+// healthCheck returns the match for health check node ports of addresses that are local as a
+// whole. Load balancers may probe them on their own address (kubernetes#117621).
+func (r *ruleset) healthCheck() string {
+	return "-p tcp " + r.match(HealthCheckPort, "dst") + " " + r.notMatch(PortVIPs, "dst")
 }
 
 // icmp returns the match for the family's ICMP.

@@ -426,9 +426,10 @@ func (b *serviceBuilder) readyHere() int {
 
 // addHealthCheck serves the health check node port on the addresses of node ports if
 // --nodeport-addresses restricts them, as kube-proxy does: on none if the node has none of them.
+// Otherwise it is served on all addresses, VIPs included.
 func (b *serviceBuilder) addHealthCheck() {
 	check := HealthCheck{Port: b.service.HealthCheckNodePort, Local: b.readyHere()}
-	if only := b.cfg.NodePortAddresses; only.Primary || len(only.Prefixes) > 0 {
+	if b.cfg.NodePortAddresses.restricts() {
 		b.plan.Deps |= OnNodePorts
 		check.Restricted, check.Addresses = true, b.facts.NodePorts
 	}

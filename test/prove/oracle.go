@@ -110,6 +110,7 @@ const (
 	sayNone     = `a Service without endpoints refuses`
 	sayVIP      = `a VIP answers on its Services' ports only; external addresses are their owner's on other ports (docs/concepts/vips.md)`
 	sayNode     = `the node's own ports are not a Service's`
+	sayHealth   = `healthCheckNodePort: "External systems (e.g. load-balancers) can use this port to determine if a given node holds endpoints for this service or not" (ServiceSpec); some do so on the load balancer IP (kubernetes#117621)`
 	sayOther    = `packets that are for no Service are left alone`
 )
 
@@ -388,6 +389,13 @@ func (o *Oracle) wantError(c *Class, t target) Want {
 	return Want{Fates: []Fate{MayAny}}
 }
 
+// isHealthCheck reports whether a packet is for the health check node port of a Service.
+func (o *Oracle) isHealthCheck(c *Class) bool {
+	return c.Protocol == ip.TCP && slices.ContainsFunc(o.Services, func(s service.Service) bool {
+		return s.HealthCheckNodePort == c.To.Port() && s.HealthCheckNodePort != 0
+	})
+}
+
 // wantOtherPort is for a port of a VIP that no Service has. A cluster IP refuses. An
 // external address belongs to another device: internal clients reach its other ports
 // beyond the node, or are refused.
@@ -397,9 +405,14 @@ func (o *Oracle) wantOtherPort(c *Class, t target) Want {
 	echo := c.Protocol == trace.ICMP || c.Protocol == trace.ICMPv6
 	inside := o.client(c.In) != outside
 	switch {
+	case o.isHealthCheck(c) && !o.claims(t, plan.ClaimPort):
+		w = Want{Fates: []Fate{MustReach}, Sentence: sayHealth}
+		if !o.claims(t, plan.ClaimAddress, plan.ClaimRoute, plan.ClaimAuto) {
+			w.Fates = append(w.Fates, MustRefuse) // claimed in both ways
+		}
 	case external && inside && echo:
 		w.Fates = []Fate{MustLeave, MustReach}
-	case external && inside && o.claimsPorts(t):
+	case external && inside && o.claims(t, plan.ClaimPort, plan.ClaimAuto):
 		w.Fates = []Fate{MustLeave}
 	case external && inside:
 		w.Fates = []Fate{MustLeave, MustRefuse}
@@ -412,12 +425,12 @@ func (o *Oracle) wantOtherPort(c *Class, t target) Want {
 	return w
 }
 
-// claimsPorts reports whether every claim of an address leaves the ports without a Service to
-// the device that has the address.
-func (o *Oracle) claimsPorts(t target) bool {
+// claims reports whether every claim of an address is one of some modes. ClaimPort and, for
+// internal clients, ClaimAuto leave the ports without a Service to the device that has the address.
+func (o *Oracle) claims(t target, modes ...plan.ClaimMode) bool {
 	for _, kind := range t.vip {
 		claim := map[Kind]plan.ClaimMode{ExternalIP: o.Config.VIPs.ExternalIPs, LoadBalancer: o.Config.VIPs.LoadBalancers, ClusterIP: o.Config.VIPs.ClusterIPs}[kind]
-		if claim != plan.ClaimPort && claim != plan.ClaimAuto {
+		if !slices.Contains(modes, claim) {
 			return false
 		}
 	}

@@ -121,21 +121,22 @@ func (p *ServicePlan) addMarked(cfg *Config, in InternalServer, mark uint32) {
 // external returns matches for external clients in filter INPUT and nat PREROUTING.
 // Packets that enter through an outer interface are external: pods of other nodes reach
 // a VIP through their own node, and use this node's node port only by addressing this
-// node. On other interfaces, packets that are not known to be from a pod are external
-// too.
+// node. On other interfaces there may be pods outside the configured ranges, or containers of
+// other programs, whose replies return through this node. So only on a node without outer
+// interfaces, packets that are not known to be from a pod are external.
 func (r *ruleset) external(n *Node) []string {
 	var out []string
 	for _, link := range r.outerLinks {
 		out = append(out, "-i "+link)
 	}
+	if len(out) > 0 {
+		return out
+	}
 	const notFromNode = "-m addrtype ! --src-type LOCAL"
 	if notPod, ok := r.notFromPod(n); ok {
-		return append(out, notPod(notFromNode))
+		return []string{notPod(notFromNode)}
 	}
-	if len(out) == 0 {
-		return []string{notFromNode}
-	}
-	return out
+	return []string{notFromNode}
 }
 
 // marksInternal reports whether internal clients of Local get its fwmarks.
@@ -224,8 +225,8 @@ func (r *ruleset) internalRules(n *Node) []nat.Rule {
 // externalLocal writes the chains of externalTrafficPolicy Local. On a node without
 // endpoints, external clients may only continue established connections:
 //
-//	filter -A KUBE-IPVS-INSIDE -i eth0 -j DROP
-//	filter -A KUBE-IPVS-INSIDE ! -s 10.244.0.0/16 -m addrtype ! --src-type LOCAL -j DROP
+//	filter -A KUBE-IPVS-INSIDE -i eth0 -j DROP     (each outer interface)
+//	filter -A KUBE-IPVS-INSIDE ! -s 10.244.0.0/16 -m addrtype ! --src-type LOCAL -j DROP     (if there are none)
 //
 // The node's own packets to these addresses are masqueraded, because their source may
 // be the VIP. On a node with endpoints, KUBE-IPVS-SENT does so:

@@ -770,6 +770,13 @@ func TestLocalFlows(t *testing.T) {
 			{"client eth0", "l/away:80", "DROP"},
 			{"pod cni0", "l/away:80", "remote:8080 by eth0 as pod"},
 		}},
+		{"pods outside the cluster CIDR, or containers of another program", "no other rules", func(s *Scenario) {
+			s.Config.LocalMark = plan.LocalMark{}
+			s.Config.LocalTraffic.CIDRs = []netip.Prefix{netip.MustParsePrefix("10.99.0.0/16"), netip.MustParsePrefix("fd00:99::/48")}
+		}, []flow{
+			{"client eth0", "l/away:80", "DROP"},
+			{"pod cni0", "l/away:80", "remote:8080 by eth0 as pod"},
+		}},
 		{"no endpoint here that is ready", "no other rules", func(s *Scenario) { unready(s, "node-1") }, []flow{
 			{"client eth0", "l/here:80", "DROP"},
 			{"pod cni0", "l/here:80", "remote:8080 by eth0 as pod"},

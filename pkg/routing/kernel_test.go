@@ -454,7 +454,10 @@ func TestInventoryAmidChanges(t *testing.T) {
 func readAt(n *Netlink) time.Time {
 	n.cache.mu.Lock()
 	defer n.cache.mu.Unlock()
-	return n.cache.read
+	if n.cache.linksRead.After(n.cache.routesRead) {
+		return n.cache.linksRead
+	}
+	return n.cache.routesRead
 }
 
 func inventoryOf(t *testing.T, n *Netlink) Inventory {

@@ -416,8 +416,8 @@ func (r *ruleset) accept() {
 //	-A KUBE-IPVS-FILTER -m set --match-set KUBE-IPVS-NO-LOCAL dst,dst -j KUBE-IPVS-INSIDE
 //	-A KUBE-IPVS-FILTER -m set --match-set KUBE-LOAD-BALANCER dst,dst -j RETURN     (and external IPs)
 //	-A KUBE-IPVS-FILTER -p icmp -m icmp --icmp-type 8 -j RETURN     (not with --vip-ping=false)
-//	-A KUBE-IPVS-FILTER -p tcp -m set --match-set KUBE-HEALTH-CHECK-NODE-PORT dst -m set ! --match-set KUBE-IPVS-PORT-IPS dst -j RETURN
 //	-A KUBE-IPVS-FILTER -m conntrack --ctstate NEW -m set --match-set KUBE-IPVS-IPS dst -j KUBE-IPVS-NO-PORT
+//	-A KUBE-IPVS-NO-PORT -p tcp -m set --match-set KUBE-HEALTH-CHECK-NODE-PORT dst -m set ! --match-set KUBE-IPVS-PORT-IPS dst -j RETURN
 //	-A KUBE-IPVS-NO-PORT -j REJECT     (awaitSharedVIPs may precede it)
 //	-A INPUT -j KUBE-NODE-PORT     (only where INPUT may drop packets; see accept)
 //	-A KUBE-NODE-PORT -p tcp -m set --match-set KUBE-HEALTH-CHECK-NODE-PORT dst -m set ! --match-set KUBE-IPVS-PORT-IPS dst -j ACCEPT
@@ -440,12 +440,14 @@ func (r *ruleset) virtualAddresses(n *Node) {
 	if r.cfg.VIPs.Ping {
 		rules = append(rules, rule("ping is answered", r.echoRequest(), "RETURN"))
 	}
-	if r.uses(HealthCheckPort) {
-		rules = append(rules, rule("health check node ports", r.healthCheck(), "RETURN"))
-	}
 	const noPort = "no such port on this VIP"
 	rules = append(rules, rule(noPort, "-m conntrack --ctstate NEW "+r.match(VIPAddresses, "dst"), "KUBE-IPVS-NO-PORT"))
-	r.chain(nat.Filter, "KUBE-IPVS-NO-PORT", append(r.awaitSharedVIPs(n), rule(noPort, "", r.reject()))...)
+	var others []nat.Rule
+	if r.uses(HealthCheckPort) {
+		others = append(others, rule("health check node ports", r.healthCheck(), "RETURN"))
+	}
+	others = append(others, r.awaitSharedVIPs(n)...)
+	r.chain(nat.Filter, "KUBE-IPVS-NO-PORT", append(others, rule(noPort, "", r.reject()))...)
 	if r.uses(HealthCheckPort) {
 		r.jump(nat.Filter, "INPUT", ChainNodePort, "kubernetes health check service ports")
 		r.accepts()

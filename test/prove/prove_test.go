@@ -245,13 +245,13 @@ func TestUpdates(t *testing.T) {
 		})
 	}
 	only := regexp.MustCompile(os.Getenv("PROVE_UPDATE"))
-	listed, every := 0, 1
+	number, every := 0, 1
 	if prove == "short" {
-		every = 3 // another third of each scenario's, as their numbers differ
+		every = 3
 	}
 	for _, s := range scenarios(t, true) {
 		for _, u := range updatesOf(s) {
-			if listed++; listed%every != 0 || !only.MatchString(u.Name) {
+			if number++; number%every != 0 || !only.MatchString(u.Name) {
 				continue
 			}
 			for _, f := range s.Config.Families {

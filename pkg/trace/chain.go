@@ -33,9 +33,9 @@ type walk struct {
 	steps  []Step
 	doubts []string // rules that could not be evaluated
 	rules  int      // that a packet was matched against
-	// routedBy is the mark for which the route of a packet in OUTPUT counts as looked up. If the
-	// packet has another mark, the kernel looks up the route again. A mark set by a chain of type
-	// filter does not cause that, so routedBy follows it.
+	// routedBy is the mark of the last route lookup of a packet in OUTPUT. If the packet's mark
+	// differs, the kernel looks up the route again. A mark that a chain of type filter sets does
+	// not cause that, so routedBy changes with it.
 	routedBy uint32
 }
 

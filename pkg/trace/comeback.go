@@ -102,7 +102,7 @@ func (b *serverPath) forwardedPlainly(p *packet, what string) Verdict {
 		p.out = "lo"
 		return verdict(b.hooks("INPUT", p, nat.Mangle, nat.Filter, security), b.walk)
 	case !b.Forwards():
-		return Verdict{Dropped, "forwarding is disabled on the node (net.ipv4.ip_forward, for IPv6 net.ipv6.conf.all.forwarding)"}
+		return Verdict{Dropped, notForwarding}
 	}
 	p.out = way.Link
 	if v := verdict(b.hooks("FORWARD", p, nat.Mangle, nat.Filter, security), b.walk); v.Outcome != "" {

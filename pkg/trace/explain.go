@@ -266,10 +266,12 @@ func (w *walk) delivered(p *packet) (ipvs.Key, Verdict) {
 	return ipvs.Key{}, Verdict{Unserved, "it is delivered to the node: a process that listens on the port gets it"}
 }
 
+const notForwarding = "forwarding is disabled on the node (net.ipv4.ip_forward, for IPv6 net.ipv6.conf.all.forwarding)"
+
 // forwarded follows a packet that is not for the node.
 func (w *walk) forwarded(p *packet, way found) Verdict {
 	if !w.Forwards() {
-		return Verdict{Dropped, "forwarding is disabled on the node (net.ipv4.ip_forward, for IPv6 net.ipv6.conf.all.forwarding)"}
+		return Verdict{Dropped, notForwarding}
 	}
 	p.out = way.Link
 	if v := verdict(w.hooks("FORWARD", p, nat.Mangle, nat.Filter, security), w); v.Outcome != "" {

@@ -179,15 +179,15 @@ func compileModule(m match, arg string) func(*walk, *packet) (bool, error) {
 	case "--ctstate", "--state":
 		states := strings.Split(arg, ",")
 		return func(_ *walk, p *packet) (bool, error) { return slices.Contains(states, string(p.state)), nil }
-	case "--ctorigsrc":
+	case "--ctorigsrc", "--ctorigdst":
+		source := m.option == "--ctorigsrc"
 		prefix, err := parsePrefix(arg)
 		return func(_ *walk, p *packet) (bool, error) {
-			return err == nil && prefix.Contains(p.conn.source.Addr()), err
-		}
-	case "--ctorigdst":
-		prefix, err := parsePrefix(arg)
-		return func(_ *walk, p *packet) (bool, error) {
-			return err == nil && prefix.Contains(p.conn.destination.Addr()), err
+			original := p.conn.destination
+			if source {
+				original = p.conn.source
+			}
+			return err == nil && prefix.Contains(original.Addr()), err
 		}
 	case "--ctdir":
 		return func(_ *walk, p *packet) (bool, error) { return arg == p.direction(), nil }

@@ -275,7 +275,7 @@ func (b *serverPath) followReply(p *packet) Verdict {
 	case way.Local:
 		return b.deliverReply(p)
 	case !b.Forwards():
-		return Verdict{Dropped, "the reply: forwarding is disabled on the node (net.ipv4.ip_forward, for IPv6 net.ipv6.conf.all.forwarding)"}
+		return Verdict{Dropped, "the reply: " + notForwarding}
 	}
 	return b.forwardReply(p, way)
 }

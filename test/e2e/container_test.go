@@ -62,8 +62,11 @@ func TestReliabilityContainer(t *testing.T) {
 	} {
 		for _, protocol := range []lab.Protocol{lab.TCP, lab.UDP} {
 			asked++
-			// The rules for 127.0.0.1 are written once the first packet needs them.
-			if answer := ask.from.DialWithin(stallLimit, protocol, ask.address); answer.Err != nil {
+			limit := lab.DialTimeout
+			if strings.HasPrefix(ask.address, "127.") { // its rules are written once the first packet needs them
+				limit = stallLimit
+			}
+			if answer := ask.from.DialWithin(limit, protocol, ask.address); answer.Err != nil {
 				t.Errorf("%s from %s to %s: %s", protocol, ask.from.Name, ask.address, answer)
 			}
 		}

@@ -71,8 +71,8 @@ type NodePortAddresses struct {
 	Prefixes []netip.Prefix // only addresses in these prefixes; a family without a prefix is not restricted
 }
 
-// restricts reports whether some address of the node has no node ports. As in kube-proxy, a
-// prefix of length 0 does not restrict.
+// restricts reports whether health check node ports are served on these addresses only. As in
+// kube-proxy, one prefix of length 0 opens them on all addresses.
 func (a NodePortAddresses) restricts() bool {
 	return a.Primary || len(a.Prefixes) > 0 && !slices.ContainsFunc(a.Prefixes, func(p netip.Prefix) bool { return p.Bits() == 0 })
 }

@@ -19,30 +19,32 @@ import (
 	"k8s.io/utils/ptr"
 )
 
-// lostWorld is a source that watches a fake API server, in a synctest bubble.
-type lostWorld struct {
-	t      *testing.T
-	client *fake.Clientset
-	lost   []string     // in the last call
-	told   int          // number of calls
-	asked  atomic.Int32 // requests for other Nodes
-	down   atomic.Bool  // requests for them fail
+// unreachableWorld is a source that watches a fake API server, in a synctest bubble.
+type unreachableWorld struct {
+	t           *testing.T
+	client      *fake.Clientset
+	unreachable []string     // in the last call
+	told        int          // number of calls
+	asked       atomic.Int32 // requests for other Nodes
+	down        atomic.Bool  // requests for them fail
 }
 
-func (w *lostWorld) SetService(*corev1.Service)                  {}
-func (w *lostWorld) DeleteService(types.NamespacedName)          {}
-func (w *lostWorld) SetEndpointSlice(*discoveryv1.EndpointSlice) {}
-func (w *lostWorld) DeleteEndpointSlice(types.NamespacedName)    {}
-func (w *lostWorld) SetNode(*corev1.Node)                        {}
-func (w *lostWorld) DeleteNode()                                 {}
-func (w *lostWorld) Begun()                                      {}
-func (w *lostWorld) Synced()                                     {}
-func (w *lostWorld) SetUnreachableNodes(nodes []string)          { w.lost, w.told = nodes, w.told+1 }
+func (w *unreachableWorld) SetService(*corev1.Service)                  {}
+func (w *unreachableWorld) DeleteService(types.NamespacedName)          {}
+func (w *unreachableWorld) SetEndpointSlice(*discoveryv1.EndpointSlice) {}
+func (w *unreachableWorld) DeleteEndpointSlice(types.NamespacedName)    {}
+func (w *unreachableWorld) SetNode(*corev1.Node)                        {}
+func (w *unreachableWorld) DeleteNode()                                 {}
+func (w *unreachableWorld) Begun()                                      {}
+func (w *unreachableWorld) Synced()                                     {}
+func (w *unreachableWorld) SetUnreachableNodes(nodes []string) {
+	w.unreachable, w.told = nodes, w.told+1
+}
 
 // onNodes starts a source on node1, with a slice for each text: endpoints as "node2",
 // "node2:unready", "node2:terminating" or "node2:published" (unready, but published as
 // ready).
-func onNodes(t *testing.T, slices []string, test func(*lostWorld)) {
+func onNodes(t *testing.T, slices []string, test func(*unreachableWorld)) {
 	synctest.Test(t, func(t *testing.T) {
 		var objects []runtime.Object
 		for _, name := range []string{"node1", "node2", "node3", "node4"} {
@@ -51,7 +53,7 @@ func onNodes(t *testing.T, slices []string, test func(*lostWorld)) {
 		for i, text := range slices {
 			objects = append(objects, sliceOf(i, text))
 		}
-		w := &lostWorld{t: t, client: fake.NewClientset(objects...)}
+		w := &unreachableWorld{t: t, client: fake.NewClientset(objects...)}
 		w.client.PrependReactor("list", "nodes", func(a k8stesting.Action) (bool, runtime.Object, error) {
 			if strings.Contains(a.(k8stesting.ListAction).GetListRestrictions().Fields.String(), "node1") {
 				return false, nil, nil
@@ -90,12 +92,12 @@ func sliceOf(number int, text string) *discoveryv1.EndpointSlice {
 }
 
 // after advances the time, and waits for what happens meanwhile.
-func (w *lostWorld) after(d time.Duration) {
+func (w *unreachableWorld) after(d time.Duration) {
 	time.Sleep(d)
 	synctest.Wait()
 }
 
-func (w *lostWorld) set(number int, text string) {
+func (w *unreachableWorld) set(number int, text string) {
 	w.t.Helper()
 	if _, err := w.client.DiscoveryV1().EndpointSlices("default").Update(w.t.Context(), sliceOf(number, text), metav1.UpdateOptions{}); err != nil {
 		w.t.Fatal(err)
@@ -103,7 +105,7 @@ func (w *lostWorld) set(number int, text string) {
 }
 
 // setReady sets the Ready condition and the taints of a node.
-func (w *lostWorld) setReady(node string, status corev1.ConditionStatus, taints ...corev1.Taint) {
+func (w *unreachableWorld) setReady(node string, status corev1.ConditionStatus, taints ...corev1.Taint) {
 	w.t.Helper()
 	n := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: node}, Spec: corev1.NodeSpec{Taints: taints}}
 	n.Status.Conditions = []corev1.NodeCondition{{Type: corev1.NodeMemoryPressure, Status: corev1.ConditionFalse}, {Type: corev1.NodeReady, Status: status}}
@@ -112,9 +114,9 @@ func (w *lostWorld) setReady(node string, status corev1.ConditionStatus, taints 
 	}
 }
 
-func (w *lostWorld) want(when, lost string, asked int) {
+func (w *unreachableWorld) want(when, lost string, asked int) {
 	w.t.Helper()
-	if got := strings.Join(w.lost, " "); got != lost {
+	if got := strings.Join(w.unreachable, " "); got != lost {
 		w.t.Errorf("%s: lost nodes are %q, want %q", when, got, lost)
 	}
 	if got := int(w.asked.Load()); got != asked {
@@ -125,7 +127,7 @@ func (w *lostWorld) want(when, lost string, asked int) {
 // TestIssue89392LostNode reports a node as lost within seconds of its endpoints becoming
 // unready, and as reachable with the first ready one.
 func TestIssue89392LostNode(t *testing.T) {
-	onNodes(t, []string{"node1 node2", "node2 node3"}, func(w *lostWorld) {
+	onNodes(t, []string{"node1 node2", "node2 node3"}, func(w *unreachableWorld) {
 		w.setReady("node2", corev1.ConditionUnknown)
 		w.set(0, "node1 node2:unready")
 		w.after(firstCheckMax)
@@ -147,29 +149,29 @@ func TestIssue89392LostNode(t *testing.T) {
 func TestLostNodeConditions(t *testing.T) {
 	for _, tc := range []struct {
 		name string
-		say  func(*lostWorld)
+		say  func(*unreachableWorld)
 		lost string
 	}{
-		{"nothing", func(*lostWorld) {}, ""},
-		{"its kubelet says that it is not ready", func(w *lostWorld) { w.setReady("node2", corev1.ConditionFalse) }, ""},
-		{"it is ready", func(w *lostWorld) { w.setReady("node2", corev1.ConditionTrue) }, ""},
-		{"out of service", func(w *lostWorld) {
+		{"nothing", func(*unreachableWorld) {}, ""},
+		{"its kubelet says that it is not ready", func(w *unreachableWorld) { w.setReady("node2", corev1.ConditionFalse) }, ""},
+		{"it is ready", func(w *unreachableWorld) { w.setReady("node2", corev1.ConditionTrue) }, ""},
+		{"out of service", func(w *unreachableWorld) {
 			w.setReady("node2", corev1.ConditionFalse, corev1.Taint{Key: "node.kubernetes.io/out-of-service"})
 		}, "node2"},
-		{"shut down", func(w *lostWorld) {
+		{"shut down", func(w *unreachableWorld) {
 			w.setReady("node2", corev1.ConditionFalse, corev1.Taint{Key: "node.cloudprovider.kubernetes.io/shutdown"})
 		}, "node2"},
-		{"another taint", func(w *lostWorld) {
+		{"another taint", func(w *unreachableWorld) {
 			w.setReady("node2", corev1.ConditionTrue, corev1.Taint{Key: "dedicated"})
 		}, ""},
-		{"it is deleted", func(w *lostWorld) {
+		{"it is deleted", func(w *unreachableWorld) {
 			if err := w.client.CoreV1().Nodes().Delete(w.t.Context(), "node2", metav1.DeleteOptions{}); err != nil {
 				w.t.Fatal(err)
 			}
 		}, "node2"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			onNodes(t, []string{"node1 node2"}, func(w *lostWorld) {
+			onNodes(t, []string{"node1 node2"}, func(w *unreachableWorld) {
 				tc.say(w)
 				w.set(0, "node1 node2:unready")
 				w.after(firstCheckMax)
@@ -190,7 +192,7 @@ func TestNoRequestsForHealthyNodes(t *testing.T) {
 		{"gone", "node1 node2", "node1"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			onNodes(t, []string{tc.before}, func(w *lostWorld) {
+			onNodes(t, []string{tc.before}, func(w *unreachableWorld) {
 				w.setReady("node2", corev1.ConditionUnknown)
 				w.set(0, tc.after)
 				w.after(time.Hour)
@@ -202,7 +204,7 @@ func TestNoRequestsForHealthyNodes(t *testing.T) {
 
 // TestReadyInNameOnly publishes an endpoint that is not ready.
 func TestReadyInNameOnly(t *testing.T) {
-	onNodes(t, []string{"node1 node2", "node2:published node3"}, func(w *lostWorld) {
+	onNodes(t, []string{"node1 node2", "node2:published node3"}, func(w *unreachableWorld) {
 		w.setReady("node2", corev1.ConditionUnknown)
 		w.set(0, "node1 node2:unready")
 		w.after(firstCheckMax)
@@ -212,7 +214,7 @@ func TestReadyInNameOnly(t *testing.T) {
 
 // TestLostBeforeTheStart starts when the node is already lost: no earlier state is known.
 func TestLostBeforeTheStart(t *testing.T) {
-	onNodes(t, []string{"node1 node2:unready"}, func(w *lostWorld) {
+	onNodes(t, []string{"node1 node2:unready"}, func(w *unreachableWorld) {
 		w.setReady("node2", corev1.ConditionUnknown)
 		w.after(firstCheckMax)
 		w.want("after the start", "node2", 1)
@@ -222,7 +224,7 @@ func TestLostBeforeTheStart(t *testing.T) {
 // TestRetriesAreRare: a node whose kubelet fails may die later, and an API server that
 // does not answer may answer later.
 func TestRetriesAreRare(t *testing.T) {
-	onNodes(t, []string{"node1 node2"}, func(w *lostWorld) {
+	onNodes(t, []string{"node1 node2"}, func(w *unreachableWorld) {
 		w.down.Store(true)
 		w.setReady("node2", corev1.ConditionFalse)
 		w.set(0, "node1 node2:unready")
@@ -245,7 +247,7 @@ func TestRetriesAreRare(t *testing.T) {
 
 // TestMostNodesAreNotLost: most nodes look lost if the API server is cut off from them.
 func TestMostNodesAreNotLost(t *testing.T) {
-	onNodes(t, []string{"node1 node2 node3 node4"}, func(w *lostWorld) {
+	onNodes(t, []string{"node1 node2 node3 node4"}, func(w *unreachableWorld) {
 		for _, node := range []string{"node2", "node3", "node4"} {
 			w.setReady(node, corev1.ConditionUnknown)
 		}

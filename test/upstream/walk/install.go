@@ -39,7 +39,7 @@ func run(commands string) step { return step{commands: commands} }
 // what they show on it, and remove it.
 func installation(values map[string]string) (steps []step) {
 	server := strings.TrimPrefix(values["server"], "https://")
-	cidr, escaped := values["cidr"], helmList(values["cidr"])
+	cidr := values["cidr"]
 	image := map[string]string{"registry.example/kube-ipvs": values["image"]}
 	with := func(pairs ...string) map[string]string {
 		out := maps.Clone(image)
@@ -51,7 +51,7 @@ func installation(values map[string]string) (steps []step) {
 	for _, part := range [][]step{
 		{
 			page(install, "Get the image", 1, map[string]string{"ctr": "onNode1 ctr", "kube-ipvs-image.tar": "/node/images/walk.tar"}),
-			page(install, "Helm", 0, with("10.0.0.10:6443", server, "10.244.0.0/16", "'"+escaped+"'")),
+			page(install, "Helm", 0, with("10.0.0.10:6443", server, "10.244.0.0/16", "'"+helmList(cidr)+"'")),
 			run(installed),
 			page(install, "Helm", 1, nil).checked(prints("Succeeded")),
 			page(install, "Check that it works", 0, map[string]string{"NODE": "node1"}).checked(prints("OK       kernel")),

@@ -2,6 +2,7 @@ package nat
 
 import (
 	"fmt"
+	"iter"
 	"maps"
 	"regexp"
 	"slices"
@@ -46,15 +47,34 @@ func parseSave(text string) (ruleset, error) {
 // instead of an error.
 func parsePartly(text string) (ruleset, []Unread, error) {
 	p := saveParser{rules: ruleset{}}
-	for i, line := range strings.Split(text, "\n") {
+	for number, line := range savedLines(text) {
 		if err := p.line(strings.TrimSuffix(line, "\r")); err != nil {
-			return nil, nil, fmt.Errorf("iptables-save, line %d: %w", i+1, err)
+			return nil, nil, fmt.Errorf("iptables-save, line %d: %w", number, err)
 		}
 	}
 	if p.table != nil {
 		return nil, nil, fmt.Errorf("iptables-save: output ends before the COMMIT of table %s", p.name)
 	}
 	return p.rules, p.unread, nil
+}
+
+// savedLines returns the lines of iptables-save with their numbers, from 1. A rule whose comment
+// contains line breaks is one line, with the number of its first: iptables-save prints a
+// comment as it is.
+func savedLines(text string) iter.Seq2[int, string] {
+	return func(yield func(int, string) bool) {
+		lines := strings.Split(text, "\n")
+		for i := 0; i < len(lines); i++ {
+			number, line := i+1, lines[i]
+			for strings.HasPrefix(line, "-A ") && i+1 < len(lines) && endsInQuotes(line) {
+				i++
+				line += "\n" + lines[i]
+			}
+			if !yield(number, line) {
+				return
+			}
+		}
+	}
 }
 
 func (u Unread) err() error {

@@ -1,6 +1,7 @@
 package nat
 
 import (
+	"slices"
 	"strings"
 	"testing"
 
@@ -64,6 +65,18 @@ func TestParseSaveRefuses(t *testing.T) {
 		if rules, err := parseSave(text); err == nil || rules != nil {
 			t.Errorf("%s: %v, %v, want only an error", name, rules, err)
 		}
+	}
+}
+
+// TestParseSaveWithLineBreaks: iptables-save prints a comment as it is.
+func TestParseSaveWithLineBreaks(t *testing.T) {
+	rules, err := parseSave("*nat\n:A - [0:0]\n-A A -m comment --comment \"one\n# two\n\nCOMMIT\n\\\" three\" -j RETURN\n-A A -j RETURN\nCOMMIT\n")
+	want := []Rule{"-m comment --comment \"one\n# two\n\nCOMMIT\n\\\" three\" -j RETURN", "-j RETURN"}
+	if err != nil || !slices.Equal(rules[NAT].chains["A"], want) {
+		t.Fatalf("%v, %v, want %q", rules[NAT], err, want)
+	}
+	if _, err := parseSave("*nat\n:A - [0:0]\n-A A -m comment --comment \"one\ntwo\" -j RETURN\n?\n"); err == nil || !strings.Contains(err.Error(), "line 5") {
+		t.Errorf("%v, want an error at line 5", err)
 	}
 }
 

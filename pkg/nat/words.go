@@ -6,6 +6,14 @@ import (
 	"strings"
 )
 
+var errUnterminated = errors.New("unterminated quote")
+
+// endsInQuotes reports whether a rule ends within double quotes.
+func endsInQuotes(rule string) bool {
+	_, err := Words(rule)
+	return err != nil
+}
+
 // Words splits a rule as iptables-restore does: at blanks, except within double quotes,
 // where a backslash escapes the next character.
 func Words(rule string) ([]string, error) {
@@ -33,7 +41,7 @@ func Words(rule string) ([]string, error) {
 		}
 	}
 	if quoted {
-		return nil, errors.New("unterminated quote")
+		return nil, errUnterminated
 	}
 	if inWord {
 		out = append(out, word.String())

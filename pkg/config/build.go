@@ -35,13 +35,6 @@ var (
 )
 
 const (
-	// maxIPVSTimeout is the longest timeout that the kernel accepts at any clock rate:
-	// it stores timeouts as 31-bit ticks.
-	maxIPVSTimeout = math.MaxInt32 / 1000 * time.Second
-	// maxTimeout is the longest conntrack timeout, for the same reason: its sysctl takes
-	// seconds, but the kernel stores ticks.
-	maxTimeout = math.MaxInt32 / 1000 * time.Second
-
 	maxInterfaceName = 15
 	// maxInterfacePrefix leaves room for the + that rules append.
 	maxInterfacePrefix = maxInterfaceName - 1
@@ -229,7 +222,7 @@ func (b *builder) syncPeriods() (period, least time.Duration) {
 func (b *builder) ipvsTimeouts() ipvs.Timeouts {
 	c := b.proxy.IPVS
 	seconds := func(flag, fieldPath string, d metav1.Duration) uint32 {
-		return uint32(b.seconds(b.path(flag, fieldPath), d.Duration, maxIPVSTimeout) / time.Second)
+		return uint32(b.seconds(b.path(flag, fieldPath), d.Duration) / time.Second)
 	}
 	t := ipvs.Timeouts{
 		TCP:    seconds("ipvs-tcp-timeout", "ipvs.tcpTimeout", c.TCPTimeout),
@@ -250,7 +243,7 @@ func wholeSeconds(d time.Duration) uint32 { return uint32(d / time.Second) }
 func (b *builder) conntrack() Conntrack {
 	c := b.proxy.Conntrack
 	seconds := func(flag, fieldPath string, d metav1.Duration) time.Duration {
-		return b.seconds(b.path(flag, fieldPath), d.Duration, maxTimeout)
+		return b.seconds(b.path(flag, fieldPath), d.Duration)
 	}
 	b.inRange(b.path("conntrack-max-per-core", "conntrack.maxPerCore"), int(*c.MaxPerCore), 0, math.MaxInt32)
 	b.inRange(b.path("conntrack-min", "conntrack.min"), int(*c.Min), 0, math.MaxInt32)

@@ -129,6 +129,10 @@ func TestFlags(t *testing.T) {
 			c.Notices = nil
 		}},
 		{"--ipvs-scheduler=mh", func(c *Config) { c.Plan.Scheduler = "mh" }},
+		{"--ipvs-udp-timeout=90500ms --conntrack-tcp-timeout-established=1440h", func(c *Config) {
+			c.IPVSTimeouts.UDP, c.Conntrack.TCPEstablished = 90, 1440*time.Hour
+			c.Notices = append(c.Notices, "--ipvs-udp-timeout: 1m30.5s is rounded down to 1m30s: the kernel takes whole seconds")
+		}},
 		{"--ipvs-sync-period=1m --ipvs-min-sync-period=0", func(c *Config) { c.SyncPeriod = time.Minute; c.MinSyncPeriod = 0 }},
 		{"--ipvs-exclude-cidrs=10.9.0.0/16,fd09::/64", func(c *Config) {
 			c.Plan.ExcludeCIDRs = []netip.Prefix{pfx("10.9.0.0/16"), pfx("fd09::/64")}
@@ -302,9 +306,9 @@ func TestFlagErrors(t *testing.T) {
 		{"--ipvs-min-sync-period=1m", []string{"--ipvs-min-sync-period: ", "not be more than --ipvs-sync-period, which is 30s"}},
 		{"--ipvs-sync-period=soon", []string{"--ipvs-sync-period", "soon"}},
 		{"--ipvs-exclude-cidrs=10.0.0.0/8,x", []string{`--ipvs-exclude-cidrs[1]: Invalid value: "x"`}},
-		{"--ipvs-tcp-timeout=1500ms", []string{`--ipvs-tcp-timeout: Invalid value: "1.5s": must be whole seconds`}},
+		{"--ipvs-tcp-timeout=500ms", []string{`--ipvs-tcp-timeout: Invalid value: "500ms": must be from 1s`}},
 		{"--ipvs-tcpfin-timeout=-1s", []string{"--ipvs-tcpfin-timeout: "}},
-		{"--ipvs-udp-timeout=1000000h", []string{"--ipvs-udp-timeout: ", "at most"}},
+		{"--ipvs-udp-timeout=1000000h", []string{"--ipvs-udp-timeout: ", "from 1s to 5965h13m56s"}},
 		{"--iptables-masquerade-bit=32", []string{"--iptables-masquerade-bit: Invalid value: 32: must be from 0 to 31"}},
 		{"--iptables-masquerade-bit=13 --reply-mark=0x2000", []string{`--reply-mark: Invalid value: "0x2000": must not have a bit of --iptables-masquerade-bit`}},
 		{"--nodeport-addresses=primary,10.0.0.0/8", []string{"--nodeport-addresses: ", "primary alone or CIDRs"}},

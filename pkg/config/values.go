@@ -3,6 +3,7 @@ package config
 import (
 	"fmt"
 	"maps"
+	"math"
 	"net"
 	"net/netip"
 	"path/filepath"
@@ -87,13 +88,23 @@ func (b *builder) inRange(path *field.Path, v, low, high int) bool {
 	return true
 }
 
-// seconds reads a timeout in whole seconds, the kernel's unit.
-func (b *builder) seconds(path *field.Path, d, most time.Duration) time.Duration {
-	if d < 0 || d > most || d%time.Second != 0 {
-		b.invalid(path, d.String(), fmt.Sprintf("must be whole seconds, at most %s; 0 keeps the kernel's value", most))
+// maxTimeout is the longest timeout that a kernel accepts: it stores timeouts of IPVS and
+// conntrack in 31-bit ticks, of which a second has at least 100. A kernel with more ticks a second
+// refuses shorter ones.
+const maxTimeout = math.MaxInt32 / 100 * time.Second
+
+// seconds reads a timeout in whole seconds, the kernel's unit. Like kube-proxy, it ignores a
+// fraction of a second, but not one that would leave 0.
+func (b *builder) seconds(path *field.Path, d time.Duration) time.Duration {
+	whole := d.Truncate(time.Second)
+	if d < 0 || d > maxTimeout || d > 0 && whole == 0 {
+		b.invalid(path, d.String(), fmt.Sprintf("must be from 1s to %s; 0 keeps the kernel's value", maxTimeout))
 		return 0
 	}
-	return d
+	if whole != d {
+		b.notices = append(b.notices, fmt.Sprintf("%s: %s is rounded down to %s: the kernel takes whole seconds", path, d, whole))
+	}
+	return whole
 }
 
 // interfaceName reads the name of an interface, or a prefix of names.

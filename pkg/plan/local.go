@@ -345,9 +345,12 @@ var tunnels = []string{"vxlan", "geneve", "ipip", "ip6tnl", "sit", "gre", "ip6gr
 // switches lists the kinds of interfaces that many pods are attached to.
 var switches = []string{"bridge", "openvswitch"}
 
+// adapters lists the kinds of interfaces that lead out of the machine.
+var adapters = []string{"device", "bond", "team", "vlan"}
+
 // isOuter reports whether a link is not for pods of this node. The node's end of a
-// pod's link has no address or a single-host one; a pod bridge has an address in the
-// pod network.
+// pod's link has no address or, unless it is an adapter, a single-host one. A bridge with an
+// address is for pods or containers, unless all that is attached to it are adapters.
 func isOuter(cfg *Config, n *Node, l *routing.Link) bool {
 	if l.Loopback || l.Master != "" || l.Type == "dummy" || isPodLink(cfg, n, l) {
 		return false
@@ -355,9 +358,20 @@ func isOuter(cfg *Config, n *Node, l *routing.Link) bool {
 	if slices.Contains(tunnels, l.Type) {
 		return true
 	}
-	return !slices.Contains(switches, l.Type) && slices.ContainsFunc(l.Addresses, func(a routing.Address) bool {
-		return a.Global && !a.Prefix.IsSingleIP()
+	if slices.Contains(switches, l.Type) && !extendsAdapter(n, l.Name) {
+		return false
+	}
+	isAdapter := slices.Contains(adapters, l.Type)
+	return slices.ContainsFunc(l.Addresses, func(a routing.Address) bool {
+		return a.Global && (isAdapter || !a.Prefix.IsSingleIP())
 	})
+}
+
+// extendsAdapter reports whether adapters, and nothing else, are attached to a bridge. It then
+// has their network.
+func extendsAdapter(n *Node, bridge string) bool {
+	attached := filter(n.Inventory.Links, func(l routing.Link) bool { return l.Master == bridge })
+	return len(attached) > 0 && !slices.ContainsFunc(attached, func(l routing.Link) bool { return !slices.Contains(adapters, l.Type) })
 }
 
 // isPodLink reports whether the configuration identifies a link as a pod link.

@@ -1,10 +1,16 @@
 package plan_test
 
 import (
+	"net/netip"
+	"slices"
+	"strings"
 	"testing"
 
+	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
 	"github.com/kube-ipvs/kube-ipvs/pkg/ipvs"
+	"github.com/kube-ipvs/kube-ipvs/pkg/nat"
 	"github.com/kube-ipvs/kube-ipvs/pkg/plan"
+	"github.com/kube-ipvs/kube-ipvs/pkg/routing"
 )
 
 // TestFWMarksRunOut checks that internal clients get the node-local endpoints if an
@@ -82,5 +88,54 @@ func TestLocalMark(t *testing.T) {
 	}
 	if n := (plan.LocalMark{}).Max(); n != 0 {
 		t.Errorf("the zero mark has %d numbers", n)
+	}
+}
+
+// TestOuterLinks: external clients enter through adapters, and through bridges that only extend
+// one. Pods and containers may be behind all other bridges.
+func TestOuterLinks(t *testing.T) {
+	address := func(prefix string) []routing.Address {
+		return []routing.Address{{Prefix: netip.MustParsePrefix(prefix), Global: true}}
+	}
+	n := &plan.Node{}
+	n.Inventory.Links = []routing.Link{
+		{Index: 1, Name: "lo", Type: "device", Loopback: true, Addresses: address("127.0.0.1/8")},
+		{Index: 2, Name: "eth0", Type: "device", Addresses: address("192.168.0.11/24")},
+		{Index: 3, Name: "eth1", Type: "device", Addresses: address("10.1.0.2/32")},
+		{Index: 4, Name: "branch", Type: "vlan"},
+		{Index: 5, Name: "pod", Type: "veth", Addresses: address("169.254.1.1/32")},
+		{Index: 6, Name: "lan", Type: "bridge", Addresses: address("192.168.1.11/24")},
+		{Index: 7, Name: "eth2", Type: "device", Master: "lan"},
+		{Index: 8, Name: "bond0.5", Type: "vlan", Master: "lan"},
+		{Index: 9, Name: "machines", Type: "bridge", Addresses: address("192.168.2.11/24")},
+		{Index: 10, Name: "eth3", Type: "device", Master: "machines"},
+		{Index: 11, Name: "tap0", Type: "tun", Master: "machines"},
+		{Index: 12, Name: "docker0", Type: "bridge", Addresses: address("172.17.0.1/16")},
+		{Index: 13, Name: "transit", Type: "bridge"},
+		{Index: 14, Name: "eth4", Type: "device", Master: "transit"},
+	}
+	cfg := defaultConfig()
+	cfg.LocalTraffic = plan.LocalTraffic{Mode: plan.DetectNone}
+	part := plan.ForNode(&cfg, n)
+	var outer []string
+	for _, r := range part.NAT.Chains[nat.Chain{Family: ip.IPv4, Table: nat.Filter, Name: "KUBE-IPVS-INSIDE"}] {
+		outer = append(outer, nat.Arguments(r, "-i")...)
+	}
+	if want := []string{"eth0", "eth1", "lan"}; !slices.Equal(outer, want) {
+		t.Errorf("outer interfaces: %q, want %q", outer, want)
+	}
+}
+
+// TestClusterCIDROfAllAddresses: such a range does not tell pods from other clients, and iptables
+// does not store a match for it.
+func TestClusterCIDROfAllAddresses(t *testing.T) {
+	cfg := defaultConfig()
+	cfg.LocalTraffic = plan.LocalTraffic{Mode: plan.DetectClusterCIDR, CIDRs: []netip.Prefix{netip.MustParsePrefix("0.0.0.0/0"), netip.MustParsePrefix("::/0")}}
+	for chain, rules := range plan.ForNode(&cfg, &plan.Node{}).NAT.Chains {
+		for _, r := range rules {
+			if strings.Contains(string(r), "/0 ") {
+				t.Errorf("%v: %s", chain, r)
+			}
+		}
 	}
 }

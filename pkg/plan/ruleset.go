@@ -213,11 +213,13 @@ func (r *ruleset) podMatch(n *Node) (string, bool) {
 	return "", false
 }
 
-// from returns the match for the family's CIDR, if there is one. There is at most one.
+// from returns the match for the family's CIDR, if there is one. There is at most one. A CIDR
+// with all addresses counts as none, because it does not tell pods from other clients;
+// iptables does not store such a match either.
 func (r *ruleset) from(cidrs []netip.Prefix) (string, bool) {
 	for _, c := range cidrs {
 		if ip.Of(c.Addr()) == r.family {
-			return "-s " + c.String(), true
+			return "-s " + c.String(), c.Bits() > 0
 		}
 	}
 	return "", false

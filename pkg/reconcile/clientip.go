@@ -1,6 +1,8 @@
 package reconcile
 
 import (
+	"slices"
+
 	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
 	"github.com/kube-ipvs/kube-ipvs/pkg/ipset"
 	"github.com/kube-ipvs/kube-ipvs/pkg/plan"
@@ -10,7 +12,8 @@ import (
 // packets are not masqueraded, so an endpoint on another node would reply to the client
 // directly, not through this node. Such a member must never be in effect while its virtual
 // server has endpoints of other nodes. If an existing virtual server changes, the member is
-// therefore added after the change of real servers, and deleted before it.
+// therefore added after the change of real servers, and deleted before it. It is not added if the
+// kernel refuses that change.
 
 // clientIPAddressSets are the client IP sets whose members are addresses and ports,
 // clientIPPortSets those whose members are node ports.
@@ -71,8 +74,8 @@ func (r *Reconciler) setFoundDirty(p *ownedState) {
 	}
 }
 
-// preservesClientIP reports whether a member preserves the client address at a virtual
-// server that exists, is desired, and is about to change.
+// preservesClientIP reports whether a member preserves the client address at a virtual server
+// that mustChangeFirst.
 func (f *flush) preservesClientIP(m *member) bool {
 	if f.servers.existing == 0 {
 		return false
@@ -82,26 +85,41 @@ func (f *flush) preservesClientIP(m *member) bool {
 		for _, name := range clientIPAddressSets {
 			if set == name.In(family) {
 				s := f.servers.records.get(f.addressIn(m))
-				return s != nil && s.changing()
+				return s != nil && f.mustChangeFirst(s)
 			}
 		}
 		for name, protocol := range clientIPPortSets {
 			if set == name.In(family) {
-				return f.portChanging(family, protocol, m.key.port)
+				return f.portMustChangeFirst(family, protocol, m.key.port)
 			}
 		}
 	}
 	return false
 }
 
-// changing reports whether an existing, desired object is about to change.
-func (r *record[K, W, A]) changing() bool { return r.dirty && r.exists && r.wanted() }
+// mustChangeFirst reports whether an existing, desired virtual server is about to change, or
+// selects real servers that are not desired because the kernel refused the change.
+func (f *flush) mustChangeFirst(s *server) bool {
+	if !s.exists || !s.wanted() {
+		return false
+	}
+	return s.dirty || f.servers.stuck[s.key] == s && slices.ContainsFunc(s.cached.reals, func(r endpoint) bool {
+		return r.Weight > 0 && !s.value.is(r.Dest(), plan.IsRealServer)
+	})
+}
 
-// portChanging reports whether an existing, desired virtual server of a node port is about
-// to change, on any address.
-func (f *flush) portChanging(family ip.Family, protocol ip.Protocol, port uint16) bool {
+// portMustChangeFirst reports the same of the virtual servers of a node port, on any address.
+func (f *flush) portMustChangeFirst(family ip.Family, protocol ip.Protocol, port uint16) bool {
+	must := func(s *server) bool {
+		return s.key.Port == port && s.key.Protocol == protocol && s.key.Family() == family && f.mustChangeFirst(s)
+	}
 	for s := range f.servers.allDirty() {
-		if s.key.Port == port && s.key.Protocol == protocol && s.key.Family() == family && s.changing() {
+		if must(s) {
+			return true
+		}
+	}
+	for _, s := range f.servers.stuck {
+		if must(s) {
 			return true
 		}
 	}

@@ -5,6 +5,8 @@ import (
 	"strings"
 	"testing"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
 	"github.com/kube-ipvs/kube-ipvs/pkg/plan"
 	"github.com/kube-ipvs/kube-ipvs/pkg/service"
@@ -105,4 +107,39 @@ func TestInternalClientsMoveWithTheirService(t *testing.T) {
 	w.order = nil
 	w.mustApply(cluster(s)) // before Prune
 	w.inOrder("add real server 10.244.9.9:8000 to TCP "+vip+":80", "delete "+vip+",tcp:80 from set KUBE-IPVS-LOCAL")
+}
+
+// TestClientAddressIsNotPreservedAfterRefusal makes the kernel refuse to drain another node's
+// endpoint: the client address is preserved only once a retry has succeeded.
+func TestClientAddressIsNotPreservedAfterRefusal(t *testing.T) {
+	w := newWorld(t)
+	w.cfg.LocalMark = plan.LocalMark{}
+	w.facts.NodePorts = []netip.Addr{netip.MustParseAddr("192.0.2.1")}
+	s := externalLocal("a", ip.TCP, vip, here)
+	s.Ports[0].NodePort = 30080
+	w.start(cluster(s))
+	w.refuse = func(change string) error {
+		if strings.Contains(change, "set weight 0 of real server 10.244.9.9:8000") {
+			return unix.ENOMEM
+		}
+		return nil
+	}
+	members := []string{"add " + vip + ",tcp:80 to set KUBE-LOAD-BALANCER-LOCAL", "add 30080 to set KUBE-NODE-PORT-LOCAL-TCP"}
+	if len(w.apply(s)) == 0 {
+		t.Fatal("the refusal was not seen")
+	}
+	w.mustApply(clusterIP("other", "10.96.0.9", "10.244.0.9:8000"))
+	for _, member := range members {
+		if w.position(member) >= 0 {
+			t.Errorf("refused: %q\n%s", member, strings.Join(w.order, "\n"))
+		}
+	}
+	w.refuse = nil
+	w.reconciler.retry(s.Name)
+	if err := w.reconciler.Flush().Err(); err != nil {
+		t.Fatal(err)
+	}
+	for _, member := range members {
+		w.inOrder("set weight 0 of real server 10.244.9.9:8000", member)
+	}
 }

@@ -47,7 +47,7 @@ var listings = []listing{
 func (n *Netlink) Listeners() ([]Listener, error) {
 	var out []Listener
 	for _, l := range listings {
-		list, err := l.read()
+		list, err := n.readListing(&l)
 		if err != nil {
 			return nil, fmt.Errorf("read the node's ports: %w", err)
 		}
@@ -56,14 +56,23 @@ func (n *Netlink) Listeners() ([]Listener, error) {
 	return sortListeners(out), nil
 }
 
-// read reads a list by netlink where that takes less, if the kernel can.
-func (l *listing) read() ([]Listener, error) {
-	if l.protocol == ip.TCP {
-		if list, err := tcpListeners(l.family); err == nil {
+// readListing reads a list by netlink where that takes less, if the kernel can. If it cannot, it
+// is not asked again: each time it would start modprobe.
+func (n *Netlink) readListing(l *listing) ([]Listener, error) {
+	if l.protocol == ip.TCP && !n.noTCPDiag.Load() {
+		list, err := tcpListeners(l.family)
+		if err == nil {
 			return list, nil
 		}
+		n.noTCPDiag.Store(lacksTCPDiag(err))
 	}
 	return l.readFile()
+}
+
+// lacksTCPDiag reports whether an error means that the kernel has no module tcp_diag or
+// inet_diag.
+func lacksTCPDiag(err error) bool {
+	return errors.Is(err, unix.ENOENT) || errors.Is(err, unix.EINVAL) || errors.Is(err, unix.EPROTONOSUPPORT)
 }
 
 func (l *listing) readFile() ([]Listener, error) {

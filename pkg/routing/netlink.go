@@ -6,6 +6,7 @@ import (
 	"net"
 	"net/netip"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/vishvananda/netlink"
@@ -49,6 +50,8 @@ type Netlink struct {
 	cache   cache
 	guard   guard
 	order   sync.Mutex // see orderLock
+
+	noTCPDiag atomic.Bool // see readListing
 }
 
 // New opens the sockets in the network namespace of the calling thread.

@@ -102,15 +102,19 @@ func (n *Netlink) withoutSourceRoutes() bool {
 	return err == nil && without
 }
 
-// watchIPsec calls changed when IPsec policies may have changed, until the context ends or
-// the subscription fails. Without it, the next read of the Inventory finds the change.
+// watchIPsec calls changed when IPsec policies may have changed, until the context ends. If the
+// first subscription fails, the kernel has no IPsec. After any other failure it subscribes again.
 func watchIPsec(ctx context.Context, changed func()) {
-	socket, err := nl.Subscribe(unix.NETLINK_XFRM, policyGroup)
+	subscribe := func() (*nl.NetlinkSocket, error) { return nl.Subscribe(unix.NETLINK_XFRM, policyGroup) }
+	socket, err := subscribe()
 	if err != nil {
 		return
 	}
 	go func() {
-		_ = nlmsg.Follow(ctx, socket, func(syscall.NetlinkMessage) { changed() }, changed)
+		for socket != nil {
+			_ = nlmsg.Follow(ctx, socket, func(syscall.NetlinkMessage) { changed() }, changed)
+			socket = resubscribe(ctx, subscribe)
+		}
 	}()
 }
 

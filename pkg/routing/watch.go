@@ -59,7 +59,7 @@ func (n *Netlink) Watch(ctx context.Context, inventory func(), removed func(...R
 	}()
 	for ctx.Err() == nil {
 		n.receive(ctx, w, socket)
-		socket = n.resubscribe(ctx)
+		socket = resubscribe(ctx, n.subscribe)
 	}
 	<-notified
 	return ctx.Err()
@@ -114,14 +114,14 @@ func typeByte() uint32 {
 const resubscribePause = time.Second
 
 // resubscribe retries until it succeeds. It returns nil if the context ends.
-func (n *Netlink) resubscribe(ctx context.Context) *nl.NetlinkSocket {
+func resubscribe(ctx context.Context, subscribe func() (*nl.NetlinkSocket, error)) *nl.NetlinkSocket {
 	for {
 		select {
 		case <-ctx.Done():
 			return nil
 		case <-time.After(resubscribePause):
 		}
-		if socket, err := n.subscribe(); err == nil {
+		if socket, err := subscribe(); err == nil {
 			return socket
 		}
 	}

@@ -280,7 +280,10 @@ func (l *unreachableNodes) publish(logger klog.Logger) (next time.Time) {
 		}
 	}
 	slices.Sort(unreachable)
-	if !slices.Equal(unreachable, l.reported) && l.fewUnreachable(logger, unreachable) {
+	if !slices.Equal(unreachable, l.reported) {
+		unreachable = l.credible(logger, unreachable)
+	}
+	if !slices.Equal(unreachable, l.reported) {
 		logger.Info("Unreachable nodes changed, resetting connections to their endpoints", "nodes", unreachable, "before", l.reported)
 		l.reported = unreachable
 		l.report(unreachable)
@@ -288,14 +291,18 @@ func (l *unreachableNodes) publish(logger klog.Logger) (next time.Time) {
 	return next
 }
 
-// fewUnreachable reports whether no more nodes are unreachable than have a ready endpoint.
-// Otherwise the controllers are probably cut off, and the last reported state is kept.
-func (l *unreachableNodes) fewUnreachable(logger klog.Logger, unreachable []string) bool {
+// credible returns the nodes to report as unreachable. If more nodes are unreachable than have a
+// ready endpoint, the controllers are probably cut off: then these are only those that were
+// reported before.
+func (l *unreachableNodes) credible(logger klog.Logger, unreachable []string) []string {
 	ready, _ := l.nodes()
 	many := len(unreachable) > len(ready)
 	if many && !l.many {
 		logger.Info("Most nodes are unreachable, possibly because controllers are cut off; keeping connections", "unreachable", len(unreachable), "reachable", len(ready))
 	}
 	l.many = many
-	return !many
+	if many {
+		return slices.DeleteFunc(unreachable, func(node string) bool { return !slices.Contains(l.reported, node) })
+	}
+	return unreachable
 }

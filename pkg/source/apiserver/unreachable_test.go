@@ -262,5 +262,11 @@ func TestMostNodesAreNotLost(t *testing.T) {
 		w.set(0, "node1 node2:unready node3 node4")
 		w.after(0)
 		w.want("another one is back", "node2", int(w.asked.Load()))
+		w.set(0, "node1:unready node2:unready node3:unready node4:unready")
+		w.after(firstCheckMax)
+		w.want("again three of four", "node2", int(w.asked.Load()))
+		w.set(0, "node1:unready node2 node3:unready node4:unready")
+		w.after(0)
+		w.want("one is back while most are not", "", int(w.asked.Load()))
 	})
 }

@@ -5,6 +5,7 @@ import (
 	"maps"
 	"reflect"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
@@ -38,7 +39,30 @@ type nodeInput struct {
 // Bound, Uses, Demanding and Started.
 func (r *Reconciler) SetNode(n plan.Node) {
 	n.Bound, n.Uses, n.Demanding, n.Started = r.input.Bound, r.input.Uses, r.input.Demanding, r.input.Started
+	if r.input.known {
+		r.forgetParameters(r.input.Inventory.Links, n.Inventory.Links)
+	}
 	r.input = nodeInput{Node: n, known: true, stale: true}
+}
+
+// forgetParameters forgets the kernel parameters of new interfaces: an earlier one may have had
+// the same name, and the parameters that it had are gone.
+func (r *Reconciler) forgetParameters(before, after []routing.Link) {
+	for i := range after {
+		link := &after[i]
+		at, found := slices.BinarySearchFunc(before, link.Index, func(l routing.Link, index int) int { return cmp.Compare(l.Index, index) })
+		if found && before[at].Name == link.Name {
+			continue
+		}
+		for _, family := range ip.Families {
+			of := sysctl.LinkKey(family, link.Name, "")
+			maps.DeleteFunc(r.cached.sysctls, func(key, _ string) bool {
+				is := strings.HasPrefix(key, of)
+				r.node.dirty = r.node.dirty || is
+				return is
+			})
+		}
+	}
 }
 
 // planNode computes the desired state of the node if what it depends on has changed: what is

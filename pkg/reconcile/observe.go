@@ -39,6 +39,7 @@ func (e extent) with(f extent) extent {
 // observation is the observed state of the kernel.
 type observation struct {
 	extent  extent
+	writes  int // Reconciler.sectionWrites when it began
 	servers ipvs.State
 	sets    ipset.State
 	routing routing.State
@@ -62,6 +63,7 @@ func (r *Reconciler) beginObserve(what extent) func() (*observation, error) {
 	r.vips.beginObserve()
 	read := reader{
 		extent:  what,
+		writes:  r.sectionWrites,
 		cfg:     r.cfg,
 		kernel:  r.kernel,
 		sets:    setNames(r.cfg),
@@ -74,6 +76,7 @@ func (r *Reconciler) beginObserve(what extent) func() (*observation, error) {
 // reader is what an observation needs to know, copied from the Reconciler.
 type reader struct {
 	extent  extent
+	writes  int
 	cfg     *plan.Config
 	kernel  Kernel
 	sets    map[string]bool
@@ -86,7 +89,7 @@ type reader struct {
 // two exceptions. An unreadable sysctl is written, and the write reports the error. Unreadable
 // leftover rules are recorded in leftovers.unread and left unchanged.
 func (r reader) observe() (*observation, error) {
-	o := observation{extent: r.extent, nat: map[ip.Family]nat.State{}}
+	o := observation{extent: r.extent, writes: r.writes, nat: map[ip.Family]nat.State{}}
 	reads := []func() error{func() error { o.sysctls = r.readSysctls(); return nil }}
 	if r.extent.servers {
 		reads = append(reads, func() (err error) { o.servers, err = r.kernel.IPVS.Observe(); return err })

@@ -44,6 +44,7 @@ type Reconciler struct {
 	ipv4Servers int // IPv4 virtual servers in the kernel
 
 	cached        cachedState                               // the node's state in the kernel
+	sectionWrites int                                       // number of writes that changed it
 	inLocal       map[ipvs.Key]ipvs.Key                     // fwmark key to address and port, from the members of plan.Local in the kernel
 	retired       map[ipvs.Key]ipvs.Key                     // likewise for retired virtual servers, from the members of plan.Draining
 	foreign       ipvs.State                                // virtual servers of other programs

@@ -3,6 +3,7 @@ package reconcile
 import (
 	"maps"
 	"slices"
+	"time"
 
 	"github.com/kube-ipvs/kube-ipvs/pkg/ipset"
 	"github.com/kube-ipvs/kube-ipvs/pkg/ipvs"
@@ -46,6 +47,11 @@ func (r *Reconciler) runResync(o *observation) int {
 // beginResync begins a resync. It replaces the cached state of the sections at once; the steps
 // do the rest. No observation may begin before resync.end.
 func (r *Reconciler) beginResync(o *observation) *resync {
+	if o.writes != r.sectionWrites {
+		// What was observed of the sections may be older than those writes. Changes from it are
+		// wrong if the desired state has changed meanwhile.
+		r.compareSoon(time.Now(), extent{rules: true, routing: true})
+	}
 	r.node.dirty = true
 	r.cached.sysctls = o.sysctls
 	if o.extent.rules {

@@ -32,6 +32,9 @@ func (s section[C]) flush(f *flush) {
 	for _, failure := range failures {
 		f.fail(nil, failure)
 	}
+	if len(failures) < len(changes) {
+		f.sectionWrites++
+	}
 	s.done(changes, failures)
 }
 

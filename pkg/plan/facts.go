@@ -29,6 +29,8 @@ type Node struct {
 	SNATSources     map[string][]netip.Addr
 	BridgeNetfilter BridgeNetfilter
 	Listeners       []routing.Listener // sorted
+	// ClientPorts are the ports that the kernel gives to clients on this node; sorted.
+	ClientPorts []routing.PortRange
 	// APIServer holds the addresses and ports of the API servers themselves: the endpoints of
 	// default/kubernetes, and the one that this process uses.
 	APIServer []netip.AddrPort
@@ -83,6 +85,7 @@ type Facts struct {
 	PreferRoutes     bool                     // more Services than AddressesAtMost
 	Listeners        sets.Set[routing.Listener]
 	Loopback         sets.Set[routing.Listener] // sockets on the loopback address; see loopbackListeners
+	ClientPorts      []routing.PortRange
 	DummyListeners   sets.Set[routing.Listener] // sockets on an address of a dummy interface; see servedOnDummy
 	APIServer        sets.Set[netip.AddrPort]
 	UnreachableNodes []string             // unreachable nodes
@@ -125,9 +128,10 @@ func NewFacts(cfg *Config, n *Node) Facts {
 		NodeIPs:          sets.New(linkAddresses(n)...),
 		PreferRoutes:     n.Services > AddressesAtMost,
 
-		Listeners: sets.New(n.Listeners...),
-		APIServer: sets.New(n.APIServer...),
-		Peers:     sets.New(n.Inventory.Peers...),
+		Listeners:   sets.New(n.Listeners...),
+		ClientPorts: n.ClientPorts,
+		APIServer:   sets.New(n.APIServer...),
+		Peers:       sets.New(n.Inventory.Peers...),
 	}
 	f.OwnIPs = sets.New(ownAddresses(cfg, n)...)
 	f.DummyListeners = dummyListeners(n)
@@ -269,7 +273,7 @@ func DiffFacts(a, b *Facts) Deps {
 	if !slices.Equal(a.UnreachableNodes, b.UnreachableNodes) {
 		d |= OnUnreachableNodes
 	}
-	if !a.Loopback.Equal(b.Loopback) {
+	if !a.Loopback.Equal(b.Loopback) || !slices.Equal(a.ClientPorts, b.ClientPorts) {
 		d |= OnLoopback
 	}
 	if !a.Peers.Equal(b.Peers) {

@@ -2,11 +2,13 @@ package plan
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
 	"github.com/kube-ipvs/kube-ipvs/pkg/nat"
 	"github.com/kube-ipvs/kube-ipvs/pkg/nft"
+	"github.com/kube-ipvs/kube-ipvs/pkg/routing"
 )
 
 // addLocalhost makes requests from the node to node ports of its loopback address carry
@@ -37,6 +39,30 @@ func addLocalhost(plan *NodePlan, cfg *Config, n *Node, facts *Facts, family ip.
 // usesLocalhost reports whether there are node ports of the loopback address.
 func usesLocalhost(cfg *Config, n *Node, facts *Facts, family ip.Family) bool {
 	return servesLocalhost(cfg, facts, family) && n.Uses.Has(NodePorts, family)
+}
+
+// defaultNodePorts is the default of the API server's --service-node-port-range.
+var defaultNodePorts = routing.PortRange{First: 30000, Last: 32767}
+
+// clientPortWarnings warns that node ports are not served on the loopback address, because the
+// kernel may give them to clients. It assumes the default range of node ports.
+func clientPortWarnings(cfg *Config, n *Node) []string {
+	facts := NewFacts(cfg, n)
+	if !slices.ContainsFunc(cfg.Families, func(f ip.Family) bool { return usesLocalhost(cfg, n, &facts, f) }) {
+		return nil
+	}
+	var shared []string
+	for _, r := range n.ClientPorts {
+		both := routing.PortRange{First: max(r.First, defaultNodePorts.First), Last: min(r.Last, defaultNodePorts.Last)}
+		if both.First <= both.Last {
+			shared = append(shared, both.String())
+		}
+	}
+	if len(shared) == 0 {
+		return nil
+	}
+	return []string{fmt.Sprintf("node ports %s are not served on the loopback address, because clients on this node may get these ports "+
+		"(net.ipv4.ip_local_port_range): add them to net.ipv4.ip_local_reserved_ports", strings.Join(shared, ","))}
 }
 
 // awaitsLocalhost reports whether placeholder rules match packets to such ports; see Demands.

@@ -3,6 +3,7 @@ package plan_test
 import (
 	"net/netip"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
@@ -118,5 +119,48 @@ func TestLocalhostLeavesPortsToPrograms(t *testing.T) {
 		if again := plan.DiffFacts(&empty, &facts)&part.Deps&plan.OnLoopback != 0; again == (tc.want == [2]bool{true, true}) && tc.of == ip.TCP {
 			t.Errorf("%s: requeued when the program begins to listen: %t", tc.name, again)
 		}
+	}
+}
+
+// TestLocalhostLeavesPortsToClients: node ports that the kernel may give to clients are not served
+// on the loopback address, and the node says so if they are in the usual range.
+func TestLocalhostLeavesPortsToClients(t *testing.T) {
+	s := load(t, "cluster")
+	s.Config.LocalhostNodePorts = true
+	s.Node.ClientPorts = []routing.PortRange{{First: 1024, Last: 30079}, {First: 30081, Last: 60999}}
+	facts := plan.NewFacts(&s.Config, &s.Node)
+	for port, want := range map[int32]bool{30079: false, 30080: true, 30081: false, 61000: true} {
+		svc := service.Service{
+			ClusterIPs: []netip.Addr{netip.MustParseAddr("10.96.0.10")},
+			Ports: []service.Port{{Protocol: ip.TCP, Port: 80, NodePort: uint16(port), Endpoints: []service.Endpoint{
+				{Addr: netip.MustParseAddrPort("10.244.1.5:80"), Ready: true},
+			}}},
+		}
+		part := plan.ForService(&s.Config, &facts, &svc)
+		served := map[bool]bool{}
+		for _, vs := range part.VirtualServers {
+			if vs.Key.Port == uint16(port) {
+				served[vs.Key.Addr.IsLoopback()] = true
+			}
+		}
+		if served[true] != want || !served[false] {
+			t.Errorf("%d: served at the loopback address: %t, want %t; at others: %t", port, served[true], want, served[false])
+		}
+		other := s.Node
+		other.ClientPorts = nil
+		if was := plan.NewFacts(&s.Config, &other); plan.DiffFacts(&was, &facts)&part.Deps&plan.OnLoopback == 0 {
+			t.Errorf("%d: not requeued when the ports of clients change", port)
+		}
+	}
+	warns := func(cfg plan.Config) bool {
+		node := plan.ForNode(&cfg, &s.Node)
+		return slices.ContainsFunc(plan.Warnings(&cfg, &s.Node, &node, plan.Foreign{}), func(w string) bool {
+			return strings.HasPrefix(w, "node ports 30000-30079,30081-32767 are not served on the loopback address")
+		})
+	}
+	without := s.Config
+	without.LocalhostNodePorts = false
+	if !warns(s.Config) || warns(without) {
+		t.Errorf("warned: %t, want true; without node ports on the loopback address: %t, want false", warns(s.Config), warns(without))
 	}
 }

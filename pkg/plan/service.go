@@ -8,6 +8,7 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
 	"github.com/kube-ipvs/kube-ipvs/pkg/ipset"
 	"github.com/kube-ipvs/kube-ipvs/pkg/ipvs"
+	"github.com/kube-ipvs/kube-ipvs/pkg/routing"
 	"github.com/kube-ipvs/kube-ipvs/pkg/service"
 )
 
@@ -307,11 +308,15 @@ func (b *serviceBuilder) addNodePorts(family ip.Family, p *service.Port, eps cho
 // which gets all endpoints under any policy. Without an endpoint the port is left to
 // the kernel, which refuses it: IPVS would send its refusal to the replaced source of
 // the request (package nft). A local program that listens on the port keeps it, as under
-// kube-proxy.
+// kube-proxy. So does a client that may get the port: IPVS would treat the SYN-ACK that it awaits
+// as a request; see clientPortWarnings.
 func (b *serviceBuilder) addLocalhost(key ipvs.Key, eps chosen) {
 	b.plan.Deps |= OnLoopback
 	if b.facts.listensAtLoopback(key) {
 		b.reject("spec.ports.nodePort", "%s: a program on node %s listens on this port", key, b.facts.NodeName)
+		return
+	}
+	if slices.ContainsFunc(b.facts.ClientPorts, func(r routing.PortRange) bool { return r.Has(key.Port) }) {
 		return
 	}
 	endpoints := eps.cluster

@@ -25,6 +25,7 @@ func Warnings(cfg *Config, n *Node, plan *NodePlan, foreign Foreign) []string {
 	out := ruleConflicts(cfg, n, plan)
 	out = append(out, markConflicts(cfg, plan, foreign.Marks)...)
 	out = append(out, bridgeWarnings(cfg, n)...)
+	out = append(out, clientPortWarnings(cfg, n)...)
 	if cfg.MissingScheduler != "" {
 		out = append(out, fmt.Sprintf("the kernel has no IPVS scheduler %[1]s: Services are served with %[2]s; install the module ip_vs_%[1]s and restart kube-ipvs", cfg.MissingScheduler, cfg.Scheduler))
 	}

@@ -28,16 +28,22 @@ func (p *Proxy) setAPIServers(s *service.Service) {
 	p.refreshFacts()
 }
 
-// refreshListeners rereads the node's listening sockets and requeues Services that use,
-// or want, a port on a node address. The kernel does not notify us of new listeners.
+// refreshListeners rereads the node's listening sockets and the ports of its clients, and requeues
+// Services that use, or want, a port on a node address. The kernel does not report changes of
+// either.
 func (p *Proxy) refreshListeners(ctx context.Context) {
 	listeners, err := p.Network.Listeners()
 	if err != nil {
 		klog.FromContext(ctx).Error(err, "Cannot read the node's listening sockets, keeping the known ones")
 		return
 	}
-	if !slices.Equal(listeners, p.node.Listeners) {
-		p.node.Listeners = listeners
+	clients, err := p.Network.ClientPorts()
+	if err != nil {
+		klog.FromContext(ctx).Error(err, "Cannot read the ports of the node's clients, keeping the known ones")
+		return
+	}
+	if !slices.Equal(listeners, p.node.Listeners) || !slices.Equal(clients, p.node.ClientPorts) {
+		p.node.Listeners, p.node.ClientPorts = listeners, clients
 		p.refreshFacts()
 	}
 }

@@ -147,6 +147,10 @@ func (p *Proxy) renewNode(ctx context.Context) (plan.Deps, error) {
 	if err != nil {
 		return 0, err
 	}
+	clients, err := p.Network.ClientPorts()
+	if err != nil {
+		return 0, err
+	}
 	most := max(p.node.Services, p.inbox.services())
 	p.node, err = nodeOf(node)
 	p.reportUnusableNode(ctx, err)
@@ -154,7 +158,7 @@ func (p *Proxy) renewNode(ctx context.Context) (plan.Deps, error) {
 	p.node.Lingering = p.linger.update(&inventory, time.Now())
 	p.node.MainGone = p.linger.mainGone()
 	p.node.Inventory = inventory
-	p.node.Listeners = listeners
+	p.node.Listeners, p.node.ClientPorts = listeners, clients
 	p.node.APIServer = slices.Concat(p.APIServer, p.apiServers)
 	p.node.Services = most
 	p.node.Kernel = p.KernelVersion

@@ -25,6 +25,7 @@ import (
 type Network interface {
 	Inventory() (routing.Inventory, error)
 	Listeners() ([]routing.Listener, error)
+	ClientPorts() ([]routing.PortRange, error)
 	Watch(ctx context.Context, changed func(), deleted func(...routing.Removal)) error
 }
 

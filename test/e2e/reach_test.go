@@ -270,6 +270,7 @@ func TestIssue56320Localhost(t *testing.T) {
 	c.checkNeighbourKeptOut(t, node1, 30001, 9000)
 
 	c.checkLocalhostOnDemand(t, node1, objects)
+	c.checkClientPorts(t, node1, objects)
 
 	c.program(t, []*lab.BridgeNode{node1}, objects, "--iptables-localhost-nodeports=false")
 	if answer := node1.DialWithin(refusalLimit, lab.TCP, "127.0.0.1:30001"); answer.Err == nil {
@@ -320,6 +321,28 @@ func (c *cluster) checkLocalhostOnDemand(t *testing.T, node *lab.BridgeNode, obj
 		}
 		proxy.Stop()
 	}
+}
+
+// checkClientPorts connects to a local server from a port that is also a node port: IPVS must not
+// take the server's SYN-ACK for a request to the node port.
+func (c *cluster) checkClientPorts(t *testing.T, node *lab.BridgeNode, objects []runtime.Object) {
+	t.Helper()
+	set := func(parameter, value string) { node.Exec("sysctl", "-qw", "net.ipv4."+parameter+"="+value) }
+	set("ip_local_port_range", "30000 32767")
+	c.program(t, []*lab.BridgeNode{node}, objects)
+	if answer := node.DialFrom(30001, lostAfter, lab.TCP, "127.0.0.1:9000"); answer.Server != "own" {
+		t.Errorf("from port 30001 of a client: %s", answer)
+	}
+	if answer := node.Dial(lab.TCP, at(node.IPv4.String(), 30001)); answer.Err != nil {
+		t.Errorf("the node port on the node's address: %s", answer)
+	}
+	set("ip_local_reserved_ports", "30001-30004")
+	c.program(t, []*lab.BridgeNode{node}, objects)
+	if answer := node.Dial(lab.TCP, "127.0.0.1:30001"); answer.Err != nil {
+		t.Errorf("the node port is reserved: %s", answer)
+	}
+	set("ip_local_reserved_ports", "")
+	set("ip_local_port_range", "32768 60999")
 }
 
 // checkHostPortKept connects from the node's other address to a host port on its loopback

@@ -124,6 +124,7 @@ func (b *builder) plan() plan.Config {
 		MasqueradeAll: p.IPTables.MasqueradeAll,
 
 		MasqueradeExternalLocal: b.own.MasqueradeExternalLocal,
+		LeaveToInputPolicy:      !*b.own.AcceptServiceTraffic,
 
 		LocalTraffic:      b.localTraffic(),
 		NodePortAddresses: b.nodePortAddresses(),

@@ -15,6 +15,7 @@ import (
 func asKubeProxy(c *Config) {
 	c.Plan.SNAT.Mode = plan.SNATOff
 	c.Plan.LocalMark = plan.LocalMark{}
+	c.Plan.LeaveToInputPolicy = true
 	c.Plan.VIPs.ClusterIPs = plan.ClaimAddress
 	c.Plan.VIPs.LoadBalancers = plan.ClaimAddress
 	c.Plan.VIPs.ExternalIPs = plan.ClaimAddress
@@ -36,6 +37,7 @@ func TestCompatFlags(t *testing.T) {
 		{"--claim-cluster-ips=route", func(c *Config) { c.Plan.VIPs.ClusterIPs = plan.ClaimRoute }},
 		{"--vip-ping=true", func(c *Config) { c.Plan.VIPs.Ping = true }},
 		{"--iptables-localhost-nodeports=true", func(c *Config) { c.Plan.LocalhostNodePorts = true }},
+		{"--accept-service-traffic=true", func(c *Config) { c.Plan.LeaveToInputPolicy = false }},
 		{"--drain-deadline=1m", func(c *Config) { c.DrainDeadline = time.Minute }},
 		{"--drain-lost-nodes=false", func(c *Config) { c.ResetLostNodeConnections = true }},
 	} {

@@ -67,6 +67,9 @@ type KubeIPVSConfiguration struct {
 	// MasqueradeExternalLocal also masquerades external traffic under
 	// externalTrafficPolicy: Local, for pods whose replies would bypass the node.
 	MasqueradeExternalLocal bool `json:"masqueradeExternalLocal,omitempty"`
+	// AcceptServiceTraffic accepts Service traffic on a node whose firewall has a policy of
+	// DROP in filter INPUT. kube-proxy leaves it to the policy. Default true.
+	AcceptServiceTraffic *bool `json:"acceptServiceTraffic"`
 	// LocalMark is VALUE/MASK of the fwmarks that route internal clients to all
 	// endpoints under externalTrafficPolicy: Local: they have all bits of the value and
 	// none outside the mask. If it is off, internal clients get only the node-local
@@ -205,6 +208,7 @@ func setOwnDefaults(c *KubeIPVSConfiguration) {
 	c.TypeMeta = metav1.TypeMeta{APIVersion: OwnAPIVersion, Kind: OwnKind}
 	c.StateDir = cmp.Or(c.StateDir, DefaultStateDir)
 	setDefault(&c.ProbeBindAddress, DefaultProbeBindAddress)
+	setDefault(&c.AcceptServiceTraffic, true)
 	c.DrainDeadline.Duration = cmp.Or(c.DrainDeadline.Duration, DefaultDrainDeadline)
 	c.SNAT.Mode = cmp.Or(c.SNAT.Mode, SNATMode(plan.SNATAuto))
 	c.SNAT.Mark = cmp.Or(c.SNAT.Mark, DefaultReplyMark)

@@ -58,6 +58,8 @@ func documentFlags(c *KubeIPVSConfiguration) *pflag.FlagSet {
 		"How request and reply of masqueraded traffic stay on one interface, on nodes that have several. snat: by the source address; fwmark: by reply routing, which marks connections; auto: snat where a source address is known, else fwmark; off: not at all, as under kube-proxy.")
 	fs.BoolVar(&c.MasqueradeExternalLocal, "masquerade-external-local", c.MasqueradeExternalLocal,
 		"Also masquerade external traffic under externalTrafficPolicy: Local, for pods whose replies would bypass the node. The Service annotation kube-ipvs.io/masquerade does so for one Service.")
+	fs.BoolVar(c.AcceptServiceTraffic, "accept-service-traffic", *c.AcceptServiceTraffic,
+		"Accept Service traffic on a node whose firewall has a policy of DROP in filter INPUT. kube-proxy leaves it to the policy.")
 	fs.StringVar((*string)(&c.LocalMark), "local-mark", string(c.LocalMark),
 		"VALUE/MASK of the fwmarks that route internal clients to all endpoints under externalTrafficPolicy: Local. off: internal clients get only the node-local endpoints, if there are any, as under kube-proxy.")
 	fs.BoolVar(&c.UDPDrain, "udp-drain", c.UDPDrain,

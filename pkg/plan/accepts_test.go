@@ -32,4 +32,11 @@ func TestAcceptingChains(t *testing.T) {
 	if want := []string{"KUBE-IPVS-ACCEPT", "KUBE-NODE-PORT"}; !slices.Equal(accepting, want) {
 		t.Errorf("chains that only accept: %v, want %v", accepting, want)
 	}
+	s.Config.LeaveToInputPolicy = true
+	part = plan.ForNode(&s.Config, &s.Node)
+	for _, j := range part.NAT.Jumps {
+		if j.To().Name == "KUBE-IPVS-ACCEPT" {
+			t.Errorf("left to the policy: -A %s %s", j.Chain, j.Rule)
+		}
+	}
 }

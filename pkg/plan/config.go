@@ -34,6 +34,9 @@ type Config struct {
 	ExcludeCIDRs      []netip.Prefix // a virtual server in these ranges is foreign unless one of our sets lists it; Services there are served
 	StrictARP         bool
 	UDPDrain          bool // endpoints that are terminating but still serving keep their UDP flows
+	// LeaveToInputPolicy leaves Service traffic to the policy of filter INPUT instead of
+	// accepting it there.
+	LeaveToInputPolicy bool
 	// LocalhostNodePorts also serves node ports on the loopback address, for the node
 	// itself, if NodePortAddresses selects that address.
 	LocalhostNodePorts bool

@@ -388,13 +388,16 @@ func (r *ruleset) absentAddress() []nat.Rule {
 // by then (virtualAddresses). Replies to the node's own requests and errors about
 // connections are accepted too. The jump is omitted as long as INPUT accepts every
 // packet anyway (nat.State.Open), because every packet of every connection would pay
-// for it:
+// for it. With --accept-service-traffic=false, all of this is left to the policy:
 //
 //	-A INPUT -j KUBE-IPVS-ACCEPT     (last)
 //	-A KUBE-IPVS-ACCEPT -m set --match-set KUBE-CLUSTER-IP dst,dst -j ACCEPT     (load balancers, external IPs, node ports)
 //	-A KUBE-IPVS-ACCEPT -m conntrack --ctstate ESTABLISHED --ctdir REPLY -j ACCEPT
 //	-A KUBE-IPVS-ACCEPT -p icmp -m conntrack --ctstate RELATED -j ACCEPT
 func (r *ruleset) accept() {
+	if r.cfg.LeaveToInputPolicy {
+		return
+	}
 	r.acceptJump(nat.Filter, "INPUT", "KUBE-IPVS-ACCEPT", "kubernetes service traffic")
 	var rules []nat.Rule
 	for _, set := range r.used(ClusterIP, LoadBalancer, ExternalIP, ExternalIPLocal, NodePorts) {

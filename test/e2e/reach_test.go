@@ -43,7 +43,7 @@ func denyByPolicy(node *lab.BridgeNode) {
 // TestIssue98465PolicyOfDrop sets the policies of INPUT and FORWARD to DROP. Every path
 // to a Service works, also its health check, and nothing else is allowed. (Also
 // kubernetes#132689.) Then node 1 changes its policy to ACCEPT and back while the proxy
-// runs.
+// runs. At last the policy decides, as under kube-proxy.
 func TestIssue98465PolicyOfDrop(t *testing.T) {
 	c := newOfflineCluster(t)
 	node1, node3 := c.Nodes[0], c.Nodes[2]
@@ -59,7 +59,7 @@ func TestIssue98465PolicyOfDrop(t *testing.T) {
 	hosted.Spec.Type, hosted.Spec.Ports[0].NodePort = corev1.ServiceTypeNodePort, 30003
 	objects = append(objects, hosted, newSlice(hosted, "IPv4", 9000, endpoint{address: node1.IPv4.String(), node: node1.Name}))
 	c.program(t, []*lab.BridgeNode{node3}, objects)
-	node1.StartProxy(func(*lab.Process) error { return hasPassed(node1.Node) },
+	proxy := node1.StartProxy(func(*lab.Process) error { return hasPassed(node1.Node) },
 		"--manifests", writeManifests(t, objects...), "--hostname-override", node1.Name, "--cluster-cidr", podCIDRs)
 
 	c.checkEveryWay(t, 1)
@@ -82,6 +82,13 @@ func TestIssue98465PolicyOfDrop(t *testing.T) {
 	c.checkPolicyFollowed(t, map[string]string{
 		at(clusterIPs(3)[0], 80): "host", at(node1.IPv4.String(), 30003): "host", at(balancerIPs(2)[0], 80): "web1",
 	})
+	proxy.Stop()
+	c.program(t, []*lab.BridgeNode{node1}, objects, "--accept-service-traffic=false")
+	checkNoAnswer(t, "--accept-service-traffic=false", c.Client, lab.TCP, at(node1.IPv4.String(), 30003))
+	node1.Exec("iptables", "-w", "-P", "INPUT", "ACCEPT")
+	if answer := c.Client.Dial(lab.TCP, at(node1.IPv4.String(), 30003)); answer.Server != "host" {
+		t.Errorf("the policy is ACCEPT: %s", answer)
+	}
 }
 
 // TestRepliesAreRoutedOnce adds state that may route replies by their source while the

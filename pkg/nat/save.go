@@ -65,12 +65,16 @@ func savedLines(text string) iter.Seq2[int, string] {
 	return func(yield func(int, string) bool) {
 		lines := strings.Split(text, "\n")
 		for i := 0; i < len(lines); i++ {
-			number, line := i+1, lines[i]
-			for strings.HasPrefix(line, "-A ") && i+1 < len(lines) && endsInQuotes(line) {
-				i++
-				line += "\n" + lines[i]
+			first, line := i, lines[i]
+			if strings.HasPrefix(line, "-A ") {
+				var q quotes
+				for q.scan(line); q.quoted && i+1 < len(lines); {
+					i++
+					q.scan("\n" + lines[i])
+				}
+				line = strings.Join(lines[first:i+1], "\n")
 			}
-			if !yield(number, line) {
+			if !yield(first+1, line) {
 				return
 			}
 		}

@@ -101,3 +101,24 @@ func FuzzParseSave(f *testing.F) {
 }
 
 func never(Chain) bool { return false }
+
+func TestWords(t *testing.T) {
+	for rule, want := range map[string][]string{
+		"":                             nil,
+		"-s  10.0.0.0/8\t-j RETURN ":   {"-s", "10.0.0.0/8", "-j", "RETURN"},
+		`--comment "a b" -j X`:         {"--comment", "a b", "-j", "X"},
+		`"" "a"`:                       {"", "a"},
+		`a"b c"d "e\"f\\" g\h`:         {"ab cd", `e"f\`, `g\h`},
+		"--comment \"a\nb\" -j RETURN": {"--comment", "a\nb", "-j", "RETURN"},
+		`"äö" ü`:                       {"äö", "ü"},
+	} {
+		if got, err := Words(rule); err != nil || !slices.Equal(got, want) {
+			t.Errorf("%q: %q (%v), want %q", rule, got, err, want)
+		}
+	}
+	for _, rule := range []string{`"`, `a "b c`, `"a\"`, `"a\`} {
+		if got, err := Words(rule); err == nil {
+			t.Errorf("%q: %q, want an error", rule, got)
+		}
+	}
+}

@@ -15,7 +15,8 @@ const installHead = `# kube-ipvs without Helm and kustomize. Generated from depl
 #     kubectl apply -f -
 #
 # If you change this ConfigMap later, kube-ipvs restarts on all nodes within about a
-# minute. The Helm chart and the kustomize base roll out changes node by node.
+# minute. Then restart the DaemonSet: only a new pod sets kernel parameters. The Helm
+# chart and the kustomize base roll out changes node by node.
 `
 
 // TestInstallManifest checks that install.yaml has what the base has.

@@ -65,6 +65,9 @@ func TestRefused(t *testing.T) {
 		{with("image.digest=v1"), "/image/digest"},
 		{with("extraEnv[0].name=GOGC", "extraEnv[0].value=50"), "/extraEnv/0/value"},
 		{with("updateStrategy.rollingUpdate.maxSurge=1"), "/updateStrategy/rollingUpdate/maxSurge"},
+		{with("extraArgs[0]=--probe-bind-address=0.0.0.0:10266"), "set ipvs.probeBindAddress instead"},
+		{with("ipvs.manifests=/manifests"), "ipvs.manifests cannot be used"},
+		{with("ipvs.stateDir=/var/lib/kube-ipvs"), "ipvs.stateDir must be /run/kube-ipvs"},
 		{with("metrics.podMonitor.enabled=true"), `proxy.metricsBindAddress is "127.0.0.1:10249"`},
 		{with("metrics.podMonitor.enabled=true", "proxy.metricsBindAddress=0.0.0.0:10249", "containerPorts=false"), "metrics.podMonitor needs containerPorts"},
 	} {

@@ -60,6 +60,17 @@ A map of labels or annotations, or of the nodes' labels: the API takes only stri
 {{- if and .Values.metrics.podMonitor.enabled (include "kube-ipvs.metricsOnLoopback" .) -}}
 {{- fail (printf "metrics.podMonitor needs metrics that Prometheus can reach: proxy.metricsBindAddress is %q; set it to 0.0.0.0:10249, and keep others out with a firewall" (toString (get .Values.proxy "metricsBindAddress"))) -}}
 {{- end -}}
+{{- range .Values.extraArgs -}}
+{{- if regexMatch "^--probe-bind-address(=|$)" . -}}
+{{- fail "extraArgs: set ipvs.probeBindAddress instead of --probe-bind-address, because the probes use it" -}}
+{{- end -}}
+{{- end -}}
+{{- if get .Values.ipvs "manifests" -}}
+{{- fail "ipvs.manifests cannot be used in the chart: the pod reads the API server, and mounts no folder of manifests" -}}
+{{- end -}}
+{{- if ne (default "/run/kube-ipvs" (get .Values.ipvs "stateDir")) "/run/kube-ipvs" -}}
+{{- fail "ipvs.stateDir must be /run/kube-ipvs, the only writable folder of the node that the pod mounts" -}}
+{{- end -}}
 {{- end -}}
 
 {{- define "kube-ipvs.metricsOnLoopback" -}}

@@ -17,10 +17,20 @@ import (
 // setOOMScore keeps the process from being the kernel's first victim when memory runs
 // out: without the process, the node no longer follows changes of Services.
 func setOOMScore(ctx context.Context, score int32) {
-	if err := os.WriteFile("/proc/self/oom_score_adj", []byte(strconv.Itoa(int(score))), 0); err != nil {
-		klog.FromContext(ctx).Error(err, "Cannot set --oom-score-adj", "score", score)
+	err := os.WriteFile(oomScoreFile, []byte(strconv.Itoa(int(score))), 0)
+	if err == nil {
+		return
 	}
+	logger := klog.FromContext(ctx)
+	if have, errRead := os.ReadFile(oomScoreFile); errRead == nil && strings.HasPrefix(string(have), "-") {
+		// The kubelet has set -997 for the priority class system-node-critical.
+		logger.V(2).Info("Keeping the OOM score, which only a privileged process can lower", "score", strings.TrimSpace(string(have)))
+		return
+	}
+	logger.Error(err, "Cannot set --oom-score-adj", "score", score)
 }
+
+const oomScoreFile = "/proc/self/oom_score_adj"
 
 // Keys of the size of the conntrack table: the most entries, and the buckets of their hash
 // table, which does not grow by itself.
@@ -29,14 +39,17 @@ const (
 	conntrackBuckets = "net/netfilter/nf_conntrack_buckets"
 )
 
-// setConntrack sizes connection tracking. The size applies to the whole machine, so it
-// is only raised. A failure, as in a container with a read-only /proc/sys, is only
-// logged: Services work without it.
+// setConntrack sizes connection tracking, and sets its timeouts. The size applies to the whole
+// machine, so it is only raised. Values that are right, perhaps because an init container has set
+// them, are not written: /proc/sys may be read-only. A failure is only logged: Services work
+// without it.
 func setConntrack(ctx context.Context, cfg *config.Conntrack, kernel sysctlKernel) {
 	want := conntrackSysctls(cfg, cpus(onlineCPUs))
-	for _, size := range []string{conntrackMax, conntrackBuckets} {
-		if have, err := kernel.Observe([]string{size}); err == nil && atLeast(have[size], want[size]) {
-			delete(want, size)
+	for key, value := range want {
+		have, err := kernel.Observe([]string{key})
+		isSize := key == conntrackMax || key == conntrackBuckets
+		if err == nil && (have[key] == value || isSize && atLeast(have[key], value)) {
+			delete(want, key)
 		}
 	}
 	for _, failure := range kernel.Apply(sysctl.Diff(nil, want)) {

@@ -58,6 +58,16 @@ func TestConntrackIsOnlyRaised(t *testing.T) {
 	}
 }
 
+// TestConntrackIsNotWrittenAgain: the values may be right where they cannot be written.
+func TestConntrackIsNotWrittenAgain(t *testing.T) {
+	cfg := &config.Conntrack{MaxPerCore: 1, Min: 40000, TCPEstablished: time.Hour, TCPCloseWait: time.Minute, UDP: 30 * time.Second}
+	kernel := sysctl.NewFake(conntrackSysctls(cfg, 1))
+	setConntrack(t.Context(), cfg, kernel)
+	if writes := kernel.Writes(); writes != 0 {
+		t.Errorf("%d writes", writes)
+	}
+}
+
 // TestCPUs: the kernel's list counts, not what the process may use.
 func TestCPUs(t *testing.T) {
 	for text, want := range map[string]int{"0-63\n": 64, "0\n": 1, "0-3,8,10-11\n": 7, "": runtime.NumCPU(), "0-x": runtime.NumCPU()} {

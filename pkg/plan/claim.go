@@ -42,32 +42,18 @@ func compareVIPs(a, b VIP) int {
 }
 
 // Route returns the route that makes a VIP local, for marked packets or for all, and
-// false for a VIP that is claimed as an address. The link only has to be up: IPv6
-// routes cannot be added on kube-ipvs0, which is down.
+// false for a VIP that is claimed as an address.
 func (v *VIPs) Route(vip VIP) (routing.Route, bool) {
-	r := routing.Route{
-		Family: ip.Of(vip.Addr),
-		Dst:    netip.PrefixFrom(vip.Addr, vip.Addr.BitLen()),
-		Link:   "lo",
-		Local:  true,
+	r := routing.LocalRoute(vip.Addr)
+	switch vip.Claim {
+	case ClaimRoute:
+		return r, true
+	case ClaimPort:
+		r.Table, r.Metric = v.Table, 0
+		return r, true
 	}
-	switch {
-	case vip.Claim == ClaimPort:
-		r.Table = v.Table
-	case vip.Claim == ClaimRoute && r.Family == ip.IPv4:
-		// The route that the kernel adds for an address has metric 0. Ours must coexist
-		// with it while one replaces the other. IPv6 routes have such a metric anyway.
-		r.Table, r.Metric = routing.TableLocal, coexistMetric
-	case vip.Claim == ClaimRoute:
-		r.Table = routing.TableLocal
-	default:
-		return routing.Route{}, false
-	}
-	return r, true
+	return routing.Route{}, false
 }
-
-// coexistMetric is the metric of our IPv4 route for a VIP, beside the one of the kernel.
-const coexistMetric = 1024
 
 // addVIP claims a VIP for a virtual server.
 func (b *serviceBuilder) addVIP(claim ClaimMode, vs *VirtualServer) {

@@ -84,7 +84,7 @@ func (p *Proxy) changed(ctx context.Context, now time.Time, w *work) {
 	}
 	n := p.reconciler.Changed(now, reconcile.External{Removed: vips, MaybeDeleted: w.maybeDeleted, Rules: w.rules})
 	if n > 0 {
-		logger.Info("Restoring VIPs that another program deleted", "count", n)
+		logger.Info("Restoring VIPs that were deleted", "count", n)
 	}
 	if n += len(w.removals) - len(vips); n > 0 {
 		p.Meter.Restored(n)

@@ -106,7 +106,7 @@ func change(s stack, c Change, wrongScope func() (map[netip.Addr]struct{}, error
 }
 
 // addAddress adds an address to DummyLink. If the address exists with another scope, which the
-// kernel cannot change, it is first deleted, and missing until the next request.
+// kernel cannot change, it is replaced.
 func addAddress(s stack, a netip.Addr, wrongScope func() (map[netip.Addr]struct{}, error)) error {
 	err := s.addAddress(a)
 	if !kernel.IsExist(err) {
@@ -119,11 +119,41 @@ func addAddress(s stack, a netip.Addr, wrongScope func() (map[netip.Addr]struct{
 	if _, ok := wrong[a]; !ok {
 		return nil
 	}
+	return replaceAddress(s, a)
+}
+
+// replaceAddress deletes an address and adds it again. A route keeps it local meanwhile: otherwise
+// the node would forward a packet to it, perhaps to another node, which would reset the connection.
+// After a failure the route stays.
+func replaceAddress(s stack, a netip.Addr) error {
+	route := LocalRoute(a)
+	if err := s.replaceRoute(route); err != nil {
+		return err
+	}
 	if err := ignore(kernel.IsNotExist, s.deleteAddress(a)); err != nil {
 		return err
 	}
-	return ignore(kernel.IsExist, s.addAddress(a))
+	if err := ignore(kernel.IsExist, s.addAddress(a)); err != nil {
+		return err
+	}
+	return ignore(kernel.IsNotExist, s.deleteRoute(route))
 }
+
+// LocalRoute returns the route in table local that makes an address local, whether or not an
+// interface has it. The link only has to be up: IPv6 routes cannot be added on DummyLink, which
+// is down.
+func LocalRoute(a netip.Addr) Route {
+	r := Route{Family: ip.Of(a), Dst: netip.PrefixFrom(a, a.BitLen()), Table: TableLocal, Link: "lo", Local: true}
+	if a.Is4() {
+		// The route that the kernel adds for an address has metric 0. Ours must coexist with it.
+		// IPv6 routes have such a metric anyway.
+		r.Metric = coexistMetric
+	}
+	return r
+}
+
+// coexistMetric is the metric of our IPv4 route for an address, beside the one of the kernel.
+const coexistMetric = 1024
 
 func ignore(harmless func(error) bool, err error) error {
 	if harmless(err) {

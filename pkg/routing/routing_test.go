@@ -279,6 +279,59 @@ func TestAddressesOfWrongScope(t *testing.T) {
 	})
 }
 
+// TestReplacedAddressStaysLocal: while an address of wrong scope is replaced, packets to it must not
+// be forwarded.
+func TestReplacedAddressStaysLocal(t *testing.T) {
+	each(t, func(t *testing.T, s subject) {
+		a := addr("10.96.0.1")
+		s.must(t, s.Apply([]Change{{Op: AddLink}}))
+		s.addWrongScope(a)
+		spy := &replaced{stack: s.stack, local: func() bool { _, local := s.observe(t).Routes[LocalRoute(a)]; return local }}
+		if err := change(spy, Change{Op: AddAddress, Address: a}, s.stack.wrongScope); err != nil {
+			t.Fatal(err)
+		}
+		if !spy.asked {
+			t.Error("the address is not replaced")
+		}
+		if is := s.observe(t); len(is.WrongScope) > 0 || len(is.Addresses) != 1 || len(is.Routes) > 0 {
+			t.Errorf("afterwards: %+v", is)
+		}
+		for _, add := range []bool{false, true} {
+			if !spy.wasLocal[add] {
+				t.Errorf("not local before the address is added again (%t)", add)
+			}
+		}
+	})
+}
+
+// replaced is a stack that reports whether an address is local at each step.
+type replaced struct {
+	stack
+	local    func() bool
+	asked    bool
+	wasLocal map[bool]bool
+}
+
+func (r *replaced) note(add bool) {
+	if r.wasLocal == nil {
+		r.wasLocal = map[bool]bool{}
+	}
+	r.wasLocal[add] = r.local()
+}
+
+func (r *replaced) deleteAddress(a netip.Addr) error {
+	r.asked = true
+	r.note(false)
+	return r.stack.deleteAddress(a)
+}
+
+func (r *replaced) addAddress(a netip.Addr) error {
+	if r.asked {
+		r.note(true)
+	}
+	return r.stack.addAddress(a)
+}
+
 func TestRefusedChanges(t *testing.T) {
 	each(t, func(t *testing.T, s subject) {
 		s.must(t, s.others(Change{Op: AddLink}))

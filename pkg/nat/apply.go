@@ -33,7 +33,8 @@ type engine struct {
 	mu        sync.Mutex // one restore at a time: concurrent ones would wait for each other
 	omissions omissions
 	omits     atomic.Bool // whether omissions has missing parts, for Omits, which does not wait for mu
-	contests  contests
+	heads     contests    // for the heads of chains; see State.Contested
+	ends      contests    // for the ends of chains; see State.Overtaken
 }
 
 func (e *engine) time() time.Time {
@@ -54,8 +55,9 @@ func (e *engine) observe(b backend, own Owned) (State, error) {
 	e.omissions.retry(b, now)
 	e.omits.Store(len(e.omissions.missing) > 0)
 	e.omissions.restoreJumps(rules, own.jumpsOf(e.family))
-	s, displaced := own.state(e.family, rules, func(c Chain) bool { return e.contests.stays(c, now) })
-	e.contests.seen(displaced)
+	s, displaced := own.state(e.family, rules, func(c Chain) bool { return e.heads.stays(c, now) })
+	e.heads.seen(displaced)
+	e.ends.seen(own.overtaken(&s, rules, func(c Chain) bool { return e.ends.stays(c, now) }))
 	e.omissions.complete(&s, own.Jumps)
 	s.Unread = unread
 	if e.watched && !slices.ContainsFunc(unread, func(u Unread) bool { return u.Table == Filter }) {
@@ -129,8 +131,11 @@ func (e *engine) attempt(b backend, changes []Change) ([]Failure, error) {
 	}
 	e.omissions.note(changes)
 	for _, c := range valid {
-		if c.Op == InsertJump && copies[c.jump()] > 0 {
-			e.contests.inserted(c.Chain, e.time())
+		switch moved := c.isJump() && copies[c.jump()] > 0; {
+		case moved && c.Op == InsertJump:
+			e.heads.move(c.Chain, e.time(), maxMoves)
+		case moved && c.Op == AppendJump:
+			e.ends.move(c.Chain, e.time(), maxAppends)
 		}
 	}
 	return refused, nil

@@ -2,18 +2,21 @@ package nat
 
 import "time"
 
-// contests limits how often our jumps are moved back to the head of a chain. Some
-// programs insist on the head as well: Calico's Felix (ChainInsertMode=Insert) moves
-// its jumps first at every refresh, and whenever it finds them elsewhere.
+// contests limits how often our jumps are moved back to the head, or to the end, of a chain. Some
+// programs insist on the same place: Calico's Felix (ChainInsertMode=Insert) moves its jumps first
+// at every refresh, and whenever it finds them elsewhere. With Append it moves them last.
 type contests struct {
-	displaced map[Chain]bool        // our jumps followed a rule that can keep packets from them
-	moved     map[Chain][]time.Time // when our jumps were moved before that rule
+	displaced map[Chain]bool        // our jumps are on the wrong side of a rule that can keep packets from what follows
+	moved     map[Chain][]time.Time // when our jumps were moved to the other side
 	given     map[Chain]time.Time   // when we gave up
 }
 
-// After maxMoves moves within moveWindow, jumps are not moved for giveUpFor.
+// After maxMoves moves to the head of a chain, or maxAppends to its end, within moveWindow, we
+// give up for giveUpFor. maxAppends is larger, because some firewalls append their rules again
+// whenever they are reloaded (ufw).
 const (
 	maxMoves   = 3
+	maxAppends = 10
 	moveWindow = 10 * time.Minute
 	giveUpFor  = time.Hour
 )
@@ -31,8 +34,8 @@ func (c *contests) stays(chain Chain, now time.Time) bool {
 // seen records the chains in which our jumps are displaced.
 func (c *contests) seen(displaced map[Chain]bool) { c.displaced = displaced }
 
-// inserted records that jumps were inserted at the head of a chain.
-func (c *contests) inserted(chain Chain, now time.Time) {
+// move records that jumps of a chain were moved. After most moves, stays returns true.
+func (c *contests) move(chain Chain, now time.Time, most int) {
 	if !c.displaced[chain] {
 		return // no other program is involved
 	}
@@ -46,7 +49,7 @@ func (c *contests) inserted(chain Chain, now time.Time) {
 	if c.moved == nil {
 		c.moved, c.given = map[Chain][]time.Time{}, map[Chain]time.Time{}
 	}
-	if c.moved[chain] = recent; len(recent) >= maxMoves {
+	if c.moved[chain] = recent; len(recent) >= most {
 		c.given[chain] = now
 		delete(c.moved, chain)
 	}

@@ -13,7 +13,9 @@ import (
 // If another program's rule precedes ours, all our jumps of that chain are inserted
 // again. If that program does the same, this never ends: the caller must limit it.
 //
-// Jumps that only accept packets are not desired in an open chain, nor are those that must
+// Jumps with Append are appended again if they are overtaken, and not desired in a chain where we
+// have yielded; see State.Overtaken. Jumps that only accept packets are not desired in an open
+// chain, nor are those that must
 // see all packets of a contested chain, nor those that make up for a chain in which only our
 // rules decide; see State.Open, Jump.Sees and Jump.Behind.
 func Diff(have, want State) []Change {
@@ -33,7 +35,7 @@ func Diff(have, want State) []Change {
 // After returns the state after Diff's changes.
 func After(have, want State) State {
 	want.Jumps, want.Chains = needed(have, want)
-	want.Open, want.Contested, want.Decided = have.Open, have.Contested, have.Decided
+	want.Open, want.Contested, want.Decided, want.Yielded = have.Open, have.Contested, have.Decided, have.Yielded
 	return want
 }
 
@@ -46,6 +48,9 @@ func needed(have, want State) ([]Jump, map[Chain][]Rule) {
 		if j.Behind != (Chain{}) && !slices.Contains(have.Decided, j.Behind) {
 			chains = maps.Clone(chains)
 			delete(chains, j.To())
+			return true
+		}
+		if j.Append && slices.Contains(have.Yielded, j.Chain) {
 			return true
 		}
 		return j.Accepts && slices.Contains(have.Open, j.Chain) || slices.Contains(have.Contested, j.Sees)
@@ -77,7 +82,7 @@ func jumps(have, want State) (inserts, deletes []Change) {
 		for _, r := range slices.Backward(absent(heads[c], misplaced[c], first[c])) {
 			inserts = append(inserts, Change{Op: InsertJump, Chain: c, Rules: []Rule{r}})
 		}
-		for _, r := range notLast(existing, first[c], last[c]) {
+		for _, r := range notLast(existing, first[c], last[c], slices.Contains(have.Overtaken, c)) {
 			inserts = append(inserts, Change{Op: AppendJump, Chain: c, Rules: []Rule{r}})
 		}
 		for _, r := range unwanted(existing, slices.Concat(first[c], last[c])) {
@@ -103,8 +108,11 @@ func absent(head, misplaced, want []Rule) []Rule {
 }
 
 // notLast returns all of last, unless each of them exists once, in this order, after
-// those of first. Foreign rules after them do not matter.
-func notLast(existing, first, last []Rule) []Rule {
+// those of first, and is not overtaken.
+func notLast(existing, first, last []Rule, overtaken bool) []Rule {
+	if overtaken {
+		return last
+	}
 	ours := slices.DeleteFunc(slices.Clone(existing), func(r Rule) bool { return !slices.Contains(first, r) && !slices.Contains(last, r) })
 	at := slices.IndexFunc(ours, func(r Rule) bool { return slices.Contains(last, r) })
 	if at >= 0 && slices.Equal(ours[at:], last) {

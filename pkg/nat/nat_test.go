@@ -371,8 +371,77 @@ func TestJumpBehindForeignRule(t *testing.T) {
 	check("removed", false)
 }
 
+// TestContestedEndOfChain: a jump with Append is appended again when another program appends a rule
+// that decides about packets. If that program insists, there is no such jump for a while.
+func TestContestedEndOfChain(t *testing.T) {
+	now := time.Now()
+	f := NewFake(ip.IPv4)
+	f.engine.now = func() time.Time { return now }
+	s, want := subjectOf(f), Owned{}
+	const last = Rule("-j KUBE-IPVS-LAST")
+	pre, desired := s.chain(NAT, "PREROUTING"), s.wanted()
+	desired.Chains[s.chain(NAT, "KUBE-IPVS-LAST")] = []Rule{"-j ACCEPT"}
+	desired.Jumps = append(desired.Jumps, Jump{Chain: pre, Rule: last, Append: true})
+	want.Jumps = desired.Jumps
+	for c := range desired.Chains {
+		want.Chains = append(want.Chains, c)
+	}
+	observe := func() State {
+		t.Helper()
+		have, err := f.Observe(want)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return have
+	}
+	reach := func() {
+		t.Helper()
+		if failures := f.Apply(Diff(observe(), desired)); len(failures) > 0 {
+			t.Fatal(failures)
+		}
+	}
+	const harmless, insists = "*nat\n-A PREROUTING -j MARK --set-mark 1\nCOMMIT\n", "*nat\n-A PREROUTING -p udp -j DROP\nCOMMIT\n"
+	reach()
+	s.must(t, harmless)
+	if have := observe(); len(have.Overtaken) > 0 || len(Diff(have, desired)) > 0 {
+		t.Errorf("overtaken by a rule that does not decide: %v", have.Overtaken)
+	}
+	s.must(t, insists)
+	for range 2 {
+		moves := 0
+		for range 2 * maxAppends {
+			now = now.Add(time.Second)
+			have := observe()
+			if len(have.Yielded) > 0 {
+				reach()
+				break
+			}
+			if !slices.Equal(have.Overtaken, []Chain{pre}) {
+				t.Fatalf("overtaken: %v", have.Overtaken)
+			}
+			moves++
+			reach()
+			if rules := f.rules[NAT].chains["PREROUTING"]; rules[len(rules)-1] != last {
+				t.Fatalf("the jump is not last: %q", rules)
+			}
+			s.must(t, "*nat\n-D PREROUTING -p udp -j DROP\nCOMMIT\n")
+			s.must(t, insists)
+		}
+		if have := observe(); moves != maxAppends || !slices.Equal(have.Yielded, []Chain{pre}) || slices.Contains(f.rules[NAT].chains["PREROUTING"], last) {
+			t.Errorf("moved %d times, want %d; yielded: %v, %q", moves, maxAppends, have.Yielded, f.rules[NAT].chains["PREROUTING"])
+		}
+		now = now.Add(giveUpFor)
+		reach()
+		if !slices.Contains(f.rules[NAT].chains["PREROUTING"], last) {
+			t.Fatal("the jump does not come back")
+		}
+		s.must(t, "*nat\n-D PREROUTING -p udp -j DROP\nCOMMIT\n")
+		s.must(t, insists)
+	}
+}
+
 // A jump with Append is written after foreign rules, and is not moved when more of these
-// follow.
+// follow that let packets pass.
 func TestAppendedJump(t *testing.T) {
 	each(t, func(t *testing.T, s subject) {
 		const last = Rule("-j KUBE-IPVS-LAST")

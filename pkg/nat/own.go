@@ -108,6 +108,37 @@ func (o Owned) sortJumps(s *State, c Chain, t *table, stays bool) (displaced boo
 	return displaced
 }
 
+// overtaken completes the state for the base chains of desired jumps with Append, and returns those
+// in which such a jump precedes another program's rule that decides about packets: Overtaken. If
+// yields returns true for a chain, no such jump is desired there: Yielded.
+func (o Owned) overtaken(s *State, rules ruleset, yields func(Chain) bool) map[Chain]bool {
+	out := map[Chain]bool{}
+	for _, last := range o.Jumps {
+		c := last.Chain
+		t := rules[c.Table]
+		if !last.Append || t == nil || slices.Contains(s.Yielded, c) || slices.Contains(s.Overtaken, c) {
+			continue
+		}
+		if yields(c) {
+			s.Yielded = append(s.Yielded, c)
+			continue
+		}
+		list := t.chains[c.Name]
+		at := slices.IndexFunc(list, func(r Rule) bool { return o.appends(c, r) })
+		if at >= 0 && slices.ContainsFunc(o.others(list[at:], c), t.decidesAtAll) {
+			s.Overtaken = append(s.Overtaken, c)
+			out[c] = true
+		}
+	}
+	return out
+}
+
+// decidesAtAll reports whether another program's rule of a base chain decides about packets,
+// except kubelet's.
+func (t *table) decidesAtAll(r Rule) bool {
+	return target(r) != kubeletsFirewall && t.decides(r, map[string]bool{})
+}
+
 // appends reports whether a rule is a desired jump with Append.
 func (o Owned) appends(c Chain, r Rule) bool {
 	return slices.ContainsFunc(o.Jumps, func(j Jump) bool { return j.Chain == c && j.Rule == r && j.Append })
@@ -124,9 +155,7 @@ func (o Owned) open(family ip.Family, rules ruleset) []Chain {
 	for _, name := range baseChains[Filter] {
 		c := Chain{Family: family, Table: Filter, Name: name}
 		policy := t.policies[name]
-		decides := slices.ContainsFunc(o.others(t.chains[name], c), func(r Rule) bool {
-			return target(r) != kubeletsFirewall && t.decides(r, map[string]bool{})
-		})
+		decides := slices.ContainsFunc(o.others(t.chains[name], c), t.decidesAtAll)
 		if (policy == "" || policy == "ACCEPT") && !decides {
 			out = append(out, c)
 		}

@@ -78,6 +78,11 @@ type State struct {
 	// Decided are the chains of Jump.Behind with a foreign rule that can keep packets from the
 	// rules after it. A desired state has none.
 	Decided []Chain
+	// Overtaken are chains in which a jump with Append precedes a foreign rule that decides about
+	// packets. Yielded are those in which there is no such jump, because another program keeps
+	// appending its rules too. A desired state has none of these.
+	Overtaken []Chain
+	Yielded   []Chain
 	// Open are base chains of table filter that accept every packet except what our
 	// own rules refuse: their policy is ACCEPT, and no foreign rule decides about
 	// packets. It is empty where rule changes are not watched. A desired state has

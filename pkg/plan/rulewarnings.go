@@ -24,6 +24,9 @@ func RuleWarnings(family ip.Family, s nat.State) []string {
 	for _, c := range s.Contested {
 		out = append(out, fmt.Sprintf("another program keeps inserting its rules before ours in %s; ours now stay behind them and do not see packets that those rules accept or drop", c))
 	}
+	for _, c := range s.Yielded {
+		out = append(out, fmt.Sprintf("another program keeps appending its rules behind ours in %s; ours are omitted there, and Service traffic is left to that program and to the policy of the chain", c))
+	}
 	for _, u := range s.Unread {
 		out = append(out, fmt.Sprintf("table %s of %s has a rule, written by nft, that iptables cannot read: our rules are in place, but it is unknown which rules precede them; move such rules to a table with another name (%s)", u.Table, family, u.Why))
 	}

@@ -114,11 +114,11 @@ func bridgeWarnings(cfg *Config, n *Node) []string {
 	return out
 }
 
-// bridgeRules masquerades where br_netfilter is not in use. Switched packets do not
-// pass this rule, so a packet that leaves through the bridge it came from, and is not
-// the node's own, was sent back by IPVS:
+// bridgeRules masquerades packets that IPVS sends back through the bridge they came from, where
+// br_netfilter is not in use for every family. The match of ipvs excludes switched packets, which
+// pass this rule where it is in use for one:
 //
-//	-A KUBE-POSTROUTING -s 10.244.1.0/24 -o cni0 -m addrtype ! --src-type LOCAL -j MASQUERADE --random-fully
+//	-A KUBE-POSTROUTING -s 10.244.1.0/24 -o cni0 -m addrtype ! --src-type LOCAL -m ipvs --ipvs -j MASQUERADE --random-fully
 func (r *ruleset) bridgeRules(n *Node) []nat.Rule {
 	if bridgeNetfilterEnabled(r.cfg, n) {
 		return nil
@@ -127,7 +127,7 @@ func (r *ruleset) bridgeRules(n *Node) []nat.Rule {
 	for _, bridge := range PodBridges(r.cfg, n) {
 		for _, a := range bridge.Addresses {
 			if a.Global && ip.Of(a.Prefix.Addr()) == r.family {
-				match := "-s " + a.Prefix.Masked().String() + " -o " + bridge.Name + " -m addrtype ! --src-type LOCAL"
+				match := "-s " + a.Prefix.Masked().String() + " -o " + bridge.Name + " -m addrtype ! --src-type LOCAL -m ipvs --ipvs"
 				rules = append(rules, rule("back to the same bridge", match, "MASQUERADE --random-fully"))
 			}
 		}

@@ -111,4 +111,11 @@ func TestScenario3WithoutBridgeNetfilter(t *testing.T) {
 	if n := strings.Count(p.Log(), "Service traffic between pods of cni0 is masqueraded"); n != 1 {
 		t.Errorf("logged %d times, want once:\n%s", n, p.Log())
 	}
+	// Another program passes switched packets of one family to the rules. They keep their source.
+	node.Sysctl("net.bridge.bridge-nf-call-iptables", "1")
+	for i, family := range []string{"IPv4", "IPv6"} {
+		if answer := client.Dial(lab.TCP, at(server.Addresses[i].String(), 53)); answer.Server != "server" || answer.SeenSource.Addr() != client.Addresses[i] {
+			t.Errorf("from pod to pod, %s: %s, want the source %s", family, answer, client.Addresses[i])
+		}
+	}
 }

@@ -217,6 +217,9 @@ func convert(f ip.Family, r netlink.Route, names map[int]string) ([]foundRoute, 
 		if hop.Flags&unix.RTNH_F_DEAD != 0 {
 			continue
 		}
+		if hop.LinkIndex == 0 {
+			continue // of a nexthop object (nexthop_compat_mode is 0), whose link the kernel does not report here
+		}
 		name, ok := names[hop.LinkIndex]
 		if !ok {
 			return nil, fmt.Errorf("route on unknown link %d: %w", hop.LinkIndex, errChanged)

@@ -5,6 +5,7 @@ import (
 	"maps"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"k8s.io/component-base/metrics"
@@ -35,6 +36,7 @@ type Traffic struct {
 
 	connections, packets, bytes, leftOut *metrics.Desc
 
+	mu     sync.Mutex // guards the fields below
 	readAt time.Time
 	last   map[ipvs.Key]ipvs.Stats
 	totals map[ServiceName]ipvs.Stats
@@ -78,9 +80,11 @@ func (t *Traffic) DescribeWithStability(out chan<- *metrics.Desc) {
 	}
 }
 
-// CollectWithStability reads the kernel. The registry calls it from one goroutine at a
-// time.
+// CollectWithStability reads the kernel. It may be called concurrently: Prometheus servers scrape
+// when they like.
 func (t *Traffic) CollectWithStability(out chan<- metrics.Metric) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
 	if now := time.Now(); now.Sub(t.readAt) >= trafficPeriod {
 		t.readAt = now
 		t.renew()

@@ -227,14 +227,15 @@ func setSysctls(k sysctlKernel, want sysctl.State) error {
 	return kernel.Join(k.Apply(sysctl.Diff(have, want)))
 }
 
-// restoreSysctls restores changed parameters. If kube-proxy serves the node now, it keeps
-// those that kube-proxy needs: all except those of reply routing.
+// restoreSysctls restores changed parameters, except forwarding, on which other programs have come
+// to rely. If kube-proxy serves the node now, it keeps those that kube-proxy needs: all except those
+// of reply routing.
 func (m *machine) restoreSysctls(kubeProxy bool) error {
 	if m.record == nil {
 		return nil
 	}
 	return m.record.Restore(func(key string) bool {
-		return kubeProxy && key != plan.SrcValidMark && key != plan.SNATReroute
+		return key == plan.IPForward || kubeProxy && key != plan.SrcValidMark && key != plan.SNATReroute
 	})
 }
 

@@ -106,22 +106,22 @@ func TestOOMScore(t *testing.T) {
 	}
 }
 
-// TestRestoreSysctls keeps the parameters that kube-proxy needs too.
+// TestRestoreSysctls keeps forwarding, and the parameters that kube-proxy needs too.
 func TestRestoreSysctls(t *testing.T) {
-	before := sysctl.State{"net/ipv4/vs/conntrack": "0", plan.SNATReroute: "0"}
+	before := sysctl.State{"net/ipv4/vs/conntrack": "0", plan.SNATReroute: "0", plan.IPForward: "0"}
 	for _, c := range []struct {
 		kubeProxy bool
 		want      sysctl.State
 	}{
-		{true, sysctl.State{"net/ipv4/vs/conntrack": "1", plan.SNATReroute: "0"}},
-		{false, before},
+		{true, sysctl.State{"net/ipv4/vs/conntrack": "1", plan.SNATReroute: "0", plan.IPForward: "1"}},
+		{false, sysctl.State{"net/ipv4/vs/conntrack": "0", plan.SNATReroute: "0", plan.IPForward: "1"}},
 	} {
 		kernel := sysctl.NewFake(maps.Clone(before))
 		record, err := sysctl.Record(kernel, t.TempDir(), "me")
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := setSysctls(record, sysctl.State{"net/ipv4/vs/conntrack": "1", plan.SNATReroute: "1"}); err != nil {
+		if err := setSysctls(record, sysctl.State{"net/ipv4/vs/conntrack": "1", plan.SNATReroute: "1", plan.IPForward: "1"}); err != nil {
 			t.Fatal(err)
 		}
 		m := machine{record: record}

@@ -116,6 +116,9 @@ func addReroute(plan *NodePlan, cfg *Config, n *Node) {
 	}
 }
 
+// IPForward is the kernel parameter for forwarding of IPv4.
+const IPForward = "net/ipv4/ip_forward"
+
 // sysctls returns the kernel parameters that IPVS needs to serve Services correctly.
 func sysctls(cfg *Config, n *Node) sysctl.State {
 	s := sysctl.State{
@@ -126,7 +129,7 @@ func sysctls(cfg *Config, n *Node) sysctl.State {
 		"net/ipv4/vs/expire_nodest_conn": "1",
 		// Session affinity ends with its endpoint.
 		"net/ipv4/vs/expire_quiescent_template": "1",
-		"net/ipv4/ip_forward":                   "1",
+		IPForward:                               "1",
 	}
 	// Before 5.9, mode 1 delays a reused client port by a second. Before 4.1 the
 	// parameter does not exist (kubernetes#81775).

@@ -211,6 +211,7 @@ func (s syncedSink) Synced() {
 type discard struct{}
 
 func (discard) Queued()                                    {}
+func (discard) Idle()                                      {}
 func (discard) Passed(time.Duration, int, int)             {}
 func (discard) Failing(bool, int, int)                     {}
 func (discard) Compared(time.Duration, int)                {}

@@ -89,6 +89,13 @@ func (s *Server) Queued() {
 	}
 }
 
+// Idle records that no work is pending any more, although there was no sync.
+func (s *Server) Idle() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.queued = time.Time{}
+}
+
 // Passed records the end of a sync, even with problems: they are retried, and one
 // Service that cannot be programmed must not make load balancers avoid the node.
 func (s *Server) Passed(took time.Duration, _, _ int) {

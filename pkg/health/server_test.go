@@ -66,6 +66,10 @@ func TestStuck(t *testing.T) {
 		time.Sleep(time.Second)
 		wantCodes(t, s, 503, 503)
 
+		s.Idle()
+		wantCodes(t, s, 200, 200)
+		s.Queued()
+		time.Sleep(2*syncPeriod + time.Second)
 		s.Compared(time.Second, 1)
 		s.Held(1, 1, 0)
 		wantCodes(t, s, 503, 503)

@@ -162,6 +162,9 @@ func (r *Recorder) all() []metrics.Registerable {
 // Queued records the time of a change.
 func (r *Recorder) Queued() { r.queuedAt.Set(now()) }
 
+// Idle does nothing: the metrics record when work was queued and done.
+func (r *Recorder) Idle() {}
+
 // Passed records the duration and result of a sync.
 func (r *Recorder) Passed(took time.Duration, services, problems int) {
 	r.passDuration.Observe(took.Seconds())

@@ -5,6 +5,7 @@ import "time"
 // Observer receives the events of the proxy's loop; proxy.Observer is the same.
 type Observer interface {
 	Queued()
+	Idle()
 	Passed(took time.Duration, services, problems int)
 	Failing(node bool, services, all int)
 	Compared(took time.Duration, differences int)
@@ -20,6 +21,13 @@ type Observers []Observer
 func (o Observers) Queued() {
 	for _, each := range o {
 		each.Queued()
+	}
+}
+
+// Idle reports that no work is pending any more.
+func (o Observers) Idle() {
+	for _, each := range o {
+		each.Idle()
 	}
 }
 

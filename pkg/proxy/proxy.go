@@ -44,6 +44,7 @@ type HealthChecks interface {
 // Observer receives the state of the loop. Its methods return at once.
 type Observer interface {
 	Queued()                                             // there is work
+	Idle()                                               // there is none any more, without a pass
 	Passed(took time.Duration, services, problems int)   // a pass ended; large Services may be left for the next one
 	Failing(node bool, services, all int)                // whether the node cannot be read or programmed, and how many Services of all cannot be programmed
 	Compared(took time.Duration, differences int)        // a comparison with the kernel ended; it may have covered only a part
@@ -193,6 +194,7 @@ func (p *Proxy) Run(ctx context.Context, src source.Source) error {
 			return nil
 		}
 	}
+	p.Observer.Idle() // only Services are awaited now
 	if ok, err := await(p.inbox.synced); !ok {
 		return err
 	}

@@ -88,6 +88,11 @@ func (w *world) Queued() {
 	w.queued.Store(true)
 }
 
+func (w *world) Idle() {
+	w.order()
+	w.queued.Store(false)
+}
+
 func (w *world) Passed(_ time.Duration, _, _ int) {
 	w.order()
 	w.queued.Store(false)

@@ -44,6 +44,9 @@ func (r *Reconciler) cleanup() (kubeProxyActive bool, err error) {
 	if r.kernel.Loopback != nil {
 		errs = append(errs, kernel.Join(r.kernel.writeLoopback(nft.DiffLoopback(o.loopback, nil))))
 	}
+	if r.kubeProxyErr != nil {
+		errs = append(errs, fmt.Errorf("kube-proxy's nftables tables may remain: %w", r.kubeProxyErr))
+	}
 	if r.kernel.KubeProxy != nil {
 		errs = append(errs, kernel.Join(r.kernel.writeKubeProxy(r.tablesToRemove())))
 	}
@@ -65,6 +68,9 @@ func (r *Reconciler) notTakenOver() ([]ip.Family, error) {
 	o, err := r.beginObserve(extent{rules: true})()
 	if err != nil {
 		return nil, err
+	}
+	if o.kubeProxyErr != nil {
+		return nil, o.kubeProxyErr
 	}
 	r.takeRules(o)
 	return slices.DeleteFunc(slices.Clone(r.cfg.Families), func(f ip.Family) bool {

@@ -2,9 +2,11 @@ package reconcile
 
 import (
 	"cmp"
+	"errors"
 	"net/netip"
 	"slices"
 
+	"golang.org/x/sys/unix"
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
@@ -19,6 +21,7 @@ type flush struct {
 	*Reconciler
 	problems   Problems
 	nodeFailed bool // part of the node's state was refused
+	linkGone   bool // another program has deleted kube-ipvs0
 }
 
 // Flush writes all differences. Rules for sets that come into use precede their members; rules
@@ -58,6 +61,9 @@ func (r *Reconciler) flush() Problems {
 	f.members.compact()
 	f.vips.compact()
 	f.dropUnusedSets()
+	if f.linkGone {
+		f.cached.link, f.node.dirty = false, true // the retry adds it before the addresses
+	}
 	return f.problems
 }
 
@@ -227,6 +233,9 @@ func (f *flush) changeVIPs(vips []*vipRecord, wanted bool) {
 	succeeded(changes, f.kernel.writeRouting(changes), func(i int) { f.vipDone(vips[i]) }, func(i int, err error) {
 		f.fail(f.vips.owners(vips[i].key), err)
 		f.vips.setStuck(vips[i])
+		if changes[i].Op == routing.AddAddress && errors.Is(err, unix.ENODEV) {
+			f.linkGone = true
+		}
 	})
 }
 

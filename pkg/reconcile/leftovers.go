@@ -81,5 +81,8 @@ func (r *Reconciler) unseen() []string {
 			out = append(out, fmt.Sprintf("cannot read the %s rules in %s, where kube-proxy may have left some: %v", family, r.kernel.Leftovers.Programs, err))
 		}
 	}
+	if r.kubeProxyErr != nil {
+		out = append(out, fmt.Sprintf("cannot read nftables, where kube-proxy may have left tables: %v", r.kubeProxyErr))
+	}
 	return out
 }

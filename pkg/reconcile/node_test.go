@@ -1,12 +1,16 @@
 package reconcile
 
 import (
+	"fmt"
 	"net/netip"
 	"testing"
+
+	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
 	"github.com/kube-ipvs/kube-ipvs/pkg/plan"
 	"github.com/kube-ipvs/kube-ipvs/pkg/routing"
+	"github.com/kube-ipvs/kube-ipvs/pkg/service"
 )
 
 // TestParametersOfANewInterface creates an interface again under its name, with the kernel's
@@ -36,6 +40,36 @@ func TestParametersOfANewInterface(t *testing.T) {
 	}
 	w.Sysctl.Set(key, "0")
 	become(3)
+}
+
+// TestDeletedLinkIsAddedByTheRetry: when another program has deleted the link, and with it all VIPs,
+// the first retry of all Services adds it again, without a comparison.
+func TestDeletedLinkIsAddedByTheRetry(t *testing.T) {
+	w := newWorld(t)
+	services := make([]service.Service, 50)
+	var names []types.NamespacedName
+	var removed []routing.Removal
+	for i := range services {
+		address := fmt.Sprintf("10.96.0.%d", i+1)
+		services[i] = clusterIP(fmt.Sprintf("s%d", i), address, "10.244.0.2:8000")
+		names = append(names, services[i].Name)
+		removed = append(removed, routing.Removal{Addr: netip.MustParseAddr(address)})
+	}
+	if err := w.start(services...).Err(); err != nil {
+		t.Fatal(err)
+	}
+	w.Routing.Do(routing.Change{Op: routing.DeleteLink})
+	w.reconciler.removed(removed)
+	if problems := w.reconciler.Flush(); len(problems) == 0 {
+		t.Fatal("the refusal was not seen")
+	}
+	w.reconciler.retry(names...)
+	if err := w.reconciler.Flush().Err(); err != nil {
+		t.Error(err)
+	}
+	if is, err := w.Routing.Observe(); err != nil || len(is.Addresses) != len(services) {
+		t.Errorf("%d addresses (%v), want %d", len(is.Addresses), err, len(services))
+	}
 }
 
 // TestWrittenWhileObserved changes the node's state while the kernel is read, and back before

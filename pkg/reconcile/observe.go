@@ -46,9 +46,10 @@ type observation struct {
 	sysctls sysctl.State
 	nat     map[ip.Family]nat.State
 
-	loopback  nft.Loopback
-	kubeProxy nft.KubeProxy
-	leftovers leftovers
+	loopback     nft.Loopback
+	kubeProxy    nft.KubeProxy
+	kubeProxyErr error // why kubeProxy is unknown
+	leftovers    leftovers
 
 	vips        map[plan.VIP]struct{}      // from routing
 	staleRoutes map[routing.Route]struct{} // our routes that claim no VIP as configured now
@@ -87,7 +88,7 @@ type reader struct {
 // observe reads all parts of the kernel concurrently, because some wait for a program. If
 // any part cannot be read it fails: a failed read must never be taken for empty state. There are
 // two exceptions. An unreadable sysctl is written, and the write reports the error. Unreadable
-// leftover rules are recorded in leftovers.unread and left unchanged.
+// leftovers of kube-proxy are recorded (leftovers.unread, kubeProxyErr) and left unchanged.
 func (r reader) observe() (*observation, error) {
 	o := observation{extent: r.extent, writes: r.writes, nat: map[ip.Family]nat.State{}}
 	reads := []func() error{func() error { o.sysctls = r.readSysctls(); return nil }}
@@ -130,7 +131,7 @@ func (r reader) rulesReads(o *observation) []func() error {
 		reads = append(reads, func() (err error) { o.loopback, err = k.Observe(); return err })
 	}
 	if k := r.kernel.KubeProxy; k != nil {
-		reads = append(reads, func() (err error) { o.kubeProxy, err = k.Observe(); return err })
+		reads = append(reads, func() error { o.kubeProxy, o.kubeProxyErr = k.Observe(); return nil })
 	}
 	return reads
 }

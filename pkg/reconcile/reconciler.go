@@ -44,6 +44,7 @@ type Reconciler struct {
 	ipv4Servers int // IPv4 virtual servers in the kernel
 
 	cached        cachedState                               // the node's state in the kernel
+	kubeProxyErr  error                                     // why kube-proxy's nftables tables could not be read last
 	sectionWrites int                                       // number of writes that changed it
 	inLocal       map[ipvs.Key]ipvs.Key                     // fwmark key to address and port, from the members of plan.Local in the kernel
 	retired       map[ipvs.Key]ipvs.Key                     // likewise for retired virtual servers, from the members of plan.Draining
@@ -281,13 +282,17 @@ func (r *Reconciler) adoptForeign(s *server) {
 	}
 }
 
-// retry makes the next Flush retry what the kernel refused of a Service. The zero name stands
+// retry makes the next Flush retry what the kernel refused of Services. The zero name stands
 // for the node and for keys without an owner.
-func (r *Reconciler) retry(name types.NamespacedName) {
-	r.servers.retry(name)
-	r.members.retry(name)
-	r.vips.retry(name)
-	if name == nodeOwner.Name {
+func (r *Reconciler) retry(names ...types.NamespacedName) {
+	due := make(map[types.NamespacedName]bool, len(names))
+	for _, name := range names {
+		due[name] = true
+	}
+	r.servers.retry(due)
+	r.members.retry(due)
+	r.vips.retry(due)
+	if due[nodeOwner.Name] {
 		r.flows.failed = false
 	}
 }

@@ -74,7 +74,9 @@ func (r *Reconciler) takeRules(o *observation) {
 	r.cached.nat = o.nat
 	r.seen = maps.Clone(o.nat)
 	r.cached.loopback = o.loopback
-	r.cached.kubeProxy = o.kubeProxy
+	if r.kubeProxyErr = o.kubeProxyErr; o.kubeProxyErr == nil {
+		r.cached.kubeProxy = o.kubeProxy
+	}
 	r.cached.leftovers = o.leftovers
 	r.markUses = nil
 	for _, family := range r.cfg.Families {

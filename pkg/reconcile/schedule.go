@@ -289,9 +289,7 @@ type Comparison struct {
 func (r *Reconciler) Step(now time.Time) StepResult {
 	var done StepResult
 	if due := r.retries.take(now); len(due) > 0 {
-		for _, name := range due {
-			r.retry(name)
-		}
+		r.retry(due...)
 		r.retried, done.Retried = append(r.retried, due...), true
 	}
 	if done.Retried || r.vipsRemoved {

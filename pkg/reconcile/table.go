@@ -219,12 +219,12 @@ func (t *table[K, W, A]) compact() {
 	}
 }
 
-// retry makes stuck keys dirty again: those that the named owner wants or, with the zero
+// retry makes stuck keys dirty again: those that one of the owners wants or, with the zero
 // name, those that no Service wants.
-func (t *table[K, W, A]) retry(name types.NamespacedName) {
+func (t *table[K, W, A]) retry(due map[types.NamespacedName]bool) {
 	for _, r := range t.stuck {
 		owners := t.owners(r.key)
-		if slices.Contains(owners, name) || len(owners) == 0 && name == nodeOwner.Name {
+		if slices.ContainsFunc(owners, func(name types.NamespacedName) bool { return due[name] }) || len(owners) == 0 && due[nodeOwner.Name] {
 			t.setDirty(r)
 		}
 	}

@@ -153,10 +153,10 @@ func TestTableRefusedKeysWaitForTheirOwnersRetry(t *testing.T) {
 		l.setStuck(l.get(key))
 	}
 	l.compact()
-	if l.retry(a.Name); !slices.Equal(l.dirty(), []string{"of a"}) {
+	if l.retry(map[types.NamespacedName]bool{a.Name: true}); !slices.Equal(l.dirty(), []string{"of a"}) {
 		t.Errorf("after the retry of a: dirty %v", l.dirty())
 	}
-	if l.retry(nodeOwner.Name); !slices.Equal(l.dirty(), []string{"of a", "unowned"}) {
+	if l.retry(map[types.NamespacedName]bool{nodeOwner.Name: true}); !slices.Equal(l.dirty(), []string{"of a", "unowned"}) {
 		t.Errorf("after the retry of the zero name: dirty %v", l.dirty())
 	}
 	l.compared(l.get("of b"), true)

@@ -89,6 +89,32 @@ func TestTakeOverFromIPVSMode(t *testing.T) {
 	}
 }
 
+// TestUnreadableNFTablesMode: an nft that fails keeps no Service from being served, and tables of
+// kube-proxy are deleted once it works.
+func TestUnreadableNFTablesMode(t *testing.T) {
+	w := newWorld(t)
+	tables := nft.NewFakeKubeProxy(ip.Families...)
+	tables.FailObserve = func() error { return errors.New("nft: a library is missing") }
+	w.reconciler.kernel.KubeProxy = tables
+	if err := w.start(clusterIP("a", "10.96.0.1", "10.244.0.2:8000")).Err(); err != nil {
+		t.Error(err)
+	}
+	if len(w.realServers(key(ip.TCP, "10.96.0.1:80"))) != 1 {
+		t.Error("the Service is not served")
+	}
+	if unseen := strings.Join(w.reconciler.unseen(), "\n"); !strings.Contains(unseen, "a library is missing") {
+		t.Errorf("not reported: %q", unseen)
+	}
+	tables.FailObserve = nil
+	if _, err := w.observe(); err != nil {
+		t.Fatal(err)
+	}
+	w.reconciler.Flush()
+	if left, err := tables.Observe(); err != nil || len(left) > 0 {
+		t.Errorf("tables %v are left (%v)", left, err)
+	}
+}
+
 func TestTakeOverFromNFTablesMode(t *testing.T) {
 	w := newWorld(t)
 	tables := nft.NewFakeKubeProxy(ip.Families...)

@@ -74,7 +74,7 @@ func (b *bench) shape(t *testing.T, n int) cost {
 	if seen := r.restart(); seen.total() != 0 {
 		t.Errorf("a restart with everything programmed writes to the kernel: %v", seen.Writes)
 	}
-	r.idle(idleTime / 2)
+	r.idle(idleTime / 3)
 	idle, _ := b.results.Get(Idle, byRoute.name, n)
 	checked, _ := b.results.Get(IdleChecked, byRoute.name, n)
 	t.Logf("idle: %.2f %% of a core, with comparisons of everything %.2f %%", idle, checked)

@@ -28,7 +28,9 @@ func TestBehaviourInside(t *testing.T) {
 		t.Run("doctor, --snat-mode "+mode, func(t *testing.T) { checkDoctor(t, c, mode) })
 	}
 	t.Run("trace, chains in nftables", func(t *testing.T) { checkTraceNative(t, c) })
-	t.Run("trace, other tables of iptables", func(t *testing.T) { checkTraceTables(t, c) })
+	if !testing.Short() {
+		t.Run("trace, other tables of iptables", func(t *testing.T) { checkTraceTables(t, c) })
+	}
 	t.Run("trace --live", func(t *testing.T) { checkLive(t, c) })
 	t.Run("trace, called with mistakes", func(t *testing.T) { checkTraceErrors(t, c) })
 	t.Run("get", func(t *testing.T) { checkGet(t, c) })

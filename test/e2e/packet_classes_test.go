@@ -106,7 +106,7 @@ func TestBehaviourPacketClasses(t *testing.T) {
 			record := reliability.Begin(t, reliability.Packets, "kernel-"+number)
 			sent, ways := 0, 0
 			for family := range 2 {
-				if testing.Short() && family != i%2 {
+				if testing.Short() && (family != i%2 || i%2 == 1) {
 					continue
 				}
 				t.Run(ip.Families[family].String(), func(t *testing.T) {

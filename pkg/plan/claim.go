@@ -71,11 +71,17 @@ func (b *serviceBuilder) addVIP(claim ClaimMode, vs *VirtualServer) {
 
 // claimShared claims a load balancer IP or external IP, whose other ports may belong to
 // another device. It skips an address of a node interface, so that SSH and port 6443
-// keep working there (kubernetes#114815).
+// keep working there (kubernetes#114815). If it is not the Node's own address, another program may
+// move it to another node at any time. A route then keeps it local, as the address on kube-ipvs0
+// does under kube-proxy: otherwise open connections of pods would leave the node and be reset.
 func (b *serviceBuilder) claimShared(claim ClaimMode, vs *VirtualServer) {
 	a := vs.Key.Addr
 	b.plan.Deps |= OnNodeIPs
 	if b.facts.NodeIPs.Has(a) {
+		b.plan.Deps |= OnPrimary
+		if claim != ClaimPort && b.facts.mayBeLoadBalancers(a) {
+			b.plan.VIPs = append(b.plan.VIPs, VIP{a, ClaimRoute})
+		}
 		return
 	}
 	if claim != ClaimAuto {

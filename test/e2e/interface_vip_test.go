@@ -13,7 +13,8 @@ import (
 
 // TestBehaviourAddressOfALoadBalancer adds LoadBalancer IPs to the node's interface, as kube-vip
 // and PureLB do, and removes them again. A program of the node listens on one port of the Service
-// on all addresses: it keeps the port at the node's own addresses only.
+// on all addresses: it keeps the port at the node's own addresses only. Open connections continue
+// when the IPs move to another node, which does not know them.
 func TestBehaviourAddressOfALoadBalancer(t *testing.T) {
 	c := newOfflineCluster(t)
 	node1 := c.Nodes[0]
@@ -50,7 +51,31 @@ func TestBehaviourAddressOfALoadBalancer(t *testing.T) {
 	node1.StartProxy(func(*lab.Process) error { return hasPassed(node1.Node) },
 		"--manifests", writeManifests(t, objects...), "--hostname-override", node1.Name, "--cluster-cidr", podCIDRs)
 	check("at the start")
+	var open []*lab.Connection
+	for _, from := range []*lab.Namespace{c.caller1.Namespace, node1.Namespace} {
+		for _, vip := range balancerIPs(1) {
+			connection, err := from.ConnectFrom(0, lostAfter, lab.TCP, at(vip, 80))
+			if err != nil {
+				t.Fatal(err)
+			}
+			open = append(open, connection)
+		}
+	}
+	node3 := c.Nodes[2]
+	for i, next := range nodeIPs(node3) {
+		node3.Exec("ip", "addr", "add", balancerIPs(1)[i]+[]string{"/32", "/128"}[i], "dev", "eth0")
+		c.Fabric.Route(balancerIPs(1)[i] + " via " + next)
+	}
 	change("del")
+	for _, connection := range open {
+		if answer := connection.Ask(lostAfter); answer.Server != "web1" {
+			t.Errorf("an open connection, when the IP moves: %s", answer)
+		}
+		connection.Close()
+	}
+	for i, own := range nodeIPs(node1) {
+		c.Fabric.Route(balancerIPs(1)[i] + " via " + own)
+	}
 	check("the load balancer has moved the IP to another node")
 	change("add")
 	check("the IP is back")

@@ -146,11 +146,17 @@ func (c *cluster) checkPolicyFollowed(t *testing.T, services map[string]string) 
 		{"the policy is ACCEPT again", "iptables -w -P INPUT ACCEPT", false},
 		{"a rule drops a port", "iptables -w -A INPUT -p tcp --dport 9001 -j DROP", true},
 		{"the policy is DROP, too", "iptables -w -P INPUT DROP", true},
+		{"another rule drops a port, behind ours", "iptables -w -A INPUT -p tcp --dport 9002 -j DROP", true},
 	} {
 		node1.Exec("sh", "-c", step.command)
 		lab.Eventually(t, syncLimit/2, step.what, func() error {
-			if rules := node1.Exec("iptables", "-w", "-S", "INPUT"); strings.Contains(rules, ours) != step.jumps {
+			rules := node1.Exec("iptables", "-w", "-S", "INPUT")
+			if strings.Contains(rules, ours) != step.jumps {
 				return fmt.Errorf("want the jump: %t\n%s", step.jumps, rules)
+			}
+			lines := strings.Split(strings.TrimSpace(rules), "\n")
+			if step.jumps && !strings.Contains(lines[len(lines)-1], ours) {
+				return fmt.Errorf("the jump is not last\n%s", rules)
 			}
 			return nil
 		})

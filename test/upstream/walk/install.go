@@ -142,6 +142,7 @@ var notRun = map[string]string{
 	install + " Without a cluster 0":  "TestScenario2DirectlyAttachedPods and others run it",
 	kubeadm + " Install on kubeadm 0": "makes a cluster",
 	k3s + " Install on k3s 0":         "makes a cluster",
+	k3s + " Migrate 0":                "the walk's cluster is not of k3s",
 	trouble + " Network managers 0":   "a file for systemd-networkd",
 	trouble + " Network managers 1":   "a file for NetworkManager",
 	commands + " trace 0":             "TestBehaviourInside and pluginWorks run such commands, with addresses of theirs",

@@ -138,13 +138,13 @@ func (r *Reconciler) realServersDiffer() bool {
 	if r.toCheck = r.toCheck[len(now):]; len(r.toCheck) == 0 {
 		r.toCheck = nil // release its array
 	}
+	differs := false
 	for _, s := range now {
 		if !s.exists {
 			continue
 		}
-		if is, err := r.kernel.IPVS.RealServers(s.key); err == nil && !s.cached.equals(is) {
-			return true
-		}
+		is, err := r.kernel.IPVS.RealServers(s.key)
+		differs = differs || err == nil && !s.cached.equals(is)
 	}
-	return false
+	return differs
 }

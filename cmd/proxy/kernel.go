@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"os/exec"
 	"slices"
 	"strings"
@@ -216,14 +217,8 @@ func (m *machine) setSysctls(ctx context.Context, cfg *plan.Config) error {
 }
 
 func setSysctls(k sysctlKernel, want sysctl.State) error {
-	have := sysctl.State{}
-	for key := range want {
-		// A parameter that cannot be read is written; the error of the write is
-		// reported.
-		if s, err := k.Observe([]string{key}); err == nil {
-			have[key] = s[key]
-		}
-	}
+	// A parameter that cannot be read is written; the error of the write is reported.
+	have := sysctl.ObserveReadable(k.Observe, maps.Keys(want))
 	return kernel.Join(k.Apply(sysctl.Diff(have, want)))
 }
 

@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"maps"
 	"os"
 	"runtime"
 	"strconv"
@@ -45,14 +46,13 @@ const (
 // without it.
 func setConntrack(ctx context.Context, cfg *config.Conntrack, kernel sysctlKernel) {
 	want := conntrackSysctls(cfg, cpus(onlineCPUs))
-	for key, value := range want {
-		have, err := kernel.Observe([]string{key})
-		isSize := key == conntrackMax || key == conntrackBuckets
-		if err == nil && (have[key] == value || isSize && atLeast(have[key], value)) {
-			delete(want, key)
+	have := sysctl.ObserveReadable(kernel.Observe, maps.Keys(want))
+	for _, size := range []string{conntrackMax, conntrackBuckets} {
+		if atLeast(have[size], want[size]) {
+			delete(want, size)
 		}
 	}
-	for _, failure := range kernel.Apply(sysctl.Diff(nil, want)) {
+	for _, failure := range kernel.Apply(sysctl.Diff(have, want)) {
 		klog.FromContext(ctx).Error(failure.Err, "Cannot set a connection tracking parameter",
 			"sysctl", failure.Change.Key, "value", failure.Change.Value)
 	}

@@ -194,13 +194,7 @@ func parallel(do []func() error) error {
 }
 
 func (r reader) readSysctls() sysctl.State {
-	out := sysctl.State{}
-	for _, key := range r.sysctls {
-		if s, err := r.kernel.Sysctl.Observe([]string{key}); err == nil {
-			out[key] = s[key]
-		}
-	}
-	return out
+	return sysctl.ObserveReadable(r.kernel.Sysctl.Observe, slices.Values(r.sysctls))
 }
 
 func setNames(cfg *plan.Config) map[string]bool {

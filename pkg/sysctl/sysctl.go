@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"iter"
 	"path/filepath"
 	"strings"
 
@@ -29,6 +30,18 @@ func LinkKey(family ip.Family, link, parameter string) string {
 type store interface {
 	read(key string) (string, error)
 	write(key, value string) error
+}
+
+// ObserveReadable reads parameters one by one with observe, which is Observe of any of this
+// package's types, and leaves out those that cannot be read. It never fails.
+func ObserveReadable(observe func(keys []string) (State, error), keys iter.Seq[string]) State {
+	state := State{}
+	for key := range keys {
+		if one, err := observe([]string{key}); err == nil {
+			state[key] = one[key]
+		}
+	}
+	return state
 }
 
 // observe reads all keys. If any cannot be read it returns no values, and an error that

@@ -39,12 +39,17 @@ func PodBridges(cfg *Config, n *Node) []routing.Link {
 // attachedBridges returns the bridges that have a port.
 func attachedBridges(inv *routing.Inventory) []routing.Link {
 	return filter(inv.Links, func(l routing.Link) bool {
-		return l.Type == "bridge" && slices.ContainsFunc(inv.Links, func(m routing.Link) bool { return m.Master == l.Name })
+		return l.Type == "bridge" && len(portsOf(inv, l.Name)) > 0
 	})
 }
 
+// portsOf returns the links that are attached to a bridge.
+func portsOf(inv *routing.Inventory, bridge string) []routing.Link {
+	return filter(inv.Links, func(l routing.Link) bool { return l.Master == bridge })
+}
+
 func isPodBridge(cfg *Config, n *Node, l *routing.Link) bool {
-	ports := filter(n.Inventory.Links, func(m routing.Link) bool { return m.Master == l.Name })
+	ports := portsOf(&n.Inventory, l.Name)
 	veths := len(filter(ports, func(m routing.Link) bool { return m.Type == "veth" }))
 	uplink := slices.ContainsFunc(n.Inventory.Defaults, func(r routing.Route) bool { return r.Link == l.Name })
 	if inPodRange(cfg, n, l) || isPodLink(cfg, n, l) {

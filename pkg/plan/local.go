@@ -370,8 +370,8 @@ func isOuter(cfg *Config, n *Node, l *routing.Link) bool {
 // extendsAdapter reports whether adapters, and nothing else, are attached to a bridge. It then
 // has their network.
 func extendsAdapter(n *Node, bridge string) bool {
-	attached := filter(n.Inventory.Links, func(l routing.Link) bool { return l.Master == bridge })
-	return len(attached) > 0 && !slices.ContainsFunc(attached, func(l routing.Link) bool { return !slices.Contains(adapters, l.Type) })
+	ports := portsOf(&n.Inventory, bridge)
+	return len(ports) > 0 && !slices.ContainsFunc(ports, func(l routing.Link) bool { return !slices.Contains(adapters, l.Type) })
 }
 
 // isPodLink reports whether the configuration identifies a link as a pod link.

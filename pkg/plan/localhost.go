@@ -47,10 +47,6 @@ var defaultNodePorts = routing.PortRange{First: 30000, Last: 32767}
 // clientPortWarnings warns that node ports are not served on the loopback address, because the
 // kernel may give them to clients. It assumes the default range of node ports.
 func clientPortWarnings(cfg *Config, n *Node) []string {
-	facts := NewFacts(cfg, n)
-	if !slices.ContainsFunc(cfg.Families, func(f ip.Family) bool { return usesLocalhost(cfg, n, &facts, f) }) {
-		return nil
-	}
 	var shared []string
 	for _, r := range n.ClientPorts {
 		both := routing.PortRange{First: max(r.First, defaultNodePorts.First), Last: min(r.Last, defaultNodePorts.Last)}
@@ -59,6 +55,10 @@ func clientPortWarnings(cfg *Config, n *Node) []string {
 		}
 	}
 	if len(shared) == 0 {
+		return nil
+	}
+	facts := NewFacts(cfg, n)
+	if !slices.ContainsFunc(cfg.Families, func(f ip.Family) bool { return usesLocalhost(cfg, n, &facts, f) }) {
 		return nil
 	}
 	return []string{fmt.Sprintf("node ports %s are not served on the loopback address, because clients on this node may get these ports "+

@@ -57,7 +57,9 @@ func (e *engine) observe(b backend, own Owned) (State, error) {
 	e.omissions.restoreJumps(rules, own.jumpsOf(e.family))
 	s, displaced := own.state(e.family, rules, func(c Chain) bool { return e.heads.stays(c, now) })
 	e.heads.seen(displaced)
-	e.ends.seen(own.overtaken(&s, rules, func(c Chain) bool { return e.ends.stays(c, now) }))
+	yielded, overtaken := own.ends(rules, func(c Chain) bool { return e.ends.stays(c, now) })
+	s.Yielded, s.Overtaken = sortedChains(yielded), sortedChains(overtaken)
+	e.ends.seen(overtaken)
 	e.omissions.complete(&s, own.Jumps)
 	s.Unread = unread
 	if e.watched && !slices.ContainsFunc(unread, func(u Unread) bool { return u.Table == Filter }) {

@@ -15,9 +15,8 @@ import (
 //
 // Jumps with Append are appended again if they are overtaken, and not desired in a chain where we
 // have yielded; see State.Overtaken. Jumps that only accept packets are not desired in an open
-// chain, nor are those that must
-// see all packets of a contested chain, nor those that make up for a chain in which only our
-// rules decide; see State.Open, Jump.Sees and Jump.Behind.
+// chain, nor are those that must see all packets of a contested chain, nor those that make up for a
+// chain in which only our rules decide; see State.Open, Jump.Sees and Jump.Behind.
 func Diff(have, want State) []Change {
 	want.Jumps, want.Chains = needed(have, want)
 	changes := writes(have, want)
@@ -144,13 +143,8 @@ func byChain(jumps []Jump) map[Chain][]Rule {
 	return m
 }
 
-func sortedChains(m map[Chain][]Rule) []Chain {
-	out := make([]Chain, 0, len(m))
-	for c := range m {
-		out = append(out, c)
-	}
-	slices.SortFunc(out, Chain.Compare)
-	return out
+func sortedChains[V any](m map[Chain]V) []Chain {
+	return slices.SortedFunc(maps.Keys(m), Chain.Compare)
 }
 
 // Compare orders chains by family, table and name.

@@ -108,29 +108,27 @@ func (o Owned) sortJumps(s *State, c Chain, t *table, stays bool) (displaced boo
 	return displaced
 }
 
-// overtaken completes the state for the base chains of desired jumps with Append, and returns those
-// in which such a jump precedes another program's rule that decides about packets: Overtaken. If
-// yields returns true for a chain, no such jump is desired there: Yielded.
-func (o Owned) overtaken(s *State, rules ruleset, yields func(Chain) bool) map[Chain]bool {
-	out := map[Chain]bool{}
+// ends returns the base chains of desired jumps with Append in which we have yielded, as yields
+// reports, and those in which such a jump is overtaken; see State.Overtaken.
+func (o Owned) ends(rules ruleset, yields func(Chain) bool) (yielded, overtaken map[Chain]bool) {
+	yielded, overtaken = map[Chain]bool{}, map[Chain]bool{}
 	for _, last := range o.Jumps {
 		c := last.Chain
 		t := rules[c.Table]
-		if !last.Append || t == nil || slices.Contains(s.Yielded, c) || slices.Contains(s.Overtaken, c) {
+		if !last.Append || t == nil {
 			continue
 		}
 		if yields(c) {
-			s.Yielded = append(s.Yielded, c)
+			yielded[c] = true
 			continue
 		}
 		list := t.chains[c.Name]
 		at := slices.IndexFunc(list, func(r Rule) bool { return o.appends(c, r) })
 		if at >= 0 && slices.ContainsFunc(o.others(list[at:], c), t.decidesAtAll) {
-			s.Overtaken = append(s.Overtaken, c)
-			out[c] = true
+			overtaken[c] = true
 		}
 	}
-	return out
+	return yielded, overtaken
 }
 
 // decidesAtAll reports whether another program's rule of a base chain decides about packets,

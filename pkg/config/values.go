@@ -88,9 +88,9 @@ func (b *builder) inRange(path *field.Path, v, low, high int) bool {
 	return true
 }
 
-// maxTimeout is the longest timeout that a kernel accepts: it stores timeouts of IPVS and
-// conntrack in 31-bit ticks, of which a second has at least 100. A kernel with more ticks a second
-// refuses shorter ones.
+// maxTimeout is the longest timeout that any kernel accepts. The kernel stores timeouts of IPVS and
+// conntrack as ticks, in 31 bits, and has 100 to 1,000 ticks per second (HZ). With a higher HZ, its
+// limit is lower, and it refuses the setting.
 const maxTimeout = math.MaxInt32 / 100 * time.Second
 
 // seconds reads a timeout in whole seconds, the kernel's unit. Like kube-proxy, it ignores a

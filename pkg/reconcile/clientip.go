@@ -74,8 +74,8 @@ func (r *Reconciler) setFoundDirty(p *ownedState) {
 	}
 }
 
-// preservesClientIP reports whether a member preserves the client address at a virtual server
-// that mustChangeFirst.
+// preservesClientIP reports whether a member preserves the client address at a virtual server that
+// must change before the member is added; see mustChangeFirst.
 func (f *flush) preservesClientIP(m *member) bool {
 	if f.servers.existing == 0 {
 		return false
@@ -108,7 +108,8 @@ func (f *flush) mustChangeFirst(s *server) bool {
 	})
 }
 
-// portMustChangeFirst reports the same of the virtual servers of a node port, on any address.
+// portMustChangeFirst reports whether mustChangeFirst is true for a virtual server of a node port,
+// on any address.
 func (f *flush) portMustChangeFirst(family ip.Family, protocol ip.Protocol, port uint16) bool {
 	must := func(s *server) bool {
 		return s.key.Port == port && s.key.Protocol == protocol && s.key.Family() == family && f.mustChangeFirst(s)

@@ -12,11 +12,13 @@ import (
 
 	"github.com/go-logr/logr"
 	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
 
 	"github.com/kube-ipvs/kube-ipvs/pkg/config"
+	"github.com/kube-ipvs/kube-ipvs/pkg/doctor"
 	"github.com/kube-ipvs/kube-ipvs/pkg/event"
 	"github.com/kube-ipvs/kube-ipvs/pkg/inspect"
 	"github.com/kube-ipvs/kube-ipvs/pkg/nat"
@@ -126,6 +128,9 @@ func dryRun(ctx context.Context, cfg config.Config) (*dryRunResult, error) {
 	if err != nil {
 		return nil, err
 	}
+	if err := chooseScheduler(&cfg.Plan, probeInstalled); err != nil {
+		return nil, err
+	}
 	var result dryRunResult
 	p := proxy.New(proxy.Options{
 		// The proxy in a container may lack permissions that this process has.
@@ -136,7 +141,7 @@ func dryRun(ctx context.Context, cfg config.Config) (*dryRunResult, error) {
 			result.changes = append(result.changes, inspect.Change{Part: part, Operation: operation, What: change})
 		}),
 		KernelVersion:   kernelVersion(),
-		ProbeScheduler:  func(string) error { return nil }, // probing would load a module
+		ProbeScheduler:  probeInstalled,
 		BridgeNetfilter: func(bool) plan.BridgeNetfilter { return kernel.bridgeNetfilter() },
 		APIServer:       apiServers(&cfg.Source),
 		Network:         kernel.routing,
@@ -162,6 +167,15 @@ func dryRun(ctx context.Context, cfg config.Config) (*dryRunResult, error) {
 	result.unused, result.services, result.clusterIPs = read.unused, read.services, read.clusterIPs
 	result.warnings, result.modes = p.Findings()
 	return &result, nil
+}
+
+// probeInstalled returns an error if the kernel has no module for an IPVS scheduler. Unlike
+// ipvs.Client.Probe it does not load the module.
+func probeInstalled(scheduler string) error {
+	if doctor.LacksScheduler("/sys/module", "/lib/modules", doctor.Release(), scheduler) {
+		return fmt.Errorf("the kernel has no scheduler %q: %w", scheduler, unix.ENOENT)
+	}
+	return nil
 }
 
 // dryRunLimit limits the wait for the API server and the kernel.

@@ -89,18 +89,40 @@ func modules(scheduler string) []Module {
 // FindModules looks for kernel modules below /sys/module and /lib/modules.
 func FindModules(sys, lib, release, scheduler string) []Module {
 	list := modules(scheduler)
+	known := knownModules(lib, release)
+	for i := range list {
+		list[i].Loaded = isLoaded(sys, list[i].Name)
+		list[i].There = list[i].Loaded || hasModule(known, list[i].Name)
+	}
+	return list
+}
+
+// LacksScheduler reports whether the kernel has no module for an IPVS scheduler. It returns
+// false if that is unknown, because /lib/modules cannot be read.
+func LacksScheduler(sys, lib, release, scheduler string) bool {
+	name := "ip_vs_" + scheduler
+	known := knownModules(lib, release)
+	return known != "" && !isLoaded(sys, name) && !hasModule(known, name)
+}
+
+// knownModules returns the lists of a kernel's modules; "" if there are none.
+func knownModules(lib, release string) string {
 	var known strings.Builder
 	for _, name := range []string{"modules.dep", "modules.builtin"} {
 		text, _ := os.ReadFile(filepath.Join(lib, release, name))
 		known.Write(text)
 	}
-	for i := range list {
-		_, err := os.Stat(filepath.Join(sys, list[i].Name))
-		list[i].Loaded = err == nil
-		pattern := regexp.MustCompile(`(?m)(^|/)` + strings.ReplaceAll(regexp.QuoteMeta(list[i].Name), "_", "[-_]") + `\.ko`)
-		list[i].There = list[i].Loaded || pattern.MatchString(known.String())
-	}
-	return list
+	return known.String()
+}
+
+func isLoaded(sys, name string) bool {
+	_, err := os.Stat(filepath.Join(sys, name))
+	return err == nil
+}
+
+func hasModule(known, name string) bool {
+	pattern := regexp.MustCompile(`(?m)(^|/)` + strings.ReplaceAll(regexp.QuoteMeta(name), "_", "[-_]") + `\.ko`)
+	return pattern.MatchString(known)
 }
 
 // Release returns the release of the running kernel.

@@ -92,4 +92,12 @@ func TestFindModules(t *testing.T) {
 	if want := []string{"nf_conntrack"}; !slices.Equal(loaded, want) {
 		t.Errorf("loaded are %q, want %q", loaded, want)
 	}
+	for scheduler, want := range map[string]bool{"rr": false, "lc": true} {
+		if got := LacksScheduler(sys, lib, "6.1", scheduler); got != want {
+			t.Errorf("the kernel lacks %s: %t", scheduler, got)
+		}
+	}
+	if LacksScheduler(sys, lib, "5.10", "lc") {
+		t.Error("a scheduler is missing, although the kernel's modules are unknown")
+	}
 }

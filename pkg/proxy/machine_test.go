@@ -284,6 +284,43 @@ func TestDryRun(t *testing.T) {
 	}
 }
 
+// TestOnceDeletesDrained checks that a later --once deletes a removed endpoint's real servers,
+// except those with connections. A dry run lists them.
+func TestOnceDeletesDrained(t *testing.T) {
+	m := two(t)
+	once := func(k reconcile.Kernel) {
+		o := m.options(&world{checks: map[types.NamespacedName]plan.HealthCheck{}})
+		o.Kernel = k
+		if err := New(o).Once(m.context(), m); err != nil {
+			t.Fatal(err)
+		}
+	}
+	kernel := m.options(nil).Kernel
+	once(kernel)
+	open := ipvs.Key{Protocol: ip.TCP, Addr: netip.MustParseAddr("203.0.1.2"), Port: 80}
+	endpoint := netip.MustParseAddrPort("10.244.1.2:8000")
+	m.IPVS.SetConnections(open, endpoint, ipvs.Connections{Active: 1})
+	m.set(exposed("web", 2, nil, at("10.244.0.2")...))
+	listed := 0
+	once(kernel.DryRun(func(part, operation, _ string) {
+		if part == "ipvs" && strings.HasPrefix(operation, "delete") {
+			listed++
+		}
+	}))
+	if listed == 0 {
+		t.Error("a dry run lists no real servers to delete")
+	}
+	once(kernel)
+	if n := strings.Count(m.IPVS.Dump(), endpoint.String()); n != 1 {
+		t.Errorf("%d real servers of the removed endpoint remain, want the one with a connection:\n%s", n, m.IPVS.Dump())
+	}
+	m.IPVS.SetConnections(open, endpoint, ipvs.Connections{})
+	once(kernel)
+	if n := strings.Count(m.IPVS.Dump(), endpoint.String()); n != 0 {
+		t.Errorf("%d real servers of the removed endpoint remain without connections:\n%s", n, m.IPVS.Dump())
+	}
+}
+
 // Run delivers the same as Load.
 func (m *machine) Run(ctx context.Context, sink source.Sink) error { return m.Load(ctx, sink) }
 

@@ -232,10 +232,13 @@ func (p *Proxy) Once(ctx context.Context, src source.Source) error {
 	if _, err := p.begin(ctx); err != nil {
 		return errors.Join(unused, err)
 	}
-	err := p.programAll(ctx).Err()
+	problems := p.programAll(ctx)
+	if !p.Running {
+		problems = append(problems, p.reconciler.DeleteDrained(time.Now())...) // no later check does it
+	}
 	s := p.reconciler.Settle()
 	p.reportState(ctx, &s)
-	return errors.Join(unused, err)
+	return errors.Join(unused, problems.Err())
 }
 
 // load makes the source deliver its objects once. A source without Load is run until it has

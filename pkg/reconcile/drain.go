@@ -98,6 +98,12 @@ func (r *Reconciler) checkDraining(now time.Time, deadline time.Duration, most i
 	return f.problems
 }
 
+// DeleteDrained deletes the draining real servers that have no connections, for a process that
+// does not call Step.
+func (r *Reconciler) DeleteDrained(now time.Time) Problems {
+	return r.checkDraining(now, r.periods.DrainDeadline, len(r.draining))
+}
+
 // toCut returns the draining real servers of a virtual server that are removed even if they
 // have connections, and whether that is because their node is unreachable.
 func (r *Reconciler) toCut(key ipvs.Key, now time.Time, deadline time.Duration) map[netip.AddrPort]bool {

@@ -95,6 +95,7 @@ func (r *Reconciler) checkDraining(now time.Time, deadline time.Duration, most i
 		}
 	}
 	f.deleteRetired()
+	f.deleteStaleFlows()
 	return f.problems
 }
 

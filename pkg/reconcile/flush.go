@@ -54,9 +54,7 @@ func (r *Reconciler) flush() Problems {
 	f.deleteReplaced()
 	f.deleteServers()
 	f.deleteMembers()
-	if !f.flows.failed {
-		f.deleteStaleFlows()
-	}
+	f.deleteStaleFlows()
 	f.servers.compact()
 	f.members.compact()
 	f.vips.compact()
@@ -299,10 +297,22 @@ func (f *flush) vipDone(v *vipRecord) {
 	f.vips.noteWritten(v)
 	if v.wanted() {
 		f.vips.setCached(v, struct{}{})
+		f.addFlowsOf(v)
 	} else {
 		f.vips.clearCached(v)
 	}
 	f.vips.setClean(v)
+}
+
+// addFlowsOf adds the UDP flows to a VIP that has become local to those to delete.
+func (f *flush) addFlowsOf(v *vipRecord) {
+	for _, name := range f.vips.owners(v.key) {
+		for _, s := range f.owned[name].servers {
+			if s.exists && s.key.Addr == v.key.Addr && s.key.Protocol == ip.UDP {
+				f.addStaleFlows(s.key)
+			}
+		}
+	}
 }
 
 // removed handles deletions of VIPs that the kernel reported, our own included. It clears the

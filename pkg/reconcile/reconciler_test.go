@@ -754,6 +754,36 @@ func TestUDPRealServerGoesAtOnceWithItsFlows(t *testing.T) {
 	}
 }
 
+// TestFlowsFromBeforeTheVIPAreDeleted checks that a flow that was forwarded before its VIP became
+// local is deleted: IPVS would not translate its later datagrams.
+func TestFlowsFromBeforeTheVIPAreDeleted(t *testing.T) {
+	w := newWorld(t)
+	w.start(clusterIP("a", "10.96.0.1", "10.244.0.2:8000"))
+	dns := clusterIP("dns", "10.96.0.10", "10.244.0.2:53")
+	dns.Ports[0].Protocol, dns.Ports[0].Port = ip.UDP, 53
+	forwarded := flowTo("10.244.0.9:1000", "10.96.0.10:53", "10.96.0.10:53")
+	w.refuse = func(change string) error {
+		if strings.Contains(change, "add address 10.96.0.10") {
+			w.Conntrack.Add(forwarded)
+		}
+		return nil
+	}
+	w.mustApply(dns)
+	w.refuse = nil
+	if got := w.Conntrack.Entries(); len(got) > 0 {
+		t.Errorf("flows left after the VIP was added: %v", got)
+	}
+	w.Routing.Do(routing.Change{Op: routing.DeleteAddress, Address: netip.MustParseAddr("10.96.0.10")})
+	w.Conntrack.Add(forwarded)
+	w.reconciler.removed([]routing.Removal{{Addr: netip.MustParseAddr("10.96.0.10")}})
+	if err := w.reconciler.Flush().Err(); err != nil {
+		t.Fatal(err)
+	}
+	if got := w.Conntrack.Entries(); len(got) > 0 {
+		t.Errorf("flows left after the VIP was added again: %v", got)
+	}
+}
+
 // TestDriftOfTheNodesPartIsCounted changes node-wide state.
 func TestDriftOfTheNodesPartIsCounted(t *testing.T) {
 	w := newWorld(t)

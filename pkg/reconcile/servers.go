@@ -135,7 +135,7 @@ func (f *flush) applyServers(changes []ipvs.Change) {
 		f.servers.setStuck(f.servers.get(c.Key))
 	})
 	f.cleanServers(changes)
-	f.deleteFlows(changes)
+	f.addFlows(changes)
 }
 
 // cleanServers makes the changed virtual servers clean that need no further change. Each is
@@ -236,37 +236,37 @@ func newFlows() flows {
 	return flows{stale: map[ipvs.Key]struct{}{}, sources: map[translated]struct{}{}, clients: map[netip.Prefix]struct{}{}}
 }
 
-// deleteFlows deletes conntrack entries of UDP flows that lead to a removed real server, or
-// are older than the virtual server. Otherwise a client that keeps sending from one port
-// would reach no endpoint for as long as it sends (kubernetes#71514, #76664).
-func (f *flush) deleteFlows(changes []ipvs.Change) {
-	stale := false
+// addFlows adds the UDP flows that lead to a removed real server, or are older than the virtual
+// server, to those to delete. Otherwise a client that keeps sending from one port would reach no
+// endpoint for as long as it sends (kubernetes#71514, #76664).
+func (f *flush) addFlows(changes []ipvs.Change) {
 	for _, c := range changes {
 		if c.Op == ipvs.AddVirtualServer || c.Op == ipvs.DeleteRealServer || c.Op == ipvs.DeleteVirtualServer {
-			stale = f.addStaleFlows(c.Key) || stale
+			f.addStaleFlows(c.Key)
 		}
 	}
-	if stale {
-		f.deleteStaleFlows()
-	}
 }
 
-// addStaleFlows adds the flows of a UDP virtual server to those to delete. It returns false for
-// other protocols.
-func (r *Reconciler) addStaleFlows(key ipvs.Key) bool {
+// addStaleFlows adds the flows of a UDP virtual server to those to delete.
+func (r *Reconciler) addStaleFlows(key ipvs.Key) {
 	address, known := r.addressOf(key)
-	if known = known && address.Protocol == ip.UDP; known {
-		r.flows.stale[address] = struct{}{}
+	if !known || address.Protocol != ip.UDP {
+		return
 	}
-	return known
+	if _, added := r.flows.stale[address]; !added {
+		r.flows.stale[address] = struct{}{}
+		r.flows.failed = false // these have not been tried
+	}
 }
 
-// deleteStaleFlows deletes the flows in f.flows. Flows to a current real server of either
+// deleteStaleFlows deletes the flows in f.flows. It is the last step of a flush, after VIPs became
+// local: until then datagrams are forwarded, and IPVS does not translate later ones of the same
+// flow. Flows to a current real server of either
 // virtual server of the address stay. It does nothing before Prune, which adds all flows:
 // until then each batch would read the whole conntrack table. After an error it leaves the
 // flows to the node's retry.
 func (f *flush) deleteStaleFlows() {
-	if len(f.flows.stale)+len(f.flows.sources)+len(f.flows.clients) == 0 || !f.pruning {
+	if len(f.flows.stale)+len(f.flows.sources)+len(f.flows.clients) == 0 || !f.pruning || f.flows.failed {
 		return
 	}
 	matches := f.sourceMatches()

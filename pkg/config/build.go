@@ -454,6 +454,10 @@ func (b *builder) snat(masquerade uint32) plan.SNAT {
 	if len(c.Sources) > 0 && (mode == plan.SNATFWMark || mode == plan.SNATOff) {
 		b.errs = append(b.errs, field.Forbidden(sources, fmt.Sprintf("%s is %s, which uses no source address; must be auto or snat", path, mode)))
 	}
+	gateways := b.path("reply-gateway", "snat.gateways")
+	if len(c.Gateways) > 0 && (mode == plan.SNATSource || mode == plan.SNATOff) {
+		b.errs = append(b.errs, field.Forbidden(gateways, fmt.Sprintf("%s is %s, which has no reply routing; must be auto or fwmark", path, mode)))
+	}
 	mark := b.path("reply-mark", "snat.mark")
 	if c.Mark == DefaultReplyMark {
 		c.Mark &^= Mark(masquerade) // the remaining bits suffice
@@ -466,7 +470,10 @@ func (b *builder) snat(masquerade uint32) plan.SNAT {
 		markBits{"kubelet's drop mark", kubeletDropMark},
 		markBits{mark.String(), uint32(c.Mark)})
 	b.inRange(b.path("reply-rule-priority", "snat.priority"), c.Priority, 1, maxRulePriority)
-	return plan.SNAT{Mode: mode, Sources: b.sources(sources, c.Sources), Mark: uint32(c.Mark), Priority: c.Priority}
+	return plan.SNAT{
+		Mode: mode, Sources: b.byInterface(sources, c.Sources, false), Gateways: b.byInterface(gateways, c.Gateways, true),
+		Mark: uint32(c.Mark), Priority: c.Priority,
+	}
 }
 
 // vips builds the settings of how VIPs are claimed.

@@ -216,6 +216,12 @@ func TestFlags(t *testing.T) {
 				"eth2": {netip.MustParseAddr("10.0.2.5")},
 			}
 		}},
+		{"--reply-gateway=eth1=10.13.0.1 --reply-gateway=eth1=fe80::1,0A:58:00:00:00:02=10.14.0.1", func(c *Config) {
+			c.Plan.SNAT.Gateways = map[string][]netip.Addr{
+				"eth1":              {netip.MustParseAddr("10.13.0.1"), netip.MustParseAddr("fe80::1")},
+				"0a:58:00:00:00:02": {netip.MustParseAddr("10.14.0.1")},
+			}
+		}},
 		{"--masquerade-external-local", func(c *Config) { c.Plan.MasqueradeExternalLocal, c.Own.MasqueradeExternalLocal = true, true }},
 		{"--local-mark=off", func(c *Config) { c.Plan.LocalMark, c.Own.LocalMark = plan.LocalMark{}, "off" }},
 		{"--local-mark=0x200000/0x2f0000 --reply-mark=0xf --claim-mark=0x10", func(c *Config) {
@@ -355,6 +361,10 @@ func TestFlagErrors(t *testing.T) {
 		{"--cleanup --dry-run", []string{"--dry-run: Forbidden: can only be used with --once"}},
 		{"--snat-mode=magic", []string{`--snat-mode: Unsupported value: "magic"`, "fwmark"}},
 		{"--snat-mode=off --snat-source=eth0=10.0.0.1", []string{"--snat-source: Forbidden: --snat-mode is off"}},
+		{"--snat-mode=off --reply-gateway=eth1=10.13.0.1", []string{"--reply-gateway: Forbidden: --snat-mode is off, which has no reply routing"}},
+		{"--reply-gateway=eth1", []string{`--reply-gateway: Invalid value: "eth1": must be IFACE=GATEWAY`}},
+		{"--reply-gateway=eth1=10.13.0.1,eth1=10.13.0.2", []string{"--reply-gateway[eth1]: ", "only address of its family"}},
+		{"--snat-source=eth0=fe80::1", []string{"--snat-source[eth0]: ", "routable unicast address"}},
 		{"--snat-source=eth0", []string{`--snat-source: Invalid value: "eth0": must be IFACE=ADDRESS`}},
 		{"--snat-source=eth0=here", []string{`--snat-source[eth0]: Invalid value: "here"`}},
 		{"--snat-source=eth0=127.0.0.1", []string{"--snat-source[eth0]: "}},
@@ -459,6 +469,9 @@ func TestFile(t *testing.T) {
 		{"a local mark", proxyHead + cluster + ownHead + "localMark: 0x1/0xf\n", "", func(c *Config) { c.Plan.LocalMark = plan.LocalMark{Value: 1, Mask: 15} }},
 		{"own sources", proxyHead + cluster + ownHead + "snat: {sources: {eth1: [10.0.0.1]}}\n", "", func(c *Config) {
 			c.Plan.SNAT.Sources = map[string][]netip.Addr{"eth1": {netip.MustParseAddr("10.0.0.1")}}
+		}},
+		{"own gateways", proxyHead + cluster + ownHead + "snat: {gateways: {eth1: [10.13.0.1]}}\n", "", func(c *Config) {
+			c.Plan.SNAT.Gateways = map[string][]netip.Addr{"eth1": {netip.MustParseAddr("10.13.0.1")}}
 		}},
 		{"own document first", strings.TrimPrefix(ownHead, "---\n") + "---\n" + proxyHead + cluster, "", func(*Config) {}},
 		{"unknown and repeated fields", proxyHead + cluster + "ipvs: {shceduler: lc}\nmode: ''\nmode: ipvs\n", "", func(c *Config) {

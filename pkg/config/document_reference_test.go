@@ -136,8 +136,10 @@ func fieldComments(t *testing.T) map[string]string {
 
 // fieldFlags returns the flags that override fields of a document, by the field's address.
 func fieldFlags(c *KubeIPVSConfiguration) map[uintptr]*pflag.Flag {
+	own, snat := NewOptions().flags.own, reflect.ValueOf(c).Elem().FieldByName("SNAT")
 	out := map[uintptr]*pflag.Flag{
-		addressOf(reflect.ValueOf(c).Elem().FieldByName("SNAT").FieldByName("Sources")): NewOptions().flags.own.Lookup("snat-source"),
+		addressOf(snat.FieldByName("Sources")):  own.Lookup("snat-source"),
+		addressOf(snat.FieldByName("Gateways")): own.Lookup("reply-gateway"),
 	}
 	documentFlags(c).VisitAll(func(f *pflag.Flag) { out[reflect.ValueOf(f.Value).Pointer()] = f })
 	return out

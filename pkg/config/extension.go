@@ -114,6 +114,10 @@ type SNATConfiguration struct {
 	// Sources maps interfaces, by name or MAC address, to source addresses, at most one
 	// per family, of masqueraded traffic that leaves by the interface.
 	Sources map[string][]string `json:"sources,omitempty"`
+	// Gateways maps interfaces, by name or MAC address, to the gateways of their networks, at
+	// most one per family, on nodes without policy routes. Replies to clients that enter by the
+	// interface leave by it, through the gateway.
+	Gateways map[string][]string `json:"gateways,omitempty"`
 	// Mark is the mask of the bits that bind connections to interfaces for reply
 	// routing: n bits distinguish 2^n-1 interfaces. Default 0x3060.
 	Mark Mark `json:"mark"`

@@ -36,6 +36,8 @@ func (o *Options) ownFlags() *pflag.FlagSet {
 		"With --once: print the changes to the kernel without making them.")
 	fs.StringSliceVar(&o.sources, "snat-source", nil,
 		"IFACE=ADDRESS: source address of masqueraded traffic that leaves by the interface, which is given by name or MAC address. Can be repeated.")
+	fs.StringSliceVar(&o.gateways, "reply-gateway", nil,
+		"IFACE=GATEWAY: gateway of the network of an interface, which is given by name or MAC address. Replies to clients that enter by the interface leave by it. For nodes with several interfaces and no policy routes. Can be repeated.")
 	fs.BoolVar(&o.drainLostNodes, "drain-lost-nodes", true, "The opposite of --reset-lost-node-connections.")
 	deprecate(fs, "drain-lost-nodes", "use --reset-lost-node-connections")
 	return fs

@@ -28,6 +28,8 @@ type Options struct {
 	own     KubeIPVSConfiguration                // bound to flags
 	sources []string                             // --snat-source
 
+	gateways []string // --reply-gateway
+
 	drainLostNodes bool // --drain-lost-nodes
 
 	flags flagGroups
@@ -92,8 +94,11 @@ func (o *Options) Complete() (Config, error) {
 		return Config{}, err
 	}
 	b := builder{path: o.path, proxy: proxy, own: own, notices: append(notices, o.ignoredNotices()...)}
-	if o.sourcesFromFlags() {
-		own.SNAT.Sources = b.sourceFlags(o.sources)
+	if o.fromFlags("snat-source") {
+		own.SNAT.Sources = b.interfaceFlags(b.path("snat-source", "snat.sources"), "ADDRESS", o.sources)
+	}
+	if o.fromFlags("reply-gateway") {
+		own.SNAT.Gateways = b.interfaceFlags(b.path("reply-gateway", "snat.gateways"), "GATEWAY", o.gateways)
 	}
 	c := b.config()
 	c.Source.Master = b.master(o.master)
@@ -116,7 +121,8 @@ func (o *Options) path(flag, fieldPath string) *field.Path {
 	return field.NewPath(o.configFile + ": " + fieldPath)
 }
 
-func (o *Options) sourcesFromFlags() bool { return o.configFile == "" || o.set("snat-source") }
+// fromFlags reports whether a setting is that of its flag and not that of the file.
+func (o *Options) fromFlags(flag string) bool { return o.configFile == "" || o.set(flag) }
 
 // documents returns both documents with defaults and with the flags that apply.
 func (o *Options) documents() (*proxyv1alpha1.KubeProxyConfiguration, *KubeIPVSConfiguration, []string, error) {

@@ -125,29 +125,29 @@ func (b *builder) absolute(path *field.Path, s string) string {
 	return s
 }
 
-// sourceFlags reads IFACE=ADDRESS pairs.
-func (b *builder) sourceFlags(values []string) map[string][]string {
+// interfaceFlags reads pairs of an interface and an address.
+func (b *builder) interfaceFlags(path *field.Path, address string, values []string) map[string][]string {
 	if len(values) == 0 {
 		return nil
 	}
-	sources := map[string][]string{}
+	out := map[string][]string{}
 	for _, s := range values {
 		name, addr, ok := strings.Cut(s, "=")
 		if !ok || name == "" || addr == "" {
-			b.invalid(b.path("snat-source", "snat.sources"), s, "must be IFACE=ADDRESS, such as eth1=10.0.0.1")
+			b.invalid(path, s, "must be IFACE="+address+", such as eth1=10.0.0.1")
 			continue
 		}
-		sources[name] = append(sources[name], addr)
+		out[name] = append(out[name], addr)
 	}
-	return sources
+	return out
 }
 
-// sources reads the addresses of each interface, at most one per family, by routing.LinkKey.
-func (b *builder) sources(path *field.Path, values map[string][]string) map[string][]netip.Addr {
+// byInterface reads the addresses of each interface, at most one per family, by routing.LinkKey.
+func (b *builder) byInterface(path *field.Path, values map[string][]string, linkLocal bool) map[string][]netip.Addr {
 	if len(values) == 0 {
 		return nil
 	}
-	sources := map[string][]netip.Addr{}
+	out := map[string][]netip.Addr{}
 	for _, name := range slices.Sorted(maps.Keys(values)) {
 		at := path.Key(name)
 		key, isMAC := routing.LinkKey(name)
@@ -155,21 +155,21 @@ func (b *builder) sources(path *field.Path, values map[string][]string) map[stri
 			b.interfaceName(at, name, maxInterfaceName)
 		}
 		for _, s := range values[name] {
-			if a := b.sourceAddr(at, s, sources[key]); a.IsValid() {
-				sources[key] = append(sources[key], a)
+			if a := b.interfaceAddr(at, s, out[key], linkLocal); a.IsValid() {
+				out[key] = append(out[key], a)
 			}
 		}
 	}
-	return sources
+	return out
 }
 
-// sourceAddr reads one more address of an interface.
-func (b *builder) sourceAddr(path *field.Path, s string, have []netip.Addr) netip.Addr {
+// interfaceAddr reads one more address of an interface.
+func (b *builder) interfaceAddr(path *field.Path, s string, have []netip.Addr, linkLocal bool) netip.Addr {
 	a := b.addr(path, s)
 	if !a.IsValid() {
 		return a
 	}
-	if a.IsUnspecified() || a.IsLoopback() || a.IsMulticast() || a.IsLinkLocalUnicast() {
+	if a.IsUnspecified() || a.IsLoopback() || a.IsMulticast() || a.IsLinkLocalUnicast() && !linkLocal {
 		b.invalid(path, s, "must be a routable unicast address")
 		return netip.Addr{}
 	}

@@ -174,6 +174,8 @@ type Paths struct {
 	// Bound lists the interfaces with reply routing, the primary one first. It is
 	// empty without an ENI, because there is only one path.
 	Bound []Binding
+	// Gateways lists the interfaces with reply routing through a configured gateway.
+	Gateways []Gateway
 	// Diverted describes the traffic that enters by the primary interface and would
 	// leave by another one if it were not bound.
 	Diverted Diverted
@@ -227,14 +229,24 @@ func PathsOf(cfg *Config, n *Node, family ip.Family) Paths {
 	p.ReplyRouted = slices.Compact(p.ReplyRouted)
 	if cfg.SNAT.Mode == SNATAuto || cfg.SNAT.Mode == SNATFWMark {
 		pods := branches(cfg, n, family)
-		p.Bound = bindings(cfg, n, family, found, len(pods) > 0)
+		p.Gateways = gateways(cfg, n, family, found)
+		p.Bound = bindings(cfg, n, family, withGateways(found, p.Gateways), len(pods) > 0)
 		if mark, free := branchMark(cfg, p.Bound); free {
 			p.Branches, p.BranchMark = pods, mark
 		}
-		p.Strays = strays(cfg, n, family, p.Bound)
+		p.Strays = strays(cfg, n, family, p.Bound, found)
 		p.Diverted = diverted(cfg, n, family)
 	}
 	return p
+}
+
+// withGateways returns the interfaces that need a binding besides the primary one.
+func withGateways(found []ENI, more []Gateway) []ENI {
+	out := slices.Clone(found)
+	for _, g := range more {
+		out = append(out, ENI{Link: g.Link, Table: g.Table})
+	}
+	return out
 }
 
 // Diverted lists the addresses whose packets policy rules of other programs route by another

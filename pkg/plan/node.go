@@ -28,6 +28,8 @@ type NodePlan struct {
 	// variant, and NAT has every rule that all variants share. It is empty if Node.Started.
 	Variants []nat.State
 	Rules    []routing.Rule
+	// Routes are those of Gateways, for tables that Rules look up.
+	Routes []routing.Route
 	// Loopback is for the node ports of the loopback address.
 	Loopback nft.Loopback
 	Bound    []Binding // bindings that Rules implement

@@ -51,6 +51,7 @@ func addReplyRouting(plan *NodePlan, cfg *Config, family ip.Family, paths Paths)
 		})
 	}
 	plan.Bound = append(plan.Bound, paths.Bound...)
+	addGatewayRoutes(plan, paths)
 	for _, p := range paths.ReplyRouted {
 		plan.Members = append(plan.Members, Member{Set: ReplyRoutedSources.In(family), Entry: ipset.Entry{Net: p}})
 	}
@@ -222,7 +223,7 @@ type Stray struct {
 // route of the main table, because such a packet may be correct there. It returns none
 // if another rule precedes ours, for the same reason, or if the primary interface
 // is gone, because the ENI is then the only path.
-func strays(cfg *Config, n *Node, family ip.Family, bound []Binding) []Stray {
+func strays(cfg *Config, n *Node, family ip.Family, bound []Binding, found []ENI) []Stray {
 	inv := &n.Inventory
 	precedes := func(r routing.Rule) bool {
 		otherTable := r.Other || r.Action == routing.Lookup && r.Table != routing.TableMain && r.Table != routing.TableLocal
@@ -234,7 +235,8 @@ func strays(cfg *Config, n *Node, family ip.Family, bound []Binding) []Stray {
 	var out []Stray
 	for _, b := range bound[1:] {
 		byMain := func(r routing.Route) bool { return r.Link == b.Link }
-		if slices.ContainsFunc(MainDefaults(inv, family), byMain) {
+		isENI := slices.ContainsFunc(found, func(e ENI) bool { return e.Link == b.Link })
+		if !isENI || slices.ContainsFunc(MainDefaults(inv, family), byMain) {
 			continue
 		}
 		s := Stray{Link: b.Link}

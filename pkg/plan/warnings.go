@@ -130,7 +130,8 @@ func reversePathConflicts(cfg *Config, n *Node, have sysctl.State) []string {
 		o.checkReplyRouting()
 	}
 	if slices.Contains(cfg.Families, ip.IPv4) && o.main != "" {
-		for _, e := range enis(cfg, n, ip.IPv4) {
+		found := enis(cfg, n, ip.IPv4)
+		for _, e := range withGateways(found, gateways(cfg, n, ip.IPv4, found)) {
 			o.checkUnbound(e)
 		}
 	}
@@ -250,6 +251,7 @@ func watchedSysctls(cfg *Config, n *Node) []string {
 // watchedReversePath returns the parameters that reversePathConflicts reads.
 func watchedReversePath(cfg *Config, n *Node) []string {
 	found, pods := enis(cfg, n, ip.IPv4), branches(cfg, n, ip.IPv4)
+	found = withGateways(found, gateways(cfg, n, ip.IPv4, found))
 	if len(found) == 0 && len(pods) == 0 {
 		return nil
 	}

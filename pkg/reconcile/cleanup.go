@@ -84,8 +84,10 @@ func (r *Reconciler) routingRemovals() []routing.Change {
 	for rule := range r.cached.rules {
 		changes = append(changes, routing.Change{Op: routing.DeleteRule, Rule: rule})
 	}
-	for route := range r.staleRoutes {
-		changes = append(changes, routing.Change{Op: routing.DeleteRoute, Route: route})
+	for _, routes := range []map[routing.Route]struct{}{r.staleRoutes, r.cached.routes} {
+		for route := range routes {
+			changes = append(changes, routing.Change{Op: routing.DeleteRoute, Route: route})
+		}
 	}
 	for v := range r.vips.allExisting() {
 		if route, ok := r.cfg.VIPs.Route(v.key); ok { // addresses are removed with the link

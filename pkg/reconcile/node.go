@@ -41,6 +41,7 @@ func (r *Reconciler) SetNode(n plan.Node) {
 	n.Bound, n.Uses, n.Demanding, n.Started = r.input.Bound, r.input.Uses, r.input.Demanding, r.input.Started
 	if r.input.known {
 		r.forgetParameters(r.input.Inventory.Links, n.Inventory.Links)
+		r.forgetGateways(n.Inventory.Defaults)
 	}
 	r.input = nodeInput{Node: n, known: true, stale: true}
 }
@@ -63,6 +64,19 @@ func (r *Reconciler) forgetParameters(before, after []routing.Link) {
 			})
 		}
 	}
+}
+
+// forgetGateways forgets the routes of a gateway whose default route is missing: the kernel
+// deletes all routes of an interface that is set down.
+func (r *Reconciler) forgetGateways(defaults []routing.Route) {
+	there := map[int]bool{}
+	for i := range defaults {
+		there[defaults[i].Table] = true
+	}
+	maps.DeleteFunc(r.cached.routes, func(route routing.Route, _ struct{}) bool {
+		r.node.dirty = r.node.dirty || !there[route.Table]
+		return !there[route.Table]
+	})
 }
 
 // planNode computes the desired state of the node if what it depends on has changed: what is
@@ -129,7 +143,7 @@ func (f *flush) flushNode() {
 		return
 	}
 	before := len(f.problems)
-	f.flushAll(f.sysctls(), f.link(), f.setSection(), f.rulesToAdd())
+	f.flushAll(f.sysctls(), f.link(), f.setSection(), f.gatewaysToAdd(), f.rulesToAdd())
 	f.kernel.Routing.Guard(f.node.Rules)
 	f.flushAll(f.loopback())
 	f.detectCurrentRules()
@@ -147,7 +161,7 @@ func (f *flush) flushNode() {
 		}
 		f.flushAll(f.chains()...)
 		f.rulesCurrent = true // from now on the rules in the kernel are the plan's
-		f.flushAll(f.staleRules())
+		f.flushAll(f.staleRules(), f.staleGateways())
 	}
 	f.nodeFailed = len(f.problems) > before
 	f.node.dirty = f.nodeFailed || f.hasDeferredRemovals()
@@ -161,14 +175,14 @@ func (f *flush) deleteReplaced() {
 		return
 	}
 	before := len(f.problems)
-	f.flushAll(f.routesToDelete(), f.staleRules(), f.kubeProxyTables())
+	f.flushAll(f.routesToDelete(), f.staleRules(), f.staleGateways(), f.kubeProxyTables())
 	f.flushAll(f.leftovers()...)
 	f.node.dirty = f.nodeFailed || len(f.problems) > before || f.hasDeferredRemovals()
 }
 
 // nodeDifferences returns how many of the node's objects are missing or stale.
 func (r *Reconciler) nodeDifferences() int {
-	sections := append(r.chains(), r.sysctls(), r.link(), r.loopback(), r.setSection(), r.rulesToAdd(), r.staleRules(), r.routesToDelete())
+	sections := append(r.chains(), r.sysctls(), r.link(), r.loopback(), r.setSection(), r.gatewaysToAdd(), r.rulesToAdd(), r.staleRules(), r.staleGateways(), r.routesToDelete())
 	if r.pruning {
 		sections = append(sections, r.leftovers()...)
 	}
@@ -256,6 +270,49 @@ func (r *Reconciler) staleRules() nodeSection {
 			return slices.Contains(r.node.Rules, rule) || r.stillServes(rule)
 		})
 	})
+}
+
+// gatewaysToAdd are the missing routes of gateways. They precede the policy rules that look up
+// their tables.
+func (r *Reconciler) gatewaysToAdd() nodeSection {
+	return r.gatewayRoutes(routing.AddRoute, func() []routing.Route {
+		return slices.DeleteFunc(slices.Clone(r.node.Routes), func(route routing.Route) bool { _, there := r.cached.routes[route]; return there })
+	})
+}
+
+// staleGateways are the routes of gateways that are not desired.
+func (r *Reconciler) staleGateways() nodeSection {
+	return r.gatewayRoutes(routing.DeleteRoute, func() []routing.Route {
+		stale := slices.DeleteFunc(slices.Collect(maps.Keys(r.cached.routes)), func(route routing.Route) bool { return slices.Contains(r.node.Routes, route) })
+		slices.SortFunc(stale, func(a, b routing.Route) int { return cmp.Compare(a.String(), b.String()) })
+		return stale
+	})
+}
+
+func (r *Reconciler) gatewayRoutes(op routing.Op, differ func() []routing.Route) nodeSection {
+	return section[routing.Change]{
+		diff: func() []routing.Change {
+			var changes []routing.Change
+			for _, route := range differ() {
+				changes = append(changes, routing.Change{Op: op, Route: route})
+			}
+			return changes
+		},
+		write: r.kernel.writeRouting,
+		done: perChange(func(c routing.Change) {
+			if op == routing.DeleteRoute {
+				delete(r.cached.routes, c.Route)
+				return
+			}
+			maps.DeleteFunc(r.cached.routes, func(o routing.Route, _ struct{}) bool { return replaces(c.Route, o) })
+			r.cached.routes[c.Route] = struct{}{}
+		}),
+	}
+}
+
+// replaces reports whether the addition of route a replaced route b.
+func replaces(a, b routing.Route) bool {
+	return a.Family == b.Family && a.Table == b.Table && a.Dst == b.Dst && a.Metric == b.Metric
 }
 
 func (r *Reconciler) policyRules(op routing.Op, differ func() []routing.Rule) nodeSection {

@@ -51,8 +51,7 @@ type observation struct {
 	kubeProxyErr error // why kubeProxy is unknown
 	leftovers    leftovers
 
-	vips        map[plan.VIP]struct{}      // from routing
-	staleRoutes map[routing.Route]struct{} // our routes that claim no VIP as configured now
+	ownedRoutes // from routing
 }
 
 // beginObserve returns a function that observes parts of the kernel. The function may run in
@@ -110,7 +109,7 @@ func (r reader) observe() (*observation, error) {
 	if err := parallel(reads); err != nil {
 		return nil, fmt.Errorf("reading the kernel's state: %w", err)
 	}
-	o.vips, o.staleRoutes = vipsIn(r.cfg, &o.routing)
+	o.ownedRoutes = routesIn(r.cfg, &o.routing)
 	return &o, nil
 }
 
@@ -136,14 +135,23 @@ func (r reader) rulesReads(o *observation) []func() error {
 	return reads
 }
 
-// vipsIn returns the VIPs of the served families that addresses and routes claim, and the
-// stale routes of another configuration, for example with another table.
-func vipsIn(cfg *plan.Config, s *routing.State) (vips map[plan.VIP]struct{}, staleRoutes map[routing.Route]struct{}) {
-	vips, staleRoutes = make(map[plan.VIP]struct{}, len(s.Routes)+len(s.Addresses)), map[routing.Route]struct{}{}
+// ownedRoutes is what our addresses and routes of the served families are for.
+type ownedRoutes struct {
+	vips        map[plan.VIP]struct{}
+	staleRoutes map[routing.Route]struct{} // local routes that claim no VIP as configured now, for example in another table
+	gateways    map[routing.Route]struct{} // the other routes
+}
+
+func routesIn(cfg *plan.Config, s *routing.State) ownedRoutes {
+	o := ownedRoutes{
+		vips:        make(map[plan.VIP]struct{}, len(s.Routes)+len(s.Addresses)),
+		staleRoutes: map[routing.Route]struct{}{},
+		gateways:    map[routing.Route]struct{}{},
+	}
 	for _, addresses := range []map[netip.Addr]struct{}{s.Addresses, s.WrongScope} {
 		for addr := range addresses {
 			if servesFamily(cfg, ip.Of(addr)) {
-				vips[plan.VIP{Addr: addr, Claim: plan.ClaimAddress}] = struct{}{}
+				o.vips[plan.VIP{Addr: addr, Claim: plan.ClaimAddress}] = struct{}{}
 			}
 		}
 	}
@@ -152,12 +160,14 @@ func vipsIn(cfg *plan.Config, s *routing.State) (vips map[plan.VIP]struct{}, sta
 			continue
 		}
 		if vip, ok := vipOf(cfg, r); ok {
-			vips[vip] = struct{}{}
+			o.vips[vip] = struct{}{}
+		} else if r.Local {
+			o.staleRoutes[r] = struct{}{}
 		} else {
-			staleRoutes[r] = struct{}{}
+			o.gateways[r] = struct{}{}
 		}
 	}
-	return vips, staleRoutes
+	return o
 }
 
 // vipOf returns the VIP that a route claims.

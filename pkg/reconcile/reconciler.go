@@ -91,6 +91,7 @@ type ownedState struct {
 type cachedState struct {
 	link    bool
 	rules   map[routing.Rule]struct{}
+	routes  map[routing.Route]struct{} // those that claim no VIP; see plan.NodePlan.Routes
 	sysctls sysctl.State
 	nat     map[ip.Family]nat.State
 
@@ -114,7 +115,7 @@ func New(cfg *plan.Config, kernel Kernel, periods Periods) *Reconciler {
 		schedule:  newSchedule(periods),
 		uses:      plan.SetsInUse{},
 		flows:     newFlows(),
-		cached:    cachedState{rules: map[routing.Rule]struct{}{}, sysctls: sysctl.State{}, nat: map[ip.Family]nat.State{}},
+		cached:    cachedState{rules: map[routing.Rule]struct{}{}, routes: map[routing.Route]struct{}{}, sysctls: sysctl.State{}, nat: map[ip.Family]nat.State{}},
 		inLocal:   map[ipvs.Key]ipvs.Key{},
 		retired:   map[ipvs.Key]ipvs.Key{},
 		foreign:   ipvs.State{},

@@ -93,7 +93,7 @@ func (r *Reconciler) takeRouting(o *observation) {
 	}
 	maps.DeleteFunc(r.cached.rules, func(rule routing.Rule, _ struct{}) bool { return !servesFamily(r.cfg, rule.Family) })
 	r.wrongScope = o.routing.WrongScope
-	r.staleRoutes = o.staleRoutes
+	r.staleRoutes, r.cached.routes = o.staleRoutes, o.gateways
 }
 
 // takeSets records which sets exist.

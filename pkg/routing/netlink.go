@@ -275,6 +275,7 @@ func (s *session) newRoute(r Route) (*netlink.Route, error) {
 	}
 	if r.Via.IsValid() {
 		route.Gw = r.Via.AsSlice()
+		route.Flags = int(netlink.FLAG_ONLINK) // the table may have no route to the gateway
 		route.Scope = netlink.SCOPE_UNIVERSE
 	}
 	if r.Src.IsValid() {

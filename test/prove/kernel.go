@@ -324,12 +324,18 @@ var faraway = map[ip.Family]netip.Addr{
 	ip.IPv6: netip.MustParseAddr("2001:db8:64:9::9"),
 }
 
-// uplinks returns the interfaces of default routes of any table.
+// uplinks returns the interfaces of default routes of any table, and those with a configured
+// gateway.
 func (s *Scenario) uplinks(family ip.Family) []string {
 	var out []string
 	for _, r := range s.Node.Inventory.Defaults {
 		if r.Family == family && !slices.Contains(out, r.Link) {
 			out = append(out, r.Link)
+		}
+	}
+	for link, gateways := range s.Config.SNAT.Gateways {
+		if slices.ContainsFunc(gateways, func(a netip.Addr) bool { return ip.Of(a) == family }) && !slices.Contains(out, link) {
+			out = append(out, link)
 		}
 	}
 	return out

@@ -53,6 +53,7 @@ type Settings struct {
 	Modes             []plan.SNATMode
 	Claims            []plan.ClaimMode
 	Sources           map[string][]string
+	Gateways          map[string][]string
 	Network           string // see AddNetwork
 }
 
@@ -158,12 +159,7 @@ func (s *Scenario) Configure(in *Settings) {
 		c.NodePortAddresses.Prefixes = Prefixes(in.NodePortAddresses)
 	}
 	c.ExcludeCIDRs = Prefixes(in.Exclude)
-	c.SNAT.Sources = map[string][]netip.Addr{}
-	for link, list := range in.Sources {
-		for _, a := range list {
-			c.SNAT.Sources[link] = append(c.SNAT.Sources[link], netip.MustParseAddr(a))
-		}
-	}
+	c.SNAT.Sources, c.SNAT.Gateways = byInterface(in.Sources), byInterface(in.Gateways)
 	s.AboutNode = in.Node
 	s.Modes, s.Claims = in.Modes, in.Claims
 	if len(s.Modes) == 0 {
@@ -176,6 +172,16 @@ func (s *Scenario) Configure(in *Settings) {
 			s.AddNetwork(words)
 		}
 	}
+}
+
+func byInterface(texts map[string][]string) map[string][]netip.Addr {
+	out := map[string][]netip.Addr{}
+	for link, list := range texts {
+		for _, a := range list {
+			out[link] = append(out[link], netip.MustParseAddr(a))
+		}
+	}
+	return out
 }
 
 // Prefixes parses CIDRs.

@@ -128,7 +128,7 @@ func NewFacts(cfg *Config, n *Node) Facts {
 		NodeIPs:          sets.New(linkAddresses(n)...),
 		PreferRoutes:     n.Services > AddressesAtMost,
 
-		Listeners:   sets.New(n.Listeners...),
+		Listeners:   sets.New(servers(n.Listeners, n.ClientPorts)...),
 		ClientPorts: n.ClientPorts,
 		APIServer:   sets.New(n.APIServer...),
 		Peers:       sets.New(n.Inventory.Peers...),

@@ -68,6 +68,15 @@ func (f *Facts) isAPIServer(a netip.Addr) bool {
 	return false
 }
 
+// servers returns the sockets that belong to servers: all except UDP sockets that are bound to all
+// addresses and have a port that the kernel gives to clients.
+func servers(list []routing.Listener, clients []routing.PortRange) []routing.Listener {
+	return filter(list, func(l routing.Listener) bool {
+		return l.Protocol != ip.UDP || !l.Addr.IsUnspecified() ||
+			!slices.ContainsFunc(clients, func(r routing.PortRange) bool { return r.Has(l.Port) })
+	})
+}
+
 // listens reports whether a local process listens on an address and port. A socket on
 // :: is assumed to accept IPv4 as well, as is the default.
 func (f *Facts) listens(key ipvs.Key) bool {

@@ -15,6 +15,28 @@ import (
 
 // TestForbiddenExternalIPs uses addresses as external IPs, on ports 22 and 6443, on a
 // node where programs listen on these ports.
+// TestClientSocketsKeepNoPort checks that a UDP socket of a client, which is bound to all addresses,
+// does not keep a Service's port at an address of the node. One bound to that address does.
+func TestClientSocketsKeepNoPort(t *testing.T) {
+	const node = "192.168.0.11"
+	for listens, want := range map[string]int{"0.0.0.0": 0, "::": 0, node: 1} {
+		cfg := plan.Config{NodeName: "node1", Families: []ip.Family{ip.IPv4}, Scheduler: "rr", VIPs: plan.VIPs{ClusterIPs: plan.ClaimAddress, LoadBalancers: plan.ClaimAuto, ExternalIPs: plan.ClaimAuto}}
+		n := plan.Node{
+			Inventory:   routing.Inventory{Links: []routing.Link{{Index: 2, Name: "eth0", Up: true, Addresses: []routing.Address{{Prefix: netip.MustParsePrefix(node + "/24"), Global: true}}}}},
+			Listeners:   []routing.Listener{{Protocol: ip.UDP, Addr: netip.MustParseAddr(listens), Port: 40000}},
+			ClientPorts: []routing.PortRange{{First: 32768, Last: 60999}},
+		}
+		facts := plan.NewFacts(&cfg, &n)
+		got := plan.ForService(&cfg, &facts, &service.Service{
+			ClusterIPs: []netip.Addr{netip.MustParseAddr("10.96.0.10")}, ExternalIPs: []netip.Addr{netip.MustParseAddr(node)},
+			Ports: []service.Port{{Name: "a", Protocol: ip.UDP, Port: 40000}},
+		})
+		if len(got.Rejected) != want {
+			t.Errorf("a socket on %s: rejected %q", listens, got.Rejected)
+		}
+	}
+}
+
 func TestForbiddenExternalIPs(t *testing.T) {
 	const node, other, api = "192.168.0.11", "192.168.0.12", "192.168.0.1"
 	for _, tc := range []struct {

@@ -9,8 +9,12 @@ import (
 )
 
 // settleTime is the time since the last missing object reappeared, after which those that are
-// still missing are deleted.
-const settleTime = 500 * time.Millisecond
+// still missing are deleted. longestSettling limits it, because in a large cluster some object
+// changes all the time.
+const (
+	settleTime      = 500 * time.Millisecond
+	longestSettling = 10 * settleTime
+)
 
 // guard keeps an API server that has lost its data from removing every Service from the
 // node. Such a server returns an empty list, or only the objects that it creates itself
@@ -22,6 +26,7 @@ const settleTime = 500 * time.Millisecond
 type guard struct {
 	missing map[types.NamespacedName]struct{} // known objects that the last list lacks
 	timer   *time.Timer                       // runs while kept objects reappear
+	began   time.Time                         // when timer was started first
 	keeping bool
 }
 
@@ -35,9 +40,12 @@ func isOwn(name types.NamespacedName) bool {
 // holds the lock, here and below.
 func (s *store[T]) wait() {
 	if s.guard.timer != nil {
-		s.guard.timer.Reset(settleTime)
+		if time.Since(s.guard.began) < longestSettling {
+			s.guard.timer.Reset(settleTime)
+		}
 		return
 	}
+	s.guard.began = time.Now()
 	s.guard.timer = time.AfterFunc(settleTime, func() {
 		s.mu.Lock()
 		defer s.mu.Unlock()

@@ -76,6 +76,18 @@ func TestGuard(t *testing.T) {
 		check("the only one is not listed", "last")
 		list(all...)
 		list("kubernetes")
+		for range 100 {
+			one(s.Update, "web1")
+			time.Sleep(settleTime * 4 / 5)
+		}
+		mu.Lock()
+		if len(removed) == 0 {
+			t.Error("nothing is removed while an object changes all the time")
+		}
+		mu.Unlock()
+		check("the data are back, but for some", "web0", "web2", "web3", "web4")
+		list(all...)
+		list("kubernetes")
 		list("kubernetes", "web1", "web4")
 		check("a list with some of what was kept", "web0", "web2", "web3")
 	})

@@ -166,14 +166,14 @@ func (p *Proxy) pass(ctx context.Context) {
 	if len(p.dirty) == 0 {
 		p.dirty = map[types.NamespacedName]struct{}{} // smaller, see take
 	}
-	problems := p.reconciler.Flush()
+	problems := p.flush()
 	if len(large) > 0 {
 		// Changes that arrive while a large Service is programmed precede the next
 		// large one.
 		p.lastLarge = nextLarge(large, p.lastLarge)
 		p.planService(ctx, p.lastLarge)
 		count++
-		problems = append(problems, p.reconciler.Flush()...)
+		problems = append(problems, p.flush()...)
 	}
 	p.passed(ctx, began, count, problems)
 	p.lastPass, p.largeLeft = time.Now(), len(large) > 1

@@ -66,11 +66,35 @@ func (p *Proxy) accept(ctx context.Context, d draft) {
 		p.noScheduler[d.name] = struct{}{}
 	}
 	p.noteNoLocal(d.name, d.part.NoLocal)
-	if d.part.HealthCheck.Port != 0 {
-		p.HealthChecks.Set(d.name, d.part.HealthCheck)
-	} else {
-		p.HealthChecks.Delete(d.name)
+	p.setHealthCheck(d.name, d.part.HealthCheck)
+}
+
+// setHealthCheck changes a health check node port. It reports fewer endpoints at once, and more
+// only after they are in the kernel; see flush.
+func (p *Proxy) setHealthCheck(name types.NamespacedName, check plan.HealthCheck) {
+	before := p.checks[name]
+	delete(p.raised, name)
+	switch {
+	case check.Port == 0:
+		delete(p.checks, name)
+		p.HealthChecks.Delete(name)
+		return
+	case before.Port == check.Port && check.Local <= before.Local:
+		p.HealthChecks.Set(name, check)
+	default:
+		p.raised[name] = check
 	}
+	p.checks[name] = check
+}
+
+// flush programs what has been planned.
+func (p *Proxy) flush() reconcile.Problems {
+	problems := p.reconciler.Flush()
+	for name, check := range p.raised {
+		p.HealthChecks.Set(name, check)
+	}
+	clear(p.raised)
+	return problems
 }
 
 // planService drafts and accepts the plan of one Service.
@@ -111,7 +135,7 @@ func (p *Proxy) forget(name types.NamespacedName) {
 	delete(p.noScheduler, name)
 	p.noteNoLocal(name, plan.NoLocalEndpoints{})
 	p.reconciler.Delete(name)
-	p.HealthChecks.Delete(name)
+	p.setHealthCheck(name, plan.HealthCheck{})
 }
 
 // renewAffected rereads the node and requeues the Services that depend on the changed

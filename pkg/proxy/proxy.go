@@ -129,7 +129,11 @@ type Proxy struct {
 
 	schedulers  map[string]bool                   // schedulers known to be available
 	noScheduler map[types.NamespacedName]struct{} // Services whose scheduler is unavailable
-	apiServers  []netip.AddrPort                  // the endpoints of default/kubernetes
+
+	checks map[types.NamespacedName]plan.HealthCheck // health check node ports, as planned
+	raised map[types.NamespacedName]plan.HealthCheck // those that wait for flush
+
+	apiServers []netip.AddrPort // the endpoints of default/kubernetes
 
 	dirty    map[types.NamespacedName]struct{} // Services to plan
 	renew    bool                              // read the node's facts again
@@ -156,6 +160,8 @@ func New(o Options) *Proxy {
 		renewing:    newBackoff(),
 		schedulers:  map[string]bool{},
 		noScheduler: map[types.NamespacedName]struct{}{},
+		checks:      map[types.NamespacedName]plan.HealthCheck{},
+		raised:      map[types.NamespacedName]plan.HealthCheck{},
 		linger:      newLinger(),
 	}
 }
@@ -351,12 +357,15 @@ func (p *Proxy) program(ctx context.Context, names map[types.NamespacedName]stru
 	for _, name := range batches[0] {
 		p.planService(ctx, name)
 	}
-	problems := p.reconciler.Flush()
+	problems := p.flush()
 	for drafts := range p.draftAhead(batches[1:]) {
 		for _, d := range drafts {
 			p.accept(ctx, d)
 		}
-		problems = append(problems, p.reconciler.Flush()...)
+		problems = append(problems, p.flush()...)
+		// Each batch counts as progress: a long first sync must not look like a hanging one.
+		p.Observer.Idle()
+		p.Observer.Queued()
 	}
 	return problems
 }

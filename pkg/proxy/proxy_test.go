@@ -24,8 +24,10 @@ import (
 	"k8s.io/utils/ptr"
 
 	"github.com/kube-ipvs/kube-ipvs/pkg/event"
+	"github.com/kube-ipvs/kube-ipvs/pkg/health"
 	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
 	"github.com/kube-ipvs/kube-ipvs/pkg/ipvs"
+	"github.com/kube-ipvs/kube-ipvs/pkg/metrics"
 	"github.com/kube-ipvs/kube-ipvs/pkg/nat"
 	"github.com/kube-ipvs/kube-ipvs/pkg/plan"
 	"github.com/kube-ipvs/kube-ipvs/pkg/reconcile"
@@ -123,8 +125,11 @@ func (w *world) Cut(connections int)                   { w.cut.Add(int64(connect
 func (w *world) Restored(count int)                    { w.restored.Add(int64(count)) }
 func (w *world) Warn(e event.Warning)                  { w.events = append(w.events, e) }
 
-func (w *world) Set(n types.NamespacedName, c plan.HealthCheck) { w.checks[n] = c }
-func (w *world) Delete(n types.NamespacedName)                  { delete(w.checks, n) }
+func (w *world) Set(n types.NamespacedName, c plan.HealthCheck) {
+	w.checks[n] = c
+	_ = w.asked(fmt.Sprintf("health check node port %d: %d endpoints", c.Port, c.Local))
+}
+func (w *world) Delete(n types.NamespacedName) { delete(w.checks, n) }
 
 func newWorld(t testing.TB) *world {
 	w := &world{t: t, checks: map[types.NamespacedName]plan.HealthCheck{}, cfg: scenario.DefaultConfig()}
@@ -1020,6 +1025,77 @@ func TestAutoSwitchesToRoutes(t *testing.T) {
 			if strings.Contains(c, "address") || !strings.Contains(c, vip(plan.AddressesAtMost)) {
 				t.Errorf("with a thousand again: %s", c)
 			}
+		}
+	})
+}
+
+// TestHealthCheckFollowsTheKernel checks that a health check node port never promises an endpoint
+// that is not in the kernel.
+func TestHealthCheckFollowsTheKernel(t *testing.T) {
+	run(t, nil, func(w *world) {
+		svc := &corev1.Service{
+			ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "web"},
+			Spec: corev1.ServiceSpec{
+				Type: corev1.ServiceTypeLoadBalancer, ExternalTrafficPolicy: corev1.ServiceExternalTrafficPolicyLocal,
+				ClusterIP: "10.96.0.10", ClusterIPs: []string{"10.96.0.10"}, HealthCheckNodePort: 30333,
+				Ports: []corev1.ServicePort{{Name: "http", Protocol: corev1.ProtocolTCP, Port: 80, NodePort: 30080}},
+			},
+			Status: corev1.ServiceStatus{LoadBalancer: corev1.LoadBalancerStatus{Ingress: []corev1.LoadBalancerIngress{{IP: "203.0.113.1"}}}},
+		}
+		here := func(endpoints ...string) {
+			slice := newSlice("web", endpoints...)
+			for i := range slice.Endpoints {
+				slice.Endpoints[i].NodeName = ptr.To(w.cfg.NodeName)
+			}
+			w.sink.SetEndpointSlice(slice)
+			time.Sleep(time.Minute)
+			synctest.Wait()
+		}
+		w.sink.SetService(svc)
+		w.sink.Begun()
+		w.synced()
+		here()
+		w.taken()
+		order := func(check, server string) {
+			t.Helper()
+			writes := w.taken()
+			at := func(part string) int {
+				return slices.IndexFunc(writes, func(s string) bool { return strings.Contains(s, part) })
+			}
+			if at(check) < 0 || at(server) < 0 || (at(check) < at(server)) == strings.HasPrefix(server, "add") {
+				t.Errorf("%q at %d, %q at %d of %q", check, at(check), server, at(server), writes)
+			}
+		}
+		here("10.244.0.2")
+		order("30333: 1 endpoints", "add real server 10.244.0.2:8000 to TCP 203.0.113.1:80")
+		here("10.244.0.2", "10.244.0.3")
+		order("30333: 2 endpoints", "add real server 10.244.0.3:8000 to TCP 203.0.113.1:80")
+		here("10.244.0.2")
+		order("30333: 1 endpoints", "set weight 0 of real server 10.244.0.3:8000 of TCP 203.0.113.1:80")
+	})
+}
+
+// TestProgressOfALongStart checks that a first sync that takes minutes counts as progress.
+func TestProgressOfALongStart(t *testing.T) {
+	server := health.NewServer(30*time.Second, nil)
+	run(t, func(o *Options) { o.Observer = metrics.Observers{o.Observer.(*world), server} }, func(w *world) {
+		for i := range 3 * batchSize {
+			w.service(fmt.Sprint("web", i), fmt.Sprintf("10.96.%d.%d", 1+i/250, 1+i%250), "10.244.0.2")
+		}
+		began, unhealthy := time.Now(), 0
+		w.setRefuse(func(change string) error {
+			if strings.HasPrefix(change, "add virtual server") {
+				time.Sleep(50 * time.Second / batchSize)
+				if !server.Healthy() {
+					unhealthy++
+				}
+			}
+			return nil
+		})
+		w.synced()
+		w.sleep(time.Hour)
+		if took := w.passes[0].Sub(began); unhealthy > 0 || took < 2*time.Minute {
+			t.Errorf("unhealthy at %d of %d changes in a sync of %s", unhealthy, 3*batchSize, took)
 		}
 	})
 }

@@ -22,7 +22,18 @@ spec:
   selector: {matchLabels: {k8s-app: kube-proxy}}
   template:
     metadata: {labels: {k8s-app: kube-proxy}}
-    spec: {containers: [{name: kube-proxy, image: registry.example/kube-proxy}]}
+    spec:
+      containers: [{name: kube-proxy, image: registry.example/kube-proxy}]
+`
+
+// eksAffinity is what EKS's has in addition. It belongs at the end of kubeProxy.
+const eksAffinity = `      affinity:
+        nodeAffinity:
+          requiredDuringSchedulingIgnoredDuringExecution:
+            nodeSelectorTerms:
+              - matchExpressions:
+                  - {key: kubernetes.io/os, operator: In, values: [linux]}
+                  - {key: eks.amazonaws.com/compute-type, operator: NotIn, values: [fargate]}
 `
 
 // TestBehaviourRemovedKubeProxyComesBack runs the commands of the migration guide that
@@ -53,6 +64,28 @@ func TestBehaviourRemovedKubeProxyComesBack(t *testing.T) {
 	run("2. Keep kube-proxy off labelled nodes", 1)
 	if back := affinity(); back != "" {
 		t.Errorf("the affinity is %s after its rollback", back)
+	}
+}
+
+// TestBehaviourKubeProxyKeepsItsAffinity runs the commands for a DaemonSet that has an
+// affinity, such as EKS's: they add an expression, and their rollback removes only that.
+func TestBehaviourKubeProxyKeepsItsAffinity(t *testing.T) {
+	const section = "If kube-proxy has an affinity"
+	kubectl(t, kubeProxy+eksAffinity, "create", "-f", "-")
+	t.Cleanup(func() { kubectl(t, "", "-n", "kube-system", "delete", "daemonset", "kube-proxy", "--ignore-not-found") })
+	affinity := func() string {
+		return kubectl(t, "", "-n", "kube-system", "get", "daemonset", "kube-proxy", "-o", "jsonpath={.spec.template.spec.affinity}")
+	}
+	before := affinity()
+	runBlock(t, t.TempDir(), section, 0)
+	for _, want := range []string{`"key":"kube-ipvs","operator":"DoesNotExist"`, `"fargate"`, `"kubernetes.io/os"`} {
+		if patched := affinity(); !strings.Contains(patched, want) {
+			t.Errorf("%s is not in the affinity: %s", want, patched)
+		}
+	}
+	runBlock(t, t.TempDir(), section, 1)
+	if after := affinity(); after != before {
+		t.Errorf("the affinity was %s, and is %s after its rollback", before, after)
 	}
 }
 

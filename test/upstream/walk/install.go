@@ -133,20 +133,22 @@ func platforms(values map[string]string, server, cidr string, with func(...strin
 
 // notRun are the blocks of those pages that no walk runs, and why.
 var notRun = map[string]string{
-	readme + " Try it 0":              "make demo and make test are what CI runs",
-	readme + " Try it 1":              "output",
-	readme + " Try it 2":              "output",
-	readme + " Install 0":             "needs a registry; the walk's image is made by make container-image",
-	install + " Get the image 0":      "the same",
-	install + " kind 0":               "a file for kind, which needs Docker",
-	install + " Without a cluster 0":  "TestScenario2DirectlyAttachedPods and others run it",
-	kubeadm + " Install on kubeadm 0": "makes a cluster",
-	k3s + " Install on k3s 0":         "makes a cluster",
-	k3s + " Migrate 0":                "the walk's cluster is not of k3s",
-	trouble + " Network managers 0":   "a file for systemd-networkd",
-	trouble + " Network managers 1":   "a file for NetworkManager",
-	commands + " trace 0":             "TestBehaviourInside and pluginWorks run such commands, with addresses of theirs",
-	commands + " preflight 0":         "the migration guide's Pod runs it",
+	readme + " Try it 0":                         "make demo and make test are what CI runs",
+	readme + " Try it 1":                         "output",
+	readme + " Try it 2":                         "output",
+	readme + " Install 0":                        "needs a registry; the walk's image is made by make container-image",
+	install + " Get the image 0":                 "the same",
+	install + " kind 0":                          "a file for kind, which needs Docker",
+	install + " Without a cluster 0":             "TestScenario2DirectlyAttachedPods and others run it",
+	kubeadm + " Install on kubeadm 0":            "makes a cluster",
+	k3s + " Install on k3s 0":                    "makes a cluster",
+	k3s + " Migrate 0":                           "the walk's cluster is not of k3s",
+	migrate + " If kube-proxy has an affinity 0": "TestBehaviourKubeProxyKeepsItsAffinity runs it",
+	migrate + " If kube-proxy has an affinity 1": "the same",
+	trouble + " Network managers 0":              "a file for systemd-networkd",
+	trouble + " Network managers 1":              "a file for NetworkManager",
+	commands + " trace 0":                        "TestBehaviourInside and pluginWorks run such commands, with addresses of theirs",
+	commands + " preflight 0":                    "the migration guide's Pod runs it",
 }
 
 // stage prepares what the guides assume: a cluster without kube-proxy, with the objects

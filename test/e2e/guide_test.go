@@ -97,11 +97,15 @@ func runBlock(t *testing.T, home, section string, index int) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	values := "" // that the reader sets first
 	for _, b := range blocks {
+		if b.Section == "1. Prepare" && b.Index == 0 {
+			values = b.Text
+		}
 		if b.Section != section || b.Index != index {
 			continue
 		}
-		cmd := exec.Command("sh", "-euc", "helm() { :; }\nkubectl() { case \" $* \" in *' rollout status '*) ;; *) \"$KUBECTL\" \"$@\" ;; esac; }\n"+b.Text)
+		cmd := exec.Command("sh", "-euc", "helm() { :; }\nkubectl() { case \" $* \" in *' rollout status '*) ;; *) \"$KUBECTL\" \"$@\" ;; esac; }\n"+values+b.Text)
 		cmd.Env = append(os.Environ(), "HOME="+home, "KUBECONFIG="+lab.Kubeconfig(), "KUBECTL="+filepath.Clean(lab.Peer("kubectl")))
 		if out, err := cmd.CombinedOutput(); err != nil {
 			t.Fatalf("%s: %v\n%s", b, err, out)

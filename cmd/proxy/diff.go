@@ -109,8 +109,9 @@ func (r *dryRunResult) note(w io.Writer) {
 func (r *dryRunResult) Warn(w event.Warning) { r.complaint = append(r.complaint, w) }
 
 // dryRun plans the node and returns what a sync would change in the kernel. Unusable
-// objects are noted and skipped, as in a sync.
-func dryRun(ctx context.Context, cfg config.Config) (*dryRunResult, error) {
+// objects are noted and skipped, as in a sync. Parts of the kernel whose modules are not
+// loaded count as empty; see openKernel.
+func dryRun(ctx context.Context, cfg config.Config, unloaded ...string) (*dryRunResult, error) {
 	// A command prints what it finds. Both calls are needed: contextual logging may be
 	// off.
 	klog.SetLogger(logr.Discard())
@@ -124,7 +125,7 @@ func dryRun(ctx context.Context, cfg config.Config) (*dryRunResult, error) {
 	if from == nil {
 		return nil, errors.New("no source of Services: neither an API server (--kubeconfig) nor a folder (--manifests) is configured")
 	}
-	kernel, err := openKernel(ctx, &cfg)
+	kernel, err := openKernel(ctx, &cfg, unloaded...)
 	if err != nil {
 		return nil, err
 	}

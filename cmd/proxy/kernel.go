@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"net/netip"
 	"os/exec"
 	"slices"
 	"strings"
@@ -32,21 +33,28 @@ type machine struct {
 	reconcile.Kernel
 	sysctl  *sysctl.Proc
 	record  *sysctl.Recorded // nil if values cannot be recorded
-	ipvs    *ipvs.Netlink
+	ipvs    *ipvs.Netlink    // nil if it is not to be loaded
 	routing *routing.Netlink
 	unread  []error // families that are not served although the kernel has them
 }
 
 // openKernel opens every kernel interface. If one is missing it returns an error that
-// names the fix. If IPv6 is missing, IPv6 is not served instead.
-func openKernel(ctx context.Context, cfg *config.Config) (*machine, error) {
+// names the fix. If IPv6 is missing, IPv6 is not served instead. Opening loads ip_vs, ip_set
+// and nf_conntrack_netlink, except those that are among unloaded: of these the kernel has no
+// state, and it can only be read.
+func openKernel(ctx context.Context, cfg *config.Config, unloaded ...string) (*machine, error) {
 	var m machine
 	var errs [4]error
-	m.ipvs, errs[0] = ipvs.New()
-	sets, err := ipset.New()
-	errs[1] = err
+	m.IPVS, m.IPSet = noIPVS{}, noSets{}
+	if !slices.Contains(unloaded, "ip_vs") {
+		m.ipvs, errs[0] = ipvs.New()
+		m.IPVS = m.ipvs
+	}
+	if !slices.Contains(unloaded, "ip_set") {
+		m.IPSet, errs[1] = ipset.New()
+	}
 	m.routing, errs[2] = routing.New()
-	flows, err := conntrack.New()
+	flows, err := openConntrack(unloaded)
 	if !errors.Is(err, conntrack.ErrMissing) {
 		errs[3] = err
 	}
@@ -55,10 +63,7 @@ func openKernel(ctx context.Context, cfg *config.Config) (*machine, error) {
 	}
 	m.routing.VIPTable = cfg.Plan.VIPs.Table
 	m.sysctl = sysctl.New()
-	m.Kernel = reconcile.Kernel{
-		IPVS: m.ipvs, IPSet: sets, Routing: m.routing,
-		Sysctl: m.sysctl, NAT: map[ip.Family]reconcile.NAT{},
-	}
+	m.Routing, m.Sysctl, m.NAT = m.routing, m.sysctl, map[ip.Family]reconcile.NAT{}
 	if flows != nil {
 		m.Conntrack = flows
 	} else {
@@ -73,6 +78,31 @@ func openKernel(ctx context.Context, cfg *config.Config) (*machine, error) {
 	}
 	return &m, nil
 }
+
+func openConntrack(unloaded []string) (*conntrack.Netlink, error) {
+	if slices.Contains(unloaded, "nf_conntrack_netlink") {
+		return nil, conntrack.ErrMissing
+	}
+	return conntrack.New()
+}
+
+// noIPVS is IPVS of a kernel that has not loaded it. It is only read.
+type noIPVS struct{}
+
+func (noIPVS) Observe() (ipvs.State, error)       { return ipvs.State{}, nil }
+func (noIPVS) Count() (int, error)                { return 0, nil }
+func (noIPVS) Apply([]ipvs.Change) []ipvs.Failure { panic("IPVS is not loaded") }
+
+func (noIPVS) Connections(ipvs.Key) (map[netip.AddrPort]ipvs.Connections, error) { return nil, nil }
+func (noIPVS) RealServers(ipvs.Key) (map[netip.AddrPort]ipvs.RealServer, error)  { return nil, nil }
+
+// noSets are the sets of a kernel that has not loaded ip_set. They are only read.
+type noSets struct{}
+
+func (noSets) Observe(func(string) bool) (ipset.State, error) { return ipset.State{}, nil }
+func (noSets) Sizes([]string) (map[string]int, error)         { return nil, nil }
+func (noSets) Has(ipset.Set, ipset.Entry) (bool, error)       { return false, nil }
+func (noSets) Apply([]ipset.Change) []ipset.Failure           { panic("ip_set is not loaded") }
 
 // openLoopback finds nft. Without it node ports are not served on the loopback address;
 // everything else works.

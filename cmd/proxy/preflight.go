@@ -3,7 +3,6 @@ package main
 import (
 	"context"
 	"net"
-	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -22,7 +21,7 @@ func newPreflightCommand() *cobra.Command {
 		Short: "Check whether kube-ipvs can replace kube-proxy on this node",
 		Long:  "preflight checks a node on which kube-proxy runs: kernel features, the iptables back end,\ninterfaces and their routing tables, marks and priorities that other programs use,\nunusable Services, and what the first sync would change. Nothing is changed, and no\nkernel module is loaded.\n\nThe exit code is 0 if no error was found (there may be warnings), 1 if one was found,\nand 2 if the node could not be checked.",
 		Example: "  kube-ipvs preflight --config /var/lib/kube-ipvs/config.yaml\n" +
-			"  kube-ipvs preflight --kubeconfig /etc/kubernetes/kubelet.conf",
+			"  kube-ipvs preflight --kubeconfig FILE    # of a user who may list Services, EndpointSlices and Nodes",
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			s, err := o.found(cmd.ErrOrStderr())
@@ -55,11 +54,17 @@ func preflight(ctx context.Context, s *settings) *doctor.Preflight {
 	if servers := apiServers(&s.Source); len(servers) > 0 {
 		p.APIServer = servers[0].String()
 	}
-	if !slices.ContainsFunc(p.Modules, func(m doctor.Module) bool { return m.Name == "ip_vs" && m.Loaded }) {
-		p.NotCompared = true // reading IPVS would load the module
-		return p
+	var unloaded []string
+	for _, m := range p.Modules {
+		if m.Loaded {
+			continue
+		}
+		unloaded = append(unloaded, m.Name)
+		if m.Name == "ip_vs" || m.Name == "ip_set" {
+			p.Unloaded = append(p.Unloaded, m.Name)
+		}
 	}
-	result, err := dryRun(ctx, s.Config)
+	result, err := dryRun(ctx, s.Config, unloaded...)
 	if err != nil {
 		p.Err = err
 		return p

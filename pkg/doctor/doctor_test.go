@@ -108,6 +108,8 @@ func TestExamine(t *testing.T) {
 		"the other back end cannot be seen": {func(f *Facts) { f.Unseen = true }, "note iptables: the other iptables back end may contain rules"},
 		"no REDIRECT": {func(f *Facts) { f.Lacking = map[ip.Family][]string{ip.IPv6: {"REDIRECT"}} },
 			"warning IPv6: the kernel lacks the iptables extension REDIRECT; rules that need it are omitted. Lost: ping of VIPs that are claimed by port"},
+		"no comment": {func(f *Facts) { f.Lacking = map[ip.Family][]string{ip.IPv4: {"comment"}} },
+			"note IPv4: the kernel lacks the iptables extension comment; rules are written without it, and everything is served"},
 		"no hash:ip,port,ip": {func(f *Facts) { f.LackingTypes = []ipset.Type{ipset.HashIPPortIP} },
 			"warning sets: the kernel has no set type hash:ip,port,ip; rules that match sets of it are omitted. Lost: endpoints that connect to themselves through a Service (KUBE-LOOP-BACK)"},
 		"no nf_conntrack_netlink": {func(f *Facts) { f.LacksConntrack = true }, "warning conntrack: the kernel has no nf_conntrack_netlink; a UDP client"},

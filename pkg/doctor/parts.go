@@ -4,6 +4,8 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 
@@ -17,43 +19,95 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/plan"
 )
 
-// parts are the iptables extensions that our rules may use, with what is lost without
-// each.
-var parts = []struct {
+// part is an iptables extension that our rules may use.
+type part struct {
 	name   string
 	target bool
-	lost   string
-}{
-	{"set", false, "all rules of Services"},
-	{"comment", false, "nearly all rules, including masquerading: they have comments"},
-	{"conntrack", false, "rules that match the connection state"},
-	{"mark", false, "rules that match marks, including masquerading"},
-	{"connmark", false, "reply routing"},
-	{"addrtype", false, "rules that match addresses of the node"},
-	{"physdev", false, "rules that match bridged packets"},
-	{"ipvs", false, "rules that match packets of IPVS"},
-	{"MARK", true, "marks, including masquerading"},
-	{"CONNMARK", true, "reply routing"},
-	{"MASQUERADE", true, "masquerading: replies of remote endpoints bypass this node"},
-	{"SNAT", true, "SNAT sources of ENIs"},
-	{"REDIRECT", true, "ping of VIPs that are claimed by port"},
-	{"REJECT", true, "rejecting: traffic that should be rejected passes"},
-	{"SET", true, "fwmarks of externalTrafficPolicy: Local"},
+	module string // the module that has it
+	lost   string // without it; "" if everything is served
 }
 
-// lacking returns the extensions that the kernel does not have, according to nf_tables.
-// Asking loads their modules.
+var parts = []part{
+	{"set", false, "xt_set", "all rules of Services"},
+	{"comment", false, "xt_comment", ""},
+	{"conntrack", false, "xt_conntrack", "rules that match the connection state"},
+	{"mark", false, "xt_mark", "rules that match marks, including masquerading"},
+	{"connmark", false, "xt_connmark", "reply routing"},
+	{"addrtype", false, "xt_addrtype", "rules that match addresses of the node"},
+	{"ipvs", false, "xt_ipvs", "rules that match packets of IPVS"},
+	{"MARK", true, "xt_mark", "marks, including masquerading"},
+	{"CONNMARK", true, "xt_connmark", "reply routing"},
+	{"MASQUERADE", true, "xt_MASQUERADE", "masquerading: replies of remote endpoints bypass this node"},
+	{"SNAT", true, "xt_nat", "SNAT sources of ENIs"},
+	{"REDIRECT", true, "xt_REDIRECT", "ping of VIPs that are claimed by port"},
+	{"REJECT", true, "ipt_REJECT", "rejecting: traffic that should be rejected passes"},
+	{"SET", true, "xt_set", "fwmarks of externalTrafficPolicy: Local"},
+}
+
+// modules returns the names of a part's module for a family. Linux before 5.2 has
+// ipt_MASQUERADE and ip6t_MASQUERADE.
+func (p part) modules(family ip.Family) []string {
+	prefix := "ipt_"
+	if family == ip.IPv6 {
+		prefix = "ip6t_"
+	}
+	if p.module == "ipt_"+p.name {
+		return []string{prefix + p.name}
+	}
+	return []string{p.module, prefix + p.name}
+}
+
+// lacking returns the extensions that the kernel does not have. It asks nf_tables, which
+// loads their modules. On a kernel without nf_tables it looks for loaded extensions and
+// for modules; it returns nothing if the kernel's modules are unknown.
 func lacking(family ip.Family) []string {
+	return lackingParts(family, extension, readLegacy("/proc/thread-self/net", family), readModules("/sys/module", "/lib/modules", Release()))
+}
+
+func lackingParts(family ip.Family, ask func(ip.Family, string, bool) error, legacy legacyParts, modules kernelModules) []string {
 	var out []string
+	compat := false
 	for _, p := range parts {
-		if err := extension(family, p.name, p.target); errors.Is(err, unix.ENOENT) {
+		err := ask(family, p.name, p.target)
+		if errors.Is(err, unix.ENOENT) {
+			out = append(out, p.name)
+		} else if err == nil || errors.Is(err, unix.EPROTONOSUPPORT) {
+			compat = true
+		}
+	}
+	if compat {
+		return out
+	}
+	out = nil
+	for _, p := range parts {
+		if !legacy.has(p) && modules.lack(p.modules(family)...) {
 			out = append(out, p.name)
 		}
 	}
-	if len(out) == len(parts) {
-		return nil // nft_compat itself is missing
-	}
 	return out
+}
+
+// legacyParts are the extensions that are loaded, by the files of iptables-legacy. An
+// extension that is not among them may be loaded later.
+type legacyParts struct{ matches, targets []string }
+
+func readLegacy(proc string, family ip.Family) legacyParts {
+	name := "ip"
+	if family == ip.IPv6 {
+		name = "ip6"
+	}
+	read := func(kind string) []string {
+		text, _ := os.ReadFile(filepath.Join(proc, name+"_tables_"+kind)) // no extension is loaded
+		return strings.Fields(string(text))
+	}
+	return legacyParts{read("matches"), read("targets")}
+}
+
+func (l legacyParts) has(p part) bool {
+	if p.target {
+		return slices.Contains(l.targets, p.name)
+	}
+	return slices.Contains(l.matches, p.name)
 }
 
 // setTypes are the types of our sets, with what is lost without each, and the sets.
@@ -154,7 +208,11 @@ func lost(f *Facts) []Finding {
 	}
 	for _, family := range ip.Families {
 		for _, p := range parts {
-			if slices.Contains(f.Lacking[family], p.name) {
+			switch {
+			case !slices.Contains(f.Lacking[family], p.name):
+			case p.lost == "":
+				out = append(out, Finding{Note, family.String(), fmt.Sprintf("the kernel lacks the iptables extension %s; rules are written without it, and everything is served", p.name), fix})
+			default:
 				out = append(out, Finding{Warning, family.String(), fmt.Sprintf("the kernel lacks the iptables extension %s; rules that need it are omitted. Lost: %s", p.name, p.lost), fix})
 			}
 		}

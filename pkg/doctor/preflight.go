@@ -14,6 +14,7 @@ import (
 
 	"github.com/kube-ipvs/kube-ipvs/pkg/event"
 	"github.com/kube-ipvs/kube-ipvs/pkg/inspect"
+	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
 	"github.com/kube-ipvs/kube-ipvs/pkg/plan"
 )
 
@@ -43,10 +44,11 @@ type Preflight struct {
 	APIServer string
 	// Result of a dry run. Err is the reason if there was none.
 	Err error
-	// NotCompared reports that there was no dry run because ip_vs is not loaded.
-	NotCompared bool
-	Unusable    error
-	Services    int
+	// Unloaded are modules whose state the dry run took for empty, because reading it
+	// would load them.
+	Unloaded []string
+	Unusable error
+	Services int
 	// ClusterIPs are the cluster IPs of all Services.
 	ClusterIPs []netip.Addr
 	Changes    []inspect.Change
@@ -55,13 +57,16 @@ type Preflight struct {
 	Conflicts  []event.Warning
 }
 
-// Module is a kernel module.
+// Module is a kernel module that kube-ipvs requires or uses.
 type Module struct {
-	Name     string
-	Loaded   bool
-	There    bool // can be loaded
-	Why      string
-	Optional bool
+	Name   string
+	Loaded bool
+	There  bool // can be loaded
+	// Unknown reports that the kernel's modules cannot be listed. A module that is not
+	// loaded may be built in.
+	Unknown  bool
+	Required bool   // kube-ipvs does not serve without it
+	Why      string // it is needed
 }
 
 // Variant is an iptables back end.
@@ -73,26 +78,48 @@ type Variant struct {
 
 // modules are the modules that kube-ipvs requires or uses.
 func modules(scheduler string) []Module {
-	return []Module{
-		{Name: "ip_vs", Why: "virtual servers"},
-		{Name: "ip_vs_" + scheduler, Why: "the scheduler"},
-		{Name: "nf_conntrack", Why: "masquerading"},
-		{Name: "ip_set", Why: "sets"},
-		{Name: "ip_set_hash_ipport", Why: "sets of Services"},
-		{Name: "ip_set_hash_net", Why: "sets of networks"},
-		{Name: "xt_set", Why: "rules that match sets"},
-		{Name: "dummy", Why: "the interface kube-ipvs0"},
-		{Name: "br_netfilter", Why: "Service traffic between pods on one bridge", Optional: true},
+	list := []Module{
+		{Name: "ip_vs", Required: true, Why: "virtual servers"},
+		{Name: "nf_conntrack", Required: true, Why: "masquerading"},
+		{Name: "ip_set", Required: true, Why: "sets"},
+		{Name: "ip_set_hash_ipport", Required: true, Why: "sets of Services"},
+		{Name: "xt_set", Required: true, Why: "rules that match sets"},
+		{Name: "dummy", Required: true, Why: "the interface kube-ipvs0"},
+		{Name: "ip_vs_" + scheduler, Why: "the configured scheduler; Services are served with another one"},
+		{Name: "br_netfilter", Why: "Service traffic between pods on one bridge"},
+		{Name: "nf_conntrack_netlink", Why: "deleting the flows of removed UDP endpoints"},
 	}
+	add := func(name, lost string) {
+		if lost != "" && !slices.ContainsFunc(list, func(m Module) bool { return m.Name == name }) {
+			list = append(list, Module{Name: name, Why: lost})
+		}
+	}
+	for _, t := range setTypes {
+		add("ip_set_"+strings.NewReplacer(":", "_", ",", "").Replace(string(t.kind)), t.lost)
+	}
+	for _, p := range parts {
+		for _, family := range ip.Families {
+			add(p.modules(family)[0], p.lost)
+		}
+	}
+	return list
 }
 
 // FindModules looks for kernel modules below /sys/module and /lib/modules.
 func FindModules(sys, lib, release, scheduler string) []Module {
 	list := modules(scheduler)
-	known := knownModules(lib, release)
+	known := readModules(sys, lib, release)
 	for i := range list {
-		list[i].Loaded = isLoaded(sys, list[i].Name)
-		list[i].There = list[i].Loaded || hasModule(known, list[i].Name)
+		m := &list[i]
+		names := []string{m.Name}
+		for _, p := range parts {
+			if p.module == m.Name {
+				names = p.modules(ip.IPv4)
+			}
+		}
+		m.Loaded = slices.ContainsFunc(names, known.isLoaded)
+		m.There = m.Loaded || slices.ContainsFunc(names, known.isListed)
+		m.Unknown = !m.There && known.list == ""
 	}
 	return list
 }
@@ -100,29 +127,40 @@ func FindModules(sys, lib, release, scheduler string) []Module {
 // LacksScheduler reports whether the kernel has no module for an IPVS scheduler. It returns
 // false if that is unknown, because /lib/modules cannot be read.
 func LacksScheduler(sys, lib, release, scheduler string) bool {
-	name := "ip_vs_" + scheduler
-	known := knownModules(lib, release)
-	return known != "" && !isLoaded(sys, name) && !hasModule(known, name)
+	return readModules(sys, lib, release).lack("ip_vs_" + scheduler)
 }
 
-// knownModules returns the lists of a kernel's modules; "" if there are none.
-func knownModules(lib, release string) string {
-	var known strings.Builder
+// kernelModules are the modules that a kernel has.
+type kernelModules struct {
+	sys  string // a folder with those that are loaded
+	list string // of all that are built in or can be loaded; "" if one of the two is unknown
+}
+
+func readModules(sys, lib, release string) kernelModules {
+	var list strings.Builder
 	for _, name := range []string{"modules.dep", "modules.builtin"} {
-		text, _ := os.ReadFile(filepath.Join(lib, release, name))
-		known.Write(text)
+		text, err := os.ReadFile(filepath.Join(lib, release, name))
+		if err != nil {
+			return kernelModules{sys: sys}
+		}
+		list.Write(text)
 	}
-	return known.String()
+	return kernelModules{sys, list.String()}
 }
 
-func isLoaded(sys, name string) bool {
-	_, err := os.Stat(filepath.Join(sys, name))
+// lack reports whether the kernel has none of the modules. It returns false if that is unknown.
+func (k kernelModules) lack(names ...string) bool {
+	return k.list != "" && !slices.ContainsFunc(names, k.isLoaded) && !slices.ContainsFunc(names, k.isListed)
+}
+
+func (k kernelModules) isLoaded(name string) bool {
+	_, err := os.Stat(filepath.Join(k.sys, name))
 	return err == nil
 }
 
-func hasModule(known, name string) bool {
+func (k kernelModules) isListed(name string) bool {
 	pattern := regexp.MustCompile(`(?m)(^|/)` + strings.ReplaceAll(regexp.QuoteMeta(name), "_", "[-_]") + `\.ko`)
-	return pattern.MatchString(known)
+	return pattern.MatchString(k.list)
 }
 
 // Release returns the release of the running kernel.
@@ -149,7 +187,9 @@ func (p *Preflight) Findings() []Finding {
 }
 
 func (p *Preflight) kernel() []Finding {
+	const fix = "install the kernel's modules (often in the package kernel-modules-extra or linux-modules-extra)"
 	var out []Finding
+	var unknown []string
 	loaded := 0
 	for _, m := range p.Modules {
 		if m.Loaded {
@@ -157,16 +197,20 @@ func (p *Preflight) kernel() []Finding {
 		}
 		switch {
 		case m.There:
-		case m.Optional:
-			out = append(out, Finding{Warning, "kernel", fmt.Sprintf("has no module %s, for %s", m.Name, m.Why), "install the kernel's modules"})
+		case m.Unknown:
+			unknown = append(unknown, m.Name)
+		case m.Required:
+			out = append(out, Finding{Error, "kernel", fmt.Sprintf("has no module %s, for %s", m.Name, m.Why), fix})
 		default:
-			// Without /lib/modules, built-in modules are unknown.
-			out = append(out, Finding{Warning, "kernel", fmt.Sprintf("no module %s is found, for %s: neither loaded, nor below /lib/modules", m.Name, m.Why),
-				"install the kernel's modules, unless it is built in"})
+			out = append(out, Finding{Warning, "kernel", fmt.Sprintf("has no module %s. Lost: %s", m.Name, m.Why), fix})
 		}
 	}
+	if len(unknown) > 0 {
+		out = append(out, Finding{Warning, "kernel", fmt.Sprintf("modules are not loaded, and those of %s cannot be listed below /lib/modules: %s", p.Release, strings.Join(unknown, ", ")),
+			fix + ", unless they are built in"})
+	}
 	if len(out) == 0 {
-		out = append(out, Finding{OK, "kernel", fmt.Sprintf("%s has all required modules, %d of %d are loaded", p.Release, loaded, len(p.Modules)), ""})
+		out = append(out, Finding{OK, "kernel", fmt.Sprintf("%s has all %d modules that kube-ipvs uses, %d are loaded", p.Release, len(p.Modules), loaded), ""})
 	}
 	return out
 }
@@ -219,7 +263,7 @@ func (p *Preflight) network() []Finding {
 		modes = append(modes, fmt.Sprintf("%s (%s: %s)", m.Link, m.Family, how))
 	}
 	switch {
-	case p.Err != nil, p.NotCompared:
+	case p.Err != nil:
 	case len(modes) == 0:
 		out = append(out, Finding{OK, "network", "one uplink, no secondary interfaces with their own routing table", ""})
 	default:
@@ -228,7 +272,7 @@ func (p *Preflight) network() []Finding {
 	for _, w := range p.Warnings {
 		out = append(out, Finding{Warning, "conflict", w, ""})
 	}
-	if p.Err == nil && !p.NotCompared && len(p.Warnings) == 0 {
+	if p.Err == nil && len(p.Warnings) == 0 {
 		out = append(out, Finding{OK, "marks", "no other program uses our mark bits, rule priorities or routing table", ""})
 	}
 	return out
@@ -258,11 +302,11 @@ func (p *Preflight) source() []Finding {
 
 func (p *Preflight) plan() []Finding {
 	var out []Finding
-	if p.NotCompared {
-		return []Finding{{Note, "plan", "not compared with the kernel, marks and priorities not checked: ip_vs is not loaded, and preflight loads no module", "modprobe ip_vs; kube-ipvs preflight"}}
+	if len(p.Unloaded) > 0 {
+		out = append(out, Finding{Note, "plan", fmt.Sprintf("%s: not loaded, and preflight loads no module. Virtual servers and sets exist only while they are", strings.Join(p.Unloaded, ", ")), ""})
 	}
 	if p.Err != nil {
-		return []Finding{{Error, "plan", "cannot be compared with the kernel: " + p.Err.Error(), ""}}
+		return append(out, Finding{Error, "plan", "cannot be compared with the kernel: " + p.Err.Error(), ""})
 	}
 	if p.Unusable != nil {
 		out = append(out, Finding{Warning, "Services", p.Unusable.Error(), ""})

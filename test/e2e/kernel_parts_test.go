@@ -23,7 +23,6 @@ import (
 var kernelParts = []struct{ module, loses, says string }{
 	{"xt_REDIRECT", "", ""},
 	{"xt_addrtype", "", "addrtype"},
-	{"xt_physdev", "", ""},
 	{"xt_ipvs", "", ""},
 	{"xt_connmark", "", ""},
 	{"ipt_REJECT", "", ""},

@@ -85,3 +85,43 @@ func TestWorkflowsArePinned(t *testing.T) {
 		}
 	}
 }
+
+// TestPullRequestsCannotWrite checks that no job that builds a pull request may write to the
+// repository.
+func TestPullRequestsCannotWrite(t *testing.T) {
+	files, err := filepath.Glob("../.github/workflows/*")
+	if err != nil || len(files) == 0 {
+		t.Fatalf("found %d workflows: %v", len(files), err)
+	}
+	jobs := 0
+	for _, file := range files {
+		text, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var workflow struct {
+			On   map[string]any `json:"true"` // "on" is a boolean in YAML 1.1
+			Jobs map[string]struct {
+				If          string            `json:"if"`
+				Permissions map[string]string `json:"permissions"`
+			} `json:"jobs"`
+		}
+		if err := yaml.Unmarshal(text, &workflow); err != nil {
+			t.Fatal(err)
+		}
+		if _, ok := workflow.On["pull_request"]; !ok {
+			continue
+		}
+		for name, job := range workflow.Jobs {
+			jobs++
+			for _, what := range []string{"contents", "packages", "id-token"} {
+				if job.Permissions[what] == "write" && job.If != "github.ref == 'refs/heads/main'" {
+					t.Errorf("%s: pull requests run the job %s with %s: write", file, name, what)
+				}
+			}
+		}
+	}
+	if jobs < 4 {
+		t.Errorf("found %d jobs of pull requests", jobs)
+	}
+}

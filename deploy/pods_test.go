@@ -2,6 +2,7 @@ package deploy
 
 import (
 	"slices"
+	"strings"
 	"testing"
 
 	appsv1 "k8s.io/api/apps/v1"
@@ -27,6 +28,11 @@ func TestPods(t *testing.T) {
 		}
 		if !pod.Spec.HostNetwork || pod.Spec.NodeName != "NODE_NAME" || pod.Namespace != set.Namespace {
 			t.Errorf("%s: is not a Pod of the node's network: %+v", file, pod.Spec)
+		}
+		// The guide selects the Pods of many nodes by a label, which is not the DaemonSet's.
+		if name := pod.Labels["app.kubernetes.io/name"]; file == "cleanup.yaml" && (name == "" ||
+			name == set.Spec.Selector.MatchLabels["app.kubernetes.io/name"] || !strings.Contains(read(t, "../docs/guides/migrate.md"), "--selector app.kubernetes.io/name="+name+" ")) {
+			t.Errorf("%s: the label %q is not the guide's", file, name)
 		}
 		// The host name may be another one than the Node's.
 		if args := pod.Spec.Containers[0].Args; file == "preflight.yaml" && !slices.Contains(args, "--hostname-override="+pod.Spec.NodeName) {

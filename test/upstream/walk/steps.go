@@ -94,9 +94,7 @@ func back(mode string, nodes int) (steps []step) {
 	if mode != "ipvs" {
 		steps = append(steps, renewed)
 	}
-	for n := range nodes {
-		steps = append(steps, onNode(n+1), guide(cleanUp, 0))
-	}
+	steps = append(steps, onNode(1), guide(cleanUp, 0), guide(cleanUp, 1).checked(isClean(nodes)))
 	if mode == "nftables" {
 		steps = append(steps, guide(nftables, 1))
 	}
@@ -198,6 +196,16 @@ func runsNowhere(ctx context.Context, w *Walk, _ string) error {
 		return fmt.Errorf("got %q, want %q", out, want)
 	}
 	return err
+}
+
+// isClean: the cleanup of many nodes has ended on each, and has left none of its pods.
+func isClean(nodes int) func(context.Context, *Walk, string) error {
+	return func(_ context.Context, _ *Walk, printed string) error {
+		if ended := strings.Count(printed, " condition met"); ended != nodes || !strings.Contains(printed, "No resources found") {
+			return fmt.Errorf("the cleanup ended on %d of %d nodes", ended, nodes)
+		}
+		return nil
+	}
 }
 
 // runsAsBefore: kube-proxy's DaemonSet runs on nodes with and without the label.

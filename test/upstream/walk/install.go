@@ -123,6 +123,7 @@ func platforms(values map[string]string, server, cidr string, with func(...strin
 		run(uninstall),
 		page(eks, "kube-proxy is an add-on", 0, nil),
 		page(eks, "kube-proxy is an add-on", 1, nil),
+		page(eks, "New nodes", 0, nil),
 		page(ack, "Install on ACK (Alibaba Cloud)", 0, nil).checked(prints("eniip_virtual_type")),
 		page(ack, "Install on ACK (Alibaba Cloud)", 1, with("API-SERVER-INTRANET-ADDRESS:6443", server)),
 		run(uninstall),
@@ -205,6 +206,7 @@ cat >bin/aws <<'END'
 case "$*" in
 "eks describe-cluster --name NAME --query cluster.endpoint --output text") kubectl config view --minify --output jsonpath='{.clusters[0].cluster.server}' ;;
 "eks delete-addon --cluster-name NAME --addon-name kube-proxy --preserve") ;;
+"eks update-nodegroup-config --cluster-name NAME --nodegroup-name GROUP --labels addOrUpdateLabels={kube-ipvs=active}") ;;
 "eks create-addon --cluster-name NAME --addon-name kube-proxy --resolve-conflicts OVERWRITE") ;;
 *) echo "aws: unknown command: $*" >&2; exit 2 ;;
 esac

@@ -58,7 +58,7 @@ A map of labels or annotations, or of the nodes' labels: the API takes only stri
 {{- fail "metrics.podMonitor needs containerPorts: it finds the port of the metrics by name" -}}
 {{- end -}}
 {{- if and .Values.metrics.podMonitor.enabled (include "kube-ipvs.metricsOnLoopback" .) -}}
-{{- fail (printf "metrics.podMonitor needs metrics that Prometheus can reach: proxy.metricsBindAddress is %q; set it to 0.0.0.0:10249, and keep others out with a firewall" (toString (get .Values.proxy "metricsBindAddress"))) -}}
+{{- fail (printf "metrics.podMonitor needs metrics that Prometheus can reach: proxy.metricsBindAddress is %q; set it to a CIDR that contains the nodes' internal addresses, such as 10.12.96.0/20, and keep others out with a firewall" (toString (get .Values.proxy "metricsBindAddress"))) -}}
 {{- end -}}
 {{- range .Values.extraArgs -}}
 {{- if regexMatch "^--probe-bind-address(=|$)" . -}}

@@ -88,7 +88,7 @@ func installation(values map[string]string) (steps []step) {
 // back. They end with its removal.
 func operation(values map[string]string) []step {
 	return []step{
-		page(alerts, "Alerts", 0, nil),
+		page(alerts, "Alerts", 0, map[string]string{"10.12.96.0/20": "172.30.0.0/24"}),
 		run(installed),
 		run("kubectl --namespace kube-system get podmonitors,prometheusrules,configmaps --selector app.kubernetes.io/name=kube-ipvs --output name").checked(
 			prints("podmonitor.monitoring.coreos.com/", "prometheusrule.monitoring.coreos.com/", "dashboard")),

@@ -112,7 +112,7 @@ func TestValues(t *testing.T) {
 		{[]string{"metrics.prometheusRule.enabled=true"}, "monitoring.yaml", []string{"kind: PrometheusRule", "alert: KubeIPVSDown", "{{ $labels.instance }}"}},
 		{[]string{"metrics.dashboard.enabled=true"}, "monitoring.yaml", []string{"name: kube-ipvs-dashboard", `grafana_dashboard: "1"`, `"uid": "kube-ipvs"`}},
 		{[]string{"fullnameOverride=other"}, "rbac.yaml", []string{"name: other"}},
-		{[]string{"nodeSelector.a=b", "profile=kube-proxy"}, "NOTES.txt", []string{"a=b", "Profile kube-proxy", "Metrics are bound to 127.0.0.1:10249"}},
+		{[]string{"nodeSelector.a=b", "profile=kube-proxy"}, "NOTES.txt", []string{"a=b", "Profile kube-proxy: the defaults that differ", "docs/differences.md", "Metrics are bound to 127.0.0.1:10249"}},
 	} {
 		text := mustRender(t, tc.settings...)[tc.file]
 		for _, want := range tc.want {

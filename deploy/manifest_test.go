@@ -1,6 +1,7 @@
 package deploy
 
 import (
+	"regexp"
 	"strings"
 	"testing"
 )
@@ -57,6 +58,16 @@ func TestPlaceholders(t *testing.T) {
 	for _, placeholder := range []string{"POD_CIDR", "API_SERVER:6443"} {
 		if strings.Count(objects, placeholder) != 1 {
 			t.Errorf("%s is %d times in %s, want once", placeholder, strings.Count(objects, placeholder), installFile)
+		}
+	}
+}
+
+// TestMinReadySeconds checks that a build that crashes soon after it was ready is not rolled
+// out, in whichever way it is installed.
+func TestMinReadySeconds(t *testing.T) {
+	for _, file := range []string{"base/daemonset.yaml", "install.yaml", "chart/values.yaml"} {
+		if !regexp.MustCompile(`(?m)^ *minReadySeconds: 10\b`).MatchString(read(t, file)) {
+			t.Errorf("%s: minReadySeconds is not 10", file)
 		}
 	}
 }

@@ -13,7 +13,6 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
-	"regexp"
 	"strings"
 	"time"
 
@@ -30,6 +29,7 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
 	"github.com/kube-ipvs/kube-ipvs/pkg/ipvs"
 	"github.com/kube-ipvs/kube-ipvs/pkg/kernel/program"
+	"github.com/kube-ipvs/kube-ipvs/pkg/redact"
 	"github.com/kube-ipvs/kube-ipvs/pkg/source"
 	"github.com/kube-ipvs/kube-ipvs/pkg/trace"
 )
@@ -104,7 +104,7 @@ func (d *dump) add(name string, text []byte, err error) {
 	if len(text) == 0 {
 		return
 	}
-	text = redact(text)
+	text = redact.Secrets(text)
 	d.files++
 	header := &tar.Header{Name: d.folder + "/" + name, Mode: 0o644, Size: int64(len(text)), ModTime: d.now}
 	if d.err == nil {
@@ -120,19 +120,6 @@ func (d *dump) close() error {
 		d.add("errors.txt", []byte(d.failed.String()), nil)
 	}
 	return errors.Join(d.err, d.tar.Close(), d.gzip.Close())
-}
-
-// secrets match what must not leave the node, in any file: bearer tokens, private keys,
-// and passwords in URLs.
-var secrets = regexp.MustCompile(`eyJ[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]+|-----BEGIN [A-Z ]*PRIVATE KEY-----[\s\S]*?-----END [A-Z ]*PRIVATE KEY-----|://[^/\s:@]+:[^/\s@]+@`)
-
-func redact(text []byte) []byte {
-	return secrets.ReplaceAllFunc(text, func(secret []byte) []byte {
-		if bytes.HasPrefix(secret, []byte("://")) {
-			return []byte("://REDACTED@")
-		}
-		return []byte("REDACTED")
-	})
 }
 
 func (d *dump) json(name string, value any, err error) {

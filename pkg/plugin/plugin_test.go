@@ -59,7 +59,7 @@ func (f *fakeCluster) Run(_ context.Context, stdout, stderr io.Writer, args ...s
 	case args[0] == "exec":
 		return f.exec(args[3], strings.Join(args[slices.Index(args, "--")+2:], " "), stdout), nil
 	case args[0] == "logs", args[0] == "version", strings.HasPrefix(call, "get nodes"), strings.HasPrefix(call, "get pods -n"), strings.HasPrefix(call, "get daemonsets"), strings.HasPrefix(call, "get events"):
-		fmt.Fprintln(stdout, "of", call)
+		fmt.Fprintln(stdout, "of", call, "https://admin:hunter2@10.0.0.10:6443")
 		return 0, nil
 	}
 	fmt.Fprintln(stderr, "not found:", call)
@@ -207,6 +207,11 @@ func TestSysdump(t *testing.T) {
 	} {
 		if !strings.Contains(files[file], part) {
 			t.Errorf("%s is %q, want %q", file, files[file], part)
+		}
+	}
+	for file, text := range files {
+		if strings.Contains(text, "hunter2") {
+			t.Errorf("%s has a password: %s", file, text)
 		}
 	}
 	for _, call := range f.calls {

@@ -15,6 +15,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/kube-ipvs/kube-ipvs/pkg/event"
+	"github.com/kube-ipvs/kube-ipvs/pkg/redact"
 )
 
 // logTail limits the log of a node, in lines.
@@ -56,7 +57,7 @@ func (o *options) nodeFiles(ctx context.Context, p pod) map[string][]byte {
 	files := map[string][]byte{}
 	var archive, problems bytes.Buffer
 	if code, err := o.exec(ctx, &archive, &problems, p, "sysdump", "-o", "-"); err != nil || code != 0 || archive.Len() == 0 {
-		files[p.node+"/error.txt"] = fmt.Appendf(nil, "sysdump exited with %d, %v\n%s", code, err, problems.String())
+		files[p.node+"/error.txt"] = redact.Secrets(fmt.Appendf(nil, "sysdump exited with %d, %v\n%s", code, err, problems.String()))
 	}
 	if archive.Len() > 0 {
 		files[p.node+"/node.tar.gz"] = archive.Bytes()
@@ -79,13 +80,14 @@ func (o *options) clusterFiles(ctx context.Context) map[string][]byte {
 	}
 }
 
-// text returns the output of kubectl, including errors.
+// text returns the output of kubectl, including errors, without secrets. The archives of the
+// nodes contain none.
 func (o *options) text(ctx context.Context, args ...string) []byte {
 	var out bytes.Buffer
 	if _, err := o.kubectl.Run(ctx, &out, &out, args...); err != nil {
 		fmt.Fprintln(&out, err)
 	}
-	return out.Bytes()
+	return redact.Secrets(out.Bytes())
 }
 
 func write(output, folder string, now time.Time, files []map[string][]byte) error {

@@ -7,6 +7,7 @@ import (
 	"io"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/spf13/cobra"
 )
@@ -20,6 +21,8 @@ type options struct {
 	context, kubeconfig string
 	nodes               []string
 	parallel            int
+	// timeout limits the wait for a node, in commands that query several.
+	timeout time.Duration
 }
 
 // New returns the command "kubectl ipvs". If kubectl is nil, the one in the PATH is
@@ -30,7 +33,7 @@ func New(kubectl Kubectl) *cobra.Command {
 		Use:           "kubectl-ipvs",
 		Annotations:   map[string]string{cobra.CommandDisplayNameAnnotation: "kubectl ipvs"},
 		Short:         "Inspect kube-ipvs on the nodes of a cluster",
-		Long:          "kubectl ipvs runs the commands of kube-ipvs in its pods: status, doctor and diff on all\nnodes side by side, the others on one. It needs kubectl in the PATH, and the permission\nto list and exec into the pods of kube-ipvs.",
+		Long:          "kubectl ipvs runs the commands of kube-ipvs in its pods: status, doctor and diff on all\nnodes side by side, the others on one. It needs kubectl in the PATH, and the permission\nto list and exec into the pods of kube-ipvs. With the permission to list nodes and\nDaemonSets, it also names the nodes that have no pod of kube-ipvs.",
 		SilenceUsage:  true,
 		SilenceErrors: true,
 		PersistentPreRun: func(*cobra.Command, []string) {
@@ -81,11 +84,17 @@ func (o *options) onOne(name, short string) *cobra.Command {
 		FParseErrWhitelist: cobra.FParseErrWhitelist{UnknownFlags: true},
 		DisableFlagParsing: true,
 		RunE: func(cmd *cobra.Command, args []string) error {
+			if wantsHelp(args) {
+				return cmd.Help()
+			}
 			args, err := o.take(cmd, args)
 			if err != nil {
 				return err
 			}
 			pods, err := o.pods(cmd.Context(), o.nodes)
+			if errors.Is(err, errNoPod) && name == "preflight" {
+				return fmt.Errorf("%w: before kube-ipvs runs there, use deploy/preflight.yaml, as the migration guide does", err)
+			}
 			if err != nil {
 				return err
 			}
@@ -97,12 +106,18 @@ func (o *options) onOne(name, short string) *cobra.Command {
 	}
 }
 
+// wantsHelp reports whether arguments ask for help. cobra does not look at those of commands
+// with DisableFlagParsing.
+func wantsHelp(args []string) bool {
+	return slices.Contains(args, "--help") || slices.Contains(args, "-h")
+}
+
 // pass runs a command in a pod and returns its result.
 func (o *options) pass(ctx context.Context, stdout, stderr io.Writer, p pod, args []string) error {
 	code, err := o.exec(ctx, stdout, stderr, p, args...)
 	switch {
 	case err != nil:
-		return err
+		return fmt.Errorf("on node %s: %w", p.node, err)
 	case code == 1:
 		return ErrFound
 	case code != 0:
@@ -150,12 +165,12 @@ func (o *options) trace() *cobra.Command {
 		Example:            "  kubectl ipvs trace --from default/web-0 --to svc/kube-system/kube-dns:dns-tcp",
 		DisableFlagParsing: true,
 		RunE: func(cmd *cobra.Command, args []string) error {
+			if wantsHelp(args) {
+				return cmd.Help()
+			}
 			args, err := o.take(cmd, args)
 			if err != nil {
 				return err
-			}
-			if slices.Contains(args, "--help") || slices.Contains(args, "-h") {
-				return cmd.Help()
 			}
 			ctx := cmd.Context()
 			at, from := valueOf(args, "--from")

@@ -15,14 +15,17 @@ import (
 	"os/exec"
 	"slices"
 	"strings"
+	"time"
 
+	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/labels"
 )
 
 // Kubectl runs kubectl. It may be called concurrently.
 type Kubectl interface {
-	// Run returns the program's exit code. It returns an error only if kubectl could
-	// not be run.
+	// Run returns the program's exit code. It returns an error only if kubectl could not
+	// be run, or not to its end before ctx was done.
 	Run(ctx context.Context, stdout, stderr io.Writer, args ...string) (code int, err error)
 }
 
@@ -32,7 +35,11 @@ type program struct{ flags []string }
 func (p program) Run(ctx context.Context, stdout, stderr io.Writer, args ...string) (int, error) {
 	c := exec.CommandContext(ctx, "kubectl", append(slices.Clone(p.flags), args...)...)
 	c.Stdout, c.Stderr = stdout, stderr
+	c.WaitDelay = waitDelay
 	err := c.Run()
+	if ctx.Err() != nil {
+		return 0, context.Cause(ctx)
+	}
 	var ended *exec.ExitError
 	if errors.As(err, &ended) {
 		return ended.ExitCode(), nil
@@ -40,11 +47,17 @@ func (p program) Run(ctx context.Context, stdout, stderr io.Writer, args ...stri
 	return 0, err
 }
 
+// waitDelay limits the wait for a program that kubectl has started, such as one for
+// credentials, after kubectl was killed.
+const waitDelay = 2 * time.Second
+
 // cluster is the cluster in which kube-ipvs runs.
 type cluster struct {
 	kubectl                        Kubectl
 	namespace, selector, container string
 }
+
+var errNoPod = errors.New("no pod of kube-ipvs")
 
 // pod is a pod of kube-ipvs.
 type pod struct{ name, node, phase string }
@@ -80,12 +93,43 @@ func (c *cluster) pods(ctx context.Context, nodes []string) ([]pod, error) {
 	slices.SortFunc(out, func(a, b pod) int { return cmp.Or(cmp.Compare(a.node, b.node), cmp.Compare(a.name, b.name)) })
 	for _, node := range nodes {
 		if !slices.ContainsFunc(out, func(p pod) bool { return p.node == node }) {
-			return nil, fmt.Errorf("no pod of kube-ipvs (-n %s -l %s) on node %s", c.namespace, c.selector, node)
+			return nil, fmt.Errorf("%w (-n %s -l %s) on node %s", errNoPod, c.namespace, c.selector, node)
 		}
 	}
 	if len(out) == 0 {
-		return nil, fmt.Errorf("no pod of kube-ipvs (-n %s -l %s)", c.namespace, c.selector)
+		return nil, fmt.Errorf("%w (-n %s -l %s)", errNoPod, c.namespace, c.selector)
 	}
+	return out, nil
+}
+
+// runsDaemonSets selects nodes that may run kube-ipvs: those with Linux and a kubelet.
+const runsDaemonSets = "kubernetes.io/os=linux,eks.amazonaws.com/compute-type!=fargate,type!=virtual-kubelet"
+
+// without returns the names of nodes that have none of the pods although a DaemonSet of
+// kube-ipvs selects them. The DaemonSet's affinity is not evaluated.
+func (c *cluster) without(ctx context.Context, pods []pod) ([]string, error) {
+	var sets appsv1.DaemonSetList
+	if err := c.list(ctx, &sets, "daemonsets", "-n", c.namespace, "-l", c.selector); err != nil {
+		return nil, err
+	}
+	var nodes corev1.NodeList
+	if err := c.list(ctx, &nodes, "nodes", "-l", runsDaemonSets); err != nil {
+		return nil, err
+	}
+	has := map[string]bool{}
+	for _, p := range pods {
+		has[p.node] = true
+	}
+	var out []string
+	for _, node := range nodes.Items {
+		selects := func(s appsv1.DaemonSet) bool {
+			return labels.SelectorFromSet(s.Spec.Template.Spec.NodeSelector).Matches(labels.Set(node.Labels))
+		}
+		if !has[node.Name] && slices.ContainsFunc(sets.Items, selects) {
+			out = append(out, node.Name)
+		}
+	}
+	slices.Sort(out)
 	return out, nil
 }
 
@@ -103,10 +147,26 @@ func finished(phase string) bool {
 	return phase == string(corev1.PodFailed) || phase == string(corev1.PodSucceeded)
 }
 
-// exec runs a command of kube-ipvs in a pod.
+// exec runs a command of kube-ipvs in a pod, and returns its exit code. It returns an error if
+// kubectl itself failed, which has the exit code 1, too.
 func (c *cluster) exec(ctx context.Context, stdout, stderr io.Writer, p pod, args ...string) (int, error) {
 	call := append([]string{"exec", "-n", c.namespace, p.name, "-c", c.container, "--", "kube-ipvs"}, args...)
-	return c.kubectl.Run(ctx, stdout, stderr, call...)
+	var last tail
+	code, err := c.kubectl.Run(ctx, stdout, io.MultiWriter(stderr, &last), call...)
+	if err == nil && code != 0 && !strings.HasSuffix(strings.TrimSpace(string(last)), fmt.Sprintf("command terminated with exit code %d", code)) {
+		err = fmt.Errorf("kubectl exec exited with %d", code)
+	}
+	return code, err
+}
+
+// tail keeps the end of what is written to it.
+type tail []byte
+
+func (t *tail) Write(text []byte) (int, error) {
+	const limit = 200
+	*t = append(*t, text...)
+	*t = (*t)[max(len(*t)-limit, 0):]
+	return len(text), nil
 }
 
 // of returns the pod of kube-ipvs on the node of a client, which is an address or a pod

@@ -8,6 +8,7 @@ import (
 	"io"
 	"strings"
 	"sync"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -38,7 +39,7 @@ func (o *options) everywhere(name, short string, rows summary) *cobra.Command {
 		Short: short,
 		Args:  cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			pods, err := o.pods(cmd.Context(), o.nodes)
+			pods, err := o.podsOfAll(cmd.Context(), cmd.ErrOrStderr())
 			if err != nil {
 				return err
 			}
@@ -55,23 +56,66 @@ func (o *options) everywhere(name, short string, rows summary) *cobra.Command {
 		},
 	}
 	cmd.Flags().StringVarP(&output, "output", "o", "table", strings.Join(inspect.Formats, ", "))
+	o.addTimeout(cmd, time.Minute)
 	return cmd
 }
+
+// addTimeout adds a flag to a command. Its default is not that of other commands.
+func (o *options) addTimeout(cmd *cobra.Command, limit time.Duration) {
+	timeout := cmd.Flags().Duration("timeout", limit, "how long to wait for a node")
+	cmd.PreRun = func(*cobra.Command, []string) { o.timeout = *timeout }
+}
+
+// within returns a context for the query of a node.
+func (o *options) within(ctx context.Context) (context.Context, context.CancelFunc) {
+	return context.WithTimeoutCause(ctx, o.timeout, fmt.Errorf("no answer within %gs", o.timeout.Seconds()))
+}
+
+// podsOfAll returns the pods of the nodes that --node names. If it names none, it returns all
+// pods, and notes the nodes that should have one and have none.
+func (o *options) podsOfAll(ctx context.Context, stderr io.Writer) ([]pod, error) {
+	pods, err := o.pods(ctx, o.nodes)
+	if err != nil || len(o.nodes) > 0 {
+		return pods, err
+	}
+	without, err := o.without(ctx, pods)
+	switch n := len(without); {
+	case err != nil:
+		fmt.Fprintln(stderr, "Note: nodes without a pod of kube-ipvs are not named:", oneLine(err.Error()))
+	case n == 1:
+		fmt.Fprintf(stderr, "1 node has no pod of kube-ipvs: %s\n", without[0])
+	case n > 1:
+		more := ""
+		if n > namedNodes {
+			without, more = without[:namedNodes], ", …"
+		}
+		fmt.Fprintf(stderr, "%d nodes have no pod of kube-ipvs: %s%s\n", n, strings.Join(without, ", "), more)
+	}
+	return pods, nil
+}
+
+// namedNodes is how many nodes a note names.
+const namedNodes = 10
 
 // ask runs a command in all pods, several concurrently, and returns the rows in the
 // order of the pods.
 func (o *options) ask(ctx context.Context, stderr io.Writer, pods []pod, name string, rows summary) []row {
 	results := make([][]row, len(pods))
 	o.each(stderr, pods, func(i int, p pod) {
+		ctx, cancel := o.within(ctx)
+		defer cancel()
 		var out, problems bytes.Buffer
 		code, err := o.exec(ctx, &out, &problems, p, name, "-o", "json")
 		if err == nil && out.Len() > 0 {
 			results[i], err = rows(p.node, out.Bytes())
 		} else if err == nil {
-			err = fmt.Errorf("kube-ipvs %s exited with %d: %s", name, code, oneLine(problems.String()))
+			err = fmt.Errorf("kube-ipvs %s exited with %d", name, code)
 		}
 		if err != nil {
 			what := err.Error()
+			if text := oneLine(problems.String()); text != "" {
+				what += ": " + text
+			}
 			if p.phase != "Running" {
 				what = "the pod is " + p.phase + ": " + what
 			}

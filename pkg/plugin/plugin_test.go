@@ -15,7 +15,9 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
+	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
@@ -27,6 +29,11 @@ type fakeCluster struct {
 	calls []string
 	// exec answers for a pod and a command.
 	exec func(pod, command string, stdout io.Writer) int
+	// frozen is a pod that does not answer, and broken one that kubectl cannot reach.
+	frozen, broken string
+	// nodes has the labels of nodes; forbidden reports that they may not be listed.
+	nodes     map[string]map[string]string
+	forbidden bool
 }
 
 func podOn(name, node, ip string) corev1.Pod {
@@ -36,7 +43,7 @@ func podOn(name, node, ip string) corev1.Pod {
 	}
 }
 
-func (f *fakeCluster) Run(_ context.Context, stdout, stderr io.Writer, args ...string) (int, error) {
+func (f *fakeCluster) Run(ctx context.Context, stdout, stderr io.Writer, args ...string) (int, error) {
 	call := strings.Join(args, " ")
 	f.mu.Lock()
 	f.calls = append(f.calls, call)
@@ -56,8 +63,32 @@ func (f *fakeCluster) Run(_ context.Context, stdout, stderr io.Writer, args ...s
 			return answer(corev1.PodList{Items: []corev1.Pod{job, one}})
 		}
 		return answer(one)
+	case strings.HasPrefix(call, "get -o json nodes"):
+		if f.forbidden {
+			fmt.Fprintln(stderr, "Error from server (Forbidden): nodes is forbidden")
+			return 1, nil
+		}
+		var list corev1.NodeList
+		for name, labels := range f.nodes {
+			list.Items = append(list.Items, corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: labels}})
+		}
+		return answer(list)
+	case call == "get -o json daemonsets -n kube-system -l app.kubernetes.io/name=kube-ipvs":
+		var set appsv1.DaemonSet
+		set.Spec.Template.Spec.NodeSelector = map[string]string{"kube-ipvs": "active"}
+		return answer(appsv1.DaemonSetList{Items: []appsv1.DaemonSet{set}})
+	case args[0] == "exec" && args[3] == f.frozen:
+		<-ctx.Done()
+		return 0, context.Cause(ctx)
+	case args[0] == "exec" && args[3] == f.broken:
+		fmt.Fprintln(stderr, "error: unable to upgrade connection: Forbidden")
+		return 1, nil
 	case args[0] == "exec":
-		return f.exec(args[3], strings.Join(args[slices.Index(args, "--")+2:], " "), stdout), nil
+		code := f.exec(args[3], strings.Join(args[slices.Index(args, "--")+2:], " "), stdout)
+		if code != 0 {
+			fmt.Fprintf(stderr, "command terminated with exit code %d\n", code)
+		}
+		return code, nil
 	case args[0] == "logs", args[0] == "version", strings.HasPrefix(call, "get nodes"), strings.HasPrefix(call, "get pods -n"), strings.HasPrefix(call, "get daemonsets"), strings.HasPrefix(call, "get events"):
 		fmt.Fprintln(stdout, "of", call, "https://admin:hunter2@10.0.0.10:6443")
 		return 0, nil
@@ -97,9 +128,9 @@ func TestAllNodes(t *testing.T) {
 		return map[bool]int{true: 1, false: 0}[pod == "ki-b"]
 	}}
 	for command, want := range map[string][]string{
-		"status": {"node1 OK v1 ready; 3 virtual servers", "node2 error kube-ipvs: not ready", "node3 error kube-ipvs status exited with 126:"},
-		"doctor": {"node1 OK 2 checks passed", "node2 warning eth1: no address (mend it)", "node3 error kube-ipvs doctor exited with 126:"},
-		"diff":   {"node1 OK no difference", "node2 error ipvs: add TCP 10.96.0.1:443", "node3 error kube-ipvs diff exited with 126:"},
+		"status": {"node1 OK v1 ready; 3 virtual servers", "node2 error kube-ipvs: not ready", "node3 error kube-ipvs status exited with 126: command terminated with exit code 126"},
+		"doctor": {"node1 OK 2 checks passed", "node2 warning eth1: no address (mend it)", "node3 error kube-ipvs doctor exited with 126: command terminated with exit code 126"},
+		"diff":   {"node1 OK no difference", "node2 error ipvs: add TCP 10.96.0.1:443", "node3 error kube-ipvs diff exited with 126: command terminated with exit code 126"},
 	} {
 		out, progress, err := run(t, f, command)
 		if !errors.Is(err, ErrFound) || !strings.Contains(progress, "3 of 3 nodes") {
@@ -165,6 +196,114 @@ func TestExitCodes(t *testing.T) {
 		if _, _, err := run(t, f, "get", "sets", "--node", "node1"); fmt.Sprint(err) != want {
 			t.Errorf("%d: %v, want %s", code, err, want)
 		}
+	}
+}
+
+// TestFailureOfKubectl: an exit code of kubectl itself does not say that a problem was found.
+func TestFailureOfKubectl(t *testing.T) {
+	f := &fakeCluster{broken: "ki-a", exec: func(string, string, io.Writer) int { return 0 }}
+	_, stderr, err := run(t, f, "get", "sets", "--node", "node1")
+	if err == nil || errors.Is(err, ErrFound) || !strings.Contains(err.Error(), "on node node1: kubectl exec exited with 1") || !strings.Contains(stderr, "Forbidden") {
+		t.Errorf("%v, %q", err, stderr)
+	}
+	if out, _, _ := run(t, f, "doctor", "--node", "node1"); !strings.Contains(out, "kubectl exec exited with 1: error: unable to upgrade connection: Forbidden") {
+		t.Error(out)
+	}
+}
+
+// TestFrozenNode: a node that does not answer is an error, and does not keep the others from
+// being shown.
+func TestFrozenNode(t *testing.T) {
+	f := &fakeCluster{frozen: "ki-b", exec: func(_, _ string, stdout io.Writer) int {
+		fmt.Fprint(stdout, "[]")
+		return 0
+	}}
+	out, _, err := run(t, f, "diff", "--timeout", "0.1s")
+	if !errors.Is(err, ErrFound) || !strings.Contains(out, "no answer within 0.1s") || strings.Count(out, "no difference") != 2 {
+		t.Errorf("%v\n%s", err, out)
+	}
+	for command, want := range map[string]string{"status": "1m0s", "sysdump": "5m0s"} {
+		cmd, _, err := New(f).Find([]string{command})
+		if err != nil || cmd.Flag("timeout").DefValue != want {
+			t.Errorf("%s: %v, the limit is %s, want %s", command, err, cmd.Flag("timeout").DefValue, want)
+		}
+	}
+}
+
+// TestKubectlIsKilled: neither kubectl, nor a program that it started, is waited for when the
+// limit is reached.
+func TestKubectlIsKilled(t *testing.T) {
+	dir := t.TempDir()
+	if err := os.WriteFile(filepath.Join(dir, "kubectl"), []byte("#!/bin/sh\nsleep 60 &\nwait\n"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	t.Setenv("PATH", dir+":"+os.Getenv("PATH"))
+	late := errors.New("late")
+	ctx, cancel := context.WithTimeoutCause(t.Context(), 50*time.Millisecond, late)
+	defer cancel()
+	began := time.Now()
+	var out bytes.Buffer
+	if _, err := (program{}).Run(ctx, &out, &out, "exec"); !errors.Is(err, late) || time.Since(began) > 30*time.Second {
+		t.Errorf("%v after %s", err, time.Since(began))
+	}
+}
+
+// TestNodesWithoutPods names nodes that the DaemonSet selects and that have no pod.
+func TestNodesWithoutPods(t *testing.T) {
+	active := map[string]string{"kube-ipvs": "active"}
+	f := &fakeCluster{
+		exec: func(_, _ string, stdout io.Writer) int {
+			fmt.Fprint(stdout, "[]")
+			return 0
+		},
+		nodes: map[string]map[string]string{"node1": active, "node2": active, "node4": active, "node5": nil},
+	}
+	stderrOf := func(args ...string) string {
+		_, stderr, err := run(t, f, args...)
+		if err != nil {
+			t.Errorf("%q: %v", args, err)
+		}
+		return stderr
+	}
+	if got := stderrOf("diff"); !strings.Contains(got, "1 node has no pod of kube-ipvs: node4\n") {
+		t.Error(got)
+	}
+	for i := range 11 {
+		f.nodes[fmt.Sprintf("other%02d", i)] = active
+	}
+	if got := stderrOf("diff"); !strings.Contains(got, "12 nodes have no pod of kube-ipvs: node4, other00, other01") || !strings.Contains(got, "other08, …\n") {
+		t.Error(got)
+	}
+	if got := stderrOf("diff", "--node", "node1"); strings.Contains(got, "no pod") {
+		t.Error(got)
+	}
+	f.forbidden = true
+	if got := stderrOf("diff"); !strings.Contains(got, "nodes without a pod of kube-ipvs are not named") || !strings.Contains(got, "Forbidden") {
+		t.Error(got)
+	}
+}
+
+// TestHelp: help does not need a cluster, also that of commands that pass on their flags.
+func TestHelp(t *testing.T) {
+	for _, command := range []string{"status", "doctor", "diff", "trace", "get", "connectivity", "preflight", "sysdump"} {
+		for _, flag := range []string{"--help", "-h"} {
+			f := &fakeCluster{}
+			out, _, err := run(t, f, command, flag)
+			if err != nil || !strings.Contains(out, "Usage:") || len(f.calls) > 0 {
+				t.Errorf("%s %s: %v, %q, and called kubectl %q", command, flag, err, out, f.calls)
+			}
+		}
+	}
+}
+
+// TestPreflightWithoutPod names the Pod for nodes that kube-proxy serves.
+func TestPreflightWithoutPod(t *testing.T) {
+	f := &fakeCluster{}
+	if _, _, err := run(t, f, "preflight", "--node", "node9"); err == nil || !strings.Contains(err.Error(), "deploy/preflight.yaml") {
+		t.Error(err)
+	}
+	if _, _, err := run(t, f, "get", "--node", "node9"); err == nil || strings.Contains(err.Error(), "preflight") {
+		t.Error(err)
 	}
 }
 

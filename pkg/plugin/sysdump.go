@@ -31,7 +31,7 @@ func (o *options) sysdump() *cobra.Command {
 		Long:  "sysdump runs \"kube-ipvs sysdump\" on all nodes, or on those of --node, and adds the logs\nof the pods and the cluster's view of the DaemonSet. It contains no secrets.",
 		Args:  cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			pods, err := o.pods(cmd.Context(), o.nodes)
+			pods, err := o.podsOfAll(cmd.Context(), cmd.ErrOrStderr())
 			if err != nil {
 				return err
 			}
@@ -50,10 +50,13 @@ func (o *options) sysdump() *cobra.Command {
 		},
 	}
 	cmd.Flags().StringVarP(&output, "output", "o", "", "the file to write; default: kube-ipvs-sysdump-TIME.tar.gz")
+	o.addTimeout(cmd, 5*time.Minute)
 	return cmd
 }
 
 func (o *options) nodeFiles(ctx context.Context, p pod) map[string][]byte {
+	ctx, cancel := o.within(ctx)
+	defer cancel()
 	files := map[string][]byte{}
 	var archive, problems bytes.Buffer
 	if code, err := o.exec(ctx, &archive, &problems, p, "sysdump", "-o", "-"); err != nil || code != 0 || archive.Len() == 0 {
@@ -71,6 +74,8 @@ func (o *options) nodeFiles(ctx context.Context, p pod) map[string][]byte {
 // clusterFiles returns kubectl's output about the DaemonSet, its pods, and Events about
 // Services.
 func (o *options) clusterFiles(ctx context.Context) map[string][]byte {
+	ctx, cancel := o.within(ctx)
+	defer cancel()
 	return map[string][]byte{
 		"version.txt":    o.text(ctx, "version"),
 		"nodes.txt":      o.text(ctx, "get", "nodes", "-o", "wide"),

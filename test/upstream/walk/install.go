@@ -74,7 +74,7 @@ func installation(values map[string]string) (steps []step) {
 		platforms(values, server, cidr, with),
 		{
 			page(install, "Man pages and completion", 0, map[string]string{
-				"/usr/local/share": "prefix/share", "/etc/": "prefix/", `"${fpath[1]}/_kube-ipvs"`: "_kube-ipvs",
+				"/usr/local/share": "prefix/share", "/etc/": "prefix/", `zsh -c 'kube-ipvs completion zsh > "${fpath[1]}/_kube-ipvs"'`: "kube-ipvs completion zsh > _kube-ipvs",
 			}),
 			page(commands, "kubectl ipvs", 0, map[string]string{"/usr/local/bin": "$PWD"}),
 		},

@@ -302,8 +302,10 @@ func (p *Preflight) source() []Finding {
 
 func (p *Preflight) plan() []Finding {
 	var out []Finding
-	if len(p.Unloaded) > 0 {
-		out = append(out, Finding{Note, "plan", fmt.Sprintf("%s: not loaded, and preflight loads no module. Virtual servers and sets exist only while they are", strings.Join(p.Unloaded, ", ")), ""})
+	for _, m := range p.Modules {
+		if slices.Contains(p.Unloaded, m.Name) {
+			out = append(out, Finding{Note, "plan", fmt.Sprintf("%s is not loaded, so the kernel has no %s yet; preflight loads no module", m.Name, m.Why), ""})
+		}
 	}
 	if p.Err != nil {
 		return append(out, Finding{Error, "plan", "cannot be compared with the kernel: " + p.Err.Error(), ""})

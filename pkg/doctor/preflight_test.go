@@ -38,16 +38,18 @@ func TestPreflight(t *testing.T) {
 			p.Modules[0] = Module{Name: "ip_vs", Required: true, Unknown: true}
 			p.Modules[2] = Module{Name: "br_netfilter", Unknown: true}
 		}, "warning kernel: modules are not loaded, and those of 6.1.0 cannot be listed below /lib/modules: ip_vs, br_netfilter"},
-		"no br_netfilter":  {func(p *Preflight) { p.Modules[2].There = false }, "warning kernel: has no module br_netfilter. Lost: "},
-		"no iptables":      {func(p *Preflight) { p.IPTables, p.Use = nil, "" }, "error iptables: not found"},
-		"legacy rules":     {func(p *Preflight) { p.IPTables[1].Rules = 4 }, "note iptables: iptables-legacy also has 4 rules of service proxies"},
-		"unseen rules":     {func(p *Preflight) { p.Unseen = true }, "warning iptables: the other back end may have rules"},
-		"port is taken":    {func(p *Preflight) { p.Taken = "in use" }, "error ports: 127.0.0.1:10266, for probes, is taken: in use"},
-		"Cilium":           {func(p *Preflight) { p.Links = []string{"eth0", "cilium_host"} }, "warning network: Cilium runs here"},
-		"a conflict":       {func(p *Preflight) { p.Warnings = []string{"uses our bits"} }, "warning conflict: uses our bits"},
-		"no API server":    {func(p *Preflight) { p.Err = errors.New("no answer") }, "error plan: cannot be compared with the kernel: no answer"},
-		"ip_vs not loaded": {func(p *Preflight) { p.Unloaded = []string{"ip_vs"} }, "note plan: ip_vs: not loaded, and preflight loads no module"},
-		"unusable":         {func(p *Preflight) { p.Unusable = errors.New("bad document") }, "warning Services: bad document"},
+		"no br_netfilter": {func(p *Preflight) { p.Modules[2].There = false }, "warning kernel: has no module br_netfilter. Lost: "},
+		"no iptables":     {func(p *Preflight) { p.IPTables, p.Use = nil, "" }, "error iptables: not found"},
+		"legacy rules":    {func(p *Preflight) { p.IPTables[1].Rules = 4 }, "note iptables: iptables-legacy also has 4 rules of service proxies"},
+		"unseen rules":    {func(p *Preflight) { p.Unseen = true }, "warning iptables: the other back end may have rules"},
+		"port is taken":   {func(p *Preflight) { p.Taken = "in use" }, "error ports: 127.0.0.1:10266, for probes, is taken: in use"},
+		"Cilium":          {func(p *Preflight) { p.Links = []string{"eth0", "cilium_host"} }, "warning network: Cilium runs here"},
+		"a conflict":      {func(p *Preflight) { p.Warnings = []string{"uses our bits"} }, "warning conflict: uses our bits"},
+		"no API server":   {func(p *Preflight) { p.Err = errors.New("no answer") }, "error plan: cannot be compared with the kernel: no answer"},
+		"ip_vs not loaded": {func(p *Preflight) {
+			p.Modules[0].Why, p.Unloaded = "virtual servers", []string{"ip_vs"}
+		}, "note plan: ip_vs is not loaded, so the kernel has no virtual servers yet; preflight loads no module"},
+		"unusable": {func(p *Preflight) { p.Unusable = errors.New("bad document") }, "warning Services: bad document"},
 		"the cluster IP": {func(p *Preflight) {
 			p.APIServer, p.ClusterIPs = "10.96.0.1:443", []netip.Addr{netip.MustParseAddr("10.96.0.1")}
 		}, "warning API server: 10.96.0.1:443 is a cluster IP"},

@@ -2,6 +2,7 @@ package plugin
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -106,8 +107,12 @@ func (o *options) ask(ctx context.Context, stderr io.Writer, pods []pod, name st
 		defer cancel()
 		var out, problems bytes.Buffer
 		code, err := o.exec(ctx, &out, &problems, p, name, "-o", "json")
-		if err == nil && out.Len() > 0 {
-			results[i], err = rows(p.node, out.Bytes())
+		if out.Len() > 0 {
+			var unreadable error
+			if results[i], unreadable = rows(p.node, out.Bytes()); unreadable == nil {
+				return
+			}
+			err = cmp.Or(err, unreadable)
 		} else if err == nil {
 			err = fmt.Errorf("kube-ipvs %s exited with %d", name, code)
 		}

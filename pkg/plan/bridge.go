@@ -1,6 +1,7 @@
 package plan
 
 import (
+	"net/netip"
 	"slices"
 
 	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
@@ -60,18 +61,27 @@ func isPodBridge(cfg *Config, n *Node, l *routing.Link) bool {
 }
 
 func inPodRange(cfg *Config, n *Node, l *routing.Link) bool {
-	ranges := n.PodCIDRs
-	if cfg.LocalTraffic.Mode == DetectClusterCIDR {
-		ranges = slices.Concat(ranges, cfg.LocalTraffic.CIDRs)
-	}
+	ranges := podRanges(cfg, n)
 	return slices.ContainsFunc(l.Addresses, func(a routing.Address) bool { return a.Global && containsAny(ranges, a.Prefix.Addr()) })
+}
+
+// podRanges returns the ranges of pods' addresses, as far as they are known.
+func podRanges(cfg *Config, n *Node) []netip.Prefix {
+	if cfg.LocalTraffic.Mode == DetectClusterCIDR {
+		return slices.Concat(n.PodCIDRs, cfg.LocalTraffic.CIDRs)
+	}
+	return n.PodCIDRs
 }
 
 // MayEnableBridgeNetfilter reports whether kube-ipvs may pass the packets of all bridges to the
 // rules. The parameter and the module affect every bridge of the node, so both are left
-// unchanged if there is a foreign bridge: libvirt, for example, requires 0.
+// unchanged unless all bridges are known to be of pods: libvirt, for example, requires 0. Those of
+// PodBridges outside the pods' ranges may be of Docker or LXD.
 func MayEnableBridgeNetfilter(cfg *Config, n *Node) bool {
-	return len(PodBridges(cfg, n)) == len(attachedBridges(&n.Inventory))
+	known := len(podRanges(cfg, n)) > 0 || cfg.LocalTraffic.Interface != ""
+	return !slices.ContainsFunc(attachedBridges(&n.Inventory), func(l routing.Link) bool {
+		return !isPodBridge(cfg, n, &l) || known && !inPodRange(cfg, n, &l) && !isPodLink(cfg, n, &l)
+	})
 }
 
 // NeedsBridgeNetfilter reports whether this node benefits from br_netfilter and the

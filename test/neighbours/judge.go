@@ -23,11 +23,14 @@ func (s Seen) Keeps(p Promise) bool {
 }
 
 // Compare returns the verdict on a cell. An address that kube-proxy keeps must be
-// kept, where the same endpoints answer. wanted reports whether the cell must be
+// kept, where the same endpoints answer. Where kube-proxy answers some requests, kube-ipvs must
+// answer some. wanted reports whether the cell must be
 // answered even if kube-proxy fails.
 func Compare(p Promise, proxy, own Seen, wanted bool) Verdict {
 	switch {
 	case proxy.Keeps(p) && !own.Keeps(p):
+		return Worse
+	case proxy.Outcomes[ok] > 0 && own.Outcomes[ok] == 0:
 		return Worse
 	case proxy.Always() && own.Always() && proxy.keepsClient() && !own.keepsClient() && where(proxy.Endpoints) == where(own.Endpoints):
 		return Worse

@@ -108,7 +108,8 @@ func (p *ports) next() uint16 { return uint16(33000 + p.last.Add(1)%27000) }
 // A cell sends requests until all endpoints have answered, and at least as many as round
 // robin needs to reach each endpoint while other cells use the same Service. The deadline
 // allows for one lost SYN. The second attempt, for cells that differ, allows for a
-// machine that stood still.
+// machine that stood still. For those that are worse, it does not end after a few failures: the
+// next request may be for an endpoint that answers.
 const (
 	deadline     = 2500 * time.Millisecond
 	longDeadline = 7 * time.Second
@@ -120,14 +121,14 @@ const (
 )
 
 // ask sends the requests of one cell.
-func (s *side) ask(q Question, limit time.Duration) Seen {
+func (s *side) ask(q Question, limit time.Duration, failures int) Seen {
 	seen := Seen{Outcomes: map[string]int{}}
 	host := s.client(q.Client).hosts[q.family()]
 	endpoints, sources := map[string]bool{}, map[string]bool{}
 	enough := func(tries int) bool {
 		return tries >= mostTries || tries >= leastTries && len(endpoints) == s.endpoints(q.family())
 	}
-	for try, failed := 0, 0; !enough(try) && failed < givesUpAfter; try++ {
+	for try, failed := 0, 0; !enough(try) && failed < failures; try++ {
 		answer := host.DialFrom(s.ports.next(), limit, lab.Protocol(q.Protocol), s.plan.target(q))
 		seen.Outcomes[string(answer.Outcome())]++
 		if answer.Err != nil {
@@ -179,8 +180,8 @@ func (s *side) readOwn() {
 	}
 }
 
-// askAll asks many questions concurrently.
-func (s *side) askAll(all []Question, limit time.Duration) []Seen {
+// askAll asks many questions concurrently. It gives a question up after that many failures.
+func (s *side) askAll(all []Question, limit time.Duration, failures int) []Seen {
 	s.readOwn()
 	seen := make([]Seen, len(all))
 	var wait sync.WaitGroup
@@ -189,7 +190,7 @@ func (s *side) askAll(all []Question, limit time.Duration) []Seen {
 		wait.Go(func() {
 			slots <- struct{}{}
 			defer func() { <-slots }()
-			seen[i] = s.ask(q, limit)
+			seen[i] = s.ask(q, limit, failures)
 		})
 	}
 	wait.Wait()
@@ -203,31 +204,34 @@ func compare(proxy, own *side, wanted func(Question) bool) []Cell {
 	var seen [2][]Seen
 	var wait sync.WaitGroup
 	for i, s := range []*side{proxy, own} {
-		wait.Go(func() { seen[i] = s.askAll(all, deadline) })
+		wait.Go(func() { seen[i] = s.askAll(all, deadline, givesUpAfter) })
 	}
 	wait.Wait()
 	cells := make([]Cell, len(all))
-	var doubtful []int
+	doubtful := map[int][]int{} // cells to ask again, by the failures after which to give up
 	for i, q := range all {
 		cells[i] = Cell{Question: q, API: own.promise(q), KubeProxy: seen[0][i], KubeIPVS: seen[1][i]}
-		cells[i].judge(wanted)
-		if cells[i].Verdict != Same {
-			doubtful = append(doubtful, i)
+		switch cells[i].judge(wanted); cells[i].Verdict {
+		case Same:
+		case Worse:
+			doubtful[mostTries] = append(doubtful[mostTries], i)
+		default:
+			doubtful[givesUpAfter] = append(doubtful[givesUpAfter], i)
 		}
 	}
-	var again []Question
-	for _, i := range doubtful {
-		again = append(again, all[i])
-	}
-	for i, s := range []*side{proxy, own} {
-		wait.Go(func() { seen[i] = s.askAll(again, longDeadline) })
-	}
-	wait.Wait()
-	for n, i := range doubtful {
-		cells[i].KubeProxy, cells[i].KubeIPVS = seen[0][n], seen[1][n]
-	}
-	for _, i := range doubtful {
-		cells[i].judge(wanted)
+	for failures, list := range doubtful {
+		var again []Question
+		for _, i := range list {
+			again = append(again, all[i])
+		}
+		for i, s := range []*side{proxy, own} {
+			wait.Go(func() { seen[i] = s.askAll(again, longDeadline, failures) })
+		}
+		wait.Wait()
+		for n, i := range list {
+			cells[i].KubeProxy, cells[i].KubeIPVS = seen[0][n], seen[1][n]
+			cells[i].judge(wanted)
+		}
 	}
 	return cells
 }

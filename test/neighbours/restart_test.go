@@ -145,7 +145,7 @@ func (s *side) unanswered() map[string]bool {
 	}
 	for _, limit := range []time.Duration{deadline, longDeadline, longDeadline} {
 		var again []Question
-		for i, seen := range s.askAll(all, limit) {
+		for i, seen := range s.askAll(all, limit, givesUpAfter) {
 			if !seen.Keeps(s.promise(all[i])) {
 				again = append(again, all[i])
 			}

@@ -40,6 +40,7 @@ var parts = []part{
 	{"MASQUERADE", true, "xt_MASQUERADE", "masquerading: replies of remote endpoints bypass this node"},
 	{"SNAT", true, "xt_nat", "SNAT sources of ENIs"},
 	{"REDIRECT", true, "xt_REDIRECT", "ping of VIPs that are claimed by port"},
+	{"TCPMSS", true, "xt_TCPMSS", "the segment size of VIPs that are claimed by port: large uploads hang if the MTU of an uplink is smaller than the pods'"},
 	{"REJECT", true, "ipt_REJECT", "rejecting: traffic that should be rejected passes"},
 	{"SET", true, "xt_set", "fwmarks of externalTrafficPolicy: Local"},
 }

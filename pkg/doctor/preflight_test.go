@@ -152,7 +152,7 @@ func TestModulesOfParts(t *testing.T) {
 // TestLackingParts has kernels with and without nf_tables' interface to extensions.
 func TestLackingParts(t *testing.T) {
 	modules := kernelModules{t.TempDir(), "kernel/net/netfilter/xt_mark.ko:\nkernel/net/ipv4/netfilter/ipt_MASQUERADE.ko:\n" +
-		"kernel/net/netfilter/xt_nat.ko:\nkernel/net/netfilter/xt_REDIRECT.ko:\nkernel/net/ipv6/netfilter/ip6t_REJECT.ko:\n"}
+		"kernel/net/netfilter/xt_nat.ko:\nkernel/net/netfilter/xt_REDIRECT.ko:\nkernel/net/netfilter/xt_TCPMSS.ko:\nkernel/net/ipv6/netfilter/ip6t_REJECT.ko:\n"}
 	legacy := legacyParts{matches: []string{"set", "conntrack", "connmark", "addrtype", "ipvs"}, targets: []string{"SET", "CONNMARK"}}
 	answer := func(err, other error) func(ip.Family, string, bool) error {
 		return func(_ ip.Family, name string, _ bool) error {

@@ -189,6 +189,22 @@ func (r *ruleset) claims() {
 	r.jumpIf(nat.Mangle, "OUTPUT", "-m ipvs ! --ipvs "+r.match(PortVIPs, "dst"), chainClaim, comment)
 	r.chain(nat.Mangle, chainClaim, r.claimRules()...)
 	r.claimsBehind()
+	r.segmentSize()
+}
+
+// segmentSize limits the size of TCP segments to VIPs claimed by port to the MTU of the path to the
+// endpoint. Otherwise uploads would hang: to tell the client, IPVS would send an ICMP error with the
+// VIP as its source, and the kernel drops it, because the VIP is no local IPv4 address. The endpoint
+// announces the size in its SYN-ACK, which passes FORWARD before IPVS changes its source:
+//
+//	-A FORWARD -p tcp -m tcp --tcp-flags SYN,RST SYN -m ipvs --vdir REPLY -j KUBE-IPVS-MSS
+//	-A KUBE-IPVS-MSS -j TCPMSS --clamp-mss-to-pmtu
+func (r *ruleset) segmentSize() {
+	if r.family != ip.IPv4 {
+		return
+	}
+	r.jumpIf(nat.Mangle, "FORWARD", "-p tcp -m tcp --tcp-flags SYN,RST SYN -m ipvs --vdir REPLY", "KUBE-IPVS-MSS", "kubernetes claimed ports")
+	r.chain(nat.Mangle, "KUBE-IPVS-MSS", nat.Rule("-j TCPMSS --clamp-mss-to-pmtu"))
 }
 
 // claimedForward returns the KUBE-FORWARD rules for requests to VIPs claimed by port; see

@@ -204,7 +204,7 @@ func compileModule(m match, arg string) func(*walk, *packet) (bool, error) {
 		}
 	case "--tcp-flags", "--syn":
 		return func(_ *walk, p *packet) (bool, error) { return p.state == New, nil }
-	case "--vaddr", "--vport", "--vproto", "--ipvs":
+	case "--vaddr", "--vport", "--vproto", "--vdir", "--ipvs":
 		return func(_ *walk, p *packet) (bool, error) { return isVirtual(m.option, arg, p) }
 	case "--icmp-type", "--icmpv6-type":
 		echo := arg == "8" || arg == "128"
@@ -317,6 +317,8 @@ func isVirtual(option, arg string, p *packet) (bool, error) {
 		return arg == fmt.Sprint(p.virtual.Port), nil
 	case "--vproto":
 		return protocolIs(arg, p.virtual.Protocol)
+	case "--vdir":
+		return arg == p.direction(), nil
 	}
 	return true, nil
 }

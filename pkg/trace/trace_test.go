@@ -375,6 +375,8 @@ func TestMatches(t *testing.T) {
 		"-m set --match-set KUBE-CLUSTER-IP dst,dst":    true,
 		"-m set --match-set KUBE-CLUSTER-IP src,src":    false,
 		"-m ipvs --vaddr 10.96.0.10/32 --vport 80":      true,
+		"-m ipvs --vdir ORIGINAL":                       true,
+		"-m ipvs --vdir REPLY":                          false,
 		"-m physdev --physdev-is-in":                    false,
 		"-p tcp -m tcp --tcp-flags FIN,SYN,RST,ACK SYN": true,
 		`-m comment --comment "a, \"b\" ! -s c"`:        true,

@@ -26,10 +26,16 @@ func TestBehaviourUplink(t *testing.T) {
 	node1 := c.Nodes[0]
 	web := newExposed("web", 1)
 	objects := withSlices(web, ready(c.web1), ready(c.web2))
-	node1.StartProxy(func(*lab.Process) error { return hasPassed(node1.Node) },
-		"--manifests", writeManifests(t, objects...), "--hostname-override", node1.Name, "--cluster-cidr", podCIDRs, "--ipvs-min-sync-period", "0s")
+	args := []string{"--manifests", writeManifests(t, objects...), "--hostname-override", node1.Name, "--cluster-cidr", podCIDRs, "--ipvs-min-sync-period", "0s"}
+	start := func(more ...string) *lab.Process {
+		return node1.StartProxy(func(*lab.Process) error { return hasPassed(node1.Node) }, append(args, more...)...)
+	}
+	proxy := start()
 	t.Run("its address is renewed", func(t *testing.T) { c.renewed(t, node1) })
 	t.Run("its MTU is smaller than the pods'", func(t *testing.T) { c.uploaded(t) })
+	proxy.Terminate()
+	start("--claim-load-balancers", "port", "--claim-external-ips", "port")
+	t.Run("its MTU is smaller than the pods', VIPs claimed by port", func(t *testing.T) { c.uploaded(t) })
 }
 
 // renewed keeps a connection of an external client to a node port in use while the node's
@@ -83,6 +89,9 @@ func (c *cluster) renewed(t *testing.T, node *lab.BridgeNode) {
 func (c *cluster) uploaded(t *testing.T) {
 	for _, node := range c.Nodes {
 		node.Uplink.SetMTU(1300)
+	}
+	for _, family := range []string{"-4", "-6"} {
+		c.caller1.Exec("ip", family, "route", "flush", "cache") // an earlier test may have taught it the MTU
 	}
 	for _, vips := range [][]string{clusterIPs(1), balancerIPs(1), externalIPs(1)} {
 		for _, vip := range vips {

@@ -140,7 +140,7 @@ func (r *Reconciler) mayDelete(key ipvs.Key) bool {
 		return true
 	}
 	want, desired := r.desiredServer(key)
-	return !desired || slices.Contains([]string{"sh", "dh", "mh"}, want.Scheduler)
+	return !desired || ipvs.Hashes(want.Scheduler)
 }
 
 // drainNext returns up to most virtual servers that this round of checkDraining has not

@@ -245,7 +245,7 @@ func (r *ruleset) masquerade() {
 	if r.uses(NodePorts) {
 		var rules []nat.Rule
 		for _, p := range ip.Protocols {
-			if _, local := nodePortSets(p); r.uses(local) {
+			if _, local := NodePortSets(p); r.uses(local) {
 				rules = append(rules, rule("externalTrafficPolicy Local", r.ofProtocol(p, local), "RETURN"))
 			}
 		}
@@ -508,7 +508,7 @@ func (r *ruleset) invalid() {
 		rules = append(rules, rule(kept, r.match(LoadBalancerLocal, "dst,dst"), "RETURN"))
 	}
 	for _, p := range ip.Protocols {
-		if _, local := nodePortSets(p); r.uses(local) {
+		if _, local := NodePortSets(p); r.uses(local) {
 			rules = append(rules, rule(kept, r.ofProtocol(p, local)+" "+r.match(NodePorts, "dst,dst"), "RETURN"))
 		}
 	}

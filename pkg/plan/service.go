@@ -328,28 +328,14 @@ func (b *serviceBuilder) addLocalhost(key ipvs.Key, eps chosen) {
 	}
 }
 
-// addNodePortMembers fills kube-proxy's node port sets: bitmaps of ports, except for
-// SCTP, whose set holds address and port.
+// addNodePortMembers fills kube-proxy's node port sets.
 func (b *serviceBuilder) addNodePortMembers(family ip.Family, key ipvs.Key) {
-	set, local := nodePortSets(key.Protocol)
-	entry := ipset.Entry{Port: key.Port}
-	if key.Protocol == ip.SCTP {
-		entry = entryOf(key)
-	}
+	set, local := NodePortSets(key.Protocol)
+	entry := NodePortEntry(key)
 	b.addMember(set, entry, family)
 	if b.keepsClient() {
 		b.addMember(local, entry, family)
 	}
-}
-
-func nodePortSets(p ip.Protocol) (all, local SetName) {
-	switch p {
-	case ip.UDP:
-		return NodePortUDP, NodePortLocalUDP
-	case ip.SCTP:
-		return NodePortSCTP, NodePortLocalSCTP
-	}
-	return NodePortTCP, NodePortLocalTCP
 }
 
 // addSourceRanges restricts a load balancer VIP. A range that contains every address

@@ -5,6 +5,7 @@ import (
 
 	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
 	"github.com/kube-ipvs/kube-ipvs/pkg/ipset"
+	"github.com/kube-ipvs/kube-ipvs/pkg/ipvs"
 )
 
 // SetName is the name of a set in IPv4; see In for IPv6. The names are kube-proxy's,
@@ -83,6 +84,27 @@ var setTypes = []struct {
 	{DemandedLocalhost, ipset.HashIP},
 	{DemandedInternal, ipset.HashIP},
 	{Draining, ipset.HashIPPortIP},
+}
+
+// NodePortSets returns the sets of a protocol's node ports: of all, and of those that preserve
+// the client address (externalTrafficPolicy Local).
+func NodePortSets(p ip.Protocol) (all, local SetName) {
+	switch p {
+	case ip.UDP:
+		return NodePortUDP, NodePortLocalUDP
+	case ip.SCTP:
+		return NodePortSCTP, NodePortLocalSCTP
+	}
+	return NodePortTCP, NodePortLocalTCP
+}
+
+// NodePortEntry returns the entry of a node port in NodePortSets: bitmaps of ports, except for
+// SCTP, whose sets hold address and port.
+func NodePortEntry(key ipvs.Key) ipset.Entry {
+	if key.Protocol == ip.SCTP {
+		return entryOf(key)
+	}
+	return ipset.Entry{Port: key.Port}
 }
 
 // KubeProxySets returns the names of the sets of a family that kube-proxy also has.

@@ -15,28 +15,18 @@ import (
 // therefore added after the change of real servers, and deleted before it. It is not added if the
 // kernel refuses that change.
 
-// clientIPAddressSets are the client IP sets whose members are addresses and ports,
-// clientIPPortSets those whose members are node ports.
-var (
-	clientIPAddressSets = []plan.SetName{plan.LoadBalancerLocal, plan.ExternalIPLocal}
-	clientIPPortSets    = map[plan.SetName]ip.Protocol{
-		plan.NodePortLocalTCP: ip.TCP, plan.NodePortLocalUDP: ip.UDP, plan.NodePortLocalSCTP: ip.SCTP,
-	}
-)
-
-// nodePortSets are the sets of all node ports, by the set of those that preserve the client
-// address.
-var nodePortSets = map[plan.SetName]plan.SetName{
-	plan.NodePortLocalTCP: plan.NodePortTCP, plan.NodePortLocalUDP: plan.NodePortUDP, plan.NodePortLocalSCTP: plan.NodePortSCTP,
-}
+// clientIPAddressSets are the client IP sets whose members are addresses and ports. The others,
+// whose members are node ports, are those of plan.NodePortSets.
+var clientIPAddressSets = []plan.SetName{plan.LoadBalancerLocal, plan.ExternalIPLocal}
 
 // clientIPSetOf maps the name of a set of all node ports to that of the ports that preserve the
 // client address.
 var clientIPSetOf = func() map[string]string {
 	out := map[string]string{}
 	for _, family := range ip.Families {
-		for name, all := range nodePortSets {
-			out[all.In(family)] = name.In(family)
+		for _, protocol := range ip.Protocols {
+			all, local := plan.NodePortSets(protocol)
+			out[all.In(family)] = local.In(family)
 		}
 	}
 	return out
@@ -88,8 +78,8 @@ func (f *flush) preservesClientIP(m *member) bool {
 				return s != nil && f.mustChangeFirst(s)
 			}
 		}
-		for name, protocol := range clientIPPortSets {
-			if set == name.In(family) {
+		for _, protocol := range ip.Protocols {
+			if _, local := plan.NodePortSets(protocol); set == local.In(family) {
 				return f.portMustChangeFirst(family, protocol, m.key.port)
 			}
 		}
@@ -152,8 +142,8 @@ func (f *flush) isServerKept(m *member) bool {
 				return s != nil && s.exists && s.wanted()
 			}
 		}
-		for name, all := range nodePortSets {
-			if set == name.In(family) {
+		for _, protocol := range ip.Protocols {
+			if all, local := plan.NodePortSets(protocol); set == local.In(family) {
 				full := f.sets.member(m.key)
 				full.Set = all.In(family)
 				same := f.members.records.get(f.sets.key(full))

@@ -245,14 +245,8 @@ func (r *Reconciler) listed(key ipvs.Key) bool {
 	if r.sets.get(plan.NodePorts.In(family)).exists || excluded(r.cfg, key.Addr) {
 		return false
 	}
-	port := ipset.Entry{Port: key.Port}
-	switch key.Protocol {
-	case ip.TCP:
-		return has(plan.NodePortTCP, port)
-	case ip.UDP:
-		return has(plan.NodePortUDP, port)
-	}
-	return has(plan.NodePortSCTP, full)
+	nodePorts, _ := plan.NodePortSets(key.Protocol)
+	return has(nodePorts, plan.NodePortEntry(key))
 }
 
 // replaceWrongScope treats desired addresses that kube-proxy added, with another scope, as missing, so

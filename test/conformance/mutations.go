@@ -28,7 +28,7 @@ var Mutations = []Mutation{
 		"a pod that reaches itself is not masqueraded", "ruleset.go",
 		`r.match(LoopBack, "dst,dst,src"), "MASQUERADE`, `r.match(LoopBack, "src,src,src"), "MASQUERADE`,
 	}, {
-		"UDP node ports are listed as TCP's", "service.go",
+		"UDP node ports are listed as TCP's", "sets.go",
 		"return NodePortUDP, NodePortLocalUDP", "return NodePortTCP, NodePortLocalTCP",
 	}, {
 		"pods are masqueraded on their way to cluster IPs, and others are not", "ruleset.go",

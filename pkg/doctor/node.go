@@ -162,7 +162,7 @@ func programmed(n *trace.Node) []Finding {
 	set := n.Sets[plan.ClusterIP.In(n.Family)]
 	for _, e := range slices.SortedFunc(maps.Keys(set.Entries), ipset.Entry.Compare) {
 		at := netip.AddrPortFrom(e.Addr, e.Port)
-		if _, ok := n.IPVS[ipvs.Key{Protocol: e.Protocol, Addr: e.Addr, Port: e.Port}]; !ok {
+		if _, ok := n.IPVS[plan.KeyOf(e)]; !ok {
 			out = append(out, drift(fmt.Sprintf("%s %s has no virtual server, although %s lists it", e.Protocol, at, set.Name)))
 		}
 		if !n.Local(e.Addr) {
@@ -185,14 +185,14 @@ func drift(what string) Finding {
 // foreign reports virtual servers of other programs.
 func foreign(n *trace.Node) []Finding {
 	var out []Finding
-	listed := map[ipset.Entry]bool{}
+	listed := map[ipvs.Key]bool{}
 	for _, name := range plan.Owning {
 		for e := range n.Sets[name.In(n.Family)].Entries {
-			listed[ipset.Entry{Addr: e.Addr, Port: e.Port, Protocol: e.Protocol}] = true
+			listed[plan.KeyOf(e)] = true
 		}
 	}
 	for _, key := range slices.SortedFunc(maps.Keys(n.IPVS), ipvs.Key.Compare) {
-		if key.FWMark == 0 && key.Family() == n.Family && !listed[ipset.Entry{Addr: key.Addr, Port: key.Port, Protocol: key.Protocol}] {
+		if key.FWMark == 0 && key.Family() == n.Family && !listed[key] {
 			out = append(out, Finding{Note, "IPVS", fmt.Sprintf("virtual server %s belongs to no Service and is not changed", key), ""})
 		}
 	}

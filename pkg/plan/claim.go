@@ -65,7 +65,7 @@ func (b *serviceBuilder) addVIP(claim ClaimMode, vs *VirtualServer) {
 	}
 	b.addMember(PortVIPs, ipset.Entry{Addr: a})
 	if !active(vs.Endpoints) {
-		b.addMember(Refused, entryOf(vs.Key))
+		b.addMember(Refused, EntryOf(vs.Key))
 	}
 }
 

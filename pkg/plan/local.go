@@ -110,7 +110,7 @@ func (p *ServicePlan) addMarked(cfg *Config, in InternalServer, mark uint32) {
 		mark |= cfg.MasqueradeMark
 	}
 	family := in.Key.Family()
-	p.Members = append(p.Members, Member{Set: Local.In(family), Entry: entryOf(in.Key), Mark: mark})
+	p.Members = append(p.Members, Member{Set: Local.In(family), Entry: EntryOf(in.Key), Mark: mark})
 	p.VirtualServers = append(p.VirtualServers, VirtualServer{
 		Key:           ipvs.Key{Addr: family.Unspecified(), FWMark: mark},
 		Precedence:    in.Precedence,

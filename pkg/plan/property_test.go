@@ -14,7 +14,6 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
-	"github.com/kube-ipvs/kube-ipvs/pkg/ipset"
 	"github.com/kube-ipvs/kube-ipvs/pkg/ipvs"
 	"github.com/kube-ipvs/kube-ipvs/pkg/plan"
 	"github.com/kube-ipvs/kube-ipvs/pkg/routing"
@@ -265,7 +264,7 @@ func checkMembers(t *testing.T, part *plan.ServicePlan) {
 			t.Errorf("%s: the kernel refuses %s", m.Set, m.Entry)
 		}
 		loopBack := m.Set == plan.LoopBack.In(ip.IPv4) || m.Set == plan.LoopBack.In(ip.IPv6)
-		key := ipvs.Key{Protocol: m.Entry.Protocol, Addr: m.Entry.Addr, Port: m.Entry.Port}
+		key := plan.KeyOf(m.Entry)
 		if m.Entry.Protocol != 0 && !loopBack && !keys[key] {
 			t.Errorf("%s is in %s, but no virtual server", m.Entry, m.Set)
 		}
@@ -316,7 +315,7 @@ func TestSourceRangesHold(t *testing.T) {
 		part := plan.ForService(&cfg, &facts, &s)
 		for _, vs := range part.VirtualServers {
 			k := vs.Key
-			entry := ipset.Entry{Addr: k.Addr, Port: k.Port, Protocol: k.Protocol}
+			entry := plan.EntryOf(k)
 			restricted := plan.Member{Set: plan.LoadBalancerFW.In(k.Family()), Entry: entry}
 			if slices.Contains(s.LoadBalancers, k.Addr) && k.Port == 80 && !slices.Contains(part.Members, restricted) {
 				t.Errorf("%s is open to every client", k)

@@ -193,7 +193,7 @@ func (b *serviceBuilder) addClusterIPs(family ip.Family, p *service.Port, eps ch
 			continue
 		}
 		if b.addVirtualServer(key, FromAllocator, endpoints) {
-			b.addMember(ClusterIP, entryOf(key))
+			b.addMember(ClusterIP, EntryOf(key))
 			b.addVIP(b.claimClusterIP(), b.last())
 		}
 	}
@@ -248,7 +248,7 @@ func (b *serviceBuilder) addExternalIPs(family ip.Family, p *service.Port, eps c
 			precedence = FromStatus
 		}
 		if b.mayServe("spec.externalIPs", key, precedence) && b.addExternal(key, precedence, eps, false) {
-			b.addMember(set, entryOf(key))
+			b.addMember(set, EntryOf(key))
 			b.claimShared(b.cfg.VIPs.ExternalIPs, b.last())
 		}
 	}
@@ -258,9 +258,9 @@ func (b *serviceBuilder) addLoadBalancers(family ip.Family, p *service.Port, eps
 	for _, a := range ofFamily(b.service.LoadBalancers, family) {
 		key := ipvs.Key{Protocol: p.Protocol, Addr: a, Port: p.Port}
 		if b.mayServe("status.loadBalancer.ingress", key, FromStatus) && b.addExternal(key, FromStatus, eps, false) {
-			b.addMember(LoadBalancer, entryOf(key))
+			b.addMember(LoadBalancer, EntryOf(key))
 			if b.keepsClient() {
-				b.addMember(LoadBalancerLocal, entryOf(key))
+				b.addMember(LoadBalancerLocal, EntryOf(key))
 			}
 			b.claimShared(b.cfg.VIPs.LoadBalancers, b.last())
 		}
@@ -280,7 +280,7 @@ func (b *serviceBuilder) addExternal(key ipvs.Key, precedence Precedence, eps ch
 		return false
 	}
 	if noLocal {
-		b.addMember(NoLocalEndpoint, entryOf(key))
+		b.addMember(NoLocalEndpoint, EntryOf(key))
 	}
 	b.addInternal(key, precedence, eps, nodePort)
 	return true
@@ -298,7 +298,7 @@ func (b *serviceBuilder) addNodePorts(family ip.Family, p *service.Port, eps cho
 			continue
 		}
 		if b.addExternal(key, FromAllocator, eps, true) {
-			b.addMember(NodePorts, entryOf(key))
+			b.addMember(NodePorts, EntryOf(key))
 			b.addNodePortMembers(family, key)
 		}
 	}
@@ -324,7 +324,7 @@ func (b *serviceBuilder) addLocalhost(key ipvs.Key, eps chosen) {
 		endpoints, _ = b.external(eps)
 	}
 	if len(endpoints) > 0 && b.addVirtualServer(key, FromAllocator, endpoints) {
-		b.addMember(NodePorts, entryOf(key))
+		b.addMember(NodePorts, EntryOf(key))
 	}
 }
 
@@ -353,15 +353,15 @@ func (b *serviceBuilder) addSourceRanges(family ip.Family, key ipvs.Key) {
 		return
 	}
 	b.plan.Deps |= OnPrimary
-	b.addMember(LoadBalancerFW, entryOf(key))
+	b.addMember(LoadBalancerFW, EntryOf(key))
 	for _, r := range ranges {
-		e := entryOf(key)
+		e := EntryOf(key)
 		e.Net = r
 		b.addMember(SourceCIDR, e)
 	}
 	if node, ok := b.facts.Primary[family]; ok && containsAny(ranges, node) {
 		for _, a := range b.nodeSources(key.Addr) {
-			e := entryOf(key)
+			e := EntryOf(key)
 			e.Addr2 = a
 			b.addMember(SourceIP, e)
 		}
@@ -554,8 +554,4 @@ func compareMembers(a, b Member) int {
 
 func ofFamily(list []netip.Addr, f ip.Family) []netip.Addr {
 	return filter(list, func(a netip.Addr) bool { return ip.Of(a) == f })
-}
-
-func entryOf(k ipvs.Key) ipset.Entry {
-	return ipset.Entry{Addr: k.Addr, Port: k.Port, Protocol: k.Protocol}
 }

@@ -98,11 +98,22 @@ func NodePortSets(p ip.Protocol) (all, local SetName) {
 	return NodePortTCP, NodePortLocalTCP
 }
 
+// EntryOf returns the entry of a virtual server in the sets of addresses and ports.
+func EntryOf(k ipvs.Key) ipset.Entry {
+	return ipset.Entry{Addr: k.Addr, Port: k.Port, Protocol: k.Protocol}
+}
+
+// KeyOf returns the virtual server at the address and port of an entry. It ignores the entry's
+// other fields.
+func KeyOf(e ipset.Entry) ipvs.Key {
+	return ipvs.Key{Protocol: e.Protocol, Addr: e.Addr, Port: e.Port}
+}
+
 // NodePortEntry returns the entry of a node port in NodePortSets: bitmaps of ports, except for
 // SCTP, whose sets hold address and port.
 func NodePortEntry(key ipvs.Key) ipset.Entry {
 	if key.Protocol == ip.SCTP {
-		return entryOf(key)
+		return EntryOf(key)
 	}
 	return ipset.Entry{Port: key.Port}
 }

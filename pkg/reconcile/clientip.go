@@ -48,7 +48,7 @@ func (r *Reconciler) setFoundDirty(p *ownedState) {
 		if s.key.FWMark != 0 {
 			continue
 		}
-		family, entry := s.key.Family(), entryOf(s.key)
+		family, entry := s.key.Family(), plan.EntryOf(s.key)
 		for _, name := range clientIPAddressSets {
 			found(name.In(family), entry)
 		}

@@ -30,7 +30,7 @@ func TestSuspicious(t *testing.T) {
 			w.IPVS.Apply([]ipvs.Change{{Op: ipvs.AddVirtualServer, Key: key(ip.TCP, "192.0.2.1:1"), VirtualServer: ipvs.VirtualServer{Scheduler: "rr"}}})
 		}, 1, extent{servers: true}},
 		"a member is deleted": {func(w *world) {
-			w.IPSet.Apply([]ipset.Change{{Op: ipset.DeleteEntry, Set: clusterIPs, Entry: entryOf(k)}})
+			w.IPSet.Apply([]ipset.Change{{Op: ipset.DeleteEntry, Set: clusterIPs, Entry: plan.EntryOf(k)}})
 		}, 1, state},
 		"a set is destroyed": {func(w *world) {
 			w.NAT[ip.IPv4].Apply(nil)

@@ -113,7 +113,7 @@ func (f *flush) addMembers() {
 // virtual server of the mark has no drain entry yet.
 func (f *flush) waitsForDrainEntry(m *member, want uint32) bool {
 	fwm, exists := f.localMark(m)
-	return exists && m.cached != want && f.retired[fwm] != keyOf(f.sets.member(m.key).Entry) && !f.sets.get(plan.Draining.In(fwm.Family())).failed
+	return exists && m.cached != want && f.retired[fwm] != f.addressIn(m) && !f.sets.get(plan.Draining.In(fwm.Family())).failed
 }
 
 // deleteMembers removes members that are not desired. A member that proves a virtual server
@@ -133,7 +133,7 @@ func (f *flush) deleteMembers() {
 // virtual server is ours.
 func (f *flush) provesOwnership(m *member) bool {
 	full := f.sets.member(m.key)
-	key := keyOf(full.Entry)
+	key := plan.KeyOf(full.Entry)
 	fwm := fwmKey(ip.Of(m.key.addr), m.cached)
 	if f.servers.exists(fwm) && f.inLocal[fwm] == key {
 		return true

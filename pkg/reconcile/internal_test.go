@@ -28,7 +28,7 @@ func (w *world) reached(address ipvs.Key) ([]netip.AddrPort, bool) {
 		w.t.Fatal(err)
 	}
 	s, there := servers[address]
-	if mark, ok := sets[plan.Local.In(address.Family())].Entries[entryOf(address)]; ok {
+	if mark, ok := sets[plan.Local.In(address.Family())].Entries[plan.EntryOf(address)]; ok {
 		if marked, exists := servers[fwm(mark)]; exists {
 			s, there = marked, true
 		}

@@ -49,14 +49,6 @@ func fwmKey(family ip.Family, mark uint32) ipvs.Key {
 	return ipvs.Key{Addr: family.Unspecified(), FWMark: mark}
 }
 
-func entryOf(key ipvs.Key) ipset.Entry {
-	return ipset.Entry{Addr: key.Addr, Port: key.Port, Protocol: key.Protocol}
-}
-
-func keyOf(e ipset.Entry) ipvs.Key {
-	return ipvs.Key{Protocol: e.Protocol, Addr: e.Addr, Port: e.Port}
-}
-
 // markVariants returns a fwmark key with and without the masquerade mark. A process that was
 // killed after it changed the member of plan.Local leaves the other one.
 func (r *Reconciler) markVariants(fwm ipvs.Key) [2]ipvs.Key {
@@ -115,7 +107,7 @@ func (r *Reconciler) desiredIn(s *server) (*wantedServer, bool) {
 
 // localMember returns the key of the member of plan.Local for an address and port.
 func (r *Reconciler) localMember(key ipvs.Key) memberKey {
-	return r.sets.key(plan.Member{Set: plan.Local.In(key.Family()), Entry: entryOf(key)})
+	return r.sets.key(plan.Member{Set: plan.Local.In(key.Family()), Entry: plan.EntryOf(key)})
 }
 
 // markOf returns the mark that the kernel gives to packets of internal clients to an address
@@ -154,7 +146,7 @@ func (r *Reconciler) indexMarks() {
 		fwm := fwmKey(family, m.cached)
 		want, desired := r.desiredMember(m)
 		if _, known := r.inLocal[fwm]; !known || desired && want == m.cached {
-			r.inLocal[fwm] = keyOf(r.sets.member(m.key).Entry)
+			r.inLocal[fwm] = plan.KeyOf(r.sets.member(m.key).Entry)
 		}
 	}
 }
@@ -165,7 +157,7 @@ func (r *Reconciler) memberMarkChanged(e ipset.Entry, was, is uint32) {
 	if was == is {
 		return
 	}
-	family, key := ip.Of(e.Addr), keyOf(e)
+	family, key := ip.Of(e.Addr), plan.KeyOf(e)
 	if fwm := fwmKey(family, was); was != 0 && r.inLocal[fwm] == key {
 		delete(r.inLocal, fwm)
 		if r.servers.exists(fwm) {

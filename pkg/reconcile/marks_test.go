@@ -147,7 +147,7 @@ func TestMemberThatIsThereAfterAll(t *testing.T) {
 		t.Fatal("the virtual server did not wait for its member")
 	}
 	set := w.reconciler.setNamed(plan.Local.In(ip.IPv4))
-	w.IPSet.Apply([]ipset.Change{{Op: ipset.AddEntry, Set: set, Entry: entryOf(key(ip.TCP, vip+":80")), Mark: first}})
+	w.IPSet.Apply([]ipset.Change{{Op: ipset.AddEntry, Set: set, Entry: plan.EntryOf(key(ip.TCP, vip+":80")), Mark: first}})
 	if _, err := w.observe(); err != nil {
 		t.Fatal(err)
 	}

@@ -19,7 +19,7 @@ import (
 func serverOf(m plan.Member) (ipvs.Key, bool) {
 	e := m.Entry
 	about := e.Addr.IsValid() && e.Protocol != 0 && m.Set != plan.LoopBack.In(ip.Of(e.Addr))
-	return keyOf(e), about
+	return plan.KeyOf(e), about
 }
 
 // desiredMember returns the desired mark of a member, and whether the member is desired. A

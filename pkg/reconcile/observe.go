@@ -236,7 +236,7 @@ func (r *Reconciler) listed(key ipvs.Key) bool {
 	has := func(name plan.SetName, e ipset.Entry) bool {
 		return r.members.exists(r.sets.key(plan.Member{Set: name.In(family), Entry: e}))
 	}
-	full := entryOf(key)
+	full := plan.EntryOf(key)
 	for _, name := range plan.Owning {
 		if has(name, full) {
 			return true

@@ -82,7 +82,7 @@ func (m *meanwhile) damage() {
 	case 9:
 		m.IPVS.Apply([]ipvs.Change{{Op: ipvs.DeleteVirtualServer, Key: foreignKey}})
 	case 10:
-		m.IPSet.Apply([]ipset.Change{{Op: ipset.AddEntry, Set: m.reconciler.setNamed(plan.ClusterIP.In(ip.IPv4)), Entry: entryOf(foreignKey)}})
+		m.IPSet.Apply([]ipset.Change{{Op: ipset.AddEntry, Set: m.reconciler.setNamed(plan.ClusterIP.In(ip.IPv4)), Entry: plan.EntryOf(foreignKey)}})
 	case 11:
 		m.IPSet.Apply([]ipset.Change{{Op: ipset.DestroySet, Set: entry(ipset.DeleteEntry).Set}})
 	case 12:

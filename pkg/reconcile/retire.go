@@ -29,7 +29,7 @@ import (
 
 // drainEntry returns the drain entry of a fwmark virtual server.
 func drainEntry(fwm, address ipvs.Key) plan.Member {
-	e := entryOf(address)
+	e := plan.EntryOf(address)
 	e.Addr2 = markAddr(fwm.Family(), fwm.FWMark)
 	return plan.Member{Set: plan.Draining.In(fwm.Family()), Entry: e}
 }
@@ -42,7 +42,7 @@ func parseDrainEntry(m plan.Member) (fwm, address ipvs.Key, ok bool) {
 	}
 	bytes := m.Entry.Addr2.AsSlice()
 	mark := binary.BigEndian.Uint32(bytes[len(bytes)-4:])
-	return fwmKey(ip.Of(m.Entry.Addr), mark), keyOf(m.Entry), true
+	return fwmKey(ip.Of(m.Entry.Addr), mark), plan.KeyOf(m.Entry), true
 }
 
 // markAddr encodes a mark as the last 32 bits of an address.
@@ -116,7 +116,7 @@ func (f *flush) localMark(m *member) (fwm ipvs.Key, exists bool) {
 
 // addressIn returns a member's address and port as the key of a virtual server.
 func (f *flush) addressIn(m *member) ipvs.Key {
-	return ipvs.Key{Protocol: m.key.protocol, Addr: m.key.addr, Port: m.key.port}
+	return plan.KeyOf(f.sets.member(m.key).Entry)
 }
 
 // addDrainEntriesOfReplaced adds the drain entries of virtual servers whose member of plan.Local
@@ -168,7 +168,7 @@ func (f *flush) deleteLocalMembers() {
 	var changes []ipset.Change
 	for fwm, address := range retiring {
 		if f.retired[fwm] == address {
-			m := plan.Member{Set: plan.Local.In(fwm.Family()), Entry: entryOf(address)}
+			m := plan.Member{Set: plan.Local.In(fwm.Family()), Entry: plan.EntryOf(address)}
 			changes = append(changes, f.changeOf(ipset.DeleteEntry, m))
 		}
 	}

@@ -23,7 +23,7 @@ var Mutations = []Mutation{
 		"\t\tendpoints = eps.local\n\t}\n\tfor _, a := range ofFamily(b.service.ClusterIPs", "\t}\n\tfor _, a := range ofFamily(b.service.ClusterIPs",
 	}, {
 		"source ranges are not enforced", "service.go",
-		"\tb.addMember(LoadBalancerFW, entryOf(key))\n", "",
+		"\tb.addMember(LoadBalancerFW, EntryOf(key))\n", "",
 	}, {
 		"a pod that reaches itself is not masqueraded", "ruleset.go",
 		`r.match(LoopBack, "dst,dst,src"), "MASQUERADE`, `r.match(LoopBack, "src,src,src"), "MASQUERADE`,

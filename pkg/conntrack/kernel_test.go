@@ -47,7 +47,7 @@ func openKernel(t testing.TB) table {
 func track(t testing.TB, e Entry) {
 	t.Helper()
 	flow := &netlink.ConntrackFlow{
-		FamilyType: familyNumber(ip.Of(e.OriginalDst.Addr())),
+		FamilyType: ip.Of(e.OriginalDst.Addr()).AF(),
 		Forward: netlink.IPTuple{
 			Protocol: uint8(e.Protocol),
 			SrcIP:    e.OriginalSrc.Addr().AsSlice(), SrcPort: e.OriginalSrc.Port(),

@@ -130,7 +130,7 @@ func dstAttr(dst netip.Addr) *nl.RtAttr {
 func (s *socket) dump(family ip.Family, f filter, wanted func(Entry) bool) ([]tracked, error) {
 	var entries []tracked
 	var malformed error
-	req := s.request(nl.IPCTNL_MSG_CT_GET, familyNumber(family), unix.NLM_F_DUMP)
+	req := s.request(nl.IPCTNL_MSG_CT_GET, family.AF(), unix.NLM_F_DUMP)
 	for _, a := range f.attributes() {
 		req.AddData(a)
 	}
@@ -156,17 +156,10 @@ func (s *socket) dump(family ip.Family, f filter, wanted func(Entry) bool) ([]tr
 }
 
 func (s *socket) remove(family ip.Family, entry tracked) error {
-	req := s.request(nl.IPCTNL_MSG_CT_DELETE, familyNumber(family), unix.NLM_F_ACK)
+	req := s.request(nl.IPCTNL_MSG_CT_DELETE, family.AF(), unix.NLM_F_ACK)
 	req.AddRawData(entry.identity)
 	_, err := req.Execute(unix.NETLINK_NETFILTER, 0)
 	return err
-}
-
-func familyNumber(f ip.Family) uint8 {
-	if f == ip.IPv6 {
-		return unix.AF_INET6
-	}
-	return unix.AF_INET
 }
 
 func parseMessage(message []byte) ([]syscall.NetlinkRouteAttr, error) {

@@ -37,6 +37,18 @@ func (f Family) Bits() int {
 	return 128
 }
 
+// AF returns Linux's number of the address family: AF_INET, AF_INET6, or AF_UNSPEC for the zero
+// Family.
+func (f Family) AF() uint8 {
+	switch f {
+	case IPv4:
+		return 2
+	case IPv6:
+		return 10
+	}
+	return 0
+}
+
 // Unspecified returns 0.0.0.0 or ::.
 func (f Family) Unspecified() netip.Addr {
 	if f == IPv4 {

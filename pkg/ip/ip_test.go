@@ -3,6 +3,8 @@ package ip
 import (
 	"net/netip"
 	"testing"
+
+	"golang.org/x/sys/unix"
 )
 
 func TestOf(t *testing.T) {
@@ -20,13 +22,17 @@ func TestOf(t *testing.T) {
 func TestFamily(t *testing.T) {
 	for _, tc := range []struct {
 		family      Family
+		number      uint8
 		bits        int
 		unspecified string
 		text        string
 	}{
-		{IPv4, 32, "0.0.0.0", "IPv4"},
-		{IPv6, 128, "::", "IPv6"},
+		{IPv4, unix.AF_INET, 32, "0.0.0.0", "IPv4"},
+		{IPv6, unix.AF_INET6, 128, "::", "IPv6"},
 	} {
+		if got := tc.family.AF(); got != tc.number {
+			t.Errorf("%s: AF number %d, want %d", tc.text, got, tc.number)
+		}
 		if got := tc.family.Bits(); got != tc.bits {
 			t.Errorf("%s: %d bits, want %d", tc.text, got, tc.bits)
 		}

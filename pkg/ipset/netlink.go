@@ -7,7 +7,6 @@ import (
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
-	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
 	"github.com/kube-ipvs/kube-ipvs/pkg/kernel/nlmsg"
 )
 
@@ -118,7 +117,7 @@ func (s *socket) create(set Set, maxElem uint32) error {
 		nameAttr(set.Name),
 		nl.NewRtAttr(nl.IPSET_ATTR_TYPENAME, nl.ZeroTerminated(set.Type.kernel())),
 		nl.NewRtAttr(nl.IPSET_ATTR_REVISION, nl.Uint8Attr(revisions[set.Type])),
-		nl.NewRtAttr(nl.IPSET_ATTR_FAMILY, nl.Uint8Attr(familyNumber(set.Family))),
+		nl.NewRtAttr(nl.IPSET_ATTR_FAMILY, nl.Uint8Attr(set.Family.AF())),
 		options)
 	return err
 }
@@ -164,14 +163,4 @@ func (s *socket) members(changes []Change) error {
 func (s *socket) has(set Set, e Entry) error {
 	_, err := s.request(nl.IPSET_CMD_TEST, unix.NLM_F_ACK, nameAttr(set.Name), entryAttr(set.Type, e, 0))
 	return err
-}
-
-func familyNumber(f ip.Family) uint8 {
-	switch f {
-	case ip.IPv4:
-		return unix.AF_INET
-	case ip.IPv6:
-		return unix.AF_INET6
-	}
-	return unix.AF_UNSPEC
 }

@@ -93,7 +93,7 @@ func appendRoute(b []byte, r Route, protocol, scope uint8, link uint32) []byte {
 	if r.Table < 256 {
 		table = uint8(r.Table)
 	}
-	b = append(b, uint8(familyNumber(r.Family)), uint8(r.Dst.Bits()), 0, 0, table, protocol, scope, unix.RTN_LOCAL, 0, 0, 0, 0)
+	b = append(b, r.Family.AF(), uint8(r.Dst.Bits()), 0, 0, table, protocol, scope, unix.RTN_LOCAL, 0, 0, 0, 0)
 	b = nlmsg.AppendAttr(b, unix.RTA_DST, r.Dst.Addr().AsSlice())
 	b = nlmsg.AppendUint32(b, unix.RTA_OIF, link)
 	b = nlmsg.AppendUint32(b, unix.RTA_TABLE, uint32(r.Table))

@@ -179,7 +179,7 @@ func (n *Netlink) tableRoutes(t *tables) ([]Route, error) {
 func (n *Netlink) dumpTable(t *tables, table int) ([]netlink.Route, error) {
 	var out []netlink.Route
 	filter := &netlink.Route{Table: table, Type: unix.RTN_UNICAST}
-	err := n.byTable.RouteListFilteredIter(familyNumber(t.family), filter, netlink.RT_FILTER_TABLE|netlink.RT_FILTER_TYPE, func(r netlink.Route) bool {
+	err := n.byTable.RouteListFilteredIter(int(t.family.AF()), filter, netlink.RT_FILTER_TABLE|netlink.RT_FILTER_TYPE, func(r netlink.Route) bool {
 		for _, hop := range hopsOf(r) {
 			via := gateway(hop)
 			if via.IsValid() {

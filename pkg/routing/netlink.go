@@ -13,7 +13,6 @@ import (
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
-	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
 	"github.com/kube-ipvs/kube-ipvs/pkg/kernel/nlmsg"
 )
 
@@ -205,7 +204,7 @@ var actionNumbers = map[Action]uint8{Lookup: nl.FR_ACT_TO_TBL, Goto: nl.FR_ACT_G
 // appendRule appends a struct fib_rule_hdr and its attributes, for rules that match only a
 // mark and an input interface, with a table below 256.
 func appendRule(b []byte, r rawRule) []byte {
-	b = append(b, uint8(familyNumber(r.Family)), 0, 0, 0, uint8(r.Table), 0, 0, actionNumbers[r.Action], 0, 0, 0, 0)
+	b = append(b, r.Family.AF(), 0, 0, 0, uint8(r.Table), 0, 0, actionNumbers[r.Action], 0, 0, 0, 0)
 	b = nlmsg.AppendUint32(b, nl.FRA_PRIORITY, uint32(r.Priority))
 	if r.IIf != "" {
 		b = nlmsg.AppendAttr(b, unix.FRA_IIFNAME, append([]byte(r.IIf), 0))
@@ -242,7 +241,7 @@ func (s *session) deleteRoute(r Route) error {
 
 func newRule(r Rule) *netlink.Rule {
 	rule := netlink.NewRule()
-	rule.Family = familyNumber(r.Family)
+	rule.Family = int(r.Family.AF())
 	rule.Priority = r.Priority
 	rule.Table = r.Table
 	rule.IifName, rule.OifName = r.IIf, r.OIf
@@ -265,7 +264,7 @@ func (s *session) newRoute(r Route) (*netlink.Route, error) {
 		return nil, err
 	}
 	route := &netlink.Route{
-		Family:    familyNumber(r.Family),
+		Family:    int(r.Family.AF()),
 		Table:     r.Table,
 		Dst:       ipNet(r.Dst),
 		LinkIndex: index,
@@ -308,13 +307,6 @@ func (n *Netlink) linkByName(name string) (netlink.Link, error) {
 		return nil, fmt.Errorf("link %s: %w", name, unix.ENODEV)
 	}
 	return link, err
-}
-
-func familyNumber(f ip.Family) int {
-	if f == ip.IPv6 {
-		return netlink.FAMILY_V6
-	}
-	return netlink.FAMILY_V4
 }
 
 func ipNet(p netip.Prefix) *net.IPNet {

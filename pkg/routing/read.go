@@ -100,7 +100,7 @@ func (n *Netlink) rules() ([]rawRule, error) {
 // rawRules reads the rules of a family in the kernel's order. A kernel without IPv6 has no
 // rules of that family.
 func (n *Netlink) rawRules(f ip.Family) ([]rawRule, error) {
-	rules, err := dump(func() ([]netlink.Rule, error) { return n.handle.RuleList(familyNumber(f)) })
+	rules, err := dump(func() ([]netlink.Rule, error) { return n.handle.RuleList(int(f.AF())) })
 	if errors.Is(err, unix.EAFNOSUPPORT) {
 		return nil, nil
 	}
@@ -185,7 +185,7 @@ func delivers(r netlink.Route) bool { return r.Type == unix.RTN_UNICAST || r.Typ
 func (n *Netlink) dumpRoutes(f ip.Family, names map[int]string, wanted func(netlink.Route) bool) ([]foundRoute, error) {
 	var out []foundRoute
 	var unknown error
-	err := n.handle.RouteListFilteredIter(familyNumber(f), &netlink.Route{}, netlink.RT_FILTER_TABLE, func(r netlink.Route) bool {
+	err := n.handle.RouteListFilteredIter(int(f.AF()), &netlink.Route{}, netlink.RT_FILTER_TABLE, func(r netlink.Route) bool {
 		if !wanted(r) {
 			return true
 		}

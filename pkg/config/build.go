@@ -39,7 +39,7 @@ const (
 	// maxInterfacePrefix leaves room for the + that rules append.
 	maxInterfacePrefix = maxInterfaceName - 1
 	// maxRulePriority is the last priority before the rule of table main.
-	maxRulePriority = 32765
+	maxRulePriority = routing.PriorityMain - 1
 )
 
 // builder turns documents with defaults into a Config and collects all errors.

@@ -4,6 +4,8 @@ import (
 	"github.com/spf13/pflag"
 
 	cliflag "k8s.io/component-base/cli/flag"
+
+	"github.com/kube-ipvs/kube-ipvs/pkg/service"
 )
 
 func newFlagSet() *pflag.FlagSet { return pflag.NewFlagSet("", pflag.ContinueOnError) }
@@ -59,7 +61,7 @@ func documentFlags(c *KubeIPVSConfiguration) *pflag.FlagSet {
 	fs.StringVar((*string)(&c.SNAT.Mode), "snat-mode", string(c.SNAT.Mode),
 		"How request and reply of masqueraded traffic stay on one interface, on nodes that have several. snat: by the source address; fwmark: by reply routing, which marks connections; auto: snat where a source address is known, else fwmark; off: not at all, as under kube-proxy.")
 	fs.BoolVar(&c.MasqueradeExternalLocal, "masquerade-external-local", c.MasqueradeExternalLocal,
-		"Also masquerade external traffic under externalTrafficPolicy: Local, for pods whose replies would bypass the node. The Service annotation kube-ipvs.io/masquerade does so for one Service.")
+		"Also masquerade external traffic under externalTrafficPolicy: Local, for pods whose replies would bypass the node. The Service annotation "+service.AnnotationMasquerade+" does so for one Service.")
 	fs.BoolVar(c.AcceptServiceTraffic, "accept-service-traffic", *c.AcceptServiceTraffic,
 		"Accept Service traffic on a node whose firewall has a policy of DROP in filter INPUT. kube-proxy leaves it to the policy.")
 	fs.StringVar((*string)(&c.LocalMark), "local-mark", string(c.LocalMark),
@@ -78,7 +80,7 @@ func documentFlags(c *KubeIPVSConfiguration) *pflag.FlagSet {
 	fs.StringVar((*string)(&c.VIPs.ClusterIPs), "claim-cluster-ips", string(c.VIPs.ClusterIPs),
 		"How cluster IPs are claimed, so that their packets reach IPVS. address: as addresses of kube-ipvs0; route: by local routes; auto: address up to 1,000 Services, then route.")
 	fs.StringVar((*string)(&c.VIPs.LoadBalancers), "claim-load-balancers", string(c.VIPs.LoadBalancers),
-		"How LoadBalancer IPs are claimed. auto: the whole address, as under kube-proxy, except that pods and the node reach ports without a Service on the device that has the address; port: only the ports of Services; address: the whole address, on kube-ipvs0; route: the whole address, by local routes. The Service annotation kube-ipvs.io/ip-mode: Proxy leaves the IPs of one Service to the cloud.")
+		"How LoadBalancer IPs are claimed. auto: the whole address, as under kube-proxy, except that pods and the node reach ports without a Service on the device that has the address; port: only the ports of Services; address: the whole address, on kube-ipvs0; route: the whole address, by local routes. The Service annotation "+service.AnnotationIPMode+": Proxy leaves the IPs of one Service to the cloud.")
 	fs.StringVar((*string)(&c.VIPs.ExternalIPs), "claim-external-ips", string(c.VIPs.ExternalIPs), "How external IPs are claimed: auto, port, address or route, as for --claim-load-balancers; none: not served.")
 	fs.BoolVar(c.VIPs.Ping, "vip-ping", *c.VIPs.Ping, "Make VIPs answer ping. Otherwise ping is rejected, as ports without a Service are.")
 	fs.Var(&c.VIPs.Mark, "claim-mark", "Mark of packets to Service ports of VIPs that are claimed by port, and of packets to ports that are left to another device.")

@@ -13,6 +13,7 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/nat"
 	"github.com/kube-ipvs/kube-ipvs/pkg/plan"
 	"github.com/kube-ipvs/kube-ipvs/pkg/routing"
+	"github.com/kube-ipvs/kube-ipvs/pkg/service"
 	"github.com/kube-ipvs/kube-ipvs/pkg/trace"
 )
 
@@ -68,7 +69,7 @@ func interfaces(n *trace.Node) []Finding {
 		source := n.SourceOn(r.Link, r.Via)
 		if n.SNATTo(plan.ChainPostrouting, r.Link) == "" && n.Owner(source) != r.Link && !replyRouted(n, r.Table) {
 			out = append(out, Finding{Warning, r.Link, fmt.Sprintf("has no address: Service traffic of its pods leaves with the source %s, which is %s's", source, n.Owner(source)),
-				"--snat-mode auto, or name a source with --snat-source or the Node's annotation kube-ipvs.io/snat-sources"})
+				"--snat-mode auto, or name a source with --snat-source or the Node's annotation " + service.AnnotationSNATSources})
 		}
 	}
 	return out

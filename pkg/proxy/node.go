@@ -13,11 +13,6 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/service"
 )
 
-// AnnotationSNATSources on a Node maps interfaces without an address of their own, by name
-// or MAC address, to the ENI's primary address, one per family:
-// "eth1=10.12.192.10,eth1=fd00:12:192::10,02:00:00:00:00:01=10.12.193.10".
-const AnnotationSNATSources = service.AnnotationPrefix + "snat-sources"
-
 // nodeOf extracts the plan's input from a Node. The error names unusable fields; the
 // other fields are used.
 func nodeOf(n *corev1.Node) (plan.Node, error) {
@@ -49,7 +44,7 @@ func nodeOf(n *corev1.Node) (plan.Node, error) {
 		}
 	}
 	var err error
-	out.SNATSources, err = snatSources(n.Annotations[AnnotationSNATSources])
+	out.SNATSources, err = snatSources(n.Annotations[service.AnnotationSNATSources])
 	return out, errors.Join(append(errs, err)...)
 }
 
@@ -64,7 +59,7 @@ func snatSources(text string) (map[string][]netip.Addr, error) {
 		link, address, ok := strings.Cut(strings.TrimSpace(item), "=")
 		addr, err := netip.ParseAddr(address)
 		if !ok || err != nil || link == "" {
-			errs = append(errs, fmt.Errorf("metadata.annotations[%s]: %q is not INTERFACE=ADDRESS", AnnotationSNATSources, item))
+			errs = append(errs, fmt.Errorf("metadata.annotations[%s]: %q is not INTERFACE=ADDRESS", service.AnnotationSNATSources, item))
 			continue
 		}
 		key, _ := routing.LinkKey(link)

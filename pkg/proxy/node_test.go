@@ -15,6 +15,7 @@ import (
 
 	"github.com/kube-ipvs/kube-ipvs/pkg/plan"
 	"github.com/kube-ipvs/kube-ipvs/pkg/routing"
+	"github.com/kube-ipvs/kube-ipvs/pkg/service"
 )
 
 func TestNodeOf(t *testing.T) {
@@ -22,7 +23,7 @@ func TestNodeOf(t *testing.T) {
 		ObjectMeta: metav1.ObjectMeta{
 			Name:        "node1",
 			Labels:      map[string]string{corev1.LabelTopologyZone: "a"},
-			Annotations: map[string]string{AnnotationSNATSources: "eth1=10.12.192.10, eth1=fd00:12:192::10,eth2,0A:58:00:00:00:01=10.12.193.10"},
+			Annotations: map[string]string{service.AnnotationSNATSources: "eth1=10.12.192.10, eth1=fd00:12:192::10,eth2,0A:58:00:00:00:01=10.12.193.10"},
 		},
 		Spec: corev1.NodeSpec{PodCIDRs: []string{"10.244.1.7/24", "nonsense"}},
 		Status: corev1.NodeStatus{Addresses: []corev1.NodeAddress{
@@ -47,7 +48,7 @@ func TestNodeOf(t *testing.T) {
 	if diff := cmp.Diff(want, got, compare, comparePrefix); diff != "" {
 		t.Error(diff)
 	}
-	for _, field := range []string{"spec.podCIDRs", "status.addresses", AnnotationSNATSources} {
+	for _, field := range []string{"spec.podCIDRs", "status.addresses", service.AnnotationSNATSources} {
 		if err == nil || !strings.Contains(err.Error(), field) {
 			t.Errorf("the error does not name %s: %v", field, err)
 		}

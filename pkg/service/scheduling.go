@@ -12,19 +12,6 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/ipvs"
 )
 
-// Annotations that override how the node distributes the connections of a Service.
-const (
-	// AnnotationScheduler on a Service names its IPVS scheduler, such as mh.
-	AnnotationScheduler = AnnotationPrefix + "scheduler"
-	// AnnotationSchedulerFlags on a Service lists the scheduler's flags, such as
-	// "mh-port,mh-fallback". The default is ipvs.DefaultFlags.
-	AnnotationSchedulerFlags = AnnotationPrefix + "scheduler-flags"
-	// AnnotationWeights on a Service lists the weights of the endpoints in a zone or on
-	// a node, such as "zone-a=3,zone-b=1,node/worker-7=5". The node takes precedence
-	// over the zone. All other endpoints have weight 1.
-	AnnotationWeights = AnnotationPrefix + "weights"
-)
-
 // Scheduling is an IPVS scheduler and its flags. The zero value is the node's default.
 type Scheduling struct {
 	Scheduler string

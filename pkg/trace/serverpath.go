@@ -6,6 +6,7 @@ import (
 
 	"github.com/kube-ipvs/kube-ipvs/pkg/ipvs"
 	"github.com/kube-ipvs/kube-ipvs/pkg/nat"
+	"github.com/kube-ipvs/kube-ipvs/pkg/service"
 )
 
 // serverPath is the path of a connection from IPVS to one real server and back.
@@ -76,7 +77,7 @@ func (out *ServerPath) limit(c ipvs.Connections) {
 	out.Connections = total
 	switch {
 	case total >= limit:
-		out.Verdict = Verdict{Full, fmt.Sprintf("it has %d connections, and kube-ipvs.io/max-connections is %d", total, limit)}
+		out.Verdict = Verdict{Full, fmt.Sprintf("it has %d connections, and %s is %d", total, service.AnnotationMaxConnections, limit)}
 	case 4*total >= 3*limit:
 		out.Doubt = fmt.Sprintf("it may refuse new connections: if it has been full, it accepts them again below three quarters of %d", limit)
 	}

@@ -1,17 +1,28 @@
 package plan
 
+import "slices"
+
 // OwnPrefix begins the names of chains and sets that kube-proxy does not have, except
 // VIPAddresses and KUBE-IPVS-FILTER. Our other names are kube-proxy's in IPVS mode.
 const OwnPrefix = "KUBE-IPVS-"
 
+// ServiceChainPrefixes begin the names of the chains that kube-proxy writes for single Services
+// and endpoints in iptables mode, in this or an earlier version. Only kube-proxy has such chains.
+var ServiceChainPrefixes = []string{"KUBE-SVC-", "KUBE-SVL-", "KUBE-SEP-", "KUBE-EXT-", "KUBE-XLB-", "KUBE-FW-"}
+
 // IPTablesModePrefixes begin the names of chains that kube-proxy writes in iptables mode, in
 // this or an earlier version. Of these we only have ChainServices, and the kubelet has none.
-var IPTablesModePrefixes = []string{
-	"KUBE-SVC-", "KUBE-SVL-", "KUBE-SEP-", "KUBE-EXT-", "KUBE-XLB-", "KUBE-FW-",
-	"KUBE-NODEPORTS", "KUBE-EXTERNAL-SERVICES", ChainServices, ChainProxyCanary,
-}
+var IPTablesModePrefixes = append(slices.Clone(ServiceChainPrefixes),
+	ChainNodePorts, "KUBE-EXTERNAL-SERVICES", ChainServices, ChainProxyCanary)
 
-// Chains that kube-proxy has too, under the same names. ChainProxyCanary is only kube-proxy's.
+// Chains that only kube-proxy has.
+const (
+	ChainNodePorts     = "KUBE-NODEPORTS"       // in iptables mode; not ChainNodePort
+	ChainIPVSOutFilter = "KUBE-IPVS-OUT-FILTER" // in IPVS mode
+	ChainProxyCanary   = "KUBE-PROXY-CANARY"
+)
+
+// Chains that kube-proxy has too, under the same names.
 const (
 	ChainServices     = "KUBE-SERVICES"
 	ChainLoadBalancer = "KUBE-LOAD-BALANCER"
@@ -22,7 +33,6 @@ const (
 	ChainFirewall     = "KUBE-PROXY-FIREWALL"
 	ChainSourceRanges = "KUBE-SOURCE-RANGES-FIREWALL"
 	ChainIPVSFilter   = "KUBE-IPVS-FILTER"
-	ChainProxyCanary  = "KUBE-PROXY-CANARY"
 )
 
 // Our own chains that more than one function names. A chain that a single function writes and

@@ -28,7 +28,7 @@ var (
 		nat.NAT: {plan.ChainServices, plan.ChainPostrouting, plan.ChainNodePort, plan.ChainLoadBalancer, plan.ChainMarkMasq},
 		nat.Filter: {
 			plan.ChainForward, plan.ChainNodePort, plan.ChainFirewall, plan.ChainSourceRanges,
-			plan.ChainIPVSFilter, "KUBE-IPVS-OUT-FILTER",
+			plan.ChainIPVSFilter, plan.ChainIPVSOutFilter,
 		},
 	}}
 	iptablesMode = successor{chains: map[nat.Table][]string{
@@ -61,7 +61,7 @@ func successorIn(family ip.Family, s nat.State) *successor {
 	services := servicesChain(family)
 	for _, r := range s.Chains[services] {
 		switch to := (nat.Jump{Chain: services, Rule: r}).To().Name; {
-		case to == "KUBE-NODEPORTS":
+		case to == plan.ChainNodePorts:
 			return &iptablesMode
 		case to == plan.ChainNodePort && strings.HasPrefix(string(r), "-m addrtype --dst-type LOCAL "):
 			return &ipvsMode

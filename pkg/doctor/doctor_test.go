@@ -99,6 +99,11 @@ func TestExamine(t *testing.T) {
 		"not ready":           {func(f *Facts) { f.Serving, f.Unready = true, []string{"no sync"} }, "warning kube-ipvs: is not ready: no sync"},
 		"nftables mode":       {func(f *Facts) { f.Tables = []string{"ip6 kube-proxy"} }, "error kube-proxy: its nftables mode has left a table"},
 		"iptables mode":       {chain("KUBE-SVC-ABC"), "error kube-proxy: its iptables mode has left chains such as nat KUBE-SVC-ABC"},
+		"iptables mode, only externalTrafficPolicy Local": {chain("KUBE-SVL-ABC"), "error kube-proxy: its iptables mode has left chains such as nat KUBE-SVL-ABC"},
+		"iptables mode, only external traffic":            {chain("KUBE-EXT-ABC"), "error kube-proxy: its iptables mode has left chains such as nat KUBE-EXT-ABC"},
+		"iptables mode, only source ranges":               {chain("KUBE-FW-ABC"), "error kube-proxy: its iptables mode has left chains such as nat KUBE-FW-ABC"},
+		"iptables mode of an earlier version":             {chain("KUBE-XLB-ABC"), "error kube-proxy: its iptables mode has left chains such as nat KUBE-XLB-ABC"},
+		"chains of the kubelet":                           {chain("KUBE-FIREWALL"), ""},
 		"left in the other back end": {func(f *Facts) {
 			f.Others = []OtherRules{{"iptables-legacy", ip.IPv4, nat.Ruleset{nat.NAT: {Chains: map[string][]nat.Rule{"PREROUTING": nil, "KUBE-SVC-ABC": nil}}}}}
 		}, "error iptables-legacy: has rules of a service proxy for IPv4, such as the chain nat KUBE-SVC-ABC"},

@@ -147,7 +147,7 @@ func shadows(n *trace.Node, chain nat.Chain, ours int) []Finding {
 // IPVS.
 func leftovers(n *trace.Node) []Finding {
 	for chain := range n.Ruleset[nat.NAT].Chains {
-		if strings.HasPrefix(chain, "KUBE-SVC-") || strings.HasPrefix(chain, "KUBE-SEP-") {
+		if slices.ContainsFunc(plan.ServiceChainPrefixes, func(prefix string) bool { return strings.HasPrefix(chain, prefix) }) {
 			return []Finding{{Error, "kube-proxy", "its iptables mode has left chains such as nat " + chain,
 				"restart kube-ipvs, or kube-proxy --proxy-mode iptables --cleanup"}}
 		}

@@ -17,8 +17,9 @@ const (
 	proxyKind = "KubeProxyConfiguration"
 	modeIPVS  = "ipvs"
 
-	healthzPort = 10256
-	metricsPort = 10249
+	// HealthzPort and MetricsPort are the default ports, which are kube-proxy's too.
+	HealthzPort = 10256
+	MetricsPort = 10249
 
 	defaultScheduler = "rr"
 	// defaultFlagMinSyncPeriod is the default of ipvs.minSyncPeriod without a file.
@@ -54,8 +55,8 @@ func setListenDefaults(c *proxyv1alpha1.KubeProxyConfiguration) {
 	if a, err := netip.ParseAddr(c.BindAddress); err == nil && a.Is6() {
 		any, loopback = "::", "::1"
 	}
-	c.HealthzBindAddress = withPort(cmp.Or(c.HealthzBindAddress, any), healthzPort)
-	c.MetricsBindAddress = withPort(cmp.Or(c.MetricsBindAddress, loopback), metricsPort)
+	c.HealthzBindAddress = withPort(cmp.Or(c.HealthzBindAddress, any), HealthzPort)
+	c.MetricsBindAddress = withPort(cmp.Or(c.MetricsBindAddress, loopback), MetricsPort)
 }
 
 // withPort appends the port to a bare address or CIDR, and returns anything else

@@ -170,8 +170,8 @@ func (o *Options) addProcessFlags(fs *pflag.FlagSet) {
 		"IP address, or CIDR that contains a node address, with or without port, that serves metrics. Empty: disabled.")
 	fs.BoolVar(&c.BindAddressHardFail, "bind-address-hard-fail", c.BindAddressHardFail,
 		"Exit if a listening address cannot be bound.")
-	fs.Int32Var(&o.healthzPort, "healthz-port", healthzPort, "Port of health checks. 0: disabled.")
-	fs.Int32Var(&o.metricsPort, "metrics-port", metricsPort, "Port of metrics. 0: disabled.")
+	fs.Int32Var(&o.healthzPort, "healthz-port", HealthzPort, "Port of health checks. 0: disabled.")
+	fs.Int32Var(&o.metricsPort, "metrics-port", MetricsPort, "Port of metrics. 0: disabled.")
 	deprecate(fs, "healthz-port", "use --healthz-bind-address")
 	deprecate(fs, "metrics-port", "use --metrics-bind-address")
 	fs.BoolVar(&c.EnableProfiling, "profiling", c.EnableProfiling, "Serve /debug/pprof on the address of metrics.")

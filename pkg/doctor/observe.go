@@ -14,6 +14,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/kube-ipvs/kube-ipvs/pkg/config"
 	"github.com/kube-ipvs/kube-ipvs/pkg/health"
 	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
 	"github.com/kube-ipvs/kube-ipvs/pkg/kernel/generation"
@@ -115,7 +116,7 @@ func hidden(proc string) bool {
 }
 
 // proxyPorts are kube-proxy's default ports for metrics and health checks.
-var proxyPorts = []int{10249, 10256}
+var proxyPorts = []int{config.MetricsPort, config.HealthzPort}
 
 // UnknownMode is the mode of a kube-proxy that has not said which one it has.
 const UnknownMode = "unknown"

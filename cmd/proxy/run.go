@@ -156,7 +156,7 @@ func serve(ctx context.Context, cfg *config.Config, kernel *machine) error {
 		Rules:           nat.Watcher{},
 		RulesWatched:    kernel.rulesWatched(),
 		HealthChecks:    checks,
-		Observer:        metrics.Observers{recorder, state},
+		Observer:        proxy.Observers{recorder, state},
 		Meter:           recorder,
 		Events:          events,
 		MinSyncPeriod:   cfg.MinSyncPeriod,

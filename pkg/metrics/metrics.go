@@ -23,7 +23,7 @@ const (
 	ours   = "kube_ipvs"
 )
 
-// Recorder holds the metrics. It is an Observer, and counts the responses of the health
+// Recorder holds the metrics. It is a proxy.Observer, and counts the responses of the health
 // server. All methods may be called concurrently.
 type Recorder struct {
 	passDuration    *metrics.Histogram

@@ -1,18 +1,6 @@
-package metrics
+package proxy
 
 import "time"
-
-// Observer receives the events of the proxy's loop; proxy.Observer is the same.
-type Observer interface {
-	Queued()
-	Idle()
-	Passed(took time.Duration, services, problems int)
-	Failing(node bool, services, all int)
-	Compared(took time.Duration, differences int)
-	Held(virtualServers, realServers, draining int)
-	Conflicts(count int)
-	Node(exists, deleting, excludedFromAutoscaling bool)
-}
 
 // Observers calls several observers in order. None of them may block.
 type Observers []Observer

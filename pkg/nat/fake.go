@@ -26,9 +26,6 @@ type Fake struct {
 	Commit func(Table)
 	// HasSet, if set, reports whether an IP set exists. Without it all exist.
 	HasSet func(name string) bool
-	// NoRandomFully simulates an iptables without --random-fully.
-	NoRandomFully bool
-
 	// Lacks, if set, returns what the kernel lacks for a rule, which it then refuses.
 	Lacks func(Rule) error
 	// Unlisted are tables that iptables-save cannot list.
@@ -54,9 +51,6 @@ func NewFake(family ip.Family) *Fake {
 	}
 	return &Fake{engine: engine{family: family, watched: true}, rules: rules}
 }
-
-// RandomFully is like IPTables.RandomFully.
-func (f *Fake) RandomFully() bool { return !f.NoRandomFully }
 
 // Omits is like IPTables.Omits.
 func (f *Fake) Omits() bool { return f.engine.omits.Load() }

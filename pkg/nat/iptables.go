@@ -19,11 +19,10 @@ import (
 // nf_tables or legacy. It may be used concurrently, and acts on the network namespace
 // of the calling thread.
 type IPTables struct {
-	variant     Variant
-	command     string
-	saveCmd     string
-	restoreCmd  string
-	randomFully bool
+	variant    Variant
+	command    string
+	saveCmd    string
+	restoreCmd string
 
 	engine
 }
@@ -49,7 +48,7 @@ func find(family ip.Family, variant Variant) (*IPTables, error) {
 	if a, b, c := found.GetIptablesVersion(); a < 1 || a == 1 && (b < 6 || b == 6 && c < 2) {
 		return nil, fmt.Errorf("%s is version %d.%d.%d: install 1.6.2 or newer", path, a, b, c)
 	}
-	t := &IPTables{variant: variant, command: path, randomFully: found.HasRandomFully(), engine: engine{family: family, watched: variant == NFT}}
+	t := &IPTables{variant: variant, command: path, engine: engine{family: family, watched: variant == NFT}}
 	return t, t.findCompanions(path, name, string(variant))
 }
 
@@ -65,9 +64,6 @@ func (t *IPTables) findCompanions(path, name, variant string) error {
 	}
 	return nil
 }
-
-// RandomFully reports whether MASQUERADE and SNAT support --random-fully.
-func (t *IPTables) RandomFully() bool { return t.randomFully }
 
 // Observe reads our part of the ruleset with one iptables-save. If the ruleset cannot
 // be read completely it returns an error and an empty State.

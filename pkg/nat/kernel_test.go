@@ -61,12 +61,8 @@ func namespace(t *testing.T) {
 
 func TestNew(t *testing.T) {
 	for _, family := range ip.Families {
-		real, err := New(family)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if !real.RandomFully() {
-			t.Errorf("%s: %s lacks --random-fully", family, real.restoreCmd)
+		if _, err := New(family); err != nil {
+			t.Error(err)
 		}
 	}
 }

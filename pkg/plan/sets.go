@@ -153,18 +153,6 @@ type SetsInUse map[string]bool
 // Has reports whether a set is in use in a family.
 func (u SetsInUse) Has(set SetName, f ip.Family) bool { return u == nil || u[set.In(f)] }
 
-// Add marks the sets of members as in use. It reports whether any set is new.
-func (u SetsInUse) Add(members []Member) bool {
-	added := false
-	for i := range members {
-		if name := members[i].Set; !u[name] {
-			u[name] = true
-			added = true
-		}
-	}
-	return added
-}
-
 // Owning are the sets whose members prove that the virtual server of an address and port is
 // ours: before a virtual server is added, one of them lists it.
 var Owning = []SetName{ClusterIP, LoadBalancer, ExternalIP, ExternalIPLocal, NodePorts}

@@ -40,7 +40,9 @@ func partsOf(cfg *plan.Config, n *plan.Node, services []service.Service) []plan.
 	var parts []plan.ServicePlan
 	for i := range services {
 		part := numbered(cfg, plan.ForService(cfg, &facts, &services[i]), numbers)
-		n.Uses.Add(part.Members)
+		for _, m := range part.Members {
+			n.Uses[m.Set] = true
+		}
 		parts = append(parts, part)
 	}
 	return parts

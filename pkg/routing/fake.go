@@ -26,7 +26,6 @@ type Fake struct {
 	ours      bool      // the current change is Apply's
 	inventory Inventory // Links and Defaults
 	listeners []Listener
-	clients   []PortRange
 	watchers  []*watcher
 	guard     guard
 	removed   []rawRule // rules that the current change deleted
@@ -129,22 +128,8 @@ func (f *Fake) SetListeners(list ...Listener) {
 	f.listeners = sortListeners(slices.Clone(list))
 }
 
-// ClientPorts returns what SetClientPorts set.
-func (f *Fake) ClientPorts() ([]PortRange, error) {
-	if err := f.OnRead(); err != nil {
-		return nil, err
-	}
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	return slices.Clone(f.clients), nil
-}
-
-// SetClientPorts replaces the ports of clients.
-func (f *Fake) SetClientPorts(sorted ...PortRange) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	f.clients = slices.Clone(sorted)
-}
+// ClientPorts returns no ports.
+func (f *Fake) ClientPorts() ([]PortRange, error) { return nil, f.OnRead() }
 
 // AddWrongScope adds an address to DummyLink with the scope that kube-proxy uses.
 func (f *Fake) AddWrongScope(a netip.Addr) {

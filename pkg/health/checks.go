@@ -191,7 +191,7 @@ func (h *HealthChecks) current(number uint16) (name types.NamespacedName, local 
 	if p == nil || len(p.owners) == 0 {
 		return name, 0
 	}
-	return p.owners[0], h.checks[p.owners[0]].Local
+	return p.owners[0], h.checks[p.owners[0]].ReadyHere
 }
 
 // The response body has kube-proxy's format.

@@ -56,7 +56,7 @@ func onBench(t *testing.T, test func(*testing.T, *bench)) {
 }
 
 func (b *bench) set(name types.NamespacedName, port uint16, local int) {
-	b.Set(name, plan.HealthCheck{Port: port, Local: local})
+	b.Set(name, plan.HealthCheck{Port: port, ReadyHere: local})
 	synctest.Wait()
 }
 
@@ -110,7 +110,7 @@ func TestAnswers(t *testing.T) {
 func TestEveryAddress(t *testing.T) {
 	onBench(t, func(t *testing.T, b *bench) {
 		set := func(addresses ...netip.Addr) {
-			b.Set(web, plan.HealthCheck{Port: 30001, Local: 1, Restricted: true, Addresses: addresses})
+			b.Set(web, plan.HealthCheck{Port: 30001, ReadyHere: 1, Restricted: true, Addresses: addresses})
 			synctest.Wait()
 		}
 		set(netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("2001:db8::1"))
@@ -149,10 +149,10 @@ func TestDeletedAndCreatedAgain(t *testing.T) {
 		b.set(web, 30001, 1)
 		for range 10 {
 			b.Delete(web)
-			b.Set(web, plan.HealthCheck{Port: 30001, Local: 3})
+			b.Set(web, plan.HealthCheck{Port: 30001, ReadyHere: 3})
 		}
 		b.Delete(web)
-		b.Set(api, plan.HealthCheck{Port: 30001, Local: 4})
+		b.Set(api, plan.HealthCheck{Port: 30001, ReadyHere: 4})
 		synctest.Wait()
 		b.wantAnswer(t, 30001, http.StatusOK, api, 4)
 		b.want(t, 0, "")
@@ -260,7 +260,7 @@ func TestRealListener(t *testing.T) {
 	listening := make(chan string, 1)
 	h := NewHealthChecks(t.Context(), func() bool { return true }, ignore)
 	h.listen = onLoopback(listening)
-	h.Set(web, plan.HealthCheck{Port: 30001, Local: 1})
+	h.Set(web, plan.HealthCheck{Port: 30001, ReadyHere: 1})
 	address := <-listening
 	if code, _, body := get(t, http.DefaultClient, "http://"+address); code != http.StatusOK {
 		t.Errorf("%d: %s", code, body)

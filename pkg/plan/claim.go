@@ -79,7 +79,7 @@ func (b *serviceBuilder) claimShared(claim ClaimMode, vs *VirtualServer) {
 	b.plan.Deps |= OnNodeIPs
 	if b.facts.NodeIPs.Has(a) {
 		b.plan.Deps |= OnPrimary
-		if claim != ClaimPort && b.facts.mayBeLoadBalancers(a) {
+		if claim != ClaimPort && b.facts.mayBelongToLoadBalancer(a) {
 			b.plan.VIPs = append(b.plan.VIPs, VIP{a, ClaimRoute})
 		}
 		return
@@ -174,7 +174,7 @@ func (c *Config) routesDevicePorts(n *Node, f ip.Family) bool {
 
 // awaitsDevicePorts reports whether placeholder rules match such packets; see Demands.
 func (c *Config) awaitsDevicePorts(n *Node, f ip.Family) bool {
-	return c.sharesVIPs(n.Uses, f) && n.holdsPlace(DemandedVIPs, f)
+	return c.sharesVIPs(n.Uses, f) && n.hasPlaceholders(DemandedVIPs, f)
 }
 
 func (r *ruleset) usesPortClaims() bool { return r.cfg.claimsPorts(r.sets, r.family) }

@@ -38,9 +38,11 @@ func (d Demand) Rules(f ip.Family) nat.Chain {
 // postpones reports whether the rules that a member of a set demands are not written yet.
 func (n *Node) postpones(set SetName, f ip.Family) bool { return n.OnDemand && !n.Uses.Has(set, f) }
 
-// holdsPlace reports whether the placeholder rules of a set are written. While Demanding, the
+// hasPlaceholders reports whether the placeholder rules of a set are written. While Demanding, the
 // plan has both the placeholders and the rules on demand.
-func (n *Node) holdsPlace(set SetName, f ip.Family) bool { return n.Demanding || n.postpones(set, f) }
+func (n *Node) hasPlaceholders(set SetName, f ip.Family) bool {
+	return n.Demanding || n.postpones(set, f)
+}
 
 // demandsOf returns the sets of a family to which placeholder rules add members.
 func demandsOf(cfg *Config, n *Node, facts *Facts, f ip.Family) []string {

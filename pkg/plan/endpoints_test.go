@@ -96,7 +96,7 @@ func TestChosenEndpoints(t *testing.T) {
 // realServers returns the real servers among endpoints.
 func realServers(list []plan.Endpoint) (out []plan.Endpoint) {
 	for _, e := range list {
-		if e.Is&plan.IsRealServer != 0 {
+		if e.Flags&plan.IsRealServer != 0 {
 			out = append(out, e)
 		}
 	}
@@ -141,7 +141,7 @@ func TestIssue89392LostEndpoints(t *testing.T) {
 			})
 			var got []string
 			for _, e := range part.VirtualServers[0].Endpoints {
-				if e.Is&plan.IsUnreachable != 0 {
+				if e.Flags&plan.IsUnreachable != 0 {
 					got = append(got, fmt.Sprint(e.Addr.As4()[3]))
 				}
 			}
@@ -162,8 +162,8 @@ func TestEndpointsWithoutNode(t *testing.T) {
 			{Addr: netip.MustParseAddrPort("10.0.0.1:80"), Ready: true, Serving: true},
 		}}},
 	})
-	if part.HealthCheck.Local != 0 {
-		t.Errorf("%d local endpoints", part.HealthCheck.Local)
+	if part.HealthCheck.ReadyHere != 0 {
+		t.Errorf("%d local endpoints", part.HealthCheck.ReadyHere)
 	}
 }
 
@@ -177,7 +177,7 @@ func TestHealthCheckCountsAddresses(t *testing.T) {
 			{Protocol: ip.UDP, Port: 80, Endpoints: backends("node-1 ready", "node-1 ready", "node-2 ready")},
 		},
 	})
-	if want := (plan.HealthCheck{Port: 32000, Local: 2}); !reflect.DeepEqual(part.HealthCheck, want) {
+	if want := (plan.HealthCheck{Port: 32000, ReadyHere: 2}); !reflect.DeepEqual(part.HealthCheck, want) {
 		t.Errorf("got %+v, want %+v", part.HealthCheck, want)
 	}
 	here := func(addr string) service.Endpoint {
@@ -189,7 +189,7 @@ func TestHealthCheckCountsAddresses(t *testing.T) {
 			here("10.244.0.2:80"), here("10.244.0.3:80"), here("[fd00::2]:80"), here("[fd00::3]:80"),
 		}}},
 	})
-	if want := (plan.HealthCheck{Port: 32000, Local: 2}); !reflect.DeepEqual(part.HealthCheck, want) {
+	if want := (plan.HealthCheck{Port: 32000, ReadyHere: 2}); !reflect.DeepEqual(part.HealthCheck, want) {
 		t.Errorf("two dual-stack pods: got %+v, want %+v", part.HealthCheck, want)
 	}
 }
@@ -207,7 +207,7 @@ func TestEndpointsOfVirtualServer(t *testing.T) {
 	})
 	var got []string
 	for _, e := range part.VirtualServers[0].Endpoints {
-		got = append(got, fmt.Sprintf("%s is %d, weight %d, limit %d", e.Dest(), e.Is, e.Weight, e.MaxConnections))
+		got = append(got, fmt.Sprintf("%s is %d, weight %d, limit %d", e.Dest(), e.Flags, e.Weight, e.MaxConnections))
 	}
 	all := plan.IsEndpoint
 	want := []string{

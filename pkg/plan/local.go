@@ -146,7 +146,7 @@ func (n *Node) marksInternal(f ip.Family) bool {
 
 // awaitsInternal reports whether placeholder rules match packets of such clients; see Demands.
 func (n *Node) awaitsInternal(f ip.Family) bool {
-	return n.Uses.Has(Local, f) && n.holdsPlace(DemandedInternal, f)
+	return n.Uses.Has(Local, f) && n.hasPlaceholders(DemandedInternal, f)
 }
 
 // awaitInternal returns the placeholder rule for internalRules. The jumps and base chains of
@@ -287,20 +287,20 @@ func (r *ruleset) clearMarks(n *Node) {
 	}
 	r.jumpIf(nat.Mangle, "OUTPUT", fmt.Sprintf("-m mark ! --mark 0x0/%#x -m ipvs --ipvs", local|claim), "KUBE-IPVS-SENT", "kubernetes virtual servers")
 	var rules []nat.Rule
-	notLocal := ""
+	withoutFwmark := ""
 	if local != 0 {
-		notLocal = fmt.Sprintf("-m mark ! --mark %#[1]x/%#[1]x ", local)
+		withoutFwmark = fmt.Sprintf("-m mark ! --mark %#[1]x/%#[1]x ", local)
 	}
 	if claim != 0 {
 		unmark := nat.Rule(fmt.Sprintf("-j MARK --set-xmark 0x0/%#x", claim))
 		r.jumpIf(nat.Filter, "INPUT", fmt.Sprintf("-m mark --mark %#x/%#x", claim, r.cfg.sharedVIPMask()), "KUBE-IPVS-CLAIMED", "kubernetes claimed ports")
 		r.chain(nat.Filter, "KUBE-IPVS-CLAIMED", unmark)
-		rules = append(rules, nat.Rule(notLocal)+unmark)
+		rules = append(rules, nat.Rule(withoutFwmark)+unmark)
 	}
 	if local != 0 {
 		masq := r.cfg.MasqueradeMark
 		rules = append(rules,
-			nat.Rule(notLocal+"-j RETURN"),
+			nat.Rule(withoutFwmark+"-j RETURN"),
 			rule("the node itself", "-m addrtype --src-type LOCAL", fmt.Sprintf("MARK --set-xmark %#[1]x/%#[1]x", masq)),
 			nat.Rule(fmt.Sprintf("-j MARK --set-xmark 0x0/%#x", r.cfg.LocalMark.Mask)))
 		if len(r.paths.Bound) > 0 {

@@ -67,7 +67,7 @@ func clientPortWarnings(cfg *Config, n *Node) []string {
 
 // awaitsLocalhost reports whether placeholder rules match packets to such ports; see Demands.
 func awaitsLocalhost(cfg *Config, n *Node, facts *Facts, family ip.Family) bool {
-	return usesLocalhost(cfg, n, facts, family) && n.holdsPlace(DemandedLocalhost, family)
+	return usesLocalhost(cfg, n, facts, family) && n.hasPlaceholders(DemandedLocalhost, family)
 }
 
 // awaitLocalhost returns the placeholder rules of KUBE-SERVICES for addLocalhost. If the

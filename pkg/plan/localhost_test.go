@@ -74,7 +74,7 @@ func TestLocalhostVirtualServers(t *testing.T) {
 	}
 }
 
-// A local program that listens on the loopback address, or on all addresses, keeps its
+// A process of the node that listens on the loopback address, or on all addresses, keeps its
 // port there, and only there.
 func TestLocalhostLeavesPortsToPrograms(t *testing.T) {
 	const port = 30080

@@ -14,7 +14,7 @@ import (
 
 // mayServe reports whether a Service may use an address and port that was not allocated to it.
 // It rejects the API server's address and port, the control plane's ports on that address, and
-// any port on a node address that a local process listens on, such as sshd or the kubelet.
+// any port on a node address that a process of the node listens on, such as sshd or the kubelet.
 // Other ports on node addresses are allowed: clusters without a load balancer expose Services
 // that way.
 //
@@ -38,7 +38,7 @@ func (b *serviceBuilder) mayServe(field string, key ipvs.Key, precedence Precede
 	listens := b.facts.listens(key)
 	if precedence == FromStatus {
 		b.plan.Deps |= OnPrimary
-		if b.facts.mayBeLoadBalancers(key.Addr) {
+		if b.facts.mayBelongToLoadBalancer(key.Addr) {
 			listens = b.facts.listensAt(key, key.Addr)
 		}
 	}
@@ -49,9 +49,11 @@ func (b *serviceBuilder) mayServe(field string, key ipvs.Key, precedence Precede
 	return true
 }
 
-// mayBeLoadBalancers reports whether an address of the node may be one that a load balancer has
+// mayBelongToLoadBalancer reports whether an address of the node may be one that a load balancer has
 // added: it is known not to be the node's own.
-func (f *Facts) mayBeLoadBalancers(a netip.Addr) bool { return len(f.OwnIPs) > 0 && !f.OwnIPs.Has(a) }
+func (f *Facts) mayBelongToLoadBalancer(a netip.Addr) bool {
+	return len(f.OwnIPs) > 0 && !f.OwnIPs.Has(a)
+}
 
 // controlPlanePorts are the ports of etcd, the kubelet, the controller manager and the
 // scheduler. Other ports of a node that runs an API server are available to Services,
@@ -77,13 +79,13 @@ func servers(list []routing.Listener, clients []routing.PortRange) []routing.Lis
 	})
 }
 
-// listens reports whether a local process listens on an address and port. A socket on
+// listens reports whether a process of the node listens on an address and port. A socket on
 // :: is assumed to accept IPv4 as well, as is the default.
 func (f *Facts) listens(key ipvs.Key) bool {
 	return f.listensAt(key, key.Addr, key.Family().Unspecified(), ip.IPv6.Unspecified())
 }
 
-// listensAt reports whether a local process has a socket bound to one of the addresses, on
+// listensAt reports whether a process of the node has a socket bound to one of the addresses, on
 // the port of key.
 func (f *Facts) listensAt(key ipvs.Key, addresses ...netip.Addr) bool {
 	return slices.ContainsFunc(addresses, func(a netip.Addr) bool {
@@ -105,7 +107,7 @@ func loopbackListeners(list []routing.Listener) sets.Set[routing.Listener] {
 	})...)
 }
 
-// listensAtLoopback reports whether a local process listens on a port of the loopback
+// listensAtLoopback reports whether a process of the node listens on a port of the loopback
 // address.
 func (f *Facts) listensAtLoopback(key ipvs.Key) bool {
 	loopback := Facts{Listeners: f.Loopback}
@@ -130,10 +132,10 @@ func dummyListeners(n *Node) sets.Set[routing.Listener] {
 	return out
 }
 
-// servedOnDummy reports whether a local program serves a cluster IP's port in place of its
+// servedOnDummy reports whether a process of the node serves a cluster IP's port in place of its
 // endpoints, as NodeLocal DNSCache does: it adds the address to a dummy interface and
 // listens on exactly that address and port. IPVS would take the packets before the
-// program sees them, so the port is left to the program while it listens. The interface
+// process sees them, so the port is left to the process while it listens. The interface
 // alone is not enough: an earlier proxy may have left one with every cluster IP.
 func (b *serviceBuilder) servedOnDummy(key ipvs.Key) bool {
 	return b.facts.DummyListeners.Has(routing.Listener{Protocol: key.Protocol, Addr: key.Addr, Port: key.Port})

@@ -178,8 +178,8 @@ func (r *ruleset) clusterIPSources(n *Node) []string {
 	if r.cfg.MasqueradeAll {
 		return []string{""}
 	}
-	if notLocal, ok := r.notFromPod(n); ok {
-		return []string{notLocal("")}
+	if notPod, ok := r.notFromPod(n); ok {
+		return []string{notPod("")}
 	}
 	return []string{r.match(ClusterIP, "src,dst")}
 }

@@ -57,17 +57,17 @@ type VirtualServer struct {
 type Endpoint struct {
 	Addr           netip.Addr
 	Port           uint16
-	Is             EndpointIs
+	Flags          EndpointFlags
 	Weight         int32  // of a real server; 0: it keeps its flows and gets no new ones
 	MaxConnections uint32 // of a real server; 0: no limit
 }
 
-// EndpointIs is a set of properties of an Endpoint.
-type EndpointIs uint8
+// EndpointFlags is a set of properties of an Endpoint.
+type EndpointFlags uint8
 
 const (
 	// IsRealServer: it is a real server of the virtual server.
-	IsRealServer EndpointIs = 1 << iota
+	IsRealServer EndpointFlags = 1 << iota
 	// IsEndpoint: it exists, in any state. Connections to an endpoint that is no longer a
 	// real server may still be served.
 	IsEndpoint
@@ -85,7 +85,7 @@ func (e Endpoint) RealServer() ipvs.RealServer {
 
 // active reports whether a real server accepts new connections.
 func active(list []Endpoint) bool {
-	return slices.ContainsFunc(list, func(e Endpoint) bool { return e.Is&IsRealServer != 0 && e.Weight > 0 })
+	return slices.ContainsFunc(list, func(e Endpoint) bool { return e.Flags&IsRealServer != 0 && e.Weight > 0 })
 }
 
 // Member is an entry of a set, and its mark in a set of marks. The set's name
@@ -103,7 +103,7 @@ type HealthCheck struct {
 	Port       uint16
 	Restricted bool
 	Addresses  []netip.Addr
-	Local      int
+	ReadyHere  int
 }
 
 // ForService computes the plan of one Service on this node.
@@ -307,7 +307,7 @@ func (b *serviceBuilder) addNodePorts(family ip.Family, p *service.Port, eps cho
 // addLocalhost adds a node port of the loopback address. Its only client is the node,
 // which gets all endpoints under any policy. Without an endpoint the port is left to
 // the kernel, which refuses it: IPVS would send its refusal to the replaced source of
-// the request (package nft). A local program that listens on the port keeps it, as under
+// the request (package nft). A process of the node that listens on the port keeps it, as under
 // kube-proxy. So does a client that may get the port: IPVS would treat the SYN-ACK that it awaits
 // as a request; see clientPortWarnings.
 func (b *serviceBuilder) addLocalhost(key ipvs.Key, eps chosen) {
@@ -419,7 +419,7 @@ func (b *serviceBuilder) readyHere() int {
 // --nodeport-addresses restricts them, as kube-proxy does: on none if the node has none of them.
 // Otherwise it is served on all addresses, VIPs included.
 func (b *serviceBuilder) addHealthCheck() {
-	check := HealthCheck{Port: b.service.HealthCheckNodePort, Local: b.readyHere()}
+	check := HealthCheck{Port: b.service.HealthCheckNodePort, ReadyHere: b.readyHere()}
 	if b.cfg.NodePortAddresses.restricts() {
 		b.plan.Deps |= OnNodePorts
 		check.Restricted, check.Addresses = true, b.facts.NodePorts
@@ -470,18 +470,18 @@ func (b *serviceBuilder) endpointsOf(protocol ip.Protocol, active []service.Endp
 	out, all := make([]Endpoint, 0, len(b.endpoints)), active
 	for i := range b.endpoints {
 		a := b.endpoints[i].Addr
-		e := Endpoint{Addr: a.Addr(), Port: a.Port(), Is: IsEndpoint}
+		e := Endpoint{Addr: a.Addr(), Port: a.Port(), Flags: IsEndpoint}
 		if len(draining) > 0 && draining[0] == a {
-			e.Is |= IsRealServer
+			e.Flags |= IsRealServer
 			draining = draining[1:]
 		}
 		if len(active) > 0 && active[0].Addr == a {
-			e.Is |= IsRealServer
+			e.Flags |= IsRealServer
 			e.Weight, e.MaxConnections = max(active[0].Weight, 1), b.service.MaxConnections
 			active = active[1:]
 		}
 		if len(unreachable) > 0 && unreachable[0] == a {
-			e.Is |= IsUnreachable
+			e.Flags |= IsUnreachable
 			unreachable = unreachable[1:]
 		}
 		out = append(out, e)

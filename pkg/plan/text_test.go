@@ -173,7 +173,7 @@ func (w *writer) part(p plan.ServicePlan) {
 	}
 	w.members(p.Members)
 	if p.HealthCheck.Port != 0 {
-		w.line("  health check on %d: %d local", p.HealthCheck.Port, p.HealthCheck.Local)
+		w.line("  health check on %d: %d local", p.HealthCheck.Port, p.HealthCheck.ReadyHere)
 	}
 	w.line("  depends on %s", dependsText(p.Deps))
 }

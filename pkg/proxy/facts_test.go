@@ -38,7 +38,7 @@ func (w *world) has(address string) bool {
 	return there
 }
 
-// A local program keeps its port from when it is seen to listen until it is seen to
+// A process of the node keeps its port from when it is seen to listen until it is seen to
 // have stopped. A failure to read the ports changes nothing.
 func TestLocalProgramKeepsItsPort(t *testing.T) {
 	const node = "192.168.0.11"
@@ -58,7 +58,7 @@ func TestLocalProgramKeepsItsPort(t *testing.T) {
 		w.thief(node)
 		w.synced()
 		if w.has(node) {
-			t.Error("the Service got a port that a local program has")
+			t.Error("the Service got a port that a process of the node has")
 		}
 		if len(w.events) != 1 || !strings.Contains(w.events[0].Note, "Service default/thief: spec.externalIPs: TCP 192.168.0.11:6443: a program on node node1 listens on this port") {
 			t.Errorf("events %+v", w.events)
@@ -71,7 +71,7 @@ func TestLocalProgramKeepsItsPort(t *testing.T) {
 		w.node.Routing.SetListeners(program)
 		w.sleep(time.Minute)
 		if w.has(node) {
-			t.Error("the Service kept a port on which a local program listens now")
+			t.Error("the Service kept a port on which a process of the node listens now")
 		}
 		w.node.Routing.SetListeners()
 		fails.Store(true)

@@ -974,7 +974,7 @@ func TestHealthCheckPortFollowsTheService(t *testing.T) {
 		}
 		w.sink.SetService(svc)
 		w.synced()
-		if got := w.checks[name]; got.Port != 30333 || got.Local != 0 {
+		if got := w.checks[name]; got.Port != 30333 || got.ReadyHere != 0 {
 			t.Errorf("check %+v", got)
 		}
 		w.sink.DeleteService(name)

@@ -202,7 +202,7 @@ func (r *Reconciler) setServers(p *ownedState, want []plan.VirtualServer) {
 			r.adoptForeign(s)
 			before := r.servers.owners(s.key)
 			r.servers.put(s, p.owner, e.precedence, e.value)
-			if slices.ContainsFunc(e.value.endpoints, func(e endpoint) bool { return e.Is&plan.IsUnreachable != 0 }) {
+			if slices.ContainsFunc(e.value.endpoints, func(e endpoint) bool { return e.Flags&plan.IsUnreachable != 0 }) {
 				r.drainAt = time.Time{} // check at once: connections to them may have to be cut
 			}
 			r.ownersChanged(s.key, before)

@@ -33,7 +33,7 @@ func compareDest(addr netip.Addr, port uint16, dest netip.AddrPort) int {
 }
 
 func newEndpoint(dest netip.AddrPort, rs ipvs.RealServer) endpoint {
-	return endpoint{Addr: dest.Addr(), Port: dest.Port(), Is: plan.IsRealServer, Weight: int32(rs.Weight), MaxConnections: rs.MaxConnections}
+	return endpoint{Addr: dest.Addr(), Port: dest.Port(), Flags: plan.IsRealServer, Weight: int32(rs.Weight), MaxConnections: rs.MaxConnections}
 }
 
 // newWanted returns the value of a planned virtual server. If its endpoints are those of shared,
@@ -50,9 +50,9 @@ func sameWanted(a, b wantedServer) bool {
 }
 
 // is reports whether an address and port has any of the given flags.
-func (w *wantedServer) is(dest netip.AddrPort, any plan.EndpointIs) bool {
+func (w *wantedServer) is(dest netip.AddrPort, any plan.EndpointFlags) bool {
 	i, found := slices.BinarySearchFunc(w.endpoints, dest, func(e endpoint, dest netip.AddrPort) int { return compareDest(e.Addr, e.Port, dest) })
-	return found && w.endpoints[i].Is&any != 0
+	return found && w.endpoints[i].Flags&any != 0
 }
 
 // newCached converts an observed virtual server.
@@ -110,7 +110,7 @@ func (a *cachedServer) deleteRealServer(dest netip.AddrPort) {
 // share drops the list of real servers if that of the desired state is equal, and uses that.
 func (a *cachedServer) share(want *wantedServer) {
 	same := func(r, e endpoint) bool {
-		return e.Is&plan.IsRealServer != 0 && r.Dest() == e.Dest() && r.RealServer() == e.RealServer()
+		return e.Flags&plan.IsRealServer != 0 && r.Dest() == e.Dest() && r.RealServer() == e.RealServer()
 	}
 	if slices.EqualFunc(a.reals, want.endpoints, same) {
 		a.reals, a.shared = want.endpoints, true
@@ -155,7 +155,7 @@ func diffServer(key ipvs.Key, have *cachedServer, want *wantedServer) []ipvs.Cha
 	}
 	i := 0
 	for _, e := range want.endpoints {
-		if e.Is&plan.IsRealServer == 0 {
+		if e.Flags&plan.IsRealServer == 0 {
 			continue
 		}
 		dest := e.Dest()

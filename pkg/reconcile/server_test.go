@@ -15,11 +15,11 @@ import (
 func randomServer(random *rand.Rand) *plan.VirtualServer {
 	vs := &plan.VirtualServer{VirtualServer: ipvs.VirtualServer{Scheduler: []string{"rr", "wrr"}[random.IntN(2)]}}
 	for i := range byte(6) {
-		e := plan.Endpoint{Addr: netip.AddrFrom4([4]byte{10, 0, 0, i / 2}), Port: 80 + uint16(i%2), Is: plan.EndpointIs(random.IntN(8))}
-		if e.Is&plan.IsRealServer != 0 {
+		e := plan.Endpoint{Addr: netip.AddrFrom4([4]byte{10, 0, 0, i / 2}), Port: 80 + uint16(i%2), Flags: plan.EndpointFlags(random.IntN(8))}
+		if e.Flags&plan.IsRealServer != 0 {
 			e.Weight, e.MaxConnections = int32(random.IntN(3)), uint32(random.IntN(2))
 		}
-		if e.Is != 0 {
+		if e.Flags != 0 {
 			vs.Endpoints = append(vs.Endpoints, e)
 		}
 	}
@@ -36,8 +36,8 @@ func TestEqualEndpointsAreShared(t *testing.T) {
 			t.Fatal("equal lists are not shared")
 		}
 		for _, e := range vs.Endpoints {
-			for _, is := range []plan.EndpointIs{plan.IsRealServer, plan.IsEndpoint, plan.IsUnreachable} {
-				if want.is(e.Dest(), is) != (e.Is&is != 0) {
+			for _, is := range []plan.EndpointFlags{plan.IsRealServer, plan.IsEndpoint, plan.IsUnreachable} {
+				if want.is(e.Dest(), is) != (e.Flags&is != 0) {
 					t.Fatalf("%+v is %d: %v", e, is, want.is(e.Dest(), is))
 				}
 			}
@@ -80,7 +80,7 @@ func TestDiffServerLeadsFromActualToDesired(t *testing.T) {
 		}
 		seen := map[netip.AddrPort]ipvs.RealServer{}
 		for _, e := range want.endpoints {
-			if e.Is&plan.IsRealServer != 0 {
+			if e.Flags&plan.IsRealServer != 0 {
 				seen[e.Dest()] = e.RealServer()
 			}
 		}

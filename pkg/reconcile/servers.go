@@ -170,7 +170,7 @@ func (f *flush) upToDate(s *server, want *wantedServer) bool {
 	}
 	reals, i, unwanted := s.cached.reals, 0, len(s.cached.reals)
 	for _, e := range want.endpoints {
-		if e.Is&plan.IsRealServer == 0 {
+		if e.Flags&plan.IsRealServer == 0 {
 			continue
 		}
 		for i < len(reals) && compareDest(reals[i].Addr, reals[i].Port, e.Dest()) < 0 {

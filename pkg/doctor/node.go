@@ -67,8 +67,8 @@ func interfaces(n *trace.Node) []Finding {
 				"--snat-mode auto or fwmark, which route replies by a mark, with net.ipv4.conf.all.src_valid_mark=1"})
 		}
 		source := n.SourceOn(r.Link, r.Via)
-		if n.SNATTo(plan.ChainPostrouting, r.Link) == "" && n.Owner(source) != r.Link && !replyRouted(n, r.Table) {
-			out = append(out, Finding{Warning, r.Link, fmt.Sprintf("has no address: Service traffic of its pods leaves with the source %s, which is %s's", source, n.Owner(source)),
+		if n.SNATTo(plan.ChainPostrouting, r.Link) == "" && n.LinkOf(source) != r.Link && !replyRouted(n, r.Table) {
+			out = append(out, Finding{Warning, r.Link, fmt.Sprintf("has no address: Service traffic of its pods leaves with the source %s, which is %s's", source, n.LinkOf(source)),
 				"--snat-mode auto, or name a source with --snat-source or the Node's annotation " + service.AnnotationSNATSources})
 		}
 	}
@@ -169,11 +169,11 @@ func programmed(n *trace.Node) []Finding {
 		if !n.Local(e.Addr) {
 			out = append(out, drift(fmt.Sprintf("%s is not local to the node, although %s lists it", e.Addr, set.Name)))
 		}
-		owner := n.Owner(e.Addr)
-		if link, _ := n.Link(owner); link.Type == "dummy" {
-			out = append(out, Finding{Note, owner, fmt.Sprintf("has the cluster IP %s, as NodeLocal DNSCache does", e.Addr), ""})
-		} else if owner != "" {
-			out = append(out, Finding{Error, owner, fmt.Sprintf("has the address %s, which is a Service's cluster IP", e.Addr), "give the interface another address, outside the Service range"})
+		name := n.LinkOf(e.Addr)
+		if link, _ := n.Link(name); link.Type == "dummy" {
+			out = append(out, Finding{Note, name, fmt.Sprintf("has the cluster IP %s, as NodeLocal DNSCache does", e.Addr), ""})
+		} else if name != "" {
+			out = append(out, Finding{Error, name, fmt.Sprintf("has the address %s, which is a Service's cluster IP", e.Addr), "give the interface another address, outside the Service range"})
 		}
 	}
 	return out

@@ -252,11 +252,11 @@ func sourceOf(n *trace.Node, r routing.Route) (address, how string) {
 		return to, "SNAT"
 	}
 	a := n.SourceOn(r.Link, r.Via)
-	switch owner := n.Owner(a); {
+	switch link := n.LinkOf(a); {
 	case !a.IsValid():
 		return "", "MASQUERADE, without an address"
-	case owner != r.Link:
-		return a.String(), "MASQUERADE, with " + owner + "'s address"
+	case link != r.Link:
+		return a.String(), "MASQUERADE, with " + link + "'s address"
 	}
 	return a.String(), "MASQUERADE"
 }

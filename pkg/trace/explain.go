@@ -22,13 +22,13 @@ type Question struct {
 	In string
 	// Optional fields.
 	FromPort uint16
-	// Bound means that the program of the node has bound From. Without it, the kernel
-	// chooses the source of the node's own packets.
-	Bound    bool
-	State    State  // New if not given
-	Reply    bool   // the packet is a reply: To opened the connection to From
-	Mark     uint32 // that the packet arrives with
-	ConnMark uint32
+	// SourceFixed means that the client, a process of the node, has bound From. Without it, the
+	// kernel chooses the source of the node's own packets.
+	SourceFixed bool
+	State       State  // New if not given
+	Reply       bool   // the packet is a reply: To opened the connection to From
+	Mark        uint32 // that the packet arrives with
+	ConnMark    uint32
 }
 
 // sourcePort is the client's port if none is given.
@@ -142,7 +142,7 @@ func (e *Evaluator) Explain(n *Node, q Question) Explanation {
 // packet returns the connection's first packet.
 func (q Question) packet() *packet {
 	return &packet{
-		protocol: q.Protocol, state: cmp.Or(q.State, New), phase: Request, mark: q.Mark, bound: q.Bound, reply: q.Reply,
+		protocol: q.Protocol, state: cmp.Or(q.State, New), phase: Request, mark: q.Mark, sourceFixed: q.SourceFixed, reply: q.Reply,
 		src:  netip.AddrPortFrom(q.From, cmp.Or(q.FromPort, sourcePort)),
 		dst:  q.To,
 		conn: &connection{mark: q.ConnMark, source: netip.AddrPortFrom(q.From, cmp.Or(q.FromPort, sourcePort)), destination: q.To},
@@ -155,7 +155,7 @@ func (q Question) packet() *packet {
 func (n *Node) entry(q Question) string {
 	back, ok, _ := n.route(lookup{src: q.To.Addr(), dst: q.From, in: "lo"})
 	switch {
-	case ok && back.Local && (q.In == "" || n.Owner(q.From) != ""):
+	case ok && back.Local && (q.In == "" || n.LinkOf(q.From) != ""):
 		return ""
 	case q.In != "":
 		return q.In
@@ -166,7 +166,7 @@ func (n *Node) entry(q Question) string {
 // unroutable reports whether a client is neither the node nor has a route.
 func (n *Node) unroutable(client netip.Addr) bool {
 	_, ok, _ := n.route(lookup{dst: client, in: "lo"})
-	return client.IsValid() && !ok && n.Owner(client) == ""
+	return client.IsValid() && !ok && n.LinkOf(client) == ""
 }
 
 // attachedTo returns the interface to whose link a host is attached, or "", according to
@@ -298,7 +298,7 @@ func (w *walk) departs(p *packet) Verdict {
 // route that was looked up last.
 func (w *walk) sent(p *packet) (ipvs.Key, Verdict) {
 	source, way, ok := w.sourceTowards(p.dst.Addr())
-	if p.bound {
+	if p.sourceFixed {
 		source = p.src.Addr()
 		way, ok = w.lookUp(lookup{src: source, dst: p.dst.Addr(), in: "lo"})
 	}

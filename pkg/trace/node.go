@@ -104,8 +104,8 @@ func (n *Node) Link(name string) (routing.Link, bool) {
 	return n.Links[i], true
 }
 
-// Owner returns the interface that has an address, or "".
-func (n *Node) Owner(a netip.Addr) string {
+// LinkOf returns the interface that has an address, or "".
+func (n *Node) LinkOf(a netip.Addr) string {
 	for _, l := range n.Links {
 		if l.HasAddress(a) {
 			return l.Name
@@ -120,7 +120,7 @@ func (n *Node) deliveredBy(a netip.Addr) string {
 	if n.Delivers != nil {
 		return n.Delivers(a)
 	}
-	return n.Owner(a)
+	return n.LinkOf(a)
 }
 
 // leadsOut reports whether an interface has a default route in any table.

@@ -33,16 +33,16 @@ const (
 
 // packet is a packet on its path through the node.
 type packet struct {
-	protocol ip.Protocol
-	src, dst netip.AddrPort
-	in, out  string // "": from the node, or not yet routed
-	mark     uint32
-	conn     *connection
-	state    State
-	bound    bool      // the node's program has chosen src
-	reply    bool      // in the direction of replies
-	phase    Phase     // which packet of the connection it is
-	virtual  *ipvs.Key // the virtual server that scheduled it, after IPVS
+	protocol    ip.Protocol
+	src, dst    netip.AddrPort
+	in, out     string // "": from the node, or not yet routed
+	mark        uint32
+	conn        *connection
+	state       State
+	sourceFixed bool      // the node's process has chosen src
+	reply       bool      // in the direction of replies
+	phase       Phase     // which packet of the connection it is
+	virtual     *ipvs.Key // the virtual server that scheduled it, after IPVS
 }
 
 // connection is what conntrack stores.

@@ -207,7 +207,7 @@ func (b *serverPath) leaves(p *packet) Verdict {
 	}
 	src := p.src.Addr()
 	by := b.deliveredBy(src)
-	if b.Owner(src) == "" && b.Local(src) {
+	if b.LinkOf(src) == "" && b.Local(src) {
 		return Verdict{Asymmetric, fmt.Sprintf("the request leaves by %s with the VIP %s as its source: the reply goes to the host that has this address", p.out, src)}
 	}
 	if own := b.directLink(p); by == "" && own != "" && own != p.out {

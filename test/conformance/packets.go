@@ -132,7 +132,7 @@ func dispatched(n *trace.Node, b *trace.ServerPath) string {
 		return "refused"
 	case !arrives && b.Verdict.Outcome == trace.Dropped:
 		return "dropped"
-	case n.Owner(netip.MustParseAddr(b.SeenSource)) != "":
+	case n.LinkOf(netip.MustParseAddr(b.SeenSource)) != "":
 		return "masqueraded"
 	}
 	return "as itself"

@@ -78,7 +78,7 @@ type flow struct{ from, to, want string }
 
 func (f flow) question(n names) trace.Question {
 	source := strings.Fields(f.from)
-	q := trace.Question{Protocol: ip.TCP, From: n.addr(source[0]), Bound: len(source) == 1}
+	q := trace.Question{Protocol: ip.TCP, From: n.addr(source[0]), SourceFixed: len(source) == 1}
 	if len(source) > 1 {
 		q.In = source[1]
 	}

@@ -251,8 +251,8 @@ func (s *Scenario) fabric(family ip.Family) func(netip.Addr) string {
 	return func(a netip.Addr) string {
 		mu.Lock()
 		defer mu.Unlock()
-		if owner := n.Owner(a); owner != "" {
-			return owner
+		if link := n.LinkOf(a); link != "" {
+			return link
 		}
 		link, seen := known[a]
 		if !seen {

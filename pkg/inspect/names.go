@@ -84,8 +84,8 @@ func (s sink) Synced()                                  { s.complete = true }
 func (s *sink) SetService(svc *corev1.Service) { s.found = append(s.found, svc) }
 
 func (s *sink) SetEndpointSlice(slice *discoveryv1.EndpointSlice) {
-	if owner, ok := service.Owner(slice); ok {
-		s.slices[owner] = append(s.slices[owner], slice)
+	if svc, ok := service.ServiceOf(slice); ok {
+		s.slices[svc] = append(s.slices[svc], slice)
 	}
 	for _, e := range slice.Endpoints {
 		pod := Pod{}

@@ -31,7 +31,7 @@ func (i *inbox) noteTrigger(slice *service.Slice) {
 	if before != nil && before.Service == slice.Service && before.Trigger == slice.Trigger {
 		return
 	}
-	i.triggers = append(i.triggers, trigger{ownerOf(slice), time.Unix(0, slice.Trigger)})
+	i.triggers = append(i.triggers, trigger{slice.ServiceName(), time.Unix(0, slice.Trigger)})
 }
 
 // take moves the inbox's work to the next pass.

@@ -20,7 +20,7 @@ import (
 type draft struct {
 	name  types.NamespacedName
 	svc   *service.Parsed  // nil: nothing is to be served
-	part  plan.ServicePlan // without fwmarks
+	plan  plan.ServicePlan // without fwmarks
 	owner reconcile.Owner
 	err   error // unusable parts of the Service
 	took  time.Duration
@@ -44,7 +44,7 @@ func (p *Proxy) draft(name types.NamespacedName) draft {
 		p.setAPIServers(&s)
 	}
 	return draft{
-		name: name, svc: svc, part: plan.ForService(&p.Config, &p.facts, &s),
+		name: name, svc: svc, plan: plan.ForService(&p.Config, &p.facts, &s),
 		owner: reconcile.Owner{Name: name, Created: s.Created}, err: err, took: time.Since(began), noScheduler: schedulerErr != nil,
 	}
 }
@@ -59,14 +59,14 @@ func (p *Proxy) accept(ctx context.Context, d draft) {
 		return
 	}
 	owner := d.owner // copied, because a pointer into the draft would keep the whole draft alive
-	markErr := p.reconciler.Set(&owner, d.part)
-	p.reportUnusable(ctx, d.svc, errors.Join(d.err, unservedError(d.name, d.part.Rejected), markErr))
-	p.depends[d.name] = d.part.Deps
+	markErr := p.reconciler.Set(&owner, d.plan)
+	p.reportUnusable(ctx, d.svc, errors.Join(d.err, unservedError(d.name, d.plan.Rejected), markErr))
+	p.depends[d.name] = d.plan.Deps
 	if delete(p.noScheduler, d.name); d.noScheduler {
 		p.noScheduler[d.name] = struct{}{}
 	}
-	p.noteNoLocal(d.name, d.part.NoLocal)
-	p.setHealthCheck(d.name, d.part.HealthCheck)
+	p.noteNoLocal(d.name, d.plan.NoLocal)
+	p.setHealthCheck(d.name, d.plan.HealthCheck)
 }
 
 // setHealthCheck changes a health check node port. It reports fewer endpoints at once, and more
@@ -79,7 +79,7 @@ func (p *Proxy) setHealthCheck(name types.NamespacedName, check plan.HealthCheck
 		delete(p.checks, name)
 		p.HealthChecks.Delete(name)
 		return
-	case before.Port == check.Port && check.Local <= before.Local:
+	case before.Port == check.Port && check.ReadyHere <= before.ReadyHere:
 		p.HealthChecks.Set(name, check)
 	default:
 		p.raised[name] = check

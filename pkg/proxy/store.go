@@ -66,13 +66,13 @@ func (s *store) setSlice(slice *service.Slice) []types.NamespacedName {
 	if slice.Service == "" {
 		return s.deleteSlice(name)
 	}
-	owner := ownerOf(slice)
+	svc := slice.ServiceName()
 	var changed []types.NamespacedName
 	if before := s.slices[name]; before != nil && before.Service != slice.Service {
 		changed = s.deleteSlice(name)
 	}
 	s.slices[name] = slice
-	s.change(owner, func(o *objects) {
+	s.change(svc, func(o *objects) {
 		at, found := find(o.slices, name)
 		if found {
 			o.slices = slices.Clone(o.slices)
@@ -81,7 +81,7 @@ func (s *store) setSlice(slice *service.Slice) []types.NamespacedName {
 			o.slices = slices.Insert(slices.Clip(o.slices), at, slice)
 		}
 	})
-	return append(changed, owner)
+	return append(changed, svc)
 }
 
 func (s *store) deleteSlice(name types.NamespacedName) []types.NamespacedName {
@@ -90,18 +90,13 @@ func (s *store) deleteSlice(name types.NamespacedName) []types.NamespacedName {
 		return nil
 	}
 	delete(s.slices, name)
-	owner := ownerOf(slice)
-	s.change(owner, func(o *objects) {
+	svc := slice.ServiceName()
+	s.change(svc, func(o *objects) {
 		if at, found := find(o.slices, name); found {
 			o.slices = slices.Concat(o.slices[:at], o.slices[at+1:])
 		}
 	})
-	return []types.NamespacedName{owner}
-}
-
-// ownerOf returns the name of a slice's Service.
-func ownerOf(slice *service.Slice) types.NamespacedName {
-	return types.NamespacedName{Namespace: slice.Name.Namespace, Name: slice.Service}
+	return []types.NamespacedName{svc}
 }
 
 // find searches for a slice by name among those of one Service, which share a

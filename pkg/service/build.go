@@ -69,9 +69,9 @@ func Proxied(svc *corev1.Service) bool {
 		Selector().Matches(labels.Set(svc.Labels))
 }
 
-// Owner returns the Service that an EndpointSlice belongs to. It returns false for
+// ServiceOf returns the Service that an EndpointSlice belongs to. It returns false for
 // slices that are not ours: headless, of host names, or without an owner.
-func Owner(slice *discoveryv1.EndpointSlice) (types.NamespacedName, bool) {
+func ServiceOf(slice *discoveryv1.EndpointSlice) (types.NamespacedName, bool) {
 	name := slice.Labels[discoveryv1.LabelServiceName]
 	ours := name != "" && slice.AddressType != discoveryv1.AddressTypeFQDN &&
 		EndpointSliceSelector().Matches(labels.Set(slice.Labels))

@@ -541,7 +541,7 @@ func TestProxied(t *testing.T) {
 	}
 }
 
-func TestOwner(t *testing.T) {
+func TestServiceOf(t *testing.T) {
 	for _, tc := range []struct {
 		name   string
 		labels map[string]string
@@ -557,9 +557,9 @@ func TestOwner(t *testing.T) {
 	} {
 		slice := newSlice("web-1")
 		slice.Labels, slice.AddressType = tc.labels, tc.kind
-		name, ours := Owner(slice)
+		name, ours := ServiceOf(slice)
 		if ours != tc.want {
-			t.Errorf("%s: Owner = %t, want %t", tc.name, ours, tc.want)
+			t.Errorf("%s: ServiceOf = %t, want %t", tc.name, ours, tc.want)
 		}
 		if want := (types.NamespacedName{Namespace: "shop", Name: "web"}); ours && name != want {
 			t.Errorf("%s: owner is %s, want %s", tc.name, name, want)

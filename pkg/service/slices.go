@@ -48,17 +48,22 @@ type sliceEndpoint struct {
 	conditions
 }
 
+// ServiceName returns the namespace and name of the slice's Service.
+func (s *Slice) ServiceName() types.NamespacedName {
+	return types.NamespacedName{Namespace: s.Name.Namespace, Name: s.Service}
+}
+
 // Endpoints returns the number of usable endpoints.
 func (s *Slice) Endpoints() int { return len(s.endpoints) }
 
 // ParseSlice parses an EndpointSlice. It does not keep a reference to slice.
 func ParseSlice(slice *discoveryv1.EndpointSlice) *Slice {
-	owner, ours := Owner(slice)
+	svc, ours := ServiceOf(slice)
 	if !ours {
 		return &Slice{Name: nameOf(slice)}
 	}
 	s := parseSlice(slice)
-	s.Service = owner.Name
+	s.Service = svc.Name
 	if at, err := time.Parse(time.RFC3339Nano, slice.Annotations[corev1.EndpointsLastChangeTriggerTime]); err == nil {
 		s.Trigger = at.UnixNano()
 	}

@@ -115,11 +115,11 @@ func (r *reader) read(doc []byte) error {
 		if err := yaml.UnmarshalStrict(doc, slice); err != nil {
 			return err
 		}
-		owner, ours := service.Owner(slice)
+		svc, ours := service.ServiceOf(slice)
 		if !ours {
-			return errors.New("a slice without an owner: " + slice.Name)
+			return errors.New("a slice without a Service: " + slice.Name)
 		}
-		r.slices[owner] = append(r.slices[owner], slice)
+		r.slices[svc] = append(r.slices[svc], slice)
 	default:
 		return fmt.Errorf("unknown kind %q", meta.Kind)
 	}

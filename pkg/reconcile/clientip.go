@@ -38,13 +38,13 @@ var clientIPSetOf = func() map[string]string {
 // by then.
 // Members of plan.Local wait for Prune while rules of another configuration serve: those may not
 // masquerade internal clients at the virtual server of the address.
-func (r *Reconciler) setFoundDirty(p *ownedState) {
+func (r *Reconciler) setFoundDirty(o *ownedState) {
 	found := func(set string, entry ipset.Entry) {
 		if m := r.members.records.get(r.sets.key(plan.Member{Set: set, Entry: entry})); m != nil && m.exists {
 			r.members.setDirty(m)
 		}
 	}
-	for _, s := range p.servers {
+	for _, s := range o.servers {
 		if s.key.FWMark != 0 {
 			continue
 		}
@@ -56,7 +56,7 @@ func (r *Reconciler) setFoundDirty(p *ownedState) {
 			found(plan.Local.In(family), entry)
 		}
 	}
-	for _, m := range p.members {
+	for _, m := range o.members {
 		full := r.sets.member(m.key)
 		if set, ok := clientIPSetOf[full.Set]; ok {
 			found(set, full.Entry)

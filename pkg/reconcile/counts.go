@@ -70,27 +70,27 @@ func (r *Reconciler) membersMissing() bool {
 			counted = append(counted, set.name)
 		}
 	}
-	for _, i := range r.turn(large) {
+	for _, i := range r.nextToCount(large) {
 		counted = append(counted, r.sets.list[i].name)
 	}
 	return r.countsDiffer(counted) || r.sampleMissing(large)
 }
 
-// turn returns the large sets to count now. Each call adds countedAtOnce members to a budget, from
+// nextToCount returns the large sets to count now. Each call adds countedAtOnce members to a budget, from
 // which each returned set takes its size.
-func (r *Reconciler) turn(large []uint16) []uint16 {
+func (r *Reconciler) nextToCount(large []uint16) []uint16 {
 	var out []uint16
-	r.mayCount += countedAtOnce
+	r.countBudget += countedAtOnce
 	for len(out) < len(large) {
-		next := large[(r.largeSet+1)%len(large)]
-		if r.mayCount < r.sets.list[next].existing {
+		next := large[(r.lastCounted+1)%len(large)]
+		if r.countBudget < r.sets.list[next].existing {
 			return out
 		}
-		r.mayCount -= r.sets.list[next].existing
-		r.largeSet = (r.largeSet + 1) % len(large)
+		r.countBudget -= r.sets.list[next].existing
+		r.lastCounted = (r.lastCounted + 1) % len(large)
 		out = append(out, next)
 	}
-	r.mayCount = 0
+	r.countBudget = 0
 	return out
 }
 

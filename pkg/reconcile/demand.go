@@ -62,8 +62,8 @@ func (r *Reconciler) flushDemanded() Problems {
 	return append(problems, r.Flush()...)
 }
 
-// adoptDemands marks as in use each set whose rules on demand exist already.
-func (r *Reconciler) adoptDemands() {
+// recordDemands marks as in use each set whose rules on demand exist already.
+func (r *Reconciler) recordDemands() {
 	for _, family := range r.cfg.Families {
 		for _, d := range plan.Demands {
 			if _, written := r.cached.nat[family].Chains[d.Rules(family)]; written {

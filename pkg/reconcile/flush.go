@@ -112,7 +112,7 @@ func (f *flush) addMembers() {
 // waitsForDrainEntry reports whether a member of plan.Local keeps its mark for now, because the
 // virtual server of the mark has no drain entry yet.
 func (f *flush) waitsForDrainEntry(m *member, want uint32) bool {
-	fwm, exists := f.localMark(m)
+	fwm, exists := f.fwmarkOf(m)
 	return exists && m.cached != want && f.retired[fwm] != f.addressIn(m) && !f.sets.get(plan.Draining.In(fwm.Family())).failed
 }
 

@@ -15,20 +15,20 @@ import (
 // index finds the records of a table by key. It is a hash table of pointers with open
 // addressing. A map would store every key a second time: about 70 bytes for a set member, and
 // a Service has at least two members.
-type index[K comparable, W, A any] struct {
+type index[K comparable, W, C any] struct {
 	hash    func(K) uint64
-	slots   []*record[K, W, A] // their number is a power of two
-	deleted *record[K, W, A]   // takes the place of a removed record, so that probing continues
+	slots   []*record[K, W, C] // their number is a power of two
+	deleted *record[K, W, C]   // takes the place of a removed record, so that probing continues
 	count   int
 	used    int // slots that are not nil
 }
 
-func newIndex[K comparable, W, A any](hash func(K) uint64) index[K, W, A] {
-	return index[K, W, A]{hash: hash, deleted: &record[K, W, A]{}}
+func newIndex[K comparable, W, C any](hash func(K) uint64) index[K, W, C] {
+	return index[K, W, C]{hash: hash, deleted: &record[K, W, C]{}}
 }
 
 // slot returns the slot of a key or, if it has none, of the first slot to put it into.
-func (x *index[K, W, A]) slot(key K) int {
+func (x *index[K, W, C]) slot(key K) int {
 	mask, free := len(x.slots)-1, -1
 	for i := int(x.hash(key)) & mask; ; i = (i + 1) & mask {
 		switch r := x.slots[i]; {
@@ -43,7 +43,7 @@ func (x *index[K, W, A]) slot(key K) int {
 }
 
 // get returns the record of a key; nil if there is none.
-func (x *index[K, W, A]) get(key K) *record[K, W, A] {
+func (x *index[K, W, C]) get(key K) *record[K, W, C] {
 	if x.count == 0 {
 		return nil
 	}
@@ -54,7 +54,7 @@ func (x *index[K, W, A]) get(key K) *record[K, W, A] {
 }
 
 // add adds a record whose key has none.
-func (x *index[K, W, A]) add(r *record[K, W, A]) {
+func (x *index[K, W, C]) add(r *record[K, W, C]) {
 	if 8*(x.used+1) > 7*len(x.slots) {
 		x.resize()
 	}
@@ -68,9 +68,9 @@ func (x *index[K, W, A]) add(r *record[K, W, A]) {
 
 // resize adapts the number of slots to the number of records, and drops the slots of deleted
 // records.
-func (x *index[K, W, A]) resize() {
+func (x *index[K, W, C]) resize() {
 	old := x.slots
-	x.slots = make([]*record[K, W, A], max(16, 1<<bits.Len(uint(x.count*3/2))))
+	x.slots = make([]*record[K, W, C], max(16, 1<<bits.Len(uint(x.count*3/2))))
 	x.used = x.count
 	for _, r := range old {
 		if r != nil && r != x.deleted {
@@ -80,7 +80,7 @@ func (x *index[K, W, A]) resize() {
 }
 
 // remove removes a record, if the index has it. After many removals it releases memory.
-func (x *index[K, W, A]) remove(r *record[K, W, A]) {
+func (x *index[K, W, C]) remove(r *record[K, W, C]) {
 	if x.get(r.key) != r {
 		return
 	}
@@ -91,8 +91,8 @@ func (x *index[K, W, A]) remove(r *record[K, W, A]) {
 }
 
 // all returns all records. Records may be added and removed during the iteration.
-func (x *index[K, W, A]) all() iter.Seq[*record[K, W, A]] {
-	return func(yield func(*record[K, W, A]) bool) {
+func (x *index[K, W, C]) all() iter.Seq[*record[K, W, C]] {
+	return func(yield func(*record[K, W, C]) bool) {
 		for _, r := range x.slots {
 			if r != nil && r != x.deleted && !yield(r) {
 				return
@@ -102,8 +102,8 @@ func (x *index[K, W, A]) all() iter.Seq[*record[K, W, A]] {
 }
 
 // some returns the records of up to n slots, from a random one on.
-func (x *index[K, W, A]) some(n int) iter.Seq[*record[K, W, A]] {
-	return func(yield func(*record[K, W, A]) bool) {
+func (x *index[K, W, C]) some(n int) iter.Seq[*record[K, W, C]] {
+	return func(yield func(*record[K, W, C]) bool) {
 		if len(x.slots) == 0 {
 			return
 		}

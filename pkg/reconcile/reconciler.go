@@ -60,8 +60,8 @@ type Reconciler struct {
 	pace          pace                                      // of their deletion
 	cuts          []Cut                                     // since the last call of takeCuts
 	toCheck       []*server                                 // virtual servers that spot checks will check next
-	largeSet      int                                       // the large set that a spot check counted last
-	mayCount      int                                       // members of large sets that may be counted
+	lastCounted   int                                       // the large set that a spot check counted last
+	countBudget   int                                       // members of large sets that may be counted
 	foundServers  bool                                      // Load found virtual servers of ours or kube-proxy's
 	rulesCurrent  bool                                      // the rules in the kernel are the plan's
 	pruning       bool                                      // all Services are known: undesired state may be deleted
@@ -162,20 +162,20 @@ func (r *Reconciler) Set(owner *Owner, desired plan.ServicePlan) error {
 }
 
 func (r *Reconciler) setDesired(owner *Owner, desired plan.ServicePlan) {
-	p := r.owned[owner.Name]
-	if p == nil {
-		p = &ownedState{}
-		r.owned[owner.Name] = p
+	o := r.owned[owner.Name]
+	if o == nil {
+		o = &ownedState{}
+		r.owned[owner.Name] = o
 	}
-	if p.owner == nil || !p.owner.Created.Equal(owner.Created) {
-		p.owner = owner
+	if o.owner == nil || !o.owner.Created.Equal(owner.Created) {
+		o.owner = owner
 	}
-	r.setServers(p, desired.VirtualServers)
-	r.setMembers(p, desired.Members)
+	r.setServers(o, desired.VirtualServers)
+	r.setMembers(o, desired.Members)
 	if !r.pruning {
-		r.setFoundDirty(p)
+		r.setFoundDirty(o)
 	}
-	p.vips = r.vips.replace(p.owner, p.vips, len(desired.VIPs),
+	o.vips = r.vips.replace(o.owner, o.vips, len(desired.VIPs),
 		func(i int) entry[plan.VIP, struct{}] { return entry[plan.VIP, struct{}]{key: desired.VIPs[i]} },
 		func(struct{}, struct{}) bool { return true })
 }
@@ -184,15 +184,15 @@ func (r *Reconciler) setDesired(owner *Owner, desired plan.ServicePlan) {
 func (r *Reconciler) Delete(name types.NamespacedName) {
 	_, _ = r.fwmarks.assign(name, nil, nil) // never fails: it requests no fwmark
 	r.retries.succeeded(name)
-	if p, ok := r.owned[name]; ok {
-		r.setDesired(p.owner, plan.ServicePlan{})
+	if o, ok := r.owned[name]; ok {
+		r.setDesired(o.owner, plan.ServicePlan{})
 		delete(r.owned, name)
 	}
 }
 
-func (r *Reconciler) setServers(p *ownedState, want []plan.VirtualServer) {
+func (r *Reconciler) setServers(o *ownedState, want []plan.VirtualServer) {
 	var last []endpoint // the virtual servers of a Service often have the same endpoints
-	p.servers = replaceAll(&r.servers, p.owner, p.servers, len(want),
+	o.servers = replaceAll(&r.servers, o.owner, o.servers, len(want),
 		func(i int) entry[ipvs.Key, wantedServer] {
 			value := newWanted(&want[i], last)
 			last = value.endpoints
@@ -201,20 +201,20 @@ func (r *Reconciler) setServers(p *ownedState, want []plan.VirtualServer) {
 		func(s *server, e entry[ipvs.Key, wantedServer]) {
 			r.adoptForeign(s)
 			before := r.servers.owners(s.key)
-			r.servers.put(s, p.owner, e.precedence, e.value)
+			r.servers.put(s, o.owner, e.precedence, e.value)
 			if slices.ContainsFunc(e.value.endpoints, func(e endpoint) bool { return e.Flags&plan.IsUnreachable != 0 }) {
 				r.drainAt = time.Time{} // check at once: connections to them may have to be cut
 			}
 			r.ownersChanged(s.key, before)
 		}, func(s *server) {
 			before := r.servers.owners(s.key)
-			r.servers.drop(s, p.owner)
+			r.servers.drop(s, o.owner)
 			r.ownersChanged(s.key, before)
 		})
 }
 
-func (r *Reconciler) setMembers(p *ownedState, want []plan.Member) {
-	p.members = r.members.replace(p.owner, p.members, len(want),
+func (r *Reconciler) setMembers(o *ownedState, want []plan.Member) {
+	o.members = r.members.replace(o.owner, o.members, len(want),
 		func(i int) entry[memberKey, uint32] {
 			return entry[memberKey, uint32]{key: r.sets.key(want[i]), value: want[i].Mark}
 		}, func(a, b uint32) bool { return a == b })

@@ -198,7 +198,7 @@ func overMap[K comparable, V any](m map[K]V, do func(K, V)) pass {
 }
 
 // overTable returns a pass over the records of a table.
-func overTable[K comparable, W, A any](t *table[K, W, A], do func(*record[K, W, A])) pass {
+func overTable[K comparable, W, C any](t *table[K, W, C], do func(*record[K, W, C])) pass {
 	return func() (int, func(int)) {
 		list := t.list()
 		return len(list), func(i int) { do(list[i]) }
@@ -326,7 +326,7 @@ func (d *resync) compareVIP(v *vipRecord) {
 }
 
 // compared makes a record dirty or clean, and counts each difference once.
-func compared[K comparable, W, A any](d *resync, t *table[K, W, A], r *record[K, W, A], differs bool) {
+func compared[K comparable, W, C any](d *resync, t *table[K, W, C], r *record[K, W, C], differs bool) {
 	known := r.dirty
 	if t.compared(r, differs); r.dirty && !known {
 		d.differences++

@@ -104,9 +104,9 @@ func (f *flush) addDrainEntries(retiring map[ipvs.Key]ipvs.Key) {
 	f.applyMembers(changes)
 }
 
-// localMark returns the fwmark that a dirty member of plan.Local has in the kernel, and
+// fwmarkOf returns the fwmark that a dirty member of plan.Local has in the kernel, and
 // whether its virtual server exists.
-func (f *flush) localMark(m *member) (fwm ipvs.Key, exists bool) {
+func (f *flush) fwmarkOf(m *member) (fwm ipvs.Key, exists bool) {
 	if !m.exists || m.cached == 0 || f.sets.list[m.key.set].name != plan.Local.In(ip.Of(m.key.addr)) {
 		return fwm, false
 	}
@@ -134,7 +134,7 @@ func (f *flush) addDrainEntriesOfReplaced() {
 			continue
 		}
 		address := f.addressIn(m)
-		if fwm, exists := f.localMark(m); exists {
+		if fwm, exists := f.fwmarkOf(m); exists {
 			entries[fwm] = address
 		}
 		if fwm := fwmKey(family, want); f.servers.isDirty(fwm) && f.unused(fwm) && f.servers.exists(address) {
@@ -155,7 +155,7 @@ func (f *flush) unused(fwm ipvs.Key) bool {
 func (f *flush) deleteLocalMembers() {
 	retiring := map[ipvs.Key]ipvs.Key{}
 	for m := range f.members.allDirty() {
-		fwm, exists := f.localMark(m)
+		fwm, exists := f.fwmarkOf(m)
 		if !exists {
 			continue
 		}
@@ -252,13 +252,13 @@ func (f *flush) deleteRetired() {
 		}
 	}
 	f.applyServers(servers)
-	var records []ipset.Change
+	var entries []ipset.Change
 	for _, c := range servers {
 		if m := drainEntry(c.Key, f.retired[c.Key]); f.retired[c.Key] != (ipvs.Key{}) && !f.needsDrainEntry(c.Key, f.retired[c.Key]) {
-			records = append(records, f.changeOf(ipset.DeleteEntry, m))
+			entries = append(entries, f.changeOf(ipset.DeleteEntry, m))
 		}
 	}
-	f.applyMembers(records)
+	f.applyMembers(entries)
 }
 
 // setRetiredDirty makes the retired virtual servers of an address and port dirty.

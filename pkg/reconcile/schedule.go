@@ -112,7 +112,7 @@ func (r *Reconciler) Load() (virtualServers int, err error) {
 		return 0, err
 	}
 	r.runResync(o)
-	r.adoptDemands()
+	r.recordDemands()
 	for _, set := range r.sets.list {
 		if set.existing > 0 {
 			r.useSet(set.name)

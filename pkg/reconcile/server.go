@@ -69,67 +69,67 @@ func newCached(s ipvs.Service) cachedServer {
 	return a
 }
 
-func (a *cachedServer) find(dest netip.AddrPort) (int, bool) {
-	return slices.BinarySearchFunc(a.reals, dest, func(r endpoint, dest netip.AddrPort) int { return compareDest(r.Addr, r.Port, dest) })
+func (s *cachedServer) find(dest netip.AddrPort) (int, bool) {
+	return slices.BinarySearchFunc(s.reals, dest, func(r endpoint, dest netip.AddrPort) int { return compareDest(r.Addr, r.Port, dest) })
 }
 
 // realServer returns the settings of a real server.
-func (a *cachedServer) realServer(dest netip.AddrPort) (ipvs.RealServer, bool) {
-	if i, found := a.find(dest); found {
-		return a.reals[i].RealServer(), true
+func (s *cachedServer) realServer(dest netip.AddrPort) (ipvs.RealServer, bool) {
+	if i, found := s.find(dest); found {
+		return s.reals[i].RealServer(), true
 	}
 	return ipvs.RealServer{}, false
 }
 
-func (a *cachedServer) has(dest netip.AddrPort) bool {
-	_, found := a.find(dest)
+func (s *cachedServer) has(dest netip.AddrPort) bool {
+	_, found := s.find(dest)
 	return found
 }
 
-func (a *cachedServer) setRealServer(dest netip.AddrPort, rs ipvs.RealServer) {
-	a.unshare()
+func (s *cachedServer) setRealServer(dest netip.AddrPort, rs ipvs.RealServer) {
+	s.unshare()
 	r := newEndpoint(dest, rs)
-	i, found := a.find(dest)
+	i, found := s.find(dest)
 	if found {
-		a.reals[i] = r
+		s.reals[i] = r
 		return
 	}
-	if len(a.reals) == cap(a.reals) && len(a.reals) < 8 { // most virtual servers have few
-		a.reals = append(make([]endpoint, 0, len(a.reals)+1), a.reals...)
+	if len(s.reals) == cap(s.reals) && len(s.reals) < 8 { // most virtual servers have few
+		s.reals = append(make([]endpoint, 0, len(s.reals)+1), s.reals...)
 	}
-	a.reals = slices.Insert(a.reals, i, r)
+	s.reals = slices.Insert(s.reals, i, r)
 }
 
-func (a *cachedServer) deleteRealServer(dest netip.AddrPort) {
-	if i, found := a.find(dest); found {
-		a.unshare()
-		a.reals = slices.Delete(a.reals, i, i+1)
+func (s *cachedServer) deleteRealServer(dest netip.AddrPort) {
+	if i, found := s.find(dest); found {
+		s.unshare()
+		s.reals = slices.Delete(s.reals, i, i+1)
 	}
 }
 
 // share drops the list of real servers if that of the desired state is equal, and uses that.
-func (a *cachedServer) share(want *wantedServer) {
+func (s *cachedServer) share(want *wantedServer) {
 	same := func(r, e endpoint) bool {
 		return e.Flags&plan.IsRealServer != 0 && r.Dest() == e.Dest() && r.RealServer() == e.RealServer()
 	}
-	if slices.EqualFunc(a.reals, want.endpoints, same) {
-		a.reals, a.shared = want.endpoints, true
+	if slices.EqualFunc(s.reals, want.endpoints, same) {
+		s.reals, s.shared = want.endpoints, true
 	}
 }
 
 // unshare precedes a change of the real servers.
-func (a *cachedServer) unshare() {
-	if a.shared {
-		a.reals, a.shared = slices.Clone(a.reals), false
+func (s *cachedServer) unshare() {
+	if s.shared {
+		s.reals, s.shared = slices.Clone(s.reals), false
 	}
 }
 
 // equals reports whether observed real servers are the cached ones.
-func (a *cachedServer) equals(seen map[netip.AddrPort]ipvs.RealServer) bool {
-	if len(a.reals) != len(seen) {
+func (s *cachedServer) equals(seen map[netip.AddrPort]ipvs.RealServer) bool {
+	if len(s.reals) != len(seen) {
 		return false
 	}
-	for _, r := range a.reals {
+	for _, r := range s.reals {
 		if is, there := seen[r.Dest()]; !there || is != r.RealServer() {
 			return false
 		}

@@ -39,19 +39,19 @@ type want[W any] struct {
 }
 
 // before orders the values of one key by precedence, then by owner.
-func (c want[W]) before(d want[W]) bool {
-	if c.precedence != d.precedence {
-		return c.precedence < d.precedence
+func (w want[W]) before(o want[W]) bool {
+	if w.precedence != o.precedence {
+		return w.precedence < o.precedence
 	}
-	return c.owner.before(d.owner)
+	return w.owner.before(o.owner)
 }
 
 // record holds what the owners want of one object, and its cached state. It is dirty while
 // the kernel may not have the desired value.
-type record[K comparable, W, A any] struct {
+type record[K comparable, W, C any] struct {
 	key     K
 	want[W]      // of the owner with precedence; the owner is nil if none wants the key
-	cached  A    // the value in the kernel, if exists
+	cached  C    // the value in the kernel, if exists
 	exists  bool // in the kernel, as far as is known
 	dirty   bool
 	queued  bool // in table.queue
@@ -60,12 +60,12 @@ type record[K comparable, W, A any] struct {
 }
 
 // wanted reports whether any owner wants the object.
-func (r *record[K, W, A]) wanted() bool { return r.owner != nil }
+func (r *record[K, W, C]) wanted() bool { return r.owner != nil }
 
 // table holds one kind of object by key. Several owners may want the same key. A set member
 // or VIP is shared by them; a virtual server goes to the owner with precedence.
-type table[K comparable, W, A any] struct {
-	records index[K, W, A]
+type table[K comparable, W, C any] struct {
+	records index[K, W, C]
 	losers  map[K][]want[W] // of keys that several owners want, without the winner; sorted
 	// counted, if not nil, is called with 1 when a key gets its first owner, and with -1
 	// when it loses its last one.
@@ -73,56 +73,56 @@ type table[K comparable, W, A any] struct {
 	existing int // records that exist in the kernel
 	// queue lists every dirty record, and records that were dirty since the last call of
 	// compact.
-	queue []*record[K, W, A]
+	queue []*record[K, W, C]
 	// stuck holds keys that the kernel refused. They wait for their retry, instead of being
 	// repeated by every Flush.
-	stuck map[K]*record[K, W, A]
+	stuck map[K]*record[K, W, C]
 	// While the kernel is being read (observing), written lists the records that are written
 	// meanwhile: their observed value may be older than the write. Records that become idle
 	// are deleted afterwards.
 	observing bool
-	written   []*record[K, W, A]
-	idle      []*record[K, W, A]
+	written   []*record[K, W, C]
+	idle      []*record[K, W, C]
 	round     uint32 // number of the last replaceAll
 }
 
-func newTable[K comparable, W, A any](hash func(K) uint64) table[K, W, A] {
-	return table[K, W, A]{
-		records: newIndex[K, W, A](hash), losers: map[K][]want[W]{}, stuck: map[K]*record[K, W, A]{},
+func newTable[K comparable, W, C any](hash func(K) uint64) table[K, W, C] {
+	return table[K, W, C]{
+		records: newIndex[K, W, C](hash), losers: map[K][]want[W]{}, stuck: map[K]*record[K, W, C]{},
 	}
 }
 
 // get returns the record of a key, a new one if necessary.
-func (t *table[K, W, A]) get(key K) *record[K, W, A] {
+func (t *table[K, W, C]) get(key K) *record[K, W, C] {
 	r := t.records.get(key)
 	if r == nil {
-		r = &record[K, W, A]{key: key}
+		r = &record[K, W, C]{key: key}
 		t.records.add(r)
 	}
 	return r
 }
 
 // wanted reports whether any owner wants a key.
-func (t *table[K, W, A]) wanted(key K) bool {
+func (t *table[K, W, C]) wanted(key K) bool {
 	r := t.records.get(key)
 	return r != nil && r.wanted()
 }
 
 // exists reports whether the kernel has a key, as far as is known.
-func (t *table[K, W, A]) exists(key K) bool {
+func (t *table[K, W, C]) exists(key K) bool {
 	r := t.records.get(key)
 	return r != nil && r.exists
 }
 
 // isDirty reports whether a key is dirty.
-func (t *table[K, W, A]) isDirty(key K) bool {
+func (t *table[K, W, C]) isDirty(key K) bool {
 	r := t.records.get(key)
 	return r != nil && r.dirty
 }
 
 // release deletes a record that is no longer needed: at once or, while the kernel is being
 // read, at the end of the resync.
-func (t *table[K, W, A]) release(r *record[K, W, A]) {
+func (t *table[K, W, C]) release(r *record[K, W, C]) {
 	if r.wanted() || r.exists || r.dirty || t.stuck[r.key] == r {
 		return
 	}
@@ -134,7 +134,7 @@ func (t *table[K, W, A]) release(r *record[K, W, A]) {
 }
 
 // setDirty makes a record dirty.
-func (t *table[K, W, A]) setDirty(r *record[K, W, A]) {
+func (t *table[K, W, C]) setDirty(r *record[K, W, C]) {
 	delete(t.stuck, r.key)
 	r.dirty = true
 	if !r.queued {
@@ -144,14 +144,14 @@ func (t *table[K, W, A]) setDirty(r *record[K, W, A]) {
 }
 
 // setKeyDirty makes a key dirty, if it has a record.
-func (t *table[K, W, A]) setKeyDirty(key K) {
+func (t *table[K, W, C]) setKeyDirty(key K) {
 	if r := t.records.get(key); r != nil {
 		t.setDirty(r)
 	}
 }
 
 // compared records the result of a comparison. A stuck key that differs stays stuck.
-func (t *table[K, W, A]) compared(r *record[K, W, A], differs bool) {
+func (t *table[K, W, C]) compared(r *record[K, W, C], differs bool) {
 	if _, waits := t.stuck[r.key]; differs && !waits {
 		t.setDirty(r)
 	} else if !differs {
@@ -160,21 +160,21 @@ func (t *table[K, W, A]) compared(r *record[K, W, A], differs bool) {
 }
 
 // setClean records that the kernel has the desired value.
-func (t *table[K, W, A]) setClean(r *record[K, W, A]) {
+func (t *table[K, W, C]) setClean(r *record[K, W, C]) {
 	delete(t.stuck, r.key)
 	r.dirty = false
 	t.release(r)
 }
 
 // setStuck sets a record aside until its retry.
-func (t *table[K, W, A]) setStuck(r *record[K, W, A]) {
+func (t *table[K, W, C]) setStuck(r *record[K, W, C]) {
 	r.dirty = false
 	t.stuck[r.key] = r
 }
 
 // allDirty returns the records that are dirty now.
-func (t *table[K, W, A]) allDirty() iter.Seq[*record[K, W, A]] {
-	return func(yield func(*record[K, W, A]) bool) {
+func (t *table[K, W, C]) allDirty() iter.Seq[*record[K, W, C]] {
+	return func(yield func(*record[K, W, C]) bool) {
 		for _, r := range t.queue {
 			if r.dirty && !yield(r) {
 				return
@@ -185,8 +185,8 @@ func (t *table[K, W, A]) allDirty() iter.Seq[*record[K, W, A]] {
 
 // allExisting returns the records that exist in the kernel. Records may be deleted during
 // the iteration.
-func (t *table[K, W, A]) allExisting() iter.Seq[*record[K, W, A]] {
-	return func(yield func(*record[K, W, A]) bool) {
+func (t *table[K, W, C]) allExisting() iter.Seq[*record[K, W, C]] {
+	return func(yield func(*record[K, W, C]) bool) {
 		for r := range t.records.all() {
 			if r.exists && !yield(r) {
 				return
@@ -196,8 +196,8 @@ func (t *table[K, W, A]) allExisting() iter.Seq[*record[K, W, A]] {
 }
 
 // list returns all records. It is a snapshot that stays valid while the kernel is read.
-func (t *table[K, W, A]) list() []*record[K, W, A] {
-	out := make([]*record[K, W, A], 0, t.records.count)
+func (t *table[K, W, C]) list() []*record[K, W, C] {
+	out := make([]*record[K, W, C], 0, t.records.count)
 	for r := range t.records.all() {
 		out = append(out, r)
 	}
@@ -209,8 +209,8 @@ func (t *table[K, W, A]) list() []*record[K, W, A] {
 const reusableSize = 1024
 
 // compact removes clean records from the queue.
-func (t *table[K, W, A]) compact() {
-	t.queue = slices.DeleteFunc(t.queue, func(r *record[K, W, A]) bool {
+func (t *table[K, W, C]) compact() {
+	t.queue = slices.DeleteFunc(t.queue, func(r *record[K, W, C]) bool {
 		r.queued = r.dirty
 		return !r.dirty
 	})
@@ -221,7 +221,7 @@ func (t *table[K, W, A]) compact() {
 
 // retry makes stuck keys dirty again: those that one of the owners wants or, with the zero
 // name, those that no Service wants.
-func (t *table[K, W, A]) retry(due map[types.NamespacedName]bool) {
+func (t *table[K, W, C]) retry(due map[types.NamespacedName]bool) {
 	for _, r := range t.stuck {
 		owners := t.owners(r.key)
 		if slices.ContainsFunc(owners, func(name types.NamespacedName) bool { return due[name] }) || len(owners) == 0 && due[nodeOwner.Name] {
@@ -232,7 +232,7 @@ func (t *table[K, W, A]) retry(due map[types.NamespacedName]bool) {
 
 // put sets the value that an owner wants under a key. Members and VIPs, which owners share,
 // all have precedence 0.
-func (t *table[K, W, A]) put(r *record[K, W, A], owner *Owner, precedence plan.Precedence, value W) {
+func (t *table[K, W, C]) put(r *record[K, W, C], owner *Owner, precedence plan.Precedence, value W) {
 	put := want[W]{owner, precedence, value}
 	switch {
 	case !r.wanted():
@@ -244,8 +244,8 @@ func (t *table[K, W, A]) put(r *record[K, W, A], owner *Owner, precedence plan.P
 		r.want = put
 	default:
 		list := t.without(r, owner)
-		at, _ := slices.BinarySearchFunc(list, put, func(c, put want[W]) int {
-			if c.before(put) {
+		at, _ := slices.BinarySearchFunc(list, put, func(w, put want[W]) int {
+			if w.before(put) {
 				return -1
 			}
 			return 1
@@ -256,7 +256,7 @@ func (t *table[K, W, A]) put(r *record[K, W, A], owner *Owner, precedence plan.P
 }
 
 // drop removes the value that an owner wants under a key.
-func (t *table[K, W, A]) drop(r *record[K, W, A], owner *Owner) {
+func (t *table[K, W, C]) drop(r *record[K, W, C], owner *Owner) {
 	had := r.wanted()
 	t.setWants(r, t.without(r, owner))
 	if had && !r.wanted() && t.counted != nil {
@@ -266,12 +266,12 @@ func (t *table[K, W, A]) drop(r *record[K, W, A], owner *Owner) {
 }
 
 // without returns the values of a key except the owner's.
-func (t *table[K, W, A]) without(r *record[K, W, A], owner *Owner) []want[W] {
-	return slices.DeleteFunc(t.allWants(r), func(c want[W]) bool { return c.owner.Name == owner.Name })
+func (t *table[K, W, C]) without(r *record[K, W, C], owner *Owner) []want[W] {
+	return slices.DeleteFunc(t.allWants(r), func(w want[W]) bool { return w.owner.Name == owner.Name })
 }
 
 // allWants returns a copy of all values of a key, the winner's first.
-func (t *table[K, W, A]) allWants(r *record[K, W, A]) []want[W] {
+func (t *table[K, W, C]) allWants(r *record[K, W, C]) []want[W] {
 	if !r.wanted() {
 		return nil
 	}
@@ -279,7 +279,7 @@ func (t *table[K, W, A]) allWants(r *record[K, W, A]) []want[W] {
 }
 
 // setWants replaces all values of a key. list is sorted.
-func (t *table[K, W, A]) setWants(r *record[K, W, A], list []want[W]) {
+func (t *table[K, W, C]) setWants(r *record[K, W, C], list []want[W]) {
 	if len(list) == 0 {
 		r.want = want[W]{}
 	} else {
@@ -293,16 +293,16 @@ func (t *table[K, W, A]) setWants(r *record[K, W, A], list []want[W]) {
 }
 
 // wantOf returns what one owner wants under a key; false if it wants nothing.
-func (t *table[K, W, A]) wantOf(r *record[K, W, A], name types.NamespacedName) (want[W], bool) {
+func (t *table[K, W, C]) wantOf(r *record[K, W, C], name types.NamespacedName) (want[W], bool) {
 	if r == nil || !r.wanted() {
 		return want[W]{}, false
 	}
 	if r.owner.Name == name {
 		return r.want, true
 	}
-	for _, c := range t.losers[r.key] {
-		if c.owner.Name == name {
-			return c, true
+	for _, w := range t.losers[r.key] {
+		if w.owner.Name == name {
+			return w, true
 		}
 	}
 	return want[W]{}, false
@@ -310,7 +310,7 @@ func (t *table[K, W, A]) wantOf(r *record[K, W, A], name types.NamespacedName) (
 
 // winner returns the owner with precedence. It returns the zero name for the node and for a
 // key without an owner.
-func (t *table[K, W, A]) winner(key K) types.NamespacedName {
+func (t *table[K, W, C]) winner(key K) types.NamespacedName {
 	if r := t.records.get(key); r != nil && r.wanted() {
 		return r.owner.Name
 	}
@@ -318,7 +318,7 @@ func (t *table[K, W, A]) winner(key K) types.NamespacedName {
 }
 
 // owners returns all Services that want a key, the winner first. The node is not listed.
-func (t *table[K, W, A]) owners(key K) []types.NamespacedName {
+func (t *table[K, W, C]) owners(key K) []types.NamespacedName {
 	r := t.records.get(key)
 	if r == nil || !r.wanted() {
 		return nil
@@ -327,16 +327,16 @@ func (t *table[K, W, A]) owners(key K) []types.NamespacedName {
 	if r.owner != nodeOwner {
 		out = append(out, r.owner.Name)
 	}
-	for _, c := range t.losers[key] {
-		if c.owner != nodeOwner {
-			out = append(out, c.owner.Name)
+	for _, w := range t.losers[key] {
+		if w.owner != nodeOwner {
+			out = append(out, w.owner.Name)
 		}
 	}
 	return out
 }
 
 // setCached records that the kernel has a value under a key.
-func (t *table[K, W, A]) setCached(r *record[K, W, A], value A) {
+func (t *table[K, W, C]) setCached(r *record[K, W, C], value C) {
 	if !r.exists {
 		r.exists = true
 		t.existing++
@@ -345,18 +345,18 @@ func (t *table[K, W, A]) setCached(r *record[K, W, A], value A) {
 }
 
 // clearCached records that the kernel does not have a key.
-func (t *table[K, W, A]) clearCached(r *record[K, W, A]) {
+func (t *table[K, W, C]) clearCached(r *record[K, W, C]) {
 	if !r.exists {
 		return
 	}
-	var none A
+	var none C
 	r.exists, r.cached = false, none
 	t.existing--
 	t.release(r)
 }
 
 // noteWritten notes that a key was written.
-func (t *table[K, W, A]) noteWritten(r *record[K, W, A]) {
+func (t *table[K, W, C]) noteWritten(r *record[K, W, C]) {
 	if t.observing && !r.written {
 		r.written = true
 		t.written = append(t.written, r)
@@ -364,13 +364,13 @@ func (t *table[K, W, A]) noteWritten(r *record[K, W, A]) {
 }
 
 // beginObserve begins to note which keys are written.
-func (t *table[K, W, A]) beginObserve() {
+func (t *table[K, W, C]) beginObserve() {
 	t.endObserve()
 	t.observing = true
 }
 
 // endObserve forgets which keys were written, and deletes records that became idle.
-func (t *table[K, W, A]) endObserve() {
+func (t *table[K, W, C]) endObserve() {
 	for _, r := range t.written {
 		r.written = false
 	}
@@ -393,15 +393,15 @@ type entry[K comparable, W any] struct {
 // replaceAll replaces what an owner wants by n entries. It calls put for each entry that is
 // new or differs from what the owner wanted before, then drop for each record in old that has
 // no entry. It returns the records of the entries.
-func replaceAll[K comparable, W, A any](
-	t *table[K, W, A], owner *Owner, old []*record[K, W, A], n int, entryOf func(i int) entry[K, W],
-	same func(a, b W) bool, put func(*record[K, W, A], entry[K, W]), drop func(*record[K, W, A]),
-) []*record[K, W, A] {
+func replaceAll[K comparable, W, C any](
+	t *table[K, W, C], owner *Owner, old []*record[K, W, C], n int, entryOf func(i int) entry[K, W],
+	same func(a, b W) bool, put func(*record[K, W, C], entry[K, W]), drop func(*record[K, W, C]),
+) []*record[K, W, C] {
 	t.round++
 	round := t.round
-	var records []*record[K, W, A]
+	var records []*record[K, W, C]
 	if n > 0 {
-		records = make([]*record[K, W, A], 0, n)
+		records = make([]*record[K, W, C], 0, n)
 	}
 	for i := range n {
 		e := entryOf(i)
@@ -423,8 +423,8 @@ func replaceAll[K comparable, W, A any](
 }
 
 // replace is replaceAll for entries that owners share.
-func (t *table[K, W, A]) replace(owner *Owner, old []*record[K, W, A], n int, entryOf func(i int) entry[K, W], same func(a, b W) bool) []*record[K, W, A] {
-	put := func(r *record[K, W, A], e entry[K, W]) { t.put(r, owner, e.precedence, e.value) }
-	drop := func(r *record[K, W, A]) { t.drop(r, owner) }
+func (t *table[K, W, C]) replace(owner *Owner, old []*record[K, W, C], n int, entryOf func(i int) entry[K, W], same func(a, b W) bool) []*record[K, W, C] {
+	put := func(r *record[K, W, C], e entry[K, W]) { t.put(r, owner, e.precedence, e.value) }
+	drop := func(r *record[K, W, C]) { t.drop(r, owner) }
 	return replaceAll(t, owner, old, n, entryOf, same, put, drop)
 }

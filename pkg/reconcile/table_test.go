@@ -39,7 +39,7 @@ func (l *letters) dirty() (keys []string) {
 }
 
 // checkTable verifies that what a table keeps beside its records agrees with them.
-func checkTable[K comparable, W, A any](t testing.TB, table *table[K, W, A]) {
+func checkTable[K comparable, W, C any](t testing.TB, table *table[K, W, C]) {
 	t.Helper()
 	held, dirty := 0, 0
 	for r := range table.records.all() {

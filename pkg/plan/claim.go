@@ -275,9 +275,9 @@ func (r *ruleset) claimRules() []nat.Rule {
 }
 
 // unclaimedRules returns rules for requests that are forwarded. A port without an endpoint is
-// refused here and not by IPVS: the kernel would not send the ICMP error of IPVS, whose source
-// is the VIP, which IPv4 does not find among the local addresses. Packets from external clients
-// to ports without a Service would be forwarded back to where they came from, and loop:
+// refused here, not by IPVS. IPVS would send an ICMP error with the VIP as its source; the kernel
+// drops it, because the VIP is no local IPv4 address. Packets from external clients to ports
+// without a Service would be forwarded back to where they came from, and loop:
 //
 //	-A KUBE-FORWARD -m set --match-set KUBE-IPVS-PORT-IPS dst -j KUBE-IPVS-UNCLAIMED
 //	-A KUBE-IPVS-UNCLAIMED -m set --match-set KUBE-IPVS-REFUSED dst,dst -j REJECT

@@ -42,8 +42,8 @@ type Node struct {
 	// Lingering lists addresses that were removed from an interface moments ago. They count as
 	// node addresses, because a DHCP client may add them again at once.
 	Lingering []netip.Addr
-	// MainGone holds the families without a default route in table main at the moment. Inventory
-	// keeps their last ones.
+	// MainGone holds the families that currently have no default route in table main. For these,
+	// Inventory keeps the last one.
 	MainGone map[ip.Family]bool
 	// ReadOnly means that this process cannot set kernel parameters.
 	ReadOnly bool

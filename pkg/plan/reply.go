@@ -91,12 +91,11 @@ func (r *ruleset) masked(value uint32) string {
 // main returns the value of the primary interface.
 func (r *ruleset) main() string { return r.masked(r.paths.Bound[0].Mark) }
 
-// restore writes the PREROUTING rules. Flows bound to the primary interface
-// have the mark on every packet, in both directions: a pod's own packets are routed by
-// it after IPVS changed their destination, and the reverse path of a reply is looked up
-// by it after the masquerading is undone. Later packets of a bound flow that enter
-// through an ENI get the mark of that ENI, for the reverse-path check. Packets of other
-// flows meet only the jump:
+// restore writes the PREROUTING rules. Every packet of a flow bound to the primary interface gets
+// the mark, in both directions. The mark routes the pod's packets after IPVS has changed their
+// destination. The reverse-path check of a reply uses it after masquerading is undone. Later
+// packets of a bound flow that enter through an ENI get the mark of that ENI, for the reverse-path
+// check. Packets of other flows match no rule but the jump's condition:
 //
 //	-A PREROUTING -m connmark ! --mark 0x0/0x3060 -j KUBE-IPVS-RESTORE
 //	-A KUBE-IPVS-RESTORE -m connmark --mark 0x20/0x3060 -j MARK --set-xmark 0x20/0x3060
@@ -114,10 +113,10 @@ func (r *ruleset) restore() {
 func (r *ruleset) isBound() string { return "-m connmark ! --mark " + r.masked(0) }
 
 // enterRules returns the rules at the head of KUBE-SERVICES that bind new flows to the
-// interface through which they enter, if they are for a Service. Only first packets meet
-// table nat, and KUBE-SERVICES ends it for packets to VIPs. Each packet of a bound flow is
-// marked. A flow that enters by the primary interface needs that only if its packets
-// or replies may be routed by another one (Diverted):
+// interface through which they enter, if they are for a Service. Only the first packet of a
+// connection passes table nat, and KUBE-SERVICES ends that table for packets to VIPs. Each packet
+// of a bound flow is marked. A flow that enters by the primary interface needs that only if its
+// packets or replies may be routed by another one (Diverted):
 //
 //	-A KUBE-SERVICES -i eth0 -m set --match-set KUBE-IPVS-DIVERTED src -j KUBE-IPVS-UPLINK
 //	-A KUBE-SERVICES -i eth0 -m set --match-set KUBE-IPVS-DIVERTED dst -j KUBE-IPVS-UPLINK
@@ -182,10 +181,10 @@ func (r *ruleset) masqueradedSource() string {
 	return fmt.Sprintf("-m mark --mark %#[1]x/%#[1]x %s", r.cfg.MasqueradeMark, r.match(ReplyRoutedSources, "src"))
 }
 
-// returns writes the rules for packets whose mark must change after the reverse-path check:
-// in FORWARD, and in OUTPUT, which requests pass after IPVS, and replies of endpoints in the
-// node's own network. Packets of flows bound to the primary interface already have its
-// mark, except the first one.
+// returns writes the rules for packets whose mark must change after the reverse-path check. Replies
+// pass FORWARD. OUTPUT sees requests after IPVS, and replies of endpoints in the node's own
+// network. Packets of flows bound to the primary interface already have its mark, except the
+// first one.
 //
 // A reply gets its flow's mark just before IPVS sets the VIP as its source and reroutes it
 // (snat_reroute). In PREROUTING it would be too early: the reverse-path check would look for
@@ -252,10 +251,10 @@ func strays(cfg *Config, n *Node, family ip.Family, bound []Binding, found []ENI
 	return out
 }
 
-// maySendStrays reports whether a request bound to the primary interface could be
-// routed through an ENI: those of pods that are bound because they are masqueraded, and
-// those of clients behind the primary interface that policy rules divert. A rule for
-// one address is a rule for a pod or for an address of the node, which are no such clients.
+// maySendStrays reports whether a request bound to the primary interface could be routed through
+// an ENI. Such requests come from pods that are bound because they are masqueraded, or from clients
+// behind the primary interface that policy rules divert. A rule for one address is a rule for a pod
+// or for an address of the node, which are no such clients.
 func (r *ruleset) maySendStrays() bool {
 	d := r.paths.Diverted
 	return r.bindsMasqueraded() || d.All || slices.ContainsFunc(d.Sources, func(p netip.Prefix) bool { return !p.IsSingleIP() })

@@ -213,9 +213,9 @@ func (r *ruleset) podMatch(n *Node) (string, bool) {
 	return "", false
 }
 
-// from returns the match for the family's CIDR, if there is one. There is at most one. A CIDR
-// with all addresses counts as none, because it does not tell pods from other clients;
-// iptables does not store such a match either.
+// from returns the match for the family's CIDR, if there is one. There is at most one. A CIDR with
+// all addresses counts as none: it does not distinguish pods from other clients, and iptables does
+// not store such a match.
 func (r *ruleset) from(cidrs []netip.Prefix) (string, bool) {
 	for _, c := range cidrs {
 		if ip.Of(c.Addr()) == r.family {
@@ -304,8 +304,8 @@ func (r *ruleset) postrouting(n *Node) {
 // firewall enforces loadBalancerSourceRanges on every path to the VIP and for every
 // packet, so that a client that is no longer allowed loses its connections. IPVS
 // rewrites the destination of a node's own connections before they reach filter OUTPUT,
-// so their source ranges are checked in mangle. The jumps match the ranges, so that packets of
-// allowed clients meet no chain:
+// so their source ranges are checked in mangle. The jumps match the ranges, so packets of allowed
+// clients enter no chain:
 //
 //	-A INPUT -m set --match-set KUBE-LOAD-BALANCER-FW dst,dst -m set ! --match-set KUBE-LOAD-BALANCER-SOURCE-CIDR dst,dst,src -j KUBE-PROXY-FIREWALL
 //	mangle -A OUTPUT -m ipvs ! --ipvs -m set --match-set KUBE-LOAD-BALANCER-FW dst,dst -m set ! … dst,dst,src -j KUBE-PROXY-FIREWALL
@@ -335,11 +335,11 @@ func (r *ruleset) notAllowed() string {
 }
 
 // forward accepts service traffic under a FORWARD policy of DROP. Requests that IPVS
-// forwards never pass FORWARD, but replies do. The jump is also there while FORWARD accepts
-// every packet anyway, as under kube-proxy: were it added only once a policy of DROP is
-// reported, as dockerd sets it, replies would be dropped until then. It costs a connection
-// 2,700 instructions and a round trip 1,000. Replies are accepted first, because they are
-// nearly all packets of Services that pass FORWARD:
+// forwards never pass FORWARD, but replies do. The jump exists even while FORWARD accepts every
+// packet, as under kube-proxy. If it were added only after a policy of DROP is reported (dockerd
+// sets one), replies would be dropped until then. It costs a connection 2,700 instructions and a
+// round trip 1,000. Replies are accepted first, because they are nearly all packets of Services
+// that pass FORWARD:
 //
 //	-A FORWARD -j KUBE-FORWARD
 //	-A KUBE-FORWARD -m conntrack --ctstate RELATED,ESTABLISHED --ctdir REPLY -j ACCEPT

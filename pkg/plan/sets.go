@@ -8,8 +8,8 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/ipvs"
 )
 
-// SetName is the name of a set in IPv4; see In for IPv6. The names are kube-proxy's,
-// except those that begin with KUBE-IPVS-. Of these, only KUBE-IPVS-IPS is kube-proxy's.
+// SetName is the name of a set in IPv4; see In for IPv6. The names are kube-proxy's, except those
+// that begin with KUBE-IPVS-. KUBE-IPVS-IPS is kube-proxy's too.
 type SetName string
 
 // The sets that rules match, and Draining.

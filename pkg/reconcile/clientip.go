@@ -118,9 +118,9 @@ func (f *flush) portMustChangeFirst(family ip.Family, protocol ip.Protocol, port
 }
 
 // deleteClientIPMembers deletes the members of client IP sets that are not desired although
-// their virtual server stays. It does so also where the virtual server does not change:
-// internal clients must not lose the fwmark, and with it the masquerade mark, while the client
-// address is still preserved.
+// their virtual server stays. It deletes them even if the virtual server does not change: internal
+// clients must not lose the fwmark, and with it the masquerade mark, while the client address is
+// still preserved.
 func (f *flush) deleteClientIPMembers() {
 	var changes []ipset.Change
 	for m := range f.members.allDirty() {

@@ -10,8 +10,8 @@ import (
 // The kernel does not notify us of changes in IPVS and in sets. Reading them whole costs
 // time for each member; reading their counts costs a few system calls.
 
-// sampledSlots is how many records, from a random one on, are searched for a member of each large
-// set, and how many virtual servers are checked in turn before others are chosen.
+// sampledSlots is the number of index slots searched for one member of each large set. It is also
+// the number of index slots from which the next virtual servers to check are taken.
 const sampledSlots = 1024
 
 // checkedAtOnce is the number of virtual servers whose real servers one spot check compares. It
@@ -19,11 +19,11 @@ const sampledSlots = 1024
 const checkedAtOnce = 4
 
 // spotCheckDiffers returns the parts of the kernel that a cheap check finds different from the
-// cached state. If only virtual servers differ, sets need not be read. It compares the number of
-// IPv4 virtual servers, the number of members of the small sets and now and then that of a large
-// one, one member of each large set, and the real servers of a few virtual servers, different
-// ones with each call. Its cost does not grow with the number of Services. What cannot be read
-// counts as equal. It must not be called during an observation or a resync.
+// cached state. If only virtual servers differ, sets need not be read. It compares: the number of
+// IPv4 virtual servers; the member counts of small sets and, in turn, of large ones; one random
+// member of each large set; the real servers of a few virtual servers, others with each call. Its
+// cost does not grow with the number of Services. What cannot be read counts as equal. It must not
+// be called during an observation or a resync.
 func (r *Reconciler) spotCheckDiffers() extent {
 	switch {
 	case r.membersMissing():

@@ -35,8 +35,8 @@ type nodeInput struct {
 }
 
 // SetNode replaces what is known of the node. The next Load or Flush computes the node's
-// desired state from it. Of n, the fields that depend on what has been programmed are ignored:
-// Bound, Uses, Demanding and Started.
+// desired state from it. It ignores Bound, Uses, Demanding and Started of n, which depend on what
+// has been programmed.
 func (r *Reconciler) SetNode(n plan.Node) {
 	n.Bound, n.Uses, n.Demanding, n.Started = r.input.Bound, r.input.Uses, r.input.Demanding, r.input.Started
 	if r.input.known {

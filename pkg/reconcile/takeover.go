@@ -48,8 +48,8 @@ func servicesChain(family ip.Family) nat.Chain {
 
 // detectCurrentRules sets rulesCurrent if the rules in the kernel are the plan's, with any sets
 // in use: an earlier process of this version and configuration wrote them, and they may be
-// changed at once. If it was killed while a set came into use, or went out of use, the rules of
-// some or all tables do not match the sets that have members now; they count as the plan's too.
+// changed at once. A process killed while a set came into or went out of use leaves rules for
+// other sets than those with members now. They count as the plan's too.
 func (f *flush) detectCurrentRules() {
 	if f.pruning || f.rulesCurrent {
 		return

@@ -19,7 +19,7 @@ type Measure struct {
 // The measures, in the order of the page.
 var (
 	ColdStart     = Measure{"Cold start", "s", "From the start of the process on a fresh node until everything is programmed, the reading of the objects from the API server included."}
-	Kernel        = Measure{"Kernel part of the cold start", "s", "From the first real server that is written, but for those of DNS and of the API server, until everything is programmed; planning is in it. The raw floor's is the sum of its parts."}
+	Kernel        = Measure{"Kernel part of the cold start", "s", "From the first real server that is written, except those of DNS and of the API server, until everything is programmed; planning is in it. The raw floor's is the sum of its parts."}
 	KernelCPU     = Measure{"Processor time in it", "s", "The kernel's own included."}
 	FloorIPVS     = Measure{"Raw floor: virtual and real servers", "s", "A small program that does nothing but send the messages, 64 to a write."}
 	FloorSets     = Measure{"Raw floor: members of two sets", "s", ""}

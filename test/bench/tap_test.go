@@ -44,7 +44,7 @@ type arrival struct {
 // tally counts requests.
 type tally struct {
 	Writes, Reads map[string]int          // by kind
-	First         time.Time               // when the first real server was added, but for those of DNS and of the API server
+	First         time.Time               // when the first real server was added, except those of DNS and of the API server
 	DNS           time.Time               // when that of DNS was
 	BeforeDNS     int                     // virtual servers added by then
 	Spans         map[string][2]time.Time // when the first and the last request were made, by what they are for

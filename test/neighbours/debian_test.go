@@ -178,7 +178,7 @@ exec sleep infinity`
 func TestNeighbourUFW(t *testing.T) {
 	onlyLong(t)
 	ordinary("ufw", 53, "ufw, default deny",
-		"Debian's ufw 0.36.2, with iptables' nft back end: incoming and routed traffic is denied, but for the Services' ports, node ports and pods.", "",
+		"Debian's ufw 0.36.2, with iptables' nft back end: incoming and routed traffic is denied, except to the Services' ports, node ports and pods.", "",
 		func(s *side) {
 			s.neighbour = s.startDebian(ufwConfig, func(p *lab.Process) error {
 				for _, program := range []string{"iptables-nft", "ip6tables-nft"} {

@@ -21,14 +21,38 @@ var update = flag.Bool("update", false, "write the golden files anew")
 // node, those with "node: true", contain the node's plan: TestGoldenNode compares the
 // others' parts.
 func TestGolden(t *testing.T) {
-	used := map[string]bool{nodeGolden: true}
+	texts := map[string]map[string]string{} // by scenario and name
 	eachGolden(t, func(name string, s *scenario) {
-		used[name+".golden"] = true
-		t.Run(name, func(t *testing.T) {
-			compareGolden(t, name+".golden", text(&s.Config, &s.Node, s.Services, s.AboutNode))
-		})
+		scenario, _, _ := strings.Cut(name, ".")
+		if texts[scenario] == nil {
+			texts[scenario] = map[string]string{}
+		}
+		texts[scenario][name] = text(&s.Config, &s.Node, s.Services, s.AboutNode)
 	})
+	used := map[string]bool{nodeGolden: true}
+	for scenario, modes := range texts {
+		shared := sharesGolden(scenario, modes)
+		for name, got := range modes {
+			file := name + ".golden"
+			if shared {
+				file = scenario + ".golden"
+			}
+			used[file] = true
+			t.Run(name, func(t *testing.T) { compareGolden(t, file, got) })
+		}
+	}
 	checkNoOtherGolden(t, used)
+}
+
+// sharesGolden reports whether the SNAT modes of a scenario have one golden file: the file exists
+// or, with -update, the modes agree.
+func sharesGolden(scenario string, modes map[string]string) bool {
+	if !*update {
+		_, err := os.Stat(filepath.Join("testdata", scenario+".golden"))
+		return err == nil
+	}
+	texts := slices.Collect(maps.Values(modes))
+	return !slices.ContainsFunc(texts, func(text string) bool { return text != texts[0] })
 }
 
 // nodeGolden has the node's plan of all scenarios that are not about the node.
@@ -64,7 +88,8 @@ func compareSections(a, b section) int {
 	return cmp.Or(strings.Compare(a.title, b.title), strings.Compare(a.chain, b.chain), strings.Compare(a.lines, b.lines))
 }
 
-// eachGolden calls do for each scenario and SNAT mode, with the name of its golden file.
+// eachGolden calls do for each scenario and SNAT mode, with a name such as "eni.auto", or "nodeport"
+// if the scenario has one mode.
 func eachGolden(t *testing.T, do func(name string, s *scenario)) {
 	t.Helper()
 	for _, file := range scenarios(t) {

@@ -243,13 +243,21 @@ func (m *machine) setSysctls(ctx context.Context, cfg *plan.Config) error {
 	// The process that serves may not be allowed to load the module once pods have
 	// a bridge.
 	node.BridgeNetfilter = m.bridgeNetfilterFor(ctx)(plan.MayEnableBridgeNetfilter(cfg, &node))
-	return setSysctls(m.Sysctl, plan.ForNode(cfg, &node).Sysctls)
+	return setSysctls(ctx, m.Sysctl, plan.ForNode(cfg, &node).Sysctls)
 }
 
-func setSysctls(k sysctlKernel, want sysctl.State) error {
+func setSysctls(ctx context.Context, k sysctlKernel, want sysctl.State) error {
 	// A parameter that cannot be read is written; the error of the write is reported.
 	have := sysctl.ObserveReadable(k.Observe, maps.Keys(want))
-	return kernel.Join(k.Apply(sysctl.Diff(have, want)))
+	return kernel.Join(applySysctls(ctx, k, sysctl.Diff(have, want)))
+}
+
+// applySysctls writes parameters, and logs each as the reconciler does.
+func applySysctls(ctx context.Context, k sysctlKernel, changes []sysctl.Change) []sysctl.Failure {
+	for _, c := range changes {
+		klog.FromContext(ctx).V(4).Info("Changing the kernel", "part", "sysctl", "change", c.String())
+	}
+	return k.Apply(changes)
 }
 
 // restoreSysctls restores changed parameters, except forwarding, on which other programs have come
@@ -266,12 +274,12 @@ func (m *machine) restoreSysctls(kubeProxy bool) error {
 
 // rerouteReplies enables the second route lookup of replies when the process ends: nothing
 // would enable it if another program added a policy rule later.
-func rerouteReplies(k sysctlKernel) error {
+func rerouteReplies(ctx context.Context, k sysctlKernel) error {
 	have, err := k.Observe([]string{plan.SNATReroute})
 	if err != nil || have[plan.SNATReroute] != "0" {
 		return err
 	}
-	return setSysctls(k, sysctl.State{plan.SNATReroute: "1"})
+	return setSysctls(ctx, k, sysctl.State{plan.SNATReroute: "1"})
 }
 
 // prepare checks that the scheduler exists and sets the timeouts. As under kube-proxy, Services
@@ -280,8 +288,12 @@ func prepare(ctx context.Context, cfg *config.Config, k preparable) error {
 	if err := chooseScheduler(&cfg.Plan, k.Probe); err != nil {
 		return err
 	}
+	logger := klog.FromContext(ctx)
+	if t := cfg.IPVSTimeouts; t != (ipvs.Timeouts{}) {
+		logger.V(4).Info("Changing the kernel", "part", "ipvs", "change", fmt.Sprintf("set timeouts to %+v", t))
+	}
 	if err := k.SetTimeouts(cfg.IPVSTimeouts); err != nil {
-		klog.FromContext(ctx).Error(err, "Cannot set the IPVS timeouts, keeping those of the kernel")
+		logger.Error(err, "Cannot set the IPVS timeouts, keeping those of the kernel")
 	}
 	return nil
 }

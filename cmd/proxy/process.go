@@ -52,7 +52,7 @@ func setConntrack(ctx context.Context, cfg *config.Conntrack, kernel sysctlKerne
 			delete(want, size)
 		}
 	}
-	for _, failure := range kernel.Apply(sysctl.Diff(have, want)) {
+	for _, failure := range applySysctls(ctx, kernel, sysctl.Diff(have, want)) {
 		klog.FromContext(ctx).Error(failure.Err, "Cannot set a connection tracking parameter",
 			"sysctl", failure.Change.Key, "value", failure.Change.Value)
 	}

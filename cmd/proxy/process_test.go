@@ -121,7 +121,7 @@ func TestRestoreSysctls(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := setSysctls(record, sysctl.State{"net/ipv4/vs/conntrack": "1", plan.SNATReroute: "1", plan.IPForward: "1"}); err != nil {
+		if err := setSysctls(t.Context(), record, sysctl.State{"net/ipv4/vs/conntrack": "1", plan.SNATReroute: "1", plan.IPForward: "1"}); err != nil {
 			t.Fatal(err)
 		}
 		m := machine{record: record}
@@ -144,13 +144,13 @@ func TestSetSysctls(t *testing.T) {
 		return nil
 	}
 	want := sysctl.State{"net/ipv4/ip_forward": "1", "net/ipv4/vs/conntrack": "1"}
-	if err := setSysctls(kernel, want); err != nil {
+	if err := setSysctls(t.Context(), kernel, want); err != nil {
 		t.Error(err)
 	}
 	if diff := cmp.Diff(want, kernel.Values()); diff != "" {
 		t.Error(diff)
 	}
-	if err := setSysctls(kernel, sysctl.State{"net/ipv4/ip_forward": "0"}); err == nil {
+	if err := setSysctls(t.Context(), kernel, sysctl.State{"net/ipv4/ip_forward": "0"}); err == nil {
 		t.Error("what is refused is no error")
 	}
 }

@@ -174,7 +174,7 @@ func serve(ctx context.Context, cfg *config.Config, kernel *machine) error {
 	defer cancel(nil)
 	serveHTTP(ctx, cancel, cfg, state)
 	err = p.Run(ctx, src)
-	if problem := rerouteReplies(kernel.sysctl); problem != nil && kernel.sysctl.Writable(plan.SNATReroute) {
+	if problem := rerouteReplies(ctx, kernel.sysctl); problem != nil && kernel.sysctl.Writable(plan.SNATReroute) {
 		klog.FromContext(ctx).Error(problem, "Cannot enable the second route lookup of replies (snat_reroute)")
 	}
 	klog.FromContext(ctx).Info("Stopping, the kernel continues to serve")

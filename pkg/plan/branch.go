@@ -12,13 +12,13 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/routing"
 )
 
-// A policy rule by input interface ("from all iif vlan1 lookup 101") routes a pod's
-// traffic past the main table. AWS VPC CNI writes such rules, at priority 10, for pods
-// with security groups in strict mode, and moves the rule of table local behind them,
-// to 20. The pod's own route exists only in table 101. Three things break, because the
-// routes are looked up without an input interface: IPVS never sees the pod's requests;
-// the packets that IPVS forwards for the pod leave through the main table with a source
-// that the network rejects; and replies are not routed to the pod.
+// A policy rule by input interface ("from all iif vlan1 lookup 101") routes a pod's traffic past
+// the main table. AWS VPC CNI writes such rules, at priority 10, for pods with security groups in
+// strict mode, and moves the rule of table local behind them, to 20. The pod's own route exists
+// only in table 101. Three things break, because the routes are looked up without an input
+// interface. IPVS never sees the pod's requests. The packets that IPVS forwards for the pod leave
+// through the main table, with a source that the network rejects. Replies are not routed to the
+// pod.
 //
 // Requests of such pods for a Service are therefore bound to one value of the reply
 // mark, shared by all these pods. docs/concepts/eni.md shows the path of a connection:
@@ -144,11 +144,10 @@ func beforeLocal(n *Node, family ip.Family, found []Branch) int {
 	return 0
 }
 
-// branchRules writes the PREROUTING rules for packets of these pods. The mark makes the
-// request local. It also makes the reverse-path check find the pod's interface: the
-// kernel looks up the reverse route of a forwarded packet as if it entered through the
-// packet's output interface, and that of a local packet as if it entered through lo
-// (fib_validate_source):
+// branchRules writes the PREROUTING rules for packets of these pods. The mark makes the request
+// local. It also makes the reverse-path check (fib_validate_source) find the pod's interface. The
+// kernel looks up the reverse route of a forwarded packet as if it entered through the packet's
+// output interface, and that of a local packet as if it entered through lo:
 //
 //	-A PREROUTING -m set --match-set KUBE-IPVS-BRANCH src -j KUBE-IPVS-BRANCH
 //	-A KUBE-IPVS-BRANCH -m conntrack --ctstate NEW -m set --match-set KUBE-CLUSTER-IP dst,dst -j CONNMARK --set-xmark 0x3060/0x3060     (load balancers, external IPs, node ports)

@@ -117,11 +117,10 @@ const (
 	// ClaimRoute also makes the whole VIP local, by a route. To add an address the
 	// kernel walks all addresses of the interface; to add a route it does not.
 	ClaimRoute ClaimMode = "route"
-	// ClaimAuto is, for cluster IPs, ClaimAddress while addresses are cheap, then
-	// ClaimRoute. For other VIPs it is ClaimRoute, with two exceptions: packets from pods and
-	// the node to ports without a Service leave the node, and an address of another node is
-	// claimed by ClaimPort. It is not ClaimAddress, because SCTP announces every IPv6 address
-	// of the node to its peer.
+	// ClaimAuto is, for cluster IPs, ClaimAddress while addresses are cheap, then ClaimRoute. For
+	// other VIPs it is ClaimRoute, not ClaimAddress, because SCTP announces every IPv6 address of
+	// the node to its peer. There are two exceptions: packets from pods and the node to ports
+	// without a Service leave the node, and an address of another node is claimed by ClaimPort.
 	ClaimAuto ClaimMode = "auto"
 	// ClaimPort makes only the ports of Services local and leaves the others to the
 	// device that has the address.

@@ -73,11 +73,10 @@ func (b *serviceBuilder) addInternal(key ipvs.Key, precedence Precedence, eps ch
 	})
 }
 
-// internalServer implements session affinity by hashing the client's address: a
-// persistent virtual server with a fwmark does not map ports (ip_vs_sched_persist
-// compares the virtual server's own port, which it does not have). The mh scheduler
-// moves few clients when an endpoint is added or removed; without its fallback it would
-// refuse clients of a draining one.
+// internalServer implements session affinity by hashing the client's address. A persistent virtual
+// server with a fwmark does not map ports: ip_vs_sched_persist compares the virtual server's own
+// port, which it does not have. The mh scheduler moves few clients when an endpoint is added or
+// removed; without its fallback it would refuse clients of a draining one.
 func internalServer(cfg *Config, s *service.Service) ipvs.VirtualServer {
 	if s.AffinitySeconds > 0 {
 		return ipvs.VirtualServer{Scheduler: "mh", Flags: ipvs.FlagSched1}
@@ -118,12 +117,12 @@ func (p *ServicePlan) addMarked(cfg *Config, in InternalServer, mark uint32) {
 	})
 }
 
-// external returns matches for external clients in filter INPUT and nat PREROUTING.
-// Packets that enter through an outer interface are external: pods of other nodes reach
-// a VIP through their own node, and use this node's node port only by addressing this
-// node. On other interfaces there may be pods outside the configured ranges, or containers of
-// other programs, whose replies return through this node. So only on a node without outer
-// interfaces, packets that are not known to be from a pod are external.
+// external returns matches for external clients in filter INPUT and nat PREROUTING. Packets that
+// enter through an outer interface are external. Pods of other nodes reach a VIP through their own
+// node; they use this node's node port only by addressing this node. On other interfaces there may
+// be pods outside the configured ranges, or containers of other programs, whose replies return
+// through this node. So only on a node without outer interfaces, packets that are not known to be
+// from a pod are external.
 func (r *ruleset) external(n *Node) []string {
 	var out []string
 	for _, link := range r.outerLinks {

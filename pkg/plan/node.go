@@ -102,11 +102,11 @@ func without(uses SetsInUse, set SetName) SetsInUse {
 }
 
 // addReroute disables the second route lookup of replies (snat_reroute) while it cannot change
-// their route, and enables it otherwise. It does not set the parameter, as kube-proxy does not,
-// if the process does not learn of route changes or could not enable it again. Policy rules of
-// this plan need the lookup, even before the Inventory has them, except the rules that skip
-// table local or look up the table of claimed VIPs: these tables have no route for replies to
-// other hosts.
+// their route, and enables it otherwise. It does not set the parameter, as kube-proxy does not, if
+// the process does not learn of route changes or could not enable it again. Policy rules of this
+// plan need the lookup, even before the Inventory has them. Exceptions are rules that skip table
+// local or look up the table of claimed VIPs: these tables have no route for replies to other
+// hosts.
 func addReroute(plan *NodePlan, cfg *Config, n *Node) {
 	if _, set := plan.Sysctls[SNATReroute]; set || !n.Watched || n.ReadOnly || n.Inventory.Reroute == routing.RerouteUnknown {
 		return

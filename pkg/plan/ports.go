@@ -12,11 +12,11 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/routing"
 )
 
-// mayServe reports whether a Service may use an address and port that was not allocated to it.
-// It rejects the API server's address and port, the control plane's ports on that address, and
-// any port on a node address that a process of the node listens on, such as sshd or the kubelet.
-// Other ports on node addresses are allowed: clusters without a load balancer expose Services
-// that way.
+// mayServe reports whether a Service may use an address and port that was not allocated to it. It
+// rejects the API server's address and port, and the control plane's ports on that address. It also
+// rejects any port on a node address that a process of the node listens on, such as sshd or the
+// kubelet. Other ports on node addresses are allowed: clusters without a load balancer expose
+// Services that way.
 //
 // Some load balancers add their IPs to an interface of the node (kube-vip, PureLB). There a
 // process that listens on all addresses keeps no port, as under kube-proxy: it is for the
@@ -133,10 +133,10 @@ func dummyListeners(n *Node) sets.Set[routing.Listener] {
 }
 
 // servedOnDummy reports whether a process of the node serves a cluster IP's port in place of its
-// endpoints, as NodeLocal DNSCache does: it adds the address to a dummy interface and
-// listens on exactly that address and port. IPVS would take the packets before the
-// process sees them, so the port is left to the process while it listens. The interface
-// alone is not enough: an earlier proxy may have left one with every cluster IP.
+// endpoints, as NodeLocal DNSCache does. Such a process adds the address to a dummy interface and
+// listens on exactly that address and port. IPVS would take the packets before the process sees
+// them, so the port is left to the process while it listens. The interface alone is not enough: an
+// earlier proxy may have left one with every cluster IP.
 func (b *serviceBuilder) servedOnDummy(key ipvs.Key) bool {
 	return b.facts.DummyListeners.Has(routing.Listener{Protocol: key.Protocol, Addr: key.Addr, Port: key.Port})
 }

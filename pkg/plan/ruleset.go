@@ -170,10 +170,10 @@ func (r *ruleset) clusterIPs(n *Node) {
 	r.chain(nat.NAT, "KUBE-IPVS-CLUSTER", append(rules, rule("served by IPVS", "", "ACCEPT"))...)
 }
 
-// clusterIPSources returns matches for traffic to cluster IPs that must be masqueraded:
-// all of it (masqueradeAll), or traffic that is not from a pod, because its replies
-// might bypass this node. If pods are not recognized, it matches only the node's own
-// packets with a VIP as their source.
+// clusterIPSources returns matches for traffic to cluster IPs that must be masqueraded. That is all
+// of it (masqueradeAll), or traffic that is not from a pod, because its replies might bypass this
+// node. If pods are not recognized, it matches only the node's own packets with a VIP as their
+// source.
 func (r *ruleset) clusterIPSources(n *Node) []string {
 	if r.cfg.MasqueradeAll {
 		return []string{""}
@@ -381,14 +381,13 @@ func (r *ruleset) absentAddress() []nat.Rule {
 	return rules
 }
 
-// accept accepts service traffic under an INPUT policy of DROP: packets for IPVS pass
-// INPUT, as if they were for the node. The jump is last, because other programs' rules
-// must be evaluated first: those of a firewall, and those of a policy engine that marks
-// packets in INPUT for decisions after IPVS. Packets to be rejected have been rejected
-// by then (virtualAddresses). Replies to the node's own requests and errors about
-// connections are accepted too. The jump is omitted as long as INPUT accepts every
-// packet anyway (nat.State.Open), because every packet of every connection would pay
-// for it. With --accept-service-traffic=false, all of this is left to the policy:
+// accept accepts service traffic under an INPUT policy of DROP: packets for IPVS pass INPUT, as if
+// they were for the node. The jump is last, because the rules of firewalls and policy engines must
+// be evaluated first. Some policy engines mark packets in INPUT for decisions after IPVS. Packets
+// to be rejected have been rejected by then (virtualAddresses). Replies to the node's own requests
+// and errors about connections are accepted too. The jump is omitted as long as INPUT accepts every
+// packet anyway (nat.State.Open), because every packet of every connection would pay for it. With
+// --accept-service-traffic=false, all of this is left to the policy:
 //
 //	-A INPUT -j KUBE-IPVS-ACCEPT     (last)
 //	-A KUBE-IPVS-ACCEPT -m set --match-set KUBE-CLUSTER-IP dst,dst -j ACCEPT     (load balancers, external IPs, node ports)

@@ -32,10 +32,9 @@ type NoLocalEndpoints struct{ Internal, External bool }
 // gets it, and among equals the oldest Service.
 type Precedence uint8
 
-// The precedences, from the highest. The API server allocates an address or port only
-// once, so another Service that names it conflicts with the owner: anyone who may write a
-// Service can name any address as its external IP (CVE-2020-8554), even before it is
-// allocated.
+// The precedences, from the highest. The API server allocates an address or port only once, so
+// another Service that names it conflicts with the owner. Anyone who may write a Service can name
+// any address as its external IP (CVE-2020-8554), even before it is allocated.
 const (
 	FromAllocator Precedence = iota // a cluster IP or node port
 	FromStatus                      // a load balancer IP, written by a controller
@@ -453,10 +452,10 @@ func (b *serviceBuilder) addVirtualServer(key ipvs.Key, precedence Precedence, e
 
 // endpointsOf returns the endpoints of a virtual server. Real servers are those that get new
 // connections (active) and, with UDPDrain, those that are terminating and keep their UDP flows
-// (kubernetes#134143). Other UDP real servers are removed at once: the end of a UDP flow is not
+// (kubernetes#134143). Other UDP real servers are removed at once. The end of a UDP flow is not
 // visible, so the flow of a client that keeps sending would never leave a deleted endpoint. All
-// lists are sorted, and b.endpoints contains the others. The result may be that of another
-// virtual server of the port; it must not be changed.
+// lists are sorted, and b.endpoints contains the others. The result may be that of another virtual
+// server of the port; it must not be changed.
 func (b *serviceBuilder) endpointsOf(protocol ip.Protocol, active []service.Endpoint) []Endpoint {
 	draining, unreachable := b.draining, b.unreachable
 	if protocol != ip.UDP || !b.cfg.UDPDrain {

@@ -8,12 +8,12 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/plan"
 )
 
-// The members of client IP sets preserve the client address under externalTrafficPolicy Local:
-// packets are not masqueraded, so an endpoint on another node would reply to the client
-// directly, not through this node. Such a member must never be in effect while its virtual
-// server has endpoints of other nodes. If an existing virtual server changes, the member is
-// therefore added after the change of real servers, and deleted before it. It is not added if the
-// kernel refuses that change.
+// The members of client IP sets preserve the client address under externalTrafficPolicy Local.
+// Packets are not masqueraded, so an endpoint on another node would reply to the client directly,
+// not through this node. Such a member must never be in effect while its virtual server has
+// endpoints of other nodes. If an existing virtual server changes, the member is therefore added
+// after the change of real servers, and deleted before it. It is not added if the kernel refuses
+// that change.
 
 // clientIPAddressSets are the client IP sets whose members are addresses and ports. The others,
 // whose members are node ports, are those of plan.NodePortSets.

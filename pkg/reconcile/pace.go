@@ -4,13 +4,13 @@ import "time"
 
 // pace limits how many drained real servers are deleted.
 //
-// The kernel keeps each deleted real server for two to three minutes, and looks each added one
-// up among them, one by one (ip_vs_trash_get_dest in net/netfilter/ipvs/ip_vs_ctl.c): 17
-// instructions each, and the addition itself takes 40,000 (BenchmarkAddBesideDeleted of
+// The kernel keeps each deleted real server for two to three minutes. It looks each added one up
+// among them, one by one (ip_vs_trash_get_dest in net/netfilter/ipvs/ip_vs_ctl.c). That takes 17
+// instructions for each deleted one; the addition itself takes 40,000 (BenchmarkAddBesideDeleted of
 // pkg/ipvs). After 60,000 deletions within a minute, an addition takes a million. So the first
-// paceBurst deletions are made at once, and the others at paceFloor a second or, if that is
-// faster, at the rate that deletes all waiting ones within pacePeriod. While a real server waits, its
-// endpoint can come back by a change of its weight.
+// paceBurst deletions are made at once. The others are made at paceFloor a second or, if that is
+// faster, at the rate that deletes all waiting ones within pacePeriod. While a real server waits,
+// its endpoint can come back by a change of its weight.
 type pace struct {
 	allowed float64   // deletions
 	at      time.Time // of the last refill; zero: there was none

@@ -11,12 +11,11 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/plan"
 )
 
-// A fwmark virtual server is retired, not deleted, while the virtual server of its
-// address and port stays: the traffic policy changed, the last endpoint left this
-// node, or the fwmark itself changed. IPVS finds an established connection by its
-// addresses, without the mark, so all that it needs is that the virtual and the real
-// server stay. Deleting them would reset it (expire_nodest_conn). Retiring takes
-// three steps:
+// A fwmark virtual server is retired, not deleted, while the virtual server of its address and port
+// stays. This happens when the traffic policy changed, the last endpoint left this node, or the
+// fwmark itself changed. IPVS finds an established connection by its addresses, without the mark,
+// so all that it needs is that the virtual and the real server stay. Deleting them would reset it
+// (expire_nodest_conn). Retiring takes three steps:
 //
 //  1. A member of plan.Draining, the drain entry, lists address, port and fwmark.
 //  2. The member of plan.Local is deleted, or gets the new fwmark. Packets of new

@@ -57,10 +57,10 @@ const spotCheckPeriod = time.Second
 // before other changes get their turn.
 const drainBatch = 256
 
-// schedule holds what the Reconciler does next, and when. It compares in these steps: a time
-// comes or an event requests a comparison (compareSoon); observe reads the kernel in another
-// goroutine; readStep begins a resync with the result; resyncStep continues it, and repairs
-// the differences at its end.
+// schedule holds what the Reconciler does next, and when. It compares in these steps. A time comes,
+// or an event requests a comparison (compareSoon). observe reads the kernel in another goroutine.
+// readStep begins a resync with the result. resyncStep continues it, and repairs the differences at
+// its end.
 type schedule struct {
 	periods Periods
 	retries *retries

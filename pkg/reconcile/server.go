@@ -137,10 +137,10 @@ func (s *cachedServer) equals(seen map[netip.AddrPort]ipvs.RealServer) bool {
 	return true
 }
 
-// diffServer returns the changes that turn have into want; a nil server does not exist. At
-// no point does the virtual server have fewer real servers than in the smaller of the two: additions
-// come first (the virtual server directly before its real servers), then updates, then
-// deletions. Each kind is sorted by address and port.
+// diffServer returns the changes that turn have into want; a nil server does not exist. At no point
+// does the virtual server have fewer real servers than in the smaller of the two. Additions come
+// first (the virtual server directly before its real servers), then updates, then deletions. Each
+// kind is sorted by address and port.
 func diffServer(key ipvs.Key, have *cachedServer, want *wantedServer) []ipvs.Change {
 	var adds, updates, deletes []ipvs.Change
 	var reals []endpoint

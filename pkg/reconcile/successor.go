@@ -53,9 +53,9 @@ func (r *Reconciler) successor(family ip.Family) *successor {
 	return &noSuccessor
 }
 
-// successorIn returns the kube-proxy mode that serves a family with the rules of one back
-// end. In both modes KUBE-SERVICES leads to node ports, whatever Services exist: in iptables
-// mode through a chain that we do not have, in IPVS mode by ports alone, while our rule
+// successorIn returns the kube-proxy mode that serves a family with the rules of one back end. In
+// both modes KUBE-SERVICES leads to node ports, whatever Services exist. In iptables mode it does
+// so through a chain that we do not have. In IPVS mode it matches ports alone, while our rule
 // matches addresses too.
 func successorIn(family ip.Family, s nat.State) *successor {
 	services := servicesChain(family)
@@ -109,10 +109,10 @@ func (r *Reconciler) tablesToRemove() []nft.KubeProxyChange {
 	})
 }
 
-// serversToRemove returns the virtual servers that Cleanup deletes. A kube-proxy in IPVS
-// mode does not know fwmark virtual servers. Such a virtual server stays while it has
-// connections: IPVS finds an established connection without the mark, and no new ones begin
-// once the rules that set the mark are deleted.
+// serversToRemove returns the virtual servers that Cleanup deletes. A kube-proxy in IPVS mode does
+// not know fwmark virtual servers. Such a virtual server stays while it has connections. IPVS finds
+// an established connection without the mark, and no new ones begin once the rules that set the
+// mark are deleted.
 func (r *Reconciler) serversToRemove() ([]ipvs.Change, []error) {
 	var out []ipvs.Change
 	var errs []error

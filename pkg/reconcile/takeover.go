@@ -46,10 +46,10 @@ func servicesChain(family ip.Family) nat.Chain {
 	return nat.Chain{Family: family, Table: nat.NAT, Name: plan.ChainServices}
 }
 
-// detectCurrentRules sets rulesCurrent if the rules in the kernel are the plan's, with any sets
-// in use: an earlier process of this version and configuration wrote them, and they may be
-// changed at once. A process killed while a set came into or went out of use leaves rules for
-// other sets than those with members now. They count as the plan's too.
+// detectCurrentRules sets rulesCurrent if the rules in the kernel are the plan's, with any sets in
+// use. Then an earlier process of this version and configuration wrote them, and they may be
+// changed at once. A process killed while a set came into or went out of use leaves rules for other
+// sets than those with members now. They count as the plan's too.
 func (f *flush) detectCurrentRules() {
 	if f.pruning || f.rulesCurrent {
 		return
@@ -93,8 +93,9 @@ func (r *Reconciler) routesToDelete() nodeSection {
 	}
 }
 
-// stillServes reports whether a policy rule of an earlier configuration is still needed: it looks
-// up a table with VIPs of that configuration, or makes packets for their other ports skip table local.
+// stillServes reports whether a policy rule of an earlier configuration is still needed. Such a
+// rule looks up a table with VIPs of that configuration, or makes packets for their other ports
+// skip table local.
 func (r *Reconciler) stillServes(rule routing.Rule) bool {
 	switch {
 	case rule.Action == routing.SkipLocal:

@@ -12,38 +12,78 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/plan"
 )
 
-// drain adds a real server to the draining ones. The list need not be persisted: after a
-// restart, a real server drains if it has weight 0 in the kernel and is not desired.
-func (r *Reconciler) drain(key ipvs.Key, dest netip.AddrPort) {
-	if r.draining[key] == nil {
-		r.draining[key] = map[netip.AddrPort]time.Time{}
+// drainer holds the draining real servers: those of weight 0 whose connections have not ended. It
+// need not be persisted: after a restart, a real server drains if it has weight 0 in the kernel and
+// is not desired. See checkDraining.
+type drainer struct {
+	draining map[ipvs.Key]map[netip.AddrPort]time.Time // since when each has had no endpoint
+	count    int                                       // real servers in draining
+	toCheck  []ipvs.Key                                // virtual servers that this round has not checked yet
+	pace     pace                                      // of deletions
+	cuts     []Cut                                     // since the last call of takeCuts
+}
+
+func (d *drainer) add(key ipvs.Key, dest netip.AddrPort) {
+	if d.draining[key] == nil {
+		d.draining[key] = map[netip.AddrPort]time.Time{}
 	}
-	if _, listed := r.draining[key][dest]; !listed {
-		r.draining[key][dest] = time.Time{}
-		r.drainingCount++
+	if _, listed := d.draining[key][dest]; !listed {
+		d.draining[key][dest] = time.Time{}
+		d.count++
 	}
 }
 
-func (r *Reconciler) undrain(key ipvs.Key, dest netip.AddrPort) {
-	if _, listed := r.draining[key][dest]; !listed {
+func (d *drainer) remove(key ipvs.Key, dest netip.AddrPort) {
+	if _, listed := d.draining[key][dest]; !listed {
 		return
 	}
-	delete(r.draining[key], dest)
-	r.drainingCount--
-	if len(r.draining[key]) == 0 {
-		delete(r.draining, key)
+	delete(d.draining[key], dest)
+	d.count--
+	if len(d.draining[key]) == 0 {
+		delete(d.draining, key)
 	}
 }
 
-// undrainAll forgets the draining real servers of a deleted virtual server.
-func (r *Reconciler) undrainAll(key ipvs.Key) {
-	r.drainingCount -= len(r.draining[key])
-	delete(r.draining, key)
+// removeAll removes the real servers of a deleted virtual server.
+func (d *drainer) removeAll(key ipvs.Key) {
+	d.count -= len(d.draining[key])
+	delete(d.draining, key)
+}
+
+// next returns up to most virtual servers that this round has not checked. If none are left, it
+// begins a new round with all virtual servers that drain. Those that have most come first.
+func (d *drainer) next(most int) []ipvs.Key {
+	if len(d.toCheck) == 0 {
+		d.toCheck = slices.SortedFunc(maps.Keys(d.draining), func(a, b ipvs.Key) int {
+			return cmp.Compare(len(d.draining[b]), len(d.draining[a]))
+		})
+	}
+	next := d.toCheck[:min(most, len(d.toCheck))]
+	if d.toCheck = d.toCheck[len(next):]; len(d.toCheck) == 0 {
+		d.toCheck = nil // release its array
+	}
+	return slices.DeleteFunc(next, func(key ipvs.Key) bool { return len(d.draining[key]) == 0 })
+}
+
+// Cut is a real server that was removed at the deadline, or because its node is unreachable,
+// while connections were open.
+type Cut struct {
+	Key         ipvs.Key
+	Dest        netip.AddrPort
+	Connections int
+	Unreachable bool // its node is unreachable
+}
+
+// takeCuts returns the cuts since its last call.
+func (d *drainer) takeCuts() []Cut {
+	cuts := d.cuts
+	d.cuts = nil
+	return cuts
 }
 
 // checkDraining removes draining real servers whose last connection has ended, as fast as the
 // pace allows. A closing connection still counts, because its last packets need the real server.
-// One call checks up to most virtual servers; the next call continues with the others, in toDrain.
+// One call checks up to most virtual servers; the next call continues with the others.
 //
 // Once an endpoint is in no EndpointSlice any more, its connections have until the deadline,
 // measured from the first call that notices. The pod no longer exists: a client that keeps
@@ -51,18 +91,18 @@ func (r *Reconciler) undrainAll(key ipvs.Key) {
 // Removing the real server resets the connection. An endpoint that is still in a slice has no
 // deadline, whatever its conditions. One on an unreachable node is removed at once.
 func (r *Reconciler) checkDraining(now time.Time, deadline time.Duration, most int) Problems {
-	f := &flush{Reconciler: r}
-	f.pace.refill(now, r.drainingCount)
+	f, d := &flush{Reconciler: r}, &r.drainer
+	d.pace.refill(now, d.count)
 	var changes []ipvs.Change
 	open := map[ipvs.Change]Cut{}
-	for _, key := range r.drainNext(most) {
+	for _, key := range d.next(most) {
 		cut := r.toCut(key, now, deadline)
 		if !r.mayDelete(key) && len(cut) == 0 {
 			continue
 		}
 		conns, err := r.kernel.IPVS.Connections(key)
 		if kernel.IsNotExist(err) {
-			r.undrainAll(key)
+			d.removeAll(key)
 			continue
 		}
 		if err != nil {
@@ -70,9 +110,9 @@ func (r *Reconciler) checkDraining(now time.Time, deadline time.Duration, most i
 			continue
 		}
 		want, desired := r.desiredServer(key)
-		for dest := range r.draining[key] {
+		for dest := range d.draining[key] {
 			if desired && want.is(dest, plan.IsRealServer) {
-				r.undrain(key, dest) // desired again; after an unanswered write, a resync may have found its weight restored
+				d.remove(key, dest) // desired again; after an unanswered write, a resync may have found its weight restored
 				continue
 			}
 			unreachable, mustCut := cut[dest]
@@ -81,16 +121,16 @@ func (r *Reconciler) checkDraining(now time.Time, deadline time.Duration, most i
 				c := ipvs.Change{Op: ipvs.DeleteRealServer, Key: key, Dest: dest}
 				changes = append(changes, c)
 				open[c] = Cut{key, dest, left, unreachable}
-				r.pace.spend()
+				d.pace.spend()
 			}
 		}
 	}
 	f.applyServers(changes)
 	for _, c := range changes {
 		if s := r.cachedServer(c.Key); s == nil || !s.has(c.Dest) {
-			r.undrain(c.Key, c.Dest)
+			d.remove(c.Key, c.Dest)
 			if cut := open[c]; cut.Connections > 0 {
-				r.cuts = append(r.cuts, cut)
+				d.cuts = append(d.cuts, cut)
 			}
 		}
 	}
@@ -102,7 +142,7 @@ func (r *Reconciler) checkDraining(now time.Time, deadline time.Duration, most i
 // DeleteDrained deletes the draining real servers that have no connections, for a process that
 // does not call Step.
 func (r *Reconciler) DeleteDrained(now time.Time) Problems {
-	return r.checkDraining(now, r.periods.DrainDeadline, len(r.draining))
+	return r.checkDraining(now, r.periods.DrainDeadline, len(r.drainer.draining))
 }
 
 // toCut returns the draining real servers of a virtual server that are removed even if they
@@ -110,14 +150,14 @@ func (r *Reconciler) DeleteDrained(now time.Time) Problems {
 func (r *Reconciler) toCut(key ipvs.Key, now time.Time, deadline time.Duration) map[netip.AddrPort]bool {
 	var cut map[netip.AddrPort]bool
 	want, desired := r.desiredForDraining(key)
-	for dest, since := range r.draining[key] {
+	for dest, since := range r.drainer.draining[key] {
 		switch {
 		case desired && want.is(dest, plan.IsEndpoint):
 			since = time.Time{}
 		case since.IsZero():
 			since = now
 		}
-		r.draining[key][dest] = since // since when it has had no endpoint
+		r.drainer.draining[key][dest] = since // since when it has had no endpoint
 		late := !since.IsZero() && now.Sub(since) >= deadline
 		lost := desired && want.is(dest, plan.IsUnreachable)
 		if !late && !lost {
@@ -136,43 +176,11 @@ func (r *Reconciler) toCut(key ipvs.Key, now time.Time, deadline time.Duration) 
 // Nor do those with a scheduler that hashes: it may assign clients to a real server of weight 0,
 // and refuse them (ip_vs_sh_schedule, ip_vs_dh_schedule).
 func (r *Reconciler) mayDelete(key ipvs.Key) bool {
-	if r.pace.left() {
+	if r.drainer.pace.left() {
 		return true
 	}
 	want, desired := r.desiredServer(key)
 	return !desired || ipvs.Hashes(want.Scheduler)
-}
-
-// drainNext returns up to most virtual servers that this round of checkDraining has not
-// checked. If none are left, it begins a new round with all virtual servers that drain. Those
-// that have most come first.
-func (r *Reconciler) drainNext(most int) []ipvs.Key {
-	if len(r.toDrain) == 0 {
-		r.toDrain = slices.SortedFunc(maps.Keys(r.draining), func(a, b ipvs.Key) int {
-			return cmp.Compare(len(r.draining[b]), len(r.draining[a]))
-		})
-	}
-	next := r.toDrain[:min(most, len(r.toDrain))]
-	if r.toDrain = r.toDrain[len(next):]; len(r.toDrain) == 0 {
-		r.toDrain = nil // release its array
-	}
-	return slices.DeleteFunc(next, func(key ipvs.Key) bool { return len(r.draining[key]) == 0 })
-}
-
-// Cut is a real server that was removed at the deadline, or because its node is unreachable,
-// while connections were open.
-type Cut struct {
-	Key         ipvs.Key
-	Dest        netip.AddrPort
-	Connections int
-	Unreachable bool // its node is unreachable
-}
-
-// takeCuts returns the cuts since its last call.
-func (r *Reconciler) takeCuts() []Cut {
-	cuts := r.cuts
-	r.cuts = nil
-	return cuts
 }
 
 // desiredForDraining returns the desired virtual server that lists the endpoints of key's

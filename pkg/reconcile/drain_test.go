@@ -50,7 +50,7 @@ func TestDeadlineOfADrainingRealServer(t *testing.T) {
 	}
 	w.reconciler.Flush()
 	there(time.Second, false, "after the deadline")
-	if n := w.reconciler.drainingCount; n != 0 {
+	if n := w.reconciler.drainer.count; n != 0 {
 		t.Errorf("%d draining", n)
 	}
 }
@@ -75,7 +75,7 @@ func TestIssue89392LostRealServer(t *testing.T) {
 	}
 	w.mustApply(unready)
 	w.drain()
-	if n := w.reconciler.drainingCount; n != 2 {
+	if n := w.reconciler.drainer.count; n != 2 {
 		t.Fatalf("%d drain while no node is lost, want 2", n)
 	}
 	w.facts.UnreachableNodes = []string{"node-2"}
@@ -87,7 +87,7 @@ func TestIssue89392LostRealServer(t *testing.T) {
 	if _, there := w.realServers(k)[dest]; there || len(w.realServers(k)) != 2 {
 		t.Errorf("node-2 is lost: %v", w.realServers(k))
 	}
-	if got, want := w.reconciler.takeCuts(), []Cut{{k, dest, 3, true}}; !slices.Equal(got, want) {
+	if got, want := w.reconciler.drainer.takeCuts(), []Cut{{k, dest, 3, true}}; !slices.Equal(got, want) {
 		t.Errorf("cut: %v, want %v", got, want)
 	}
 }
@@ -150,7 +150,7 @@ func TestDrainGoesOn(t *testing.T) {
 		if err := w.reconciler.checkDraining(w.now, deadline, 2).Err(); err != nil {
 			t.Fatal(err)
 		}
-		if left, on := w.reconciler.drainingCount, len(w.reconciler.toDrain) > 0; left != want.left || on != want.on {
+		if left, on := w.reconciler.drainer.count, len(w.reconciler.drainer.toCheck) > 0; left != want.left || on != want.on {
 			t.Errorf("call %d: %d drain, goes on: %v; want %+v", i, left, on, want)
 		}
 	}
@@ -178,8 +178,8 @@ func TestEndpointThatIsBackStays(t *testing.T) {
 	}
 	w.reconciler.Flush()
 	w.drain()
-	if rs := w.realServers(k)[dest]; rs.Weight != 1 || w.reconciler.drainingCount != 0 {
-		t.Errorf("weight %d, want 1; %d drain\n%s", rs.Weight, w.reconciler.drainingCount, w.IPVS.Dump())
+	if rs := w.realServers(k)[dest]; rs.Weight != 1 || w.reconciler.drainer.count != 0 {
+		t.Errorf("weight %d, want 1; %d drain\n%s", rs.Weight, w.reconciler.drainer.count, w.IPVS.Dump())
 	}
 }
 
@@ -194,7 +194,7 @@ func TestDrainingServerIsDeletedByAnother(t *testing.T) {
 	if _, err := w.observe(); err != nil {
 		t.Fatal(err)
 	}
-	if n := w.reconciler.drainingCount; n != 0 {
+	if n := w.reconciler.drainer.count; n != 0 {
 		t.Errorf("%d drain", n)
 	}
 	w.reconciler.Flush()

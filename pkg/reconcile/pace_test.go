@@ -31,7 +31,7 @@ func drainMany(t *testing.T, w *world, change func(*service.Service)) (many, one
 	change(&one)
 	w.start(many)
 	w.mustApply(one)
-	if n := w.reconciler.drainingCount; n != paceBurst+more {
+	if n := w.reconciler.drainer.count; n != paceBurst+more {
 		t.Fatalf("%d drain", n)
 	}
 	return many, one
@@ -44,7 +44,7 @@ func (w *world) waiting(when string, want int) {
 		w.t.Fatal(err)
 	}
 	w.checkHeld()
-	if n := w.reconciler.drainingCount; n != want {
+	if n := w.reconciler.drainer.count; n != want {
 		w.t.Errorf("%s: %d drain, want %d", when, n, want)
 	}
 }
@@ -68,14 +68,14 @@ func TestManyDrainedServersArePaced(t *testing.T) {
 			added++
 		}
 	}
-	if n := w.reconciler.drainingCount; n != 0 || added != paceBurst+paceFloor*3/2 {
+	if n := w.reconciler.drainer.count; n != 0 || added != paceBurst+paceFloor*3/2 {
 		t.Errorf("endpoints are back: %d drain, and %d were added", n, added)
 	}
 
 	w.mustApply(one)
 	w.restart()
 	w.start(one)
-	if n := w.reconciler.drainingCount; n != paceBurst+more {
+	if n := w.reconciler.drainer.count; n != paceBurst+more {
 		t.Errorf("after a restart %d drain", n)
 	}
 	w.waiting("after a restart", more)
@@ -95,12 +95,12 @@ func TestPacingDelaysNothingElse(t *testing.T) {
 		drainMany(t, w, func(*service.Service) {})
 		last := netip.MustParseAddrPort("10.245.9.150:8000")
 		w.IPVS.SetConnections(k, last, ipvs.Connections{Active: 1})
-		w.reconciler.pace = pace{at: w.now}
+		w.reconciler.drainer.pace = pace{at: w.now}
 		w.waiting("none is allowed", paceBurst+more)
 		w.now = w.now.Add(deadline)
-		w.reconciler.pace = pace{at: w.now}
+		w.reconciler.drainer.pace = pace{at: w.now}
 		w.waiting("at the deadline", 0)
-		if cuts := w.reconciler.takeCuts(); !slices.Equal(cuts, []Cut{{k, last, 1, false}}) {
+		if cuts := w.reconciler.drainer.takeCuts(); !slices.Equal(cuts, []Cut{{k, last, 1, false}}) {
 			t.Errorf("cut: %v", cuts)
 		}
 	})
@@ -111,7 +111,7 @@ func TestPacingDelaysNothingElse(t *testing.T) {
 		if err := w.reconciler.Flush().Err(); err != nil {
 			t.Fatal(err)
 		}
-		if n := w.reconciler.drainingCount; n != 0 || w.reconciler.cachedServer(k) != nil {
+		if n := w.reconciler.drainer.count; n != 0 || w.reconciler.cachedServer(k) != nil {
 			t.Errorf("%d drain", n)
 		}
 	})

@@ -43,30 +43,26 @@ type Reconciler struct {
 	realServers int // in the kernel
 	ipv4Servers int // IPv4 virtual servers in the kernel
 
-	cached        cachedState                               // the node's state in the kernel
-	kubeProxyErr  error                                     // why kube-proxy's nftables tables could not be read last
-	sectionWrites int                                       // number of writes that changed it
-	inLocal       map[ipvs.Key]ipvs.Key                     // fwmark key to address and port, from the members of plan.Local in the kernel
-	retired       map[ipvs.Key]ipvs.Key                     // likewise for retired virtual servers, from the members of plan.Draining
-	foreign       ipvs.State                                // virtual servers of other programs
-	unsure        map[ipvs.Key]struct{}                     // virtual servers whose addition failed; a failure without an answer may have added them
-	wrongScope    map[netip.Addr]struct{}                   // addresses that kube-proxy added, with another scope
-	staleRoutes   map[routing.Route]struct{}                // routes of an earlier configuration
-	markUses      []nat.MarkUse                             // rules of other programs that use marks
-	seen          map[ip.Family]nat.State                   // the rules as last observed
-	draining      map[ipvs.Key]map[netip.AddrPort]time.Time // real servers of weight 0 whose connections have not ended; see checkDraining
-	drainingCount int                                       // real servers in draining
-	toDrain       []ipvs.Key                                // those that this round of checkDraining has not checked yet
-	pace          pace                                      // of their deletion
-	cuts          []Cut                                     // since the last call of takeCuts
-	toCheck       []*server                                 // virtual servers that spot checks will check next
-	lastCounted   int                                       // the large set that a spot check counted last
-	countBudget   int                                       // members of large sets that may be counted
-	foundServers  bool                                      // Load found virtual servers of ours or kube-proxy's
-	rulesCurrent  bool                                      // the rules in the kernel are the plan's
-	pruning       bool                                      // all Services are known: undesired state may be deleted
-	vipsRemoved   bool                                      // desired VIPs were deleted, and are to be claimed again
-	uses          plan.SetsInUse                            // see useSet
+	cached        cachedState                // the node's state in the kernel
+	kubeProxyErr  error                      // why kube-proxy's nftables tables could not be read last
+	sectionWrites int                        // number of writes that changed it
+	inLocal       map[ipvs.Key]ipvs.Key      // fwmark key to address and port, from the members of plan.Local in the kernel
+	retired       map[ipvs.Key]ipvs.Key      // likewise for retired virtual servers, from the members of plan.Draining
+	foreign       ipvs.State                 // virtual servers of other programs
+	unsure        map[ipvs.Key]struct{}      // virtual servers whose addition failed; a failure without an answer may have added them
+	wrongScope    map[netip.Addr]struct{}    // addresses that kube-proxy added, with another scope
+	staleRoutes   map[routing.Route]struct{} // routes of an earlier configuration
+	markUses      []nat.MarkUse              // rules of other programs that use marks
+	seen          map[ip.Family]nat.State    // the rules as last observed
+	drainer       drainer
+	toCheck       []*server      // virtual servers that spot checks will check next
+	lastCounted   int            // the large set that a spot check counted last
+	countBudget   int            // members of large sets that may be counted
+	foundServers  bool           // Load found virtual servers of ours or kube-proxy's
+	rulesCurrent  bool           // the rules in the kernel are the plan's
+	pruning       bool           // all Services are known: undesired state may be deleted
+	vipsRemoved   bool           // desired VIPs were deleted, and are to be claimed again
+	uses          plan.SetsInUse // see useSet
 }
 
 type (
@@ -120,7 +116,7 @@ func New(cfg *plan.Config, kernel Kernel, periods Periods) *Reconciler {
 		retired:   map[ipvs.Key]ipvs.Key{},
 		foreign:   ipvs.State{},
 		unsure:    map[ipvs.Key]struct{}{},
-		draining:  map[ipvs.Key]map[netip.AddrPort]time.Time{},
+		drainer:   drainer{draining: map[ipvs.Key]map[netip.AddrPort]time.Time{}},
 	}
 	r.node.own.owner = nodeOwner
 	r.members.counted = func(key memberKey, by int) {
@@ -247,7 +243,7 @@ func (r *Reconciler) clearCachedServer(s *server) {
 		r.ipv4Servers--
 	}
 	r.realServers -= len(s.cached.reals)
-	r.undrainAll(s.key)
+	r.drainer.removeAll(s.key)
 	place := s.cached.place
 	r.servers.clearCached(s)
 	s.cached.place = place

@@ -111,10 +111,10 @@ func (w *world) checkHeld() {
 		}
 	}
 	draining := 0
-	for _, dests := range a.draining {
+	for _, dests := range a.drainer.draining {
 		draining += len(dests)
 	}
-	if got := a.drainingCount; got != draining {
+	if got := a.drainer.count; got != draining {
 		w.t.Errorf("%d draining real servers are counted, there are %d", got, draining)
 	}
 }
@@ -703,14 +703,14 @@ func TestTCPRealServerDrains(t *testing.T) {
 	// A restart continues draining; the weight stays 0.
 	w.restart()
 	w.start(clusterIP("a", "10.96.0.1", "10.244.0.3:8000"))
-	if rs := w.realServers(k)[gone]; rs.Weight != 0 || w.reconciler.drainingCount != 1 {
-		t.Fatalf("after a restart: %v, %d draining", rs, w.reconciler.drainingCount)
+	if rs := w.realServers(k)[gone]; rs.Weight != 0 || w.reconciler.drainer.count != 1 {
+		t.Fatalf("after a restart: %v, %d draining", rs, w.reconciler.drainer.count)
 	}
 
 	// The endpoint returns, and is deleted again.
 	w.mustApply(clusterIP("a", "10.96.0.1", "10.244.0.2:8000", "10.244.0.3:8000"))
-	if rs := w.realServers(k)[gone]; rs.Weight != 1 || w.reconciler.drainingCount != 0 {
-		t.Fatalf("back again: %v, %d draining", rs, w.reconciler.drainingCount)
+	if rs := w.realServers(k)[gone]; rs.Weight != 1 || w.reconciler.drainer.count != 0 {
+		t.Fatalf("back again: %v, %d draining", rs, w.reconciler.drainer.count)
 	}
 	w.mustApply(clusterIP("a", "10.96.0.1", "10.244.0.3:8000"))
 	w.IPVS.SetConnections(k, gone, ipvs.Connections{Inactive: 1})
@@ -720,8 +720,8 @@ func TestTCPRealServerDrains(t *testing.T) {
 	}
 	w.IPVS.SetConnections(k, gone, ipvs.Connections{})
 	w.drain()
-	if _, there := w.realServers(k)[gone]; there || w.reconciler.drainingCount != 0 {
-		t.Fatalf("still there after its last connection, %d draining", w.reconciler.drainingCount)
+	if _, there := w.realServers(k)[gone]; there || w.reconciler.drainer.count != 0 {
+		t.Fatalf("still there after its last connection, %d draining", w.reconciler.drainer.count)
 	}
 }
 

@@ -226,7 +226,7 @@ func (f *flush) retireChanges(s *server) []ipvs.Change {
 			changes = append(changes, c)
 			fallthrough
 		default:
-			f.drain(key, dest)
+			f.drainer.add(key, dest)
 		}
 	}
 	return changes

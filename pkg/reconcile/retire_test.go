@@ -76,7 +76,7 @@ func (w *world) retires(s service.Service) {
 	w.restart()
 	w.start(s)
 	check("after a restart")
-	if got, want := w.reconciler.drainingCount, 1; got != want {
+	if got, want := w.reconciler.drainer.count, 1; got != want {
 		w.t.Errorf("%d drain after a restart, want %d", got, want)
 	}
 	w.IPVS.SetConnections(fwm(first), used, ipvs.Connections{})
@@ -177,8 +177,8 @@ func TestRetireInOrder(t *testing.T) {
 	inOrder("set weight 1 of real server 10.244.0.2:8000", "add 203.0.113.5,tcp:80 skbmark 0xb to set KUBE-IPVS-LOCAL",
 		"delete 203.0.113.5,tcp:80,0.0.0.11 from set KUBE-IPVS-DRAIN")
 	w.drain()
-	if rs := w.realServers(fwm(first))[used]; rs.Weight != 1 || w.reconciler.drainingCount != 0 {
-		t.Errorf("back again: weight %d, %d drain", rs.Weight, w.reconciler.drainingCount)
+	if rs := w.realServers(fwm(first))[used]; rs.Weight != 1 || w.reconciler.drainer.count != 0 {
+		t.Errorf("back again: weight %d, %d drain", rs.Weight, w.reconciler.drainer.count)
 	}
 }
 

@@ -252,7 +252,7 @@ func (r *Reconciler) Next(now time.Time) (next time.Time, ready <-chan struct{})
 		sooner(r.compareAt)
 		sooner(r.spotCheckAt)
 	}
-	if r.drainingCount > 0 {
+	if r.drainer.count > 0 {
 		sooner(r.drainAt)
 	}
 	if len(r.node.Demands) > 0 {
@@ -295,7 +295,7 @@ func (r *Reconciler) Step(now time.Time) StepResult {
 	if done.Retried || r.vipsRemoved {
 		r.flushInto(&done)
 	}
-	if r.drainingCount > 0 && !now.Before(r.drainAt) {
+	if r.drainer.count > 0 && !now.Before(r.drainAt) {
 		r.drainStep(now, &done)
 	}
 	r.checkDemands(now)
@@ -322,8 +322,8 @@ func (r *Reconciler) flushInto(done *StepResult) {
 // continue.
 func (r *Reconciler) drainStep(now time.Time, done *StepResult) {
 	done.Problems = append(done.Problems, r.checkDraining(now, r.periods.DrainDeadline, drainBatch)...)
-	done.Cuts, done.Written = r.takeCuts(), true
-	if len(r.toDrain) == 0 {
+	done.Cuts, done.Written = r.drainer.takeCuts(), true
+	if len(r.drainer.toCheck) == 0 {
 		r.drainAt = now.Add(r.periods.Drain)
 	}
 }
@@ -483,7 +483,7 @@ func (r *Reconciler) Settle() Status {
 		failing--
 	}
 	return Status{
-		VirtualServers: r.servers.existing, RealServers: r.realServers, Draining: r.drainingCount,
+		VirtualServers: r.servers.existing, RealServers: r.realServers, Draining: r.drainer.count,
 		Conflicts: r.conflicts.losers, NewConflicts: r.conflicts.begun(),
 		FailingServices: failing, NodeFailing: node || r.readRetry > 0, RetryIn: waits, Unmarked: r.releaseMarks(),
 		Warnings: r.nodeWarnings(), Modes: r.node.Modes,

@@ -76,7 +76,7 @@ func (f *flush) serverChanges(s *server, want *wantedServer) []ipvs.Change {
 	changes := all[:0]
 	for _, c := range all {
 		if c.Op == ipvs.DeleteRealServer && address.Protocol == ip.TCP {
-			f.drain(s.key, c.Dest)
+			f.drainer.add(s.key, c.Dest)
 			if is, _ := have.realServer(c.Dest); is.Weight == 0 {
 				continue
 			}
@@ -181,7 +181,7 @@ func (f *flush) upToDate(s *server, want *wantedServer) bool {
 		}
 		i, unwanted = i+1, unwanted-1
 	}
-	for dest := range f.draining[s.key] {
+	for dest := range f.drainer.draining[s.key] {
 		if is, there := s.cached.realServer(dest); there && is.Weight == 0 {
 			unwanted-- // only TCP drains, and desired TCP real servers have a weight
 		}
@@ -207,7 +207,7 @@ func (f *flush) serverDone(c ipvs.Change) {
 	case ipvs.AddRealServer, ipvs.UpdateRealServer:
 		f.setCachedRealServer(s, c.Dest, c.RealServer)
 		if c.RealServer.Weight > 0 {
-			f.undrain(c.Key, c.Dest)
+			f.drainer.remove(c.Key, c.Dest)
 		}
 	case ipvs.DeleteRealServer:
 		f.clearCachedRealServer(s, c.Dest)

@@ -18,6 +18,13 @@ const sampledSlots = 1024
 // notices differences in many virtual servers. A single one may be found only by the next resync.
 const checkedAtOnce = 4
 
+// spotChecker holds what spot checks check in turn.
+type spotChecker struct {
+	toCheck     []*server // virtual servers that come next
+	lastCounted int       // the large set that was counted last
+	countBudget int       // members of large sets that may be counted
+}
+
 // spotCheckDiffers returns the parts of the kernel that a cheap check finds different from the
 // cached state. If only virtual servers differ, sets need not be read. It compares: the number of
 // IPv4 virtual servers; the member counts of small sets and, in turn, of large ones; one random
@@ -70,27 +77,27 @@ func (r *Reconciler) membersMissing() bool {
 			counted = append(counted, set.name)
 		}
 	}
-	for _, i := range r.nextToCount(large) {
+	for _, i := range r.spotChecker.nextToCount(r.sets.list, large) {
 		counted = append(counted, r.sets.list[i].name)
 	}
 	return r.countsDiffer(counted) || r.sampleMissing(large)
 }
 
-// nextToCount returns the large sets to count now. Each call adds countedAtOnce members to a budget, from
-// which each returned set takes its size.
-func (r *Reconciler) nextToCount(large []uint16) []uint16 {
+// nextToCount returns which of the large sets to count now; large has their indexes in all. Each
+// call adds countedAtOnce members to a budget, from which each returned set takes its size.
+func (c *spotChecker) nextToCount(all []*setState, large []uint16) []uint16 {
 	var out []uint16
-	r.countBudget += countedAtOnce
+	c.countBudget += countedAtOnce
 	for len(out) < len(large) {
-		next := large[(r.lastCounted+1)%len(large)]
-		if r.countBudget < r.sets.list[next].existing {
+		next := large[(c.lastCounted+1)%len(large)]
+		if c.countBudget < all[next].existing {
 			return out
 		}
-		r.countBudget -= r.sets.list[next].existing
-		r.lastCounted = (r.lastCounted + 1) % len(large)
+		c.countBudget -= all[next].existing
+		c.lastCounted = (c.lastCounted + 1) % len(large)
 		out = append(out, next)
 	}
-	r.countBudget = 0
+	c.countBudget = 0
 	return out
 }
 
@@ -127,19 +134,25 @@ func (r *Reconciler) sampleMissing(sets []uint16) bool {
 	return false
 }
 
-// realServersDiffer checks the next virtual servers: in turn all of a small node, and a random part
-// of those of a large one. They include those of IPv6, which the kernel does not count.
+// nextToCheck returns the next virtual servers: in turn all of a small node, and a random part of
+// those of a large one.
+func (c *spotChecker) nextToCheck(servers *serverTable) []*server {
+	if len(c.toCheck) == 0 {
+		c.toCheck = slices.Collect(servers.records.some(sampledSlots))
+	}
+	now := c.toCheck[:min(len(c.toCheck), checkedAtOnce)]
+	if c.toCheck = c.toCheck[len(now):]; len(c.toCheck) == 0 {
+		c.toCheck = nil // release its array
+	}
+	return now
+}
+
+// realServersDiffer checks the next virtual servers. They include those of IPv6, which the kernel
+// does not count.
 func (r *Reconciler) realServersDiffer() bool {
-	if len(r.toCheck) == 0 {
-		r.toCheck = slices.Collect(r.servers.records.some(sampledSlots))
-	}
-	now := r.toCheck[:min(len(r.toCheck), checkedAtOnce)]
-	// A difference that a comparison does not find must not keep the others from being checked.
-	if r.toCheck = r.toCheck[len(now):]; len(r.toCheck) == 0 {
-		r.toCheck = nil // release its array
-	}
 	differs := false
-	for _, s := range now {
+	// A difference that a comparison does not find must not keep the others from being checked.
+	for _, s := range r.spotChecker.nextToCheck(&r.servers) {
 		if !s.exists {
 			continue
 		}

@@ -55,9 +55,7 @@ type Reconciler struct {
 	markUses      []nat.MarkUse              // rules of other programs that use marks
 	seen          map[ip.Family]nat.State    // the rules as last observed
 	drainer       drainer
-	toCheck       []*server      // virtual servers that spot checks will check next
-	lastCounted   int            // the large set that a spot check counted last
-	countBudget   int            // members of large sets that may be counted
+	spotChecker   spotChecker
 	foundServers  bool           // Load found virtual servers of ours or kube-proxy's
 	rulesCurrent  bool           // the rules in the kernel are the plan's
 	pruning       bool           // all Services are known: undesired state may be deleted

@@ -27,7 +27,6 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/health"
 	"github.com/kube-ipvs/kube-ipvs/pkg/ip"
 	"github.com/kube-ipvs/kube-ipvs/pkg/ipvs"
-	"github.com/kube-ipvs/kube-ipvs/pkg/metrics"
 	"github.com/kube-ipvs/kube-ipvs/pkg/nat"
 	"github.com/kube-ipvs/kube-ipvs/pkg/plan"
 	"github.com/kube-ipvs/kube-ipvs/pkg/reconcile"
@@ -127,7 +126,7 @@ func (w *world) Warn(e event.Warning)                  { w.events = append(w.eve
 
 func (w *world) Set(n types.NamespacedName, c plan.HealthCheck) {
 	w.checks[n] = c
-	_ = w.asked(fmt.Sprintf("health check node port %d: %d endpoints", c.Port, c.Local))
+	_ = w.asked(fmt.Sprintf("health check node port %d: %d endpoints", c.Port, c.ReadyHere))
 }
 func (w *world) Delete(n types.NamespacedName) { delete(w.checks, n) }
 
@@ -1078,7 +1077,7 @@ func TestHealthCheckFollowsTheKernel(t *testing.T) {
 // TestProgressOfALongStart checks that a first sync that takes minutes counts as progress.
 func TestProgressOfALongStart(t *testing.T) {
 	server := health.NewServer(30*time.Second, nil)
-	run(t, func(o *Options) { o.Observer = metrics.Observers{o.Observer.(*world), server} }, func(w *world) {
+	run(t, func(o *Options) { o.Observer = Observers{o.Observer.(*world), server} }, func(w *world) {
 		for i := range 3 * batchSize {
 			w.service(fmt.Sprint("web", i), fmt.Sprintf("10.96.%d.%d", 1+i/250, 1+i%250), "10.244.0.2")
 		}

@@ -146,7 +146,7 @@ func (r *Reconciler) Prune() {
 		r.vips.compared(v, v.wanted() != v.exists)
 	}
 	now := time.Now()
-	r.stateAt, r.routingAt, r.rulesAt = now.Add(r.periods.Sync), now.Add(r.periods.Sync), now.Add(r.rulesPeriod())
+	r.stateAt, r.routingAt, r.rulesAt = now.Add(r.periods.Sync), now.Add(r.periods.Sync), now.Add(r.rulesPeriod(r.omitsRules()))
 	r.spotCheckAt = now.Add(spotCheckPeriod)
 	if r.compareAt.IsZero() {
 		r.compareAt = now.Add(r.periods.Sync)
@@ -174,48 +174,53 @@ func (r *Reconciler) Changed(now time.Time, e External) (removedVIPs int) {
 }
 
 // compareSoon requests a comparison of some parts, no more often than minPeriod allows.
-func (r *Reconciler) compareSoon(now time.Time, what extent) {
-	r.need = r.need.with(what)
-	at := r.comparedAt.Add(r.minPeriod())
+func (s *schedule) compareSoon(now time.Time, what extent) {
+	s.need = s.need.with(what)
+	at := s.comparedAt.Add(s.minPeriod())
 	if at.Before(now) {
 		at = now
 	}
-	if r.compareAt.IsZero() || at.Before(r.compareAt) {
-		r.compareAt = at
+	if s.compareAt.IsZero() || at.Before(s.compareAt) {
+		s.compareAt = at
 	}
 }
 
 // minPeriod returns the current minimum time between two comparisons.
-func (r *Reconciler) minPeriod() time.Duration {
-	if r.calm >= calmAfter && !r.need.servers {
+func (s *schedule) minPeriod() time.Duration {
+	if s.calm >= calmAfter && !s.need.servers {
 		return calmPeriod
 	}
 	return minComparePeriod
 }
 
-func (r *Reconciler) statePeriod() time.Duration {
-	n := r.stateEntries() / stateSize
+// statePeriod returns the time between two comparisons of the state, which has this many entries.
+func (s *schedule) statePeriod(entries int) time.Duration {
+	n := entries / stateSize
 	if n == 0 {
-		return r.periods.Sync // if reading took long, the machine was busy
+		return s.periods.Sync // if reading took long, the machine was busy
 	}
-	return max(r.periods.Sync*time.Duration(min(1+n, maxPeriods)), min(r.stateTook*stateShare, maxStatePeriod))
+	return max(s.periods.Sync*time.Duration(min(1+n, maxPeriods)), min(s.stateTook*stateShare, maxStatePeriod))
 }
 
+// routingPeriod returns the time between two comparisons of VIPs and policy rules, beside a state
+// with this many entries.
+func (s *schedule) routingPeriod(entries int) time.Duration {
+	if entries < routingSize {
+		return s.statePeriod(entries)
+	}
+	return s.periods.Sync * maxPeriods
+}
+
+// rulesPeriod returns the time between two comparisons of rules. omits means that some are refused.
+func (s *schedule) rulesPeriod(omits bool) time.Duration {
+	if !s.periods.RulesWatched || omits {
+		return s.periods.Sync // refused rules are tried again: a module may have been installed
+	}
+	return s.periods.Sync * maxPeriods
+}
+
+// stateEntries returns the number of virtual servers and set members.
 func (r *Reconciler) stateEntries() int { return r.servers.existing + r.members.existing }
-
-func (r *Reconciler) routingPeriod() time.Duration {
-	if r.stateEntries() < routingSize {
-		return r.statePeriod()
-	}
-	return r.periods.Sync * maxPeriods
-}
-
-func (r *Reconciler) rulesPeriod() time.Duration {
-	if !r.periods.RulesWatched || r.omitsRules() {
-		return r.periods.Sync // refused rules are tried again: a module may have been installed
-	}
-	return r.periods.Sync * maxPeriods
-}
 
 // omitsRules reports whether iptables or the kernel refuses some rules.
 func (r *Reconciler) omitsRules() bool {
@@ -344,23 +349,23 @@ func (r *Reconciler) spotCheck(now time.Time) {
 
 // noteSpotCheckResult sets the time of the next spot check after a comparison that a spot check
 // triggered.
-func (r *Reconciler) noteSpotCheckResult(differences int, now time.Time) {
-	if !r.bySpotCheck {
+func (s *schedule) noteSpotCheckResult(differences int, now time.Time) {
+	if !s.bySpotCheck {
 		return
 	}
-	r.bySpotCheck = false
+	s.bySpotCheck = false
 	if differences > 0 {
-		r.spotCheckPause = 0
+		s.spotCheckPause = 0
 		return
 	}
-	r.spotCheckPause = min(max(2*r.spotCheckPause, minComparePeriod), max(r.periods.Sync, spotCheckPeriod))
-	r.spotCheckAt = now.Add(r.spotCheckPause)
+	s.spotCheckPause = min(max(2*s.spotCheckPause, minComparePeriod), max(s.periods.Sync, spotCheckPeriod))
+	s.spotCheckAt = now.Add(s.spotCheckPause)
 }
 
 // periodic returns the parts whose periodic comparison is due.
-func (r *Reconciler) periodic(now time.Time) extent {
-	due := extent{routing: !now.Before(r.routingAt), rules: !now.Before(r.rulesAt)}
-	if !now.Before(r.stateAt) {
+func (s *schedule) periodic(now time.Time) extent {
+	due := extent{routing: !now.Before(s.routingAt), rules: !now.Before(s.rulesAt)}
+	if !now.Before(s.stateAt) {
 		due = due.with(state)
 	}
 	return due
@@ -409,13 +414,13 @@ func (r *Reconciler) readStep(now time.Time, done *StepResult) {
 	done.Read = true
 	if r.readExtent.sets {
 		r.stateTook = r.result.took
-		r.stateAt = now.Add(r.statePeriod())
+		r.stateAt = now.Add(r.statePeriod(r.stateEntries()))
 	}
 	if r.readExtent.routing {
-		r.routingAt = now.Add(r.routingPeriod())
+		r.routingAt = now.Add(r.routingPeriod(r.stateEntries()))
 	}
 	if r.readExtent.rules {
-		r.rulesAt = now.Add(r.rulesPeriod())
+		r.rulesAt = now.Add(r.rulesPeriod(r.omitsRules()))
 	}
 	r.resync = r.beginResync(r.result.seen)
 }

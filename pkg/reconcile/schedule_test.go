@@ -29,7 +29,7 @@ func startLarge(t testing.TB, services int) *world {
 func TestStatePeriodGrowsWithSize(t *testing.T) {
 	for services, want := range map[int]int{0: 1, 10: 1, 3000: 4} { // each has a virtual server and one or two members
 		r := startLarge(t, services).reconciler
-		if got := int(r.statePeriod() / r.periods.Sync); got < want || got > want+1 {
+		if got := int(r.statePeriod(r.stateEntries()) / r.periods.Sync); got < want || got > want+1 {
 			t.Errorf("%d Services: every %d periods, want %d", services, got, want)
 		}
 	}
@@ -41,15 +41,15 @@ func TestStatePeriodGrowsWithReading(t *testing.T) {
 	w := newWorld(t)
 	w.start(clusterIP("a", "10.96.0.1", "10.244.0.2:8000"))
 	r := w.reconciler
-	if r.stateTook = time.Minute; r.statePeriod() != r.periods.Sync {
-		t.Errorf("a small state is compared every %s, want %s", r.statePeriod(), r.periods.Sync)
+	if r.stateTook = time.Minute; r.statePeriod(r.stateEntries()) != r.periods.Sync {
+		t.Errorf("a small state is compared every %s, want %s", r.statePeriod(r.stateEntries()), r.periods.Sync)
 	}
 	r.servers.existing = stateSize
 	for took, want := range map[time.Duration]time.Duration{
 		time.Millisecond: 2 * r.periods.Sync, time.Second: stateShare * time.Second, time.Minute: maxStatePeriod,
 	} {
-		if r.stateTook = took; r.statePeriod() != want {
-			t.Errorf("after a reading of %s the period is %s, want %s", took, r.statePeriod(), want)
+		if r.stateTook = took; r.statePeriod(r.stateEntries()) != want {
+			t.Errorf("after a reading of %s the period is %s, want %s", took, r.statePeriod(r.stateEntries()), want)
 		}
 	}
 }

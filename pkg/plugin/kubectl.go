@@ -17,7 +17,6 @@ import (
 	"strings"
 	"time"
 
-	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/labels"
 )
@@ -105,10 +104,26 @@ func (c *cluster) pods(ctx context.Context, nodes []string) ([]pod, error) {
 // runsDaemonSets selects nodes that may run kube-ipvs: those with Linux and a kubelet.
 const runsDaemonSets = "kubernetes.io/os=linux,eks.amazonaws.com/compute-type!=fargate,type!=virtual-kubelet"
 
+// daemonSets is a list of DaemonSets, as far as it is needed here: the package k8s.io/api/apps/v1
+// would make the program, which nodes run too, larger.
+type daemonSets struct {
+	Items []daemonSet `json:"items"`
+}
+
+type daemonSet struct {
+	Spec struct {
+		Template struct {
+			Spec struct {
+				NodeSelector map[string]string `json:"nodeSelector"`
+			} `json:"spec"`
+		} `json:"template"`
+	} `json:"spec"`
+}
+
 // without returns the names of nodes that have none of the pods although a DaemonSet of
 // kube-ipvs selects them. The DaemonSet's affinity is not evaluated.
 func (c *cluster) without(ctx context.Context, pods []pod) ([]string, error) {
-	var sets appsv1.DaemonSetList
+	var sets daemonSets
 	if err := c.list(ctx, &sets, "daemonsets", "-n", c.namespace, "-l", c.selector); err != nil {
 		return nil, err
 	}
@@ -122,7 +137,7 @@ func (c *cluster) without(ctx context.Context, pods []pod) ([]string, error) {
 	}
 	var out []string
 	for _, node := range nodes.Items {
-		selects := func(s appsv1.DaemonSet) bool {
+		selects := func(s daemonSet) bool {
 			return labels.SelectorFromSet(s.Spec.Template.Spec.NodeSelector).Matches(labels.Set(node.Labels))
 		}
 		if !has[node.Name] && slices.ContainsFunc(sets.Items, selects) {

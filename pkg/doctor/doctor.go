@@ -93,6 +93,7 @@ var checks = []check{
 	{"bridges", "the rules see traffic between pods on one bridge", bridges},
 	{"interfaces", "interfaces with their own routing table pass the reverse-path check and have their own source addresses", eachNode(interfaces)},
 	{"rules", "the rules of Services are reached, and no rule of another program decides before them", both(rules, lost)},
+	{"marks", "no chain of nftables overwrites the marks of Services", eachNode(nativeMarks)},
 	{"Services", "each port of a cluster IP has a virtual server; each cluster IP is local, and on no other interface", eachNode(programmed)},
 	{"virtual servers", "all belong to Services", eachNode(foreign)},
 }

@@ -19,6 +19,7 @@ import (
 	"github.com/kube-ipvs/kube-ipvs/pkg/ipset"
 	"github.com/kube-ipvs/kube-ipvs/pkg/ipvs"
 	"github.com/kube-ipvs/kube-ipvs/pkg/nat"
+	"github.com/kube-ipvs/kube-ipvs/pkg/nft"
 	"github.com/kube-ipvs/kube-ipvs/pkg/plan"
 	"github.com/kube-ipvs/kube-ipvs/pkg/routing"
 	"github.com/kube-ipvs/kube-ipvs/pkg/sysctl"
@@ -125,11 +126,17 @@ func TestExamine(t *testing.T) {
 				f.Nodes[0].IPVS[key] = s
 			}
 		}, "warning IPVS: no virtual server uses the configured scheduler rr; the kernel lacks it, and Services are served with wrr"},
-		"conntrack is full": {func(f *Facts) { f.Connections = 90 }, "error conntrack: 90 of 100 entries"},
-		"cannot be read":    {func(f *Facts) { f.Unread = []error{errors.New("no IPVS")} }, "error kernel: no IPVS"},
-		"no forwarding":     {set("net/ipv4/ip_forward", "0"), "error IPv4: the node does not forward"},
-		"vs/conntrack":      {set("net/ipv4/vs/conntrack", "0"), "error IPVS: conntrack does not track"},
-		"br_netfilter":      {set("net/bridge/bridge-nf-call-iptables", "0"), "warning cni0: frames between its pods"},
+		"a chain overwrites the claim mark": {func(f *Facts) { overwriteMark(f, "prerouting", -90, plan.PortVIPs) },
+			"warning IPv4: the nftables chain ip cni nodeport (hook prerouting, priority -90) overwrites the packet mark (meta mark set 0x80): where it does so, VIPs that are claimed by port"},
+		"a chain overwrites fwmarks": {func(f *Facts) { overwriteMark(f, "input", 0, plan.Local) },
+			"note IPv4: the nftables chain ip cni nodeport (hook input, priority 0) overwrites the packet mark (meta mark set 0x80): where it does so, internal clients"},
+		"a chain overwrites the mark before ours":  {func(f *Facts) { overwriteMark(f, "prerouting", -300, plan.PortVIPs) }, ""},
+		"a chain overwrites a mark that none uses": {func(f *Facts) { overwriteMark(f, "prerouting", -90, plan.NodePorts) }, ""},
+		"conntrack is full":                        {func(f *Facts) { f.Connections = 90 }, "error conntrack: 90 of 100 entries"},
+		"cannot be read":                           {func(f *Facts) { f.Unread = []error{errors.New("no IPVS")} }, "error kernel: no IPVS"},
+		"no forwarding":                            {set("net/ipv4/ip_forward", "0"), "error IPv4: the node does not forward"},
+		"vs/conntrack":                             {set("net/ipv4/vs/conntrack", "0"), "error IPVS: conntrack does not track"},
+		"br_netfilter":                             {set("net/bridge/bridge-nf-call-iptables", "0"), "warning cni0: frames between its pods"},
 		"rp_filter without src_valid_mark": {set("net/ipv4/conf/all/src_valid_mark", "0"),
 			"warning eth1: rp_filter is 1"},
 		"an ENI without a source": {func(f *Facts) { f.Nodes[0].Links[1].Addresses = nil },
@@ -263,4 +270,16 @@ func TestAnswers(t *testing.T) {
 			t.Errorf("%s: mode %q, want %q", tc.name, got, tc.want)
 		}
 	}
+}
+
+// overwriteMark adds a chain of nftables that overwrites the packet mark, and a member to a set of
+// ours.
+func overwriteMark(f *Facts, hook string, priority int, uses plan.SetName) {
+	mark := map[string]any{"meta": map[string]any{"key": "mark"}}
+	n := f.Nodes[0]
+	n.Native = &nft.Ruleset{Base: []*nft.Chain{{
+		ID: nft.ID{Family: "ip", Table: "cni", Name: "nodeport"}, Hook: hook, Priority: priority,
+		Rules: []*nft.Rule{{Text: "meta mark set 0x80", Expr: []map[string]any{{"mangle": map[string]any{"key": mark, "value": uint64(128)}}}}},
+	}}}
+	n.Sets[uses.In(ip.IPv4)] = ipset.Contents{Entries: map[ipset.Entry]uint32{{Addr: netip.MustParseAddr("203.0.113.1")}: 0}}
 }

@@ -56,6 +56,28 @@ func withNFT(t *testing.T, n *Node, hook, kind, policy string, priority int, rul
 	n.Native = ruleset
 }
 
+// TestMarkWrites finds the chains that overwrite the packet mark, also in a chain that they jump to.
+func TestMarkWrites(t *testing.T) {
+	for name, c := range map[string]struct {
+		rule []string
+		want bool
+	}{
+		"whole":              {[]string{dport, set(mark, "128")}, true},
+		"from the connmark":  {[]string{set(mark, ctMark)}, true},
+		"only a bit":         {[]string{set(mark, `{"|": [`+mark+`, 128]}`)}, false},
+		"the connmark":       {[]string{set(ctMark, mark)}, false},
+		"a jump":             {[]string{`{"jump": {"target": "sub"}}`}, false},
+		"a chain that loops": {[]string{`{"jump": {"target": "base"}}`}, false},
+	} {
+		n := newNode(t, remote)
+		withNFT(t, n, "prerouting", "nat", "accept", -90, c.rule)
+		got := n.MarkWrites()
+		if (len(got) == 1 && got[0].Chain.Priority == -90 && got[0].Rule == "the rule") != c.want || len(got) > 1 {
+			t.Errorf("%s: %+v, want %t", name, got, c.want)
+		}
+	}
+}
+
 // Conditions of nftables. Each rule drops the request from 192.0.2.9 to the VIP if it matches.
 func TestNativeConditions(t *testing.T) {
 	flags := `{"&": [{"payload": {"protocol": "tcp", "field": "flags"}}, ["fin", "syn", "rst", "ack"]]}`

@@ -193,7 +193,8 @@ func addressFamily(family ip.Family) uint8 {
 }
 
 func lost(f *Facts) []Finding {
-	const fix = "install the kernel's module (often in the package kernel-modules-extra or linux-modules-extra)"
+	const where = " (often in the package kernel-modules-extra or linux-modules-extra)"
+	const fix = "install the kernel's module" + where
 	var out []Finding
 	for _, t := range setTypes {
 		if slices.Contains(f.LackingTypes, t.kind) {
@@ -209,6 +210,7 @@ func lost(f *Facts) []Finding {
 	}
 	for _, family := range ip.Families {
 		for _, p := range parts {
+			fix := "install the kernel's module " + p.modules(family)[0] + where
 			switch {
 			case !slices.Contains(f.Lacking[family], p.name):
 			case p.lost == "":

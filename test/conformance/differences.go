@@ -21,7 +21,7 @@ var Differences = []Difference{
 		What: "A VIP answers ping.",
 		Why:  "kubernetes/website#41002: kube-proxy's rule for ports without a Service refuses ping.",
 		Applies: func(_ *World, d Diff) bool {
-			return d.Kind == "packet" && d.Protocol == "ICMP" && d.KubeProxy == "refused"
+			return d.Kind == "packet" && d.Protocol == "ICMP" && d.KubeProxy == "refused" && d.Ours == "the node's own"
 		},
 	}, {
 		What: "Node ports are also served on 127.0.0.1.",
@@ -54,22 +54,26 @@ var Differences = []Difference{
 		Why: "The API: \"Traffic mistakenly sent to a node with no endpoints will be dropped\"; " +
 			"kubernetes#97081: kube-proxy sends it to endpoints on other nodes, whose replies never arrive.",
 		Applies: func(w *World, d Diff) bool {
-			return d.Kind == "packet" && !Inside(d.Name) && w.anyClaim(d, externalLocal) && d.Ours == "dropped"
+			return d.Kind == "packet" && !Inside(d.Name) && d.Ours == "dropped" && w.anyClaim(d, func(c Claim) bool {
+				return externalLocal(c) && !w.servesHere(c, d.At.Addr())
+			})
 		},
 	}, {
 		What: "`internalTrafficPolicy: Local` without an endpoint on the node is refused, also if the Service is reachable from outside the cluster.",
 		Why:  "The API: \"dropping the traffic if there are no local endpoints\"; kubernetes#121371: kube-proxy then uses all endpoints.",
 		Applies: func(w *World, d Diff) bool {
-			return (d.Kind == "real server" && d.Ours == "" || d.Kind == "packet" && d.Ours == "refused") && w.anyClaim(d, func(c Claim) bool {
-				return c.Kind == "cluster IP" && c.Service.InternalLocal && c.Service.Exposed()
+			missing := d.Kind == "real server" && d.Ours == "" && onOtherNode(netip.MustParseAddrPort(d.Name))
+			return (missing || d.Kind == "packet" && d.Ours == "refused") && w.anyClaim(d, func(c Claim) bool {
+				return c.Kind == "cluster IP" && c.Service.InternalLocal && c.Service.Exposed() && !w.servesHere(c, d.At.Addr())
 			})
 		},
 	}, {
 		What: "A port of a LoadBalancer IP or external IP that no Service has does not belong to the node: packets of pods and the node are routed as without kube-ipvs. The first one is dropped, and makes kube-ipvs write the rules for it.",
 		Why:  "The API leaves these ports to other owners of the address (vips.md).",
 		Applies: func(w *World, d Diff) bool {
-			dropped := d.Ours == "dropped" && d.KubeProxy == "refused" && Inside(d.Name)
-			return d.Kind == "packet" && (d.Ours == "forwarded" || d.Ours == "sent away" || dropped) && len(w.Claims(d.Protocol, d.At)) == 0
+			dropped := d.Ours == "dropped" && d.KubeProxy == "refused"
+			return d.Kind == "packet" && Inside(d.Name) && (d.Ours == "forwarded" || d.Ours == "sent away" || dropped) &&
+				len(w.Claims(d.Protocol, d.At)) == 0 && !w.isClusterIP(d.At.Addr())
 		},
 	}, {
 		What: "A VIP's port whose number is also a node port is not masqueraded for that reason.",
@@ -81,8 +85,9 @@ var Differences = []Difference{
 	}, {
 		What: "`loadBalancerSourceRanges` that contain the node's address allow the source that the node's own packets really have.",
 		Why:  "The node's packets carry the VIP only if it is an address of the node (vips.md); kube-proxy lists the VIP.",
-		Applies: func(_ *World, d Diff) bool {
-			return d.Kind == "member" && strings.HasSuffix(d.Name, "LOAD-BALANCER-SOURCE-IP")
+		Applies: func(w *World, d Diff) bool {
+			return d.Kind == "member" && strings.HasSuffix(d.Name, "LOAD-BALANCER-SOURCE-IP") && d.KubeProxy == "" &&
+				slices.Contains(nodeSources(d.At.Addr()), d.Member[strings.LastIndex(d.Member, ",")+1:]) && w.anyClaim(d, admitsNode(d.At.Addr()))
 		},
 	}, {
 		What: "`loadBalancerSourceRanges` of one family close the LoadBalancer IPs of the other family.",
@@ -96,7 +101,10 @@ var Differences = []Difference{
 		Why:  "The API: \"restricts traffic through the cloud-provider load-balancer to the specified client IPs\"; kubernetes#119656: kube-proxy skips nodes.",
 		Applies: func(w *World, d Diff) bool {
 			return d.Kind == "packet" && d.Name == "node" && w.anyClaim(d, func(c Claim) bool {
-				return c.Kind == "load balancer" && len(c.Service.SourceRanges) > 0 && (d.Ours == "dropped") != c.Service.admitsNode(d.At.Addr())
+				if admitsNode(d.At.Addr())(c) {
+					return len(endpointsOf(d.Ours)) > 0 || d.Ours == "refused" && !w.alwaysReady(c, d.At.Addr())
+				}
+				return c.Kind == "load balancer" && len(c.Service.SourceRanges) > 0 && d.Ours == "dropped"
 			})
 		},
 	},
@@ -129,6 +137,23 @@ func isSourceFromInside(d Diff) bool {
 // which.
 func (w *World) anyClaim(d Diff, which func(Claim) bool) bool {
 	return slices.ContainsFunc(w.Claims(d.Protocol, d.At), which)
+}
+
+// admitsNode returns a condition for claims of load balancer IPs whose source ranges contain
+// the node's own address of a family.
+func admitsNode(family netip.Addr) func(Claim) bool {
+	return func(c Claim) bool { return c.Kind == "load balancer" && c.Service.admitsNode(family) }
+}
+
+// nodeSources returns the sources that the node's own packets to a VIP can have.
+func nodeSources(vip netip.Addr) []string {
+	out := []string{vip.String()}
+	for _, a := range NodeAddresses {
+		if netip.MustParseAddr(a).Is4() == vip.Is4() {
+			out = append(out, a)
+		}
+	}
+	return out
 }
 
 func externalLocal(c Claim) bool { return c.Kind != "cluster IP" && c.Service.ExternalLocal }

@@ -37,8 +37,20 @@ func TestDifferences(t *testing.T) {
 	}{
 		{"a real server more", nil, realServer("10.96.1.10:80", "", "-m -w 1"), false},
 		{"ping", nil, packetTo("ICMP", "pod", "10.96.1.10:0", "refused", "the node's own"), true},
+		{"ping is forwarded", balancer(), packetTo("ICMP", "outside", "10.96.1.10:0", "refused", "forwarded"), false},
+		{"ping of a pod to an external address", balancer(), packetTo("ICMP", "pod", "203.0.113.1:0", "refused", "forwarded"), true},
+		{"ping of a pod to a cluster IP", balancer(), packetTo("ICMP", "pod", "10.96.1.10:0", "refused", "forwarded"), false},
+		{"ping is dropped instead of refused", nil, packetTo("ICMP", "outside", "203.0.113.1:0", "refused", "dropped"), false},
 		{"ping is dropped", nil, packetTo("ICMP", "pod", "10.96.1.10:0", "the node's own", "dropped"), false},
 		{"outside, Local", local(), packetTo("TCP", "outside", "203.0.113.1:80", "10.244.2.2:8080 as itself", "dropped"), true},
+		{"outside, Local, endpoint here, dropped", endpointHere(local(), "ready"), packetTo("TCP", "outside", "203.0.113.1:80", "10.244.1.2:8080 as itself", "dropped"), false},
+		{"outside, Local, draining endpoint here, dropped", endpointHere(local(), "terminating"), packetTo("TCP", "outside", "203.0.113.1:80", "10.244.1.2:8080 as itself", "dropped"), false},
+		{"outside, Local, endpoint here is not ready, dropped", endpointHere(local(), "not ready"), packetTo("TCP", "outside", "203.0.113.1:80", "10.244.2.2:8080 as itself", "dropped"), true},
+		{"internal Local, refused", internalLocal(), packetTo("TCP", "pod", "10.96.1.10:80", "10.244.2.2:8080 as itself", "refused"), true},
+		{"internal Local, endpoint here, refused", endpointHere(internalLocal(), "ready"), packetTo("TCP", "pod", "10.96.1.10:80", "10.244.1.2:8080 as itself", "refused"), false},
+		{"internal Local, without another node's real server", internalLocal(), realServerOf("10.244.2.2:8080", "10.96.1.10:80", "-m -w 1", ""), true},
+		{"internal Local, without this node's real server", internalLocal(), realServer("10.96.1.10:80", "-m -w 1", ""), false},
+		{"internal Local, endpoint here, without another node's real server", endpointHere(internalLocal(), "ready"), realServerOf("10.244.2.2:8080", "10.96.1.10:80", "-m -w 1", ""), false},
 		{"outside, Cluster", balancer(), packetTo("TCP", "outside", "203.0.113.1:80", "10.244.2.2:8080 masqueraded", "dropped"), false},
 		{"outside, Local, masqueraded", local(), packetTo("TCP", "outside", "203.0.113.1:80", "10.244.1.2:8080 as itself", "10.244.1.2:8080 masqueraded"), false},
 		{"inside, Local", local(), packetTo("TCP", "pod", "203.0.113.1:80", "10.244.1.2:8080 as itself", "10.244.1.2:8080 as itself, 10.244.2.2:8080 as itself"), true},
@@ -56,6 +68,8 @@ func TestDifferences(t *testing.T) {
 		{"not claimed", balancer(), packetTo("TCP", "pod", "203.0.113.1:81", "refused", "forwarded"), true},
 		{"not claimed, dropped", balancer(), packetTo("TCP", "pod", "203.0.113.1:81", "refused", "dropped"), true},
 		{"not claimed, dropped from outside", balancer(), packetTo("TCP", "outside", "203.0.113.1:81", "refused", "dropped"), false},
+		{"not claimed, forwarded from outside", balancer(), packetTo("TCP", "outside", "203.0.113.1:81", "refused", "forwarded"), false},
+		{"not claimed, of a cluster IP", balancer(), packetTo("TCP", "pod", "10.96.1.10:81", "refused", "forwarded"), false},
 		{"claimed and forwarded", balancer(), packetTo("TCP", "pod", "203.0.113.1:80", "refused", "forwarded"), false},
 		{"claimed for the other family", balancerOf("6"), packetTo("TCP", "pod", "203.0.113.1:80", "refused", "forwarded"), true},
 		{"node port's number, masqueraded", nil, packetTo("TCP", "pod", "10.96.1.10:30000", "10.244.1.2:8080 masqueraded", "10.244.1.2:8080 as itself"), true},
@@ -84,6 +98,13 @@ func TestDifferences(t *testing.T) {
 		{"ranges without the node, answered", ranges("100.64.0.0/16"), packetTo("TCP", "node", "203.0.113.1:80", "dropped", "10.244.1.2:8080 as itself"), false},
 		{"ranges with the node", ranges("192.168.50.0/24"), packetTo("TCP", "node", "203.0.113.1:80", "dropped", "10.244.1.2:8080 as itself"), true},
 		{"ranges with the node, dropped", ranges("192.168.50.0/24"), packetTo("TCP", "node", "203.0.113.1:80", "10.244.1.2:8080 as itself", "dropped"), false},
+		{"ranges with the node, refused", endpointHere(ranges("192.168.50.0/24"), "ready"), packetTo("TCP", "node", "203.0.113.1:80", "dropped", "refused"), false},
+		{"ranges with the node, refused without endpoints", ranges("192.168.50.0/24"), packetTo("TCP", "node", "203.0.113.1:80", "dropped", "refused"), true},
+		{"ranges with the node, its address", ranges("192.168.50.0/24"), sourceOf("192.168.50.11", "", "listed"), true},
+		{"ranges with the node, its address on the bridge", ranges("192.168.50.0/24"), sourceOf("10.244.1.1", "", "listed"), true},
+		{"ranges with the node, not the VIP", ranges("192.168.50.0/24"), sourceOf("203.0.113.1", "listed", ""), false},
+		{"ranges with the node, another host", ranges("192.168.50.0/24"), sourceOf("192.168.50.12", "", "listed"), false},
+		{"ranges without the node, its address", ranges("100.64.0.0/16"), sourceOf("192.168.50.11", "", "listed"), false},
 		{"one of two terminates", copies("terminating", "not ready"), realServer("10.96.1.10:80", "-m -w 1", ""), false},
 		{"twice the same", copies("ready", "unset"), realServer("10.96.1.10:80", "-m -w 1", ""), false},
 	} {
@@ -147,8 +168,32 @@ func local() []Change {
 	return changes
 }
 
+// internalLocal returns changes after which a Service has internalTrafficPolicy Local and is
+// exposed.
+func internalLocal() []Change {
+	changes := balancer()
+	changes[0].Service.InternalLocal = true
+	return changes
+}
+
+// endpointHere adds a slice with one endpoint on this node.
+func endpointHere(changes []Change, state string) []Change {
+	return append(changes, Change{Slice: &Slice{Family: "4", Ports: []SlicePort{{"web", 8080}}, Endpoints: []Endpoint{{State: state}}}})
+}
+
+// sourceOf returns a difference of the set that allows the node's own packets.
+func sourceOf(source, kubeProxy, ours string) Diff {
+	return Diff{Fact{
+		Kind: "member", Name: "KUBE-LOAD-BALANCER-SOURCE-IP", Protocol: "TCP", At: netip.MustParseAddrPort("203.0.113.1:80"), Member: "203.0.113.1,tcp:80," + source,
+	}, kubeProxy, ours}
+}
+
 func realServer(at, kubeProxy, ours string) Diff {
-	return Diff{Fact{Kind: "real server", Protocol: "TCP", At: netip.MustParseAddrPort(at), Name: "10.244.1.2:8080"}, kubeProxy, ours}
+	return realServerOf("10.244.1.2:8080", at, kubeProxy, ours)
+}
+
+func realServerOf(to, at, kubeProxy, ours string) Diff {
+	return Diff{Fact{Kind: "real server", Protocol: "TCP", At: netip.MustParseAddrPort(at), Name: to}, kubeProxy, ours}
 }
 
 func packetTo(protocol, from, at, kubeProxy, ours string) Diff {

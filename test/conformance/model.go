@@ -297,15 +297,43 @@ func (s *Service) admitsNode(family netip.Addr) bool {
 	return slices.ContainsFunc(s.SourceRanges, func(r string) bool { return netip.MustParsePrefix(r).Contains(node) })
 }
 
+// isClusterIP reports whether an address is a cluster IP of a Service.
+func (w *World) isClusterIP(a netip.Addr) bool {
+	for _, s := range w.Services {
+		if s.Served() && slices.Contains(s.ClusterIPs(), a.String()) {
+			return true
+		}
+	}
+	return false
+}
+
+// servesHere reports whether a claim has an endpoint on this node that may answer: a ready one,
+// or one that terminates and serves.
+func (w *World) servesHere(c Claim, at netip.Addr) bool {
+	for key, copies := range w.copies(c, at) {
+		if Hosts[key[0]].Node == NodeName && key[1] != 0 && slices.ContainsFunc(valid(copies), Endpoint.serves) {
+			return true
+		}
+	}
+	return false
+}
+
+// valid returns the descriptions of an endpoint that may take effect: those as not terminating,
+// if there are any.
+func valid(copies []Endpoint) []Endpoint {
+	live := slices.DeleteFunc(slices.Clone(copies), Endpoint.terminates)
+	if len(live) == 0 {
+		return copies
+	}
+	return live
+}
+
 // disputed reports whether an endpoint of a claim is in several slices that disagree:
 // either two that do not terminate describe it differently, or all terminate and describe
 // it differently.
 func (w *World) disputed(c Claim, at netip.Addr) bool {
 	for _, copies := range w.copies(c, at) {
-		live := slices.DeleteFunc(slices.Clone(copies), Endpoint.terminates)
-		if len(live) == 0 {
-			live = copies
-		}
+		live := valid(copies)
 		if slices.ContainsFunc(live, func(e Endpoint) bool { return !e.says(live[0]) }) {
 			return true
 		}
@@ -336,6 +364,13 @@ func (w *World) copies(c Claim, at netip.Addr) map[[2]int32][]Endpoint {
 func (e Endpoint) terminates() bool {
 	_, _, terminating := e.Conditions()
 	return terminating != nil && *terminating
+}
+
+// serves reports whether the endpoint is ready or serving. A condition that is not written means
+// that it is.
+func (e Endpoint) serves() bool {
+	ready, serving, _ := e.Conditions()
+	return ready == nil || *ready || serving != nil && *serving
 }
 
 // says reports whether two endpoints have the same state and hints.

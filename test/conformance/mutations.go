@@ -22,6 +22,12 @@ var Mutations = []Mutation{
 		"internalTrafficPolicy is ignored", "service.go",
 		"\t\tendpoints = eps.local\n\t}\n\tfor _, a := range ofFamily(b.service.ClusterIPs", "\t}\n\tfor _, a := range ofFamily(b.service.ClusterIPs",
 	}, {
+		"internalTrafficPolicy Local has no endpoints", "service.go",
+		"\t\tendpoints = eps.local\n\t}\n\tfor _, a := range ofFamily(b.service.ClusterIPs", "\t\tendpoints = nil\n\t}\n\tfor _, a := range ofFamily(b.service.ClusterIPs",
+	}, {
+		"every Service under externalTrafficPolicy Local counts as one without endpoints on this node", "service.go",
+		"\tif noLocal {\n", "\tif noLocal || b.service.ExternalLocal {\n",
+	}, {
 		"source ranges are not enforced", "service.go",
 		"\tb.addMember(LoadBalancerFW, EntryOf(key))\n", "",
 	}, {

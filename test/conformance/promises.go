@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+	"strings"
 )
 
 // promised is the kind of a Diff from what the API promises. kube-proxy may break the promise
@@ -31,7 +32,29 @@ func (w *World) Broken(ours Facts) []Diff {
 			out = append(out, Diff{f, promise, answer})
 		}
 	}
+	out = append(out, w.missingSources(ours)...)
 	slices.SortFunc(out, compareDiffs)
+	return out
+}
+
+// missingSources returns the sources of the node that source ranges admit and no member allows.
+// kube-proxy lists only the VIP, so no comparison with it would show that.
+func (w *World) missingSources(ours Facts) []Diff {
+	var out []Diff
+	for f := range ours {
+		set, restricted := strings.CutSuffix(f.Name, "LOAD-BALANCER-FW")
+		claims := w.Claims(f.Protocol, f.At)
+		if f.Kind != "member" || !restricted || len(claims) != 1 || !admitsNode(f.At.Addr())(claims[0]) {
+			continue
+		}
+		for _, source := range nodeSources(f.At.Addr()) {
+			f := Fact{Kind: "member", Name: set + "LOAD-BALANCER-SOURCE-IP", Protocol: f.Protocol, At: f.At, Member: f.Member + "," + source}
+			if ours[f] == "" {
+				f.Kind = promised
+				out = append(out, Diff{f, "listed", ""})
+			}
+		}
+	}
 	return out
 }
 

@@ -1,6 +1,7 @@
 package conformance
 
 import (
+	"maps"
 	"net/netip"
 	"slices"
 	"testing"
@@ -38,6 +39,37 @@ func TestBroken(t *testing.T) {
 		got := w.Broken(facts)
 		if len(got) > 0 != tc.want || slices.ContainsFunc(got, func(d Diff) bool { return Allowed(w, d) != nil || d.At != netip.MustParseAddrPort(vip) }) {
 			t.Errorf("%s: %v, want broken %t, and not allowed", tc.name, got, tc.want)
+		}
+	}
+}
+
+// The node's packets can have the VIP or any of the node's addresses as their source.
+func TestMissingSources(t *testing.T) {
+	const vip = "203.0.113.1:80"
+	member := func(set, text string) Fact {
+		return Fact{Kind: "member", Name: set, Protocol: "TCP", At: netip.MustParseAddrPort(vip), Member: text}
+	}
+	all := Facts{member("KUBE-LOAD-BALANCER-FW", "203.0.113.1,tcp:80"): "listed"}
+	for _, source := range []string{"203.0.113.1", NodeIPv4, "10.244.1.1"} {
+		all[member("KUBE-LOAD-BALANCER-SOURCE-IP", "203.0.113.1,tcp:80,"+source)] = "listed"
+	}
+	for _, tc := range []struct {
+		name    string
+		world   []Change
+		without string
+		want    int
+	}{
+		{"all", ranges("192.168.50.0/24"), "", 0},
+		{"not the bridge's address", ranges("192.168.50.0/24"), "203.0.113.1,tcp:80,10.244.1.1", 1},
+		{"the node is not admitted", ranges("100.64.0.0/16"), "203.0.113.1,tcp:80,10.244.1.1", 0},
+	} {
+		w, facts := NewWorld(), maps.Clone(all)
+		for _, c := range tc.world {
+			w.Apply(c)
+		}
+		delete(facts, member("KUBE-LOAD-BALANCER-SOURCE-IP", tc.without))
+		if got := w.Broken(facts); len(got) != tc.want {
+			t.Errorf("%s: %v, want %d", tc.name, got, tc.want)
 		}
 	}
 }

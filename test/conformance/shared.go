@@ -103,9 +103,10 @@ func (c Claim) lists(set string) bool {
 func (w *World) mayAnswer(c Claim, d Diff) bool {
 	switch d.Ours {
 	case "refused":
-		return !w.alwaysReady(c, d.At.Addr()) || c.Service.InternalLocal
+		return !w.alwaysReady(c, d.At.Addr()) || c.Kind == "cluster IP" && c.Service.InternalLocal && !w.servesHere(c, d.At.Addr())
 	case "dropped":
-		return len(c.Service.SourceRanges) > 0 || c.Service.ExternalLocal && !Inside(d.Name)
+		return c.Kind == "load balancer" && len(c.Service.SourceRanges) > 0 ||
+			externalLocal(c) && !Inside(d.Name) && !w.servesHere(c, d.At.Addr())
 	}
 	answers := endpointsOf(d.Ours)
 	return len(answers) > 0 && !slices.ContainsFunc(answers, func(to netip.AddrPort) bool { return !w.hasEndpoint(c, d.At.Addr(), to) })

@@ -3,9 +3,12 @@
 package prove
 
 import (
+	"cmp"
 	"fmt"
 	"os"
 	"regexp"
+	"slices"
+	"sync"
 
 	"sigs.k8s.io/yaml"
 )
@@ -45,15 +48,36 @@ func ReadExceptions(file string) (Exceptions, error) {
 	return out, nil
 }
 
-// Has reports whether a failure is known.
+// Has reports whether a failure is known. With PROVE_LOG=FILE it also appends the failure to the
+// file, after the entry that it matches.
 func (x Exceptions) Has(check, text string) bool {
-	for _, e := range x {
-		if e.Check == check && e.match.MatchString(text) {
-			e.used++
-			return true
-		}
+	i := slices.IndexFunc(x, func(e *Exception) bool { return e.Check == check && e.match.MatchString(text) })
+	what := "not in exceptions.yaml"
+	if i >= 0 {
+		x[i].used++
+		what = x[i].What
 	}
-	return false
+	logFailure(fmt.Sprintf("%s: %s\n%s\n", check, what, text))
+	return i >= 0
+}
+
+var logging sync.Mutex // checks run concurrently
+
+func logFailure(text string) {
+	name := os.Getenv("PROVE_LOG")
+	if name == "" {
+		return
+	}
+	logging.Lock()
+	defer logging.Unlock()
+	file, err := os.OpenFile(name, os.O_APPEND|os.O_CREATE|os.O_WRONLY, 0o644)
+	if err == nil {
+		_, err = file.WriteString(text)
+		err = cmp.Or(err, file.Close())
+	}
+	if err != nil {
+		panic(err)
+	}
 }
 
 // Unused returns the exceptions of a check that matched no failure.

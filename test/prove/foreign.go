@@ -3,6 +3,7 @@
 package prove
 
 import (
+	"cmp"
 	"fmt"
 	"maps"
 	"net/netip"
@@ -83,17 +84,21 @@ func Foreigns(points []trace.Point) []Foreign {
 	return out
 }
 
-// Points returns the hooks that packets of the classes pass.
+// Points returns the hooks that packets of the classes pass. It also records which classes
+// pass each of them, and which of their connections are bound to an interface.
 func (s *Subject) Points() []trace.Point {
 	all := map[trace.Point]bool{}
-	s.passes = make([]map[trace.Point]bool, len(s.Classes))
+	s.passes, s.bound = make([]map[trace.Point]bool, len(s.Classes)), make([]bool, len(s.Classes))
 	e := trace.Evaluator{Quiet: true}
 	for i, c := range s.Classes {
 		s.passes[i] = map[trace.Point]bool{}
 		if !s.disturbable(i) {
 			continue
 		}
-		e.Interfere = func(p trace.Point, _, _ *uint32) { all[p], s.passes[i][p] = true, true }
+		e.Interfere = func(p trace.Point, _, connmark *uint32) {
+			all[p], s.passes[i][p] = true, true
+			s.bound[i] = s.bound[i] || *connmark&s.Scenario.Config.SNAT.Mark != 0
+		}
 		e.Explain(s.Node, c.Question)
 	}
 	return slices.SortedFunc(maps.Keys(all), func(a, b trace.Point) int { return strings.Compare(a.String(), b.String()) })
@@ -114,7 +119,7 @@ func (s *Subject) CheckForeign(f Foreign) (failures []Failure, judged int) {
 		}
 		judged++
 		x := s.evaluator.Explain(node, c.Question)
-		what := s.Oracle.Judge(c, &x, s.Wants[i])
+		what := cmp.Or(cannotJudge(&x), s.Oracle.Judge(c, &x, s.Wants[i]))
 		if what == "" || s.asPeer(i, &x, s.undisturbed(i)) {
 			continue
 		}
@@ -124,7 +129,7 @@ func (s *Subject) CheckForeign(f Foreign) (failures []Failure, judged int) {
 		}
 		failures = append(failures, Failure{
 			Subject: s.String(), Class: c, Got: what, Want: s.Wants[i], When: f.Name,
-			Path: s.path(node, c, f.Interfere),
+			Path: s.path(node, c, f.Interfere), Ours: Summary(&x), Peer: Summary(&disturbed), Bound: s.bound[i],
 		})
 	}
 	return failures, judged
@@ -161,8 +166,11 @@ func (s *Subject) undisturbed(i int) *trace.Explanation {
 
 // asPeer reports whether the result of a class equals kube-proxy's. If kube-proxy does not
 // serve the class, other results without service count as equal, except that a packet for a
-// Service reaches a process of the node.
+// Service reaches a process of the node. A result in doubt equals none.
 func (s *Subject) asPeer(i int, x, peer *trace.Explanation) bool {
+	if len(x.Doubts)+len(peer.Doubts) > 0 {
+		return false
+	}
 	ours, theirs := fateOf(x), fateOf(peer)
 	switch {
 	case ours != MustAnswer && theirs != MustAnswer:

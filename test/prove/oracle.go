@@ -46,7 +46,11 @@ func (t target) String() string {
 	if t.svc == nil {
 		return string(t.kind)
 	}
-	return fmt.Sprintf("%s of %s", t.kind, t.svc.Name)
+	policy := ""
+	if t.svc.ExternalLocal && t.kind != ClusterIP {
+		policy = ", Local"
+	}
+	return fmt.Sprintf("%s of %s%s", t.kind, t.svc.Name, policy)
 }
 
 // client is the kind of a client.

@@ -31,6 +31,7 @@ type Subject struct {
 	peers        []*trace.Explanation // without other programs, by class
 	right        []bool               // undisturbed, by class
 	passes       []map[trace.Point]bool
+	bound        []bool // to an interface by reply routing, by class
 }
 
 // NewSubject programs a scenario and enumerates its classes.
@@ -71,6 +72,9 @@ type Failure struct {
 	Want    Want
 	Path    string // through the rules
 	When    string // what other programs did, or what was written last
+	// Beside another program:
+	Ours, Peer string // summaries of the results of kube-ipvs and kube-proxy
+	Bound      bool   // reply routing binds the connection to an interface
 }
 
 func (f Failure) String() string {
@@ -78,7 +82,19 @@ func (f Failure) String() string {
 	if f.When != "" {
 		text += fmt.Sprintf("  when: %s\n", f.When)
 	}
-	return text + fmt.Sprintf("  got:  %s\n  want: %s\n  because %s\n", f.Got, f.Want, f.Want.Sentence)
+	text += fmt.Sprintf("  got:  %s\n  want: %s\n  because %s\n", f.Got, f.Want, f.Want.Sentence)
+	if f.Peer != "" {
+		text += fmt.Sprintf("  kube-ipvs: %s\n  kube-proxy: %s\n  bound to an interface: %t\n", f.Ours, f.Peer, f.Bound)
+	}
+	return text
+}
+
+// cannotJudge returns the doubts of an evaluation, or "". A result in doubt proves nothing.
+func cannotJudge(x *trace.Explanation) string {
+	if len(x.Doubts) == 0 {
+		return ""
+	}
+	return "cannot be judged: " + strings.Join(x.Doubts, "; ")
 }
 
 // Check evaluates every class.
@@ -86,10 +102,7 @@ func (s *Subject) Check() []Failure {
 	var out []Failure
 	for i, c := range s.Classes {
 		x := s.evaluator.Explain(s.Node, c.Question)
-		what := s.Oracle.Judge(c, &x, s.Wants[i])
-		if len(x.Doubts) > 0 {
-			what = "cannot be judged: " + strings.Join(x.Doubts, "; ")
-		}
+		what := cmp.Or(cannotJudge(&x), s.Oracle.Judge(c, &x, s.Wants[i]))
 		if !slices.Contains(s.Wants[i].Fates, MayAny) {
 			what = cmp.Or(what, leftover(&c.Question, &x))
 		}
